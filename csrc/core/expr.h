@@ -1,0 +1,40 @@
+// Integer expressions in postfix: guards, grids, sizes, predicted times. The one language in which a pack speaks of a
+// problem. A word is an opcode in the low 8 bits and a signed operand in the upper 56.
+//
+// verify() is run over every expression when a pack is opened; evaluate() then needs no checks of its own beyond
+// arithmetic: a result outside int64 sets `overflow`, division by 0 gives 0.
+#pragma once
+
+#include <cstdint>
+
+#include "tk/tk.h"
+
+namespace tk {
+
+enum class Opcode : uint8_t {
+  Const,      // operand
+  Size,       // sizes[d] of tensor t: operand t | d << 8; 0 when absent or d >= ndim
+  Stride,     // likewise
+  Dtype,      // of tensor t; -1 when absent
+  Ndim,       // of tensor t; -1 when absent
+  Alignment,  // largest power of two up to 256 that divides the address of tensor t; 256 when absent
+  Int,        // call.ints[operand]
+  Mode,       // call.mode
+  Device,     // DeviceField
+  Local,      // operand-th local
+  Add, Sub, Mul,
+  FloorDiv, Mod, CeilDiv,  // towards minus infinity; the sign of Mod is the divisor's; plus infinity
+  Min, Max, Neg,
+  Eq, Ne, Lt, Le, Gt, Ge,  // 0 or 1
+  And, Or, Not,            // of truth values, 0 or 1
+  BitAnd, Shl, Shr,
+  Select,                  // condition, then, else -> one of them
+  Count
+};
+
+enum class DeviceField : uint32_t { SmCount, Arch, SharedOptin, L2Bytes, Count };
+
+inline constexpr uint32_t kMaxStack = 64;
+inline constexpr uint32_t kMaxLocals = 64;
+
+}  // namespace tk

@@ -1,0 +1,131 @@
+/* The C API of libtk_core: open packs, choose a kernel, launch it. No torch, no Python, no CUDA headers.
+ *
+ * Every function may be called from any thread. A function that returns tk_status leaves a message for a person in
+ * tk_last_error(), per thread, until the next call of that thread fails. No call leaves the CUDA context unusable.
+ */
+#ifndef TK_TK_H
+#define TK_TK_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TK_API __attribute__((visibility("default")))
+
+/* Bumped whenever a struct or function below changes its meaning. */
+#define TK_ABI_VERSION 1
+
+#define TK_MAX_DIMS 8
+#define TK_MAX_TENSORS 32
+#define TK_MAX_INTS 32
+#define TK_MAX_FLOATS 16
+
+typedef enum tk_status {
+  TK_OK = 0,
+  TK_INVALID_ARGUMENT = 1,  /* the caller's mistake: a shape, a dtype, a config that does not fit */
+  TK_UNSUPPORTED = 2,       /* this GPU, driver or situation cannot run it (graph capture before preload, …) */
+  TK_VARIANT_NOT_FOUND = 3, /* no loaded pack holds a kernel for this problem */
+  TK_PACK_ERROR = 4,        /* a pack is missing, damaged, of another version, or clashes with a loaded one */
+  TK_DRIVER_ERROR = 5,      /* the CUDA driver refused a call; the message names the call and the driver's reason */
+} tk_status;
+
+/* dtype numbers are torch's ScalarType: uint8 0, int8 1, int16 2, int32 3, int64 4, float16 5, float32 6, float64 7,
+ * bool 11, bfloat16 15, float8_e5m2 23, float8_e4m3fn 24. */
+
+/* Strides count elements. An absent optional tensor has ndim -1. */
+typedef struct tk_tensor {
+  void* data;
+  int64_t sizes[TK_MAX_DIMS];
+  int64_t strides[TK_MAX_DIMS];
+  int32_t dtype;
+  int32_t ndim;
+} tk_tensor;
+
+/* What a caller asks of the choice; bits of tk_call.mode, visible to a pack's expressions. */
+enum {
+  TK_MODE_DETERMINISTIC = 1,   /* only variants that give the same bits on every call */
+  TK_MODE_BATCH_INVARIANT = 2, /* a row's result does not depend on how many rows came with it */
+  TK_MODE_STRICT = 4,          /* no general-purpose fallback: TK_VARIANT_NOT_FOUND instead of a slow kernel */
+  TK_MODE_STATIC_WEIGHTS = 8,  /* nothing queued on the stream writes the weights: they may be read early */
+};
+
+typedef uint32_t tk_op; /* a number that stands for an op's name in this process */
+
+typedef struct tk_call {
+  tk_op op;
+  uint32_t mode;
+  int32_t config; /* the config's number within the op, or -1: choose */
+  int32_t device; /* CUDA ordinal */
+  uint32_t n_tensors;
+  uint32_t n_ints;
+  uint32_t n_floats;
+  const tk_tensor* tensors;
+  const int64_t* ints;
+  const double* floats;
+} tk_call;
+
+/* Where scratch memory comes from: stream-ordered, so that `release` right after the launch is safe.
+ * NULL in tk_launch means the driver's own stream-ordered allocator. */
+typedef struct tk_allocator {
+  void* context;
+  void* (*allocate)(void* context, size_t bytes, size_t alignment, int32_t device, void* stream);
+  void (*release)(void* context, void* pointer, int32_t device, void* stream);
+} tk_allocator;
+
+/* Names are valid for as long as the process lives. */
+typedef struct tk_choice {
+  int32_t config;
+  uint32_t variant;        /* number of the variant in its pack */
+  int64_t cost;            /* predicted time, picoseconds; -1 when the config was given or pinned */
+  int32_t pinned;          /* 1: measured for exactly this problem, 0: predicted, 2: given by the caller */
+  uint32_t n_launches;
+  const char* config_name;
+  const char* kernel_name;
+  const char* pack_path;
+} tk_choice;
+
+/* Why a candidate was not taken: one row per candidate of the problem's bucket, in the pack's order. */
+typedef struct tk_candidate {
+  uint32_t variant;
+  int32_t config;
+  int64_t cost;                  /* predicted picoseconds; -1 when a constraint fails */
+  const char* config_name;
+  const char* kernel_name;
+  const char* failed_constraint; /* NULL: it could run */
+} tk_candidate;
+
+TK_API const char* tk_last_error(void);
+TK_API uint32_t tk_abi_version(void);
+
+/* --- Packs --- */
+
+/* The folder of the packs that belong to this library (roots.inc has their hashes). A device's pack is opened when the
+ * device is first used. */
+TK_API tk_status tk_set_builtin_directory(const char* path);
+TK_API tk_status tk_load_pack(const char* path);
+
+/* --- Ops --- */
+
+TK_API tk_op tk_intern_op(const char* name); /* never fails; the op need not be loaded yet */
+TK_API const char* tk_op_name(tk_op op);
+
+/* Fills *choice without touching the GPU beyond reading the device's attributes. */
+TK_API tk_status tk_choose(const tk_call* call, tk_choice* choice);
+/* At most `capacity` rows; *count is how many there are. */
+TK_API tk_status tk_candidates(const tk_call* call, tk_candidate* rows, uint32_t capacity, uint32_t* count);
+TK_API tk_status tk_launch(const tk_call* call, void* stream, const tk_allocator* allocator);
+
+/* Load every module of an op on a device now (op UINT32_MAX: of all ops). */
+TK_API tk_status tk_preload(tk_op op, int32_t device, uint32_t* modules);
+
+/* A measured choice for one problem: `key` is the op's bucket, `dims` its size key (see docs/packs.md). Overrides what
+ * the pack holds; config -1 removes it. */
+TK_API tk_status tk_pin(const tk_call* call, int32_t config);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

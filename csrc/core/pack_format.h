@@ -1,0 +1,200 @@
+// The bytes of a pack. docs/packs.md explains them; python/tk/aot/pack.py writes them; pack.cpp reads them.
+//
+// Little-endian, naturally aligned, offsets from the start of the file. Everything from the header to the end of the
+// last section is the *index*: it is hashed as a whole. Images follow, each compressed and hashed by itself.
+#pragma once
+
+#include <cstdint>
+
+namespace tk::format {
+
+inline constexpr char kMagic[8] = {'T', 'K', 'P', 'A', 'C', 'K', '\r', '\n'};
+inline constexpr uint32_t kVersion = 1;
+
+enum class Section : uint32_t {
+  Strings,      // NUL-terminated UTF-8, addressed by byte offset; offset 0 is ""
+  Code,         // int64 words: expressions, see expr.h
+  Ops,          // Op
+  Locals,       // Expr: values computed once per problem (op) or per variant
+  Configs,      // Config
+  Buckets,      // Bucket, sorted by (op, key)
+  Candidates,   // uint32 variant numbers, grouped by bucket
+  Variants,     // Variant
+  Constraints,  // Constraint
+  Buffers,      // Buffer
+  Launches,     // Launch
+  Args,         // Arg
+  TensorMaps,   // TensorMap
+  Images,       // Image
+  Outputs,      // Output
+  Pins,         // Pin, sorted by (op, key, dims)
+  Count
+};
+
+struct SectionEntry {
+  uint64_t offset;
+  uint64_t size;  // bytes
+};
+
+struct Header {
+  char magic[8];
+  uint32_t version;
+  uint32_t arch;            // 10 * major + minor, e.g. 90; for a PTX pack the oldest architecture it serves
+  uint32_t flags;           // kPtx
+  uint32_t n_sections;      // Section::Count
+  uint64_t file_size;
+  uint64_t index_size;      // bytes from the start of the file that `index_hash` covers
+  uint8_t index_hash[32];   // SHA-256 of the index with this field as zeros
+  uint32_t compiler;        // string: "triton 3.9.0, ptxas 12.9"
+  uint32_t reserved;
+  SectionEntry sections[static_cast<uint32_t>(Section::Count)];
+};
+inline constexpr uint32_t kPtx = 1;
+
+struct Range {  // of entries of another section
+  uint32_t first;
+  uint32_t count;
+};
+using Expr = Range;  // of words of Section::Code; count 0 means the constant 0
+
+struct Op {
+  uint32_t name;
+  uint32_t schema;      // "" for an op whose schema the library itself registers
+  uint32_t n_tensors;   // inputs, then outputs
+  uint32_t n_ints;
+  uint32_t n_floats;
+  uint32_t n_dims;      // how many of `dims` are used
+  Range locals;         // evaluated in order before anything else; LOCAL i is the i-th
+  Expr key;             // the bucket
+  uint32_t dims[4];     // locals that make up the size key of a pin
+  Range configs;
+  Range buckets;
+  Range variants;
+  Range outputs;        // of a generated op: how to allocate what it returns
+  Range pins;
+};
+
+struct Config {
+  uint32_t number;  // within the op; dense from 0
+  uint32_t name;    // "tma_128x256x64"
+  uint32_t params;  // JSON object, for explain and coverage
+};
+
+struct Bucket {
+  int64_t key;
+  Range candidates;
+};
+
+struct Variant {
+  uint32_t kernel;      // name
+  uint32_t config;      // number
+  uint32_t flags;       // kGeneral, kNonDeterministic
+  uint32_t reserved;
+  Range constraints;
+  Range locals;         // after the op's
+  Expr cost;            // predicted time, picoseconds
+  Range buffers;
+  Range launches;
+};
+inline constexpr uint32_t kGeneral = 1;           // a fallback: not taken in strict mode
+inline constexpr uint32_t kNonDeterministic = 2;  // not taken in deterministic mode
+
+struct Constraint {
+  Expr holds;        // may read the op's locals, not the variant's
+  uint32_t message;  // what is required, for a person
+};
+
+enum class BufferKind : uint32_t {
+  Scratch,   // uninitialised, stream-ordered, for this call
+  Counters,  // zeroed before first use; every launch leaves it zeroed; one per stream (or graph capture)
+};
+struct Buffer {
+  BufferKind kind;
+  uint32_t alignment;
+  Expr bytes;
+};
+
+struct Launch {
+  uint32_t image;
+  uint32_t entry;           // the kernel's symbol
+  uint32_t threads;         // of a block
+  uint32_t shared;          // dynamic shared memory, bytes
+  uint32_t cluster;         // blocks of a cluster; grid x is multiplied by it
+  uint32_t flags;
+  uint32_t global_scratch;  // bytes per block
+  uint32_t global_scratch_alignment;
+  uint32_t profile_scratch;
+  uint32_t profile_scratch_alignment;
+  Expr when;                // 0: skip this launch
+  Expr grid[3];
+  Range args;
+};
+inline constexpr uint32_t kDependentLaunch = 1;  // programmatic stream serialization
+inline constexpr uint32_t kCooperative = 2;
+
+enum class ArgKind : uint32_t {
+  Pointer,         // tensor `index`, plus `value` bytes
+  Int,             // `value` in `width` bytes (1, 2, 4, 8); out of range makes the variant unfit
+  Float,           // call.floats[index] as width 2 (fp16), 3 (bf16), 4 (fp32), 8 (fp64)
+  TensorMap,       // `index` into Section::TensorMaps: 128 bytes by value. Shape and strides follow as Int args
+  Buffer,          // `index`-th buffer of the variant, plus `value` bytes
+  GlobalScratch,   // null when the launch has none
+  ProfileScratch,
+  Null,            // a null pointer
+};
+struct Arg {
+  ArgKind kind;
+  uint32_t width;
+  uint32_t index;
+  uint32_t reserved;
+  Expr value;
+};
+
+struct TensorMap {
+  uint32_t tensor;
+  uint32_t rank;
+  uint32_t element_type;  // CUtensorMapDataType
+  uint32_t element_size;  // bytes
+  uint32_t swizzle;       // CUtensorMapSwizzle
+  uint32_t l2_promotion;  // CUtensorMapL2promotion
+  uint32_t oob_fill;      // 0 zeros, 1 NaN
+  uint32_t box[5];        // outermost first, as in the kernel
+  Expr offset;            // bytes from the tensor's data
+  Expr sizes[5];          // outermost first
+  Expr strides[5];        // elements; the last must be 1
+};
+
+enum class ImageKind : uint32_t { Cubin, Ptx };
+struct Image {
+  ImageKind kind;
+  uint32_t name;             // of what it was compiled from, for messages
+  uint64_t offset;
+  uint64_t compressed_size;  // zlib
+  uint64_t size;
+  uint8_t hash[32];          // SHA-256 of the image itself
+};
+
+struct Output {
+  Expr dtype;
+  uint32_t ndim;
+  uint32_t reserved;
+  Expr sizes[8];
+  Expr strides[8];
+};
+
+struct Pin {
+  int64_t key;
+  int64_t dims[4];
+  uint32_t config;
+  uint32_t reserved;
+};
+
+static_assert(sizeof(Header) == 80 + 16 * static_cast<uint32_t>(Section::Count));
+static_assert(sizeof(Op) == 96 && sizeof(Config) == 12 && sizeof(Bucket) == 16 && sizeof(Variant) == 56);
+static_assert(sizeof(Constraint) == 12 && sizeof(Buffer) == 16 && sizeof(Launch) == 80 && sizeof(Arg) == 24);
+static_assert(sizeof(TensorMap) == 136 && sizeof(Image) == 64 && sizeof(Output) == 144 && sizeof(Pin) == 48);
+
+// The largest image we are ready to unpack: the biggest cubin seen is 0.3 MB.
+inline constexpr uint64_t kMaxImageSize = 64u << 20;
+
+}  // namespace tk::format

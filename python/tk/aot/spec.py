@@ -1,0 +1,246 @@
+"""What a kernel file declares, as frozen records: an op, and the kernels that can run it.
+
+An :class:`Op` names its arguments, the values worked out once per problem, and the *bucket* a problem falls into. A
+:class:`Kernel` spans a grid of points — one value per axis, one config — and says of a point, in :meth:`Kernel.plan`,
+what must hold and what is launched. ``tk.aot.grid`` enumerates the points, ``tk.aot.compile`` the distinct launches
+among them, ``tk.aot.pack`` writes it all down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tk.aot.expr import Expr, Tensor, as_expr
+
+# torch's ScalarType numbers and Triton's names. One table for everyone on the build side.
+DTYPES: Mapping[str, int] = {
+    "u8": 0, "i8": 1, "i16": 2, "i32": 3, "i64": 4, "fp16": 5, "fp32": 6, "fp64": 7, "i1": 11, "bf16": 15,
+    "fp8e5": 23, "fp8e4nv": 24,
+}  # fmt: skip
+ITEMSIZE: Mapping[str, int] = {
+    "u8": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "fp16": 2, "fp32": 4, "fp64": 8, "i1": 1, "bf16": 2,
+    "fp8e5": 1, "fp8e4nv": 1,
+}  # fmt: skip
+
+
+# --- Arguments of a launch: one for every parameter of the device function, by name ---
+
+
+@dataclass(frozen=True)
+class Const:
+    """A constexpr: part of what is compiled. int, float, bool, str, None, a tl.dtype or another device function."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """The address of a tensor, `offset` bytes on. `aligned`: a multiple of 16 (a constraint must say so)."""
+
+    tensor: Tensor
+    dtype: str
+    aligned: bool = True
+    offset: Expr | int = 0
+
+
+@dataclass(frozen=True)
+class Int:
+    """`divisible`: a multiple of 16, told to the compiler (a constraint must say so)."""
+
+    value: Expr | int
+    dtype: str = "i32"
+    divisible: bool = False
+
+
+@dataclass(frozen=True)
+class Float:
+    """The call's `index`-th float."""
+
+    index: int
+    dtype: str = "fp32"
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A host-made TMA descriptor. Sizes, strides (elements) and block are outermost first; the last stride is 1.
+
+    layout: the text of a Gluon shared-memory layout, "" for plain Triton. nan_fill: what lies outside reads as NaN.
+    l2_promotion: bytes, 0, 64, 128 or 256.
+    """
+
+    tensor: Tensor
+    dtype: str
+    sizes: tuple[Expr | int, ...]
+    strides: tuple[Expr | int, ...]
+    block: tuple[int, ...]
+    layout: str = ""
+    nan_fill: bool = False
+    l2_promotion: int = 128
+    offset: Expr | int = 0
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """The address of the plan's `buffer`-th buffer."""
+
+    buffer: int
+    dtype: str
+    offset: Expr | int = 0
+
+
+Arg = Const | Pointer | Int | Float | TensorMap | Scratch
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that a plan needs beyond its tensors. `zeroed`: counters that are 0 before the first launch and that every
+    launch leaves at 0; kept for each stream. Otherwise uninitialised and for this call alone."""
+
+    bytes: Expr | int
+    alignment: int = 256
+    zeroed: bool = False
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch: a device function with all its arguments. What decides the cubin is `fn`, the kinds and
+    dtypes of `args`, and the options; the rest is the recipe."""
+
+    fn: Any
+    args: Mapping[str, Arg]
+    grid: tuple[Expr | int, Expr | int, Expr | int]
+    num_warps: int = 4
+    num_stages: int = 3
+    num_ctas: int = 1
+    maxnreg: int | None = None
+    dependent: bool = False  # programmatic dependent launch; the kernel waits before it reads
+    cooperative: bool = False
+    when: Expr | int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)  # of Triton's backend, beyond the above
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """`holds` may read the op's locals. `message` completes "this variant needs …"."""
+
+    holds: Expr
+    message: str
+
+
+def require(holds: Expr | bool, message: str) -> Constraint:
+    return Constraint(as_expr(holds), message)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a point does. `locals` follow the op's: number them from ``len(op.locals)``.
+
+    constraints: the one predicate, see tk.aot.expr. cost: predicted time, picoseconds. serves: for each selector axis of
+    the op the values for which this plan may run. general: a fallback for what nothing better takes."""
+
+    constraints: tuple[Constraint, ...]
+    serves: Mapping[str, tuple[int, ...]]
+    launches: tuple[Launch, ...]
+    cost: Expr
+    locals: tuple[Expr, ...] = ()
+    buffers: tuple[Buffer, ...] = ()
+    general: bool = False
+    deterministic: bool = True
+
+
+@dataclass(frozen=True)
+class Config:
+    """A named setting of a kernel: tile sizes, stages, warps, schedule. The name is public; its number is assigned when
+    the op's configs are put together."""
+
+    name: str
+    params: Mapping[str, int | str | bool]
+
+    def __getattr__(self, key: str) -> Any:
+        try:
+            return self.params[key]
+        except KeyError:
+            raise AttributeError(f"config {self.name} has no {key}") from None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a kernel's grid."""
+
+    arch: int
+    axes: Mapping[str, Any]
+    config: Config
+
+    def __getattr__(self, key: str) -> Any:
+        try:
+            return self.axes[key]
+        except KeyError:
+            raise AttributeError(f"no axis {key}") from None
+
+
+@dataclass(frozen=True)
+class Selector:
+    """An axis of the op's bucket key: `value` is computed for a problem and is one of range(`size`)."""
+
+    value: Expr
+    size: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """How to allocate an output of a generated op."""
+
+    dtype: Expr | int
+    sizes: tuple[Expr | int, ...]
+    strides: tuple[Expr | int, ...]
+
+
+@dataclass(frozen=True)
+class Op:
+    """tensors: inputs, then outputs. locals: evaluated in order; ``op.local("M")`` reads one. dims: the names of the
+    locals (at most 4) that make up a problem's size, the key of a measured choice."""
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    ints: tuple[str, ...]
+    floats: tuple[str, ...]
+    locals: Mapping[str, Expr]
+    selectors: Mapping[str, Selector]
+    dims: tuple[str, ...]
+    schema: str = ""
+    outputs: tuple[Output, ...] = ()
+
+    def local(self, name: str) -> Expr:
+        return Expr("local", list(self.locals).index(name))
+
+    def int(self, name: str) -> Expr:
+        return Expr("int", self.ints.index(name))
+
+    def float(self, name: str, dtype: str = "fp32") -> Float:
+        return Float(self.floats.index(name), dtype)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """axes: what is varied, name -> values. configs: for each architecture. plan: what a point does; None where the
+    combination makes no sense at all (a constraint that folds to false says the same, with a reason)."""
+
+    name: str
+    op: Op
+    axes: Mapping[str, Sequence[Any]]
+    configs: Mapping[int, tuple[Config, ...]]
+    plan: Callable[[Point], Plan | None]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a kernel file exports as FAMILY. tuned: the stem of kernels/tuned/sm*/<tuned>.json, measured choices.
+
+    sample: whether a point belongs to the sample that tests compile; it must touch every axis."""
+
+    op: Op
+    kernels: tuple[Kernel, ...]
+    sample: Callable[[Kernel, Point], bool]
+    tuned: str = ""
