@@ -46,6 +46,12 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b) if b else 0
 
 
+def _shift(a: int, b: int, left: bool) -> int:
+    if not 0 <= b < 64:
+        raise OverflowError(f"shift by {b}")
+    return a << b if left else a >> b
+
+
 _FOLD: Mapping[str, Callable[..., int]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -66,8 +72,8 @@ _FOLD: Mapping[str, Callable[..., int]] = {
     "or": lambda a, b: int(bool(a) or bool(b)),
     "not": lambda a: int(not a),
     "bitand": lambda a, b: a & b,
-    "shl": lambda a, b: a << b,
-    "shr": lambda a, b: a >> b,
+    "shl": lambda a, b: _shift(a, b, True),
+    "shr": lambda a, b: _shift(a, b, False),
     "select": lambda c, a, b: a if c else b,
 }
 _TRUTH = {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"}
@@ -154,9 +160,16 @@ def const(value: int) -> Expr:
 def _make(op: str, *operands: Expr | int | bool) -> Expr:
     args = tuple(as_expr(x) for x in operands)
     values = [a.value for a in args]
-    if None not in values:
+    folded = _identities(op, args, values) if None in values else _fold_constants(op, values)
+    return Expr(op, 0, args) if folded is None else folded
+
+
+def _fold_constants(op: str, values: Sequence[int]) -> Expr | None:
+    """None where the result is no constant of 56 bits: then the core computes it, or reports the overflow."""
+    try:
         return const(_FOLD[op](*values))
-    return _identities(op, args, values) or Expr(op, 0, args)
+    except (OverflowError, ValueError):
+        return None
 
 
 def _identities(op: str, args: tuple[Expr, ...], values: list[int | None]) -> Expr | None:

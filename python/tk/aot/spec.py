@@ -159,10 +159,11 @@ class Config:
     params: Mapping[str, int | str | bool]
 
     def __getattr__(self, key: str) -> Any:
+        # Not self.params: while an instance is copied or unpickled it has no fields yet.
         try:
-            return self.params[key]
+            return vars(self)["params"][key]
         except KeyError:
-            raise AttributeError(f"config {self.name} has no {key}") from None
+            raise AttributeError(f"config {vars(self).get('name')} has no {key}") from None
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ class Point:
 
     def __getattr__(self, key: str) -> Any:
         try:
-            return self.axes[key]
+            return vars(self)["axes"][key]
         except KeyError:
             raise AttributeError(f"no axis {key}") from None
 
