@@ -1,0 +1,36 @@
+// The boxed calling convention of the stable ABI: a stack of 64-bit words, in the order of the schema. Reading an argument
+// takes it over, so every argument is read before anything can fail.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+
+#include <optional>
+
+#include "tensor.h"
+
+namespace tk::ops {
+
+class Arguments {
+ public:
+  explicit Arguments(StableIValue* stack) : stack_(stack), next_(stack) {}
+
+  Tensor tensor() { return Tensor(take<AtenTensorHandle>()); }
+  Tensor optional_tensor() { return Tensor(take<std::optional<AtenTensorHandle>>().value_or(nullptr)); }
+  int64_t integer() { return take<int64_t>(); }
+  double number() { return take<double>(); }
+  // A ScalarType travels as its number.
+  std::optional<int32_t> optional_dtype() { return take<std::optional<int32_t>>(); }
+
+  void give_back(Tensor&& result) { *stack_ = torch::stable::detail::from(result.release()); }
+
+ private:
+  template <class T>
+  T take() {
+    return torch::stable::detail::to<T>(*next_++);
+  }
+
+  StableIValue* stack_;
+  StableIValue* next_;
+};
+
+}  // namespace tk::ops

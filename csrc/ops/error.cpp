@@ -1,0 +1,35 @@
+#include "error.h"
+
+#include <new>
+#include <stdexcept>
+
+#include "runtime.h"
+
+namespace tk::ops {
+
+void fail_argument(const std::string& message) { throw std::invalid_argument(message); }
+
+void fail_unsupported(const std::string& message) { throw std::runtime_error("[tk:Unsupported] " + message); }
+
+void fail_shim(const char* what) {
+  // Since torch 2.13; before it the reason is printed to stderr only.
+  using GetWhat = const char*();
+  static auto* const get_what = torch_symbol<GetWhat>("libtorch_cpu.so", "torch_exception_get_what_without_backtrace");
+  const char* reason = get_what ? get_what() : nullptr;
+  throw std::runtime_error(text("tk could not ", what, ": ", reason ? reason : "torch's reason is printed above"));
+}
+
+void fail_status(tk_status status) {
+  const char* message = tk_last_error();
+  switch (status) {
+    case TK_INVALID_ARGUMENT: throw std::invalid_argument(message);
+    case TK_UNSUPPORTED: fail_unsupported(message);
+    case TK_VARIANT_NOT_FOUND: throw std::runtime_error(text("[tk:VariantNotFound] ", message));
+    case TK_PACK_ERROR: throw std::runtime_error(text("[tk:Pack] ", message));
+    case TK_DRIVER_ERROR: throw std::runtime_error(text("[tk:Driver] ", message));
+    case TK_OK: break;
+  }
+  throw std::logic_error(text("tk: unknown status ", static_cast<int>(status)));
+}
+
+}  // namespace tk::ops

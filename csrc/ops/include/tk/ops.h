@@ -1,0 +1,82 @@
+// tk for C++ programs with libtorch: link libtk_ops, include this, call tk::mm.
+//
+// Everything here is inline and goes through torch's dispatcher, so that it is compiled against the program's own torch;
+// libtk_ops itself works with every torch from 2.11 on. Autograd formulas are registered from Python: in a program without
+// Python the ops run under inference mode or without inputs that require gradients.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "tk/tk.h"
+
+// Defined by libtk_ops; a reference to it is what keeps the library linked.
+extern "C" TK_API uint32_t tk_ops_abi_version(void);
+
+namespace tk {
+
+enum class Activation : int64_t { None, Relu, Gelu, GeluTanh, Silu };
+
+// Of fp32 products. Torch: as torch's own switch says.
+enum class Precision : int64_t { Torch = -1, Ieee = 0, Tf32 = 1 };
+
+// What every product takes beyond its operands. out_dtype: that of the operands (the default) or float32.
+// config: the number of one, or -1 to choose. mode: bits of tk.h.
+struct Options {
+  Activation activation = Activation::None;
+  std::optional<at::ScalarType> out_dtype = std::nullopt;
+  Precision precision = Precision::Torch;
+  int64_t config = -1;
+  int64_t mode = 0;
+};
+
+namespace detail {
+
+template <class Signature>
+const c10::TypedOperatorHandle<Signature>& find_op(const char* name) {
+  static const auto handle = [name] {
+    if (tk_ops_abi_version() != TK_ABI_VERSION) throw std::runtime_error("tk/ops.h and libtk_ops are of two versions");
+    return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+  }();
+  return handle;
+}
+
+}  // namespace detail
+
+// Brings the kernels of a file in. Throws std::runtime_error when it is missing, damaged or clashes with a loaded one.
+inline void load_pack(const std::string& path) {
+  if (tk_load_pack(path.c_str()) != TK_OK) throw std::runtime_error(tk_last_error());
+}
+
+// activation(a @ b + bias): a [M, K], b [K, N], bias broadcast to [M, N] or absent.
+inline at::Tensor mm(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias = std::nullopt,
+                     const Options& o = {}) {
+  using Op = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, int64_t,
+                        std::optional<at::ScalarType>, int64_t, int64_t, int64_t);
+  return detail::find_op<Op>("tk::mm").call(a, b, bias, static_cast<int64_t>(o.activation), o.out_dtype,
+                                            static_cast<int64_t>(o.precision), o.config, o.mode);
+}
+
+// activation(beta * bias + alpha * a @ b).
+inline at::Tensor addmm(const at::Tensor& bias, const at::Tensor& a, const at::Tensor& b, double beta = 1,
+                        double alpha = 1, const Options& o = {}) {
+  using Op = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, double, double, int64_t,
+                        std::optional<at::ScalarType>, int64_t, int64_t, int64_t);
+  return detail::find_op<Op>("tk::addmm").call(bias, a, b, beta, alpha, static_cast<int64_t>(o.activation),
+                                               o.out_dtype, static_cast<int64_t>(o.precision), o.config, o.mode);
+}
+
+// activation(x @ weight^T + bias): x [..., K], weight [N, K], bias [N] or absent.
+inline at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
+                         const std::optional<at::Tensor>& bias = std::nullopt, const Options& o = {}) {
+  using Op = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, int64_t,
+                        std::optional<at::ScalarType>, int64_t, int64_t, int64_t);
+  return detail::find_op<Op>("tk::linear").call(x, weight, bias, static_cast<int64_t>(o.activation), o.out_dtype,
+                                                static_cast<int64_t>(o.precision), o.config, o.mode);
+}
+
+}  // namespace tk

@@ -1,0 +1,104 @@
+#include "reference.h"
+
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>
+#include <torch/csrc/stable/stableivalue_conversions.h>
+
+#include <array>
+#include <numbers>
+
+namespace tk::ops {
+namespace {
+
+class NoGrad {
+ public:
+  NoGrad() : was_enabled_(aoti_torch_grad_mode_is_enabled()) { aoti_torch_grad_mode_set_enabled(false); }
+  ~NoGrad() { aoti_torch_grad_mode_set_enabled(was_enabled_); }
+  NoGrad(const NoGrad&) = delete;
+  NoGrad& operator=(const NoGrad&) = delete;
+
+ private:
+  bool was_enabled_;
+};
+
+// An ATen op of tensors to one tensor.
+template <class... Tensors>
+Tensor aten(const char* name, const char* overload, const Tensors&... inputs) {
+  const auto word = [&](const Tensor& t) {
+    AtenTensorHandle copy = nullptr;
+    check_shim(aoti_torch_new_tensor_handle(t.get(), &copy), name);
+    return torch::stable::detail::from(copy);
+  };
+  std::array stack{word(inputs)...};
+  check_shim(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION), name);
+  return Tensor(torch::stable::detail::to<AtenTensorHandle>(stack[0]));
+}
+
+Tensor scalar(double value) {
+  AtenTensorHandle handle = nullptr;
+  check_shim(aoti_torch_scalar_to_tensor_float64(value, &handle), "make a scalar");
+  return Tensor(handle);
+}
+
+Tensor multiply(const Tensor& x, const Tensor& y) { return aten("aten::mul", "Tensor", x, y); }
+Tensor multiply(const Tensor& x, double y) { return multiply(x, scalar(y)); }
+
+// x + factor * y. The shim that takes the factor as a number is subtraction's.
+Tensor add_scaled(const Tensor& x, const Tensor& y, double factor) {
+  AtenTensorHandle handle = nullptr;
+  check_shim(aoti_torch_aten_subtract_Tensor(x.get(), y.get(), -factor, &handle), "add the bias");
+  return Tensor(handle);
+}
+
+// The same memory as a matrix.
+Tensor view(const Operand& x) {
+  const int64_t sizes[] = {x.matrix.rows, x.matrix.cols};
+  const int64_t strides[] = {x.matrix.row_stride, x.matrix.col_stride};
+  AtenTensorHandle handle = nullptr;
+  check_shim(aoti_torch__reinterpret_tensor(x.tensor.handle, 2, sizes, strides, 0, &handle), "view a matrix");
+  return Tensor(handle);
+}
+
+void copy(const Tensor& from, const Tensor& to) { check_shim(aoti_torch_copy_(to.get(), from.get(), 0), "copy"); }
+
+Tensor converted(const Operand& x, int32_t dtype) {
+  Tensor as_matrix = view(x);
+  if (x.tensor.dtype == dtype) return as_matrix;
+  const int64_t sizes[] = {x.matrix.rows, x.matrix.cols};
+  Tensor result = empty(sizes, dtype, x.tensor.device);
+  copy(as_matrix, result);
+  return result;
+}
+
+// ATen's gelu takes its form as a string, which leaks at every call through the stable ABI before torch 2.14. These are the
+// same functions: gelu(x) = x ndtr(x), and (1 + tanh u) / 2 = sigmoid(2 u).
+Tensor gelu(const Tensor& x) { return multiply(x, aten("aten::special_ndtr", "", x)); }
+
+Tensor gelu_tanh(const Tensor& x) {
+  const double k = 2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi;
+  const Tensor u = add_scaled(multiply(x, k), multiply(multiply(x, x), x), k * 0.044715);
+  return multiply(x, aten("aten::sigmoid", "", u));
+}
+
+Tensor activate(Tensor x, int64_t activation) {
+  switch (activation) {
+    case 1: return aten("aten::relu", "", x);
+    case 2: return gelu(x);
+    case 3: return gelu_tanh(x);
+    case 4: return aten("aten::silu", "", x);
+    default: return x;
+  }
+}
+
+}  // namespace
+
+void reference_product(const Operand& a, const Operand& b, const Operand& bias, const Epilogue& epilogue,
+                       const Operand& out) {
+  const NoGrad no_grad;
+  const int32_t wide = a.tensor.dtype == kFloat64 ? kFloat64 : kFloat32;
+  Tensor z = aten("aten::mm", "", converted(a, wide), converted(b, wide));
+  if (epilogue.alpha != 1) z = multiply(z, epilogue.alpha);
+  if (bias.tensor) z = add_scaled(z, view(bias), epilogue.beta);
+  copy(activate(std::move(z), epilogue.activation), view(out));
+}
+
+}  // namespace tk::ops

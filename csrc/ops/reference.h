@@ -1,0 +1,24 @@
+// The product spelled in ATen ops: what runs on the CPU, and where no kernel is worth it (K = 0).
+#pragma once
+
+#include "matrix.h"
+
+namespace tk::ops {
+
+struct Operand {
+  Meta tensor;
+  Matrix matrix;
+};
+
+struct Epilogue {
+  double alpha = 1;
+  double beta = 1;
+  int64_t activation = 0;
+};
+
+// out = activation(alpha * a @ b + beta * bias), accumulated in float32 (float64 for float64) and rounded once. A bias
+// without a tensor is absent.
+void reference_product(const Operand& a, const Operand& b, const Operand& bias, const Epilogue& epilogue,
+                       const Operand& out);
+
+}  // namespace tk::ops

@@ -1,0 +1,75 @@
+// A torch tensor through the stable C API: an owned handle, and what is read of it once per call.
+#pragma once
+
+#include <torch/csrc/stable/c/shim.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <utility>
+
+#include "error.h"
+
+namespace tk::ops {
+
+// torch's ScalarType numbers, which tk.h shares.
+enum Dtype : int32_t { kFloat16 = 5, kFloat32 = 6, kFloat64 = 7, kBFloat16 = 15, kUInt8 = 0 };
+
+struct Device {
+  int32_t type;
+  int32_t index;
+  bool operator==(const Device&) const = default;
+  bool is_cuda() const {
+    static const int32_t cuda = aoti_torch_device_type_cuda();
+    return type == cuda;
+  }
+};
+
+// Owns a handle, as torch::stable::Tensor does, without the reference count of its own that every copy of that touches.
+class Tensor {
+ public:
+  Tensor() = default;
+  explicit Tensor(AtenTensorHandle handle) : handle_(handle) {}
+  Tensor(Tensor&& other) noexcept : handle_(other.release()) {}
+  Tensor& operator=(Tensor&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~Tensor() {
+    if (handle_) aoti_torch_delete_tensor_object(handle_);
+  }
+
+  AtenTensorHandle get() const { return handle_; }
+  AtenTensorHandle release() { return std::exchange(handle_, nullptr); }
+  explicit operator bool() const { return handle_ != nullptr; }
+
+ private:
+  AtenTensorHandle handle_ = nullptr;
+};
+
+// What a tensor looks like. Borrows from the tensor.
+struct Meta {
+  AtenTensorHandle handle = nullptr;  // null: an optional argument that was not given
+  std::span<const int64_t> sizes;
+  std::span<const int64_t> strides;
+  int32_t dtype = 0;
+  Device device = {};
+
+  explicit operator bool() const { return handle != nullptr; }
+  int64_t dim() const { return static_cast<int64_t>(sizes.size()); }
+};
+
+Meta meta(const Tensor& tensor);
+
+const void* read_pointer(const Meta& tensor);
+void* write_pointer(const Meta& tensor);
+
+// An uninitialised row-major tensor, without going through the dispatcher.
+Tensor empty(std::span<const int64_t> sizes, int32_t dtype, Device device);
+
+int64_t item_size(int32_t dtype);
+const char* dtype_name(int32_t dtype);
+std::string describe(Device device);
+std::string describe_sizes(std::span<const int64_t> sizes);
+
+}  // namespace tk::ops
