@@ -1,0 +1,34 @@
+"""mm, addmm and linear: out = activation(alpha * a @ b + beta * bias).
+
+The op and its problem are in mm_op.py. mm_pointer.py takes every product on every GPU; mm_hopper.py is what sm_90 runs where
+the operands suit TMA.
+"""
+
+from tk.aot.spec import Family, Kernel, Point
+from tk.kernels import mm_hopper, mm_pointer
+from tk.kernels.mm_op import OP
+
+# A tile for tensor cores and one without, and of Hopper's kernels one for each way of using them.
+_SAMPLED = {
+    "mm_pointer": ("32x64x64_s4_w4", "16x32x32_s3_w4_fma"),
+    "mm_split_k": ("split_32x64x64_s4_w4", "split_16x32x32_s3_w4_fma"),
+    "mm_hopper_tiles": ("tiles_128x128_g1024", "tiles_128x128_g1024_tf32"),
+    "mm_hopper_rows": ("rows_16_deep", "rows_16_deep_tf32"),
+}
+
+
+def _sample(kernel: Kernel, point: Point) -> bool:
+    """Every value of every axis: the bf16 product of row-major matrices, and what differs from it in one respect."""
+    if point.config.name not in _SAMPLED[kernel.name]:
+        return False
+    epilogues = kernel.axes.get("epilogue", (None,))
+    usual = {
+        "dtype": "bf16",
+        "order": "nt" if kernel in mm_hopper.KERNELS and point.dtype == "fp32" else "nn",
+        "epilogue": epilogues[-1] if point.order == "ss" else epilogues[0],
+        "out": "same",
+    }
+    return sum(point.axes.get(axis, value) != value for axis, value in usual.items()) <= 1
+
+
+FAMILY = Family(OP, (*mm_hopper.KERNELS, *mm_pointer.KERNELS), _sample, tuned="mm")

@@ -1,0 +1,409 @@
+"""Matrix products in plain Triton, for every GPU and every layout.
+
+`mm_pointer` takes every problem: any strides, any alignment, any size. `mm_split_k` cuts K over several programs where a
+product has few tiles, and adds the parts in a second launch, always in the same order. Both share one loop over K,
+`_accumulate`.
+"""
+
+import triton
+import triton.language as tl
+
+from tk.aot.expr import ceil_div, const, device, local, maximum, minimum
+from tk.aot.spec import (
+    ITEMSIZE,
+    Arg,
+    Buffer,
+    Config,
+    Const,
+    Constraint,
+    Int,
+    Kernel,
+    Launch,
+    Plan,
+    Point,
+    Pointer,
+    Scratch,
+    Tensor,
+    require,
+)
+from tk.kernels.epilogue import activate
+from tk.kernels.mm_op import (
+    BIAS,
+    DTYPE_AXIS,
+    M_CHOICE,
+    OP,
+    ORDER_AXIS,
+    OUT,
+    OUT_AXIS,
+    PRECISION_AXIS,
+    A,
+    B,
+    K,
+    M,
+    N,
+    batch_invariant,
+    epilogue_args,
+    fits_32_bits,
+    makes_sense,
+    out_dtype,
+    predict,
+    serves,
+    traffic,
+)
+
+# --- The device functions ---
+
+
+@triton.jit
+def _place(pid, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """Program number -> tile. GROUP_M rows of tiles are walked together, so that they share columns of b in L2."""
+    n_m = tl.cdiv(M, BLOCK_M)
+    n_n = tl.cdiv(N, BLOCK_N)
+    group = pid // (GROUP_M * n_n)
+    size = min(n_m - group * GROUP_M, GROUP_M)
+    in_group = pid % (GROUP_M * n_n)
+    return group * GROUP_M + in_group % size, in_group // size
+
+
+@triton.jit
+def _edge(index, size, CONTIGUOUS: tl.constexpr):
+    """Indices along an operand's outer dimension, and which of them exist. Where the dimension is contiguous in memory
+    what lies outside is masked, which keeps the loads wide; elsewhere it reads the last one that exists, which costs no
+    mask, and what it gives is not stored."""
+    if CONTIGUOUS:
+        inside = index < size
+    else:
+        index = tl.minimum(index, size - 1)
+        inside = index >= 0
+    return index.to(tl.int64), inside
+
+
+@triton.jit
+def _accumulate(a, b, rows, cols, M, N, k_lo, k_hi, stride_am, stride_ak, stride_bk, stride_bn,
+                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+                ORDER: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """fp32 sum over k in [k_lo, k_hi). EVEN_K: BLOCK_K divides k_hi - k_lo."""
+    A_MASK: tl.constexpr = ORDER[0] == "t"
+    B_MASK: tl.constexpr = ORDER[1] == "n"
+    rows, row_inside = _edge(rows, M, A_MASK)
+    cols, col_inside = _edge(cols, N, B_MASK)
+    ks = (k_lo + tl.arange(0, BLOCK_K)).to(tl.int64)
+    a_at = a + rows[:, None] * stride_am + ks[None, :] * stride_ak
+    b_at = b + ks[:, None] * stride_bk + cols[None, :] * stride_bn
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(k_lo, k_hi, BLOCK_K):
+        left = tl.arange(0, BLOCK_K) < k_hi - k
+        x = _load(a_at, row_inside[:, None], left[None, :], A_MASK, not EVEN_K)
+        y = _load(b_at, col_inside[None, :], left[:, None], B_MASK, not EVEN_K)
+        acc = tl.dot(x, y, acc, input_precision=PRECISION)
+        # 64-bit steps: BLOCK_K * stride may pass 2**31
+        a_at += tl.cast(stride_ak, tl.int64) * BLOCK_K
+        b_at += tl.cast(stride_bk, tl.int64) * BLOCK_K
+    return acc
+
+
+@triton.jit
+def _load(at, outer, inner, OUTER: tl.constexpr, INNER: tl.constexpr):
+    """Zeros where a mask that is needed says so."""
+    if OUTER and INNER:
+        x = tl.load(at, mask=outer & inner, other=0.0)
+    elif OUTER:
+        x = tl.load(at, mask=outer, other=0.0)
+    elif INNER:
+        x = tl.load(at, mask=inner, other=0.0)
+    else:
+        x = tl.load(at)
+    return x
+
+
+@triton.jit
+def _finish(acc, bias, out, rows, cols, M, N, stride_bias_m, stride_bias_n, stride_om, stride_on,
+            alpha, beta, activation, has_bias, EPILOGUE: tl.constexpr):  # fmt: skip
+    """The epilogue and the store. EPILOGUE "vector": bias is one row; "matrix": any broadcast."""
+    acc *= alpha
+    inside = (rows < M)[:, None] & (cols < N)[None, :]
+    r = rows.to(tl.int64)
+    c = cols.to(tl.int64)
+    if has_bias != 0:
+        if EPILOGUE == "vector":
+            z = tl.load(bias + c * stride_bias_n, mask=cols < N, other=0.0)[None, :]
+        else:
+            z = tl.load(bias + r[:, None] * stride_bias_m + c[None, :] * stride_bias_n, mask=inside, other=0.0)
+        acc += beta * z.to(tl.float32)
+    acc = activate(acc, activation)
+    tl.store(out + r[:, None] * stride_om + c[None, :] * stride_on, acc.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def mm_pointer(a, b, bias, out, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_bias_m, stride_bias_n,
+               stride_om, stride_on, alpha, beta, activation, has_bias,
+               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+               EVEN_K: tl.constexpr, ORDER: tl.constexpr, PRECISION: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+    """One program, one tile of out."""
+    m, n = _place(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = n * BLOCK_N + tl.arange(0, BLOCK_N)
+    acc = _accumulate(a, b, rows, cols, M, N, 0, K, stride_am, stride_ak, stride_bk, stride_bn,
+                      BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, ORDER, PRECISION)  # fmt: skip
+    _finish(acc, bias, out, rows, cols, M, N, stride_bias_m, stride_bias_n, stride_om, stride_on,
+            alpha, beta, activation, has_bias, EPILOGUE)  # fmt: skip
+
+
+@triton.jit
+def mm_split_k(a, b, parts, M, N, K, k_part, stride_am, stride_ak, stride_bk, stride_bn,
+               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+               EVEN_K: tl.constexpr, ORDER: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Program (tile, s) leaves the sum over its k_part values of k in parts[s], fp32 [splits, M, N]."""
+    m, n = _place(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    s = tl.program_id(1)
+    rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = n * BLOCK_N + tl.arange(0, BLOCK_N)
+    acc = _accumulate(a, b, rows, cols, M, N, s * k_part, min(s * k_part + k_part, K), stride_am, stride_ak,
+                      stride_bk, stride_bn, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, ORDER, PRECISION)  # fmt: skip
+    at = parts + (s.to(tl.int64) * M + rows[:, None]) * N + cols[None, :]
+    tl.store(at, acc, mask=(rows < M)[:, None] & (cols < N)[None, :])
+
+
+@triton.jit
+def mm_add_parts(parts, bias, out, M, N, splits, stride_bias_m, stride_bias_n, stride_om, stride_on,
+                 alpha, beta, activation, has_bias, BLOCK_N: tl.constexpr):  # fmt: skip
+    """The second pass: the parts in the order of K, then the epilogue. Program (m, n): one row, BLOCK_N columns."""
+    rows = tl.program_id(0) + tl.arange(0, 1)
+    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    at = parts + rows[:, None].to(tl.int64) * N + cols[None, :]
+    inside = (cols < N)[None, :]
+    acc = tl.zeros((1, BLOCK_N), dtype=tl.float32)
+    for _ in range(splits):
+        acc += tl.load(at, mask=inside, other=0.0)
+        at += M.to(tl.int64) * N
+    _finish(acc, bias, out, rows, cols, M, N, stride_bias_m, stride_bias_n, stride_om, stride_on,
+            alpha, beta, activation, has_bias, "matrix")  # fmt: skip
+
+
+# --- Plans: what both kernels tell the compiler, and what the launcher must check for it ---
+
+
+def _aligned(point: Point) -> tuple[Constraint, ...]:
+    """What lets the compiler load and store 16 bytes at once."""
+    found = []
+    for t in (A, B, OUT):
+        strides = [(t.stride(d) == 1) | (t.stride(d) % 16 == 0) for d in (0, 1)]
+        holds = (t.alignment >= 16) & strides[0] & strides[1]
+        found.append(require(holds, f"{t.name} on a 16-byte boundary, with strides of 1 and a multiple of 16"))
+    sizes = {"N": N} | ({"K": K} if _wide_k(point) else {}) | ({"M": M} if _wide_m(point) else {})
+    return (*found, *(require(x % 16 == 0, f"{name} a multiple of 16") for name, x in sizes.items()))
+
+
+def _wide_k(point: Point) -> bool:
+    return point.order[0] == "n" or point.order[1] == "t"
+
+
+def _wide_m(point: Point) -> bool:
+    return point.order[0] == "t"
+
+
+def _constraints(point: Point) -> tuple[Constraint, ...]:
+    found = fits_32_bits()
+    if point.aligned:
+        found += _aligned(point)
+    if point.even_k:
+        block_k = point.config.block_k
+        found += (require(K % block_k == 0, f"K a multiple of {block_k}"),)
+    return found
+
+
+def _product_args(point: Point) -> dict[str, Arg]:
+    """The arguments of `_accumulate`."""
+    c = point.config
+
+    def strides(t: Tensor, letter: str, names: tuple[str, str]) -> dict[str, Arg]:
+        both: list[Arg] = [Int(t.stride(d), "i64", divisible=point.aligned) for d in (0, 1)]
+        if letter != "s":
+            both["tn".index(letter)] = Const(1)
+        return dict(zip(names, both, strict=True))
+
+    return dict(
+        a=Pointer(A, point.dtype, point.aligned),
+        b=Pointer(B, point.dtype, point.aligned),
+        **strides(A, point.order[0], ("stride_am", "stride_ak")),
+        **strides(B, point.order[1], ("stride_bk", "stride_bn")),
+        M=Int(M, divisible=point.aligned and _wide_m(point)),
+        N=Int(N, divisible=point.aligned),
+        K=Int(K, divisible=point.aligned and _wide_k(point)),
+        BLOCK_M=Const(c.block_m),
+        BLOCK_N=Const(c.block_n),
+        BLOCK_K=Const(c.block_k),
+        GROUP_M=Const(8),
+        EVEN_K=Const(point.even_k),
+        ORDER=Const(point.order),
+        PRECISION=Const(point.precision),
+    )
+
+
+def _finish_args(point: Point, epilogue: str) -> dict[str, Arg]:
+    """The arguments of `_finish`."""
+    return epilogue_args(point.dtype) | dict(
+        out=Pointer(OUT, out_dtype(point), point.aligned),
+        stride_bias_m=Const(0) if epilogue == "vector" else Int(BIAS.stride(0), "i64"),
+        stride_bias_n=Int(BIAS.stride(1), "i64"),
+        stride_om=Int(OUT.stride(0), "i64", divisible=point.aligned),
+        stride_on=Int(OUT.stride(1), "i64") if point.order == "ss" else Const(1),
+    )
+
+
+_SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes that a program may use
+
+
+def _worth_a_cubin(point: Point) -> bool:
+    c = point.config
+    fma = point.dtype == "fp32" and point.precision == "ieee"
+    shared = c.num_stages * (c.block_m + c.block_n) * c.block_k * ITEMSIZE[point.dtype]
+    if not makes_sense(point) or c.fma != fma or shared > _SHARED[point.arch]:
+        return False
+    if not point.aligned:
+        return c.unaligned and not point.even_k
+    if point.order == "ss":
+        return False
+    # What suits 16-byte loads suits TMA: on Hopper that is mm_hopper.py's.
+    return not (point.arch == 90 and point.dtype != "fp32")
+
+
+def _flops(c: Config) -> int:
+    return 2 * c.block_m * c.block_n * c.block_k
+
+
+def _slowdown(point: Point) -> int:
+    """A guess: loads of 2 bytes keep the tensor cores waiting."""
+    return 1 if point.aligned else 4
+
+
+# --- mm_pointer ---
+
+
+def _plan_pointer(point: Point) -> Plan | None:
+    if not _worth_a_cubin(point) or (point.order == "ss" and point.epilogue == "vector"):
+        return None
+    c = point.config
+
+    def tiles(rows):
+        return ceil_div(rows, c.block_m) * ceil_div(N, c.block_n)
+
+    launch = Launch(
+        mm_pointer,
+        _product_args(point) | _finish_args(point, point.epilogue) | {"EPILOGUE": Const(point.epilogue)},
+        grid=(tiles(M), 1, 1),
+        num_warps=c.num_warps,
+        num_stages=c.num_stages,
+    )
+    waves = ceil_div(tiles(M_CHOICE), device.sm_count * c.resident)
+    steps = ceil_div(K, c.block_k)
+    # A strided product is not worth a kernel of its own for one row of bias.
+    everything = ("plain", "vector", "matrix")
+    served = {"vector": ("plain", "vector"), "matrix": everything if point.order == "ss" else ("matrix",)}
+    return Plan(
+        constraints=_constraints(point),
+        serves=serves(point, served[point.epilogue]),
+        launches=(launch,),
+        cost=predict(point, "pointer", waves, steps, traffic(point), _flops(c), _slowdown(point)),
+        general=not point.aligned,
+    )
+
+
+# --- mm_split_k, then mm_add_parts ---
+
+
+def _plan_split(point: Point) -> Plan | None:
+    if not _worth_a_cubin(point):
+        return None
+    c = point.config
+    tiles = ceil_div(M, c.block_m) * ceil_div(N, c.block_n)
+    # As many parts as there is room for, none shorter than four blocks of K.
+    wanted = maximum(minimum(device.sm_count * c.resident // tiles, ceil_div(K, 4 * c.block_k)), 1)
+    k_part, splits = local(len(OP.locals)), local(len(OP.locals) + 1)
+    split = Launch(
+        mm_split_k,
+        _product_args(point) | {"k_part": Int(k_part), "parts": Scratch(0, "fp32")},
+        grid=(tiles, splits, 1),
+        num_warps=c.num_warps,
+        num_stages=c.num_stages,
+    )
+    add = Launch(
+        mm_add_parts,
+        _finish_args(point, "matrix")
+        | {
+            "parts": Scratch(0, "fp32"),
+            "M": Int(M),
+            "N": Int(N, divisible=point.aligned),
+            "splits": Int(splits),
+            "BLOCK_N": Const(256),
+        },
+        grid=(M, ceil_div(N, 256), 1),
+        num_warps=2,
+    )
+    second_launch = 2_000_000
+    moved = traffic(point) + 8 * splits * M_CHOICE * N  # the parts are written and read
+    return Plan(
+        constraints=(
+            *_constraints(point),
+            batch_invariant(),
+            require(wanted > 1, "few enough tiles and a K long enough that a split pays"),
+        ),
+        serves=serves(point, ("plain", "vector", "matrix")),
+        launches=(split, add),
+        locals=(ceil_div(ceil_div(K, c.block_k), wanted) * c.block_k, ceil_div(K, k_part)),
+        buffers=(Buffer(splits * M * N * 4),),
+        cost=second_launch
+        + predict(point, "split_k", const(1), k_part // c.block_k, moved, _flops(c), _slowdown(point)),
+        general=not point.aligned,
+    )
+
+
+# --- The grid ---
+
+
+def _tile(block_m: int, block_n: int, block_k: int, num_stages: int, num_warps: int, resident: int = 1,
+          fma: bool = False, unaligned: bool = False) -> Config:  # fmt: skip
+    """resident: programs that a multiprocessor holds at once. fma: for fp32 without tensor cores. unaligned: compiled
+    also for operands that cannot be loaded 16 bytes at a time."""
+    shape = dict(block_m=block_m, block_n=block_n, block_k=block_k, num_stages=num_stages, num_warps=num_warps)
+    return Config(
+        f"{block_m}x{block_n}x{block_k}_s{num_stages}_w{num_warps}{'_fma' if fma else ''}",
+        shape | dict(resident=resident, fma=fma, unaligned=unaligned),
+    )
+
+
+_SMALL = (
+    _tile(16, 64, 128, 4, 4, 2),
+    _tile(32, 64, 64, 4, 4, 2, unaligned=True),
+    _tile(64, 64, 64, 4, 4, 2, unaligned=True),
+    _tile(16, 32, 32, 3, 4, 4, fma=True, unaligned=True),
+    _tile(32, 64, 16, 3, 4, 4, fma=True),
+    _tile(64, 64, 16, 3, 4, 2, fma=True),
+)
+_LARGE = (
+    _tile(64, 128, 64, 4, 4),
+    _tile(128, 64, 64, 4, 4),
+    _tile(128, 128, 32, 4, 4),
+    _tile(128, 128, 64, 3, 8, unaligned=True),
+    _tile(128, 256, 32, 3, 8),
+    _tile(256, 128, 32, 3, 8),
+    _tile(128, 64, 16, 3, 8, fma=True, unaligned=True),
+    _tile(128, 128, 8, 3, 8, fma=True),
+)
+_SPLIT = tuple(Config(f"split_{c.name}", c.params) for c in _SMALL)
+
+_AXES = {
+    "dtype": DTYPE_AXIS,
+    "precision": PRECISION_AXIS,
+    "order": ORDER_AXIS,
+    "aligned": (True, False),
+    "even_k": (True, False),
+    "out": OUT_AXIS,
+}
+_POINTER_AXES = _AXES | {"epilogue": ("vector", "matrix")}
+_ARCHS = (80, 90, 100)
+
+KERNELS = (
+    Kernel("mm_pointer", OP, _POINTER_AXES, dict.fromkeys(_ARCHS, _SMALL + _LARGE), _plan_pointer),
+    Kernel("mm_split_k", OP, _AXES, dict.fromkeys(_ARCHS, _SPLIT), _plan_split),
+)
