@@ -13,12 +13,14 @@ is compiled; what is left of it travels in the pack and is checked before every 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Expr", "Problem", "Tensor", "as_expr", "ceil_div", "const", "device", "int_arg", "local", "maximum"]
-__all__ += ["minimum", "mode", "select", "tensors", "MODE_BITS"]
+__all__ = ["Expr", "Problem", "Tensor", "as_expr", "ceil_div", "const", "device", "divisor", "int_arg", "local"]
+__all__ += ["maximum", "minimum", "mode", "select", "tensors", "MODE_BITS"]
 
+MAX_STACK = 64  # csrc/core/expr.h
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 # Mode bits of a call, as in tk.h.
@@ -76,6 +78,7 @@ _FOLD: Mapping[str, Callable[..., int]] = {
     "shr": lambda a, b: _shift(a, b, False),
     "select": lambda c, a, b: a if c else b,
 }
+_ARITY = {op: 3 if op == "select" else 1 if op in ("neg", "not") else 2 for op in _FOLD}
 _TRUTH = {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"}
 
 
@@ -107,6 +110,35 @@ class Expr:
             stack.append((node, True))
             stack.extend((a, False) for a in reversed(node.args))
         return tuple(words)
+
+    @staticmethod
+    def decode(words: Sequence[int]) -> Expr:
+        """From postfix words; no words are the constant 0. Raises ValueError for what the core would refuse."""
+        stack: list[Expr] = []
+        for word in words:
+            number, operand = word & 0xFF, word >> 8
+            if number >= len(OPCODES):
+                raise ValueError(f"there is no opcode {number}")
+            op = OPCODES[number]
+            n = _ARITY.get(op, 0)
+            if n > len(stack) or (n and operand):
+                raise ValueError(f"{op} lacks operands" if n > len(stack) else f"{op} takes no immediate operand")
+            args = tuple(stack[len(stack) - n :])
+            del stack[len(stack) - n :]
+            stack.append(Expr(op, operand, args))
+            if len(stack) > MAX_STACK:
+                raise ValueError(f"an expression needs more than {MAX_STACK} places of stack")
+        if len(stack) > 1:
+            raise ValueError(f"an expression leaves {len(stack)} values")
+        return stack[0] if stack else const(0)
+
+    def walk(self) -> Iterator[Expr]:
+        """This node and all below it."""
+        pending = [self]
+        while pending:
+            node = pending.pop()
+            yield node
+            pending.extend(node.args)
 
     def evaluate(self, problem: Problem) -> int:
         """As the core does it. Raises OverflowError where the core reports an overflow."""
@@ -213,6 +245,20 @@ def maximum(first: Expr | int, *rest: Expr | int) -> Expr:
 
 def select(condition: Expr | bool, then: Expr | int, otherwise: Expr | int) -> Expr:
     return _make("select", condition, then, otherwise)
+
+
+def divisor(x: Expr | int) -> int:
+    """A number that is known to divide `x` whatever the problem; 0 for the constant 0, which everything divides."""
+    x = as_expr(x)
+    if x.value is not None:
+        return abs(x.value)
+    if x.op == "mul":
+        return divisor(x.args[0]) * divisor(x.args[1])
+    if x.op in ("add", "sub", "min", "max"):
+        return math.gcd(divisor(x.args[0]), divisor(x.args[1]))
+    if x.op == "select":
+        return math.gcd(divisor(x.args[1]), divisor(x.args[2]))
+    return divisor(x.args[0]) if x.op == "neg" else 1
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class TensorMap:
     """A host-made TMA descriptor. Sizes, strides (elements) and block are outermost first; the last stride is 1.
 
     layout: the text of a Gluon shared-memory layout, "" for plain Triton. nan_fill: what lies outside reads as NaN.
-    l2_promotion: bytes, 0, 64, 128 or 256.
+    l2_promotion: bytes, 0, 64, 128 or 256. round_to_tf32: fp32 is rounded to tf32 on its way into shared memory.
     """
 
     tensor: Tensor
@@ -79,6 +79,7 @@ class TensorMap:
     nan_fill: bool = False
     l2_promotion: int = 128
     offset: Expr | int = 0
+    round_to_tf32: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,9 @@ class Buffer:
 @dataclass(frozen=True)
 class Launch:
     """One kernel launch: a device function with all its arguments. What decides the cubin is `fn`, the kinds and
-    dtypes of `args`, and the options; the rest is the recipe."""
+    dtypes of `args`, and the options; the rest is the recipe.
+
+    max_spill_bytes: more than this going through memory for want of registers fails the build."""
 
     fn: Any
     args: Mapping[str, Arg]
@@ -118,6 +121,7 @@ class Launch:
     dependent: bool = False  # programmatic dependent launch; the kernel waits before it reads
     cooperative: bool = False
     when: Expr | int = 1
+    max_spill_bytes: int = 1024
     options: Mapping[str, Any] = field(default_factory=dict)  # of Triton's backend, beyond the above
 
 

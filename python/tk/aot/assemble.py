@@ -1,0 +1,369 @@
+"""Assemble: an op's variants and their images -> the tables and launch recipes of a pack.
+
+A recipe lists the parameters of a cubin in its own order: the function's parameters without its constants, a tensor map
+followed by its sizes and strides, and at the end two pointers to scratch memory that Triton always declares.
+
+What the core would refuse is refused here, with the variant's name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tk.aot import pack as fmt
+from tk.aot.cache import Artifact
+from tk.aot.compile import Target
+from tk.aot.errors import BuildError, CompileError
+from tk.aot.expr import Expr, Tensor, as_expr, device
+from tk.aot.grid import Grid, Variant, bucket_expr, bucket_key, buckets, config_numbers
+from tk.aot.pack import PackWriter, Range
+from tk.aot.spec import (
+    ITEMSIZE,
+    Arg,
+    Buffer,
+    Const,
+    Constraint,
+    Float,
+    Int,
+    Launch,
+    Op,
+    Output,
+    Plan,
+    Pointer,
+    Scratch,
+    TensorMap,
+    require,
+)
+
+MAX_TENSORS, MAX_INTS, MAX_FLOATS, MAX_LOCALS = 32, 32, 16, 64  # tk.h, csrc/core/expr.h
+
+# Every GPU gives a block this much shared memory without being asked.
+SHARED_FOR_ALL = 48 * 1024
+
+FLOAT_WIDTHS = {"fp16": 2, "bf16": 3, "fp32": 4, "fp64": 8}  # ArgKind::Float
+
+# CUtensorMapDataType by the number that the device side uses, where the two differ.
+TENSOR_MAP_TYPE = {8: 10, 9: 8, 10: 9}
+TENSOR_MAP_TF32 = 11
+L2_PROMOTION = {0: 0, 64: 1, 128: 2, 256: 3}  # CUtensorMapL2promotion by bytes
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A variant with what its launches became, in the order of its plan."""
+
+    variant: Variant
+    artifacts: tuple[Artifact, ...]
+
+
+def add_op(writer: PackWriter, grid: Grid, compiled: Sequence[Compiled], target: Target, tuned: Mapping[str, Any],
+           partial: bool = False) -> None:  # fmt: skip
+    """Write an op with all its variants. tuned: its table, see tk.aot.tuned. partial: variants may have been left out on
+    purpose, so a pin without its variant is passed over.
+
+    Raises BuildError."""
+    op = grid.op
+    _check_op(op)
+    configs = config_numbers(grid.family, grid.arch)
+    numbers = {c.config.name: c.number for c in configs}
+    scope = _Scope(op, len(op.locals), f"op {op.name}")
+    first_variant = writer.count("variants")
+    records = [_variant(writer, op, c, numbers[c.variant.point.config.name], target) for c in compiled]
+    table = buckets(op, [c.variant for c in compiled])
+    writer.add(
+        "ops",
+        [
+            dict(
+                name=writer.string(op.name),
+                schema=writer.string(op.schema),
+                n_tensors=len(op.tensors),
+                n_ints=len(op.ints),
+                n_floats=len(op.floats),
+                n_dims=len(op.dims),
+                locals=_locals(writer, op, op.locals.values(), 0, f"op {op.name}"),
+                key=scope.code(writer, bucket_expr(op)),
+                dims=_dims(op),
+                configs=writer.add("configs", [_config(writer, c) for c in configs], share=False),
+                buckets=_buckets(writer, table, first_variant),
+                variants=writer.add("variants", records, share=False),
+                outputs=writer.add("outputs", [_output(writer, scope, o) for o in op.outputs]),
+                pins=_pins(writer, op, compiled, table, numbers, tuned, partial),
+            )
+        ],
+        share=False,
+    )
+
+
+def _check_op(op: Op) -> None:
+    for what, count, most in (("tensors", len(op.tensors), MAX_TENSORS), ("ints", len(op.ints), MAX_INTS),
+                              ("floats", len(op.floats), MAX_FLOATS), ("locals", len(op.locals), MAX_LOCALS),
+                              ("dims", len(op.dims), 4)):  # fmt: skip
+        if count > most:
+            raise BuildError(f"op {op.name}: {count} {what}, there may be {most}")
+    unknown = [d for d in op.dims if d not in op.locals]
+    if unknown:
+        raise BuildError(f"op {op.name}: dims {unknown} are not among its locals {list(op.locals)}")
+    if [t.index for t in op.tensors] != list(range(len(op.tensors))):
+        raise BuildError(f"op {op.name}: its tensors are not numbered in order")
+
+
+def _dims(op: Op) -> list[int]:
+    names = list(op.locals)
+    return [names.index(d) for d in op.dims] + [0] * (4 - len(op.dims))
+
+
+def _config(writer: PackWriter, numbered: Any) -> dict[str, Any]:
+    params = json.dumps(dict(numbered.config.params), sort_keys=True)
+    return dict(number=numbered.number, name=writer.string(numbered.config.name), params=writer.string(params))
+
+
+def _buckets(writer: PackWriter, table: Mapping[int, Sequence[int]], first_variant: int) -> Range:
+    records = []
+    for key, indices in table.items():
+        candidates = writer.add("candidates", [dict(variant=first_variant + i) for i in indices], share=False)
+        records.append(dict(key=key, candidates=candidates))
+    return writer.add("buckets", records, share=False)
+
+
+def _pins(writer: PackWriter, op: Op, compiled: Sequence[Compiled], table: Mapping[int, Sequence[int]],
+          numbers: Mapping[str, int], tuned: Mapping[str, Any], partial: bool) -> Range:  # fmt: skip
+    found: dict[tuple[int, ...], int] = {}
+    for pin in tuned.get("pins", ()):
+        name, key, dims = pin["config"], pin["key"], tuple(pin["dims"])
+        if name not in numbers:
+            raise BuildError(f"op {op.name}: a tuned pin names config {name}, which does not exist")
+        if set(key) != set(op.selectors) or len(dims) != len(op.dims):
+            raise BuildError(f"op {op.name}: a tuned pin needs {list(op.selectors)} and {list(op.dims)}, not {key}, {dims}")
+        bucket = bucket_key(op, key)
+        if not any(compiled[i].variant.point.config.name == name for i in table.get(bucket, ())):
+            if partial:
+                continue
+            raise BuildError(f"op {op.name}: a tuned pin names config {name} for {key}, where nothing has it")
+        if found.setdefault((bucket, *dims), numbers[name]) != numbers[name]:
+            raise BuildError(f"op {op.name}: two tuned pins for {key}, {dims}")
+    padding = [0] * (4 - len(op.dims))
+    records = [dict(key=at[0], dims=[*at[1:], *padding], config=n) for at, n in sorted(found.items())]
+    return writer.add("pins", records, share=False)
+
+
+def _output(writer: PackWriter, scope: _Scope, output: Output) -> dict[str, Any]:
+    if len(output.sizes) != len(output.strides) or len(output.sizes) > 8:
+        raise BuildError(f"{scope.where}: an output has {len(output.sizes)} sizes and {len(output.strides)} strides")
+    return dict(
+        dtype=scope.code(writer, output.dtype),
+        ndim=len(output.sizes),
+        sizes=_padded([scope.code(writer, x) for x in output.sizes], 8),
+        strides=_padded([scope.code(writer, x) for x in output.strides], 8),
+    )
+
+
+def _padded(ranges: list[Range], count: int) -> list[Range]:
+    return ranges + [fmt.EMPTY] * (count - len(ranges))
+
+
+# --- Expressions ---
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """What an expression may read here: the op's arguments and the first `n_locals` locals."""
+
+    op: Op
+    n_locals: int
+    where: str
+
+    def code(self, writer: PackWriter, value: Expr | int) -> Range:
+        expr = as_expr(value)
+        for node in expr.walk():
+            self._check(node)
+        try:
+            Expr.decode(expr.encode())
+        except ValueError as e:
+            raise BuildError(f"{self.where}: {e}") from e
+        return writer.code(expr)
+
+    def _check(self, node: Expr) -> None:
+        op = self.op
+        if node.op == "local" and node.operand >= self.n_locals:
+            raise BuildError(f"{self.where}: local {node.operand} is read, but there are {self.n_locals} at this point")
+        if node.op == "int" and node.operand >= len(op.ints):
+            raise BuildError(f"{self.where}: int {node.operand} is read, op {op.name} has {len(op.ints)}")
+        tensor_ops = ("size", "stride", "dtype", "ndim", "alignment")
+        if node.op in tensor_ops and node.operand & 0xFF >= len(op.tensors):
+            raise BuildError(f"{self.where}: tensor {node.operand & 0xFF} is read, op {op.name} has {len(op.tensors)}")
+
+
+def _locals(writer: PackWriter, op: Op, values: Any, first: int, where: str) -> Range:
+    """Each may read those before it."""
+    ranges = [_Scope(op, first + i, f"{where}, local {first + i}").code(writer, v) for i, v in enumerate(values)]
+    return writer.add("locals", [dict(value=r) for r in ranges])
+
+
+# --- Variants ---
+
+
+def _variant(writer: PackWriter, op: Op, compiled: Compiled, config: int, target: Target) -> dict[str, Any]:
+    variant, plan = compiled.variant, compiled.variant.plan
+    n_locals = len(op.locals) + len(plan.locals)
+    if n_locals > MAX_LOCALS:
+        raise BuildError(f"{variant.name}: {n_locals} locals, there may be {MAX_LOCALS}")
+    _check_alignment(op, variant)
+    before, after = (_Scope(op, n, variant.name) for n in (len(op.locals), n_locals))
+    constraints = plan.constraints + shared_memory_constraints(compiled.artifacts)
+    launches = [
+        _launch(writer, after, variant, launch, artifact, target)
+        for launch, artifact in zip(plan.launches, compiled.artifacts, strict=True)
+    ]
+    return dict(
+        kernel=writer.string(variant.kernel.name),
+        config=config,
+        flags=fmt.VARIANT_GENERAL * plan.general | fmt.VARIANT_NONDETERMINISTIC * (not plan.deterministic),
+        constraints=writer.add("constraints", [_constraint(writer, before, c) for c in constraints]),
+        locals=_locals(writer, op, plan.locals, len(op.locals), variant.name),
+        cost=after.code(writer, plan.cost),
+        buffers=writer.add("buffers", [_buffer(writer, after, b) for b in plan.buffers]),
+        launches=writer.add("launches", launches),
+    )
+
+
+def shared_memory_constraints(artifacts: Sequence[Artifact]) -> tuple[Constraint, ...]:
+    """An image runs on several GPUs (sm_80's on 8.6, PTX on all that came after), and not all have as much."""
+    most = max((a.shared for a in artifacts), default=0)
+    if most <= SHARED_FOR_ALL:
+        return ()
+    return (require(device.shared_optin >= most, f"a GPU with {most} bytes of shared memory for a block"),)
+
+
+def _check_alignment(op: Op, variant: Variant) -> None:
+    """What the compiler was told of an address, a constraint must ask of it: else a misaligned view would fault."""
+    checked = {node.operand for c in variant.plan.constraints for node in _leaves(op, c.holds) if node.op == "alignment"}
+    for launch in variant.plan.launches:
+        for name, arg in launch.args.items():
+            needs = isinstance(arg, TensorMap) or (isinstance(arg, Pointer) and arg.aligned)
+            if needs and arg.tensor.index not in checked:
+                raise BuildError(
+                    f"{variant.name}: {name} is compiled for an aligned {arg.tensor.name}, but no constraint reads "
+                    f"{arg.tensor.name}.alignment"
+                )
+
+
+def _leaves(op: Op, expr: Expr) -> Any:
+    """All nodes, those of the op's locals that it reads included."""
+    for node in expr.walk():
+        yield node
+        if node.op == "local" and node.operand < len(op.locals):
+            yield from _leaves(op, list(op.locals.values())[node.operand])
+
+
+def _constraint(writer: PackWriter, scope: _Scope, constraint: Constraint) -> dict[str, Any]:
+    where = replace(scope, where=f"{scope.where}, constraint {constraint.message!r}")
+    return dict(holds=where.code(writer, constraint.holds), message=writer.string(constraint.message))
+
+
+def _buffer(writer: PackWriter, scope: _Scope, buffer: Buffer) -> dict[str, Any]:
+    kind = fmt.BUFFER_COUNTERS if buffer.zeroed else fmt.BUFFER_SCRATCH
+    return dict(kind=kind, alignment=buffer.alignment, bytes=scope.code(writer, buffer.bytes))
+
+
+def _launch(writer: PackWriter, scope: _Scope, variant: Variant, launch: Launch, artifact: Artifact,
+            target: Target) -> dict[str, Any]:  # fmt: skip
+    kind = fmt.IMAGE_PTX if target.ptx else fmt.IMAGE_CUBIN
+    name = f"{launch.fn.__name__} of {variant.name}"
+    return dict(
+        image=writer.image(kind, name, artifact.hash, artifact.size, artifact.compressed),
+        entry=writer.string(artifact.entry),
+        threads=artifact.threads,
+        shared=artifact.shared,
+        cluster=artifact.cluster,
+        flags=fmt.LAUNCH_DEPENDENT * launch.dependent | fmt.LAUNCH_COOPERATIVE * launch.cooperative,
+        global_scratch=artifact.global_scratch,
+        global_scratch_alignment=artifact.global_scratch_alignment,
+        profile_scratch=artifact.profile_scratch,
+        profile_scratch_alignment=artifact.profile_scratch_alignment,
+        when=scope.code(writer, launch.when),
+        grid=[scope.code(writer, g) for g in launch.grid],
+        args=writer.add("args", _args(writer, scope, variant.plan, launch, artifact)),
+    )
+
+
+# --- Parameters ---
+
+
+def _args(writer: PackWriter, scope: _Scope, plan: Plan, launch: Launch, artifact: Artifact) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = []
+    maps = iter(artifact.tensor_maps)
+    for name in launch.fn.arg_names:
+        arg = launch.args[name]
+        inner = replace(scope, where=f"{scope.where}, {launch.fn.__name__}({name})")
+        if isinstance(arg, TensorMap):
+            meta = next(maps, None)
+            if meta is None:
+                raise CompileError(f"{inner.where}: the compiler made no tensor map of it")
+            records += _tensor_map_args(writer, inner, arg, meta)
+        elif not isinstance(arg, Const):
+            records.append(_plain_arg(writer, inner, plan, arg))
+    if next(maps, None) is not None:
+        raise CompileError(f"{scope.where}: {launch.fn.__name__} has more tensor maps than parameters for them")
+    return [*records, dict(kind=fmt.ARG_GLOBAL_SCRATCH), dict(kind=fmt.ARG_PROFILE_SCRATCH)]
+
+
+def _plain_arg(writer: PackWriter, scope: _Scope, plan: Plan, arg: Arg) -> dict[str, Any]:
+    if isinstance(arg, Pointer):
+        _check_tensor(scope, arg.tensor)
+        return dict(kind=fmt.ARG_POINTER, index=arg.tensor.index, value=scope.code(writer, arg.offset))
+    if isinstance(arg, Int):
+        return _int_arg(writer, scope, arg.value, ITEMSIZE[arg.dtype])
+    if isinstance(arg, Float):
+        if arg.index >= len(scope.op.floats):
+            raise BuildError(f"{scope.where}: float {arg.index}, op {scope.op.name} has {len(scope.op.floats)}")
+        return dict(kind=fmt.ARG_FLOAT, width=FLOAT_WIDTHS[arg.dtype], index=arg.index)
+    assert isinstance(arg, Scratch)
+    if arg.buffer >= len(plan.buffers):
+        raise BuildError(f"{scope.where}: buffer {arg.buffer}, the plan has {len(plan.buffers)}")
+    return dict(kind=fmt.ARG_BUFFER, index=arg.buffer, value=scope.code(writer, arg.offset))
+
+
+def _int_arg(writer: PackWriter, scope: _Scope, value: Expr | int, width: int) -> dict[str, Any]:
+    return dict(kind=fmt.ARG_INT, width=width, value=scope.code(writer, value))
+
+
+def _check_tensor(scope: _Scope, tensor: Tensor) -> None:
+    if tensor.index >= len(scope.op.tensors):
+        raise BuildError(f"{scope.where}: {tensor.name} is tensor {tensor.index}, the op has {len(scope.op.tensors)}")
+
+
+def _tensor_map_args(writer: PackWriter, scope: _Scope, arg: TensorMap, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The map itself, then the tensor's sizes in 32 bits and its strides in 64."""
+    _check_tensor(scope, arg.tensor)
+    if meta.get("is_im2col") or meta["fp4_padded"]:
+        raise CompileError(f"{scope.where}: im2col and padded fp4 tensor maps are not supported")
+    if arg.l2_promotion not in L2_PROMOTION:
+        raise BuildError(f"{scope.where}: l2_promotion is one of {list(L2_PROMOTION)}, not {arg.l2_promotion}")
+    if arg.round_to_tf32 and arg.dtype != "fp32":
+        raise BuildError(f"{scope.where}: only fp32 can be rounded to tf32, this is {arg.dtype}")
+    sizes = [scope.code(writer, x) for x in arg.sizes]
+    strides = [scope.code(writer, x) for x in arg.strides]
+    box = list(meta["block_size"])
+    element_type = TENSOR_MAP_TYPE.get(meta["elem_type"], meta["elem_type"])
+    record = dict(
+        tensor=arg.tensor.index,
+        rank=len(arg.block),
+        element_type=TENSOR_MAP_TF32 if arg.round_to_tf32 else element_type,
+        element_size=meta["elem_size"],
+        swizzle=meta["swizzle"],
+        l2_promotion=L2_PROMOTION[arg.l2_promotion],
+        oob_fill=int(arg.nan_fill),
+        box=box + [0] * (5 - len(box)),
+        offset=scope.code(writer, arg.offset),
+        sizes=_padded(sizes, 5),
+        strides=_padded(strides, 5),
+    )
+    index = writer.add("tensor_maps", [record]).first
+    return [
+        dict(kind=fmt.ARG_TENSOR_MAP, index=index),
+        *(_int_arg(writer, scope, x, 4) for x in arg.sizes),
+        *(_int_arg(writer, scope, x, 8) for x in arg.strides),
+    ]

@@ -1,0 +1,148 @@
+"""What was compiled before, by content.
+
+An entry is one file named by its key: a line of JSON (sizes, hashes, launch metadata), then the image, compressed as it
+goes into a pack. It is published by writing beside it, fsync and rename: a reader sees all of it or nothing, and two
+builds may share a folder. A damaged entry counts as absent.
+
+The folder is ``TK_CACHE_DIR``, else ``tk`` under ``XDG_CACHE_HOME`` or ``~/.cache``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+# Part of the path: another meaning of an entry is another folder.
+LAYOUT = "aot-1"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A compiled launch: the image, and what its launch needs to know of it.
+
+    entry: the kernel's symbol. threads: of a block. shared, *_scratch: bytes. tensor_maps: one entry for each tensor map
+    parameter, as the compiler's metadata has it. spill_bytes: stores and loads of registers that did not fit."""
+
+    entry: str
+    threads: int
+    shared: int
+    cluster: int
+    global_scratch: int
+    global_scratch_alignment: int
+    profile_scratch: int
+    profile_scratch_alignment: int
+    tensor_maps: tuple[Mapping[str, Any], ...]
+    registers: int
+    spill_bytes: int
+    seconds: float
+    size: int
+    hash: str  # SHA-256 of the image
+    compressed: bytes
+
+    @property
+    def image(self) -> bytes:
+        return zlib.decompress(self.compressed)
+
+
+def compress(image: bytes) -> bytes:
+    return zlib.compress(image, 9)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """All or nothing, and on the disk before the name is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def default_folder() -> Path:
+    """Raises RuntimeError when there is neither TK_CACHE_DIR nor XDG_CACHE_HOME nor a home directory."""
+    if folder := os.environ.get("TK_CACHE_DIR"):
+        return Path(folder)
+    if folder := os.environ.get("XDG_CACHE_HOME"):
+        return Path(folder) / "tk"
+    return Path.home() / ".cache" / "tk"
+
+
+class Cache:
+    """A folder of artifacts."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder / LAYOUT
+
+    def path(self, key: str) -> Path:
+        return self.folder / key[:2] / key
+
+    def failure_path(self, key: str) -> Path:
+        """Where the text of a failed compilation is kept."""
+        return self.folder / key[:2] / f"{key}.error"
+
+    def load(self, key: str) -> Artifact | None:
+        try:
+            data = self.path(key).read_bytes()
+        except FileNotFoundError:
+            return None
+        header, _, compressed = data.partition(b"\n")
+        try:
+            fields = json.loads(header)
+            if fields.pop("compressed_hash") != hashlib.sha256(compressed).hexdigest():
+                return None
+            fields["tensor_maps"] = tuple(fields["tensor_maps"])
+            return Artifact(**fields, compressed=compressed)
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def store(self, key: str, artifact: Artifact) -> None:
+        fields = asdict(artifact)
+        del fields["compressed"]
+        fields["compressed_hash"] = hashlib.sha256(artifact.compressed).hexdigest()
+        header = json.dumps(fields, sort_keys=True).encode()
+        write_atomically(self.path(key), header + b"\n" + artifact.compressed)
+        with contextlib.suppress(FileNotFoundError):
+            self.failure_path(key).unlink()
+
+    def record_failure(self, key: str, text: str) -> Path:
+        """For people: a later build tries again, since a full disk or a killed process is no property of the kernel."""
+        path = self.failure_path(key)
+        write_atomically(path, text.encode())
+        return path
+
+
+@contextlib.contextmanager
+def open_cache(warn):
+    """The user's cache; where it cannot be written, one for this build alone, and `warn` is told."""
+    try:
+        folder = default_folder()
+        (folder / LAYOUT).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder / LAYOUT):
+            pass
+    except (OSError, RuntimeError) as e:
+        with tempfile.TemporaryDirectory(prefix="tk-cache-") as temporary:
+            warn(f"the cache cannot be written ({e}): what is compiled now is not kept; set TK_CACHE_DIR to a folder")
+            yield Cache(Path(temporary))
+        return
+    yield Cache(folder)

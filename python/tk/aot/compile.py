@@ -1,0 +1,333 @@
+"""Compile: one launch, one architecture -> one image, with no GPU.
+
+A :class:`Source` is what decides an image: the device function and everything it reaches, the kinds and dtypes of its
+arguments, the constants, the options, the target. Two launches with equal sources share the image. Its ``key`` names it
+in the cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import io
+import json
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import triton
+from triton import knobs
+from triton._C.libtriton import get_cache_invalidating_env_vars
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDAOptions, get_ptxas
+from triton.compiler import ASTSource
+from triton.compiler import compile as triton_compile
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.language import constexpr, dtype
+from triton.runtime.jit import DependenciesFinder, JITCallable, JITFunction
+
+from tk.aot.cache import Artifact, compress
+from tk.aot.errors import CompileError
+from tk.aot.expr import divisor
+from tk.aot.spec import DTYPES, Arg, Const, Float, Int, Launch, Plan, Pointer, Scratch, TensorMap
+
+# What the JIT would tell the compiler of an address or a number that is a multiple of 16.
+DIVISIBLE_BY_16 = [["tt.divisibility", 16]]
+
+# PTX that a driver of CUDA 12.0 can still translate; what a newer ptxas would call itself shuts older drivers out.
+BASELINE_PTX_VERSION = 80
+
+WARP_SIZE = 32
+
+
+@dataclass(frozen=True)
+class Target:
+    """arch: 90 for sm_90. ptx: the image is PTX, for any GPU from `arch` on."""
+
+    arch: int
+    ptx: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{'ptx' if self.ptx else 'sm'}{self.arch}"
+
+    @staticmethod
+    def parse(text: str) -> Target:
+        """From ``80``, ``sm80``, ``sm_80`` or ``ptx80``."""
+        match = re.fullmatch(r"(?:sm_?|(ptx))?(\d{2,3})", text.strip())
+        if not match:
+            raise ValueError(f"{text!r} names no architecture; write 80, 90, … or ptx80")
+        return Target(int(match[2]), bool(match[1]))
+
+
+@dataclass(frozen=True)
+class Source:
+    """signature: a type for every parameter, in order. aligned: parameters known to be multiples of 16."""
+
+    fn: JITFunction
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any]
+    aligned: frozenset[str]
+    options: Mapping[str, Any]
+    target: Target
+
+    @property
+    def name(self) -> str:
+        return f"{self.fn.__name__} for {self.target.name}"
+
+    @functools.cached_property
+    def key(self) -> str:
+        """SHA-256, hexadecimal, over all that decides the image."""
+        parts = {
+            "source": source_digest(self.fn),
+            "signature": list(self.signature.items()),
+            "constants": {name: constant_text(value) for name, value in self.constants.items()},
+            "aligned": sorted(self.aligned),
+            "options": {name: constant_text(value) for name, value in self.options.items()},
+            "target": self.target.name,
+            "compiler": compiler_version(self.target.arch),
+            "environment": _environment(),
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+# --- From a launch to its source ---
+
+
+def source_of(plan: Plan, launch: Launch, target: Target) -> Source:
+    """Raises CompileError where the launch does not fit its device function."""
+    fn = launch.fn
+    if not isinstance(fn, JITFunction):
+        hint = ": unset TRITON_INTERPRET" if type(fn).__name__ == "InterpretedFunction" else ""
+        raise CompileError(f"{fn!r} is not a function of triton.jit or gluon.jit{hint}")
+    _check_arguments(fn, launch.args)
+    signature, constants, aligned = {}, {}, set()
+    for name in fn.arg_names:
+        arg = launch.args[name]
+        signature[name] = _type_text(name, arg, target)
+        if isinstance(arg, Const):
+            constants[name] = arg.value
+        elif is_aligned(arg, plan):
+            aligned.add(name)
+    return Source(fn, signature, constants, frozenset(aligned), _options(launch), target)
+
+
+def _check_arguments(fn: JITFunction, args: Mapping[str, Arg]) -> None:
+    missing = [n for n in fn.arg_names if n not in args]
+    extra = [n for n in args if n not in fn.arg_names]
+    if missing or extra:
+        what = [f"{kind} {', '.join(names)}" for kind, names in (("lacks", missing), ("has no parameter", extra)) if names]
+        raise CompileError(f"{fn.__name__}: the launch {' and '.join(what)}; it takes {', '.join(fn.arg_names)}")
+    for param in fn.params:
+        if param.is_constexpr and not isinstance(args[param.name], Const):
+            raise CompileError(f"{fn.__name__}: {param.name} is a constexpr, give it a Const")
+
+
+def _type_text(name: str, arg: Arg, target: Target) -> str:
+    if isinstance(arg, Const):
+        return "constexpr"
+    if arg.dtype not in DTYPES:
+        raise CompileError(f"{name}: {arg.dtype!r} is no dtype; there are {', '.join(DTYPES)}")
+    if isinstance(arg, Pointer | Scratch):
+        return f"*{arg.dtype}"
+    if isinstance(arg, TensorMap):
+        return _tensor_map_text(name, arg, target)
+    is_float = arg.dtype.startswith(("fp", "bf"))
+    if is_float != isinstance(arg, Float) or arg.dtype.startswith("fp8"):
+        raise CompileError(f"{name}: a number of dtype {arg.dtype} cannot be passed as {type(arg).__name__}")
+    return arg.dtype
+
+
+def _tensor_map_text(name: str, arg: TensorMap, target: Target) -> str:
+    if target.arch < 90:
+        raise CompileError(f"{name}: there are no tensor maps before sm_90, and this is {target.name}")
+    rank = len(arg.block)
+    if not 1 <= rank <= 5 or len(arg.sizes) != rank or len(arg.strides) != rank:
+        raise CompileError(
+            f"{name}: a tensor map has 1 to 5 dimensions, the same number of sizes, strides and block; here are "
+            f"{len(arg.sizes)}, {len(arg.strides)} and {rank}"
+        )
+    if not (isinstance(arg.strides[-1], int) and arg.strides[-1] == 1):
+        raise CompileError(f"{name}: the last stride of a tensor map is 1: write it so and require it of the problem")
+    block = ", ".join(map(str, arg.block))
+    return f"tensordesc<{arg.dtype}[{block}]{',' + arg.layout if arg.layout else ''}>"
+
+
+def is_aligned(arg: Arg, plan: Plan) -> bool:
+    """Whether the compiler may take the argument for a multiple of 16."""
+    if isinstance(arg, Pointer):
+        return arg.aligned
+    if isinstance(arg, Int):
+        return arg.divisible
+    if isinstance(arg, Scratch):
+        return plan.buffers[arg.buffer].alignment % 16 == 0 and divisor(arg.offset) % 16 == 0
+    return False
+
+
+def _options(launch: Launch) -> dict[str, Any]:
+    own = dict(num_warps=launch.num_warps, num_stages=launch.num_stages, num_ctas=launch.num_ctas)
+    own["enable_fp_fusion"] = True
+    if launch.maxnreg is not None:
+        own["maxnreg"] = launch.maxnreg
+    known = {f.name for f in fields(CUDAOptions)}
+    # The backend itself would pass over a misspelt one in silence.
+    if unknown := sorted(set(launch.options) - known):
+        raise CompileError(f"{launch.fn.__name__}: the compiler has no option {', '.join(unknown)}")
+    return {**own, **launch.options}
+
+
+# --- What an image depends on ---
+
+
+class _Dependencies(DependenciesFinder):
+    """One function's own text and what it refers to. Triton's walk, which would also hash line numbers: they do not
+    reach an image without line tables, and would make every edit of a file a new key for all that is below it."""
+
+    def __init__(self, fn: JITCallable):
+        nonlocals = inspect.getclosurevars(fn.fn).nonlocals
+        super().__init__(name=fn._fn_name, globals=fn.__globals__, nonlocals=nonlocals, src=fn.src)
+        self.reached: list[JITCallable] = []
+        self.visit(fn.parse())
+
+    def _update_hash(self, func: JITCallable) -> None:
+        self.reached.append(func)
+
+
+def _function_text(fn: JITCallable, found: _Dependencies) -> str:
+    values = {name: _plain_repr(value) for (name, _), (value, _) in found.used_global_vals.items()}
+    defaults = {name: _plain_repr(p.default) for name, p in fn.signature.parameters.items() if p.default is not p.empty}
+    parts = [fn._fn_name, type(fn).__name__, str(getattr(fn, "noinline", None)), found.ret, values, defaults]
+    return json.dumps(parts, sort_keys=True)
+
+
+def _plain_repr(value: Any) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+_digests: dict[int, tuple[JITCallable, str]] = {}
+
+
+def source_digest(fn: JITCallable) -> str:
+    """SHA-256 over the source of `fn` and of every function it reaches, the globals they read and their defaults.
+
+    Computed once for each function and process."""
+    if id(fn) in _digests:
+        return _digests[id(fn)][1]
+    texts: dict[int, str] = {}
+    pending = [fn]
+    while pending:
+        current = pending.pop()
+        if id(current) in texts:
+            continue
+        found = _Dependencies(current)
+        texts[id(current)] = _function_text(current, found)
+        pending += found.reached
+        pending += [p.default for p in current.signature.parameters.values() if isinstance(p.default, JITCallable)]
+    digest = hashlib.sha256("\n".join([texts[id(fn)], *sorted(texts.values())]).encode()).hexdigest()
+    _digests[id(fn)] = (fn, digest)  # holds `fn`, so that its id stays its own
+    return digest
+
+
+def constant_text(value: Any) -> str:
+    """A constant as it enters the key: equal texts, equal images. Raises CompileError for what has no such text."""
+    if isinstance(value, JITCallable):
+        return f"function {source_digest(value)}"
+    if isinstance(value, constexpr):
+        return constant_text(value.value)
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(constant_text, value))})"
+    if value is None or isinstance(value, bool | int | float | str | dtype) or is_dataclass(value):
+        return f"{type(value).__name__} {value!r}"
+    raise CompileError(f"{value!r} of type {type(value).__name__} cannot be a constant of a kernel compiled ahead of time")
+
+
+@functools.cache
+def compiler_version(arch: int) -> str:
+    """``triton 3.9.0, ptxas 12.9.86``."""
+    text = subprocess.run([get_ptxas(arch).path, "--version"], check=True, capture_output=True, text=True).stdout
+    version = re.search(r"\bV(\d[\d.]*)", text)
+    return f"triton {triton.__version__}, ptxas {version[1] if version else text.strip()}"
+
+
+def _environment() -> list[tuple[str, str]]:
+    """Variables that Triton says change what it makes, less the one that is always set here."""
+    return sorted((k, v) for k, v in get_cache_invalidating_env_vars().items() if k != "TRITON_DISABLE_LINE_INFO")
+
+
+# --- Compiling ---
+
+
+def compile_source(source: Source) -> Artifact:
+    """Raises CompileError with the compiler's own words."""
+    ast_source = (GluonASTSource if source.fn.is_gluon() else ASTSource)(
+        source.fn,
+        dict(source.signature),
+        {(source.fn.arg_names.index(n),): v for n, v in source.constants.items()},
+        {(source.fn.arg_names.index(n),): DIVISIBLE_BY_16 for n in sorted(source.aligned)},
+    )
+    options = dict(source.options)
+    if source.target.ptx:
+        options.setdefault("ptx_version", BASELINE_PTX_VERSION)
+    start = time.monotonic()
+    with _compiler_settings(), contextlib.redirect_stdout(io.StringIO()) as log:
+        try:
+            compiled = triton_compile(ast_source, GPUTarget("cuda", source.target.arch, WARP_SIZE), options)
+        except Exception as e:
+            raise CompileError(f"{type(e).__name__}: {e}") from e
+        asm = {kind: compiled.asm[kind] for kind in ("ptx", "cubin")}
+    image = asm["ptx"].encode() if source.target.ptx else asm["cubin"]
+    return _artifact(compiled.metadata, image, log.getvalue(), time.monotonic() - start)
+
+
+@contextlib.contextmanager
+def _compiler_settings() -> Iterator[None]:
+    """No line tables (they put paths into the image and are most of it), ptxas's figures, and nothing in the user's
+    own Triton cache."""
+    with tempfile.TemporaryDirectory(prefix="tk-triton-") as folder, contextlib.ExitStack() as scopes:
+        for group in (knobs.compilation, knobs.nvidia, knobs.cache):
+            scopes.enter_context(group.scope())
+        knobs.compilation.disable_line_info = True
+        knobs.nvidia.dump_ptxas_log = True
+        knobs.cache.dir = folder
+        yield
+
+
+def _artifact(metadata: Any, image: bytes, ptxas_log: str, seconds: float) -> Artifact:
+    return Artifact(
+        entry=metadata.name,
+        threads=WARP_SIZE * metadata.num_warps,  # the metadata's: warp specialisation adds to the option's
+        shared=metadata.shared,
+        cluster=metadata.num_ctas,
+        global_scratch=metadata.global_scratch_size,
+        global_scratch_alignment=metadata.global_scratch_align,
+        profile_scratch=metadata.profile_scratch_size,
+        profile_scratch_alignment=metadata.profile_scratch_align,
+        tensor_maps=tuple(metadata.tensordesc_meta or ()),
+        registers=_figure(ptxas_log, r"Used (\d+) registers"),
+        spill_bytes=_figure(ptxas_log, r"(\d+) bytes spill stores") + _figure(ptxas_log, r"(\d+) bytes spill loads"),
+        seconds=round(seconds, 3),
+        size=len(image),
+        hash=hashlib.sha256(image).hexdigest(),
+        compressed=compress(image),
+    )
+
+
+def _figure(ptxas_log: str, pattern: str) -> int:
+    found = re.findall(pattern, ptxas_log)
+    if not found:
+        raise CompileError(f"ptxas reported nothing like {pattern!r}:\n{ptxas_log}")
+    return max(map(int, found))
+
+
+def warm_up() -> None:
+    """Load and hash what every compilation needs, so that processes forked from this one need not."""
+    from triton.compiler import code_generator  # noqa: F401
+    from triton.runtime.cache import triton_key
+
+    triton_key()
