@@ -1,0 +1,323 @@
+"""Build: families and architectures -> packs. What ``tk build`` does.
+
+enumerate (grid) -> sources (compile) -> images, from the cache or a pool of processes -> packs (assemble, pack). Nothing
+is written when anything failed; all failures are listed by name.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from tk.aot import tuned
+from tk.aot.assemble import Compiled, add_op
+from tk.aot.cache import Artifact, Cache, write_atomically
+from tk.aot.compile import Source, Target, compile_source, compiler_version, source_of, warm_up
+from tk.aot.errors import BuildError, CompileError
+from tk.aot.grid import Grid, Variant, enumerate_grid
+from tk.aot.pack import PackWriter, read_pack, roots_line
+from tk.aot.pool import run as run_pool
+from tk.aot.spec import Family, Launch
+
+# What a launch takes before anything is known of it: a matrix product's cubin on one core.
+DEFAULT_SECONDS, DEFAULT_BYTES = 1.0, 12_000
+
+# Shared memory of a block, bytes, by architecture (CUDA programming guide, technical specifications).
+SHARED_LIMIT = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448,
+                120: 101_376, 121: 101_376}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PlannedVariant:
+    """sources: one for each launch of the plan."""
+
+    variant: Variant
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True)
+class PlannedOp:
+    grid: Grid
+    variants: tuple[PlannedVariant, ...]
+
+
+@dataclass(frozen=True)
+class PlannedPack:
+    target: Target
+    path: Path
+    ops: tuple[PlannedOp, ...]
+    partial: bool  # variants were left out on purpose
+
+
+@dataclass(frozen=True)
+class Failure:
+    """name: of the variant and the device function. log: where the whole text is, if it is anywhere."""
+
+    name: str
+    error: str
+    log: Path | None = None
+
+    def __str__(self) -> str:
+        where = f"\n    {self.log}" if self.log else ""
+        return f"{self.name}: {summary(self.error)}{where}"
+
+
+def summary(error: str) -> str:
+    """The line that says most: the last of Python's, the first of the compiler's that says "error"."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()] or ["no message"]
+    telling = next((line for line in lines if re.search(r"\berror\b", line, re.IGNORECASE)), None)
+    return (telling if telling and not lines[0].startswith("Traceback") else lines[-1])[:300]
+
+
+class BuildFailed(BuildError):
+    """Some launches did not compile. ``failures`` has them all."""
+
+    def __init__(self, failures: Sequence[Failure]):
+        self.failures = tuple(failures)
+        super().__init__(f"{len(failures)} failed:\n" + "\n".join(f"  {f}" for f in failures))
+
+
+# --- Plan ---
+
+
+def plan_pack(families: Sequence[Family], target: Target, path: Path, sample: bool = False,
+              only: str | None = None) -> PlannedPack:  # fmt: skip
+    """All that would be compiled for one pack. sample: the families' samples. only: variants whose name matches.
+
+    Raises BuildFailed where launches do not fit their functions, BuildError where records contradict themselves."""
+    ops, failures = [], []
+    for family in families:
+        grid = enumerate_grid(family, target.arch, sample)
+        chosen = [v for v in grid.variants if only is None or re.search(only, v.name)]
+        variants = []
+        for v in chosen:
+            try:
+                variants.append(PlannedVariant(v, tuple(source_of(v.plan, x, target) for x in v.plan.launches)))
+            except CompileError as e:
+                failures.append(Failure(v.name, str(e)))
+        ops.append(PlannedOp(grid, tuple(variants)))
+    if failures:
+        raise BuildFailed(failures)
+    return PlannedPack(target, path, tuple(ops), sample or only is not None)
+
+
+@dataclass
+class Work:
+    """The distinct sources of some packs, by key, and what the cache has of them."""
+
+    sources: dict[str, Source] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)  # of the first variant that needs it
+    done: dict[str, Artifact] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> list[str]:
+        return [key for key in self.sources if key not in self.done]
+
+
+def find_work(packs: Sequence[PlannedPack], cache: Cache) -> Work:
+    work = Work()
+    for planned, source in _planned_sources(packs):
+        if source.key in work.sources:
+            continue
+        work.sources[source.key] = source
+        work.names[source.key] = f"{source.fn.__name__} of {planned.variant.name}"
+        if (artifact := cache.load(source.key)) is not None:
+            work.done[source.key] = artifact
+    return work
+
+
+def _planned_sources(packs: Sequence[PlannedPack]) -> Iterator[tuple[PlannedVariant, Source]]:
+    for pack in packs:
+        for op in pack.ops:
+            for planned in op.variants:
+                for source in planned.sources:
+                    yield planned, source
+
+
+# --- Compile ---
+
+
+def compile_missing(work: Work, cache: Cache, jobs: int, out: TextIO) -> None:
+    """Fill ``work.done``. Raises BuildFailed with everything that failed."""
+    missing = work.missing
+    if not missing:
+        return
+    warm_up()
+    failures = []
+    progress = Progress(len(missing), out)
+
+    def compile_one(index: int) -> None:
+        key = missing[index]
+        cache.store(key, compile_source(work.sources[key]))
+
+    for outcome in run_pool(compile_one, len(missing), min(jobs, len(missing))):
+        key = missing[outcome.index]
+        artifact = None if outcome.error else cache.load(key)
+        if artifact is None:
+            error = outcome.error or "the cache lost it as soon as it was written"
+            log = cache.record_failure(key, f"{work.names[key]}\n{error}\n")
+            failures.append(Failure(work.names[key], error, log))
+        else:
+            work.done[key] = artifact
+        progress.step(work.names[key], failed=len(failures))
+    progress.finish()
+    if failures:
+        raise BuildFailed(sorted(failures, key=lambda f: f.name))
+
+
+class Progress:
+    """A bar on a terminal; elsewhere a line at every tenth, and one a minute."""
+
+    def __init__(self, total: int, out: TextIO):
+        self.total, self.out, self.done = total, out, 0
+        self.start = self.last = time.monotonic()
+
+    def step(self, name: str, failed: int) -> None:
+        self.done += 1
+        now = time.monotonic()
+        left = (now - self.start) / self.done * (self.total - self.done)
+        status = f"{self.done}/{self.total} compiled{f', {failed} FAILED' if failed else ''}, {left:.0f} s left"
+        if self.out.isatty():
+            width = 30 * self.done // self.total
+            self.out.write(f"\r\x1b[K[{'=' * width}{' ' * (30 - width)}] {status}  {name[:60]}")
+        elif 10 * self.done // self.total > 10 * (self.done - 1) // self.total or now - self.last > 60:
+            self.last = now
+            self.out.write(f"{status}\n")
+        self.out.flush()
+
+    def finish(self) -> None:
+        if self.out.isatty():
+            self.out.write("\r\x1b[K")
+        self.out.write(f"{self.total} compiled in {time.monotonic() - self.start:.0f} s\n")
+        self.out.flush()
+
+
+# --- Check and write ---
+
+
+def check_limits(packs: Sequence[PlannedPack], work: Work) -> None:
+    """Registers through memory and shared memory, each within its bound. Raises BuildFailed."""
+    failures = []
+    for pack in packs:
+        limit = SHARED_LIMIT.get(pack.target.arch)
+        for op in pack.ops:
+            for planned in op.variants:
+                for launch, source in zip(planned.variant.plan.launches, planned.sources, strict=True):
+                    for error in _broken_limits(launch, work.done[source.key], limit):
+                        failures.append(Failure(f"{source.fn.__name__} of {planned.variant.name}", error))
+    if failures:
+        raise BuildFailed(failures)
+
+
+def _broken_limits(launch: Launch, artifact: Artifact, shared_limit: int | None) -> Iterator[str]:
+    if artifact.spill_bytes > launch.max_spill_bytes:
+        yield (
+            f"{artifact.spill_bytes} bytes of registers spilled with {artifact.registers} registers a thread; its "
+            f"max_spill_bytes is {launch.max_spill_bytes}"
+        )
+    if shared_limit is not None and artifact.shared > shared_limit:
+        yield f"{artifact.shared} bytes of shared memory, the architecture has {shared_limit}"
+
+
+def write_pack(pack: PlannedPack, work: Work) -> bytes:
+    """The bytes of one pack; what was written is read back with every check. Raises BuildError."""
+    writer = PackWriter(pack.target.arch, pack.target.ptx, compiler_version(pack.target.arch))
+    for op in pack.ops:
+        if not op.variants:
+            continue
+        compiled = [Compiled(p.variant, tuple(work.done[s.key] for s in p.sources)) for p in op.variants]
+        table = tuned.load(op.grid.family.tuned, pack.target.arch) if op.grid.family.tuned else {}
+        add_op(writer, op.grid, compiled, pack.target, table, pack.partial)
+    return writer.finish()
+
+
+def write_if_changed(path: Path, data: bytes) -> None:
+    """An unchanged file keeps its time, so that nothing that depends on it is made again."""
+    if not path.is_file() or path.read_bytes() != data:
+        write_atomically(path, data)
+
+
+def build(packs: Sequence[PlannedPack], cache: Cache, jobs: int, roots: Path | None = None,
+          out: TextIO = sys.stdout) -> None:  # fmt: skip
+    """Compile what the cache lacks, write the packs, and `roots` with their hashes. Raises BuildError."""
+    empty = [p.target.name for p in packs if not any(op.variants for op in p.ops)]
+    if empty:
+        raise BuildError(f"nothing to build for {', '.join(empty)}")
+    start = time.monotonic()
+    work = find_work(packs, cache)
+    out.write(f"{len(work.sources)} launches, {len(work.done)} of them in the cache\n")
+    compile_missing(work, cache, jobs, out)
+    check_limits(packs, work)
+    lines = []
+    for pack in packs:
+        data = write_pack(pack, work)
+        checked = read_pack(data)
+        write_if_changed(pack.path, data)
+        lines.append(roots_line(pack.path, checked))
+        variants = sum(len(op.variants) for op in pack.ops)
+        out.write(f"{pack.path}: {variants} variants, {len(checked.images)} images, {len(data) / 1e6:.2f} MB\n")
+    if roots is not None:
+        write_if_changed(roots, "".join(lines).encode())
+    _report_spills(work, out)
+    out.write(f"done in {time.monotonic() - start:.1f} s\n")
+
+
+def _report_spills(work: Work, out: TextIO) -> None:
+    spilled = [(a.spill_bytes, work.names[key]) for key, a in work.done.items() if a.spill_bytes]
+    if spilled:
+        most, name = max(spilled)
+        out.write(f"{len(spilled)} launches spill registers, the most {most} bytes: {name}\n")
+
+
+# --- Dry run ---
+
+
+def dry_run(packs: Sequence[PlannedPack], cache: Cache, jobs: int, out: TextIO = sys.stdout) -> None:
+    """What a build would do: for each kernel what is considered, dropped and why; compilations, size and time."""
+    work = find_work(packs, cache)
+    for pack in packs:
+        for op in pack.ops:
+            for kernel in op.grid.family.kernels:
+                _describe_kernel(pack, op, kernel.name, work, out)
+    size, seconds = predict(work, jobs)
+    out.write(f"\n{len(work.sources)} distinct launches, {len(work.done)} in the cache; predicted {size / 1e6:.1f} MB, "
+              f"{seconds:.0f} s with {jobs} jobs\n")  # fmt: skip
+
+
+def _describe_kernel(pack: PlannedPack, op: PlannedOp, kernel: str, work: Work, out: TextIO) -> None:
+    considered = op.grid.considered[kernel]
+    if not considered:
+        return
+    dropped: Counter[str] = op.grid.dropped.get(kernel, Counter())
+    variants = [p for p in op.variants if p.variant.kernel.name == kernel]
+    keys = {s.key for p in variants for s in p.sources}
+    cached = sum(key in work.done for key in keys)
+    left_out = considered - dropped.total() - len(variants)
+    out.write(f"{pack.target.name} {op.grid.op.name} {kernel}: {considered} combinations, {dropped.total()} dropped, "
+              f"{f'{left_out} left out, ' if left_out else ''}{len(variants)} variants, {len(keys)} launches, "
+              f"{cached} cached\n")  # fmt: skip
+    for reason, count in dropped.most_common(5):
+        out.write(f"    {count} dropped: {reason}\n")
+
+
+def predict(work: Work, jobs: int) -> tuple[float, float]:
+    """(bytes, seconds) of a build: known where the cache has it, else the mean of the same function's, else a guess."""
+    bytes_of = _mean_by_function(work, lambda a: len(a.compressed), DEFAULT_BYTES)
+    seconds_of = _mean_by_function(work, lambda a: a.seconds, DEFAULT_SECONDS)
+    missing = work.missing
+    size = sum(len(a.compressed) for a in work.done.values()) + sum(bytes_of(work.sources[k]) for k in missing)
+    return size, sum(seconds_of(work.sources[k]) for k in missing) / max(1, min(jobs, len(missing)))
+
+
+def _mean_by_function(work: Work, figure: Callable[[Artifact], float], default: float) -> Callable[[Source], float]:
+    known: dict[object, list[float]] = {}
+    for key, artifact in work.done.items():
+        known.setdefault(work.sources[key].fn, []).append(figure(artifact))
+    means = {fn: sum(v) / len(v) for fn, v in known.items()}
+    return lambda source: means.get(source.fn, default)

@@ -1,0 +1,53 @@
+"""``tk build`` and ``python -m tk.aot``: arguments in, packs or a list of failures out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tk.aot.build import PlannedPack, build, dry_run, plan_pack
+from tk.aot.cache import open_cache
+from tk.aot.compile import Target
+from tk.aot.errors import BuildError
+from tk.aot.pool import default_jobs
+from tk.aot.sources import file_families, package_families
+
+
+def pack_paths(targets: list[Target], files: list[Path], out: Path | None) -> list[Path]:
+    """Where each target's pack goes: OUT/sm90.tkpack for the package's own kernels; OUT itself for a user's files and
+    one architecture, else OUT with the architecture before its suffix."""
+    if not files:
+        if out is None:
+            raise BuildError("say with -o into which folder the package's own packs go")
+        return [out / f"{t.name}.tkpack" for t in targets]
+    out = out or Path(files[0].stem + ".tkpack")
+    if len(targets) == 1:
+        return [out]
+    return [out.with_name(f"{out.stem}.{t.name}{out.suffix}") for t in targets]
+
+
+def run(args: argparse.Namespace) -> int:
+    """The exit status: 0, or 1 after a message."""
+    try:
+        _run(args)
+    except (BuildError, ValueError) as e:
+        print(f"tk build: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(args: argparse.Namespace) -> None:
+    targets = list(dict.fromkeys(Target.parse(text) for text in args.arch.split(",")))
+    jobs = args.jobs or default_jobs()
+    paths = pack_paths(targets, args.files, args.out) if not args.dry_run else [Path()] * len(targets)
+    families = file_families(args.files) if args.files else package_families()
+    packs: list[PlannedPack] = [
+        plan_pack(families, target, path, args.sample, args.only)
+        for target, path in zip(targets, paths, strict=True)
+    ]
+    with open_cache(lambda message: print(f"tk build: {message}", file=sys.stderr)) as cache:
+        if args.dry_run:
+            dry_run(packs, cache, jobs)
+        else:
+            build(packs, cache, jobs, args.roots)

@@ -1,0 +1,71 @@
+"""Where families come from: the package's own kernel files, or a user's."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from tk.aot.errors import BuildError
+from tk.aot.spec import Family
+
+
+def package_families() -> list[Family]:
+    """Those of every module of tk.kernels that exports FAMILY or FAMILIES, in the order of the modules' names."""
+    import tk.kernels
+
+    modules = sorted(m.name for m in pkgutil.walk_packages(tk.kernels.__path__, "tk.kernels."))
+    return _distinct([f for name in modules for f in families_of(importlib.import_module(name))])
+
+
+def file_families(paths: Sequence[Path]) -> list[Family]:
+    """Those of the user's files. Raises BuildError for a file that cannot be imported or exports none."""
+    found: list[Family] = []
+    for path in paths:
+        families = families_of(_import_file(path))
+        if not families:
+            raise BuildError(f"{path} exports neither FAMILY nor FAMILIES")
+        found += families
+    return _distinct(found)
+
+
+def families_of(module: ModuleType) -> list[Family]:
+    one, several = getattr(module, "FAMILY", None), getattr(module, "FAMILIES", ())
+    found = [*([] if one is None else [one]), *several]
+    for family in found:
+        if not isinstance(family, Family):
+            raise BuildError(f"{module.__name__}: {family!r} is no Family")
+    return found
+
+
+def _distinct(families: list[Family]) -> list[Family]:
+    names = [f.op.name for f in families]
+    if twice := sorted({n for n in names if names.count(n) > 1}):
+        raise BuildError(f"more than one family declares op {', '.join(twice)}")
+    return families
+
+
+def _import_file(path: Path) -> ModuleType:
+    """As a script would be: its own folder comes first on the path. Its name enters the keys of what is compiled, its
+    folder does not."""
+    if not path.is_file():
+        raise BuildError(f"{path}: there is no such file")
+    name = f"tk_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise BuildError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as e:
+        del sys.modules[name]
+        raise BuildError(f"{path} cannot be imported: {type(e).__name__}: {e}") from e
+    finally:
+        sys.path.pop(0)
+    return module

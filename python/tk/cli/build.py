@@ -1,0 +1,57 @@
+"""``tk build``: kernels and architectures in, packs out. Needs the ``build`` extra (Triton), and no GPU."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+DESCRIPTION = """\
+Compile kernels ahead of time into packs, one file for each architecture.
+
+Without FILE: the kernels that ship with tk, into the folder OUT, as sm80.tkpack and so on. With FILE: the FAMILY or
+FAMILIES of the user's file, into OUT (default FILE's name with .tkpack), or OUT.sm80.tkpack and so on when there are
+several architectures. The same inputs and compiler give the same bytes.
+
+TK_CACHE_DIR: where compiled launches are kept (default ~/.cache/tk). TK_JOBS: how many are compiled at once.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", metavar="FILE.py", nargs="*", type=Path, help="files that export FAMILY or FAMILIES")
+    parser.add_argument("-o", "--out", type=Path, help="the pack, or the folder for the package's own packs")
+    parser.add_argument("--arch", default="80,90", help="architectures: 80, 90, …, ptx80 for PTX (default %(default)s)")
+    parser.add_argument("--sample", action="store_true", help="only the sample that tests compile")
+    parser.add_argument("--only", metavar="REGEX", help="only variants whose name matches (--dry-run counts them)")
+    parser.add_argument("--jobs", type=positive, help="compilations at once (default TK_JOBS, else the cores)")
+    parser.add_argument("--roots", type=Path, help="write the packs' hashes here, for libtk_core's roots.inc")
+    parser.add_argument("--dry-run", action="store_true", help="list what would be compiled, its size and time")
+    parser.set_defaults(run=run)
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+    return int(text)
+
+
+def add_parser(subparsers: Any) -> None:
+    """As a subcommand of ``tk``."""
+    parser = subparsers.add_parser(
+        "build",
+        help="compile kernels into packs",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """The exit status. Raises SystemExit with what to install when Triton is not there."""
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        raise SystemExit('tk build needs Triton: pip install "torch-tk[build]"') from None
+    from tk.aot.command import run as build
+
+    return build(args)
