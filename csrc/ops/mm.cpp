@@ -1,6 +1,7 @@
 // mm, addmm and linear: check, make matrices of the arguments, allocate, launch.
 
 #include "arguments.h"
+#include "launch.h"
 #include "overlap.h"
 #include "reference.h"
 #include "runtime.h"
@@ -147,43 +148,12 @@ void check_out_memory(const Names& names, const Product& p) {
 
 // --- Launch ---
 
-// Scratch from torch's caching allocator: freed when the call ends, which is after the launch, and reused only behind it on
-// the same stream.
-class Scratch {
- public:
-  explicit Scratch(Device device) : device_(device) {}
-
-  tk_allocator allocator() {
-    return {this,
-            [](void* self, size_t bytes, size_t, int32_t, void*) {
-              return static_cast<Scratch*>(self)->allocate(static_cast<int64_t>(bytes));
-            },
-            [](void*, void*, int32_t, void*) {}};
-  }
-
- private:
-  // Blocks of the caching allocator lie on 512-byte boundaries, which is more than any kernel asks for.
-  void* allocate(int64_t bytes) noexcept {
-    try {
-      if (used_ == std::size(blocks_)) return nullptr;
-      blocks_[used_] = empty({&bytes, 1}, kUInt8, device_);
-      return write_pointer(meta(blocks_[used_++]));
-    } catch (const std::exception&) {
-      return nullptr;  // the core reports it
-    }
-  }
-
-  Device device_;
-  size_t used_ = 0;
-  Tensor blocks_[8];
-};
-
 int64_t precision_of(const Product& p) {
   if (p.a.tensor.dtype != kFloat32) return 0;
   return p.settings.precision >= 0 ? p.settings.precision : allows_tf32();
 }
 
-void launch(const Product& p) {
+void launch_product(const Product& p) {
   static const tk_op op = tk_intern_op("mm");
   const Meta& a = p.a.tensor;
   const tk_tensor tensors[] = {
@@ -196,25 +166,24 @@ void launch(const Product& p) {
   const double floats[] = {p.epilogue.alpha, p.epilogue.beta};
   uint32_t mode = static_cast<uint32_t>(p.settings.mode);
   if (wants_deterministic()) mode |= TK_MODE_DETERMINISTIC;
-  const tk_call call = {op,
-                        mode,
-                        static_cast<int32_t>(p.settings.config),
-                        a.device.index,
-                        std::size(tensors),
-                        std::size(ints),
-                        std::size(floats),
-                        tensors,
-                        ints,
-                        floats};
-  Scratch scratch(a.device);
-  const tk_allocator allocator = scratch.allocator();
-  check_status(tk_launch(&call, current_stream(a.device.index), &allocator));
+  tk_call call;
+  call.op = op;
+  call.mode = mode;
+  call.config = static_cast<int32_t>(p.settings.config);
+  call.device = a.device.index;
+  call.n_tensors = std::size(tensors);
+  call.n_ints = std::size(ints);
+  call.n_floats = std::size(floats);
+  call.tensors = tensors;
+  call.ints = ints;
+  call.floats = floats;
+  launch(call, a.device);
 }
 
 void compute(const Product& p) {
   if (p.out.matrix.is_empty()) return;
   if (p.a.tensor.device.is_cuda() && p.a.matrix.cols != 0) {
-    launch(p);
+    launch_product(p);
   } else {
     reference_product(p.a, p.b, p.bias, p.epilogue, p.out);
   }

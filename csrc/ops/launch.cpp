@@ -1,0 +1,63 @@
+#include "launch.h"
+
+#include "runtime.h"
+
+namespace {
+
+struct Capture {
+  void (*function)(const tk_call*, void*) = nullptr;
+  void* context = nullptr;
+};
+thread_local Capture capture;
+
+}  // namespace
+
+extern "C" void tk_ops_capture(void (*function)(const tk_call*, void*), void* context) { capture = {function, context}; }
+
+namespace tk::ops {
+namespace {
+
+// Freed when the call ends, which is after the launch; the caching allocator gives the memory to later work of the same
+// stream alone.
+class Scratch {
+ public:
+  explicit Scratch(Device device) : device_(device) {}
+
+  tk_allocator allocator() {
+    return {this,
+            [](void* self, size_t bytes, size_t, int32_t, void*) {
+              return static_cast<Scratch*>(self)->allocate(static_cast<int64_t>(bytes));
+            },
+            [](void*, void*, int32_t, void*) {}};
+  }
+
+ private:
+  // Blocks of the caching allocator lie on 512-byte boundaries, which is more than any kernel asks for.
+  void* allocate(int64_t bytes) noexcept {
+    try {
+      if (used_ == std::size(blocks_)) return nullptr;
+      blocks_[used_] = empty({&bytes, 1}, kUInt8, device_);
+      return write_pointer(meta(blocks_[used_++]));
+    } catch (const std::exception&) {
+      return nullptr;  // the core says what it could not have
+    }
+  }
+
+  Device device_;
+  size_t used_ = 0;
+  Tensor blocks_[8];
+};
+
+}  // namespace
+
+void launch(const tk_call& call, Device device) {
+  if (capture.function) [[unlikely]] {
+    capture.function(&call, capture.context);
+    return;
+  }
+  Scratch scratch(device);
+  const tk_allocator allocator = scratch.allocator();
+  check_status(tk_launch(&call, current_stream(device.index), &allocator));
+}
+
+}  // namespace tk::ops

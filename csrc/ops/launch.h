@@ -1,0 +1,16 @@
+// From a described call to the GPU: torch's current stream, scratch memory from torch's caching allocator.
+#pragma once
+
+#include "tensor.h"
+#include "tk/tk.h"
+
+// Instead of being launched, the calls of this thread are handed to `function`, until it is null again. For tk.explain,
+// which asks about exactly the call that an op would make. The call is valid during the callback only.
+extern "C" TK_API void tk_ops_capture(void (*function)(const tk_call* call, void* context), void* context);
+
+namespace tk::ops {
+
+// Launches on torch's current stream of `device`. Throws by the status.
+void launch(const tk_call& call, Device device);
+
+}  // namespace tk::ops

@@ -1,0 +1,131 @@
+"""How kernels are chosen: modes and pinned configs, for a stretch of code or for the whole process.
+
+    with tk.config.batch_invariant():
+        y = tk.linear(x, weight)
+
+    with tk.config.override("mm", "128x128x64_s3_w8"):
+        y = tk.mm(a, b)
+
+A stretch belongs to its thread (or asyncio task): modes are kept in a context variable. A backward pass uses the modes
+of its forward. Code that ``torch.compile`` traces keeps the modes that held when it was traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+
+__all__ = ["batch_invariant", "deterministic", "modes", "override", "set_default_modes", "static_weights", "strict"]
+
+# Bits of tk_call.mode, as in tk.h.
+MODE_BITS: Mapping[str, int] = {"deterministic": 1, "batch_invariant": 2, "strict": 4, "static_weights": 8}
+STATIC_WEIGHTS = MODE_BITS["static_weights"]
+
+
+@dataclass(frozen=True)
+class State:
+    """mode: bits of MODE_BITS. overrides: op -> config name or number."""
+
+    mode: int = 0
+    overrides: Mapping[str, str | int] = field(default_factory=dict)
+
+
+_default = State()
+_state: ContextVar[State] = ContextVar("tk.config")
+
+
+def current() -> State:
+    """What holds here and now."""
+    return _state.get(_default)
+
+
+def _bits(mode: int, changes: Mapping[str, bool | None]) -> int:
+    for name, wanted in changes.items():
+        if wanted is not None:
+            mode = mode | MODE_BITS[name] if wanted else mode & ~MODE_BITS[name]
+    return mode
+
+
+@contextmanager
+def _holding(state: State) -> Iterator[None]:
+    token = _state.set(state)
+    try:
+        yield
+    finally:
+        _state.reset(token)
+
+
+@contextmanager
+def modes(
+    *,
+    deterministic: bool | None = None,
+    batch_invariant: bool | None = None,
+    strict: bool | None = None,
+    static_weights: bool | None = None,
+) -> Iterator[None]:
+    """Turns modes on or off inside a ``with``; None leaves one as it is.
+
+    deterministic: only kernels that give the same bits on every call (``torch.use_deterministic_algorithms`` asks for the
+    same). batch_invariant: a row's result does not depend on how many rows came with it. strict: no general-purpose
+    fallback, ``VariantNotFoundError`` instead of a slow kernel. static_weights: nothing queued on the stream writes the
+    weights (the second operand), so a kernel may begin to read them before its predecessor has finished.
+    """
+    changes = dict(
+        deterministic=deterministic, batch_invariant=batch_invariant, strict=strict, static_weights=static_weights
+    )
+    state = current()
+    with _holding(replace(state, mode=_bits(state.mode, changes))):
+        yield
+
+
+def deterministic(enabled: bool = True) -> AbstractContextManager[None]:
+    """``modes(deterministic=enabled)``."""
+    return modes(deterministic=enabled)
+
+
+def batch_invariant(enabled: bool = True) -> AbstractContextManager[None]:
+    """``modes(batch_invariant=enabled)``."""
+    return modes(batch_invariant=enabled)
+
+
+def strict(enabled: bool = True) -> AbstractContextManager[None]:
+    """``modes(strict=enabled)``."""
+    return modes(strict=enabled)
+
+
+def static_weights(enabled: bool = True) -> AbstractContextManager[None]:
+    """``modes(static_weights=enabled)``."""
+    return modes(static_weights=enabled)
+
+
+@contextmanager
+def override(op: str, config: str | int | None) -> Iterator[None]:
+    """Pins a config of an op inside a ``with``, by its name or number (``tk.coverage()`` lists them); None lifts a pin.
+
+    A call that the config cannot serve raises ``ValueError`` with the constraint that fails. On the CPU, where there is
+    nothing to choose, it has no effect. It is the Python wrappers (``tk.mm``) that look here; ``torch.ops.tk.mm`` takes
+    a config's number as an argument.
+    """
+    state = current()
+    overrides = {name: pinned for name, pinned in state.overrides.items() if name != op}
+    if config is not None:
+        overrides[op] = config
+    with _holding(replace(state, overrides=overrides)):
+        yield
+
+
+def set_default_modes(
+    *,
+    deterministic: bool | None = None,
+    batch_invariant: bool | None = None,
+    strict: bool | None = None,
+    static_weights: bool | None = None,
+) -> None:
+    """Turns modes on or off for the whole process, wherever no ``with`` says otherwise. Arguments as of ``modes``."""
+    global _default
+    changes = dict(
+        deterministic=deterministic, batch_invariant=batch_invariant, strict=strict, static_weights=static_weights
+    )
+    _default = replace(_default, mode=_bits(_default.mode, changes))

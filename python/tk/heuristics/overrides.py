@@ -1,0 +1,51 @@
+"""What the user lays over the engine's choice, as the wrappers look it up on every call."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from tk import _library, config
+from tk.heuristics import tuning
+
+CHOOSE = -1
+
+
+def _traced_mode() -> int:
+    return config.current().mode
+
+
+# What torch.compiler.assume_constant_result does: a graph keeps the modes it was traced with. The decorator itself imports
+# the whole of torch.compile, and with it Triton, which `import tk` must not.
+_traced_mode._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def find(op: str, first: Tensor) -> tuple[int, int]:
+    """(mode bits, pinned config or CHOOSE) for a call of `op` whose first operand is `first`."""
+    if torch.compiler.is_compiling():
+        return _traced_mode(), CHOOSE
+    state = config.current()
+    if not first.is_cuda:
+        return state.mode, CHOOSE
+    if not tuning.is_loaded:
+        tuning.load()
+    if not state.overrides or op not in state.overrides:
+        return state.mode, CHOOSE
+    return state.mode, number(op, state.overrides[op], first)
+
+
+def number(op: str, wanted: str | int, first: Tensor) -> int:
+    """The number of a config on the device of `first`; CHOOSE on the CPU, where nothing is chosen."""
+    if isinstance(wanted, int):
+        return wanted
+    return _number_of(op, wanted, first.device.index) if first.is_cuda else CHOOSE
+
+
+@lru_cache(maxsize=256)
+def _number_of(op: str, name: str, device: int) -> int:
+    numbers = {c.name: c.number for c in _library.native().configs(op, device)}
+    if name not in numbers:
+        raise ValueError(f"tk.{op}: there is no config {name!r}; there are {', '.join(sorted(numbers))}")
+    return numbers[name]

@@ -1,0 +1,64 @@
+"""The problem that a call describes to the engine."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from tk import _library, capi
+
+_DTYPES = {number: dtype for dtype, number in capi.DTYPES.items()}
+_Callback = ctypes.CFUNCTYPE(None, ctypes.POINTER(capi._Call), ctypes.c_void_p)
+
+
+@dataclass(frozen=True)
+class Described:
+    """config: the number given with the call, -1 to choose."""
+
+    problem: capi.Problem
+    config: int
+
+
+def describe(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Described | None:
+    """What ``function(*args, **kwargs)``, a tk op or wrapper, would launch, without launching it.
+
+    All of the op's checks are made, and its result is allocated. None when it would launch nothing: on the CPU, or with
+    an empty result or inner size. Raises what the op raises.
+    """
+    found: list[Described] = []
+    callback = _Callback(lambda call, _: found.append(_described(call.contents)))
+    _capture()(callback, None)
+    try:
+        with torch.no_grad():
+            function(*args, **kwargs)
+    finally:
+        _capture()(_Callback(), None)
+    return found[0] if found else None
+
+
+@cache
+def _capture() -> Callable[..., None]:
+    return ctypes.CDLL(str(_library.directory() / "libtk_ops.so")).tk_ops_capture
+
+
+def _described(call: capi._Call) -> Described:
+    problem = capi.Problem(
+        _library.core().tk_op_name(call.op).decode(),
+        tuple(_matrix(call.tensors[i]) for i in range(call.n_tensors)),
+        tuple(call.ints[: call.n_ints]),
+        tuple(call.floats[: call.n_floats]),
+        call.mode,
+        call.device,
+    )
+    return Described(problem, call.config)
+
+
+def _matrix(t: capi._Tensor) -> capi.Matrix | None:
+    if t.ndim < 0:
+        return None
+    return capi.Matrix(_DTYPES[t.dtype], (t.sizes[0], t.sizes[1]), (t.strides[0], t.strides[1]), t.data)

@@ -1,0 +1,150 @@
+"""What would run and why, what there is, and loading more of it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tk import _library, capi, errors
+from tk._table import table
+from tk.heuristics.problem import Described, describe
+
+__all__ = ["Explanation", "Support", "explain", "load_pack", "preload", "supports"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """problem: None where no kernel is launched. choice: None also where no variant fits. reason: why it is so. candidates:
+    every variant of the problem's bucket, the fastest first, with the constraint that keeps it out."""
+
+    op: str
+    problem: capi.Problem | None
+    choice: capi.Choice | None
+    candidates: tuple[capi.Candidate, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        lines = [f"tk.{self.op}: {self.reason}"]
+        if self.candidates:
+            header = ("kernel", "config", "number", "predicted us", "why not")
+            rows = [
+                (c.kernel_name, c.config_name, c.config, _microseconds(c.cost), c.failed_constraint or "")
+                for c in self.candidates
+            ]
+            lines.append(table(header, rows))
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Support:
+    """True where the call would run. reason: what would run it, or what fails and what is accepted."""
+
+    is_supported: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.is_supported
+
+    def __str__(self) -> str:
+        return f"{'yes' if self.is_supported else 'no'}: {self.reason}"
+
+
+def explain(op: str, *args: Any, **kwargs: Any) -> Explanation:
+    """Which variant and config ``tk.<op>(*args, **kwargs)`` would run and why, and what keeps out the rest.
+
+    Takes the arguments of the wrapper; nothing is launched. Raises what the call itself would raise for wrong arguments;
+    that no variant fits is not an error here but a ``choice`` of None.
+    """
+    described = describe(_wrapper(op), *args, **kwargs)
+    if described is None:
+        return Explanation(op, None, None, (), _NO_LAUNCH)
+    try:
+        choice = capi.choose(described.problem, described.config)
+    except (errors.UnsupportedError, errors.VariantNotFoundError, ValueError) as error:
+        return Explanation(op, described.problem, None, _candidates(described), str(error))
+    return Explanation(op, described.problem, choice, _candidates(described), _why(choice))
+
+
+def supports(op: str, *args: Any, **kwargs: Any) -> Support:
+    """Whether ``tk.<op>(*args, **kwargs)`` would run, and if not, which constraint fails and what is nearest."""
+    try:
+        explanation = explain(op, *args, **kwargs)
+    except (errors.UnsupportedError, ValueError, TypeError) as error:
+        return Support(False, str(error))
+    return Support(explanation.problem is None or explanation.choice is not None, explanation.reason)
+
+
+def load_pack(path: str | os.PathLike[str]) -> None:
+    """Brings the kernels of a pack in, for the life of the process.
+
+    Raises:
+        tk.PackError: the file is missing, damaged, of another version, or holds an op that a loaded pack of the same
+            architecture holds as well.
+    """
+    _library.check(_library.core().tk_load_pack(os.fsencode(path)))
+
+
+def preload(ops: str | Iterable[str] | None = None, device: torch.device | int | str | None = None) -> int:
+    """Loads the kernels of some ops (all by default) on a CUDA device (the current one by default) now, so that the first
+    call does not, and so that graph capture can begin. Returns how many modules that were.
+
+    Raises:
+        tk.UnsupportedError: no GPU, or no pack for it.
+        tk.DriverError: the driver refused a module.
+    """
+    names = [ops] if isinstance(ops, str) else ops
+    core = _library.core()
+    numbers = [_library.ALL_OPS] if names is None else [core.tk_intern_op(name.encode()) for name in names]
+    index = _device_index(device)
+    total = 0
+    for number in numbers:
+        loaded = ctypes.c_uint32()
+        _library.check(core.tk_preload(number, index, loaded))
+        total += loaded.value
+    return total
+
+
+def _device_index(device: torch.device | int | str | None) -> int:
+    if isinstance(device, int):
+        return device
+    found = torch.device("cuda" if device is None else device)
+    if found.type != "cuda":
+        raise ValueError(f"tk.preload: device is {found}, must be a CUDA device")
+    if not torch.cuda.is_available():
+        raise errors.UnsupportedError("tk.preload: torch sees no CUDA device")
+    return torch.cuda.current_device() if found.index is None else found.index
+
+
+_NO_LAUNCH = "no kernel is launched: computed with ATen ops (on the CPU, or with nothing to multiply)"
+_REASONS = ("has the lowest predicted time of what fits", "was measured fastest for this size", "is what the caller named")
+
+
+def _wrapper(op: str) -> Callable[..., Any]:
+    import tk
+
+    if op not in tk.__all__ or not hasattr(torch.ops.tk, op):
+        ops = ", ".join(name for name in tk.__all__ if hasattr(torch.ops.tk, name))
+        raise ValueError(f"tk has no op {op!r}; there are {ops}")
+    return getattr(tk, op)
+
+
+def _why(choice: capi.Choice) -> str:
+    return f"{choice.kernel_name}/{choice.config_name} of {choice.pack_path} {_REASONS[choice.pinned]}"
+
+
+def _microseconds(picoseconds: int) -> float | None:
+    return None if picoseconds < 0 else picoseconds * 1e-6
+
+
+def _candidates(described: Described) -> tuple[capi.Candidate, ...]:
+    """Those that fit first, the fastest first."""
+    try:
+        rows = capi.candidates(described.problem)
+    except errors.Error:  # no pack for this GPU, or no such bucket: the reason says so
+        return ()
+    return tuple(sorted(rows, key=lambda r: (not r.fits, r.cost, r.variant)))
