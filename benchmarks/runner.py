@@ -1,0 +1,141 @@
+"""Runs the benchmarks and writes what they found.
+
+    python -m benchmarks [mm everywhere] --out benchmarks/results [--quick] [--seconds 480] [--only REGEX]
+
+Each family is a module with ``run(options, report)``. Correctness comes first: a row whose result is wrong is a failure
+and is not timed. Results are written after every family, and a family that fails loses only itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import report as reports
+
+FAMILIES = ("mm", "everywhere")
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass
+class Options:
+    """out: where results go. quick: a part of the shapes. compiled: also the peer that autotunes, minutes. only: rows
+    whose group and label match. seconds: no row is begun after that many."""
+
+    out: Path
+    quick: bool = False
+    compiled: bool = False
+    only: str = ""
+    seconds: float = float("inf")
+    begun: float = field(default_factory=time.monotonic)
+    left_out: int = 0
+
+    def wants(self, label: str) -> bool:
+        return re.search(self.only, label) is not None
+
+    def has_time(self) -> bool:
+        if time.monotonic() - self.begun < self.seconds:
+            return True
+        self.left_out += 1
+        return False
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("families", nargs="*", default=list(FAMILIES), help=f"of {', '.join(FAMILIES)} (all)")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder for JSON, table, plot")
+    parser.add_argument("--quick", action="store_true", help="a sixth of the shapes")
+    parser.add_argument("--compiled", action="store_true", help="also time torch.compile with max-autotune (minutes)")
+    parser.add_argument("--only", default="", help="only rows whose group and label match this regular expression")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after so many seconds")
+    parser.add_argument("--commit", default=os.environ.get("TK_COMMIT", ""), help="for the record, where git is missing")
+    parser.add_argument("--date", default=os.environ.get("TK_DATE", ""), help="for the record, where the clock is wrong")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code: 1 when a row failed."""
+    if not torch.cuda.is_available():
+        print("the benchmarks need a CUDA GPU", file=sys.stderr)
+        return 2
+    torch.manual_seed(0)
+    options = Options(args.out, args.quick, args.compiled, args.only, args.seconds)
+    finished = [_run_family(name, options, environment(args.commit, args.date)) for name in args.families]
+    for report in finished:
+        print(f"\n### {report.family}\n{report.markdown()}", flush=True)
+    if options.left_out:
+        print(f"\n{options.left_out} rows left out: {options.seconds:g} seconds were over")
+    return 1 if any(report.failures for report in finished) else 0
+
+
+def _run_family(name: str, options: Options, record: dict[str, Any]) -> reports.Report:
+    report = reports.Report(name, record)
+    begun = time.monotonic()
+    report.attempt(name, lambda: importlib.import_module(f"benchmarks.{name}").run(options, report))
+    record["seconds"] = time.monotonic() - begun
+    path = report.write(options.out)
+    reports.write_atomically(path.with_suffix(".md"), report.markdown() + "\n")
+    report.attempt(f"{name} plot", lambda: _plot(report, path))
+    return report
+
+
+def _plot(report: reports.Report, path: Path) -> None:
+    reports.plot(report.to_json(), path.with_suffix(".svg"))
+
+
+def environment(commit: str = "", date: str = "") -> dict[str, Any]:
+    """What was measured, on what. `commit` and `date` win over what can be found here."""
+    from tk import tune
+
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "driver": tune.driver_version(),
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "compiler": tune.pack_compiler(),
+        "python": platform.python_version(),
+        "commit": commit or _commit(),
+        "date": date or datetime.now(UTC).date().isoformat(),
+        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
+    }
+
+
+def _version(package: str) -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
+    add_arguments(parser)
+    return run(parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
