@@ -1,0 +1,169 @@
+# Each target sets up all it needs: a virtual environment, the pinned tools of requirements/, and Debian packages where pip
+# has none. What is set up or built is not made again; what depends on a changed file is.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON ?= python3
+TORCH ?= 2.13.0
+VENV ?= .venv$(if $(filter system,$(TORCH)),-system)
+WHEEL ?=
+GRID ?= full
+JOBS ?= $(shell nproc)
+ARGS ?=
+
+override VENV := $(abspath $(VENV))
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --no-input
+export PATH := $(VENV)/bin:$(PATH)
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
+export TK_JOBS ?= $(JOBS)
+# What is tested is the installed package, never this folder by way of the caller's environment.
+unexport PYTHONPATH PYTHONHOME TK_LIBRARY_DIR TK_NO_LIBRARY TK_PACK_PATH CMAKE_ARGS
+
+# The GPU's architecture, 90 without one. Baseline PTX beside it serves what no pack fits.
+LOCAL_ARCH = $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .),90)
+
+.PHONY: help
+help: ## this list
+	@echo 'Targets:'
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS=$$'\t' read -r name text; do \
+	  printf '  %-10s %s\n' "$$name" "$$text"; done
+	@printf '%s\n' '' 'Variables (make demo TORCH=system):' \
+	  '  PYTHON=$(PYTHON)   the Python that the virtual environment is made from' \
+	  '  VENV=.venv         where it is made (.venv-system for TORCH=system)' \
+	  '  TORCH=$(TORCH)     its torch, from pip; "system": the torch that PYTHON already has (2.11 or newer)' \
+	  '  WHEEL=FILE         install this wheel instead of building one: then neither a compiler nor Triton is needed' \
+	  '  GRID=full          "sample": compile only the few kernels that touch every axis' \
+	  '  JOBS=$(JOBS)             compilations at once' \
+	  '  ARGS=              passed on to the demo, to pytest (gpu-test) or to the benchmarks'
+
+# --- What is built: a wheel for each purpose, each with its own build tree ---
+
+# $(call build_wheel,NAME,GRID,ARCHS): build/NAME/dist/torch_tk-*.whl. CMake builds only what changed.
+define build_wheel
+	tools/debian_packages.sh g++ zlib1g-dev libssl-dev
+	rm -rf build/$(1)/dist
+	TK_BUILD_DIR=build/$(1) CMAKE_ARGS='-DTK_GRID=$(2) -DTK_ARCHS=$(3)' \
+	  $(PIP) wheel --verbose --no-deps --no-build-isolation --wheel-dir build/$(1)/dist .
+endef
+
+# $(call install,FILE): into the virtual environment, with the torch that is there.
+define install
+	$(PIP) install --quiet --no-deps --force-reinstall $(1)
+endef
+
+.PHONY: demo
+demo: install-local ## build the wheel for this machine's GPU (sm_90 without one), install it, run the demo
+	cd build && $(PY) -m tk demo $(ARGS)
+
+.PHONY: wheel
+wheel: build-tools ## the wheel that ships: sm_80, sm_90 and PTX, in dist/
+	$(call build_wheel,wheel,$(GRID),80$(comma)90$(comma)ptx80)
+	mkdir -p dist
+	cp build/wheel/dist/torch_tk-*.whl dist/
+	ls -l dist
+
+comma := ,
+
+.PHONY: install-local
+ifeq ($(WHEEL),)
+install-local: build-tools
+	$(call build_wheel,local,$(GRID),$(LOCAL_ARCH))
+	$(call install,build/local/dist/torch_tk-*.whl)
+else
+install-local: $(VENV)/.torch
+	mkdir -p build
+	$(call install,$(WHEEL))
+endif
+
+# --- Tests ---
+
+.PHONY: test
+test: test-cpp test-python test-install ## every test that needs no GPU
+
+.PHONY: sample
+sample: build-tools test-tools
+	$(call build_wheel,sample,sample,80$(comma)90$(comma)ptx80)
+
+.PHONY: test-python
+test-python: sample
+	$(call install,build/sample/dist/torch_tk-*.whl)
+	$(PY) -m pytest tests/unit
+	$(PY) -m pytest tests/kernels
+	$(PY) -m pytest tests/ops
+
+.PHONY: test-install
+test-install: sample
+	$(PY) -m pytest tests/install --wheel build/sample/dist/torch_tk-*.whl
+
+.PHONY: test-cpp
+test-cpp: test-asan test-tsan
+
+.PHONY: test-asan test-tsan
+test-asan: SANITIZE := address,undefined
+test-tsan: SANITIZE := thread
+test-asan test-tsan: test-%: build-tools
+	tools/debian_packages.sh g++ zlib1g-dev libssl-dev libgtest-dev
+	cmake -S . -B build/$* -G Ninja -DTK_SANITIZE=$(SANITIZE) -DTK_BUILD_TESTS=ON -DTK_PACKS=OFF -DTK_BUILD_OPS=OFF \
+	  -DTK_BUILD_PYTHON=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo
+	cmake --build build/$*
+	ctest --test-dir build/$* --output-on-failure
+
+.PHONY: gpu-test
+gpu-test: install-local ## the tests on this machine's GPU
+	$(PY) -c 'import pytest' 2>/dev/null || $(PIP) install --quiet -r requirements/test.txt
+	$(PY) -m pytest tests/gpu -m gpu $(ARGS)
+
+.PHONY: bench
+bench: install-local ## the benchmarks on this machine's GPU; results in benchmarks/results
+	$(PY) -m benchmarks.runner --out benchmarks/results $(ARGS)
+
+# --- Form ---
+
+.PHONY: lint
+lint: build-tools test-tools lint-tools ## ruff, mypy, clang-format, and whether README's tables are up to date
+	ruff check .
+	ruff format --check .
+	mypy
+	git ls-files '*.h' '*.cpp' '*.c' | xargs clang-format --dry-run --Werror
+	$(PY) tools/readme.py --check
+
+.PHONY: format
+format: lint-tools ## rewrite the sources as lint wants them
+	ruff check --fix .
+	ruff format .
+	git ls-files '*.h' '*.cpp' '*.c' | xargs clang-format -i
+
+.PHONY: readme
+readme: build-tools ## README's tables, from the kernels and from benchmarks/results
+	$(PY) tools/readme.py
+
+.PHONY: clean
+clean: ## remove what was built; the virtual environment and the compiler's cache (~/.cache/tk) stay
+	rm -rf build dist python/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path '$(VENV)' -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
+
+# --- Set-up. A stamp for each set of tools, older than its list of requirements: installed again ---
+
+$(VENV)/.made:
+	tools/make_venv.sh '$(PYTHON)' '$(VENV)' '$(TORCH)'
+	touch $@
+
+$(VENV)/.torch: requirements/torch.txt $(VENV)/.made
+ifeq ($(TORCH),system)
+	$(PY) tools/check_torch.py
+else
+	$(PIP) install --quiet torch==$(TORCH)
+endif
+	touch $@
+
+# Installed over what the system's Python may offer, at the pinned versions.
+$(VENV)/.%-tools: requirements/%.txt $(VENV)/.torch
+	$(PIP) install --quiet -r $<
+	touch $@
+
+.PHONY: build-tools test-tools lint-tools
+build-tools test-tools lint-tools: %: $(VENV)/.%

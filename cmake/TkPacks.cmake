@@ -1,0 +1,34 @@
+# The packs, as a target: rebuilt when a kernel, a tuned table or the compiler's driver changes. Launches that were
+# compiled before come from tk's cache, so that even then only the changed ones are compiled.
+set(TK_PACK_DIR ${CMAKE_BINARY_DIR}/packs)
+set(TK_ROOTS_INC ${CMAKE_BINARY_DIR}/roots.inc CACHE FILEPATH "Hashes of the packs that libtk_core trusts as its own" FORCE)
+
+string(REPLACE "," ";" archs "${TK_ARCHS}")
+set(TK_PACK_FILES)
+foreach(arch IN LISTS archs)
+  string(REGEX REPLACE "^([0-9])" "sm\\1" name "${arch}")
+  list(APPEND TK_PACK_FILES ${TK_PACK_DIR}/${name}.tkpack)
+endforeach()
+
+file(GLOB_RECURSE pack_sources CONFIGURE_DEPENDS
+  ${CMAKE_SOURCE_DIR}/kernels/*.py ${CMAKE_SOURCE_DIR}/kernels/*.json ${CMAKE_SOURCE_DIR}/python/tk/aot/*.py)
+set(grid_options)
+if(TK_GRID STREQUAL "sample")
+  list(APPEND grid_options --sample)
+elseif(NOT TK_GRID STREQUAL "full")
+  message(FATAL_ERROR "TK_GRID is ${TK_GRID}; it can be full or sample")
+endif()
+
+add_custom_command(
+  OUTPUT ${TK_PACK_FILES} ${TK_ROOTS_INC}
+  COMMAND ${CMAKE_COMMAND} -E env TK_NO_LIBRARY=1 PYTHONPATH=${CMAKE_SOURCE_DIR}/python PYTHONDONTWRITEBYTECODE=1
+          ${Python_EXECUTABLE} -m tk.aot --arch ${TK_ARCHS} --out ${TK_PACK_DIR} --roots ${TK_ROOTS_INC} ${grid_options}
+  DEPENDS ${pack_sources}
+  COMMENT "Compiling the kernels (${TK_GRID} grid, ${TK_ARCHS})"
+  USES_TERMINAL VERBATIM)
+add_custom_target(tk_packs ALL DEPENDS ${TK_PACK_FILES} ${TK_ROOTS_INC})
+
+# The target's sources include roots.inc, so the packs come first.
+function(tk_needs_roots target)
+  add_dependencies(${target} tk_packs)
+endfunction()

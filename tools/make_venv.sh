@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# make_venv.sh PYTHON FOLDER TORCH: a virtual environment; TORCH "system": one that sees PYTHON's own packages.
+set -eu -o pipefail
+python=$1 folder=$2 torch=$3
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
+  echo "tk needs Python 3.10 or newer; $python is $("$python" --version 2>&1). Choose another: make PYTHON=python3.11" >&2
+  exit 1
+}
+if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+  "$(dirname "$0")/debian_packages.sh" python3-venv
+fi
+options=()
+if [ "$torch" = system ]; then options+=(--system-site-packages); fi
+"$python" -m venv --clear "${options[@]}" "$folder"
