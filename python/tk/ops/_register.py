@@ -7,10 +7,13 @@ when nothing needs a gradient. What is registered here holds for both.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library
 
 _library = Library("tk", "IMPL")  # keeps what is registered alive
@@ -44,9 +47,67 @@ def vmap(name: str, rule: Callable[..., tuple[Tensor, int]]) -> None:
         op, _ = overloads(twin)
 
         def bound(info: Any, in_dims: Any, *args: Any, op: Any = op) -> tuple[Tensor, int]:
-            return rule(op, info, in_dims, *args)
+            args = _with_defaults(op, args)
+            return rule(op, info, (*in_dims, *(None,) * (len(args) - len(in_dims))), *args)
 
         torch.library.register_vmap(f"tk::{twin}", bound)
+
+
+def autograd(name: str, setup: Callable[..., None], backward: Callable[..., Any]) -> None:
+    """A gradient formula: ``setup(ctx, inputs, output)`` keeps what ``backward(ctx, grad)`` reads.
+
+    As ``torch.library.register_autograd``, except that what it makes also works under ``torch.func`` transforms (it
+    stands where ATen's own formulas do: once per level) and goes straight to the kernel when nothing needs a gradient.
+    """
+    op, _ = overloads(name)
+
+    def below(keyset: Any, args: tuple[Any, ...]) -> Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+    class Formula(_SingleLevelFunction):
+        @staticmethod
+        def forward(ctx: Any, keyset: Any, *args: Any) -> Tensor:
+            result = below(keyset, args)
+            ctx.needs = ctx.needs_input_grad[1:]
+            setup(ctx, _with_defaults(op, args), result)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return None, *backward(ctx, grad)
+
+    Formula.__name__ = Formula.__qualname__ = f"Tk{name.capitalize()}"
+
+    def kernel(keyset: Any, *args: Any) -> Tensor:
+        if _has_tangent(args):
+            raise NotImplementedError(f"tk.{name} has no formula for forward-mode automatic differentiation")
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            with _single_level():
+                return Formula.apply(keyset, *args)
+        return below(keyset, args)
+
+    _library.impl(name, kernel, "Autograd", with_keyset=True)
+
+
+def _has_tangent(args: tuple[Any, ...]) -> bool:
+    if forward_ad._current_level < 0:
+        return False
+    return any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in args)
+
+
+def _single_level() -> AbstractContextManager[Any]:
+    """Under a ``torch.func`` transform, what lets a formula stand for one level of it."""
+    if not torch._C._are_functorch_transforms_active():
+        return nullcontext()
+    from torch._functorch.autograd_function import enable_single_level_autograd_function
+
+    return enable_single_level_autograd_function()
+
+
+def _with_defaults(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The dispatcher drops arguments at the end that are their defaults."""
+    return (*args, *(a.default_value for a in op._schema.arguments[len(args) :]))
 
 
 def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:

@@ -278,8 +278,15 @@ def _activation_backward(grad: Tensor, activation: int, out: Tensor, recompute: 
     if activation == ACTIVATIONS["gelu_tanh"]:
         return aten.gelu_backward(grad, recompute(), approximate="tanh")
     if activation == ACTIVATIONS["silu"]:
-        return aten.silu_backward(grad, recompute())
+        return _silu_backward(grad, recompute())
     return grad
+
+
+def _silu_backward(grad: Tensor, z: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return torch.ops.aten.silu_backward(grad, z)
+    sigmoid = torch.sigmoid(z)  # ATen's own has no derivative
+    return grad * sigmoid * (1 + z * (1 - sigmoid))
 
 
 def _save(ctx: Any, needs: Sequence[bool], a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -292,6 +299,11 @@ def _save(ctx: Any, needs: Sequence[bool], a: Tensor, b: Tensor, bias: Tensor | 
         bias if needs_z else None,
         out if ctx.activation == ACTIVATIONS["relu"] else None,
     )
+
+
+def _needs(ctx: Any) -> tuple[bool, ...]:
+    """Which of the three tensors need a gradient: the dispatcher drops arguments at the end that are their defaults."""
+    return (*ctx.needs, False)[:3]
 
 
 def _keep_settings(ctx: Any, activation: int, out_dtype: torch.dtype | None, precision: int, mode: int) -> None:
@@ -316,7 +328,7 @@ def _product(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
 def _setup_addmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     bias, a, b, ctx.beta, ctx.alpha, activation, out_dtype, precision, _, mode = inputs
     _keep_settings(ctx, activation, out_dtype, precision, mode)
-    needs_bias, needs_a, needs_b = ctx.needs_input_grad[:3]
+    needs_bias, needs_a, needs_b = _needs(ctx)
     ctx.dtype = a.dtype
     _save(ctx, (needs_a, needs_b, needs_bias), a, b, bias, output)
 
@@ -341,7 +353,7 @@ def _addmm_grads(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> tuple[Tensor 
 
 
 def _backward_addmm(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    needs_bias, needs_a, needs_b = ctx.needs_input_grad[:3]
+    needs_bias, needs_a, needs_b = _needs(ctx)
     grad_a, grad_b, grad_bias = _addmm_grads(ctx, grad, (needs_a, needs_b, needs_bias))
     return grad_bias, grad_a, grad_b, *(None,) * 7
 
@@ -351,16 +363,16 @@ def _setup_mm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.beta = ctx.alpha = 1
     _keep_settings(ctx, activation, out_dtype, precision, mode)
     ctx.dtype = a.dtype
-    _save(ctx, ctx.needs_input_grad[:3], a, b, bias, output)
+    _save(ctx, _needs(ctx), a, b, bias, output)
 
 
 def _backward_mm(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    return *_addmm_grads(ctx, grad, ctx.needs_input_grad[:3]), *(None,) * 5
+    return *_addmm_grads(ctx, grad, _needs(ctx)), *(None,) * 5
 
 
 def _backward_linear(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     x, weight, bias, out = ctx.saved_tensors
-    needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+    needs_x, needs_weight, needs_bias = _needs(ctx)
 
     def recompute() -> Tensor:
         return _public_linear(x, weight, bias, 0, ctx.out_dtype, ctx.precision, -1, ctx.mode)
@@ -431,7 +443,7 @@ def _register_all() -> None:
     }
     for name, (allocate, backward, setup, vmap_rule) in formulas.items():
         _register.fake(name, allocate)
-        torch.library.register_autograd(f"tk::{name}", backward, setup_context=setup)
+        _register.autograd(name, setup, backward)
         _register.vmap(name, vmap_rule)
         _register.autocast(name)
         _register.out_form(name)
