@@ -2,8 +2,9 @@
 
     mean error <= 1.1 x torch's own      max error <= 2 x torch's own      each plus a small absolute term
 
-The absolute term is what a sum of K products in fp32 may lose by its order alone (torch may have been lucky), plus a few
-roundings of the epilogue. It lies far below one rounding to 16 bits, and far below the effect of one element of K missed.
+The absolute term is what a sum of K products in fp32 may lose by its order alone (torch may have been lucky), plus a
+few roundings of the epilogue. It lies far below one rounding to 16 bits, and far below the effect of one element of K
+that is missed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A matrix product as a record: its inputs, tk's call, torch's, and the reference. Shared by benchmarks and GPU tests."""
+"""A matrix product as a record: its inputs, tk's call, torch's, and the reference; for benchmarks and GPU tests."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def torch_precision(precision: str) -> Iterator[None]:
 def judge(
     p: Product, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, ours: torch.Tensor, torchs: torch.Tensor
 ) -> accuracy.Verdict:
-    """Some whole rows and some whole columns, the first and the last among them: an fp64 product of all of it would take
-    longer than all timings."""
+    """Some whole rows and some whole columns, the first and the last among them: an fp64 product of all of it would
+    take longer than all timings."""
     rows, cols = _sample(p.m, a.device), _sample(p.n, a.device)
     part_bias = bias[cols] if bias is not None else None
     by_rows = reference(a[rows], b, bias, p.activation).flatten()

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +56,19 @@ class Options:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("families", nargs="*", default=list(FAMILIES), help=f"of {', '.join(FAMILIES)} (all)")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder for JSON, table, plot")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder for JSON, table, plot"
+    )
     parser.add_argument("--quick", action="store_true", help="a sixth of the shapes")
     parser.add_argument("--compiled", action="store_true", help="also time torch.compile with max-autotune (minutes)")
     parser.add_argument("--only", default="", help="only rows whose group and label match this regular expression")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after so many seconds")
-    parser.add_argument("--commit", default=os.environ.get("TK_COMMIT", ""), help="for the record, where git is missing")
-    parser.add_argument("--date", default=os.environ.get("TK_DATE", ""), help="for the record, where the clock is wrong")
+    parser.add_argument(
+        "--commit", default=os.environ.get("TK_COMMIT", ""), help="for the record, where git is missing"
+    )
+    parser.add_argument(
+        "--date", default=os.environ.get("TK_DATE", ""), help="for the record, where the clock is wrong"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,19 +103,19 @@ def _plot(report: reports.Report, path: Path) -> None:
 
 def environment(commit: str = "", date: str = "") -> dict[str, Any]:
     """What was measured, on what. `commit` and `date` win over what can be found here."""
-    from tk import tune
+    from tk.tune.record import driver_version, pack_compiler
 
     properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": properties.name,
         "multiprocessors": properties.multi_processor_count,
-        "driver": tune.driver_version(),
+        "driver": driver_version(),
         "torch": torch.__version__,
         "triton": _version("triton"),
-        "compiler": tune.pack_compiler(),
+        "compiler": pack_compiler(),
         "python": platform.python_version(),
         "commit": commit or _commit(),
-        "date": date or datetime.now(UTC).date().isoformat(),
+        "date": date or datetime.now(timezone.utc).date().isoformat(),
         "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
     }
 

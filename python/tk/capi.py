@@ -3,22 +3,24 @@
 ``tk._native`` answers the same questions faster, but is built for one Python version; this works with all of them. Only
 the argument structs of ``tk.h`` are repeated here.
 
-    problem = product(a, b)                       # torch tensors, or Matrix records that stand for them
+    problem = Problem("mm", (a, b, None, out), ints=(0, 0), floats=(1.0, 1.0))      # Matrix records
     [row.config_name for row in candidates(problem) if row.fits]
+
+``tk.heuristics.problem.describe`` makes the Problem of a call.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 
 from tk import _library
 
-__all__ = ["Candidate", "Choice", "Matrix", "Problem", "candidates", "choose", "pin", "prepare", "product"]
+__all__ = ["Candidate", "Choice", "Matrix", "Problem", "candidates", "choose", "launch", "pin", "prepare"]
 
 MAX_DIMS = 8
 # torch's ScalarType numbers (tk.h).
@@ -100,38 +102,6 @@ class Matrix:
     strides: tuple[int, int]
     address: int = 256
 
-    @staticmethod
-    def of(t: torch.Tensor | Matrix) -> Matrix:
-        if isinstance(t, Matrix):
-            return t
-        return Matrix(t.dtype, (t.shape[0], t.shape[1]), (t.stride(0), t.stride(1)), t.data_ptr())
-
-    def as_output(self) -> Matrix:
-        """The stride of a dimension of size 1 says nothing; the ops library gives it the value that suits every test
-        (normalized_output of csrc/ops/matrix.cpp), and so must whoever asks the core in its place."""
-        (rows, cols), (row_stride, col_stride) = self.sizes, self.strides
-        if cols == 1:
-            col_stride = 1
-        if rows == 1:
-            row_stride = _round_up_16(cols) if col_stride == 1 else 1
-        return replace(self, strides=(row_stride, col_stride))
-
-    def as_operand(self) -> Matrix:
-        """normalized_operand of csrc/ops/matrix.cpp."""
-        if self.sizes[1] == 1 and self.strides[0] == 1 and self.sizes[0] != 1:
-            return replace(self, strides=(1, _round_up_16(self.sizes[0])))
-        return self.as_output()
-
-    def as_bias(self) -> Matrix:
-        """normalized_bias of csrc/ops/matrix.cpp."""
-        row_stride = 0 if self.sizes[0] == 1 else self.strides[0]
-        col_stride = 1 if self.sizes[1] == 1 else self.strides[1]
-        return replace(self, strides=(row_stride, col_stride))
-
-
-def _round_up_16(x: int) -> int:
-    return -(-x // 16) * 16
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -143,42 +113,6 @@ class Problem:
     floats: Sequence[float] = ()
     mode: int = 0
     device: int = 0
-
-
-def product(
-    a: torch.Tensor | Matrix,
-    b: torch.Tensor | Matrix,
-    bias: torch.Tensor | Matrix | None = None,
-    out: torch.Tensor | Matrix | None = None,
-    *,
-    activation: int = 0,
-    precision: int = 0,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    out_dtype: torch.dtype | None = None,
-    mode: int = 0,
-    device: int = 0,
-) -> Problem:
-    """The core's op ``mm``: out = activation(alpha · a @ b + beta · bias), a [M, K], b [K, N].
-
-    bias: [M, N] with strides 0 where it repeats. out: row-major unless given. precision: of fp32, 0 ieee, 1 tf32."""
-    a, b = Matrix.of(a), Matrix.of(b)
-    rows, cols = a.sizes[0], b.sizes[1]
-    if out is None:
-        out = Matrix(out_dtype or a.dtype, (rows, cols), (cols, 1))
-    return Problem(
-        "mm",
-        (
-            a.as_operand(),
-            b.as_operand(),
-            None if bias is None else Matrix.of(bias).as_bias(),
-            Matrix.of(out).as_output(),
-        ),
-        (activation, precision if a.dtype == torch.float32 else 0),
-        (alpha, beta),
-        mode,
-        device,
-    )
 
 
 class Prepared:

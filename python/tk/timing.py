@@ -1,8 +1,8 @@
 """How long things take on a GPU: what ``tk tune``, ``tk demo`` and the benchmarks measure with.
 
-Device time is taken from CUDA graphs of at least 0.6 ms, so that neither the host nor an event's resolution shows, and in
-turns, so that a drifting clock meets every variant alike. At the power limit a kernel that follows idle time or a slower
-kernel looks too fast: for long kernels each timing therefore follows some milliseconds of the same kernel.
+Device time is taken from CUDA graphs of at least 0.6 ms, so that neither the host nor an event's resolution shows, and
+in turns, so that a drifting clock meets every variant alike. At the power limit a kernel that follows idle time or a
+slower kernel looks too fast: for long kernels each timing therefore follows some milliseconds of the same kernel.
 
 All figures are medians, in microseconds.
 """
@@ -88,7 +88,9 @@ def capture(calls: Sequence[Call], at_least_us: float = GRAPH_US) -> Capture:
 def device_times(
     captures: Mapping[str, Capture], *, rounds: int = 7, ms: float = 5.0, warm_ms: float = 0.0
 ) -> dict[str, Timing]:
-    """The device's time for one call of each, in turns. ms: length of one timing; warm_ms: of the same work before it."""
+    """The device's time for one call of each, in turns.
+
+    ms: how long one timing lasts; warm_ms: how long the same work runs before it."""
     samples: dict[str, list[float]] = {label: [] for label in captures}
     for _ in range(rounds):
         for label, c in captures.items():

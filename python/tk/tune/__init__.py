@@ -1,0 +1,22 @@
+"""Measured choices of this machine.
+
+``tk tune`` times every config that fits a problem, on weights that rotate through more memory than L2 holds. Then the
+fewest configs are kept with which every problem stays within a stated slowdown of its best, and each problem is pinned
+to the fastest of those. The pins go to a file in the user's cache directory, which tk reads when a GPU is first used,
+or with ``--write`` to a table of ``kernels/tuned/``, which ships.
+
+Timing happens here and nowhere else: never inside a call.
+"""
+
+from typing import Any
+
+from tk.tune.pins import load_user_pins, user_file
+
+__all__ = ["add_parser", "load_user_pins", "user_file"]
+
+
+def add_parser(subparsers: Any) -> None:
+    """As a subcommand of ``tk``."""
+    from tk.tune import command  # what measures is not imported where a GPU is merely used
+
+    command.add_parser(subparsers)

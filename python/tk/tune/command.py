@@ -1,0 +1,166 @@
+"""The command ``tk tune``."""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tk.tune
+from tk import errors
+from tk.tune import pins, table
+from tk.tune.measure import DTYPES, PRECISIONS, Operands, Result, Task, cover, measure
+from tk.tune.record import record
+
+# Llama-3 8B and 70B, K x N: where tuning starts.
+WEIGHTS = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096),
+           (8192, 10240), (8192, 8192), (8192, 57344), (28672, 8192))  # fmt: skip
+ROWS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 16384)
+SQUARES = (512, 1024, 2048, 4096, 8192)
+ORDERS = ("nn", "nt", "tn", "tt")
+
+
+def default_sizes(random_count: int, seed: int) -> list[tuple[int, int, int]]:
+    """M, N, K: those of Llama-3, squares, and `random_count` log-uniform neighbours, since what counts is sizes that
+    nobody listed."""
+    sizes = [(m, n, k) for k, n in WEIGHTS for m in ROWS] + [(s, s, s) for s in SQUARES]
+    rng = random.Random(seed)
+
+    def draw(low: int, high: int, step: int) -> int:
+        return max(1, round(low * (high / low) ** rng.random() / step)) * step
+
+    for _ in range(random_count):
+        n, k = (draw(256, 16384, rng.choice((8, 16, 64, 128))) for _ in range(2))
+        sizes.append((draw(1, 16384, 1), n, k))
+    return sizes
+
+
+def tasks_of(args: argparse.Namespace) -> list[Task]:
+    """Those with the same weights together, so that these are made once."""
+    sizes = args.sizes or default_sizes(args.random, args.seed)
+    found = [
+        Task(m, n, k, dtype, order, precision)
+        for dtype in args.dtype
+        for order in args.order
+        for precision in (args.precision if dtype == "fp32" else PRECISIONS[:1])
+        for m, n, k in sizes
+    ]
+    return sorted(dict.fromkeys(found), key=lambda t: (t.dtype, t.precision, t.order, t.n, t.k, t.m))
+
+
+def run(args: argparse.Namespace) -> int:
+    """The exit status: 1 when a product or a config failed."""
+    if not torch.cuda.is_available():
+        raise errors.UnsupportedError("tk tune measures on a CUDA GPU, and torch sees none")
+    torch.manual_seed(args.seed)
+    tasks = tasks_of(args)
+    results = measure_all(tasks)
+    times = {r.task: {m.config: m.us for m in r.measured} for r in results}
+    choices = cover(times, args.slowdown)
+    print(summary(times, choices))
+    kept = [r for r in results if r.task in choices]
+    write = write_user_file if args.write is None else partial(table.write, args.write)
+    print("written:", *write(kept, choices, record()))
+    return int(len(results) < len(tasks) or any(r.failures for r in results))
+
+
+def measure_all(tasks: Sequence[Task]) -> list[Result]:
+    """One after the other, printed as they come. What fails (no memory, no variant) costs no other."""
+    operands = Operands()
+    results = []
+    for task in tasks:
+        try:
+            results.append(measure(task, operands))
+        except (RuntimeError, ValueError) as e:
+            print(f"{task}: {type(e).__name__}: {e}", flush=True)
+            continue
+        best = "  ".join(f"{m.config} {m.us:.2f} us" for m in results[-1].measured[:3])
+        print(f"{task!s:36} {best}", flush=True)
+        for config, error in results[-1].failures.items():
+            print(f"  FAILED {config}: {error}", flush=True)
+    return results
+
+
+def write_user_file(results: Sequence[Result], choices: Mapping[Task, str], record: Mapping[str, Any]) -> list[Path]:
+    """Pins of the problems measured and of those that cost the same. Returns where."""
+    entries = []
+    for r in results:
+        config = choices[r.task]
+        us = next(m.us for m in r.measured if m.config == config)
+        entries += [pins.entry_of(problem, config, us) for problem in table.twins(r.problem, config)]
+    path = tk.tune.user_file(torch.cuda.current_device())
+    pins.write(path, entries, record)
+    return [path]
+
+
+def summary(times: Mapping[Task, Mapping[str, float]], choices: Mapping[Task, str]) -> str:
+    """Which configs are kept, for how many problems, and what they cost at worst."""
+    uses = {config: [t for t, c in choices.items() if c == config] for config in choices.values()}
+    lines = ["", f"{len(choices)} problems; {len(uses)} configs are enough:"]
+    for config, served in sorted(uses.items(), key=lambda item: -len(item[1])):
+        worst = max(times[t][config] / min(times[t].values()) for t in served)
+        lines.append(f"  {config:28} {len(served):4} problems, at most {100 * (worst - 1):.1f} % over the best")
+    unused = sorted({c for row in times.values() for c in row} - set(uses))
+    return "\n".join([*lines, f"not needed: {', '.join(unused) or 'none'}"])
+
+
+# --- Arguments ---
+
+
+def sizes(text: str) -> tuple[int, int, int]:
+    """M, N and K of "16x4096x4096"."""
+    parts = text.lower().split("x")
+    if len(parts) != 3 or not all(p.isdecimal() and int(p) > 0 for p in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not MxNxK")
+    m, n, k = map(int, parts)
+    return m, n, k
+
+
+def list_of(accepted: Sequence[str]) -> Callable[[str], list[str]]:
+    """Reads "a,b"."""
+
+    def read(text: str) -> list[str]:
+        values = text.split(",")
+        if wrong := [v for v in values if v not in accepted]:
+            raise argparse.ArgumentTypeError(f"{wrong[0]!r} is none of {', '.join(accepted)}")
+        return values
+
+    return read
+
+
+def slowdown(text: str) -> float:
+    """At least 1."""
+    value = float(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value:g} is below 1: nothing is faster than the best")
+    return value
+
+
+def add_parser(subparsers: Any) -> None:
+    """As a subcommand of ``tk``."""
+    parser = subparsers.add_parser(
+        "tune",
+        help="measure which configs are fastest on this GPU",
+        description=tk.tune.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("sizes", metavar="MxNxK", nargs="*", type=sizes, help="products to tune (default: those of Llama-3)")
+    add(
+        "--dtype",
+        type=list_of(tuple(DTYPES)),
+        default=["bf16"],
+        help=f"of {', '.join(DTYPES)} (bf16, pinned for fp16 too)",
+    )
+    add("--order", type=list_of(ORDERS), default=["nn", "nt"], help="of a and b: n row-major, t column-major (nn,nt)")
+    add("--precision", type=list_of(PRECISIONS), default=["tf32"], help="of fp32: tf32, ieee (tf32)")
+    add("--slowdown", type=slowdown, default=1.02, help="what a kept config may lose to the best (1.02)")
+    add("--random", type=int, default=0, help="so many random sizes beside the default ones")
+    add("--seed", type=int, default=0, help="of the random sizes and inputs")
+    add("--write", type=Path, metavar="FILE", help="a table of kernels/tuned/ instead of the user's file")
+    parser.set_defaults(run=run)

@@ -1,0 +1,101 @@
+"""The user's file: what was measured on this machine, and its way into the engine.
+
+Read before the first call on a GPU, so this imports little.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tk import capi
+from tk.tune import files
+
+_log = logging.getLogger("tk")
+
+FILE_VERSION = 1
+_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+def user_file(device: int = 0) -> Path:
+    """Where this machine's measurements of a GPU are kept: ``$XDG_CACHE_HOME/tk/tuned-<gpu>-sm<arch>.json``."""
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    properties = torch.cuda.get_device_properties(device)
+    gpu = re.sub(r"[^a-z0-9]+", "-", properties.name.lower()).strip("-")
+    return Path(root) / "tk" / f"tuned-{gpu}-sm{properties.major}{properties.minor}.json"
+
+
+def load_user_pins() -> int:
+    """Pins what the user's files hold for the visible GPUs; returns how many pins. Those whose config no pack has any
+    more are left out.
+
+    Raises OSError or ValueError for a file that cannot be used."""
+    return sum(pin_all(user_file(device), device) for device in range(torch.cuda.device_count()))
+
+
+def pin_all(path: Path, device: int) -> int:
+    """Pins what one file holds on one device; 0 when there is no such file."""
+    if not path.is_file():
+        return 0
+    numbers: dict[tuple[str, str], int] = {}
+    count = 0
+    for entry in read(path):
+        problem = _problem_of(entry, path, device)
+        key = (problem.op, entry["config"])
+        if key not in numbers:  # one question answers for all configs of a bucket
+            numbers |= {(problem.op, c.config_name): c.config for c in capi.candidates(problem)}
+        if key not in numbers:
+            _log.info("%s: the packs have no config %s any more", path, entry["config"])
+            continue
+        capi.pin(problem, numbers[key])
+        count += 1
+    return count
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The entries of a file. Raises ValueError when it is damaged or of another version."""
+    advice = "delete it, or run tk tune again"
+    try:
+        table = json.loads(path.read_text())
+    except ValueError as e:
+        raise ValueError(f"{path} is damaged ({e}): {advice}") from e
+    if not isinstance(table, dict) or table.get("version") != FILE_VERSION or not isinstance(table.get("pins"), list):
+        raise ValueError(f"{path} is not a tuning file of version {FILE_VERSION}: {advice}")
+    return table["pins"]
+
+
+def write(path: Path, entries: Iterable[dict[str, Any]], record: Mapping[str, Any]) -> None:
+    """Adds entries; those of a problem that was there replace it. A file that cannot be read is replaced. record: what
+    was measured on what."""
+    old: list[dict[str, Any]] = []
+    if path.is_file():
+        try:
+            old = read(path)
+        except ValueError as e:
+            _log.warning("%s; it is replaced", e)
+    files.write(path, {"version": FILE_VERSION, **record, "pins": files.merge(old, entries)}, "pins")
+
+
+def entry_of(problem: capi.Problem, config: str, us: float) -> dict[str, Any]:
+    """A problem and its choice, as the file holds it. Addresses and modes are left out: a pin is for plain calls."""
+    tensors = [None if t is None else [_NAMES[t.dtype], list(t.sizes), list(t.strides)] for t in problem.tensors]
+    ints, floats = list(problem.ints), list(problem.floats)
+    return {"op": problem.op, "tensors": tensors, "ints": ints, "floats": floats, "config": config, "us": round(us, 3)}
+
+
+def _problem_of(entry: Mapping[str, Any], path: Path, device: int) -> capi.Problem:
+    try:
+        tensors = [
+            None if t is None else capi.Matrix(_DTYPES[t[0]], tuple(t[1]), tuple(t[2])) for t in entry["tensors"]
+        ]
+        return capi.Problem(str(entry["op"]), tensors, tuple(entry["ints"]), tuple(entry["floats"]), 0, device)
+    except (KeyError, IndexError, TypeError) as e:
+        raise ValueError(f"{path}: this entry cannot be read: {entry}") from e

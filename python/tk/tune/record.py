@@ -1,0 +1,42 @@
+"""What was measured on what."""
+
+from __future__ import annotations
+
+import ctypes
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+from tk import capi
+
+
+def record() -> dict[str, str]:
+    """GPU, driver, compiler of the kernels, and today's date."""
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": driver_version(),
+        "compiler": pack_compiler(),
+        "date": datetime.now(timezone.utc).date().isoformat(),
+    }
+
+
+def driver_version() -> str:
+    """Of the NVIDIA driver, "580.159.04"; "unknown" where NVML does not say."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return "unknown"
+    text = ctypes.create_string_buffer(96)
+    if nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(text, len(text)):
+        return "unknown"
+    return text.value.decode()
+
+
+def pack_compiler(device: int = 0) -> str:
+    """What compiled the kernels that this device runs, "triton 3.9.0, ptxas 12.9"."""
+    from tk.aot.pack import read_pack
+
+    square = capi.Matrix(torch.bfloat16, (4096, 4096), (4096, 1))
+    problem = capi.Problem("mm", (square, square, None, square), (0, 0), (1.0, 1.0), 0, device)
+    return read_pack(Path(capi.choose(problem).pack_path)).compiler
