@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
+
+from benchmarks.products import ACTIVATIONS, SHORT, Product, judge, run_tk, run_torch, torch_precision
+from benchmarks.report import Goal, Group, Report, Row
+from benchmarks.runner import Options
 from tk import capi, timing
 from tk.config import STATIC_WEIGHTS
 from tk.heuristics.problem import describe
-
-from benchmarks.products import ACTIVATIONS, Product, judge, run_tk, run_torch, torch_precision
-from benchmarks.report import Goal, Group, Report, Row
-from benchmarks.runner import Options
 
 # --- Shapes ---
 
