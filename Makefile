@@ -119,7 +119,7 @@ gpu-test: install-local ## the tests on this machine's GPU
 
 .PHONY: bench
 bench: install-local ## the benchmarks on this machine's GPU; results in benchmarks/results
-	$(PY) -m benchmarks.runner --out benchmarks/results $(ARGS)
+	$(PY) -m benchmarks $(ARGS)
 
 # --- Form ---
 

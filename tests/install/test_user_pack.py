@@ -1,0 +1,41 @@
+"""docs/add-a-kernel.md holds what it says: its file becomes a pack, and the installed package loads it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from environment import ROOT, Environment
+
+
+@pytest.fixture(scope="session")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("user")
+    (source,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/add-a-kernel.md").read_text(), re.DOTALL)
+    (folder / "scale.py").write_text(source)
+    command = [sys.executable, "-m", "tk", "build", "scale.py", "-o", "scale.tkpack", "--arch", "90"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder / "scale.tkpack"
+
+
+def test_the_documented_kernel_is_loaded_from_a_pack(pack: Path, clean: Environment):
+    show = "import tk; tk.load_pack({!r}); print(tk.coverage().only(op='scale'))".format(str(pack))
+    shown = clean.run("-c", show).stdout
+    assert "block_1024" in shown and "block_4096" in shown
+
+
+def test_a_pack_on_tk_pack_path_is_loaded_at_import(pack: Path, clean: Environment):
+    shown = clean.run("-c", "import tk; print([p.path for p in tk.packs()])", TK_PACK_PATH=str(pack)).stdout
+    assert str(pack) in shown
+
+
+def test_a_missing_pack_on_the_path_does_not_stop_the_import_and_is_named(clean: Environment, tmp_path: Path):
+    missing = tmp_path / "missing.tkpack"
+    code = "import torch, tk; print(tk.mm(torch.eye(2), torch.eye(2)).sum().item())"
+    result = clean.run("-c", code, TK_PACK_PATH=str(missing))
+    assert result.stdout.strip() == "2.0"
+    assert str(missing) in result.stderr
