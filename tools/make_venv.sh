@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# make_venv.sh PYTHON FOLDER TORCH: a virtual environment; TORCH "system": one that sees PYTHON's own packages.
+# make_venv.sh PYTHON FOLDER TORCH: a virtual environment; TORCH "system": one that also sees PYTHON's packages.
 set -eu -o pipefail
 python=$1 folder=$2 torch=$3
 
@@ -10,6 +10,9 @@ python=$1 folder=$2 torch=$3
 if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
   "$(dirname "$0")/debian_packages.sh" python3-venv
 fi
-options=()
-if [ "$torch" = system ]; then options+=(--system-site-packages); fi
-"$python" -m venv --clear "${options[@]}" "$folder"
+"$python" -m venv --clear "$folder"
+if [ "$torch" = system ]; then
+  # Not --system-site-packages: when PYTHON is itself of a virtual environment, that would leave out its packages.
+  site=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  "$python" -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' >"$site/system.pth"
+fi
