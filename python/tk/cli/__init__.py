@@ -1,0 +1,48 @@
+"""The ``tk`` command: a module per subcommand, each with ``add_parser(subparsers)`` that sets ``run(args) -> status``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+
+from tk import __version__, errors
+
+__all__ = ["main"]
+
+# In the order of --help. Only the module of the command at hand is imported.
+COMMANDS: Mapping[str, str] = {
+    "info": "tk.cli.info",
+    "list": "tk.cli.list",
+    "explain": "tk.cli.explain",
+    "build": "tk.cli.build",
+    "bench": "tk.cli.bench",
+    "tune": "tk.tune",
+    "verify": "tk.cli.verify",
+    "demo": "tk.cli.demo",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    args = _parser(arguments).parse_args(arguments)
+    try:
+        return args.run(args)
+    except (errors.Error, ValueError) as error:
+        print(f"tk: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `tk list | head`
+        sys.stderr.close()
+        return 1
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tk", description="Triton for PyTorch without the JIT.")
+    parser.add_argument("--version", action="version", version=f"tk {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    named = [name for name in arguments[:1] if name in COMMANDS]
+    for name in named or COMMANDS:
+        import_module(COMMANDS[name]).add_parser(subparsers)
+    return parser

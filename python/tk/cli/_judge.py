@@ -1,0 +1,33 @@
+"""How far a result is off, against torch's own result of the same product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ErrorRatio:
+    """Our error over torch's: of the means and of the largest."""
+
+    mean: float
+    max: float
+
+    def is_good(self) -> bool:
+        """No more than 1.1 times torch's mean error and twice its largest."""
+        return self.mean <= 1.1 and self.max <= 2.0
+
+
+# What a different order of summation may cost where torch happens to be exact: units in the last place of fp32, times the
+# size of what is summed.
+_SLACK = 16 * torch.finfo(torch.float32).eps
+
+
+def error_ratio(result: Tensor, torchs: Tensor, reference: Tensor) -> ErrorRatio:
+    """reference: float64, the same shape. NaN anywhere gives NaN, which is not good."""
+    ours, theirs = ((x.double() - reference).abs() for x in (result, torchs))
+    slack = _SLACK * reference.abs().mean()
+    ratios = torch.stack([ours.mean() / (theirs.mean() + slack), ours.max() / (theirs.max() + slack)]).tolist()
+    return ErrorRatio(*ratios)

@@ -1,0 +1,40 @@
+"""``tk bench``: the benchmarks of a source tree."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import tk
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "bench",
+        help="run the benchmarks of a source tree",
+        description="Runs benchmarks/ of the source tree that tk, or the current folder, lies in; arguments go to it.",
+        add_help=False,
+    )
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    parser.set_defaults(run=run)
+
+
+def _source_tree() -> Path | None:
+    for folder in (Path(tk.__file__).resolve().parents[2], Path.cwd()):
+        if (folder / "benchmarks" / "__main__.py").is_file():
+            return folder
+    return None
+
+
+def run(args: argparse.Namespace) -> int:
+    root = _source_tree()
+    if root is None:
+        print("tk: there are no benchmarks here: run this in a checkout of tk's sources", file=sys.stderr)
+        return 1
+    path = os.pathsep.join(p for p in (str(root), os.environ.get("PYTHONPATH", "")) if p)
+    command = [sys.executable, "-m", "benchmarks", *args.arguments]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode
