@@ -31,7 +31,6 @@ from tk.aot.spec import (
     Launch,
     Op,
     Output,
-    Plan,
     Pointer,
     Scratch,
     TensorMap,
@@ -61,8 +60,8 @@ class Compiled:
 
 def add_op(writer: PackWriter, grid: Grid, compiled: Sequence[Compiled], target: Target, tuned: Mapping[str, Any],
            partial: bool = False) -> None:  # fmt: skip
-    """Write an op with all its variants. tuned: its table, see tk.aot.tuned. partial: variants may have been left out on
-    purpose, so a pin without its variant is passed over.
+    """Write an op with all its variants. tuned: its table, see tk.aot.tuned. partial: variants may have been left out
+    on purpose, so a pin without its variant is passed over.
 
     Raises BuildError."""
     op = grid.op
@@ -136,7 +135,9 @@ def _pins(writer: PackWriter, op: Op, compiled: Sequence[Compiled], table: Mappi
         if name not in numbers:
             raise BuildError(f"op {op.name}: a tuned pin names config {name}, which does not exist")
         if set(key) != set(op.selectors) or len(dims) != len(op.dims):
-            raise BuildError(f"op {op.name}: a tuned pin needs {list(op.selectors)} and {list(op.dims)}, not {key}, {dims}")
+            raise BuildError(
+                f"op {op.name}: a tuned pin needs {list(op.selectors)} and {list(op.dims)}, not {key}, {dims}"
+            )
         bucket = bucket_key(op, key)
         if not any(compiled[i].variant.point.config.name == name for i in table.get(bucket, ())):
             if partial:
@@ -239,11 +240,13 @@ def shared_memory_constraints(artifacts: Sequence[Artifact]) -> tuple[Constraint
 
 def _check_alignment(op: Op, variant: Variant) -> None:
     """What the compiler was told of an address, a constraint must ask of it: else a misaligned view would fault."""
-    checked = {node.operand for c in variant.plan.constraints for node in _leaves(op, c.holds) if node.op == "alignment"}
+    nodes = [node for c in variant.plan.constraints for node in _leaves(op, c.holds)]
+    checked = {node.operand for node in nodes if node.op == "alignment"}
     for launch in variant.plan.launches:
         for name, arg in launch.args.items():
-            needs = isinstance(arg, TensorMap) or (isinstance(arg, Pointer) and arg.aligned)
-            if needs and arg.tensor.index not in checked:
+            if not isinstance(arg, TensorMap | Pointer) or (isinstance(arg, Pointer) and not arg.aligned):
+                continue
+            if arg.tensor.index not in checked:
                 raise BuildError(
                     f"{variant.name}: {name} is compiled for an aligned {arg.tensor.name}, but no constraint reads "
                     f"{arg.tensor.name}.alignment"
@@ -285,14 +288,14 @@ def _launch(writer: PackWriter, scope: _Scope, variant: Variant, launch: Launch,
         profile_scratch_alignment=artifact.profile_scratch_alignment,
         when=scope.code(writer, launch.when),
         grid=[scope.code(writer, g) for g in launch.grid],
-        args=writer.add("args", _args(writer, scope, variant.plan, launch, artifact)),
+        args=writer.add("args", _args(writer, scope, launch, artifact)),
     )
 
 
 # --- Parameters ---
 
 
-def _args(writer: PackWriter, scope: _Scope, plan: Plan, launch: Launch, artifact: Artifact) -> list[dict[str, Any]]:
+def _args(writer: PackWriter, scope: _Scope, launch: Launch, artifact: Artifact) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     maps = iter(artifact.tensor_maps)
     for name in launch.fn.arg_names:
@@ -304,13 +307,13 @@ def _args(writer: PackWriter, scope: _Scope, plan: Plan, launch: Launch, artifac
                 raise CompileError(f"{inner.where}: the compiler made no tensor map of it")
             records += _tensor_map_args(writer, inner, arg, meta)
         elif not isinstance(arg, Const):
-            records.append(_plain_arg(writer, inner, plan, arg))
+            records.append(_plain_arg(writer, inner, arg))
     if next(maps, None) is not None:
         raise CompileError(f"{scope.where}: {launch.fn.__name__} has more tensor maps than parameters for them")
     return [*records, dict(kind=fmt.ARG_GLOBAL_SCRATCH), dict(kind=fmt.ARG_PROFILE_SCRATCH)]
 
 
-def _plain_arg(writer: PackWriter, scope: _Scope, plan: Plan, arg: Arg) -> dict[str, Any]:
+def _plain_arg(writer: PackWriter, scope: _Scope, arg: Arg) -> dict[str, Any]:
     if isinstance(arg, Pointer):
         _check_tensor(scope, arg.tensor)
         return dict(kind=fmt.ARG_POINTER, index=arg.tensor.index, value=scope.code(writer, arg.offset))
@@ -321,8 +324,6 @@ def _plain_arg(writer: PackWriter, scope: _Scope, plan: Plan, arg: Arg) -> dict[
             raise BuildError(f"{scope.where}: float {arg.index}, op {scope.op.name} has {len(scope.op.floats)}")
         return dict(kind=fmt.ARG_FLOAT, width=FLOAT_WIDTHS[arg.dtype], index=arg.index)
     assert isinstance(arg, Scratch)
-    if arg.buffer >= len(plan.buffers):
-        raise BuildError(f"{scope.where}: buffer {arg.buffer}, the plan has {len(plan.buffers)}")
     return dict(kind=fmt.ARG_BUFFER, index=arg.buffer, value=scope.code(writer, arg.offset))
 
 
@@ -335,7 +336,9 @@ def _check_tensor(scope: _Scope, tensor: Tensor) -> None:
         raise BuildError(f"{scope.where}: {tensor.name} is tensor {tensor.index}, the op has {len(scope.op.tensors)}")
 
 
-def _tensor_map_args(writer: PackWriter, scope: _Scope, arg: TensorMap, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _tensor_map_args(
+    writer: PackWriter, scope: _Scope, arg: TensorMap, meta: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """The map itself, then the tensor's sizes in 32 bits and its strides in 64."""
     _check_tensor(scope, arg.tensor)
     if meta.get("is_im2col") or meta["fp4_padded"]:

@@ -1,7 +1,7 @@
 """Build: families and architectures -> packs. What ``tk build`` does.
 
-enumerate (grid) -> sources (compile) -> images, from the cache or a pool of processes -> packs (assemble, pack). Nothing
-is written when anything failed; all failures are listed by name.
+enumerate (grid) -> sources (compile) -> images, from the cache or a pool of processes -> packs (assemble, pack).
+Nothing is written when anything failed; all failures are listed by name.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ LAYOUT = "aot-1"
 class Artifact:
     """A compiled launch: the image, and what its launch needs to know of it.
 
-    entry: the kernel's symbol. threads: of a block. shared, *_scratch: bytes. tensor_maps: one entry for each tensor map
-    parameter, as the compiler's metadata has it. spill_bytes: stores and loads of registers that did not fit."""
+    entry: the kernel's symbol. threads: of a block. shared, *_scratch: bytes. tensor_maps: one entry for each tensor
+    map parameter, as the compiler's metadata has it. spill_bytes: stores and loads of registers that did not fit."""
 
     entry: str
     threads: int
@@ -133,7 +133,7 @@ class Cache:
 
 
 @contextlib.contextmanager
-def open_cache(warn):
+def open_cache(warn: Callable[[str], object]) -> Iterator[Cache]:
     """The user's cache; where it cannot be written, one for this build alone, and `warn` is told."""
     try:
         folder = default_folder()

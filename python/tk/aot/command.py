@@ -43,8 +43,7 @@ def _run(args: argparse.Namespace) -> None:
     paths = pack_paths(targets, args.files, args.out) if not args.dry_run else [Path()] * len(targets)
     families = file_families(args.files) if args.files else package_families()
     packs: list[PlannedPack] = [
-        plan_pack(families, target, path, args.sample, args.only)
-        for target, path in zip(targets, paths, strict=True)
+        plan_pack(families, target, path, args.sample, args.only) for target, path in zip(targets, paths, strict=True)
     ]
     with open_cache(lambda message: print(f"tk build: {message}", file=sys.stderr)) as cache:
         if args.dry_run:

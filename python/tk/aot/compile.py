@@ -110,6 +110,8 @@ def source_of(plan: Plan, launch: Launch, target: Target) -> Source:
     signature, constants, aligned = {}, {}, set()
     for name in fn.arg_names:
         arg = launch.args[name]
+        if isinstance(arg, Scratch) and not 0 <= arg.buffer < len(plan.buffers):
+            raise CompileError(f"{fn.__name__}: {name} is buffer {arg.buffer}, the plan has {len(plan.buffers)}")
         signature[name] = _type_text(name, arg, target)
         if isinstance(arg, Const):
             constants[name] = arg.value
@@ -122,7 +124,9 @@ def _check_arguments(fn: JITFunction, args: Mapping[str, Arg]) -> None:
     missing = [n for n in fn.arg_names if n not in args]
     extra = [n for n in args if n not in fn.arg_names]
     if missing or extra:
-        what = [f"{kind} {', '.join(names)}" for kind, names in (("lacks", missing), ("has no parameter", extra)) if names]
+        what = [
+            f"{kind} {', '.join(names)}" for kind, names in (("lacks", missing), ("has no parameter", extra)) if names
+        ]
         raise CompileError(f"{fn.__name__}: the launch {' and '.join(what)}; it takes {', '.join(fn.arg_names)}")
     for param in fn.params:
         if param.is_constexpr and not isinstance(args[param.name], Const):
@@ -244,7 +248,9 @@ def constant_text(value: Any) -> str:
         return f"({', '.join(map(constant_text, value))})"
     if value is None or isinstance(value, bool | int | float | str | dtype) or is_dataclass(value):
         return f"{type(value).__name__} {value!r}"
-    raise CompileError(f"{value!r} of type {type(value).__name__} cannot be a constant of a kernel compiled ahead of time")
+    raise CompileError(
+        f"{value!r} of type {type(value).__name__} cannot be a constant of a kernel compiled ahead of time"
+    )
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 
 class BuildError(Exception):
-    """A kernel record, a tuned table, a source file or a pack that cannot be used; the message names it and says why."""
+    """A record, a tuned table, a source file or a pack that cannot be used; the message names it and says why."""
 
 
 class GridError(BuildError):

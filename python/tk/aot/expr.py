@@ -17,8 +17,26 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Expr", "Problem", "Tensor", "as_expr", "ceil_div", "const", "device", "divisor", "int_arg", "local"]
-__all__ += ["maximum", "minimum", "mode", "select", "tensors", "MODE_BITS"]
+__all__ = [
+    "MODE_BITS",
+    "Expr",
+    "Problem",
+    "Tensor",
+    "TensorValue",
+    "as_expr",
+    "ceil_div",
+    "const",
+    "device",
+    "divisor",
+    "evaluate_locals",
+    "int_arg",
+    "local",
+    "maximum",
+    "minimum",
+    "mode",
+    "select",
+    "tensors",
+]
 
 MAX_STACK = 64  # csrc/core/expr.h
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -80,6 +98,14 @@ _FOLD: Mapping[str, Callable[..., int]] = {
 }
 _ARITY = {op: 3 if op == "select" else 1 if op in ("neg", "not") else 2 for op in _FOLD}
 _TRUTH = {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"}
+
+
+def _operator(op: str) -> Callable[[Expr, Expr | int], Expr]:
+    return lambda a, b: _make(op, a, b)
+
+
+def _reflected(op: str) -> Callable[[Expr, Expr | int], Expr]:
+    return lambda a, b: _make(op, b, a)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,30 +175,22 @@ class Expr:
 
     __hash__ = object.__hash__
 
-    def __add__(self, o): return _make("add", self, o)
-    def __radd__(self, o): return _make("add", o, self)
-    def __sub__(self, o): return _make("sub", self, o)
-    def __rsub__(self, o): return _make("sub", o, self)
-    def __mul__(self, o): return _make("mul", self, o)
-    def __rmul__(self, o): return _make("mul", o, self)
-    def __floordiv__(self, o): return _make("floordiv", self, o)
-    def __rfloordiv__(self, o): return _make("floordiv", o, self)
-    def __mod__(self, o): return _make("mod", self, o)
-    def __rmod__(self, o): return _make("mod", o, self)
-    def __neg__(self): return _make("neg", self)
-    def __eq__(self, o): return _make("eq", self, o)  # type: ignore[override]
-    def __ne__(self, o): return _make("ne", self, o)  # type: ignore[override]
-    def __lt__(self, o): return _make("lt", self, o)
-    def __le__(self, o): return _make("le", self, o)
-    def __gt__(self, o): return _make("gt", self, o)
-    def __ge__(self, o): return _make("ge", self, o)
-    def __and__(self, o): return _make("and", self, o)
-    def __rand__(self, o): return _make("and", o, self)
-    def __or__(self, o): return _make("or", self, o)
-    def __ror__(self, o): return _make("or", o, self)
-    def __invert__(self): return _make("not", self)
-    def __lshift__(self, o): return _make("shl", self, o)
-    def __rshift__(self, o): return _make("shr", self, o)
+    __add__, __radd__ = _operator("add"), _reflected("add")
+    __sub__, __rsub__ = _operator("sub"), _reflected("sub")
+    __mul__, __rmul__ = _operator("mul"), _reflected("mul")
+    __floordiv__, __rfloordiv__ = _operator("floordiv"), _reflected("floordiv")
+    __mod__, __rmod__ = _operator("mod"), _reflected("mod")
+    __and__, __rand__ = _operator("and"), _reflected("and")
+    __or__, __ror__ = _operator("or"), _reflected("or")
+    __lshift__, __rshift__ = _operator("shl"), _operator("shr")
+    __eq__, __ne__ = _operator("eq"), _operator("ne")  # type: ignore[assignment]
+    __lt__, __le__, __gt__, __ge__ = _operator("lt"), _operator("le"), _operator("gt"), _operator("ge")
+
+    def __neg__(self) -> Expr:
+        return _make("neg", self)
+
+    def __invert__(self) -> Expr:
+        return _make("not", self)
 
     def has_bit(self, bit: int) -> Expr:
         return _make("ne", _make("bitand", self, bit), 0)
@@ -192,7 +210,8 @@ def const(value: int) -> Expr:
 def _make(op: str, *operands: Expr | int | bool) -> Expr:
     args = tuple(as_expr(x) for x in operands)
     values = [a.value for a in args]
-    folded = _identities(op, args, values) if None in values else _fold_constants(op, values)
+    known = [v for v in values if v is not None]
+    folded = _fold_constants(op, known) if len(known) == len(values) else _identities(op, args, values)
     return Expr(op, 0, args) if folded is None else folded
 
 

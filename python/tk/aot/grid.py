@@ -103,7 +103,7 @@ def fold(constraints: Sequence[Constraint]) -> tuple[tuple[Constraint, ...], str
 def _check_serves(op: Op, variant: Variant) -> None:
     serves = variant.plan.serves
     if set(serves) != set(op.selectors):
-        raise GridError(f"{variant.name}: serves names {sorted(serves)}, but op {op.name} selects by {list(op.selectors)}")
+        raise GridError(f"{variant.name}: serves names {sorted(serves)}, op {op.name} selects by {list(op.selectors)}")
     for axis, values in serves.items():
         size = op.selectors[axis].size
         wrong = [v for v in values if not 0 <= v < size]

@@ -1,7 +1,7 @@
 """The bytes of a pack: written, and read back with every check. ``csrc/core/pack_format.h`` is the definition.
 
-Nothing here knows what a kernel is, or needs Triton. The same input gives the same bytes: there is no time in a pack, and
-nothing depends on the order of a set.
+Nothing here knows what a kernel is, or needs Triton. The same input gives the same bytes: there is no time in a pack,
+and nothing depends on the order of a set.
 """
 
 from __future__ import annotations
@@ -51,29 +51,31 @@ SECTIONS: Mapping[str, str] = {
 VARIANT_GENERAL, VARIANT_NONDETERMINISTIC = 1, 2
 BUFFER_SCRATCH, BUFFER_COUNTERS = 0, 1
 LAUNCH_DEPENDENT, LAUNCH_COOPERATIVE = 1, 2
-ARG_POINTER, ARG_INT, ARG_FLOAT, ARG_TENSOR_MAP, ARG_BUFFER, ARG_GLOBAL_SCRATCH, ARG_PROFILE_SCRATCH, ARG_NULL = range(8)
+ARG_POINTER, ARG_INT, ARG_FLOAT, ARG_TENSOR_MAP, ARG_BUFFER = range(5)
+ARG_GLOBAL_SCRATCH, ARG_PROFILE_SCRATCH, ARG_NULL = range(5, 8)
 IMAGE_CUBIN, IMAGE_PTX = 0, 1
 
 
 class Range(NamedTuple):
     first: int
-    count: int
+    count: int  # type: ignore[assignment]  # of tuple's own method
 
 
 EMPTY = Range(0, 0)
 
 
+_CODES = {"I": "I", "Q": "Q", "q": "q", "H": "32s", "R": "II"}
+
+
 class Record:
     """The layout of one section's records."""
-
-    _CODES = {"I": "I", "Q": "Q", "q": "q", "H": "32s", "R": "II"}
 
     def __init__(self, text: str):
         self.fields: list[tuple[str, int, str]] = []
         for item in text.split():
             name, code = item.split(":")
             self.fields.append((name, int(code[:-1] or 1), code[-1]))
-        self.struct = struct.Struct("<" + "".join(self._CODES[code] * n for _, n, code in self.fields))
+        self.struct = struct.Struct("<" + "".join(_CODES[code] * n for _, n, code in self.fields))
 
     def pack(self, values: Mapping[str, Any]) -> bytes:
         flat: list[Any] = []
@@ -284,7 +286,9 @@ def _check(holds: bool, message: str) -> None:
 
 def _read_header(data: bytes) -> SimpleNamespace:
     _check(len(data) >= HEADER.size, f"{len(data)} bytes are no pack")
-    magic, version, arch, flags, n, file_size, index_size, index_hash, compiler, reserved, *flat = HEADER.unpack_from(data)
+    magic, version, arch, flags, n, file_size, index_size, index_hash, compiler, reserved, *flat = (
+        HEADER.unpack_from(data)
+    )  # fmt: skip
     _check(magic == MAGIC, "this is no pack: it does not begin with its magic")
     _check(version == VERSION, f"pack version {version}, this is for version {VERSION}")
     _check(n == len(SECTIONS), f"{n} sections instead of {len(SECTIONS)}")
@@ -351,7 +355,8 @@ def _image(data: bytes, image: SimpleNamespace, number: int) -> bytes:
         unpacked = unpacker.decompress(data[image.offset : image.offset + image.compressed_size], image.size + 1)
     except zlib.error as e:
         raise PackFormatError(f"image {number}: {e}") from e
-    _check(len(unpacked) == image.size and hashlib.sha256(unpacked).digest() == image.hash,
+    whole = unpacker.eof and not unpacker.unused_data and len(unpacked) == image.size
+    _check(whole and hashlib.sha256(unpacked).digest() == image.hash,
            f"image {number} does not have its hash: the pack is damaged")  # fmt: skip
     return unpacked
 

@@ -31,14 +31,20 @@ class Outcome:
 
 
 class _Worker:
+    """A child, the pipe to it, and the file that takes what it writes to stderr from below Python."""
+
     def __init__(self, work: Callable[[int], None], scratch: str):
+        self.stderr = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 (closed by stop)
         self.pipe, theirs = _fork.Pipe()
-        self.process = _fork.Process(target=_serve, args=(theirs, self.pipe, work, scratch), daemon=True)
+        args = (theirs, self.pipe, self.stderr.fileno(), work, scratch)
+        self.process = _fork.Process(target=_serve, args=args, daemon=True)
         self.process.start()
         theirs.close()
         self.job: int | None = None
 
     def give(self, job: int) -> None:
+        self.stderr.seek(0)
+        self.stderr.truncate()
         self.pipe.send(job)
         self.job = job
 
@@ -50,6 +56,10 @@ class _Worker:
         except EOFError:
             self.process.join()
             error = f"the compiler's process {_how_it_ended(self.process.exitcode)}"
+        if error is not None:
+            self.stderr.seek(0)
+            written = self.stderr.read().decode(errors="replace").strip()
+            error = "\n".join(filter(None, (error.strip(), written)))
         outcome = Outcome(self.job, error)
         self.job = None
         return outcome
@@ -58,6 +68,7 @@ class _Worker:
         self.pipe.close()
         self.process.terminate()
         self.process.join()
+        self.stderr.close()
 
 
 def _how_it_ended(code: int | None) -> str:
@@ -95,40 +106,27 @@ def _run(work: Callable[[int], None], n_jobs: int, n_workers: int, scratch: str)
             worker.stop()
 
 
-def _serve(pipe: Connection, parents_end: Connection, work: Callable[[int], None], scratch: str) -> None:
+def _serve(pipe: Connection, parents_end: Connection, stderr: int, work: Callable[[int], None], scratch: str) -> None:
     parents_end.close()
+    os.dup2(stderr, 2)
     tempfile.tempdir = scratch
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
     with contextlib.suppress(EOFError):
         while True:
-            job = pipe.recv()
-            pipe.send(_attempt(work, job))
+            pipe.send(_attempt(work, pipe.recv()))
 
 
 def _attempt(work: Callable[[int], None], job: int) -> str | None:
-    """None, or what went wrong, with what the compiler wrote to stderr from below Python."""
-    with tempfile.TemporaryFile() as stderr, _redirected(2, stderr.fileno()):
-        try:
-            work(job)
-            return None
-        except CompileError as e:
-            error = str(e)
-        except Exception:
-            error = traceback.format_exc()
-        sys.stderr.flush()
-        stderr.seek(0)
-        return "\n".join(filter(None, (error, stderr.read().decode(errors="replace").strip())))
-
-
-@contextlib.contextmanager
-def _redirected(fd: int, target: int) -> Iterator[None]:
-    kept = os.dup(fd)
-    os.dup2(target, fd)
+    """None, or what went wrong."""
     try:
-        yield
+        work(job)
+        return None
+    except CompileError as e:
+        return str(e)
+    except Exception:
+        return traceback.format_exc()
     finally:
-        os.dup2(kept, fd)
-        os.close(kept)
+        sys.stderr.flush()
 
 
 def default_jobs() -> int:

@@ -141,8 +141,8 @@ def require(holds: Expr | bool, message: str) -> Constraint:
 class Plan:
     """All that a point does. `locals` follow the op's: number them from ``len(op.locals)``.
 
-    constraints: the one predicate, see tk.aot.expr. cost: predicted time, picoseconds. serves: for each selector axis of
-    the op the values for which this plan may run. general: a fallback for what nothing better takes."""
+    constraints: the one predicate, see tk.aot.expr. cost: predicted time, picoseconds. serves: for each selector axis
+    of the op the values for which this plan may run. general: a fallback for what nothing better takes."""
 
     constraints: tuple[Constraint, ...]
     serves: Mapping[str, tuple[int, ...]]

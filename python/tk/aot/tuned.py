@@ -4,8 +4,8 @@
      "coefficients": {...},
      "pins": [{"key": {"dtype": 0, ...}, "dims": [16, 4096, 4096], "config": "tma_128x256x64"}, ...]}
 
-``coefficients`` belong to the kernel file, which reads them for its predicted times. A pin says which config was fastest
-for one problem: `key` gives the value of every selector axis of the op, `dims` the values of ``Op.dims``.
+``coefficients`` belong to the kernel file, which reads them for its predicted times. A pin says which config was
+fastest for one problem: `key` gives the value of every selector axis of the op, `dims` the values of ``Op.dims``.
 """
 
 from __future__ import annotations

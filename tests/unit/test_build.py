@@ -1,0 +1,575 @@
+"""The whole road: records in, packs out; recipes, reproducibility, failures, and what is said on the way."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import triton
+import triton.language as tl
+
+import unit_kernels
+from tk.aot import pack as fmt
+from tk.aot import tuned
+from tk.aot.assemble import TENSOR_MAP_TF32, Compiled, add_op, shared_memory_constraints
+from tk.aot.build import (
+    BuildFailed,
+    PlannedPack,
+    Work,
+    build,
+    check_limits,
+    dry_run,
+    find_work,
+    plan_pack,
+    predict,
+    summary,
+)
+from tk.aot.cache import Cache
+from tk.aot.command import pack_paths
+from tk.aot.compile import Target
+from tk.aot.errors import BuildError
+from tk.aot.expr import Problem, TensorValue, local
+from tk.aot.pack import Pack, PackWriter, read_pack
+from tk.aot.spec import Config, Const, Family, Float, Int, Kernel, Launch, Plan, Pointer, Scratch, require
+from tk.cli.build import add_arguments, run
+from unit_kernels import ALIGNED, FAMILY, KERNELS, OP, OUT, X
+
+SM80, SM90 = Target(80), Target(90)
+SCALE_ADD, REDUCE, COPY_TMA, COPY_GLUON, COPY_DEVICE = KERNELS
+PROBLEM = Problem(
+    (TensorValue((100, 64), (64, 1), 6), None, TensorValue((100, 64), (72, 1), 6)),
+    ints=(0,),
+    device={"sm_count": 132, "arch": 90, "shared_optin": 232448, "l2_bytes": 50 << 20},
+    locals=(6400, 100, 64, 1),
+)
+
+
+def of_kernel(pack: Pack, name: str) -> SimpleNamespace:
+    return next(v for v in pack.variants if pack.string(v.kernel) == name)
+
+
+def parameters(pack: Pack, launch: SimpleNamespace) -> list[tuple]:
+    """(kind, width, index, value for PROBLEM) of each."""
+    return [
+        (a.kind, a.width, a.index, pack.expr(a.value).evaluate(replace(PROBLEM, locals=(*PROBLEM.locals, 4))))
+        for a in pack.slice("args", launch.args)
+    ]
+
+
+SCRATCH_PARAMETERS = [(fmt.ARG_GLOBAL_SCRATCH, 0, 0, 0), (fmt.ARG_PROFILE_SCRATCH, 0, 0, 0)]
+
+
+# --- Recipes ---
+
+
+def test_parameters_are_in_the_functions_order_without_constants(built):
+    pack = built["sm90"].pack
+    variant = of_kernel(pack, "scale_add")
+    (launch,) = pack.slice("launches", variant.launches)
+    assert parameters(pack, launch) == [
+        (fmt.ARG_POINTER, 0, 0, 16),
+        (fmt.ARG_POINTER, 0, 1, 0),
+        (fmt.ARG_POINTER, 0, 2, 0),
+        (fmt.ARG_INT, 4, 0, 6400),
+        (fmt.ARG_FLOAT, 4, 0, 0),
+        *SCRATCH_PARAMETERS,
+    ]
+    assert pack.string(launch.entry) == "scale_add"
+    assert (launch.threads, launch.cluster, launch.flags) == (128, 1, 0)
+    assert [pack.expr(g).evaluate(PROBLEM) for g in launch.grid] == [25, 1, 1]
+    assert pack.expr(launch.when).evaluate(PROBLEM) == 1
+
+
+def test_several_launches_with_buffers_between(built):
+    pack = built["sm90"].pack
+    variant = of_kernel(pack, "reduce")
+    assert variant.flags == fmt.VARIANT_NONDETERMINISTIC
+    first, second = pack.slice("launches", variant.launches)
+    inner = replace(PROBLEM, locals=(*PROBLEM.locals, 4))
+    assert [pack.expr(x.value).evaluate(PROBLEM) for x in pack.slice("locals", variant.locals)] == [4]
+    assert [
+        (b.kind, b.alignment, pack.expr(b.bytes).evaluate(inner)) for b in pack.slice("buffers", variant.buffers)
+    ] == [
+        (fmt.BUFFER_SCRATCH, 256, 32),
+        (fmt.BUFFER_COUNTERS, 16, 4),
+    ]
+    assert parameters(pack, first) == [
+        (fmt.ARG_POINTER, 0, 0, 0), (fmt.ARG_BUFFER, 0, 0, 0), (fmt.ARG_INT, 8, 0, 6400), *SCRATCH_PARAMETERS,
+    ]  # fmt: skip
+    assert parameters(pack, second) == [
+        (fmt.ARG_BUFFER, 0, 0, 16), (fmt.ARG_BUFFER, 0, 1, 0), (fmt.ARG_POINTER, 0, 2, 0), (fmt.ARG_INT, 4, 0, 4),
+        *SCRATCH_PARAMETERS,
+    ]  # fmt: skip
+    assert (first.flags, second.flags) == (fmt.LAUNCH_DEPENDENT, fmt.LAUNCH_COOPERATIVE)
+    assert (first.threads, second.threads) == (128, 64)
+    assert [pack.expr(second.when).evaluate(replace(inner, locals=(0, 0, 0, 0, n))) for n in (0, 4)] == [0, 1]
+
+
+@pytest.mark.parametrize("target", ["sm90", "sm100"])
+@pytest.mark.parametrize(
+    ("kernel", "oob_fill", "l2"), [("copy_triton", [1, 0], [2, 3]), ("copy_gluon", [0, 0], [2, 2])]
+)
+def test_tensor_maps_follow_the_cubins_metadata(built, target, kernel, oob_fill, l2):
+    pack = built[target].pack
+    variants = [v for v in pack.variants if pack.string(v.kernel) == kernel]
+    assert len(variants) == 2
+    for variant, (element_type, element_size) in zip(variants, [(7, 4), (6, 2)], strict=True):  # FLOAT32, FLOAT16
+        (launch,) = pack.slice("launches", variant.launches)
+        args = parameters(pack, launch)
+        assert [a[:2] for a in args] == [
+            *[(fmt.ARG_TENSOR_MAP, 0), (fmt.ARG_INT, 4), (fmt.ARG_INT, 4), (fmt.ARG_INT, 8), (fmt.ARG_INT, 8)] * 2,
+            (fmt.ARG_GLOBAL_SCRATCH, 0),
+            (fmt.ARG_PROFILE_SCRATCH, 0),
+        ]
+        assert [a[3] for a in args[1:5]] == [100, 64, 64, 1]
+        assert [a[3] for a in args[6:10]] == [100, 64, 72, 1]
+        maps = [pack.tensor_maps[args[i][2]] for i in (0, 5)]
+        assert [m.tensor for m in maps] == [0, 2]
+        assert [m.oob_fill for m in maps] == oob_fill
+        assert [m.l2_promotion for m in maps] == l2
+        for m in maps:
+            assert (m.rank, m.element_type, m.element_size, m.box) == (2, element_type, element_size, [64, 32, 0, 0, 0])
+            assert m.swizzle == {4: 3, 2: 2}[element_size], "128 bytes and 64 of a row"
+            assert [pack.expr(s).evaluate(PROBLEM) for s in m.sizes[:2]] == [100, 64]
+        assert [pack.expr(s).evaluate(PROBLEM) for s in maps[1].strides[:2]] == [72, 1]
+
+
+def test_maps_may_round_to_tf32(built, cache):
+    """The one thing that the cubin's metadata does not say."""
+    kernel = replace(COPY_TMA, axes={"dtype": ("fp32",), "how": ("triton",)})
+    plan_of = kernel.plan
+
+    def rounded(point):
+        plan = plan_of(point)
+        args = dict(plan.launches[0].args)
+        args["x"] = replace(args["x"], round_to_tf32=True)
+        return replace(plan, launches=(replace(plan.launches[0], args=args),))
+
+    pack = pack_of([replace(kernel, plan=rounded)], SM90, cache)
+    assert [m.element_type for m in pack.tensor_maps] == [TENSOR_MAP_TF32, 7]
+
+
+def test_device_made_maps_ask_for_scratch(built):
+    pack = built["sm90"].pack
+    (launch,) = pack.slice("launches", of_kernel(pack, "copy_device").launches)
+    assert launch.global_scratch >= 256
+    assert launch.global_scratch_alignment == 128
+    assert [p[0] for p in parameters(pack, launch)] == [
+        fmt.ARG_POINTER, fmt.ARG_POINTER, fmt.ARG_INT, fmt.ARG_INT, fmt.ARG_GLOBAL_SCRATCH, fmt.ARG_PROFILE_SCRATCH,
+    ]  # fmt: skip
+
+
+def test_the_op_and_its_buckets(built):
+    pack = built["sm90"].pack
+    op = pack.op("unit_test_op")
+    assert (op.n_tensors, op.n_ints, op.n_floats, op.n_dims, op.dims) == (3, 1, 1, 2, [1, 2, 0, 0])
+    assert pack.expr(op.key).evaluate(replace(PROBLEM, ints=(2,))) == 2
+    configs = [(c.number, pack.string(c.name), json.loads(pack.string(c.params))) for c in pack.configs]
+    assert configs[:3] == [
+        (0, "block256", {"block": 256}),
+        (1, "block1024", {"block": 1024}),
+        (2, "sum2048", {"block": 2048}),
+    ]
+    kernels = {
+        b.key: {pack.string(pack.variants[c.variant].kernel) for c in pack.slice("candidates", b.candidates)}
+        for b in pack.slice("buckets", op.buckets)
+    }
+    copies = {"copy_triton", "copy_gluon", "copy_device"}
+    assert kernels == {0: {"scale_add"}, 1: {"reduce"}, 2: copies, 3: {"scale_add"}, 4: {"reduce"}, 5: copies}
+
+
+def test_constraints_travel_with_their_messages(built):
+    pack = built["sm90"].pack
+    messages = [pack.string(c.message) for c in pack.slice("constraints", of_kernel(pack, "scale_add").constraints)]
+    assert messages == ["16-byte boundaries", "n a multiple of 16"]
+    holds = pack.expr(pack.slice("constraints", of_kernel(pack, "scale_add").constraints)[1].holds)
+    assert [holds.evaluate(replace(PROBLEM, locals=(n, 0, 0, 0))) for n in (6400, 6401)] == [1, 0]
+
+
+def test_general_variants_are_marked(built):
+    pack = built["sm90"].pack
+    flags = [v.flags for v in pack.variants if pack.string(v.kernel) == "scale_add"]
+    assert flags == [0, 0, fmt.VARIANT_GENERAL, fmt.VARIANT_GENERAL, 0, fmt.VARIANT_GENERAL]
+
+
+def test_shared_memory_beyond_what_all_have_becomes_a_constraint(built):
+    artifact = next(iter(built["sm80"].work.done.values()))
+    assert shared_memory_constraints([replace(artifact, shared=48 * 1024)]) == ()
+    (constraint,) = shared_memory_constraints([artifact, replace(artifact, shared=100_000)])
+    for optin, holds in ((99_999, 0), (100_000, 1)):
+        device = {**PROBLEM.device, "shared_optin": optin}
+        assert constraint.holds.evaluate(replace(PROBLEM, device=device)) == holds
+
+
+def test_variants_with_the_same_launch_share_an_image(cache):
+    """Two plans that differ in constraints and cost alone."""
+    plan_of = SCALE_ADD.plan
+
+    def indifferent(point):
+        return plan_of(SimpleNamespace(config=point.config, dtype=point.dtype, even=False))
+
+    pack = pack_of([replace(SCALE_ADD, plan=indifferent)], SM80, cache)
+    assert len(pack.variants) == 6
+    assert len(pack.images) == 3
+
+
+# --- What the core would refuse ---
+
+
+def pack_of(kernels: list[Kernel], target: Target, cache: Cache, table: dict | None = None) -> Pack:
+    """One op of `kernels`, built in this process."""
+    planned = plan_pack([Family(OP, tuple(kernels), lambda kernel, point: True)], target, Path("none"))
+    work = find_work([planned], cache)
+    from tk.aot.compile import compile_source
+
+    for key in work.missing:
+        artifact = compile_source(work.sources[key])
+        cache.store(key, artifact)
+        work.done[key] = artifact
+    writer = PackWriter(target.arch, target.ptx, "test")
+    (op,) = planned.ops
+    compiled = [Compiled(p.variant, tuple(work.done[s.key] for s in p.sources)) for p in op.variants]
+    add_op(writer, op.grid, compiled, target, table or {})
+    return read_pack(writer.finish())
+
+
+def reduce_with(**changes) -> Kernel:
+    return replace(REDUCE, plan=lambda point: replace(REDUCE.plan(point), **changes))
+
+
+def launch_with(**args) -> tuple[Launch, ...]:
+    first = REDUCE.plan(SimpleNamespace(config=REDUCE.configs[90][0], dtype="fp32")).launches[0]
+    return (replace(first, args={**first.args, **args}),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            dict(constraints=(ALIGNED, require(local(4) > 0, "parts"))),
+            "constraint 'parts': local 4 is read, but there are 4",
+        ),
+        (dict(cost=local(5)), "local 5 is read, but there are 5 at this point"),
+        (dict(locals=(local(4),)), "local 4: local 4 is read, but there are 4 at this point"),
+        (dict(locals=(local(0),) * 61), "65 locals, there may be 64"),
+        (
+            dict(launches=launch_with(x=Pointer(replace(X, index=3), "fp32", False))),
+            r"partial_sums\(x\): x is tensor 3",
+        ),
+        (
+            dict(launches=launch_with(n=Int(replace(X, index=7).size(0), "i64"))),
+            "tensor 7 is read, op unit_test_op has 3",
+        ),
+        (dict(launches=launch_with(parts=Scratch(2, "fp32", 1))), "parts is buffer 2, the plan has 2"),
+        (dict(constraints=()), "x is compiled for an aligned x, but no constraint reads x.alignment"),
+        (dict(constraints=(require(OUT.alignment >= 16, "out"),)), "no constraint reads x.alignment"),
+    ],
+)
+def test_contradictions_are_refused_by_name(cache, changes, message):
+    with pytest.raises(BuildError, match=message):
+        pack_of([reduce_with(**changes)], SM90, cache)
+
+
+def test_floats_must_exist(cache):
+    plan_of = SCALE_ADD.plan
+
+    def wrong(point):
+        plan = plan_of(point)
+        args = {**plan.launches[0].args, "alpha": Float(1)}
+        return replace(plan, launches=(replace(plan.launches[0], args=args),))
+
+    with pytest.raises(BuildError, match="float 1, op unit_test_op has 1"):
+        pack_of([replace(SCALE_ADD, plan=wrong)], SM80, cache)
+
+
+# --- Pins ---
+
+PIN = {"key": {"dtype": 0, "way": 0}, "dims": [4096, 64], "config": "block1024"}
+
+
+def test_pins_name_their_config(cache):
+    other = {"key": {"dtype": 0, "way": 0}, "dims": [16, 64], "config": "block256"}
+    pack = pack_of([SCALE_ADD], SM80, cache, {"pins": [PIN, other]})
+    assert [(p.key, p.dims, p.config) for p in pack.pins] == [(0, [16, 64, 0, 0], 0), (0, [4096, 64, 0, 0], 1)]
+
+
+@pytest.mark.parametrize(
+    ("pins", "message"),
+    [
+        ([{**PIN, "config": "block7"}], "names config block7, which does not exist"),
+        ([{**PIN, "key": {"dtype": 0}}], r"needs \['dtype', 'way'\]"),
+        ([{**PIN, "dims": [1]}], r"needs \['dtype', 'way'\] and \['rows', 'cols'\]"),
+        ([{**PIN, "key": {"dtype": 1, "way": 0}}], "names config block1024 for .* where nothing has it"),
+        ([PIN, {**PIN, "config": "block256"}], "two tuned pins"),
+    ],
+)
+def test_wrong_pins_are_refused(cache, pins, message):
+    with pytest.raises(BuildError, match=message):
+        pack_of([SCALE_ADD], SM80, cache, {"pins": pins})
+
+
+def test_tuned_tables_are_read_and_checked(tmp_path):
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"gpu": "H200", "pins": [PIN]}))
+    assert tuned.read(path)["pins"] == [PIN]
+    assert tuned.load("no_such_stem", 90) == {}
+    for text, message in (("{", "t.json"), ("[]", "not a table"), ('{"pin": []}', r"unknown fields \['pin'\]"),
+                          ('{"pins": [{"key": {}}]}', "pin 0 must have exactly")):  # fmt: skip
+        path.write_text(text)
+        with pytest.raises(BuildError, match=message):
+            tuned.read(path)
+
+
+# --- Building ---
+
+
+def planned(target: Target, path: Path, **options) -> PlannedPack:
+    return plan_pack([FAMILY], target, path, **options)
+
+
+def test_a_rebuild_is_identical_and_compiles_nothing(built, cache, tmp_path, monkeypatch):
+    monkeypatch.setattr("tk.aot.build.run_pool", None)  # nothing is left to compile
+    for name, target in (("sm80", SM80), ("sm90", SM90), ("ptx80", Target(80, True))):
+        out = io.StringIO()
+        build([planned(target, tmp_path / f"{name}.tkpack")], cache, jobs=1, out=out)
+        assert (tmp_path / f"{name}.tkpack").read_bytes() == built[name].path.read_bytes()
+        n = len(built[name].work.sources)
+        assert f"{n} launches, {n} of them in the cache" in out.getvalue()
+
+
+def test_a_build_from_nothing_is_identical(built, tmp_path):
+    """Another cache, another process, another folder, another hash seed: the same bytes."""
+    source = Path(unit_kernels.__file__)
+    copy = tmp_path / source.name
+    copy.write_bytes(source.read_bytes())
+    outputs = []
+    for seed in ("1", "2"):
+        out = tmp_path / f"{seed}.tkpack"
+        run_cli(copy, "-o", out, "--arch", "90", "--only", "scale_add|copy_gluon", cache=tmp_path / seed, seed=seed)
+        outputs.append(out.read_bytes())
+    assert outputs[0] == outputs[1]
+    ours = {i.hash for i in built["sm90"].pack.images}
+    assert {i.hash for i in read_pack(outputs[0]).images} <= ours
+
+
+def run_cli(*args: object, cache: Path, seed: str = "0", check: bool = True) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "TK_CACHE_DIR": str(cache), "TK_NO_LIBRARY": "1", "PYTHONHASHSEED": seed, "TK_JOBS": "2"}
+    env["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+    command = [sys.executable, "-m", "tk.aot", *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def test_roots_name_the_packs(built):
+    lines = (built["sm80"].path.parent / "roots.inc").read_text().splitlines()
+    assert lines == [
+        f'{{"{name}.tkpack", "{built[name].pack.index_hash}"}},' for name in ("sm80", "sm90", "sm100", "ptx80")
+    ]  # fmt: skip
+
+
+def test_an_unchanged_pack_keeps_its_time(built, cache):
+    path = built["sm80"].path
+    os.utime(path, (1, 1))
+    build([planned(SM80, path)], cache, jobs=1, out=io.StringIO())
+    assert path.stat().st_mtime == 1
+
+
+def test_only_and_sample_leave_variants_out(cache, tmp_path):
+    assert {p.variant.kernel.name for p in planned(SM90, tmp_path, only="copy_").ops[0].variants} == {
+        "copy_triton", "copy_gluon", "copy_device",
+    }  # fmt: skip
+    sample = planned(SM90, tmp_path, sample=True)
+    assert len(sample.ops[0].variants) == 12
+    assert sample.partial
+    assert not planned(SM90, tmp_path).partial
+
+
+def test_nothing_to_build_is_an_error(cache, tmp_path):
+    with pytest.raises(BuildError, match="nothing to build for sm75"):
+        build([planned(Target(75), tmp_path / "x")], cache, jobs=1)
+    assert not (tmp_path / "x").exists()
+
+
+def test_progress_is_told(built):
+    log = built["sm80"].log
+    assert f"{len(built['sm100'].work.sources)} " not in log.splitlines()[0], "one count for all four"
+    assert "46/46 compiled" in log
+    assert "sm90.tkpack: 14 variants, 16 images" in log
+
+
+@triton.jit
+def broken(x, BLOCK: tl.constexpr):
+    tl.store(x + tl.arange(0, BLOCK), tl.no_such_function(1))
+
+
+@triton.jit
+def spilling(x, BLOCK: tl.constexpr):
+    """A product whose sums alone are more than the registers of one warp."""
+    rows = x + tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    a = tl.load(rows).to(tl.float16)
+    tl.store(rows, tl.dot(a, a))
+
+
+def kernel_of(fn, block: int = 64, **options) -> Kernel:
+    def plan_one(point):
+        launch = Launch(fn, {"x": Pointer(X, "fp32", False), "BLOCK": Const(block)}, (1, 1, 1), **options)
+        return Plan((), {"dtype": (point.dtype,), "way": (0,)}, (launch,), cost=OP.local("n"))
+
+    return Kernel(fn.__name__, OP, {"dtype": (0, 1)}, {80: (Config("only", {}),)}, plan_one)
+
+
+def test_failures_are_all_listed_by_name_and_nothing_is_written(cache, tmp_path):
+    worse = replace(kernel_of(broken, block=32), name="worse", configs={80: (Config("worse", {}),)})
+    kernels = (worse, SCALE_ADD, kernel_of(broken))
+    pack = plan_pack([Family(OP, kernels, lambda k, p: True)], SM80, tmp_path / "x.tkpack")
+    with pytest.raises(BuildFailed) as failed:
+        build([pack], cache, jobs=2, out=io.StringIO())
+    assert [f.name for f in failed.value.failures] == [
+        "broken of broken[dtype=0] only sm_80",
+        "broken of worse[dtype=0] worse sm_80",
+    ]
+    assert "no_such_function" in str(failed.value)
+    for failure in failed.value.failures:
+        assert "no_such_function" in failure.log.read_text()
+    assert not (tmp_path / "x.tkpack").exists()
+
+
+def test_launches_that_do_not_fit_are_all_listed(tmp_path):
+    wrong = reduce_with(launches=launch_with(m=Const(1)))
+    with pytest.raises(BuildFailed, match=r"(?s)reduce\[dtype=fp32\].*no parameter m.*reduce\[dtype=fp16\]") as failed:
+        plan_pack([Family(OP, (wrong,), lambda k, p: True)], SM80, tmp_path)
+    assert len(failed.value.failures) == 2
+
+
+def test_spills_have_a_bound(cache, tmp_path):
+    def work_of(limit: int) -> tuple[PlannedPack, Work]:
+        kernel = kernel_of(spilling, num_warps=1, maxnreg=32, max_spill_bytes=limit)
+        pack = plan_pack([Family(OP, (kernel,), lambda k, p: True)], SM80, tmp_path / "x.tkpack")
+        if find_work([pack], cache).missing:
+            build([pack], cache, jobs=1, out=io.StringIO())
+        return pack, find_work([pack], cache)
+
+    pack, work = work_of(10**9)
+    (artifact,) = work.done.values()
+    assert artifact.spill_bytes > 1000
+    assert artifact.registers == 32
+    check_limits([pack], work)
+    check_limits(*[[x] if isinstance(x, PlannedPack) else x for x in work_of(artifact.spill_bytes)])
+    pack, work = work_of(artifact.spill_bytes - 1)
+    with pytest.raises(
+        BuildFailed, match=rf"spilling of .*: {artifact.spill_bytes} bytes of registers spilled with 32"
+    ):
+        check_limits([pack], work)
+
+
+def test_shared_memory_has_the_architectures_bound(built, cache):
+    pack = planned(SM80, Path("x"))
+    work = find_work([pack], cache)
+    work.done = {k: replace(a, shared=166_913) for k, a in work.done.items()}
+    with pytest.raises(BuildFailed, match="166913 bytes of shared memory, the architecture has 166912"):
+        check_limits([pack], work)
+
+
+def test_summary_says_what_matters():
+    assert summary("Traceback (most recent call last):\n  File x\nValueError: no") == "ValueError: no"
+    assert summary("PTXASError: x\n`ptxas` stderr:\nptxas fatal : error 5\nmore") == "ptxas fatal : error 5"
+    assert summary("") == "no message"
+
+
+# --- Saying what would be done ---
+
+
+def test_dry_run(built, cache, tmp_path):
+    out = io.StringIO()
+    dry_run([planned(SM90, tmp_path), planned(Target(120), tmp_path)], cache, jobs=2, out=out)
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "sm90 unit_test_op scale_add: 8 combinations, 2 dropped, 6 variants, 6 launches, 6 cached"
+    assert lines[1] == "    2 dropped: fp16 with at most 512 elements a program"
+    assert lines[2] == "sm90 unit_test_op reduce: 2 combinations, 0 dropped, 2 variants, 4 launches, 4 cached"
+    size = sum(i.compressed_size for i in built["sm90"].pack.images) / 1e6
+    assert lines[-1] == f"16 distinct launches, 16 in the cache; predicted {size:.1f} MB, 0 s with 2 jobs"
+
+
+def test_dry_run_counts_what_is_left_out(cache, tmp_path):
+    out = io.StringIO()
+    dry_run([planned(SM90, tmp_path, only="even=True.*block256")], cache, jobs=1, out=out)
+    assert "8 combinations, 2 dropped, 4 left out, 2 variants, 2 launches" in out.getvalue()
+
+
+def test_predictions_come_from_what_is_known(built, cache, tmp_path):
+    work = find_work([planned(SM90, tmp_path)], cache)
+    keys = [k for k, s in work.sources.items() if s.fn is unit_kernels.scale_add]
+    known = [work.done[k] for k in keys[1:]]
+    work.done = dict(zip(keys[1:], known, strict=True))
+    size, seconds = predict(work, jobs=2)
+    mean_size = sum(len(a.compressed) for a in known) / len(known)
+    mean_seconds = sum(a.seconds for a in known) / len(known)
+    others = len(work.missing) - 1
+    assert size == pytest.approx(sum(len(a.compressed) for a in known) + mean_size + others * 12_000)
+    assert seconds == pytest.approx((mean_seconds + others) / 2)
+
+
+# --- The command ---
+
+
+def test_where_packs_go():
+    sm80, ptx = Target(80), Target(80, True)
+    assert pack_paths([sm80, ptx], [], Path("out")) == [Path("out/sm80.tkpack"), Path("out/ptx80.tkpack")]
+    assert pack_paths([sm80], [Path("a/my.py")], None) == [Path("my.tkpack")]
+    assert pack_paths([sm80], [Path("my.py")], Path("o/x.tkpack")) == [Path("o/x.tkpack")]
+    assert pack_paths([sm80, ptx], [Path("my.py")], Path("o/x.tkpack")) == [
+        Path("o/x.sm80.tkpack"),
+        Path("o/x.ptx80.tkpack"),
+    ]
+    with pytest.raises(BuildError, match="say with -o"):
+        pack_paths([sm80], [], None)
+
+
+def test_the_command_fails_with_a_message(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TK_CACHE_DIR", str(tmp_path))
+    (tmp_path / "none.py").write_text("x = 1\n")
+    (tmp_path / "bad.py").write_text("import no_such_module\n")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for args, message in (
+        ([tmp_path / "none.py"], "none.py exports neither FAMILY nor FAMILIES"),
+        ([tmp_path / "bad.py"], "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+        ([tmp_path / "gone.py"], "there is no such file"),
+        ([unit_kernels.__file__, "--arch", "hopper"], "'hopper' names no architecture"),
+        ([], "say with -o into which folder"),
+    ):
+        assert run(parser.parse_args(list(map(str, args)))) == 1
+        assert message in capsys.readouterr().err
+
+
+def test_the_command_fails_with_a_status(tmp_path):
+    done = run_cli(tmp_path / "gone.py", cache=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (1, f"tk build: {tmp_path}/gone.py: there is no such file\n")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two"])
+def test_jobs_are_a_positive_number(text):
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_arguments(parser)
+    with pytest.raises((argparse.ArgumentError, SystemExit)):
+        parser.parse_args(["--jobs", text])
+
+
+def test_the_packages_own_kernels_plan_for_every_wheel_target(tmp_path):
+    """Records without contradictions, launches that fit their functions, a sample that touches every axis."""
+    from tk.aot.sources import package_families
+
+    for target in (SM80, SM90, Target(80, True)):
+        full = plan_pack(package_families(), target, tmp_path)
+        sample = plan_pack(package_families(), target, tmp_path, sample=True)
+        for whole, part in zip(full.ops, sample.ops, strict=True):
+            assert 0 < len(part.variants) < len(whole.variants)

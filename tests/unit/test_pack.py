@@ -1,0 +1,233 @@
+"""Packs: what is written is what is read, and nothing else is read at all."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+
+import pytest
+
+from tk.aot import pack as fmt
+from tk.aot.cache import compress
+from tk.aot.errors import PackFormatError
+from tk.aot.expr import Problem, TensorValue, const
+from tk.aot.pack import HEADER, Pack, PackWriter, Range, read_pack
+from unit_kernels import OP
+
+HASH_AT = 40
+N_SECTIONS = len(fmt.SECTIONS)
+
+
+def small_pack() -> bytes:
+    """One record of each kind."""
+    w = PackWriter(90, False, "a compiler")
+    image = b"an image " * 50
+    number = w.image(fmt.IMAGE_CUBIN, "image", hashlib.sha256(image).hexdigest(), len(image), compress(image))
+    five, eight = [w.code(const(i)) for i in range(5)], [w.code(const(i)) for i in range(8)]
+    args = w.add("args", [dict(kind=fmt.ARG_INT, width=8, value=w.code(OP.local("n") + 1))])
+    launch = dict(image=number, entry=w.string("entry"), threads=128, shared=1024, cluster=1, when=w.code(1),
+                  grid=[w.code(i) for i in (1, 2, 3)], args=args)  # fmt: skip
+    w.add("tensor_maps", [dict(rank=5, box=[8] * 5, sizes=five, strides=five)])
+    variant = dict(
+        kernel=w.string("kernel"),
+        constraints=w.add("constraints", [dict(holds=w.code(OP.int("way") == 1), message=w.string("a way"))]),
+        cost=w.code(5),
+        buffers=w.add("buffers", [dict(kind=fmt.BUFFER_COUNTERS, alignment=16, bytes=w.code(4))]),
+        launches=w.add("launches", [launch]),
+    )
+    op = dict(
+        name=w.string("op"), n_tensors=3, n_ints=1, n_floats=1, n_dims=2, dims=[1, 2, 0, 0], key=w.code(OP.int("way")),
+        locals=w.add("locals", [dict(value=w.code(OP.locals["n"]))]),
+        configs=w.add("configs", [dict(number=0, name=w.string("config"), params=w.string("{}"))]),
+        buckets=w.add("buckets", [dict(key=k, candidates=w.add("candidates", [dict(variant=0)])) for k in (-3, 7)]),
+        variants=w.add("variants", [variant]),
+        outputs=w.add("outputs", [dict(dtype=w.code(6), ndim=2, sizes=eight, strides=eight)]),
+        pins=w.add("pins", [dict(key=7, dims=[1, 2, 0, 0], config=0)]),
+    )  # fmt: skip
+    w.add("ops", [op])
+    return w.finish()
+
+
+PACK = small_pack()
+INDEX_SIZE = struct.unpack_from("<Q", PACK, 32)[0]
+
+
+def rehashed(data: bytes | bytearray) -> bytes:
+    """With the index hash made right again, so that the other checks are reached."""
+    data = bytearray(data)
+    index = bytes(data[: struct.unpack_from("<Q", data, 32)[0]])
+    data[HASH_AT : HASH_AT + 32] = hashlib.sha256(index[:HASH_AT] + bytes(32) + index[HASH_AT + 32 :]).digest()
+    return bytes(data)
+
+
+def patched(offset: int, code: str, value: int) -> bytes:
+    data = bytearray(PACK)
+    struct.pack_into(f"<{code}", data, offset, value)
+    return rehashed(data)
+
+
+def entry_of(section: str) -> int:
+    """Where the header says where a section is."""
+    return HEADER.size - 16 * N_SECTIONS + 16 * list(fmt.SECTIONS).index(section)
+
+
+def record_field(section: str, offset: int) -> int:
+    return struct.unpack_from("<Q", PACK, entry_of(section))[0] + offset
+
+
+def test_round_trip():
+    pack = read_pack(PACK)
+    assert (pack.arch, pack.ptx, pack.compiler, pack.size) == (90, False, "a compiler", len(PACK))
+    op = pack.op("op")
+    assert (op.n_tensors, op.n_dims, op.dims) == (3, 2, [1, 2, 0, 0])
+    assert [b.key for b in pack.slice("buckets", op.buckets)] == [-3, 7]
+    problem = Problem((TensorValue((6, 7), (7, 1), 6), None, None), ints=(1,))
+    assert pack.expr(pack.slice("locals", op.locals)[0].value).evaluate(problem) == 42
+    (variant,) = pack.slice("variants", op.variants)
+    assert pack.string(variant.kernel) == "kernel"
+    (launch,) = pack.slice("launches", variant.launches)
+    assert (launch.threads, launch.shared, pack.string(launch.entry)) == (128, 1024, "entry")
+    assert [pack.expr(g).value for g in launch.grid] == [1, 2, 3]
+    (constraint,) = pack.slice("constraints", variant.constraints)
+    assert pack.expr(constraint.holds).evaluate(problem) == 1
+    assert [pack.expr(s).value for s in pack.tensor_maps[0].sizes] == [0, 1, 2, 3, 4]
+    assert pack.image(launch.image) == b"an image " * 50
+    assert pack.index_hash == PACK[HASH_AT : HASH_AT + 32].hex()
+
+
+def test_the_same_input_gives_the_same_bytes():
+    assert small_pack() == PACK
+
+
+def test_equal_things_are_kept_once():
+    w = PackWriter(90, False, "c")
+    assert w.string("twice") == w.string("twice")
+    assert w.code(OP.local("n") + 1) == w.code(OP.local("n") + 1)
+    assert w.add("locals", [dict(value=Range(0, 1))]) == w.add("locals", [dict(value=Range(0, 1))])
+    assert w.image(0, "a", "00" * 32, 1, b"x") == w.image(0, "b", "00" * 32, 1, b"x")
+    assert w.image(0, "a", "01" * 32, 1, b"x") == 1
+    assert w.add("candidates", [dict(variant=0)], share=False) != w.add("candidates", [dict(variant=0)], share=False)
+    with pytest.raises(ValueError, match="NUL"):
+        w.string("a\0b")
+
+
+def flipped(at: int, bit: int) -> bytes:
+    data = bytearray(PACK)
+    data[at] ^= bit
+    return bytes(data)
+
+
+@pytest.mark.parametrize("bit", [1, 0x80])
+def test_every_flipped_byte_of_the_index_is_refused(bit):
+    for at in range(INDEX_SIZE):
+        with pytest.raises(PackFormatError):
+            read_pack(flipped(at, bit))
+
+
+def test_every_flipped_bit_of_an_image_is_refused_or_changes_nothing():
+    """A compressed stream has a few bits that mean nothing."""
+    harmless = 0
+    for at in range(INDEX_SIZE, len(PACK)):
+        for bit in range(8):
+            try:
+                assert read_pack(flipped(at, 1 << bit)).image(0) == read_pack(PACK).image(0)
+                harmless += 1
+            except PackFormatError:
+                pass
+    assert harmless < 8
+
+
+def test_every_flipped_byte_of_an_index_that_hashes_well_is_refused_or_harmless():
+    """Whoever makes a pack can hash it; the reader's other checks must not lean on the hash."""
+    refused = 0
+    for at in range(INDEX_SIZE):
+        for bit in (1, 0x10, 0x80):
+            try:
+                use_everything(read_pack(rehashed(flipped(at, bit))))
+            except PackFormatError:
+                refused += 1
+    assert refused > INDEX_SIZE // 2
+
+
+def use_everything(pack: Pack) -> None:
+    for op in pack.ops:
+        pack.string(op.name)
+        for bucket in pack.slice("buckets", op.buckets):
+            for candidate in pack.slice("candidates", bucket.candidates):
+                for launch in pack.slice("launches", pack.variants[candidate.variant].launches):
+                    pack.image(launch.image)
+
+
+def test_random_bytes_are_refused():
+    rng = random.Random(0)
+    for _ in range(300):
+        with pytest.raises(PackFormatError):
+            read_pack(rng.randbytes(rng.randrange(2000)))
+        with pytest.raises(PackFormatError):
+            read_pack(PACK[:HASH_AT] + rng.randbytes(rng.randrange(2000)))
+
+
+def test_every_truncation_is_refused():
+    for size in range(len(PACK)):
+        with pytest.raises(PackFormatError):
+            read_pack(PACK[:size])
+
+
+def test_more_bytes_than_promised_are_refused():
+    with pytest.raises(PackFormatError, match=f"promises {len(PACK)} bytes, there are {len(PACK) + 1}"):
+        read_pack(PACK + b"\0")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "0 bytes are no pack"),
+        (b"ELF" + PACK[3:], "does not begin with its magic"),
+        (patched(8, "I", 2), "pack version 2, this is for version 1"),
+        (patched(20, "I", 17), "17 sections instead of 16"),
+        (patched(16, "I", 2), "unknown flags"),
+        (patched(entry_of("code"), "Q", 2**60), "section code does not lie in the index"),
+        (patched(entry_of("code") + 8, "Q", 2**60), "section code does not lie in the index"),
+        (patched(entry_of("code"), "Q", struct.unpack_from("<Q", PACK, entry_of("code"))[0] + 4), "section code"),
+        (patched(entry_of("ops") + 8, "Q", 95), "section ops is cut in a record"),
+        (patched(entry_of("strings") + 8, "Q", 3), "the strings do not end"),
+        (patched(record_field("ops", 0), "I", 2**31), "string 2147483648 of"),
+        (patched(record_field("ops", 24), "I", 2**32 - 1), "ops.locals leaves section locals"),
+        (patched(record_field("launches", 0), "I", 1), "launches.image 1 does not exist"),
+        (patched(record_field("candidates", 0), "I", 9), "candidates.variant 9 does not exist"),
+        (patched(record_field("buckets", 0), "q", 8), "the buckets of op are not in order"),
+        (patched(record_field("code", 0), "q", 200), "there is no opcode 200"),
+        (patched(record_field("images", 8), "Q", 2**60), "image 0 leaves the file"),
+        (patched(record_field("images", 8), "Q", 0), "image 0 lies in the index"),
+        (patched(record_field("images", 16), "Q", 2**60), "image 0 leaves the file"),
+        (patched(record_field("images", 24), "Q", 2**60), "image 0 promises 1152921504606846976 bytes"),
+        (patched(record_field("images", 24), "Q", 449), "image 0 does not have its hash"),
+        (patched(record_field("images", 32), "B", 0), "image 0 does not have its hash"),
+    ],
+)
+def test_hostile_packs_are_refused_for_what_is_wrong(data, message):
+    with pytest.raises(PackFormatError, match=message):
+        read_pack(data)
+
+
+@pytest.mark.parametrize("offset", [24, 32], ids=["file_size", "index_size"])
+def test_a_promise_of_two_to_the_sixty_bytes_is_refused_at_once(offset):
+    data = bytearray(PACK)
+    struct.pack_into("<Q", data, offset, 2**60)
+    with pytest.raises(PackFormatError, match=str(2**60)):
+        read_pack(bytes(data))
+
+
+def test_an_image_that_unpacks_to_more_than_it_says_is_refused():
+    """Without unpacking it all."""
+    w = PackWriter(90, False, "c")
+    bomb = compress(bytes(200 << 20))
+    w.image(fmt.IMAGE_CUBIN, "bomb", "00" * 32, 100, bomb)
+    with pytest.raises(PackFormatError, match="image 0 does not have its hash"):
+        read_pack(w.finish())
+
+
+def test_a_missing_file_is_an_os_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_pack(tmp_path / "none.tkpack")
