@@ -39,7 +39,8 @@ class CMakeBuild(build_ext):
             ["cmake", "--build", build],
             ["cmake", "--install", build, "--prefix", package.resolve(), "--strip"],
         ):
-            subprocess.run(command, check=True)
+            if subprocess.run(command).returncode != 0:
+                sys.exit(f"{' '.join(map(str, command))} failed; its messages are above")
 
 
 class AnyPythonWheel(bdist_wheel):
@@ -53,5 +54,6 @@ setup(
     packages=[*find_packages("python"), *(f"tk.kernels.{p}" for p in find_packages("kernels"))],
     # Named so that setuptools knows the wheel for a platform's and runs build_ext; CMake knows what to build.
     ext_modules=[Extension("tk._native", sources=[])],
+    options={"global": {"quiet": "1"}},  # what CMake says is worth seeing, the copying of files is not
     cmdclass={"build_py": CleanBuildPy, "build_ext": CMakeBuild, "bdist_wheel": AnyPythonWheel},
 )
