@@ -19,7 +19,7 @@ import triton.language as tl
 import unit_kernels
 from tk.aot import pack as fmt
 from tk.aot import tuned
-from tk.aot.assemble import TENSOR_MAP_TF32, Compiled, add_op, shared_memory_constraints
+from tk.aot.assemble import TENSOR_MAP_TF32, Compiled, add_op
 from tk.aot.build import (
     BuildFailed,
     PlannedPack,
@@ -198,15 +198,6 @@ def test_general_variants_are_marked(built):
     pack = built["sm90"].pack
     flags = [v.flags for v in pack.variants if pack.string(v.kernel) == "scale_add"]
     assert flags == [0, 0, fmt.VARIANT_GENERAL, fmt.VARIANT_GENERAL, 0, fmt.VARIANT_GENERAL]
-
-
-def test_shared_memory_beyond_what_all_have_becomes_a_constraint(built):
-    artifact = next(iter(built["sm80"].work.done.values()))
-    assert shared_memory_constraints([replace(artifact, shared=48 * 1024)]) == ()
-    (constraint,) = shared_memory_constraints([artifact, replace(artifact, shared=100_000)])
-    for optin, holds in ((99_999, 0), (100_000, 1)):
-        device = {**PROBLEM.device, "shared_optin": optin}
-        assert constraint.holds.evaluate(replace(PROBLEM, device=device)) == holds
 
 
 def test_variants_with_the_same_launch_share_an_image(cache):

@@ -17,7 +17,7 @@ from tk.aot import pack as fmt
 from tk.aot.cache import Artifact
 from tk.aot.compile import Target
 from tk.aot.errors import BuildError, CompileError
-from tk.aot.expr import Expr, Tensor, as_expr, device
+from tk.aot.expr import Expr, Tensor, as_expr
 from tk.aot.grid import Grid, Variant, bucket_expr, bucket_key, buckets, config_numbers
 from tk.aot.pack import PackWriter, Range
 from tk.aot.spec import (
@@ -34,13 +34,9 @@ from tk.aot.spec import (
     Pointer,
     Scratch,
     TensorMap,
-    require,
 )
 
 MAX_TENSORS, MAX_INTS, MAX_FLOATS, MAX_LOCALS = 32, 32, 16, 64  # tk.h, csrc/core/expr.h
-
-# Every GPU gives a block this much shared memory without being asked.
-SHARED_FOR_ALL = 48 * 1024
 
 FLOAT_WIDTHS = {"fp16": 2, "bf16": 3, "fp32": 4, "fp64": 8}  # ArgKind::Float
 
@@ -213,7 +209,6 @@ def _variant(writer: PackWriter, op: Op, compiled: Compiled, config: int, target
         raise BuildError(f"{variant.name}: {n_locals} locals, there may be {MAX_LOCALS}")
     _check_alignment(op, variant)
     before, after = (_Scope(op, n, variant.name) for n in (len(op.locals), n_locals))
-    constraints = plan.constraints + shared_memory_constraints(compiled.artifacts)
     launches = [
         _launch(writer, after, variant, launch, artifact, target)
         for launch, artifact in zip(plan.launches, compiled.artifacts, strict=True)
@@ -222,20 +217,12 @@ def _variant(writer: PackWriter, op: Op, compiled: Compiled, config: int, target
         kernel=writer.string(variant.kernel.name),
         config=config,
         flags=fmt.VARIANT_GENERAL * plan.general | fmt.VARIANT_NONDETERMINISTIC * (not plan.deterministic),
-        constraints=writer.add("constraints", [_constraint(writer, before, c) for c in constraints]),
+        constraints=writer.add("constraints", [_constraint(writer, before, c) for c in plan.constraints]),
         locals=_locals(writer, op, plan.locals, len(op.locals), variant.name),
         cost=after.code(writer, plan.cost),
         buffers=writer.add("buffers", [_buffer(writer, after, b) for b in plan.buffers]),
         launches=writer.add("launches", launches),
     )
-
-
-def shared_memory_constraints(artifacts: Sequence[Artifact]) -> tuple[Constraint, ...]:
-    """An image runs on several GPUs (sm_80's on 8.6, PTX on all that came after), and not all have as much."""
-    most = max((a.shared for a in artifacts), default=0)
-    if most <= SHARED_FOR_ALL:
-        return ()
-    return (require(device.shared_optin >= most, f"a GPU with {most} bytes of shared memory for a block"),)
 
 
 def _check_alignment(op: Op, variant: Variant) -> None:
