@@ -5,7 +5,7 @@ the operands suit TMA.
 """
 
 from tk.aot.spec import Family, Kernel, Point
-from tk.kernels import mm_hopper, mm_pointer
+from tk.kernels import mm_hopper, mm_hopper_rows, mm_pointer
 from tk.kernels.mm_op import OP
 
 # A tile for tensor cores and one without, and of Hopper's kernels one for each way of using them.
@@ -13,8 +13,10 @@ _SAMPLED = {
     "mm_pointer": ("32x64x64_s4_w4", "16x32x32_s3_w4_fma"),
     "mm_split_k": ("split_32x64x64_s4_w4", "split_16x32x32_s3_w4_fma"),
     "mm_hopper_tiles": ("tiles_128x128_g1024", "tiles_128x128_g1024_tf32"),
-    "mm_hopper_rows": ("rows_16_deep", "rows_16_deep_tf32"),
+    "mm_hopper_split": ("split_64x64_r1", "split_64x64_r1_tf32"),
+    "mm_hopper_rows": ("rows_64x16_c2_r1", "rows_64x16_c2_r1_tf32"),
 }
+_HOPPER = (*mm_hopper_rows.KERNELS, *mm_hopper.KERNELS)
 
 
 def _sample(kernel: Kernel, point: Point) -> bool:
@@ -24,11 +26,11 @@ def _sample(kernel: Kernel, point: Point) -> bool:
     epilogues = kernel.axes.get("epilogue", (None,))
     usual = {
         "dtype": "bf16",
-        "order": "nt" if kernel in mm_hopper.KERNELS and point.dtype == "fp32" else "nn",
+        "order": "nt" if kernel in _HOPPER and point.dtype == "fp32" else "nn",
         "epilogue": epilogues[-1] if point.order == "ss" else epilogues[0],
         "out": "same",
     }
     return sum(point.axes.get(axis, value) != value for axis, value in usual.items()) <= 1
 
 
-FAMILY = Family(OP, (*mm_hopper.KERNELS, *mm_pointer.KERNELS), _sample, tuned="mm")
+FAMILY = Family(OP, (*_HOPPER, *mm_pointer.KERNELS), _sample, tuned="mm")

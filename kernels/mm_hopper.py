@@ -14,7 +14,7 @@ K) pairs stand in one line, and each program takes `part` of them. Programs that
 scratch memory, and whoever arrives last adds the parts in the order of K: always the same sum, whoever that is.
 """
 
-from collections.abc import Iterable
+import math
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tk.aot.expr import Expr, Tensor, ceil_div, const, device, local, maximum, minimum, mode, select
+from tk.aot.expr import Expr, Tensor, ceil_div, const, device, local, maximum, minimum, select
 from tk.aot.spec import (
     ITEMSIZE,
     Arg,
@@ -113,30 +113,35 @@ def _advance(slot, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _produce(WHICH: gl.constexpr, desc, ring, full, empty, work, early, ROWS: gl.constexpr, PARTS: gl.constexpr,
-             BK: gl.constexpr, K_MAJOR: gl.constexpr, STAGES: gl.constexpr, WAIT: gl.constexpr,
+def _load(desc, row, k, bar, slot, K_MAJOR: gl.constexpr, POLICY: gl.constexpr):
+    if K_MAJOR:
+        tma.async_load(desc, [row, k], bar, slot, cache_policy=POLICY)
+    else:
+        tma.async_load(desc, [k, row], bar, slot, cache_policy=POLICY)
+
+
+@gluon.jit
+def _produce(WHICH: gl.constexpr, desc, ring, more_desc, more_ring, full, empty, work, ROWS: gl.constexpr,
+             PARTS: gl.constexpr, MORE: gl.constexpr, BK: gl.constexpr, K_MAJOR: gl.constexpr, STAGES: gl.constexpr,
              POLICY: gl.constexpr):  # fmt: skip
-    """WHICH: 0 loads P, 1 loads Q. WAIT: "always" or "unless_early" for the end of the kernels before this one in the
-    stream, when this one was launched while they run ("never": it was not)."""
+    """WHICH: 0 loads P, 1 loads Q; PARTS blocks of ROWS rows, then one of MORE."""
     whole, n_tiles, nk, part, n_p, n_q, group = work
-    if WAIT == "always":
-        gl.inline_asm("griddepcontrol.wait;")
-    elif WAIT == "unless_early":
-        if early == 0:
-            gl.inline_asm("griddepcontrol.wait;")
     t, lo, hi = _first(whole, n_tiles, nk, part)
     slot = 0
     phase = 0
     while (t < whole) | (lo < hi):
         t, lo, tile, k0, k1 = _next(t, lo, hi, whole, nk)
         p, q = _place(tile, n_p, n_q, group)
-        row = (p if WHICH == 0 else q) * (ROWS * PARTS)
+        row = (p if WHICH == 0 else q) * (ROWS * PARTS + MORE)
         for k in range(k0, k1):
             mbarrier.wait(empty.index(slot), phase ^ 1)
-            mbarrier.expect(full.index(slot), desc.nbytes_per_cta * PARTS)
+            if MORE > 0:
+                mbarrier.expect(full.index(slot), desc.nbytes_per_cta * PARTS + more_desc.nbytes_per_cta)
+                _load(more_desc, row + PARTS * ROWS, k * BK, full.index(slot), more_ring.index(slot), K_MAJOR, POLICY)
+            else:
+                mbarrier.expect(full.index(slot), desc.nbytes_per_cta * PARTS)
             for c in gl.static_range(PARTS):
-                at = [row + c * ROWS, k * BK] if K_MAJOR else [k * BK, row + c * ROWS]
-                tma.async_load(desc, at, full.index(slot), ring.index(slot * PARTS + c), cache_policy=POLICY)
+                _load(desc, row + c * ROWS, k * BK, full.index(slot), ring.index(slot * PARTS + c), K_MAJOR, POLICY)
             slot, phase = _advance(slot, phase, STAGES)
 
 
@@ -185,15 +190,15 @@ def _put(x, out_s, desc, row, col, SWAP: gl.constexpr):
 
 
 @gluon.jit
-def _store(acc, out_s, desc, row, col, SWAP: gl.constexpr, PIECES: gl.constexpr):
-    """In PIECES along the columns, where the ring needs the room that the whole tile would take."""
-    COLS: gl.constexpr = acc.shape[1] // PIECES
-    if PIECES == 1:
+def _store(acc, out_s, desc, row, col, SWAP: gl.constexpr, PIECE: gl.constexpr):
+    """PIECE columns at a time, where the ring needs the room that the whole tile would take."""
+    HALF: gl.constexpr = acc.shape[1] // 2
+    if acc.shape[1] == PIECE:
         _put(acc.to(desc.dtype), out_s, desc, row, col, SWAP)
     else:
-        lo, hi = gl.split(acc.reshape([acc.shape[0], 2, acc.shape[1] // 2]).permute([0, 2, 1]))
-        _store(lo, out_s, desc, row, col, SWAP, PIECES // 2)
-        _store(hi, out_s, desc, row, col + COLS * (PIECES // 2), SWAP, PIECES // 2)
+        lo, hi = gl.split(acc.reshape([acc.shape[0], 2, HALF]).permute([0, 2, 1]))
+        _store(lo, out_s, desc, row, col, SWAP, PIECE)
+        _store(hi, out_s, desc, row, col + HALF, SWAP, PIECE)
 
 
 @gluon.jit
@@ -226,15 +231,31 @@ def _add_parts(acc, scratch, counters, tile, k0, c: gl.constexpr, work, P_ROWS: 
 
 
 @gluon.jit
-def _consume(c: gl.constexpr, p_s, q_s, out_s, out_desc, full, empty, scratch, counters, work, size, fused,
-             BP: gl.constexpr, BQ: gl.constexpr, PARTS: gl.constexpr, P_K: gl.constexpr, Q_K: gl.constexpr,
-             SWAP: gl.constexpr, STAGES: gl.constexpr, PIECES: gl.constexpr, SPLIT: gl.constexpr,
+def _product(p, q, acc, MMA: gl.constexpr, P_K: gl.constexpr):
+    """p q^T on top of acc; p as it lies in its slot."""
+    if not P_K:
+        p = p.permute([1, 0])
+    if P_K or p.dtype.primitive_bitwidth == 16:
+        acc = warpgroup_mma(p, q, acc, is_async=True)
+    else:
+        # wgmma reads tf32 from shared memory along K only; from registers P may stand either way. It waits for the
+        # product, whose registers the next load takes: the other consumers' products fill that time.
+        acc = warpgroup_mma(p.load(gl.DotOperandLayout(0, MMA, 1)), q, acc)
+    return acc
+
+
+@gluon.jit
+def _consume(c: gl.constexpr, p_s, q_s, more_s, out_s, out_desc, full, empty, scratch, counters, work, size, fused,
+             BP: gl.constexpr, BQ: gl.constexpr, MORE: gl.constexpr, PARTS: gl.constexpr, P_K: gl.constexpr,
+             Q_K: gl.constexpr, SWAP: gl.constexpr, STAGES: gl.constexpr, PIECE: gl.constexpr, SPLIT: gl.constexpr,
              EPILOGUE: gl.constexpr):  # fmt: skip
     whole, n_tiles, nk, part, n_p, n_q, group = work
     rows, cols = size
     bias, stride_bias_p, stride_bias_q, alpha, beta, activation, has_bias = fused
     ROWS: gl.constexpr = BP // PARTS
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 256 // p_s.dtype.primitive_bitwidth])
+    K_STEP: gl.constexpr = 256 // p_s.dtype.primitive_bitwidth
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, K_STEP])
+    MORE_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MORE if MORE > 0 else BQ, K_STEP])
     t, lo, hi = _first(whole, n_tiles, nk, part)
     slot = 0
     phase = 0
@@ -242,20 +263,26 @@ def _consume(c: gl.constexpr, p_s, q_s, out_s, out_desc, full, empty, scratch, c
     while (t < whole) | (lo < hi):
         t, lo, tile, k0, k1 = _next(t, lo, hi, whole, nk)
         acc = gl.zeros([ROWS, BQ], gl.float32, MMA)
+        more = gl.zeros([ROWS, MORE if MORE > 0 else 1], gl.float32, MORE_MMA)
         for k in range(k0, k1):
             mbarrier.wait(full.index(slot), phase)
             p = p_s.index(slot * PARTS + c)
-            q = q_s.index(slot)
-            if not P_K:
-                p = p.permute([1, 0])
-            if Q_K:
-                q = q.permute([1, 0])
-            acc = warpgroup_mma(p, q, acc, is_async=True)
-            acc = warpgroup_mma_wait(1, [acc])  # the product before is done: its slot is free
+            q = q_s.index(slot).permute([1, 0]) if Q_K else q_s.index(slot)
+            acc = _product(p, q, acc, MMA, P_K)
+            # The products before these are done: their slot is free.
+            if MORE > 0:
+                q = more_s.index(slot).permute([1, 0]) if Q_K else more_s.index(slot)
+                more = _product(p, q, more, MORE_MMA, P_K)
+                acc, more = warpgroup_mma_wait(2, [acc, more])
+            else:
+                acc = warpgroup_mma_wait(1, [acc])
             mbarrier.arrive(empty.index(last), count=1, pred=k > k0)
             last = slot
             slot, phase = _advance(slot, phase, STAGES)
-        acc = warpgroup_mma_wait(0, [acc])
+        if MORE > 0:
+            acc, more = warpgroup_mma_wait(0, [acc, more])
+        else:
+            acc = warpgroup_mma_wait(0, [acc])
         mbarrier.arrive(empty.index(last), count=1)
 
         done = True
@@ -265,9 +292,14 @@ def _consume(c: gl.constexpr, p_s, q_s, out_s, out_desc, full, empty, scratch, c
         if done:
             p_at, q_at = _place(tile, n_p, n_q, group)
             row = p_at * BP + c * ROWS
-            acc = _epilogue(acc, row, q_at * BQ, rows, cols, bias, stride_bias_p, stride_bias_q, alpha, beta,
-                            activation, has_bias, SWAP, EPILOGUE)  # fmt: skip
-            _store(acc, out_s.index(c), out_desc, row, q_at * BQ, SWAP, PIECES)
+            col = q_at * (BQ + MORE)
+            acc = _epilogue(acc, row, col, rows, cols, bias, stride_bias_p, stride_bias_q, alpha, beta, activation,
+                            has_bias, SWAP, EPILOGUE)  # fmt: skip
+            _store(acc, out_s.index(c), out_desc, row, col, SWAP, PIECE)
+            if MORE > 0:
+                more = _epilogue(more, row, col + BQ, rows, cols, bias, stride_bias_p, stride_bias_q, alpha, beta,
+                                 activation, has_bias, SWAP, EPILOGUE)  # fmt: skip
+                _store(more, out_s.index(c), out_desc, row, col + BQ, SWAP, PIECE)
     tma.store_wait(0)
 
 
@@ -275,21 +307,25 @@ def _consume(c: gl.constexpr, p_s, q_s, out_s, out_desc, full, empty, scratch, c
 
 
 @gluon.jit
-def mm_hopper(p_desc, q_desc, out_desc, scratch, counters, bias, rows, cols, K, whole, part, group, stride_bias_p,
-              stride_bias_q, alpha, beta, activation, has_bias, early,
-              BP: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, PARTS: gl.constexpr, P_K: gl.constexpr,
-              Q_K: gl.constexpr, SWAP: gl.constexpr, STAGES: gl.constexpr, PIECES: gl.constexpr, SPLIT: gl.constexpr,
-              DEPENDENT: gl.constexpr, ONCE: gl.constexpr, EPILOGUE: gl.constexpr, CONSUMER_REGS: gl.constexpr,
+def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows, cols, K, whole, part, group,
+              stride_bias_p, stride_bias_q, alpha, beta, activation, has_bias,
+              BP: gl.constexpr, BQ: gl.constexpr, MORE: gl.constexpr, BK: gl.constexpr, PARTS: gl.constexpr,
+              P_K: gl.constexpr, Q_K: gl.constexpr, SWAP: gl.constexpr, STAGES: gl.constexpr, PIECE: gl.constexpr,
+              SPLIT: gl.constexpr, ONCE: gl.constexpr, EPILOGUE: gl.constexpr, CONSUMER_REGS: gl.constexpr,
               PRODUCER_REGS: gl.constexpr):  # fmt: skip
     """rows, cols: of P and of Q. whole, part, group: see the top. P_K, Q_K: K is the operand's contiguous dimension.
 
+    A tile is BP by BQ + MORE, which need not be a power of two: BQ and MORE are products of their own. more_desc: a view of
+    Q like q_desc, for the MORE rows; None where MORE is 0.
     scratch: fp32 [programs, 2, BP, BQ]; counters: int32, a zero for each tile that is cut and consumer (SPLIT).
-    DEPENDENT: launched before the kernels ahead of it in the stream have ended; `early` lets it read b before they have.
-    ONCE: b leaves L2 first. PIECES: in how many the tile goes out through shared memory.
+    ONCE: b leaves L2 first. PIECE: columns of the tile that go out through shared memory at a time.
     """
     dtype: gl.constexpr = p_desc.dtype
     p_s = gl.allocate_shared_memory(dtype, [STAGES * PARTS] + p_desc.block_shape, p_desc.layout)
     q_s = gl.allocate_shared_memory(dtype, [STAGES] + q_desc.block_shape, q_desc.layout)
+    more_s = q_s
+    if MORE > 0:
+        more_s = gl.allocate_shared_memory(dtype, [STAGES] + more_desc.block_shape, more_desc.layout)
     out_s = gl.allocate_shared_memory(out_desc.dtype, [PARTS] + out_desc.block_shape, out_desc.layout)
     full = mbarrier.allocate_mbarrier(batch=STAGES)
     empty = mbarrier.allocate_mbarrier(batch=STAGES)
@@ -298,239 +334,241 @@ def mm_hopper(p_desc, q_desc, out_desc, scratch, counters, bias, rows, cols, K, 
         mbarrier.init(empty.index(i), count=PARTS)
     fence_async_shared()
     gl.barrier()
-    if DEPENDENT:
-        gl.inline_asm("griddepcontrol.launch_dependents;")
     n_p = gl.cdiv(rows, BP)
-    n_q = gl.cdiv(cols, BQ)
+    n_q = gl.cdiv(cols, BQ + MORE)
     work = (whole, n_p * n_q, gl.cdiv(K, BK), part, n_p, n_q, group)
     size = (rows, cols)
     fused = (bias, stride_bias_p, stride_bias_q, alpha, beta, activation, has_bias)
-    ROWS: gl.constexpr = BP // PARTS
-    B_WAIT: gl.constexpr = "unless_early" if DEPENDENT else "never"
-    A_WAIT: gl.constexpr = "always" if DEPENDENT else "never"
     B_POLICY: gl.constexpr = _ONCE if ONCE else None
-    P_WAIT: gl.constexpr = B_WAIT if SWAP else A_WAIT
-    Q_WAIT: gl.constexpr = A_WAIT if SWAP else B_WAIT
     P_POLICY: gl.constexpr = B_POLICY if SWAP else None
     Q_POLICY: gl.constexpr = None if SWAP else B_POLICY
+    ROWS: gl.constexpr = BP // PARTS
     # The first function runs in the kernel's own four warps, with the registers that the others leave.
     if PARTS == 1:
         gl.warp_specialize([
-            (_consume, (0, p_s, q_s, out_s, out_desc, full, empty, scratch, counters, work, size, fused, BP, BQ, PARTS,
-                        P_K, Q_K, SWAP, STAGES, PIECES, SPLIT, EPILOGUE)),
-            (_produce, (0, p_desc, p_s, full, empty, work, early, ROWS, PARTS, BK, P_K, STAGES, P_WAIT, P_POLICY)),
-            (_produce, (1, q_desc, q_s, full, empty, work, early, BQ, 1, BK, Q_K, STAGES, Q_WAIT, Q_POLICY)),
+            (_consume, (0, p_s, q_s, more_s, out_s, out_desc, full, empty, scratch, counters, work, size, fused,
+                        BP, BQ, MORE, PARTS, P_K, Q_K, SWAP, STAGES, PIECE, SPLIT, EPILOGUE)),
+            (_produce, (0, p_desc, p_s, p_desc, p_s, full, empty, work, ROWS, PARTS, 0, BK, P_K, STAGES, P_POLICY)),
+            (_produce, (1, q_desc, q_s, more_desc, more_s, full, empty, work, BQ, 1, MORE, BK, Q_K, STAGES,
+                        Q_POLICY)),
         ], [1, 1], [PRODUCER_REGS, PRODUCER_REGS])  # fmt: skip
-    else:
-        gl.static_assert(PARTS == 2)
+    elif PARTS == 2:
         gl.warp_specialize([
-            (_consume, (0, p_s, q_s, out_s, out_desc, full, empty, scratch, counters, work, size, fused, BP, BQ, PARTS,
-                        P_K, Q_K, SWAP, STAGES, PIECES, SPLIT, EPILOGUE)),
-            (_consume, (1, p_s, q_s, out_s, out_desc, full, empty, scratch, counters, work, size, fused, BP, BQ, PARTS,
-                        P_K, Q_K, SWAP, STAGES, PIECES, SPLIT, EPILOGUE)),
-            (_produce, (0, p_desc, p_s, full, empty, work, early, ROWS, PARTS, BK, P_K, STAGES, P_WAIT, P_POLICY)),
-            (_produce, (1, q_desc, q_s, full, empty, work, early, BQ, 1, BK, Q_K, STAGES, Q_WAIT, Q_POLICY)),
+            (_consume, (0, p_s, q_s, more_s, out_s, out_desc, full, empty, scratch, counters, work, size, fused,
+                        BP, BQ, MORE, PARTS, P_K, Q_K, SWAP, STAGES, PIECE, SPLIT, EPILOGUE)),
+            (_consume, (1, p_s, q_s, more_s, out_s, out_desc, full, empty, scratch, counters, work, size, fused,
+                        BP, BQ, MORE, PARTS, P_K, Q_K, SWAP, STAGES, PIECE, SPLIT, EPILOGUE)),
+            (_produce, (0, p_desc, p_s, p_desc, p_s, full, empty, work, ROWS, PARTS, 0, BK, P_K, STAGES, P_POLICY)),
+            (_produce, (1, q_desc, q_s, more_desc, more_s, full, empty, work, BQ, 1, MORE, BK, Q_K, STAGES,
+                        Q_POLICY)),
         ], [4, 1, 1], [CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS])  # fmt: skip
+    else:
+        gl.static_assert(PARTS == 3)
+        gl.warp_specialize([
+            (_consume, (0, p_s, q_s, more_s, out_s, out_desc, full, empty, scratch, counters, work, size, fused,
+                        BP, BQ, MORE, PARTS, P_K, Q_K, SWAP, STAGES, PIECE, SPLIT, EPILOGUE)),
+            (_consume, (1, p_s, q_s, more_s, out_s, out_desc, full, empty, scratch, counters, work, size, fused,
+                        BP, BQ, MORE, PARTS, P_K, Q_K, SWAP, STAGES, PIECE, SPLIT, EPILOGUE)),
+            (_consume, (2, p_s, q_s, more_s, out_s, out_desc, full, empty, scratch, counters, work, size, fused,
+                        BP, BQ, MORE, PARTS, P_K, Q_K, SWAP, STAGES, PIECE, SPLIT, EPILOGUE)),
+            (_produce, (0, p_desc, p_s, p_desc, p_s, full, empty, work, ROWS, PARTS, 0, BK, P_K, STAGES, P_POLICY)),
+            (_produce, (1, q_desc, q_s, more_desc, more_s, full, empty, work, BQ, 1, MORE, BK, Q_K, STAGES,
+                        Q_POLICY)),
+        ], [4, 4, 1, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS])  # fmt: skip
 
 
-# --- Plans: what both uses of the kernel share ---
+# --- Plans ---
 
 
-def _descriptor(t: Tensor, dtype: str, contiguous: int, block: tuple[int, int]) -> TensorMap:
-    """A TMA view of a matrix, `contiguous` its dimension of stride 1; block in the matrix's own order."""
-    outer = 1 - contiguous
-    shape = (block[outer], block[contiguous])
+def descriptor(t: Tensor, dtype: str, contiguous: int, block: tuple[int, int],
+               cluster: tuple[int, int] = (1, 1), shared_by: int = 1) -> TensorMap:  # fmt: skip
+    """A TMA view of a matrix, `contiguous` its dimension of stride 1. block: of one thread block; cluster: how many of
+    them stand side by side along a dimension; both in the matrix's own order. shared_by: blocks that have the same."""
+    order = (1 - contiguous, contiguous)
+    rows, cols = (block[d] for d in order)
+    across = [cluster[d] for d in order]
+    bases = [[b * (n > 1) for n in across] for b in (1, 2, 4, 8) if b < shared_by * math.prod(across)]
     size = ITEMSIZE[dtype]
-    layout = NVMMASharedLayout(min(128, size * shape[1]), 8 * size, 2)
+    layout = NVMMASharedLayout(min(128, size * cols), 8 * size, 2, cga_layout=bases)
     return TensorMap(
-        t, dtype, (t.size(outer), t.size(contiguous)), (t.stride(outer), const(1)), shape, layout=repr(layout)
+        t,
+        dtype,
+        tuple(t.size(d) for d in order),
+        (t.stride(order[0]), 1),
+        (rows * across[0], cols * across[1]),
+        layout=repr(layout),
     )
+
+
+def suits_tma(point: Point) -> tuple[Constraint, ...]:
+    found = []
+    for t, dtype in ((A, point.dtype), (B, point.dtype), (OUT, out_dtype(point))):
+        by = 16 // ITEMSIZE[dtype]
+        rows = [(t.stride(d) == 1) | ((t.stride(d) % by == 0) & (t.stride(d) > 0)) for d in (0, 1)]
+        holds = (t.alignment >= 16) & rows[0] & rows[1]
+        found.append(require(holds, f"{t.name} on a 16-byte boundary, with strides of 1 and a multiple of {by} (TMA)"))
+    return (*fits_32_bits(), *found)
+
+
+def suits_wgmma(point: Point, swap: bool) -> bool:
+    """wgmma reads 16-bit operands either way round; of tf32 ones Q must lie along K, P comes through registers."""
+    if not makes_sense(point) or point.config.itemsize != ITEMSIZE[point.dtype]:
+        return False
+    along_k = point.order[0] == "n" if swap else point.order[1] == "t"
+    return point.dtype != "fp32" or (point.precision == "tf32" and along_k)
 
 
 def _operands(point: Point, swap: bool) -> dict[str, Arg]:
-    """p_desc, q_desc and out_desc, and which way round they are."""
+    """The tensor maps, and which way round they are."""
     c = point.config
     rows = c.bp // c.parts
+    piece = c.piece_fp32 if out_dtype(point) == "fp32" else c.piece
     a_k, b_k = point.order[0] == "n", point.order[1] == "t"  # K contiguous
-    a_rows, b_rows = (c.bq, rows) if swap else (rows, c.bq)
-    a = _descriptor(A, point.dtype, 1 if a_k else 0, (a_rows, c.bk))
-    b = _descriptor(B, point.dtype, 0 if b_k else 1, (c.bk, b_rows))
-    out_block = (c.bq, rows) if swap else (rows, c.bq // _pieces(point))
-    out = _descriptor(OUT, out_dtype(point), 1, out_block)
-    if swap:
-        return dict(p_desc=b, q_desc=a, out_desc=out, P_K=Const(b_k), Q_K=Const(a_k), SWAP=Const(True))
-    return dict(p_desc=a, q_desc=b, out_desc=out, P_K=Const(a_k), Q_K=Const(b_k), SWAP=Const(False))
 
+    def a(block: int) -> TensorMap:
+        return descriptor(A, point.dtype, 1 if a_k else 0, (block, c.bk))
 
-def _pieces(point: Point) -> int:
-    """An fp32 tile takes twice the shared memory."""
-    return point.config.pieces * ITEMSIZE[out_dtype(point)] // 2
+    def b(block: int) -> TensorMap:
+        return descriptor(B, point.dtype, 0 if b_k else 1, (c.bk, block))
 
-
-def _tma(t: Tensor, dtype: str) -> Constraint:
-    by = 16 // ITEMSIZE[dtype]
-    rows = [(t.stride(d) == 1) | ((t.stride(d) % by == 0) & (t.stride(d) > 0)) for d in (0, 1)]
-    holds = (t.alignment >= 16) & rows[0] & rows[1]
-    return require(holds, f"{t.name} on a 16-byte boundary, with strides of 1 and a multiple of {by} (TMA)")
-
-
-def _constraints(point: Point) -> tuple[Constraint, ...]:
-    return (
-        *fits_32_bits(),
-        _tma(A, point.dtype),
-        _tma(B, point.dtype),
-        _tma(OUT, out_dtype(point)),
+    p, q = (b, a) if swap else (a, b)
+    return dict(
+        p_desc=p(rows),
+        q_desc=q(c.bq),
+        more_desc=q(c.more) if c.more else Const(None),
+        out_desc=descriptor(OUT, out_dtype(point), 1, (piece, rows) if swap else (rows, piece)),
+        P_K=Const(b_k if swap else a_k),
+        Q_K=Const(a_k if swap else b_k),
+        SWAP=Const(swap),
+        PIECE=Const(piece),
     )
 
 
-def _launch(point: Point, swap: bool, grid: Expr, args: dict[str, Arg]) -> Launch:
+def bias_strides(swap: bool) -> dict[str, Arg]:
+    m, n = Int(BIAS.stride(0), "i64"), Int(BIAS.stride(1), "i64")
+    return dict(stride_bias_p=n if swap else m, stride_bias_q=m if swap else n)
+
+
+def _arguments(point: Point, swap: bool) -> dict[str, Arg]:
+    """All but what says how the work is cut."""
     c = point.config
-    bias_m, bias_n = Int(BIAS.stride(0), "i64"), Int(BIAS.stride(1), "i64")
-    constants = dict(
-        BP=c.bp, BQ=c.bq, BK=c.bk, PARTS=c.parts, STAGES=c.stages, PIECES=1 if swap else _pieces(point), SPLIT=c.split,
-        DEPENDENT=True, ONCE=swap, EPILOGUE=point.epilogue, CONSUMER_REGS=c.consumer_regs, PRODUCER_REGS=24,
-    )  # fmt: skip
-    return Launch(
-        mm_hopper,
+    constants = dict(BP=c.bp, BQ=c.bq, MORE=c.more, BK=c.bk, PARTS=c.parts, STAGES=c.stages, SPLIT=c.split, ONCE=c.once,
+                     EPILOGUE=point.epilogue, CONSUMER_REGS=c.consumer_regs, PRODUCER_REGS=24)  # fmt: skip
+    return (
         _operands(point, swap)
         | epilogue_args(point.dtype)
-        | dict(
-            scratch=Scratch(0, "fp32"),
-            counters=Scratch(1, "i32"),
-            rows=Int(N if swap else M),
-            cols=Int(M if swap else N),
-            K=Int(K),
-            stride_bias_p=bias_n if swap else bias_m,
-            stride_bias_q=bias_m if swap else bias_n,
-            early=Int(mode("static_weights")),
-        )
+        | bias_strides(swap)
+        | dict(rows=Int(N if swap else M), cols=Int(M if swap else N), K=Int(K))
         | {name: Const(value) for name, value in constants.items()}
-        | args,
-        grid=(grid, 1, 1),
-        num_warps=4,
-        maxnreg=c.maxnreg,
-        dependent=True,
     )
-
-
-def _suits_wgmma(point: Point) -> bool:
-    """wgmma reads 16-bit operands either way round, tf32 ones only along K."""
-    if point.dtype == "fp32":
-        return point.precision == "tf32" and point.order == "nt" and point.out == "same"
-    return makes_sense(point)
-
-
-# --- Many rows: out = a b in whole tiles ---
 
 
 def _plan_tiles(point: Point) -> Plan | None:
+    """out = a b, or with b along N for tf32 out^T = b^T a^T, in whole tiles."""
     c = point.config
-    if not _suits_wgmma(point) or c.dtype_size != ITEMSIZE[point.dtype]:
-        return None
-    if point.epilogue == "matrix" and not c.matrix:
+    swap = point.dtype == "fp32" and point.order == "nn"
+    if not suits_wgmma(point, swap) or point.epilogue not in c.epilogues.split():
         return None
 
     def tiles(rows: Expr) -> Expr:
-        return ceil_div(rows, c.bp) * ceil_div(N, c.bq)
+        p, q = (N, rows) if swap else (rows, N)
+        return ceil_div(p, c.bp) * ceil_div(q, c.bq + c.more)
 
-    launch = _launch(
-        point,
-        swap=False,
-        grid=minimum(device.sm_count, tiles(M)),
-        args=dict(whole=Int(tiles(M)), part=Int(1), group=Int(c.group)),
+    args = _arguments(point, swap) | dict(
+        scratch=Const(None), counters=Const(None), whole=Int(tiles(M)), part=Const(1), group=Int(c.group)
     )
+    waves = ceil_div(tiles(M_CHOICE), device.sm_count)
+    flops = 2 * c.bp * (c.bq + c.more) * c.bk
     return Plan(
-        constraints=_constraints(point),
-        serves=serves(point, {"plain": ("plain",), "vector": ("vector",), "matrix": ("matrix",)}[point.epilogue]),
-        launches=(launch,),
-        buffers=(Buffer(0), Buffer(0, zeroed=True)),
-        cost=predict(point, "tiles", ceil_div(tiles(M_CHOICE), device.sm_count), ceil_div(K, c.bk), traffic(point),
-                     2 * c.bp * c.bq * c.bk),  # fmt: skip
+        constraints=suits_tma(point),
+        serves=serves(point, (point.epilogue,)),
+        launches=(Launch(mm_hopper, args, grid=(minimum(device.sm_count, tiles(M)), 1, 1), num_warps=4),),
+        cost=predict(point, "tiles", waves, ceil_div(K, c.bk), traffic(point), flops),
     )
 
 
-# --- Few rows: out^T = b^T a^T, K cut so that every multiprocessor has a share of b ---
-
-
-def _plan_rows(point: Point) -> Plan | None:
+def _plan_split(point: Point) -> Plan | None:
+    """out^T = b^T a^T, K cut so that every multiprocessor has its share of b."""
     c = point.config
-    if not _suits_wgmma(point) or c.dtype_size != ITEMSIZE[point.dtype] or point.order[0] != "n":
+    if not suits_wgmma(point, swap=True):
         return None
     slots = device.sm_count * c.resident
     tiles = ceil_div(N, c.bp) * ceil_div(M, c.bq)
     nk = ceil_div(K, c.bk)
-    base = len(OP.locals)
-    whole, part, grid = local(base), local(base + 1), local(base + 2)
+    whole, part, grid = (local(len(OP.locals) + i) for i in range(3))
     # Whole tiles while they fill the GPU; each of the others in the same number of parts, none shorter than 4 blocks.
     left = tiles - tiles // slots * slots
-    parts = maximum(slots // maximum(left, 1), 1)
-    cut = maximum(ceil_div(nk, parts), minimum(nk, 4))
+    cut = maximum(ceil_div(nk, maximum(slots // maximum(left, 1), 1)), minimum(nk, 4))
     programs = select(whole > 0, slots, ceil_div(tiles * nk, part))
-    launch = _launch(
-        point, swap=True, grid=grid, args=dict(whole=Int(whole), part=Int(part), group=Int(1))
-    )
     steps = whole // slots * nk + select(whole == tiles, 0, part)
     moved = traffic(point) + select(part < nk, 8 * grid * c.bp * c.bq, 0)
+    args = _arguments(point, swap=True) | dict(
+        scratch=Scratch(0, "fp32"), counters=Scratch(1, "i32"), whole=Int(whole), part=Int(part), group=Const(1)
+    )
     return Plan(
-        constraints=(*_constraints(point), batch_invariant(), require(M <= 4 * c.bq, f"M <= {4 * c.bq}")),
+        constraints=(*suits_tma(point), batch_invariant(), require(M <= 4 * c.bq, f"M <= {4 * c.bq}")),
         serves=serves(point, EPILOGUE_AXIS),
-        launches=(launch,),
+        launches=(Launch(mm_hopper, args, grid=(grid, 1, 1), num_warps=4, maxnreg=c.maxnreg),),
         locals=(tiles // slots * slots, cut, programs),
         buffers=(Buffer(8 * grid * c.bp * c.bq), Buffer((tiles - whole) * c.parts * 4, zeroed=True)),
-        cost=predict(point, "rows", const(1), steps, moved, 2 * c.bp * c.bq * c.bk),
+        cost=predict(point, "split", const(1), steps, moved, 2 * c.bp * c.bq * c.bk),
     )
 
 
 # --- The grid ---
 
 
-def _config(name: str, bp: int, bq: int, bk: int, stages: int, **more: int | bool | None) -> Config:
-    """bk in elements of 2 bytes; fp32 takes half as many. resident: programs that a multiprocessor holds at once."""
-    params = dict(bp=bp, bq=bq, bk=bk, stages=stages, parts=2, pieces=1, split=False, consumer_regs=232, maxnreg=None,
-                  group=1, resident=1, matrix=False, dtype_size=2)  # fmt: skip
-    return Config(name, params | more)
+def _pair(name: str, bp: int, bq: int, stages: int, bk: int = 64, more: int = 0, **other: int | bool | None) -> tuple:
+    """A config for 16-bit operands and, with half the K, one for tf32."""
+    params = dict(bp=bp, bq=bq, more=more, stages=stages, parts=2, piece=bq, piece_fp32=bq, consumer_regs=232,
+                  maxnreg=None, split=False, once=False) | other  # fmt: skip
+    return Config(name, params | dict(bk=bk, itemsize=2)), Config(f"{name}_tf32", params | dict(bk=bk // 2, itemsize=4))
 
 
-def _both_sizes(configs: Iterable[Config]) -> tuple[Config, ...]:
-    """Each for 16-bit operands and, with half the K, for tf32."""
-    found = []
-    for c in configs:
-        found += [c, Config(c.name + "_tf32", dict(c.params) | dict(bk=c.bk // 2, dtype_size=4))]
-    return tuple(found)
+def _tile(bp: int, bq: int, more: int, stages: int, piece: int, piece_fp32: int, **other: int | str) -> tuple:
+    """Twice: with 1024 and with 2048 rows of P walked together. epilogues: those that it is compiled with."""
+    sizes = dict(bp=bp, bq=bq, more=more, stages=stages, piece=piece, piece_fp32=piece_fp32)
+    groups = [_pair(f"tiles_{bp}x{bq + more}_g{g}", group=max(1, g // bp), **sizes, **{"epilogues": "plain vector"} | other)
+              for g in (1024, 2048)]  # fmt: skip
+    return groups[0] + groups[1]
 
 
-_TILES = _both_sizes(
-    _config(f"tiles_{bp}x{bq}_g{group}", bp, bq, 64, stages, pieces=pieces, group=group // bp, matrix=matrix)
-    for bp, bq, stages, pieces, matrix in ((128, 256, 4, 2, False), (256, 128, 4, 2, True), (128, 128, 6, 1, True))
-    for group in (1024, 2048)
+_TILES = (
+    *_tile(128, 128, 0, 6, 128, 64, epilogues="plain vector matrix"),
+    *_tile(128, 256, 0, 4, 128, 64),
+    *_tile(256, 128, 0, 4, 64, 32),
+    *_tile(128, 128, 64, 5, 64, 32),
+    *_tile(192, 128, 0, 5, 64, 32, parts=3, consumer_regs=152, epilogues="plain"),
+    *_tile(192, 128, 64, 4, 64, 32, parts=3, consumer_regs=152, epilogues="plain"),
+    *_tile(128, 64, 32, 7, 32, 32, epilogues="plain"),
+    *_tile(128, 64, 0, 8, 64, 64),
 )
 
-# One block with a ring of some 200 KB ("deep"); two blocks on a multiprocessor, so that the next kernel's can start
-# beside them ("pair"); 128 rows of b in a tile for wide b ("wide").
-_ROWS = _both_sizes(
-    [
-        *(
-            _config(f"rows_{bq}_deep", 64, bq, 128, stages, parts=1, split=True, consumer_regs=104)
-            for bq, stages in ((8, 10), (16, 10), (32, 8), (64, 6))
-        ),
-        *(
-            _config(f"rows_{bq}_pair", 64, bq, 128, stages, parts=1, split=True, maxnreg=128, resident=2)
-            for bq, stages in ((8, 5), (16, 5), (32, 4), (64, 3))
-        ),
-        *(
-            _config(f"rows_{bq}_wide", 128, bq, 64, stages, split=True, consumer_regs=88, maxnreg=80, resident=2)
-            for bq, stages in ((8, 5), (16, 5), (32, 5), (64, 4))
-        ),
-        _config("rows_128_deep", 64, 128, 64, 8, parts=1, split=True, consumer_regs=200),
-        _config("rows_128_big", 128, 128, 64, 6, split=True),
-    ]
+
+def _cut(bp: int, bq: int, stages: int, parts: int, bk: int = 64, resident: int = 1, **other: int) -> tuple:
+    """resident: programs that a multiprocessor holds at once."""
+    return _pair(f"split_{bp}x{bq}_r{resident}", bp, bq, stages, bk, parts=parts, resident=resident, split=True,
+                 once=True, **other)  # fmt: skip
+
+
+_SPLIT = (
+    *_cut(64, 16, 10, 1, bk=128),
+    *_cut(64, 32, 8, 1, bk=128),
+    *_cut(64, 64, 6, 1, bk=128),
+    *_cut(64, 128, 8, 1),
+    *_cut(128, 64, 8, 2),
+    *_cut(128, 128, 6, 2, piece=64, piece_fp32=64),
+    # For wide b: two programs hide each other's ends.
+    *_cut(128, 16, 5, 2, resident=2, consumer_regs=88, maxnreg=80),
+    *_cut(128, 32, 5, 2, resident=2, consumer_regs=88, maxnreg=80),
+    *_cut(128, 64, 4, 2, resident=2, consumer_regs=88, maxnreg=80),
 )
 
 _AXES = {"dtype": DTYPE_AXIS, "precision": PRECISION_AXIS, "out": OUT_AXIS}
 _TILES_AXES = _AXES | {"order": ("nn", "nt", "tn", "tt"), "epilogue": EPILOGUE_AXIS}
-_ROWS_AXES = _AXES | {"order": ("nn", "nt"), "epilogue": ("matrix",)}
+_SPLIT_AXES = _AXES | {"order": ("nn", "nt"), "epilogue": ("matrix",)}
 
 KERNELS = (
     Kernel("mm_hopper_tiles", OP, _TILES_AXES, {90: _TILES}, _plan_tiles),
-    Kernel("mm_hopper_rows", OP, _ROWS_AXES, {90: _ROWS}, _plan_rows),
+    Kernel("mm_hopper_split", OP, _SPLIT_AXES, {90: _SPLIT}, _plan_split),
 )
