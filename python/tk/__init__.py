@@ -23,7 +23,7 @@ _log.set_up()
 if _library.is_wanted():
     _library.load()
     from tk import config
-    from tk.inspect import explain, load_pack, preload, supports
+    from tk.inspect import coverage, explain, load_pack, packs, preload, supports
     from tk.ops.mm import addmm, linear, mm
 
-    __all__ += ["addmm", "config", "explain", "linear", "load_pack", "mm", "preload", "supports"]
+    __all__ += ["addmm", "config", "coverage", "explain", "linear", "load_pack", "mm", "packs", "preload", "supports"]

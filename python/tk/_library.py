@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -66,10 +67,16 @@ def check(status: int) -> None:
 def native() -> ModuleType:
     """The introspection module. It is built for one Python version; every op works without it."""
     try:
-        from tk import _native
+        return _import_native()
     except ImportError as error:
         raise errors.UnsupportedError(
             "tk._native, which looks into packs and choices, is not built for this Python "
             f"({error}). Ops, load_pack and preload work without it."
         ) from error
-    return _native
+
+
+def _import_native() -> ModuleType:
+    package = import_module("tk")
+    if os.environ.get("TK_LIBRARY_DIR"):  # in a build tree it lies beside the libraries
+        package.__path__.append(str(directory()))
+    return import_module("tk._native")

@@ -14,7 +14,8 @@ from tk import _library, capi, errors
 from tk._table import table
 from tk.heuristics.problem import Described, describe
 
-__all__ = ["Explanation", "Support", "explain", "load_pack", "preload", "supports"]
+__all__ = ["Coverage", "CoverageRow", "Explanation", "Pack", "Support"]
+__all__ += ["coverage", "explain", "load_pack", "packs", "preload", "supports"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,97 @@ class Support:
 
     def __str__(self) -> str:
         return f"{'yes' if self.is_supported else 'no'}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Pack:
+    """arch: "sm_90", or "ptx80" for PTX that serves what is newer. size: of the file, bytes. problem: why it cannot be used,
+    "" when it can."""
+
+    path: str
+    arch: str
+    compiler: str
+    ops: tuple[str, ...]
+    variants: int
+    images: int
+    size: int
+    is_builtin: bool
+    problem: str
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f"{self.path}: not used: {self.problem}"
+        return (
+            f"{self.path}: {self.arch}, {', '.join(self.ops)}, {self.variants} variants, {self.images} images, "
+            f"{self.size / 1e6:.1f} MB, {self.compiler}"
+        )
+
+
+@dataclass(frozen=True)
+class CoverageRow:
+    """A config of a kernel. variants: the points of the kernel's grid that were compiled with it. images: the distinct
+    cubins (or PTX) that these launch. size: of the images, bytes."""
+
+    arch: str
+    op: str
+    kernel: str
+    config: str
+    number: int
+    variants: int
+    images: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Everything compiled, as far as packs are loaded or belong to the package."""
+
+    rows: tuple[CoverageRow, ...]
+
+    def only(self, op: str | None = None, arch: str | None = None) -> Coverage:
+        """The rows of an op, of an architecture ("90", "sm_90", "ptx80")."""
+        wanted = f"sm_{arch}" if arch and arch.isdigit() else arch
+        return Coverage(tuple(r for r in self.rows if op in (None, r.op) and wanted in (None, r.arch)))
+
+    def __str__(self) -> str:
+        header = ("arch", "op", "kernel", "config", "number", "variants", "images", "kB")
+        rows = [
+            (r.arch, r.op, r.kernel, r.config, r.number, r.variants, r.images, round(r.size / 1000)) for r in self.rows
+        ]
+        return table(header, rows)
+
+
+def packs() -> tuple[Pack, ...]:
+    """The packs that are loaded or belong to the package, whatever GPUs there are."""
+    return tuple(
+        Pack(
+            p.path, _arch(p), p.compiler, tuple(op.name for op in p.ops), sum(op.n_variants for op in p.ops), p.n_images,
+            p.file_size, p.builtin, p.problem,
+        )
+        for p in _library.native().packs()
+    )  # fmt: skip
+
+
+def coverage() -> Coverage:
+    """The table of everything compiled, per architecture."""
+    native = _library.native()
+    rows: list[CoverageRow] = []
+    for pack in native.packs():
+        for op in pack.ops:
+            by_config: dict[tuple[str, int, str], list[Any]] = {}
+            for v in native.variants(pack.path, op.name):
+                by_config.setdefault((v.kernel, v.config, v.config_name), []).append(v)
+            rows += [_coverage_row(_arch(pack), op.name, *key, variants) for key, variants in sorted(by_config.items())]
+    return Coverage(tuple(sorted(rows, key=lambda r: (r.arch, r.op))))
+
+
+def _coverage_row(arch: str, op: str, kernel: str, number: int, config: str, variants: list[Any]) -> CoverageRow:
+    images = {launch.image: launch.size for v in variants for launch in v.launches}
+    return CoverageRow(arch, op, kernel, config, number, len(variants), len(images), sum(images.values()))
+
+
+def _arch(pack: Any) -> str:
+    return f"ptx{pack.arch}" if pack.ptx else f"sm_{pack.arch}"
 
 
 def explain(op: str, *args: Any, **kwargs: Any) -> Explanation:

@@ -75,7 +75,7 @@ class OnGpu:
 
 def test_overrides_by_number_and_by_name(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(overrides.tuning, "is_loaded", True)
-    monkeypatch.setattr(overrides, "_number_of", lambda op, name, device: {("mm", "128x64"): 9}[op, name])
+    monkeypatch.setattr(overrides, "_number_of", lambda op, name: {("mm", "128x64"): 9}[op, name])
     assert overrides.find("mm", OnGpu()) == (0, -1)  # type: ignore[arg-type]
     with config.override("mm", 7):
         assert overrides.find("mm", OnGpu()) == (0, 7)  # type: ignore[arg-type]

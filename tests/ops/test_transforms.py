@@ -40,8 +40,10 @@ def test_opcheck_of_the_shortest_call(name: str) -> None:
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
 def test_compile_with_dynamic_sizes_and_gradients(form: Form, backend: str) -> None:
-    compiled = torch.compile(lambda a, b, bias: form.call(a * 2, b, bias, activation="gelu") + 1,
-                             fullgraph=True, dynamic=True, backend=backend)  # fmt: skip
+    def call(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return form.call(a * 2, b, bias, activation="gelu") + 1
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend=backend)
     for m, n, k in ((4, 5, 3), (7, 2, 9)):
         a, b, bias = (torch.randn(s, requires_grad=True) for s in ((m, k), (k, n), (n,)))
         result = compiled(a, b, bias)
@@ -109,9 +111,10 @@ def test_fakes_have_the_shape_dtype_and_strides_of_the_real_thing(form: Form) ->
     cases += [(torch.randn(0, 3), torch.randn(3, 5)), (torch.randn(4, 0), torch.randn(0, 5))]
     for a, b in cases:
         for dtype, out_dtype in ((torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.float32)):
-            real = form.call(a.to(dtype), b.to(dtype), None, out_dtype=out_dtype)
+            operands = a.to(dtype), b.to(dtype)
+            real = form.call(*operands, None, out_dtype=out_dtype)
             with FakeTensorMode() as mode:
-                fake = form.call(*(mode.from_tensor(x.to(dtype)) for x in (a, b)), None, out_dtype=out_dtype)
+                fake = form.call(*map(mode.from_tensor, operands), None, out_dtype=out_dtype)
             assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
 
 

@@ -37,15 +37,17 @@ def find(op: str, first: Tensor) -> tuple[int, int]:
 
 
 def number(op: str, wanted: str | int, first: Tensor) -> int:
-    """The number of a config on the device of `first`; CHOOSE on the CPU, where nothing is chosen."""
+    """The number of a config; CHOOSE on the CPU, where nothing is chosen."""
     if isinstance(wanted, int):
         return wanted
-    return _number_of(op, wanted, first.device.index) if first.is_cuda else CHOOSE
+    return _number_of(op, wanted) if first.is_cuda else CHOOSE
 
 
 @lru_cache(maxsize=256)
-def _number_of(op: str, name: str, device: int) -> int:
-    numbers = {c.name: c.number for c in _library.native().configs(op, device)}
+def _number_of(op: str, name: str) -> int:
+    # A number means the same name in every pack.
+    configs = (c for pack in _library.native().packs() for o in pack.ops if o.name == op for c in o.configs)
+    numbers = {c.name: c.number for c in configs}
     if name not in numbers:
-        raise ValueError(f"tk.{op}: there is no config {name!r}; there are {', '.join(sorted(numbers))}")
+        raise ValueError(f"tk.{op}: there is no config {name!r}; there are {', '.join(sorted(numbers)) or 'none'}")
     return numbers[name]
