@@ -103,8 +103,9 @@ TK_API uint32_t tk_abi_version(void);
 /* --- Packs --- */
 
 /* The folder of the packs that belong to this library (roots.inc has their hashes). A device's pack is opened when the
- * device is first used. */
+ * device is first used. A library built without roots takes packs from there only if TK_UNROOTED_PACKS=1 is set. */
 TK_API tk_status tk_set_builtin_directory(const char* path);
+/* Another pack, checked at once. Loading the same one again does nothing. */
 TK_API tk_status tk_load_pack(const char* path);
 
 /* --- Ops --- */
@@ -116,9 +117,12 @@ TK_API const char* tk_op_name(tk_op op);
 TK_API tk_status tk_choose(const tk_call* call, tk_choice* choice);
 /* At most `capacity` rows; *count is how many there are. */
 TK_API tk_status tk_candidates(const tk_call* call, tk_candidate* rows, uint32_t capacity, uint32_t* count);
+/* How to allocate what a generated op returns: sizes, strides, dtype and ndim of each output, data NULL. The call has its
+ * output tensors absent (ndim -1). At most `capacity` rows; *count is how many there are. */
+TK_API tk_status tk_outputs(const tk_call* call, tk_tensor* rows, uint32_t capacity, uint32_t* count);
 TK_API tk_status tk_launch(const tk_call* call, void* stream, const tk_allocator* allocator);
 
-/* Load every module of an op on a device now (op UINT32_MAX: of all ops). */
+/* Load every module of an op on a device now (op UINT32_MAX: of all ops). *modules, unless NULL: how many it has. */
 TK_API tk_status tk_preload(tk_op op, int32_t device, uint32_t* modules);
 
 /* A measured choice for one problem: `key` is the op's bucket, `dims` its size key (see docs/packs.md). Overrides what

@@ -1,0 +1,165 @@
+// tk.h: the core behind functions that never throw.
+
+#include <set>
+
+#include "choose.h"
+#include "launch.h"
+#include "outputs.h"
+
+namespace tk {
+namespace {
+
+std::string& last_error() {
+  static thread_local std::string error;
+  return error;
+}
+
+tk_status set_error(tk_status status, const char* message) noexcept {
+  try {
+    last_error() = message;
+  } catch (...) {
+    last_error().clear();  // not even memory for the message; the status says enough
+  }
+  return status;
+}
+
+template <class Body>
+tk_status guarded(const Body& body) noexcept {
+  try {
+    body();
+    return TK_OK;
+  } catch (const Error& error) {
+    return set_error(error.status(), error.what());
+  } catch (const std::bad_alloc&) {
+    return set_error(TK_UNSUPPORTED, "this machine is out of memory");
+  } catch (const std::exception& error) {
+    return set_error(TK_UNSUPPORTED, error.what());
+  }
+}
+
+template <class Body>
+tk_status guarded_problem(const tk_call* call, const Body& body) noexcept {
+  return guarded([&] {
+    check_not_forked();
+    check_call(call);
+    Problem problem(*call);
+    body(problem);
+  });
+}
+
+void require_argument(const void* pointer, const char* name) {
+  if (!pointer) fail(TK_INVALID_ARGUMENT, name, " is NULL");
+}
+
+uint32_t preload(tk_op op, int32_t ordinal) {
+  Device& device = runtime().devices.get(ordinal);
+  std::vector<OpInPack> ops;
+  if (op == UINT32_MAX) {
+    ops = runtime().registry.all(device.arch());
+  } else {
+    const char* const name = op_names().name(op);
+    if (!name) fail(TK_INVALID_ARGUMENT, "op ", op, " was never given out by tk_intern_op");
+    ops.push_back(runtime().registry.find(name, device.arch()));
+  }
+  const ContextGuard context(device.driver(), device.context());
+  std::set<std::pair<const Pack*, uint32_t>> images;
+  for (const auto& [pack, row] : ops) {
+    for (const auto& variant : pack->rows<format::Variant>(row->variants)) {
+      for (const auto& launch : pack->rows<format::Launch>(variant.launches)) {
+        if (launch.shared > device.field(DeviceField::SharedOptin)) continue;  // it is never chosen here
+        device.function(*pack, launch, false);
+        images.insert({pack, launch.image});
+      }
+    }
+  }
+  return static_cast<uint32_t>(images.size());
+}
+
+}  // namespace
+}  // namespace tk
+
+using namespace tk;
+
+const char* tk_last_error(void) { return last_error().c_str(); }
+
+uint32_t tk_abi_version(void) { return TK_ABI_VERSION; }
+
+tk_status tk_set_builtin_directory(const char* path) {
+  return guarded([&] {
+    require_argument(path, "path");
+    runtime().registry.set_builtin_directory(path);
+  });
+}
+
+tk_status tk_load_pack(const char* path) {
+  return guarded([&] {
+    require_argument(path, "path");
+    runtime().registry.load(path);
+  });
+}
+
+tk_op tk_intern_op(const char* name) { return op_names().intern(name ? name : ""); }
+
+const char* tk_op_name(tk_op op) {
+  const char* const name = op_names().name(op);
+  return name ? name : "";
+}
+
+tk_status tk_choose(const tk_call* call, tk_choice* choice) {
+  return guarded_problem(call, [&](Problem& problem) {
+    require_argument(choice, "choice");
+    const Choice chosen = choose(problem);
+    const format::Variant& variant = problem.pack.all<format::Variant>()[chosen.variant];
+    *choice = {.config = static_cast<int32_t>(variant.config),
+               .variant = chosen.variant,
+               .cost = chosen.cost,
+               .pinned = static_cast<int32_t>(chosen.how),
+               .n_launches = static_cast<uint32_t>(chosen.prepared.launches.size()),
+               .config_name = problem.config_name(variant.config),
+               .kernel_name = problem.pack.string(variant.kernel),
+               .pack_path = problem.pack.path().c_str()};
+  });
+}
+
+tk_status tk_candidates(const tk_call* call, tk_candidate* rows, uint32_t capacity, uint32_t* count) {
+  return guarded_problem(call, [&](Problem& problem) {
+    require_argument(count, "count");
+    if (capacity) require_argument(rows, "rows");
+    const std::vector<Candidate> found = candidates(problem);
+    *count = static_cast<uint32_t>(found.size());
+    for (uint32_t i = 0; i < std::min(capacity, *count); i++) {
+      const format::Variant& variant = problem.pack.all<format::Variant>()[found[i].variant];
+      rows[i] = {.variant = found[i].variant,
+                 .config = static_cast<int32_t>(variant.config),
+                 .cost = found[i].cost,
+                 .config_name = problem.config_name(variant.config),
+                 .kernel_name = problem.pack.string(variant.kernel),
+                 .failed_constraint = found[i].failed};
+    }
+  });
+}
+
+tk_status tk_outputs(const tk_call* call, tk_tensor* rows, uint32_t capacity, uint32_t* count) {
+  return guarded_problem(call, [&](Problem& problem) {
+    require_argument(count, "count");
+    if (capacity) require_argument(rows, "rows");
+    *count = problem.op.outputs.count;
+    for (uint32_t i = 0; i < std::min(capacity, *count); i++) rows[i] = output(problem, i);
+  });
+}
+
+tk_status tk_launch(const tk_call* call, void* stream, const tk_allocator* allocator) {
+  return guarded([&] { launch(call, static_cast<cu::Stream>(stream), allocator); });
+}
+
+tk_status tk_preload(tk_op op, int32_t device, uint32_t* modules) {
+  return guarded([&] {
+    check_not_forked();
+    const uint32_t count = preload(op, device);
+    if (modules) *modules = count;
+  });
+}
+
+tk_status tk_pin(const tk_call* call, int32_t config) {
+  return guarded_problem(call, [&](Problem& problem) { pin(problem, config); });
+}

@@ -1,0 +1,230 @@
+#include "choose.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace tk {
+namespace {
+
+constexpr char kDeterministicOff[] = "deterministic mode off: the order of its additions is not fixed";
+constexpr char kStrictOff[] = "strict mode off: it is a general fallback";
+constexpr char kSharedMemory[] = "more shared memory than this GPU has";
+constexpr char kWithin64Bits[] = "sizes whose products stay within 64 bits";
+
+const format::Variant& variant_of(const Problem& problem, uint32_t number) {
+  return problem.pack.all<format::Variant>()[number];
+}
+
+std::span<const uint32_t> numbers(const Problem& problem) {
+  return problem.bucket ? problem.pack.candidates(*problem.bucket) : std::span<const uint32_t>{};
+}
+
+const char* failed_mode(const Problem& problem, const format::Variant& variant) {
+  const uint32_t mode = problem.call.mode;
+  if ((mode & TK_MODE_DETERMINISTIC) && (variant.flags & format::kNonDeterministic)) return kDeterministicOff;
+  if ((mode & TK_MODE_STRICT) && (variant.flags & format::kGeneral)) return kStrictOff;
+  return nullptr;
+}
+
+const char* failed_constraint(const Problem& problem, const format::Variant& variant) {
+  for (const auto& constraint : problem.pack.rows<format::Constraint>(variant.constraints)) {
+    int64_t holds = 0;
+    if (!evaluate(problem.pack.code(constraint.holds), problem.scope(), holds) || !holds)
+      return problem.pack.string(constraint.message);
+  }
+  for (const auto& launch : problem.pack.rows<format::Launch>(variant.launches))
+    if (launch.shared > problem.device.field(DeviceField::SharedOptin)) return kSharedMemory;
+  return nullptr;
+}
+
+// Everything but the recipe, which prepare() looks at.
+const char* examine(const Problem& problem, const format::Variant& variant) {
+  const char* const why = failed_mode(problem, variant);
+  return why ? why : failed_constraint(problem, variant);
+}
+
+// The cost may read the variant's locals.
+const char* predict(Problem& problem, const format::Variant& variant, int64_t& cost) {
+  uint32_t i = problem.op.locals.count;
+  for (const format::Expr& expr : problem.pack.locals(variant.locals))
+    if (!evaluate(problem.pack.code(expr), problem.scope(), problem.locals[i++])) return kWithin64Bits;
+  if (!evaluate(problem.pack.code(variant.cost), problem.scope(), cost)) return kWithin64Bits;
+  cost = std::max<int64_t>(cost, 0);
+  return nullptr;
+}
+
+Candidate judge(Problem& problem, uint32_t number) {
+  const format::Variant& variant = variant_of(problem, number);
+  Candidate candidate{number, -1, examine(problem, variant)};
+  if (!candidate.failed) candidate.failed = predict(problem, variant, candidate.cost);
+  return candidate;
+}
+
+// --- Messages ---
+
+std::string build_line(const Problem& problem) {
+  return text("python -m tk build --arch ", problem.device.arch());
+}
+
+std::string name_of(const Problem& problem, const Candidate& candidate) {
+  const format::Variant& variant = variant_of(problem, candidate.variant);
+  return text(problem.pack.string(variant.kernel), " ", problem.config_name(variant.config));
+}
+
+// What is missing, the most frequent reason first, each with a candidate that has it.
+std::string reasons(const Problem& problem, const std::vector<Candidate>& candidates) {
+  struct Row {
+    std::string reason;
+    const Candidate* example;
+    size_t count;
+  };
+  std::vector<Row> rows;
+  for (const Candidate& candidate : candidates) {
+    const auto same = [&](const Row& row) { return row.reason == candidate.failed; };
+    const auto row = std::find_if(rows.begin(), rows.end(), same);
+    if (row != rows.end()) {
+      row->count++;
+    } else {
+      rows.push_back({candidate.failed, &candidate, 1});
+    }
+  }
+  std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.count > b.count; });
+  std::string out;
+  for (const Row& row : rows) {
+    out += text(out.empty() ? "" : "; ", row.count, row.count == 1 ? " variant (" : " variants (like ",
+                name_of(problem, *row.example), row.count == 1 ? ") needs " : ") need ", row.reason);
+  }
+  return out;
+}
+
+[[noreturn]] void fail_nothing_fits(const Problem& problem, const std::vector<Candidate>& candidates) {
+  if (candidates.empty())
+    fail(TK_VARIANT_NOT_FOUND, "no kernel was compiled for ", problem.text(), " on sm_", problem.device.arch(), " (key ",
+         problem.key, " of ", problem.pack.path(), "); build one: ", build_line(problem));
+  fail(TK_VARIANT_NOT_FOUND, "none of the ", candidates.size(), " variants for ", problem.text(), " can run: ",
+       reasons(problem, candidates), "; build another: ", build_line(problem));
+}
+
+[[noreturn]] void fail_config_missing(const Problem& problem, uint32_t config) {
+  const uint32_t count = problem.op.configs.count;
+  if (config >= count)
+    fail(TK_INVALID_ARGUMENT, problem.op_name(), " has no config ", config, "; it has ", count,
+         count ? text(", from 0 to ", count - 1) : "");
+  std::string others;
+  for (const uint32_t number : numbers(problem)) {
+    const uint32_t other = variant_of(problem, number).config;
+    others += text(others.empty() ? "" : ", ", other, " (", problem.config_name(other), ")");
+  }
+  if (others.empty()) fail_nothing_fits(problem, {});
+  fail(TK_INVALID_ARGUMENT, "config ", config, " (", problem.config_name(config), ") was not compiled for ", problem.text(),
+       "; these were: ", others);
+}
+
+// --- Choosing ---
+
+std::optional<uint32_t> variant_with(const Problem& problem, uint32_t config) {
+  for (const uint32_t number : numbers(problem))
+    if (variant_of(problem, number).config == config) return number;
+  return std::nullopt;
+}
+
+// Why a variant cannot run after all, or nullptr, when `choice` has it prepared.
+const char* attempt(Problem& problem, uint32_t number, Chosen how, Choice& choice) {
+  const format::Variant& variant = variant_of(problem, number);
+  if (const char* why = examine(problem, variant)) return why;
+  choice.variant = number;
+  choice.how = how;
+  choice.cost = -1;
+  return prepare(problem, variant, choice.prepared);
+}
+
+Choice choose_predicted(Problem& problem) {
+  std::vector<Candidate> failed;
+  std::vector<Candidate> ranked;
+  for (const uint32_t number : numbers(problem)) {
+    const Candidate candidate = judge(problem, number);
+    (candidate.failed ? failed : ranked).push_back(candidate);
+  }
+  std::sort(ranked.begin(), ranked.end(), [](const Candidate& a, const Candidate& b) {
+    return std::pair(a.cost, a.variant) < std::pair(b.cost, b.variant);
+  });
+  Choice choice;
+  for (Candidate& candidate : ranked) {
+    candidate.failed = attempt(problem, candidate.variant, Chosen::Predicted, choice);
+    choice.cost = candidate.cost;
+    if (!candidate.failed) return choice;
+    failed.push_back(candidate);
+  }
+  fail_nothing_fits(problem, failed);
+}
+
+// A config given by number must fit, or the caller would get another one without knowing.
+Choice choose_given(Problem& problem, uint32_t config) {
+  const auto number = variant_with(problem, config);
+  if (!number) fail_config_missing(problem, config);
+  Choice choice;
+  const char* const why = attempt(problem, *number, Chosen::Given, choice);
+  if (!why) return choice;
+  std::string instead;
+  try {
+    const Choice other = choose_predicted(problem);
+    instead = text("; ", problem.config_name(variant_of(problem, other.variant).config), " would run");
+  } catch (const Error&) {
+    instead = "; no other config would run either";
+  }
+  fail(TK_INVALID_ARGUMENT, "config ", config, " (", problem.config_name(config), ") cannot run ", problem.text(),
+       ": it needs ", why, instead);
+}
+
+// The config measured for exactly this size: the user's, else the pack's.
+std::optional<uint32_t> measured_config(const Problem& problem) {
+  const PinKey key = problem.pin_key();
+  if (const auto config = runtime().registry.pinned(key)) return config;
+  const auto pins = problem.pack.rows<format::Pin>(problem.op.pins);
+  format::Pin wanted{};
+  wanted.key = problem.key;
+  std::copy_n(std::get<2>(key).begin(), std::size(wanted.dims), wanted.dims);
+  const auto at = std::lower_bound(pins.begin(), pins.end(), wanted, PinOrder{});
+  if (at == pins.end() || PinOrder{}(wanted, *at)) return std::nullopt;
+  return at->config;
+}
+
+// A measured config that does not fit this time (another alignment, another mode) leaves the choice to the prediction. In
+// batch-invariant mode none counts: it was measured for one number of rows, and the choice must not depend on that.
+bool choose_measured(Problem& problem, Choice& choice) {
+  if (problem.call.mode & TK_MODE_BATCH_INVARIANT) return false;
+  const auto config = measured_config(problem);
+  if (!config) return false;
+  const auto number = variant_with(problem, *config);
+  return number && !attempt(problem, *number, Chosen::Measured, choice);
+}
+
+}  // namespace
+
+Choice choose(Problem& problem) {
+  if (problem.call.config < -1) fail(TK_INVALID_ARGUMENT, "config is ", problem.call.config, "; -1 means to choose");
+  if (problem.call.config >= 0) return choose_given(problem, static_cast<uint32_t>(problem.call.config));
+  Choice choice;
+  if (choose_measured(problem, choice)) return choice;
+  return choose_predicted(problem);
+}
+
+std::vector<Candidate> candidates(Problem& problem) {
+  std::vector<Candidate> rows;
+  for (const uint32_t number : numbers(problem)) {
+    Candidate candidate = judge(problem, number);
+    Prepared prepared;
+    if (!candidate.failed) candidate.failed = prepare(problem, variant_of(problem, number), prepared);
+    if (candidate.failed) candidate.cost = -1;
+    rows.push_back(candidate);
+  }
+  return rows;
+}
+
+void pin(Problem& problem, int32_t config) {
+  if (config < -1) fail(TK_INVALID_ARGUMENT, "config is ", config, "; -1 forgets the measured one");
+  if (config >= 0) choose_given(problem, static_cast<uint32_t>(config));
+  runtime().registry.pin(problem.pin_key(), config < 0 ? std::nullopt : std::optional(static_cast<uint32_t>(config)));
+}
+
+}  // namespace tk

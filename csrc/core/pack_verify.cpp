@@ -1,0 +1,350 @@
+// The one place where a pack is distrusted. What passes here is used without further checks of indices and ranges.
+//
+// Records may be shared (a list of arguments by many launches, a launch by many variants). So each is looked at once, on
+// its own; what it reads of a problem is summed up in Needs, and held against the op it is used in.
+
+#include <algorithm>
+#include <bit>
+#include <optional>
+#include <set>
+
+#include "pack.h"
+
+namespace tk {
+namespace {
+
+using format::ArgKind;
+using format::Range;
+using format::Section;
+
+constexpr size_t kRecordSizes[] = {
+    1, sizeof(int64_t), sizeof(format::Op), sizeof(format::Expr), sizeof(format::Config), sizeof(format::Bucket),
+    sizeof(uint32_t), sizeof(format::Variant), sizeof(format::Constraint), sizeof(format::Buffer),
+    sizeof(format::Launch), sizeof(format::Arg), sizeof(format::TensorMap), sizeof(format::Image),
+    sizeof(format::Output), sizeof(format::Pin)};
+static_assert(std::size(kRecordSizes) == static_cast<size_t>(Section::Count));
+
+// What the driver guarantees of any allocation, and so the most that a recipe may ask for.
+constexpr uint32_t kMaxAlignment = 256;
+constexpr uint32_t kMaxThreads = 1024;
+constexpr uint32_t kMaxCluster = 16;
+constexpr uint32_t kMaxShared = 1u << 20;
+// Since CUDA 12.1; 4096 before, which the driver then checks when it loads the kernel.
+constexpr uint32_t kMaxParameterBytes = 32764;
+
+bool is_alignment(uint32_t x) { return std::has_single_bit(x) && x <= kMaxAlignment; }
+
+bool is_width(ArgKind kind, uint32_t width) {
+  switch (kind) {
+    case ArgKind::Int: return width == 1 || width == 2 || width == 4 || width == 8;
+    case ArgKind::Float: return width == 2 || width == 3 || width == 4 || width == 8;
+    default: return true;
+  }
+}
+
+}  // namespace
+
+class Pack::Verifier {
+ public:
+  Verifier(const Pack& pack, std::string_view root) : pack_(pack), root_(root) {}
+
+  void run() {
+    verify_hash();
+    verify_sections();
+    known_code_.resize(pack_.section<int64_t>(Section::Code).size());
+    known_args_.resize(pack_.all<format::Arg>().size());
+    known_constraints_.resize(pack_.all<format::Constraint>().size());
+    known_launches_.resize(pack_.all<format::Launch>().size());
+    budget_ = 64 * (pack_.index_.size() + 1024);
+    require_string(pack_.header().compiler);
+    for (const auto& image : pack_.all<format::Image>()) verify_image(image);
+    for (const auto& op : pack_.all<format::Op>()) verify_op(op);
+  }
+
+ private:
+  // A record that was verified: the length of the list that begins with it, and what the list reads.
+  struct Known {
+    uint32_t count = 0;
+    Needs needs;
+  };
+
+  template <class... Parts>
+  void require(bool holds, const Parts&... parts) const {
+    if (!holds) [[unlikely]]
+      pack_.damaged("the index is damaged: ", parts...);
+  }
+
+  // Bounds the work that lists used over and over can make.
+  void spend(uint64_t steps) {
+    require(steps <= budget_, "its lists refer to each other without end");
+    budget_ -= steps;
+  }
+
+  // --- The frame ---
+
+  void verify_hash() const {
+    constexpr size_t kHashAt = offsetof(format::Header, index_hash);
+    const format::Header& header = pack_.header();
+    const std::span index(pack_.index_);
+    const std::byte zeros[sizeof header.index_hash] = {};
+    const Digest found = sha256({index.first(kHashAt), zeros, index.subspan(kHashAt + sizeof zeros)});
+    require(found == std::bit_cast<Digest>(header.index_hash), "its SHA-256 is not the one it names");
+    if (!root_.empty() && hex(found) != root_)
+      pack_.damaged("it is not the pack that was built with this library; install tk again");
+  }
+
+  void verify_sections() const {
+    const format::Header& header = pack_.header();
+    require(header.n_sections == static_cast<uint32_t>(Section::Count), header.n_sections, " sections");
+    require((header.flags & ~format::kPtx) == 0 && header.reserved == 0, "unknown flags");
+    for (uint32_t s = 0; s < header.n_sections; s++) {
+      const auto& [offset, size] = header.sections[s];
+      require(offset >= sizeof header && offset <= header.index_size && size <= header.index_size - offset &&
+                  offset % alignof(uint64_t) == 0 && size % kRecordSizes[s] == 0 && size / kRecordSizes[s] < UINT32_MAX,
+              "section ", s, " lies wrong");
+    }
+    const auto strings = pack_.section<char>(Section::Strings);
+    require(!strings.empty() && strings.front() == 0 && strings.back() == 0, "the strings do not end");
+  }
+
+  // --- Leaves ---
+
+  void require_string(uint32_t offset) const {
+    require(offset < pack_.section<char>(Section::Strings).size(), "no string ", offset);
+  }
+
+  void require_range(Range range, size_t size, const char* what) {
+    require(range.first <= size && range.count <= size - range.first, "no ", what, " ", range.first, " + ",
+            range.count);
+    spend(range.count);
+  }
+
+  template <class T>
+  std::span<const T> rows(Range range, const char* what) {
+    require_range(range, pack_.all<T>().size(), what);
+    return pack_.rows<T>(range);
+  }
+
+  // Verifies a list once. `look` sums up what it reads.
+  template <class Look>
+  const Needs& once(std::vector<Known>& known, Range range, const char* what, const Look& look) {
+    static constexpr Needs kNothing;
+    if (range.count == 0) return kNothing;
+    require(range.first < known.size(), "no ", what, " ", range.first);
+    Known& entry = known[range.first];
+    if (entry.count == range.count) return entry.needs;
+    require_range(range, known.size(), what);
+    entry.needs = look();  // throws before the entry counts as verified
+    entry.count = range.count;
+    return entry.needs;
+  }
+
+  const Needs& verify_code(format::Expr expr) {
+    return once(known_code_, expr, "code", [&] {
+      const auto needs = tk::verify(pack_.code(expr));
+      require(needs.has_value(), "words ", expr.first, " + ", expr.count, " are no expression");
+      return *needs;
+    });
+  }
+
+  template <class Exprs>
+  Needs verify_codes(const Exprs& exprs) {
+    Needs needs;
+    for (const format::Expr& expr : exprs) needs.merge(verify_code(expr));
+    return needs;
+  }
+
+  // Each local may read those before it, `before` of them not of this list.
+  void verify_locals(Range range, Needs available) {
+    require_range(range, pack_.section<format::Expr>(Section::Locals).size(), "locals");
+    require(available.locals + range.count <= kMaxLocals, "more than ", kMaxLocals, " locals");
+    for (const format::Expr& expr : pack_.locals(range)) {
+      require(verify_code(expr).within(available), "a local reads what is not there");
+      available.locals++;
+    }
+  }
+
+  void verify_image(const format::Image& image) const {
+    const uint64_t file_size = pack_.file_size();
+    require_string(image.name);
+    require((image.kind == format::ImageKind::Ptx) == pack_.is_ptx() && image.kind <= format::ImageKind::Ptx,
+            "an image of another kind than the pack");
+    require(image.offset >= pack_.header().index_size && image.offset <= file_size &&
+                image.compressed_size <= file_size - image.offset,
+            "an image lies outside the file");
+    require(image.size > 0 && image.size <= format::kMaxImageSize, "an image of ", image.size, " bytes");
+  }
+
+  // --- Launches ---
+
+  Needs verify_map(const format::TensorMap& map) {
+    require(map.tensor < TK_MAX_TENSORS && map.rank >= 1 && map.rank <= 5, "a tensor map of tensor ", map.tensor,
+            ", rank ", map.rank);
+    require(map.element_type <= 15 && map.element_size <= 8 && std::has_single_bit(map.element_size) &&
+                map.swizzle <= 6 && map.l2_promotion <= 3 && map.oob_fill <= 1,
+            "a tensor map with unknown fields");
+    Needs needs = verify_code(map.offset);
+    needs.tensors = std::max(needs.tensors, map.tensor + 1);
+    for (uint32_t d = 0; d < map.rank; d++) {
+      require(map.box[d] >= 1 && map.box[d] <= 256, "a tensor map with a box of ", map.box[d]);
+      needs.merge(verify_code(map.sizes[d]));
+      needs.merge(verify_code(map.strides[d]));
+    }
+    return needs;
+  }
+
+  // What an argument's index counts.
+  Needs verify_index(const format::Arg& arg) {
+    Needs needs;
+    const uint32_t count = arg.index + 1;
+    switch (arg.kind) {
+      case ArgKind::Pointer: needs.tensors = count; break;
+      case ArgKind::Float: needs.floats = count; break;
+      case ArgKind::Buffer: needs.buffers = count; break;
+      case ArgKind::TensorMap:
+        require(arg.index < pack_.all<format::TensorMap>().size(), "no tensor map ", arg.index);
+        spend(11);
+        return verify_map(pack_.all<format::TensorMap>()[arg.index]);
+      default: break;
+    }
+    require(arg.index < UINT32_MAX, "an argument of nothing");
+    return needs;
+  }
+
+  Needs verify_args(Range range) {
+    return once(known_args_, range, "arguments", [&] {
+      Needs needs;
+      uint32_t bytes = 0;
+      for (const format::Arg& arg : pack_.rows<format::Arg>(range)) {
+        require(arg.kind <= ArgKind::Null && is_width(arg.kind, arg.width), "an unknown kind of argument");
+        needs.merge(verify_index(arg));
+        needs.merge(verify_code(arg.value));
+        bytes += arg.kind == ArgKind::TensorMap ? sizeof(uint64_t[16]) : 1;
+        require(bytes <= kMaxParameterBytes, "more arguments than a kernel can have");
+      }
+      return needs;
+    });
+  }
+
+  Needs verify_launch(uint32_t index) {
+    return once(known_launches_, {index, 1}, "launch", [&] {
+      const format::Launch& launch = pack_.all<format::Launch>()[index];
+      require(launch.image < pack_.all<format::Image>().size(), "no image ", launch.image);
+      require_string(launch.entry);
+      require(launch.threads >= 1 && launch.threads <= kMaxThreads && launch.shared <= kMaxShared &&
+                  launch.cluster >= 1 && launch.cluster <= kMaxCluster &&
+                  (launch.flags & ~(format::kDependentLaunch | format::kCooperative)) == 0,
+              "a launch that no GPU can do");
+      require(launch.global_scratch == 0 || is_alignment(launch.global_scratch_alignment), "a scratch alignment");
+      require(launch.profile_scratch == 0 || is_alignment(launch.profile_scratch_alignment), "a scratch alignment");
+      Needs needs = verify_codes(launch.grid);
+      needs.merge(verify_code(launch.when));
+      needs.merge(verify_args(launch.args));
+      return needs;
+    });
+  }
+
+  // --- Variants and ops ---
+
+  Needs verify_constraints(Range range) {
+    return once(known_constraints_, range, "constraints", [&] {
+      Needs needs;
+      for (const format::Constraint& constraint : pack_.rows<format::Constraint>(range)) {
+        require_string(constraint.message);
+        needs.merge(verify_code(constraint.holds));
+      }
+      return needs;
+    });
+  }
+
+  void verify_variant(const format::Variant& variant, const format::Op& op, Needs available) {
+    require_string(variant.kernel);
+    require(variant.config < op.configs.count, "a variant with config ", variant.config, " of ", op.configs.count);
+    require((variant.flags & ~(format::kGeneral | format::kNonDeterministic)) == 0, "a variant with unknown flags");
+    require(verify_constraints(variant.constraints).within(available), "a constraint reads what is not there");
+    verify_locals(variant.locals, available);
+    available.locals += variant.locals.count;
+    Needs needs = verify_code(variant.cost);
+    for (const format::Buffer& buffer : rows<format::Buffer>(variant.buffers, "buffers")) {
+      require(buffer.kind <= format::BufferKind::Counters && is_alignment(buffer.alignment), "an unknown buffer");
+      needs.merge(verify_code(buffer.bytes));
+    }
+    rows<format::Launch>(variant.launches, "launches");
+    for (uint32_t i = 0; i < variant.launches.count; i++) needs.merge(verify_launch(variant.launches.first + i));
+    available.buffers = variant.buffers.count;
+    require(needs.within(available), "a variant reads what its op does not have");
+  }
+
+  void verify_configs(const format::Op& op) {
+    uint32_t number = 0;
+    for (const format::Config& config : rows<format::Config>(op.configs, "configs")) {
+      require(config.number == number++, "the configs are not numbered from 0");
+      require_string(config.name);
+      require_string(config.params);
+    }
+  }
+
+  void verify_buckets(const format::Op& op) {
+    const format::Bucket* previous = nullptr;
+    for (const format::Bucket& bucket : rows<format::Bucket>(op.buckets, "buckets")) {
+      require(!previous || previous->key < bucket.key, "the buckets are not sorted");
+      previous = &bucket;
+      require_range(bucket.candidates, pack_.section<uint32_t>(Section::Candidates).size(), "candidates");
+      for (const uint32_t variant : pack_.candidates(bucket))
+        require(variant >= op.variants.first && variant - op.variants.first < op.variants.count,
+                "a candidate of another op");
+    }
+  }
+
+  void verify_pins(const format::Op& op) {
+    const format::Pin* previous = nullptr;
+    for (const format::Pin& pin : rows<format::Pin>(op.pins, "pins")) {
+      require(!previous || PinOrder{}(*previous, pin), "the pins are not sorted");
+      require(pin.config < op.configs.count, "a pin to no config");
+      previous = &pin;
+    }
+  }
+
+  void verify_outputs(const format::Op& op, const Needs& available) {
+    for (const format::Output& output : rows<format::Output>(op.outputs, "outputs")) {
+      require(output.ndim <= TK_MAX_DIMS, "an output of ", output.ndim, " dimensions");
+      Needs needs = verify_code(output.dtype);
+      needs.merge(verify_codes(output.sizes));
+      needs.merge(verify_codes(output.strides));
+      require(needs.within(available), "an output reads what is not there");
+    }
+    require(op.outputs.count <= op.n_tensors, "more outputs than tensors");
+  }
+
+  void verify_op(const format::Op& op) {
+    require_string(op.name);
+    require_string(op.schema);
+    require(*pack_.string(op.name) != 0 && names_.insert(pack_.string(op.name)).second, "two ops of one name");
+    require(op.n_tensors <= TK_MAX_TENSORS && op.n_ints <= TK_MAX_INTS && op.n_floats <= TK_MAX_FLOATS &&
+                op.n_dims <= std::size(op.dims),
+            "an op with too many arguments");
+    Needs available{.tensors = op.n_tensors, .ints = op.n_ints, .floats = op.n_floats};
+    verify_locals(op.locals, available);
+    available.locals = op.locals.count;
+    for (uint32_t i = 0; i < op.n_dims; i++) require(op.dims[i] < op.locals.count, "a size that is no local");
+    require(verify_code(op.key).within(available), "a key that reads what is not there");
+    verify_configs(op);
+    verify_outputs(op, available);
+    for (const auto& variant : rows<format::Variant>(op.variants, "variants")) verify_variant(variant, op, available);
+    verify_buckets(op);
+    verify_pins(op);
+  }
+
+  const Pack& pack_;
+  const std::string_view root_;
+  uint64_t budget_ = 0;
+  std::vector<Known> known_code_;
+  std::vector<Known> known_args_;
+  std::vector<Known> known_constraints_;
+  std::vector<Known> known_launches_;
+  std::set<std::string_view> names_;
+};
+
+void Pack::verify(std::string_view root) { Verifier(*this, root).run(); }
+
+}  // namespace tk

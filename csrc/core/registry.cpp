@@ -1,0 +1,257 @@
+#include "registry.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <set>
+
+namespace tk {
+namespace {
+
+// How well code for `arch` suits a GPU; nullopt when it does not run there. From 9.0 on Triton compiles for exactly one
+// architecture (sm_90a); before, a cubin runs on every later GPU of its generation.
+std::optional<uint32_t> suitability(uint32_t arch, bool ptx, uint32_t gpu) {
+  if (arch > gpu) return std::nullopt;
+  if (ptx) return arch;
+  const bool same = gpu >= 90 ? arch == gpu : arch / 10 == gpu / 10;
+  return same ? std::optional(1u << 16 | arch) : std::nullopt;
+}
+
+std::string arch_text(uint32_t arch, bool ptx) { return text(ptx ? "ptx" : "sm_", arch); }
+
+// sm90.tkpack, ptx80.tkpack
+bool parse_name(std::string_view name, uint32_t& arch, bool& ptx) {
+  constexpr std::string_view kSuffix = ".tkpack";
+  ptx = name.starts_with("ptx");
+  if ((!ptx && !name.starts_with("sm")) || !name.ends_with(kSuffix)) return false;
+  name = name.substr(ptx ? 3 : 2);
+  name.remove_suffix(kSuffix.size());
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), arch);
+  return error == std::errc() && end == name.data() + name.size();
+}
+
+bool allows_unrooted() {
+  const char* const value = std::getenv("TK_UNROOTED_PACKS");
+  return value && std::strcmp(value, "1") == 0;
+}
+
+std::string joined(const std::set<std::string>& items) {
+  std::string out;
+  for (const auto& item : items) out += (out.empty() ? "" : ", ") + item;
+  return out;
+}
+
+}  // namespace
+
+std::atomic<uint64_t> Registry::generation_{1};
+
+// --- OpNames ---
+
+tk_op OpNames::intern(std::string_view name) {
+  {
+    std::shared_lock lock(mutex_);
+    if (const auto found = numbers_.find(name); found != numbers_.end()) return found->second;
+  }
+  std::unique_lock lock(mutex_);
+  if (const auto found = numbers_.find(name); found != numbers_.end()) return found->second;
+  const auto number = static_cast<tk_op>(names_.size());
+  numbers_[names_.emplace_back(name)] = number;
+  return number;
+}
+
+const char* OpNames::name(tk_op op) {
+  std::shared_lock lock(mutex_);
+  return op < names_.size() ? names_[op].c_str() : nullptr;
+}
+
+// --- The library's own packs ---
+
+void Registry::set_builtin_directory(const std::string& path) {
+  std::unique_lock lock(mutex_);
+  if (directory_ == path) return;
+  if (!directory_.empty())
+    fail(TK_PACK_ERROR, "the packs of this library are those of ", directory_, " already, they cannot be those of ", path,
+         " too");
+  directory_ = path;
+  next_generation();
+}
+
+// Which files there are, by name: a file that is missing or damaged is still known to belong here, so that no other pack
+// takes its place in silence.
+void Registry::find_builtins() {
+  if (searched_ || directory_.empty()) return;
+  builtins_.clear();
+  const std::filesystem::path directory(directory_);
+  Builtin found;
+  for (const Root& root : roots_) {
+    if (!parse_name(root.file, found.arch, found.ptx))
+      fail(TK_PACK_ERROR, "roots.inc names ", root.file, "; it must be like sm90.tkpack or ptx80.tkpack");
+    builtins_.push_back({(directory / root.file).string(), root.hash, found.arch, found.ptx, nullptr});
+  }
+  std::error_code missing;  // a folder that is not there has no packs
+  for (const auto& file : std::filesystem::directory_iterator(directory, missing)) {
+    if (!roots_.empty() || !parse_name(file.path().filename().string(), found.arch, found.ptx)) continue;
+    if (allows_unrooted()) {
+      builtins_.push_back({file.path().string(), "", found.arch, found.ptx, nullptr});
+    } else {
+      unrooted_ = file.path().string();
+    }
+  }
+  searched_ = true;
+}
+
+const Pack& Registry::open(Builtin& builtin) {
+  if (builtin.pack) return *builtin.pack;
+  auto pack = Pack::open(builtin.path, builtin.root);
+  if (pack->arch() != builtin.arch || pack->is_ptx() != builtin.ptx)
+    fail(TK_PACK_ERROR, "pack ", builtin.path, " is for ", arch_text(pack->arch(), pack->is_ptx()), ", not what its name says");
+  check_clash(*pack);
+  builtin.pack = std::move(pack);
+  return *builtin.pack;
+}
+
+Registry::Builtin* Registry::best_builtin(uint32_t arch) {
+  find_builtins();
+  Builtin* best = nullptr;
+  uint32_t best_suitability = 0;
+  for (Builtin& builtin : builtins_) {
+    const auto suits = suitability(builtin.arch, builtin.ptx, arch);
+    if (!suits || *suits <= best_suitability) continue;
+    best = &builtin;
+    best_suitability = *suits;
+  }
+  return best;
+}
+
+// --- Packs of users ---
+
+void Registry::load(const std::string& path) {
+  std::unique_ptr<const Pack> pack = Pack::open(path);
+  std::unique_lock lock(mutex_);
+  find_builtins();
+  for (Builtin& builtin : builtins_)
+    if (builtin.arch == pack->arch() && builtin.ptx == pack->is_ptx()) open(builtin);
+  if (is_loaded(*pack)) return;
+  check_clash(*pack);
+  user_.push_back(std::move(pack));
+  next_generation();
+}
+
+bool Registry::is_loaded(const Pack& pack) const {
+  const auto same = [&](const Pack* other) { return other && other->index_hash() == pack.index_hash(); };
+  return std::any_of(builtins_.begin(), builtins_.end(), [&](const Builtin& b) { return same(b.pack.get()); }) ||
+         std::any_of(user_.begin(), user_.end(), [&](const auto& p) { return same(p.get()); });
+}
+
+// Two packs for one architecture with one op name: which of them would run is nobody's guess.
+void Registry::check_clash(const Pack& pack) const {
+  const auto compare = [&](const Pack* other) {
+    if (!other || other->arch() != pack.arch() || other->is_ptx() != pack.is_ptx()) return;
+    for (const format::Op& op : pack.all<format::Op>())
+      if (other->find_op(pack.string(op.name)))
+        fail(TK_PACK_ERROR, "op \"", pack.string(op.name), "\" for ", arch_text(pack.arch(), pack.is_ptx()), " is in both ",
+             other->path(), " and ", pack.path(), "; leave one of them out, or rename the op and build again");
+  };
+  for (const Builtin& builtin : builtins_) compare(builtin.pack.get());
+  for (const auto& other : user_) compare(other.get());
+}
+
+// --- Finding an op ---
+
+OpInPack Registry::find(const char* op, uint32_t arch) {
+  std::unique_lock lock(mutex_);
+  const OpInPack found = find_open(op, arch);
+  if (!found.op) fail_not_found(op, arch);
+  return found;
+}
+
+OpInPack Registry::find_open(const char* op, uint32_t arch) {
+  const OpInPack user = find_open_user(op, arch);
+  Builtin* const builtin = best_builtin(arch);
+  if (!builtin) return user;
+  const auto ours = suitability(builtin->arch, builtin->ptx, arch);
+  if (user.pack && suitability(user.pack->arch(), user.pack->is_ptx(), arch) > ours) return user;
+  const Pack& pack = open(*builtin);
+  const format::Op* const found = pack.find_op(op);
+  return found ? OpInPack{&pack, found} : user;
+}
+
+OpInPack Registry::find_open_user(const char* op, uint32_t arch) const {
+  OpInPack best;
+  std::optional<uint32_t> best_suitability;
+  for (const auto& pack : user_) {
+    const auto suits = suitability(pack->arch(), pack->is_ptx(), arch);
+    const format::Op* const found = pack->find_op(op);
+    if (!found || !suits || suits <= best_suitability) continue;
+    best = {pack.get(), found};
+    best_suitability = suits;
+  }
+  return best;
+}
+
+std::vector<OpInPack> Registry::all(uint32_t arch) {
+  std::unique_lock lock(mutex_);
+  std::set<std::string> names;
+  const auto add = [&](const Pack& pack) {
+    for (const format::Op& op : pack.all<format::Op>()) names.insert(pack.string(op.name));
+  };
+  if (Builtin* builtin = best_builtin(arch)) add(open(*builtin));
+  for (const auto& pack : user_)
+    if (suitability(pack->arch(), pack->is_ptx(), arch)) add(*pack);
+  std::vector<OpInPack> found;
+  for (const auto& name : names) found.push_back(find_open(name.c_str(), arch));
+  return found;
+}
+
+void Registry::fail_not_found(const char* op, uint32_t arch) {
+  std::set<std::string> archs;  // of those that have the op
+  for (const auto& pack : user_)
+    if (pack->find_op(op)) archs.insert(arch_text(pack->arch(), pack->is_ptx()));
+  for (const Builtin& builtin : builtins_)
+    if (!builtin.pack || builtin.pack->find_op(op)) archs.insert(arch_text(builtin.arch, builtin.ptx));
+  const std::string build = text("python -m tk build FILE.py -o my.tkpack --arch ", arch);
+  if (best_builtin(arch) || archs.empty())
+    fail(TK_VARIANT_NOT_FOUND, "no pack has an op \"", op, "\" for sm_", arch,
+         archs.empty() ? "" : "; it is there for " + joined(archs), unrooted_.empty() ? "" : "; " + unrooted_ +
+         " was left aside, for this library was built without roots (set TK_UNROOTED_PACKS=1 to use it)",
+         "; load a pack that has it (tk.load_pack, TK_PACK_PATH) or build one: ", build);
+  fail(TK_UNSUPPORTED, "op \"", op, "\" has no kernels for this GPU (sm_", arch, "); there are kernels for ", joined(archs),
+       "; build some: ", build);
+}
+
+std::vector<Registry::Listed> Registry::list() {
+  std::unique_lock lock(mutex_);
+  find_builtins();
+  std::vector<Listed> rows;
+  for (Builtin& builtin : builtins_) {
+    try {
+      rows.push_back({builtin.path, true, &open(builtin), ""});
+    } catch (const Error& error) {
+      rows.push_back({builtin.path, true, nullptr, error.what()});
+    }
+  }
+  for (const auto& pack : user_) rows.push_back({pack->path(), false, pack.get(), ""});
+  return rows;
+}
+
+// --- Measured choices ---
+
+void Registry::pin(const PinKey& key, std::optional<uint32_t> config) {
+  std::unique_lock lock(mutex_);
+  if (config) {
+    pins_[key] = *config;
+  } else {
+    pins_.erase(key);
+  }
+  next_generation();
+}
+
+std::optional<uint32_t> Registry::pinned(const PinKey& key) {
+  std::shared_lock lock(mutex_);
+  const auto found = pins_.find(key);
+  return found == pins_.end() ? std::nullopt : std::optional(found->second);
+}
+
+}  // namespace tk

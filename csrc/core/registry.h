@@ -1,0 +1,110 @@
+// Which packs there are, and which of them serves an op on a GPU.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "pack.h"
+
+namespace tk {
+
+// Ops by name and by number.
+class OpNames {
+ public:
+  tk_op intern(std::string_view name);
+  const char* name(tk_op op);  // nullptr for a number that was never given out
+
+ private:
+  std::shared_mutex mutex_;
+  std::deque<std::string> names_;  // never move
+  std::unordered_map<std::string_view, tk_op> numbers_;
+};
+
+// A pack of the library's own, and the index hash it must have. The table comes from roots.inc.
+struct Root {
+  const char* file;  // sm90.tkpack, ptx80.tkpack
+  const char* hash;  // hexadecimal
+};
+std::span<const Root> compiled_roots();
+
+// An op as one pack has it.
+struct OpInPack {
+  const Pack* pack = nullptr;
+  const format::Op* op = nullptr;
+};
+
+using PinKey = std::tuple<const format::Op*, int64_t, std::array<int64_t, 4>>;
+
+class Registry {
+ public:
+  explicit Registry(std::span<const Root> roots = compiled_roots()) : roots_(roots) {}
+
+  // Throws TK_PACK_ERROR when there is another one already.
+  void set_builtin_directory(const std::string& path);
+  // Loading a pack twice does nothing. Throws TK_PACK_ERROR.
+  void load(const std::string& path);
+
+  // The pack that serves an op on a GPU: its own architecture's, else an older one's that runs there too, else PTX.
+  // Throws TK_VARIANT_NOT_FOUND or TK_UNSUPPORTED, saying what there is instead.
+  OpInPack find(const char* op, uint32_t arch);
+  // Every op that a GPU has.
+  std::vector<OpInPack> all(uint32_t arch);
+
+  // All packs; the library's own are opened for it. The pointers are good for as long as the registry.
+  struct Listed {
+    std::string path;
+    bool builtin;
+    const Pack* pack;     // nullptr: it could not be opened
+    std::string problem;  // why
+  };
+  std::vector<Listed> list();
+
+  void pin(const PinKey& key, std::optional<uint32_t> config);
+  std::optional<uint32_t> pinned(const PinKey& key);
+
+  // Changes whenever an earlier answer of find() or pinned() may have. Never the same for two registries.
+  static uint64_t generation() { return generation_.load(std::memory_order_acquire); }
+  static void next_generation() { generation_.fetch_add(1, std::memory_order_release); }
+
+ private:
+  struct Builtin {
+    std::string path;
+    std::string root;  // "": any
+    uint32_t arch;
+    bool ptx;
+    std::unique_ptr<const Pack> pack;  // once it was needed
+  };
+
+  void find_builtins();
+  const Pack& open(Builtin& builtin);
+  Builtin* best_builtin(uint32_t arch);
+  bool is_loaded(const Pack& pack) const;
+  void check_clash(const Pack& pack) const;
+  OpInPack find_open(const char* op, uint32_t arch);
+  OpInPack find_open_user(const char* op, uint32_t arch) const;
+  [[noreturn]] void fail_not_found(const char* op, uint32_t arch);
+
+  const std::span<const Root> roots_;
+  std::shared_mutex mutex_;
+  std::string directory_;
+  bool searched_ = false;
+  std::string unrooted_;  // a file of the directory that was not taken for want of roots
+  std::vector<Builtin> builtins_;
+  std::vector<std::unique_ptr<const Pack>> user_;
+  std::map<PinKey, uint32_t> pins_;
+  static std::atomic<uint64_t> generation_;
+};
+
+}  // namespace tk

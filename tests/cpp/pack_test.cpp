@@ -1,0 +1,165 @@
+#include "pack.h"
+
+#include <gtest/gtest.h>
+
+#include "fake_driver.h"
+
+namespace tk::test {
+namespace {
+
+// A pack that uses every section.
+PackSpec rich_pack() {
+  Map map{.tensor = 0, .sizes = {size(0, 0), size(0, 1)}, .strides = {stride(0, 0), 1}, .box = {64, 32}};
+  Launch first{.entry = "first",
+               .args = {pointer(0, 16), integer(local(1), 8), floating(0), tensor_map(map), buffer(0), buffer(1, 8),
+                        global_scratch(), profile_scratch()},
+               .grid = {local(0), 1, 1},
+               .shared = 65536,
+               .cluster = 2,
+               .flags = format::kDependentLaunch | format::kCooperative,
+               .global_scratch = 384};
+  Launch second{.entry = "second", .args = {pointer(2), null_pointer()}, .when = int_arg(0)};
+  Variant fast{.kernel = "fast",
+               .config = 1,
+               .constraints = {{size(0, 0) % 64 == 0, "M a multiple of 64"}},
+               .locals = {local(0) * 2},
+               .cost = local(1) * 1000,
+               .buffers = {{format::BufferKind::Scratch, local(0) * 4}, {format::BufferKind::Counters, 128, 64}},
+               .launches = {first, second}};
+  Variant general{.kernel = "general", .flags = format::kGeneral, .cost = 1 << 30, .launches = {second}};
+  Op op{.name = "rich",
+        .n_tensors = 3,
+        .n_ints = 1,
+        .n_floats = 1,
+        .locals = {size(0, 0)},
+        .key = dtype(0) == 15,
+        .dims = {0},
+        .configs = {"general", "fast"},
+        .variants = {fast, general, general},
+        .outputs = {{dtype(0), {size(0, 0), 3}, {3, 1}}},
+        .pins = {{1, {64}, 1}, {1, {128}, 0}},
+        .schema = "rich(Tensor a) -> Tensor"};
+  op.variants[0].bucket = op.variants[1].bucket = 1;
+  return {.ops = {op, Op{.name = "plain"}}};
+}
+
+TEST(Pack, HoldsWhatWasWritten) {
+  const TempDir dir;
+  const auto pack = Pack::open(dir.write("rich.tkpack", rich_pack()));
+  EXPECT_EQ(pack->arch(), 90u);
+  EXPECT_FALSE(pack->is_ptx());
+  EXPECT_STREQ(pack->compiler(), "test compiler 1.0");
+  const format::Op* const op = pack->find_op("rich");
+  ASSERT_NE(op, nullptr);
+  EXPECT_EQ(pack->find_op("poor"), nullptr);
+  EXPECT_STREQ(pack->string(op->schema), "rich(Tensor a) -> Tensor");
+  const auto buckets = pack->rows<format::Bucket>(op->buckets);
+  ASSERT_EQ(buckets.size(), 2u);
+  EXPECT_EQ(buckets[1].key, 1);
+  ASSERT_EQ(pack->candidates(buckets[1]).size(), 2u);
+  const auto& fast = pack->all<format::Variant>()[pack->candidates(buckets[1])[0]];
+  EXPECT_STREQ(pack->string(fast.kernel), "fast");
+  const auto launches = pack->rows<format::Launch>(fast.launches);
+  ASSERT_EQ(launches.size(), 2u);
+  EXPECT_STREQ(pack->string(launches[0].entry), "first");
+  EXPECT_EQ(launches[0].args.count, 8u);
+}
+
+TEST(Pack, UnpacksImages) {
+  const TempDir dir;
+  const auto pack = Pack::open(dir.write("rich.tkpack", rich_pack()));
+  const auto& launch = pack->all<format::Launch>()[0];
+  const std::vector<std::byte> image = pack->image(launch.image);
+  EXPECT_STREQ(reinterpret_cast<const char*>(image.data()), "FAKE first 8 8 4 128 8 8 8 8");
+  EXPECT_EQ(image.back(), std::byte{0}) << "PTX must end in NUL";
+}
+
+void expect_refused(const std::string& path, const std::string& part, std::string_view root = {}) {
+  try {
+    Pack::open(path, root);
+    ADD_FAILURE() << "accepted; \"" << part << "\" was expected";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), TK_PACK_ERROR);
+    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find(path), std::string::npos) << "the file is not named: " << error.what();
+  }
+}
+
+TEST(Pack, RefusesWhatIsNoPack) {
+  const TempDir dir;
+  const auto path = (dir / "x.tkpack").string();
+  expect_refused(path, "No such file");
+  write_file(path, "");
+  expect_refused(path, "no pack");
+  write_file(path, std::string(4096, 'x'));
+  expect_refused(path, "magic");
+  expect_refused(dir.string(), "no pack");
+}
+
+TEST(Pack, RefusesAnotherVersion) {
+  const TempDir dir;
+  std::string bytes = pack_bytes(rich_pack());
+  const uint32_t version = format::kVersion + 1;
+  std::memcpy(bytes.data() + offsetof(format::Header, version), &version, sizeof version);
+  rehash(bytes);
+  write_file(dir / "new.tkpack", bytes);
+  expect_refused((dir / "new.tkpack").string(), "version 2");
+}
+
+TEST(Pack, RefusesAnotherRoot) {
+  const TempDir dir;
+  const auto path = dir.write("rich.tkpack", rich_pack());
+  const std::string hash = Pack::open(path)->index_hash();
+  EXPECT_EQ(hash.size(), 64u);
+  EXPECT_NE(Pack::open(path, hash), nullptr);
+  expect_refused(path, "not the pack that was built with this library", std::string(64, '0'));
+}
+
+TEST(Pack, RefusesDamagedImages) {
+  const TempDir dir;
+  const std::string bytes = pack_bytes(rich_pack());
+  const auto path = dir.write("rich.tkpack", rich_pack());
+  const auto intact = Pack::open(path);
+  const format::Image image = intact->all<format::Image>()[0];
+  for (uint64_t at = image.offset; at < image.offset + image.compressed_size; at++) {
+    std::string flipped = bytes;
+    flipped[at] = static_cast<char>(flipped[at] ^ 1);
+    write_file(path, flipped);
+    const auto pack = Pack::open(path);
+    try {
+      // A flip may leave the same image: deflate has bits that mean nothing.
+      EXPECT_EQ(pack->image(0), intact->image(0)) << "byte " << at;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status(), TK_PACK_ERROR);
+      EXPECT_NE(std::string(error.what()).find("image"), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(Pack, RefusesAnImageThatUnpacksToMore) {
+  const TempDir dir;
+  std::string bytes = pack_bytes(rich_pack());
+  write_file(dir / "x", bytes);
+  const auto pack = Pack::open((dir / "x").string());
+  const auto* const header = reinterpret_cast<const format::Header*>(bytes.data());
+  const uint64_t at = header->sections[static_cast<size_t>(format::Section::Images)].offset;
+  const uint64_t size = pack->all<format::Image>()[0].size - 1;
+  std::memcpy(bytes.data() + at + offsetof(format::Image, size), &size, sizeof size);
+  rehash(bytes);
+  write_file(dir / "y", bytes);
+  EXPECT_THROW(Pack::open((dir / "y").string())->image(0), Error);
+}
+
+// What was verified is what is used: nothing that happens to the file later can change it.
+TEST(Pack, KeepsItsIndexWhenTheFileIsCut) {
+  const TempDir dir;
+  const auto path = dir.write("rich.tkpack", rich_pack());
+  const auto pack = Pack::open(path);
+  std::filesystem::resize_file(path, 10);
+  EXPECT_NE(pack->find_op("rich"), nullptr);
+  EXPECT_STREQ(pack->compiler(), "test compiler 1.0");
+  EXPECT_THROW(pack->image(0), Error);
+}
+
+}  // namespace
+}  // namespace tk::test
