@@ -33,4 +33,9 @@ def _sample(kernel: Kernel, point: Point) -> bool:
     return sum(point.axes.get(axis, value) != value for axis, value in usual.items()) <= 1
 
 
-FAMILY = Family(OP, (*_HOPPER, *mm_pointer.KERNELS), _sample, tuned="mm")
+def _portable(kernel: Kernel, point: Point) -> bool:
+    """One small tile and one large, and what the sample has: a split, and both without tensor cores."""
+    return point.config.name in (*_SAMPLED[kernel.name], "128x128x32_s4_w4")
+
+
+FAMILY = Family(OP, (*_HOPPER, *mm_pointer.KERNELS), _sample, tuned="mm", portable=_portable)

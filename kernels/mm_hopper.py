@@ -60,12 +60,14 @@ from tk.kernels.mm_op import (
     K,
     M,
     N,
+    Work,
     batch_invariant,
     epilogue_args,
     fits_32_bits,
     makes_sense,
     out_dtype,
     predict,
+    reread,
     serves,
     traffic,
 )
@@ -477,13 +479,19 @@ def _plan_tiles(point: Point) -> Plan | None:
     args = _arguments(point, swap) | dict(
         scratch=Const(None), counters=Const(None), whole=Int(tiles(M)), part=Const(1), group=Int(c.group)
     )
-    waves = ceil_div(tiles(M_CHOICE), device.sm_count)
-    flops = 2 * c.bp * (c.bq + c.more) * c.bk
+    block_m, block_n = (c.bq + c.more, c.bp) if swap else (c.bp, c.bq + c.more)
+    work = Work(
+        waves=ceil_div(tiles(M_CHOICE), device.sm_count),
+        steps=ceil_div(K, c.bk),
+        flops=2 * block_m * block_n * c.bk,
+        moved=traffic(point),
+        reread=reread(point, block_m, block_n),
+    )
     return Plan(
         constraints=suits_tma(point),
         serves=serves(point, (point.epilogue,)),
         launches=(Launch(mm_hopper, args, grid=(minimum(device.sm_count, tiles(M)), 1, 1), num_warps=4),),
-        cost=predict(point, "tiles", waves, ceil_div(K, c.bk), traffic(point), flops),
+        cost=predict(point, work),
     )
 
 
@@ -501,7 +509,13 @@ def _plan_split(point: Point) -> Plan | None:
     cut = maximum(ceil_div(nk, maximum(slots // maximum(left, 1), 1)), minimum(nk, 4))
     programs = select(whole > 0, slots, ceil_div(tiles * nk, part))
     steps = whole // slots * nk + select(whole == tiles, 0, part)
-    moved = traffic(point) + select(part < nk, 8 * grid * c.bp * c.bq, 0)
+    work = Work(
+        waves=const(1),
+        steps=steps,
+        flops=2 * c.bp * c.bq * c.bk,
+        moved=traffic(point) + select(part < nk, 8 * grid * c.bp * c.bq, 0),
+        reread=reread(point, c.bq, c.bp),
+    )
     args = _arguments(point, swap=True) | dict(
         scratch=Scratch(0, "fp32"), counters=Scratch(1, "i32"), whole=Int(whole), part=Int(part), group=Const(1)
     )
@@ -511,7 +525,7 @@ def _plan_split(point: Point) -> Plan | None:
         launches=(Launch(mm_hopper, args, grid=(grid, 1, 1), num_warps=4, maxnreg=c.maxnreg),),
         locals=(tiles // slots * slots, cut, programs),
         buffers=(Buffer(8 * grid * c.bp * c.bq), Buffer((tiles - whole) * c.parts * 4, zeroed=True)),
-        cost=predict(point, "split", const(1), steps, moved, 2 * c.bp * c.bq * c.bk),
+        cost=predict(point, work),
     )
 
 

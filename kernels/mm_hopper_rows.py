@@ -33,10 +33,12 @@ from tk.kernels.mm_op import (
     K,
     M,
     N,
+    Work,
     batch_invariant,
     epilogue_args,
     out_dtype,
     predict,
+    reread,
     serves,
     traffic,
 )
@@ -172,7 +174,13 @@ def _plan(point: Point) -> Plan | None:
         mm_hopper_rows, args, grid=(tiles, 1, 1), num_warps=c.bp // 16, num_ctas=c.blocks, dependent=point.dependent
     )
     early = mode("static_weights")
-    # Which variant runs, and how K is cut, is the same for every M up to BQ: batch-invariant for one row of tiles.
+    work = Work(
+        waves=ceil_div(tiles * c.blocks, device.sm_count * c.resident),
+        steps=k_part // c.bk,
+        flops=2 * c.bp * c.bq * c.bk,
+        moved=traffic(point),
+        reread=reread(point, c.bq, c.bp),
+    )
     return Plan(
         constraints=(
             *suits_tma(point),
@@ -182,14 +190,7 @@ def _plan(point: Point) -> Plan | None:
         ),
         serves=serves(point, EPILOGUE_AXIS),
         launches=(launch,),
-        cost=predict(
-            point,
-            "rows",
-            ceil_div(tiles * c.blocks, device.sm_count * c.resident),
-            k_part // c.bk,
-            traffic(point),
-            2 * c.bp * c.bq * c.bk,
-        ),
+        cost=predict(point, work),
     )
 
 

@@ -1,9 +1,8 @@
 """The op `mm` of the core — out = activation(alpha * a @ b + beta * bias) — and what the plans of its kernels share."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tk.aot.expr import Expr, Tensor, int_arg, maximum, mode, select, tensors
+from tk.aot.expr import Expr, Tensor, ceil_div, int_arg, mode, select, tensors
 from tk.aot.spec import DTYPES, ITEMSIZE, Arg, Constraint, Int, Op, Point, Pointer, Selector, require
 from tk.aot.tuned import load as load_tuned
 
@@ -101,22 +100,17 @@ def epilogue_args(dtype: str) -> dict[str, Arg]:
 
 
 @dataclass(frozen=True)
-class Speed:
-    """What a kernel reaches on a GPU before anyone has measured it: where a prediction starts."""
+class Work:
+    """What a plan has to do, in the terms that its predicted time is a sum of.
 
-    bytes_per_ns: int
-    flops_per_ns: Mapping[str, int]  # of one multiprocessor, by dtype, or by precision for fp32
+    waves: rounds of programs over the multiprocessors. steps: blocks of K in each. flops: of one step. moved: bytes from
+    and to memory. reread: bytes that programs fetch from L2, each operand once for every tile that needs it."""
 
-
-# Data sheets of A100 and H100, at about the share of the peak that `tl.dot` reaches.
-_SPEED = {
-    80: Speed(1500, {"bf16": 2000, "fp16": 2000, "tf32": 900, "ieee": 120}),
-    90: Speed(4200, {"bf16": 3600, "fp16": 3600, "tf32": 1500, "ieee": 200}),
-}
-
-
-def _speed(arch: int) -> Speed:
-    return _SPEED[max((a for a in _SPEED if a <= arch), default=min(_SPEED))]
+    waves: Expr
+    steps: Expr
+    flops: int
+    moved: Expr
+    reread: Expr
 
 
 def traffic(point: Point) -> Expr:
@@ -124,17 +118,32 @@ def traffic(point: Point) -> Expr:
     return (M_CHOICE * K + K * N) * ITEMSIZE[point.dtype] + M_CHOICE * N * ITEMSIZE[out_dtype(point)]
 
 
-def predict(point: Point, kernel: str, waves: Expr, steps: Expr, moved: Expr, flops: int, slowdown: int = 1) -> Expr:
-    """Picoseconds: fixed + max(waves * (steps * step + tile), moved / bandwidth).
+def reread(point: Point, block_m: int, block_n: int) -> Expr:
+    """Bytes: each operand once for every tile of block_m x block_n that needs it."""
+    return (ceil_div(N, block_n) * M_CHOICE + ceil_div(M_CHOICE, block_m) * N) * K * ITEMSIZE[point.dtype]
 
-    waves: rounds of programs over the multiprocessors. steps: blocks of K in one, `flops` each. moved: bytes. The four
-    coefficients are measured (kernels/tuned/); where they are not they are guessed from the data sheet and `slowdown`."""
-    speed = _speed(point.arch)
-    measured = load_tuned("mm", point.arch).get("coefficients", {})
-    own = measured.get(f"{kernel}/{point.config.name}/{point.dtype}/{point.precision}/{point.order}", {})
-    rate = speed.flops_per_ns[point.precision if point.dtype == "fp32" else point.dtype]
-    step = own.get("step_ps", slowdown * flops * 1000 // rate)
-    tile = own.get("tile_ps", 1_000_000)
-    fixed = own.get("fixed_ps", 2_000_000)
-    bytes_per_ns = own.get("bytes_per_ns", speed.bytes_per_ns // slowdown)
-    return fixed + maximum(waves * (steps * step + tile), moved * 1000 // bytes_per_ns)
+
+# Bytes and operations of one multiprocessor a nanosecond, by dtype and for fp32 by precision: data sheets of A100 and
+# H100 at about the share of the peak that `tl.dot` reaches. Where a prediction starts that nothing measured corrects.
+_BYTES_PER_NS = {80: 1500, 90: 4200}
+_FLOPS_PER_NS = {
+    80: {"bf16": 2000, "fp16": 2000, "tf32": 900, "ieee": 120},
+    90: {"bf16": 3600, "fp16": 3600, "tf32": 1500, "ieee": 200},
+}
+
+
+def predict(point: Point, work: Work, slowdown: int = 1) -> Expr:
+    """Picoseconds: fixed + wave * waves + step * waves * steps + byte * moved + l2_byte * reread.
+
+    The coefficients are fitted to measurements (kernels/tuned/, tools/fit_cost.py); without, guessed from the data sheet
+    and `slowdown`."""
+    precision = point.precision if point.dtype == "fp32" else "bf16"  # fp16 runs as bf16 does
+    own = load_tuned("mm", point.arch).get("coefficients", {}).get(f"{point.config.name}/{precision}/{point.order}")
+    if own is None:
+        arch = max((a for a in _BYTES_PER_NS if a <= point.arch), default=min(_BYTES_PER_NS))
+        step = slowdown * work.flops * 1000 // _FLOPS_PER_NS[arch][precision]
+        byte = slowdown * 1024_000 // _BYTES_PER_NS[arch]
+        own = dict(fixed=2_000_000, wave=1_000_000, step=step, byte=byte, l2_byte=0)
+    # Picoseconds for 1024 bytes: a byte takes less than one.
+    moved = (own["byte"] * work.moved + own["l2_byte"] * work.reread) // 1024
+    return own["fixed"] + work.waves * (own["wave"] + own["step"] * work.steps) + moved

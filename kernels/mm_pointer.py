@@ -41,12 +41,14 @@ from tk.kernels.mm_op import (
     K,
     M,
     N,
+    Work,
     batch_invariant,
     epilogue_args,
     fits_32_bits,
     makes_sense,
     out_dtype,
     predict,
+    reread,
     serves,
     traffic,
 )
@@ -268,10 +270,6 @@ def _worth_a_cubin(point: Point) -> bool:
     return not (point.arch == 90 and point.dtype != "fp32")
 
 
-def _flops(c: Config) -> int:
-    return 2 * c.block_m * c.block_n * c.block_k
-
-
 def _slowdown(point: Point) -> int:
     """A guess: loads of 2 bytes keep the tensor cores waiting."""
     return 1 if point.aligned else 4
@@ -297,6 +295,8 @@ def _plan_pointer(point: Point) -> Plan | None:
     )
     waves = ceil_div(tiles(M_CHOICE), device.sm_count * c.resident)
     steps = ceil_div(K, c.block_k)
+    flops = 2 * c.block_m * c.block_n * c.block_k
+    tiles_read = reread(point, c.block_m, c.block_n)
     # A strided product is not worth a kernel of its own for one row of bias.
     everything = ("plain", "vector", "matrix")
     served = {"vector": ("plain", "vector"), "matrix": everything if point.order == "ss" else ("matrix",)}
@@ -304,7 +304,7 @@ def _plan_pointer(point: Point) -> Plan | None:
         constraints=_constraints(point),
         serves=serves(point, served[point.epilogue]),
         launches=(launch,),
-        cost=predict(point, "pointer", waves, steps, traffic(point), _flops(c), _slowdown(point)),
+        cost=predict(point, Work(waves, steps, flops, traffic(point), tiles_read), _slowdown(point)),
         general=not point.aligned,
     )
 
@@ -341,7 +341,13 @@ def _plan_split(point: Point) -> Plan | None:
         num_warps=2,
     )
     second_launch = 2_000_000
-    moved = traffic(point) + 8 * splits * M_CHOICE * N  # the parts are written and read
+    work = Work(
+        waves=const(1),
+        steps=k_part // c.block_k,
+        flops=2 * c.block_m * c.block_n * c.block_k,
+        moved=traffic(point) + 8 * splits * M_CHOICE * N,  # the parts are written and read
+        reread=reread(point, c.block_m, c.block_n),
+    )
     return Plan(
         constraints=(
             *_constraints(point),
@@ -352,8 +358,7 @@ def _plan_split(point: Point) -> Plan | None:
         launches=(split, add),
         locals=(ceil_div(ceil_div(K, c.block_k), wanted) * c.block_k, ceil_div(K, k_part)),
         buffers=(Buffer(splits * M * N * 4),),
-        cost=second_launch
-        + predict(point, "split_k", const(1), k_part // c.block_k, moved, _flops(c), _slowdown(point)),
+        cost=second_launch + predict(point, work, _slowdown(point)),
         general=not point.aligned,
     )
 

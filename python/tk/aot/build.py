@@ -93,7 +93,7 @@ def plan_pack(families: Sequence[Family], target: Target, path: Path, sample: bo
     Raises BuildFailed where launches do not fit their functions, BuildError where records contradict themselves."""
     ops, failures = [], []
     for family in families:
-        grid = enumerate_grid(family, target.arch, sample)
+        grid = enumerate_grid(family, target.arch, sample, target.ptx)
         chosen = [v for v in grid.variants if only is None or re.search(only, v.name)]
         variants = []
         for v in chosen:

@@ -54,11 +54,14 @@ class Grid:
         return self.family.op
 
 
-def enumerate_grid(family: Family, arch: int, sample: bool = False) -> Grid:
-    """All variants of `family` on `arch` (90 for sm_90). sample: only those that the family's sample takes.
+def enumerate_grid(family: Family, arch: int, sample: bool = False, portable: bool = False) -> Grid:
+    """All variants of `family` on `arch` (90 for sm_90). sample: only those that the family's sample takes; portable:
+    only those that it keeps as PTX.
 
     Raises GridError when the records contradict themselves, or when a sample misses a value of an axis."""
     grid = _enumerate(family, arch)
+    if portable:
+        grid.variants = [v for v in grid.variants if family.portable(v.kernel, v.point)]
     if sample:
         chosen = [v for v in grid.variants if family.sample(v.kernel, v.point)]
         _check_sample(grid.variants, chosen)

@@ -239,13 +239,19 @@ class Kernel:
     plan: Callable[[Point], Plan | None]
 
 
+def _everything(kernel: Kernel, point: Point) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class Family:
     """What a kernel file exports as FAMILY. tuned: the stem of kernels/tuned/sm*/<tuned>.json, measured choices.
 
-    sample: whether a point belongs to the sample that tests compile; it must touch every axis."""
+    sample: whether a point belongs to the sample that tests compile; it must touch every axis. portable: whether it is
+    also kept as PTX, for GPUs that no cubin is for; a few settings that do everywhere, since nobody measured there."""
 
     op: Op
     kernels: tuple[Kernel, ...]
     sample: Callable[[Kernel, Point], bool]
     tuned: str = ""
+    portable: Callable[[Kernel, Point], bool] = _everything
