@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,6 +24,7 @@ from tk.aot.assemble import TENSOR_MAP_TF32, Compiled, add_op
 from tk.aot.build import (
     BuildFailed,
     PlannedPack,
+    Progress,
     Work,
     build,
     check_limits,
@@ -38,7 +40,7 @@ from tk.aot.compile import Target
 from tk.aot.errors import BuildError
 from tk.aot.expr import Problem, TensorValue, local
 from tk.aot.pack import Pack, PackWriter, read_pack
-from tk.aot.spec import Config, Const, Family, Float, Int, Kernel, Launch, Plan, Pointer, Scratch, require
+from tk.aot.spec import Buffer, Config, Const, Family, Float, Int, Kernel, Launch, Plan, Pointer, Scratch, require
 from tk.cli.build import add_arguments, run
 from unit_kernels import ALIGNED, FAMILY, KERNELS, OP, OUT, X
 
@@ -260,6 +262,7 @@ def launch_with(**args) -> tuple[Launch, ...]:
             "tensor 7 is read, op unit_test_op has 3",
         ),
         (dict(launches=launch_with(parts=Scratch(2, "fp32", 1))), "parts is buffer 2, the plan has 2"),
+        (dict(buffers=(Buffer(8), Buffer(4, alignment=512))), r"alignment is one of \[1, .*, 256\], not 512"),
         (dict(constraints=()), "x is compiled for an aligned x, but no constraint reads x.alignment"),
         (dict(constraints=(require(OUT.alignment >= 16, "out"),)), "no constraint reads x.alignment"),
     ],
@@ -395,6 +398,24 @@ def test_progress_is_told(built):
     assert f"{len(built['sm100'].work.sources)} " not in log.splitlines()[0], "one count for all four"
     assert "46/46 compiled" in log
     assert "sm90.tkpack: 14 variants, 16 images" in log
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_bar():
+    out = Terminal()
+    progress = Progress(4, out)
+    for i in range(4):
+        progress.step(f"kernel{i}", failed=i // 3)
+    progress.finish()
+    frames = out.getvalue().split("\r\x1b[K")
+    assert frames[2].startswith(f"[{'=' * 15}{' ' * 15}] 2/4 compiled, ")
+    assert frames[2].endswith("s left  kernel1")
+    assert "4/4 compiled, 1 FAILED, 0 s left" in frames[4]
+    assert frames[5].startswith("4 compiled in ")
 
 
 @triton.jit
@@ -564,3 +585,23 @@ def test_the_packages_own_kernels_plan_for_every_wheel_target(tmp_path):
         sample = plan_pack(package_families(), target, tmp_path, sample=True)
         for whole, part in zip(full.ops, sample.ops, strict=True):
             assert 0 < len(part.variants) < len(whole.variants)
+
+
+@pytest.mark.parametrize("target", [SM80, SM90], ids=lambda t: t.name)
+def test_one_variant_of_each_of_the_packages_kernels_compiles(cache, tmp_path, target):
+    """Within its limits, and on tensor cores where Hopper's kernels are in Gluon."""
+    from triton.tools.disasm import get_sass
+
+    from tk.aot.sources import package_families
+
+    sampled = plan_pack(package_families(), target, tmp_path / "x.tkpack", sample=True)
+    first = {p.variant.kernel.name: p.variant.name for op in sampled.ops for p in reversed(op.variants)}
+    only = "|".join(f"^{re.escape(name)}$" for name in first.values())
+    pack = plan_pack(package_families(), target, tmp_path / "x.tkpack", sample=True, only=only)
+    build([pack], cache, jobs=2, out=io.StringIO())
+    written = read_pack(tmp_path / "x.tkpack")
+    assert {written.string(v.kernel) for v in written.variants} == set(first)
+    work = find_work([pack], cache)
+    for key, source in work.sources.items():
+        if source.fn.is_gluon():
+            assert "HGMMA" in get_sass(work.done[key].image)

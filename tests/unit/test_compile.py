@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import triton
+import triton.language as tl
 
 import unit_kernels
 from tk.aot.compile import Source, Target, compile_source, compiler_version, constant_text, source_digest, source_of
@@ -110,6 +112,13 @@ def test_a_plain_function_is_refused():
         source_of(p, replace(p.launches[0], fn=len), SM90)
 
 
+def test_an_interpreted_function_is_refused():
+    p = plan("scale_add", even=True, dtype="fp32")
+    interpreted = type("InterpretedFunction", (), {})()
+    with pytest.raises(CompileError, match="unset TRITON_INTERPRET"):
+        source_of(p, replace(p.launches[0], fn=interpreted), SM90)
+
+
 @pytest.mark.parametrize(
     ("text", "target"),
     [("80", Target(80)), ("sm_90", Target(90)), ("sm100", Target(100)), ("ptx80", Target(80, ptx=True))],
@@ -161,6 +170,17 @@ def kernel(x, BLOCK: tl.constexpr):
 USUAL = dict(step=1, gap="", unrelated=1, factor=2, default=0)
 
 
+def made(n):
+    """A kernel that captures a number."""
+    N = tl.constexpr(n)
+
+    @triton.jit
+    def closure(x):
+        tl.store(x, N)
+
+    return closure
+
+
 def load(folder: Path, **changes):
     path = folder / "edited.py"
     path.write_text(MODULE.format(**{**USUAL, **changes}))
@@ -210,6 +230,10 @@ def test_what_does_not_change_the_key(tmp_path):
     key = source(load(tmp_path)).key
     for change in (dict(unrelated=7), dict(gap="\n\n# A comment.\n"), {}):
         assert source(load(tmp_path, **change)).key == key
+
+
+def test_what_a_closure_captures_is_in_the_key():
+    assert source_digest(made(1)) == source_digest(made(1)) != source_digest(made(2))
 
 
 def test_the_compilers_version_is_in_the_key(tmp_path, monkeypatch):

@@ -38,6 +38,9 @@ from tk.aot.spec import (
 
 MAX_TENSORS, MAX_INTS, MAX_FLOATS, MAX_LOCALS = 32, 32, 16, 64  # tk.h, csrc/core/expr.h
 
+# A power of two, up to what any allocation of the driver has.
+ALIGNMENTS = [2**i for i in range(9)]
+
 FLOAT_WIDTHS = {"fp16": 2, "bf16": 3, "fp32": 4, "fp64": 8}  # ArgKind::Float
 
 # CUtensorMapDataType by the number that the device side uses, where the two differ.
@@ -254,6 +257,8 @@ def _constraint(writer: PackWriter, scope: _Scope, constraint: Constraint) -> di
 
 
 def _buffer(writer: PackWriter, scope: _Scope, buffer: Buffer) -> dict[str, Any]:
+    if buffer.alignment not in ALIGNMENTS:
+        raise BuildError(f"{scope.where}: a buffer's alignment is one of {ALIGNMENTS}, not {buffer.alignment}")
     kind = fmt.BUFFER_COUNTERS if buffer.zeroed else fmt.BUFFER_SCRATCH
     return dict(kind=kind, alignment=buffer.alignment, bytes=scope.code(writer, buffer.bytes))
 

@@ -28,12 +28,15 @@ def pack_paths(targets: list[Target], files: list[Path], out: Path | None) -> li
 
 
 def run(args: argparse.Namespace) -> int:
-    """The exit status: 0, or 1 after a message."""
+    """The exit status: 0, or 1 after a message, or 130 when interrupted (what was compiled stays in the cache)."""
     try:
         _run(args)
     except (BuildError, ValueError) as e:
         print(f"tk build: {e}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\ntk build: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -50,8 +50,8 @@ def _distinct(families: list[Family]) -> list[Family]:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """As a script would be: its own folder comes first on the path. Its name enters the keys of what is compiled, its
-    folder does not."""
+    """As a script would be: its own folder comes first on the path, for good. The file's name enters the keys of what
+    is compiled, the folder's does not."""
     if not path.is_file():
         raise BuildError(f"{path}: there is no such file")
     name = f"tk_user_{path.stem}"
@@ -60,12 +60,11 @@ def _import_file(path: Path) -> ModuleType:
         raise BuildError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(path.resolve().parent))
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
     except Exception as e:
         del sys.modules[name]
         raise BuildError(f"{path} cannot be imported: {type(e).__name__}: {e}") from e
-    finally:
-        sys.path.pop(0)
     return module
