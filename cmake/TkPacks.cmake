@@ -6,8 +6,10 @@ set(TK_ROOTS_INC ${CMAKE_BINARY_DIR}/roots.inc CACHE FILEPATH "Hashes of the pac
 string(REPLACE "," ";" archs "${TK_ARCHS}")
 set(TK_PACK_FILES)
 foreach(arch IN LISTS archs)
-  string(REGEX REPLACE "^([0-9])" "sm\\1" name "${arch}")
-  list(APPEND TK_PACK_FILES ${TK_PACK_DIR}/${name}.tkpack)
+  if(arch MATCHES "^[0-9]")
+    set(arch sm${arch})
+  endif()
+  list(APPEND TK_PACK_FILES ${TK_PACK_DIR}/${arch}.tkpack)
 endforeach()
 
 file(GLOB_RECURSE pack_sources CONFIGURE_DEPENDS
@@ -27,8 +29,3 @@ add_custom_command(
   COMMENT "Compiling the kernels (${TK_GRID} grid, ${TK_ARCHS})"
   USES_TERMINAL VERBATIM)
 add_custom_target(tk_packs ALL DEPENDS ${TK_PACK_FILES} ${TK_ROOTS_INC})
-
-# The target's sources include roots.inc, so the packs come first.
-function(tk_needs_roots target)
-  add_dependencies(${target} tk_packs)
-endfunction()
