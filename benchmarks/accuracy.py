@@ -73,7 +73,7 @@ def slack(inner: int, magnitude: float, tensor_cores: bool) -> float:
 
     Rounding errors of a plain sum grow with the square root of its length; tensor cores truncate once for 16 products,
     always towards zero, so theirs grow with it."""
-    steps = 4 + math.sqrt(inner) / 2 + (inner / 32 if tensor_cores else 0)
+    steps = 4 + math.sqrt(inner) / 2 + (inner / 16 if tensor_cores else 0)
     return steps * FP32_ROUNDING * magnitude
 
 

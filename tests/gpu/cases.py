@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-import tk
 import torch
-
 from benchmarks import accuracy, products
+
+import tk
 
 from .device import DEVICE
 from .layouts import OPERAND_LAYOUTS, OUT_LAYOUTS, Placed, place
@@ -180,10 +180,8 @@ def judge(case: Case, inputs: Inputs, result: torch.Tensor) -> accuracy.Verdict:
     if bias is not None and case.beta != 0:
         z = z + case.beta * bias.double()
     reference = products.ACTIVATIONS[case.activation][1](z)
-    if case.m and case.n and case.k:
-        torchs = run_torch(case, inputs)
-    else:
-        torchs = reference.to(result.dtype)
+    is_empty = 0 in (case.m, case.n, case.k)
+    torchs = reference.to(result.dtype) if is_empty else run_torch(case, inputs)
     magnitude = abs(case.alpha) * max(products.magnitude(a, b), rms(product)) + (rms(z) if bias is not None else 0.0)
     return accuracy.judge(result, torchs, reference, accuracy.slack(case.k, magnitude, case.kind.tensor_cores))
 

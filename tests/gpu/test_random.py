@@ -4,7 +4,6 @@ import random
 
 import pytest
 import torch
-
 from benchmarks import accuracy
 
 from .cases import KINDS, Kind, check, draw

@@ -1,0 +1,46 @@
+"""Every variant that the packs hold for mm, each on several problems, against fp64."""
+
+import pytest
+import torch
+from benchmarks import accuracy, products
+
+from tk import capi
+
+from .cases import rms
+from .variants import BUCKETS, Bucket, Operands, problems
+
+
+def judge(operands: Operands, result: torch.Tensor, reference: torch.Tensor, torchs: torch.Tensor) -> str:
+    """What is wrong; "" if nothing."""
+    magnitude = products.magnitude(operands.a, operands.b) + rms(reference)
+    room = accuracy.slack(operands.a.shape[1], magnitude, operands.kind.tensor_cores)
+    verdict = accuracy.judge(result, torchs, reference, room)
+    return "" if verdict.ok else str(verdict)
+
+
+def run_torch(operands: Operands) -> torch.Tensor:
+    """Of 16-bit operands the best there is, one rounding of the exact result; of fp32 ones what torch makes of them."""
+    if operands.kind.dtype != torch.float32:
+        return operands.reference().to(operands.kind.out_dtype or operands.kind.dtype)
+    with products.torch_precision(operands.kind.precision):
+        return products.run_torch(operands.a, operands.b, operands.bias, operands.activation)
+
+
+@pytest.mark.parametrize("bucket", BUCKETS, ids=str)
+def test_every_variant_of_a_bucket(bucket: Bucket) -> None:
+    wrong: list[str] = []
+    unfit: dict[int, str] = {}
+    fit: set[int] = set()
+    for operands in problems(bucket):
+        problem = operands.problem()
+        reference, torchs = operands.reference(), run_torch(operands)
+        for row in capi.candidates(problem):
+            if not row.fits:
+                unfit[row.variant] = f"{row.kernel_name}/{row.config_name}: {row.failed_constraint}"
+                continue
+            fit.add(row.variant)
+            if trouble := judge(operands, operands.run(row.config), reference, torchs):
+                wrong.append(f"{operands.label} {row.kernel_name}/{row.config_name}: {trouble}")
+    assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:8])
+    assert fit, "the bucket has no variant that fits anything"
+    assert fit >= set(unfit), f"no problem here suits these: {[unfit[v] for v in set(unfit) - fit]}"

@@ -1,0 +1,83 @@
+"""Every variant of the op mm: which buckets there are, and problems that each variant of a bucket can take."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from benchmarks import products
+
+from tk import capi
+from tk.heuristics.problem import describe
+
+from .cases import KINDS, Kind
+from .device import DEVICE
+from .layouts import place
+
+ORDERS = ("nn", "nt", "tn", "tt", "ss")
+EPILOGUES = ("plain", "vector", "matrix")
+_LAYOUTS = {"n": "row", "t": "column", "s": "strided"}
+_ODD_LAYOUTS = {"n": "row_offset", "t": "column_offset", "s": "strided"}
+
+# M, N, K: what the variants of a bucket ask for between them. Few rows and many; K a multiple of every block and of 16
+# alone; few tiles with a long K, which is cut; nothing a multiple of anything, at odd addresses.
+SIZES = (
+    (16, 256, 4096), (8, 264, 4104), (32, 272, 1040), (48, 512, 2064), (208, 528, 1040), (256, 512, 512),
+    (300, 1000, 1032),
+)  # fmt: skip
+ODD_SIZES = ((33, 77, 95), (7, 130, 1999), (200, 301, 65))
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Problems that share a list of variants."""
+
+    kind: Kind
+    order: str
+    epilogue: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.order}-{self.epilogue}"
+
+
+BUCKETS = tuple(Bucket(*axes) for axes in itertools.product(KINDS, ORDERS, EPILOGUES))
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A problem of a bucket, its tensors made."""
+
+    label: str
+    a: torch.Tensor
+    b: torch.Tensor
+    bias: torch.Tensor | None
+    activation: int
+    kind: Kind
+
+    def run(self, config: int = -1, mode: int = 0) -> torch.Tensor:
+        precision = products.PRECISIONS[self.kind.precision]
+        return torch.ops.tk.mm(self.a, self.b, self.bias, self.activation, self.kind.out_dtype, precision, config, mode)
+
+    def problem(self, mode: int = 0) -> capi.Problem:
+        described = describe(self.run, mode=mode)
+        assert described is not None
+        return described.problem
+
+    def reference(self) -> torch.Tensor:
+        return products.reference(self.a, self.b, self.bias, self.activation)
+
+
+def problems(bucket: Bucket, sizes: tuple[tuple[int, int, int], ...] = SIZES) -> Iterator[Operands]:
+    """One for each size, and some at odd addresses."""
+    rng = random.Random(str(bucket))
+    for odd, (m, n, k) in [(False, size) for size in sizes] + [(True, size) for size in ODD_SIZES]:
+        layouts = _ODD_LAYOUTS if odd else _LAYOUTS
+        a = place(m, k, bucket.kind.dtype, layouts[bucket.order[0]], rng).view
+        b = place(k, n, bucket.kind.dtype, layouts[bucket.order[1]], rng).view
+        shape = {"plain": None, "vector": (n,), "matrix": (m, n)}[bucket.epilogue]
+        bias = None if shape is None else torch.randn(shape, device=DEVICE).to(bucket.kind.dtype)
+        activation = 0 if bucket.epilogue == "plain" else 1 + (m + n) % 4
+        yield Operands(f"{bucket} {m}x{n}x{k}{' odd' if odd else ''}", a, b, bias, activation, bucket.kind)
