@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 
 namespace tk {
 namespace {
@@ -110,11 +111,11 @@ std::string reasons(const Problem& problem, const std::vector<Candidate>& candid
   if (config >= count)
     fail(TK_INVALID_ARGUMENT, problem.op_name(), " has no config ", config, "; it has ", count,
          count ? text(", from 0 to ", count - 1) : "");
+  std::set<uint32_t> compiled;
+  for (const uint32_t number : numbers(problem)) compiled.insert(variant_of(problem, number).config);
   std::string others;
-  for (const uint32_t number : numbers(problem)) {
-    const uint32_t other = variant_of(problem, number).config;
+  for (const uint32_t other : compiled)
     others += text(others.empty() ? "" : ", ", other, " (", problem.config_name(other), ")");
-  }
   if (others.empty()) fail_nothing_fits(problem, {});
   fail(TK_INVALID_ARGUMENT, "config ", config, " (", problem.config_name(config), ") was not compiled for ", problem.text(),
        "; these were: ", others);
@@ -122,49 +123,53 @@ std::string reasons(const Problem& problem, const std::vector<Candidate>& candid
 
 // --- Choosing ---
 
-std::optional<uint32_t> variant_with(const Problem& problem, uint32_t config) {
+// The variants of a config: of one kernel, told apart by their constraints.
+std::vector<uint32_t> variants_with(const Problem& problem, uint32_t config) {
+  std::vector<uint32_t> found;
   for (const uint32_t number : numbers(problem))
-    if (variant_of(problem, number).config == config) return number;
-  return std::nullopt;
+    if (variant_of(problem, number).config == config) found.push_back(number);
+  return found;
 }
 
-// Why a variant cannot run after all, or nullptr, when `choice` has it prepared.
-const char* attempt(Problem& problem, uint32_t number, Chosen how, Choice& choice) {
-  const format::Variant& variant = variant_of(problem, number);
-  if (const char* why = examine(problem, variant)) return why;
-  choice.variant = number;
-  choice.how = how;
-  choice.cost = -1;
-  return prepare(problem, variant, choice.prepared);
-}
-
-Choice choose_predicted(Problem& problem) {
-  std::vector<Candidate> failed;
+// The cheapest of `among` that can run; nullopt, and in `failed` why, when none can.
+std::optional<Choice> choose_cheapest(Problem& problem, std::span<const uint32_t> among, Chosen how,
+                                      std::vector<Candidate>& failed) {
   std::vector<Candidate> ranked;
-  for (const uint32_t number : numbers(problem)) {
+  for (const uint32_t number : among) {
     const Candidate candidate = judge(problem, number);
     (candidate.failed ? failed : ranked).push_back(candidate);
   }
   std::sort(ranked.begin(), ranked.end(), [](const Candidate& a, const Candidate& b) {
     return std::pair(a.cost, a.variant) < std::pair(b.cost, b.variant);
   });
-  Choice choice;
   for (Candidate& candidate : ranked) {
-    candidate.failed = attempt(problem, candidate.variant, Chosen::Predicted, choice);
-    choice.cost = candidate.cost;
+    Choice choice;
+    choice.variant = candidate.variant;
+    choice.how = how;
+    choice.cost = how == Chosen::Predicted ? candidate.cost : -1;
+    candidate.failed = prepare(problem, variant_of(problem, candidate.variant), choice.prepared);
     if (!candidate.failed) return choice;
     failed.push_back(candidate);
   }
-  fail_nothing_fits(problem, failed);
+  return std::nullopt;
+}
+
+Choice choose_predicted(Problem& problem) {
+  std::vector<Candidate> failed;
+  auto choice = choose_cheapest(problem, numbers(problem), Chosen::Predicted, failed);
+  if (!choice) fail_nothing_fits(problem, failed);
+  return *std::move(choice);
 }
 
 // A config given by number must fit, or the caller would get another one without knowing.
 Choice choose_given(Problem& problem, uint32_t config) {
-  const auto number = variant_with(problem, config);
-  if (!number) fail_config_missing(problem, config);
-  Choice choice;
-  const char* const why = attempt(problem, *number, Chosen::Given, choice);
-  if (!why) return choice;
+  const std::vector<uint32_t> among = variants_with(problem, config);
+  if (among.empty()) fail_config_missing(problem, config);
+  std::vector<Candidate> failed;
+  if (auto choice = choose_cheapest(problem, among, Chosen::Given, failed)) return *std::move(choice);
+  std::string needs;
+  for (const Candidate& candidate : failed)
+    if (needs.find(candidate.failed) == std::string::npos) needs += text(needs.empty() ? "" : "; or ", candidate.failed);
   std::string instead;
   try {
     const Choice other = choose_predicted(problem);
@@ -173,7 +178,7 @@ Choice choose_given(Problem& problem, uint32_t config) {
     instead = "; no other config would run either";
   }
   fail(TK_INVALID_ARGUMENT, "config ", config, " (", problem.config_name(config), ") cannot run ", problem.text(),
-       ": it needs ", why, instead);
+       ": it needs ", needs, instead);
 }
 
 // The config measured for exactly this size: the user's, else the pack's.
@@ -195,8 +200,10 @@ bool choose_measured(Problem& problem, Choice& choice) {
   if (problem.call.mode & TK_MODE_BATCH_INVARIANT) return false;
   const auto config = measured_config(problem);
   if (!config) return false;
-  const auto number = variant_with(problem, *config);
-  return number && !attempt(problem, *number, Chosen::Measured, choice);
+  std::vector<Candidate> failed;
+  auto found = choose_cheapest(problem, variants_with(problem, *config), Chosen::Measured, failed);
+  if (found) choice = *std::move(found);
+  return found.has_value();
 }
 
 }  // namespace
