@@ -492,6 +492,7 @@ def _plan_tiles(point: Point) -> Plan | None:
         serves=serves(point, (point.epilogue,)),
         launches=(Launch(mm_hopper, args, grid=(minimum(device.sm_count, tiles(M)), 1, 1), num_warps=4),),
         cost=predict(point, work),
+        terms=work.terms,
     )
 
 
@@ -526,6 +527,7 @@ def _plan_split(point: Point) -> Plan | None:
         locals=(tiles // slots * slots, cut, programs),
         buffers=(Buffer(8 * grid * c.bp * c.bq), Buffer((tiles - whole) * c.parts * 4, zeroed=True)),
         cost=predict(point, work),
+        terms=work.terms,
     )
 
 

@@ -191,6 +191,7 @@ def _plan(point: Point) -> Plan | None:
         serves=serves(point, EPILOGUE_AXIS),
         launches=(launch,),
         cost=predict(point, work),
+        terms=work.terms,
     )
 
 

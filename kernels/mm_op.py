@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tk.aot.expr import Expr, Tensor, ceil_div, int_arg, mode, select, tensors
+from tk.aot.expr import Expr, Tensor, ceil_div, const, int_arg, mode, select, tensors
 from tk.aot.spec import DTYPES, ITEMSIZE, Arg, Constraint, Int, Op, Point, Pointer, Selector, require
 from tk.aot.tuned import load as load_tuned
 
@@ -112,6 +112,17 @@ class Work:
     moved: Expr
     reread: Expr
 
+    @property
+    def terms(self) -> dict[str, Expr]:
+        """What the predicted time is a sum of. Bytes by the KB: one takes less than a picosecond."""
+        return {
+            "fixed": const(1),
+            "wave": self.waves,
+            "step": self.waves * self.steps,
+            "kilobyte": self.moved // 1024,
+            "l2_kilobyte": self.reread // 1024,
+        }
+
 
 def traffic(point: Point) -> Expr:
     """Bytes: each operand read once, the result written once."""
@@ -133,17 +144,15 @@ _FLOPS_PER_NS = {
 
 
 def predict(point: Point, work: Work, slowdown: int = 1) -> Expr:
-    """Picoseconds: fixed + wave * waves + step * waves * steps + byte * moved + l2_byte * reread.
+    """Picoseconds: the work's terms, weighted.
 
-    The coefficients are fitted to measurements (kernels/tuned/, tools/fit_cost.py); without, guessed from the data sheet
-    and `slowdown`."""
+    The weights are fitted to measurements (kernels/tuned/, tools/fit_cost.py); without, guessed from the data sheet and
+    `slowdown`."""
     precision = point.precision if point.dtype == "fp32" else "bf16"  # fp16 runs as bf16 does
-    own = load_tuned("mm", point.arch).get("coefficients", {}).get(f"{point.config.name}/{precision}/{point.order}")
-    if own is None:
+    weights = load_tuned("mm", point.arch).get("coefficients", {}).get(f"{point.config.name}/{precision}/{point.order}")
+    if weights is None:
         arch = max((a for a in _BYTES_PER_NS if a <= point.arch), default=min(_BYTES_PER_NS))
         step = slowdown * work.flops * 1000 // _FLOPS_PER_NS[arch][precision]
-        byte = slowdown * 1024_000 // _BYTES_PER_NS[arch]
-        own = dict(fixed=2_000_000, wave=1_000_000, step=step, byte=byte, l2_byte=0)
-    # Picoseconds for 1024 bytes: a byte takes less than one.
-    moved = (own["byte"] * work.moved + own["l2_byte"] * work.reread) // 1024
-    return own["fixed"] + work.waves * (own["wave"] + own["step"] * work.steps) + moved
+        kilobyte = slowdown * 1024_000 // _BYTES_PER_NS[arch]
+        weights = dict(fixed=2_000_000, wave=1_000_000, step=step, kilobyte=kilobyte, l2_kilobyte=0)
+    return sum((weights[name] * term for name, term in work.terms.items()), const(0))

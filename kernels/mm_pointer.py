@@ -299,9 +299,13 @@ def _plan_pointer(point: Point) -> Plan | None:
         num_stages=c.num_stages,
     )
     waves = ceil_div(tiles(M_CHOICE), device.sm_count * c.resident)
-    steps = ceil_div(K, c.block_k)
-    flops = 2 * c.block_m * c.block_n * c.block_k
-    tiles_read = reread(point, c.block_m, c.block_n)
+    work = Work(
+        waves=waves,
+        steps=ceil_div(K, c.block_k),
+        flops=2 * c.block_m * c.block_n * c.block_k,
+        moved=traffic(point),
+        reread=reread(point, c.block_m, c.block_n),
+    )
     # A strided product is not worth a kernel of its own for one row of bias.
     everything = ("plain", "vector", "matrix")
     served = {"vector": ("plain", "vector"), "matrix": everything if point.order == "ss" else ("matrix",)}
@@ -309,7 +313,8 @@ def _plan_pointer(point: Point) -> Plan | None:
         constraints=_constraints(point),
         serves=serves(point, served[point.epilogue]),
         launches=(launch,),
-        cost=predict(point, Work(waves, steps, flops, traffic(point), tiles_read), _slowdown(point)),
+        cost=predict(point, work, _slowdown(point)),
+        terms=work.terms,
         general=not point.aligned,
     )
 
@@ -363,7 +368,8 @@ def _plan_split(point: Point) -> Plan | None:
         launches=(split, add),
         locals=(ceil_div(ceil_div(K, c.block_k), wanted) * c.block_k, ceil_div(K, k_part)),
         buffers=(Buffer(splits * M * N * 4),),
-        cost=second_launch + predict(point, work, _slowdown(point)),
+        cost=predict(point, work, _slowdown(point)) + second_launch,
+        terms=work.terms,
         general=not point.aligned,
     )
 

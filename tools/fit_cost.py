@@ -1,0 +1,142 @@
+"""Fits the weights of predicted times to what ``tk tune --write`` measured.
+
+    TK_NO_LIBRARY=1 PYTHONPATH=python python tools/fit_cost.py mm 90
+
+Reads kernels/tuned/sm90/mm_timings.json and writes the "coefficients" of mm.json beside it: for every config, precision
+and operand order non-negative weights of the terms that its kernel declares (``Plan.terms``), by least squares of the
+relative error. Prints how the choice that follows compares with the best config measured, with each problem's size left
+out of the fit that chooses for it: what a problem that nobody measured may expect. Needs SciPy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy
+from scipy.optimize import nnls
+
+from tk.aot.expr import Problem, TensorValue, evaluate_locals
+from tk.aot.grid import Variant, enumerate_grid
+from tk.aot.spec import DTYPES, Family
+
+TUNED = Path(__file__).parents[1] / "kernels" / "tuned"
+H200 = {"sm_count": 132, "arch": 90, "shared_optin": 232448, "l2_bytes": 62914560}
+DEVICES = {90: H200}
+FEWEST = 8  # measurements that a fit of five weights needs
+
+Sample = tuple[tuple[int, int, int], numpy.ndarray, float]  # size, terms, picoseconds
+
+
+def problem_of(timing: Mapping[str, Any], op: Any, arch: int) -> Problem:
+    m, n, k = timing["m"], timing["n"], timing["k"]
+    dtype = DTYPES[timing["dtype"]]
+
+    def matrix(rows: int, cols: int, order: str) -> TensorValue:
+        return TensorValue((rows, cols), (cols, 1) if order == "n" else (1, rows), dtype)
+
+    a, b = matrix(m, k, timing["order"][0]), matrix(k, n, timing["order"][1])
+    ints = (0, int(timing["precision"] == "tf32"))
+    bare = Problem((a, b, None, matrix(m, n, "n")), ints, 0, DEVICES[arch])
+    return Problem(bare.tensors, ints, 0, bare.device, evaluate_locals(op.locals.values(), bare))
+
+
+def terms_of(variant: Variant, problem: Problem) -> numpy.ndarray:
+    values = evaluate_locals(variant.plan.locals, problem)
+    full = Problem(problem.tensors, problem.ints, problem.mode, problem.device, values)
+    return numpy.array([t.evaluate(full) for t in variant.plan.terms.values()], dtype=float)
+
+
+def fits(variant: Variant, key: Mapping[str, int], problem: Problem) -> bool:
+    plan = variant.plan
+    served = all(key[axis] in values for axis, values in plan.serves.items())
+    return served and all(c.holds.evaluate(problem) for c in plan.constraints)
+
+
+def samples_of(timings: Sequence[Mapping[str, Any]], family: Family, arch: int) -> dict[str, list[Sample]]:
+    """Name of the weights -> what was measured."""
+    by_config = defaultdict(list)
+    for variant in enumerate_grid(family, arch).variants:
+        by_config[variant.point.config.name].append(variant)
+    found = defaultdict(list)
+    for timing in timings:
+        problem = problem_of(timing, family.op, arch)
+        for config, (_, us, _) in timing["configs"].items():
+            variant = next((v for v in by_config[config] if fits(v, timing["key"], problem)), None)
+            if variant is not None:
+                size = (timing["m"], timing["n"], timing["k"])
+                found[weights_name(config, timing)].append((size, terms_of(variant, problem), us * 1e6))
+    return found
+
+
+def weights_name(config: str, timing: Mapping[str, Any]) -> str:
+    precision = timing["precision"] if timing["dtype"] == "fp32" else "bf16"
+    return f"{config}/{precision}/{timing['order']}"
+
+
+def fit(samples: Sequence[Sample]) -> numpy.ndarray | None:
+    """None: too little was measured."""
+    if len(samples) < FEWEST:
+        return None
+    terms = numpy.array([x for _, x, _ in samples])
+    times = numpy.array([t for _, _, t in samples])
+    weights, _ = nnls(terms / times[:, None], numpy.ones_like(times))
+    return weights
+
+
+def regrets(timings: Sequence[Mapping[str, Any]], samples: Mapping[str, Sequence[Sample]]) -> list[tuple[float, str]]:
+    """Of each problem: time of the config chosen over the best, the size itself left out of the fits."""
+    found = []
+    for timing in timings:
+        size = (timing["m"], timing["n"], timing["k"])
+        predicted = {}
+        for config, (_, us, _) in timing["configs"].items():
+            own = samples.get(weights_name(config, timing), [])
+            terms = next((x for s, x, t in own if s == size and t == us * 1e6), None)
+            weights = fit([s for s in own if s[0] != size])
+            if terms is not None and weights is not None:
+                predicted[config] = float(terms @ weights)
+        if predicted:
+            chosen = min(predicted, key=predicted.__getitem__)
+            times = {c: us for c, (_, us, _) in timing["configs"].items()}
+            best = min(times, key=times.__getitem__)
+            shown = f"{'x'.join(map(str, size))} {timing['dtype']} {timing['order']}: {chosen}, best {best}"
+            found.append((times[chosen] / times[best], shown))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stem")
+    parser.add_argument("arch", type=int)
+    args = parser.parse_args()
+    table = TUNED / f"sm{args.arch}" / f"{args.stem}.json"
+    timings = json.loads(table.with_name(f"{args.stem}_timings.json").read_text())["timings"]
+    family: Family = import_module(f"tk.kernels.{args.stem}").FAMILY
+    samples = samples_of(timings, family, args.arch)
+    names = tuple(next(iter(enumerate_grid(family, args.arch).variants)).plan.terms)
+    coefficients = {}
+    for name, own in sorted(samples.items()):
+        weights = fit(own)
+        if weights is None:
+            print(f"{name}: {len(own)} measurements are too few")
+        else:
+            coefficients[name] = dict(zip(names, map(round, weights.tolist()), strict=True))
+    tuned = json.loads(table.read_text())
+    tuned["coefficients"] = coefficients
+    table.write_text(json.dumps(tuned, indent=1) + "\n")
+    found = sorted(regrets(timings, samples), reverse=True)
+    mean = math.exp(sum(math.log(r) for r, _ in found) / len(found))
+    print(f"{len(coefficients)} fits; regret of sizes left out: geomean {mean:.4f} over {len(found)}, worst:")
+    for regret, shown in found[:10]:
+        print(f"  {regret:.3f}  {shown}")
+
+
+if __name__ == "__main__":
+    main()
