@@ -1,5 +1,5 @@
-// The boxed calling convention of the stable ABI: a stack of 64-bit words, in the order of the schema. Reading an argument
-// takes it over, so every argument is read before anything can fail.
+// The boxed calling convention of the stable ABI: a stack of 64-bit words, in the order of the schema. Reading an
+// argument takes it over, so every argument is read before anything can fail.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

@@ -22,12 +22,18 @@ void fail_shim(const char* what) {
 void fail_status(tk_status status) {
   const char* message = tk_last_error();
   switch (status) {
-    case TK_INVALID_ARGUMENT: throw std::invalid_argument(message);
-    case TK_UNSUPPORTED: fail_unsupported(message);
-    case TK_VARIANT_NOT_FOUND: throw std::runtime_error(text("[tk:VariantNotFound] ", message));
-    case TK_PACK_ERROR: throw std::runtime_error(text("[tk:Pack] ", message));
-    case TK_DRIVER_ERROR: throw std::runtime_error(text("[tk:Driver] ", message));
-    case TK_OK: break;
+    case TK_INVALID_ARGUMENT:
+      throw std::invalid_argument(message);
+    case TK_UNSUPPORTED:
+      fail_unsupported(message);
+    case TK_VARIANT_NOT_FOUND:
+      throw std::runtime_error(text("[tk:VariantNotFound] ", message));
+    case TK_PACK_ERROR:
+      throw std::runtime_error(text("[tk:Pack] ", message));
+    case TK_DRIVER_ERROR:
+      throw std::runtime_error(text("[tk:Driver] ", message));
+    case TK_OK:
+      break;
   }
   throw std::logic_error(text("tk: unknown status ", static_cast<int>(status)));
 }

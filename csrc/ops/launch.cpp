@@ -12,7 +12,9 @@ thread_local Capture capture;
 
 }  // namespace
 
-extern "C" void tk_ops_capture(void (*function)(const tk_call*, void*), void* context) { capture = {function, context}; }
+extern "C" void tk_ops_capture(void (*function)(const tk_call*, void*), void* context) {
+  capture = {function, context};
+}
 
 namespace tk::ops {
 namespace {

@@ -25,8 +25,8 @@ bool flatten(const Meta& tensor, Matrix& out);
 // A bias as ATen broadcasts it to [rows, cols], with stride 0 where it repeats. False when it does not fit.
 bool broadcast(const Meta& bias, int64_t rows, int64_t cols, Matrix& out);
 
-// The stride of a dimension of size 1 says nothing, but kernels are chosen by strides. These give it the value that suits
-// every test: 1 where the other dimension is not contiguous, else the other dimension's size rounded up to 16.
+// The stride of a dimension of size 1 says nothing, but kernels are chosen by strides. These give it the value that
+// suits every test: 1 where the other dimension is not contiguous, else the other dimension's size rounded up to 16.
 Matrix normalized_operand(Matrix m);
 Matrix normalized_output(Matrix m);  // row-major where it can be read so
 Matrix normalized_bias(Matrix m);    // one row for all where it can be read so

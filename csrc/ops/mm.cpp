@@ -10,8 +10,7 @@ namespace tk::ops {
 namespace {
 
 constexpr int64_t kActivations = 5;  // none, relu, gelu, gelu_tanh, silu
-constexpr int64_t kModeBits =
-    TK_MODE_DETERMINISTIC | TK_MODE_BATCH_INVARIANT | TK_MODE_STRICT | TK_MODE_STATIC_WEIGHTS;
+constexpr int64_t kModeBits = TK_MODE_DETERMINISTIC | TK_MODE_BATCH_INVARIANT | TK_MODE_STRICT | TK_MODE_STATIC_WEIGHTS;
 
 // What the arguments are called, for messages.
 struct Names {
@@ -106,8 +105,8 @@ void set_bias(const Names& names, const Meta& bias, Product& p) {
   const int64_t rows = p.a.matrix.rows;
   const int64_t cols = p.b.matrix.cols;
   if (!broadcast(bias, rows, cols, p.bias.matrix)) [[unlikely]]
-    fail_argument(text(names.op, ": bias is ", describe_sizes(bias.sizes), ", which does not broadcast to [", rows, ", ",
-                       cols, "]"));
+    fail_argument(text(names.op, ": bias is ", describe_sizes(bias.sizes), ", which does not broadcast to [", rows,
+                       ", ", cols, "]"));
   if (p.epilogue.beta != 0) p.bias.tensor = bias;
 }
 
@@ -124,8 +123,8 @@ bool same_elements(const Extent& x, const Extent& y) {
 
 void check_out(const Names& names, const Meta& out, std::span<const int64_t> sizes, int32_t dtype, Device device) {
   if (out.sizes.size() != sizes.size() || !std::equal(sizes.begin(), sizes.end(), out.sizes.begin())) [[unlikely]]
-    fail_argument(
-        text(names.op, ": out is ", describe_sizes(out.sizes), ", must be ", describe_sizes(sizes), "; it is not resized"));
+    fail_argument(text(names.op, ": out is ", describe_sizes(out.sizes), ", must be ", describe_sizes(sizes),
+                       "; it is not resized"));
   if (out.dtype != dtype) [[unlikely]]
     fail_argument(text(names.op, ": out is ", dtype_name(out.dtype), ", must be ", dtype_name(dtype)));
   if (out.device != device) [[unlikely]]
@@ -319,8 +318,8 @@ constexpr Registered kOps[] = {
 constexpr const char* kSettings =
     "int activation=0, ScalarType? out_dtype=None, int precision=-1, int config=-1, int mode=0";
 
-// Every op has a twin with a leading underscore on which no autograd formula is registered: what a caller uses who knows
-// that nothing needs a gradient.
+// Every op has a twin with a leading underscore on which no autograd formula is registered: what a caller uses who
+// knows that nothing needs a gradient.
 template <class Visit>
 void for_each_op(Visit visit) {
   for (const Registered& op : kOps) {

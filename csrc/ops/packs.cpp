@@ -4,7 +4,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <cstdlib>
-#include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -18,13 +18,20 @@ namespace {
 // A pack that cannot be used must not keep a program from starting; that it is missing must not go unseen either.
 void warn(const std::string& message) { aoti_torch_warn("load", "tk", 0, message.c_str()); }
 
-void find_builtin_packs() {
+// ../packs from where this library lies. Without std::filesystem: libtorch_cpu exports parts of a copy of it, which the
+// linker would take for libstdc++'s.
+std::string builtin_directory() {
   Dl_info self;
-  if (!dladdr(reinterpret_cast<void*>(&tk_ops_abi_version), &self) || !self.dli_fname) return;
-  std::error_code error;
-  const auto library = std::filesystem::absolute(self.dli_fname, error);
-  const auto packs = (library.parent_path().parent_path() / "packs").lexically_normal();
-  if (tk_set_builtin_directory(packs.c_str()) != TK_OK) warn(tk_last_error());
+  if (!dladdr(reinterpret_cast<void*>(&tk_ops_abi_version), &self) || !self.dli_fname) return {};
+  const std::string library = self.dli_fname;
+  const std::string packs = library.substr(0, library.rfind('/') + 1) + "../packs";
+  const std::unique_ptr<char, decltype(&std::free)> absolute(realpath(packs.c_str(), nullptr), &std::free);
+  return absolute ? absolute.get() : packs;
+}
+
+void find_builtin_packs() {
+  const std::string packs = builtin_directory();
+  if (!packs.empty() && tk_set_builtin_directory(packs.c_str()) != TK_OK) warn(tk_last_error());
 }
 
 void load_user_packs() {

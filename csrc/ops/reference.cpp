@@ -50,27 +50,38 @@ Tensor add_scaled(const Tensor& x, const Tensor& y, double factor) {
 }
 
 // The same memory as a matrix.
-Tensor view(const Operand& x) {
-  const int64_t sizes[] = {x.matrix.rows, x.matrix.cols};
-  const int64_t strides[] = {x.matrix.row_stride, x.matrix.col_stride};
+Tensor view(const Tensor& x, const Matrix& m) {
+  const int64_t sizes[] = {m.rows, m.cols};
+  const int64_t strides[] = {m.row_stride, m.col_stride};
   AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch__reinterpret_tensor(x.tensor.handle, 2, sizes, strides, 0, &handle), "view a matrix");
+  check_shim(aoti_torch__reinterpret_tensor(x.get(), 2, sizes, strides, 0, &handle), "view a matrix");
   return Tensor(handle);
+}
+
+Tensor view(const Operand& x) {
+  AtenTensorHandle handle = nullptr;
+  check_shim(aoti_torch_new_tensor_handle(x.tensor.handle, &handle), "view a matrix");
+  return view(Tensor(handle), x.matrix);
 }
 
 void copy(const Tensor& from, const Tensor& to) { check_shim(aoti_torch_copy_(to.get(), from.get(), 0), "copy"); }
 
+// In the order of memory that x has: a conversion that transposes is many times slower.
 Tensor converted(const Operand& x, int32_t dtype) {
-  Tensor as_matrix = view(x);
-  if (x.tensor.dtype == dtype) return as_matrix;
-  const int64_t sizes[] = {x.matrix.rows, x.matrix.cols};
-  Tensor result = empty(sizes, dtype, x.tensor.device);
-  copy(as_matrix, result);
+  const Matrix& m = x.matrix;
+  if (x.tensor.dtype == dtype) return view(x);
+  const bool by_columns = m.row_stride < m.col_stride;
+  const int64_t sizes[] = {by_columns ? m.cols : m.rows, by_columns ? m.rows : m.cols};
+  const Tensor memory = empty(sizes, dtype, x.tensor.device);
+  const Matrix rows = {m.rows, m.cols, m.cols, 1};
+  const Matrix columns = {m.rows, m.cols, 1, m.rows};
+  Tensor result = view(memory, by_columns ? columns : rows);
+  copy(view(x), result);
   return result;
 }
 
-// ATen's gelu takes its form as a string, which leaks at every call through the stable ABI before torch 2.14. These are the
-// same functions: gelu(x) = x ndtr(x), and (1 + tanh u) / 2 = sigmoid(2 u).
+// ATen's gelu takes its form as a string, which leaks at every call through the stable ABI before torch 2.14. These are
+// the same functions: gelu(x) = x ndtr(x), and (1 + tanh u) / 2 = sigmoid(2 u).
 Tensor gelu(const Tensor& x) { return multiply(x, aten("aten::special_ndtr", "", x)); }
 
 Tensor gelu_tanh(const Tensor& x) {
@@ -81,11 +92,16 @@ Tensor gelu_tanh(const Tensor& x) {
 
 Tensor activate(Tensor x, int64_t activation) {
   switch (activation) {
-    case 1: return aten("aten::relu", "", x);
-    case 2: return gelu(x);
-    case 3: return gelu_tanh(x);
-    case 4: return aten("aten::silu", "", x);
-    default: return x;
+    case 1:
+      return aten("aten::relu", "", x);
+    case 2:
+      return gelu(x);
+    case 3:
+      return gelu_tanh(x);
+    case 4:
+      return aten("aten::silu", "", x);
+    default:
+      return x;
   }
 }
 

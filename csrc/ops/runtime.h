@@ -1,5 +1,5 @@
-// What is asked of the torch and the CUDA that happen to be in the process. Symbols outside the stable ABI are looked up
-// once and may be missing.
+// What is asked of the torch and the CUDA that happen to be in the process. Symbols outside the stable ABI are looked
+// up once and may be missing.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ Function* torch_symbol(const char* library, const char* name) {
   return reinterpret_cast<Function*>(find_torch_symbol(library, name));
 }
 
-// torch's current stream on a device, as the driver knows it. Throws where torch has no CUDA: the default stream is never
-// a substitute.
+// torch's current stream on a device, as the driver knows it. Throws where torch has no CUDA: the default stream is
+// never a substitute.
 void* current_stream(int32_t device);
 
 // torch.backends.cuda.matmul.allow_tf32; false where this torch does not tell.

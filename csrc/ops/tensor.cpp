@@ -58,30 +58,18 @@ Tensor empty(std::span<const int64_t> sizes, int32_t dtype, Device device) {
 int64_t item_size(int32_t dtype) { return static_cast<int64_t>(aoti_torch_dtype_element_size(dtype)); }
 
 const char* dtype_name(int32_t dtype) {
-  switch (dtype) {
-    case 0: return "uint8";
-    case 1: return "int8";
-    case 2: return "int16";
-    case 3: return "int32";
-    case 4: return "int64";
-    case 5: return "float16";
-    case 6: return "float32";
-    case 7: return "float64";
-    case 8: return "complex32";
-    case 9: return "complex64";
-    case 10: return "complex128";
-    case 11: return "bool";
-    case 15: return "bfloat16";
-    case 23: return "float8_e5m2";
-    case 24: return "float8_e4m3fn";
-    default: return "another dtype";
-  }
+  static constexpr std::pair<int32_t, const char*> kNames[] = {
+      {0, "uint8"},       {1, "int8"},    {2, "int16"},     {3, "int32"},        {4, "int64"},
+      {5, "float16"},     {6, "float32"}, {7, "float64"},   {8, "complex32"},    {9, "complex64"},
+      {10, "complex128"}, {11, "bool"},   {15, "bfloat16"}, {23, "float8_e5m2"}, {24, "float8_e4m3fn"},
+  };
+  for (const auto& [number, name] : kNames)
+    if (number == dtype) return name;
+  return "another dtype";
 }
 
 std::string describe(Device device) {
-  const char* name = device.is_cuda()                                ? "cuda"
-                     : device.type == aoti_torch_device_type_cpu() ? "cpu"
-                                                                     : "another device";
+  const char* name = device.is_cuda() ? "cuda" : device.type == aoti_torch_device_type_cpu() ? "cpu" : "another device";
   return device.is_cuda() ? text(name, ":", device.index) : name;
 }
 

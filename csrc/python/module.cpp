@@ -1,5 +1,5 @@
-// tk._native: the core's introspection (csrc/core/inspect.h) as Python objects. Choosing and loading go through the C API
-// (python/tk/capi.py, python/tk/_library.py), which needs no module built for one Python.
+// tk._native: the core's introspection (csrc/core/inspect.h) as Python objects. Choosing and loading go through the C
+// API (python/tk/capi.py, python/tk/_library.py), which needs no module built for one Python.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -67,8 +67,8 @@ def modes(
 ) -> Iterator[None]:
     """Turns modes on or off inside a ``with``; None leaves one as it is.
 
-    deterministic: only kernels that give the same bits on every call (``torch.use_deterministic_algorithms`` asks for the
-    same). batch_invariant: a row's result does not depend on how many rows came with it. strict: no general-purpose
+    deterministic: only kernels that give the same bits on every call (``torch.use_deterministic_algorithms`` asks for
+    the same). batch_invariant: a row's result does not depend on how many rows came with it. strict: no general-purpose
     fallback, ``VariantNotFoundError`` instead of a slow kernel. static_weights: nothing queued on the stream writes the
     weights (the second operand), so a kernel may begin to read them before its predecessor has finished.
     """

@@ -20,8 +20,8 @@ __all__ += ["coverage", "explain", "load_pack", "packs", "preload", "supports"]
 
 @dataclass(frozen=True)
 class Explanation:
-    """problem: None where no kernel is launched. choice: None also where no variant fits. reason: why it is so. candidates:
-    every variant of the problem's bucket, the fastest first, with the constraint that keeps it out."""
+    """problem: None where no kernel is launched. choice: None also where no variant fits. reason: why it is so.
+    candidates: every variant of the problem's bucket, the fastest first, with the constraint that keeps it out."""
 
     op: str
     problem: capi.Problem | None
@@ -57,8 +57,8 @@ class Support:
 
 @dataclass(frozen=True)
 class Pack:
-    """arch: "sm_90", or "ptx80" for PTX that serves what is newer. size: of the file, bytes. problem: why it cannot be used,
-    "" when it can."""
+    """arch: "sm_90", or "ptx80" for PTX that serves what is newer. size: of the file, bytes. problem: why it cannot be
+    used, "" when it can."""
 
     path: str
     arch: str
@@ -115,13 +115,13 @@ class Coverage:
 
 def packs() -> tuple[Pack, ...]:
     """The packs that are loaded or belong to the package, whatever GPUs there are."""
-    return tuple(
-        Pack(
-            p.path, _arch(p), p.compiler, tuple(op.name for op in p.ops), sum(op.n_variants for op in p.ops), p.n_images,
-            p.file_size, p.builtin, p.problem,
-        )
-        for p in _library.native().packs()
-    )  # fmt: skip
+    return tuple(_pack(p) for p in _library.native().packs())
+
+
+def _pack(p: Any) -> Pack:
+    ops = tuple(op.name for op in p.ops)
+    variants = sum(op.n_variants for op in p.ops)
+    return Pack(p.path, _arch(p), p.compiler, ops, variants, p.n_images, p.file_size, p.builtin, p.problem)
 
 
 def coverage() -> Coverage:
@@ -149,8 +149,8 @@ def _arch(pack: Any) -> str:
 def explain(op: str, *args: Any, **kwargs: Any) -> Explanation:
     """Which variant and config ``tk.<op>(*args, **kwargs)`` would run and why, and what keeps out the rest.
 
-    Takes the arguments of the wrapper; nothing is launched. Raises what the call itself would raise for wrong arguments;
-    that no variant fits is not an error here but a ``choice`` of None.
+    Takes the arguments of the wrapper; nothing is launched. Raises what the call itself would raise for wrong
+    arguments; that no variant fits is not an error here but a ``choice`` of None.
     """
     described = describe(_wrapper(op), *args, **kwargs)
     if described is None:
@@ -182,8 +182,8 @@ def load_pack(path: str | os.PathLike[str]) -> None:
 
 
 def preload(ops: str | Iterable[str] | None = None, device: torch.device | int | str | None = None) -> int:
-    """Loads the kernels of some ops (all by default) on a CUDA device (the current one by default) now, so that the first
-    call does not, and so that graph capture can begin. Returns how many modules that were.
+    """Loads the kernels of some ops (all by default) on a CUDA device (the current one by default) now, so that the
+    first call does not, and so that graph capture can begin. Returns how many modules that were.
 
     Raises:
         tk.UnsupportedError: no GPU, or no pack for it.
@@ -213,7 +213,11 @@ def _device_index(device: torch.device | int | str | None) -> int:
 
 
 _NO_LAUNCH = "no kernel is launched: computed with ATen ops (on the CPU, or with nothing to multiply)"
-_REASONS = ("has the lowest predicted time of what fits", "was measured fastest for this size", "is what the caller named")
+_REASONS = (
+    "has the lowest predicted time of what fits",
+    "was measured fastest for this size",
+    "is what the caller named",
+)
 
 
 def _wrapper(op: str) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What the tests of products share: the three ops under one form, operands in every layout, and how results are judged."""
+"""What the tests of products share: the three ops under one form, operands in every layout, how results are judged."""
 
 from __future__ import annotations
 

@@ -126,7 +126,9 @@ def test_meta_tensors_and_their_errors() -> None:
             call()
 
 
-@pytest.mark.parametrize("in_dims", ((0, None, None), (None, 0, None), (0, 0, None), (0, 0, 0), (1, 2, 0), (0, None, 0)))
+@pytest.mark.parametrize(
+    "in_dims", ((0, None, None), (None, 0, None), (0, 0, None), (0, 0, 0), (1, 2, 0), (0, None, 0))
+)
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_vmap(form: Form, in_dims: tuple[int | None, ...]) -> None:
     batch = 6
@@ -143,7 +145,9 @@ def test_vmap_of_a_bias_that_differs_by_row() -> None:
     a, b, bias = torch.randn(6, 4, 3), torch.randn(3, 5), torch.randn(4, 1)
     result = torch.vmap(tk.mm, (0, None, None))(a, b, bias)
     torch.testing.assert_close(result, a @ b + bias, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(torch.vmap(tk.addmm, (0, None, None))(a @ b, a[0], b), a @ b + a[0] @ b, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        torch.vmap(tk.addmm, (0, None, None))(a @ b, a[0], b), a @ b + a[0] @ b, rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)

@@ -1,4 +1,5 @@
-"""The ``tk`` command: a module per subcommand, each with ``add_parser(subparsers)`` that sets ``run(args) -> status``."""
+"""The ``tk`` command: a module per subcommand, with ``add_parser(subparsers)`` that sets ``run(args) -> status``
+(and ``takes_rest`` where arguments it does not know, ``args.rest``, are for somebody else)."""
 
 from __future__ import annotations
 
@@ -27,7 +28,11 @@ COMMANDS: Mapping[str, str] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    args = _parser(arguments).parse_args(arguments)
+    parser = _parser(arguments)
+    args, rest = parser.parse_known_args(arguments)
+    args.rest = rest
+    if args.rest and not getattr(args, "takes_rest", False):
+        parser.error(f"unrecognized arguments: {' '.join(args.rest)}")
     try:
         return args.run(args)
     except (errors.Error, ValueError) as error:

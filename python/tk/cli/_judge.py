@@ -20,8 +20,8 @@ class ErrorRatio:
         return self.mean <= 1.1 and self.max <= 2.0
 
 
-# What a different order of summation may cost where torch happens to be exact: units in the last place of fp32, times the
-# size of what is summed.
+# What a different order of summation may cost where torch happens to be exact: units in the last place of fp32, times
+# the size of what is summed.
 _SLACK = 16 * torch.finfo(torch.float32).eps
 
 

@@ -19,8 +19,7 @@ def add_parser(subparsers: Any) -> None:
         description="Runs benchmarks/ of the source tree that tk, or the current folder, lies in; arguments go to it.",
         add_help=False,
     )
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, takes_rest=True)
 
 
 def _source_tree() -> Path | None:
@@ -36,5 +35,5 @@ def run(args: argparse.Namespace) -> int:
         print("tk: there are no benchmarks here: run this in a checkout of tk's sources", file=sys.stderr)
         return 1
     path = os.pathsep.join(p for p in (str(root), os.environ.get("PYTHONPATH", "")) if p)
-    command = [sys.executable, "-m", "benchmarks", *args.arguments]
+    command = [sys.executable, "-m", "benchmarks", *args.rest]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode

@@ -44,7 +44,7 @@ class Row:
     error: ErrorRatio
 
     def cells(self) -> tuple[object, ...]:
-        tflops = 2 * self.m * self.n * self.k / self.tk_us * 1e-6
+        tflops = f"{2 * self.m * self.n * self.k / self.tk_us * 1e-6:.3g}"
         verdict = "ok" if self.error.is_good() else "WRONG"
         shape = f"{self.m}x{self.k} @ {self.k}x{self.n}"
         speedup = self.torch_us / self.tk_us
@@ -96,8 +96,8 @@ def _measure(m: int, device: torch.device) -> Iterator[Row]:
 
 
 def _times(x: Tensor, weight: Tensor) -> tuple[float, float]:
-    """Of tk and torch, side by side. On a GPU each call takes another copy of the weight, from memory, as a model's layers
-    do."""
+    """Of tk and torch, side by side. On a GPU each call takes another copy of the weight, from memory, as a model's
+    layers do."""
     if not x.is_cuda:
         return _host_us(lambda: tk.linear(x, weight)), _host_us(lambda: F.linear(x, weight))
     copies = timing.copies_to_rotate(weight.nbytes)

@@ -17,7 +17,10 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("explain", help="which kernel a call would run, and why", epilog=f"e.g. {EXAMPLE}")
     parser.add_argument("op", help="mm, linear, …")
     parser.add_argument(
-        "shapes", nargs="+", type=_shape, help="of the tensors, as 512x4096; a trailing t: stored transposed (512x4096t)"
+        "shapes",
+        nargs="+",
+        type=_shape,
+        help="of the tensors, as 512x4096; a trailing t: stored transposed (512x4096t)",
     )
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--activation", default="none")

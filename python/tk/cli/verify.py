@@ -47,13 +47,13 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     paths = args.packs or [Path(p.path) for p in tk.packs()]
-    is_whole = all([_rehash(path) for path in paths])
+    broken = [path for path in paths if not _rehash(path)]
     if args.no_gpu or not torch.cuda.is_available():
         print("No kernel was run." if args.no_gpu else "There is no GPU: no kernel was run.")
-        return 0 if is_whole else 1
+        return 1 if broken else 0
     for path in args.packs:
         tk.load_pack(path)
-    return 0 if _run_kernels() and is_whole else 1
+    return 0 if _run_kernels() and not broken else 1
 
 
 def _rehash(path: Path) -> bool:

@@ -17,8 +17,8 @@ def _traced_mode() -> int:
     return config.current().mode
 
 
-# What torch.compiler.assume_constant_result does: a graph keeps the modes it was traced with. The decorator itself imports
-# the whole of torch.compile, and with it Triton, which `import tk` must not.
+# What torch.compiler.assume_constant_result does: a graph keeps the modes it was traced with. The decorator itself
+# imports the whole of torch.compile, and with it Triton, which `import tk` must not.
 _traced_mode._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from tk import errors
+
 _log = logging.getLogger("tk")
 
 is_loaded = False
@@ -17,7 +19,7 @@ def load() -> None:
 
     try:
         count = tune.load_user_pins()
-    except Exception as error:  # a bad cache file must not keep a program from running
+    except (OSError, ValueError, errors.Error) as error:  # a bad cache file must not keep a program from running
         _log.warning("the machine's own tuning is not used: %s", error)
     else:
         _log.debug("%s measured choices of this machine", count)

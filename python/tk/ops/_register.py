@@ -1,7 +1,7 @@
 """What every op registers besides its own formulas: fakes, vmap, autocast, and how ``out`` behaves.
 
-The ops are defined in C++; an op ``f`` has an ``out`` overload and a twin ``_f`` without autograd, which a wrapper calls
-when nothing needs a gradient. What is registered here holds for both.
+The ops are defined in C++; an op ``f`` has an ``out`` overload and a twin ``_f`` without autograd, which a wrapper
+calls when nothing needs a gradient. What is registered here holds for both.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def autograd(name: str, setup: Callable[..., None], backward: Callable[..., Any]
             raise NotImplementedError(f"tk.{name} has no formula for forward-mode automatic differentiation")
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
             with _single_level():
-                return Formula.apply(keyset, *args)
+                return Formula.apply(keyset, *args)  # type: ignore[attr-defined]
         return below(keyset, args)
 
     _library.impl(name, kernel, "Autograd", with_keyset=True)
@@ -143,7 +143,7 @@ def _register_autocast(name: str, device_type: str, key: str) -> None:
 
 
 def out_form(name: str) -> None:
-    """``out`` under autograd (refused, as ATen does) and under functionalization (the op, whose result replaces out)."""
+    """``out`` under autograd (refused, as ATen does) and functionalization (the op, whose result replaces ``out``)."""
     for twin in (name, f"_{name}"):
         _functionalize_out(twin)
     _, op_out = overloads(name)

@@ -96,8 +96,8 @@ def addmm(
 ) -> Tensor:
     """``activation(beta * bias + alpha * a @ b)``, as ``torch.addmm``.
 
-    With ``beta=0`` the bias is not read: NaN and inf in it do not spread. ``out`` may be ``bias`` itself. Other arguments,
-    result and errors as of :func:`mm`.
+    With ``beta=0`` the bias is not read: NaN and inf in it do not spread. ``out`` may be ``bias`` itself. Other
+    arguments, result and errors as of :func:`mm`.
     """
     try:
         settings = _settings("mm", a, activation, out_dtype, precision, config)
@@ -185,7 +185,7 @@ def _settings(
     precision: str | None,
     config: str | int | None,
 ) -> tuple[Any, ...]:
-    """The integer codes that follow an op's operands; nothing when all are defaults, since every argument costs time."""
+    """The integer codes that follow an op's operands; none when all are defaults, since every argument costs time."""
     mode, pinned = overrides.find(op, first)
     if config is not None:
         pinned = overrides.number(op, config, first)
@@ -265,9 +265,9 @@ def _fake_linear(
 
 # --- Gradients ---
 #
-# What an activation's derivative needs is z = alpha * a @ b + beta * bias. relu's sign is in the result; for the others z is
-# computed again, so that the forward is the same fused kernel, the same bits, with and without gradients, and keeps no
-# [M, N] tensor alive. All formulas are made of differentiable ops: they have second derivatives.
+# What an activation's derivative needs is z = alpha * a @ b + beta * bias. relu's sign is in the result. The others
+# compute z again: so the forward is the same fused kernel, the same bits, with and without gradients, and no [M, N]
+# tensor is kept alive. All formulas are made of differentiable ops: they have second derivatives.
 
 
 def _activation_backward(grad: Tensor, activation: int, out: Tensor, recompute: Callable[[], Tensor]) -> Tensor:
@@ -437,7 +437,7 @@ def _vmap_linear(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, 
 
 
 def _register_all() -> None:
-    formulas = {
+    formulas: dict[str, tuple[Callable[..., Any], ...]] = {
         "mm": (_fake_mm, _backward_mm, _setup_mm, _vmap_mm),
         "addmm": (_fake_addmm, _backward_addmm, _setup_addmm, _vmap_addmm),
         "linear": (_fake_linear, _backward_linear, _setup_mm, _vmap_linear),

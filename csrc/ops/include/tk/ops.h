@@ -1,8 +1,8 @@
 // tk for C++ programs with libtorch: link libtk_ops, include this, call tk::mm.
 //
-// Everything here is inline and goes through torch's dispatcher, so that it is compiled against the program's own torch;
-// libtk_ops itself works with every torch from 2.11 on. Autograd formulas are registered from Python: in a program without
-// Python the ops run under inference mode or without inputs that require gradients.
+// Everything here is inline and goes through torch's dispatcher, so that it is compiled against the program's own
+// torch; libtk_ops itself works with every torch from 2.11 on. Autograd formulas are registered from Python: in a
+// program without Python the ops run under inference mode or without inputs that require gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,11 +36,30 @@ struct Options {
 
 namespace detail {
 
-template <class Signature>
-const c10::TypedOperatorHandle<Signature>& find_op(const char* name) {
-  static const auto handle = [name] {
+struct Mm {
+  static constexpr const char* kName = "tk::mm";
+  using Signature = at::Tensor(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias,
+                               int64_t activation, std::optional<at::ScalarType> out_dtype, int64_t precision,
+                               int64_t config, int64_t mode);
+};
+
+struct Addmm {
+  static constexpr const char* kName = "tk::addmm";
+  using Signature = at::Tensor(const at::Tensor& bias, const at::Tensor& a, const at::Tensor& b, double beta,
+                               double alpha, int64_t activation, std::optional<at::ScalarType> out_dtype,
+                               int64_t precision, int64_t config, int64_t mode);
+};
+
+struct Linear {
+  static constexpr const char* kName = "tk::linear";
+  using Signature = Mm::Signature;
+};
+
+template <class Op>
+const auto& op() {
+  static const auto handle = [] {
     if (tk_ops_abi_version() != TK_ABI_VERSION) throw std::runtime_error("tk/ops.h and libtk_ops are of two versions");
-    return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+    return c10::Dispatcher::singleton().findSchemaOrThrow(Op::kName, "").template typed<typename Op::Signature>();
   }();
   return handle;
 }
@@ -55,28 +74,22 @@ inline void load_pack(const std::string& path) {
 // activation(a @ b + bias): a [M, K], b [K, N], bias broadcast to [M, N] or absent.
 inline at::Tensor mm(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias = std::nullopt,
                      const Options& o = {}) {
-  using Op = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, int64_t,
-                        std::optional<at::ScalarType>, int64_t, int64_t, int64_t);
-  return detail::find_op<Op>("tk::mm").call(a, b, bias, static_cast<int64_t>(o.activation), o.out_dtype,
-                                            static_cast<int64_t>(o.precision), o.config, o.mode);
+  return detail::op<detail::Mm>().call(a, b, bias, static_cast<int64_t>(o.activation), o.out_dtype,
+                                       static_cast<int64_t>(o.precision), o.config, o.mode);
 }
 
 // activation(beta * bias + alpha * a @ b).
 inline at::Tensor addmm(const at::Tensor& bias, const at::Tensor& a, const at::Tensor& b, double beta = 1,
                         double alpha = 1, const Options& o = {}) {
-  using Op = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, double, double, int64_t,
-                        std::optional<at::ScalarType>, int64_t, int64_t, int64_t);
-  return detail::find_op<Op>("tk::addmm").call(bias, a, b, beta, alpha, static_cast<int64_t>(o.activation),
-                                               o.out_dtype, static_cast<int64_t>(o.precision), o.config, o.mode);
+  return detail::op<detail::Addmm>().call(bias, a, b, beta, alpha, static_cast<int64_t>(o.activation), o.out_dtype,
+                                          static_cast<int64_t>(o.precision), o.config, o.mode);
 }
 
 // activation(x @ weight^T + bias): x [..., K], weight [N, K], bias [N] or absent.
 inline at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
                          const std::optional<at::Tensor>& bias = std::nullopt, const Options& o = {}) {
-  using Op = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, int64_t,
-                        std::optional<at::ScalarType>, int64_t, int64_t, int64_t);
-  return detail::find_op<Op>("tk::linear").call(x, weight, bias, static_cast<int64_t>(o.activation), o.out_dtype,
-                                                static_cast<int64_t>(o.precision), o.config, o.mode);
+  return detail::op<detail::Linear>().call(x, weight, bias, static_cast<int64_t>(o.activation), o.out_dtype,
+                                           static_cast<int64_t>(o.precision), o.config, o.mode);
 }
 
 }  // namespace tk
