@@ -310,6 +310,17 @@ def test_wrong_pins_are_refused(cache, pins, message):
         pack_of([SCALE_ADD], SM80, cache, {"pins": pins})
 
 
+def test_pins_are_for_the_gpu_that_they_were_measured_on(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "tk.aot.build.tuned.load", lambda stem, arch: {"pins": [PIN]} if (stem, arch) == ("x", 80) else {}
+    )
+    family = Family(OP, (SCALE_ADD,), lambda kernel, point: True, tuned="x")
+    for target, pins in ((SM80, 1), (SM90, 0), (Target(80, ptx=True), 0)):
+        pack = plan_pack([family], target, tmp_path / f"{target.name}.tkpack")
+        build([pack], cache, jobs=1, out=io.StringIO())
+        assert len(read_pack(pack.path).pins) == pins
+
+
 def test_tuned_tables_are_read_and_checked(tmp_path):
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"gpu": "H200", "pins": [PIN]}))

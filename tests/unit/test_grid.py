@@ -65,6 +65,12 @@ def test_sample_touches_every_axis():
         enumerate_grid(poor, 90, sample=True)
 
 
+def test_ptx_keeps_what_is_portable():
+    modest = replace(FAMILY, portable=lambda kernel, point: point.config.name == "block256")
+    assert len(enumerate_grid(modest, 80).variants) == 8
+    assert {v.point.config.name for v in enumerate_grid(modest, 80, portable=True).variants} == {"block256"}
+
+
 def test_config_numbers_are_the_same_on_every_architecture():
     names = ["block256", "block1024", "sum2048", "triton_64x32", "gluon_64x32", "device_64x32"]
     for arch in (80, 90, 100):

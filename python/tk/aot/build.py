@@ -10,10 +10,10 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from tk.aot import tuned
 from tk.aot.assemble import Compiled, add_op
@@ -232,9 +232,13 @@ def write_pack(pack: PlannedPack, work: Work) -> bytes:
         if not op.variants:
             continue
         compiled = [Compiled(p.variant, tuple(work.done[s.key] for s in p.sources)) for p in op.variants]
-        table = tuned.load(op.grid.family.tuned, pack.target.arch) if op.grid.family.tuned else {}
-        add_op(writer, op.grid, compiled, pack.target, table, pack.partial)
+        add_op(writer, op.grid, compiled, pack.target, _tuned_table(op.grid.family, pack.target), pack.partial)
     return writer.finish()
+
+
+def _tuned_table(family: Family, target: Target) -> Mapping[str, Any]:
+    """PTX has none: what was measured on the GPU that it is named after says nothing of those that it is for."""
+    return tuned.load(family.tuned, target.arch) if family.tuned and not target.ptx else {}
 
 
 def write_if_changed(path: Path, data: bytes) -> None:

@@ -152,7 +152,7 @@ class Plan:
     buffers: tuple[Buffer, ...] = ()
     general: bool = False
     deterministic: bool = True
-    terms: Mapping[str, Expr] = field(default_factory=dict)  # what `cost` is a weighted sum of, for who fits the weights
+    terms: Mapping[str, Expr] = field(default_factory=dict)  # what `cost` is a weighted sum of, to fit the weights
 
 
 @dataclass(frozen=True)
