@@ -87,10 +87,10 @@ test: test-cpp test-python test-install ## every test that needs no GPU
 .PHONY: sample
 sample: build-tools test-tools
 	$(call build_wheel,sample,sample,80$(comma)90$(comma)ptx80)
+	$(call install,build/sample/dist/torch_tk-*.whl)
 
 .PHONY: test-python
 test-python: sample
-	$(call install,build/sample/dist/torch_tk-*.whl)
 	$(PY) -m pytest tests/unit
 	$(PY) -m pytest tests/kernels
 	$(PY) -m pytest tests/ops

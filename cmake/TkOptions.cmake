@@ -10,6 +10,8 @@ endif()
 
 add_library(tk_options INTERFACE)
 target_compile_options(tk_options INTERFACE -Wall -Wextra -Wpedantic)
+# Messages of failed checks name files: as in the repository, not as on the machine that built them.
+add_compile_options(-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=)
 if(TK_SANITIZE)
   set(flags -fsanitize=${TK_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
   # Directory-wide, not through tk_options: an object that lacks the flags makes the others' reports wrong.

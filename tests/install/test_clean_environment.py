@@ -69,19 +69,14 @@ def test_it_needs_no_home_and_no_writable_file_system(clean: Environment):
         grep -v -E ' (proc|sysfs|devpts|cgroup2?|mqueue) ' /proc/self/mounts | cut -d ' ' -f 2 | sort -r |
           while read -r where; do mount -o remount,bind,ro "$where" 2>/dev/null || true; done
         if touch "$0/probe" 2>/dev/null; then echo "$0 is still writable" >&2; exit 77; fi
-        exec "$@"
+        exec env -i "$@"
     """
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", remount, str(clean.folder)]
     if subprocess.run([*command, "true"], capture_output=True).returncode != 0:
         pytest.skip("this machine allows no mount namespace of one's own")
-    environment = {"PATH": clean.variables["PATH"]}
-    result = subprocess.run(
-        [*command, clean.python, "-c", "import sys, torch\n" + USE],
-        env=environment,
-        cwd="/",
-        capture_output=True,
-        text=True,
-    )
+    path = f"PATH={clean.variables['PATH']}"
+    command += [path, str(clean.python), "-c", "import sys, torch\n" + USE]
+    result = subprocess.run(command, cwd="/", capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
 

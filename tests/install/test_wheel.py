@@ -79,7 +79,6 @@ def test_the_record_has_the_hash_of_every_file(unpacked: Path):
 def test_nothing_tells_where_it_was_built(unpacked: Path):
     """Paths of the build machine: they leak, and they make two builds of one source differ."""
     here = str(ROOT).encode()
-    # What _native's compiler or torch's own headers wrote down does not count, what is ours does.
     leaks = [str(p.relative_to(unpacked)) for p in unpacked.rglob("*") if p.is_file() and here in p.read_bytes()]
     assert leaks == []
 
