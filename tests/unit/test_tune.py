@@ -1,0 +1,168 @@
+"""tk tune without a GPU: what is kept, how it is written, and how it comes back."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tk import capi
+from tk.tune import command, files, pins, table
+from tk.tune.measure import Measured, Result, Task, cover
+
+
+def product(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16, bias: bool = False) -> capi.Problem:
+    a, b = capi.Matrix(dtype, (m, k), (k, 1)), capi.Matrix(dtype, (k, n), (1, k))
+    row = capi.Matrix(dtype, (m, n), (0, 1)) if bias else None
+    return capi.Problem("mm", (a, b, row, capi.Matrix(dtype, (m, n), (n, 1))), (0, 0), (1.0, 1.0))
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> list[tuple[capi.Problem, int]]:
+    """An engine whose packs hold the configs x (7) and y (8), y for bf16 alone; the pins it was given."""
+
+    def candidates(problem: capi.Problem) -> list[capi.Candidate]:
+        reason = None if problem.tensors[0].dtype == torch.bfloat16 else "bf16"
+        return [capi.Candidate(0, 7, 10, "x", "k", None), capi.Candidate(1, 8, 20, "y", "k", reason)]
+
+    given: list[tuple[capi.Problem, int]] = []
+    monkeypatch.setattr(capi, "candidates", candidates)
+    monkeypatch.setattr(capi, "pin", lambda problem, config: given.append((problem, config)))
+    return given
+
+
+# --- What is kept ---
+
+
+def test_one_config_that_is_nearly_the_best_everywhere_is_enough() -> None:
+    times = {1: {"p": 1.0, "q": 1.01}, 2: {"r": 2.0, "q": 2.0}, 3: {"p": 3.1, "q": 3.0}}
+    assert cover(times, 1.02) == {1: "q", 2: "q", 3: "q"}
+
+
+def test_each_problem_stays_within_the_slowdown_and_gets_the_fastest_kept() -> None:
+    times = {1: {"p": 1.0, "q": 1.5}, 2: {"p": 2.0, "q": 1.0}, 3: {"p": 1.0, "q": 1.01}, 4: {}}
+    assert cover(times, 1.02) == {1: "p", 2: "q", 3: "p"}
+    assert cover(times, 2.0) == {1: "p", 2: "p", 3: "p"}
+
+
+# --- Files ---
+
+
+def test_newer_entries_replace_those_of_the_same_problem() -> None:
+    old = [{"dims": [1, 2], "config": "x", "us": 5.0}, {"dims": [3, 4], "config": "x", "us": 1.0}]
+    new = [{"dims": [1, 2], "config": "y", "us": 4.0}]
+    assert files.merge(old, new) == [new[0], old[1]]
+
+
+def test_a_table_is_one_line_for_each_entry(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "t.json"
+    value = {"gpu": "G", "pins": [{"dims": [1]}, {"dims": [2]}], "empty": []}
+    files.write(path, value, "pins")
+    assert json.loads(path.read_text()) == value
+    assert '  {"dims": [2]}\n' in path.read_text()
+    assert [p.name for p in path.parent.iterdir()] == ["t.json"]  # nothing temporary is left
+
+
+def test_pins_come_back_as_they_went(tmp_path: Path, engine: list) -> None:
+    path = tmp_path / "tuned.json"
+    first, second = product(16, 256, 512), product(4, 256, 512, bias=True)
+    pins.write(path, [pins.entry_of(first, "x", 3.0)], {"gpu": "G"})
+    pins.write(path, [pins.entry_of(second, "y", 2.0)], {"gpu": "G"})
+    assert pins.pin_all(path, device=1) == 2
+    found = {(p.tensors[0].sizes[0], p.tensors[2] is not None, p.device): config for p, config in engine}
+    assert found == {(16, False, 1): 7, (4, True, 1): 8}
+    pinned = next(p for p, config in engine if config == 7)
+    assert (pinned.tensors, pinned.ints, pinned.floats) == (list(first.tensors), first.ints, first.floats)
+
+
+def test_a_pin_whose_config_has_gone_is_left_out(tmp_path: Path, engine: list) -> None:
+    path = tmp_path / "tuned.json"
+    pins.write(path, [pins.entry_of(product(16, 256, 512), "of an older tk", 3.0)], {})
+    assert pins.pin_all(path, device=0) == 0
+    assert engine == []
+
+
+def test_no_file_no_pins(tmp_path: Path) -> None:
+    assert pins.pin_all(tmp_path / "missing.json", device=0) == 0
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99, "pins": []}', '{"version": 1}'])
+def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "tuned.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"tuned\.json.*tk tune"):
+        pins.pin_all(path, device=0)
+    pins.write(path, [], {})  # and tuning again mends it
+    assert pins.read(path) == []
+
+
+@pytest.mark.parametrize("entry", [{}, {"op": "mm", "config": "x", "tensors": [["int3", [1, 1], [1, 1]]]}])
+def test_an_entry_that_says_nothing_is_refused(tmp_path: Path, entry: dict, engine: list) -> None:
+    path = tmp_path / "tuned.json"
+    path.write_text(json.dumps({"version": pins.FILE_VERSION, "pins": [entry]}))
+    with pytest.raises(ValueError, match="cannot be read"):
+        pins.pin_all(path, device=0)
+
+
+# --- The table that ships ---
+
+
+def test_what_costs_the_same_is_pinned_too(engine: list) -> None:
+    def kinds(config: str) -> list[tuple[torch.dtype, bool]]:
+        return [(p.tensors[0].dtype, p.tensors[2] is not None) for p in table.twins(product(16, 256, 512), config)]
+
+    halves = [(torch.bfloat16, False), (torch.bfloat16, True)]
+    assert kinds("x") == [*halves, (torch.float16, False), (torch.float16, True)]
+    assert kinds("y") == halves  # fp16 does not have it
+    assert kinds("z") == []
+
+
+def test_the_key_of_a_bucket() -> None:
+    assert table.selector_values(product(16, 256, 512)) == {
+        "dtype": 0, "order": 1, "epilogue": 0, "out": 0, "precision": 0
+    }  # fmt: skip
+    assert table.selector_values(product(16, 256, 512, torch.float16, bias=True))["epilogue"] == 1
+    assert table.dims(product(16, 256, 512)) == [16, 256, 512]
+
+
+def test_the_table_keeps_coefficients_and_other_pins(tmp_path: Path, engine: list) -> None:
+    path = tmp_path / "mm.json"
+    other = {"key": {"dtype": 2}, "dims": [1, 2, 3], "config": "x"}
+    path.write_text(json.dumps({"coefficients": {"c": {"fixed": 5}}, "pins": [other]}))
+    task = Task(16, 256, 512, order="nt")
+    result = Result(task, product(16, 256, 512), [Measured("y", 8, "k", 3.21, 4.0), Measured("x", 7, "k", 5.0, 4.0)])
+    written = table.write(path, [result], {task: "y"}, {"gpu": "G"})
+    found, timings = (json.loads(p.read_text()) for p in written)
+    assert found["coefficients"] == {"c": {"fixed": 5}}
+    assert other in found["pins"]
+    assert [p["config"] for p in found["pins"] if p["dims"] == [16, 256, 512]] == ["y", "y"]
+    assert timings["timings"][0]["configs"] == {"y": ["k", 3.21, 4.0], "x": ["k", 5.0, 4.0]}
+
+
+# --- Arguments ---
+
+
+def parsed(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    return parser.parse_args(["tune", *argv])
+
+
+def test_tasks_of_the_command() -> None:
+    tasks = command.tasks_of(parsed("16x128x256", "8x128x256", "--dtype", "bf16,fp32", "--order", "nt"))
+    assert [(str(t)) for t in tasks] == [
+        "8x128x256 bf16 nt", "16x128x256 bf16 nt", "8x128x256 fp32 tf32 nt", "16x128x256 fp32 tf32 nt"
+    ]  # fmt: skip
+
+
+def test_random_sizes_depend_on_the_seed_alone() -> None:
+    base = command.default_sizes(0, 0)
+    assert command.default_sizes(5, 1) == command.default_sizes(5, 1) != command.default_sizes(5, 2)
+    assert command.default_sizes(5, 1)[: len(base)] == base
+
+
+@pytest.mark.parametrize("argv", [["16x128"], ["0x1x1"], ["--dtype", "int8"], ["--order", "n"], ["--slowdown", "0.9"]])
+def test_wrong_arguments_are_refused(argv: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed(*argv)
