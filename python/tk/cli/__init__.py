@@ -15,7 +15,7 @@ __all__ = ["main"]
 # In the order of --help. Only the module of the command at hand is imported.
 COMMANDS: Mapping[str, str] = {
     "info": "tk.cli.info",
-    "list": "tk.cli.list",
+    "list": "tk.cli.coverage",
     "explain": "tk.cli.explain",
     "build": "tk.cli.build",
     "bench": "tk.cli.bench",

@@ -63,7 +63,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     device = torch.device(args.device)
-    m = args.rows or (GPU_ROWS if device.type == "cuda" else CPU_ROWS)
+    default = GPU_ROWS if device.type == "cuda" else CPU_ROWS
+    m = default if args.rows is None else args.rows
     if m < 1:
         raise ValueError(f"tk demo: --rows is {m}, must be at least 1")
     print(f"tk {tk.__version__}, torch {torch.__version__}, {_device_name(device)}: {m} rows, bfloat16, random weights")

@@ -1,0 +1,98 @@
+"""The ``tk`` command, in this process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import tk
+from tk.cli import COMMANDS, demo, main
+from tk.cli._judge import error_ratio
+
+from . import tiny_pack
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(["--help"])
+    assert done.value.code == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in COMMANDS)
+
+
+def test_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "tk", "--version"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.strip() == f"tk {tk.__version__}"
+
+
+@pytest.mark.parametrize("arguments", (["nonsense"], ["info", "--nonsense"], []))
+def test_wrong_command_lines(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(arguments)
+    assert done.value.code == 2
+    assert "usage: tk" in capsys.readouterr().err
+
+
+def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info"]) == 0
+    text = capsys.readouterr().out
+    assert tk.__version__ in text and torch.__version__ in text
+
+
+def test_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tk.load_pack(tiny_pack.write(tmp_path / "listed.tkpack", "listed"))
+    assert main(["list", "--op", "listed", "--arch", "90"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert main(["list", "--op", "listed", "--arch", "80"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "linear", "4x8", "16x8", "--dtype", "fp32", "--device", "cpu"]) == 0
+    assert "ATen" in capsys.readouterr().out
+    assert main(["explain", "mm", "4x8", "8x16t", "--device", "cpu"]) == 0
+    assert main(["explain", "mm", "4x8", "16x8", "--device", "cpu"]) == 1
+    assert "inner sizes differ" in capsys.readouterr().err
+
+
+def test_verify_finds_a_flipped_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tiny_pack.write(tmp_path / "whole.tkpack", "verified")
+    assert main(["verify", str(path), "--no-gpu"]) == 0
+    assert "1 images and the index have their hashes" in capsys.readouterr().out
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    assert main(["verify", str(path), "--no-gpu"]) == 1
+    assert main(["verify", str(tmp_path / "absent.tkpack"), "--no-gpu"]) == 1
+    assert "absent.tkpack" in capsys.readouterr().out
+
+
+def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    small = {name: (k // 64, n // 64) for name, (k, n) in demo.PROJECTIONS.items()}
+    monkeypatch.setattr(demo, "PROJECTIONS", small)
+    assert main(["demo", "--rows", "2", "--device", "cpu"]) == 0
+    text = capsys.readouterr().out
+    for projection in ("q", "k", "v", "o", "gate", "up", "down"):
+        assert any(line.split()[0] == projection and line.endswith("ok") for line in text.splitlines() if line)
+    assert main(["demo", "--rows", "0", "--device", "cpu"]) == 1
+
+
+def test_bench_outside_a_source_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tk, "__file__", str(tmp_path / "a" / "b" / "c.py"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "--quick"]) == 1
+    assert "checkout" in capsys.readouterr().err
+
+
+def test_error_ratio() -> None:
+    exact = torch.linspace(1, 2, 1000, dtype=torch.float64)
+    good, bad = exact.bfloat16(), exact.bfloat16() * 1.01
+    assert error_ratio(good, good, exact).mean == pytest.approx(1, rel=1e-2)
+    assert error_ratio(good, good, exact).is_good() and not error_ratio(bad, good, exact).is_good()
+    assert not error_ratio(good * torch.nan, good, exact).is_good()

@@ -1,0 +1,151 @@
+"""explain, supports, packs and coverage. Where an answer depends on a GPU, one is described to the engine."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+import tk
+from tk import _library, capi
+from tk.heuristics.problem import Described, describe
+
+from . import tiny_pack
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> tuple[str, Path]:
+    """The name of an op that only this test knows, and the pack it is in, for sm_90."""
+    name = f"probe{next(_numbers)}"
+    path = tiny_pack.write(tmp_path / f"{name}.tkpack", name)
+    tk.load_pack(path)
+    return name, path
+
+
+@pytest.fixture(scope="session")
+def h100() -> int:
+    return _library.native().describe_device(132, 90, 232448, 50 << 20)
+
+
+def problem(op: str, rows: int, device: int) -> capi.Problem:
+    return capi.Problem(op, (capi.Matrix(torch.bfloat16, (rows, 64), (64, 1)),), device=device)
+
+
+@pytest.fixture
+def explain(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """tk.explain of a problem instead of a call."""
+
+    def run(p: capi.Problem, config: int = -1) -> tk.inspect.Explanation:  # type: ignore[name-defined]
+        monkeypatch.setattr(tk.inspect, "_wrapper", lambda op: None)  # type: ignore[attr-defined]
+        monkeypatch.setattr(tk.inspect, "describe", lambda wrapper: Described(p, config))  # type: ignore[attr-defined]
+        return tk.explain(p.op)
+
+    return run
+
+
+def test_a_loaded_pack_is_listed(loaded: tuple[str, Path]) -> None:
+    name, path = loaded
+    (pack,) = [p for p in tk.packs() if name in p.ops]
+    assert (Path(pack.path), pack.arch, pack.compiler) == (path, "sm_90", tiny_pack.COMPILER)
+    assert (pack.variants, pack.images, pack.size, pack.is_builtin) == (2, 1, path.stat().st_size, False)
+    assert name in str(pack) and "sm_90" in str(pack)
+
+
+def test_coverage_of_it(loaded: tuple[str, Path]) -> None:
+    name, _ = loaded
+    rows = tk.coverage().only(op=name).rows
+    assert [(r.arch, r.kernel, r.config, r.number, r.variants, r.images) for r in rows] == [
+        ("sm_90", f"{name}_kernel", "wide", 0, 1, 1),
+        ("sm_90", f"{name}_kernel", "narrow", 1, 1, 1),
+    ]
+    assert all(r.size == len(tiny_pack.IMAGE) for r in rows)
+    assert tk.coverage().only(op=name, arch="90").rows == rows
+    assert not tk.coverage().only(op=name, arch="80").rows
+    table = str(tk.coverage().only(op=name)).splitlines()
+    assert table[0].split()[:4] == ["arch", "op", "kernel", "config"] and len(table) == 4
+
+
+def test_a_pack_with_an_op_that_is_there_already_is_refused(loaded: tuple[str, Path], tmp_path: Path) -> None:
+    name, path = loaded
+    tk.load_pack(path)  # the same bytes once more are no clash
+    again = tiny_pack.write(tmp_path / "again.tkpack", name, compiler="another")
+    with pytest.raises(tk.PackError, match=name):
+        tk.load_pack(again)
+    tk.load_pack(tiny_pack.write(tmp_path / "other_arch.tkpack", name, arch=80))
+
+
+def test_explain_what_is_predicted(loaded: tuple[str, Path], h100: int, explain) -> None:  # type: ignore[no-untyped-def]
+    name, path = loaded
+    found = explain(problem(name, 32, h100))
+    assert found.choice is not None
+    assert (found.choice.config_name, found.choice.cost, found.choice.pinned) == ("wide", 1_000_000, 0)
+    assert "lowest predicted time" in found.reason and str(path) in found.reason
+    assert [c.config_name for c in found.candidates] == ["wide", "narrow"]
+    lines = str(found).splitlines()
+    assert lines[0].startswith(f"tk.{name}: ") and "1.00" in lines[3] and "2.00" in lines[4]
+
+
+def test_explain_a_constraint_that_fails(loaded: tuple[str, Path], h100: int, explain) -> None:  # type: ignore[no-untyped-def]
+    name, _ = loaded
+    found = explain(problem(name, 33, h100))
+    assert found.choice is not None and found.choice.config_name == "narrow"
+    assert [c.config_name for c in found.candidates] == ["narrow", "wide"]
+    assert found.candidates[1].failed_constraint == "M a multiple of 16"
+    assert "M a multiple of 16" in str(found)
+
+
+def test_explain_a_config_that_is_given(loaded: tuple[str, Path], h100: int, explain) -> None:  # type: ignore[no-untyped-def]
+    name, _ = loaded
+    found = explain(problem(name, 32, h100), config=1)
+    assert found.choice is not None and found.choice.config_name == "narrow" and "named" in found.reason
+    refused = explain(problem(name, 33, h100), config=0)
+    assert refused.choice is None and "M a multiple of 16" in refused.reason and len(refused.candidates) == 2
+
+
+def test_explain_a_config_that_was_measured(loaded: tuple[str, Path], h100: int, explain) -> None:  # type: ignore[no-untyped-def]
+    name, _ = loaded
+    capi.pin(problem(name, 32, h100), 1)
+    found = explain(problem(name, 32, h100))
+    assert found.choice is not None and found.choice.config_name == "narrow" and "measured" in found.reason
+    other = explain(problem(name, 48, h100))
+    assert other.choice is not None and other.choice.config_name == "wide"
+
+
+def test_explain_an_op_that_no_pack_has(h100: int, explain) -> None:  # type: ignore[no-untyped-def]
+    found = explain(problem("no_such_op", 32, h100))
+    assert found.choice is None and found.candidates == () and "no_such_op" in found.reason
+
+
+def test_nothing_is_launched_on_the_cpu() -> None:
+    a = torch.randn(4, 4)
+    assert describe(tk.mm, a, a) is None
+    found = tk.explain("mm", a, a, activation="gelu")
+    assert found.problem is None and found.choice is None and "ATen" in str(found)
+
+
+def test_explain_makes_the_ops_checks() -> None:
+    with pytest.raises(ValueError, match="the inner sizes differ"):
+        tk.explain("mm", torch.randn(4, 3), torch.randn(4, 3))
+    with pytest.raises(ValueError, match="no op 'mul'; there are addmm, linear, mm"):
+        tk.explain("mul", torch.randn(4))
+
+
+def test_supports() -> None:
+    a, b = torch.randn(4, 3), torch.randn(3, 5)
+    assert tk.supports("mm", a, b)
+    for wrong in ((a, a), (a.int(), b.int()), (a, "b")):
+        answer = tk.supports("mm", *wrong)
+        assert not answer and answer.reason and str(answer).startswith("no: ")
+
+
+def test_config_names_become_numbers(loaded: tuple[str, Path]) -> None:
+    from tk.heuristics import overrides
+
+    name, _ = loaded
+    assert [overrides._number_of(name, c) for c in ("wide", "narrow")] == [0, 1]
+    with pytest.raises(ValueError, match="no config 'huge'; there are narrow, wide"):
+        overrides._number_of(name, "huge")
