@@ -2,6 +2,7 @@
 
 #include <new>
 #include <stdexcept>
+#include <string_view>
 
 #include "runtime.h"
 
@@ -16,7 +17,9 @@ void fail_shim(const char* what) {
   using GetWhat = const char*();
   static auto* const get_what = torch_symbol<GetWhat>("libtorch_cpu.so", "torch_exception_get_what_without_backtrace");
   const char* reason = get_what ? get_what() : nullptr;
-  throw std::runtime_error(text("tk could not ", what, ": ", reason ? reason : "torch's reason is printed above"));
+  if (!reason) throw std::runtime_error(text("tk could not ", what, ": torch's reason is printed above"));
+  const bool out_of_memory = std::string_view(reason).find("out of memory") != std::string_view::npos;
+  throw std::runtime_error(text(out_of_memory ? "[tk:OutOfMemory] " : "", "tk could not ", what, ": ", reason));
 }
 
 void fail_status(tk_status status) {

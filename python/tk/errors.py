@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import torch
+
 __all__ = ["DriverError", "Error", "PackError", "UnsupportedError", "VariantNotFoundError"]
 
 
@@ -28,11 +30,12 @@ class DriverError(Error):
 
 
 # The native library marks its errors with a prefix, since only their text reaches Python.
-_BY_NAME = {
+_BY_NAME: dict[str, type[Exception]] = {
     "Unsupported": UnsupportedError,
     "VariantNotFound": VariantNotFoundError,
     "Pack": PackError,
     "Driver": DriverError,
+    "OutOfMemory": torch.OutOfMemoryError,
 }
 _PREFIX = re.compile(r"\[tk:(\w+)\] ")
 

@@ -74,7 +74,6 @@ class OnGpu:
 
 
 def test_overrides_by_number_and_by_name(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(overrides.tuning, "is_loaded", True)
     monkeypatch.setattr(overrides, "_number_of", lambda op, name: {("mm", "128x64"): 9}[op, name])
     assert overrides.find("mm", OnGpu()) == (0, -1)  # type: ignore[arg-type]
     with config.override("mm", 7):
@@ -86,3 +85,29 @@ def test_overrides_by_number_and_by_name(monkeypatch) -> None:  # type: ignore[n
             assert overrides.find("mm", OnGpu()) == (0, -1)  # type: ignore[arg-type]
         assert overrides.find("mm", torch.empty(1)) == (0, -1)
     assert overrides.find("mm", OnGpu()) == (0, -1)  # type: ignore[arg-type]
+
+
+def test_the_machines_tuning_is_loaded_when_cuda_is(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    from tk import tune
+    from tk.heuristics import tuning
+
+    queued = []
+    monkeypatch.setattr(torch.cuda, "_lazy_call", queued.append)
+    monkeypatch.setattr(tune, "load_user_pins", lambda: loads.append("once") or 1)
+    loads: list[str] = []
+    tuning.load_with_cuda()
+    assert loads == []
+    queued[0]()
+    assert loads == ["once"]
+
+
+def test_a_bad_tuning_file_is_reported_and_not_fatal(monkeypatch, caplog) -> None:  # type: ignore[no-untyped-def]
+    from tk import tune
+    from tk.heuristics import tuning
+
+    def fail() -> int:
+        raise ValueError("tuned.json is not a tuning file")
+
+    monkeypatch.setattr(tune, "load_user_pins", fail)
+    tuning.load()
+    assert "tuned.json is not a tuning file" in caplog.text

@@ -73,6 +73,11 @@ def test_the_librarys_errors_become_typed(prefix: str, kind: type[tk.Error]) -> 
     assert type(found) is kind and isinstance(found, tk.Error) and str(found) == "what it says"
 
 
+def test_out_of_memory_is_torchs() -> None:
+    found = errors.typed(RuntimeError("[tk:OutOfMemory] tk could not allocate memory: CUDA out of memory"))
+    assert type(found) is torch.OutOfMemoryError
+
+
 def test_other_errors_stay_as_they_are() -> None:
     error = RuntimeError("CUDA out of memory")
     assert errors.typed(error) is error

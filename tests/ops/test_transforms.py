@@ -105,6 +105,16 @@ def test_export_with_dynamic_sizes(strict: bool) -> None:
     torch.testing.assert_close(program.module()(x), layer(x))
 
 
+@pytest.mark.slow
+def test_aot_inductor_with_dynamic_sizes(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    layer = Layer().eval()
+    n = torch.export.Dim("n", min=2)
+    program = torch.export.export(layer, (torch.randn(3, 4),), dynamic_shapes=({0: n},))
+    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "layer.pt2"))
+    x = torch.randn(9, 4)
+    torch.testing.assert_close(torch._inductor.aoti_load_package(package)(x), layer(x))
+
+
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_fakes_have_the_shape_dtype_and_strides_of_the_real_thing(form: Form) -> None:
     cases = [(torch.randn(4, 3), torch.randn(3, 5)), (torch.randn(3, 4).t(), torch.randn(5, 3).t())]

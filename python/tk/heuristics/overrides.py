@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from tk import _library, config
-from tk.heuristics import tuning
 
 CHOOSE = -1
 
@@ -27,11 +26,7 @@ def find(op: str, first: Tensor) -> tuple[int, int]:
     if torch.compiler.is_compiling():
         return _traced_mode(), CHOOSE
     state = config.current()
-    if not first.is_cuda:
-        return state.mode, CHOOSE
-    if not tuning.is_loaded:
-        tuning.load()
-    if not state.overrides or op not in state.overrides:
+    if op not in state.overrides or not first.is_cuda:
         return state.mode, CHOOSE
     return state.mode, number(op, state.overrides[op], first)
 

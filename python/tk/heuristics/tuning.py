@@ -1,20 +1,24 @@
-"""The machine's own measurements (``tk tune``), handed to the engine when a GPU is first used."""
+"""The machine's own measurements (``tk tune``), handed to the engine once there is a GPU to use them on."""
 
 from __future__ import annotations
 
 import logging
 
+import torch
+
 from tk import errors
 
 _log = logging.getLogger("tk")
 
-is_loaded = False
+
+def load_with_cuda() -> None:
+    """Loads them as soon as torch initialises CUDA: every way to call an op finds them, and importing tk does not touch
+    the GPU."""
+    torch.cuda._lazy_call(load)
 
 
 def load() -> None:
-    """Pins every problem that the user's tuning file holds. A file that cannot be used is reported, not fatal."""
-    global is_loaded
-    is_loaded = True
+    """Pins every problem that the user's tuning files hold. A file that cannot be used is reported, not fatal."""
     from tk import tune
 
     try:
@@ -22,4 +26,4 @@ def load() -> None:
     except (OSError, ValueError, errors.Error) as error:  # a bad cache file must not keep a program from running
         _log.warning("the machine's own tuning is not used: %s", error)
     else:
-        _log.debug("%s measured choices of this machine", count)
+        _log.debug("%d measured choices of this machine", count)
