@@ -256,7 +256,9 @@ def constant_text(value: Any) -> str:
 @functools.cache
 def compiler_version(arch: int) -> str:
     """``triton 3.9.0, ptxas 12.9.86``."""
-    text = subprocess.run([get_ptxas(arch).path, "--version"], check=True, capture_output=True, text=True).stdout
+    with _one_ptxas():
+        ptxas = get_ptxas(arch).path
+    text = subprocess.run([ptxas, "--version"], check=True, capture_output=True, text=True).stdout
     version = re.search(r"\bV(\d[\d.]*)", text)
     return f"triton {triton.__version__}, ptxas {version[1] if version else text.strip()}"
 
@@ -301,6 +303,16 @@ def _compiler_settings() -> Iterator[None]:
         knobs.compilation.disable_line_info = True
         knobs.nvidia.dump_ptxas_log = True
         knobs.cache.dir = folder
+        scopes.enter_context(_one_ptxas())
+        yield
+
+
+@contextlib.contextmanager
+def _one_ptxas() -> Iterator[None]:
+    """Triton's ptxas of CUDA 12 for every architecture, where it would take that of CUDA 13 from sm_90 on: what CUDA 13
+    makes only loads under a driver of CUDA 13, and torch still comes with CUDA 12."""
+    with knobs.nvidia.scope():
+        knobs.nvidia.ptxas_blackwell = knobs.nvidia.ptxas.path
         yield
 
 
