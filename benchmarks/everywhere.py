@@ -161,7 +161,7 @@ def choosing(options: Options, report: Report) -> None:
         call = capi.prepare(replace(problem, tensors=sized))
         one = partial(core["tk_choose"], call.pointer, ctypes.byref(choice))
         nothing = partial(core["tk_abi_version"], call.pointer, ctypes.byref(choice))
-        samples.append(timing._loop_us(one, 1) - timing._loop_us(nothing, 1))
+        samples.append(timing.loop_us(one, 1) - timing.loop_us(nothing, 1))
     add(report, "choose_new", "choosing, new problem", statistics.median(samples), "µs", 20.0)
 
 

@@ -136,7 +136,7 @@ def host_times(variants: Mapping[str, Call], *, rounds: int = 21, calls: int = 2
         for r in range(rounds + 1):
             for label, call in variants.items():
                 _synchronize()
-                us = _loop_us(call, calls) - _loop_us(_nothing, calls)
+                us = loop_us(call, calls) - loop_us(_nothing, calls)
                 if r:
                     samples[label].append(us / calls)
         _synchronize()
@@ -147,7 +147,8 @@ def _nothing() -> None:
     pass
 
 
-def _loop_us(call: Call, times: int) -> float:
+def loop_us(call: Call, times: int) -> float:
+    """The host's time of so many calls, and of the loop around them."""
     begin = time.perf_counter_ns()
     for _ in itertools.repeat(None, times):
         call()

@@ -20,6 +20,7 @@ MANY_ROWS = 1024  # from here on weights are a part of the traffic only, and rot
 # A config whose first look is so much slower than the best so far gets no graph, and one within FINALIST of the fastest
 # gets a long timing.
 HOPELESS = 4.0
+HOST_US = 50.0  # more than a call costs the host: a first look below that says nothing of the kernel
 FINALIST = 1.2
 LONG_KERNEL_US = 100.0  # such kernels reach the power limit: each timing follows some of the same work
 
@@ -125,7 +126,7 @@ def measure(task: Task, operands: Operands, *, mode: int = 0) -> Result:
         try:
             _check(calls[0], sets[0][2], expected)
             once = _glance(calls)
-            if once > HOPELESS * best:
+            if once > max(HOPELESS * best, HOST_US):
                 result.measured.append(_measured(row, once))
                 continue
             captures[name] = timing.capture(calls, at_least_us=200)
