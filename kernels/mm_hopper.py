@@ -151,11 +151,12 @@ def _produce(WHICH: gl.constexpr, desc, ring, more_desc, more_ring, full, empty,
 
 
 @gluon.jit
-def _epilogue(acc, row, col, rows, cols, bias, stride_bias_p, stride_bias_q, alpha, beta, activation, has_bias,
-              SWAP: gl.constexpr, EPILOGUE: gl.constexpr):  # fmt: skip
+def _epilogue(acc, row, col, size, fused, SWAP: gl.constexpr, EPILOGUE: gl.constexpr):
     """activation(alpha acc + beta bias) for the block of P Q^T at (row, col). EPILOGUE "plain": alpha alone; "vector":
     bias is one row of out, which is a column of P Q^T when SWAP; "matrix": anything."""
     LAYOUT: gl.constexpr = acc.type.layout
+    rows, cols = size
+    bias, stride_bias_p, stride_bias_q, alpha, beta, activation, has_bias = fused
     acc = acc * alpha
     if EPILOGUE == "plain":
         return acc
@@ -192,15 +193,16 @@ def _put(x, out_s, desc, row, col, SWAP: gl.constexpr):
 
 
 @gluon.jit
-def _store(acc, out_s, desc, row, col, SWAP: gl.constexpr, PIECE: gl.constexpr):
-    """PIECE columns at a time, where the ring needs the room that the whole tile would take."""
+def _finish(acc, out_s, desc, row, col, size, fused, SWAP: gl.constexpr, PIECE: gl.constexpr, EPILOGUE: gl.constexpr):
+    """PIECE columns at a time: a whole tile would take the ring's shared memory, and its epilogue too many registers."""
     HALF: gl.constexpr = acc.shape[1] // 2
     if acc.shape[1] == PIECE:
+        acc = _epilogue(acc, row, col, size, fused, SWAP, EPILOGUE)
         _put(acc.to(desc.dtype), out_s, desc, row, col, SWAP)
     else:
         lo, hi = gl.split(acc.reshape([acc.shape[0], 2, HALF]).permute([0, 2, 1]))
-        _store(lo, out_s, desc, row, col, SWAP, PIECE)
-        _store(hi, out_s, desc, row, col + HALF, SWAP, PIECE)
+        _finish(lo, out_s, desc, row, col, size, fused, SWAP, PIECE, EPILOGUE)
+        _finish(hi, out_s, desc, row, col + HALF, size, fused, SWAP, PIECE, EPILOGUE)
 
 
 @gluon.jit
@@ -252,8 +254,6 @@ def _consume(c: gl.constexpr, p_s, q_s, more_s, out_s, out_desc, full, empty, sc
              Q_K: gl.constexpr, SWAP: gl.constexpr, STAGES: gl.constexpr, PIECE: gl.constexpr, SPLIT: gl.constexpr,
              EPILOGUE: gl.constexpr):  # fmt: skip
     whole, n_tiles, nk, part, n_p, n_q, group = work
-    rows, cols = size
-    bias, stride_bias_p, stride_bias_q, alpha, beta, activation, has_bias = fused
     ROWS: gl.constexpr = BP // PARTS
     K_STEP: gl.constexpr = 256 // p_s.dtype.primitive_bitwidth
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, K_STEP])
@@ -295,13 +295,9 @@ def _consume(c: gl.constexpr, p_s, q_s, more_s, out_s, out_desc, full, empty, sc
             p_at, q_at = _place(tile, n_p, n_q, group)
             row = p_at * BP + c * ROWS
             col = q_at * (BQ + MORE)
-            acc = _epilogue(acc, row, col, rows, cols, bias, stride_bias_p, stride_bias_q, alpha, beta, activation,
-                            has_bias, SWAP, EPILOGUE)  # fmt: skip
-            _store(acc, out_s.index(c), out_desc, row, col, SWAP, PIECE)
+            _finish(acc, out_s.index(c), out_desc, row, col, size, fused, SWAP, PIECE, EPILOGUE)
             if MORE > 0:
-                more = _epilogue(more, row, col + BQ, rows, cols, bias, stride_bias_p, stride_bias_q, alpha, beta,
-                                 activation, has_bias, SWAP, EPILOGUE)  # fmt: skip
-                _store(more, out_s.index(c), out_desc, row, col + BQ, SWAP, PIECE)
+                _finish(more, out_s.index(c), out_desc, row, col + BQ, size, fused, SWAP, PIECE, EPILOGUE)
     tma.store_wait(0)
 
 
@@ -550,8 +546,8 @@ def _tile(bp: int, bq: int, more: int, stages: int, piece: int, piece_fp32: int,
 
 
 _TILES = (
-    *_tile(128, 128, 0, 6, 128, 64, epilogues="plain vector matrix"),
-    *_tile(128, 256, 0, 4, 128, 64),
+    *_tile(128, 128, 0, 6, 64, 64, epilogues="plain vector matrix"),
+    *_tile(128, 256, 0, 4, 64, 64),
     *_tile(256, 128, 0, 4, 64, 32),
     *_tile(128, 128, 64, 5, 64, 32),
     *_tile(192, 128, 0, 5, 64, 32, parts=3, consumer_regs=152, epilogues="plain"),

@@ -271,6 +271,8 @@ def _worth_a_cubin(point: Point) -> bool:
         return c.unaligned and not point.even_k
     if point.order == "ss":
         return False
+    if not point.even_k and _wide_k(point) and 16 % c.block_k == 0:
+        return False  # K is a multiple of 16: it is always even
     # What suits 16-byte loads suits TMA: on Hopper that is mm_hopper.py's.
     return not (point.arch == 90 and point.dtype != "fp32")
 
