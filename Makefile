@@ -30,7 +30,7 @@ LOCAL_ARCH = $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,nohead
 help: ## this list
 	@echo 'Targets:'
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS=$$'\t' read -r name text; do \
-	  printf '  %-10s %s\n' "$$name" "$$text"; done
+	  printf '  %-12s %s\n' "$$name" "$$text"; done
 	@printf '%s\n' '' 'Variables (make demo TORCH=system):' \
 	  '  PYTHON=$(PYTHON)   the Python that the virtual environment is made from' \
 	  '  VENV=.venv         where it is made (.venv-system for TORCH=system)' \
@@ -65,6 +65,10 @@ wheel: build-tools ## the wheel that ships: sm_80, sm_90 and PTX, in dist/
 	mkdir -p dist
 	cp build/wheel/dist/torch_tk-*.whl dist/
 	ls -l dist
+
+.PHONY: build-times
+build-times: build-tools ## time the whole grid with an empty cache (dist/build.json, for the benchmarks); up to an hour
+	$(PY) tools/time_build.py --jobs $(JOBS)
 
 comma := ,
 
@@ -108,9 +112,9 @@ test-tsan: SANITIZE := thread
 test-asan test-tsan: test-%: build-tools
 	tools/debian_packages.sh g++ zlib1g-dev libssl-dev libgtest-dev
 	cmake -S . -B build/$* -G Ninja -DTK_SANITIZE=$(SANITIZE) -DTK_BUILD_TESTS=ON -DTK_PACKS=OFF -DTK_BUILD_OPS=OFF \
-	  -DTK_BUILD_PYTHON=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo
-	cmake --build build/$*
-	ctest --test-dir build/$* --output-on-failure
+	  -DTK_BUILD_PYTHON=OFF
+	cmake --build build/$* --target tk_tests
+	ctest --test-dir build/$* --output-on-failure --no-tests=error -j $(JOBS)
 
 .PHONY: gpu-test
 gpu-test: install-local ## the tests on this machine's GPU
