@@ -63,9 +63,7 @@ Candidate judge(Problem& problem, uint32_t number) {
 
 // --- Messages ---
 
-std::string build_line(const Problem& problem) {
-  return text("python -m tk build --arch ", problem.device.arch());
-}
+std::string build_line(const Problem& problem) { return text("python -m tk build --arch ", problem.device.arch()); }
 
 std::string name_of(const Problem& problem, const Candidate& candidate) {
   const format::Variant& variant = variant_of(problem, candidate.variant);
@@ -100,10 +98,10 @@ std::string reasons(const Problem& problem, const std::vector<Candidate>& candid
 
 [[noreturn]] void fail_nothing_fits(const Problem& problem, const std::vector<Candidate>& candidates) {
   if (candidates.empty())
-    fail(TK_VARIANT_NOT_FOUND, "no kernel was compiled for ", problem.text(), " on sm_", problem.device.arch(), " (key ",
-         problem.key, " of ", problem.pack.path(), "); build one: ", build_line(problem));
-  fail(TK_VARIANT_NOT_FOUND, "none of the ", candidates.size(), " variants for ", problem.text(), " can run: ",
-       reasons(problem, candidates), "; build another: ", build_line(problem));
+    fail(TK_VARIANT_NOT_FOUND, "no kernel was compiled for ", problem.text(), " on sm_", problem.device.arch(),
+         " (key ", problem.key, " of ", problem.pack.path(), "); build one: ", build_line(problem));
+  fail(TK_VARIANT_NOT_FOUND, "none of the ", candidates.size(), " variants for ", problem.text(),
+       " can run: ", reasons(problem, candidates), "; build another: ", build_line(problem));
 }
 
 [[noreturn]] void fail_config_missing(const Problem& problem, uint32_t config) {
@@ -117,8 +115,8 @@ std::string reasons(const Problem& problem, const std::vector<Candidate>& candid
   for (const uint32_t other : compiled)
     others += text(others.empty() ? "" : ", ", other, " (", problem.config_name(other), ")");
   if (others.empty()) fail_nothing_fits(problem, {});
-  fail(TK_INVALID_ARGUMENT, "config ", config, " (", problem.config_name(config), ") was not compiled for ", problem.text(),
-       "; these were: ", others);
+  fail(TK_INVALID_ARGUMENT, "config ", config, " (", problem.config_name(config), ") was not compiled for ",
+       problem.text(), "; these were: ", others);
 }
 
 // --- Choosing ---
@@ -169,7 +167,8 @@ Choice choose_given(Problem& problem, uint32_t config) {
   if (auto choice = choose_cheapest(problem, among, Chosen::Given, failed)) return *std::move(choice);
   std::string needs;
   for (const Candidate& candidate : failed)
-    if (needs.find(candidate.failed) == std::string::npos) needs += text(needs.empty() ? "" : "; or ", candidate.failed);
+    if (needs.find(candidate.failed) == std::string::npos)
+      needs += text(needs.empty() ? "" : "; or ", candidate.failed);
   std::string instead;
   try {
     const Choice other = choose_predicted(problem);
@@ -194,8 +193,8 @@ std::optional<uint32_t> measured_config(const Problem& problem) {
   return at->config;
 }
 
-// A measured config that does not fit this time (another alignment, another mode) leaves the choice to the prediction. In
-// batch-invariant mode none counts: it was measured for one number of rows, and the choice must not depend on that.
+// A measured config that does not fit this time (another alignment, another mode) leaves the choice to the prediction.
+// In batch-invariant mode none counts: it was measured for one number of rows, and the choice must not depend on that.
 bool choose_measured(Problem& problem, Choice& choice) {
   if (problem.call.mode & TK_MODE_BATCH_INVARIANT) return false;
   const auto config = measured_config(problem);

@@ -1,9 +1,9 @@
 // Counters: small device memory that is zero whenever no launch is using it. A kernel that splits its work counts the
 // parts that are done there, and leaves zeros behind, so that no launch has to clear anything.
 //
-// Launches of one stream follow each other and share a buffer. A captured graph may run beside the stream it came from, so
-// each capture has its own, which comes back when the graph and all that was made of it are destroyed. The buffers of
-// streams live as long as the process: nobody tells us when a stream is gone.
+// Launches of one stream follow each other and share a buffer. A captured graph may run beside the stream it came from,
+// so each capture has its own, which comes back when the graph and all that was made of it are destroyed. The buffers
+// of streams live as long as the process: nobody tells us when a stream is gone.
 #pragma once
 
 #include <map>

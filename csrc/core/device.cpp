@@ -11,10 +11,14 @@ constexpr uint32_t kPortableCluster = 8;
 
 size_t parameter_size(const format::Arg& arg) {
   switch (arg.kind) {
-    case format::ArgKind::Int: return arg.width;
-    case format::ArgKind::Float: return arg.width == 3 ? 2 : arg.width;
-    case format::ArgKind::TensorMap: return sizeof(cu::TensorMap);
-    default: return sizeof(cu::DevicePtr);
+    case format::ArgKind::Int:
+      return arg.width;
+    case format::ArgKind::Float:
+      return arg.width == 3 ? 2 : arg.width;
+    case format::ArgKind::TensorMap:
+      return sizeof(cu::TensorMap);
+    default:
+      return sizeof(cu::DevicePtr);
   }
 }
 
@@ -132,13 +136,12 @@ void Device::allow_shared_memory(const Pack& pack, const format::Launch& launch,
     fail(TK_UNSUPPORTED, kernel_text(pack, launch), " needs ", launch.shared, " bytes of shared memory; this GPU has ",
          limit);
   if (limit > kPortableSharedMemory)
-    check(d,
-          d.cuFuncSetAttribute(function, cu::FunctionAttribute::MaxDynamicSharedSizeBytes, static_cast<int>(limit)),
+    check(d, d.cuFuncSetAttribute(function, cu::FunctionAttribute::MaxDynamicSharedSizeBytes, static_cast<int>(limit)),
           "cuFuncSetAttribute");
 }
 
-// The driver reads as many bytes as the kernel has parameters, whatever the recipe gives it: so they must agree. Drivers
-// before CUDA 12.4 cannot tell; then the pack's hash has to do.
+// The driver reads as many bytes as the kernel has parameters, whatever the recipe gives it: so they must agree.
+// Drivers before CUDA 12.4 cannot tell; then the pack's hash has to do.
 void Device::check_parameters(const Pack& pack, const format::Launch& launch, cu::Function function) {
   const Driver& d = driver();
   if (!d.cuFuncGetParamInfo) return;
@@ -149,8 +152,8 @@ void Device::check_parameters(const Pack& pack, const format::Launch& launch, cu
     const cu::Result result = d.cuFuncGetParamInfo(function, index, &offset, &size);
     if (result != cu::kInvalidValue) check(d, result, "cuFuncGetParamInfo");
     if (result == cu::kInvalidValue || size != parameter_size(arg))
-      fail(TK_PACK_ERROR, kernel_text(pack, launch), ": parameter ", index, " has ",
-           result == cu::kSuccess ? size : 0, " bytes in the kernel and ", parameter_size(arg), " in the recipe");
+      fail(TK_PACK_ERROR, kernel_text(pack, launch), ": parameter ", index, " has ", result == cu::kSuccess ? size : 0,
+           " bytes in the kernel and ", parameter_size(arg), " in the recipe");
     index++;
   }
   const cu::Result result = d.cuFuncGetParamInfo(function, index, &offset, &size);

@@ -20,8 +20,8 @@ using DeviceFields = std::array<int64_t, static_cast<size_t>(DeviceField::Count)
 
 class Device {
  public:
-  Device(int32_t ordinal, const Driver& driver);          // a GPU of this machine
-  Device(int32_t ordinal, const DeviceFields& fields);    // a description: to choose for, not to launch on
+  Device(int32_t ordinal, const Driver& driver);        // a GPU of this machine
+  Device(int32_t ordinal, const DeviceFields& fields);  // a description: to choose for, not to launch on
 
   int32_t ordinal() const { return ordinal_; }
   const DeviceFields& fields() const { return fields_; }

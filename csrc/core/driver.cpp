@@ -9,9 +9,9 @@
 namespace tk {
 namespace {
 
-std::mutex g_mutex;                              // guards what follows but for the atomics
+std::mutex g_mutex;  // guards what follows but for the atomics
 const Driver* g_table_for_tests = nullptr;
-std::atomic<const Driver*> g_ready{nullptr};     // set once cuInit has succeeded
+std::atomic<const Driver*> g_ready{nullptr};  // set once cuInit has succeeded
 std::atomic<bool> g_forked{false};
 
 void mark_fork() {
@@ -116,8 +116,8 @@ ContextGuard::~ContextGuard() {
   if (!pushed_) return;
   cu::Context popped = nullptr;
   if (driver_.cuCtxPopCurrent(&popped) == cu::kSuccess) return;
-  // The driver may report the failure of earlier work here, having popped or not. Earlier failures come back on the next
-  // call; what must not happen is that the caller is left with our context.
+  // The driver may report the failure of earlier work here, having popped or not. Earlier failures come back on the
+  // next call; what must not happen is that the caller is left with our context.
   cu::Context current = nullptr;
   if (driver_.cuCtxGetCurrent(&current) == cu::kSuccess && current == pushed_) driver_.cuCtxPopCurrent(&popped);
 }

@@ -31,18 +31,24 @@ bool take(uint32_t& need, int64_t index, int64_t limit) {
 bool verify_word(int64_t word, Needs& needs) {
   const int64_t value = operand(word);
   switch (opcode(word)) {
-    case Opcode::Const: return true;
+    case Opcode::Const:
+      return true;
     case Opcode::Size:
     case Opcode::Stride:
       return dimension(value) >= 0 && dimension(value) < TK_MAX_DIMS &&
              take(needs.tensors, tensor_index(value), TK_MAX_TENSORS);
     case Opcode::Dtype:
     case Opcode::Ndim:
-    case Opcode::Alignment: return take(needs.tensors, value, TK_MAX_TENSORS);
-    case Opcode::Int: return take(needs.ints, value, TK_MAX_INTS);
-    case Opcode::Local: return take(needs.locals, value, kMaxLocals);
-    case Opcode::Device: return value >= 0 && value < static_cast<int64_t>(DeviceField::Count);
-    default: return opcode(word) < Opcode::Count && value == 0;
+    case Opcode::Alignment:
+      return take(needs.tensors, value, TK_MAX_TENSORS);
+    case Opcode::Int:
+      return take(needs.ints, value, TK_MAX_INTS);
+    case Opcode::Local:
+      return take(needs.locals, value, kMaxLocals);
+    case Opcode::Device:
+      return value >= 0 && value < static_cast<int64_t>(DeviceField::Count);
+    default:
+      return opcode(word) < Opcode::Count && value == 0;
   }
 }
 
@@ -85,41 +91,73 @@ int64_t leaf(int64_t word, const Scope& scope) {
   const int64_t value = operand(word);
   const auto tensor = [&]() -> const tk_tensor& { return scope.call->tensors[tensor_index(value)]; };
   switch (opcode(word)) {
-    case Opcode::Const: return value;
-    case Opcode::Size: return dimension(value) < tensor().ndim ? tensor().sizes[dimension(value)] : 0;
-    case Opcode::Stride: return dimension(value) < tensor().ndim ? tensor().strides[dimension(value)] : 0;
-    case Opcode::Dtype: return tensor().ndim < 0 ? -1 : tensor().dtype;
-    case Opcode::Ndim: return tensor().ndim;
-    case Opcode::Alignment: return alignment_of(tensor());
-    case Opcode::Int: return scope.call->ints[value];
-    case Opcode::Mode: return scope.call->mode;
-    case Opcode::Device: return scope.device[value];
-    default: return scope.locals[value];
+    case Opcode::Const:
+      return value;
+    case Opcode::Size:
+      return dimension(value) < tensor().ndim ? tensor().sizes[dimension(value)] : 0;
+    case Opcode::Stride:
+      return dimension(value) < tensor().ndim ? tensor().strides[dimension(value)] : 0;
+    case Opcode::Dtype:
+      return tensor().ndim < 0 ? -1 : tensor().dtype;
+    case Opcode::Ndim:
+      return tensor().ndim;
+    case Opcode::Alignment:
+      return alignment_of(tensor());
+    case Opcode::Int:
+      return scope.call->ints[value];
+    case Opcode::Mode:
+      return scope.call->mode;
+    case Opcode::Device:
+      return scope.device[value];
+    default:
+      return scope.locals[value];
   }
 }
 
 int64_t binary(Opcode op, int64_t a, int64_t b, bool& overflow) {
   int64_t result = 0;
   switch (op) {
-    case Opcode::Add: overflow |= __builtin_add_overflow(a, b, &result); return result;
-    case Opcode::Sub: overflow |= __builtin_sub_overflow(a, b, &result); return result;
-    case Opcode::Mul: overflow |= __builtin_mul_overflow(a, b, &result); return result;
-    case Opcode::FloorDiv: return floor_div(a, b, overflow);
-    case Opcode::Mod: return floor_mod(a, b);
-    case Opcode::CeilDiv: return ceil_div(a, b, overflow);
-    case Opcode::Min: return std::min(a, b);
-    case Opcode::Max: return std::max(a, b);
-    case Opcode::Eq: return a == b;
-    case Opcode::Ne: return a != b;
-    case Opcode::Lt: return a < b;
-    case Opcode::Le: return a <= b;
-    case Opcode::Gt: return a > b;
-    case Opcode::Ge: return a >= b;
-    case Opcode::And: return a && b;
-    case Opcode::Or: return a || b;
-    case Opcode::BitAnd: return a & b;
-    case Opcode::Shl: return shift_left(a, b, overflow);
-    default: return shift_right(a, b, overflow);
+    case Opcode::Add:
+      overflow |= __builtin_add_overflow(a, b, &result);
+      return result;
+    case Opcode::Sub:
+      overflow |= __builtin_sub_overflow(a, b, &result);
+      return result;
+    case Opcode::Mul:
+      overflow |= __builtin_mul_overflow(a, b, &result);
+      return result;
+    case Opcode::FloorDiv:
+      return floor_div(a, b, overflow);
+    case Opcode::Mod:
+      return floor_mod(a, b);
+    case Opcode::CeilDiv:
+      return ceil_div(a, b, overflow);
+    case Opcode::Min:
+      return std::min(a, b);
+    case Opcode::Max:
+      return std::max(a, b);
+    case Opcode::Eq:
+      return a == b;
+    case Opcode::Ne:
+      return a != b;
+    case Opcode::Lt:
+      return a < b;
+    case Opcode::Le:
+      return a <= b;
+    case Opcode::Gt:
+      return a > b;
+    case Opcode::Ge:
+      return a >= b;
+    case Opcode::And:
+      return a && b;
+    case Opcode::Or:
+      return a || b;
+    case Opcode::BitAnd:
+      return a & b;
+    case Opcode::Shl:
+      return shift_left(a, b, overflow);
+    default:
+      return shift_right(a, b, overflow);
   }
 }
 

@@ -2,8 +2,8 @@
 // problem. A word is an opcode in the low 8 bits and a signed operand in the upper 56.
 //
 // verify() is run over every expression when a pack is opened; evaluate() then needs no checks of its own beyond
-// arithmetic: a result outside int64 (of any part, also of the branch that Select does not take) and a shift by other than
-// 0 to 63 are overflows, division by 0 gives 0.
+// arithmetic: a result outside int64 (of any part, also of the branch that Select does not take) and a shift by other
+// than 0 to 63 are overflows, division by 0 gives 0.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +25,28 @@ enum class Opcode : uint8_t {
   Mode,       // call.mode
   Device,     // DeviceField
   Local,      // operand-th local
-  Add, Sub, Mul,
-  FloorDiv, Mod, CeilDiv,  // towards minus infinity; the sign of Mod is the divisor's; plus infinity
-  Min, Max, Neg,
-  Eq, Ne, Lt, Le, Gt, Ge,  // 0 or 1
-  And, Or, Not,            // of truth values, 0 or 1
-  BitAnd, Shl, Shr,
-  Select,                  // condition, then, else -> one of them
+  Add,
+  Sub,
+  Mul,
+  FloorDiv,
+  Mod,
+  CeilDiv,  // towards minus infinity; the sign of Mod is the divisor's; plus infinity
+  Min,
+  Max,
+  Neg,
+  Eq,
+  Ne,
+  Lt,
+  Le,
+  Gt,
+  Ge,  // 0 or 1
+  And,
+  Or,
+  Not,  // of truth values, 0 or 1
+  BitAnd,
+  Shl,
+  Shr,
+  Select,  // condition, then, else -> one of them
   Count
 };
 
@@ -46,7 +61,7 @@ using Code = std::span<const int64_t>;
 struct Needs {
   uint32_t tensors = 0;
   uint32_t ints = 0;
-  uint32_t floats = 0;   // these two are of a launch's arguments, see pack_verify.cpp
+  uint32_t floats = 0;  // these two are of a launch's arguments, see pack_verify.cpp
   uint32_t locals = 0;
   uint32_t buffers = 0;
 

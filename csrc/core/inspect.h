@@ -1,4 +1,5 @@
-// What is in the packs, for `tk info`, explain and coverage. Plain copies: nothing here is fast, all of it is safe to keep.
+// What is in the packs, for `tk info`, explain and coverage. Plain copies: nothing here is fast, all of it is safe to
+// keep.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ struct Launch {
   std::string image;  // what it was compiled from
   std::string entry;
   uint32_t threads;
-  uint32_t shared;   // dynamic shared memory, bytes
+  uint32_t shared;  // dynamic shared memory, bytes
   uint32_t cluster;
   uint64_t size;             // of the cubin or PTX, bytes
   uint64_t compressed_size;  // in the pack

@@ -81,13 +81,20 @@ void patch(Prepared& prepared, const tk_call& call, cu::DevicePtr scratch, cu::D
   for (const Prepared::AddressPatch& p : prepared.addresses) {
     uint64_t base = 0;
     switch (p.base) {
-      case Prepared::Base::Tensor: base = reinterpret_cast<uintptr_t>(call.tensors[p.tensor].data); break;
-      case Prepared::Base::Scratch: base = scratch; break;
-      case Prepared::Base::Counters: base = counter_memory; break;
+      case Prepared::Base::Tensor:
+        base = reinterpret_cast<uintptr_t>(call.tensors[p.tensor].data);
+        break;
+      case Prepared::Base::Scratch:
+        base = scratch;
+        break;
+      case Prepared::Base::Counters:
+        base = counter_memory;
+        break;
     }
     prepared.slots[p.slot] = base + p.offset;
   }
-  for (const Prepared::FloatPatch& p : prepared.floats) prepared.slots[p.slot] = float_bits(call.floats[p.index], p.width);
+  for (const Prepared::FloatPatch& p : prepared.floats)
+    prepared.slots[p.slot] = float_bits(call.floats[p.index], p.width);
   for (Prepared::MapPatch& p : prepared.maps)
     prepared.parameters[p.parameter] = p.cache.get(prepared.device->driver(), call);
 }
@@ -102,7 +109,9 @@ void run(Prepared& prepared, const tk_call& call, cu::Stream stream, const tk_al
   patch(prepared, call, scratch.address(), counter_memory);
   for (PreparedLaunch& launch : prepared.launches) {
     launch.config.stream = stream;
-    check(d, d.cuLaunchKernelEx(&launch.config, launch.function, &prepared.parameters[launch.first_parameter], nullptr),
+    check(d,
+          d.cuLaunchKernelEx(&launch.config, launch.function, prepared.parameters.data() + launch.first_parameter,
+                             nullptr),
           "cuLaunchKernelEx");
   }
   scratch.release();

@@ -6,7 +6,8 @@
 
 namespace tk {
 
-// Queues a call's launches on a stream. allocator: may be null. Throws as choose(), Device::function, and TK_DRIVER_ERROR.
+// Queues a call's launches on a stream. allocator: may be null. Throws as choose(), Device::function, and
+// TK_DRIVER_ERROR.
 void launch(const tk_call* call, cu::Stream stream, const tk_allocator* allocator);
 
 }  // namespace tk

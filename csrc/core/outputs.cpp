@@ -11,7 +11,8 @@ tk_tensor output(const Problem& problem, uint32_t index) {
   tensor.dtype = good ? static_cast<int32_t>(dtype) : 0;
   for (uint32_t d = 0; d < row.ndim; d++) {
     good = evaluate(problem.pack.code(row.sizes[d]), problem.scope(), tensor.sizes[d]) && tensor.sizes[d] >= 0 && good;
-    good = evaluate(problem.pack.code(row.strides[d]), problem.scope(), tensor.strides[d]) && tensor.strides[d] >= 0 && good;
+    good = evaluate(problem.pack.code(row.strides[d]), problem.scope(), tensor.strides[d]) && tensor.strides[d] >= 0 &&
+           good;
   }
   if (!good) fail(TK_INVALID_ARGUMENT, problem.text(), ": output ", index, " has no possible size");
   return tensor;

@@ -40,13 +40,16 @@ Pack::~Pack() { ::close(file_); }
 void Pack::read_index() {
   const uint64_t size = size_of(file_);
   format::Header header;
-  if (size < sizeof header) damaged("it is no pack: a header alone takes ", sizeof header, " bytes, the file has ", size);
+  if (size < sizeof header)
+    damaged("it is no pack: a header alone takes ", sizeof header, " bytes, the file has ", size);
   read(&header, sizeof header, 0);
-  if (std::memcmp(header.magic, format::kMagic, sizeof header.magic) != 0) damaged("it is no pack: the magic is missing");
+  if (std::memcmp(header.magic, format::kMagic, sizeof header.magic) != 0)
+    damaged("it is no pack: the magic is missing");
   if (header.version != format::kVersion)
     damaged("it is of version ", header.version, ", this library reads version ", format::kVersion,
             "; build it again with the tk that is installed");
-  if (header.file_size != size) damaged("it should have ", header.file_size, " bytes and has ", size, ": it is cut short");
+  if (header.file_size != size)
+    damaged("it should have ", header.file_size, " bytes and has ", size, ": it is cut short");
   if (header.index_size < sizeof header || header.index_size > size)
     damaged("its index cannot have ", header.index_size, " bytes");
   index_.resize(header.index_size);

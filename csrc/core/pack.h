@@ -1,6 +1,7 @@
 // An open pack: its index, verified and in memory, and its images, unpacked on demand.
 //
-// The index is read into memory rather than mapped: what was verified is then what is used, whatever becomes of the file.
+// The index is read into memory rather than mapped: what was verified is then what is used, whatever becomes of the
+// file.
 #pragma once
 
 #include <array>

@@ -39,13 +39,13 @@ struct SectionEntry {
 struct Header {
   char magic[8];
   uint32_t version;
-  uint32_t arch;            // 10 * major + minor, e.g. 90; for a PTX pack the oldest architecture it serves
-  uint32_t flags;           // kPtx
-  uint32_t n_sections;      // Section::Count
+  uint32_t arch;        // 10 * major + minor, e.g. 90; for a PTX pack the oldest architecture it serves
+  uint32_t flags;       // kPtx
+  uint32_t n_sections;  // Section::Count
   uint64_t file_size;
-  uint64_t index_size;      // bytes from the start of the file that `index_hash` covers
-  uint8_t index_hash[32];   // SHA-256 of the index with this field as zeros
-  uint32_t compiler;        // string: "triton 3.9.0, ptxas 12.9"
+  uint64_t index_size;     // bytes from the start of the file that `index_hash` covers
+  uint8_t index_hash[32];  // SHA-256 of the index with this field as zeros
+  uint32_t compiler;       // string: "triton 3.9.0, ptxas 12.9"
   uint32_t reserved;
   SectionEntry sections[static_cast<uint32_t>(Section::Count)];
 };
@@ -59,18 +59,18 @@ using Expr = Range;  // of words of Section::Code; count 0 means the constant 0
 
 struct Op {
   uint32_t name;
-  uint32_t schema;      // "" for an op whose schema the library itself registers
-  uint32_t n_tensors;   // inputs, then outputs
+  uint32_t schema;     // "" for an op whose schema the library itself registers
+  uint32_t n_tensors;  // inputs, then outputs
   uint32_t n_ints;
   uint32_t n_floats;
-  uint32_t n_dims;      // how many of `dims` are used
-  Range locals;         // evaluated in order before anything else; LOCAL i is the i-th
-  Expr key;             // the bucket
-  uint32_t dims[4];     // locals that make up the size key of a pin
+  uint32_t n_dims;   // how many of `dims` are used
+  Range locals;      // evaluated in order before anything else; LOCAL i is the i-th
+  Expr key;          // the bucket
+  uint32_t dims[4];  // locals that make up the size key of a pin
   Range configs;
   Range buckets;
   Range variants;
-  Range outputs;        // of a generated op: how to allocate what it returns
+  Range outputs;  // of a generated op: how to allocate what it returns
   Range pins;
 };
 
@@ -86,13 +86,13 @@ struct Bucket {
 };
 
 struct Variant {
-  uint32_t kernel;      // name
-  uint32_t config;      // number
-  uint32_t flags;       // kGeneral, kNonDeterministic
+  uint32_t kernel;  // name
+  uint32_t config;  // number
+  uint32_t flags;   // kGeneral, kNonDeterministic
   uint32_t reserved;
   Range constraints;
-  Range locals;         // after the op's
-  Expr cost;            // predicted time, picoseconds
+  Range locals;  // after the op's
+  Expr cost;     // predicted time, picoseconds
   Range buffers;
   Range launches;
 };
@@ -116,16 +116,16 @@ struct Buffer {
 
 struct Launch {
   uint32_t image;
-  uint32_t entry;           // the kernel's symbol
-  uint32_t threads;         // of a block
-  uint32_t shared;          // dynamic shared memory, bytes
-  uint32_t cluster;         // blocks of a cluster; grid x is multiplied by it
+  uint32_t entry;    // the kernel's symbol
+  uint32_t threads;  // of a block
+  uint32_t shared;   // dynamic shared memory, bytes
+  uint32_t cluster;  // blocks of a cluster; grid x is multiplied by it
   uint32_t flags;
   uint32_t global_scratch;  // bytes per block
   uint32_t global_scratch_alignment;
   uint32_t profile_scratch;
   uint32_t profile_scratch_alignment;
-  Expr when;                // 0: skip this launch
+  Expr when;  // 0: skip this launch
   Expr grid[3];
   Range args;
 };
@@ -133,14 +133,14 @@ inline constexpr uint32_t kDependentLaunch = 1;  // programmatic stream serializ
 inline constexpr uint32_t kCooperative = 2;
 
 enum class ArgKind : uint32_t {
-  Pointer,         // tensor `index`, plus `value` bytes
-  Int,             // `value` in `width` bytes (1, 2, 4, 8); out of range makes the variant unfit
-  Float,           // call.floats[index] as width 2 (fp16), 3 (bf16), 4 (fp32), 8 (fp64)
-  TensorMap,       // `index` into Section::TensorMaps: 128 bytes by value. Shape and strides follow as Int args
-  Buffer,          // `index`-th buffer of the variant, plus `value` bytes
-  GlobalScratch,   // null when the launch has none
+  Pointer,        // tensor `index`, plus `value` bytes
+  Int,            // `value` in `width` bytes (1, 2, 4, 8); out of range makes the variant unfit
+  Float,          // call.floats[index] as width 2 (fp16), 3 (bf16), 4 (fp32), 8 (fp64)
+  TensorMap,      // `index` into Section::TensorMaps: 128 bytes by value. Shape and strides follow as Int args
+  Buffer,         // `index`-th buffer of the variant, plus `value` bytes
+  GlobalScratch,  // null when the launch has none
   ProfileScratch,
-  Null,            // a null pointer
+  Null,  // a null pointer
 };
 struct Arg {
   ArgKind kind;
@@ -167,11 +167,11 @@ struct TensorMap {
 enum class ImageKind : uint32_t { Cubin, Ptx };
 struct Image {
   ImageKind kind;
-  uint32_t name;             // of what it was compiled from, for messages
+  uint32_t name;  // of what it was compiled from, for messages
   uint64_t offset;
   uint64_t compressed_size;  // zlib
   uint64_t size;
-  uint8_t hash[32];          // SHA-256 of the image itself
+  uint8_t hash[32];  // SHA-256 of the image itself
 };
 
 struct Output {

@@ -1,7 +1,7 @@
 // The one place where a pack is distrusted. What passes here is used without further checks of indices and ranges.
 //
-// Records may be shared (a list of arguments by many launches, a launch by many variants). So each is looked at once, on
-// its own; what it reads of a problem is summed up in Needs, and held against the op it is used in.
+// Records may be shared (a list of arguments by many launches, a launch by many variants). So each is looked at once,
+// on its own; what it reads of a problem is summed up in Needs, and held against the op it is used in.
 
 #include <algorithm>
 #include <bit>
@@ -17,11 +17,22 @@ using format::ArgKind;
 using format::Range;
 using format::Section;
 
-constexpr size_t kRecordSizes[] = {
-    1, sizeof(int64_t), sizeof(format::Op), sizeof(format::Expr), sizeof(format::Config), sizeof(format::Bucket),
-    sizeof(uint32_t), sizeof(format::Variant), sizeof(format::Constraint), sizeof(format::Buffer),
-    sizeof(format::Launch), sizeof(format::Arg), sizeof(format::TensorMap), sizeof(format::Image),
-    sizeof(format::Output), sizeof(format::Pin)};
+constexpr size_t kRecordSizes[] = {1,
+                                   sizeof(int64_t),
+                                   sizeof(format::Op),
+                                   sizeof(format::Expr),
+                                   sizeof(format::Config),
+                                   sizeof(format::Bucket),
+                                   sizeof(uint32_t),
+                                   sizeof(format::Variant),
+                                   sizeof(format::Constraint),
+                                   sizeof(format::Buffer),
+                                   sizeof(format::Launch),
+                                   sizeof(format::Arg),
+                                   sizeof(format::TensorMap),
+                                   sizeof(format::Image),
+                                   sizeof(format::Output),
+                                   sizeof(format::Pin)};
 static_assert(std::size(kRecordSizes) == static_cast<size_t>(Section::Count));
 
 // What the driver guarantees of any allocation, and so the most that a recipe may ask for.
@@ -36,9 +47,12 @@ bool is_alignment(uint32_t x) { return std::has_single_bit(x) && x <= kMaxAlignm
 
 bool is_width(ArgKind kind, uint32_t width) {
   switch (kind) {
-    case ArgKind::Int: return width == 1 || width == 2 || width == 4 || width == 8;
-    case ArgKind::Float: return width == 2 || width == 3 || width == 4 || width == 8;
-    default: return true;
+    case ArgKind::Int:
+      return width == 1 || width == 2 || width == 4 || width == 8;
+    case ArgKind::Float:
+      return width == 2 || width == 3 || width == 4 || width == 8;
+    default:
+      return true;
   }
 }
 
@@ -55,7 +69,7 @@ class Pack::Verifier {
     known_args_.resize(pack_.all<format::Arg>().size());
     known_constraints_.resize(pack_.all<format::Constraint>().size());
     known_launches_.resize(pack_.all<format::Launch>().size());
-    budget_ = 64 * (pack_.index_.size() + 1024);
+    budget_ = 4 * pack_.index_.size() + 65536;
     require_string(pack_.header().compiler);
     for (const auto& image : pack_.all<format::Image>()) verify_image(image);
     for (const auto& op : pack_.all<format::Op>()) verify_op(op);
@@ -74,7 +88,8 @@ class Pack::Verifier {
       pack_.damaged("the index is damaged: ", parts...);
   }
 
-  // Bounds the work that lists used over and over can make.
+  // Bounds the work that lists used over and over can make. A list's records take at least 4 bytes each, and packs that
+  // are built use far fewer lists twice than this allows.
   void spend(uint64_t steps) {
     require(steps <= budget_, "its lists refer to each other without end");
     budget_ -= steps;
@@ -198,14 +213,21 @@ class Pack::Verifier {
     Needs needs;
     const uint32_t count = arg.index + 1;
     switch (arg.kind) {
-      case ArgKind::Pointer: needs.tensors = count; break;
-      case ArgKind::Float: needs.floats = count; break;
-      case ArgKind::Buffer: needs.buffers = count; break;
+      case ArgKind::Pointer:
+        needs.tensors = count;
+        break;
+      case ArgKind::Float:
+        needs.floats = count;
+        break;
+      case ArgKind::Buffer:
+        needs.buffers = count;
+        break;
       case ArgKind::TensorMap:
         require(arg.index < pack_.all<format::TensorMap>().size(), "no tensor map ", arg.index);
         spend(11);
         return verify_map(pack_.all<format::TensorMap>()[arg.index]);
-      default: break;
+      default:
+        break;
     }
     require(arg.index < UINT32_MAX, "an argument of nothing");
     return needs;

@@ -15,7 +15,8 @@ constexpr char kFittingArguments[] = "integer arguments that fit the types of it
 constexpr char kFittingGrid[] = "a grid within CUDA's limits: x below 2**31, y and z below 65536";
 constexpr char kFittingScratch[] = "less than 2**46 bytes of scratch memory";
 constexpr char kMappable[] =
-    "tensors that a tensor map can describe: present, on 16 bytes, the last stride 1, the other strides multiples of 16 "
+    "tensors that a tensor map can describe: present, on 16 bytes, the last stride 1, the other strides multiples of "
+    "16 "
     "bytes below 2**40, sizes from 1 to 2**32";
 
 constexpr uint64_t kMaxScratch = uint64_t{1} << 46;
@@ -39,9 +40,7 @@ class Preparer {
   }
 
  private:
-  bool value(format::Expr expr, int64_t& result) const {
-    return evaluate(pack_.code(expr), problem_.scope(), result);
-  }
+  bool value(format::Expr expr, int64_t& result) const { return evaluate(pack_.code(expr), problem_.scope(), result); }
 
   const char* locals() {
     uint32_t i = problem_.op.locals.count;
@@ -151,13 +150,23 @@ class Preparer {
           out_.addresses.push_back({add_slot(), Prepared::Base::Tensor, arg.index, offset});
         }
         return nullptr;
-      case ArgKind::Int: return add_int(number, arg.width);
-      case ArgKind::Float: out_.floats.push_back({add_slot(), arg.index, arg.width}); return nullptr;
-      case ArgKind::TensorMap: return add_map(pack_.all<format::TensorMap>()[arg.index]);
-      case ArgKind::Buffer: add_place({buffers_[arg.index].base, buffers_[arg.index].offset + offset}); return nullptr;
-      case ArgKind::GlobalScratch: return add_block_scratch(launch.global_scratch, launch.global_scratch_alignment);
-      case ArgKind::ProfileScratch: return add_block_scratch(launch.profile_scratch, launch.profile_scratch_alignment);
-      case ArgKind::Null: add_slot(); return nullptr;
+      case ArgKind::Int:
+        return add_int(number, arg.width);
+      case ArgKind::Float:
+        out_.floats.push_back({add_slot(), arg.index, arg.width});
+        return nullptr;
+      case ArgKind::TensorMap:
+        return add_map(pack_.all<format::TensorMap>()[arg.index]);
+      case ArgKind::Buffer:
+        add_place({buffers_[arg.index].base, buffers_[arg.index].offset + offset});
+        return nullptr;
+      case ArgKind::GlobalScratch:
+        return add_block_scratch(launch.global_scratch, launch.global_scratch_alignment);
+      case ArgKind::ProfileScratch:
+        return add_block_scratch(launch.profile_scratch, launch.profile_scratch_alignment);
+      case ArgKind::Null:
+        add_slot();
+        return nullptr;
     }
     return nullptr;
   }
@@ -298,10 +307,14 @@ uint64_t narrow(double value, int exponent_bits, int mantissa_bits) {
 
 uint64_t float_bits(double value, uint32_t width) {
   switch (width) {
-    case 2: return narrow(value, 5, 10);
-    case 3: return narrow(value, 8, 7);
-    case 4: return std::bit_cast<uint32_t>(static_cast<float>(value));
-    default: return std::bit_cast<uint64_t>(value);
+    case 2:
+      return narrow(value, 5, 10);
+    case 3:
+      return narrow(value, 8, 7);
+    case 4:
+      return std::bit_cast<uint32_t>(static_cast<float>(value));
+    default:
+      return std::bit_cast<uint64_t>(value);
   }
 }
 

@@ -7,19 +7,32 @@ namespace {
 
 const char* dtype_name(int32_t dtype) {
   switch (dtype) {
-    case 0: return "uint8";
-    case 1: return "int8";
-    case 2: return "int16";
-    case 3: return "int32";
-    case 4: return "int64";
-    case 5: return "float16";
-    case 6: return "float32";
-    case 7: return "float64";
-    case 11: return "bool";
-    case 15: return "bfloat16";
-    case 23: return "float8_e5m2";
-    case 24: return "float8_e4m3fn";
-    default: return "dtype?";
+    case 0:
+      return "uint8";
+    case 1:
+      return "int8";
+    case 2:
+      return "int16";
+    case 3:
+      return "int32";
+    case 4:
+      return "int64";
+    case 5:
+      return "float16";
+    case 6:
+      return "float32";
+    case 7:
+      return "float64";
+    case 11:
+      return "bool";
+    case 15:
+      return "bfloat16";
+    case 23:
+      return "float8_e5m2";
+    case 24:
+      return "float8_e4m3fn";
+    default:
+      return "dtype?";
   }
 }
 

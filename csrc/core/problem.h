@@ -12,8 +12,8 @@ namespace tk {
 void check_call(const tk_call* call);
 
 struct Problem {
-  // Finds device, op and bucket. Throws as Devices::get and Registry::find, and TK_INVALID_ARGUMENT for a call that does
-  // not have the op's arguments.
+  // Finds device, op and bucket. Throws as Devices::get and Registry::find, and TK_INVALID_ARGUMENT for a call that
+  // does not have the op's arguments.
   explicit Problem(const tk_call& call);
 
   Scope scope() const { return {&call, device.fields().data(), locals.data()}; }

@@ -72,14 +72,14 @@ void Registry::set_builtin_directory(const std::string& path) {
   std::unique_lock lock(mutex_);
   if (directory_ == path) return;
   if (!directory_.empty())
-    fail(TK_PACK_ERROR, "the packs of this library are those of ", directory_, " already, they cannot be those of ", path,
-         " too");
+    fail(TK_PACK_ERROR, "the packs of this library are those of ", directory_, " already, they cannot be those of ",
+         path, " too");
   directory_ = path;
   next_generation();
 }
 
-// Which files there are, by name: a file that is missing or damaged is still known to belong here, so that no other pack
-// takes its place in silence.
+// Which files there are, by name: a file that is missing or damaged is still known to belong here, so that no other
+// pack takes its place in silence.
 void Registry::find_builtins() {
   if (searched_ || directory_.empty()) return;
   builtins_.clear();
@@ -106,7 +106,8 @@ const Pack& Registry::open(Builtin& builtin) {
   if (builtin.pack) return *builtin.pack;
   auto pack = Pack::open(builtin.path, builtin.root);
   if (pack->arch() != builtin.arch || pack->is_ptx() != builtin.ptx)
-    fail(TK_PACK_ERROR, "pack ", builtin.path, " is for ", arch_text(pack->arch(), pack->is_ptx()), ", not what its name says");
+    fail(TK_PACK_ERROR, "pack ", builtin.path, " is for ", arch_text(pack->arch(), pack->is_ptx()),
+         ", not what its name says");
   check_clash(*pack);
   builtin.pack = std::move(pack);
   return *builtin.pack;
@@ -151,8 +152,9 @@ void Registry::check_clash(const Pack& pack) const {
     if (!other || other->arch() != pack.arch() || other->is_ptx() != pack.is_ptx()) return;
     for (const format::Op& op : pack.all<format::Op>())
       if (other->find_op(pack.string(op.name)))
-        fail(TK_PACK_ERROR, "op \"", pack.string(op.name), "\" for ", arch_text(pack.arch(), pack.is_ptx()), " is in both ",
-             other->path(), " and ", pack.path(), "; leave one of them out, or rename the op and build again");
+        fail(TK_PACK_ERROR, "op \"", pack.string(op.name), "\" for ", arch_text(pack.arch(), pack.is_ptx()),
+             " is in both ", other->path(), " and ", pack.path(),
+             "; leave one of them out, or rename the op and build again");
   };
   for (const Builtin& builtin : builtins_) compare(builtin.pack.get());
   for (const auto& other : user_) compare(other.get());
@@ -214,11 +216,14 @@ void Registry::fail_not_found(const char* op, uint32_t arch) {
   const std::string build = text("python -m tk build FILE.py -o my.tkpack --arch ", arch);
   if (best_builtin(arch) || archs.empty())
     fail(TK_VARIANT_NOT_FOUND, "no pack has an op \"", op, "\" for sm_", arch,
-         archs.empty() ? "" : "; it is there for " + joined(archs), unrooted_.empty() ? "" : "; " + unrooted_ +
-         " was left aside, for this library was built without roots (set TK_UNROOTED_PACKS=1 to use it)",
+         archs.empty() ? "" : "; it is there for " + joined(archs),
+         unrooted_.empty()
+             ? ""
+             : "; " + unrooted_ +
+                   " was left aside, for this library was built without roots (set TK_UNROOTED_PACKS=1 to use it)",
          "; load a pack that has it (tk.load_pack, TK_PACK_PATH) or build one: ", build);
-  fail(TK_UNSUPPORTED, "op \"", op, "\" has no kernels for this GPU (sm_", arch, "); there are kernels for ", joined(archs),
-       "; build some: ", build);
+  fail(TK_UNSUPPORTED, "op \"", op, "\" has no kernels for this GPU (sm_", arch, "); there are kernels for ",
+       joined(archs), "; build some: ", build);
 }
 
 std::vector<Registry::Listed> Registry::list() {

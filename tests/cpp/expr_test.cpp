@@ -80,8 +80,12 @@ TEST(Expr, EmptyCodeIsZero) {
 TEST(Expr, DivisionRoundsAsNamed) {
   const Sample value;
   const auto divide = [&](Opcode op, int64_t a, int64_t b) { return value(E(op, {a, b})); };
-  for (const auto& [a, b, floor, mod, ceil] : std::vector<std::array<int64_t, 5>>{
-           {7, 2, 3, 1, 4}, {-7, 2, -4, 1, -3}, {7, -2, -4, -1, -3}, {-7, -2, 3, -1, 4}, {6, 3, 2, 0, 2}, {-6, 3, -2, 0, -2}}) {
+  for (const auto& [a, b, floor, mod, ceil] : std::vector<std::array<int64_t, 5>>{{7, 2, 3, 1, 4},
+                                                                                  {-7, 2, -4, 1, -3},
+                                                                                  {7, -2, -4, -1, -3},
+                                                                                  {-7, -2, 3, -1, 4},
+                                                                                  {6, 3, 2, 0, 2},
+                                                                                  {-6, 3, -2, 0, -2}}) {
     EXPECT_EQ(divide(Opcode::FloorDiv, a, b), floor) << a << " / " << b;
     EXPECT_EQ(divide(Opcode::Mod, a, b), mod) << a << " / " << b;
     EXPECT_EQ(divide(Opcode::CeilDiv, a, b), ceil) << a << " / " << b;
@@ -163,28 +167,50 @@ bool fits(Wide x) { return x >= kMin && x <= kMax; }
 std::optional<Wide> reference(Opcode op, Wide a, Wide b, Wide c) {
   const auto floor = [](Wide x, Wide y) { return x / y - (x % y != 0 && (x < 0) != (y < 0)); };
   switch (op) {
-    case Opcode::Add: return a + b;
-    case Opcode::Sub: return a - b;
-    case Opcode::Mul: return a * b;
-    case Opcode::FloorDiv: return b == 0 ? 0 : floor(a, b);
-    case Opcode::Mod: return b == 0 ? 0 : a - floor(a, b) * b;
-    case Opcode::CeilDiv: return b == 0 ? 0 : -floor(-a, b);
-    case Opcode::Min: return a < b ? a : b;
-    case Opcode::Max: return a > b ? a : b;
-    case Opcode::Neg: return -a;
-    case Opcode::Eq: return a == b;
-    case Opcode::Ne: return a != b;
-    case Opcode::Lt: return a < b;
-    case Opcode::Le: return a <= b;
-    case Opcode::Gt: return a > b;
-    case Opcode::Ge: return a >= b;
-    case Opcode::And: return a != 0 && b != 0;
-    case Opcode::Or: return a != 0 || b != 0;
-    case Opcode::Not: return a == 0;
-    case Opcode::BitAnd: return static_cast<int64_t>(a) & static_cast<int64_t>(b);
-    case Opcode::Shl: return b < 0 || b > 63 ? std::optional<Wide>() : a * (Wide{1} << b);
-    case Opcode::Shr: return b < 0 || b > 63 ? std::optional<Wide>() : floor(a, Wide{1} << b);
-    default: return a != 0 ? b : c;
+    case Opcode::Add:
+      return a + b;
+    case Opcode::Sub:
+      return a - b;
+    case Opcode::Mul:
+      return a * b;
+    case Opcode::FloorDiv:
+      return b == 0 ? 0 : floor(a, b);
+    case Opcode::Mod:
+      return b == 0 ? 0 : a - floor(a, b) * b;
+    case Opcode::CeilDiv:
+      return b == 0 ? 0 : -floor(-a, b);
+    case Opcode::Min:
+      return a < b ? a : b;
+    case Opcode::Max:
+      return a > b ? a : b;
+    case Opcode::Neg:
+      return -a;
+    case Opcode::Eq:
+      return a == b;
+    case Opcode::Ne:
+      return a != b;
+    case Opcode::Lt:
+      return a < b;
+    case Opcode::Le:
+      return a <= b;
+    case Opcode::Gt:
+      return a > b;
+    case Opcode::Ge:
+      return a >= b;
+    case Opcode::And:
+      return a != 0 && b != 0;
+    case Opcode::Or:
+      return a != 0 || b != 0;
+    case Opcode::Not:
+      return a == 0;
+    case Opcode::BitAnd:
+      return static_cast<int64_t>(a) & static_cast<int64_t>(b);
+    case Opcode::Shl:
+      return b < 0 || b > 63 ? std::optional<Wide>() : a * (Wide{1} << b);
+    case Opcode::Shr:
+      return b < 0 || b > 63 ? std::optional<Wide>() : floor(a, Wide{1} << b);
+    default:
+      return a != 0 ? b : c;
   }
 }
 
@@ -210,9 +236,12 @@ class RandomExpr {
 
   std::pair<E, std::optional<Wide>> leaf() {
     switch (pick(6)) {
-      case 0: return {int_arg(0), kMax};
-      case 1: return {int_arg(1), kMin};
-      case 2: return {size(0, 0), 7};
+      case 0:
+        return {int_arg(0), kMax};
+      case 1:
+        return {int_arg(1), kMin};
+      case 2:
+        return {size(0, 0), 7};
       case 3: {
         const int64_t small = pick(9) - 4;
         return {E(small), small};
@@ -221,7 +250,8 @@ class RandomExpr {
         const int64_t power = int64_t{1} << pick(55);
         return {E(power), power};
       }
-      default: return {local(0), -3};
+      default:
+        return {local(0), -3};
     }
   }
 

@@ -27,9 +27,9 @@ const char* entry_name(Entry entry) {
 struct FakeEntries {
   using Kernel = FakeDriver::Kernel;
 
-#define ENTER(name)                              \
-  FakeDriver& f = *g_fake;                       \
-  const std::lock_guard lock(f.mutex_);          \
+#define ENTER(name)                     \
+  FakeDriver& f = *g_fake;              \
+  const std::lock_guard lock(f.mutex_); \
   if (const cu::Result failure = f.enter(Entry::name)) return failure
 
   static cu::Result cuInit(unsigned) {
@@ -65,11 +65,21 @@ struct FakeEntries {
     ENTER(cuDeviceGetAttribute);
     const FakeGpu& gpu = f.gpus_.at(device);
     switch (attribute) {
-      case cu::DeviceAttribute::MultiprocessorCount: *value = gpu.sm_count; break;
-      case cu::DeviceAttribute::L2CacheSize: *value = gpu.l2_bytes; break;
-      case cu::DeviceAttribute::ComputeCapabilityMajor: *value = gpu.major; break;
-      case cu::DeviceAttribute::ComputeCapabilityMinor: *value = gpu.minor; break;
-      case cu::DeviceAttribute::MaxSharedMemoryPerBlockOptin: *value = gpu.shared_optin; break;
+      case cu::DeviceAttribute::MultiprocessorCount:
+        *value = gpu.sm_count;
+        break;
+      case cu::DeviceAttribute::L2CacheSize:
+        *value = gpu.l2_bytes;
+        break;
+      case cu::DeviceAttribute::ComputeCapabilityMajor:
+        *value = gpu.major;
+        break;
+      case cu::DeviceAttribute::ComputeCapabilityMinor:
+        *value = gpu.minor;
+        break;
+      case cu::DeviceAttribute::MaxSharedMemoryPerBlockOptin:
+        *value = gpu.shared_optin;
+        break;
     }
     return cu::kSuccess;
   }
@@ -184,8 +194,15 @@ struct FakeEntries {
     for (uint32_t d = 0; d < rank; d++)
       if (sizes[d] == 0 || element_strides[d] != 1) return cu::kInvalidValue;
     map->opaque[0] = f.maps_.size();
-    f.maps_.push_back({type, reinterpret_cast<uintptr_t>(address), {sizes, sizes + rank}, {strides, strides + rank - 1},
-                       {box, box + rank}, interleave, swizzle, l2_promotion, oob_fill});
+    f.maps_.push_back({type,
+                       reinterpret_cast<uintptr_t>(address),
+                       {sizes, sizes + rank},
+                       {strides, strides + rank - 1},
+                       {box, box + rank},
+                       interleave,
+                       swizzle,
+                       l2_promotion,
+                       oob_fill});
     return cu::kSuccess;
   }
 
@@ -195,14 +212,12 @@ struct FakeEntries {
     ENTER(cuMemAlloc);
     if (!current()) return kInvalidContext;
     if (const cu::Result unsafe = f.unsafe_in_capture()) return unsafe;
-    *address = f.allocate(bytes, false);
-    return cu::kSuccess;
+    return f.allocate(bytes, false, *address);
   }
   static cu::Result cuMemAllocAsync(cu::DevicePtr* address, size_t bytes, cu::Stream) {
     ENTER(cuMemAllocAsync);
     if (!current()) return kInvalidContext;
-    *address = f.allocate(bytes, true);
-    return cu::kSuccess;
+    return f.allocate(bytes, true, *address);
   }
   static cu::Result cuMemFreeAsync(cu::DevicePtr address, cu::Stream) {
     ENTER(cuMemFreeAsync);
@@ -331,12 +346,14 @@ cu::Result FakeDriver::unsafe_in_capture() {
   return kCaptureUnsupported;
 }
 
-cu::DevicePtr FakeDriver::allocate(size_t bytes, bool stream_ordered) {
+cu::Result FakeDriver::allocate(size_t bytes, bool stream_ordered, cu::DevicePtr& address) {
+  constexpr size_t kDeviceMemory = 64 << 20;
+  if (bytes > kDeviceMemory) return cu::kOutOfMemory;
   auto* const data = static_cast<char*>(std::aligned_alloc(512, (bytes + 511) / 512 * 512));
   std::memset(data, 0xcd, bytes);
-  const auto address = reinterpret_cast<uintptr_t>(data);
+  address = reinterpret_cast<uintptr_t>(data);
   memory_[address] = {data, bytes, stream_ordered};
-  return address;
+  return cu::kSuccess;
 }
 
 cu::Result FakeDriver::release(cu::DevicePtr address, bool stream_ordered) {
@@ -356,9 +373,14 @@ cu::Result FakeDriver::drop(UserObject* object) {
   return cu::kSuccess;
 }
 
-std::vector<FakeLaunch> FakeDriver::launches() const {
+std::vector<FakeLaunch> FakeDriver::launches(size_t from) const {
   const std::lock_guard lock(mutex_);
-  return launches_;
+  return {launches_.begin() + static_cast<std::ptrdiff_t>(from), launches_.end()};
+}
+
+size_t FakeDriver::launch_count() const {
+  const std::lock_guard lock(mutex_);
+  return launches_.size();
 }
 
 FakeMap FakeDriver::map(const cu::TensorMap& encoded) const {
@@ -428,11 +450,11 @@ tk_tensor make_tensor(std::vector<int64_t> sizes, int32_t dtype, uintptr_t addre
   tensor.data = reinterpret_cast<void*>(address);
   tensor.dtype = dtype;
   tensor.ndim = static_cast<int32_t>(sizes.size());
-  int64_t stride = 1;
+  uint64_t stride = 1;  // of a tensor that is too large it wraps around
   for (int32_t d = tensor.ndim - 1; d >= 0; d--) {
     tensor.sizes[d] = sizes[static_cast<size_t>(d)];
-    tensor.strides[d] = stride;
-    stride *= tensor.sizes[d];
+    tensor.strides[d] = static_cast<int64_t>(stride);
+    stride *= static_cast<uint64_t>(tensor.sizes[d]);
   }
   return tensor;
 }

@@ -10,10 +10,10 @@ namespace {
 // Small, but with something in every section.
 PackSpec small_pack() {
   Map map{.tensor = 0, .sizes = {size(0, 0), size(0, 1)}, .strides = {stride(0, 0), 1}, .box = {8, 8}};
-  Launch launch{.args = {pointer(0), integer(local(0)), floating(0), tensor_map(map), buffer(0), buffer(1),
-                         global_scratch()},
-                .grid = {local(0), 1, 1},
-                .global_scratch = 128};
+  Launch launch{
+      .args = {pointer(0), integer(local(0)), floating(0), tensor_map(map), buffer(0), buffer(1), global_scratch()},
+      .grid = {local(0), 1, 1},
+      .global_scratch = 128};
   Variant variant{.constraints = {{size(0, 1) == 16, "N = 16"}},
                   .locals = {local(0) + 1},
                   .cost = local(1),
@@ -116,8 +116,8 @@ TEST_F(Hostile, RandomWordsWithTheRightHashAreHarmless) {
 TEST_F(Hostile, EveryTruncationIsRefused) {
   const std::string bytes = pack_bytes(small_pack());
   const auto* const header = reinterpret_cast<const format::Header*>(bytes.data());
-  std::vector<uint64_t> cuts = {0, 1, 8, sizeof(format::Header) - 1, sizeof(format::Header), header->index_size,
-                                bytes.size() - 1};
+  std::vector<uint64_t> cuts = {
+      0, 1, 8, sizeof(format::Header) - 1, sizeof(format::Header), header->index_size, bytes.size() - 1};
   for (const auto& [offset, size] : header->sections) {
     for (const uint64_t cut : {offset, offset + 1, offset + size, offset + size - (size > 0)}) cuts.push_back(cut);
   }
@@ -167,8 +167,8 @@ TEST_F(Hostile, ListsThatReferToEachOtherWithoutEndAreRefused) {
   std::string bytes = pack_bytes(spec);
   auto* const header = reinterpret_cast<format::Header*>(bytes.data());
   const auto& section = header->sections[static_cast<size_t>(format::Section::Variants)];
-  const uint32_t launches =
-      static_cast<uint32_t>(header->sections[static_cast<size_t>(format::Section::Launches)].size / sizeof(format::Launch));
+  const uint32_t launches = static_cast<uint32_t>(
+      header->sections[static_cast<size_t>(format::Section::Launches)].size / sizeof(format::Launch));
   for (uint64_t i = 0; i < section.size / sizeof(format::Variant); i++) {
     const format::Range all{0, launches};
     std::memcpy(bytes.data() + section.offset + i * sizeof(format::Variant) + offsetof(format::Variant, launches), &all,

@@ -65,7 +65,9 @@ struct Arg {
 inline Arg pointer(int tensor, E offset = 0) {
   return {.kind = format::ArgKind::Pointer, .index = static_cast<uint32_t>(tensor), .value = offset};
 }
-inline Arg integer(E value, uint32_t width = 4) { return {.kind = format::ArgKind::Int, .width = width, .value = value}; }
+inline Arg integer(E value, uint32_t width = 4) {
+  return {.kind = format::ArgKind::Int, .width = width, .value = value};
+}
 inline Arg floating(uint32_t index, uint32_t width = 4) {
   return {.kind = format::ArgKind::Float, .width = width, .index = index};
 }
