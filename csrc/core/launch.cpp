@@ -68,7 +68,8 @@ class Scratch {
 cu::DevicePtr counters(Prepared& prepared, cu::Stream stream) {
   const Driver& d = prepared.device->driver();
   const Capture capture = capture_of(d, stream);
-  const uint64_t id = stream_id(d, stream);
+  // The driver names no stream that is being captured; its handle does within the capture.
+  const uint64_t id = capture.id ? reinterpret_cast<uintptr_t>(stream) : stream_id(d, stream);
   Prepared::CounterMemo& memo = prepared.counter_memo;
   // A stream's buffer stays where it is; a graph's goes with the graph.
   if (!capture.id && memo.address && memo.stream_id == id) return memo.address;

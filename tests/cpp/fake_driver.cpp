@@ -245,6 +245,10 @@ struct FakeEntries {
   }
   static cu::Result cuStreamGetId(cu::Stream stream, unsigned long long* id) {
     ENTER(cuStreamGetId);
+    if (const auto capture = f.captures_.find(stream); capture != f.captures_.end()) {
+      capture->second.valid = false;
+      return kCaptureUnsupported;
+    }
     *id = reinterpret_cast<uintptr_t>(stream) + 7;
     return cu::kSuccess;
   }
