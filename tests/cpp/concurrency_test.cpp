@@ -64,6 +64,25 @@ TEST_F(ConcurrencyTest, FirstUseByAllThreads) {
   }
 }
 
+// The fake's lock orders its callers, which could hide what the core forgot to order.
+TEST_F(ConcurrencyTest, FirstUseWithADriverThatOrdersNothing) {
+  for (int round = 0; round < 20; round++) {
+    SetUp();
+    fake().keep_no_books();
+    Op op = busy_op("op");
+    op.variants[0].buffers[1].kind = format::BufferKind::Scratch;
+    load({op});
+    std::atomic<int> launched = 0;
+    everywhere([&](int t) {
+      for (int64_t i = 0; i < 20; i++) {
+        Call c("op", {make_tensor({i % 5 + 1, 16})}, {t});
+        launched += tk_launch(c.get(), nullptr, nullptr) == TK_OK;
+      }
+    });
+    EXPECT_EQ(launched, kThreads * 20);
+  }
+}
+
 TEST_F(ConcurrencyTest, StreamsOfDifferentThreadsDoNotShareCounters) {
   load({busy_op("op")});
   std::array<std::atomic<uint64_t>, kThreads> addresses{};

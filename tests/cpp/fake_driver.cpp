@@ -319,6 +319,42 @@ FakeDriver::~FakeDriver() {
   for (const auto& [address, memory] : memory_) std::free(memory.data);
 }
 
+void FakeDriver::keep_no_books() {
+  static Module module;
+  static Kernel kernel;
+  table_.cuInit = [](unsigned) { return cu::kSuccess; };
+  table_.cuDeviceGetCount = [](int* count) { return *count = 1, cu::kSuccess; };
+  table_.cuDeviceGet = [](cu::Device* device, int ordinal) { return *device = ordinal, cu::kSuccess; };
+  table_.cuDeviceGetAttribute = [](int* value, cu::DeviceAttribute attribute, cu::Device) {
+    *value = attribute == cu::DeviceAttribute::ComputeCapabilityMajor ? 9 : 0;
+    if (attribute == cu::DeviceAttribute::MaxSharedMemoryPerBlockOptin) *value = FakeGpu{}.shared_optin;
+    return cu::kSuccess;
+  };
+  table_.cuDevicePrimaryCtxRetain = [](cu::Context* context, cu::Device) {
+    return *context = primary(0), cu::kSuccess;
+  };
+  table_.cuCtxGetCurrent = [](cu::Context* context) { return *context = primary(0), cu::kSuccess; };
+  table_.cuStreamGetCaptureInfo = [](cu::Stream, cu::CaptureStatus* status, uint64_t*, cu::Graph*,
+                                     const cu::GraphNode**,
+                                     size_t*) { return *status = cu::CaptureStatus::None, cu::kSuccess; };
+  table_.cuThreadExchangeStreamCaptureMode = [](cu::CaptureMode*) { return cu::kSuccess; };
+  table_.cuModuleLoadDataEx = [](cu::Module* m, const void*, unsigned, cu::JitOption*, void**) {
+    return *m = reinterpret_cast<cu::Module>(&module), cu::kSuccess;
+  };
+  table_.cuModuleGetFunction = [](cu::Function* f, cu::Module, const char*) {
+    return *f = reinterpret_cast<cu::Function>(&kernel), cu::kSuccess;
+  };
+  table_.cuFuncGetAttribute = [](int* value, cu::FunctionAttribute, cu::Function) { return *value = 0, cu::kSuccess; };
+  table_.cuFuncSetAttribute = [](cu::Function, cu::FunctionAttribute, int) { return cu::kSuccess; };
+  table_.cuFuncLoad = [](cu::Function) { return cu::kSuccess; };
+  table_.cuFuncGetParamInfo = nullptr;
+  table_.cuMemAllocAsync = [](cu::DevicePtr* address, size_t, cu::Stream) { return *address = 0x5000, cu::kSuccess; };
+  table_.cuMemFreeAsync = [](cu::DevicePtr, cu::Stream) { return cu::kSuccess; };
+  table_.cuTensorMapEncodeTiled = [](cu::TensorMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*,
+                                     const uint32_t*, const uint32_t*, int, int, int, int) { return cu::kSuccess; };
+  table_.cuLaunchKernelEx = [](const cu::LaunchConfig*, cu::Function, void**, void**) { return cu::kSuccess; };
+}
+
 cu::Result FakeDriver::enter(Entry entry) {
   calls_[static_cast<size_t>(entry)]++;
   if (failing_ != entry || --fail_in_ != 0) return cu::kSuccess;

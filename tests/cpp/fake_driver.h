@@ -75,6 +75,9 @@ class FakeDriver {
   FakeDriver& operator=(const FakeDriver&) = delete;
 
   Driver& table() { return table_; }  // entries may be replaced or nulled before first use
+  // Entries that keep no books and take no lock: to measure the core, and to let a thread sanitizer see it alone.
+  // Enough for ops without counters; every thread has the context of device 0.
+  void keep_no_books();
 
   // The n-th call of an entry from now (1: the next) fails, once.
   void fail(Entry entry, int nth, cu::Result result = 999);

@@ -78,9 +78,9 @@ typedef struct tk_allocator {
 /* Names are valid for as long as the process lives. */
 typedef struct tk_choice {
   int32_t config;
-  uint32_t variant;        /* number of the variant in its pack */
-  int64_t cost;            /* predicted time, picoseconds; -1 when the config was given or pinned */
-  int32_t pinned;          /* 1: measured for exactly this problem, 0: predicted, 2: given by the caller */
+  uint32_t variant; /* number of the variant in its pack */
+  int64_t cost;     /* predicted time, picoseconds; -1 when the config was given or pinned */
+  int32_t pinned;   /* 1: measured for exactly this problem, 0: predicted, 2: given by the caller */
   uint32_t n_launches;
   const char* config_name;
   const char* kernel_name;
@@ -91,7 +91,7 @@ typedef struct tk_choice {
 typedef struct tk_candidate {
   uint32_t variant;
   int32_t config;
-  int64_t cost;                  /* predicted picoseconds; -1 when a constraint fails */
+  int64_t cost; /* predicted picoseconds; -1 when a constraint fails */
   const char* config_name;
   const char* kernel_name;
   const char* failed_constraint; /* NULL: it could run */
@@ -117,8 +117,8 @@ TK_API const char* tk_op_name(tk_op op);
 TK_API tk_status tk_choose(const tk_call* call, tk_choice* choice);
 /* At most `capacity` rows; *count is how many there are. */
 TK_API tk_status tk_candidates(const tk_call* call, tk_candidate* rows, uint32_t capacity, uint32_t* count);
-/* How to allocate what a generated op returns: sizes, strides, dtype and ndim of each output, data NULL. The call has its
- * output tensors absent (ndim -1). At most `capacity` rows; *count is how many there are. */
+/* How to allocate what a generated op returns: sizes, strides, dtype and ndim of each output, data NULL. The call has
+ * its output tensors absent (ndim -1). At most `capacity` rows; *count is how many there are. */
 TK_API tk_status tk_outputs(const tk_call* call, tk_tensor* rows, uint32_t capacity, uint32_t* count);
 TK_API tk_status tk_launch(const tk_call* call, void* stream, const tk_allocator* allocator);
 
