@@ -4,6 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+.ONESHELL:
 MAKEFLAGS += --no-builtin-rules
 
 PYTHON ?= python3
@@ -129,11 +130,13 @@ bench: install-local ## the benchmarks on this machine's GPU; results in benchma
 
 .PHONY: lint
 lint: build-tools test-tools lint-tools ## ruff, mypy, clang-format, and whether README's tables are up to date
-	ruff check .
-	ruff format --check .
-	mypy
-	git ls-files '*.h' '*.cpp' '*.c' | xargs clang-format --dry-run --Werror
-	$(PY) tools/readme.py --check
+	status=0
+	ruff check . || status=1
+	ruff format --check . || status=1
+	mypy || status=1
+	git ls-files '*.h' '*.cpp' '*.c' | xargs clang-format --dry-run --Werror || status=1
+	$(PY) tools/readme.py --check || status=1
+	exit $$status
 
 .PHONY: format
 format: lint-tools ## rewrite the sources as lint wants them

@@ -7,8 +7,9 @@ import sys
 import zipfile
 from pathlib import Path
 
-import environment
 import pytest
+
+import environment
 
 
 @pytest.fixture(scope="session")

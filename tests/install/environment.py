@@ -59,7 +59,7 @@ def create(folder: Path) -> Environment:
 
 
 def with_requirements(name: str) -> list[importlib.metadata.Distribution]:
-    """An installed distribution and all that it requires, but Triton: torch's CUDA builds name it, tk must not use it."""
+    """An installed distribution and what it requires, but Triton: torch's CUDA builds name it, tk must not use it."""
     found: dict[str, importlib.metadata.Distribution] = {}
 
     def add(name: str) -> None:

@@ -9,17 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from environment import Environment
 
-# What tk must not do at run time, refused from the inside: writing, starting a process, opening a connection. Reading is
-# an "open" too; its flags are even (O_RDONLY is 0) and create nothing. torch does its own things on import, so it comes
-# first.
+# What tk must not do at run time, refused from the inside: writing, starting a process, opening a connection. Reading
+# is an "open" as well, told by its flags. torch does things of its own on import, so it comes first.
 GUARD = """
 import os, sys
 import torch
 
-REFUSED = ("subprocess.Popen", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system", "os.mkdir", "os.rename",
-           "os.remove", "os.truncate", "os.symlink", "socket.connect", "socket.bind", "tempfile.mkstemp",
+REFUSED = ("subprocess.Popen", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system", "os.mkdir",
+           "os.rename", "os.remove", "os.truncate", "os.symlink", "socket.connect", "socket.bind", "tempfile.mkstemp",
            "tempfile.mkdtemp")
 
 def refuse(event, args):
@@ -46,8 +46,8 @@ assert not [name for name in sys.modules if name.split(".")[0] == "triton"]
 
 def test_there_is_neither_triton_nor_a_compiler(clean: Environment):
     """The premise of the other tests."""
-    search = clean.variables["PATH"]
-    assert [n for n in ("cc", "gcc", "c++", "g++", "clang", "ld", "nvcc", "ptxas") if shutil.which(n, path=search)] == []
+    tools = ("cc", "gcc", "c++", "g++", "clang", "ld", "nvcc", "ptxas")
+    assert [tool for tool in tools if shutil.which(tool, path=clean.variables["PATH"])] == []
     result = clean.attempt("-c", "import triton")
     assert "No module named 'triton'" in result.stderr
 

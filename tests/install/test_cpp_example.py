@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from environment import ROOT, Environment
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from environment import ROOT
+
 from elf import Library
+from environment import ROOT
 
 # glibc 2.34 took libdl and libpthread in; 2.35 and GLIBCXX 3.4.30 are what Ubuntu 22.04 and Debian 12 have.
 NEWEST_GLIBC, NEWEST_GLIBCXX = (2, 35), (3, 4, 30)
@@ -31,8 +32,8 @@ def native(unpacked: Path) -> Library:
 
 def test_the_ops_use_nothing_of_torch_that_torch_2_11_lacks(ops: Library, core: Library):
     exported = set((ROOT / "tests/exports/torch-2.11.txt").read_text().split())
-    # What has a version (GLIBC_, GLIBCXX_, …) is the C and C++ runtime's. No other symbol is let through, so torch's C++
-    # names, which change from version to version, cannot slip in.
+    # What has a version (GLIBC_, GLIBCXX_, …) is the C and C++ runtime's. No other symbol is let through, so torch's
+    # C++ names, which change from version to version, cannot slip in.
     others = {name for name, version in ops.undefined.items() if not version} - core.defined
     assert others, "the ops library takes nothing from torch?"
     assert others - exported == set()
@@ -51,8 +52,8 @@ def test_they_find_each_other_by_where_they_lie(core: Library, ops: Library, nat
 
 
 def test_what_is_linked_in_stays_hidden(core: Library, ops: Library):
-    """Another zlib or OpenSSL in the process must neither use ours nor be used by ours. _Z: C++, where std's templates are
-    always visible."""
+    """Another zlib or OpenSSL in the process must neither use ours nor be used by ours. _Z: C++, where std's templates
+    are always visible."""
     for library in (core, ops):
         plain = {name for name in library.defined if not name.startswith(("tk_", "_Z"))}
         assert plain <= {"_end", "_edata", "__bss_start"}  # the linker's own

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from environment import ROOT, Environment
 
 
@@ -23,7 +24,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_documented_kernel_is_loaded_from_a_pack(pack: Path, clean: Environment):
-    show = "import tk; tk.load_pack({!r}); print(tk.coverage().only(op='scale'))".format(str(pack))
+    show = f"import tk; tk.load_pack({str(pack)!r}); print(tk.coverage().only(op='scale'))"
     shown = clean.run("-c", show).stdout
     assert "block_1024" in shown and "block_4096" in shown
 
