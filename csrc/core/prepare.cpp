@@ -87,6 +87,7 @@ class Preparer {
     prepared.config.shared = launch.shared;
     set_attributes(launch, prepared);
     prepared.first_parameter = static_cast<uint32_t>(out_.parameters.size());
+    reserve_parameters(launch.args.count);
     out_.launches.push_back(prepared);
     for (const format::Arg& arg : pack_.rows<format::Arg>(launch.args))
       if (const char* why = add(arg, launch)) return why;
@@ -130,6 +131,12 @@ class Preparer {
     Prepared::Base base;
     uint64_t offset;
   };
+
+  void reserve_parameters(uint32_t count) {
+    out_.slots.reserve(out_.slots.size() + count);
+    out_.parameters.reserve(out_.parameters.size() + count);
+    parameter_slots_.reserve(parameter_slots_.size() + count);
+  }
 
   uint32_t add_slot(uint64_t bits = 0) {
     out_.slots.push_back(bits);

@@ -125,8 +125,8 @@ TK_API tk_status tk_launch(const tk_call* call, void* stream, const tk_allocator
 /* Load every module of an op on a device now (op UINT32_MAX: of all ops). *modules, unless NULL: how many it has. */
 TK_API tk_status tk_preload(tk_op op, int32_t device, uint32_t* modules);
 
-/* A measured choice for one problem: `key` is the op's bucket, `dims` its size key (see docs/packs.md). Overrides what
- * the pack holds; config -1 removes it. */
+/* A measured choice for one problem: for the call's bucket and exactly its size (the op's `dims`, see docs/packs.md).
+ * Overrides what the pack holds; config -1 removes it. In batch-invariant mode no measured choice counts. */
 TK_API tk_status tk_pin(const tk_call* call, int32_t config);
 
 #ifdef __cplusplus
