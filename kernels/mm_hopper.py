@@ -3,19 +3,45 @@
 One device function computes out = P Q^T with P [p, K] and Q [q, K], each stored either way round, fp32 accumulators:
 
     tiles    P = a, Q = b^T: out as it is. For many rows.
-    rows     P = b^T, Q = a: out transposed. wgmma always has 64 rows of P, and with few rows of a those are columns of
-             b; the few rows of a are its N of 8 to 128.
+    split    P = b^T, Q = a: out transposed. wgmma always has 64 rows of P, and with few rows of a those are columns of
+             b; the few rows of a are its N.
 
-A program has one or two consumer warpgroups, 64 or 128 rows of P each, and two producer warps, one for P and one for Q.
-They share a ring of slots; a slot has a "full" barrier (both operands have landed) and an "empty" one.
+A program has one to three consumer warpgroups, 64 or 128 rows of P each, and two producer warps, one for P and one for
+Q. They share a ring of slots; a slot has a "full" barrier (both operands have landed) and an "empty" one.
 
 Work: tiles [0, whole) are done as they are, round-robin over the programs. The rest is cut along K: its (tile, block of
-K) pairs stand in one line, and each program takes `part` of them. Programs that hold a part of a tile leave it in fp32 in
-scratch memory, and whoever arrives last adds the parts in the order of K: always the same sum, whoever that is.
+K) pairs stand in one line, and each program takes `part` of them. Programs that hold a part of a tile leave it in fp32
+in scratch memory, and whoever arrives last adds the parts in the order of K: always the same sum, whoever that is.
 """
 
 import math
 
+from tk.kernels.epilogue import activate
+from tk.kernels.mm_op import (
+    BIAS,
+    DTYPE_AXIS,
+    EPILOGUE_AXIS,
+    M_CHOICE,
+    OP,
+    OUT,
+    OUT_AXIS,
+    PRECISION_AXIS,
+    A,
+    B,
+    K,
+    M,
+    N,
+    Work,
+    batch_invariant,
+    epilogue_args,
+    fits_32_bits,
+    makes_sense,
+    out_dtype,
+    predict,
+    reread,
+    serves,
+    traffic,
+)
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language import NVMMASharedLayout
@@ -44,32 +70,6 @@ from tk.aot.spec import (
     Scratch,
     TensorMap,
     require,
-)
-from tk.kernels.epilogue import activate
-from tk.kernels.mm_op import (
-    BIAS,
-    DTYPE_AXIS,
-    EPILOGUE_AXIS,
-    M_CHOICE,
-    OP,
-    OUT,
-    OUT_AXIS,
-    PRECISION_AXIS,
-    A,
-    B,
-    K,
-    M,
-    N,
-    Work,
-    batch_invariant,
-    epilogue_args,
-    fits_32_bits,
-    makes_sense,
-    out_dtype,
-    predict,
-    reread,
-    serves,
-    traffic,
 )
 
 _ONCE = gl.constexpr(CachePolicy(l2=FractionalEvictionPolicy("evict_first", 1.0)))  # weights that are read but once
@@ -194,7 +194,7 @@ def _put(x, out_s, desc, row, col, SWAP: gl.constexpr):
 
 @gluon.jit
 def _finish(acc, out_s, desc, row, col, size, fused, SWAP: gl.constexpr, PIECE: gl.constexpr, EPILOGUE: gl.constexpr):
-    """PIECE columns at a time: a whole tile would take the ring's shared memory, and its epilogue too many registers."""
+    """PIECE columns at a time: a whole tile would take the ring's shared memory, its epilogue too many registers."""
     HALF: gl.constexpr = acc.shape[1] // 2
     if acc.shape[1] == PIECE:
         acc = _epilogue(acc, row, col, size, fused, SWAP, EPILOGUE)
@@ -207,7 +207,7 @@ def _finish(acc, out_s, desc, row, col, size, fused, SWAP: gl.constexpr, PIECE: 
 
 @gluon.jit
 def _add_parts(acc, scratch, counters, tile, k0, c: gl.constexpr, work, P_ROWS: gl.constexpr):
-    """Leave this part; the last to arrive gets the sum of all, in the order of K. Returns (sum, whether it is whole)."""
+    """Leave this part; the last to arrive gets the sum of all, in the order of K. Returns (sum, is it whole)."""
     whole, n_tiles, nk, part, n_p, n_q, group = work
     ROWS: gl.constexpr = acc.shape[0]
     COLS: gl.constexpr = acc.shape[1]
@@ -313,8 +313,8 @@ def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows
               PRODUCER_REGS: gl.constexpr):  # fmt: skip
     """rows, cols: of P and of Q. whole, part, group: see the top. P_K, Q_K: K is the operand's contiguous dimension.
 
-    A tile is BP by BQ + MORE, which need not be a power of two: BQ and MORE are products of their own. more_desc: a view of
-    Q like q_desc, for the MORE rows; None where MORE is 0.
+    A tile is BP by BQ + MORE, which need not be a power of two: BQ and MORE are products of their own. more_desc: a
+    view of Q like q_desc, for the MORE rows; None where MORE is 0.
     scratch: fp32 [programs, 2, BP, BQ]; counters: int32, a zero for each tile that is cut and consumer (SPLIT).
     ONCE: b leaves L2 first. PIECE: columns of the tile that go out through shared memory at a time.
     """
@@ -399,13 +399,22 @@ def descriptor(t: Tensor, dtype: str, contiguous: int, block: tuple[int, int],
 
 
 def suits_tma(point: Point) -> tuple[Constraint, ...]:
-    found = []
-    for t, dtype in ((A, point.dtype), (B, point.dtype), (OUT, out_dtype(point))):
-        by = 16 // ITEMSIZE[dtype]
-        rows = [(t.stride(d) == 1) | ((t.stride(d) % by == 0) & (t.stride(d) > 0)) for d in (0, 1)]
-        holds = (t.alignment >= 16) & rows[0] & rows[1]
-        found.append(require(holds, f"{t.name} on a 16-byte boundary, with strides of 1 and a multiple of {by} (TMA)"))
+    """Of a and b."""
+    found = [_rows_suit_tma(t, letter, point.dtype) for t, letter in ((A, point.order[0]), (B, point.order[1]))]
     return (*fits_32_bits(), *found)
+
+
+def _out_suits_tma(point: Point) -> tuple[Constraint, ...]:
+    """A TMA store writes whole pieces of 16 bytes, also across the end of a row."""
+    by = 16 // ITEMSIZE[out_dtype(point)]
+    return _rows_suit_tma(OUT, "n", out_dtype(point)), require(N % by == 0, f"N a multiple of {by}")
+
+
+def _rows_suit_tma(t: Tensor, letter: str, dtype: str) -> Constraint:
+    by = 16 // ITEMSIZE[dtype]
+    outer = t.stride(0 if letter == "n" else 1)
+    holds = (t.alignment >= 16) & (outer % by == 0) & (outer > 0)
+    return require(holds, f"{t.name} on a 16-byte boundary, its rows a multiple of {by} elements apart (TMA)")
 
 
 def suits_wgmma(point: Point, swap: bool) -> bool:
@@ -484,7 +493,7 @@ def _plan_tiles(point: Point) -> Plan | None:
         reread=reread(point, block_m, block_n),
     )
     return Plan(
-        constraints=suits_tma(point),
+        constraints=(*suits_tma(point), *_out_suits_tma(point)),
         serves=serves(point, (point.epilogue,)),
         launches=(Launch(mm_hopper, args, grid=(minimum(device.sm_count, tiles(M)), 1, 1), num_warps=4),),
         cost=predict(point, work),
@@ -517,7 +526,12 @@ def _plan_split(point: Point) -> Plan | None:
         scratch=Scratch(0, "fp32"), counters=Scratch(1, "i32"), whole=Int(whole), part=Int(part), group=Const(1)
     )
     return Plan(
-        constraints=(*suits_tma(point), batch_invariant(), require(M <= 4 * c.bq, f"M <= {4 * c.bq}")),
+        constraints=(
+            *suits_tma(point),
+            *_out_suits_tma(point),
+            batch_invariant(),
+            require(M <= 4 * c.bq, f"M <= {4 * c.bq}"),
+        ),
         serves=serves(point, EPILOGUE_AXIS),
         launches=(Launch(mm_hopper, args, grid=(grid, 1, 1), num_warps=4, maxnreg=c.maxnreg),),
         locals=(tiles // slots * slots, cut, programs),
@@ -540,8 +554,8 @@ def _pair(name: str, bp: int, bq: int, stages: int, bk: int = 64, more: int = 0,
 def _tile(bp: int, bq: int, more: int, stages: int, piece: int, piece_fp32: int, **other: int | str) -> tuple:
     """Twice: with 1024 and with 2048 rows of P walked together. epilogues: those that it is compiled with."""
     sizes = dict(bp=bp, bq=bq, more=more, stages=stages, piece=piece, piece_fp32=piece_fp32)
-    groups = [_pair(f"tiles_{bp}x{bq + more}_g{g}", group=max(1, g // bp), **sizes, **{"epilogues": "plain vector"} | other)
-              for g in (1024, 2048)]  # fmt: skip
+    rest = sizes | {"epilogues": "plain vector"} | other
+    groups = [_pair(f"tiles_{bp}x{bq + more}_g{g}", group=max(1, g // bp), **rest) for g in (1024, 2048)]
     return groups[0] + groups[1]
 
 

@@ -1,4 +1,4 @@
-"""Products of few rows on Hopper: out^T = b^T a^T, one tile of out for each cluster of thread blocks, K cut among its blocks.
+"""Products of few rows on Hopper: out^T = b^T a^T, a tile of out for each cluster of thread blocks, K cut among these.
 
 wgmma always has 64 rows: here they are columns of b, and the few rows of a are its N. A block streams its share of b
 through a ring of TMA loads; no producer warps, since one product in flight is enough to keep a memory-bound ring full.
@@ -6,19 +6,6 @@ The blocks of a cluster then exchange their partial sums through distributed sha
 tile, always in the same order. No scratch memory, no counters, no second pass.
 """
 
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import CachePolicy, FractionalEvictionPolicy
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-
-from tk.aot.expr import ceil_div, device, mode
-from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
 from tk.kernels.epilogue import activate
 from tk.kernels.mm_hopper import bias_strides, descriptor, suits_tma, suits_wgmma
 from tk.kernels.mm_op import (
@@ -42,6 +29,19 @@ from tk.kernels.mm_op import (
     serves,
     traffic,
 )
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import CachePolicy, FractionalEvictionPolicy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from tk.aot.expr import ceil_div, device, mode
+from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
 
 _ONCE = gl.constexpr(CachePolicy(l2=FractionalEvictionPolicy("evict_first", 1.0)))
 
@@ -71,10 +71,10 @@ def _load_p(desc, ring, full, slot, row, k, pred, P_K: gl.constexpr, BYTES: gl.c
 
 
 @gluon.jit
-def mm_hopper_rows(p_desc, q_desc, out, bias, rows, cols, K, k_part, stride_om, stride_bias_p, stride_bias_q, alpha, beta,
-            activation, has_bias, early,
-            BP: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, P_K: gl.constexpr, STAGES: gl.constexpr,
-            BLOCKS: gl.constexpr):  # fmt: skip
+def mm_hopper_rows(p_desc, q_desc, out, bias, rows, cols, K, k_part, stride_om, stride_bias_p, stride_bias_q,
+                   alpha, beta, activation, has_bias, early,
+                   BP: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, P_K: gl.constexpr, STAGES: gl.constexpr,
+                   BLOCKS: gl.constexpr):  # fmt: skip
     """rows, cols: of P (columns of b) and Q (rows of a). k_part: how much of K each of the BLOCKS of a cluster sums, a
     multiple of BK. early: b may be read before the kernels ahead in the stream have ended."""
     dtype: gl.constexpr = p_desc.dtype
@@ -89,7 +89,7 @@ def mm_hopper_rows(p_desc, q_desc, out, bias, rows, cols, K, k_part, stride_om, 
     gl.inline_asm("griddepcontrol.launch_dependents;")
     rank = 0
     if BLOCKS > 1:
-        rank = gl.inline_asm_elementwise("mov.u32 $0, %cluster_ctarank;", "=r", [], dtype=gl.int32, is_pure=True, pack=1)
+        rank = gl.inline_asm_elementwise("mov.u32 $0, %cluster_ctarank;", "=r", [], gl.int32, is_pure=True, pack=1)
     n_q = gl.cdiv(cols, BQ)
     tile = gl.program_id(0)
     p = tile // n_q
@@ -109,8 +109,8 @@ def mm_hopper_rows(p_desc, q_desc, out, bias, rows, cols, K, k_part, stride_om, 
     for i in gl.static_range(STAGES - 1):
         tma.async_load(q_desc, [col, k0 + i * BK], full.index(i), q_s.index(i), pred=i < n_k)
 
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, BQ, 256 // dtype.primitive_bitwidth],
-                                                  _cluster(BLOCKS, 0, 2))  # fmt: skip
+    K_STEP: gl.constexpr = 256 // dtype.primitive_bitwidth
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, BQ, K_STEP], _cluster(BLOCKS, 0, 2))
     acc = gl.zeros([BLOCKS * BP, BQ], gl.float32, MMA)
     slot = 0
     phase = 0
@@ -162,7 +162,7 @@ def _plan(point: Point) -> Plan | None:
     args |= dict(
         p_desc=descriptor(B, point.dtype, 0 if p_along_k else 1, (c.bk, c.bp), (1, c.blocks)),
         q_desc=descriptor(A, point.dtype, 1, (c.bq, c.bk), shared_by=c.blocks),
-        out=Pointer(OUT, out_dtype(point)),
+        out=Pointer(OUT, out_dtype(point), aligned=False),
         rows=Int(N),
         cols=Int(M),
         K=Int(K),

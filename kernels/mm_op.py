@@ -103,8 +103,8 @@ def epilogue_args(dtype: str) -> dict[str, Arg]:
 class Work:
     """What a plan has to do, in the terms that its predicted time is a sum of.
 
-    waves: rounds of programs over the multiprocessors. steps: blocks of K in each. flops: of one step. moved: bytes from
-    and to memory. reread: bytes that programs fetch from L2, each operand once for every tile that needs it."""
+    waves: rounds of programs over the multiprocessors. steps: blocks of K in each. flops: of one step. moved: bytes
+    from and to memory. reread: bytes that programs fetch from L2, each operand once for every tile that needs it."""
 
     waves: Expr
     steps: Expr

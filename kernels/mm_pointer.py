@@ -1,31 +1,12 @@
 """Matrix products in plain Triton, for every GPU and every layout.
 
-`mm_pointer` takes every problem: any strides, any alignment, any size. `mm_split_k` cuts K over several programs where a
-product has few tiles, and adds the parts in a second launch, always in the same order. Both share one loop over K,
+`mm_pointer` takes every problem: any strides, any alignment, any size. `mm_split_k` cuts K over several programs where
+a product has few tiles, and adds the parts in a second launch, always in the same order. Both share one loop over K,
 `_accumulate`.
 """
 
 import triton
 import triton.language as tl
-
-from tk.aot.expr import ceil_div, const, device, local, maximum, minimum
-from tk.aot.spec import (
-    ITEMSIZE,
-    Arg,
-    Buffer,
-    Config,
-    Const,
-    Constraint,
-    Int,
-    Kernel,
-    Launch,
-    Plan,
-    Point,
-    Pointer,
-    Scratch,
-    Tensor,
-    require,
-)
 from tk.kernels.epilogue import activate
 from tk.kernels.mm_op import (
     BIAS,
@@ -51,6 +32,25 @@ from tk.kernels.mm_op import (
     reread,
     serves,
     traffic,
+)
+
+from tk.aot.expr import ceil_div, const, device, local, maximum, minimum
+from tk.aot.spec import (
+    ITEMSIZE,
+    Arg,
+    Buffer,
+    Config,
+    Const,
+    Constraint,
+    Int,
+    Kernel,
+    Launch,
+    Plan,
+    Point,
+    Pointer,
+    Scratch,
+    Tensor,
+    require,
 )
 
 # --- The device functions ---
@@ -193,10 +193,10 @@ def mm_add_parts(parts, bias, out, M, N, splits, stride_bias_m, stride_bias_n, s
 def _aligned(point: Point) -> tuple[Constraint, ...]:
     """What lets the compiler load and store 16 bytes at once."""
     found = []
-    for t in (A, B, OUT):
-        strides = [(t.stride(d) == 1) | (t.stride(d) % 16 == 0) for d in (0, 1)]
-        holds = (t.alignment >= 16) & strides[0] & strides[1]
-        found.append(require(holds, f"{t.name} on a 16-byte boundary, with strides of 1 and a multiple of 16"))
+    for t, letter in ((A, point.order[0]), (B, point.order[1]), (OUT, "n")):
+        outer = t.stride(0 if letter == "n" else 1)
+        holds = (t.alignment >= 16) & (outer % 16 == 0)
+        found.append(require(holds, f"{t.name} on a 16-byte boundary, its rows a multiple of 16 elements apart"))
     sizes = {"N": N} | ({"K": K} if _wide_k(point) else {}) | ({"M": M} if _wide_m(point) else {})
     return (*found, *(require(x % 16 == 0, f"{name} a multiple of 16") for name, x in sizes.items()))
 

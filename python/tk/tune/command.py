@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -50,7 +52,10 @@ def tasks_of(args: argparse.Namespace) -> list[Task]:
         for precision in (args.precision if dtype == "fp32" else PRECISIONS[:1])
         for m, n, k in sizes
     ]
-    return sorted(dict.fromkeys(found), key=lambda t: (t.dtype, t.precision, t.order, t.n, t.k, t.m))
+    # In random order, so that whatever there is time for is a fair sample.
+    weights = sorted({(t.dtype, t.precision, t.order, t.n, t.k) for t in found})
+    random.Random(args.seed).shuffle(weights)
+    return sorted(dict.fromkeys(found), key=lambda t: (weights.index((t.dtype, t.precision, t.order, t.n, t.k)), t.m))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         raise errors.UnsupportedError("tk tune measures on a CUDA GPU, and torch sees none")
     torch.manual_seed(args.seed)
     tasks = tasks_of(args)
-    results = measure_all(tasks)
+    results = measure_all(tasks, args.seconds)
     times = {r.task: {m.config: m.us for m in r.measured} for r in results}
     choices = cover(times, args.slowdown)
     print(summary(times, choices))
@@ -69,11 +74,16 @@ def run(args: argparse.Namespace) -> int:
     return int(len(results) < len(tasks) or any(r.failures for r in results))
 
 
-def measure_all(tasks: Sequence[Task]) -> list[Result]:
-    """One after the other, printed as they come. What fails (no memory, no variant) costs no other."""
+def measure_all(tasks: Sequence[Task], seconds: float = math.inf) -> list[Result]:
+    """One after the other, printed as they come. What fails (no memory, no variant) costs no other; what does not begin
+    within `seconds` is left out, and said."""
     operands = Operands()
     results = []
-    for task in tasks:
+    end = time.monotonic() + seconds
+    for i, task in enumerate(tasks):
+        if time.monotonic() > end:
+            print(f"out of time: {len(tasks) - i} of {len(tasks)} products not measured", flush=True)
+            break
         try:
             results.append(measure(task, operands))
         except (RuntimeError, ValueError) as e:
@@ -161,6 +171,7 @@ def add_parser(subparsers: Any) -> None:
     add("--precision", type=list_of(PRECISIONS), default=["tf32"], help="of fp32: tf32, ieee (tf32)")
     add("--slowdown", type=slowdown, default=1.02, help="what a kept config may lose to the best (1.02)")
     add("--random", type=int, default=0, help="so many random sizes beside the default ones")
+    add("--seconds", type=float, default=math.inf, help="begin no product after so long")
     add("--seed", type=int, default=0, help="of the random sizes and inputs")
     add("--write", type=Path, metavar="FILE", help="a table of kernels/tuned/ instead of the user's file")
     parser.set_defaults(run=run)
