@@ -86,6 +86,9 @@ endif
 
 # --- Tests ---
 
+# By file: what a module's tests build, they build once.
+PARALLEL = --numprocesses $(JOBS) --maxprocesses 8 --dist loadfile
+
 .PHONY: test
 test: test-cpp test-python test-install ## every test that needs no GPU
 
@@ -96,9 +99,9 @@ sample: build-tools test-tools
 
 .PHONY: test-python
 test-python: sample
-	$(PY) -m pytest tests/unit
+	$(PY) -m pytest tests/unit $(PARALLEL)
 	$(PY) -m pytest tests/kernels
-	$(PY) -m pytest tests/ops
+	$(PY) -m pytest tests/ops $(PARALLEL)
 
 .PHONY: test-install
 test-install: sample
