@@ -1,7 +1,7 @@
 """The kernels that ship.
 
-In a wheel they are the files of this folder. In a checkout they live in ``kernels/`` at the top, for everyone to see, and
-are found from here; nothing else has to know.
+In a wheel they are the files of this folder. In a checkout they live in ``kernels/`` at the top, for everyone to see,
+and are found from here; nothing else has to know.
 """
 
 from pathlib import Path
