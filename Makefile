@@ -24,8 +24,8 @@ export TK_JOBS ?= $(JOBS)
 # What is tested is the installed package, never this folder by way of the caller's environment.
 unexport PYTHONPATH PYTHONHOME TK_LIBRARY_DIR TK_NO_LIBRARY TK_PACK_PATH CMAKE_ARGS
 
-# The GPU's architecture, 90 without one. Baseline PTX beside it serves what no pack fits.
-LOCAL_ARCH = $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .),90)
+# The pack that serves this machine's GPU; sm_90's without one.
+LOCAL_ARCH = $(shell tools/local_arch.sh)
 
 .PHONY: help
 help: ## this list
