@@ -395,6 +395,7 @@ def descriptor(t: Tensor, dtype: str, contiguous: int, block: tuple[int, int],
         (t.stride(order[0]), 1),
         (rows * across[0], cols * across[1]),
         layout=repr(layout),
+        round_to_tf32=dtype == "fp32" and t is not OUT,  # wgmma itself would cut off what tf32 has no room for
     )
 
 
@@ -485,9 +486,10 @@ def _plan_tiles(point: Point) -> Plan | None:
         scratch=Const(None), counters=Const(None), whole=Int(tiles(M)), part=Const(1), group=Int(c.group)
     )
     block_m, block_n = (c.bq + c.more, c.bp) if swap else (c.bp, c.bq + c.more)
+    waves = ceil_div(tiles(M_CHOICE), device.sm_count)
     work = Work(
-        waves=ceil_div(tiles(M_CHOICE), device.sm_count),
-        steps=ceil_div(K, c.bk),
+        waves=waves,
+        steps=waves * ceil_div(K, c.bk),
         flops=2 * block_m * block_n * c.bk,
         moved=traffic(point),
         reread=reread(point, block_m, block_n),
@@ -516,11 +518,12 @@ def _plan_split(point: Point) -> Plan | None:
     programs = select(whole > 0, slots, ceil_div(tiles * nk, part))
     steps = whole // slots * nk + select(whole == tiles, 0, part)
     work = Work(
-        waves=const(1),
+        waves=ceil_div(tiles, slots),
         steps=steps,
         flops=2 * c.bp * c.bq * c.bk,
         moved=traffic(point) + select(part < nk, 8 * grid * c.bp * c.bq, 0),
         reread=reread(point, c.bq, c.bp),
+        parts=part < nk,
     )
     args = _arguments(point, swap=True) | dict(
         scratch=Scratch(0, "fp32"), counters=Scratch(1, "i32"), whole=Int(whole), part=Int(part), group=Const(1)
@@ -530,7 +533,7 @@ def _plan_split(point: Point) -> Plan | None:
             *suits_tma(point),
             *_out_suits_tma(point),
             batch_invariant(),
-            require(M <= 4 * c.bq, f"M <= {4 * c.bq}"),
+            require(M <= 2 * c.bq, f"M <= {2 * c.bq}"),
         ),
         serves=serves(point, EPILOGUE_AXIS),
         launches=(Launch(mm_hopper, args, grid=(grid, 1, 1), num_warps=4, maxnreg=c.maxnreg),),

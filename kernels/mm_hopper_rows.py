@@ -174,9 +174,10 @@ def _plan(point: Point) -> Plan | None:
         mm_hopper_rows, args, grid=(tiles, 1, 1), num_warps=c.bp // 16, num_ctas=c.blocks, dependent=point.dependent
     )
     early = mode("static_weights")
+    waves = ceil_div(tiles * c.blocks, device.sm_count * c.resident)
     work = Work(
-        waves=ceil_div(tiles * c.blocks, device.sm_count * c.resident),
-        steps=k_part // c.bk,
+        waves=waves,
+        steps=waves * (k_part // c.bk),
         flops=2 * c.bp * c.bq * c.bk,
         moved=traffic(point),
         reread=reread(point, c.bq, c.bp),

@@ -103,14 +103,16 @@ def epilogue_args(dtype: str) -> dict[str, Arg]:
 class Work:
     """What a plan has to do, in the terms that its predicted time is a sum of.
 
-    waves: rounds of programs over the multiprocessors. steps: blocks of K in each. flops: of one step. moved: bytes
-    from and to memory. reread: bytes that programs fetch from L2, each operand once for every tile that needs it."""
+    waves: tiles that a multiprocessor does one after the other. steps: blocks of K in all of these. flops: of one step.
+    moved: bytes from and to memory. reread: bytes that programs fetch from L2, each operand once for every tile that
+    needs it. parts: whether several programs share a tile."""
 
     waves: Expr
     steps: Expr
     flops: int
     moved: Expr
     reread: Expr
+    parts: Expr = const(0)
 
     @property
     def terms(self) -> dict[str, Expr]:
@@ -118,9 +120,10 @@ class Work:
         return {
             "fixed": const(1),
             "wave": self.waves,
-            "step": self.waves * self.steps,
+            "step": self.steps,
             "kilobyte": self.moved // 1024,
             "l2_kilobyte": self.reread // 1024,
+            "parts": self.parts,
         }
 
 
@@ -154,5 +157,5 @@ def predict(point: Point, work: Work, slowdown: int = 1) -> Expr:
         arch = max((a for a in _BYTES_PER_NS if a <= point.arch), default=min(_BYTES_PER_NS))
         step = slowdown * work.flops * 1000 // _FLOPS_PER_NS[arch][precision]
         kilobyte = slowdown * 1024_000 // _BYTES_PER_NS[arch]
-        weights = dict(fixed=2_000_000, wave=1_000_000, step=step, kilobyte=kilobyte, l2_kilobyte=0)
+        weights = dict(fixed=2_000_000, wave=1_000_000, step=step, kilobyte=kilobyte, l2_kilobyte=0, parts=2_000_000)
     return sum((weights[name] * term for name, term in work.terms.items()), const(0))

@@ -1,13 +1,19 @@
 """Every variant that the packs hold for mm, each on several problems, against fp64."""
 
+import itertools
+
 import pytest
 import torch
 from benchmarks import accuracy, products
 
 from tk import capi
+from tk.config import MODE_BITS
 
 from .cases import rms
 from .variants import BUCKETS, Bucket, Operands, problems
+
+
+MODES = (0, MODE_BITS["static_weights"])  # between them every variant may run
 
 
 def judge(operands: Operands, result: torch.Tensor, reference: torch.Tensor, torchs: torch.Tensor) -> str:
@@ -31,15 +37,16 @@ def test_every_variant_of_a_bucket(bucket: Bucket) -> None:
     wrong: list[str] = []
     unfit: dict[int, str] = {}
     fit: set[int] = set()
-    for operands in problems(bucket):
-        problem = operands.problem()
+    for operands, mode in itertools.product(problems(bucket), MODES):
         reference, torchs = operands.reference(), run_torch(operands)
-        for row in capi.candidates(problem):
+        for row in capi.candidates(operands.problem(mode)):
             if not row.fits:
                 unfit[row.variant] = f"{row.kernel_name}/{row.config_name}: {row.failed_constraint}"
                 continue
+            if row.variant in fit and mode:  # the mode changes nothing for it
+                continue
             fit.add(row.variant)
-            if trouble := judge(operands, operands.run(row.config), reference, torchs):
+            if trouble := judge(operands, operands.run(row.config, mode), reference, torchs):
                 wrong.append(f"{operands.label} {row.kernel_name}/{row.config_name}: {trouble}")
     assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:8])
     assert fit, "the bucket has no variant that fits anything"
