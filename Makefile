@@ -11,7 +11,7 @@ PYTHON ?= python3
 TORCH ?= 2.13.0
 VENV ?= .venv$(if $(filter system,$(TORCH)),-system)
 WHEEL ?=
-GRID ?= full
+GRID ?=
 JOBS ?= $(shell nproc)
 ARGS ?=
 
@@ -26,6 +26,8 @@ unexport PYTHONPATH PYTHONHOME TK_LIBRARY_DIR TK_NO_LIBRARY TK_PACK_PATH CMAKE_A
 
 # The pack that serves this machine's GPU; sm_90's without one.
 LOCAL_ARCH = $(shell tools/local_arch.sh)
+# Where no GPU will run them, a few kernels show what all of them would: minutes instead of half an hour on two cores.
+LOCAL_GRID = $(or $(GRID),$(if $(shell command -v nvidia-smi),full,sample))
 
 .PHONY: help
 help: ## this list
@@ -37,7 +39,7 @@ help: ## this list
 	  '  VENV=.venv         where it is made (.venv-system for TORCH=system)' \
 	  '  TORCH=$(TORCH)     its torch, from pip; "system": the torch that PYTHON already has (2.11 or newer)' \
 	  '  WHEEL=FILE         install this wheel instead of building one: then neither a compiler nor Triton is needed' \
-	  '  GRID=full          "sample": compile only the few kernels that touch every axis' \
+	  '  GRID=              "full": every kernel; "sample": the few that touch every axis (demo'"'"'s default without a GPU)' \
 	  '  JOBS=$(JOBS)             compilations at once' \
 	  '  ARGS=              passed on to the demo, to pytest (gpu-test) or to the benchmarks'
 
@@ -57,12 +59,12 @@ define install
 endef
 
 .PHONY: demo
-demo: install-local ## build the wheel for this machine's GPU (sm_90 without one), install it, run the demo
+demo: install-local ## build the wheel for this machine's GPU (a sample of sm_90 without one), install it, run the demo
 	cd build && $(PY) -m tk demo $(ARGS)
 
 .PHONY: wheel
 wheel: build-tools ## the wheel that ships: sm_80, sm_90 and PTX, in dist/
-	$(call build_wheel,wheel,$(GRID),80$(comma)90$(comma)ptx80)
+	$(call build_wheel,wheel,$(or $(GRID),full),80$(comma)90$(comma)ptx80)
 	mkdir -p dist
 	cp build/wheel/dist/torch_tk-*.whl dist/
 	ls -l dist
@@ -76,7 +78,7 @@ comma := ,
 .PHONY: install-local
 ifeq ($(WHEEL),)
 install-local: build-tools
-	$(call build_wheel,local,$(GRID),$(LOCAL_ARCH))
+	$(call build_wheel,local,$(LOCAL_GRID),$(LOCAL_ARCH))
 	$(call install,build/local/dist/torch_tk-*.whl)
 else
 install-local: $(VENV)/.torch
