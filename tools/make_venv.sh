@@ -8,7 +8,7 @@ python=$1 folder=$2 torch=$3
   exit 1
 }
 if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
-  "$(dirname "$0")/debian_packages.sh" python3-venv
+  PYTHON=$python "$(dirname "$0")/debian_packages.sh" python3-venv
 fi
 "$python" -m venv --clear "$folder"
 if [ "$torch" = system ]; then
