@@ -54,7 +54,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tk.aot.expr import Expr, Tensor, ceil_div, const, device, local, maximum, minimum, select
+from tk.aot.expr import Expr, Tensor, ceil_div, device, local, maximum, minimum, select
 from tk.aot.spec import (
     ITEMSIZE,
     Arg,

@@ -82,8 +82,8 @@ def _edge(index, size, CONTIGUOUS: tl.constexpr):
 
 @triton.jit
 def _round_to_tf32(x):
-    """To 10 bits of mantissa, ties away from zero, as cuBLAS does. Tensor cores alone cut the rest off, at 2.6 times the
-    error. A NaN may not carry into the sign."""
+    """To 10 bits of mantissa, ties away from zero, as cuBLAS does. Tensor cores alone cut the rest off, at 2.6 times
+    the error. A NaN may not carry into the sign."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.where(x == x, ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True), x)
 

@@ -12,7 +12,6 @@ from tk.config import MODE_BITS
 from .cases import rms
 from .variants import BUCKETS, Bucket, Operands, problems
 
-
 MODES = (0, MODE_BITS["static_weights"])  # between them every variant may run
 
 
