@@ -1,6 +1,9 @@
-"""Launches every variant of mm at sizes that are multiples of nothing, for a checker to watch:
+r"""Launches every variant of mm at sizes that are multiples of nothing, for a checker to watch:
 
-    compute-sanitizer --tool memcheck --error-exitcode 9 python tests/gpu/sanitize.py [--part 1/4] [--only REGEX]
+    compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 \
+        python tests/gpu/sanitize.py [--part 1/4] [--only REGEX]
+
+(The core asks the driver for a kernel's parameters until there are no more: an API error that is meant.)
 
 Every tensor is an allocation of its own, so that one byte too far is seen. Results are compared with torch's, so that a
 launch that did nothing is seen too. The exit status is 1 when a variant was wrong or could not be launched.
