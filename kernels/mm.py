@@ -4,10 +4,9 @@ The op and its problem are in mm_op.py. mm_pointer.py takes every product on eve
 mm_hopper_rows.py are what sm_90 runs where the operands suit TMA.
 """
 
-from tk.kernels.mm_op import OP
-
 from tk.aot.spec import Family, Kernel, Point
 from tk.kernels import mm_hopper, mm_hopper_rows, mm_pointer
+from tk.kernels.mm_op import OP
 
 # A tile for tensor cores and one without, and of Hopper's kernels one for each way of using them.
 _SAMPLED = {

@@ -16,32 +16,6 @@ in scratch memory, and whoever arrives last adds the parts in the order of K: al
 
 import math
 
-from tk.kernels.epilogue import activate
-from tk.kernels.mm_op import (
-    BIAS,
-    DTYPE_AXIS,
-    EPILOGUE_AXIS,
-    M_CHOICE,
-    OP,
-    OUT,
-    OUT_AXIS,
-    PRECISION_AXIS,
-    A,
-    B,
-    K,
-    M,
-    N,
-    Work,
-    batch_invariant,
-    epilogue_args,
-    fits_32_bits,
-    makes_sense,
-    out_dtype,
-    predict,
-    reread,
-    serves,
-    traffic,
-)
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language import NVMMASharedLayout
@@ -70,6 +44,32 @@ from tk.aot.spec import (
     Scratch,
     TensorMap,
     require,
+)
+from tk.kernels.epilogue import activate
+from tk.kernels.mm_op import (
+    BIAS,
+    DTYPE_AXIS,
+    EPILOGUE_AXIS,
+    M_CHOICE,
+    OP,
+    OUT,
+    OUT_AXIS,
+    PRECISION_AXIS,
+    A,
+    B,
+    K,
+    M,
+    N,
+    Work,
+    batch_invariant,
+    epilogue_args,
+    fits_32_bits,
+    makes_sense,
+    out_dtype,
+    predict,
+    reread,
+    serves,
+    traffic,
 )
 
 _ONCE = gl.constexpr(CachePolicy(l2=FractionalEvictionPolicy("evict_first", 1.0)))  # weights that are read but once

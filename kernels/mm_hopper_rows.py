@@ -6,6 +6,19 @@ The blocks of a cluster then exchange their partial sums through distributed sha
 tile, always in the same order. No scratch memory, no counters, no second pass.
 """
 
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import CachePolicy, FractionalEvictionPolicy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from tk.aot.expr import ceil_div, device, mode
+from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
 from tk.kernels.epilogue import activate
 from tk.kernels.mm_hopper import bias_strides, descriptor, suits_tma, suits_wgmma
 from tk.kernels.mm_op import (
@@ -29,19 +42,6 @@ from tk.kernels.mm_op import (
     serves,
     traffic,
 )
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import CachePolicy, FractionalEvictionPolicy
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-
-from tk.aot.expr import ceil_div, device, mode
-from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
 
 _ONCE = gl.constexpr(CachePolicy(l2=FractionalEvictionPolicy("evict_first", 1.0)))
 

@@ -7,6 +7,25 @@ a product has few tiles, and adds the parts in a second launch, always in the sa
 
 import triton
 import triton.language as tl
+
+from tk.aot.expr import ceil_div, const, device, local, maximum, minimum
+from tk.aot.spec import (
+    ITEMSIZE,
+    Arg,
+    Buffer,
+    Config,
+    Const,
+    Constraint,
+    Int,
+    Kernel,
+    Launch,
+    Plan,
+    Point,
+    Pointer,
+    Scratch,
+    Tensor,
+    require,
+)
 from tk.kernels.epilogue import activate
 from tk.kernels.mm_op import (
     BIAS,
@@ -32,25 +51,6 @@ from tk.kernels.mm_op import (
     reread,
     serves,
     traffic,
-)
-
-from tk.aot.expr import ceil_div, const, device, local, maximum, minimum
-from tk.aot.spec import (
-    ITEMSIZE,
-    Arg,
-    Buffer,
-    Config,
-    Const,
-    Constraint,
-    Int,
-    Kernel,
-    Launch,
-    Plan,
-    Point,
-    Pointer,
-    Scratch,
-    Tensor,
-    require,
 )
 
 # --- The device functions ---

@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass
 
 import torch
-from benchmarks import accuracy, products
 
 import tk
+from benchmarks import accuracy, products
 
 from .device import DEVICE
 from .layouts import OPERAND_LAYOUTS, OUT_LAYOUTS, Placed, place

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from benchmarks import accuracy, products
 
 import tk
+from benchmarks import accuracy, products
 
 from .cases import rms
 from .device import DEVICE

@@ -4,9 +4,9 @@ import random
 
 import pytest
 import torch
-from benchmarks import products
 
 import tk
+from benchmarks import products
 
 from .device import DEVICE
 

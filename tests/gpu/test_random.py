@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+
 from benchmarks import accuracy
 
 from .cases import KINDS, Kind, check, draw

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from benchmarks import products
 
 import tk
+from benchmarks import products
 
 from .cases import KINDS, Kind
 from .device import DEVICE

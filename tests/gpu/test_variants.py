@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 import torch
-from benchmarks import accuracy, products
 
+from benchmarks import accuracy, products
 from tk import capi
 from tk.config import MODE_BITS
 

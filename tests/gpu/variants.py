@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from benchmarks import products
 
+from benchmarks import products
 from tk import capi
 from tk.heuristics.problem import describe
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
-from tk.kernels.epilogue import ACTIVATIONS
-from tk.kernels.mm_op import OP, PRECISION_AXIS
 
 from tk.aot.grid import Variant, enumerate_grid
 from tk.kernels import mm
+from tk.kernels.epilogue import ACTIVATIONS
+from tk.kernels.mm_op import OP, PRECISION_AXIS
 
 from .launcher import run
 
@@ -63,6 +63,18 @@ class Operands:
     a: torch.Tensor
     b: torch.Tensor
     out: torch.Tensor
+    precision: str = "ieee"
+
+    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """a and b in float64, as the products take them."""
+        a, b = self.a.double(), self.b.double()
+        return (rounded_to_tf32(a), rounded_to_tf32(b)) if self.precision == "tf32" else (a, b)
+
+
+def rounded_to_tf32(x: torch.Tensor) -> torch.Tensor:
+    """To 11 significant bits, ties away from zero."""
+    mantissa, exponent = torch.frexp(x)  # |mantissa| in [1/2, 1)
+    return torch.ldexp(mantissa.sign() * (mantissa.abs() * 2**11 + 0.5).floor() / 2**11, exponent)
 
 
 def matrix(rows: int, cols: int, dtype: torch.dtype, letter: str, aligned: bool) -> torch.Tensor:
@@ -83,7 +95,8 @@ def operands(v: Variant, m: int, n: int, k: int) -> Operands:
     dtype = DTYPES[p.dtype]
     out = matrix(m, n, DTYPES["fp32"] if p.out == "fp32" else dtype, "s" if p.order == "ss" else "n", p.aligned)
     out.fill_(math.nan)
-    return Operands(matrix(m, k, dtype, p.order[0], p.aligned), matrix(k, n, dtype, p.order[1], p.aligned), out)
+    a, b = matrix(m, k, dtype, p.order[0], p.aligned), matrix(k, n, dtype, p.order[1], p.aligned)
+    return Operands(a, b, out, p.precision)
 
 
 def sizes(v: Variant) -> tuple[int, int, int]:
@@ -109,7 +122,8 @@ def multiply(
 
 
 def check(x: Operands, bias: torch.Tensor | None = None, activation: str = "none", alpha: float = 1, beta: float = 1):
-    z = alpha * (x.a.double() @ x.b.double())
+    a, b = x.read()
+    z = alpha * (a @ b)
     if bias is not None:
         z = z + beta * bias.double()
     reference = ACTIVATE[activation](z)
