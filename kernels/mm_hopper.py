@@ -14,8 +14,6 @@ K) pairs stand in one line, and each program takes `part` of them. Programs that
 in scratch memory, and whoever arrives last adds the parts in the order of K: always the same sum, whoever that is.
 """
 
-import math
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language import NVMMASharedLayout
@@ -67,7 +65,6 @@ from tk.kernels.mm_op import (
     makes_sense,
     out_dtype,
     predict,
-    reread,
     serves,
     traffic,
 )
@@ -79,20 +76,36 @@ _ONCE = gl.constexpr(CachePolicy(l2=FractionalEvictionPolicy("evict_first", 1.0)
 
 
 @gluon.jit
-def _first(whole, n_tiles, nk, part):
+def _first(work, SPLIT: gl.constexpr):
     """State: the next whole tile, and what is left of this program's stretch of the line."""
-    lo = whole * nk + gl.program_id(0) * part
-    return gl.program_id(0), lo, gl.minimum(lo + part, n_tiles * nk)
+    whole, n_tiles, nk, part, n_p, n_q, group = work
+    t = gl.program_id(0)
+    lo = t
+    hi = t
+    if SPLIT:
+        lo = whole * nk + t * part
+        hi = gl.minimum(lo + part, n_tiles * nk)
+    return t, lo, hi
 
 
 @gluon.jit
-def _next(t, lo, hi, whole, nk):
-    is_whole = t < whole
-    cut = lo // nk
-    tile = gl.where(is_whole, t, cut)
-    k0 = gl.where(is_whole, 0, lo - cut * nk)
-    k1 = gl.where(is_whole, nk, gl.minimum(nk, hi - cut * nk))
-    return gl.where(is_whole, t + gl.num_programs(0), t), gl.where(is_whole, lo, lo + k1 - k0), tile, k0, k1
+def _next(t, lo, hi, work, SPLIT: gl.constexpr):
+    """Returns the new state, then the segment: tile, k0, k1."""
+    whole, n_tiles, nk, part, n_p, n_q, group = work
+    tile = t
+    k0 = 0
+    k1 = nk
+    if SPLIT:
+        is_whole = t < whole
+        cut = lo // nk
+        tile = gl.where(is_whole, t, cut)
+        k0 = gl.where(is_whole, 0, lo - cut * nk)
+        k1 = gl.where(is_whole, nk, gl.minimum(nk, hi - cut * nk))
+        t = gl.where(is_whole, t + gl.num_programs(0), t)
+        lo = gl.where(is_whole, lo, lo + k1 - k0)
+    else:
+        t += gl.num_programs(0)
+    return t, lo, tile, k0, k1
 
 
 @gluon.jit
@@ -102,6 +115,18 @@ def _place(tile, n_p, n_q, group):
     r = tile - g * group * n_q
     size = gl.minimum(group, n_p - g * group)
     return g * group + r % size, r // size
+
+
+@gluon.constexpr_function
+def _along_rows(blocks):
+    """The blocks of a cluster stand one below the other."""
+    return [[b, 0] for b in (1, 2, 4, 8) if b < blocks]
+
+
+@gluon.constexpr_function
+def _one_for_all(blocks):
+    """The layout of a barrier that a cluster has but once."""
+    return mbarrier.MBarrierLayout([[0] for b in (1, 2, 4, 8) if b < blocks])
 
 
 @gluon.jit
@@ -115,35 +140,39 @@ def _advance(slot, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _load(desc, row, k, bar, slot, K_MAJOR: gl.constexpr, POLICY: gl.constexpr):
-    if K_MAJOR:
-        tma.async_load(desc, [row, k], bar, slot, cache_policy=POLICY)
-    else:
-        tma.async_load(desc, [k, row], bar, slot, cache_policy=POLICY)
+def _load(desc, row, k, bar, slot, K_MAJOR: gl.constexpr, SHARED: gl.constexpr, POLICY: gl.constexpr):
+    at = [row, k] if K_MAJOR else [k, row]
+    tma.async_load(desc, at, bar, slot, multicast=SHARED, cache_policy=POLICY)
 
 
 @gluon.jit
-def _produce(WHICH: gl.constexpr, desc, ring, more_desc, more_ring, full, empty, work, ROWS: gl.constexpr,
+def _produce(WHICH: gl.constexpr, desc, ring, more_desc, more_ring, bars, work, ROWS: gl.constexpr,
              PARTS: gl.constexpr, MORE: gl.constexpr, BK: gl.constexpr, K_MAJOR: gl.constexpr, STAGES: gl.constexpr,
-             POLICY: gl.constexpr):  # fmt: skip
-    """WHICH: 0 loads P, 1 loads Q; PARTS blocks of ROWS rows, then one of MORE."""
+             SPLIT: gl.constexpr, SHARED: gl.constexpr, POLICY: gl.constexpr):  # fmt: skip
+    """WHICH: 0 loads P, 1 loads Q; PARTS blocks of ROWS rows, then one of MORE. SHARED: the first block of the cluster
+    loads for all of them, once the slot is free in all of them."""
+    full, empty, all_empty = bars
     whole, n_tiles, nk, part, n_p, n_q, group = work
-    t, lo, hi = _first(whole, n_tiles, nk, part)
+    t, lo, hi = _first(work, SPLIT)
     slot = 0
     phase = 0
     while (t < whole) | (lo < hi):
-        t, lo, tile, k0, k1 = _next(t, lo, hi, whole, nk)
+        t, lo, tile, k0, k1 = _next(t, lo, hi, work, SPLIT)
         p, q = _place(tile, n_p, n_q, group)
         row = (p if WHICH == 0 else q) * (ROWS * PARTS + MORE)
         for k in range(k0, k1):
+            bar = full.index(slot)
             mbarrier.wait(empty.index(slot), phase ^ 1)
             if MORE > 0:
-                mbarrier.expect(full.index(slot), desc.nbytes_per_cta * PARTS + more_desc.nbytes_per_cta)
-                _load(more_desc, row + PARTS * ROWS, k * BK, full.index(slot), more_ring.index(slot), K_MAJOR, POLICY)
+                mbarrier.expect(bar, desc.nbytes_per_cta * PARTS + more_desc.nbytes_per_cta)
             else:
-                mbarrier.expect(full.index(slot), desc.nbytes_per_cta * PARTS)
+                mbarrier.expect(bar, desc.nbytes_per_cta * PARTS)
+            if SHARED:
+                mbarrier.wait(all_empty.index(slot), phase ^ 1)  # the first block waits; the others pass
+            if MORE > 0:
+                _load(more_desc, row + PARTS * ROWS, k * BK, bar, more_ring.index(slot), K_MAJOR, SHARED, POLICY)
             for c in gl.static_range(PARTS):
-                _load(desc, row + c * ROWS, k * BK, full.index(slot), ring.index(slot * PARTS + c), K_MAJOR, POLICY)
+                _load(desc, row + c * ROWS, k * BK, bar, ring.index(slot * PARTS + c), K_MAJOR, SHARED, POLICY)
             slot, phase = _advance(slot, phase, STAGES)
 
 
@@ -176,9 +205,9 @@ def _epilogue(acc, row, col, size, fused, SWAP: gl.constexpr, EPILOGUE: gl.const
 
 
 @gluon.jit
-def _put(x, out_s, desc, row, col, SWAP: gl.constexpr):
+def _put(x, out_s, desc, row, col, SWAP: gl.constexpr, BUFFERS: gl.constexpr):
     """Through shared memory; the TMA store cuts off what lies outside."""
-    tma.store_wait(0)  # what was stored before has left out_s
+    tma.store_wait(BUFFERS - 1)  # what was stored from here before has left
     gl.barrier()
     if SWAP:
         out_s.permute([1, 0]).store(x)
@@ -193,31 +222,52 @@ def _put(x, out_s, desc, row, col, SWAP: gl.constexpr):
 
 
 @gluon.jit
-def _finish(acc, out_s, desc, row, col, size, fused, SWAP: gl.constexpr, PIECE: gl.constexpr, EPILOGUE: gl.constexpr):
-    """PIECE columns at a time: a whole tile would take the ring's shared memory, its epilogue too many registers."""
-    HALF: gl.constexpr = acc.shape[1] // 2
-    if acc.shape[1] == PIECE:
+def _finish(acc, out_s, desc, row, col, size, fused, SWAP: gl.constexpr, PIECE: gl.constexpr, BUFFERS: gl.constexpr,
+            EPILOGUE: gl.constexpr, FIRST: gl.constexpr, COUNT: gl.constexpr):  # fmt: skip
+    """PIECE columns at a time: a whole tile would take the ring's shared memory, its epilogue too many registers. The
+    pieces, numbered from FIRST, take turns with the BUFFERS of out_s."""
+    if COUNT == 1:
         acc = _epilogue(acc, row, col, size, fused, SWAP, EPILOGUE)
-        _put(acc.to(desc.dtype), out_s, desc, row, col, SWAP)
+        _put(acc.to(desc.dtype), out_s.index(FIRST % BUFFERS), desc, row, col, SWAP, BUFFERS)
     else:
+        HALF: gl.constexpr = acc.shape[1] // 2
         lo, hi = gl.split(acc.reshape([acc.shape[0], 2, HALF]).permute([0, 2, 1]))
-        _finish(lo, out_s, desc, row, col, size, fused, SWAP, PIECE, EPILOGUE)
-        _finish(hi, out_s, desc, row, col + HALF, size, fused, SWAP, PIECE, EPILOGUE)
+        _finish(lo, out_s, desc, row, col, size, fused, SWAP, PIECE, BUFFERS, EPILOGUE, FIRST, COUNT // 2)
+        _finish(hi, out_s, desc, row, col + HALF, size, fused, SWAP, PIECE, BUFFERS, EPILOGUE, FIRST + COUNT // 2,
+                COUNT // 2)  # fmt: skip
 
 
 @gluon.jit
-def _add_parts(acc, scratch, counters, tile, k0, c: gl.constexpr, work, P_ROWS: gl.constexpr):
-    """Leave this part; the last to arrive gets the sum of all, in the order of K. Returns (sum, is it whole)."""
+def _places(scratch, block):
+    """Where the elements of a block of 64 (or 128) rows go in scratch memory: those that one instruction of a warp
+    stores side by side. In the layout of wgmma's result a thread has two neighbours of a row, and of each 16 rows the
+    same ones again 8 below and in every 8th column."""
+    LAYOUT: gl.constexpr = block.type.layout
+    i = gl.arange(0, block.shape[0], gl.SliceLayout(1, LAYOUT))[:, None]
+    j = gl.arange(0, block.shape[1], gl.SliceLayout(0, LAYOUT))[None, :]
+    pair = (i // 64) * 128 + (i // 16 % 4) * 32 + i % 8 * 4 + j // 2 % 4
+    turn = j // 8 * 2 + i // 8 % 2
+    return scratch + (turn * (block.shape[0] * 4) + pair * 2 + j % 2)
+
+
+@gluon.jit
+def _add_parts(acc, more, scratch, counters, tile, k0, c: gl.constexpr, work, P_ROWS: gl.constexpr,
+               MORE: gl.constexpr):  # fmt: skip
+    """Leave this part; the last to arrive gets the sum of all, in the order of K. Returns (sum of acc, sum of more, is
+    it whole)."""
     whole, n_tiles, nk, part, n_p, n_q, group = work
     ROWS: gl.constexpr = acc.shape[0]
-    COLS: gl.constexpr = acc.shape[1]
-    LAYOUT: gl.constexpr = acc.type.layout
-    i = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    j = gl.arange(0, COLS, gl.SliceLayout(0, LAYOUT))
-    at = scratch + c * ROWS * COLS + i[:, None] * COLS + j[None, :]
+    BQ: gl.constexpr = acc.shape[1]
+    WIDTH: gl.constexpr = BQ + MORE
+    PLACE: gl.constexpr = P_ROWS * WIDTH
+    at = _places(scratch + c * ROWS * WIDTH, acc)
+    more_at = _places(scratch + c * ROWS * WIDTH + ROWS * BQ, more)
     # A program's stretch holds at most one part that begins a tile and one that does not: two places each.
     me = gl.program_id(0)
-    gl.store(at + (2 * me + (k0 == 0).to(gl.int32)).to(gl.int64) * (P_ROWS * COLS), acc)
+    mine = (2 * me + (k0 == 0).to(gl.int32)).to(gl.int64) * PLACE
+    gl.store(at + mine, acc)
+    if MORE > 0:
+        gl.store(more_at + mine, more)
     begin = (tile - whole) * nk
     first = begin // part
     last = (begin + nk - 1) // part
@@ -228,10 +278,16 @@ def _add_parts(acc, scratch, counters, tile, k0, c: gl.constexpr, work, P_ROWS: 
     is_last = arrived == last - first
     if is_last:
         gl.store(counter, 0)  # ready for the next launch
-        acc = gl.load(at + (2 * first + 1).to(gl.int64) * (P_ROWS * COLS), cache_modifier=".cg")
+        where = (2 * first + 1).to(gl.int64) * PLACE
+        acc = gl.load(at + where, cache_modifier=".cg")
+        if MORE > 0:
+            more = gl.load(more_at + where, cache_modifier=".cg")
         for b in range(first + 1, last + 1):
-            acc += gl.load(at + (2 * b).to(gl.int64) * (P_ROWS * COLS), cache_modifier=".cg")
-    return acc, is_last
+            where = (2 * b).to(gl.int64) * PLACE
+            acc += gl.load(at + where, cache_modifier=".cg")
+            if MORE > 0:
+                more += gl.load(more_at + where, cache_modifier=".cg")
+    return acc, more, is_last
 
 
 @gluon.jit
@@ -249,21 +305,34 @@ def _product(p, q, acc, MMA: gl.constexpr, P_K: gl.constexpr):
 
 
 @gluon.jit
-def _consume(c: gl.constexpr, p_s, q_s, more_s, out_s, out_desc, full, empty, scratch, counters, work, size, fused,
-             BP: gl.constexpr, BQ: gl.constexpr, MORE: gl.constexpr, PARTS: gl.constexpr, P_K: gl.constexpr,
-             Q_K: gl.constexpr, SWAP: gl.constexpr, STAGES: gl.constexpr, PIECE: gl.constexpr, SPLIT: gl.constexpr,
+def _release(bars, slot, pred):
+    full, empty, all_empty = bars
+    mbarrier.arrive(empty.index(slot), count=1, pred=pred)
+    if gl.num_ctas() > 1:
+        mbarrier.arrive(all_empty.index(slot), count=1, pred=pred)
+
+
+@gluon.jit
+def _consume(c: gl.constexpr, rings, out_s, out_desc, bars, parts, work, size, fused, BP: gl.constexpr,
+             BQ: gl.constexpr, MORE: gl.constexpr, PARTS: gl.constexpr, P_K: gl.constexpr, Q_K: gl.constexpr,
+             SWAP: gl.constexpr, STAGES: gl.constexpr, PIECE: gl.constexpr, BUFFERS: gl.constexpr, SPLIT: gl.constexpr,
              EPILOGUE: gl.constexpr):  # fmt: skip
+    """The rows of P's tile that are the c-th of PARTS."""
+    p_s, q_s, more_s = rings
+    full, empty, all_empty = bars
+    scratch, counters = parts
     whole, n_tiles, nk, part, n_p, n_q, group = work
     ROWS: gl.constexpr = BP // PARTS
     K_STEP: gl.constexpr = 256 // p_s.dtype.primitive_bitwidth
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, K_STEP])
-    MORE_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MORE if MORE > 0 else BQ, K_STEP])
-    t, lo, hi = _first(whole, n_tiles, nk, part)
+    CGA: gl.constexpr = _along_rows(gl.num_ctas())
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, K_STEP], CGA)
+    MORE_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MORE if MORE > 0 else BQ, K_STEP], CGA)
+    t, lo, hi = _first(work, SPLIT)
     slot = 0
     phase = 0
     last = 0
     while (t < whole) | (lo < hi):
-        t, lo, tile, k0, k1 = _next(t, lo, hi, whole, nk)
+        t, lo, tile, k0, k1 = _next(t, lo, hi, work, SPLIT)
         acc = gl.zeros([ROWS, BQ], gl.float32, MMA)
         more = gl.zeros([ROWS, MORE if MORE > 0 else 1], gl.float32, MORE_MMA)
         for k in range(k0, k1):
@@ -278,26 +347,28 @@ def _consume(c: gl.constexpr, p_s, q_s, more_s, out_s, out_desc, full, empty, sc
                 acc, more = warpgroup_mma_wait(2, [acc, more])
             else:
                 acc = warpgroup_mma_wait(1, [acc])
-            mbarrier.arrive(empty.index(last), count=1, pred=k > k0)
+            _release(bars, last, k > k0)
             last = slot
             slot, phase = _advance(slot, phase, STAGES)
         if MORE > 0:
             acc, more = warpgroup_mma_wait(0, [acc, more])
         else:
             acc = warpgroup_mma_wait(0, [acc])
-        mbarrier.arrive(empty.index(last), count=1)
+        _release(bars, last, True)
 
         done = True
         if SPLIT:
             if k1 - k0 < nk:
-                acc, done = _add_parts(acc, scratch, counters, tile, k0, c, work, BP)
+                acc, more, done = _add_parts(acc, more, scratch, counters, tile, k0, c, work, BP, MORE)
         if done:
             p_at, q_at = _place(tile, n_p, n_q, group)
             row = p_at * BP + c * ROWS
             col = q_at * (BQ + MORE)
-            _finish(acc, out_s.index(c), out_desc, row, col, size, fused, SWAP, PIECE, EPILOGUE)
+            mine = out_s.slice(c * BUFFERS, BUFFERS)
+            _finish(acc, mine, out_desc, row, col, size, fused, SWAP, PIECE, BUFFERS, EPILOGUE, 0, BQ // PIECE)
             if MORE > 0:
-                _finish(more, out_s.index(c), out_desc, row, col + BQ, size, fused, SWAP, PIECE, EPILOGUE)
+                _finish(more, mine, out_desc, row, col + BQ, size, fused, SWAP, PIECE, BUFFERS, EPILOGUE,
+                        BQ // PIECE, MORE // PIECE)  # fmt: skip
     tma.store_wait(0)
 
 
@@ -309,13 +380,13 @@ def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows
               stride_bias_p, stride_bias_q, alpha, beta, activation, has_bias,
               BP: gl.constexpr, BQ: gl.constexpr, MORE: gl.constexpr, BK: gl.constexpr, PARTS: gl.constexpr,
               P_K: gl.constexpr, Q_K: gl.constexpr, SWAP: gl.constexpr, STAGES: gl.constexpr, PIECE: gl.constexpr,
-              SPLIT: gl.constexpr, ONCE: gl.constexpr, EPILOGUE: gl.constexpr, CONSUMER_REGS: gl.constexpr,
-              PRODUCER_REGS: gl.constexpr):  # fmt: skip
+              BUFFERS: gl.constexpr, SPLIT: gl.constexpr, ONCE: gl.constexpr, EPILOGUE: gl.constexpr,
+              CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr):  # fmt: skip
     """rows, cols: of P and of Q. whole, part, group: see the top. P_K, Q_K: K is the operand's contiguous dimension.
 
     A tile is BP by BQ + MORE, which need not be a power of two: BQ and MORE are products of their own. more_desc: a
     view of Q like q_desc, for the MORE rows; None where MORE is 0.
-    scratch: fp32 [programs, 2, BP, BQ]; counters: int32, a zero for each tile that is cut and consumer (SPLIT).
+    scratch: fp32 [programs, 2, BP, BQ + MORE]; counters: int32, a zero for each tile that is cut and consumer (SPLIT).
     ONCE: b leaves L2 first. PIECE: columns of the tile that go out through shared memory at a time.
     """
     dtype: gl.constexpr = p_desc.dtype
@@ -324,14 +395,20 @@ def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows
     more_s = q_s
     if MORE > 0:
         more_s = gl.allocate_shared_memory(dtype, [STAGES] + more_desc.block_shape, more_desc.layout)
-    out_s = gl.allocate_shared_memory(out_desc.dtype, [PARTS] + out_desc.block_shape, out_desc.layout)
+    out_s = gl.allocate_shared_memory(out_desc.dtype, [PARTS * BUFFERS] + out_desc.block_shape, out_desc.layout)
     full = mbarrier.allocate_mbarrier(batch=STAGES)
     empty = mbarrier.allocate_mbarrier(batch=STAGES)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=2)
         mbarrier.init(empty.index(i), count=PARTS)
+    all_empty = empty
+    if gl.num_ctas() > 1:
+        all_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], _one_for_all(gl.num_ctas()))
+        for i in gl.static_range(STAGES):
+            mbarrier.init(all_empty.index(i), count=PARTS)
     fence_async_shared()
     gl.barrier()
+    SHARED: gl.constexpr = gl.num_ctas() > 1
     n_p = gl.cdiv(rows, BP)
     n_q = gl.cdiv(cols, BQ + MORE)
     work = (whole, n_p * n_q, gl.cdiv(K, BK), part, n_p, n_q, group)
@@ -341,36 +418,42 @@ def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows
     P_POLICY: gl.constexpr = B_POLICY if SWAP else None
     Q_POLICY: gl.constexpr = None if SWAP else B_POLICY
     ROWS: gl.constexpr = BP // PARTS
+    rings = (p_s, q_s, more_s)
+    bars = (full, empty, all_empty)
+    parts = (scratch, counters)
     # The first function runs in the kernel's own four warps, with the registers that the others leave.
     if PARTS == 1:
         gl.warp_specialize([
-            (_consume, (0, p_s, q_s, more_s, out_s, out_desc, full, empty, scratch, counters, work, size, fused,
-                        BP, BQ, MORE, PARTS, P_K, Q_K, SWAP, STAGES, PIECE, SPLIT, EPILOGUE)),
-            (_produce, (0, p_desc, p_s, p_desc, p_s, full, empty, work, ROWS, PARTS, 0, BK, P_K, STAGES, P_POLICY)),
-            (_produce, (1, q_desc, q_s, more_desc, more_s, full, empty, work, BQ, 1, MORE, BK, Q_K, STAGES,
+            (_consume, (0, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, P_K, Q_K, SWAP,
+                        STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
+            (_produce, (0, p_desc, p_s, p_desc, p_s, bars, work, ROWS, PARTS, 0, BK, P_K, STAGES, SPLIT, False,
+                        P_POLICY)),
+            (_produce, (1, q_desc, q_s, more_desc, more_s, bars, work, BQ, 1, MORE, BK, Q_K, STAGES, SPLIT, SHARED,
                         Q_POLICY)),
         ], [1, 1], [PRODUCER_REGS, PRODUCER_REGS])  # fmt: skip
     elif PARTS == 2:
         gl.warp_specialize([
-            (_consume, (0, p_s, q_s, more_s, out_s, out_desc, full, empty, scratch, counters, work, size, fused,
-                        BP, BQ, MORE, PARTS, P_K, Q_K, SWAP, STAGES, PIECE, SPLIT, EPILOGUE)),
-            (_consume, (1, p_s, q_s, more_s, out_s, out_desc, full, empty, scratch, counters, work, size, fused,
-                        BP, BQ, MORE, PARTS, P_K, Q_K, SWAP, STAGES, PIECE, SPLIT, EPILOGUE)),
-            (_produce, (0, p_desc, p_s, p_desc, p_s, full, empty, work, ROWS, PARTS, 0, BK, P_K, STAGES, P_POLICY)),
-            (_produce, (1, q_desc, q_s, more_desc, more_s, full, empty, work, BQ, 1, MORE, BK, Q_K, STAGES,
+            (_consume, (0, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, P_K, Q_K, SWAP,
+                        STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
+            (_consume, (1, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, P_K, Q_K, SWAP,
+                        STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
+            (_produce, (0, p_desc, p_s, p_desc, p_s, bars, work, ROWS, PARTS, 0, BK, P_K, STAGES, SPLIT, False,
+                        P_POLICY)),
+            (_produce, (1, q_desc, q_s, more_desc, more_s, bars, work, BQ, 1, MORE, BK, Q_K, STAGES, SPLIT, SHARED,
                         Q_POLICY)),
         ], [4, 1, 1], [CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.static_assert(PARTS == 3)
         gl.warp_specialize([
-            (_consume, (0, p_s, q_s, more_s, out_s, out_desc, full, empty, scratch, counters, work, size, fused,
-                        BP, BQ, MORE, PARTS, P_K, Q_K, SWAP, STAGES, PIECE, SPLIT, EPILOGUE)),
-            (_consume, (1, p_s, q_s, more_s, out_s, out_desc, full, empty, scratch, counters, work, size, fused,
-                        BP, BQ, MORE, PARTS, P_K, Q_K, SWAP, STAGES, PIECE, SPLIT, EPILOGUE)),
-            (_consume, (2, p_s, q_s, more_s, out_s, out_desc, full, empty, scratch, counters, work, size, fused,
-                        BP, BQ, MORE, PARTS, P_K, Q_K, SWAP, STAGES, PIECE, SPLIT, EPILOGUE)),
-            (_produce, (0, p_desc, p_s, p_desc, p_s, full, empty, work, ROWS, PARTS, 0, BK, P_K, STAGES, P_POLICY)),
-            (_produce, (1, q_desc, q_s, more_desc, more_s, full, empty, work, BQ, 1, MORE, BK, Q_K, STAGES,
+            (_consume, (0, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, P_K, Q_K, SWAP,
+                        STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
+            (_consume, (1, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, P_K, Q_K, SWAP,
+                        STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
+            (_consume, (2, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, P_K, Q_K, SWAP,
+                        STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
+            (_produce, (0, p_desc, p_s, p_desc, p_s, bars, work, ROWS, PARTS, 0, BK, P_K, STAGES, SPLIT, False,
+                        P_POLICY)),
+            (_produce, (1, q_desc, q_s, more_desc, more_s, bars, work, BQ, 1, MORE, BK, Q_K, STAGES, SPLIT, SHARED,
                         Q_POLICY)),
         ], [4, 4, 1, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS])  # fmt: skip
 
@@ -378,14 +461,15 @@ def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows
 # --- Plans ---
 
 
-def descriptor(t: Tensor, dtype: str, contiguous: int, block: tuple[int, int],
-               cluster: tuple[int, int] = (1, 1), shared_by: int = 1) -> TensorMap:  # fmt: skip
-    """A TMA view of a matrix, `contiguous` its dimension of stride 1. block: of one thread block; cluster: how many of
-    them stand side by side along a dimension; both in the matrix's own order. shared_by: blocks that have the same."""
+def descriptor(t: Tensor, dtype: str, contiguous: int, block: tuple[int, int], along: int = 0, blocks: int = 1,
+               shared_by: int = 1) -> TensorMap:  # fmt: skip
+    """A TMA view of a matrix, `contiguous` its dimension of stride 1. block: what one thread block has of it, in the
+    matrix's own order. In a cluster, `blocks` of them stand side by side along dimension `along`, or `shared_by` of
+    them have the same."""
     order = (1 - contiguous, contiguous)
     rows, cols = (block[d] for d in order)
-    across = [cluster[d] for d in order]
-    bases = [[b * (n > 1) for n in across] for b in (1, 2, 4, 8) if b < shared_by * math.prod(across)]
+    across = [blocks if d == along else 1 for d in order]
+    bases = [[b * (n > 1) for n in across] for b in (1, 2, 4, 8) if b < shared_by * blocks]
     size = ITEMSIZE[dtype]
     layout = NVMMASharedLayout(min(128, size * cols), 8 * size, 2, cga_layout=bases)
     return TensorMap(
@@ -397,6 +481,13 @@ def descriptor(t: Tensor, dtype: str, contiguous: int, block: tuple[int, int],
         layout=repr(layout),
         round_to_tf32=dtype == "fp32" and t is not OUT,  # wgmma itself would cut off what tf32 has no room for
     )
+
+
+def clusters_at_once(blocks: int, resident: int = 1) -> Expr:
+    """How many clusters run at a time, with `resident` blocks on a multiprocessor. Two blocks always find a pair of
+    them; groups of four leave some over in every part of the GPU."""
+    usable = device.sm_count if blocks <= 2 else device.sm_count * 9 // 10
+    return usable * resident // blocks
 
 
 def suits_tma(point: Point) -> tuple[Constraint, ...]:
@@ -433,22 +524,24 @@ def _operands(point: Point, swap: bool) -> dict[str, Arg]:
     piece = c.piece_fp32 if out_dtype(point) == "fp32" else c.piece
     a_k, b_k = point.order[0] == "n", point.order[1] == "t"  # K contiguous
 
-    def a(block: int) -> TensorMap:
-        return descriptor(A, point.dtype, 1 if a_k else 0, (block, c.bk))
+    def a(block: int, **cluster: int) -> TensorMap:
+        return descriptor(A, point.dtype, 1 if a_k else 0, (block, c.bk), 0, **cluster)
 
-    def b(block: int) -> TensorMap:
-        return descriptor(B, point.dtype, 0 if b_k else 1, (c.bk, block))
+    def b(block: int, **cluster: int) -> TensorMap:
+        return descriptor(B, point.dtype, 0 if b_k else 1, (c.bk, block), 1, **cluster)
 
     p, q = (b, a) if swap else (a, b)
+    out_block, out_dim = ((piece, rows), 1) if swap else ((rows, piece), 0)
     return dict(
-        p_desc=p(rows),
-        q_desc=q(c.bq),
-        more_desc=q(c.more) if c.more else Const(None),
-        out_desc=descriptor(OUT, out_dtype(point), 1, (piece, rows) if swap else (rows, piece)),
+        p_desc=p(rows, blocks=c.cluster),
+        q_desc=q(c.bq, shared_by=c.cluster),
+        more_desc=q(c.more, shared_by=c.cluster) if c.more else Const(None),
+        out_desc=descriptor(OUT, out_dtype(point), 1, out_block, out_dim, blocks=c.cluster),
         P_K=Const(b_k if swap else a_k),
         Q_K=Const(a_k if swap else b_k),
         SWAP=Const(swap),
         PIECE=Const(piece),
+        BUFFERS=Const(c.buffers),
     )
 
 
@@ -460,8 +553,9 @@ def bias_strides(swap: bool) -> dict[str, Arg]:
 def _arguments(point: Point, swap: bool) -> dict[str, Arg]:
     """All but what says how the work is cut."""
     c = point.config
-    constants = dict(BP=c.bp, BQ=c.bq, MORE=c.more, BK=c.bk, PARTS=c.parts, STAGES=c.stages, SPLIT=c.split, ONCE=c.once,
-                     EPILOGUE=point.epilogue, CONSUMER_REGS=c.consumer_regs, PRODUCER_REGS=24)  # fmt: skip
+    constants = dict(BP=c.bp * c.cluster, BQ=c.bq, MORE=c.more, BK=c.bk, PARTS=c.parts, STAGES=c.stages, SPLIT=c.split,
+                     ONCE=c.once, EPILOGUE=point.epilogue, CONSUMER_REGS=c.consumer_regs,
+                     PRODUCER_REGS=24)  # fmt: skip
     return (
         _operands(point, swap)
         | epilogue_args(point.dtype)
@@ -474,73 +568,84 @@ def _arguments(point: Point, swap: bool) -> dict[str, Arg]:
 def _plan_tiles(point: Point) -> Plan | None:
     """out = a b, or with b along N for tf32 out^T = b^T a^T, in whole tiles."""
     c = point.config
-    swap = point.dtype == "fp32" and point.order == "nn"
+    swap = c.swap or (point.dtype == "fp32" and point.order == "nn")
     if not suits_wgmma(point, swap) or point.epilogue not in c.epilogues.split():
         return None
 
     def tiles(rows: Expr) -> Expr:
         p, q = (N, rows) if swap else (rows, N)
-        return ceil_div(p, c.bp) * ceil_div(q, c.bq + c.more)
+        return ceil_div(p, c.bp * c.cluster) * ceil_div(q, c.bq + c.more)
 
     args = _arguments(point, swap) | dict(
         scratch=Const(None), counters=Const(None), whole=Int(tiles(M)), part=Const(1), group=Int(c.group)
     )
-    block_m, block_n = (c.bq + c.more, c.bp) if swap else (c.bp, c.bq + c.more)
-    waves = ceil_div(tiles(M_CHOICE), device.sm_count)
+    block_m, block_n = (c.bq + c.more, c.bp * c.cluster) if swap else (c.bp * c.cluster, c.bq + c.more)
+    slots = clusters_at_once(c.cluster)
+    waves = ceil_div(tiles(M_CHOICE), slots)
     work = Work(
         waves=waves,
         steps=waves * ceil_div(K, c.bk),
-        flops=2 * block_m * block_n * c.bk,
+        flops=2 * c.bp * (c.bq + c.more) * c.bk,
         moved=traffic(point),
-        reread=reread(point, block_m, block_n),
+        block=(block_m, block_n),
     )
+    grid = (minimum(slots, tiles(M)), 1, 1)
     return Plan(
         constraints=(*suits_tma(point), *_out_suits_tma(point)),
         serves=serves(point, (point.epilogue,)),
-        launches=(Launch(mm_hopper, args, grid=(minimum(device.sm_count, tiles(M)), 1, 1), num_warps=4),),
+        launches=(Launch(mm_hopper, args, grid=grid, num_warps=4, num_ctas=c.cluster),),
         cost=predict(point, work),
-        terms=work.terms,
+        terms=work.terms(point),
     )
 
 
 def _plan_split(point: Point) -> Plan | None:
-    """out^T = b^T a^T, K cut so that every multiprocessor has its share of b."""
+    """Tiles that are cut along K where whole ones would leave multiprocessors without work. out = a b, or with `swap`
+    out^T = b^T a^T for few rows."""
     c = point.config
-    if not suits_wgmma(point, swap=True):
+    swap = c.swap
+    if not suits_wgmma(point, swap):
         return None
+    bq = c.bq + c.more
+    block_m, block_n = (bq, c.bp) if swap else (c.bp, bq)
     slots = device.sm_count * c.resident
-    tiles = ceil_div(N, c.bp) * ceil_div(M, c.bq)
+    tiles = ceil_div(M, block_m) * ceil_div(N, block_n)
     nk = ceil_div(K, c.bk)
     whole, part, grid = (local(len(OP.locals) + i) for i in range(3))
-    # Whole tiles while they fill the GPU; each of the others in the same number of parts, none shorter than 4 blocks.
-    left = tiles - tiles // slots * slots
-    cut = maximum(ceil_div(nk, maximum(slots // maximum(left, 1), 1)), minimum(nk, 4))
-    programs = select(whole > 0, slots, ceil_div(tiles * nk, part))
-    steps = whole // slots * nk + select(whole == tiles, 0, part)
+    # Whole tiles if that leaves less than an eighth of the slots idle. Else all but the last one or two rounds of them;
+    # what is left is cut so that each tile has the same number of parts, or, where that too would leave an eighth idle,
+    # each program the same share. No part is shorter than 4 blocks.
+    rounds = ceil_div(tiles, slots)
+    left = tiles - whole
+    even = maximum(slots // maximum(left, 1), 1)
+    evenly = (left <= slots) & (8 * left * even >= 7 * slots)
+    share = select(evenly, ceil_div(nk, even), ceil_div(left * nk, slots))
+    steps = whole // slots * nk + select(left > 0, part, 0)
+    again = (ceil_div(M, block_m) - 1) * N * K * c.itemsize  # what is cut is not walked side by side
     work = Work(
-        waves=ceil_div(tiles, slots),
+        waves=rounds,
         steps=steps,
-        flops=2 * c.bp * c.bq * c.bk,
-        moved=traffic(point) + select(part < nk, 8 * grid * c.bp * c.bq, 0),
-        reread=reread(point, c.bq, c.bp),
-        parts=part < nk,
+        flops=2 * c.bp * bq * c.bk,
+        moved=traffic(point) + select(left > 0, 8 * grid * c.bp * bq + again, 0),
+        block=(block_m, block_n),
+        parts=select(left > 0, select(evenly, 1, 2), 0),
     )
-    args = _arguments(point, swap=True) | dict(
-        scratch=Scratch(0, "fp32"), counters=Scratch(1, "i32"), whole=Int(whole), part=Int(part), group=Const(1)
+    args = _arguments(point, swap) | dict(
+        scratch=Scratch(0, "fp32"), counters=Scratch(1, "i32"), whole=Int(whole), part=Int(part), group=Int(c.group)
     )
+    few = (require(M <= 2 * bq, f"M <= {2 * bq}"),) if swap else ()
     return Plan(
-        constraints=(
-            *suits_tma(point),
-            *_out_suits_tma(point),
-            batch_invariant(),
-            require(M <= 2 * c.bq, f"M <= {2 * c.bq}"),
-        ),
+        constraints=(*suits_tma(point), *_out_suits_tma(point), batch_invariant(), *few),
         serves=serves(point, EPILOGUE_AXIS),
         launches=(Launch(mm_hopper, args, grid=(grid, 1, 1), num_warps=4, maxnreg=c.maxnreg),),
-        locals=(tiles // slots * slots, cut, programs),
-        buffers=(Buffer(8 * grid * c.bp * c.bq), Buffer((tiles - whole) * c.parts * 4, zeroed=True)),
+        locals=(
+            select(8 * tiles >= 7 * rounds * slots, tiles, maximum(tiles // slots - 1, 0) * slots),
+            maximum(share, minimum(nk, 4)),
+            select(whole > 0, slots, ceil_div(left * nk, part)),
+        ),
+        buffers=(Buffer(8 * grid * c.bp * bq), Buffer((tiles - whole) * c.parts * 4, zeroed=True)),
         cost=predict(point, work),
-        terms=work.terms,
+        terms=work.terms(point),
     )
 
 
@@ -550,34 +655,56 @@ def _plan_split(point: Point) -> Plan | None:
 def _pair(name: str, bp: int, bq: int, stages: int, bk: int = 64, more: int = 0, **other: int | bool | None) -> tuple:
     """A config for 16-bit operands and, with half the K, one for tf32."""
     params = dict(bp=bp, bq=bq, more=more, stages=stages, parts=2, piece=bq, piece_fp32=bq, consumer_regs=232,
-                  maxnreg=None, split=False, once=False) | other  # fmt: skip
+                  maxnreg=None, split=False, once=False, swap=False, cluster=1, buffers=1) | other  # fmt: skip
     return Config(name, params | dict(bk=bk, itemsize=2)), Config(f"{name}_tf32", params | dict(bk=bk // 2, itemsize=4))
 
 
-def _tile(bp: int, bq: int, more: int, stages: int, piece: int, piece_fp32: int, **other: int | str) -> tuple:
-    """Twice: with 1024 and with 2048 rows of P walked together. epilogues: those that it is compiled with."""
+def _tile(bp: int, bq: int, more: int, stages: int, piece: int, piece_fp32: int, walked: tuple[int, ...] = (1024,),
+          **other: int | str) -> tuple:  # fmt: skip
+    """walked: how many rows of P are walked together, a config for each. epilogues: those that it is compiled with."""
     sizes = dict(bp=bp, bq=bq, more=more, stages=stages, piece=piece, piece_fp32=piece_fp32)
-    rest = sizes | {"epilogues": "plain vector"} | other
-    groups = [_pair(f"tiles_{bp}x{bq + more}_g{g}", group=max(1, g // bp), **rest) for g in (1024, 2048)]
-    return groups[0] + groups[1]
+    rest = sizes | {"epilogues": "plain vector", "buffers": 2} | other
+    cluster = rest.get("cluster", 1)
+    name = f"{'wide' if rest.get('swap') else 'tiles'}_{bp}x{bq + more}" + (f"_c{cluster}" if cluster > 1 else "")
+    return tuple(c for w in walked for c in _pair(f"{name}_g{w}", group=max(1, w // (bp * cluster)), **rest))
 
+
+_BOTH = (1024, 2048)
 
 _TILES = (
-    *_tile(128, 128, 0, 6, 64, 64, epilogues="plain vector matrix"),
-    *_tile(128, 256, 0, 4, 64, 64),
-    *_tile(256, 128, 0, 4, 64, 32),
-    *_tile(128, 128, 64, 5, 64, 32),
-    *_tile(192, 128, 0, 5, 64, 32, parts=3, consumer_regs=152, epilogues="plain"),
-    *_tile(192, 128, 64, 4, 64, 32, parts=3, consumer_regs=152, epilogues="plain"),
-    *_tile(128, 64, 32, 7, 32, 32, epilogues="plain"),
-    *_tile(128, 64, 0, 8, 64, 64),
+    *_tile(128, 128, 0, 6, 64, 32, _BOTH, epilogues="plain vector matrix"),
+    *_tile(128, 256, 0, 4, 64, 32, _BOTH),
+    *_tile(256, 128, 0, 4, 32, 16, _BOTH),
+    *_tile(128, 128, 64, 5, 32, 16, _BOTH),
+    *_tile(128, 64, 0, 8, 32, 32),
+    *_tile(128, 64, 32, 7, 32, 16),
+    *_tile(192, 128, 64, 4, 32, 16, parts=3, consumer_regs=152),
+    *_tile(192, 128, 0, 5, 32, 16, _BOTH, parts=3, consumer_regs=152, epilogues="plain"),
+    *_tile(192, 128, 32, 4, 32, 16, parts=3, consumer_regs=152, epilogues="plain"),
+    *_tile(128, 64, 16, 7, 16, 16, epilogues="plain"),
+    *_tile(128, 128, 32, 5, 32, 32, epilogues="plain"),
+    *_tile(256, 128, 32, 4, 16, 16, buffers=1, epilogues="plain"),
+    # Clusters: the tiles below one another have b in common.
+    *_tile(128, 128, 0, 6, 64, 32, cluster=2, epilogues="plain"),
+    *_tile(128, 256, 0, 4, 64, 32, _BOTH, cluster=2, epilogues="plain"),
+    *_tile(256, 128, 0, 4, 32, 16, _BOTH, cluster=2, epilogues="plain"),
+    *_tile(128, 128, 64, 5, 32, 16, cluster=2, epilogues="plain"),
+    *_tile(192, 128, 64, 4, 32, 16, parts=3, consumer_regs=152, cluster=2, epilogues="plain"),
+    # Fewer rows than a tile is high, or odd numbers of them: tiles side by side have a in common.
+    *_tile(128, 64, 16, 7, 16, 16, cluster=2, swap=True),
+    *_tile(128, 64, 32, 7, 32, 16, cluster=2, swap=True),
+    *_tile(192, 64, 32, 5, 32, 16, cluster=2, swap=True, parts=3, consumer_regs=152, epilogues="plain"),
+    *_tile(128, 128, 64, 5, 32, 16, cluster=2, swap=True, epilogues="plain"),
+    *_tile(128, 256, 0, 4, 64, 32, cluster=2, swap=True, epilogues="plain"),
+    *_tile(128, 128, 0, 6, 64, 32, cluster=4, swap=True, epilogues="plain"),
 )
 
 
-def _cut(bp: int, bq: int, stages: int, parts: int, bk: int = 64, resident: int = 1, **other: int) -> tuple:
+def _cut(bp: int, bq: int, stages: int, parts: int, bk: int = 64, resident: int = 1, more: int = 0,
+         **other: int) -> tuple:  # fmt: skip
     """resident: programs that a multiprocessor holds at once."""
-    return _pair(f"split_{bp}x{bq}_r{resident}", bp, bq, stages, bk, parts=parts, resident=resident, split=True,
-                 once=True, **other)  # fmt: skip
+    return _pair(f"split_{bp}x{bq + more}_r{resident}", bp, bq, stages, bk, parts=parts, resident=resident, split=True,
+                 more=more, once=True, swap=True, group=1, **other)  # fmt: skip
 
 
 _SPLIT = (
@@ -586,7 +713,10 @@ _SPLIT = (
     *_cut(64, 64, 6, 1, bk=128),
     *_cut(64, 128, 8, 1),
     *_cut(128, 64, 8, 2),
+    *_cut(128, 64, 6, 2, more=32, piece=32, piece_fp32=32),
     *_cut(128, 128, 6, 2, piece=64, piece_fp32=64),
+    *_cut(128, 128, 5, 2, more=64, piece=64, piece_fp32=32),
+    *_cut(128, 256, 4, 2, piece=64, piece_fp32=64),
     # For wide b: two programs hide each other's ends.
     *_cut(128, 16, 5, 2, resident=2, consumer_regs=88, maxnreg=80),
     *_cut(128, 32, 5, 2, resident=2, consumer_regs=88, maxnreg=80),

@@ -17,10 +17,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tk.aot.expr import ceil_div, device, mode
+from tk.aot.expr import ceil_div, mode
 from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
 from tk.kernels.epilogue import activate
-from tk.kernels.mm_hopper import bias_strides, descriptor, suits_tma, suits_wgmma
+from tk.kernels.mm_hopper import bias_strides, clusters_at_once, descriptor, suits_tma, suits_wgmma
 from tk.kernels.mm_op import (
     DTYPE_AXIS,
     EPILOGUE_AXIS,
@@ -38,7 +38,6 @@ from tk.kernels.mm_op import (
     epilogue_args,
     out_dtype,
     predict,
-    reread,
     serves,
     traffic,
 )
@@ -160,7 +159,7 @@ def _plan(point: Point) -> Plan | None:
     constants = dict(BP=c.bp, BQ=c.bq, BK=c.bk, P_K=p_along_k, STAGES=c.stages, BLOCKS=c.blocks)
     args = epilogue_args(point.dtype) | bias_strides(swap=True) | {name: Const(x) for name, x in constants.items()}
     args |= dict(
-        p_desc=descriptor(B, point.dtype, 0 if p_along_k else 1, (c.bk, c.bp), (1, c.blocks)),
+        p_desc=descriptor(B, point.dtype, 0 if p_along_k else 1, (c.bk, c.bp), 1, c.blocks),
         q_desc=descriptor(A, point.dtype, 1, (c.bq, c.bk), shared_by=c.blocks),
         out=Pointer(OUT, out_dtype(point), aligned=False),
         rows=Int(N),
@@ -174,13 +173,13 @@ def _plan(point: Point) -> Plan | None:
         mm_hopper_rows, args, grid=(tiles, 1, 1), num_warps=c.bp // 16, num_ctas=c.blocks, dependent=point.dependent
     )
     early = mode("static_weights")
-    waves = ceil_div(tiles * c.blocks, device.sm_count * c.resident)
+    waves = ceil_div(tiles, clusters_at_once(c.blocks, c.resident))
     work = Work(
         waves=waves,
         steps=waves * (k_part // c.bk),
         flops=2 * c.bp * c.bq * c.bk,
         moved=traffic(point),
-        reread=reread(point, c.bq, c.bp),
+        block=(c.bq, c.bp),
     )
     return Plan(
         constraints=(
@@ -192,24 +191,31 @@ def _plan(point: Point) -> Plan | None:
         serves=serves(point, EPILOGUE_AXIS),
         launches=(launch,),
         cost=predict(point, work),
-        terms=work.terms,
+        terms=work.terms(point),
     )
 
 
 # --- The grid ---
 
 
+# BQ, blocks, programs that a multiprocessor holds at once: those that were the best of some size.
+_SHAPES = (
+    *((16, 1, 2), (16, 2, 2), (16, 4, 2)),
+    *((32, 1, 2), (32, 2, 2), (32, 4, 1)),
+    *((64, 1, 1), (64, 2, 1), (64, 4, 1)),
+)
+
+
 def _configs() -> tuple[Config, ...]:
     """A ring of 200 KB for one block on a multiprocessor, or of 100 KB for two of them."""
+    bp, bk = 64, 128
     found = []
-    for bp, bq, bk in ((64, 16, 128), (64, 32, 128), (64, 64, 128)):
-        for blocks in (1, 2, 4):
-            for resident in (1, 2):
-                stages = 200 * 1024 // resident // (2 * (bp + bq) * bk)
-                name = f"rows_{bp}x{bq}_c{blocks}_r{resident}"
-                params = dict(bp=bp, bq=bq, stages=stages, blocks=blocks, resident=resident)
-                found.append(Config(name, params | dict(bk=bk, itemsize=2)))
-                found.append(Config(f"{name}_tf32", params | dict(bk=bk // 2, itemsize=4)))
+    for bq, blocks, resident in _SHAPES:
+        stages = 200 * 1024 // resident // (2 * (bp + bq) * bk)
+        name = f"rows_{bp}x{bq}_c{blocks}_r{resident}"
+        params = dict(bp=bp, bq=bq, stages=stages, blocks=blocks, resident=resident)
+        found.append(Config(name, params | dict(bk=bk, itemsize=2)))
+        found.append(Config(f"{name}_tf32", params | dict(bk=bk // 2, itemsize=4)))
     return tuple(found)
 
 

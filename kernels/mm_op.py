@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tk.aot.expr import Expr, Tensor, ceil_div, const, int_arg, mode, select, tensors
+from tk.aot.expr import Expr, Tensor, ceil_div, const, int_arg, maximum, mode, select, tensors
 from tk.aot.spec import DTYPES, ITEMSIZE, Arg, Constraint, Int, Op, Point, Pointer, Selector, require
 from tk.aot.tuned import load as load_tuned
 
@@ -98,33 +98,60 @@ def epilogue_args(dtype: str) -> dict[str, Arg]:
 
 # --- Predicted time ---
 
+# What the hardware can do, by architecture: bytes a nanosecond from memory and from L2, and operations a nanosecond of
+# one multiprocessor by dtype, for fp32 by precision. Data sheets of A100 and H100, at about the share that is reached.
+_MEMORY = {80: 1500, 90: 4200}
+_L2 = {80: 4000, 90: 7000}
+_OPERATIONS = {
+    80: {"bf16": 2000, "fp16": 2000, "tf32": 900, "ieee": 120},
+    90: {"bf16": 6000, "fp16": 6000, "tf32": 3000, "ieee": 400},
+}
+
 
 @dataclass(frozen=True)
 class Work:
     """What a plan has to do, in the terms that its predicted time is a sum of.
 
     waves: tiles that a multiprocessor does one after the other. steps: blocks of K in all of these. flops: of one step.
-    moved: bytes from and to memory. reread: bytes that programs fetch from L2, each operand once for every tile that
-    needs it. parts: whether several programs share a tile."""
+    moved: bytes from and to memory. block: rows and columns of a tile of out, which needs so many rows of a and columns
+    of b. parts: how often a program has to add up what several have summed."""
 
     waves: Expr
     steps: Expr
     flops: int
     moved: Expr
-    reread: Expr
+    block: tuple[int, int]
     parts: Expr = const(0)
 
-    @property
-    def terms(self) -> dict[str, Expr]:
-        """What the predicted time is a sum of. Bytes by the KB: one takes less than a picosecond."""
+    def terms(self, point: Point) -> dict[str, Expr]:
+        """What the predicted time is a sum of. Bytes by the KB: one takes less than a picosecond.
+
+        l2_kilobyte: what programs fetch, each operand once for every tile that needs it. crooked_kilobyte: of that,
+        what comes from rows that do not begin with a cache line, which takes two requests instead of one. roof: what
+        the slowest of tensor cores, memory and L2 takes for its part, in nanoseconds."""
+        a, b = _fetched(point, *self.block)
+        arch = _nearest(point.arch)
         return {
             "fixed": const(1),
             "wave": self.waves,
             "step": self.steps,
             "kilobyte": self.moved // 1024,
-            "l2_kilobyte": self.reread // 1024,
+            "l2_kilobyte": (a + b) // 1024,
+            "crooked_kilobyte": (_crooked(A, point) * a + _crooked(B, point) * b) // 1024,
             "parts": self.parts,
+            "roof": maximum(
+                maximum(self.moved // _MEMORY[arch], (a + b) // _L2[arch]),
+                self.steps * (self.flops // _OPERATIONS[arch][_kind(point)]),
+            ),
         }
+
+
+def _nearest(arch: int) -> int:
+    return max((a for a in _MEMORY if a <= arch), default=min(_MEMORY))
+
+
+def _kind(point: Point) -> str:
+    return point.precision if point.dtype == "fp32" else point.dtype
 
 
 def traffic(point: Point) -> Expr:
@@ -132,30 +159,24 @@ def traffic(point: Point) -> Expr:
     return (M_CHOICE * K + K * N) * ITEMSIZE[point.dtype] + M_CHOICE * N * ITEMSIZE[out_dtype(point)]
 
 
-def reread(point: Point, block_m: int, block_n: int) -> Expr:
-    """Bytes: each operand once for every tile of block_m x block_n that needs it."""
-    return (ceil_div(N, block_n) * M_CHOICE + ceil_div(M_CHOICE, block_m) * N) * K * ITEMSIZE[point.dtype]
+def _fetched(point: Point, block_m: int, block_n: int) -> tuple[Expr, Expr]:
+    """Bytes of a and of b: each once for every tile of block_m x block_n that needs it."""
+    size = ITEMSIZE[point.dtype]
+    return ceil_div(N, block_n) * M_CHOICE * K * size, ceil_div(M_CHOICE, block_m) * N * K * size
 
 
-# Bytes and operations of one multiprocessor a nanosecond, by dtype and for fp32 by precision: data sheets of A100 and
-# H100 at about the share of the peak that `tl.dot` reaches. Where a prediction starts that nothing measured corrects.
-_BYTES_PER_NS = {80: 1500, 90: 4200}
-_FLOPS_PER_NS = {
-    80: {"bf16": 2000, "fp16": 2000, "tf32": 900, "ieee": 120},
-    90: {"bf16": 3600, "fp16": 3600, "tf32": 1500, "ieee": 200},
-}
+def _crooked(t: Tensor, point: Point) -> Expr:
+    line = 128 // ITEMSIZE[point.dtype]
+    return maximum(t.stride(0), t.stride(1)) % line != 0
 
 
 def predict(point: Point, work: Work, slowdown: int = 1) -> Expr:
     """Picoseconds: the work's terms, weighted.
 
-    The weights are fitted to measurements (kernels/tuned/, tools/fit_cost.py); without, guessed from the data sheet and
-    `slowdown`."""
-    precision = point.precision if point.dtype == "fp32" else "bf16"  # fp16 runs as bf16 does
-    weights = load_tuned("mm", point.arch).get("coefficients", {}).get(f"{point.config.name}/{precision}/{point.order}")
+    The weights are fitted to measurements (kernels/tuned/, tools/fit_cost.py); without, the roof counts `slowdown`
+    times, and starting, a tile and a sum of parts cost what they usually do."""
+    kind = "bf16" if _kind(point) == "fp16" else _kind(point)  # fp16 runs as bf16 does
+    weights = load_tuned("mm", point.arch).get("coefficients", {}).get(f"{point.config.name}/{kind}/{point.order}")
     if weights is None:
-        arch = max((a for a in _BYTES_PER_NS if a <= point.arch), default=min(_BYTES_PER_NS))
-        step = slowdown * work.flops * 1000 // _FLOPS_PER_NS[arch][precision]
-        kilobyte = slowdown * 1024_000 // _BYTES_PER_NS[arch]
-        weights = dict(fixed=2_000_000, wave=1_000_000, step=step, kilobyte=kilobyte, l2_kilobyte=0, parts=2_000_000)
-    return sum((weights[name] * term for name, term in work.terms.items()), const(0))
+        weights = dict(fixed=3_000_000, wave=500_000, parts=3_000_000, roof=2000 * slowdown)
+    return sum((weights[name] * term for name, term in work.terms(point).items() if name in weights), const(0))

@@ -48,7 +48,6 @@ from tk.kernels.mm_op import (
     makes_sense,
     out_dtype,
     predict,
-    reread,
     serves,
     traffic,
 )
@@ -317,7 +316,7 @@ def _plan_pointer(point: Point) -> Plan | None:
         steps=waves * ceil_div(K, c.block_k),
         flops=2 * c.block_m * c.block_n * c.block_k,
         moved=traffic(point),
-        reread=reread(point, c.block_m, c.block_n),
+        block=(c.block_m, c.block_n),
     )
     # A strided product is not worth a kernel of its own for one row of bias.
     everything = ("plain", "vector", "matrix")
@@ -327,7 +326,7 @@ def _plan_pointer(point: Point) -> Plan | None:
         serves=serves(point, served[point.epilogue]),
         launches=(launch,),
         cost=predict(point, work, _slowdown(point)),
-        terms=work.terms,
+        terms=work.terms(point),
         general=not point.aligned,
     )
 
@@ -368,7 +367,7 @@ def _plan_split(point: Point) -> Plan | None:
         steps=k_part // c.block_k,
         flops=2 * c.block_m * c.block_n * c.block_k,
         moved=traffic(point) + 8 * splits * M_CHOICE * N,  # the parts are written and read
-        reread=reread(point, c.block_m, c.block_n),
+        block=(c.block_m, c.block_n),
         parts=const(1),
     )
     return Plan(
@@ -382,7 +381,7 @@ def _plan_split(point: Point) -> Plan | None:
         locals=(ceil_div(ceil_div(K, c.block_k), wanted) * c.block_k, ceil_div(K, k_part)),
         buffers=(Buffer(splits * M * N * 4),),
         cost=predict(point, work, _slowdown(point)),
-        terms=work.terms,
+        terms=work.terms(point),
         general=not point.aligned,
     )
 

@@ -25,13 +25,21 @@ from scipy.optimize import nnls
 from tk.aot.expr import Problem, TensorValue, evaluate_locals
 from tk.aot.grid import Variant, enumerate_grid
 from tk.aot.spec import DTYPES, Family
+from tk.kernels.mm_op import ORDER_AXIS
+from tk.tune import files
 
 TUNED = Path(__file__).parents[1] / "kernels" / "tuned"
 H200 = {"sm_count": 132, "arch": 90, "shared_optin": 232448, "l2_bytes": 62914560}
 DEVICES = {90: H200}
-FEWEST = 8  # measurements that a fit of five weights needs
+FEWEST = 8  # measurements that a fit needs
+OTHER_ORDERS = 0.3  # what a measurement counts for the weights of another operand order: 0 and 1 both chose worse
 
 Sample = tuple[tuple[int, int, int], numpy.ndarray, float]  # size, terms, picoseconds
+
+
+def order_of(timing: Mapping[str, Any]) -> str:
+    """As the engine sees it: a single row is a row whichever way it was made."""
+    return ORDER_AXIS[timing["key"]["order"]]
 
 
 def problem_of(timing: Mapping[str, Any], op: Any, arch: int) -> Problem:
@@ -41,7 +49,7 @@ def problem_of(timing: Mapping[str, Any], op: Any, arch: int) -> Problem:
     def matrix(rows: int, cols: int, order: str) -> TensorValue:
         return TensorValue((rows, cols), (cols, 1) if order == "n" else (1, rows), dtype)
 
-    a, b = matrix(m, k, timing["order"][0]), matrix(k, n, timing["order"][1])
+    a, b = matrix(m, k, order_of(timing)[0]), matrix(k, n, order_of(timing)[1])
     ints = (0, int(timing["precision"] == "tf32"))
     bare = Problem((a, b, None, matrix(m, n, "n")), ints, 0, DEVICES[arch])
     return Problem(bare.tensors, ints, 0, bare.device, evaluate_locals(op.locals.values(), bare))
@@ -77,29 +85,41 @@ def samples_of(timings: Sequence[Mapping[str, Any]], family: Family, arch: int) 
 
 def weights_name(config: str, timing: Mapping[str, Any]) -> str:
     precision = timing["precision"] if timing["dtype"] == "fp32" else "bf16"
-    return f"{config}/{precision}/{timing['order']}"
+    return f"{config}/{precision}/{order_of(timing)}"
 
 
-def fit(samples: Sequence[Sample]) -> numpy.ndarray | None:
-    """None: too little was measured."""
+def fit(own: Sequence[Sample], all_orders: Sequence[Sample]) -> numpy.ndarray | None:
+    """own: what was measured with one operand order; with the others it counts less. None: too little was measured."""
+    samples = [*own, *all_orders]  # so own ones are in it twice, with both weights
     if len(samples) < FEWEST:
         return None
+    counts = numpy.array([1.0] * len(own) + [OTHER_ORDERS] * len(all_orders))
     terms = numpy.array([x for _, x, _ in samples])
     times = numpy.array([t for _, _, t in samples])
-    weights, _ = nnls(terms / times[:, None], numpy.ones_like(times))
+    weights, _ = nnls(terms * (counts / times)[:, None], counts)
     return weights
+
+
+def any_order(samples: Mapping[str, Sequence[Sample]]) -> dict[str, list[Sample]]:
+    """Name of the weights without the order -> what was measured."""
+    found = defaultdict(list)
+    for name, own in samples.items():
+        found[name.rpartition("/")[0]] += own
+    return found
 
 
 def regrets(timings: Sequence[Mapping[str, Any]], samples: Mapping[str, Sequence[Sample]]) -> list[tuple[float, str]]:
     """Of each problem: time of the config chosen over the best, the size itself left out of the fits."""
     found = []
+    pooled = any_order(samples)
     for timing in timings:
         size = (timing["m"], timing["n"], timing["k"])
         predicted = {}
         for config, (_, us, _) in timing["configs"].items():
-            own = samples.get(weights_name(config, timing), [])
+            name = weights_name(config, timing)
+            own, others = samples.get(name, []), pooled.get(name.rpartition("/")[0], [])
             terms = next((x for s, x, t in own if s == size and t == us * 1e6), None)
-            weights = fit([s for s in own if s[0] != size])
+            weights = fit([s for s in own if s[0] != size], [s for s in others if s[0] != size])
             if terms is not None and weights is not None:
                 predicted[config] = float(terms @ weights)
         if predicted:
@@ -122,15 +142,15 @@ def main() -> None:
     samples = samples_of(timings, family, args.arch)
     names = tuple(next(iter(enumerate_grid(family, args.arch).variants)).plan.terms)
     coefficients = {}
-    for name, own in sorted(samples.items()):
-        weights = fit(own)
-        if weights is None:
-            print(f"{name}: {len(own)} measurements are too few")
-        else:
-            coefficients[name] = dict(zip(names, map(round, weights.tolist()), strict=True))
+    for name, others in sorted(any_order(samples).items()):
+        for order in ORDER_AXIS:
+            weights = fit(samples.get(f"{name}/{order}", []), others)
+            if weights is not None:
+                rounded = zip(names, map(round, weights.tolist()), strict=True)
+                coefficients[f"{name}/{order}"] = {term: weight for term, weight in rounded if weight}
     tuned = json.loads(table.read_text())
     tuned["coefficients"] = coefficients
-    table.write_text(json.dumps(tuned, indent=1) + "\n")
+    files.write(table, tuned)
     found = sorted(regrets(timings, samples), reverse=True)
     mean = math.exp(sum(math.log(r) for r, _ in found) / len(found))
     print(f"{len(coefficients)} fits; regret of sizes left out: geomean {mean:.4f} over {len(found)}, worst:")

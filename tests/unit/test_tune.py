@@ -58,7 +58,7 @@ def test_newer_entries_replace_those_of_the_same_problem() -> None:
 def test_a_table_is_one_line_for_each_entry(tmp_path: Path) -> None:
     path = tmp_path / "new" / "t.json"
     value = {"gpu": "G", "pins": [{"dims": [1]}, {"dims": [2]}], "empty": []}
-    files.write(path, value, "pins")
+    files.write(path, value)
     assert json.loads(path.read_text()) == value
     assert '  {"dims": [2]}\n' in path.read_text()
     assert [p.name for p in path.parent.iterdir()] == ["t.json"]  # nothing temporary is left

@@ -12,11 +12,11 @@ from typing import Any
 OUTCOME = ("config", "us")  # what an entry says of its problem; the rest is the problem
 
 
-def write(path: Path, table: Mapping[str, Any], entries: str) -> None:
-    """`table` as JSON, the list at `entries` line by line, so that a diff shows what changed. Readers see the old file
+def write(path: Path, table: Mapping[str, Any]) -> None:
+    """`table` as JSON, what it holds many of line by line, so that a diff shows what changed. Readers see the old file
     or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = ",\n".join(f" {json.dumps(name)}: {_dump(value, name == entries)}" for name, value in table.items())
+    text = ",\n".join(f" {json.dumps(name)}: {_dump(value)}" for name, value in table.items())
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}", delete=False) as f:
         f.write(f"{{\n{text}\n}}\n")
         f.flush()
@@ -25,11 +25,12 @@ def write(path: Path, table: Mapping[str, Any], entries: str) -> None:
     os.replace(f.name, path)
 
 
-def _dump(value: Any, by_line: bool) -> str:
-    if not by_line or not value:
-        return json.dumps(value)
-    lines = ",\n".join(f"  {json.dumps(entry)}" for entry in value)
-    return f"[\n{lines}\n ]"
+def _dump(value: Any) -> str:
+    if isinstance(value, list) and value:
+        return "[\n" + ",\n".join(f"  {json.dumps(entry)}" for entry in value) + "\n ]"
+    if isinstance(value, dict) and value:
+        return "{\n" + ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items()) + "\n }"
+    return json.dumps(value)
 
 
 def merge(old: Iterable[dict[str, Any]], new: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

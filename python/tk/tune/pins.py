@@ -81,7 +81,7 @@ def write(path: Path, entries: Iterable[dict[str, Any]], record: Mapping[str, An
             old = read(path)
         except ValueError as e:
             _log.warning("%s; it is replaced", e)
-    files.write(path, {"version": FILE_VERSION, **record, "pins": files.merge(old, entries)}, "pins")
+    files.write(path, {"version": FILE_VERSION, **record, "pins": files.merge(old, entries)})
 
 
 def entry_of(problem: capi.Problem, config: str, us: float) -> dict[str, Any]:

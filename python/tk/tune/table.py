@@ -33,9 +33,9 @@ def write(path: Path, results: Sequence[Result], choices: Mapping[Task, str], re
         for problem in twins(r.problem, choices[r.task])
     ]
     pins = files.merge(old.get("pins", ()), new)
-    files.write(path, {**record, "coefficients": old.get("coefficients", {}), "pins": pins}, "pins")
+    files.write(path, {**record, "coefficients": old.get("coefficients", {}), "pins": pins})
     timings = path.with_name(f"{path.stem}_timings.json")
-    files.write(timings, {**record, "timings": [_timings(r) for r in results]}, "timings")
+    files.write(timings, {**record, "timings": [_timings(r) for r in results]})
     return [path, timings]
 
 
