@@ -12,9 +12,9 @@ from tk.kernels.mm_op import OP
 _SAMPLED = {
     "mm_pointer": ("32x64x64_s4_w4", "16x32x32_s3_w4_fma"),
     "mm_split_k": ("split_32x64x64_s4_w4", "split_16x32x32_s3_w4_fma"),
-    "mm_hopper_tiles": ("tiles_128x128_g1024", "tiles_128x128_g1024_tf32"),
-    "mm_hopper_split": ("split_64x64_r1", "split_64x64_r1_tf32"),
-    "mm_hopper_rows": ("rows_64x16_c2_r1", "rows_64x16_c2_r1_tf32"),
+    "mm_hopper_tiles": ("tiles_128x128", "tiles_128x128_tf32", "tiles_128x128_c2"),
+    "mm_hopper_split": ("split_64x64", "split_64x64_tf32"),
+    "mm_hopper_rows": ("rows_64x16_c4_r2", "rows_64x16_c4_r2_tf32"),
 }
 _HOPPER = (*mm_hopper_rows.KERNELS, *mm_hopper.KERNELS)
 

@@ -6,6 +6,8 @@ The blocks of a cluster then exchange their partial sums through distributed sha
 tile, always in the same order. No scratch memory, no counters, no second pass.
 """
 
+from collections.abc import Iterator
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import CachePolicy, FractionalEvictionPolicy
@@ -20,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tk.aot.expr import ceil_div, mode
 from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
 from tk.kernels.epilogue import activate
-from tk.kernels.mm_hopper import bias_strides, clusters_at_once, descriptor, suits_tma, suits_wgmma
+from tk.kernels.mm_hopper import bias_strides, clusters_at_once, descriptor, suits_wgmma
 from tk.kernels.mm_op import (
     DTYPE_AXIS,
     EPILOGUE_AXIS,
@@ -39,6 +41,7 @@ from tk.kernels.mm_op import (
     out_dtype,
     predict,
     serves,
+    suits_tma,
     traffic,
 )
 
@@ -178,7 +181,7 @@ def _plan(point: Point) -> Plan | None:
         waves=waves,
         steps=waves * (k_part // c.bk),
         flops=2 * c.bp * c.bq * c.bk,
-        moved=traffic(point),
+        moved=traffic(),
         block=(c.bq, c.bp),
     )
     return Plan(
@@ -198,25 +201,22 @@ def _plan(point: Point) -> Plan | None:
 # --- The grid ---
 
 
-# BQ, blocks, programs that a multiprocessor holds at once: those that were the best of some size.
+# BQ, blocks, programs that a multiprocessor holds at once, and the itemsizes that it is for: 16-bit operands, tf32.
 _SHAPES = (
-    *((16, 1, 2), (16, 2, 2), (16, 4, 2)),
-    *((32, 1, 2), (32, 2, 2), (32, 4, 1)),
-    *((64, 1, 1), (64, 2, 1), (64, 4, 1)),
+    *((16, 1, 2, (2, 4)), (16, 2, 2, (2,)), (16, 4, 2, (2, 4))),
+    *((32, 1, 2, (2,)), (32, 4, 1, (2,))),
+    *((64, 1, 1, (2,)), (64, 2, 1, (2,)), (64, 4, 1, (2, 4))),
 )
 
 
-def _configs() -> tuple[Config, ...]:
+def _configs() -> Iterator[Config]:
     """A ring of 200 KB for one block on a multiprocessor, or of 100 KB for two of them."""
-    bp, bk = 64, 128
-    found = []
-    for bq, blocks, resident in _SHAPES:
-        stages = 200 * 1024 // resident // (2 * (bp + bq) * bk)
-        name = f"rows_{bp}x{bq}_c{blocks}_r{resident}"
-        params = dict(bp=bp, bq=bq, stages=stages, blocks=blocks, resident=resident)
-        found.append(Config(name, params | dict(bk=bk, itemsize=2)))
-        found.append(Config(f"{name}_tf32", params | dict(bk=bk // 2, itemsize=4)))
-    return tuple(found)
+    for bq, blocks, resident, itemsizes in _SHAPES:
+        stages = 200 * 1024 // resident // (2 * (64 + bq) * 128)
+        for size in itemsizes:
+            name = f"rows_64x{bq}_c{blocks}_r{resident}" + ("_tf32" if size == 4 else "")
+            params = dict(bp=64, bq=bq, bk=256 // size, stages=stages, blocks=blocks, resident=resident, itemsize=size)
+            yield Config(name, params)
 
 
 _AXES = {
@@ -228,4 +228,4 @@ _AXES = {
     "dependent": (False, True),
 }
 
-KERNELS = (Kernel("mm_hopper_rows", OP, _AXES, {90: _configs()}, _plan),)
+KERNELS = (Kernel("mm_hopper_rows", OP, _AXES, {90: tuple(_configs())}, _plan),)

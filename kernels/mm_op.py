@@ -28,6 +28,20 @@ def _order() -> Expr:
     return select((a == 2) | (b == 2) | (OUT.stride(1) != 1), 4, 2 * a + b)
 
 
+_SIZE = select(A.dtype == DTYPES["fp32"], 4, 2)  # bytes
+_OUT_SIZE = select(OUT.dtype == DTYPES["fp32"], 4, 2)
+_M_CHOICE = select(mode("batch_invariant"), 256, A.size(0))
+
+
+def _pitch(t: Tensor, size: Expr) -> Expr:
+    """Bytes from row to row, or from column to column: whichever lie apart."""
+    return maximum(t.stride(0), t.stride(1)) * size
+
+
+def _tma(t: Tensor, size: Expr) -> Expr:
+    return (t.alignment >= 16) & (_pitch(t, size) % 16 == 0)
+
+
 OP = Op(
     name="mm",
     tensors=(A, B, BIAS, OUT),
@@ -38,7 +52,17 @@ OP = Op(
         "N": B.size(1),
         "K": A.size(1),
         # In batch-invariant mode a row's result must not depend on M: nor may the choice.
-        "M_choice": select(mode("batch_invariant"), 256, A.size(0)),
+        "M_choice": _M_CHOICE,
+        # What many variants ask for is computed once.
+        "largest": maximum(maximum(A.size(0), B.size(1)), A.size(1)),
+        "a_bytes": _M_CHOICE * A.size(1) * _SIZE,
+        "b_bytes": A.size(1) * B.size(1) * _SIZE,
+        "out_bytes": _M_CHOICE * B.size(1) * _OUT_SIZE,
+        "a_crooked": _pitch(A, _SIZE) % 128 != 0,
+        "b_crooked": _pitch(B, _SIZE) % 128 != 0,
+        "a_tma": _tma(A, _SIZE),
+        "b_tma": _tma(B, _SIZE),
+        "out_tma": _tma(OUT, _OUT_SIZE) & (B.size(1) * _OUT_SIZE % 16 == 0),
     },
     selectors={
         "dtype": Selector(select(A.dtype == DTYPES["bf16"], 0, select(A.dtype == DTYPES["fp16"], 1, 2)), 3),
@@ -56,7 +80,23 @@ M, N, K, M_CHOICE = (OP.local(name) for name in ("M", "N", "K", "M_choice"))
 
 
 def fits_32_bits() -> tuple[Constraint, ...]:
-    return tuple(require(x < 2**31 - 2**16, f"{n} < 2**31 - 65536") for n, x in (("M", M), ("N", N), ("K", K)))
+    return (require(OP.local("largest") < 2**31 - 2**16, "M, N and K < 2**31 - 65536"),)
+
+
+def suits_tma(point: Point) -> tuple[Constraint, ...]:
+    """Of a and b."""
+    by = 16 // ITEMSIZE[point.dtype]
+    return (*fits_32_bits(), *(require(OP.local(f"{t.name}_tma"), _tma_message(t, by)) for t in (A, B)))
+
+
+def out_suits_tma(point: Point) -> Constraint:
+    """A TMA store writes whole pieces of 16 bytes, also across the end of a row."""
+    by = 16 // ITEMSIZE[out_dtype(point)]
+    return require(OP.local("out_tma"), f"{_tma_message(OUT, by)}; N a multiple of {by}")
+
+
+def _tma_message(t: Tensor, by: int) -> str:
+    return f"{t.name} on a 16-byte boundary, its rows a multiple of {by} elements apart (TMA)"
 
 
 def batch_invariant() -> Constraint:
@@ -129,7 +169,8 @@ class Work:
         l2_kilobyte: what programs fetch, each operand once for every tile that needs it. crooked_kilobyte: of that,
         what comes from rows that do not begin with a cache line, which takes two requests instead of one. roof: what
         the slowest of tensor cores, memory and L2 takes for its part, in nanoseconds."""
-        a, b = _fetched(point, *self.block)
+        block_m, block_n = self.block
+        a, b = ceil_div(N, block_n) * OP.local("a_bytes"), ceil_div(M_CHOICE, block_m) * OP.local("b_bytes")
         arch = _nearest(point.arch)
         return {
             "fixed": const(1),
@@ -137,7 +178,7 @@ class Work:
             "step": self.steps,
             "kilobyte": self.moved // 1024,
             "l2_kilobyte": (a + b) // 1024,
-            "crooked_kilobyte": (_crooked(A, point) * a + _crooked(B, point) * b) // 1024,
+            "crooked_kilobyte": (OP.local("a_crooked") * a + OP.local("b_crooked") * b) // 1024,
             "parts": self.parts,
             "roof": maximum(
                 maximum(self.moved // _MEMORY[arch], (a + b) // _L2[arch]),
@@ -154,20 +195,9 @@ def _kind(point: Point) -> str:
     return point.precision if point.dtype == "fp32" else point.dtype
 
 
-def traffic(point: Point) -> Expr:
+def traffic() -> Expr:
     """Bytes: each operand read once, the result written once."""
-    return (M_CHOICE * K + K * N) * ITEMSIZE[point.dtype] + M_CHOICE * N * ITEMSIZE[out_dtype(point)]
-
-
-def _fetched(point: Point, block_m: int, block_n: int) -> tuple[Expr, Expr]:
-    """Bytes of a and of b: each once for every tile of block_m x block_n that needs it."""
-    size = ITEMSIZE[point.dtype]
-    return ceil_div(N, block_n) * M_CHOICE * K * size, ceil_div(M_CHOICE, block_m) * N * K * size
-
-
-def _crooked(t: Tensor, point: Point) -> Expr:
-    line = 128 // ITEMSIZE[point.dtype]
-    return maximum(t.stride(0), t.stride(1)) % line != 0
+    return OP.local("a_bytes") + OP.local("b_bytes") + OP.local("out_bytes")
 
 
 def predict(point: Point, work: Work, slowdown: int = 1) -> Expr:

@@ -315,7 +315,7 @@ def _plan_pointer(point: Point) -> Plan | None:
         waves=waves,
         steps=waves * ceil_div(K, c.block_k),
         flops=2 * c.block_m * c.block_n * c.block_k,
-        moved=traffic(point),
+        moved=traffic(),
         block=(c.block_m, c.block_n),
     )
     # A strided product is not worth a kernel of its own for one row of bias.
@@ -366,7 +366,7 @@ def _plan_split(point: Point) -> Plan | None:
         waves=const(1),
         steps=k_part // c.block_k,
         flops=2 * c.block_m * c.block_n * c.block_k,
-        moved=traffic(point) + 8 * splits * M_CHOICE * N,  # the parts are written and read
+        moved=traffic() + 8 * splits * M_CHOICE * N,  # the parts are written and read
         block=(c.block_m, c.block_n),
         parts=const(1),
     )
