@@ -673,6 +673,7 @@ _TILES = (
     *_tile((_TF32,), 128, 256, 0, 4, 64, 32, "plain", cluster=2),
     *_tile(_BOTH, 128, 64, 16, 7, 16, 16, cluster=2, swap=True),
     *_tile((_HALF,), 128, 64, 32, 7, 32, 16, cluster=2, swap=True),
+    *_tile((_HALF,), 64, 128, 0, 8, 32, 16, "plain", cluster=2, swap=True, parts=1),
     *_tile((_HALF,), 128, 256, 0, 4, 64, 32, "plain", cluster=2, swap=True),
     *_tile((_HALF,), 128, 128, 0, 6, 64, 32, "plain", cluster=4, swap=True),
 )

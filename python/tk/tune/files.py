@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-OUTCOME = ("config", "us")  # what an entry says of its problem; the rest is the problem
+OUTCOME = ("config", "us", "configs")  # what an entry says of its problem; the rest is the problem
 
 
 def write(path: Path, table: Mapping[str, Any]) -> None:

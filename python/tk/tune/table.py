@@ -25,8 +25,9 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 def write(path: Path, results: Sequence[Result], choices: Mapping[Task, str], record: Mapping[str, Any]) -> list[Path]:
-    """Pins into the table, where new ones replace old ones and the coefficients stay; timings into a file beside it."""
-    old = json.loads(path.read_text()) if path.is_file() else {}
+    """Pins into the table, where new ones replace old ones and the coefficients stay; timings into a file beside it,
+    likewise."""
+    old = _read(path)
     new = [
         {"key": selector_values(problem), "dims": dims(problem), "config": choices[r.task]}
         for r in results
@@ -35,8 +36,13 @@ def write(path: Path, results: Sequence[Result], choices: Mapping[Task, str], re
     pins = files.merge(old.get("pins", ()), new)
     files.write(path, {**record, "coefficients": old.get("coefficients", {}), "pins": pins})
     timings = path.with_name(f"{path.stem}_timings.json")
-    files.write(timings, {**record, "timings": [_timings(r) for r in results]})
+    merged = files.merge(_read(timings).get("timings", ()), map(_timings, results))
+    files.write(timings, {**record, "timings": merged})
     return [path, timings]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def _timings(result: Result) -> dict[str, Any]:
