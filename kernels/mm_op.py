@@ -200,13 +200,19 @@ def traffic() -> Expr:
     return OP.local("a_bytes") + OP.local("b_bytes") + OP.local("out_bytes")
 
 
+def weights_name(point: Point) -> str:
+    """Of the points that have their weights in common: "config/dtype/order"."""
+    kind = "bf16" if _kind(point) == "fp16" else _kind(point)  # fp16 runs as bf16 does
+    loads = "" if point.axes.get("aligned", True) else " unaligned"
+    return f"{point.config.name}{loads}/{kind}/{point.order}"
+
+
 def predict(point: Point, work: Work, slowdown: int = 1) -> Expr:
     """Picoseconds: the work's terms, weighted.
 
     The weights are fitted to measurements (kernels/tuned/, tools/fit_cost.py); without, the roof counts `slowdown`
     times, and starting, a tile and a sum of parts cost what they usually do."""
-    kind = "bf16" if _kind(point) == "fp16" else _kind(point)  # fp16 runs as bf16 does
-    weights = load_tuned("mm", point.arch).get("coefficients", {}).get(f"{point.config.name}/{kind}/{point.order}")
+    weights = load_tuned("mm", point.arch).get("coefficients", {}).get(weights_name(point))
     if weights is None:
         weights = dict(fixed=3_000_000, wave=500_000, parts=3_000_000, roof=2000 * slowdown)
     return sum((weights[name] * term for name, term in work.terms(point).items() if name in weights), const(0))

@@ -15,6 +15,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from scipy.optimize import nnls
 from tk.aot.expr import Problem, TensorValue, evaluate_locals
 from tk.aot.grid import Variant, enumerate_grid
 from tk.aot.spec import DTYPES, Family
-from tk.kernels.mm_op import ORDER_AXIS
+from tk.kernels.mm_op import ORDER_AXIS, weights_name
 from tk.tune import files
 
 TUNED = Path(__file__).parents[1] / "kernels" / "tuned"
@@ -34,7 +35,17 @@ DEVICES = {90: H200}
 FEWEST = 8  # measurements that a fit needs
 OTHER_ORDERS = 0.3  # what a measurement counts for the weights of another operand order: 0 and 1 both chose worse
 
-Sample = tuple[tuple[int, int, int], numpy.ndarray, float]  # size, terms, picoseconds
+
+@dataclass(frozen=True)
+class Sample:
+    """What one config took for one problem. name: of its weights. us: measured."""
+
+    timing: int
+    size: tuple[int, int, int]
+    config: str
+    name: str
+    terms: numpy.ndarray
+    us: float
 
 
 def order_of(timing: Mapping[str, Any]) -> str:
@@ -67,67 +78,65 @@ def fits(variant: Variant, key: Mapping[str, int], problem: Problem) -> bool:
     return served and all(c.holds.evaluate(problem) for c in plan.constraints)
 
 
-def samples_of(timings: Sequence[Mapping[str, Any]], family: Family, arch: int) -> dict[str, list[Sample]]:
-    """Name of the weights -> what was measured."""
+def samples_of(timings: Sequence[Mapping[str, Any]], family: Family, arch: int) -> list[Sample]:
     by_config = defaultdict(list)
     for variant in enumerate_grid(family, arch).variants:
         by_config[variant.point.config.name].append(variant)
-    found = defaultdict(list)
-    for timing in timings:
+    found = []
+    for i, timing in enumerate(timings):
         problem = problem_of(timing, family.op, arch)
         for config, (_, us, _) in timing["configs"].items():
             variant = next((v for v in by_config[config] if fits(v, timing["key"], problem)), None)
             if variant is not None:
                 size = (timing["m"], timing["n"], timing["k"])
-                found[weights_name(config, timing)].append((size, terms_of(variant, problem), us * 1e6))
+                name = weights_name(variant.point)
+                found.append(Sample(i, size, config, name, terms_of(variant, problem), us))
     return found
 
 
-def weights_name(config: str, timing: Mapping[str, Any]) -> str:
-    precision = timing["precision"] if timing["dtype"] == "fp32" else "bf16"
-    return f"{config}/{precision}/{order_of(timing)}"
-
-
 def fit(own: Sequence[Sample], all_orders: Sequence[Sample]) -> numpy.ndarray | None:
-    """own: what was measured with one operand order; with the others it counts less. None: too little was measured."""
+    """Picoseconds. own: what was measured with one operand order; with the others it counts less. None: too little was
+    measured."""
     samples = [*own, *all_orders]  # so own ones are in it twice, with both weights
     if len(samples) < FEWEST:
         return None
     counts = numpy.array([1.0] * len(own) + [OTHER_ORDERS] * len(all_orders))
-    terms = numpy.array([x for _, x, _ in samples])
-    times = numpy.array([t for _, _, t in samples])
-    weights, _ = nnls(terms * (counts / times)[:, None], counts)
+    terms = numpy.array([s.terms / (s.us * 1e6) for s in samples])
+    weights, _ = nnls(terms * counts[:, None], counts)
     return weights
 
 
-def any_order(samples: Mapping[str, Sequence[Sample]]) -> dict[str, list[Sample]]:
-    """Name of the weights without the order -> what was measured."""
-    found = defaultdict(list)
-    for name, own in samples.items():
-        found[name.rpartition("/")[0]] += own
-    return found
+def by_name(samples: Sequence[Sample]) -> tuple[dict[str, list[Sample]], dict[str, list[Sample]]]:
+    """Of each name, and of each name without the order."""
+    own, all_orders = defaultdict(list), defaultdict(list)
+    for sample in samples:
+        own[sample.name].append(sample)
+        all_orders[without_order(sample.name)].append(sample)
+    return own, all_orders
 
 
-def regrets(timings: Sequence[Mapping[str, Any]], samples: Mapping[str, Sequence[Sample]]) -> list[tuple[float, str]]:
+def without_order(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def regrets(timings: Sequence[Mapping[str, Any]], samples: Sequence[Sample]) -> list[tuple[float, str]]:
     """Of each problem: time of the config chosen over the best, the size itself left out of the fits."""
+    own, all_orders = by_name(samples)
+    predicted: dict[int, dict[str, float]] = defaultdict(dict)
+    for sample in samples:
+        rest = [s for s in own[sample.name] if s.size != sample.size]
+        others = [s for s in all_orders[without_order(sample.name)] if s.size != sample.size]
+        weights = fit(rest, others)
+        if weights is not None:
+            predicted[sample.timing][sample.config] = float(sample.terms @ weights)
     found = []
-    pooled = any_order(samples)
-    for timing in timings:
-        size = (timing["m"], timing["n"], timing["k"])
-        predicted = {}
-        for config, (_, us, _) in timing["configs"].items():
-            name = weights_name(config, timing)
-            own, others = samples.get(name, []), pooled.get(name.rpartition("/")[0], [])
-            terms = next((x for s, x, t in own if s == size and t == us * 1e6), None)
-            weights = fit([s for s in own if s[0] != size], [s for s in others if s[0] != size])
-            if terms is not None and weights is not None:
-                predicted[config] = float(terms @ weights)
-        if predicted:
-            chosen = min(predicted, key=predicted.__getitem__)
-            times = {c: us for c, (_, us, _) in timing["configs"].items()}
+    for i, timing in enumerate(timings):
+        times = {config: us for config, (_, us, _) in timing["configs"].items()}
+        if predicted[i]:
+            chosen = min(predicted[i], key=predicted[i].__getitem__)
             best = min(times, key=times.__getitem__)
-            shown = f"{'x'.join(map(str, size))} {timing['dtype']} {timing['order']}: {chosen}, best {best}"
-            found.append((times[chosen] / times[best], shown))
+            label = f"{timing['m']}x{timing['n']}x{timing['k']} {timing['dtype']} {timing['order']}"
+            found.append((times[chosen] / times[best], f"{label}: {chosen}, best {best}"))
     return found
 
 
@@ -141,10 +150,11 @@ def main() -> None:
     family: Family = import_module(f"tk.kernels.{args.stem}").FAMILY
     samples = samples_of(timings, family, args.arch)
     names = tuple(next(iter(enumerate_grid(family, args.arch).variants)).plan.terms)
+    own, all_orders = by_name(samples)
     coefficients = {}
-    for name, others in sorted(any_order(samples).items()):
+    for name, others in sorted(all_orders.items()):
         for order in ORDER_AXIS:
-            weights = fit(samples.get(f"{name}/{order}", []), others)
+            weights = fit(own.get(f"{name}/{order}", []), others)
             if weights is not None:
                 rounded = zip(names, map(round, weights.tolist()), strict=True)
                 coefficients[f"{name}/{order}"] = {term: weight for term, weight in rounded if weight}
