@@ -3,11 +3,16 @@
 One device function computes out = P Q^T with P [p, K] and Q [q, K], each stored either way round, fp32 accumulators:
 
     tiles    P = a, Q = b^T: out as it is. For many rows.
-    split    P = b^T, Q = a: out transposed. wgmma always has 64 rows of P, and with few rows of a those are columns of
-             b; the few rows of a are its N.
+    wide     P = b^T, Q = a: out transposed. wgmma always has 64 rows of P, and with few rows of a, or an odd number of
+             them, it is better that those are columns of b; the rows of a are its N.
+    split    As wide, with K cut for want of tiles.
 
 A program has one to three consumer warpgroups, 64 or 128 rows of P each, and two producer warps, one for P and one for
 Q. They share a ring of slots; a slot has a "full" barrier (both operands have landed) and an "empty" one.
+
+A program may be a cluster of thread blocks. Its tile is theirs, one below the other: each has its own rows of P, all
+have the same Q, which the first block loads once for all of them (multicast). To the compiler there is one tile, with
+the cluster in its layouts: shapes and positions below are the cluster's.
 
 Work: tiles [0, whole) are done as they are, round-robin over the programs. The rest is cut along K: its (tile, block of
 K) pairs stand in one line, and each program takes `part` of them. Programs that hold a part of a tile leave it in fp32
@@ -222,19 +227,19 @@ def _put(x, out_s, desc, row, col, SWAP: gl.constexpr, BUFFERS: gl.constexpr):
 
 
 @gluon.jit
-def _finish(acc, out_s, desc, row, col, size, fused, SWAP: gl.constexpr, PIECE: gl.constexpr, BUFFERS: gl.constexpr,
+def _finish(acc, out_s, desc, row, col, size, fused, SWAP: gl.constexpr, BUFFERS: gl.constexpr,
             EPILOGUE: gl.constexpr, FIRST: gl.constexpr, COUNT: gl.constexpr):  # fmt: skip
-    """PIECE columns at a time: a whole tile would take the ring's shared memory, its epilogue too many registers. The
-    pieces, numbered from FIRST, take turns with the BUFFERS of out_s."""
+    """In COUNT pieces: a whole tile would take the ring's shared memory, its epilogue too many registers. The pieces,
+    numbered from FIRST, take turns with the BUFFERS of out_s."""
     if COUNT == 1:
         acc = _epilogue(acc, row, col, size, fused, SWAP, EPILOGUE)
         _put(acc.to(desc.dtype), out_s.index(FIRST % BUFFERS), desc, row, col, SWAP, BUFFERS)
     else:
         HALF: gl.constexpr = acc.shape[1] // 2
         lo, hi = gl.split(acc.reshape([acc.shape[0], 2, HALF]).permute([0, 2, 1]))
-        _finish(lo, out_s, desc, row, col, size, fused, SWAP, PIECE, BUFFERS, EPILOGUE, FIRST, COUNT // 2)
-        _finish(hi, out_s, desc, row, col + HALF, size, fused, SWAP, PIECE, BUFFERS, EPILOGUE, FIRST + COUNT // 2,
-                COUNT // 2)  # fmt: skip
+        LEFT: gl.constexpr = COUNT // 2
+        _finish(lo, out_s, desc, row, col, size, fused, SWAP, BUFFERS, EPILOGUE, FIRST, LEFT)
+        _finish(hi, out_s, desc, row, col + HALF, size, fused, SWAP, BUFFERS, EPILOGUE, FIRST + LEFT, LEFT)
 
 
 @gluon.jit
@@ -365,10 +370,11 @@ def _consume(c: gl.constexpr, rings, out_s, out_desc, bars, parts, work, size, f
             row = p_at * BP + c * ROWS
             col = q_at * (BQ + MORE)
             mine = out_s.slice(c * BUFFERS, BUFFERS)
-            _finish(acc, mine, out_desc, row, col, size, fused, SWAP, PIECE, BUFFERS, EPILOGUE, 0, BQ // PIECE)
+            PIECES: gl.constexpr = BQ // PIECE
+            _finish(acc, mine, out_desc, row, col, size, fused, SWAP, BUFFERS, EPILOGUE, 0, PIECES)
             if MORE > 0:
-                _finish(more, mine, out_desc, row, col + BQ, size, fused, SWAP, PIECE, BUFFERS, EPILOGUE,
-                        BQ // PIECE, MORE // PIECE)  # fmt: skip
+                _finish(more, mine, out_desc, row, col + BQ, size, fused, SWAP, BUFFERS, EPILOGUE, PIECES,
+                        MORE // PIECE)  # fmt: skip
     tma.store_wait(0)
 
 
@@ -386,8 +392,8 @@ def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows
 
     A tile is BP by BQ + MORE, which need not be a power of two: BQ and MORE are products of their own. more_desc: a
     view of Q like q_desc, for the MORE rows; None where MORE is 0.
-    scratch: fp32 [programs, 2, BP, BQ + MORE]; counters: int32, a zero for each tile that is cut and consumer (SPLIT).
-    ONCE: b leaves L2 first. PIECE: columns of the tile that go out through shared memory at a time.
+    scratch: fp32 [programs, 2, BP * (BQ + MORE)]; counters: int32, a zero for each tile that is cut and consumer
+    (SPLIT). ONCE: b leaves L2 first. PIECE: columns of the tile that go out at a time, through the next of BUFFERS.
     """
     dtype: gl.constexpr = p_desc.dtype
     p_s = gl.allocate_shared_memory(dtype, [STAGES * PARTS] + p_desc.block_shape, p_desc.layout)
@@ -547,7 +553,7 @@ def _arguments(point: Point, swap: bool) -> dict[str, Arg]:
 
 
 def _plan_tiles(point: Point) -> Plan | None:
-    """out = a b, or with b along N for tf32 out^T = b^T a^T, in whole tiles."""
+    """Whole tiles: out = a b, or with `swap`, and for tf32 with b along N, out^T = b^T a^T."""
     c = point.config
     swap = c.swap or (point.dtype == "fp32" and point.order == "nn")
     if not suits_wgmma(point, swap) or point.epilogue not in c.epilogues.split():
@@ -581,14 +587,11 @@ def _plan_tiles(point: Point) -> Plan | None:
 
 
 def _plan_split(point: Point) -> Plan | None:
-    """Tiles that are cut along K where whole ones would leave multiprocessors without work. out = a b, or with `swap`
-    out^T = b^T a^T for few rows."""
+    """out^T = b^T a^T for few rows: tiles are cut along K where whole ones would leave multiprocessors without work."""
     c = point.config
-    swap = c.swap
-    if not suits_wgmma(point, swap):
+    if not suits_wgmma(point, swap=True):
         return None
-    bq = c.bq + c.more
-    block_m, block_n = (bq, c.bp) if swap else (c.bp, bq)
+    block_m, block_n = c.bq + c.more, c.bp
     slots = device.sm_count
     tiles = ceil_div(M, block_m) * ceil_div(N, block_n)
     nk = ceil_div(K, c.bk)
@@ -602,21 +605,22 @@ def _plan_split(point: Point) -> Plan | None:
     evenly = (left <= slots) & (8 * left * even >= 7 * slots)
     share = select(evenly, ceil_div(nk, even), ceil_div(left * nk, slots))
     steps = whole // slots * nk + select(left > 0, part, 0)
+    scratch = 8 * grid * block_m * block_n
     again = (ceil_div(M, block_m) - 1) * N * K * c.itemsize  # what is cut is not walked side by side
     work = Work(
         waves=rounds,
         steps=steps,
-        flops=2 * c.bp * bq * c.bk,
-        moved=traffic() + select(left > 0, 8 * grid * c.bp * bq + again, 0),
+        flops=2 * block_m * block_n * c.bk,
+        moved=traffic() + select(left > 0, scratch + again, 0),
         block=(block_m, block_n),
         parts=select(left > 0, select(evenly, 1, 2), 0),
     )
-    args = _arguments(point, swap) | dict(
+    args = _arguments(point, swap=True) | dict(
         scratch=Scratch(0, "fp32"), counters=Scratch(1, "i32"), whole=Int(whole), part=Int(part), group=Int(c.group)
     )
-    few = (require(M <= 2 * bq, f"M <= {2 * bq}"),) if swap else ()
+    few = require(M <= 2 * block_m, f"M <= {2 * block_m}")
     return Plan(
-        constraints=(*suits_tma(point), out_suits_tma(point), batch_invariant(), *few),
+        constraints=(*suits_tma(point), out_suits_tma(point), batch_invariant(), few),
         serves=serves(point, EPILOGUE_AXIS),
         launches=(Launch(mm_hopper, args, grid=(grid, 1, 1), num_warps=4),),
         locals=(
@@ -624,7 +628,7 @@ def _plan_split(point: Point) -> Plan | None:
             maximum(share, minimum(nk, 4)),
             select(whole > 0, slots, ceil_div(left * nk, part)),
         ),
-        buffers=(Buffer(8 * grid * c.bp * bq), Buffer((tiles - whole) * c.parts * 4, zeroed=True)),
+        buffers=(Buffer(select(left > 0, scratch, 0)), Buffer((tiles - whole) * c.parts * 4, zeroed=True)),
         cost=predict(point, work),
         terms=work.terms(point),
     )
@@ -632,8 +636,7 @@ def _plan_split(point: Point) -> Plan | None:
 
 # --- The grid ---
 
-# What docs/tuning.md tells how to find again: with these alone, the best config of 580 products is within 0.2 % of the
-# best of twice as many. `wide`: out^T = b^T a^T. _cN: in clusters of N blocks, which have Q in common.
+# Twice as many were measured: without the others, the best config of a product is 0.2 % slower (docs/performance.md).
 _HALF, _TF32 = 2, 4  # bytes of an operand's element: which dtypes a config is for
 
 

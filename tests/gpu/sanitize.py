@@ -6,7 +6,7 @@ r"""Launches every variant of mm at sizes that are multiples of nothing, for a c
 (The core asks the driver for a kernel's parameters until there are no more: an API error that is meant.)
 
 Every tensor is an allocation of its own, so that one byte too far is seen. Results are compared with torch's, so that a
-launch that did nothing is seen too. The exit status is 1 when a variant was wrong or could not be launched.
+launch that did nothing is seen too. The exit status is 1 when a variant was wrong, or was not launched at all.
 """
 
 import os
@@ -14,6 +14,7 @@ import os
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 import argparse
+import itertools
 import re
 import sys
 import time
@@ -22,29 +23,31 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from tests.gpu.variants import BUCKETS, SIZES, Bucket, problems
+from tests.gpu.variants import BUCKETS, MODES, SIZES, Bucket, problems
 
 from tk import capi
 
 AWKWARD = tuple((m + 1, n + 8, k) for m, n, k in SIZES)  # tiles that are cut off on both sides
 
 
-def launch_all(bucket: Bucket, launched: set[int], only: str) -> list[str]:
-    """Each variant of the bucket that has not been launched yet, once. Returns what went wrong."""
+def launch_all(bucket: Bucket, waiting: dict[int, str], launched: set[int], only: str) -> list[str]:
+    """Each variant of the bucket that has not been launched yet, once. waiting: those seen that nothing suited so far.
+    Returns what went wrong."""
     wrong = []
-    for operands in problems(bucket, (*AWKWARD, *SIZES)):
-        problem, expected = operands.problem(), None
+    for operands, mode in itertools.product(problems(bucket, (*AWKWARD, *SIZES)), MODES):
+        problem, expected = operands.problem(mode), None
         for row in capi.candidates(problem):
             name = f"{operands.label} {row.kernel_name}/{row.config_name}"
-            if not row.fits or not re.search(only, name):
+            if row.variant in launched or not re.search(only, name):
                 continue
-            variant = capi.choose(problem, row.config).variant
-            if variant in launched:
+            if not row.fits or capi.choose(problem, row.config).variant != row.variant:
+                waiting[row.variant] = f"{name}: {row.failed_constraint}"
                 continue
-            launched.add(variant)
+            launched.add(row.variant)
+            waiting.pop(row.variant, None)
             if expected is None:
                 expected = operands.reference()
-            result = operands.run(row.config).double()
+            result = operands.run(row.config, mode).double()
             difference = ((result - expected).norm() / expected.norm()).item()
             if not difference < 1e-2:
                 wrong.append(f"{name}: off by {difference:.2g}")
@@ -60,15 +63,17 @@ def main() -> int:
     part, parts = map(int, args.part.split("/"))
     torch.manual_seed(0)
     begun, launched, wrong, left = time.monotonic(), set(), [], 0
+    waiting: dict[int, str] = {}
     for bucket in BUCKETS[part - 1 :: parts]:
         if time.monotonic() - begun > args.seconds:
             left += 1
             continue
-        wrong += launch_all(bucket, launched, args.only)
+        wrong += launch_all(bucket, waiting, launched, args.only)
         torch.cuda.synchronize()
         print(f"{time.monotonic() - begun:5.0f} s  {bucket!s:28} {len(launched)} variants launched", flush=True)
     print(f"{len(launched)} variants launched, {len(wrong)} wrong, {left} buckets left out", *wrong[:20], sep="\n")
-    return int(bool(wrong or left))
+    print(f"{len(waiting)} variants that no problem here suits", *[waiting[v] for v in sorted(waiting)[:20]], sep="\n")
+    return int(bool(wrong or left or waiting))
 
 
 if __name__ == "__main__":

@@ -7,12 +7,9 @@ import torch
 
 from benchmarks import accuracy, products
 from tk import capi
-from tk.config import MODE_BITS
 
 from .cases import rms
-from .variants import BUCKETS, Bucket, Operands, problems
-
-MODES = (0, MODE_BITS["static_weights"])  # between them every variant may run
+from .variants import BUCKETS, MODES, Bucket, Operands, problems
 
 
 def judge(operands: Operands, result: torch.Tensor, reference: torch.Tensor, torchs: torch.Tensor) -> str:

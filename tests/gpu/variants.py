@@ -11,6 +11,7 @@ import torch
 
 from benchmarks import products
 from tk import capi
+from tk.config import MODE_BITS
 from tk.heuristics.problem import describe
 
 from .cases import KINDS, Kind
@@ -29,6 +30,9 @@ SIZES = (
     (300, 1000, 1032),
 )  # fmt: skip
 ODD_SIZES = ((33, 77, 95), (7, 130, 1999), (200, 301, 65))
+
+
+MODES = (0, MODE_BITS["static_weights"])  # between them every variant may run
 
 
 @dataclass(frozen=True)
