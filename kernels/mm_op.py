@@ -166,12 +166,10 @@ class Work:
     def terms(self, point: Point) -> dict[str, Expr]:
         """What the predicted time is a sum of. Bytes by the KB: one takes less than a picosecond.
 
-        l2_kilobyte: what programs fetch, each operand once for every tile that needs it. crooked_kilobyte: of that,
-        what comes from rows that do not begin with a cache line, which takes two requests instead of one. roof: what
-        the slowest of tensor cores, memory and L2 takes for its part, in nanoseconds."""
-        block_m, block_n = self.block
-        a, b = ceil_div(N, block_n) * OP.local("a_bytes"), ceil_div(M_CHOICE, block_m) * OP.local("b_bytes")
-        arch = _nearest(point.arch)
+        l2_kilobyte: what programs fetch. crooked_kilobyte: of that, what comes from rows that do not begin with a cache
+        line, which takes two requests instead of one. few_roof: the roof of at most 512 rows; with more, the steps tell
+        as much, and the fit is better without."""
+        a, b = self._fetched()
         return {
             "fixed": const(1),
             "wave": self.waves,
@@ -180,11 +178,22 @@ class Work:
             "l2_kilobyte": (a + b) // 1024,
             "crooked_kilobyte": (OP.local("a_crooked") * a + OP.local("b_crooked") * b) // 1024,
             "parts": self.parts,
-            "roof": maximum(
-                maximum(self.moved // _MEMORY[arch], (a + b) // _L2[arch]),
-                self.steps * (self.flops // _OPERATIONS[arch][_kind(point)]),
-            ),
+            "few_roof": select(M_CHOICE <= 512, self.roof(point), 0),
         }
+
+    def roof(self, point: Point) -> Expr:
+        """Nanoseconds that the slowest of tensor cores, memory and L2 takes for its part."""
+        a, b = self._fetched()
+        arch = _nearest(point.arch)
+        return maximum(
+            maximum(self.moved // _MEMORY[arch], (a + b) // _L2[arch]),
+            self.steps * (self.flops // _OPERATIONS[arch][_kind(point)]),
+        )
+
+    def _fetched(self) -> tuple[Expr, Expr]:
+        """Bytes of a and of b: each once for every tile that needs it."""
+        block_m, block_n = self.block
+        return ceil_div(N, block_n) * OP.local("a_bytes"), ceil_div(M_CHOICE, block_m) * OP.local("b_bytes")
 
 
 def _nearest(arch: int) -> int:
@@ -214,5 +223,5 @@ def predict(point: Point, work: Work, slowdown: int = 1) -> Expr:
     times, and starting, a tile and a sum of parts cost what they usually do."""
     weights = load_tuned("mm", point.arch).get("coefficients", {}).get(weights_name(point))
     if weights is None:
-        weights = dict(fixed=3_000_000, wave=500_000, parts=3_000_000, roof=2000 * slowdown)
+        return 3_000_000 + 500_000 * work.waves + 3_000_000 * work.parts + 2000 * slowdown * work.roof(point)
     return sum((weights[name] * term for name, term in work.terms(point).items() if name in weights), const(0))
