@@ -298,6 +298,9 @@ def _slowdown(point: Point) -> int:
 def _plan_pointer(point: Point) -> Plan | None:
     if not _worth_a_cubin(point) or (point.order == "ss" and point.epilogue == "vector"):
         return None
+    accumulators = point.config.block_m * point.config.block_n // (32 * point.config.num_warps)  # of a thread
+    if point.epilogue == "matrix" and accumulators > 64:
+        return None  # with the addresses of a whole tile of bias beside them, they would not stay in registers
     c = point.config
 
     def tiles(rows):
