@@ -74,7 +74,8 @@ from tk.kernels.mm_op import (
     traffic,
 )
 
-_ONCE = gl.constexpr(CachePolicy(l2=FractionalEvictionPolicy("evict_first", 1.0)))  # weights that are read but once
+# Of weights that are read but once.
+ONCE_POLICY = gl.constexpr(CachePolicy(l2=FractionalEvictionPolicy("evict_first", 1.0)))
 
 
 # --- Work: the same sequence of segments (tile, blocks k0..k1 of K) for the producers and consumers of a program ---
@@ -123,9 +124,9 @@ def _place(tile, n_p, n_q, group):
 
 
 @gluon.constexpr_function
-def _along_rows(blocks):
-    """The blocks of a cluster stand one below the other."""
-    return [[b, 0] for b in (1, 2, 4, 8) if b < blocks]
+def side_by_side(blocks, dim, rank):
+    """The bases of a cluster's blocks, all along one dimension."""
+    return [[b if d == dim else 0 for d in range(rank)] for b in (1, 2, 4, 8) if b < blocks]
 
 
 @gluon.constexpr_function
@@ -329,7 +330,7 @@ def _consume(c: gl.constexpr, rings, out_s, out_desc, bars, parts, work, size, f
     whole, n_tiles, nk, part, n_p, n_q, group = work
     ROWS: gl.constexpr = BP // PARTS
     K_STEP: gl.constexpr = 256 // p_s.dtype.primitive_bitwidth
-    CGA: gl.constexpr = _along_rows(gl.num_ctas())
+    CGA: gl.constexpr = side_by_side(gl.num_ctas(), 0, 2)
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, K_STEP], CGA)
     MORE_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MORE if MORE > 0 else BQ, K_STEP], CGA)
     t, lo, hi = _first(work, SPLIT)
@@ -420,7 +421,7 @@ def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows
     work = (whole, n_p * n_q, gl.cdiv(K, BK), part, n_p, n_q, group)
     size = (rows, cols)
     fused = (bias, stride_bias_p, stride_bias_q, alpha, beta, activation, has_bias)
-    B_POLICY: gl.constexpr = _ONCE if ONCE else None
+    B_POLICY: gl.constexpr = ONCE_POLICY if ONCE else None
     P_POLICY: gl.constexpr = B_POLICY if SWAP else None
     Q_POLICY: gl.constexpr = None if SWAP else B_POLICY
     ROWS: gl.constexpr = BP // PARTS

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import CachePolicy, FractionalEvictionPolicy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -22,7 +21,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tk.aot.expr import ceil_div, mode
 from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
 from tk.kernels.epilogue import activate
-from tk.kernels.mm_hopper import bias_strides, clusters_at_once, descriptor, suits_wgmma
+from tk.kernels.mm_hopper import (
+    ONCE_POLICY,
+    bias_strides,
+    clusters_at_once,
+    descriptor,
+    side_by_side,
+    suits_wgmma,
+)
 from tk.kernels.mm_op import (
     DTYPE_AXIS,
     EPILOGUE_AXIS,
@@ -45,14 +51,6 @@ from tk.kernels.mm_op import (
     traffic,
 )
 
-_ONCE = gl.constexpr(CachePolicy(l2=FractionalEvictionPolicy("evict_first", 1.0)))
-
-
-@gluon.constexpr_function
-def _cluster(blocks, dim, rank):
-    """The bases of a cluster's blocks, all along one dimension."""
-    return [[b if d == dim else 0 for d in range(rank)] for b in (1, 2, 4, 8) if b < blocks]
-
 
 @gluon.constexpr_function
 def _exchange(blocks, rows, num_warps):
@@ -61,7 +59,7 @@ def _exchange(blocks, rows, num_warps):
     wide = min(8, share)
     lanes = min(32, share // wide)
     return gl.BlockedLayout([blocks, wide, 1], [1, lanes, 32 // lanes], [1, 1, num_warps], [1, 2, 0],
-                            cga_layout=_cluster(blocks, 1, 3))  # fmt: skip
+                            cga_layout=side_by_side(blocks, 1, 3))  # fmt: skip
 
 
 @gluon.jit
@@ -69,7 +67,7 @@ def _load_p(desc, ring, full, slot, row, k, pred, P_K: gl.constexpr, BYTES: gl.c
     """Also announces the bytes of both operands."""
     mbarrier.expect(full.index(slot), BYTES, pred=pred)
     at = [row, k] if P_K else [k, row]
-    tma.async_load(desc, at, full.index(slot), ring.index(slot), pred=pred, cache_policy=_ONCE)
+    tma.async_load(desc, at, full.index(slot), ring.index(slot), pred=pred, cache_policy=ONCE_POLICY)
 
 
 @gluon.jit
@@ -112,7 +110,8 @@ def mm_hopper_rows(p_desc, q_desc, out, bias, rows, cols, K, k_part, stride_om, 
         tma.async_load(q_desc, [col, k0 + i * BK], full.index(i), q_s.index(i), pred=i < n_k)
 
     K_STEP: gl.constexpr = 256 // dtype.primitive_bitwidth
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, BQ, K_STEP], _cluster(BLOCKS, 0, 2))
+    CGA: gl.constexpr = side_by_side(BLOCKS, 0, 2)
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, BQ, K_STEP], CGA)
     acc = gl.zeros([BLOCKS * BP, BQ], gl.float32, MMA)
     slot = 0
     phase = 0

@@ -79,14 +79,14 @@ M, N, K, M_CHOICE = (OP.local(name) for name in ("M", "N", "K", "M_choice"))
 # --- What the plans of all products share ---
 
 
-def fits_32_bits() -> tuple[Constraint, ...]:
-    return (require(OP.local("largest") < 2**31 - 2**16, "M, N and K < 2**31 - 65536"),)
+def fits_32_bits() -> Constraint:
+    return require(OP.local("largest") < 2**31 - 2**16, "M, N and K < 2**31 - 65536")
 
 
 def suits_tma(point: Point) -> tuple[Constraint, ...]:
     """Of a and b."""
     by = 16 // ITEMSIZE[point.dtype]
-    return (*fits_32_bits(), *(require(OP.local(f"{t.name}_tma"), _tma_message(t, by)) for t in (A, B)))
+    return (fits_32_bits(), *(require(OP.local(f"{t.name}_tma"), _tma_message(t, by)) for t in (A, B)))
 
 
 def out_suits_tma(point: Point) -> Constraint:

@@ -220,7 +220,7 @@ def _wide_m(point: Point) -> bool:
 
 
 def _constraints(point: Point) -> tuple[Constraint, ...]:
-    found = fits_32_bits()
+    found: tuple[Constraint, ...] = (fits_32_bits(),)
     if point.aligned:
         found += _aligned(point)
     if point.even_k:

@@ -14,7 +14,6 @@ import os
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 import argparse
-import itertools
 import re
 import sys
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from tests.gpu.variants import BUCKETS, MODES, SIZES, Bucket, problems
+from tests.gpu.variants import BUCKETS, SIZES, Bucket, problems
 
 from tk import capi
 
@@ -34,9 +33,9 @@ def launch_all(bucket: Bucket, waiting: dict[int, str], launched: set[int], only
     """Each variant of the bucket that has not been launched yet, once. waiting: those seen that nothing suited so far.
     Returns what went wrong."""
     wrong = []
-    for operands, mode in itertools.product(problems(bucket, (*AWKWARD, *SIZES)), MODES):
-        problem, expected = operands.problem(mode), None
-        for row in capi.candidates(problem):
+    for operands in problems(bucket, (*AWKWARD, *SIZES)):
+        expected = None
+        for mode, problem, row in operands.candidates():
             name = f"{operands.label} {row.kernel_name}/{row.config_name}"
             if row.variant in launched or not re.search(only, name):
                 continue

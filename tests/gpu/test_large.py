@@ -75,5 +75,5 @@ def test_a_dimension_past_32_bits_is_refused(which: str) -> None:
     sizes = {"M": 1, "N": 1, "K": 1, which: 2**31 + 16}
     one = torch.ones(1, 1, device=DEVICE, dtype=torch.bfloat16)
     a, b = one.expand(sizes["M"], sizes["K"]), one.expand(sizes["K"], sizes["N"])
-    with pytest.raises((tk.VariantNotFoundError, ValueError), match="2\\*\\*31"):
+    with pytest.raises((tk.VariantNotFoundError, ValueError), match=rf"{which}\b.* < 2\*\*31"):
         tk.mm(a, b)

@@ -70,6 +70,13 @@ class Operands:
         assert described is not None
         return described.problem
 
+    def candidates(self) -> Iterator[tuple[int, capi.Problem, capi.Candidate]]:
+        """Of each mode, with the problem as it is in that mode."""
+        for mode in MODES:
+            problem = self.problem(mode)
+            for row in capi.candidates(problem):
+                yield mode, problem, row
+
     def reference(self) -> torch.Tensor:
         return products.reference(self.a, self.b, self.bias, self.activation)
 
