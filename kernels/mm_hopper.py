@@ -31,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tk.aot.expr import Expr, Tensor, ceil_div, device, local, maximum, minimum, select
+from tk.aot.expr import Expr, Tensor, ceil_div, device, local, maximum, minimum, mode, select
 from tk.aot.spec import (
     ITEMSIZE,
     Arg,
@@ -142,6 +142,25 @@ def _advance(slot, phase, STAGES: gl.constexpr):
     return gl.where(wrap, 0, slot), gl.where(wrap, phase ^ 1, phase)
 
 
+# --- Programmatic dependent launch, in static_weights mode: b is read while kernels ahead in the stream still run ---
+
+
+@gluon.jit
+def let_the_next_begin():
+    gl.inline_asm("griddepcontrol.launch_dependents;")
+
+
+@gluon.jit
+def wait_for_those_before():
+    """Before anything that they may have written is read, and before anything is written that they may still read. In a
+    launch that is not dependent it does nothing."""
+    gl.inline_asm("griddepcontrol.wait;")
+
+
+def weights_are_static() -> Expr:
+    return mode("static_weights")
+
+
 # --- Producers ---
 
 
@@ -154,9 +173,12 @@ def _load(desc, row, k, bar, slot, K_MAJOR: gl.constexpr, SHARED: gl.constexpr, 
 @gluon.jit
 def _produce(WHICH: gl.constexpr, desc, ring, more_desc, more_ring, bars, work, ROWS: gl.constexpr,
              PARTS: gl.constexpr, MORE: gl.constexpr, BK: gl.constexpr, K_MAJOR: gl.constexpr, STAGES: gl.constexpr,
-             SPLIT: gl.constexpr, SHARED: gl.constexpr, POLICY: gl.constexpr):  # fmt: skip
+             SPLIT: gl.constexpr, SHARED: gl.constexpr, EARLY: gl.constexpr, POLICY: gl.constexpr):  # fmt: skip
     """WHICH: 0 loads P, 1 loads Q; PARTS blocks of ROWS rows, then one of MORE. SHARED: the first block of the cluster
-    loads for all of them, once the slot is free in all of them."""
+    loads for all of them, once the slot is free in all of them. EARLY: this is b, and may be read at once; consumers
+    begin when a has come too."""
+    if not EARLY:
+        wait_for_those_before()
     full, empty, all_empty = bars
     whole, n_tiles, nk, part, n_p, n_q, group = work
     t, lo, hi = _first(work, SPLIT)
@@ -228,19 +250,33 @@ def _put(x, out_s, desc, row, col, SWAP: gl.constexpr, BUFFERS: gl.constexpr):
 
 
 @gluon.jit
-def _finish(acc, out_s, desc, row, col, size, fused, SWAP: gl.constexpr, BUFFERS: gl.constexpr,
-            EPILOGUE: gl.constexpr, FIRST: gl.constexpr, COUNT: gl.constexpr):  # fmt: skip
-    """In COUNT pieces: a whole tile would take the ring's shared memory, its epilogue too many registers. The pieces,
-    numbered from FIRST, take turns with the BUFFERS of out_s."""
-    if COUNT == 1:
-        acc = _epilogue(acc, row, col, size, fused, SWAP, EPILOGUE)
-        _put(acc.to(desc.dtype), out_s.index(FIRST % BUFFERS), desc, row, col, SWAP, BUFFERS)
+def _pieces(acc, LAYOUT: gl.constexpr):
+    """acc's columns in parts as wide as LAYOUT's instruction, a tuple."""
+    if acc.shape[1] == LAYOUT.instr_shape[1]:
+        return (gl.convert_layout(acc, LAYOUT),)
     else:
-        HALF: gl.constexpr = acc.shape[1] // 2
-        lo, hi = gl.split(acc.reshape([acc.shape[0], 2, HALF]).permute([0, 2, 1]))
-        LEFT: gl.constexpr = COUNT // 2
-        _finish(lo, out_s, desc, row, col, size, fused, SWAP, BUFFERS, EPILOGUE, FIRST, LEFT)
-        _finish(hi, out_s, desc, row, col + HALF, size, fused, SWAP, BUFFERS, EPILOGUE, FIRST + LEFT, LEFT)
+        lo, hi = gl.split(acc.reshape([acc.shape[0], 2, acc.shape[1] // 2]).permute([0, 2, 1]))
+        return _pieces(lo, LAYOUT) + _pieces(hi, LAYOUT)
+
+
+@gluon.jit
+def _finish(pieces, COUNT: gl.constexpr, out_s, desc, row, col, size, fused, SWAP: gl.constexpr,
+            BUFFERS: gl.constexpr, EPILOGUE: gl.constexpr):  # fmt: skip
+    """COUNT pieces, since a whole tile would take the ring's shared memory, and its epilogue too many registers. They
+    take turns with the BUFFERS of out_s."""
+    WIDTH: gl.constexpr = pieces[0].shape[1]
+    if EPILOGUE == "plain" or COUNT == 1:
+        for i in gl.static_range(COUNT):
+            x = _epilogue(pieces[i], row, col + i * WIDTH, size, fused, SWAP, EPILOGUE)
+            _put(x.to(desc.dtype), out_s.index(i % BUFFERS), desc, row, col + i * WIDTH, SWAP, BUFFERS)
+    else:
+        # A loop at run time, in which the pieces move up: registers have no numbers that a loop could count. Unrolled,
+        # the activations are more code than the instruction cache holds, and fetching it takes longer than running it.
+        for i in range(COUNT):
+            x = _epilogue(pieces[0], row, col, size, fused, SWAP, EPILOGUE)
+            _put(x.to(desc.dtype), out_s.index(i % BUFFERS), desc, row, col, SWAP, BUFFERS)
+            pieces = pieces[1:] + pieces[:1]
+            col += WIDTH
 
 
 @gluon.jit
@@ -333,6 +369,7 @@ def _consume(c: gl.constexpr, rings, out_s, out_desc, bars, parts, work, size, f
     CGA: gl.constexpr = side_by_side(gl.num_ctas(), 0, 2)
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, K_STEP], CGA)
     MORE_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MORE if MORE > 0 else BQ, K_STEP], CGA)
+    PIECE_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PIECE, K_STEP], CGA)
     t, lo, hi = _first(work, SPLIT)
     slot = 0
     phase = 0
@@ -371,11 +408,10 @@ def _consume(c: gl.constexpr, rings, out_s, out_desc, bars, parts, work, size, f
             row = p_at * BP + c * ROWS
             col = q_at * (BQ + MORE)
             mine = out_s.slice(c * BUFFERS, BUFFERS)
-            PIECES: gl.constexpr = BQ // PIECE
-            _finish(acc, mine, out_desc, row, col, size, fused, SWAP, BUFFERS, EPILOGUE, 0, PIECES)
+            pieces = _pieces(acc, PIECE_MMA)
             if MORE > 0:
-                _finish(more, mine, out_desc, row, col + BQ, size, fused, SWAP, BUFFERS, EPILOGUE, PIECES,
-                        MORE // PIECE)  # fmt: skip
+                pieces = pieces + _pieces(more, PIECE_MMA)
+            _finish(pieces, (BQ + MORE) // PIECE, mine, out_desc, row, col, size, fused, SWAP, BUFFERS, EPILOGUE)
     tma.store_wait(0)
 
 
@@ -415,6 +451,7 @@ def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows
             mbarrier.init(all_empty.index(i), count=PARTS)
     fence_async_shared()
     gl.barrier()
+    let_the_next_begin()
     SHARED: gl.constexpr = gl.num_ctas() > 1
     n_p = gl.cdiv(rows, BP)
     n_q = gl.cdiv(cols, BQ + MORE)
@@ -434,9 +471,9 @@ def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows
             (_consume, (0, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, P_K, Q_K, SWAP,
                         STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
             (_produce, (0, p_desc, p_s, p_desc, p_s, bars, work, ROWS, PARTS, 0, BK, P_K, STAGES, SPLIT, False,
-                        P_POLICY)),
+                        SWAP, P_POLICY)),
             (_produce, (1, q_desc, q_s, more_desc, more_s, bars, work, BQ, 1, MORE, BK, Q_K, STAGES, SPLIT, SHARED,
-                        Q_POLICY)),
+                        not SWAP, Q_POLICY)),
         ], [1, 1], [PRODUCER_REGS, PRODUCER_REGS])  # fmt: skip
     elif PARTS == 2:
         gl.warp_specialize([
@@ -445,9 +482,9 @@ def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows
             (_consume, (1, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, P_K, Q_K, SWAP,
                         STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
             (_produce, (0, p_desc, p_s, p_desc, p_s, bars, work, ROWS, PARTS, 0, BK, P_K, STAGES, SPLIT, False,
-                        P_POLICY)),
+                        SWAP, P_POLICY)),
             (_produce, (1, q_desc, q_s, more_desc, more_s, bars, work, BQ, 1, MORE, BK, Q_K, STAGES, SPLIT, SHARED,
-                        Q_POLICY)),
+                        not SWAP, Q_POLICY)),
         ], [4, 1, 1], [CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.static_assert(PARTS == 3)
@@ -459,9 +496,9 @@ def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows
             (_consume, (2, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, P_K, Q_K, SWAP,
                         STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
             (_produce, (0, p_desc, p_s, p_desc, p_s, bars, work, ROWS, PARTS, 0, BK, P_K, STAGES, SPLIT, False,
-                        P_POLICY)),
+                        SWAP, P_POLICY)),
             (_produce, (1, q_desc, q_s, more_desc, more_s, bars, work, BQ, 1, MORE, BK, Q_K, STAGES, SPLIT, SHARED,
-                        Q_POLICY)),
+                        not SWAP, Q_POLICY)),
         ], [4, 4, 1, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS])  # fmt: skip
 
 
@@ -581,7 +618,7 @@ def _plan_tiles(point: Point) -> Plan | None:
     return Plan(
         constraints=(*suits_tma(point), out_suits_tma(point)),
         serves=serves(point, (point.epilogue,)),
-        launches=(Launch(mm_hopper, args, grid=grid, num_warps=4, num_ctas=c.cluster),),
+        launches=(Launch(mm_hopper, args, grid=grid, num_warps=4, num_ctas=c.cluster, dependent=weights_are_static()),),
         cost=predict(point, work),
         terms=work.terms(point),
     )
@@ -617,13 +654,13 @@ def _plan_split(point: Point) -> Plan | None:
         parts=select(left > 0, select(evenly, 1, 2), 0),
     )
     args = _arguments(point, swap=True) | dict(
-        scratch=Scratch(0, "fp32"), counters=Scratch(1, "i32"), whole=Int(whole), part=Int(part), group=Int(c.group)
+        scratch=Scratch(0, "fp32"), counters=Scratch(1, "i32"), whole=Int(whole), part=Int(part), group=Const(1)
     )
     few = require(M <= 2 * block_m, f"M <= {2 * block_m}")
     return Plan(
         constraints=(*suits_tma(point), out_suits_tma(point), batch_invariant(), few),
         serves=serves(point, EPILOGUE_AXIS),
-        launches=(Launch(mm_hopper, args, grid=(grid, 1, 1), num_warps=4),),
+        launches=(Launch(mm_hopper, args, grid=(grid, 1, 1), num_warps=4, dependent=weights_are_static()),),
         locals=(
             select(8 * tiles >= 7 * rounds * slots, tiles, maximum(tiles // slots - 1, 0) * slots),
             maximum(share, minimum(nk, 4)),
@@ -644,8 +681,8 @@ _HALF, _TF32 = 2, 4  # bytes of an operand's element: which dtypes a config is f
 def _config(name: str, itemsizes: tuple[int, ...], bp: int, bq: int, more: int, stages: int, bk: int = 64,
             **other: int | str | None) -> tuple[Config, ...]:  # fmt: skip
     """For 16-bit operands, for tf32 with half the K, or for both."""
-    params = dict(bp=bp, bq=bq, more=more, stages=stages, parts=2, piece=bq, piece_fp32=bq, buffers=1, group=1,
-                  cluster=1, consumer_regs=232, swap=False, split=False, once=False) | other  # fmt: skip
+    params = dict(bp=bp, bq=bq, more=more, stages=stages, parts=2, piece=bq, piece_fp32=bq, buffers=1, cluster=1,
+                  consumer_regs=232, swap=False, split=False, once=False) | other  # fmt: skip
     suffix = {_HALF: "", _TF32: "_tf32"}
     return tuple(Config(name + suffix[i], params | dict(bk=2 * bk // i, itemsize=i)) for i in itemsizes)
 
@@ -697,7 +734,7 @@ _SPLIT = (
     *_cut(_BOTH, 128, 64, 6, 2, more=32, piece=32, piece_fp32=32),
     *_cut((_HALF,), 128, 128, 6, 2, piece=64, piece_fp32=64),
     *_cut(_BOTH, 128, 128, 5, 2, more=64, piece=64, piece_fp32=32),
-    *_cut(_BOTH, 128, 256, 4, 2, piece=64, piece_fp32=64),
+    *_cut(_BOTH, 128, 256, 4, 2, piece=32, piece_fp32=32),
 )
 
 _AXES = {"dtype": DTYPE_AXIS, "precision": PRECISION_AXIS, "out": OUT_AXIS}

@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tk.aot.expr import ceil_div, mode
+from tk.aot.expr import ceil_div
 from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
 from tk.kernels.epilogue import activate
 from tk.kernels.mm_hopper import (
@@ -26,8 +26,11 @@ from tk.kernels.mm_hopper import (
     bias_strides,
     clusters_at_once,
     descriptor,
+    let_the_next_begin,
     side_by_side,
     suits_wgmma,
+    wait_for_those_before,
+    weights_are_static,
 )
 from tk.kernels.mm_op import (
     DTYPE_AXIS,
@@ -72,11 +75,11 @@ def _load_p(desc, ring, full, slot, row, k, pred, P_K: gl.constexpr, BYTES: gl.c
 
 @gluon.jit
 def mm_hopper_rows(p_desc, q_desc, out, bias, rows, cols, K, k_part, stride_om, stride_bias_p, stride_bias_q,
-                   alpha, beta, activation, has_bias, early,
+                   alpha, beta, activation, has_bias,
                    BP: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, P_K: gl.constexpr, STAGES: gl.constexpr,
                    BLOCKS: gl.constexpr):  # fmt: skip
     """rows, cols: of P (columns of b) and Q (rows of a). k_part: how much of K each of the BLOCKS of a cluster sums, a
-    multiple of BK. early: b may be read before the kernels ahead in the stream have ended."""
+    multiple of BK."""
     dtype: gl.constexpr = p_desc.dtype
     BYTES: gl.constexpr = p_desc.nbytes_per_cta + q_desc.nbytes_per_cta
     p_s = gl.allocate_shared_memory(dtype, [STAGES] + p_desc.block_shape, p_desc.layout)
@@ -86,7 +89,7 @@ def mm_hopper_rows(p_desc, q_desc, out, bias, rows, cols, K, k_part, stride_om, 
         mbarrier.init(full.index(i), count=1)
     fence_async_shared()
     gl.barrier()
-    gl.inline_asm("griddepcontrol.launch_dependents;")
+    let_the_next_begin()
     rank = 0
     if BLOCKS > 1:
         rank = gl.inline_asm_elementwise("mov.u32 $0, %cluster_ctarank;", "=r", [], gl.int32, is_pure=True, pack=1)
@@ -100,12 +103,9 @@ def mm_hopper_rows(p_desc, q_desc, out, bias, rows, cols, K, k_part, stride_om, 
     k0 = rank * k_part
     n_k = gl.cdiv(gl.minimum(k_part, K - k0), BK)
 
-    if early == 0:
-        gl.inline_asm("griddepcontrol.wait;")
     for i in gl.static_range(STAGES - 1):
         _load_p(p_desc, p_s, full, i, row, k0 + i * BK, i < n_k, P_K, BYTES)
-    if early != 0:
-        gl.inline_asm("griddepcontrol.wait;")
+    wait_for_those_before()
     for i in gl.static_range(STAGES - 1):
         tma.async_load(q_desc, [col, k0 + i * BK], full.index(i), q_s.index(i), pred=i < n_k)
 
@@ -169,12 +169,15 @@ def _plan(point: Point) -> Plan | None:
         K=Int(K),
         k_part=Int(k_part),
         stride_om=Int(OUT.stride(0), "i64"),
-        early=Int(mode("static_weights")),
     )
     launch = Launch(
-        mm_hopper_rows, args, grid=(tiles, 1, 1), num_warps=c.bp // 16, num_ctas=c.blocks, dependent=point.dependent
+        mm_hopper_rows,
+        args,
+        grid=(tiles, 1, 1),
+        num_warps=c.bp // 16,
+        num_ctas=c.blocks,
+        dependent=weights_are_static(),
     )
-    early = mode("static_weights")
     waves = ceil_div(tiles, clusters_at_once(c.blocks, c.resident))
     work = Work(
         waves=waves,
@@ -187,7 +190,6 @@ def _plan(point: Point) -> Plan | None:
         constraints=(
             *suits_tma(point),
             batch_invariant(),
-            require(early if point.dependent else ~early, f"static_weights mode {'on' if point.dependent else 'off'}"),
             require(M <= 4 * c.bq, f"M <= {4 * c.bq}"),
         ),
         serves=serves(point, EPILOGUE_AXIS),
@@ -224,7 +226,6 @@ _AXES = {
     "order": ("nn", "nt"),
     "epilogue": ("matrix",),
     "out": OUT_AXIS,
-    "dependent": (False, True),
 }
 
 KERNELS = (Kernel("mm_hopper_rows", OP, _AXES, {90: tuple(_configs())}, _plan),)

@@ -120,17 +120,17 @@ struct Launch {
   uint32_t threads;  // of a block
   uint32_t shared;   // dynamic shared memory, bytes
   uint32_t cluster;  // blocks of a cluster; grid x is multiplied by it
-  uint32_t flags;
+  uint32_t flags;    // kCooperative
   uint32_t global_scratch;  // bytes per block
   uint32_t global_scratch_alignment;
   uint32_t profile_scratch;
   uint32_t profile_scratch_alignment;
-  Expr when;  // 0: skip this launch
+  Expr when;       // 0: skip this launch
+  Expr dependent;  // not 0: programmatic stream serialization
   Expr grid[3];
   Range args;
 };
-inline constexpr uint32_t kDependentLaunch = 1;  // programmatic stream serialization
-inline constexpr uint32_t kCooperative = 2;
+inline constexpr uint32_t kCooperative = 1;
 
 enum class ArgKind : uint32_t {
   Pointer,        // tensor `index`, plus `value` bytes
@@ -191,7 +191,7 @@ struct Pin {
 
 static_assert(sizeof(Header) == 80 + 16 * static_cast<uint32_t>(Section::Count));
 static_assert(sizeof(Op) == 96 && sizeof(Config) == 12 && sizeof(Bucket) == 16 && sizeof(Variant) == 56);
-static_assert(sizeof(Constraint) == 12 && sizeof(Buffer) == 16 && sizeof(Launch) == 80 && sizeof(Arg) == 24);
+static_assert(sizeof(Constraint) == 12 && sizeof(Buffer) == 16 && sizeof(Launch) == 88 && sizeof(Arg) == 24);
 static_assert(sizeof(TensorMap) == 136 && sizeof(Image) == 64 && sizeof(Output) == 144 && sizeof(Pin) == 48);
 
 // The largest image we are ready to unpack: the biggest cubin seen is 0.3 MB.

@@ -255,12 +255,13 @@ class Pack::Verifier {
       require_string(launch.entry);
       require(launch.threads >= 1 && launch.threads <= kMaxThreads && launch.shared <= kMaxShared &&
                   launch.cluster >= 1 && launch.cluster <= kMaxCluster &&
-                  (launch.flags & ~(format::kDependentLaunch | format::kCooperative)) == 0,
+                  (launch.flags & ~format::kCooperative) == 0,
               "a launch that no GPU can do");
       require(launch.global_scratch == 0 || is_alignment(launch.global_scratch_alignment), "a scratch alignment");
       require(launch.profile_scratch == 0 || is_alignment(launch.profile_scratch_alignment), "a scratch alignment");
       Needs needs = verify_codes(launch.grid);
       needs.merge(verify_code(launch.when));
+      needs.merge(verify_code(launch.dependent));
       needs.merge(verify_args(launch.args));
       return needs;
     });

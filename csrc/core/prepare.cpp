@@ -75,8 +75,8 @@ class Preparer {
   // --- Launches ---
 
   const char* add(const format::Launch& launch) {
-    int64_t when = 0;
-    if (!value(launch.when, when)) return kWithin64Bits;
+    int64_t when = 0, dependent = 0;
+    if (!value(launch.when, when) || !value(launch.dependent, dependent)) return kWithin64Bits;
     if (!when) return nullptr;
     PreparedLaunch prepared{.recipe = &launch};
     bool empty = false;
@@ -85,7 +85,7 @@ class Preparer {
     prepared.config.block[0] = launch.threads;
     prepared.config.block[1] = prepared.config.block[2] = 1;
     prepared.config.shared = launch.shared;
-    set_attributes(launch, prepared);
+    set_attributes(launch, dependent != 0, prepared);
     prepared.first_parameter = static_cast<uint32_t>(out_.parameters.size());
     reserve_parameters(launch.args.count);
     out_.launches.push_back(prepared);
@@ -107,14 +107,13 @@ class Preparer {
     return nullptr;
   }
 
-  static void set_attributes(const format::Launch& launch, PreparedLaunch& prepared) {
+  static void set_attributes(const format::Launch& launch, bool dependent, PreparedLaunch& prepared) {
     const auto add = [&](cu::LaunchAttributeId id) -> cu::LaunchAttribute& {
       cu::LaunchAttribute& attribute = prepared.attributes[prepared.config.n_attributes++];
       attribute.id = id;
       return attribute;
     };
-    if (launch.flags & format::kDependentLaunch)
-      add(cu::LaunchAttributeId::ProgrammaticStreamSerialization).value.flag = 1;
+    if (dependent) add(cu::LaunchAttributeId::ProgrammaticStreamSerialization).value.flag = 1;
     if (launch.flags & format::kCooperative) add(cu::LaunchAttributeId::Cooperative).value.flag = 1;
     if (launch.cluster > 1) {
       unsigned* const cluster = add(cu::LaunchAttributeId::ClusterDimension).value.cluster;

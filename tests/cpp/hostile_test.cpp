@@ -204,6 +204,7 @@ TEST_F(Forbidden, ReadingWhatIsNotThere) {
   refuse([](PackSpec& s) { variant(s).cost = local(2); }, "variant reads");
   refuse([](PackSpec& s) { launch(s).grid[1] = local(2); }, "variant reads");
   refuse([](PackSpec& s) { launch(s).when = int_arg(1); }, "variant reads");
+  refuse([](PackSpec& s) { launch(s).dependent = int_arg(1); }, "variant reads");
   refuse([](PackSpec& s) { launch(s).args[0].index = 1; }, "variant reads");
   refuse([](PackSpec& s) { launch(s).args[0].index = UINT32_MAX; }, "argument");
   refuse([](PackSpec& s) { launch(s).args[2].index = 1; }, "variant reads");
@@ -231,7 +232,7 @@ TEST_F(Forbidden, WhatNoGpuCanDo) {
 
 TEST_F(Forbidden, WhatIsUnknown) {
   refuse([](PackSpec& s) { variant(s).flags = 4; }, "flags");
-  refuse([](PackSpec& s) { launch(s).flags = 4; }, "launch");
+  refuse([](PackSpec& s) { launch(s).flags = 2; }, "launch");
   refuse([](PackSpec& s) { launch(s).args[1].width = 3; }, "argument");
   refuse([](PackSpec& s) { launch(s).args[2].width = 1; }, "argument");
   refuse([](PackSpec& s) { launch(s).args[0].kind = static_cast<format::ArgKind>(8); }, "argument");

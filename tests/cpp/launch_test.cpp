@@ -156,6 +156,16 @@ TEST_F(LaunchTest, SeveralLaunchesInOrder) {
   EXPECT_EQ(names(0), "one three ");
 }
 
+TEST_F(LaunchTest, DependentWhereItsExpressionSaysSo) {
+  load_launches({Launch{.dependent = int_arg(0)}});
+  for (const int64_t dependent : {0, 1}) {
+    Call c = call();
+    c.ints[0] = dependent;
+    const auto* const attribute = launched(c).at(0).attribute(cu::LaunchAttributeId::ProgrammaticStreamSerialization);
+    EXPECT_EQ(attribute != nullptr, dependent == 1);
+  }
+}
+
 TEST_F(LaunchTest, AnEmptyGridLaunchesNothing) {
   load_launches({Launch{.entry = "one", .grid = {size(0, 0), 1, 1}}, Launch{.entry = "two"}});
   Call c = call({make_tensor({0, 16}), make_tensor({1}), absent_tensor()});
@@ -211,9 +221,9 @@ TEST_F(LaunchTest, ClustersOf16MustBeAllowed) {
 }
 
 TEST_F(LaunchTest, DependentAndCooperativeLaunches) {
-  load_launches({Launch{.entry = "a", .flags = format::kDependentLaunch},
+  load_launches({Launch{.entry = "a", .dependent = 1},
                  Launch{.entry = "b", .flags = format::kCooperative},
-                 Launch{.entry = "c", .cluster = 2, .flags = format::kDependentLaunch | format::kCooperative}});
+                 Launch{.entry = "c", .dependent = 1, .cluster = 2, .flags = format::kCooperative}});
   Call c = call();
   const auto launches = launched(c);
   ASSERT_EQ(launches.size(), 3u);

@@ -120,6 +120,7 @@ class Writer {
     out.profile_scratch = launch.profile_scratch;
     out.profile_scratch_alignment = 128;
     out.when = code(launch.when);
+    out.dependent = code(launch.dependent);
     for (int d = 0; d < 3; d++) out.grid[d] = code(launch.grid[d]);
     std::vector<format::Arg> args;
     for (const Arg& arg : launch.args) args.push_back(add(arg));

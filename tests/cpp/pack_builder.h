@@ -84,6 +84,7 @@ struct Launch {
   std::vector<Arg> args = {};
   std::vector<E> grid = {1, 1, 1};
   E when = 1;
+  E dependent = 0;
   uint32_t threads = 128;
   uint32_t shared = 0;
   uint32_t cluster = 1;

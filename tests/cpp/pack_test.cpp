@@ -14,9 +14,10 @@ PackSpec rich_pack() {
                .args = {pointer(0, 16), integer(local(1), 8), floating(0), tensor_map(map), buffer(0), buffer(1, 8),
                         global_scratch(), profile_scratch()},
                .grid = {local(0), 1, 1},
+               .dependent = local(0) >= 2,
                .shared = 65536,
                .cluster = 2,
-               .flags = format::kDependentLaunch | format::kCooperative,
+               .flags = format::kCooperative,
                .global_scratch = 384};
   Launch second{.entry = "second", .args = {pointer(2), null_pointer()}, .when = int_arg(0)};
   Variant fast{.kernel = "fast",

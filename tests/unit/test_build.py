@@ -110,7 +110,8 @@ def test_several_launches_with_buffers_between(built):
         (fmt.ARG_BUFFER, 0, 0, 16), (fmt.ARG_BUFFER, 0, 1, 0), (fmt.ARG_POINTER, 0, 2, 0), (fmt.ARG_INT, 4, 0, 4),
         *SCRATCH_PARAMETERS,
     ]  # fmt: skip
-    assert (first.flags, second.flags) == (fmt.LAUNCH_DEPENDENT, fmt.LAUNCH_COOPERATIVE)
+    assert (first.flags, second.flags) == (0, fmt.LAUNCH_COOPERATIVE)
+    assert [pack.expr(launch.dependent).evaluate(PROBLEM) for launch in (first, second)] == [1, 0]
     assert (first.threads, second.threads) == (128, 64)
     assert [pack.expr(second.when).evaluate(replace(inner, locals=(0, 0, 0, 0, n))) for n in (0, 4)] == [0, 1]
 

@@ -77,7 +77,6 @@ def test_constants():
         "kPtx": str(pack.FLAG_PTX),
         "kGeneral": str(pack.VARIANT_GENERAL),
         "kNonDeterministic": str(pack.VARIANT_NONDETERMINISTIC),
-        "kDependentLaunch": str(pack.LAUNCH_DEPENDENT),
         "kCooperative": str(pack.LAUNCH_COOPERATIVE),
         "kMaxImageSize": f"{pack.MAX_IMAGE_SIZE >> 20}u << 20",
         "kMaxStack": str(expr.MAX_STACK),

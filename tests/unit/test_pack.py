@@ -27,7 +27,7 @@ def small_pack() -> bytes:
     five, eight = [w.code(const(i)) for i in range(5)], [w.code(const(i)) for i in range(8)]
     args = w.add("args", [dict(kind=fmt.ARG_INT, width=8, value=w.code(OP.local("n") + 1))])
     launch = dict(image=number, entry=w.string("entry"), threads=128, shared=1024, cluster=1, when=w.code(1),
-                  grid=[w.code(i) for i in (1, 2, 3)], args=args)  # fmt: skip
+                  dependent=w.code(0), grid=[w.code(i) for i in (1, 2, 3)], args=args)  # fmt: skip
     w.add("tensor_maps", [dict(rank=5, box=[8] * 5, sizes=five, strides=five)])
     variant = dict(
         kernel=w.string("kernel"),

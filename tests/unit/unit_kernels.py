@@ -153,7 +153,7 @@ def _plan_reduce(point: Point) -> Plan:
                 partial_sums,
                 {"x": Pointer(X, point.dtype), "parts": Scratch(0, "fp32"), "n": Int(N, "i64"), "BLOCK": Const(block)},
                 grid=(parts, 1, 1),
-                dependent=True,
+                dependent=1,
             ),
             Launch(
                 add_sums,

@@ -39,7 +39,7 @@ SECTIONS: Mapping[str, str] = {
     "constraints": "holds:R message:I",
     "buffers": "kind:I alignment:I bytes:R",
     "launches": "image:I entry:I threads:I shared:I cluster:I flags:I global_scratch:I global_scratch_alignment:I "
-    "profile_scratch:I profile_scratch_alignment:I when:R grid:3R args:R",
+    "profile_scratch:I profile_scratch_alignment:I when:R dependent:R grid:3R args:R",
     "args": "kind:I width:I index:I reserved:I value:R",
     "tensor_maps": "tensor:I rank:I element_type:I element_size:I swizzle:I l2_promotion:I oob_fill:I box:5I offset:R "
     "sizes:5R strides:5R",
@@ -50,7 +50,7 @@ SECTIONS: Mapping[str, str] = {
 
 VARIANT_GENERAL, VARIANT_NONDETERMINISTIC = 1, 2
 BUFFER_SCRATCH, BUFFER_COUNTERS = 0, 1
-LAUNCH_DEPENDENT, LAUNCH_COOPERATIVE = 1, 2
+LAUNCH_COOPERATIVE = 1
 ARG_POINTER, ARG_INT, ARG_FLOAT, ARG_TENSOR_MAP, ARG_BUFFER = range(5)
 ARG_GLOBAL_SCRATCH, ARG_PROFILE_SCRATCH, ARG_NULL = range(5, 8)
 IMAGE_CUBIN, IMAGE_PTX = 0, 1
@@ -201,7 +201,7 @@ _RANGES: Mapping[str, Mapping[str, str]] = {
     "variants": dict(constraints="constraints", locals="locals", cost="code", buffers="buffers", launches="launches"),
     "constraints": dict(holds="code"),
     "buffers": dict(bytes="code"),
-    "launches": dict(when="code", grid="code", args="args"),
+    "launches": dict(when="code", dependent="code", grid="code", args="args"),
     "args": dict(value="code"),
     "tensor_maps": dict(offset="code", sizes="code", strides="code"),
     "outputs": dict(dtype="code", sizes="code", strides="code"),

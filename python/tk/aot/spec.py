@@ -118,9 +118,9 @@ class Launch:
     num_stages: int = 3
     num_ctas: int = 1
     maxnreg: int | None = None
-    dependent: bool = False  # programmatic dependent launch; the kernel waits before it reads
     cooperative: bool = False
     when: Expr | int = 1
+    dependent: Expr | int = 0  # programmatic dependent launch: the kernel waits before it reads
     max_spill_bytes: int = 1024
     options: Mapping[str, Any] = field(default_factory=dict)  # of Triton's backend, beyond the above
 
