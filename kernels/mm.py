@@ -12,7 +12,7 @@ from tk.kernels.mm_op import OP
 _SAMPLED = {
     "mm_pointer": ("32x64x64_s4_w4", "16x32x32_s3_w4_fma"),
     "mm_split_k": ("split_32x64x64_s4_w4", "split_16x32x32_s3_w4_fma"),
-    "mm_hopper_tiles": ("tiles_128x128", "tiles_128x128_tf32", "tiles_128x128_c2"),
+    "mm_hopper_tiles": ("tiles_128x128", "tiles_128x128_tf32", "turns_128x128", "turns_128x128_c2"),
     "mm_hopper_split": ("split_64x64", "split_64x64_tf32"),
     "mm_hopper_rows": ("rows_64x16_c4_r2", "rows_64x16_c4_r2_tf32"),
 }

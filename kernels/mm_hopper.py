@@ -3,12 +3,14 @@
 One device function computes out = P Q^T with P [p, K] and Q [q, K], each stored either way round, fp32 accumulators:
 
     tiles    P = a, Q = b^T: out as it is. For many rows.
+    turns    As tiles, but the consumers take turns.
     wide     P = b^T, Q = a: out transposed. wgmma always has 64 rows of P, and with few rows of a, or an odd number of
              them, it is better that those are columns of b; the rows of a are its N.
     split    As wide, with K cut for want of tiles.
 
 A program has one to three consumer warpgroups, 64 or 128 rows of P each, and two producer warps, one for P and one for
-Q. They share a ring of slots; a slot has a "full" barrier (both operands have landed) and an "empty" one.
+Q. They share a ring of slots; a slot has a "full" barrier (both operands have landed) and an "empty" one. Consumers
+share a tile, or each takes every other tile for itself: then one's epilogue runs beside the other's products.
 
 A program may be a cluster of thread blocks. Its tile is theirs, one below the other: each has its own rows of P, all
 have the same Q, which the first block loads once for all of them (multicast). To the compiler there is one tile, with
@@ -142,6 +144,13 @@ def _advance(slot, phase, STAGES: gl.constexpr):
     return gl.where(wrap, 0, slot), gl.where(wrap, phase ^ 1, phase)
 
 
+@gluon.jit
+def _skip(slot, phase, steps, STAGES: gl.constexpr):
+    """As `steps` times _advance."""
+    slot += steps
+    return slot % STAGES, phase ^ (slot // STAGES & 1)
+
+
 # --- Programmatic dependent launch, in static_weights mode: b is read while kernels ahead in the stream still run ---
 
 
@@ -179,7 +188,7 @@ def _produce(WHICH: gl.constexpr, desc, ring, more_desc, more_ring, bars, work, 
     begin when a has come too."""
     if not EARLY:
         wait_for_those_before()
-    full, empty, all_empty = bars
+    full, empty, all_empty, turn = bars
     whole, n_tiles, nk, part, n_p, n_q, group = work
     t, lo, hi = _first(work, SPLIT)
     slot = 0
@@ -205,6 +214,22 @@ def _produce(WHICH: gl.constexpr, desc, ring, more_desc, more_ring, bars, work, 
 
 
 # --- Consumers ---
+
+
+@gluon.jit
+def _fetch_bias(row, col, size, fused, ROWS: gl.constexpr, COLS: gl.constexpr, SWAP: gl.constexpr):
+    """Into L1, before the product whose epilogue wants it: from L2 each piece would wait for it once more."""
+    rows, cols = size
+    bias, stride_bias_p, stride_bias_q, alpha, beta, activation, has_bias = fused
+    CGA: gl.constexpr = side_by_side(gl.num_ctas(), 0 if SWAP else 1, 1)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0], cga_layout=CGA)
+    if has_bias != 0:
+        if SWAP:
+            at = bias + gl.minimum(row + gl.arange(0, ROWS, LAYOUT), rows - 1) * stride_bias_p
+        else:
+            at = bias + gl.minimum(col + gl.arange(0, COLS, LAYOUT), cols - 1) * stride_bias_q
+        gl.inline_asm_elementwise("prefetch.global.L1 [$1]; mov.b32 $0, 0;", "=r,l", [at.to(gl.int64)], gl.int32,
+                                  is_pure=False, pack=1)  # fmt: skip
 
 
 @gluon.jit
@@ -348,7 +373,7 @@ def _product(p, q, acc, MMA: gl.constexpr, P_K: gl.constexpr):
 
 @gluon.jit
 def _release(bars, slot, pred):
-    full, empty, all_empty = bars
+    full, empty, all_empty, turn = bars
     mbarrier.arrive(empty.index(slot), count=1, pred=pred)
     if gl.num_ctas() > 1:
         mbarrier.arrive(all_empty.index(slot), count=1, pred=pred)
@@ -356,12 +381,13 @@ def _release(bars, slot, pred):
 
 @gluon.jit
 def _consume(c: gl.constexpr, rings, out_s, out_desc, bars, parts, work, size, fused, BP: gl.constexpr,
-             BQ: gl.constexpr, MORE: gl.constexpr, PARTS: gl.constexpr, P_K: gl.constexpr, Q_K: gl.constexpr,
-             SWAP: gl.constexpr, STAGES: gl.constexpr, PIECE: gl.constexpr, BUFFERS: gl.constexpr, SPLIT: gl.constexpr,
-             EPILOGUE: gl.constexpr):  # fmt: skip
-    """The rows of P's tile that are the c-th of PARTS."""
+             BQ: gl.constexpr, MORE: gl.constexpr, PARTS: gl.constexpr, TURNS: gl.constexpr, P_K: gl.constexpr,
+             Q_K: gl.constexpr, SWAP: gl.constexpr, STAGES: gl.constexpr, PIECE: gl.constexpr, BUFFERS: gl.constexpr,
+             SPLIT: gl.constexpr, EPILOGUE: gl.constexpr):  # fmt: skip
+    """The c-th consumer: the (c % PARTS)-th rows of P's tile, of every tile or, with TURNS of 2, of every other one:
+    the one's epilogue runs beside the other's products."""
     p_s, q_s, more_s = rings
-    full, empty, all_empty = bars
+    full, empty, all_empty, turn = bars
     scratch, counters = parts
     whole, n_tiles, nk, part, n_p, n_q, group = work
     ROWS: gl.constexpr = BP // PARTS
@@ -370,17 +396,32 @@ def _consume(c: gl.constexpr, rings, out_s, out_desc, bars, parts, work, size, f
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, K_STEP], CGA)
     MORE_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MORE if MORE > 0 else BQ, K_STEP], CGA)
     PIECE_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PIECE, K_STEP], CGA)
+    PART: gl.constexpr = c % PARTS
+    TURN: gl.constexpr = c // PARTS
     t, lo, hi = _first(work, SPLIT)
     slot = 0
     phase = 0
     last = 0
+    turn_phase = 1 - TURN
+    if TURN > 0:
+        t += TURN * gl.num_programs(0)
+        slot, phase = _skip(slot, phase, TURN * nk, STAGES)
     while (t < whole) | (lo < hi):
         t, lo, tile, k0, k1 = _next(t, lo, hi, work, SPLIT)
+        p_at, q_at = _place(tile, n_p, n_q, group)
+        row = p_at * BP + PART * ROWS
+        col = q_at * (BQ + MORE)
+        if EPILOGUE == "vector":
+            _fetch_bias(row, col, size, fused, ROWS, BQ if MORE == 0 else 2 * BQ, SWAP)
         acc = gl.zeros([ROWS, BQ], gl.float32, MMA)
         more = gl.zeros([ROWS, MORE if MORE > 0 else 1], gl.float32, MORE_MMA)
+        if TURNS > 1:
+            # Not before its slots are the next to be filled: the phase says only odd or even.
+            mbarrier.wait(turn.index(TURN), turn_phase)
+            turn_phase ^= 1
         for k in range(k0, k1):
             mbarrier.wait(full.index(slot), phase)
-            p = p_s.index(slot * PARTS + c)
+            p = p_s.index(slot * PARTS + PART)
             q = q_s.index(slot).permute([1, 0]) if Q_K else q_s.index(slot)
             acc = _product(p, q, acc, MMA, P_K)
             # The products before these are done: their slot is free.
@@ -393,6 +434,8 @@ def _consume(c: gl.constexpr, rings, out_s, out_desc, bars, parts, work, size, f
             _release(bars, last, k > k0)
             last = slot
             slot, phase = _advance(slot, phase, STAGES)
+        if TURNS > 1:
+            mbarrier.arrive(turn.index(1 - TURN), count=1)
         if MORE > 0:
             acc, more = warpgroup_mma_wait(0, [acc, more])
         else:
@@ -402,16 +445,16 @@ def _consume(c: gl.constexpr, rings, out_s, out_desc, bars, parts, work, size, f
         done = True
         if SPLIT:
             if k1 - k0 < nk:
-                acc, more, done = _add_parts(acc, more, scratch, counters, tile, k0, c, work, BP, MORE)
+                acc, more, done = _add_parts(acc, more, scratch, counters, tile, k0, PART, work, BP, MORE)
         if done:
-            p_at, q_at = _place(tile, n_p, n_q, group)
-            row = p_at * BP + c * ROWS
-            col = q_at * (BQ + MORE)
             mine = out_s.slice(c * BUFFERS, BUFFERS)
             pieces = _pieces(acc, PIECE_MMA)
             if MORE > 0:
                 pieces = pieces + _pieces(more, PIECE_MMA)
             _finish(pieces, (BQ + MORE) // PIECE, mine, out_desc, row, col, size, fused, SWAP, BUFFERS, EPILOGUE)
+        if TURNS > 1:
+            t += (TURNS - 1) * gl.num_programs(0)
+            slot, phase = _skip(slot, phase, (TURNS - 1) * nk, STAGES)
     tma.store_wait(0)
 
 
@@ -422,9 +465,9 @@ def _consume(c: gl.constexpr, rings, out_s, out_desc, bars, parts, work, size, f
 def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows, cols, K, whole, part, group,
               stride_bias_p, stride_bias_q, alpha, beta, activation, has_bias,
               BP: gl.constexpr, BQ: gl.constexpr, MORE: gl.constexpr, BK: gl.constexpr, PARTS: gl.constexpr,
-              P_K: gl.constexpr, Q_K: gl.constexpr, SWAP: gl.constexpr, STAGES: gl.constexpr, PIECE: gl.constexpr,
-              BUFFERS: gl.constexpr, SPLIT: gl.constexpr, ONCE: gl.constexpr, EPILOGUE: gl.constexpr,
-              CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr):  # fmt: skip
+              TURNS: gl.constexpr, P_K: gl.constexpr, Q_K: gl.constexpr, SWAP: gl.constexpr, STAGES: gl.constexpr,
+              PIECE: gl.constexpr, BUFFERS: gl.constexpr, SPLIT: gl.constexpr, ONCE: gl.constexpr,
+              EPILOGUE: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr):  # fmt: skip
     """rows, cols: of P and of Q. whole, part, group: see the top. P_K, Q_K: K is the operand's contiguous dimension.
 
     A tile is BP by BQ + MORE, which need not be a power of two: BQ and MORE are products of their own. more_desc: a
@@ -438,12 +481,15 @@ def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows
     more_s = q_s
     if MORE > 0:
         more_s = gl.allocate_shared_memory(dtype, [STAGES] + more_desc.block_shape, more_desc.layout)
-    out_s = gl.allocate_shared_memory(out_desc.dtype, [PARTS * BUFFERS] + out_desc.block_shape, out_desc.layout)
+    out_s = gl.allocate_shared_memory(out_desc.dtype, [PARTS * TURNS * BUFFERS] + out_desc.block_shape, out_desc.layout)
     full = mbarrier.allocate_mbarrier(batch=STAGES)
     empty = mbarrier.allocate_mbarrier(batch=STAGES)
+    turn = mbarrier.allocate_mbarrier(batch=TURNS)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=2)
         mbarrier.init(empty.index(i), count=PARTS)
+    for i in gl.static_range(TURNS):
+        mbarrier.init(turn.index(i), count=1)
     all_empty = empty
     if gl.num_ctas() > 1:
         all_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], _one_for_all(gl.num_ctas()))
@@ -463,38 +509,38 @@ def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows
     Q_POLICY: gl.constexpr = None if SWAP else B_POLICY
     ROWS: gl.constexpr = BP // PARTS
     rings = (p_s, q_s, more_s)
-    bars = (full, empty, all_empty)
+    bars = (full, empty, all_empty, turn)
     parts = (scratch, counters)
     # The first function runs in the kernel's own four warps, with the registers that the others leave.
-    if PARTS == 1:
+    if PARTS * TURNS == 1:
         gl.warp_specialize([
-            (_consume, (0, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, P_K, Q_K, SWAP,
-                        STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
+            (_consume, (0, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, TURNS, P_K,
+                        Q_K, SWAP, STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
             (_produce, (0, p_desc, p_s, p_desc, p_s, bars, work, ROWS, PARTS, 0, BK, P_K, STAGES, SPLIT, False,
                         SWAP, P_POLICY)),
             (_produce, (1, q_desc, q_s, more_desc, more_s, bars, work, BQ, 1, MORE, BK, Q_K, STAGES, SPLIT, SHARED,
                         not SWAP, Q_POLICY)),
         ], [1, 1], [PRODUCER_REGS, PRODUCER_REGS])  # fmt: skip
-    elif PARTS == 2:
+    elif PARTS * TURNS == 2:
         gl.warp_specialize([
-            (_consume, (0, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, P_K, Q_K, SWAP,
-                        STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
-            (_consume, (1, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, P_K, Q_K, SWAP,
-                        STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
+            (_consume, (0, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, TURNS, P_K,
+                        Q_K, SWAP, STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
+            (_consume, (1, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, TURNS, P_K,
+                        Q_K, SWAP, STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
             (_produce, (0, p_desc, p_s, p_desc, p_s, bars, work, ROWS, PARTS, 0, BK, P_K, STAGES, SPLIT, False,
                         SWAP, P_POLICY)),
             (_produce, (1, q_desc, q_s, more_desc, more_s, bars, work, BQ, 1, MORE, BK, Q_K, STAGES, SPLIT, SHARED,
                         not SWAP, Q_POLICY)),
         ], [4, 1, 1], [CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
-        gl.static_assert(PARTS == 3)
+        gl.static_assert(PARTS * TURNS == 3)
         gl.warp_specialize([
-            (_consume, (0, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, P_K, Q_K, SWAP,
-                        STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
-            (_consume, (1, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, P_K, Q_K, SWAP,
-                        STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
-            (_consume, (2, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, P_K, Q_K, SWAP,
-                        STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
+            (_consume, (0, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, TURNS, P_K,
+                        Q_K, SWAP, STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
+            (_consume, (1, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, TURNS, P_K,
+                        Q_K, SWAP, STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
+            (_consume, (2, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, TURNS, P_K,
+                        Q_K, SWAP, STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
             (_produce, (0, p_desc, p_s, p_desc, p_s, bars, work, ROWS, PARTS, 0, BK, P_K, STAGES, SPLIT, False,
                         SWAP, P_POLICY)),
             (_produce, (1, q_desc, q_s, more_desc, more_s, bars, work, BQ, 1, MORE, BK, Q_K, STAGES, SPLIT, SHARED,
@@ -578,8 +624,8 @@ def bias_strides(swap: bool) -> dict[str, Arg]:
 def _arguments(point: Point, swap: bool) -> dict[str, Arg]:
     """All but what says how the work is cut."""
     c = point.config
-    constants = dict(BP=c.bp * c.cluster, BQ=c.bq, MORE=c.more, BK=c.bk, PARTS=c.parts, STAGES=c.stages, SPLIT=c.split,
-                     ONCE=c.once, EPILOGUE=point.epilogue, CONSUMER_REGS=c.consumer_regs,
+    constants = dict(BP=c.bp * c.cluster, BQ=c.bq, MORE=c.more, BK=c.bk, PARTS=c.parts, TURNS=c.turns, STAGES=c.stages,
+                     SPLIT=c.split, ONCE=c.once, EPILOGUE=point.epilogue, CONSUMER_REGS=c.consumer_regs,
                      PRODUCER_REGS=24)  # fmt: skip
     return (
         _operands(point, swap)
@@ -681,8 +727,8 @@ _HALF, _TF32 = 2, 4  # bytes of an operand's element: which dtypes a config is f
 def _config(name: str, itemsizes: tuple[int, ...], bp: int, bq: int, more: int, stages: int, bk: int = 64,
             **other: int | str | None) -> tuple[Config, ...]:  # fmt: skip
     """For 16-bit operands, for tf32 with half the K, or for both."""
-    params = dict(bp=bp, bq=bq, more=more, stages=stages, parts=2, piece=bq, piece_fp32=bq, buffers=1, cluster=1,
-                  consumer_regs=232, swap=False, split=False, once=False) | other  # fmt: skip
+    params = dict(bp=bp, bq=bq, more=more, stages=stages, parts=2, turns=1, piece=bq, piece_fp32=bq, buffers=1,
+                  cluster=1, consumer_regs=232, swap=False, split=False, once=False) | other  # fmt: skip
     suffix = {_HALF: "", _TF32: "_tf32"}
     return tuple(Config(name + suffix[i], params | dict(bk=2 * bk // i, itemsize=i)) for i in itemsizes)
 
@@ -691,32 +737,41 @@ def _tile(itemsizes: tuple[int, ...], bp: int, bq: int, more: int, stages: int, 
           epilogues: str = "plain vector", walked: int = 1024, **other: int | str) -> tuple[Config, ...]:  # fmt: skip
     """epilogues: those that it is compiled with. walked: how many rows of P are walked together."""
     cluster = other.get("cluster", 1)
-    name = f"{'wide' if other.get('swap') else 'tiles'}_{bp}x{bq + more}" + (f"_c{cluster}" if cluster > 1 else "")
+    kind = "turns" if "turns" in other else "wide" if other.get("swap") else "tiles"
+    name = f"{kind}_{bp}x{bq + more}" + (f"_c{cluster}" if cluster > 1 else "")
     rest = dict(piece=piece, piece_fp32=piece_fp32, buffers=2, group=walked // (bp * cluster), epilogues=epilogues)
     return _config(name, itemsizes, bp, bq, more, stages, **rest | other)
 
 
 _BOTH = (_HALF, _TF32)
 _THREE = dict(parts=3, consumer_regs=152)
+_TURNS = dict(parts=1, turns=2)
 
 _TILES = (
-    *_tile(_BOTH, 128, 128, 0, 6, 64, 32, "plain vector matrix"),
-    *_tile(_BOTH, 128, 256, 0, 4, 64, 32),
-    *_tile(_BOTH, 128, 64, 0, 8, 32, 32),
-    *_tile(_BOTH, 192, 128, 64, 4, 32, 16, **_THREE),
+    *_tile((_HALF,), 128, 128, 0, 6, 64, 32, "plain matrix"),
+    *_tile((_TF32,), 128, 128, 0, 6, 64, 32, "plain vector matrix"),
+    *_tile((_HALF,), 128, 256, 0, 4, 64, 32, "plain"),
+    *_tile((_TF32,), 128, 256, 0, 4, 64, 32),
+    *_tile((_TF32,), 128, 64, 0, 8, 32, 32),
+    *_tile((_TF32,), 192, 128, 64, 4, 32, 16, **_THREE),
     *_tile(_BOTH, 192, 128, 0, 5, 32, 16, **_THREE, epilogues="plain"),
-    *_tile((_HALF,), 256, 128, 0, 4, 32, 16, walked=2048),
-    *_tile((_HALF,), 128, 128, 64, 5, 32, 16),
-    *_tile((_HALF,), 128, 64, 32, 7, 32, 16),
+    *_tile((_HALF,), 128, 64, 32, 7, 32, 16, "plain"),
     *_tile((_HALF,), 128, 128, 32, 5, 32, 32, "plain"),
-    *_tile((_HALF,), 128, 128, 0, 6, 64, 32, "plain", cluster=2),
     *_tile((_HALF,), 128, 128, 64, 5, 32, 16, "plain", cluster=2),
     *_tile((_TF32,), 128, 256, 0, 4, 64, 32, "plain", cluster=2),
-    *_tile(_BOTH, 128, 64, 16, 7, 16, 16, cluster=2, swap=True),
-    *_tile((_HALF,), 128, 64, 32, 7, 32, 16, cluster=2, swap=True),
+    *_tile((_HALF,), 128, 64, 0, 8, 32, 32, **_TURNS),
+    *_tile((_HALF,), 128, 128, 0, 6, 32, 16, **_TURNS),
+    *_tile((_HALF,), 128, 128, 0, 6, 32, 16, **_TURNS, cluster=2),
+    *_tile((_HALF,), 64, 256, 0, 4, 64, 32, **_TURNS),
+    *_tile((_HALF,), 64, 64, 0, 10, 32, 16, "plain", cluster=2, swap=True, parts=1),
     *_tile((_HALF,), 64, 128, 0, 8, 32, 16, "plain", cluster=2, swap=True, parts=1),
-    *_tile((_HALF,), 128, 256, 0, 4, 64, 32, "plain", cluster=2, swap=True),
+    *_tile((_HALF,), 64, 128, 32, 7, 32, 16, "plain", swap=True, parts=1),
+    *_tile((_HALF,), 64, 128, 32, 7, 32, 16, "plain", cluster=2, swap=True, parts=1),
+    *_tile((_HALF,), 128, 64, 16, 7, 16, 16, "plain", cluster=2, swap=True),
+    *_tile((_TF32,), 128, 64, 16, 7, 16, 16, cluster=2, swap=True),
     *_tile((_HALF,), 128, 128, 0, 6, 64, 32, "plain", cluster=4, swap=True),
+    *_tile((_HALF,), 128, 128, 16, 5, 16, 16, "plain", cluster=2, swap=True),
+    *_tile((_HALF,), 128, 256, 0, 4, 64, 32, "plain", cluster=2, swap=True),
 )
 
 

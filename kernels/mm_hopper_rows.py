@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tk.aot.expr import ceil_div
+from tk.aot.expr import ceil_div, const, device
 from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
 from tk.kernels.epilogue import activate
 from tk.kernels.mm_hopper import (
@@ -185,6 +185,7 @@ def _plan(point: Point) -> Plan | None:
         flops=2 * c.bp * c.bq * c.bk,
         moved=traffic(),
         block=(c.bq, c.bp),
+        shared=ceil_div(tiles * c.blocks, device.sm_count) * (k_part // c.bk) if c.resident > 1 else const(0),
     )
     return Plan(
         constraints=(
@@ -205,8 +206,8 @@ def _plan(point: Point) -> Plan | None:
 # BQ, blocks, programs that a multiprocessor holds at once, and the itemsizes that it is for: 16-bit operands, tf32.
 _SHAPES = (
     *((16, 1, 2, (2, 4)), (16, 2, 2, (2,)), (16, 4, 2, (2, 4))),
-    *((32, 1, 2, (2,)), (32, 4, 1, (2,))),
-    *((64, 1, 1, (2,)), (64, 2, 1, (2,)), (64, 4, 1, (2, 4))),
+    (32, 1, 2, (2,)),
+    *((64, 2, 1, (2,)), (64, 4, 1, (2, 4))),
 )
 
 

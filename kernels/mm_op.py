@@ -55,6 +55,7 @@ OP = Op(
         "M_choice": _M_CHOICE,
         # What many variants ask for is computed once.
         "largest": maximum(maximum(A.size(0), B.size(1)), A.size(1)),
+        "row_bytes": A.size(1) * _SIZE,  # of a; and of b, a column
         "a_bytes": _M_CHOICE * A.size(1) * _SIZE,
         "b_bytes": A.size(1) * B.size(1) * _SIZE,
         "out_bytes": _M_CHOICE * B.size(1) * _OUT_SIZE,
@@ -63,6 +64,8 @@ OP = Op(
         "a_tma": _tma(A, _SIZE),
         "b_tma": _tma(B, _SIZE),
         "out_tma": _tma(OUT, _OUT_SIZE) & (B.size(1) * _OUT_SIZE % 16 == 0),
+        # With few rows, beginning early is a good part of the time, and not the same part for all kernels.
+        "begins_early": mode("static_weights") & (_M_CHOICE <= 512),
     },
     selectors={
         "dtype": Selector(select(A.dtype == DTYPES["bf16"], 0, select(A.dtype == DTYPES["fp16"], 1, 2)), 3),
@@ -71,7 +74,7 @@ OP = Op(
         "out": Selector((OUT.dtype == DTYPES["fp32"]) & (A.dtype != DTYPES["fp32"]), 2),
         "precision": Selector(select(A.dtype == DTYPES["fp32"], int_arg(1), 0), 2),
     },
-    dims=("M", "N", "K"),
+    dims=("M", "N", "K", "begins_early"),
 )
 M, N, K, M_CHOICE = (OP.local(name) for name in ("M", "N", "K", "M_choice"))
 
@@ -152,33 +155,39 @@ _OPERATIONS = {
 class Work:
     """What a plan has to do, in the terms that its predicted time is a sum of.
 
-    waves: tiles that a multiprocessor does one after the other. steps: blocks of K in all of these. flops: of one step.
-    moved: bytes from and to memory. block: rows and columns of a tile of out, which needs so many rows of a and columns
-    of b. parts: how often a program has to add up what several have summed."""
+    waves: tiles that a program does one after the other. steps: blocks of K in all of these. flops: of one step. moved:
+    bytes from and to memory. block: rows and columns of a tile of out, which needs so many rows of a and columns of b.
+    boxes: operands come in whole boxes (TMA). parts: how often a program has to add up what several have summed.
+    shared: steps of the busiest multiprocessor, where several programs share one."""
 
     waves: Expr
     steps: Expr
     flops: int
     moved: Expr
     block: tuple[int, int]
+    boxes: bool = True
     parts: Expr = const(0)
+    shared: Expr = const(0)
 
     def terms(self, point: Point) -> dict[str, Expr]:
         """What the predicted time is a sum of. Bytes by the KB: one takes less than a picosecond.
 
-        l2_kilobyte: what programs fetch. crooked_kilobyte: of that, what comes from rows that do not begin with a cache
-        line, which takes two requests instead of one. few_roof: the roof of at most 512 rows; with more, the steps tell
-        as much, and the fit is better without."""
+        alone, early: a launch, and one that begins before its predecessors end. l2_kilobyte: what programs fetch.
+        crooked_kilobyte: of that, what comes from rows that do not begin with a cache line, which takes two requests
+        instead of one. blank_kilobyte: what boxes hold of rows that are not there. It is not free: many
+        multiprocessors that ask for it wait for one another."""
         a, b = self._fetched()
         return {
-            "fixed": const(1),
+            "alone": ~OP.local("begins_early"),
+            "early": OP.local("begins_early"),
             "wave": self.waves,
             "step": self.steps,
+            "shared_step": self.shared,
             "kilobyte": self.moved // 1024,
             "l2_kilobyte": (a + b) // 1024,
             "crooked_kilobyte": (OP.local("a_crooked") * a + OP.local("b_crooked") * b) // 1024,
+            "blank_kilobyte": self._blank() // 1024 if self.boxes else const(0),
             "parts": self.parts,
-            "few_roof": select(M_CHOICE <= 512, self.roof(point), 0),
         }
 
     def roof(self, point: Point) -> Expr:
@@ -194,6 +203,13 @@ class Work:
         """Bytes of a and of b: each once for every tile that needs it."""
         block_m, block_n = self.block
         return ceil_div(N, block_n) * OP.local("a_bytes"), ceil_div(M_CHOICE, block_m) * OP.local("b_bytes")
+
+    def _blank(self) -> Expr:
+        """Bytes."""
+        block_m, block_n = self.block
+        down, across = ceil_div(M_CHOICE, block_m), ceil_div(N, block_n)
+        rows = across * (down * block_m - M_CHOICE) + down * (across * block_n - N)
+        return rows * OP.local("row_bytes")
 
 
 def _nearest(arch: int) -> int:

@@ -1,20 +1,22 @@
-"""Fits the weights of predicted times to what ``tk tune --write`` measured.
+"""Makes the tuned table that ships from what ``tk tune --write`` measured: pins, and weights of predicted times.
 
     TK_NO_LIBRARY=1 PYTHONPATH=python python tools/fit_cost.py mm 90
 
-Reads kernels/tuned/sm90/mm_timings.json and writes the "coefficients" of mm.json beside it: for every config, precision
-and operand order non-negative weights of the terms that its kernel declares (``Plan.terms``), by least squares of the
-relative error. Prints how the choice that follows compares with the best config measured, with each problem's size left
-out of the fit that chooses for it: what a problem that nobody measured may expect. Needs SciPy.
+Reads kernels/tuned/sm90/mm_timings.json and writes mm.json beside it. "pins": the fastest config of every product
+measured, with and without a row of bias. "coefficients": for every config, precision and operand order non-negative
+weights of the terms that its kernel declares (``Plan.terms``), by least squares of the relative error. Prints how the
+choice that follows compares with the best config measured, with each problem's size left out of the fit that chooses
+for it: what a problem that nobody measured may expect. Needs SciPy.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -23,16 +25,17 @@ from typing import Any
 import numpy
 from scipy.optimize import nnls
 
-from tk.aot.expr import Problem, TensorValue, evaluate_locals
+from tk.aot.expr import MODE_BITS, Problem, TensorValue, evaluate_locals
 from tk.aot.grid import Variant, enumerate_grid
 from tk.aot.spec import DTYPES, Family
-from tk.kernels.mm_op import ORDER_AXIS, weights_name
+from tk.kernels.mm_op import DTYPE_AXIS, EPILOGUE_AXIS, ORDER_AXIS, weights_name
 from tk.tune import files
 
 TUNED = Path(__file__).parents[1] / "kernels" / "tuned"
 H200 = {"sm_count": 132, "arch": 90, "shared_optin": 232448, "l2_bytes": 62914560}
 DEVICES = {90: H200}
 FEWEST = 8  # measurements that a fit needs
+ALONE, EARLY = 0, 1  # the terms of what a launch costs
 OTHER_ORDERS = 0.3  # what a measurement counts for the weights of another operand order: 0 and 1 both chose worse
 
 
@@ -62,8 +65,9 @@ def problem_of(timing: Mapping[str, Any], op: Any, arch: int) -> Problem:
 
     a, b = matrix(m, k, order_of(timing)[0]), matrix(k, n, order_of(timing)[1])
     ints = (0, int(timing["precision"] == "tf32"))
-    bare = Problem((a, b, None, matrix(m, n, "n")), ints, 0, DEVICES[arch])
-    return Problem(bare.tensors, ints, 0, bare.device, evaluate_locals(op.locals.values(), bare))
+    mode = MODE_BITS["static_weights"] * timing["static_weights"]
+    bare = Problem((a, b, None, matrix(m, n, "n")), ints, mode, DEVICES[arch])
+    return Problem(bare.tensors, ints, mode, bare.device, evaluate_locals(op.locals.values(), bare))
 
 
 def terms_of(variant: Variant, problem: Problem) -> numpy.ndarray:
@@ -72,26 +76,60 @@ def terms_of(variant: Variant, problem: Problem) -> numpy.ndarray:
     return numpy.array([t.evaluate(full) for t in variant.plan.terms.values()], dtype=float)
 
 
-def fits(variant: Variant, key: Mapping[str, int], problem: Problem) -> bool:
-    plan = variant.plan
-    served = all(key[axis] in values for axis, values in plan.serves.items())
-    return served and all(c.holds.evaluate(problem) for c in plan.constraints)
+class Variants:
+    """Of a family on an architecture, by bucket."""
+
+    def __init__(self, family: Family, arch: int):
+        self._of_bucket = defaultdict(list)
+        for variant in enumerate_grid(family, arch).variants:
+            serves = variant.plan.serves
+            for values in itertools.product(*(serves[axis] for axis in family.op.selectors)):
+                self._of_bucket[values].append(variant)
+        self._axes = tuple(family.op.selectors)
+
+    def that_fit(self, key: Mapping[str, int], problem: Problem) -> dict[str, Variant]:
+        """Config -> the variant that it is for this problem of the bucket."""
+        fit: dict[str, Variant] = {}
+        for variant in self._of_bucket[tuple(key[axis] for axis in self._axes)]:
+            if all(c.holds.evaluate(problem) for c in variant.plan.constraints):
+                fit.setdefault(variant.point.config.name, variant)
+        return fit
 
 
-def samples_of(timings: Sequence[Mapping[str, Any]], family: Family, arch: int) -> list[Sample]:
-    by_config = defaultdict(list)
-    for variant in enumerate_grid(family, arch).variants:
-        by_config[variant.point.config.name].append(variant)
+def samples_of(timings: Sequence[Mapping[str, Any]], problems: Sequence[Problem], variants: Variants) -> list[Sample]:
     found = []
-    for i, timing in enumerate(timings):
-        problem = problem_of(timing, family.op, arch)
+    for i, (timing, problem) in enumerate(zip(timings, problems, strict=True)):
+        fit = variants.that_fit(timing["key"], problem)
         for config, (_, us, _) in timing["configs"].items():
-            variant = next((v for v in by_config[config] if fits(v, timing["key"], problem)), None)
-            if variant is not None:
+            if config in fit:  # or it was dropped
                 size = (timing["m"], timing["n"], timing["k"])
-                name = weights_name(variant.point)
-                found.append(Sample(i, size, config, name, terms_of(variant, problem), us))
+                name = weights_name(fit[config].point)
+                found.append(Sample(i, size, config, name, terms_of(fit[config], problem), us))
     return found
+
+
+def pins_of(timing: Mapping[str, Any], problem: Problem, op: Any, variants: Variants,
+            fitted: Mapping[str, numpy.ndarray]) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Of a plain product, and of those that cost the same: with a row of bias, with the other 16-bit dtype. None where
+    a config that came later, and was not measured, should be the fastest by its fit."""
+
+    def us(config: str, variant: Variant) -> float:
+        if config in timing["configs"]:
+            return timing["configs"][config][1]
+        weights = fitted.get(weights_name(variant.point))
+        return math.inf if weights is None else float(terms_of(variant, problem) @ weights) * 1e-6
+
+    names = list(op.locals)
+    dims = [problem.locals[names.index(name)] for name in op.dims]
+    halves = [DTYPE_AXIS.index(name) for name in ("bf16", "fp16")]
+    dtype = timing["key"]["dtype"]
+    for twin in halves if dtype in halves else [dtype]:
+        for epilogue in ("plain", "vector"):
+            key = {**timing["key"], "dtype": twin, "epilogue": EPILOGUE_AXIS.index(epilogue)}
+            times = {config: us(config, variant) for config, variant in variants.that_fit(key, problem).items()}
+            best = min(times, key=times.__getitem__, default=None)
+            if best in timing["configs"]:
+                yield {"key": key, "dims": dims, "config": best}
 
 
 def fit(own: Sequence[Sample], all_orders: Sequence[Sample]) -> numpy.ndarray | None:
@@ -103,7 +141,13 @@ def fit(own: Sequence[Sample], all_orders: Sequence[Sample]) -> numpy.ndarray | 
     counts = numpy.array([1.0] * len(own) + [OTHER_ORDERS] * len(all_orders))
     terms = numpy.array([s.terms / (s.us * 1e6) for s in samples])
     weights, _ = nnls(terms * counts[:, None], counts)
+    if not terms[:, EARLY].any():  # never measured in static_weights mode
+        weights[EARLY] = weights[ALONE]
     return weights
+
+
+def rounded(names: Sequence[str], weights: numpy.ndarray) -> dict[str, int]:
+    return {name: round(weight) for name, weight in zip(names, weights.tolist(), strict=True) if round(weight)}
 
 
 def by_name(samples: Sequence[Sample]) -> tuple[dict[str, list[Sample]], dict[str, list[Sample]]]:
@@ -123,7 +167,9 @@ def regrets(timings: Sequence[Mapping[str, Any]], samples: Sequence[Sample]) -> 
     """Of each problem: time of the config chosen over the best, the size itself left out of the fits."""
     own, all_orders = by_name(samples)
     predicted: dict[int, dict[str, float]] = defaultdict(dict)
+    of_timing = defaultdict(list)
     for sample in samples:
+        of_timing[sample.timing].append(sample)
         rest = [s for s in own[sample.name] if s.size != sample.size]
         others = [s for s in all_orders[without_order(sample.name)] if s.size != sample.size]
         weights = fit(rest, others)
@@ -131,7 +177,7 @@ def regrets(timings: Sequence[Mapping[str, Any]], samples: Sequence[Sample]) -> 
             predicted[sample.timing][sample.config] = float(sample.terms @ weights)
     found = []
     for i, timing in enumerate(timings):
-        times = {config: us for config, (_, us, _) in timing["configs"].items()}
+        times = {sample.config: sample.us for sample in of_timing[i]}
         if predicted[i]:
             chosen = min(predicted[i], key=predicted[i].__getitem__)
             best = min(times, key=times.__getitem__)
@@ -146,21 +192,24 @@ def main() -> None:
     parser.add_argument("arch", type=int)
     args = parser.parse_args()
     table = TUNED / f"sm{args.arch}" / f"{args.stem}.json"
-    timings = json.loads(table.with_name(f"{args.stem}_timings.json").read_text())["timings"]
+    measured = json.loads(table.with_name(f"{args.stem}_timings.json").read_text())
     family: Family = import_module(f"tk.kernels.{args.stem}").FAMILY
-    samples = samples_of(timings, family, args.arch)
+    variants = Variants(family, args.arch)
+    problems = [problem_of(timing, family.op, args.arch) for timing in measured["timings"]]
+    timings = measured["timings"]
+    samples = samples_of(timings, problems, variants)
     names = tuple(next(iter(enumerate_grid(family, args.arch).variants)).plan.terms)
     own, all_orders = by_name(samples)
-    coefficients = {}
+    fitted = {}
     for name, others in sorted(all_orders.items()):
         for order in ORDER_AXIS:
             weights = fit(own.get(f"{name}/{order}", []), others)
             if weights is not None:
-                rounded = zip(names, map(round, weights.tolist()), strict=True)
-                coefficients[f"{name}/{order}"] = {term: weight for term, weight in rounded if weight}
-    tuned = json.loads(table.read_text())
-    tuned["coefficients"] = coefficients
-    files.write(table, tuned)
+                fitted[f"{name}/{order}"] = weights
+    coefficients = {name: rounded(names, weights) for name, weights in fitted.items()}
+    pins = [pin for t, p in zip(timings, problems, strict=True) for pin in pins_of(t, p, family.op, variants, fitted)]
+    record = {name: value for name, value in measured.items() if name != "timings"}
+    files.write(table, {**record, "coefficients": coefficients, "pins": files.merge([], pins)})
     found = sorted(regrets(timings, samples), reverse=True)
     mean = math.exp(sum(math.log(r) for r, _ in found) / len(found))
     print(f"{len(coefficients)} fits; regret of sizes left out: geomean {mean:.4f} over {len(found)}, worst:")

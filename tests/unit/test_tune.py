@@ -123,21 +123,21 @@ def test_the_key_of_a_bucket() -> None:
         "dtype": 0, "order": 1, "epilogue": 0, "out": 0, "precision": 0
     }  # fmt: skip
     assert table.selector_values(product(16, 256, 512, torch.float16, bias=True))["epilogue"] == 1
-    assert table.dims(product(16, 256, 512)) == [16, 256, 512]
 
 
-def test_the_table_keeps_coefficients_and_other_pins(tmp_path: Path, engine: list) -> None:
-    path = tmp_path / "mm.json"
-    other = {"key": {"dtype": 2}, "dims": [1, 2, 3], "config": "x"}
-    path.write_text(json.dumps({"coefficients": {"c": {"fixed": 5}}, "pins": [other]}))
-    task = Task(16, 256, 512, order="nt")
-    result = Result(task, product(16, 256, 512), [Measured("y", 8, "k", 3.21, 4.0), Measured("x", 7, "k", 5.0, 4.0)])
-    written = table.write(path, [result], {task: "y"}, {"gpu": "G"})
-    found, timings = (json.loads(p.read_text()) for p in written)
-    assert found["coefficients"] == {"c": {"fixed": 5}}
-    assert other in found["pins"]
-    assert [p["config"] for p in found["pins"] if p["dims"] == [16, 256, 512]] == ["y", "y"]
-    assert timings["timings"][0]["configs"] == {"y": ["k", 3.21, 4.0], "x": ["k", 5.0, 4.0]}
+def test_timings_are_added_to(tmp_path: Path, engine: list) -> None:
+    path = tmp_path / "mm_timings.json"
+    task, other = Task(16, 256, 512, order="nt"), Task(16, 256, 512, order="nt", static_weights=True)
+
+    def write(*measured: tuple[Task, float]) -> dict:
+        results = [Result(t, product(16, 256, 512), [Measured("x", 7, "k", us, 4.0)]) for t, us in measured]
+        table.write(path, results, {"gpu": "G"})
+        found = json.loads(path.read_text())
+        assert found["gpu"] == "G"
+        return {entry["static_weights"]: entry["configs"] for entry in found["timings"]}
+
+    assert write((task, 3.0)) == {False: {"x": ["k", 3.0, 4.0]}}
+    assert write((task, 2.0), (other, 1.5)) == {False: {"x": ["k", 2.0, 4.0]}, True: {"x": ["k", 1.5, 4.0]}}
 
 
 # --- Arguments ---

@@ -3,7 +3,8 @@
 ``tk tune`` times every config that fits a problem, on weights that rotate through more memory than L2 holds. Then the
 fewest configs are kept with which every problem stays within a stated slowdown of its best, and each problem is pinned
 to the fastest of those. The pins go to a file in the user's cache directory, which tk reads when a GPU is first used,
-or with ``--write`` to a table of ``kernels/tuned/``, which ships.
+or with ``--write`` all timings go to a file of ``kernels/tuned/``, from which tools/fit_cost.py makes the table that
+ships.
 
 Timing happens here and nowhere else: never inside a call.
 """

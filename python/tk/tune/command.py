@@ -7,7 +7,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ def tasks_of(args: argparse.Namespace) -> list[Task]:
     """Those with the same weights together, so that these are made once."""
     sizes = args.sizes or default_sizes(args.random, args.seed)
     found = [
-        Task(m, n, k, dtype, order, precision)
+        Task(m, n, k, dtype, order, precision, args.static_weights)
         for dtype in args.dtype
         for order in args.order
         for precision in (args.precision if dtype == "fp32" else PRECISIONS[:1])
@@ -69,8 +68,11 @@ def run(args: argparse.Namespace) -> int:
     choices = cover(times, args.slowdown)
     print(summary(times, choices))
     kept = [r for r in results if r.task in choices]
-    write = write_user_file if args.write is None else partial(table.write, args.write)
-    print("written:", *write(kept, choices, record()))
+    if args.write is None:
+        written = write_user_file(kept, choices, record())
+    else:
+        written = table.write(args.write, kept, record())
+    print("written:", *written)
     return int(len(results) < len(tasks) or any(r.failures for r in results))
 
 
@@ -169,9 +171,10 @@ def add_parser(subparsers: Any) -> None:
     )
     add("--order", type=list_of(ORDERS), default=["nn", "nt"], help="of a and b: n row-major, t column-major (nn,nt)")
     add("--precision", type=list_of(PRECISIONS), default=["tf32"], help="of fp32: tf32, ieee (tf32)")
+    add("--static-weights", action="store_true", help="for that mode, which has pins of its own up to 512 rows")
     add("--slowdown", type=slowdown, default=1.02, help="what a kept config may lose to the best (1.02)")
     add("--random", type=int, default=0, help="so many random sizes beside the default ones")
     add("--seconds", type=float, default=math.inf, help="begin no product after so long")
     add("--seed", type=int, default=0, help="of the random sizes and inputs")
-    add("--write", type=Path, metavar="FILE", help="a table of kernels/tuned/ instead of the user's file")
+    add("--write", type=Path, metavar="FILE", help="timings of kernels/tuned/ instead of the user's file")
     parser.set_defaults(run=run)

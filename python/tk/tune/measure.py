@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from tk import capi, timing
+from tk.config import STATIC_WEIGHTS
 from tk.heuristics.problem import describe
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -30,7 +31,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Task:
-    """A product to tune: a [m, k], b [k, n]. order: of a and b, "n" row-major, "t" column-major. precision: of fp32."""
+    """A product to tune: a [m, k], b [k, n]. order: of a and b, "n" row-major, "t" column-major. precision: of fp32.
+    static_weights: in that mode."""
 
     m: int
     n: int
@@ -38,10 +40,16 @@ class Task:
     dtype: str = "bf16"
     order: str = "nn"
     precision: str = "ieee"
+    static_weights: bool = False
 
     def __str__(self) -> str:
         precision = f" {self.precision}" if self.dtype == "fp32" else ""
-        return f"{self.m}x{self.n}x{self.k} {self.dtype}{precision} {self.order}"
+        static = " static" if self.static_weights else ""
+        return f"{self.m}x{self.n}x{self.k} {self.dtype}{precision} {self.order}{static}"
+
+    @property
+    def mode(self) -> int:
+        return STATIC_WEIGHTS if self.static_weights else 0
 
     @property
     def weight_bytes(self) -> int:
@@ -108,9 +116,10 @@ def product(
     return torch.ops.tk.mm.out(a, b, None, 0, None, precision, config, mode, out=out)
 
 
-def measure(task: Task, operands: Operands, *, mode: int = 0) -> Result:
+def measure(task: Task, operands: Operands) -> Result:
     """Times every config that fits. A config that gives an error or a wrong result is a failure, and not among the
-    measured. mode: bits of ``tk.config.MODE_BITS``."""
+    measured."""
+    mode = task.mode
     sets = operands.sets(task)
     precision = PRECISIONS.index(task.precision)
     described = describe(product, *sets[0], precision, mode=mode)

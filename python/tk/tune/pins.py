@@ -85,10 +85,11 @@ def write(path: Path, entries: Iterable[dict[str, Any]], record: Mapping[str, An
 
 
 def entry_of(problem: capi.Problem, config: str, us: float) -> dict[str, Any]:
-    """A problem and its choice, as the file holds it. Addresses and modes are left out: a pin is for plain calls."""
+    """A problem and its choice, as the file holds it, without addresses."""
     tensors = [None if t is None else [_NAMES[t.dtype], list(t.sizes), list(t.strides)] for t in problem.tensors]
     ints, floats = list(problem.ints), list(problem.floats)
-    return {"op": problem.op, "tensors": tensors, "ints": ints, "floats": floats, "config": config, "us": round(us, 3)}
+    given = {"op": problem.op, "tensors": tensors, "ints": ints, "floats": floats, "mode": problem.mode}
+    return {**given, "config": config, "us": round(us, 3)}
 
 
 def _problem_of(entry: Mapping[str, Any], path: Path, device: int) -> capi.Problem:
@@ -96,6 +97,7 @@ def _problem_of(entry: Mapping[str, Any], path: Path, device: int) -> capi.Probl
         tensors = [
             None if t is None else capi.Matrix(_DTYPES[t[0]], tuple(t[1]), tuple(t[2])) for t in entry["tensors"]
         ]
-        return capi.Problem(str(entry["op"]), tensors, tuple(entry["ints"]), tuple(entry["floats"]), 0, device)
+        numbers = tuple(entry["ints"]), tuple(entry["floats"])
+        return capi.Problem(str(entry["op"]), tensors, *numbers, int(entry["mode"]), device)
     except (KeyError, IndexError, TypeError) as e:
         raise ValueError(f"{path}: this entry cannot be read: {entry}") from e

@@ -1,6 +1,6 @@
-"""The table that ships, ``kernels/tuned/sm<arch>/<stem>.json``: measured choices for the packs.
+"""All timings of an op's products: ``kernels/tuned/sm<arch>/<stem>_timings.json``.
 
-All timings go beside it, into ``<stem>_timings.json``, for whoever fits the cost model.
+Of them tools/fit_cost.py makes the table that ships: measured choices, and weights of predicted times.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from tk import capi, errors
 from tk.tune import files
-from tk.tune.measure import Result, Task
+from tk.tune.measure import Result
 
 if TYPE_CHECKING:
     from tk.aot import expr, spec
@@ -24,25 +24,11 @@ if TYPE_CHECKING:
 HALVES = (torch.bfloat16, torch.float16)
 
 
-def write(path: Path, results: Sequence[Result], choices: Mapping[Task, str], record: Mapping[str, Any]) -> list[Path]:
-    """Pins into the table, where new ones replace old ones and the coefficients stay; timings into a file beside it,
-    likewise."""
-    old = _read(path)
-    new = [
-        {"key": selector_values(problem), "dims": dims(problem), "config": choices[r.task]}
-        for r in results
-        for problem in twins(r.problem, choices[r.task])
-    ]
-    pins = files.merge(old.get("pins", ()), new)
-    files.write(path, {**record, "coefficients": old.get("coefficients", {}), "pins": pins})
-    timings = path.with_name(f"{path.stem}_timings.json")
-    merged = files.merge(_read(timings).get("timings", ()), map(_timings, results))
-    files.write(timings, {**record, "timings": merged})
-    return [path, timings]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.is_file() else {}
+def write(path: Path, results: Sequence[Result], record: Mapping[str, Any]) -> list[Path]:
+    """Adds the timings; those of a task that was there replace the old ones. Returns where."""
+    old = json.loads(path.read_text())["timings"] if path.is_file() else []
+    files.write(path, {**record, "timings": files.merge(old, map(_timings, results))})
+    return [path]
 
 
 def _timings(result: Result) -> dict[str, Any]:
@@ -75,13 +61,6 @@ def selector_values(problem: capi.Problem) -> dict[str, int]:
     """The value of every selector axis of the op: how the table names a bucket."""
     op, described = _declared(problem)
     return {name: selector.value.evaluate(described) for name, selector in op.selectors.items()}
-
-
-def dims(problem: capi.Problem) -> list[int]:
-    """The sizes that make up the key of a pin."""
-    op, described = _declared(problem)
-    names = list(op.locals)
-    return [described.locals[names.index(name)] for name in op.dims]
 
 
 def _declared(problem: capi.Problem) -> tuple[spec.Op, expr.Problem]:
