@@ -759,7 +759,7 @@ _TILES = (
     *_tile((_HALF,), 128, 128, 32, 5, 32, 32, "plain"),
     *_tile((_HALF,), 128, 128, 64, 5, 32, 16, "plain", cluster=2),
     *_tile((_TF32,), 128, 256, 0, 4, 64, 32, "plain", cluster=2),
-    *_tile((_HALF,), 128, 64, 0, 8, 32, 32, **_TURNS),
+    *_tile((_HALF,), 128, 64, 0, 8, 32, 16, **_TURNS),
     *_tile((_HALF,), 128, 128, 0, 6, 32, 16, **_TURNS),
     *_tile((_HALF,), 128, 128, 0, 6, 32, 16, **_TURNS, cluster=2),
     *_tile((_HALF,), 64, 256, 0, 4, 64, 32, **_TURNS),

@@ -11,7 +11,6 @@ import torch
 
 from benchmarks import products
 from tk import capi
-from tk.config import MODE_BITS
 from tk.heuristics.problem import describe
 
 from .cases import KINDS, Kind
@@ -23,16 +22,13 @@ EPILOGUES = ("plain", "vector", "matrix")
 _LAYOUTS = {"n": "row", "t": "column", "s": "strided"}
 _ODD_LAYOUTS = {"n": "row_offset", "t": "column_offset", "s": "strided"}
 
-# M, N, K: what the variants of a bucket ask for between them. Few rows and many; K a multiple of every block and of 16
-# alone; few tiles with a long K, which is cut; nothing a multiple of anything, at odd addresses.
+# M, N, K: what the variants of a bucket ask for between them. Few rows and many; K a multiple of every block, of 16
+# alone and of nothing; few tiles with a long K, which is cut; nothing a multiple of anything, at odd addresses.
 SIZES = (
     (16, 256, 4096), (8, 264, 4104), (32, 272, 1040), (48, 512, 2064), (208, 528, 1040), (256, 512, 512),
-    (300, 1000, 1032),
+    (300, 1000, 1032), (64, 272, 1035),
 )  # fmt: skip
 ODD_SIZES = ((33, 77, 95), (7, 130, 1999), (200, 301, 65))
-
-
-MODES = (0, MODE_BITS["static_weights"])  # between them every variant may run
 
 
 @dataclass(frozen=True)
@@ -61,21 +57,23 @@ class Operands:
     activation: int
     kind: Kind
 
-    def run(self, config: int = -1, mode: int = 0) -> torch.Tensor:
+    def run(self, config: int = -1) -> torch.Tensor:
         precision = products.PRECISIONS[self.kind.precision]
-        return torch.ops.tk.mm(self.a, self.b, self.bias, self.activation, self.kind.out_dtype, precision, config, mode)
+        return torch.ops.tk.mm(self.a, self.b, self.bias, self.activation, self.kind.out_dtype, precision, config)
 
-    def problem(self, mode: int = 0) -> capi.Problem:
-        described = describe(self.run, mode=mode)
+    def problem(self) -> capi.Problem:
+        described = describe(self.run)
         assert described is not None
         return described.problem
 
-    def candidates(self) -> Iterator[tuple[int, capi.Problem, capi.Candidate]]:
-        """Of each mode, with the problem as it is in that mode."""
-        for mode in MODES:
-            problem = self.problem(mode)
-            for row in capi.candidates(problem):
-                yield mode, problem, row
+    def candidates(self) -> tuple[list[capi.Candidate], list[capi.Candidate]]:
+        """Those that their config runs, and those that it does not: a config may have several variants."""
+        problem = self.problem()
+        runs, rests = [], []
+        for row in capi.candidates(problem):
+            taken = row.fits and capi.choose(problem, row.config).variant == row.variant
+            (runs if taken else rests).append(row)
+        return runs, rests
 
     def reference(self) -> torch.Tensor:
         return products.reference(self.a, self.b, self.bias, self.activation)
