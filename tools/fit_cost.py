@@ -12,6 +12,7 @@ for it: what a problem that nobody measured may expect. Needs SciPy.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
@@ -132,47 +133,84 @@ def pins_of(timing: Mapping[str, Any], problem: Problem, op: Any, variants: Vari
                 yield {"key": key, "dims": dims, "config": best}
 
 
-def fit(own: Sequence[Sample], all_orders: Sequence[Sample]) -> numpy.ndarray | None:
-    """Picoseconds. own: what was measured with one operand order; with the others it counts less. None: too little was
-    measured."""
-    samples = [*own, *all_orders]  # so own ones are in it twice, with both weights
-    if len(samples) < FEWEST:
-        return None
-    counts = numpy.array([1.0] * len(own) + [OTHER_ORDERS] * len(all_orders))
-    terms = numpy.array([s.terms / (s.us * 1e6) for s in samples])
-    weights, _ = nnls(terms * counts[:, None], counts)
-    if not terms[:, EARLY].any():  # never measured in static_weights mode
-        weights[EARLY] = weights[ALONE]
-    return weights
+class Equations:
+    """Of a least-squares fit of the relative error. Those of several samples add up, and can be taken away again."""
+
+    def __init__(self, gram: numpy.ndarray, sums: numpy.ndarray, seen: numpy.ndarray, count: int):
+        self.gram, self.sums = gram, sums
+        self.seen, self.count = seen, count  # samples that have a term, and all of them
+
+    @staticmethod
+    def of(samples: Sequence[Sample]) -> Equations:
+        terms = numpy.array([s.terms / (s.us * 1e6) for s in samples])
+        return Equations(terms.T @ terms, terms.sum(0), (terms != 0).sum(0), len(samples))
+
+    def __add__(self, other: Equations) -> Equations:
+        return Equations(
+            self.gram + other.gram, self.sums + other.sums, self.seen + other.seen, self.count + other.count
+        )
+
+    def __mul__(self, times: float) -> Equations:
+        return Equations(self.gram * times, self.sums * times, self.seen, self.count)
+
+    def without(self, other: Equations) -> Equations:
+        return Equations(
+            self.gram - other.gram, self.sums - other.sums, self.seen - other.seen, self.count - other.count
+        )
+
+    def weights(self) -> numpy.ndarray | None:
+        """Picoseconds, none negative. None: too little was measured."""
+        if self.count < FEWEST:
+            return None
+        size = numpy.sqrt(numpy.diag(self.gram).clip(0))
+        scale = numpy.divide(1, size, out=numpy.zeros_like(size), where=self.seen > 0)
+        root = numpy.linalg.cholesky(self.gram * scale[:, None] * scale[None, :] + 1e-9 * numpy.eye(len(scale)))
+        weights = nnls(root.T, numpy.linalg.solve(root, self.sums * scale))[0] * scale
+        if not self.seen[EARLY]:  # never measured in static_weights mode
+            weights[EARLY] = weights[ALONE]
+        return weights
+
+
+class Fits:
+    """Weights by name, and by name with one size left out. What was measured with other operand orders counts less."""
+
+    def __init__(self, samples: Sequence[Sample]):
+        own, all_orders = defaultdict(list), defaultdict(list)
+        for sample in samples:
+            own[sample.name, sample.size].append(sample)
+            all_orders[without_order(sample.name), sample.size].append(sample)
+        self._parts = {key: Equations.of(s) for key, s in (own | all_orders).items()}
+        self._whole: dict[str, Equations] = {}
+        for (name, _), part in self._parts.items():
+            self._whole[name] = self._whole[name] + part if name in self._whole else part
+        self.kinds = sorted({name for name, _ in all_orders})
+
+    @functools.cache  # noqa: B019  (one of these lives as long as the program)
+    def weights(self, name: str, left_out: tuple[int, int, int] | None = None) -> numpy.ndarray | None:
+        own, others = self._rest(name, left_out), self._rest(without_order(name), left_out)
+        others *= OTHER_ORDERS**2
+        return (others if own is None else own + others).weights()
+
+    def _rest(self, name: str, left_out: tuple[int, int, int] | None) -> Equations | None:
+        whole, part = self._whole.get(name), self._parts.get((name, left_out))
+        return whole if whole is None or part is None else whole.without(part)
 
 
 def rounded(names: Sequence[str], weights: numpy.ndarray) -> dict[str, int]:
     return {name: round(weight) for name, weight in zip(names, weights.tolist(), strict=True) if round(weight)}
 
 
-def by_name(samples: Sequence[Sample]) -> tuple[dict[str, list[Sample]], dict[str, list[Sample]]]:
-    """Of each name, and of each name without the order."""
-    own, all_orders = defaultdict(list), defaultdict(list)
-    for sample in samples:
-        own[sample.name].append(sample)
-        all_orders[without_order(sample.name)].append(sample)
-    return own, all_orders
-
-
 def without_order(name: str) -> str:
     return name.rpartition("/")[0]
 
 
-def regrets(timings: Sequence[Mapping[str, Any]], samples: Sequence[Sample]) -> list[tuple[float, str]]:
+def regrets(timings: Sequence[Mapping[str, Any]], samples: Sequence[Sample], fits: Fits) -> list[tuple[float, str]]:
     """Of each problem: time of the config chosen over the best, the size itself left out of the fits."""
-    own, all_orders = by_name(samples)
     predicted: dict[int, dict[str, float]] = defaultdict(dict)
     of_timing = defaultdict(list)
     for sample in samples:
         of_timing[sample.timing].append(sample)
-        rest = [s for s in own[sample.name] if s.size != sample.size]
-        others = [s for s in all_orders[without_order(sample.name)] if s.size != sample.size]
-        weights = fit(rest, others)
+        weights = fits.weights(sample.name, sample.size)
         if weights is not None:
             predicted[sample.timing][sample.config] = float(sample.terms @ weights)
     found = []
@@ -199,18 +237,17 @@ def main() -> None:
     timings = measured["timings"]
     samples = samples_of(timings, problems, variants)
     names = tuple(next(iter(enumerate_grid(family, args.arch).variants)).plan.terms)
-    own, all_orders = by_name(samples)
+    fits = Fits(samples)
     fitted = {}
-    for name, others in sorted(all_orders.items()):
-        for order in ORDER_AXIS:
-            weights = fit(own.get(f"{name}/{order}", []), others)
-            if weights is not None:
-                fitted[f"{name}/{order}"] = weights
+    for name in (f"{kind}/{order}" for kind in fits.kinds for order in ORDER_AXIS):
+        weights = fits.weights(name)
+        if weights is not None:
+            fitted[name] = weights
     coefficients = {name: rounded(names, weights) for name, weights in fitted.items()}
     pins = [pin for t, p in zip(timings, problems, strict=True) for pin in pins_of(t, p, family.op, variants, fitted)]
     record = {name: value for name, value in measured.items() if name != "timings"}
     files.write(table, {**record, "coefficients": coefficients, "pins": files.merge([], pins)})
-    found = sorted(regrets(timings, samples), reverse=True)
+    found = sorted(regrets(timings, samples, fits), reverse=True)
     mean = math.exp(sum(math.log(r) for r, _ in found) / len(found))
     print(f"{len(coefficients)} fits; regret of sizes left out: geomean {mean:.4f} over {len(found)}, worst:")
     for regret, shown in found[:10]:
