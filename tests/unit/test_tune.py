@@ -2,12 +2,14 @@
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from tk import capi
+from tk.config import STATIC_WEIGHTS
 from tk.tune import command, files, pins, table
 from tk.tune.measure import Measured, Result, Task, cover
 
@@ -66,12 +68,12 @@ def test_a_table_is_one_line_for_each_entry(tmp_path: Path) -> None:
 
 def test_pins_come_back_as_they_went(tmp_path: Path, engine: list) -> None:
     path = tmp_path / "tuned.json"
-    first, second = product(16, 256, 512), product(4, 256, 512, bias=True)
+    first, second = product(16, 256, 512), replace(product(4, 256, 512, bias=True), mode=STATIC_WEIGHTS)
     pins.write(path, [pins.entry_of(first, "x", 3.0)], {"gpu": "G"})
     pins.write(path, [pins.entry_of(second, "y", 2.0)], {"gpu": "G"})
     assert pins.pin_all(path, device=1) == 2
-    found = {(p.tensors[0].sizes[0], p.tensors[2] is not None, p.device): config for p, config in engine}
-    assert found == {(16, False, 1): 7, (4, True, 1): 8}
+    found = {(p.tensors[0].sizes[0], p.tensors[2] is not None, p.mode, p.device): config for p, config in engine}
+    assert found == {(16, False, 0, 1): 7, (4, True, STATIC_WEIGHTS, 1): 8}
     pinned = next(p for p, config in engine if config == 7)
     assert (pinned.tensors, pinned.ints, pinned.floats) == (list(first.tensors), first.ints, first.floats)
 
