@@ -403,6 +403,8 @@ def _consume(c: gl.constexpr, rings, out_s, out_desc, bars, parts, work, size, f
     phase = 0
     last = 0
     turn_phase = 1 - TURN
+    if EPILOGUE == "vector":
+        wait_for_those_before()  # they may write the bias, and L1 would keep what it was
     if TURN > 0:
         t += TURN * gl.num_programs(0)
         slot, phase = _skip(slot, phase, TURN * nk, STAGES)
@@ -469,6 +471,7 @@ def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows
               PIECE: gl.constexpr, BUFFERS: gl.constexpr, SPLIT: gl.constexpr, ONCE: gl.constexpr,
               EPILOGUE: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr):  # fmt: skip
     """rows, cols: of P and of Q. whole, part, group: see the top. P_K, Q_K: K is the operand's contiguous dimension.
+    PARTS: consumers that share a tile, each its rows of P. TURNS: 2 where two consumers have every other tile.
 
     A tile is BP by BQ + MORE, which need not be a power of two: BQ and MORE are products of their own. more_desc: a
     view of Q like q_desc, for the MORE rows; None where MORE is 0.
