@@ -31,6 +31,7 @@ def _order() -> Expr:
 _SIZE = select(A.dtype == DTYPES["fp32"], 4, 2)  # bytes
 _OUT_SIZE = select(OUT.dtype == DTYPES["fp32"], 4, 2)
 _M_CHOICE = select(mode("batch_invariant"), 256, A.size(0))
+_FEW_ROWS = _M_CHOICE <= 512
 
 
 def _pitch(t: Tensor, size: Expr) -> Expr:
@@ -64,8 +65,9 @@ OP = Op(
         "a_tma": _tma(A, _SIZE),
         "b_tma": _tma(B, _SIZE),
         "out_tma": _tma(OUT, _OUT_SIZE) & (B.size(1) * _OUT_SIZE % 16 == 0),
+        "few_rows": _FEW_ROWS,
         # With few rows, beginning early is a good part of the time, and not the same part for all kernels.
-        "begins_early": mode("static_weights") & (_M_CHOICE <= 512),
+        "begins_early": mode("static_weights") & _FEW_ROWS,
     },
     selectors={
         "dtype": Selector(select(A.dtype == DTYPES["bf16"], 0, select(A.dtype == DTYPES["fp16"], 1, 2)), 3),
@@ -235,9 +237,13 @@ def weights_name(point: Point) -> str:
 def predict(point: Point, work: Work, slowdown: int = 1) -> Expr:
     """Picoseconds: the work's terms, weighted.
 
-    The weights are fitted to measurements (kernels/tuned/, tools/fit_cost.py); without, the roof counts `slowdown`
-    times, and starting, a tile and a sum of parts cost what they usually do."""
+    The weights, some for few rows and some for many, are fitted to measurements (kernels/tuned/, tools/fit_cost.py);
+    without, the roof counts `slowdown` times, and starting, a tile and a sum of parts cost what they usually do."""
     weights = load_tuned("mm", point.arch).get("coefficients", {}).get(weights_name(point))
     if weights is None:
         return 3_000_000 + 500_000 * work.waves + 3_000_000 * work.parts + 2000 * slowdown * work.roof(point)
-    return sum((weights[name] * term for name, term in work.terms(point).items() if name in weights), const(0))
+    total = const(0)
+    for name, term in work.terms(point).items():
+        few, many = (weights[rows].get(name, 0) for rows in ("few", "many"))
+        total += (few if few == many else select(OP.local("few_rows"), few, many)) * term
+    return total

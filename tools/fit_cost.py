@@ -29,7 +29,7 @@ from scipy.optimize import nnls
 from tk.aot.expr import MODE_BITS, Problem, TensorValue, evaluate_locals
 from tk.aot.grid import Variant, enumerate_grid
 from tk.aot.spec import DTYPES, Family
-from tk.kernels.mm_op import DTYPE_AXIS, EPILOGUE_AXIS, ORDER_AXIS, weights_name
+from tk.kernels.mm_op import DTYPE_AXIS, EPILOGUE_AXIS, OP, ORDER_AXIS, weights_name
 from tk.tune import files
 
 TUNED = Path(__file__).parents[1] / "kernels" / "tuned"
@@ -37,19 +37,25 @@ H200 = {"sm_count": 132, "arch": 90, "shared_optin": 232448, "l2_bytes": 6291456
 DEVICES = {90: H200}
 FEWEST = 8  # measurements that a fit needs
 ALONE, EARLY = 0, 1  # the terms of what a launch costs
-OTHER_ORDERS = 0.3  # what a measurement counts for the weights of another operand order: 0 and 1 both chose worse
+ROWS = ("few", "many")
+# What a sample counts that is not quite what the fit is for. 0 and 1 both chose worse.
+OTHER_ORDERS = 0.3
+OTHER_ROWS = 0.3
+EARLIER = 0.3  # measured when there were not all of today's configs, on a GPU that was faster or slower than today's
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What one config took for one problem. name: of its weights. us: measured."""
+    """What one config took for one problem. name: of its weights. rows: few or many. us: measured. counts: in a fit."""
 
     timing: int
     size: tuple[int, int, int]
     config: str
     name: str
+    rows: str
     terms: numpy.ndarray
     us: float
+    counts: float
 
 
 def order_of(timing: Mapping[str, Any]) -> str:
@@ -98,26 +104,31 @@ class Variants:
 
 
 def samples_of(timings: Sequence[Mapping[str, Any]], problems: Sequence[Problem], variants: Variants) -> list[Sample]:
+    few_rows = list(OP.locals).index("few_rows")
     found = []
     for i, (timing, problem) in enumerate(zip(timings, problems, strict=True)):
         fit = variants.that_fit(timing["key"], problem)
+        size = (timing["m"], timing["n"], timing["k"])
+        rows = "few" if problem.locals[few_rows] else "many"
+        counts = 1.0 if fit.keys() <= timing["configs"].keys() else EARLIER
         for config, (_, us, _) in timing["configs"].items():
             if config in fit:  # or it was dropped
-                size = (timing["m"], timing["n"], timing["k"])
                 name = weights_name(fit[config].point)
-                found.append(Sample(i, size, config, name, terms_of(fit[config], problem), us))
+                found.append(Sample(i, size, config, name, rows, terms_of(fit[config], problem), us, counts))
     return found
 
 
 def pins_of(timing: Mapping[str, Any], problem: Problem, op: Any, variants: Variants,
-            fitted: Mapping[str, numpy.ndarray]) -> Iterator[dict[str, Any]]:  # fmt: skip
+            fitted: Mapping[tuple[str, str], numpy.ndarray]) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Of a plain product, and of those that cost the same: with a row of bias, with the other 16-bit dtype. None where
     a config that came later, and was not measured, should be the fastest by its fit."""
+
+    rows = "few" if problem.locals[list(op.locals).index("few_rows")] else "many"
 
     def us(config: str, variant: Variant) -> float:
         if config in timing["configs"]:
             return timing["configs"][config][1]
-        weights = fitted.get(weights_name(variant.point))
+        weights = fitted.get((weights_name(variant.point), rows))
         return math.inf if weights is None else float(terms_of(variant, problem) @ weights) * 1e-6
 
     names = list(op.locals)
@@ -142,8 +153,9 @@ class Equations:
 
     @staticmethod
     def of(samples: Sequence[Sample]) -> Equations:
-        terms = numpy.array([s.terms / (s.us * 1e6) for s in samples])
-        return Equations(terms.T @ terms, terms.sum(0), (terms != 0).sum(0), len(samples))
+        counts = numpy.array([s.counts for s in samples])
+        terms = numpy.array([s.terms / (s.us * 1e6) for s in samples]) * counts[:, None]
+        return Equations(terms.T @ terms, counts @ terms, (terms != 0).sum(0), len(samples))
 
     def __add__(self, other: Equations) -> Equations:
         return Equations(
@@ -172,28 +184,34 @@ class Equations:
 
 
 class Fits:
-    """Weights by name, and by name with one size left out. What was measured with other operand orders counts less."""
+    """Weights by name and rows, also with one size left out."""
 
     def __init__(self, samples: Sequence[Sample]):
-        own, all_orders = defaultdict(list), defaultdict(list)
-        for sample in samples:
-            own[sample.name, sample.size].append(sample)
-            all_orders[without_order(sample.name), sample.size].append(sample)
-        self._parts = {key: Equations.of(s) for key, s in (own | all_orders).items()}
-        self._whole: dict[str, Equations] = {}
-        for (name, _), part in self._parts.items():
-            self._whole[name] = self._whole[name] + part if name in self._whole else part
-        self.kinds = sorted({name for name, _ in all_orders})
+        parts = defaultdict(list)
+        for s in samples:
+            for name in (s.name, without_order(s.name)):
+                parts[name, s.rows, s.size].append(s)
+        self._parts = {key: Equations.of(s) for key, s in parts.items()}
+        self._whole: dict[tuple[str, str], Equations] = {}
+        for (name, rows, _), part in self._parts.items():
+            self._whole[name, rows] = self._whole[name, rows] + part if (name, rows) in self._whole else part
+        self.kinds = sorted({without_order(s.name) for s in samples})
 
     @functools.cache  # noqa: B019  (one of these lives as long as the program)
-    def weights(self, name: str, left_out: tuple[int, int, int] | None = None) -> numpy.ndarray | None:
-        own, others = self._rest(name, left_out), self._rest(without_order(name), left_out)
-        others *= OTHER_ORDERS**2
-        return (others if own is None else own + others).weights()
-
-    def _rest(self, name: str, left_out: tuple[int, int, int] | None) -> Equations | None:
-        whole, part = self._whole.get(name), self._parts.get((name, left_out))
-        return whole if whole is None or part is None else whole.without(part)
+    def weights(self, name: str, rows: str, left_out: tuple[int, int, int] | None = None) -> numpy.ndarray | None:
+        kind = without_order(name)
+        if (kind, rows) not in self._whole:
+            rows = next(r for r in ROWS if r != rows)  # a config that is for few rows alone
+        total = None
+        for of, order_counts in ((name, 1.0), (kind, OTHER_ORDERS)):
+            for r in ROWS:
+                whole, part = self._whole.get((of, r)), self._parts.get((of, r, left_out))
+                if whole is None:
+                    continue
+                counts = order_counts * (1.0 if r == rows else OTHER_ROWS)
+                rest = (whole if part is None else whole.without(part)) * counts**2
+                total = rest if total is None else total + rest
+        return None if total is None else total.weights()
 
 
 def rounded(names: Sequence[str], weights: numpy.ndarray) -> dict[str, int]:
@@ -204,24 +222,39 @@ def without_order(name: str) -> str:
     return name.rpartition("/")[0]
 
 
-def regrets(timings: Sequence[Mapping[str, Any]], samples: Sequence[Sample], fits: Fits) -> list[tuple[float, str]]:
-    """Of each problem: time of the config chosen over the best, the size itself left out of the fits."""
-    predicted: dict[int, dict[str, float]] = defaultdict(dict)
+@dataclass(frozen=True)
+class Regret:
+    """ratio: time of the config chosen over the best one measured. complete: all of today's configs were."""
+
+    ratio: float
+    label: str
+    rows: str
+    complete: bool
+
+
+def regrets(timings: Sequence[Mapping[str, Any]], samples: Sequence[Sample], fits: Fits) -> list[Regret]:
+    """Of each problem, the size itself left out of the fits; the worst first."""
     of_timing = defaultdict(list)
     for sample in samples:
         of_timing[sample.timing].append(sample)
-        weights = fits.weights(sample.name, sample.size)
-        if weights is not None:
-            predicted[sample.timing][sample.config] = float(sample.terms @ weights)
     found = []
-    for i, timing in enumerate(timings):
-        times = {sample.config: sample.us for sample in of_timing[i]}
-        if predicted[i]:
-            chosen = min(predicted[i], key=predicted[i].__getitem__)
-            best = min(times, key=times.__getitem__)
-            label = f"{timing['m']}x{timing['n']}x{timing['k']} {timing['dtype']} {timing['order']}"
-            found.append((times[chosen] / times[best], f"{label}: {chosen}, best {best}"))
-    return found
+    for i, measured in of_timing.items():
+        predicted = []
+        for sample in measured:
+            weights = fits.weights(sample.name, sample.rows, sample.size)
+            predicted.append(math.inf if weights is None else float(sample.terms @ weights))
+        chosen = measured[predicted.index(min(predicted))]
+        best = min(measured, key=lambda sample: sample.us)
+        task = " ".join(str(timings[i][name]) for name in ("m", "n", "k", "dtype", "order"))
+        static = " static" if timings[i]["static_weights"] else ""
+        label = f"{task}{static}: {chosen.config}, best {best.config}"
+        found.append(Regret(chosen.us / best.us, label, chosen.rows, chosen.counts == 1))
+    return sorted(found, key=lambda regret: -regret.ratio)
+
+
+def mean(regrets: Sequence[Regret]) -> str:
+    geometric = math.exp(sum(math.log(r.ratio) for r in regrets) / max(len(regrets), 1))
+    return f"{geometric:.4f} ({len(regrets)})"
 
 
 def main() -> None:
@@ -240,18 +273,23 @@ def main() -> None:
     fits = Fits(samples)
     fitted = {}
     for name in (f"{kind}/{order}" for kind in fits.kinds for order in ORDER_AXIS):
-        weights = fits.weights(name)
-        if weights is not None:
-            fitted[name] = weights
-    coefficients = {name: rounded(names, weights) for name, weights in fitted.items()}
+        for rows in ROWS:
+            weights = fits.weights(name, rows)
+            if weights is not None:
+                fitted[name, rows] = weights
+    coefficients: dict[str, dict[str, dict[str, int]]] = defaultdict(dict)
+    for (name, rows), weights in fitted.items():
+        coefficients[name][rows] = rounded(names, weights)
     pins = [pin for t, p in zip(timings, problems, strict=True) for pin in pins_of(t, p, family.op, variants, fitted)]
     record = {name: value for name, value in measured.items() if name != "timings"}
     files.write(table, {**record, "coefficients": coefficients, "pins": files.merge([], pins)})
-    found = sorted(regrets(timings, samples, fits), reverse=True)
-    mean = math.exp(sum(math.log(r) for r, _ in found) / len(found))
-    print(f"{len(coefficients)} fits; regret of sizes left out: geomean {mean:.4f} over {len(found)}, worst:")
-    for regret, shown in found[:10]:
-        print(f"  {regret:.3f}  {shown}")
+    found = regrets(timings, samples, fits)
+    complete = [r for r in found if r.complete]
+    of_rows = ", ".join(f"{rows} rows {mean([r for r in complete if r.rows == rows])}" for rows in ROWS)
+    print(f"{len(coefficients)} fits; regret of sizes left out, geomean (products): {mean(found)};")
+    print(f"where all configs were measured: {mean(complete)}, {of_rows}; the worst of these:")
+    for regret in complete[:10]:
+        print(f"  {regret.ratio:.3f}  {regret.label}")
 
 
 if __name__ == "__main__":
