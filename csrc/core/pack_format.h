@@ -116,11 +116,11 @@ struct Buffer {
 
 struct Launch {
   uint32_t image;
-  uint32_t entry;    // the kernel's symbol
-  uint32_t threads;  // of a block
-  uint32_t shared;   // dynamic shared memory, bytes
-  uint32_t cluster;  // blocks of a cluster; grid x is multiplied by it
-  uint32_t flags;    // kCooperative
+  uint32_t entry;           // the kernel's symbol
+  uint32_t threads;         // of a block
+  uint32_t shared;          // dynamic shared memory, bytes
+  uint32_t cluster;         // blocks of a cluster; grid x is multiplied by it
+  uint32_t flags;           // kCooperative
   uint32_t global_scratch;  // bytes per block
   uint32_t global_scratch_alignment;
   uint32_t profile_scratch;

@@ -254,8 +254,7 @@ class Pack::Verifier {
       require(launch.image < pack_.all<format::Image>().size(), "no image ", launch.image);
       require_string(launch.entry);
       require(launch.threads >= 1 && launch.threads <= kMaxThreads && launch.shared <= kMaxShared &&
-                  launch.cluster >= 1 && launch.cluster <= kMaxCluster &&
-                  (launch.flags & ~format::kCooperative) == 0,
+                  launch.cluster >= 1 && launch.cluster <= kMaxCluster && (launch.flags & ~format::kCooperative) == 0,
               "a launch that no GPU can do");
       require(launch.global_scratch == 0 || is_alignment(launch.global_scratch_alignment), "a scratch alignment");
       require(launch.profile_scratch == 0 || is_alignment(launch.profile_scratch_alignment), "a scratch alignment");

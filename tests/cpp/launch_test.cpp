@@ -221,8 +221,7 @@ TEST_F(LaunchTest, ClustersOf16MustBeAllowed) {
 }
 
 TEST_F(LaunchTest, DependentAndCooperativeLaunches) {
-  load_launches({Launch{.entry = "a", .dependent = 1},
-                 Launch{.entry = "b", .flags = format::kCooperative},
+  load_launches({Launch{.entry = "a", .dependent = 1}, Launch{.entry = "b", .flags = format::kCooperative},
                  Launch{.entry = "c", .dependent = 1, .cluster = 2, .flags = format::kCooperative}});
   Call c = call();
   const auto launches = launched(c);
