@@ -10,7 +10,7 @@ import torch
 
 from tk import capi
 from tk.config import STATIC_WEIGHTS
-from tk.tune import command, files, pins, table
+from tk.tune import command, files, pins, timings
 from tk.tune.measure import Measured, Result, Task, cover
 
 
@@ -107,12 +107,12 @@ def test_an_entry_that_says_nothing_is_refused(tmp_path: Path, entry: dict, engi
         pins.pin_all(path, device=0)
 
 
-# --- The table that ships ---
+# --- Timings ---
 
 
 def test_what_costs_the_same_is_pinned_too(engine: list) -> None:
     def kinds(config: str) -> list[tuple[torch.dtype, bool]]:
-        return [(p.tensors[0].dtype, p.tensors[2] is not None) for p in table.twins(product(16, 256, 512), config)]
+        return [(p.tensors[0].dtype, p.tensors[2] is not None) for p in timings.twins(product(16, 256, 512), config)]
 
     halves = [(torch.bfloat16, False), (torch.bfloat16, True)]
     assert kinds("x") == [*halves, (torch.float16, False), (torch.float16, True)]
@@ -121,10 +121,10 @@ def test_what_costs_the_same_is_pinned_too(engine: list) -> None:
 
 
 def test_the_key_of_a_bucket() -> None:
-    assert table.selector_values(product(16, 256, 512)) == {
+    assert timings.selector_values(product(16, 256, 512)) == {
         "dtype": 0, "order": 1, "epilogue": 0, "out": 0, "precision": 0
     }  # fmt: skip
-    assert table.selector_values(product(16, 256, 512, torch.float16, bias=True))["epilogue"] == 1
+    assert timings.selector_values(product(16, 256, 512, torch.float16, bias=True))["epilogue"] == 1
 
 
 def test_timings_are_added_to(tmp_path: Path, engine: list) -> None:
@@ -133,7 +133,7 @@ def test_timings_are_added_to(tmp_path: Path, engine: list) -> None:
 
     def write(*measured: tuple[Task, float]) -> dict:
         results = [Result(t, product(16, 256, 512), [Measured("x", 7, "k", us, 4.0)]) for t, us in measured]
-        table.write(path, results, {"gpu": "G"})
+        timings.write(path, results, {"gpu": "G"})
         found = json.loads(path.read_text())
         assert found["gpu"] == "G"
         return {entry["static_weights"]: entry["configs"] for entry in found["timings"]}

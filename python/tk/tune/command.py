@@ -14,7 +14,7 @@ import torch
 
 import tk.tune
 from tk import errors
-from tk.tune import pins, table
+from tk.tune import pins, timings
 from tk.tune.measure import DTYPES, PRECISIONS, Operands, Result, Task, cover, measure
 from tk.tune.record import record
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if args.write is None:
         written = write_user_file(kept, choices, record())
     else:
-        written = table.write(args.write, kept, record())
+        written = timings.write(args.write, kept, record())
     print("written:", *written)
     return int(len(results) < len(tasks) or any(r.failures for r in results))
 
@@ -104,7 +104,7 @@ def write_user_file(results: Sequence[Result], choices: Mapping[Task, str], reco
     for r in results:
         config = choices[r.task]
         us = next(m.us for m in r.measured if m.config == config)
-        entries += [pins.entry_of(problem, config, us) for problem in table.twins(r.problem, config)]
+        entries += [pins.entry_of(problem, config, us) for problem in timings.twins(r.problem, config)]
     path = tk.tune.user_file(torch.cuda.current_device())
     pins.write(path, entries, record)
     return [path]
