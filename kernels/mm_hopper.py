@@ -166,10 +166,6 @@ def wait_for_those_before():
     gl.inline_asm("griddepcontrol.wait;")
 
 
-def weights_are_static() -> Expr:
-    return mode("static_weights")
-
-
 # --- Producers ---
 
 
@@ -667,7 +663,9 @@ def _plan_tiles(point: Point) -> Plan | None:
     return Plan(
         constraints=(*suits_tma(point), out_suits_tma(point)),
         serves=serves(point, (point.epilogue,)),
-        launches=(Launch(mm_hopper, args, grid=grid, num_warps=4, num_ctas=c.cluster, dependent=weights_are_static()),),
+        launches=(
+            Launch(mm_hopper, args, grid=grid, num_warps=4, num_ctas=c.cluster, dependent=mode("static_weights")),
+        ),
         cost=predict(point, work),
         terms=work.terms(point),
     )
@@ -709,7 +707,7 @@ def _plan_split(point: Point) -> Plan | None:
     return Plan(
         constraints=(*suits_tma(point), out_suits_tma(point), batch_invariant(), few),
         serves=serves(point, EPILOGUE_AXIS),
-        launches=(Launch(mm_hopper, args, grid=(grid, 1, 1), num_warps=4, dependent=weights_are_static()),),
+        launches=(Launch(mm_hopper, args, grid=(grid, 1, 1), num_warps=4, dependent=mode("static_weights")),),
         locals=(
             select(8 * tiles >= 7 * rounds * slots, tiles, maximum(tiles // slots - 1, 0) * slots),
             maximum(share, minimum(nk, 4)),

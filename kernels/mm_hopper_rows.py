@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tk.aot.expr import ceil_div, const, device
+from tk.aot.expr import ceil_div, const, device, mode
 from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
 from tk.kernels.epilogue import activate
 from tk.kernels.mm_hopper import (
@@ -30,7 +30,6 @@ from tk.kernels.mm_hopper import (
     side_by_side,
     suits_wgmma,
     wait_for_those_before,
-    weights_are_static,
 )
 from tk.kernels.mm_op import (
     DTYPE_AXIS,
@@ -176,7 +175,7 @@ def _plan(point: Point) -> Plan | None:
         grid=(tiles, 1, 1),
         num_warps=c.bp // 16,
         num_ctas=c.blocks,
-        dependent=weights_are_static(),
+        dependent=mode("static_weights"),
     )
     waves = ceil_div(tiles, clusters_at_once(c.blocks, c.resident))
     work = Work(

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ import numpy
 from scipy.optimize import nnls
 
 from tk.aot.expr import MODE_BITS, Problem, TensorValue, evaluate_locals
-from tk.aot.grid import Variant, enumerate_grid
+from tk.aot.grid import Variant, bucket_key, buckets, enumerate_grid
 from tk.aot.spec import DTYPES, Family
 from tk.kernels.mm_op import DTYPE_AXIS, EPILOGUE_AXIS, OP, ORDER_AXIS, weights_name
 from tk.tune import files
@@ -74,12 +73,20 @@ def problem_of(timing: Mapping[str, Any], op: Any, arch: int) -> Problem:
     ints = (0, int(timing["precision"] == "tf32"))
     mode = MODE_BITS["static_weights"] * timing["static_weights"]
     bare = Problem((a, b, None, matrix(m, n, "n")), ints, mode, DEVICES[arch])
-    return Problem(bare.tensors, ints, mode, bare.device, evaluate_locals(op.locals.values(), bare))
+    return replace(bare, locals=evaluate_locals(op.locals.values(), bare))
+
+
+def local_of(problem: Problem, name: str) -> int:
+    return problem.locals[list(OP.locals).index(name)]
+
+
+def rows_of(problem: Problem) -> str:
+    return "few" if local_of(problem, "few_rows") else "many"
 
 
 def terms_of(variant: Variant, problem: Problem) -> numpy.ndarray:
     values = evaluate_locals(variant.plan.locals, problem)
-    full = Problem(problem.tensors, problem.ints, problem.mode, problem.device, values)
+    full = replace(problem, locals=values)
     return numpy.array([t.evaluate(full) for t in variant.plan.terms.values()], dtype=float)
 
 
@@ -87,29 +94,27 @@ class Variants:
     """Of a family on an architecture, by bucket."""
 
     def __init__(self, family: Family, arch: int):
-        self._of_bucket = defaultdict(list)
-        for variant in enumerate_grid(family, arch).variants:
-            serves = variant.plan.serves
-            for values in itertools.product(*(serves[axis] for axis in family.op.selectors)):
-                self._of_bucket[values].append(variant)
-        self._axes = tuple(family.op.selectors)
+        self._op = family.op
+        self._all = enumerate_grid(family, arch).variants
+        self._of_bucket = buckets(family.op, self._all)
+        self.terms = tuple(self._all[0].plan.terms)  # the same names in all plans
 
     def that_fit(self, key: Mapping[str, int], problem: Problem) -> dict[str, Variant]:
         """Config -> the variant that it is for this problem of the bucket."""
         fit: dict[str, Variant] = {}
-        for variant in self._of_bucket[tuple(key[axis] for axis in self._axes)]:
+        for i in self._of_bucket.get(bucket_key(self._op, key), ()):
+            variant = self._all[i]
             if all(c.holds.evaluate(problem) for c in variant.plan.constraints):
                 fit.setdefault(variant.point.config.name, variant)
         return fit
 
 
 def samples_of(timings: Sequence[Mapping[str, Any]], problems: Sequence[Problem], variants: Variants) -> list[Sample]:
-    few_rows = list(OP.locals).index("few_rows")
     found = []
     for i, (timing, problem) in enumerate(zip(timings, problems, strict=True)):
         fit = variants.that_fit(timing["key"], problem)
         size = (timing["m"], timing["n"], timing["k"])
-        rows = "few" if problem.locals[few_rows] else "many"
+        rows = rows_of(problem)
         counts = 1.0 if fit.keys() <= timing["configs"].keys() else EARLIER
         for config, (_, us, _) in timing["configs"].items():
             if config in fit:  # or it was dropped
@@ -118,21 +123,18 @@ def samples_of(timings: Sequence[Mapping[str, Any]], problems: Sequence[Problem]
     return found
 
 
-def pins_of(timing: Mapping[str, Any], problem: Problem, op: Any, variants: Variants,
+def pins_of(timing: Mapping[str, Any], problem: Problem, variants: Variants,
             fitted: Mapping[tuple[str, str], numpy.ndarray]) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Of a plain product, and of those that cost the same: with a row of bias, with the other 16-bit dtype. None where
     a config that came later, and was not measured, should be the fastest by its fit."""
 
-    rows = "few" if problem.locals[list(op.locals).index("few_rows")] else "many"
-
     def us(config: str, variant: Variant) -> float:
         if config in timing["configs"]:
             return timing["configs"][config][1]
-        weights = fitted.get((weights_name(variant.point), rows))
+        weights = fitted.get((weights_name(variant.point), rows_of(problem)))
         return math.inf if weights is None else float(terms_of(variant, problem) @ weights) * 1e-6
 
-    names = list(op.locals)
-    dims = [problem.locals[names.index(name)] for name in op.dims]
+    dims = [local_of(problem, name) for name in OP.dims]
     halves = [DTYPE_AXIS.index(name) for name in ("bf16", "fp16")]
     dtype = timing["key"]["dtype"]
     for twin in halves if dtype in halves else [dtype]:
@@ -269,7 +271,6 @@ def main() -> None:
     problems = [problem_of(timing, family.op, args.arch) for timing in measured["timings"]]
     timings = measured["timings"]
     samples = samples_of(timings, problems, variants)
-    names = tuple(next(iter(enumerate_grid(family, args.arch).variants)).plan.terms)
     fits = Fits(samples)
     fitted = {}
     for name in (f"{kind}/{order}" for kind in fits.kinds for order in ORDER_AXIS):
@@ -279,8 +280,8 @@ def main() -> None:
                 fitted[name, rows] = weights
     coefficients: dict[str, dict[str, dict[str, int]]] = defaultdict(dict)
     for (name, rows), weights in fitted.items():
-        coefficients[name][rows] = rounded(names, weights)
-    pins = [pin for t, p in zip(timings, problems, strict=True) for pin in pins_of(t, p, family.op, variants, fitted)]
+        coefficients[name][rows] = rounded(variants.terms, weights)
+    pins = [pin for t, p in zip(timings, problems, strict=True) for pin in pins_of(t, p, variants, fitted)]
     record = {name: value for name, value in measured.items() if name != "timings"}
     files.write(table, {**record, "coefficients": coefficients, "pins": files.merge([], pins)})
     found = regrets(timings, samples, fits)

@@ -1,9 +1,11 @@
 """The plans of matrix products, as expressions: what they say of a problem, without a GPU."""
 
+from dataclasses import replace
+
 import pytest
 
 from tk.aot.expr import MODE_BITS, Problem, TensorValue, evaluate_locals
-from tk.aot.grid import Grid, enumerate_grid
+from tk.aot.grid import Grid, bucket_expr, buckets, enumerate_grid
 from tk.aot.spec import DTYPES
 from tk.kernels.mm import FAMILY
 from tk.kernels.mm_op import OP
@@ -20,20 +22,17 @@ def product(m: int, n: int, k: int, arch: int, mode: int = 0, b_along_k: bool = 
     sizes = {"a": (m, k), "b": (k, n), "out": (m, n)}
     a, b, out = (TensorValue(sizes[name], strides[name], DTYPES["bf16"]) for name in ("a", "b", "out"))
     bare = Problem((a, b, None, out), (0, 0), mode, DEVICES[arch])
-    return Problem(bare.tensors, bare.ints, mode, bare.device, evaluate_locals(OP.locals.values(), bare))
+    return replace(bare, locals=evaluate_locals(OP.locals.values(), bare))
 
 
 def times(grid: Grid, problem: Problem) -> dict[str, int]:
     """Predicted for the variants of the problem's bucket that fit it."""
-    key = {name: selector.value.evaluate(problem) for name, selector in OP.selectors.items()}
+    candidates = buckets(OP, grid.variants)[bucket_expr(OP).evaluate(problem)]
     found = {}
-    for variant in grid.variants:
+    for variant in (grid.variants[i] for i in candidates):
         plan = variant.plan
-        if not all(key[axis] in values for axis, values in plan.serves.items()):
-            continue
         if all(c.holds.evaluate(problem) for c in plan.constraints):
-            own = evaluate_locals(plan.locals, problem)
-            inner = Problem(problem.tensors, problem.ints, problem.mode, problem.device, own)
+            inner = replace(problem, locals=evaluate_locals(plan.locals, problem))
             found[variant.name] = plan.cost.evaluate(inner)
     return found
 

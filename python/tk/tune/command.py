@@ -69,10 +69,12 @@ def run(args: argparse.Namespace) -> int:
     print(summary(times, choices))
     kept = [r for r in results if r.task in choices]
     if args.write is None:
-        written = write_user_file(kept, choices, record())
+        path = tk.tune.user_file(torch.cuda.current_device())
+        write_user_file(path, kept, choices, record())
     else:
-        written = timings.write(args.write, kept, record())
-    print("written:", *written)
+        path = args.write
+        timings.write(path, kept, record())
+    print("written:", path)
     return int(len(results) < len(tasks) or any(r.failures for r in results))
 
 
@@ -98,16 +100,16 @@ def measure_all(tasks: Sequence[Task], seconds: float = math.inf) -> list[Result
     return results
 
 
-def write_user_file(results: Sequence[Result], choices: Mapping[Task, str], record: Mapping[str, Any]) -> list[Path]:
-    """Pins of the problems measured and of those that cost the same. Returns where."""
+def write_user_file(
+    path: Path, results: Sequence[Result], choices: Mapping[Task, str], record: Mapping[str, Any]
+) -> None:
+    """Pins of the problems measured and of those that cost the same."""
     entries = []
     for r in results:
         config = choices[r.task]
         us = next(m.us for m in r.measured if m.config == config)
         entries += [pins.entry_of(problem, config, us) for problem in timings.twins(r.problem, config)]
-    path = tk.tune.user_file(torch.cuda.current_device())
     pins.write(path, entries, record)
-    return [path]
 
 
 def summary(times: Mapping[Task, Mapping[str, float]], choices: Mapping[Task, str]) -> str:

@@ -97,7 +97,7 @@ def _problem_of(entry: Mapping[str, Any], path: Path, device: int) -> capi.Probl
         tensors = [
             None if t is None else capi.Matrix(_DTYPES[t[0]], tuple(t[1]), tuple(t[2])) for t in entry["tensors"]
         ]
-        numbers = tuple(entry["ints"]), tuple(entry["floats"])
-        return capi.Problem(str(entry["op"]), tensors, *numbers, int(entry["mode"]), device)
+        ints, floats = tuple(entry["ints"]), tuple(entry["floats"])
+        return capi.Problem(str(entry["op"]), tensors, ints, floats, int(entry["mode"]), device)
     except (KeyError, IndexError, TypeError) as e:
         raise ValueError(f"{path}: this entry cannot be read: {entry}") from e

@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 HALVES = (torch.bfloat16, torch.float16)
 
 
-def write(path: Path, results: Sequence[Result], record: Mapping[str, Any]) -> list[Path]:
-    """Adds the timings; those of a task that was there replace the old ones. Returns where."""
+def write(path: Path, results: Sequence[Result], record: Mapping[str, Any]) -> None:
+    """Adds the timings; those of a task that was there replace the old ones."""
     old = json.loads(path.read_text())["timings"] if path.is_file() else []
     files.write(path, {**record, "timings": files.merge(old, map(_timings, results))})
-    return [path]
 
 
 def _timings(result: Result) -> dict[str, Any]:
