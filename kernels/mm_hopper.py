@@ -176,16 +176,57 @@ def _load(desc, row, k, bar, slot, K_MAJOR: gl.constexpr, SHARED: gl.constexpr, 
 
 
 @gluon.jit
-def _produce(WHICH: gl.constexpr, desc, ring, more_desc, more_ring, bars, work, ROWS: gl.constexpr,
-             PARTS: gl.constexpr, MORE: gl.constexpr, BK: gl.constexpr, K_MAJOR: gl.constexpr, STAGES: gl.constexpr,
+def _fetch(descs, rings, bars, row, k, slot, phase, ROWS: gl.constexpr, PARTS: gl.constexpr, MORE: gl.constexpr,
+           K_MAJOR: gl.constexpr, SHARED: gl.constexpr, POLICY: gl.constexpr):  # fmt: skip
+    desc, more_desc, box_desc = descs
+    ring, more_ring = rings
+    full, empty, all_empty, turn = bars
+    bar = full.index(slot)
+    if MORE > 0:
+        mbarrier.expect(bar, desc.nbytes_per_cta * PARTS + more_desc.nbytes_per_cta)
+    else:
+        mbarrier.expect(bar, desc.nbytes_per_cta * PARTS)
+    if SHARED:
+        mbarrier.wait(all_empty.index(slot), phase ^ 1)  # the first block waits; the others pass
+    if MORE > 0:
+        _load(more_desc, row + PARTS * ROWS, k, bar, more_ring.index(slot), K_MAJOR, SHARED, POLICY)
+    for c in gl.static_range(PARTS):
+        _load(desc, row + c * ROWS, k, bar, ring.index(slot * PARTS + c), K_MAJOR, SHARED, POLICY)
+
+
+@gluon.jit
+def _fetch_boxes(descs, rings, bars, row, end, k, slot, phase, ROWS: gl.constexpr, PARTS: gl.constexpr,
+                 BOX: gl.constexpr, SHARED: gl.constexpr, POLICY: gl.constexpr):  # fmt: skip
+    """Only the boxes that begin before the end: TMA takes longer over rows that are not there than over those that are.
+    What the slot held before stays in the others' place, and goes into rows of the result that are not stored."""
+    desc, more_desc, box_desc = descs
+    ring, more_ring = rings
+    full, empty, all_empty, turn = bars
+    bar = full.index(slot)
+    EACH: gl.constexpr = ROWS // BOX
+    boxes = gl.minimum(gl.cdiv(end - row, BOX), EACH * PARTS)
+    for n in gl.static_range(1, EACH * PARTS + 1):  # the bytes that a barrier expects are a constant
+        mbarrier.expect(bar, n * box_desc.nbytes_per_cta, pred=boxes == n)
+    if SHARED:
+        mbarrier.wait(all_empty.index(slot), phase ^ 1)
+    for i in gl.static_range(EACH * PARTS):
+        box = ring.index(slot * PARTS + i // EACH).slice(i % EACH * BOX, BOX)
+        tma.async_load(box_desc, [row + i * BOX, k], bar, box, pred=i < boxes, multicast=SHARED, cache_policy=POLICY)
+
+
+@gluon.jit
+def _produce(WHICH: gl.constexpr, descs, rings, bars, work, end, ROWS: gl.constexpr, PARTS: gl.constexpr,
+             MORE: gl.constexpr, BOX: gl.constexpr, BK: gl.constexpr, K_MAJOR: gl.constexpr, STAGES: gl.constexpr,
              SPLIT: gl.constexpr, SHARED: gl.constexpr, EARLY: gl.constexpr, POLICY: gl.constexpr):  # fmt: skip
-    """WHICH: 0 loads P, 1 loads Q; PARTS blocks of ROWS rows, then one of MORE. SHARED: the first block of the cluster
-    loads for all of them, once the slot is free in all of them. EARLY: this is b, and may be read at once; consumers
-    begin when a has come too."""
+    """WHICH: 0 loads P, 1 loads Q, which has `end` rows; PARTS blocks of ROWS rows, then one of MORE. BOX: unless it is
+    0, a tile that reaches past the end comes in boxes of so many rows; K is contiguous then. SHARED: the first block of
+    the cluster loads for all of them, once the slot is free in all of them. EARLY: this is b, and may be read at once;
+    consumers begin when a has come too."""
     if not EARLY:
         wait_for_those_before()
     full, empty, all_empty, turn = bars
     whole, n_tiles, nk, part, n_p, n_q, group = work
+    LAST: gl.constexpr = ROWS * PARTS - (0 if MORE > 0 else BOX)  # where a tile's last box begins
     t, lo, hi = _first(work, SPLIT)
     slot = 0
     phase = 0
@@ -194,18 +235,13 @@ def _produce(WHICH: gl.constexpr, desc, ring, more_desc, more_ring, bars, work, 
         p, q = _place(tile, n_p, n_q, group)
         row = (p if WHICH == 0 else q) * (ROWS * PARTS + MORE)
         for k in range(k0, k1):
-            bar = full.index(slot)
             mbarrier.wait(empty.index(slot), phase ^ 1)
-            if MORE > 0:
-                mbarrier.expect(bar, desc.nbytes_per_cta * PARTS + more_desc.nbytes_per_cta)
+            if BOX == 0:
+                _fetch(descs, rings, bars, row, k * BK, slot, phase, ROWS, PARTS, MORE, K_MAJOR, SHARED, POLICY)
+            elif row + LAST < end:  # a branch, since predicated loads cost aligned products up to 15 %
+                _fetch(descs, rings, bars, row, k * BK, slot, phase, ROWS, PARTS, MORE, K_MAJOR, SHARED, POLICY)
             else:
-                mbarrier.expect(bar, desc.nbytes_per_cta * PARTS)
-            if SHARED:
-                mbarrier.wait(all_empty.index(slot), phase ^ 1)  # the first block waits; the others pass
-            if MORE > 0:
-                _load(more_desc, row + PARTS * ROWS, k * BK, bar, more_ring.index(slot), K_MAJOR, SHARED, POLICY)
-            for c in gl.static_range(PARTS):
-                _load(desc, row + c * ROWS, k * BK, bar, ring.index(slot * PARTS + c), K_MAJOR, SHARED, POLICY)
+                _fetch_boxes(descs, rings, bars, row, end, k * BK, slot, phase, ROWS, PARTS, BOX, SHARED, POLICY)
             slot, phase = _advance(slot, phase, STAGES)
 
 
@@ -460,17 +496,19 @@ def _consume(c: gl.constexpr, rings, out_s, out_desc, bars, parts, work, size, f
 
 
 @gluon.jit
-def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows, cols, K, whole, part, group,
-              stride_bias_p, stride_bias_q, alpha, beta, activation, has_bias,
-              BP: gl.constexpr, BQ: gl.constexpr, MORE: gl.constexpr, BK: gl.constexpr, PARTS: gl.constexpr,
-              TURNS: gl.constexpr, P_K: gl.constexpr, Q_K: gl.constexpr, SWAP: gl.constexpr, STAGES: gl.constexpr,
-              PIECE: gl.constexpr, BUFFERS: gl.constexpr, SPLIT: gl.constexpr, ONCE: gl.constexpr,
-              EPILOGUE: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr):  # fmt: skip
+def mm_hopper(p_desc, q_desc, more_desc, box_desc, out_desc, scratch, counters, bias, rows, cols, K, whole, part,
+              group, stride_bias_p, stride_bias_q, alpha, beta, activation, has_bias,
+              BP: gl.constexpr, BQ: gl.constexpr, MORE: gl.constexpr, BOX: gl.constexpr, BK: gl.constexpr,
+              PARTS: gl.constexpr, TURNS: gl.constexpr, P_K: gl.constexpr, Q_K: gl.constexpr, SWAP: gl.constexpr,
+              STAGES: gl.constexpr, PIECE: gl.constexpr, BUFFERS: gl.constexpr, SPLIT: gl.constexpr,
+              ONCE: gl.constexpr, EPILOGUE: gl.constexpr, CONSUMER_REGS: gl.constexpr,
+              PRODUCER_REGS: gl.constexpr):  # fmt: skip
     """rows, cols: of P and of Q. whole, part, group: see the top. P_K, Q_K: K is the operand's contiguous dimension.
     PARTS: consumers that share a tile, each its rows of P. TURNS: 2 where two consumers have every other tile.
 
     A tile is BP by BQ + MORE, which need not be a power of two: BQ and MORE are products of their own. more_desc: a
-    view of Q like q_desc, for the MORE rows; None where MORE is 0.
+    view of Q like q_desc, for the MORE rows; None where MORE is 0. box_desc: a view of BOX rows of a, whether a is P
+    or Q, for tiles that reach past its end; None where BOX is 0.
     scratch: fp32 [programs, 2, BP * (BQ + MORE)]; counters: int32, a zero for each tile that is cut and consumer
     (SPLIT). ONCE: b leaves L2 first. PIECE: columns of the tile that go out at a time, through the next of BUFFERS.
     """
@@ -507,6 +545,10 @@ def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows
     P_POLICY: gl.constexpr = B_POLICY if SWAP else None
     Q_POLICY: gl.constexpr = None if SWAP else B_POLICY
     ROWS: gl.constexpr = BP // PARTS
+    P_BOX: gl.constexpr = 0 if SWAP else BOX
+    Q_BOX: gl.constexpr = BOX if SWAP else 0
+    p_descs, p_rings = (p_desc, None, box_desc), (p_s, p_s)
+    q_descs, q_rings = (q_desc, more_desc, box_desc), (q_s, more_s)
     rings = (p_s, q_s, more_s)
     bars = (full, empty, all_empty, turn)
     parts = (scratch, counters)
@@ -515,9 +557,9 @@ def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows
         gl.warp_specialize([
             (_consume, (0, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, TURNS, P_K,
                         Q_K, SWAP, STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
-            (_produce, (0, p_desc, p_s, p_desc, p_s, bars, work, ROWS, PARTS, 0, BK, P_K, STAGES, SPLIT, False,
+            (_produce, (0, p_descs, p_rings, bars, work, rows, ROWS, PARTS, 0, P_BOX, BK, P_K, STAGES, SPLIT, False,
                         SWAP, P_POLICY)),
-            (_produce, (1, q_desc, q_s, more_desc, more_s, bars, work, BQ, 1, MORE, BK, Q_K, STAGES, SPLIT, SHARED,
+            (_produce, (1, q_descs, q_rings, bars, work, cols, BQ, 1, MORE, Q_BOX, BK, Q_K, STAGES, SPLIT, SHARED,
                         not SWAP, Q_POLICY)),
         ], [1, 1], [PRODUCER_REGS, PRODUCER_REGS])  # fmt: skip
     elif PARTS * TURNS == 2:
@@ -526,9 +568,9 @@ def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows
                         Q_K, SWAP, STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
             (_consume, (1, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, TURNS, P_K,
                         Q_K, SWAP, STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
-            (_produce, (0, p_desc, p_s, p_desc, p_s, bars, work, ROWS, PARTS, 0, BK, P_K, STAGES, SPLIT, False,
+            (_produce, (0, p_descs, p_rings, bars, work, rows, ROWS, PARTS, 0, P_BOX, BK, P_K, STAGES, SPLIT, False,
                         SWAP, P_POLICY)),
-            (_produce, (1, q_desc, q_s, more_desc, more_s, bars, work, BQ, 1, MORE, BK, Q_K, STAGES, SPLIT, SHARED,
+            (_produce, (1, q_descs, q_rings, bars, work, cols, BQ, 1, MORE, Q_BOX, BK, Q_K, STAGES, SPLIT, SHARED,
                         not SWAP, Q_POLICY)),
         ], [4, 1, 1], [CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
@@ -540,9 +582,9 @@ def mm_hopper(p_desc, q_desc, more_desc, out_desc, scratch, counters, bias, rows
                         Q_K, SWAP, STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
             (_consume, (2, rings, out_s, out_desc, bars, parts, work, size, fused, BP, BQ, MORE, PARTS, TURNS, P_K,
                         Q_K, SWAP, STAGES, PIECE, BUFFERS, SPLIT, EPILOGUE)),
-            (_produce, (0, p_desc, p_s, p_desc, p_s, bars, work, ROWS, PARTS, 0, BK, P_K, STAGES, SPLIT, False,
+            (_produce, (0, p_descs, p_rings, bars, work, rows, ROWS, PARTS, 0, P_BOX, BK, P_K, STAGES, SPLIT, False,
                         SWAP, P_POLICY)),
-            (_produce, (1, q_desc, q_s, more_desc, more_s, bars, work, BQ, 1, MORE, BK, Q_K, STAGES, SPLIT, SHARED,
+            (_produce, (1, q_descs, q_rings, bars, work, cols, BQ, 1, MORE, Q_BOX, BK, Q_K, STAGES, SPLIT, SHARED,
                         not SWAP, Q_POLICY)),
         ], [4, 4, 1, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS])  # fmt: skip
 
@@ -587,6 +629,24 @@ def suits_wgmma(point: Point, swap: bool) -> bool:
     return point.dtype != "fp32" or (point.precision == "tf32" and along_k)
 
 
+def _box(point: Point, swap: bool) -> int:
+    """Rows of a that come or are left out together where a tile reaches past the last of them; 0: all of the tile's.
+    More than a few boxes would cost the producer too many registers."""
+    c = point.config
+    rows, more = (c.bq, c.more) if swap else (c.bp, 0)
+    box = 64 if rows > 128 else 32
+    one_view = swap or c.cluster == 1  # else each block of the cluster has its own rows
+    return box if point.order[0] == "n" and one_view and box <= rows and box < rows + more else 0
+
+
+def _boxes(point: Point, swap: bool) -> tuple[int, int]:
+    """Rows of a and columns of b that come together."""
+    c = point.config
+    p, q = c.bp * c.cluster, c.bq + c.more
+    a, b = (q, p) if swap else (p, q)
+    return _box(point, swap) or a, b
+
+
 def _operands(point: Point, swap: bool) -> dict[str, Arg]:
     """The tensor maps, and which way round they are."""
     c = point.config
@@ -601,15 +661,18 @@ def _operands(point: Point, swap: bool) -> dict[str, Arg]:
         return descriptor(B, point.dtype, 0 if b_k else 1, (c.bk, block), 1, **cluster)
 
     p, q = (b, a) if swap else (a, b)
+    box = _box(point, swap)
     out_block, out_dim = ((piece, rows), 1) if swap else ((rows, piece), 0)
     return dict(
         p_desc=p(rows, blocks=c.cluster),
         q_desc=q(c.bq, shared_by=c.cluster),
         more_desc=q(c.more, shared_by=c.cluster) if c.more else Const(None),
+        box_desc=a(box, shared_by=c.cluster) if box else Const(None),
         out_desc=descriptor(OUT, out_dtype(point), 1, out_block, out_dim, blocks=c.cluster),
         P_K=Const(b_k if swap else a_k),
         Q_K=Const(a_k if swap else b_k),
         SWAP=Const(swap),
+        BOX=Const(box),
         PIECE=Const(piece),
         BUFFERS=Const(c.buffers),
     )
@@ -658,6 +721,7 @@ def _plan_tiles(point: Point) -> Plan | None:
         flops=2 * c.bp * (c.bq + c.more) * c.bk,
         moved=traffic(),
         block=(block_m, block_n),
+        boxes=_boxes(point, swap),
     )
     grid = (minimum(slots, tiles(M)), 1, 1)
     return Plan(
@@ -698,6 +762,7 @@ def _plan_split(point: Point) -> Plan | None:
         flops=2 * block_m * block_n * c.bk,
         moved=traffic() + select(left > 0, scratch + again, 0),
         block=(block_m, block_n),
+        boxes=_boxes(point, swap=True),
         parts=select(left > 0, select(evenly, 1, 2), 0),
     )
     args = _arguments(point, swap=True) | dict(
@@ -721,7 +786,7 @@ def _plan_split(point: Point) -> Plan | None:
 
 # --- The grid ---
 
-# Twice as many were measured: without the others, the best config of a product is 0.2 % slower (docs/performance.md).
+# Twice as many were measured: without the others, the best config of a product is 0.1 % slower (docs/performance.md).
 _HALF, _TF32 = 2, 4  # bytes of an operand's element: which dtypes a config is for
 
 
@@ -738,8 +803,8 @@ def _tile(itemsizes: tuple[int, ...], bp: int, bq: int, more: int, stages: int, 
           epilogues: str = "plain vector", walked: int = 1024, **other: int | str) -> tuple[Config, ...]:  # fmt: skip
     """epilogues: those that it is compiled with. walked: how many rows of P are walked together."""
     cluster = other.get("cluster", 1)
-    kind = "turns" if "turns" in other else "wide" if other.get("swap") else "tiles"
-    name = f"{kind}_{bp}x{bq + more}" + (f"_c{cluster}" if cluster > 1 else "")
+    kinds = ["wide"] * bool(other.get("swap")) + ["turns"] * ("turns" in other)
+    name = f"{'_'.join(kinds) or 'tiles'}_{bp}x{bq + more}" + (f"_c{cluster}" if cluster > 1 else "")
     rest = dict(piece=piece, piece_fp32=piece_fp32, buffers=2, group=walked // (bp * cluster), epilogues=epilogues)
     return _config(name, itemsizes, bp, bq, more, stages, **rest | other)
 
@@ -756,23 +821,33 @@ _TILES = (
     *_tile((_TF32,), 128, 64, 0, 8, 32, 32),
     *_tile((_TF32,), 192, 128, 64, 4, 32, 16, **_THREE),
     *_tile(_BOTH, 192, 128, 0, 5, 32, 16, **_THREE, epilogues="plain"),
-    *_tile((_HALF,), 128, 64, 32, 7, 32, 16, "plain"),
     *_tile((_HALF,), 128, 128, 32, 5, 32, 32, "plain"),
     *_tile((_HALF,), 128, 128, 64, 5, 32, 16, "plain", cluster=2),
     *_tile((_TF32,), 128, 256, 0, 4, 64, 32, "plain", cluster=2),
+    *_tile((_HALF,), 64, 64, 32, 8, 32, 16, "plain", **_TURNS),
+    *_tile((_HALF,), 64, 128, 0, 8, 64, 32, **_TURNS),
+    *_tile((_HALF,), 64, 128, 0, 8, 64, 32, "plain", **_TURNS, cluster=2),
+    *_tile((_HALF,), 64, 128, 32, 6, 32, 16, "plain", **_TURNS),
+    *_tile((_HALF,), 64, 128, 64, 6, 32, 16, **_TURNS),
+    *_tile((_HALF,), 64, 128, 64, 6, 32, 16, "plain", **_TURNS, cluster=2),
+    *_tile((_HALF,), 64, 256, 0, 4, 64, 32, **_TURNS),
     *_tile((_HALF,), 128, 64, 0, 8, 32, 16, **_TURNS),
     *_tile((_HALF,), 128, 128, 0, 6, 32, 16, **_TURNS),
     *_tile((_HALF,), 128, 128, 0, 6, 32, 16, **_TURNS, cluster=2),
-    *_tile((_HALF,), 64, 256, 0, 4, 64, 32, **_TURNS),
+    *_tile((_HALF,), 128, 128, 32, 5, 32, 16, "plain", **_TURNS, cluster=2),
+    *_tile((_HALF,), 128, 128, 64, 5, 16, 8, **_TURNS),
+    *_tile((_HALF,), 128, 128, 64, 5, 16, 8, **_TURNS, cluster=2),
     *_tile((_HALF,), 64, 64, 0, 10, 32, 16, "plain", cluster=2, swap=True, parts=1),
-    *_tile((_HALF,), 64, 128, 0, 8, 32, 16, "plain", cluster=2, swap=True, parts=1),
     *_tile((_HALF,), 64, 128, 32, 7, 32, 16, "plain", swap=True, parts=1),
     *_tile((_HALF,), 64, 128, 32, 7, 32, 16, "plain", cluster=2, swap=True, parts=1),
-    *_tile((_HALF,), 128, 64, 16, 7, 16, 16, "plain", cluster=2, swap=True),
     *_tile((_TF32,), 128, 64, 16, 7, 16, 16, cluster=2, swap=True),
     *_tile((_HALF,), 128, 128, 0, 6, 64, 32, "plain", cluster=4, swap=True),
     *_tile((_HALF,), 128, 128, 16, 5, 16, 16, "plain", cluster=2, swap=True),
     *_tile((_HALF,), 128, 256, 0, 4, 64, 32, "plain", cluster=2, swap=True),
+    *_tile((_HALF,), 64, 64, 0, 10, 32, 16, "plain", **_TURNS, swap=True),
+    *_tile((_HALF,), 64, 128, 0, 8, 32, 16, "plain", **_TURNS, swap=True),
+    *_tile((_HALF,), 128, 128, 0, 6, 32, 16, "plain", **_TURNS, swap=True, cluster=2),
+    *_tile((_HALF,), 128, 128, 64, 5, 16, 8, "plain", **_TURNS, swap=True, cluster=2),
 )
 
 
@@ -790,7 +865,7 @@ _SPLIT = (
     *_cut(_BOTH, 128, 64, 6, 2, more=32, piece=32, piece_fp32=32),
     *_cut((_HALF,), 128, 128, 6, 2, piece=64, piece_fp32=64),
     *_cut(_BOTH, 128, 128, 5, 2, more=64, piece=64, piece_fp32=32),
-    *_cut(_BOTH, 128, 256, 4, 2, piece=32, piece_fp32=32),
+    *_cut((_TF32,), 128, 256, 4, 2, piece=32, piece_fp32=32),
 )
 
 _AXES = {"dtype": DTYPE_AXIS, "precision": PRECISION_AXIS, "out": OUT_AXIS}

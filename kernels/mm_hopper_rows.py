@@ -184,6 +184,7 @@ def _plan(point: Point) -> Plan | None:
         flops=2 * c.bp * c.bq * c.bk,
         moved=traffic(),
         block=(c.bq, c.bp),
+        boxes=(c.bq, c.bp),
         shared=ceil_div(tiles * c.blocks, device.sm_count) * (k_part // c.bk) if c.resident > 1 else const(0),
     )
     return Plan(

@@ -159,15 +159,15 @@ class Work:
 
     waves: tiles that a program does one after the other. steps: blocks of K in all of these. flops: of one step. moved:
     bytes from and to memory. block: rows and columns of a tile of out, which needs so many rows of a and columns of b.
-    boxes: operands come in whole boxes (TMA). parts: how often a program has to add up what several have summed.
-    shared: steps of the busiest multiprocessor, where several programs share one."""
+    boxes: rows of a and columns of b that come together or not at all (TMA). parts: how often a program has to add up
+    what several have summed. shared: steps of the busiest multiprocessor, where several programs share one."""
 
     waves: Expr
     steps: Expr
     flops: int
     moved: Expr
     block: tuple[int, int]
-    boxes: bool = True
+    boxes: tuple[int, int]
     parts: Expr = const(0)
     shared: Expr = const(0)
 
@@ -188,7 +188,7 @@ class Work:
             "kilobyte": self.moved // 1024,
             "l2_kilobyte": (a + b) // 1024,
             "crooked_kilobyte": (OP.local("a_crooked") * a + OP.local("b_crooked") * b) // 1024,
-            "blank_kilobyte": self._blank() // 1024 if self.boxes else const(0),
+            "blank_kilobyte": self._blank() // 1024,
             "parts": self.parts,
         }
 
@@ -208,10 +208,11 @@ class Work:
 
     def _blank(self) -> Expr:
         """Bytes."""
-        block_m, block_n = self.block
+        (block_m, block_n), (box_m, box_n) = self.block, self.boxes
         down, across = ceil_div(M_CHOICE, block_m), ceil_div(N, block_n)
-        rows = across * (down * block_m - M_CHOICE) + down * (across * block_n - N)
-        return rows * OP.local("row_bytes")
+        rows = ceil_div(M_CHOICE, box_m) * box_m - M_CHOICE
+        columns = ceil_div(N, box_n) * box_n - N
+        return (across * rows + down * columns) * OP.local("row_bytes")
 
 
 def _nearest(arch: int) -> int:

@@ -320,7 +320,7 @@ def _plan_pointer(point: Point) -> Plan | None:
         flops=2 * c.block_m * c.block_n * c.block_k,
         moved=traffic(),
         block=(c.block_m, c.block_n),
-        boxes=False,
+        boxes=(1, 1),
     )
     # A strided product is not worth a kernel of its own for one row of bias.
     everything = ("plain", "vector", "matrix")
@@ -372,7 +372,7 @@ def _plan_split(point: Point) -> Plan | None:
         flops=2 * c.block_m * c.block_n * c.block_k,
         moved=traffic() + 8 * splits * M_CHOICE * N,  # the parts are written and read
         block=(c.block_m, c.block_n),
-        boxes=False,
+        boxes=(1, 1),
         parts=const(1),
     )
     return Plan(
