@@ -763,7 +763,7 @@ def _plan_split(point: Point) -> Plan | None:
         moved=traffic() + select(left > 0, scratch + again, 0),
         block=(block_m, block_n),
         boxes=_boxes(point, swap=True),
-        parts=select(left > 0, select(evenly, 1, 2), 0),
+        parts=select(left > 0, ceil_div(nk, part) + select(evenly, 0, 1), 0),
     )
     args = _arguments(point, swap=True) | dict(
         scratch=Scratch(0, "fp32"), counters=Scratch(1, "i32"), whole=Int(whole), part=Int(part), group=Const(1)

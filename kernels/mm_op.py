@@ -159,8 +159,8 @@ class Work:
 
     waves: tiles that a program does one after the other. steps: blocks of K in all of these. flops: of one step. moved:
     bytes from and to memory. block: rows and columns of a tile of out, which needs so many rows of a and columns of b.
-    boxes: rows of a and columns of b that come together or not at all (TMA). parts: how often a program has to add up
-    what several have summed. shared: steps of the busiest multiprocessor, where several programs share one."""
+    boxes: rows of a and columns of b that come together or not at all (TMA). parts: how many sums of parts of K are
+    added up for a tile. shared: steps of the busiest multiprocessor, where several programs share one."""
 
     waves: Expr
     steps: Expr

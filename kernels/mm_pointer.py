@@ -373,7 +373,7 @@ def _plan_split(point: Point) -> Plan | None:
         moved=traffic() + 8 * splits * M_CHOICE * N,  # the parts are written and read
         block=(c.block_m, c.block_n),
         boxes=(1, 1),
-        parts=const(1),
+        parts=splits,
     )
     return Plan(
         constraints=(

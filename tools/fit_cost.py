@@ -35,7 +35,6 @@ TUNED = Path(__file__).parents[1] / "kernels" / "tuned"
 H200 = {"sm_count": 132, "arch": 90, "shared_optin": 232448, "l2_bytes": 62914560}
 DEVICES = {90: H200}
 FEWEST = 8  # measurements that a fit needs
-ALONE, EARLY = 0, 1  # the terms of what a launch costs
 ROWS = ("few", "many")
 # What a sample counts that is not quite what the fit is for. 0 and 1 both chose worse.
 OTHER_ORDERS = 0.3
@@ -179,16 +178,14 @@ class Equations:
         size = numpy.sqrt(numpy.diag(self.gram).clip(0))
         scale = numpy.divide(1, size, out=numpy.zeros_like(size), where=self.seen > 0)
         root = numpy.linalg.cholesky(self.gram * scale[:, None] * scale[None, :] + 1e-9 * numpy.eye(len(scale)))
-        weights = nnls(root.T, numpy.linalg.solve(root, self.sums * scale))[0] * scale
-        if not self.seen[EARLY]:  # never measured in static_weights mode
-            weights[EARLY] = weights[ALONE]
-        return weights
+        return nnls(root.T, numpy.linalg.solve(root, self.sums * scale))[0] * scale
 
 
 class Fits:
     """Weights by name and rows, also with one size left out."""
 
-    def __init__(self, samples: Sequence[Sample]):
+    def __init__(self, samples: Sequence[Sample], terms: Sequence[str]):
+        self._alone, self._early = terms.index("alone"), terms.index("early")
         parts = defaultdict(list)
         for s in samples:
             for name in (s.name, without_order(s.name)):
@@ -213,7 +210,11 @@ class Fits:
                 counts = order_counts * (1.0 if r == rows else OTHER_ROWS)
                 rest = (whole if part is None else whole.without(part)) * counts**2
                 total = rest if total is None else total + rest
-        return None if total is None else total.weights()
+        if total is None or (weights := total.weights()) is None:
+            return None
+        if not total.seen[self._early]:  # never measured in static_weights mode
+            weights[self._early] = weights[self._alone]
+        return weights
 
 
 def rounded(names: Sequence[str], weights: numpy.ndarray) -> dict[str, int]:
@@ -271,7 +272,7 @@ def main() -> None:
     problems = [problem_of(timing, family.op, args.arch) for timing in measured["timings"]]
     timings = measured["timings"]
     samples = samples_of(timings, problems, variants)
-    fits = Fits(samples)
+    fits = Fits(samples, variants.terms)
     fitted = {}
     for name in (f"{kind}/{order}" for kind in fits.kinds for order in ORDER_AXIS):
         for rows in ROWS:

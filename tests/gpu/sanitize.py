@@ -22,15 +22,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from tests.gpu.variants import BUCKETS, SIZES, Bucket, Operands, problems
-
-from tk import capi
+from tests.gpu.variants import BUCKETS, SIZES, Bucket, problems
 
 AWKWARD = tuple((m + 1, n + 8, k) for m, n, k in SIZES)  # tiles that are cut off on both sides
-
-
-def label(operands: Operands, row: capi.Candidate) -> str:
-    return f"{operands.label} {row.kernel_name}/{row.config_name}"
 
 
 def launch_all(bucket: Bucket, waiting: dict[int, str], launched: set[int], only: str) -> list[str]:
@@ -41,10 +35,10 @@ def launch_all(bucket: Bucket, waiting: dict[int, str], launched: set[int], only
         expected = None
         runs, rests = operands.candidates()
         for row in rests:
-            if row.variant not in launched and re.search(only, name := label(operands, row)):
+            if row.variant not in launched and re.search(only, name := operands.name(row)):
                 waiting[row.variant] = f"{name}: {row.failed_constraint}"
         for row in runs:
-            name = label(operands, row)
+            name = operands.name(row)
             if row.variant in launched or not re.search(only, name):
                 continue
             launched.add(row.variant)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import tk
-from tk import capi
 
 from .cases import KINDS, Kind
 from .device import DEVICE
@@ -23,15 +22,14 @@ def test_same_call_same_bits(kind: Kind, order: str) -> None:
     noise, side = torch.randn(2048, 2048, device=DEVICE), torch.cuda.Stream()
     different = []
     for operands in problems(Bucket(kind, order, "vector"), FEW_TILES):
-        for row in capi.candidates(operands.problem()):
-            if not row.fits:
-                continue
+        runs, _ = operands.candidates()
+        for row in runs:
             first = operands.run(row.config)
             for _ in range(5):
                 with torch.cuda.stream(side):
                     noise @ noise
                 if not torch.equal(operands.run(row.config), first):
-                    different.append(f"{operands.label} {row.kernel_name}/{row.config_name}")
+                    different.append(operands.name(row))
     assert not different
 
 

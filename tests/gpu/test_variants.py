@@ -34,11 +34,11 @@ def test_every_variant_of_a_bucket(bucket: Bucket) -> None:
         reference, torchs = operands.reference(), run_torch(operands)
         runs, rests = operands.candidates()
         for row in rests:
-            waiting[row.variant] = f"{row.kernel_name}/{row.config_name}: {row.failed_constraint}"
+            waiting[row.variant] = f"{operands.name(row)}: {row.failed_constraint}"
         for row in runs:
             ran.add(row.variant)
             if trouble := judge(operands, operands.run(row.config), reference, torchs):
-                wrong.append(f"{operands.label} {row.kernel_name}/{row.config_name}: {trouble}")
+                wrong.append(f"{operands.name(row)}: {trouble}")
     assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:8])
     assert ran, "the bucket has no variant that runs anything"
     assert ran >= set(waiting), f"no problem here suits these: {[waiting[v] for v in set(waiting) - ran]}"

@@ -61,6 +61,9 @@ class Operands:
         precision = products.PRECISIONS[self.kind.precision]
         return torch.ops.tk.mm(self.a, self.b, self.bias, self.activation, self.kind.out_dtype, precision, config)
 
+    def name(self, row: capi.Candidate) -> str:
+        return f"{self.label} {row.kernel_name}/{row.config_name}"
+
     def problem(self) -> capi.Problem:
         described = describe(self.run)
         assert described is not None
