@@ -33,7 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tk.aot.expr import Expr, Tensor, ceil_div, device, local, maximum, minimum, mode, select
+from tk.aot.expr import Expr, Tensor, ceil_div, device, local, maximum, minimum, select
 from tk.aot.spec import (
     ITEMSIZE,
     Arg,
@@ -728,7 +728,7 @@ def _plan_tiles(point: Point) -> Plan | None:
         constraints=(*suits_tma(point), out_suits_tma(point)),
         serves=serves(point, (point.epilogue,)),
         launches=(
-            Launch(mm_hopper, args, grid=grid, num_warps=4, num_ctas=c.cluster, dependent=mode("static_weights")),
+            Launch(mm_hopper, args, grid=grid, num_warps=4, num_ctas=c.cluster, dependent=OP.local("begins_early")),
         ),
         cost=predict(point, work),
         terms=work.terms(point),
@@ -772,7 +772,7 @@ def _plan_split(point: Point) -> Plan | None:
     return Plan(
         constraints=(*suits_tma(point), out_suits_tma(point), batch_invariant(), few),
         serves=serves(point, EPILOGUE_AXIS),
-        launches=(Launch(mm_hopper, args, grid=(grid, 1, 1), num_warps=4, dependent=mode("static_weights")),),
+        launches=(Launch(mm_hopper, args, grid=(grid, 1, 1), num_warps=4, dependent=OP.local("begins_early")),),
         locals=(
             select(8 * tiles >= 7 * rounds * slots, tiles, maximum(tiles // slots - 1, 0) * slots),
             maximum(share, minimum(nk, 4)),

@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tk.aot.expr import ceil_div, const, device, mode
+from tk.aot.expr import ceil_div, const, device
 from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
 from tk.kernels.epilogue import activate
 from tk.kernels.mm_hopper import (
@@ -175,7 +175,7 @@ def _plan(point: Point) -> Plan | None:
         grid=(tiles, 1, 1),
         num_warps=c.bp // 16,
         num_ctas=c.blocks,
-        dependent=mode("static_weights"),
+        dependent=OP.local("begins_early"),
     )
     waves = ceil_div(tiles, clusters_at_once(c.blocks, c.resident))
     work = Work(

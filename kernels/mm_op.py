@@ -32,6 +32,10 @@ _SIZE = select(A.dtype == DTYPES["fp32"], 4, 2)  # bytes
 _OUT_SIZE = select(OUT.dtype == DTYPES["fp32"], 4, 2)
 _M_CHOICE = select(mode("batch_invariant"), 256, A.size(0))
 _FEW_ROWS = _M_CHOICE <= 512
+_B_BYTES = A.size(1) * B.size(1) * _SIZE
+# In static_weights mode b is read before the kernels ahead have ended. Above 64 rows it is read more than once, and L2 (50
+# to 60 MB) must have room for it beside the b of the kernel ahead.
+_BEGINS_EARLY = mode("static_weights") & _FEW_ROWS & ((_M_CHOICE <= 64) | (_B_BYTES <= 30 << 20))
 
 
 def _pitch(t: Tensor, size: Expr) -> Expr:
@@ -58,7 +62,7 @@ OP = Op(
         "largest": maximum(maximum(A.size(0), B.size(1)), A.size(1)),
         "row_bytes": A.size(1) * _SIZE,  # of a; and of b, a column
         "a_bytes": _M_CHOICE * A.size(1) * _SIZE,
-        "b_bytes": A.size(1) * B.size(1) * _SIZE,
+        "b_bytes": _B_BYTES,
         "out_bytes": _M_CHOICE * B.size(1) * _OUT_SIZE,
         "a_crooked": _pitch(A, _SIZE) % 128 != 0,
         "b_crooked": _pitch(B, _SIZE) % 128 != 0,
@@ -66,8 +70,8 @@ OP = Op(
         "b_tma": _tma(B, _SIZE),
         "out_tma": _tma(OUT, _OUT_SIZE) & (B.size(1) * _OUT_SIZE % 16 == 0),
         "few_rows": _FEW_ROWS,
-        # With few rows, beginning early is a good part of the time, and not the same part for all kernels.
-        "begins_early": mode("static_weights") & _FEW_ROWS,
+        # Which is a good part of the time, and not the same part for all kernels.
+        "begins_early": _BEGINS_EARLY,
     },
     selectors={
         "dtype": Selector(select(A.dtype == DTYPES["bf16"], 0, select(A.dtype == DTYPES["fp16"], 1, 2)), 3),

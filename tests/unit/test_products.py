@@ -62,9 +62,16 @@ def test_every_predicted_time_is_positive_and_grows_with_the_work(grid: Grid) ->
     assert all(0 < little[name] < much[name] for name in both)
 
 
-def test_few_rows_with_static_weights_have_pins_of_their_own() -> None:
-    static = MODE_BITS["static_weights"]
-    sizes = [16, 4096, 4096]
-    assert dims(product(*sizes, 90)) == [*sizes, 0]
-    assert dims(product(*sizes, 90, static)) == [*sizes, 1]
-    assert dims(product(513, 4096, 4096, 90, static)) == dims(product(513, 4096, 4096, 90))
+@pytest.mark.parametrize(
+    ("m", "n", "k", "early"),
+    [
+        (16, 4096, 4096, True),
+        (64, 28672, 8192, True),
+        (65, 28672, 8192, False),
+        (512, 2048, 4096, True),
+        (513, 2048, 4096, False),
+    ],
+)
+def test_what_begins_early_with_static_weights_has_pins_of_its_own(m: int, n: int, k: int, early: bool) -> None:
+    assert dims(product(m, n, k, 90)) == [m, n, k, 0]
+    assert dims(product(m, n, k, 90, MODE_BITS["static_weights"])) == [m, n, k, early]

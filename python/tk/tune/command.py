@@ -173,7 +173,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add("--order", type=list_of(ORDERS), default=["nn", "nt"], help="of a and b: n row-major, t column-major (nn,nt)")
     add("--precision", type=list_of(PRECISIONS), default=["tf32"], help="of fp32: tf32, ieee (tf32)")
-    add("--static-weights", action="store_true", help="for that mode, which has pins of its own up to 512 rows")
+    add("--static-weights", action="store_true", help="for that mode, which has pins of its own for few rows")
     add("--slowdown", type=slowdown, default=1.02, help="what a kept config may lose to the best (1.02)")
     add("--random", type=int, default=0, help="so many random sizes beside the default ones")
     add("--seconds", type=float, default=math.inf, help="begin no product after so long")
