@@ -33,8 +33,8 @@ _OUT_SIZE = select(OUT.dtype == DTYPES["fp32"], 4, 2)
 _M_CHOICE = select(mode("batch_invariant"), 256, A.size(0))
 _FEW_ROWS = _M_CHOICE <= 512
 _B_BYTES = A.size(1) * B.size(1) * _SIZE
-# In static_weights mode b is read before the kernels ahead have ended. Above 64 rows it is read more than once, and L2 (50
-# to 60 MB) must have room for it beside the b of the kernel ahead.
+# In static_weights mode b is read before the kernels ahead have ended. Above 64 rows it is read more than once, and L2,
+# 50 to 60 MB, must have room for it beside the b of the kernel ahead.
 _BEGINS_EARLY = mode("static_weights") & _FEW_ROWS & ((_M_CHOICE <= 64) | (_B_BYTES <= 30 << 20))
 
 
