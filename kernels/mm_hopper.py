@@ -3,9 +3,9 @@
 One device function computes out = P Q^T with P [p, K] and Q [q, K], each stored either way round, fp32 accumulators:
 
     tiles    P = a, Q = b^T: out as it is. For many rows.
-    turns    As tiles, but the consumers take turns.
     wide     P = b^T, Q = a: out transposed. wgmma always has 64 rows of P, and with few rows of a, or an odd number of
              them, it is better that those are columns of b; the rows of a are its N.
+    turns    As tiles or wide, but the consumers take turns.
     split    As wide, with K cut for want of tiles.
 
 A program has one to three consumer warpgroups, 64 or 128 rows of P each, and two producer warps, one for P and one for
