@@ -238,7 +238,7 @@ def _produce(WHICH: gl.constexpr, descs, rings, bars, work, end, ROWS: gl.conste
             mbarrier.wait(empty.index(slot), phase ^ 1)
             if BOX == 0:
                 _fetch(descs, rings, bars, row, k * BK, slot, phase, ROWS, PARTS, MORE, K_MAJOR, SHARED, POLICY)
-            elif row + LAST < end:  # a branch, since predicated loads cost aligned products up to 15 %
+            elif row + LAST < end:  # a branch: predicates on all loads cost 2 to 4 %
                 _fetch(descs, rings, bars, row, k * BK, slot, phase, ROWS, PARTS, MORE, K_MAJOR, SHARED, POLICY)
             else:
                 _fetch_boxes(descs, rings, bars, row, end, k * BK, slot, phase, ROWS, PARTS, BOX, SHARED, POLICY)
