@@ -1,0 +1,20 @@
+"""No variant reads or writes outside of its operands."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SANITIZER = "compute-sanitizer"
+OPTIONS = ("--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "9")
+
+
+@pytest.mark.skipif(shutil.which(SANITIZER) is None, reason=f"no {SANITIZER}, which comes with the CUDA toolkit")
+def test_memcheck_of_every_variant() -> None:
+    script = Path(__file__).with_name("sanitize.py")
+    done = subprocess.run([SANITIZER, *OPTIONS, sys.executable, script], capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said[-6000:]
+    assert "ERROR SUMMARY: 0 errors" in said
