@@ -128,7 +128,8 @@ def chosen(p: Product, inputs: tuple[torch.Tensor, ...], mode: int = 0, bias: to
 
 def add_row(group: Group, p: Product, times: dict[str, timing.Timing], ours: str, peer: str, **more: object) -> None:
     us = {label: t.us for label, t in times.items()}
-    speed = {"tflops": p.flops / us[ours] * 1e-6, "gbps": p.bytes / us[ours] * 1e-3, "spread": _spread(times[ours])}
+    speed = {"tflops": p.flops / us[ours] * 1e-6, "gbps": p.bytes / us[ours] * 1e-3}
+    speed |= {"spread": _spread(times[ours]), "peer_spread": _spread(times[peer])}
     shape = {"m": p.m, "n": p.n, "k": p.k, "order": p.order, "dtype": SHORT[p.dtype], "ours": ours}
     ratio = us[peer] / us[ours]
     group.rows.append(Row(p.label, ratio, us, shape | speed | more))
