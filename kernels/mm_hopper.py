@@ -639,14 +639,6 @@ def _box(point: Point, swap: bool) -> int:
     return box if point.order[0] == "n" and one_view and box <= rows and box < rows + more else 0
 
 
-def _boxes(point: Point, swap: bool) -> tuple[int, int]:
-    """Rows of a and columns of b that come together."""
-    c = point.config
-    p, q = c.bp * c.cluster, c.bq + c.more
-    a, b = (q, p) if swap else (p, q)
-    return _box(point, swap) or a, b
-
-
 def _operands(point: Point, swap: bool) -> dict[str, Arg]:
     """The tensor maps, and which way round they are."""
     c = point.config
@@ -721,7 +713,7 @@ def _plan_tiles(point: Point) -> Plan | None:
         flops=2 * c.bp * (c.bq + c.more) * c.bk,
         moved=traffic(),
         block=(block_m, block_n),
-        boxes=_boxes(point, swap),
+        boxes=(_box(point, swap) or block_m, block_n),
     )
     grid = (minimum(slots, tiles(M)), 1, 1)
     return Plan(
@@ -762,7 +754,7 @@ def _plan_split(point: Point) -> Plan | None:
         flops=2 * block_m * block_n * c.bk,
         moved=traffic() + select(left > 0, scratch + again, 0),
         block=(block_m, block_n),
-        boxes=_boxes(point, swap=True),
+        boxes=(_box(point, swap=True) or block_m, block_n),
         parts=select(left > 0, ceil_div(nk, part) + select(evenly, 0, 1), 0),
     )
     args = _arguments(point, swap=True) | dict(

@@ -270,8 +270,8 @@ def main() -> None:
     measured = json.loads(table.with_name(f"{args.stem}_timings.json").read_text())
     family: Family = import_module(f"tk.kernels.{args.stem}").FAMILY
     variants = Variants(family, args.arch)
-    problems = [problem_of(timing, family.op, args.arch) for timing in measured["timings"]]
     timings = measured["timings"]
+    problems = [problem_of(timing, family.op, args.arch) for timing in timings]
     samples = samples_of(timings, problems, variants)
     fits = Fits(samples, variants.terms)
     fitted = {}
