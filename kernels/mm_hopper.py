@@ -236,9 +236,7 @@ def _produce(WHICH: gl.constexpr, descs, rings, bars, work, end, ROWS: gl.conste
         row = (p if WHICH == 0 else q) * (ROWS * PARTS + MORE)
         for k in range(k0, k1):
             mbarrier.wait(empty.index(slot), phase ^ 1)
-            if BOX == 0:
-                _fetch(descs, rings, bars, row, k * BK, slot, phase, ROWS, PARTS, MORE, K_MAJOR, SHARED, POLICY)
-            elif row + LAST < end:  # a branch: predicates on all loads cost 2 to 4 %
+            if BOX == 0 or row + LAST < end:  # a branch: predicates on all loads cost 2 to 4 %
                 _fetch(descs, rings, bars, row, k * BK, slot, phase, ROWS, PARTS, MORE, K_MAJOR, SHARED, POLICY)
             else:
                 _fetch_boxes(descs, rings, bars, row, end, k * BK, slot, phase, ROWS, PARTS, BOX, SHARED, POLICY)
