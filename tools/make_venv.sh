@@ -2,6 +2,8 @@
 # make_venv.sh PYTHON FOLDER TORCH: a virtual environment; TORCH "system": one that also sees PYTHON's packages.
 set -eu -o pipefail
 python=$1 folder=$2 torch=$3
+# The Makefile puts the folder first in PATH: a plain "python3" would become the one that is made here.
+PATH=${PATH#"$folder/bin:"}
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
   echo "tk needs Python 3.10 or newer; $python is $("$python" --version 2>&1). Choose another: make PYTHON=python3.11" >&2
