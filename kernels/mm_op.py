@@ -108,9 +108,9 @@ def _tma_message(t: Tensor, by: int) -> str:
     return f"{t.name} on a 16-byte boundary, its rows a multiple of {by} elements apart (TMA)"
 
 
-def batch_invariant() -> Constraint:
+def batch_invariant(why: str = "K is split") -> Constraint:
     """Of a kernel that cuts K: into how many parts depends on the number of tiles, and so on M."""
-    return require(~mode("batch_invariant"), "batch_invariant mode off, since K is split")
+    return require(~mode("batch_invariant"), f"batch_invariant mode off, since {why}")
 
 
 def makes_sense(point: Point) -> bool:
@@ -233,10 +233,11 @@ def traffic() -> Expr:
 
 
 def weights_name(point: Point) -> str:
-    """Of the points that have their weights in common: "config/dtype/order"."""
+    """Of the points that have their weights in common: "config/dtype/order", and what changes a config's pace."""
     kind = "bf16" if _kind(point) == "fp16" else _kind(point)  # fp16 runs as bf16 does
     loads = "" if point.axes.get("aligned", True) else " unaligned"
-    return f"{point.config.name}{loads}/{kind}/{point.order}"
+    rows = f" {point.rows} rows" if "rows" in point.axes else ""
+    return f"{point.config.name}{rows}{loads}/{kind}/{point.order}"
 
 
 def predict(point: Point, work: Work, slowdown: int = 1) -> Expr:

@@ -8,7 +8,7 @@ a product has few tiles, and adds the parts in a second launch, always in the sa
 import triton
 import triton.language as tl
 
-from tk.aot.expr import ceil_div, const, device, local, maximum, minimum
+from tk.aot.expr import Expr, ceil_div, const, device, local, maximum, minimum
 from tk.aot.spec import (
     ITEMSIZE,
     Arg,
@@ -175,8 +175,10 @@ def mm_split_k(a, b, parts, M, N, K, k_part, stride_am, stride_ak, stride_bk, st
     s = tl.program_id(1)
     rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = n * BLOCK_N + tl.arange(0, BLOCK_N)
-    acc = _accumulate(a, b, rows, cols, M, N, s * k_part, min(s * k_part + k_part, K), stride_am, stride_ak,
-                      stride_bk, stride_bn, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, ORDER, PRECISION)  # fmt: skip
+    k_lo = s * k_part
+    k_hi = k_lo + min(k_part, K - k_lo)  # where k_lo + k_part may pass 2**31
+    acc = _accumulate(a, b, rows, cols, M, N, k_lo, k_hi, stride_am, stride_ak, stride_bk, stride_bn,
+                      BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, ORDER, PRECISION)  # fmt: skip
     at = parts + (s.to(tl.int64) * M + rows[:, None]) * N + cols[None, :]
     tl.store(at, acc, mask=(rows < M)[:, None] & (cols < N)[None, :])
 
@@ -338,6 +340,23 @@ def _plan_pointer(point: Point) -> Plan | None:
 # --- mm_split_k, then mm_add_parts ---
 
 
+def add_parts(point: Point, splits: Expr) -> Launch:
+    """The second launch: parts in the plan's first buffer."""
+    return Launch(
+        mm_add_parts,
+        _finish_args(point, "matrix")
+        | {
+            "parts": Scratch(0, "fp32"),
+            "M": Int(M),
+            "N": Int(N, divisible=point.aligned),
+            "splits": Int(splits),
+            "BLOCK_N": Const(256),
+        },
+        grid=(M, ceil_div(N, 256), 1),
+        num_warps=2,
+    )
+
+
 def _plan_split(point: Point) -> Plan | None:
     if not _worth_a_cubin(point):
         return None
@@ -352,19 +371,6 @@ def _plan_split(point: Point) -> Plan | None:
         grid=(tiles, splits, 1),
         num_warps=c.num_warps,
         num_stages=c.num_stages,
-    )
-    add = Launch(
-        mm_add_parts,
-        _finish_args(point, "matrix")
-        | {
-            "parts": Scratch(0, "fp32"),
-            "M": Int(M),
-            "N": Int(N, divisible=point.aligned),
-            "splits": Int(splits),
-            "BLOCK_N": Const(256),
-        },
-        grid=(M, ceil_div(N, 256), 1),
-        num_warps=2,
     )
     work = Work(
         waves=const(1),
@@ -382,7 +388,7 @@ def _plan_split(point: Point) -> Plan | None:
             require(wanted > 1, "few enough tiles and a K long enough that a split pays"),
         ),
         serves=serves(point, ("plain", "vector", "matrix")),
-        launches=(split, add),
+        launches=(split, add_parts(point, splits)),
         locals=(ceil_div(ceil_div(K, c.block_k), wanted) * c.block_k, ceil_div(K, k_part)),
         buffers=(Buffer(splits * M * N * 4),),
         cost=predict(point, work, _slowdown(point)),

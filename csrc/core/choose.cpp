@@ -129,12 +129,18 @@ std::vector<uint32_t> variants_with(const Problem& problem, uint32_t config) {
   return found;
 }
 
-// The cheapest of `among` that can run; nullopt, and in `failed` why, when none can.
+// The cheapest of `among` that can run; nullopt, and in `failed` why, when none can. Of the variants of a config the
+// first is preferred, whatever is predicted: it asks for more, and that is what it is for.
 std::optional<Choice> choose_cheapest(Problem& problem, std::span<const uint32_t> among, Chosen how,
                                       std::vector<Candidate>& failed) {
   std::vector<Candidate> ranked;
+  std::vector<int64_t> least(problem.op.configs.count, 0);
   for (const uint32_t number : among) {
-    const Candidate candidate = judge(problem, number);
+    Candidate candidate = judge(problem, number);
+    if (!candidate.failed) {
+      int64_t& cost = least[variant_of(problem, number).config];
+      cost = candidate.cost = std::max(candidate.cost, cost);
+    }
     (candidate.failed ? failed : ranked).push_back(candidate);
   }
   std::sort(ranked.begin(), ranked.end(), [](const Candidate& a, const Candidate& b) {

@@ -163,6 +163,24 @@ TEST_F(ChooseTest, EqualTimesGoToTheLowerNumber) {
   EXPECT_STREQ(choose(Call("ties")).config_name, "b");
 }
 
+TEST_F(ChooseTest, OfAConfigsVariantsTheFirstIsPreferred) {
+  Op op{.name = "ties", .n_tensors = 1, .dims = {0}, .configs = {"a", "b"}};
+  op.locals = {size(0, 0)};
+  const Constraint even{local(0) % 2 == 0, "an even size"};
+  op.variants = {Variant{.config = 0, .constraints = {even}, .cost = 9}, Variant{.config = 0, .cost = 5},
+                 Variant{.config = 1, .cost = 7}};
+  load({op});
+  const auto variant = [](int64_t size, int32_t config) {
+    Call call("ties", {make_tensor({size}, 15)});
+    call.call.config = config;
+    return choose(call).variant;
+  };
+  EXPECT_EQ(variant(4, 0), 0u);
+  EXPECT_EQ(variant(5, 0), 1u);
+  EXPECT_EQ(variant(4, -1), 2u);  // 7 is less than 9; what its variant 1 would take does not count
+  EXPECT_EQ(variant(5, -1), 1u);
+}
+
 TEST_F(ChooseTest, CostsMayReadTheVariantsLocals) {
   Op op{.name = "costs", .n_tensors = 1, .locals = {size(0, 0)}, .configs = {"a", "b"}};
   op.variants = {Variant{.config = 0, .locals = {local(0) * local(0)}, .cost = local(1)},

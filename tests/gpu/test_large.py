@@ -7,6 +7,8 @@ import torch
 
 import tk
 from benchmarks import products
+from tk import capi
+from tk.heuristics.problem import describe
 
 from .device import DEVICE
 
@@ -77,3 +79,24 @@ def test_a_dimension_past_32_bits_is_refused(which: str) -> None:
     a, b = one.expand(sizes["M"], sizes["K"]), one.expand(sizes["K"], sizes["N"])
     with pytest.raises((tk.VariantNotFoundError, ValueError), match=rf"{which}\b.* < 2\*\*31"):
         tk.mm(a, b)
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["row-major", "column-major"])
+def test_longest_k(transposed: bool) -> None:
+    """By every config that cuts K or has a single row in mind: where their last part ends may lie past 2^31."""
+    k = 2**31 - 2**16 - 1
+    a, b = (torch.zeros(k, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    for x in (a, b):
+        x[[0, k // 2, -1]] = 1
+    a, b = a.view(1, k), b.view(1, k).t() if transposed else b.view(k, 1)
+
+    def run(config: int = -1) -> torch.Tensor:
+        return torch.ops.tk.mm(a, b, None, 0, None, 0, config)
+
+    described = describe(run)
+    assert described is not None
+    rows = [c for c in capi.candidates(described.problem) if c.fits]
+    assert {c.kernel_name for c in rows} >= ({"mm_gemv"} if transposed else {"mm_gemv", "mm_gemv_split", "mm_split_k"})
+    for c in rows:
+        if c.kernel_name in ("mm_gemv", "mm_gemv_split", "mm_split_k"):
+            assert run(c.config).item() == 3, c.config_name

@@ -21,8 +21,11 @@ def run_torch(operands: Operands) -> torch.Tensor:
     """Of 16-bit operands the best there is, one rounding of the exact result; of fp32 ones what torch makes of them."""
     if operands.kind.dtype != torch.float32:
         return operands.reference().to(operands.kind.out_dtype or operands.kind.dtype)
+    # For a single row torch does not use tf32 at all, so it gets that row twice.
+    rows = operands.a.shape[0]
+    a = operands.a if rows > 1 else torch.cat([operands.a] * 2)
     with products.torch_precision(operands.kind.precision):
-        return products.run_torch(operands.a, operands.b, operands.bias, operands.activation)
+        return products.run_torch(a, operands.b, operands.bias, operands.activation)[:rows]
 
 
 @pytest.mark.parametrize("bucket", BUCKETS, ids=str)

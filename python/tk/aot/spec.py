@@ -231,7 +231,9 @@ class Op:
 @dataclass(frozen=True)
 class Kernel:
     """axes: what is varied, name -> values. configs: for each architecture. plan: what a point does; None where the
-    combination makes no sense at all (a constraint that folds to false says the same, with a reason)."""
+    combination makes no sense at all (a constraint that folds to false says the same, with a reason).
+
+    Of a config's points that fit a problem the first is taken: list the values of an axis that ask for more first."""
 
     name: str
     op: Op
