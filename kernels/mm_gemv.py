@@ -224,9 +224,9 @@ def _wide(point: Point) -> int:
 def _constraints(point: Point) -> tuple[Constraint, ...]:
     fewer = max((rows for rows in ROWS_AXIS if rows < point.rows), default=0)
     found = [
+        require((M > fewer) & (M <= point.rows), f"{fewer} < M <= {point.rows}"),  # first: most problems are done then
         fits_32_bits(),
         batch_invariant("it takes a few rows only"),
-        require((M > fewer) & (M <= point.rows), f"{fewer} < M <= {point.rows}"),
     ]
     if point.aligned:
         by = _wide(point)

@@ -3,10 +3,10 @@
     TK_NO_LIBRARY=1 PYTHONPATH=python python tools/fit_cost.py mm 90
 
 Reads kernels/tuned/sm90/mm_timings.json and writes mm.json beside it. "pins": the fastest config of every product
-measured, with and without a row of bias. "coefficients": for every config, precision and operand order non-negative
-weights of the terms that its kernel declares (``Plan.terms``), by least squares of the relative error. Prints how the
-choice that follows compares with the best config measured, with each problem's size left out of the fit that chooses
-for it: what a problem that nobody measured may expect. Needs SciPy.
+measured, with and without a row of bias, where another would be predicted. "coefficients": for every config, precision
+and operand order non-negative weights of the terms that its kernel declares (``Plan.terms``), by least squares of the
+relative error. Prints how the choice that follows compares with the best config measured, with each problem's size left
+out of the fit that chooses for it: what a problem that nobody measured may expect. Needs SciPy.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from scipy.optimize import nnls
 from tk.aot.expr import MODE_BITS, Problem, TensorValue, evaluate_locals
 from tk.aot.grid import Variant, bucket_key, buckets, enumerate_grid
 from tk.aot.spec import DTYPES, Family
+from tk.aot.tuned import load as load_tuned
 from tk.kernels.mm_op import DTYPE_AXIS, EPILOGUE_AXIS, OP, ORDER_AXIS, weights_name
 from tk.tune import files
 
@@ -98,6 +99,14 @@ class Variants:
         self._all = enumerate_grid(family, arch).variants
         self._of_bucket = buckets(family.op, self._all)
         self.terms = tuple(self._all[0].plan.terms)  # the same names in all plans
+
+    def predicted(self, key: Mapping[str, int], problem: Problem) -> str:
+        """The config that the engine takes by itself."""
+        costs = {
+            config: v.plan.cost.evaluate(replace(problem, locals=evaluate_locals(v.plan.locals, problem)))
+            for config, v in self.that_fit(key, problem).items()
+        }
+        return min(costs, key=costs.__getitem__)
 
     def that_fit(self, key: Mapping[str, int], problem: Problem) -> dict[str, Variant]:
         """Config -> the variant that it is for this problem of the bucket."""
@@ -283,13 +292,21 @@ def main() -> None:
     coefficients: dict[str, dict[str, dict[str, int]]] = defaultdict(dict)
     for (name, rows), weights in fitted.items():
         coefficients[name][rows] = rounded(variants.terms, weights)
-    pins = [pin for t, p in zip(timings, problems, strict=True) for pin in pins_of(t, p, variants, fitted)]
     record = {name: value for name, value in measured.items() if name != "timings"}
+    files.write(table, {**record, "coefficients": coefficients, "pins": []})
+    load_tuned.cache_clear()
+    shipped = Variants(family, args.arch)  # with the weights that were just written
+    pins = [
+        pin
+        for timing, problem in zip(timings, problems, strict=True)
+        for pin in pins_of(timing, problem, variants, fitted)
+        if pin["config"] != shipped.predicted(pin["key"], problem)
+    ]
     files.write(table, {**record, "coefficients": coefficients, "pins": files.merge([], pins)})
     found = regrets(timings, samples, fits)
     complete = [r for r in found if r.complete]
     of_rows = ", ".join(f"{rows} rows {mean([r for r in complete if r.rows == rows])}" for rows in ROWS)
-    print(f"{len(coefficients)} fits; regret of sizes left out, geomean (products): {mean(found)};")
+    print(f"{len(pins)} pins; {len(coefficients)} fits; regret of sizes left out, geomean (products): {mean(found)};")
     print(f"where all configs were measured: {mean(complete)}, {of_rows}; the worst of these:")
     for regret in complete[:10]:
         print(f"  {regret.ratio:.3f}  {regret.label}")

@@ -27,21 +27,19 @@ const char* failed_mode(const Problem& problem, const format::Variant& variant) 
   return nullptr;
 }
 
-const char* failed_constraint(const Problem& problem, const format::Variant& variant) {
-  for (const auto& constraint : problem.pack.rows<format::Constraint>(variant.constraints)) {
+const char* failed_constraint(const Problem& problem, format::Range constraints) {
+  for (const auto& constraint : problem.pack.rows<format::Constraint>(constraints)) {
     int64_t holds = 0;
     if (!evaluate(problem.pack.code(constraint.holds), problem.scope(), holds) || !holds)
       return problem.pack.string(constraint.message);
   }
-  for (const auto& launch : problem.pack.rows<format::Launch>(variant.launches))
-    if (launch.shared > problem.device.field(DeviceField::SharedOptin)) return kSharedMemory;
   return nullptr;
 }
 
-// Everything but the recipe, which prepare() looks at.
-const char* examine(const Problem& problem, const format::Variant& variant) {
-  const char* const why = failed_mode(problem, variant);
-  return why ? why : failed_constraint(problem, variant);
+const char* failed_launch(const Problem& problem, const format::Variant& variant) {
+  for (const auto& launch : problem.pack.rows<format::Launch>(variant.launches))
+    if (launch.shared > problem.device.field(DeviceField::SharedOptin)) return kSharedMemory;
+  return nullptr;
 }
 
 // The cost may read the variant's locals.
@@ -54,12 +52,34 @@ const char* predict(Problem& problem, const format::Variant& variant, int64_t& c
   return nullptr;
 }
 
-Candidate judge(Problem& problem, uint32_t number) {
-  const format::Variant& variant = variant_of(problem, number);
-  Candidate candidate{number, -1, examine(problem, variant)};
-  if (!candidate.failed) candidate.failed = predict(problem, variant, candidate.cost);
-  return candidate;
-}
+// Everything but the recipes, which prepare() looks at, of one variant after the other: those of a kernel that follow
+// each other often share a list of constraints.
+class Judge {
+ public:
+  explicit Judge(Problem& problem) : problem_(problem) {}
+
+  Candidate operator()(uint32_t number) {
+    const format::Variant& variant = variant_of(problem_, number);
+    Candidate candidate{number, -1, failed_mode(problem_, variant)};
+    if (!candidate.failed) candidate.failed = look_at(variant.constraints);
+    if (!candidate.failed) candidate.failed = failed_launch(problem_, variant);
+    if (!candidate.failed) candidate.failed = predict(problem_, variant, candidate.cost);
+    return candidate;
+  }
+
+ private:
+  const char* look_at(format::Range constraints) {
+    if (constraints.first != last_.first || constraints.count != last_.count) {
+      failed_ = failed_constraint(problem_, constraints);
+      last_ = constraints;
+    }
+    return failed_;
+  }
+
+  Problem& problem_;
+  format::Range last_{};  // nothing: an empty list, which holds
+  const char* failed_ = nullptr;
+};
 
 // --- Messages ---
 
@@ -135,8 +155,9 @@ std::optional<Choice> choose_cheapest(Problem& problem, std::span<const uint32_t
                                       std::vector<Candidate>& failed) {
   std::vector<Candidate> ranked;
   std::vector<int64_t> least(problem.op.configs.count, 0);
+  Judge judge(problem);
   for (const uint32_t number : among) {
-    Candidate candidate = judge(problem, number);
+    Candidate candidate = judge(number);
     if (!candidate.failed) {
       int64_t& cost = least[variant_of(problem, number).config];
       cost = candidate.cost = std::max(candidate.cost, cost);
@@ -223,8 +244,9 @@ Choice choose(Problem& problem) {
 
 std::vector<Candidate> candidates(Problem& problem) {
   std::vector<Candidate> rows;
+  Judge judge(problem);
   for (const uint32_t number : numbers(problem)) {
-    Candidate candidate = judge(problem, number);
+    Candidate candidate = judge(number);
     Prepared prepared;
     if (!candidate.failed) candidate.failed = prepare(problem, variant_of(problem, number), prepared);
     if (candidate.failed) candidate.cost = -1;

@@ -52,8 +52,9 @@ void Pack::read_index() {
     damaged("it should have ", header.file_size, " bytes and has ", size, ": it is cut short");
   if (header.index_size < sizeof header || header.index_size > size)
     damaged("its index cannot have ", header.index_size, " bytes");
-  index_.resize(header.index_size);
-  read(index_.data(), index_.size(), 0);
+  index_size_ = header.index_size;
+  index_ = std::make_unique_for_overwrite<std::byte[]>(index_size_);
+  read(index_.get(), index_size_, 0);
 }
 
 void Pack::read(void* to, uint64_t size, uint64_t offset) const {

@@ -49,7 +49,8 @@ struct PinOrder {
 
 class Pack {
  public:
-  // Reads and verifies the index. root: the index's SHA-256 in hexadecimal, if it must be a certain one.
+  // Reads and verifies the index. root: the index's SHA-256 in hexadecimal, if it must be a certain one, whose records
+  // are then known to be right.
   // Throws TK_PACK_ERROR, naming the file and what is wrong with it.
   static std::unique_ptr<const Pack> open(const std::string& path, std::string_view root = {});
   ~Pack();
@@ -90,11 +91,12 @@ class Pack {
   Pack(std::string path, int file);
   void read_index();
   void verify(std::string_view root);  // pack_verify.cpp
-  const format::Header& header() const { return *reinterpret_cast<const format::Header*>(index_.data()); }
+  const format::Header& header() const { return *reinterpret_cast<const format::Header*>(index_.get()); }
+  std::span<const std::byte> index() const { return {index_.get(), index_size_}; }
   template <class T>
   std::span<const T> section(format::Section s) const {
     const format::SectionEntry& entry = header().sections[static_cast<uint32_t>(s)];
-    return {reinterpret_cast<const T*>(index_.data() + entry.offset), entry.size / sizeof(T)};
+    return {reinterpret_cast<const T*>(index_.get() + entry.offset), entry.size / sizeof(T)};
   }
   void read(void* to, uint64_t size, uint64_t offset) const;
   template <class... Parts>
@@ -106,7 +108,8 @@ class Pack {
 
   std::string path_;
   int file_;
-  std::vector<std::byte> index_;
+  std::unique_ptr<std::byte[]> index_;  // no vector: that would fill it with zeros first, half of opening a pack
+  size_t index_size_ = 0;
   std::unordered_map<std::string_view, const format::Op*> ops_;
 };
 

@@ -64,12 +64,13 @@ class Pack::Verifier {
 
   void run() {
     verify_hash();
+    if (!root_.empty()) return;  // byte for byte what came with this library, and `tk verify` looks at all of that
     verify_sections();
     known_code_.resize(pack_.section<int64_t>(Section::Code).size());
     known_args_.resize(pack_.all<format::Arg>().size());
     known_constraints_.resize(pack_.all<format::Constraint>().size());
     known_launches_.resize(pack_.all<format::Launch>().size());
-    budget_ = 4 * pack_.index_.size() + 65536;
+    budget_ = 4 * pack_.index_size_ + 65536;
     require_string(pack_.header().compiler);
     for (const auto& image : pack_.all<format::Image>()) verify_image(image);
     for (const auto& op : pack_.all<format::Op>()) verify_op(op);
@@ -100,7 +101,7 @@ class Pack::Verifier {
   void verify_hash() const {
     constexpr size_t kHashAt = offsetof(format::Header, index_hash);
     const format::Header& header = pack_.header();
-    const std::span index(pack_.index_);
+    const std::span index = pack_.index();
     const std::byte zeros[sizeof header.index_hash] = {};
     const Digest found = sha256({index.first(kHashAt), zeros, index.subspan(kHashAt + sizeof zeros)});
     require(found == std::bit_cast<Digest>(header.index_hash), "its SHA-256 is not the one it names");
