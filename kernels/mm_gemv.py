@@ -12,11 +12,10 @@ parts to `mm_add_parts`. Both share one loop, `_products`.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tk.aot.expr import Expr, ceil_div, const, device, local, maximum, minimum
+from tk.aot.expr import Expr, ceil_div, const, device
 from tk.aot.spec import (
     ITEMSIZE,
     Arg,
-    Buffer,
     Config,
     Const,
     Constraint,
@@ -54,7 +53,7 @@ from tk.kernels.mm_op import (
     serves,
     traffic,
 )
-from tk.kernels.mm_pointer import add_parts
+from tk.kernels.mm_pointer import K_PART, PARTS, SPLITS, add_parts, cut_k
 
 # --- The device functions ---
 
@@ -332,25 +331,23 @@ def _plan_split(point: Point) -> Plan | None:
     c = point.config
     tiles = ceil_div(N, c.cols)
     step = c.lanes * c.unroll
-    # As many parts as there is room for, none shorter than two steps.
-    wanted = maximum(minimum(device.sm_count * (32 // c.num_warps) // tiles, ceil_div(K, 2 * step)), 1)
-    k_part, splits = local(len(OP.locals)), local(len(OP.locals) + 1)
+    pays, locals_ = cut_k(device.sm_count * (32 // c.num_warps) // tiles, step, least=2)
     launch = Launch(
         mm_gemv_split,
-        _product_args(point) | {"K": Int(K), "k_part": Int(k_part), "parts": Scratch(0, "fp32")},
-        grid=(tiles, splits, 1),
+        _product_args(point) | {"K": Int(K), "k_part": Int(K_PART), "parts": Scratch(0, "fp32")},
+        grid=(tiles, SPLITS, 1),
         num_warps=c.num_warps,
     )
-    work = _work(point, const(1), k_part // step, moved=traffic() + 8 * splits * M * N, parts=splits)
+    work = _work(point, const(1), K_PART // step, moved=traffic() + 8 * SPLITS * M * N, parts=SPLITS)
     return Plan(
         constraints=(
             *_constraints(point),
-            require(wanted > 1, "few enough columns and a K long enough that a split pays"),
+            require(pays, "few enough columns and a K long enough that a split pays"),
         ),
         serves=_serves(point),
-        launches=(launch, add_parts(point, splits)),
-        locals=(ceil_div(ceil_div(K, step), wanted) * step, ceil_div(K, k_part)),
-        buffers=(Buffer(splits * M * N * 4),),
+        launches=(launch, add_parts(point)),
+        locals=locals_,
+        buffers=(PARTS,),
         cost=predict(point, work, _slowdown(point)),
         terms=work.terms(point),
     )

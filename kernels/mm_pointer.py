@@ -340,8 +340,19 @@ def _plan_pointer(point: Point) -> Plan | None:
 # --- mm_split_k, then mm_add_parts ---
 
 
-def add_parts(point: Point, splits: Expr) -> Launch:
-    """The second launch: parts in the plan's first buffer."""
+# Of a plan that cuts K. Its locals are those of `cut_k`, its buffer is PARTS, its second launch `add_parts`.
+K_PART, SPLITS = local(len(OP.locals)), local(len(OP.locals) + 1)
+PARTS = Buffer(SPLITS * M * N * 4)
+
+
+def cut_k(room: Expr, step: int, least: int) -> tuple[Expr, tuple[Expr, Expr]]:
+    """As many parts as there is room for, of whole steps, none shorter than `least` of them: whether that is more than
+    one, and the plan's locals."""
+    wanted = maximum(minimum(room, ceil_div(K, least * step)), 1)
+    return wanted > 1, (ceil_div(ceil_div(K, step), wanted) * step, ceil_div(K, K_PART))
+
+
+def add_parts(point: Point) -> Launch:
     return Launch(
         mm_add_parts,
         _finish_args(point, "matrix")
@@ -349,7 +360,7 @@ def add_parts(point: Point, splits: Expr) -> Launch:
             "parts": Scratch(0, "fp32"),
             "M": Int(M),
             "N": Int(N, divisible=point.aligned),
-            "splits": Int(splits),
+            "splits": Int(SPLITS),
             "BLOCK_N": Const(256),
         },
         grid=(M, ceil_div(N, 256), 1),
@@ -362,35 +373,33 @@ def _plan_split(point: Point) -> Plan | None:
         return None
     c = point.config
     tiles = ceil_div(M, c.block_m) * ceil_div(N, c.block_n)
-    # As many parts as there is room for, none shorter than four blocks of K.
-    wanted = maximum(minimum(device.sm_count * c.resident // tiles, ceil_div(K, 4 * c.block_k)), 1)
-    k_part, splits = local(len(OP.locals)), local(len(OP.locals) + 1)
+    pays, locals_ = cut_k(device.sm_count * c.resident // tiles, c.block_k, least=4)
     split = Launch(
         mm_split_k,
-        _product_args(point) | {"k_part": Int(k_part), "parts": Scratch(0, "fp32")},
-        grid=(tiles, splits, 1),
+        _product_args(point) | {"k_part": Int(K_PART), "parts": Scratch(0, "fp32")},
+        grid=(tiles, SPLITS, 1),
         num_warps=c.num_warps,
         num_stages=c.num_stages,
     )
     work = Work(
         waves=const(1),
-        steps=k_part // c.block_k,
+        steps=K_PART // c.block_k,
         flops=2 * c.block_m * c.block_n * c.block_k,
-        moved=traffic() + 8 * splits * M_CHOICE * N,  # the parts are written and read
+        moved=traffic() + 8 * SPLITS * M_CHOICE * N,  # the parts are written and read
         block=(c.block_m, c.block_n),
         boxes=(1, 1),
-        parts=splits,
+        parts=SPLITS,
     )
     return Plan(
         constraints=(
             *_constraints(point),
             batch_invariant(),
-            require(wanted > 1, "few enough tiles and a K long enough that a split pays"),
+            require(pays, "few enough tiles and a K long enough that a split pays"),
         ),
         serves=serves(point, ("plain", "vector", "matrix")),
-        launches=(split, add_parts(point, splits)),
-        locals=(ceil_div(ceil_div(K, c.block_k), wanted) * c.block_k, ceil_div(K, k_part)),
-        buffers=(Buffer(splits * M * N * 4),),
+        launches=(split, add_parts(point)),
+        locals=locals_,
+        buffers=(PARTS,),
         cost=predict(point, work, _slowdown(point)),
         terms=work.terms(point),
         general=not point.aligned,
