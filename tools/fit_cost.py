@@ -85,10 +85,19 @@ def rows_of(problem: Problem) -> str:
     return "few" if local_of(problem, "few_rows") else "many"
 
 
+def with_locals_of(variant: Variant, problem: Problem) -> Problem:
+    return replace(problem, locals=evaluate_locals(variant.plan.locals, problem))
+
+
 def terms_of(variant: Variant, problem: Problem) -> numpy.ndarray:
-    values = evaluate_locals(variant.plan.locals, problem)
-    full = replace(problem, locals=values)
+    full = with_locals_of(variant, problem)
     return numpy.array([t.evaluate(full) for t in variant.plan.terms.values()], dtype=float)
+
+
+def predicted(fit: Mapping[str, Variant], problem: Problem) -> str:
+    """The config that the engine takes by itself, of those that fit."""
+    costs = {config: v.plan.cost.evaluate(with_locals_of(v, problem)) for config, v in fit.items()}
+    return min(costs, key=costs.__getitem__)
 
 
 class Variants:
@@ -99,14 +108,6 @@ class Variants:
         self._all = enumerate_grid(family, arch).variants
         self._of_bucket = buckets(family.op, self._all)
         self.terms = tuple(self._all[0].plan.terms)  # the same names in all plans
-
-    def predicted(self, key: Mapping[str, int], problem: Problem) -> str:
-        """The config that the engine takes by itself."""
-        costs = {
-            config: v.plan.cost.evaluate(replace(problem, locals=evaluate_locals(v.plan.locals, problem)))
-            for config, v in self.that_fit(key, problem).items()
-        }
-        return min(costs, key=costs.__getitem__)
 
     def that_fit(self, key: Mapping[str, int], problem: Problem) -> dict[str, Variant]:
         """Config -> the variant that it is for this problem of the bucket."""
@@ -132,10 +133,11 @@ def samples_of(timings: Sequence[Mapping[str, Any]], problems: Sequence[Problem]
     return found
 
 
-def pins_of(timing: Mapping[str, Any], problem: Problem, variants: Variants,
+def pins_of(timing: Mapping[str, Any], problem: Problem, shipped: Variants,
             fitted: Mapping[tuple[str, str], numpy.ndarray]) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Of a plain product, and of those that cost the same: with a row of bias, with the other 16-bit dtype. None where
-    a config that came later, and was not measured, should be the fastest by its fit."""
+    a config that came later, and was not measured, should be the fastest by its fit, nor where the fastest is what
+    `shipped`, the variants with their new weights, predict."""
 
     def us(config: str, variant: Variant) -> float:
         if config in timing["configs"]:
@@ -149,9 +151,10 @@ def pins_of(timing: Mapping[str, Any], problem: Problem, variants: Variants,
     for twin in halves if dtype in halves else [dtype]:
         for epilogue in ("plain", "vector"):
             key = {**timing["key"], "dtype": twin, "epilogue": EPILOGUE_AXIS.index(epilogue)}
-            times = {config: us(config, variant) for config, variant in variants.that_fit(key, problem).items()}
+            fit = shipped.that_fit(key, problem)
+            times = {config: us(config, variant) for config, variant in fit.items()}
             best = min(times, key=times.__getitem__, default=None)
-            if best in timing["configs"]:
+            if best in timing["configs"] and best != predicted(fit, problem):
                 yield {"key": key, "dims": dims, "config": best}
 
 
@@ -296,12 +299,7 @@ def main() -> None:
     files.write(table, {**record, "coefficients": coefficients, "pins": []})
     load_tuned.cache_clear()
     shipped = Variants(family, args.arch)  # with the weights that were just written
-    pins = [
-        pin
-        for timing, problem in zip(timings, problems, strict=True)
-        for pin in pins_of(timing, problem, variants, fitted)
-        if pin["config"] != shipped.predicted(pin["key"], problem)
-    ]
+    pins = [pin for t, p in zip(timings, problems, strict=True) for pin in pins_of(t, p, shipped, fitted)]
     files.write(table, {**record, "coefficients": coefficients, "pins": files.merge([], pins)})
     found = regrets(timings, samples, fits)
     complete = [r for r in found if r.complete]
