@@ -109,7 +109,8 @@ def _tma_message(t: Tensor, by: int) -> str:
 
 
 def batch_invariant(why: str = "K is split") -> Constraint:
-    """Of a kernel that cuts K: into how many parts depends on the number of tiles, and so on M."""
+    """Of a kernel whose sums go by M: it cuts K into as many parts as the number of tiles asks for, or takes few rows
+    only."""
     return require(~mode("batch_invariant"), f"batch_invariant mode off, since {why}")
 
 
