@@ -127,7 +127,7 @@ def c_api(options: Options, report: Report) -> None:
     """tk_launch with a prepared call of one launch, whose address and sizes do not change, over the driver's own."""
     a, b, out = SMALL.make_a(), SMALL.make_b(), SMALL.make_out()
     problem = describe(run_tk, a, b, None, 0, out).problem
-    rows = [c for c in capi.candidates(problem) if c.fits and c.kernel_name == "mm_hopper_tiles"]
+    rows = [c for c in capi.candidates(problem) if c.fits and c.kernel_name == "mm_tma"]
     config = rows[0].config if rows else capi.choose(problem).config
     prepared = capi.prepare(problem, config)
     core = ctypes.CDLL(str(_library.directory() / "libtk_core.so"))
