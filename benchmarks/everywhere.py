@@ -213,14 +213,15 @@ def cold_start(options: Options, report: Report) -> None:
     add(report, "open_pack", "opening a pack (with the first choice)", opened["open"], "ms", 2.0)
 
 
-FIRST_CALLS_SECONDS = 90.0  # for all of them; about 25 a round, most of it torch.compile's
+FIRST_CALLS_SECONDS = 75.0  # for all of them; 20 to 30 a round, most of it torch.compile's
 
 
 def first_calls(options: Options, report: Report) -> None:
     """Of tk and of what a program calls instead, a product of 256 x 256 x 256, with the context up."""
     ways = {way.name: way for way in peers.WAYS}
     rounds = 1 if options.quick else 3
-    for name, found in first_call.measure(list(ways), rounds=rounds, seconds=FIRST_CALLS_SECONDS).items():
+    seconds = min(FIRST_CALLS_SECONDS, options.seconds_left)
+    for name, found in first_call.measure(list(ways), rounds=rounds, seconds=seconds).items():
         figure = ways[name].first_figure
         report.attempt(figure, partial(_add_first_call, report, ways[name], found))
 
@@ -295,5 +296,5 @@ def built(options: Options, report: Report) -> None:
 def run(options: Options, report: Report) -> None:
     for part in (host_time, c_api, choosing, cold_start, first_calls, regret, built):
         if options.wants(part.__name__) or part is regret:
-            report.attempt(part.__name__, partial(part, options, report))
+            report.attempt_part(part.__name__, partial(part, options, report))
             report.write(options.out)

@@ -116,15 +116,16 @@ def _odd_eights(rng: random.Random, size: int) -> int:
 
 
 def _rows(rng: random.Random, low: int, high: int, ragged: bool) -> int:
-    """Log-uniform in low to high. ragged: odd; otherwise even, and a multiple of a quarter's power of two up to 64."""
+    """Log-uniform in low to high. ragged: odd; otherwise a multiple of 2, or of the largest power of two up to 64 that
+    is at most a quarter of it. Where the band holds none such, any."""
     m = round(low * (high / low) ** rng.random())
     if ragged:
-        return m if m % 2 else (m + 1 if m < high else m - 1)
+        return next((r for r in (m, m + 1, m - 1) if r % 2 and low <= r <= high), m)
     step = 2
-    while step < 64 and step * 8 <= m:
+    while step < 64 and step * 8 <= m:  # twice the step is still a quarter
         step *= 2
     least, most = -(-low // step) * step, high // step * step
-    return min(max(round(m / step) * step, least), most)
+    return min(max(round(m / step) * step, least), most) if least <= most else m
 
 
 def neighbours(seed: int, count: int, rows: tuple[int, int]) -> list[Size]:

@@ -17,11 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 ARCHITECTURES = (80, 90)  # of the wheel that ships
 
-os.environ["TK_NO_LIBRARY"] = "1"
-sys.path[:0] = [str(ROOT / "python"), str(ROOT)]
+sys.path.insert(0, str(ROOT))
 
 from benchmarks import gains, peers, picture  # noqa: E402
 from benchmarks.gains import Measured, Products, Result  # noqa: E402
@@ -183,4 +181,6 @@ def limit(figure: Mapping[str, object]) -> str:
 
 
 if __name__ == "__main__":
+    os.environ["TK_NO_LIBRARY"] = "1"
+    sys.path.insert(0, str(ROOT / "python"))
     sys.exit(main())
