@@ -249,6 +249,31 @@ def test_a_first_call_that_was_made_once_outlives_a_later_round_without_time() -
     assert (kept.ms, kept.error, lost.error) == ([3.0], "", "late")
 
 
+def test_rounds_of_first_calls_end_in_time_and_leave_out_who_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    clock = iter(range(0, 10_000, 10))  # every look at the clock is ten seconds later
+
+    class Stub:
+        def __init__(self, name: str, device: str):
+            begun.append(name)
+            self.name = name
+
+        def wait_until_ready(self, deadline: float) -> None: ...
+
+        def call(self, deadline: float) -> float:
+            if self.name == "bad":
+                raise first_call.Failed("no compiler")
+            return 5.0
+
+        def end(self) -> None: ...
+
+    monkeypatch.setattr(first_call, "_Process", Stub)
+    monkeypatch.setattr(first_call.time, "monotonic", lambda: next(clock))
+    found = first_call.measure(["good", "bad"], rounds=3, seconds=25)
+    assert begun == ["good", "bad", "good"], "a third round would have ended after 30 seconds"
+    assert (found["good"].ms, found["bad"].error) == ([5.0, 5.0], "no compiler")
+
+
 def test_figures_of_first_calls_and_a_failure_keeps_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers = {way.name: first_call.Found([5.0, 3.0, 4.0]) for way in peers.WAYS}
     answers["jit"] = first_call.Found(error="no compiler")
