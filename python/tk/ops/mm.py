@@ -2,7 +2,7 @@
 
     out = activation(alpha * a @ b + beta * bias)
 
-Accumulated in float32 (float64 for float64) and rounded once. The kernels are declared in kernels/mm.py; on the CPU the
+Accumulated in float32 (float64 for float64) and rounded once. The kernels are declared in kernels/mm/; on the CPU the
 same formula is computed with ATen ops (csrc/ops/reference.cpp).
 """
 
