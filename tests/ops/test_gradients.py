@@ -78,7 +78,7 @@ def test_gradients_come_in_the_inputs_dtype() -> None:
 def test_the_backward_keeps_the_modes_of_its_forward_but_static_weights(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     seen = []
     ops = tk.ops.mm  # type: ignore[attr-defined]
-    original = ops._public_mm
+    original = ops._mm
 
     def spy(*args):  # type: ignore[no-untyped-def]
         seen.append(args[7])
@@ -87,7 +87,7 @@ def test_the_backward_keeps_the_modes_of_its_forward_but_static_weights(monkeypa
     a, b = leaf(3, 4), leaf(4, 2)
     with tk.config.modes(batch_invariant=True, static_weights=True):
         result = tk.mm(a, b)
-    monkeypatch.setattr(ops, "_public_mm", spy)
+    monkeypatch.setattr(ops, "_mm", spy)
     result.sum().backward()
     assert seen == [tk.config.MODE_BITS["batch_invariant"]] * 2
 
