@@ -151,6 +151,14 @@ def test_vmap(form: Form, in_dims: tuple[int | None, ...]) -> None:
         torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("m", "n", "k"), ((0, 5, 3), (4, 0, 3), (4, 5, 0)))
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_vmap_with_sizes_of_0(form: Form, m: int, n: int, k: int) -> None:
+    a, b = torch.randn(6, m, k), torch.randn(k, n)
+    result = torch.vmap(lambda a: form.call(a, b, None))(a)
+    torch.testing.assert_close(result, a @ b)
+
+
 def test_vmap_of_a_bias_that_differs_by_row() -> None:
     a, b, bias = torch.randn(6, 4, 3), torch.randn(3, 5), torch.randn(4, 1)
     result = torch.vmap(tk.mm, (0, None, None))(a, b, bias)

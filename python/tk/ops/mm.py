@@ -353,6 +353,11 @@ def _backward_mm(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return *_addmm_grads(ctx, grad, _needs(ctx)), *(None,) * 5
 
 
+def _rows(x: Tensor) -> Tensor:
+    """``[..., K]`` as ``[rows, K]``; K may be 0, from which no reshape(-1, K) finds the rows."""
+    return torch.atleast_2d(x).flatten(0, -2)
+
+
 def _backward_linear(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     x, weight, bias, out = ctx.saved_tensors
     needs_x, needs_weight, needs_bias = _needs(ctx)
@@ -361,13 +366,13 @@ def _backward_linear(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         return _linear(x, weight, bias, 0, ctx.out_dtype, ctx.precision, -1, ctx.mode)
 
     grad_z = _activation_backward(grad, ctx.activation, out, recompute)
-    rows = grad_z.reshape(-1, grad_z.shape[-1])
+    rows = _rows(grad_z)
     narrow = rows.to(ctx.dtype)
     grad_x = grad_weight = None
     if needs_x:
         grad_x = _product(ctx, narrow, weight).reshape(*grad.shape[:-1], weight.shape[1])
     if needs_weight:
-        grad_weight = _product(ctx, narrow.t(), x.reshape(-1, x.shape[-1]))
+        grad_weight = _product(ctx, narrow.t(), _rows(x))
     return grad_x, grad_weight, _bias_grad(ctx, rows, 1) if needs_bias else None, *(None,) * 5
 
 
@@ -397,7 +402,7 @@ def _vmap_mm(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]
     a_dim, b_dim, bias_dim = in_dims[:3]
     if b_dim is None and _is_one_row(bias, bias_dim):
         a = a.movedim(a_dim, 0)
-        return op(a.reshape(-1, a.shape[-1]), b, bias, *settings).reshape(*a.shape[:-1], b.shape[-1]), 0
+        return op(_rows(a), b, bias, *settings).reshape(*a.shape[:-1], b.shape[-1]), 0
     return _loop(op, info.batch_size, in_dims, args)
 
 
@@ -406,7 +411,7 @@ def _vmap_addmm(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, i
     bias_dim, a_dim, b_dim = in_dims[:3]
     if a_dim is not None and b_dim is None and _is_one_row(bias, bias_dim):
         a = a.movedim(a_dim, 0)
-        return op(bias, a.reshape(-1, a.shape[-1]), b, *settings).reshape(*a.shape[:-1], b.shape[-1]), 0
+        return op(bias, _rows(a), b, *settings).reshape(*a.shape[:-1], b.shape[-1]), 0
     return _loop(op, info.batch_size, in_dims, args)
 
 
