@@ -1,9 +1,9 @@
 // The gate at an op's Autograd key: decides in C++ whether a gradient is at stake, since a Python kernel there costs
 // every call microseconds. If none is, the op goes on below autograd; if one may be, Python's formula is called.
 //
-// The stable ABI has no dispatch-key guard, so "below" is the op's twin, tk::_f, which autograd falls through. Nobody
-// sees that name: what could see it (a dispatch mode, a tensor subclass, a functorch transform) goes the other way,
-// where Python redispatches the public op. So does everything that this torch does not tell.
+// The stable ABI has no dispatch-key guard, so "below" is the op's twin, tk::_f, which autograd falls through. Only a
+// profiler sees that name: a dispatch mode, a tensor subclass or a functorch transform, which would see it too, sends a
+// call the other way, where Python redispatches the public op.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

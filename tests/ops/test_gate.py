@@ -1,4 +1,4 @@
-"""The gate at the ops' Autograd keys (csrc/ops/gate.h): who gets past it, what the rest sees, and errors on both ways."""
+"""The gate at the ops' Autograd keys (csrc/ops/gate.h): who passes it, what the rest sees, and errors on both ways."""
 
 from __future__ import annotations
 
