@@ -1,6 +1,6 @@
 // Python exceptions on their way through torch's C API, which keeps their text at most. A formula that the gate calls
-// leaves its exception here and returns; the gate throws it again as the very object that Python raised, since those who
-// catch it (torch.utils.checkpoint, which stops a recomputation with one) go by its type.
+// leaves its exception here and returns; the gate throws it again as the very object that Python raised, since those
+// who catch it (torch.utils.checkpoint, which stops a recomputation with one) go by its type.
 #pragma once
 
 #include <exception>
