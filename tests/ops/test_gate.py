@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -135,6 +136,21 @@ def test_a_transform_over_what_a_transform_inside_does_not_track() -> None:
 
     for product in (tk.mm, torch.ops.tk.mm):
         torch.testing.assert_close(gradient(product), gradient(torch.mm))
+
+
+@pytest.mark.parametrize("which", (0, 1, 2))
+@pytest.mark.parametrize("mode", (torch.enable_grad, torch.no_grad))
+def test_a_tangent_is_refused_rather_than_dropped(mode, which: int) -> None:  # type: ignore[no-untyped-def]
+    args = [torch.randn(4, 3), torch.randn(3, 5), torch.randn(5)]
+    with mode(), forward_ad.dual_level():
+        torch.ops.tk.mm(*args)
+        args[which] = forward_ad.make_dual(args[which], torch.ones_like(args[which]))
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            torch.ops.tk.mm(*args)
+
+
+def test_no_gate_for_an_op_that_has_none() -> None:
+    assert _register._gate().tk_ops_gate(b"no_such_op") == 0
 
 
 def test_operands_that_are_negated_or_zero_by_a_bit() -> None:
