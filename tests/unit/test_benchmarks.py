@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import accuracy, everywhere, first_call, gains, mm, peers, picture, report, shapes  # noqa: E402
+from benchmarks import accuracy, everywhere, first_call, gains, mm, peers, picture, products, report, shapes  # noqa: E402
 from benchmarks.products import Product  # noqa: E402
 from benchmarks.report import Figure, Goal, Report, Row  # noqa: E402
 from benchmarks.runner import Options  # noqa: E402
@@ -358,3 +358,12 @@ def test_the_axis_of_ratios_ends_around_them() -> None:
     assert picture.ticks_around([]) == [0.85, 1.0, 1.2]
     assert picture.ticks_around([0.69, 1.2]) == [0.6, 0.7, 0.85, 1.0, 1.2]
     assert picture.ticks_around([0.1, 9.0]) == list(picture.RATIO_TICKS)
+
+
+@pytest.mark.parametrize(("precision", "ok"), [("tf32", True), ("ieee", False)])
+def test_tf32_is_judged_by_its_own_error_where_torch_does_without_it(precision: str, ok: bool) -> None:
+    p = products.Product(1, 300, 700, torch.float32, precision=precision)
+    a, b = torch.randn(p.m, p.k), torch.randn(p.k, p.n)
+    ours = products.rounded_to_tf32(a) @ products.rounded_to_tf32(b)
+    assert products.judge(p, a, b, None, ours, a @ b).ok is ok
+    assert not products.judge(p, a, b, None, ours * 1.001, a @ b).ok
