@@ -109,6 +109,7 @@ const Pack& Registry::open(Builtin& builtin) {
     fail(TK_PACK_ERROR, "pack ", builtin.path, " is for ", arch_text(pack->arch(), pack->is_ptx()),
          ", not what its name says");
   check_clash(*pack);
+  generated_.add(*pack);
   builtin.pack = std::move(pack);
   return *builtin.pack;
 }
@@ -136,6 +137,8 @@ void Registry::load(const std::string& path) {
     if (builtin.arch == pack->arch() && builtin.ptx == pack->is_ptx()) open(builtin);
   if (is_loaded(*pack)) return;
   check_clash(*pack);
+  user_.reserve(user_.size() + 1);  // so that nothing fails once its ops are known
+  generated_.add(*pack);
   user_.push_back(std::move(pack));
   next_generation();
 }
@@ -239,6 +242,18 @@ std::vector<Registry::Listed> Registry::list() {
   }
   for (const auto& pack : user_) rows.push_back({pack->path(), false, pack.get(), ""});
   return rows;
+}
+
+// --- Generated ops ---
+
+const tk_generated_op* Registry::generated_op(uint32_t index) {
+  std::shared_lock lock(mutex_);
+  return generated_.at(index);
+}
+
+void Registry::reserve(const std::string& name) {
+  std::unique_lock lock(mutex_);
+  generated_.reserve(name);
 }
 
 // --- Measured choices ---

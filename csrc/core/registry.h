@@ -16,7 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "pack.h"
+#include "generated.h"
 
 namespace tk {
 
@@ -62,6 +62,10 @@ class Registry {
   // Every op that a GPU has.
   std::vector<OpInPack> all(uint32_t arch);
 
+  // The ops whose packs say what they take and return: see tk_generated_op_at and tk_reserve_op.
+  const tk_generated_op* generated_op(uint32_t index);
+  void reserve(const std::string& name);
+
   // All packs; the library's own are opened for it. The pointers are good for as long as the registry.
   struct Listed {
     std::string path;
@@ -103,6 +107,7 @@ class Registry {
   std::string unrooted_;  // a file of the directory that was not taken for want of roots
   std::vector<Builtin> builtins_;
   std::vector<std::unique_ptr<const Pack>> user_;
+  GeneratedOps generated_;  // what it refers to is in builtins_ and user_
   std::map<PinKey, uint32_t> pins_;
   static std::atomic<uint64_t> generation_;
 };

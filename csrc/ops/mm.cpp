@@ -2,6 +2,7 @@
 
 #include "arguments.h"
 #include "launch.h"
+#include "names.h"
 #include "overlap.h"
 #include "reference.h"
 #include "runtime.h"
@@ -348,4 +349,9 @@ STABLE_TORCH_LIBRARY_IMPL(tk, CPU, library) { implement(library); }
 STABLE_TORCH_LIBRARY_IMPL(tk, CUDA, library) { implement(library); }
 
 }  // namespace
+
+void reserve_mm_names() {
+  for (const Registered& op : kOps) check_status(tk_reserve_op(op.name));
+}
+
 }  // namespace tk::ops

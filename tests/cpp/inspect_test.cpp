@@ -11,7 +11,12 @@ class InspectTest : public CoreTest {
     Launch launch{.entry = "entry", .args = {integer(1)}, .threads = 256, .shared = 4096, .cluster = 2};
     Variant fast{.kernel = "fast", .config = 1, .constraints = {{1, "nothing"}}, .launches = {launch, Launch{}}};
     Variant any{.kernel = "any", .flags = format::kGeneral | format::kNonDeterministic};
-    return {.name = "op", .n_tensors = 0, .configs = {"any", "fast"}, .variants = {fast, any}, .schema = "op() -> ()"};
+    return {.name = "op",
+            .n_tensors = 1,
+            .configs = {"any", "fast"},
+            .variants = {fast, any},
+            .schema = "op(Tensor x, int config=-1, int mode=0) -> ()",
+            .params = {{.name = "x"}}};
   }
 };
 
@@ -31,7 +36,7 @@ TEST_F(InspectTest, ListsPacks) {
   ASSERT_EQ(packs[0].ops.size(), 2u);
   const inspect::Op& op = packs[0].ops[0];
   EXPECT_EQ(op.name, "op");
-  EXPECT_EQ(op.schema, "op() -> ()");
+  EXPECT_EQ(op.schema, "op(Tensor x, int config=-1, int mode=0) -> ()");
   EXPECT_EQ(op.n_variants, 2u);
   EXPECT_EQ(op.n_buckets, 1u);
   ASSERT_EQ(op.configs.size(), 2u);

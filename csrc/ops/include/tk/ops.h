@@ -16,6 +16,8 @@
 
 // Defined by libtk_ops; a reference to it is what keeps the library linked.
 extern "C" TK_API uint32_t tk_ops_abi_version(void);
+// tk_load_pack, and its generated ops become torch's. NULL, or why it cannot be.
+extern "C" TK_API const char* tk_ops_load_pack(const char* path, tk_status* status);
 
 namespace tk {
 
@@ -66,9 +68,11 @@ const auto& op() {
 
 }  // namespace detail
 
-// Brings the kernels of a file in. Throws std::runtime_error when it is missing, damaged or clashes with a loaded one.
+// Brings the kernels of a file in; its generated ops are then found in torch's dispatcher as tk::<name>. Throws
+// std::runtime_error when it is missing, damaged or clashes with a loaded one.
 inline void load_pack(const std::string& path) {
-  if (tk_load_pack(path.c_str()) != TK_OK) throw std::runtime_error(tk_last_error());
+  tk_status status = TK_OK;
+  if (const char* const error = tk_ops_load_pack(path.c_str(), &status)) throw std::runtime_error(error);
 }
 
 // activation(a @ b + bias): a [M, K], b [K, N], bias broadcast to [M, N] or absent.
