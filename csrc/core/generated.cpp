@@ -79,7 +79,10 @@ void GeneratedOps::add(const Pack& pack) {
   if (ops_.size() + added.size() > TK_MAX_GENERATED_OPS)
     fail(TK_PACK_ERROR, "pack ", pack.path(), " brings ", added.size(), " generated ops to the ", ops_.size(),
          " that are loaded; a process can have ", TK_MAX_GENERATED_OPS, ": leave packs out that it does not need");
-  for (Entry& entry : added) ops_.push_back(std::move(entry));
+  for (Entry& entry : added) {
+    Entry& kept = ops_.emplace_back(std::move(entry));
+    kept.row.twin_schema = kept.twin_schema.c_str();
+  }
 }
 
 void GeneratedOps::reserve(const std::string& name) {
@@ -96,15 +99,19 @@ void GeneratedOps::fill(Entry& entry) {
   for (const auto& check : pack.rows<format::Constraint>(op.checks))
     entry.checks.push_back({code_of(pack, check.holds), pack.string(check.message)});
   for (const auto& output : pack.rows<format::Output>(op.outputs)) entry.results.push_back(result_of(pack, output));
+  if (*pack.string(op.backward)) entry.twin_schema = twin_schema_of(pack, op);
   entry.row = {.op = op_names().intern(pack.string(op.name)),
                .name = pack.string(op.name),
                .schema = pack.string(op.schema),
                .meta = pack.string(op.meta),
+               .backward = pack.string(op.backward),
+               .twin_schema = nullptr,  // once the entry lies where it stays
                .pack_path = pack.path().c_str(),
                .n_params = static_cast<uint32_t>(entry.params.size()),
                .n_locals = static_cast<uint32_t>(entry.locals.size()),
                .n_checks = static_cast<uint32_t>(entry.checks.size()),
                .n_results = static_cast<uint32_t>(entry.results.size()),
+               .n_saved = op.n_saved,
                .params = entry.params.data(),
                .locals = entry.locals.data(),
                .checks = entry.checks.data(),

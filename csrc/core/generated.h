@@ -30,6 +30,7 @@ class GeneratedOps {
     std::vector<tk_code> locals{};
     std::vector<tk_check> checks{};
     std::vector<tk_result> results{};
+    std::string twin_schema{};
   };
 
   const Entry* find(std::string_view name) const;

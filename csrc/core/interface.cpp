@@ -43,25 +43,32 @@ std::string results(uint32_t count) {
   return out + ")";
 }
 
-}  // namespace
-
-std::string schema_of(const Pack& pack, const format::Op& op) {
-  std::string out = std::string(pack.string(op.name)) + "(";
+std::string schema(const Pack& pack, const format::Op& op, const char* prefix, uint32_t n_results) {
+  std::string out = std::string(prefix) + pack.string(op.name) + "(";
   uint32_t mutated = 0;
   for (const format::Param& param : pack.rows<format::Param>(op.params)) {
     out += type_of(param, mutated) + " " + pack.string(param.name);
     if (*pack.string(param.default_value)) out += std::string("=") + pack.string(param.default_value);
     out += ", ";
   }
-  return out + "int config=-1, int mode=0) -> " + results(op.outputs.count);
+  // torch passes the arguments of an op that writes by name, among others to a function with a `mode` of its own.
+  return out + "int config=-1, int mode" + (mutated ? "_bits" : "") + "=0) -> " + results(n_results);
 }
+
+}  // namespace
+
+std::string schema_of(const Pack& pack, const format::Op& op) {
+  return schema(pack, op, "", op.outputs.count - op.n_saved);
+}
+
+std::string twin_schema_of(const Pack& pack, const format::Op& op) { return schema(pack, op, "_", op.outputs.count); }
 
 bool is_identifier(std::string_view name) {
   return !name.empty() && is_letter(name[0]) &&
          std::ranges::all_of(name, [](char c) { return is_letter(c) || is_digit(c); });
 }
 
-bool is_reserved_argument(std::string_view name) { return name == "config" || name == "mode"; }
+bool is_reserved_argument(std::string_view name) { return name == "config" || name == "mode" || name == "mode_bits"; }
 
 bool is_default(ParamKind kind, std::string_view text) {
   if (text.empty()) return true;
@@ -82,6 +89,7 @@ bool same_interface(const Pack& a, const format::Op& x, const Pack& b, const for
   const auto outputs = [](const format::Output& o) { return std::pair(o.ndim, o.leading); };
   return std::strcmp(a.string(x.schema), b.string(y.schema)) == 0 &&
          std::strcmp(a.string(x.meta), b.string(y.meta)) == 0 &&
+         std::strcmp(a.string(x.backward), b.string(y.backward)) == 0 && x.n_saved == y.n_saved &&
          std::ranges::equal(a.rows<format::Param>(x.params), b.rows<format::Param>(y.params), {}, params, params) &&
          std::ranges::equal(a.rows<format::Output>(x.outputs), b.rows<format::Output>(y.outputs), {}, outputs, outputs);
 }

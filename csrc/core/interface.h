@@ -11,8 +11,12 @@ namespace tk {
 // Every mutated argument has a letter of its own in the schema.
 inline constexpr uint32_t kMaxMutated = 26;
 
-// "scaled_gelu(Tensor x, Tensor bias, float alpha, int config=-1, int mode=0) -> Tensor". Takes verified records.
+// "scaled_gelu(Tensor x, Tensor bias, float alpha, int config=-1, int mode=0) -> Tensor". Of an op that writes in place
+// the last argument is called mode_bits. Takes verified records.
 std::string schema_of(const Pack& pack, const format::Op& op);
+// Of its twin without autograd, which returns what is saved for the gradients too: "_scaled_gelu(…) -> (Tensor,
+// Tensor)".
+std::string twin_schema_of(const Pack& pack, const format::Op& op);
 
 // A letter or _, then letters, digits and _.
 bool is_identifier(std::string_view name);

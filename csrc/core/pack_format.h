@@ -73,10 +73,11 @@ struct Op {
   Range variants;
   Range outputs;  // of a generated op: how to allocate what it returns
   Range pins;
-  Range params;   // of a generated op: the arguments of its schema, in order
-  Range checks;   // Constraints on the arguments: the first that fails is the caller's mistake
-  uint32_t meta;  // of a generated op: JSON, read by Python alone
-  uint32_t reserved;
+  Range params;       // of a generated op: the arguments of its schema, in order
+  Range checks;       // Constraints on the arguments: the first that fails is the caller's mistake
+  uint32_t meta;      // of a generated op: JSON, read by Python alone
+  uint32_t backward;  // string: the op that works out its gradients, or ""
+  uint32_t n_saved;   // outputs at the end that are made for `backward` and not returned
 };
 
 enum class ParamKind : uint32_t {
@@ -216,7 +217,7 @@ struct Pin {
 };
 
 static_assert(sizeof(Header) == 80 + 16 * static_cast<uint32_t>(Section::Count));
-static_assert(sizeof(Op) == 120 && sizeof(Config) == 12 && sizeof(Bucket) == 16 && sizeof(Variant) == 56);
+static_assert(sizeof(Op) == 124 && sizeof(Config) == 12 && sizeof(Bucket) == 16 && sizeof(Variant) == 56);
 static_assert(sizeof(Constraint) == 12 && sizeof(Buffer) == 16 && sizeof(Launch) == 88 && sizeof(Arg) == 24);
 static_assert(sizeof(TensorMap) == 136 && sizeof(Image) == 64 && sizeof(Output) == 144 && sizeof(Pin) == 48);
 static_assert(sizeof(Param) == 20);

@@ -376,6 +376,8 @@ class Pack::Verifier {
       n_mutated += (param.flags & format::kMutated) != 0;
     }
     require(!tensors.empty(), "a generated op without a tensor");
+    require(op.n_saved <= op.outputs.count && (op.n_saved == 0 || *pack_.string(op.backward)),
+            "outputs that are saved for nothing");
     require(n_mutated <= kMaxMutated, "more than ", kMaxMutated, " arguments written in place");
     require(tensors.size() + op.outputs.count == op.n_tensors && n_ints == op.n_ints && n_floats == op.n_floats,
             "its arguments are not those of its schema");
@@ -402,7 +404,7 @@ class Pack::Verifier {
     require(verify_code(op.key).within(available), "a key that reads what is not there");
     require(verify_constraints(op.checks).within(available), "a check reads what is not there");
     require_string(op.meta);
-    require(op.reserved == 0, "an op with unknown fields");
+    require_string(op.backward);
     verify_configs(op);
     verify_outputs(op, available);
     verify_interface(op);

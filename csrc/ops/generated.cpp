@@ -1,6 +1,6 @@
-// Generated ops. An op `f` of a pack becomes tk::f on CUDA tensors, and a twin tk::_f without autograd, which takes CPU
-// tensors too, but only to have its launch described (tk_ops_capture). What f does on the CPU is registered from
-// Python.
+// Generated ops. An op `f` of a pack becomes tk::f on CUDA tensors. What f does on the CPU, and its gradients, are
+// registered from Python; for them an op that has a gradient gets a twin tk::_f, which returns what is saved too. The
+// kernel for CUDA takes tensors on the CPU only to have a launch described (tk_ops_capture).
 //
 // A call: read the arguments, check them, ask the core for the outputs, allocate, put the tensors as the core wants
 // them (canonical.h), launch. Nothing is allocated on the way but the outputs, and nothing is looked up by name.
@@ -25,7 +25,8 @@ constexpr int64_t kModeBits = TK_MODE_DETERMINISTIC | TK_MODE_BATCH_INVARIANT | 
 struct Frame {
   explicit Frame(const tk_generated_op& described) : op(described) {}
   ~Frame() {
-    for (uint32_t i = 0; i < n_tensors; i++) aoti_torch_delete_tensor_object(handles[i]);
+    for (uint32_t i = 0; i < n_tensors; i++)
+      if (handles[i]) aoti_torch_delete_tensor_object(handles[i]);
   }
   Frame(const Frame&) = delete;
   Frame& operator=(const Frame&) = delete;
@@ -324,8 +325,8 @@ int32_t target(const Frame& f) {
     return f.device.index;
   const int32_t described = described_device();
   if (described < 0)
-    fail_unsupported(text("tk._", f.op.name, " takes CUDA tensors, these are on ", ops::describe(f.device), "; tk.",
-                          f.op.name, " runs on the CPU too, from Python"));
+    fail_unsupported(
+        text("tk.", f.op.name, ": its kernels are for CUDA tensors, these are on ", ops::describe(f.device)));
   return described;
 }
 
@@ -344,13 +345,14 @@ void run(Frame& f) {
     launch_copied(f, device);
 }
 
-void call_generated(const tk_generated_op& op, StableIValue* stack) {
+// n_results: of the op, which leaves out what is saved, or of its twin.
+void call_generated(const tk_generated_op& op, StableIValue* stack, uint32_t n_results) {
   Frame f(op);
   read(stack, f);
   run(f);
   Results results(stack);
-  for (uint32_t i = f.n_inputs; i < f.n_tensors; i++) results.give_back(f.handles[i]);
-  f.n_tensors = f.n_inputs;  // the outputs are the caller's now
+  for (uint32_t i = 0; i < n_results; i++)
+    results.give_back(std::exchange(f.handles[f.n_inputs + i], nullptr));  // the caller's now
 }
 
 // --- The pool ---
@@ -361,8 +363,8 @@ const tk_generated_op* defined[TK_MAX_GENERATED_OPS];
 using Boxed = void(StableIValue*, uint64_t, uint64_t);
 
 template <size_t kIndex>
-void boxed(StableIValue* stack, uint64_t, uint64_t) {
-  call_generated(*defined[kIndex], stack);
+void boxed(StableIValue* stack, uint64_t, uint64_t n_results) {
+  call_generated(*defined[kIndex], stack, static_cast<uint32_t>(n_results));
 }
 
 template <size_t... kIndices>
@@ -379,17 +381,15 @@ using torch::stable::detail::StableLibrary;
 // What is registered stays for as long as the process.
 struct Libraries {
   StableLibrary schemas{StableLibrary::Kind::FRAGMENT, "tk", nullptr, __FILE__, __LINE__};
-  StableLibrary cpu{StableLibrary::Kind::IMPL, "tk", "CPU", __FILE__, __LINE__};
   StableLibrary cuda{StableLibrary::Kind::IMPL, "tk", "CUDA", __FILE__, __LINE__};
 };
 
 void define(Libraries& libraries, const tk_generated_op& op, Boxed* function) {
-  const std::string twin = text("_", op.name);
   libraries.schemas.def(op.schema);
-  libraries.schemas.def(text("_", op.schema).c_str());
   libraries.cuda.impl(op.name, function);
-  libraries.cuda.impl(twin.c_str(), function);
-  libraries.cpu.impl(twin.c_str(), function);
+  if (!*op.twin_schema) return;
+  libraries.schemas.def(op.twin_schema);
+  libraries.cuda.impl(text("_", op.name).c_str(), function);
 }
 
 std::mutex definition;

@@ -63,6 +63,23 @@ TEST_F(GeneratedTest, TheCoreTellsWhatToRegister) {
   EXPECT_STREQ(op.checks[1].message, "one dtype");
 }
 
+TEST_F(GeneratedTest, AnOpWithAGradientHasATwin) {
+  Op op = scale_op();
+  op.n_tensors = 4;
+  op.outputs.push_back({E(6), {}, {}});
+  op.backward = "scale_backward";
+  op.n_saved = 1;
+  load({op, scale_op("without")});
+  const tk_generated_op& row = *tk_generated_op_at(0);
+  EXPECT_STREQ(row.schema, scale_op().schema.c_str());
+  EXPECT_STREQ(row.twin_schema,
+               "_scale(Tensor x, Tensor y, int n, float alpha=0.5, int config=-1, int mode=0) -> (Tensor, Tensor)");
+  EXPECT_STREQ(row.backward, "scale_backward");
+  EXPECT_EQ(row.n_results, 2u);
+  EXPECT_EQ(row.n_saved, 1u);
+  EXPECT_STREQ(tk_generated_op_at(1)->twin_schema, "");
+}
+
 TEST_F(GeneratedTest, RecordsStayWhereTheyAre) {
   load({scale_op("first")});
   const tk_generated_op* const first = tk_generated_op_at(0);

@@ -31,7 +31,7 @@ PackSpec small_pack() {
         .variants = {variant},
         .outputs = {{dtype(0), {size(0, 0)}, {1}}},
         .pins = {{0, {5}, 0}},
-        .schema = "op(Tensor(a!) x, bool way=True, float alpha=0.5, int config=-1, int mode=0) -> Tensor",
+        .schema = "op(Tensor(a!) x, bool way=True, float alpha=0.5, int config=-1, int mode_bits=0) -> Tensor",
         .params = {{.name = "x", .flags = format::kMutated, .rank = 2},
                    {.name = "way", .kind = format::ParamKind::Bool, .default_value = "True"},
                    {.name = "alpha", .kind = format::ParamKind::Float, .default_value = "0.5"}},
@@ -73,7 +73,8 @@ class Hostile : public CoreTest {
     size_t read = 0;
     const auto code = [&](const tk_code& c) { read += std::accumulate(c.words, c.words + c.count, size_t{0}); };
     for (uint32_t i = 0; const tk_generated_op* const op = tk_generated_op_at(i); i++) {
-      for (const char* text : {op->name, op->schema, op->meta, op->pack_path}) read += std::strlen(text);
+      for (const char* text : {op->name, op->schema, op->meta, op->backward, op->twin_schema, op->pack_path})
+        read += std::strlen(text);
       for (uint32_t p = 0; p < op->n_params; p++)
         read += std::strlen(op->params[p].name) + std::strlen(op->params[p].default_value);
       for (uint32_t l = 0; l < op->n_locals; l++) code(op->locals[l]);
@@ -293,6 +294,8 @@ TEST_F(Forbidden, InterfacesThatContradictThemselves) {
   refuse([](PackSpec& s) { s.ops[0].params.clear(); }, "without a tensor");
   refuse([](PackSpec& s) { s.ops[0].params.pop_back(); }, "not those of its schema");
   refuse([](PackSpec& s) { s.ops[0].n_ints = 2; }, "not those of its schema");
+  refuse([](PackSpec& s) { s.ops[0].n_saved = 1; }, "saved for nothing");
+  refuse([](PackSpec& s) { s.ops[0].n_saved = 2, s.ops[0].backward = "b"; }, "saved for nothing");
   refuse([](PackSpec& s) { s.ops[0].n_tensors = 3; }, "not those of its schema");
   refuse([](PackSpec& s) { s.ops[0].name = "two words"; }, "op's name");
   refuse([](PackSpec& s) { s.ops[0].name = "_op"; }, "op's name");

@@ -193,6 +193,8 @@ class Writer {
     out.params = append_all(Section::Params, params);
     out.checks = add(op.checks);
     out.meta = string(op.meta);
+    out.backward = string(op.backward);
+    out.n_saved = op.n_saved;
     return out;
   }
 

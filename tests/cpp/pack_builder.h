@@ -155,6 +155,8 @@ struct Op {
   std::vector<Param> params = {};
   std::vector<Constraint> checks = {};
   std::string meta = {};
+  std::string backward = {};
+  uint32_t n_saved = 0;
 };
 
 struct PackSpec {

@@ -42,6 +42,7 @@ from tk.aot.spec import (
 
 MAX_TENSORS, MAX_INTS, MAX_FLOATS, MAX_LOCALS = 32, 32, 16, 64  # tk.h, csrc/core/expr.h
 MAX_DIMS = 8
+RESERVED_ARGUMENTS = ("config", "mode", "mode_bits")
 MAX_MUTATED = 26  # csrc/core/interface.h: a letter of the schema for each
 
 # A power of two, up to what any allocation of the driver has.
@@ -97,6 +98,8 @@ def add_op(writer: PackWriter, grid: Grid, compiled: Sequence[Compiled], target:
                 params=writer.add("params", [_param(writer, p) for p in op.params]),
                 checks=writer.add("constraints", [_constraint(writer, scope, c) for c in op.checks]),
                 meta=writer.string(op.meta),
+                backward=writer.string(op.backward.get("op", "")),
+                n_saved=op.backward.get("extra_outputs", 0),
                 pins=_pins(writer, op, compiled, table, numbers, tuned, partial),
             )
         ],
@@ -129,6 +132,12 @@ def _check_interface(op: Op) -> None:
         _check_param(where, p)
     if len(set(names)) < len(names):
         raise BuildError(f"{where}: two arguments have one name: {', '.join(names)}")
+    try:
+        saved = op.backward.get("extra_outputs", 0)
+    except ValueError as e:
+        raise BuildError(f"{where}: its meta is no JSON: {e}") from e
+    if not 0 <= saved <= len(op.outputs):
+        raise BuildError(f"{where}: {saved} of its {len(op.outputs)} outputs are saved")
     tensors = [p for p in op.params if p.kind == "tensor"]
     ints = tuple(p.name for p in op.params if p.kind in ("int", "bool"))
     floats = tuple(p.name for p in op.params if p.kind == "float")
@@ -150,7 +159,8 @@ def _check_interface(op: Op) -> None:
 
 def _check_param(where: str, p: Param) -> None:
     where = f"{where}, argument {p.name}"
-    if not p.name.isidentifier() or not p.name.isascii() or keyword.iskeyword(p.name) or p.name in ("config", "mode"):
+    is_name = p.name.isidentifier() and p.name.isascii() and not keyword.iskeyword(p.name)
+    if not is_name or p.name in RESERVED_ARGUMENTS:
         raise BuildError(f"{where}: it cannot have this name")
     if p.kind == "tensors":
         raise BuildError(f"{where}: lists of tensors cannot be packed yet")

@@ -30,7 +30,7 @@ SECTIONS: Mapping[str, str] = {
     "strings": "",
     "code": "word:q",
     "ops": "name:I schema:I n_tensors:I n_ints:I n_floats:I n_dims:I locals:R key:R dims:4I configs:R buckets:R "
-    "variants:R outputs:R pins:R params:R checks:R meta:I reserved:I",
+    "variants:R outputs:R pins:R params:R checks:R meta:I backward:I n_saved:I",
     "locals": "value:R",
     "configs": "number:I name:I params:I",
     "buckets": "key:q candidates:R",
@@ -212,7 +212,7 @@ _RANGES: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 # Field -> the section that it is a number of an entry of, or "strings".
 _REFERENCES: Mapping[str, Mapping[str, str]] = {
-    "ops": dict(name="strings", schema="strings", meta="strings"),
+    "ops": dict(name="strings", schema="strings", meta="strings", backward="strings"),
     "params": dict(name="strings", default_value="strings"),
     "configs": dict(name="strings", params="strings"),
     "candidates": dict(variant="variants"),

@@ -8,6 +8,7 @@ among them, ``tk.aot.pack`` writes it all down.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -249,6 +250,11 @@ class Op:
     def schema(self) -> str:
         return schema_of(self) if self.params else ""
 
+    @property
+    def backward(self) -> Mapping[str, Any]:
+        """What meta says of the op's gradients; empty when it has none."""
+        return (json.loads(self.meta or "{}").get("backward") or {}) if self.params else {}
+
     def local(self, name: str) -> Expr:
         return Expr("local", list(self.locals).index(name))
 
@@ -260,7 +266,8 @@ class Op:
 
 
 def schema_of(op: Op) -> str:
-    """``scaled_gelu(Tensor x, Tensor bias, float alpha, int config=-1, int mode=0) -> Tensor``."""
+    """``scaled_gelu(Tensor x, Tensor bias, float alpha, int config=-1, int mode=0) -> Tensor``. Of an op that writes in
+    place the last argument is called mode_bits: torch passes its arguments by name, to functions with a ``mode``."""
     letters = iter("abcdefghijklmnopqrstuvwxyz")
     types = {"tensors": "Tensor[]", "float": "float", "int": "int", "bool": "bool"}
     arguments = []
@@ -268,8 +275,10 @@ def schema_of(op: Op) -> str:
         written = f"({next(letters)}!)" if p.mutated else ""
         default = "" if p.default is None else f"={p.default!r}"
         arguments.append(f"{types.get(p.kind, 'Tensor')}{written} {p.name}{default}")
-    results = "Tensor" if len(op.outputs) == 1 else f"({', '.join(['Tensor'] * len(op.outputs))})"
-    return f"{op.name}({', '.join([*arguments, 'int config=-1', 'int mode=0'])}) -> {results}"
+    count = len(op.outputs) - op.backward.get("extra_outputs", 0)
+    results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+    mode = "mode_bits" if any(p.mutated for p in op.params) else "mode"
+    return f"{op.name}({', '.join([*arguments, 'int config=-1', f'int {mode}=0'])}) -> {results}"
 
 
 @dataclass(frozen=True)

@@ -159,11 +159,16 @@ typedef struct tk_generated_op {
   const char* name;
   const char* schema; /* "scaled_gelu(Tensor x, float alpha, int config=-1, int mode=0) -> Tensor" */
   const char* meta;   /* JSON: the recorded graph and more; docs/packs.md */
+  /* The op that works out its gradients; "" when there is none. Then there is a twin of the op, to be registered
+   * without autograd, that returns all of `results`; the op itself leaves out the last n_saved. */
+  const char* backward;
+  const char* twin_schema;
   const char* pack_path;
   uint32_t n_params;
   uint32_t n_locals;
   uint32_t n_checks;
   uint32_t n_results;
+  uint32_t n_saved;
   const tk_param* params;
   const tk_code* locals;
   const tk_check* checks;
