@@ -19,6 +19,8 @@ std::optional<uint32_t> suitability(uint32_t arch, bool ptx, uint32_t gpu) {
   return same ? std::optional(1u << 16 | arch) : std::nullopt;
 }
 
+constexpr char kDefinitions[] = "ops.tkpack";
+
 std::string arch_text(uint32_t arch, bool ptx) { return text(ptx ? "ptx" : "sm_", arch); }
 
 // sm90.tkpack, ptx80.tkpack
@@ -76,6 +78,26 @@ void Registry::set_builtin_directory(const std::string& path) {
          path, " too");
   directory_ = path;
   next_generation();
+  open_definitions();
+}
+
+const Root* Registry::root_of(std::string_view file) const {
+  const auto found = std::ranges::find_if(roots_, [&](const Root& root) { return file == root.file; });
+  return found == roots_.end() ? nullptr : &*found;
+}
+
+void Registry::open_definitions() {
+  const std::filesystem::path path = std::filesystem::path(directory_) / kDefinitions;
+  const Root* const root = root_of(kDefinitions);
+  std::error_code missing;
+  const bool is_unrooted = roots_.empty() && allows_unrooted() && std::filesystem::exists(path, missing);
+  if (!root && !is_unrooted) return;
+  auto pack = Pack::open(path.string(), root ? root->hash : "");
+  if (pack->arch() != 0)
+    fail(TK_PACK_ERROR, "pack ", pack->path(), " is for ", arch_text(pack->arch(), pack->is_ptx()),
+         ", it should define ops for any GPU");
+  generated_.add(*pack);
+  definitions_ = std::move(pack);
 }
 
 // Which files there are, by name: a file that is missing or damaged is still known to belong here, so that no other
@@ -86,8 +108,9 @@ void Registry::find_builtins() {
   const std::filesystem::path directory(directory_);
   Builtin found;
   for (const Root& root : roots_) {
+    if (std::string_view(root.file) == kDefinitions) continue;
     if (!parse_name(root.file, found.arch, found.ptx))
-      fail(TK_PACK_ERROR, "roots.inc names ", root.file, "; it must be like sm90.tkpack or ptx80.tkpack");
+      fail(TK_PACK_ERROR, "roots.inc names ", root.file, "; it must be ops.tkpack or like sm90.tkpack or ptx80.tkpack");
     builtins_.push_back({(directory / root.file).string(), root.hash, found.arch, found.ptx, nullptr});
   }
   std::error_code missing;  // a folder that is not there has no packs
@@ -145,7 +168,8 @@ void Registry::load(const std::string& path) {
 
 bool Registry::is_loaded(const Pack& pack) const {
   const auto same = [&](const Pack* other) { return other && other->index_hash() == pack.index_hash(); };
-  return std::any_of(builtins_.begin(), builtins_.end(), [&](const Builtin& b) { return same(b.pack.get()); }) ||
+  return same(definitions_.get()) ||
+         std::any_of(builtins_.begin(), builtins_.end(), [&](const Builtin& b) { return same(b.pack.get()); }) ||
          std::any_of(user_.begin(), user_.end(), [&](const auto& p) { return same(p.get()); });
 }
 
@@ -240,6 +264,7 @@ std::vector<Registry::Listed> Registry::list() {
       rows.push_back({builtin.path, true, nullptr, error.what()});
     }
   }
+  if (definitions_) rows.push_back({definitions_->path(), true, definitions_.get(), ""});
   for (const auto& pack : user_) rows.push_back({pack->path(), false, pack.get(), ""});
   return rows;
 }

@@ -34,6 +34,7 @@ std::string builtin_directory() {
 void find_builtin_packs() {
   const std::string packs = builtin_directory();
   if (!packs.empty() && tk_set_builtin_directory(packs.c_str()) != TK_OK) warn(tk_last_error());
+  define_generated_ops();
 }
 
 void load_user_packs() {

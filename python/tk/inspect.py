@@ -58,8 +58,8 @@ class Support:
 
 @dataclass(frozen=True)
 class Pack:
-    """arch: "sm_90", or "ptx80" for PTX that serves what is newer. size: of the file, bytes. problem: why it cannot be
-    used, "" when it can."""
+    """arch: "sm_90", "ptx80" for PTX that serves what is newer, or "any" for definitions of ops without kernels. size:
+    of the file, bytes. problem: why it cannot be used, "" when it can."""
 
     path: str
     arch: str
@@ -144,6 +144,8 @@ def _coverage_row(arch: str, op: str, kernel: str, number: int, config: str, var
 
 
 def _arch(pack: Any) -> str:
+    if not pack.arch:  # definitions of ops, without kernels
+        return "any"
     return f"ptx{pack.arch}" if pack.ptx else f"sm_{pack.arch}"
 
 

@@ -74,36 +74,43 @@ def add_op(writer: PackWriter, grid: Grid, compiled: Sequence[Compiled], target:
     _check_op(op)
     configs = config_numbers(grid.family, grid.arch)
     numbers = {c.config.name: c.number for c in configs}
-    scope = _Scope(op, len(op.locals), f"op {op.name}")
     first_variant = writer.count("variants")
     records = [_variant(writer, op, c, numbers[c.variant.point.config.name], target) for c in compiled]
     table = buckets(op, [c.variant for c in compiled])
-    writer.add(
-        "ops",
-        [
-            dict(
-                name=writer.string(op.name),
-                schema=writer.string(op.schema),
-                n_tensors=len(op.tensors),
-                n_ints=len(op.ints),
-                n_floats=len(op.floats),
-                n_dims=len(op.dims),
-                locals=_locals(writer, op, op.locals.values(), 0, f"op {op.name}"),
-                key=scope.code(writer, bucket_expr(op)),
-                dims=_dims(op),
-                configs=writer.add("configs", [_config(writer, c) for c in configs], share=False),
-                buckets=_buckets(writer, table, first_variant),
-                variants=writer.add("variants", records, share=False),
-                outputs=writer.add("outputs", [_output(writer, scope, o) for o in op.outputs]),
-                params=writer.add("params", [_param(writer, p) for p in op.params]),
-                checks=writer.add("constraints", [_constraint(writer, scope, c) for c in op.checks]),
-                meta=writer.string(op.meta),
-                backward=writer.string(op.backward.get("op", "")),
-                n_saved=op.backward.get("extra_outputs", 0),
-                pins=_pins(writer, op, compiled, table, numbers, tuned, partial),
-            )
-        ],
-        share=False,
+    record = _op(writer, op) | dict(
+        configs=writer.add("configs", [_config(writer, c) for c in configs], share=False),
+        buckets=_buckets(writer, table, first_variant),
+        variants=writer.add("variants", records, share=False),
+        pins=_pins(writer, op, compiled, table, numbers, tuned, partial),
+    )
+    writer.add("ops", [record], share=False)
+
+
+def add_definition(writer: PackWriter, op: Op) -> None:
+    """Write an op without kernels. Raises BuildError."""
+    _check_op(op)
+    writer.add("ops", [_op(writer, op)], share=False)
+
+
+def _op(writer: PackWriter, op: Op) -> dict[str, Any]:
+    """What an op is, whatever kernels there are."""
+    scope = _Scope(op, len(op.locals), f"op {op.name}")
+    return dict(
+        name=writer.string(op.name),
+        schema=writer.string(op.schema),
+        n_tensors=len(op.tensors),
+        n_ints=len(op.ints),
+        n_floats=len(op.floats),
+        n_dims=len(op.dims),
+        locals=_locals(writer, op, op.locals.values(), 0, f"op {op.name}"),
+        key=scope.code(writer, bucket_expr(op)),
+        dims=_dims(op),
+        outputs=writer.add("outputs", [_output(writer, scope, o) for o in op.outputs]),
+        params=writer.add("params", [_param(writer, p) for p in op.params]),
+        checks=writer.add("constraints", [_constraint(writer, scope, c) for c in op.checks]),
+        meta=writer.string(op.meta),
+        backward=writer.string(op.backward.get("op", "")),
+        n_saved=op.backward.get("extra_outputs", 0),
     )
 
 
