@@ -4,6 +4,7 @@ in generated_ops.py; nothing is compiled."""
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 import subprocess
@@ -19,10 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tk
 from tk.aot.errors import BuildError
+from tk.aot.expr import const, tensors
 from tk.aot.spec import Op, Output, Param
+from tk.generated import register
 
 from . import generated_ops
 from .generated_ops import ADD_, ROWS, SCALED_GELU, TWICE, graph, meta, node, normalized, ref
@@ -129,6 +133,19 @@ def test_an_expanded_tensor_gives_a_row_major_output(load: Load) -> None:
     op = load(TWICE)
     result = ops(op.name)(torch.randn(3, 1).expand(3, 4))
     assert result.stride() == (4, 1)
+
+
+def test_eight_declared_dimensions(load: Load) -> None:
+    x, out = tensors("x", "out")
+    sizes = tuple(x.size(d) for d in range(8))
+    strides = tuple(math.prod(sizes[d + 1 :], start=const(1)) for d in range(8))
+    op = replace(TWICE, tensors=(x, out), locals={}, outputs=(Output(x.dtype, sizes, strides),),
+                 params=(Param("x", "tensor", rank=8),))  # fmt: skip
+    name = load(op).name
+    value = torch.randn(1, 2, 3, 1, 2, 1, 2, 2).transpose(1, 2)
+    result = ops(name)(value)
+    assert torch.equal(result, value * 2) and result.is_contiguous()
+    refused("x must have 8 dimensions", name, value[0])
 
 
 def test_several_outputs_and_numbers(load: Load) -> None:
@@ -384,6 +401,16 @@ def test_compile_with_dynamic_sizes(load: Load, norm: str, backend: str) -> None
     torch._dynamo.reset()
 
 
+def test_compile_with_a_dynamic_number(load: Load) -> None:
+    """A number that a check and the graph read is a symbol too."""
+    name = load(ROWS).name
+    compiled = torch.compile(lambda x, n: ops(name)(x, n)[0] + 1, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows, n in ((4, 3), (5, 6)):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(compiled(x, n), x[:, :n].sum(1) + 1)
+    torch._dynamo.reset()
+
+
 def test_compile_with_gradients(norm: str) -> None:
     compiled = torch.compile(lambda x: ops(norm)(x * 2), fullgraph=True, dynamic=True, backend="aot_eager")
     for rows in (3, 5):
@@ -452,6 +479,35 @@ def test_vmap_in_place(load: Load) -> None:
     torch.testing.assert_close(x, expected)
     with pytest.raises(RuntimeError, match="writes x, which has no batch dimension"):
         torch.func.vmap(lambda y: ops(name)(x[0], y, 1.0), out_dims=None)(x)
+
+
+# --- What tk.config says ---
+
+
+class Recorder(TorchDispatchMode):
+    """The calls of generated ops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "tk":
+            self.calls.append((args, kwargs))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("op", [TWICE, ADD_], ids=lambda op: op.name)
+def test_the_wrapper_passes_modes_on(load: Load, op: Op) -> None:
+    name = load(op).name
+    args = (torch.ones(2, 3),) if op is TWICE else (torch.ones(2, 3), torch.ones(2, 3), 1.0)
+    call = register.wrapper(name)
+    with Recorder() as recorder, tk.config.strict():
+        call(*args, config=1)
+    ((passed, kwargs),) = recorder.calls
+    assert (*passed, *kwargs.values())[-2:] == (1, tk.config.MODE_BITS["strict"])
+    with pytest.raises(RuntimeError, match="x"):
+        call()
 
 
 # --- Looking at them ---

@@ -21,6 +21,7 @@ from tk import errors
 from tk.generated import interpret, records
 from tk.generated.problem import Call
 from tk.generated.records import GeneratedOp
+from tk.heuristics import overrides
 from tk.ops import _register
 
 _library = Library("tk", "IMPL")  # keeps what is registered alive
@@ -45,10 +46,17 @@ def names() -> list[str]:
 
 
 def wrapper(name: str) -> Callable[..., Any]:
-    """``torch.ops.tk.<name>`` with typed errors."""
+    """``torch.ops.tk.<name>`` with the modes and configs of ``tk.config``, and with typed errors. Its ``config`` is a
+    config's name or number."""
     op = getattr(torch.ops.tk, name)
+    mode_name = op.default._schema.arguments[-1].name
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, config: str | int | None = None, **kwargs: Any) -> Any:
+        first = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+        if first is not None:  # without one the op says what is missing
+            mode, number = overrides.find(name, first)
+            number = number if config is None else overrides.number(name, config, first)
+            kwargs = {"config": number, mode_name: mode} | kwargs
         try:
             return op(*args, **kwargs)
         except RuntimeError as error:

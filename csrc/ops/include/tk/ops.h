@@ -75,6 +75,16 @@ inline void load_pack(const std::string& path) {
   if (const char* const error = tk_ops_load_pack(path.c_str(), &status)) throw std::runtime_error(error);
 }
 
+// A generated op of a pack that was loaded, to be called on CUDA tensors. Its signature ends in config (-1: choose) and
+// mode (bits of tk.h). Throws c10::Error when there is no op of this name, or none of this signature.
+//
+//   auto gelu = tk::generated<at::Tensor(const at::Tensor& x, double alpha, int64_t config, int64_t mode)>("scaled_gelu");
+//   at::Tensor y = gelu.call(x, 1.5, -1, 0);
+template <class Signature>
+c10::TypedOperatorHandle<Signature> generated(const std::string& name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(("tk::" + name).c_str(), "").template typed<Signature>();
+}
+
 // activation(a @ b + bias): a [M, K], b [K, N], bias broadcast to [M, N] or absent.
 inline at::Tensor mm(const at::Tensor& a, const at::Tensor& b, const std::optional<at::Tensor>& bias = std::nullopt,
                      const Options& o = {}) {
