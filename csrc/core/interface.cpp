@@ -27,7 +27,7 @@ std::string type_of(const format::Param& param, uint32_t& mutated) {
     case ParamKind::Float:
       return "float";
     case ParamKind::Int:
-      return "int";
+      return "SymInt";  // so that a graph traced with one value serves others
     case ParamKind::Bool:
       return "bool";
     default:

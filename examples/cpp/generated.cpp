@@ -1,4 +1,5 @@
-// A generated op from C++: `generated PACK`, where the pack has twice(x[...]) -> 2 x. Without a GPU it is found, not run.
+// A generated op from C++: `generated PACK`, of a pack with twice(x[...]) -> 2 x. Without a GPU it is found, not
+// run.
 #include <tk/ops.h>
 #include <torch/torch.h>
 

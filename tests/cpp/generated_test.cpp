@@ -14,7 +14,7 @@ Op scale_op(const std::string& name = "scale") {
           .locals = {size(0, 3)},
           .variants = {Variant{.launches = {Launch{.args = {pointer(0), pointer(1), pointer(2), integer(local(0))}}}}},
           .outputs = {{dtype(0), {local(0)}, {1}, 1}},
-          .schema = name + "(Tensor x, Tensor y, int n, float alpha=0.5, int config=-1, int mode=0) -> Tensor",
+          .schema = name + "(Tensor x, Tensor y, SymInt n, float alpha=0.5, int config=-1, int mode=0) -> Tensor",
           .params = {{.name = "x", .flags = format::kLeading, .rank = 1},
                      {.name = "y", .rank = 1},
                      {.name = "n", .kind = format::ParamKind::Int},
@@ -73,7 +73,7 @@ TEST_F(GeneratedTest, AnOpWithAGradientHasATwin) {
   const tk_generated_op& row = *tk_generated_op_at(0);
   EXPECT_STREQ(row.schema, scale_op().schema.c_str());
   EXPECT_STREQ(row.twin_schema,
-               "_scale(Tensor x, Tensor y, int n, float alpha=0.5, int config=-1, int mode=0) -> (Tensor, Tensor)");
+               "_scale(Tensor x, Tensor y, SymInt n, float alpha=0.5, int config=-1, int mode=0) -> (Tensor, Tensor)");
   EXPECT_STREQ(row.backward, "scale_backward");
   EXPECT_EQ(row.n_results, 2u);
   EXPECT_EQ(row.n_saved, 1u);

@@ -39,7 +39,7 @@ PackSpec rich_pack() {
         .variants = {fast, general, general},
         .outputs = {{dtype(0), {size(0, 0), 3}, {3, 1}}},
         .pins = {{1, {64}, 1}, {1, {128}, 0}},
-        .schema = "rich(Tensor a, Tensor(a!) b, int way, float alpha=1.5, int config=-1, int mode_bits=0) -> Tensor",
+        .schema = "rich(Tensor a, Tensor(a!) b, SymInt way, float alpha=1.5, int config=-1, int mode_bits=0) -> Tensor",
         .params = {{.name = "a", .flags = format::kLeading, .rank = 2},
                    {.name = "b", .flags = format::kMutated, .rank = 3},
                    {.name = "way", .kind = format::ParamKind::Int},
@@ -60,7 +60,7 @@ TEST(Pack, HoldsWhatWasWritten) {
   ASSERT_NE(op, nullptr);
   EXPECT_EQ(pack->find_op("poor"), nullptr);
   EXPECT_STREQ(pack->string(op->schema),
-               "rich(Tensor a, Tensor(a!) b, int way, float alpha=1.5, int config=-1, int mode_bits=0) -> Tensor");
+               "rich(Tensor a, Tensor(a!) b, SymInt way, float alpha=1.5, int config=-1, int mode_bits=0) -> Tensor");
   EXPECT_STREQ(pack->string(op->meta), "{}");
   const auto params = pack->rows<format::Param>(op->params);
   ASSERT_EQ(params.size(), 4u);

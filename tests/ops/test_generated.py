@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -59,7 +60,7 @@ def test_the_schema_is_that_of_the_arguments(load: Load) -> None:
     schemas = [str(ops(op.name).default._schema) for op in (gelu, rows, add)]
     assert schemas == [
         f"tk::{gelu.name}(Tensor x, Tensor bias, float alpha=1.5, int config=-1, int mode=0) -> Tensor",
-        f"tk::{rows.name}(Tensor x, int n, bool keep=True, int config=-1, int mode=0) -> (Tensor, Tensor)",
+        f"tk::{rows.name}(Tensor x, SymInt n, bool keep=True, int config=-1, int mode=0) -> (Tensor, Tensor)",
         f"tk::{add.name}(Tensor(a!) x, Tensor y, float alpha, int config=-1, int mode_bits=0) -> ()",
     ]
 
@@ -268,6 +269,13 @@ def test_graphs_that_are_none_are_refused(load: Load) -> None:
         run(node("y", "aten.from_file.default", "/etc/passwd", False, 3))
     with pytest.raises(tk.PackError, match=r"makes torch.float32 \[1\]"):
         run(node("y", "aten.slice.Tensor", ref("x"), 0, 0, 1))
+    with pytest.raises(tk.PackError, match="neither a value before it"):
+        run(node("y", "aten.neg.default", ref("z")))
+    with pytest.raises(tk.PackError, match="neither a value before it"):
+        run(node("y", "aten.neg.default", {"file": "x"}))
+    for text in ('{"graphs": []}', '{"signature": {"x": 1}}', '{"signature": {"x": "T[...]"}}', '{"signature": {}}'):
+        with pytest.raises(tk.PackError, match="cannot be read"):
+            ops(load(replace(TWICE, meta=text)).name)(torch.ones(3))
     with pytest.raises(tk.PackError, match="its graph has 0 outputs, its pack says 1"):
         run(outputs=())
 
@@ -342,6 +350,14 @@ def test_gradients(norm: str) -> None:
     torch.testing.assert_close(mine, theirs)
 
 
+def test_a_gradient_whose_op_is_missing_says_so(load: Load) -> None:
+    forward, _ = normalized("lonely")
+    x = torch.randn(2, 5, requires_grad=True)
+    result = ops(load(forward).name)(x)
+    with pytest.raises(tk.PackError, match="no loaded pack has lonely_backward"):
+        result.sum().backward()
+
+
 def test_nothing_is_saved_where_nothing_needs_a_gradient(norm: str) -> None:
     x = torch.randn(2, 5)
     assert ops(norm)(x).grad_fn is None
@@ -402,12 +418,14 @@ def test_compile_with_dynamic_sizes(load: Load, norm: str, backend: str) -> None
 
 
 def test_compile_with_a_dynamic_number(load: Load) -> None:
-    """A number that a check and the graph read is a symbol too."""
+    """A number that a check and the graph read is a symbol too: one graph serves all values."""
     name = load(ROWS).name
-    compiled = torch.compile(lambda x, n: ops(name)(x, n)[0] + 1, fullgraph=True, dynamic=True, backend="aot_eager")
-    for rows, n in ((4, 3), (5, 6)):
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda x, n: ops(name)(x, n)[0] + 1, fullgraph=True, dynamic=True, backend=counter)
+    for rows, n in ((4, 3), (5, 6), (6, 2), (7, 7)):
         x = torch.randn(rows, 8)
         torch.testing.assert_close(compiled(x, n), x[:, :n].sum(1) + 1)
+    assert counter.frame_count == 1
     torch._dynamo.reset()
 
 

@@ -269,7 +269,7 @@ def schema_of(op: Op) -> str:
     """``scaled_gelu(Tensor x, Tensor bias, float alpha, int config=-1, int mode=0) -> Tensor``. Of an op that writes in
     place the last argument is called mode_bits: torch passes its arguments by name, to functions with a ``mode``."""
     letters = iter("abcdefghijklmnopqrstuvwxyz")
-    types = {"tensors": "Tensor[]", "float": "float", "int": "int", "bool": "bool"}
+    types = {"tensors": "Tensor[]", "float": "float", "int": "SymInt", "bool": "bool"}
     arguments = []
     for p in op.params:
         written = f"({next(letters)}!)" if p.mutated else ""

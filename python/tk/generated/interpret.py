@@ -137,5 +137,9 @@ def _value(x: Any, values: Mapping[str, Any]) -> Any:
         return [_value(item, values) for item in x]
     if not isinstance(x, dict):
         return x
-    ((kind, name),) = x.items()
-    return values[name] if kind == "ref" else _NAMED[kind](name)
+    for kind, name in x.items():
+        if kind == "ref" and name in values:
+            return values[name]
+        if kind in _NAMED:
+            return _NAMED[kind](name)
+    raise errors.PackError(f"{x} in a recorded graph is neither a value before it nor one of {', '.join(_NAMED)}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from tk import _library
+from tk import _library, errors
 from tk.expr import Expr
 
 KINDS = ("tensor", "tensors", "float", "int", "bool")  # tk_param_kind
@@ -131,7 +131,25 @@ class GeneratedOp:
 
     @cached_property
     def meta(self) -> Mapping[str, Any]:
-        return json.loads(self._record.meta)
+        """Raises tk.PackError where it is not what docs/packs.md says."""
+        try:
+            meta = json.loads(self._record.meta)
+            _check_meta(meta, [p.name for p in self.tensors])
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            path = self._record.pack_path.decode()
+            raise errors.PackError(f"pack {path}: what it says of {self.name} cannot be read: {error!r}") from None
+        return meta
+
+
+def _check_meta(meta: Any, tensors: Sequence[str]) -> None:
+    for name in tensors:
+        meta["signature"][name].partition("[")
+    for graph in meta["graphs"]:
+        graph["dtypes"].items()
+        for node in graph["nodes"]:
+            if not isinstance(node["op"], str) or not isinstance(node["name"], str):
+                raise TypeError(f"node {node}")
+            list(node.get("args", ())), node.get("kwargs", {}).items()
 
 
 def _result(row: _Result) -> Result:

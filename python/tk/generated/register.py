@@ -174,6 +174,8 @@ def _gradients(ctx: Any, op: GeneratedOp, grads: Sequence[Tensor]) -> list[Any]:
     saved = list(ctx.saved_tensors)
     inputs = [saved.pop(0) if x is None else x for x in ctx.numbers]
     results = [x for x, differentiable in zip(grads, ctx.differentiable, strict=False) if differentiable]
+    if find(backward["op"]) is None:
+        raise errors.PackError(f"tk.{op.name}: no loaded pack has {backward['op']}, which works out its gradient")
     found = _listed(getattr(torch.ops.tk, backward["op"])(*inputs, *saved, *results, -1, ctx.mode))
     out: list[Any] = [None] * ctx.n_args
     for index, grad in zip(backward["grads"], found, strict=True):

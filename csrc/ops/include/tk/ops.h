@@ -78,8 +78,8 @@ inline void load_pack(const std::string& path) {
 // A generated op of a pack that was loaded, to be called on CUDA tensors. Its signature ends in config (-1: choose) and
 // mode (bits of tk.h). Throws c10::Error when there is no op of this name, or none of this signature.
 //
-//   auto gelu = tk::generated<at::Tensor(const at::Tensor& x, double alpha, int64_t config, int64_t mode)>("scaled_gelu");
-//   at::Tensor y = gelu.call(x, 1.5, -1, 0);
+//   using Gelu = at::Tensor(const at::Tensor& x, double alpha, int64_t config, int64_t mode);
+//   at::Tensor y = tk::generated<Gelu>("scaled_gelu").call(x, 1.5, -1, 0);
 template <class Signature>
 c10::TypedOperatorHandle<Signature> generated(const std::string& name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(("tk::" + name).c_str(), "").template typed<Signature>();
