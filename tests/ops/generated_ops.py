@@ -83,7 +83,7 @@ def ref(name: str) -> dict[str, str]:
 
 
 def graph(inputs: Sequence[str], nodes: Sequence[dict[str, Any]], outputs: Sequence[str], **dtypes: str) -> Any:
-    given = [node(name, "input", i) for i, name in enumerate(inputs)]
+    given = [node(name, "input", name) for name in inputs]
     return {"dtypes": dtypes, "nodes": [*given, *nodes, node("output", "output", [ref(o) for o in outputs])]}
 
 
@@ -220,14 +220,14 @@ def normalized(name: str) -> tuple[Op, Op]:
                   backward={"op": f"{name}_backward", "saved_inputs": [0], "saved_outputs": [1], "extra_outputs": 1,
                             "grads": [0]}),
     )  # fmt: skip
-    x, rstd, grad, dx = tensors("x", "rstd", "grad", "dx")
+    x, rstd, grad, dx = tensors("x", "out1", "grad_0", "dx")
     nodes = [
-        node("r", "aten.unsqueeze.default", ref("rstd"), -1),
+        node("r", "aten.unsqueeze.default", ref("out1"), -1),
         node("xhat", "aten.mul.Tensor", ref("x"), ref("r")),
-        node("g", "aten.mul.Tensor", ref("grad"), ref("xhat")),
+        node("g", "aten.mul.Tensor", ref("grad_0"), ref("xhat")),
         node("mean", "aten.mean.dim", ref("g"), [-1], True),
         node("part", "aten.mul.Tensor", ref("xhat"), ref("mean")),
-        node("rest", "aten.sub.Tensor", ref("grad"), ref("part")),
+        node("rest", "aten.sub.Tensor", ref("grad_0"), ref("part")),
         node("dx", "aten.mul.Tensor", ref("rest"), ref("r")),
     ]
     backward = Op(
@@ -241,11 +241,11 @@ def normalized(name: str) -> tuple[Op, Op]:
         outputs=(Output(x.dtype, (x.size(3),), (1,), leading=0),),
         params=(
             Param("x", "tensor", leading=True, rank=1),
-            Param("rstd", "tensor", leading=True),
-            Param("grad", "tensor", leading=True, rank=1),
+            Param("out1", "tensor", leading=True),
+            Param("grad_0", "tensor", leading=True, rank=1),
         ),
         checks=(require(grad.size(3) == x.size(3), "N of x and grad must be equal"),),
-        meta=meta({"x": "T[..., N]", "rstd": "T[...]", "grad": "T[..., N]", "T": ["fp32", "fp64"]},
-                  *(graph(["x", "rstd", "grad"], nodes, ["dx"], T=t) for t in ("fp32", "fp64"))),
+        meta=meta({"x": "T[..., N]", "out1": "T[...]", "grad_0": "T[..., N]", "T": ["fp32", "fp64"]},
+                  *(graph(["x", "out1", "grad_0"], nodes, ["dx"], T=t) for t in ("fp32", "fp64"))),
     )  # fmt: skip
     return forward, backward

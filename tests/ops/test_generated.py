@@ -149,6 +149,17 @@ def test_eight_declared_dimensions(load: Load) -> None:
     refused("x must have 8 dimensions", name, value[0])
 
 
+def test_a_flag_has_a_graph_for_each_value(load: Load) -> None:
+    graphs = [graph(["x"], [node("y", "aten.mul.Scalar", ref("x"), factor)], ["y"], T="fp32") | {"flags": {"up": up}}
+              for up, factor in ((False, 0.5), (True, 2))]  # fmt: skip
+    op = replace(TWICE, ints=("up",), params=(*TWICE.params, Param("up", "bool")),
+                 meta=meta({"x": "T[...]", "up": "bool", "T": ["fp32"]}, *graphs))  # fmt: skip
+    name = load(op).name
+    value = torch.randn(3)
+    assert torch.equal(ops(name)(value, True), value * 2)
+    assert torch.equal(ops(name)(value, False), value * 0.5)
+
+
 def test_several_outputs_and_numbers(load: Load) -> None:
     op = load(ROWS)
     x = torch.randn(5, 8)
@@ -356,6 +367,15 @@ def test_a_gradient_whose_op_is_missing_says_so(load: Load) -> None:
     result = ops(load(forward).name)(x)
     with pytest.raises(tk.PackError, match="no loaded pack has lonely_backward"):
         result.sum().backward()
+
+
+def test_a_backward_that_takes_something_else_says_so(tmp_path: Path) -> None:
+    forward, backward = normalized("odd")
+    params = (*backward.params[:2], replace(backward.params[2], name="grad_1"))
+    text = backward.meta.replace("grad_0", "grad_1")
+    tk.load_pack(generated_ops.write(tmp_path / "odd.tkpack", forward, replace(backward, params=params, meta=text)))
+    with pytest.raises(tk.PackError, match="odd_backward takes grad_1; there are grad_0, x, out1, eps"):
+        ops("odd")(torch.randn(2, 5, requires_grad=True)).sum().backward()
 
 
 def test_nothing_is_saved_where_nothing_needs_a_gradient(norm: str) -> None:

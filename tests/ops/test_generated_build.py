@@ -27,10 +27,10 @@ from tk.aot.spec import Config, Const, Family, Int, Kernel, Launch, Op, Output, 
 
 X, OUT = tensors("x", "out")
 NODES = [
-    {"name": "x", "op": "input", "args": [0]},
-    {"name": "factor", "op": "input", "args": [1]},
+    {"name": "x", "op": "input", "args": ["x"]},
+    {"name": "factor", "op": "input", "args": ["factor"]},
     {"name": "y", "op": "aten.mul.Tensor", "args": [{"ref": "x"}, {"ref": "factor"}]},
-    {"name": "output", "op": "output", "args": [[{"ref": "y"}]]},
+    {"name": "output", "op": "output", "args": [{"ref": "y"}]},
 ]
 OP = Op(
     name="built_scale",

@@ -36,7 +36,8 @@ def run(call: Call) -> list[Tensor]:
     call.check_written()
     inputs = [_Input(p.kind == "tensor" and p.leading, p.rank, p.mutated, x)
               for p, x in zip(call.op.params, call.args, strict=False)]  # fmt: skip
-    found = evaluate(graph["nodes"], [x.seen for x in inputs], call.op.name)
+    seen = {p.name: x.seen for p, x in zip(call.op.params, inputs, strict=True)}
+    found = evaluate(graph["nodes"], seen, call.op.name)
     for x in inputs:
         x.write_back()
     outputs = call.allocate()
@@ -46,12 +47,14 @@ def run(call: Call) -> list[Tensor]:
 
 
 def graph_of(call: Call) -> Mapping[str, Any]:
-    """The recorded graph for the dtypes of a call."""
+    """The recorded graph for a call's dtypes and flags (bools)."""
     signature, graphs = call.op.meta["signature"], call.op.meta["graphs"]
     given = {p.name: NAMES.get(x.dtype, str(x.dtype)) for p, x in zip(call.op.tensors, call.tensors, strict=True)}
+    flags = {p.name: bool(x) for p, x in zip(call.op.params, call.args, strict=False) if p.kind == "bool"}
+    declared = {name: signature[name].partition("[")[0].strip() for name in given}
     for graph in graphs:
-        wanted = {name: signature[name].partition("[")[0].strip() for name in given}
-        if all(graph["dtypes"].get(dtype, dtype) == given[name] for name, dtype in wanted.items()):
+        has_dtypes = all(graph["dtypes"].get(dtype, dtype) == given[name] for name, dtype in declared.items())
+        if has_dtypes and all(flags[name] == value for name, value in graph.get("flags", {}).items()):
             return graph
     accepted = "; ".join(", ".join(f"{k} {v}" for k, v in graph["dtypes"].items()) for graph in graphs)
     raise ValueError(
@@ -94,23 +97,22 @@ def _fit(value: Tensor, out: Tensor, call: Call) -> Tensor:
     return out.copy_(value.reshape(out.shape))
 
 
-def evaluate(nodes: Sequence[Mapping[str, Any]], inputs: Sequence[Any], name: str) -> list[Tensor]:
+def evaluate(nodes: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any], name: str) -> list[Tensor]:
     """Runs recorded nodes. Raises tk.PackError for what is no graph."""
     values: dict[str, Any] = {}
     for node in nodes:
         if node["op"] == "output":
-            return [_value(x, values) for x in node["args"][0]]
+            outputs = _value(node["args"][0], values)
+            return outputs if isinstance(outputs, list) else [outputs]
         args = [_value(x, values) for x in node.get("args", ())]
         kwargs = {key: _value(x, values) for key, x in node.get("kwargs", {}).items()}
         values[node["name"]] = _function(node["op"], inputs, name)(*args, **kwargs)
     raise errors.PackError(f"tk.{name}: its graph has no output")
 
 
-def _function(op: str, inputs: Sequence[Any], name: str) -> Callable[..., Any]:
+def _function(op: str, inputs: Mapping[str, Any], name: str) -> Callable[..., Any]:
     if op == "input":
-        return lambda index: inputs[index]
-    if op == "size":
-        return lambda x, dim: x.size(dim)
+        return inputs.__getitem__
     if op in _PYTHON:
         return _PYTHON[op]
     namespace, _, rest = op.partition(".")

@@ -155,30 +155,38 @@ def _formula(op: GeneratedOp, twin: Any) -> Any:
 
 def _save(ctx: Any, op: GeneratedOp, args: Sequence[Any], outputs: Sequence[Tensor]) -> None:
     backward = op.meta["backward"]
-    inputs = [args[i] for i in backward["saved_inputs"]]
-    ctx.numbers = [None if isinstance(x, Tensor) else x for x in inputs]
+    named = dict(zip((p.name for p in op.params), args, strict=False))
+    ctx.numbers = {name: x for name, x in named.items() if not isinstance(x, Tensor)}
+    saved = {op.params[i].name: args[i] for i in backward["saved_inputs"] if isinstance(args[i], Tensor)}
+    saved |= {f"out{i}": outputs[i] for i in backward["saved_outputs"]}
+    ctx.names = tuple(saved)
     ctx.mode = args[-1]
     ctx.n_args = len(args)
     ctx.differentiable = [x.is_floating_point() for x in outputs[: op.n_results - op.n_saved]]
-    saved_outputs = [outputs[i] for i in backward["saved_outputs"]]
-    ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)), *saved_outputs)
+    ctx.save_for_backward(*saved.values())
     ctx.mark_non_differentiable(
         *outputs[op.n_results - op.n_saved :], *(x for x in outputs if not x.is_floating_point())
     )
 
 
 def _gradients(ctx: Any, op: GeneratedOp, grads: Sequence[Tensor]) -> list[Any]:
-    """The backward op takes what was saved, inputs before outputs, then a gradient for each returned floating-point
-    output."""
-    backward = op.meta["backward"]
-    saved = list(ctx.saved_tensors)
-    inputs = [saved.pop(0) if x is None else x for x in ctx.numbers]
-    results = [x for x, differentiable in zip(grads, ctx.differentiable, strict=False) if differentiable]
-    if find(backward["op"]) is None:
-        raise errors.PackError(f"tk.{op.name}: no loaded pack has {backward['op']}, which works out its gradient")
-    found = _listed(getattr(torch.ops.tk, backward["op"])(*inputs, *saved, *results, -1, ctx.mode))
+    """The names of the backward op's arguments say what they are: a param of the forward op, out<i> for an output that
+    was saved, grad_<i> for the gradient of the i-th returned floating-point output."""
+    meta = op.meta["backward"]
+    backward = find(meta["op"])
+    if backward is None:
+        raise errors.PackError(f"tk.{op.name}: no loaded pack has {meta['op']}, which works out its gradient")
+    results = (x for x, differentiable in zip(grads, ctx.differentiable, strict=False) if differentiable)
+    known = {f"grad_{i}": x for i, x in enumerate(results)}
+    known |= dict(zip(ctx.names, ctx.saved_tensors, strict=True)) | ctx.numbers
+    if missing := [p.name for p in backward.params if p.name not in known]:
+        raise errors.PackError(
+            f"tk.{op.name}: its backward {backward.name} takes {', '.join(missing)}; there are {', '.join(known)}"
+        )
+    args = [known[p.name] for p in backward.params]
+    found = _listed(getattr(torch.ops.tk, backward.name)(*args, -1, ctx.mode))
     out: list[Any] = [None] * ctx.n_args
-    for index, grad in zip(backward["grads"], found, strict=True):
+    for index, grad in zip(meta["grads"], found, strict=True):
         if ctx.needs_input_grad[1 + index]:
             out[index] = grad
     return out
