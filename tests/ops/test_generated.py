@@ -201,6 +201,15 @@ def test_in_place_where_the_leading_dimensions_are_no_single_one(load: Load) -> 
     torch.testing.assert_close(x, expected)
 
 
+def test_in_place_with_a_graph_that_returns_nothing(load: Load) -> None:
+    """A function without a return statement is recorded with an output of null."""
+    op = load(replace(ADD_, meta=ADD_.meta.replace('"args": [[]]', '"args": [null]')))
+    assert "[null]" in op.meta
+    x = torch.zeros(2, 3)
+    assert ops(op.name)(x, torch.ones(2, 3), 2.0) is None
+    assert torch.equal(x, torch.full((2, 3), 2.0))
+
+
 def test_in_place_on_memory_that_is_shared_is_refused(load: Load) -> None:
     op = load(ADD_)
     base = torch.randn(9)

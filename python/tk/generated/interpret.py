@@ -103,7 +103,7 @@ def evaluate(nodes: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any], name
     for node in nodes:
         if node["op"] == "output":
             outputs = _value(node["args"][0], values)
-            return outputs if isinstance(outputs, list) else [outputs]
+            return [x for x in (outputs if isinstance(outputs, list) else [outputs]) if x is not None]
         args = [_value(x, values) for x in node.get("args", ())]
         kwargs = {key: _value(x, values) for key, x in node.get("kwargs", {}).items()}
         values[node["name"]] = _function(node["op"], inputs, name)(*args, **kwargs)
