@@ -4,7 +4,7 @@ set(TK_PACK_DIR ${CMAKE_BINARY_DIR}/packs)
 set(TK_ROOTS_INC ${CMAKE_BINARY_DIR}/roots.inc CACHE FILEPATH "Hashes of the packs that libtk_core trusts as its own" FORCE)
 
 string(REPLACE "," ";" archs "${TK_ARCHS}")
-set(TK_PACK_FILES)
+set(TK_PACK_FILES ${TK_PACK_DIR}/ops.tkpack)  # the package's generated ops, for machines without a GPU
 foreach(arch IN LISTS archs)
   if(arch MATCHES "^[0-9]")
     set(arch sm${arch})
@@ -13,7 +13,8 @@ foreach(arch IN LISTS archs)
 endforeach()
 
 file(GLOB_RECURSE pack_sources CONFIGURE_DEPENDS
-  ${CMAKE_SOURCE_DIR}/kernels/*.py ${CMAKE_SOURCE_DIR}/kernels/*.json ${CMAKE_SOURCE_DIR}/python/tk/aot/*.py)
+  ${CMAKE_SOURCE_DIR}/kernels/*.py ${CMAKE_SOURCE_DIR}/kernels/*.json ${CMAKE_SOURCE_DIR}/python/tk/aot/*.py
+  ${CMAKE_SOURCE_DIR}/python/tk/expr.py)
 set(grid_options)
 if(TK_GRID STREQUAL "sample")
   list(APPEND grid_options --sample)

@@ -112,6 +112,15 @@ tk_status tk_load_pack(const char* path) {
   });
 }
 
+const tk_generated_op* tk_generated_op_at(uint32_t index) { return runtime().registry.generated_op(index); }
+
+tk_status tk_reserve_op(const char* name) {
+  return guarded([&] {
+    require_argument(name, "name");
+    runtime().registry.reserve(name);
+  });
+}
+
 tk_op tk_intern_op(const char* name) { return op_names().intern(name ? name : ""); }
 
 const char* tk_op_name(tk_op op) {
@@ -154,11 +163,14 @@ tk_status tk_candidates(const tk_call* call, tk_candidate* rows, uint32_t capaci
 }
 
 tk_status tk_outputs(const tk_call* call, tk_tensor* rows, uint32_t capacity, uint32_t* count) {
-  return guarded_problem(call, [&](Problem& problem) {
+  return guarded([&] {
     require_argument(count, "count");
     if (capacity) require_argument(rows, "rows");
-    *count = problem.op.outputs.count;
-    for (uint32_t i = 0; i < std::min(capacity, *count); i++) rows[i] = output(problem, i);
+    check_not_forked();
+    check_call(call);
+    const std::span<const tk_tensor> found = outputs(*call);
+    *count = static_cast<uint32_t>(found.size());
+    std::copy_n(found.begin(), std::min(capacity, *count), rows);
   });
 }
 

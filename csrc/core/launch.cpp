@@ -2,8 +2,8 @@
 
 #include <memory>
 
+#include "call_cache.h"
 #include "choose.h"
-#include "prepared_cache.h"
 
 namespace tk {
 namespace {
@@ -129,16 +129,6 @@ Prepared prepare_call(const tk_call& call, cu::Stream stream) {
   return prepared;
 }
 
-PreparedCache& thread_cache() {
-  // A plain pointer costs less to reach than an object with a constructor.
-  static thread_local PreparedCache* cache = nullptr;
-  if (!cache) [[unlikely]] {
-    static thread_local const auto owner = std::make_unique<PreparedCache>();
-    cache = owner.get();
-  }
-  return *cache;
-}
-
 struct BusyScope {
   explicit BusyScope(bool& busy) : flag(busy) { flag = true; }
   ~BusyScope() { flag = false; }
@@ -150,7 +140,7 @@ struct BusyScope {
 void launch(const tk_call* call, cu::Stream stream, const tk_allocator* allocator) {
   check_not_forked();
   check_call(call);
-  PreparedCache& cache = thread_cache();
+  auto& cache = thread_cache<CallCache<Prepared>>();
   if (cache.busy) {  // called by an allocator
     Prepared prepared = prepare_call(*call, stream);
     return run(prepared, *call, stream, allocator);

@@ -4,8 +4,8 @@
 
 namespace tk {
 
-// How to allocate the index-th output of a generated op; the address is null. Throws TK_INVALID_ARGUMENT for sizes or a
-// dtype that no tensor can have.
-tk_tensor output(const Problem& problem, uint32_t index);
+// How to allocate what a generated op returns; addresses are null. Good until this thread asks again. Throws
+// TK_INVALID_ARGUMENT for arguments that fail a check, and for sizes or a dtype that no tensor can have.
+std::span<const tk_tensor> outputs(const tk_call& call);
 
 }  // namespace tk

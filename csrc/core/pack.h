@@ -38,6 +38,7 @@ TK_SECTION(TensorMap, TensorMaps)
 TK_SECTION(Image, Images)
 TK_SECTION(Output, Outputs)
 TK_SECTION(Pin, Pins)
+TK_SECTION(Param, Params)
 #undef TK_SECTION
 
 // The order of pins: by key, then by size.

@@ -9,7 +9,7 @@
 namespace tk::format {
 
 inline constexpr char kMagic[8] = {'T', 'K', 'P', 'A', 'C', 'K', '\r', '\n'};
-inline constexpr uint32_t kVersion = 1;
+inline constexpr uint32_t kVersion = 2;
 
 enum class Section : uint32_t {
   Strings,      // NUL-terminated UTF-8, addressed by byte offset; offset 0 is ""
@@ -28,6 +28,7 @@ enum class Section : uint32_t {
   Images,       // Image
   Outputs,      // Output
   Pins,         // Pin, sorted by (op, key, dims)
+  Params,       // Param
   Count
 };
 
@@ -59,7 +60,7 @@ using Expr = Range;  // of words of Section::Code; count 0 means the constant 0
 
 struct Op {
   uint32_t name;
-  uint32_t schema;     // "" for an op whose schema the library itself registers
+  uint32_t schema;     // of a generated op, as its params and outputs say it; "" for one that a library registers
   uint32_t n_tensors;  // inputs, then outputs
   uint32_t n_ints;
   uint32_t n_floats;
@@ -72,7 +73,33 @@ struct Op {
   Range variants;
   Range outputs;  // of a generated op: how to allocate what it returns
   Range pins;
+  Range params;       // of a generated op: the arguments of its schema, in order
+  Range checks;       // Constraints on the arguments: the first that fails is the caller's mistake
+  uint32_t meta;      // of a generated op: JSON, read by Python alone
+  uint32_t backward;  // string: the op that works out its gradients, or ""
+  uint32_t n_saved;   // outputs at the end that are made for `backward` and not returned
 };
+
+enum class ParamKind : uint32_t {
+  Tensor,
+  Tensors,  // a list
+  Float,
+  Int,
+  Bool,
+};
+// An argument of a generated op's schema. Tensors of the core are the tensor params in order, then the outputs; ints
+// are the int and bool params, floats the float params.
+struct Param {
+  uint32_t name;
+  ParamKind kind;
+  uint32_t flags;          // kLeading, kMutated; of tensors
+  uint32_t rank;           // of a tensor: how many dimensions are declared (any leading ones not counted)
+  uint32_t default_value;  // string: a number as a schema spells it, or ""
+};
+inline constexpr uint32_t kLeading = 1;  // any dimensions may come before the declared ones
+inline constexpr uint32_t kMutated = 2;  // written in place
+// A tensor with leading dimensions is seen by the core with three of them in front of the declared ones.
+inline constexpr uint32_t kLeadingDims = 3;
 
 struct Config {
   uint32_t number;  // within the op; dense from 0
@@ -177,7 +204,7 @@ struct Image {
 struct Output {
   Expr dtype;
   uint32_t ndim;
-  uint32_t reserved;
+  uint32_t leading;  // 1 + the tensor whose leading dimensions come first, in its order in memory; 0: there are none
   Expr sizes[8];
   Expr strides[8];
 };
@@ -190,9 +217,10 @@ struct Pin {
 };
 
 static_assert(sizeof(Header) == 80 + 16 * static_cast<uint32_t>(Section::Count));
-static_assert(sizeof(Op) == 96 && sizeof(Config) == 12 && sizeof(Bucket) == 16 && sizeof(Variant) == 56);
+static_assert(sizeof(Op) == 124 && sizeof(Config) == 12 && sizeof(Bucket) == 16 && sizeof(Variant) == 56);
 static_assert(sizeof(Constraint) == 12 && sizeof(Buffer) == 16 && sizeof(Launch) == 88 && sizeof(Arg) == 24);
 static_assert(sizeof(TensorMap) == 136 && sizeof(Image) == 64 && sizeof(Output) == 144 && sizeof(Pin) == 48);
+static_assert(sizeof(Param) == 20);
 
 // The largest image we are ready to unpack: the biggest cubin seen is 0.3 MB.
 inline constexpr uint64_t kMaxImageSize = 64u << 20;

@@ -8,12 +8,13 @@
 #include <optional>
 #include <set>
 
-#include "pack.h"
+#include "interface.h"
 
 namespace tk {
 namespace {
 
 using format::ArgKind;
+using format::ParamKind;
 using format::Range;
 using format::Section;
 
@@ -32,7 +33,8 @@ constexpr size_t kRecordSizes[] = {1,
                                    sizeof(format::TensorMap),
                                    sizeof(format::Image),
                                    sizeof(format::Output),
-                                   sizeof(format::Pin)};
+                                   sizeof(format::Pin),
+                                   sizeof(format::Param)};
 static_assert(std::size(kRecordSizes) == static_cast<size_t>(Section::Count));
 
 // What the driver guarantees of any allocation, and so the most that a recipe may ask for.
@@ -339,6 +341,55 @@ class Pack::Verifier {
     require(op.outputs.count <= op.n_tensors, "more outputs than tensors");
   }
 
+  // --- The interface of a generated op: what the ops library takes a call's arguments by ---
+
+  void verify_param(const format::Param& param) {
+    require_string(param.name);
+    require_string(param.default_value);
+    const char* const name = pack_.string(param.name);
+    require(is_identifier(name) && !is_reserved_argument(name), "\"", name, "\" is no name of an argument");
+    require(is_default(param.kind, pack_.string(param.default_value)), "argument ", name, " has no such default");
+    require(param.kind <= ParamKind::Bool && param.kind != ParamKind::Tensors, "argument ", name,
+            " is of a kind that this tk does not know");
+    const bool is_tensor = param.kind == ParamKind::Tensor;
+    require((param.flags & ~(is_tensor ? format::kLeading | format::kMutated : 0u)) == 0, "argument ", name,
+            " with unknown flags");
+    require(param.rank <= (is_tensor ? max_rank(param.flags & format::kLeading) : 0u), "argument ", name, " with ",
+            param.rank, " dimensions");
+  }
+
+  static uint32_t max_rank(bool leading) { return leading ? TK_MAX_DIMS - format::kLeadingDims : TK_MAX_DIMS; }
+
+  void verify_interface(const format::Op& op) {
+    if (*pack_.string(op.schema) == 0) return require(op.params.count == 0, "arguments without a schema");
+    require(is_identifier(pack_.string(op.name)) && *pack_.string(op.name) != '_',
+            "an op's name that no schema can have");
+    std::vector<const format::Param*> tensors;
+    std::set<std::string_view> names;
+    uint32_t n_ints = 0, n_floats = 0, n_mutated = 0;
+    for (const format::Param& param : rows<format::Param>(op.params, "params")) {
+      verify_param(param);
+      require(names.insert(pack_.string(param.name)).second, "two arguments of one name");
+      if (param.kind == ParamKind::Tensor) tensors.push_back(&param);
+      n_ints += param.kind == ParamKind::Int || param.kind == ParamKind::Bool;
+      n_floats += param.kind == ParamKind::Float;
+      n_mutated += (param.flags & format::kMutated) != 0;
+    }
+    require(!tensors.empty(), "a generated op without a tensor");
+    require(op.n_saved <= op.outputs.count && (op.n_saved == 0 || *pack_.string(op.backward)),
+            "outputs that are saved for nothing");
+    require(n_mutated <= kMaxMutated, "more than ", kMaxMutated, " arguments written in place");
+    require(tensors.size() + op.outputs.count == op.n_tensors && n_ints == op.n_ints && n_floats == op.n_floats,
+            "its arguments are not those of its schema");
+    for (const format::Output& output : pack_.rows<format::Output>(op.outputs)) {
+      require(output.ndim <= max_rank(output.leading), "an output of ", output.ndim, " dimensions");
+      require(output.leading <= tensors.size(), "an output that follows no tensor");
+      require(output.leading == 0 || (tensors[output.leading - 1]->flags & format::kLeading),
+              "an output that follows a tensor without leading dimensions");
+    }
+    require(schema_of(pack_, op) == pack_.string(op.schema), "a schema that is not that of its arguments");
+  }
+
   void verify_op(const format::Op& op) {
     require_string(op.name);
     require_string(op.schema);
@@ -351,8 +402,12 @@ class Pack::Verifier {
     available.locals = op.locals.count;
     for (uint32_t i = 0; i < op.n_dims; i++) require(op.dims[i] < op.locals.count, "a size that is no local");
     require(verify_code(op.key).within(available), "a key that reads what is not there");
+    require(verify_constraints(op.checks).within(available), "a check reads what is not there");
+    require_string(op.meta);
+    require_string(op.backward);
     verify_configs(op);
     verify_outputs(op, available);
+    verify_interface(op);
     for (const auto& variant : rows<format::Variant>(op.variants, "variants")) verify_variant(variant, op, available);
     verify_buckets(op);
     verify_pins(op);

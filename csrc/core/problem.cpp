@@ -94,6 +94,7 @@ Problem::Problem(const tk_call& call)
       op(*found.op) {
   check_arguments();
   evaluate_op();
+  check_values();
   const auto buckets = pack.rows<format::Bucket>(op.buckets);
   const auto at = std::lower_bound(buckets.begin(), buckets.end(), key,
                                    [](const format::Bucket& b, int64_t wanted) { return b.key < wanted; });
@@ -115,6 +116,14 @@ void Problem::evaluate_op() {
   }
   fits = fits && evaluate(pack.code(op.key), scope(), key);
   if (!fits) fail(TK_INVALID_ARGUMENT, text(), " is too large: its sizes leave 64 bits");
+}
+
+void Problem::check_values() const {
+  for (const auto& check : pack.rows<format::Constraint>(op.checks)) {
+    int64_t holds = 0;
+    if (!evaluate(pack.code(check.holds), scope(), holds) || !holds)
+      fail(TK_INVALID_ARGUMENT, "tk.", op_name(), ": ", pack.string(check.message));
+  }
 }
 
 const char* Problem::config_name(uint32_t config) const {

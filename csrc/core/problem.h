@@ -13,7 +13,7 @@ void check_call(const tk_call* call);
 
 struct Problem {
   // Finds device, op and bucket. Throws as Devices::get and Registry::find, and TK_INVALID_ARGUMENT for a call that
-  // does not have the op's arguments.
+  // does not have the op's arguments, or whose arguments fail one of its checks.
   explicit Problem(const tk_call& call);
 
   Scope scope() const { return {&call, device.fields().data(), locals.data()}; }
@@ -35,6 +35,7 @@ struct Problem {
  private:
   void check_arguments() const;
   void evaluate_op();
+  void check_values() const;
 };
 
 }  // namespace tk

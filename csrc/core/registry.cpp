@@ -19,6 +19,8 @@ std::optional<uint32_t> suitability(uint32_t arch, bool ptx, uint32_t gpu) {
   return same ? std::optional(1u << 16 | arch) : std::nullopt;
 }
 
+constexpr char kDefinitions[] = "ops.tkpack";
+
 std::string arch_text(uint32_t arch, bool ptx) { return text(ptx ? "ptx" : "sm_", arch); }
 
 // sm90.tkpack, ptx80.tkpack
@@ -76,6 +78,26 @@ void Registry::set_builtin_directory(const std::string& path) {
          path, " too");
   directory_ = path;
   next_generation();
+  open_definitions();
+}
+
+const Root* Registry::root_of(std::string_view file) const {
+  const auto found = std::ranges::find_if(roots_, [&](const Root& root) { return file == root.file; });
+  return found == roots_.end() ? nullptr : &*found;
+}
+
+void Registry::open_definitions() {
+  const std::filesystem::path path = std::filesystem::path(directory_) / kDefinitions;
+  const Root* const root = root_of(kDefinitions);
+  std::error_code missing;
+  const bool is_unrooted = roots_.empty() && allows_unrooted() && std::filesystem::exists(path, missing);
+  if (!root && !is_unrooted) return;
+  auto pack = Pack::open(path.string(), root ? root->hash : "");
+  if (pack->arch() != 0)
+    fail(TK_PACK_ERROR, "pack ", pack->path(), " is for ", arch_text(pack->arch(), pack->is_ptx()),
+         ", it should define ops for any GPU");
+  generated_.add(*pack);
+  definitions_ = std::move(pack);
 }
 
 // Which files there are, by name: a file that is missing or damaged is still known to belong here, so that no other
@@ -86,8 +108,9 @@ void Registry::find_builtins() {
   const std::filesystem::path directory(directory_);
   Builtin found;
   for (const Root& root : roots_) {
+    if (std::string_view(root.file) == kDefinitions) continue;
     if (!parse_name(root.file, found.arch, found.ptx))
-      fail(TK_PACK_ERROR, "roots.inc names ", root.file, "; it must be like sm90.tkpack or ptx80.tkpack");
+      fail(TK_PACK_ERROR, "roots.inc names ", root.file, "; it must be ops.tkpack or like sm90.tkpack or ptx80.tkpack");
     builtins_.push_back({(directory / root.file).string(), root.hash, found.arch, found.ptx, nullptr});
   }
   std::error_code missing;  // a folder that is not there has no packs
@@ -109,6 +132,7 @@ const Pack& Registry::open(Builtin& builtin) {
     fail(TK_PACK_ERROR, "pack ", builtin.path, " is for ", arch_text(pack->arch(), pack->is_ptx()),
          ", not what its name says");
   check_clash(*pack);
+  generated_.add(*pack);
   builtin.pack = std::move(pack);
   return *builtin.pack;
 }
@@ -136,13 +160,16 @@ void Registry::load(const std::string& path) {
     if (builtin.arch == pack->arch() && builtin.ptx == pack->is_ptx()) open(builtin);
   if (is_loaded(*pack)) return;
   check_clash(*pack);
+  user_.reserve(user_.size() + 1);  // so that nothing fails once its ops are known
+  generated_.add(*pack);
   user_.push_back(std::move(pack));
   next_generation();
 }
 
 bool Registry::is_loaded(const Pack& pack) const {
   const auto same = [&](const Pack* other) { return other && other->index_hash() == pack.index_hash(); };
-  return std::any_of(builtins_.begin(), builtins_.end(), [&](const Builtin& b) { return same(b.pack.get()); }) ||
+  return same(definitions_.get()) ||
+         std::any_of(builtins_.begin(), builtins_.end(), [&](const Builtin& b) { return same(b.pack.get()); }) ||
          std::any_of(user_.begin(), user_.end(), [&](const auto& p) { return same(p.get()); });
 }
 
@@ -237,8 +264,21 @@ std::vector<Registry::Listed> Registry::list() {
       rows.push_back({builtin.path, true, nullptr, error.what()});
     }
   }
+  if (definitions_) rows.push_back({definitions_->path(), true, definitions_.get(), ""});
   for (const auto& pack : user_) rows.push_back({pack->path(), false, pack.get(), ""});
   return rows;
+}
+
+// --- Generated ops ---
+
+const tk_generated_op* Registry::generated_op(uint32_t index) {
+  std::shared_lock lock(mutex_);
+  return generated_.at(index);
+}
+
+void Registry::reserve(const std::string& name) {
+  std::unique_lock lock(mutex_);
+  generated_.reserve(name);
 }
 
 // --- Measured choices ---

@@ -16,7 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "pack.h"
+#include "generated.h"
 
 namespace tk {
 
@@ -34,7 +34,7 @@ class OpNames {
 
 // A pack of the library's own, and the index hash it must have. The table comes from roots.inc.
 struct Root {
-  const char* file;  // sm90.tkpack, ptx80.tkpack
+  const char* file;  // sm90.tkpack, ptx80.tkpack, ops.tkpack
   const char* hash;  // hexadecimal
 };
 std::span<const Root> compiled_roots();
@@ -51,7 +51,8 @@ class Registry {
  public:
   explicit Registry(std::span<const Root> roots = compiled_roots()) : roots_(roots) {}
 
-  // Throws TK_PACK_ERROR when there is another one already.
+  // Opens the definitions of the library's own generated ops, if it has some. Throws TK_PACK_ERROR when there is
+  // another directory already, or when they cannot be used; the directory's kernels then still can.
   void set_builtin_directory(const std::string& path);
   // Loading a pack twice does nothing. Throws TK_PACK_ERROR.
   void load(const std::string& path);
@@ -61,6 +62,10 @@ class Registry {
   OpInPack find(const char* op, uint32_t arch);
   // Every op that a GPU has.
   std::vector<OpInPack> all(uint32_t arch);
+
+  // The ops whose packs say what they take and return: see tk_generated_op_at and tk_reserve_op.
+  const tk_generated_op* generated_op(uint32_t index);
+  void reserve(const std::string& name);
 
   // All packs; the library's own are opened for it. The pointers are good for as long as the registry.
   struct Listed {
@@ -88,6 +93,8 @@ class Registry {
   };
 
   void find_builtins();
+  void open_definitions();
+  const Root* root_of(std::string_view file) const;
   const Pack& open(Builtin& builtin);
   Builtin* best_builtin(uint32_t arch);
   bool is_loaded(const Pack& pack) const;
@@ -102,7 +109,11 @@ class Registry {
   bool searched_ = false;
   std::string unrooted_;  // a file of the directory that was not taken for want of roots
   std::vector<Builtin> builtins_;
+  // ops.tkpack: what the library's generated ops take and return, without kernels, so that they are there on a machine
+  // without a GPU.
+  std::unique_ptr<const Pack> definitions_;
   std::vector<std::unique_ptr<const Pack>> user_;
+  GeneratedOps generated_;  // what it refers to is in builtins_ and user_
   std::map<PinKey, uint32_t> pins_;
   static std::atomic<uint64_t> generation_;
 };

@@ -18,6 +18,7 @@ class Arguments {
   Tensor optional_tensor() { return Tensor(take<std::optional<AtenTensorHandle>>().value_or(nullptr)); }
   int64_t integer() { return take<int64_t>(); }
   double number() { return take<double>(); }
+  bool boolean() { return take<bool>(); }
   // A ScalarType travels as its number.
   std::optional<int32_t> optional_dtype() { return take<std::optional<int32_t>>(); }
 
@@ -30,6 +31,17 @@ class Arguments {
   }
 
   StableIValue* stack_;
+  StableIValue* next_;
+};
+
+// Where an op of several results, or none, puts them. Takes the handles over.
+class Results {
+ public:
+  explicit Results(StableIValue* stack) : next_(stack) {}
+
+  void give_back(AtenTensorHandle result) { *next_++ = torch::stable::detail::from(result); }
+
+ private:
   StableIValue* next_;
 };
 

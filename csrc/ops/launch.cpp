@@ -7,14 +7,18 @@ namespace {
 struct Capture {
   void (*function)(const tk_call*, void*) = nullptr;
   void* context = nullptr;
+  int32_t device = -1;
 };
 thread_local Capture capture;
 
 }  // namespace
 
 extern "C" void tk_ops_capture(void (*function)(const tk_call*, void*), void* context) {
-  capture = {function, context};
+  capture.function = function;
+  capture.context = context;
 }
+
+extern "C" void tk_ops_capture_device(int32_t device) { capture.device = device; }
 
 namespace tk::ops {
 namespace {
@@ -51,6 +55,8 @@ class Scratch {
 };
 
 }  // namespace
+
+int32_t described_device() { return capture.function ? capture.device : -1; }
 
 void launch(const tk_call& call, Device device) {
   if (capture.function) [[unlikely]] {

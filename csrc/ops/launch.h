@@ -7,8 +7,14 @@
 // Instead of being launched, the calls of this thread are handed to `function`, until it is null again. For tk.explain,
 // which asks about exactly the call that an op would make. The call is valid during the callback only.
 extern "C" TK_API void tk_ops_capture(void (*function)(const tk_call* call, void* context), void* context);
+// While calls are handed to a function: tensors on the CPU stand for some on this device, which may be one that was
+// only described to the core; -1: they do not.
+extern "C" TK_API void tk_ops_capture_device(int32_t device);
 
 namespace tk::ops {
+
+// What tk_ops_capture_device says, -1 where no calls are captured.
+int32_t described_device();
 
 // Launches on torch's current stream of `device`. Throws by the status.
 void launch(const tk_call& call, Device device);

@@ -2,6 +2,7 @@
 
 #include "arguments.h"
 #include "launch.h"
+#include "names.h"
 #include "overlap.h"
 #include "reference.h"
 #include "registration.h"
@@ -316,4 +317,9 @@ STABLE_TORCH_LIBRARY_IMPL(tk, CPU, library) { implement<kOps>(library); }
 STABLE_TORCH_LIBRARY_IMPL(tk, CUDA, library) { implement<kOps>(library); }
 
 }  // namespace
+
+void reserve_mm_names() {
+  for (const Op& op : kOps) check_status(tk_reserve_op(op.name));
+}
+
 }  // namespace tk::ops

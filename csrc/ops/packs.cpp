@@ -9,6 +9,8 @@
 #include <string_view>
 
 #include "error.h"
+#include "generated.h"
+#include "names.h"
 
 extern "C" TK_API uint32_t tk_ops_abi_version(void) { return TK_ABI_VERSION; }
 
@@ -32,6 +34,7 @@ std::string builtin_directory() {
 void find_builtin_packs() {
   const std::string packs = builtin_directory();
   if (!packs.empty() && tk_set_builtin_directory(packs.c_str()) != TK_OK) warn(tk_last_error());
+  define_generated_ops();
 }
 
 void load_user_packs() {
@@ -40,11 +43,13 @@ void load_user_packs() {
     const std::string path(paths.substr(0, paths.find(':')));
     paths.remove_prefix(std::min(paths.size(), path.size() + 1));
     if (path.empty()) continue;
-    if (tk_load_pack(path.c_str()) != TK_OK) warn(text("TK_PACK_PATH: ", tk_last_error()));
+    tk_status status;
+    if (const char* const error = tk_ops_load_pack(path.c_str(), &status)) warn(text("TK_PACK_PATH: ", error));
   }
 }
 
 const bool packs_are_found = [] {
+  reserve_mm_names();
   find_builtin_packs();
   load_user_packs();
   return true;

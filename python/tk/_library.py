@@ -56,6 +56,16 @@ def core() -> ctypes.CDLL:
     return library
 
 
+@cache
+def ops() -> ctypes.CDLL:
+    """libtk_ops, which torch has loaded: what it offers besides its ops."""
+    library = ctypes.CDLL(str(directory() / "libtk_ops.so"))
+    library.tk_ops_load_pack.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_int)]
+    library.tk_ops_load_pack.restype = ctypes.c_char_p
+    library.tk_ops_capture_device.argtypes = [ctypes.c_int32]
+    return library
+
+
 def check(status: int) -> None:
     """Raises the typed error of a failed call of the core."""
     if status:

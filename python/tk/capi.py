@@ -24,7 +24,10 @@ __all__ += ["candidates", "choose", "describe_device", "launch", "pin", "prepare
 
 MAX_DIMS = 8
 # torch's ScalarType numbers (tk.h).
-DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}
+DTYPES = {
+    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
+    torch.float64: 7, torch.bool: 11, torch.bfloat16: 15, torch.float8_e5m2: 23, torch.float8_e4m3fn: 24,
+}  # fmt: skip
 
 
 class _Tensor(ctypes.Structure):
@@ -95,12 +98,12 @@ def _core() -> ctypes.CDLL:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A two-dimensional tensor argument; strides in elements. `address` need not exist: without one it counts as well
-    aligned, which is enough for everything but a launch."""
+    """A tensor argument, of a product a matrix; strides in elements. `address` need not exist: without one it counts as
+    well aligned, which is enough for everything but a launch."""
 
     dtype: torch.dtype
-    sizes: tuple[int, int]
-    strides: tuple[int, int]
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
     address: int = 256
 
 
@@ -142,7 +145,7 @@ def _to_core(t: Matrix | None) -> _Tensor:
     if t is None:
         return _Tensor(dtype=-1, ndim=-1)
     sizes, strides = ((ctypes.c_int64 * MAX_DIMS)(*values) for values in (t.sizes, t.strides))
-    return _Tensor(t.address, sizes, strides, DTYPES[t.dtype], 2)
+    return _Tensor(t.address, sizes, strides, DTYPES[t.dtype], len(t.sizes))
 
 
 @dataclass(frozen=True)

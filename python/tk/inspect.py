@@ -13,6 +13,7 @@ import torch
 from tk import _library, capi, errors
 from tk._packs import Coverage, CoverageRow, Pack, Packs, coverage, packs
 from tk._table import Records
+from tk.generated import register
 from tk.heuristics.problem import Described, describe
 
 __all__ = ["Candidates", "Coverage", "CoverageRow", "Explanation", "Pack", "Packs", "Support"]
@@ -87,13 +88,17 @@ def supports(op: str, *args: Any, **kwargs: Any) -> Support:
 
 
 def load_pack(path: str | os.PathLike[str]) -> None:
-    """Brings the kernels of a pack in, for the life of the process.
+    """Brings the kernels of a pack in, for the life of the process. Its generated ops become ``torch.ops.tk.<name>``.
 
     Raises:
         tk.PackError: the file is missing, damaged, of another version, or holds an op that a loaded pack of the same
-            architecture holds as well.
+            architecture holds as well, or one whose name means something else.
     """
-    _library.check(_library.core().tk_load_pack(os.fsencode(path)))
+    status = ctypes.c_int()
+    error = _library.ops().tk_ops_load_pack(os.fsencode(path), status)
+    if error is not None:
+        raise errors.from_status(status.value, error.decode(errors="replace"))
+    register.register_new()
 
 
 def preload(ops: str | Iterable[str] | None = None, device: torch.device | int | str | None = None) -> int:
@@ -138,10 +143,12 @@ _REASONS = (
 def _wrapper(op: str) -> Callable[..., Any]:
     import tk
 
-    if op not in tk.__all__ or not hasattr(torch.ops.tk, op):
-        ops = ", ".join(name for name in tk.__all__ if hasattr(torch.ops.tk, name))
-        raise ValueError(f"tk has no op {op!r}; there are {ops}")
-    return getattr(tk, op)
+    own = [name for name in tk.__all__ if hasattr(torch.ops.tk, name)]
+    if op in own:
+        return getattr(tk, op)
+    if register.find(op) is None:
+        raise ValueError(f"tk has no op {op!r}; there are {', '.join([*own, *register.names()])}")
+    return register.wrapper(op)
 
 
 def _why(choice: capi.Choice) -> str:

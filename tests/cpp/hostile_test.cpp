@@ -1,5 +1,7 @@
 // Packs made to do harm. Each must be refused, or do none: the sanitizers watch.
 
+#include <cstring>
+#include <numeric>
 #include <random>
 
 #include "fake_driver.h"
@@ -21,7 +23,7 @@ PackSpec small_pack() {
                   .buffers = {{format::BufferKind::Scratch, 64}, {format::BufferKind::Counters, 64}},
                   .launches = {launch}};
   Op op{.name = "op",
-        .n_tensors = 1,
+        .n_tensors = 2,
         .n_ints = 1,
         .n_floats = 1,
         .locals = {size(0, 0)},
@@ -29,7 +31,13 @@ PackSpec small_pack() {
         .dims = {0},
         .variants = {variant},
         .outputs = {{dtype(0), {size(0, 0)}, {1}}},
-        .pins = {{0, {5}, 0}}};
+        .pins = {{0, {5}, 0}},
+        .schema = "op(Tensor(a!) x, bool way=True, float alpha=0.5, int config=-1, int mode_bits=0) -> Tensor",
+        .params = {{.name = "x", .flags = format::kMutated, .rank = 2},
+                   {.name = "way", .kind = format::ParamKind::Bool, .default_value = "True"},
+                   {.name = "alpha", .kind = format::ParamKind::Float, .default_value = "0.5"}},
+        .checks = {{size(0, 1) == 16, "x with 16 columns"}},
+        .meta = "{}"};
   return {.ops = {op}};
 }
 
@@ -60,7 +68,7 @@ class Hostile : public CoreTest {
       return false;
     }
     for (const int64_t rows : {8, 5}) {
-      Call call("op", {make_tensor({rows, 16})}, {0}, {1.5});
+      Call call("op", {make_tensor({rows, 16}), absent_tensor()}, {0}, {1.5});
       tk_choice choice;
       tk_candidate candidates[4];
       tk_tensor outputs[4];
@@ -73,7 +81,34 @@ class Hostile : public CoreTest {
     }
     tk_preload(UINT32_MAX, 0, nullptr);
     list_everything();
+    register_ops();
     return true;
+  }
+
+  // Reads all that a library registers ops by.
+  static void register_ops() {
+    size_t read = 0;
+    const auto code = [&](const tk_code& c) { read += std::accumulate(c.words, c.words + c.count, size_t{0}); };
+    for (uint32_t i = 0; const tk_generated_op* const op = tk_generated_op_at(i); i++) {
+      for (const char* text : {op->name, op->schema, op->meta, op->backward, op->twin_schema, op->pack_path})
+        read += std::strlen(text);
+      for (uint32_t p = 0; p < op->n_params; p++)
+        read += std::strlen(op->params[p].name) + std::strlen(op->params[p].default_value);
+      for (uint32_t l = 0; l < op->n_locals; l++) code(op->locals[l]);
+      for (uint32_t c = 0; c < op->n_checks; c++) {
+        code(op->checks[c].holds);
+        read += std::strlen(op->checks[c].message);
+      }
+      for (uint32_t r = 0; r < op->n_results; r++) {
+        code(op->results[r].dtype);
+        ASSERT_LE(op->results[r].ndim, 8u);
+        for (uint32_t d = 0; d < op->results[r].ndim; d++) {
+          code(op->results[r].sizes[d]);
+          code(op->results[r].strides[d]);
+        }
+      }
+    }
+    ASSERT_NE(read, 1u);  // that it was read at all is what the sanitizers need
   }
 
   const std::filesystem::path path_ = dir_ / "hostile.tkpack";
@@ -211,7 +246,7 @@ class Forbidden : public Hostile {
 };
 
 TEST_F(Forbidden, ReadingWhatIsNotThere) {
-  refuse([](PackSpec& s) { s.ops[0].key = size(1, 0); }, "key");
+  refuse([](PackSpec& s) { s.ops[0].key = size(2, 0); }, "key");
   refuse([](PackSpec& s) { s.ops[0].key = int_arg(1); }, "key");
   refuse([](PackSpec& s) { s.ops[0].key = local(1); }, "key");
   refuse([](PackSpec& s) { s.ops[0].locals = {local(0)}; }, "local");
@@ -222,10 +257,11 @@ TEST_F(Forbidden, ReadingWhatIsNotThere) {
   refuse([](PackSpec& s) { launch(s).grid[1] = local(2); }, "variant reads");
   refuse([](PackSpec& s) { launch(s).when = int_arg(1); }, "variant reads");
   refuse([](PackSpec& s) { launch(s).dependent = int_arg(1); }, "variant reads");
-  refuse([](PackSpec& s) { launch(s).args[0].index = 1; }, "variant reads");
+  refuse([](PackSpec& s) { launch(s).args[0].index = 2; }, "variant reads");
   refuse([](PackSpec& s) { launch(s).args[0].index = UINT32_MAX; }, "argument");
   refuse([](PackSpec& s) { launch(s).args[2].index = 1; }, "variant reads");
-  refuse([](PackSpec& s) { launch(s).args[3].map.tensor = 1; }, "variant reads");
+  refuse([](PackSpec& s) { launch(s).args[3].map.tensor = 2; }, "variant reads");
+  refuse([](PackSpec& s) { s.ops[0].checks[0].holds = local(1); }, "check");
   refuse([](PackSpec& s) { launch(s).args[4].index = 2; }, "variant reads");
   refuse([](PackSpec& s) { s.ops[0].outputs[0].sizes[0] = local(1); }, "output");
   refuse([](PackSpec& s) { variant(s).config = 1; }, "config");
@@ -262,6 +298,47 @@ TEST_F(Forbidden, Disorder) {
   refuse([](PackSpec& s) { s.ops.push_back(s.ops[0]); }, "two ops of one name");
   refuse([](PackSpec& s) { s.ops[0].name = ""; }, "two ops of one name");
   refuse([](PackSpec& s) { s.ops[0].n_tensors = TK_MAX_TENSORS + 1; }, "too many");
+}
+
+// What a library registers an op by says the same as the op's records, or it is not registered.
+TEST_F(Forbidden, InterfacesThatContradictThemselves) {
+  const auto param = [](PackSpec& s, size_t i) -> Param& { return s.ops[0].params[i]; };
+  const auto rename = [](PackSpec& s, const std::string& from, const std::string& to) {
+    s.ops[0].schema.replace(s.ops[0].schema.find(from), from.size(), to);
+  };
+  refuse([](PackSpec& s) { s.ops[0].schema += " "; }, "schema");
+  refuse([](PackSpec& s) { s.ops[0].schema = ""; }, "without a schema");
+  refuse([](PackSpec& s) { s.ops[0].params.clear(); }, "without a tensor");
+  refuse([](PackSpec& s) { s.ops[0].params.pop_back(); }, "not those of its schema");
+  refuse([](PackSpec& s) { s.ops[0].n_ints = 2; }, "not those of its schema");
+  refuse([](PackSpec& s) { s.ops[0].n_saved = 1; }, "saved for nothing");
+  refuse([](PackSpec& s) { s.ops[0].n_saved = 2, s.ops[0].backward = "b"; }, "saved for nothing");
+  refuse([](PackSpec& s) { s.ops[0].n_tensors = 3; }, "not those of its schema");
+  refuse([](PackSpec& s) { s.ops[0].name = "two words"; }, "op's name");
+  refuse([](PackSpec& s) { s.ops[0].name = "_op"; }, "op's name");
+  refuse([&](PackSpec& s) { param(s, 0).name = "1x"; }, "no name of an argument");
+  refuse([&](PackSpec& s) { param(s, 1).name = "mode"; }, "no name of an argument");
+  refuse([&](PackSpec& s) { param(s, 1).name = "x"; }, "two arguments");
+  refuse([&](PackSpec& s) { param(s, 0).kind = format::ParamKind::Tensors; }, "kind");
+  refuse([&](PackSpec& s) { param(s, 0).kind = static_cast<format::ParamKind>(5); }, "kind");
+  refuse([&](PackSpec& s) { param(s, 0).flags = 4; }, "flags");
+  refuse([&](PackSpec& s) { param(s, 1).flags = format::kMutated; }, "flags");
+  refuse([&](PackSpec& s) { param(s, 0).rank = 9; }, "dimensions");
+  refuse([&](PackSpec& s) { param(s, 2).rank = 1; }, "dimensions");
+  refuse([&](PackSpec& s) { param(s, 0).flags = format::kLeading, param(s, 0).rank = 6; }, "dimensions");
+  for (const char* wrong : {"x", "1.5.5", "0x10", "inf", "nan", "1e", "True"})
+    refuse([&](PackSpec& s) { param(s, 2).default_value = wrong, rename(s, "0.5", wrong); }, "default");
+  for (const char* wrong : {"1", "true", "Tensor"})
+    refuse([&](PackSpec& s) { param(s, 1).default_value = wrong, rename(s, "True", wrong); }, "default");
+  refuse([&](PackSpec& s) { param(s, 0).default_value = "1"; }, "default");
+  refuse([](PackSpec& s) { s.ops[0].outputs[0].leading = 1; }, "without leading");
+  refuse([](PackSpec& s) { s.ops[0].outputs[0].leading = 2; }, "follows no tensor");
+  refuse(
+      [&](PackSpec& s) {
+        param(s, 0).flags = format::kLeading;
+        s.ops[0].outputs[0] = {dtype(0), {1, 1, 1, 1, 1, 1}, {1, 1, 1, 1, 1, 1}, 1};
+      },
+      "output of 6");
 }
 
 }  // namespace

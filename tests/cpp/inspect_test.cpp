@@ -10,7 +10,12 @@ class InspectTest : public CoreTest {
     Launch launch{.entry = "entry", .args = {integer(1)}, .threads = 256, .shared = 4096, .cluster = 2};
     Variant fast{.kernel = "fast", .config = 1, .constraints = {{1, "nothing"}}, .launches = {launch, Launch{}}};
     Variant any{.kernel = "any", .flags = format::kGeneral | format::kNonDeterministic};
-    return {.name = "op", .n_tensors = 0, .configs = {"any", "fast"}, .variants = {fast, any}, .schema = "op() -> ()"};
+    return {.name = "op",
+            .n_tensors = 1,
+            .configs = {"any", "fast"},
+            .variants = {fast, any},
+            .schema = "op(Tensor x, int config=-1, int mode=0) -> ()",
+            .params = {{.name = "x"}}};
   }
 };
 
@@ -43,7 +48,7 @@ TEST_F(InspectTest, ListsOpsAndConfigs) {
   const auto rows = ops(pack);
   ASSERT_EQ(rows.size(), 2u);
   EXPECT_STREQ(rows[0].name, "op");
-  EXPECT_STREQ(rows[0].schema, "op() -> ()");
+  EXPECT_STREQ(rows[0].schema, "op(Tensor x, int config=-1, int mode=0) -> ()");
   EXPECT_EQ(rows[0].n_variants, 2u);
   EXPECT_EQ(rows[0].n_buckets, 1u);
   EXPECT_EQ(rows[0].n_configs, 2u);

@@ -128,14 +128,18 @@ class Writer {
     return out;
   }
 
+  Range add(const std::vector<Constraint>& constraints) {
+    std::vector<format::Constraint> records;
+    for (const auto& c : constraints) records.push_back({code(c.holds), string(c.message)});
+    return append_all(Section::Constraints, records);
+  }
+
   format::Variant add(const Variant& variant) {
     format::Variant out{};
     out.kernel = string(variant.kernel);
     out.config = variant.config;
     out.flags = variant.flags;
-    std::vector<format::Constraint> constraints;
-    for (const auto& c : variant.constraints) constraints.push_back({code(c.holds), string(c.message)});
-    out.constraints = append_all(Section::Constraints, constraints);
+    out.constraints = add(variant.constraints);
     out.locals = locals(variant.locals);
     out.cost = code(variant.cost);
     std::vector<format::Buffer> buffers;
@@ -183,6 +187,14 @@ class Writer {
       pins.push_back(pin);
     }
     out.pins = append_all(Section::Pins, pins);
+    std::vector<format::Param> params;
+    for (const Param& p : op.params)
+      params.push_back({string(p.name), p.kind, p.flags, p.rank, string(p.default_value)});
+    out.params = append_all(Section::Params, params);
+    out.checks = add(op.checks);
+    out.meta = string(op.meta);
+    out.backward = string(op.backward);
+    out.n_saved = op.n_saved;
     return out;
   }
 
@@ -192,6 +204,7 @@ class Writer {
       format::Output out{};
       out.dtype = code(o.dtype);
       out.ndim = static_cast<uint32_t>(o.sizes.size());
+      out.leading = o.leading;
       for (size_t d = 0; d < o.sizes.size(); d++) {
         out.sizes[d] = code(o.sizes[d]);
         out.strides[d] = code(o.strides[d]);

@@ -122,6 +122,15 @@ struct Output {
   E dtype;
   std::vector<E> sizes;
   std::vector<E> strides;
+  uint32_t leading = 0;  // 1 + a tensor
+};
+
+struct Param {
+  std::string name;
+  format::ParamKind kind = format::ParamKind::Tensor;
+  uint32_t flags = 0;
+  uint32_t rank = 0;
+  std::string default_value = {};
 };
 
 struct Pin {
@@ -143,6 +152,11 @@ struct Op {
   std::vector<Output> outputs = {};
   std::vector<Pin> pins = {};  // in order
   std::string schema = {};
+  std::vector<Param> params = {};
+  std::vector<Constraint> checks = {};
+  std::string meta = {};
+  std::string backward = {};
+  uint32_t n_saved = 0;
 };
 
 struct PackSpec {

@@ -39,7 +39,13 @@ PackSpec rich_pack() {
         .variants = {fast, general, general},
         .outputs = {{dtype(0), {size(0, 0), 3}, {3, 1}}},
         .pins = {{1, {64}, 1}, {1, {128}, 0}},
-        .schema = "rich(Tensor a) -> Tensor"};
+        .schema = "rich(Tensor a, Tensor(a!) b, SymInt way, float alpha=1.5, int config=-1, int mode_bits=0) -> Tensor",
+        .params = {{.name = "a", .flags = format::kLeading, .rank = 2},
+                   {.name = "b", .flags = format::kMutated, .rank = 3},
+                   {.name = "way", .kind = format::ParamKind::Int},
+                   {.name = "alpha", .kind = format::ParamKind::Float, .default_value = "1.5"}},
+        .checks = {{dtype(0) == dtype(1), "a and b of one dtype"}},
+        .meta = "{}"};
   op.variants[0].bucket = op.variants[1].bucket = 1;
   return {.ops = {op, Op{.name = "plain"}}};
 }
@@ -53,7 +59,13 @@ TEST(Pack, HoldsWhatWasWritten) {
   const format::Op* const op = pack->find_op("rich");
   ASSERT_NE(op, nullptr);
   EXPECT_EQ(pack->find_op("poor"), nullptr);
-  EXPECT_STREQ(pack->string(op->schema), "rich(Tensor a) -> Tensor");
+  EXPECT_STREQ(pack->string(op->schema),
+               "rich(Tensor a, Tensor(a!) b, SymInt way, float alpha=1.5, int config=-1, int mode_bits=0) -> Tensor");
+  EXPECT_STREQ(pack->string(op->meta), "{}");
+  const auto params = pack->rows<format::Param>(op->params);
+  ASSERT_EQ(params.size(), 4u);
+  EXPECT_EQ(params[1].flags, format::kMutated);
+  EXPECT_STREQ(pack->string(params[3].default_value), "1.5");
   const auto buckets = pack->rows<format::Bucket>(op->buckets);
   ASSERT_EQ(buckets.size(), 2u);
   EXPECT_EQ(buckets[1].key, 1);

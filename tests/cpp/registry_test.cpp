@@ -210,6 +210,85 @@ TEST_F(BuiltinTest, LoadingAPackOfTheLibraryByPathDoesNothing) {
   EXPECT_EQ(packs().size(), 1u);
 }
 
+// --- The definitions of the library's own generated ops ---
+
+Op generated(const std::string& name, const std::string& meta = "{}") {
+  return {.name = name,
+          .n_tensors = 1,
+          .schema = name + "(Tensor(a!) x, int config=-1, int mode_bits=0) -> ()",
+          .params = {{.name = "x", .flags = format::kMutated}},
+          .meta = meta};
+}
+
+Op defined(const std::string& name) {
+  Op op = generated(name);
+  op.variants.clear();
+  return op;
+}
+
+class DefinitionsTest : public BuiltinTest {
+ protected:
+  // The ops that are there before any pack for a GPU is opened.
+  static std::vector<std::string> names() {
+    std::vector<std::string> out;
+    for (uint32_t i = 0; const tk_generated_op* op = tk_generated_op_at(i); i++) out.push_back(op->name);
+    return out;
+  }
+  const PackSpec ops_ = {.ops = {defined("softmax"), defined("gelu")}, .arch = 0};
+  const PackSpec kernels_ = {.ops = {generated("softmax"), generated("gelu")}};
+};
+
+TEST_F(DefinitionsTest, AreThereAtOnce) {
+  install({{"ops.tkpack", ops_}, {"sm90.tkpack", kernels_}});
+  EXPECT_EQ(names(), (std::vector<std::string>{"softmax", "gelu"}));
+  Call call("softmax", {make_tensor({})});
+  EXPECT_EQ(launched(call).size(), 1u) << "the kernels come from the pack for the GPU";
+  EXPECT_EQ(names().size(), 2u);
+  EXPECT_EQ(inspect::packs().size(), 2u);
+}
+
+TEST_F(DefinitionsTest, AreNoKernels) {
+  install({{"ops.tkpack", ops_}});
+  Call call("softmax", {make_tensor({})});
+  expect_error(tk_launch(call.get(), nullptr, nullptr), TK_VARIANT_NOT_FOUND, {"softmax", "tk build"});
+}
+
+TEST_F(DefinitionsTest, NoUsersOpTakesTheirNames) {
+  install({{"ops.tkpack", ops_}});
+  const auto other = dir_.write("user.tkpack", {.ops = {generated("gelu", "{\"other\": 1}")}, .arch = 80});
+  expect_error(tk_load_pack(other.c_str()), TK_PACK_ERROR, {"\"gelu\"", "user.tkpack", "ops.tkpack"});
+  const auto more = dir_.write("more.tkpack", {.ops = {generated("gelu")}, .arch = 100});
+  EXPECT_EQ(tk_load_pack(more.c_str()), TK_OK) << "kernels of the same op for a GPU that we have none for";
+}
+
+TEST_F(DefinitionsTest, AreThoseThatWereBuiltWithTheLibrary) {
+  install({{"ops.tkpack", ops_}, {"sm90.tkpack", kernels_}});
+  dir_.write("ops.tkpack", {.ops = {defined("evil")}, .arch = 0});
+  reset_runtime_for_tests(roots_);
+  expect_error(tk_set_builtin_directory(dir_.string().c_str()), TK_PACK_ERROR, {"ops.tkpack", "not the pack"});
+  EXPECT_TRUE(names().empty());
+  Call call("softmax", {make_tensor({})});
+  EXPECT_EQ(tk_launch(call.get(), nullptr, nullptr), TK_OK) << "the kernels are there: " << tk_last_error();
+}
+
+TEST_F(DefinitionsTest, MustBeForAnyGpu) {
+  names_.push_back("ops.tkpack");
+  hashes_.push_back(Pack::open(dir_.write("ops.tkpack", kernels_))->index_hash());
+  roots_.push_back({names_[0].c_str(), hashes_[0].c_str()});
+  reset_runtime_for_tests(roots_);
+  expect_error(tk_set_builtin_directory(dir_.string().c_str()), TK_PACK_ERROR, {"ops.tkpack", "sm_90", "any GPU"});
+}
+
+TEST_F(DefinitionsTest, WithoutRootsTheyMustBeAskedFor) {
+  dir_.write("ops.tkpack", ops_);
+  ASSERT_EQ(tk_set_builtin_directory(dir_.string().c_str()), TK_OK);
+  EXPECT_TRUE(names().empty());
+  reset_runtime_for_tests();
+  setenv("TK_UNROOTED_PACKS", "1", 1);
+  ASSERT_EQ(tk_set_builtin_directory(dir_.string().c_str()), TK_OK);
+  EXPECT_EQ(names().size(), 2u);
+}
+
 TEST_F(BuiltinTest, ThereIsOneDirectory) {
   install({});
   EXPECT_EQ(tk_set_builtin_directory(dir_.string().c_str()), TK_OK);

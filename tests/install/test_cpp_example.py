@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,14 @@ def run(*command: str | Path) -> str:
 
 def test_a_program_calls_a_product(build: Path):
     assert "[512, 256]" in run(build / "product")
+
+
+def test_a_program_finds_the_op_of_a_pack(build: Path, tmp_path: Path):
+    sys.path.insert(0, str(ROOT / "tests" / "ops"))
+    import generated_ops
+
+    pack = generated_ops.write(tmp_path / "twice.tkpack", generated_ops.TWICE)
+    assert run(build / "generated", pack) == "tk::twice(Tensor x, int config=-1, int mode=0) -> Tensor\n"
 
 
 def test_a_program_gets_an_error_for_a_missing_pack(build: Path):

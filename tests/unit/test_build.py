@@ -28,6 +28,7 @@ from tk.aot.build import (
     Work,
     build,
     check_limits,
+    definitions,
     dry_run,
     find_work,
     plan_pack,
@@ -38,9 +39,26 @@ from tk.aot.cache import Cache
 from tk.aot.command import pack_paths
 from tk.aot.compile import Target
 from tk.aot.errors import BuildError
-from tk.aot.expr import Problem, TensorValue, local
+from tk.aot.expr import Problem, TensorValue, local, tensors
 from tk.aot.pack import Pack, PackWriter, read_pack
-from tk.aot.spec import Buffer, Config, Const, Family, Float, Int, Kernel, Launch, Plan, Pointer, Scratch, require
+from tk.aot.spec import (
+    DTYPES,
+    Buffer,
+    Config,
+    Const,
+    Family,
+    Float,
+    Int,
+    Kernel,
+    Launch,
+    Op,
+    Output,
+    Param,
+    Plan,
+    Pointer,
+    Scratch,
+    require,
+)
 from tk.cli.build import add_arguments, run
 from unit_kernels import ALIGNED, FAMILY, KERNELS, OP, OUT, X
 
@@ -617,3 +635,39 @@ def test_one_variant_of_each_of_the_packages_kernels_compiles(cache, tmp_path, t
     for key, source in work.sources.items():
         if source.fn.__name__.startswith("mm_tma"):
             assert "HGMMA" in get_sass(work.done[key].image)
+
+
+# --- Definitions of generated ops ---
+
+
+def test_definitions_are_ops_without_kernels():
+    x, out = tensors("x", "out")
+    op = Op(
+        name="doubled", tensors=(x, out), ints=(), floats=("alpha",), locals={}, selectors={}, dims=(),
+        outputs=(Output(x.dtype, (), (), leading=0),),
+        params=(Param("x", "tensor", leading=True), Param("alpha", "float", default=2.0)),
+        checks=(require(x.dtype == DTYPES["fp32"], "x of fp32"),), meta='{"doc": ""}',
+    )  # fmt: skip
+    generated = Family(op, (), lambda kernel, point: True)
+    pack = read_pack(definitions([unit_kernels.FAMILY, generated]))
+    assert (pack.arch, len(pack.variants), len(pack.images)) == (0, 0, 0)
+    (row,) = pack.ops
+    assert pack.string(row.name) == "doubled", "an op that a library registers needs no definition"
+    assert pack.string(row.schema) == "doubled(Tensor x, float alpha=2.0, int config=-1, int mode=0) -> Tensor"
+    assert pack.string(row.meta) == '{"doc": ""}'
+    first, second = pack.slice("params", row.params)
+    assert (pack.string(first.name), fmt.PARAM_KINDS[first.kind], first.flags) == ("x", "tensor", fmt.PARAM_LEADING)
+    assert (pack.string(second.name), pack.string(second.default_value)) == ("alpha", "2.0")
+    (output,) = pack.slice("outputs", row.outputs)
+    assert (output.leading, output.ndim) == (1, 0)
+    assert [pack.string(c.message) for c in pack.slice("constraints", row.checks)] == ["x of fp32"]
+
+
+def test_the_packages_packs_come_with_definitions(cache, tmp_path):
+    out = io.StringIO()
+    data = definitions([])
+    packs = [plan_pack([unit_kernels.FAMILY], SM80, tmp_path / "sm80.tkpack")]
+    build(packs, cache, 2, tmp_path / "roots.inc", out, (tmp_path / "ops.tkpack", data))
+    assert (tmp_path / "ops.tkpack").read_bytes() == data
+    lines = (tmp_path / "roots.inc").read_text().splitlines()
+    assert lines[1] == f'{{"ops.tkpack", "{read_pack(data).index_hash}"}},'

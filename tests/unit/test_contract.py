@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tk.aot import assemble, expr, pack
+from tk import expr
+from tk.aot import assemble, pack
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMAT_H = (ROOT / "csrc/core/pack_format.h").read_text()
@@ -15,11 +16,11 @@ EXPR_H = (ROOT / "csrc/core/expr.h").read_text()
 TK_H = (ROOT / "csrc/core/include/tk/tk.h").read_text()
 
 TYPES = {"uint32_t": "I", "uint64_t": "Q", "int64_t": "q", "Range": "R", "Expr": "R", "BufferKind": "I", "ArgKind": "I",
-         "ImageKind": "I"}  # fmt: skip
+         "ImageKind": "I", "ParamKind": "I"}  # fmt: skip
 STRUCTS = {
     "Op": "ops", "Config": "configs", "Bucket": "buckets", "Variant": "variants", "Constraint": "constraints",
     "Buffer": "buffers", "Launch": "launches", "Arg": "args", "TensorMap": "tensor_maps", "Image": "images",
-    "Output": "outputs", "Pin": "pins",
+    "Output": "outputs", "Pin": "pins", "Param": "params",
 }  # fmt: skip
 
 
@@ -64,6 +65,8 @@ def test_sections_and_kinds():
     assert [snake(e) for e in enumerators(FORMAT_H, "Section")] == list(pack.SECTIONS)
     kinds = [f"ARG_{snake(e).upper()}" for e in enumerators(FORMAT_H, "ArgKind")]
     assert [getattr(pack, k) for k in kinds] == list(range(len(kinds)))
+    assert [snake(e) for e in enumerators(FORMAT_H, "ParamKind")] == list(pack.PARAM_KINDS)
+    assert f"kLeadingDims = {pack.LEADING_DIMS};" in (ROOT / "csrc/ops/canonical.h").read_text()
     for enum in ("BufferKind", "ImageKind"):
         prefix = enum.removesuffix("Kind").upper()
         for number, e in enumerate(enumerators(FORMAT_H, enum)):
@@ -78,6 +81,9 @@ def test_constants():
         "kGeneral": str(pack.VARIANT_GENERAL),
         "kNonDeterministic": str(pack.VARIANT_NONDETERMINISTIC),
         "kCooperative": str(pack.LAUNCH_COOPERATIVE),
+        "kLeading": str(pack.PARAM_LEADING),
+        "kMutated": str(pack.PARAM_MUTATED),
+        "kLeadingDims": str(pack.LEADING_DIMS),
         "kMaxImageSize": f"{pack.MAX_IMAGE_SIZE >> 20}u << 20",
         "kMaxStack": str(expr.MAX_STACK),
         "kMaxLocals": str(assemble.MAX_LOCALS),

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tk.aot import expr
-from tk.aot.expr import (
+from tk import expr
+from tk.aot.spec import Config, Point
+from tk.expr import (
     Expr,
     Problem,
     TensorValue,
@@ -27,7 +28,6 @@ from tk.aot.expr import (
     select,
     tensors,
 )
-from tk.aot.spec import Config, Point
 
 A, B, MISSING = tensors("a", "b", "missing")
 PROBLEM = Problem(

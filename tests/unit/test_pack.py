@@ -44,6 +44,7 @@ def small_pack() -> bytes:
         variants=w.add("variants", [variant]),
         outputs=w.add("outputs", [dict(dtype=w.code(6), ndim=2, sizes=eight, strides=eight)]),
         pins=w.add("pins", [dict(key=7, dims=[1, 2, 0, 0], config=0)]),
+        params=w.add("params", [dict(name=w.string("x"), default_value=w.string(""))]), meta=w.string("{}"),
     )  # fmt: skip
     w.add("ops", [op])
     return w.finish()
@@ -184,8 +185,8 @@ def test_more_bytes_than_promised_are_refused():
     [
         (b"", "0 bytes are no pack"),
         (b"ELF" + PACK[3:], "does not begin with its magic"),
-        (patched(8, "I", 2), "pack version 2, this is for version 1"),
-        (patched(20, "I", 17), "17 sections instead of 16"),
+        (patched(8, "I", 1), "pack version 1, this is for version 2"),
+        (patched(20, "I", 16), "16 sections instead of 17"),
         (patched(16, "I", 2), "unknown flags"),
         (patched(entry_of("code"), "Q", 2**60), "section code does not lie in the index"),
         (patched(entry_of("code") + 8, "Q", 2**60), "section code does not lie in the index"),

@@ -9,6 +9,9 @@ What the core would refuse is refused here, with the variant's name.
 from __future__ import annotations
 
 import json
+import keyword
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,12 +34,16 @@ from tk.aot.spec import (
     Launch,
     Op,
     Output,
+    Param,
     Pointer,
     Scratch,
     TensorMap,
 )
 
 MAX_TENSORS, MAX_INTS, MAX_FLOATS, MAX_LOCALS = 32, 32, 16, 64  # tk.h, csrc/core/expr.h
+MAX_DIMS = 8
+RESERVED_ARGUMENTS = ("config", "mode", "mode_bits")
+MAX_MUTATED = 26  # csrc/core/interface.h: a letter of the schema for each
 
 # A power of two, up to what any allocation of the driver has.
 ALIGNMENTS = [2**i for i in range(9)]
@@ -67,31 +74,43 @@ def add_op(writer: PackWriter, grid: Grid, compiled: Sequence[Compiled], target:
     _check_op(op)
     configs = config_numbers(grid.family, grid.arch)
     numbers = {c.config.name: c.number for c in configs}
-    scope = _Scope(op, len(op.locals), f"op {op.name}")
     first_variant = writer.count("variants")
     records = [_variant(writer, op, c, numbers[c.variant.point.config.name], target) for c in compiled]
     table = buckets(op, [c.variant for c in compiled])
-    writer.add(
-        "ops",
-        [
-            dict(
-                name=writer.string(op.name),
-                schema=writer.string(op.schema),
-                n_tensors=len(op.tensors),
-                n_ints=len(op.ints),
-                n_floats=len(op.floats),
-                n_dims=len(op.dims),
-                locals=_locals(writer, op, op.locals.values(), 0, f"op {op.name}"),
-                key=scope.code(writer, bucket_expr(op)),
-                dims=_dims(op),
-                configs=writer.add("configs", [_config(writer, c) for c in configs], share=False),
-                buckets=_buckets(writer, table, first_variant),
-                variants=writer.add("variants", records, share=False),
-                outputs=writer.add("outputs", [_output(writer, scope, o) for o in op.outputs]),
-                pins=_pins(writer, op, compiled, table, numbers, tuned, partial),
-            )
-        ],
-        share=False,
+    record = _op(writer, op) | dict(
+        configs=writer.add("configs", [_config(writer, c) for c in configs], share=False),
+        buckets=_buckets(writer, table, first_variant),
+        variants=writer.add("variants", records, share=False),
+        pins=_pins(writer, op, compiled, table, numbers, tuned, partial),
+    )
+    writer.add("ops", [record], share=False)
+
+
+def add_definition(writer: PackWriter, op: Op) -> None:
+    """Write an op without kernels. Raises BuildError."""
+    _check_op(op)
+    writer.add("ops", [_op(writer, op)], share=False)
+
+
+def _op(writer: PackWriter, op: Op) -> dict[str, Any]:
+    """What an op is, whatever kernels there are."""
+    scope = _Scope(op, len(op.locals), f"op {op.name}")
+    return dict(
+        name=writer.string(op.name),
+        schema=writer.string(op.schema),
+        n_tensors=len(op.tensors),
+        n_ints=len(op.ints),
+        n_floats=len(op.floats),
+        n_dims=len(op.dims),
+        locals=_locals(writer, op, op.locals.values(), 0, f"op {op.name}"),
+        key=scope.code(writer, bucket_expr(op)),
+        dims=_dims(op),
+        outputs=writer.add("outputs", [_output(writer, scope, o) for o in op.outputs]),
+        params=writer.add("params", [_param(writer, p) for p in op.params]),
+        checks=writer.add("constraints", [_constraint(writer, scope, c) for c in op.checks]),
+        meta=writer.string(op.meta),
+        backward=writer.string(op.backward.get("op", "")),
+        n_saved=op.backward.get("extra_outputs", 0),
     )
 
 
@@ -106,6 +125,75 @@ def _check_op(op: Op) -> None:
         raise BuildError(f"op {op.name}: dims {unknown} are not among its locals {list(op.locals)}")
     if [t.index for t in op.tensors] != list(range(len(op.tensors))):
         raise BuildError(f"op {op.name}: its tensors are not numbered in order")
+    if op.params:
+        _check_interface(op)
+
+
+def _check_interface(op: Op) -> None:
+    """What torch and the core ask of a generated op."""
+    where = f"op {op.name}"
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", op.name) or keyword.iskeyword(op.name):
+        raise BuildError(f"{where}: a generated op's name begins with a letter and has letters, digits and _ alone")
+    names = [p.name for p in op.params]
+    for p in op.params:
+        _check_param(where, p)
+    if len(set(names)) < len(names):
+        raise BuildError(f"{where}: two arguments have one name: {', '.join(names)}")
+    try:
+        saved = op.backward.get("extra_outputs", 0)
+    except ValueError as e:
+        raise BuildError(f"{where}: its meta is no JSON: {e}") from e
+    if not 0 <= saved <= len(op.outputs):
+        raise BuildError(f"{where}: {saved} of its {len(op.outputs)} outputs are saved")
+    tensors = [p for p in op.params if p.kind == "tensor"]
+    ints = tuple(p.name for p in op.params if p.kind in ("int", "bool"))
+    floats = tuple(p.name for p in op.params if p.kind == "float")
+    if not tensors:
+        raise BuildError(f"{where}: a generated op takes at least one tensor")
+    if sum(p.mutated for p in tensors) > MAX_MUTATED:
+        raise BuildError(f"{where}: more than {MAX_MUTATED} arguments are written in place")
+    if (len(op.tensors), op.ints, op.floats) != (len(tensors) + len(op.outputs), ints, floats):
+        raise BuildError(
+            f"{where}: its params and outputs make {len(tensors)} + {len(op.outputs)} tensors, ints {ints} and floats "
+            f"{floats}; it has {len(op.tensors)} tensors, {op.ints} and {op.floats}"
+        )
+    for o in op.outputs:
+        if o.leading is not None and not (o.leading < len(tensors) and tensors[o.leading].leading):
+            raise BuildError(f"{where}: an output follows tensor {o.leading}, which has no leading dimensions")
+        if len(o.sizes) > _max_rank(o.leading is not None):
+            raise BuildError(f"{where}: an output of {len(o.sizes)} dimensions")
+
+
+def _check_param(where: str, p: Param) -> None:
+    where = f"{where}, argument {p.name}"
+    is_name = p.name.isidentifier() and p.name.isascii() and not keyword.iskeyword(p.name)
+    if not is_name or p.name in RESERVED_ARGUMENTS:
+        raise BuildError(f"{where}: it cannot have this name")
+    if p.kind == "tensors":
+        raise BuildError(f"{where}: lists of tensors cannot be packed yet")
+    if p.kind not in fmt.PARAM_KINDS:
+        raise BuildError(f"{where}: its kind is one of {', '.join(fmt.PARAM_KINDS)}, not {p.kind!r}")
+    if p.kind != "tensor" and (p.leading or p.rank or p.mutated):
+        raise BuildError(f"{where}: a number has no dimensions and is not written")
+    if not 0 <= p.rank <= _max_rank(p.leading):
+        raise BuildError(f"{where}: {p.rank} declared dimensions, there may be {_max_rank(p.leading)}")
+    default: Mapping[str, Any] = {"float": float, "int": int, "bool": bool}
+    if p.default is not None and (type(p.default) is not default.get(p.kind) or not math.isfinite(p.default)):
+        raise BuildError(f"{where}: its default is {p.default!r}, must be a finite {p.kind}")
+
+
+def _max_rank(leading: bool) -> int:
+    return MAX_DIMS - fmt.LEADING_DIMS * leading
+
+
+def _param(writer: PackWriter, p: Param) -> dict[str, Any]:
+    return dict(
+        name=writer.string(p.name),
+        kind=fmt.PARAM_KINDS.index(p.kind),
+        flags=fmt.PARAM_LEADING * p.leading | fmt.PARAM_MUTATED * p.mutated,
+        rank=p.rank,
+        default_value=writer.string("" if p.default is None else repr(p.default)),
+    )
 
 
 def _dims(op: Op) -> list[int]:
@@ -155,6 +243,7 @@ def _output(writer: PackWriter, scope: _Scope, output: Output) -> dict[str, Any]
     return dict(
         dtype=scope.code(writer, output.dtype),
         ndim=len(output.sizes),
+        leading=0 if output.leading is None else output.leading + 1,
         sizes=_padded([scope.code(writer, x) for x in output.sizes], 8),
         strides=_padded([scope.code(writer, x) for x in output.strides], 8),
     )

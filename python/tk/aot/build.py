@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tk.aot import tuned
-from tk.aot.assemble import Compiled, add_op
+from tk.aot.assemble import Compiled, add_definition, add_op
 from tk.aot.cache import Artifact, Cache, write_atomically
 from tk.aot.compile import Source, Target, compile_source, compiler_version, source_of, warm_up
 from tk.aot.errors import BuildError, CompileError
@@ -247,9 +247,20 @@ def write_if_changed(path: Path, data: bytes) -> None:
         write_atomically(path, data)
 
 
+def definitions(families: Sequence[Family]) -> bytes:
+    """The bytes of ops.tkpack: the generated ops of some families without their kernels, for no architecture. It makes
+    them known where there is no GPU."""
+    writer = PackWriter(0, False, "")
+    for family in families:
+        if family.op.params:
+            add_definition(writer, family.op)
+    return writer.finish()
+
+
 def build(packs: Sequence[PlannedPack], cache: Cache, jobs: int, roots: Path | None = None,
-          out: TextIO = sys.stdout) -> None:  # fmt: skip
-    """Compile what the cache lacks, write the packs, and `roots` with their hashes. Raises BuildError."""
+          out: TextIO = sys.stdout, ops: tuple[Path, bytes] | None = None) -> None:  # fmt: skip
+    """Compile what the cache lacks, write the packs, and `roots` with their hashes. ops: one more pack, of definitions,
+    that is rooted with them. Raises BuildError."""
     empty = [p.target.name for p in packs if not any(op.variants for op in p.ops)]
     if empty:
         raise BuildError(f"nothing to build for {', '.join(empty)}")
@@ -266,6 +277,10 @@ def build(packs: Sequence[PlannedPack], cache: Cache, jobs: int, roots: Path | N
         lines.append(roots_line(pack.path, checked))
         variants = sum(len(op.variants) for op in pack.ops)
         out.write(f"{pack.path}: {variants} variants, {len(checked.images)} images, {len(data) / 1e6:.2f} MB\n")
+    if ops is not None:
+        path, data = ops
+        write_if_changed(path, data)
+        lines.append(roots_line(path, read_pack(data)))
     if roots is not None:
         write_if_changed(roots, "".join(lines).encode())
     _report_spills(work, out)

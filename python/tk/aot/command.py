@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tk.aot.build import PlannedPack, build, dry_run, plan_pack
+from tk.aot.build import PlannedPack, build, definitions, dry_run, plan_pack
 from tk.aot.cache import open_cache
 from tk.aot.compile import Target
 from tk.aot.errors import BuildError
@@ -52,4 +52,5 @@ def _run(args: argparse.Namespace) -> None:
         if args.dry_run:
             dry_run(packs, cache, jobs)
         else:
-            build(packs, cache, jobs, args.roots)
+            ops = None if args.files else (args.out / "ops.tkpack", definitions(families))
+            build(packs, cache, jobs, args.roots, ops=ops)

@@ -17,10 +17,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from tk.aot.errors import PackFormatError
-from tk.aot.expr import Expr, as_expr
+from tk.expr import Expr, as_expr
 
 MAGIC = b"TKPACK\r\n"
-VERSION = 1
+VERSION = 2
 FLAG_PTX = 1
 MAX_IMAGE_SIZE = 64 << 20
 
@@ -30,7 +30,7 @@ SECTIONS: Mapping[str, str] = {
     "strings": "",
     "code": "word:q",
     "ops": "name:I schema:I n_tensors:I n_ints:I n_floats:I n_dims:I locals:R key:R dims:4I configs:R buckets:R "
-    "variants:R outputs:R pins:R",
+    "variants:R outputs:R pins:R params:R checks:R meta:I backward:I n_saved:I",
     "locals": "value:R",
     "configs": "number:I name:I params:I",
     "buckets": "key:q candidates:R",
@@ -44,13 +44,17 @@ SECTIONS: Mapping[str, str] = {
     "tensor_maps": "tensor:I rank:I element_type:I element_size:I swizzle:I l2_promotion:I oob_fill:I box:5I offset:R "
     "sizes:5R strides:5R",
     "images": "kind:I name:I offset:Q compressed_size:Q size:Q hash:H",
-    "outputs": "dtype:R ndim:I reserved:I sizes:8R strides:8R",
+    "outputs": "dtype:R ndim:I leading:I sizes:8R strides:8R",
     "pins": "key:q dims:4q config:I reserved:I",
+    "params": "name:I kind:I flags:I rank:I default_value:I",
 }
 
 VARIANT_GENERAL, VARIANT_NONDETERMINISTIC = 1, 2
 BUFFER_SCRATCH, BUFFER_COUNTERS = 0, 1
 LAUNCH_COOPERATIVE = 1
+PARAM_LEADING, PARAM_MUTATED = 1, 2
+PARAM_KINDS = ("tensor", "tensors", "float", "int", "bool")  # by number
+LEADING_DIMS = 3
 ARG_POINTER, ARG_INT, ARG_FLOAT, ARG_TENSOR_MAP, ARG_BUFFER = range(5)
 ARG_GLOBAL_SCRATCH, ARG_PROFILE_SCRATCH, ARG_NULL = range(5, 8)
 IMAGE_CUBIN, IMAGE_PTX = 0, 1
@@ -195,7 +199,7 @@ def _aligned(offset: int) -> int:
 # Field -> the section that it is a range of.
 _RANGES: Mapping[str, Mapping[str, str]] = {
     "ops": dict(locals="locals", key="code", configs="configs", buckets="buckets", variants="variants",
-                outputs="outputs", pins="pins"),
+                outputs="outputs", pins="pins", params="params", checks="constraints"),
     "locals": dict(value="code"),
     "buckets": dict(candidates="candidates"),
     "variants": dict(constraints="constraints", locals="locals", cost="code", buffers="buffers", launches="launches"),
@@ -208,7 +212,8 @@ _RANGES: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 # Field -> the section that it is a number of an entry of, or "strings".
 _REFERENCES: Mapping[str, Mapping[str, str]] = {
-    "ops": dict(name="strings", schema="strings"),
+    "ops": dict(name="strings", schema="strings", meta="strings", backward="strings"),
+    "params": dict(name="strings", default_value="strings"),
     "configs": dict(name="strings", params="strings"),
     "candidates": dict(variant="variants"),
     "variants": dict(kernel="strings"),

@@ -8,6 +8,7 @@ among them, ``tk.aot.pack`` writes it all down.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -195,18 +196,43 @@ class Selector:
 
 
 @dataclass(frozen=True)
+class Param:
+    """An argument of a generated op's schema.
+
+    kind: "tensor", "tensors" (a list), "float", "int" or "bool". Of a tensor: leading: any dimensions may come before
+    the declared ones, the same for all tensors of the op that have them; rank: how many are declared; mutated: written
+    in place. default: of a number, what a call that leaves it out means."""
+
+    name: str
+    kind: str
+    leading: bool = False
+    rank: int = 0
+    mutated: bool = False
+    default: float | int | bool | None = None
+
+
+@dataclass(frozen=True)
 class Output:
-    """How to allocate an output of a generated op."""
+    """How to allocate an output of a generated op: a dense tensor. Sizes and strides may read declared sizes, dtypes
+    and numbers of the inputs. leading: the index of the tensor whose leading dimensions come first, in their order in
+    memory; sizes and strides then describe what follows."""
 
     dtype: Expr | int
     sizes: tuple[Expr | int, ...]
     strides: tuple[Expr | int, ...]
+    leading: int | None = None
 
 
 @dataclass(frozen=True)
 class Op:
     """tensors: inputs, then outputs. locals: evaluated in order; ``op.local("M")`` reads one. dims: the names of the
-    locals (at most 4) that make up a problem's size, the key of a measured choice."""
+    locals (at most 4) that make up a problem's size, the key of a measured choice. checks: what must hold of the
+    arguments, whatever the kernel: the first that fails is a ValueError "tk.<op>: <message>".
+
+    A generated op has params: its tensors are those of the params in order and then an output for each of outputs, its
+    ints the int and bool params, its floats the float params. A tensor with leading dimensions has three of them in
+    front of the declared ones, [L0, L1, L2, *declared] (docs/packs.md). schema follows from params and outputs; it is
+    "" for an op that a library registers. meta: JSON for Python alone."""
 
     name: str
     tensors: tuple[Tensor, ...]
@@ -215,8 +241,19 @@ class Op:
     locals: Mapping[str, Expr]
     selectors: Mapping[str, Selector]
     dims: tuple[str, ...]
-    schema: str = ""
     outputs: tuple[Output, ...] = ()
+    params: tuple[Param, ...] = ()
+    checks: tuple[Constraint, ...] = ()
+    meta: str = ""
+
+    @property
+    def schema(self) -> str:
+        return schema_of(self) if self.params else ""
+
+    @property
+    def backward(self) -> Mapping[str, Any]:
+        """What meta says of the op's gradients; empty when it has none."""
+        return (json.loads(self.meta or "{}").get("backward") or {}) if self.params else {}
 
     def local(self, name: str) -> Expr:
         return Expr("local", list(self.locals).index(name))
@@ -226,6 +263,22 @@ class Op:
 
     def float(self, name: str, dtype: str = "fp32") -> Float:
         return Float(self.floats.index(name), dtype)
+
+
+def schema_of(op: Op) -> str:
+    """``scaled_gelu(Tensor x, Tensor bias, float alpha, int config=-1, int mode=0) -> Tensor``. Of an op that writes in
+    place the last argument is called mode_bits: torch passes its arguments by name, to functions with a ``mode``."""
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    types = {"tensors": "Tensor[]", "float": "float", "int": "SymInt", "bool": "bool"}
+    arguments = []
+    for p in op.params:
+        written = f"({next(letters)}!)" if p.mutated else ""
+        default = "" if p.default is None else f"={p.default!r}"
+        arguments.append(f"{types.get(p.kind, 'Tensor')}{written} {p.name}{default}")
+    count = len(op.outputs) - op.backward.get("extra_outputs", 0)
+    results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+    mode = "mode_bits" if any(p.mutated for p in op.params) else "mode"
+    return f"{op.name}({', '.join([*arguments, 'int config=-1', f'int {mode}=0'])}) -> {results}"
 
 
 @dataclass(frozen=True)

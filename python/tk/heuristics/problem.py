@@ -61,4 +61,4 @@ def _described(call: capi._Call) -> Described:
 def _matrix(t: capi._Tensor) -> capi.Matrix | None:
     if t.ndim < 0:
         return None
-    return capi.Matrix(_DTYPES[t.dtype], (t.sizes[0], t.sizes[1]), (t.strides[0], t.strides[1]), t.data)
+    return capi.Matrix(_DTYPES[t.dtype], tuple(t.sizes[: t.ndim]), tuple(t.strides[: t.ndim]), t.data)

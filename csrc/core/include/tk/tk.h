@@ -108,6 +108,79 @@ TK_API tk_status tk_set_builtin_directory(const char* path);
 /* Another pack, checked at once. Loading the same one again does nothing. */
 TK_API tk_status tk_load_pack(const char* path);
 
+/* --- Generated ops: those whose packs say what they take and return --- */
+
+/* How many of them a process can have: a library that registers them with torch has a function ready for each. */
+#define TK_MAX_GENERATED_OPS 512
+
+typedef enum tk_param_kind {
+  TK_PARAM_TENSOR = 0,
+  TK_PARAM_TENSORS = 1, /* a list */
+  TK_PARAM_FLOAT = 2,
+  TK_PARAM_INT = 3,
+  TK_PARAM_BOOL = 4,
+} tk_param_kind;
+
+/* An argument. The tensors of a call are the tensor params in order, then the outputs; its ints are the int and bool
+ * params, its floats the float params. */
+typedef struct tk_param {
+  const char* name;
+  tk_param_kind kind;
+  int32_t leading; /* of a tensor: 1 when any dimensions may come before the declared ones, the same for all that do */
+  int32_t mutated; /* of a tensor: 1 when it is written in place */
+  uint32_t rank;   /* of a tensor: how many dimensions are declared */
+  const char* default_value; /* as a schema spells it; "" when there is none */
+} tk_param;
+
+/* Words of an expression (docs/packs.md); none are the constant 0. */
+typedef struct tk_code {
+  const int64_t* words;
+  size_t count;
+} tk_code;
+
+/* A constraint on the arguments: not 0, or the call is wrong. */
+typedef struct tk_check {
+  tk_code holds;
+  const char* message;
+} tk_check;
+
+/* What is returned: dtype, and sizes and strides of the declared dimensions. leading: the tensor whose leading
+ * dimensions come first, in their order in memory; -1: none do. */
+typedef struct tk_result {
+  tk_code dtype;
+  int32_t leading;
+  uint32_t ndim;
+  tk_code sizes[TK_MAX_DIMS];
+  tk_code strides[TK_MAX_DIMS];
+} tk_result;
+
+typedef struct tk_generated_op {
+  tk_op op;
+  const char* name;
+  const char* schema; /* "scaled_gelu(Tensor x, float alpha, int config=-1, int mode=0) -> Tensor" */
+  const char* meta;   /* JSON: the recorded graph and more; docs/packs.md */
+  /* The op that works out its gradients; "" when there is none. Then there is a twin of the op, to be registered
+   * without autograd, that returns all of `results`; the op itself leaves out the last n_saved. */
+  const char* backward;
+  const char* twin_schema;
+  const char* pack_path;
+  uint32_t n_params;
+  uint32_t n_locals;
+  uint32_t n_checks;
+  uint32_t n_results;
+  uint32_t n_saved;
+  const tk_param* params;
+  const tk_code* locals;
+  const tk_check* checks;
+  const tk_result* results;
+} tk_generated_op;
+
+/* The index-th generated op of all packs that were loaded, in the order in which they came; NULL past the last. An op
+ * of several packs comes once, as the first of them has it. The record stays where it is. */
+TK_API const tk_generated_op* tk_generated_op_at(uint32_t index);
+/* Keeps a name for an op that a library registers itself: a pack that has a generated op of this name is refused. */
+TK_API tk_status tk_reserve_op(const char* name);
+
 /* --- Ops --- */
 
 TK_API tk_op tk_intern_op(const char* name); /* never fails; the op need not be loaded yet */
@@ -118,7 +191,8 @@ TK_API tk_status tk_choose(const tk_call* call, tk_choice* choice);
 /* At most `capacity` rows; *count is how many there are. */
 TK_API tk_status tk_candidates(const tk_call* call, tk_candidate* rows, uint32_t capacity, uint32_t* count);
 /* How to allocate what a generated op returns: sizes, strides, dtype and ndim of each output, data NULL. The call has
- * its output tensors absent (ndim -1). At most `capacity` rows; *count is how many there are. */
+ * its output tensors absent (ndim -1). At most `capacity` rows; *count is how many there are. Checks the arguments
+ * first. A repeated call costs what tk_launch's choice does. */
 TK_API tk_status tk_outputs(const tk_call* call, tk_tensor* rows, uint32_t capacity, uint32_t* count);
 TK_API tk_status tk_launch(const tk_call* call, void* stream, const tk_allocator* allocator);
 

@@ -16,6 +16,8 @@
 
 // Defined by libtk_ops; a reference to it is what keeps the library linked.
 extern "C" TK_API uint32_t tk_ops_abi_version(void);
+// tk_load_pack, and its generated ops become torch's. NULL, or why it cannot be.
+extern "C" TK_API const char* tk_ops_load_pack(const char* path, tk_status* status);
 
 namespace tk {
 
@@ -66,9 +68,21 @@ const auto& op() {
 
 }  // namespace detail
 
-// Brings the kernels of a file in. Throws std::runtime_error when it is missing, damaged or clashes with a loaded one.
+// Brings the kernels of a file in; its generated ops are then found in torch's dispatcher as tk::<name>. Throws
+// std::runtime_error when it is missing, damaged or clashes with a loaded one.
 inline void load_pack(const std::string& path) {
-  if (tk_load_pack(path.c_str()) != TK_OK) throw std::runtime_error(tk_last_error());
+  tk_status status = TK_OK;
+  if (const char* const error = tk_ops_load_pack(path.c_str(), &status)) throw std::runtime_error(error);
+}
+
+// A generated op of a pack that was loaded, to be called on CUDA tensors. Its signature ends in config (-1: choose) and
+// mode (bits of tk.h). Throws c10::Error when there is no op of this name, or none of this signature.
+//
+//   using Gelu = at::Tensor(const at::Tensor& x, double alpha, int64_t config, int64_t mode);
+//   at::Tensor y = tk::generated<Gelu>("scaled_gelu").call(x, 1.5, -1, 0);
+template <class Signature>
+c10::TypedOperatorHandle<Signature> generated(const std::string& name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(("tk::" + name).c_str(), "").template typed<Signature>();
 }
 
 // activation(a @ b + bias): a [M, K], b [K, N], bias broadcast to [M, N] or absent.

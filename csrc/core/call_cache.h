@@ -1,11 +1,11 @@
-// What this thread has prepared, by everything that expressions can read of a call.
+// What this thread has worked out for calls, by everything that expressions can read of a call.
 #pragma once
 
 #include <algorithm>
 #include <bit>
 #include <memory>
 
-#include "prepared.h"
+#include "problem.h"
 
 namespace tk {
 
@@ -48,27 +48,28 @@ class CallKey {
 };
 
 // Four-way set-associative, 512 entries. For one thread; nothing here is locked.
-class PreparedCache {
+template <class Value>
+class CallCache {
  public:
-  // nullptr when the call is not there, or was prepared in an earlier generation of the registry.
-  Prepared* find(const CallKey& key, uint64_t generation) {
+  // nullptr when the call is not there, or was put there in an earlier generation of the registry.
+  Value* find(const CallKey& key, uint64_t generation) {
     Set& set = set_of(key);
     for (uint32_t way = 0; way < kWays; way++) {
       if (set.hashes[way] != key.hash() || !set.entries[way]) continue;
       Entry& entry = *set.entries[way];
-      if (entry.generation == generation && std::ranges::equal(entry.key, key.words())) return &entry.prepared;
+      if (entry.generation == generation && std::ranges::equal(entry.key, key.words())) return &entry.value;
     }
     return nullptr;
   }
 
-  Prepared* insert(const CallKey& key, uint64_t generation, Prepared prepared) {
+  Value* insert(const CallKey& key, uint64_t generation, Value value) {
     Set& set = set_of(key);
     const uint32_t way = set.next++ % kWays;
     auto words = key.words();
-    set.entries[way] = std::make_unique<Entry>(
-        Entry{generation, std::vector<uint64_t>(words.begin(), words.end()), std::move(prepared)});
+    set.entries[way] =
+        std::make_unique<Entry>(Entry{generation, std::vector<uint64_t>(words.begin(), words.end()), std::move(value)});
     set.hashes[way] = key.hash();
-    return &set.entries[way]->prepared;
+    return &set.entries[way]->value;
   }
 
   // Set while an entry is in use: an allocator that launches something itself must not have it replaced under us.
@@ -81,7 +82,7 @@ class PreparedCache {
   struct Entry {
     uint64_t generation;
     std::vector<uint64_t> key;
-    Prepared prepared;
+    Value value;
   };
   struct Set {
     uint64_t hashes[kWays] = {};
@@ -93,5 +94,17 @@ class PreparedCache {
 
   Set sets_[kSets];
 };
+
+// This thread's own, made on first use.
+template <class Cache>
+Cache& thread_cache() {
+  // A plain pointer costs less to reach than an object with a constructor.
+  static thread_local Cache* cache = nullptr;
+  if (!cache) [[unlikely]] {
+    static thread_local const auto owner = std::make_unique<Cache>();
+    cache = owner.get();
+  }
+  return *cache;
+}
 
 }  // namespace tk

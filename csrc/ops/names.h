@@ -1,0 +1,8 @@
+// The names that hand-written ops have in torch.ops.tk. No generated op can have one of them.
+#pragma once
+
+namespace tk::ops {
+
+void reserve_mm_names();
+
+}  // namespace tk::ops

@@ -1,0 +1,147 @@
+"""What a generated op computes on the CPU: its recorded graph, run node by node with ATen ops (docs/packs.md).
+
+The graph was recorded with one leading dimension where the signature has "...": so the tensors of a call are seen.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tk import errors
+from tk.generated.problem import DTYPES, NAMES, Call
+
+# What a graph may call besides ATen: arithmetic on sizes and numbers, and picking one of several results.
+_PYTHON: Mapping[str, Callable[..., Any]] = {
+    f"operator.{name}": getattr(operator, name)
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "getitem",
+                 "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "xor", "not_")
+} | {
+    f"torch.{name}": getattr(torch, name)
+    for name in ("sym_max", "sym_min", "sym_int", "sym_float", "sym_not", "sym_ite")
+}  # fmt: skip
+
+# ATen ops that reach beyond the tensors they are given.
+_REFUSED = ("from_file", "set_", "_unsafe_index", "_unsafe_index_put", "_unsafe_masked_index",
+            "_unsafe_masked_index_put_accumulate")  # fmt: skip
+
+
+def run(call: Call) -> list[Tensor]:
+    """The outputs of a call on the CPU, allocated as its kernels would; what is written in place is written."""
+    graph = graph_of(call)
+    call.check_written()
+    inputs = [_Input(p.kind == "tensor" and p.leading, p.rank, p.mutated, x)
+              for p, x in zip(call.op.params, call.args, strict=False)]  # fmt: skip
+    seen = {p.name: x.seen for p, x in zip(call.op.params, inputs, strict=True)}
+    found = evaluate(graph["nodes"], seen, call.op.name)
+    for x in inputs:
+        x.write_back()
+    outputs = call.allocate()
+    if len(found) != len(outputs):
+        raise errors.PackError(f"tk.{call.op.name}: its graph has {len(found)} outputs, its pack says {len(outputs)}")
+    return [_fit(value, out, call) for value, out in zip(found, outputs, strict=True)]
+
+
+def graph_of(call: Call) -> Mapping[str, Any]:
+    """The recorded graph for a call's dtypes and flags (bools)."""
+    signature, graphs = call.op.meta["signature"], call.op.meta["graphs"]
+    given = {p.name: NAMES.get(x.dtype, str(x.dtype)) for p, x in zip(call.op.tensors, call.tensors, strict=True)}
+    flags = {p.name: bool(x) for p, x in zip(call.op.params, call.args, strict=False) if p.kind == "bool"}
+    declared = {name: signature[name].partition("[")[0].strip() for name in given}
+    for graph in graphs:
+        has_dtypes = all(graph["dtypes"].get(dtype, dtype) == given[name] for name, dtype in declared.items())
+        if has_dtypes and all(flags[name] == value for name, value in graph.get("flags", {}).items()):
+            return graph
+    accepted = "; ".join(", ".join(f"{k} {v}" for k, v in graph["dtypes"].items()) for graph in graphs)
+    raise ValueError(
+        f"tk.{call.op.name}: it is there for {accepted or 'fixed dtypes'}, not for "
+        + ", ".join(f"{name} of {dtype}" for name, dtype in given.items())
+    )
+
+
+class _Input:
+    """An argument as the graph sees it: leading dimensions as one."""
+
+    def __init__(self, has_leading: bool, rank: int, mutated: bool, value: Any):
+        self.value, self.seen, self.mutated = value, value, mutated
+        if has_leading:
+            self.seen = value.reshape(-1 if value.numel() else _product(value.shape[: value.dim() - rank]),
+                                      *value.shape[value.dim() - rank :])  # fmt: skip
+
+    def write_back(self) -> None:
+        if self.mutated and self.seen.untyped_storage().data_ptr() != self.value.untyped_storage().data_ptr():
+            self.value.copy_(self.seen.reshape(self.value.shape))
+
+
+def _product(sizes: Sequence[int]) -> int:
+    n = 1
+    for size in sizes:
+        n *= size
+    return n
+
+
+def _fit(value: Tensor, out: Tensor, call: Call) -> Tensor:
+    """The value itself where it is what the op returns; never a view of an argument."""
+    if value.dtype != out.dtype or value.numel() != out.numel():
+        raise errors.PackError(
+            f"tk.{call.op.name}: its graph makes {value.dtype} {list(value.shape)}, its pack says {out.dtype} "
+            f"{list(out.shape)}"
+        )
+    is_view = any(value.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for x in call.tensors)
+    if value.shape == out.shape and value.stride() == out.stride() and not is_view:
+        return value
+    return out.copy_(value.reshape(out.shape))
+
+
+def evaluate(nodes: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any], name: str) -> list[Tensor]:
+    """Runs recorded nodes. Raises tk.PackError for what is no graph."""
+    values: dict[str, Any] = {}
+    for node in nodes:
+        if node["op"] == "output":
+            outputs = _value(node["args"][0], values)
+            return [x for x in (outputs if isinstance(outputs, list) else [outputs]) if x is not None]
+        args = [_value(x, values) for x in node.get("args", ())]
+        kwargs = {key: _value(x, values) for key, x in node.get("kwargs", {}).items()}
+        values[node["name"]] = _function(node["op"], inputs, name)(*args, **kwargs)
+    raise errors.PackError(f"tk.{name}: its graph has no output")
+
+
+def _function(op: str, inputs: Mapping[str, Any], name: str) -> Callable[..., Any]:
+    if op == "input":
+        return inputs.__getitem__
+    if op in _PYTHON:
+        return _PYTHON[op]
+    namespace, _, rest = op.partition(".")
+    packet, _, overload = rest.partition(".")
+    if namespace == "aten" and packet not in _REFUSED:
+        found = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if found is not None:
+            return found
+    raise errors.UnsupportedError(f"tk.{name}: on the CPU its graph needs {op}, which torch {torch.__version__} lacks")
+
+
+_NAMED: Mapping[str, Callable[[str], Any]] = {
+    "dtype": DTYPES.__getitem__,
+    "device": lambda name: torch.device("cpu"),  # the call's
+    "layout": lambda name: getattr(torch, name),
+    "memory_format": lambda name: getattr(torch, name),
+    "float": float,  # inf, -inf and nan, which JSON lacks
+}
+
+
+def _value(x: Any, values: Mapping[str, Any]) -> Any:
+    """An argument from its JSON."""
+    if isinstance(x, list):
+        return [_value(item, values) for item in x]
+    if not isinstance(x, dict):
+        return x
+    for kind, name in x.items():
+        if kind == "ref" and name in values:
+            return values[name]
+        if kind in _NAMED:
+            return _NAMED[kind](name)
+    raise errors.PackError(f"{x} in a recorded graph is neither a value before it nor one of {', '.join(_NAMED)}")
