@@ -1,0 +1,283 @@
+"""From a declared function to the family that the build enumerates, compiles and packs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import sympy
+
+from tk.aot.expr import Expr, Tensor, as_expr, const, select, tensors
+from tk.aot.spec import DTYPES, Constraint, Family, Kernel, Plan, Point, Selector, require
+from tk.aot.spec import Op as BaseOp
+from tk.codegen import index as ix
+from tk.codegen import ir, passes
+from tk.codegen._spec_shim import Op, Output, Param
+from tk.codegen.errors import TraceError
+from tk.codegen.lower import IR_DTYPES, lower
+from tk.codegen.schedule import SETTINGS, Context, Scheduled, Setting, kind_of, schedule, scratch_buffers
+from tk.codegen.tile import LAYOUTS, Layout, choose_tile
+from tk.codegen.trace import LEADING, Trace, trace_all
+from tk.generated.signature import DTYPES as TORCH_DTYPES
+from tk.generated.signature import Signature, TensorSpec
+
+ARCHITECTURES = (80, 90)
+LAYOUT_BY_NAME: Mapping[str, Layout] = {layout.name: layout for layout in LAYOUTS}
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One choice of dtypes and flags, lowered."""
+
+    trace: Trace
+    kernels: tuple[ir.Kernel, ...]
+
+    @property
+    def label(self) -> str:
+        flags = [f"{'' if on else 'not_'}{name}" for name, on in self.trace.flags.items()]
+        return "_".join([*self.trace.dtypes.values(), *flags]) or "only"
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A traced function under a name: all that its records are made of."""
+
+    name: str
+    signature: Signature
+    graphs: tuple[Graph, ...]
+    doc: str = ""
+
+    # --- The op ---
+
+    @cached_property
+    def op(self) -> Op:
+        inputs, outputs = list(self.signature.tensors), [f"out{i}" for i in range(len(self.first.new))]
+        named = tensors(*inputs, *outputs)
+        by_name = {t.name: t for t in named}
+        ints = tuple(n for n, s in self.signature.numbers.items() if s.kind in ("int", "bool"))
+        floats = tuple(n for n, s in self.signature.numbers.items() if s.kind == "float")
+        locals_ = self._locals(by_name, ints)
+        letters = [n for n in locals_ if n in (*self.signature.letters, LEADING)]
+        bare = Op(
+            self.name, named, ints, floats, locals_, {"graph": Selector(const(0), len(self.graphs))}, tuple(letters[:4])
+        )
+        context = Context(bare, by_name, {})
+        selectors = {"graph": Selector(bare.local("graph"), len(self.graphs))}
+        return replace(
+            bare, selectors=selectors, outputs=self._outputs(context), params=self._params(),
+            checks=self._checks(context, by_name), meta=self._meta(),
+        )  # fmt: skip
+
+    @property
+    def first(self) -> Trace:
+        return self.graphs[0].trace
+
+    def _locals(self, by_name: Mapping[str, Tensor], ints: Sequence[str]) -> dict[str, Expr]:
+        found: dict[str, Expr] = {"graph": self._graph_number(by_name, ints)}
+        for name, spec in self.signature.tensors.items():
+            t = by_name[name]
+            if spec.leading:
+                found.setdefault(LEADING, t.size(0) * t.size(1) * t.size(2))
+                found.setdefault(f"{LEADING}_1", t.size(1))
+                found.setdefault(f"{LEADING}_2", t.size(2))
+            for d, size in enumerate(spec.sizes):
+                if isinstance(size, str):
+                    found.setdefault(size, t.size(d + 3 * spec.leading))
+        return found
+
+    def _graph_number(self, by_name: Mapping[str, Tensor], ints: Sequence[str]) -> Expr:
+        """Which of the graphs a call is of; -1 for none."""
+        number = as_expr(-1)
+        for n, graph in reversed(list(enumerate(self.graphs))):
+            holds = as_expr(1)
+            for variable, dtype in graph.trace.dtypes.items():
+                of = next(name for name, spec in self.signature.tensors.items() if spec.dtype == variable)
+                holds = holds & (by_name[of].dtype == _number(dtype))
+            for flag, on in graph.trace.flags.items():
+                value = Expr("int", list(ints).index(flag))
+                holds = holds & ((value != 0) if on else (value == 0))
+            number = select(holds, n, number)
+        return number
+
+    def _params(self) -> tuple[Param, ...]:
+        found = []
+        for name, spec in self.signature.params.items():
+            if isinstance(spec, TensorSpec):
+                kind = "tensors" if spec.is_list else "tensor"
+                found.append(Param(name, kind, spec.leading, len(spec.sizes), name in self.first.mutated))
+            else:
+                found.append(Param(name, spec.kind))
+        return tuple(found)
+
+    def _outputs(self, context: Context) -> tuple[Output, ...]:
+        leading = next((i for i, s in enumerate(self.signature.tensors.values()) if s.leading), None)
+        found = []
+        for i, node in enumerate(self.first.new):
+            shape = tuple(self.first.size(s) for s in node.meta["val"].shape)
+            dtypes = [DTYPES[IR_DTYPES[g.trace.new[i].meta["val"].dtype]] for g in self.graphs]
+            has_leading = _has_leading(shape)
+            declared = shape[1:] if has_leading else shape
+            found.append(
+                Output(
+                    _by_graph(context.op, dtypes),
+                    tuple(context.expr(s) for s in declared),
+                    tuple(context.expr(ix.product(declared[d + 1 :])) for d in range(len(declared))),
+                    leading if has_leading else None,
+                )
+            )
+        return tuple(found)
+
+    def _checks(self, context: Context, by_name: Mapping[str, Tensor]) -> tuple[Constraint, ...]:
+        found: list[Constraint] = []
+        owner: dict[str, str] = {}
+        for name, spec in self.signature.tensors.items():
+            t = by_name[name]
+            found.append(self._dtype_check(name, spec, t, owner, by_name))
+            for d, size in enumerate(spec.sizes):
+                at = t.size(d + 3 * spec.leading)
+                where = f"dimension {d - len(spec.sizes)} of {name}"
+                if isinstance(size, int):
+                    found.append(require(at == size, f"{where} must have size {size}"))
+                elif size in owner:
+                    found.append(
+                        require(at == context.op.local(size), f"{where} must be as large as {owner[size]} ({size})")
+                    )
+                else:
+                    owner[size] = where
+        zeros = {str(c.zero): c for g in self.graphs for c in g.trace.checks}
+        for check in sorted(zeros.values(), key=lambda c: sympy.count_ops(c.zero)):
+            found.append(require(context.expr(check.zero) == 0, check.message))
+        return tuple(c for c in found if c.holds.value is None)
+
+    def _dtype_check(
+        self, name: str, spec: TensorSpec, t: Tensor, owner: dict[str, str], by_name: Mapping[str, Tensor]
+    ) -> Constraint:
+        if spec.dtype in owner:
+            return require(
+                t.dtype == by_name[owner[spec.dtype]].dtype, f"{name} must have the dtype of {owner[spec.dtype]}"
+            )
+        allowed = self.signature.variables.get(spec.dtype, (spec.dtype,))
+        if spec.dtype in self.signature.variables:
+            owner[spec.dtype] = name
+        holds = as_expr(0)
+        for dtype in allowed:
+            holds = holds | (t.dtype == _number(dtype))
+        names = " or ".join(str(TORCH_DTYPES[d]).removeprefix("torch.") for d in allowed)
+        return require(holds, f"{name} must be of dtype {names}")
+
+    def _meta(self) -> str:
+        graphs = [
+            dict(dtypes=dict(g.trace.dtypes), flags=dict(g.trace.flags), nodes=g.trace.recorded) for g in self.graphs
+        ]
+        signature = {name: str(spec) for name, spec in self.signature.params.items()}
+        variables = {name: list(dtypes) for name, dtypes in self.signature.variables.items()}
+        structure = self.first.structure
+        return json.dumps(
+            dict(
+                doc=self.doc, signature=signature, variables=variables, returns=structure, graphs=graphs, backward=None
+            ),
+            sort_keys=True,
+        )
+
+    # --- The kernels ---
+
+    def _context(self, graph: Graph) -> Context:
+        scratch = {b.name: None for k in graph.kernels for b in k.buffers if b.kind == "scratch"}
+        by_name = {t.name: t for t in self.op.tensors}
+        return Context(self.op, by_name, {name: i for i, name in enumerate(scratch)})
+
+    def main(self, graph: Graph) -> int:
+        """The launch whose setting is the plan's: the first that reduces, else the last."""
+        reducing = [i for i, k in enumerate(graph.kernels) if k.reduced]
+        return reducing[0] if reducing else len(graph.kernels) - 1
+
+    def scheduled(self, graph: Graph, layout: Layout, setting: Setting) -> list[tuple[Scheduled, Setting]]:
+        """Every launch with its setting: the main one's is given, the others have the first of their kind."""
+        context = self._context(graph)
+        found = []
+        for i, kernel in enumerate(graph.kernels):
+            one = schedule(kernel, layout, context)
+            if i != self.main(graph):
+                choices = SETTINGS[kind_of(one.tile)][layout.name]
+                found.append((one, next((s for s in choices if s.looped), choices[0])))
+            else:
+                found.append((one, setting))
+        return found
+
+    def plan(self, graph: Graph, layout: Layout, setting: Setting) -> Plan | None:
+        kind = kind_of(choose_tile(graph.kernels[self.main(graph)], layout))
+        if setting not in SETTINGS[kind][layout.name]:
+            return None
+        parts = self.scheduled(graph, layout, setting)
+        launches = tuple(one.launch(s) for one, s in parts)
+        constraints = {c.holds.encode(): c for one, _ in parts for c in one.constraints}
+        cost = as_expr(0)
+        for one, s in parts:
+            cost = cost + one.cost(s)
+        return Plan(
+            tuple(constraints.values()),
+            {"graph": (self.graphs.index(graph),)},
+            launches,
+            cost,
+            buffers=tuple(scratch_buffers(graph.kernels, self._context(graph))),
+            general=not layout.merged,
+        )
+
+    def settings(self) -> tuple[Setting, ...]:
+        kinds = {kind_of(choose_tile(g.kernels[self.main(g)], layout)) for g in self.graphs for layout in LAYOUTS}
+        found = [s for kind in sorted(kinds) for layout in LAYOUTS for s in SETTINGS[kind][layout.name]]
+        return tuple(dict.fromkeys(found))
+
+    @cached_property
+    def family(self) -> Family:
+        by_label = {g.label: g for g in self.graphs}
+        settings = {s.name: s for s in self.settings()}
+
+        def plan(point: Point) -> Plan | None:
+            return self.plan(by_label[point.graph], LAYOUT_BY_NAME[point.layout], settings[point.config.name])
+
+        axes = {"graph": tuple(by_label), "layout": tuple(LAYOUT_BY_NAME)}
+        configs = tuple(s.config for s in settings.values())
+        kernel = Kernel(self.name, self.op, axes, dict.fromkeys(ARCHITECTURES, configs), plan)
+        return Family(self.op, (kernel,), sample=self._sample())
+
+    def _sample(self) -> Callable[[Kernel, Point], bool]:
+        """The first setting that a graph has in a layout."""
+        first: dict[tuple[str, str], str] = {}
+        for g in self.graphs:
+            for layout in LAYOUTS:
+                kind = kind_of(choose_tile(g.kernels[self.main(g)], layout))
+                first[g.label, layout.name] = SETTINGS[kind][layout.name][0].name
+        return lambda kernel, point: first[point.graph, point.layout] == point.config.name
+
+
+def _number(dtype: str) -> int:
+    return DTYPES[IR_DTYPES[TORCH_DTYPES[dtype]]]
+
+
+def _by_graph(op: BaseOp, values: Sequence[int]) -> Expr:
+    result = as_expr(values[0])
+    if len(set(values)) == 1:
+        return result
+    for n, value in enumerate(values[1:], 1):
+        result = select(op.local("graph") == n, value, result)
+    return result
+
+
+def _has_leading(shape: Sequence[sympy.Expr]) -> bool:
+    return bool(shape) and shape[0] == sympy.Symbol(LEADING, integer=True, positive=True)
+
+
+def generate(fn: Callable[..., Any], signature: Signature, name: str) -> Generated:
+    """Trace and lower. Raises TraceError for what cannot be generated."""
+    graphs = []
+    for trace in trace_all(fn, signature):
+        graphs.append(Graph(trace, tuple(passes.run(k) for k in lower(trace, name))))
+    shapes = {tuple(str(s) for n in g.trace.new for s in (*g.trace.size_list(n), ";")) for g in graphs}
+    changed = {tuple(g.trace.mutated) for g in graphs}
+    if len(shapes) > 1 or len(changed) > 1:
+        raise TraceError(f"{name}: the results' shapes, or what is changed in place, differ between dtypes or flags")
+    return Generated(name, signature, tuple(graphs), (fn.__doc__ or "").strip())

@@ -1,0 +1,60 @@
+"""Each stage as text, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tk.aot.errors import BuildError
+from tk.aot.sources import _import_file
+from tk.codegen.family import Generated, Graph, generate
+from tk.codegen.schedule import SETTINGS, kind_of
+from tk.codegen.tile import LAYOUTS, choose_tile
+from tk.generated.declare import Declared
+
+STAGES = ("ir", "schedule", "source")
+
+
+def show(path: Path, name: str, stage: str) -> str:
+    if stage not in STAGES:
+        raise BuildError(f"there is no stage {stage!r}; there are {', '.join(STAGES)}")
+    declared = getattr(_import_file(path), name, None)
+    if not isinstance(declared, Declared):
+        raise BuildError(f"{path} declares no op {name}")
+    return text(generate(declared.fn, declared.signature, declared.name), stage)
+
+
+def text(op: Generated, stage: str) -> str:
+    parts = {"ir": _ir, "schedule": _schedule, "source": _source}[stage]
+    return "\n".join(line for graph in op.graphs for line in parts(op, graph))
+
+
+def _ir(op: Generated, graph: Graph) -> Iterator[str]:
+    yield f"# {op.name}, {graph.label}"
+    yield from (str(k) for k in graph.kernels)
+
+
+def _schedule(op: Generated, graph: Graph) -> Iterator[str]:
+    yield f"{op.name}, {graph.label}"
+    for layout in LAYOUTS:
+        for kernel in graph.kernels:
+            tile = choose_tile(kernel, layout)
+            axes = {"batch": tile.batch, "p": tile.p, "q": tile.q}
+            merged = ", ".join(f"{n} = {' '.join(f'{a.name}<{a.size}' for a in x)}" for n, x in axes.items() if x)
+            settings = ", ".join(s.name for s in SETTINGS[kind_of(tile)][layout.name])
+            reduced = f", {tile.reduced} reduced" if tile.reduced else ""
+            yield f"  {layout.name}: {kernel.name}: {merged or 'a single element'}{reduced}: {settings}"
+
+
+def _source(op: Generated, graph: Graph) -> Iterator[str]:
+    """Every distinct text."""
+    seen = set()
+    for layout in LAYOUTS:
+        kind = kind_of(choose_tile(graph.kernels[op.main(graph)], layout))
+        for setting in SETTINGS[kind][layout.name]:
+            for one, own in op.scheduled(graph, layout, setting):
+                one.launch(own)
+                if one.text not in seen:
+                    seen.add(one.text)
+                    yield f"# --- {op.name}, {graph.label}, {layout.name}{', looped' if own.looped else ''}"
+                    yield one.text
