@@ -23,7 +23,7 @@ def families_of(module: ModuleType) -> list[Family]:
     from tk.generated.declare import Declared
 
     found = [x for x in vars(module).values() if isinstance(x, Declared) and x.fn.__module__ == module.__name__]
-    return [generate(d.fn, d.signature, d.name).family for d in dict.fromkeys(found)]
+    return [f for d in dict.fromkeys(found) for f in generate(d.fn, d.signature, d.name, d.grad).families]
 
 
 def show(path: Path | str, name: str, stage: str) -> str:

@@ -133,5 +133,6 @@ def int_pow(base, exponent):
         square = square * square
         left = left >> 1
     odd = (exponent & 1) != 0
-    inverse = tl.where(base == 1, 1, tl.where((base == -1) & odd, -1, tl.where(base == -1, 1, 0)))
+    is_minus_one = base + 1 == 0  # unsigned exponents are never below 0
+    inverse = tl.where(base == 1, 1, tl.where(is_minus_one & odd, base, tl.where(is_minus_one, 1, 0)))
     return tl.where(exponent < 0, inverse.to(base.dtype), result)

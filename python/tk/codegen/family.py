@@ -20,7 +20,7 @@ from tk.codegen.errors import TraceError
 from tk.codegen.lower import IR_DTYPES, lower
 from tk.codegen.schedule import SETTINGS, Context, Scheduled, Setting, kind_of, schedule, scratch_buffers
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
-from tk.codegen.trace import LEADING, Trace, trace_all
+from tk.codegen.trace import LEADING, Trace, flag_values, trace_all, trace_backward
 from tk.generated.signature import DTYPES as TORCH_DTYPES
 from tk.generated.signature import Signature, TensorSpec
 
@@ -49,6 +49,11 @@ class Generated:
     signature: Signature
     graphs: tuple[Graph, ...]
     doc: str = ""
+    backward: Generated | None = None
+
+    @property
+    def families(self) -> list[Family]:
+        return [self.family, *(self.backward.families if self.backward else [])]
 
     # --- The op ---
 
@@ -141,6 +146,8 @@ class Generated:
                 where = f"dimension {d - len(spec.sizes)} of {name}"
                 if isinstance(size, int):
                     found.append(require(at == size, f"{where} must have size {size}"))
+                elif not isinstance(size, str):
+                    found.append(require(at == context.expr(size), f"{where} must have size {size}"))
                 elif size in owner:
                     found.append(
                         require(at == context.op.local(size), f"{where} must be as large as {owner[size]} ({size})")
@@ -177,9 +184,29 @@ class Generated:
         structure = self.first.structure
         return json.dumps(
             dict(
-                doc=self.doc, signature=signature, variables=variables, returns=structure, graphs=graphs, backward=None
+                doc=self.doc,
+                signature=signature,
+                variables=variables,
+                returns=structure,
+                graphs=graphs,
+                backward=self._backward_meta(),
             ),
             sort_keys=True,
+        )
+
+    def _backward_meta(self) -> dict[str, Any] | None:
+        """The backward takes the gradients of the floating-point results, the saved inputs, then all numbers."""
+        if self.backward is None:
+            return None
+        params = list(self.signature.params)
+        of = self.backward.signature.params
+        grads = [n for n, s in self.signature.tensors.items() if is_float(s, self.first.dtypes)]
+        return dict(
+            op=self.backward.name,
+            saved_inputs=[params.index(n) for n in self.signature.tensors if n in of],
+            saved_outputs=[],
+            extra_outputs=0,
+            grads=[params.index(n) for n in grads],
         )
 
     # --- The kernels ---
@@ -271,13 +298,48 @@ def _has_leading(shape: Sequence[sympy.Expr]) -> bool:
     return bool(shape) and shape[0] == sympy.Symbol(LEADING, integer=True, positive=True)
 
 
-def generate(fn: Callable[..., Any], signature: Signature, name: str) -> Generated:
-    """Trace and lower. Raises TraceError for what cannot be generated."""
-    graphs = []
-    for trace in trace_all(fn, signature):
-        graphs.append(Graph(trace, tuple(passes.run(k) for k in lower(trace, name))))
-    shapes = {tuple(str(s) for n in g.trace.new for s in (*g.trace.size_list(n), ";")) for g in graphs}
-    changed = {tuple(g.trace.mutated) for g in graphs}
+def is_float(spec: TensorSpec, dtypes: Mapping[str, str]) -> bool:
+    return TORCH_DTYPES[dtypes.get(spec.dtype, spec.dtype)].is_floating_point
+
+
+def generate(fn: Callable[..., Any], signature: Signature, name: str, grad: bool = False) -> Generated:
+    """Trace and lower; with `grad` the backward too. Raises TraceError for what cannot be generated."""
+    traces = trace_all(fn, signature)
+    doc = (fn.__doc__ or "").strip()
+    backward = _backward(fn, signature, name) if grad else None
+    return Generated(name, signature, _lowered(traces, name), doc, backward)
+
+
+def _lowered(traces: Sequence[Trace], name: str) -> tuple[Graph, ...]:
+    shapes = {tuple(tuple(map(str, t.size_list(n))) for n in t.new) for t in traces}
+    changed = {tuple(t.mutated) for t in traces}
     if len(shapes) > 1 or len(changed) > 1:
         raise TraceError(f"{name}: the results' shapes, or what is changed in place, differ between dtypes or flags")
-    return Generated(name, signature, tuple(graphs), (fn.__doc__ or "").strip())
+    return tuple(Graph(t, tuple(passes.run(k) for k in lower(t, name))) for t in traces)
+
+
+def _backward(fn: Callable[..., Any], signature: Signature, name: str) -> Generated:
+    choices = [(d, f) for d in signature.assignments() for f in flag_values(signature)]
+    traces = [trace_backward(fn, signature, dtypes, flags) for dtypes, flags in choices]
+    specs = {str(t.signature.params) for t in traces}
+    if len(specs) > 1:
+        raise TraceError(f"{name}: a result's dtype is that of no variable, so that its gradient's cannot be said")
+    full = traces[0].signature
+    read = {n for t in traces for n in t.arguments_read()}
+    kept = {n: s for n, s in full.params.items() if n in read or n.startswith("grad_") or n in full.numbers}
+    for n, spec in signature.tensors.items():  # what is not read may still be where a size is known from
+        if not _sizes(spec) <= {x for s in kept.values() if isinstance(s, TensorSpec) for x in _sizes(s)}:
+            kept[n] = spec
+    ordered = {n: s for n, s in full.params.items() if n in kept}
+    reduced = Signature(ordered, signature.variables)
+    traces = [replace(t, signature=reduced, recorded=_without(t.recorded, ordered)) for t in traces]
+    return Generated(f"{name}_backward", reduced, _lowered(traces, f"{name}_backward"), f"Gradients of {name}.")
+
+
+def _sizes(spec: TensorSpec) -> set[str]:
+    return {s for s in spec.sizes if isinstance(s, str)} | ({LEADING} if spec.leading else set())
+
+
+def _without(nodes: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The recorded graph less the inputs that nothing reads."""
+    return [dict(n) for n in nodes if n["op"] != "input" or n["args"][0] in params]

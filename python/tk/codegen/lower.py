@@ -390,7 +390,8 @@ class Graph:
         needed = _reached([*trace.new, *trace.mutated.values()])
         for node in trace.core.graph.nodes:
             if node.op == "placeholder":
-                self.values[node] = self._placeholder(node)
+                if node in needed or node.meta["param"] in trace.mutated:
+                    self.values[node] = self._placeholder(node)
             elif node in needed:
                 self.values[node] = self._node(node)
 

@@ -22,9 +22,7 @@ def promote(kernel: Kernel) -> Kernel:
 
     def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
         if v.op == "store":
-            value = args[0]
-            if b.values[value].dtype != v.dtype:
-                value = b.add("cast", v.dtype, value)
+            value = args[0] if b.values[args[0]].dtype == v.dtype else _rounded(b, args[0], v.dtype)
             return b.add("store", v.dtype, value, buffer=v.buffer, index=v.index)
         if v.op == "load" and v.dtype in NARROW:
             return b.add("cast", "fp32", b.add("load", v.dtype, *args, buffer=v.buffer, index=v.index))
@@ -42,8 +40,15 @@ def _promoted_cast(b: Builder, v: Value, arg: int) -> int:
     if v.dtype not in NARROW:
         return arg if source == v.dtype else b.add("cast", v.dtype, arg)
     if v.data == "round":
-        return b.add("cast", "fp32", b.add("cast", v.dtype, arg))
+        return b.add("cast", "fp32", _rounded(b, arg, v.dtype))
     return arg if source == "fp32" else b.add("cast", "fp32", arg)
+
+
+def _rounded(b: Builder, arg: int, dtype: str) -> int:
+    """By way of fp32, as torch does it: also from fp64 and integers."""
+    if dtype in NARROW and b.values[arg].dtype != "fp32":
+        arg = b.add("cast", "fp32", arg)
+    return b.add("cast", dtype, arg)
 
 
 def simplify(kernel: Kernel) -> Kernel:

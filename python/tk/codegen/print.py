@@ -44,7 +44,7 @@ FLOAT_RULES: Mapping[str, str] = {
     "neg": "-{0}", "abs": "tl.abs({0})", "sqrt": "tl.sqrt_rn({0})", "rsqrt": "libdevice.rsqrt({0})",
     "erf": "tl.erf({0})", "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "trunc": "libdevice.trunc({0})",
     "round": "libdevice.rint({0})", "reciprocal": "tl.div_rn(tl.full((), 1.0, {0}.dtype), {0})",
-    "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0.0)).to({0}.dtype)",
+    "sign": "({0} > 0).to({0}.dtype) - ({0} < 0).to({0}.dtype)",
     "sigmoid": "tl.div_rn(tl.full((), 1.0, {0}.dtype), 1.0 + libdevice.exp(-{0}))",
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "tl.div_rn({0}, {1})",
     "trunc_div": "libdevice.trunc(tl.div_rn({0}, {1}))", "floor_div": "device.float_floor_div({0}, {1})",

@@ -10,7 +10,7 @@ import sympy
 
 from tk.codegen import index as ix
 from tk.codegen.errors import TraceError
-from tk.codegen.ir import COMPARE, FLOATS, INTS, TEST, UNARY, value_symbol
+from tk.codegen.ir import COMPARE, FLOATS, INTS, TEST, value_symbol
 from tk.codegen.lower import Call, Emitter, Index, Lazy, operand, reduction
 
 RULES: dict[str, Callable[..., Any]] = {}
@@ -53,11 +53,8 @@ for _ours, _torchs in _SAME.items():
     for _name in _torchs:
         for _namespace in ("aten", "prims"):
             RULES[f"{_namespace}.{_name}"] = _plain(_ours)
-_SPECIAL = {"erfcx": "erfcx", "i1e": "i1e", "i0e": "i0e", "bessel_j0": "bessel_j0", "bessel_j1": "bessel_j1",
-            "ndtri": "ndtri"}  # fmt: skip
-for _name, _ours in _SPECIAL.items():
-    if _ours in UNARY:
-        RULES[f"aten.special_{_name}"] = RULES[f"prims.{_name}"] = _plain(_ours)
+for _name in ("erfcx", "bessel_j0", "bessel_j1", "ndtri"):
+    RULES[f"aten.special_{_name}"] = RULES[f"prims.{_name}"] = _plain(_name)
 
 
 @rule("aten.mul", "prims.mul")
@@ -159,6 +156,29 @@ def _ignoring_nan(call: Call, a: Any, b: Any) -> Lazy:
 @rule("aten.frexp")
 def _refuse_frexp(call: Call, x: Any) -> Any:
     raise TraceError("aten.frexp cannot be generated yet")
+
+
+@rule("aten.pow")
+def _pow(call: Call, x: Any, exponent: Any) -> Lazy:
+    """The powers that ATen writes out itself differ from a general one at infinities."""
+    dtype = call.dtype
+
+    def make(e: Emitter, v: int) -> int:
+        if exponent == 0.5:
+            return e.op("sqrt", dtype, v)
+        if exponent == -0.5:
+            return e.op("rsqrt", dtype, v)
+        square = e.op("mul", dtype, v, v)
+        if exponent == 2:
+            return square
+        if exponent == 3:
+            return e.op("mul", dtype, square, v)
+        return e.op("reciprocal", dtype, v if exponent == -1 else square)
+
+    is_integer = dtype in INTS
+    if not isinstance(exponent, Lazy) and exponent in ((2, 3) if is_integer else (0.5, -0.5, 2, 3, -1, -2)):
+        return elementwise(call, dtype, (x,), make)
+    return elementwise(call, dtype, (x, exponent), lambda e, *v: e.op("pow", dtype, *v))
 
 
 # --- Comparisons, logic, bits ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from tk.aot.errors import BuildError
@@ -21,10 +22,12 @@ def show(path: Path, name: str, stage: str) -> str:
     declared = getattr(_import_file(path), name, None)
     if not isinstance(declared, Declared):
         raise BuildError(f"{path} declares no op {name}")
-    return text(generate(declared.fn, declared.signature, declared.name), stage)
+    return text(generate(declared.fn, declared.signature, declared.name, declared.grad), stage)
 
 
 def text(op: Generated, stage: str) -> str:
+    if op.backward:
+        return f"{text(replace(op, backward=None), stage)}\n{text(op.backward, stage)}"
     parts = {"ir": _ir, "schedule": _schedule, "source": _source}[stage]
     return "\n".join(line for graph in op.graphs for line in parts(op, graph))
 

@@ -77,6 +77,20 @@ class Trace:
             value = value.node.expr
         return sympy.sympify(value).xreplace(self.symbols)
 
+    def arguments_read(self) -> list[str]:
+        """The tensors that the results depend on, by more than their shapes."""
+        found: list[str] = []
+        pending, seen = [*self.new, *self.mutated.values()], set()
+        while pending:
+            node = pending.pop()
+            if node in seen or not (_is_tensor(node) or isinstance(node.meta.get("val"), tuple | list)):
+                continue
+            seen.add(node)
+            if node.op == "placeholder":
+                found.append(node.meta["param"])
+            pending += node.all_input_nodes
+        return found
+
     def size_list(self, node: fx.Node) -> tuple[sympy.Expr, ...]:
         return tuple(self.size(s) for s in node.meta["val"].shape)
 
@@ -91,11 +105,13 @@ def number(name: str, kind: str) -> sympy.Symbol:
 
 def trace_all(fn: Callable[..., Any], signature: Signature) -> list[Trace]:
     """Every dtype assignment, and of each every value of the flags. Raises TraceError."""
-    found = []
-    for dtypes in signature.assignments():
-        for values in itertools.product((False, True), repeat=len(signature.flags)):
-            found.append(trace(fn, signature, dtypes, dict(zip(signature.flags, values, strict=True))))
-    return found
+    return [trace(fn, signature, d, f) for d in signature.assignments() for f in flag_values(signature)]
+
+
+def flag_values(signature: Signature) -> list[dict[str, bool]]:
+    """Every value of the bools."""
+    values = itertools.product((False, True), repeat=len(signature.flags))
+    return [dict(zip(signature.flags, v, strict=True)) for v in values]
 
 
 def trace(fn: Callable[..., Any], signature: Signature, dtypes: Mapping[str, str], flags: Mapping[str, bool]) -> Trace:
@@ -122,6 +138,67 @@ def trace(fn: Callable[..., Any], signature: Signature, dtypes: Mapping[str, str
     if any(spec.leading for spec in signature.tensors.values()):
         _check_leading(fn, signature, result, recorded)
     return result
+
+
+def trace_backward(
+    fn: Callable[..., Any], signature: Signature, dtypes: Mapping[str, str], flags: Mapping[str, bool]
+) -> Trace:
+    """The gradients of `fn` with respect to its floating-point tensors, as autograd has them.
+
+    The graph's arguments are ``grad_0`` …, one for each floating-point result, and then those of `fn`: what the forward
+    worked out is worked out again, since reading it again would take longer. Its results are the gradients, in the
+    order of the tensors. The trace's signature has all arguments; the caller drops those that are not read."""
+    arguments = _Arguments(signature, dtypes)
+    lines = _Lines(fn)
+    own = list(arguments.names)
+    wanted = [n for n in signature.tensors if DTYPES[_dtype_name(signature.tensors[n], dtypes)].is_floating_point]
+
+    def run(args: Sequence[Any]) -> list[torch.Tensor]:
+        with lines:
+            results, _ = tree_flatten(fn(**dict(zip(own, args, strict=True)), **flags))
+        return [r for r in results if r is not None and r.dtype.is_floating_point]
+
+    def joint(*args: Any) -> list[torch.Tensor]:
+        grads, inputs = args[: len(args) - len(own)], list(args[len(args) - len(own) :])
+        with torch.enable_grad():
+            for i, name in enumerate(own):
+                if name in wanted:
+                    inputs[i] = inputs[i].detach().requires_grad_()
+            results = run(inputs)
+        sources = [inputs[own.index(n)] for n in wanted]
+        pairs = [(r, g) for r, g in zip(results, grads, strict=True) if r.requires_grad]
+        found = torch.autograd.grad([r for r, _ in pairs], sources, [g for _, g in pairs], allow_unused=True)
+        return [torch.zeros_like(s) if g is None else g for s, g in zip(sources, found, strict=True)]
+
+    with _explaining(fn, lines, arguments), arguments.mode:
+        grads = [torch.empty(r.shape, dtype=r.dtype, device="meta") for r in run(arguments.values)]
+        arguments.names = [*(f"grad_{i}" for i in range(len(grads))), *own]
+        arguments.values = [*grads, *arguments.values]
+        recorded = make_fx(joint, tracing_mode="real")(*arguments.values)
+        _tag_lines(recorded, lines)
+        core, new, mutated = _to_core(recorded, arguments)
+    if mutated:
+        raise TraceError(f"{where(fn)}: a function that changes its arguments has no gradient; leave out grad=True")
+    specs = {n: _grad_spec(arguments, g, dtypes) for n, g in zip(arguments.names, grads, strict=False)}
+    full = Signature({**specs, **signature.params}, signature.variables)
+    checks = _checks(arguments, fn)
+    nodes = _record(recorded, arguments.names)
+    return Trace(full, dtypes, flags, core, nodes, new, {}, len(new), checks, arguments.symbols)
+
+
+def _dtype_name(spec: TensorSpec, dtypes: Mapping[str, str]) -> str:
+    return dtypes.get(spec.dtype, spec.dtype)
+
+
+def _grad_spec(arguments: _Arguments, grad: torch.Tensor, dtypes: Mapping[str, str]) -> TensorSpec:
+    """As a declaration would have it, except that a size may be an expression."""
+    name = DTYPE_NAMES[grad.dtype]
+    variable = next((v for v, d in dtypes.items() if d == name), name)
+    sizes = [sympy.sympify(s.node.expr if isinstance(s, torch.SymInt) else s) for s in grad.shape]
+    sizes = [s.xreplace(arguments.symbols) for s in sizes]
+    leading = bool(sizes) and sizes[0] == letter(LEADING)
+    declared = [str(s) if s.is_Symbol else int(s) if s.is_Integer else s for s in sizes[leading:]]
+    return TensorSpec(variable, tuple(declared), leading)
 
 
 def where(fn: Any, line: int | None = None) -> str:
@@ -157,7 +234,7 @@ class _Arguments:
         if isinstance(spec, TensorSpec):
             if spec.is_list:
                 raise TraceError(f"{name}: lists of tensors cannot be generated yet; declare each tensor")
-            shape = [sizes[LEADING] for _ in range(spec.leading)] + [sizes.get(s, s) for s in spec.sizes]  # type: ignore[arg-type]
+            shape = [sizes[LEADING] for _ in range(spec.leading)] + [sizes.get(s, s) for s in spec.sizes]
             with self.mode:
                 # A meta tensor: decompositions ask for the device, and the CPU's are not those of a GPU.
                 return torch.empty(shape, dtype=DTYPES[dtypes.get(spec.dtype, spec.dtype)], device="meta")
@@ -400,7 +477,7 @@ def _check_leading(fn: Callable[..., Any], signature: Signature, found: Trace, r
             many.append(value)
             one += [] if name in found.flags else [value]
             continue
-        shape = [sizes.get(s, s) for s in spec.sizes]  # type: ignore[arg-type]
+        shape = [sizes.get(s, s) for s in spec.sizes]
         dtype = DTYPES[found.dtypes.get(spec.dtype, spec.dtype)]
         x = torch.randn([2, 3, *shape] if spec.leading else shape, generator=generator).to(dtype)
         many.append(x)

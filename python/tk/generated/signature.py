@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -41,12 +42,13 @@ class SignatureError(ValueError):
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor argument. sizes: a letter or a number for each declared dimension. leading: "..." stands in front.
+    """A tensor argument. sizes: a letter or a number for each declared dimension (of a backward's argument also an
+    expression of letters, as sympy has it). leading: "..." stands in front.
 
     dtype: a dtype's name, or that of a variable. is_list: any number of such tensors."""
 
     dtype: str
-    sizes: tuple[str | int, ...]
+    sizes: tuple[Any, ...]
     leading: bool = False
     is_list: bool = False
 
