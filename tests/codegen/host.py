@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -169,17 +170,16 @@ def run_all(op: Generated, *args: Any, only: str | None = None) -> Iterator[tupl
     given = dict(zip(names, args, strict=True))
     ints = [int(given[n]) for n in op.op.ints]
     floats = [float(given[n]) for n in op.op.floats]
-    for layout in LAYOUTS:
-        for setting in op.settings():
-            if only and only not in f"{layout.name} {setting.name}":
-                continue
-            found = _run_one(op, given, ints, floats, layout, setting)
+    for layout, setting, split in product(LAYOUTS, op.settings(), (False, True)):
+        name = f"{layout.name} {setting.name}{' split' if split else ''}"
+        if only is None or only in name:
+            found = _run_one(op, given, ints, floats, (layout, setting, split))
             if found is not None:
-                yield f"{layout.name} {setting.name}", found
+                yield name, found
 
 
-def _run_one(op: Generated, given: dict[str, Any], ints: list[int], floats: list[float], layout: Layout,
-             setting: Setting) -> list[torch.Tensor] | None:  # fmt: skip
+def _run_one(op: Generated, given: dict[str, Any], ints: list[int], floats: list[float],
+             variant: tuple[Layout, Setting, bool]) -> list[torch.Tensor] | None:  # fmt: skip
     inputs = [given[n] for n in op.signature.tensors]
     changed = [n for n in op.signature.tensors if n in op.first.mutated]
     inputs = [_copy(t) if n in changed else t for n, t in zip(op.signature.tensors, inputs, strict=True)]
@@ -199,7 +199,7 @@ def _run_one(op: Generated, given: dict[str, Any], ints: list[int], floats: list
         for i, t in zip(joint, _merged([raw[i] for i in joint], count), strict=True):
             everything[i] = t
     problem = describe(op, everything, ints)
-    plan = op.plan(graph, layout, setting)
+    plan = op.plan(graph, *variant)
     if plan is None or any(not c.holds.evaluate(problem) for c in plan.constraints):
         return None
     launch(plan, problem, everything, floats)

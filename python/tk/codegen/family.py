@@ -10,7 +10,7 @@ from typing import Any
 
 import sympy
 
-from tk.aot.expr import Expr, Tensor, as_expr, const, select, tensors
+from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, const, device, maximum, minimum, select, tensors
 from tk.aot.spec import DTYPES, Constraint, Family, Kernel, Plan, Point, Selector, require
 from tk.aot.spec import Op as BaseOp
 from tk.codegen import index as ix
@@ -19,6 +19,7 @@ from tk.codegen._spec_shim import Op, Output, Param
 from tk.codegen.errors import TraceError
 from tk.codegen.lower import IR_DTYPES, lower
 from tk.codegen.schedule import SETTINGS, Context, Scheduled, Setting, kind_of, schedule, scratch_buffers
+from tk.codegen.split import Parts, Splitter
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
 from tk.codegen.trace import LEADING, Trace, flag_values, trace_all, trace_backward
 from tk.generated.signature import DTYPES as TORCH_DTYPES
@@ -34,6 +35,8 @@ class Graph:
 
     trace: Trace
     kernels: tuple[ir.Kernel, ...]
+    split: tuple[ir.Kernel, ...] = ()  # the same with split reductions, where there are any to split
+    parts: tuple[Parts, ...] = ()
 
     @property
     def label(self) -> str:
@@ -69,6 +72,7 @@ class Generated:
         bare = Op(
             self.name, named, ints, floats, locals_, {"graph": Selector(const(0), len(self.graphs))}, tuple(letters[:4])
         )
+        bare = replace(bare, locals=self._with_parts(bare))
         context = Context(bare, by_name, {})
         selectors = {"graph": Selector(bare.local("graph"), len(self.graphs))}
         return replace(
@@ -91,6 +95,19 @@ class Generated:
             for d, size in enumerate(spec.sizes):
                 if isinstance(size, str):
                     found.setdefault(size, t.size(d + 3 * spec.leading))
+        return found
+
+    def _with_parts(self, bare: Op) -> dict[str, Expr]:
+        """The op's locals and, of split reductions, the numbers of parts: enough programs to fill the GPU a few times,
+        each with enough to do."""
+        found = dict(bare.locals)
+        context = Context(bare, {}, {})
+        for p in (p for g in self.graphs for p in g.parts):
+            rows, reduced, kept = (context.expr(e) for e in (p.rows, p.reduced, p.kept))
+            columns = p.kept != 1
+            wanted = 4 * device.sm_count // maximum(ceil_div(kept, 64), 1)
+            most = ceil_div(reduced, 64 if columns else 8192)
+            found[p.name] = maximum(minimum(rows, most, wanted), 1)
         return found
 
     def _graph_number(self, by_name: Mapping[str, Tensor], ints: Sequence[str]) -> Expr:
@@ -211,34 +228,40 @@ class Generated:
 
     # --- The kernels ---
 
-    def _context(self, graph: Graph) -> Context:
-        scratch = {b.name: None for k in graph.kernels for b in k.buffers if b.kind == "scratch"}
+    def _context(self, kernels: Sequence[ir.Kernel]) -> Context:
+        scratch = {b.name: None for k in kernels for b in k.buffers if b.kind == "scratch"}
         by_name = {t.name: t for t in self.op.tensors}
         return Context(self.op, by_name, {name: i for i, name in enumerate(scratch)})
 
-    def main(self, graph: Graph) -> int:
+    def main(self, kernels: Sequence[ir.Kernel]) -> int:
         """The launch whose setting is the plan's: the first that reduces, else the last."""
-        reducing = [i for i, k in enumerate(graph.kernels) if k.reduced]
-        return reducing[0] if reducing else len(graph.kernels) - 1
+        reducing = [i for i, k in enumerate(kernels) if k.reduced]
+        return reducing[0] if reducing else len(kernels) - 1
 
-    def scheduled(self, graph: Graph, layout: Layout, setting: Setting) -> list[tuple[Scheduled, Setting]]:
+    def scheduled(
+        self, kernels: Sequence[ir.Kernel], layout: Layout, setting: Setting
+    ) -> list[tuple[Scheduled, Setting]]:
         """Every launch with its setting: the main one's is given, the others have the first of their kind."""
-        context = self._context(graph)
+        context = self._context(kernels)
         found = []
-        for i, kernel in enumerate(graph.kernels):
+        for i, kernel in enumerate(kernels):
             one = schedule(kernel, layout, context)
-            if i != self.main(graph):
+            if i != self.main(kernels):
                 choices = SETTINGS[kind_of(one.tile)][layout.name]
                 found.append((one, next((s for s in choices if s.looped), choices[0])))
             else:
                 found.append((one, setting))
         return found
 
-    def plan(self, graph: Graph, layout: Layout, setting: Setting) -> Plan | None:
-        kind = kind_of(choose_tile(graph.kernels[self.main(graph)], layout))
-        if setting not in SETTINGS[kind][layout.name]:
+    def choices(self, kernels: Sequence[ir.Kernel], layout: Layout) -> tuple[Setting, ...]:
+        """The settings that these launches have in a layout."""
+        return SETTINGS[kind_of(choose_tile(kernels[self.main(kernels)], layout))][layout.name] if kernels else ()
+
+    def plan(self, graph: Graph, layout: Layout, setting: Setting, split: bool = False) -> Plan | None:
+        kernels = graph.split if split else graph.kernels
+        if setting not in self.choices(kernels, layout):
             return None
-        parts = self.scheduled(graph, layout, setting)
+        parts = self.scheduled(kernels, layout, setting)
         launches = tuple(one.launch(s) for one, s in parts)
         constraints = {c.holds.encode(): c for one, _ in parts for c in one.constraints}
         cost = as_expr(0)
@@ -249,13 +272,12 @@ class Generated:
             {"graph": (self.graphs.index(graph),)},
             launches,
             cost,
-            buffers=tuple(scratch_buffers(graph.kernels, self._context(graph))),
+            buffers=tuple(scratch_buffers(kernels, self._context(kernels))),
             general=not layout.merged,
         )
 
     def settings(self) -> tuple[Setting, ...]:
-        kinds = {kind_of(choose_tile(g.kernels[self.main(g)], layout)) for g in self.graphs for layout in LAYOUTS}
-        found = [s for kind in sorted(kinds) for layout in LAYOUTS for s in SETTINGS[kind][layout.name]]
+        found = [s for g in self.graphs for k in (g.kernels, g.split) for x in LAYOUTS for s in self.choices(k, x)]
         return tuple(dict.fromkeys(found))
 
     @cached_property
@@ -264,21 +286,21 @@ class Generated:
         settings = {s.name: s for s in self.settings()}
 
         def plan(point: Point) -> Plan | None:
-            return self.plan(by_label[point.graph], LAYOUT_BY_NAME[point.layout], settings[point.config.name])
+            setting = settings[point.config.name]
+            return self.plan(by_label[point.graph], LAYOUT_BY_NAME[point.layout], setting, point.split == "yes")
 
-        axes = {"graph": tuple(by_label), "layout": tuple(LAYOUT_BY_NAME)}
+        split = ("no", "yes") if any(g.split for g in self.graphs) else ("no",)
+        axes = {"graph": tuple(by_label), "layout": tuple(LAYOUT_BY_NAME), "split": split}
         configs = tuple(s.config for s in settings.values())
         kernel = Kernel(self.name, self.op, axes, dict.fromkeys(ARCHITECTURES, configs), plan)
-        return Family(self.op, (kernel,), sample=self._sample())
 
-    def _sample(self) -> Callable[[Kernel, Point], bool]:
-        """The first setting that a graph has in a layout."""
-        first: dict[tuple[str, str], str] = {}
-        for g in self.graphs:
-            for layout in LAYOUTS:
-                kind = kind_of(choose_tile(g.kernels[self.main(g)], layout))
-                first[g.label, layout.name] = SETTINGS[kind][layout.name][0].name
-        return lambda kernel, point: first[point.graph, point.layout] == point.config.name
+        def sample(kernel: Kernel, point: Point) -> bool:
+            """The first setting that a graph has in a layout."""
+            graph = by_label[point.graph]
+            choices = self.choices(graph.split if point.split == "yes" else graph.kernels, LAYOUT_BY_NAME[point.layout])
+            return bool(choices) and choices[0].name == point.config.name
+
+        return Family(self.op, (kernel,), sample)
 
 
 def _number(dtype: str) -> int:
@@ -315,7 +337,14 @@ def _lowered(traces: Sequence[Trace], name: str) -> tuple[Graph, ...]:
     changed = {tuple(t.mutated) for t in traces}
     if len(shapes) > 1 or len(changed) > 1:
         raise TraceError(f"{name}: the results' shapes, or what is changed in place, differ between dtypes or flags")
-    return tuple(Graph(t, tuple(passes.run(k) for k in lower(t, name))) for t in traces)
+    return tuple(_graph(t, name) for t in traces)
+
+
+def _graph(trace: Trace, name: str) -> Graph:
+    splitter = Splitter("parts" + "".join(str(int(on)) + "_" for on in trace.flags.values()))
+    whole = tuple(passes.run(k) for k in lower(trace, name))
+    split = tuple(passes.run(k) for k in lower(trace, f"{name}_split", splitter))
+    return Graph(trace, whole, split, tuple(splitter.parts)) if splitter.parts else Graph(trace, whole)
 
 
 def _backward(fn: Callable[..., Any], signature: Signature, name: str) -> Generated:

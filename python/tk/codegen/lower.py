@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
@@ -23,6 +23,9 @@ from tk.codegen import index as ix
 from tk.codegen.errors import TraceError
 from tk.codegen.ir import FLOATS, INTS, Axis, Buffer, Builder, Kernel, axis_symbol, value_symbol, values_in
 from tk.codegen.trace import Trace
+
+if TYPE_CHECKING:
+    from tk.codegen.split import Splitter
 
 Index = tuple[sympy.Expr, ...]
 
@@ -78,10 +81,12 @@ def reduction(kind: str, operand: Lazy, dims: Sequence[int], dtype: str) -> Redu
 
 @dataclass
 class Emitter:
-    """Reads lazy tensors into the values of a kernel. stored: reductions that an earlier launch has left in scratch."""
+    """Reads lazy tensors into the values of a kernel. stored: reductions that an earlier launch has left in scratch.
+    splitter: puts split reductions in the place of whole ones."""
 
     builder: Builder
     stored: Mapping[int, Buffer] = field(default_factory=dict)
+    splitter: Splitter | None = None
     masks: list[int] = field(default_factory=list)
     memo: dict[Any, int] = field(default_factory=dict)
     missing: list[tuple[Reduction, Index]] = field(default_factory=list)
@@ -186,6 +191,8 @@ class Emitter:
 
     def reduction(self, node: Reduction, index: Index) -> int:
         """In this kernel where it stands at the kernel's own place, else what was stored."""
+        if self.splitter is not None and (other := self.splitter.of(node)) is not None:
+            return self.read(other, index)
         kept = [a.symbol for a in self.builder.axes.values() if not a.reduced]
         reduced = [a for a in self.builder.axes.values() if a.reduced]
         own = [i for i, size in zip(index, node.shape, strict=True) if size != 1]
@@ -241,13 +248,13 @@ class Seed:
         return tuple(sympy.Integer(0) if a is None else axis_symbol(a) for a in self.layout)
 
 
-def kernels(name: str, seeds: Sequence[Seed]) -> list[Kernel]:
+def kernels(name: str, seeds: Sequence[Seed], splitter: Splitter | None = None) -> list[Kernel]:
     """The launches that store all seeds, in order. Raises TraceError."""
-    everything, stored = _with_scratch(seeds)
+    everything, stored = _with_scratch(seeds, splitter)
     groups = _group(everything)
     found = []
     for i, group in enumerate(groups):
-        emitter = Emitter(Builder(group[0].domain.axes()), stored)
+        emitter = Emitter(Builder(group[0].domain.axes()), stored, splitter)
         for seed in group:
             emitter.store(seed.buffer, seed.index, emitter.read(seed.tensor, seed.index))
         assert not emitter.missing
@@ -255,7 +262,7 @@ def kernels(name: str, seeds: Sequence[Seed]) -> list[Kernel]:
     return found
 
 
-def _with_scratch(seeds: Sequence[Seed]) -> tuple[list[Seed], dict[int, Buffer]]:
+def _with_scratch(seeds: Sequence[Seed], splitter: Splitter | None) -> tuple[list[Seed], dict[int, Buffer]]:
     """All seeds, those of scratch memory included, with their domains and levels."""
     stored: dict[int, Buffer] = {}
     by_node: dict[int, Seed] = {}
@@ -263,7 +270,7 @@ def _with_scratch(seeds: Sequence[Seed]) -> tuple[list[Seed], dict[int, Buffer]]
     while pending:
         seed = pending.pop(0)
         everything.append(seed)
-        _place(seed)
+        _place(seed, splitter)
         for node in seed.needs:
             if id(node) not in stored:
                 buffer = Buffer(f"scratch{len(stored)}", "scratch", node.dtype, node.shape)
@@ -279,11 +286,11 @@ def _with_scratch(seeds: Sequence[Seed]) -> tuple[list[Seed], dict[int, Buffer]]
     return everything, stored
 
 
-def _place(seed: Seed) -> None:
+def _place(seed: Seed, splitter: Splitter | None) -> None:
     """Choose the seed's domain: that of the reduction it reads at its own place, if there is one."""
     dims = [d for d, s in enumerate(seed.tensor.shape) if s != 1]
     axes = {f"x{d}": Axis(f"x{d}", seed.tensor.shape[d]) for d in dims}
-    probe = Emitter(Builder(axes))
+    probe = Emitter(Builder(axes), splitter=splitter)
     index = tuple(axis_symbol(f"x{d}") if d in dims else sympy.Integer(0) for d in range(len(seed.tensor.shape)))
     probe.read(seed.tensor, index)
     candidates = [c for node, at in probe.missing if (c := _candidate(seed.tensor, node, at))]
@@ -295,7 +302,7 @@ def _place(seed: Seed) -> None:
     seed.domain = Domain(tuple(seed.tensor.shape[d] for d in kept), tuple(sizes))
     names = {**{d: f"a{i}" for i, d in enumerate(kept)}, **{d: f"r{i}" for i, d in enumerate(along)}}
     seed.layout = tuple(names.get(d) for d in range(len(seed.tensor.shape)))
-    again = Emitter(Builder(seed.domain.axes()))
+    again = Emitter(Builder(seed.domain.axes()), splitter=splitter)
     again.read(seed.tensor, seed.index)
     seed.needs = list(dict.fromkeys(node for node, _ in again.missing))
 
@@ -350,17 +357,18 @@ def _join(seed: Seed, groups: Mapping[tuple[int, Domain], list[Seed]]) -> bool:
 # --- From a graph to seeds ---
 
 
-def lower(trace: Trace, name: str) -> list[Kernel]:
+def lower(trace: Trace, name: str, splitter: Splitter | None = None) -> list[Kernel]:
     """Raises TraceError for an op without a rule, with the line that asked for it."""
     graph = Graph(trace)
     seeds = [Seed(graph.tensor(node), graph.output_buffer(i, node)) for i, node in enumerate(trace.new)]
-    found = kernels(name, [*seeds, *(Seed(graph.tensor(n), graph.mutated_buffer(p)) for p, n in trace.mutated.items())])
+    changed = [Seed(graph.tensor(n), graph.mutated_buffer(p)) for p, n in trace.mutated.items()]
+    found = kernels(name, [*seeds, *changed], splitter)
     if not trace.mutated or _in_place_is_safe(found):
         return found
     # What is still read elsewhere may not be overwritten: through scratch memory, and copied at the end.
     scratch = {p: Buffer(f"new_{p}", "scratch", graph.mutated_buffer(p).dtype, graph.mutated_buffer(p).sizes)
                for p in trace.mutated}  # fmt: skip
-    first = kernels(name, [*seeds, *(Seed(graph.tensor(n), scratch[p]) for p, n in trace.mutated.items())])
+    first = kernels(name, [*seeds, *(Seed(graph.tensor(n), scratch[p]) for p, n in trace.mutated.items())], splitter)
     copies = [Seed(_stored(b), graph.mutated_buffer(p)) for p, b in scratch.items()]
     return [*first, *kernels(f"{name}_copy", copies)]
 

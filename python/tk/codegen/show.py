@@ -34,13 +34,13 @@ def text(op: Generated, stage: str) -> str:
 
 def _ir(op: Generated, graph: Graph) -> Iterator[str]:
     yield f"# {op.name}, {graph.label}"
-    yield from (str(k) for k in graph.kernels)
+    yield from (str(k) for k in (*graph.kernels, *graph.split))
 
 
 def _schedule(op: Generated, graph: Graph) -> Iterator[str]:
     yield f"{op.name}, {graph.label}"
     for layout in LAYOUTS:
-        for kernel in graph.kernels:
+        for kernel in (*graph.kernels, *graph.split):
             tile = choose_tile(kernel, layout)
             axes = {"batch": tile.batch, "p": tile.p, "q": tile.q}
             merged = ", ".join(f"{n} = {' '.join(f'{a.name}<{a.size}' for a in x)}" for n, x in axes.items() if x)
@@ -52,12 +52,12 @@ def _schedule(op: Generated, graph: Graph) -> Iterator[str]:
 def _source(op: Generated, graph: Graph) -> Iterator[str]:
     """Every distinct text."""
     seen = set()
-    for layout in LAYOUTS:
-        kind = kind_of(choose_tile(graph.kernels[op.main(graph)], layout))
-        for setting in SETTINGS[kind][layout.name]:
-            for one, own in op.scheduled(graph, layout, setting):
-                one.launch(own)
-                if one.text not in seen:
-                    seen.add(one.text)
-                    yield f"# --- {op.name}, {graph.label}, {layout.name}{', looped' if own.looped else ''}"
-                    yield one.text
+    for kernels in (graph.kernels, graph.split):
+        for layout in LAYOUTS:
+            for setting in op.choices(kernels, layout):
+                for one, own in op.scheduled(kernels, layout, setting):
+                    one.launch(own)
+                    if one.text not in seen:
+                        seen.add(one.text)
+                        yield f"# --- {op.name}, {graph.label}, {layout.name}{', looped' if own.looped else ''}"
+                        yield one.text

@@ -108,6 +108,30 @@ def test_full_reductions(shape: tuple[int, ...]) -> None:
     check("total", torch.arange(torch.Size(shape).numel(), dtype=torch.int32).reshape(shape))
 
 
+def variants(name: str, *args: Any) -> list[str]:
+    return [variant for variant, _ in host.run_all(generated(name), *args)]
+
+
+@pytest.mark.parametrize("layout", ["dense", "transposed"])
+def test_split_reductions(layout: str) -> None:
+    """Enough rows for several parts, the last of them cut short."""
+    x = make((333, 16), torch.float32, layout)
+    check("column_sum", x)
+    assert any("split" in v for v in variants("column_sum", x))
+    check("column_statistics", make((333, 16), torch.float32, layout) + 3)
+    check("total", make((100, 333), torch.float32, layout))
+    check("total", torch.arange(33300, dtype=torch.int32).reshape(100, 333))
+
+
+def test_parts() -> None:
+    """As many as fill the GPU, and never one without rows."""
+    op = generated("column_sum")
+    for rows, columns, expected in ((333, 16, 6), (64, 16, 1), (100_000, 16, 528), (100_000, 6400, 5), (1, 1, 1)):
+        x = torch.empty(1).expand(rows, columns)
+        problem = host.describe(op, [x], [])
+        assert problem.locals[list(op.op.locals).index("parts0")] == expected
+
+
 def test_two_launches() -> None:
     check("normalized", make((9, 33), torch.float32).abs() + 1)
     check("group_norm", make((2, 8, 6), torch.float32), make((8,), torch.float32), make((8,), torch.float32), 1e-5)
