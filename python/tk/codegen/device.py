@@ -136,3 +136,12 @@ def int_pow(base, exponent):
     is_minus_one = base + 1 == 0  # unsigned exponents are never below 0
     inverse = tl.where(base == 1, 1, tl.where(is_minus_one & odd, base, tl.where(is_minus_one, 1, 0)))
     return tl.where(exponent < 0, inverse.to(base.dtype), result)
+
+
+@triton.jit
+def to_fp8e5(x):
+    """As ATen: what rounds past the largest number is infinite, where the hardware's conversion stops at it. (For
+    e4m3fn both stop there.)"""
+    bits = x.to(tl.float8e5).to(tl.uint8, bitcast=True)
+    sign = (x.to(tl.uint32, bitcast=True) >> 24).to(tl.uint8) & 128
+    return tl.where(tl.abs(x) >= 61440.0, sign | 124, bits).to(tl.float8e5, bitcast=True)

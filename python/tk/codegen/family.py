@@ -287,6 +287,8 @@ class Generated:
 
         def plan(point: Point) -> Plan | None:
             setting = settings[point.config.name]
+            if point.arch < 89 and _has_fp8e4(by_label[point.graph]):
+                return None
             return self.plan(by_label[point.graph], LAYOUT_BY_NAME[point.layout], setting, point.split == "yes")
 
         split = ("no", "yes") if any(g.split for g in self.graphs) else ("no",)
@@ -301,6 +303,11 @@ class Generated:
             return bool(choices) and choices[0].name == point.config.name
 
         return Family(self.op, (kernel,), sample)
+
+
+def _has_fp8e4(graph: Graph) -> bool:
+    """Triton converts to and from it from sm_89 on."""
+    return any(v.dtype == "fp8e4nv" for k in graph.kernels for v in k.values)
 
 
 def _number(dtype: str) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import sympy
 
 from tk.codegen.errors import IRError
-from tk.codegen.ir import FLOATS, Kernel, Value, values_in
+from tk.codegen.ir import COMPARE, FLOATS, Kernel, Value, values_in
 from tk.codegen.tile import Access, Layout, Tile
 
 TL_DTYPES: Mapping[str, str] = {
@@ -93,9 +93,13 @@ def expression(v: Value, operands: list[str], dtype: str) -> str:
     return rules[v.op].format(*operands)
 
 
-def literal(value: Any, dtype: str) -> str:
-    """A constant that has exactly this dtype and value."""
-    if dtype == "fp32" and math.isfinite(value) and _is_fp32_literal(value):
+# Ops beside whose tensor operand a literal of fp32 can stand.
+_INFIX = {"add", "sub", "mul", "where", *COMPARE}
+
+
+def literal(value: Any, dtype: str, plain: bool = True) -> str:
+    """A constant that has exactly this dtype and value. plain: it may be a Python number."""
+    if plain and dtype == "fp32" and math.isfinite(value) and _is_fp32_literal(value):
         return repr(value)
     text = f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)
     return f"tl.full((), {text}, {TL_DTYPES[dtype]})"
@@ -300,30 +304,40 @@ class Printer:
 
     def _value(self, v: Value) -> None:
         if v.op == "store":
-            self.out(f"tl.store({self._pointer(v)}, v{v.args[0]}{self._mask(v)})")
-        else:
+            self.out(f"tl.store({self._pointer(v)}, {self.name(v.args[0])}{self._mask(v)})")
+        elif v.op not in ("constant", "number"):
             self.out(f"v{v.number} = {self._right_side(v)}")
 
     def _right_side(self, v: Value) -> str:
         if v.op == "load":
             return f"tl.load({self._pointer(v)}{self._mask(v)})"
-        if v.op == "constant":
-            return literal(v.data, v.dtype)
-        if v.op == "number":
-            return f"arg_{v.data}"
         if v.op == "index":
             return self._index_value(v)
-        operands = [f"v{a}" for a in v.args]
+        operands = self._operands(v)
         source = self.kernel.value(v.args[0]).dtype
         if v.op == "cast":
             return self._cast(operands[0], source, v.dtype)
         dtype = self.kernel.value(v.args[1]).dtype if v.op == "where" else source
         return expression(v, operands, dtype)
 
+    def name(self, number: int) -> str:
+        """What stands for a value: constants and numbers are written where they are used."""
+        v = self.kernel.value(number)
+        if v.op == "number":
+            return f"arg_{v.data}"
+        return literal(v.data, v.dtype, plain=False) if v.op == "constant" else f"v{number}"
+
+    def _operands(self, v: Value) -> list[str]:
+        """Beside a tensor, a Python number does for a constant where Triton gives it that tensor's dtype."""
+        constants = [self.kernel.value(a).op == "constant" for a in v.args]
+        may_be_plain = v.op in _INFIX and not all(constants[-2:])
+        plain = {a: literal(self.kernel.value(a).data, self.kernel.value(a).dtype)
+                 for a, is_constant in zip(v.args, constants, strict=True) if is_constant and may_be_plain}  # fmt: skip
+        return [plain.get(a) or self.name(a) for a in v.args]
+
     def _cast(self, operand: str, source: str, target: str) -> str:
-        constant = self.kernel.value(int(operand[1:]))
-        if constant.op == "constant":
-            return f"tl.full((), {constant.data!r}, {TL_DTYPES[constant.dtype]}).to({TL_DTYPES[target]})"
+        if target == "fp8e5":
+            return f"device.to_fp8e5({operand})"
         if source in FLOATS and target in ("u8", "i8", "i16"):  # by way of 64 bits, as C does it
             return f"{operand}.to(tl.int64).to({TL_DTYPES[target]})"
         return f"{operand}.to({TL_DTYPES[target]})"
@@ -350,7 +364,7 @@ class Printer:
         dims = self._index_dims(v) | self._mask_dims(v)
         parts = [f"{n}_mask" for n in self.names if n in dims]
         if v.op == "load" and v.args:
-            return f", mask={' & '.join([*parts, f'v{v.args[0]}'])}, other=0"
+            return f", mask={' & '.join([*parts, self.name(v.args[0])])}, other=0"
         return f", mask={' & '.join(parts)}" if parts else ""
 
     def _mask_dims(self, v: Value) -> frozenset[str]:
@@ -394,8 +408,9 @@ class Printer:
         raise IRError(f"{expr}: no source for {kind} in an index")
 
     def _symbol(self, name: str) -> str:
-        is_value = name[0] == "v" and name[1:].isdigit()
-        return name if is_value or self.layout.wide else f"{name}.to(tl.int64)"
+        if name[0] == "v" and name[1:].isdigit():
+            return self.name(int(name[1:]))
+        return name if self.layout.wide else f"{name}.to(tl.int64)"
 
     def _is_variable(self, name: str) -> bool:
         return name in {a.name for a in self.kernel.axes} or (name[0] == "v" and name[1:].isdigit())
@@ -410,7 +425,7 @@ class Printer:
 
     def _reduce_at_once(self, v: Value) -> None:
         operand = self.kernel.value(v.args[0])
-        mask, x = self._mask_of_reduced(), f"v{v.args[0]}"
+        mask, x = self._mask_of_reduced(), self.name(v.args[0])
         if v.data in ("mean", "m2"):
             self._two_pass_variance(v, x, mask)
             return
@@ -487,7 +502,8 @@ class _Plain:
         )
 
     def step(self) -> None:
-        acc, x, mask = f"acc{self.v.number}", f"v{self.v.args[0]}", self.printer._mask_of_reduced()
+        acc, x = f"acc{self.v.number}", self.printer.name(self.v.args[0])
+        mask = self.printer._mask_of_reduced()
         after = f"{acc} + {x}" if self.v.data == "sum" else f"device.{COMBINE[self.v.data]}({acc}, {x})"
         self.printer.out(f"{acc} = tl.where({mask}, {after}, {acc})")
 
@@ -508,7 +524,7 @@ class _Position:
         p.out(f"at{n} = tl.full({shape}, {p._last()}, {'tl.int64' if p.layout.wide else 'tl.int32'})")
 
     def step(self) -> None:
-        p, n, x = self.printer, self.v.number, f"v{self.v.args[0]}"
+        p, n, x = self.printer, self.v.number, self.printer.name(self.v.args[0])
         rule = "is_later_max" if self.v.data == "argmax" else "is_later_min"
         p.out(f"take{n} = {p._mask_of_reduced()} & device.{rule}(acc{n}, at{n}, {x}, {p.reduced_dim})")
         p.out(f"acc{n} = tl.where(take{n}, {x}, acc{n})")
@@ -534,7 +550,7 @@ class _Welford:
 
     def step(self) -> None:
         p, n, mask = self.printer, self.operand, self.printer._mask_of_reduced()
-        x = f"v{n}"
+        x = p.name(n)
         p.out(f"weight_{n} = tl.where({mask}, weight_{n} + 1.0, weight_{n})")
         p.out(f"delta_{n} = tl.where({mask}, {x} - mean_{n}, 0.0)")
         p.out(f"mean_{n} += delta_{n} / tl.maximum(weight_{n}, 1.0)")

@@ -6,6 +6,7 @@ the addresses, the launch's arguments and the constraints under which they are r
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -307,7 +308,8 @@ class Scheduled:
         blocks["BLOCK_Q"] = Const(setting.q)
         all_args: dict[str, Arg] = {**pointers, **numbers, **ints, **blocks}
         params = [f"{n}: tl.constexpr" if n in blocks else n for n in all_args]
-        full = source.module_text(kernel.name, text.replace("@PARAMS@", ", ".join(params)))
+        wrapped = textwrap.fill(", ".join(params), 110, initial_indent="    ", subsequent_indent="    ")
+        full = source.module_text(kernel.name, text.replace("@PARAMS@", f"\n{wrapped},\n"))
         self.text = full
         fn = source.function(kernel.name, full)
         programs = self.programs(setting)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from tk.aot.errors import BuildError
 from tk.aot.sources import _import_file
 from tk.codegen.family import Generated, Graph, generate
 from tk.codegen.schedule import SETTINGS, kind_of
-from tk.codegen.tile import LAYOUTS, choose_tile
+from tk.codegen.tile import LAYOUTS, Layout, choose_tile
 from tk.generated.declare import Declared
 
 STAGES = ("ir", "schedule", "source")
@@ -25,10 +26,14 @@ def show(path: Path, name: str, stage: str) -> str:
     return text(generate(declared.fn, declared.signature, declared.name, declared.grad), stage)
 
 
-def text(op: Generated, stage: str) -> str:
+def text(op: Generated, stage: str, layouts: Sequence[Layout] = LAYOUTS) -> str:
+    """A stage of an op and of its backward; the source for these layouts."""
     if op.backward:
-        return f"{text(replace(op, backward=None), stage)}\n{text(op.backward, stage)}"
-    parts = {"ir": _ir, "schedule": _schedule, "source": _source}[stage]
+        return f"{text(replace(op, backward=None), stage, layouts)}\n{text(op.backward, stage, layouts)}"
+    stages: Mapping[str, Callable[[Generated, Graph], Iterator[str]]] = {
+        "ir": _ir, "schedule": _schedule, "source": partial(_source, layouts=layouts),
+    }  # fmt: skip
+    parts = stages[stage]
     return "\n".join(line for graph in op.graphs for line in parts(op, graph))
 
 
@@ -49,11 +54,11 @@ def _schedule(op: Generated, graph: Graph) -> Iterator[str]:
             yield f"  {layout.name}: {kernel.name}: {merged or 'a single element'}{reduced}: {settings}"
 
 
-def _source(op: Generated, graph: Graph) -> Iterator[str]:
+def _source(op: Generated, graph: Graph, layouts: Sequence[Layout]) -> Iterator[str]:
     """Every distinct text."""
     seen = set()
     for kernels in (graph.kernels, graph.split):
-        for layout in LAYOUTS:
+        for layout in layouts:
             for setting in op.choices(kernels, layout):
                 for one, own in op.scheduled(kernels, layout, setting):
                     one.launch(own)

@@ -129,7 +129,7 @@ def trace(fn: Callable[..., Any], signature: Signature, dtypes: Mapping[str, str
         _tag_lines(recorded, lines)
         outputs, structure = _outputs(recorded)
         core, new, mutated = _to_core(recorded, arguments)
-    checks = _checks(arguments, fn)
+    checks = (*_checks(arguments, fn), *_nonempty(recorded, arguments))
     _refuse_unknown_sizes(arguments, new, fn)
     nodes = _record(recorded, arguments.names)
     result = Trace(signature, dtypes, flags, core, nodes, new, mutated, structure, checks, arguments.symbols)
@@ -446,6 +446,34 @@ def _checks(arguments: _Arguments, fn: Callable[..., Any]) -> tuple[Check, ...]:
                 "size: declare two ops, or fix the size with a number"
             )
     return tuple(checks.values())
+
+
+_NEED_AN_ELEMENT = (aten.amax, aten.amin, aten.argmax, aten.argmin, aten.max, aten.min, aten.aminmax)
+
+
+def _nonempty(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check]:
+    """ATen refuses the largest of no elements."""
+    for node in recorded.graph.nodes:
+        if getattr(node.target, "overloadpacket", None) not in _NEED_AN_ELEMENT:
+            continue
+        shape = node.args[0].meta["val"].shape
+        named = dict(zip([a.name for a in node.target._schema.arguments], node.args, strict=False)) | node.kwargs
+        dims = named.get("dim")
+        if isinstance(dims, fx.Node) or "other" in named:
+            continue
+        dims = range(len(shape)) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
+        for d in dims:
+            size = sympy.sympify(shape[d].node.expr if isinstance(shape[d], torch.SymInt) else shape[d])
+            size = size.xreplace(arguments.symbols)
+            # Letters count as positive for everything else; here they may be 0.
+            if not size.is_Integer:
+                yield Check(
+                    sympy.Max(0, 1 - size, evaluate=False), f"{size} must not be 0: {_base(node)} of no elements"
+                )
+
+
+def _base(node: fx.Node) -> str:
+    return str(node.target).split(".")[1]
 
 
 def _divisibility(expr: sympy.Eq) -> sympy.Expr | None:

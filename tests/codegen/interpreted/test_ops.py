@@ -181,6 +181,16 @@ def test_numbers_at_run_time() -> None:
     check("numbers", make((4, 16), torch.float32) * 5, -3, 1e-3)
 
 
+def test_the_largest_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="M must not be 0: (amax|argmax) of no elements"):
+        list(host.run_all(generated("middle"), torch.empty(2, 0, 16)))
+
+
+def test_sums_of_nothing() -> None:
+    check("total", torch.empty(0, 16))
+    check("column_sum", torch.empty(0, 16))
+
+
 def test_sizes_that_differ_are_refused() -> None:
     with pytest.raises(ValueError, match="dimension -1 of bias must be as large as dimension -1 of x"):
         list(host.run_all(generated("scaled_gelu"), torch.ones(3, 16), torch.ones(15), 1.0))
