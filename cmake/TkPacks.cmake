@@ -14,6 +14,7 @@ endforeach()
 
 file(GLOB_RECURSE pack_sources CONFIGURE_DEPENDS
   ${CMAKE_SOURCE_DIR}/kernels/*.py ${CMAKE_SOURCE_DIR}/kernels/*.json ${CMAKE_SOURCE_DIR}/python/tk/aot/*.py
+  ${CMAKE_SOURCE_DIR}/python/tk/codegen/*.py ${CMAKE_SOURCE_DIR}/python/tk/generated/*.py
   ${CMAKE_SOURCE_DIR}/python/tk/expr.py)
 set(grid_options)
 if(TK_GRID STREQUAL "sample")

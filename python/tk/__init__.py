@@ -15,8 +15,9 @@ Importing tk registers the ops; it leaves CUDA uninitialised and never imports T
 from tk import _library, _log
 from tk._version import __version__
 from tk.errors import DriverError, Error, PackError, UnsupportedError, VariantNotFoundError
+from tk.generated import op
 
-__all__ = ["DriverError", "Error", "PackError", "UnsupportedError", "VariantNotFoundError", "__version__"]
+__all__ = ["DriverError", "Error", "PackError", "UnsupportedError", "VariantNotFoundError", "__version__", "op"]
 
 _log.set_up()
 

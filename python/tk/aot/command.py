@@ -41,6 +41,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
+    if args.show:
+        _show(*args.show)
+        return
     targets = list(dict.fromkeys(Target.parse(text) for text in args.arch.split(",")))
     jobs = args.jobs or default_jobs()
     paths = pack_paths(targets, args.files, args.out) if not args.dry_run else [Path()] * len(targets)
@@ -54,3 +57,12 @@ def _run(args: argparse.Namespace) -> None:
         else:
             ops = None if args.files else (args.out / "ops.tkpack", definitions(families))
             build(packs, cache, jobs, args.roots, ops=ops)
+
+
+def _show(stage: str, where: str) -> None:
+    from tk import codegen
+
+    path, separator, name = where.rpartition(":")
+    if not separator:
+        raise BuildError(f"--show {stage} {where}: write FILE.py:FUNCTION")
+    print(codegen.show(path, name, stage), end="")

@@ -1,4 +1,5 @@
-"""Where families come from: the package's own kernel files, or a user's."""
+"""Where families come from: the package's own kernel files, or a user's. A file declares them as records (FAMILY,
+FAMILIES), or as torch functions under ``@tk.op``, which ``tk.codegen`` makes families of."""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ from types import ModuleType
 
 from tk.aot.errors import BuildError
 from tk.aot.spec import Family
+from tk.generated.declare import Declared
 
 
 def package_families() -> list[Family]:
-    """Those of every module of tk.kernels that exports FAMILY or FAMILIES, in the order of the modules' names."""
+    """Those of every module of tk.kernels, in the order of the modules' names."""
     import tk.kernels
 
     modules = sorted(m.name for m in pkgutil.walk_packages(tk.kernels.__path__, "tk.kernels."))
@@ -28,7 +30,7 @@ def file_families(paths: Sequence[Path]) -> list[Family]:
     for path in paths:
         families = families_of(_import_file(path))
         if not families:
-            raise BuildError(f"{path} exports neither FAMILY nor FAMILIES")
+            raise BuildError(f"{path} declares nothing: no function under @tk.op, no FAMILY, no FAMILIES")
         found += families
     return _distinct(found)
 
@@ -39,7 +41,16 @@ def families_of(module: ModuleType) -> list[Family]:
     for family in found:
         if not isinstance(family, Family):
             raise BuildError(f"{module.__name__}: {family!r} is no Family")
-    return found
+    return [*found, *_generated(module)]
+
+
+def _generated(module: ModuleType) -> list[Family]:
+    """What the module itself declares under @tk.op, not what it imports."""
+    if not any(isinstance(x, Declared) for x in vars(module).values()):
+        return []
+    from tk import codegen
+
+    return codegen.families_of(module)
 
 
 def _distinct(families: list[Family]) -> list[Family]:

@@ -9,22 +9,28 @@ from typing import Any
 DESCRIPTION = """\
 Compile kernels ahead of time into packs, one file for each architecture.
 
-Without FILE: the kernels that ship with tk, into the folder OUT, as sm80.tkpack and so on. With FILE: the FAMILY or
-FAMILIES of the user's file, into OUT (default FILE's name with .tkpack), or OUT.sm80.tkpack and so on when there are
-several architectures. The same inputs and compiler give the same bytes.
+Without FILE: the kernels that ship with tk, into the folder OUT, as sm80.tkpack and so on. With FILE: the functions
+that the user's file puts under @tk.op, and its FAMILY or FAMILIES, into OUT (default FILE's name with .tkpack), or
+OUT.sm80.tkpack and so on when there are several architectures. The same inputs and compiler give the same bytes.
 
 TK_CACHE_DIR: where compiled launches are kept (default ~/.cache/tk). TK_JOBS: how many are compiled at once.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", metavar="FILE.py", nargs="*", type=Path, help="files that export FAMILY or FAMILIES")
+    parser.add_argument("files", metavar="FILE.py", nargs="*", type=Path, help="files with functions under @tk.op, or FAMILY")
     parser.add_argument("-o", "--out", type=Path, help="the pack, or the folder for the package's own packs")
     parser.add_argument("--arch", default="80,90", help="architectures: 80, 90, …, ptx80 for PTX (default %(default)s)")
     parser.add_argument("--sample", action="store_true", help="only the sample that tests compile")
     parser.add_argument("--only", metavar="REGEX", help="only variants whose name matches (--dry-run counts them)")
     parser.add_argument("--jobs", type=positive, help="compilations at once (default TK_JOBS, else the cores)")
     parser.add_argument("--roots", type=Path, help="write the packs' hashes here, for libtk_core's roots.inc")
+    parser.add_argument(
+        "--show",
+        nargs=2,
+        metavar=("STAGE", "FILE.py:FUNCTION"),
+        help="print a stage of a generated op, and compile nothing: ir, schedule or source",
+    )
     parser.add_argument("--dry-run", action="store_true", help="list what would be compiled, its size and time")
     parser.set_defaults(run=run)
 

@@ -1,0 +1,33 @@
+"""Norms over the last dimension, computed in fp32. The weights have the input's dtype."""
+
+import torch.nn.functional as F
+
+from tk.generated import op
+
+FLOATS = ("bf16", "fp16", "fp32")
+
+
+@op(x="T[..., N]", weight="T[N]", eps="float", T=FLOATS, grad=True)
+def rms_norm(x, weight, eps):
+    """x / sqrt(mean(x²) + eps) · weight."""
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+@op(x="T[..., N]", weight="T[N]", bias="T[N]", eps="float", T=FLOATS, grad=True)
+def layer_norm(x, weight, bias, eps):
+    """(x - mean) / sqrt(var + eps) · weight + bias."""
+    return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+
+
+@op(x="T[..., N]", residual="T[..., N]", weight="T[N]", eps="float", T=FLOATS, grad=True)
+def add_rms_norm(x, residual, weight, eps):
+    """(rms_norm(x + residual), x + residual)."""
+    total = x + residual
+    return F.rms_norm(total, (x.shape[-1],), weight, eps), total
+
+
+@op(x="T[..., N]", residual="T[..., N]", weight="T[N]", bias="T[N]", eps="float", T=FLOATS, grad=True)
+def add_layer_norm(x, residual, weight, bias, eps):
+    """(layer_norm(x + residual), x + residual)."""
+    total = x + residual
+    return F.layer_norm(total, (x.shape[-1],), weight, bias, eps), total

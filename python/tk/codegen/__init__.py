@@ -1,0 +1,33 @@
+"""The generator: a plain torch function -> kernels, at build time.
+
+    trace ─► lower ─► passes ─► schedule ─► print ─► a Family, on the road of every other kernel
+
+docs/codegen.md is its guide.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tk.aot.spec import Family
+
+__all__ = ["families_of", "show"]
+
+
+def families_of(module: ModuleType) -> list[Family]:
+    """Those of the functions that `module` itself declares, in its order."""
+    from tk.codegen.family import generate
+    from tk.generated.declare import Declared
+
+    found = [x for x in vars(module).values() if isinstance(x, Declared) and x.fn.__module__ == module.__name__]
+    return [f for d in dict.fromkeys(found) for f in generate(d.fn, d.signature, d.name, d.grad).families]
+
+
+def show(path: Path | str, name: str, stage: str) -> str:
+    """A stage of the function `name` of the file: "ir", "schedule" or "source". Raises BuildError."""
+    from tk.codegen.show import show as show_stage
+
+    return show_stage(Path(path), name, stage)

@@ -1,0 +1,147 @@
+"""Device functions that printed kernels call: how reductions put two parts together."""
+
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import libdevice
+
+
+@triton.jit
+def maximum(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def minimum(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def multiply(a, b):
+    return a * b
+
+
+@triton.jit
+def bit_or(a, b):
+    return a | b
+
+
+@triton.jit
+def bit_and(a, b):
+    return a & b
+
+
+@triton.jit
+def bit_xor(a, b):
+    return a ^ b
+
+
+@triton.jit
+def is_later_max(a, i, b, j):
+    """Whether (b, j) takes the place of (a, i): larger, NaN before all, the first of equals."""
+    larger = (b > a) | ((b != b) & (a == a))
+    equal = (b == a) | ((b != b) & (a != a))
+    return larger | (equal & (j < i))
+
+
+@triton.jit
+def is_later_min(a, i, b, j):
+    smaller = (b < a) | ((b != b) & (a == a))
+    equal = (b == a) | ((b != b) & (a != a))
+    return smaller | (equal & (j < i))
+
+
+@triton.jit
+def argmax(a, i, b, j):
+    take = is_later_max(a, i, b, j)
+    return tl.where(take, b, a), tl.where(take, j, i)
+
+
+@triton.jit
+def argmin(a, i, b, j):
+    take = is_later_min(a, i, b, j)
+    return tl.where(take, b, a), tl.where(take, j, i)
+
+
+@triton.jit
+def welford(mean, m2, weight, other_mean, other_m2, other_weight):
+    """Mean and sum of squared deviations of two parts (Chan et al., 1979)."""
+    total = weight + other_weight
+    share = tl.where(total == 0, 0.0, other_weight / total)
+    delta = other_mean - mean
+    return mean + delta * share, m2 + other_m2 + delta * delta * weight * share, total
+
+
+@triton.jit
+def floor_div(a, b):
+    """Of signed integers: rounded down, where the hardware rounds to zero."""
+    quotient = a // b
+    return tl.where((a % b != 0) & ((a < 0) != (b < 0)), quotient - 1, quotient)
+
+
+@triton.jit
+def remainder(a, b):
+    """Of signed integers: with the sign of the divisor."""
+    rest = a % b
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+
+
+@triton.jit
+def float_remainder(a, b):
+    """With the sign of the divisor."""
+    rest = libdevice.fmod(a, b)
+    return tl.where((rest != 0) & ((b < 0) != (rest < 0)), rest + b, rest)
+
+
+@triton.jit
+def float_floor_div(a, b):
+    """As ATen: from the exact remainder, so that it is right where a / b rounds up to an integer."""
+    rest = libdevice.fmod(a, b)
+    quotient = (a - rest) / b
+    quotient = tl.where((rest != 0) & ((b < 0) != (rest < 0)), quotient - 1, quotient)
+    down = libdevice.floor(quotient)
+    down = tl.where(quotient - down > 0.5, down + 1, down)
+    down = tl.where(quotient != 0, down, libdevice.copysign(quotient * 0, a / b))
+    return tl.where(b == 0, a / b, down)
+
+
+@triton.jit
+def shift_left(a, count):
+    """0 for a count past the width, or below 0."""
+    width: tl.constexpr = a.dtype.primitive_bitwidth
+    is_within = (count >= 0) & (count < width)
+    return tl.where(is_within, a << tl.where(is_within, count, 0), 0)
+
+
+@triton.jit
+def shift_right(a, count):
+    """The sign for a count past the width, or below 0."""
+    width: tl.constexpr = a.dtype.primitive_bitwidth
+    is_within = (count >= 0) & (count < width)
+    return a >> tl.where(is_within, count, width - 1)
+
+
+@triton.jit
+def int_pow(base, exponent):
+    """By squaring. Below 0 as torch: 1 for a base of 1, its parity for -1, else 0."""
+    result = base * 0 + 1
+    square = base
+    left = exponent
+    for _ in range(exponent.dtype.primitive_bitwidth - 1):
+        result = tl.where((left & 1) != 0, result * square, result)
+        square = square * square
+        left = left >> 1
+    odd = (exponent & 1) != 0
+    is_minus_one = base + 1 == 0  # unsigned exponents are never below 0
+    inverse = tl.where(base == 1, 1, tl.where(is_minus_one & odd, base, tl.where(is_minus_one, 1, 0)))
+    return tl.where(exponent < 0, inverse.to(base.dtype), result)
+
+
+@triton.jit
+def to_fp8e5(x):
+    """As ATen: what rounds past the largest number is infinite, where the hardware's conversion stops at it. (For
+    e4m3fn both stop there.)"""
+    bits = x.to(tl.float8e5).to(tl.uint8, bitcast=True)
+    sign = (x.to(tl.uint32, bitcast=True) >> 24).to(tl.uint8) & 128
+    return tl.where(tl.abs(x) >= 61440.0, sign | 124, bits).to(tl.float8e5, bitcast=True)

@@ -1,0 +1,379 @@
+"""From a declared function to the family that the build enumerates, compiles and packs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import sympy
+
+from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, const, device, maximum, minimum, select, tensors
+from tk.aot.spec import DTYPES, Constraint, Family, Kernel, Op, Output, Param, Plan, Point, Selector, require
+from tk.codegen import index as ix
+from tk.codegen import ir, passes
+from tk.codegen.errors import TraceError
+from tk.codegen.lower import IR_DTYPES, lower
+from tk.codegen.schedule import SETTINGS, Context, Scheduled, Setting, kind_of, schedule, scratch_buffers
+from tk.codegen.split import Parts, Splitter
+from tk.codegen.tile import LAYOUTS, Layout, choose_tile
+from tk.codegen.trace import LEADING, Trace, flag_values, trace_all, trace_backward
+from tk.generated.signature import DTYPES as TORCH_DTYPES
+from tk.generated.signature import Signature, TensorSpec
+
+ARCHITECTURES = (80, 90)
+LAYOUT_BY_NAME: Mapping[str, Layout] = {layout.name: layout for layout in LAYOUTS}
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One choice of dtypes and flags, lowered."""
+
+    trace: Trace
+    kernels: tuple[ir.Kernel, ...]
+    split: tuple[ir.Kernel, ...] = ()  # the same with split reductions, where there are any to split
+    parts: tuple[Parts, ...] = ()
+
+    @property
+    def label(self) -> str:
+        flags = [f"{'' if on else 'not_'}{name}" for name, on in self.trace.flags.items()]
+        return "_".join([*self.trace.dtypes.values(), *flags]) or "only"
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A traced function under a name: all that its records are made of."""
+
+    name: str
+    signature: Signature
+    graphs: tuple[Graph, ...]
+    doc: str = ""
+    backward: Generated | None = None
+
+    @property
+    def families(self) -> list[Family]:
+        return [self.family, *(self.backward.families if self.backward else [])]
+
+    # --- The op ---
+
+    @cached_property
+    def op(self) -> Op:
+        inputs, outputs = list(self.signature.tensors), [f"out{i}" for i in range(len(self.first.new))]
+        named = tensors(*inputs, *outputs)
+        by_name = {t.name: t for t in named}
+        ints = tuple(n for n, s in self.signature.numbers.items() if s.kind in ("int", "bool"))
+        floats = tuple(n for n, s in self.signature.numbers.items() if s.kind == "float")
+        locals_ = self._locals(by_name, ints)
+        letters = [n for n in locals_ if n in (*self.signature.letters, LEADING)]
+        bare = Op(
+            self.name, named, ints, floats, locals_, {"graph": Selector(const(0), len(self.graphs))}, tuple(letters[:4])
+        )
+        bare = replace(bare, locals=self._with_parts(bare))
+        context = Context(bare, by_name, {})
+        selectors = {"graph": Selector(bare.local("graph"), len(self.graphs))}
+        return replace(
+            bare, selectors=selectors, outputs=self._outputs(context), params=self._params(),
+            checks=self._checks(context, by_name), meta=self._meta(),
+        )  # fmt: skip
+
+    @property
+    def first(self) -> Trace:
+        return self.graphs[0].trace
+
+    def _locals(self, by_name: Mapping[str, Tensor], ints: Sequence[str]) -> dict[str, Expr]:
+        found: dict[str, Expr] = {"graph": self._graph_number(by_name, ints)}
+        for name, spec in self.signature.tensors.items():
+            t = by_name[name]
+            if spec.leading:
+                found.setdefault(LEADING, t.size(0) * t.size(1) * t.size(2))
+                found.setdefault(f"{LEADING}_1", t.size(1))
+                found.setdefault(f"{LEADING}_2", t.size(2))
+            for d, size in enumerate(spec.sizes):
+                if isinstance(size, str):
+                    found.setdefault(size, t.size(d + 3 * spec.leading))
+        return found
+
+    def _with_parts(self, bare: Op) -> dict[str, Expr]:
+        """The op's locals and, of split reductions, the numbers of parts: enough programs to fill the GPU a few times,
+        each with enough to do."""
+        found = dict(bare.locals)
+        context = Context(bare, {}, {})
+        for p in (p for g in self.graphs for p in g.parts):
+            rows, reduced, kept = (context.expr(e) for e in (p.rows, p.reduced, p.kept))
+            columns = p.kept != 1
+            wanted = 4 * device.sm_count // maximum(ceil_div(kept, 64), 1)
+            most = ceil_div(reduced, 64 if columns else 8192)
+            found[p.name] = maximum(minimum(rows, most, wanted), 1)
+        return found
+
+    def _graph_number(self, by_name: Mapping[str, Tensor], ints: Sequence[str]) -> Expr:
+        """Which of the graphs a call is of; -1 for none."""
+        number = as_expr(-1)
+        for n, graph in reversed(list(enumerate(self.graphs))):
+            holds = as_expr(1)
+            for variable, dtype in graph.trace.dtypes.items():
+                of = next(name for name, spec in self.signature.tensors.items() if spec.dtype == variable)
+                holds = holds & (by_name[of].dtype == _number(dtype))
+            for flag, on in graph.trace.flags.items():
+                value = Expr("int", list(ints).index(flag))
+                holds = holds & ((value != 0) if on else (value == 0))
+            number = select(holds, n, number)
+        return number
+
+    def _params(self) -> tuple[Param, ...]:
+        found = []
+        for name, spec in self.signature.params.items():
+            if isinstance(spec, TensorSpec):
+                kind = "tensors" if spec.is_list else "tensor"
+                found.append(Param(name, kind, spec.leading, len(spec.sizes), name in self.first.mutated))
+            else:
+                found.append(Param(name, spec.kind))
+        return tuple(found)
+
+    def _outputs(self, context: Context) -> tuple[Output, ...]:
+        leading = next((i for i, s in enumerate(self.signature.tensors.values()) if s.leading), None)
+        found = []
+        for i, node in enumerate(self.first.new):
+            shape = tuple(self.first.size(s) for s in node.meta["val"].shape)
+            dtypes = [DTYPES[IR_DTYPES[g.trace.new[i].meta["val"].dtype]] for g in self.graphs]
+            has_leading = _has_leading(shape)
+            declared = shape[1:] if has_leading else shape
+            found.append(
+                Output(
+                    _by_graph(context.op, dtypes),
+                    tuple(context.expr(s) for s in declared),
+                    tuple(context.expr(ix.product(declared[d + 1 :])) for d in range(len(declared))),
+                    leading if has_leading else None,
+                )
+            )
+        return tuple(found)
+
+    def _checks(self, context: Context, by_name: Mapping[str, Tensor]) -> tuple[Constraint, ...]:
+        found: list[Constraint] = []
+        owner: dict[str, str] = {}
+        for name, spec in self.signature.tensors.items():
+            t = by_name[name]
+            found.append(self._dtype_check(name, spec, t, owner, by_name))
+            for d, size in enumerate(spec.sizes):
+                at = t.size(d + 3 * spec.leading)
+                where = f"dimension {d - len(spec.sizes)} of {name}"
+                if isinstance(size, int):
+                    found.append(require(at == size, f"{where} must have size {size}"))
+                elif not isinstance(size, str):
+                    found.append(require(at == context.expr(size), f"{where} must have size {size}"))
+                elif size in owner:
+                    found.append(
+                        require(at == context.op.local(size), f"{where} must be as large as {owner[size]} ({size})")
+                    )
+                else:
+                    owner[size] = where
+        zeros = {str(c.zero): c for g in self.graphs for c in g.trace.checks}
+        for check in sorted(zeros.values(), key=lambda c: sympy.count_ops(c.zero)):
+            found.append(require(context.expr(check.zero) == 0, check.message))
+        return tuple(c for c in found if c.holds.value is None)
+
+    def _dtype_check(
+        self, name: str, spec: TensorSpec, t: Tensor, owner: dict[str, str], by_name: Mapping[str, Tensor]
+    ) -> Constraint:
+        if spec.dtype in owner:
+            return require(
+                t.dtype == by_name[owner[spec.dtype]].dtype, f"{name} must have the dtype of {owner[spec.dtype]}"
+            )
+        allowed = self.signature.variables.get(spec.dtype, (spec.dtype,))
+        if spec.dtype in self.signature.variables:
+            owner[spec.dtype] = name
+        holds = as_expr(0)
+        for dtype in allowed:
+            holds = holds | (t.dtype == _number(dtype))
+        names = " or ".join(str(TORCH_DTYPES[d]).removeprefix("torch.") for d in allowed)
+        return require(holds, f"{name} must be of dtype {names}")
+
+    def _meta(self) -> str:
+        graphs = [
+            dict(dtypes=dict(g.trace.dtypes), flags=dict(g.trace.flags), nodes=g.trace.recorded) for g in self.graphs
+        ]
+        signature = {name: str(spec) for name, spec in self.signature.params.items()}
+        variables = {name: list(dtypes) for name, dtypes in self.signature.variables.items()}
+        structure = self.first.structure
+        return json.dumps(
+            dict(
+                doc=self.doc,
+                signature=signature,
+                variables=variables,
+                returns=structure,
+                graphs=graphs,
+                backward=self._backward_meta(),
+            ),
+            sort_keys=True,
+        )
+
+    def _backward_meta(self) -> dict[str, Any] | None:
+        """The backward takes the gradients of the floating-point results, the saved inputs, then all numbers."""
+        if self.backward is None:
+            return None
+        params = list(self.signature.params)
+        of = self.backward.signature.params
+        grads = [n for n, s in self.signature.tensors.items() if is_float(s, self.first.dtypes)]
+        return dict(
+            op=self.backward.name,
+            saved_inputs=[params.index(n) for n in self.signature.tensors if n in of],
+            saved_outputs=[],
+            extra_outputs=0,
+            grads=[params.index(n) for n in grads],
+        )
+
+    # --- The kernels ---
+
+    def _context(self, kernels: Sequence[ir.Kernel]) -> Context:
+        scratch = {b.name: None for k in kernels for b in k.buffers if b.kind == "scratch"}
+        by_name = {t.name: t for t in self.op.tensors}
+        return Context(self.op, by_name, {name: i for i, name in enumerate(scratch)})
+
+    def main(self, kernels: Sequence[ir.Kernel]) -> int:
+        """The launch whose setting is the plan's: the first that reduces, else the last."""
+        reducing = [i for i, k in enumerate(kernels) if k.reduced]
+        return reducing[0] if reducing else len(kernels) - 1
+
+    def scheduled(
+        self, kernels: Sequence[ir.Kernel], layout: Layout, setting: Setting
+    ) -> list[tuple[Scheduled, Setting]]:
+        """Every launch with its setting: the main one's is given, the others have the first of their kind."""
+        context = self._context(kernels)
+        found = []
+        for i, kernel in enumerate(kernels):
+            one = schedule(kernel, layout, context)
+            if i != self.main(kernels):
+                choices = SETTINGS[kind_of(one.tile)][layout.name]
+                found.append((one, next((s for s in choices if s.looped), choices[0])))
+            else:
+                found.append((one, setting))
+        return found
+
+    def choices(self, kernels: Sequence[ir.Kernel], layout: Layout) -> tuple[Setting, ...]:
+        """The settings that these launches have in a layout."""
+        return SETTINGS[kind_of(choose_tile(kernels[self.main(kernels)], layout))][layout.name] if kernels else ()
+
+    def plan(self, graph: Graph, layout: Layout, setting: Setting, split: bool = False) -> Plan | None:
+        kernels = graph.split if split else graph.kernels
+        if setting not in self.choices(kernels, layout):
+            return None
+        parts = self.scheduled(kernels, layout, setting)
+        launches = tuple(one.launch(s) for one, s in parts)
+        constraints = {c.holds.encode(): c for one, _ in parts for c in one.constraints}
+        cost = as_expr(0)
+        for one, s in parts:
+            cost = cost + one.cost(s)
+        return Plan(
+            tuple(constraints.values()),
+            {"graph": (self.graphs.index(graph),)},
+            launches,
+            cost,
+            buffers=tuple(scratch_buffers(kernels, self._context(kernels))),
+            general=not layout.merged,
+        )
+
+    def settings(self) -> tuple[Setting, ...]:
+        found = [s for g in self.graphs for k in (g.kernels, g.split) for x in LAYOUTS for s in self.choices(k, x)]
+        return tuple(dict.fromkeys(found))
+
+    @cached_property
+    def family(self) -> Family:
+        by_label = {g.label: g for g in self.graphs}
+        settings = {s.name: s for s in self.settings()}
+
+        def plan(point: Point) -> Plan | None:
+            setting = settings[point.config.name]
+            if point.arch < 89 and _has_fp8e4(by_label[point.graph]):
+                return None
+            return self.plan(by_label[point.graph], LAYOUT_BY_NAME[point.layout], setting, point.split == "yes")
+
+        split = ("no", "yes") if any(g.split for g in self.graphs) else ("no",)
+        axes = {"graph": tuple(by_label), "layout": tuple(LAYOUT_BY_NAME), "split": split}
+        configs = tuple(s.config for s in settings.values())
+        kernel = Kernel(self.name, self.op, axes, dict.fromkeys(ARCHITECTURES, configs), plan)
+
+        def sample(kernel: Kernel, point: Point) -> bool:
+            """The first setting that a graph has in a layout."""
+            graph = by_label[point.graph]
+            choices = self.choices(graph.split if point.split == "yes" else graph.kernels, LAYOUT_BY_NAME[point.layout])
+            return bool(choices) and choices[0].name == point.config.name
+
+        return Family(self.op, (kernel,), sample)
+
+
+def _has_fp8e4(graph: Graph) -> bool:
+    """Triton converts to and from it from sm_89 on."""
+    return any(v.dtype == "fp8e4nv" for k in graph.kernels for v in k.values)
+
+
+def _number(dtype: str) -> int:
+    return DTYPES[IR_DTYPES[TORCH_DTYPES[dtype]]]
+
+
+def _by_graph(op: Op, values: Sequence[int]) -> Expr:
+    result = as_expr(values[0])
+    if len(set(values)) == 1:
+        return result
+    for n, value in enumerate(values[1:], 1):
+        result = select(op.local("graph") == n, value, result)
+    return result
+
+
+def _has_leading(shape: Sequence[sympy.Expr]) -> bool:
+    return bool(shape) and shape[0] == sympy.Symbol(LEADING, integer=True, positive=True)
+
+
+def is_float(spec: TensorSpec, dtypes: Mapping[str, str]) -> bool:
+    return TORCH_DTYPES[dtypes.get(spec.dtype, spec.dtype)].is_floating_point
+
+
+def generate(fn: Callable[..., Any], signature: Signature, name: str, grad: bool = False) -> Generated:
+    """Trace and lower; with `grad` the backward too. Raises TraceError for what cannot be generated."""
+    traces = trace_all(fn, signature)
+    doc = (fn.__doc__ or "").strip()
+    backward = _backward(fn, signature, name) if grad else None
+    return Generated(name, signature, _lowered(traces, name), doc, backward)
+
+
+def _lowered(traces: Sequence[Trace], name: str) -> tuple[Graph, ...]:
+    shapes = {tuple(tuple(map(str, t.size_list(n))) for n in t.new) for t in traces}
+    changed = {tuple(t.mutated) for t in traces}
+    if len(shapes) > 1 or len(changed) > 1:
+        raise TraceError(f"{name}: the results' shapes, or what is changed in place, differ between dtypes or flags")
+    return tuple(_graph(t, name) for t in traces)
+
+
+def _graph(trace: Trace, name: str) -> Graph:
+    splitter = Splitter("parts" + "".join(str(int(on)) + "_" for on in trace.flags.values()))
+    whole = tuple(passes.run(k) for k in lower(trace, name))
+    split = tuple(passes.run(k) for k in lower(trace, f"{name}_split", splitter))
+    return Graph(trace, whole, split, tuple(splitter.parts)) if splitter.parts else Graph(trace, whole)
+
+
+def _backward(fn: Callable[..., Any], signature: Signature, name: str) -> Generated:
+    choices = [(d, f) for d in signature.assignments() for f in flag_values(signature)]
+    traces = [trace_backward(fn, signature, dtypes, flags) for dtypes, flags in choices]
+    specs = {str(t.signature.params) for t in traces}
+    if len(specs) > 1:
+        raise TraceError(f"{name}: a result's dtype is that of no variable, so that its gradient's cannot be said")
+    full = traces[0].signature
+    read = {n for t in traces for n in t.arguments_read()}
+    kept = {n: s for n, s in full.params.items() if n in read or n.startswith("grad_") or n in full.numbers}
+    for n, spec in signature.tensors.items():  # what is not read may still be where a size is known from
+        if not _sizes(spec) <= {x for s in kept.values() if isinstance(s, TensorSpec) for x in _sizes(s)}:
+            kept[n] = spec
+    ordered = {n: s for n, s in full.params.items() if n in kept}
+    reduced = Signature(ordered, signature.variables)
+    traces = [replace(t, signature=reduced, recorded=_without(t.recorded, ordered)) for t in traces]
+    return Generated(f"{name}_backward", reduced, _lowered(traces, f"{name}_backward"), f"Gradients of {name}.")
+
+
+def _sizes(spec: TensorSpec) -> set[str]:
+    return {s for s in spec.sizes if isinstance(s, str)} | ({LEADING} if spec.leading else set())
+
+
+def _without(nodes: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The recorded graph less the inputs that nothing reads."""
+    return [dict(n) for n in nodes if n["op"] != "input" or n["args"][0] in params]

@@ -1,0 +1,115 @@
+"""Index arithmetic: quotients and remainders that are known to vanish do, by the ranges of the axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv, Mod
+
+Ranges = Mapping[sympy.Symbol, sympy.Expr]  # axis -> size: 0 <= axis < size
+
+
+def same(a: sympy.Expr, b: sympy.Expr) -> bool:
+    return a == b or sympy.expand(a - b) == 0
+
+
+def product(sizes: Sequence[sympy.Expr]) -> sympy.Expr:
+    return sympy.Mul(*sizes)
+
+
+def floor_div(expr: sympy.Expr, divisor: sympy.Expr, ranges: Ranges) -> sympy.Expr:
+    """expr // divisor, for expr >= 0."""
+    if divisor == 1:
+        return expr
+    whole, rest = _split(expr, divisor)
+    if rest == 0 or is_below(rest, divisor, ranges):
+        return whole
+    return whole + FloorDiv(rest, divisor)
+
+
+def modulo(expr: sympy.Expr, divisor: sympy.Expr, ranges: Ranges) -> sympy.Expr:
+    if divisor == 1:
+        return sympy.Integer(0)
+    _, rest = _split(expr, divisor)
+    return rest if rest == 0 or is_below(rest, divisor, ranges) else Mod(rest, divisor)
+
+
+def _split(expr: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+    """(q, r) with expr = q * divisor + r, where every term of q is a multiple seen by its factors alone."""
+    whole: list[sympy.Expr] = []
+    rest: list[sympy.Expr] = []
+    for term in sympy.Add.make_args(sympy.expand(expr)):
+        quotient = sympy.cancel(term / divisor) if not term.has(FloorDiv, Mod) or term.is_Mul else term / divisor
+        is_multiple = sympy.fraction(sympy.together(quotient))[1] == 1
+        (whole if is_multiple else rest).append(quotient if is_multiple else term)
+    return sympy.Add(*whole), sympy.Add(*rest)
+
+
+def is_below(expr: sympy.Expr, bound: sympy.Expr, ranges: Ranges) -> bool:
+    """Whether 0 <= expr < bound whatever the sizes."""
+    highest = _highest(expr, ranges)
+    return highest is not None and bool(sympy.expand(bound - 1 - highest).is_nonnegative)
+
+
+def _highest(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr | None:
+    """An upper bound free of axes; None where there is none, or where the expression may be negative."""
+    total = sympy.Integer(0)
+    for term in sympy.Add.make_args(sympy.expand(expr)):
+        if not term.is_nonnegative:
+            return None
+        if isinstance(term, Mod):
+            total += term.args[1] - 1
+            continue
+        replaced = term.xreplace({s: ranges[s] - 1 for s in term.free_symbols if s in ranges})
+        # A size is its own bound; a value read from memory has none.
+        if any(s.name.startswith("v") and s.name[1:].isdigit() for s in replaced.free_symbols):
+            return None
+        total += replaced
+    return total
+
+
+def reshape(index: Sequence[sympy.Expr], shape: Sequence[sympy.Expr], target: Sequence[sympy.Expr],
+            ranges: Ranges) -> tuple[sympy.Expr, ...]:  # fmt: skip
+    """Where the element of a view, at `index` in `shape`, is in the `target` that was viewed."""
+    found: list[sympy.Expr] = []
+    for left, right in _groups(shape, target):
+        sizes = [target[d] for d in right]
+        if len(left) == len(right) == 1:
+            found.append(index[left[0]])
+            continue
+        flat = sympy.Integer(0)
+        for d in left:
+            flat = flat * shape[d] + index[d]
+        for i, size in enumerate(sizes):
+            if size == 1:
+                found.append(sympy.Integer(0))
+                continue
+            inner = floor_div(flat, product(sizes[i + 1 :]), ranges)
+            is_first = all(s == 1 for s in sizes[:i])
+            found.append(inner if is_first else modulo(inner, size, ranges))
+    return tuple(found)
+
+
+def _groups(shape: Sequence[sympy.Expr], target: Sequence[sympy.Expr]) -> list[tuple[list[int], list[int]]]:
+    """Runs of dimensions of both with equal products, as short as possible."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(shape) or j < len(target):
+        left, right = _shortest(shape, target, i, j)
+        groups.append((list(range(i, left)), list(range(j, right))))
+        i, j = left, right
+    return groups
+
+
+def _shortest(shape: Sequence[sympy.Expr], target: Sequence[sympy.Expr], i: int, j: int) -> tuple[int, int]:
+    ends = [(a, b) for a in range(i, len(shape) + 1) for b in range(j, len(target) + 1) if (a, b) != (i, j)]
+    for a, b in sorted(ends, key=sum):
+        if same(product(shape[i:a]), product(target[j:b])) and _rest_fits(shape, target, a, b):
+            return a, b
+    return len(shape), len(target)
+
+
+def _rest_fits(shape: Sequence[sympy.Expr], target: Sequence[sympy.Expr], a: int, b: int) -> bool:
+    """What is left of one may not be nothing while the other has a size that is not 1."""
+    return (a < len(shape) or all(s == 1 for s in target[b:])) and (b < len(target) or all(s == 1 for s in shape[a:]))

@@ -1,0 +1,283 @@
+"""The loop-level IR: what one launch computes, element by element, in single assignment.
+
+A :class:`Kernel` runs over *axes*. Kept axes are spread over the grid, reduced ones are run through by each program. A
+:class:`Value` is a scalar at every point of the axes that it varies over. Buffers are read and written at one index per
+dimension — sympy expressions of axes (``a0``, ``r0``), sizes (letters) and other values (``v7``) — so that strides,
+tiles and masks stay the schedule's.
+
+Values are made by a :class:`Builder`, which gives equal ones the same number: common subexpressions never exist twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import sympy
+
+from tk.codegen.errors import IRError
+
+FLOATS = ("fp8e4nv", "fp8e5", "fp16", "bf16", "fp32", "fp64")
+INTS = ("u8", "i8", "i16", "i32", "i64")
+DTYPES = (*FLOATS, *INTS, "i1")
+NARROW = ("fp8e4nv", "fp8e5", "fp16", "bf16")  # computed in fp32
+
+# Scalar operations. All operands have the dtype of the result, but for COMPARE and TEST.
+UNARY = (
+    "neg", "abs", "sign", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan",
+    "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma",
+    "floor", "ceil", "trunc", "round", "not", "bitwise_not", "sigmoid", "reciprocal", "relu",
+    "i0", "bessel_j0", "bessel_j1", "ndtri", "erfcx",
+)  # fmt: skip
+BINARY = (
+    "add", "sub", "mul", "div", "trunc_div", "floor_div", "fmod", "remainder", "pow", "atan2", "hypot", "copysign",
+    "nextafter", "maximum", "minimum", "and", "or", "xor", "shl", "shr",
+)  # fmt: skip
+COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")  # result i1
+TEST = ("isnan", "isinf", "signbit")  # one operand, result i1
+REDUCE = ("sum", "prod", "max", "min", "any", "all", "xor", "argmax", "argmin", "mean", "m2")
+ARITY: Mapping[str, int] = {
+    **dict.fromkeys(UNARY, 1), **dict.fromkeys(BINARY, 2), **dict.fromkeys(COMPARE, 2), **dict.fromkeys(TEST, 1),
+    "where": 3, "cast": 1, "bitcast": 1, "reduce": 1, "constant": 0, "number": 0, "index": 0, "store": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One loop. symbol: what index expressions call it."""
+
+    name: str
+    size: sympy.Expr
+    reduced: bool = False
+
+    @property
+    def symbol(self) -> sympy.Symbol:
+        return axis_symbol(self.name)
+
+
+def axis_symbol(name: str) -> sympy.Symbol:
+    return sympy.Symbol(name, integer=True, nonnegative=True)
+
+
+def value_symbol(number: int) -> sympy.Symbol:
+    """A value inside an index expression: an indirect read."""
+    return sympy.Symbol(f"v{number}", integer=True)
+
+
+def values_in(expr: sympy.Expr) -> list[int]:
+    return sorted(int(s.name[1:]) for s in expr.free_symbols if re.fullmatch(r"v\d+", s.name))
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory. kind: "input", "output", "mutated" or "scratch". sizes: of the dimensions as traced; leading: the first
+    stands for "...", which at run time is three."""
+
+    name: str
+    kind: str
+    dtype: str
+    sizes: tuple[sympy.Expr, ...]
+    leading: bool = False
+
+
+@dataclass(frozen=True)
+class Value:
+    """op: a name of ARITY, or "load". args: numbers of values; of a load at most one, the mask outside of which nothing
+    is read and the value is 0. data: the constant, the number's name, the index expression or the reduction's kind.
+
+    fast: the result is rounded to 16 bits anyway, so an approximation in fp32 does."""
+
+    number: int
+    op: str
+    dtype: str
+    args: tuple[int, ...] = ()
+    buffer: str = ""
+    index: tuple[sympy.Expr, ...] = ()
+    data: Any = None
+    axes: frozenset[str] = frozenset()
+    fast: bool = False
+
+    def __str__(self) -> str:
+        inside = [f"v{a}" for a in self.args]
+        if self.buffer:
+            inside = [f"{self.buffer}[{', '.join(map(str, self.index))}]", *inside]
+        if self.data is not None:
+            inside.append(str(self.data))
+        over = f"  over {', '.join(sorted(self.axes))}" if self.axes else ""
+        return f"v{self.number}: {self.dtype} = {self.op}({', '.join(inside)}){over}"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    buffers: tuple[Buffer, ...]
+    values: tuple[Value, ...]
+
+    @property
+    def kept(self) -> tuple[Axis, ...]:
+        return tuple(a for a in self.axes if not a.reduced)
+
+    @property
+    def reduced(self) -> tuple[Axis, ...]:
+        return tuple(a for a in self.axes if a.reduced)
+
+    def buffer(self, name: str) -> Buffer:
+        return next(b for b in self.buffers if b.name == name)
+
+    def value(self, number: int) -> Value:
+        return self.values[number]
+
+    @property
+    def accesses(self) -> Iterator[Value]:
+        return (v for v in self.values if v.op in ("load", "store"))
+
+    def __str__(self) -> str:
+        axes = ", ".join(f"{a.name} < {a.size}{' reduced' if a.reduced else ''}" for a in self.axes)
+        lines = [f"kernel {self.name}({axes})"]
+        for b in self.buffers:
+            sizes = ["..."] * b.leading + [str(s) for s in b.sizes[b.leading :]]
+            lines.append(f"    {b.kind} {b.name}: {b.dtype}[{', '.join(sizes)}]")
+        return "\n".join([*lines, *(f"  {v}" for v in self.values)]) + "\n"
+
+
+@dataclass
+class Builder:
+    """Makes the values of a kernel. Each equal value exists once."""
+
+    axes: Mapping[str, Axis]
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    values: list[Value] = field(default_factory=list)
+    known: dict[Any, int] = field(default_factory=dict)
+
+    def add(self, op: str, dtype: str, *args: int, buffer: str = "", index: tuple[sympy.Expr, ...] = (),
+            data: Any = None, fast: bool = False) -> int:  # fmt: skip
+        # 0.0 and -0.0 are equal to Python, and so are 1, 1.0 and True.
+        key = (op, dtype, args, buffer, index, type(data), repr(data), fast)
+        if op != "store" and key in self.known:
+            return self.known[key]
+        number = len(self.values)
+        axes = self._axes(op, args, index, data)
+        self.values.append(Value(number, op, dtype, tuple(args), buffer, index, data, axes, fast))
+        self.known[key] = number
+        return number
+
+    def _axes(self, op: str, args: tuple[int, ...], index: tuple[sympy.Expr, ...], data: Any) -> frozenset[str]:
+        axes: set[str] = set()
+        for a in args:
+            axes |= self.values[a].axes
+        for expr in (*index, *([data] if op == "index" else [])):
+            axes |= {s.name for s in expr.free_symbols if s.name in self.axes}
+            for n in values_in(expr):
+                axes |= self.values[n].axes
+        if op == "reduce":
+            axes -= {name for name, axis in self.axes.items() if axis.reduced}
+        return frozenset(axes)
+
+    def finish(self, name: str) -> Kernel:
+        return Kernel(name, tuple(self.axes.values()), tuple(self.buffers.values()), tuple(self.values))
+
+
+def rebuild(kernel: Kernel, rule: Callable[[Builder, Value, tuple[int, ...]], int | None]) -> Kernel:
+    """The kernel with every value made anew by `rule(builder, value, args)`; None leaves a value as it is, with its
+    operands replaced."""
+    builder = Builder({a.name: a for a in kernel.axes}, {b.name: b for b in kernel.buffers})
+    new: dict[int, int] = {}
+    for v in kernel.values:
+        args = tuple(new[a] for a in v.args)
+        replaced = {value_symbol(n): value_symbol(new[n]) for e in v.index for n in values_in(e)}
+        moved = replace(v, index=tuple(e.xreplace(replaced) for e in v.index))
+        made = rule(builder, moved, args)
+        if made is None:
+            made = builder.add(v.op, v.dtype, *args, buffer=v.buffer, index=moved.index, data=v.data, fast=v.fast)
+        new[v.number] = made
+    return builder.finish(kernel.name)
+
+
+# --- The verifier ---
+
+
+def verify(kernel: Kernel) -> Kernel:
+    """The kernel itself. Raises IRError for anything malformed, with the value."""
+    axes = {a.name: a for a in kernel.axes}
+    buffers = {b.name: b for b in kernel.buffers}
+    if len(axes) != len(kernel.axes) or len(buffers) != len(kernel.buffers):
+        raise IRError(f"kernel {kernel.name}: two axes or two buffers have one name")
+    for position, v in enumerate(kernel.values):
+        problem = _problem(kernel, position, v, axes, buffers)
+        if problem:
+            raise IRError(f"kernel {kernel.name}: {v}: {problem}\n{kernel}")
+    if not any(v.op == "store" for v in kernel.values):
+        raise IRError(f"kernel {kernel.name} stores nothing")
+    return kernel
+
+
+def _problem(kernel: Kernel, position: int, v: Value, axes: Mapping[str, Axis], buffers: Mapping[str, Buffer]) -> str:
+    if v.number != position:
+        return f"is at place {position}"
+    if v.dtype not in DTYPES:
+        return "no such dtype"
+    used = [*v.args, *(n for e in v.index for n in values_in(e))]
+    if any(not 0 <= n < position for n in used):
+        return "uses a value that does not come before it"
+    args = [kernel.values[n] for n in v.args]
+    if any(a.op == "store" for a in args):
+        return "uses a store"
+    if v.op in ("load", "store"):
+        return _access_problem(v, args, axes, buffers)
+    if v.op not in ARITY:
+        return "no such op"
+    if len(args) != ARITY[v.op]:
+        return f"takes {ARITY[v.op]} operands"
+    return _dtype_problem(v, [a.dtype for a in args]) or _axes_problem(v, args, axes)
+
+
+def _access_problem(v: Value, args: list[Value], axes: Mapping[str, Axis], buffers: Mapping[str, Buffer]) -> str:
+    buffer = buffers.get(v.buffer)
+    if buffer is None:
+        return "no such buffer"
+    if len(v.index) != len(buffer.sizes):
+        return f"the buffer has {len(buffer.sizes)} dimensions"
+    if v.op == "load":
+        if len(args) > 1 or (args and args[0].dtype != "i1"):
+            return "a load takes at most a mask"
+        return "" if v.dtype == buffer.dtype else f"the buffer is {buffer.dtype}"
+    if buffer.kind == "input":
+        return "stores into an input"
+    if len(args) != 1 or args[0].dtype != buffer.dtype or v.dtype != buffer.dtype:
+        return f"stores something else than {buffer.dtype}"
+    touched = {s.name for e in v.index for s in e.free_symbols if s.name in axes}
+    return "varies over an axis that its index does not name" if args[0].axes - touched else ""
+
+
+def _dtype_problem(v: Value, dtypes: list[str]) -> str:
+    if v.op == "where":
+        return "" if dtypes == ["i1", v.dtype, v.dtype] else f"where of {dtypes}"
+    if v.op in COMPARE or v.op in TEST:
+        return "" if v.dtype == "i1" and len(set(dtypes)) == 1 else f"{v.op} of {dtypes}"
+    if v.op in UNARY or v.op in BINARY:
+        return "" if set(dtypes) == {v.dtype} else f"{v.op} of {dtypes} is {v.dtype}"
+    if v.op == "reduce":
+        if v.data not in REDUCE:
+            return "no such reduction"
+        is_position = v.data in ("argmax", "argmin")
+        return "" if v.dtype == ("i64" if is_position else dtypes[0]) else f"reduces {dtypes[0]}"
+    if v.op == "constant":
+        return "" if isinstance(v.data, bool | int | float) else "no number"
+    if v.op == "index":
+        return "" if isinstance(v.data, sympy.Expr) and v.dtype == "i64" else "no index expression of i64"
+    return ""
+
+
+def _axes_problem(v: Value, args: list[Value], axes: Mapping[str, Axis]) -> str:
+    over = frozenset().union(*(a.axes for a in args)) if args else frozenset()
+    if v.op == "reduce":
+        reduced = {name for name, a in axes.items() if a.reduced}
+        return "" if reduced and v.axes == over - reduced else "varies over what it reduces"
+    if v.op == "index":
+        return "" if v.axes == {s.name for s in v.data.free_symbols if s.name in axes} else "varies over other axes"
+    return "" if v.axes == over else "varies over other axes than its operands"

@@ -1,0 +1,526 @@
+"""Lower: a core graph -> the kernels of one plan.
+
+Every node becomes a :class:`Lazy`, a tensor that can be read at an index. Views are index arithmetic and pointwise ops
+read their operands where they are read themselves, so nothing exists in memory but inputs and outputs — and reductions
+that are read where their own kernel does not stand. Those are kept in scratch memory by an earlier launch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+
+from tk.codegen import index as ix
+from tk.codegen.errors import TraceError
+from tk.codegen.ir import FLOATS, INTS, Axis, Buffer, Builder, Kernel, axis_symbol, value_symbol, values_in
+from tk.codegen.trace import Trace
+
+if TYPE_CHECKING:
+    from tk.codegen.split import Splitter
+
+Index = tuple[sympy.Expr, ...]
+
+IR_DTYPES: Mapping[torch.dtype, str] = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
+    torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5", torch.int8: "i8", torch.int16: "i16",
+    torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8", torch.bool: "i1",
+}  # fmt: skip
+
+
+@dataclass(eq=False)
+class Lazy:
+    """A tensor that is computed where it is read."""
+
+    shape: Index
+    dtype: str
+    read: Callable[[Emitter, Index], int]
+
+
+@dataclass(eq=False)
+class Reduction(Lazy):
+    """`kind` of `operand` over `dims`; the shape is without them."""
+
+    kind: str = ""
+    operand: Lazy | None = None
+    dims: tuple[int, ...] = ()
+
+    @property
+    def sizes(self) -> Index:
+        """Of the dimensions that are reduced, those of size 1 left out."""
+        assert self.operand is not None
+        return tuple(self.operand.shape[d] for d in self.dims if self.operand.shape[d] != 1)
+
+    def operand_index(self, kept: Index, reduced: Sequence[sympy.Expr]) -> Index:
+        assert self.operand is not None
+        outer, inner, found = iter(kept), iter(reduced), []
+        for d, size in enumerate(self.operand.shape):
+            if d not in self.dims:
+                found.append(next(outer))
+            else:
+                found.append(sympy.Integer(0) if size == 1 else next(inner))
+        return tuple(found)
+
+
+def reduction(kind: str, operand: Lazy, dims: Sequence[int], dtype: str) -> Reduction:
+    shape = tuple(s for d, s in enumerate(operand.shape) if d not in dims)
+    made = Reduction(shape, dtype, lambda e, i: e.reduction(made, i), kind, operand, tuple(dims))
+    return made
+
+
+# --- Emitting values ---
+
+
+@dataclass
+class Emitter:
+    """Reads lazy tensors into the values of a kernel. stored: reductions that an earlier launch has left in scratch.
+    splitter: puts split reductions in the place of whole ones."""
+
+    builder: Builder
+    stored: Mapping[int, Buffer] = field(default_factory=dict)
+    splitter: Splitter | None = None
+    masks: list[int] = field(default_factory=list)
+    memo: dict[Any, int] = field(default_factory=dict)
+    missing: list[tuple[Reduction, Index]] = field(default_factory=list)
+
+    @property
+    def ranges(self) -> dict[sympy.Symbol, sympy.Expr]:
+        return {a.symbol: a.size for a in self.builder.axes.values()}
+
+    def read(self, x: Lazy, index: Index) -> int:
+        key = (id(x), index, tuple(self.masks))
+        if key not in self.memo:
+            self.memo[key] = x.read(self, index)
+        return self.memo[key]
+
+    def dtype(self, value: int) -> str:
+        return self.builder.values[value].dtype
+
+    def op(self, name: str, dtype: str, *args: int) -> int:
+        return self.builder.add(name, dtype, *args)
+
+    def constant(self, value: Any, dtype: str) -> int:
+        kind = bool if dtype == "i1" else float if dtype in FLOATS else int
+        return self.builder.add("constant", dtype, data=kind(value))
+
+    def cast(self, value: int, dtype: str, rounding: bool = False) -> int:
+        """rounding: to 16 bits and back changes the value, as the function asked for."""
+        source = self.dtype(value)
+        if source == dtype:
+            return value
+        if dtype == "i1":
+            return self.op("ne", "i1", value, self.constant(0, source))
+        return self.builder.add("cast", dtype, value, data="round" if rounding else None)
+
+    def index(self, expr: sympy.Expr) -> int:
+        """An index expression as a value of i64. One with values in it is put together from them."""
+        expr = sympy.sympify(expr)
+        if expr.is_Integer:
+            return self.constant(int(expr), "i64")
+        if not values_in(expr):
+            return self.builder.add("index", "i64", data=expr)
+        return self.number(expr, "i64")
+
+    def number(self, expr: sympy.Expr, dtype: str) -> int:
+        """A number that the call gives, or that was worked out from such: in double precision, as Python does."""
+        wide = self._number(sympy.sympify(expr))
+        return self.cast(wide, dtype)
+
+    def _number(self, expr: sympy.Expr) -> int:
+        if expr.is_Integer:
+            return self.constant(int(expr), "i64")
+        if expr.is_number:
+            return self.constant(float(expr), "fp64")
+        if (values := values_in(expr)) and expr == value_symbol(values[0]):
+            return values[0]
+        if expr.is_Symbol and not expr.is_integer:
+            return self.builder.add("number", "fp64", data=expr.name)
+        if not values and _is_integer(expr):
+            return self.builder.add("index", "i64", data=expr)
+        name = type(expr).__name__
+        rule = {"Add": "add", "Mul": "mul", "FloatTrueDiv": "div", "IntTrueDiv": "div", "PowByNatural": "pow",
+                "FloatPow": "pow", "Pow": "pow", "ToFloat": "cast", "FloorDiv": "trunc_div", "Mod": "fmod",
+                "Max": "maximum", "Min": "minimum"}.get(name)  # fmt: skip
+        if rule is None:
+            raise TraceError(
+                f"{expr}: arithmetic of {name} on a number given at run time is not supported; pass the result"
+            )
+        parts = [self._number(a) for a in expr.args]
+        if rule == "cast":
+            return self.cast(parts[0], "fp64")
+        wide = "i64" if _is_integer(expr) and all(self.dtype(p) == "i64" for p in parts) else "fp64"
+        result = self.cast(parts[0], wide)
+        for p in parts[1:]:
+            result = self.op(rule, wide, result, self.cast(p, wide))
+        return result
+
+    def load(self, buffer: Buffer, index: Index) -> int:
+        self.builder.buffers.setdefault(buffer.name, buffer)
+        mask = self._mask()
+        args = () if mask is None else (mask,)
+        return self.builder.add("load", buffer.dtype, *args, buffer=buffer.name, index=index)
+
+    def store(self, buffer: Buffer, index: Index, value: int) -> None:
+        self.builder.buffers.setdefault(buffer.name, buffer)
+        self.builder.add("store", buffer.dtype, self.cast(value, buffer.dtype), buffer=buffer.name, index=index)
+
+    def _mask(self) -> int | None:
+        if not self.masks:
+            return None
+        result = self.masks[0]
+        for m in self.masks[1:]:
+            result = self.op("and", "i1", result, m)
+        return result
+
+    @contextmanager
+    def where(self, condition: int) -> Iterator[None]:
+        """Nothing is read where the condition does not hold."""
+        self.masks.append(condition)
+        try:
+            yield
+        finally:
+            self.masks.pop()
+
+    def reduction(self, node: Reduction, index: Index) -> int:
+        """In this kernel where it stands at the kernel's own place, else what was stored."""
+        if self.splitter is not None and (other := self.splitter.of(node)) is not None:
+            return self.read(other, index)
+        kept = [a.symbol for a in self.builder.axes.values() if not a.reduced]
+        reduced = [a for a in self.builder.axes.values() if a.reduced]
+        own = [i for i, size in zip(index, node.shape, strict=True) if size != 1]
+        sizes_agree = len(reduced) == len(node.sizes) and all(
+            ix.same(a.size, s) for a, s in zip(reduced, node.sizes, strict=True)
+        )
+        if reduced and sizes_agree and len(own) == len(kept) and set(own) == set(kept):
+            masks, self.masks = self.masks, []  # every program of the kernel runs through all of its own rows
+            assert node.operand is not None
+            value = self.read(node.operand, node.operand_index(index, [a.symbol for a in reduced]))
+            self.masks = masks
+            return self.builder.add("reduce", node.dtype, value, data=node.kind)
+        if id(node) in self.stored:
+            return self.load(self.stored[id(node)], index)
+        self.missing.append((node, index))
+        return self.constant(0, node.dtype)
+
+
+def _is_integer(expr: sympy.Expr) -> bool:
+    return all(s.is_integer for s in expr.free_symbols) and type(expr).__name__ not in (
+        "IntTrueDiv", "FloatTrueDiv", "ToFloat", "FloatPow", "Float")  # fmt: skip
+
+
+# --- Which kernels ---
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What a kernel runs over."""
+
+    kept: Index
+    reduced: Index
+
+    def axes(self) -> dict[str, Axis]:
+        kept = [Axis(f"a{i}", s) for i, s in enumerate(self.kept)]
+        reduced = [Axis(f"r{i}", s, True) for i, s in enumerate(self.reduced)]
+        return {a.name: a for a in (*kept, *reduced)}
+
+
+@dataclass
+class Seed:
+    """A tensor to store. layout: for each of its dimensions the axis, None where the size is 1."""
+
+    tensor: Lazy
+    buffer: Buffer
+    domain: Domain = field(default_factory=lambda: Domain((), ()))
+    layout: tuple[str | None, ...] = ()
+    needs: list[Reduction] = field(default_factory=list)
+    level: int = 0
+
+    @property
+    def index(self) -> Index:
+        return tuple(sympy.Integer(0) if a is None else axis_symbol(a) for a in self.layout)
+
+
+def kernels(name: str, seeds: Sequence[Seed], splitter: Splitter | None = None) -> list[Kernel]:
+    """The launches that store all seeds, in order. Raises TraceError."""
+    everything, stored = _with_scratch(seeds, splitter)
+    groups = _group(everything)
+    found = []
+    for i, group in enumerate(groups):
+        emitter = Emitter(Builder(group[0].domain.axes()), stored, splitter)
+        for seed in group:
+            emitter.store(seed.buffer, seed.index, emitter.read(seed.tensor, seed.index))
+        assert not emitter.missing
+        found.append(emitter.builder.finish(name if len(groups) == 1 else f"{name}_{i}"))
+    return found
+
+
+def _with_scratch(seeds: Sequence[Seed], splitter: Splitter | None) -> tuple[list[Seed], dict[int, Buffer]]:
+    """All seeds, those of scratch memory included, with their domains and levels."""
+    stored: dict[int, Buffer] = {}
+    by_node: dict[int, Seed] = {}
+    pending, everything = list(seeds), []
+    while pending:
+        seed = pending.pop(0)
+        everything.append(seed)
+        _place(seed, splitter)
+        for node in seed.needs:
+            if id(node) not in stored:
+                buffer = Buffer(f"scratch{len(stored)}", "scratch", node.dtype, node.shape)
+                stored[id(node)] = buffer
+                by_node[id(node)] = Seed(node, buffer)
+                pending.append(by_node[id(node)])
+
+    def level(seed: Seed) -> int:
+        return 1 + max((level(by_node[id(n)]) for n in seed.needs), default=-1)
+
+    for seed in everything:
+        seed.level = level(seed)
+    return everything, stored
+
+
+def _place(seed: Seed, splitter: Splitter | None) -> None:
+    """Choose the seed's domain: that of the reduction it reads at its own place, if there is one."""
+    dims = [d for d, s in enumerate(seed.tensor.shape) if s != 1]
+    axes = {f"x{d}": Axis(f"x{d}", seed.tensor.shape[d]) for d in dims}
+    probe = Emitter(Builder(axes), splitter=splitter)
+    index = tuple(axis_symbol(f"x{d}") if d in dims else sympy.Integer(0) for d in range(len(seed.tensor.shape)))
+    probe.read(seed.tensor, index)
+    candidates = [c for node, at in probe.missing if (c := _candidate(seed.tensor, node, at))]
+    best = max(candidates, key=lambda c: (candidates.count(c), len(c[1])), default=(tuple(dims), ()))
+    kept, along = best[0], best[1]
+    sizes = [seed.tensor.shape[d] for d in along]
+    if not along and best in candidates:
+        sizes = list(best[2])
+    seed.domain = Domain(tuple(seed.tensor.shape[d] for d in kept), tuple(sizes))
+    names = {**{d: f"a{i}" for i, d in enumerate(kept)}, **{d: f"r{i}" for i, d in enumerate(along)}}
+    seed.layout = tuple(names.get(d) for d in range(len(seed.tensor.shape)))
+    again = Emitter(Builder(seed.domain.axes()), splitter=splitter)
+    again.read(seed.tensor, seed.index)
+    seed.needs = list(dict.fromkeys(node for node, _ in again.missing))
+
+
+def _candidate(tensor: Lazy, node: Reduction, at: Index) -> tuple[Any, ...] | None:
+    """(kept dimensions, reduced dimensions, sizes of the reduced) under which `node` is computed in the same kernel."""
+    own = [i for i, s in zip(at, node.shape, strict=True) if s != 1]
+    if not all(i.is_Symbol and i.name.startswith("x") for i in own) or len(set(own)) != len(own) or not node.sizes:
+        return None
+    kept = tuple(sorted(int(i.name[1:]) for i in own))
+    rest = tuple(d for d, s in enumerate(tensor.shape) if s != 1 and d not in kept)
+    if not rest:
+        return kept, (), node.sizes
+    if not kept:  # one program would write the whole tensor
+        return None
+    if len(rest) != len(node.sizes) or not all(
+        ix.same(tensor.shape[d], s) for d, s in zip(rest, node.sizes, strict=True)
+    ):
+        return None
+    return kept, rest, node.sizes
+
+
+def _group(seeds: Sequence[Seed]) -> list[list[Seed]]:
+    """Seeds of one domain and level share a launch, and so their reads; a pointwise one joins where its sizes fit."""
+    groups: dict[tuple[int, Domain], list[Seed]] = {}
+    alone = []
+    for seed in seeds:
+        if seed.domain.reduced:
+            groups.setdefault((seed.level, seed.domain), []).append(seed)
+        else:
+            alone.append(seed)
+    for seed in alone:
+        if not _join(seed, groups):
+            groups.setdefault((seed.level, seed.domain), []).append(seed)
+    return [groups[key] for key in sorted(groups, key=lambda k: k[0])]
+
+
+def _join(seed: Seed, groups: Mapping[tuple[int, Domain], list[Seed]]) -> bool:
+    for (level, domain), members in groups.items():
+        if level < seed.level or not domain.reduced:
+            continue
+        axes = domain.axes()
+        for layout in {m.layout for m in members if len(m.layout) == len(seed.layout)}:
+            sizes = [axes[a].size if a else sympy.Integer(1) for a in layout]
+            if all(ix.same(a, b) for a, b in zip(sizes, seed.tensor.shape, strict=True)):
+                seed.layout, seed.domain = layout, domain
+                members.append(seed)
+                return True
+    return False
+
+
+# --- From a graph to seeds ---
+
+
+def lower(trace: Trace, name: str, splitter: Splitter | None = None) -> list[Kernel]:
+    """Raises TraceError for an op without a rule, with the line that asked for it."""
+    graph = Graph(trace)
+    seeds = [Seed(graph.tensor(node), graph.output_buffer(i, node)) for i, node in enumerate(trace.new)]
+    changed = [Seed(graph.tensor(n), graph.mutated_buffer(p)) for p, n in trace.mutated.items()]
+    found = kernels(name, [*seeds, *changed], splitter)
+    if not trace.mutated or _in_place_is_safe(found):
+        return found
+    # What is still read elsewhere may not be overwritten: through scratch memory, and copied at the end.
+    scratch = {p: Buffer(f"new_{p}", "scratch", graph.mutated_buffer(p).dtype, graph.mutated_buffer(p).sizes)
+               for p in trace.mutated}  # fmt: skip
+    first = kernels(name, [*seeds, *(Seed(graph.tensor(n), scratch[p]) for p, n in trace.mutated.items())], splitter)
+    copies = [Seed(_stored(b), graph.mutated_buffer(p)) for p, b in scratch.items()]
+    return [*first, *kernels(f"{name}_copy", copies)]
+
+
+def _stored(buffer: Buffer) -> Lazy:
+    return Lazy(buffer.sizes, buffer.dtype, lambda e, i: e.load(buffer, i))
+
+
+def _in_place_is_safe(found: Sequence[Kernel]) -> bool:
+    """Whether every argument that is written is read by the same launch only, and only at the place that it writes."""
+    for kernel in found:
+        for store in (v for v in kernel.values if v.op == "store" and kernel.buffer(v.buffer).kind == "mutated"):
+            for other in found:
+                reads = [v for v in other.values if v.op == "load" and v.buffer == store.buffer]
+                if reads and (other is not kernel or any(r.index != store.index for r in reads)):
+                    return False
+    return True
+
+
+class Graph:
+    """The lazy tensors of a core graph."""
+
+    def __init__(self, trace: Trace):
+        self.trace = trace
+        self.params: dict[str, Buffer] = {}
+        self.values: dict[fx.Node, Any] = {}
+        needed = _reached([*trace.new, *trace.mutated.values()])
+        for node in trace.core.graph.nodes:
+            if node.op == "placeholder":
+                if node in needed or node.meta["param"] in trace.mutated:
+                    self.values[node] = self._placeholder(node)
+            elif node in needed:
+                self.values[node] = self._node(node)
+
+    def tensor(self, node: fx.Node) -> Lazy:
+        value = self.values[node]
+        assert isinstance(value, Lazy), f"{node} is no tensor"
+        return value
+
+    def output_buffer(self, position: int, node: fx.Node) -> Buffer:
+        val = node.meta["val"]
+        shape = self.shape(val)
+        leading = bool(shape) and shape[0] == sympy.Symbol("leading", integer=True, positive=True)
+        return Buffer(f"out{position}", "output", IR_DTYPES[val.dtype], shape, leading)
+
+    def mutated_buffer(self, param: str) -> Buffer:
+        return self.params[param]
+
+    def shape(self, val: torch.Tensor) -> Index:
+        return tuple(self.trace.size(s) for s in val.shape)
+
+    def _placeholder(self, node: fx.Node) -> Any:
+        name, val = node.meta["param"], node.meta["val"]
+        if not isinstance(val, torch.Tensor):
+            return self.trace.size(val)
+        spec = self.trace.signature.tensors[name]
+        kind = "mutated" if name in self.trace.mutated else "input"
+        buffer = Buffer(name, kind, IR_DTYPES[val.dtype], self.shape(val), spec.leading)
+        self.params[name] = buffer
+        return Lazy(buffer.sizes, buffer.dtype, lambda e, i: e.load(buffer, i))
+
+    def _node(self, node: fx.Node) -> Any:
+        val = node.meta.get("val")
+        if isinstance(val, torch.SymInt | torch.SymFloat | int | float):
+            return self.trace.size(val)
+        from tk.codegen.rules import RULES
+
+        args = fx.map_arg((node.args, dict(node.kwargs)), lambda n: self.values[n])
+        name = _op_name(node.target)
+        rule = RULES.get(name)
+        if rule is None:
+            raise TraceError(f"{self.where(node)}: {name} cannot be generated")
+        try:
+            return rule(Call(self, node), *args[0], **args[1])
+        except TraceError as error:
+            raise TraceError(f"{self.where(node)}: {error}") from None
+
+    def where(self, node: fx.Node) -> str:
+        line = node.meta.get("line")
+        return f"line {line}" if line else f"{node.name}"
+
+
+def _reached(outputs: Sequence[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    pending = list(outputs)
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending += node.all_input_nodes
+    return found
+
+
+def _op_name(target: Any) -> str:
+    if isinstance(target, OpOverload):
+        return target._schema.name.replace("::", ".")
+    return f"{getattr(target, '__module__', '').lstrip('_')}.{target.__name__}"
+
+
+@dataclass
+class Call:
+    """One node under its rule: what torch says of the result."""
+
+    graph: Graph
+    node: fx.Node
+
+    @property
+    def val(self) -> Any:
+        return self.node.meta["val"]
+
+    @property
+    def shape(self) -> Index:
+        return self.graph.shape(self.val)
+
+    @property
+    def dtype(self) -> str:
+        return IR_DTYPES[self.val.dtype]
+
+    @property
+    def is_cast(self) -> bool:
+        """A conversion that the function wrote, not one that a decomposition did."""
+        return bool(self.node.meta.get("is_cast"))
+
+    def size(self, x: Any) -> sympy.Expr:
+        return self.graph.trace.size(x)
+
+    def promoted(self, *args: Any) -> str:
+        """The dtype in which torch compares or computes these arguments of the node."""
+        flat = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
+        plain = [1.0 if isinstance(a, torch.SymFloat) else 1 if isinstance(a, torch.SymInt) else a for a in flat]
+        kind = ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
+        return IR_DTYPES[elementwise_dtypes(*plain, type_promotion_kind=kind)[1]]
+
+
+def operand(x: Any, shape: Index, dtype: str) -> Callable[[Emitter, Index], int]:
+    """Reads a tensor that broadcasts to `shape`, or a number, as `dtype`."""
+    if not isinstance(x, Lazy):
+        return lambda e, i: _scalar(e, x, dtype)
+    offset = len(shape) - len(x.shape)
+    is_one = [s == 1 and shape[d + offset] != 1 for d, s in enumerate(x.shape)]
+
+    def read(e: Emitter, index: Index) -> int:
+        own = tuple(sympy.Integer(0) if one else i for one, i in zip(is_one, index[offset:], strict=True))
+        return e.cast(e.read(x, own), dtype)
+
+    return read
+
+
+def _scalar(e: Emitter, x: Any, dtype: str) -> int:
+    if isinstance(x, sympy.Expr) and not x.is_number:
+        return e.number(x, dtype)
+    value = float(x) if isinstance(x, sympy.Expr) and not x.is_Integer else x
+    if isinstance(value, float) and dtype in INTS and not math.isfinite(value):
+        raise TraceError(f"{value} as {dtype}")
+    return e.constant(value, dtype)

@@ -1,0 +1,126 @@
+"""Passes over a kernel. Each is one line of :func:`run`; the verifier stands before, between and after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tk.codegen.ir import NARROW, Builder, Kernel, Value, rebuild, values_in, verify
+
+
+def run(kernel: Kernel) -> Kernel:
+    """All passes, in order."""
+    kernel = verify(kernel)
+    for one in PASSES:
+        kernel = verify(one(kernel))
+    return kernel
+
+
+def promote(kernel: Kernel) -> Kernel:
+    """16-bit and 8-bit floats are computed in fp32, and rounded where they are stored or where the function itself
+    converts to them. Between the ops of one kernel nothing is rounded: the result is nearer to the exact one."""
+
+    def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
+        if v.op == "store":
+            value = args[0] if b.values[args[0]].dtype == v.dtype else _rounded(b, args[0], v.dtype)
+            return b.add("store", v.dtype, value, buffer=v.buffer, index=v.index)
+        if v.op == "load" and v.dtype in NARROW:
+            return b.add("cast", "fp32", b.add("load", v.dtype, *args, buffer=v.buffer, index=v.index))
+        if v.op == "cast":
+            return _promoted_cast(b, v, args[0])
+        if v.dtype in NARROW:
+            return b.add(v.op, "fp32", *args, index=v.index, data=v.data)
+        return None
+
+    return rebuild(kernel, rule)
+
+
+def _promoted_cast(b: Builder, v: Value, arg: int) -> int:
+    source = b.values[arg].dtype
+    if v.dtype not in NARROW:
+        return arg if source == v.dtype else b.add("cast", v.dtype, arg)
+    if v.data == "round":
+        return b.add("cast", "fp32", _rounded(b, arg, v.dtype))
+    return arg if source == "fp32" else b.add("cast", "fp32", arg)
+
+
+def _rounded(b: Builder, arg: int, dtype: str) -> int:
+    """By way of fp32, as torch does it: also from fp64 and integers."""
+    if dtype in NARROW and b.values[arg].dtype != "fp32":
+        arg = b.add("cast", "fp32", arg)
+    return b.add("cast", dtype, arg)
+
+
+def simplify(kernel: Kernel) -> Kernel:
+    """What one constant operand decides, where that holds for every value, NaN and signed zeros included."""
+
+    def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
+        known = [b.values[a].data if b.values[a].op == "constant" else None for a in args]
+        if v.op in ("mul", "div") and known[1] == 1:
+            return args[0]
+        if v.op == "mul" and known[0] == 1:
+            return args[1]
+        if v.op == "sub" and known[1] == 0:
+            return args[0]
+        if v.op == "cast" and known[0] is not None and v.dtype in ("fp32", "fp64"):
+            return b.add("constant", v.dtype, data=float(known[0]))
+        if v.op == "cast" and b.values[args[0]].op == "cast":
+            inner = b.values[b.values[args[0]].args[0]]
+            if inner.dtype == v.dtype and v.dtype in NARROW and b.values[args[0]].dtype == "fp32":
+                return inner.number
+        if v.op == "pow" and known[1] == 2:
+            return b.add("mul", v.dtype, args[0], args[0])
+        return None
+
+    return rebuild(kernel, rule)
+
+
+def drop_unused(kernel: Kernel) -> Kernel:
+    """Values that no store needs."""
+    needed: set[int] = set()
+    for v in reversed(kernel.values):
+        if v.op == "store" or v.number in needed:
+            needed.update(v.args)
+            needed.update(n for e in v.index for n in values_in(e))
+    keep = [v for v in kernel.values if v.op == "store" or v.number in needed]
+    pruned = _renumbered(kernel, keep)
+    used = {v.buffer for v in pruned.values if v.buffer}
+    return replace(pruned, buffers=tuple(b for b in pruned.buffers if b.name in used))
+
+
+def _renumbered(kernel: Kernel, keep: list[Value]) -> Kernel:
+    kept = {v.number for v in keep}
+    placeholder = -1
+
+    def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
+        return None if v.number in kept else placeholder
+
+    return rebuild(kernel, rule)
+
+
+def allow_approximations(kernel: Kernel) -> Kernel:
+    """fp32 values of which everything that comes is rounded to 16 bits need no correctly rounded functions."""
+    exact: set[int] = set()
+    for v in reversed(kernel.values):
+        is_rounding = v.op == "cast" and v.dtype in NARROW
+        demands = v.op == "store" or v.number in exact or v.dtype not in ("fp32", *NARROW) or v.op == "number"
+        if is_rounding or (v.op == "store" and v.dtype in NARROW):
+            continue
+        if demands:
+            exact.update(v.args)
+            exact.update(n for e in v.index for n in values_in(e))
+
+    def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
+        if v.dtype != "fp32" or v.number in exact or v.op in ("load", "store", "constant", "reduce"):
+            return None
+        return b.add(v.op, v.dtype, *args, index=v.index, data=v.data, fast=True)
+
+    return rebuild(kernel, rule)
+
+
+PASSES: tuple[Callable[[Kernel], Kernel], ...] = (
+    promote,
+    simplify,
+    drop_unused,
+    allow_approximations,
+)

@@ -1,0 +1,564 @@
+"""Print: a kernel and its tile -> Triton source.
+
+Scalar operations are rows of a table, one template each for floats and integers. What is around them — the tile's
+indices, masks, loops over the reduced axes and what carries over them — is :class:`Printer`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+
+from tk.codegen.errors import IRError
+from tk.codegen.ir import COMPARE, FLOATS, Kernel, Value, values_in
+from tk.codegen.tile import Access, Layout, Tile
+
+TL_DTYPES: Mapping[str, str] = {
+    "bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32", "fp64": "tl.float64", "i8": "tl.int8",
+    "i16": "tl.int16", "i32": "tl.int32", "i64": "tl.int64", "u8": "tl.uint8", "i1": "tl.int1",
+    "fp8e4nv": "tl.float8e4nv", "fp8e5": "tl.float8e5",
+}  # fmt: skip
+
+# op -> source. {0}, {1}, … are the operands. "fast" templates serve where the result is rounded to 16 bits anyway.
+_LIBDEVICE = (
+    "expm1", "log10", "log1p", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erfc",
+    "erfinv", "lgamma", "hypot", "copysign", "nextafter", "atan2", "erfcx", "exp", "exp2", "log", "log2", "sin", "cos",
+    "pow", "fmod",
+)  # fmt: skip
+_LIBDEVICE_NAMES = {
+    "lgamma": "lgamma",
+    "bessel_j0": "j0",
+    "bessel_j1": "j1",
+    "i0": "cyl_bessel_i0",
+    "ndtri": "normcdfinv",
+}
+FLOAT_RULES: Mapping[str, str] = {
+    **{name: f"libdevice.{name}({{0}})" for name in _LIBDEVICE},
+    **{name: f"libdevice.{name}({{0}}, {{1}})"
+       for name in ("hypot", "copysign", "nextafter", "atan2", "pow", "fmod")},
+    **{name: f"libdevice.{theirs}({{0}})" for name, theirs in _LIBDEVICE_NAMES.items()},
+    "neg": "-{0}", "abs": "tl.abs({0})", "sqrt": "tl.sqrt_rn({0})", "rsqrt": "libdevice.rsqrt({0})",
+    "erf": "tl.erf({0})", "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "trunc": "libdevice.trunc({0})",
+    "round": "libdevice.rint({0})", "reciprocal": "tl.div_rn(tl.full((), 1.0, {0}.dtype), {0})",
+    "sign": "({0} > 0).to({0}.dtype) - ({0} < 0).to({0}.dtype)",
+    "sigmoid": "tl.div_rn(tl.full((), 1.0, {0}.dtype), 1.0 + libdevice.exp(-{0}))",
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "tl.div_rn({0}, {1})",
+    "trunc_div": "libdevice.trunc(tl.div_rn({0}, {1}))", "floor_div": "device.float_floor_div({0}, {1})",
+    "remainder": "device.float_remainder({0}, {1})",
+    "maximum": "device.maximum({0}, {1})", "minimum": "device.minimum({0}, {1})",
+    "isnan": "{0} != {0}", "isinf": 'tl.abs({0}) == float("inf")', "signbit": "libdevice.signbit({0}) != 0",
+    "relu": "device.maximum({0}, 0.0)",
+}  # fmt: skip
+FP64_RULES: Mapping[str, str] = {
+    **FLOAT_RULES, "div": "{0} / {1}", "reciprocal": "1.0 / {0}", "sqrt": "libdevice.sqrt({0})",
+    "sigmoid": "1.0 / (1.0 + libdevice.exp(-{0}))", "trunc_div": "libdevice.trunc({0} / {1})",
+    "floor": "libdevice.floor({0})", "ceil": "libdevice.ceil({0})", "erf": "libdevice.erf({0})",
+}  # fmt: skip
+FAST_RULES: Mapping[str, str] = {
+    **FLOAT_RULES, "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})",
+    "div": "{0} / {1}", "sqrt": "tl.sqrt({0})", "rsqrt": "tl.rsqrt({0})", "sigmoid": "1.0 / (1.0 + tl.exp(-{0}))",
+    "reciprocal": "1.0 / {0}",
+}  # fmt: skip
+INT_RULES: Mapping[str, str] = {
+    "neg": "-{0}", "abs": "tl.abs({0})", "sign": "({0} > 0).to({0}.dtype) - ({0} < 0).to({0}.dtype)",
+    "bitwise_not": "~{0}", "not": "{0} == 0",
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "trunc_div": "{0} // {1}",
+    "floor_div": "device.floor_div({0}, {1})", "fmod": "{0} % {1}", "remainder": "device.remainder({0}, {1})",
+    "pow": "device.int_pow({0}, {1})", "maximum": "tl.maximum({0}, {1})", "minimum": "tl.minimum({0}, {1})",
+    "shl": "device.shift_left({0}, {1})", "shr": "device.shift_right({0}, {1})",
+}  # fmt: skip
+ANY_RULES: Mapping[str, str] = {
+    "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}", "eq": "{0} == {1}", "ne": "{0} != {1}",
+    "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}", "where": "tl.where({0}, {1}, {2})",
+}  # fmt: skip
+BOOL_RULES: Mapping[str, str] = {
+    "not": "{0} == 0", "maximum": "{0} | {1}", "minimum": "{0} & {1}", "mul": "{0} & {1}", "add": "{0} | {1}",
+}  # fmt: skip
+
+
+def expression(v: Value, operands: list[str], dtype: str) -> str:
+    """The source of a scalar operation on operands of `dtype`. Raises IRError where there is no rule."""
+    if v.op in ANY_RULES:
+        return ANY_RULES[v.op].format(*operands)
+    if dtype in FLOATS:
+        rules = FP64_RULES if dtype == "fp64" else FAST_RULES if v.fast else FLOAT_RULES
+    else:
+        rules = BOOL_RULES if dtype == "i1" else INT_RULES
+    if v.op not in rules:
+        raise IRError(f"{v}: there is no rule for {v.op} of {dtype}")
+    return rules[v.op].format(*operands)
+
+
+# Ops beside whose tensor operand a literal of fp32 can stand.
+_INFIX = {"add", "sub", "mul", "where", *COMPARE}
+
+
+def literal(value: Any, dtype: str, plain: bool = True) -> str:
+    """A constant that has exactly this dtype and value. plain: it may be a Python number."""
+    if plain and dtype == "fp32" and math.isfinite(value) and _is_fp32_literal(value):
+        return repr(value)
+    text = f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)
+    return f"tl.full((), {text}, {TL_DTYPES[dtype]})"
+
+
+def _is_fp32_literal(value: float) -> bool:
+    """Triton makes fp32 of a Python float of ordinary size."""
+    return (value == 0.0 and math.copysign(1, value) > 0) or 2.0**-126 <= abs(value) <= (2 - 2**-23) * 2.0**127
+
+
+IDENTITY = {"sum": 0, "prod": 1, "any": 0, "all": 1, "xor": 0, "mean": 0, "m2": 0}
+COMBINE = {"prod": "multiply", "any": "bit_or", "all": "bit_and", "xor": "bit_xor", "max": "maximum", "min": "minimum"}
+
+
+def identity(kind: str, dtype: str) -> str:
+    if kind in IDENTITY:
+        value: Any = IDENTITY[kind]
+        return literal(float(value) if dtype in FLOATS else bool(value) if dtype == "i1" else value, dtype)
+    is_low = kind in ("max", "argmax")
+    if dtype in FLOATS:
+        return literal(-math.inf if is_low else math.inf, dtype)
+    bits = {"u8": 8, "i8": 7, "i16": 15, "i32": 31, "i64": 63}[dtype]
+    low = 0 if dtype == "u8" else -(2**bits)
+    return literal(low if is_low else 2**bits - 1, dtype)
+
+
+@dataclass
+class Lines:
+    """Source, indented."""
+
+    text: list[str] = field(default_factory=list)
+    depth: int = 1
+
+    def __call__(self, line: str) -> None:
+        self.text.append("    " * self.depth + line if line else "")
+
+
+@dataclass
+class Printer:
+    """One kernel with one tile and layout. looped: the reduced axes are run through in blocks, else they are one."""
+
+    kernel: Kernel
+    tile: Tile
+    layout: Layout
+    accesses: Mapping[int, Access]
+    looped: bool
+    size_arg: Callable[[str, sympy.Expr, bool], str]  # name, size expression, whether 32 bits hold it -> the argument
+    out: Lines = field(default_factory=Lines)
+    done: set[str] = field(default_factory=set)  # lines that stand already: index variables, masks
+
+    # --- Shapes and names ---
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tile's dimensions, outer first."""
+        return ("p", "q") if self.tile.p else ("q",)
+
+    def dims_of(self, v: Value) -> frozenset[str]:
+        return self._dims(v.axes)
+
+    def _dims(self, axes: Iterable[str]) -> frozenset[str]:
+        """The dimensions of the tile that these axes belong to."""
+        of = {"p": self.tile.p, "q": self.tile.q}
+        return frozenset(n for n in self.names if not {a.name for a in of[n]}.isdisjoint(axes))
+
+    def shape_of(self, dims: Iterable[str]) -> str:
+        return "[" + ", ".join(f"BLOCK_{n.upper()}" if n in dims else "1" for n in self.names) + "]"
+
+    @property
+    def reduced_dim(self) -> str | None:
+        return self.tile.reduced
+
+    @property
+    def axis(self) -> int:
+        assert self.reduced_dim is not None
+        return self.names.index(self.reduced_dim)
+
+    # --- The whole ---
+
+    def function(self, name: str, params: list[str]) -> str:
+        head = f"@triton.jit\ndef {name}({', '.join(params)}):"
+        self._program()
+        if self.looped:
+            self._looped()
+        else:
+            self._once()
+        return "\n".join([head, *self.out.text]) + "\n"
+
+    def _program(self) -> None:
+        """Which tile this program has."""
+        blocks = [n for n in reversed(self.names) if n != self.reduced_dim]
+        wide = ".to(tl.int64)" if self.layout.wide else ""
+        left = "pid"
+        self.out(f"pid = tl.program_id(0){wide}")
+        for i, n in enumerate(blocks):
+            is_last = i == len(blocks) - 1 and not self.tile.batch
+            self.out(
+                f"start_{n} = {left}{'' if is_last else f' % tl.cdiv({n}_size, BLOCK_{n.upper()})'} * BLOCK_{n.upper()}"
+            )
+            if not is_last:
+                self.out(f"{left} = {left} // tl.cdiv({n}_size, BLOCK_{n.upper()})")
+        if self.tile.batch:
+            self._decompose("pid", self.tile.batch)
+        for n in blocks:
+            self._range(n, f"start_{n}")
+
+    def _range(self, n: str, start: str) -> None:
+        expand = "" if len(self.names) == 1 else "[:, None]" if n == "p" else "[None, :]"
+        offsets = f"tl.arange(0, BLOCK_{n.upper()}){expand}"
+        if self.layout.wide:
+            offsets = f"{offsets}.to(tl.int64)"
+        self.out(f"{n} = {start} + {offsets}" if start != "0" else f"{n} = {offsets}")
+        self.out(f"{n}_mask = {n} < {n}_size")
+        axes = self.tile.p if n == "p" else self.tile.q
+        if self._needs_axes(n):
+            self._decompose(n, axes)
+
+    def _needs_axes(self, n: str) -> bool:
+        """Whether anything reads a single axis of this dimension of the tile."""
+        names = {a.name for a in (self.tile.p if n == "p" else self.tile.q)}
+        for v in self.kernel.values:
+            if v.op == "index" and v.axes & names:
+                return True
+            is_elementwise = v.op in ("load", "store") and self.accesses[v.number].elementwise
+            if is_elementwise and any(s.name in names for e in v.index for s in e.free_symbols):
+                return True
+        return False
+
+    def _decompose(self, merged: str, axes: Any) -> None:
+        inner = sympy.Integer(1)
+        for i, a in reversed(list(enumerate(axes))):
+            text = merged if inner == 1 else f"{merged} // {self._count(f'inner_{a.name}', inner)}"
+            self.out(f"{a.name} = {text}" + (f" % {self._count(f'count_{a.name}', a.size)}" if i > 0 else ""))
+            inner = inner * a.size
+
+    def _count(self, name: str, size: sympy.Expr) -> str:
+        return str(size) if size.is_Integer else self.size_arg(name, size, True)
+
+    def _once(self) -> None:
+        if self.reduced_dim:
+            self._range(self.reduced_dim, "0")
+        for v in self.kernel.values:
+            if v.op == "reduce":
+                self._reduce_at_once(v)
+            else:
+                self._value(v)
+
+    def _looped(self) -> None:
+        """A loop for every generation of reductions, and one more for what is stored along the reduced axes."""
+        depth = self._depths()
+        n = self.reduced_dim
+        assert n is not None
+        along = {v.number for v in self.kernel.values if n in self.dims_of(v)}
+        for level in range(max(depth.values()) + 1):
+            for v in self.kernel.values:
+                if v.number not in along and v.op != "reduce" and depth[v.number] == level:
+                    self._value(v)
+            stores = [
+                v for v in self.kernel.values if v.op == "store" and v.number in along and depth[v.number] == level
+            ]
+            reduces = [v for v in self.kernel.values if v.op == "reduce" and depth[v.number] == level + 1]
+            if stores or reduces:
+                self._loop(n, along, stores, reduces)
+
+    def _depths(self) -> dict[int, int]:
+        depth: dict[int, int] = {}
+        for v in self.kernel.values:
+            used = [*v.args, *(m for e in v.index for m in values_in(e))]
+            depth[v.number] = max((depth[a] for a in used), default=0) + (v.op == "reduce")
+        return depth
+
+    def _loop(self, n: str, along: set[int], stores: list[Value], reduces: list[Value]) -> None:
+        accumulators = self._accumulators(reduces)
+        for a in accumulators:
+            a.start()
+        self.out(f"for start in range(0, {n}_size, BLOCK_{n.upper()}):")
+        self.out.depth += 1
+        self._range(n, "start")
+        needed = self._needed_in_loop([*stores, *reduces], along)
+        for v in self.kernel.values:
+            if v.number in needed:
+                self._value(v)
+        for a in accumulators:
+            a.step()
+        self.out.depth -= 1
+        for a in accumulators:
+            a.finish()
+
+    def _needed_in_loop(self, roots: list[Value], along: set[int]) -> set[int]:
+        pending = [n for v in roots for n in ([v.number] if v.op == "store" else v.args)]
+        found: set[int] = set()
+        while pending:
+            n = pending.pop()
+            v = self.kernel.value(n)
+            if n in found or n not in along:
+                continue
+            found.add(n)
+            pending += [*v.args, *(m for e in v.index for m in values_in(e))]
+        return found
+
+    # --- Values ---
+
+    def _value(self, v: Value) -> None:
+        if v.op == "store":
+            self.out(f"tl.store({self._pointer(v)}, {self.name(v.args[0])}{self._mask(v)})")
+        elif v.op not in ("constant", "number"):
+            self.out(f"v{v.number} = {self._right_side(v)}")
+
+    def _right_side(self, v: Value) -> str:
+        if v.op == "load":
+            return f"tl.load({self._pointer(v)}{self._mask(v)})"
+        if v.op == "index":
+            return self._index_value(v)
+        operands = self._operands(v)
+        source = self.kernel.value(v.args[0]).dtype
+        if v.op == "cast":
+            return self._cast(operands[0], source, v.dtype)
+        dtype = self.kernel.value(v.args[1]).dtype if v.op == "where" else source
+        return expression(v, operands, dtype)
+
+    def name(self, number: int) -> str:
+        """What stands for a value: constants and numbers are written where they are used."""
+        v = self.kernel.value(number)
+        if v.op == "number":
+            return f"arg_{v.data}"
+        return literal(v.data, v.dtype, plain=False) if v.op == "constant" else f"v{number}"
+
+    def _operands(self, v: Value) -> list[str]:
+        """Beside a tensor, a Python number does for a constant where Triton gives it that tensor's dtype."""
+        constants = [self.kernel.value(a).op == "constant" for a in v.args]
+        may_be_plain = v.op in _INFIX and not all(constants[-2:])
+        plain = {a: literal(self.kernel.value(a).data, self.kernel.value(a).dtype)
+                 for a, is_constant in zip(v.args, constants, strict=True) if is_constant and may_be_plain}  # fmt: skip
+        return [plain.get(a) or self.name(a) for a in v.args]
+
+    def _cast(self, operand: str, source: str, target: str) -> str:
+        if target == "fp8e5":
+            return f"device.to_fp8e5({operand})"
+        if source in FLOATS and target in ("u8", "i8", "i16"):  # by way of 64 bits, as C does it
+            return f"{operand}.to(tl.int64).to({TL_DTYPES[target]})"
+        return f"{operand}.to({TL_DTYPES[target]})"
+
+    def _index_value(self, v: Value) -> str:
+        if not v.axes:
+            return self.size_arg("value", v.data, False)
+        return self.text(v.data)
+
+    def _pointer(self, v: Value) -> str:
+        access = self.accesses[v.number]
+        parts = [f"ptr_{v.buffer}", *access.base]
+        if access.elementwise:
+            parts += [stride(self.text(e)) for e, stride in zip(v.index, access.strides, strict=True) if e != 0]
+        else:
+            dims = self._index_dims(v)
+            parts += [part for n, part in (("p", access.p), ("q", access.q)) if n in dims and part]
+        if missing := self._mask_dims(v) - self._index_dims(v):
+            parts.append(f"tl.zeros({self.shape_of(missing)}, tl.int32)")
+        return " + ".join(parts)
+
+    def _mask(self, v: Value) -> str:
+        """Of the block's ends, and what the load itself is guarded by."""
+        dims = self._index_dims(v) | self._mask_dims(v)
+        parts = [f"{n}_mask" for n in self.names if n in dims]
+        if v.op == "load" and v.args:
+            return f", mask={' & '.join([*parts, self.name(v.args[0])])}, other=0"
+        return f", mask={' & '.join(parts)}" if parts else ""
+
+    def _mask_dims(self, v: Value) -> frozenset[str]:
+        return self.dims_of(self.kernel.value(v.args[0])) if v.op == "load" and v.args else frozenset()
+
+    def _index_dims(self, v: Value) -> frozenset[str]:
+        """The dimensions of the tile over which the address varies."""
+        names = {s.name for e in v.index for s in e.free_symbols}
+        for e in v.index:
+            for m in values_in(e):
+                names |= self.kernel.value(m).axes
+        return self._dims(names)
+
+    # --- Index expressions ---
+
+    def text(self, expr: sympy.Expr) -> str:
+        """An index expression in 64 bits. All operands of a quotient are at least 0."""
+        expr = sympy.sympify(expr)
+        if not any(self._is_variable(s.name) for s in expr.free_symbols) and not expr.is_Integer:
+            return self.size_arg(f"size_{expr.name}" if expr.is_Symbol else "size", expr, False)
+        if expr.is_Integer:
+            return str(expr)
+        if expr.is_Symbol:
+            return self._symbol(expr.name)
+        kind, args = type(expr).__name__, [self.text(a) for a in expr.args]
+        if kind == "Add":
+            return "(" + " + ".join(args) + ")"
+        if kind == "Mul":
+            return "(" + " * ".join(args) + ")"
+        if kind == "FloorDiv":
+            return f"({args[0]} // {args[1]})"
+        if kind in ("Mod", "PythonMod"):
+            return f"({args[0]} % {args[1]})"
+        if kind == "Pow" and expr.args[1].is_Integer and 0 < int(expr.args[1]) < 5:
+            return "(" + " * ".join([args[0]] * int(expr.args[1])) + ")"
+        if kind in ("Max", "Min"):
+            text = args[0]
+            for other in args[1:]:
+                text = f"tl.{kind.lower()}imum({text}, {other})"
+            return text
+        raise IRError(f"{expr}: no source for {kind} in an index")
+
+    def _symbol(self, name: str) -> str:
+        if name[0] == "v" and name[1:].isdigit():
+            return self.name(int(name[1:]))
+        return name if self.layout.wide else f"{name}.to(tl.int64)"
+
+    def _is_variable(self, name: str) -> bool:
+        return name in {a.name for a in self.kernel.axes} or (name[0] == "v" and name[1:].isdigit())
+
+    # --- Reductions ---
+
+    def _mask_of_reduced(self) -> str:
+        return f"{self.reduced_dim}_mask"
+
+    def _keep(self) -> str:
+        return "" if len(self.names) == 1 else ", keep_dims=True"
+
+    def _reduce_at_once(self, v: Value) -> None:
+        operand = self.kernel.value(v.args[0])
+        mask, x = self._mask_of_reduced(), self.name(v.args[0])
+        if v.data in ("mean", "m2"):
+            self._two_pass_variance(v, x, mask)
+            return
+        if v.data in ("argmax", "argmin"):
+            shape = self.shape_of({*self.dims_of(operand), self.reduced_dim})  # type: ignore[arg-type]
+            inside = f"tl.where({mask}, {x}, {identity(v.data, operand.dtype)})"
+            position = f"tl.where({mask}, tl.broadcast_to({self.reduced_dim}, {shape}), {self._last()})"
+            self._reduce_pair(v, inside, position)
+            return
+        inside = f"tl.where({mask}, {x}, {identity(v.data, operand.dtype)})"
+        self.out(f"v{v.number} = {self._combined(v.data, inside)}")
+
+    def _last(self) -> str:
+        return "9223372036854775807" if self.layout.wide else "2147483647"
+
+    def _combined(self, kind: str, x: str) -> str:
+        if kind == "sum":
+            return f"tl.sum({x}, {self.axis}{self._keep()})"
+        if kind in ("any", "all"):
+            to_int = f"({x}).to(tl.int32)"
+            return f"tl.{'max' if kind == 'any' else 'min'}({to_int}, {self.axis}{self._keep()}) != 0"
+        return f"tl.reduce({x}, {self.axis}, device.{COMBINE[kind]}{self._keep()})"
+
+    def _reduce_pair(self, v: Value, value: str, position: str) -> None:
+        self.out(f"_, w{v.number} = tl.reduce(({value}, {position}), {self.axis}, device.{v.data}{self._keep()})")
+        self.out(f"v{v.number} = w{v.number}.to(tl.int64)")
+
+    def _two_pass_variance(self, v: Value, x: str, mask: str) -> None:
+        n, operand = self.reduced_dim, self.kernel.value(v.args[0])
+        mean = f"mean_{v.args[0]}"
+        if mean not in self.done:
+            self.done.add(mean)
+            total = self._combined("sum", f"tl.where({mask}, {x}, {identity('sum', operand.dtype)})")
+            self.out(f"{mean} = {total} / tl.cast({n}_size, {TL_DTYPES[operand.dtype]})")
+        if v.data == "mean":
+            self.out(f"v{v.number} = {mean}")
+        else:
+            self.out(f"d{v.number} = tl.where({mask}, {x} - {mean}, {identity('sum', operand.dtype)})")
+            self.out(f"v{v.number} = {self._combined('sum', f'd{v.number} * d{v.number}')}")
+
+    def _accumulators(self, reduces: list[Value]) -> list[Any]:
+        found: list[Any] = []
+        variances: dict[int, list[Value]] = {}
+        for v in reduces:
+            if v.data in ("mean", "m2"):
+                variances.setdefault(v.args[0], []).append(v)
+            elif v.data in ("argmax", "argmin"):
+                found.append(_Position(self, v))
+            else:
+                found.append(_Plain(self, v))
+        return [*found, *(_Welford(self, operand, group) for operand, group in variances.items())]
+
+    def accumulator_shape(self, operand: Value) -> str:
+        assert self.reduced_dim is not None
+        return self.shape_of({*self.dims_of(operand), self.reduced_dim})
+
+
+@dataclass
+class _Plain:
+    printer: Printer
+    v: Value
+
+    @property
+    def operand(self) -> Value:
+        return self.printer.kernel.value(self.v.args[0])
+
+    def start(self) -> None:
+        shape, dtype = self.printer.accumulator_shape(self.operand), self.operand.dtype
+        value = identity(self.v.data, dtype)
+        self.printer.out(
+            f"acc{self.v.number} = tl.zeros({shape}, {TL_DTYPES[dtype]}) + {value}"
+            if dtype != "i1"
+            else f"acc{self.v.number} = tl.full({shape}, {bool(IDENTITY[self.v.data])}, tl.int1)"
+        )
+
+    def step(self) -> None:
+        acc, x = f"acc{self.v.number}", self.printer.name(self.v.args[0])
+        mask = self.printer._mask_of_reduced()
+        after = f"{acc} + {x}" if self.v.data == "sum" else f"device.{COMBINE[self.v.data]}({acc}, {x})"
+        self.printer.out(f"{acc} = tl.where({mask}, {after}, {acc})")
+
+    def finish(self) -> None:
+        self.printer.out(f"v{self.v.number} = {self.printer._combined(self.v.data, f'acc{self.v.number}')}")
+
+
+@dataclass
+class _Position:
+    printer: Printer
+    v: Value
+
+    def start(self) -> None:
+        p, n = self.printer, self.v.number
+        operand = p.kernel.value(self.v.args[0])
+        shape = p.accumulator_shape(operand)
+        p.out(f"acc{n} = tl.zeros({shape}, {TL_DTYPES[operand.dtype]}) + {identity(self.v.data, operand.dtype)}")
+        p.out(f"at{n} = tl.full({shape}, {p._last()}, {'tl.int64' if p.layout.wide else 'tl.int32'})")
+
+    def step(self) -> None:
+        p, n, x = self.printer, self.v.number, self.printer.name(self.v.args[0])
+        rule = "is_later_max" if self.v.data == "argmax" else "is_later_min"
+        p.out(f"take{n} = {p._mask_of_reduced()} & device.{rule}(acc{n}, at{n}, {x}, {p.reduced_dim})")
+        p.out(f"acc{n} = tl.where(take{n}, {x}, acc{n})")
+        p.out(f"at{n} = tl.where(take{n}, {p.reduced_dim}, at{n})")
+
+    def finish(self) -> None:
+        self.printer._reduce_pair(self.v, f"acc{self.v.number}", f"at{self.v.number}")
+
+
+@dataclass
+class _Welford:
+    """Mean and squared deviations in one pass: every lane for itself, then the lanes together."""
+
+    printer: Printer
+    operand: int
+    reduces: list[Value]
+
+    def start(self) -> None:
+        p, n = self.printer, self.operand
+        v = p.kernel.value(n)
+        for name in ("mean", "m2", "weight"):
+            p.out(f"{name}_{n} = tl.zeros({p.accumulator_shape(v)}, {TL_DTYPES[v.dtype]})")
+
+    def step(self) -> None:
+        p, n, mask = self.printer, self.operand, self.printer._mask_of_reduced()
+        x = p.name(n)
+        p.out(f"weight_{n} = tl.where({mask}, weight_{n} + 1.0, weight_{n})")
+        p.out(f"delta_{n} = tl.where({mask}, {x} - mean_{n}, 0.0)")
+        p.out(f"mean_{n} += delta_{n} / tl.maximum(weight_{n}, 1.0)")
+        p.out(f"m2_{n} += tl.where({mask}, delta_{n} * ({x} - mean_{n}), 0.0)")
+
+    def finish(self) -> None:
+        p, n = self.printer, self.operand
+        names = f"mean_{n}, m2_{n}, weight_{n}"
+        p.out(f"{names} = tl.reduce(({names}), {p.axis}, device.welford{p._keep()})")
+        for v in self.reduces:
+            p.out(f"v{v.number} = {v.data}_{n}")

@@ -1,0 +1,386 @@
+"""Schedule: a kernel -> a launch, with what it takes for granted and what it costs.
+
+A layout says what is known of strides (``tile.LAYOUTS``), a setting how large a block is. From both follow the tile,
+the addresses, the launch's arguments and the constraints under which they are right.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import sympy
+
+from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, device, maximum, minimum, select
+from tk.aot.spec import (
+    ITEMSIZE,
+    Arg,
+    Buffer,
+    Config,
+    Const,
+    Constraint,
+    Float,
+    Int,
+    Launch,
+    Op,
+    Pointer,
+    Scratch,
+    require,
+)
+from tk.codegen import index as ix
+from tk.codegen import ir, source
+from tk.codegen.errors import IRError
+from tk.codegen.print import Printer
+from tk.codegen.tile import ALIGNED, ROWS, STRIDED, Access, Layout, Tile, choose_tile, coefficients
+
+MAX_INT32 = 2**31 - 2**17  # a block's last index may lie past the last element
+
+
+# --- Settings: what a config is made of ---
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Block sizes along the tile's dimensions, warps, and whether the reduced dimension is run through in blocks."""
+
+    p: int
+    q: int
+    warps: int
+    looped: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{'loop_' if self.looped else ''}{self.p}x{self.q}_w{self.warps}"
+
+    @property
+    def config(self) -> Config:
+        return Config(self.name, {"p": self.p, "q": self.q, "num_warps": self.warps, "looped": self.looped})
+
+
+# By kind of launch. Of a kind's settings those that a layout gets; the strided one serves what nothing else takes.
+SETTINGS: Mapping[str, Mapping[str, tuple[Setting, ...]]] = {
+    "flat": {
+        "aligned": (Setting(1, 1024, 4), Setting(1, 2048, 4)),
+        "rows": (Setting(1, 1024, 4),),
+        "strided": (Setting(1, 1024, 4),),
+    },
+    "rows": {
+        "aligned": (Setting(1, 1024, 4), Setting(4, 256, 4), Setting(16, 64, 4), Setting(2, 2048, 8)),
+        "rows": (Setting(1, 1024, 4), Setting(16, 64, 4), Setting(128, 8, 4)),
+        "strided": (Setting(1, 1024, 4), Setting(32, 32, 4), Setting(256, 4, 4)),
+    },
+    "inner": {
+        "aligned": (
+            Setting(32, 64, 4), Setting(8, 256, 4), Setting(2, 1024, 4), Setting(1, 1024, 4), Setting(1, 2048, 4),
+            Setting(1, 4096, 8), Setting(1, 8192, 8), Setting(1, 16384, 16), Setting(1, 2048, 8, True),
+            Setting(1, 4096, 16, True),
+        ),
+        "rows": (Setting(32, 64, 4), Setting(4, 512, 4), Setting(1, 2048, 4), Setting(1, 2048, 8, True)),
+        "strided": (Setting(16, 64, 4, True), Setting(1, 1024, 4, True)),
+    },
+    "full": {
+        "aligned": (Setting(1, 1024, 4), Setting(1, 4096, 8, True)),
+        "rows": (Setting(1, 4096, 8, True),),
+        "strided": (Setting(1, 1024, 4, True),),
+    },
+    "outer": {
+        "aligned": (Setting(32, 64, 4, True), Setting(64, 32, 8, True), Setting(16, 256, 8, True)),
+        "rows": (Setting(32, 64, 4, True),),
+        "strided": (Setting(32, 64, 4, True), Setting(128, 8, 4, True)),
+    },
+}  # fmt: skip
+
+
+def kind_of(tile: Tile) -> str:
+    if tile.reduced is None:
+        return "rows" if tile.p else "flat"
+    if tile.reduced == "p":
+        return "outer"
+    return "inner" if tile.p else "full"
+
+
+# --- What a launch can read of a problem ---
+
+
+@dataclass(frozen=True)
+class Context:
+    """The op's side: its tensors by the buffers' names, the sizes of "...", and letters as locals."""
+
+    op: Op
+    tensors: Mapping[str, Tensor]
+    scratch: Mapping[str, int]  # the number of a scratch buffer in the plan
+
+    def expr(self, e: sympy.Expr) -> Expr:
+        """A size expression in the language of packs."""
+        e = sympy.sympify(e)
+        if e.is_Integer:
+            return as_expr(int(e))
+        if e.is_Symbol:
+            return self.op.int(e.name) if e.name in self.op.ints else self.op.local(e.name)
+        kind, args = type(e).__name__, [self.expr(a) for a in e.args]
+        if kind in ("FloorDiv", "Mod", "PythonMod"):
+            return args[0] // args[1] if kind == "FloorDiv" else args[0] % args[1]
+        if kind == "Pow" and e.args[1].is_Integer and 0 < int(e.args[1]) < 5:
+            args = [args[0]] * int(e.args[1])
+            kind = "Mul"
+        fold: Mapping[str, Callable[[Expr, Expr], Expr]] = {
+            "Add": lambda a, b: a + b, "Mul": lambda a, b: a * b, "Max": maximum, "Min": minimum,
+        }  # fmt: skip
+        if kind not in fold:
+            raise IRError(f"{e}: no expression for {kind}")
+        result = args[0]
+        for a in args[1:]:
+            result = fold[kind](result, a)
+        return result
+
+    def dims(self, buffer: ir.Buffer, d: int) -> tuple[int, ...]:
+        """The dimensions at run time of the `d`-th as traced."""
+        if not buffer.leading:
+            return (d,)
+        return (0, 1, 2) if d == 0 else (d + 2,)
+
+    def stride(self, buffer: ir.Buffer, d: int) -> Expr:
+        """Of the last dimension that the traced one stands for."""
+        if buffer.name in self.scratch:
+            return self.expr(ix.product(buffer.sizes[d + 1 :]))
+        return self.tensors[buffer.name].stride(self.dims(buffer, d)[-1])
+
+
+# --- One launch ---
+
+
+@dataclass
+class Scheduled:
+    """A launch being put together."""
+
+    kernel: ir.Kernel
+    tile: Tile
+    layout: Layout
+    context: Context
+    args: dict[str, Arg] = field(default_factory=dict)
+    constraints: list[Constraint] = field(default_factory=list)
+    known: dict[tuple[object, ...], str] = field(default_factory=dict)
+    unit: set[str] = field(default_factory=set)  # buffers that are read along q without gaps
+
+    # --- Arguments ---
+
+    def int_arg(self, name: str, value: Expr | int, dtype: str = "i64", divisible: bool = False) -> str:
+        """The name of an argument with this value; one value is passed once."""
+        key = (as_expr(value).encode(), dtype, divisible)
+        if key not in self.known:
+            while name in self.args:
+                name += "_"
+            self.known[key] = name
+            self.args[name] = Int(value, dtype, divisible)
+        return self.known[key]
+
+    def require(self, holds: Expr | bool, message: str) -> None:
+        if not any(c.holds.same(as_expr(holds)) for c in self.constraints):
+            self.constraints.append(require(holds, message))
+
+    def extent(self, axes: Sequence[ir.Axis]) -> Expr:
+        return self.context.expr(ix.product([a.size for a in axes]))
+
+    def per_16_bytes(self, buffer: ir.Buffer) -> int:
+        return 16 // ITEMSIZE[buffer.dtype]
+
+    # --- Addresses ---
+
+    def access(self, v: ir.Value) -> Access:
+        buffer = self.kernel.buffer(v.buffer)
+        if self.layout.merged:
+            if buffer.leading:
+                t = self.context.tensors[buffer.name]
+                self.require(
+                    (t.size(0) == 1) & (t.size(1) == 1), f"leading dimensions of {buffer.name} that run together"
+                )
+            linear = self._linear(v, buffer)
+            if linear is not None:
+                return linear
+        return Access(True, strides=tuple(self._strider(buffer, d) for d in range(len(v.index))))
+
+    def _strider(self, buffer: ir.Buffer, d: int) -> Callable[[str], str]:
+        dims = self.context.dims(buffer, d)
+        if len(dims) == 1 or self.layout.merged:
+            stride = self.int_arg(f"stride_{buffer.name}_{dims[-1]}", self.context.stride(buffer, d))
+            return lambda text: f"{text} * {stride}"
+        t = self.context.tensors[buffer.name]
+        s0, s1, s2 = (self.int_arg(f"stride_{buffer.name}_{n}", t.stride(n)) for n in dims)
+        n1, n2 = (self.int_arg(f"leading_{n}", self.context.op.local(f"leading_{n}")) for n in (1, 2))
+        return lambda x: f"({x} // ({n1} * {n2})) * {s0} + ({x} // {n2} % {n1}) * {s1} + ({x} % {n2}) * {s2}"
+
+    def _linear(self, v: ir.Value, buffer: ir.Buffer) -> Access | None:
+        """base + p * step + q, where the index is linear and what is merged runs together; None where it is not."""
+        factors = coefficients(v, self.kernel.axes)
+        if factors is None:
+            return None
+        of = dict(zip((a.name for a in self.kernel.axes), factors, strict=True))
+        for axes in (self.tile.p, self.tile.q):
+            if len({bool(of[a.name]) for a in axes}) > 1:
+                return None
+        steps = {a.name: self._step(buffer, of[a.name]) for a in self.kernel.axes}
+        p = self._merge(buffer, self.tile.p, steps) if any(of[a.name] for a in self.tile.p) else None
+        q = self._merge(buffer, self.tile.q, steps) if any(of[a.name] for a in self.tile.q) else None
+        last = len(v.index) - 1
+        is_unit = q is not None and of[self.tile.q[-1].name] == {last: sympy.Integer(1)}
+        if is_unit:
+            assert q is not None
+            self.require((q == 1) | (self.extent(self.tile.q) == 1), f"{buffer.name} without gaps along its rows")
+            self.unit.add(buffer.name)
+        vector = self.per_16_bytes(buffer) if self.layout.aligned and is_unit else 1
+        base = [self._product(buffer, "base", None, self._constant(buffer, v), vector)]
+        base += [self._product(buffer, f"step_{a.name}", a.name, steps[a.name], vector)
+                 for a in self.tile.batch if of[a.name]]  # fmt: skip
+        q_text = "q" if is_unit else self._product(buffer, "step_q", "q", q, 1)
+        return Access(False, tuple(b for b in base if b), self._product(buffer, "step_p", "p", p, vector), q_text)
+
+    def _step(self, buffer: ir.Buffer, factors: Mapping[int, sympy.Expr]) -> Expr:
+        total: Expr = as_expr(0)
+        for d, factor in factors.items():
+            total = total + self.context.expr(factor) * self.context.stride(buffer, d)
+        return total
+
+    def _constant(self, buffer: ir.Buffer, v: ir.Value) -> Expr:
+        zero = {a.symbol: sympy.Integer(0) for a in self.kernel.axes}
+        total: Expr = as_expr(0)
+        for d, e in enumerate(v.index):
+            total = total + self.context.expr(sympy.expand(e).xreplace(zero)) * self.context.stride(buffer, d)
+        return total
+
+    def _merge(self, buffer: ir.Buffer, axes: Sequence[ir.Axis], steps: Mapping[str, Expr]) -> Expr:
+        """The one step of axes that run together. That of an axis of size 1 says nothing."""
+        step, inner = steps[axes[-1].name], self.context.expr(axes[-1].size)
+        for a in reversed(axes[:-1]):
+            size, own = self.context.expr(a.size), steps[a.name]
+            self.require(
+                (size == 1) | (inner == 1) | (own == step * inner), f"dimensions of {buffer.name} that run together"
+            )
+            step = select(inner == 1, own, step)
+            inner = inner * size
+        return step
+
+    def _product(self, buffer: ir.Buffer, what: str, index: str | None, step: Expr | None, vector: int) -> str:
+        """`index * step`, in 64 bits. vector: the step is passed as a multiple of this many elements, so that the
+        compiler knows that every row begins at 16 bytes."""
+        if step is None or step.value == 0:
+            return ""
+        if vector > 1:
+            size = 1 if index is None else self._extent_of(index)
+            self.require((step % vector == 0) | (size == 1), f"rows of {buffer.name} that begin at 16 bytes")
+            name = self.int_arg(f"{what}_{buffer.name}", step // vector)
+            text = f"({name} * {vector})"
+        else:
+            text = self.int_arg(f"{what}_{buffer.name}", step)
+        return text if index is None else f"{index}.to(tl.int64) * {text}"
+
+    def _extent_of(self, index: str) -> Expr:
+        axes = {"p": self.tile.p, "q": self.tile.q}.get(index) or [a for a in self.kernel.axes if a.name == index]
+        return self.extent(axes)
+
+    # --- The launch ---
+
+    def launch(self, setting: Setting) -> Launch:
+        kernel = self.kernel
+        looped = setting.looped and self.tile.reduced is not None
+        accesses = {v.number: self.access(v) for v in kernel.accesses}
+        p_size, q_size = self.extent(self.tile.p), self.extent(self.tile.q)
+        divisible = self.layout.aligned and bool(self.unit)
+        if self.layout.aligned and not self.unit:
+            self.require(False, "something to read in rows")
+        if self.layout.merged:
+            self.require((p_size < MAX_INT32) & (q_size < MAX_INT32), f"fewer than {MAX_INT32} rows and columns")
+        if divisible:
+            self.require(q_size % 16 == 0, "rows of a multiple of 16 elements")
+        self.sizes = {"p": p_size, "q": q_size}
+        reduced = self.tile.reduced
+        if reduced and not looped:
+            block = setting.p if reduced == "p" else setting.q
+            self.require(self.sizes[reduced] <= block, f"at most {block} elements to reduce")
+        width = "i64" if self.layout.wide else "i32"
+        ints: dict[str, Arg] = {"q_size": Int(q_size, width, divisible)}
+        if self.tile.p:
+            ints["p_size"] = Int(p_size, width)
+        text, ints = self._print(accesses, looped, width, ints)
+        pointers = {f"ptr_{b.name}": self._pointer(b) for b in kernel.buffers}
+        numbers = {f"arg_{v.data}": self.context.op.float(v.data, "fp64") for v in kernel.values if v.op == "number"}
+        blocks: dict[str, Arg] = {"BLOCK_P": Const(setting.p)} if self.tile.p else {}
+        blocks["BLOCK_Q"] = Const(setting.q)
+        all_args: dict[str, Arg] = {**pointers, **numbers, **ints, **blocks}
+        params = [f"{n}: tl.constexpr" if n in blocks else n for n in all_args]
+        wrapped = textwrap.fill(", ".join(params), 110, initial_indent="    ", subsequent_indent="    ")
+        full = source.module_text(kernel.name, text.replace("@PARAMS@", f"\n{wrapped},\n"))
+        self.text = full
+        fn = source.function(kernel.name, full)
+        programs = self.programs(setting)
+        return Launch(fn, all_args, (programs, 1, 1), num_warps=setting.warps, num_stages=2 if looped else 1)
+
+    def _print(self, accesses: Mapping[int, Access], looped: bool, width: str,
+               ints: dict[str, Arg]) -> tuple[str, dict[str, Arg]]:  # fmt: skip
+        printer = Printer(self.kernel, self.tile, self.layout, accesses, looped, self._size_arg)
+        text = printer.function(self.kernel.name, ["@PARAMS@"])
+        return text, {**ints, **self.args}
+
+    def _size_arg(self, name: str, expr: sympy.Expr, is_narrow: bool) -> str:
+        """A size expression as an argument of the launch."""
+        dtype = "i32" if is_narrow and self.layout.merged else "i64"
+        return self.int_arg(name, self.context.expr(expr), dtype)
+
+    def _pointer(self, b: ir.Buffer) -> Arg:
+        if b.name in self.context.scratch:
+            return Scratch(self.context.scratch[b.name], b.dtype)
+        t = self.context.tensors[b.name]
+        aligned = self.layout.aligned and b.name in self.unit
+        if aligned:
+            self.require(t.alignment >= 16, f"{b.name} on 16 bytes")
+        return Pointer(t, b.dtype, aligned)
+
+    def programs(self, setting: Setting) -> Expr:
+        blocks = {"p": setting.p, "q": setting.q}
+        total = self.extent(self.tile.batch)
+        for n, axes in (("p", self.tile.p), ("q", self.tile.q)):
+            if axes and n != self.tile.reduced:
+                total = total * ceil_div(self.extent(axes), blocks[n])
+        return total
+
+    # --- Predicted time ---
+
+    def cost(self, setting: Setting) -> Expr:
+        """Picoseconds: bytes over bandwidth, or the waves of programs where those are too few to fill the GPU."""
+        looped = setting.looped and self.tile.reduced is not None
+        per_element = self._bytes_per_element()
+        per_program: Expr | int = setting.p * setting.q if self.tile.p else setting.q
+        if looped:
+            reduced = self.sizes[self.tile.reduced or "q"]
+            block = setting.p if self.tile.reduced == "p" else setting.q
+            other = setting.q if self.tile.reduced == "p" else setting.p if self.tile.p else 1
+            per_program = ceil_div(reduced, block) * (block * other)
+        programs = self.programs(setting)
+        slowness = {"aligned": 16, "rows": 24, "strided": 64}[self.layout.name] + 4 * looped
+        bandwidth = programs * per_program * (per_element * slowness) // 64  # 0.25 ps a byte: 4 TB/s
+        resident = max(1, 32 // setting.warps)
+        waves = ceil_div(programs, device.sm_count * resident)
+        latency = waves * (600_000 + per_program * (per_element * slowness) // (4 * setting.warps))
+        return maximum(bandwidth, latency) + 2_000_000
+
+    def _bytes_per_element(self) -> int:
+        return max(
+            1,
+            sum(ITEMSIZE[self.kernel.buffer(b).dtype] for b in self.unit)
+            or sum(ITEMSIZE[b.dtype] for b in self.kernel.buffers),
+        )
+
+
+def schedule(kernel: ir.Kernel, layout: Layout, context: Context) -> Scheduled:
+    return Scheduled(kernel, choose_tile(kernel, layout), layout, context)
+
+
+def scratch_buffers(kernels: Sequence[ir.Kernel], context: Context) -> Iterator[Buffer]:
+    """One for each name, in the order of `context.scratch`."""
+    found = {b.name: b for k in kernels for b in k.buffers if b.kind == "scratch"}
+    for name in context.scratch:
+        b = found[name]
+        yield Buffer(maximum(context.expr(ix.product(b.sizes)) * ITEMSIZE[b.dtype], 16))
+
+
+__all__ = ["ALIGNED", "ROWS", "STRIDED", "Context", "Float", "Scheduled", "Setting", "schedule", "scratch_buffers"]

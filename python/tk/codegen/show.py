@@ -1,0 +1,68 @@
+"""Each stage as text, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from tk.aot.errors import BuildError
+from tk.aot.sources import _import_file
+from tk.codegen.family import Generated, Graph, generate
+from tk.codegen.schedule import SETTINGS, kind_of
+from tk.codegen.tile import LAYOUTS, Layout, choose_tile
+from tk.generated.declare import Declared
+
+STAGES = ("ir", "schedule", "source")
+
+
+def show(path: Path, name: str, stage: str) -> str:
+    if stage not in STAGES:
+        raise BuildError(f"there is no stage {stage!r}; there are {', '.join(STAGES)}")
+    declared = getattr(_import_file(path), name, None)
+    if not isinstance(declared, Declared):
+        raise BuildError(f"{path} declares no op {name}")
+    return text(generate(declared.fn, declared.signature, declared.name, declared.grad), stage)
+
+
+def text(op: Generated, stage: str, layouts: Sequence[Layout] = LAYOUTS) -> str:
+    """A stage of an op and of its backward; the source for these layouts."""
+    if op.backward:
+        return f"{text(replace(op, backward=None), stage, layouts)}\n{text(op.backward, stage, layouts)}"
+    stages: Mapping[str, Callable[[Generated, Graph], Iterator[str]]] = {
+        "ir": _ir, "schedule": _schedule, "source": partial(_source, layouts=layouts),
+    }  # fmt: skip
+    parts = stages[stage]
+    return "\n".join(line for graph in op.graphs for line in parts(op, graph))
+
+
+def _ir(op: Generated, graph: Graph) -> Iterator[str]:
+    yield f"# {op.name}, {graph.label}"
+    yield from (str(k) for k in (*graph.kernels, *graph.split))
+
+
+def _schedule(op: Generated, graph: Graph) -> Iterator[str]:
+    yield f"{op.name}, {graph.label}"
+    for layout in LAYOUTS:
+        for kernel in (*graph.kernels, *graph.split):
+            tile = choose_tile(kernel, layout)
+            axes = {"batch": tile.batch, "p": tile.p, "q": tile.q}
+            merged = ", ".join(f"{n} = {' '.join(f'{a.name}<{a.size}' for a in x)}" for n, x in axes.items() if x)
+            settings = ", ".join(s.name for s in SETTINGS[kind_of(tile)][layout.name])
+            reduced = f", {tile.reduced} reduced" if tile.reduced else ""
+            yield f"  {layout.name}: {kernel.name}: {merged or 'a single element'}{reduced}: {settings}"
+
+
+def _source(op: Generated, graph: Graph, layouts: Sequence[Layout]) -> Iterator[str]:
+    """Every distinct text."""
+    seen = set()
+    for kernels in (graph.kernels, graph.split):
+        for layout in layouts:
+            for setting in op.choices(kernels, layout):
+                for one, own in op.scheduled(kernels, layout, setting):
+                    one.launch(own)
+                    if one.text not in seen:
+                        seen.add(one.text)
+                        yield f"# --- {op.name}, {graph.label}, {layout.name}{', looped' if own.looped else ''}"
+                        yield one.text

@@ -1,0 +1,56 @@
+"""Printed kernels as modules: Triton reads a function's source from its file."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tk.aot.cache import default_folder, write_atomically
+
+_HEAD = {
+    "tl.": "import triton.language as tl",
+    "libdevice.": "from triton.language.extra.cuda import libdevice",
+    "device.": "from tk.codegen import device",
+}
+
+
+def module_text(name: str, function: str) -> str:
+    lines = [line for use, line in _HEAD.items() if any(word.startswith(use) for word in _words(function))]
+    ours = [line for line in lines if line.startswith("from tk")]
+    theirs = [line for line in lines if not line.startswith("from tk")]
+    head = "\n".join(["import triton", *theirs, *([""] if ours else []), *ours])
+    return f'"""{name}, printed by tk.codegen."""\n\n{head}\n\n\n{function}'
+
+
+def _words(text: str) -> list[str]:
+    return text.replace("(", " ").replace("-", " ").replace("[", " ").split()
+
+
+def folder() -> Path:
+    """Where printed modules are kept: beside what is compiled of them."""
+    return default_folder() / "generated"
+
+
+def function(name: str, text: str) -> Any:
+    """The device function `name` of a module's text. Equal texts are one module."""
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    module_name = f"tk_generated_{name}_{digest}"
+    if module_name not in sys.modules:
+        path = folder() / f"{module_name}.py"
+        if not path.is_file() or path.read_text() != text:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, text.encode())
+            except OSError:
+                path = Path(tempfile.mkdtemp(prefix="tk-generated-")) / path.name
+                path.write_text(text)
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module
+        spec.loader.exec_module(module)
+    return getattr(sys.modules[module_name], name)

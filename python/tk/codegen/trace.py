@@ -1,0 +1,605 @@
+"""Trace: a declared function -> its graphs.
+
+Each choice of dtypes (and of bools) is traced once, with a symbol for every size and every number. Two graphs come of
+it: the *recorded* one, of the ATen ops as the function called them, which the CPU path interprets; and the *core* one,
+in place forms made functional and everything taken apart that the lowering has no rule of its own for.
+
+``...`` is traced as one dimension, ``leading``. So that this says nothing about the function that is not so, the
+recorded graph is held against the function itself with two leading dimensions, on small numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._dynamo.source import ConstantSource
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten
+from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
+
+from tk.codegen.errors import TraceError
+from tk.codegen.replaced import replacement
+from tk.generated.signature import DTYPES, NumberSpec, Signature, TensorSpec
+
+LEADING = "leading"
+_PRIMES = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Check:
+    """A size expression that must be 0 for the graph to say what the function does."""
+
+    zero: sympy.Expr
+    message: str
+
+
+@dataclass
+class Trace:
+    """One choice of dtypes and flags.
+
+    core: placeholders are the parameters less the flags. new: its nodes that the op returns; mutated: parameter -> the
+    node that holds its new contents. structure: None for one tensor, else how many are returned in a tuple."""
+
+    signature: Signature
+    dtypes: Mapping[str, str]
+    flags: Mapping[str, bool]
+    core: fx.GraphModule
+    recorded: list[dict[str, Any]]
+    new: tuple[fx.Node, ...]
+    mutated: Mapping[str, fx.Node]
+    structure: int | None
+    checks: tuple[Check, ...]
+    symbols: Mapping[sympy.Symbol, sympy.Symbol] = field(default_factory=dict)
+
+    def size(self, value: Any) -> sympy.Expr:
+        """A size or an integer as an expression of letters and int parameters."""
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            value = value.node.expr
+        return sympy.sympify(value).xreplace(self.symbols)
+
+    def arguments_read(self) -> list[str]:
+        """The tensors that the results depend on, by more than their shapes."""
+        found: list[str] = []
+        pending, seen = [*self.new, *self.mutated.values()], set()
+        while pending:
+            node = pending.pop()
+            if node in seen or not (_is_tensor(node) or isinstance(node.meta.get("val"), tuple | list)):
+                continue
+            seen.add(node)
+            if node.op == "placeholder":
+                found.append(node.meta["param"])
+            pending += node.all_input_nodes
+        return found
+
+    def size_list(self, node: fx.Node) -> tuple[sympy.Expr, ...]:
+        return tuple(self.size(s) for s in node.meta["val"].shape)
+
+
+def letter(name: str) -> sympy.Symbol:
+    return sympy.Symbol(name, integer=True, positive=True)
+
+
+def number(name: str, kind: str) -> sympy.Symbol:
+    return sympy.Symbol(name, integer=True) if kind == "int" else sympy.Symbol(name, real=True)
+
+
+def trace_all(fn: Callable[..., Any], signature: Signature) -> list[Trace]:
+    """Every dtype assignment, and of each every value of the flags. Raises TraceError."""
+    return [trace(fn, signature, d, f) for d in signature.assignments() for f in flag_values(signature)]
+
+
+def flag_values(signature: Signature) -> list[dict[str, bool]]:
+    """Every value of the bools."""
+    values = itertools.product((False, True), repeat=len(signature.flags))
+    return [dict(zip(signature.flags, v, strict=True)) for v in values]
+
+
+def trace(fn: Callable[..., Any], signature: Signature, dtypes: Mapping[str, str], flags: Mapping[str, bool]) -> Trace:
+    """Raises TraceError for what cannot be traced, with the line of `fn` at fault."""
+    arguments = _Arguments(signature, dtypes)
+    lines = _Lines(fn)
+
+    def flat(*args: Any) -> Any:
+        named = {**dict(zip(arguments.names, args, strict=True)), **flags}
+        with lines:
+            return fn(**named)
+
+    with _explaining(fn, lines, arguments), arguments.mode:
+        recorded = make_fx(flat, tracing_mode="real")(*arguments.values)
+        _tag_lines(recorded, lines)
+        outputs, structure = _outputs(recorded)
+        core, new, mutated = _to_core(recorded, arguments)
+    checks = (*_checks(arguments, fn), *_nonempty(recorded, arguments))
+    _refuse_unknown_sizes(arguments, new, fn)
+    nodes = _record(recorded, arguments.names)
+    result = Trace(signature, dtypes, flags, core, nodes, new, mutated, structure, checks, arguments.symbols)
+    if not outputs and not mutated:
+        raise TraceError(f"{where(fn)}: the function returns no tensor and changes none of its arguments")
+    if any(spec.leading for spec in signature.tensors.values()):
+        _check_leading(fn, signature, result, recorded)
+    return result
+
+
+def trace_backward(
+    fn: Callable[..., Any], signature: Signature, dtypes: Mapping[str, str], flags: Mapping[str, bool]
+) -> Trace:
+    """The gradients of `fn` with respect to its floating-point tensors, as autograd has them.
+
+    The graph's arguments are ``grad_0`` …, one for each floating-point result, and then those of `fn`: what the forward
+    worked out is worked out again, since reading it again would take longer. Its results are the gradients, in the
+    order of the tensors. The trace's signature has all arguments; the caller drops those that are not read."""
+    arguments = _Arguments(signature, dtypes)
+    lines = _Lines(fn)
+    own = list(arguments.names)
+    wanted = [n for n in signature.tensors if DTYPES[_dtype_name(signature.tensors[n], dtypes)].is_floating_point]
+
+    def run(args: Sequence[Any]) -> list[torch.Tensor]:
+        with lines:
+            results, _ = tree_flatten(fn(**dict(zip(own, args, strict=True)), **flags))
+        return [r for r in results if r is not None and r.dtype.is_floating_point]
+
+    def joint(*args: Any) -> list[torch.Tensor]:
+        grads, inputs = args[: len(args) - len(own)], list(args[len(args) - len(own) :])
+        with torch.enable_grad():
+            for i, name in enumerate(own):
+                if name in wanted:
+                    inputs[i] = inputs[i].detach().requires_grad_()
+            results = run(inputs)
+        sources = [inputs[own.index(n)] for n in wanted]
+        pairs = [(r, g) for r, g in zip(results, grads, strict=True) if r.requires_grad]
+        found = torch.autograd.grad([r for r, _ in pairs], sources, [g for _, g in pairs], allow_unused=True)
+        return [torch.zeros_like(s) if g is None else g for s, g in zip(sources, found, strict=True)]
+
+    with _explaining(fn, lines, arguments), arguments.mode:
+        grads = [torch.empty(r.shape, dtype=r.dtype, device="meta") for r in run(arguments.values)]
+        arguments.names = [*(f"grad_{i}" for i in range(len(grads))), *own]
+        arguments.values = [*grads, *arguments.values]
+        recorded = make_fx(joint, tracing_mode="real")(*arguments.values)
+        _tag_lines(recorded, lines)
+        core, new, mutated = _to_core(recorded, arguments)
+    if mutated:
+        raise TraceError(f"{where(fn)}: a function that changes its arguments has no gradient; leave out grad=True")
+    specs = {n: _grad_spec(arguments, g, dtypes) for n, g in zip(arguments.names, grads, strict=False)}
+    full = Signature({**specs, **signature.params}, signature.variables)
+    checks = _checks(arguments, fn)
+    nodes = _record(recorded, arguments.names)
+    return Trace(full, dtypes, flags, core, nodes, new, {}, len(new), checks, arguments.symbols)
+
+
+def _dtype_name(spec: TensorSpec, dtypes: Mapping[str, str]) -> str:
+    return dtypes.get(spec.dtype, spec.dtype)
+
+
+def _grad_spec(arguments: _Arguments, grad: torch.Tensor, dtypes: Mapping[str, str]) -> TensorSpec:
+    """As a declaration would have it, except that a size may be an expression."""
+    name = DTYPE_NAMES[grad.dtype]
+    variable = next((v for v, d in dtypes.items() if d == name), name)
+    sizes = [sympy.sympify(s.node.expr if isinstance(s, torch.SymInt) else s) for s in grad.shape]
+    sizes = [s.xreplace(arguments.symbols) for s in sizes]
+    leading = bool(sizes) and sizes[0] == letter(LEADING)
+    declared = [str(s) if s.is_Symbol else int(s) if s.is_Integer else s for s in sizes[leading:]]
+    return TensorSpec(variable, tuple(declared), leading)
+
+
+def where(fn: Any, line: int | None = None) -> str:
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return repr(fn)
+    return f"{fn.__name__} ({code.co_filename}:{line or code.co_firstlineno})"
+
+
+# --- Arguments ---
+
+
+class _Arguments:
+    """Fake tensors with a symbol for each letter, and a symbol for each float and int."""
+
+    def __init__(self, signature: Signature, dtypes: Mapping[str, str]):
+        self.env = ShapeEnv(duck_shape=False)
+        self.mode = FakeTensorMode(shape_env=self.env)
+        self.symbols: dict[sympy.Symbol, sympy.Symbol] = {}
+        letters = (*signature.letters, LEADING) if _has_leading(signature) else signature.letters
+        self.hints = {name: 1680 * p for name, p in zip(letters, _PRIMES, strict=False)}
+        sizes = {name: self._size(name) for name in letters}
+        self.names = [n for n in signature.params if n not in signature.flags]
+        self.values = [self._value(n, signature.params[n], dtypes, sizes) for n in self.names]
+
+    def _size(self, name: str) -> Any:
+        source, hint = ConstantSource(name), self.hints[name]
+        symbol = self.env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+        self.symbols[symbol] = letter(name)
+        return self.env.create_symintnode(symbol, hint=hint, source=source)
+
+    def _value(self, name: str, spec: Any, dtypes: Mapping[str, str], sizes: Mapping[str, Any]) -> Any:
+        if isinstance(spec, TensorSpec):
+            if spec.is_list:
+                raise TraceError(f"{name}: lists of tensors cannot be generated yet; declare each tensor")
+            shape = [sizes[LEADING] for _ in range(spec.leading)] + [sizes.get(s, s) for s in spec.sizes]
+            with self.mode:
+                # A meta tensor: decompositions ask for the device, and the CPU's are not those of a GPU.
+                return torch.empty(shape, dtype=DTYPES[dtypes.get(spec.dtype, spec.dtype)], device="meta")
+        assert isinstance(spec, NumberSpec)
+        with self.env.ignore_fresh_unbacked_symbols():
+            is_int = spec.kind == "int"
+            value = self.env.create_unbacked_symint() if is_int else self.env.create_unbacked_symfloat()
+        self.symbols[value.node.expr] = number(name, spec.kind)
+        return value
+
+
+def _has_leading(signature: Signature) -> bool:
+    return any(spec.leading for spec in signature.tensors.values())
+
+
+# --- Which line of the function ---
+
+
+class _Lines(TorchFunctionMode):
+    """Remembers, for every node that is traced, the line of the user's file that asked for it."""
+
+    def __init__(self, fn: Callable[..., Any]):
+        super().__init__()
+        self.file = fn.__code__.co_filename
+        self.line: int | None = None
+        self.of: dict[str, int] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.line = self._find() or self.line
+        mode = get_proxy_mode()
+        graph = mode.tracer.graph if mode else None
+        last = graph._root.prev if graph is not None else None
+        func = replacement(func, (*args, *(kwargs or {}).values()))
+        result = func(*args, **(kwargs or {}))
+        if graph is not None and last is not None and self.line is not None:
+            for node in _nodes_after(graph, last):
+                self.of[node.name] = self.line
+        return result
+
+    def _find(self) -> int | None:
+        frame: types.FrameType | None = sys._getframe(2)
+        while frame is not None:
+            if frame.f_code.co_filename == self.file:
+                return frame.f_lineno
+            frame = frame.f_back
+        return None
+
+
+def _nodes_after(graph: fx.Graph, last: fx.Node) -> Iterator[fx.Node]:
+    node = last.next
+    while node is not graph._root:
+        yield node
+        node = node.next
+
+
+def _tag_lines(graph: fx.GraphModule, lines: _Lines) -> None:
+    for node in graph.graph.nodes:
+        if node.name in lines.of:
+            node.meta["line"] = lines.of[node.name]
+
+
+@contextmanager
+def _explaining(fn: Callable[..., Any], lines: _Lines, arguments: _Arguments) -> Iterator[None]:
+    """An exception of the function or of torch's, with the line of the function."""
+    try:
+        yield
+    except TraceError:
+        raise
+    except Exception as error:
+        line = _line_of(error, lines.file) or lines.line
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if isinstance(error, GuardOnDataDependentSymNode) or "data-dependent" in first or "data dependent" in first:
+            first = (
+                "control flow that depends on the contents of a tensor or on a number given at run time. Write it with "
+                "torch.where, or make the number a bool parameter"
+            )
+        for symbol, named in arguments.symbols.items():
+            first = re.sub(rf"\b{symbol}\b", str(named), first)
+        raise TraceError(f"{where(fn, line)}: {first}") from error
+
+
+def _line_of(error: BaseException, file: str) -> int | None:
+    found, tb = None, error.__traceback__
+    while tb is not None:
+        if tb.tb_frame.f_code.co_filename == file:
+            found = tb.tb_lineno
+        tb = tb.tb_next
+    return found
+
+
+# --- The core graph ---
+
+# Ops that the lowering takes as they are, although a decomposition exists.
+_DIRECT = (aten._to_copy, aten.mean, aten.var, aten.var_mean, aten.cumsum, aten.embedding)
+_FURTHER = (
+    aten._softmax, aten._log_softmax, aten.gelu, aten.gelu_backward, aten.native_layer_norm,
+    aten.native_layer_norm_backward, aten.native_group_norm, aten.native_group_norm_backward,
+    aten._softmax_backward_data, aten._log_softmax_backward_data, aten.std, aten.std_mean,
+    aten.linalg_vector_norm, aten.addcmul, aten.addcdiv, aten.lerp, aten.logaddexp, aten.logaddexp2,
+    aten.silu, aten.silu_backward, aten.mish, aten.softplus, aten.hardswish, aten.hardsigmoid, aten.hardtanh,
+    aten.elu, aten.leaky_relu, aten.glu, aten.logit, aten.threshold, aten.heaviside, aten.xlogy, aten.sinc,
+    aten.nan_to_num, aten.isneginf, aten.isposinf, aten.rsub, aten.square, aten.deg2rad, aten.rad2deg, aten.frac,
+    aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten.softshrink, aten.hardshrink, aten.celu, aten.selu,
+    aten._prelu_kernel, aten.special_entr, aten.special_xlog1py, aten.special_log_ndtr, aten.huber_loss,
+    aten.smooth_l1_loss, aten.mse_loss, aten.nll_loss_forward, aten.nll_loss_backward, aten.embedding_dense_backward,
+    aten._fused_rms_norm, aten._fused_rms_norm_backward, aten.bucketize, aten.index_add, aten.index_copy,
+)  # fmt: skip
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    table = {**core_aten_decompositions(), **get_decompositions(_FURTHER)}
+    direct = {getattr(packet, name) for packet in _DIRECT for name in packet.overloads()}
+    return {op: rule for op, rule in table.items() if op not in direct}
+
+
+class _Tagging(fx.Interpreter):
+    """Runs the recorded graph; every core node remembers the recorded one that it comes of."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        mode = get_proxy_mode()
+        assert mode is not None
+        graph = mode.tracer.graph
+        last = graph._root.prev
+        try:
+            return super().run_node(n)
+        finally:
+            for node in _nodes_after(graph, last):
+                node.meta.setdefault("line", n.meta.get("line"))
+                node.meta.setdefault("is_cast", n.target is aten._to_copy.default)
+
+
+def _outputs(graph: fx.GraphModule) -> tuple[list[fx.Node], int | None]:
+    """The nodes that are returned, and how: None for a single tensor."""
+    (value,) = next(n for n in graph.graph.nodes if n.op == "output").args
+    flat, _ = tree_flatten(value)
+    if wrong := [x for x in flat if x is not None and not (isinstance(x, fx.Node) and _is_tensor(x))]:
+        raise TraceError(f"the function returns {wrong[0]!r}; it may return a tensor, a tuple of tensors, or None")
+    nodes = [x for x in flat if x is not None]
+    if isinstance(value, fx.Node):
+        return nodes, None
+    return nodes, len(nodes)
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _to_core(
+    recorded: fx.GraphModule, arguments: _Arguments
+) -> tuple[fx.GraphModule, tuple[fx.Node, ...], dict[str, fx.Node]]:
+    """Functional, and of core ops only."""
+    from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+
+    n_new = len(_outputs(recorded)[0])
+
+    def functional(*args: Any) -> Any:
+        with FunctionalTensorMode():
+            wrapped = [FunctionalTensor.to_functional(a) if isinstance(a, torch.Tensor) else a for a in args]
+            flat, _ = tree_flatten(_Tagging(recorded).run(*wrapped))
+        outputs = [_unwrapped(x) for x in flat if x is not None]
+        return [*outputs, *(_unwrapped(x) for x in wrapped if isinstance(x, FunctionalTensor))]
+
+    core = make_fx(functional, tracing_mode="real", decomposition_table=decompositions())(*arguments.values)
+    results = next(n for n in core.graph.nodes if n.op == "output").args[0]
+    placeholders = [n for n in core.graph.nodes if n.op == "placeholder"]
+    for node, name in zip(placeholders, arguments.names, strict=True):
+        node.meta["param"] = name
+    tensors = [n for n in placeholders if _is_tensor(n)]
+    mutated = {
+        param.meta["param"]: node for param, node in zip(tensors, results[n_new:], strict=True) if param is not node
+    }
+    return core, tuple(results[:n_new]), mutated
+
+
+def _unwrapped(x: Any) -> Any:
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    if not isinstance(x, FunctionalTensor):
+        return x
+    torch._sync(x)
+    return torch._from_functional_tensor(x.elem)
+
+
+# --- What the trace took for granted ---
+
+
+def _checks(arguments: _Arguments, fn: Callable[..., Any]) -> tuple[Check, ...]:
+    """Guards: a divisibility becomes a check of the op; a decision of the function's own about sizes is refused."""
+    checks: dict[str, Check] = {}
+    for guard in arguments.env.guards:
+        expr = guard.expr.xreplace(arguments.symbols)
+        location: Any = guard.sloc.framework_loc
+        is_own = getattr(location, "filename", "") == fn.__code__.co_filename
+        if isinstance(expr, sympy.Eq):
+            if expr.lhs.is_Symbol and (expr.rhs.is_Symbol or expr.rhs.is_Integer):
+                raise TraceError(
+                    f"{where(fn, location.lineno if is_own else None)}: holds only where {expr.lhs} == {expr.rhs}; "
+                    "declare the sizes so, with equal letters or a number"
+                )
+            zero = _divisibility(expr)
+            if zero is not None:
+                checks.setdefault(str(zero), Check(zero, f"{zero.args[0]} must be a multiple of {zero.args[1]}"))
+            else:
+                checks.setdefault(str(expr), Check(expr.lhs - expr.rhs, f"{expr.lhs} must be equal to {expr.rhs}"))
+            continue
+        if is_own:
+            raise TraceError(
+                f"{where(fn, location.lineno)}: control flow that depends on a size ({expr}). One kernel serves every "
+                "size: declare two ops, or fix the size with a number"
+            )
+    return tuple(checks.values())
+
+
+_NEED_AN_ELEMENT = (aten.amax, aten.amin, aten.argmax, aten.argmin, aten.max, aten.min, aten.aminmax)
+
+
+def _nonempty(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check]:
+    """ATen refuses the largest of no elements."""
+    for node in recorded.graph.nodes:
+        if getattr(node.target, "overloadpacket", None) not in _NEED_AN_ELEMENT:
+            continue
+        shape = node.args[0].meta["val"].shape
+        named = dict(zip([a.name for a in node.target._schema.arguments], node.args, strict=False)) | node.kwargs
+        dims = named.get("dim")
+        if isinstance(dims, fx.Node) or "other" in named:
+            continue
+        dims = range(len(shape)) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
+        for d in dims:
+            size = sympy.sympify(shape[d].node.expr if isinstance(shape[d], torch.SymInt) else shape[d])
+            size = size.xreplace(arguments.symbols)
+            # Letters count as positive for everything else; here they may be 0.
+            if not size.is_Integer:
+                yield Check(
+                    sympy.Max(0, 1 - size, evaluate=False), f"{size} must not be 0: {_base(node)} of no elements"
+                )
+
+
+def _base(node: fx.Node) -> str:
+    return str(node.target).split(".")[1]
+
+
+def _divisibility(expr: sympy.Eq) -> sympy.Expr | None:
+    for side, other in ((expr.lhs, expr.rhs), (expr.rhs, expr.lhs)):
+        if other == 0 and isinstance(side, Mod | PythonMod):
+            return side
+        for part in sympy.preorder_traversal(side):  # n == k * (n // k)
+            if isinstance(part, FloorDiv) and part.args[0] == other and sympy.expand(part * part.args[1] - side) == 0:
+                return Mod(other, part.args[1], evaluate=False)
+    return None
+
+
+def _refuse_unknown_sizes(arguments: _Arguments, new: Sequence[fx.Node], fn: Callable[..., Any]) -> None:
+    for node in new:
+        sizes = [s for s in node.meta["val"].shape if isinstance(s, torch.SymInt)]
+        unknown = [s for s in sizes if s.node.expr.free_symbols - set(arguments.symbols)]
+        if unknown:
+            raise TraceError(f"{where(fn, node.meta.get('line'))}: the size of a result depends on a tensor's contents")
+
+
+def _check_leading(fn: Callable[..., Any], signature: Signature, found: Trace, recorded: fx.GraphModule) -> None:
+    """ "..." is one dimension in the graph: whether the function agrees is seen on small numbers, with two of them."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {name: 2 * (i + 2) for i, name in enumerate(signature.letters)}
+    many, one = [], []
+    for name, spec in signature.params.items():
+        if isinstance(spec, NumberSpec):
+            value: Any = found.flags.get(name, 1 if spec.kind == "int" else 0.5)
+            many.append(value)
+            one += [] if name in found.flags else [value]
+            continue
+        shape = [sizes.get(s, s) for s in spec.sizes]
+        dtype = DTYPES[found.dtypes.get(spec.dtype, spec.dtype)]
+        x = torch.randn([2, 3, *shape] if spec.leading else shape, generator=generator).to(dtype)
+        many.append(x)
+        one.append(x.clone().flatten(0, 1) if spec.leading else x.clone())
+    if any(n.target in _RANDOM for n in recorded.graph.nodes):
+        return
+    try:
+        expected, _ = tree_flatten(fn(*many))
+        actual, _ = tree_flatten(fx.Interpreter(_on_cpu(recorded)).run(*one))
+    except (RuntimeError, IndexError, NotImplementedError):
+        return  # the CPU has no such op for this dtype, or the indices are out of range
+    if not all(_agree(a, b) for a, b in zip(expected, actual, strict=True) if a is not None):
+        raise TraceError(
+            f"{where(fn)}: what the function computes depends on how many dimensions '...' stands for. Count "
+            "dimensions from the end, and treat the leading ones alike"
+        )
+
+
+_RANDOM = {aten.rand.default, aten.randn.default, aten.rand_like.default, aten.randn_like.default,
+           aten.bernoulli.default, aten.native_dropout.default, aten.randint.low, aten.randint.default}  # fmt: skip
+
+
+def _on_cpu(graph: fx.GraphModule) -> fx.GraphModule:
+    new = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {}
+    for node in graph.graph.nodes:
+        clone = new.node_copy(node, lambda n: values[n])
+        if "device" in clone.kwargs:
+            clone.kwargs = {**clone.kwargs, "device": torch.device("cpu")}
+        values[node] = clone
+    return fx.GraphModule(graph, new)
+
+
+def _agree(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.numel() != b.numel():
+        return False
+    flat = a.reshape(b.shape).double(), b.double()
+    return torch.allclose(*flat, rtol=1e-2, atol=1e-2, equal_nan=True)
+
+
+# --- The recorded graph, as JSON ---
+
+
+def _record(graph: fx.GraphModule, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Nodes in order: {"name", "op", "args", "kwargs"}; "input" nodes name their parameter."""
+    live = _live(graph)
+    found: list[dict[str, Any]] = []
+    inputs = iter(names)
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            found.append(dict(name=node.name, op="input", args=[next(inputs)], kwargs={}))
+        elif node in live:
+            args = node.args if node.op != "output" else (node.args[0],)
+            found.append(
+                dict(name=node.name, op=_target_name(node), args=_json(list(args)), kwargs=_json(dict(node.kwargs)))
+            )
+    return found
+
+
+def _live(graph: fx.GraphModule) -> set[fx.Node]:
+    live: set[fx.Node] = set()
+    for node in reversed(graph.graph.nodes):
+        changes = isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+        if node.op == "output" or changes or node in live:
+            live.add(node)
+            live.update(node.all_input_nodes)
+    return live
+
+
+def _target_name(node: fx.Node) -> str:
+    if node.op == "output":
+        return "output"
+    if isinstance(node.target, OpOverload):
+        return str(node.target)
+    target: Any = node.target
+    module = "operator" if getattr(operator, target.__name__, None) is target else "torch"
+    return f"{module}.{target.__name__}"
+
+
+def _json(x: Any) -> Any:
+    if isinstance(x, fx.Node):
+        return {"ref": x.name}
+    if isinstance(x, tuple | list):
+        return [_json(v) for v in x]
+    if isinstance(x, dict):
+        return {k: _json(v) for k, v in x.items() if k not in ("layout", "pin_memory")}
+    if isinstance(x, torch.dtype):
+        return {"dtype": DTYPE_NAMES[x]}
+    if isinstance(x, torch.device):
+        return {"device": "arguments"}
+    if isinstance(x, torch.memory_format):
+        return {"memory_format": str(x).removeprefix("torch.")}
+    if isinstance(x, float) and not math.isfinite(x):
+        return {"float": repr(x)}
+    if x is None or isinstance(x, bool | int | float | str):
+        return x
+    raise TraceError(f"an argument of type {type(x).__name__} cannot be recorded: {x!r}")

@@ -1,0 +1,81 @@
+"""``tk.op``: a plain torch function declared as an op. Nothing is compiled, and Triton is not needed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tk.generated.signature import Signature, SignatureError, parse
+
+__all__ = ["Declared", "op"]
+
+
+@dataclass(frozen=True, eq=False)
+class Declared:
+    """A declared op. Calling it calls the plain function, eagerly.
+
+    grad: its backward is built too."""
+
+    fn: Callable[..., Any]
+    signature: Signature
+    grad: bool = False
+
+    def __post_init__(self) -> None:
+        # Not functools.update_wrapper, which assigns to the instance.
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+            vars(self)[name] = getattr(self.fn, name)
+        vars(self)["__wrapped__"] = self.fn
+
+    @property
+    def name(self) -> str:
+        return self.fn.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+
+def op(*, grad: bool = False, **texts: str | Sequence[str]) -> Callable[[Callable[..., Any]], Declared]:
+    """Declare a function of tensors and numbers as an op.
+
+        @tk.op(x="T[M, N]", bias="T[N]", alpha="float", T=("bf16", "fp16"))
+        def scaled_gelu(x, bias, alpha):
+            return torch.nn.functional.gelu(x * alpha + bias)
+
+    Args:
+        grad: build the backward as well.
+        texts: a keyword for every parameter — ``dtype[sizes]``, ``float``, ``int`` or ``bool`` — and one for every
+            dtype variable. Sizes are letters (equal letters are equal sizes), numbers, and ``...`` in front. Every
+            dimension that ``...`` stands for must be treated alike: the kernels see them as one.
+
+    Returns:
+        The function, still callable. ``tk build`` on its file compiles it.
+
+    Raises:
+        ValueError: the texts cannot be read, or do not fit the function's parameters.
+    """
+
+    def declare(fn: Callable[..., Any]) -> Declared:
+        try:
+            return Declared(fn, parse(texts, _parameters(fn)), grad)
+        except SignatureError as error:
+            raise SignatureError(f"@tk.op on {_where(fn)}: {error}") from None
+
+    return declare
+
+
+def _parameters(fn: Callable[..., Any]) -> list[str]:
+    if not inspect.isfunction(fn):
+        raise SignatureError(f"{fn!r} is no plain function")
+    params = inspect.signature(fn).parameters.values()
+    for p in params:
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            raise SignatureError(f"parameter {p} stands for any number of arguments; name each")
+    return [p.name for p in params]
+
+
+def _where(fn: Any) -> str:
+    code = getattr(fn, "__code__", None)
+    name = getattr(fn, "__name__", repr(fn))
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name

@@ -1,0 +1,250 @@
+"""What the generic C++ op and the core do on a GPU, on CPU tensors with Triton's interpreter.
+
+A call is made canonical, checked, its outputs are allocated, and *every* variant whose constraints hold is run: each
+must give the result.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from triton.language.extra.cuda import libdevice
+from triton.runtime import interpreter
+
+from tk.aot.expr import Problem, TensorValue, as_expr, evaluate_locals
+from tk.aot.spec import Const, Float, Int, Plan, Pointer, Scratch
+from tk.codegen.family import Generated
+from tk.codegen.schedule import Setting
+from tk.codegen.tile import LAYOUTS, Layout
+from tk.generated.signature import DTYPES as TORCH_DTYPES
+
+H200 = {"sm_count": 132, "arch": 90, "shared_optin": 227 * 1024, "l2_bytes": 60 << 20}
+NUMBERS = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5,
+           torch.float32: 6, torch.float64: 7, torch.bool: 11, torch.bfloat16: 15, torch.float8_e5m2: 23,
+           torch.float8_e4m3fn: 24}  # fmt: skip
+DTYPES = {number: dtype for dtype, number in NUMBERS.items()}
+
+# --- libdevice, which the interpreter has not ---
+
+_LIBDEVICE = {
+    "rint": torch.round, "lgamma": torch.lgamma, "pow": torch.pow, "atan2": torch.atan2, "hypot": torch.hypot,
+    "copysign": torch.copysign, "nextafter": torch.nextafter, "fmod": torch.fmod, "j0": torch.special.bessel_j0,
+    "j1": torch.special.bessel_j1, "cyl_bessel_i0": torch.special.i0, "normcdfinv": torch.special.ndtri,
+    "erfcx": torch.special.erfcx, "signbit": lambda x: torch.signbit(x).to(torch.int32),
+}  # fmt: skip
+
+
+def _extern_elementwise(
+    self: Any, lib: str, path: str, symbol: str, args: Sequence[Any], result: Any, pure: bool
+) -> Any:
+    name = symbol.removeprefix("__nv_")
+    arrays = np.broadcast_arrays(*(a.data for a in args))
+    if arrays[0].dtype == np.float32:
+        name = name.removesuffix("f") if name != "erf" else name
+    name = {"signbitd": "signbit"}.get(name, name)
+    fn = _LIBDEVICE.get(name) or getattr(torch, name)
+    out = fn(*(torch.from_numpy(np.array(a)) for a in arrays)).numpy()
+    return interpreter.TensorHandle(out, result.scalar)
+
+
+interpreter.InterpreterBuilder.create_extern_elementwise = _extern_elementwise
+for _name, _fn in list(vars(libdevice).items()):
+    if inspect.isfunction(_fn) and _fn.__module__ in (libdevice.__name__, "triton.language.core"):
+        setattr(libdevice, _name, functools.partial(_fn, _semantic=interpreter.interpreter_semantic))
+
+
+def _reduce_by_halves(self: Any, input: Any) -> Any:
+    """The interpreter goes element by element, in Python; this puts halves together, as the hardware does."""
+    parts, axis = self.unravel(input, self.axis)
+    arrays = [np.array(x.handle.data) for x in parts]
+    while (n := arrays[0].shape[axis]) > 1:
+        halves = [np.split(a, 2, axis) for a in arrays]
+        first = [self.to_tensor(h[0], x.dtype) for h, x in zip(halves, parts, strict=True)]
+        second = [self.to_tensor(h[1], x.dtype) for h, x in zip(halves, parts, strict=True)]
+        assert n % 2 == 0
+        found = self.combine_fn.fn(*first, *second)
+        found = found if isinstance(found, tuple) else (found,)
+        arrays = [np.broadcast_to(f.handle.data, h[0].shape) for f, h in zip(found, halves, strict=True)]
+    if not self.keep_dims:
+        arrays = [np.squeeze(a, axis) for a in arrays]
+    return [self.to_tensor(a, x.dtype) for a, x in zip(arrays, parts, strict=True)]
+
+
+interpreter.ReduceOps.generic_reduce = _reduce_by_halves
+
+# --- Canonical problems ---
+
+
+@dataclass
+class Canonical:
+    """The tensors as the core sees them, new outputs included. results: the outputs as the caller gets them."""
+
+    tensors: list[torch.Tensor]
+    results: list[torch.Tensor]
+
+
+def _merged(tensors: list[torch.Tensor], count: int) -> list[torch.Tensor]:
+    """The first `count` dimensions of all, ordered, merged, and made three."""
+    first = next((t for t in tensors if 0 not in t.stride()[:count]), tensors[0])
+    order = sorted(range(count), key=lambda d: -first.stride(d))
+    tensors = [t.permute([*order, *range(count, t.dim())]) for t in tensors]
+    dims = [d for d in range(count) if tensors[0].size(d) != 1]
+    groups: list[list[int]] = []
+    for d in dims:
+        joins = bool(groups) and all(t.stride(groups[-1][-1]) == t.stride(d) * t.size(d) for t in tensors)
+        groups[-1].append(d) if joins else groups.append([d])
+    assert len(groups) <= 3, "more than three leading dimensions are left: the host copies them first"
+    found = []
+    for t in tensors:
+        sizes = [math.prod(t.size(d) for d in g) for g in groups]
+        strides = [t.stride(g[-1]) for g in groups]
+        pad = 3 - len(groups)
+        shape = [1] * pad + sizes + list(t.shape[count:])
+        stride = [0] * pad + strides + list(t.stride()[count:])
+        stride = [0 if size == 1 else s for s, size in zip(stride, shape, strict=True)]
+        found.append(t.as_strided(shape, stride))
+    return found
+
+
+def canonical(op: Generated, inputs: list[torch.Tensor]) -> Canonical:
+    """Raises ValueError with the message of the first check that fails."""
+    params = [p for p in op.op.params if p.kind == "tensor"]
+    leading = [t.dim() - p.rank for t, p in zip(inputs, params, strict=True) if p.leading]
+    count = leading[0] if leading else 0
+    plain = [_as_is(t) for t in inputs]
+    with_leading = [i for i, p in enumerate(params) if p.leading]
+    seen = list(plain)
+    if with_leading:
+        for i, t in zip(with_leading, _merged([inputs[i] for i in with_leading], count), strict=True):
+            seen[i] = t
+    problem = describe(op, seen, [])
+    for check in op.op.checks:
+        if not check.holds.evaluate(problem):
+            raise ValueError(f"tk.{op.name}: {check.message}")
+    return seen, problem, count, with_leading  # type: ignore[return-value]
+
+
+def _as_is(t: torch.Tensor) -> torch.Tensor:
+    return t.as_strided(t.shape, [0 if n == 1 else s for n, s in zip(t.shape, t.stride(), strict=True)])
+
+
+def describe(op: Generated, tensors: Sequence[torch.Tensor], ints: Sequence[int]) -> Problem:
+    values = [TensorValue(t.shape, t.stride(), NUMBERS[t.dtype], math.gcd(t.data_ptr(), 256) or 256) for t in tensors]
+    values += [None] * (len(op.op.tensors) - len(values))  # type: ignore[list-item]
+    ints = tuple(ints) + (0,) * (len(op.op.ints) - len(ints))
+    problem = Problem(values, ints, 0, H200)
+    return replace(problem, locals=evaluate_locals(op.op.locals.values(), problem))
+
+
+def _allocate(op: Generated, inputs: list[torch.Tensor], problem: Problem, count: int) -> list[torch.Tensor]:
+    """Dense, and in memory ordered as the leading dimensions of the tensor that they follow."""
+    found = []
+    for output in op.op.outputs:
+        sizes = [as_expr(s).evaluate(problem) for s in output.sizes]
+        strides = [as_expr(s).evaluate(problem) for s in output.strides]
+        dtype = DTYPES[as_expr(output.dtype).evaluate(problem)]
+        inner = torch.empty_strided(sizes, strides, dtype=dtype)
+        if output.leading is None:
+            found.append(inner)
+            continue
+        like = inputs[output.leading]
+        order = sorted(range(count), key=lambda d: -like.stride(d))
+        dense = torch.empty([like.size(d) for d in order] + sizes, dtype=dtype)
+        back = [order.index(d) for d in range(count)] + list(range(count, dense.dim()))
+        found.append(dense.permute(back))
+    return found
+
+
+def run_all(op: Generated, *args: Any, only: str | None = None) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    """(name, results) of every variant that may run. Tensors changed in place are changed anew in copies; their new
+    contents come after the results."""
+    names = list(op.signature.params)
+    given = dict(zip(names, args, strict=True))
+    ints = [int(given[n]) for n in op.op.ints]
+    floats = [float(given[n]) for n in op.op.floats]
+    for layout, setting, split in product(LAYOUTS, op.settings(), (False, True)):
+        name = f"{layout.name} {setting.name}{' split' if split else ''}"
+        if only is None or only in name:
+            found = _run_one(op, given, ints, floats, (layout, setting, split))
+            if found is not None:
+                yield name, found
+
+
+def _run_one(op: Generated, given: dict[str, Any], ints: list[int], floats: list[float],
+             variant: tuple[Layout, Setting, bool]) -> list[torch.Tensor] | None:  # fmt: skip
+    inputs = [given[n] for n in op.signature.tensors]
+    changed = [n for n in op.signature.tensors if n in op.first.mutated]
+    inputs = [_copy(t) if n in changed else t for n, t in zip(op.signature.tensors, inputs, strict=True)]
+    seen, problem, count, with_leading = canonical(op, inputs)  # type: ignore[misc]
+    problem = describe(op, seen, ints)
+    graph_number = problem.locals[0]
+    assert graph_number >= 0, "no graph has these dtypes"
+    graph = op.graphs[graph_number]
+    outputs = _allocate(op, inputs, problem, count)
+    for t in outputs:
+        t.copy_(torch.full_like(t, 77))
+    everything = list(seen) + [_as_is(t) for t in outputs]
+    follow = [len(seen) + i for i, o in enumerate(op.op.outputs) if o.leading is not None]
+    joint = [*with_leading, *follow]
+    if joint:
+        raw = [*inputs, *outputs]
+        for i, t in zip(joint, _merged([raw[i] for i in joint], count), strict=True):
+            everything[i] = t
+    problem = describe(op, everything, ints)
+    plan = op.plan(graph, *variant)
+    if plan is None or any(not c.holds.evaluate(problem) for c in plan.constraints):
+        return None
+    launch(plan, problem, everything, floats)
+    return [*outputs, *(t for n, t in zip(op.signature.tensors, inputs, strict=True) if n in changed)]
+
+
+def _copy(t: torch.Tensor) -> torch.Tensor:
+    """With the same strides."""
+    if 0 in t.stride():
+        return t.clone()
+    out = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype)
+    return out.copy_(t)
+
+
+def launch(plan: Plan, problem: Problem, tensors: Sequence[torch.Tensor], floats: Sequence[float]) -> None:
+    def number(x: object) -> int:
+        return as_expr(x).evaluate(problem)  # type: ignore[arg-type]
+
+    buffers = [torch.full((number(b.bytes),), 255, dtype=torch.uint8) for b in plan.buffers]  # NaN, to be seen
+
+    def value(arg: Any) -> Any:
+        match arg:
+            case Const():
+                return arg.value
+            case Int():
+                found = number(arg.value)
+                assert arg.dtype == "i64" or -(2**31) <= found < 2**31
+                assert not arg.divisible or found % 16 == 0
+                return found
+            case Float():
+                return floats[arg.index]
+            case Pointer():
+                t = tensors[arg.tensor.index]
+                assert not arg.aligned or t.data_ptr() % 16 == 0
+                return t
+            case Scratch():
+                return buffers[arg.buffer].view(_torch_dtype(arg.dtype))
+        raise NotImplementedError(arg)
+
+    for one in plan.launches:
+        if number(one.when):
+            grid = tuple(number(g) for g in one.grid)
+            one.fn[grid](**{name: value(arg) for name, arg in one.args.items()})
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    spelled = {"fp8e4nv": "fp8e4m3fn", "fp8e5": "fp8e5m2", "i1": "bool"}.get(name, name)
+    return TORCH_DTYPES[spelled]

@@ -1,0 +1,113 @@
+"""Functions that the tests generate."""
+
+import torch
+import torch.nn.functional as F
+
+from tk.generated import op
+
+FLOATS = ("bf16", "fp16", "fp32")
+
+
+@op(x="T[..., N]", bias="T[N]", alpha="float", T=FLOATS)
+def scaled_gelu(x, bias, alpha):
+    return F.gelu(x * alpha + bias)
+
+
+@op(x="T[..., N]", T=FLOATS)
+def softmax(x):
+    return F.softmax(x, -1)
+
+
+@op(x="T[..., N]", residual="T[..., N]", weight="T[N]", eps="float", T=FLOATS)
+def add_rms_norm(x, residual, weight, eps):
+    total = x + residual
+    return F.rms_norm(total, (x.shape[-1],), weight, eps), total
+
+
+@op(x="T[..., N]", weight="T[N]", bias="T[N]", eps="float", T=("bf16", "fp32"))
+def layer_norm(x, weight, bias, eps):
+    return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+
+
+@op(x="fp32[M, N]")
+def column_sum(x):
+    return x.sum(0), x.mean(0)
+
+
+@op(x="fp32[M, N]")
+def column_statistics(x):
+    variance, mean = torch.var_mean(x, 0)
+    return variance, mean, x.amax(0), x.amin(0), (x > 0).any(0), (x > -9).all(0), (x * 0.1 + 1).prod(0), x - x.mean(0)
+
+
+@op(x="fp32[B, M, N]")
+def middle(x):
+    return x.amax(1), x.argmax(1)
+
+
+@op(x="T[...]", T=("fp32", "i32"))
+def total(x):
+    return x.sum()
+
+
+@op(x="fp32[M, N]")
+def normalized(x):
+    return x / x.sum(), x.mean(0)
+
+
+@op(x="fp32[M, N]", y="fp32[N]")
+def add_in_place(x, y):
+    x.add_(y)
+    return x.sum(-1)
+
+
+@op(x="fp32[M, N]")
+def shift_in_place(x):
+    x.copy_(x.flip(-1) * 2)
+
+
+@op(x="T[..., N]", T=FLOATS)
+def statistics(x):
+    variance, mean = torch.var_mean(x, -1)
+    return variance, mean, x.argmax(-1), x.argmin(-1), torch.logsumexp(x, -1), x.amin(-1, keepdim=True)
+
+
+@op(x="T[..., N]", scale="bool", T=("fp32",))
+def maybe_scaled(x, scale):
+    return x * 2 if scale else x + 1
+
+
+@op(x="fp32[B, C, H]", weight="fp32[C]", bias="fp32[C]", eps="float")
+def group_norm(x, weight, bias, eps):
+    return F.group_norm(x, 4, weight, bias, eps)
+
+
+@op(x="T[..., N]", T=("bf16", "fp32"))
+def swiglu(x):
+    n = x.shape[-1] // 2
+    return F.silu(x[..., :n]) * x[..., n:]
+
+
+@op(x="fp32[M, N]", y="fp32[M, K]")
+def joined(x, y):
+    return torch.cat([x, y * 2, x], 1), F.pad(x, (1, 2, 3, 0), value=5.0)
+
+
+@op(x="fp32[M, N]")
+def views(x):
+    return x.t().contiguous() + 1, x.flip(0)[1:], x.reshape(-1) * 2, x.unsqueeze(1).expand(-1, 3, -1) + 1
+
+
+@op(weight="T[V, D]", at="i64[...]", T=("bf16", "fp32"))
+def embedding(weight, at):
+    return F.embedding(at, weight)
+
+
+@op(x="fp32[M, N]", at="i64[M, K]")
+def gathered(x, at):
+    return torch.gather(x, 1, at), x[:, at[0]]
+
+
+@op(x="fp32[M, N]", n="int", a="float")
+def numbers(x, n, a):
+    return x * n + a * 2, x.shape[0] * x, (x.to(torch.int64) + n) * 3

@@ -1,0 +1,54 @@
+"""What is printed compiles for a GPU: the interpreter takes more than the compiler does."""
+
+from __future__ import annotations
+
+import ops
+import pointwise
+import pytest
+
+from tk.aot.compile import Target, compile_source, source_of
+from tk.codegen.family import Generated, generate
+from tk.codegen.tile import ALIGNED, LAYOUTS
+from tk.generated import op
+from tk.generated.declare import Declared
+
+SM90 = Target(90)
+# Each op's kernel for one dtype of each kind; the whole list takes minutes.
+QUICK = [c for c in pointwise.CASES if c.name in ("pow", "floor_divide", "remainder", "bitwise_left_shift", "signbit",
+         "to_uint8", "to_fp8e4", "to_fp8e5", "through_fp8", "special", "lgamma", "round", "copysign", "pow_int", "div_floor", "logical_not")]  # fmt: skip
+
+
+def compile_all(generated: Generated, layouts=LAYOUTS, first_setting: bool = True) -> int:
+    count = 0
+    for graph in generated.graphs:
+        for layout in layouts:
+            plans = (generated.plan(graph, layout, s) for s in generated.settings())
+            plans = [p for p in plans if p is not None]
+            for plan in plans[:1] if first_setting else plans:
+                for launch in plan.launches:
+                    artifact = compile_source(source_of(plan, launch, SM90))
+                    assert artifact.spill_bytes <= launch.max_spill_bytes
+                    count += 1
+    return count
+
+
+@pytest.mark.parametrize("name", [n for n, x in vars(ops).items() if isinstance(x, Declared)])
+def test_ops(name: str) -> None:
+    declared = getattr(ops, name)
+    generated = generate(declared.fn, declared.signature, name)
+    only = Generated(name, declared.signature, generated.graphs[:1])
+    assert compile_all(only) >= 3
+
+
+@pytest.mark.parametrize("case", QUICK, ids=lambda c: c.name)
+def test_pointwise(case: pointwise.Case) -> None:
+    names = case.fn.__code__.co_varnames[: case.arity]
+    for dtype in {case.dtypes[0], case.dtypes[-1]}:
+        declared = op(**dict.fromkeys(names, f"{dtype}[32]"))(case.fn)
+        assert compile_all(generate(case.fn, declared.signature, "f"), [ALIGNED]) == 1
+
+
+def test_every_setting_of_a_norm() -> None:
+    generated = generate(ops.add_rms_norm.fn, ops.add_rms_norm.signature, "add_rms_norm")
+    only = Generated("add_rms_norm", ops.add_rms_norm.signature, generated.graphs[:1])
+    assert compile_all(only, [ALIGNED], first_setting=False) >= 8

@@ -1,0 +1,75 @@
+"""@tk.op: what is read, and what is refused when it decorates."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tk.generated import op
+from tk.generated.signature import NumberSpec, TensorSpec
+
+
+def declare(fn=lambda x: x, **texts):
+    return op(**texts)(fn)
+
+
+def test_texts_are_parsed() -> None:
+    def fn(x, y, alpha, n, flag):
+        return x
+
+    declared = declare(fn, x="T[..., M, 3]", y="bf16[]", alpha="float", n="int", flag="bool", T=("fp16", "fp32"))
+    signature = declared.signature
+    assert signature.params["x"] == TensorSpec("T", ("M", 3), leading=True)
+    assert signature.params["y"] == TensorSpec("bf16", ())
+    assert signature.params["alpha"] == NumberSpec("float")
+    assert signature.flags == ("flag",) and signature.letters == ("M",)
+    assert list(signature.assignments()) == [{"T": "fp16"}, {"T": "fp32"}]
+    assert str(signature.params["x"]) == "T[..., M, 3]"
+
+
+def test_the_function_stays_callable() -> None:
+    declared = declare(lambda x: x + 1, x="fp32[M]")
+    assert declared(2) == 3
+
+
+def test_one_dtype_may_be_given_alone() -> None:
+    assert dict(declare(x="T[M]", T="bf16").signature.variables) == {"T": ("bf16",)}
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ({}, "parameter x is not declared"),
+        ({"x": "T[M]"}, "T is neither a dtype"),
+        ({"x": "fp32[M"}, "is neither a tensor such as"),
+        ({"x": "fp32[M, ...]"}, "size '...' is neither a letter"),
+        ({"x": "fp32[0]"}, "size '0' is neither"),
+        ({"x": "double"}, "is neither a tensor such as"),
+        ({"x": "float"}, "needs a tensor"),
+        ({"x": "fp32[M]", "z": "fp32[M]"}, "the function has no parameter z"),
+        ({"x": "T[M]", "T": ("fp31",)}, "'fp31' is no dtype"),
+        ({"x": "T[M]", "T": ("fp32", "fp32")}, "give each dtype once"),
+        ({"x": "fp32[M]", "T": ("fp32",)}, "T is neither a parameter of the function nor the dtype of one"),
+        ({"x": "fp32[x]"}, "x is a size and something else"),
+        ({"x": "fp32[A, B, C, D, E, F]"}, "6 declared dimensions, there may be 5"),
+    ],
+)
+def test_refusals(texts, message) -> None:
+    with pytest.raises(ValueError, match=r"@tk.op on <lambda> \(.*test_signature.py:\d+\)") as caught:
+        declare(**texts)
+    assert message in str(caught.value)
+
+
+def test_any_number_of_arguments_is_refused() -> None:
+    with pytest.raises(ValueError, match="name each"):
+        declare(lambda *x: x, x="fp32[M]")
+
+
+def test_declaring_imports_no_triton() -> None:
+    code = (
+        "import sys; from tk.generated import op; op(x='fp32[M]')(lambda x: x); "
+        "assert 'triton' not in sys.modules and 'tk.codegen' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
