@@ -117,8 +117,7 @@ test-asan: SANITIZE := address,undefined
 test-tsan: SANITIZE := thread
 test-asan test-tsan: test-%: build-tools
 	tools/debian_packages.sh g++ zlib1g-dev libssl-dev libgtest-dev
-	cmake -S . -B build/$* -G Ninja -DTK_SANITIZE=$(SANITIZE) -DTK_BUILD_TESTS=ON -DTK_PACKS=OFF -DTK_BUILD_OPS=OFF \
-	  -DTK_BUILD_PYTHON=OFF
+	cmake -S . -B build/$* -G Ninja -DTK_SANITIZE=$(SANITIZE) -DTK_BUILD_TESTS=ON -DTK_PACKS=OFF -DTK_BUILD_OPS=OFF
 	cmake --build build/$* --target tk_tests
 	ctest --test-dir build/$* --output-on-failure --no-tests=error -j $(JOBS)
 

@@ -12,12 +12,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-from setuptools import Extension, find_packages, setup
+from setuptools import Distribution, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
+
+
+class PlatformDistribution(Distribution):
+    """What CMake builds is no extension module that setuptools would know, but belongs to a platform like one."""
+
+    def has_ext_modules(self):
+        return True
 
 
 class CleanBuildPy(build_py):
@@ -44,7 +51,7 @@ class CMakeBuild(build_ext):
 
 
 class AnyPythonWheel(bdist_wheel):
-    """The libraries do not depend on Python's version; tk._native does, and tk works without it."""
+    """For one platform, and for every Python: the libraries do not depend on its version."""
 
     def get_tag(self):
         return "py3", "none", super().get_tag()[2]
@@ -52,8 +59,7 @@ class AnyPythonWheel(bdist_wheel):
 
 setup(
     packages=[*find_packages("python"), *(f"tk.kernels.{p}" for p in find_packages("kernels"))],
-    # Named so that setuptools knows the wheel for a platform's and runs build_ext; CMake knows what to build.
-    ext_modules=[Extension("tk._native", sources=[])],
+    distclass=PlatformDistribution,
     options={"global": {"quiet": "1"}},  # what CMake says is worth seeing, the copying of files is not
     cmdclass={"build_py": CleanBuildPy, "build_ext": CMakeBuild, "bdist_wheel": AnyPythonWheel},
 )

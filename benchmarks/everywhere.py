@@ -20,8 +20,7 @@ from pathlib import Path
 
 import torch
 
-import tk
-from benchmarks import mm
+from benchmarks import first_call, peers, shapes
 from benchmarks.products import Product, run_tk
 from benchmarks.report import Figure, Goal, Report, Row
 from benchmarks.runner import ROOT, Options
@@ -42,26 +41,31 @@ def add(report: Report, name: str, title: str, value: float, unit: str, limit: f
 
 
 def host_time(options: Options, report: Report) -> None:
-    """Of one call with one output, the device not in the way."""
-    a, b = SMALL.make_a(), SMALL.make_b()
-    calls: dict[str, Callable[[], object]] = {
-        "torch.mm": partial(torch.mm, a, b),
-        "torch.ops.tk.mm": partial(torch.ops.tk.mm, a, b),
-        "torch.ops.tk.mm.default": partial(torch.ops.tk.mm.default, a, b),
-        "torch.ops.tk._mm": partial(torch.ops.tk._mm, a, b),
-        "tk.mm": partial(tk.mm, a, b),
-    }
+    """Of one call with one output, the device not in the way: tk's, and what a program calls instead."""
+    inputs = peers.Inputs.random(SMALL, "cuda")
     with torch.inference_mode():
-        inference = {name: t.us for name, t in timing.host_times(calls).items()}
-    grad_mode = {name: t.us for name, t in timing.host_times(calls).items()}
-    add(report, "host_torch_mm", "torch.mm, inference mode", inference["torch.mm"], "µs")
-    add(report, "host_op", "torch.ops.tk.mm, inference mode", inference["torch.ops.tk.mm"], "µs", 5.5)
-    add(report, "host_raw", "torch.ops.tk._mm, inference mode", inference["torch.ops.tk._mm"], "µs")
-    wrapper = inference["tk.mm"] - inference["torch.ops.tk.mm"]
+        calls = _prepared(report, inputs)
+        inference = timing.host_times(calls | {"raw": partial(torch.ops.tk._mm, inputs.a, inputs.b)})
+    grad_mode = timing.host_times({name: calls[name] for name in ("op", "tk", "torch_mm")})
+    limits = {"op": 5.5}
+    for way in peers.WAYS:
+        if way.name in inference:
+            title = f"{way.title}, inference mode"
+            add(report, way.host_figure, title, inference[way.name].us, "µs", limits.get(way.name))
+    add(report, "host_raw", "torch.ops.tk._mm, inference mode", inference["raw"].us, "µs")
+    wrapper = inference["tk"].us - inference["op"].us
     add(report, "host_wrapper", "tk.mm beyond the op, inference mode", wrapper, "µs", 2.0)
-    add(report, "host_tk_mm", "tk.mm, grad mode, nothing needs a gradient", grad_mode["tk.mm"], "µs")
-    add(report, "host_op_grad", "torch.ops.tk.mm, grad mode", grad_mode["torch.ops.tk.mm"], "µs")
-    add(report, "host_torch_mm_grad", "torch.mm, grad mode", grad_mode["torch.mm"], "µs")
+    add(report, "host_tk_mm", "tk.mm, grad mode, nothing needs a gradient", grad_mode["tk"].us, "µs")
+    add(report, "host_op_grad", "torch.ops.tk.mm, grad mode", grad_mode["op"].us, "µs")
+    add(report, "host_torch_mm_grad", "torch.mm, grad mode", grad_mode["torch_mm"].us, "µs")
+
+
+def _prepared(report: Report, inputs: peers.Inputs) -> dict[str, peers.Call]:
+    """By the way's name. One that cannot run, or is wrong, is among the report's failures instead."""
+    calls: dict[str, peers.Call] = {}
+    for way in peers.WAYS:
+        report.attempt(way.host_figure, lambda way=way: calls.update({way.name: peers.prepare(way, inputs)}))
+    return calls
 
 
 # --- The C API beside the driver ---
@@ -127,7 +131,7 @@ def c_api(options: Options, report: Report) -> None:
     """tk_launch with a prepared call of one launch, whose address and sizes do not change, over the driver's own."""
     a, b, out = SMALL.make_a(), SMALL.make_b(), SMALL.make_out()
     problem = describe(run_tk, a, b, None, 0, out).problem
-    rows = [c for c in capi.candidates(problem) if c.fits and c.kernel_name == "mm_hopper_tiles"]
+    rows = [c for c in capi.candidates(problem) if c.fits and c.kernel_name == "mm_tma"]
     config = rows[0].config if rows else capi.choose(problem).config
     prepared = capi.prepare(problem, config)
     core = ctypes.CDLL(str(_library.directory() / "libtk_core.so"))
@@ -176,19 +180,6 @@ import tk
 t2 = time.perf_counter()
 """
 
-_FIRST_CALL = (
-    _IMPORTS
-    + """
-a, b = (torch.randn(256, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-torch.cuda.synchronize()
-t3 = time.perf_counter()
-tk.mm(a, b)
-torch.cuda.synchronize()
-t4 = time.perf_counter()
-print(json.dumps({"import_torch": t1 - t0, "import_tk": t2 - t1, "first_call": t4 - t3}))
-"""
-)
-
 _OPEN_PACK = (
     _IMPORTS
     + """
@@ -200,7 +191,7 @@ capi._core()
 t3 = time.perf_counter()
 capi.choose(problem)
 t4 = time.perf_counter()
-print(json.dumps({"open": t4 - t3}))
+print(json.dumps({"import_tk": t2 - t1, "open": t4 - t3}))
 """
 )
 
@@ -217,12 +208,29 @@ def _in_fresh_processes(code: str, count: int) -> dict[str, float]:
 
 
 def cold_start(options: Options, report: Report) -> None:
-    count = 1 if options.quick else 3
-    first = _in_fresh_processes(_FIRST_CALL, count)
-    opened = _in_fresh_processes(_OPEN_PACK, count)
-    add(report, "first_call", "first call of an op, context up", first["first_call"], "ms", 5.0)
-    add(report, "import", "import tk beyond import torch", first["import_tk"], "ms", 60.0)
+    opened = _in_fresh_processes(_OPEN_PACK, 1 if options.quick else 3)
+    add(report, "import", "import tk beyond import torch", opened["import_tk"], "ms", 60.0)
     add(report, "open_pack", "opening a pack (with the first choice)", opened["open"], "ms", 2.0)
+
+
+FIRST_CALLS_SECONDS = 75.0  # for all of them; 20 to 30 a round, most of it torch.compile's
+
+
+def first_calls(options: Options, report: Report) -> None:
+    """Of tk and of what a program calls instead, a product of 256 x 256 x 256, with the context up."""
+    ways = {way.name: way for way in peers.WAYS}
+    rounds = 1 if options.quick else 3
+    seconds = min(FIRST_CALLS_SECONDS, options.seconds_left)
+    for name, found in first_call.measure(list(ways), rounds=rounds, seconds=seconds).items():
+        figure = ways[name].first_figure
+        report.attempt(figure, partial(_add_first_call, report, ways[name], found))
+
+
+def _add_first_call(report: Report, way: peers.Way, found: first_call.Found) -> None:
+    if found.error:
+        raise first_call.Failed(found.error)
+    title = f"first call of {way.title}, context up, median of {len(found.ms)}"
+    add(report, way.first_figure, title, found.median, "ms", 5.0 if way.name == "tk" else None)
 
 
 # --- How well is chosen ---
@@ -232,9 +240,9 @@ def unseen(quick: bool) -> Iterator[Task]:
     """Sizes that no table was made from: other seeds than tuning's and the benchmarks' own."""
     count = 8 if quick else 20
     for i, (m, n, k) in enumerate(
-        mm.neighbours(31, count, (1, 256))
-        + mm.neighbours(32, count // 2, (257, 1023))
-        + mm.neighbours(33, count, (1024, 8192))
+        shapes.neighbours(31, count, (1, 256))
+        + shapes.neighbours(32, count // 2, (257, 1023))
+        + shapes.neighbours(33, count, (1024, 8192))
     ):
         yield Task(m, n, k, order=("nn", "nt")[i % 2])
 
@@ -286,7 +294,7 @@ def built(options: Options, report: Report) -> None:
 
 
 def run(options: Options, report: Report) -> None:
-    for part in (host_time, c_api, choosing, cold_start, regret, built):
+    for part in (host_time, c_api, choosing, cold_start, first_calls, regret, built):
         if options.wants(part.__name__) or part is regret:
-            report.attempt(part.__name__, partial(part, options, report))
+            report.attempt_part(part.__name__, partial(part, options, report))
             report.write(options.out)

@@ -2,19 +2,24 @@
 
 Everything small is replayed from CUDA graphs with weights that rotate through 300 MB, so that they come from memory;
 variants take turns. What is called "eager" is timed as a Python program calls it, host included.
+
+Each peer is met twice: by the shapes listed here, for comparison over time, and by shapes drawn at random that no table
+was made from (benchmarks/shapes.py). The latter are what is judged.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Iterator
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 
 import torch
 
+from benchmarks import shapes
 from benchmarks.products import ACTIVATIONS, SHORT, Product, judge, run_tk, run_torch, torch_precision
 from benchmarks.report import Goal, Group, Report, Row
 from benchmarks.runner import Options
+from benchmarks.shapes import BANDS, MOST_ROWS, Band
 from tk import capi, timing
 from tk.config import STATIC_WEIGHTS
 from tk.heuristics.problem import describe
@@ -36,29 +41,42 @@ TF32 = ((16, 4096, 4096), (256, 4096, 4096), (1024, 4096, 4096), (2048, 2048, 20
 FUSED = ((16, 14336, 4096, "silu"), (256, 14336, 4096, "gelu_tanh"), (1024, 4096, 4096, "gelu"),
          (2048, 8192, 2048, "relu"), (4096, 14336, 4096, "silu"), (4096, 16384, 4096, "gelu"),
          (8192, 4096, 4096, "gelu_tanh"), (16384, 4096, 1024, "relu"))  # fmt: skip
-AUTOTUNED = tuple((m, n, k) for k, n in LLAMA[:4] for m in FEW_ROWS)
+AUTOTUNED = tuple((m, n, k) for k, n in LLAMA[:4] for m in FEW_ROWS)[::2]
+
+CEILING_BYTES = 32e6  # weights that a copy's speed says something of
+RANDOM = 30  # shapes of each line that is drawn at random
+# Seeds of those lines. None is used by `tk tune` or by the choice's regret; a new one is as good.
+SEEDS = {"16": 4101, "256": 4102, "1024": 4103, "above": 4104, "ceiling": 4105, "tf32": 4106, "fused": 4107,
+         "autotuned": 4108}  # fmt: skip
 
 
-def neighbours(seed: int, count: int, rows: tuple[int, int]) -> list[tuple[int, int, int]]:
-    """M, N, K that nobody listed: M log-uniform in `rows`, N and K in 512 to 16384, most of them multiples of 8."""
-    rng = random.Random(seed)
+@cache
+def _tuned() -> frozenset[shapes.Size]:
+    return shapes.tuned()
 
-    def size(low: int, high: int) -> int:
-        return round(low * (high / low) ** rng.random())
 
-    found = []
-    for _ in range(count):
-        step = rng.choice((1, 8, 8, 64, 128))
-        n, k = (max(step, size(512, 16384) // step * step) for _ in range(2))
-        found.append((size(*rows), n, k))
-    return found
+def random_shapes(line: str, quick: bool, low: int = 1, high: int = MOST_ROWS, weights: int = 1) -> list[shapes.Size]:
+    """The shapes of a random line: the name of a band, "ceiling", "tf32", "fused" or "autotuned"."""
+    return shapes.drawn(SEEDS[line], RANDOM // 6 if quick else RANDOM, low, high, _tuned(), weights)
+
+
+def random_products(line: str, quick: bool, low: int = 1, high: int = MOST_ROWS, weights: int = 1) -> Iterator[Product]:
+    """Products in bf16, half of them with b column-major, as weights are that a linear layer stores."""
+    for i, shape in enumerate(random_shapes(line, quick, low, high, weights)):
+        yield Product(*shape, order=("nn", "nt")[i // 2 % 2])
+
+
+def of_band(band: Band, quick: bool) -> Iterator[Product]:
+    return random_products(band.name, quick, band.low, band.high or MOST_ROWS)
+
+
+FEW_BANDS, MANY_BANDS = BANDS[:2], BANDS[2:]
 
 
 def large_products(quick: bool) -> Iterator[Product]:
     llama = [(m, n, k) for k, n in LLAMA for m in MANY_ROWS]
-    shapes = [*llama, *((s, s, s) for s in SQUARES), *((8192, 8192, k) for k in INNER), *UNALIGNED]
-    shapes += neighbours(1, 10, (1024, 16384))
-    yield from _both_orders(shapes, quick)
+    listed = [*llama, *((s, s, s) for s in SQUARES), *((8192, 8192, k) for k in INNER), *UNALIGNED]
+    yield from _both_orders(listed, quick)
     for shape in ((4096, 4096, 4096), (1024, 28672, 4096)):
         yield from (Product(*shape, dtype=torch.float16, order=order) for order in ("nn", "nt"))
         yield from (Product(*shape, order=order) for order in ("tn", "tt"))
@@ -66,10 +84,9 @@ def large_products(quick: bool) -> Iterator[Product]:
 
 def few_products(quick: bool) -> Iterator[Product]:
     """Those with the same weights follow one another."""
-    shapes = [(m, n, k) for k, n in LLAMA for m in FEW_ROWS]
-    shapes += [*UNALIGNED_FEW, *neighbours(2, 10, (1, 256))]
+    listed = [*((m, n, k) for k, n in LLAMA for m in FEW_ROWS), *UNALIGNED_FEW]
     weights: dict[tuple[int, int], list[int]] = {}
-    for m, n, k in shapes:
+    for m, n, k in listed:
         weights.setdefault((n, k), []).append(m)
     for order in ("nn", "nt"):
         for i, ((n, k), rows) in enumerate(weights.items()):
@@ -77,8 +94,8 @@ def few_products(quick: bool) -> Iterator[Product]:
                 yield from (Product(m, n, k, order=order) for m in rows)
 
 
-def _both_orders(shapes: Iterable[tuple[int, int, int]], quick: bool) -> Iterator[Product]:
-    for i, shape in enumerate(shapes):
+def _both_orders(listed: Iterable[shapes.Size], quick: bool) -> Iterator[Product]:
+    for i, shape in enumerate(listed):
         for order in ("nn", "nt"):
             if not quick or i % 6 == 3 * (order == "nt"):
                 yield Product(*shape, order=order)
@@ -143,10 +160,26 @@ def _spread(t: timing.Timing) -> float:
 # --- The groups of rows ---
 
 
+GOAL_FEW, GOAL_LARGE, GOAL_EAGER, GOAL_COPY = Goal(1.12, 0.97), Goal(1.05, 0.97), Goal(1.3, 1.0), Goal(0.85, 0.75)
+GOAL_TF32, GOAL_FUSED = Goal(0.97, 0.90), Goal(1.05, 0.95)
+GOALS = {"16": GOAL_FEW, "256": GOAL_FEW, "above": GOAL_LARGE}  # of bands; no goal was set for 257 to 1024 rows
+
+
+def band_group(report: Report, band: Band) -> Group:
+    return report.group(f"random_{band.name}", f"{band.title}, random", "torch.mm", GOALS.get(band.name))
+
+
 def large(options: Options, report: Report, inputs: Inputs) -> None:
-    group = report.group("large", "M ≥ 1024", "torch.mm", Goal(1.05, 0.97))
+    group = report.group("large", "M ≥ 1024", "torch.mm", GOAL_LARGE)
     for p in large_products(options.quick):
         _attempt(options, report, group, p, partial(_large, group, p, inputs))
+
+
+def large_random(options: Options, report: Report, inputs: Inputs) -> None:
+    for band in MANY_BANDS:
+        group = band_group(report, band)
+        for p in of_band(band, options.quick):
+            _attempt(options, report, group, p, partial(_large, group, p, inputs))
 
 
 def _large(group: Group, p: Product, inputs: Inputs) -> None:
@@ -162,16 +195,30 @@ def _large(group: Group, p: Product, inputs: Inputs) -> None:
 
 
 def few(options: Options, report: Report, inputs: Inputs) -> None:
-    goal = Goal(1.12, 0.97)
-    group = report.group("few", "M ≤ 256, graph replay", "torch.mm", goal)
-    static = report.group("few_static", "M ≤ 256, graph replay, static weights", "torch.mm", goal)
-    ceiling = report.group("ceiling", "M ≤ 16, weights ≥ 32 MB", "copy", Goal(0.85, 0.75))
-    copy_gbps = report.environment["copy_gbps"]
+    group = report.group("few", "M ≤ 256, graph replay", "torch.mm", GOAL_FEW)
+    static = report.group("few_static", "M ≤ 256, graph replay, static weights", "torch.mm", GOAL_FEW)
+    ceiling = report.group("ceiling", "M ≤ 16, weights ≥ 32 MB", "copy", GOAL_COPY)
     for p in few_products(options.quick):
-        _attempt(options, report, group, p, partial(_few, (group, static, ceiling), p, inputs, copy_gbps))
+        groups = (group, static, ceiling if p.m <= 16 and p.weight_bytes >= CEILING_BYTES else None)
+        _attempt(options, report, group, p, partial(_few, groups, p, inputs, report.environment["copy_gbps"]))
 
 
-def _few(groups: tuple[Group, Group, Group], p: Product, inputs: Inputs, copy_gbps: float) -> None:
+def few_random(options: Options, report: Report, inputs: Inputs) -> None:
+    """By bands; with static weights and against a copy, each in one line."""
+    copy_gbps = report.environment["copy_gbps"]
+    groups = {band: band_group(report, band) for band in FEW_BANDS}
+    static = report.group("few_static_random", "M ≤ 256, static weights, random", "torch.mm", GOAL_FEW)
+    ceiling = report.group("ceiling_random", "M ≤ 16, weights ≥ 32 MB, random", "copy", GOAL_COPY)
+    for band, group in groups.items():
+        for p in of_band(band, options.quick):
+            _attempt(options, report, group, p, partial(_few, (group, static, None), p, inputs, copy_gbps))
+    heavy = int(CEILING_BYTES // torch.bfloat16.itemsize)
+    for p in random_products("ceiling", options.quick, 1, 16, heavy):
+        _attempt(options, report, ceiling, p, partial(_few, (None, None, ceiling), p, inputs, copy_gbps))
+
+
+def _few(groups: tuple[Group | None, Group | None, Group | None], p: Product, inputs: Inputs, copy_gbps: float) -> None:
+    """One measurement, a row in each group given: against torch.mm, the same with static weights, against a copy."""
     group, static, ceiling = groups
     sets = inputs.sets(p, timing.copies_to_rotate(p.weight_bytes, most=48))
     error = max(check(p, sets[0], mode=mode) for mode in (0, STATIC_WEIGHTS))
@@ -181,20 +228,25 @@ def _few(groups: tuple[Group, Group, Group], p: Product, inputs: Inputs, copy_gb
         "torch.mm": timing.capture([partial(torch.mm, a, b, out=out) for a, b, out in sets]),
     }
     times = timing.device_times(captures, rounds=7, ms=4)
-    add_row(group, p, times, "tk", "torch.mm", config=chosen(p, sets[0]), error_ratio=error)
-    add_row(static, p, times, "tk static", "torch.mm", config=chosen(p, sets[0], STATIC_WEIGHTS))
-    if p.m <= 16 and p.weight_bytes >= 32e6:
+    if group is not None:
+        add_row(group, p, times, "tk", "torch.mm", config=chosen(p, sets[0]), error_ratio=error)
+    if static is not None:
+        add_row(static, p, times, "tk static", "torch.mm", config=chosen(p, sets[0], STATIC_WEIGHTS))
+    if ceiling is not None:
         at_ceiling = timing.Timing(*(p.bytes / copy_gbps * 1e-3,) * 3)
         add_row(ceiling, p, times | {"copy": at_ceiling}, "tk", "copy")
 
 
 def autotuned(options: Options, report: Report, inputs: Inputs) -> None:
     """The few rows once more, against what torch.compile finds by trying: 5 seconds for each, so only some."""
-    group = report.group("autotuned", "M ≤ 256, graph replay", "better of torch.mm, max-autotune", Goal(1.12, 0.97))
-    for shape in AUTOTUNED[::6] if options.quick else AUTOTUNED:
-        for order in ("nn", "nt"):
-            p = Product(*shape, order=order)
-            _attempt(options, report, group, p, partial(_autotuned, group, p, inputs))
+    peer = "better of torch.mm, max-autotune"
+    group = report.group("autotuned", "M ≤ 256, graph replay", peer, GOAL_FEW)
+    drawn = report.group("autotuned_random", "M ≤ 256, graph replay, random", peer, GOAL_FEW)
+    for i, shape in enumerate(AUTOTUNED[:2] if options.quick else AUTOTUNED):
+        p = Product(*shape, order=("nn", "nt")[i % 2])
+        _attempt(options, report, group, p, partial(_autotuned, group, p, inputs))
+    for p in random_products("autotuned", options.quick, 1, 256):
+        _attempt(options, report, drawn, p, partial(_autotuned, drawn, p, inputs))
 
 
 def _autotuned(group: Group, p: Product, inputs: Inputs) -> None:
@@ -212,9 +264,13 @@ def _autotuned(group: Group, p: Product, inputs: Inputs) -> None:
 
 
 def eager(options: Options, report: Report, inputs: Inputs) -> None:
-    group = report.group("eager", "M ≤ 256, called eagerly", "torch.mm", Goal(1.3, 1.0))
+    group = report.group("eager", "M ≤ 256, called eagerly", "torch.mm", GOAL_EAGER)
+    drawn = report.group("eager_random", "M ≤ 256, called eagerly, random", "torch.mm", GOAL_EAGER)
     for p in few_products(options.quick):
         _attempt(options, report, group, p, partial(_eager, group, p, inputs))
+    for band in FEW_BANDS:
+        for p in of_band(band, options.quick):
+            _attempt(options, report, drawn, p, partial(_eager, drawn, p, inputs))
 
 
 def _eager(group: Group, p: Product, inputs: Inputs) -> None:
@@ -231,21 +287,30 @@ def _eager(group: Group, p: Product, inputs: Inputs) -> None:
 
 
 def tf32(options: Options, report: Report, inputs: Inputs) -> None:
-    group = report.group("tf32", "fp32 as tf32", "torch.mm tf32", Goal(0.97, 0.90))
+    group = report.group("tf32", "fp32 as tf32", "torch.mm tf32", GOAL_TF32)
+    drawn = report.group("tf32_random", "fp32 as tf32, random", "torch.mm tf32", GOAL_TF32)
+    tf32 = {"dtype": torch.float32, "precision": "tf32"}
     with torch_precision("tf32"):
         for i, shape in enumerate(TF32):
             for order in ("nn", "nt"):
-                p = Product(*shape, dtype=torch.float32, order=order, precision="tf32")
+                p = Product(*shape, order=order, **tf32)
                 if not options.quick or i % 3 == 1:
                     _attempt(options, report, group, p, partial(_large, group, p, inputs))
+        for p in random_products("tf32", options.quick):
+            p = replace(p, **tf32)
+            _attempt(options, report, drawn, p, partial(_large, drawn, p, inputs))
 
 
 def fused(options: Options, report: Report, inputs: Inputs) -> None:
-    group = report.group("fused", "with bias and activation", "torch.compile", Goal(1.05, 0.95))
+    group = report.group("fused", "with bias and activation", "torch.compile", GOAL_FUSED)
+    drawn = report.group("fused_random", "with bias and activation, random", "torch.compile", GOAL_FUSED)
     names = [name for name, _ in ACTIVATIONS]
     for m, n, k, activation in FUSED[::3] if options.quick else FUSED:
         p = Product(m, n, k, order="nt", bias=True, activation=names.index(activation))
         _attempt(options, report, group, p, partial(_fused, group, p, inputs))
+    for i, shape in enumerate(random_shapes("fused", options.quick)):
+        p = Product(*shape, order="nt", bias=True, activation=1 + i % (len(names) - 1))
+        _attempt(options, report, drawn, p, partial(_fused, drawn, p, inputs))
 
 
 def _fused(group: Group, p: Product, inputs: Inputs) -> None:
@@ -278,7 +343,7 @@ def run(options: Options, report: Report) -> None:
     report.environment["copy_gbps"] = timing.copy_bandwidth()
     print(f"copy {report.environment['copy_gbps']:.0f} GB/s", flush=True)
     inputs = Inputs()
-    groups = [few, large, tf32, eager, fused] + ([autotuned] if options.compiled else [])
+    groups = [few, few_random, large, large_random, tf32, eager, fused] + ([autotuned] if options.compiled else [])
     for measure in groups:
-        report.attempt(measure.__name__, partial(measure, options, report, inputs))
+        report.attempt_part(measure.__name__, partial(measure, options, report, inputs))
         report.write(options.out)

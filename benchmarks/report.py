@@ -19,6 +19,7 @@ import json
 import math
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -108,6 +109,12 @@ class Report:
             print(f"FAILED {label}: {type(e).__name__}: {str(e)[:300]}", flush=True)
             if os.environ.get("TK_BENCH_TRACEBACK"):
                 traceback.print_exc()
+
+    def attempt_part(self, name: str, measure: Callable[[], None]) -> None:
+        """``attempt``, and how many seconds it took goes into the environment."""
+        begun = time.monotonic()
+        self.attempt(name, measure)
+        self.environment.setdefault("part_seconds", {})[name] = time.monotonic() - begun
 
     def to_json(self) -> dict[str, Any]:
         groups = []

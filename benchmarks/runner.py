@@ -47,8 +47,12 @@ class Options:
     def wants(self, label: str) -> bool:
         return re.search(self.only, label) is not None
 
+    @property
+    def seconds_left(self) -> float:
+        return self.seconds - (time.monotonic() - self.begun)
+
     def has_time(self) -> bool:
-        if time.monotonic() - self.begun < self.seconds:
+        if self.seconds_left > 0:
             return True
         self.left_out += 1
         return False

@@ -1,7 +1,7 @@
 """What a matrix product does to its accumulator before the store: activation(alpha * acc + beta * bias).
 
 Everything is decided at run time, by uniform branches that cost once per tile: an activation, a bias or a factor needs
-no kernel of its own.
+no kernel of its own. Gluon kernels call these functions as well as Triton's.
 """
 
 import triton
@@ -47,3 +47,22 @@ def activate(x, activation):
     elif activation == 4:
         x = x * _reciprocal(1.0 + tl.exp2(-1.4426950409 * x))
     return x
+
+
+@triton.jit
+def finish(acc, bias, out, rows, cols, M, N, stride_bias_m, stride_bias_n, stride_om, stride_on,
+           alpha, beta, activation, has_bias, EPILOGUE: tl.constexpr):  # fmt: skip
+    """Store the block `acc` at (rows, cols) of out, M x N, as a thread at a time has it. EPILOGUE "vector": bias is one
+    row; "matrix": any broadcast."""
+    acc *= alpha
+    inside = (rows < M)[:, None] & (cols < N)[None, :]
+    r = rows.to(tl.int64)
+    c = cols.to(tl.int64)
+    if has_bias != 0:
+        if EPILOGUE == "vector":
+            z = tl.load(bias + c * stride_bias_n, mask=cols < N, other=0.0)[None, :]
+        else:
+            z = tl.load(bias + r[:, None] * stride_bias_m + c[None, :] * stride_bias_n, mask=inside, other=0.0)
+        acc += beta * z.to(tl.float32)
+    acc = activate(acc, activation)
+    tl.store(out + r[:, None] * stride_om + c[None, :] * stride_on, acc.to(out.dtype.element_ty), mask=inside)

@@ -29,7 +29,9 @@ from tk.aot.expr import MODE_BITS, Problem, TensorValue, evaluate_locals
 from tk.aot.grid import Variant, bucket_key, buckets, enumerate_grid
 from tk.aot.spec import DTYPES, Family
 from tk.aot.tuned import load as load_tuned
-from tk.kernels.mm_op import DTYPE_AXIS, EPILOGUE_AXIS, OP, ORDER_AXIS, weights_name
+from tk.kernels.gemm.cost import weights_name
+from tk.kernels.gemm.problem import DTYPE_AXIS, EPILOGUE_AXIS, ORDER_AXIS
+from tk.kernels.mm.op import OP
 from tk.tune import files
 
 TUNED = Path(__file__).parents[1] / "kernels" / "tuned"
@@ -198,7 +200,7 @@ class Fits:
     """Weights by name and rows, also with one size left out."""
 
     def __init__(self, samples: Sequence[Sample], terms: Sequence[str]):
-        self._alone, self._early = terms.index("alone"), terms.index("early")
+        self._launch, self._pdl_launch = terms.index("launch"), terms.index("pdl_launch")
         parts = defaultdict(list)
         for s in samples:
             for name in (s.name, without_order(s.name)):
@@ -225,8 +227,8 @@ class Fits:
                 total = rest if total is None else total + rest
         if total is None or (weights := total.weights()) is None:
             return None
-        if not total.seen[self._early]:  # never measured in static_weights mode
-            weights[self._early] = weights[self._alone]
+        if not total.seen[self._pdl_launch]:  # never measured in static_weights mode
+            weights[self._pdl_launch] = weights[self._launch]
         return weights
 
 
@@ -280,7 +282,7 @@ def main() -> None:
     args = parser.parse_args()
     table = TUNED / f"sm{args.arch}" / f"{args.stem}.json"
     measured = json.loads(table.with_name(f"{args.stem}_timings.json").read_text())
-    family: Family = import_module(f"tk.kernels.{args.stem}").FAMILY
+    family: Family = import_module(f"tk.kernels.{args.stem}.family").FAMILY
     variants = Variants(family, args.arch)
     timings = measured["timings"]
     problems = [problem_of(timing, family.op, args.arch) for timing in timings]

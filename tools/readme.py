@@ -1,55 +1,65 @@
-"""Fills README's generated parts: the ops, from the kernels' records, and the figures, from benchmarks/results.
+"""Writes what is generated of README and docs: the first table and its picture, the ops, and all figures.
 
     python tools/readme.py [--check]
 
-A part stands between <!-- begin NAME --> and <!-- end NAME -->. --check writes nothing and fails when a part is out of
-date. Needs what builds packs (Triton), and neither the native library nor a GPU.
+A part stands between <!-- begin NAME --> and <!-- end NAME -->; the ops come from the kernels' records, all else from
+benchmarks/results. --check writes nothing and fails when something is out of date. Needs what builds packs (Triton),
+and neither the native library nor a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
-RESULTS = ROOT / "benchmarks" / "results"
 ARCHITECTURES = (80, 90)  # of the wheel that ships
 
-os.environ["TK_NO_LIBRARY"] = "1"
-sys.path.insert(0, str(ROOT / "python"))
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import gains, peers, picture  # noqa: E402
+from benchmarks.gains import Measured, Products, Result  # noqa: E402
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="fail instead of writing when a part is out of date")
+    parser.add_argument("--check", action="store_true", help="fail instead of writing when something is out of date")
     args = parser.parse_args(argv)
-    old = README.read_text()
-    new = fill(old, {"ops": ops_table(), "figures": figures()})
-    if new == old:
-        return 0
+    stale = {path: text for path, text in generated(ROOT).items() if not path.exists() or path.read_text() != text}
     if args.check:
-        print("README.md: the generated parts are out of date; run `make readme`", file=sys.stderr)
-        return 1
-    README.write_text(new)
+        for path in stale:
+            print(f"{path.relative_to(ROOT)}: what is generated is out of date; run `make readme`", file=sys.stderr)
+        return 1 if stale else 0
+    for path, text in stale.items():
+        path.write_text(text)
     return 0
 
 
-def fill(text: str, parts: Mapping[str, str]) -> str:
-    """Replaces what stands between each part's two markers. Raises ValueError when a marker is missing."""
+def generated(root: Path) -> dict[Path, str]:
+    """Every file with generated parts, as it should be."""
+    results = gains.read(root / "benchmarks" / "results")
+    readme, benchmarks = root / "README.md", root / "docs" / "benchmarks.md"
+    return {
+        readme: fill(readme, {"gains": gains_part(results)}),
+        benchmarks: fill(benchmarks, {"ops": ops_table(), "figures": figures(results)}),
+        root / "benchmarks" / "results" / "gains.svg": picture.draw(results),
+    }
+
+
+def fill(path: Path, parts: Mapping[str, str]) -> str:
+    """The file with each part between its two markers. Raises ValueError when a marker is missing."""
+    text = path.read_text()
     for name, part in parts.items():
         begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
         text, count = re.subn(
             f"{re.escape(begin)}.*?{re.escape(end)}", lambda _, b=begin, p=part, e=end: f"{b}{p}\n{e}", text, flags=re.S
         )
         if count != 1:
-            raise ValueError(f"README.md has the part {name} {count} times")
+            raise ValueError(f"{path.name} has the part {name} {count} times")
     return text
 
 
@@ -59,6 +69,55 @@ def table(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
 
     header = list(header)
     return "\n".join([line(header), "|" + "---|" * len(header), *map(line, rows)])
+
+
+# --- What a user gains ---
+
+
+def gains_part(results: Sequence[Result]) -> str:
+    """One table and one picture."""
+    header = ("", "what you have today", "it takes", "tk takes")
+    rows = [*call_rows(results, first=True), *call_rows(results, first=False)]
+    rows += [product_row(p) for p in judged(gains.products(results))]
+    image = "![Products against cuBLAS by number of rows, and first calls](benchmarks/results/gains.svg)"
+    return "\n\n".join((table(header, rows), image, measured_on(results)))
+
+
+def call_rows(results: Sequence[Result], first: bool) -> Iterable[tuple[str, ...]]:
+    """A row for each peer, unless neither its time nor tk's is known. tk's is that of the op, and in brackets that of
+    its wrapper in Python."""
+
+    def measured(way: peers.Way) -> Measured:
+        return gains.figure(results, way.first_figure if first else way.host_figure)
+
+    for fused in (False, True):
+        op, wrapper = (measured(w) for w in peers.WAYS if w.is_tk and w.fused == fused)
+        title = ("first call" if first else "host time of a call") + (", bias and gelu" if fused else "")
+        for way in (w for w in peers.WAYS if not w.is_tk and w.fused == fused):
+            peer = measured(way)
+            if peer.tried or op.tried or wrapper.tried:
+                yield title, code(way.title.removesuffix(", bias and gelu")), str(peer), f"{op} ({wrapper})"
+
+
+def code(title: str) -> str:
+    """With names of the program set as code."""
+    return re.sub(r"@?\w+\.\w[\w.]*", lambda name: f"`{name[0]}`", title)
+
+
+def judged(products: Iterable[Products]) -> list[Products]:
+    """Of each band the random shapes, and the listed ones where there are no others."""
+    return list({p.band: p for p in sorted(products, key=lambda p: p.random)}.values())
+
+
+def product_row(p: Products) -> tuple[str, ...]:
+    title = f"speed, {p.band.title}, {len(p.ratios)} {'random' if p.random else 'listed'} shapes"
+    slower = f"cuBLAS is faster in {p.slower}" + (f", at most {1 / p.worst:.2f} times" if p.slower else "")
+    return title, "cuBLAS (`torch.mm`)", "1", f"{p.geomean:.2f}; {slower}"
+
+
+def measured_on(results: Iterable[Result]) -> str:
+    machines = sorted({f"{r['environment']['gpu']} with torch {r['environment']['torch']}" for r in results})
+    return f"On {', '.join(machines)}." if machines else "Nothing was measured yet."
 
 
 # --- Ops ---
@@ -82,16 +141,12 @@ def ops_table() -> str:
 # --- Figures ---
 
 
-def figures() -> str:
+def figures(results: Sequence[Result]) -> str:
     """The summary of every results file; that nothing was measured, when there is none."""
-    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
-    results = [r for r in results if r.get("groups") or r.get("figures")]
-    if not results:
-        return "Not measured yet."
-    return "\n\n".join(summary(r) for r in results)
+    return "\n\n".join(summary(r) for r in results) or "Not measured yet."
 
 
-def summary(result: Mapping[str, Any]) -> str:
+def summary(result: Result) -> str:
     e = result["environment"]
     caption = (
         f"`{result['family']}` on {e['gpu']}, driver {e['driver']}, torch {e['torch']}, kernels by {e['compiler']}, "
@@ -105,11 +160,11 @@ def summary(result: Mapping[str, Any]) -> str:
         rows = ((f["title"], f"{f['value']:.4g} {f['unit']}", limit(f)) for f in result["figures"])
         parts.append(table(("figure", "measured", "goal"), rows))
     if result.get("failures"):
-        parts.append(f"{len(result['failures'])} rows failed: " + "; ".join(f["label"] for f in result["failures"]))
+        parts.append(f"{len(result['failures'])} failed: " + "; ".join(f["label"] for f in result["failures"]))
     return "\n\n".join(parts)
 
 
-def ratios(group: Mapping[str, Any]) -> tuple[str, str]:
+def ratios(group: Mapping[str, object]) -> tuple[str, str]:
     """Geometric mean and worst, each with its goal."""
     goal = group.get("goal") or {}
 
@@ -119,11 +174,13 @@ def ratios(group: Mapping[str, Any]) -> tuple[str, str]:
     return cell("geomean"), cell("worst")
 
 
-def limit(figure: Mapping[str, Any]) -> str:
+def limit(figure: Mapping[str, object]) -> str:
     if figure["limit"] is None:
         return ""
     return f"{'≤' if figure['at_most'] else '≥'} {figure['limit']:g} {figure['unit']}"
 
 
 if __name__ == "__main__":
+    os.environ["TK_NO_LIBRARY"] = "1"
+    sys.path.insert(0, str(ROOT / "python"))
     sys.exit(main())

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "choose.h"
+#include "inspect.h"
 #include "launch.h"
 #include "outputs.h"
 
@@ -50,6 +51,18 @@ tk_status guarded_problem(const tk_call* call, const Body& body) noexcept {
 
 void require_argument(const void* pointer, const char* name) {
   if (!pointer) fail(TK_INVALID_ARGUMENT, name, " is NULL");
+}
+
+// What `find` finds: as much of it as the caller has room for.
+template <class Row, class Find>
+tk_status list(Row* rows, uint32_t capacity, uint32_t* count, const Find& find) noexcept {
+  return guarded([&] {
+    require_argument(count, "count");
+    if (capacity) require_argument(rows, "rows");
+    const std::vector<Row> found = find();
+    *count = static_cast<uint32_t>(found.size());
+    std::copy_n(found.begin(), std::min(capacity, *count), rows);
+  });
 }
 
 uint32_t preload(tk_op op, int32_t ordinal) {
@@ -175,4 +188,47 @@ tk_status tk_preload(tk_op op, int32_t device, uint32_t* modules) {
 
 tk_status tk_pin(const tk_call* call, int32_t config) {
   return guarded_problem(call, [&](Problem& problem) { pin(problem, config); });
+}
+
+tk_status tk_describe_device(int64_t sm_count, int64_t arch, int64_t shared_optin, int64_t l2_bytes, int32_t* device) {
+  return guarded([&] {
+    require_argument(device, "device");
+    *device = runtime().devices.describe({sm_count, arch, shared_optin, l2_bytes});
+  });
+}
+
+tk_status tk_list_packs(tk_pack_info* rows, uint32_t capacity, uint32_t* count) {
+  return list(rows, capacity, count, [] { return inspect::packs(); });
+}
+
+tk_status tk_list_ops(const tk_pack* pack, tk_op_info* rows, uint32_t capacity, uint32_t* count) {
+  return list(rows, capacity, count, [&] { return inspect::ops(pack); });
+}
+
+tk_status tk_list_configs(const tk_pack* pack, const char* op, tk_config_info* rows, uint32_t capacity,
+                          uint32_t* count) {
+  return list(rows, capacity, count, [&] { return inspect::configs(pack, op); });
+}
+
+tk_status tk_list_variants(const tk_pack* pack, const char* op, tk_variant_info* rows, uint32_t capacity,
+                           uint32_t* count) {
+  return list(rows, capacity, count, [&] { return inspect::variants(pack, op); });
+}
+
+tk_status tk_list_constraints(const tk_pack* pack, const char* op, tk_constraint_info* rows, uint32_t capacity,
+                              uint32_t* count) {
+  return list(rows, capacity, count, [&] { return inspect::constraints(pack, op); });
+}
+
+tk_status tk_list_launches(const tk_pack* pack, const char* op, tk_launch_info* rows, uint32_t capacity,
+                           uint32_t* count) {
+  return list(rows, capacity, count, [&] { return inspect::launches(pack, op); });
+}
+
+tk_status tk_verify_pack(const char* path, uint32_t* images) {
+  return guarded([&] {
+    require_argument(path, "path");
+    const uint32_t count = inspect::verify(path);
+    if (images) *images = count;
+  });
 }

@@ -1,101 +1,143 @@
 #include "inspect.h"
 
+#include <mutex>
+#include <unordered_set>
+
 #include "runtime.h"
 
 namespace tk::inspect {
 namespace {
 
-Op describe(const tk::Pack& pack, const format::Op& op) {
-  Op out{.name = pack.string(op.name),
-         .schema = pack.string(op.schema),
-         .n_tensors = op.n_tensors,
-         .n_ints = op.n_ints,
-         .n_floats = op.n_floats,
-         .n_outputs = op.outputs.count,
-         .n_buckets = op.buckets.count,
-         .n_variants = op.variants.count,
-         .n_pins = op.pins.count,
-         .configs = {}};
-  for (const auto& config : pack.rows<format::Config>(op.configs))
-    out.configs.push_back({config.number, pack.string(config.name), pack.string(config.params)});
-  return out;
+// A copy for as long as the process lives, one of each text: of what the registry hands out by value.
+const char* lasting(const std::string& value) {
+  static auto* const mutex = new std::mutex;
+  static auto* const values = new std::unordered_set<std::string>;
+  const std::lock_guard lock(*mutex);
+  return values->insert(value).first->c_str();
 }
 
-Launch describe(const tk::Pack& pack, const format::Launch& launch) {
-  const format::Image& image = pack.all<format::Image>()[launch.image];
-  return {.image = pack.string(image.name),
-          .entry = pack.string(launch.entry),
-          .threads = launch.threads,
-          .shared = launch.shared,
-          .cluster = launch.cluster,
-          .size = image.size,
-          .compressed_size = image.compressed_size};
-}
-
-Variant describe(const tk::Pack& pack, const format::Op& op, uint32_t number) {
-  const format::Variant& variant = pack.all<format::Variant>()[number];
-  Variant out{.number = number,
-              .kernel = pack.string(variant.kernel),
-              .config = variant.config,
-              .config_name = pack.string(pack.rows<format::Config>(op.configs)[variant.config].name),
-              .general = (variant.flags & format::kGeneral) != 0,
-              .deterministic = (variant.flags & format::kNonDeterministic) == 0,
-              .constraints = {},
-              .launches = {}};
-  for (const auto& constraint : pack.rows<format::Constraint>(variant.constraints))
-    out.constraints.push_back(pack.string(constraint.message));
-  for (const auto& launch : pack.rows<format::Launch>(variant.launches)) out.launches.push_back(describe(pack, launch));
-  return out;
-}
-
-Pack describe(const Registry::Listed& row) {
-  Pack out{};
-  out.path = row.path;
+tk_pack_info describe(const Registry::Listed& row) {
+  tk_pack_info out{};
+  out.path = lasting(row.path);
   out.builtin = row.builtin;
-  out.problem = row.problem;
-  if (!row.pack) return out;
+  if (!row.pack) {
+    out.problem = lasting(row.problem);
+    return out;
+  }
+  out.pack = reinterpret_cast<const tk_pack*>(row.pack);
   out.arch = row.pack->arch();
   out.ptx = row.pack->is_ptx();
-  out.compiler = row.pack->compiler();
-  out.hash = row.pack->index_hash();
-  out.file_size = row.pack->file_size();
   out.n_images = static_cast<uint32_t>(row.pack->all<format::Image>().size());
-  for (const format::Op& op : row.pack->all<format::Op>()) out.ops.push_back(describe(*row.pack, op));
+  out.file_size = row.pack->file_size();
+  out.compiler = row.pack->compiler();
+  out.hash = lasting(row.pack->index_hash());
   return out;
+}
+
+// A pointer from outside is compared, never followed.
+const Pack& known(const tk_pack* pack) {
+  for (const Registry::Listed& row : runtime().registry.list())
+    if (row.pack && reinterpret_cast<const tk_pack*>(row.pack) == pack) return *row.pack;
+  fail(TK_INVALID_ARGUMENT, "pack is ", static_cast<const void*>(pack), ", which tk_list_packs did not give out");
+}
+
+OpInPack find(const tk_pack* handle, const char* name) {
+  if (!name) fail(TK_INVALID_ARGUMENT, "op is NULL");
+  const Pack& pack = known(handle);
+  const format::Op* const op = pack.find_op(name);
+  if (!op) fail(TK_INVALID_ARGUMENT, "pack ", pack.path(), " has no op \"", name, "\"");
+  return {&pack, op};
+}
+
+// visit(number of the variant in the pack, variant) for each of an op.
+template <class Visit>
+void for_each_variant(const OpInPack& op, const Visit& visit) {
+  uint32_t number = op.op->variants.first;
+  for (const auto& variant : op.pack->rows<format::Variant>(op.op->variants)) visit(number++, variant);
 }
 
 }  // namespace
 
-std::vector<Pack> packs() {
-  std::vector<Pack> out;
+std::vector<tk_pack_info> packs() {
+  std::vector<tk_pack_info> out;
   for (const Registry::Listed& row : runtime().registry.list()) out.push_back(describe(row));
   return out;
 }
 
-std::vector<Variant> variants(const std::string& path, const std::string& name) {
-  for (const Registry::Listed& row : runtime().registry.list()) {
-    if (row.path != path || !row.pack) continue;
-    const format::Op* const op = row.pack->find_op(name);
-    if (!op) break;
-    std::vector<Variant> out;
-    for (uint32_t i = 0; i < op->variants.count; i++) out.push_back(describe(*row.pack, *op, op->variants.first + i));
-    return out;
-  }
-  throw std::out_of_range("no loaded pack " + path + " has an op \"" + name + "\"");
+std::vector<tk_op_info> ops(const tk_pack* handle) {
+  const Pack& pack = known(handle);
+  std::vector<tk_op_info> out;
+  for (const format::Op& op : pack.all<format::Op>())
+    out.push_back({.name = pack.string(op.name),
+                   .schema = pack.string(op.schema),
+                   .n_tensors = op.n_tensors,
+                   .n_ints = op.n_ints,
+                   .n_floats = op.n_floats,
+                   .n_outputs = op.outputs.count,
+                   .n_buckets = op.buckets.count,
+                   .n_configs = op.configs.count,
+                   .n_variants = op.variants.count,
+                   .n_pins = op.pins.count});
+  return out;
 }
 
-std::string verify(const std::string& path) {
-  try {
-    const auto pack = tk::Pack::open(path);
-    for (uint32_t i = 0; i < pack->all<format::Image>().size(); i++) pack->image(i);
-    return "";
-  } catch (const Error& error) {
-    return error.what();
-  }
+std::vector<tk_config_info> configs(const tk_pack* handle, const char* name) {
+  const auto [pack, op] = find(handle, name);
+  std::vector<tk_config_info> out;
+  for (const auto& config : pack->rows<format::Config>(op->configs))
+    out.push_back({.number = config.number, .name = pack->string(config.name), .params = pack->string(config.params)});
+  return out;
 }
 
-int32_t describe_device(int64_t sm_count, int64_t arch, int64_t shared_optin, int64_t l2_bytes) {
-  return runtime().devices.describe({sm_count, arch, shared_optin, l2_bytes});
+std::vector<tk_variant_info> variants(const tk_pack* handle, const char* name) {
+  const OpInPack op = find(handle, name);
+  const auto configs = op.pack->rows<format::Config>(op.op->configs);
+  std::vector<tk_variant_info> out;
+  for_each_variant(op, [&](uint32_t number, const format::Variant& variant) {
+    out.push_back({.number = number,
+                   .config = variant.config,
+                   .config_name = op.pack->string(configs[variant.config].name),
+                   .kernel = op.pack->string(variant.kernel),
+                   .general = (variant.flags & format::kGeneral) != 0,
+                   .deterministic = (variant.flags & format::kNonDeterministic) == 0});
+  });
+  return out;
+}
+
+std::vector<tk_constraint_info> constraints(const tk_pack* handle, const char* name) {
+  const OpInPack op = find(handle, name);
+  std::vector<tk_constraint_info> out;
+  for_each_variant(op, [&](uint32_t number, const format::Variant& variant) {
+    for (const auto& constraint : op.pack->rows<format::Constraint>(variant.constraints))
+      out.push_back({.variant = number, .message = op.pack->string(constraint.message)});
+  });
+  return out;
+}
+
+std::vector<tk_launch_info> launches(const tk_pack* handle, const char* name) {
+  const OpInPack op = find(handle, name);
+  std::vector<tk_launch_info> out;
+  for_each_variant(op, [&](uint32_t number, const format::Variant& variant) {
+    for (const auto& launch : op.pack->rows<format::Launch>(variant.launches)) {
+      const format::Image& image = op.pack->all<format::Image>()[launch.image];
+      out.push_back({.variant = number,
+                     .threads = launch.threads,
+                     .shared = launch.shared,
+                     .cluster = launch.cluster,
+                     .size = image.size,
+                     .compressed_size = image.compressed_size,
+                     .image = op.pack->string(image.name),
+                     .entry = op.pack->string(launch.entry)});
+    }
+  });
+  return out;
+}
+
+uint32_t verify(const std::string& path) {
+  const auto pack = Pack::open(path);
+  const auto count = static_cast<uint32_t>(pack->all<format::Image>().size());
+  for (uint32_t i = 0; i < count; i++) pack->image(i);
+  return count;
 }
 
 }  // namespace tk::inspect

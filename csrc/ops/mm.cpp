@@ -5,6 +5,7 @@
 #include "names.h"
 #include "overlap.h"
 #include "reference.h"
+#include "registration.h"
 #include "runtime.h"
 
 namespace tk::ops {
@@ -302,56 +303,23 @@ void boxed_linear(StableIValue* stack, uint64_t, uint64_t) {
 
 // --- Registration ---
 
-using Boxed = void(StableIValue*, uint64_t, uint64_t);
+#define TK_SETTINGS "int activation=0, ScalarType? out_dtype=None, int precision=-1, int config=-1, int mode=0"
 
-struct Registered {
-  const char* name;
-  const char* operands;
-  Boxed* function;
-  Boxed* out_function;
+constexpr Op kOps[] = {
+    {"mm", "Tensor a, Tensor b, Tensor? bias=None, " TK_SETTINGS, boxed_mm<false>, boxed_mm<true>},
+    {"addmm", "Tensor bias, Tensor a, Tensor b, float beta=1, float alpha=1, " TK_SETTINGS, boxed_addmm<false>,
+     boxed_addmm<true>},
+    {"linear", "Tensor x, Tensor weight, Tensor? bias=None, " TK_SETTINGS, boxed_linear<false>, boxed_linear<true>},
 };
 
-constexpr Registered kOps[] = {
-    {"mm", "Tensor a, Tensor b, Tensor? bias=None", boxed_mm<false>, boxed_mm<true>},
-    {"addmm", "Tensor bias, Tensor a, Tensor b, float beta=1, float alpha=1", boxed_addmm<false>, boxed_addmm<true>},
-    {"linear", "Tensor x, Tensor weight, Tensor? bias=None", boxed_linear<false>, boxed_linear<true>},
-};
-constexpr const char* kSettings =
-    "int activation=0, ScalarType? out_dtype=None, int precision=-1, int config=-1, int mode=0";
-
-// Every op has a twin with a leading underscore on which no autograd formula is registered: what a caller uses who
-// knows that nothing needs a gradient.
-template <class Visit>
-void for_each_op(Visit visit) {
-  for (const Registered& op : kOps) {
-    for (const char* prefix : {"", "_"}) {
-      const std::string name = std::string(prefix) + op.name;
-      visit(op, name, name + ".out");
-    }
-  }
-}
-
-void implement(torch::stable::detail::StableLibrary& library) {
-  for_each_op([&](const Registered& op, const std::string& name, const std::string& out_name) {
-    library.impl(name.c_str(), op.function);
-    library.impl(out_name.c_str(), op.out_function);
-  });
-}
-
-STABLE_TORCH_LIBRARY(tk, library) {
-  for_each_op([&](const Registered& op, const std::string& name, const std::string& out_name) {
-    library.def(text(name, "(", op.operands, ", ", kSettings, ") -> Tensor").c_str());
-    library.def(text(out_name, "(", op.operands, ", ", kSettings, ", *, Tensor(a!) out) -> Tensor(a!)").c_str());
-  });
-}
-
-STABLE_TORCH_LIBRARY_IMPL(tk, CPU, library) { implement(library); }
-STABLE_TORCH_LIBRARY_IMPL(tk, CUDA, library) { implement(library); }
+STABLE_TORCH_LIBRARY(tk, library) { define<kOps>(library); }
+STABLE_TORCH_LIBRARY_IMPL(tk, CPU, library) { implement<kOps>(library); }
+STABLE_TORCH_LIBRARY_IMPL(tk, CUDA, library) { implement<kOps>(library); }
 
 }  // namespace
 
 void reserve_mm_names() {
-  for (const Registered& op : kOps) check_status(tk_reserve_op(op.name));
+  for (const Op& op : kOps) check_status(tk_reserve_op(op.name));
 }
 
 }  // namespace tk::ops

@@ -47,4 +47,38 @@ bool wants_deterministic() {
   return context_flag(flag);
 }
 
+const TorchState& TorchState::get() {
+  static const TorchState state;
+  return state;
+}
+
+TorchState::TorchState() {
+  const auto find = [](auto& function, const char* library, const char* name) {
+    function = torch_symbol<std::remove_pointer_t<std::remove_reference_t<decltype(function)>>>(library, name);
+  };
+  constexpr const char* kTorch = "libtorch_cpu.so";
+  constexpr const char* kC10 = "libc10.so";
+  find(has_mode_, kC10, "_ZN3c104impl21dispatch_mode_enabledEv");
+  find(functorch_stack_, kTorch, "_ZN2at9functorch20getDynamicLayerStackEv");
+  find(forward_level_, kTorch, "_ZN5torch8autograd14ForwardADLevel14try_get_by_idxEm");
+  find(is_subclass_, kTorch, "_ZN2at4impl19tensor_has_dispatchERKNS_6TensorE");
+  find(requires_grad_, kC10, "_ZNK3c1010TensorImpl13requires_gradEv");
+}
+
+bool TorchState::is_known() const {
+  return has_mode_ && functorch_stack_ && forward_level_ && is_subclass_ && requires_grad_;
+}
+
+bool TorchState::is_transforming() const {
+  if (has_mode_()) return true;
+  const Vector& layers = functorch_stack_();
+  return layers.begin != layers.end || forward_level_(0);  // levels do not nest: there is no other
+}
+
+// A handle is the address of an at::Tensor, which is nothing but the address of its implementation.
+bool TorchState::is_subclass(AtenTensorHandle tensor) const { return is_subclass_(tensor); }
+bool TorchState::requires_grad(AtenTensorHandle tensor) const {
+  return requires_grad_(*reinterpret_cast<const void* const*>(tensor));
+}
+
 }  // namespace tk::ops

@@ -2,7 +2,10 @@
 // up once and may be missing.
 #pragma once
 
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
 #include <cstdint>
+#include <memory>
 
 namespace tk::ops {
 
@@ -24,5 +27,31 @@ bool allows_tf32();
 
 // torch.are_deterministic_algorithms_enabled(); false where this torch does not tell.
 bool wants_deterministic();
+
+// What autograd's gate asks. C++ functions of torch, none of them in the stable ABI.
+class TorchState {
+ public:
+  static const TorchState& get();
+
+  // Whether this torch has all of them; without that, nothing else may be asked.
+  bool is_known() const;
+  // Whether a dispatch mode (fake tensors, tracing), a functorch transform or forward-mode differentiation is on.
+  bool is_transforming() const;
+  // Whether the tensor has a __torch_dispatch__.
+  bool is_subclass(AtenTensorHandle tensor) const;
+  bool requires_grad(AtenTensorHandle tensor) const;
+
+ private:
+  TorchState();
+  struct Vector {  // a std::vector, as far as it takes to see that it is empty
+    const void* begin;
+    const void* end;
+  };
+  bool (*has_mode_)();
+  const Vector& (*functorch_stack_)();
+  std::shared_ptr<void> (*forward_level_)(uint64_t index);
+  bool (*is_subclass_)(const void* tensor);
+  bool (*requires_grad_)(const void* impl);
+};
 
 }  // namespace tk::ops

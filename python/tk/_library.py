@@ -9,11 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from functools import cache
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-
-import torch
 
 from tk import errors
 
@@ -31,6 +27,8 @@ def directory() -> Path:
 
 def load() -> None:
     """Loads libtk_ops (and with it libtk_core), which registers ``torch.ops.tk``. Does not touch CUDA."""
+    import torch  # here, so that looking into packs and building them needs none
+
     path = directory() / "libtk_ops.so"
     if not path.exists():
         raise ImportError(
@@ -45,10 +43,11 @@ def load() -> None:
 
 @cache
 def core() -> ctypes.CDLL:
-    """libtk_core's C API (tk.h), as far as it is called without torch."""
+    """libtk_core's C API (tk.h)."""
     library = ctypes.CDLL(str(directory() / "libtk_core.so"))
     library.tk_last_error.restype = ctypes.c_char_p
     library.tk_load_pack.argtypes = [ctypes.c_char_p]
+    library.tk_verify_pack.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint32)]
     library.tk_op_name.argtypes = [ctypes.c_uint32]
     library.tk_op_name.restype = ctypes.c_char_p
     library.tk_intern_op.argtypes = [ctypes.c_char_p]
@@ -71,22 +70,3 @@ def check(status: int) -> None:
     """Raises the typed error of a failed call of the core."""
     if status:
         raise errors.from_status(status, core().tk_last_error().decode(errors="replace"))
-
-
-@cache
-def native() -> ModuleType:
-    """The introspection module. It is built for one Python version; every op works without it."""
-    try:
-        return _import_native()
-    except ImportError as error:
-        raise errors.UnsupportedError(
-            "tk._native, which looks into packs and choices, is not built for this Python "
-            f"({error}). Ops, load_pack and preload work without it."
-        ) from error
-
-
-def _import_native() -> ModuleType:
-    package = import_module("tk")
-    if os.environ.get("TK_LIBRARY_DIR"):  # in a build tree it lies beside the libraries
-        package.__path__.append(str(directory()))
-    return import_module("tk._native")

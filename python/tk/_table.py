@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, TypeVar, overload
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -28,3 +34,30 @@ def _is_number(cell: str) -> bool:
 def _line(row: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:
     padded = (c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric, strict=True))
     return "  ".join(padded).rstrip()
+
+
+class Records(tuple[T, ...]):
+    """A sequence of records with names that prints as a table. A slice of it is one too."""
+
+    header: ClassVar[tuple[str, ...]] = ()
+
+    __slots__ = ()
+
+    @staticmethod
+    def cells(row: Any) -> tuple[object, ...]:
+        """What is shown of a record under ``header``."""
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> T | Self:
+        if isinstance(index, slice):
+            return type(self)(super().__getitem__(index))
+        return super().__getitem__(index)
+
+    def __str__(self) -> str:
+        return table(self.header, map(self.cells, self))
+
+    __repr__ = __str__

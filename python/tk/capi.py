@@ -1,7 +1,6 @@
 """How libtk_core chooses, asked from Python by ctypes: the part of ``tk/tk.h`` that tuning, benchmarks and tests need.
 
-``tk._native`` answers the same questions faster, but is built for one Python version; this works with all of them. Only
-the argument structs of ``tk.h`` are repeated here.
+What is in the packs is asked in ``tk._packs``.
 
     problem = Problem("mm", (a, b, None, out), ints=(0, 0), floats=(1.0, 1.0))      # Matrix records
     [row.config_name for row in candidates(problem) if row.fits]
@@ -20,7 +19,8 @@ import torch
 
 from tk import _library
 
-__all__ = ["Candidate", "Choice", "Matrix", "Problem", "candidates", "choose", "launch", "pin", "prepare"]
+__all__ = ["Candidate", "Choice", "Matrix", "Problem"]
+__all__ += ["candidates", "choose", "describe_device", "launch", "pin", "prepare"]
 
 MAX_DIMS = 8
 # torch's ScalarType numbers (tk.h).
@@ -92,6 +92,7 @@ def _core() -> ctypes.CDLL:
     ]
     library.tk_launch.argtypes = [call, ctypes.c_void_p, ctypes.c_void_p]
     library.tk_pin.argtypes = [call, ctypes.c_int32]
+    library.tk_describe_device.argtypes = [ctypes.c_int64] * 4 + [ctypes.POINTER(ctypes.c_int32)]
     return library
 
 
@@ -214,6 +215,21 @@ def choose(problem: Problem, config: int = -1) -> Choice:
 def pin(problem: Problem, config: int) -> None:
     """From now on this size of the problem runs `config`; -1 takes the pin away."""
     _library.check(_core().tk_pin(Prepared(problem).pointer, config))
+
+
+def describe_device(sm_count: int, arch: int, shared_optin: int, l2_bytes: int) -> int:
+    """A device number for choosing, not launching, as on a GPU that this machine may not have.
+
+    Args:
+        arch: 90 for 9.0.
+        shared_optin: the most shared memory of a block, bytes.
+
+    Raises:
+        tk.UnsupportedError: 64 of them were described already.
+    """
+    device = ctypes.c_int32()
+    _library.check(_core().tk_describe_device(sm_count, arch, shared_optin, l2_bytes, device))
+    return device.value
 
 
 def prepare(problem: Problem, config: int = -1) -> Prepared:

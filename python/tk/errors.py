@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import torch
-
 __all__ = ["DriverError", "Error", "PackError", "UnsupportedError", "VariantNotFoundError"]
 
 
@@ -35,7 +33,6 @@ _BY_NAME: dict[str, type[Exception]] = {
     "VariantNotFound": VariantNotFoundError,
     "Pack": PackError,
     "Driver": DriverError,
-    "OutOfMemory": torch.OutOfMemoryError,
 }
 _PREFIX = re.compile(r"\[tk:(\w+)\] ")
 
@@ -47,7 +44,15 @@ def typed(error: Exception) -> Exception:
     """The typed form of an error that an op raised; the error itself if it has none."""
     text = str(error)
     found = _PREFIX.match(text)
-    return _BY_NAME[found[1]](text[found.end() :]) if found else error
+    if not found:
+        return error
+    return (_out_of_memory() if found[1] == "OutOfMemory" else _BY_NAME[found[1]])(text[found.end() :])
+
+
+def _out_of_memory() -> type[Exception]:
+    import torch  # here, so that errors can be had without it
+
+    return torch.OutOfMemoryError
 
 
 def from_status(status: int, message: str) -> Exception:

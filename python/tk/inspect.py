@@ -11,12 +11,23 @@ from typing import Any
 import torch
 
 from tk import _library, capi, errors
-from tk._table import table
+from tk._packs import Coverage, CoverageRow, Pack, Packs, coverage, packs
+from tk._table import Records
 from tk.generated import register
 from tk.heuristics.problem import Described, describe
 
-__all__ = ["Coverage", "CoverageRow", "Explanation", "Pack", "Support"]
+__all__ = ["Candidates", "Coverage", "CoverageRow", "Explanation", "Pack", "Packs", "Support"]
 __all__ += ["coverage", "explain", "load_pack", "packs", "preload", "supports"]
+
+
+class Candidates(Records[capi.Candidate]):
+    """Variants that a problem might run: those that fit first, the fastest first."""
+
+    header = ("kernel", "config", "number", "predicted us", "why not")
+
+    @staticmethod
+    def cells(row: capi.Candidate) -> tuple[object, ...]:
+        return row.kernel_name, row.config_name, row.config, _microseconds(row.cost), row.failed_constraint or ""
 
 
 @dataclass(frozen=True)
@@ -27,18 +38,13 @@ class Explanation:
     op: str
     problem: capi.Problem | None
     choice: capi.Choice | None
-    candidates: tuple[capi.Candidate, ...]
+    candidates: Candidates
     reason: str
 
     def __str__(self) -> str:
         lines = [f"tk.{self.op}: {self.reason}"]
         if self.candidates:
-            header = ("kernel", "config", "number", "predicted us", "why not")
-            rows = [
-                (c.kernel_name, c.config_name, c.config, _microseconds(c.cost), c.failed_constraint or "")
-                for c in self.candidates
-            ]
-            lines.append(table(header, rows))
+            lines.append(str(self.candidates))
         return "\n".join(lines)
 
 
@@ -56,99 +62,6 @@ class Support:
         return f"{'yes' if self.is_supported else 'no'}: {self.reason}"
 
 
-@dataclass(frozen=True)
-class Pack:
-    """arch: "sm_90", "ptx80" for PTX that serves what is newer, or "any" for definitions of ops without kernels. size:
-    of the file, bytes. problem: why it cannot be used, "" when it can."""
-
-    path: str
-    arch: str
-    compiler: str
-    ops: tuple[str, ...]
-    variants: int
-    images: int
-    size: int
-    is_builtin: bool
-    problem: str
-
-    def __str__(self) -> str:
-        if self.problem:
-            return f"{self.path}: not used: {self.problem}"
-        return (
-            f"{self.path}: {self.arch}, {', '.join(self.ops)}, {self.variants} variants, {self.images} images, "
-            f"{self.size / 1e6:.1f} MB, {self.compiler}"
-        )
-
-
-@dataclass(frozen=True)
-class CoverageRow:
-    """A config of a kernel. variants: the points of the kernel's grid that were compiled with it. images: the distinct
-    cubins (or PTX) that these launch. size: of the images, bytes."""
-
-    arch: str
-    op: str
-    kernel: str
-    config: str
-    number: int
-    variants: int
-    images: int
-    size: int
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """Everything compiled, as far as packs are loaded or belong to the package."""
-
-    rows: tuple[CoverageRow, ...]
-
-    def only(self, op: str | None = None, arch: str | None = None) -> Coverage:
-        """The rows of an op, of an architecture ("90", "sm_90", "ptx80")."""
-        wanted = f"sm_{arch}" if arch and arch.isdigit() else arch
-        return Coverage(tuple(r for r in self.rows if op in (None, r.op) and wanted in (None, r.arch)))
-
-    def __str__(self) -> str:
-        header = ("arch", "op", "kernel", "config", "number", "variants", "images", "kB")
-        rows = [
-            (r.arch, r.op, r.kernel, r.config, r.number, r.variants, r.images, round(r.size / 1000)) for r in self.rows
-        ]
-        return table(header, rows)
-
-
-def packs() -> tuple[Pack, ...]:
-    """The packs that are loaded or belong to the package, whatever GPUs there are."""
-    return tuple(_pack(p) for p in _library.native().packs())
-
-
-def _pack(p: Any) -> Pack:
-    ops = tuple(op.name for op in p.ops)
-    variants = sum(op.n_variants for op in p.ops)
-    return Pack(p.path, _arch(p), p.compiler, ops, variants, p.n_images, p.file_size, p.builtin, p.problem)
-
-
-def coverage() -> Coverage:
-    """The table of everything compiled, per architecture."""
-    native = _library.native()
-    rows: list[CoverageRow] = []
-    for pack in native.packs():
-        for op in pack.ops:
-            by_config: dict[tuple[str, int, str], list[Any]] = {}
-            for v in native.variants(pack.path, op.name):
-                by_config.setdefault((v.kernel, v.config, v.config_name), []).append(v)
-            rows += [_coverage_row(_arch(pack), op.name, *key, variants) for key, variants in sorted(by_config.items())]
-    return Coverage(tuple(sorted(rows, key=lambda r: (r.arch, r.op))))
-
-
-def _coverage_row(arch: str, op: str, kernel: str, number: int, config: str, variants: list[Any]) -> CoverageRow:
-    images = {launch.image: launch.size for v in variants for launch in v.launches}
-    return CoverageRow(arch, op, kernel, config, number, len(variants), len(images), sum(images.values()))
-
-
-def _arch(pack: Any) -> str:
-    if not pack.arch:  # definitions of ops, without kernels
-        return "any"
-    return f"ptx{pack.arch}" if pack.ptx else f"sm_{pack.arch}"
-
-
 def explain(op: str, *args: Any, **kwargs: Any) -> Explanation:
     """Which variant and config ``tk.<op>(*args, **kwargs)`` would run and why, and what keeps out the rest.
 
@@ -157,7 +70,7 @@ def explain(op: str, *args: Any, **kwargs: Any) -> Explanation:
     """
     described = describe(_wrapper(op), *args, **kwargs)
     if described is None:
-        return Explanation(op, None, None, (), _NO_LAUNCH)
+        return Explanation(op, None, None, Candidates(), _NO_LAUNCH)
     try:
         choice = capi.choose(described.problem, described.config)
     except (errors.UnsupportedError, errors.VariantNotFoundError, ValueError) as error:
@@ -246,10 +159,9 @@ def _microseconds(picoseconds: int) -> float | None:
     return None if picoseconds < 0 else picoseconds * 1e-6
 
 
-def _candidates(described: Described) -> tuple[capi.Candidate, ...]:
-    """Those that fit first, the fastest first."""
+def _candidates(described: Described) -> Candidates:
     try:
         rows = capi.candidates(described.problem)
     except errors.Error:  # no pack for this GPU, or no such bucket: the reason says so
-        return ()
-    return tuple(sorted(rows, key=lambda r: (not r.fits, r.cost, r.variant)))
+        return Candidates()
+    return Candidates(sorted(rows, key=lambda r: (not r.fits, r.cost, r.variant)))

@@ -1,7 +1,6 @@
 // Which variant runs: bucket, measured choices, constraints, modes, least predicted time.
 
 #include "fake_driver.h"
-#include "inspect.h"
 
 namespace tk::test {
 namespace {
@@ -272,9 +271,13 @@ TEST_F(ChooseTest, CallsThatAreNoCallsAreRefused) {
 }
 
 TEST_F(ChooseTest, WorksForADeviceThatIsOnlyDescribed) {
-  const int32_t h200 = inspect::describe_device(132, 90, 232448, 50 << 20);
-  EXPECT_EQ(inspect::describe_device(132, 90, 232448, 50 << 20), h200);
-  EXPECT_NE(inspect::describe_device(114, 90, 232448, 50 << 20), h200);
+  int32_t h200 = 0;
+  int32_t other = 0;
+  ASSERT_EQ(tk_describe_device(132, 90, 232448, 50 << 20, &h200), TK_OK);
+  ASSERT_EQ(tk_describe_device(132, 90, 232448, 50 << 20, &other), TK_OK);
+  EXPECT_EQ(other, h200);
+  ASSERT_EQ(tk_describe_device(114, 90, 232448, 50 << 20, &other), TK_OK);
+  EXPECT_NE(other, h200);
   Call c = call(4, 64);
   c.call.device = h200;
   EXPECT_STREQ(choose(c).config_name, "small");

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "fake_driver.h"
+#include "listing.h"
 
 namespace tk::test {
 namespace {
@@ -42,6 +43,21 @@ PackSpec small_pack() {
 
 class Hostile : public CoreTest {
  protected:
+  // Reads every text, so that the sanitizers see where it ends.
+  static void list_everything() {
+    std::string text;
+    for (const tk_pack_info& pack : packs()) {
+      for (const tk_op_info& op : ops(pack.pack)) {
+        EXPECT_EQ(configs(pack.pack, op.name).size(), op.n_configs);
+        EXPECT_EQ(variants(pack.pack, op.name).size(), op.n_variants);
+        for (const tk_constraint_info& row : constraints(pack.pack, op.name)) text += row.message;
+        for (const tk_launch_info& row : launches(pack.pack, op.name)) text = text + row.image + row.entry;
+      }
+      text = text + pack.path + pack.compiler;
+    }
+    EXPECT_FALSE(text.empty());
+  }
+
   // Loads bytes in place of a pack and, if they are taken, uses them for everything.
   bool survives(const std::string& bytes) {
     reset_runtime_for_tests();
@@ -65,6 +81,7 @@ class Hostile : public CoreTest {
     }
     tk_preload(UINT32_MAX, 0, nullptr);
     register_ops();
+    list_everything();
     return true;
   }
 

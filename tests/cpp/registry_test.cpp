@@ -1,7 +1,7 @@
 // Which pack serves which GPU.
 
 #include "fake_driver.h"
-#include "inspect.h"
+#include "listing.h"
 
 namespace tk::test {
 namespace {
@@ -86,7 +86,7 @@ TEST_F(RegistryTest, LoadingTheSamePackAgainDoesNothing) {
   EXPECT_EQ(tk_load_pack(path.c_str()), TK_OK);
   EXPECT_EQ(tk_load_pack(path.c_str()), TK_OK);
   EXPECT_EQ(tk_load_pack(copy.c_str()), TK_OK);
-  EXPECT_EQ(inspect::packs().size(), 1u);
+  EXPECT_EQ(packs().size(), 1u);
 }
 
 TEST_F(RegistryTest, AMissingPackIsNamed) {
@@ -207,7 +207,7 @@ TEST_F(BuiltinTest, AUsersCubinIsPreferredToOurPtx) {
 TEST_F(BuiltinTest, LoadingAPackOfTheLibraryByPathDoesNothing) {
   install({{"sm90.tkpack", sm90}});
   EXPECT_EQ(tk_load_pack((dir_ / "sm90.tkpack").c_str()), TK_OK) << tk_last_error();
-  EXPECT_EQ(inspect::packs().size(), 1u);
+  EXPECT_EQ(packs().size(), 1u);
 }
 
 // --- The definitions of the library's own generated ops ---
@@ -244,7 +244,7 @@ TEST_F(DefinitionsTest, AreThereAtOnce) {
   Call call("softmax", {make_tensor({})});
   EXPECT_EQ(launched(call).size(), 1u) << "the kernels come from the pack for the GPU";
   EXPECT_EQ(names().size(), 2u);
-  EXPECT_EQ(inspect::packs().size(), 2u);
+  EXPECT_EQ(packs().size(), 2u);
 }
 
 TEST_F(DefinitionsTest, AreNoKernels) {

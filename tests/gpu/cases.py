@@ -190,13 +190,10 @@ def judge(case: Case, inputs: Inputs, result: torch.Tensor) -> accuracy.Verdict:
     if verdict.ok or case.kind.precision != "tf32":
         return verdict
     # For a single row or column torch does not use tf32 at all. What is asked for is tf32's own error.
-    exact = case.alpha * (rounded_to_tf32(a).double() @ rounded_to_tf32(b).double()) + (z - case.alpha * product)
+    exact = case.alpha * (products.rounded_to_tf32(a).double() @ products.rounded_to_tf32(b).double()) + (
+        z - case.alpha * product
+    )
     return accuracy.judge(result, products.ACTIVATIONS[case.activation][1](exact).float(), reference, slack)
-
-
-def rounded_to_tf32(x: torch.Tensor) -> torch.Tensor:
-    """fp32, finite, to the 10 bits of mantissa that tf32 keeps."""
-    return ((x.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
 
 
 def rms(x: torch.Tensor) -> float:

@@ -96,7 +96,9 @@ def test_longest_k(transposed: bool) -> None:
 
     described = describe(run)
     assert described is not None
-    cut = [c for c in capi.candidates(described.problem) if c.fits and c.kernel_name in ("mm_split_k", "mm_gemv_split")]
+    cut = [
+        c for c in capi.candidates(described.problem) if c.fits and c.kernel_name in ("mm_split_k", "mm_gemv_split_k")
+    ]
     assert len({c.kernel_name for c in cut}) == (1 if transposed else 2)
     for c in cut:
         assert run(c.config).tolist() == [[0, 3]], c.config_name

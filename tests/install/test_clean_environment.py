@@ -80,11 +80,6 @@ def test_it_needs_no_home_and_no_writable_file_system(clean: Environment):
     assert result.returncode == 0, result.stderr
 
 
-def test_every_op_works_without_the_introspection_module(clean: Environment):
-    hide = "import sys; sys.modules['tk._native'] = None\nimport torch\n"
-    clean.run("-c", hide + USE)
-
-
 def test_a_call_is_explained(clean: Environment):
     code = "import torch, tk; a = torch.ones(2, 2); print(tk.supports('mm', a, a)); print(tk.explain('mm', a, a))"
     shown = clean.run("-c", code).stdout

@@ -24,12 +24,6 @@ def ops(unpacked: Path) -> Library:
     return Library(unpacked / "tk/lib/libtk_ops.so")
 
 
-@pytest.fixture
-def native(unpacked: Path) -> Library:
-    (path,) = unpacked.glob("tk/_native.*.so")
-    return Library(path)
-
-
 def test_the_ops_use_nothing_of_torch_that_torch_2_11_lacks(ops: Library, core: Library):
     exported = set((ROOT / "tests/exports/torch-2.11.txt").read_text().split())
     # What has a version (GLIBC_, GLIBCXX_, …) is the C and C++ runtime's. No other symbol is let through, so torch's
@@ -39,16 +33,14 @@ def test_the_ops_use_nothing_of_torch_that_torch_2_11_lacks(ops: Library, core: 
     assert others - exported == set()
 
 
-def test_no_library_needs_cuda_python_or_more_of_torch(core: Library, ops: Library, native: Library):
+def test_no_library_needs_cuda_python_or_more_of_torch(core: Library, ops: Library):
     assert core.needed <= RUNTIME
     assert ops.needed - RUNTIME == {"libtk_core.so", "libtorch_cpu.so"}
-    assert native.needed - RUNTIME == {"libtk_core.so"}
 
 
-def test_they_find_each_other_by_where_they_lie(core: Library, ops: Library, native: Library):
+def test_they_find_each_other_by_where_they_lie(core: Library, ops: Library):
     assert core.run_path in ([], ["$ORIGIN"])
     assert ops.run_path == ["$ORIGIN"]
-    assert native.run_path == ["$ORIGIN/lib"]
 
 
 def test_what_is_linked_in_stays_hidden(core: Library, ops: Library):
@@ -59,8 +51,8 @@ def test_what_is_linked_in_stays_hidden(core: Library, ops: Library):
         assert plain <= {"_end", "_edata", "__bss_start"}  # the linker's own
 
 
-def test_they_run_on_the_oldest_systems_promised(core: Library, ops: Library, native: Library):
-    for library in (core, ops, native):
+def test_they_run_on_the_oldest_systems_promised(core: Library, ops: Library):
+    for library in (core, ops):
         glibc, glibcxx = library.newest("GLIBC"), library.newest("GLIBCXX")
         print(f"{library.path.name}: glibc {'.'.join(map(str, glibc))}, GLIBCXX {'.'.join(map(str, glibcxx))}")
         assert glibc <= NEWEST_GLIBC

@@ -50,8 +50,6 @@ def test_every_python_source_is_there(wheel: Path):
 
 def test_the_rest_is_libraries_packs_headers_and_the_cmake_config(wheel: Path):
     rest = {n for n in names(wheel, "tk/") if not n.endswith((".py", ".pyi", ".json", "py.typed"))}
-    native = {n for n in rest if n.startswith("_native.")}
-    assert len(native) == 1, native
     config = {n for n in rest if n.startswith("share/cmake/tk/")}
     assert {"share/cmake/tk/tkConfig.cmake", "share/cmake/tk/tkConfigVersion.cmake"} <= config
     headers = {f"include/tk/{path.name}" for path in ROOT.glob("csrc/*/include/tk/*.h")}
@@ -59,7 +57,7 @@ def test_the_rest_is_libraries_packs_headers_and_the_cmake_config(wheel: Path):
     libraries = {"lib/libtk_core.so", "lib/libtk_ops.so"}
     packs = {n for n in rest if n.startswith("packs/")}
     assert packs and all(n.endswith(".tkpack") for n in packs)
-    assert rest == native | config | headers | libraries | packs
+    assert rest == config | headers | libraries | packs
     assert {n.split("/")[0] for n in names(wheel)} == {"tk", wheel.name[: wheel.name.index("-py3")] + ".dist-info"}
 
 

@@ -567,6 +567,6 @@ def test_explain_supports_and_coverage(load: Load) -> None:
     assert tk.supports(op.name, x, bias)
     answer = tk.supports(op.name, x, bias[:7])
     assert not answer and "N of x and bias" in answer.reason
-    assert [row.config for row in tk.coverage().only(op=op.name).rows] == ["flat", "general"]
+    assert [row.config for row in tk.coverage().only(op=op.name)] == ["flat", "general"]
     with pytest.raises(ValueError, match=f"there are addmm, linear, mm, .*{op.name}"):
         tk.explain("no_such_op", x)

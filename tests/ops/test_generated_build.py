@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tk
-from tk import _library, capi
+from tk import capi
 
 from .test_generated_launch import Kernel
 
@@ -108,7 +108,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     tk.load_pack(pack)
-    return Kernel("built_scale", _library.native().describe_device(132, 90, 232448, 50 << 20))
+    return Kernel("built_scale", capi.describe_device(132, 90, 232448, 50 << 20))
 
 
 def chosen(kernel: Kernel, x: torch.Tensor) -> str:

@@ -40,7 +40,7 @@ def standing_for(device: int) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def h100() -> int:
-    return _library.native().describe_device(132, 90, 232448, 50 << 20)
+    return capi.describe_device(132, 90, 232448, 50 << 20)
 
 
 class Kernel:
@@ -315,7 +315,7 @@ def test_wrong_arguments_are_refused(load: Load, h100: int) -> None:
 
 def test_a_gpu_without_kernels(load: Load) -> None:
     op = load(TWICE)
-    turing = _library.native().describe_device(40, 75, 65536, 6 << 20)
+    turing = capi.describe_device(40, 75, 65536, 6 << 20)
     with pytest.raises(RuntimeError) as caught:
         Kernel(op.name, turing)(torch.randn(3))
     error = errors.typed(caught.value)

@@ -78,7 +78,7 @@ def test_gradients_come_in_the_inputs_dtype() -> None:
 def test_the_backward_keeps_the_modes_of_its_forward_but_static_weights(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     seen = []
     ops = tk.ops.mm  # type: ignore[attr-defined]
-    original = ops._public_mm
+    original = ops._mm
 
     def spy(*args):  # type: ignore[no-untyped-def]
         seen.append(args[7])
@@ -87,7 +87,7 @@ def test_the_backward_keeps_the_modes_of_its_forward_but_static_weights(monkeypa
     a, b = leaf(3, 4), leaf(4, 2)
     with tk.config.modes(batch_invariant=True, static_weights=True):
         result = tk.mm(a, b)
-    monkeypatch.setattr(ops, "_public_mm", spy)
+    monkeypatch.setattr(ops, "_mm", spy)
     result.sum().backward()
     assert seen == [tk.config.MODE_BITS["batch_invariant"]] * 2
 
@@ -113,3 +113,43 @@ def test_forward_mode_is_refused_rather_than_dropped() -> None:
         torch.func.jvp(lambda a: tk.mm(a, b), (a,), (a,))
     with torch.autograd.forward_ad.dual_level():
         assert tk.mm(a, b).shape == (3, 2)
+
+
+ZERO_OR_NOT = ((0, 3, 2), (2, 0, 3), (2, 3, 0), (0, 0, 2), (0, 2, 0), (2, 0, 0), (0, 0, 0), (1, 2, 3))
+
+
+def gradients(call, *inputs: torch.Tensor) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
+    """The result, and the gradient of every input for one gradient of the result."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    result = call(*leaves)
+    return [result, *torch.autograd.grad(result, leaves, torch.linspace(-1, 1, result.numel()).view_as(result))]
+
+
+def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
+    for x, y in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("activation", ("none", "relu", "gelu", "silu"))
+@pytest.mark.parametrize(("m", "n", "k"), ZERO_OR_NOT)
+def test_gradients_of_products_with_sizes_of_0(m: int, n: int, k: int, activation: str) -> None:
+    a, b, bias = torch.randn(m, k), torch.randn(k, n), torch.randn(n)
+    activate = tk.ops.mm._ACTIVATE[activation]  # type: ignore[attr-defined]
+    for form in FORMS:
+        ours = gradients(lambda *x, f=form: f.call(*x, activation=activation), a, b, bias)
+        assert_same(ours, gradients(lambda a, b, c: activate(a @ b + c), a, b, bias))
+    matrix = torch.randn(m, n)
+    ours = gradients(lambda c, a, b: tk.addmm(c, a, b, beta=0.5, alpha=2, activation=activation), matrix, a, b)  # type: ignore[arg-type]
+    assert_same(ours, gradients(lambda c, a, b: activate(0.5 * c + 2 * (a @ b)), matrix, a, b))
+
+
+@pytest.mark.parametrize("activation", ("none", "gelu"))
+@pytest.mark.parametrize(("n", "k"), ((2, 3), (0, 3), (2, 0), (0, 0)))
+@pytest.mark.parametrize("leading", ((), (0,), (2, 0), (0, 2), (2, 0, 3), (2, 3)), ids=str)
+def test_gradients_of_linear_with_sizes_of_0(leading: tuple[int, ...], n: int, k: int, activation: str) -> None:
+    x, weight, bias = torch.randn(*leading, k), torch.randn(n, k), torch.randn(n)
+    activate = tk.ops.mm._ACTIVATE[activation]  # type: ignore[attr-defined]
+    ours = gradients(lambda *args: tk.linear(*args, activation), x, weight, bias)  # type: ignore[arg-type]
+    assert_same(ours, gradients(lambda *args: activate(F.linear(*args)), x, weight, bias))
+    ours = gradients(lambda *args: tk.linear(*args, None, activation), x, weight)  # type: ignore[arg-type]
+    assert_same(ours, gradients(lambda *args: activate(F.linear(*args)), x, weight))

@@ -63,18 +63,18 @@ def test_a_missing_library_says_what_to_do() -> None:
     assert "/nowhere/libtk_ops.so" in done.stderr and "TK_LIBRARY_DIR" in done.stderr
 
 
-def test_without_the_introspection_module() -> None:
+def test_what_is_in_packs_needs_no_torch() -> None:
+    """Neither does what is built without the library."""
     code = """
 import sys
-sys.modules["tk._native"] = None
-import torch, tk
-print(tk.mm(torch.ones(2, 3), torch.ones(3, 2)).sum().item())
+sys.modules["torch"] = None
+from tk import _library, _packs, errors
 try:
-    tk.packs()
-except tk.UnsupportedError as error:
-    print("not built" in str(error))
+    _packs.verify("/no/such.tkpack")
+except errors.PackError as error:
+    print(error, len(_packs.coverage()))
 """
-    assert output(code).splitlines() == ["12.0", "True"]
+    assert "No such file" in output(code, TK_NO_LIBRARY="1")
 
 
 def test_a_bad_pack_in_the_path_is_reported_and_not_fatal(tmp_path) -> None:  # type: ignore[no-untyped-def]

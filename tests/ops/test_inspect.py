@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tk
-from tk import _library, capi
+from tk import _packs, capi
 from tk.heuristics.problem import Described, describe
 
 from . import tiny_pack
@@ -28,7 +28,7 @@ def loaded(tmp_path: Path) -> tuple[str, Path]:
 
 @pytest.fixture(scope="session")
 def h100() -> int:
-    return _library.native().describe_device(132, 90, 232448, 50 << 20)
+    return capi.describe_device(132, 90, 232448, 50 << 20)
 
 
 def problem(op: str, rows: int, device: int) -> capi.Problem:
@@ -57,16 +57,52 @@ def test_a_loaded_pack_is_listed(loaded: tuple[str, Path]) -> None:
 
 def test_coverage_of_it(loaded: tuple[str, Path]) -> None:
     name, _ = loaded
-    rows = tk.coverage().only(op=name).rows
+    rows = tk.coverage().only(op=name)
     assert [(r.arch, r.kernel, r.config, r.number, r.variants, r.images) for r in rows] == [
         ("sm_90", f"{name}_kernel", "wide", 0, 1, 1),
         ("sm_90", f"{name}_kernel", "narrow", 1, 1, 1),
     ]
     assert all(r.size == len(tiny_pack.IMAGE) for r in rows)
-    assert tk.coverage().only(op=name, arch="90").rows == rows
-    assert not tk.coverage().only(op=name, arch="80").rows
+    assert tk.coverage().only(op=name, arch="90") == rows
+    assert not tk.coverage().only(op=name, arch="80")
     table = str(tk.coverage().only(op=name)).splitlines()
     assert table[0].split()[:4] == ["arch", "op", "kernel", "config"] and len(table) == 4
+
+
+def test_what_is_listed_is_a_sequence_that_prints_as_a_table(loaded: tuple[str, Path]) -> None:
+    name, path = loaded
+    rows = tk.coverage().only(op=name)
+    assert (len(rows), [r.config for r in rows], rows[1].config, rows[-1].config) == (
+        *(2, ["wide", "narrow"]),
+        *("narrow", "narrow"),
+    )
+    first = rows[:1]
+    assert type(first) is type(rows) and len(first) == 1 and first[0] == rows[0] and rows[0] in rows
+    assert len(str(rows).splitlines()) == 2 + len(rows) and len(repr(first).splitlines()) == 3
+    assert str(rows[2:]).splitlines()[0].split()[:2] == ["arch", "op"]
+    packs = tk.packs()
+    assert type(packs[:0]) is type(packs) and len(packs) == len(list(packs))
+    lines = str(packs).splitlines()
+    assert lines[0].split() == ["path", "arch", "ops", "variants", "images", "MB", "compiler"]
+    (line,) = [x for x in lines if str(path) in x]
+    assert line.split()[1:3] == ["sm_90", name]
+
+
+def test_a_pack_that_cannot_be_used_says_why_in_the_table() -> None:
+    lost = tk.inspect.Pack("/packs/lost.tkpack", "", "", (), 0, 0, 0, True, "No such file")  # type: ignore[attr-defined]
+    assert "not used: No such file" in str(tk.inspect.Packs([lost])).splitlines()[2]  # type: ignore[attr-defined]
+
+
+def test_verify_counts_images_and_finds_damage(loaded: tuple[str, Path]) -> None:
+    _, path = loaded
+    assert _packs.verify(path) == 1
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(tk.PackError, match=str(path)):
+        _packs.verify(path)
+    with pytest.raises(tk.PackError, match="No such file"):
+        _packs.verify("/no/such.tkpack")
 
 
 def test_a_pack_with_an_op_that_is_there_already_is_refused(loaded: tuple[str, Path], tmp_path: Path) -> None:
@@ -85,6 +121,8 @@ def test_explain_what_is_predicted(loaded: tuple[str, Path], h100: int, explain)
     assert (found.choice.config_name, found.choice.cost, found.choice.pinned) == ("wide", 1_000_000, 0)
     assert "lowest predicted time" in found.reason and str(path) in found.reason
     assert [c.config_name for c in found.candidates] == ["wide", "narrow"]
+    assert type(found.candidates[1:]) is type(found.candidates) and found.candidates[1].cost == 2_000_000
+    assert str(found.candidates[1:]).splitlines()[2].split()[:2] == [f"{name}_kernel", "narrow"]
     lines = str(found).splitlines()
     assert lines[0].startswith(f"tk.{name}: ") and "1.00" in lines[3] and "2.00" in lines[4]
 

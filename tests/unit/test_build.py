@@ -633,7 +633,7 @@ def test_one_variant_of_each_of_the_packages_kernels_compiles(cache, tmp_path, t
     assert {written.string(v.kernel) for v in written.variants} == set(first)
     work = find_work([pack], cache)
     for key, source in work.sources.items():
-        if source.fn.__name__.startswith("mm_hopper"):
+        if source.fn.__name__.startswith("mm_tma"):
             assert "HGMMA" in get_sass(work.done[key].image)
 
 

@@ -7,8 +7,8 @@ import pytest
 from tk.aot.expr import MODE_BITS, Problem, TensorValue, evaluate_locals
 from tk.aot.grid import Grid, bucket_expr, buckets, enumerate_grid
 from tk.aot.spec import DTYPES
-from tk.kernels.mm import FAMILY
-from tk.kernels.mm_op import OP
+from tk.kernels.mm.family import FAMILY
+from tk.kernels.mm.op import OP
 
 DEVICES = {
     80: {"sm_count": 108, "arch": 80, "shared_optin": 166912, "l2_bytes": 40 << 20},

@@ -1,10 +1,15 @@
 """The scripts that the Makefile calls."""
 
+import importlib.util
+import json
 import os
 import subprocess
 import sys
 import venv
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,3 +26,80 @@ def test_a_system_venv_sees_the_packages_of_a_venv(tmp_path: Path) -> None:
     for _ in range(2):
         subprocess.run([ROOT / "tools/make_venv.sh", "python3", folder, "system"], env=env, check=True)
         subprocess.run([folder / "bin/python", "-c", "import only_outside"], env=env, check=True)
+
+
+@pytest.fixture
+def readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """tools/readme.py on a project of its own, which has markers and results but nothing generated."""
+    spec = importlib.util.spec_from_file_location("readme", ROOT / "tools/readme.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "ops_table", lambda: "the ops")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "benchmarks/results").mkdir(parents=True)
+    (tmp_path / "README.md").write_text("# x\n<!-- begin gains -->\nold\n<!-- end gains -->\nend\n")
+    parts = ("<!-- begin figures -->\n<!-- end figures -->", "<!-- begin ops -->\n<!-- end ops -->")
+    (tmp_path / "docs/benchmarks.md").write_text("\n".join(parts) + "\n")
+    return module
+
+
+def write_results(root: Path, **more: object) -> None:
+    names = ("gpu", "driver", "torch", "compiler", "commit", "date")
+    group = {"name": "few", "title": "few rows", "peer": "torch.mm", "geomean": 0.9, "worst": 0.8, "worst_label": "w"}
+    group["rows"] = [{"m": 4, "ratio": 0.8}, {"m": 5, "ratio": 1.0125}]
+    figures = {"host_torch_mm": 16.0, "host_op": 11.3}
+    result = {
+        "family": "mm",
+        "environment": dict.fromkeys(names, "X"),
+        "groups": [group],
+        "figures": [
+            {"name": name, "title": name, "value": value, "unit": "µs", "limit": None, "at_most": True}
+            for name, value in figures.items()
+        ],
+        "failures": [{"label": "host_jit", "error": "no compiler"}],
+    }
+    (root / "benchmarks/results/mm.json").write_text(json.dumps(result | more))
+
+
+def test_readme_checks_and_writes_what_is_generated(
+    readme: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_results(tmp_path)
+    assert readme.main(["--check"]) == 1
+    complaints = capsys.readouterr().err
+    assert all(name in complaints for name in ("README.md", "docs/benchmarks.md", "benchmarks/results/gains.svg"))
+    assert "old" in (tmp_path / "README.md").read_text()
+    assert readme.main([]) == 0
+    assert readme.main(["--check"]) == 0
+    (tmp_path / "benchmarks/results/gains.svg").write_text("another")
+    assert readme.main(["--check"]) == 1
+
+
+def test_readme_shows_what_was_measured_and_where_cublas_is_faster(readme: ModuleType, tmp_path: Path) -> None:
+    write_results(tmp_path)
+    assert readme.main([]) == 0
+    text = (tmp_path / "README.md").read_text()
+    assert "| host time of a call | `torch.mm` | 16 µs | 11 µs (not measured) |" in text
+    assert "| host time of a call | a `@triton.jit` kernel | failed | 11 µs (not measured) |" in text
+    assert "| speed, M ≤ 16, 2 listed shapes | cuBLAS (`torch.mm`) | 1 | 0.90; cuBLAS is faster in 1, at most" in text
+    assert "| first call" not in text and "bias" not in text, "rows of which nothing is known"
+    tables = (tmp_path / "docs/benchmarks.md").read_text()
+    assert "| few rows | torch.mm | 2 | 0.90 | 0.80 | w |" in tables
+    assert "the ops" in tables and "1 failed: host_jit" in tables
+
+
+def test_readme_takes_random_shapes_where_there_are_any(readme: ModuleType, tmp_path: Path) -> None:
+    listed = {"name": "few", "rows": [{"m": 4, "ratio": 2.0}, {"m": 20, "ratio": 2.0}]}
+    drawn = {"name": "random_16", "rows": [{"m": 4, "ratio": 1.1}]}
+    products = readme.judged(readme.gains.products([{"groups": [drawn, listed]}]))
+    assert [(p.band.name, p.random, p.geomean) for p in products] == [
+        ("16", True, pytest.approx(1.1)), ("256", False, pytest.approx(2.0)),
+    ]  # fmt: skip
+
+
+def test_readme_without_a_marker_is_an_error(readme: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("nothing to fill")
+    with pytest.raises(ValueError, match=r"README\.md has the part gains 0 times"):
+        readme.main([])

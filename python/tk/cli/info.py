@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import tk
-from tk import _library, errors
+from tk import _library
 
 VARIABLES = ("TK_PACK_PATH", "TK_LOG", "TK_LIBRARY_DIR", "TK_CACHE_DIR")
 
@@ -41,11 +41,8 @@ def _rows() -> Iterator[tuple[str, str]]:
     for i in range(torch.cuda.device_count()):
         p = torch.cuda.get_device_properties(i)
         yield f"gpu {i}", f"{p.name}, {p.major}.{p.minor}, {p.multi_processor_count} SMs, {p.total_memory >> 30} GiB"
-    try:
-        for pack in tk.packs():
-            yield "pack", str(pack)
-    except errors.UnsupportedError as error:
-        yield "packs", str(error)
+    for pack in tk.packs():
+        yield "pack", str(pack)
     for name in VARIABLES:
         if name in os.environ:
             yield name, os.environ[name]

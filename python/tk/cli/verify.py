@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 import tk
-from tk import capi, errors
+from tk import _packs, capi, errors
 from tk._table import table
-from tk.aot.errors import PackFormatError
-from tk.aot.pack import read_pack
 from tk.cli._judge import error_ratio
 from tk.heuristics.problem import describe
 from tk.ops.mm import ACTIVATIONS, reference
@@ -58,11 +56,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _rehash(path: Path) -> bool:
     try:
-        pack = read_pack(path)
-    except (PackFormatError, OSError) as error:
-        print(f"{path}: {error}")
+        images = _packs.verify(path)
+    except errors.PackError as error:
+        print(error)
         return False
-    print(f"{path}: {len(pack.images)} images and the index have their hashes ({pack.size} bytes, {pack.compiler})")
+    print(f"{path}: {images} images and the index have their hashes")
     return True
 
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from tk import _library, config
+from tk import _packs, config
 
 CHOOSE = -1
 
@@ -40,9 +40,7 @@ def number(op: str, wanted: str | int, first: Tensor) -> int:
 
 @lru_cache(maxsize=256)
 def _number_of(op: str, name: str) -> int:
-    # A number means the same name in every pack.
-    configs = (c for pack in _library.native().packs() for o in pack.ops if o.name == op for c in o.configs)
-    numbers = {c.name: c.number for c in configs}
+    numbers = _packs.config_numbers(op)
     if name not in numbers:
         raise ValueError(f"tk.{op}: there is no config {name!r}; there are {', '.join(sorted(numbers)) or 'none'}")
     return numbers[name]

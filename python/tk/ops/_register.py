@@ -1,13 +1,16 @@
 """What every op registers besides its own formulas: fakes, vmap, autocast, and how ``out`` behaves.
 
-The ops are defined in C++; an op ``f`` has an ``out`` overload and a twin ``_f`` without autograd, which a wrapper
-calls when nothing needs a gradient. What is registered here holds for both.
+The ops are defined in C++; an op ``f`` has an ``out`` overload. At their Autograd keys stands a gate in C++
+(csrc/ops/gate.h), since a Python kernel there would cost every call microseconds: where no gradient is at stake it goes
+straight to the kernel, else to ``_f_autograd``, where the formula is registered here.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +19,9 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library
 
-_library = Library("tk", "IMPL")  # keeps what is registered alive
+from tk import _library
+
+_implementations = Library("tk", "IMPL")  # keeps what is registered alive
 
 
 def overloads(name: str) -> tuple[Any, Any]:
@@ -26,7 +31,7 @@ def overloads(name: str) -> tuple[Any, Any]:
 
 
 def fake(name: str, allocate: Callable[..., Tensor]) -> None:
-    """``allocate`` makes an empty result from an op's arguments; it serves the op, its twin and their ``out``."""
+    """``allocate`` makes an empty result from an op's arguments; it serves the op and its ``out``."""
 
     def fake_out(*args: Any, out: Tensor, **kwargs: Any) -> Tensor:
         expected = allocate(*args, **kwargs)
@@ -36,39 +41,85 @@ def fake(name: str, allocate: Callable[..., Tensor]) -> None:
         )
         return out
 
-    for twin in (name, f"_{name}"):
-        torch.library.register_fake(f"tk::{twin}", allocate)
-        torch.library.register_fake(f"tk::{twin}.out", fake_out)
+    torch.library.register_fake(f"tk::{name}", allocate)
+    torch.library.register_fake(f"tk::{name}.out", fake_out)
 
 
 def vmap(name: str, rule: Callable[..., tuple[Tensor, int]]) -> None:
-    """``rule(op, info, in_dims, *args)`` for the op and its twin."""
-    for twin in (name, f"_{name}"):
-        op, _ = overloads(twin)
+    """``rule(op, info, in_dims, *args)``."""
+    op, _ = overloads(name)
 
-        def bound(info: Any, in_dims: Any, *args: Any, op: Any = op) -> tuple[Tensor, int]:
-            args = _with_defaults(op, args)
-            return rule(op, info, (*in_dims, *(None,) * (len(args) - len(in_dims))), *args)
+    def bound(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        args = _with_defaults(op, args)
+        return rule(op, info, (*in_dims, *(None,) * (len(args) - len(in_dims))), *args)
 
-        torch.library.register_vmap(f"tk::{twin}", bound)
+    torch.library.register_vmap(f"tk::{name}", bound)
+
+
+class _Python(ctypes.Structure):
+    """``tk_ops_python``: what of CPython lets the gate pass exceptions on."""
+
+    _functions = ("PyErr_SetObject", "Py_IncRef", "Py_DecRef", "PyGILState_Ensure", "PyGILState_Release")
+    _fields_ = [(name, ctypes.c_void_p) for name in _functions]
+
+
+@cache
+def _gate() -> ctypes.PyDLL:
+    """libtk_ops, called under the GIL."""
+    library = ctypes.PyDLL(str(_library.directory() / "libtk_ops.so"))
+    library.tk_ops_gate.argtypes = [ctypes.c_char_p]
+    library.tk_ops_set_python.argtypes = [ctypes.POINTER(_Python)]
+    library.tk_ops_set_python.restype = None
+    library.tk_ops_python_failed.argtypes = [ctypes.py_object, ctypes.py_object, ctypes.c_char_p]
+    library.tk_ops_python_failed.restype = None
+    addresses = (ctypes.cast(getattr(ctypes.pythonapi, f), ctypes.c_void_p) for f in _Python._functions)
+    library.tk_ops_set_python(_Python(*addresses))
+    return library
+
+
+def _at_autograd(name: str, kernel: Callable[..., Tensor]) -> None:
+    """Registers ``kernel(keyset, *args, **kwargs)`` for calls that autograd may have to do with: behind the gate, or at
+    the op itself where this torch does not tell what the gate asks. name: "mm", "mm.out"."""
+    stem, _, overload = name.partition(".")
+    twin, tracked = (f"{x}.{overload}" if overload else x for x in (f"_{stem}", f"_{stem}_autograd"))
+    _implementations.impl(twin, torch.library.fallthrough_kernel, "Autograd")
+    if _gate().tk_ops_gate(name.encode()):
+        _implementations.impl(tracked, _leaving_errors(kernel), "Autograd", with_keyset=True)
+    else:
+        _implementations.impl(name, kernel, "Autograd", with_keyset=True)
+
+
+def _leaving_errors(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The kernel as the gate calls it: an exception is left with the gate, which raises it again."""
+
+    def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Tensor:
+        try:
+            return kernel(keyset, *args, **kwargs)
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+            _gate().tk_ops_python_failed(type(error), error, text.encode(errors="replace"))
+        return next(x for x in args if isinstance(x, Tensor))  # stands for no result: the gate drops it
+
+    return guarded
+
+
+def _below_autograd(op: Any, keyset: Any, *args: Any, **kwargs: Any) -> Tensor:
+    with torch._C._AutoDispatchBelowAutograd():
+        return op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
 
 
 def autograd(name: str, setup: Callable[..., None], backward: Callable[..., Any]) -> None:
     """A gradient formula: ``setup(ctx, inputs, output)`` keeps what ``backward(ctx, grad)`` reads.
 
     As ``torch.library.register_autograd``, except that what it makes also works under ``torch.func`` transforms (it
-    stands where ATen's own formulas do: once per level) and goes straight to the kernel when nothing needs a gradient.
+    stands where ATen's own formulas do: once per level) and costs nothing when nothing needs a gradient.
     """
     op, _ = overloads(name)
-
-    def below(keyset: Any, args: tuple[Any, ...]) -> Tensor:
-        with torch._C._AutoDispatchBelowAutograd():
-            return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
     class Formula(_SingleLevelFunction):
         @staticmethod
         def forward(ctx: Any, keyset: Any, *args: Any) -> Tensor:
-            result = below(keyset, args)
+            result = _below_autograd(op, keyset, *args)
             ctx.needs = ctx.needs_input_grad[1:]
             setup(ctx, _with_defaults(op, args), result)
             return result
@@ -85,9 +136,9 @@ def autograd(name: str, setup: Callable[..., None], backward: Callable[..., Any]
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
             with _single_level():
                 return Formula.apply(keyset, *args)  # type: ignore[attr-defined]
-        return below(keyset, args)
+        return _below_autograd(op, keyset, *args)
 
-    _library.impl(name, kernel, "Autograd", with_keyset=True)
+    _at_autograd(name, kernel)
 
 
 def _has_tangent(args: tuple[Any, ...]) -> bool:
@@ -122,9 +173,8 @@ def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
 
 def autocast(name: str) -> None:
     """Runs the op in autocast's dtype, as ATen's products do. Like theirs, an ``out`` form is left alone."""
-    for twin in (name, f"_{name}"):
-        for device_type, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
-            _register_autocast(twin, device_type, key)
+    for device_type, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+        _register_autocast(name, device_type, key)
 
 
 def _register_autocast(name: str, device_type: str, key: str) -> None:
@@ -139,7 +189,7 @@ def _register_autocast(name: str, device_type: str, key: str) -> None:
                 **{k: _cast(x, device_type, dtype) for k, x in kwargs.items()},
             )
 
-    _library.impl(name, cast_then_call, key)
+    _implementations.impl(name, cast_then_call, key)
 
 
 def out_form(name: str) -> None:
@@ -148,7 +198,7 @@ def out_form(name: str) -> None:
         _functionalize_out(twin)
     _, op_out = overloads(name)
 
-    def refuse_gradients(*args: Any, **kwargs: Any) -> Tensor:
+    def refuse_gradients(keyset: Any, *args: Any, **kwargs: Any) -> Tensor:
         if torch.is_grad_enabled() and any(
             isinstance(x, Tensor) and x.requires_grad for x in (*args, *kwargs.values())
         ):
@@ -156,10 +206,9 @@ def out_form(name: str) -> None:
                 f"tk.{name}: functions with out=... arguments don't support automatic differentiation, but one of the "
                 "arguments requires grad."
             )
-        with torch._C._AutoDispatchBelowAutograd():
-            return op_out(*args, **kwargs)
+        return _below_autograd(op_out, keyset, *args, **kwargs)
 
-    _library.impl(f"{name}.out", refuse_gradients, "Autograd")
+    _at_autograd(f"{name}.out", refuse_gradients)
 
 
 def _functionalize_out(name: str) -> None:
@@ -181,4 +230,4 @@ def _functionalize_out(name: str) -> None:
         torch._functionalize_sync(out)
         return out
 
-    _library.impl(f"{name}.out", functional, "Functionalize")
+    _implementations.impl(f"{name}.out", functional, "Functionalize")

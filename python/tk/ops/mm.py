@@ -2,7 +2,7 @@
 
     out = activation(alpha * a @ b + beta * bias)
 
-Accumulated in float32 (float64 for float64) and rounded once. The kernels are declared in kernels/mm.py; on the CPU the
+Accumulated in float32 (float64 for float64) and rounded once. The kernels are declared in kernels/mm/; on the CPU the
 same formula is computed with ATen ops (csrc/ops/reference.cpp).
 """
 
@@ -14,7 +14,6 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from tk import config as _config
 from tk import errors
@@ -29,12 +28,9 @@ Precision = Literal["ieee", "tf32"]
 ACTIVATIONS: Mapping[str, int] = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 PRECISIONS: Mapping[str | None, int] = {None: -1, "ieee": 0, "tf32": 1}
 
-_mm, _mm_out = _register.overloads("_mm")
-_addmm, _addmm_out = _register.overloads("_addmm")
-_linear, _linear_out = _register.overloads("_linear")
-_public_mm, _public_mm_out = _register.overloads("mm")
-_public_addmm, _public_addmm_out = _register.overloads("addmm")
-_public_linear, _public_linear_out = _register.overloads("linear")
+_mm, _mm_out = _register.overloads("mm")
+_addmm, _addmm_out = _register.overloads("addmm")
+_linear, _linear_out = _register.overloads("linear")
 
 
 # --- The wrappers ---
@@ -75,8 +71,8 @@ def mm(
     try:
         settings = _settings("mm", a, activation, out_dtype, precision, config)
         if out is not None:
-            return (_public_mm_out if _is_tracked(a, b, bias, out) else _mm_out)(a, b, bias, *settings, out=out)
-        return (_public_mm if _is_tracked(a, b, bias) else _mm)(a, b, bias, *settings)
+            return _mm_out(a, b, bias, *settings, out=out)
+        return _mm(a, b, bias, *settings)
     except (RuntimeError, AttributeError) as error:
         raise _explained(error, "mm", a=a, b=b, bias=bias) from None
 
@@ -102,9 +98,8 @@ def addmm(
     try:
         settings = _settings("mm", a, activation, out_dtype, precision, config)
         if out is not None:
-            op_out = _public_addmm_out if _is_tracked(a, b, bias, out) else _addmm_out
-            return op_out(bias, a, b, beta, alpha, *settings, out=out)
-        return (_public_addmm if _is_tracked(a, b, bias) else _addmm)(bias, a, b, beta, alpha, *settings)
+            return _addmm_out(bias, a, b, beta, alpha, *settings, out=out)
+        return _addmm(bias, a, b, beta, alpha, *settings)
     except (RuntimeError, AttributeError) as error:
         raise _explained(error, "addmm", bias=bias, a=a, b=b) from None
 
@@ -133,9 +128,8 @@ def linear(
     try:
         settings = _settings("mm", x, activation, out_dtype, precision, config)
         if out is not None:
-            op_out = _public_linear_out if _is_tracked(x, weight, bias, out) else _linear_out
-            return op_out(x, weight, bias, *settings, out=out)
-        return (_public_linear if _is_tracked(x, weight, bias) else _linear)(x, weight, bias, *settings)
+            return _linear_out(x, weight, bias, *settings, out=out)
+        return _linear(x, weight, bias, *settings)
     except (RuntimeError, AttributeError) as error:
         raise _explained(error, "linear", x=x, weight=weight, bias=bias) from None
 
@@ -163,18 +157,6 @@ _ACTIVATE: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
     "silu": F.silu,
 }
-
-
-def _is_tracked(first: Tensor, second: Tensor, third: Tensor | None, out: Tensor | None = None) -> bool:
-    """Whether autograd or a tracer must see the public op; if not, its twin saves their overhead."""
-    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
-        return True
-    return torch.is_grad_enabled() and (
-        first.requires_grad
-        or second.requires_grad
-        or (third is not None and third.requires_grad)
-        or (out is not None and out.requires_grad)
-    )
 
 
 def _settings(
@@ -323,7 +305,7 @@ def _bias_grad(ctx: Any, grad_z: Tensor, beta: float) -> Tensor:
 
 
 def _product(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-    return _public_mm(a, b, None, 0, None, ctx.precision, -1, ctx.mode)
+    return _mm(a, b, None, 0, None, ctx.precision, -1, ctx.mode)
 
 
 def _setup_addmm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -341,8 +323,8 @@ def _addmm_grads(ctx: Any, grad: Tensor, needs: Sequence[bool]) -> tuple[Tensor 
 
     def recompute() -> Tensor:
         if bias is None:
-            return _public_mm(a, b, None, *z_settings)
-        return _public_addmm(bias, a, b, ctx.beta, ctx.alpha, *z_settings)
+            return _mm(a, b, None, *z_settings)
+        return _addmm(bias, a, b, ctx.beta, ctx.alpha, *z_settings)
 
     grad_z = _activation_backward(grad, ctx.activation, out, recompute)
     narrow = grad_z.to(ctx.dtype)
@@ -371,21 +353,26 @@ def _backward_mm(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return *_addmm_grads(ctx, grad, _needs(ctx)), *(None,) * 5
 
 
+def _rows(x: Tensor) -> Tensor:
+    """``[..., K]`` as ``[rows, K]``; K may be 0, from which no reshape(-1, K) finds the rows."""
+    return torch.atleast_2d(x).flatten(0, -2)
+
+
 def _backward_linear(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     x, weight, bias, out = ctx.saved_tensors
     needs_x, needs_weight, needs_bias = _needs(ctx)
 
     def recompute() -> Tensor:
-        return _public_linear(x, weight, bias, 0, ctx.out_dtype, ctx.precision, -1, ctx.mode)
+        return _linear(x, weight, bias, 0, ctx.out_dtype, ctx.precision, -1, ctx.mode)
 
     grad_z = _activation_backward(grad, ctx.activation, out, recompute)
-    rows = grad_z.reshape(-1, grad_z.shape[-1])
+    rows = _rows(grad_z)
     narrow = rows.to(ctx.dtype)
     grad_x = grad_weight = None
     if needs_x:
         grad_x = _product(ctx, narrow, weight).reshape(*grad.shape[:-1], weight.shape[1])
     if needs_weight:
-        grad_weight = _product(ctx, narrow.t(), x.reshape(-1, x.shape[-1]))
+        grad_weight = _product(ctx, narrow.t(), _rows(x))
     return grad_x, grad_weight, _bias_grad(ctx, rows, 1) if needs_bias else None, *(None,) * 5
 
 
@@ -415,7 +402,7 @@ def _vmap_mm(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]
     a_dim, b_dim, bias_dim = in_dims[:3]
     if b_dim is None and _is_one_row(bias, bias_dim):
         a = a.movedim(a_dim, 0)
-        return op(a.reshape(-1, a.shape[-1]), b, bias, *settings).reshape(*a.shape[:-1], b.shape[-1]), 0
+        return op(_rows(a), b, bias, *settings).reshape(*a.shape[:-1], b.shape[-1]), 0
     return _loop(op, info.batch_size, in_dims, args)
 
 
@@ -424,7 +411,7 @@ def _vmap_addmm(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, i
     bias_dim, a_dim, b_dim = in_dims[:3]
     if a_dim is not None and b_dim is None and _is_one_row(bias, bias_dim):
         a = a.movedim(a_dim, 0)
-        return op(bias, a.reshape(-1, a.shape[-1]), b, *settings).reshape(*a.shape[:-1], b.shape[-1]), 0
+        return op(bias, _rows(a), b, *settings).reshape(*a.shape[:-1], b.shape[-1]), 0
     return _loop(op, info.batch_size, in_dims, args)
 
 

@@ -66,7 +66,7 @@ def _declared(problem: capi.Problem) -> tuple[spec.Op, expr.Problem]:
     """The op's declaration, and the problem as its expressions see it."""
     from tk.aot.expr import Problem, TensorValue, evaluate_locals
 
-    op: spec.Op = import_module(f"tk.kernels.{problem.op}_op").OP
+    op: spec.Op = import_module(f"tk.kernels.{problem.op}.op").OP
     tensors = [None if t is None else TensorValue(t.sizes, t.strides, capi.DTYPES[t.dtype]) for t in problem.tensors]
     bare = Problem(tensors, problem.ints, problem.mode)
     return op, replace(bare, locals=evaluate_locals(op.locals.values(), bare))

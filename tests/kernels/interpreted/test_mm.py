@@ -1,4 +1,4 @@
-"""kernels/mm_pointer.py: both kernels, at every combination of their axes, every config at least once.
+"""kernels/mm/pointer.py and split_k.py: both kernels, at every combination of their axes, every config at least once.
 
 fp32 and fp16 only: the interpreter's bf16 `tl.dot` is wrong.
 """
@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 
 from tk.aot.grid import Variant, enumerate_grid
-from tk.kernels import mm
 from tk.kernels.epilogue import ACTIVATIONS
-from tk.kernels.mm_op import OP, PRECISION_AXIS
+from tk.kernels.gemm.problem import PRECISION_AXIS
+from tk.kernels.mm.family import FAMILY
+from tk.kernels.mm.op import OP
 
 from .launcher import run
 
@@ -33,7 +34,7 @@ ACTIVATE = {
 
 
 def interpretable() -> list[Variant]:
-    variants = enumerate_grid(mm.FAMILY, ARCH).variants
+    variants = enumerate_grid(FAMILY, ARCH).variants
     return [v for v in variants if v.kernel.name in ("mm_pointer", "mm_split_k") and v.point.dtype in DTYPES]
 
 
@@ -168,7 +169,7 @@ def test_every_config(kernel: str, config: str) -> None:
 
 def general(kernel: str = "mm_pointer", **axes: object) -> Variant:
     """A small tile for any operands."""
-    config = {"mm_pointer": "16x32x32_s3_w4_fma", "mm_split_k": "split_16x32x32_s3_w4_fma"}[kernel]
+    config = {"mm_pointer": "16x32x32_s3_w4_fma", "mm_split_k": "16x32x32_s3_w4_fma_split_k"}[kernel]
     return of_config(kernel, config, dtype="fp32", aligned=False, **axes)
 
 

@@ -203,6 +203,92 @@ TK_API tk_status tk_preload(tk_op op, int32_t device, uint32_t* modules);
  * Overrides what the pack holds; config -1 removes it. In batch-invariant mode no measured choice counts. */
 TK_API tk_status tk_pin(const tk_call* call, int32_t config);
 
+/* A device number to put into tk_call for choosing (not launching) as on a GPU that this machine may not have. arch: 90
+ * for 9.0. shared_optin: the most shared memory of a block, bytes. The same description has the same number; there can
+ * be 64 of them. */
+TK_API tk_status tk_describe_device(int64_t sm_count, int64_t arch, int64_t shared_optin, int64_t l2_bytes,
+                                    int32_t* device);
+
+/* --- What is in the packs, for people and tools. Each fills at most `capacity` rows; *count is how many there are.
+ * Texts and packs are valid for as long as the process lives. --- */
+
+typedef struct tk_pack tk_pack; /* one that is open */
+
+typedef struct tk_pack_info {
+  const tk_pack* pack; /* NULL: it cannot be used */
+  const char* path;
+  const char* problem;  /* why it cannot be used, else NULL. What follows `builtin` is then 0 */
+  int32_t builtin;      /* 1: it belongs to the library */
+  uint32_t arch;        /* 90 for 9.0; for PTX the oldest GPU it serves */
+  int32_t ptx;          /* 1: PTX, 0: cubins */
+  uint32_t n_images;    /* of which several variants may launch one */
+  uint64_t file_size;   /* bytes */
+  const char* compiler; /* what made the images */
+  const char* hash;     /* SHA-256 of the index, hexadecimal */
+} tk_pack_info;
+
+typedef struct tk_op_info {
+  const char* name;
+  const char* schema; /* "" where a library registers the op */
+  uint32_t n_tensors;
+  uint32_t n_ints;
+  uint32_t n_floats;
+  uint32_t n_outputs;
+  uint32_t n_buckets;
+  uint32_t n_configs;
+  uint32_t n_variants;
+  uint32_t n_pins;
+} tk_op_info;
+
+typedef struct tk_config_info {
+  uint32_t number; /* within the op, the same in every pack */
+  const char* name;
+  const char* params; /* a JSON object */
+} tk_config_info;
+
+/* A kernel at one point of its grid. */
+typedef struct tk_variant_info {
+  uint32_t number; /* in its pack, as in tk_choice */
+  uint32_t config; /* the config's number */
+  const char* config_name;
+  const char* kernel;
+  int32_t general;       /* 1: serves what nothing better takes */
+  int32_t deterministic; /* 1: the same bits on every call */
+} tk_variant_info;
+
+typedef struct tk_constraint_info {
+  uint32_t variant;    /* whose it is */
+  const char* message; /* completes "this variant needs ..." */
+} tk_constraint_info;
+
+typedef struct tk_launch_info {
+  uint32_t variant;         /* whose it is; a variant's launches stand in their order */
+  uint32_t threads;         /* of a block */
+  uint32_t shared;          /* dynamic shared memory of a block, bytes */
+  uint32_t cluster;         /* blocks */
+  uint64_t size;            /* of the cubin or PTX, bytes */
+  uint64_t compressed_size; /* in the pack */
+  const char* image;        /* what it was compiled from */
+  const char* entry;        /* the function in it */
+} tk_launch_info;
+
+/* All packs that are loaded or belong to the library, whatever GPUs there are. */
+TK_API tk_status tk_list_packs(tk_pack_info* rows, uint32_t capacity, uint32_t* count);
+TK_API tk_status tk_list_ops(const tk_pack* pack, tk_op_info* rows, uint32_t capacity, uint32_t* count);
+/* Of one op of a pack, by its name; constraints and launches in the order of the variants. */
+TK_API tk_status tk_list_configs(const tk_pack* pack, const char* op, tk_config_info* rows, uint32_t capacity,
+                                 uint32_t* count);
+TK_API tk_status tk_list_variants(const tk_pack* pack, const char* op, tk_variant_info* rows, uint32_t capacity,
+                                  uint32_t* count);
+TK_API tk_status tk_list_constraints(const tk_pack* pack, const char* op, tk_constraint_info* rows, uint32_t capacity,
+                                     uint32_t* count);
+TK_API tk_status tk_list_launches(const tk_pack* pack, const char* op, tk_launch_info* rows, uint32_t capacity,
+                                  uint32_t* count);
+
+/* Unpacks every image of a file, loaded or not, and holds it and the index against their hashes. *images, unless NULL:
+ * how many there are. */
+TK_API tk_status tk_verify_pack(const char* path, uint32_t* images);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,25 +1,29 @@
-"""mm, addmm and linear: out = activation(alpha * a @ b + beta * bias).
-
-The op and its problem are in mm_op.py. mm_pointer.py takes every product on every GPU, mm_gemv.py those of a few rows;
-mm_hopper.py and mm_hopper_rows.py are what sm_90 runs where the operands suit TMA.
-"""
+"""The family `mm`: its kernels, what tests compile of them, and what is kept as PTX."""
 
 from tk.aot.spec import Family, Kernel, Point
-from tk.kernels import mm_gemv, mm_hopper, mm_hopper_rows, mm_pointer
-from tk.kernels.mm_op import OP
+from tk.kernels.mm import cluster_split_k, gemv, pointer, split_k, tma_plans
+from tk.kernels.mm.op import OP
 
 # A tile for tensor cores and one without, what all rows and orders of a GEMV need, and of Hopper's kernels one for each
-# way of using them.
+# schedule.
 _SAMPLED = {
     "mm_pointer": ("32x64x64_s4_w4", "16x32x32_s3_w4_fma"),
-    "mm_split_k": ("split_32x64x64_s4_w4", "split_16x32x32_s3_w4_fma"),
-    "mm_gemv": ("gemv_2x128x16_w4", "gemv_2x128x8_w4", "gemv_32x32x8_w32"),
-    "mm_gemv_split": ("gemv_split_128x4x2_w4",),
-    "mm_hopper_tiles": ("tiles_128x128", "tiles_128x128_tf32", "turns_128x128", "turns_128x128_c2"),
-    "mm_hopper_split": ("split_64x64", "split_64x64_tf32"),
-    "mm_hopper_rows": ("rows_64x16_c4_r2", "rows_64x16_c4_r2_tf32"),
+    "mm_split_k": ("32x64x64_s4_w4_split_k", "16x32x32_s3_w4_fma_split_k"),
+    "mm_gemv": ("gemv_2x2048_w4", "gemv_2x1024_w4", "gemv_32x256_w32"),
+    "mm_gemv_split_k": ("gemv_128x8_w4_split_k",),
+    "mm_tma": (
+        "128x128x64_s6_coop",
+        "128x128x32_s6_coop_tf32",
+        "128x128x64_s6_pingpong",
+        "128x128x64_s6_pingpong_c2x1",
+    ),
+    "mm_tma_stream_k": ("64x64x128_s6_ws_swap_ab_stream_k", "64x64x64_s6_ws_swap_ab_stream_k_tf32"),
+    "mm_tma_cluster_split_k": (
+        "16x64x128_s5_cluster_split_k_c1x1x4",
+        "16x64x64_s5_cluster_split_k_c1x1x4_tf32",
+    ),
 }
-_HOPPER = (*mm_hopper_rows.KERNELS, *mm_hopper.KERNELS)
+_HOPPER = (*cluster_split_k.KERNELS, *tma_plans.KERNELS)
 
 
 def _sample(kernel: Kernel, point: Point) -> bool:
@@ -42,4 +46,6 @@ def _portable(kernel: Kernel, point: Point) -> bool:
     return point.config.name in (*_SAMPLED[kernel.name], "128x128x32_s4_w4")
 
 
-FAMILY = Family(OP, (*mm_gemv.KERNELS, *_HOPPER, *mm_pointer.KERNELS), _sample, tuned="mm", portable=_portable)
+FAMILY = Family(
+    OP, (*gemv.KERNELS, *_HOPPER, *pointer.KERNELS, *split_k.KERNELS), _sample, tuned="mm", portable=_portable
+)

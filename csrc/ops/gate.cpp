@@ -1,0 +1,129 @@
+#include "gate.h"
+
+#include <algorithm>
+#include <map>
+#include <string_view>
+
+#include "python_error.h"
+#include "runtime.h"
+
+namespace tk::ops {
+namespace {
+
+// Where the twin that a gate calls leaves what it throws. The twin takes it away, so that nobody else finds it there.
+thread_local std::exception_ptr* carrier = nullptr;
+
+class Carrying {
+ public:
+  Carrying() : previous_(std::exchange(carrier, &error_)) {}
+  ~Carrying() { carrier = previous_; }
+  Carrying(const Carrying&) = delete;
+  Carrying& operator=(const Carrying&) = delete;
+  const std::exception_ptr& error() const { return error_; }
+
+ private:
+  std::exception_ptr error_;
+  std::exception_ptr* previous_;
+};
+
+// Throws what was carried past torch, else what torch says. `stack` has the result.
+void finish(AOTITorchError status, const std::exception_ptr& error, StableIValue* stack, const std::string& op) {
+  if (status == 0 && !error) [[likely]]
+    return;
+  if (status == 0) Tensor(torch::stable::detail::to<AtenTensorHandle>(*stack));  // stands for no result: freed
+  if (error) std::rethrow_exception(error);
+  fail_shim(("call " + op).c_str());
+}
+
+std::map<std::string, Boxed*>& gates() {
+  static auto* const gates = new std::map<std::string, Boxed*>;
+  return *gates;
+}
+
+std::string_view next_argument(std::string_view& arguments) {
+  const size_t end = std::min(arguments.find(", "), arguments.size());
+  const std::string_view argument = arguments.substr(0, end);
+  arguments.remove_prefix(std::min(arguments.size(), end + 2));
+  return argument;
+}
+
+bool is_on_cpu_or_cuda(AtenTensorHandle tensor) {
+  static const int32_t cpu = aoti_torch_device_type_cpu();
+  static const int32_t cuda = aoti_torch_device_type_cuda();
+  int32_t type = 0;
+  check_shim(aoti_torch_get_device_type(tensor, &type), "read a tensor's device");
+  return type == cpu || type == cuda;
+}
+
+}  // namespace
+
+Gate::Gate(const char* name, const char* overload, const std::string& arguments, uint64_t n_inputs)
+    : plain_(text("tk::_", name)), tracked_(text("tk::_", name, "_autograd")), overload_(overload) {
+  size_t index = 0;
+  for (std::string_view rest = arguments; !rest.empty();) {
+    const std::string_view argument = next_argument(rest);
+    if (argument == "*") continue;
+    if (argument.find("[]") != argument.npos && argument.starts_with("Tensor"))
+      throw std::logic_error(text("tk::", name, ": the gate knows no lists of tensors"));
+    if (argument.starts_with("Tensor")) tensors_.push_back({index, argument.starts_with("Tensor?")});
+    index++;
+  }
+  if (index != n_inputs) throw std::logic_error(text("tk::", name, ": the gate does not know this form of schema"));
+}
+
+bool Gate::is_gradient_at_stake(const StableIValue* stack) const {
+  using torch::stable::detail::to;
+  const TorchState& torch = TorchState::get();
+  if (torch.is_transforming()) return true;
+  const bool is_recording = aoti_torch_grad_mode_is_enabled();
+  return std::any_of(tensors_.begin(), tensors_.end(), [&](const TensorArgument& argument) {
+    const StableIValue* word = stack + argument.index;
+    if (argument.is_optional) word = to<StableIValue*>(*word);
+    if (!word) return false;  // not given
+    const auto tensor = to<AtenTensorHandle>(*word);
+    // A subclass first: it may answer for its device in Python.
+    return torch.is_subclass(tensor) || !is_on_cpu_or_cuda(tensor) || (is_recording && torch.requires_grad(tensor));
+  });
+}
+
+void Gate::call(StableIValue* stack) const { is_gradient_at_stake(stack) ? call_tracked(stack) : call_plain(stack); }
+
+void Gate::call_plain(StableIValue* stack) const {
+  const Carrying carrying;
+  const AOTITorchError status = torch_call_dispatcher(plain_.c_str(), overload_.c_str(), stack, TORCH_ABI_VERSION);
+  finish(status, carrying.error(), stack, plain_);
+}
+
+void Gate::call_tracked(StableIValue* stack) const {
+  const AOTITorchError status = torch_call_dispatcher(tracked_.c_str(), overload_.c_str(), stack, TORCH_ABI_VERSION);
+  finish(status, take_python_error(), stack, tracked_);
+}
+
+void add_gate(const std::string& op, Boxed* kernel) { gates()[op] = kernel; }
+
+void call_carrying(Boxed* kernel, StableIValue* stack, uint64_t n_inputs, uint64_t n_outputs) {
+  std::exception_ptr* const error = std::exchange(carrier, nullptr);
+  if (!error) return kernel(stack, n_inputs, n_outputs);
+  try {
+    kernel(stack, n_inputs, n_outputs);
+  } catch (...) {
+    *error = std::current_exception();
+    const int64_t none = 0;
+    *stack = torch::stable::detail::from(empty({&none, 1}, kUInt8, {aoti_torch_device_type_cpu(), 0}).release());
+  }
+}
+
+}  // namespace tk::ops
+
+int32_t tk_ops_gate(const char* op) {
+  using torch::stable::detail::StableLibrary;
+  const auto found = tk::ops::gates().find(op);
+  if (found == tk::ops::gates().end() || !tk::ops::TorchState::get().is_known()) return 0;
+  try {
+    static auto* const library = new StableLibrary(StableLibrary::Kind::IMPL, "tk", "Autograd", __FILE__, __LINE__);
+    library->impl(op, found->second);
+    return 1;
+  } catch (const std::exception&) {
+    return 0;  // torch would not have it there
+  }
+}

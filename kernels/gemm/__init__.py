@@ -1,0 +1,1 @@
+"""What the plans of all products share: the problem as a product (problem.py), and its predicted time (cost.py)."""

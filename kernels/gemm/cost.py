@@ -1,0 +1,116 @@
+"""The predicted time of a product: a sum of terms that a plan declares, weighted by what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tk.aot.expr import Expr, ceil_div, const, maximum, select
+from tk.aot.spec import Point
+from tk.aot.tuned import load as load_tuned
+from tk.kernels.gemm.problem import Gemm
+
+# What the hardware can do, by architecture: bytes a nanosecond from memory and from L2, and operations a nanosecond of
+# one multiprocessor by dtype, for fp32 by precision. Data sheets of A100 and H100, at about the share that is reached.
+_MEMORY = {80: 1500, 90: 4200}
+_L2 = {80: 4000, 90: 7000}
+_OPERATIONS = {
+    80: {"bf16": 2000, "fp16": 2000, "tf32": 900, "ieee": 120},
+    90: {"bf16": 6000, "fp16": 6000, "tf32": 3000, "ieee": 400},
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a plan has to do, in the terms that its predicted time is a sum of.
+
+    waves: tiles that a program does one after the other. k_blocks: blocks of K in all of these. flops: of one k block.
+    dram: bytes from and to memory. tile: rows and columns of a tile of out, which needs so many rows of a and columns
+    of b. boxes: rows of a and columns of b that come together or not at all (TMA boxes). fixups: how many partial sums
+    are added up for a tile. sm_k_blocks: k blocks of the busiest multiprocessor, where several programs share one."""
+
+    gemm: Gemm
+    waves: Expr
+    k_blocks: Expr
+    flops: int
+    dram: Expr
+    tile: tuple[int, int]
+    boxes: tuple[int, int]
+    fixups: Expr = const(0)
+    sm_k_blocks: Expr = const(0)
+
+    def terms(self, point: Point) -> dict[str, Expr]:
+        """What the predicted time is a sum of. Bytes by the KB: one takes less than a picosecond.
+
+        launch, pdl_launch: a launch, and one that begins before its predecessors end. l2_kb: what programs fetch.
+        unaligned_kb: of that, what comes from rows whose pitch is no multiple of 128 bytes, which takes two requests
+        instead of one. oob_kb: what TMA boxes hold of rows that are out of bounds. It is not free: many multiprocessors
+        that ask for it wait for one another."""
+        local = self.gemm.op.local
+        a, b = self._fetched()
+        return {
+            "launch": ~local("pdl"),
+            "pdl_launch": local("pdl"),
+            "wave": self.waves,
+            "k_block": self.k_blocks,
+            "sm_k_block": self.sm_k_blocks,
+            "dram_kb": self.dram // 1024,
+            "l2_kb": (a + b) // 1024,
+            "unaligned_kb": (local("a_pitch_unaligned") * a + local("b_pitch_unaligned") * b) // 1024,
+            "oob_kb": self._out_of_bounds() // 1024,
+            "fixup": self.fixups,
+        }
+
+    def roofline(self, point: Point) -> Expr:
+        """Nanoseconds that the slowest of tensor cores, memory and L2 takes for its part."""
+        a, b = self._fetched()
+        arch = _nearest(point.arch)
+        return maximum(
+            maximum(self.dram // _MEMORY[arch], (a + b) // _L2[arch]),
+            self.k_blocks * (self.flops // _OPERATIONS[arch][_kind(point)]),
+        )
+
+    def _fetched(self) -> tuple[Expr, Expr]:
+        """Bytes of a and of b: each once for every tile that needs it."""
+        gemm, (tile_m, tile_n) = self.gemm, self.tile
+        a_bytes, b_bytes = gemm.op.local("a_bytes"), gemm.op.local("b_bytes")
+        return ceil_div(gemm.N, tile_n) * a_bytes, ceil_div(gemm.M_choice, tile_m) * b_bytes
+
+    def _out_of_bounds(self) -> Expr:
+        """Bytes."""
+        gemm, (tile_m, tile_n), (box_m, box_n) = self.gemm, self.tile, self.boxes
+        down, across = ceil_div(gemm.M_choice, tile_m), ceil_div(gemm.N, tile_n)
+        rows = ceil_div(gemm.M_choice, box_m) * box_m - gemm.M_choice
+        columns = ceil_div(gemm.N, box_n) * box_n - gemm.N
+        return (across * rows + down * columns) * gemm.op.local("k_bytes")
+
+
+def _nearest(arch: int) -> int:
+    return max((a for a in _MEMORY if a <= arch), default=min(_MEMORY))
+
+
+def _kind(point: Point) -> str:
+    return point.precision if point.dtype == "fp32" else point.dtype
+
+
+def weights_name(point: Point) -> str:
+    """Of the points that have their weights in common: "config/dtype/order", and what changes a config's pace."""
+    kind = "bf16" if _kind(point) == "fp16" else _kind(point)  # fp16 runs as bf16 does
+    loads = "" if point.axes.get("aligned", True) else " unaligned"
+    rows = f" {point.rows} rows" if "rows" in point.axes else ""
+    return f"{point.config.name}{rows}{loads}/{kind}/{point.order}"
+
+
+def predict(point: Point, work: Work, slowdown: int = 1) -> Expr:
+    """Picoseconds: the work's terms, weighted.
+
+    The weights, some for few rows and some for many, are fitted to measurements (kernels/tuned/, tools/fit_cost.py);
+    without, the roofline counts `slowdown` times, and starting, a tile and a fix-up cost what they usually do."""
+    op = work.gemm.op
+    weights = load_tuned(op.name, point.arch).get("coefficients", {}).get(weights_name(point))
+    if weights is None:
+        return 3_000_000 + 500_000 * work.waves + 3_000_000 * work.fixups + 2000 * slowdown * work.roofline(point)
+    total = const(0)
+    for name, term in work.terms(point).items():
+        few, many = (weights[rows].get(name, 0) for rows in ("few", "many"))
+        total += (few if few == many else select(op.local("few_rows"), few, many)) * term
+    return total

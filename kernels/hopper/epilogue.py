@@ -1,0 +1,145 @@
+"""From the accumulator to memory: activation(alpha acc + beta bias), by sub-tiles, through shared memory and TMA.
+
+A whole tile would take the ring's shared memory, and its epilogue too many registers.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+
+from tk.kernels.epilogue import activate
+from tk.kernels.hopper.cluster import cluster_bases
+
+
+@gluon.aggregate
+class BiasActivation:
+    """activation(alpha D + beta bias), D being rows x cols.
+
+    KIND "plain": alpha alone; "vector": bias is one row of the result, which is a column of D where SWAP_AB; "matrix":
+    any bias."""
+
+    rows: gl.tensor
+    cols: gl.tensor
+    bias: gl.tensor
+    stride_bias_m: gl.tensor
+    stride_bias_n: gl.tensor
+    alpha: gl.tensor
+    beta: gl.tensor
+    activation: gl.tensor
+    has_bias: gl.tensor
+    SWAP_AB: gl.constexpr
+    KIND: gl.constexpr
+
+    @gluon.jit
+    def prefetch(self, row, col, ROWS: gl.constexpr, COLS: gl.constexpr):
+        """The bias into L1, before the mainloop whose epilogue wants it: from L2 each sub-tile would wait for it."""
+        BASES: gl.constexpr = cluster_bases(gl.num_ctas(), 0 if self.SWAP_AB else 1, 1)
+        LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0], cga_layout=BASES)
+        if self.has_bias != 0:
+            if self.SWAP_AB:
+                at = self.bias + gl.minimum(row + gl.arange(0, ROWS, LAYOUT), self.rows - 1) * self.stride_bias_m
+            else:
+                at = self.bias + gl.minimum(col + gl.arange(0, COLS, LAYOUT), self.cols - 1) * self.stride_bias_n
+            gl.inline_asm_elementwise("prefetch.global.L1 [$1]; mov.b32 $0, 0;", "=r,l", [at.to(gl.int64)], gl.int32,
+                                      is_pure=False, pack=1)  # fmt: skip
+
+    @gluon.jit
+    def apply(self, acc, row, col):
+        """Of the block of D at (row, col)."""
+        LAYOUT: gl.constexpr = acc.type.layout
+        acc = acc * self.alpha
+        if self.KIND == "plain":
+            return acc
+        if self.has_bias != 0:
+            i = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))
+            j = col + gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT))
+            if self.KIND == "vector":
+                if self.SWAP_AB:
+                    z = gl.load(self.bias + i * self.stride_bias_m, mask=i < self.rows, other=0.0)
+                    z = z.to(gl.float32)[:, None]
+                else:
+                    z = gl.load(self.bias + j * self.stride_bias_n, mask=j < self.cols, other=0.0)
+                    z = z.to(gl.float32)[None, :]
+            else:
+                at = i[:, None].to(gl.int64) * self.stride_bias_m + j[None, :].to(gl.int64) * self.stride_bias_n
+                inside = (i < self.rows)[:, None] & (j < self.cols)[None, :]
+                z = gl.load(self.bias + at, mask=inside, other=0.0).to(gl.float32)
+            acc = acc + self.beta * z
+        return activate(acc, self.activation)
+
+
+@gluon.aggregate
+class TmaStore:
+    """Through STAGES buffers of shared memory; TMA cuts off what lies outside. SWAP_AB: the result is D transposed."""
+
+    smem: gl.shared_memory_descriptor
+    desc: gl.nvidia.hopper.tma.tensor_descriptor
+    SWAP_AB: gl.constexpr
+    STAGES: gl.constexpr
+
+    @gluon.jit
+    def of_consumer(self, index: gl.constexpr):
+        """With that consumer's own buffers."""
+        smem = self.smem.slice(index * self.STAGES, self.STAGES)
+        return TmaStore(smem, self.desc, self.SWAP_AB, self.STAGES)
+
+    @gluon.jit
+    def put(self, x, buffer: gl.constexpr, row, col):
+        smem = self.smem.index(buffer)
+        tma.store_wait(self.STAGES - 1)  # what was stored from here before has left
+        gl.barrier()
+        if self.SWAP_AB:
+            smem.permute([1, 0]).store(x)
+        else:
+            smem.store(x)
+        fence_async_shared()
+        gl.barrier()
+        if self.SWAP_AB:
+            tma.async_store(self.desc, [col, row], smem)
+        else:
+            tma.async_store(self.desc, [row, col], smem)
+
+
+@gluon.jit
+def _subtiles(acc, LAYOUT: gl.constexpr):
+    """acc's columns in parts as wide as LAYOUT's instruction, a tuple."""
+    if acc.shape[1] == LAYOUT.instr_shape[1]:
+        return (gl.convert_layout(acc, LAYOUT),)
+    else:
+        lo, hi = gl.split(acc.reshape([acc.shape[0], 2, acc.shape[1] // 2]).permute([0, 2, 1]))
+        return _subtiles(lo, LAYOUT) + _subtiles(hi, LAYOUT)
+
+
+@gluon.jit
+def _all_subtiles(acc, LAYOUT: gl.constexpr):
+    if len(acc) == 1:
+        return _subtiles(acc[0], LAYOUT)
+    else:
+        return _subtiles(acc[0], LAYOUT) + _all_subtiles(acc[1:], LAYOUT)
+
+
+@gluon.constexpr_function
+def _of_width(layout, n):
+    """The same accumulator layout, of an instruction `n` wide."""
+    shape = [layout.instr_shape[0], n, layout.instr_shape[2]]
+    return gl.NVMMADistributedLayout(layout.version, layout.warps_per_cta, shape, layout.cga_layout)
+
+
+@gluon.jit
+def store_tile(acc, row, col, store, epilogue, SUBTILE_N: gl.constexpr, COUNT: gl.constexpr):
+    """acc, a tuple that holds COUNT sub-tiles, goes out at (row, col) of D."""
+    LAYOUT: gl.constexpr = _of_width(acc[0].type.layout, SUBTILE_N)
+    subtiles = _all_subtiles(acc, LAYOUT)
+    if epilogue.KIND == "plain" or COUNT == 1:
+        for i in gl.static_range(COUNT):
+            x = epilogue.apply(subtiles[i], row, col + i * SUBTILE_N)
+            store.put(x.to(store.desc.dtype), i % store.STAGES, row, col + i * SUBTILE_N)
+    else:
+        # A loop at run time, in which the sub-tiles move up: registers have no numbers that a loop could count.
+        # Unrolled, the activations are more code than the instruction cache holds, and fetching it takes longer than
+        # running it.
+        for i in range(COUNT):
+            x = epilogue.apply(subtiles[0], row, col)
+            store.put(x.to(store.desc.dtype), i % store.STAGES, row, col)
+            subtiles = subtiles[1:] + subtiles[:1]
+            col += SUBTILE_N

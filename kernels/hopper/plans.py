@@ -1,0 +1,40 @@
+"""The host's side: TMA descriptors, how many clusters a GPU holds, and what wgmma takes."""
+
+from triton.experimental.gluon.language import NVMMASharedLayout
+
+from tk.aot.expr import Expr, Tensor, device
+from tk.aot.spec import ITEMSIZE, TensorMap
+
+
+def tensor_map(t: Tensor, dtype: str, contiguous: int, block: tuple[int, int], along: int = 0, blocks: int = 1,
+               multicast: int = 1, round_to_tf32: bool = True) -> TensorMap:  # fmt: skip
+    """A TMA view of a matrix, `contiguous` its dimension of stride 1. block: what one thread block has of it, in the
+    matrix's own order. In a cluster, `blocks` of them stand side by side along dimension `along`, or `multicast` of
+    them have the same. round_to_tf32: of fp32 operands."""
+    order = (1 - contiguous, contiguous)
+    rows, cols = (block[d] for d in order)
+    across = [blocks if d == along else 1 for d in order]
+    bases = [[b * (n > 1) for n in across] for b in (1, 2, 4, 8) if b < multicast * blocks]
+    size = ITEMSIZE[dtype]
+    layout = NVMMASharedLayout(min(128, size * cols), 8 * size, 2, cga_layout=bases)
+    return TensorMap(
+        t,
+        dtype,
+        tuple(t.size(d) for d in order),
+        (t.stride(order[0]), 1),
+        (rows * across[0], cols * across[1]),
+        layout=repr(layout),
+        round_to_tf32=dtype == "fp32" and round_to_tf32,  # wgmma itself would cut off what tf32 has no room for
+    )
+
+
+def resident_clusters(blocks: int, occupancy: int = 1) -> Expr:
+    """How many clusters run at a time, with `occupancy` blocks on a multiprocessor. Two blocks always find a pair of
+    multiprocessors; groups of four leave some over in every part of the GPU."""
+    usable = device.sm_count if blocks <= 2 else device.sm_count * 9 // 10
+    return usable * occupancy // blocks
+
+
+def suits_wgmma(itemsize: int, precision: str, b_k_major: bool) -> bool:
+    """wgmma reads 16-bit operands either way round; of tf32 ones B must lie along K, A can come through registers."""
+    return itemsize == 2 or (itemsize == 4 and precision == "tf32" and b_k_major)

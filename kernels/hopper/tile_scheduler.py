@@ -1,0 +1,105 @@
+"""Which tile of D comes next, and which blocks of its K.
+
+Producers and consumers of a program walk the same sequence:
+
+    state = scheduler.begin()
+    while scheduler.has_work(state):
+        state, tile, k_begin, k_end = scheduler.next(state)
+        m, n = scheduler.coordinates(tile)
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.aggregate
+class TileOrder:
+    """The order of tiles: `group` rows of tiles are walked together, so that they share columns of tiles in L2."""
+
+    m_tiles: gl.tensor
+    n_tiles: gl.tensor
+    group: gl.tensor | gl.constexpr
+
+    @gluon.jit
+    def coordinates(self, tile):
+        group = tile // (self.group * self.n_tiles)
+        rest = tile - group * self.group * self.n_tiles
+        size = gl.minimum(self.group, self.m_tiles - group * self.group)
+        return group * self.group + rest % size, rest // size
+
+
+@gluon.aggregate
+class PersistentScheduler:
+    """Whole tiles, round-robin over the programs. The state is the next tile."""
+
+    tiles: gl.tensor
+    k_blocks: gl.tensor
+    order: TileOrder
+
+    @gluon.jit
+    def begin(self):
+        return gl.program_id(0)
+
+    @gluon.jit
+    def has_work(self, tile):
+        return tile < self.tiles
+
+    @gluon.jit
+    def next(self, tile):
+        return tile + gl.num_programs(0), tile, 0, self.k_blocks
+
+    @gluon.jit
+    def skip(self, tile, count: gl.constexpr):
+        """Passes over `count` tiles of this program: another consumer's."""
+        return tile + count * gl.num_programs(0)
+
+    @gluon.jit
+    def coordinates(self, tile):
+        return self.order.coordinates(tile)
+
+
+@gluon.aggregate
+class StreamKState:
+    """tile: the next whole one. begin, end: what is left of this program's share of the k blocks of cut tiles."""
+
+    tile: gl.tensor
+    begin: gl.tensor
+    end: gl.tensor
+
+
+@gluon.aggregate
+class StreamKScheduler:
+    """Stream-K behind data-parallel tiles: tiles [0, whole) are done as they are, round-robin over the programs. The k
+    blocks of the rest stand in one line, of which each program takes `share`. Where `share` divides the k blocks of a
+    tile that is split-K."""
+
+    whole: gl.tensor
+    tiles: gl.tensor
+    k_blocks: gl.tensor
+    share: gl.tensor
+    order: TileOrder
+
+    @gluon.jit
+    def begin(self):
+        program = gl.program_id(0)
+        begin = self.whole * self.k_blocks + program * self.share
+        return StreamKState(program, begin, gl.minimum(begin + self.share, self.tiles * self.k_blocks))
+
+    @gluon.jit
+    def has_work(self, state):
+        return (state.tile < self.whole) | (state.begin < state.end)
+
+    @gluon.jit
+    def next(self, state):
+        is_whole = state.tile < self.whole
+        cut = state.begin // self.k_blocks
+        tile = gl.where(is_whole, state.tile, cut)
+        k_begin = gl.where(is_whole, 0, state.begin - cut * self.k_blocks)
+        k_end = gl.where(is_whole, self.k_blocks, gl.minimum(self.k_blocks, state.end - cut * self.k_blocks))
+        next_tile = gl.where(is_whole, state.tile + gl.num_programs(0), state.tile)
+        begin = gl.where(is_whole, state.begin, state.begin + k_end - k_begin)
+        return StreamKState(next_tile, begin, state.end), tile, k_begin, k_end
+
+    @gluon.jit
+    def coordinates(self, tile):
+        return self.order.coordinates(tile)

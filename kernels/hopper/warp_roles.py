@@ -1,0 +1,150 @@
+"""The loops of a warp-specialised kernel: producer warps fill the ring, consumer warp groups multiply and store.
+
+Both walk the same tiles. Consumers are cooperative — each has its rows of one tile — or ping-pong: each has every other
+tile for itself, and one's epilogue runs beside the other's mainloop.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+from tk.kernels.hopper.dependent_launch import wait_for_prerequisites
+from tk.kernels.hopper.epilogue import store_tile
+
+
+@gluon.aggregate
+class Producer:
+    """One warp that loads an operand. SIDE: 0 for A, whose tiles are the scheduler's rows, 1 for B and its columns."""
+
+    operand: object
+    pipeline: object
+    scheduler: object
+    SIDE: gl.constexpr
+    BLOCK_K: gl.constexpr
+
+
+@gluon.jit
+def produce(self):
+    """What a Producer does."""
+    if not self.operand.AHEAD:
+        wait_for_prerequisites()
+    work = self.scheduler.begin()
+    state = self.pipeline.begin()
+    while self.scheduler.has_work(work):
+        work, tile, k_begin, k_end = self.scheduler.next(work)
+        row = self.scheduler.coordinates(tile)[self.SIDE] * self.operand.TILE
+        for k in range(k_begin, k_end):
+            self.pipeline.producer_acquire(state)
+            self.operand.load(self.pipeline, state, row, k * self.BLOCK_K)
+            state = state.next()
+
+
+@gluon.aggregate
+class Consumer:
+    """A warp group that multiplies and stores: the (INDEX % COOPERATIVE)-th rows of a tile, of every tile or, with
+    PINGPONG, of every other one. A tile is BLOCK_M x BLOCK_N and goes out in sub-tiles of SUBTILE_N columns."""
+
+    mma: object
+    store: object
+    pipeline: object
+    order: object
+    fixup: object
+    scheduler: object
+    epilogue: object
+    BLOCK_M: gl.constexpr
+    BLOCK_N: gl.constexpr
+    SUBTILE_N: gl.constexpr
+    COOPERATIVE: gl.constexpr
+    PINGPONG: gl.constexpr
+    INDEX: gl.constexpr
+
+
+@gluon.constexpr_function
+def _power_of_two(n):
+    return 1 << (n - 1).bit_length()
+
+
+@gluon.jit
+def mainloop(mma, pipeline, state, k_begin, k_end, last):
+    """Of one tile. Returns the accumulator, the state behind it, and the stage that is still to be released. `last`:
+    the stage that the mainloop before used."""
+    acc = mma.zeros()
+    for k in range(k_begin, k_end):
+        pipeline.consumer_wait(state)
+        acc = mma.issue(acc, state.stage)
+        acc = mma.wait(acc, 1)
+        pipeline.consumer_release(last, k > k_begin)
+        last = state.stage
+        state = state.next()
+    return acc, state, last
+
+
+@gluon.jit
+def consume(self):
+    """What a Consumer does."""
+    PART: gl.constexpr = self.INDEX % self.COOPERATIVE
+    TURN: gl.constexpr = self.INDEX // self.COOPERATIVE
+    ROWS: gl.constexpr = self.BLOCK_M // self.COOPERATIVE
+    store = self.store.of_consumer(self.INDEX)
+    work = self.scheduler.begin()
+    state = self.pipeline.begin()
+    last = 0
+    turn_phase = 1 - TURN
+    if self.epilogue.KIND == "vector":
+        wait_for_prerequisites()  # they may write the bias, and L1 would keep what it was
+    if TURN > 0:
+        work = self.scheduler.skip(work, TURN)
+        state = state.skip(TURN * self.scheduler.k_blocks)
+    while self.scheduler.has_work(work):
+        work, tile, k_begin, k_end = self.scheduler.next(work)
+        m, n = self.scheduler.coordinates(tile)
+        row = m * self.BLOCK_M + PART * ROWS
+        col = n * self.BLOCK_N
+        if self.epilogue.KIND == "vector":
+            self.epilogue.prefetch(row, col, ROWS, _power_of_two(self.BLOCK_N))
+        if self.PINGPONG:
+            self.order.wait(TURN, turn_phase)
+            turn_phase ^= 1
+        acc, state, last = mainloop(self.mma, self.pipeline, state, k_begin, k_end, last)
+        if self.PINGPONG:
+            self.order.arrive(1 - TURN)
+        acc = self.mma.wait(acc, 0)
+        self.pipeline.consumer_release(last, True)
+
+        acc, is_whole = self.fixup.complete(acc, self.scheduler, tile, k_begin, k_end, PART)
+        if is_whole:
+            store_tile(acc, row, col, store, self.epilogue, self.SUBTILE_N, self.BLOCK_N // self.SUBTILE_N)
+        if self.PINGPONG:
+            work = self.scheduler.skip(work, 1)
+            state = state.skip(self.scheduler.k_blocks)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def specialize(consumers, producers, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr):
+    """Gives each of one to three consumers four warps, and each of two producers one. The first consumer has the
+    kernel's own warps, with the registers that the others leave."""
+    a, b = producers
+    if len(consumers) == 1:
+        gl.warp_specialize(
+            [(consume, (consumers[0],)), (produce, (a,)), (produce, (b,))], [1, 1], [PRODUCER_REGS, PRODUCER_REGS]
+        )
+    elif len(consumers) == 2:
+        gl.warp_specialize(
+            [(consume, (consumers[0],)), (consume, (consumers[1],)), (produce, (a,)), (produce, (b,))],
+            [4, 1, 1],
+            [CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS],
+        )
+    else:
+        gl.static_assert(len(consumers) == 3)
+        gl.warp_specialize(
+            [
+                (consume, (consumers[0],)),
+                (consume, (consumers[1],)),
+                (consume, (consumers[2],)),
+                (produce, (a,)),
+                (produce, (b,)),
+            ],
+            [4, 4, 1, 1],
+            [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS],
+        )

@@ -1,0 +1,317 @@
+"""The plans and the grid of ``mm_tma`` and ``mm_tma_stream_k``."""
+
+from tk.aot.expr import Expr, ceil_div, device, local, maximum, minimum, select
+from tk.aot.spec import (
+    ITEMSIZE,
+    Arg,
+    Buffer,
+    Config,
+    Const,
+    Int,
+    Kernel,
+    Launch,
+    Plan,
+    Point,
+    Scratch,
+    TensorMap,
+    require,
+)
+from tk.kernels.gemm.cost import Work, predict
+from tk.kernels.gemm.problem import (
+    DTYPE_AXIS,
+    EPILOGUE_AXIS,
+    OUT_AXIS,
+    PRECISION_AXIS,
+    batch_invariant,
+    makes_sense,
+    out_dtype,
+    serves,
+)
+from tk.kernels.hopper.plans import resident_clusters, suits_wgmma, tensor_map
+from tk.kernels.mm.op import BIAS, MM, OP, OUT, A, B
+from tk.kernels.mm.tma import mm_tma
+
+M, N, K = MM.M, MM.N, MM.K
+
+
+def takes(point: Point, swap_ab: bool) -> bool:
+    """Whether wgmma takes the point's operands, and the config is for such."""
+    b_k_major = point.order[0] == "n" if swap_ab else point.order[1] == "t"
+    itemsize = ITEMSIZE[point.dtype]
+    return (
+        makes_sense(point) and point.config.itemsize == itemsize and suits_wgmma(itemsize, point.precision, b_k_major)
+    )
+
+
+def bias_strides(swap_ab: bool) -> dict[str, Arg]:
+    m, n = Int(BIAS.stride(0), "i64"), Int(BIAS.stride(1), "i64")
+    return dict(stride_bias_m=n if swap_ab else m, stride_bias_n=m if swap_ab else n)
+
+
+def _box(point: Point, swap_ab: bool) -> int:
+    """Rows of a that come or are left out together where a tile reaches past the last of them; 0: all of the tile's.
+    More than a few boxes would cost the producer too many registers."""
+    c = point.config
+    rows, extra = (c.main_n, c.extra_n) if swap_ab else (c.block_m, 0)
+    box = 64 if rows > 128 else 32
+    one_view = swap_ab or c.cluster == 1  # else each block of the cluster has its own rows
+    return box if point.order[0] == "n" and one_view and box <= rows and box < rows + extra else 0
+
+
+def _operands(point: Point, swap_ab: bool) -> dict[str, Arg]:
+    """The tensor maps, and which way round they are."""
+    c = point.config
+    rows = c.block_m // c.cooperative
+    subtile = c.subtile_n_fp32 if out_dtype(point) == "fp32" else c.subtile_n
+    a_k, b_k = point.order[0] == "n", point.order[1] == "t"  # K contiguous
+
+    def of_a(block: int, **cluster: int) -> TensorMap:
+        return tensor_map(A, point.dtype, 1 if a_k else 0, (block, c.block_k), 0, **cluster)
+
+    def of_b(block: int, **cluster: int) -> TensorMap:
+        return tensor_map(B, point.dtype, 0 if b_k else 1, (c.block_k, block), 1, **cluster)
+
+    first, second = (of_b, of_a) if swap_ab else (of_a, of_b)
+    box = _box(point, swap_ab)
+    out_block, out_dim = ((subtile, rows), 1) if swap_ab else ((rows, subtile), 0)
+    return dict(
+        a_desc=first(rows, blocks=c.cluster),
+        b_desc=second(c.main_n, multicast=c.cluster),
+        b_extra_desc=second(c.extra_n, multicast=c.cluster) if c.extra_n else Const(None),
+        box_desc=of_a(box, multicast=c.cluster) if box else Const(None),
+        out_desc=tensor_map(OUT, out_dtype(point), 1, out_block, out_dim, blocks=c.cluster, round_to_tf32=False),
+        A_K_MAJOR=Const(b_k if swap_ab else a_k),
+        B_K_MAJOR=Const(a_k if swap_ab else b_k),
+        SWAP_AB=Const(swap_ab),
+        BOX=Const(box),
+        SUBTILE_N=Const(subtile),
+        EPILOGUE_STAGES=Const(c.epilogue_stages),
+    )
+
+
+def _arguments(point: Point, swap_ab: bool) -> dict[str, Arg]:
+    """All but what says how the tiles are scheduled."""
+    c = point.config
+    constants = dict(BLOCK_M=c.block_m * c.cluster, MAIN_N=c.main_n, EXTRA_N=c.extra_n, BLOCK_K=c.block_k,
+                     COOPERATIVE=c.cooperative, PINGPONG=c.pingpong, STAGES=c.num_stages, STREAM_K=c.stream_k,
+                     EVICT_FIRST_B=c.evict_first_b, EPILOGUE=point.epilogue, CONSUMER_REGS=c.consumer_regs,
+                     PRODUCER_REGS=24)  # fmt: skip
+    return (
+        _operands(point, swap_ab)
+        | MM.epilogue_args(point.dtype)
+        | bias_strides(swap_ab)
+        | dict(rows=Int(N if swap_ab else M), cols=Int(M if swap_ab else N), K=Int(K))
+        | {name: Const(value) for name, value in constants.items()}
+    )
+
+
+def _tile_of_out(point: Point, swap_ab: bool) -> tuple[int, int]:
+    """Rows and columns of out that a cluster's tile has."""
+    c = point.config
+    tile = (c.block_m * c.cluster, c.main_n + c.extra_n)
+    return tile[::-1] if swap_ab else tile
+
+
+def _launch(args: dict[str, Arg], grid: Expr, cluster: int = 1) -> Launch:
+    return Launch(mm_tma, args, grid=(grid, 1, 1), num_warps=4, num_ctas=cluster, dependent=MM.pdl)
+
+
+def _plan(point: Point) -> Plan | None:
+    """Whole tiles: out = a b, or with swap-AB, and for tf32 with b along N, out^T = b^T a^T."""
+    c = point.config
+    swap_ab = c.swap_ab or (point.dtype == "fp32" and point.order == "nn")
+    if not takes(point, swap_ab) or point.epilogue not in c.epilogues.split():
+        return None
+    tile_m, tile_n = _tile_of_out(point, swap_ab)
+
+    def tiles(rows: Expr) -> Expr:
+        return ceil_div(rows, tile_m) * ceil_div(N, tile_n)
+
+    args = _arguments(point, swap_ab) | dict(
+        workspace=Const(None), counters=Const(None), whole=Int(tiles(M)), share=Const(1), group=Int(c.group_m)
+    )
+    clusters = resident_clusters(c.cluster)
+    waves = ceil_div(tiles(MM.M_choice), clusters)
+    work = Work(
+        MM,
+        waves=waves,
+        k_blocks=waves * ceil_div(K, c.block_k),
+        flops=2 * c.block_m * (c.main_n + c.extra_n) * c.block_k,
+        dram=MM.traffic(),
+        tile=(tile_m, tile_n),
+        boxes=(_box(point, swap_ab) or tile_m, tile_n),
+    )
+    return Plan(
+        constraints=(*MM.suits_tma(point), MM.out_suits_tma(point)),
+        serves=serves(point, (point.epilogue,)),
+        launches=(_launch(args, minimum(clusters, tiles(M)), c.cluster),),
+        cost=predict(point, work),
+        terms=work.terms(point),
+    )
+
+
+def _plan_stream_k(point: Point) -> Plan | None:
+    """out^T = b^T a^T for few rows: tiles are cut along K where whole ones would leave multiprocessors without work."""
+    c = point.config
+    if not takes(point, swap_ab=True):
+        return None
+    tile_m, tile_n = _tile_of_out(point, swap_ab=True)
+    sms = device.sm_count
+    tiles = ceil_div(M, tile_m) * ceil_div(N, tile_n)
+    k_blocks = ceil_div(K, c.block_k)
+    whole, share, grid = (local(len(OP.locals) + i) for i in range(3))
+    # Whole tiles if that leaves less than an eighth of the multiprocessors idle. Else all but the last one or two waves
+    # of them; what is left is cut so that each tile has the same number of parts (split-K), or, where that too would
+    # leave an eighth idle, each program the same share (stream-K). No part is shorter than 4 k blocks.
+    waves = ceil_div(tiles, sms)
+    left = tiles - whole
+    splits = maximum(sms // maximum(left, 1), 1)
+    is_split_k = (left <= sms) & (8 * left * splits >= 7 * sms)
+    wanted = select(is_split_k, ceil_div(k_blocks, splits), ceil_div(left * k_blocks, sms))
+    workspace = 8 * grid * tile_m * tile_n
+    again = (ceil_div(M, tile_m) - 1) * N * K * c.itemsize  # what is cut is not walked side by side
+    work = Work(
+        MM,
+        waves=waves,
+        k_blocks=whole // sms * k_blocks + select(left > 0, share, 0),
+        flops=2 * tile_m * tile_n * c.block_k,
+        dram=MM.traffic() + select(left > 0, workspace + again, 0),
+        tile=(tile_m, tile_n),
+        boxes=(_box(point, swap_ab=True) or tile_m, tile_n),
+        fixups=select(left > 0, ceil_div(k_blocks, share) + select(is_split_k, 0, 1), 0),
+    )
+    args = _arguments(point, swap_ab=True) | dict(
+        workspace=Scratch(0, "fp32"), counters=Scratch(1, "i32"), whole=Int(whole), share=Int(share), group=Const(1)
+    )
+    few = require(M <= 2 * tile_m, f"M <= {2 * tile_m}")
+    return Plan(
+        constraints=(*MM.suits_tma(point), MM.out_suits_tma(point), batch_invariant(), few),
+        serves=serves(point, EPILOGUE_AXIS),
+        launches=(_launch(args, grid),),
+        locals=(
+            select(8 * tiles >= 7 * waves * sms, tiles, maximum(tiles // sms - 1, 0) * sms),
+            maximum(wanted, minimum(k_blocks, 4)),
+            select(whole > 0, sms, ceil_div(left * k_blocks, share)),
+        ),
+        buffers=(Buffer(select(left > 0, workspace, 0)), Buffer((tiles - whole) * c.cooperative * 4, zeroed=True)),
+        cost=predict(point, work),
+        terms=work.terms(point),
+    )
+
+
+# --- The grid ---
+
+# Twice as many were measured: without the others, the best config of a product is 0.1 % slower (docs/performance.md).
+_HALF, _TF32 = 2, 4  # bytes of an operand's element: which dtypes a config is for
+
+
+def _config(itemsizes: tuple[int, ...], block_m: int, main_n: int, extra_n: int, num_stages: int, block_k: int = 64,
+            **other: int | str | None) -> tuple[Config, ...]:  # fmt: skip
+    """For 16-bit operands, for tf32 with half the K, or for both. The block is wgmma's: with swap_ab, N by M of out.
+
+    The name says what CUTLASS's would: tile of out x block of K, stages, schedule (ws: one consumer warp group, coop:
+    two or three share a tile, pingpong), and the cluster along M x N."""
+    params = dict(block_m=block_m, main_n=main_n, extra_n=extra_n, num_stages=num_stages, cooperative=2, pingpong=False,
+                  subtile_n=main_n, subtile_n_fp32=main_n, epilogue_stages=1, cluster=1, consumer_regs=232,
+                  swap_ab=False, stream_k=False, evict_first_b=False) | other  # fmt: skip
+
+    def of(itemsize: int) -> Config:
+        full = params | dict(block_k=2 * block_k // itemsize, itemsize=itemsize)
+        return Config(_name(full), full)
+
+    return tuple(map(of, itemsizes))
+
+
+def _name(c: dict[str, int | str | None]) -> str:
+    swap_ab, cluster = c["swap_ab"], c["cluster"]
+    tile = (c["block_m"], c["main_n"] + c["extra_n"])
+    tile_m, tile_n = tile[::-1] if swap_ab else tile
+    parts = [
+        f"{tile_m}x{tile_n}x{c['block_k']}",
+        f"s{c['num_stages']}",
+        "pingpong" if c["pingpong"] else "coop" if c["cooperative"] > 1 else "ws",
+        "swap_ab" if swap_ab else "",
+        "stream_k" if c["stream_k"] else "",
+        "" if cluster == 1 else f"c1x{cluster}" if swap_ab else f"c{cluster}x1",
+        "tf32" if c["itemsize"] == _TF32 else "",
+    ]
+    return "_".join(filter(None, parts))
+
+
+def _tile(itemsizes: tuple[int, ...], block_m: int, main_n: int, extra_n: int, num_stages: int, subtile_n: int,
+          subtile_n_fp32: int, epilogues: str = "plain vector", **other: int | str) -> tuple[Config, ...]:  # fmt: skip
+    """epilogues: those that it is compiled with. 1,024 rows of tiles are walked together, for L2."""
+    cluster = other.get("cluster", 1)
+    rest = dict(subtile_n=subtile_n, subtile_n_fp32=subtile_n_fp32, epilogue_stages=2,
+                group_m=1024 // (block_m * cluster), epilogues=epilogues)  # fmt: skip
+    return _config(itemsizes, block_m, main_n, extra_n, num_stages, **rest | other)
+
+
+_BOTH = (_HALF, _TF32)
+_THREE = dict(cooperative=3, consumer_regs=152)
+_PINGPONG = dict(cooperative=1, pingpong=True)
+_ONE = dict(cooperative=1)
+
+_TILES = (
+    *_tile((_HALF,), 128, 128, 0, 6, 64, 32, "plain matrix"),
+    *_tile((_TF32,), 128, 128, 0, 6, 64, 32, "plain vector matrix"),
+    *_tile((_HALF,), 128, 256, 0, 4, 64, 32, "plain"),
+    *_tile((_TF32,), 128, 256, 0, 4, 64, 32),
+    *_tile((_TF32,), 128, 64, 0, 8, 32, 32),
+    *_tile((_TF32,), 192, 128, 64, 4, 32, 16, **_THREE),
+    *_tile(_BOTH, 192, 128, 0, 5, 32, 16, **_THREE, epilogues="plain"),
+    *_tile((_HALF,), 128, 128, 32, 5, 32, 32, "plain"),
+    *_tile((_HALF,), 128, 128, 64, 5, 32, 16, "plain", cluster=2),
+    *_tile((_TF32,), 128, 256, 0, 4, 64, 32, "plain", cluster=2),
+    *_tile((_HALF,), 64, 64, 32, 8, 32, 16, "plain", **_PINGPONG),
+    *_tile((_HALF,), 64, 128, 0, 8, 64, 32, **_PINGPONG),
+    *_tile((_HALF,), 64, 128, 0, 8, 64, 32, "plain", **_PINGPONG, cluster=2),
+    *_tile((_HALF,), 64, 128, 32, 6, 32, 16, "plain", **_PINGPONG),
+    *_tile((_HALF,), 64, 128, 64, 6, 32, 16, **_PINGPONG),
+    *_tile((_HALF,), 64, 128, 64, 6, 32, 16, "plain", **_PINGPONG, cluster=2),
+    *_tile((_HALF,), 64, 256, 0, 4, 64, 32, **_PINGPONG),
+    *_tile((_HALF,), 128, 64, 0, 8, 32, 16, **_PINGPONG),
+    *_tile((_HALF,), 128, 128, 0, 6, 32, 16, **_PINGPONG),
+    *_tile((_HALF,), 128, 128, 0, 6, 32, 16, **_PINGPONG, cluster=2),
+    *_tile((_HALF,), 128, 128, 32, 5, 32, 16, "plain", **_PINGPONG, cluster=2),
+    *_tile((_HALF,), 128, 128, 64, 5, 16, 8, **_PINGPONG),
+    *_tile((_HALF,), 128, 128, 64, 5, 16, 8, **_PINGPONG, cluster=2),
+    *_tile((_HALF,), 64, 64, 0, 10, 32, 16, "plain", **_ONE, cluster=2, swap_ab=True),
+    *_tile((_HALF,), 64, 128, 32, 7, 32, 16, "plain", **_ONE, swap_ab=True),
+    *_tile((_HALF,), 64, 128, 32, 7, 32, 16, "plain", **_ONE, cluster=2, swap_ab=True),
+    *_tile((_TF32,), 128, 64, 16, 7, 16, 16, cluster=2, swap_ab=True),
+    *_tile((_HALF,), 128, 128, 0, 6, 64, 32, "plain", cluster=4, swap_ab=True),
+    *_tile((_HALF,), 128, 128, 16, 5, 16, 16, "plain", cluster=2, swap_ab=True),
+    *_tile((_HALF,), 128, 256, 0, 4, 64, 32, "plain", cluster=2, swap_ab=True),
+    *_tile((_HALF,), 64, 64, 0, 10, 32, 16, "plain", **_PINGPONG, swap_ab=True),
+    *_tile((_HALF,), 64, 128, 0, 8, 32, 16, "plain", **_PINGPONG, swap_ab=True),
+    *_tile((_HALF,), 128, 128, 0, 6, 32, 16, "plain", **_PINGPONG, swap_ab=True, cluster=2),
+    *_tile((_HALF,), 128, 128, 64, 5, 16, 8, "plain", **_PINGPONG, swap_ab=True, cluster=2),
+)
+
+
+def _cut(itemsizes: tuple[int, ...], block_m: int, main_n: int, num_stages: int, cooperative: int, block_k: int = 64,
+         extra_n: int = 0, **other: int) -> tuple[Config, ...]:  # fmt: skip
+    return _config(itemsizes, block_m, main_n, extra_n, num_stages, block_k, cooperative=cooperative, stream_k=True,
+                   evict_first_b=True, swap_ab=True, **other)  # fmt: skip
+
+
+_STREAM_K = (
+    *_cut(_BOTH, 64, 16, 10, 1, block_k=128),
+    *_cut(_BOTH, 64, 32, 8, 1, block_k=128),
+    *_cut(_BOTH, 64, 64, 6, 1, block_k=128),
+    *_cut(_BOTH, 128, 64, 8, 2),
+    *_cut(_BOTH, 128, 64, 6, 2, extra_n=32, subtile_n=32, subtile_n_fp32=32),
+    *_cut((_HALF,), 128, 128, 6, 2, subtile_n=64, subtile_n_fp32=64),
+    *_cut(_BOTH, 128, 128, 5, 2, extra_n=64, subtile_n=64, subtile_n_fp32=32),
+    *_cut((_TF32,), 128, 256, 4, 2, subtile_n=32, subtile_n_fp32=32),
+)
+
+_AXES = {"dtype": DTYPE_AXIS, "precision": PRECISION_AXIS, "out": OUT_AXIS}
+_TILES_AXES = _AXES | {"order": ("nn", "nt", "tn", "tt"), "epilogue": EPILOGUE_AXIS}
+_STREAM_K_AXES = _AXES | {"order": ("nn", "nt"), "epilogue": ("matrix",)}
+
+KERNELS = (
+    Kernel("mm_tma", OP, _TILES_AXES, {90: _TILES}, _plan),
+    Kernel("mm_tma_stream_k", OP, _STREAM_K_AXES, {90: _STREAM_K}, _plan_stream_k),
+)
