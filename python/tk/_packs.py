@@ -101,8 +101,8 @@ def _open_packs() -> Iterator[tuple[PackInfo, ctypes.c_void_p]]:
 
 @dataclass(frozen=True)
 class Pack:
-    """arch: "sm_90", "ptx80" for PTX that serves what is newer, or "any" for definitions of ops without kernels; ""
-    when it cannot be used. size: of the file, bytes. problem: why it cannot be used, "" when it can."""
+    """arch: "sm_90", "ptx80" for PTX that serves what is newer, "any" for ops defined without kernels; "" when it
+    cannot be used. size: of the file, bytes. problem: why it cannot be used, "" when it can."""
 
     path: str
     arch: str
@@ -192,7 +192,7 @@ def _pack(info: PackInfo) -> Pack:
 
 
 def _arch(info: PackInfo) -> str:
-    if not info.arch:
+    if not info.arch:  # definitions of ops, without kernels
         return "any"
     return f"ptx{info.arch}" if info.ptx else f"sm_{info.arch}"
 

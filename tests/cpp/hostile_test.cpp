@@ -80,8 +80,8 @@ class Hostile : public CoreTest {
       tk_pin(call.get(), 0);
     }
     tk_preload(UINT32_MAX, 0, nullptr);
-    list_everything();
     register_ops();
+    list_everything();
     return true;
   }
 

@@ -244,7 +244,7 @@ TEST_F(DefinitionsTest, AreThereAtOnce) {
   Call call("softmax", {make_tensor({})});
   EXPECT_EQ(launched(call).size(), 1u) << "the kernels come from the pack for the GPU";
   EXPECT_EQ(names().size(), 2u);
-  EXPECT_EQ(inspect::packs().size(), 2u);
+  EXPECT_EQ(packs().size(), 2u);
 }
 
 TEST_F(DefinitionsTest, AreNoKernels) {

@@ -95,6 +95,16 @@ def test_what_ships_is_listed(clean: Environment):
     assert "mm_pointer" in coverage
 
 
+def test_the_packages_generated_ops_are_there_without_a_gpu(clean: Environment):
+    code = """
+import torch, tk
+(definitions,) = [p for p in tk.packs() if p.arch == "any"]
+missing = [op for op in definitions.ops if not hasattr(torch.ops.tk, op)]
+assert not missing, missing
+"""
+    clean.run("-c", code)
+
+
 @pytest.mark.parametrize("command", ["info", "list", "verify", "--help"])
 def test_the_command_line_works(clean: Environment, command: str):
     assert clean.run("-m", "tk", command).stdout.strip()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tk import _packs, capi
+from tk.generated import records
 
 TK_H = (Path(__file__).resolve().parents[2] / "csrc/core/include/tk/tk.h").read_text()
 STRUCTS = {
@@ -21,12 +22,20 @@ STRUCTS = {
     "tk_config_info": _packs.ConfigInfo,
     "tk_variant_info": _packs.VariantInfo,
     "tk_launch_info": _packs.LaunchInfo,
+    "tk_code": records._Code,
+    "tk_param": records._Param,
+    "tk_check": records._Check,
+    "tk_result": records._Result,
+    "tk_generated_op": records._GeneratedOp,
 }
 TYPES = {"uint32_t": ctypes.c_uint32, "int32_t": ctypes.c_int32, "uint64_t": ctypes.c_uint64, "int64_t": ctypes.c_int64,
          "tk_op": ctypes.c_uint32, "const char*": ctypes.c_char_p, "void*": ctypes.c_void_p,
          "const tk_pack*": ctypes.c_void_p, "const tk_tensor*": ctypes.POINTER(capi._Tensor),
          "const int64_t*": ctypes.POINTER(ctypes.c_int64),
-         "const double*": ctypes.POINTER(ctypes.c_double)}  # fmt: skip
+         "const double*": ctypes.POINTER(ctypes.c_double), "size_t": ctypes.c_size_t, "tk_param_kind": ctypes.c_int,
+         "tk_code": records._Code, "const tk_code*": ctypes.POINTER(records._Code),
+         "const tk_param*": ctypes.POINTER(records._Param), "const tk_check*": ctypes.POINTER(records._Check),
+         "const tk_result*": ctypes.POINTER(records._Result)}  # fmt: skip
 
 
 def declared(struct: str) -> list[tuple[str, object]]:

@@ -24,7 +24,7 @@ from tk.generated.records import GeneratedOp
 from tk.heuristics import overrides
 from tk.ops import _register
 
-_library = Library("tk", "IMPL")  # keeps what is registered alive
+_library = Library("tk", "FRAGMENT")  # keeps what is registered alive
 _lock = threading.Lock()
 _ops: dict[str, GeneratedOp] = {}
 
@@ -87,9 +87,9 @@ def _register_kernels(op: GeneratedOp, name: str, n_results: int) -> None:
         with torch._C._AutoDispatchBelowAutograd():
             return _returned(interpret.run(call_of(args, kwargs))[:n_results])
 
-    torch.library.register_fake(f"tk::{name}", fake)
+    torch.library.register_fake(f"tk::{name}", fake, lib=_library)
     _library.impl(name, cpu, "CPU")
-    torch.library.register_vmap(f"tk::{name}", partial(_vmap, op, overload))
+    torch.library.register_vmap(f"tk::{name}", partial(_vmap, op, overload), lib=_library)
 
 
 def _all_arguments(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
