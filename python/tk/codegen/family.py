@@ -295,8 +295,10 @@ class Generated:
         kernel = Kernel(self.name, self.op, axes, dict.fromkeys(ARCHITECTURES, configs), plan)
 
         def sample(kernel: Kernel, point: Point) -> bool:
-            """The first setting that a graph has in a layout."""
+            """The first setting of every graph in the first layout, and of the first graph in every layout."""
             graph = by_label[point.graph]
+            if graph is not self.graphs[0] and point.layout != LAYOUTS[0].name:
+                return False
             choices = self.choices(graph.split if point.split == "yes" else graph.kernels, LAYOUT_BY_NAME[point.layout])
             return bool(choices) and choices[0].name == point.config.name
 

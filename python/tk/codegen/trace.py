@@ -10,6 +10,7 @@ recorded graph is held against the function itself with two leading dimensions, 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
@@ -344,6 +345,7 @@ _FURTHER = (
 )  # fmt: skip
 
 
+@functools.cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     table = {**core_aten_decompositions(), **get_decompositions(_FURTHER)}
     direct = {getattr(packet, name) for packet in _DIRECT for name in packet.overloads()}
