@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -83,14 +83,6 @@ interpreter.ReduceOps.generic_reduce = _reduce_by_halves
 # --- Canonical problems ---
 
 
-@dataclass
-class Canonical:
-    """The tensors as the core sees them, new outputs included. results: the outputs as the caller gets them."""
-
-    tensors: list[torch.Tensor]
-    results: list[torch.Tensor]
-
-
 def _merged(tensors: list[torch.Tensor], count: int) -> list[torch.Tensor]:
     """The first `count` dimensions of all, ordered, merged, and made three."""
     first = next((t for t in tensors if 0 not in t.stride()[:count]), tensors[0])
@@ -114,8 +106,10 @@ def _merged(tensors: list[torch.Tensor], count: int) -> list[torch.Tensor]:
     return found
 
 
-def canonical(op: Generated, inputs: list[torch.Tensor]) -> Canonical:
-    """Raises ValueError with the message of the first check that fails."""
+def canonical(op: Generated, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Problem, int, list[int]]:
+    """(tensors as the core sees them, the problem, how many leading dimensions, which tensors have them).
+
+    Raises ValueError with the message of the first check that fails."""
     params = [p for p in op.op.params if p.kind == "tensor"]
     leading = [t.dim() - p.rank for t, p in zip(inputs, params, strict=True) if p.leading]
     count = leading[0] if leading else 0
@@ -129,7 +123,7 @@ def canonical(op: Generated, inputs: list[torch.Tensor]) -> Canonical:
     for check in op.op.checks:
         if not check.holds.evaluate(problem):
             raise ValueError(f"tk.{op.name}: {check.message}")
-    return seen, problem, count, with_leading  # type: ignore[return-value]
+    return seen, problem, count, with_leading
 
 
 def _as_is(t: torch.Tensor) -> torch.Tensor:
@@ -183,7 +177,7 @@ def _run_one(op: Generated, given: dict[str, Any], ints: list[int], floats: list
     inputs = [given[n] for n in op.signature.tensors]
     changed = [n for n in op.signature.tensors if n in op.first.mutated]
     inputs = [_copy(t) if n in changed else t for n, t in zip(op.signature.tensors, inputs, strict=True)]
-    seen, problem, count, with_leading = canonical(op, inputs)  # type: ignore[misc]
+    seen, problem, count, with_leading = canonical(op, inputs)
     problem = describe(op, seen, ints)
     graph_number = problem.locals[0]
     assert graph_number >= 0, "no graph has these dtypes"

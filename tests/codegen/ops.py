@@ -98,6 +98,15 @@ def views(x):
     return x.t().contiguous() + 1, x.flip(0)[1:], x.reshape(-1) * 2, x.unsqueeze(1).expand(-1, 3, -1) + 1
 
 
+@op(x="fp32[M, N]", y="fp32[M, N]")
+def scattered(x, y):
+    x = x.clone()
+    x[1:, ::2] = y[1:, ::2] * 2
+    x[:, 3] = 7
+    x[0, -2:] += 1
+    return x
+
+
 @op(weight="T[V, D]", at="i64[...]", T=("bf16", "fp32"))
 def embedding(weight, at):
     return F.embedding(at, weight)
@@ -111,3 +120,20 @@ def gathered(x, at):
 @op(x="fp32[M, N]", n="int", a="float")
 def numbers(x, n, a):
     return x * n + a * 2, x.shape[0] * x, (x.to(torch.int64) + n) * 3
+
+
+@op(x="T[M, N]", T=("bf16", "fp32", "i32"))
+def scans(x):
+    return x.cumsum(-1), x.cumsum(0), (x * 0 + 1).cumprod(-1) + x
+
+
+@op(x="fp32[M, N]")
+def scan_and_reduction(x):
+    total = x.cumsum(-1)
+    return total / x.sum(-1, keepdim=True), total.amax(-1), total.t() + 1
+
+
+@op(x="fp32[S, D]", cos="fp32[S, H]")
+def rotated(x, cos):
+    half = x.shape[1] // 2
+    return x[:, :half] * cos[:, :half]

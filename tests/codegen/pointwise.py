@@ -85,7 +85,7 @@ def _cases() -> list[Case]:
         # Multiples that need no rounding: Triton's interpreter rounds to fp8 in its own way.
         Case("to_fp8e4", lambda x: (x.round() * 16).to(torch.float8_e4m3fn), ("fp32", "bf16"), special=False),
         Case("to_fp8e5", lambda x: (x.round() * 16384).to(torch.float8_e5m2), ("fp32", "bf16"), special=False),
-        Case("through_fp8", lambda x: x.round().to(torch.float8_e4m3fn).to(torch.float32) + x, ("fp32",), special=False),
+        Case("through_fp8", lambda x: x.round().to(torch.float8_e4m3fn).float() + x, ("fp32",), special=False),
         *(Case(f"to_{d}", eval(f"lambda x: x.to(torch.{d})"), (*FLOAT, "i32", "bool"), low=0, special=False)
           for d in ("float64", "bfloat16", "float16", "int32", "int64", "int8", "uint8", "bool")),
         *(Case(n, eval(f"lambda x: F.{n}(x)", {"F": F}), FLOAT)

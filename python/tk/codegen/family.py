@@ -359,7 +359,10 @@ def _backward(fn: Callable[..., Any], signature: Signature, name: str) -> Genera
     traces = [trace_backward(fn, signature, dtypes, flags) for dtypes, flags in choices]
     specs = {str(t.signature.params) for t in traces}
     if len(specs) > 1:
-        raise TraceError(f"{name}: a result's dtype is that of no variable, so that its gradient's cannot be said")
+        raise TraceError(
+            f"{name}: a result's dtype or shape is not the same expression for all dtypes and flags, so that its "
+            "gradient cannot be declared; reshape the results alike"
+        )
     full = traces[0].signature
     read = {n for t in traces for n in t.arguments_read()}
     kept = {n: s for n, s in full.params.items() if n in read or n.startswith("grad_") or n in full.numbers}

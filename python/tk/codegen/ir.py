@@ -28,7 +28,7 @@ NARROW = ("fp8e4nv", "fp8e5", "fp16", "bf16")  # computed in fp32
 UNARY = (
     "neg", "abs", "sign", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan",
     "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma",
-    "floor", "ceil", "trunc", "round", "not", "bitwise_not", "sigmoid", "reciprocal", "relu",
+    "floor", "ceil", "trunc", "round", "not", "bitwise_not", "sigmoid", "reciprocal",
     "i0", "bessel_j0", "bessel_j1", "ndtri", "erfcx",
 )  # fmt: skip
 BINARY = (
@@ -37,10 +37,11 @@ BINARY = (
 )  # fmt: skip
 COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")  # result i1
 TEST = ("isnan", "isinf", "signbit")  # one operand, result i1
+SCAN = ("sum", "prod")  # along the one reduced axis, in its order
 REDUCE = ("sum", "prod", "max", "min", "any", "all", "xor", "argmax", "argmin", "mean", "m2")
 ARITY: Mapping[str, int] = {
     **dict.fromkeys(UNARY, 1), **dict.fromkeys(BINARY, 2), **dict.fromkeys(COMPARE, 2), **dict.fromkeys(TEST, 1),
-    "where": 3, "cast": 1, "bitcast": 1, "reduce": 1, "constant": 0, "number": 0, "index": 0, "store": 1,
+    "where": 3, "cast": 1, "reduce": 1, "scan": 1, "constant": 0, "number": 0, "index": 0, "store": 1,
 }  # fmt: skip
 
 
@@ -174,8 +175,11 @@ class Builder:
             axes |= {s.name for s in expr.free_symbols if s.name in self.axes}
             for n in values_in(expr):
                 axes |= self.values[n].axes
+        reduced = {name for name, axis in self.axes.items() if axis.reduced}
         if op == "reduce":
-            axes -= {name for name, axis in self.axes.items() if axis.reduced}
+            axes -= reduced
+        if op == "scan":
+            axes |= reduced
         return frozenset(axes)
 
     def finish(self, name: str) -> Kernel:
@@ -266,6 +270,8 @@ def _dtype_problem(v: Value, dtypes: list[str]) -> str:
             return "no such reduction"
         is_position = v.data in ("argmax", "argmin")
         return "" if v.dtype == ("i64" if is_position else dtypes[0]) else f"reduces {dtypes[0]}"
+    if v.op == "scan":
+        return "" if v.data in SCAN and v.dtype == dtypes[0] else f"scans {dtypes[0]} by {v.data}"
     if v.op == "constant":
         return "" if isinstance(v.data, bool | int | float) else "no number"
     if v.op == "index":
@@ -278,6 +284,9 @@ def _axes_problem(v: Value, args: list[Value], axes: Mapping[str, Axis]) -> str:
     if v.op == "reduce":
         reduced = {name for name, a in axes.items() if a.reduced}
         return "" if reduced and v.axes == over - reduced else "varies over what it reduces"
+    if v.op == "scan":
+        reduced = {name for name, a in axes.items() if a.reduced}
+        return "" if len(reduced) == 1 and v.axes == over | reduced else "does not run along one reduced axis"
     if v.op == "index":
         return "" if v.axes == {s.name for s in v.data.free_symbols if s.name in axes} else "varies over other axes"
     return "" if v.axes == over else "varies over other axes than its operands"

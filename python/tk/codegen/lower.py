@@ -76,6 +76,24 @@ def reduction(kind: str, operand: Lazy, dims: Sequence[int], dtype: str) -> Redu
     return made
 
 
+@dataclass(eq=False)
+class Scan(Lazy):
+    """`kind` of `operand` accumulated along `dim`."""
+
+    kind: str = ""
+    operand: Lazy | None = None
+    dim: int = 0
+
+    @property
+    def sizes(self) -> Index:
+        return (self.shape[self.dim],)
+
+
+def scan(kind: str, operand: Lazy, dim: int) -> Scan:
+    made = Scan(operand.shape, operand.dtype, lambda e, i: e.scan(made, i), kind, operand, dim)
+    return made
+
+
 # --- Emitting values ---
 
 
@@ -89,7 +107,7 @@ class Emitter:
     splitter: Splitter | None = None
     masks: list[int] = field(default_factory=list)
     memo: dict[Any, int] = field(default_factory=dict)
-    missing: list[tuple[Reduction, Index]] = field(default_factory=list)
+    missing: list[tuple[Reduction | Scan, Index]] = field(default_factory=list)
 
     @property
     def ranges(self) -> dict[sympy.Symbol, sympy.Expr]:
@@ -205,10 +223,31 @@ class Emitter:
             value = self.read(node.operand, node.operand_index(index, [a.symbol for a in reduced]))
             self.masks = masks
             return self.builder.add("reduce", node.dtype, value, data=node.kind)
+        return self._from_scratch(node, index)
+
+    def scan(self, node: Scan, index: Index) -> int:
+        """In this kernel where it is read at the kernel's own place, else what was stored."""
+        kept = [a.symbol for a in self.builder.axes.values() if not a.reduced]
+        reduced = [a for a in self.builder.axes.values() if a.reduced]
+        own = [i for d, (i, size) in enumerate(zip(index, node.shape, strict=True)) if size != 1 and d != node.dim]
+        is_along = len(reduced) == 1 and index[node.dim] == reduced[0].symbol
+        if is_along and ix.same(reduced[0].size, node.sizes[0]) and len(own) == len(kept) and set(own) == set(kept):
+            masks, self.masks = self.masks, []
+            assert node.operand is not None
+            value = self.read(node.operand, index)
+            self.masks = masks
+            return self.builder.add("scan", node.dtype, value, data=node.kind)
+        return self._from_scratch(node, index)
+
+    def _from_scratch(self, node: Reduction | Scan, index: Index) -> int:
         if id(node) in self.stored:
             return self.load(self.stored[id(node)], index)
         self.missing.append((node, index))
         return self.constant(0, node.dtype)
+
+
+def _is_axis(expr: sympy.Expr) -> bool:
+    return bool(expr.is_Symbol) and expr.name.startswith("x")
 
 
 def _is_integer(expr: sympy.Expr) -> bool:
@@ -240,7 +279,7 @@ class Seed:
     buffer: Buffer
     domain: Domain = field(default_factory=lambda: Domain((), ()))
     layout: tuple[str | None, ...] = ()
-    needs: list[Reduction] = field(default_factory=list)
+    needs: list[Reduction | Scan] = field(default_factory=list)
     level: int = 0
 
     @property
@@ -307,10 +346,18 @@ def _place(seed: Seed, splitter: Splitter | None) -> None:
     seed.needs = list(dict.fromkeys(node for node, _ in again.missing))
 
 
-def _candidate(tensor: Lazy, node: Reduction, at: Index) -> tuple[Any, ...] | None:
+def _candidate(tensor: Lazy, node: Reduction | Scan, at: Index) -> tuple[Any, ...] | None:
     """(kept dimensions, reduced dimensions, sizes of the reduced) under which `node` is computed in the same kernel."""
+    if isinstance(node, Scan):
+        found = tuple(i for i in at if i != 0)
+        if not all(_is_axis(i) for i in found) or len(set(found)) != len(found) or not _is_axis(at[node.dim]):
+            return None
+        along = int(at[node.dim].name[1:])
+        dims = tuple(d for d, s in enumerate(tensor.shape) if s != 1)
+        kept = tuple(d for d in dims if d != along)
+        return (kept, (along,), node.sizes) if {int(i.name[1:]) for i in found} == set(dims) else None
     own = [i for i, s in zip(at, node.shape, strict=True) if s != 1]
-    if not all(i.is_Symbol and i.name.startswith("x") for i in own) or len(set(own)) != len(own) or not node.sizes:
+    if not all(_is_axis(i) for i in own) or len(set(own)) != len(own) or not node.sizes:
         return None
     kept = tuple(sorted(int(i.name[1:]) for i in own))
     rest = tuple(d for d, s in enumerate(tensor.shape) if s != 1 and d not in kept)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from tk.codegen.ir import NARROW, Builder, Kernel, Value, rebuild, values_in, verify
+from tk.codegen.ir import FLOATS, NARROW, Builder, Kernel, Value, rebuild, values_in, verify
 
 
 def run(kernel: Kernel) -> Kernel:
@@ -56,6 +57,14 @@ def simplify(kernel: Kernel) -> Kernel:
 
     def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
         known = [b.values[a].data if b.values[a].op == "constant" else None for a in args]
+        if v.op in _FOLD and None not in known and b.values[args[0]].dtype not in FLOATS:
+            return b.add("constant", v.dtype, data=_FOLD[v.op](*known))
+        if v.dtype == "i1" and (found := _logic(b, v, args, known)) is not None:
+            return found
+        if v.op == "where" and known[0] is not None:
+            return args[1] if known[0] else args[2]
+        if v.op == "load" and known == [True]:
+            return b.add("load", v.dtype, buffer=v.buffer, index=v.index)
         if v.op in ("mul", "div") and known[1] == 1:
             return args[0]
         if v.op == "mul" and known[0] == 1:
@@ -73,6 +82,32 @@ def simplify(kernel: Kernel) -> Kernel:
         return None
 
     return rebuild(kernel, rule)
+
+
+# Of integers and bools. What may leave 64 bits is no constant.
+_FOLD: Mapping[str, Callable[..., bool]] = {
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+    "not": operator.not_,
+}  # fmt: skip
+
+
+def _logic(b: Builder, v: Value, args: tuple[int, ...], known: list[object]) -> int | None:
+    """Conjunctions and disjunctions with a constant or with themselves, and an index that is not below 0."""
+    if v.op in ("and", "or"):
+        decisive = v.op == "or"
+        for a, other in ((0, 1), (1, 0)):
+            if known[a] is not None:
+                return args[a] if known[a] == decisive else args[other]
+        return args[0] if args[0] == args[1] else None
+    if v.op == "lt" and known[0] == 0:
+        right = b.values[args[1]]  # a size: of an empty tensor nothing is computed
+        if right.op == "index" and right.data.is_positive:
+            return b.add("constant", "i1", data=True)
+    if v.op == "ge" and known[1] == 0:
+        left = b.values[args[0]]
+        if left.op == "index" and left.data.is_nonnegative:
+            return b.add("constant", "i1", data=True)
+    return None
 
 
 def drop_unused(kernel: Kernel) -> Kernel:
@@ -111,7 +146,7 @@ def allow_approximations(kernel: Kernel) -> Kernel:
             exact.update(n for e in v.index for n in values_in(e))
 
     def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
-        if v.dtype != "fp32" or v.number in exact or v.op in ("load", "store", "constant", "reduce"):
+        if v.dtype != "fp32" or v.number in exact or v.op in ("load", "store", "constant", "reduce", "scan"):
             return None
         return b.add(v.op, v.dtype, *args, index=v.index, data=v.data, fast=True)
 

@@ -51,7 +51,6 @@ FLOAT_RULES: Mapping[str, str] = {
     "remainder": "device.float_remainder({0}, {1})",
     "maximum": "device.maximum({0}, {1})", "minimum": "device.minimum({0}, {1})",
     "isnan": "{0} != {0}", "isinf": 'tl.abs({0}) == float("inf")', "signbit": "libdevice.signbit({0}) != 0",
-    "relu": "device.maximum({0}, 0.0)",
 }  # fmt: skip
 FP64_RULES: Mapping[str, str] = {
     **FLOAT_RULES, "div": "{0} / {1}", "reciprocal": "1.0 / {0}", "sqrt": "libdevice.sqrt({0})",
@@ -244,6 +243,8 @@ class Printer:
         for v in self.kernel.values:
             if v.op == "reduce":
                 self._reduce_at_once(v)
+            elif v.op == "scan":
+                self._scan(v, "")
             else:
                 self._value(v)
 
@@ -273,14 +274,20 @@ class Printer:
 
     def _loop(self, n: str, along: set[int], stores: list[Value], reduces: list[Value]) -> None:
         accumulators = self._accumulators(reduces)
+        needed = self._needed_in_loop([*stores, *reduces], along)
         for a in accumulators:
             a.start()
+        for v in (self.kernel.value(m) for m in sorted(needed)):
+            if v.op == "scan":
+                shape = self.shape_of(self.dims_of(v) - {n}) if len(self.names) > 1 else "[]"
+                self.out(f"carry{v.number} = tl.zeros({shape}, {TL_DTYPES[v.dtype]}) + {identity(v.data, v.dtype)}")
         self.out(f"for start in range(0, {n}_size, BLOCK_{n.upper()}):")
         self.out.depth += 1
         self._range(n, "start")
-        needed = self._needed_in_loop([*stores, *reduces], along)
-        for v in self.kernel.values:
-            if v.number in needed:
+        for v in (self.kernel.value(m) for m in sorted(needed)):
+            if v.op == "scan":
+                self._scan(v, f"carry{v.number}")
+            else:
                 self._value(v)
         for a in accumulators:
             a.step()
@@ -300,6 +307,16 @@ class Printer:
             pending += [*v.args, *(m for e in v.index for m in values_in(e))]
         return found
 
+    def _scan(self, v: Value, carry: str) -> None:
+        """Of this block, and after what the blocks before it carry over."""
+        x, kind = f"x{v.number}", "+" if v.data == "sum" else "*"
+        inside = f"tl.where({self._mask_of_reduced()}, {self.name(v.args[0])}, {identity(v.data, v.dtype)})"
+        self.out(f"{x} = {inside}")
+        scanned = f"tl.cum{v.data}({x}, {self.axis})"
+        self.out(f"v{v.number} = {f'{carry} {kind} ' if carry else ''}{scanned}")
+        if carry:
+            self.out(f"{carry} = {carry} {kind} {self._combined(v.data, x)}")
+
     # --- Values ---
 
     def _value(self, v: Value) -> None:
@@ -313,6 +330,8 @@ class Printer:
             return f"tl.load({self._pointer(v)}{self._mask(v)})"
         if v.op == "index":
             return self._index_value(v)
+        if v.op == "cast" and self.kernel.value(v.args[0]).op == "number":
+            return f"tl.cast(arg_{self.kernel.value(v.args[0]).data}, {TL_DTYPES[v.dtype]})"
         operands = self._operands(v)
         source = self.kernel.value(v.args[0]).dtype
         if v.op == "cast":
@@ -324,7 +343,7 @@ class Printer:
         """What stands for a value: constants and numbers are written where they are used."""
         v = self.kernel.value(number)
         if v.op == "number":
-            return f"arg_{v.data}"
+            return f"tl.cast(arg_{v.data}, {TL_DTYPES[v.dtype]})"
         return literal(v.data, v.dtype, plain=False) if v.op == "constant" else f"v{number}"
 
     def _operands(self, v: Value) -> list[str]:

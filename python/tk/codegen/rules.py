@@ -11,7 +11,7 @@ import sympy
 from tk.codegen import index as ix
 from tk.codegen.errors import TraceError
 from tk.codegen.ir import COMPARE, FLOATS, INTS, TEST, value_symbol
-from tk.codegen.lower import Call, Emitter, Index, Lazy, operand, reduction
+from tk.codegen.lower import Call, Emitter, Index, Lazy, operand, reduction, scan
 
 RULES: dict[str, Callable[..., Any]] = {}
 Rule = Callable[..., Any]
@@ -413,6 +413,34 @@ def _cat(call: Call, tensors: Sequence[Lazy], dim: int = 0) -> Lazy:
     return Lazy(call.shape, call.dtype, read)
 
 
+@rule("aten.slice_scatter", "aten.select_scatter")
+def _scatter_slice(call: Call, x: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None,
+                   step: int = 1) -> Lazy:  # fmt: skip
+    d = _dim(dim, len(x.shape))
+    size = x.shape[d]
+    first = call.size(0 if start is None else start)
+    first = first + size if first.is_negative else first
+    is_select = _base_name(call) == "select_scatter"
+    length = sympy.Integer(1) if is_select else source.shape[d]
+
+    def read(e: Emitter, index: Index) -> int:
+        away = sympy.expand(index[d] - first)
+        place = e.index(away)
+        inside = e.op("ge", "i1", place, e.constant(0, "i64"))
+        inside = e.op("and", "i1", inside, e.op("lt", "i1", place, e.index(length * step)))
+        if step != 1:
+            rest = e.op("fmod", "i64", place, e.constant(step, "i64"))
+            inside = e.op("and", "i1", inside, e.op("eq", "i1", rest, e.constant(0, "i64")))
+        # A multiple of the step, so dividing is exact; but it is no expression of axes that a class of shapes knows.
+        at = away if step == 1 else value_symbol(e.op("trunc_div", "i64", place, e.constant(step, "i64")))
+        own = (*index[:d], *([] if is_select else [at]), *index[d + 1 :])
+        with e.where(inside):
+            new = e.cast(e.read(source, own), call.dtype)
+        return e.op("where", call.dtype, inside, new, e.cast(e.read(x, index), call.dtype))
+
+    return Lazy(call.shape, call.dtype, read)
+
+
 # --- Tensors out of nothing ---
 
 
@@ -605,6 +633,20 @@ def _var(call: Call, x: Any, dims: Any = None, correction: Any = None, keepdim: 
 @rule("aten.var_mean")
 def _var_mean(call: Call, x: Any, dims: Any = None, correction: Any = None, keepdim: bool = False) -> tuple[Lazy, Lazy]:
     return _variance(call, x, dims, correction, keepdim)
+
+
+# --- Scans ---
+
+
+@rule("aten.cumsum", "aten.cumprod")
+def _cumulative(call: Call, x: Any, dim: int, *, dtype: Any = None) -> Lazy:
+    wide = _wide(call.dtype)
+    operand_ = Lazy(x.shape, wide, lambda e, i: e.cast(e.read(x, i), wide))
+    if not x.shape or x.shape[_dim(dim, len(x.shape))] == 1:
+        result: Lazy = operand_
+    else:
+        result = scan(_base_name(call).removeprefix("cum"), operand_, _dim(dim, len(x.shape)))
+    return Lazy(call.shape, call.dtype, lambda e, i: e.cast(e.read(result, i), call.dtype))
 
 
 # --- Indirect reads ---

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, device, maximum, minimum, select
+from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, device, maximum, minimum, mode, select
 from tk.aot.spec import (
     ITEMSIZE,
     Arg,
@@ -356,6 +356,9 @@ class Scheduled:
             other = setting.q if self.tile.reduced == "p" else setting.p if self.tile.p else 1
             per_program = ceil_div(reduced, block) * (block * other)
         programs = self.programs(setting)
+        if self.tile.reduced is not None:
+            # The order of a sum follows from the setting: it may not depend on how many rows came with it.
+            programs = select(mode("batch_invariant"), 1024, programs)
         slowness = {"aligned": 16, "rows": 24, "strided": 64}[self.layout.name] + 4 * looped
         bandwidth = programs * per_program * (per_element * slowness) // 64  # 0.25 ps a byte: 4 TB/s
         resident = max(1, 32 // setting.warps)

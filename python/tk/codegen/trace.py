@@ -71,12 +71,13 @@ class Trace:
     structure: int | None
     checks: tuple[Check, ...]
     symbols: Mapping[sympy.Symbol, sympy.Symbol] = field(default_factory=dict)
+    equal: Mapping[sympy.Expr, sympy.Symbol] = field(default_factory=dict)  # by the checks
 
     def size(self, value: Any) -> sympy.Expr:
         """A size or an integer as an expression of letters and int parameters."""
         if isinstance(value, torch.SymInt | torch.SymFloat):
             value = value.node.expr
-        return sympy.sympify(value).xreplace(self.symbols)
+        return sympy.sympify(value).xreplace(self.symbols).xreplace(self.equal)
 
     def arguments_read(self) -> list[str]:
         """The tensors that the results depend on, by more than their shapes."""
@@ -133,7 +134,8 @@ def trace(fn: Callable[..., Any], signature: Signature, dtypes: Mapping[str, str
     checks = (*_checks(arguments, fn), *_nonempty(recorded, arguments))
     _refuse_unknown_sizes(arguments, new, fn)
     nodes = _record(recorded, arguments.names)
-    result = Trace(signature, dtypes, flags, core, nodes, new, mutated, structure, checks, arguments.symbols)
+    equal = _equal_sizes(arguments)
+    result = Trace(signature, dtypes, flags, core, nodes, new, mutated, structure, checks, arguments.symbols, equal)
     if not outputs and not mutated:
         raise TraceError(f"{where(fn)}: the function returns no tensor and changes none of its arguments")
     if any(spec.leading for spec in signature.tensors.values()):
@@ -184,7 +186,8 @@ def trace_backward(
     full = Signature({**specs, **signature.params}, signature.variables)
     checks = _checks(arguments, fn)
     nodes = _record(recorded, arguments.names)
-    return Trace(full, dtypes, flags, core, nodes, new, {}, len(new), checks, arguments.symbols)
+    equal = _equal_sizes(arguments)
+    return Trace(full, dtypes, flags, core, nodes, new, {}, len(new), checks, arguments.symbols, equal)
 
 
 def _dtype_name(spec: TensorSpec, dtypes: Mapping[str, str]) -> str:
@@ -196,7 +199,7 @@ def _grad_spec(arguments: _Arguments, grad: torch.Tensor, dtypes: Mapping[str, s
     name = DTYPE_NAMES[grad.dtype]
     variable = next((v for v, d in dtypes.items() if d == name), name)
     sizes = [sympy.sympify(s.node.expr if isinstance(s, torch.SymInt) else s) for s in grad.shape]
-    sizes = [s.xreplace(arguments.symbols) for s in sizes]
+    sizes = [s.xreplace(arguments.symbols).xreplace(_equal_sizes(arguments)) for s in sizes]
     leading = bool(sizes) and sizes[0] == letter(LEADING)
     declared = [str(s) if s.is_Symbol else int(s) if s.is_Integer else s for s in sizes[leading:]]
     return TensorSpec(variable, tuple(declared), leading)
@@ -429,6 +432,8 @@ def _checks(arguments: _Arguments, fn: Callable[..., Any]) -> tuple[Check, ...]:
     for guard in arguments.env.guards:
         expr = guard.expr.xreplace(arguments.symbols)
         location: Any = guard.sloc.framework_loc
+        if _is_of_strides(location):
+            continue
         is_own = getattr(location, "filename", "") == fn.__code__.co_filename
         if isinstance(expr, sympy.Eq):
             if expr.lhs.is_Symbol and (expr.rhs.is_Symbol or expr.rhs.is_Integer):
@@ -442,6 +447,10 @@ def _checks(arguments: _Arguments, fn: Callable[..., Any]) -> tuple[Check, ...]:
             else:
                 checks.setdefault(str(expr), Check(expr.lhs - expr.rhs, f"{expr.lhs} must be equal to {expr.rhs}"))
             continue
+        if not is_own and isinstance(expr, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
+            excess = _excess(expr)
+            if not excess.is_nonpositive:
+                checks.setdefault(str(expr), Check(sympy.Max(0, excess), f"{expr} must hold"))
         if is_own:
             raise TraceError(
                 f"{where(fn, location.lineno)}: control flow that depends on a size ({expr}). One kernel serves every "
@@ -476,6 +485,30 @@ def _nonempty(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check
 
 def _base(node: fx.Node) -> str:
     return str(node.target).split(".")[1]
+
+
+def _is_of_strides(location: Any) -> bool:
+    """Whether torch only asked how a tensor lies in memory: a kernel reads by index, so the answer says nothing."""
+    file, name = getattr(location, "filename", ""), getattr(location, "name", "")
+    return file.endswith("torch/_prims_common/__init__.py") and name != "infer_size"
+
+
+def _equal_sizes(arguments: _Arguments) -> dict[sympy.Expr, sympy.Symbol]:
+    """Expressions that the checks make equal to a letter."""
+    found = {}
+    for guard in arguments.env.guards:
+        expr = guard.expr.xreplace(arguments.symbols)
+        if isinstance(expr, sympy.Eq) and not _is_of_strides(guard.sloc.framework_loc):
+            for a, b in ((expr.lhs, expr.rhs), (expr.rhs, expr.lhs)):
+                if a.is_Symbol and not b.is_Symbol and not b.is_number:
+                    found[b] = a
+    return found
+
+
+def _excess(expr: Any) -> sympy.Expr:
+    """By how much the smaller side of a comparison is too large."""
+    small, large = (expr.lhs, expr.rhs) if isinstance(expr, sympy.Le | sympy.Lt) else (expr.rhs, expr.lhs)
+    return small - large + (1 if isinstance(expr, sympy.Lt | sympy.Gt) else 0)
 
 
 def _divisibility(expr: sympy.Eq) -> sympy.Expr | None:

@@ -167,6 +167,7 @@ def test_halves(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_views(layout: str) -> None:
     check("views", make((5, 16), torch.float32, "dense" if layout == "stepped" else layout))
+    check("scattered", make((5, 16), torch.float32, layout), make((5, 16), torch.float32))
     check("joined", make((5, 16), torch.float32, layout), make((5, 3), torch.float32, layout))
 
 
@@ -181,14 +182,36 @@ def test_numbers_at_run_time() -> None:
     check("numbers", make((4, 16), torch.float32) * 5, -3, 1e-3)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scans(layout: str) -> None:
+    for shape in ((3, 40), (70, 16)):
+        check("scans", make(shape, torch.float32, layout))
+    check("scan_and_reduction", make((3, 40), torch.float32, layout).abs() + 0.1)
+
+
+def test_long_scans_carry() -> None:
+    check("scan_and_reduction", make((2, 1100), torch.float32).abs() + 0.1)
+    check("scans", make((3, 40), torch.bfloat16))
+    check("scans", (make((70, 16), torch.float32) * 9).to(torch.int32))
+
+
 def test_the_largest_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="M must not be 0: (amax|argmax) of no elements"):
+    with pytest.raises(ValueError, match=r"M must not be 0: (amax|argmax) of no elements"):
         list(host.run_all(generated("middle"), torch.empty(2, 0, 16)))
 
 
 def test_sums_of_nothing() -> None:
     check("total", torch.empty(0, 16))
     check("column_sum", torch.empty(0, 16))
+
+
+def test_a_size_that_another_bounds_is_checked() -> None:
+    """cos has to have half of x's columns; torch only said so of the sizes that it traced with."""
+    x, cos = make((5, 16), torch.float32), make((5, 7), torch.float32)
+    with pytest.raises(ValueError, match="must hold"):
+        list(host.run_all(generated("rotated"), x, cos))
+    check("rotated", x, make((5, 8), torch.float32))
+    check("rotated", x, make((5, 20), torch.float32))
 
 
 def test_sizes_that_differ_are_refused() -> None:

@@ -39,21 +39,24 @@ def arguments(name: str, dtype: str, leading: tuple[int, ...], n: int) -> dict[s
     for param, spec in declared()[name].signature.params.items():
         if isinstance(spec, TensorSpec):
             shape = [*(leading if spec.leading else ()), *(sizes[s] for s in spec.sizes)]
-            found[param] = torch.randn(shape).to(DTYPES[dtype])
+            is_index = spec.dtype == "i64"
+            found[param] = torch.randint(0, n, shape) if is_index else torch.randn(shape).to(DTYPES[dtype])
         else:
-            found[param] = {"float": 1e-5, "bool": n % 2 == 0}[spec.kind]
+            found[param] = {"float": 1e-5, "bool": n % 2 == 0, "int": 3}[spec.kind]
     return found
 
 
 def agree(actual: list[torch.Tensor], expected: list[torch.Tensor], dtype: str, what: str) -> None:
     for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
         assert a.shape == e.shape, f"{what}, result {i}"
-        tolerance = TOLERANCE[dtype] * max(1.0, e.abs().max().item() if e.numel() else 1.0)
+        tolerance = TOLERANCE[dtype] * max(1.0, e.double().abs().max().item() if e.numel() else 1.0)
         torch.testing.assert_close(
             a.double(), e.double(), rtol=tolerance, atol=tolerance, msg=lambda m, i=i: f"{what}, result {i}: {m}"
         )
 
 
+COARSE = ("quantize_fp8_rows",)  # the interpreter rounds to fp8 in its own way
+EVEN_ONLY = ("rope",)
 SHAPES = [((2, 3), 32), ((5,), 33), ((), 48)]
 
 
@@ -63,19 +66,23 @@ SHAPES = [((2, 3), 32), ((5,), 33), ((), 48)]
 def test_forward_and_backward(name: str, leading: tuple[int, ...], n: int, dtype: str) -> None:
     op, d = generated(name), declared()[name]
     args = arguments(name, dtype, leading, n)
-    wide = {k: v.double().requires_grad_() if isinstance(v, torch.Tensor) else v for k, v in args.items()}
+    if name in EVEN_ONLY and n % 2:
+        pytest.skip("needs an even size")
+    is_float = {k: isinstance(v, torch.Tensor) and v.is_floating_point() for k, v in args.items()}
+    wide = {k: v.double().requires_grad_() if is_float[k] else v for k, v in args.items()}
     results = d.fn(**wide)
     results = list(results) if isinstance(results, tuple) else [results]
     count = 0
     for variant, actual in host.run_all(op, *args.values()):
-        agree(actual, [r.detach() for r in results], dtype, f"{name} {variant}")
+        agree(actual, [r.detach() for r in results], "bf16" if name in COARSE else dtype, f"{name} {variant}")
         count += 1
     assert count
     if not d.grad:
         return
     grads = [torch.randn(r.shape).to(DTYPES[dtype]) for r in results]
-    sources = [v for v in wide.values() if isinstance(v, torch.Tensor)]
-    expected = torch.autograd.grad(results, sources, [g.double() for g in grads])
+    sources = [v for k, v in wide.items() if is_float[k]]
+    expected = torch.autograd.grad(results, sources, [g.to(r.dtype) for g, r in zip(grads, results, strict=True)],
+                                   allow_unused=True, materialize_grads=True)  # fmt: skip
     assert op.backward is not None
     given = {**{f"grad_{i}": g for i, g in enumerate(grads)}, **args}
     passed = [given[p] for p in op.backward.signature.params]

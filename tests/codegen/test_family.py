@@ -1,0 +1,122 @@
+"""The records: what the build and the run time read of a generated op."""
+
+from __future__ import annotations
+
+import json
+import types
+from dataclasses import replace
+from functools import cache
+
+import ops
+import pytest
+
+from tk.aot.expr import MODE_BITS, Problem, TensorValue, evaluate_locals
+from tk.aot.grid import enumerate_grid
+from tk.codegen import families_of
+from tk.codegen.family import Generated, generate
+from tk.codegen.tile import ALIGNED, STRIDED
+from tk.generated import Declared, op
+
+NAMES = [name for name, x in vars(ops).items() if isinstance(x, Declared)]
+
+
+@cache
+def generated(name: str) -> Generated:
+    declared = getattr(ops, name)
+    return generate(declared.fn, declared.signature, name, declared.grad)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_some_variant_takes_everything(name: str) -> None:
+    """The strided layout asks nothing of a problem."""
+    g = generated(name)
+    for graph in g.graphs:
+        plans = [p for s in g.settings() if (p := g.plan(graph, STRIDED, s)) is not None]
+        assert plans and all(p.constraints == () and p.general for p in plans)
+
+
+@pytest.mark.parametrize("name", ["scaled_gelu", "column_statistics", "maybe_scaled"])
+def test_the_grid(name: str) -> None:
+    family = generated(name).family
+    full, sample = enumerate_grid(family, 90), enumerate_grid(family, 90, sample=True)
+    assert len(full.variants) > len(sample.variants) >= 3
+    names = [v.name for v in full.variants]
+    assert len(set(names)) == len(names)
+
+
+def test_configs_differ_within_a_bucket() -> None:
+    """A config's name says what runs: the settings of one layout are told apart by it."""
+    g = generated("statistics")
+    configs = g.family.kernels[0].configs[90]
+    assert len({c.name for c in configs}) == len(configs)
+
+
+def test_the_backward() -> None:
+    def fn(x, weight, scale):
+        """Doc."""
+        return (x * weight).sum(-1) * scale, x + 1
+
+    declared = op(x="T[..., N]", weight="T[N]", scale="float", T=("bf16", "fp32"), grad=True)(fn)
+    g = generate(fn, declared.signature, "fn", grad=True)
+    assert g.backward is not None
+    assert [f.op.name for f in g.families] == ["fn", "fn_backward"]
+    params = {p.name: (p.leading, p.rank) for p in g.backward.op.params if p.kind == "tensor"}
+    assert params == {"grad_0": (True, 0), "grad_1": (True, 1), "x": (True, 1), "weight": (False, 1)}
+    assert g.backward.op.floats == ("scale",)
+    meta = json.loads(g.op.meta)
+    assert meta["doc"] == "Doc."
+    assert meta["backward"] == {
+        "op": "fn_backward", "saved_inputs": [0, 1], "saved_outputs": [], "extra_outputs": 0, "grads": [0, 1],
+    }  # fmt: skip
+
+
+def test_what_the_gradient_does_not_read_is_not_saved() -> None:
+    def fn(x, y):
+        return x * 2 + y
+
+    g = generate(fn, op(x="fp32[...]", y="fp32[...]", grad=True)(fn).signature, "fn", grad=True)
+    assert g.backward is not None and list(g.backward.signature.params) == ["grad_0"]
+    assert json.loads(g.op.meta)["backward"]["saved_inputs"] == []
+
+
+def test_a_tensor_whose_shape_alone_is_needed_is_saved() -> None:
+    def fn(x):
+        return x.sum(-1)
+
+    g = generate(fn, op(x="fp32[..., N]", grad=True)(fn).signature, "fn", grad=True)
+    assert g.backward is not None and list(g.backward.signature.params) == ["grad_0", "x"]
+
+
+def test_batch_invariance() -> None:
+    """Which setting is predicted the fastest for a row does not depend on how many rows there are."""
+    g = generated("softmax")
+    graph, t = g.graphs[0], g.op.tensors[0]
+    costs = {s.name: p.cost for s in g.settings() if (p := g.plan(graph, ALIGNED, s)) is not None}
+
+    def order(rows: int, bit: int) -> list[str]:
+        x = TensorValue((1, 1, rows, 1024), (0, 0, 1024, 1), 15)
+        problem = Problem((x, x), (), bit, {"sm_count": 132, "arch": 90, "shared_optin": 0, "l2_bytes": 0})
+        problem = replace(problem, locals=evaluate_locals(g.op.locals.values(), problem))
+        return sorted(costs, key=lambda name: costs[name].evaluate(problem))
+
+    assert t.name == "x"
+    assert order(1, 0) != order(100_000, 0)
+    assert order(1, MODE_BITS["batch_invariant"]) == order(100_000, MODE_BITS["batch_invariant"])
+
+
+def test_fp8_e4m3_needs_sm89() -> None:
+    def fn(x):
+        import torch
+
+        return x.to(torch.float8_e4m3fn)
+
+    family = generate(fn, op(x="fp32[...]")(fn).signature, "fn").family
+    assert enumerate_grid(family, 90).variants and not enumerate_grid(family, 80).variants
+
+
+def test_only_what_a_file_declares_itself() -> None:
+    module = types.ModuleType("user")
+    own = op(x="fp32[M]")(lambda x: x + 1)
+    own.fn.__module__ = "user"
+    module.own, module.imported = own, ops.total  # type: ignore[attr-defined]
+    assert [f.op.name for f in families_of(module)] == ["<lambda>"]
