@@ -13,6 +13,7 @@ import pytest
 from tk.aot.expr import MODE_BITS, Problem, TensorValue, evaluate_locals
 from tk.aot.grid import enumerate_grid
 from tk.codegen import families_of
+from tk.codegen.errors import TraceError
 from tk.codegen.family import Generated, generate
 from tk.codegen.tile import ALIGNED, STRIDED
 from tk.generated import Declared, op
@@ -115,8 +116,16 @@ def test_fp8_e4m3_needs_sm89() -> None:
 
 
 def test_only_what_a_file_declares_itself() -> None:
+    def own(x):
+        return x + 1
+
+    own.__module__ = "user"
     module = types.ModuleType("user")
-    own = op(x="fp32[M]")(lambda x: x + 1)
-    own.fn.__module__ = "user"
-    module.own, module.imported = own, ops.total  # type: ignore[attr-defined]
-    assert [f.op.name for f in families_of(module)] == ["<lambda>"]
+    module.own, module.imported = op(x="fp32[M]")(own), ops.total  # type: ignore[attr-defined]
+    assert [f.op.name for f in families_of(module)] == ["own"]
+
+
+def test_a_function_without_a_name() -> None:
+    fn = lambda x: x + 1  # noqa: E731
+    with pytest.raises(TraceError, match="an op needs a name"):
+        generate(fn, op(x="fp32[M]")(fn).signature, fn.__name__)

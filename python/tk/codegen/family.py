@@ -333,6 +333,8 @@ def is_float(spec: TensorSpec, dtypes: Mapping[str, str]) -> bool:
 
 def generate(fn: Callable[..., Any], signature: Signature, name: str, grad: bool = False) -> Generated:
     """Trace and lower; with `grad` the backward too. Raises TraceError for what cannot be generated."""
+    if not name.isidentifier():
+        raise TraceError(f"{where(fn)}: an op needs a name; declare a function that has one")
     traces = trace_all(fn, signature)
     doc = (fn.__doc__ or "").strip()
     try:
