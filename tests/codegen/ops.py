@@ -122,6 +122,11 @@ def numbers(x, n, a):
     return x * n + a * 2, x.shape[0] * x, (x.to(torch.int64) + n) * 3
 
 
+@op(x="T[..., M, N]", row="T[..., 1, N]", column="T[M, 1]", scalar="fp32[]", T=("bf16", "fp32"))
+def broadcast(x, row, column, scalar):
+    return x * row + column * scalar, row + 1
+
+
 @op(x="T[M, N]", T=("bf16", "fp32", "i32"))
 def scans(x):
     return x.cumsum(-1), x.cumsum(0), (x * 0 + 1).cumprod(-1) + x

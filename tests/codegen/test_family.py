@@ -13,6 +13,7 @@ import pytest
 from tk.aot.expr import MODE_BITS, Problem, TensorValue, evaluate_locals
 from tk.aot.grid import enumerate_grid
 from tk.codegen import families_of
+from tk.codegen.errors import TraceError
 from tk.codegen.family import Generated, generate
 from tk.codegen.tile import ALIGNED, STRIDED
 from tk.generated import Declared, op
@@ -104,6 +105,37 @@ def test_batch_invariance() -> None:
     assert order(1, MODE_BITS["batch_invariant"]) == order(100_000, MODE_BITS["batch_invariant"])
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("softmax", (32768, 4096), "1x4096_w8"),
+        ("softmax", (131072, 1024), "1024_w4"),
+        ("softmax", (64, 131072), "loop_"),
+        ("scaled_gelu", (100_000, 64), "16x64_w4"),
+        ("column_sum", (32768, 512), "split"),
+        ("column_sum", (64, 65536), "whole"),
+    ],
+)
+def test_what_is_predicted_the_fastest(name: str, shape: tuple[int, int], expected: str) -> None:
+    """Rows in one piece while they fit, columns cut where there are many rows and few columns."""
+    g = generated(name)
+    x = TensorValue((1, 1, *shape), (0, 0, shape[1], 1), 15)
+    if name == "column_sum":
+        x = TensorValue(shape, (shape[1], 1), 6)
+    vector = TensorValue(shape[1:], (1,), 15)
+    tensors = [x if p.rank == len(x.sizes) or p.leading else vector for p in g.op.params if p.kind == "tensor"]
+    tensors += [x if o.leading is not None else vector for o in g.op.outputs]
+    problem = Problem(tensors, (), 0, {"sm_count": 132, "arch": 90, "shared_optin": 0, "l2_bytes": 0})
+    problem = replace(problem, locals=evaluate_locals(g.op.locals.values(), problem))
+    costs = {}
+    for setting in g.settings():
+        for split in (False, True):
+            plan = g.plan(g.graphs[0], ALIGNED, setting, split)
+            if plan is not None and all(c.holds.evaluate(problem) for c in plan.constraints):
+                costs[f"{setting.name} {'split' if split else 'whole'}"] = plan.cost.evaluate(problem)
+    assert expected in min(costs, key=lambda n: costs[n]), costs
+
+
 def test_fp8_e4m3_needs_sm89() -> None:
     def fn(x):
         import torch
@@ -115,8 +147,16 @@ def test_fp8_e4m3_needs_sm89() -> None:
 
 
 def test_only_what_a_file_declares_itself() -> None:
+    def own(x):
+        return x + 1
+
+    own.__module__ = "user"
     module = types.ModuleType("user")
-    own = op(x="fp32[M]")(lambda x: x + 1)
-    own.fn.__module__ = "user"
-    module.own, module.imported = own, ops.total  # type: ignore[attr-defined]
-    assert [f.op.name for f in families_of(module)] == ["<lambda>"]
+    module.own, module.imported = op(x="fp32[M]")(own), ops.total  # type: ignore[attr-defined]
+    assert [f.op.name for f in families_of(module)] == ["own"]
+
+
+def test_a_function_without_a_name() -> None:
+    fn = lambda x: x + 1  # noqa: E731
+    with pytest.raises(TraceError, match="an op needs a name"):
+        generate(fn, op(x="fp32[M]")(fn).signature, fn.__name__)

@@ -62,6 +62,11 @@ def test_refusals(texts, message) -> None:
     assert message in str(caught.value)
 
 
+def test_grad_is_no_parameter() -> None:
+    with pytest.raises(ValueError, match="a parameter of that name must be renamed"):
+        declare(lambda grad: grad, grad="fp32[M]")
+
+
 def test_any_number_of_arguments_is_refused() -> None:
     with pytest.raises(ValueError, match="name each"):
         declare(lambda *x: x, x="fp32[M]")

@@ -38,6 +38,7 @@ def test_the_line_is_named() -> None:
 
     line = fn.__code__.co_firstlineno + 2
     refuse(fn, f"line {line}: aten.cholesky_inverse cannot be generated", x="fp32[M, M]")
+    refuse(fn, f"fn ({__file__}:{fn.__code__.co_firstlineno}): line", x="fp32[M, M]")
 
     def mixed(x, y):
         return x + y

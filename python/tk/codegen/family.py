@@ -19,7 +19,7 @@ from tk.codegen.lower import IR_DTYPES, lower
 from tk.codegen.schedule import SETTINGS, Context, Scheduled, Setting, kind_of, schedule, scratch_buffers
 from tk.codegen.split import Parts, Splitter
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
-from tk.codegen.trace import LEADING, Trace, flag_values, trace_all, trace_backward
+from tk.codegen.trace import LEADING, Trace, flag_values, trace_all, trace_backward, where
 from tk.generated.signature import DTYPES as TORCH_DTYPES
 from tk.generated.signature import Signature, TensorSpec
 
@@ -333,10 +333,17 @@ def is_float(spec: TensorSpec, dtypes: Mapping[str, str]) -> bool:
 
 def generate(fn: Callable[..., Any], signature: Signature, name: str, grad: bool = False) -> Generated:
     """Trace and lower; with `grad` the backward too. Raises TraceError for what cannot be generated."""
+    if not name.isidentifier():
+        raise TraceError(f"{where(fn)}: an op needs a name; declare a function that has one")
     traces = trace_all(fn, signature)
     doc = (fn.__doc__ or "").strip()
-    backward = _backward(fn, signature, name) if grad else None
-    return Generated(name, signature, _lowered(traces, name), doc, backward)
+    try:
+        graphs = _lowered(traces, name)
+        backward = _backward(fn, signature, name) if grad else None
+    except TraceError as error:
+        at = where(fn)
+        raise TraceError(str(error) if at in str(error) else f"{at}: {error}") from None
+    return Generated(name, signature, graphs, doc, backward)
 
 
 def _lowered(traces: Sequence[Trace], name: str) -> tuple[Graph, ...]:

@@ -41,7 +41,7 @@ SCAN = ("sum", "prod")  # along the one reduced axis, in its order
 REDUCE = ("sum", "prod", "max", "min", "any", "all", "xor", "argmax", "argmin", "mean", "m2")
 ARITY: Mapping[str, int] = {
     **dict.fromkeys(UNARY, 1), **dict.fromkeys(BINARY, 2), **dict.fromkeys(COMPARE, 2), **dict.fromkeys(TEST, 1),
-    "where": 3, "cast": 1, "reduce": 1, "scan": 1, "constant": 0, "number": 0, "index": 0, "store": 1,
+    "where": 3, "cast": 1, "bitcast": 1, "reduce": 1, "scan": 1, "constant": 0, "number": 0, "index": 0, "store": 1,
 }  # fmt: skip
 
 

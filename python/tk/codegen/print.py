@@ -336,6 +336,8 @@ class Printer:
         source = self.kernel.value(v.args[0]).dtype
         if v.op == "cast":
             return self._cast(operands[0], source, v.dtype)
+        if v.op == "bitcast":
+            return f"{operands[0]}.to({TL_DTYPES[v.dtype]}, bitcast=True)"
         dtype = self.kernel.value(v.args[1]).dtype if v.op == "where" else source
         return expression(v, operands, dtype)
 

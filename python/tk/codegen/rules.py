@@ -8,6 +8,7 @@ from typing import Any
 
 import sympy
 
+from tk.aot.spec import ITEMSIZE
 from tk.codegen import index as ix
 from tk.codegen.errors import TraceError
 from tk.codegen.ir import COMPARE, FLOATS, INTS, TEST, value_symbol
@@ -279,8 +280,14 @@ def _dim(d: int, rank: int) -> int:
 @rule("aten.view", "aten._unsafe_view", "aten.reshape", "prims.reshape", "prims.collapse_view", "aten._reshape_alias")
 def _view(call: Call, x: Any, *_: Any) -> Lazy:
     if call.val.dtype != call.node.args[0].meta["val"].dtype:  # type: ignore[union-attr]
-        raise TraceError("a view as another dtype cannot be generated yet")
+        return _bitcast(call, x)
     return Lazy(call.shape, x.dtype, lambda e, i: e.read(x, ix.reshape(i, call.shape, x.shape, e.ranges)))
+
+
+def _bitcast(call: Call, x: Lazy) -> Lazy:
+    if ITEMSIZE[x.dtype] != ITEMSIZE[call.dtype] or "i1" in (x.dtype, call.dtype):
+        raise TraceError(f"a view of {x.dtype} as {call.dtype}: only dtypes of one size can be viewed as each other")
+    return Lazy(call.shape, call.dtype, lambda e, i: e.builder.add("bitcast", call.dtype, e.read(x, i), data=x.dtype))
 
 
 @rule("aten.expand", "prims.broadcast_in_dim")

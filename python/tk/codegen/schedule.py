@@ -363,15 +363,19 @@ class Scheduled:
         bandwidth = programs * per_program * (per_element * slowness) // 64  # 0.25 ps a byte: 4 TB/s
         resident = max(1, 32 // setting.warps)
         waves = ceil_div(programs, device.sm_count * resident)
-        latency = waves * (600_000 + per_program * (per_element * slowness) // (4 * setting.warps))
+        # One program of four warps moves some 16 GB/s: what it waits for memory.
+        latency = waves * (600_000 + per_program * (per_element * slowness * 16 // setting.warps))
         return maximum(bandwidth, latency) + 2_000_000
 
     def _bytes_per_element(self) -> int:
-        return max(
-            1,
-            sum(ITEMSIZE[self.kernel.buffer(b).dtype] for b in self.unit)
-            or sum(ITEMSIZE[b.dtype] for b in self.kernel.buffers),
-        )
+        """Of the buffers that are read or written at every element of the tile: a bias or a row's sum hardly counts."""
+        dims = [{a.name for a in axes} for axes in (self.tile.p, self.tile.q) if axes]
+        found = {}
+        for v in self.kernel.accesses:
+            names = {s.name for e in v.index for s in e.free_symbols}
+            if all(names & d for d in dims):
+                found[v.buffer] = ITEMSIZE[self.kernel.buffer(v.buffer).dtype]
+        return max(1, sum(found.values()))
 
 
 def schedule(kernel: ir.Kernel, layout: Layout, context: Context) -> Scheduled:

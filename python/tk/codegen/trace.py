@@ -10,7 +10,6 @@ recorded graph is held against the function itself with two leading dimensions, 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import operator
@@ -20,6 +19,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import sympy
@@ -348,7 +348,7 @@ _FURTHER = (
 )  # fmt: skip
 
 
-@functools.cache
+@cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     table = {**core_aten_decompositions(), **get_decompositions(_FURTHER)}
     direct = {getattr(packet, name) for packet in _DIRECT for name in packet.overloads()}
@@ -402,7 +402,17 @@ def _to_core(
         outputs = [_unwrapped(x) for x in flat if x is not None]
         return [*outputs, *(_unwrapped(x) for x in wrapped if isinstance(x, FunctionalTensor))]
 
-    core = make_fx(functional, tracing_mode="real", decomposition_table=decompositions())(*arguments.values)
+    def plain(*args: Any) -> Any:
+        flat, _ = tree_flatten(_Tagging(recorded).run(*args))
+        return [*(x for x in flat if x is not None), *(x for x in args if isinstance(x, torch.Tensor))]
+
+    def traced(run: Callable[..., Any]) -> fx.GraphModule:
+        return make_fx(run, tracing_mode="real", decomposition_table=decompositions())(*arguments.values)
+
+    # Making in-place forms functional doubles the time of a trace, and few functions, or decompositions, have any.
+    core = traced(functional if _writes(recorded) else plain)
+    if _writes(core):
+        core = traced(functional)
     results = next(n for n in core.graph.nodes if n.op == "output").args[0]
     placeholders = [n for n in core.graph.nodes if n.op == "placeholder"]
     for node, name in zip(placeholders, arguments.names, strict=True):
@@ -412,6 +422,12 @@ def _to_core(
         param.meta["param"]: node for param, node in zip(tensors, results[n_new:], strict=True) if param is not node
     }
     return core, tuple(results[:n_new]), mutated
+
+
+def _writes(graph: fx.GraphModule) -> bool:
+    """Whether any node changes what another has made."""
+    ops = (n.target for n in graph.graph.nodes if isinstance(n.target, OpOverload))
+    return any(op._schema.is_mutable for op in ops)
 
 
 def _unwrapped(x: Any) -> Any:

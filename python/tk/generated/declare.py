@@ -58,6 +58,8 @@ def op(*, grad: bool = False, **texts: str | Sequence[str]) -> Callable[[Callabl
 
     def declare(fn: Callable[..., Any]) -> Declared:
         try:
+            if not isinstance(grad, bool):
+                raise SignatureError(f"grad={grad!r}: it is True or False; a parameter of that name must be renamed")
             return Declared(fn, parse(texts, _parameters(fn)), grad)
         except SignatureError as error:
             raise SignatureError(f"@tk.op on {_where(fn)}: {error}") from None

@@ -183,6 +183,15 @@ def test_numbers_at_run_time() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("leading", [(), (3,), (2, 2)])
+def test_broadcasting(leading: tuple[int, ...], layout: str) -> None:
+    x, row = make((*leading, 5, 16), torch.float32, layout), make((*leading, 1, 16), torch.float32)
+    check("broadcast", x, row, make((5, 1), torch.float32), torch.tensor(0.3))
+    expanded = make((5, 16), torch.float32).expand(*leading, 5, 16)
+    check("broadcast", expanded, row, make((5, 1), torch.float32), torch.tensor(0.3))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_scans(layout: str) -> None:
     for shape in ((3, 40), (70, 16)):
         check("scans", make(shape, torch.float32, layout))
