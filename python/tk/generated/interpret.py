@@ -46,6 +46,41 @@ def run(call: Call) -> list[Tensor]:
     return [_fit(value, out, call) for value, out in zip(found, outputs, strict=True)]
 
 
+def seen(call: Call) -> dict[str, Any]:
+    """The arguments as the graph sees them, by name: ``...`` as one dimension, and copies of what it writes."""
+    return {
+        p.name: _Input(p.leading, p.rank, p.mutated, x.clone() if p.mutated else x).seen if p.kind == "tensor" else x
+        for p, x in zip(call.op.params, call.args, strict=False)
+    }
+
+
+def aten(call: Call, exact: bool = False, arguments: Mapping[str, Any] | None = None) -> list[Tensor]:
+    """The outputs of a call as ATen works them out on the call's own device, then the tensors written in place (copies:
+    the call's are left alone). ``...`` is one dimension.
+
+    exact: in fp64, whatever the function itself converts to: the reference that kernels are judged by. arguments: used
+    instead of the call's own, as ``seen`` gives them; those of an exact evaluation in fp64."""
+    nodes, given = graph_of(call)["nodes"], dict(seen(call) if arguments is None else arguments)
+    if exact:
+        nodes, given = _in_fp64(nodes), {name: wide(x) for name, x in given.items()}
+    found = evaluate(nodes, given, call.op.name, call.tensors[0].device)
+    return [*found, *(given[p.name] for p in call.op.tensors if p.mutated)]
+
+
+def wide(x: Any) -> Any:
+    """A floating-point tensor in fp64; anything else as it is."""
+    return x.to(torch.float64) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+
+def _in_fp64(x: Any) -> Any:
+    """A recorded value with every floating-point dtype made fp64."""
+    if isinstance(x, Mapping):
+        wide = {key: "fp64" for key, name in x.items() if key == "dtype" and isinstance(name, str)
+                and DTYPES[name].is_floating_point}  # fmt: skip
+        return {key: _in_fp64(value) for key, value in x.items()} | wide
+    return list(map(_in_fp64, x)) if isinstance(x, list) else x
+
+
 def graph_of(call: Call) -> Mapping[str, Any]:
     """The recorded graph for a call's dtypes and flags (bools)."""
     signature, graphs = call.op.meta["signature"], call.op.meta["graphs"]
@@ -97,15 +132,20 @@ def _fit(value: Tensor, out: Tensor, call: Call) -> Tensor:
     return out.copy_(value.reshape(out.shape))
 
 
-def evaluate(nodes: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any], name: str) -> list[Tensor]:
-    """Runs recorded nodes. Raises tk.PackError for what is no graph."""
+_CPU = torch.device("cpu")
+
+
+def evaluate(
+    nodes: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any], name: str, device: torch.device = _CPU
+) -> list[Tensor]:
+    """Runs recorded nodes on a device. Raises tk.PackError for what is no graph."""
     values: dict[str, Any] = {}
     for node in nodes:
         if node["op"] == "output":
-            outputs = _value(node["args"][0], values)
+            outputs = _value(node["args"][0], values, device)
             return [x for x in (outputs if isinstance(outputs, list) else [outputs]) if x is not None]
-        args = [_value(x, values) for x in node.get("args", ())]
-        kwargs = {key: _value(x, values) for key, x in node.get("kwargs", {}).items()}
+        args = [_value(x, values, device) for x in node.get("args", ())]
+        kwargs = {key: _value(x, values, device) for key, x in node.get("kwargs", {}).items()}
         values[node["name"]] = _function(node["op"], inputs, name)(*args, **kwargs)
     raise errors.PackError(f"tk.{name}: its graph has no output")
 
@@ -126,22 +166,25 @@ def _function(op: str, inputs: Mapping[str, Any], name: str) -> Callable[..., An
 
 _NAMED: Mapping[str, Callable[[str], Any]] = {
     "dtype": DTYPES.__getitem__,
-    "device": lambda name: torch.device("cpu"),  # the call's
     "layout": lambda name: getattr(torch, name),
     "memory_format": lambda name: getattr(torch, name),
     "float": float,  # inf, -inf and nan, which JSON lacks
 }
 
 
-def _value(x: Any, values: Mapping[str, Any]) -> Any:
-    """An argument from its JSON."""
+def _value(x: Any, values: Mapping[str, Any], device: torch.device) -> Any:
+    """An argument from its JSON. device: the call's."""
     if isinstance(x, list):
-        return [_value(item, values) for item in x]
+        return [_value(item, values, device) for item in x]
     if not isinstance(x, dict):
         return x
     for kind, name in x.items():
         if kind == "ref" and name in values:
             return values[name]
+        if kind == "device":
+            return device
         if kind in _NAMED:
             return _NAMED[kind](name)
-    raise errors.PackError(f"{x} in a recorded graph is neither a value before it nor one of {', '.join(_NAMED)}")
+    raise errors.PackError(
+        f"{x} in a recorded graph is neither a value before it nor one of device, {', '.join(_NAMED)}"
+    )

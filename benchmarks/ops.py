@@ -1,0 +1,106 @@
+"""Generated ops: a call of one, run and judged; for benchmarks and GPU tests.
+
+The reference is the op's recorded graph in fp64, torch's own error that of the same graph as ATen runs it at the
+arguments' dtypes. The absolute term of the judgement (benchmarks/accuracy.py) is measured: it is what fp64 results
+change by when every argument is rounded to fp32's precision, times the steps in which a sum may round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import accuracy
+from tk.generated import interpret
+from tk.generated.inputs import listed
+from tk.generated.problem import Call
+from tk.generated.records import GeneratedOp
+
+Verdicts = list[accuracy.Verdict]
+
+
+class WrongResult(Exception):
+    """Says which output is wrong, and by how much."""
+
+
+def run_tk(op: GeneratedOp, args: Sequence[Any], config: int = -1) -> list[Tensor]:
+    """The outputs, then the tensors written in place (copies: the arguments are left alone)."""
+    args = [x.clone() if p.mutated else x for p, x in zip(op.params, args, strict=True)]
+    found = listed(getattr(torch.ops.tk, op.name)(*args, config=config))
+    return [*found, *(x for p, x in zip(op.params, args, strict=True) if p.mutated)]
+
+
+def judge(op: GeneratedOp, args: Sequence[Any], results: Sequence[Tensor]) -> Verdicts:
+    """A verdict for every floating-point result. Raises WrongResult for the first that is not what it should be."""
+    call = Call(op, [*args, -1, 0])
+    exact, torchs = interpret.aten(call, exact=True), interpret.aten(call)
+    noisy = interpret.aten(
+        call, exact=True, arguments={k: _off(interpret.wide(x)) for k, x in interpret.seen(call).items()}
+    )
+    if not len(results) == len(exact) == len(torchs):
+        raise WrongResult(f"{len(results)} results, the graph has {len(exact)}")
+    verdicts = []
+    for i, (ours, theirs, reference, other) in enumerate(zip(results, torchs, exact, noisy, strict=True)):
+        if ours.dtype != theirs.dtype or ours.numel() != theirs.numel():
+            raise WrongResult(f"output {i} is {ours.dtype} {list(ours.shape)}, not {theirs.dtype} {list(theirs.shape)}")
+        ours = ours.reshape(reference.shape)
+        if not ours.is_floating_point():
+            if not torch.equal(ours, reference):
+                different = int((ours != reference).sum())
+                raise WrongResult(f"output {i}: {different} of {ours.numel()} elements differ")
+            continue
+        room = slack(call, reference, other)
+        verdict = accuracy.judge(*_comparable(ours, theirs, reference), room)
+        if not verdict.ok:
+            raise WrongResult(f"output {i}: {verdict}")
+        verdicts.append(verdict)
+    return verdicts
+
+
+def _off(x: Any) -> Any:
+    """Every element of an fp64 tensor off by fp32's rounding, at random."""
+    if not isinstance(x, Tensor) or x.dtype != torch.float64:
+        return x
+    return x * torch.randn_like(x).mul_(accuracy.FP32_ROUNDING).add_(1.0)
+
+
+def slack(call: Call, reference: Tensor, noisy: Tensor) -> float:
+    """Of one output. noisy: the reference of arguments that are off by fp32's rounding."""
+    steps = 4 + math.sqrt(_summed(call, reference)) / 8
+    return steps * (_rms(noisy - reference) + accuracy.FP32_ROUNDING * _rms(reference))
+
+
+def _summed(call: Call, output: Tensor) -> float:
+    """How many elements may go into one of the output."""
+    largest = max(x.numel() for x in call.tensors)
+    columns = max((x.shape[-1] for p, x in zip(call.op.tensors, call.tensors, strict=True) if p.rank), default=1)
+    return max(1.0, columns, largest / max(1, output.numel()))
+
+
+def _rms(x: Tensor) -> float:
+    """Of what is finite."""
+    finite = x[x.isfinite()]
+    return finite.square().mean().sqrt().item() if finite.numel() else 0.0
+
+
+def _comparable(ours: Tensor, torchs: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Without the elements that ATen itself, at the dtype, makes NaN or infinite where fp64 does not, or the other way
+    round: there the function has no one value."""
+    if bool((torchs.isfinite() & reference.isfinite()).all()):
+        return ours, torchs, reference
+    rounded = reference.to(torchs.dtype)
+    agree = (torchs.isnan() == rounded.isnan()) & (torchs.isinf() == rounded.isinf())
+    return tuple(torch.where(agree, x, torch.zeros_like(x)) for x in (ours, torchs, reference))  # type: ignore[return-value]
+
+
+def same_bits(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    """NaN is the same as NaN of the same bits."""
+    return all(torch.equal(_bits(x), _bits(y)) for x, y in zip(a, b, strict=True))
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.uint8) if x.dim() else x.reshape(1).view(torch.uint8)

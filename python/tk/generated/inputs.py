@@ -1,0 +1,145 @@
+"""Calls of a generated op, made up from its signature: for ``tk bench``, benchmarks and tests.
+
+op = register.find("rms_norm")
+example = of_shape(op, (4096, 1024), "bf16")     # x [4096, 1024], weight [1024], eps
+torch.ops.tk.rms_norm(*example.arguments("cuda"))
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tk.generated.records import GeneratedOp
+from tk.generated.signature import DTYPES, Signature, SignatureError, TensorSpec, parse
+
+# What a float stands for is told by its name alone; any other is one that is neither 0 nor 1.
+FLOATS: Mapping[str, float] = {"eps": 1e-5}
+ANY_FLOAT = 0.75
+ANY_INT = 1
+
+
+@dataclass(frozen=True)
+class Example:
+    """A call without its tensors. dtypes: of the signature's variables. leading: the dimensions of ``...``. sizes: of
+    the letters. flags: the values of bools."""
+
+    op: GeneratedOp
+    signature: Signature
+    dtypes: Mapping[str, str]
+    leading: tuple[int, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    flags: Mapping[str, bool] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        tensors = [f"{name} {self.dtype_name(name)}{list(self.shape(name))}" for name in self.signature.tensors]
+        return f"{self.op.name}({', '.join([*tensors, *(f'{name}={on}' for name, on in self.flags.items())])})"
+
+    def dtype_name(self, tensor: str) -> str:
+        dtype = self.signature.tensors[tensor].dtype
+        return self.dtypes.get(dtype, dtype)
+
+    def dtype(self, tensor: str) -> torch.dtype:
+        return DTYPES[self.dtype_name(tensor)]
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        spec = self.signature.tensors[tensor]
+        declared = (self.sizes[s] if isinstance(s, str) else s for s in spec.sizes)
+        return (*(self.leading if spec.leading else ()), *declared)
+
+    def number(self, name: str) -> float | int | bool:
+        kind = self.signature.numbers[name].kind
+        if kind == "bool":
+            return self.flags[name]
+        return FLOATS.get(name, ANY_FLOAT) if kind == "float" else ANY_INT
+
+    def values(self, tensor: str, device: torch.device | str) -> Tensor:
+        """Contiguous and random: floats normal, integers 0 or 1, which are legal as indices of whatever has two."""
+        shape, dtype = self.shape(tensor), self.dtype(tensor)
+        if dtype.is_floating_point:
+            return torch.randn(shape, device=device).to(dtype)
+        return torch.randint(0, 2, shape, device=device).to(dtype)
+
+    def arguments(self, device: torch.device | str) -> list[Any]:
+        """In the order of the schema."""
+        return [self.values(name, device) if isinstance(spec, TensorSpec) else self.number(name)
+                for name, spec in self.signature.params.items()]  # fmt: skip
+
+
+def signature_of(op: GeneratedOp) -> Signature:
+    """As declared. Raises ValueError where a size is an expression, which says too little to make up a tensor."""
+    texts = {p.name: op.meta["signature"][p.name] for p in op.params}
+    try:
+        return parse({**texts, **op.meta.get("variables", {})}, list(texts))
+    except SignatureError as error:
+        raise ValueError(f"tk.{op.name}: no inputs can be made up for it: {error}") from None
+
+
+def widest(signature: Signature) -> TensorSpec:
+    """The tensor whose shape says most of a call's sizes: of those with ``...``, the first with most letters."""
+    return max(signature.tensors.values(), key=lambda spec: (spec.leading, len(spec.sizes)))
+
+
+def of_shape(
+    op: GeneratedOp, shape: Sequence[int], dtype: str, flags: Mapping[str, bool] | None = None, **sizes: int
+) -> Example:
+    """The call whose widest tensor has this shape.
+
+    Args:
+        dtype: of every variable of the signature.
+        flags: of bools; those not given are false.
+        sizes: of letters that the widest tensor lacks.
+
+    Raises:
+        ValueError: the op has no such shape or dtype.
+    """
+    signature = signature_of(op)
+    spec = widest(signature)
+    rank = len(spec.sizes)
+    if len(shape) < rank or (len(shape) > rank and not spec.leading):
+        raise ValueError(f"tk.{op.name}: its largest tensor is {spec}, the shape given is {list(shape)}")
+    front, declared = tuple(shape[: len(shape) - rank]), tuple(shape[len(shape) - rank :])
+    known = {letter: n for letter, n in zip(spec.sizes, declared, strict=True) if isinstance(letter, str)} | sizes
+    if missing := [letter for letter in signature.letters if letter not in known]:
+        raise ValueError(f"tk.{op.name}: the size {missing[0]} does not follow from a {spec} of {list(shape)}; give it")
+    for variable, allowed in signature.variables.items():
+        if dtype not in allowed:
+            raise ValueError(f"tk.{op.name}: {variable} is {', '.join(allowed)}, not {dtype}")
+    values = {name: bool((flags or {}).get(name)) for name in signature.flags}
+    return Example(op, signature, dict.fromkeys(signature.variables, dtype), front, known, values)
+
+
+def kinds(op: GeneratedOp) -> Iterator[tuple[dict[str, str], dict[str, bool]]]:
+    """Every choice of dtypes and flags: what the op has a graph for."""
+    signature = signature_of(op)
+    for dtypes in signature.assignments():
+        for values in itertools.product((False, True), repeat=len(signature.flags)):
+            yield dtypes, dict(zip(signature.flags, values, strict=True))
+
+
+def bytes_moved(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
+    """Every element of the arguments read once and every element of the outputs written once."""
+    return sum(x.numel() * x.element_size() for x in (*args, *outputs) if isinstance(x, Tensor))
+
+
+def read_shape(text: str) -> tuple[int, ...]:
+    """Of "32768x4096". Raises ValueError."""
+    if not re.fullmatch(r"\d+(x\d+)*", text):
+        raise ValueError(f"{text!r} is no shape: write 32768x4096")
+    return tuple(map(int, text.split("x")))
+
+
+def listed(returned: Any) -> list[Tensor]:
+    """What an op returned, as a list."""
+    if returned is None:
+        return []
+    return [returned] if isinstance(returned, Tensor) else list(returned)
+
+
+__all__ = ["Example", "bytes_moved", "kinds", "listed", "of_shape", "read_shape", "signature_of", "widest"]

@@ -1,0 +1,238 @@
+"""Every generated op of the package against its recorded graph in fp64: some 5,000 random calls, and each variant."""
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+
+from benchmarks import accuracy, ops
+from tk import capi
+from tk.generated import inputs, interpret, register
+from tk.generated.problem import Call
+from tk.generated.records import GeneratedOp
+from tk.heuristics.problem import describe
+
+from .cases import rms
+from .device import DEVICE
+from .op_cases import Case, check, check_call, draw, make, place
+
+NAMES = register.names()
+CASES = 5000  # of all ops together; TK_TEST_DEVICE=cpu looks at a twentieth
+PER_OP = max(8, CASES // (max(len(NAMES), 1) * (1 if DEVICE == "cuda" else 20)))
+GRADIENT_SHAPES = ((33, 1000), (2, 3, 5, 64), (1, 1))
+GPU = pytest.mark.skipif(DEVICE != "cuda", reason="about streams and graphs of a GPU")
+
+
+def find(name: str) -> GeneratedOp:
+    op = register.find(name)
+    assert op is not None
+    return op
+
+
+def shape_of(op: GeneratedOp, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """With as many dimensions as an op without leading ones has."""
+    spec = inputs.widest(inputs.signature_of(op))
+    return shape if spec.leading else shape[-len(spec.sizes) :]
+
+
+def test_the_package_has_generated_ops() -> None:
+    assert {"softmax", "rms_norm", "rms_norm_backward", "gelu", "row_argmax", "column_sum"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_random_calls(name: str) -> None:
+    op, rng = find(name), random.Random(name)
+    wrong = []
+    ours = torchs = 0.0
+    for _ in range(PER_OP):
+        case = draw(rng, op)
+        outcome = check(case)
+        if outcome.problem:
+            wrong.append(outcome.problem)
+        for verdict in outcome.verdicts:
+            if verdict.slack > 0 and verdict.torch.mean < float("inf"):  # in units in which no case outweighs others
+                ours += verdict.ours.mean / verdict.slack
+                torchs += verdict.torch.mean / verdict.slack
+    assert not wrong, f"{len(wrong)} of {PER_OP} wrong:\n" + "\n".join(wrong[:8])
+    assert ours <= accuracy.MEAN_FACTOR * torchs + 0.1 * PER_OP, (
+        f"mean error {ours / max(torchs, 1e-30):.3f} of torch's"
+    )
+
+
+# --- Gradients ---
+
+HAVE_GRADIENTS = [name for name in NAMES if find(name).backward]
+
+
+def gradients(results, leaves, grads) -> list[torch.Tensor]:
+    pairs = [(r, g.to(r.dtype).reshape(r.shape)) for r, g in zip(results, grads, strict=True) if r.requires_grad]
+    return list(torch.autograd.grad([r for r, _ in pairs], leaves, [g for _, g in pairs]))
+
+
+def as_leaves(args: list) -> tuple[list, list[torch.Tensor]]:
+    """The arguments with tensors that want gradients, and those tensors."""
+    made = [x.detach().requires_grad_() if isinstance(x, torch.Tensor) else x for x in args]
+    return made, [x for x in made if isinstance(x, torch.Tensor)]
+
+
+@pytest.mark.parametrize("shape", GRADIENT_SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("name", HAVE_GRADIENTS)
+def test_gradients(name: str, dtype: str, shape: tuple[int, ...]) -> None:
+    """Of all arguments, with leading dimensions in any order in memory; beside torch's, against fp64 autograd."""
+    op = find(name)
+    for _, flags in inputs.kinds(op):
+        example = inputs.of_shape(op, shape_of(op, shape), dtype, flags)
+        rng = random.Random(name)
+        args = [place(x, "channels_last", rng) if isinstance(x, torch.Tensor) else x for x in example.arguments(DEVICE)]
+        mine, leaves = as_leaves(args)
+        results = inputs.listed(getattr(torch.ops.tk, name)(*mine))
+        grads = [torch.randn_like(r) for r in results]
+        ours = gradients(results, leaves, grads)
+        theirs, their_leaves = as_leaves(args)
+        call = Call(op, [*theirs, -1, 0])
+        torchs = gradients(interpret.aten(call), their_leaves, grads)
+        wide, exact_leaves = as_leaves([interpret.wide(x) for x in interpret.seen(call).values()])
+        named = dict(zip(interpret.seen(call), wide, strict=True))
+        reference = gradients(interpret.aten(call, exact=True, arguments=named), exact_leaves, grads)
+        summed = max(x.numel() for x in leaves)
+        for leaf, *found in zip(leaves, ours, torchs, reference, strict=True):
+            assert (found[0].shape, found[0].dtype) == (leaf.shape, leaf.dtype)
+            exact = found[2].reshape(leaf.shape)
+            room = accuracy.slack(max(leaf.shape[-1], summed // leaf.numel()), rms(exact), False)
+            verdict = accuracy.judge(found[0], found[1], exact, room)
+            assert verdict.ok, f"{example}, gradient of {list(leaf.shape)}: {verdict}"
+
+
+# --- Every config and variant ---
+
+# Columns and rows: whole vectors and not, one block and many.
+VARIANT_SHAPES = ((96, 48), (96, 47), (3, 4096), (5, 4097), (4, 1), (3000, 32))
+VARIANT_LAYOUTS = ("contiguous", "strided")
+
+
+def problems(name: str, shapes: Sequence[tuple[int, ...]] = VARIANT_SHAPES) -> Iterator[Case]:
+    """Calls that between them suit every variant of an op: all dtypes, flags and classes of strides."""
+    op = find(name)
+    for (dtypes, flags), shape, layout in itertools.product(inputs.kinds(op), shapes, VARIANT_LAYOUTS):
+        if layout == "strided":
+            shape = (2, 3, *shape)
+        example = inputs.of_shape(op, shape_of(op, shape), next(iter(dtypes.values())), flags)
+        placed = "contiguous" if layout == "contiguous" else "gaps"
+        yield Case(example, dict.fromkeys(example.signature.tensors, placed))
+
+
+def variants(case: Case, args: list) -> tuple[dict[int, int], dict[int, str]]:
+    """(variant -> the config that runs it here, the other variants of the bucket -> why not)."""
+    described = describe(ops.run_tk, case.example.op, args)
+    runs: dict[int, int] = {}
+    rests: dict[int, str] = {}
+    if described is None:
+        return runs, rests
+    for row in capi.candidates(described.problem):
+        if row.fits and capi.choose(described.problem, row.config).variant == row.variant:
+            runs[row.variant] = row.config
+        else:
+            rests[row.variant] = f"{row.kernel_name}/{row.config_name}: {row.failed_constraint or 'another is faster'}"
+    return runs, rests
+
+
+@GPU
+@pytest.mark.parametrize("name", NAMES)
+def test_every_variant(name: str) -> None:
+    wrong: list[str] = []
+    waiting: dict[int, str] = {}
+    ran: set[int] = set()
+    for case in problems(name):
+        args = make(case)
+        runs, rests = variants(case, args)
+        waiting |= {variant: f"{case.example}: {why}" for variant, why in rests.items()}
+        for variant, config in runs.items():
+            ran.add(variant)
+            if problem := check_call(case, args, config).problem:
+                wrong.append(problem)
+    assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:8])
+    assert ran, "nothing was launched"
+    unreached = [why for variant, why in waiting.items() if variant not in ran]
+    assert not unreached, f"{len(unreached)} variants suit no problem here:\n" + "\n".join(unreached[:8])
+
+
+# --- Streams, graphs, many elements ---
+
+
+def a_call(name: str, shape: tuple[int, ...] = (37, 1000), dtype: str = "bf16") -> tuple[GeneratedOp, list]:
+    op = find(name)
+    return op, inputs.of_shape(op, shape_of(op, shape), dtype).arguments(DEVICE)
+
+
+@GPU
+@pytest.mark.parametrize("name", NAMES)
+def test_captured_and_replayed(name: str) -> None:
+    """With other values in the same tensors, many times, beside calls of the same op."""
+    op, args = a_call(name)
+    ops.run_tk(op, args)  # loads what is needed
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = ops.run_tk(op, args)
+    for _ in range(3):
+        for x in args:
+            if isinstance(x, torch.Tensor):
+                x.copy_(torch.randn_like(x))
+        for _ in range(50):
+            graph.replay()
+        assert ops.same_bits(found, ops.run_tk(op, args))
+
+
+@GPU
+@pytest.mark.parametrize("name", NAMES)
+def test_another_stream(name: str) -> None:
+    """The launch goes to the current stream: what is written there before it is seen, whatever other streams do."""
+    op, args = a_call(name, (300, 4096))
+    values = [torch.randn_like(x) if isinstance(x, torch.Tensor) else x for x in args]
+    expected = ops.run_tk(op, values)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)  # 10 ms: a launch on another stream would be over before
+        for x, value in zip(args, values, strict=True):
+            if isinstance(x, torch.Tensor):
+                x.copy_(value)
+        found = ops.run_tk(op, args)
+    side.synchronize()
+    assert ops.same_bits(found, expected)
+
+
+HUGE = (65_600, 33_000)  # more than 2^31 elements
+needs_memory = pytest.mark.skipif(
+    DEVICE != "cuda" or not torch.cuda.is_available() or torch.cuda.get_device_properties(0).total_memory < 40e9,
+    reason="needs a GPU with 40 GB",
+)
+
+
+@needs_memory
+@pytest.mark.parametrize("offset", [0, 1], ids=["aligned", "misaligned"])
+@pytest.mark.parametrize("name", ["silu", "softmax", "row_sum", "column_sum"])
+def test_more_than_two_to_the_31_elements(name: str, offset: int) -> None:
+    op = find(name)
+    x = torch.empty(HUGE[0] * HUGE[1] + offset, device=DEVICE, dtype=torch.bfloat16).normal_()[offset:].view(HUGE)
+    (result,) = ops.run_tk(op, [x])
+    at = [0, 1, 32_537, 32_538, HUGE[0] - 2, HUGE[0] - 1]  # 2^31 lies in row 65,075
+    at.append((1 << 31) // HUGE[1])
+    if name == "column_sum":
+        columns = [c % HUGE[1] for c in at]
+        x, result = x[:, columns].contiguous(), result[columns]
+    else:
+        x, result = x[at], result[at]
+    ops.judge(op, [x], [result])
+
+
+@needs_memory
+@pytest.mark.parametrize("name", ["silu", "softmax"])
+def test_strides_past_two_to_the_31(name: str) -> None:
+    """Few elements, far apart."""
+    op = find(name)
+    x = torch.empty(4, 1 << 30, device=DEVICE, dtype=torch.bfloat16)[:, ::2_097_151].normal_()
+    ops.judge(op, [x], ops.run_tk(op, [x]))
