@@ -283,10 +283,17 @@ class Generated:
         by_label = {g.label: g for g in self.graphs}
         settings = {s.name: s for s in self.settings()}
 
+        def chosen(point: Point) -> tuple[Setting, ...]:
+            """All that the point's launches may have."""
+            graph = by_label[point.graph]
+            return self.choices(graph.split if point.split == "yes" else graph.kernels, LAYOUT_BY_NAME[point.layout])
+
         def plan(point: Point) -> Plan | None:
             setting = settings[point.config.name]
             if point.arch < 89 and _has_fp8e4(by_label[point.graph]):
                 return None
+            if point.arch < 90 and not (setting.looped or setting in chosen(point)[:1]):
+                return None  # the wheel has no room for settings that were never measured there
             return self.plan(by_label[point.graph], LAYOUT_BY_NAME[point.layout], setting, point.split == "yes")
 
         split = ("no", "yes") if any(g.split for g in self.graphs) else ("no",)
@@ -296,13 +303,16 @@ class Generated:
 
         def sample(kernel: Kernel, point: Point) -> bool:
             """The first setting of every graph in the first layout, and of the first graph in every layout."""
-            graph = by_label[point.graph]
-            if graph is not self.graphs[0] and point.layout != LAYOUTS[0].name:
+            if by_label[point.graph] is not self.graphs[0] and point.layout != LAYOUTS[0].name:
                 return False
-            choices = self.choices(graph.split if point.split == "yes" else graph.kernels, LAYOUT_BY_NAME[point.layout])
-            return bool(choices) and choices[0].name == point.config.name
+            return [s.name for s in chosen(point)[:1]] == [point.config.name]
 
-        return Family(self.op, (kernel,), sample)
+        def portable(kernel: Kernel, point: Point) -> bool:
+            """One setting, of the layout that serves every call."""
+            is_first = [s.name for s in chosen(point)[:1]] == [point.config.name]
+            return is_first and point.split == "no" and not LAYOUT_BY_NAME[point.layout].merged
+
+        return Family(self.op, (kernel,), sample, portable=portable)
 
 
 def _has_fp8e4(graph: Graph) -> bool:
