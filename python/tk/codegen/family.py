@@ -11,7 +11,7 @@ from typing import Any
 import sympy
 
 from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, const, device, maximum, minimum, select, tensors
-from tk.aot.spec import DTYPES, Constraint, Family, Kernel, Op, Output, Param, Plan, Point, Selector, require
+from tk.aot.spec import DTYPES, Config, Constraint, Family, Kernel, Op, Output, Param, Plan, Point, Selector, require
 from tk.codegen import index as ix
 from tk.codegen import ir, passes
 from tk.codegen.errors import TraceError
@@ -278,20 +278,27 @@ class Generated:
         found = [s for g in self.graphs for k in (g.kernels, g.split) for x in LAYOUTS for s in self.choices(k, x)]
         return tuple(dict.fromkeys(found))
 
+    def _configs(self) -> list[tuple[Config, Setting, bool]]:
+        """(config, setting, split). A split reduction is a config of its own: of the variants of one config the engine
+        takes the first that fits, whatever is predicted, and a split one never came to be."""
+        found = [(s.config, s, False) for s in self.settings()]
+        if any(g.split for g in self.graphs):
+            found += [(Config(f"split_{s.name}", {**s.config.params, "split": True}), s, True) for s in self.settings()]
+        return found
+
     @cached_property
     def family(self) -> Family:
         by_label = {g.label: g for g in self.graphs}
-        settings = {s.name: s for s in self.settings()}
+        ways = {config.name: (setting, split) for config, setting, split in self._configs()}
 
         def plan(point: Point) -> Plan | None:
-            setting = settings[point.config.name]
+            setting, split = ways[point.config.name]
             if point.arch < 89 and _has_fp8e4(by_label[point.graph]):
                 return None
-            return self.plan(by_label[point.graph], LAYOUT_BY_NAME[point.layout], setting, point.split == "yes")
+            return self.plan(by_label[point.graph], LAYOUT_BY_NAME[point.layout], setting, split)
 
-        split = ("no", "yes") if any(g.split for g in self.graphs) else ("no",)
-        axes = {"graph": tuple(by_label), "layout": tuple(LAYOUT_BY_NAME), "split": split}
-        configs = tuple(s.config for s in settings.values())
+        axes = {"graph": tuple(by_label), "layout": tuple(LAYOUT_BY_NAME)}
+        configs = tuple(config for config, _, _ in self._configs())
         kernel = Kernel(self.name, self.op, axes, dict.fromkeys(ARCHITECTURES, configs), plan)
 
         def sample(kernel: Kernel, point: Point) -> bool:
@@ -299,8 +306,9 @@ class Generated:
             graph = by_label[point.graph]
             if graph is not self.graphs[0] and point.layout != LAYOUTS[0].name:
                 return False
-            choices = self.choices(graph.split if point.split == "yes" else graph.kernels, LAYOUT_BY_NAME[point.layout])
-            return bool(choices) and choices[0].name == point.config.name
+            setting, split = ways[point.config.name]
+            choices = self.choices(graph.split if split else graph.kernels, LAYOUT_BY_NAME[point.layout])
+            return bool(choices) and choices[0] == setting
 
         return Family(self.op, (kernel,), sample)
 
