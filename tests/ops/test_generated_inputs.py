@@ -18,8 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # for benchmarks/
 
-from benchmarks import ops  # noqa: E402
 from tests.gpu import op_cases  # noqa: E402
+
+from benchmarks import ops  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +166,7 @@ def test_indices_must_be_equal() -> None:
 
 def test_a_wrong_dtype_and_a_missing_result_are_wrong() -> None:
     op, x = find("silu"), torch.randn(4)
-    with pytest.raises(ops.WrongResult, match="output 0 is torch.float64"):
+    with pytest.raises(ops.WrongResult, match=r"output 0 is torch\.float64"):
         ops.judge(op, [x], [torch.nn.functional.silu(x.double())])
     with pytest.raises(ops.WrongResult, match="0 results, the graph has 1"):
         ops.judge(op, [x], [])

@@ -20,6 +20,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # for benchmarks/
 
 from tests.gpu import op_cases  # noqa: E402
+
 from tk.aot.assemble import Compiled, add_op  # noqa: E402
 from tk.aot.compile import Target  # noqa: E402
 from tk.aot.grid import enumerate_grid  # noqa: E402
