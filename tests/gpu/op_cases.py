@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -221,3 +222,42 @@ def config_name(op: GeneratedOp, args: list[Any], config: int) -> str:
         return "none" if problem is None else capi.choose(problem.problem, config).config_name
     except (RuntimeError, ValueError) as error:
         return f"{config} ({error})"
+
+
+# --- Every variant ---
+
+Runs, Rests = dict[int, int], dict[int, str]
+# Columns and rows: whole vectors and not, one block and many.
+VARIANT_SHAPES = ((96, 48), (96, 47), (3, 4096), (5, 4097), (4, 1), (20_000, 32), (20_000, 33))
+VARIANT_LAYOUTS = ("contiguous", "strided")
+
+
+def problems(op: GeneratedOp, shapes: Sequence[tuple[int, ...]] = VARIANT_SHAPES) -> Iterator[Case]:
+    """Calls that between them suit every variant of an op: all dtypes, flags and classes of strides."""
+    for (dtypes, flags), shape, layout in itertools.product(inputs.kinds(op), shapes, VARIANT_LAYOUTS):
+        if layout == "strided":
+            shape = (2, 3, *shape)
+        example = inputs.of_shape(op, shape_of(op, shape), next(iter(dtypes.values())), flags)
+        placed = "contiguous" if layout == "contiguous" else "gaps"
+        yield Case(example, dict.fromkeys(example.signature.tensors, placed))
+
+
+def variants(op: GeneratedOp, args: list[Any], run: Callable[..., Any] = ops.run_tk) -> tuple[Runs, Rests]:
+    """(variant -> the config that runs it here, the other variants of the bucket -> why not)."""
+    described = describe(run, op, args)
+    runs: Runs = {}
+    rests: Rests = {}
+    if described is None:
+        return runs, rests
+    for row in capi.candidates(described.problem):
+        if row.fits and capi.choose(described.problem, row.config).variant == row.variant:
+            runs[row.variant] = row.config
+        else:
+            rests[row.variant] = f"{row.kernel_name}/{row.config_name}: {row.failed_constraint or 'another is faster'}"
+    return runs, rests
+
+
+def shape_of(op: GeneratedOp, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """With as many dimensions as an op without leading ones has."""
+    spec = inputs.widest(inputs.signature_of(op))
+    return shape if spec.leading else shape[-len(spec.sizes) :]

@@ -1,22 +1,18 @@
 """Every generated op of the package against its recorded graph in fp64: some 5,000 random calls, and each variant."""
 
-import itertools
 import random
-from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 
 from benchmarks import accuracy, ops
-from tk import capi
 from tk.generated import inputs, interpret, register
 from tk.generated.problem import Call
 from tk.generated.records import GeneratedOp
-from tk.heuristics.problem import describe
 
 from .cases import rms
 from .device import DEVICE
-from .op_cases import Case, check, check_call, draw, make, place
+from .op_cases import check, check_call, draw, make, place, problems, shape_of, variants
 
 NAMES = register.names()
 CASES = 5000  # of all ops together; TK_TEST_DEVICE=cpu looks at a twentieth
@@ -29,12 +25,6 @@ def find(name: str) -> GeneratedOp:
     op = register.find(name)
     assert op is not None
     return op
-
-
-def shape_of(op: GeneratedOp, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """With as many dimensions as an op without leading ones has."""
-    spec = inputs.widest(inputs.signature_of(op))
-    return shape if spec.leading else shape[-len(spec.sizes) :]
 
 
 def test_the_package_has_generated_ops() -> None:
@@ -108,46 +98,17 @@ def test_gradients(name: str, dtype: str, shape: tuple[int, ...]) -> None:
 
 # --- Every config and variant ---
 
-# Columns and rows: whole vectors and not, one block and many.
-VARIANT_SHAPES = ((96, 48), (96, 47), (3, 4096), (5, 4097), (4, 1), (3000, 32))
-VARIANT_LAYOUTS = ("contiguous", "strided")
-
-
-def problems(name: str, shapes: Sequence[tuple[int, ...]] = VARIANT_SHAPES) -> Iterator[Case]:
-    """Calls that between them suit every variant of an op: all dtypes, flags and classes of strides."""
-    op = find(name)
-    for (dtypes, flags), shape, layout in itertools.product(inputs.kinds(op), shapes, VARIANT_LAYOUTS):
-        if layout == "strided":
-            shape = (2, 3, *shape)
-        example = inputs.of_shape(op, shape_of(op, shape), next(iter(dtypes.values())), flags)
-        placed = "contiguous" if layout == "contiguous" else "gaps"
-        yield Case(example, dict.fromkeys(example.signature.tensors, placed))
-
-
-def variants(case: Case, args: list) -> tuple[dict[int, int], dict[int, str]]:
-    """(variant -> the config that runs it here, the other variants of the bucket -> why not)."""
-    described = describe(ops.run_tk, case.example.op, args)
-    runs: dict[int, int] = {}
-    rests: dict[int, str] = {}
-    if described is None:
-        return runs, rests
-    for row in capi.candidates(described.problem):
-        if row.fits and capi.choose(described.problem, row.config).variant == row.variant:
-            runs[row.variant] = row.config
-        else:
-            rests[row.variant] = f"{row.kernel_name}/{row.config_name}: {row.failed_constraint or 'another is faster'}"
-    return runs, rests
-
 
 @GPU
 @pytest.mark.parametrize("name", NAMES)
 def test_every_variant(name: str) -> None:
+    op = find(name)
     wrong: list[str] = []
     waiting: dict[int, str] = {}
     ran: set[int] = set()
-    for case in problems(name):
+    for case in problems(op):
         args = make(case)
-        runs, rests = variants(case, args)
+        runs, rests = variants(op, args)
         waiting |= {variant: f"{case.example}: {why}" for variant, why in rests.items()}
         for variant, config in runs.items():
             ran.add(variant)

@@ -11,7 +11,7 @@ from typing import Any
 import sympy
 
 from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, const, device, maximum, minimum, select, tensors
-from tk.aot.spec import DTYPES, Constraint, Family, Kernel, Op, Output, Param, Plan, Point, Selector, require
+from tk.aot.spec import DTYPES, Config, Constraint, Family, Kernel, Op, Output, Param, Plan, Point, Selector, require
 from tk.codegen import index as ix
 from tk.codegen import ir, passes
 from tk.codegen.errors import TraceError
@@ -278,39 +278,48 @@ class Generated:
         found = [s for g in self.graphs for k in (g.kernels, g.split) for x in LAYOUTS for s in self.choices(k, x)]
         return tuple(dict.fromkeys(found))
 
+    def _configs(self) -> list[tuple[Config, Setting, bool]]:
+        """(config, setting, split). A split reduction is a config of its own: of the variants of one config the engine
+        takes the first that fits, whatever is predicted, and a split one never came to be."""
+        found = [(s.config, s, False) for s in self.settings()]
+        if any(g.split for g in self.graphs):
+            found += [(Config(f"split_{s.name}", {**s.config.params, "split": True}), s, True) for s in self.settings()]
+        return found
+
     @cached_property
     def family(self) -> Family:
         by_label = {g.label: g for g in self.graphs}
-        settings = {s.name: s for s in self.settings()}
+        ways = {config.name: (setting, split) for config, setting, split in self._configs()}
 
-        def chosen(point: Point) -> tuple[Setting, ...]:
-            """All that the point's launches may have."""
+        def place(point: Point) -> int:
+            """The place of the point's setting among those that its launches may have; -1: it has none."""
+            setting, split = ways[point.config.name]
             graph = by_label[point.graph]
-            return self.choices(graph.split if point.split == "yes" else graph.kernels, LAYOUT_BY_NAME[point.layout])
+            choices = self.choices(graph.split if split else graph.kernels, LAYOUT_BY_NAME[point.layout])
+            return choices.index(setting) if setting in choices else -1
 
         def plan(point: Point) -> Plan | None:
-            setting = settings[point.config.name]
+            setting, split = ways[point.config.name]
             if point.arch < 89 and _has_fp8e4(by_label[point.graph]):
                 return None
-            if point.arch < 90 and not (setting.looped or setting in chosen(point)[:1]):
+            if point.arch < 90 and not setting.looped and place(point) > 0:
                 return None  # the wheel has no room for settings that were never measured there
-            return self.plan(by_label[point.graph], LAYOUT_BY_NAME[point.layout], setting, point.split == "yes")
+            return self.plan(by_label[point.graph], LAYOUT_BY_NAME[point.layout], setting, split)
 
-        split = ("no", "yes") if any(g.split for g in self.graphs) else ("no",)
-        axes = {"graph": tuple(by_label), "layout": tuple(LAYOUT_BY_NAME), "split": split}
-        configs = tuple(s.config for s in settings.values())
+        axes = {"graph": tuple(by_label), "layout": tuple(LAYOUT_BY_NAME)}
+        configs = tuple(config for config, _, _ in self._configs())
         kernel = Kernel(self.name, self.op, axes, dict.fromkeys(ARCHITECTURES, configs), plan)
 
         def sample(kernel: Kernel, point: Point) -> bool:
             """The first setting of every graph in the first layout, and of the first graph in every layout."""
             if by_label[point.graph] is not self.graphs[0] and point.layout != LAYOUTS[0].name:
                 return False
-            return [s.name for s in chosen(point)[:1]] == [point.config.name]
+            return place(point) == 0
 
         def portable(kernel: Kernel, point: Point) -> bool:
             """One setting, of the layout that serves every call."""
-            is_first = [s.name for s in chosen(point)[:1]] == [point.config.name]
-            return is_first and point.split == "no" and not LAYOUT_BY_NAME[point.layout].merged
+            _, split = ways[point.config.name]
+            return place(point) == 0 and not split and not LAYOUT_BY_NAME[point.layout].merged
 
         return Family(self.op, (kernel,), sample, portable=portable)
 
