@@ -18,7 +18,9 @@ TK_CACHE_DIR: where compiled launches are kept (default ~/.cache/tk). TK_JOBS: h
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", metavar="FILE.py", nargs="*", type=Path, help="files with functions under @tk.op, or FAMILY")
+    parser.add_argument(
+        "files", metavar="FILE.py", nargs="*", type=Path, help="files with functions under @tk.op, or FAMILY"
+    )
     parser.add_argument("-o", "--out", type=Path, help="the pack, or the folder for the package's own packs")
     parser.add_argument("--arch", default="80,90", help="architectures: 80, 90, …, ptx80 for PTX (default %(default)s)")
     parser.add_argument("--sample", action="store_true", help="only the sample that tests compile")
