@@ -1,4 +1,4 @@
-"""``tk bench``: the benchmarks of a source tree."""
+"""``tk bench``: generated ops on this machine's GPU, or the benchmarks of a source tree."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import tk
+from tk.cli import bench_ops
 
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "bench",
-        help="run the benchmarks of a source tree",
-        description="Runs benchmarks/ of the source tree that tk, or the current folder, lies in; arguments go to it.",
+        help="time generated ops, or run the benchmarks of a source tree",
         add_help=False,
     )
     parser.set_defaults(run=run, takes_rest=True)
@@ -30,6 +30,10 @@ def _source_tree() -> Path | None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """``tk bench OP…`` times ops; anything else goes to benchmarks/ of the source tree that tk, or the current folder,
+    lies in."""
+    if bench_ops.is_meant(args.rest):
+        return bench_ops.run(args.rest)
     root = _source_tree()
     if root is None:
         print("tk: there are no benchmarks here: run this in a checkout of tk's sources", file=sys.stderr)
