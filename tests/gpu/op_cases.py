@@ -228,7 +228,7 @@ def config_name(op: GeneratedOp, args: list[Any], config: int) -> str:
 
 Runs, Rests = dict[int, int], dict[int, str]
 # Columns and rows: whole vectors and not, one block and many.
-VARIANT_SHAPES = ((96, 48), (96, 47), (3, 4096), (5, 4097), (4, 1), (20_000, 32), (20_000, 33))
+VARIANT_SHAPES = ((3, 4096), (5, 4097), (20_000, 32), (20_000, 33), (96, 48), (96, 47), (4, 1))
 VARIANT_LAYOUTS = ("contiguous", "strided")
 
 
