@@ -13,8 +13,13 @@ def _rows(x, target, ignore_index, label_smoothing):
     columns = torch.arange(x.shape[1], device=x.device)
     # Not a gather, whose gradient would be a scatter: the row is read anyway.
     picked = torch.where(columns == target.unsqueeze(-1), x, 0.0).sum(-1)
-    lse = torch.logsumexp(x, -1)
-    loss = (1 - label_smoothing) * (lse - picked) + label_smoothing * (lse - x.mean(-1))
+    # Not torch.logsumexp, which is infinite where ATen's cross entropy of an infinite logit is NaN.
+    largest = x.amax(-1, keepdim=True).detach()
+    lse = (x - largest).exp().sum(-1).log() + largest.squeeze(-1)
+    smoothing = torch.full((), label_smoothing, device=x.device)
+    # A class of -inf makes the mean infinite: without smoothing it counts for nothing.
+    spread = torch.where(smoothing == 0, 0.0, smoothing * (lse - x.mean(-1)))
+    loss = (1 - label_smoothing) * (lse - picked) + spread
     inside = (target >= 0) & (target < x.shape[1])
     return torch.where(target == ignore_index, 0.0, torch.where(inside, loss, float("nan")))
 

@@ -12,7 +12,7 @@ from tk.functional._call import Config, needs, only_aten_has, product, run, take
 
 __all__ = ["amax", "argmax", "logsumexp", "mean", "sum", "var_mean"]
 
-Dims = int | Sequence[int] | None
+Dims = int | list[int] | tuple[int, ...] | None
 
 
 @needs("row_sum", "column_sum")
@@ -37,7 +37,7 @@ def sum(
         kept = x.shape[len(dims) :]
         columns = x.reshape(product(x.shape[: len(dims)]), product(kept))
         return _kept(run("column_sum", columns, config=config).reshape(kept), dims, keepdim)
-    return _kept(run("row_sum", _rows(x, dims), config=config), dims, keepdim and x.dim() > 0)
+    return _kept(run("row_sum", _rows(x, dims), config=config), dims, keepdim)
 
 
 @needs("row_mean")
@@ -70,7 +70,9 @@ def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False, *, conf
 
 
 @needs("logsumexp")
-def logsumexp(input: Tensor, dim: int | Sequence[int], keepdim: bool = False, *, config: Config = None) -> Tensor:
+def logsumexp(
+    input: Tensor, dim: int | list[int] | tuple[int, ...], keepdim: bool = False, *, config: Config = None
+) -> Tensor:
     """``log(sum(exp(x)))`` over ``dim``, as ``torch.logsumexp``. Arguments and errors as of :func:`sum`."""
     if not taken("logsumexp", input=input):
         return torch.logsumexp(input, dim, keepdim)
@@ -95,6 +97,8 @@ def var_mean(
 
     Other arguments and errors as of :func:`sum`.
     """
+    if isinstance(dim, bool):  # torch.var_mean(input, unbiased)
+        dim, unbiased = None, dim
     if unbiased is not None and correction is not None:
         raise ValueError("tk.var_mean: give unbiased or correction, not both")
     correction = (1 if unbiased is not False else 0) if correction is None else correction
@@ -105,8 +109,7 @@ def var_mean(
         return torch.var_mean(input, dim, correction=correction, keepdim=keepdim)
     dims = _dims("var_mean", input, dim)
     variance, found = run("row_var_mean", _rows(input, dims), config=config)
-    keeps = keepdim and input.dim() > 0
-    return _kept(variance, dims, keeps), _kept(found, dims, keeps)
+    return _kept(variance, dims, keepdim), _kept(found, dims, keepdim)
 
 
 _OPS = {"mean": "row_mean", "amax": "row_amax", "argmax": "row_argmax", "logsumexp": "logsumexp"}
@@ -114,13 +117,16 @@ _OPS = {"mean": "row_mean", "amax": "row_amax", "argmax": "row_argmax", "logsume
 
 def _reduced(function: str, x: Tensor, dim: Dims, keepdim: bool, config: Config) -> Tensor:
     dims = _dims(function, x, dim)
-    return _kept(run(_OPS[function], _rows(x, dims), config=config), dims, keepdim and x.dim() > 0)
+    return _kept(run(_OPS[function], _rows(x, dims), config=config), dims, keepdim)
 
 
 def _dims(function: str, x: Tensor, dim: Dims) -> tuple[int, ...]:
     """In order, counted from the front; all where none is named."""
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return tuple(range(x.dim()))
+    if x.dim() == 0:
+        wrap(function, x, dim if isinstance(dim, int) else dim[0])
+        return ()
     dims = sorted(wrap(function, x, d) for d in ([dim] if isinstance(dim, int) else dim))
     if len(set(dims)) < len(dims):
         raise ValueError(f"tk.{function}: dim is {dim}: a dimension is there twice")
@@ -134,10 +140,12 @@ def _are_first(x: Tensor, dims: Sequence[int]) -> bool:
 
 def _rows(x: Tensor, dims: Sequence[int]) -> Tensor:
     """The reduced dimensions last, as one."""
+    if x.dim() == 0:
+        return x.reshape(1)
     kept = [d for d in range(x.dim()) if d not in dims]
     if tuple(dims) == (x.dim() - 1,):
         return x
-    x = x.permute(*kept, *(d for d in dims if d < x.dim()))
+    x = x.permute(*kept, *dims)
     return x.reshape(*x.shape[: len(kept)], product(x.shape[len(kept) :]))
 
 
