@@ -37,7 +37,8 @@ def layer_norm(
     if not is_taken:
         return F.layer_norm(input, shape, weight, bias, eps)
     x = _rows(input, shape)
-    return run("layer_norm", x, _flat(x, weight, 1), _flat(x, bias, 0), eps, config=config).reshape(input.shape)
+    out = run("layer_norm", x, _flat(x, weight, 1), _flat(x, bias, 0), eps, config=config)
+    return out if x is input else out.reshape(input.shape)
 
 
 @needs("rms_norm")
@@ -61,7 +62,8 @@ def rms_norm(
     if not is_taken:
         return F.rms_norm(input, shape, weight, eps)
     x = _rows(input, shape)
-    return run("rms_norm", x, _flat(x, weight, 1), _eps(x, eps), config=config).reshape(input.shape)
+    out = run("rms_norm", x, _flat(x, weight, 1), _eps(x, eps), config=config)
+    return out if x is input else out.reshape(input.shape)
 
 
 @needs("group_norm")
@@ -136,13 +138,13 @@ def add_layer_norm(
 
 def _check(function: str, x: Tensor, normalized_shape: Sequence[int], **affine: Tensor | None) -> tuple[int, ...]:
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    if not shape or tuple(x.shape[x.dim() - len(shape) :]) != shape or len(shape) > x.dim():
+    if not shape or len(shape) > x.dim() or x.shape[-len(shape) :] != shape:
         raise ValueError(
             f"tk.{function}: input must end in normalized_shape, which is {list(shape)} and must have a dimension; "
             f"input is {list(x.shape)}"
         )
     for name, t in affine.items():
-        if t is not None and tuple(t.shape) != shape:
+        if t is not None and t.shape != shape:
             raise ValueError(f"tk.{function}: {name} must be {list(shape)}, is {list(t.shape)}")
     return shape
 
