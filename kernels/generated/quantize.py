@@ -1,14 +1,26 @@
-"""Quantization to fp8."""
+"""Quantisation to fp8: x ≈ q · scale, the largest |q| of a scale the largest number of the format."""
 
 import torch
 
 from tk.generated import op
 
+FLOATS = ("bf16", "fp16", "fp32")
+SMALLEST = 2.0**-126  # of the normal fp32 numbers: a scale never vanishes
 
-@op(x="T[..., N]", T=("bf16", "fp16", "fp32"))
-def quantize_fp8_rows(x):
-    """(q, scale) with x ≈ q · scale: each row's largest |q| is the format's largest number; an all-zero row has
-    scale 1."""
-    largest = x.abs().amax(-1, keepdim=True).float()
-    scale = torch.where(largest == 0, 1.0, largest / 448.0)
-    return (x / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn), scale
+
+def _quantized(x, amax, e5m2):
+    dtype = torch.float8_e5m2 if e5m2 else torch.float8_e4m3fn
+    scale = (amax.float() / torch.finfo(dtype).max).clamp_min(SMALLEST)
+    return (x.float() / scale).to(dtype), scale
+
+
+@op(x="T[..., N]", e5m2="bool", T=FLOATS)
+def quantize_fp8_rows(x, e5m2):
+    """(q, scale), a scale for each row."""
+    return _quantized(x, x.abs().amax(-1, keepdim=True), e5m2)
+
+
+@op(x="T[...]", e5m2="bool", T=FLOATS)
+def quantize_fp8_tensor(x, e5m2):
+    """(q, scale), one scale for all."""
+    return _quantized(x, x.abs().amax(), e5m2)

@@ -12,6 +12,9 @@ Importing tk registers the ops; it leaves CUDA uninitialised and never imports T
 - ``TK_NO_LIBRARY=1``: do without them; only what builds packs can be used.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from tk import _library, _log
 from tk._version import __version__
 from tk.errors import DriverError, Error, PackError, UnsupportedError, VariantNotFoundError
@@ -33,3 +36,36 @@ if _library.is_wanted():
 
     _generated.register_new()
     _tuning.load_with_cuda()
+
+
+def _functions() -> Any:
+    """tk.functional: imported when it is first asked for. (``from tk import`` would ask for it again.)"""
+    return importlib.import_module("tk.functional")
+
+
+def __getattr__(name: str) -> Any:
+    """The functions of tk.functional whose ops are in a loaded pack."""
+    if not name.startswith("_") and _library.is_wanted():
+        functional = _functions()
+        if name == "functional":
+            return functional
+        if (found := functional.find(name)) is not None:
+            globals()[name] = found
+            return found
+        if name in functional.FUNCTIONS:
+            raise AttributeError(f"tk.{name} needs {', '.join(functional.FUNCTIONS[name].ops)}: in no loaded pack")
+    raise AttributeError(f"module 'tk' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *(_functions().available() if _library.is_wanted() else ())})
+
+
+if TYPE_CHECKING:
+    from tk.functional.activations import geglu, gelu, silu, swiglu  # noqa: F401
+    from tk.functional.losses import cross_entropy  # noqa: F401
+    from tk.functional.norms import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm  # noqa: F401
+    from tk.functional.quantization import quantize_fp8  # noqa: F401
+    from tk.functional.reductions import amax, argmax, logsumexp, mean, sum, var_mean  # noqa: F401
+    from tk.functional.softmaxes import log_softmax, softmax  # noqa: F401
+    from tk.functional.tables import embedding, rope  # noqa: F401

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton.language as tl
 from triton.language.extra.cuda import libdevice
 from triton.runtime import interpreter
 
@@ -224,7 +225,7 @@ def launch(plan: Plan, problem: Problem, tensors: Sequence[torch.Tensor], floats
                 assert not arg.divisible or found % 16 == 0
                 return found
             case Float():
-                return floats[arg.index]
+                return _float(floats[arg.index])
             case Pointer():
                 t = tensors[arg.tensor.index]
                 assert not arg.aligned or t.data_ptr() % 16 == 0
@@ -237,6 +238,11 @@ def launch(plan: Plan, problem: Problem, tensors: Sequence[torch.Tensor], floats
         if number(one.when):
             grid = tuple(number(g) for g in one.grid)
             one.fn[grid](**{name: value(arg) for name, arg in one.args.items()})
+
+
+def _float(x: float) -> Any:
+    """An fp32 argument; the interpreter leaves Python's floats as they are, which cannot be converted."""
+    return tl.tensor(interpreter.TensorHandle(np.array([x], np.float32), tl.float32), tl.float32)
 
 
 def _torch_dtype(name: str) -> torch.dtype:

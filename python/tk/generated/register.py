@@ -18,7 +18,7 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library
 
 from tk import errors
-from tk.generated import interpret, records
+from tk.generated import gradients, interpret, records
 from tk.generated.problem import Call
 from tk.generated.records import GeneratedOp
 from tk.heuristics import overrides
@@ -56,7 +56,8 @@ def wrapper(name: str) -> Callable[..., Any]:
         if first is not None:  # without one the op says what is missing
             mode, number = overrides.find(name, first)
             number = number if config is None else overrides.number(name, config, first)
-            kwargs = {"config": number, mode_name: mode} | kwargs
+            if mode or number != overrides.CHOOSE:  # defaults that are given cost time as well
+                kwargs = {"config": number, mode_name: mode} | kwargs
         try:
             return op(*args, **kwargs)
         except RuntimeError as error:
@@ -71,6 +72,8 @@ def _register_op(op: GeneratedOp) -> None:
     if op.backward:
         _register_kernels(op, f"_{op.name}", op.n_results)
         _library.impl(op.name, _autograd_kernel(op), "Autograd", with_keyset=True)
+    else:
+        gradients.register(op.name, _library)
 
 
 def _register_kernels(op: GeneratedOp, name: str, n_results: int) -> None:

@@ -1,0 +1,41 @@
+"""The package's generated ops as functions, with the arguments that torch.nn.functional and torch have.
+
+A file per family. Of every function holds:
+
+- It takes bfloat16, float16 and float32, any strides, and all floating-point tensors of one dtype. Work is done in
+  float32 and rounded once.
+- On the CPU, what the op does not take (float64, mixed dtypes, an argument that no kernel has) goes to ATen. On CUDA it
+  is a ``tk.UnsupportedError``.
+- Shapes that do not go together are a ``ValueError``, what is no tensor a ``TypeError``.
+- ``config``: a config's name or number, for this call; by default the predicted fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from tk.functional import activations, losses, norms, quantization, reductions, softmaxes, tables
+from tk.functional._call import bind
+
+__all__ = ["FUNCTIONS", "available", "find"]
+
+
+def _functions(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
+    return {name: getattr(module, name) for module in modules for name in module.__all__}
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = _functions(
+    activations, losses, norms, quantization, reductions, softmaxes, tables
+)
+
+
+def find(name: str) -> Callable[..., Any] | None:
+    """A function whose ops are all registered."""
+    function = FUNCTIONS.get(name)
+    return function if function is not None and bind(function) else None
+
+
+def available() -> list[str]:
+    return sorted(name for name in FUNCTIONS if find(name))

@@ -1,0 +1,110 @@
+"""From a function's arguments to a call of its op: what is taken, where it runs, and with which config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from tk import errors
+from tk.generated import register
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+Config = str | int | None
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_ops: dict[str, Callable[..., Any]] = {}
+
+
+def needs(*ops: str) -> Callable[[Function], Function]:
+    """Declares which ops a function calls."""
+
+    def declare(function: Function) -> Function:
+        function.ops = ops  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+def bind(function: Callable[..., Any]) -> bool:
+    """Makes the ops callable by :func:`run`; False where one of them is in no loaded pack."""
+    for name in function.ops:  # type: ignore[attr-defined]
+        if name not in _ops:
+            if register.find(name) is None:
+                return False
+            _ops[name] = register.wrapper(name)
+    return True
+
+
+def run(op: str, *args: Any, config: Config = None) -> Any:
+    """Calls ``torch.ops.tk.<op>`` with the modes and pins of ``tk.config``."""
+    return _ops[op](*args, config=config)
+
+
+def taken(function: str, **tensors: Tensor | None) -> bool:
+    """Whether the kernels take these floating-point tensors; False where ATen shall, on the CPU.
+
+    Raises tk.UnsupportedError on CUDA, TypeError for what is no tensor."""
+    first, good = None, True
+    for name, x in tensors.items():
+        if x is None:
+            continue
+        if not isinstance(x, Tensor):
+            raise TypeError(f"tk.{function}: {name} must be a Tensor, is {type(x).__name__}")
+        if first is None:
+            first, good = x, x.dtype in FLOATS
+        elif x.dtype != first.dtype:
+            good = False
+    if first is None:
+        raise TypeError(f"tk.{function}: {next(iter(tensors))} must be a Tensor, is None")
+    if not good and first.device.type != "cpu":
+        given = ", ".join(f"{name} is {_name(x.dtype)}" for name, x in tensors.items() if x is not None)
+        raise errors.UnsupportedError(
+            f"tk.{function}: {given}; on {first.device.type} it takes {', '.join(map(_name, FLOATS))}, and all of one "
+            "dtype"
+        )
+    return good
+
+
+def only_aten_has(function: str, x: Tensor, what: str) -> None:
+    """Raises tk.UnsupportedError for an argument that no kernel has, unless ATen can take it, on the CPU."""
+    if x.device.type != "cpu":
+        raise errors.UnsupportedError(f"tk.{function}: {what} is there on the CPU only, input is on {x.device}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# --- Dimensions ---
+
+
+def wrap(function: str, x: Tensor, dim: int) -> int:
+    """A dimension counted from the front; a 0-d tensor has one to count. Raises IndexError."""
+    n = max(x.dim(), 1)
+    if not -n <= dim < n:
+        raise IndexError(f"tk.{function}: dim is {dim}, must be {-n} to {n - 1} for {list(x.shape)}")
+    return dim % n
+
+
+def to_end(x: Tensor, dim: int) -> Tensor:
+    """With dimension `dim` (counted from the front) last, and at least one dimension."""
+    if x.dim() < 2:
+        return x if x.dim() else x.reshape(1)
+    return x if dim == x.dim() - 1 else x.movedim(dim, -1)
+
+
+def from_end(out: Tensor, like: Tensor, dim: int) -> Tensor:
+    """:func:`to_end` undone, in a result of the same shape."""
+    if like.dim() < 2:
+        return out if like.dim() else out.reshape(())
+    return out if dim == like.dim() - 1 else out.movedim(-1, dim)
+
+
+def product(sizes: Sequence[int]) -> int:
+    n = 1
+    for size in sizes:
+        n = n * size
+    return n

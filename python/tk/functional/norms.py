@@ -1,0 +1,176 @@
+"""Norms, of the last dimensions or of groups of channels, with what is added before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tk.functional._call import FLOATS, Config, needs, product, run, taken
+
+__all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "layer_norm", "rms_norm"]
+
+
+@needs("layer_norm")
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    config: Config = None,
+) -> Tensor:
+    """``(x - mean) / sqrt(var + eps) · weight + bias``, as ``torch.nn.functional.layer_norm``.
+
+    Args:
+        input: ``[..., *normalized_shape]``.
+        weight, bias: ``normalized_shape``; missing ones count as 1 and 0.
+
+    Returns:
+        The shape and dtype of input.
+    """
+    is_taken = taken("layer_norm", input=input, weight=weight, bias=bias)
+    shape = _check("layer_norm", input, normalized_shape, weight=weight, bias=bias)
+    if not is_taken:
+        return F.layer_norm(input, shape, weight, bias, eps)
+    x = _rows(input, shape)
+    out = run("layer_norm", x, _flat(x, weight, 1), _flat(x, bias, 0), eps, config=config)
+    return out if x is input else out.reshape(input.shape)
+
+
+@needs("rms_norm")
+def rms_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    config: Config = None,
+) -> Tensor:
+    """``x / sqrt(mean(x²) + eps) · weight``, as ``torch.nn.functional.rms_norm``. https://arxiv.org/abs/1910.07467
+
+    Args:
+        input: ``[..., *normalized_shape]``.
+        weight: ``normalized_shape``; a missing one counts as 1.
+        eps: by default float32's, as torch has it for 16 bits too.
+    """
+    is_taken = taken("rms_norm", input=input, weight=weight)
+    shape = _check("rms_norm", input, normalized_shape, weight=weight)
+    if not is_taken:
+        return F.rms_norm(input, shape, weight, eps)
+    x = _rows(input, shape)
+    out = run("rms_norm", x, _flat(x, weight, 1), _eps(x, eps), config=config)
+    return out if x is input else out.reshape(input.shape)
+
+
+@needs("group_norm")
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    config: Config = None,
+) -> Tensor:
+    """:func:`layer_norm` of each group of channels, as ``torch.nn.functional.group_norm``.
+    https://arxiv.org/abs/1803.08494
+
+    Args:
+        input: ``[N, C, ...]``, C a multiple of num_groups. In memory formats other than the contiguous and the
+            channels-last one it is copied.
+        weight, bias: ``[C]``; missing ones count as 1 and 0.
+    """
+    is_taken = taken("group_norm", input=input, weight=weight, bias=bias)
+    if input.dim() < 2 or num_groups < 1 or input.shape[1] % num_groups:
+        raise ValueError(
+            f"tk.group_norm: input must be [N, C, ...] with C a multiple of num_groups, which is {num_groups}; it is "
+            f"{list(input.shape)}"
+        )
+    _check("group_norm", input.new_empty(input.shape[1]), (input.shape[1],), weight=weight, bias=bias)
+    if not is_taken:
+        return F.group_norm(input, num_groups, weight, bias, eps)
+    per_group = (num_groups, input.shape[1] // num_groups)
+    x = input.reshape(input.shape[0], *per_group, product(input.shape[2:]))
+    affine = (_flat(input, t, value, input.shape[1]).reshape(per_group) for t, value in ((weight, 1), (bias, 0)))
+    return run("group_norm", x, *affine, eps, config=config).reshape(input.shape)
+
+
+@needs("add_rms_norm")
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float | None = None, *, config: Config = None
+) -> tuple[Tensor, Tensor]:
+    """``(rms_norm(x + residual), x + residual)``, over the last dimension.
+
+    Args:
+        x, residual: ``[..., N]``, of one shape. The sum is not rounded before it is normalised.
+        weight, eps: as of :func:`rms_norm`.
+    """
+    is_taken = taken("add_rms_norm", x=x, residual=residual, weight=weight)
+    _check_sum("add_rms_norm", x, residual, weight=weight)
+    if not is_taken:
+        total = x + residual
+        return F.rms_norm(total, total.shape[-1:], weight, eps), total
+    return run("add_rms_norm", x, residual, _flat(x, weight, 1), _eps(x, eps), config=config)
+
+
+@needs("add_layer_norm")
+def add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    config: Config = None,
+) -> tuple[Tensor, Tensor]:
+    """``(layer_norm(x + residual), x + residual)``, over the last dimension. Arguments as of :func:`add_rms_norm`."""
+    is_taken = taken("add_layer_norm", x=x, residual=residual, weight=weight, bias=bias)
+    _check_sum("add_layer_norm", x, residual, weight=weight, bias=bias)
+    if not is_taken:
+        total = x + residual
+        return F.layer_norm(total, total.shape[-1:], weight, bias, eps), total
+    return run("add_layer_norm", x, residual, _flat(x, weight, 1), _flat(x, bias, 0), eps, config=config)
+
+
+def _check(function: str, x: Tensor, normalized_shape: Sequence[int], **affine: Tensor | None) -> tuple[int, ...]:
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if not shape or len(shape) > x.dim() or x.shape[-len(shape) :] != shape:
+        raise ValueError(
+            f"tk.{function}: input must end in normalized_shape, which is {list(shape)} and must have a dimension; "
+            f"input is {list(x.shape)}"
+        )
+    for name, t in affine.items():
+        if t is not None and t.shape != shape:
+            raise ValueError(f"tk.{function}: {name} must be {list(shape)}, is {list(t.shape)}")
+    return shape
+
+
+def _check_sum(function: str, x: Tensor, residual: Tensor, **affine: Tensor | None) -> None:
+    if x.dim() == 0 or x.shape != residual.shape:
+        raise ValueError(
+            f"tk.{function}: x and residual must be [..., N] and of one shape, are {list(x.shape)} and "
+            f"{list(residual.shape)}"
+        )
+    _check(function, x, x.shape[-1:], **affine)
+
+
+def _rows(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """The normalised dimensions as one."""
+    if len(shape) == 1:
+        return x
+    return x.reshape(*x.shape[: x.dim() - len(shape)], product(shape))
+
+
+def _flat(x: Tensor, affine: Tensor | None, missing: float, size: int | None = None) -> Tensor:
+    """A weight as one dimension; made, where there is none."""
+    if affine is None:
+        return torch.full((x.shape[-1] if size is None else size,), missing, dtype=x.dtype, device=x.device)
+    return affine if affine.dim() == 1 else affine.reshape(-1)
+
+
+def _eps(x: Tensor, eps: float | None) -> float:
+    return torch.finfo(torch.float32 if x.dtype in FLOATS else x.dtype).eps if eps is None else eps

@@ -1,0 +1,54 @@
+"""Softmax and its logarithm, along any dimension; the last is the fastest."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tk.functional._call import Config, from_end, needs, run, taken, to_end, wrap
+
+__all__ = ["log_softmax", "softmax"]
+
+
+@needs("softmax")
+def softmax(
+    input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None, *, config: Config = None
+) -> Tensor:
+    """``exp(x - max) / sum(exp(x - max))`` along ``dim``, as ``torch.nn.functional.softmax``.
+
+    Args:
+        input: any shape.
+        dim: without it torch's old choice holds, with its warning: 0 for 0, 1 and 3 dimensions, else 1.
+        dtype: input is converted to it first.
+
+    Returns:
+        The shape of input. Raises IndexError for a ``dim`` that is none.
+    """
+    return _along("softmax", input, dim, dtype, config)
+
+
+@needs("log_softmax")
+def log_softmax(
+    input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None, *, config: Config = None
+) -> Tensor:
+    """``x - logsumexp(x)`` along ``dim``, as ``torch.nn.functional.log_softmax``. Arguments as of :func:`softmax`."""
+    return _along("log_softmax", input, dim, dtype, config)
+
+
+def _along(op: str, input: Tensor, dim: int | None, dtype: torch.dtype | None, config: Config) -> Tensor:
+    x = input if dtype is None else input.to(dtype)
+    is_taken = taken(op, input=x)
+    if dim is None:
+        dim = _old_choice(op, x)
+    at = wrap(op, x, dim)
+    if not is_taken:
+        return F.softmax(x, at) if op == "softmax" else F.log_softmax(x, at)
+    return from_end(run(op, to_end(x, at), config=config), x, at)
+
+
+def _old_choice(op: str, x: Tensor) -> int:
+    warnings.warn(f"tk.{op}: name dim; the choice without it is a deprecated one of torch's", stacklevel=4)
+    return 0 if x.dim() in (0, 1, 3) else 1

@@ -1,0 +1,103 @@
+"""What reads tables: embeddings and rotary positions."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tk import errors
+from tk.functional._call import Config, needs, only_aten_has, run, taken
+
+__all__ = ["embedding", "rope"]
+
+
+@needs("embedding")
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+    *,
+    config: Config = None,
+) -> Tensor:
+    """``weight[input]``, as ``torch.nn.functional.embedding``.
+
+    Args:
+        input: int64 or int32, any shape. On CUDA an index that is no row reads outside of weight.
+        weight: ``[V, D]``. Its gradient is ATen's.
+        padding_idx: a row that gets no gradient.
+        max_norm, norm_type, scale_grad_by_freq, sparse: on the CPU only.
+
+    Returns:
+        ``[*input.shape, D]``.
+    """
+    is_taken = taken("embedding", weight=weight)
+    if weight.dim() != 2:
+        raise ValueError(f"tk.embedding: weight must be [V, D], is {list(weight.shape)}")
+    rows = weight.shape[0]
+    if padding_idx is not None and not -rows <= padding_idx < rows:
+        raise ValueError(f"tk.embedding: padding_idx is {padding_idx}, must be {-rows} to {rows - 1}")
+    is_plain = max_norm is None and not scale_grad_by_freq and not sparse
+    if not is_plain:
+        only_aten_has("embedding", weight, "max_norm, scale_grad_by_freq or sparse")
+    if not is_taken or not is_plain:
+        return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    return run("embedding", weight, input, -1 if padding_idx is None else padding_idx % rows, config=config)
+
+
+@needs("rope", "rope_interleaved")
+def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, *, config: Config = None) -> Tensor:
+    """Rotary position embedding: pairs (a, b) become (a·cos - b·sin, b·cos + a·sin). https://arxiv.org/abs/2104.09864
+
+    Args:
+        x: ``[..., S, D]``, D even.
+        cos, sin: ``[S, D/2]``, or ``[S, D]`` with equal halves; float32 or the dtype of x. They carry no gradient.
+        interleaved: pairs are neighbours; else element i goes with element i + D/2.
+
+    Returns:
+        The shape and dtype of x.
+    """
+    is_taken = taken("rope", x=x) & _takes_tables(x, cos, sin)
+    if x.dim() < 2 or x.shape[-1] % 2:
+        raise ValueError(f"tk.rope: x must be [..., S, D] with an even D, is {list(x.shape)}")
+    cos, sin = _table(x, "cos", cos), _table(x, "sin", sin)
+    if not is_taken:
+        return _rotated(x, cos, sin, interleaved)
+    cos, sin = cos.float(), sin.float()
+    if interleaved:
+        return run("rope_interleaved", x, cos.repeat_interleave(2, -1), sin.repeat_interleave(2, -1), config=config)
+    halves = x.unflatten(-1, (2, x.shape[-1] // 2))
+    return run("rope", halves, cos, sin, config=config).flatten(-2)
+
+
+def _takes_tables(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    for name, table in (("cos", cos), ("sin", sin)):
+        if not isinstance(table, Tensor):
+            raise TypeError(f"tk.rope: {name} must be a Tensor, is {type(table).__name__}")
+        if table.dtype not in (torch.float32, x.dtype):
+            if x.device.type != "cpu":
+                raise errors.UnsupportedError(f"tk.rope: {name} is {table.dtype}, must be float32 or x's {x.dtype}")
+            return False
+    return True
+
+
+def _table(x: Tensor, name: str, table: Tensor) -> Tensor:
+    """[S, D/2]."""
+    rows, half = x.shape[-2], x.shape[-1] // 2
+    if table.dim() != 2 or table.shape[0] != rows or table.shape[1] not in (half, 2 * half):
+        raise ValueError(
+            f"tk.rope: {name} must be [{rows}, {half}] or [{rows}, {2 * half}] for x of {list(x.shape)}, is "
+            f"{list(table.shape)}"
+        )
+    return table[:, :half]
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    a, b = x.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else x.chunk(2, -1)
+    first, second = a * cos - b * sin, b * cos + a * sin
+    found = torch.stack((first, second), -1).flatten(-2) if interleaved else torch.cat((first, second), -1)
+    return found.to(x.dtype)

@@ -1,0 +1,70 @@
+"""Gradients of the package's own generated ops that are no generated ops themselves: the gradient is
+the op itself (rope), a scatter (embedding), or of a few ATen ops (var_mean)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library
+
+from tk import errors
+
+Formula = tuple[Callable[..., None], Callable[..., Any]]  # what it keeps of a call, and the gradients
+
+
+def register(name: str, library: Library) -> None:
+    """Nothing where this file has no formula for the op."""
+    if name in _FORMULAS:
+        keep, backward = _FORMULAS[name]
+        torch.library.register_autograd(f"tk::{name}", backward, setup_context=keep, lib=library)
+
+
+def _keep_tables(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, cos, sin, _, ctx.mode = inputs
+    for table, value in (("cos", cos), ("sin", sin)):
+        if value.requires_grad:
+            raise errors.UnsupportedError(f"tk.rope: {table} requires a gradient, which rope has for x only; detach it")
+    ctx.save_for_backward(cos, sin)
+
+
+def _rotate_back(name: str) -> Callable[..., Any]:
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        cos, sin = ctx.saved_tensors
+        return getattr(torch.ops.tk, name)(grad, cos, -sin, -1, ctx.mode), None, None, None, None
+
+    return backward
+
+
+def _keep_index(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    weight, index, ctx.padding_idx, _, _ = inputs
+    ctx.n_rows = weight.shape[0]
+    ctx.save_for_backward(index)
+
+
+def _scatter(ctx: Any, grad: Tensor) -> Any:
+    (index,) = ctx.saved_tensors
+    found = torch.ops.aten.embedding_dense_backward(grad, index, ctx.n_rows, ctx.padding_idx, False)
+    return found, None, None, None, None
+
+
+def _keep_mean(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(inputs[0], output[1])
+
+
+def _of_variance(ctx: Any, grad_var: Tensor, grad_mean: Tensor) -> Any:
+    x, mean = ctx.saved_tensors
+    n = x.shape[-1]
+    centred = x.float() - mean.float().unsqueeze(-1)
+    found = 2 * grad_var.float().unsqueeze(-1) * centred / (n - 1) + grad_mean.float().unsqueeze(-1) / n
+    return found.to(x.dtype), None, None
+
+
+_FORMULAS: Mapping[str, Formula] = {
+    "embedding": (_keep_index, _scatter),
+    "row_var_mean": (_keep_mean, _of_variance),
+    "rope": (_keep_tables, _rotate_back("rope")),
+    "rope_interleaved": (_keep_tables, _rotate_back("rope_interleaved")),
+}

@@ -1,0 +1,473 @@
+"""tk.softmax and its like: torch's own samples, numbers, gradients, fakes, compiled graphs, and what is refused.
+
+On the CPU an op interprets its recorded graph, so what is tested here is that arguments reach the op as they should."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing import assert_close
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_map_only
+
+import tk
+from tk import functional
+from tk.functional import _call
+from tk.generated import register
+from tk.generated.problem import DTYPES
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
+
+TOLERANCE: dict[torch.dtype, dict[str, float]] = {
+    torch.float32: dict(rtol=2e-5, atol=2e-5),
+    torch.bfloat16: dict(rtol=2e-2, atol=2e-2),
+    torch.float16: dict(rtol=3e-3, atol=3e-3),
+    torch.float64: dict(rtol=1e-12, atol=1e-12),
+}
+
+
+def wide(x: Any) -> Any:
+    return tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, x)
+
+
+def agree(actual: Any, expected: Any, dtype: torch.dtype) -> None:
+    """`expected` is worked out in fp64; shapes are those of torch, dtypes that of the argument."""
+    pairs = zip(actual, expected, strict=True) if isinstance(actual, tuple) else [(actual, expected)]
+    for a, e in pairs:
+        assert a.shape == e.shape
+        assert a.dtype == (dtype if e.is_floating_point() else e.dtype)
+        assert_close(a, e.to(a.dtype), **TOLERANCE[dtype], equal_nan=True)
+
+
+# --- torch's samples ---
+
+# By the name of torch's OpInfo: the function, and torch's.
+MIRRORED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "softmax": (tk.softmax, torch.softmax),
+    "log_softmax": (tk.log_softmax, torch.log_softmax),
+    "nn.functional.gelu": (tk.gelu, F.gelu),
+    "nn.functional.silu": (tk.silu, F.silu),
+    "nn.functional.layer_norm": (tk.layer_norm, F.layer_norm),
+    "nn.functional.rms_norm": (tk.rms_norm, F.rms_norm),
+    "nn.functional.group_norm": (tk.group_norm, F.group_norm),
+    "nn.functional.cross_entropy": (tk.cross_entropy, F.cross_entropy),
+    "nn.functional.embedding": (
+        lambda w, i, **kw: tk.embedding(i, w, **kw),
+        lambda w, i, **kw: F.embedding(i, w, **kw),
+    ),
+    "sum": (tk.sum, torch.sum),
+    "mean": (tk.mean, torch.mean),
+    "amax": (tk.amax, torch.amax),
+    "argmax": (tk.argmax, torch.argmax),
+    "var_mean": (tk.var_mean, torch.var_mean),
+    "logsumexp": (tk.logsumexp, torch.logsumexp),
+}
+
+
+def samples(name: str, dtype: torch.dtype, requires_grad: bool = False) -> Iterator[Any]:
+    found = [info for info in op_db if info.name == name and info.variant_test_name in ("", "with_dtype", "unbiased")]
+    assert found, f"torch has no samples of {name}"
+    for info in found:
+        yield from info.sample_inputs("cpu", dtype, requires_grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", MIRRORED)
+def test_torchs_samples(name: str, dtype: torch.dtype) -> None:
+    ours, torchs = MIRRORED[name]
+    for s in samples(name, dtype):
+        args, kwargs = (s.input, *s.args), s.kwargs
+        expected = torchs(*wide(args), **wide(kwargs))
+        agree(ours(*args, **kwargs), expected, kwargs.get("dtype") or dtype)
+
+
+@pytest.mark.parametrize("name", [n for n in MIRRORED if n != "argmax"])
+def test_gradients_of_torchs_samples(name: str) -> None:
+    ours, torchs = MIRRORED[name]
+    for s in samples(name, torch.float32, requires_grad=True):
+        args, kwargs = (s.input, *s.args), s.kwargs
+        assert_close(gradients(ours, args, kwargs), gradients(torchs, args, kwargs), rtol=1e-4, atol=1e-4)
+
+
+def gradients(function: Callable[..., Any], args: Any, kwargs: Any = None) -> list[Tensor | None]:
+    """Of every tensor that requires one, of a sum with fixed weights of the results."""
+    kwargs = kwargs or {}
+    sources = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.requires_grad]
+    results = function(*args, **kwargs)
+    results = [r for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad]
+    seeds = [torch.linspace(-1, 2, r.numel(), dtype=r.dtype).reshape(r.shape) for r in results]
+    return list(torch.autograd.grad(results, sources, seeds, allow_unused=True))
+
+
+# --- Functions of tk's own ---
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """By complex numbers."""
+    half = x.shape[-1] // 2
+    turn = torch.complex(cos[:, :half].double(), sin[:, :half].double())
+    if interleaved:
+        return torch.view_as_real(torch.view_as_complex(x.double().unflatten(-1, (half, 2))) * turn).flatten(-2)
+    turned = torch.complex(x[..., :half].double(), x[..., half:].double()) * turn
+    return torch.cat((turned.real, turned.imag), -1)
+
+
+def normed(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return total * torch.rsqrt(total.square().mean(-1, keepdim=True) + eps) * (1 if weight is None else weight), total
+
+
+def layer_normed(x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Any:
+    return F.layer_norm(x + residual, x.shape[-1:], weight, bias), x + residual
+
+
+X, Y, W, B = torch.Size((2, 5, 6)), torch.Size((2, 5, 6)), torch.Size((6,)), torch.Size((6,))
+TABLE = torch.Size((5, 3))
+# name -> (function, what it computes, shapes of the arguments)
+OWN: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[torch.Size, ...]]] = {
+    "gelu_bias": (tk.gelu, lambda x, b: F.gelu(x + b), (X, B)),
+    "gelu_tanh": (
+        lambda x, b: tk.gelu(x, b, approximate="tanh"),
+        lambda x, b: F.gelu(x + b, approximate="tanh"),
+        (X, B),
+    ),
+    "silu_bias": (tk.silu, lambda x, b: F.silu(x + b), (X, B)),
+    "swiglu": (tk.swiglu, lambda g, u: F.silu(g) * u, (X, Y)),
+    "swiglu_halves": (tk.swiglu, lambda g: F.silu(g[..., :3]) * g[..., 3:], (X,)),
+    "geglu": (tk.geglu, lambda g, u: F.gelu(g) * u, (X, Y)),
+    "geglu_halves": (
+        lambda g: tk.geglu(g, approximate="tanh"),
+        lambda g: F.gelu(g[..., :3], approximate="tanh") * g[..., 3:],
+        (X,),
+    ),
+    "add_rms_norm": (partial(tk.add_rms_norm, eps=1e-6), normed, (X, Y, W)),
+    "add_rms_norm_plain": (partial(tk.add_rms_norm, eps=1e-6), normed, (X, Y)),
+    "add_layer_norm": (tk.add_layer_norm, layer_normed, (X, Y, W, B)),
+    "add_layer_norm_plain": (tk.add_layer_norm, layer_normed, (X, Y)),
+    "layer_norm_without_bias": (
+        lambda x, w: tk.layer_norm(x, (5, 6), w),
+        lambda x, w: F.layer_norm(x, (5, 6), w),
+        (X, torch.Size((5, 6))),
+    ),
+}
+
+
+def tensors(shapes: Any, dtype: torch.dtype, requires_grad: bool = False) -> list[Tensor]:
+    return [torch.randn(shape).to(dtype).requires_grad_(requires_grad) for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", OWN)
+def test_own_functions(name: str, dtype: torch.dtype) -> None:
+    ours, expected, shapes = OWN[name]
+    args = tensors(shapes, dtype)
+    agree(ours(*args), expected(*wide(args)), dtype)
+    if dtype == torch.float64:
+        assert torch.autograd.gradcheck(ours, tensors(shapes, dtype, True))
+    elif dtype == torch.float32:
+        args = tensors(shapes, dtype, True)
+        assert_close(gradients(ours, args), gradients(expected, args), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("interleaved", "full"), list(itertools.product((False, True), repeat=2)))
+def test_rope(dtype: torch.dtype, interleaved: bool, full: bool) -> None:
+    x = torch.randn(2, 3, 5, 6).to(dtype).requires_grad_()
+    cos, sin = (t.repeat(1, 2) if full else t for t in (torch.randn(5, 3), torch.randn(5, 3)))
+    agree(tk.rope(x, cos, sin, interleaved), rotated(x, cos, sin, interleaved), dtype)
+    assert x.grad is None
+    grad = torch.randn_like(x)
+    tk.rope(x, cos, sin, interleaved).backward(grad)
+    (expected,) = torch.autograd.grad(rotated(x, cos, sin, interleaved), x, grad.double())
+    agree(x.grad, expected.double(), dtype)
+    with torch.no_grad():
+        swapped = x.transpose(1, 2).contiguous().transpose(1, 2)
+        agree(tk.rope(swapped, cos, sin, interleaved), rotated(swapped, cos, sin, interleaved), dtype)
+        if dtype == torch.bfloat16:
+            cos, sin = cos.bfloat16(), sin.bfloat16()
+            agree(tk.rope(x, cos, sin, interleaved), rotated(x, cos, sin, interleaved), dtype)
+
+
+def test_rope_has_no_gradient_of_its_tables() -> None:
+    cos, sin = torch.randn(5, 3, requires_grad=True), torch.randn(5, 3)
+    with pytest.raises(tk.UnsupportedError, match=r"cos requires a gradient.*detach it"):
+        tk.rope(torch.randn(5, 6), cos, sin)
+    with torch.no_grad():
+        tk.rope(torch.randn(5, 6), cos, sin)
+
+
+@pytest.mark.parametrize("x_dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("per", ["tensor", "row"])
+def test_quantize_fp8(per: str, dtype: torch.dtype, x_dtype: torch.dtype) -> None:
+    x = (torch.randn(3, 4, 8) * torch.logspace(-2, 2, 4)[:, None]).to(x_dtype)
+    x[1, 2] = 0
+    q, scale = tk.quantize_fp8(x, per, dtype)
+    assert q.shape == x.shape and q.dtype == dtype and scale.dtype == torch.float32
+    assert scale.shape == (() if per == "tensor" else (3, 4, 1))
+    largest = q.float().abs().amax() if per == "tensor" else q.float().abs().amax(-1)
+    assert ((largest == torch.finfo(dtype).max) | (largest == 0)).all()
+    assert (scale > 0).all() and scale.isfinite().all()
+    step = torch.finfo(dtype).eps / 2
+    error = (q.double() * scale.double() - x.double()).abs()
+    smallest = torch.finfo(dtype).tiny * scale.double()
+    assert (error <= step * 1.01 * x.double().abs() + smallest).all()
+
+
+# --- Strides, sizes, dimensions ---
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
+    "gaps": lambda x: torch.stack([x, x * 0 + 7], -1).flatten(-2)[..., ::2],
+    "offset": lambda x: torch.cat([x.flatten(), x.flatten()])[1 : 1 + x.numel()].view(x.shape),
+    "expanded": lambda x: x[:1].expand(x.shape),
+}
+ALONG: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "softmax": (tk.softmax, torch.softmax),
+    "log_softmax": (tk.log_softmax, torch.log_softmax),
+    "sum": (tk.sum, torch.sum),
+    "mean": (tk.mean, torch.mean),
+    "amax": (tk.amax, torch.amax),
+    "argmax": (tk.argmax, torch.argmax),
+    "var_mean": (tk.var_mean, torch.var_mean),
+    "logsumexp": (tk.logsumexp, torch.logsumexp),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ALONG)
+def test_every_dimension_of_every_layout(name: str, layout: str) -> None:
+    ours, torchs = ALONG[name]
+    x = LAYOUTS[layout](torch.randn(3, 4, 2, 5))
+    for dim in range(-4, 4):
+        agree(ours(x, dim), torchs(x.double(), dim), torch.float32)
+    if name not in ("softmax", "log_softmax", "argmax"):
+        for dims, keepdim in itertools.product([(0, 1), (2, 0), (1, -1), (0, 1, 2, 3)], (False, True)):
+            agree(ours(x, dims, keepdim=keepdim), torchs(x.double(), dims, keepdim=keepdim), torch.float32)
+
+
+@pytest.mark.parametrize("name", ALONG)
+def test_nothing_and_next_to_nothing(name: str) -> None:
+    ours, torchs = ALONG[name]
+    agree(ours(torch.tensor(1.5), 0), torchs(torch.tensor(1.5).double(), 0), torch.float32)
+    agree(ours(torch.empty(0, 3), 1), torchs(torch.empty(0, 3).double(), 1), torch.float32)
+    if name not in ("amax", "argmax"):
+        agree(ours(torch.empty(2, 0), 1), torchs(torch.empty(2, 0).double(), 1), torch.float32)
+    else:
+        with pytest.raises(ValueError, match="N must not be 0"):
+            ours(torch.empty(2, 0), 1)
+
+
+def test_group_norm_of_every_layout() -> None:
+    y, weight, bias = torch.randn(2, 6, 3, 4), torch.randn(6), torch.randn(6)
+    for x in (y, y.to(memory_format=torch.channels_last), y.transpose(2, 3), y[:, :, 0], y[:, :, 0, 0], y[:0]):
+        agree(tk.group_norm(x, 3, weight, bias), F.group_norm(x.double(), 3, *wide([weight, bias])), torch.float32)
+
+
+def test_softmax_without_a_dimension_is_torchs() -> None:
+    for x in (torch.randn(4, 5), torch.randn(3, 4, 5)):
+        with pytest.warns(UserWarning, match="name dim"):
+            found = tk.softmax(x)
+        with pytest.warns(UserWarning, match="dim"):
+            assert_close(found, F.softmax(x))
+
+
+def test_cross_entropy_ignores_and_refuses_classes() -> None:
+    x, target = torch.randn(4, 7), torch.tensor([0, 6, 3, -100])
+    for reduction in ("none", "sum", "mean"):
+        found = tk.cross_entropy(x, target, reduction=reduction, label_smoothing=0.2)
+        assert_close(found, F.cross_entropy(x, target, reduction=reduction, label_smoothing=0.2))
+    target = torch.tensor([0, 7, -1, -100])
+    assert tk.cross_entropy(x, target, reduction="none").isnan().tolist() == [False, True, True, False]
+    assert tk.cross_entropy(x, torch.full((4,), -100)).isnan()
+    x[0, 0], x[1, 2], x[2, 3] = float("-inf"), float("nan"), float("inf")
+    target = torch.tensor([1, 6, 0, 5])
+    assert_close(
+        tk.cross_entropy(x, target, reduction="none"), F.cross_entropy(x, target, reduction="none"), equal_nan=True
+    )
+
+
+# --- Fakes and graphs ---
+
+
+def everything(x: Tensor, weight: Tensor, index: Tensor, cos: Tensor, sin: Tensor) -> list[Any]:
+    """x [2, 6, 6], weight [6], index [2, 6] below 6, cos and sin [6, 3]."""
+    return [
+        tk.softmax(x, 1), tk.log_softmax(x, -1), tk.logsumexp(x, (0, 2)), tk.sum(x, 0), tk.sum(x), tk.mean(x, -1, True),
+        tk.amax(x, (1, 2)), tk.argmax(x), *tk.var_mean(x, 1), tk.gelu(x, weight), tk.silu(x), tk.swiglu(x),
+        tk.geglu(x, x, "tanh"), tk.layer_norm(x, (6,), weight), tk.rms_norm(x, (6, 6)), tk.group_norm(x, 2, weight),
+        *tk.add_rms_norm(x, x, weight), *tk.add_layer_norm(x, x), tk.rope(x, cos, sin), tk.rope(x, cos, sin, True),
+        *tk.quantize_fp8(x, "row"), tk.embedding(index, x[0], 2), tk.cross_entropy(x, index, label_smoothing=0.1),
+    ]  # fmt: skip
+
+
+def arguments() -> list[Tensor]:
+    return [torch.randn(2, 6, 6), torch.randn(6), torch.randint(0, 6, (2, 6)), torch.randn(6, 3), torch.randn(6, 3)]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_one_graph(dynamic: bool) -> None:
+    args = arguments()
+    args[0].requires_grad_()
+    compiled = torch.compile(everything, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    found, expected = compiled(*args), everything(*args)
+    for a, e in zip(found, expected, strict=True):
+        assert a.stride() == e.stride() and a.dtype == e.dtype
+        assert_close(a.float(), e.float())
+    (grad,) = torch.autograd.grad(sum(y.float().square().sum() for y in found if y.requires_grad), args[0])
+    (wanted,) = torch.autograd.grad(sum(y.float().square().sum() for y in expected if y.requires_grad), args[0])
+    assert_close(grad, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_meta_tensors() -> None:
+    """Shapes, strides and dtypes with nothing behind them."""
+    args = arguments()
+    found, expected = everything(*(x.to("meta") for x in args)), everything(*args)
+    for a, e in zip(found, expected, strict=True):
+        assert (a.shape, a.stride(), a.dtype) == (e.shape, e.stride(), e.dtype)
+        assert a.device.type == "meta"
+
+
+# --- What is refused ---
+
+
+def on_cuda(call: Callable[[Callable[..., Tensor]], Any]) -> Any:
+    """`call` with a maker of CUDA tensors that are not there: nothing is launched."""
+    with FakeTensorMode():
+        return call(lambda *shape, dtype=torch.bfloat16: torch.empty(shape, dtype=dtype, device="cuda"))
+
+
+REFUSED_ON_CUDA: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "fp64": (
+        lambda t: tk.softmax(t(3, dtype=torch.float64), 0),
+        "softmax: input is float64; on cuda it takes bfloat16",
+    ),
+    "int": (lambda t: tk.sum(t(3, dtype=torch.int64)), "sum: input is int64"),
+    "mixed": (
+        lambda t: tk.rms_norm(t(2, 3), (3,), t(3, dtype=torch.float32)),
+        "rms_norm: input is bfloat16, weight is float32; .* all of one dtype",
+    ),
+    "table": (lambda t: tk.rope(t(2, 4), *[t(2, 2, dtype=torch.float16)] * 2), "cos is torch.float16, must be float32"),
+    "correction": (lambda t: tk.var_mean(t(3), correction=0), "a correction of 0 is there on the CPU only"),
+    "class weights": (
+        lambda t: tk.cross_entropy(t(2, 3), t(2, dtype=torch.int64), t(3)),
+        "weight is there on the CPU only",
+    ),
+    "probabilities": (lambda t: tk.cross_entropy(t(2, 3), t(2, 3)), "a target of probabilities is there on the CPU"),
+    "max_norm": (
+        lambda t: tk.embedding(t(2, dtype=torch.int64), t(3, 4), max_norm=1.0),
+        "max_norm, scale_grad_by_freq or sparse is there on the CPU only",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_ON_CUDA)
+def test_what_no_kernel_takes_is_refused_on_cuda(name: str) -> None:
+    call, message = REFUSED_ON_CUDA[name]
+    with pytest.raises(tk.UnsupportedError, match=message):
+        on_cuda(call)
+
+
+x, i = torch.randn(2, 6), torch.tensor([0, 1])
+WRONG: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
+    "no tensor": (TypeError, "softmax: input must be a Tensor, is list", lambda: tk.softmax([1.0], 0)),
+    "no tensor inside": (TypeError, "silu: bias must be a Tensor, is bool", lambda: tk.silu(x, True)),
+    "dim": (IndexError, r"softmax: dim is 2, must be -2 to 1", lambda: tk.softmax(x, 2)),
+    "dim of 0-d": (IndexError, r"sum: dim is 1, must be -1 to 0", lambda: tk.sum(x[0, 0], 1)),
+    "dim twice": (ValueError, "mean: dim is .* twice", lambda: tk.mean(x, (0, -2))),
+    "approximate": (ValueError, "gelu: approximate is 'erf', must be", lambda: tk.gelu(x, approximate="erf")),
+    "odd halves": (ValueError, r"swiglu: without up, gate must be \[..., 2N\]", lambda: tk.swiglu(x[:, :5])),
+    "halves": (ValueError, "geglu: gate and up must have one shape", lambda: tk.geglu(x, x[:, :3])),
+    "bias": (ValueError, "bias", lambda: tk.gelu(x, x[0, :5])),
+    "normalized_shape": (ValueError, "layer_norm: input must end in", lambda: tk.layer_norm(x, (5,))),
+    "weight": (ValueError, r"rms_norm: weight must be \[6\], is \[2\]", lambda: tk.rms_norm(x, (6,), x[:, 0])),
+    "groups": (ValueError, "group_norm: input must be .* multiple", lambda: tk.group_norm(x, 4)),
+    "group weight": (ValueError, r"group_norm: bias must be \[6\]", lambda: tk.group_norm(x, 3, None, x[:, 0])),
+    "residual": (ValueError, "add_rms_norm: x and residual", lambda: tk.add_rms_norm(x, x[:1])),
+    "target": (ValueError, "cross_entropy: input must be", lambda: tk.cross_entropy(x, i[:1])),
+    "reduction": (ValueError, "reduction is 'max', must be one of", lambda: tk.cross_entropy(x, i, reduction="max")),
+    "smoothing": (ValueError, "label_smoothing is 2, must be", lambda: tk.cross_entropy(x, i, label_smoothing=2)),
+    "odd rope": (ValueError, "rope: x must be .* even D", lambda: tk.rope(x[:, :5], x, x)),
+    "table": (ValueError, r"rope: sin must be \[2, 3\] or \[2, 6\]", lambda: tk.rope(x, x, x[:, :4])),
+    "per": (ValueError, "per is 'column', must be", lambda: tk.quantize_fp8(x, "column")),
+    "fp8 dtype": (ValueError, "dtype is torch.float16, must be", lambda: tk.quantize_fp8(x, dtype=torch.float16)),
+    "padding_idx": (ValueError, "padding_idx is 2, must be -2 to 1", lambda: tk.embedding(i, x, 2)),
+    "unbiased": (ValueError, "not both", lambda: tk.var_mean(x, 0, True, correction=1)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments(name: str) -> None:
+    error, message, call = WRONG[name]
+    with pytest.raises(error, match=message):
+        call()
+
+
+# --- What tk exports ---
+
+
+def test_the_functions_are_those_of_the_loaded_packs() -> None:
+    assert set(functional.available()) == set(functional.FUNCTIONS) <= set(dir(tk))
+    with pytest.raises(AttributeError, match="no attribute 'hardmax'"):
+        tk.hardmax  # noqa: B018
+
+
+def test_a_function_whose_op_is_missing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_call, "_ops", {})
+    monkeypatch.setattr(register, "find", lambda name: None)
+    monkeypatch.delitem(vars(tk), "rope", raising=False)
+    with pytest.raises(AttributeError, match=r"tk.rope needs rope, rope_interleaved: in no loaded pack"):
+        tk.rope  # noqa: B018
+    assert functional.available() == []
+
+
+def test_importing_tk_leaves_the_functions_alone() -> None:
+    code = "import sys, tk; assert 'tk.functional' not in sys.modules; tk.softmax; assert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", functional.FUNCTIONS)
+def test_every_function_takes_a_config_and_is_described(name: str) -> None:
+    function = functional.FUNCTIONS[name]
+    assert inspect.signature(function).parameters["config"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert function.__doc__
+    for op in function.ops:  # type: ignore[attr-defined]
+        meta = register.find(op).meta  # type: ignore[union-attr]
+        assert tuple(DTYPES[d] for d in meta["variables"]["T"]) == _call.FLOATS, f"{op} takes other dtypes"
+
+
+def test_a_config_reaches_the_op() -> None:
+    x = torch.randn(3)
+    assert_close(tk.softmax(x, 0, config=0), F.softmax(x, 0))
+    with pytest.raises(ValueError, match="config is -2"):
+        tk.softmax(x, 0, config=-2)
+
+
+def test_modes_reach_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setitem(_call._ops, "softmax", lambda x, config: seen.append(config) or x)
+    tk.softmax(torch.randn(3), 0, config="rows")
+    assert seen == ["rows"]
+
+
+def test_every_op_of_the_package_belongs_to_a_function() -> None:
+    import tk.kernels.generated
+    from tk.generated import Declared
+
+    modules = [m.name for m in pkgutil.iter_modules(tk.kernels.generated.__path__, "tk.kernels.generated.")]
+    declared = {x.name for m in modules for x in vars(importlib.import_module(m)).values() if isinstance(x, Declared)}
+    assert declared == {op for f in functional.FUNCTIONS.values() for op in f.ops}  # type: ignore[attr-defined]
