@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from tk import _library, _log
 from tk._version import __version__
 from tk.errors import DriverError, Error, PackError, UnsupportedError, VariantNotFoundError
-from tk.generated import op
 
 __all__ = ["DriverError", "Error", "PackError", "UnsupportedError", "VariantNotFoundError", "__version__", "op"]
 
@@ -44,7 +43,11 @@ def _functions() -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """The functions of tk.functional whose ops are in a loaded pack."""
+    """``tk.op``, for which torch is needed, and the functions of tk.functional whose ops are in a loaded pack."""
+    if name == "op":
+        from tk.generated import op
+
+        return op
     if not name.startswith("_") and _library.is_wanted():
         functional = _functions()
         if name == "functional":
@@ -69,3 +72,4 @@ if TYPE_CHECKING:
     from tk.functional.reductions import amax, argmax, logsumexp, mean, sum, var_mean  # noqa: F401
     from tk.functional.softmaxes import log_softmax, softmax  # noqa: F401
     from tk.functional.tables import embedding, rope  # noqa: F401
+    from tk.generated import op
