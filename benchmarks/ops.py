@@ -98,17 +98,22 @@ def _summed(call: Call, output: Tensor) -> float:
 
 def _rms(x: Tensor) -> float:
     """Of what is finite."""
-    finite = x[x.isfinite()]
+    finite = x[is_finite(x)]
     return finite.square().mean().sqrt().item() if finite.numel() else 0.0
+
+
+def is_finite(x: Tensor) -> Tensor:
+    """torch has no isfinite of fp8."""
+    return (x.float() if x.dtype.itemsize == 1 else x).isfinite()
 
 
 def _comparable(ours: Tensor, torchs: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Without the elements that ATen itself, at the dtype, makes NaN or infinite where fp64 does not, or the other way
     round: there the function has no one value."""
-    if bool((torchs.isfinite() & reference.isfinite()).all()):
+    if bool((is_finite(torchs) & is_finite(reference)).all()):
         return ours, torchs, reference
-    rounded = reference.to(torchs.dtype)
-    agree = (torchs.isnan() == rounded.isnan()) & (torchs.isinf() == rounded.isinf())
+    found, rounded = torchs.double(), reference.to(torchs.dtype).double()
+    agree = (found.isnan() == rounded.isnan()) & (found.isinf() == rounded.isinf())
     return tuple(torch.where(agree, x, torch.zeros_like(x)) for x in (ours, torchs, reference))  # type: ignore[return-value]
 
 
@@ -118,4 +123,4 @@ def same_bits(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
 
 
 def _bits(x: Tensor) -> Tensor:
-    return x.contiguous().view(torch.uint8) if x.dim() else x.reshape(1).view(torch.uint8)
+    return x.reshape(-1).view(torch.uint8)

@@ -64,8 +64,12 @@ def gradients(results, leaves, grads) -> list[torch.Tensor]:
 
 def as_leaves(args: list) -> tuple[list, list[torch.Tensor]]:
     """The arguments with tensors that want gradients, and those tensors."""
-    made = [x.detach().requires_grad_() if isinstance(x, torch.Tensor) else x for x in args]
-    return made, [x for x in made if isinstance(x, torch.Tensor)]
+    made = [x.detach().requires_grad_() if is_float(x) else x for x in args]
+    return made, [x for x in made if is_float(x)]
+
+
+def is_float(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_floating_point()
 
 
 @pytest.mark.parametrize("shape", GRADIENT_SHAPES, ids=str)

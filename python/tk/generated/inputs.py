@@ -23,6 +23,7 @@ from tk.generated.signature import DTYPES, Signature, SignatureError, TensorSpec
 FLOATS: Mapping[str, float] = {"eps": 1e-5}
 ANY_FLOAT = 0.75
 ANY_INT = 1
+UNSAID = 64  # a size that follows from nothing that is given
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,11 @@ class Example:
         return FLOATS.get(name, ANY_FLOAT) if kind == "float" else ANY_INT
 
     def values(self, tensor: str, device: torch.device | str) -> Tensor:
-        """Contiguous and random: floats normal, integers 0 or 1, which are legal as indices of whatever has two."""
+        """Contiguous and random: floats normal, integers 0 or 1, or 0 alone where a size is 1: legal as indices."""
         shape, dtype = self.shape(tensor), self.dtype(tensor)
         if dtype.is_floating_point:
             return torch.randn(shape, device=device).to(dtype)
-        return torch.randint(0, 2, shape, device=device).to(dtype)
+        return torch.randint(0, min((2, *self.sizes.values())) or 1, shape, device=device).to(dtype)
 
     def arguments(self, device: torch.device | str) -> list[Any]:
         """In the order of the schema."""
@@ -92,9 +93,9 @@ def of_shape(
     """The call whose widest tensor has this shape.
 
     Args:
-        dtype: of every variable of the signature.
+        dtype: of the signature's variables that may have it; another has its first.
         flags: of bools; those not given are false.
-        sizes: of letters that the widest tensor lacks.
+        sizes: of letters that the widest tensor lacks; those not given are 64.
 
     Raises:
         ValueError: the op has no such shape or dtype.
@@ -106,13 +107,13 @@ def of_shape(
         raise ValueError(f"tk.{op.name}: its largest tensor is {spec}, the shape given is {list(shape)}")
     front, declared = tuple(shape[: len(shape) - rank]), tuple(shape[len(shape) - rank :])
     known = {letter: n for letter, n in zip(spec.sizes, declared, strict=True) if isinstance(letter, str)} | sizes
-    if missing := [letter for letter in signature.letters if letter not in known]:
-        raise ValueError(f"tk.{op.name}: the size {missing[0]} does not follow from a {spec} of {list(shape)}; give it")
-    for variable, allowed in signature.variables.items():
-        if dtype not in allowed:
-            raise ValueError(f"tk.{op.name}: {variable} is {', '.join(allowed)}, not {dtype}")
+    known = dict.fromkeys(signature.letters, UNSAID) | known
+    dtypes = {variable: dtype if dtype in allowed else allowed[0] for variable, allowed in signature.variables.items()}
+    if dtypes and dtype not in dtypes.values():
+        takes = "; ".join(f"{variable} is {', '.join(allowed)}" for variable, allowed in signature.variables.items())
+        raise ValueError(f"tk.{op.name}: {takes}, not {dtype}")
     values = {name: bool((flags or {}).get(name)) for name in signature.flags}
-    return Example(op, signature, dict.fromkeys(signature.variables, dtype), front, known, values)
+    return Example(op, signature, dtypes, front, known, values)
 
 
 def kinds(op: GeneratedOp) -> Iterator[tuple[dict[str, str], dict[str, bool]]]:
