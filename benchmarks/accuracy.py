@@ -63,8 +63,8 @@ def error(result: torch.Tensor, reference: torch.Tensor) -> Error:
     difference = (result.double() - reference).abs()
     # Where both are the same infinity, or both NaN, the difference is NaN though nothing is wrong. What is beyond the
     # result's range rounds to infinity.
-    beyond = reference.to(result.dtype).isinf()
-    same = (beyond & (result == reference.to(result.dtype))) | (result.isnan() & reference.isnan())
+    rounded, found = reference.to(result.dtype).double(), result.double()  # fp8 has neither isinf nor ==
+    same = (rounded.isinf() & (found == rounded)) | (found.isnan() & reference.isnan())
     difference = torch.where(same, 0.0, difference)
     mean, largest = torch.stack([difference.mean(), difference.max()]).tolist()
     return Error(mean, largest) if math.isfinite(largest) else Error(math.inf, math.inf)

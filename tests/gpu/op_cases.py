@@ -265,7 +265,7 @@ def variants(op: GeneratedOp, args: list[Any], run: Callable[..., Any] = ops.run
 
 
 def shape_of(op: GeneratedOp, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """With as many dimensions as an op without leading ones has, at least those that it declares, and its fixed ones."""
+    """With at least the dimensions that the op declares, no more where it has no leading ones, and its fixed sizes."""
     spec = inputs.widest(inputs.signature_of(op))
     rank = len(spec.sizes)
     shape = (*(2,) * (rank - len(shape)), *shape)
