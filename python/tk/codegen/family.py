@@ -298,9 +298,12 @@ class Generated:
             choices = self.choices(graph.split if split else graph.kernels, LAYOUT_BY_NAME[point.layout])
             return choices.index(setting) if setting in choices else -1
 
+        def can_run(graph: Graph, arch: int) -> bool:
+            return arch >= 89 or not _has_fp8e4(graph)
+
         def plan(point: Point) -> Plan | None:
             setting, split = ways[point.config.name]
-            if point.arch < 89 and _has_fp8e4(by_label[point.graph]):
+            if not can_run(by_label[point.graph], point.arch):
                 return None
             if point.arch < 90 and not setting.looped and place(point) > 0:
                 return None  # the wheel has no room for settings that were never measured there
@@ -312,14 +315,16 @@ class Generated:
 
         def sample(kernel: Kernel, point: Point) -> bool:
             """The first setting of every graph in the first layout, and of the first graph in every layout."""
-            if by_label[point.graph] is not self.graphs[0] and point.layout != LAYOUTS[0].name:
+            first = next((g for g in self.graphs if can_run(g, point.arch)), None)
+            if by_label[point.graph] is not first and point.layout != LAYOUTS[0].name:
                 return False
             return place(point) == 0
 
         def portable(kernel: Kernel, point: Point) -> bool:
-            """One setting, of the layout that serves every call."""
+            """One setting of the layout that serves every call, and one of the fastest layout."""
             _, split = ways[point.config.name]
-            return place(point) == 0 and not split and not LAYOUT_BY_NAME[point.layout].merged
+            layout = LAYOUT_BY_NAME[point.layout]
+            return place(point) == 0 and not split and (layout is LAYOUTS[0] or not layout.merged)
 
         return Family(self.op, (kernel,), sample, portable=portable)
 
