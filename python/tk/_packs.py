@@ -132,7 +132,13 @@ class Packs(Records[Pack]):
     def cells(row: Pack) -> tuple[object, ...]:
         if row.problem:
             return row.path, *[None] * 5, f"not used: {row.problem}"
-        return row.path, row.arch, " ".join(row.ops), row.variants, row.images, row.size / 1e6, row.compiler
+        return row.path, row.arch, _few(row.ops), row.variants, row.images, row.size / 1e6, row.compiler
+
+
+def _few(names: tuple[str, ...], most: int = 4) -> str:
+    """All of them, or the first and how many more."""
+    shown = " ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 @dataclass(frozen=True)
