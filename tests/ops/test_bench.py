@@ -59,13 +59,20 @@ def test_the_best_configs_are_listed() -> None:
     assert "chosen 1x1024_w4; fast 1.5 us (predicted 1.0)  1x1024_w4 2.0 us" in said
 
 
+def rank(name: str) -> int:
+    """How many dimensions the widest tensor of an op declares."""
+    op = register.find(name)
+    assert op is not None
+    return len(inputs.widest(inputs.signature_of(op)).sizes)
+
+
 def test_ops_and_shapes_in_any_order() -> None:
     found = list(bench_ops.examples(["softmax", "64x32", "rms_norm", "16x8"], "fp16"))
     assert [(e.op.name, e.shape("x")) for e in found] == [
         ("softmax", (64, 32)), ("softmax", (16, 8)), ("rms_norm", (64, 32)), ("rms_norm", (16, 8))
     ]  # fmt: skip
     everything = {e.op.name for e in bench_ops.examples(["all", "64x32"], "bf16")}
-    assert everything >= set(NAMES)
+    assert everything >= {name for name in NAMES if rank(name) <= 2}, "what takes so few dimensions is all there"
     three = {e.op.name for e in bench_ops.examples(["all", "2x3x4"], "bf16")}
     assert "column_sum" in everything - three and "softmax" in three
     with pytest.raises(ValueError, match=r"no generated op 'softmux'; there are .*softmax"):
