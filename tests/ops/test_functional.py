@@ -236,15 +236,9 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "offset": lambda x: torch.cat([x.flatten(), x.flatten()])[1 : 1 + x.numel()].view(x.shape),
     "expanded": lambda x: x[:1].expand(x.shape),
 }
-ALONG: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "softmax": (tk.softmax, torch.softmax),
-    "log_softmax": (tk.log_softmax, torch.log_softmax),
-    "sum": (tk.sum, torch.sum),
-    "mean": (tk.mean, torch.mean),
-    "amax": (tk.amax, torch.amax),
-    "argmax": (tk.argmax, torch.argmax),
-    "var_mean": (tk.var_mean, torch.var_mean),
-    "logsumexp": (tk.logsumexp, torch.logsumexp),
+ALONG = {
+    name: MIRRORED[name]
+    for name in ("softmax", "log_softmax", "sum", "mean", "amax", "argmax", "var_mean", "logsumexp")
 }
 
 

@@ -28,7 +28,7 @@ def file_families(paths: Sequence[Path]) -> list[Family]:
     """Those of the user's files. Raises BuildError for a file that cannot be imported or exports none."""
     found: list[Family] = []
     for path in paths:
-        families = families_of(_import_file(path))
+        families = families_of(import_file(path))
         if not families:
             raise BuildError(f"{path} declares nothing: no function under @tk.op, no FAMILY, no FAMILIES")
         found += families
@@ -60,7 +60,7 @@ def _distinct(families: list[Family]) -> list[Family]:
     return families
 
 
-def _import_file(path: Path) -> ModuleType:
+def import_file(path: Path) -> ModuleType:
     """As a script would be: its own folder comes first on the path, for good. The file's name enters the keys of what
     is compiled, the folder's does not."""
     if not path.is_file():

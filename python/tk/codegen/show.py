@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from tk.aot.errors import BuildError
-from tk.aot.sources import _import_file
+from tk.aot.sources import import_file
 from tk.codegen.family import Generated, Graph, generate
 from tk.codegen.schedule import SETTINGS, kind_of
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
@@ -20,7 +20,7 @@ STAGES = ("ir", "schedule", "source")
 def show(path: Path, name: str, stage: str) -> str:
     if stage not in STAGES:
         raise BuildError(f"there is no stage {stage!r}; there are {', '.join(STAGES)}")
-    declared = getattr(_import_file(path), name, None)
+    declared = getattr(import_file(path), name, None)
     if not isinstance(declared, Declared):
         raise BuildError(f"{path} declares no op {name}")
     return text(generate(declared.fn, declared.signature, declared.name, declared.grad), stage)

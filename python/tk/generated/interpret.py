@@ -5,6 +5,7 @@ The graph was recorded with one leading dimension where the signature has "...":
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -104,19 +105,12 @@ class _Input:
     def __init__(self, has_leading: bool, rank: int, mutated: bool, value: Any):
         self.value, self.seen, self.mutated = value, value, mutated
         if has_leading:
-            self.seen = value.reshape(-1 if value.numel() else _product(value.shape[: value.dim() - rank]),
+            self.seen = value.reshape(-1 if value.numel() else math.prod(value.shape[: value.dim() - rank]),
                                       *value.shape[value.dim() - rank :])  # fmt: skip
 
     def write_back(self) -> None:
         if self.mutated and self.seen.untyped_storage().data_ptr() != self.value.untyped_storage().data_ptr():
             self.value.copy_(self.seen.reshape(self.value.shape))
-
-
-def _product(sizes: Sequence[int]) -> int:
-    n = 1
-    for size in sizes:
-        n *= size
-    return n
 
 
 def _fit(value: Tensor, out: Tensor, call: Call) -> Tensor:
