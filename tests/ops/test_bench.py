@@ -24,6 +24,7 @@ if str(ROOT) not in sys.path:
 
 from benchmarks import generated, ops  # noqa: E402
 from benchmarks.report import Report  # noqa: E402
+from benchmarks.runner import Options  # noqa: E402
 
 NAMES = register.names()  # the package's: no test has loaded a pack yet
 
@@ -229,3 +230,14 @@ def test_groups() -> None:
         "softmax_long", "memory", "softmax_long"
     )  # fmt: skip
     assert (group("row_argmax"), group("gelu"), group("gelu_backward")) == ("argmax", "gelu", "memory")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_row_that_fails_is_named_and_the_others_go_on(jobs: int) -> None:
+    tasks = [generated.Task(f"no_such_{i}", (64, 64)) for i in range(3)]
+    options = Options(Path(), jobs=jobs)
+    ended = dict(generated.rows(tasks, options))
+    assert set(ended) == set(tasks)
+    for task, row in ended.items():
+        with pytest.raises(ValueError, match=f"no op {task.op}"):
+            row()
