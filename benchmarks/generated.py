@@ -218,28 +218,34 @@ def measure(task: Task, compiled: bool) -> Measured:
         verdicts = ops.judge(example.op, args, results)
         moved = inputs.bytes_moved(args, results)
         config = chosen(example, args)
+        peer, given = PEERS[task.op](*args)
         del results
-        size = inputs.bytes_moved(args, ())
-        sets = [args, *(example.arguments("cuda") for _ in range(timing.copies_to_rotate(size, most=16) - 1))]
-        peers = [PEERS[task.op](*a) for a in sets]
-        torch.cuda.synchronize()
+        _leave_gpu()
     function = None
     if compiled:
-        function = compile_fresh(peers[0][0])
-        function(*peers[0][1])  # compiles and tunes
+        function = compile_fresh(peer)
+        function(*given)  # compiles and tunes
     with _gpu:
+        copies = timing.copies_to_rotate(inputs.bytes_moved(args, ()), most=16)
+        sets = [args, *(example.arguments("cuda") for _ in range(copies - 1))]
+        peers = [PEERS[task.op](*a) for a in sets]
         captures = {"tk": timing.capture([partial(ops.run_tk, example.op, a) for a in sets])}
         captures["eager"] = timing.capture([partial(f, *given) for f, given in peers])
         if function is not None:
             captures["max-autotune"] = timing.capture([partial(function, *given) for _, given in peers])
         times = timing.device_times(captures, rounds=5, ms=4, warm_ms=4)
-        del captures, sets, peers, args
-        torch.cuda.empty_cache()
-        torch.cuda.synchronize()
+        del captures, sets, peers, args, given
+        _leave_gpu()
     error = max((v.ratio for v in verdicts), default=0.0)
     return Measured(
         {label: t.us for label, t in times.items()}, {"config": config, "error_ratio": error, "bytes": moved}
     )
+
+
+def _leave_gpu() -> None:
+    """With nothing running, and no memory held but that of live tensors."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
 
 
 def compile_fresh(function: Callable[..., Any]) -> Callable[..., Any]:
