@@ -13,6 +13,7 @@
 
 #include "arguments.h"
 #include "canonical.h"
+#include "gate.h"
 #include "launch.h"
 #include "runtime.h"
 
@@ -169,11 +170,8 @@ std::pair<const char*, const char*> extent(const Frame& f, uint32_t i) {
   return {first, first + (last + 1) * item_size(f.dtypes[i])};
 }
 
-bool same_view(const Layout& x, const Layout& y) {
-  return std::ranges::equal(x.sizes, y.sizes) && std::ranges::equal(x.strides, y.strides);
-}
-
-// A tensor that is written shares memory with no other, unless both are the same view.
+// A tensor that is written shares memory with no other, not even as the same view: the op was traced with different
+// tensors, so what it would do to one that is two of its arguments is not what the function does.
 void check_memory(const Frame& f, uint32_t written) {
   if (overlaps_itself(f.layouts[written]))
     fail_call(f, text("elements of ", f.params[written]->name,
@@ -183,7 +181,6 @@ void check_memory(const Frame& f, uint32_t written) {
     if (i == written) continue;
     const auto other = extent(f, i);
     if (other.second <= mine.first || mine.second <= other.first) continue;
-    if (other == mine && f.dtypes[i] == f.dtypes[written] && same_view(f.layouts[i], f.layouts[written])) continue;
     fail_call(f, text(f.params[written]->name, ", which is written, overlaps ", f.params[i]->name,
                       " in memory; clone one of them"));
   }
@@ -357,19 +354,42 @@ void call_generated(const tk_generated_op& op, StableIValue* stack, uint32_t n_r
 
 // --- The pool ---
 
-// A boxed function is told nothing but its arguments, so there is one for every op that can be.
+// A boxed function is told nothing but its arguments, so there is one of each kind for every op that can be.
 const tk_generated_op* defined[TK_MAX_GENERATED_OPS];
-
-using Boxed = void(StableIValue*, uint64_t, uint64_t);
 
 template <size_t kIndex>
 void boxed(StableIValue* stack, uint64_t, uint64_t n_results) {
   call_generated(*defined[kIndex], stack, static_cast<uint32_t>(n_results));
 }
 
+template <size_t kIndex>
+void boxed_twin(StableIValue* stack, uint64_t n_inputs, uint64_t n_results) {
+  call_carrying(boxed<kIndex>, stack, n_inputs, n_results);
+}
+
+// "Tensor x, float alpha, int config=-1, int mode=0" of a schema.
+std::string arguments_of(const tk_generated_op& op) {
+  const std::string_view schema = op.schema;
+  const size_t first = schema.find('(') + 1;
+  return std::string(schema.substr(first, schema.find(") -> ", first) - first));
+}
+
+template <size_t kIndex>
+void boxed_gate(StableIValue* stack, uint64_t n_inputs, uint64_t n_results) {
+  static const tk_generated_op& op = *defined[kIndex];
+  static const Gate gate(op.name, "", arguments_of(op), n_inputs, n_results, op.n_results, false);
+  gate.call(stack);
+}
+
+struct Functions {
+  Boxed* op;
+  Boxed* twin;
+  Boxed* gate;
+};
+
 template <size_t... kIndices>
-constexpr std::array<Boxed*, sizeof...(kIndices)> make_pool(std::index_sequence<kIndices...>) {
-  return {boxed<kIndices>...};
+constexpr std::array<Functions, sizeof...(kIndices)> make_pool(std::index_sequence<kIndices...>) {
+  return {Functions{boxed<kIndices>, boxed_twin<kIndices>, boxed_gate<kIndices>}...};
 }
 
 constexpr auto kPool = make_pool(std::make_index_sequence<TK_MAX_GENERATED_OPS>());
@@ -384,12 +404,19 @@ struct Libraries {
   StableLibrary cuda{StableLibrary::Kind::IMPL, "tk", "CUDA", __FILE__, __LINE__};
 };
 
-void define(Libraries& libraries, const tk_generated_op& op, Boxed* function) {
+// Those that an op with a gradient needs (gate.h); of few ops is one ever asked for. The core has the twin's schema
+// where it returns more than the op.
+void define_twins(Libraries& libraries, const tk_generated_op& op, Boxed* twin) {
+  const std::string signature(std::string_view(op.schema).substr(std::string_view(op.name).size()));
+  libraries.schemas.def((*op.twin_schema ? op.twin_schema : text("_", op.name, signature)).c_str());
+  libraries.schemas.def(text("_", op.name, "_autograd", signature).c_str());
+  libraries.cuda.impl(text("_", op.name).c_str(), twin);
+}
+
+void define(Libraries& libraries, const tk_generated_op& op, const Functions& functions) {
   libraries.schemas.def(op.schema);
-  libraries.cuda.impl(op.name, function);
-  if (!*op.twin_schema) return;
-  libraries.schemas.def(op.twin_schema);
-  libraries.cuda.impl(text("_", op.name).c_str(), function);
+  libraries.cuda.impl(op.name, functions.op);
+  add_gate(op.name, functions.gate, [&] { define_twins(libraries, op, functions.twin); });
 }
 
 std::mutex definition;

@@ -26,14 +26,14 @@ _log.set_up()
 if _library.is_wanted():
     _library.load()
     from tk import config
-    from tk.generated import register as _generated
+    from tk.generated import namespace as _namespace
     from tk.heuristics import tuning as _tuning
     from tk.inspect import coverage, explain, load_pack, packs, preload, supports
     from tk.ops.mm import addmm, linear, mm
 
     __all__ += ["addmm", "config", "coverage", "explain", "linear", "load_pack", "mm", "packs", "preload", "supports"]
 
-    _generated.register_new()
+    _namespace.install()
     _tuning.load_with_cuda()
 
 

@@ -9,6 +9,7 @@ from functools import cache
 
 import ops
 import pytest
+import torch
 
 from tk.aot.expr import MODE_BITS, Problem, TensorValue, evaluate_locals
 from tk.aot.grid import enumerate_grid
@@ -16,7 +17,7 @@ from tk.codegen import families_of
 from tk.codegen.errors import TraceError
 from tk.codegen.family import Generated, generate
 from tk.codegen.tile import ALIGNED, STRIDED
-from tk.generated import Declared, op
+from tk.generated import Declared, interpret, op
 
 NAMES = [name for name, x in vars(ops).items() if isinstance(x, Declared)]
 
@@ -86,6 +87,41 @@ def test_a_tensor_whose_shape_alone_is_needed_is_saved() -> None:
 
     g = generate(fn, op(x="fp32[..., N]", grad=True)(fn).signature, "fn", grad=True)
     assert g.backward is not None and list(g.backward.signature.params) == ["grad_0", "x"]
+
+
+def test_a_size_of_what_is_not_saved_is_read_of_what_is() -> None:
+    def fn(x, y):
+        return x.sum(0), y.exp().sum()
+
+    g = generate(fn, op(x="fp32[M, N]", y="fp32[M]", grad=True)(fn).signature, "fn", grad=True)
+    assert g.backward is not None and list(g.backward.signature.params) == ["grad_0", "grad_1", "y"]
+    x, y = torch.randn(3, 4, requires_grad=True), torch.randn(3, requires_grad=True)
+    grads = torch.randn(4), torch.randn(())
+    given = {"grad_0": grads[0], "grad_1": grads[1], "y": y.detach()}
+    found = interpret.evaluate(g.backward.graphs[0].trace.recorded, given, "fn_backward")
+    for a, e in zip(found, torch.autograd.grad(fn(x, y), (x, y), grads), strict=True):
+        torch.testing.assert_close(a, e)
+
+
+def test_a_tensor_whose_number_of_elements_alone_is_needed_is_saved() -> None:
+    def fn(x, y):
+        return x.mean(), y * 2
+
+    g = generate(fn, op(x="fp32[M, N]", y="fp32[M, N]", grad=True)(fn).signature, "fn", grad=True)
+    assert g.backward is not None and list(g.backward.signature.params) == ["grad_0", "grad_1", "x"]
+
+
+@pytest.mark.parametrize("correction", [0, 1, 2])
+def test_sizes_less_a_float(correction: int) -> None:
+    """Torch takes a correction as a float: N - 1.0 is no index expression."""
+
+    def fn(x):
+        return torch.var_mean(x, -1, correction=correction)
+
+    g = generate(fn, op(x="fp32[..., N]", grad=True)(fn).signature, "fn", grad=True)
+    assert g.backward is not None
+    for part in (g, g.backward):
+        assert all(part.plan(part.graphs[0], STRIDED, s) for s in part.choices(part.graphs[0].kernels, STRIDED))
 
 
 def test_batch_invariance() -> None:

@@ -327,6 +327,16 @@ def test_one_graph(dynamic: bool) -> None:
     assert_close(grad, wanted, rtol=1e-4, atol=1e-4)
 
 
+def test_one_graph_of_functions_that_were_never_looked_up() -> None:
+    code = """if True:
+        import torch, tk
+        compiled = torch.compile(lambda x: tk.softmax(tk.swiglu(x), -1) + tk.sum(x), fullgraph=True, backend="eager")
+        x = torch.randn(3, 8)
+        torch.testing.assert_close(compiled(x), tk.softmax(tk.swiglu(x), -1) + tk.sum(x))
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_meta_tensors() -> None:
     """Shapes, strides and dtypes with nothing behind them."""
     args = arguments()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -395,14 +395,14 @@ def _backward(fn: Callable[..., Any], signature: Signature, name: str) -> Genera
             "gradient cannot be declared; reshape the results alike"
         )
     full = traces[0].signature
-    read = {n for t in traces for n in t.arguments_read()}
+    read = {n for t in traces for n in (*t.arguments_read(), *_read_by_recorded(t.recorded))}
     kept = {n: s for n, s in full.params.items() if n in read or n.startswith("grad_") or n in full.numbers}
     for n, spec in signature.tensors.items():  # what is not read may still be where a size is known from
         if not _sizes(spec) <= {x for s in kept.values() if isinstance(s, TensorSpec) for x in _sizes(s)}:
             kept[n] = spec
     ordered = {n: s for n, s in full.params.items() if n in kept}
     reduced = Signature(ordered, signature.variables)
-    traces = [replace(t, signature=reduced, recorded=_without(t.recorded, ordered)) for t in traces]
+    traces = [replace(t, signature=reduced, recorded=_without(t.recorded, ordered, full.params)) for t in traces]
     return Generated(f"{name}_backward", reduced, _lowered(traces, f"{name}_backward"), f"Gradients of {name}.")
 
 
@@ -410,6 +410,45 @@ def _sizes(spec: TensorSpec) -> set[str]:
     return {s for s in spec.sizes if isinstance(s, str)} | ({LEADING} if spec.leading else set())
 
 
-def _without(nodes: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The recorded graph less the inputs that nothing reads."""
-    return [dict(n) for n in nodes if n["op"] != "input" or n["args"][0] in params]
+_SIZE = "aten.sym_size.int"
+
+
+def _read_by_recorded(nodes: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The arguments of which the recorded graph reads more than sizes."""
+    param_of = {n["name"]: n["args"][0] for n in nodes if n["op"] == "input"}
+    readers = (n for n in nodes if n["op"] not in ("input", _SIZE))
+    return {param_of[name] for n in readers for name in _references((n["args"], n["kwargs"])) if name in param_of}
+
+
+def _references(x: Any) -> Iterator[str]:
+    if isinstance(x, Mapping):
+        yield from [x["ref"]] if "ref" in x else _references(list(x.values()))
+    elif isinstance(x, list | tuple):
+        for item in x:
+            yield from _references(item)
+
+
+def _without(
+    nodes: Sequence[Mapping[str, Any]], kept: Mapping[str, Any], specs: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The recorded graph less the inputs that are not kept. Their sizes are read of those that are. specs: of all."""
+    name_of = {n["args"][0]: n["name"] for n in nodes if n["op"] == "input"}
+    dropped = {name_of[param]: _dims(spec) for param, spec in specs.items() if param in name_of and param not in kept}
+    known = {
+        size: (name_of[param], d)
+        for param, spec in kept.items() if isinstance(spec, TensorSpec)
+        for d, size in enumerate(_dims(spec))
+    }  # fmt: skip
+    found = []
+    for n in nodes:
+        if n["op"] == _SIZE and n["args"][0]["ref"] in dropped:
+            source, d = known[dropped[n["args"][0]["ref"]][n["args"][1]]]
+            found.append({**n, "args": [{"ref": source}, d]})
+        elif n["name"] not in dropped:
+            found.append(dict(n))
+    return found
+
+
+def _dims(spec: Any) -> tuple[Any, ...]:
+    """The sizes as the graph sees them; none of a number."""
+    return ((LEADING,) * spec.leading + tuple(spec.sizes)) if isinstance(spec, TensorSpec) else ()

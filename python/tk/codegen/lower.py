@@ -250,9 +250,14 @@ def _is_axis(expr: sympy.Expr) -> bool:
     return bool(expr.is_Symbol) and expr.name.startswith("x")
 
 
+_FRACTIONS = ("IntTrueDiv", "FloatTrueDiv", "ToFloat", "FloatPow", "Float", "Rational", "Half")
+
+
 def _is_integer(expr: sympy.Expr) -> bool:
-    return all(s.is_integer for s in expr.free_symbols) and type(expr).__name__ not in (
-        "IntTrueDiv", "FloatTrueDiv", "ToFloat", "FloatPow", "Float")  # fmt: skip
+    """Made of integers alone, at every depth: ``N - 1.0`` is none."""
+    return all(s.is_integer for s in expr.free_symbols) and not any(
+        type(part).__name__ in _FRACTIONS for part in sympy.preorder_traversal(expr)
+    )
 
 
 # --- Which kernels ---
@@ -445,7 +450,9 @@ class Graph:
         needed = _reached([*trace.new, *trace.mutated.values()])
         for node in trace.core.graph.nodes:
             if node.op == "placeholder":
-                if node in needed or node.meta["param"] in trace.mutated:
+                # A backward leaves out an argument of which only sizes are read, which others have too.
+                is_there = node.meta["param"] in trace.signature.params
+                if is_there and (node in needed or node.meta["param"] in trace.mutated):
                     self.values[node] = self._placeholder(node)
             elif node in needed:
                 self.values[node] = self._node(node)

@@ -8,18 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import Library
 
 from tk import errors
 
 Formula = tuple[Callable[..., None], Callable[..., Any]]  # what it keeps of a call, and the gradients
-
-
-def register(name: str, library: Library) -> None:
-    """Nothing where this file has no formula for the op."""
-    if name in _FORMULAS:
-        keep, backward = _FORMULAS[name]
-        torch.library.register_autograd(f"tk::{name}", backward, setup_context=keep, lib=library)
 
 
 def _keep_tables(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -62,7 +54,7 @@ def _of_variance(ctx: Any, grad_var: Tensor, grad_mean: Tensor) -> Any:
     return found.to(x.dtype), None, None
 
 
-_FORMULAS: Mapping[str, Formula] = {
+FORMULAS: Mapping[str, Formula] = {
     "embedding": (_keep_index, _scatter),
     "row_var_mean": (_keep_mean, _of_variance),
     "rope": (_keep_tables, _rotate_back("rope")),
