@@ -84,10 +84,10 @@ interpreter.ReduceOps.generic_reduce = _reduce_by_halves
 # --- Canonical problems ---
 
 
-def _merged(tensors: list[torch.Tensor], count: int) -> list[torch.Tensor]:
-    """The first `count` dimensions of all, ordered, merged, and made three."""
+def _merged(tensors: list[torch.Tensor], count: int, in_order: bool) -> list[torch.Tensor]:
+    """The first `count` dimensions of all, ordered unless the op counts them, merged, and made three."""
     first = next((t for t in tensors if 0 not in t.stride()[:count]), tensors[0])
-    order = sorted(range(count), key=lambda d: -first.stride(d))
+    order = list(range(count)) if in_order else sorted(range(count), key=lambda d: -first.stride(d))
     tensors = [t.permute([*order, *range(count, t.dim())]) for t in tensors]
     dims = [d for d in range(count) if tensors[0].size(d) != 1]
     groups: list[list[int]] = []
@@ -107,6 +107,10 @@ def _merged(tensors: list[torch.Tensor], count: int) -> list[torch.Tensor]:
     return found
 
 
+def _in_order(op: Generated) -> bool:
+    return any(p.in_order for p in op.op.params)
+
+
 def canonical(op: Generated, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Problem, int, list[int]]:
     """(tensors as the core sees them, the problem, how many leading dimensions, which tensors have them).
 
@@ -118,7 +122,7 @@ def canonical(op: Generated, inputs: list[torch.Tensor]) -> tuple[list[torch.Ten
     with_leading = [i for i, p in enumerate(params) if p.leading]
     seen = list(plain)
     if with_leading:
-        for i, t in zip(with_leading, _merged([inputs[i] for i in with_leading], count), strict=True):
+        for i, t in zip(with_leading, _merged([inputs[i] for i in with_leading], count, _in_order(op)), strict=True):
             seen[i] = t
     problem = describe(op, seen, [])
     for check in op.op.checks:
@@ -191,7 +195,7 @@ def _run_one(op: Generated, given: dict[str, Any], ints: list[int], floats: list
     joint = [*with_leading, *follow]
     if joint:
         raw = [*inputs, *outputs]
-        for i, t in zip(joint, _merged([raw[i] for i in joint], count), strict=True):
+        for i, t in zip(joint, _merged([raw[i] for i in joint], count, _in_order(op)), strict=True):
             everything[i] = t
     problem = describe(op, everything, ints)
     plan = op.plan(graph, *variant)

@@ -13,7 +13,7 @@ import sympy
 from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, const, device, maximum, minimum, select, tensors
 from tk.aot.spec import DTYPES, Config, Constraint, Family, Kernel, Op, Output, Param, Plan, Point, Selector, require
 from tk.codegen import index as ix
-from tk.codegen import ir, passes
+from tk.codegen import ir, passes, random
 from tk.codegen.errors import TraceError
 from tk.codegen.lower import IR_DTYPES, lower
 from tk.codegen.schedule import SETTINGS, Context, Scheduled, Setting, kind_of, schedule, scratch_buffers
@@ -127,10 +127,15 @@ class Generated:
         for name, spec in self.signature.params.items():
             if isinstance(spec, TensorSpec):
                 kind = "tensors" if spec.is_list else "tensor"
-                found.append(Param(name, kind, spec.leading, len(spec.sizes), name in self.first.mutated))
+                in_order = spec.leading and self._counts_leading()
+                found.append(Param(name, kind, spec.leading, len(spec.sizes), name in self.first.mutated, in_order))
             else:
                 found.append(Param(name, spec.kind))
         return tuple(found)
+
+    def _counts_leading(self) -> bool:
+        """Random numbers go by the place in the result, so its dimensions may not be seen in another order."""
+        return any(v.op == "random" for g in self.graphs for k in g.kernels for v in k.values)
 
     def _outputs(self, context: Context) -> tuple[Output, ...]:
         leading = next((i for i, s in enumerate(self.signature.tensors.values()) if s.leading), None)
@@ -359,7 +364,11 @@ def generate(fn: Callable[..., Any], signature: Signature, name: str, grad: bool
     """Trace and lower; with `grad` the backward too. Raises TraceError for what cannot be generated."""
     if not name.isidentifier():
         raise TraceError(f"{where(fn)}: an op needs a name; declare a function that has one")
-    traces = trace_all(fn, signature)
+    try:
+        traces = trace_all(fn, signature)
+    except random.NeedsSeed:
+        signature = random.with_seed(signature)
+        traces = trace_all(fn, signature)
     doc = (fn.__doc__ or "").strip()
     try:
         graphs = _lowered(traces, name)

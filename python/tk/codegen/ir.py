@@ -41,7 +41,8 @@ SCAN = ("sum", "prod")  # along the one reduced axis, in its order
 REDUCE = ("sum", "prod", "max", "min", "any", "all", "xor", "argmax", "argmin", "mean", "m2")
 ARITY: Mapping[str, int] = {
     **dict.fromkeys(UNARY, 1), **dict.fromkeys(BINARY, 2), **dict.fromkeys(COMPARE, 2), **dict.fromkeys(TEST, 1),
-    "where": 3, "cast": 1, "bitcast": 1, "reduce": 1, "scan": 1, "constant": 0, "number": 0, "index": 0, "store": 1,
+    "random": 2, "where": 3, "cast": 1, "bitcast": 1, "reduce": 1, "scan": 1, "constant": 0, "number": 0, "index": 0,
+    "store": 1,
 }  # fmt: skip
 
 
@@ -87,6 +88,8 @@ class Buffer:
 class Value:
     """op: a name of ARITY, or "load". args: numbers of values; of a load at most one, the mask outside of which nothing
     is read and the value is 0. data: the constant, the number's name, the index expression or the reduction's kind.
+
+    random: 32 bits by (seed, offset, the element's linear index) and data, the number of the call in its function.
 
     fast: the result is rounded to 16 bits anyway, so an approximation in fp32 does."""
 
@@ -272,6 +275,9 @@ def _dtype_problem(v: Value, dtypes: list[str]) -> str:
         return "" if v.dtype == ("i64" if is_position else dtypes[0]) else f"reduces {dtypes[0]}"
     if v.op == "scan":
         return "" if v.data in SCAN and v.dtype == dtypes[0] else f"scans {dtypes[0]} by {v.data}"
+    if v.op == "random":
+        is_right = v.dtype == "i32" and dtypes == ["i64", "i64"] and len(v.index) == 1 and isinstance(v.data, int)
+        return "" if is_right else f"random bits of {dtypes}"
     if v.op == "constant":
         return "" if isinstance(v.data, bool | int | float) else "no number"
     if v.op == "index":
@@ -289,4 +295,6 @@ def _axes_problem(v: Value, args: list[Value], axes: Mapping[str, Axis]) -> str:
         return "" if len(reduced) == 1 and v.axes == over | reduced else "does not run along one reduced axis"
     if v.op == "index":
         return "" if v.axes == {s.name for s in v.data.free_symbols if s.name in axes} else "varies over other axes"
+    if v.op == "random":
+        return "" if v.axes >= over else "varies over other axes"
     return "" if v.axes == over else "varies over other axes than its operands"

@@ -15,7 +15,7 @@ import sympy
 
 from tk.codegen.errors import IRError
 from tk.codegen.ir import COMPARE, FLOATS, Kernel, Value, values_in
-from tk.codegen.tile import Access, Layout, Tile
+from tk.codegen.tile import Access, Layout, Tile, is_in_fours, linear_parts
 
 TL_DTYPES: Mapping[str, str] = {
     "bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32", "fp64": "tl.float64", "i8": "tl.int8",
@@ -222,6 +222,8 @@ class Printer:
         for v in self.kernel.values:
             if v.op == "index" and v.axes & names:
                 return True
+            if v.op == "random" and any(s.name in names for s in self._place(v)[0].free_symbols):
+                return True
             is_elementwise = v.op in ("load", "store") and self.accesses[v.number].elementwise
             if is_elementwise and any(s.name in names for e in v.index for s in e.free_symbols):
                 return True
@@ -330,6 +332,8 @@ class Printer:
             return f"tl.load({self._pointer(v)}{self._mask(v)})"
         if v.op == "index":
             return self._index_value(v)
+        if v.op == "random":
+            return self._random(v)
         if v.op == "cast" and self.kernel.value(v.args[0]).op == "number":
             return f"tl.cast(arg_{self.kernel.value(v.args[0]).data}, {TL_DTYPES[v.dtype]})"
         operands = self._operands(v)
@@ -398,6 +402,29 @@ class Printer:
             for m in values_in(e):
                 names |= self.kernel.value(m).axes
         return self._dims(names)
+
+    # --- Random bits ---
+
+    def _place(self, v: Value) -> tuple[sympy.Expr, str]:
+        """A random value's linear index: what is put together from single axes, and the text of the rest."""
+        parts = self.layout.merged and linear_parts(self.kernel, self.tile, v)
+        if not parts:
+            return v.index[0], ""
+        rest = parts.rest
+        texts = [f"p.to(tl.int64) * {self._count('row', parts.row)}"] if parts.rows else []
+        return rest, " + ".join([*texts, "q"])
+
+    def _random(self, v: Value) -> str:
+        """In rows that begin at a multiple of 4 elements all four words of a block are used, else one."""
+        seed, offset = (self.name(a) for a in v.args)
+        rest, tail = self._place(v)
+        head = [offset] if rest == 0 else [offset, self.text(rest)]
+        if self.layout.aligned and is_in_fours(self.kernel, self.tile, v):
+            is_reduced = self.reduced_dim == "q"
+            start = "start_q" if not is_reduced else "start" if self.looped else ""
+            first = " + ".join([*head, *filter(None, [tail.removesuffix("q").removesuffix(" + "), start])])
+            return f"device.random_block({seed}, {first}, {v.data}, BLOCK_Q)"
+        return f"device.random_bits({seed}, {' + '.join([*head, *filter(None, [tail])])}, {v.data})"
 
     # --- Index expressions ---
 

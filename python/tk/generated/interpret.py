@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tk import errors
+from tk.generated import random
 from tk.generated.problem import DTYPES, NAMES, Call
 
 # What a graph may call besides ATen: arithmetic on sizes and numbers, and picking one of several results.
@@ -149,6 +150,8 @@ def _function(op: str, inputs: Mapping[str, Any], name: str) -> Callable[..., An
         return inputs.__getitem__
     if op in _PYTHON:
         return _PYTHON[op]
+    if op == "tk_random.bits.default":
+        return random.bits
     namespace, _, rest = op.partition(".")
     packet, _, overload = rest.partition(".")
     if namespace == "aten" and packet not in _REFUSED:
