@@ -22,7 +22,7 @@ from triton.runtime import interpreter
 
 from tk.aot.expr import Problem, TensorValue, as_expr, evaluate_locals
 from tk.aot.spec import Const, Float, Int, Plan, Pointer, Scratch
-from tk.codegen.family import Generated
+from tk.codegen.family import WAYS, Generated
 from tk.codegen.schedule import Setting
 from tk.codegen.tile import LAYOUTS, Layout
 from tk.generated.signature import DTYPES as TORCH_DTYPES
@@ -169,16 +169,16 @@ def run_all(op: Generated, *args: Any, only: str | None = None) -> Iterator[tupl
     given = dict(zip(names, args, strict=True))
     ints = [int(given[n]) for n in op.op.ints]
     floats = [float(given[n]) for n in op.op.floats]
-    for layout, setting, split in product(LAYOUTS, op.settings(), (False, True)):
-        name = f"{layout.name} {setting.name}{' split' if split else ''}"
+    for layout, setting, way in product(LAYOUTS, op.settings(), WAYS):
+        name = f"{layout.name} {setting.name} {way}".strip()
         if only is None or only in name:
-            found = _run_one(op, given, ints, floats, (layout, setting, split))
+            found = _run_one(op, given, ints, floats, (layout, setting, way))
             if found is not None:
                 yield name, found
 
 
 def _run_one(op: Generated, given: dict[str, Any], ints: list[int], floats: list[float],
-             variant: tuple[Layout, Setting, bool]) -> list[torch.Tensor] | None:  # fmt: skip
+             variant: tuple[Layout, Setting, str]) -> list[torch.Tensor] | None:  # fmt: skip
     inputs = [given[n] for n in op.signature.tensors]
     changed = [n for n in op.signature.tensors if n in op.first.mutated]
     inputs = [_copy(t) if n in changed else t for n, t in zip(op.signature.tensors, inputs, strict=True)]

@@ -38,6 +38,8 @@ BINARY = (
 COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")  # result i1
 TEST = ("isnan", "isinf", "signbit")  # one operand, result i1
 SCAN = ("sum", "prod")  # along the one reduced axis, in its order
+PUT = ("set", "add", "max", "min")  # a store at indices that are themselves values; all but "set" are atomic
+ATOMIC = {"add": ("fp32", "fp64", "i32", "i64"), "max": ("i32", "i64"), "min": ("i32", "i64")}
 REDUCE = ("sum", "prod", "max", "min", "any", "all", "xor", "argmax", "argmin", "mean", "m2")
 ARITY: Mapping[str, int] = {
     **dict.fromkeys(UNARY, 1), **dict.fromkeys(BINARY, 2), **dict.fromkeys(COMPARE, 2), **dict.fromkeys(TEST, 1),
@@ -88,6 +90,8 @@ class Buffer:
 class Value:
     """op: a name of ARITY, or "load". args: numbers of values; of a load at most one, the mask outside of which nothing
     is read and the value is 0. data: the constant, the number's name, the index expression or the reduction's kind.
+
+    put: a store with data, one of PUT, of every element of the kernel's axes; its second operand, if any, is a mask.
 
     random: 32 bits by (seed, offset, the element's linear index) and data, the number of the call in its function.
 
@@ -255,10 +259,22 @@ def _access_problem(v: Value, args: list[Value], axes: Mapping[str, Axis], buffe
         return "" if v.dtype == buffer.dtype else f"the buffer is {buffer.dtype}"
     if buffer.kind == "input":
         return "stores into an input"
-    if len(args) != 1 or args[0].dtype != buffer.dtype or v.dtype != buffer.dtype:
+    if not args or args[0].dtype != buffer.dtype or v.dtype != buffer.dtype:
         return f"stores something else than {buffer.dtype}"
+    if v.data is not None:
+        return _put_problem(v, args, axes)
+    if len(args) != 1:
+        return "takes one operand"
     touched = {s.name for e in v.index for s in e.free_symbols if s.name in axes}
     return "varies over an axis that its index does not name" if args[0].axes - touched else ""
+
+
+def _put_problem(v: Value, args: list[Value], axes: Mapping[str, Axis]) -> str:
+    if v.data not in PUT or (v.data != "set" and v.dtype not in ATOMIC[v.data]):
+        return f"puts {v.dtype} by {v.data}"
+    if any(a.reduced for a in axes.values()):
+        return "a put in a kernel that reduces"
+    return "takes at most a mask" if len(args) > 2 or any(a.dtype != "i1" for a in args[1:]) else ""
 
 
 def _dtype_problem(v: Value, dtypes: list[str]) -> str:

@@ -323,7 +323,9 @@ class Printer:
 
     def _value(self, v: Value) -> None:
         if v.op == "store":
-            self.out(f"tl.store({self._pointer(v)}, {self.name(v.args[0])}{self._mask(v)})")
+            how = "tl.store" if v.data in (None, "set") else f"tl.atomic_{v.data}"
+            order = "" if how == "tl.store" else ', sem="relaxed"'
+            self.out(f"{how}({self._pointer(v)}, {self.name(v.args[0])}{self._mask(v)}{order})")
         elif v.op not in ("constant", "number"):
             self.out(f"v{v.number} = {self._right_side(v)}")
 
@@ -390,9 +392,12 @@ class Printer:
         parts = [f"{n}_mask" for n in self.names if n in dims]
         if v.op == "load" and v.args:
             return f", mask={' & '.join([*parts, self.name(v.args[0])])}, other=0"
+        parts += [self.name(a) for a in v.args[1:]]
         return f", mask={' & '.join(parts)}" if parts else ""
 
     def _mask_dims(self, v: Value) -> frozenset[str]:
+        if v.op == "store" and v.data is not None:
+            return frozenset(self.names)
         return self.dims_of(self.kernel.value(v.args[0])) if v.op == "load" and v.args else frozenset()
 
     def _index_dims(self, v: Value) -> frozenset[str]:

@@ -314,7 +314,11 @@ class Scheduled:
         self.text = full
         fn = source.function(kernel.name, full)
         programs = self.programs(setting)
-        return Launch(fn, all_args, (programs, 1, 1), num_warps=setting.warps, num_stages=2 if looped else 1)
+        # Nothing to put is no reason not to write the base.
+        when = programs > 0 if any(v.op == "store" and v.data for v in kernel.values) else 1
+        return Launch(
+            fn, all_args, (programs, 1, 1), num_warps=setting.warps, num_stages=2 if looped else 1, when=when
+        )  # fmt: skip
 
     def _require_fours(self) -> None:
         """Where four random words are used at once the offset may not begin in the middle of them."""

@@ -334,7 +334,15 @@ def _line_of(error: BaseException, file: str) -> int | None:
 # --- The core graph ---
 
 # Ops that the lowering takes as they are, although a decomposition exists.
-_DIRECT = (aten._to_copy, aten.mean, aten.var, aten.var_mean, aten.cumsum, aten.embedding)
+_DIRECT = (
+    aten._to_copy,
+    aten.mean,
+    aten.var,
+    aten.var_mean,
+    aten.cumsum,
+    aten.embedding,
+    aten.embedding_dense_backward,
+)
 _FURTHER = (
     aten._softmax, aten._log_softmax, aten.gelu, aten.gelu_backward, aten.native_layer_norm,
     aten.native_layer_norm_backward, aten.native_group_norm, aten.native_group_norm_backward,
@@ -345,7 +353,7 @@ _FURTHER = (
     aten.nan_to_num, aten.isneginf, aten.isposinf, aten.rsub, aten.square, aten.deg2rad, aten.rad2deg, aten.frac,
     aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten.softshrink, aten.hardshrink, aten.celu, aten.selu,
     aten._prelu_kernel, aten.special_entr, aten.special_xlog1py, aten.special_log_ndtr, aten.huber_loss,
-    aten.smooth_l1_loss, aten.mse_loss, aten.nll_loss_forward, aten.nll_loss_backward, aten.embedding_dense_backward,
+    aten.smooth_l1_loss, aten.mse_loss, aten.nll_loss_forward, aten.nll_loss_backward,
     aten._fused_rms_norm, aten._fused_rms_norm_backward, aten.bucketize, aten.index_add, aten.index_copy,
 )  # fmt: skip
 
