@@ -38,7 +38,8 @@ DTYPES = {number: dtype for dtype, number in NUMBERS.items()}
 _LIBDEVICE = {
     "rint": torch.round, "lgamma": torch.lgamma, "pow": torch.pow, "atan2": torch.atan2, "hypot": torch.hypot,
     "copysign": torch.copysign, "nextafter": torch.nextafter, "fmod": torch.fmod, "j0": torch.special.bessel_j0,
-    "j1": torch.special.bessel_j1, "cyl_bessel_i0": torch.special.i0, "normcdfinv": torch.special.ndtri,
+    "j1": torch.special.bessel_j1, "y0": torch.special.bessel_y0, "y1": torch.special.bessel_y1,
+    "cyl_bessel_i1": torch.special.i1, "cyl_bessel_i0": torch.special.i0, "normcdfinv": torch.special.ndtri,
     "erfcx": torch.special.erfcx, "signbit": lambda x: torch.signbit(x).to(torch.int32),
 }  # fmt: skip
 

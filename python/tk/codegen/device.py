@@ -170,6 +170,24 @@ def random_block(seed, first, stream, n: tl.constexpr):
 
 
 @triton.jit
+def search(row, step, count, value, right: tl.constexpr):
+    """How many elements of a sorted row come before the value; with `right` the equal ones too. NaN comes last."""
+    low = row.to(tl.int64) * 0 + (value == value).to(tl.int64) * 0
+    high = low + count
+    left = tl.zeros((), tl.int64) + count
+    while left > 0:
+        middle = (low + high) >> 1
+        inside = low < high
+        element = tl.load(row + middle * step, mask=inside, other=0).to(value.dtype)
+        # As ATen asks it, which puts a NaN past everything.
+        before = (element > value) == 0 if right else (element >= value) == 0
+        low = tl.where(inside & before, middle + 1, low)
+        high = tl.where(inside & (before == 0), middle, high)
+        left = left >> 1
+    return low
+
+
+@triton.jit
 def to_fp8e5(x):
     """As ATen: what rounds past the largest number is infinite, where the hardware's conversion stops at it. (For
     e4m3fn both stop there.)"""

@@ -29,7 +29,7 @@ UNARY = (
     "neg", "abs", "sign", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan",
     "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma",
     "floor", "ceil", "trunc", "round", "not", "bitwise_not", "sigmoid", "reciprocal",
-    "i0", "bessel_j0", "bessel_j1", "ndtri", "erfcx",
+    "i0", "i1", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "ndtri", "erfcx",
 )  # fmt: skip
 BINARY = (
     "add", "sub", "mul", "div", "trunc_div", "floor_div", "fmod", "remainder", "pow", "atan2", "hypot", "copysign",
@@ -38,6 +38,7 @@ BINARY = (
 COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")  # result i1
 TEST = ("isnan", "isinf", "signbit")  # one operand, result i1
 SCAN = ("sum", "prod")  # along the one reduced axis, in its order
+ACCESSES = ("load", "store", "search")
 PUT = ("set", "add", "max", "min")  # a store at indices that are themselves values; all but "set" are atomic
 ATOMIC = {"add": ("fp32", "fp64", "i32", "i64"), "max": ("i32", "i64"), "min": ("i32", "i64")}
 REDUCE = ("sum", "prod", "max", "min", "any", "all", "xor", "argmax", "argmin", "mean", "m2")
@@ -91,6 +92,9 @@ class Value:
     """op: a name of ARITY, or "load". args: numbers of values; of a load at most one, the mask outside of which nothing
     is read and the value is 0. data: the constant, the number's name, the index expression or the reduction's kind.
 
+    search: how many elements of the row of a buffer at index, whose last entry is 0, come before the operand; data:
+    equal ones too.
+
     put: a store with data, one of PUT, of every element of the kernel's axes; its second operand, if any, is a mask.
 
     random: 32 bits by (seed, offset, the element's linear index) and data, the number of the call in its function.
@@ -142,7 +146,7 @@ class Kernel:
 
     @property
     def accesses(self) -> Iterator[Value]:
-        return (v for v in self.values if v.op in ("load", "store"))
+        return (v for v in self.values if v.op in ACCESSES)
 
     def __str__(self) -> str:
         axes = ", ".join(f"{a.name} < {a.size}{' reduced' if a.reduced else ''}" for a in self.axes)
@@ -238,8 +242,10 @@ def _problem(kernel: Kernel, position: int, v: Value, axes: Mapping[str, Axis], 
     args = [kernel.values[n] for n in v.args]
     if any(a.op == "store" for a in args):
         return "uses a store"
-    if v.op in ("load", "store"):
+    if v.op in ACCESSES:
         return _access_problem(v, args, axes, buffers)
+    if v.op == "asm":
+        return _asm_problem(v, args)
     if v.op not in ARITY:
         return "no such op"
     if len(args) != ARITY[v.op]:
@@ -257,6 +263,9 @@ def _access_problem(v: Value, args: list[Value], axes: Mapping[str, Axis], buffe
         if len(args) > 1 or (args and args[0].dtype != "i1"):
             return "a load takes at most a mask"
         return "" if v.dtype == buffer.dtype else f"the buffer is {buffer.dtype}"
+    if v.op == "search":
+        is_right = len(args) == 1 and v.dtype == "i64" and isinstance(v.data, bool) and v.index and v.index[-1] == 0
+        return "" if is_right else "no search for one value in a row"
     if buffer.kind == "input":
         return "stores into an input"
     if not args or args[0].dtype != buffer.dtype or v.dtype != buffer.dtype:
@@ -267,6 +276,12 @@ def _access_problem(v: Value, args: list[Value], axes: Mapping[str, Axis], buffe
         return "takes one operand"
     touched = {s.name for e in v.index for s in e.free_symbols if s.name in axes}
     return "varies over an axis that its index does not name" if args[0].axes - touched else ""
+
+
+def _asm_problem(v: Value, args: list[Value]) -> str:
+    """data: (assembly, constraints, pack, dtypes of the operands)."""
+    over = frozenset().union(*(a.axes for a in args))
+    return "" if len(v.data[3]) == len(args) and v.axes == over else "assembly of other operands"
 
 
 def _put_problem(v: Value, args: list[Value], axes: Mapping[str, Axis]) -> str:

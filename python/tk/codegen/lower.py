@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import sympy
 import torch
 from torch import fx
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from tk.codegen import index as ix
@@ -107,11 +107,27 @@ class Scatter(Lazy):
     keep: Callable[[Emitter, Index], int] | None = None
 
 
+@dataclass(eq=False)
+class Stored(Lazy):
+    """`operand`, in memory, since it is read by address."""
+
+    operand: Lazy | None = None
+
+
+def stored(operand: Lazy) -> Stored:
+    made = Stored(operand.shape, operand.dtype, lambda e, i: e.stored_value(made, i), operand)
+    return made
+
+
 def scatter(kind: str, base: Lazy, source: Lazy, place: Callable[[Emitter, Index], Index],
             keep: Callable[[Emitter, Index], int] | None = None) -> Scatter:  # fmt: skip
     """The source has the dtype of the base."""
     made = Scatter(base.shape, base.dtype, lambda e, i: e.stored_value(made, i), kind, base, source, place, keep)
     return made
+
+
+# What an earlier launch may leave in memory.
+Node = Reduction | Scan | Scatter | Stored
 
 
 # --- Emitting values ---
@@ -127,7 +143,7 @@ class Emitter:
     splitter: Splitter | None = None
     masks: list[int] = field(default_factory=list)
     memo: dict[Any, int] = field(default_factory=dict)
-    missing: list[tuple[Reduction | Scan | Scatter, Index]] = field(default_factory=list)
+    missing: list[tuple[Node, Index]] = field(default_factory=list)
 
     @property
     def ranges(self) -> dict[sympy.Symbol, sympy.Expr]:
@@ -268,12 +284,32 @@ class Emitter:
             return self.builder.add("scan", node.dtype, value, data=node.kind)
         return self.stored_value(node, index)
 
-    def stored_value(self, node: Reduction | Scan | Scatter, index: Index) -> int:
+    def search(self, node: Stored, index: Index, value: int, right: bool) -> int:
+        """How many elements of a row in memory come before the value. index: of the row, its last entry 0."""
+        buffer = self.stored.get(id(node)) or _buffer_of(node.operand)
+        if buffer is None:
+            self.missing.append((node, index))
+            return self.constant(0, "i64")
+        self.builder.buffers.setdefault(buffer.name, buffer)
+        return self.builder.add("search", "i64", value, buffer=buffer.name, index=index, data=right)
+
+    def stored_value(self, node: Node, index: Index) -> int:
         """What an earlier launch has left in memory."""
         if id(node) in self.stored:
             return self.load(self.stored[id(node)], index)
         self.missing.append((node, index))
         return self.constant(0, node.dtype)
+
+
+def _buffer_of(x: Lazy | None) -> Buffer | None:
+    """The buffer that holds a tensor as it is."""
+    assert x is not None
+    axes = {f"x{d}": Axis(f"x{d}", s) for d, s in enumerate(x.shape)}
+    index, probe = tuple(a.symbol for a in axes.values()), Emitter(Builder(axes))
+    read = probe.builder.values[probe.read(x, index)]
+    if read.op != "load" or read.index != index or read.args:
+        return None
+    return probe.builder.buffers[read.buffer]
 
 
 def _is_axis(expr: sympy.Expr) -> bool:
@@ -311,7 +347,7 @@ class Seed:
     buffer: Buffer
     domain: Domain = field(default_factory=lambda: Domain((), ()))
     layout: tuple[str | None, ...] = ()
-    needs: list[Reduction | Scan | Scatter] = field(default_factory=list)
+    needs: list[Node] = field(default_factory=list)
     level: int = 0
     puts: Scatter | None = None
     after: list[Seed] = field(default_factory=list)
@@ -363,7 +399,7 @@ def _with_scratch(seeds: Sequence[Seed], splitter: Splitter | None) -> tuple[lis
             if id(node) not in stored:
                 buffer = Buffer(f"scratch{len(stored)}", "scratch", node.dtype, node.shape)
                 stored[id(node)] = buffer
-                made = _put_seeds(node, buffer) if isinstance(node, Scatter) else [Seed(node, buffer)]
+                made = _seeds_of(node, buffer)
                 by_node[id(node)] = made[0]
                 pending += reversed(made)
 
@@ -375,15 +411,23 @@ def _with_scratch(seeds: Sequence[Seed], splitter: Splitter | None) -> tuple[lis
     return everything, stored
 
 
+def _seeds_of(node: Node, buffer: Buffer) -> list[Seed]:
+    """What writes a node into its buffer, the last first."""
+    if isinstance(node, Scatter):
+        return _put_seeds(node, buffer)
+    if isinstance(node, Stored):
+        assert node.operand is not None
+        return [Seed(node.operand, buffer)]
+    return [Seed(node, buffer)]
+
+
 def _put_seeds(node: Scatter, buffer: Buffer) -> list[Seed]:
     """[what puts the source into the buffer, what writes the base there first]; the latter is left out where the
     buffer is the base."""
     assert node.base is not None and node.source is not None
     put = Seed(node.source, buffer, puts=node, alone=True)
-    index = tuple(axis_symbol(f"x{d}") for d in range(len(node.shape)))
-    probe = Emitter(Builder({f"x{d}": Axis(f"x{d}", s) for d, s in enumerate(node.shape)}))
-    read = probe.builder.values[probe.read(node.base, index)]
-    if read.op == "load" and read.buffer == buffer.name and read.index == index and not read.args:
+    own = _buffer_of(node.base)
+    if own is not None and own.name == buffer.name:
         return [put]
     first = Seed(node.base, buffer, alone=True)
     put.after.append(first)
@@ -422,9 +466,9 @@ def _place_alone(seed: Seed, dims: Sequence[int], splitter: Splitter | None) -> 
     seed.needs = list(dict.fromkeys(node for node, _ in probe.missing))
 
 
-def _candidate(tensor: Lazy, node: Reduction | Scan | Scatter, at: Index) -> tuple[Any, ...] | None:
+def _candidate(tensor: Lazy, node: Node, at: Index) -> tuple[Any, ...] | None:
     """(kept dimensions, reduced dimensions, sizes of the reduced) under which `node` is computed in the same kernel."""
-    if isinstance(node, Scatter):
+    if isinstance(node, Scatter | Stored):
         return None
     if isinstance(node, Scan):
         found = tuple(i for i in at if i != 0)
@@ -593,6 +637,8 @@ def _reached(outputs: Sequence[fx.Node]) -> set[fx.Node]:
 def _op_name(target: Any) -> str:
     if isinstance(target, OpOverload):
         return target._schema.name.replace("::", ".")
+    if isinstance(target, HigherOrderOperator):
+        return target.name()
     return f"{getattr(target, '__module__', '').lstrip('_')}.{target.__name__}"
 
 

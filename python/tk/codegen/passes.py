@@ -29,6 +29,10 @@ def promote(kernel: Kernel) -> Kernel:
             return b.add("cast", "fp32", b.add("load", v.dtype, *args, buffer=v.buffer, index=v.index))
         if v.op == "cast":
             return _promoted_cast(b, v, args[0])
+        if v.op == "asm":
+            given = [a if b.values[a].dtype == d else _rounded(b, a, d) for a, d in zip(args, v.data[3], strict=True)]
+            made = b.add("asm", v.dtype, *given, data=v.data)
+            return b.add("cast", "fp32", made) if v.dtype in NARROW else made
         if v.op == "bitcast":
             bits = args[0] if b.values[args[0]].dtype == v.data else _rounded(b, args[0], v.data)
             made = b.add("bitcast", v.dtype, bits, data=v.data)

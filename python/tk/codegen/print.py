@@ -14,7 +14,7 @@ from typing import Any
 import sympy
 
 from tk.codegen.errors import IRError
-from tk.codegen.ir import COMPARE, FLOATS, Kernel, Value, values_in
+from tk.codegen.ir import ACCESSES, COMPARE, FLOATS, Kernel, Value, values_in
 from tk.codegen.tile import Access, Layout, Tile, is_in_fours, linear_parts
 
 TL_DTYPES: Mapping[str, str] = {
@@ -35,6 +35,9 @@ _LIBDEVICE_NAMES = {
     "bessel_j1": "j1",
     "i0": "cyl_bessel_i0",
     "ndtri": "normcdfinv",
+    "bessel_y0": "y0",
+    "bessel_y1": "y1",
+    "i1": "cyl_bessel_i1",
 }
 FLOAT_RULES: Mapping[str, str] = {
     **{name: f"libdevice.{name}({{0}})" for name in _LIBDEVICE},
@@ -224,7 +227,7 @@ class Printer:
                 return True
             if v.op == "random" and any(s.name in names for s in self._place(v)[0].free_symbols):
                 return True
-            is_elementwise = v.op in ("load", "store") and self.accesses[v.number].elementwise
+            is_elementwise = v.op in ACCESSES and self.accesses[v.number].elementwise
             if is_elementwise and any(s.name in names for e in v.index for s in e.free_symbols):
                 return True
         return False
@@ -338,6 +341,13 @@ class Printer:
             return self._random(v)
         if v.op == "cast" and self.kernel.value(v.args[0]).op == "number":
             return f"tl.cast(arg_{self.kernel.value(v.args[0]).data}, {TL_DTYPES[v.dtype]})"
+        if v.op == "search":
+            return self._search(v)
+        if v.op == "asm":
+            asm, constraints, pack, _ = v.data
+            given = ", ".join(self.name(a) for a in v.args)
+            result = f"dtype={TL_DTYPES[v.dtype]}, is_pure=True, pack={pack}"
+            return f"tl.inline_asm_elementwise({asm!r}, {constraints!r}, [{given}], {result})"
         operands = self._operands(v)
         source = self.kernel.value(v.args[0]).dtype
         if v.op == "cast":
@@ -346,6 +356,11 @@ class Printer:
             return f"{operands[0]}.to({TL_DTYPES[v.dtype]}, bitcast=True)"
         dtype = self.kernel.value(v.args[1]).dtype if v.op == "where" else source
         return expression(v, operands, dtype)
+
+    def _search(self, v: Value) -> str:
+        count = self._count("count", self.kernel.buffer(v.buffer).sizes[-1])
+        step = self.accesses[v.number].strides[-1]("1").removeprefix("1 * ")
+        return f"device.search({self._pointer(v)}, {step}, {count}, {self.name(v.args[0])}, {v.data})"
 
     def name(self, number: int) -> str:
         """What stands for a value: constants and numbers are written where they are used."""

@@ -189,7 +189,7 @@ class Scheduled:
 
     def access(self, v: ir.Value) -> Access:
         buffer = self.kernel.buffer(v.buffer)
-        if self.layout.merged:
+        if self.layout.merged and v.op != "search":
             if buffer.leading:
                 t = self.context.tensors[buffer.name]
                 self.require(

@@ -27,7 +27,7 @@ import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo.source import ConstantSource
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
@@ -354,7 +354,7 @@ _FURTHER = (
     aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten.softshrink, aten.hardshrink, aten.celu, aten.selu,
     aten._prelu_kernel, aten.special_entr, aten.special_xlog1py, aten.special_log_ndtr, aten.huber_loss,
     aten.smooth_l1_loss, aten.mse_loss, aten.nll_loss_forward, aten.nll_loss_backward,
-    aten._fused_rms_norm, aten._fused_rms_norm_backward, aten.bucketize, aten.index_add, aten.index_copy,
+    aten._fused_rms_norm, aten._fused_rms_norm_backward, aten.index_add, aten.index_copy,
 )  # fmt: skip
 
 
@@ -638,6 +638,8 @@ def _target_name(node: fx.Node) -> str:
     if isinstance(node.target, OpOverload):
         return str(node.target)
     target: Any = node.target
+    if isinstance(target, HigherOrderOperator):
+        return f"higher_order.{target.name()}"
     module = "operator" if getattr(operator, target.__name__, None) is target else "torch"
     return f"{module}.{target.__name__}"
 

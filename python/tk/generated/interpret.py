@@ -152,6 +152,8 @@ def _function(op: str, inputs: Mapping[str, Any], name: str) -> Callable[..., An
         return _PYTHON[op]
     if op == "tk_random.bits.default":
         return random.bits
+    if op == "higher_order.inline_asm_elementwise":
+        return _inline_asm(name)
     namespace, _, rest = op.partition(".")
     packet, _, overload = rest.partition(".")
     if namespace == "aten" and packet not in _REFUSED:
@@ -159,6 +161,17 @@ def _function(op: str, inputs: Mapping[str, Any], name: str) -> Callable[..., An
         if found is not None:
             return found
     raise errors.UnsupportedError(f"tk.{name}: on the CPU its graph needs {op}, which torch {torch.__version__} lacks")
+
+
+def _inline_asm(name: str) -> Callable[..., Any]:
+    def call(*inputs: Tensor, **kwargs: Any) -> Tensor:
+        if not inputs[0].is_cuda:
+            raise errors.UnsupportedError(f"tk.{name}: it has inline PTX, which the CPU cannot run")
+        from torch._higher_order_ops import inline_asm_elementwise
+
+        return inline_asm_elementwise(*inputs, **kwargs)
+
+    return call
 
 
 _NAMED: Mapping[str, Callable[[str], Any]] = {
