@@ -352,8 +352,10 @@ class Pack::Verifier {
     require(param.kind <= ParamKind::Bool && param.kind != ParamKind::Tensors, "argument ", name,
             " is of a kind that this tk does not know");
     const bool is_tensor = param.kind == ParamKind::Tensor;
-    require((param.flags & ~(is_tensor ? format::kLeading | format::kMutated : 0u)) == 0, "argument ", name,
-            " with unknown flags");
+    require((param.flags & ~(is_tensor ? format::kLeading | format::kMutated | format::kInOrder : 0u)) == 0,
+            "argument ", name, " with unknown flags");
+    require(!(param.flags & format::kInOrder) || (param.flags & format::kLeading), "argument ", name,
+            " with an order of dimensions that it lacks");
     require(param.rank <= (is_tensor ? max_rank(param.flags & format::kLeading) : 0u), "argument ", name, " with ",
             param.rank, " dimensions");
   }

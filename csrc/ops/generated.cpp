@@ -79,7 +79,7 @@ void read(StableIValue* stack, Frame& f) {
   f.mode = args.integer();
 }
 
-Layout layout_of(AtenTensorHandle handle, uint32_t rank, bool has_leading) {
+Layout layout_of(AtenTensorHandle handle, uint32_t rank, bool has_leading, bool in_order) {
   int64_t ndim = 0;
   int64_t* sizes = nullptr;
   int64_t* strides = nullptr;
@@ -87,7 +87,7 @@ Layout layout_of(AtenTensorHandle handle, uint32_t rank, bool has_leading) {
   check_shim(aoti_torch_get_sizes(handle, &sizes), "read a tensor's sizes");
   check_shim(aoti_torch_get_strides(handle, &strides), "read a tensor's strides");
   const auto n = static_cast<size_t>(ndim);
-  return {{sizes, n}, {strides, n}, static_cast<uint32_t>(n) - rank, has_leading};
+  return {{sizes, n}, {strides, n}, static_cast<uint32_t>(n) - rank, has_leading, in_order};
 }
 
 Device device_of(AtenTensorHandle handle) {
@@ -142,7 +142,7 @@ void look_at_inputs(Frame& f) {
   uint32_t first_leading = kNone;
   for (uint32_t i = 0; i < f.n_inputs; i++) {
     const tk_param& param = *f.params[i];
-    f.layouts[i] = layout_of(f.handles[i], param.rank, param.leading);
+    f.layouts[i] = layout_of(f.handles[i], param.rank, param.leading, param.leading == 2);
     check_shim(aoti_torch_get_dtype(f.handles[i], &f.dtypes[i]), "read a tensor's dtype");
     check_rank(f, i);
     const Device device = device_of(f.handles[i]);
@@ -228,7 +228,7 @@ void allocate(const tk_tensor& declared, const tk_result& result, Frame& f) {
   const uint32_t i = f.n_tensors++;
   f.handles[i] = handle;
   f.dtypes[i] = declared.dtype;
-  f.layouts[i] = layout_of(handle, ndim, has_leading);
+  f.layouts[i] = layout_of(handle, ndim, has_leading, false);
 }
 
 void allocate_outputs(Frame& f, int32_t device) {
@@ -307,7 +307,7 @@ void launch_copied(Frame& f, int32_t device) {
   for (uint32_t i = 0; i < f.n_tensors; i++) {
     const Layout& t = f.layouts[i];
     const auto rank = static_cast<uint32_t>(t.sizes.size()) - t.n_leading;
-    if (copies[i]) f.layouts[i] = layout_of(handles[i], rank, t.has_leading);
+    if (copies[i]) f.layouts[i] = layout_of(handles[i], rank, t.has_leading, t.in_order);
   }
   Leading leading;
   join_leading(f.all_layouts(), leading);

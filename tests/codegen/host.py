@@ -22,7 +22,7 @@ from triton.runtime import interpreter
 
 from tk.aot.expr import Problem, TensorValue, as_expr, evaluate_locals
 from tk.aot.spec import Const, Float, Int, Plan, Pointer, Scratch
-from tk.codegen.family import Generated
+from tk.codegen.family import WAYS, Generated
 from tk.codegen.schedule import Setting
 from tk.codegen.tile import LAYOUTS, Layout
 from tk.generated.signature import DTYPES as TORCH_DTYPES
@@ -38,7 +38,8 @@ DTYPES = {number: dtype for dtype, number in NUMBERS.items()}
 _LIBDEVICE = {
     "rint": torch.round, "lgamma": torch.lgamma, "pow": torch.pow, "atan2": torch.atan2, "hypot": torch.hypot,
     "copysign": torch.copysign, "nextafter": torch.nextafter, "fmod": torch.fmod, "j0": torch.special.bessel_j0,
-    "j1": torch.special.bessel_j1, "cyl_bessel_i0": torch.special.i0, "normcdfinv": torch.special.ndtri,
+    "j1": torch.special.bessel_j1, "y0": torch.special.bessel_y0, "y1": torch.special.bessel_y1,
+    "cyl_bessel_i1": torch.special.i1, "cyl_bessel_i0": torch.special.i0, "normcdfinv": torch.special.ndtri,
     "erfcx": torch.special.erfcx, "signbit": lambda x: torch.signbit(x).to(torch.int32),
 }  # fmt: skip
 
@@ -84,10 +85,10 @@ interpreter.ReduceOps.generic_reduce = _reduce_by_halves
 # --- Canonical problems ---
 
 
-def _merged(tensors: list[torch.Tensor], count: int) -> list[torch.Tensor]:
-    """The first `count` dimensions of all, ordered, merged, and made three."""
+def _merged(tensors: list[torch.Tensor], count: int, in_order: bool) -> list[torch.Tensor]:
+    """The first `count` dimensions of all, ordered unless the op counts them, merged, and made three."""
     first = next((t for t in tensors if 0 not in t.stride()[:count]), tensors[0])
-    order = sorted(range(count), key=lambda d: -first.stride(d))
+    order = list(range(count)) if in_order else sorted(range(count), key=lambda d: -first.stride(d))
     tensors = [t.permute([*order, *range(count, t.dim())]) for t in tensors]
     dims = [d for d in range(count) if tensors[0].size(d) != 1]
     groups: list[list[int]] = []
@@ -107,6 +108,10 @@ def _merged(tensors: list[torch.Tensor], count: int) -> list[torch.Tensor]:
     return found
 
 
+def _in_order(op: Generated) -> bool:
+    return any(p.in_order for p in op.op.params)
+
+
 def canonical(op: Generated, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Problem, int, list[int]]:
     """(tensors as the core sees them, the problem, how many leading dimensions, which tensors have them).
 
@@ -118,7 +123,7 @@ def canonical(op: Generated, inputs: list[torch.Tensor]) -> tuple[list[torch.Ten
     with_leading = [i for i, p in enumerate(params) if p.leading]
     seen = list(plain)
     if with_leading:
-        for i, t in zip(with_leading, _merged([inputs[i] for i in with_leading], count), strict=True):
+        for i, t in zip(with_leading, _merged([inputs[i] for i in with_leading], count, _in_order(op)), strict=True):
             seen[i] = t
     problem = describe(op, seen, [])
     for check in op.op.checks:
@@ -165,16 +170,16 @@ def run_all(op: Generated, *args: Any, only: str | None = None) -> Iterator[tupl
     given = dict(zip(names, args, strict=True))
     ints = [int(given[n]) for n in op.op.ints]
     floats = [float(given[n]) for n in op.op.floats]
-    for layout, setting, split in product(LAYOUTS, op.settings(), (False, True)):
-        name = f"{layout.name} {setting.name}{' split' if split else ''}"
+    for layout, setting, way in product(LAYOUTS, op.settings(), WAYS):
+        name = f"{layout.name} {setting.name} {way}".strip()
         if only is None or only in name:
-            found = _run_one(op, given, ints, floats, (layout, setting, split))
+            found = _run_one(op, given, ints, floats, (layout, setting, way))
             if found is not None:
                 yield name, found
 
 
 def _run_one(op: Generated, given: dict[str, Any], ints: list[int], floats: list[float],
-             variant: tuple[Layout, Setting, bool]) -> list[torch.Tensor] | None:  # fmt: skip
+             variant: tuple[Layout, Setting, str]) -> list[torch.Tensor] | None:  # fmt: skip
     inputs = [given[n] for n in op.signature.tensors]
     changed = [n for n in op.signature.tensors if n in op.first.mutated]
     inputs = [_copy(t) if n in changed else t for n, t in zip(op.signature.tensors, inputs, strict=True)]
@@ -191,7 +196,7 @@ def _run_one(op: Generated, given: dict[str, Any], ints: list[int], floats: list
     joint = [*with_leading, *follow]
     if joint:
         raw = [*inputs, *outputs]
-        for i, t in zip(joint, _merged([raw[i] for i in joint], count), strict=True):
+        for i, t in zip(joint, _merged([raw[i] for i in joint], count, _in_order(op)), strict=True):
             everything[i] = t
     problem = describe(op, everything, ints)
     plan = op.plan(graph, *variant)

@@ -173,7 +173,7 @@ def _check_param(where: str, p: Param) -> None:
         raise BuildError(f"{where}: lists of tensors cannot be packed yet")
     if p.kind not in fmt.PARAM_KINDS:
         raise BuildError(f"{where}: its kind is one of {', '.join(fmt.PARAM_KINDS)}, not {p.kind!r}")
-    if p.kind != "tensor" and (p.leading or p.rank or p.mutated):
+    if p.kind != "tensor" and (p.leading or p.rank or p.mutated or p.in_order):
         raise BuildError(f"{where}: a number has no dimensions and is not written")
     if not 0 <= p.rank <= _max_rank(p.leading):
         raise BuildError(f"{where}: {p.rank} declared dimensions, there may be {_max_rank(p.leading)}")
@@ -190,7 +190,7 @@ def _param(writer: PackWriter, p: Param) -> dict[str, Any]:
     return dict(
         name=writer.string(p.name),
         kind=fmt.PARAM_KINDS.index(p.kind),
-        flags=fmt.PARAM_LEADING * p.leading | fmt.PARAM_MUTATED * p.mutated,
+        flags=fmt.PARAM_LEADING * p.leading | fmt.PARAM_MUTATED * p.mutated | fmt.PARAM_IN_ORDER * p.in_order,
         rank=p.rank,
         default_value=writer.string("" if p.default is None else repr(p.default)),
     )

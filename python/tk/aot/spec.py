@@ -201,13 +201,15 @@ class Param:
 
     kind: "tensor", "tensors" (a list), "float", "int" or "bool". Of a tensor: leading: any dimensions may come before
     the declared ones, the same for all tensors of the op that have them; rank: how many are declared; mutated: written
-    in place. default: of a number, what a call that leaves it out means."""
+    in place; in_order: the leading ones are seen in their order, whatever their strides. default: of a number, what a
+    call that leaves it out means."""
 
     name: str
     kind: str
     leading: bool = False
     rank: int = 0
     mutated: bool = False
+    in_order: bool = False
     default: float | int | bool | None = None
 
 

@@ -139,6 +139,55 @@ def int_pow(base, exponent):
 
 
 @triton.jit
+def random_words(seed, counter, stream):
+    """Philox 4x32-10: four words for each counter of 64 bits, as tk.generated.random."""
+    a = counter.to(tl.uint32)
+    b = (counter >> 32).to(tl.uint32)
+    c = tl.full((), stream, tl.uint32)
+    d = tl.full((), 0, tl.uint32)
+    return tl.philox(seed, a, b, c, d)
+
+
+@triton.jit
+def random_bits(seed, element, stream):
+    a, b, c, d = random_words(seed, element >> 2, stream)
+    word = (element & 3).to(tl.int32)
+    found = tl.where(word < 2, tl.where(word == 0, a, b), tl.where(word == 2, c, d))
+    return found.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def random_block(seed, first, stream, n: tl.constexpr):
+    """The same for n elements in a row, of which `first`, a number or [P, 1], is a multiple of 4."""
+    if len(first.shape) == 2:
+        rows: tl.constexpr = first.shape[0]
+        a, b, c, d = random_words(seed, (first >> 2) + tl.arange(0, n // 4)[None, :], stream)
+        found = tl.join(tl.join(a, c), tl.join(b, d)).reshape(rows, n)
+    else:
+        a, b, c, d = random_words(seed, (first >> 2) + tl.arange(0, n // 4), stream)
+        found = tl.join(tl.join(a, c), tl.join(b, d)).reshape(n)
+    return found.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def search(row, step, count, value, right: tl.constexpr):
+    """How many elements of a sorted row come before the value; with `right` the equal ones too. NaN comes last."""
+    low = row.to(tl.int64) * 0 + (value == value).to(tl.int64) * 0
+    high = low + count
+    left = tl.zeros((), tl.int64) + count
+    while left > 0:
+        middle = (low + high) >> 1
+        inside = low < high
+        element = tl.load(row + middle * step, mask=inside, other=0).to(value.dtype)
+        # As ATen asks it, which puts a NaN past everything.
+        before = (element > value) == 0 if right else (element >= value) == 0
+        low = tl.where(inside & before, middle + 1, low)
+        high = tl.where(inside & (before == 0), middle, high)
+        left = left >> 1
+    return low
+
+
+@triton.jit
 def to_fp8e5(x):
     """As ATen: what rounds past the largest number is infinite, where the hardware's conversion stops at it. (For
     e4m3fn both stop there.)"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,9 +14,10 @@ import sympy
 from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, const, device, maximum, minimum, select, tensors
 from tk.aot.spec import DTYPES, Config, Constraint, Family, Kernel, Op, Output, Param, Plan, Point, Selector, require
 from tk.codegen import index as ix
-from tk.codegen import ir, passes
+from tk.codegen import ir, passes, random
 from tk.codegen.errors import TraceError
 from tk.codegen.lower import IR_DTYPES, lower
+from tk.codegen.rules.scatter import NotDeterministic
 from tk.codegen.schedule import SETTINGS, Context, Scheduled, Setting, kind_of, schedule, scratch_buffers
 from tk.codegen.split import Parts, Splitter
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
@@ -27,6 +29,10 @@ ARCHITECTURES = (80, 90)
 LAYOUT_BY_NAME: Mapping[str, Layout] = {layout.name: layout for layout in LAYOUTS}
 
 
+# How a plan goes about it; the name is the prefix of its configs'.
+WAYS = ("", "split", "deterministic")
+
+
 @dataclass(frozen=True)
 class Graph:
     """One choice of dtypes and flags, lowered."""
@@ -35,6 +41,11 @@ class Graph:
     kernels: tuple[ir.Kernel, ...]
     split: tuple[ir.Kernel, ...] = ()  # the same with split reductions, where there are any to split
     parts: tuple[Parts, ...] = ()
+    deterministic: tuple[ir.Kernel, ...] = ()  # the same without atomic sums, where the others have any
+
+    def way(self, name: str) -> tuple[ir.Kernel, ...]:
+        """The kernels of one of WAYS."""
+        return {"": self.kernels, "split": self.split, "deterministic": self.deterministic}[name]
 
     @property
     def label(self) -> str:
@@ -127,10 +138,15 @@ class Generated:
         for name, spec in self.signature.params.items():
             if isinstance(spec, TensorSpec):
                 kind = "tensors" if spec.is_list else "tensor"
-                found.append(Param(name, kind, spec.leading, len(spec.sizes), name in self.first.mutated))
+                in_order = spec.leading and self._counts_leading()
+                found.append(Param(name, kind, spec.leading, len(spec.sizes), name in self.first.mutated, in_order))
             else:
                 found.append(Param(name, spec.kind))
         return tuple(found)
+
+    def _counts_leading(self) -> bool:
+        """Random numbers go by the place in the result, so its dimensions may not be seen in another order."""
+        return any(v.op == "random" for g in self.graphs for k in g.kernels for v in k.values)
 
     def _outputs(self, context: Context) -> tuple[Output, ...]:
         leading = next((i for i, s in enumerate(self.signature.tensors.values()) if s.leading), None)
@@ -255,9 +271,10 @@ class Generated:
         """The settings that these launches have in a layout."""
         return SETTINGS[kind_of(choose_tile(kernels[self.main(kernels)], layout))][layout.name] if kernels else ()
 
-    def plan(self, graph: Graph, layout: Layout, setting: Setting, split: bool = False) -> Plan | None:
-        kernels = graph.split if split else graph.kernels
-        if setting not in self.choices(kernels, layout):
+    def plan(self, graph: Graph, layout: Layout, setting: Setting, way: str = "") -> Plan | None:
+        kernels = graph.way(way)
+        choices = self.choices(kernels, layout)
+        if setting not in (choices[:1] if way == "deterministic" else choices):
             return None
         parts = self.scheduled(kernels, layout, setting)
         launches = tuple(one.launch(s) for one, s in parts)
@@ -272,42 +289,43 @@ class Generated:
             cost,
             buffers=tuple(scratch_buffers(kernels, self._context(kernels))),
             general=not layout.merged,
+            deterministic=not any(_depends_on_order(k) for k in kernels),
         )
 
     def settings(self) -> tuple[Setting, ...]:
-        found = [s for g in self.graphs for k in (g.kernels, g.split) for x in LAYOUTS for s in self.choices(k, x)]
+        found = [s for g in self.graphs for w in WAYS for x in LAYOUTS for s in self.choices(g.way(w), x)]
         return tuple(dict.fromkeys(found))
 
-    def _configs(self) -> list[tuple[Config, Setting, bool]]:
-        """(config, setting, split). A split reduction is a config of its own: of the variants of one config the engine
+    def _configs(self) -> list[tuple[Config, Setting, str]]:
+        """(config, setting, way). A split reduction is a config of its own: of the variants of one config the engine
         takes the first that fits, whatever is predicted, and a split one never came to be."""
-        found = [(s.config, s, False) for s in self.settings()]
-        if any(g.split for g in self.graphs):
-            found += [(Config(f"split_{s.name}", {**s.config.params, "split": True}), s, True) for s in self.settings()]
+        found = [(s.config, s, "") for s in self.settings()]
+        for way in WAYS[1:]:
+            if any(g.way(way) for g in self.graphs):
+                found += [(Config(f"{way}_{s.name}", {**s.config.params, way: True}), s, way) for s in self.settings()]
         return found
 
     @cached_property
     def family(self) -> Family:
         by_label = {g.label: g for g in self.graphs}
-        ways = {config.name: (setting, split) for config, setting, split in self._configs()}
+        ways = {config.name: (setting, way) for config, setting, way in self._configs()}
 
         def place(point: Point) -> int:
             """The place of the point's setting among those that its launches may have; -1: it has none."""
-            setting, split = ways[point.config.name]
-            graph = by_label[point.graph]
-            choices = self.choices(graph.split if split else graph.kernels, LAYOUT_BY_NAME[point.layout])
+            setting, way = ways[point.config.name]
+            choices = self.choices(by_label[point.graph].way(way), LAYOUT_BY_NAME[point.layout])
             return choices.index(setting) if setting in choices else -1
 
         def can_run(graph: Graph, arch: int) -> bool:
             return arch >= 89 or not _has_fp8e4(graph)
 
         def plan(point: Point) -> Plan | None:
-            setting, split = ways[point.config.name]
+            setting, way = ways[point.config.name]
             if not can_run(by_label[point.graph], point.arch):
                 return None
             if point.arch < 90 and not setting.looped and place(point) > 0:
                 return None  # the wheel has no room for settings that were never measured there
-            return self.plan(by_label[point.graph], LAYOUT_BY_NAME[point.layout], setting, split)
+            return self.plan(by_label[point.graph], LAYOUT_BY_NAME[point.layout], setting, way)
 
         axes = {"graph": tuple(by_label), "layout": tuple(LAYOUT_BY_NAME)}
         configs = tuple(config for config, _, _ in self._configs())
@@ -322,9 +340,9 @@ class Generated:
 
         def portable(kernel: Kernel, point: Point) -> bool:
             """One setting of the layout that serves every call, and one of the fastest layout."""
-            _, split = ways[point.config.name]
+            _, way = ways[point.config.name]
             layout = LAYOUT_BY_NAME[point.layout]
-            return place(point) == 0 and not split and (layout is LAYOUTS[0] or not layout.merged)
+            return place(point) == 0 and way != "split" and (layout is LAYOUTS[0] or not layout.merged)
 
         return Family(self.op, (kernel,), sample, portable=portable)
 
@@ -332,6 +350,12 @@ class Generated:
 def _has_fp8e4(graph: Graph) -> bool:
     """Triton converts to and from it from sm_89 on."""
     return any(v.dtype == "fp8e4nv" for k in graph.kernels for v in k.values)
+
+
+def _depends_on_order(kernel: ir.Kernel) -> bool:
+    """Of the programs: a sum of floats, and what of several elements for one place stays there."""
+    puts = [v for v in kernel.values if v.op == "store" and v.data]
+    return any(v.data == "set" or (v.data == "add" and v.dtype in ir.FLOATS) for v in puts)
 
 
 def _number(dtype: str) -> int:
@@ -359,7 +383,11 @@ def generate(fn: Callable[..., Any], signature: Signature, name: str, grad: bool
     """Trace and lower; with `grad` the backward too. Raises TraceError for what cannot be generated."""
     if not name.isidentifier():
         raise TraceError(f"{where(fn)}: an op needs a name; declare a function that has one")
-    traces = trace_all(fn, signature)
+    try:
+        traces = trace_all(fn, signature)
+    except random.NeedsSeed:
+        signature = random.with_seed(signature)
+        traces = trace_all(fn, signature)
     doc = (fn.__doc__ or "").strip()
     try:
         graphs = _lowered(traces, name)
@@ -381,8 +409,15 @@ def _lowered(traces: Sequence[Trace], name: str) -> tuple[Graph, ...]:
 def _graph(trace: Trace, name: str) -> Graph:
     splitter = Splitter("parts" + "".join(str(int(on)) + "_" for on in trace.flags.values()))
     whole = tuple(passes.run(k) for k in lower(trace, name))
+    deterministic: tuple[ir.Kernel, ...] = ()
+    if any(map(_depends_on_order, whole)):
+        with suppress(NotDeterministic):
+            found = lower(trace, f"{name}_deterministic", deterministic=True)
+            deterministic = tuple(passes.run(k) for k in found)
     split = tuple(passes.run(k) for k in lower(trace, f"{name}_split", splitter))
-    return Graph(trace, whole, split, tuple(splitter.parts)) if splitter.parts else Graph(trace, whole)
+    if not splitter.parts:
+        return Graph(trace, whole, deterministic=deterministic)
+    return Graph(trace, whole, split, tuple(splitter.parts), deterministic)
 
 
 def _backward(fn: Callable[..., Any], signature: Signature, name: str) -> Generated:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import sympy
 import torch
 from torch import fx
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from tk.codegen import index as ix
@@ -94,6 +94,42 @@ def scan(kind: str, operand: Lazy, dim: int) -> Scan:
     return made
 
 
+@dataclass(eq=False)
+class Scatter(Lazy):
+    """`base`, into which every element of `source` is put at `place`: in memory, so it is always stored first.
+
+    kind: of ir.PUT. place: the index in the base for one in the source. keep: elements that are put; None: all."""
+
+    kind: str = ""
+    base: Lazy | None = None
+    source: Lazy | None = None
+    place: Callable[[Emitter, Index], Index] = lambda e, i: i
+    keep: Callable[[Emitter, Index], int] | None = None
+
+
+@dataclass(eq=False)
+class Stored(Lazy):
+    """`operand`, in memory, since it is read by address."""
+
+    operand: Lazy | None = None
+
+
+def stored(operand: Lazy) -> Stored:
+    made = Stored(operand.shape, operand.dtype, lambda e, i: e.stored_value(made, i), operand)
+    return made
+
+
+def scatter(kind: str, base: Lazy, source: Lazy, place: Callable[[Emitter, Index], Index],
+            keep: Callable[[Emitter, Index], int] | None = None) -> Scatter:  # fmt: skip
+    """The source has the dtype of the base."""
+    made = Scatter(base.shape, base.dtype, lambda e, i: e.stored_value(made, i), kind, base, source, place, keep)
+    return made
+
+
+# What an earlier launch may leave in memory.
+Node = Reduction | Scan | Scatter | Stored
+
+
 # --- Emitting values ---
 
 
@@ -107,7 +143,7 @@ class Emitter:
     splitter: Splitter | None = None
     masks: list[int] = field(default_factory=list)
     memo: dict[Any, int] = field(default_factory=dict)
-    missing: list[tuple[Reduction | Scan, Index]] = field(default_factory=list)
+    missing: list[tuple[Node, Index]] = field(default_factory=list)
 
     @property
     def ranges(self) -> dict[sympy.Symbol, sympy.Expr]:
@@ -190,6 +226,15 @@ class Emitter:
         self.builder.buffers.setdefault(buffer.name, buffer)
         self.builder.add("store", buffer.dtype, self.cast(value, buffer.dtype), buffer=buffer.name, index=index)
 
+    def put(self, node: Scatter, buffer: Buffer, index: Index) -> None:
+        """One element of the source into its place."""
+        assert node.source is not None
+        self.builder.buffers.setdefault(buffer.name, buffer)
+        at = node.place(self, index)
+        mask = () if node.keep is None else (node.keep(self, index),)
+        value = self.cast(self.read(node.source, index), buffer.dtype)
+        self.builder.add("store", buffer.dtype, value, *mask, buffer=buffer.name, index=at, data=node.kind)
+
     def _mask(self) -> int | None:
         if not self.masks:
             return None
@@ -223,7 +268,7 @@ class Emitter:
             value = self.read(node.operand, node.operand_index(index, [a.symbol for a in reduced]))
             self.masks = masks
             return self.builder.add("reduce", node.dtype, value, data=node.kind)
-        return self._from_scratch(node, index)
+        return self.stored_value(node, index)
 
     def scan(self, node: Scan, index: Index) -> int:
         """In this kernel where it is read at the kernel's own place, else what was stored."""
@@ -237,13 +282,34 @@ class Emitter:
             value = self.read(node.operand, index)
             self.masks = masks
             return self.builder.add("scan", node.dtype, value, data=node.kind)
-        return self._from_scratch(node, index)
+        return self.stored_value(node, index)
 
-    def _from_scratch(self, node: Reduction | Scan, index: Index) -> int:
+    def search(self, node: Stored, index: Index, value: int, right: bool) -> int:
+        """How many elements of a row in memory come before the value. index: of the row, its last entry 0."""
+        buffer = self.stored.get(id(node)) or _buffer_of(node.operand)
+        if buffer is None:
+            self.missing.append((node, index))
+            return self.constant(0, "i64")
+        self.builder.buffers.setdefault(buffer.name, buffer)
+        return self.builder.add("search", "i64", value, buffer=buffer.name, index=index, data=right)
+
+    def stored_value(self, node: Node, index: Index) -> int:
+        """What an earlier launch has left in memory."""
         if id(node) in self.stored:
             return self.load(self.stored[id(node)], index)
         self.missing.append((node, index))
         return self.constant(0, node.dtype)
+
+
+def _buffer_of(x: Lazy | None) -> Buffer | None:
+    """The buffer that holds a tensor as it is."""
+    assert x is not None
+    axes = {f"x{d}": Axis(f"x{d}", s) for d, s in enumerate(x.shape)}
+    index, probe = tuple(a.symbol for a in axes.values()), Emitter(Builder(axes))
+    read = probe.builder.values[probe.read(x, index)]
+    if read.op != "load" or read.index != index or read.args:
+        return None
+    return probe.builder.buffers[read.buffer]
 
 
 def _is_axis(expr: sympy.Expr) -> bool:
@@ -278,18 +344,29 @@ class Domain:
 
 @dataclass
 class Seed:
-    """A tensor to store. layout: for each of its dimensions the axis, None where the size is 1."""
+    """A tensor to store. layout: for each of its dimensions the axis, None where the size is 1. puts: the tensor is
+    this one's source, and is put into the buffer. after: what must have been stored before. alone: only pointwise
+    kernels of its own level may have it."""
 
     tensor: Lazy
     buffer: Buffer
     domain: Domain = field(default_factory=lambda: Domain((), ()))
     layout: tuple[str | None, ...] = ()
-    needs: list[Reduction | Scan] = field(default_factory=list)
+    needs: list[Node] = field(default_factory=list)
     level: int = 0
+    puts: Scatter | None = None
+    after: list[Seed] = field(default_factory=list)
+    alone: bool = False
 
     @property
     def index(self) -> Index:
         return tuple(sympy.Integer(0) if a is None else axis_symbol(a) for a in self.layout)
+
+    def emit(self, emitter: Emitter, index: Index) -> None:
+        if self.puts is None:
+            emitter.store(self.buffer, index, emitter.read(self.tensor, index))
+        else:
+            emitter.put(self.puts, self.buffer, index)
 
 
 def kernels(name: str, seeds: Sequence[Seed], splitter: Splitter | None = None) -> list[Kernel]:
@@ -300,7 +377,7 @@ def kernels(name: str, seeds: Sequence[Seed], splitter: Splitter | None = None) 
     for i, group in enumerate(groups):
         emitter = Emitter(Builder(group[0].domain.axes()), stored, splitter)
         for seed in group:
-            emitter.store(seed.buffer, seed.index, emitter.read(seed.tensor, seed.index))
+            seed.emit(emitter, seed.index)
         assert not emitter.missing
         found.append(emitter.builder.finish(name if len(groups) == 1 else f"{name}_{i}"))
     return found
@@ -310,7 +387,15 @@ def _with_scratch(seeds: Sequence[Seed], splitter: Splitter | None) -> tuple[lis
     """All seeds, those of scratch memory included, with their domains and levels."""
     stored: dict[int, Buffer] = {}
     by_node: dict[int, Seed] = {}
-    pending, everything = list(seeds), []
+    pending, everything = [], []
+    for seed in seeds:
+        # What is returned as it is scattered needs no scratch memory.
+        if isinstance(seed.tensor, Scatter) and id(seed.tensor) not in stored:
+            stored[id(seed.tensor)] = seed.buffer
+            by_node[id(seed.tensor)], *first = _put_seeds(seed.tensor, seed.buffer)
+            pending += [*first, by_node[id(seed.tensor)]]
+        else:
+            pending.append(seed)
     while pending:
         seed = pending.pop(0)
         everything.append(seed)
@@ -319,20 +404,46 @@ def _with_scratch(seeds: Sequence[Seed], splitter: Splitter | None) -> tuple[lis
             if id(node) not in stored:
                 buffer = Buffer(f"scratch{len(stored)}", "scratch", node.dtype, node.shape)
                 stored[id(node)] = buffer
-                by_node[id(node)] = Seed(node, buffer)
-                pending.append(by_node[id(node)])
+                made = _seeds_of(node, buffer)
+                by_node[id(node)] = made[0]
+                pending += reversed(made)
 
     def level(seed: Seed) -> int:
-        return 1 + max((level(by_node[id(n)]) for n in seed.needs), default=-1)
+        return 1 + max((level(s) for s in (*seed.after, *(by_node[id(n)] for n in seed.needs))), default=-1)
 
     for seed in everything:
         seed.level = level(seed)
     return everything, stored
 
 
+def _seeds_of(node: Node, buffer: Buffer) -> list[Seed]:
+    """What writes a node into its buffer, the last first."""
+    if isinstance(node, Scatter):
+        return _put_seeds(node, buffer)
+    if isinstance(node, Stored):
+        assert node.operand is not None
+        return [Seed(node.operand, buffer)]
+    return [Seed(node, buffer)]
+
+
+def _put_seeds(node: Scatter, buffer: Buffer) -> list[Seed]:
+    """[what puts the source into the buffer, what writes the base there first]; the latter is left out where the
+    buffer is the base."""
+    assert node.base is not None and node.source is not None
+    put = Seed(node.source, buffer, puts=node, alone=True)
+    own = _buffer_of(node.base)
+    if own is not None and own.name == buffer.name:
+        return [put]
+    first = Seed(node.base, buffer, alone=True)
+    put.after.append(first)
+    return [put, first]
+
+
 def _place(seed: Seed, splitter: Splitter | None) -> None:
     """Choose the seed's domain: that of the reduction it reads at its own place, if there is one."""
     dims = [d for d, s in enumerate(seed.tensor.shape) if s != 1]
+    if seed.alone:
+        return _place_alone(seed, dims, splitter)
     axes = {f"x{d}": Axis(f"x{d}", seed.tensor.shape[d]) for d in dims}
     probe = Emitter(Builder(axes), splitter=splitter)
     index = tuple(axis_symbol(f"x{d}") if d in dims else sympy.Integer(0) for d in range(len(seed.tensor.shape)))
@@ -351,8 +462,19 @@ def _place(seed: Seed, splitter: Splitter | None) -> None:
     seed.needs = list(dict.fromkeys(node for node, _ in again.missing))
 
 
-def _candidate(tensor: Lazy, node: Reduction | Scan, at: Index) -> tuple[Any, ...] | None:
+def _place_alone(seed: Seed, dims: Sequence[int], splitter: Splitter | None) -> None:
+    """At its own dimensions: a put is of every element of its kernel's axes, and nothing may come too late."""
+    seed.domain = Domain(tuple(seed.tensor.shape[d] for d in dims), ())
+    seed.layout = tuple(f"a{dims.index(d)}" if d in dims else None for d in range(len(seed.tensor.shape)))
+    probe = Emitter(Builder(seed.domain.axes()), splitter=splitter)
+    seed.emit(probe, seed.index)
+    seed.needs = list(dict.fromkeys(node for node, _ in probe.missing))
+
+
+def _candidate(tensor: Lazy, node: Node, at: Index) -> tuple[Any, ...] | None:
     """(kept dimensions, reduced dimensions, sizes of the reduced) under which `node` is computed in the same kernel."""
+    if isinstance(node, Scatter | Stored):
+        return None
     if isinstance(node, Scan):
         found = tuple(i for i in at if i != 0)
         if not all(_is_axis(i) for i in found) or len(set(found)) != len(found) or not _is_axis(at[node.dim]):
@@ -387,7 +509,7 @@ def _group(seeds: Sequence[Seed]) -> list[list[Seed]]:
         else:
             alone.append(seed)
     for seed in alone:
-        if not _join(seed, groups):
+        if seed.alone or not _join(seed, groups):
             groups.setdefault((seed.level, seed.domain), []).append(seed)
     return [groups[key] for key in sorted(groups, key=lambda k: k[0])]
 
@@ -409,9 +531,11 @@ def _join(seed: Seed, groups: Mapping[tuple[int, Domain], list[Seed]]) -> bool:
 # --- From a graph to seeds ---
 
 
-def lower(trace: Trace, name: str, splitter: Splitter | None = None) -> list[Kernel]:
-    """Raises TraceError for an op without a rule, with the line that asked for it."""
-    graph = Graph(trace)
+def lower(trace: Trace, name: str, splitter: Splitter | None = None, deterministic: bool = False) -> list[Kernel]:
+    """Raises TraceError for an op without a rule, with the line that asked for it.
+
+    deterministic: no result depends on the order in which programs run."""
+    graph = Graph(trace, deterministic)
     seeds = [Seed(graph.tensor(node), graph.output_buffer(i, node)) for i, node in enumerate(trace.new)]
     changed = [Seed(graph.tensor(n), graph.mutated_buffer(p)) for p, n in trace.mutated.items()]
     found = kernels(name, [*seeds, *changed], splitter)
@@ -443,8 +567,9 @@ def _in_place_is_safe(found: Sequence[Kernel]) -> bool:
 class Graph:
     """The lazy tensors of a core graph."""
 
-    def __init__(self, trace: Trace):
+    def __init__(self, trace: Trace, deterministic: bool = False):
         self.trace = trace
+        self.deterministic = deterministic
         self.params: dict[str, Buffer] = {}
         self.values: dict[fx.Node, Any] = {}
         needed = _reached([*trace.new, *trace.mutated.values()])
@@ -498,7 +623,7 @@ class Graph:
         try:
             return rule(Call(self, node), *args[0], **args[1])
         except TraceError as error:
-            raise TraceError(f"{self.where(node)}: {error}") from None
+            raise type(error)(f"{self.where(node)}: {error}") from None
 
     def where(self, node: fx.Node) -> str:
         line = node.meta.get("line")
@@ -519,6 +644,8 @@ def _reached(outputs: Sequence[fx.Node]) -> set[fx.Node]:
 def _op_name(target: Any) -> str:
     if isinstance(target, OpOverload):
         return target._schema.name.replace("::", ".")
+    if isinstance(target, HigherOrderOperator):
+        return target.name()
     return f"{getattr(target, '__module__', '').lstrip('_')}.{target.__name__}"
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import sympy
 
 from tk.codegen.errors import IRError
-from tk.codegen.ir import COMPARE, FLOATS, Kernel, Value, values_in
-from tk.codegen.tile import Access, Layout, Tile
+from tk.codegen.ir import ACCESSES, COMPARE, FLOATS, Kernel, Value, values_in
+from tk.codegen.tile import Access, Layout, Tile, is_in_fours, linear_parts
 
 TL_DTYPES: Mapping[str, str] = {
     "bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32", "fp64": "tl.float64", "i8": "tl.int8",
@@ -35,6 +35,9 @@ _LIBDEVICE_NAMES = {
     "bessel_j1": "j1",
     "i0": "cyl_bessel_i0",
     "ndtri": "normcdfinv",
+    "bessel_y0": "y0",
+    "bessel_y1": "y1",
+    "i1": "cyl_bessel_i1",
 }
 FLOAT_RULES: Mapping[str, str] = {
     **{name: f"libdevice.{name}({{0}})" for name in _LIBDEVICE},
@@ -222,7 +225,9 @@ class Printer:
         for v in self.kernel.values:
             if v.op == "index" and v.axes & names:
                 return True
-            is_elementwise = v.op in ("load", "store") and self.accesses[v.number].elementwise
+            if v.op == "random" and any(s.name in names for s in self._place(v)[0].free_symbols):
+                return True
+            is_elementwise = v.op in ACCESSES and self.accesses[v.number].elementwise
             if is_elementwise and any(s.name in names for e in v.index for s in e.free_symbols):
                 return True
         return False
@@ -321,7 +326,9 @@ class Printer:
 
     def _value(self, v: Value) -> None:
         if v.op == "store":
-            self.out(f"tl.store({self._pointer(v)}, {self.name(v.args[0])}{self._mask(v)})")
+            how = "tl.store" if v.data in (None, "set") else f"tl.atomic_{v.data}"
+            order = "" if how == "tl.store" else ', sem="relaxed"'
+            self.out(f"{how}({self._pointer(v)}, {self.name(v.args[0])}{self._mask(v)}{order})")
         elif v.op not in ("constant", "number"):
             self.out(f"v{v.number} = {self._right_side(v)}")
 
@@ -330,8 +337,17 @@ class Printer:
             return f"tl.load({self._pointer(v)}{self._mask(v)})"
         if v.op == "index":
             return self._index_value(v)
+        if v.op == "random":
+            return self._random(v)
         if v.op == "cast" and self.kernel.value(v.args[0]).op == "number":
             return f"tl.cast(arg_{self.kernel.value(v.args[0]).data}, {TL_DTYPES[v.dtype]})"
+        if v.op == "search":
+            return self._search(v)
+        if v.op == "asm":
+            asm, constraints, pack, _ = v.data
+            given = ", ".join(self.name(a) for a in v.args)
+            result = f"dtype={TL_DTYPES[v.dtype]}, is_pure=True, pack={pack}"
+            return f"tl.inline_asm_elementwise({asm!r}, {constraints!r}, [{given}], {result})"
         operands = self._operands(v)
         source = self.kernel.value(v.args[0]).dtype
         if v.op == "cast":
@@ -340,6 +356,11 @@ class Printer:
             return f"{operands[0]}.to({TL_DTYPES[v.dtype]}, bitcast=True)"
         dtype = self.kernel.value(v.args[1]).dtype if v.op == "where" else source
         return expression(v, operands, dtype)
+
+    def _search(self, v: Value) -> str:
+        count = self._count("count", self.kernel.buffer(v.buffer).sizes[-1])
+        step = self.accesses[v.number].strides[-1]("1").removeprefix("1 * ")
+        return f"device.search({self._pointer(v)}, {step}, {count}, {self.name(v.args[0])}, {v.data})"
 
     def name(self, number: int) -> str:
         """What stands for a value: constants and numbers are written where they are used."""
@@ -386,9 +407,12 @@ class Printer:
         parts = [f"{n}_mask" for n in self.names if n in dims]
         if v.op == "load" and v.args:
             return f", mask={' & '.join([*parts, self.name(v.args[0])])}, other=0"
+        parts += [self.name(a) for a in v.args[1:]]
         return f", mask={' & '.join(parts)}" if parts else ""
 
     def _mask_dims(self, v: Value) -> frozenset[str]:
+        if v.op == "store" and v.data is not None:
+            return frozenset(self.names)
         return self.dims_of(self.kernel.value(v.args[0])) if v.op == "load" and v.args else frozenset()
 
     def _index_dims(self, v: Value) -> frozenset[str]:
@@ -398,6 +422,29 @@ class Printer:
             for m in values_in(e):
                 names |= self.kernel.value(m).axes
         return self._dims(names)
+
+    # --- Random bits ---
+
+    def _place(self, v: Value) -> tuple[sympy.Expr, str]:
+        """A random value's linear index: what is put together from single axes, and the text of the rest."""
+        parts = self.layout.merged and linear_parts(self.kernel, self.tile, v)
+        if not parts:
+            return v.index[0], ""
+        rest = parts.rest
+        texts = [f"p.to(tl.int64) * {self._count('row', parts.row)}"] if parts.rows else []
+        return rest, " + ".join([*texts, "q"])
+
+    def _random(self, v: Value) -> str:
+        """In rows that begin at a multiple of 4 elements all four words of a block are used, else one."""
+        seed, offset = (self.name(a) for a in v.args)
+        rest, tail = self._place(v)
+        head = [offset] if rest == 0 else [offset, self.text(rest)]
+        if self.layout.aligned and is_in_fours(self.kernel, self.tile, v):
+            is_reduced = self.reduced_dim == "q"
+            start = "start_q" if not is_reduced else "start" if self.looped else ""
+            first = " + ".join([*head, *filter(None, [tail.removesuffix("q").removesuffix(" + "), start])])
+            return f"device.random_block({seed}, {first}, {v.data}, BLOCK_Q)"
+        return f"device.random_bits({seed}, {' + '.join([*head, *filter(None, [tail])])}, {v.data})"
 
     # --- Index expressions ---
 

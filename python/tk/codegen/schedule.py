@@ -32,7 +32,7 @@ from tk.codegen import index as ix
 from tk.codegen import ir, source
 from tk.codegen.errors import IRError
 from tk.codegen.print import Printer
-from tk.codegen.tile import ALIGNED, ROWS, STRIDED, Access, Layout, Tile, choose_tile, coefficients
+from tk.codegen.tile import ALIGNED, ROWS, STRIDED, Access, Layout, Tile, choose_tile, coefficients, is_in_fours
 
 MAX_INT32 = 2**31 - 2**17  # a block's last index may lie past the last element
 
@@ -189,7 +189,7 @@ class Scheduled:
 
     def access(self, v: ir.Value) -> Access:
         buffer = self.kernel.buffer(v.buffer)
-        if self.layout.merged:
+        if self.layout.merged and v.op != "search":
             if buffer.leading:
                 t = self.context.tensors[buffer.name]
                 self.require(
@@ -293,6 +293,7 @@ class Scheduled:
         if divisible:
             self.require(q_size % 16 == 0, "rows of a multiple of 16 elements")
         self.sizes = {"p": p_size, "q": q_size}
+        self._require_fours()
         reduced = self.tile.reduced
         if reduced and not looped:
             block = setting.p if reduced == "p" else setting.q
@@ -313,7 +314,19 @@ class Scheduled:
         self.text = full
         fn = source.function(kernel.name, full)
         programs = self.programs(setting)
-        return Launch(fn, all_args, (programs, 1, 1), num_warps=setting.warps, num_stages=2 if looped else 1)
+        # Nothing to put is no reason not to write the base.
+        when = programs > 0 if any(v.op == "store" and v.data for v in kernel.values) else 1
+        return Launch(
+            fn, all_args, (programs, 1, 1), num_warps=setting.warps, num_stages=2 if looped else 1, when=when
+        )  # fmt: skip
+
+    def _require_fours(self) -> None:
+        """Where four random words are used at once the offset may not begin in the middle of them."""
+        for v in self.kernel.values:
+            if self.layout.aligned and v.op == "random" and is_in_fours(self.kernel, self.tile, v):
+                offset = self.kernel.value(v.args[1])
+                first = self.context.expr(offset.data) if offset.op in ("index", "constant") else as_expr(1)
+                self.require(first % 4 == 0, "an offset that is a multiple of 4")
 
     def _print(self, accesses: Mapping[int, Access], looped: bool, width: str,
                ints: dict[str, Arg]) -> tuple[str, dict[str, Arg]]:  # fmt: skip

@@ -39,13 +39,13 @@ def text(op: Generated, stage: str, layouts: Sequence[Layout] = LAYOUTS) -> str:
 
 def _ir(op: Generated, graph: Graph) -> Iterator[str]:
     yield f"# {op.name}, {graph.label}"
-    yield from (str(k) for k in (*graph.kernels, *graph.split))
+    yield from (str(k) for k in (*graph.kernels, *graph.split, *graph.deterministic))
 
 
 def _schedule(op: Generated, graph: Graph) -> Iterator[str]:
     yield f"{op.name}, {graph.label}"
     for layout in LAYOUTS:
-        for kernel in (*graph.kernels, *graph.split):
+        for kernel in (*graph.kernels, *graph.split, *graph.deterministic):
             tile = choose_tile(kernel, layout)
             axes = {"batch": tile.batch, "p": tile.p, "q": tile.q}
             merged = ", ".join(f"{n} = {' '.join(f'{a.name}<{a.size}' for a in x)}" for n, x in axes.items() if x)
@@ -57,7 +57,7 @@ def _schedule(op: Generated, graph: Graph) -> Iterator[str]:
 def _source(op: Generated, graph: Graph, layouts: Sequence[Layout]) -> Iterator[str]:
     """Every distinct text."""
     seen = set()
-    for kernels in (graph.kernels, graph.split):
+    for kernels in (graph.kernels, graph.split, graph.deterministic):
         for layout in layouts:
             for setting in op.choices(kernels, layout):
                 for one, own in op.scheduled(kernels, layout, setting):

@@ -27,7 +27,7 @@ import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo.source import ConstantSource
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
@@ -35,6 +35,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
+from tk.codegen import random
 from tk.codegen.errors import TraceError
 from tk.codegen.replaced import replacement
 from tk.generated.signature import DTYPES, NumberSpec, Signature, TensorSpec
@@ -123,11 +124,11 @@ def trace(fn: Callable[..., Any], signature: Signature, dtypes: Mapping[str, str
 
     def flat(*args: Any) -> Any:
         named = {**dict(zip(arguments.names, args, strict=True)), **flags}
-        with lines:
-            return fn(**named)
+        with random.drawing(signature, named), lines:
+            return fn(**random.own(fn, named))
 
     with _explaining(fn, lines, arguments), arguments.mode:
-        recorded = make_fx(flat, tracing_mode="real")(*arguments.values)
+        recorded = make_fx(flat, tracing_mode="real", decomposition_table=random.decompositions())(*arguments.values)
         _tag_lines(recorded, lines)
         outputs, structure = _outputs(recorded)
         core, new, mutated = _to_core(recorded, arguments)
@@ -157,8 +158,9 @@ def trace_backward(
     wanted = [n for n in signature.tensors if DTYPES[_dtype_name(signature.tensors[n], dtypes)].is_floating_point]
 
     def run(args: Sequence[Any]) -> list[torch.Tensor]:
-        with lines:
-            results, _ = tree_flatten(fn(**dict(zip(own, args, strict=True)), **flags))
+        named = {**dict(zip(own, args, strict=True)), **flags}
+        with random.drawing(signature, named), lines:
+            results, _ = tree_flatten(fn(**random.own(fn, named)))
         return [r for r in results if r is not None and r.dtype.is_floating_point]
 
     def joint(*args: Any) -> list[torch.Tensor]:
@@ -177,7 +179,7 @@ def trace_backward(
         grads = [torch.empty(r.shape, dtype=r.dtype, device="meta") for r in run(arguments.values)]
         arguments.names = [*(f"grad_{i}" for i in range(len(grads))), *own]
         arguments.values = [*grads, *arguments.values]
-        recorded = make_fx(joint, tracing_mode="real")(*arguments.values)
+        recorded = make_fx(joint, tracing_mode="real", decomposition_table=random.decompositions())(*arguments.values)
         _tag_lines(recorded, lines)
         core, new, mutated = _to_core(recorded, arguments)
     if mutated:
@@ -332,7 +334,15 @@ def _line_of(error: BaseException, file: str) -> int | None:
 # --- The core graph ---
 
 # Ops that the lowering takes as they are, although a decomposition exists.
-_DIRECT = (aten._to_copy, aten.mean, aten.var, aten.var_mean, aten.cumsum, aten.embedding)
+_DIRECT = (
+    aten._to_copy,
+    aten.mean,
+    aten.var,
+    aten.var_mean,
+    aten.cumsum,
+    aten.embedding,
+    aten.embedding_dense_backward,
+)
 _FURTHER = (
     aten._softmax, aten._log_softmax, aten.gelu, aten.gelu_backward, aten.native_layer_norm,
     aten.native_layer_norm_backward, aten.native_group_norm, aten.native_group_norm_backward,
@@ -343,8 +353,8 @@ _FURTHER = (
     aten.nan_to_num, aten.isneginf, aten.isposinf, aten.rsub, aten.square, aten.deg2rad, aten.rad2deg, aten.frac,
     aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten.softshrink, aten.hardshrink, aten.celu, aten.selu,
     aten._prelu_kernel, aten.special_entr, aten.special_xlog1py, aten.special_log_ndtr, aten.huber_loss,
-    aten.smooth_l1_loss, aten.mse_loss, aten.nll_loss_forward, aten.nll_loss_backward, aten.embedding_dense_backward,
-    aten._fused_rms_norm, aten._fused_rms_norm_backward, aten.bucketize, aten.index_add, aten.index_copy,
+    aten.smooth_l1_loss, aten.mse_loss, aten.nll_loss_forward, aten.nll_loss_backward,
+    aten._fused_rms_norm, aten._fused_rms_norm_backward, aten.index_add, aten.index_copy,
 )  # fmt: skip
 
 
@@ -561,10 +571,10 @@ def _check_leading(fn: Callable[..., Any], signature: Signature, found: Trace, r
         x = torch.randn([2, 3, *shape] if spec.leading else shape, generator=generator).to(dtype)
         many.append(x)
         one.append(x.clone().flatten(0, 1) if spec.leading else x.clone())
-    if any(n.target in _RANDOM for n in recorded.graph.nodes):
-        return
     try:
-        expected, _ = tree_flatten(fn(*many))
+        named = dict(zip(signature.params, many, strict=True))
+        with random.drawing(signature, named), _Lines(fn), random.Eager():
+            expected, _ = tree_flatten(fn(**random.own(fn, named)))
         actual, _ = tree_flatten(fx.Interpreter(_on_cpu(recorded)).run(*one))
     except (RuntimeError, IndexError, NotImplementedError):
         return  # the CPU has no such op for this dtype, or the indices are out of range
@@ -573,10 +583,6 @@ def _check_leading(fn: Callable[..., Any], signature: Signature, found: Trace, r
             f"{where(fn)}: what the function computes depends on how many dimensions '...' stands for. Count "
             "dimensions from the end, and treat the leading ones alike"
         )
-
-
-_RANDOM = {aten.rand.default, aten.randn.default, aten.rand_like.default, aten.randn_like.default,
-           aten.bernoulli.default, aten.native_dropout.default, aten.randint.low, aten.randint.default}  # fmt: skip
 
 
 def _on_cpu(graph: fx.GraphModule) -> fx.GraphModule:
@@ -632,6 +638,8 @@ def _target_name(node: fx.Node) -> str:
     if isinstance(node.target, OpOverload):
         return str(node.target)
     target: Any = node.target
+    if isinstance(target, HigherOrderOperator):
+        return f"higher_order.{target.name()}"
     module = "operator" if getattr(operator, target.__name__, None) is target else "torch"
     return f"{module}.{target.__name__}"
 

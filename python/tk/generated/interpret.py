@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tk import errors
+from tk.generated import random
 from tk.generated.problem import DTYPES, NAMES, Call
 
 # What a graph may call besides ATen: arithmetic on sizes and numbers, and picking one of several results.
@@ -149,6 +150,10 @@ def _function(op: str, inputs: Mapping[str, Any], name: str) -> Callable[..., An
         return inputs.__getitem__
     if op in _PYTHON:
         return _PYTHON[op]
+    if op == "tk_random.bits.default":
+        return random.bits
+    if op == "higher_order.inline_asm_elementwise":
+        return _inline_asm(name)
     namespace, _, rest = op.partition(".")
     packet, _, overload = rest.partition(".")
     if namespace == "aten" and packet not in _REFUSED:
@@ -156,6 +161,17 @@ def _function(op: str, inputs: Mapping[str, Any], name: str) -> Callable[..., An
         if found is not None:
             return found
     raise errors.UnsupportedError(f"tk.{name}: on the CPU its graph needs {op}, which torch {torch.__version__} lacks")
+
+
+def _inline_asm(name: str) -> Callable[..., Any]:
+    def call(*inputs: Tensor, **kwargs: Any) -> Tensor:
+        if not inputs[0].is_cuda:
+            raise errors.UnsupportedError(f"tk.{name}: it has inline PTX, which the CPU cannot run")
+        from torch._higher_order_ops import inline_asm_elementwise
+
+        return inline_asm_elementwise(*inputs, **kwargs)
+
+    return call
 
 
 _NAMED: Mapping[str, Callable[[str], Any]] = {
