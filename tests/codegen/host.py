@@ -23,7 +23,7 @@ from triton.runtime import interpreter
 from tk.aot.expr import Problem, TensorValue, as_expr, evaluate_locals
 from tk.aot.spec import Const, Float, Int, Plan, Pointer, Scratch
 from tk.codegen.family import Generated
-from tk.codegen.schedule import Setting
+from tk.codegen.settings import Setting
 from tk.codegen.tile import LAYOUTS, Layout
 from tk.generated.signature import DTYPES as TORCH_DTYPES
 

@@ -16,7 +16,8 @@ from tk.codegen import index as ix
 from tk.codegen import ir, passes
 from tk.codegen.errors import TraceError
 from tk.codegen.lower import IR_DTYPES, lower
-from tk.codegen.schedule import SETTINGS, Context, Scheduled, Setting, kind_of, schedule, scratch_buffers
+from tk.codegen.schedule import Context, Scheduled, kind_of, schedule, scratch_buffers
+from tk.codegen.settings import Setting, settings_of
 from tk.codegen.split import Parts, Splitter
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
 from tk.codegen.trace import LEADING, Trace, flag_values, trace_all, trace_backward, where
@@ -24,6 +25,7 @@ from tk.generated.signature import DTYPES as TORCH_DTYPES
 from tk.generated.signature import Signature, TensorSpec
 
 ARCHITECTURES = (80, 90)
+MOST_SPILLED = 64  # bytes a thread. A setting that spills more is left out: one with smaller blocks is faster
 LAYOUT_BY_NAME: Mapping[str, Layout] = {layout.name: layout for layout in LAYOUTS}
 
 
@@ -245,7 +247,7 @@ class Generated:
         for i, kernel in enumerate(kernels):
             one = schedule(kernel, layout, context)
             if i != self.main(kernels):
-                choices = SETTINGS[kind_of(one.tile)][layout.name]
+                choices = settings_of(kind_of(one.tile), layout.name)
                 found.append((one, next((s for s in choices if s.looped), choices[0])))
             else:
                 found.append((one, setting))
@@ -253,14 +255,17 @@ class Generated:
 
     def choices(self, kernels: Sequence[ir.Kernel], layout: Layout) -> tuple[Setting, ...]:
         """The settings that these launches have in a layout."""
-        return SETTINGS[kind_of(choose_tile(kernels[self.main(kernels)], layout))][layout.name] if kernels else ()
+        return settings_of(kind_of(choose_tile(kernels[self.main(kernels)], layout)), layout.name) if kernels else ()
 
     def plan(self, graph: Graph, layout: Layout, setting: Setting, split: bool = False) -> Plan | None:
         kernels = graph.split if split else graph.kernels
         if setting not in self.choices(kernels, layout):
             return None
         parts = self.scheduled(kernels, layout, setting)
+        is_first = setting == self.choices(kernels, layout)[0]
         launches = tuple(one.launch(s) for one, s in parts)
+        if not is_first:
+            launches = tuple(replace(x, max_spill_bytes=MOST_SPILLED) for x in launches)
         constraints = {c.holds.encode(): c for one, _ in parts for c in one.constraints}
         cost = as_expr(0)
         for one, s in parts:
@@ -272,6 +277,7 @@ class Generated:
             cost,
             buffers=tuple(scratch_buffers(kernels, self._context(kernels))),
             general=not layout.merged,
+            droppable=not is_first,
         )
 
     def settings(self) -> tuple[Setting, ...]:

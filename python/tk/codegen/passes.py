@@ -157,9 +157,32 @@ def allow_approximations(kernel: Kernel) -> Kernel:
     return rebuild(kernel, rule)
 
 
+def merge_with_one(kernel: Kernel) -> Kernel:
+    """1 + erf(x) as erfc(-x) and 1 + tanh(x) as 2 sigmoid(2x), where approximations do: shorter, and with digits left
+    where the sum is small."""
+
+    def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
+        if v.op != "add" or not v.fast:
+            return None
+        for one, other in (args, args[::-1]):
+            inner = b.values[other]
+            if b.values[one].data != 1 or b.values[one].op != "constant" or not inner.fast:
+                continue
+            if inner.op == "erf":
+                return b.add("erfc", v.dtype, b.add("neg", v.dtype, *inner.args, fast=True), fast=True)
+            if inner.op == "tanh":
+                two = b.add("constant", v.dtype, data=2.0)
+                twice = b.add("mul", v.dtype, *inner.args, two, fast=True)
+                return b.add("mul", v.dtype, b.add("sigmoid", v.dtype, twice, fast=True), two, fast=True)
+        return None
+
+    return drop_unused(rebuild(kernel, rule))
+
+
 PASSES: tuple[Callable[[Kernel], Kernel], ...] = (
     promote,
     simplify,
     drop_unused,
     allow_approximations,
+    merge_with_one,
 )

@@ -10,7 +10,8 @@ from pathlib import Path
 from tk.aot.errors import BuildError
 from tk.aot.sources import import_file
 from tk.codegen.family import Generated, Graph, generate
-from tk.codegen.schedule import SETTINGS, kind_of
+from tk.codegen.schedule import kind_of
+from tk.codegen.settings import settings_of
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
 from tk.generated.declare import Declared
 
@@ -49,7 +50,7 @@ def _schedule(op: Generated, graph: Graph) -> Iterator[str]:
             tile = choose_tile(kernel, layout)
             axes = {"batch": tile.batch, "p": tile.p, "q": tile.q}
             merged = ", ".join(f"{n} = {' '.join(f'{a.name}<{a.size}' for a in x)}" for n, x in axes.items() if x)
-            settings = ", ".join(s.name for s in SETTINGS[kind_of(tile)][layout.name])
+            settings = ", ".join(s.name for s in settings_of(kind_of(tile), layout.name))
             reduced = f", {tile.reduced} reduced" if tile.reduced else ""
             yield f"  {layout.name}: {kernel.name}: {merged or 'a single element'}{reduced}: {settings}"
 
