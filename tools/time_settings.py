@@ -43,9 +43,14 @@ INNER_UNALIGNED: Blocks = ((32, 64, 4), (16, 128, 4), (8, 256, 4), (4, 512, 4), 
                            (1, 2048, 4), (1, 2048, 8), (1, 4096, 8), (1, 4096, 16), (1, 8192, 8), (1, 8192, 16),
                            (1, 16384, 16), (1, 16384, 32))  # fmt: skip
 INNER_UNALIGNED_LOOPS: Blocks = ((1, 2048, 8), (1, 4096, 8), (1, 4096, 16), (1, 8192, 16))
-OUTER: Blocks = ((32, 32, 4), (32, 64, 4), (64, 32, 4), (64, 32, 8), (64, 64, 8), (128, 32, 8), (32, 128, 8),
+WALK: Blocks = ((16, 128, 4), (8, 256, 4), (4, 256, 4), (4, 512, 4), (1, 1024, 4), (2, 1024, 4), (4, 1024, 4),
+                (4, 1024, 8), (1, 2048, 4), (2, 2048, 8), (1, 4096, 8), (1, 4096, 16), (1, 8192, 8), (1, 8192, 16),
+                (1, 16384, 16), (1, 16384, 32))  # fmt: skip
+WALK_UNALIGNED: Blocks = ((4, 256, 4), (2, 1024, 4), (1, 1024, 4), (1, 2048, 4), (1, 2048, 8), (1, 4096, 8),
+                          (1, 4096, 16), (1, 8192, 16))  # fmt: skip
+OUTER: Blocks = ((64, 32, 8), (32, 32, 4), (32, 64, 4), (64, 32, 4), (64, 64, 8), (128, 32, 8), (32, 128, 8),
                  (16, 128, 4), (8, 256, 4), (16, 256, 8), (128, 64, 8), (8, 512, 4), (128, 16, 4))  # fmt: skip
-OUTER_UNALIGNED: Blocks = ((32, 32, 4), (32, 64, 4), (64, 32, 8), (64, 64, 8), (128, 32, 8), (16, 128, 4), (128, 8, 4))
+OUTER_UNALIGNED: Blocks = ((64, 32, 8), (32, 32, 4), (32, 64, 4), (64, 64, 8), (128, 32, 8), (16, 128, 4), (128, 8, 4))
 
 
 def candidates() -> dict[str, dict[str, Any]]:
@@ -67,6 +72,7 @@ def candidates() -> dict[str, dict[str, Any]]:
             "aligned": (*once(INNER), *plain, *loops(INNER_LOOPS), *ahead, *loops(((1, 4096, 16),), hints=False)),
             "rows": (*once(INNER_UNALIGNED), *loops(INNER_UNALIGNED_LOOPS)),
         },
+        "walk": {"aligned": once(WALK), "rows": once(WALK_UNALIGNED)},
         "full": {"aligned": SETTINGS["full"]["aligned"], "rows": SETTINGS["full"]["rows"]},
         "outer": {
             "aligned": (*loops(OUTER), *loops(((64, 32, 8), (32, 64, 4)), stages=3)),

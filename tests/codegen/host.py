@@ -165,16 +165,16 @@ def run_all(op: Generated, *args: Any, only: str | None = None) -> Iterator[tupl
     given = dict(zip(names, args, strict=True))
     ints = [int(given[n]) for n in op.op.ints]
     floats = [float(given[n]) for n in op.op.floats]
-    for layout, setting, split in product(LAYOUTS, op.settings(), (False, True)):
-        name = f"{layout.name} {setting.name}{' split' if split else ''}"
+    for layout, (config, setting, way) in product(LAYOUTS, op.ways()):
+        name = f"{layout.name} {config.name}"
         if only is None or only in name:
-            found = _run_one(op, given, ints, floats, (layout, setting, split))
+            found = _run_one(op, given, ints, floats, (layout, setting, way))
             if found is not None:
                 yield name, found
 
 
 def _run_one(op: Generated, given: dict[str, Any], ints: list[int], floats: list[float],
-             variant: tuple[Layout, Setting, bool]) -> list[torch.Tensor] | None:  # fmt: skip
+             variant: tuple[Layout, Setting, str]) -> list[torch.Tensor] | None:  # fmt: skip
     inputs = [given[n] for n in op.signature.tensors]
     changed = [n for n in op.signature.tensors if n in op.first.mutated]
     inputs = [_copy(t) if n in changed else t for n, t in zip(op.signature.tensors, inputs, strict=True)]

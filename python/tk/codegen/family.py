@@ -21,6 +21,7 @@ from tk.codegen.settings import Setting, settings_of
 from tk.codegen.split import Parts, Splitter
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
 from tk.codegen.trace import LEADING, Trace, flag_values, trace_all, trace_backward, where
+from tk.codegen.walk import Walk, Walker
 from tk.generated.signature import DTYPES as TORCH_DTYPES
 from tk.generated.signature import Signature, TensorSpec
 
@@ -37,6 +38,12 @@ class Graph:
     kernels: tuple[ir.Kernel, ...]
     split: tuple[ir.Kernel, ...] = ()  # the same with split reductions, where there are any to split
     parts: tuple[Parts, ...] = ()
+    walked: tuple[ir.Kernel, ...] = ()  # the same with sums over rows in the launch that has the rows
+    walk: Walk | None = None
+
+    def kernels_of(self, way: str) -> tuple[ir.Kernel, ...]:
+        """way: "whole", "split" or "walk"."""
+        return {"whole": self.kernels, "split": self.split, "walk": self.walked}[way]
 
     @property
     def label(self) -> str:
@@ -99,7 +106,7 @@ class Generated:
 
     def _with_parts(self, bare: Op) -> dict[str, Expr]:
         """The op's locals and, of split reductions, the numbers of parts: enough programs to fill the GPU a few times,
-        each with enough to do."""
+        each with enough to do. Of programs that walk, as many as are resident."""
         found = dict(bare.locals)
         context = Context(bare, {}, {})
         for p in (p for g in self.graphs for p in g.parts):
@@ -108,6 +115,8 @@ class Generated:
             wanted = 4 * device.sm_count // maximum(ceil_div(kept, 64), 1)
             most = ceil_div(reduced, 64 if columns else 8192)
             found[p.name] = maximum(minimum(rows, most, wanted), 1)
+        for w in (g.walk for g in self.graphs if g.walk):
+            found[w.name] = maximum(minimum(context.expr(w.rows), 4 * device.sm_count), 1)
         return found
 
     def _graph_number(self, by_name: Mapping[str, Tensor], ints: Sequence[str]) -> Expr:
@@ -257,8 +266,9 @@ class Generated:
         """The settings that these launches have in a layout."""
         return settings_of(kind_of(choose_tile(kernels[self.main(kernels)], layout)), layout.name) if kernels else ()
 
-    def plan(self, graph: Graph, layout: Layout, setting: Setting, split: bool = False) -> Plan | None:
-        kernels = graph.split if split else graph.kernels
+    def plan(self, graph: Graph, layout: Layout, setting: Setting, way: str = "whole") -> Plan | None:
+        """way: see Graph.kernels_of."""
+        kernels = graph.kernels_of(way)
         if setting not in self.choices(kernels, layout):
             return None
         parts = self.scheduled(kernels, layout, setting)
@@ -280,43 +290,42 @@ class Generated:
             droppable=not is_first,
         )
 
-    def settings(self) -> tuple[Setting, ...]:
-        found = [s for g in self.graphs for k in (g.kernels, g.split) for x in LAYOUTS for s in self.choices(k, x)]
+    def settings(self, way: str = "whole") -> tuple[Setting, ...]:
+        found = [s for g in self.graphs for x in LAYOUTS for s in self.choices(g.kernels_of(way), x)]
         return tuple(dict.fromkeys(found))
 
-    def _configs(self) -> list[tuple[Config, Setting, bool]]:
-        """(config, setting, split). A split reduction is a config of its own: of the variants of one config the engine
-        takes the first that fits, whatever is predicted, and a split one never came to be."""
-        found = [(s.config, s, False) for s in self.settings()]
-        if any(g.split for g in self.graphs):
-            found += [(Config(f"split_{s.name}", {**s.config.params, "split": True}), s, True) for s in self.settings()]
+    def ways(self) -> list[tuple[Config, Setting, str]]:
+        """(config, setting, way). A split reduction is a config of its own, and a walk: of the variants of one config
+        the engine takes the first that fits, whatever is predicted, and the others never came to be."""
+        found = [(s.config, s, "whole") for s in self.settings()]
+        for way in ("split", "walk"):
+            found += [(Config(f"{way}_{s.name}", {**s.config.params, way: True}), s, way) for s in self.settings(way)]
         return found
 
     @cached_property
     def family(self) -> Family:
         by_label = {g.label: g for g in self.graphs}
-        ways = {config.name: (setting, split) for config, setting, split in self._configs()}
+        ways = {config.name: (setting, way) for config, setting, way in self.ways()}
 
         def place(point: Point) -> int:
             """The place of the point's setting among those that its launches may have; -1: it has none."""
-            setting, split = ways[point.config.name]
-            graph = by_label[point.graph]
-            choices = self.choices(graph.split if split else graph.kernels, LAYOUT_BY_NAME[point.layout])
+            setting, way = ways[point.config.name]
+            choices = self.choices(by_label[point.graph].kernels_of(way), LAYOUT_BY_NAME[point.layout])
             return choices.index(setting) if setting in choices else -1
 
         def can_run(graph: Graph, arch: int) -> bool:
             return arch >= 89 or not _has_fp8e4(graph)
 
         def plan(point: Point) -> Plan | None:
-            setting, split = ways[point.config.name]
+            setting, way = ways[point.config.name]
             if not can_run(by_label[point.graph], point.arch):
                 return None
             if point.arch < 90 and not setting.looped and place(point) > 0:
                 return None  # the wheel has no room for settings that were never measured there
-            return self.plan(by_label[point.graph], LAYOUT_BY_NAME[point.layout], setting, split)
+            return self.plan(by_label[point.graph], LAYOUT_BY_NAME[point.layout], setting, way)
 
         axes = {"graph": tuple(by_label), "layout": tuple(LAYOUT_BY_NAME)}
-        configs = tuple(config for config, _, _ in self._configs())
+        configs = tuple(config for config, _, _ in self.ways())
         kernel = Kernel(self.name, self.op, axes, dict.fromkeys(ARCHITECTURES, configs), plan)
 
         def sample(kernel: Kernel, point: Point) -> bool:
@@ -328,9 +337,9 @@ class Generated:
 
         def portable(kernel: Kernel, point: Point) -> bool:
             """One setting of the layout that serves every call, and one of the fastest layout."""
-            _, split = ways[point.config.name]
+            _, way = ways[point.config.name]
             layout = LAYOUT_BY_NAME[point.layout]
-            return place(point) == 0 and not split and (layout is LAYOUTS[0] or not layout.merged)
+            return place(point) == 0 and way == "whole" and (layout is LAYOUTS[0] or not layout.merged)
 
         return Family(self.op, (kernel,), sample, portable=portable)
 
@@ -385,10 +394,14 @@ def _lowered(traces: Sequence[Trace], name: str) -> tuple[Graph, ...]:
 
 
 def _graph(trace: Trace, name: str) -> Graph:
-    splitter = Splitter("parts" + "".join(str(int(on)) + "_" for on in trace.flags.values()))
+    suffix = "".join(str(int(on)) + "_" for on in trace.flags.values())
+    splitter = Splitter(f"parts{suffix}")
     whole = tuple(passes.run(k) for k in lower(trace, name))
     split = tuple(passes.run(k) for k in lower(trace, f"{name}_split", splitter))
-    return Graph(trace, whole, split, tuple(splitter.parts)) if splitter.parts else Graph(trace, whole)
+    walker = Walker(whole, f"walks{suffix}")
+    walked = tuple(passes.run(k) for k in lower(trace, f"{name}_walk", walker))
+    return Graph(trace, whole, split if splitter.parts else (), tuple(splitter.parts), walked if walker.walk else (),
+                 walker.walk)  # fmt: skip
 
 
 def _backward(fn: Callable[..., Any], signature: Signature, name: str) -> Generated:

@@ -26,6 +26,7 @@ from tk.codegen.trace import Trace
 
 if TYPE_CHECKING:
     from tk.codegen.split import Splitter
+    from tk.codegen.walk import Walker
 
 Index = tuple[sympy.Expr, ...]
 
@@ -94,6 +95,24 @@ def scan(kind: str, operand: Lazy, dim: int) -> Scan:
     return made
 
 
+@dataclass(eq=False)
+class Fold(Lazy):
+    """What each program that walks through rows adds up of them: [programs, …]. of: the sum over all rows."""
+
+    of: Reduction | None = None
+
+    @property
+    def operand(self) -> Lazy:
+        assert self.of is not None and self.of.operand is not None
+        return self.of.operand
+
+    @property
+    def domain(self) -> Domain:
+        """Of the launch that has the rows."""
+        assert self.of is not None
+        return Domain(self.of.sizes, tuple(s for s in self.of.shape if s != 1))
+
+
 # --- Emitting values ---
 
 
@@ -104,10 +123,10 @@ class Emitter:
 
     builder: Builder
     stored: Mapping[int, Buffer] = field(default_factory=dict)
-    splitter: Splitter | None = None
+    splitter: Splitter | Walker | None = None
     masks: list[int] = field(default_factory=list)
     memo: dict[Any, int] = field(default_factory=dict)
-    missing: list[tuple[Reduction | Scan, Index]] = field(default_factory=list)
+    missing: list[tuple[Reduction | Scan | Fold, Index]] = field(default_factory=list)
 
     @property
     def ranges(self) -> dict[sympy.Symbol, sympy.Expr]:
@@ -211,7 +230,7 @@ class Emitter:
         """In this kernel where it stands at the kernel's own place, else what was stored."""
         if self.splitter is not None and (other := self.splitter.of(node)) is not None:
             return self.read(other, index)
-        kept = [a.symbol for a in self.builder.axes.values() if not a.reduced]
+        kept = [a.symbol for a in self.builder.axes.values() if not a.reduced and not a.walk]
         reduced = [a for a in self.builder.axes.values() if a.reduced]
         own = [i for i, size in zip(index, node.shape, strict=True) if size != 1]
         sizes_agree = len(reduced) == len(node.sizes) and all(
@@ -227,7 +246,7 @@ class Emitter:
 
     def scan(self, node: Scan, index: Index) -> int:
         """In this kernel where it is read at the kernel's own place, else what was stored."""
-        kept = [a.symbol for a in self.builder.axes.values() if not a.reduced]
+        kept = [a.symbol for a in self.builder.axes.values() if not a.reduced and not a.walk]
         reduced = [a for a in self.builder.axes.values() if a.reduced]
         own = [i for d, (i, size) in enumerate(zip(index, node.shape, strict=True)) if size != 1 and d != node.dim]
         is_along = len(reduced) == 1 and index[node.dim] == reduced[0].symbol
@@ -239,7 +258,18 @@ class Emitter:
             return self.builder.add("scan", node.dtype, value, data=node.kind)
         return self._from_scratch(node, index)
 
-    def _from_scratch(self, node: Reduction | Scan, index: Index) -> int:
+    def fold(self, node: Fold, index: Index) -> int:
+        """In a kernel whose programs walk, else what was stored."""
+        axes = self.builder.axes.values()
+        walk, reduced = next((a for a in axes if a.walk), None), [a.symbol for a in axes if a.reduced]
+        if walk is None or index[0] != walk.symbol or [i for i in index[1:] if i != 0] != reduced:
+            return self._from_scratch(node, index)
+        assert node.of is not None
+        rows = [a.symbol for a in axes if not a.reduced and not a.walk]
+        value = self.read(node.operand, node.of.operand_index(index[1:], rows))
+        return self.builder.add("fold", node.dtype, value, data="sum")
+
+    def _from_scratch(self, node: Reduction | Scan | Fold, index: Index) -> int:
         if id(node) in self.stored:
             return self.load(self.stored[id(node)], index)
         self.missing.append((node, index))
@@ -265,10 +295,12 @@ class Domain:
     kept: Index
     reduced: Index
 
-    def axes(self) -> dict[str, Axis]:
+    def axes(self, tensors: Sequence[Lazy] = ()) -> dict[str, Axis]:
+        """With one more for the programs where one of the tensors is added up by them."""
         kept = [Axis(f"a{i}", s) for i, s in enumerate(self.kept)]
         reduced = [Axis(f"r{i}", s, True) for i, s in enumerate(self.reduced)]
-        return {a.name: a for a in (*kept, *reduced)}
+        walk = [Axis("w0", t.shape[0], walk=True) for t in tensors if isinstance(t, Fold)][:1]
+        return {a.name: a for a in (*kept, *walk, *reduced)}
 
 
 @dataclass
@@ -279,7 +311,7 @@ class Seed:
     buffer: Buffer
     domain: Domain = field(default_factory=lambda: Domain((), ()))
     layout: tuple[str | None, ...] = ()
-    needs: list[Reduction | Scan] = field(default_factory=list)
+    needs: list[Reduction | Scan | Fold] = field(default_factory=list)
     level: int = 0
 
     @property
@@ -287,13 +319,13 @@ class Seed:
         return tuple(sympy.Integer(0) if a is None else axis_symbol(a) for a in self.layout)
 
 
-def kernels(name: str, seeds: Sequence[Seed], splitter: Splitter | None = None) -> list[Kernel]:
+def kernels(name: str, seeds: Sequence[Seed], splitter: Splitter | Walker | None = None) -> list[Kernel]:
     """The launches that store all seeds, in order. Raises TraceError."""
     everything, stored = _with_scratch(seeds, splitter)
     groups = _group(everything)
     found = []
     for i, group in enumerate(groups):
-        emitter = Emitter(Builder(group[0].domain.axes()), stored, splitter)
+        emitter = Emitter(Builder(group[0].domain.axes([seed.tensor for seed in group])), stored, splitter)
         for seed in group:
             emitter.store(seed.buffer, seed.index, emitter.read(seed.tensor, seed.index))
         assert not emitter.missing
@@ -301,7 +333,7 @@ def kernels(name: str, seeds: Sequence[Seed], splitter: Splitter | None = None) 
     return found
 
 
-def _with_scratch(seeds: Sequence[Seed], splitter: Splitter | None) -> tuple[list[Seed], dict[int, Buffer]]:
+def _with_scratch(seeds: Sequence[Seed], splitter: Splitter | Walker | None) -> tuple[list[Seed], dict[int, Buffer]]:
     """All seeds, those of scratch memory included, with their domains and levels."""
     stored: dict[int, Buffer] = {}
     by_node: dict[int, Seed] = {}
@@ -325,8 +357,13 @@ def _with_scratch(seeds: Sequence[Seed], splitter: Splitter | None) -> tuple[lis
     return everything, stored
 
 
-def _place(seed: Seed, splitter: Splitter | None) -> None:
+def _place(seed: Seed, splitter: Splitter | Walker | None) -> None:
     """Choose the seed's domain: that of the reduction it reads at its own place, if there is one."""
+    if isinstance(seed.tensor, Fold):
+        seed.domain, places = seed.tensor.domain, iter(range(len(seed.tensor.shape)))
+        seed.layout = ("w0", *(None if s == 1 else f"r{next(places)}" for s in seed.tensor.shape[1:]))
+        seed.needs = _needs(seed, splitter)
+        return
     dims = [d for d, s in enumerate(seed.tensor.shape) if s != 1]
     axes = {f"x{d}": Axis(f"x{d}", seed.tensor.shape[d]) for d in dims}
     probe = Emitter(Builder(axes), splitter=splitter)
@@ -341,13 +378,20 @@ def _place(seed: Seed, splitter: Splitter | None) -> None:
     seed.domain = Domain(tuple(seed.tensor.shape[d] for d in kept), tuple(sizes))
     names = {**{d: f"a{i}" for i, d in enumerate(kept)}, **{d: f"r{i}" for i, d in enumerate(along)}}
     seed.layout = tuple(names.get(d) for d in range(len(seed.tensor.shape)))
-    again = Emitter(Builder(seed.domain.axes()), splitter=splitter)
-    again.read(seed.tensor, seed.index)
-    seed.needs = list(dict.fromkeys(node for node, _ in again.missing))
+    seed.needs = _needs(seed, splitter)
 
 
-def _candidate(tensor: Lazy, node: Reduction | Scan, at: Index) -> tuple[Any, ...] | None:
+def _needs(seed: Seed, splitter: Splitter | Walker | None) -> list[Reduction | Scan | Fold]:
+    """What it reads that is not worked out at its own place."""
+    emitter = Emitter(Builder(seed.domain.axes([seed.tensor])), splitter=splitter)
+    emitter.read(seed.tensor, seed.index)
+    return list(dict.fromkeys(node for node, _ in emitter.missing))
+
+
+def _candidate(tensor: Lazy, node: Reduction | Scan | Fold, at: Index) -> tuple[Any, ...] | None:
     """(kept dimensions, reduced dimensions, sizes of the reduced) under which `node` is computed in the same kernel."""
+    if isinstance(node, Fold):
+        return None
     if isinstance(node, Scan):
         found = tuple(i for i in at if i != 0)
         if not all(_is_axis(i) for i in found) or len(set(found)) != len(found) or not _is_axis(at[node.dim]):
@@ -404,7 +448,7 @@ def _join(seed: Seed, groups: Mapping[tuple[int, Domain], list[Seed]]) -> bool:
 # --- From a graph to seeds ---
 
 
-def lower(trace: Trace, name: str, splitter: Splitter | None = None) -> list[Kernel]:
+def lower(trace: Trace, name: str, splitter: Splitter | Walker | None = None) -> list[Kernel]:
     """Raises TraceError for an op without a rule, with the line that asked for it."""
     graph = Graph(trace)
     seeds = [Seed(graph.tensor(node), graph.output_buffer(i, node)) for i, node in enumerate(trace.new)]

@@ -150,7 +150,7 @@ def allow_approximations(kernel: Kernel) -> Kernel:
             exact.update(n for e in v.index for n in values_in(e))
 
     def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
-        if v.dtype != "fp32" or v.number in exact or v.op in ("load", "store", "constant", "reduce", "scan"):
+        if v.dtype != "fp32" or v.number in exact or v.op in ("load", "store", "constant", "reduce", "fold", "scan"):
             return None
         return b.add(v.op, v.dtype, *args, index=v.index, data=v.data, fast=True)
 

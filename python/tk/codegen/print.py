@@ -184,6 +184,9 @@ class Printer:
 
     def function(self, name: str, params: list[str]) -> str:
         head = f"@triton.jit\ndef {name}({', '.join(params)}):"
+        if self.tile.walk:
+            self._walked()
+            return "\n".join([head, *self.out.text]) + "\n"
         self._program()
         if self.looped:
             self._looped()
@@ -253,6 +256,36 @@ class Printer:
             elif v.op == "scan":
                 self._scan(v, "")
             else:
+                self._value(v)
+
+    def _walked(self) -> None:
+        """What no row has a part in, the loop over blocks of rows, and what was added up there."""
+        values = self.kernel.values
+        self.out("pid = tl.program_id(0)")
+        self._decompose("pid", self.tile.batch)
+        self._range("q", "0")
+        folds = [v for v in values if v.op == "fold"]
+        after = {v.number for v in values if v.axes & {a.name for a in self.tile.batch}}
+        rows = {v.number for v in values if "p" in self.dims_of(v) and v.number not in after}
+        for v in values:
+            if v.number not in rows and v.number not in after:
+                self._value(v)
+        for v in folds:
+            shape = self.accumulator_shape(self.kernel.value(v.args[0]), "p")
+            self.out(f"acc{v.number} = tl.zeros({shape}, {TL_DTYPES[v.dtype]})")
+        self.out("for start_p in range(pid * BLOCK_P, p_size, tl.num_programs(0) * BLOCK_P):")
+        self.out.depth += 1
+        self._range("p", "start_p")
+        for v in values:
+            if v.number in rows:
+                self._reduce_at_once(v) if v.op == "reduce" else self._value(v)
+        for v in folds:
+            self.out(f"acc{v.number} += tl.where(p_mask, {self.name(v.args[0])}, {identity(v.data, v.dtype)})")
+        self.out.depth -= 1
+        for v in values:
+            if v.op == "fold":
+                self.out(f"v{v.number} = tl.sum(acc{v.number}, 0, keep_dims=True)")
+            elif v.number in after:
                 self._value(v)
 
     def _looped(self) -> None:
@@ -526,9 +559,10 @@ class Printer:
                 found.append(_Plain(self, v))
         return [*found, *(_Welford(self, operand, group) for operand, group in variances.items())]
 
-    def accumulator_shape(self, operand: Value) -> str:
+    def accumulator_shape(self, operand: Value, over: str | None = None) -> str:
+        """Of what is added up over a dimension, the reduced one where none is named."""
         assert self.reduced_dim is not None
-        return self.shape_of({*self.dims_of(operand), self.reduced_dim})
+        return self.shape_of({*self.dims_of(operand), over or self.reduced_dim})
 
 
 @dataclass

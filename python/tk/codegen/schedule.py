@@ -38,6 +38,8 @@ MAX_INT32 = 2**31 - 2**17  # a block's last index may lie past the last element
 
 
 def kind_of(tile: Tile) -> str:
+    if tile.walk:
+        return "walk"
     if tile.reduced is None:
         return "rows" if tile.p else "flat"
     if tile.reduced == "p":
@@ -285,6 +287,8 @@ class Scheduled:
     def programs(self, setting: Setting) -> Expr:
         blocks = {"p": setting.p, "q": setting.q}
         total = self.extent(self.tile.batch)
+        if self.tile.walk:
+            return total
         for n, axes in (("p", self.tile.p), ("q", self.tile.q)):
             if axes and n != self.tile.reduced:
                 total = total * ceil_div(self.extent(axes), blocks[n])
@@ -303,6 +307,8 @@ class Scheduled:
             other = setting.q if self.tile.reduced == "p" else setting.p if self.tile.p else 1
             per_program = ceil_div(reduced, block) * (block * other)
         programs = self.programs(setting)
+        if self.tile.walk:
+            per_program = ceil_div(self.sizes["p"], programs * setting.p) * per_program
         if self.tile.reduced is not None:
             # The order of a sum follows from the setting: it may not depend on how many rows came with it.
             programs = select(mode("batch_invariant"), 1024, programs)

@@ -59,14 +59,21 @@ SETTINGS: Table = {
         "rows": (Setting(32, 64, 4), Setting(4, 512, 4), Setting(1, 2048, 4), Setting(1, 2048, 8, True)),
         "strided": (Setting(16, 64, 4, True), Setting(1, 1024, 4, True)),
     },
+    "walk": {
+        "aligned": (
+            Setting(8, 256, 4), Setting(4, 1024, 8), Setting(1, 2048, 4), Setting(1, 4096, 8), Setting(1, 8192, 8),
+        ),
+        "rows": (Setting(1, 2048, 4), Setting(1, 4096, 8)),
+        "strided": (),
+    },
     "full": {
         "aligned": (Setting(1, 1024, 4), Setting(1, 4096, 8, True)),
         "rows": (Setting(1, 4096, 8, True),),
         "strided": (Setting(1, 1024, 4, True),),
     },
     "outer": {
-        "aligned": (Setting(32, 64, 4, True), Setting(64, 32, 8, True), Setting(16, 256, 8, True)),
-        "rows": (Setting(32, 64, 4, True),),
+        "aligned": (Setting(64, 32, 8, True), Setting(32, 64, 4, True), Setting(16, 256, 8, True)),
+        "rows": (Setting(64, 32, 8, True),),
         "strided": (Setting(32, 64, 4, True), Setting(128, 8, 4, True)),
     },
 }  # fmt: skip
