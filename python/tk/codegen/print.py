@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import sympy
@@ -314,8 +315,24 @@ class Printer:
         depth: dict[int, int] = {}
         for v in self.kernel.values:
             used = [*v.args, *(m for e in v.index for m in values_in(e))]
+            if v.number in self.online:
+                used = list(self.kernel.value(self.online[v.number]).args)
             depth[v.number] = max((depth[a] for a in used), default=0) + (v.op == "reduce")
         return depth
+
+    @cached_property
+    def online(self) -> dict[int, int]:
+        """The sums of exp(x - max(x)), each with its maximum: in a loop both come of one pass."""
+        found: dict[int, int] = {}
+        for v in self.kernel.values:
+            if v.op != "reduce" or v.data != "sum" or self.reduced_dim != "q" or not self.looped:
+                continue
+            exp = self.kernel.value(v.args[0])
+            away = self.kernel.value(exp.args[0]) if exp.op == "exp" else exp
+            most = self.kernel.value(away.args[1]) if away.op == "sub" else v
+            if most.data == "max" and most.args == away.args[:1] and most.number not in found.values():
+                found[v.number] = most.number
+        return found
 
     def _loop(self, n: str, needed: set[int], reduces: list[Value]) -> None:
         accumulators = self._accumulators(reduces)
@@ -342,7 +359,7 @@ class Printer:
             a.finish()
 
     def _needed_in_loop(self, roots: list[Value], along: set[int]) -> set[int]:
-        pending = [n for v in roots for n in ([v.number] if v.op == "store" else v.args)]
+        pending = [n for v in roots for n in ([v.number] if v.op == "store" else self._reads(v))]
         found: set[int] = set()
         while pending:
             n = pending.pop()
@@ -352,6 +369,10 @@ class Printer:
             found.add(n)
             pending += [*v.args, *(m for e in v.index for m in values_in(e))]
         return found
+
+    def _reads(self, v: Value) -> tuple[int, ...]:
+        """What a reduction in a loop reads."""
+        return self.kernel.value(self.online.get(v.number, v.number)).args
 
     def _scan(self, v: Value, carry: str) -> None:
         """Of this block, and after what the blocks before it carry over."""
@@ -551,7 +572,11 @@ class Printer:
         found: list[Any] = []
         variances: dict[int, list[Value]] = {}
         for v in reduces:
-            if v.data in ("mean", "m2"):
+            if v.number in self.online:
+                found.append(_Online(self, self.kernel.value(self.online[v.number]), v))
+            elif v.number in self.online.values():
+                continue
+            elif v.data in ("mean", "m2"):
                 variances.setdefault(v.args[0], []).append(v)
             elif v.data in ("argmax", "argmin"):
                 found.append(_Position(self, v))
@@ -591,6 +616,55 @@ class _Plain:
 
     def finish(self) -> None:
         self.printer.out(f"v{self.v.number} = {self.printer._combined(self.v.data, f'acc{self.v.number}')}")
+
+
+@dataclass
+class _Online:
+    """A maximum and the sum of exp(x - maximum) in one pass: of every eight elements that a thread has the maximum so
+    far, and the sum relative to it, which is scaled anew when the maximum rises."""
+
+    printer: Printer
+    most: Value
+    total: Value
+
+    @property
+    def shape(self) -> str:
+        operand = self.printer.kernel.value(self.most.args[0])
+        return self.printer.accumulator_shape(operand).replace("BLOCK_Q", "BLOCK_Q // 8")
+
+    @property
+    def eights(self) -> tuple[str, int]:
+        """The block's shape with a dimension for a thread's eight, and which it is: neighbours where it loads vectors,
+        else one of every eighth of the block."""
+        p = self.printer
+        aligned = p.layout.aligned
+        inside = "BLOCK_Q // 8, 8" if aligned else "8, BLOCK_Q // 8"
+        return self.shape.replace("BLOCK_Q // 8", inside), p.axis + aligned
+
+    def exp(self, x: str) -> str:
+        return expression(self.printer.kernel.value(self.total.args[0]), [x], self.total.dtype)
+
+    def start(self) -> None:
+        p, n, dtype = self.printer, self.total.number, TL_DTYPES[self.total.dtype]
+        p.out(f"most{n} = tl.zeros({self.shape}, {dtype}) + {identity('max', self.total.dtype)}")
+        p.out(f"acc{n} = tl.zeros({self.shape}, {dtype})")
+
+    def step(self) -> None:
+        p, n, x = self.printer, self.total.number, self.printer.name(self.most.args[0])
+        low, (eights, axis) = identity("max", self.total.dtype), self.eights
+        p.out(f"x{n} = tl.reshape(tl.where({p._mask_of_reduced()}, {x}, {low}), {eights})")
+        p.out(f"higher{n} = device.maximum(most{n}, tl.reduce(x{n}, {axis}, device.maximum))")
+        # As long as there is nothing but -inf, differences from it would be NaN.
+        p.out(f"from{n} = tl.where(higher{n} == {low}, tl.zeros_like(higher{n}), higher{n})")
+        terms = self.exp(f"(x{n} - tl.expand_dims(from{n}, {axis}))")
+        p.out(f"acc{n} = acc{n} * {self.exp(f'(most{n} - from{n})')} + tl.sum({terms}, {axis})")
+        p.out(f"most{n} = higher{n}")
+
+    def finish(self) -> None:
+        p, n = self.printer, self.total.number
+        p.out(f"v{self.most.number} = {p._combined('max', f'most{n}')}")
+        scaled = f"acc{n} * {self.exp(f'(most{n} - v{self.most.number})')}"
+        p.out(f"v{n} = {p._combined('sum', scaled)}")
 
 
 @dataclass
