@@ -22,8 +22,8 @@ from triton.runtime import interpreter
 
 from tk.aot.expr import Problem, TensorValue, as_expr, evaluate_locals
 from tk.aot.spec import Const, Float, Int, Plan, Pointer, Scratch
-from tk.codegen.family import WAYS, Generated
-from tk.codegen.schedule import Setting
+from tk.codegen.family import Generated
+from tk.codegen.settings import Setting
 from tk.codegen.tile import LAYOUTS, Layout
 from tk.generated.signature import DTYPES as TORCH_DTYPES
 
@@ -170,8 +170,8 @@ def run_all(op: Generated, *args: Any, only: str | None = None) -> Iterator[tupl
     given = dict(zip(names, args, strict=True))
     ints = [int(given[n]) for n in op.op.ints]
     floats = [float(given[n]) for n in op.op.floats]
-    for layout, setting, way in product(LAYOUTS, op.settings(), WAYS):
-        name = f"{layout.name} {setting.name} {way}".strip()
+    for layout, (config, setting, way) in product(LAYOUTS, op.ways()):
+        name = f"{layout.name} {config.name}"
         if only is None or only in name:
             found = _run_one(op, given, ints, floats, (layout, setting, way))
             if found is not None:

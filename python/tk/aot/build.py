@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -201,6 +201,27 @@ class Progress:
 # --- Check and write ---
 
 
+def drop_spilled(pack: PlannedPack, work: Work, out: TextIO) -> PlannedPack:
+    """The pack without droppable variants of which a launch spills more than it may; `out` is told how many."""
+    dropped = []
+
+    def spills(planned: PlannedVariant) -> bool:
+        plan = planned.variant.plan
+        found = plan.droppable and any(
+            work.done[source.key].spill_bytes > launch.max_spill_bytes
+            for launch, source in zip(plan.launches, planned.sources, strict=True)
+        )
+        if found:
+            dropped.append(planned.variant.name)
+        return found
+
+    ops = tuple(replace(op, variants=tuple(v for v in op.variants if not spills(v))) for op in pack.ops)
+    if dropped:
+        out.write(f"{pack.target.name}: {len(dropped)} variants left out, since they spill registers: "
+                  f"{', '.join(dropped[:8])}{', …' if len(dropped) > 8 else ''}\n")  # fmt: skip
+    return replace(pack, ops=ops)
+
+
 def check_limits(packs: Sequence[PlannedPack], work: Work) -> None:
     """Registers through memory and shared memory, each within its bound. Raises BuildFailed."""
     failures = []
@@ -268,6 +289,7 @@ def build(packs: Sequence[PlannedPack], cache: Cache, jobs: int, roots: Path | N
     work = find_work(packs, cache)
     out.write(f"{len(work.sources)} launches, {len(work.done)} of them in the cache\n")
     compile_missing(work, cache, jobs, out)
+    packs = [drop_spilled(pack, work, out) for pack in packs]
     check_limits(packs, work)
     lines = []
     for pack in packs:

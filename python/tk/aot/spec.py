@@ -154,6 +154,7 @@ class Plan:
     general: bool = False
     deterministic: bool = True
     terms: Mapping[str, Expr] = field(default_factory=dict)  # what `cost` is a weighted sum of, to fit the weights
+    droppable: bool = False  # left out where a launch spills more than it may: another plan serves what this one would
 
 
 @dataclass(frozen=True)

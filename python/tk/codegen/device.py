@@ -38,30 +38,14 @@ def bit_xor(a, b):
 
 
 @triton.jit
-def is_later_max(a, i, b, j):
-    """Whether (b, j) takes the place of (a, i): larger, NaN before all, the first of equals."""
-    larger = (b > a) | ((b != b) & (a == a))
-    equal = (b == a) | ((b != b) & (a != a))
-    return larger | (equal & (j < i))
+def is_above(b, a):
+    """Whether b takes the place of a, which came before it. NaN is above all else."""
+    return (b > a) | ((b != b) & (a == a))
 
 
 @triton.jit
-def is_later_min(a, i, b, j):
-    smaller = (b < a) | ((b != b) & (a == a))
-    equal = (b == a) | ((b != b) & (a != a))
-    return smaller | (equal & (j < i))
-
-
-@triton.jit
-def argmax(a, i, b, j):
-    take = is_later_max(a, i, b, j)
-    return tl.where(take, b, a), tl.where(take, j, i)
-
-
-@triton.jit
-def argmin(a, i, b, j):
-    take = is_later_min(a, i, b, j)
-    return tl.where(take, b, a), tl.where(take, j, i)
+def is_below(b, a):
+    return (b < a) | ((b != b) & (a == a))
 
 
 @triton.jit
@@ -71,6 +55,22 @@ def welford(mean, m2, weight, other_mean, other_m2, other_weight):
     share = tl.where(total == 0, 0.0, other_weight / total)
     delta = other_mean - mean
     return mean + delta * share, m2 + other_m2 + delta * delta * weight * share, total
+
+
+@triton.jit
+def erfc(x):
+    """Within 9e-7 of its value (tools/fit_gelu.py), of which libdevice's erf leaves fewer digits to 1 + erf(-x), and in
+    a fifth of its instructions. Past 15 standard deviations it is 0."""
+    z = tl.minimum(tl.abs(x) * 1.4142135623730951, 15.0, propagate_nan=tl.PropagateNan.ALL)
+    t = 1.0 / (1.0 + 0.36 * z)
+    p = 0.09411243349313736 * t - 0.35952889919281006
+    p = p * t + 0.36190739274024963
+    p = p * t + 0.05307909919492912
+    p = p * t + 0.2794383764266968
+    p = p * t + 0.2835449278354645
+    p = p * t + 0.28742608428001404
+    tail = p * t * tl.exp2(-0.72134752 * (z * z))
+    return tl.where(x < 0, 2.0 - tail, tail)
 
 
 @triton.jit

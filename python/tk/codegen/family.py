@@ -18,19 +18,22 @@ from tk.codegen import ir, passes, random
 from tk.codegen.errors import TraceError
 from tk.codegen.lower import IR_DTYPES, lower
 from tk.codegen.rules.scatter import NotDeterministic
-from tk.codegen.schedule import SETTINGS, Context, Scheduled, Setting, kind_of, schedule, scratch_buffers
+from tk.codegen.schedule import Context, Scheduled, kind_of, schedule, scratch_buffers
+from tk.codegen.settings import Setting, settings_of
 from tk.codegen.split import Parts, Splitter
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
 from tk.codegen.trace import LEADING, Trace, flag_values, trace_all, trace_backward, where
+from tk.codegen.walk import Walk, Walker
 from tk.generated.signature import DTYPES as TORCH_DTYPES
 from tk.generated.signature import Signature, TensorSpec
 
 ARCHITECTURES = (80, 90)
+MOST_SPILLED = 64  # bytes a thread. A setting that spills more is left out: one with smaller blocks is faster
 LAYOUT_BY_NAME: Mapping[str, Layout] = {layout.name: layout for layout in LAYOUTS}
 
 
 # How a plan goes about it; the name is the prefix of its configs'.
-WAYS = ("", "split", "deterministic")
+WAYS = ("whole", "split", "walk", "deterministic")
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,14 @@ class Graph:
     kernels: tuple[ir.Kernel, ...]
     split: tuple[ir.Kernel, ...] = ()  # the same with split reductions, where there are any to split
     parts: tuple[Parts, ...] = ()
+    walked: tuple[ir.Kernel, ...] = ()  # the same with sums over rows in the launch that has the rows
+    walk: Walk | None = None
     deterministic: tuple[ir.Kernel, ...] = ()  # the same without atomic sums, where the others have any
 
-    def way(self, name: str) -> tuple[ir.Kernel, ...]:
-        """The kernels of one of WAYS."""
-        return {"": self.kernels, "split": self.split, "deterministic": self.deterministic}[name]
+    def kernels_of(self, way: str) -> tuple[ir.Kernel, ...]:
+        """way: one of WAYS."""
+        found = {"whole": self.kernels, "split": self.split, "walk": self.walked, "deterministic": self.deterministic}
+        return found[way]
 
     @property
     def label(self) -> str:
@@ -108,7 +114,7 @@ class Generated:
 
     def _with_parts(self, bare: Op) -> dict[str, Expr]:
         """The op's locals and, of split reductions, the numbers of parts: enough programs to fill the GPU a few times,
-        each with enough to do."""
+        each with enough to do. Of programs that walk, as many as are resident."""
         found = dict(bare.locals)
         context = Context(bare, {}, {})
         for p in (p for g in self.graphs for p in g.parts):
@@ -117,6 +123,8 @@ class Generated:
             wanted = 4 * device.sm_count // maximum(ceil_div(kept, 64), 1)
             most = ceil_div(reduced, 64 if columns else 8192)
             found[p.name] = maximum(minimum(rows, most, wanted), 1)
+        for w in (g.walk for g in self.graphs if g.walk):
+            found[w.name] = maximum(minimum(context.expr(w.rows), 4 * device.sm_count), 1)
         return found
 
     def _graph_number(self, by_name: Mapping[str, Tensor], ints: Sequence[str]) -> Expr:
@@ -261,7 +269,7 @@ class Generated:
         for i, kernel in enumerate(kernels):
             one = schedule(kernel, layout, context)
             if i != self.main(kernels):
-                choices = SETTINGS[kind_of(one.tile)][layout.name]
+                choices = settings_of(kind_of(one.tile), layout.name)
                 found.append((one, next((s for s in choices if s.looped), choices[0])))
             else:
                 found.append((one, setting))
@@ -269,15 +277,19 @@ class Generated:
 
     def choices(self, kernels: Sequence[ir.Kernel], layout: Layout) -> tuple[Setting, ...]:
         """The settings that these launches have in a layout."""
-        return SETTINGS[kind_of(choose_tile(kernels[self.main(kernels)], layout))][layout.name] if kernels else ()
+        return settings_of(kind_of(choose_tile(kernels[self.main(kernels)], layout)), layout.name) if kernels else ()
 
-    def plan(self, graph: Graph, layout: Layout, setting: Setting, way: str = "") -> Plan | None:
-        kernels = graph.way(way)
+    def plan(self, graph: Graph, layout: Layout, setting: Setting, way: str = "whole") -> Plan | None:
+        """way: one of WAYS."""
+        kernels = graph.kernels_of(way)
         choices = self.choices(kernels, layout)
         if setting not in (choices[:1] if way == "deterministic" else choices):
             return None
         parts = self.scheduled(kernels, layout, setting)
+        is_first = setting == self.choices(kernels, layout)[0]
         launches = tuple(one.launch(s) for one, s in parts)
+        if not is_first:
+            launches = tuple(replace(x, max_spill_bytes=MOST_SPILLED) for x in launches)
         constraints = {c.holds.encode(): c for one, _ in parts for c in one.constraints}
         cost = as_expr(0)
         for one, s in parts:
@@ -290,30 +302,30 @@ class Generated:
             buffers=tuple(scratch_buffers(kernels, self._context(kernels))),
             general=not layout.merged,
             deterministic=not any(_depends_on_order(k) for k in kernels),
+            droppable=not is_first,
         )
 
-    def settings(self) -> tuple[Setting, ...]:
-        found = [s for g in self.graphs for w in WAYS for x in LAYOUTS for s in self.choices(g.way(w), x)]
+    def settings(self, way: str = "whole") -> tuple[Setting, ...]:
+        found = [s for g in self.graphs for x in LAYOUTS for s in self.choices(g.kernels_of(way), x)]
         return tuple(dict.fromkeys(found))
 
-    def _configs(self) -> list[tuple[Config, Setting, str]]:
-        """(config, setting, way). A split reduction is a config of its own: of the variants of one config the engine
-        takes the first that fits, whatever is predicted, and a split one never came to be."""
-        found = [(s.config, s, "") for s in self.settings()]
+    def ways(self) -> list[tuple[Config, Setting, str]]:
+        """(config, setting, way). A split reduction is a config of its own, and a walk: of the variants of one config
+        the engine takes the first that fits, whatever is predicted, and the others never came to be."""
+        found = [(s.config, s, "whole") for s in self.settings()]
         for way in WAYS[1:]:
-            if any(g.way(way) for g in self.graphs):
-                found += [(Config(f"{way}_{s.name}", {**s.config.params, way: True}), s, way) for s in self.settings()]
+            found += [(Config(f"{way}_{s.name}", {**s.config.params, way: True}), s, way) for s in self.settings(way)]
         return found
 
     @cached_property
     def family(self) -> Family:
         by_label = {g.label: g for g in self.graphs}
-        ways = {config.name: (setting, way) for config, setting, way in self._configs()}
+        ways = {config.name: (setting, way) for config, setting, way in self.ways()}
 
         def place(point: Point) -> int:
             """The place of the point's setting among those that its launches may have; -1: it has none."""
             setting, way = ways[point.config.name]
-            choices = self.choices(by_label[point.graph].way(way), LAYOUT_BY_NAME[point.layout])
+            choices = self.choices(by_label[point.graph].kernels_of(way), LAYOUT_BY_NAME[point.layout])
             return choices.index(setting) if setting in choices else -1
 
         def can_run(graph: Graph, arch: int) -> bool:
@@ -328,7 +340,7 @@ class Generated:
             return self.plan(by_label[point.graph], LAYOUT_BY_NAME[point.layout], setting, way)
 
         axes = {"graph": tuple(by_label), "layout": tuple(LAYOUT_BY_NAME)}
-        configs = tuple(config for config, _, _ in self._configs())
+        configs = tuple(config for config, _, _ in self.ways())
         kernel = Kernel(self.name, self.op, axes, dict.fromkeys(ARCHITECTURES, configs), plan)
 
         def sample(kernel: Kernel, point: Point) -> bool:
@@ -342,7 +354,7 @@ class Generated:
             """One setting of the layout that serves every call, and one of the fastest layout."""
             _, way = ways[point.config.name]
             layout = LAYOUT_BY_NAME[point.layout]
-            return place(point) == 0 and way != "split" and (layout is LAYOUTS[0] or not layout.merged)
+            return place(point) == 0 and way == "whole" and (layout is LAYOUTS[0] or not layout.merged)
 
         return Family(self.op, (kernel,), sample, portable=portable)
 
@@ -407,7 +419,8 @@ def _lowered(traces: Sequence[Trace], name: str) -> tuple[Graph, ...]:
 
 
 def _graph(trace: Trace, name: str) -> Graph:
-    splitter = Splitter("parts" + "".join(str(int(on)) + "_" for on in trace.flags.values()))
+    suffix = "".join(str(int(on)) + "_" for on in trace.flags.values())
+    splitter = Splitter(f"parts{suffix}")
     whole = tuple(passes.run(k) for k in lower(trace, name))
     deterministic: tuple[ir.Kernel, ...] = ()
     if any(map(_depends_on_order, whole)):
@@ -415,9 +428,17 @@ def _graph(trace: Trace, name: str) -> Graph:
             found = lower(trace, f"{name}_deterministic", deterministic=True)
             deterministic = tuple(passes.run(k) for k in found)
     split = tuple(passes.run(k) for k in lower(trace, f"{name}_split", splitter))
-    if not splitter.parts:
-        return Graph(trace, whole, deterministic=deterministic)
-    return Graph(trace, whole, split, tuple(splitter.parts), deterministic)
+    walker = Walker(whole, f"walks{suffix}")
+    walked = tuple(passes.run(k) for k in lower(trace, f"{name}_walk", walker))
+    return Graph(
+        trace,
+        whole,
+        split if splitter.parts else (),
+        tuple(splitter.parts),
+        walked if walker.walk else (),
+        walker.walk,
+        deterministic,
+    )
 
 
 def _backward(fn: Callable[..., Any], signature: Signature, name: str) -> Generated:

@@ -44,18 +44,20 @@ ATOMIC = {"add": ("fp32", "fp64", "i32", "i64"), "max": ("i32", "i64"), "min": (
 REDUCE = ("sum", "prod", "max", "min", "any", "all", "xor", "argmax", "argmin", "mean", "m2")
 ARITY: Mapping[str, int] = {
     **dict.fromkeys(UNARY, 1), **dict.fromkeys(BINARY, 2), **dict.fromkeys(COMPARE, 2), **dict.fromkeys(TEST, 1),
-    "random": 2, "where": 3, "cast": 1, "bitcast": 1, "reduce": 1, "scan": 1, "constant": 0, "number": 0, "index": 0,
-    "store": 1,
+    "random": 2, "where": 3, "cast": 1, "bitcast": 1, "reduce": 1, "fold": 1, "scan": 1, "constant": 0, "number": 0,
+    "index": 0, "store": 1,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One loop. symbol: what index expressions call it."""
+    """One loop. symbol: what index expressions call it. walk: it numbers the programs, each of which runs through many
+    points of the kept axes."""
 
     name: str
     size: sympy.Expr
     reduced: bool = False
+    walk: bool = False
 
     @property
     def symbol(self) -> sympy.Symbol:
@@ -132,7 +134,11 @@ class Kernel:
 
     @property
     def kept(self) -> tuple[Axis, ...]:
-        return tuple(a for a in self.axes if not a.reduced)
+        return tuple(a for a in self.axes if not a.reduced and not a.walk)
+
+    @property
+    def walk(self) -> Axis | None:
+        return next((a for a in self.axes if a.walk), None)
 
     @property
     def reduced(self) -> tuple[Axis, ...]:
@@ -149,7 +155,9 @@ class Kernel:
         return (v for v in self.values if v.op in ACCESSES)
 
     def __str__(self) -> str:
-        axes = ", ".join(f"{a.name} < {a.size}{' reduced' if a.reduced else ''}" for a in self.axes)
+        axes = ", ".join(
+            f"{a.name} < {a.size}{' reduced' if a.reduced else ' walk' if a.walk else ''}" for a in self.axes
+        )
         lines = [f"kernel {self.name}({axes})"]
         for b in self.buffers:
             sizes = ["..."] * b.leading + [str(s) for s in b.sizes[b.leading :]]
@@ -191,6 +199,8 @@ class Builder:
             axes -= reduced
         if op == "scan":
             axes |= reduced
+        if op == "fold":
+            axes = axes & reduced | {name for name, axis in self.axes.items() if axis.walk}
         return frozenset(axes)
 
     def finish(self, name: str) -> Kernel:
@@ -304,6 +314,8 @@ def _dtype_problem(v: Value, dtypes: list[str]) -> str:
             return "no such reduction"
         is_position = v.data in ("argmax", "argmin")
         return "" if v.dtype == ("i64" if is_position else dtypes[0]) else f"reduces {dtypes[0]}"
+    if v.op == "fold":
+        return "" if v.data == "sum" and v.dtype == dtypes[0] else f"adds up {dtypes[0]} by {v.data}"
     if v.op == "scan":
         return "" if v.data in SCAN and v.dtype == dtypes[0] else f"scans {dtypes[0]} by {v.data}"
     if v.op == "random":
@@ -324,6 +336,10 @@ def _axes_problem(v: Value, args: list[Value], axes: Mapping[str, Axis]) -> str:
     if v.op == "scan":
         reduced = {name for name, a in axes.items() if a.reduced}
         return "" if len(reduced) == 1 and v.axes == over | reduced else "does not run along one reduced axis"
+    if v.op == "fold":
+        walk = {name for name, a in axes.items() if a.walk}
+        reduced = {name for name, a in axes.items() if a.reduced}
+        return "" if walk and v.axes == over & reduced | walk else "does not add up over what its program walks through"
     if v.op == "index":
         return "" if v.axes == {s.name for s in v.data.free_symbols if s.name in axes} else "varies over other axes"
     if v.op == "random":

@@ -26,6 +26,7 @@ from tk.codegen.trace import Trace
 
 if TYPE_CHECKING:
     from tk.codegen.split import Splitter
+    from tk.codegen.walk import Walker
 
 Index = tuple[sympy.Expr, ...]
 
@@ -126,8 +127,26 @@ def scatter(kind: str, base: Lazy, source: Lazy, place: Callable[[Emitter, Index
     return made
 
 
+@dataclass(eq=False)
+class Fold(Lazy):
+    """What each program that walks through rows adds up of them: [programs, …]. of: the sum over all rows."""
+
+    of: Reduction | None = None
+
+    @property
+    def operand(self) -> Lazy:
+        assert self.of is not None and self.of.operand is not None
+        return self.of.operand
+
+    @property
+    def domain(self) -> Domain:
+        """Of the launch that has the rows."""
+        assert self.of is not None
+        return Domain(self.of.sizes, tuple(s for s in self.of.shape if s != 1))
+
+
 # What an earlier launch may leave in memory.
-Node = Reduction | Scan | Scatter | Stored
+Node = Reduction | Scan | Scatter | Stored | Fold
 
 
 # --- Emitting values ---
@@ -140,7 +159,7 @@ class Emitter:
 
     builder: Builder
     stored: Mapping[int, Buffer] = field(default_factory=dict)
-    splitter: Splitter | None = None
+    splitter: Splitter | Walker | None = None
     masks: list[int] = field(default_factory=list)
     memo: dict[Any, int] = field(default_factory=dict)
     missing: list[tuple[Node, Index]] = field(default_factory=list)
@@ -256,7 +275,7 @@ class Emitter:
         """In this kernel where it stands at the kernel's own place, else what was stored."""
         if self.splitter is not None and (other := self.splitter.of(node)) is not None:
             return self.read(other, index)
-        kept = [a.symbol for a in self.builder.axes.values() if not a.reduced]
+        kept = [a.symbol for a in self.builder.axes.values() if not a.reduced and not a.walk]
         reduced = [a for a in self.builder.axes.values() if a.reduced]
         own = [i for i, size in zip(index, node.shape, strict=True) if size != 1]
         sizes_agree = len(reduced) == len(node.sizes) and all(
@@ -272,7 +291,7 @@ class Emitter:
 
     def scan(self, node: Scan, index: Index) -> int:
         """In this kernel where it is read at the kernel's own place, else what was stored."""
-        kept = [a.symbol for a in self.builder.axes.values() if not a.reduced]
+        kept = [a.symbol for a in self.builder.axes.values() if not a.reduced and not a.walk]
         reduced = [a for a in self.builder.axes.values() if a.reduced]
         own = [i for d, (i, size) in enumerate(zip(index, node.shape, strict=True)) if size != 1 and d != node.dim]
         is_along = len(reduced) == 1 and index[node.dim] == reduced[0].symbol
@@ -292,6 +311,17 @@ class Emitter:
             return self.constant(0, "i64")
         self.builder.buffers.setdefault(buffer.name, buffer)
         return self.builder.add("search", "i64", value, buffer=buffer.name, index=index, data=right)
+
+    def fold(self, node: Fold, index: Index) -> int:
+        """In a kernel whose programs walk, else what was stored."""
+        axes = self.builder.axes.values()
+        walk, reduced = next((a for a in axes if a.walk), None), [a.symbol for a in axes if a.reduced]
+        if walk is None or index[0] != walk.symbol or [i for i in index[1:] if i != 0] != reduced:
+            return self.stored_value(node, index)
+        assert node.of is not None
+        rows = [a.symbol for a in axes if not a.reduced and not a.walk]
+        value = self.read(node.operand, node.of.operand_index(index[1:], rows))
+        return self.builder.add("fold", node.dtype, value, data="sum")
 
     def stored_value(self, node: Node, index: Index) -> int:
         """What an earlier launch has left in memory."""
@@ -336,10 +366,12 @@ class Domain:
     kept: Index
     reduced: Index
 
-    def axes(self) -> dict[str, Axis]:
+    def axes(self, tensors: Sequence[Lazy] = ()) -> dict[str, Axis]:
+        """With one more for the programs where one of the tensors is added up by them."""
         kept = [Axis(f"a{i}", s) for i, s in enumerate(self.kept)]
         reduced = [Axis(f"r{i}", s, True) for i, s in enumerate(self.reduced)]
-        return {a.name: a for a in (*kept, *reduced)}
+        walk = [Axis("w0", t.shape[0], walk=True) for t in tensors if isinstance(t, Fold)][:1]
+        return {a.name: a for a in (*kept, *walk, *reduced)}
 
 
 @dataclass
@@ -369,13 +401,13 @@ class Seed:
             emitter.put(self.puts, self.buffer, index)
 
 
-def kernels(name: str, seeds: Sequence[Seed], splitter: Splitter | None = None) -> list[Kernel]:
+def kernels(name: str, seeds: Sequence[Seed], splitter: Splitter | Walker | None = None) -> list[Kernel]:
     """The launches that store all seeds, in order. Raises TraceError."""
     everything, stored = _with_scratch(seeds, splitter)
     groups = _group(everything)
     found = []
     for i, group in enumerate(groups):
-        emitter = Emitter(Builder(group[0].domain.axes()), stored, splitter)
+        emitter = Emitter(Builder(group[0].domain.axes([seed.tensor for seed in group])), stored, splitter)
         for seed in group:
             seed.emit(emitter, seed.index)
         assert not emitter.missing
@@ -383,7 +415,7 @@ def kernels(name: str, seeds: Sequence[Seed], splitter: Splitter | None = None) 
     return found
 
 
-def _with_scratch(seeds: Sequence[Seed], splitter: Splitter | None) -> tuple[list[Seed], dict[int, Buffer]]:
+def _with_scratch(seeds: Sequence[Seed], splitter: Splitter | Walker | None) -> tuple[list[Seed], dict[int, Buffer]]:
     """All seeds, those of scratch memory included, with their domains and levels."""
     stored: dict[int, Buffer] = {}
     by_node: dict[int, Seed] = {}
@@ -439,8 +471,13 @@ def _put_seeds(node: Scatter, buffer: Buffer) -> list[Seed]:
     return [put, first]
 
 
-def _place(seed: Seed, splitter: Splitter | None) -> None:
+def _place(seed: Seed, splitter: Splitter | Walker | None) -> None:
     """Choose the seed's domain: that of the reduction it reads at its own place, if there is one."""
+    if isinstance(seed.tensor, Fold):
+        seed.domain, places = seed.tensor.domain, iter(range(len(seed.tensor.shape)))
+        seed.layout = ("w0", *(None if s == 1 else f"r{next(places)}" for s in seed.tensor.shape[1:]))
+        seed.needs = _needs(seed, splitter)
+        return
     dims = [d for d, s in enumerate(seed.tensor.shape) if s != 1]
     if seed.alone:
         return _place_alone(seed, dims, splitter)
@@ -457,12 +494,10 @@ def _place(seed: Seed, splitter: Splitter | None) -> None:
     seed.domain = Domain(tuple(seed.tensor.shape[d] for d in kept), tuple(sizes))
     names = {**{d: f"a{i}" for i, d in enumerate(kept)}, **{d: f"r{i}" for i, d in enumerate(along)}}
     seed.layout = tuple(names.get(d) for d in range(len(seed.tensor.shape)))
-    again = Emitter(Builder(seed.domain.axes()), splitter=splitter)
-    again.read(seed.tensor, seed.index)
-    seed.needs = list(dict.fromkeys(node for node, _ in again.missing))
+    seed.needs = _needs(seed, splitter)
 
 
-def _place_alone(seed: Seed, dims: Sequence[int], splitter: Splitter | None) -> None:
+def _place_alone(seed: Seed, dims: Sequence[int], splitter: Splitter | Walker | None) -> None:
     """At its own dimensions: a put is of every element of its kernel's axes, and nothing may come too late."""
     seed.domain = Domain(tuple(seed.tensor.shape[d] for d in dims), ())
     seed.layout = tuple(f"a{dims.index(d)}" if d in dims else None for d in range(len(seed.tensor.shape)))
@@ -471,9 +506,16 @@ def _place_alone(seed: Seed, dims: Sequence[int], splitter: Splitter | None) -> 
     seed.needs = list(dict.fromkeys(node for node, _ in probe.missing))
 
 
+def _needs(seed: Seed, splitter: Splitter | Walker | None) -> list[Node]:
+    """What it reads that is not worked out at its own place."""
+    emitter = Emitter(Builder(seed.domain.axes([seed.tensor])), splitter=splitter)
+    emitter.read(seed.tensor, seed.index)
+    return list(dict.fromkeys(node for node, _ in emitter.missing))
+
+
 def _candidate(tensor: Lazy, node: Node, at: Index) -> tuple[Any, ...] | None:
     """(kept dimensions, reduced dimensions, sizes of the reduced) under which `node` is computed in the same kernel."""
-    if isinstance(node, Scatter | Stored):
+    if isinstance(node, Scatter | Stored | Fold):
         return None
     if isinstance(node, Scan):
         found = tuple(i for i in at if i != 0)
@@ -531,7 +573,8 @@ def _join(seed: Seed, groups: Mapping[tuple[int, Domain], list[Seed]]) -> bool:
 # --- From a graph to seeds ---
 
 
-def lower(trace: Trace, name: str, splitter: Splitter | None = None, deterministic: bool = False) -> list[Kernel]:
+def lower(trace: Trace, name: str, splitter: Splitter | Walker | None = None,
+          deterministic: bool = False) -> list[Kernel]:  # fmt: skip
     """Raises TraceError for an op without a rule, with the line that asked for it.
 
     deterministic: no result depends on the order in which programs run."""

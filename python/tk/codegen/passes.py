@@ -154,11 +154,33 @@ def allow_approximations(kernel: Kernel) -> Kernel:
             exact.update(n for e in v.index for n in values_in(e))
 
     def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
-        if v.dtype != "fp32" or v.number in exact or v.op in ("load", "store", "constant", "reduce", "scan"):
+        if v.dtype != "fp32" or v.number in exact or v.op in ("load", "store", "constant", "reduce", "fold", "scan"):
             return None
         return b.add(v.op, v.dtype, *args, index=v.index, data=v.data, fast=True)
 
     return rebuild(kernel, rule)
+
+
+def merge_with_one(kernel: Kernel) -> Kernel:
+    """1 + erf(x) as erfc(-x) and 1 + tanh(x) as 2 sigmoid(2x), where approximations do: shorter, and with digits left
+    where the sum is small."""
+
+    def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
+        if v.op != "add" or not v.fast:
+            return None
+        for one, other in (args, args[::-1]):
+            inner = b.values[other]
+            if b.values[one].data != 1 or b.values[one].op != "constant" or not inner.fast:
+                continue
+            if inner.op == "erf":
+                return b.add("erfc", v.dtype, b.add("neg", v.dtype, *inner.args, fast=True), fast=True)
+            if inner.op == "tanh":
+                two = b.add("constant", v.dtype, data=2.0)
+                twice = b.add("mul", v.dtype, *inner.args, two, fast=True)
+                return b.add("mul", v.dtype, b.add("sigmoid", v.dtype, twice, fast=True), two, fast=True)
+        return None
+
+    return drop_unused(rebuild(kernel, rule))
 
 
 PASSES: tuple[Callable[[Kernel], Kernel], ...] = (
@@ -166,4 +188,5 @@ PASSES: tuple[Callable[[Kernel], Kernel], ...] = (
     simplify,
     drop_unused,
     allow_approximations,
+    merge_with_one,
 )

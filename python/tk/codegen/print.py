@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import sympy
@@ -63,7 +64,7 @@ FP64_RULES: Mapping[str, str] = {
 FAST_RULES: Mapping[str, str] = {
     **FLOAT_RULES, "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})",
     "div": "{0} / {1}", "sqrt": "tl.sqrt({0})", "rsqrt": "tl.rsqrt({0})", "sigmoid": "1.0 / (1.0 + tl.exp(-{0}))",
-    "reciprocal": "1.0 / {0}",
+    "reciprocal": "1.0 / {0}", "erfc": "device.erfc({0})",
 }  # fmt: skip
 INT_RULES: Mapping[str, str] = {
     "neg": "-{0}", "abs": "tl.abs({0})", "sign": "({0} > 0).to({0}.dtype) - ({0} < 0).to({0}.dtype)",
@@ -141,7 +142,8 @@ class Lines:
 
 @dataclass
 class Printer:
-    """One kernel with one tile and layout. looped: the reduced axes are run through in blocks, else they are one."""
+    """One kernel with one tile and layout. looped: the reduced axes are run through in blocks, else they are one.
+    stages: how many blocks of a loop are loaded ahead. hints: whether loads say what is read once and what again."""
 
     kernel: Kernel
     tile: Tile
@@ -149,8 +151,11 @@ class Printer:
     accesses: Mapping[int, Access]
     looped: bool
     size_arg: Callable[[str, sympy.Expr, bool], str]  # name, size expression, whether 32 bits hold it -> the argument
+    stages: int = 1
+    hints: bool = True
     out: Lines = field(default_factory=Lines)
     done: set[str] = field(default_factory=set)  # lines that stand already: index variables, masks
+    again: set[str] = field(default_factory=set)  # buffers that a later loop reads
 
     # --- Shapes and names ---
 
@@ -183,6 +188,9 @@ class Printer:
 
     def function(self, name: str, params: list[str]) -> str:
         head = f"@triton.jit\ndef {name}({', '.join(params)}):"
+        if self.tile.walk:
+            self._walked()
+            return "\n".join([head, *self.out.text]) + "\n"
         self._program()
         if self.looped:
             self._looped()
@@ -208,11 +216,14 @@ class Printer:
         for n in blocks:
             self._range(n, f"start_{n}")
 
-    def _range(self, n: str, start: str) -> None:
+    def offsets(self, n: str | None) -> str:
+        """The places in a block along a dimension of the tile."""
+        assert n is not None
         expand = "" if len(self.names) == 1 else "[:, None]" if n == "p" else "[None, :]"
-        offsets = f"tl.arange(0, BLOCK_{n.upper()}){expand}"
-        if self.layout.wide:
-            offsets = f"{offsets}.to(tl.int64)"
+        return f"tl.arange(0, BLOCK_{n.upper()}){expand}" + (".to(tl.int64)" if self.layout.wide else "")
+
+    def _range(self, n: str, start: str) -> None:
+        offsets = self.offsets(n)
         self.out(f"{n} = {start} + {offsets}" if start != "0" else f"{n} = {offsets}")
         self.out(f"{n}_mask = {n} < {n}_size")
         axes = self.tile.p if n == "p" else self.tile.q
@@ -253,40 +264,92 @@ class Printer:
             else:
                 self._value(v)
 
+    def _walked(self) -> None:
+        """What no row has a part in, the loop over blocks of rows, and what was added up there."""
+        values = self.kernel.values
+        self.out("pid = tl.program_id(0)")
+        self._decompose("pid", self.tile.batch)
+        self._range("q", "0")
+        folds = [v for v in values if v.op == "fold"]
+        after = {v.number for v in values if v.axes & {a.name for a in self.tile.batch}}
+        rows = {v.number for v in values if "p" in self.dims_of(v) and v.number not in after}
+        for v in values:
+            if v.number not in rows and v.number not in after:
+                self._value(v)
+        for v in folds:
+            shape = self.accumulator_shape(self.kernel.value(v.args[0]), "p")
+            self.out(f"acc{v.number} = tl.zeros({shape}, {TL_DTYPES[v.dtype]})")
+        self.out("for start_p in range(pid * BLOCK_P, p_size, tl.num_programs(0) * BLOCK_P):")
+        self.out.depth += 1
+        self._range("p", "start_p")
+        for v in values:
+            if v.number in rows:
+                self._reduce_at_once(v) if v.op == "reduce" else self._value(v)
+        for v in folds:
+            self.out(f"acc{v.number} += tl.where(p_mask, {self.name(v.args[0])}, {identity(v.data, v.dtype)})")
+        self.out.depth -= 1
+        for v in values:
+            if v.op == "fold":
+                self.out(f"v{v.number} = tl.sum(acc{v.number}, 0, keep_dims=True)")
+            elif v.number in after:
+                self._value(v)
+
     def _looped(self) -> None:
         """A loop for every generation of reductions, and one more for what is stored along the reduced axes."""
         depth = self._depths()
         n = self.reduced_dim
         assert n is not None
         along = {v.number for v in self.kernel.values if n in self.dims_of(v)}
+        loops = []
         for level in range(max(depth.values()) + 1):
-            for v in self.kernel.values:
-                if v.number not in along and v.op != "reduce" and depth[v.number] == level:
-                    self._value(v)
             stores = [
                 v for v in self.kernel.values if v.op == "store" and v.number in along and depth[v.number] == level
             ]
             reduces = [v for v in self.kernel.values if v.op == "reduce" and depth[v.number] == level + 1]
+            loops.append((stores, reduces, self._needed_in_loop([*stores, *reduces], along)))
+        for level, (stores, reduces, needed) in enumerate(loops):
+            for v in self.kernel.values:
+                if v.number not in along and v.op != "reduce" and depth[v.number] == level:
+                    self._value(v)
             if stores or reduces:
-                self._loop(n, along, stores, reduces)
+                later = [self.kernel.value(m) for _, _, rest in loops[level + 1 :] for m in rest]
+                self.again = {v.buffer for v in later if v.op == "load"}
+                self._loop(n, needed, reduces)
 
     def _depths(self) -> dict[int, int]:
         depth: dict[int, int] = {}
         for v in self.kernel.values:
             used = [*v.args, *(m for e in v.index for m in values_in(e))]
+            if v.number in self.online:
+                used = list(self.kernel.value(self.online[v.number]).args)
             depth[v.number] = max((depth[a] for a in used), default=0) + (v.op == "reduce")
         return depth
 
-    def _loop(self, n: str, along: set[int], stores: list[Value], reduces: list[Value]) -> None:
+    @cached_property
+    def online(self) -> dict[int, int]:
+        """The sums of exp(x - max(x)), each with its maximum: in a loop both come of one pass."""
+        found: dict[int, int] = {}
+        for v in self.kernel.values:
+            if v.op != "reduce" or v.data != "sum" or self.reduced_dim != "q" or not self.looped:
+                continue
+            exp = self.kernel.value(v.args[0])
+            away = self.kernel.value(exp.args[0]) if exp.op == "exp" else exp
+            most = self.kernel.value(away.args[1]) if away.op == "sub" else v
+            if most.data == "max" and most.args == away.args[:1] and most.number not in found.values():
+                found[v.number] = most.number
+        return found
+
+    def _loop(self, n: str, needed: set[int], reduces: list[Value]) -> None:
         accumulators = self._accumulators(reduces)
-        needed = self._needed_in_loop([*stores, *reduces], along)
         for a in accumulators:
             a.start()
         for v in (self.kernel.value(m) for m in sorted(needed)):
             if v.op == "scan":
                 shape = self.shape_of(self.dims_of(v) - {n}) if len(self.names) > 1 else "[]"
                 self.out(f"carry{v.number} = tl.zeros({shape}, {TL_DTYPES[v.dtype]}) + {identity(v.data, v.dtype)}")
-        self.out(f"for start in range(0, {n}_size, BLOCK_{n.upper()}):")
+        count = f"0, {n}_size, BLOCK_{n.upper()}"
+        ahead = f"tl.range({count}, num_stages={self.stages})" if self.stages > 1 else f"range({count})"
+        self.out(f"for start in {ahead}:")
         self.out.depth += 1
         self._range(n, "start")
         for v in (self.kernel.value(m) for m in sorted(needed)):
@@ -301,7 +364,7 @@ class Printer:
             a.finish()
 
     def _needed_in_loop(self, roots: list[Value], along: set[int]) -> set[int]:
-        pending = [n for v in roots for n in ([v.number] if v.op == "store" else v.args)]
+        pending = [n for v in roots for n in ([v.number] if v.op == "store" else self._reads(v))]
         found: set[int] = set()
         while pending:
             n = pending.pop()
@@ -311,6 +374,10 @@ class Printer:
             found.add(n)
             pending += [*v.args, *(m for e in v.index for m in values_in(e))]
         return found
+
+    def _reads(self, v: Value) -> tuple[int, ...]:
+        """What a reduction in a loop reads."""
+        return self.kernel.value(self.online.get(v.number, v.number)).args
 
     def _scan(self, v: Value, carry: str) -> None:
         """Of this block, and after what the blocks before it carry over."""
@@ -334,7 +401,7 @@ class Printer:
 
     def _right_side(self, v: Value) -> str:
         if v.op == "load":
-            return f"tl.load({self._pointer(v)}{self._mask(v)})"
+            return f"tl.load({self._pointer(v)}{self._mask(v)}{self._hint(v)})"
         if v.op == "index":
             return self._index_value(v)
         if v.op == "random":
@@ -409,6 +476,16 @@ class Printer:
             return f", mask={' & '.join([*parts, self.name(v.args[0])])}, other=0"
         parts += [self.name(a) for a in v.args[1:]]
         return f", mask={' & '.join(parts)}" if parts else ""
+
+    def _hint(self, v: Value) -> str:
+        """What is read once leaves the caches first, so that what other programs or a later loop read stays. Nothing
+        is known of what is read at two indices, or at one that is itself read."""
+        dims = self._index_dims(v)
+        reads = {other.index for other in self.kernel.values if other.op == "load" and other.buffer == v.buffer}
+        if not self.hints or self.layout.wide or "q" not in dims or len(reads) > 1 or any(map(values_in, v.index)):
+            return ""
+        is_once = dims == frozenset(self.names) and v.buffer not in self.again
+        return f', eviction_policy="evict_{"first" if is_once else "last"}"'
 
     def _mask_dims(self, v: Value) -> frozenset[str]:
         if v.op == "store" and v.data is not None:
@@ -498,10 +575,8 @@ class Printer:
             self._two_pass_variance(v, x, mask)
             return
         if v.data in ("argmax", "argmin"):
-            shape = self.shape_of({*self.dims_of(operand), self.reduced_dim})  # type: ignore[arg-type]
-            inside = f"tl.where({mask}, {x}, {identity(v.data, operand.dtype)})"
-            position = f"tl.where({mask}, tl.broadcast_to({self.reduced_dim}, {shape}), {self._last()})"
-            self._reduce_pair(v, inside, position)
+            self.out(f"x{v.number} = tl.where({mask}, {x}, {identity(v.data, operand.dtype)})")
+            self._first_position(v, f"x{v.number}", str(self.reduced_dim))
             return
         inside = f"tl.where({mask}, {x}, {identity(v.data, operand.dtype)})"
         self.out(f"v{v.number} = {self._combined(v.data, inside)}")
@@ -517,9 +592,15 @@ class Printer:
             return f"tl.{'max' if kind == 'any' else 'min'}({to_int}, {self.axis}{self._keep()}) != 0"
         return f"tl.reduce({x}, {self.axis}, device.{COMBINE[kind]}{self._keep()})"
 
-    def _reduce_pair(self, v: Value, value: str, position: str) -> None:
-        self.out(f"_, w{v.number} = tl.reduce(({value}, {position}), {self.axis}, device.{v.data}{self._keep()})")
-        self.out(f"v{v.number} = w{v.number}.to(tl.int64)")
+    def _first_position(self, v: Value, x: str, position: str) -> None:
+        """The extreme, then the least position that has it: carrying both through one reduction takes three times as
+        long. An extreme that is NaN equals nothing, and then every NaN is one."""
+        operand, n = self.kernel.value(v.args[0]), v.number
+        self.out(f"m{n} = {self._combined(v.data.removeprefix('arg'), x)}")
+        found = f"({x} == m{n})" + (f" | ({x} != {x})" if operand.dtype in FLOATS else "")
+        shape = self.shape_of({*self.dims_of(operand), self.reduced_dim})  # type: ignore[arg-type]
+        self.out(f"at{n} = tl.where({found}, tl.broadcast_to({position}, {shape}), {self._last()})")
+        self.out(f"v{n} = tl.min(at{n}, {self.axis}{self._keep()}).to(tl.int64)")
 
     def _two_pass_variance(self, v: Value, x: str, mask: str) -> None:
         n, operand = self.reduced_dim, self.kernel.value(v.args[0])
@@ -538,7 +619,11 @@ class Printer:
         found: list[Any] = []
         variances: dict[int, list[Value]] = {}
         for v in reduces:
-            if v.data in ("mean", "m2"):
+            if v.number in self.online:
+                found.append(_Online(self, self.kernel.value(self.online[v.number]), v))
+            elif v.number in self.online.values():
+                continue
+            elif v.data in ("mean", "m2"):
                 variances.setdefault(v.args[0], []).append(v)
             elif v.data in ("argmax", "argmin"):
                 found.append(_Position(self, v))
@@ -546,9 +631,10 @@ class Printer:
                 found.append(_Plain(self, v))
         return [*found, *(_Welford(self, operand, group) for operand, group in variances.items())]
 
-    def accumulator_shape(self, operand: Value) -> str:
+    def accumulator_shape(self, operand: Value, over: str | None = None) -> str:
+        """Of what is added up over a dimension, the reduced one where none is named."""
         assert self.reduced_dim is not None
-        return self.shape_of({*self.dims_of(operand), self.reduced_dim})
+        return self.shape_of({*self.dims_of(operand), over or self.reduced_dim})
 
 
 @dataclass
@@ -580,7 +666,58 @@ class _Plain:
 
 
 @dataclass
+class _Online:
+    """A maximum and the sum of exp(x - maximum) in one pass: of every eight elements that a thread has the maximum so
+    far, and the sum relative to it, which is scaled anew when the maximum rises."""
+
+    printer: Printer
+    most: Value
+    total: Value
+
+    @property
+    def shape(self) -> str:
+        operand = self.printer.kernel.value(self.most.args[0])
+        return self.printer.accumulator_shape(operand).replace("BLOCK_Q", "BLOCK_Q // 8")
+
+    @property
+    def eights(self) -> tuple[str, int]:
+        """The block's shape with a dimension for a thread's eight, and which it is: neighbours where it loads vectors,
+        else one of every eighth of the block."""
+        p = self.printer
+        aligned = p.layout.aligned
+        inside = "BLOCK_Q // 8, 8" if aligned else "8, BLOCK_Q // 8"
+        return self.shape.replace("BLOCK_Q // 8", inside), p.axis + aligned
+
+    def exp(self, x: str) -> str:
+        return expression(self.printer.kernel.value(self.total.args[0]), [x], self.total.dtype)
+
+    def start(self) -> None:
+        p, n, dtype = self.printer, self.total.number, TL_DTYPES[self.total.dtype]
+        p.out(f"most{n} = tl.zeros({self.shape}, {dtype}) + {identity('max', self.total.dtype)}")
+        p.out(f"acc{n} = tl.zeros({self.shape}, {dtype})")
+
+    def step(self) -> None:
+        p, n, x = self.printer, self.total.number, self.printer.name(self.most.args[0])
+        low, (eights, axis) = identity("max", self.total.dtype), self.eights
+        p.out(f"x{n} = tl.reshape(tl.where({p._mask_of_reduced()}, {x}, {low}), {eights})")
+        p.out(f"higher{n} = device.maximum(most{n}, tl.reduce(x{n}, {axis}, device.maximum))")
+        # As long as there is nothing but -inf, differences from it would be NaN.
+        p.out(f"from{n} = tl.where(higher{n} == {low}, tl.zeros_like(higher{n}), higher{n})")
+        terms = self.exp(f"(x{n} - tl.expand_dims(from{n}, {axis}))")
+        p.out(f"acc{n} = acc{n} * {self.exp(f'(most{n} - from{n})')} + tl.sum({terms}, {axis})")
+        p.out(f"most{n} = higher{n}")
+
+    def finish(self) -> None:
+        p, n = self.printer, self.total.number
+        p.out(f"v{self.most.number} = {p._combined('max', f'most{n}')}")
+        scaled = f"acc{n} * {self.exp(f'(most{n} - v{self.most.number})')}"
+        p.out(f"v{n} = {p._combined('sum', scaled)}")
+
+
+@dataclass
 class _Position:
+    """Of every lane the extreme so far and where it was. Positions rise, so that an equal one never takes its place."""
+
     printer: Printer
     v: Value
 
@@ -589,17 +726,19 @@ class _Position:
         operand = p.kernel.value(self.v.args[0])
         shape = p.accumulator_shape(operand)
         p.out(f"acc{n} = tl.zeros({shape}, {TL_DTYPES[operand.dtype]}) + {identity(self.v.data, operand.dtype)}")
-        p.out(f"at{n} = tl.full({shape}, {p._last()}, {'tl.int64' if p.layout.wide else 'tl.int32'})")
+        # Where a lane has nothing but the identity, its first element is the first of them.
+        dtype = "tl.int64" if p.layout.wide else "tl.int32"
+        p.out(f"from{n} = tl.zeros({shape}, {dtype}) + {p.offsets(p.reduced_dim)}")
 
     def step(self) -> None:
         p, n, x = self.printer, self.v.number, self.printer.name(self.v.args[0])
-        rule = "is_later_max" if self.v.data == "argmax" else "is_later_min"
-        p.out(f"take{n} = {p._mask_of_reduced()} & device.{rule}(acc{n}, at{n}, {x}, {p.reduced_dim})")
+        rule = "is_above" if self.v.data == "argmax" else "is_below"
+        p.out(f"take{n} = {p._mask_of_reduced()} & device.{rule}({x}, acc{n})")
         p.out(f"acc{n} = tl.where(take{n}, {x}, acc{n})")
-        p.out(f"at{n} = tl.where(take{n}, {p.reduced_dim}, at{n})")
+        p.out(f"from{n} = tl.where(take{n}, {p.reduced_dim}, from{n})")
 
     def finish(self) -> None:
-        self.printer._reduce_pair(self.v, f"acc{self.v.number}", f"at{self.v.number}")
+        self.printer._first_position(self.v, f"acc{self.v.number}", f"from{self.v.number}")
 
 
 @dataclass

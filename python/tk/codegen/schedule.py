@@ -17,7 +17,6 @@ from tk.aot.spec import (
     ITEMSIZE,
     Arg,
     Buffer,
-    Config,
     Const,
     Constraint,
     Float,
@@ -32,67 +31,15 @@ from tk.codegen import index as ix
 from tk.codegen import ir, source
 from tk.codegen.errors import IRError
 from tk.codegen.print import Printer
+from tk.codegen.settings import Setting
 from tk.codegen.tile import ALIGNED, ROWS, STRIDED, Access, Layout, Tile, choose_tile, coefficients, is_in_fours
 
 MAX_INT32 = 2**31 - 2**17  # a block's last index may lie past the last element
 
 
-# --- Settings: what a config is made of ---
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Block sizes along the tile's dimensions, warps, and whether the reduced dimension is run through in blocks."""
-
-    p: int
-    q: int
-    warps: int
-    looped: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{'loop_' if self.looped else ''}{self.p}x{self.q}_w{self.warps}"
-
-    @property
-    def config(self) -> Config:
-        return Config(self.name, {"p": self.p, "q": self.q, "num_warps": self.warps, "looped": self.looped})
-
-
-# By kind of launch. Of a kind's settings those that a layout gets; the strided one serves what nothing else takes.
-SETTINGS: Mapping[str, Mapping[str, tuple[Setting, ...]]] = {
-    "flat": {
-        "aligned": (Setting(1, 1024, 4), Setting(1, 2048, 4)),
-        "rows": (Setting(1, 1024, 4),),
-        "strided": (Setting(1, 1024, 4),),
-    },
-    "rows": {
-        "aligned": (Setting(1, 1024, 4), Setting(4, 256, 4), Setting(16, 64, 4), Setting(2, 2048, 8)),
-        "rows": (Setting(1, 1024, 4), Setting(16, 64, 4), Setting(128, 8, 4)),
-        "strided": (Setting(1, 1024, 4), Setting(32, 32, 4), Setting(256, 4, 4)),
-    },
-    "inner": {
-        "aligned": (
-            Setting(32, 64, 4), Setting(8, 256, 4), Setting(2, 1024, 4), Setting(1, 1024, 4), Setting(1, 2048, 4),
-            Setting(1, 4096, 8), Setting(1, 8192, 8), Setting(1, 16384, 16), Setting(1, 2048, 8, True),
-            Setting(1, 4096, 16, True),
-        ),
-        "rows": (Setting(32, 64, 4), Setting(4, 512, 4), Setting(1, 2048, 4), Setting(1, 2048, 8, True)),
-        "strided": (Setting(16, 64, 4, True), Setting(1, 1024, 4, True)),
-    },
-    "full": {
-        "aligned": (Setting(1, 1024, 4), Setting(1, 4096, 8, True)),
-        "rows": (Setting(1, 4096, 8, True),),
-        "strided": (Setting(1, 1024, 4, True),),
-    },
-    "outer": {
-        "aligned": (Setting(32, 64, 4, True), Setting(64, 32, 8, True), Setting(16, 256, 8, True)),
-        "rows": (Setting(32, 64, 4, True),),
-        "strided": (Setting(32, 64, 4, True), Setting(128, 8, 4, True)),
-    },
-}  # fmt: skip
-
-
 def kind_of(tile: Tile) -> str:
+    if tile.walk:
+        return "walk"
     if tile.reduced is None:
         return "rows" if tile.p else "flat"
     if tile.reduced == "p":
@@ -302,7 +249,7 @@ class Scheduled:
         ints: dict[str, Arg] = {"q_size": Int(q_size, width, divisible)}
         if self.tile.p:
             ints["p_size"] = Int(p_size, width)
-        text, ints = self._print(accesses, looped, width, ints)
+        text, ints = self._print(accesses, setting, width, ints)
         pointers = {f"ptr_{b.name}": self._pointer(b) for b in kernel.buffers}
         numbers = {f"arg_{v.data}": self.context.op.float(v.data, "fp64") for v in kernel.values if v.op == "number"}
         blocks: dict[str, Arg] = {"BLOCK_P": Const(setting.p)} if self.tile.p else {}
@@ -328,9 +275,11 @@ class Scheduled:
                 first = self.context.expr(offset.data) if offset.op in ("index", "constant") else as_expr(1)
                 self.require(first % 4 == 0, "an offset that is a multiple of 4")
 
-    def _print(self, accesses: Mapping[int, Access], looped: bool, width: str,
+    def _print(self, accesses: Mapping[int, Access], setting: Setting, width: str,
                ints: dict[str, Arg]) -> tuple[str, dict[str, Arg]]:  # fmt: skip
-        printer = Printer(self.kernel, self.tile, self.layout, accesses, looped, self._size_arg)
+        looped = setting.looped and self.tile.reduced is not None
+        printer = Printer(self.kernel, self.tile, self.layout, accesses, looped, self._size_arg, setting.stages,
+                          setting.hints)  # fmt: skip
         text = printer.function(self.kernel.name, ["@PARAMS@"])
         return text, {**ints, **self.args}
 
@@ -351,6 +300,8 @@ class Scheduled:
     def programs(self, setting: Setting) -> Expr:
         blocks = {"p": setting.p, "q": setting.q}
         total = self.extent(self.tile.batch)
+        if self.tile.walk:
+            return total
         for n, axes in (("p", self.tile.p), ("q", self.tile.q)):
             if axes and n != self.tile.reduced:
                 total = total * ceil_div(self.extent(axes), blocks[n])
@@ -369,6 +320,8 @@ class Scheduled:
             other = setting.q if self.tile.reduced == "p" else setting.p if self.tile.p else 1
             per_program = ceil_div(reduced, block) * (block * other)
         programs = self.programs(setting)
+        if self.tile.walk:
+            per_program = ceil_div(self.sizes["p"], programs * setting.p) * per_program
         if self.tile.reduced is not None:
             # The order of a sum follows from the setting: it may not depend on how many rows came with it.
             programs = select(mode("batch_invariant"), 1024, programs)
@@ -403,4 +356,4 @@ def scratch_buffers(kernels: Sequence[ir.Kernel], context: Context) -> Iterator[
         yield Buffer(maximum(context.expr(ix.product(b.sizes)) * ITEMSIZE[b.dtype], 16))
 
 
-__all__ = ["ALIGNED", "ROWS", "STRIDED", "Context", "Float", "Scheduled", "Setting", "schedule", "scratch_buffers"]
+__all__ = ["ALIGNED", "ROWS", "STRIDED", "Context", "Float", "Scheduled", "schedule", "scratch_buffers"]

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from tk.aot.errors import BuildError
 from tk.aot.sources import import_file
-from tk.codegen.family import Generated, Graph, generate
-from tk.codegen.schedule import SETTINGS, kind_of
+from tk.codegen.family import WAYS, Generated, Graph, generate
+from tk.codegen.schedule import kind_of
+from tk.codegen.settings import settings_of
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
 from tk.generated.declare import Declared
 
@@ -39,17 +40,17 @@ def text(op: Generated, stage: str, layouts: Sequence[Layout] = LAYOUTS) -> str:
 
 def _ir(op: Generated, graph: Graph) -> Iterator[str]:
     yield f"# {op.name}, {graph.label}"
-    yield from (str(k) for k in (*graph.kernels, *graph.split, *graph.deterministic))
+    yield from (str(k) for way in WAYS for k in graph.kernels_of(way))
 
 
 def _schedule(op: Generated, graph: Graph) -> Iterator[str]:
     yield f"{op.name}, {graph.label}"
     for layout in LAYOUTS:
-        for kernel in (*graph.kernels, *graph.split, *graph.deterministic):
+        for kernel in (k for way in WAYS for k in graph.kernels_of(way)):
             tile = choose_tile(kernel, layout)
             axes = {"batch": tile.batch, "p": tile.p, "q": tile.q}
             merged = ", ".join(f"{n} = {' '.join(f'{a.name}<{a.size}' for a in x)}" for n, x in axes.items() if x)
-            settings = ", ".join(s.name for s in SETTINGS[kind_of(tile)][layout.name])
+            settings = ", ".join(s.name for s in settings_of(kind_of(tile), layout.name))
             reduced = f", {tile.reduced} reduced" if tile.reduced else ""
             yield f"  {layout.name}: {kernel.name}: {merged or 'a single element'}{reduced}: {settings}"
 
@@ -57,7 +58,7 @@ def _schedule(op: Generated, graph: Graph) -> Iterator[str]:
 def _source(op: Generated, graph: Graph, layouts: Sequence[Layout]) -> Iterator[str]:
     """Every distinct text."""
     seen = set()
-    for kernels in (graph.kernels, graph.split, graph.deterministic):
+    for kernels in map(graph.kernels_of, WAYS):
         for layout in layouts:
             for setting in op.choices(kernels, layout):
                 for one, own in op.scheduled(kernels, layout, setting):

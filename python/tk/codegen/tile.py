@@ -15,12 +15,14 @@ from tk.codegen.ir import Axis, Kernel, Value, values_in
 @dataclass(frozen=True)
 class Tile:
     """A program covers BLOCK_P x BLOCK_Q; `q` runs along memory. Each dimension merges some axes. batch: axes of which
-    a program has one point. reduced: the dimension that is reduced, "p" or "q"."""
+    a program has one point. reduced: the dimension that is reduced, "p" or "q". walk: a program runs through many
+    blocks of rows; the axis that numbers programs is the one of `batch`."""
 
     p: tuple[Axis, ...]
     q: tuple[Axis, ...]
     batch: tuple[Axis, ...] = ()
     reduced: str | None = None
+    walk: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ def choose_tile(kernel: Kernel, layout: Layout) -> Tile:
     if not kernel.reduced:
         q = _suffix(kernel, kernel.kept, layout)
         return Tile(tuple(a for a in kernel.kept if a not in q), q)
+    if kernel.walk:
+        return Tile(kernel.kept, kernel.reduced, (kernel.walk,), "q", True)
     if not kernel.kept or _is_inner(kernel):
         return Tile(kernel.kept, kernel.reduced, (), "q")
     q = _suffix(kernel, kernel.kept, layout)

@@ -1,5 +1,5 @@
-"""``torch.ops.tk``: what Python adds to a generated op is registered when the op is first asked for, since a process calls
-few of the many that the packs have."""
+"""``torch.ops.tk``: what Python adds to a generated op is registered when the op is first asked for, since a process
+calls few of the many that the packs have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 _Namespace: Any = type(torch.ops.tk)
 
 
-class _Completing(_Namespace):  # type: ignore[misc]
+class _Completing(_Namespace):
     __module__ = _Namespace.__module__  # torch names ops by it, in what it pickles
 
     def __getattr__(self, name: str) -> Any:

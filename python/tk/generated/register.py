@@ -196,9 +196,7 @@ def _save(ctx: Any, op: GeneratedOp, args: Sequence[Any], outputs: Sequence[Tens
     ctx.n_args = len(args)
     ctx.differentiable = [x.is_floating_point() for x in outputs[: _n_returned(op)]]
     ctx.save_for_backward(*saved.values())
-    ctx.mark_non_differentiable(
-        *outputs[_n_returned(op) :], *(x for x in outputs if not x.is_floating_point())
-    )
+    ctx.mark_non_differentiable(*outputs[_n_returned(op) :], *(x for x in outputs if not x.is_floating_point()))
 
 
 def _gradients(ctx: Any, op: GeneratedOp, grads: Sequence[Tensor]) -> list[Any]:

@@ -1,0 +1,264 @@
+"""Times more settings of generated kernels than ship, to find which should.
+
+    python tools/time_settings.py build -o build/candidates.tkpack     # needs no GPU
+    python tools/time_settings.py time build/candidates.tkpack --out timings.json --seconds 250
+
+The ops are those of tools/settings_candidates.py, for bf16 on sm_90. `time` writes, for every op at every shape, each
+config's median and what was predicted for it, in µs. What is worth most comes first, since time may be short.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+OPS = HERE / "settings_candidates.py"
+
+# --- What is tried: by kind and layout, (p, q, warps) of blocks and of loops ---
+
+Blocks = Sequence[tuple[int, int, int]]
+
+FLAT: Blocks = ((1, 512, 4), (1, 1024, 4), (1, 2048, 4), (1, 2048, 8), (1, 4096, 8), (1, 4096, 4), (1, 8192, 8))
+FLAT_ROWS: Blocks = ((1, 512, 4), (1, 1024, 4), (1, 1024, 8), (1, 2048, 8), (1, 2048, 4))
+ROWS: Blocks = ((1, 1024, 4), (1, 2048, 4), (2, 1024, 4), (2, 2048, 8), (4, 256, 4), (4, 512, 4), (8, 256, 4),
+                (16, 64, 4), (16, 128, 4), (4, 1024, 8), (8, 1024, 8), (32, 64, 4))  # fmt: skip
+ROWS_UNALIGNED: Blocks = ((1, 1024, 4), (2, 512, 4), (4, 256, 4), (16, 64, 4), (128, 8, 4), (1, 2048, 8))
+INNER: Blocks = (
+    (32, 64, 4), (64, 64, 4), (16, 128, 4), (8, 256, 4), (4, 256, 4), (4, 512, 4), (2, 512, 4), (2, 1024, 4),
+    (1, 1024, 4), (1, 1024, 2), (4, 1024, 8), (1, 2048, 4), (1, 2048, 8), (2, 2048, 8), (1, 4096, 4), (1, 4096, 8),
+    (1, 4096, 16), (1, 8192, 8), (1, 8192, 16), (1, 16384, 16), (1, 16384, 32), (1, 32768, 32),
+)  # fmt: skip
+INNER_LOOPS: Blocks = ((1, 1024, 4), (1, 2048, 4), (1, 2048, 8), (1, 4096, 8), (1, 4096, 16), (1, 8192, 16),
+                       (2, 2048, 8), (1, 8192, 32))  # fmt: skip
+INNER_UNALIGNED: Blocks = ((32, 64, 4), (16, 128, 4), (8, 256, 4), (4, 512, 4), (2, 1024, 4), (1, 1024, 4),
+                           (1, 2048, 4), (1, 2048, 8), (1, 4096, 8), (1, 4096, 16), (1, 8192, 8), (1, 8192, 16),
+                           (1, 16384, 16), (1, 16384, 32))  # fmt: skip
+INNER_UNALIGNED_LOOPS: Blocks = ((1, 2048, 8), (1, 4096, 8), (1, 4096, 16), (1, 8192, 16))
+WALK: Blocks = ((16, 128, 4), (8, 256, 4), (4, 256, 4), (4, 512, 4), (1, 1024, 4), (2, 1024, 4), (4, 1024, 4),
+                (4, 1024, 8), (1, 2048, 4), (2, 2048, 8), (1, 4096, 8), (1, 4096, 16), (1, 8192, 8), (1, 8192, 16),
+                (1, 16384, 16), (1, 16384, 32))  # fmt: skip
+WALK_UNALIGNED: Blocks = ((4, 256, 4), (2, 1024, 4), (1, 1024, 4), (1, 2048, 4), (1, 2048, 8), (1, 4096, 8),
+                          (1, 4096, 16), (1, 8192, 16))  # fmt: skip
+OUTER: Blocks = ((64, 32, 8), (32, 32, 4), (32, 64, 4), (64, 32, 4), (64, 64, 8), (128, 32, 8), (32, 128, 8),
+                 (16, 128, 4), (8, 256, 4), (16, 256, 8), (128, 64, 8), (8, 512, 4), (128, 16, 4))  # fmt: skip
+OUTER_UNALIGNED: Blocks = ((64, 32, 8), (32, 32, 4), (32, 64, 4), (64, 64, 8), (128, 32, 8), (16, 128, 4), (128, 8, 4))
+
+
+def candidates() -> dict[str, dict[str, Any]]:
+    """A table of settings, about three times the one that ships."""
+    from tk.codegen.settings import SETTINGS, Setting
+
+    def once(blocks: Blocks) -> tuple[Setting, ...]:
+        return tuple(Setting(*b) for b in blocks)
+
+    def loops(blocks: Blocks, stages: int = 1, hints: bool = True) -> tuple[Setting, ...]:
+        return tuple(Setting(*b, True, stages, hints) for b in blocks)
+
+    plain = tuple(Setting(*b, hints=False) for b in ((2, 1024, 4), (1, 4096, 8)))
+    ahead = loops(((1, 2048, 8), (1, 4096, 16)), stages=3)
+    return {
+        "flat": {"aligned": (*once(FLAT), Setting(1, 2048, 4, hints=False)), "rows": once(FLAT_ROWS)},
+        "rows": {"aligned": once(ROWS), "rows": once(ROWS_UNALIGNED)},
+        "inner": {
+            "aligned": (*once(INNER), *plain, *loops(INNER_LOOPS), *ahead, *loops(((1, 4096, 16),), hints=False)),
+            "rows": (*once(INNER_UNALIGNED), *loops(INNER_UNALIGNED_LOOPS)),
+        },
+        "walk": {"aligned": once(WALK), "rows": once(WALK_UNALIGNED)},
+        "full": {"aligned": SETTINGS["full"]["aligned"], "rows": SETTINGS["full"]["rows"]},
+        "outer": {
+            "aligned": (*loops(OUTER), *loops(((64, 32, 8), (32, 64, 4)), stages=3)),
+            "rows": loops(OUTER_UNALIGNED),
+        },
+    }
+
+
+def table() -> dict[str, dict[str, Any]]:
+    from tk.codegen.settings import SETTINGS
+
+    return {kind: {"strided": SETTINGS[kind]["strided"][:1], **of} for kind, of in candidates().items()}
+
+
+def build(out: Path, jobs: int | None) -> None:
+    """Every setting compiled; what spills is left out."""
+    from tk.aot.build import build as build_packs
+    from tk.aot.build import plan_pack
+    from tk.aot.cache import open_cache
+    from tk.aot.compile import Target
+    from tk.aot.pool import default_jobs
+    from tk.aot.sources import file_families
+    from tk.codegen.settings import replaced
+
+    with replaced(table()):
+        planned = plan_pack(file_families([OPS]), Target(90), out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with open_cache(print) as cache:
+            build_packs([planned], cache, jobs or default_jobs())
+
+
+# --- Where it is tried ---
+
+Shape = tuple[int, int]
+
+LONG: Sequence[Shape] = ((32768, 4096), (131072, 1024), (4096, 32768), (16, 8192), (71224, 2593), (512, 262144),
+                         (8192, 16384), (524288, 256), (256, 4096))  # fmt: skip
+MORE: Sequence[Shape] = ((65536, 2048), (16384, 8192), (2048, 1024), (20000, 6912), (10007, 12289), (1024, 131072),
+                         (262147, 257), (132, 16384), (8, 262144), (1048576, 64), (30011, 4097), (40000, 3200),
+                         (1, 65536), (262144, 512), (2048, 65536), (64, 1024))  # fmt: skip
+FLAT_SHAPES: Sequence[Shape] = ((32768, 4096), (4096, 4096), (1024, 1024), (12345, 4097), (8192, 14336), (128, 1024),
+                                (2048, 2048), (100003, 771))  # fmt: skip
+COLUMNS: Sequence[Shape] = ((32768, 4096), (131072, 1024), (4096, 32768), (2048, 4096), (71224, 2593), (1048576, 64),
+                            (512, 1024), (16384, 2048), (100003, 768), (8192, 16384), (1048576, 16),
+                            (64, 65536))  # fmt: skip
+INNER_OPS = ("softmax", "layer_norm", "rms_norm", "row_argmax", "row_sum", "softmax_backward", "add_rms_norm",
+             "row_var_mean", "quantize_fp8_rows", "cross_entropy_rows")  # fmt: skip
+FLAT_OPS = ("gelu", "swiglu", "bias_silu")
+COLUMN_OPS = ("column_sum", "layer_norm_backward", "rms_norm_backward")
+LEAST, MOST = 1 << 16, 1 << 27  # elements
+
+
+def tasks() -> Iterator[tuple[str, Shape]]:
+    """The first shapes of all ops, then the rest."""
+    for shapes, columns, flat in ((LONG, COLUMNS[:6], FLAT_SHAPES[:4]), (MORE, COLUMNS[6:], FLAT_SHAPES[4:])):
+        for shape in flat:
+            yield from ((op, shape) for op in FLAT_OPS)
+        for shape in columns:
+            yield from ((op, shape) for op in COLUMN_OPS)
+        for shape in shapes:
+            yield from ((op, shape) for op in INNER_OPS)
+
+
+# --- Timing ---
+
+HOPELESS = 4.0
+
+
+def time_task(name: str, shape: Shape) -> dict[str, Any]:
+    """Every config that fits. Each result is held against ATen's own kernels for the same graph."""
+    from tk import capi, timing
+    from tk.generated import inputs, interpret, register
+    from tk.generated.problem import Call
+    from tk.heuristics.problem import describe
+    from tk.tune.ops import call
+
+    op = register.find(f"try_{name}")
+    assert op is not None, name
+    example = inputs.of_shape(op, shape, "bf16")
+    args = example.arguments("cuda")
+    described = describe(call, example, args)
+    assert described is not None
+    problem = described.problem
+    copies = timing.copies_to_rotate(inputs.bytes_moved(args, ()), most=16)
+    sets = [args, *([x.clone() if torch.is_tensor(x) else x for x in args] for _ in range(copies - 1))]
+    expected = interpret.aten(Call(op, [*args, -1, 0]))
+    fitting = {c.config_name: c for c in capi.candidates(problem)
+               if c.fits and capi.choose(problem, c.config).variant == c.variant}  # fmt: skip
+    captures: dict[str, Any] = {}
+    found: dict[str, Any] = {}
+    failures: dict[str, str] = {}
+    best = float("inf")
+    for config, row in sorted(fitting.items(), key=lambda item: item[1].cost):
+        try:
+            if problem_of := wrong(inputs.listed(call(example, args, row.config)), expected):
+                raise RuntimeError(problem_of)
+            captured = timing.capture([partial(call, example, a, row.config) for a in sets], at_least_us=250)
+        except (RuntimeError, ValueError) as error:
+            failures[config] = str(error)[:200]
+            continue
+        us = captured.us / captured.calls
+        best = min(best, us)
+        if us <= HOPELESS * best:
+            captures[config] = captured
+        else:
+            found[config] = [round(us, 2), round(row.cost * 1e-6, 2)]
+    for config, t in timing.device_times(captures, rounds=3, ms=1.5, warm_ms=1.0).items():
+        found[config] = [round(t.us, 2), round(fitting[config].cost * 1e-6, 2)]
+    moved = inputs.bytes_moved(args, inputs.listed(call(example, args)))
+    return {
+        "op": name, "shape": list(shape), "bytes": moved, "chosen": capi.choose(problem).config_name,
+        "kernels": sorted({c.kernel_name for c in fitting.values()}),
+        "configs": dict(sorted(found.items(), key=lambda item: item[1][0])), "failures": failures,
+    }  # fmt: skip
+
+
+def wrong(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> str:
+    """What is wrong with a result, if anything is: this far off nothing is by rounding alone."""
+    for i, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+        other = other.reshape(mine.shape)
+        if not mine.is_floating_point():
+            if not torch.equal(mine, other):
+                return f"result {i} differs"
+            continue
+        mine, other = mine.float(), other.float()
+        away, largest = (mine - other).abs().max().item(), other.abs().max().item()
+        if not away <= 0.03 * largest + 1e-3:
+            return f"result {i} is {away:.3g} off, of {largest:.3g}"
+    return ""
+
+
+def measure(pack: Path, out: Path, seconds: float, only: str | None) -> None:
+    import tk
+    from tk import timing
+    from tk.tune.record import driver_version
+
+    tk.load_pack(pack)
+    torch.manual_seed(0)
+    start = time.monotonic()
+    copy = timing.copy_bandwidth()
+    results, errors = [], {}
+    for name, shape in tasks():
+        if only and only not in name:
+            continue
+        if time.monotonic() - start > seconds:
+            errors[f"{name} {shape}"] = "out of time"
+            continue
+        try:
+            results.append(time_task(name, shape))
+        except Exception as error:  # one op that fails is no reason to lose the others' timings
+            errors[f"{name} {shape}"] = f"{type(error).__name__}: {error}"[:300]
+            print(f"FAILED {name} {shape}: {errors[f'{name} {shape}']}", flush=True)
+            continue
+        finally:
+            torch.cuda.empty_cache()
+        r = results[-1]
+        best = list(r["configs"].items())[:3]
+        share = r["bytes"] / best[0][1][0] * 1e-3 / copy if best else 0
+        print(f"{name:20} {shape[0]:>8}x{shape[1]:<7} {share:5.2f} of copy, chosen {r['chosen']} "
+              f"{r['configs'].get(r['chosen'], ['?'])[0]}; " + "  ".join(f"{c} {t[0]}" for c, t in best)
+              + (f"  FAILED {r['failures']}" if r["failures"] else ""), flush=True)  # fmt: skip
+        out.write_text(json.dumps({
+            "gpu": torch.cuda.get_device_name(), "driver": driver_version(), "torch": torch.__version__,
+            "copy_gbps": round(copy), "problems": results, "errors": errors,
+        }))  # fmt: skip
+    print(f"{len(results)} problems in {time.monotonic() - start:.0f} s")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("build")
+    one.add_argument("-o", "--out", type=Path, required=True)
+    one.add_argument("-j", "--jobs", type=int)
+    two = commands.add_parser("time")
+    two.add_argument("pack", type=Path)
+    two.add_argument("--out", type=Path, required=True)
+    two.add_argument("--seconds", type=float, default=250)
+    two.add_argument("--only", help="ops whose name has this in it")
+    args = parser.parse_args()
+    if args.command == "build":
+        build(args.out, args.jobs)
+    else:
+        measure(args.pack, args.out, args.seconds, args.only)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
