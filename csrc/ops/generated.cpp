@@ -15,12 +15,12 @@
 #include "canonical.h"
 #include "gate.h"
 #include "launch.h"
+#include "lists.h"
 #include "runtime.h"
+#include "settings.h"
 
 namespace tk::ops {
 namespace {
-
-constexpr int64_t kModeBits = TK_MODE_DETERMINISTIC | TK_MODE_BATCH_INVARIANT | TK_MODE_STRICT | TK_MODE_STATIC_WEIGHTS;
 
 // A call on its way. Arrays are filled as far as they are used.
 struct Frame {
@@ -109,13 +109,6 @@ std::string given(const Frame& f) {
 
 [[noreturn]] void fail_call(const Frame& f, const std::string& message) {
   fail_argument(text("tk.", f.op.name, ": ", message));
-}
-
-void check_settings(const Frame& f) {
-  if (f.config < -1 || f.config > INT32_MAX) [[unlikely]]
-    fail_call(f, text("config is ", f.config, ", must be -1 (choose) or the number of one"));
-  if (f.mode & ~kModeBits) [[unlikely]]
-    fail_call(f, text("mode is ", f.mode, ", must be 0 to ", kModeBits));
 }
 
 void check_rank(const Frame& f, uint32_t i) {
@@ -316,21 +309,10 @@ void launch_copied(Frame& f, int32_t device) {
     if (copies[i] && is_written(f, i)) copy(f.handles[i], handles[i]);
 }
 
-// The CUDA device that the call is for. Tensors on the CPU stand for some on a device that is described.
-int32_t target(const Frame& f) {
-  if (f.device.is_cuda()) [[likely]]
-    return f.device.index;
-  const int32_t described = described_device();
-  if (described < 0)
-    fail_unsupported(
-        text("tk.", f.op.name, ": its kernels are for CUDA tensors, these are on ", ops::describe(f.device)));
-  return described;
-}
-
 void run(Frame& f) {
-  check_settings(f);
+  check_settings(f.op.name, f.config, f.mode);
   look_at_inputs(f);
-  const int32_t device = target(f);
+  const int32_t device = target_device(f.op.name, f.device);
   allocate_outputs(f, device);
   check_written(f);
   if (has_nothing_to_do(f)) return;
@@ -363,6 +345,11 @@ void boxed(StableIValue* stack, uint64_t, uint64_t n_results) {
 }
 
 template <size_t kIndex>
+void boxed_lists(StableIValue* stack, uint64_t, uint64_t) {
+  call_lists(*defined[kIndex], stack);
+}
+
+template <size_t kIndex>
 void boxed_twin(StableIValue* stack, uint64_t n_inputs, uint64_t n_results) {
   call_carrying(boxed<kIndex>, stack, n_inputs, n_results);
 }
@@ -383,13 +370,14 @@ void boxed_gate(StableIValue* stack, uint64_t n_inputs, uint64_t n_results) {
 
 struct Functions {
   Boxed* op;
+  Boxed* lists;
   Boxed* twin;
   Boxed* gate;
 };
 
 template <size_t... kIndices>
 constexpr std::array<Functions, sizeof...(kIndices)> make_pool(std::index_sequence<kIndices...>) {
-  return {Functions{boxed<kIndices>, boxed_twin<kIndices>, boxed_gate<kIndices>}...};
+  return {Functions{boxed<kIndices>, boxed_lists<kIndices>, boxed_twin<kIndices>, boxed_gate<kIndices>}...};
 }
 
 constexpr auto kPool = make_pool(std::make_index_sequence<TK_MAX_GENERATED_OPS>());
@@ -413,9 +401,14 @@ void define_twins(Libraries& libraries, const tk_generated_op& op, Boxed* twin) 
   libraries.cuda.impl(text("_", op.name).c_str(), twin);
 }
 
+bool takes_lists(const tk_generated_op& op) {
+  return std::any_of(op.params, op.params + op.n_params,
+                     [](const tk_param& param) { return param.kind == TK_PARAM_TENSORS; });
+}
+
 void define(Libraries& libraries, const tk_generated_op& op, const Functions& functions) {
   libraries.schemas.def(op.schema);
-  libraries.cuda.impl(op.name, functions.op);
+  libraries.cuda.impl(op.name, takes_lists(op) ? functions.lists : functions.op);
   add_gate(op.name, functions.gate, [&] { define_twins(libraries, op, functions.twin); });
 }
 

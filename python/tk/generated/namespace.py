@@ -1,5 +1,5 @@
-"""``torch.ops.tk``: what Python adds to a generated op is registered when the op is first asked for, since a process calls
-few of the many that the packs have."""
+"""``torch.ops.tk``: what Python adds to a generated op is registered when the op is first asked for, since a process
+calls few of the many that the packs have."""
 
 from __future__ import annotations
 
