@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <mutex>
 
 #include "arguments.h"
@@ -324,8 +325,8 @@ void run(Frame& f) {
     launch_copied(f, device);
 }
 
-// n_results: of the op, which leaves out what is saved, or of its twin.
-void call_generated(const tk_generated_op& op, StableIValue* stack, uint32_t n_results) {
+// n_results: of the op, which leaves out what is saved, or of its twin. Not inline: it is called by 512 functions.
+[[gnu::noinline]] void call_generated(const tk_generated_op& op, StableIValue* stack, uint32_t n_results) {
   Frame f(op);
   read(stack, f);
   run(f);
@@ -361,11 +362,11 @@ std::string arguments_of(const tk_generated_op& op) {
   return std::string(schema.substr(first, schema.find(") -> ", first) - first));
 }
 
+std::unique_ptr<const Gate> gate_of[TK_MAX_GENERATED_OPS];  // of ops that were asked for, and have a gradient
+
 template <size_t kIndex>
-void boxed_gate(StableIValue* stack, uint64_t n_inputs, uint64_t n_results) {
-  static const tk_generated_op& op = *defined[kIndex];
-  static const Gate gate(op.name, "", arguments_of(op), n_inputs, n_results, op.n_results, false);
-  gate.call(stack);
+void boxed_gate(StableIValue* stack, uint64_t, uint64_t) {
+  gate_of[kIndex]->call(stack);
 }
 
 struct Functions {
@@ -394,7 +395,10 @@ struct Libraries {
 
 // Those that an op with a gradient needs (gate.h); of few ops is one ever asked for. The core has the twin's schema
 // where it returns more than the op.
-void define_twins(Libraries& libraries, const tk_generated_op& op, Boxed* twin) {
+void define_twins(Libraries& libraries, uint32_t index, Boxed* twin) {
+  const tk_generated_op& op = *defined[index];
+  gate_of[index] = std::make_unique<Gate>(op.name, "", arguments_of(op), op.n_params + 2, op.n_results - op.n_saved,
+                                          op.n_results, false);
   const std::string signature(std::string_view(op.schema).substr(std::string_view(op.name).size()));
   libraries.schemas.def((*op.twin_schema ? op.twin_schema : text("_", op.name, signature)).c_str());
   libraries.schemas.def(text("_", op.name, "_autograd", signature).c_str());
@@ -406,10 +410,11 @@ bool takes_lists(const tk_generated_op& op) {
                      [](const tk_param& param) { return param.kind == TK_PARAM_TENSORS; });
 }
 
-void define(Libraries& libraries, const tk_generated_op& op, const Functions& functions) {
+void define(Libraries& libraries, uint32_t index, const Functions& functions) {
+  const tk_generated_op& op = *defined[index];
   libraries.schemas.def(op.schema);
   libraries.cuda.impl(op.name, takes_lists(op) ? functions.lists : functions.op);
-  add_gate(op.name, functions.gate, [&] { define_twins(libraries, op, functions.twin); });
+  add_gate(op.name, functions.gate, [&, index] { define_twins(libraries, index, functions.twin); });
 }
 
 std::mutex definition;
@@ -424,7 +429,7 @@ void define_generated_ops() {
   while (const tk_generated_op* const op = tk_generated_op_at(n_defined)) {
     const uint32_t i = n_defined++;  // if torch refuses it, it is not tried again
     defined[i] = op;
-    define(libraries, *op, kPool[i]);
+    define(libraries, i, kPool[i]);
   }
 }
 

@@ -147,7 +147,7 @@ REFUSED: dict[str, tuple[str, Callable[[list[list[Tensor]]], None]]] = {
               put(1, 1, lambda g: torch.zeros(4, 3))),
     "dtype": ("grads must have the dtype of params", lambda g: g.__setitem__(1, [x.half() for x in g[1]])),
     "dtypes in a list": (r"exp_avgs\[0\] is float32, exp_avgs\[1\] float16", put(2, 1, lambda g: g[2][1].half())),
-    "rank": (r"steps must have 0 dimensions, is \[1\]", put(4, 0, lambda g: torch.zeros(1))),
+    "rank": (r"steps\[0\] must have 0 dimensions, is \[1\]", put(4, 0, lambda g: torch.zeros(1))),
     "repeats": (r"elements of exp_avgs\[0\], which is written, share", put(2, 0, lambda g: torch.zeros(1).expand(5))),
     "twice": (r"params\[0\], which is written, overlaps grads\[0\]", put(1, 0, lambda g: g[0][0])),
     "one step for all": (r"steps\[0\], which is written, overlaps steps\[1\]", put(4, 1, lambda g: g[4][0])),

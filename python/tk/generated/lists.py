@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tk.generated.problem import Call, extent, overlaps_itself
@@ -29,10 +30,9 @@ def calls(op: GeneratedOp, args: Sequence[Any]) -> list[Call]:
         _check_alike(op, (first, places), p, xs)
     found = []
     for i in range(len(places)):
+        _check_sizes(op, lists, i)
         here = [x[i] if p.kind == "tensors" else x for p, x in zip(op.params, args, strict=False)]
         found.append(Call(op.of_one_place, [*here, *args[len(op.params) :]]))
-    for i, call in enumerate(found):
-        _check_sizes(op, lists, i, call)
     return found
 
 
@@ -50,16 +50,23 @@ def _check_alike(op: GeneratedOp, first: tuple[Param, Sequence[Tensor]], p: Para
             )
 
 
-def _check_sizes(op: GeneratedOp, lists: Lists, i: int, call: Call) -> None:
+def _check_sizes(op: GeneratedOp, lists: Lists, i: int) -> None:
     sized = [(p, xs[i]) for p, xs in lists if p.leading]
     for (p, x), (q, y) in pairwise(sized):
-        call.require(
-            x.shape == y.shape,
-            lambda p=p, q=q, x=x, y=y: (
-                f"the dimensions of {p.name}[{i}] and {q.name}[{i}] must be the same, are "  # type: ignore[misc]
+
+        def message(p: Param = p, q: Param = q, x: Tensor = x, y: Tensor = y) -> str:
+            return (
+                f"tk.{op.name}: the dimensions of {p.name}[{i}] and {q.name}[{i}] must be the same, are "
                 f"{list(x.shape)} and {list(y.shape)}"
-            ),
-        )
+            )
+
+        if x.dim() != y.dim():
+            raise ValueError(message())
+        for a, b in zip(x.shape, y.shape, strict=True):
+            torch._check_value(a == b, message)
+    for p, xs in lists:
+        if not p.leading and xs[i].dim():
+            raise ValueError(f"tk.{op.name}: {p.name}[{i}] must have 0 dimensions, is {list(xs[i].shape)}")
 
 
 def _name(x: Tensor) -> str:

@@ -10,7 +10,7 @@ import torch
 _Namespace: Any = type(torch.ops.tk)
 
 
-class _Completing(_Namespace):  # type: ignore[misc]
+class _Completing(_Namespace):
     __module__ = _Namespace.__module__  # torch names ops by it, in what it pickles
 
     def __getattr__(self, name: str) -> Any:

@@ -116,8 +116,17 @@ def _register_lists(op: GeneratedOp) -> None:
             for call in calls:
                 interpret.run(call)
 
+    def elsewhere(*args: Any, **kwargs: Any) -> None:
+        """Of lists without a tensor, which belong to no backend, or to one without kernels."""
+        calls = lists.calls(op, _all_arguments(overload, args, kwargs))
+        if calls:
+            raise errors.UnsupportedError(
+                f"tk.{op.name}: it is there on CUDA and the CPU, not on {calls[0].tensors[0].device}"
+            )
+
     torch.library.register_fake(f"tk::{op.name}", fake, lib=_library)
     _library.impl(op.name, cpu, "CPU")
+    _library.impl(op.name, elsewhere, "CompositeExplicitAutograd")
 
 
 def _n_returned(op: GeneratedOp) -> int:
