@@ -9,18 +9,19 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <mutex>
 
 #include "arguments.h"
 #include "canonical.h"
 #include "gate.h"
 #include "launch.h"
+#include "lists.h"
 #include "runtime.h"
+#include "settings.h"
 
 namespace tk::ops {
 namespace {
-
-constexpr int64_t kModeBits = TK_MODE_DETERMINISTIC | TK_MODE_BATCH_INVARIANT | TK_MODE_STRICT | TK_MODE_STATIC_WEIGHTS;
 
 // A call on its way. Arrays are filled as far as they are used.
 struct Frame {
@@ -109,13 +110,6 @@ std::string given(const Frame& f) {
 
 [[noreturn]] void fail_call(const Frame& f, const std::string& message) {
   fail_argument(text("tk.", f.op.name, ": ", message));
-}
-
-void check_settings(const Frame& f) {
-  if (f.config < -1 || f.config > INT32_MAX) [[unlikely]]
-    fail_call(f, text("config is ", f.config, ", must be -1 (choose) or the number of one"));
-  if (f.mode & ~kModeBits) [[unlikely]]
-    fail_call(f, text("mode is ", f.mode, ", must be 0 to ", kModeBits));
 }
 
 void check_rank(const Frame& f, uint32_t i) {
@@ -316,21 +310,10 @@ void launch_copied(Frame& f, int32_t device) {
     if (copies[i] && is_written(f, i)) copy(f.handles[i], handles[i]);
 }
 
-// The CUDA device that the call is for. Tensors on the CPU stand for some on a device that is described.
-int32_t target(const Frame& f) {
-  if (f.device.is_cuda()) [[likely]]
-    return f.device.index;
-  const int32_t described = described_device();
-  if (described < 0)
-    fail_unsupported(
-        text("tk.", f.op.name, ": its kernels are for CUDA tensors, these are on ", ops::describe(f.device)));
-  return described;
-}
-
 void run(Frame& f) {
-  check_settings(f);
+  check_settings(f.op.name, f.config, f.mode);
   look_at_inputs(f);
-  const int32_t device = target(f);
+  const int32_t device = target_device(f.op.name, f.device);
   allocate_outputs(f, device);
   check_written(f);
   if (has_nothing_to_do(f)) return;
@@ -342,8 +325,8 @@ void run(Frame& f) {
     launch_copied(f, device);
 }
 
-// n_results: of the op, which leaves out what is saved, or of its twin.
-void call_generated(const tk_generated_op& op, StableIValue* stack, uint32_t n_results) {
+// n_results: of the op, which leaves out what is saved, or of its twin. Not inline: it is called by 512 functions.
+[[gnu::noinline]] void call_generated(const tk_generated_op& op, StableIValue* stack, uint32_t n_results) {
   Frame f(op);
   read(stack, f);
   run(f);
@@ -363,6 +346,11 @@ void boxed(StableIValue* stack, uint64_t, uint64_t n_results) {
 }
 
 template <size_t kIndex>
+void boxed_lists(StableIValue* stack, uint64_t, uint64_t) {
+  call_lists(*defined[kIndex], stack);
+}
+
+template <size_t kIndex>
 void boxed_twin(StableIValue* stack, uint64_t n_inputs, uint64_t n_results) {
   call_carrying(boxed<kIndex>, stack, n_inputs, n_results);
 }
@@ -374,22 +362,23 @@ std::string arguments_of(const tk_generated_op& op) {
   return std::string(schema.substr(first, schema.find(") -> ", first) - first));
 }
 
+std::unique_ptr<const Gate> gate_of[TK_MAX_GENERATED_OPS];  // of ops that were asked for, and have a gradient
+
 template <size_t kIndex>
-void boxed_gate(StableIValue* stack, uint64_t n_inputs, uint64_t n_results) {
-  static const tk_generated_op& op = *defined[kIndex];
-  static const Gate gate(op.name, "", arguments_of(op), n_inputs, n_results, op.n_results, false);
-  gate.call(stack);
+void boxed_gate(StableIValue* stack, uint64_t, uint64_t) {
+  gate_of[kIndex]->call(stack);
 }
 
 struct Functions {
   Boxed* op;
+  Boxed* lists;
   Boxed* twin;
   Boxed* gate;
 };
 
 template <size_t... kIndices>
 constexpr std::array<Functions, sizeof...(kIndices)> make_pool(std::index_sequence<kIndices...>) {
-  return {Functions{boxed<kIndices>, boxed_twin<kIndices>, boxed_gate<kIndices>}...};
+  return {Functions{boxed<kIndices>, boxed_lists<kIndices>, boxed_twin<kIndices>, boxed_gate<kIndices>}...};
 }
 
 constexpr auto kPool = make_pool(std::make_index_sequence<TK_MAX_GENERATED_OPS>());
@@ -406,17 +395,26 @@ struct Libraries {
 
 // Those that an op with a gradient needs (gate.h); of few ops is one ever asked for. The core has the twin's schema
 // where it returns more than the op.
-void define_twins(Libraries& libraries, const tk_generated_op& op, Boxed* twin) {
+void define_twins(Libraries& libraries, uint32_t index, Boxed* twin) {
+  const tk_generated_op& op = *defined[index];
+  gate_of[index] = std::make_unique<Gate>(op.name, "", arguments_of(op), op.n_params + 2, op.n_results - op.n_saved,
+                                          op.n_results, false);
   const std::string signature(std::string_view(op.schema).substr(std::string_view(op.name).size()));
   libraries.schemas.def((*op.twin_schema ? op.twin_schema : text("_", op.name, signature)).c_str());
   libraries.schemas.def(text("_", op.name, "_autograd", signature).c_str());
   libraries.cuda.impl(text("_", op.name).c_str(), twin);
 }
 
-void define(Libraries& libraries, const tk_generated_op& op, const Functions& functions) {
+bool takes_lists(const tk_generated_op& op) {
+  return std::any_of(op.params, op.params + op.n_params,
+                     [](const tk_param& param) { return param.kind == TK_PARAM_TENSORS; });
+}
+
+void define(Libraries& libraries, uint32_t index, const Functions& functions) {
+  const tk_generated_op& op = *defined[index];
   libraries.schemas.def(op.schema);
-  libraries.cuda.impl(op.name, functions.op);
-  add_gate(op.name, functions.gate, [&] { define_twins(libraries, op, functions.twin); });
+  libraries.cuda.impl(op.name, takes_lists(op) ? functions.lists : functions.op);
+  add_gate(op.name, functions.gate, [&, index] { define_twins(libraries, index, functions.twin); });
 }
 
 std::mutex definition;
@@ -431,7 +429,7 @@ void define_generated_ops() {
   while (const tk_generated_op* const op = tk_generated_op_at(n_defined)) {
     const uint32_t i = n_defined++;  // if torch refuses it, it is not tried again
     defined[i] = op;
-    define(libraries, *op, kPool[i]);
+    define(libraries, i, kPool[i]);
   }
 }
 

@@ -16,6 +16,7 @@ from tk.aot.spec import DTYPES, Config, Constraint, Family, Kernel, Op, Output, 
 from tk.codegen import index as ix
 from tk.codegen import ir, passes, random
 from tk.codegen.errors import TraceError
+from tk.codegen.lists import GeneratedLists, generate_lists
 from tk.codegen.lower import IR_DTYPES, lower
 from tk.codegen.rules.scatter import NotDeterministic
 from tk.codegen.schedule import Context, Scheduled, kind_of, schedule, scratch_buffers
@@ -389,6 +390,15 @@ def _has_leading(shape: Sequence[sympy.Expr]) -> bool:
 
 def is_float(spec: TensorSpec, dtypes: Mapping[str, str]) -> bool:
     return TORCH_DTYPES[dtypes.get(spec.dtype, spec.dtype)].is_floating_point
+
+
+def generate_any(
+    fn: Callable[..., Any], signature: Signature, name: str, grad: bool = False
+) -> Generated | GeneratedLists:
+    """:func:`generate`, of functions of lists too."""
+    if any(spec.is_list for spec in signature.tensors.values()):
+        return generate_lists(fn, signature, name, grad)
+    return generate(fn, signature, name, grad)
 
 
 def generate(fn: Callable[..., Any], signature: Signature, name: str, grad: bool = False) -> Generated:

@@ -597,10 +597,11 @@ def _stored(buffer: Buffer) -> Lazy:
 
 
 def _in_place_is_safe(found: Sequence[Kernel]) -> bool:
-    """Whether every argument that is written is read by the same launch only, and only at the place that it writes."""
-    for kernel in found:
+    """Whether every argument that is written is read by earlier launches and the same only, and by that only at the
+    place that it writes."""
+    for i, kernel in enumerate(found):
         for store in (v for v in kernel.values if v.op == "store" and kernel.buffer(v.buffer).kind == "mutated"):
-            for other in found:
+            for other in found[i:]:
                 reads = [v for v in other.values if v.op == "load" and v.buffer == store.buffer]
                 if reads and (other is not kernel or any(r.index != store.index for r in reads)):
                     return False

@@ -239,11 +239,12 @@ def overlaps_itself(x: Tensor) -> bool:
 def _overlap(x: Tensor, y: Tensor) -> bool:
     if x.numel() == 0 or y.numel() == 0:
         return False
-    (first, end), (other_first, other_end) = _extent(x), _extent(y)
+    (first, end), (other_first, other_end) = extent(x), extent(y)
     return first < other_end and other_first < end
 
 
-def _extent(x: Tensor) -> tuple[int, int]:
+def extent(x: Tensor) -> tuple[int, int]:
+    """Addresses of the first byte and past the last."""
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
 

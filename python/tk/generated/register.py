@@ -19,7 +19,7 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library
 
 from tk import errors
-from tk.generated import gradients, interpret, records
+from tk.generated import gradients, interpret, lists, records
 from tk.generated.problem import Call
 from tk.generated.records import GeneratedOp
 from tk.heuristics import overrides
@@ -75,7 +75,7 @@ def wrapper(name: str) -> Callable[..., Any]:
     mode_name = op.default._schema.arguments[-1].name
 
     def call(*args: Any, config: str | int | None = None, **kwargs: Any) -> Any:
-        first = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+        first = next(lists.tensors_of((*args, *kwargs.values())), None)
         if first is not None:  # without one the op says what is missing
             mode, number = overrides.find(name, first)
             number = number if config is None else overrides.number(name, config, first)
@@ -91,12 +91,42 @@ def wrapper(name: str) -> Callable[..., Any]:
 
 
 def _register_op(op: GeneratedOp) -> None:
+    if op.takes_lists:
+        return _register_lists(op)
     _register_kernels(op, op.name, _n_returned(op))
     formula = gradients.FORMULAS.get(op.name)
     if op.backward or formula:
         _register.at_autograd(op.name, _autograd_kernel(op, formula), _n_returned(op))
         if op.n_saved:
             _register_kernels(op, f"_{op.name}", op.n_results)
+
+
+def _register_lists(op: GeneratedOp) -> None:
+    """They write in place alone: there is nothing to return, no gradient, and no batching rule."""
+    overload = getattr(torch.ops.tk, op.name).default
+
+    def fake(*args: Any, **kwargs: Any) -> None:
+        lists.calls(op, _all_arguments(overload, args, kwargs))
+
+    def cpu(*args: Any, **kwargs: Any) -> None:
+        args = tuple(_all_arguments(overload, args, kwargs))
+        calls = lists.calls(op, args)
+        lists.check_memory(op, args)
+        with torch._C._AutoDispatchBelowAutograd():
+            for call in calls:
+                interpret.run(call)
+
+    def elsewhere(*args: Any, **kwargs: Any) -> None:
+        """Of lists without a tensor, which belong to no backend, or to one without kernels."""
+        calls = lists.calls(op, _all_arguments(overload, args, kwargs))
+        if calls:
+            raise errors.UnsupportedError(
+                f"tk.{op.name}: it is there on CUDA and the CPU, not on {calls[0].tensors[0].device}"
+            )
+
+    torch.library.register_fake(f"tk::{op.name}", fake, lib=_library)
+    _library.impl(op.name, cpu, "CPU")
+    _library.impl(op.name, elsewhere, "CompositeExplicitAutograd")
 
 
 def _n_returned(op: GeneratedOp) -> int:
