@@ -1,4 +1,5 @@
-"""Random numbers, and dropout. Every bit follows from seed, offset and the element's place (tk.generated.random)."""
+"""Random numbers, and dropout. Every bit follows from seed, offset and the element's place (tk.generated.random). The
+gradient of dropout is dropout with the same seed, which tk.generated.gradients has."""
 
 import torch
 import torch.nn.functional as F
@@ -8,13 +9,13 @@ from tk.generated import op
 FLOATS = ("bf16", "fp16", "fp32")
 
 
-@op(x="T[...]", seed="i64[]", p="float", offset="int", T=FLOATS, grad=True)
+@op(x="T[...]", seed="i64[]", p="float", offset="int", T=FLOATS)
 def dropout(x, seed, p, offset):
-    """x / (1 - p), and 0 with probability p. The gradient draws again what the forward drew."""
+    """x / (1 - p), and 0 with probability p."""
     return F.dropout(x, p)
 
 
-@op(x="T[...]", residual="T[...]", seed="i64[]", p="float", offset="int", T=FLOATS, grad=True)
+@op(x="T[...]", residual="T[...]", seed="i64[]", p="float", offset="int", T=FLOATS)
 def dropout_add(x, residual, seed, p, offset):
     """dropout(x) + residual."""
     return F.dropout(x, p) + residual

@@ -54,7 +54,7 @@ def dropout(
     return run("dropout", x, key, float(p), first, config=config)
 
 
-@needs("dropout_add")
+@needs("dropout", "dropout_add")
 def dropout_add(
     x: Tensor,
     residual: Tensor,
