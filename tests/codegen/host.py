@@ -242,6 +242,7 @@ def launch(plan: Plan, problem: Problem, tensors: Sequence[torch.Tensor], floats
     for one in plan.launches:
         if number(one.when):
             grid = tuple(number(g) for g in one.grid)
+            interpreter.interpreter_builder.options = interpreter.InterpreterOptions(**one.options)
             one.fn[grid](**{name: value(arg) for name, arg in one.args.items()})
 
 

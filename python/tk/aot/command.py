@@ -47,7 +47,7 @@ def _run(args: argparse.Namespace) -> None:
     targets = list(dict.fromkeys(Target.parse(text) for text in args.arch.split(",")))
     jobs = args.jobs or default_jobs()
     paths = pack_paths(targets, args.files, args.out) if not args.dry_run else [Path()] * len(targets)
-    families = file_families(args.files) if args.files else package_families()
+    families = file_families(args.files, args.debug) if args.files else package_families(args.debug)
     packs: list[PlannedPack] = [
         plan_pack(families, target, path, args.sample, args.only) for target, path in zip(targets, paths, strict=True)
     ]

@@ -69,6 +69,7 @@ class Generated:
     graphs: tuple[Graph, ...]
     doc: str = ""
     backward: Generated | None = None
+    debug: bool = False
 
     @property
     def families(self) -> list[Family]:
@@ -254,7 +255,7 @@ class Generated:
     def _context(self, kernels: Sequence[ir.Kernel]) -> Context:
         scratch = {b.name: None for k in kernels for b in k.buffers if b.kind == "scratch"}
         by_name = {t.name: t for t in self.op.tensors}
-        return Context(self.op, by_name, {name: i for i, name in enumerate(scratch)})
+        return Context(self.op, by_name, {name: i for i, name in enumerate(scratch)}, self.debug)
 
     def main(self, kernels: Sequence[ir.Kernel]) -> int:
         """The launch whose setting is the plan's: the first that reduces, else the last."""
@@ -393,16 +394,20 @@ def is_float(spec: TensorSpec, dtypes: Mapping[str, str]) -> bool:
 
 
 def generate_any(
-    fn: Callable[..., Any], signature: Signature, name: str, grad: bool = False
+    fn: Callable[..., Any], signature: Signature, name: str, grad: bool = False, debug: bool = False
 ) -> Generated | GeneratedLists:
     """:func:`generate`, of functions of lists too."""
     if any(spec.is_list for spec in signature.tensors.values()):
         return generate_lists(fn, signature, name, grad)
-    return generate(fn, signature, name, grad)
+    return generate(fn, signature, name, grad, debug)
 
 
-def generate(fn: Callable[..., Any], signature: Signature, name: str, grad: bool = False) -> Generated:
-    """Trace and lower; with `grad` the backward too. Raises TraceError for what cannot be generated."""
+def generate(
+    fn: Callable[..., Any], signature: Signature, name: str, grad: bool = False, debug: bool = False
+) -> Generated:
+    """Trace and lower; with `grad` the backward too. debug: the variant that checks indices and results on the device.
+
+    Raises TraceError for what cannot be generated."""
     if not name.isidentifier():
         raise TraceError(f"{where(fn)}: an op needs a name; declare a function that has one")
     try:
@@ -417,7 +422,8 @@ def generate(fn: Callable[..., Any], signature: Signature, name: str, grad: bool
     except TraceError as error:
         at = where(fn)
         raise TraceError(str(error) if at in str(error) else f"{at}: {error}") from None
-    return Generated(name, signature, graphs, doc, backward)
+    backward = replace(backward, debug=debug) if backward else None
+    return Generated(name, signature, graphs, doc, backward, debug)
 
 
 def _lowered(traces: Sequence[Trace], name: str) -> tuple[Graph, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import sympy
 
+from tk.codegen import debug
 from tk.codegen.errors import IRError
 from tk.codegen.ir import ACCESSES, COMPARE, FLOATS, Kernel, Value, values_in
 from tk.codegen.tile import Access, Layout, Tile, is_in_fours, linear_parts
@@ -153,6 +154,7 @@ class Printer:
     size_arg: Callable[[str, sympy.Expr, bool], str]  # name, size expression, whether 32 bits hold it -> the argument
     stages: int = 1
     hints: bool = True
+    debug: str = ""  # the op's name, in the debug variant
     out: Lines = field(default_factory=Lines)
     done: set[str] = field(default_factory=set)  # lines that stand already: index variables, masks
     again: set[str] = field(default_factory=set)  # buffers that a later loop reads
@@ -392,6 +394,16 @@ class Printer:
     # --- Values ---
 
     def _value(self, v: Value) -> None:
+        if self.debug and v.op in ("load", "store"):
+            for line in debug.before(self, self.debug, v):
+                self.out(line)
+            self._plain_value(v)
+            for line in debug.after(self, self.debug, v):
+                self.out(line)
+        else:
+            self._plain_value(v)
+
+    def _plain_value(self, v: Value) -> None:
         if v.op == "store":
             how = "tl.store" if v.data in (None, "set") else f"tl.atomic_{v.data}"
             order = "" if how == "tl.store" else ', sem="relaxed"'
@@ -468,14 +480,16 @@ class Printer:
             parts.append(f"tl.zeros({self.shape_of(missing)}, tl.int32)")
         return " + ".join(parts)
 
-    def _mask(self, v: Value) -> str:
-        """Of the block's ends, and what the load itself is guarded by."""
+    def mask_text(self, v: Value) -> str:
+        """Of the block's ends, and what the load or store itself is guarded by."""
         dims = self._index_dims(v) | self._mask_dims(v)
         parts = [f"{n}_mask" for n in self.names if n in dims]
-        if v.op == "load" and v.args:
-            return f", mask={' & '.join([*parts, self.name(v.args[0])])}, other=0"
-        parts += [self.name(a) for a in v.args[1:]]
-        return f", mask={' & '.join(parts)}" if parts else ""
+        return " & ".join([*parts, *(self.name(a) for a in (v.args if v.op == "load" else v.args[1:]))])
+
+    def _mask(self, v: Value) -> str:
+        mask = self.mask_text(v)
+        other = ", other=0" if v.op == "load" and v.args else ""
+        return f", mask={mask}{other}" if mask else ""
 
     def _hint(self, v: Value) -> str:
         """What is read once leaves the caches first, so that what other programs or a later loop read stays. Nothing

@@ -10,11 +10,10 @@ function, so that a backward, which works the forward out again, draws the same.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -66,71 +65,42 @@ def own(fn: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:
 # --- What a call draws from ---
 
 
-@dataclass
-class Draws:
-    seed: Tensor | None
-    offset: Any
-    next: int = 0
-
-    def bits(self, size: Sequence[Any]) -> Tensor:
-        if self.seed is None:
-            raise NeedsSeed("random numbers without a seed")
-        self.next += 1
-        return torch.ops.tk_random.bits(self.seed, self.offset, self.next - 1, list(size))
+class _Traced(random.Draws):
+    def _bits(self, stream: int, size: Sequence[Any]) -> Tensor:
+        return torch.ops.tk_random.bits(self.seed, self.offset, stream, list(size))
 
 
-_current: ContextVar[Draws | None] = ContextVar("draws", default=None)
+_current: ContextVar[random.Draws | None] = ContextVar("draws", default=None)
 
 
 @contextmanager
 def drawing(signature: Signature, named: Mapping[str, Any]) -> Iterator[None]:
     """Random calls draw from these arguments of the op."""
     is_seeded = signature.params.get("seed") == SEED and signature.params.get("offset") == OFFSET
-    token = _current.set(Draws(named["seed"], named["offset"]) if is_seeded else Draws(None, 0))
+    token = _current.set(_Traced(named["seed"], named["offset"]) if is_seeded else None)
     try:
         yield
     finally:
         _current.reset(token)
 
 
-def _bits(size: Sequence[Any]) -> Tensor:
+def _draws() -> random.Draws:
     draws = _current.get()
-    assert draws is not None, "outside of drawing()"
-    return draws.bits(size)
-
-
-# --- Distributions, of 32 bits a word ---
+    if draws is None:
+        raise NeedsSeed("random numbers without a seed")
+    return draws
 
 
 def uniform(size: Sequence[Any], dtype: torch.dtype = torch.float32) -> Tensor:
-    """In [0, 1): as many bits as the dtype has, so that nothing rounds up to 1."""
-    if dtype == torch.float64:
-        high, low = _top(_bits(size), 27).double(), _top(_bits(size), 26).double()
-        return (high * 2.0**26 + low) * 2.0**-53
-    n = {torch.bfloat16: 8, torch.float16: 11}.get(dtype, 24)
-    return (_top(_bits(size), n).float() * 2.0**-n).to(dtype)
-
-
-def _top(bits: Tensor, n: int) -> Tensor:
-    return (bits >> (32 - n)) & ((1 << n) - 1)
+    return _draws().uniform(size, dtype)
 
 
 def normal(size: Sequence[Any], dtype: torch.dtype = torch.float32) -> Tensor:
-    """By Box and Muller, 1958."""
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    radius = torch.sqrt(-2 * torch.log(1 - uniform(size, wide)))
-    return (radius * torch.cos(2 * math.pi * uniform(size, wide))).to(dtype)
+    return _draws().normal(size, dtype)
 
 
 def integers(low: Any, high: Any, size: Sequence[Any], dtype: torch.dtype = torch.int64) -> Tensor:
-    """low <= x < high. Of a range up to 2³² a word's share, else two words modulo the range."""
-    span = high - low
-    if isinstance(span, int) and span <= 2**32:
-        if span < 1:
-            raise ValueError(f"randint: low is {low} and high {high}; high must be larger")
-        return (((_bits(size).to(torch.int64) & random.WORD) * span >> 32) + low).to(dtype)
-    word, top = _bits(size).to(torch.int64) & random.WORD, _top(_bits(size), 31).to(torch.int64)
-    return (((top << 32) | word) % span + low).to(dtype)
+    return _draws().integers(low, high, size, dtype)
 
 
 def bernoulli(p: Any, size: Sequence[Any]) -> Tensor:
@@ -139,16 +109,12 @@ def bernoulli(p: Any, size: Sequence[Any]) -> Tensor:
 
 
 def dropout(input: Tensor, p: Any = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """input / (1 - p), and 0 with probability p. A NaN that is dropped is 0."""
+    """torch.nn.functional.dropout."""
     if isinstance(p, float | int) and not 0 <= p <= 1:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     if inplace:
         raise ValueError("dropout in place: assign its result instead")
-    if not training:
-        return input
-    keep = uniform(input.shape) >= p
-    scale = torch.full((), 1.0 - p, device=input.device).clamp_min(2.0**-126).reciprocal()
-    return torch.where(keep, input, 0.0).mul(scale).to(input.dtype)
+    return _draws().dropout(input, p) if training else input
 
 
 # --- In place of ATen's ---

@@ -27,8 +27,8 @@ from tk.aot.spec import (
     Scratch,
     require,
 )
+from tk.codegen import debug, ir, source
 from tk.codegen import index as ix
-from tk.codegen import ir, source
 from tk.codegen.errors import IRError
 from tk.codegen.print import Printer
 from tk.codegen.settings import Setting
@@ -57,6 +57,7 @@ class Context:
     op: Op
     tensors: Mapping[str, Tensor]
     scratch: Mapping[str, int]  # the number of a scratch buffer in the plan
+    debug: bool = False
 
     def expr(self, e: sympy.Expr) -> Expr:
         """A size expression in the language of packs."""
@@ -264,7 +265,8 @@ class Scheduled:
         # Nothing to put is no reason not to write the base.
         when = programs > 0 if any(v.op == "store" and v.data for v in kernel.values) else 1
         return Launch(
-            fn, all_args, (programs, 1, 1), num_warps=setting.warps, num_stages=2 if looped else 1, when=when
+            fn, all_args, (programs, 1, 1), num_warps=setting.warps, num_stages=2 if looped else 1, when=when,
+            options=debug.OPTIONS if self.context.debug else {},
         )  # fmt: skip
 
     def _require_fours(self) -> None:
@@ -279,7 +281,7 @@ class Scheduled:
                ints: dict[str, Arg]) -> tuple[str, dict[str, Arg]]:  # fmt: skip
         looped = setting.looped and self.tile.reduced is not None
         printer = Printer(self.kernel, self.tile, self.layout, accesses, looped, self._size_arg, setting.stages,
-                          setting.hints)  # fmt: skip
+                          setting.hints, self.context.op.name if self.context.debug else "")  # fmt: skip
         text = printer.function(self.kernel.name, ["@PARAMS@"])
         return text, {**ints, **self.args}
 

@@ -576,8 +576,8 @@ def _check_leading(fn: Callable[..., Any], signature: Signature, found: Trace, r
         with random.drawing(signature, named), _Lines(fn), random.Eager():
             expected, _ = tree_flatten(fn(**random.own(fn, named)))
         actual, _ = tree_flatten(fx.Interpreter(_on_cpu(recorded)).run(*one))
-    except (RuntimeError, IndexError, NotImplementedError):
-        return  # the CPU has no such op for this dtype, or the indices are out of range
+    except (RuntimeError, IndexError, ValueError, NotImplementedError):
+        return  # the CPU has no such op for this dtype, or the indices or numbers are out of range
     if not all(_agree(a, b) for a, b in zip(expected, actual, strict=True) if a is not None):
         raise TraceError(
             f"{where(fn)}: what the function computes depends on how many dimensions '...' stands for. Count "

@@ -16,7 +16,18 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from tk.functional import activations, losses, norms, optimizers, quantization, reductions, softmaxes, tables
+from tk.functional import (
+    activations,
+    losses,
+    norms,
+    optimizers,
+    quantization,
+    random,
+    reductions,
+    searches,
+    softmaxes,
+    tables,
+)
 from tk.functional._call import bind
 
 __all__ = ["FUNCTIONS", "available", "find"]
@@ -27,7 +38,7 @@ def _functions(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = _functions(
-    activations, losses, norms, optimizers, quantization, reductions, softmaxes, tables
+    activations, losses, norms, optimizers, quantization, random, reductions, searches, softmaxes, tables
 )
 
 

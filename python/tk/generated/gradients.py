@@ -1,5 +1,5 @@
 """Gradients of the package's own generated ops that are no generated ops themselves: the gradient is
-the op itself (rope), a scatter (embedding), or of a few ATen ops (var_mean)."""
+the op itself (rope, dropout), a scatter (embedding), or of a few ATen ops (var_mean)."""
 
 from __future__ import annotations
 
@@ -42,6 +42,22 @@ def _scatter(ctx: Any, grad: Tensor) -> Any:
     return found, None, None, None, None
 
 
+def _keep_seed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *_, seed, ctx.p, ctx.offset, _, ctx.mode = inputs
+    ctx.save_for_backward(seed)
+
+
+def _drop_again(ctx: Any, grad: Tensor) -> Any:
+    """The same elements: no mask was kept."""
+    (seed,) = ctx.saved_tensors
+    return torch.ops.tk.dropout(grad, seed, ctx.p, ctx.offset, -1, ctx.mode), None, None, None, None, None
+
+
+def _drop_again_and_add(ctx: Any, grad: Tensor) -> Any:
+    found, *rest = _drop_again(ctx, grad)
+    return found, grad, *rest
+
+
 def _keep_mean(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(inputs[0], output[1])
 
@@ -55,6 +71,8 @@ def _of_variance(ctx: Any, grad_var: Tensor, grad_mean: Tensor) -> Any:
 
 
 FORMULAS: Mapping[str, Formula] = {
+    "dropout": (_keep_seed, _drop_again),
+    "dropout_add": (_keep_seed, _drop_again_and_add),
     "embedding": (_keep_index, _scatter),
     "row_var_mean": (_keep_mean, _of_variance),
     "rope": (_keep_tables, _rotate_back("rope")),
