@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tk.aot.errors import BuildError
 from tk.aot.sources import import_file
-from tk.codegen.family import Generated, Graph, generate
+from tk.codegen.family import WAYS, Generated, Graph, generate
 from tk.codegen.schedule import kind_of
 from tk.codegen.settings import settings_of
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
@@ -46,7 +46,7 @@ def _ir(op: Generated, graph: Graph) -> Iterator[str]:
 def _schedule(op: Generated, graph: Graph) -> Iterator[str]:
     yield f"{op.name}, {graph.label}"
     for layout in LAYOUTS:
-        for kernel in (*graph.kernels, *graph.split):
+        for kernel in (*graph.kernels, *graph.split, *graph.walked):
             tile = choose_tile(kernel, layout)
             axes = {"batch": tile.batch, "p": tile.p, "q": tile.q}
             merged = ", ".join(f"{n} = {' '.join(f'{a.name}<{a.size}' for a in x)}" for n, x in axes.items() if x)
@@ -58,10 +58,10 @@ def _schedule(op: Generated, graph: Graph) -> Iterator[str]:
 def _source(op: Generated, graph: Graph, layouts: Sequence[Layout]) -> Iterator[str]:
     """Every distinct text."""
     seen = set()
-    for kernels in (graph.kernels, graph.split):
+    for way in WAYS:
         for layout in layouts:
-            for setting in op.choices(kernels, layout):
-                for one, own in op.scheduled(kernels, layout, setting):
+            for setting in op.choices(graph, layout, way):
+                for one, own in op.scheduled(graph.kernels_of(way), layout, setting):
                     one.launch(own)
                     if one.text not in seen:
                         seen.add(one.text)
