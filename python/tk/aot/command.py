@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from tk.aot import finished
 from tk.aot.build import PlannedPack, build, definitions, dry_run, plan_pack
 from tk.aot.cache import open_cache
 from tk.aot.compile import Target
 from tk.aot.errors import BuildError
 from tk.aot.pool import default_jobs
 from tk.aot.sources import file_families, package_families
+from tk.aot.spec import Family
 
 
 def pack_paths(targets: list[Target], files: list[Path], out: Path | None) -> list[Path]:
@@ -47,16 +50,28 @@ def _run(args: argparse.Namespace) -> None:
     targets = list(dict.fromkeys(Target.parse(text) for text in args.arch.split(",")))
     jobs = args.jobs or default_jobs()
     paths = pack_paths(targets, args.files, args.out) if not args.dry_run else [Path()] * len(targets)
-    families = file_families(args.files, args.debug) if args.files else package_families(args.debug)
-    packs: list[PlannedPack] = [
-        plan_pack(families, target, path, args.sample, args.only) for target, path in zip(targets, paths, strict=True)
-    ]
     with open_cache(lambda message: print(f"tk build: {message}", file=sys.stderr)) as cache:
-        if args.dry_run:
-            dry_run(packs, cache, jobs)
-        else:
-            ops = None if args.files else (args.out / "ops.tkpack", definitions(families))
-            build(packs, cache, jobs, args.roots, ops=ops)
+        if args.files or args.dry_run:
+            families = file_families(args.files, args.debug) if args.files else package_families(args.debug)
+            packs = _planned(args, families, targets, paths)
+            dry_run(packs, cache, jobs) if args.dry_run else build(packs, cache, jobs, args.roots)
+            return
+        outputs = [*paths, args.out / "ops.tkpack", *([args.roots] if args.roots else [])]
+        key = finished.digest([*(t.name for t in targets), str(args.sample), str(args.only), str(args.debug)])
+        if finished.is_finished(cache, key, outputs):
+            print(f"{', '.join(p.name for p in outputs)}: nothing has changed")
+            return
+        families = package_families(args.debug)
+        packs = _planned(args, families, targets, paths)
+        build(packs, cache, jobs, args.roots, ops=(args.out / "ops.tkpack", definitions(families)))
+        finished.record(cache, key, outputs)
+
+
+def _planned(
+    args: argparse.Namespace, families: Sequence[Family], targets: Sequence[Target], paths: Sequence[Path]
+) -> list[PlannedPack]:
+    return [plan_pack(families, target, path, args.sample, args.only)
+            for target, path in zip(targets, paths, strict=True)]  # fmt: skip
 
 
 def _show(stage: str, where: str) -> None:

@@ -32,8 +32,7 @@ ARCHITECTURES = (80, 90)
 MOST_SPILLED = 64  # bytes a thread. A setting that spills more is left out: one with smaller blocks is faster
 LAYOUT_BY_NAME: Mapping[str, Layout] = {layout.name: layout for layout in LAYOUTS}
 
-
-# How a plan goes about it; the name is the prefix of its configs'.
+# To compute a graph: see Graph. The prefix of a config's name, but for the first.
 WAYS = ("whole", "split", "walk", "deterministic")
 
 
@@ -258,9 +257,9 @@ class Generated:
         return Context(self.op, by_name, {name: i for i, name in enumerate(scratch)}, self.debug)
 
     def main(self, kernels: Sequence[ir.Kernel]) -> int:
-        """The launch whose setting is the plan's: the first that reduces, else the last."""
+        """The launch whose setting is the plan's: of those that reduce the one that does most, else the last."""
         reducing = [i for i, k in enumerate(kernels) if k.reduced]
-        return reducing[0] if reducing else len(kernels) - 1
+        return max(reducing, key=lambda i: len(kernels[i].values)) if reducing else len(kernels) - 1
 
     def scheduled(
         self, kernels: Sequence[ir.Kernel], layout: Layout, setting: Setting
@@ -271,24 +270,35 @@ class Generated:
         for i, kernel in enumerate(kernels):
             one = schedule(kernel, layout, context)
             if i != self.main(kernels):
-                choices = settings_of(kind_of(one.tile), layout.name)
-                found.append((one, next((s for s in choices if s.looped), choices[0])))
+                found.append((one, settings_of(kind_of(one.tile), layout.name)[0]))
             else:
                 found.append((one, setting))
         return found
 
-    def choices(self, kernels: Sequence[ir.Kernel], layout: Layout) -> tuple[Setting, ...]:
-        """The settings that these launches have in a layout."""
-        return settings_of(kind_of(choose_tile(kernels[self.main(kernels)], layout)), layout.name) if kernels else ()
+    def choices(self, graph: Graph, layout: Layout, way: str) -> tuple[Setting, ...]:
+        """The settings that a way to compute a graph has in a layout."""
+        kernels = graph.kernels_of(way)
+        if not kernels:
+            return ()
+        kind = self._kind(kernels, layout)
+        if kind == "inner" and graph.split and way == "whole" and layout.merged:
+            return ()  # the split one is as good where there is little to split
+        if kind == "inner" and way == "split" and (graph.walk or self._kind(graph.kernels, layout) != "inner"):
+            kind = "parts"
+        found = settings_of(kind, layout.name)
+        return found[:1] if way == "deterministic" else found
+
+    def _kind(self, kernels: Sequence[ir.Kernel], layout: Layout) -> str:
+        return kind_of(choose_tile(kernels[self.main(kernels)], layout))
 
     def plan(self, graph: Graph, layout: Layout, setting: Setting, way: str = "whole") -> Plan | None:
         """way: one of WAYS."""
         kernels = graph.kernels_of(way)
-        choices = self.choices(kernels, layout)
-        if setting not in (choices[:1] if way == "deterministic" else choices):
+        choices = self.choices(graph, layout, way)
+        if setting not in choices:
             return None
         parts = self.scheduled(kernels, layout, setting)
-        is_first = setting == self.choices(kernels, layout)[0]
+        is_first = setting == choices[0]
         launches = tuple(one.launch(s) for one, s in parts)
         if not is_first:
             launches = tuple(replace(x, max_spill_bytes=MOST_SPILLED) for x in launches)
@@ -308,7 +318,7 @@ class Generated:
         )
 
     def settings(self, way: str = "whole") -> tuple[Setting, ...]:
-        found = [s for g in self.graphs for x in LAYOUTS for s in self.choices(g.kernels_of(way), x)]
+        found = [s for g in self.graphs for x in LAYOUTS for s in self.choices(g, x, way)]
         return tuple(dict.fromkeys(found))
 
     def ways(self) -> list[tuple[Config, Setting, str]]:
@@ -327,7 +337,7 @@ class Generated:
         def place(point: Point) -> int:
             """The place of the point's setting among those that its launches may have; -1: it has none."""
             setting, way = ways[point.config.name]
-            choices = self.choices(by_label[point.graph].kernels_of(way), LAYOUT_BY_NAME[point.layout])
+            choices = self.choices(by_label[point.graph], LAYOUT_BY_NAME[point.layout], way)
             return choices.index(setting) if setting in choices else -1
 
         def can_run(graph: Graph, arch: int) -> bool:
@@ -337,7 +347,7 @@ class Generated:
             setting, way = ways[point.config.name]
             if not can_run(by_label[point.graph], point.arch):
                 return None
-            if point.arch < 90 and not setting.looped and place(point) > 0:
+            if point.arch < 90 and place(point) > 0 and not setting.everywhere:
                 return None  # the wheel has no room for settings that were never measured there
             return self.plan(by_label[point.graph], LAYOUT_BY_NAME[point.layout], setting, way)
 

@@ -183,10 +183,29 @@ def merge_with_one(kernel: Kernel) -> Kernel:
     return drop_unused(rebuild(kernel, rule))
 
 
+def multiply_by_reciprocal(kernel: Kernel) -> Kernel:
+    """Where approximations do, a softmax multiplies by the reciprocal of the sum of exponentials, which each row has
+    once. (Another divisor may be so small that its reciprocal is infinite.)"""
+
+    def is_exponentials(b: Builder, v: Value) -> bool:
+        return v.op == "reduce" and v.data == "sum" and b.values[v.args[0]].op == "exp"
+
+    def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
+        if v.op != "div" or not v.fast or len(args) < 2:
+            return None
+        divided, by = b.values[args[0]], b.values[args[1]]
+        if not by.axes < divided.axes or not is_exponentials(b, by):
+            return None
+        return b.add("mul", v.dtype, args[0], b.add("reciprocal", v.dtype, args[1], fast=True), fast=True)
+
+    return rebuild(kernel, rule)
+
+
 PASSES: tuple[Callable[[Kernel], Kernel], ...] = (
     promote,
     simplify,
     drop_unused,
     allow_approximations,
     merge_with_one,
+    multiply_by_reciprocal,
 )

@@ -130,6 +130,17 @@ def identity(kind: str, dtype: str) -> str:
     return literal(low if is_low else 2**bits - 1, dtype)
 
 
+def loops(kernel: Kernel, tile: Tile) -> int:
+    """How often a looped launch goes over what is reduced."""
+    if tile.reduced is None or tile.walk:
+        return 1
+    printer = Printer(kernel, tile, Layout("", True, False), {}, True, lambda *_: "")
+    depth = printer._depths()
+    along = {v.number for v in kernel.values if tile.reduced in printer.dims_of(v)}
+    stores = {depth[v.number] for v in kernel.values if v.op == "store" and v.number in along}
+    return len(stores | {depth[v.number] - 1 for v in kernel.values if v.op == "reduce"})
+
+
 @dataclass
 class Lines:
     """Source, indented."""
@@ -143,8 +154,7 @@ class Lines:
 
 @dataclass
 class Printer:
-    """One kernel with one tile and layout. looped: the reduced axes are run through in blocks, else they are one.
-    stages: how many blocks of a loop are loaded ahead. hints: whether loads say what is read once and what again."""
+    """One kernel with one tile and layout. looped: the reduced axes are run through in blocks, else they are one."""
 
     kernel: Kernel
     tile: Tile
@@ -152,8 +162,6 @@ class Printer:
     accesses: Mapping[int, Access]
     looped: bool
     size_arg: Callable[[str, sympy.Expr, bool], str]  # name, size expression, whether 32 bits hold it -> the argument
-    stages: int = 1
-    hints: bool = True
     debug: str = ""  # the op's name, in the debug variant
     out: Lines = field(default_factory=Lines)
     done: set[str] = field(default_factory=set)  # lines that stand already: index variables, masks
@@ -349,9 +357,7 @@ class Printer:
             if v.op == "scan":
                 shape = self.shape_of(self.dims_of(v) - {n}) if len(self.names) > 1 else "[]"
                 self.out(f"carry{v.number} = tl.zeros({shape}, {TL_DTYPES[v.dtype]}) + {identity(v.data, v.dtype)}")
-        count = f"0, {n}_size, BLOCK_{n.upper()}"
-        ahead = f"tl.range({count}, num_stages={self.stages})" if self.stages > 1 else f"range({count})"
-        self.out(f"for start in {ahead}:")
+        self.out(f"for start in range(0, {n}_size, BLOCK_{n.upper()}):")
         self.out.depth += 1
         self._range(n, "start")
         for v in (self.kernel.value(m) for m in sorted(needed)):
@@ -492,11 +498,12 @@ class Printer:
         return f", mask={mask}{other}" if mask else ""
 
     def _hint(self, v: Value) -> str:
-        """What is read once leaves the caches first, so that what other programs or a later loop read stays. Nothing
-        is known of what is read at two indices, or at one that is itself read."""
+        """In a loop: what is read once leaves the caches first, so that what a later loop reads again stays. (Without a
+        loop the hints cost up to 5 %.) Nothing is known of what is read at two indices, or at one that is itself read.
+        """
         dims = self._index_dims(v)
         reads = {other.index for other in self.kernel.values if other.op == "load" and other.buffer == v.buffer}
-        if not self.hints or self.layout.wide or "q" not in dims or len(reads) > 1 or any(map(values_in, v.index)):
+        if not self.looped or self.layout.wide or "q" not in dims or len(reads) > 1 or any(map(values_in, v.index)):
             return ""
         is_once = dims == frozenset(self.names) and v.buffer not in self.again
         return f', eviction_policy="evict_{"first" if is_once else "last"}"'

@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import sympy
 
@@ -30,9 +31,22 @@ from tk.aot.spec import (
 from tk.codegen import debug, ir, source
 from tk.codegen import index as ix
 from tk.codegen.errors import IRError
-from tk.codegen.print import Printer
+from tk.codegen.print import Printer, loops
 from tk.codegen.settings import Setting
 from tk.codegen.tile import ALIGNED, ROWS, STRIDED, Access, Layout, Tile, choose_tile, coefficients, is_in_fours
+
+# Predicted time, fitted to what tools/time_settings.py measured on an H200: picoseconds.
+START, BLOCK = 335_000, 374_000  # of a program, for each pass; of a block that waits for its loads
+INSTRUCTION = 29  # 1/1024 ps, of one for one element when all multiprocessors issue
+REDUCTION = 64  # a warp's part in a reduction over the block
+PER_THREAD = 40  # instructions of a thread that do not depend on how many elements it has
+MOST_WARPS = 64  # resident on a multiprocessor
+L2_KEPT, L2_LOST = 16 << 20, 40 << 20  # of the rows under way a loop finds all again, and nothing of so many more
+INSTRUCTIONS: Mapping[str, int] = {
+    "exp": 6, "exp2": 5, "log": 6, "log2": 5, "div": 8, "sqrt": 8, "rsqrt": 4, "reciprocal": 8, "sigmoid": 14,
+    "erf": 40, "erfc": 20, "tanh": 30, "sin": 40, "cos": 40, "tan": 60, "pow": 60, "lgamma": 100, "expm1": 25,
+    "log1p": 25, "constant": 0, "number": 0, "index": 2,
+}  # fmt: skip
 
 MAX_INT32 = 2**31 - 2**17  # a block's last index may lie past the last element
 
@@ -96,6 +110,19 @@ class Context:
 
 
 # --- One launch ---
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one launch. bytes: read and written for an element; read: those of them that a loop would read again.
+    computed: instructions for an element. passes: how often a loop goes over what is reduced."""
+
+    bytes: int
+    read: int
+    computed: int
+    accesses: int
+    reductions: int
+    passes: int
 
 
 @dataclass
@@ -250,7 +277,7 @@ class Scheduled:
         ints: dict[str, Arg] = {"q_size": Int(q_size, width, divisible)}
         if self.tile.p:
             ints["p_size"] = Int(p_size, width)
-        text, ints = self._print(accesses, setting, width, ints)
+        text, ints = self._print(accesses, looped, width, ints)
         pointers = {f"ptr_{b.name}": self._pointer(b) for b in kernel.buffers}
         numbers = {f"arg_{v.data}": self.context.op.float(v.data, "fp64") for v in kernel.values if v.op == "number"}
         blocks: dict[str, Arg] = {"BLOCK_P": Const(setting.p)} if self.tile.p else {}
@@ -277,11 +304,10 @@ class Scheduled:
                 first = self.context.expr(offset.data) if offset.op in ("index", "constant") else as_expr(1)
                 self.require(first % 4 == 0, "an offset that is a multiple of 4")
 
-    def _print(self, accesses: Mapping[int, Access], setting: Setting, width: str,
+    def _print(self, accesses: Mapping[int, Access], looped: bool, width: str,
                ints: dict[str, Arg]) -> tuple[str, dict[str, Arg]]:  # fmt: skip
-        looped = setting.looped and self.tile.reduced is not None
-        printer = Printer(self.kernel, self.tile, self.layout, accesses, looped, self._size_arg, setting.stages,
-                          setting.hints, self.context.op.name if self.context.debug else "")  # fmt: skip
+        printer = Printer(self.kernel, self.tile, self.layout, accesses, looped, self._size_arg,
+                          self.context.op.name if self.context.debug else "")  # fmt: skip
         text = printer.function(self.kernel.name, ["@PARAMS@"])
         return text, {**ints, **self.args}
 
@@ -312,38 +338,70 @@ class Scheduled:
     # --- Predicted time ---
 
     def cost(self, setting: Setting) -> Expr:
-        """Picoseconds: bytes over bandwidth, or the waves of programs where those are too few to fill the GPU."""
-        looped = setting.looped and self.tile.reduced is not None
-        per_element = self._bytes_per_element()
-        per_program: Expr | int = setting.p * setting.q if self.tile.p else setting.q
-        if looped:
-            reduced = self.sizes[self.tile.reduced or "q"]
-            block = setting.p if self.tile.reduced == "p" else setting.q
-            other = setting.q if self.tile.reduced == "p" else setting.p if self.tile.p else 1
-            per_program = ceil_div(reduced, block) * (block * other)
-        programs = self.programs(setting)
-        if self.tile.walk:
-            per_program = ceil_div(self.sizes["p"], programs * setting.p) * per_program
-        if self.tile.reduced is not None:
+        """Picoseconds: what takes longest of moving bytes, issuing instructions, and waiting where programs are few.
+
+        Only the order of two settings counts. `tools/time_settings.py judge` says how far off it is."""
+        work, reduced = self._work, self.tile.reduced
+        looped = setting.looped and reduced is not None
+        passes = work.passes if looped else 1
+        block = {"p": setting.p if self.tile.p else 1, "q": setting.q}
+        programs, kept = self.programs(setting), self.extent(self.tile.batch if not self.tile.walk else ())
+        for n in ("p", "q"):
+            kept = kept * self.sizes[n] if n != reduced and n in self.sizes else kept
+        if reduced is not None:
             # The order of a sum follows from the setting: it may not depend on how many rows came with it.
             programs = select(mode("batch_invariant"), 1024, programs)
-        slowness = {"aligned": 16, "rows": 24, "strided": 64}[self.layout.name] + 4 * looped
-        bandwidth = programs * per_program * (per_element * slowness) // 64  # 0.25 ps a byte: 4 TB/s
-        resident = max(1, 32 // setting.warps)
+            kept = select(mode("batch_invariant"), 1024 * block["p" if reduced == "q" else "q"], kept)
+        elements = kept * self.sizes[reduced] if reduced else kept
+        blocks = as_expr(1)
+        if self.tile.walk:
+            blocks = ceil_div(kept, programs * setting.p)
+        elif looped:
+            blocks = ceil_div(self.sizes[reduced or "q"], block[reduced or "q"])
+        resident = max(1, MOST_WARPS // setting.warps)
+        # Of what a loop reads again, the share that the L2 cache no longer has, in sixteenths.
+        lost = as_expr(0)
+        if passes > 1:
+            live = self.sizes[reduced or "q"] * (work.read * block["p" if reduced == "q" else "q"])
+            live = maximum(live * minimum(device.sm_count * resident, programs) - L2_KEPT, 0)
+            lost = minimum(live // (L2_LOST // 16), 16)
+        moved = elements * work.bytes + elements * ((passes - 1) * work.read) * lost // 16
+        if not looped:  # while a block computes nothing is loaded but by its neighbours
+            moved = moved * (2 * resident + 1) // (2 * resident)
+        moved = moved * {"aligned": 1, "rows": 1, "strided": 2}[self.layout.name] // 4  # 0.25 ps a byte: 4 TB/s
+        full = ceil_div(programs, device.sm_count) * device.sm_count * blocks
+        instructions = block["p"] * block["q"] * self._instructions(setting) + 32 * setting.warps * PER_THREAD
+        issued = full * (instructions * INSTRUCTION // 1024 + work.reductions * setting.warps * passes * REDUCTION)
         waves = ceil_div(programs, device.sm_count * resident)
-        # One program of four warps moves some 16 GB/s: what it waits for memory.
-        latency = waves * (600_000 + per_program * (per_element * slowness * 16 // setting.warps))
-        return maximum(bandwidth, latency) + 2_000_000
+        per_block = BLOCK if self.layout.aligned else BLOCK * 3 // 2
+        waited = waves * (START * (1 + passes) + blocks * (passes * per_block))
+        # All but the longest is hidden, to a tenth.
+        return (maximum(maximum(moved, issued), waited) * 13 + moved + issued + waited) // 16 + 1_000_000
 
-    def _bytes_per_element(self) -> int:
-        """Of the buffers that are read or written at every element of the tile: a bias or a row's sum hardly counts."""
+    def _instructions(self, setting: Setting) -> int:
+        """For each element of a block: what is computed, and what loads and stores take."""
+        access = {"aligned": 2, "rows": 12 + min(512 // setting.q, 16), "strided": 30}[self.layout.name]
+        return self._work.computed + self._work.accesses * access
+
+    @cached_property
+    def _work(self) -> Work:
+        """Of the values and buffers at every element of the tile: a bias or a row's sum hardly counts."""
         dims = [{a.name for a in axes} for axes in (self.tile.p, self.tile.q) if axes]
-        found = {}
+        read: dict[str, int] = {}
+        written: dict[str, int] = {}
         for v in self.kernel.accesses:
             names = {s.name for e in v.index for s in e.free_symbols}
             if all(names & d for d in dims):
-                found[v.buffer] = ITEMSIZE[self.kernel.buffer(v.buffer).dtype]
-        return max(1, sum(found.values()))
+                (read if v.op == "load" else written)[v.buffer] = ITEMSIZE[self.kernel.buffer(v.buffer).dtype]
+        inside = [v for v in self.kernel.values if all(v.axes & d for d in dims)]
+        along_q = {a.name for a in self.tile.q}
+        accesses = sum(v.op in ("load", "store") and bool(v.axes & along_q) for v in self.kernel.values)
+        reductions = [v for v in self.kernel.values if v.op == "reduce"]
+        computed = sum(INSTRUCTIONS.get(v.op, 1) for v in inside if v.op not in ("load", "store"))
+        computed += sum(5 if v.data in ("argmax", "argmin") else 2 for v in reductions)
+        passes = loops(self.kernel, self.tile)
+        return Work(max(1, sum(read.values()) + sum(written.values())), sum(read.values()), computed, accesses,
+                    len(reductions), passes)  # fmt: skip
 
 
 def schedule(kernel: ir.Kernel, layout: Layout, context: Context) -> Scheduled:

@@ -16,20 +16,17 @@ from tk.aot.spec import Config
 class Setting:
     """Block sizes along the tile's dimensions, warps, and whether the reduced dimension is run through in blocks.
 
-    stages: of a loop's loads, how many are under way. hints: whether loads say what is read once and what again."""
+    everywhere: architectures for which nothing was measured have it as well, as they have the first of each layout."""
 
     p: int
     q: int
     warps: int
     looped: bool = False
-    stages: int = 1
-    hints: bool = True
+    everywhere: bool = False
 
     @property
     def name(self) -> str:
-        stages = f"_s{self.stages}" if self.stages > 1 else ""
-        hints = "" if self.hints else "_plain"
-        return f"{'loop_' if self.looped else ''}{self.p}x{self.q}_w{self.warps}{stages}{hints}"
+        return f"{'loop_' if self.looped else ''}{self.p}x{self.q}_w{self.warps}"
 
     @property
     def config(self) -> Config:
@@ -38,43 +35,54 @@ class Setting:
 
 Table = Mapping[str, Mapping[str, tuple[Setting, ...]]]
 
-# By kind of launch. Of a kind's settings those that a layout gets; the strided one serves what nothing else takes.
+# By kind of launch (schedule.kind_of; "parts" are the inner reductions of a split one). Of a kind's settings those that
+# a layout gets, the first for every size: it is all that PTX has. The strided one serves what nothing else takes.
+# docs/performance.md has what they were chosen by.
 SETTINGS: Table = {
     "flat": {
-        "aligned": (Setting(1, 1024, 4), Setting(1, 2048, 4)),
-        "rows": (Setting(1, 1024, 4),),
+        "aligned": (Setting(1, 2048, 4), Setting(1, 1024, 4)),
+        "rows": (Setting(1, 2048, 4),),
         "strided": (Setting(1, 1024, 4),),
     },
     "rows": {
-        "aligned": (Setting(1, 1024, 4), Setting(4, 256, 4), Setting(16, 64, 4), Setting(2, 2048, 8)),
-        "rows": (Setting(1, 1024, 4), Setting(16, 64, 4), Setting(128, 8, 4)),
-        "strided": (Setting(1, 1024, 4), Setting(32, 32, 4), Setting(256, 4, 4)),
+        "aligned": (Setting(8, 256, 4), Setting(32, 64, 4)),
+        "rows": (Setting(2, 512, 4), Setting(16, 64, 4)),
+        "strided": (Setting(32, 32, 4),),
     },
     "inner": {
         "aligned": (
-            Setting(32, 64, 4), Setting(8, 256, 4), Setting(2, 1024, 4), Setting(1, 1024, 4), Setting(1, 2048, 4),
-            Setting(1, 4096, 8), Setting(1, 8192, 8), Setting(1, 16384, 16), Setting(1, 2048, 8, True),
-            Setting(1, 4096, 16, True),
+            Setting(1, 4096, 16, True), Setting(32, 64, 4), Setting(16, 128, 4), Setting(8, 256, 4), Setting(4, 512, 4),
+            Setting(2, 1024, 4, everywhere=True), Setting(1, 2048, 4), Setting(1, 4096, 4, everywhere=True),
+            Setting(1, 8192, 8), Setting(1, 16384, 16), Setting(1, 32768, 32), Setting(1, 8192, 32, True),
         ),
-        "rows": (Setting(32, 64, 4), Setting(4, 512, 4), Setting(1, 2048, 4), Setting(1, 2048, 8, True)),
-        "strided": (Setting(16, 64, 4, True), Setting(1, 1024, 4, True)),
+        "rows": (
+            Setting(1, 2048, 8, True), Setting(32, 64, 4), Setting(4, 512, 4), Setting(2, 1024, 4), Setting(1, 2048, 4),
+            Setting(1, 4096, 8), Setting(1, 8192, 16),
+        ),
+        "strided": (Setting(16, 64, 4, True),),
+    },
+    "parts": {
+        "aligned": (Setting(1, 4096, 16, True),),
+        "rows": (Setting(1, 2048, 8, True),),
+        "strided": (),
     },
     "walk": {
         "aligned": (
-            Setting(8, 256, 4), Setting(4, 1024, 8), Setting(1, 2048, 4), Setting(1, 4096, 8), Setting(1, 8192, 8),
+            Setting(2, 1024, 4), Setting(32, 64, 4), Setting(8, 256, 4), Setting(1, 2048, 4), Setting(1, 4096, 8),
+            Setting(1, 8192, 8),
         ),
         "rows": (Setting(1, 2048, 4), Setting(1, 4096, 8)),
         "strided": (),
     },
     "full": {
-        "aligned": (Setting(1, 1024, 4), Setting(1, 4096, 8, True)),
+        "aligned": (Setting(1, 4096, 8, True),),
         "rows": (Setting(1, 4096, 8, True),),
         "strided": (Setting(1, 1024, 4, True),),
     },
     "outer": {
-        "aligned": (Setting(64, 32, 8, True), Setting(32, 64, 4, True), Setting(16, 256, 8, True)),
+        "aligned": (Setting(64, 32, 8, True),),
         "rows": (Setting(64, 32, 8, True),),
-        "strided": (Setting(32, 64, 4, True), Setting(128, 8, 4, True)),
+        "strided": (Setting(64, 32, 8, True),),
     },
 }  # fmt: skip
 

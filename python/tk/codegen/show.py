@@ -58,10 +58,10 @@ def _schedule(op: Generated, graph: Graph) -> Iterator[str]:
 def _source(op: Generated, graph: Graph, layouts: Sequence[Layout]) -> Iterator[str]:
     """Every distinct text."""
     seen = set()
-    for kernels in map(graph.kernels_of, WAYS):
+    for way in WAYS:
         for layout in layouts:
-            for setting in op.choices(kernels, layout):
-                for one, own in op.scheduled(kernels, layout, setting):
+            for setting in op.choices(graph, layout, way):
+                for one, own in op.scheduled(graph.kernels_of(way), layout, setting):
                     one.launch(own)
                     if one.text not in seen:
                         seen.add(one.text)

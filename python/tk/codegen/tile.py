@@ -160,15 +160,16 @@ def _run_together(kernel: Kernel, axes: tuple[Axis, ...]) -> bool:
 
 
 def _is_inner(kernel: Kernel) -> bool:
-    """Whether most of what is read along the reduced axes has them last, where memory is contiguous."""
+    """Whether most of what is read along the reduced axes has them last, where memory is contiguous. Of what varies
+    over the most axes: what has fewer is small beside it."""
     reduced = {a.name for a in kernel.reduced}
     kept = {a.name for a in kernel.kept}
-    score = 0
+    scores: dict[int, int] = {}
     for v in kernel.accesses:
-        names = [{s.name for s in e.free_symbols} for e in v.index]
+        names = [{s.name for s in e.free_symbols} & (reduced | kept) for e in v.index]
         touched = set().union(*names) if names else set()
         if not (touched & reduced and touched & kept):
             continue
-        last: set[str] = next((n for n in reversed(names) if n & (reduced | kept)), set())
-        score += 1 if last & reduced else -1
-    return score >= 0
+        last = next(n for n in reversed(names) if n)
+        scores[len(touched)] = scores.get(len(touched), 0) + (1 if last & reduced else -1)
+    return scores[max(scores)] >= 0 if scores else True
