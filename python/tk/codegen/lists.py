@@ -8,6 +8,7 @@ of its own behind, with a lane for each place.
 
 from __future__ import annotations
 
+import inspect
 import json
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -331,6 +332,7 @@ class _OfOnePlace:
     def __post_init__(self) -> None:
         for name in ("__code__", "__name__", "__doc__"):
             vars(self)[name] = getattr(self.fn, name)
+        vars(self)["__signature__"] = inspect.signature(self.fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         names = self.fn.__code__.co_varnames[: self.fn.__code__.co_argcount]
