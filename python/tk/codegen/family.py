@@ -409,11 +409,16 @@ def _graph(trace: Trace, name: str) -> Graph:
     suffix = "".join(str(int(on)) + "_" for on in trace.flags.values())
     splitter = Splitter(f"parts{suffix}")
     whole = tuple(passes.run(k) for k in lower(trace, name))
-    split = tuple(passes.run(k) for k in lower(trace, f"{name}_split", splitter))
+    split = tuple(_shared(passes.run(k), whole) for k in lower(trace, f"{name}_split", splitter))
     walker = Walker(whole, f"walks{suffix}")
-    walked = tuple(passes.run(k) for k in lower(trace, f"{name}_walk", walker))
+    walked = tuple(_shared(passes.run(k), whole) for k in lower(trace, f"{name}_walk", walker))
     return Graph(trace, whole, split if splitter.parts else (), tuple(splitter.parts), walked if walker.walk else (),
                  walker.walk)  # fmt: skip
+
+
+def _shared(kernel: ir.Kernel, others: Sequence[ir.Kernel]) -> ir.Kernel:
+    """One of the others, where it differs in its name alone: then it is compiled once."""
+    return next((k for k in others if replace(k, name=kernel.name) == kernel), kernel)
 
 
 def _backward(fn: Callable[..., Any], signature: Signature, name: str) -> Generated:
