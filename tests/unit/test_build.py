@@ -29,6 +29,7 @@ from tk.aot.build import (
     build,
     check_limits,
     definitions,
+    drop_spilled,
     dry_run,
     find_work,
     plan_pack,
@@ -511,6 +512,19 @@ def test_spills_have_a_bound(cache, tmp_path):
         BuildFailed, match=rf"spilling of .*: {artifact.spill_bytes} bytes of registers spilled with 32"
     ):
         check_limits([pack], work)
+
+
+def test_what_may_be_left_out_is_where_it_spills(cache, tmp_path):
+    """The others stay, and the build says so."""
+    spills = kernel_of(spilling, num_warps=1, maxnreg=32, max_spill_bytes=64)
+    kernel = replace(spills, plan=lambda point: replace(spills.plan(point), droppable=point.dtype == 1))
+    pack = plan_pack([Family(OP, (kernel,), lambda k, p: True)], SM80, tmp_path / "x.tkpack")
+    out = io.StringIO()
+    with pytest.raises(BuildFailed, match=r"spilling of spilling\[dtype=0\] .* registers spilled"):
+        build([pack], cache, jobs=1, out=out)
+    left = drop_spilled(pack, find_work([pack], cache), out)
+    assert {v.variant.point.dtype for op in left.ops for v in op.variants} == {0}
+    assert "sm80: 1 variants left out, since they spill registers: spilling[dtype=1" in out.getvalue()
 
 
 def test_shared_memory_has_the_architectures_bound(built, cache):

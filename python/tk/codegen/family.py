@@ -453,9 +453,9 @@ def _graph(trace: Trace, name: str) -> Graph:
         with suppress(NotDeterministic):
             found = lower(trace, f"{name}_deterministic", deterministic=True)
             deterministic = tuple(passes.run(k) for k in found)
-    split = tuple(passes.run(k) for k in lower(trace, f"{name}_split", splitter))
+    split = tuple(_shared(passes.run(k), whole) for k in lower(trace, f"{name}_split", splitter))
     walker = Walker(whole, f"walks{suffix}")
-    walked = tuple(passes.run(k) for k in lower(trace, f"{name}_walk", walker))
+    walked = tuple(_shared(passes.run(k), whole) for k in lower(trace, f"{name}_walk", walker))
     return Graph(
         trace,
         whole,
@@ -465,6 +465,11 @@ def _graph(trace: Trace, name: str) -> Graph:
         walker.walk,
         deterministic,
     )
+
+
+def _shared(kernel: ir.Kernel, others: Sequence[ir.Kernel]) -> ir.Kernel:
+    """One of the others, where it differs in its name alone: then it is compiled once."""
+    return next((k for k in others if replace(k, name=kernel.name) == kernel), kernel)
 
 
 def _backward(fn: Callable[..., Any], signature: Signature, name: str) -> Generated:

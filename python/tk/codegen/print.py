@@ -344,10 +344,19 @@ class Printer:
                 continue
             exp = self.kernel.value(v.args[0])
             away = self.kernel.value(exp.args[0]) if exp.op == "exp" else exp
-            most = self.kernel.value(away.args[1]) if away.op == "sub" else v
+            most = self._unguarded(self.kernel.value(away.args[1])) if away.op == "sub" else v
             if most.data == "max" and most.args == away.args[:1] and most.number not in found.values():
                 found[v.number] = most.number
         return found
+
+    def _unguarded(self, v: Value) -> Value:
+        """The maximum in where(abs(maximum) == inf, 0, maximum), which is what torch.logsumexp takes away."""
+        if v.op != "where" or self.kernel.value(v.args[1]).data != 0:
+            return v
+        test, most = self.kernel.value(v.args[0]), self.kernel.value(v.args[2])
+        operands = [self.kernel.value(a) for a in test.args]
+        is_guard = test.op == "eq" and operands[0].op == "abs" and operands[1].data == math.inf
+        return most if is_guard and operands[0].args == (most.number,) else v
 
     def _loop(self, n: str, needed: set[int], reduces: list[Value]) -> None:
         accumulators = self._accumulators(reduces)
@@ -709,6 +718,11 @@ class _Online:
         inside = "BLOCK_Q // 8, 8" if aligned else "8, BLOCK_Q // 8"
         return self.shape.replace("BLOCK_Q // 8", inside), p.axis + aligned
 
+    def guarded(self, most: str) -> str:
+        """What is taken away: no infinity, from which one more differs by NaN. Where the function itself takes the
+        maximum away as it is, that comes at the end."""
+        return f"tl.where(tl.abs({most}) == float('inf'), 0.0, {most})"
+
     def exp(self, x: str) -> str:
         return expression(self.printer.kernel.value(self.total.args[0]), [x], self.total.dtype)
 
@@ -722,16 +736,18 @@ class _Online:
         low, (eights, axis) = identity("max", self.total.dtype), self.eights
         p.out(f"x{n} = tl.reshape(tl.where({p._mask_of_reduced()}, {x}, {low}), {eights})")
         p.out(f"higher{n} = device.maximum(most{n}, tl.reduce(x{n}, {axis}, device.maximum))")
-        # As long as there is nothing but -inf, differences from it would be NaN.
-        p.out(f"from{n} = tl.where(higher{n} == {low}, tl.zeros_like(higher{n}), higher{n})")
+        p.out(f"from{n} = {self.guarded(f'higher{n}')}")
         terms = self.exp(f"(x{n} - tl.expand_dims(from{n}, {axis}))")
         p.out(f"acc{n} = acc{n} * {self.exp(f'(most{n} - from{n})')} + tl.sum({terms}, {axis})")
         p.out(f"most{n} = higher{n}")
 
     def finish(self) -> None:
         p, n = self.printer, self.total.number
-        p.out(f"v{self.most.number} = {p._combined('max', f'most{n}')}")
-        scaled = f"acc{n} * {self.exp(f'(most{n} - v{self.most.number})')}"
+        most = f"v{self.most.number}"
+        p.out(f"{most} = {p._combined('max', f'most{n}')}")
+        exp = p.kernel.value(self.total.args[0])
+        is_guarded = p.kernel.value(exp.args[0]).args[1] != self.most.number
+        scaled = f"acc{n} * {self.exp(f'(most{n} - {self.guarded(most) if is_guarded else most})')}"
         p.out(f"v{n} = {p._combined('sum', scaled)}")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tk.aot.spec import Config
 
@@ -22,7 +22,7 @@ class Setting:
     q: int
     warps: int
     looped: bool = False
-    everywhere: bool = False
+    everywhere: bool = field(default=False, compare=False)
 
     @property
     def name(self) -> str:
