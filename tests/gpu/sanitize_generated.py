@@ -51,7 +51,7 @@ def main() -> int:
     begun, total, wrong, left = time.monotonic(), 0, [], []
     for name in register.names():
         op = register.find(name)
-        if op is None or not re.search(args.only, name):
+        if op is None or op.takes_lists or not re.search(args.only, name):
             continue
         if time.monotonic() - begun > args.seconds:
             left.append(name)
