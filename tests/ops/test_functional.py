@@ -451,7 +451,8 @@ def test_every_function_takes_a_config_and_is_described(name: str) -> None:
     assert function.__doc__
     for op in function.ops:  # type: ignore[attr-defined]
         meta = register.find(op).meta  # type: ignore[union-attr]
-        assert tuple(DTYPES[d] for d in meta["variables"]["T"]) == _call.FLOATS, f"{op} takes other dtypes"
+        expected = _call.FLOATS[:2] if op == "adamw_mixed" else _call.FLOATS  # its moments are in float32
+        assert tuple(DTYPES[d] for d in meta["variables"]["T"]) == expected, f"{op} takes other dtypes"
 
 
 def test_a_config_reaches_the_op() -> None:

@@ -11,6 +11,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import tk
+from tk import capi
+
+from .test_generated_launch import Kernel
 
 SHAPES = ((5,), (3, 4), (), (0, 2), (2, 3, 4))
 RATES: dict[str, Any] = dict(lr=0.1, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.03)
@@ -173,3 +176,19 @@ def test_the_function_says_which_dtypes_it_takes() -> None:
         tk.adamw_([torch.zeros(1)], [], [], [], [], lr=0.1)
     with pytest.raises(TypeError, match="grads must hold tensors, holds a NoneType"):
         tk.adamw_([torch.zeros(1)], [None], [torch.zeros(1)], [torch.zeros(1)], [torch.tensor(0.0)], lr=0.1)  # type: ignore[list-item]
+
+
+def test_what_the_kernels_are_told() -> None:
+    """A list is one tensor: how many places, how many chunks of 4096 elements, and whether all lie on 16 bytes."""
+    given = columns(torch.float32)
+    given[0].append(torch.zeros(8193 + 1)[1:])
+    for i in range(1, 4):
+        given[i].append(torch.zeros(8193))
+    given[4].append(torch.tensor(0.0))
+    described = Kernel("adamw", capi.describe_device(132, 90, 232448, 50 << 20))(*given, 0.1, 0.9, 0.99, 1e-8, 0.0, 1.0)
+    assert described is not None
+    found = [t for t in described.problem.tensors if t is not None]
+    chunks = sum(-(-x.numel() // 4096) for x in given[0])
+    assert [t.sizes for t in found] == [(len(SHAPES) + 1, chunks)] * 5
+    assert [t.strides[0] for t in found[:2]] == [1, 16]
+    assert capi.choose(described.problem, -1).kernel_name == "adamw"

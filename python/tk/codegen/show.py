@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,7 +10,8 @@ from pathlib import Path
 
 from tk.aot.errors import BuildError
 from tk.aot.sources import import_file
-from tk.codegen.family import WAYS, Generated, Graph, generate
+from tk.codegen.family import WAYS, Generated, Graph, generate_any
+from tk.codegen.lists import ALIGNED, ANY, CHUNK, LANES, GeneratedLists
 from tk.codegen.schedule import kind_of
 from tk.codegen.settings import settings_of
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
@@ -24,7 +26,25 @@ def show(path: Path, name: str, stage: str) -> str:
     declared = getattr(import_file(path), name, None)
     if not isinstance(declared, Declared):
         raise BuildError(f"{path} declares no op {name}")
-    return text(generate(declared.fn, declared.signature, declared.name, declared.grad), stage)
+    made = generate_any(declared.fn, declared.signature, declared.name, declared.grad)
+    return text_of_lists(made, stage) if isinstance(made, GeneratedLists) else text(made, stage)
+
+
+def text_of_lists(op: GeneratedLists, stage: str) -> str:
+    """A stage of an op over lists."""
+    parts: list[str] = []
+    for graph in op.graphs:
+        parts.append(f"# {op.name}, {graph.label}")
+        if stage == "ir":
+            parts += map(str, graph.kernels)
+            continue
+        for layout in (ALIGNED, ANY):
+            for kernel, launch in zip(graph.kernels, op.plan(graph, layout).launches, strict=True):
+                way = f"a chunk of {CHUNK} elements a program" if kernel.axes else f"{LANES} places a program"
+                parts.append(f"# {layout}: {kernel.name}: {way}")
+                if stage == "source":
+                    parts.append(Path(inspect.getfile(launch.fn.fn)).read_text())
+    return "\n".join(parts)
 
 
 def text(op: Generated, stage: str, layouts: Sequence[Layout] = LAYOUTS) -> str:

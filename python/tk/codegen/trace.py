@@ -238,8 +238,7 @@ class _Arguments:
 
     def _value(self, name: str, spec: Any, dtypes: Mapping[str, str], sizes: Mapping[str, Any]) -> Any:
         if isinstance(spec, TensorSpec):
-            if spec.is_list:
-                raise TraceError(f"{name}: lists of tensors cannot be generated yet; declare each tensor")
+            assert not spec.is_list, "a function of lists is traced with the tensors of one place"
             shape = [sizes[LEADING] for _ in range(spec.leading)] + [sizes.get(s, s) for s in spec.sizes]
             with self.mode:
                 # A meta tensor: decompositions ask for the device, and the CPU's are not those of a GPU.

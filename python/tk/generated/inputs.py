@@ -78,7 +78,10 @@ class Example:
 
 
 def signature_of(op: GeneratedOp) -> Signature:
-    """As declared. Raises ValueError where a size is an expression, which says too little to make up a tensor."""
+    """As declared. Raises ValueError where a size is an expression, which says too little to make up a tensor, and for
+    lists of tensors, of which a shape says too little."""
+    if op.takes_lists:
+        raise ValueError(f"tk.{op.name}: no inputs can be made up for it: it takes lists of tensors")
     texts = {p.name: op.meta["signature"][p.name] for p in op.params}
     try:
         return parse({**texts, **op.meta.get("variables", {})}, list(texts))

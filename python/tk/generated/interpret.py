@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,7 +45,16 @@ def run(call: Call) -> list[Tensor]:
     outputs = call.allocate()
     if len(found) != len(outputs):
         raise errors.PackError(f"tk.{call.op.name}: its graph has {len(found)} outputs, its pack says {len(outputs)}")
-    return [_fit(value, out, call) for value, out in zip(found, outputs, strict=True)]
+    taken = {_storage(x) for x in call.tensors}
+    results = []
+    for value, out in zip(found, outputs, strict=True):
+        results.append(_fit(value, out, call, taken))
+        taken.add(_storage(results[-1]))
+    return results
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
 
 
 def seen(call: Call) -> dict[str, Any]:
@@ -114,14 +123,15 @@ class _Input:
             self.value.copy_(self.seen.reshape(self.value.shape))
 
 
-def _fit(value: Tensor, out: Tensor, call: Call) -> Tensor:
-    """The value itself where it is what the op returns; never a view of an argument."""
+def _fit(value: Tensor, out: Tensor, call: Call, taken: Collection[int]) -> Tensor:
+    """The value itself where it is what the op returns; never a view of an argument, or of another result, in whose
+    storages (taken) it may lie."""
     if value.dtype != out.dtype or value.numel() != out.numel():
         raise errors.PackError(
             f"tk.{call.op.name}: its graph makes {value.dtype} {list(value.shape)}, its pack says {out.dtype} "
             f"{list(out.shape)}"
         )
-    is_view = any(value.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for x in call.tensors)
+    is_view = _storage(value) in taken
     if value.shape == out.shape and value.stride() == out.stride() and not is_view:
         return value
     return out.copy_(value.reshape(out.shape))
