@@ -142,3 +142,40 @@ def scan_and_reduction(x):
 def rotated(x, cos):
     half = x.shape[1] // 2
     return x[:, :half] * cos[:, :half]
+
+
+@op(x="T[..., N]", T=("fp32", "i64"))
+def running_extremes(x):
+    values, indices = torch.cummax(x, -1)
+    return values, indices, torch.cummin(x * 2, -1).values
+
+
+@op(x="T[..., N]", T=FLOATS)
+def running_logsumexp(x):
+    return torch.logcumsumexp(x * 2, -1) + 1
+
+
+@op(x="T[..., N]", T=("bf16", "fp32", "i32"))
+def backward_cumsum(x):
+    return x.flip(-1).cumsum(-1).flip(-1)
+
+
+@op(x="T[..., N]", T=("bf16", "fp32", "fp64", "i8", "bool"), descending="bool")
+def sorted_rows(x, descending):
+    return torch.sort(x, dim=-1, stable=True, descending=descending)
+
+
+@op(x="T[M, N]", T=("fp32", "fp64"))
+def sorted_columns(x):
+    return torch.argsort(x, dim=0, stable=True), torch.sort(x * 2 + 1, dim=1).values - 1
+
+
+@op(x="T[..., N]", k="int", T=("bf16", "fp32"))
+def largest(x, k):
+    return torch.topk(x, k)
+
+
+@op(x="fp32[..., N]")
+def three_smallest(x):
+    values, indices = torch.topk(x + 1, 3, largest=False)
+    return values - 1, indices, torch.kthvalue(x, 2, -1).values

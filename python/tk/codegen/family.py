@@ -16,9 +16,17 @@ from tk.codegen import index as ix
 from tk.codegen import ir, passes
 from tk.codegen.errors import TraceError
 from tk.codegen.lower import IR_DTYPES, lower
-from tk.codegen.schedule import SETTINGS, Context, Scheduled, Setting, kind_of, schedule, scratch_buffers
+from tk.codegen.schedule import (
+    Context,
+    Scheduled,
+    Setting,
+    schedule,
+    scratch_buffers,
+    secondary_setting,
+    settings_of,
+)
 from tk.codegen.split import Parts, Splitter
-from tk.codegen.tile import LAYOUTS, Layout, choose_tile
+from tk.codegen.tile import LAYOUTS, Layout
 from tk.codegen.trace import LEADING, Trace, flag_values, trace_all, trace_backward, where
 from tk.generated.signature import DTYPES as TORCH_DTYPES
 from tk.generated.signature import Signature, TensorSpec
@@ -243,24 +251,20 @@ class Generated:
         context = self._context(kernels)
         found = []
         for i, kernel in enumerate(kernels):
-            one = schedule(kernel, layout, context)
-            if i != self.main(kernels):
-                choices = SETTINGS[kind_of(one.tile)][layout.name]
-                found.append((one, next((s for s in choices if s.looped), choices[0])))
-            else:
-                found.append((one, setting))
+            is_main = i == self.main(kernels)
+            found.append((schedule(kernel, layout, context), setting if is_main else secondary_setting(kernel, layout)))
         return found
 
     def choices(self, kernels: Sequence[ir.Kernel], layout: Layout) -> tuple[Setting, ...]:
         """The settings that these launches have in a layout."""
-        return SETTINGS[kind_of(choose_tile(kernels[self.main(kernels)], layout))][layout.name] if kernels else ()
+        return settings_of(kernels[self.main(kernels)], layout) if kernels else ()
 
     def plan(self, graph: Graph, layout: Layout, setting: Setting, split: bool = False) -> Plan | None:
         kernels = graph.split if split else graph.kernels
         if setting not in self.choices(kernels, layout):
             return None
         parts = self.scheduled(kernels, layout, setting)
-        launches = tuple(one.launch(s) for one, s in parts)
+        launches = tuple(launch for one, s in parts for launch in one.launches(s))
         constraints = {c.holds.encode(): c for one, _ in parts for c in one.constraints}
         cost = as_expr(0)
         for one, s in parts:
@@ -270,7 +274,7 @@ class Generated:
             {"graph": (self.graphs.index(graph),)},
             launches,
             cost,
-            buffers=tuple(scratch_buffers(kernels, self._context(kernels))),
+            buffers=(*scratch_buffers(kernels, self._context(kernels)), *(b for one, _ in parts for b in one.buffers)),
             general=not layout.merged,
         )
 
@@ -382,7 +386,8 @@ def _graph(trace: Trace, name: str) -> Graph:
     splitter = Splitter("parts" + "".join(str(int(on)) + "_" for on in trace.flags.values()))
     whole = tuple(passes.run(k) for k in lower(trace, name))
     split = tuple(passes.run(k) for k in lower(trace, f"{name}_split", splitter))
-    return Graph(trace, whole, split, tuple(splitter.parts)) if splitter.parts else Graph(trace, whole)
+    has_split = bool(splitter.parts) or splitter.has_runs
+    return Graph(trace, whole, split, tuple(splitter.parts)) if has_split else Graph(trace, whole)
 
 
 def _backward(fn: Callable[..., Any], signature: Signature, name: str) -> Generated:

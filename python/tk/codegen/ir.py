@@ -37,11 +37,11 @@ BINARY = (
 )  # fmt: skip
 COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")  # result i1
 TEST = ("isnan", "isinf", "signbit")  # one operand, result i1
-SCAN = ("sum", "prod")  # along the one reduced axis, in its order
+SCAN: Mapping[str, int] = {"sum": 1, "prod": 1, "logaddexp": 1, "max": 2, "min": 2}  # kind -> results
 REDUCE = ("sum", "prod", "max", "min", "any", "all", "xor", "argmax", "argmin", "mean", "m2")
 ARITY: Mapping[str, int] = {
     **dict.fromkeys(UNARY, 1), **dict.fromkeys(BINARY, 2), **dict.fromkeys(COMPARE, 2), **dict.fromkeys(TEST, 1),
-    "where": 3, "cast": 1, "bitcast": 1, "reduce": 1, "scan": 1, "constant": 0, "number": 0, "index": 0, "store": 1,
+    "where": 3, "cast": 1, "bitcast": 1, "reduce": 1, "constant": 0, "number": 0, "index": 0, "store": 1,
 }  # fmt: skip
 
 
@@ -74,19 +74,49 @@ def values_in(expr: sympy.Expr) -> list[int]:
 @dataclass(frozen=True)
 class Buffer:
     """Memory. kind: "input", "output", "mutated" or "scratch". sizes: of the dimensions as traced; leading: the first
-    stands for "...", which at run time is three."""
+    stands for "...", which at run time is three. merged: it is left with sorted runs along the last dimension, and they
+    are merged before it is read."""
 
     name: str
     kind: str
     dtype: str
     sizes: tuple[sympy.Expr, ...]
     leading: bool = False
+    merged: bool = False
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """One result of a scan along the one reduced axis, in its order. kind: a name of SCAN, or "combine": then `combine`
+    is the kernel that puts what the rows before have come to (its buffers a0, a1, …) and a row (b0, b1, …) together.
+    Of "max" and "min" the second result is the row of the first."""
+
+    kind: str
+    part: int = 0
+    combine: Kernel | None = None
+
+    def __str__(self) -> str:
+        name = self.combine.name if self.combine else self.kind
+        return name if SCAN.get(self.kind) == 1 else f"{name}.{self.part}"
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """One of the operands of a sort along the one reduced axis: integers, in the order of the first and where that is
+    equal of the second. runs: each block of the axis by itself, to be merged."""
+
+    part: int = 0
+    runs: bool = False
+
+    def __str__(self) -> str:
+        return f"{'runs' if self.runs else 'sorted'}.{self.part}"
 
 
 @dataclass(frozen=True)
 class Value:
-    """op: a name of ARITY, or "load". args: numbers of values; of a load at most one, the mask outside of which nothing
-    is read and the value is 0. data: the constant, the number's name, the index expression or the reduction's kind.
+    """op: a name of ARITY, or "load", "scan" or "sort". args: numbers of values; of a load at most one, the mask
+    outside of which nothing is read and the value is 0; of a store perhaps a second one, the mask. data: the constant,
+    the number's name, the index expression, the reduction's kind, what is Scanned or Sorted.
 
     fast: the result is rounded to 16 bits anyway, so an approximation in fp32 does."""
 
@@ -178,7 +208,7 @@ class Builder:
         reduced = {name for name, axis in self.axes.items() if axis.reduced}
         if op == "reduce":
             axes -= reduced
-        if op == "scan":
+        if op in ("scan", "sort"):
             axes |= reduced
         return frozenset(axes)
 
@@ -233,6 +263,8 @@ def _problem(kernel: Kernel, position: int, v: Value, axes: Mapping[str, Axis], 
         return "uses a store"
     if v.op in ("load", "store"):
         return _access_problem(v, args, axes, buffers)
+    if v.op in ("scan", "sort"):
+        return _along_problem(v, [a.dtype for a in args]) or _axes_problem(v, args, axes)
     if v.op not in ARITY:
         return "no such op"
     if len(args) != ARITY[v.op]:
@@ -252,10 +284,26 @@ def _access_problem(v: Value, args: list[Value], axes: Mapping[str, Axis], buffe
         return "" if v.dtype == buffer.dtype else f"the buffer is {buffer.dtype}"
     if buffer.kind == "input":
         return "stores into an input"
-    if len(args) != 1 or args[0].dtype != buffer.dtype or v.dtype != buffer.dtype:
+    if [a.dtype for a in args[1:]] not in ([], ["i1"]):
+        return "a store takes at most a mask"
+    if args[0].dtype != buffer.dtype or v.dtype != buffer.dtype:
         return f"stores something else than {buffer.dtype}"
     touched = {s.name for e in v.index for s in e.free_symbols if s.name in axes}
     return "varies over an axis that its index does not name" if args[0].axes - touched else ""
+
+
+def _along_problem(v: Value, dtypes: list[str]) -> str:
+    if v.op == "sort":
+        fits = isinstance(v.data, Sorted) and len(dtypes) in (1, 2) and v.data.part < len(dtypes)
+        return "" if fits and set(dtypes) <= {"i32", "i64"} and v.dtype == dtypes[v.data.part] else f"sorts {dtypes}"
+    if not isinstance(v.data, Scanned):
+        return "no scan"
+    if v.data.kind == "combine":
+        fits = v.data.combine is not None and v.data.part < len(dtypes)
+        return "" if fits and v.dtype == dtypes[v.data.part] else f"scans {dtypes} as {v.dtype}"
+    if v.data.part >= SCAN.get(v.data.kind, 0) or len(dtypes) != 1:
+        return "no such scan"
+    return "" if v.dtype == ("i64" if v.data.part else dtypes[0]) else f"scans {dtypes[0]} as {v.dtype}"
 
 
 def _dtype_problem(v: Value, dtypes: list[str]) -> str:
@@ -270,8 +318,6 @@ def _dtype_problem(v: Value, dtypes: list[str]) -> str:
             return "no such reduction"
         is_position = v.data in ("argmax", "argmin")
         return "" if v.dtype == ("i64" if is_position else dtypes[0]) else f"reduces {dtypes[0]}"
-    if v.op == "scan":
-        return "" if v.data in SCAN and v.dtype == dtypes[0] else f"scans {dtypes[0]} by {v.data}"
     if v.op == "constant":
         return "" if isinstance(v.data, bool | int | float) else "no number"
     if v.op == "index":
@@ -284,7 +330,7 @@ def _axes_problem(v: Value, args: list[Value], axes: Mapping[str, Axis]) -> str:
     if v.op == "reduce":
         reduced = {name for name, a in axes.items() if a.reduced}
         return "" if reduced and v.axes == over - reduced else "varies over what it reduces"
-    if v.op == "scan":
+    if v.op in ("scan", "sort"):
         reduced = {name for name, a in axes.items() if a.reduced}
         return "" if len(reduced) == 1 and v.axes == over | reduced else "does not run along one reduced axis"
     if v.op == "index":

@@ -21,7 +21,19 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 
 from tk.codegen import index as ix
 from tk.codegen.errors import TraceError
-from tk.codegen.ir import FLOATS, INTS, Axis, Buffer, Builder, Kernel, axis_symbol, value_symbol, values_in
+from tk.codegen.ir import (
+    FLOATS,
+    INTS,
+    Axis,
+    Buffer,
+    Builder,
+    Kernel,
+    Scanned,
+    Sorted,
+    axis_symbol,
+    value_symbol,
+    values_in,
+)
 from tk.codegen.trace import Trace
 
 if TYPE_CHECKING:
@@ -78,19 +90,24 @@ def reduction(kind: str, operand: Lazy, dims: Sequence[int], dtype: str) -> Redu
 
 @dataclass(eq=False)
 class Scan(Lazy):
-    """`kind` of `operand` accumulated along `dim`."""
+    """The operands accumulated, or sorted, along `dim`: one result of it."""
 
-    kind: str = ""
-    operand: Lazy | None = None
+    operands: tuple[Lazy, ...] = ()
     dim: int = 0
+    data: Scanned | Sorted = field(default_factory=lambda: Sorted())
+
+    @property
+    def op(self) -> str:
+        return "scan" if isinstance(self.data, Scanned) else "sort"
 
     @property
     def sizes(self) -> Index:
         return (self.shape[self.dim],)
 
 
-def scan(kind: str, operand: Lazy, dim: int) -> Scan:
-    made = Scan(operand.shape, operand.dtype, lambda e, i: e.scan(made, i), kind, operand, dim)
+def scan(data: Scanned | Sorted, operands: Sequence[Lazy], dim: int, dtype: str) -> Scan:
+    """All operands have one shape."""
+    made = Scan(operands[0].shape, dtype, lambda e, i: e.scan(made, i), tuple(operands), dim, data)
     return made
 
 
@@ -187,8 +204,11 @@ class Emitter:
         return self.builder.add("load", buffer.dtype, *args, buffer=buffer.name, index=index)
 
     def store(self, buffer: Buffer, index: Index, value: int) -> None:
+        """Where the masks hold."""
         self.builder.buffers.setdefault(buffer.name, buffer)
-        self.builder.add("store", buffer.dtype, self.cast(value, buffer.dtype), buffer=buffer.name, index=index)
+        mask = self._mask()
+        args = (self.cast(value, buffer.dtype), *(() if mask is None else (mask,)))
+        self.builder.add("store", buffer.dtype, *args, buffer=buffer.name, index=index)
 
     def _mask(self) -> int | None:
         if not self.masks:
@@ -233,10 +253,9 @@ class Emitter:
         is_along = len(reduced) == 1 and index[node.dim] == reduced[0].symbol
         if is_along and ix.same(reduced[0].size, node.sizes[0]) and len(own) == len(kept) and set(own) == set(kept):
             masks, self.masks = self.masks, []
-            assert node.operand is not None
-            value = self.read(node.operand, index)
+            values = [self.read(x, index) for x in node.operands]
             self.masks = masks
-            return self.builder.add("scan", node.dtype, value, data=node.kind)
+            return self.builder.add(node.op, node.dtype, *values, data=node.data)
         return self._from_scratch(node, index)
 
     def _from_scratch(self, node: Reduction | Scan, index: Index) -> int:
@@ -273,7 +292,8 @@ class Domain:
 
 @dataclass
 class Seed:
-    """A tensor to store. layout: for each of its dimensions the axis, None where the size is 1."""
+    """A tensor to store. layout: for each of its dimensions the axis, None where the size is 1. backwards: the reduced
+    axis runs against the dimension. limited: the axis is longer than the dimension, of which it has the first part."""
 
     tensor: Lazy
     buffer: Buffer
@@ -281,10 +301,29 @@ class Seed:
     layout: tuple[str | None, ...] = ()
     needs: list[Reduction | Scan] = field(default_factory=list)
     level: int = 0
+    backwards: bool = False
+    limited: bool = False
 
     @property
     def index(self) -> Index:
-        return tuple(sympy.Integer(0) if a is None else axis_symbol(a) for a in self.layout)
+        found = [sympy.Integer(0) if a is None else axis_symbol(a) for a in self.layout]
+        if self.backwards:
+            d = self.layout.index("r0")
+            found[d] = self.tensor.shape[d] - 1 - found[d]
+        return tuple(found)
+
+    def emit(self, emitter: Emitter, store: bool = True) -> None:
+        if not self.limited:
+            self._emit(emitter, store)
+            return
+        size = self.tensor.shape[self.layout.index("r0")]
+        with emitter.where(emitter.op("lt", "i1", emitter.index(axis_symbol("r0")), emitter.index(size))):
+            self._emit(emitter, store)
+
+    def _emit(self, emitter: Emitter, store: bool) -> None:
+        value = emitter.read(self.tensor, self.index)
+        if store:
+            emitter.store(self.buffer, self.index, value)
 
 
 def kernels(name: str, seeds: Sequence[Seed], splitter: Splitter | None = None) -> list[Kernel]:
@@ -295,7 +334,7 @@ def kernels(name: str, seeds: Sequence[Seed], splitter: Splitter | None = None) 
     for i, group in enumerate(groups):
         emitter = Emitter(Builder(group[0].domain.axes()), stored, splitter)
         for seed in group:
-            emitter.store(seed.buffer, seed.index, emitter.read(seed.tensor, seed.index))
+            seed.emit(emitter)
         assert not emitter.missing
         found.append(emitter.builder.finish(name if len(groups) == 1 else f"{name}_{i}"))
     return found
@@ -312,7 +351,8 @@ def _with_scratch(seeds: Sequence[Seed], splitter: Splitter | None) -> tuple[lis
         _place(seed, splitter)
         for node in seed.needs:
             if id(node) not in stored:
-                buffer = Buffer(f"scratch{len(stored)}", "scratch", node.dtype, node.shape)
+                merged = isinstance(node, Scan) and isinstance(node.data, Sorted) and node.data.runs
+                buffer = Buffer(f"scratch{len(stored)}", "scratch", node.dtype, node.shape, merged=merged)
                 stored[id(node)] = buffer
                 by_node[id(node)] = Seed(node, buffer)
                 pending.append(by_node[id(node)])
@@ -333,43 +373,56 @@ def _place(seed: Seed, splitter: Splitter | None) -> None:
     index = tuple(axis_symbol(f"x{d}") if d in dims else sympy.Integer(0) for d in range(len(seed.tensor.shape)))
     probe.read(seed.tensor, index)
     candidates = [c for node, at in probe.missing if (c := _candidate(seed.tensor, node, at))]
-    best = max(candidates, key=lambda c: (candidates.count(c), len(c[1])), default=(tuple(dims), ()))
-    kept, along = best[0], best[1]
-    sizes = [seed.tensor.shape[d] for d in along]
-    if not along and best in candidates:
-        sizes = list(best[2])
+    best = max(candidates, key=lambda c: (candidates.count(c), len(c[1])), default=(tuple(dims), (), (), False))
+    kept, along, node_sizes, seed.backwards = best
+    sizes = [seed.tensor.shape[d] for d in along] or list(node_sizes)
+    seed.limited = bool(along) and any(not ix.same(a, b) for a, b in zip(sizes, node_sizes, strict=True))
+    sizes = list(node_sizes) if seed.limited else sizes
     seed.domain = Domain(tuple(seed.tensor.shape[d] for d in kept), tuple(sizes))
     names = {**{d: f"a{i}" for i, d in enumerate(kept)}, **{d: f"r{i}" for i, d in enumerate(along)}}
     seed.layout = tuple(names.get(d) for d in range(len(seed.tensor.shape)))
     again = Emitter(Builder(seed.domain.axes()), splitter=splitter)
-    again.read(seed.tensor, seed.index)
+    seed.emit(again, store=False)
     seed.needs = list(dict.fromkeys(node for node, _ in again.missing))
 
 
 def _candidate(tensor: Lazy, node: Reduction | Scan, at: Index) -> tuple[Any, ...] | None:
-    """(kept dimensions, reduced dimensions, sizes of the reduced) under which `node` is computed in the same kernel."""
+    """(kept dimensions, reduced dimensions, sizes of the reduced, whether they run backwards) under which `node` is
+    computed in the same kernel."""
     if isinstance(node, Scan):
-        found = tuple(i for i in at if i != 0)
-        if not all(_is_axis(i) for i in found) or len(set(found)) != len(found) or not _is_axis(at[node.dim]):
-            return None
-        along = int(at[node.dim].name[1:])
-        dims = tuple(d for d, s in enumerate(tensor.shape) if s != 1)
-        kept = tuple(d for d in dims if d != along)
-        return (kept, (along,), node.sizes) if {int(i.name[1:]) for i in found} == set(dims) else None
+        return _scan_candidate(tensor, node, at)
     own = [i for i, s in zip(at, node.shape, strict=True) if s != 1]
     if not all(_is_axis(i) for i in own) or len(set(own)) != len(own) or not node.sizes:
         return None
     kept = tuple(sorted(int(i.name[1:]) for i in own))
     rest = tuple(d for d, s in enumerate(tensor.shape) if s != 1 and d not in kept)
     if not rest:
-        return kept, (), node.sizes
+        return kept, (), node.sizes, False
     if not kept:  # one program would write the whole tensor
         return None
     if len(rest) != len(node.sizes) or not all(
         ix.same(tensor.shape[d], s) for d, s in zip(rest, node.sizes, strict=True)
     ):
         return None
-    return kept, rest, node.sizes
+    return kept, rest, node.sizes, False
+
+
+def _scan_candidate(tensor: Lazy, node: Scan, at: Index) -> tuple[Any, ...] | None:
+    size = node.sizes[0]
+    mirrored = sympy.expand(size - 1 - at[node.dim])
+    backwards = _is_axis(mirrored)
+    along = mirrored if backwards else at[node.dim]
+    found = tuple(along if d == node.dim else i for d, i in enumerate(at) if i != 0 or d == node.dim)
+    if not all(_is_axis(i) for i in found) or len(set(found)) != len(found):
+        return None
+    dims = tuple(d for d, s in enumerate(tensor.shape) if s != 1)
+    dim = int(along.name[1:])
+    # Of what is sorted the first part may be all that is read.
+    if not ix.same(tensor.shape[dim], size) and (node.op == "scan" or backwards):
+        return None
+    if {int(i.name[1:]) for i in found} != set(dims):
+        return None
+    return tuple(d for d in dims if d != dim), (dim,), node.sizes, backwards
 
 
 def _group(seeds: Sequence[Seed]) -> list[list[Seed]]:

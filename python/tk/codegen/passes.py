@@ -24,7 +24,7 @@ def promote(kernel: Kernel) -> Kernel:
     def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
         if v.op == "store":
             value = args[0] if b.values[args[0]].dtype == v.dtype else _rounded(b, args[0], v.dtype)
-            return b.add("store", v.dtype, value, buffer=v.buffer, index=v.index)
+            return b.add("store", v.dtype, value, *args[1:], buffer=v.buffer, index=v.index)
         if v.op == "load" and v.dtype in NARROW:
             return b.add("cast", "fp32", b.add("load", v.dtype, *args, buffer=v.buffer, index=v.index))
         if v.op == "cast":
@@ -150,7 +150,7 @@ def allow_approximations(kernel: Kernel) -> Kernel:
             exact.update(n for e in v.index for n in values_in(e))
 
     def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
-        if v.dtype != "fp32" or v.number in exact or v.op in ("load", "store", "constant", "reduce", "scan"):
+        if v.dtype != "fp32" or v.number in exact or v.op in ("load", "store", "constant", "reduce", "scan", "sort"):
             return None
         return b.add(v.op, v.dtype, *args, index=v.index, data=v.data, fast=True)
 

@@ -28,8 +28,9 @@ from tk.aot.spec import (
     Scratch,
     require,
 )
+from tk.codegen import device as functions
 from tk.codegen import index as ix
-from tk.codegen import ir, source
+from tk.codegen import ir, scan, sort, source
 from tk.codegen.errors import IRError
 from tk.codegen.print import Printer
 from tk.codegen.tile import ALIGNED, ROWS, STRIDED, Access, Layout, Tile, choose_tile, coefficients
@@ -42,20 +43,24 @@ MAX_INT32 = 2**31 - 2**17  # a block's last index may lie past the last element
 
 @dataclass(frozen=True)
 class Setting:
-    """Block sizes along the tile's dimensions, warps, and whether the reduced dimension is run through in blocks."""
+    """Block sizes along the tile's dimensions, warps, and whether the reduced dimension is run through in blocks.
+    spread: its blocks are programs of their own."""
 
     p: int
     q: int
     warps: int
     looped: bool = False
+    spread: bool = False
 
     @property
     def name(self) -> str:
-        return f"{'loop_' if self.looped else ''}{self.p}x{self.q}_w{self.warps}"
+        way = "loop_" if self.looped else "spread_" if self.spread else ""
+        return f"{way}{self.p}x{self.q}_w{self.warps}"
 
     @property
     def config(self) -> Config:
-        return Config(self.name, {"p": self.p, "q": self.q, "num_warps": self.warps, "looped": self.looped})
+        params = {"p": self.p, "q": self.q, "num_warps": self.warps, "looped": self.looped}
+        return Config(self.name, params | ({"spread": True} if self.spread else {}))
 
 
 # By kind of launch. Of a kind's settings those that a layout gets; the strided one serves what nothing else takes.
@@ -90,6 +95,42 @@ SETTINGS: Mapping[str, Mapping[str, tuple[Setting, ...]]] = {
         "strided": (Setting(32, 64, 4, True), Setting(128, 8, 4, True)),
     },
 }  # fmt: skip
+
+
+# Scans along rows; the spread ones where programs may share a row.
+SCAN_SETTINGS: Mapping[str, tuple[Setting, ...]] = {
+    "aligned": (
+        Setting(8, 256, 4), Setting(1, 1024, 4), Setting(1, 2048, 4), Setting(1, 4096, 8), Setting(1, 4096, 8, True),
+        Setting(1, 4096, 8, spread=True),
+    ),
+    "rows": (Setting(8, 256, 4), Setting(1, 2048, 4), Setting(1, 4096, 8, True), Setting(1, 4096, 8, spread=True)),
+    "strided": (Setting(16, 64, 4, True), Setting(1, 1024, 4, True)),
+}  # fmt: skip
+# A warp sorts up to 512 elements without a barrier.
+SORT_SETTINGS: Mapping[str, tuple[Setting, ...]] = {
+    "aligned": (Setting(16, 64, 4), Setting(1, 256, 1), Setting(1, 512, 1), Setting(1, 1024, 2), Setting(1, 2048, 4)),
+    "rows": (Setting(16, 64, 4), Setting(1, 512, 1), Setting(1, 2048, 4)),
+    "strided": (Setting(1, 2048, 4),),
+}  # fmt: skip
+RUNS = (Setting(1, sort.TILE, 4, spread=True),)
+
+
+def settings_of(kernel: ir.Kernel, layout: Layout) -> tuple[Setting, ...]:
+    """What a launch may be in a layout."""
+    tile = choose_tile(kernel, layout)
+    if sort.sorts(kernel):
+        found = RUNS if sort.sorts_runs(kernel) else SORT_SETTINGS[layout.name]
+    elif tile.reduced == "q" and scan.scans(kernel):
+        found = tuple(s for s in SCAN_SETTINGS[layout.name] if not s.spread or scan.can_be_spread(kernel))
+    else:
+        return SETTINGS[kind_of(tile)][layout.name]
+    return found if tile.p else tuple(s for s in found if s.p == 1)
+
+
+def secondary_setting(kernel: ir.Kernel, layout: Layout) -> Setting:
+    """Of a launch beside the one that a config is about: one that takes as many sizes as it can."""
+    choices = settings_of(kernel, layout)
+    return choices[-1] if sort.sorts(kernel) else next((s for s in choices if s.looped), choices[0])
 
 
 def kind_of(tile: Tile) -> str:
@@ -162,6 +203,7 @@ class Scheduled:
     constraints: list[Constraint] = field(default_factory=list)
     known: dict[tuple[object, ...], str] = field(default_factory=dict)
     unit: set[str] = field(default_factory=set)  # buffers that are read along q without gaps
+    buffers: list[Buffer] = field(default_factory=list)  # beside those of context.scratch
 
     # --- Arguments ---
 
@@ -280,6 +322,43 @@ class Scheduled:
 
     # --- The launch ---
 
+    def launches(self, setting: Setting) -> list[Launch]:
+        """The kernel's launch, and what must come before and after it."""
+        main = self.launch(setting)
+        if not setting.spread:
+            return [main]
+        if sort.sorts(self.kernel):
+            return [main, *self._merges()]
+        flags = Int(self._programs_spread(setting) * 2 + 1)
+        clear = Launch(functions.clear, {"ptr": main.args["ptr_state"], "n": flags, "BLOCK": Const(1024)},
+                       (ceil_div(flags.value, 1024), 1, 1))  # fmt: skip
+        return [clear, main]
+
+    def _programs_spread(self, setting: Setting) -> Expr:
+        return self.extent(self.tile.p) * ceil_div(self.extent(self.tile.q), setting.q)
+
+    def _state(self, setting: Setting) -> dict[str, Arg]:
+        """Scratch memory of a scan over programs: flags, and values for blocks and windows."""
+        found: dict[str, Arg] = {}
+        programs, v = self._programs_spread(setting), scan.scans(self.kernel)[0]
+        carried = scan.carried(self.kernel, v, self.layout.wide)
+        wanted = [("ptr_state", "i32", programs * 2 + 1)]
+        wanted += [(f"ptr_{what}_{i}", t, programs) for what in ("blocks", "windows") for i, t in enumerate(carried)]
+        for name, dtype, count in wanted:
+            found[name] = Scratch(len(self.context.scratch) + len(self.buffers), dtype)
+            self.buffers.append(Buffer(count * ITEMSIZE[dtype]))
+        return found
+
+    def _merges(self) -> Iterator[Launch]:
+        rows, n = self.extent(self.tile.p), self.extent(self.tile.q)
+        groups: dict[tuple[int, ...], dict[int, tuple[int, str]]] = {}
+        for v in self.kernel.values:
+            if v.op == "store":
+                of, number = self.kernel.value(v.args[0]), self.context.scratch[v.buffer]
+                groups.setdefault(of.args, {})[of.data.part] = (number, v.dtype)
+        for group in groups.values():
+            yield from sort.merges(group, rows, n, lambda dtype: _half(rows * n, dtype))
+
     def launch(self, setting: Setting) -> Launch:
         kernel = self.kernel
         looped = setting.looped and self.tile.reduced is not None
@@ -294,15 +373,20 @@ class Scheduled:
             self.require(q_size % 16 == 0, "rows of a multiple of 16 elements")
         self.sizes = {"p": p_size, "q": q_size}
         reduced = self.tile.reduced
-        if reduced and not looped:
+        if setting.spread:
+            programs = self._programs_spread(setting)
+            self.require((q_size < MAX_INT32) & (programs < MAX_INT32 // 4), f"rows of fewer than {MAX_INT32} elements")
+        elif reduced and not looped:
             block = setting.p if reduced == "p" else setting.q
             self.require(self.sizes[reduced] <= block, f"at most {block} elements to reduce")
         width = "i64" if self.layout.wide else "i32"
         ints: dict[str, Arg] = {"q_size": Int(q_size, width, divisible)}
         if self.tile.p:
             ints["p_size"] = Int(p_size, width)
-        text, ints = self._print(accesses, looped, width, ints)
+        text, ints = self._print(accesses, looped, setting.spread, ints)
         pointers = {f"ptr_{b.name}": self._pointer(b) for b in kernel.buffers}
+        if setting.spread and scan.scans(kernel):
+            pointers |= self._state(setting)
         numbers = {f"arg_{v.data}": self.context.op.float(v.data, "fp64") for v in kernel.values if v.op == "number"}
         blocks: dict[str, Arg] = {"BLOCK_P": Const(setting.p)} if self.tile.p else {}
         blocks["BLOCK_Q"] = Const(setting.q)
@@ -315,9 +399,9 @@ class Scheduled:
         programs = self.programs(setting)
         return Launch(fn, all_args, (programs, 1, 1), num_warps=setting.warps, num_stages=2 if looped else 1)
 
-    def _print(self, accesses: Mapping[int, Access], looped: bool, width: str,
+    def _print(self, accesses: Mapping[int, Access], looped: bool, spread: bool,
                ints: dict[str, Arg]) -> tuple[str, dict[str, Arg]]:  # fmt: skip
-        printer = Printer(self.kernel, self.tile, self.layout, accesses, looped, self._size_arg)
+        printer = Printer(self.kernel, self.tile, self.layout, accesses, looped, self._size_arg, spread=spread)
         text = printer.function(self.kernel.name, ["@PARAMS@"])
         return text, {**ints, **self.args}
 
@@ -328,14 +412,23 @@ class Scheduled:
 
     def _pointer(self, b: ir.Buffer) -> Arg:
         if b.name in self.context.scratch:
-            return Scratch(self.context.scratch[b.name], b.dtype)
+            is_stored = any(v.op == "store" and v.buffer == b.name for v in self.kernel.values)
+            offset = as_expr(0) if is_stored or not b.merged else self._merged_into(b)
+            return Scratch(self.context.scratch[b.name], b.dtype, offset)
         t = self.context.tensors[b.name]
         aligned = self.layout.aligned and b.name in self.unit
         if aligned:
             self.require(t.alignment >= 16, f"{b.name} on 16 bytes")
         return Pointer(t, b.dtype, aligned)
 
+    def _merged_into(self, b: ir.Buffer) -> Expr:
+        """The half of a sort's buffer that its last merge has written."""
+        half = _half(self.context.expr(ix.product(b.sizes)), b.dtype)
+        return sort.passes(self.context.expr(b.sizes[-1])) % 2 * half
+
     def programs(self, setting: Setting) -> Expr:
+        if setting.spread:
+            return self._programs_spread(setting)
         blocks = {"p": setting.p, "q": setting.q}
         total = self.extent(self.tile.batch)
         for n, axes in (("p", self.tile.p), ("q", self.tile.q)):
@@ -365,7 +458,13 @@ class Scheduled:
         waves = ceil_div(programs, device.sm_count * resident)
         # One program of four warps moves some 16 GB/s: what it waits for memory.
         latency = waves * (600_000 + per_program * (per_element * slowness * 16 // setting.warps))
-        return maximum(bandwidth, latency) + 2_000_000
+        more = as_expr(0)
+        if setting.spread and sort.sorts(self.kernel):  # every merge reads and writes all
+            merges = sort.passes(self.sizes["q"])
+            more = merges * (programs * per_program * 4 + 10_000_000)
+        elif setting.spread:
+            more = as_expr(3_000_000)
+        return maximum(bandwidth, latency) + 2_000_000 + more
 
     def _bytes_per_element(self) -> int:
         """Of the buffers that are read or written at every element of the tile: a bias or a row's sum hardly counts."""
@@ -387,7 +486,13 @@ def scratch_buffers(kernels: Sequence[ir.Kernel], context: Context) -> Iterator[
     found = {b.name: b for k in kernels for b in k.buffers if b.kind == "scratch"}
     for name in context.scratch:
         b = found[name]
-        yield Buffer(maximum(context.expr(ix.product(b.sizes)) * ITEMSIZE[b.dtype], 16))
+        elements = context.expr(ix.product(b.sizes))
+        yield Buffer(_half(elements, b.dtype) * 2 if b.merged else maximum(elements * ITEMSIZE[b.dtype], 16))
+
+
+def _half(elements: Expr, dtype: str) -> Expr:
+    """Bytes, so that what comes after begins at an aligned address."""
+    return ceil_div(elements * ITEMSIZE[dtype], 256) * 256
 
 
 __all__ = ["ALIGNED", "ROWS", "STRIDED", "Context", "Float", "Scheduled", "Setting", "schedule", "scratch_buffers"]

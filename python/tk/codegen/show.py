@@ -10,7 +10,7 @@ from pathlib import Path
 from tk.aot.errors import BuildError
 from tk.aot.sources import import_file
 from tk.codegen.family import Generated, Graph, generate
-from tk.codegen.schedule import SETTINGS, kind_of
+from tk.codegen.schedule import settings_of
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
 from tk.generated.declare import Declared
 
@@ -49,7 +49,7 @@ def _schedule(op: Generated, graph: Graph) -> Iterator[str]:
             tile = choose_tile(kernel, layout)
             axes = {"batch": tile.batch, "p": tile.p, "q": tile.q}
             merged = ", ".join(f"{n} = {' '.join(f'{a.name}<{a.size}' for a in x)}" for n, x in axes.items() if x)
-            settings = ", ".join(s.name for s in SETTINGS[kind_of(tile)][layout.name])
+            settings = ", ".join(s.name for s in settings_of(kernel, layout))
             reduced = f", {tile.reduced} reduced" if tile.reduced else ""
             yield f"  {layout.name}: {kernel.name}: {merged or 'a single element'}{reduced}: {settings}"
 
@@ -64,5 +64,6 @@ def _source(op: Generated, graph: Graph, layouts: Sequence[Layout]) -> Iterator[
                     one.launch(own)
                     if one.text not in seen:
                         seen.add(one.text)
-                        yield f"# --- {op.name}, {graph.label}, {layout.name}{', looped' if own.looped else ''}"
+                        way = ", looped" if own.looped else ", spread" if own.spread else ""
+                        yield f"# --- {op.name}, {graph.label}, {layout.name}{way}"
                         yield one.text
