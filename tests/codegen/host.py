@@ -250,7 +250,7 @@ def launch(plan: Plan, problem: Problem, tensors: Sequence[torch.Tensor], floats
                 assert not arg.aligned or t.data_ptr() % 16 == 0
                 return t
             case Scratch():
-                return buffers[arg.buffer].view(_torch_dtype(arg.dtype))
+                return buffers[arg.buffer][number(arg.offset) :].view(_torch_dtype(arg.dtype))
         raise NotImplementedError(arg)
 
     for one in plan.launches:

@@ -125,95 +125,12 @@ def blocks_before(part, WINDOW: tl.constexpr):
     return tl.where((inside == 0) & (part > 0), WINDOW, inside)
 
 
-@triton.jit
-def leave_1(a, state, blocks, ticket):
-    tl.store(blocks + ticket, a)
-    raise_flag(state + 1 + ticket)
-
-
-@triton.jit
-def leave_2(a, b, state, blocks_a, blocks_b, ticket):
-    tl.store(blocks_a + ticket, a)
-    tl.store(blocks_b + ticket, b)
-    raise_flag(state + 1 + ticket)
-
-
-@triton.jit
-def leave_3(a, b, c, state, blocks_a, blocks_b, blocks_c, ticket):
-    tl.store(blocks_a + ticket, a)
-    tl.store(blocks_b + ticket, b)
-    tl.store(blocks_c + ticket, c)
-    raise_flag(state + 1 + ticket)
-
-
-@triton.jit
-def look_back_1(state, blocks, windows, ticket, part, n_programs, combine: tl.constexpr, WINDOW: tl.constexpr):
-    """What stands before block `part` of a row, undefined for the first. windows: what stands before a window."""
-    lanes = tl.arange(0, WINDOW)
-    count = blocks_before(part, WINDOW)
-    first = ticket - count
-    wait_for(state + 1 + first, lanes, count)
-    a = tl.load(blocks + first + lanes, mask=lanes < count, other=0, cache_modifier=".cg")
-    a = at_place(tl.associative_scan(a, 0, combine), count - 1)
-    if part > count:
-        wait_for(state + 1 + n_programs + first, lanes, 1)
-        a = combine(tl.load(windows + first, cache_modifier=".cg"), a)
-    if count == WINDOW:
-        tl.store(windows + ticket, a)
-        raise_flag(state + 1 + n_programs + ticket)
-    return a
-
-
-@triton.jit
-def look_back_2(state, blocks_a, blocks_b, windows_a, windows_b, ticket, part, n_programs, combine: tl.constexpr,
-                WINDOW: tl.constexpr):  # fmt: skip
-    lanes = tl.arange(0, WINDOW)
-    count = blocks_before(part, WINDOW)
-    first = ticket - count
-    inside = lanes < count
-    wait_for(state + 1 + first, lanes, count)
-    a = tl.load(blocks_a + first + lanes, mask=inside, other=0, cache_modifier=".cg")
-    b = tl.load(blocks_b + first + lanes, mask=inside, other=0, cache_modifier=".cg")
-    a, b = tl.associative_scan((a, b), 0, combine)
-    a, b = at_place(a, count - 1), at_place(b, count - 1)
-    if part > count:
-        wait_for(state + 1 + n_programs + first, lanes, 1)
-        before_a = tl.load(windows_a + first, cache_modifier=".cg")
-        a, b = combine(before_a, tl.load(windows_b + first, cache_modifier=".cg"), a, b)
-    if count == WINDOW:
-        tl.store(windows_a + ticket, a)
-        tl.store(windows_b + ticket, b)
-        raise_flag(state + 1 + n_programs + ticket)
-    return a, b
-
-
-@triton.jit
-def look_back_3(state, blocks_a, blocks_b, blocks_c, windows_a, windows_b, windows_c, ticket, part, n_programs,
-                combine: tl.constexpr, WINDOW: tl.constexpr):  # fmt: skip
-    lanes = tl.arange(0, WINDOW)
-    count = blocks_before(part, WINDOW)
-    first = ticket - count
-    inside = lanes < count
-    wait_for(state + 1 + first, lanes, count)
-    a = tl.load(blocks_a + first + lanes, mask=inside, other=0, cache_modifier=".cg")
-    b = tl.load(blocks_b + first + lanes, mask=inside, other=0, cache_modifier=".cg")
-    c = tl.load(blocks_c + first + lanes, mask=inside, other=0, cache_modifier=".cg")
-    a, b, c = tl.associative_scan((a, b, c), 0, combine)
-    a, b, c = at_place(a, count - 1), at_place(b, count - 1), at_place(c, count - 1)
-    if part > count:
-        wait_for(state + 1 + n_programs + first, lanes, 1)
-        before_a = tl.load(windows_a + first, cache_modifier=".cg")
-        before_b = tl.load(windows_b + first, cache_modifier=".cg")
-        a, b, c = combine(before_a, before_b, tl.load(windows_c + first, cache_modifier=".cg"), a, b, c)
-    if count == WINDOW:
-        tl.store(windows_a + ticket, a)
-        tl.store(windows_b + ticket, b)
-        tl.store(windows_c + ticket, c)
-        raise_flag(state + 1 + n_programs + ticket)
-    return a, b, c
-
-
 # --- Sorts (tk.codegen.sort) ---
+
+
+@triton.constexpr_function
+def log2(n):
+    return n.bit_length() - 1
 
 
 @triton.jit
@@ -241,8 +158,8 @@ def exchange(a, b, descending, i: tl.constexpr):
 @triton.jit
 def sort_pairs(a, b):
     """Pairs along the last dimension, by a and then by b: Batcher's bitonic sort. No two pairs may be equal."""
-    total: tl.constexpr = a.numel.bit_length() - 1
-    along: tl.constexpr = a.shape[len(a.shape) - 1].bit_length() - 1
+    total: tl.constexpr = log2(a.numel)
+    along: tl.constexpr = log2(a.shape[len(a.shape) - 1])
     x = tl.reshape(a, [2] * total)
     y = tl.reshape(b, [2] * total)
     for stage in tl.static_range(1, along + 1):
@@ -257,7 +174,7 @@ def sort_pairs(a, b):
 @triton.jit
 def merge_bitonic_pairs(a, b):
     """Of pairs that rise and then fall."""
-    total: tl.constexpr = a.numel.bit_length() - 1
+    total: tl.constexpr = log2(a.numel)
     x = tl.reshape(a, [2] * total)
     y = tl.reshape(b, [2] * total)
     for step in tl.static_range(total):

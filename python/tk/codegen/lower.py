@@ -97,6 +97,11 @@ class Scan(Lazy):
     data: Scanned | Sorted = field(default_factory=lambda: Sorted())
 
     @property
+    def is_unfinished(self) -> bool:
+        """Sorted runs: another launch merges them before anything reads them."""
+        return isinstance(self.data, Sorted) and self.data.runs
+
+    @property
     def op(self) -> str:
         return "scan" if isinstance(self.data, Scanned) else "sort"
 
@@ -117,7 +122,7 @@ def scan(data: Scanned | Sorted, operands: Sequence[Lazy], dim: int, dtype: str)
 @dataclass
 class Emitter:
     """Reads lazy tensors into the values of a kernel. stored: reductions that an earlier launch has left in scratch.
-    splitter: puts split reductions in the place of whole ones."""
+    splitter: puts split reductions in the place of whole ones. storing: the tensor that is being stored."""
 
     builder: Builder
     stored: Mapping[int, Buffer] = field(default_factory=dict)
@@ -125,6 +130,7 @@ class Emitter:
     masks: list[int] = field(default_factory=list)
     memo: dict[Any, int] = field(default_factory=dict)
     missing: list[tuple[Reduction | Scan, Index]] = field(default_factory=list)
+    storing: Lazy | None = None
 
     @property
     def ranges(self) -> dict[sympy.Symbol, sympy.Expr]:
@@ -247,6 +253,8 @@ class Emitter:
 
     def scan(self, node: Scan, index: Index) -> int:
         """In this kernel where it is read at the kernel's own place, else what was stored."""
+        if node.is_unfinished and self.storing is not node:
+            return self._from_scratch(node, index)
         kept = [a.symbol for a in self.builder.axes.values() if not a.reduced]
         reduced = [a for a in self.builder.axes.values() if a.reduced]
         own = [i for d, (i, size) in enumerate(zip(index, node.shape, strict=True)) if size != 1 and d != node.dim]
@@ -321,6 +329,7 @@ class Seed:
             self._emit(emitter, store)
 
     def _emit(self, emitter: Emitter, store: bool) -> None:
+        emitter.storing = self.tensor
         value = emitter.read(self.tensor, self.index)
         if store:
             emitter.store(self.buffer, self.index, value)
@@ -351,7 +360,7 @@ def _with_scratch(seeds: Sequence[Seed], splitter: Splitter | None) -> tuple[lis
         _place(seed, splitter)
         for node in seed.needs:
             if id(node) not in stored:
-                merged = isinstance(node, Scan) and isinstance(node.data, Sorted) and node.data.runs
+                merged = isinstance(node, Scan) and node.is_unfinished
                 buffer = Buffer(f"scratch{len(stored)}", "scratch", node.dtype, node.shape, merged=merged)
                 stored[id(node)] = buffer
                 by_node[id(node)] = Seed(node, buffer)
@@ -408,6 +417,8 @@ def _candidate(tensor: Lazy, node: Reduction | Scan, at: Index) -> tuple[Any, ..
 
 
 def _scan_candidate(tensor: Lazy, node: Scan, at: Index) -> tuple[Any, ...] | None:
+    if node.is_unfinished and tensor is not node:
+        return None
     size = node.sizes[0]
     mirrored = sympy.expand(size - 1 - at[node.dim])
     backwards = _is_axis(mirrored)

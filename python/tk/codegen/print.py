@@ -193,7 +193,7 @@ class Printer:
             self._looped()
         else:
             self._once()
-        return "\n\n".join([*self.scans.combines(), "\n".join([head, *self.out.text]) + "\n"])
+        return "\n\n".join([*self.scans.functions(), "\n".join([head, *self.out.text]) + "\n"])
 
     def _part_of_a_row(self) -> None:
         """Which block of which row. A program that waits for those before it must not have started before them."""

@@ -35,7 +35,7 @@ def can_be_spread(kernel: Kernel) -> bool:
     """Whether programs may share a row: one scan along memory, and nothing else that needs the whole row."""
     others = any(v.op in ("reduce", "sort") for v in kernel.values)
     found = scans(kernel)
-    return not others and len({key(v) for v in found}) == 1 and len(carried(kernel, found[0], True)) <= 3
+    return not others and len({key(v) for v in found}) == 1
 
 
 def carried(kernel: Kernel, v: Value, wide: bool) -> list[str]:
@@ -105,12 +105,11 @@ class ScanPrinter:
             scanned, n = self._scanned(v), len(self.dtypes(v))
             for i, name in enumerate(scanned):
                 self.out(f"whole_{i} = device.last(tl.ravel({name}), 0)")
+                self.out(f"tl.store(ptr_blocks_{i} + ticket, whole_{i})")
+            self.out("device.raise_flag(ptr_state + 1 + ticket)")
             pointers = [f"ptr_{what}_{i}" for what in ("blocks", "windows") for i in range(n)]
-            wholes = ", ".join(f"whole_{i}" for i in range(n))
-            self.out(f"device.leave_{n}({wholes}, ptr_state, {', '.join(pointers[:n])}, ticket)")
-            arguments = f"ptr_state, {', '.join(pointers)}, ticket, part, n_programs, {self.combine(v)}, {WINDOW}"
             before = ", ".join(f"before_{i}" for i in range(n))
-            self.out(f"{before} = device.look_back_{n}({arguments})")
+            self.out(f"{before} = look_back(ptr_state, {', '.join(pointers)}, ticket, part, n_programs)")
             self.known[key(v)] = self._after(v, before, "part == 0", scanned)
         self._result(v)
 
@@ -142,11 +141,50 @@ class ScanPrinter:
         name = self.known[key(v)][v.data.part]
         self.out(f"v{v.number} = {name}.to(tl.int64)" if v.dtype == "i64" else f"v{v.number} = {name}")
 
-    def combines(self) -> list[str]:
-        """The functions that the kernel's own scans combine with."""
-        found = {v.data.combine.name: v.data.combine for v in scans(self.printer.kernel)
-                 if isinstance(v.data, Scanned) and v.data.combine}  # fmt: skip
-        return [combine_function(c) for c in found.values()]
+    def functions(self) -> list[str]:
+        """What the kernel calls besides ``device``: its own scans' combine functions, and the look-back."""
+        own = scans(self.printer.kernel)
+        combines = {v.data.combine.name: v.data.combine for v in own if isinstance(v.data, Scanned) and v.data.combine}
+        found = [combine_function(c) for c in combines.values()]
+        return (
+            [*found, look_back(self.combine(own[0]), len(self.dtypes(own[0])))]
+            if self.printer.spread and own
+            else found
+        )
+
+
+def look_back(combine: str, count: int) -> str:
+    """A device function: what stands before block `part` of a row, undefined for the first. blocks: what each block
+    comes to; windows: what stands before each window. The first program of a window leaves that."""
+    every = range(count)
+
+    def each(text: str, apart: str = ", ") -> str:
+        return apart.join(text.replace("#", str(i)) for i in every)
+
+    scanned = each("x#") if count == 1 else f"({each('x#')})"
+    lines = [
+        "lanes = tl.arange(0, WINDOW)",
+        "count = device.blocks_before(part, WINDOW)",
+        "first = ticket - count",
+        "device.wait_for(state + 1 + first, lanes, count)",
+        *(
+            f'x{i} = tl.load(blocks_{i} + first + lanes, mask=lanes < count, other=0, cache_modifier=".cg")'
+            for i in every
+        ),
+        f"{each('x#')} = tl.associative_scan({scanned}, 0, {combine})",
+        *(f"y{i} = device.at_place(x{i}, count - 1)" for i in every),
+        "if part > count:",
+        "    device.wait_for(state + 1 + n_programs + first, lanes, 1)",
+        *(f'    w{i} = tl.load(windows_{i} + first, cache_modifier=".cg")' for i in every),
+        f"    {each('y#')} = {combine}({each('w#')}, {each('y#')})",
+        "if count == WINDOW:",
+        *(f"    tl.store(windows_{i} + ticket, y{i})" for i in every),
+        "    device.raise_flag(state + 1 + n_programs + ticket)",
+        f"return {each('y#')}",
+    ]
+    params = f"state, {each('blocks_#')}, {each('windows_#')}, ticket, part, n_programs"
+    head = f"@triton.jit\ndef look_back({params}, WINDOW: tl.constexpr = {WINDOW}):"
+    return "\n".join([head, *(f"    {line}" for line in lines)]) + "\n"
 
 
 def combine_function(kernel: Kernel) -> str:

@@ -39,9 +39,9 @@ def test_logcumsumexp_of_infinities() -> None:
     check("running_logsumexp", x)
 
 
-@pytest.mark.parametrize("length", [4096, 9000])
+@pytest.mark.parametrize("length", [700, 9000])
 def test_scans_of_rows_that_programs_share(length: int) -> None:
-    x = make((2, length), torch.float32)
+    x = make((2, length), torch.float32).abs() + 1
     for name in ("running_logsumexp", "backward_cumsum"):
         check(name, x)
         assert any("spread" in v for v in variants(name, x)), name
