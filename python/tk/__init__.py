@@ -70,6 +70,8 @@ if TYPE_CHECKING:
     from tk.functional.norms import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm  # noqa: F401
     from tk.functional.quantization import quantize_fp8  # noqa: F401
     from tk.functional.reductions import amax, argmax, logsumexp, mean, sum, var_mean  # noqa: F401
+    from tk.functional.scans import cummax, cummin, cumprod, cumsum, logcumsumexp  # noqa: F401
     from tk.functional.softmaxes import log_softmax, softmax  # noqa: F401
+    from tk.functional.sorts import argsort, sort, topk  # noqa: F401
     from tk.functional.tables import embedding, rope  # noqa: F401
     from tk.generated import op

@@ -74,7 +74,16 @@ MIRRORED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "argmax": (tk.argmax, torch.argmax),
     "var_mean": (tk.var_mean, torch.var_mean),
     "logsumexp": (tk.logsumexp, torch.logsumexp),
+    "cumsum": (tk.cumsum, torch.cumsum),
+    "cumprod": (tk.cumprod, torch.cumprod),
+    "cummax": (tk.cummax, torch.cummax),
+    "cummin": (tk.cummin, torch.cummin),
+    "logcumsumexp": (tk.logcumsumexp, torch.logcumsumexp),
+    "sort": (tk.sort, torch.sort),
+    "argsort": (tk.argsort, torch.argsort),
+    "topk": (tk.topk, torch.topk),
 }
+INDICES = ("argmax", "argsort")  # results without a gradient
 
 
 def samples(name: str, dtype: torch.dtype, requires_grad: bool = False) -> Iterator[Any]:
@@ -94,7 +103,7 @@ def test_torchs_samples(name: str, dtype: torch.dtype) -> None:
         agree(ours(*args, **kwargs), expected, kwargs.get("dtype") or dtype)
 
 
-@pytest.mark.parametrize("name", [n for n in MIRRORED if n != "argmax"])
+@pytest.mark.parametrize("name", [n for n in MIRRORED if n not in INDICES])
 def test_gradients_of_torchs_samples(name: str) -> None:
     ours, torchs = MIRRORED[name]
     for s in samples(name, torch.float32, requires_grad=True):

@@ -328,7 +328,8 @@ class Generated:
             """One setting of the layout that serves every call, and one of the fastest layout."""
             _, split = ways[point.config.name]
             layout = LAYOUT_BY_NAME[point.layout]
-            return place(point) == 0 and not split and (layout is LAYOUTS[0] or not layout.merged)
+            has_whole = bool(self.choices(by_label[point.graph].kernels, layout))
+            return place(point) == 0 and split != has_whole and (layout is LAYOUTS[0] or not layout.merged)
 
         return Family(self.op, (kernel,), sample, portable=portable)
 

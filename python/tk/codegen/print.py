@@ -16,7 +16,7 @@ import sympy
 from tk.codegen.errors import IRError
 from tk.codegen.ir import COMPARE, FLOATS, Kernel, Value, values_in
 from tk.codegen.scan import ScanPrinter
-from tk.codegen.sort import print_sort
+from tk.codegen.sort import print_loop, print_sort
 from tk.codegen.tile import Access, Layout, Tile
 
 TL_DTYPES: Mapping[str, str] = {
@@ -276,6 +276,9 @@ class Printer:
 
     def _looped(self) -> None:
         """A loop for every generation of reductions, and one more for what is stored along the reduced axes."""
+        if any(v.op == "sort" for v in self.kernel.values):
+            print_loop(self)
+            return
         depth = self._depths()
         n = self.reduced_dim
         assert n is not None
@@ -328,7 +331,8 @@ class Printer:
         for a in accumulators:
             a.finish()
 
-    def _needed_in_loop(self, roots: list[Value], along: set[int]) -> set[int]:
+    def _needed_in_loop(self, roots: list[Value], along: set[int], stop: int = -1) -> set[int]:
+        """What must be worked out for these anew with every block. stop: a value that stands already."""
         pending = [n for v in roots for n in ([v.number] if v.op == "store" else v.args)]
         found: set[int] = set()
         while pending:
@@ -337,7 +341,8 @@ class Printer:
             if n in found or n not in along:
                 continue
             found.add(n)
-            pending += [*v.args, *(m for e in v.index for m in values_in(e))]
+            if n != stop:
+                pending += [*v.args, *(m for e in v.index for m in values_in(e))]
         return found
 
     def _scan(self, v: Value, carry: str) -> None:

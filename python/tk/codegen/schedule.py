@@ -106,20 +106,33 @@ SCAN_SETTINGS: Mapping[str, tuple[Setting, ...]] = {
     "rows": (Setting(8, 256, 4), Setting(1, 2048, 4), Setting(1, 4096, 8, True), Setting(1, 4096, 8, spread=True)),
     "strided": (Setting(16, 64, 4, True), Setting(1, 1024, 4, True)),
 }  # fmt: skip
-# A warp sorts up to 512 elements without a barrier.
+# A warp sorts up to 512 elements without a barrier. These kernels take long to compile and wait for no memory: vector
+# loads would gain nothing, and what has strides of its own is sorted in runs.
 SORT_SETTINGS: Mapping[str, tuple[Setting, ...]] = {
-    "aligned": (Setting(16, 64, 4), Setting(1, 256, 1), Setting(1, 512, 1), Setting(1, 1024, 2), Setting(1, 2048, 4)),
-    "rows": (Setting(16, 64, 4), Setting(1, 512, 1), Setting(1, 2048, 4)),
-    "strided": (Setting(1, 2048, 4),),
+    "aligned": (Setting(16, 64, 4),),
+    "rows": (Setting(16, 64, 4), Setting(1, 256, 1), Setting(1, 512, 1), Setting(1, 1024, 2), Setting(1, 2048, 4)),
+    "strided": (),
 }  # fmt: skip
-RUNS = (Setting(1, sort.TILE, 4, spread=True),)
+# Of the first few of what is sorted: as many as a block holds are kept while a row is run through.
+TOP_SETTINGS: Mapping[str, tuple[Setting, ...]] = {
+    "aligned": (Setting(16, 64, 4, True),),
+    "rows": (Setting(16, 64, 4, True), Setting(1, 512, 1), Setting(1, 2048, 4)),
+    "strided": (),
+}
+RUNS: Mapping[str, tuple[Setting, ...]] = {
+    "aligned": (),
+    "rows": (Setting(1, sort.TILE, 4, spread=True),),
+    "strided": (Setting(1, sort.TILE, 4, spread=True),),
+}
 
 
 def settings_of(kernel: ir.Kernel, layout: Layout) -> tuple[Setting, ...]:
     """What a launch may be in a layout."""
     tile = choose_tile(kernel, layout)
-    if sort.sorts(kernel):
-        found = RUNS if sort.sorts_runs(kernel) else SORT_SETTINGS[layout.name]
+    if sort.sorts_runs(kernel):
+        found = RUNS[layout.name]
+    elif sort.sorts(kernel):
+        found = (TOP_SETTINGS if sort.limits(kernel) else SORT_SETTINGS)[layout.name]
     elif tile.reduced == "q" and scan.scans(kernel):
         found = tuple(s for s in SCAN_SETTINGS[layout.name] if not s.spread or scan.can_be_spread(kernel))
     else:
@@ -130,7 +143,9 @@ def settings_of(kernel: ir.Kernel, layout: Layout) -> tuple[Setting, ...]:
 def secondary_setting(kernel: ir.Kernel, layout: Layout) -> Setting:
     """Of a launch beside the one that a config is about: one that takes as many sizes as it can."""
     choices = settings_of(kernel, layout)
-    return choices[-1] if sort.sorts(kernel) else next((s for s in choices if s.looped), choices[0])
+    if sort.sorts(kernel):
+        return (RUNS if sort.sorts_runs(kernel) else SORT_SETTINGS)["rows"][-1]
+    return next((s for s in choices if s.looped), choices[0])
 
 
 def kind_of(tile: Tile) -> str:
@@ -376,6 +391,9 @@ class Scheduled:
         if setting.spread:
             programs = self._programs_spread(setting)
             self.require((q_size < MAX_INT32) & (programs < MAX_INT32 // 4), f"rows of fewer than {MAX_INT32} elements")
+        elif looped and sort.sorts(kernel):
+            for limit in sort.limits(kernel):
+                self.require(self.context.expr(limit) <= setting.q, f"at most {setting.q} elements to keep")
         elif reduced and not looped:
             block = setting.p if reduced == "p" else setting.q
             self.require(self.sizes[reduced] <= block, f"at most {block} elements to reduce")

@@ -131,7 +131,7 @@ def trace(fn: Callable[..., Any], signature: Signature, dtypes: Mapping[str, str
         _tag_lines(recorded, lines)
         outputs, structure = _outputs(recorded)
         core, new, mutated = _to_core(recorded, arguments)
-    checks = (*_checks(arguments, fn), *_nonempty(recorded, arguments))
+    checks = (*_checks(arguments, fn), *_nonempty(recorded, arguments), *_enough(recorded, arguments))
     _refuse_unknown_sizes(arguments, new, fn)
     nodes = _record(recorded, arguments.names)
     equal = _equal_sizes(arguments)
@@ -497,6 +497,26 @@ def _nonempty(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check
                 yield Check(
                     sympy.Max(0, 1 - size, evaluate=False), f"{size} must not be 0: {_base(node)} of no elements"
                 )
+
+
+def _enough(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check]:
+    """Of a row no more can be taken than it has."""
+    for node in recorded.graph.nodes:
+        if getattr(node.target, "overloadpacket", None) not in (aten.topk, aten.kthvalue):
+            continue
+        x, k = node.args[0].meta["val"], node.args[1]
+        dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", -1)
+        k, size = (sympy.sympify(_expr(n)).xreplace(arguments.symbols) for n in (k, x.shape[dim] if x.dim() else 1))
+        low = sympy.Integer(1 if _base(node) == "kthvalue" else 0)
+        for short in (k - size, low - k):
+            if not short.is_nonpositive:
+                message = f"{k} must be {low} to {size}: {_base(node)} along a dimension of size {size}"
+                yield Check(sympy.Max(0, short, evaluate=False), message)
+
+
+def _expr(n: Any) -> Any:
+    n = n.meta["val"] if isinstance(n, fx.Node) else n
+    return n.node.expr if isinstance(n, torch.SymInt) else n
 
 
 def _base(node: fx.Node) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from tk.functional import activations, losses, norms, quantization, reductions, softmaxes, tables
+from tk.functional import activations, losses, norms, quantization, reductions, scans, softmaxes, sorts, tables
 from tk.functional._call import bind
 
 __all__ = ["FUNCTIONS", "available", "find"]
@@ -27,7 +27,7 @@ def _functions(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = _functions(
-    activations, losses, norms, quantization, reductions, softmaxes, tables
+    activations, losses, norms, quantization, reductions, scans, softmaxes, sorts, tables
 )
 
 

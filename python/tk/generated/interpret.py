@@ -31,6 +31,15 @@ _REFUSED = ("from_file", "set_", "_unsafe_index", "_unsafe_index_put", "_unsafe_
             "_unsafe_masked_index_put_accumulate")  # fmt: skip
 
 
+def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
+    """Of equal ones the first, as the kernels have it; which ATen takes is open."""
+    values, indices = torch.sort(x, stable=True, dim=dim, descending=largest)
+    return (values, indices) if x.dim() == 0 else (values.narrow(dim, 0, k), indices.narrow(dim, 0, k))
+
+
+_OURS: Mapping[str, Callable[..., Any]] = {"aten.topk.default": _topk}
+
+
 def run(call: Call) -> list[Tensor]:
     """The outputs of a call on the CPU, allocated as its kernels would; what is written in place is written."""
     graph = graph_of(call)
@@ -147,8 +156,8 @@ def evaluate(
 def _function(op: str, inputs: Mapping[str, Any], name: str) -> Callable[..., Any]:
     if op == "input":
         return inputs.__getitem__
-    if op in _PYTHON:
-        return _PYTHON[op]
+    if op in _PYTHON or op in _OURS:
+        return _PYTHON.get(op) or _OURS[op]
     namespace, _, rest = op.partition(".")
     packet, _, overload = rest.partition(".")
     if namespace == "aten" and packet not in _REFUSED:

@@ -26,7 +26,8 @@ class Packing:
 
     x: Lazy
     descending: bool
-    runs: bool  # of rows of any length, else of those that fit into a block
+    runs: bool
+    long: bool  # rows of any length, else those that fit into a block
 
     @property
     def size(self) -> int:
@@ -34,7 +35,7 @@ class Packing:
 
     @property
     def dtype(self) -> str:
-        return "i64" if self.size > 2 or self.runs else "i32"
+        return "i64" if self.size > 2 or self.long else "i32"
 
     @property
     def is_pair(self) -> bool:
@@ -109,11 +110,11 @@ class Packing:
         return e.cast(e.op("shr", dtype, row, self._number(e, 1)), "i64")
 
 
-def sorted_along(x: Lazy, dim: int, descending: bool) -> tuple[Lazy, Lazy]:
-    """(values, rows), in order."""
+def sorted_along(x: Lazy, dim: int, descending: bool, is_top: bool = False) -> tuple[Lazy, Lazy]:
+    """(values, rows), in order. is_top: the first few will be read, for which a long row is run through."""
     if not x.shape or x.shape[dim] == 1:
         return x, Lazy(x.shape, "i64", lambda e, i: e.constant(0, "i64"))
-    of = {runs: _nodes(Packing(x, descending, runs), dim) for runs in (False, True)}
+    of = {runs: _nodes(Packing(x, descending, runs, runs or is_top), dim) for runs in (False, True)}
 
     def numbers(e: Emitter, index: Index) -> tuple[Packing, int, int]:
         """The sorted key and row at an index: both are asked for, since both must be merged."""
@@ -171,7 +172,7 @@ def _sort(call: Call, x: Any, dim: int = -1, descending: bool = False, *, stable
 def _topk(call: Call, x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Lazy]:
     """The first k of the sorted, always in order."""
     at = normal_dim(dim, len(x.shape))
-    values, rows = sorted_along(x, at, bool(largest))
+    values, rows = sorted_along(x, at, bool(largest), is_top=True)
     shape = call.graph.shape(call.val[0])
     return [_first(t, shape) for t in (values, rows)]
 
