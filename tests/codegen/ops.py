@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from torch._higher_order_ops import associative_scan
 
 from tk.generated import op
 
@@ -179,3 +180,21 @@ def largest(x, k):
 def three_smallest(x):
     values, indices = torch.topk(x + 1, 3, largest=False)
     return values - 1, indices, torch.kthvalue(x, 2, -1).values
+
+
+def affine(before, after):
+    """Two steps of h = a * h + b as one."""
+    return before[0] * after[0], after[0] * before[1] + after[1]
+
+
+@op(a="T[..., N]", b="T[..., N]", T=("fp32", "bf16"))
+def recurrence(a, b):
+    """h[t] = a[t] * h[t - 1] + b[t]: an order that matters."""
+    return associative_scan(affine, (torch.sigmoid(a), b), -1)[1] * 2
+
+
+@op(x="i32[M, N]")
+def last_positive(x):
+    """Along columns from the end, and along rows."""
+    keep = lambda before, after: torch.where(after > 0, after, before)  # noqa: E731
+    return associative_scan(keep, x, 0, reverse=True), associative_scan(keep, x, 1)

@@ -278,6 +278,14 @@ class Generated:
             general=not layout.merged,
         )
 
+    def fastest_layout(self, graph: Graph) -> Layout:
+        """The first layout in which the graph may run at all."""
+        for layout in LAYOUTS:
+            plan = next((p for s in self.choices(graph.kernels, layout) if (p := self.plan(graph, layout, s))), None)
+            if plan is not None and not any(c.holds.value == 0 for c in plan.constraints):
+                return layout
+        return LAYOUTS[-1]
+
     def settings(self) -> tuple[Setting, ...]:
         found = [s for g in self.graphs for k in (g.kernels, g.split) for x in LAYOUTS for s in self.choices(k, x)]
         return tuple(dict.fromkeys(found))
@@ -318,9 +326,10 @@ class Generated:
         kernel = Kernel(self.name, self.op, axes, dict.fromkeys(ARCHITECTURES, configs), plan)
 
         def sample(kernel: Kernel, point: Point) -> bool:
-            """The first setting of every graph in the first layout, and of the first graph in every layout."""
+            """The first setting of every graph in the first layout that it has, and of the first graph in every
+            layout."""
             first = next((g for g in self.graphs if can_run(g, point.arch)), None)
-            if by_label[point.graph] is not first and point.layout != LAYOUTS[0].name:
+            if by_label[point.graph] is not first and point.layout != self.fastest_layout(by_label[point.graph]).name:
                 return False
             return place(point) == 0
 

@@ -35,6 +35,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
+from tk.codegen import combine
 from tk.codegen.errors import TraceError
 from tk.codegen.replaced import replacement
 from tk.generated.signature import DTYPES, NumberSpec, Signature, TensorSpec
@@ -123,7 +124,7 @@ def trace(fn: Callable[..., Any], signature: Signature, dtypes: Mapping[str, str
 
     def flat(*args: Any) -> Any:
         named = {**dict(zip(arguments.names, args, strict=True)), **flags}
-        with lines:
+        with lines, combine.replaced(fn):
             return fn(**named)
 
     with _explaining(fn, lines, arguments), arguments.mode:
@@ -157,7 +158,7 @@ def trace_backward(
     wanted = [n for n in signature.tensors if DTYPES[_dtype_name(signature.tensors[n], dtypes)].is_floating_point]
 
     def run(args: Sequence[Any]) -> list[torch.Tensor]:
-        with lines:
+        with lines, combine.replaced(fn):
             results, _ = tree_flatten(fn(**dict(zip(own, args, strict=True)), **flags))
         return [r for r in results if r is not None and r.dtype.is_floating_point]
 
@@ -584,7 +585,8 @@ def _check_leading(fn: Callable[..., Any], signature: Signature, found: Trace, r
     if any(n.target in _RANDOM for n in recorded.graph.nodes):
         return
     try:
-        expected, _ = tree_flatten(fn(*many))
+        with combine.replaced(fn):
+            expected, _ = tree_flatten(fn(*many))
         actual, _ = tree_flatten(fx.Interpreter(_on_cpu(recorded)).run(*one))
     except (RuntimeError, IndexError, NotImplementedError):
         return  # the CPU has no such op for this dtype, or the indices are out of range
@@ -630,6 +632,9 @@ def _record(graph: fx.GraphModule, names: Sequence[str]) -> list[dict[str, Any]]
             found.append(dict(name=node.name, op="input", args=[next(inputs)], kwargs={}))
         elif node in live:
             args = node.args if node.op != "output" else (node.args[0],)
+            if node.target == torch.ops.tk_trace.associative_scan.default:
+                xs, number, dim = node.args
+                args = (xs, combine.record(number, [DTYPE_NAMES[x.meta["val"].dtype] for x in xs]), dim)
             found.append(
                 dict(name=node.name, op=_target_name(node), args=_json(list(args)), kwargs=_json(dict(node.kwargs)))
             )
@@ -649,6 +654,8 @@ def _live(graph: fx.GraphModule) -> set[fx.Node]:
 def _target_name(node: fx.Node) -> str:
     if node.op == "output":
         return "output"
+    if node.target == torch.ops.tk_trace.associative_scan.default:
+        return "tk.associative_scan"
     if isinstance(node.target, OpOverload):
         return str(node.target)
     target: Any = node.target

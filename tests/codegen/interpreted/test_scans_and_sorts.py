@@ -89,3 +89,38 @@ def test_largest_of_long_rows() -> None:
     check("largest", x, 5)
     assert any("loop" in v for v in variants("largest", x, 5))
     assert all("spread" in v for v in variants("largest", x, 100))
+
+
+def recurred(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    h = torch.zeros_like(b[..., 0])
+    steps = []
+    for t in range(b.shape[-1]):
+        h = torch.sigmoid(a[..., t]) * h + b[..., t]
+        steps.append(h)
+    return torch.stack(steps, -1) * 2
+
+
+@pytest.mark.parametrize("shape", [(3, 40), (2, 9000)])
+def test_scans_by_a_function_of_ones_own(shape: tuple[int, ...]) -> None:
+    """Whose order matters: in a block, with a carry, and over programs."""
+    a, b = make(shape, torch.float32), make(shape, torch.float32) + 1
+    expected, seen = recurred(a.double(), b.double()), []
+    for variant, (found,) in host.run_all(generated("recurrence"), a, b):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4, msg=lambda m, v=variant: f"{v}: {m}")
+        seen.append(variant)
+    assert any("loop" in v for v in seen) and any("spread" in v for v in seen)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scans_of_columns_and_from_the_end(layout: str) -> None:
+    x = (make((6, 17), torch.float32, layout) * 2).to(torch.int32)
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        rows = list(x)
+        for i in range(1, len(rows)):
+            rows[i] = torch.where(rows[i] > 0, rows[i], rows[i - 1])
+        return torch.stack(rows)
+
+    for variant, (columns, rows) in host.run_all(generated("last_positive"), x):
+        assert torch.equal(columns, kept(x.flip(0)).flip(0)), variant
+        assert torch.equal(rows, kept(x.T).T), variant

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tk.codegen.ir import FLOATS, Scanned
-from tk.codegen.lower import Call, Lazy, scan
+from tk.codegen import combine
+from tk.codegen.ir import FLOATS, NARROW, Scanned
+from tk.codegen.lower import IR_DTYPES, Call, Lazy, scan
 from tk.codegen.rules.table import base_name, normal_dim, rule, wide_of
+from tk.codegen.trace import DTYPE_NAMES
 
 
 def _is_single(x: Lazy, dim: int) -> bool:
@@ -45,3 +47,18 @@ def _extreme(call: Call, x: Any, dim: int) -> list[Lazy]:
     operand, along = _cast(x, wide), normal_dim(dim, len(x.shape))
     values = scan(Scanned(kind), [operand], along, wide)
     return [_cast(values, x.dtype), scan(Scanned(kind, 1), [operand], along, "i64")]
+
+
+_TORCH = {name: dtype for dtype, name in IR_DTYPES.items()}
+
+
+@rule("tk_trace.associative_scan")
+def _combined(call: Call, xs: list[Lazy], number: int, dim: int) -> list[Lazy]:
+    """By the function's own combine function, which sees 16-bit floats as fp32."""
+    if _is_single(xs[0], dim):
+        return list(xs)
+    wide = ["fp32" if x.dtype in NARROW else x.dtype for x in xs]
+    kernel = combine.kernel(number, [DTYPE_NAMES[_TORCH[dtype]] for dtype in wide])
+    operands = [_cast(x, dtype) for x, dtype in zip(xs, wide, strict=True)]
+    found = [scan(Scanned("combine", i, kernel), operands, dim, dtype) for i, dtype in enumerate(wide)]
+    return [_cast(result, x.dtype) for result, x in zip(found, xs, strict=True)]
