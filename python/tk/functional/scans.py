@@ -46,13 +46,13 @@ def logcumsumexp(input: Tensor, dim: int, *, config: Config = None) -> Tensor:
 def cummax(input: Tensor, dim: int, *, config: Config = None) -> Any:
     """(values, indices) of the running maximum along ``dim``, as ``torch.cummax``: NaN from the first one on; indices
     (int64) of the last of equal ones. Its gradient is ATen's scatter. Errors as of :func:`cumsum`."""
-    return torch.return_types.cummax(_scanned("cummax", torch.cummax, input, dim, config))  # type: ignore[attr-defined]
+    return torch.return_types.cummax(_scanned("cummax", torch.cummax, input, dim, config))
 
 
 @needs("cummin")
 def cummin(input: Tensor, dim: int, *, config: Config = None) -> Any:
     """(values, indices) of the running minimum along ``dim``: as :func:`cummax`."""
-    return torch.return_types.cummin(_scanned("cummin", torch.cummin, input, dim, config))  # type: ignore[attr-defined]
+    return torch.return_types.cummin(_scanned("cummin", torch.cummin, input, dim, config))
 
 
 def _scanned(name: str, torchs: Any, x: Tensor, dim: int, config: Config) -> Any:

@@ -27,7 +27,7 @@ def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = 
         return torch.sort(input, dim=dim, descending=descending, stable=stable)
     dim = wrap("sort", input, dim)
     values, indices = run("sort", to_end(input, dim), bool(descending), config=config)
-    return torch.return_types.sort((from_end(values, input, dim), from_end(indices, input, dim)))  # type: ignore[attr-defined]
+    return torch.return_types.sort((from_end(values, input, dim), from_end(indices, input, dim)))
 
 
 @needs("sort")
@@ -63,4 +63,4 @@ def topk(
     if not 0 <= k <= x.shape[-1]:
         raise ValueError(f"tk.topk: k is {k}, must be 0 to {x.shape[-1]}, the size of dimension {dim}")
     values, indices = run("topk", x, k, bool(largest), config=config)
-    return torch.return_types.topk((from_end(values, input, dim), from_end(indices, input, dim)))  # type: ignore[attr-defined]
+    return torch.return_types.topk((from_end(values, input, dim), from_end(indices, input, dim)))
