@@ -72,7 +72,9 @@ if TYPE_CHECKING:
     from tk.functional.quantization import quantize_fp8  # noqa: F401
     from tk.functional.random import dropout, dropout_add, rand, randint, randn  # noqa: F401
     from tk.functional.reductions import amax, argmax, logsumexp, mean, sum, var_mean  # noqa: F401
+    from tk.functional.scans import cummax, cummin, cumprod, cumsum, logcumsumexp  # noqa: F401
     from tk.functional.searches import bucketize, searchsorted  # noqa: F401
     from tk.functional.softmaxes import log_softmax, softmax  # noqa: F401
+    from tk.functional.sorts import argsort, sort, topk  # noqa: F401
     from tk.functional.tables import embedding, rope  # noqa: F401
     from tk.generated import op

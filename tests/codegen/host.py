@@ -82,6 +82,25 @@ def _reduce_by_halves(self: Any, input: Any) -> Any:
 
 interpreter.ReduceOps.generic_reduce = _reduce_by_halves
 
+
+def _scan_by_doubling(self: Any, input: Any) -> Any:
+    """The same for scans: every element takes in the one 1, 2, 4, … places before it."""
+    parts, axis = list(input), self.axis
+    n = parts[0].handle.data.shape[axis]
+    place = np.arange(n).reshape([n if d == axis else 1 for d in range(parts[0].handle.data.ndim)])
+    step = 1
+    while step < n:
+        before = [self.to_tensor(np.roll(x.handle.data, step, axis), x.dtype) for x in parts]
+        found = self.combine_fn.fn(*before, *parts)
+        found = found if isinstance(found, tuple) else (found,)
+        arrays = [np.where(place < step, x.handle.data, f.handle.data) for x, f in zip(parts, found, strict=True)]
+        parts = [self.to_tensor(a, x.dtype) for a, x in zip(arrays, parts, strict=True)]
+        step *= 2
+    return parts
+
+
+interpreter.ScanOps.generic_scan = _scan_by_doubling
+
 # --- Canonical problems ---
 
 
@@ -236,7 +255,7 @@ def launch(plan: Plan, problem: Problem, tensors: Sequence[torch.Tensor], floats
                 assert not arg.aligned or t.data_ptr() % 16 == 0
                 return t
             case Scratch():
-                return buffers[arg.buffer].view(_torch_dtype(arg.dtype))
+                return buffers[arg.buffer][number(arg.offset) :].view(_torch_dtype(arg.dtype))
         raise NotImplementedError(arg)
 
     for one in plan.launches:

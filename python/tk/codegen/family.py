@@ -19,8 +19,16 @@ from tk.codegen.errors import TraceError
 from tk.codegen.lists import GeneratedLists, generate_lists
 from tk.codegen.lower import IR_DTYPES, lower
 from tk.codegen.rules.scatter import NotDeterministic
-from tk.codegen.schedule import Context, Scheduled, kind_of, schedule, scratch_buffers
-from tk.codegen.settings import Setting, settings_of
+from tk.codegen.schedule import (
+    Context,
+    Scheduled,
+    choices,
+    kind_of,
+    schedule,
+    scratch_buffers,
+    secondary_setting,
+)
+from tk.codegen.settings import Setting
 from tk.codegen.split import Parts, Splitter
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
 from tk.codegen.trace import LEADING, Trace, flag_values, trace_all, trace_backward, where
@@ -268,11 +276,8 @@ class Generated:
         context = self._context(kernels)
         found = []
         for i, kernel in enumerate(kernels):
-            one = schedule(kernel, layout, context)
-            if i != self.main(kernels):
-                found.append((one, settings_of(kind_of(one.tile), layout.name)[0]))
-            else:
-                found.append((one, setting))
+            is_main = i == self.main(kernels)
+            found.append((schedule(kernel, layout, context), setting if is_main else secondary_setting(kernel, layout)))
         return found
 
     def choices(self, graph: Graph, layout: Layout, way: str) -> tuple[Setting, ...]:
@@ -285,21 +290,22 @@ class Generated:
             return ()  # the split one is as good where there is little to split
         if kind == "inner" and way == "split" and (graph.walk or self._kind(graph.kernels, layout) != "inner"):
             kind = "parts"
-        found = settings_of(kind, layout.name)
+        found = choices(kernels[self.main(kernels)], layout, kind)
         return found[:1] if way == "deterministic" else found
 
     def _kind(self, kernels: Sequence[ir.Kernel], layout: Layout) -> str:
-        return kind_of(choose_tile(kernels[self.main(kernels)], layout))
+        main = kernels[self.main(kernels)]
+        return kind_of(main, choose_tile(main, layout))
 
     def plan(self, graph: Graph, layout: Layout, setting: Setting, way: str = "whole") -> Plan | None:
         """way: one of WAYS."""
         kernels = graph.kernels_of(way)
-        choices = self.choices(graph, layout, way)
-        if setting not in choices:
+        settings = self.choices(graph, layout, way)
+        if setting not in settings:
             return None
         parts = self.scheduled(kernels, layout, setting)
-        is_first = setting == choices[0]
-        launches = tuple(one.launch(s) for one, s in parts)
+        is_first = setting == settings[0]
+        launches = tuple(launch for one, s in parts for launch in one.launches(s))
         if not is_first:
             launches = tuple(replace(x, max_spill_bytes=MOST_SPILLED) for x in launches)
         constraints = {c.holds.encode(): c for one, _ in parts for c in one.constraints}
@@ -311,11 +317,20 @@ class Generated:
             {"graph": (self.graphs.index(graph),)},
             launches,
             cost,
-            buffers=tuple(scratch_buffers(kernels, self._context(kernels))),
+            buffers=(*scratch_buffers(kernels, self._context(kernels)), *(b for one, _ in parts for b in one.buffers)),
             general=not layout.merged,
             deterministic=not any(_depends_on_order(k) for k in kernels),
             droppable=not is_first,
         )
+
+    def fastest_layout(self, graph: Graph) -> Layout:
+        """The first layout in which the graph may run at all."""
+        for layout in LAYOUTS:
+            found = ((way, s) for way in WAYS for s in self.choices(graph, layout, way))
+            plan = next((p for way, s in found if (p := self.plan(graph, layout, s, way))), None)
+            if plan is not None and not any(c.holds.value == 0 for c in plan.constraints):
+                return layout
+        return LAYOUTS[-1]
 
     def settings(self, way: str = "whole") -> tuple[Setting, ...]:
         found = [s for g in self.graphs for x in LAYOUTS for s in self.choices(g, x, way)]
@@ -356,9 +371,10 @@ class Generated:
         kernel = Kernel(self.name, self.op, axes, dict.fromkeys(ARCHITECTURES, configs), plan)
 
         def sample(kernel: Kernel, point: Point) -> bool:
-            """The first setting of every graph in the first layout, and of the first graph in every layout."""
+            """The first setting of every graph in the first layout that it has, and of the first graph in every
+            layout."""
             first = next((g for g in self.graphs if can_run(g, point.arch)), None)
-            if by_label[point.graph] is not first and point.layout != LAYOUTS[0].name:
+            if by_label[point.graph] is not first and point.layout != self.fastest_layout(by_label[point.graph]).name:
                 return False
             return place(point) == 0
 
@@ -366,7 +382,10 @@ class Generated:
             """One setting of the layout that serves every call, and one of the fastest layout."""
             _, way = ways[point.config.name]
             layout = LAYOUT_BY_NAME[point.layout]
-            return place(point) == 0 and way == "whole" and (layout is LAYOUTS[0] or not layout.merged)
+            is_usual = way == "whole"
+            if not layout.merged and not self.choices(by_label[point.graph], layout, "whole"):
+                is_usual = way == "split"
+            return place(point) == 0 and is_usual and (layout is LAYOUTS[0] or not layout.merged)
 
         return Family(self.op, (kernel,), sample, portable=portable)
 
@@ -459,7 +478,7 @@ def _graph(trace: Trace, name: str) -> Graph:
     return Graph(
         trace,
         whole,
-        split if splitter.parts else (),
+        split if splitter.parts or splitter.has_runs else (),
         tuple(splitter.parts),
         walked if walker.walk else (),
         walker.walk,

@@ -37,15 +37,15 @@ BINARY = (
 )  # fmt: skip
 COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")  # result i1
 TEST = ("isnan", "isinf", "signbit")  # one operand, result i1
-SCAN = ("sum", "prod")  # along the one reduced axis, in its order
+SCAN: Mapping[str, int] = {"sum": 1, "prod": 1, "logaddexp": 1, "max": 2, "min": 2}  # kind -> results
 ACCESSES = ("load", "store", "search")
 PUT = ("set", "add", "max", "min")  # a store at indices that are themselves values; all but "set" are atomic
 ATOMIC = {"add": ("fp32", "fp64", "i32", "i64"), "max": ("i32", "i64"), "min": ("i32", "i64")}
 REDUCE = ("sum", "prod", "max", "min", "any", "all", "xor", "argmax", "argmin", "mean", "m2")
 ARITY: Mapping[str, int] = {
     **dict.fromkeys(UNARY, 1), **dict.fromkeys(BINARY, 2), **dict.fromkeys(COMPARE, 2), **dict.fromkeys(TEST, 1),
-    "random": 2, "where": 3, "cast": 1, "bitcast": 1, "reduce": 1, "fold": 1, "scan": 1, "constant": 0, "number": 0,
-    "index": 0, "store": 1,
+    "random": 2, "where": 3, "cast": 1, "bitcast": 1, "reduce": 1, "fold": 1, "constant": 0, "number": 0, "index": 0,
+    "store": 1,
 }  # fmt: skip
 
 
@@ -80,19 +80,49 @@ def values_in(expr: sympy.Expr) -> list[int]:
 @dataclass(frozen=True)
 class Buffer:
     """Memory. kind: "input", "output", "mutated" or "scratch". sizes: of the dimensions as traced; leading: the first
-    stands for "...", which at run time is three."""
+    stands for "...", which at run time is three. merged: it is left with sorted runs along the last dimension, and they
+    are merged before it is read."""
 
     name: str
     kind: str
     dtype: str
     sizes: tuple[sympy.Expr, ...]
     leading: bool = False
+    merged: bool = False
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """One result of a scan along the one reduced axis, in its order. kind: a name of SCAN, or "combine": then `combine`
+    is the kernel that puts what the rows before have come to (its buffers a0, a1, …) and a row (b0, b1, …) together.
+    Of "max" and "min" the second result is the row of the first."""
+
+    kind: str
+    part: int = 0
+    combine: Kernel | None = None
+
+    def __str__(self) -> str:
+        name = self.combine.name if self.combine else self.kind
+        return name if SCAN.get(self.kind) == 1 else f"{name}.{self.part}"
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """One of the operands of a sort along the one reduced axis: integers, in the order of the first and where that is
+    equal of the second. runs: each block of the axis by itself, to be merged."""
+
+    part: int = 0
+    runs: bool = False
+
+    def __str__(self) -> str:
+        return f"{'runs' if self.runs else 'sorted'}.{self.part}"
 
 
 @dataclass(frozen=True)
 class Value:
-    """op: a name of ARITY, or "load". args: numbers of values; of a load at most one, the mask outside of which nothing
-    is read and the value is 0. data: the constant, the number's name, the index expression or the reduction's kind.
+    """op: a name of ARITY, or "load", "scan" or "sort". args: numbers of values; of a load at most one, the mask
+    outside of which nothing is read and the value is 0; of a store perhaps a second one, the mask. data: the constant,
+    the number's name, the index expression, the reduction's kind, what is Scanned or Sorted.
 
     search: how many elements of the row of a buffer at index, whose last entry is 0, come before the operand; data:
     equal ones too.
@@ -197,7 +227,7 @@ class Builder:
         reduced = {name for name, axis in self.axes.items() if axis.reduced}
         if op == "reduce":
             axes -= reduced
-        if op == "scan":
+        if op in ("scan", "sort"):
             axes |= reduced
         if op == "fold":
             axes = axes & reduced | {name for name, axis in self.axes.items() if axis.walk}
@@ -256,6 +286,8 @@ def _problem(kernel: Kernel, position: int, v: Value, axes: Mapping[str, Axis], 
         return _access_problem(v, args, axes, buffers)
     if v.op == "asm":
         return _asm_problem(v, args)
+    if v.op in ("scan", "sort"):
+        return _along_problem(v, [a.dtype for a in args]) or _axes_problem(v, args, axes)
     if v.op not in ARITY:
         return "no such op"
     if len(args) != ARITY[v.op]:
@@ -278,12 +310,12 @@ def _access_problem(v: Value, args: list[Value], axes: Mapping[str, Axis], buffe
         return "" if is_right else "no search for one value in a row"
     if buffer.kind == "input":
         return "stores into an input"
+    if [a.dtype for a in args[1:]] not in ([], ["i1"]):
+        return "a store takes at most a mask"
     if not args or args[0].dtype != buffer.dtype or v.dtype != buffer.dtype:
         return f"stores something else than {buffer.dtype}"
     if v.data is not None:
-        return _put_problem(v, args, axes)
-    if len(args) != 1:
-        return "takes one operand"
+        return _put_problem(v, axes)
     touched = {s.name for e in v.index for s in e.free_symbols if s.name in axes}
     return "varies over an axis that its index does not name" if args[0].axes - touched else ""
 
@@ -294,12 +326,24 @@ def _asm_problem(v: Value, args: list[Value]) -> str:
     return "" if len(v.data[3]) == len(args) and v.axes == over else "assembly of other operands"
 
 
-def _put_problem(v: Value, args: list[Value], axes: Mapping[str, Axis]) -> str:
+def _put_problem(v: Value, axes: Mapping[str, Axis]) -> str:
     if v.data not in PUT or (v.data != "set" and v.dtype not in ATOMIC[v.data]):
         return f"puts {v.dtype} by {v.data}"
-    if any(a.reduced for a in axes.values()):
-        return "a put in a kernel that reduces"
-    return "takes at most a mask" if len(args) > 2 or any(a.dtype != "i1" for a in args[1:]) else ""
+    return "a put in a kernel that reduces" if any(a.reduced for a in axes.values()) else ""
+
+
+def _along_problem(v: Value, dtypes: list[str]) -> str:
+    if v.op == "sort":
+        fits = isinstance(v.data, Sorted) and len(dtypes) in (1, 2) and v.data.part < len(dtypes)
+        return "" if fits and set(dtypes) <= {"i32", "i64"} and v.dtype == dtypes[v.data.part] else f"sorts {dtypes}"
+    if not isinstance(v.data, Scanned):
+        return "no scan"
+    if v.data.kind == "combine":
+        fits = v.data.combine is not None and v.data.part < len(dtypes)
+        return "" if fits and v.dtype == dtypes[v.data.part] else f"scans {dtypes} as {v.dtype}"
+    if v.data.part >= SCAN.get(v.data.kind, 0) or len(dtypes) != 1:
+        return "no such scan"
+    return "" if v.dtype == ("i64" if v.data.part else dtypes[0]) else f"scans {dtypes[0]} as {v.dtype}"
 
 
 def _dtype_problem(v: Value, dtypes: list[str]) -> str:
@@ -316,8 +360,6 @@ def _dtype_problem(v: Value, dtypes: list[str]) -> str:
         return "" if v.dtype == ("i64" if is_position else dtypes[0]) else f"reduces {dtypes[0]}"
     if v.op == "fold":
         return "" if v.data == "sum" and v.dtype == dtypes[0] else f"adds up {dtypes[0]} by {v.data}"
-    if v.op == "scan":
-        return "" if v.data in SCAN and v.dtype == dtypes[0] else f"scans {dtypes[0]} by {v.data}"
     if v.op == "random":
         is_right = v.dtype == "i32" and dtypes == ["i64", "i64"] and len(v.index) == 1 and isinstance(v.data, int)
         return "" if is_right else f"random bits of {dtypes}"
@@ -333,7 +375,7 @@ def _axes_problem(v: Value, args: list[Value], axes: Mapping[str, Axis]) -> str:
     if v.op == "reduce":
         reduced = {name for name, a in axes.items() if a.reduced}
         return "" if reduced and v.axes == over - reduced else "varies over what it reduces"
-    if v.op == "scan":
+    if v.op in ("scan", "sort"):
         reduced = {name for name, a in axes.items() if a.reduced}
         return "" if len(reduced) == 1 and v.axes == over | reduced else "does not run along one reduced axis"
     if v.op == "fold":

@@ -21,7 +21,19 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 
 from tk.codegen import index as ix
 from tk.codegen.errors import TraceError
-from tk.codegen.ir import FLOATS, INTS, Axis, Buffer, Builder, Kernel, axis_symbol, value_symbol, values_in
+from tk.codegen.ir import (
+    FLOATS,
+    INTS,
+    Axis,
+    Buffer,
+    Builder,
+    Kernel,
+    Scanned,
+    Sorted,
+    axis_symbol,
+    value_symbol,
+    values_in,
+)
 from tk.codegen.trace import Trace
 
 if TYPE_CHECKING:
@@ -79,19 +91,29 @@ def reduction(kind: str, operand: Lazy, dims: Sequence[int], dtype: str) -> Redu
 
 @dataclass(eq=False)
 class Scan(Lazy):
-    """`kind` of `operand` accumulated along `dim`."""
+    """The operands accumulated, or sorted, along `dim`: one result of it."""
 
-    kind: str = ""
-    operand: Lazy | None = None
+    operands: tuple[Lazy, ...] = ()
     dim: int = 0
+    data: Scanned | Sorted = field(default_factory=lambda: Sorted())
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Sorted runs: another launch merges them before anything reads them."""
+        return isinstance(self.data, Sorted) and self.data.runs
+
+    @property
+    def op(self) -> str:
+        return "scan" if isinstance(self.data, Scanned) else "sort"
 
     @property
     def sizes(self) -> Index:
         return (self.shape[self.dim],)
 
 
-def scan(kind: str, operand: Lazy, dim: int) -> Scan:
-    made = Scan(operand.shape, operand.dtype, lambda e, i: e.scan(made, i), kind, operand, dim)
+def scan(data: Scanned | Sorted, operands: Sequence[Lazy], dim: int, dtype: str) -> Scan:
+    """All operands have one shape."""
+    made = Scan(operands[0].shape, dtype, lambda e, i: e.scan(made, i), tuple(operands), dim, data)
     return made
 
 
@@ -155,7 +177,7 @@ Node = Reduction | Scan | Scatter | Stored | Fold
 @dataclass
 class Emitter:
     """Reads lazy tensors into the values of a kernel. stored: reductions that an earlier launch has left in scratch.
-    splitter: puts split reductions in the place of whole ones."""
+    splitter: puts split reductions in the place of whole ones. storing: the tensor that is being stored."""
 
     builder: Builder
     stored: Mapping[int, Buffer] = field(default_factory=dict)
@@ -163,6 +185,7 @@ class Emitter:
     masks: list[int] = field(default_factory=list)
     memo: dict[Any, int] = field(default_factory=dict)
     missing: list[tuple[Node, Index]] = field(default_factory=list)
+    storing: Lazy | None = None
 
     @property
     def ranges(self) -> dict[sympy.Symbol, sympy.Expr]:
@@ -242,8 +265,11 @@ class Emitter:
         return self.builder.add("load", buffer.dtype, *args, buffer=buffer.name, index=index)
 
     def store(self, buffer: Buffer, index: Index, value: int) -> None:
+        """Where the masks hold."""
         self.builder.buffers.setdefault(buffer.name, buffer)
-        self.builder.add("store", buffer.dtype, self.cast(value, buffer.dtype), buffer=buffer.name, index=index)
+        mask = self._mask()
+        args = (self.cast(value, buffer.dtype), *(() if mask is None else (mask,)))
+        self.builder.add("store", buffer.dtype, *args, buffer=buffer.name, index=index)
 
     def put(self, node: Scatter, buffer: Buffer, index: Index) -> None:
         """One element of the source into its place."""
@@ -291,16 +317,17 @@ class Emitter:
 
     def scan(self, node: Scan, index: Index) -> int:
         """In this kernel where it is read at the kernel's own place, else what was stored."""
+        if node.is_unfinished and self.storing is not node:
+            return self.stored_value(node, index)
         kept = [a.symbol for a in self.builder.axes.values() if not a.reduced and not a.walk]
         reduced = [a for a in self.builder.axes.values() if a.reduced]
         own = [i for d, (i, size) in enumerate(zip(index, node.shape, strict=True)) if size != 1 and d != node.dim]
         is_along = len(reduced) == 1 and index[node.dim] == reduced[0].symbol
         if is_along and ix.same(reduced[0].size, node.sizes[0]) and len(own) == len(kept) and set(own) == set(kept):
             masks, self.masks = self.masks, []
-            assert node.operand is not None
-            value = self.read(node.operand, index)
+            values = [self.read(x, index) for x in node.operands]
             self.masks = masks
-            return self.builder.add("scan", node.dtype, value, data=node.kind)
+            return self.builder.add(node.op, node.dtype, *values, data=node.data)
         return self.stored_value(node, index)
 
     def search(self, node: Stored, index: Index, value: int, right: bool) -> int:
@@ -378,7 +405,8 @@ class Domain:
 class Seed:
     """A tensor to store. layout: for each of its dimensions the axis, None where the size is 1. puts: the tensor is
     this one's source, and is put into the buffer. after: what must have been stored before. alone: only pointwise
-    kernels of its own level may have it."""
+    kernels of its own level may have it. backwards: the reduced axis runs against the dimension. limited: the axis is
+    longer than the dimension, of which it has the first part."""
 
     tensor: Lazy
     buffer: Buffer
@@ -389,16 +417,33 @@ class Seed:
     puts: Scatter | None = None
     after: list[Seed] = field(default_factory=list)
     alone: bool = False
+    backwards: bool = False
+    limited: bool = False
 
     @property
     def index(self) -> Index:
-        return tuple(sympy.Integer(0) if a is None else axis_symbol(a) for a in self.layout)
+        found = [sympy.Integer(0) if a is None else axis_symbol(a) for a in self.layout]
+        if self.backwards:
+            d = self.layout.index("r0")
+            found[d] = self.tensor.shape[d] - 1 - found[d]
+        return tuple(found)
 
-    def emit(self, emitter: Emitter, index: Index) -> None:
-        if self.puts is None:
-            emitter.store(self.buffer, index, emitter.read(self.tensor, index))
-        else:
-            emitter.put(self.puts, self.buffer, index)
+    def emit(self, emitter: Emitter, store: bool = True) -> None:
+        if self.puts is not None:
+            emitter.put(self.puts, self.buffer, self.index)
+            return
+        if not self.limited:
+            self._emit(emitter, store)
+            return
+        size = self.tensor.shape[self.layout.index("r0")]
+        with emitter.where(emitter.op("lt", "i1", emitter.index(axis_symbol("r0")), emitter.index(size))):
+            self._emit(emitter, store)
+
+    def _emit(self, emitter: Emitter, store: bool) -> None:
+        emitter.storing = self.tensor
+        value = emitter.read(self.tensor, self.index)
+        if store:
+            emitter.store(self.buffer, self.index, value)
 
 
 def kernels(name: str, seeds: Sequence[Seed], splitter: Splitter | Walker | None = None) -> list[Kernel]:
@@ -409,7 +454,7 @@ def kernels(name: str, seeds: Sequence[Seed], splitter: Splitter | Walker | None
     for i, group in enumerate(groups):
         emitter = Emitter(Builder(group[0].domain.axes([seed.tensor for seed in group])), stored, splitter)
         for seed in group:
-            seed.emit(emitter, seed.index)
+            seed.emit(emitter)
         assert not emitter.missing
         found.append(emitter.builder.finish(name if len(groups) == 1 else f"{name}_{i}"))
     return found
@@ -434,7 +479,8 @@ def _with_scratch(seeds: Sequence[Seed], splitter: Splitter | Walker | None) -> 
         _place(seed, splitter)
         for node in seed.needs:
             if id(node) not in stored:
-                buffer = Buffer(f"scratch{len(stored)}", "scratch", node.dtype, node.shape)
+                merged = isinstance(node, Scan) and node.is_unfinished
+                buffer = Buffer(f"scratch{len(stored)}", "scratch", node.dtype, node.shape, merged=merged)
                 stored[id(node)] = buffer
                 made = _seeds_of(node, buffer)
                 by_node[id(node)] = made[0]
@@ -486,11 +532,11 @@ def _place(seed: Seed, splitter: Splitter | Walker | None) -> None:
     index = tuple(axis_symbol(f"x{d}") if d in dims else sympy.Integer(0) for d in range(len(seed.tensor.shape)))
     probe.read(seed.tensor, index)
     candidates = [c for node, at in probe.missing if (c := _candidate(seed.tensor, node, at))]
-    best = max(candidates, key=lambda c: (candidates.count(c), len(c[1])), default=(tuple(dims), ()))
-    kept, along = best[0], best[1]
-    sizes = [seed.tensor.shape[d] for d in along]
-    if not along and best in candidates:
-        sizes = list(best[2])
+    best = max(candidates, key=lambda c: (candidates.count(c), len(c[1])), default=(tuple(dims), (), (), False))
+    kept, along, node_sizes, seed.backwards = best
+    sizes = [seed.tensor.shape[d] for d in along] or list(node_sizes)
+    seed.limited = bool(along) and any(not ix.same(a, b) for a, b in zip(sizes, node_sizes, strict=True))
+    sizes = list(node_sizes) if seed.limited else sizes
     seed.domain = Domain(tuple(seed.tensor.shape[d] for d in kept), tuple(sizes))
     names = {**{d: f"a{i}" for i, d in enumerate(kept)}, **{d: f"r{i}" for i, d in enumerate(along)}}
     seed.layout = tuple(names.get(d) for d in range(len(seed.tensor.shape)))
@@ -502,43 +548,58 @@ def _place_alone(seed: Seed, dims: Sequence[int], splitter: Splitter | Walker | 
     seed.domain = Domain(tuple(seed.tensor.shape[d] for d in dims), ())
     seed.layout = tuple(f"a{dims.index(d)}" if d in dims else None for d in range(len(seed.tensor.shape)))
     probe = Emitter(Builder(seed.domain.axes()), splitter=splitter)
-    seed.emit(probe, seed.index)
+    seed.emit(probe)
     seed.needs = list(dict.fromkeys(node for node, _ in probe.missing))
 
 
 def _needs(seed: Seed, splitter: Splitter | Walker | None) -> list[Node]:
     """What it reads that is not worked out at its own place."""
     emitter = Emitter(Builder(seed.domain.axes([seed.tensor])), splitter=splitter)
-    emitter.read(seed.tensor, seed.index)
+    seed.emit(emitter, store=False)
     return list(dict.fromkeys(node for node, _ in emitter.missing))
 
 
 def _candidate(tensor: Lazy, node: Node, at: Index) -> tuple[Any, ...] | None:
-    """(kept dimensions, reduced dimensions, sizes of the reduced) under which `node` is computed in the same kernel."""
+    """(kept dimensions, reduced dimensions, sizes of the reduced, whether they run backwards) under which `node` is
+    computed in the same kernel."""
     if isinstance(node, Scatter | Stored | Fold):
         return None
     if isinstance(node, Scan):
-        found = tuple(i for i in at if i != 0)
-        if not all(_is_axis(i) for i in found) or len(set(found)) != len(found) or not _is_axis(at[node.dim]):
-            return None
-        along = int(at[node.dim].name[1:])
-        dims = tuple(d for d, s in enumerate(tensor.shape) if s != 1)
-        kept = tuple(d for d in dims if d != along)
-        return (kept, (along,), node.sizes) if {int(i.name[1:]) for i in found} == set(dims) else None
+        return _scan_candidate(tensor, node, at)
     own = [i for i, s in zip(at, node.shape, strict=True) if s != 1]
     if not all(_is_axis(i) for i in own) or len(set(own)) != len(own) or not node.sizes:
         return None
     kept = tuple(sorted(int(i.name[1:]) for i in own))
     rest = tuple(d for d, s in enumerate(tensor.shape) if s != 1 and d not in kept)
     if not rest:
-        return kept, (), node.sizes
+        return kept, (), node.sizes, False
     if not kept:  # one program would write the whole tensor
         return None
     if len(rest) != len(node.sizes) or not all(
         ix.same(tensor.shape[d], s) for d, s in zip(rest, node.sizes, strict=True)
     ):
         return None
-    return kept, rest, node.sizes
+    return kept, rest, node.sizes, False
+
+
+def _scan_candidate(tensor: Lazy, node: Scan, at: Index) -> tuple[Any, ...] | None:
+    if node.is_unfinished and tensor is not node:
+        return None
+    size = node.sizes[0]
+    mirrored = sympy.expand(size - 1 - at[node.dim])
+    backwards = _is_axis(mirrored)
+    along = mirrored if backwards else at[node.dim]
+    found = tuple(along if d == node.dim else i for d, i in enumerate(at) if i != 0 or d == node.dim)
+    if not all(_is_axis(i) for i in found) or len(set(found)) != len(found):
+        return None
+    dims = tuple(d for d, s in enumerate(tensor.shape) if s != 1)
+    dim = int(along.name[1:])
+    # Of what is sorted the first part may be all that is read.
+    if not ix.same(tensor.shape[dim], size) and (node.op == "scan" or backwards):
+        return None
+    if {int(i.name[1:]) for i in found} != set(dims):
+        return None
+    return tuple(d for d in dims if d != dim), (dim,), node.sizes, backwards
 
 
 def _group(seeds: Sequence[Seed]) -> list[list[Seed]]:

@@ -141,6 +141,9 @@ def _renumbered(kernel: Kernel, keep: list[Value]) -> Kernel:
     return rebuild(kernel, rule)
 
 
+_NOT_APPROXIMATED = ("load", "store", "constant", "reduce", "fold", "scan", "sort")
+
+
 def allow_approximations(kernel: Kernel) -> Kernel:
     """fp32 values of which everything that comes is rounded to 16 bits need no correctly rounded functions."""
     exact: set[int] = set()
@@ -154,7 +157,7 @@ def allow_approximations(kernel: Kernel) -> Kernel:
             exact.update(n for e in v.index for n in values_in(e))
 
     def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
-        if v.dtype != "fp32" or v.number in exact or v.op in ("load", "store", "constant", "reduce", "fold", "scan"):
+        if v.dtype != "fp32" or v.number in exact or v.op in _NOT_APPROXIMATED:
             return None
         return b.add(v.op, v.dtype, *args, index=v.index, data=v.data, fast=True)
 

@@ -17,6 +17,8 @@ import sympy
 from tk.codegen import debug
 from tk.codegen.errors import IRError
 from tk.codegen.ir import ACCESSES, COMPARE, FLOATS, Kernel, Value, values_in
+from tk.codegen.scan import ScanPrinter
+from tk.codegen.sort import print_loop, print_sort
 from tk.codegen.tile import Access, Layout, Tile, is_in_fours, linear_parts
 
 TL_DTYPES: Mapping[str, str] = {
@@ -154,7 +156,8 @@ class Lines:
 
 @dataclass
 class Printer:
-    """One kernel with one tile and layout. looped: the reduced axes are run through in blocks, else they are one."""
+    """One kernel with one tile and layout. looped: the reduced axes are run through in blocks, else they are one.
+    spread: each of the blocks has a program of its own."""
 
     kernel: Kernel
     tile: Tile
@@ -164,6 +167,7 @@ class Printer:
     size_arg: Callable[[str, sympy.Expr, bool], str]  # name, size expression, whether 32 bits hold it -> the argument
     debug: str = ""  # the op's name, in the debug variant
     out: Lines = field(default_factory=Lines)
+    spread: bool = False
     done: set[str] = field(default_factory=set)  # lines that stand already: index variables, masks
     again: set[str] = field(default_factory=set)  # buffers that a later loop reads
 
@@ -198,15 +202,31 @@ class Printer:
 
     def function(self, name: str, params: list[str]) -> str:
         head = f"@triton.jit\ndef {name}({', '.join(params)}):"
+        self.scans = ScanPrinter(self)
         if self.tile.walk:
             self._walked()
             return "\n".join([head, *self.out.text]) + "\n"
-        self._program()
+        if self.spread:
+            self._part_of_a_row()
+        else:
+            self._program()
         if self.looped:
             self._looped()
         else:
             self._once()
-        return "\n".join([head, *self.out.text]) + "\n"
+        return "\n\n".join([*self.scans.functions(), "\n".join([head, *self.out.text]) + "\n"])
+
+    def _part_of_a_row(self) -> None:
+        """Which block of which row. A program that waits for those before it must not have started before them."""
+        wide = ".to(tl.int64)" if self.layout.wide else ""
+        is_scan = any(v.op == "scan" for v in self.kernel.values)
+        self.out("ticket = tl.atomic_add(ptr_state, 1)" if is_scan else "ticket = tl.program_id(0)")
+        self.out("n_parts = tl.cdiv(q_size, BLOCK_Q).to(tl.int32)")
+        self.out(f"part = (ticket % n_parts){wide}")
+        self.out(f"n_programs = {'p_size * ' if self.tile.p else ''}n_parts")
+        if self.tile.p:
+            self.out(f"start_p = (ticket // n_parts){wide}")
+            self._range("p", "start_p")
 
     def _program(self) -> None:
         """Which tile this program has."""
@@ -265,12 +285,18 @@ class Printer:
 
     def _once(self) -> None:
         if self.reduced_dim:
-            self._range(self.reduced_dim, "0")
+            self._range(self.reduced_dim, "part * BLOCK_Q" if self.spread else "0")
         for v in self.kernel.values:
             if v.op == "reduce":
                 self._reduce_at_once(v)
-            elif v.op == "scan":
+            elif v.op == "scan" and self.spread:
+                self.scans.over_programs(v)
+            elif v.op == "scan" and self.scans.is_plain(v):
                 self._scan(v, "")
+            elif v.op == "scan":
+                self.scans.in_block(v)
+            elif v.op == "sort":
+                print_sort(self, v)
             else:
                 self._value(v)
 
@@ -306,6 +332,9 @@ class Printer:
 
     def _looped(self) -> None:
         """A loop for every generation of reductions, and one more for what is stored along the reduced axes."""
+        if any(v.op == "sort" for v in self.kernel.values):
+            print_loop(self)
+            return
         depth = self._depths()
         n = self.reduced_dim
         assert n is not None
@@ -362,15 +391,22 @@ class Printer:
         accumulators = self._accumulators(reduces)
         for a in accumulators:
             a.start()
+        self.scans.known.clear()
+        self.scans.started.clear()
         for v in (self.kernel.value(m) for m in sorted(needed)):
-            if v.op == "scan":
+            if v.op == "scan" and not self.scans.is_plain(v):
+                self.scans.start_carries(v)
+            elif v.op == "scan":
+                kind = v.data.kind
                 shape = self.shape_of(self.dims_of(v) - {n}) if len(self.names) > 1 else "[]"
-                self.out(f"carry{v.number} = tl.zeros({shape}, {TL_DTYPES[v.dtype]}) + {identity(v.data, v.dtype)}")
+                self.out(f"carry{v.number} = tl.zeros({shape}, {TL_DTYPES[v.dtype]}) + {identity(kind, v.dtype)}")
         self.out(f"for start in range(0, {n}_size, BLOCK_{n.upper()}):")
         self.out.depth += 1
         self._range(n, "start")
         for v in (self.kernel.value(m) for m in sorted(needed)):
-            if v.op == "scan":
+            if v.op == "scan" and not self.scans.is_plain(v):
+                self.scans.in_loop(v)
+            elif v.op == "scan":
                 self._scan(v, f"carry{v.number}")
             else:
                 self._value(v)
@@ -380,7 +416,8 @@ class Printer:
         for a in accumulators:
             a.finish()
 
-    def _needed_in_loop(self, roots: list[Value], along: set[int]) -> set[int]:
+    def _needed_in_loop(self, roots: list[Value], along: set[int], stop: int = -1) -> set[int]:
+        """What must be worked out for these anew with every block. stop: a value that stands already."""
         pending = [n for v in roots for n in ([v.number] if v.op == "store" else self._reads(v))]
         found: set[int] = set()
         while pending:
@@ -389,7 +426,8 @@ class Printer:
             if n in found or n not in along:
                 continue
             found.add(n)
-            pending += [*v.args, *(m for e in v.index for m in values_in(e))]
+            if n != stop:
+                pending += [*v.args, *(m for e in v.index for m in values_in(e))]
         return found
 
     def _reads(self, v: Value) -> tuple[int, ...]:
@@ -398,13 +436,14 @@ class Printer:
 
     def _scan(self, v: Value, carry: str) -> None:
         """Of this block, and after what the blocks before it carry over."""
-        x, kind = f"x{v.number}", "+" if v.data == "sum" else "*"
-        inside = f"tl.where({self._mask_of_reduced()}, {self.name(v.args[0])}, {identity(v.data, v.dtype)})"
+        x, kind = f"x{v.number}", v.data.kind
+        sign = "+" if kind == "sum" else "*"
+        inside = f"tl.where({self._mask_of_reduced()}, {self.name(v.args[0])}, {identity(kind, v.dtype)})"
         self.out(f"{x} = {inside}")
-        scanned = f"tl.cum{v.data}({x}, {self.axis})"
-        self.out(f"v{v.number} = {f'{carry} {kind} ' if carry else ''}{scanned}")
+        scanned = f"tl.cum{kind}({x}, {self.axis})"
+        self.out(f"v{v.number} = {f'{carry} {sign} ' if carry else ''}{scanned}")
         if carry:
-            self.out(f"{carry} = {carry} {kind} {self._combined(v.data, x)}")
+            self.out(f"{carry} = {carry} {sign} {self._combined(kind, x)}")
 
     # --- Values ---
 

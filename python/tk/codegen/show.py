@@ -12,8 +12,7 @@ from tk.aot.errors import BuildError
 from tk.aot.sources import import_file
 from tk.codegen.family import WAYS, Generated, Graph, generate_any
 from tk.codegen.lists import ALIGNED, ANY, CHUNK, LANES, GeneratedLists
-from tk.codegen.schedule import kind_of
-from tk.codegen.settings import settings_of
+from tk.codegen.schedule import choices
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
 from tk.generated.declare import Declared
 
@@ -70,7 +69,7 @@ def _schedule(op: Generated, graph: Graph) -> Iterator[str]:
             tile = choose_tile(kernel, layout)
             axes = {"batch": tile.batch, "p": tile.p, "q": tile.q}
             merged = ", ".join(f"{n} = {' '.join(f'{a.name}<{a.size}' for a in x)}" for n, x in axes.items() if x)
-            settings = ", ".join(s.name for s in settings_of(kind_of(tile), layout.name))
+            settings = ", ".join(s.name for s in choices(kernel, layout))
             reduced = f", {tile.reduced} reduced" if tile.reduced else ""
             yield f"  {layout.name}: {kernel.name}: {merged or 'a single element'}{reduced}: {settings}"
 
@@ -85,5 +84,6 @@ def _source(op: Generated, graph: Graph, layouts: Sequence[Layout]) -> Iterator[
                     one.launch(own)
                     if one.text not in seen:
                         seen.add(one.text)
-                        yield f"# --- {op.name}, {graph.label}, {layout.name}{', looped' if own.looped else ''}"
+                        how = ", looped" if own.looped else ", spread" if own.spread else ""
+                        yield f"# --- {op.name}, {graph.label}, {layout.name}{how}"
                         yield one.text

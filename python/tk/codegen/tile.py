@@ -124,7 +124,7 @@ def choose_tile(kernel: Kernel, layout: Layout) -> Tile:
         return Tile(tuple(a for a in kernel.kept if a not in q), q)
     if kernel.walk:
         return Tile(kernel.kept, kernel.reduced, (kernel.walk,), "q", True)
-    if not kernel.kept or _is_inner(kernel):
+    if not kernel.kept or _is_inner(kernel) or any(v.op == "sort" for v in kernel.values):
         return Tile(kernel.kept, kernel.reduced, (), "q")
     q = _suffix(kernel, kernel.kept, layout)
     return Tile(kernel.reduced, q, tuple(a for a in kernel.kept if a not in q), "p")

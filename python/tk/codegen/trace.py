@@ -35,7 +35,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
-from tk.codegen import random
+from tk.codegen import combine, random
 from tk.codegen.errors import TraceError
 from tk.codegen.replaced import replacement
 from tk.generated.signature import DTYPES, NumberSpec, Signature, TensorSpec
@@ -124,7 +124,7 @@ def trace(fn: Callable[..., Any], signature: Signature, dtypes: Mapping[str, str
 
     def flat(*args: Any) -> Any:
         named = {**dict(zip(arguments.names, args, strict=True)), **flags}
-        with random.drawing(signature, named), lines:
+        with random.drawing(signature, named), lines, combine.replaced(fn):
             return fn(**random.own(fn, named))
 
     with _explaining(fn, lines, arguments), arguments.mode:
@@ -132,7 +132,7 @@ def trace(fn: Callable[..., Any], signature: Signature, dtypes: Mapping[str, str
         _tag_lines(recorded, lines)
         outputs, structure = _outputs(recorded)
         core, new, mutated = _to_core(recorded, arguments)
-    checks = (*_checks(arguments, fn), *_nonempty(recorded, arguments))
+    checks = (*_checks(arguments, fn), *_nonempty(recorded, arguments), *_enough(recorded, arguments))
     _refuse_unknown_sizes(arguments, new, fn)
     nodes = _record(recorded, arguments.names)
     equal = _equal_sizes(arguments)
@@ -159,7 +159,7 @@ def trace_backward(
 
     def run(args: Sequence[Any]) -> list[torch.Tensor]:
         named = {**dict(zip(own, args, strict=True)), **flags}
-        with random.drawing(signature, named), lines:
+        with random.drawing(signature, named), lines, combine.replaced(fn):
             results, _ = tree_flatten(fn(**random.own(fn, named)))
         return [r for r in results if r is not None and r.dtype.is_floating_point]
 
@@ -508,6 +508,26 @@ def _nonempty(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check
                 )
 
 
+def _enough(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check]:
+    """Of a row no more can be taken than it has."""
+    for node in recorded.graph.nodes:
+        if getattr(node.target, "overloadpacket", None) not in (aten.topk, aten.kthvalue):
+            continue
+        x, k = node.args[0].meta["val"], node.args[1]
+        dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", -1)
+        k, size = (sympy.sympify(_expr(n)).xreplace(arguments.symbols) for n in (k, x.shape[dim] if x.dim() else 1))
+        low = sympy.Integer(1 if _base(node) == "kthvalue" else 0)
+        for short in (k - size, low - k):
+            if not short.is_nonpositive:
+                message = f"{k} must be {low} to {size}: {_base(node)} along a dimension of size {size}"
+                yield Check(sympy.Max(0, short, evaluate=False), message)
+
+
+def _expr(n: Any) -> Any:
+    n = n.meta["val"] if isinstance(n, fx.Node) else n
+    return n.node.expr if isinstance(n, torch.SymInt) else n
+
+
 def _base(node: fx.Node) -> str:
     return str(node.target).split(".")[1]
 
@@ -572,7 +592,7 @@ def _check_leading(fn: Callable[..., Any], signature: Signature, found: Trace, r
         one.append(x.clone().flatten(0, 1) if spec.leading else x.clone())
     try:
         named = dict(zip(signature.params, many, strict=True))
-        with random.drawing(signature, named), _Lines(fn), random.Eager():
+        with random.drawing(signature, named), _Lines(fn), random.Eager(), combine.replaced(fn):
             expected, _ = tree_flatten(fn(**random.own(fn, named)))
         actual, _ = tree_flatten(fx.Interpreter(_on_cpu(recorded)).run(*one))
     except (RuntimeError, IndexError, ValueError, NotImplementedError):
@@ -615,6 +635,9 @@ def _record(graph: fx.GraphModule, names: Sequence[str]) -> list[dict[str, Any]]
             found.append(dict(name=node.name, op="input", args=[next(inputs)], kwargs={}))
         elif node in live:
             args = node.args if node.op != "output" else (node.args[0],)
+            if node.target == torch.ops.tk_trace.associative_scan.default:
+                xs, number, dim = node.args
+                args = (xs, combine.record(number, [DTYPE_NAMES[x.meta["val"].dtype] for x in xs]), dim)
             found.append(
                 dict(name=node.name, op=_target_name(node), args=_json(list(args)), kwargs=_json(dict(node.kwargs)))
             )
@@ -634,6 +657,8 @@ def _live(graph: fx.GraphModule) -> set[fx.Node]:
 def _target_name(node: fx.Node) -> str:
     if node.op == "output":
         return "output"
+    if node.target == torch.ops.tk_trace.associative_scan.default:
+        return "tk.associative_scan"
     if isinstance(node.target, OpOverload):
         return str(node.target)
     target: Any = node.target

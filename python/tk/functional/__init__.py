@@ -24,8 +24,10 @@ from tk.functional import (
     quantization,
     random,
     reductions,
+    scans,
     searches,
     softmaxes,
+    sorts,
     tables,
 )
 from tk.functional._call import bind
@@ -38,7 +40,7 @@ def _functions(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = _functions(
-    activations, losses, norms, optimizers, quantization, random, reductions, searches, softmaxes, tables
+    activations, losses, norms, optimizers, quantization, random, reductions, scans, searches, softmaxes, sorts, tables
 )
 
 

@@ -70,9 +70,46 @@ def _of_variance(ctx: Any, grad_var: Tensor, grad_mean: Tensor) -> Any:
     return found.to(x.dtype), None, None
 
 
+def _keep_places(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.shape, ctx.n_inputs = inputs[0].shape, len(inputs)
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(output[1])
+
+
+def _to_places(ctx: Any, grad: Tensor, _: Any) -> Any:
+    """Of values that were picked along the last dimension: added where they came from."""
+    (index,) = ctx.saved_tensors
+    found = torch.zeros(ctx.shape, dtype=grad.dtype, device=grad.device).scatter_add(-1, index, grad)
+    return (found, *[None] * (ctx.n_inputs - 1))
+
+
+def _keep_scan(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0], output)
+
+
+def _of_products(ctx: Any, grad: Tensor) -> Any:
+    x, output = ctx.saved_tensors
+    return torch.ops.aten.cumprod_backward(grad, x, x.dim() - 1, output), None, None
+
+
+def _of_log_sums(ctx: Any, grad: Tensor) -> Any:
+    """grad · exp(x - output) summed from the end, as logarithms of its positive and of its negative part."""
+    x, output = (t.float() for t in ctx.saved_tensors)
+    size, none = grad.float().abs().log(), -torch.inf
+    parts = [torch.where(chosen, size, none) - output for chosen in (grad > 0, grad < 0)]
+    positive, negative = ((part.flip(-1).logcumsumexp(-1).flip(-1) + x).exp() for part in parts)
+    return (positive - negative).to(grad.dtype), None, None
+
+
 FORMULAS: Mapping[str, Formula] = {
     "dropout": (_keep_seed, _drop_again),
     "dropout_add": (_keep_seed, _drop_again_and_add),
+    "cummax": (_keep_places, _to_places),
+    "cummin": (_keep_places, _to_places),
+    "cumprod": (_keep_scan, _of_products),
+    "logcumsumexp": (_keep_scan, _of_log_sums),
+    "sort": (_keep_places, _to_places),
+    "topk": (_keep_places, _to_places),
     "embedding": (_keep_index, _scatter),
     "row_var_mean": (_keep_mean, _of_variance),
     "rope": (_keep_tables, _rotate_back("rope")),

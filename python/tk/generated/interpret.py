@@ -5,6 +5,7 @@ The graph was recorded with one leading dimension where the signature has "...":
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,6 +31,31 @@ _PYTHON: Mapping[str, Callable[..., Any]] = {
 # ATen ops that reach beyond the tensors they are given.
 _REFUSED = ("from_file", "set_", "_unsafe_index", "_unsafe_index_put", "_unsafe_masked_index",
             "_unsafe_masked_index_put_accumulate")  # fmt: skip
+
+
+def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
+    """Of equal ones the first, as the kernels have it; which ATen takes is open."""
+    values, indices = torch.sort(x, stable=True, dim=dim, descending=largest)
+    return (values, indices) if x.dim() == 0 else (values.narrow(dim, 0, k), indices.narrow(dim, 0, k))
+
+
+def _associative_scan(xs: Sequence[Tensor], combine: str, dim: int) -> list[Tensor]:
+    """Every element takes in the one 1, 2, 4, … places before it. combine: a recorded graph of a0, a1, …, b0, b1, …"""
+    nodes, found, step = json.loads(combine), list(xs), 1
+    n = found[0].shape[dim] if found[0].dim() else 1
+    while step < n:
+        before = {f"a{i}": x.narrow(dim, 0, n - step) for i, x in enumerate(found)}
+        more = {f"b{i}": x.narrow(dim, step, n - step) for i, x in enumerate(found)}
+        both = evaluate(nodes, before | more, "associative_scan", found[0].device)
+        found = [torch.cat([x.narrow(dim, 0, step), y], dim) for x, y in zip(found, both, strict=True)]
+        step *= 2
+    return found
+
+
+_OURS: Mapping[str, Callable[..., Any]] = {
+    "aten.topk.default": _topk,
+    "tk.associative_scan": _associative_scan,
+}
 
 
 def run(call: Call) -> list[Tensor]:
@@ -158,8 +184,8 @@ def evaluate(
 def _function(op: str, inputs: Mapping[str, Any], name: str) -> Callable[..., Any]:
     if op == "input":
         return inputs.__getitem__
-    if op in _PYTHON:
-        return _PYTHON[op]
+    if op in _PYTHON or op in _OURS:
+        return _PYTHON.get(op) or _OURS[op]
     if op == "tk_random.bits.default":
         return random.bits
     if op == "higher_order.inline_asm_elementwise":
