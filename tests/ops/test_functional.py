@@ -54,6 +54,17 @@ def agree(actual: Any, expected: Any, dtype: torch.dtype) -> None:
 
 # --- torch's samples ---
 
+
+def stable_sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+    """Where torch leaves open which of equal ones comes first, tk does not."""
+    return torch.sort(x, dim=dim, descending=descending, stable=True)
+
+
+def stable_topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    values, indices = stable_sort(x, dim, largest)
+    return (values, indices) if x.dim() == 0 else (values.narrow(dim, 0, k), indices.narrow(dim, 0, k))
+
+
 # By the name of torch's OpInfo: the function, and torch's.
 MIRRORED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "softmax": (tk.softmax, torch.softmax),
@@ -79,9 +90,9 @@ MIRRORED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "cummax": (tk.cummax, torch.cummax),
     "cummin": (tk.cummin, torch.cummin),
     "logcumsumexp": (tk.logcumsumexp, torch.logcumsumexp),
-    "sort": (tk.sort, torch.sort),
-    "argsort": (tk.argsort, torch.argsort),
-    "topk": (tk.topk, torch.topk),
+    "sort": (tk.sort, stable_sort),
+    "argsort": (tk.argsort, lambda *args, **kwargs: stable_sort(*args, **kwargs)[1]),
+    "topk": (tk.topk, stable_topk),
 }
 INDICES = ("argmax", "argsort")  # results without a gradient
 

@@ -110,7 +110,8 @@ class ScanPrinter:
             pointers = [f"ptr_{what}_{i}" for what in ("blocks", "windows") for i in range(n)]
             before = ", ".join(f"before_{i}" for i in range(n))
             self.out(f"{before} = look_back(ptr_state, {', '.join(pointers)}, ticket, part, n_programs)")
-            self.known[key(v)] = self._after(v, before, "part == 0", scanned)
+            spread = ", ".join(f"tl.broadcast_to(before_{i}, {scanned[0]}.shape)" for i in range(n))
+            self.known[key(v)] = self._after(v, spread, "part == 0", scanned)
         self._result(v)
 
     def _after(self, v: Value, before: str, is_first: str, scanned: list[str] | None = None) -> list[str]:
@@ -146,11 +147,9 @@ class ScanPrinter:
         own = scans(self.printer.kernel)
         combines = {v.data.combine.name: v.data.combine for v in own if isinstance(v.data, Scanned) and v.data.combine}
         found = [combine_function(c) for c in combines.values()]
-        return (
-            [*found, look_back(self.combine(own[0]), len(self.dtypes(own[0])))]
-            if self.printer.spread and own
-            else found
-        )
+        if self.printer.spread and own:
+            found.append(look_back(self.combine(own[0]), len(self.dtypes(own[0]))))
+        return found
 
 
 def look_back(combine: str, count: int) -> str:
@@ -162,15 +161,14 @@ def look_back(combine: str, count: int) -> str:
         return apart.join(text.replace("#", str(i)) for i in every)
 
     scanned = each("x#") if count == 1 else f"({each('x#')})"
+    read = 'mask=inside, other=0, cache_modifier=".cg"'
     lines = [
         "lanes = tl.arange(0, WINDOW)",
         "count = device.blocks_before(part, WINDOW)",
         "first = ticket - count",
         "device.wait_for(state + 1 + first, lanes, count)",
-        *(
-            f'x{i} = tl.load(blocks_{i} + first + lanes, mask=lanes < count, other=0, cache_modifier=".cg")'
-            for i in every
-        ),
+        "inside = lanes < count",
+        *(f"x{i} = tl.load(blocks_{i} + first + lanes, {read})" for i in every),
         f"{each('x#')} = tl.associative_scan({scanned}, 0, {combine})",
         *(f"y{i} = device.at_place(x{i}, count - 1)" for i in every),
         "if part > count:",

@@ -7,6 +7,8 @@ import pytest
 import torch
 from test_ops import LAYOUTS, check, generated, make, variants
 
+from tk.codegen import scan
+
 SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0)
 
 
@@ -124,3 +126,13 @@ def test_scans_of_columns_and_from_the_end(layout: str) -> None:
     for variant, (columns, rows) in host.run_all(generated("last_positive"), x):
         assert torch.equal(columns, kept(x.flip(0)).flip(0)), variant
         assert torch.equal(rows, kept(x.T).T), variant
+
+
+def test_windows_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of two blocks, so that a row has several: each waits for the one before it."""
+    monkeypatch.setattr(scan, "WINDOW", 2)
+    a, b = make((2, 4096 * 6 + 5), torch.float32), make((2, 4096 * 6 + 5), torch.float32) + 1
+    expected = recurred(a.double(), b.double())
+    results = [found for _, (found,) in host.run_all(generated("recurrence"), a, b, only="rows spread")]
+    assert results
+    torch.testing.assert_close(results[0].double(), expected, rtol=1e-4, atol=1e-4)
