@@ -127,7 +127,8 @@ typedef enum tk_param_kind {
 typedef struct tk_param {
   const char* name;
   tk_param_kind kind;
-  int32_t leading; /* of a tensor, or of each in a list: 1 when any dimensions may come before the declared ones, the same for all that do */
+  int32_t leading; /* of a tensor, or of each in a list: 1 when any dimensions may come before the declared ones, the
+                      same for all that do */
   int32_t mutated; /* of a tensor: 1 when it is written in place */
   uint32_t rank;   /* of a tensor: how many dimensions are declared */
   const char* default_value; /* as a schema spells it; "" when there is none */
