@@ -129,10 +129,10 @@ def test_what_is_predicted_the_fastest(name: str, shape: tuple[int, int], expect
     problem = replace(problem, locals=evaluate_locals(g.op.locals.values(), problem))
     costs = {}
     for setting in g.settings():
-        for split in (False, True):
-            plan = g.plan(g.graphs[0], ALIGNED, setting, split)
+        for way in ("", "split"):
+            plan = g.plan(g.graphs[0], ALIGNED, setting, way)
             if plan is not None and all(c.holds.evaluate(problem) for c in plan.constraints):
-                costs[f"{setting.name} {'split' if split else 'whole'}"] = plan.cost.evaluate(problem)
+                costs[f"{setting.name} {way or 'whole'}"] = plan.cost.evaluate(problem)
     assert expected in min(costs, key=lambda n: costs[n]), costs
 
 
