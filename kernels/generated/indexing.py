@@ -14,9 +14,10 @@ def embedding(weight, index, padding_idx):
     return F.embedding(index, weight)
 
 
-@op(rows="T[..., D]", index="i64[...]", weight="T[V, D]", padding_idx="int", T=FLOATS)
+@op(rows="fp32[..., D]", index="i64[...]", weight="fp32[V, D]", padding_idx="int")
 def embedding_backward(rows, index, weight, padding_idx):
-    """The gradient of embedding for weight, whose shape alone is read: the rows added up at index."""
+    """The gradient of embedding for weight, whose shape alone is read: the rows added up at index. In 16 bits ATen's,
+    which sorts, moves fewer bytes: the sums would be kept in fp32 first."""
     return torch.ops.aten.embedding_dense_backward(rows, index, weight.shape[0], padding_idx, False)
 
 

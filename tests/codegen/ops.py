@@ -198,3 +198,23 @@ def last_positive(x):
     """Along columns from the end, and along rows."""
     keep = lambda before, after: torch.where(after > 0, after, before)  # noqa: E731
     return associative_scan(keep, x, 0, reverse=True), associative_scan(keep, x, 1)
+
+
+@op(x="T[..., N]", p="float", T=("fp32", "bf16"))
+def dropped(x, p):
+    return F.dropout(F.silu(x), p)
+
+
+@op(x="T[M, N]", at="i64[K]", y="T[K, N]", T=("bf16", "fp32"))
+def added_at(x, at, y):
+    return x.index_add(0, at, y)
+
+
+@op(x="fp32[M, N]", at="i64[K, N]", y="fp32[K, N]")
+def largest_at(x, at, y):
+    return x.scatter_reduce(0, at, y, "amax")
+
+
+@op(x="fp32[M, N]", rows="fp32[M, K]")
+def searched(x, rows):
+    return torch.searchsorted(rows, x)

@@ -50,7 +50,7 @@ def shape_of(op: GeneratedOp) -> tuple[int, ...]:
 def test_every_op_of_the_package_can_be_called() -> None:
     for name in NAMES:
         for dtypes, flags in inputs.kinds(find(name)):
-            example = inputs.of_shape(find(name), shape_of(find(name)), next(iter(dtypes.values())), flags)
+            example = inputs.of_shape(find(name), shape_of(find(name)), next(iter(dtypes.values()), ""), flags)
             args = example.arguments("cpu")
             results = inputs.listed(getattr(torch.ops.tk, name)(*args))
             assert inputs.bytes_moved(args, results) > 0

@@ -31,14 +31,18 @@ def _rotate_back(name: str) -> Callable[..., Any]:
 
 
 def _keep_index(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    weight, index, ctx.padding_idx, _, _ = inputs
+    weight, index, ctx.padding_idx, _, ctx.mode = inputs
     ctx.n_rows = weight.shape[0]
     ctx.save_for_backward(index)
 
 
 def _scatter(ctx: Any, grad: Tensor) -> Any:
     (index,) = ctx.saved_tensors
-    found = torch.ops.aten.embedding_dense_backward(grad, index, ctx.n_rows, ctx.padding_idx, False)
+    if grad.dtype == torch.float32 and grad.device.type == "cuda":
+        like = grad.new_empty(()).expand(ctx.n_rows, grad.shape[-1])  # for its shape
+        found = torch.ops.tk.embedding_backward(grad, index.long(), like, ctx.padding_idx, -1, ctx.mode)
+    else:
+        found = torch.ops.aten.embedding_dense_backward(grad, index, ctx.n_rows, ctx.padding_idx, False)
     return found, None, None, None, None
 
 

@@ -36,9 +36,9 @@ def bits(seed: Tensor, offset: int, stream: int, size: Sequence[int]) -> Tensor:
     count = 1
     for n in size:
         count *= n
-    element = torch.arange(count, device=seed.device) + offset
-    words = philox(seed.reshape(()), element >> 2, stream)
-    found = torch.stack(words).gather(0, (element & 3).unsqueeze(0)).squeeze(0)
+    first, skipped = offset >> 2, offset & 3
+    blocks = torch.arange(first, first + (skipped + count + 3 >> 2), device=seed.device)
+    found = torch.stack(philox(seed.reshape(()), blocks, stream), -1).flatten()[skipped : skipped + count]
     return torch.where(found > 0x7FFFFFFF, found - (1 << 32), found).to(torch.int32).reshape(list(size))
 
 

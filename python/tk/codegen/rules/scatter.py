@@ -142,7 +142,7 @@ def _exact_sum(base: Lazy, source: Lazy, place: Place, keep: Keep) -> Lazy:
         """Of the unit's reciprocal, i64: 2^exponent times the largest is below 2^60 / the number of elements."""
         bound = e.op("shr", "i64", e.cast(top, "i64"), e.constant(23, "i64"))  # below 2^(bound - 126)
         bound = e.op("maximum", "i64", bound, e.constant(1, "i64"))
-        count = e.cast(e.index(ix.product(source.shape)), "fp64")
+        count = e.op("maximum", "fp64", e.cast(e.index(ix.product(source.shape)), "fp64"), e.constant(1.0, "fp64"))
         digits = e.cast(e.op("ceil", "fp64", e.op("log2", "fp64", count)), "i64")
         room = e.op("sub", "i64", e.constant(60 + 126, "i64"), digits)
         return e.op("sub", "i64", room, bound)
