@@ -269,13 +269,16 @@ class Scheduled:
         self.sizes = {"p": p_size, "q": q_size}
         reduced = self.tile.reduced
         if reduced and not looped:
-            block = setting.p if reduced == "p" else setting.q
+            block = setting.p if reduced == "p" else setting.row
             self.require(self.sizes[reduced] <= block, f"at most {block} elements to reduce")
+            if setting.segments > 1:
+                least = setting.row - setting.q
+                self.require(self.sizes[reduced] > least, f"more than {least} elements to reduce")
         width = "i64" if self.layout.wide else "i32"
         ints: dict[str, Arg] = {"q_size": Int(q_size, width, divisible)}
         if self.tile.p:
             ints["p_size"] = Int(p_size, width)
-        text, ints = self._print(accesses, looped, width, ints)
+        text, ints = self._print(accesses, setting, width, ints)
         pointers = {f"ptr_{b.name}": self._pointer(b) for b in kernel.buffers}
         numbers = {f"arg_{v.data}": self.context.op.float(v.data, "fp64") for v in kernel.values if v.op == "number"}
         blocks: dict[str, Arg] = {"BLOCK_P": Const(setting.p)} if self.tile.p else {}
@@ -289,9 +292,10 @@ class Scheduled:
         programs = self.programs(setting)
         return Launch(fn, all_args, (programs, 1, 1), num_warps=setting.warps, num_stages=2 if looped else 1)
 
-    def _print(self, accesses: Mapping[int, Access], looped: bool, width: str,
+    def _print(self, accesses: Mapping[int, Access], setting: Setting, width: str,
                ints: dict[str, Arg]) -> tuple[str, dict[str, Arg]]:  # fmt: skip
-        printer = Printer(self.kernel, self.tile, self.layout, accesses, looped, self._size_arg)
+        looped = setting.looped and self.tile.reduced is not None
+        printer = Printer(self.kernel, self.tile, self.layout, accesses, looped, self._size_arg, setting.segments)
         text = printer.function(self.kernel.name, ["@PARAMS@"])
         return text, {**ints, **self.args}
 
@@ -328,7 +332,7 @@ class Scheduled:
         work, reduced = self._work, self.tile.reduced
         looped = setting.looped and reduced is not None
         passes = work.passes if looped else 1
-        block = {"p": setting.p if self.tile.p else 1, "q": setting.q}
+        block = {"p": setting.p if self.tile.p else 1, "q": setting.row}
         programs, kept = self.programs(setting), self.extent(self.tile.batch if not self.tile.walk else ())
         for n in ("p", "q"):
             kept = kept * self.sizes[n] if n != reduced and n in self.sizes else kept
@@ -364,7 +368,7 @@ class Scheduled:
 
     def _instructions(self, setting: Setting) -> int:
         """For each element of a block: what is computed, and what loads and stores take."""
-        access = {"aligned": 2, "rows": 12 + min(512 // setting.q, 16), "strided": 30}[self.layout.name]
+        access = {"aligned": 2, "rows": 12 + min(512 // setting.row, 16), "strided": 30}[self.layout.name]
         return self._work.computed + self._work.accesses * access
 
     @cached_property
