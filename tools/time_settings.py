@@ -46,6 +46,10 @@ INNER_UNALIGNED: Blocks = ((32, 64, 4), (16, 128, 4), (8, 256, 4), (4, 512, 4), 
                            (1, 2048, 4), (1, 2048, 8), (1, 4096, 8), (1, 4096, 16), (1, 8192, 8), (1, 8192, 16),
                            (1, 16384, 16), (1, 16384, 32))  # fmt: skip
 INNER_UNALIGNED_LOOPS: Blocks = ((1, 2048, 8), (1, 4096, 8), (1, 4096, 16), (1, 8192, 16))
+# And of rows in segments: (p, q, warps, segments)
+SEGMENTS = ((1, 1024, 4, 3), (1, 2048, 8, 3), (1, 4096, 16, 3))
+SEGMENTS_UNALIGNED = ((1, 1024, 4, 2), (1, 1024, 4, 3), (1, 1024, 8, 3), (1, 1024, 4, 4), (1, 1024, 8, 4),
+                      (1, 2048, 8, 3), (1, 2048, 16, 3), (1, 2048, 8, 4), (1, 2048, 16, 4))  # fmt: skip
 WALK: Blocks = ((16, 128, 4), (8, 256, 4), (4, 256, 4), (4, 512, 4), (1, 1024, 4), (2, 1024, 4), (4, 1024, 4),
                 (4, 1024, 8), (1, 2048, 4), (2, 2048, 8), (1, 4096, 8), (1, 4096, 16), (1, 8192, 8), (1, 8192, 16),
                 (1, 16384, 16), (1, 16384, 32))  # fmt: skip
@@ -66,12 +70,15 @@ def candidates() -> dict[str, dict[str, Any]]:
     def loops(blocks: Blocks) -> tuple[Setting, ...]:
         return tuple(Setting(*b, True) for b in blocks)
 
+    def segments(found: Sequence[tuple[int, int, int, int]]) -> tuple[Setting, ...]:
+        return tuple(Setting(p, q, warps, segments=n) for p, q, warps, n in found)
+
     return {
         "flat": {"aligned": once(FLAT), "rows": once(FLAT_ROWS)},
         "rows": {"aligned": once(ROWS), "rows": once(ROWS_UNALIGNED)},
         "inner": {
-            "aligned": (*loops(INNER_LOOPS), *once(INNER)),
-            "rows": (*loops(INNER_UNALIGNED_LOOPS), *once(INNER_UNALIGNED)),
+            "aligned": (*loops(INNER_LOOPS), *once(INNER), *segments(SEGMENTS)),
+            "rows": (*loops(INNER_UNALIGNED_LOOPS), *once(INNER_UNALIGNED), *segments(SEGMENTS_UNALIGNED)),
         },
         "walk": {"aligned": once(WALK), "rows": once(WALK_UNALIGNED)},
         "parts": {"aligned": SETTINGS["parts"]["aligned"], "rows": SETTINGS["parts"]["rows"]},

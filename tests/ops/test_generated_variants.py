@@ -83,7 +83,7 @@ def test_the_problems_suit_every_variant(h200: int, name: str) -> None:
             runs, rests = op_cases.variants(op, args, run)
         ran |= set(runs)
         waiting |= rests
-    assert len(ran) >= 8
+    assert len(ran) >= 6
     assert not [why for variant, why in waiting.items() if variant not in ran]
 
 

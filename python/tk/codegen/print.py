@@ -7,6 +7,7 @@ indices, masks, loops over the reduced axes and what carries over them — is :c
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -132,6 +133,17 @@ def identity(kind: str, dtype: str) -> str:
     return literal(low if is_low else 2**bits - 1, dtype)
 
 
+def _in_segment(line: str, k: int, along: set[int], axes: set[str]) -> str:
+    """A line with the names of what varies along the row those of its segment `k`."""
+
+    def own(match: re.Match[str]) -> str:
+        name = match[0]
+        is_along = name in ("q", "q_mask") or name in axes or (name[0] == "v" and int(name[1:]) in along)
+        return f"{name}_{k}" if is_along else name
+
+    return re.sub(r"\b(q_mask|q|v\d+|[ar]\d+)\b", own, line).replace("SEGMENT", str(k))
+
+
 def loops(kernel: Kernel, tile: Tile) -> int:
     """How often a looped launch goes over what is reduced."""
     if tile.reduced is None or tile.walk:
@@ -157,7 +169,8 @@ class Lines:
 @dataclass
 class Printer:
     """One kernel with one tile and layout. looped: the reduced axes are run through in blocks, else they are one.
-    spread: each of the blocks has a program of its own."""
+    spread: each of the blocks has a program of its own. segments: so many blocks beside each other make a row; what
+    varies along it is printed once for each."""
 
     kernel: Kernel
     tile: Tile
@@ -166,6 +179,7 @@ class Printer:
     looped: bool
     size_arg: Callable[[str, sympy.Expr, bool], str]  # name, size expression, whether 32 bits hold it -> the argument
     debug: str = ""  # the op's name, in the debug variant
+    segments: int = 1
     out: Lines = field(default_factory=Lines)
     spread: bool = False
     done: set[str] = field(default_factory=set)  # lines that stand already: index variables, masks
@@ -212,6 +226,8 @@ class Printer:
             self._program()
         if self.looped:
             self._looped()
+        elif self.segments > 1:
+            self._in_segments()
         else:
             self._once()
         return "\n\n".join([*self.scans.functions(), "\n".join([head, *self.out.text]) + "\n"])
@@ -299,6 +315,77 @@ class Printer:
                 print_sort(self, v)
             else:
                 self._value(v)
+
+    def _in_segments(self) -> None:
+        """As at once, with what varies along the row once for every segment, and reductions over all of them."""
+        assert self.reduced_dim == "q"
+        along = {v.number for v in self.kernel.values if "q" in self.dims_of(v)}
+        axes = {a.name for a in self.tile.q}
+
+        def repeat(print_lines: Callable[[], None]) -> None:
+            before = len(self.out.text)
+            print_lines()
+            lines = self.out.text[before:]
+            del self.out.text[before:]
+            for k in range(self.segments):
+                self.out.text += [_in_segment(line, k, along, axes) for line in lines]
+
+        repeat(lambda: self._range("q", "SEGMENT * BLOCK_Q"))
+        for k in range(self.segments - 1):  # the row is longer than these
+            self.out(f"q_mask_{k} = tl.full({self.shape_of('q')}, True, tl.int1)")
+        for v in self.kernel.values:
+            if v.op == "reduce":
+                self._reduce_segments(v, repeat)
+            elif v.number in along:
+                repeat(lambda v=v: self._value(v))  # type: ignore[misc]
+            else:
+                self._value(v)
+
+    def _reduce_segments(self, v: Value, repeat: Callable[[Callable[[], None]], None]) -> None:
+        """Element by element over the segments first: what is left is the reduction of one."""
+        n, operand = v.number, self.kernel.value(v.args[0])
+        kind = v.data.removeprefix("arg")
+        x = f"v{v.args[0]}"
+        masked = f"tl.where(q_mask, {x}, {identity(v.data, operand.dtype)})"
+
+        def combine(name: str, how: str) -> str:
+            """The segments of a variable put together."""
+            names = [f"{name}_{k}" for k in range(self.segments)]
+            if how == "sum":
+                return " + ".join(names)
+            text = names[0]
+            for other in names[1:]:
+                text = f"device.{COMBINE[how]}({text}, {other})"
+            return text
+
+        if kind in ("mean", "m2"):
+            mean = f"mean_{v.args[0]}"
+            if mean not in self.done:
+                self.done.add(mean)
+                repeat(lambda: self.out(f"t{n}_SEGMENT = {masked}"))
+                total = self._combined("sum", combine(f"t{n}", "sum"))
+                self.out(f"{mean} = {total} / tl.cast(q_size, {TL_DTYPES[operand.dtype]})")
+            if kind == "mean":
+                self.out(f"v{n} = {mean}")
+                return
+            zero = identity("sum", operand.dtype)
+            repeat(lambda: self.out(f"d{n}_SEGMENT = tl.where(q_mask, {x} - {mean}, {zero})"))
+            squares = " + ".join(f"d{n}_{k} * d{n}_{k}" for k in range(self.segments))
+            self.out(f"v{n} = {self._combined('sum', squares)}")
+            return
+        repeat(lambda: self.out(f"x{n}_SEGMENT = {masked}"))
+        if kind == v.data:
+            self.out(f"v{n} = {self._combined(kind, combine(f'x{n}', kind))}")
+            return
+        self.out(f"m{n} = {self._combined(kind, combine(f'x{n}', kind))}")
+        own = f"x{n}_SEGMENT"
+        found = f"({own} == m{n})" + (f" | ({own} != {own})" if operand.dtype in FLOATS else "")
+        shape = self.shape_of({*self.dims_of(operand), "q"})
+        repeat(lambda: self.out(f"at{n}_SEGMENT = tl.where({found}, tl.broadcast_to(q, {shape}), {self._last()})"))
+        least = f"at{n}_0"
+        for k in range(1, self.segments):
+            least = f"tl.minimum({least}, at{n}_{k})"
+        self.out(f"v{n} = tl.min({least}, {self.axis}{self._keep()}).to(tl.int64)")
 
     def _walked(self) -> None:
         """What no row has a part in, the loop over blocks of rows, and what was added up there."""

@@ -339,13 +339,16 @@ class Scheduled:
             for limit in sort.limits(kernel):
                 self.require(self.context.expr(limit) <= setting.q, f"at most {setting.q} elements to keep")
         elif reduced and not looped:
-            block = setting.p if reduced == "p" else setting.q
+            block = setting.p if reduced == "p" else setting.row
             self.require(self.sizes[reduced] <= block, f"at most {block} elements to reduce")
+            if setting.segments > 1:
+                least = setting.row - setting.q
+                self.require(self.sizes[reduced] > least, f"more than {least} elements to reduce")
         width = "i64" if self.layout.wide else "i32"
         ints: dict[str, Arg] = {"q_size": Int(q_size, width, divisible)}
         if self.tile.p:
             ints["p_size"] = Int(p_size, width)
-        text, ints = self._print(accesses, looped, setting.spread, ints)
+        text, ints = self._print(accesses, setting, ints)
         pointers = {f"ptr_{b.name}": self._pointer(b) for b in kernel.buffers}
         if setting.spread and scan.scans(kernel):
             pointers |= self._state(setting)
@@ -374,10 +377,12 @@ class Scheduled:
                 first = self.context.expr(offset.data) if offset.op in ("index", "constant") else as_expr(1)
                 self.require(first % 4 == 0, "an offset that is a multiple of 4")
 
-    def _print(self, accesses: Mapping[int, Access], looped: bool, spread: bool,
+    def _print(self, accesses: Mapping[int, Access], setting: Setting,
                ints: dict[str, Arg]) -> tuple[str, dict[str, Arg]]:  # fmt: skip
+        looped = setting.looped and self.tile.reduced is not None
         printer = Printer(self.kernel, self.tile, self.layout, accesses, looped, self._size_arg,
-                          self.context.op.name if self.context.debug else "", spread=spread)  # fmt: skip
+                          self.context.op.name if self.context.debug else "", setting.segments,
+                          spread=setting.spread)  # fmt: skip
         text = printer.function(self.kernel.name, ["@PARAMS@"])
         return text, {**ints, **self.args}
 
@@ -423,7 +428,7 @@ class Scheduled:
         work, reduced = self._work, self.tile.reduced
         looped = setting.looped and reduced is not None
         passes = work.passes if looped else 1
-        block = {"p": setting.p if self.tile.p else 1, "q": setting.q}
+        block = {"p": setting.p if self.tile.p else 1, "q": setting.row}
         programs, kept = self.programs(setting), self.extent(self.tile.batch if not self.tile.walk else ())
         for n in ("p", "q"):
             kept = kept * self.sizes[n] if n != reduced and n in self.sizes else kept
@@ -464,7 +469,7 @@ class Scheduled:
 
     def _instructions(self, setting: Setting) -> int:
         """For each element of a block: what is computed, and what loads and stores take."""
-        access = {"aligned": 2, "rows": 12 + min(512 // setting.q, 16), "strided": 30}[self.layout.name]
+        access = {"aligned": 2, "rows": 12 + min(512 // setting.row, 16), "strided": 30}[self.layout.name]
         return self._work.computed + self._work.accesses * access
 
     @cached_property

@@ -17,24 +17,32 @@ from tk.codegen.sort import TILE
 class Setting:
     """Block sizes along the tile's dimensions, warps, and whether the reduced dimension is run through in blocks.
 
-    spread: its blocks are programs of their own. everywhere: architectures for which nothing was measured have it as
-    well, as they have the first of each layout."""
+    spread: its blocks are programs of their own. segments: a row that one program has at once is this many blocks
+    beside each other. It is longer than all but the last, so that only that one has masks, and little is masked.
+    everywhere: architectures for which nothing was measured have it as well, as they have the first of each layout."""
 
     p: int
     q: int
     warps: int
     looped: bool = False
     spread: bool = False
+    segments: int = 1
     everywhere: bool = field(default=False, compare=False)
 
     @property
     def name(self) -> str:
         way = "loop_" if self.looped else "spread_" if self.spread else ""
-        return f"{way}{self.p}x{self.q}_w{self.warps}"
+        row = f"{self.segments}x{self.q}" if self.segments > 1 else f"{self.q}"
+        return f"{way}{self.p}x{row}_w{self.warps}"
+
+    @property
+    def row(self) -> int:
+        """Elements along q."""
+        return self.q * self.segments
 
     @property
     def config(self) -> Config:
-        params = {"p": self.p, "q": self.q, "num_warps": self.warps, "looped": self.looped}
+        params = {"p": self.p, "q": self.row, "num_warps": self.warps, "looped": self.looped}
         return Config(self.name, params | ({"spread": True} if self.spread else {}))
 
 
@@ -61,8 +69,9 @@ SETTINGS: Table = {
             Setting(1, 8192, 8), Setting(1, 16384, 16), Setting(1, 32768, 32), Setting(1, 8192, 32, True),
         ),
         "rows": (
-            Setting(1, 2048, 8, True), Setting(32, 64, 4), Setting(4, 512, 4), Setting(2, 1024, 4), Setting(1, 2048, 4),
-            Setting(1, 4096, 8), Setting(1, 8192, 16),
+            Setting(1, 2048, 8, True), Setting(32, 64, 4), Setting(4, 512, 4), Setting(2, 1024, 4),
+            Setting(1, 1024, 4, segments=2), Setting(1, 1024, 4, segments=3), Setting(1, 1024, 8, segments=4),
+            Setting(1, 2048, 8, segments=3), Setting(1, 2048, 16, segments=4),
         ),
         "strided": (Setting(16, 64, 4, True),),
     },
