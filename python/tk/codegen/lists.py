@@ -330,7 +330,7 @@ class _OfOnePlace:
     lists: frozenset[str]
 
     def __post_init__(self) -> None:
-        for name in ("__code__", "__name__", "__doc__"):
+        for name in ("__code__", "__globals__", "__name__", "__doc__"):
             vars(self)[name] = getattr(self.fn, name)
         vars(self)["__signature__"] = inspect.signature(self.fn)
 

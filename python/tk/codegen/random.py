@@ -59,6 +59,8 @@ def with_seed(signature: Signature) -> Signature:
 def own(fn: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the op's arguments that the function itself takes."""
     params = inspect.signature(fn).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in params.values()):
+        return dict(named)
     return {name: value for name, value in named.items() if name in params}
 
 
