@@ -358,12 +358,16 @@ class Generated:
         def can_run(graph: Graph, arch: int) -> bool:
             return arch >= 89 or not _has_fp8e4(graph)
 
+        def is_thin(graph: Graph, arch: int) -> bool:
+            """Whether few settings do: the wheel has no room for those that were never measured, nor for twice all."""
+            return arch < 90 or "fp16" in graph.trace.dtypes.values()
+
         def plan(point: Point) -> Plan | None:
             setting, way = ways[point.config.name]
             if not can_run(by_label[point.graph], point.arch):
                 return None
-            if point.arch < 90 and place(point) > 0 and not setting.everywhere:
-                return None  # the wheel has no room for settings that were never measured there
+            if is_thin(by_label[point.graph], point.arch) and place(point) > 0 and not setting.everywhere:
+                return None
             return self.plan(by_label[point.graph], LAYOUT_BY_NAME[point.layout], setting, way)
 
         axes = {"graph": tuple(by_label), "layout": tuple(LAYOUT_BY_NAME)}

@@ -19,7 +19,8 @@ class Setting:
 
     spread: its blocks are programs of their own. segments: a row that one program has at once is this many blocks
     beside each other. It is longer than all but the last, so that only that one has masks, and little is masked.
-    everywhere: architectures for which nothing was measured have it as well, as they have the first of each layout."""
+    everywhere: architectures for which nothing was measured, and fp16, have it as well, as they have the first of
+    each layout."""
 
     p: int
     q: int
