@@ -314,6 +314,12 @@ class Generated:
             found += [(Config(f"{way}_{s.name}", {**s.config.params, way: True}), s, way) for s in self.settings(way)]
         return found
 
+    def _is_everywhere(self, graph: Graph, point: Point, setting: Setting, way: str, place: int) -> bool:
+        """Whether an architecture on which nothing was measured has it: the wheel has no room for all. What is split
+        there is so in every merged layout."""
+        has_split = bool(graph.split) and LAYOUT_BY_NAME[point.layout].merged and way == "whole"
+        return (place == 0 or setting.everywhere) and not has_split
+
     @cached_property
     def family(self) -> Family:
         by_label = {g.label: g for g in self.graphs}
@@ -332,8 +338,8 @@ class Generated:
             setting, way = ways[point.config.name]
             if not can_run(by_label[point.graph], point.arch):
                 return None
-            if point.arch < 90 and place(point) > 0 and not setting.everywhere:
-                return None  # the wheel has no room for settings that were never measured there
+            if point.arch < 90 and not self._is_everywhere(by_label[point.graph], point, setting, way, place(point)):
+                return None
             return self.plan(by_label[point.graph], LAYOUT_BY_NAME[point.layout], setting, way)
 
         axes = {"graph": tuple(by_label), "layout": tuple(LAYOUT_BY_NAME)}
