@@ -344,6 +344,12 @@ class Generated:
             found += [(Config(f"{way}_{s.name}", {**s.config.params, way: True}), s, way) for s in self.settings(way)]
         return found
 
+    def _is_everywhere(self, graph: Graph, point: Point, setting: Setting, way: str, place: int) -> bool:
+        """Whether an architecture on which nothing was measured has it, and fp16: the wheel has no room for all, nor
+        for twice all. A reduction that is split there is so in every merged layout."""
+        has_split = bool(graph.parts) and LAYOUT_BY_NAME[point.layout].merged and way == "whole"
+        return (place == 0 or setting.everywhere) and not has_split
+
     @cached_property
     def family(self) -> Family:
         by_label = {g.label: g for g in self.graphs}
@@ -358,17 +364,15 @@ class Generated:
         def can_run(graph: Graph, arch: int) -> bool:
             return arch >= 89 or not _has_fp8e4(graph)
 
-        def is_thin(graph: Graph, arch: int) -> bool:
-            """Whether few settings do: the wheel has no room for those that were never measured, nor for twice all."""
-            return arch < 90 or "fp16" in graph.trace.dtypes.values()
-
         def plan(point: Point) -> Plan | None:
             setting, way = ways[point.config.name]
             if not can_run(by_label[point.graph], point.arch):
                 return None
-            if is_thin(by_label[point.graph], point.arch) and place(point) > 0 and not setting.everywhere:
+            graph = by_label[point.graph]
+            has_few = point.arch < 90 or "fp16" in graph.trace.dtypes.values()
+            if has_few and not self._is_everywhere(graph, point, setting, way, place(point)):
                 return None
-            return self.plan(by_label[point.graph], LAYOUT_BY_NAME[point.layout], setting, way)
+            return self.plan(graph, LAYOUT_BY_NAME[point.layout], setting, way)
 
         axes = {"graph": tuple(by_label), "layout": tuple(LAYOUT_BY_NAME)}
         configs = tuple(config for config, _, _ in self.ways())
