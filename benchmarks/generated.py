@@ -4,13 +4,19 @@ Inputs rotate through 300 MB, everything is replayed from CUDA graphs, variants 
 is torch.compile with max-autotune, seconds for each row; without it rows are against eager torch alone, and no goal is
 judged but the share of a copy.
 
+Most of a row's time is its compilation. With ``--jobs`` several processes compile, each the peer of another row, and a
+lock lets one of them at a time use the GPU: inputs, checks, each timing of the autotuner's, and the row's own.
+
 As in benchmarks/mm.py each line is met twice: by the shapes listed, and by shapes drawn at random, which are judged.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -91,6 +97,14 @@ PEERS: Mapping[str, Callable[..., Peer]] = {
     "row_mean": _with(lambda x: x.mean(-1)),
     "row_amax": _with(lambda x: x.amax(-1)),
     "row_argmax": _with(lambda x: x.argmax(-1)),
+    "cumsum": _with(lambda x: x.cumsum(-1)),
+    "cumsum_backward": _with(lambda grad: grad.flip(-1).cumsum(-1).flip(-1)),
+    "cumprod": _with(lambda x: x.cumprod(-1)),
+    "cummax": _with(lambda x: torch.cummax(x, -1)),
+    "cummin": _with(lambda x: torch.cummin(x, -1)),
+    "logcumsumexp": _with(lambda x: torch.logcumsumexp(x, -1)),
+    "sort": _with(lambda x, descending: torch.sort(x, -1, descending)),
+    "topk": _with(lambda x, k, largest: torch.topk(x, k, -1, largest)),
     "row_var_mean": _with(lambda x: torch.var_mean(x, -1)),
     "column_sum": _with(lambda x: x.sum(0)),
     "softmax_backward": _softmax_backward("softmax"),
@@ -110,7 +124,7 @@ LISTED_OPS = ("softmax", "layer_norm", "rms_norm", "row_argmax", "row_sum", "col
 SWEEP_ELEMENTS = 1 << 27
 SWEEP = tuple((SWEEP_ELEMENTS >> n, 1 << n) for n in range(10, 19))  # 2^10 to 2^18 columns
 SWEEP_OPS = ("softmax", "rms_norm")
-RANDOM, SEED = 30, 5101  # rows drawn at random; the seed is used by nothing that tunes
+RANDOM, SEED = 200, 5101  # rows drawn at random; the seed is used by nothing that tunes
 RANDOM_OPS = ("softmax", "log_softmax", "layer_norm", "rms_norm", "gelu", "swiglu", "row_sum", "row_argmax",
               "row_var_mean", "column_sum", "softmax_backward", "rms_norm_backward", "layer_norm_backward",
               "silu")  # fmt: skip
@@ -195,24 +209,51 @@ def copy_group(report: Report, task: Task) -> Group:
 # --- Measuring ---
 
 
-def measure(report: Report, task: Task, compiled: bool) -> None:
+@dataclass(frozen=True)
+class Measured:
+    """us: of every variant. more: what else the row keeps."""
+
+    us: dict[str, float]
+    more: dict[str, Any]
+
+
+def measure(task: Task, compiled: bool) -> Measured:
     """Checked first: a wrong result is a failure, and not timed."""
-    example = task.example()
-    args = example.arguments("cuda")
-    verdicts = ops.judge(example.op, args, ops.run_tk(example.op, args))
-    size = inputs.bytes_moved(args, ())
-    sets = [args, *(example.arguments("cuda") for _ in range(timing.copies_to_rotate(size, most=16) - 1))]
-    peers = [PEERS[task.op](*a) for a in sets]
-    captures = {"tk": timing.capture([partial(ops.run_tk, example.op, a) for a in sets])}
-    captures["eager"] = timing.capture([partial(function, *given) for function, given in peers])
+    with _gpu:
+        example = task.example()
+        args = example.arguments("cuda")
+        results = ops.run_tk(example.op, args)
+        verdicts = ops.judge(example.op, args, results)
+        moved = inputs.bytes_moved(args, results)
+        config = chosen(example, args)
+        peer, given = PEERS[task.op](*args)
+        del results
+        _leave_gpu()
+    function = None
     if compiled:
-        function = compile_fresh(peers[0][0])
-        captures["max-autotune"] = timing.capture([partial(function, *given) for _, given in peers])
-    times = timing.device_times(captures, rounds=5, ms=4, warm_ms=4)
-    moved = inputs.bytes_moved(args, ops.run_tk(example.op, args))
+        function = compile_fresh(peer)
+        function(*given)  # compiles and tunes
+    with _gpu:
+        copies = timing.copies_to_rotate(inputs.bytes_moved(args, ()), most=16)
+        sets = [args, *(example.arguments("cuda") for _ in range(copies - 1))]
+        peers = [PEERS[task.op](*a) for a in sets]
+        captures = {"tk": timing.capture([partial(ops.run_tk, example.op, a) for a in sets])}
+        captures["eager"] = timing.capture([partial(f, *given) for f, given in peers])
+        if function is not None:
+            captures["max-autotune"] = timing.capture([partial(function, *given) for _, given in peers])
+        times = timing.device_times(captures, rounds=5, ms=4, warm_ms=4)
+        del captures, sets, peers, args, given
+        _leave_gpu()
     error = max((v.ratio for v in verdicts), default=0.0)
-    more = {"config": chosen(example, args), "error_ratio": error, "bytes": moved}
-    add_rows(report, task, {label: t.us for label, t in times.items()}, more)
+    return Measured(
+        {label: t.us for label, t in times.items()}, {"config": config, "error_ratio": error, "bytes": moved}
+    )
+
+
+def _leave_gpu() -> None:
+    """With nothing running, and no memory held but that of live tensors."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
 
 
 def compile_fresh(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -246,10 +287,61 @@ def add_rows(report: Report, task: Task, us: dict[str, float], more: Mapping[str
     )
 
 
+# --- Rows at once ---
+
+_gpu: AbstractContextManager[Any] = nullcontext()  # held by whoever uses the GPU
+
+
+def _begin_worker(lock: Any) -> None:
+    """Of the peers' autotuner each timing takes the lock: between them it compiles."""
+    from torch._inductor import config
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    global _gpu
+    _gpu = lock
+    config.compile_threads = 1  # the processes are as many as the cores
+    bench = CachingAutotuner.bench
+
+    def locked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with lock:
+            return bench(self, *args, **kwargs)
+
+    CachingAutotuner.bench = locked
+
+
+def rows(tasks: Iterable[Task], options: Options) -> Iterator[tuple[Task, Callable[[], Measured]]]:
+    """Each task with what gives its row or raises what went wrong, in the order in which they end."""
+    if options.jobs == 1:
+        for task in tasks:
+            if options.has_time():
+                yield task, partial(measure, task, options.compiled)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.jobs, context, _begin_worker, (context.RLock(),)) as pool:
+        running: dict[Future[Measured], Task] = {}
+        for task in tasks:
+            if not options.has_time():
+                continue
+            running[pool.submit(measure, task, options.compiled)] = task
+            while len(running) > options.jobs:
+                yield from _ended(running)
+        while running:
+            yield from _ended(running)
+
+
+def _ended(running: dict[Future[Measured], Task]) -> Iterator[tuple[Task, Callable[[], Measured]]]:
+    for future in wait(running, return_when=FIRST_COMPLETED).done:
+        yield running.pop(future), future.result
+
+
 def run(options: Options, report: Report) -> None:
     report.environment["copy_gbps"] = timing.copy_bandwidth()
     print(f"copy {report.environment['copy_gbps']:.0f} GB/s", flush=True)
-    for task in tasks(options.quick):
-        if options.wants(f"{group_name(task)} {task.label}") and options.has_time():
-            report.attempt(task.label, partial(measure, report, task, options.compiled))
-            torch.cuda.empty_cache()
+    wanted = [t for t in tasks(options.quick) if options.wants(f"{group_name(t)} {t.label}")]
+
+    def add(task: Task, row: Callable[[], Measured]) -> None:
+        measured = row()
+        add_rows(report, task, measured.us, measured.more)
+
+    for task, row in rows(wanted, options):
+        report.attempt(task.label, partial(add, task, row))

@@ -34,13 +34,15 @@ ROOT = Path(__file__).resolve().parent.parent
 @dataclass
 class Options:
     """out: where results go. quick: a part of the shapes. compiled: also the peer that autotunes, minutes. only: rows
-    whose group and label match. seconds: no row is begun after that many."""
+    whose group and label match. seconds: no row is begun after that many. jobs: processes that compile the peers of
+    several rows at once; what runs on the GPU takes turns."""
 
     out: Path
     quick: bool = False
     compiled: bool = False
     only: str = ""
     seconds: float = float("inf")
+    jobs: int = 1
     begun: float = field(default_factory=time.monotonic)
     left_out: int = 0
 
@@ -67,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compiled", action="store_true", help="also time torch.compile with max-autotune (minutes)")
     parser.add_argument("--only", default="", help="only rows whose group and label match this regular expression")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after so many seconds")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile peers (generated)")
     parser.add_argument(
         "--commit", default=os.environ.get("TK_COMMIT", ""), help="for the record, where git is missing"
     )
@@ -81,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         print("the benchmarks need a CUDA GPU", file=sys.stderr)
         return 2
     torch.manual_seed(0)
-    options = Options(args.out, args.quick, args.compiled, args.only, args.seconds)
+    options = Options(args.out, args.quick, args.compiled, args.only, args.seconds, args.jobs)
     finished = [_run_family(name, options, environment(args.commit, args.date)) for name in args.families]
     for report in finished:
         print(f"\n### {report.family}\n{report.markdown()}", flush=True)

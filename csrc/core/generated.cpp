@@ -25,7 +25,7 @@ tk_code code_of(const Pack& pack, format::Expr expr) {
 tk_param param_of(const Pack& pack, const format::Param& param) {
   return {.name = pack.string(param.name),
           .kind = static_cast<tk_param_kind>(param.kind),
-          .leading = (param.flags & format::kLeading) != 0,
+          .leading = param.flags & format::kLeading ? (param.flags & format::kInOrder ? 2 : 1) : 0,
           .mutated = (param.flags & format::kMutated) != 0,
           .rank = param.rank,
           .default_value = pack.string(param.default_value)};

@@ -31,8 +31,9 @@ std::string type_of(const format::Param& param, uint32_t& mutated) {
     case ParamKind::Bool:
       return "bool";
     default:
-      if (!(param.flags & format::kMutated)) return "Tensor";
-      return std::string("Tensor(") + static_cast<char>('a' + mutated++) + "!)";
+      std::string out = "Tensor";
+      if (param.flags & format::kMutated) out += std::string("(") + static_cast<char>('a' + mutated++) + "!)";
+      return param.kind == ParamKind::Tensors ? out + "[]" : out;
   }
 }
 

@@ -92,12 +92,13 @@ enum class ParamKind : uint32_t {
 struct Param {
   uint32_t name;
   ParamKind kind;
-  uint32_t flags;          // kLeading, kMutated; of tensors
+  uint32_t flags;          // kLeading, kMutated, kInOrder; of tensors
   uint32_t rank;           // of a tensor: how many dimensions are declared (any leading ones not counted)
   uint32_t default_value;  // string: a number as a schema spells it, or ""
 };
 inline constexpr uint32_t kLeading = 1;  // any dimensions may come before the declared ones
 inline constexpr uint32_t kMutated = 2;  // written in place
+inline constexpr uint32_t kInOrder = 4;  // with kLeading: the op counts those dimensions, so their order is kept
 // A tensor with leading dimensions is seen by the core with three of them in front of the declared ones.
 inline constexpr uint32_t kLeadingDims = 3;
 

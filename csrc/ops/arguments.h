@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <optional>
+#include <vector>
 
 #include "tensor.h"
 
@@ -16,6 +17,20 @@ class Arguments {
 
   Tensor tensor() { return Tensor(take<AtenTensorHandle>()); }
   Tensor optional_tensor() { return Tensor(take<std::optional<AtenTensorHandle>>().value_or(nullptr)); }
+  std::vector<Tensor> tensors() {
+    const auto list = take<StableListHandle>();
+    size_t count = 0;
+    check_shim(torch_list_size(list, &count), "read a list of tensors");
+    std::vector<Tensor> found;
+    found.reserve(count);
+    for (size_t i = 0; i < count; i++) {
+      StableIValue element;
+      check_shim(torch_list_get_item(list, i, &element), "read a list of tensors");
+      found.emplace_back(torch::stable::detail::to<AtenTensorHandle>(element));
+    }
+    check_shim(torch_delete_list(list), "free a list of tensors");
+    return found;
+  }
   int64_t integer() { return take<int64_t>(); }
   double number() { return take<double>(); }
   bool boolean() { return take<bool>(); }

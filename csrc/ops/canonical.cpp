@@ -36,7 +36,7 @@ int64_t ordered(std::span<const Layout> tensors, uint32_t* dims, uint32_t& count
     if (reference->sizes[d] == 0) return 0;
     if (reference->sizes[d] != 1) dims[count++] = d;
   }
-  if (!is_expanded(*reference)) sort_by_stride(reference->strides.data(), dims, count);
+  if (!reference->in_order && !is_expanded(*reference)) sort_by_stride(reference->strides.data(), dims, count);
   return 1;
 }
 

@@ -18,6 +18,7 @@ struct Layout {
   std::span<const int64_t> strides;
   uint32_t n_leading = 0;
   bool has_leading = false;  // whether it may have them; then the core sees three, whatever there are
+  bool in_order = false;     // they are not ordered by stride: the op counts them
 };
 
 // The leading dimensions of several tensors, which share their sizes, ordered by stride and joined where they run

@@ -9,14 +9,15 @@
 #include <torch/csrc/stable/library.h>
 
 #include <exception>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "tensor.h"
 #include "tk/tk.h"
 
-// Puts the gate at the Autograd key of an op: "mm", "mm.out". Returns 0, and does nothing, where this torch does not
-// tell all that the gate asks, or for an op that has none.
+// Puts the gate at the Autograd key of an op: "mm", "mm.out". Returns 0 where this torch does not tell all that the
+// gate asks, or for an op that has none. A generated op has its twins only from then on.
 extern "C" TK_API int32_t tk_ops_gate(const char* op);
 
 namespace tk::ops {
@@ -25,8 +26,11 @@ using Boxed = void(StableIValue* stack, uint64_t n_inputs, uint64_t n_outputs);
 
 class Gate {
  public:
-  // arguments: of the schema. Throws std::logic_error for those among which it may overlook a tensor.
-  Gate(const char* name, const char* overload, const std::string& arguments, uint64_t n_inputs);
+  // arguments: of the schema. n_plain: how many results the twin has; those past the op's own, which are last, are
+  // dropped. is_on_cpu: whether the twin runs there too, or the CPU's kernel is Python, as the formula is. Throws
+  // std::logic_error for arguments among which it may overlook a tensor.
+  Gate(const char* name, const char* overload, const std::string& arguments, uint64_t n_inputs, uint64_t n_results,
+       uint64_t n_plain, bool is_on_cpu);
   void call(StableIValue* stack) const;
 
  private:
@@ -34,6 +38,7 @@ class Gate {
     size_t index;
     bool is_optional;
   };
+  bool is_served(AtenTensorHandle tensor) const;
   bool is_gradient_at_stake(const StableIValue* stack) const;
   void call_plain(StableIValue* stack) const;
   void call_tracked(StableIValue* stack) const;
@@ -42,13 +47,17 @@ class Gate {
   std::string plain_;    // tk::_f
   std::string tracked_;  // tk::_f_autograd
   std::string overload_;
+  uint64_t n_inputs_;
+  uint64_t n_results_;
+  uint64_t n_plain_;
+  bool is_on_cpu_;
 };
 
-// What tk_ops_gate finds under `op`.
-void add_gate(const std::string& op, Boxed* kernel);
+// What tk_ops_gate finds under `op`. define_twins: called before the gate is there, where it is given.
+void add_gate(const std::string& op, Boxed* kernel, std::function<void()> define_twins = {});
 
 // Calls the kernel of a twin. torch's C API keeps nothing of an exception but its text, and before 2.13 not even that:
-// so what the kernel throws goes to the gate that called it as it is, and an empty tensor past torch.
+// so what the kernel throws goes to the gate that called it as it is, and empty tensors past torch.
 void call_carrying(Boxed* kernel, StableIValue* stack, uint64_t n_inputs, uint64_t n_outputs);
 
 }  // namespace tk::ops

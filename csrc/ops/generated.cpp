@@ -9,17 +9,19 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <mutex>
 
 #include "arguments.h"
 #include "canonical.h"
+#include "gate.h"
 #include "launch.h"
+#include "lists.h"
 #include "runtime.h"
+#include "settings.h"
 
 namespace tk::ops {
 namespace {
-
-constexpr int64_t kModeBits = TK_MODE_DETERMINISTIC | TK_MODE_BATCH_INVARIANT | TK_MODE_STRICT | TK_MODE_STATIC_WEIGHTS;
 
 // A call on its way. Arrays are filled as far as they are used.
 struct Frame {
@@ -78,7 +80,7 @@ void read(StableIValue* stack, Frame& f) {
   f.mode = args.integer();
 }
 
-Layout layout_of(AtenTensorHandle handle, uint32_t rank, bool has_leading) {
+Layout layout_of(AtenTensorHandle handle, uint32_t rank, bool has_leading, bool in_order) {
   int64_t ndim = 0;
   int64_t* sizes = nullptr;
   int64_t* strides = nullptr;
@@ -86,7 +88,7 @@ Layout layout_of(AtenTensorHandle handle, uint32_t rank, bool has_leading) {
   check_shim(aoti_torch_get_sizes(handle, &sizes), "read a tensor's sizes");
   check_shim(aoti_torch_get_strides(handle, &strides), "read a tensor's strides");
   const auto n = static_cast<size_t>(ndim);
-  return {{sizes, n}, {strides, n}, static_cast<uint32_t>(n) - rank, has_leading};
+  return {{sizes, n}, {strides, n}, static_cast<uint32_t>(n) - rank, has_leading, in_order};
 }
 
 Device device_of(AtenTensorHandle handle) {
@@ -108,13 +110,6 @@ std::string given(const Frame& f) {
 
 [[noreturn]] void fail_call(const Frame& f, const std::string& message) {
   fail_argument(text("tk.", f.op.name, ": ", message));
-}
-
-void check_settings(const Frame& f) {
-  if (f.config < -1 || f.config > INT32_MAX) [[unlikely]]
-    fail_call(f, text("config is ", f.config, ", must be -1 (choose) or the number of one"));
-  if (f.mode & ~kModeBits) [[unlikely]]
-    fail_call(f, text("mode is ", f.mode, ", must be 0 to ", kModeBits));
 }
 
 void check_rank(const Frame& f, uint32_t i) {
@@ -141,7 +136,7 @@ void look_at_inputs(Frame& f) {
   uint32_t first_leading = kNone;
   for (uint32_t i = 0; i < f.n_inputs; i++) {
     const tk_param& param = *f.params[i];
-    f.layouts[i] = layout_of(f.handles[i], param.rank, param.leading);
+    f.layouts[i] = layout_of(f.handles[i], param.rank, param.leading, param.leading == 2);
     check_shim(aoti_torch_get_dtype(f.handles[i], &f.dtypes[i]), "read a tensor's dtype");
     check_rank(f, i);
     const Device device = device_of(f.handles[i]);
@@ -169,11 +164,8 @@ std::pair<const char*, const char*> extent(const Frame& f, uint32_t i) {
   return {first, first + (last + 1) * item_size(f.dtypes[i])};
 }
 
-bool same_view(const Layout& x, const Layout& y) {
-  return std::ranges::equal(x.sizes, y.sizes) && std::ranges::equal(x.strides, y.strides);
-}
-
-// A tensor that is written shares memory with no other, unless both are the same view.
+// A tensor that is written shares memory with no other, not even as the same view: the op was traced with different
+// tensors, so what it would do to one that is two of its arguments is not what the function does.
 void check_memory(const Frame& f, uint32_t written) {
   if (overlaps_itself(f.layouts[written]))
     fail_call(f, text("elements of ", f.params[written]->name,
@@ -183,7 +175,6 @@ void check_memory(const Frame& f, uint32_t written) {
     if (i == written) continue;
     const auto other = extent(f, i);
     if (other.second <= mine.first || mine.second <= other.first) continue;
-    if (other == mine && f.dtypes[i] == f.dtypes[written] && same_view(f.layouts[i], f.layouts[written])) continue;
     fail_call(f, text(f.params[written]->name, ", which is written, overlaps ", f.params[i]->name,
                       " in memory; clone one of them"));
   }
@@ -231,7 +222,7 @@ void allocate(const tk_tensor& declared, const tk_result& result, Frame& f) {
   const uint32_t i = f.n_tensors++;
   f.handles[i] = handle;
   f.dtypes[i] = declared.dtype;
-  f.layouts[i] = layout_of(handle, ndim, has_leading);
+  f.layouts[i] = layout_of(handle, ndim, has_leading, false);
 }
 
 void allocate_outputs(Frame& f, int32_t device) {
@@ -310,7 +301,7 @@ void launch_copied(Frame& f, int32_t device) {
   for (uint32_t i = 0; i < f.n_tensors; i++) {
     const Layout& t = f.layouts[i];
     const auto rank = static_cast<uint32_t>(t.sizes.size()) - t.n_leading;
-    if (copies[i]) f.layouts[i] = layout_of(handles[i], rank, t.has_leading);
+    if (copies[i]) f.layouts[i] = layout_of(handles[i], rank, t.has_leading, t.in_order);
   }
   Leading leading;
   join_leading(f.all_layouts(), leading);
@@ -319,21 +310,10 @@ void launch_copied(Frame& f, int32_t device) {
     if (copies[i] && is_written(f, i)) copy(f.handles[i], handles[i]);
 }
 
-// The CUDA device that the call is for. Tensors on the CPU stand for some on a device that is described.
-int32_t target(const Frame& f) {
-  if (f.device.is_cuda()) [[likely]]
-    return f.device.index;
-  const int32_t described = described_device();
-  if (described < 0)
-    fail_unsupported(
-        text("tk.", f.op.name, ": its kernels are for CUDA tensors, these are on ", ops::describe(f.device)));
-  return described;
-}
-
 void run(Frame& f) {
-  check_settings(f);
+  check_settings(f.op.name, f.config, f.mode);
   look_at_inputs(f);
-  const int32_t device = target(f);
+  const int32_t device = target_device(f.op.name, f.device);
   allocate_outputs(f, device);
   check_written(f);
   if (has_nothing_to_do(f)) return;
@@ -345,8 +325,8 @@ void run(Frame& f) {
     launch_copied(f, device);
 }
 
-// n_results: of the op, which leaves out what is saved, or of its twin.
-void call_generated(const tk_generated_op& op, StableIValue* stack, uint32_t n_results) {
+// n_results: of the op, which leaves out what is saved, or of its twin. Not inline: it is called by 512 functions.
+[[gnu::noinline]] void call_generated(const tk_generated_op& op, StableIValue* stack, uint32_t n_results) {
   Frame f(op);
   read(stack, f);
   run(f);
@@ -357,19 +337,48 @@ void call_generated(const tk_generated_op& op, StableIValue* stack, uint32_t n_r
 
 // --- The pool ---
 
-// A boxed function is told nothing but its arguments, so there is one for every op that can be.
+// A boxed function is told nothing but its arguments, so there is one of each kind for every op that can be.
 const tk_generated_op* defined[TK_MAX_GENERATED_OPS];
-
-using Boxed = void(StableIValue*, uint64_t, uint64_t);
 
 template <size_t kIndex>
 void boxed(StableIValue* stack, uint64_t, uint64_t n_results) {
   call_generated(*defined[kIndex], stack, static_cast<uint32_t>(n_results));
 }
 
+template <size_t kIndex>
+void boxed_lists(StableIValue* stack, uint64_t, uint64_t) {
+  call_lists(*defined[kIndex], stack);
+}
+
+template <size_t kIndex>
+void boxed_twin(StableIValue* stack, uint64_t n_inputs, uint64_t n_results) {
+  call_carrying(boxed<kIndex>, stack, n_inputs, n_results);
+}
+
+// "Tensor x, float alpha, int config=-1, int mode=0" of a schema.
+std::string arguments_of(const tk_generated_op& op) {
+  const std::string_view schema = op.schema;
+  const size_t first = schema.find('(') + 1;
+  return std::string(schema.substr(first, schema.find(") -> ", first) - first));
+}
+
+std::unique_ptr<const Gate> gate_of[TK_MAX_GENERATED_OPS];  // of ops that were asked for, and have a gradient
+
+template <size_t kIndex>
+void boxed_gate(StableIValue* stack, uint64_t, uint64_t) {
+  gate_of[kIndex]->call(stack);
+}
+
+struct Functions {
+  Boxed* op;
+  Boxed* lists;
+  Boxed* twin;
+  Boxed* gate;
+};
+
 template <size_t... kIndices>
-constexpr std::array<Boxed*, sizeof...(kIndices)> make_pool(std::index_sequence<kIndices...>) {
-  return {boxed<kIndices>...};
+constexpr std::array<Functions, sizeof...(kIndices)> make_pool(std::index_sequence<kIndices...>) {
+  return {Functions{boxed<kIndices>, boxed_lists<kIndices>, boxed_twin<kIndices>, boxed_gate<kIndices>}...};
 }
 
 constexpr auto kPool = make_pool(std::make_index_sequence<TK_MAX_GENERATED_OPS>());
@@ -384,12 +393,28 @@ struct Libraries {
   StableLibrary cuda{StableLibrary::Kind::IMPL, "tk", "CUDA", __FILE__, __LINE__};
 };
 
-void define(Libraries& libraries, const tk_generated_op& op, Boxed* function) {
+// Those that an op with a gradient needs (gate.h); of few ops is one ever asked for. The core has the twin's schema
+// where it returns more than the op.
+void define_twins(Libraries& libraries, uint32_t index, Boxed* twin) {
+  const tk_generated_op& op = *defined[index];
+  gate_of[index] = std::make_unique<Gate>(op.name, "", arguments_of(op), op.n_params + 2, op.n_results - op.n_saved,
+                                          op.n_results, false);
+  const std::string signature(std::string_view(op.schema).substr(std::string_view(op.name).size()));
+  libraries.schemas.def((*op.twin_schema ? op.twin_schema : text("_", op.name, signature)).c_str());
+  libraries.schemas.def(text("_", op.name, "_autograd", signature).c_str());
+  libraries.cuda.impl(text("_", op.name).c_str(), twin);
+}
+
+bool takes_lists(const tk_generated_op& op) {
+  return std::any_of(op.params, op.params + op.n_params,
+                     [](const tk_param& param) { return param.kind == TK_PARAM_TENSORS; });
+}
+
+void define(Libraries& libraries, uint32_t index, const Functions& functions) {
+  const tk_generated_op& op = *defined[index];
   libraries.schemas.def(op.schema);
-  libraries.cuda.impl(op.name, function);
-  if (!*op.twin_schema) return;
-  libraries.schemas.def(op.twin_schema);
-  libraries.cuda.impl(text("_", op.name).c_str(), function);
+  libraries.cuda.impl(op.name, takes_lists(op) ? functions.lists : functions.op);
+  add_gate(op.name, functions.gate, [&, index] { define_twins(libraries, index, functions.twin); });
 }
 
 std::mutex definition;
@@ -404,7 +429,7 @@ void define_generated_ops() {
   while (const tk_generated_op* const op = tk_generated_op_at(n_defined)) {
     const uint32_t i = n_defined++;  // if torch refuses it, it is not tried again
     defined[i] = op;
-    define(libraries, *op, kPool[i]);
+    define(libraries, i, kPool[i]);
   }
 }
 

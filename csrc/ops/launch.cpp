@@ -58,6 +58,8 @@ class Scratch {
 
 int32_t described_device() { return capture.function ? capture.device : -1; }
 
+bool is_described() { return capture.function != nullptr; }
+
 void launch(const tk_call& call, Device device) {
   if (capture.function) [[unlikely]] {
     capture.function(&call, capture.context);

@@ -16,6 +16,9 @@ namespace tk::ops {
 // What tk_ops_capture_device says, -1 where no calls are captured.
 int32_t described_device();
 
+// Whether calls are handed to a function instead of being launched.
+bool is_described();
+
 // Launches on torch's current stream of `device`. Throws by the status.
 void launch(const tk_call& call, Device device);
 

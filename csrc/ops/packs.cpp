@@ -50,6 +50,7 @@ void load_user_packs() {
 
 const bool packs_are_found = [] {
   reserve_mm_names();
+  check_status(tk_reserve_op("store_table"));  // lists.h
   find_builtin_packs();
   load_user_packs();
   return true;

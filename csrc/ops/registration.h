@@ -26,7 +26,7 @@ namespace detail {
 
 template <const auto& kOps, size_t I, bool kOut>
 void gate_kernel(StableIValue* stack, uint64_t n_inputs, uint64_t) {
-  static const Gate gate(kOps[I].name, kOut ? "out" : "", kOps[I].schema_arguments(kOut), n_inputs);
+  static const Gate gate(kOps[I].name, kOut ? "out" : "", kOps[I].schema_arguments(kOut), n_inputs, 1, 1, true);
   gate.call(stack);
 }
 

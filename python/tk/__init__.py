@@ -26,14 +26,14 @@ _log.set_up()
 if _library.is_wanted():
     _library.load()
     from tk import config
-    from tk.generated import register as _generated
+    from tk.generated import namespace as _namespace
     from tk.heuristics import tuning as _tuning
     from tk.inspect import coverage, explain, load_pack, packs, preload, supports
     from tk.ops.mm import addmm, linear, mm
 
     __all__ += ["addmm", "config", "coverage", "explain", "linear", "load_pack", "mm", "packs", "preload", "supports"]
 
-    _generated.register_new()
+    _namespace.install()
     _tuning.load_with_cuda()
 
 
@@ -68,8 +68,13 @@ if TYPE_CHECKING:
     from tk.functional.activations import geglu, gelu, silu, swiglu  # noqa: F401
     from tk.functional.losses import cross_entropy  # noqa: F401
     from tk.functional.norms import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm  # noqa: F401
+    from tk.functional.optimizers import adamw_  # noqa: F401
     from tk.functional.quantization import quantize_fp8  # noqa: F401
+    from tk.functional.random import dropout, dropout_add, rand, randint, randn  # noqa: F401
     from tk.functional.reductions import amax, argmax, logsumexp, mean, sum, var_mean  # noqa: F401
+    from tk.functional.scans import cummax, cummin, cumprod, cumsum, logcumsumexp  # noqa: F401
+    from tk.functional.searches import bucketize, searchsorted  # noqa: F401
     from tk.functional.softmaxes import log_softmax, softmax  # noqa: F401
+    from tk.functional.sorts import argsort, sort, topk  # noqa: F401
     from tk.functional.tables import embedding, rope  # noqa: F401
     from tk.generated import op

@@ -13,7 +13,6 @@ import torch
 from tk import _library, capi, errors
 from tk._packs import Coverage, CoverageRow, Pack, Packs, coverage, packs
 from tk._table import Records
-from tk.generated import register
 from tk.heuristics.problem import Described, describe
 
 __all__ = ["Candidates", "Coverage", "CoverageRow", "Explanation", "Pack", "Packs", "Support"]
@@ -98,7 +97,6 @@ def load_pack(path: str | os.PathLike[str]) -> None:
     error = _library.ops().tk_ops_load_pack(os.fsencode(path), status)
     if error is not None:
         raise errors.from_status(status.value, error.decode(errors="replace"))
-    register.register_new()
 
 
 def preload(ops: str | Iterable[str] | None = None, device: torch.device | int | str | None = None) -> int:
@@ -146,6 +144,8 @@ def _wrapper(op: str) -> Callable[..., Any]:
     own = [name for name in tk.__all__ if hasattr(torch.ops.tk, name)]
     if op in own:
         return getattr(tk, op)
+    from tk.generated import register  # it takes longer to import than the rest of tk
+
     if register.find(op) is None:
         raise ValueError(f"tk has no op {op!r}; there are {', '.join([*own, *register.names()])}")
     return register.wrapper(op)

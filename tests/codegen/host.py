@@ -38,7 +38,8 @@ DTYPES = {number: dtype for dtype, number in NUMBERS.items()}
 _LIBDEVICE = {
     "rint": torch.round, "lgamma": torch.lgamma, "pow": torch.pow, "atan2": torch.atan2, "hypot": torch.hypot,
     "copysign": torch.copysign, "nextafter": torch.nextafter, "fmod": torch.fmod, "j0": torch.special.bessel_j0,
-    "j1": torch.special.bessel_j1, "cyl_bessel_i0": torch.special.i0, "normcdfinv": torch.special.ndtri,
+    "j1": torch.special.bessel_j1, "y0": torch.special.bessel_y0, "y1": torch.special.bessel_y1,
+    "cyl_bessel_i1": torch.special.i1, "cyl_bessel_i0": torch.special.i0, "normcdfinv": torch.special.ndtri,
     "erfcx": torch.special.erfcx, "signbit": lambda x: torch.signbit(x).to(torch.int32),
 }  # fmt: skip
 
@@ -81,13 +82,32 @@ def _reduce_by_halves(self: Any, input: Any) -> Any:
 
 interpreter.ReduceOps.generic_reduce = _reduce_by_halves
 
+
+def _scan_by_doubling(self: Any, input: Any) -> Any:
+    """The same for scans: every element takes in the one 1, 2, 4, … places before it."""
+    parts, axis = list(input), self.axis
+    n = parts[0].handle.data.shape[axis]
+    place = np.arange(n).reshape([n if d == axis else 1 for d in range(parts[0].handle.data.ndim)])
+    step = 1
+    while step < n:
+        before = [self.to_tensor(np.roll(x.handle.data, step, axis), x.dtype) for x in parts]
+        found = self.combine_fn.fn(*before, *parts)
+        found = found if isinstance(found, tuple) else (found,)
+        arrays = [np.where(place < step, x.handle.data, f.handle.data) for x, f in zip(parts, found, strict=True)]
+        parts = [self.to_tensor(a, x.dtype) for a, x in zip(arrays, parts, strict=True)]
+        step *= 2
+    return parts
+
+
+interpreter.ScanOps.generic_scan = _scan_by_doubling
+
 # --- Canonical problems ---
 
 
-def _merged(tensors: list[torch.Tensor], count: int) -> list[torch.Tensor]:
-    """The first `count` dimensions of all, ordered, merged, and made three."""
+def _merged(tensors: list[torch.Tensor], count: int, in_order: bool) -> list[torch.Tensor]:
+    """The first `count` dimensions of all, ordered unless the op counts them, merged, and made three."""
     first = next((t for t in tensors if 0 not in t.stride()[:count]), tensors[0])
-    order = sorted(range(count), key=lambda d: -first.stride(d))
+    order = list(range(count)) if in_order else sorted(range(count), key=lambda d: -first.stride(d))
     tensors = [t.permute([*order, *range(count, t.dim())]) for t in tensors]
     dims = [d for d in range(count) if tensors[0].size(d) != 1]
     groups: list[list[int]] = []
@@ -107,6 +127,10 @@ def _merged(tensors: list[torch.Tensor], count: int) -> list[torch.Tensor]:
     return found
 
 
+def _in_order(op: Generated) -> bool:
+    return any(p.in_order for p in op.op.params)
+
+
 def canonical(op: Generated, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Problem, int, list[int]]:
     """(tensors as the core sees them, the problem, how many leading dimensions, which tensors have them).
 
@@ -118,7 +142,7 @@ def canonical(op: Generated, inputs: list[torch.Tensor]) -> tuple[list[torch.Ten
     with_leading = [i for i, p in enumerate(params) if p.leading]
     seen = list(plain)
     if with_leading:
-        for i, t in zip(with_leading, _merged([inputs[i] for i in with_leading], count), strict=True):
+        for i, t in zip(with_leading, _merged([inputs[i] for i in with_leading], count, _in_order(op)), strict=True):
             seen[i] = t
     problem = describe(op, seen, [])
     for check in op.op.checks:
@@ -191,7 +215,7 @@ def _run_one(op: Generated, given: dict[str, Any], ints: list[int], floats: list
     joint = [*with_leading, *follow]
     if joint:
         raw = [*inputs, *outputs]
-        for i, t in zip(joint, _merged([raw[i] for i in joint], count), strict=True):
+        for i, t in zip(joint, _merged([raw[i] for i in joint], count, _in_order(op)), strict=True):
             everything[i] = t
     problem = describe(op, everything, ints)
     plan = op.plan(graph, *variant)
@@ -231,12 +255,13 @@ def launch(plan: Plan, problem: Problem, tensors: Sequence[torch.Tensor], floats
                 assert not arg.aligned or t.data_ptr() % 16 == 0
                 return t
             case Scratch():
-                return buffers[arg.buffer].view(_torch_dtype(arg.dtype))
+                return buffers[arg.buffer][number(arg.offset) :].view(_torch_dtype(arg.dtype))
         raise NotImplementedError(arg)
 
     for one in plan.launches:
         if number(one.when):
             grid = tuple(number(g) for g in one.grid)
+            interpreter.interpreter_builder.options = interpreter.InterpreterOptions(**one.options)
             one.fn[grid](**{name: value(arg) for name, arg in one.args.items()})
 
 

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from torch._higher_order_ops import associative_scan
 
 from tk.generated import op
 
@@ -142,3 +143,78 @@ def scan_and_reduction(x):
 def rotated(x, cos):
     half = x.shape[1] // 2
     return x[:, :half] * cos[:, :half]
+
+
+@op(x="T[..., N]", T=("fp32", "i64"))
+def running_extremes(x):
+    values, indices = torch.cummax(x, -1)
+    return values, indices, torch.cummin(x * 2, -1).values
+
+
+@op(x="T[..., N]", T=FLOATS)
+def running_logsumexp(x):
+    return torch.logcumsumexp(x * 2, -1) + 1
+
+
+@op(x="T[..., N]", T=("bf16", "fp32", "i32"))
+def backward_cumsum(x):
+    return x.flip(-1).cumsum(-1).flip(-1)
+
+
+@op(x="T[..., N]", T=("bf16", "fp32", "fp64", "i8", "bool"), descending="bool")
+def sorted_rows(x, descending):
+    return torch.sort(x, dim=-1, stable=True, descending=descending)
+
+
+@op(x="T[M, N]", T=("fp32", "fp64"))
+def sorted_columns(x):
+    return torch.argsort(x, dim=0, stable=True), torch.sort(x * 2 + 1, dim=1).values - 1
+
+
+@op(x="T[..., N]", k="int", T=("bf16", "fp32"))
+def largest(x, k):
+    return torch.topk(x, k)
+
+
+@op(x="fp32[..., N]")
+def three_smallest(x):
+    values, indices = torch.topk(x + 1, 3, largest=False)
+    return values - 1, indices, torch.kthvalue(x, 2, -1).values
+
+
+def affine(before, after):
+    """Two steps of h = a * h + b as one."""
+    return before[0] * after[0], after[0] * before[1] + after[1]
+
+
+@op(a="T[..., N]", b="T[..., N]", T=("fp32", "bf16"))
+def recurrence(a, b):
+    """h[t] = a[t] * h[t - 1] + b[t]: an order that matters."""
+    return associative_scan(affine, (torch.sigmoid(a), b), -1)[1] * 2
+
+
+@op(x="i32[M, N]")
+def last_positive(x):
+    """Along columns from the end, and along rows."""
+    keep = lambda before, after: torch.where(after > 0, after, before)  # noqa: E731
+    return associative_scan(keep, x, 0, reverse=True), associative_scan(keep, x, 1)
+
+
+@op(x="T[..., N]", p="float", T=("fp32", "bf16"))
+def dropped(x, p):
+    return F.dropout(F.silu(x), p)
+
+
+@op(x="T[M, N]", at="i64[K]", y="T[K, N]", T=("bf16", "fp32"))
+def added_at(x, at, y):
+    return x.index_add(0, at, y)
+
+
+@op(x="fp32[M, N]", at="i64[K, N]", y="fp32[K, N]")
+def largest_at(x, at, y):
+    return x.scatter_reduce(0, at, y, "amax")
+
+
+@op(x="fp32[M, N]", rows="fp32[M, K]")
+def searched(x, rows):
+    return torch.searchsorted(rows, x)

@@ -103,6 +103,10 @@ def _cases() -> list[Case]:
         Case("tril", lambda x: x.reshape(-1, 4).tril(), ("fp32",)),
         Case("arange", lambda x: x + torch.arange(x.shape[0], device=x.device), ("fp32", "i32")),
         Case("full_like", lambda x: torch.full_like(x, 2.5) + torch.zeros_like(x) + x, ("fp32",)),
+        Case("frexp_mantissa", lambda x: torch.frexp(x)[0], FLOAT),
+        Case("frexp_exponent", lambda x: torch.frexp(torch.cat([x, x * 1e-39]))[1], ("fp32", "fp64")),
+        Case("bessel", lambda x: torch.special.bessel_y0(x) + torch.special.bessel_y1(x) + torch.special.i1(x),
+             ("fp32", "fp64"), low=0.5, special=False),
         Case("special", lambda x: torch.special.bessel_j0(x) + torch.special.ndtri(x), ("fp32",), low=0.1, high=0.9,
              special=False),
     ]  # fmt: skip

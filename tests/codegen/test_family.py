@@ -9,6 +9,7 @@ from functools import cache
 
 import ops
 import pytest
+import torch
 
 from tk.aot.expr import MODE_BITS, Problem, TensorValue, evaluate_locals
 from tk.aot.grid import enumerate_grid
@@ -16,7 +17,7 @@ from tk.codegen import families_of
 from tk.codegen.errors import TraceError
 from tk.codegen.family import Generated, generate
 from tk.codegen.tile import ALIGNED, STRIDED
-from tk.generated import Declared, op
+from tk.generated import Declared, interpret, op
 
 NAMES = [name for name, x in vars(ops).items() if isinstance(x, Declared)]
 
@@ -29,11 +30,14 @@ def generated(name: str) -> Generated:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_some_variant_takes_everything(name: str) -> None:
-    """The strided layout asks nothing of a problem."""
+    """The strided layout asks nothing of a problem; where rows are sorted, that 31 bits number their elements."""
     g = generated(name)
     for graph in g.graphs:
-        plans = [p for s in g.settings() if (p := g.plan(graph, STRIDED, s)) is not None]
-        assert plans and all(p.constraints == () and p.general for p in plans)
+        is_sort = any(v.op == "sort" for k in graph.kernels for v in k.values)
+        way = "whole" if g.choices(graph, STRIDED, "whole") else "split"
+        plans = [p for s in g.settings(way) if (p := g.plan(graph, STRIDED, s, way)) is not None]
+        asked = {c.message.split(" than ")[0] for p in plans for c in p.constraints}
+        assert plans and asked == ({"rows of fewer"} if is_sort else set()) and all(p.general for p in plans)
 
 
 @pytest.mark.parametrize("name", ["scaled_gelu", "statistics", "maybe_scaled"])
@@ -86,6 +90,41 @@ def test_a_tensor_whose_shape_alone_is_needed_is_saved() -> None:
 
     g = generate(fn, op(x="fp32[..., N]", grad=True)(fn).signature, "fn", grad=True)
     assert g.backward is not None and list(g.backward.signature.params) == ["grad_0", "x"]
+
+
+def test_a_size_of_what_is_not_saved_is_read_of_what_is() -> None:
+    def fn(x, y):
+        return x.sum(0), y.exp().sum()
+
+    g = generate(fn, op(x="fp32[M, N]", y="fp32[M]", grad=True)(fn).signature, "fn", grad=True)
+    assert g.backward is not None and list(g.backward.signature.params) == ["grad_0", "grad_1", "y"]
+    x, y = torch.randn(3, 4, requires_grad=True), torch.randn(3, requires_grad=True)
+    grads = torch.randn(4), torch.randn(())
+    given = {"grad_0": grads[0], "grad_1": grads[1], "y": y.detach()}
+    found = interpret.evaluate(g.backward.graphs[0].trace.recorded, given, "fn_backward")
+    for a, e in zip(found, torch.autograd.grad(fn(x, y), (x, y), grads), strict=True):
+        torch.testing.assert_close(a, e)
+
+
+def test_a_tensor_whose_number_of_elements_alone_is_needed_is_saved() -> None:
+    def fn(x, y):
+        return x.mean(), y * 2
+
+    g = generate(fn, op(x="fp32[M, N]", y="fp32[M, N]", grad=True)(fn).signature, "fn", grad=True)
+    assert g.backward is not None and list(g.backward.signature.params) == ["grad_0", "grad_1", "x"]
+
+
+@pytest.mark.parametrize("correction", [0, 1, 2])
+def test_sizes_less_a_float(correction: int) -> None:
+    """Torch takes a correction as a float: N - 1.0 is no index expression."""
+
+    def fn(x):
+        return torch.var_mean(x, -1, correction=correction)
+
+    g = generate(fn, op(x="fp32[..., N]", grad=True)(fn).signature, "fn", grad=True)
+    assert g.backward is not None
+    for part in (g, g.backward):
+        assert all(part.plan(part.graphs[0], STRIDED, s) for s in part.choices(part.graphs[0], STRIDED, "whole"))
 
 
 def test_batch_invariance() -> None:

@@ -24,13 +24,14 @@ def compile_all(generated: Generated, layouts=LAYOUTS, first_setting: bool = Tru
     count = 0
     for graph in generated.graphs:
         for layout in layouts:
-            plans = (generated.plan(graph, layout, s) for s in generated.settings())
-            plans = [p for p in plans if p is not None]
-            for plan in plans[:1] if first_setting else plans:
-                for launch in plan.launches:
-                    artifact = compile_source(source_of(plan, launch, SM90))
-                    assert artifact.spill_bytes <= launch.max_spill_bytes
-                    count += 1
+            for split in (False, True):
+                plans = (generated.plan(graph, layout, s, split) for s in generated.settings())
+                plans = [p for p in plans if p is not None]
+                for plan in plans[:1] if first_setting else plans:
+                    for launch in {(one.fn, one.num_warps): one for one in plan.launches}.values():
+                        artifact = compile_source(source_of(plan, launch, SM90))
+                        assert artifact.spill_bytes <= launch.max_spill_bytes
+                        count += 1
     return count
 
 
@@ -48,6 +49,16 @@ def test_pointwise(case: pointwise.Case) -> None:
     for dtype in {case.dtypes[0], case.dtypes[-1]}:
         declared = op(**dict.fromkeys(names, f"{dtype}[32]"))(case.fn)
         assert compile_all(generate(case.fn, declared.signature, "f"), [ALIGNED]) == 1
+
+
+@pytest.mark.parametrize("name", ["running_extremes", "running_logsumexp", "backward_cumsum"])
+def test_every_setting_of_a_scan(name: str) -> None:
+    """A loop with a carry, and programs that look back, too."""
+    declared = getattr(ops, name)
+    generated = generate(declared.fn, declared.signature, name)
+    assert any(s.spread for s in generated.settings()) == (name != "running_extremes")
+    only = Generated(name, declared.signature, generated.graphs[:1])
+    assert compile_all(only, [ROWS], first_setting=False) >= 3
 
 
 def test_every_setting_of_a_norm() -> None:

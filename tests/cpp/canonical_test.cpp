@@ -18,8 +18,9 @@ struct View {
   Dims strides;
   uint32_t rank = 0;
   bool leading = true;
+  bool in_order = false;
 
-  Layout layout() const { return {sizes, strides, static_cast<uint32_t>(sizes.size()) - rank, leading}; }
+  Layout layout() const { return {sizes, strides, static_cast<uint32_t>(sizes.size()) - rank, leading, in_order}; }
 };
 
 std::vector<Layout> layouts(const std::vector<View>& views) {
@@ -67,6 +68,16 @@ Offsets offsets(const Dims& sizes, const std::vector<Dims>& strides) {
 }
 
 Dims first(const int64_t* from, size_t n) { return {from, from + n}; }
+
+TEST(Canonical, DimensionsThatAreCountedKeepTheirOrder) {
+  Leading leading;
+  described({{.sizes = {3, 5, 7}, .strides = {1, 3, 15}, .rank = 1, .in_order = true}}, leading);
+  ASSERT_EQ(leading.count, 2u);
+  EXPECT_EQ(leading.sizes[0], 3);
+  EXPECT_EQ(leading.sizes[1], 5);
+  described({{.sizes = {3, 5, 7}, .strides = {1, 3, 15}, .rank = 1}}, leading);
+  ASSERT_EQ(leading.count, 1u);
+}
 
 TEST(Canonical, AContiguousTensorHasOneLeadingDimension) {
   Leading leading;

@@ -80,6 +80,20 @@ TEST_F(GeneratedTest, AnOpWithAGradientHasATwin) {
   EXPECT_STREQ(tk_generated_op_at(1)->twin_schema, "");
 }
 
+TEST_F(GeneratedTest, ListsOfTensors) {
+  load({Op{.name = "add",
+           .n_tensors = 2,
+           .variants = {Variant{.launches = {Launch{.args = {pointer(0), pointer(1)}}}}},
+           .schema = "add(Tensor(a!)[] xs, Tensor[] ys, int config=-1, int mode_bits=0) -> ()",
+           .params = {{.name = "xs", .kind = format::ParamKind::Tensors, .flags = format::kLeading | format::kMutated},
+                      {.name = "ys", .kind = format::ParamKind::Tensors, .flags = format::kLeading}}}});
+  const tk_generated_op& op = *tk_generated_op_at(0);
+  EXPECT_EQ(op.params[0].kind, TK_PARAM_TENSORS);
+  EXPECT_EQ(op.params[0].mutated, 1);
+  EXPECT_EQ(op.params[1].leading, 1);
+  EXPECT_EQ(op.n_results, 0u);
+}
+
 TEST_F(GeneratedTest, RecordsStayWhereTheyAre) {
   load({scale_op("first")});
   const tk_generated_op* const first = tk_generated_op_at(0);

@@ -319,7 +319,10 @@ TEST_F(Forbidden, InterfacesThatContradictThemselves) {
   refuse([&](PackSpec& s) { param(s, 0).name = "1x"; }, "no name of an argument");
   refuse([&](PackSpec& s) { param(s, 1).name = "mode"; }, "no name of an argument");
   refuse([&](PackSpec& s) { param(s, 1).name = "x"; }, "two arguments");
-  refuse([&](PackSpec& s) { param(s, 0).kind = format::ParamKind::Tensors; }, "kind");
+  refuse([&](PackSpec& s) { param(s, 0).kind = format::ParamKind::Tensors, param(s, 0).rank = 1; },
+         "list x of tensors with declared dimensions");
+  refuse([&](PackSpec& s) { param(s, 0).kind = format::ParamKind::Tensors, param(s, 0).rank = 0; },
+         "lists of tensors beside other tensors");
   refuse([&](PackSpec& s) { param(s, 0).kind = static_cast<format::ParamKind>(5); }, "kind");
   refuse([&](PackSpec& s) { param(s, 0).flags = 4; }, "flags");
   refuse([&](PackSpec& s) { param(s, 1).flags = format::kMutated; }, "flags");

@@ -54,6 +54,17 @@ def agree(actual: Any, expected: Any, dtype: torch.dtype) -> None:
 
 # --- torch's samples ---
 
+
+def stable_sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+    """Where torch leaves open which of equal ones comes first, tk does not."""
+    return torch.sort(x, dim=dim, descending=descending, stable=True)
+
+
+def stable_topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    values, indices = stable_sort(x, dim, largest)
+    return (values, indices) if x.dim() == 0 else (values.narrow(dim, 0, k), indices.narrow(dim, 0, k))
+
+
 # By the name of torch's OpInfo: the function, and torch's.
 MIRRORED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "softmax": (tk.softmax, torch.softmax),
@@ -74,7 +85,16 @@ MIRRORED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "argmax": (tk.argmax, torch.argmax),
     "var_mean": (tk.var_mean, torch.var_mean),
     "logsumexp": (tk.logsumexp, torch.logsumexp),
+    "cumsum": (tk.cumsum, torch.cumsum),
+    "cumprod": (tk.cumprod, torch.cumprod),
+    "cummax": (tk.cummax, torch.cummax),
+    "cummin": (tk.cummin, torch.cummin),
+    "logcumsumexp": (tk.logcumsumexp, torch.logcumsumexp),
+    "sort": (tk.sort, stable_sort),
+    "argsort": (tk.argsort, lambda *args, **kwargs: stable_sort(*args, **kwargs)[1]),
+    "topk": (tk.topk, stable_topk),
 }
+INDICES = ("argmax", "argsort")  # results without a gradient
 
 
 def samples(name: str, dtype: torch.dtype, requires_grad: bool = False) -> Iterator[Any]:
@@ -94,7 +114,7 @@ def test_torchs_samples(name: str, dtype: torch.dtype) -> None:
         agree(ours(*args, **kwargs), expected, kwargs.get("dtype") or dtype)
 
 
-@pytest.mark.parametrize("name", [n for n in MIRRORED if n != "argmax"])
+@pytest.mark.parametrize("name", [n for n in MIRRORED if n not in INDICES])
 def test_gradients_of_torchs_samples(name: str) -> None:
     ours, torchs = MIRRORED[name]
     for s in samples(name, torch.float32, requires_grad=True):
@@ -295,6 +315,32 @@ def test_cross_entropy_ignores_and_refuses_classes() -> None:
     )
 
 
+SCANS_AND_SORTS = {name: MIRRORED[name] for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort")}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", SCANS_AND_SORTS)
+def test_scans_and_sorts_along_every_dimension(name: str, layout: str) -> None:
+    ours, torchs = SCANS_AND_SORTS[name]
+    x = LAYOUTS[layout](torch.randn(3, 4, 2, 5))
+    for dim in range(-4, 4):
+        agree(ours(x, dim), torchs(x.double(), dim), torch.float32)
+    agree(ours(torch.tensor(1.5), 0), torchs(torch.tensor(1.5).double(), 0), torch.float32)
+    agree(ours(torch.empty(0, 3), 1), torchs(torch.empty(0, 3).double(), 1), torch.float32)
+    with pytest.raises(IndexError, match=rf"tk.{name}: dim is 4, must be -4 to 3"):
+        ours(x, 4)
+
+
+def test_topk_of_equal_ones_and_of_too_many() -> None:
+    x = torch.tensor([[1.0, 3.0, 3.0, float("nan"), 3.0]])
+    values, indices = tk.topk(x, 3)
+    assert indices.tolist() == [[3, 1, 2]] and values[0, 1:].tolist() == [3.0, 3.0]
+    assert tk.topk(x, 2, largest=False).indices.tolist() == [[0, 1]]
+    assert tk.topk(x, 0).values.shape == (1, 0)
+    with pytest.raises(ValueError, match=r"tk\.topk: k is 6, must be 0 to 5"):
+        tk.topk(x, 6)
+
+
 # --- Fakes and graphs ---
 
 
@@ -306,6 +352,8 @@ def everything(x: Tensor, weight: Tensor, index: Tensor, cos: Tensor, sin: Tenso
         tk.geglu(x, x, "tanh"), tk.layer_norm(x, (6,), weight), tk.rms_norm(x, (6, 6)), tk.group_norm(x, 2, weight),
         *tk.add_rms_norm(x, x, weight), *tk.add_layer_norm(x, x), tk.rope(x, cos, sin), tk.rope(x, cos, sin, True),
         *tk.quantize_fp8(x, "row"), tk.embedding(index, x[0], 2), tk.cross_entropy(x, index, label_smoothing=0.1),
+        tk.cumsum(x, 1), tk.cumprod(x, -1), *tk.cummax(x, 0), *tk.cummin(x, 2), tk.logcumsumexp(x, 1),
+        *tk.sort(x, 1, True), *tk.topk(x, 3, 1), tk.argsort(x),
     ]  # fmt: skip
 
 
@@ -325,6 +373,16 @@ def test_one_graph(dynamic: bool) -> None:
     (grad,) = torch.autograd.grad(sum(y.float().square().sum() for y in found if y.requires_grad), args[0])
     (wanted,) = torch.autograd.grad(sum(y.float().square().sum() for y in expected if y.requires_grad), args[0])
     assert_close(grad, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_one_graph_of_functions_that_were_never_looked_up() -> None:
+    code = """if True:
+        import torch, tk
+        compiled = torch.compile(lambda x: tk.softmax(tk.swiglu(x), -1) + tk.sum(x), fullgraph=True, backend="eager")
+        x = torch.randn(3, 8)
+        torch.testing.assert_close(compiled(x), tk.softmax(tk.swiglu(x), -1) + tk.sum(x))
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_meta_tensors() -> None:
@@ -434,6 +492,10 @@ def test_importing_tk_leaves_the_functions_alone() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+# Of integers, or of the dtypes that others are converted to.
+OTHER_DTYPES = ("fill_integers", "bucketize", "searchsorted", "embedding_backward")
+
+
 @pytest.mark.parametrize("name", functional.FUNCTIONS)
 def test_every_function_takes_a_config_and_is_described(name: str) -> None:
     function = functional.FUNCTIONS[name]
@@ -441,7 +503,10 @@ def test_every_function_takes_a_config_and_is_described(name: str) -> None:
     assert function.__doc__
     for op in function.ops:  # type: ignore[attr-defined]
         meta = register.find(op).meta  # type: ignore[union-attr]
-        assert tuple(DTYPES[d] for d in meta["variables"]["T"]) == _call.FLOATS, f"{op} takes other dtypes"
+        if op in OTHER_DTYPES:
+            continue
+        expected = _call.FLOATS[:2] if op == "adamw_mixed" else _call.FLOATS  # its moments are in float32
+        assert tuple(DTYPES[d] for d in meta["variables"]["T"]) == expected, f"{op} takes other dtypes"
 
 
 def test_a_config_reaches_the_op() -> None:

@@ -311,6 +311,7 @@ def test_wrong_arguments_are_refused(load: Load, h100: int) -> None:
     base = torch.randn(9)
     refused("elements of x, which is written, share memory", add, base[:4].expand(3, 4), torch.randn(3, 4), 1.0)
     refused("x, which is written, overlaps y in memory", add, base[:8], base[1:], 1.0)
+    refused("x, which is written, overlaps y in memory", add, base, base, 1.0)
 
 
 def test_a_gpu_without_kernels(load: Load) -> None:

@@ -40,7 +40,7 @@ from tk.aot.spec import (
     TensorMap,
 )
 
-MAX_TENSORS, MAX_INTS, MAX_FLOATS, MAX_LOCALS = 32, 32, 16, 64  # tk.h, csrc/core/expr.h
+MAX_TENSORS, MAX_INTS, MAX_FLOATS, MAX_LOCALS = 32, 32, 448, 64  # tk.h, csrc/core/expr.h
 MAX_DIMS = 8
 RESERVED_ARGUMENTS = ("config", "mode", "mode_bits")
 MAX_MUTATED = 26  # csrc/core/interface.h: a letter of the schema for each
@@ -145,9 +145,12 @@ def _check_interface(op: Op) -> None:
         raise BuildError(f"{where}: its meta is no JSON: {e}") from e
     if not 0 <= saved <= len(op.outputs):
         raise BuildError(f"{where}: {saved} of its {len(op.outputs)} outputs are saved")
-    tensors = [p for p in op.params if p.kind == "tensor"]
+    tensors = [p for p in op.params if p.kind in ("tensor", "tensors")]
+    lists = [p for p in tensors if p.kind == "tensors"]
     ints = tuple(p.name for p in op.params if p.kind in ("int", "bool"))
     floats = tuple(p.name for p in op.params if p.kind == "float")
+    if lists and (len(lists) < len(tensors) or op.outputs or op.backward):
+        raise BuildError(f"{where}: an op takes lists of tensors alone, and writes them in place")
     if not tensors:
         raise BuildError(f"{where}: a generated op takes at least one tensor")
     if sum(p.mutated for p in tensors) > MAX_MUTATED:
@@ -169,11 +172,11 @@ def _check_param(where: str, p: Param) -> None:
     is_name = p.name.isidentifier() and p.name.isascii() and not keyword.iskeyword(p.name)
     if not is_name or p.name in RESERVED_ARGUMENTS:
         raise BuildError(f"{where}: it cannot have this name")
-    if p.kind == "tensors":
-        raise BuildError(f"{where}: lists of tensors cannot be packed yet")
+    if p.kind == "tensors" and p.rank:
+        raise BuildError(f"{where}: the tensors of a list have no declared dimensions")
     if p.kind not in fmt.PARAM_KINDS:
         raise BuildError(f"{where}: its kind is one of {', '.join(fmt.PARAM_KINDS)}, not {p.kind!r}")
-    if p.kind != "tensor" and (p.leading or p.rank or p.mutated):
+    if p.kind not in ("tensor", "tensors") and (p.leading or p.rank or p.mutated or p.in_order):
         raise BuildError(f"{where}: a number has no dimensions and is not written")
     if not 0 <= p.rank <= _max_rank(p.leading):
         raise BuildError(f"{where}: {p.rank} declared dimensions, there may be {_max_rank(p.leading)}")
@@ -190,7 +193,7 @@ def _param(writer: PackWriter, p: Param) -> dict[str, Any]:
     return dict(
         name=writer.string(p.name),
         kind=fmt.PARAM_KINDS.index(p.kind),
-        flags=fmt.PARAM_LEADING * p.leading | fmt.PARAM_MUTATED * p.mutated,
+        flags=fmt.PARAM_LEADING * p.leading | fmt.PARAM_MUTATED * p.mutated | fmt.PARAM_IN_ORDER * p.in_order,
         rank=p.rank,
         default_value=writer.string("" if p.default is None else repr(p.default)),
     )

@@ -52,16 +52,16 @@ def _run(args: argparse.Namespace) -> None:
     paths = pack_paths(targets, args.files, args.out) if not args.dry_run else [Path()] * len(targets)
     with open_cache(lambda message: print(f"tk build: {message}", file=sys.stderr)) as cache:
         if args.files or args.dry_run:
-            families = file_families(args.files) if args.files else package_families()
+            families = file_families(args.files, args.debug) if args.files else package_families(args.debug)
             packs = _planned(args, families, targets, paths)
             dry_run(packs, cache, jobs) if args.dry_run else build(packs, cache, jobs, args.roots)
             return
         outputs = [*paths, args.out / "ops.tkpack", *([args.roots] if args.roots else [])]
-        key = finished.digest([*(t.name for t in targets), str(args.sample), str(args.only)])
+        key = finished.digest([*(t.name for t in targets), str(args.sample), str(args.only), str(args.debug)])
         if finished.is_finished(cache, key, outputs):
             print(f"{', '.join(p.name for p in outputs)}: nothing has changed")
             return
-        families = package_families()
+        families = package_families(args.debug)
         packs = _planned(args, families, targets, paths)
         build(packs, cache, jobs, args.roots, ops=(args.out / "ops.tkpack", definitions(families)))
         finished.record(cache, key, outputs)

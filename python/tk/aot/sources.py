@@ -16,41 +16,42 @@ from tk.aot.spec import Family
 from tk.generated.declare import Declared
 
 
-def package_families() -> list[Family]:
-    """Those of every module of tk.kernels, in the order of the modules' names."""
+def package_families(debug: bool = False) -> list[Family]:
+    """Those of every module of tk.kernels, in the order of the modules' names. debug: of the generated ones the debug
+    variants."""
     import tk.kernels
 
     modules = sorted(m.name for m in pkgutil.walk_packages(tk.kernels.__path__, "tk.kernels."))
-    return _distinct([f for name in modules for f in families_of(importlib.import_module(name))])
+    return _distinct([f for name in modules for f in families_of(importlib.import_module(name), debug)])
 
 
-def file_families(paths: Sequence[Path]) -> list[Family]:
+def file_families(paths: Sequence[Path], debug: bool = False) -> list[Family]:
     """Those of the user's files. Raises BuildError for a file that cannot be imported or exports none."""
     found: list[Family] = []
     for path in paths:
-        families = families_of(import_file(path))
+        families = families_of(import_file(path), debug)
         if not families:
             raise BuildError(f"{path} declares nothing: no function under @tk.op, no FAMILY, no FAMILIES")
         found += families
     return _distinct(found)
 
 
-def families_of(module: ModuleType) -> list[Family]:
+def families_of(module: ModuleType, debug: bool = False) -> list[Family]:
     one, several = getattr(module, "FAMILY", None), getattr(module, "FAMILIES", ())
     found = [*([] if one is None else [one]), *several]
     for family in found:
         if not isinstance(family, Family):
             raise BuildError(f"{module.__name__}: {family!r} is no Family")
-    return [*found, *_generated(module)]
+    return [*found, *_generated(module, debug)]
 
 
-def _generated(module: ModuleType) -> list[Family]:
+def _generated(module: ModuleType, debug: bool) -> list[Family]:
     """What the module itself declares under @tk.op, not what it imports."""
     if not any(isinstance(x, Declared) for x in vars(module).values()):
         return []
     from tk import codegen
 
-    return codegen.families_of(module)
+    return codegen.families_of(module, debug)
 
 
 def _distinct(families: list[Family]) -> list[Family]:

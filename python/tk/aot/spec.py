@@ -202,13 +202,15 @@ class Param:
 
     kind: "tensor", "tensors" (a list), "float", "int" or "bool". Of a tensor: leading: any dimensions may come before
     the declared ones, the same for all tensors of the op that have them; rank: how many are declared; mutated: written
-    in place. default: of a number, what a call that leaves it out means."""
+    in place; in_order: the leading ones are seen in their order, whatever their strides. default: of a number, what a
+    call that leaves it out means."""
 
     name: str
     kind: str
     leading: bool = False
     rank: int = 0
     mutated: bool = False
+    in_order: bool = False
     default: float | int | bool | None = None
 
 
@@ -270,12 +272,13 @@ def schema_of(op: Op) -> str:
     """``scaled_gelu(Tensor x, Tensor bias, float alpha, int config=-1, int mode=0) -> Tensor``. Of an op that writes in
     place the last argument is called mode_bits: torch passes its arguments by name, to functions with a ``mode``."""
     letters = iter("abcdefghijklmnopqrstuvwxyz")
-    types = {"tensors": "Tensor[]", "float": "float", "int": "SymInt", "bool": "bool"}
+    types = {"float": "float", "int": "SymInt", "bool": "bool"}
     arguments = []
     for p in op.params:
         written = f"({next(letters)}!)" if p.mutated else ""
         default = "" if p.default is None else f"={p.default!r}"
-        arguments.append(f"{types.get(p.kind, 'Tensor')}{written} {p.name}{default}")
+        is_list = "[]" if p.kind == "tensors" else ""
+        arguments.append(f"{types.get(p.kind, 'Tensor')}{written}{is_list} {p.name}{default}")
     count = len(op.outputs) - op.backward.get("extra_outputs", 0)
     results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
     mode = "mode_bits" if any(p.mutated for p in op.params) else "mode"

@@ -33,6 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=("STAGE", "FILE.py:FUNCTION"),
         help="print a stage of a generated op, and compile nothing: ir, schedule or source",
     )
+    parser.add_argument(
+        "--debug",
+        action="store_true",
+        help="the debug variant of generated ops: bounds of indices are asserted on the GPU, NaN and infinities in "
+        "results printed, with the op's name",
+    )
     parser.add_argument("--dry-run", action="store_true", help="list what would be compiled, its size and time")
     parser.set_defaults(run=run)
 

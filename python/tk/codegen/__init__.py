@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 __all__ = ["families_of", "show"]
 
 
-def families_of(module: ModuleType) -> list[Family]:
-    """Those of the functions that `module` itself declares, in its order."""
-    from tk.codegen.family import generate
+def families_of(module: ModuleType, debug: bool = False) -> list[Family]:
+    """Those of the functions that `module` itself declares, in its order. debug: their debug variants."""
+    from tk.codegen.family import generate_any
     from tk.generated.declare import Declared
 
     found = [x for x in vars(module).values() if isinstance(x, Declared) and x.fn.__module__ == module.__name__]
-    return [f for d in dict.fromkeys(found) for f in generate(d.fn, d.signature, d.name, d.grad).families]
+    return [f for d in dict.fromkeys(found) for f in generate_any(d.fn, d.signature, d.name, d.grad, debug).families]
 
 
 def show(path: Path | str, name: str, stage: str) -> str:

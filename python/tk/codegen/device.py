@@ -44,6 +44,239 @@ def is_above(b, a):
 
 
 @triton.jit
+def add(a, b):
+    return a + b
+
+
+@triton.jit
+def logaddexp(a, b):
+    """log(exp(a) + exp(b)). Of infinities of one sign that infinity."""
+    high = maximum(a, b)
+    low = minimum(a, b)
+    same = (low == high) & (tl.abs(high) == float("inf"))
+    return tl.where(same, high, high + libdevice.log1p(libdevice.exp(low - high)))
+
+
+@triton.jit
+def running_max(a, i, b, j):
+    """b comes later. Of equal ones the later, and every NaN from the first one on."""
+    take = (b != b) | ((a == a) & (b >= a))
+    return tl.where(take, b, a), tl.where(take, j, i)
+
+
+@triton.jit
+def running_min(a, i, b, j):
+    take = (b != b) | ((a == a) & (b <= a))
+    return tl.where(take, b, a), tl.where(take, j, i)
+
+
+@triton.jit
+def last(x, axis: tl.constexpr):
+    """The last element along an axis, bit by bit; of two dimensions one of size 1 is left."""
+    n: tl.constexpr = x.shape[axis]
+    bits = x
+    if x.dtype.is_floating():
+        bits = x.to(tl.int64 if x.dtype.primitive_bitwidth == 64 else tl.int32, bitcast=True)
+    at = tl.arange(0, n) == n - 1
+    if len(x.shape) == 2:
+        at = at[None, :] if axis == 1 else at[:, None]
+    found = tl.reduce(tl.where(at, bits, tl.zeros_like(bits)), axis, bit_or, keep_dims=len(x.shape) == 2)
+    return found.to(x.dtype, bitcast=True)
+
+
+@triton.jit
+def at_place(x, place):
+    """One element of a dimension, bit by bit."""
+    bits = x
+    if x.dtype.is_floating():
+        bits = x.to(tl.int64 if x.dtype.primitive_bitwidth == 64 else tl.int32, bitcast=True)
+    chosen = tl.where(tl.arange(0, x.shape[0]) == place, bits, tl.zeros_like(bits))
+    return tl.reduce(chosen, 0, bit_or).to(x.dtype, bitcast=True)
+
+
+# --- Scans over programs (tk.codegen.scan). state: a ticket, a flag for every block, a flag for every window. ---
+
+
+@triton.jit
+def clear(ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(ptr + at, 0, mask=at < n)
+
+
+@triton.jit
+def raise_flag(flag):
+    """After all that the program has stored."""
+    tl.debug_barrier()
+    tl.atomic_xchg(flag, 1, sem="release")
+
+
+@triton.jit
+def wait_for(flags, lanes, count):
+    """Until `count` flags are up. Plain reads look for them; one atomic read then orders what is read after."""
+    inside = lanes < count
+    left = 1
+    while left != 0:
+        seen = tl.load(flags + lanes, mask=inside, other=1, volatile=True)
+        left = tl.max((seen == 0).to(tl.int32), 0)
+        if left == 0:
+            sure = tl.atomic_add(flags + lanes, 0, mask=inside, sem="acquire")
+            left = tl.max(((sure == 0) & inside).to(tl.int32), 0)
+    tl.debug_barrier()
+
+
+@triton.jit
+def blocks_before(part, WINDOW: tl.constexpr):
+    """How many blocks a program reads one by one: those before it in its window, or the whole window before."""
+    inside = (part % WINDOW).to(tl.int32)
+    return tl.where((inside == 0) & (part > 0), WINDOW, inside)
+
+
+# --- Sorts (tk.codegen.sort) ---
+
+
+@triton.constexpr_function
+def log2(n):
+    return n.bit_length() - 1
+
+
+@triton.jit
+def partner(x, i: tl.constexpr):
+    """What stands at the other place along the `i`-th dimension from the end, all of size 2."""
+    return x ^ tl.xor_sum(x, len(x.shape) - 1 - i, keep_dims=True)
+
+
+@triton.jit
+def place_along(n: tl.constexpr, i: tl.constexpr):
+    """0 and 1 along the `i`-th of n dimensions from the end."""
+    return tl.reshape(tl.arange(0, 2), [1] * (n - 1 - i) + [2] + [1] * i)
+
+
+@triton.jit
+def exchange(a, b, descending, i: tl.constexpr):
+    """The pairs (a, b) of two places in order, or in the opposite one where `descending` is 1."""
+    other_a = partner(a, i)
+    other_b = partner(b, i)
+    is_larger = (a > other_a) | ((a == other_a) & (b > other_b))
+    swap = is_larger != ((descending ^ place_along(len(a.shape), i)) != 0)
+    return tl.where(swap, other_a, a), tl.where(swap, other_b, b)
+
+
+@triton.jit
+def sort_pairs(a, b):
+    """Pairs along the last dimension, by a and then by b: Batcher's bitonic sort. No two pairs may be equal."""
+    total: tl.constexpr = log2(a.numel)
+    along: tl.constexpr = log2(a.shape[len(a.shape) - 1])
+    x = tl.reshape(a, [2] * total)
+    y = tl.reshape(b, [2] * total)
+    for stage in tl.static_range(1, along + 1):
+        descending = 0
+        if stage < along:
+            descending = place_along(total, stage)
+        for step in tl.static_range(stage):
+            x, y = exchange(x, y, descending, stage - 1 - step)
+    return tl.reshape(x, a.shape), tl.reshape(y, b.shape)
+
+
+@triton.jit
+def merge_bitonic_pairs(a, b):
+    """Of pairs that rise and then fall."""
+    total: tl.constexpr = log2(a.numel)
+    x = tl.reshape(a, [2] * total)
+    y = tl.reshape(b, [2] * total)
+    for step in tl.static_range(total):
+        x, y = exchange(x, y, 0, total - 1 - step)
+    return tl.reshape(x, a.shape), tl.reshape(y, b.shape)
+
+
+PROBES = tl.constexpr(64)
+
+
+@triton.jit
+def is_before(a, b, a2, b2, IS_PAIR: tl.constexpr):
+    if IS_PAIR:
+        return (a < b) | ((a == b) & (a2 < b2))
+    return a < b
+
+
+@triton.jit
+def taken_from_first(keys, seconds, row, low, middle, high, count, IS_PAIR: tl.constexpr):
+    """How many of the first `count` merged elements come from the first run, [low, middle); the other one is
+    [middle, high).
+
+    Each step asks at 64 places at once, and leaves one piece of 64."""
+    first = tl.maximum(count - (high - middle), 0)
+    left = tl.minimum(count, middle - low) - first  # the answer is first + 0 … left
+    while left > 0:
+        step = (left + PROBES - 1) // PROBES
+        at = first + tl.arange(0, PROBES) * step  # element `at` is among them if it stands before its counterpart
+        inside = at < first + left
+        a = tl.load(keys + row + low + at, mask=inside, other=0)
+        b = tl.load(keys + row + middle + (count - 1 - at), mask=inside, other=0)
+        a2 = a
+        b2 = b
+        if IS_PAIR:
+            a2 = tl.load(seconds + row + low + at, mask=inside, other=0)
+            b2 = tl.load(seconds + row + middle + (count - 1 - at), mask=inside, other=0)
+        hits = tl.sum((is_before(a, b, a2, b2, IS_PAIR) & inside).to(tl.int32), 0)
+        end = first + left
+        first = tl.where(hits > 0, first + (hits - 1) * step + 1, first)
+        left = tl.where(hits > 0, tl.minimum(step - 1, end - first), 0)
+    return first
+
+
+@triton.jit
+def sides(keys, seconds, n, run, TILE: tl.constexpr, IS_PAIR: tl.constexpr):
+    """(row, where the tile is stored, its part of the first run and of the second: start and count of each)."""
+    tiles = tl.cdiv(n, TILE)
+    row = (tl.program_id(0) // tiles).to(tl.int64) * n
+    start = (tl.program_id(0) % tiles).to(tl.int64) * TILE
+    low = start // (2 * run) * (2 * run)
+    middle = tl.minimum(low + run, n)
+    high = tl.minimum(low + 2 * run, n)
+    before = start - low
+    after = tl.minimum(before + TILE, high - low)
+    first_a = taken_from_first(keys, seconds, row, low, middle, high, before, IS_PAIR)
+    last_a = taken_from_first(keys, seconds, row, low, middle, high, after, IS_PAIR)
+    count_a = last_a - first_a
+    return row, start, low + first_a, count_a, middle + before - first_a, after - before - count_a
+
+
+@triton.jit
+def merge(source_0, target_0, n, run, TILE: tl.constexpr):
+    """Pairs of sorted runs of each row become one: a tile of it, found by the merge path (Odeh et al., 2012). What
+    comes of the second run is read backwards, so that the tile rises and then falls."""
+    row, start, a, count_a, b, count_b = sides(source_0, source_0, n, run, TILE, False)
+    at = tl.arange(0, TILE).to(tl.int64)
+    from_end = TILE - 1 - at
+    place = tl.where(at < count_a, a + at, b + from_end)
+    x = tl.load(source_0 + row + place, mask=(at < count_a) | (from_end < count_b), other=0x7FFFFFFFFFFFFFFF)
+    x = tl.bitonic_merge(x)
+    tl.store(target_0 + row + start + at, x, mask=at < count_a + count_b)
+
+
+@triton.jit
+def merge_pairs(source_0, target_0, source_1, target_1, n, run, TILE: tl.constexpr):
+    row, start, a, count_a, b, count_b = sides(source_0, source_1, n, run, TILE, True)
+    at = tl.arange(0, TILE).to(tl.int64)
+    from_end = TILE - 1 - at
+    place = tl.where(at < count_a, a + at, b + from_end)
+    inside = (at < count_a) | (from_end < count_b)
+    x = tl.load(source_0 + row + place, mask=inside, other=0x7FFFFFFFFFFFFFFF)
+    y = tl.load(source_1 + row + place, mask=inside, other=0x7FFFFFFFFFFFFFFF)
+    x, y = merge_bitonic_pairs(x, y)
+    tl.store(target_0 + row + start + at, x, mask=at < count_a + count_b)
+    tl.store(target_1 + row + start + at, y, mask=at < count_a + count_b)
+
+
+@triton.jit
+def is_later_max(a, i, b, j):
+    """Whether (b, j) takes the place of (a, i): larger, NaN before all, the first of equals."""
+    larger = (b > a) | ((b != b) & (a == a))
+    equal = (b == a) | ((b != b) & (a != a))
+    return larger | (equal & (j < i))
+
+
+@triton.jit
 def is_below(b, a):
     return (b < a) | ((b != b) & (a == a))
 
@@ -137,6 +370,55 @@ def int_pow(base, exponent):
     is_minus_one = base + 1 == 0  # unsigned exponents are never below 0
     inverse = tl.where(base == 1, 1, tl.where(is_minus_one & odd, base, tl.where(is_minus_one, 1, 0)))
     return tl.where(exponent < 0, inverse.to(base.dtype), result)
+
+
+@triton.jit
+def random_words(seed, counter, stream):
+    """Philox 4x32-10: four words for each counter of 64 bits, as tk.generated.random."""
+    a = counter.to(tl.uint32)
+    b = (counter >> 32).to(tl.uint32)
+    c = tl.full((), stream, tl.uint32)
+    d = tl.full((), 0, tl.uint32)
+    return tl.philox(seed, a, b, c, d)
+
+
+@triton.jit
+def random_bits(seed, element, stream):
+    a, b, c, d = random_words(seed, element >> 2, stream)
+    word = (element & 3).to(tl.int32)
+    found = tl.where(word < 2, tl.where(word == 0, a, b), tl.where(word == 2, c, d))
+    return found.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def random_block(seed, first, stream, n: tl.constexpr):
+    """The same for n elements in a row, of which `first`, a number or [P, 1], is a multiple of 4."""
+    if len(first.shape) == 2:
+        rows: tl.constexpr = first.shape[0]
+        a, b, c, d = random_words(seed, (first >> 2) + tl.arange(0, n // 4)[None, :], stream)
+        found = tl.join(tl.join(a, c), tl.join(b, d)).reshape(rows, n)
+    else:
+        a, b, c, d = random_words(seed, (first >> 2) + tl.arange(0, n // 4), stream)
+        found = tl.join(tl.join(a, c), tl.join(b, d)).reshape(n)
+    return found.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def search(row, step, count, value, right: tl.constexpr):
+    """How many elements of a sorted row come before the value; with `right` the equal ones too. NaN comes last."""
+    low = row.to(tl.int64) * 0 + (value == value).to(tl.int64) * 0
+    high = low + count
+    left = tl.zeros((), tl.int64) + count
+    while left > 0:
+        middle = (low + high) >> 1
+        inside = low < high
+        element = tl.load(row + middle * step, mask=inside, other=0).to(value.dtype)
+        # As ATen asks it, which puts a NaN past everything.
+        before = (element > value) == 0 if right else (element >= value) == 0
+        low = tl.where(inside & before, middle + 1, low)
+        high = tl.where(inside & (before == 0), middle, high)
+        left = left >> 1
+    return low
 
 
 @triton.jit

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,11 +14,21 @@ import sympy
 from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, const, device, maximum, minimum, select, tensors
 from tk.aot.spec import DTYPES, Config, Constraint, Family, Kernel, Op, Output, Param, Plan, Point, Selector, require
 from tk.codegen import index as ix
-from tk.codegen import ir, passes
+from tk.codegen import ir, passes, random
 from tk.codegen.errors import TraceError
+from tk.codegen.lists import GeneratedLists, generate_lists
 from tk.codegen.lower import IR_DTYPES, lower
-from tk.codegen.schedule import Context, Scheduled, kind_of, schedule, scratch_buffers
-from tk.codegen.settings import Setting, settings_of
+from tk.codegen.rules.scatter import NotDeterministic
+from tk.codegen.schedule import (
+    Context,
+    Scheduled,
+    choices,
+    kind_of,
+    schedule,
+    scratch_buffers,
+    secondary_setting,
+)
+from tk.codegen.settings import Setting
 from tk.codegen.split import Parts, Splitter
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
 from tk.codegen.trace import LEADING, Trace, flag_values, trace_all, trace_backward, where
@@ -26,9 +37,11 @@ from tk.generated.signature import DTYPES as TORCH_DTYPES
 from tk.generated.signature import Signature, TensorSpec
 
 ARCHITECTURES = (80, 90)
-WAYS = ("whole", "split", "walk")  # to compute a graph: see Graph
 MOST_SPILLED = 64  # bytes a thread. A setting that spills more is left out: one with smaller blocks is faster
 LAYOUT_BY_NAME: Mapping[str, Layout] = {layout.name: layout for layout in LAYOUTS}
+
+# To compute a graph: see Graph. The prefix of a config's name, but for the first.
+WAYS = ("whole", "split", "walk", "deterministic")
 
 
 @dataclass(frozen=True)
@@ -41,10 +54,12 @@ class Graph:
     parts: tuple[Parts, ...] = ()
     walked: tuple[ir.Kernel, ...] = ()  # the same with sums over rows in the launch that has the rows
     walk: Walk | None = None
+    deterministic: tuple[ir.Kernel, ...] = ()  # the same without atomic sums, where the others have any
 
     def kernels_of(self, way: str) -> tuple[ir.Kernel, ...]:
-        """way: "whole", "split" or "walk"."""
-        return {"whole": self.kernels, "split": self.split, "walk": self.walked}[way]
+        """way: one of WAYS."""
+        found = {"whole": self.kernels, "split": self.split, "walk": self.walked, "deterministic": self.deterministic}
+        return found[way]
 
     @property
     def label(self) -> str:
@@ -61,6 +76,7 @@ class Generated:
     graphs: tuple[Graph, ...]
     doc: str = ""
     backward: Generated | None = None
+    debug: bool = False
 
     @property
     def families(self) -> list[Family]:
@@ -139,10 +155,15 @@ class Generated:
         for name, spec in self.signature.params.items():
             if isinstance(spec, TensorSpec):
                 kind = "tensors" if spec.is_list else "tensor"
-                found.append(Param(name, kind, spec.leading, len(spec.sizes), name in self.first.mutated))
+                in_order = spec.leading and self._counts_leading()
+                found.append(Param(name, kind, spec.leading, len(spec.sizes), name in self.first.mutated, in_order))
             else:
                 found.append(Param(name, spec.kind))
         return tuple(found)
+
+    def _counts_leading(self) -> bool:
+        """Random numbers go by the place in the result, so its dimensions may not be seen in another order."""
+        return any(v.op == "random" for g in self.graphs for k in g.kernels for v in k.values)
 
     def _outputs(self, context: Context) -> tuple[Output, ...]:
         leading = next((i for i, s in enumerate(self.signature.tensors.values()) if s.leading), None)
@@ -241,7 +262,7 @@ class Generated:
     def _context(self, kernels: Sequence[ir.Kernel]) -> Context:
         scratch = {b.name: None for k in kernels for b in k.buffers if b.kind == "scratch"}
         by_name = {t.name: t for t in self.op.tensors}
-        return Context(self.op, by_name, {name: i for i, name in enumerate(scratch)})
+        return Context(self.op, by_name, {name: i for i, name in enumerate(scratch)}, self.debug)
 
     def main(self, kernels: Sequence[ir.Kernel]) -> int:
         """The launch whose setting is the plan's: of those that reduce the one that does most, else the last."""
@@ -255,11 +276,8 @@ class Generated:
         context = self._context(kernels)
         found = []
         for i, kernel in enumerate(kernels):
-            one = schedule(kernel, layout, context)
-            if i != self.main(kernels):
-                found.append((one, settings_of(kind_of(one.tile), layout.name)[0]))
-            else:
-                found.append((one, setting))
+            is_main = i == self.main(kernels)
+            found.append((schedule(kernel, layout, context), setting if is_main else secondary_setting(kernel, layout)))
         return found
 
     def choices(self, graph: Graph, layout: Layout, way: str) -> tuple[Setting, ...]:
@@ -272,20 +290,22 @@ class Generated:
             return ()  # the split one is as good where there is little to split
         if kind == "inner" and way == "split" and (graph.walk or self._kind(graph.kernels, layout) != "inner"):
             kind = "parts"
-        return settings_of(kind, layout.name)
+        found = choices(kernels[self.main(kernels)], layout, kind)
+        return found[:1] if way == "deterministic" else found
 
     def _kind(self, kernels: Sequence[ir.Kernel], layout: Layout) -> str:
-        return kind_of(choose_tile(kernels[self.main(kernels)], layout))
+        main = kernels[self.main(kernels)]
+        return kind_of(main, choose_tile(main, layout))
 
     def plan(self, graph: Graph, layout: Layout, setting: Setting, way: str = "whole") -> Plan | None:
-        """way: see Graph.kernels_of."""
+        """way: one of WAYS."""
         kernels = graph.kernels_of(way)
-        choices = self.choices(graph, layout, way)
-        if setting not in choices:
+        settings = self.choices(graph, layout, way)
+        if setting not in settings:
             return None
         parts = self.scheduled(kernels, layout, setting)
-        is_first = setting == choices[0]
-        launches = tuple(one.launch(s) for one, s in parts)
+        is_first = setting == settings[0]
+        launches = tuple(launch for one, s in parts for launch in one.launches(s))
         if not is_first:
             launches = tuple(replace(x, max_spill_bytes=MOST_SPILLED) for x in launches)
         constraints = {c.holds.encode(): c for one, _ in parts for c in one.constraints}
@@ -297,10 +317,20 @@ class Generated:
             {"graph": (self.graphs.index(graph),)},
             launches,
             cost,
-            buffers=tuple(scratch_buffers(kernels, self._context(kernels))),
+            buffers=(*scratch_buffers(kernels, self._context(kernels)), *(b for one, _ in parts for b in one.buffers)),
             general=not layout.merged,
+            deterministic=not any(_depends_on_order(k) for k in kernels),
             droppable=not is_first,
         )
+
+    def fastest_layout(self, graph: Graph) -> Layout:
+        """The first layout in which the graph may run at all."""
+        for layout in LAYOUTS:
+            found = ((way, s) for way in WAYS for s in self.choices(graph, layout, way))
+            plan = next((p for way, s in found if (p := self.plan(graph, layout, s, way))), None)
+            if plan is not None and not any(c.holds.value == 0 for c in plan.constraints):
+                return layout
+        return LAYOUTS[-1]
 
     def settings(self, way: str = "whole") -> tuple[Setting, ...]:
         found = [s for g in self.graphs for x in LAYOUTS for s in self.choices(g, x, way)]
@@ -310,7 +340,7 @@ class Generated:
         """(config, setting, way). A split reduction is a config of its own, and a walk: of the variants of one config
         the engine takes the first that fits, whatever is predicted, and the others never came to be."""
         found = [(s.config, s, "whole") for s in self.settings()]
-        for way in ("split", "walk"):
+        for way in WAYS[1:]:
             found += [(Config(f"{way}_{s.name}", {**s.config.params, way: True}), s, way) for s in self.settings(way)]
         return found
 
@@ -347,17 +377,21 @@ class Generated:
         kernel = Kernel(self.name, self.op, axes, dict.fromkeys(ARCHITECTURES, configs), plan)
 
         def sample(kernel: Kernel, point: Point) -> bool:
-            """The first setting of every graph in the first layout, and of the first graph in every layout."""
+            """The first setting of every graph in the first layout that it has, and of the first graph in every
+            layout."""
             first = next((g for g in self.graphs if can_run(g, point.arch)), None)
-            if by_label[point.graph] is not first and point.layout != LAYOUTS[0].name:
+            if by_label[point.graph] is not first and point.layout != self.fastest_layout(by_label[point.graph]).name:
                 return False
             return place(point) == 0
 
         def portable(kernel: Kernel, point: Point) -> bool:
-            """One setting of the layout that serves every call, and one of the fastest layout."""
+            """One setting of the layout that serves every call, and one of the fastest layout, there split where it
+            can be."""
             _, way = ways[point.config.name]
-            layout = LAYOUT_BY_NAME[point.layout]
-            return place(point) == 0 and way == "whole" and (layout is LAYOUTS[0] or not layout.merged)
+            graph, layout = by_label[point.graph], LAYOUT_BY_NAME[point.layout]
+            is_split = bool(graph.split) and (layout.merged or not self.choices(graph, layout, "whole"))
+            is_usual = way == ("split" if is_split else "whole")
+            return place(point) == 0 and is_usual and (layout is LAYOUTS[0] or not layout.merged)
 
         return Family(self.op, (kernel,), sample, portable=portable)
 
@@ -365,6 +399,12 @@ class Generated:
 def _has_fp8e4(graph: Graph) -> bool:
     """Triton converts to and from it from sm_89 on."""
     return any(v.dtype == "fp8e4nv" for k in graph.kernels for v in k.values)
+
+
+def _depends_on_order(kernel: ir.Kernel) -> bool:
+    """Of the programs: a sum of floats, and what of several elements for one place stays there."""
+    puts = [v for v in kernel.values if v.op == "store" and v.data]
+    return any(v.data == "set" or (v.data == "add" and v.dtype in ir.FLOATS) for v in puts)
 
 
 def _number(dtype: str) -> int:
@@ -388,11 +428,28 @@ def is_float(spec: TensorSpec, dtypes: Mapping[str, str]) -> bool:
     return TORCH_DTYPES[dtypes.get(spec.dtype, spec.dtype)].is_floating_point
 
 
-def generate(fn: Callable[..., Any], signature: Signature, name: str, grad: bool = False) -> Generated:
-    """Trace and lower; with `grad` the backward too. Raises TraceError for what cannot be generated."""
+def generate_any(
+    fn: Callable[..., Any], signature: Signature, name: str, grad: bool = False, debug: bool = False
+) -> Generated | GeneratedLists:
+    """:func:`generate`, of functions of lists too."""
+    if any(spec.is_list for spec in signature.tensors.values()):
+        return generate_lists(fn, signature, name, grad)
+    return generate(fn, signature, name, grad, debug)
+
+
+def generate(
+    fn: Callable[..., Any], signature: Signature, name: str, grad: bool = False, debug: bool = False
+) -> Generated:
+    """Trace and lower; with `grad` the backward too. debug: the variant that checks indices and results on the device.
+
+    Raises TraceError for what cannot be generated."""
     if not name.isidentifier():
         raise TraceError(f"{where(fn)}: an op needs a name; declare a function that has one")
-    traces = trace_all(fn, signature)
+    try:
+        traces = trace_all(fn, signature)
+    except random.NeedsSeed:
+        signature = random.with_seed(signature)
+        traces = trace_all(fn, signature)
     doc = (fn.__doc__ or "").strip()
     try:
         graphs = _lowered(traces, name)
@@ -400,7 +457,8 @@ def generate(fn: Callable[..., Any], signature: Signature, name: str, grad: bool
     except TraceError as error:
         at = where(fn)
         raise TraceError(str(error) if at in str(error) else f"{at}: {error}") from None
-    return Generated(name, signature, graphs, doc, backward)
+    backward = replace(backward, debug=debug) if backward else None
+    return Generated(name, signature, graphs, doc, backward, debug)
 
 
 def _lowered(traces: Sequence[Trace], name: str) -> tuple[Graph, ...]:
@@ -415,11 +473,23 @@ def _graph(trace: Trace, name: str) -> Graph:
     suffix = "".join(str(int(on)) + "_" for on in trace.flags.values())
     splitter = Splitter(f"parts{suffix}")
     whole = tuple(passes.run(k) for k in lower(trace, name))
+    deterministic: tuple[ir.Kernel, ...] = ()
+    if any(map(_depends_on_order, whole)):
+        with suppress(NotDeterministic):
+            found = lower(trace, f"{name}_deterministic", deterministic=True)
+            deterministic = tuple(passes.run(k) for k in found)
     split = tuple(_shared(passes.run(k), whole) for k in lower(trace, f"{name}_split", splitter))
     walker = Walker(whole, f"walks{suffix}")
     walked = tuple(_shared(passes.run(k), whole) for k in lower(trace, f"{name}_walk", walker))
-    return Graph(trace, whole, split if splitter.parts else (), tuple(splitter.parts), walked if walker.walk else (),
-                 walker.walk)  # fmt: skip
+    return Graph(
+        trace,
+        whole,
+        split if splitter.parts or splitter.has_runs else (),
+        tuple(splitter.parts),
+        walked if walker.walk else (),
+        walker.walk,
+        deterministic,
+    )
 
 
 def _shared(kernel: ir.Kernel, others: Sequence[ir.Kernel]) -> ir.Kernel:
@@ -437,14 +507,14 @@ def _backward(fn: Callable[..., Any], signature: Signature, name: str) -> Genera
             "gradient cannot be declared; reshape the results alike"
         )
     full = traces[0].signature
-    read = {n for t in traces for n in t.arguments_read()}
+    read = {n for t in traces for n in (*t.arguments_read(), *_read_by_recorded(t.recorded))}
     kept = {n: s for n, s in full.params.items() if n in read or n.startswith("grad_") or n in full.numbers}
     for n, spec in signature.tensors.items():  # what is not read may still be where a size is known from
         if not _sizes(spec) <= {x for s in kept.values() if isinstance(s, TensorSpec) for x in _sizes(s)}:
             kept[n] = spec
     ordered = {n: s for n, s in full.params.items() if n in kept}
     reduced = Signature(ordered, signature.variables)
-    traces = [replace(t, signature=reduced, recorded=_without(t.recorded, ordered)) for t in traces]
+    traces = [replace(t, signature=reduced, recorded=_without(t.recorded, ordered, full.params)) for t in traces]
     return Generated(f"{name}_backward", reduced, _lowered(traces, f"{name}_backward"), f"Gradients of {name}.")
 
 
@@ -452,6 +522,45 @@ def _sizes(spec: TensorSpec) -> set[str]:
     return {s for s in spec.sizes if isinstance(s, str)} | ({LEADING} if spec.leading else set())
 
 
-def _without(nodes: Sequence[Mapping[str, Any]], params: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The recorded graph less the inputs that nothing reads."""
-    return [dict(n) for n in nodes if n["op"] != "input" or n["args"][0] in params]
+_SIZE = "aten.sym_size.int"
+
+
+def _read_by_recorded(nodes: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The arguments of which the recorded graph reads more than sizes."""
+    param_of = {n["name"]: n["args"][0] for n in nodes if n["op"] == "input"}
+    readers = (n for n in nodes if n["op"] not in ("input", _SIZE))
+    return {param_of[name] for n in readers for name in _references((n["args"], n["kwargs"])) if name in param_of}
+
+
+def _references(x: Any) -> Iterator[str]:
+    if isinstance(x, Mapping):
+        yield from [x["ref"]] if "ref" in x else _references(list(x.values()))
+    elif isinstance(x, list | tuple):
+        for item in x:
+            yield from _references(item)
+
+
+def _without(
+    nodes: Sequence[Mapping[str, Any]], kept: Mapping[str, Any], specs: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The recorded graph less the inputs that are not kept. Their sizes are read of those that are. specs: of all."""
+    name_of = {n["args"][0]: n["name"] for n in nodes if n["op"] == "input"}
+    dropped = {name_of[param]: _dims(spec) for param, spec in specs.items() if param in name_of and param not in kept}
+    known = {
+        size: (name_of[param], d)
+        for param, spec in kept.items() if isinstance(spec, TensorSpec)
+        for d, size in enumerate(_dims(spec))
+    }  # fmt: skip
+    found = []
+    for n in nodes:
+        if n["op"] == _SIZE and n["args"][0]["ref"] in dropped:
+            source, d = known[dropped[n["args"][0]["ref"]][n["args"][1]]]
+            found.append({**n, "args": [{"ref": source}, d]})
+        elif n["name"] not in dropped:
+            found.append(dict(n))
+    return found
+
+
+def _dims(spec: Any) -> tuple[Any, ...]:
+    """The sizes as the graph sees them; none of a number."""
+    return ((LEADING,) * spec.leading + tuple(spec.sizes)) if isinstance(spec, TensorSpec) else ()

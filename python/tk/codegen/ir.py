@@ -29,7 +29,7 @@ UNARY = (
     "neg", "abs", "sign", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan",
     "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma",
     "floor", "ceil", "trunc", "round", "not", "bitwise_not", "sigmoid", "reciprocal",
-    "i0", "bessel_j0", "bessel_j1", "ndtri", "erfcx",
+    "i0", "i1", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "ndtri", "erfcx",
 )  # fmt: skip
 BINARY = (
     "add", "sub", "mul", "div", "trunc_div", "floor_div", "fmod", "remainder", "pow", "atan2", "hypot", "copysign",
@@ -37,11 +37,14 @@ BINARY = (
 )  # fmt: skip
 COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")  # result i1
 TEST = ("isnan", "isinf", "signbit")  # one operand, result i1
-SCAN = ("sum", "prod")  # along the one reduced axis, in its order
+SCAN: Mapping[str, int] = {"sum": 1, "prod": 1, "logaddexp": 1, "max": 2, "min": 2}  # kind -> results
+ACCESSES = ("load", "store", "search")
+PUT = ("set", "add", "max", "min")  # a store at indices that are themselves values; all but "set" are atomic
+ATOMIC = {"add": ("fp32", "fp64", "i32", "i64"), "max": ("i32", "i64"), "min": ("i32", "i64")}
 REDUCE = ("sum", "prod", "max", "min", "any", "all", "xor", "argmax", "argmin", "mean", "m2")
 ARITY: Mapping[str, int] = {
     **dict.fromkeys(UNARY, 1), **dict.fromkeys(BINARY, 2), **dict.fromkeys(COMPARE, 2), **dict.fromkeys(TEST, 1),
-    "where": 3, "cast": 1, "bitcast": 1, "reduce": 1, "fold": 1, "scan": 1, "constant": 0, "number": 0, "index": 0,
+    "random": 2, "where": 3, "cast": 1, "bitcast": 1, "reduce": 1, "fold": 1, "constant": 0, "number": 0, "index": 0,
     "store": 1,
 }  # fmt: skip
 
@@ -77,19 +80,56 @@ def values_in(expr: sympy.Expr) -> list[int]:
 @dataclass(frozen=True)
 class Buffer:
     """Memory. kind: "input", "output", "mutated" or "scratch". sizes: of the dimensions as traced; leading: the first
-    stands for "...", which at run time is three."""
+    stands for "...", which at run time is three. merged: it is left with sorted runs along the last dimension, and they
+    are merged before it is read."""
 
     name: str
     kind: str
     dtype: str
     sizes: tuple[sympy.Expr, ...]
     leading: bool = False
+    merged: bool = False
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """One result of a scan along the one reduced axis, in its order. kind: a name of SCAN, or "combine": then `combine`
+    is the kernel that puts what the rows before have come to (its buffers a0, a1, …) and a row (b0, b1, …) together.
+    Of "max" and "min" the second result is the row of the first."""
+
+    kind: str
+    part: int = 0
+    combine: Kernel | None = None
+
+    def __str__(self) -> str:
+        name = self.combine.name if self.combine else self.kind
+        return name if SCAN.get(self.kind) == 1 else f"{name}.{self.part}"
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """One of the operands of a sort along the one reduced axis: integers, in the order of the first and where that is
+    equal of the second. runs: each block of the axis by itself, to be merged."""
+
+    part: int = 0
+    runs: bool = False
+
+    def __str__(self) -> str:
+        return f"{'runs' if self.runs else 'sorted'}.{self.part}"
 
 
 @dataclass(frozen=True)
 class Value:
-    """op: a name of ARITY, or "load". args: numbers of values; of a load at most one, the mask outside of which nothing
-    is read and the value is 0. data: the constant, the number's name, the index expression or the reduction's kind.
+    """op: a name of ARITY, or "load", "scan" or "sort". args: numbers of values; of a load at most one, the mask
+    outside of which nothing is read and the value is 0; of a store perhaps a second one, the mask. data: the constant,
+    the number's name, the index expression, the reduction's kind, what is Scanned or Sorted.
+
+    search: how many elements of the row of a buffer at index, whose last entry is 0, come before the operand; data:
+    equal ones too.
+
+    put: a store with data, one of PUT, of every element of the kernel's axes; its second operand, if any, is a mask.
+
+    random: 32 bits by (seed, offset, the element's linear index) and data, the number of the call in its function.
 
     fast: the result is rounded to 16 bits anyway, so an approximation in fp32 does."""
 
@@ -142,7 +182,7 @@ class Kernel:
 
     @property
     def accesses(self) -> Iterator[Value]:
-        return (v for v in self.values if v.op in ("load", "store"))
+        return (v for v in self.values if v.op in ACCESSES)
 
     def __str__(self) -> str:
         axes = ", ".join(
@@ -187,7 +227,7 @@ class Builder:
         reduced = {name for name, axis in self.axes.items() if axis.reduced}
         if op == "reduce":
             axes -= reduced
-        if op == "scan":
+        if op in ("scan", "sort"):
             axes |= reduced
         if op == "fold":
             axes = axes & reduced | {name for name, axis in self.axes.items() if axis.walk}
@@ -242,8 +282,12 @@ def _problem(kernel: Kernel, position: int, v: Value, axes: Mapping[str, Axis], 
     args = [kernel.values[n] for n in v.args]
     if any(a.op == "store" for a in args):
         return "uses a store"
-    if v.op in ("load", "store"):
+    if v.op in ACCESSES:
         return _access_problem(v, args, axes, buffers)
+    if v.op == "asm":
+        return _asm_problem(v, args)
+    if v.op in ("scan", "sort"):
+        return _along_problem(v, [a.dtype for a in args]) or _axes_problem(v, args, axes)
     if v.op not in ARITY:
         return "no such op"
     if len(args) != ARITY[v.op]:
@@ -261,12 +305,45 @@ def _access_problem(v: Value, args: list[Value], axes: Mapping[str, Axis], buffe
         if len(args) > 1 or (args and args[0].dtype != "i1"):
             return "a load takes at most a mask"
         return "" if v.dtype == buffer.dtype else f"the buffer is {buffer.dtype}"
+    if v.op == "search":
+        is_right = len(args) == 1 and v.dtype == "i64" and isinstance(v.data, bool) and v.index and v.index[-1] == 0
+        return "" if is_right else "no search for one value in a row"
     if buffer.kind == "input":
         return "stores into an input"
-    if len(args) != 1 or args[0].dtype != buffer.dtype or v.dtype != buffer.dtype:
+    if [a.dtype for a in args[1:]] not in ([], ["i1"]):
+        return "a store takes at most a mask"
+    if not args or args[0].dtype != buffer.dtype or v.dtype != buffer.dtype:
         return f"stores something else than {buffer.dtype}"
+    if v.data is not None:
+        return _put_problem(v, axes)
     touched = {s.name for e in v.index for s in e.free_symbols if s.name in axes}
     return "varies over an axis that its index does not name" if args[0].axes - touched else ""
+
+
+def _asm_problem(v: Value, args: list[Value]) -> str:
+    """data: (assembly, constraints, pack, dtypes of the operands)."""
+    over = frozenset().union(*(a.axes for a in args))
+    return "" if len(v.data[3]) == len(args) and v.axes == over else "assembly of other operands"
+
+
+def _put_problem(v: Value, axes: Mapping[str, Axis]) -> str:
+    if v.data not in PUT or (v.data != "set" and v.dtype not in ATOMIC[v.data]):
+        return f"puts {v.dtype} by {v.data}"
+    return "a put in a kernel that reduces" if any(a.reduced for a in axes.values()) else ""
+
+
+def _along_problem(v: Value, dtypes: list[str]) -> str:
+    if v.op == "sort":
+        fits = isinstance(v.data, Sorted) and len(dtypes) in (1, 2) and v.data.part < len(dtypes)
+        return "" if fits and set(dtypes) <= {"i32", "i64"} and v.dtype == dtypes[v.data.part] else f"sorts {dtypes}"
+    if not isinstance(v.data, Scanned):
+        return "no scan"
+    if v.data.kind == "combine":
+        fits = v.data.combine is not None and v.data.part < len(dtypes)
+        return "" if fits and v.dtype == dtypes[v.data.part] else f"scans {dtypes} as {v.dtype}"
+    if v.data.part >= SCAN.get(v.data.kind, 0) or len(dtypes) != 1:
+        return "no such scan"
+    return "" if v.dtype == ("i64" if v.data.part else dtypes[0]) else f"scans {dtypes[0]} as {v.dtype}"
 
 
 def _dtype_problem(v: Value, dtypes: list[str]) -> str:
@@ -283,8 +360,9 @@ def _dtype_problem(v: Value, dtypes: list[str]) -> str:
         return "" if v.dtype == ("i64" if is_position else dtypes[0]) else f"reduces {dtypes[0]}"
     if v.op == "fold":
         return "" if v.data == "sum" and v.dtype == dtypes[0] else f"adds up {dtypes[0]} by {v.data}"
-    if v.op == "scan":
-        return "" if v.data in SCAN and v.dtype == dtypes[0] else f"scans {dtypes[0]} by {v.data}"
+    if v.op == "random":
+        is_right = v.dtype == "i32" and dtypes == ["i64", "i64"] and len(v.index) == 1 and isinstance(v.data, int)
+        return "" if is_right else f"random bits of {dtypes}"
     if v.op == "constant":
         return "" if isinstance(v.data, bool | int | float) else "no number"
     if v.op == "index":
@@ -297,7 +375,7 @@ def _axes_problem(v: Value, args: list[Value], axes: Mapping[str, Axis]) -> str:
     if v.op == "reduce":
         reduced = {name for name, a in axes.items() if a.reduced}
         return "" if reduced and v.axes == over - reduced else "varies over what it reduces"
-    if v.op == "scan":
+    if v.op in ("scan", "sort"):
         reduced = {name for name, a in axes.items() if a.reduced}
         return "" if len(reduced) == 1 and v.axes == over | reduced else "does not run along one reduced axis"
     if v.op == "fold":
@@ -306,4 +384,6 @@ def _axes_problem(v: Value, args: list[Value], axes: Mapping[str, Axis]) -> str:
         return "" if walk and v.axes == over & reduced | walk else "does not add up over what its program walks through"
     if v.op == "index":
         return "" if v.axes == {s.name for s in v.data.free_symbols if s.name in axes} else "varies over other axes"
+    if v.op == "random":
+        return "" if v.axes >= over else "varies over other axes"
     return "" if v.axes == over else "varies over other axes than its operands"

@@ -16,12 +16,24 @@ from typing import TYPE_CHECKING, Any
 import sympy
 import torch
 from torch import fx
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from tk.codegen import index as ix
 from tk.codegen.errors import TraceError
-from tk.codegen.ir import FLOATS, INTS, Axis, Buffer, Builder, Kernel, axis_symbol, value_symbol, values_in
+from tk.codegen.ir import (
+    FLOATS,
+    INTS,
+    Axis,
+    Buffer,
+    Builder,
+    Kernel,
+    Scanned,
+    Sorted,
+    axis_symbol,
+    value_symbol,
+    values_in,
+)
 from tk.codegen.trace import Trace
 
 if TYPE_CHECKING:
@@ -79,19 +91,61 @@ def reduction(kind: str, operand: Lazy, dims: Sequence[int], dtype: str) -> Redu
 
 @dataclass(eq=False)
 class Scan(Lazy):
-    """`kind` of `operand` accumulated along `dim`."""
+    """The operands accumulated, or sorted, along `dim`: one result of it."""
 
-    kind: str = ""
-    operand: Lazy | None = None
+    operands: tuple[Lazy, ...] = ()
     dim: int = 0
+    data: Scanned | Sorted = field(default_factory=lambda: Sorted())
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Sorted runs: another launch merges them before anything reads them."""
+        return isinstance(self.data, Sorted) and self.data.runs
+
+    @property
+    def op(self) -> str:
+        return "scan" if isinstance(self.data, Scanned) else "sort"
 
     @property
     def sizes(self) -> Index:
         return (self.shape[self.dim],)
 
 
-def scan(kind: str, operand: Lazy, dim: int) -> Scan:
-    made = Scan(operand.shape, operand.dtype, lambda e, i: e.scan(made, i), kind, operand, dim)
+def scan(data: Scanned | Sorted, operands: Sequence[Lazy], dim: int, dtype: str) -> Scan:
+    """All operands have one shape."""
+    made = Scan(operands[0].shape, dtype, lambda e, i: e.scan(made, i), tuple(operands), dim, data)
+    return made
+
+
+@dataclass(eq=False)
+class Scatter(Lazy):
+    """`base`, into which every element of `source` is put at `place`: in memory, so it is always stored first.
+
+    kind: of ir.PUT. place: the index in the base for one in the source. keep: elements that are put; None: all."""
+
+    kind: str = ""
+    base: Lazy | None = None
+    source: Lazy | None = None
+    place: Callable[[Emitter, Index], Index] = lambda e, i: i
+    keep: Callable[[Emitter, Index], int] | None = None
+
+
+@dataclass(eq=False)
+class Stored(Lazy):
+    """`operand`, in memory, since it is read by address."""
+
+    operand: Lazy | None = None
+
+
+def stored(operand: Lazy) -> Stored:
+    made = Stored(operand.shape, operand.dtype, lambda e, i: e.stored_value(made, i), operand)
+    return made
+
+
+def scatter(kind: str, base: Lazy, source: Lazy, place: Callable[[Emitter, Index], Index],
+            keep: Callable[[Emitter, Index], int] | None = None) -> Scatter:  # fmt: skip
+    """The source has the dtype of the base."""
+    made = Scatter(base.shape, base.dtype, lambda e, i: e.stored_value(made, i), kind, base, source, place, keep)
     return made
 
 
@@ -113,20 +167,25 @@ class Fold(Lazy):
         return Domain(self.of.sizes, tuple(s for s in self.of.shape if s != 1))
 
 
+# What an earlier launch may leave in memory.
+Node = Reduction | Scan | Scatter | Stored | Fold
+
+
 # --- Emitting values ---
 
 
 @dataclass
 class Emitter:
     """Reads lazy tensors into the values of a kernel. stored: reductions that an earlier launch has left in scratch.
-    splitter: puts split reductions in the place of whole ones."""
+    splitter: puts split reductions in the place of whole ones. storing: the tensor that is being stored."""
 
     builder: Builder
     stored: Mapping[int, Buffer] = field(default_factory=dict)
     splitter: Splitter | Walker | None = None
     masks: list[int] = field(default_factory=list)
     memo: dict[Any, int] = field(default_factory=dict)
-    missing: list[tuple[Reduction | Scan | Fold, Index]] = field(default_factory=list)
+    missing: list[tuple[Node, Index]] = field(default_factory=list)
+    storing: Lazy | None = None
 
     @property
     def ranges(self) -> dict[sympy.Symbol, sympy.Expr]:
@@ -206,8 +265,20 @@ class Emitter:
         return self.builder.add("load", buffer.dtype, *args, buffer=buffer.name, index=index)
 
     def store(self, buffer: Buffer, index: Index, value: int) -> None:
+        """Where the masks hold."""
         self.builder.buffers.setdefault(buffer.name, buffer)
-        self.builder.add("store", buffer.dtype, self.cast(value, buffer.dtype), buffer=buffer.name, index=index)
+        mask = self._mask()
+        args = (self.cast(value, buffer.dtype), *(() if mask is None else (mask,)))
+        self.builder.add("store", buffer.dtype, *args, buffer=buffer.name, index=index)
+
+    def put(self, node: Scatter, buffer: Buffer, index: Index) -> None:
+        """One element of the source into its place."""
+        assert node.source is not None
+        self.builder.buffers.setdefault(buffer.name, buffer)
+        at = node.place(self, index)
+        mask = () if node.keep is None else (node.keep(self, index),)
+        value = self.cast(self.read(node.source, index), buffer.dtype)
+        self.builder.add("store", buffer.dtype, value, *mask, buffer=buffer.name, index=at, data=node.kind)
 
     def _mask(self) -> int | None:
         if not self.masks:
@@ -242,47 +313,74 @@ class Emitter:
             value = self.read(node.operand, node.operand_index(index, [a.symbol for a in reduced]))
             self.masks = masks
             return self.builder.add("reduce", node.dtype, value, data=node.kind)
-        return self._from_scratch(node, index)
+        return self.stored_value(node, index)
 
     def scan(self, node: Scan, index: Index) -> int:
         """In this kernel where it is read at the kernel's own place, else what was stored."""
+        if node.is_unfinished and self.storing is not node:
+            return self.stored_value(node, index)
         kept = [a.symbol for a in self.builder.axes.values() if not a.reduced and not a.walk]
         reduced = [a for a in self.builder.axes.values() if a.reduced]
         own = [i for d, (i, size) in enumerate(zip(index, node.shape, strict=True)) if size != 1 and d != node.dim]
         is_along = len(reduced) == 1 and index[node.dim] == reduced[0].symbol
         if is_along and ix.same(reduced[0].size, node.sizes[0]) and len(own) == len(kept) and set(own) == set(kept):
             masks, self.masks = self.masks, []
-            assert node.operand is not None
-            value = self.read(node.operand, index)
+            values = [self.read(x, index) for x in node.operands]
             self.masks = masks
-            return self.builder.add("scan", node.dtype, value, data=node.kind)
-        return self._from_scratch(node, index)
+            return self.builder.add(node.op, node.dtype, *values, data=node.data)
+        return self.stored_value(node, index)
+
+    def search(self, node: Stored, index: Index, value: int, right: bool) -> int:
+        """How many elements of a row in memory come before the value. index: of the row, its last entry 0."""
+        buffer = self.stored.get(id(node)) or _buffer_of(node.operand)
+        if buffer is None:
+            self.missing.append((node, index))
+            return self.constant(0, "i64")
+        self.builder.buffers.setdefault(buffer.name, buffer)
+        return self.builder.add("search", "i64", value, buffer=buffer.name, index=index, data=right)
 
     def fold(self, node: Fold, index: Index) -> int:
         """In a kernel whose programs walk, else what was stored."""
         axes = self.builder.axes.values()
         walk, reduced = next((a for a in axes if a.walk), None), [a.symbol for a in axes if a.reduced]
         if walk is None or index[0] != walk.symbol or [i for i in index[1:] if i != 0] != reduced:
-            return self._from_scratch(node, index)
+            return self.stored_value(node, index)
         assert node.of is not None
         rows = [a.symbol for a in axes if not a.reduced and not a.walk]
         value = self.read(node.operand, node.of.operand_index(index[1:], rows))
         return self.builder.add("fold", node.dtype, value, data="sum")
 
-    def _from_scratch(self, node: Reduction | Scan | Fold, index: Index) -> int:
+    def stored_value(self, node: Node, index: Index) -> int:
+        """What an earlier launch has left in memory."""
         if id(node) in self.stored:
             return self.load(self.stored[id(node)], index)
         self.missing.append((node, index))
         return self.constant(0, node.dtype)
 
 
+def _buffer_of(x: Lazy | None) -> Buffer | None:
+    """The buffer that holds a tensor as it is."""
+    assert x is not None
+    axes = {f"x{d}": Axis(f"x{d}", s) for d, s in enumerate(x.shape)}
+    index, probe = tuple(a.symbol for a in axes.values()), Emitter(Builder(axes))
+    read = probe.builder.values[probe.read(x, index)]
+    if read.op != "load" or read.index != index or read.args:
+        return None
+    return probe.builder.buffers[read.buffer]
+
+
 def _is_axis(expr: sympy.Expr) -> bool:
     return bool(expr.is_Symbol) and expr.name.startswith("x")
 
 
+_FRACTIONS = ("IntTrueDiv", "FloatTrueDiv", "ToFloat", "FloatPow", "Float", "Rational", "Half")
+
+
 def _is_integer(expr: sympy.Expr) -> bool:
-    return all(s.is_integer for s in expr.free_symbols) and type(expr).__name__ not in (
-        "IntTrueDiv", "FloatTrueDiv", "ToFloat", "FloatPow", "Float")  # fmt: skip
+    """Made of integers alone, at every depth: ``N - 1.0`` is none."""
+    return all(s.is_integer for s in expr.free_symbols) and not any(
+        type(part).__name__ in _FRACTIONS for part in sympy.preorder_traversal(expr)
+    )
 
 
 # --- Which kernels ---
@@ -305,18 +403,47 @@ class Domain:
 
 @dataclass
 class Seed:
-    """A tensor to store. layout: for each of its dimensions the axis, None where the size is 1."""
+    """A tensor to store. layout: for each of its dimensions the axis, None where the size is 1. puts: the tensor is
+    this one's source, and is put into the buffer. after: what must have been stored before. alone: only pointwise
+    kernels of its own level may have it. backwards: the reduced axis runs against the dimension. limited: the axis is
+    longer than the dimension, of which it has the first part."""
 
     tensor: Lazy
     buffer: Buffer
     domain: Domain = field(default_factory=lambda: Domain((), ()))
     layout: tuple[str | None, ...] = ()
-    needs: list[Reduction | Scan | Fold] = field(default_factory=list)
+    needs: list[Node] = field(default_factory=list)
     level: int = 0
+    puts: Scatter | None = None
+    after: list[Seed] = field(default_factory=list)
+    alone: bool = False
+    backwards: bool = False
+    limited: bool = False
 
     @property
     def index(self) -> Index:
-        return tuple(sympy.Integer(0) if a is None else axis_symbol(a) for a in self.layout)
+        found = [sympy.Integer(0) if a is None else axis_symbol(a) for a in self.layout]
+        if self.backwards:
+            d = self.layout.index("r0")
+            found[d] = self.tensor.shape[d] - 1 - found[d]
+        return tuple(found)
+
+    def emit(self, emitter: Emitter, store: bool = True) -> None:
+        if self.puts is not None:
+            emitter.put(self.puts, self.buffer, self.index)
+            return
+        if not self.limited:
+            self._emit(emitter, store)
+            return
+        size = self.tensor.shape[self.layout.index("r0")]
+        with emitter.where(emitter.op("lt", "i1", emitter.index(axis_symbol("r0")), emitter.index(size))):
+            self._emit(emitter, store)
+
+    def _emit(self, emitter: Emitter, store: bool) -> None:
+        emitter.storing = self.tensor
+        value = emitter.read(self.tensor, self.index)
+        if store:
+            emitter.store(self.buffer, self.index, value)
 
 
 def kernels(name: str, seeds: Sequence[Seed], splitter: Splitter | Walker | None = None) -> list[Kernel]:
@@ -327,7 +454,7 @@ def kernels(name: str, seeds: Sequence[Seed], splitter: Splitter | Walker | None
     for i, group in enumerate(groups):
         emitter = Emitter(Builder(group[0].domain.axes([seed.tensor for seed in group])), stored, splitter)
         for seed in group:
-            emitter.store(seed.buffer, seed.index, emitter.read(seed.tensor, seed.index))
+            seed.emit(emitter)
         assert not emitter.missing
         found.append(emitter.builder.finish(name if len(groups) == 1 else f"{name}_{i}"))
     return found
@@ -337,24 +464,57 @@ def _with_scratch(seeds: Sequence[Seed], splitter: Splitter | Walker | None) -> 
     """All seeds, those of scratch memory included, with their domains and levels."""
     stored: dict[int, Buffer] = {}
     by_node: dict[int, Seed] = {}
-    pending, everything = list(seeds), []
+    pending, everything = [], []
+    for seed in seeds:
+        # What is returned as it is scattered needs no scratch memory.
+        if isinstance(seed.tensor, Scatter) and id(seed.tensor) not in stored:
+            stored[id(seed.tensor)] = seed.buffer
+            by_node[id(seed.tensor)], *first = _put_seeds(seed.tensor, seed.buffer)
+            pending += [*first, by_node[id(seed.tensor)]]
+        else:
+            pending.append(seed)
     while pending:
         seed = pending.pop(0)
         everything.append(seed)
         _place(seed, splitter)
         for node in seed.needs:
             if id(node) not in stored:
-                buffer = Buffer(f"scratch{len(stored)}", "scratch", node.dtype, node.shape)
+                merged = isinstance(node, Scan) and node.is_unfinished
+                buffer = Buffer(f"scratch{len(stored)}", "scratch", node.dtype, node.shape, merged=merged)
                 stored[id(node)] = buffer
-                by_node[id(node)] = Seed(node, buffer)
-                pending.append(by_node[id(node)])
+                made = _seeds_of(node, buffer)
+                by_node[id(node)] = made[0]
+                pending += reversed(made)
 
     def level(seed: Seed) -> int:
-        return 1 + max((level(by_node[id(n)]) for n in seed.needs), default=-1)
+        return 1 + max((level(s) for s in (*seed.after, *(by_node[id(n)] for n in seed.needs))), default=-1)
 
     for seed in everything:
         seed.level = level(seed)
     return everything, stored
+
+
+def _seeds_of(node: Node, buffer: Buffer) -> list[Seed]:
+    """What writes a node into its buffer, the last first."""
+    if isinstance(node, Scatter):
+        return _put_seeds(node, buffer)
+    if isinstance(node, Stored):
+        assert node.operand is not None
+        return [Seed(node.operand, buffer)]
+    return [Seed(node, buffer)]
+
+
+def _put_seeds(node: Scatter, buffer: Buffer) -> list[Seed]:
+    """[what puts the source into the buffer, what writes the base there first]; the latter is left out where the
+    buffer is the base."""
+    assert node.base is not None and node.source is not None
+    put = Seed(node.source, buffer, puts=node, alone=True)
+    own = _buffer_of(node.base)
+    if own is not None and own.name == buffer.name:
+        return [put]
+    first = Seed(node.base, buffer, alone=True)
+    put.after.append(first)
+    return [put, first]
 
 
 def _place(seed: Seed, splitter: Splitter | Walker | None) -> None:
@@ -365,55 +525,81 @@ def _place(seed: Seed, splitter: Splitter | Walker | None) -> None:
         seed.needs = _needs(seed, splitter)
         return
     dims = [d for d, s in enumerate(seed.tensor.shape) if s != 1]
+    if seed.alone:
+        return _place_alone(seed, dims, splitter)
     axes = {f"x{d}": Axis(f"x{d}", seed.tensor.shape[d]) for d in dims}
     probe = Emitter(Builder(axes), splitter=splitter)
     index = tuple(axis_symbol(f"x{d}") if d in dims else sympy.Integer(0) for d in range(len(seed.tensor.shape)))
     probe.read(seed.tensor, index)
     candidates = [c for node, at in probe.missing if (c := _candidate(seed.tensor, node, at))]
-    best = max(candidates, key=lambda c: (candidates.count(c), len(c[1])), default=(tuple(dims), ()))
-    kept, along = best[0], best[1]
-    sizes = [seed.tensor.shape[d] for d in along]
-    if not along and best in candidates:
-        sizes = list(best[2])
+    best = max(candidates, key=lambda c: (candidates.count(c), len(c[1])), default=(tuple(dims), (), (), False))
+    kept, along, node_sizes, seed.backwards = best
+    sizes = [seed.tensor.shape[d] for d in along] or list(node_sizes)
+    seed.limited = bool(along) and any(not ix.same(a, b) for a, b in zip(sizes, node_sizes, strict=True))
+    sizes = list(node_sizes) if seed.limited else sizes
     seed.domain = Domain(tuple(seed.tensor.shape[d] for d in kept), tuple(sizes))
     names = {**{d: f"a{i}" for i, d in enumerate(kept)}, **{d: f"r{i}" for i, d in enumerate(along)}}
     seed.layout = tuple(names.get(d) for d in range(len(seed.tensor.shape)))
     seed.needs = _needs(seed, splitter)
 
 
-def _needs(seed: Seed, splitter: Splitter | Walker | None) -> list[Reduction | Scan | Fold]:
+def _place_alone(seed: Seed, dims: Sequence[int], splitter: Splitter | Walker | None) -> None:
+    """At its own dimensions: a put is of every element of its kernel's axes, and nothing may come too late."""
+    seed.domain = Domain(tuple(seed.tensor.shape[d] for d in dims), ())
+    seed.layout = tuple(f"a{dims.index(d)}" if d in dims else None for d in range(len(seed.tensor.shape)))
+    probe = Emitter(Builder(seed.domain.axes()), splitter=splitter)
+    seed.emit(probe)
+    seed.needs = list(dict.fromkeys(node for node, _ in probe.missing))
+
+
+def _needs(seed: Seed, splitter: Splitter | Walker | None) -> list[Node]:
     """What it reads that is not worked out at its own place."""
     emitter = Emitter(Builder(seed.domain.axes([seed.tensor])), splitter=splitter)
-    emitter.read(seed.tensor, seed.index)
+    seed.emit(emitter, store=False)
     return list(dict.fromkeys(node for node, _ in emitter.missing))
 
 
-def _candidate(tensor: Lazy, node: Reduction | Scan | Fold, at: Index) -> tuple[Any, ...] | None:
-    """(kept dimensions, reduced dimensions, sizes of the reduced) under which `node` is computed in the same kernel."""
-    if isinstance(node, Fold):
+def _candidate(tensor: Lazy, node: Node, at: Index) -> tuple[Any, ...] | None:
+    """(kept dimensions, reduced dimensions, sizes of the reduced, whether they run backwards) under which `node` is
+    computed in the same kernel."""
+    if isinstance(node, Scatter | Stored | Fold):
         return None
     if isinstance(node, Scan):
-        found = tuple(i for i in at if i != 0)
-        if not all(_is_axis(i) for i in found) or len(set(found)) != len(found) or not _is_axis(at[node.dim]):
-            return None
-        along = int(at[node.dim].name[1:])
-        dims = tuple(d for d, s in enumerate(tensor.shape) if s != 1)
-        kept = tuple(d for d in dims if d != along)
-        return (kept, (along,), node.sizes) if {int(i.name[1:]) for i in found} == set(dims) else None
+        return _scan_candidate(tensor, node, at)
     own = [i for i, s in zip(at, node.shape, strict=True) if s != 1]
     if not all(_is_axis(i) for i in own) or len(set(own)) != len(own) or not node.sizes:
         return None
     kept = tuple(sorted(int(i.name[1:]) for i in own))
     rest = tuple(d for d, s in enumerate(tensor.shape) if s != 1 and d not in kept)
     if not rest:
-        return kept, (), node.sizes
+        return kept, (), node.sizes, False
     if not kept:  # one program would write the whole tensor
         return None
     if len(rest) != len(node.sizes) or not all(
         ix.same(tensor.shape[d], s) for d, s in zip(rest, node.sizes, strict=True)
     ):
         return None
-    return kept, rest, node.sizes
+    return kept, rest, node.sizes, False
+
+
+def _scan_candidate(tensor: Lazy, node: Scan, at: Index) -> tuple[Any, ...] | None:
+    if node.is_unfinished and tensor is not node:
+        return None
+    size = node.sizes[0]
+    mirrored = sympy.expand(size - 1 - at[node.dim])
+    backwards = _is_axis(mirrored)
+    along = mirrored if backwards else at[node.dim]
+    found = tuple(along if d == node.dim else i for d, i in enumerate(at) if i != 0 or d == node.dim)
+    if not all(_is_axis(i) for i in found) or len(set(found)) != len(found):
+        return None
+    dims = tuple(d for d, s in enumerate(tensor.shape) if s != 1)
+    dim = int(along.name[1:])
+    # Of what is sorted the first part may be all that is read.
+    if not ix.same(tensor.shape[dim], size) and (node.op == "scan" or backwards):
+        return None
+    if {int(i.name[1:]) for i in found} != set(dims):
+        return None
+    return tuple(d for d in dims if d != dim), (dim,), node.sizes, backwards
 
 
 def _group(seeds: Sequence[Seed]) -> list[list[Seed]]:
@@ -426,7 +612,7 @@ def _group(seeds: Sequence[Seed]) -> list[list[Seed]]:
         else:
             alone.append(seed)
     for seed in alone:
-        if not _join(seed, groups):
+        if seed.alone or not _join(seed, groups):
             groups.setdefault((seed.level, seed.domain), []).append(seed)
     return [groups[key] for key in sorted(groups, key=lambda k: k[0])]
 
@@ -448,9 +634,12 @@ def _join(seed: Seed, groups: Mapping[tuple[int, Domain], list[Seed]]) -> bool:
 # --- From a graph to seeds ---
 
 
-def lower(trace: Trace, name: str, splitter: Splitter | Walker | None = None) -> list[Kernel]:
-    """Raises TraceError for an op without a rule, with the line that asked for it."""
-    graph = Graph(trace)
+def lower(trace: Trace, name: str, splitter: Splitter | Walker | None = None,
+          deterministic: bool = False) -> list[Kernel]:  # fmt: skip
+    """Raises TraceError for an op without a rule, with the line that asked for it.
+
+    deterministic: no result depends on the order in which programs run."""
+    graph = Graph(trace, deterministic)
     seeds = [Seed(graph.tensor(node), graph.output_buffer(i, node)) for i, node in enumerate(trace.new)]
     changed = [Seed(graph.tensor(n), graph.mutated_buffer(p)) for p, n in trace.mutated.items()]
     found = kernels(name, [*seeds, *changed], splitter)
@@ -469,10 +658,11 @@ def _stored(buffer: Buffer) -> Lazy:
 
 
 def _in_place_is_safe(found: Sequence[Kernel]) -> bool:
-    """Whether every argument that is written is read by the same launch only, and only at the place that it writes."""
-    for kernel in found:
+    """Whether every argument that is written is read by earlier launches and the same only, and by that only at the
+    place that it writes."""
+    for i, kernel in enumerate(found):
         for store in (v for v in kernel.values if v.op == "store" and kernel.buffer(v.buffer).kind == "mutated"):
-            for other in found:
+            for other in found[i:]:
                 reads = [v for v in other.values if v.op == "load" and v.buffer == store.buffer]
                 if reads and (other is not kernel or any(r.index != store.index for r in reads)):
                     return False
@@ -482,14 +672,17 @@ def _in_place_is_safe(found: Sequence[Kernel]) -> bool:
 class Graph:
     """The lazy tensors of a core graph."""
 
-    def __init__(self, trace: Trace):
+    def __init__(self, trace: Trace, deterministic: bool = False):
         self.trace = trace
+        self.deterministic = deterministic
         self.params: dict[str, Buffer] = {}
         self.values: dict[fx.Node, Any] = {}
         needed = _reached([*trace.new, *trace.mutated.values()])
         for node in trace.core.graph.nodes:
             if node.op == "placeholder":
-                if node in needed or node.meta["param"] in trace.mutated:
+                # A backward leaves out an argument of which only sizes are read, which others have too.
+                is_there = node.meta["param"] in trace.signature.params
+                if is_there and (node in needed or node.meta["param"] in trace.mutated):
                     self.values[node] = self._placeholder(node)
             elif node in needed:
                 self.values[node] = self._node(node)
@@ -535,7 +728,7 @@ class Graph:
         try:
             return rule(Call(self, node), *args[0], **args[1])
         except TraceError as error:
-            raise TraceError(f"{self.where(node)}: {error}") from None
+            raise type(error)(f"{self.where(node)}: {error}") from None
 
     def where(self, node: fx.Node) -> str:
         line = node.meta.get("line")
@@ -556,6 +749,8 @@ def _reached(outputs: Sequence[fx.Node]) -> set[fx.Node]:
 def _op_name(target: Any) -> str:
     if isinstance(target, OpOverload):
         return target._schema.name.replace("::", ".")
+    if isinstance(target, HigherOrderOperator):
+        return target.name()
     return f"{getattr(target, '__module__', '').lstrip('_')}.{target.__name__}"
 
 

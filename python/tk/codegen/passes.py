@@ -24,11 +24,15 @@ def promote(kernel: Kernel) -> Kernel:
     def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
         if v.op == "store":
             value = args[0] if b.values[args[0]].dtype == v.dtype else _rounded(b, args[0], v.dtype)
-            return b.add("store", v.dtype, value, buffer=v.buffer, index=v.index)
+            return b.add("store", v.dtype, value, *args[1:], buffer=v.buffer, index=v.index, data=v.data)
         if v.op == "load" and v.dtype in NARROW:
             return b.add("cast", "fp32", b.add("load", v.dtype, *args, buffer=v.buffer, index=v.index))
         if v.op == "cast":
             return _promoted_cast(b, v, args[0])
+        if v.op == "asm":
+            given = [a if b.values[a].dtype == d else _rounded(b, a, d) for a, d in zip(args, v.data[3], strict=True)]
+            made = b.add("asm", v.dtype, *given, data=v.data)
+            return b.add("cast", "fp32", made) if v.dtype in NARROW else made
         if v.op == "bitcast":
             bits = args[0] if b.values[args[0]].dtype == v.data else _rounded(b, args[0], v.data)
             made = b.add("bitcast", v.dtype, bits, data=v.data)
@@ -137,6 +141,9 @@ def _renumbered(kernel: Kernel, keep: list[Value]) -> Kernel:
     return rebuild(kernel, rule)
 
 
+_NOT_APPROXIMATED = ("load", "store", "constant", "reduce", "fold", "scan", "sort")
+
+
 def allow_approximations(kernel: Kernel) -> Kernel:
     """fp32 values of which everything that comes is rounded to 16 bits need no correctly rounded functions."""
     exact: set[int] = set()
@@ -150,7 +157,7 @@ def allow_approximations(kernel: Kernel) -> Kernel:
             exact.update(n for e in v.index for n in values_in(e))
 
     def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
-        if v.dtype != "fp32" or v.number in exact or v.op in ("load", "store", "constant", "reduce", "fold", "scan"):
+        if v.dtype != "fp32" or v.number in exact or v.op in _NOT_APPROXIMATED:
             return None
         return b.add(v.op, v.dtype, *args, index=v.index, data=v.data, fast=True)
 

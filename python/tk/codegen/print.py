@@ -15,9 +15,12 @@ from typing import Any
 
 import sympy
 
+from tk.codegen import debug
 from tk.codegen.errors import IRError
-from tk.codegen.ir import COMPARE, FLOATS, Kernel, Value, values_in
-from tk.codegen.tile import Access, Layout, Tile
+from tk.codegen.ir import ACCESSES, COMPARE, FLOATS, Kernel, Value, values_in
+from tk.codegen.scan import ScanPrinter
+from tk.codegen.sort import print_loop, print_sort
+from tk.codegen.tile import Access, Layout, Tile, is_in_fours, linear_parts
 
 TL_DTYPES: Mapping[str, str] = {
     "bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32", "fp64": "tl.float64", "i8": "tl.int8",
@@ -37,6 +40,9 @@ _LIBDEVICE_NAMES = {
     "bessel_j1": "j1",
     "i0": "cyl_bessel_i0",
     "ndtri": "normcdfinv",
+    "bessel_y0": "y0",
+    "bessel_y1": "y1",
+    "i1": "cyl_bessel_i1",
 }
 FLOAT_RULES: Mapping[str, str] = {
     **{name: f"libdevice.{name}({{0}})" for name in _LIBDEVICE},
@@ -163,7 +169,8 @@ class Lines:
 @dataclass
 class Printer:
     """One kernel with one tile and layout. looped: the reduced axes are run through in blocks, else they are one.
-    segments: so many blocks beside each other make a row; what varies along it is printed once for each."""
+    spread: each of the blocks has a program of its own. segments: so many blocks beside each other make a row; what
+    varies along it is printed once for each."""
 
     kernel: Kernel
     tile: Tile
@@ -171,8 +178,10 @@ class Printer:
     accesses: Mapping[int, Access]
     looped: bool
     size_arg: Callable[[str, sympy.Expr, bool], str]  # name, size expression, whether 32 bits hold it -> the argument
+    debug: str = ""  # the op's name, in the debug variant
     segments: int = 1
     out: Lines = field(default_factory=Lines)
+    spread: bool = False
     done: set[str] = field(default_factory=set)  # lines that stand already: index variables, masks
     again: set[str] = field(default_factory=set)  # buffers that a later loop reads
 
@@ -207,17 +216,33 @@ class Printer:
 
     def function(self, name: str, params: list[str]) -> str:
         head = f"@triton.jit\ndef {name}({', '.join(params)}):"
+        self.scans = ScanPrinter(self)
         if self.tile.walk:
             self._walked()
             return "\n".join([head, *self.out.text]) + "\n"
-        self._program()
+        if self.spread:
+            self._part_of_a_row()
+        else:
+            self._program()
         if self.looped:
             self._looped()
         elif self.segments > 1:
             self._in_segments()
         else:
             self._once()
-        return "\n".join([head, *self.out.text]) + "\n"
+        return "\n\n".join([*self.scans.functions(), "\n".join([head, *self.out.text]) + "\n"])
+
+    def _part_of_a_row(self) -> None:
+        """Which block of which row. A program that waits for those before it must not have started before them."""
+        wide = ".to(tl.int64)" if self.layout.wide else ""
+        is_scan = any(v.op == "scan" for v in self.kernel.values)
+        self.out("ticket = tl.atomic_add(ptr_state, 1)" if is_scan else "ticket = tl.program_id(0)")
+        self.out("n_parts = tl.cdiv(q_size, BLOCK_Q).to(tl.int32)")
+        self.out(f"part = (ticket % n_parts){wide}")
+        self.out(f"n_programs = {'p_size * ' if self.tile.p else ''}n_parts")
+        if self.tile.p:
+            self.out(f"start_p = (ticket // n_parts){wide}")
+            self._range("p", "start_p")
 
     def _program(self) -> None:
         """Which tile this program has."""
@@ -257,7 +282,9 @@ class Printer:
         for v in self.kernel.values:
             if v.op == "index" and v.axes & names:
                 return True
-            is_elementwise = v.op in ("load", "store") and self.accesses[v.number].elementwise
+            if v.op == "random" and any(s.name in names for s in self._place(v)[0].free_symbols):
+                return True
+            is_elementwise = v.op in ACCESSES and self.accesses[v.number].elementwise
             if is_elementwise and any(s.name in names for e in v.index for s in e.free_symbols):
                 return True
         return False
@@ -274,12 +301,18 @@ class Printer:
 
     def _once(self) -> None:
         if self.reduced_dim:
-            self._range(self.reduced_dim, "0")
+            self._range(self.reduced_dim, "part * BLOCK_Q" if self.spread else "0")
         for v in self.kernel.values:
             if v.op == "reduce":
                 self._reduce_at_once(v)
-            elif v.op == "scan":
+            elif v.op == "scan" and self.spread:
+                self.scans.over_programs(v)
+            elif v.op == "scan" and self.scans.is_plain(v):
                 self._scan(v, "")
+            elif v.op == "scan":
+                self.scans.in_block(v)
+            elif v.op == "sort":
+                print_sort(self, v)
             else:
                 self._value(v)
 
@@ -386,6 +419,9 @@ class Printer:
 
     def _looped(self) -> None:
         """A loop for every generation of reductions, and one more for what is stored along the reduced axes."""
+        if any(v.op == "sort" for v in self.kernel.values):
+            print_loop(self)
+            return
         depth = self._depths()
         n = self.reduced_dim
         assert n is not None
@@ -442,15 +478,22 @@ class Printer:
         accumulators = self._accumulators(reduces)
         for a in accumulators:
             a.start()
+        self.scans.known.clear()
+        self.scans.started.clear()
         for v in (self.kernel.value(m) for m in sorted(needed)):
-            if v.op == "scan":
+            if v.op == "scan" and not self.scans.is_plain(v):
+                self.scans.start_carries(v)
+            elif v.op == "scan":
+                kind = v.data.kind
                 shape = self.shape_of(self.dims_of(v) - {n}) if len(self.names) > 1 else "[]"
-                self.out(f"carry{v.number} = tl.zeros({shape}, {TL_DTYPES[v.dtype]}) + {identity(v.data, v.dtype)}")
+                self.out(f"carry{v.number} = tl.zeros({shape}, {TL_DTYPES[v.dtype]}) + {identity(kind, v.dtype)}")
         self.out(f"for start in range(0, {n}_size, BLOCK_{n.upper()}):")
         self.out.depth += 1
         self._range(n, "start")
         for v in (self.kernel.value(m) for m in sorted(needed)):
-            if v.op == "scan":
+            if v.op == "scan" and not self.scans.is_plain(v):
+                self.scans.in_loop(v)
+            elif v.op == "scan":
                 self._scan(v, f"carry{v.number}")
             else:
                 self._value(v)
@@ -460,7 +503,8 @@ class Printer:
         for a in accumulators:
             a.finish()
 
-    def _needed_in_loop(self, roots: list[Value], along: set[int]) -> set[int]:
+    def _needed_in_loop(self, roots: list[Value], along: set[int], stop: int = -1) -> set[int]:
+        """What must be worked out for these anew with every block. stop: a value that stands already."""
         pending = [n for v in roots for n in ([v.number] if v.op == "store" else self._reads(v))]
         found: set[int] = set()
         while pending:
@@ -469,7 +513,8 @@ class Printer:
             if n in found or n not in along:
                 continue
             found.add(n)
-            pending += [*v.args, *(m for e in v.index for m in values_in(e))]
+            if n != stop:
+                pending += [*v.args, *(m for e in v.index for m in values_in(e))]
         return found
 
     def _reads(self, v: Value) -> tuple[int, ...]:
@@ -478,19 +523,32 @@ class Printer:
 
     def _scan(self, v: Value, carry: str) -> None:
         """Of this block, and after what the blocks before it carry over."""
-        x, kind = f"x{v.number}", "+" if v.data == "sum" else "*"
-        inside = f"tl.where({self._mask_of_reduced()}, {self.name(v.args[0])}, {identity(v.data, v.dtype)})"
+        x, kind = f"x{v.number}", v.data.kind
+        sign = "+" if kind == "sum" else "*"
+        inside = f"tl.where({self._mask_of_reduced()}, {self.name(v.args[0])}, {identity(kind, v.dtype)})"
         self.out(f"{x} = {inside}")
-        scanned = f"tl.cum{v.data}({x}, {self.axis})"
-        self.out(f"v{v.number} = {f'{carry} {kind} ' if carry else ''}{scanned}")
+        scanned = f"tl.cum{kind}({x}, {self.axis})"
+        self.out(f"v{v.number} = {f'{carry} {sign} ' if carry else ''}{scanned}")
         if carry:
-            self.out(f"{carry} = {carry} {kind} {self._combined(v.data, x)}")
+            self.out(f"{carry} = {carry} {sign} {self._combined(kind, x)}")
 
     # --- Values ---
 
     def _value(self, v: Value) -> None:
+        if self.debug and v.op in ("load", "store"):
+            for line in debug.before(self, self.debug, v):
+                self.out(line)
+            self._plain_value(v)
+            for line in debug.after(self, self.debug, v):
+                self.out(line)
+        else:
+            self._plain_value(v)
+
+    def _plain_value(self, v: Value) -> None:
         if v.op == "store":
-            self.out(f"tl.store({self._pointer(v)}, {self.name(v.args[0])}{self._mask(v)})")
+            how = "tl.store" if v.data in (None, "set") else f"tl.atomic_{v.data}"
+            order = "" if how == "tl.store" else ', sem="relaxed"'
+            self.out(f"{how}({self._pointer(v)}, {self.name(v.args[0])}{self._mask(v)}{order})")
         elif v.op not in ("constant", "number"):
             self.out(f"v{v.number} = {self._right_side(v)}")
 
@@ -499,8 +557,17 @@ class Printer:
             return f"tl.load({self._pointer(v)}{self._mask(v)}{self._hint(v)})"
         if v.op == "index":
             return self._index_value(v)
+        if v.op == "random":
+            return self._random(v)
         if v.op == "cast" and self.kernel.value(v.args[0]).op == "number":
             return f"tl.cast(arg_{self.kernel.value(v.args[0]).data}, {TL_DTYPES[v.dtype]})"
+        if v.op == "search":
+            return self._search(v)
+        if v.op == "asm":
+            asm, constraints, pack, _ = v.data
+            given = ", ".join(self.name(a) for a in v.args)
+            result = f"dtype={TL_DTYPES[v.dtype]}, is_pure=True, pack={pack}"
+            return f"tl.inline_asm_elementwise({asm!r}, {constraints!r}, [{given}], {result})"
         operands = self._operands(v)
         source = self.kernel.value(v.args[0]).dtype
         if v.op == "cast":
@@ -509,6 +576,11 @@ class Printer:
             return f"{operands[0]}.to({TL_DTYPES[v.dtype]}, bitcast=True)"
         dtype = self.kernel.value(v.args[1]).dtype if v.op == "where" else source
         return expression(v, operands, dtype)
+
+    def _search(self, v: Value) -> str:
+        count = self._count("count", self.kernel.buffer(v.buffer).sizes[-1])
+        step = self.accesses[v.number].strides[-1]("1").removeprefix("1 * ")
+        return f"device.search({self._pointer(v)}, {step}, {count}, {self.name(v.args[0])}, {v.data})"
 
     def name(self, number: int) -> str:
         """What stands for a value: constants and numbers are written where they are used."""
@@ -549,13 +621,16 @@ class Printer:
             parts.append(f"tl.zeros({self.shape_of(missing)}, tl.int32)")
         return " + ".join(parts)
 
-    def _mask(self, v: Value) -> str:
-        """Of the block's ends, and what the load itself is guarded by."""
+    def mask_text(self, v: Value) -> str:
+        """Of the block's ends, and what the load or store itself is guarded by."""
         dims = self._index_dims(v) | self._mask_dims(v)
         parts = [f"{n}_mask" for n in self.names if n in dims]
-        if v.op == "load" and v.args:
-            return f", mask={' & '.join([*parts, self.name(v.args[0])])}, other=0"
-        return f", mask={' & '.join(parts)}" if parts else ""
+        return " & ".join([*parts, *(self.name(a) for a in (v.args if v.op == "load" else v.args[1:]))])
+
+    def _mask(self, v: Value) -> str:
+        mask = self.mask_text(v)
+        other = ", other=0" if v.op == "load" and v.args else ""
+        return f", mask={mask}{other}" if mask else ""
 
     def _hint(self, v: Value) -> str:
         """In a loop: what is read once leaves the caches first, so that what a later loop reads again stays. (Without a
@@ -569,6 +644,8 @@ class Printer:
         return f', eviction_policy="evict_{"first" if is_once else "last"}"'
 
     def _mask_dims(self, v: Value) -> frozenset[str]:
+        if v.op == "store" and v.data is not None:
+            return frozenset(self.names)
         return self.dims_of(self.kernel.value(v.args[0])) if v.op == "load" and v.args else frozenset()
 
     def _index_dims(self, v: Value) -> frozenset[str]:
@@ -578,6 +655,29 @@ class Printer:
             for m in values_in(e):
                 names |= self.kernel.value(m).axes
         return self._dims(names)
+
+    # --- Random bits ---
+
+    def _place(self, v: Value) -> tuple[sympy.Expr, str]:
+        """A random value's linear index: what is put together from single axes, and the text of the rest."""
+        parts = self.layout.merged and linear_parts(self.kernel, self.tile, v)
+        if not parts:
+            return v.index[0], ""
+        rest = parts.rest
+        texts = [f"p.to(tl.int64) * {self._count('row', parts.row)}"] if parts.rows else []
+        return rest, " + ".join([*texts, "q"])
+
+    def _random(self, v: Value) -> str:
+        """In rows that begin at a multiple of 4 elements all four words of a block are used, else one."""
+        seed, offset = (self.name(a) for a in v.args)
+        rest, tail = self._place(v)
+        head = [offset] if rest == 0 else [offset, self.text(rest)]
+        if self.layout.aligned and is_in_fours(self.kernel, self.tile, v):
+            is_reduced = self.reduced_dim == "q"
+            start = "start_q" if not is_reduced else "start" if self.looped else ""
+            first = " + ".join([*head, *filter(None, [tail.removesuffix("q").removesuffix(" + "), start])])
+            return f"device.random_block({seed}, {first}, {v.data}, BLOCK_Q)"
+        return f"device.random_bits({seed}, {' + '.join([*head, *filter(None, [tail])])}, {v.data})"
 
     # --- Index expressions ---
 

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tk.codegen import random
+
 
 def layer_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
@@ -79,7 +81,9 @@ RUNTIME_EPS: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
     torch.group_norm: group_norm,
 }
 
-ALWAYS: Mapping[Callable[..., Any], Callable[..., Tensor]] = {F.pad: pad, torch.constant_pad_nd: pad}
+ALWAYS: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
+    F.pad: pad, torch.constant_pad_nd: pad, F.dropout: random.dropout, torch.dropout: random.dropout,
+}  # fmt: skip
 
 
 def replacement(func: Callable[..., Any], args: Sequence[Any]) -> Callable[..., Any]:

@@ -28,12 +28,13 @@ from tk.aot.spec import (
     Scratch,
     require,
 )
+from tk.codegen import debug, ir, scan, sort, source
+from tk.codegen import device as functions
 from tk.codegen import index as ix
-from tk.codegen import ir, source
 from tk.codegen.errors import IRError
 from tk.codegen.print import Printer, loops
-from tk.codegen.settings import Setting
-from tk.codegen.tile import ALIGNED, ROWS, STRIDED, Access, Layout, Tile, choose_tile, coefficients
+from tk.codegen.settings import Setting, settings_of
+from tk.codegen.tile import ALIGNED, ROWS, STRIDED, Access, Layout, Tile, choose_tile, coefficients, is_in_fours
 
 # Predicted time, fitted to what tools/time_settings.py measured on an H200: picoseconds.
 START, BLOCK = 335_000, 374_000  # of a program, for each pass; of a block that waits for its loads
@@ -51,7 +52,12 @@ INSTRUCTIONS: Mapping[str, int] = {
 MAX_INT32 = 2**31 - 2**17  # a block's last index may lie past the last element
 
 
-def kind_of(tile: Tile) -> str:
+def kind_of(kernel: ir.Kernel, tile: Tile) -> str:
+    """The row of the table of settings."""
+    if sort.sorts(kernel):
+        return "runs" if sort.sorts_runs(kernel) else "top" if sort.limits(kernel) else "sort"
+    if tile.reduced == "q" and scan.scans(kernel):
+        return "scan"
     if tile.walk:
         return "walk"
     if tile.reduced is None:
@@ -59,6 +65,24 @@ def kind_of(tile: Tile) -> str:
     if tile.reduced == "p":
         return "outer"
     return "inner" if tile.p else "full"
+
+
+def choices(kernel: ir.Kernel, layout: Layout, kind: str = "") -> tuple[Setting, ...]:
+    """The settings that a launch may have in a layout. kind: instead of its own."""
+    tile = choose_tile(kernel, layout)
+    kind = kind or kind_of(kernel, tile)
+    found = settings_of(kind, layout.name)
+    if kind in ("scan", "sort", "top", "runs"):
+        can_be_spread = kind == "runs" or (kind == "scan" and scan.can_be_spread(kernel))
+        found = tuple(s for s in found if (tile.p or s.p == 1) and (can_be_spread or not s.spread))
+    return found
+
+
+def secondary_setting(kernel: ir.Kernel, layout: Layout) -> Setting:
+    """Of a launch beside the one that a config is about: one that takes as many sizes as it can."""
+    if sort.sorts(kernel):
+        return settings_of("runs" if sort.sorts_runs(kernel) else "sort", "rows")[-1]
+    return choices(kernel, layout)[0]
 
 
 # --- What a launch can read of a problem ---
@@ -71,6 +95,7 @@ class Context:
     op: Op
     tensors: Mapping[str, Tensor]
     scratch: Mapping[str, int]  # the number of a scratch buffer in the plan
+    debug: bool = False
 
     def expr(self, e: sympy.Expr) -> Expr:
         """A size expression in the language of packs."""
@@ -136,6 +161,7 @@ class Scheduled:
     constraints: list[Constraint] = field(default_factory=list)
     known: dict[tuple[object, ...], str] = field(default_factory=dict)
     unit: set[str] = field(default_factory=set)  # buffers that are read along q without gaps
+    buffers: list[Buffer] = field(default_factory=list)  # beside those of context.scratch
 
     # --- Arguments ---
 
@@ -163,7 +189,7 @@ class Scheduled:
 
     def access(self, v: ir.Value) -> Access:
         buffer = self.kernel.buffer(v.buffer)
-        if self.layout.merged:
+        if self.layout.merged and v.op != "search":
             if buffer.leading:
                 t = self.context.tensors[buffer.name]
                 self.require(
@@ -254,6 +280,43 @@ class Scheduled:
 
     # --- The launch ---
 
+    def launches(self, setting: Setting) -> list[Launch]:
+        """The kernel's launch, and what must come before and after it."""
+        main = self.launch(setting)
+        if not setting.spread:
+            return [main]
+        if sort.sorts(self.kernel):
+            return [main, *self._merges()]
+        flags = Int(self._programs_spread(setting) * 2 + 1)
+        clear = Launch(functions.clear, {"ptr": main.args["ptr_state"], "n": flags, "BLOCK": Const(1024)},
+                       (ceil_div(flags.value, 1024), 1, 1))  # fmt: skip
+        return [clear, main]
+
+    def _programs_spread(self, setting: Setting) -> Expr:
+        return self.extent(self.tile.p) * ceil_div(self.extent(self.tile.q), setting.q)
+
+    def _state(self, setting: Setting) -> dict[str, Arg]:
+        """Scratch memory of a scan over programs: flags, and values for blocks and windows."""
+        found: dict[str, Arg] = {}
+        programs, v = self._programs_spread(setting), scan.scans(self.kernel)[0]
+        carried = scan.carried(self.kernel, v, self.layout.wide)
+        wanted = [("ptr_state", "i32", programs * 2 + 1)]
+        wanted += [(f"ptr_{what}_{i}", t, programs) for what in ("blocks", "windows") for i, t in enumerate(carried)]
+        for name, dtype, count in wanted:
+            found[name] = Scratch(len(self.context.scratch) + len(self.buffers), dtype)
+            self.buffers.append(Buffer(count * ITEMSIZE[dtype]))
+        return found
+
+    def _merges(self) -> Iterator[Launch]:
+        rows, n = self.extent(self.tile.p), self.extent(self.tile.q)
+        groups: dict[tuple[int, ...], dict[int, tuple[int, str]]] = {}
+        for v in self.kernel.values:
+            if v.op == "store":
+                of, number = self.kernel.value(v.args[0]), self.context.scratch[v.buffer]
+                groups.setdefault(of.args, {})[of.data.part] = (number, v.dtype)
+        for group in groups.values():
+            yield from sort.merges(group, rows, n, lambda dtype: _half(rows * n, dtype))
+
     def launch(self, setting: Setting) -> Launch:
         kernel = self.kernel
         looped = setting.looped and self.tile.reduced is not None
@@ -267,8 +330,15 @@ class Scheduled:
         if divisible:
             self.require(q_size % 16 == 0, "rows of a multiple of 16 elements")
         self.sizes = {"p": p_size, "q": q_size}
+        self._require_fours()
         reduced = self.tile.reduced
-        if reduced and not looped:
+        if setting.spread:
+            programs = self._programs_spread(setting)
+            self.require((q_size < MAX_INT32) & (programs < MAX_INT32 // 4), f"rows of fewer than {MAX_INT32} elements")
+        elif looped and sort.sorts(kernel):
+            for limit in sort.limits(kernel):
+                self.require(self.context.expr(limit) <= setting.q, f"at most {setting.q} elements to keep")
+        elif reduced and not looped:
             block = setting.p if reduced == "p" else setting.row
             self.require(self.sizes[reduced] <= block, f"at most {block} elements to reduce")
             if setting.segments > 1:
@@ -278,8 +348,10 @@ class Scheduled:
         ints: dict[str, Arg] = {"q_size": Int(q_size, width, divisible)}
         if self.tile.p:
             ints["p_size"] = Int(p_size, width)
-        text, ints = self._print(accesses, setting, width, ints)
+        text, ints = self._print(accesses, setting, ints)
         pointers = {f"ptr_{b.name}": self._pointer(b) for b in kernel.buffers}
+        if setting.spread and scan.scans(kernel):
+            pointers |= self._state(setting)
         numbers = {f"arg_{v.data}": self.context.op.float(v.data, "fp64") for v in kernel.values if v.op == "number"}
         blocks: dict[str, Arg] = {"BLOCK_P": Const(setting.p)} if self.tile.p else {}
         blocks["BLOCK_Q"] = Const(setting.q)
@@ -290,12 +362,27 @@ class Scheduled:
         self.text = full
         fn = source.function(kernel.name, full)
         programs = self.programs(setting)
-        return Launch(fn, all_args, (programs, 1, 1), num_warps=setting.warps, num_stages=2 if looped else 1)
+        # Nothing to put is no reason not to write the base.
+        when = programs > 0 if any(v.op == "store" and v.data for v in kernel.values) else 1
+        return Launch(
+            fn, all_args, (programs, 1, 1), num_warps=setting.warps, num_stages=2 if looped else 1, when=when,
+            options=debug.OPTIONS if self.context.debug else {},
+        )  # fmt: skip
 
-    def _print(self, accesses: Mapping[int, Access], setting: Setting, width: str,
+    def _require_fours(self) -> None:
+        """Where four random words are used at once the offset may not begin in the middle of them."""
+        for v in self.kernel.values:
+            if self.layout.aligned and v.op == "random" and is_in_fours(self.kernel, self.tile, v):
+                offset = self.kernel.value(v.args[1])
+                first = self.context.expr(offset.data) if offset.op in ("index", "constant") else as_expr(1)
+                self.require(first % 4 == 0, "an offset that is a multiple of 4")
+
+    def _print(self, accesses: Mapping[int, Access], setting: Setting,
                ints: dict[str, Arg]) -> tuple[str, dict[str, Arg]]:  # fmt: skip
         looped = setting.looped and self.tile.reduced is not None
-        printer = Printer(self.kernel, self.tile, self.layout, accesses, looped, self._size_arg, setting.segments)
+        printer = Printer(self.kernel, self.tile, self.layout, accesses, looped, self._size_arg,
+                          self.context.op.name if self.context.debug else "", setting.segments,
+                          spread=setting.spread)  # fmt: skip
         text = printer.function(self.kernel.name, ["@PARAMS@"])
         return text, {**ints, **self.args}
 
@@ -306,14 +393,23 @@ class Scheduled:
 
     def _pointer(self, b: ir.Buffer) -> Arg:
         if b.name in self.context.scratch:
-            return Scratch(self.context.scratch[b.name], b.dtype)
+            is_stored = any(v.op == "store" and v.buffer == b.name for v in self.kernel.values)
+            offset = as_expr(0) if is_stored or not b.merged else self._merged_into(b)
+            return Scratch(self.context.scratch[b.name], b.dtype, offset)
         t = self.context.tensors[b.name]
         aligned = self.layout.aligned and b.name in self.unit
         if aligned:
             self.require(t.alignment >= 16, f"{b.name} on 16 bytes")
         return Pointer(t, b.dtype, aligned)
 
+    def _merged_into(self, b: ir.Buffer) -> Expr:
+        """The half of a sort's buffer that its last merge has written."""
+        half = _half(self.context.expr(ix.product(b.sizes)), b.dtype)
+        return sort.passes(self.context.expr(b.sizes[-1])) % 2 * half
+
     def programs(self, setting: Setting) -> Expr:
+        if setting.spread:
+            return self._programs_spread(setting)
         blocks = {"p": setting.p, "q": setting.q}
         total = self.extent(self.tile.batch)
         if self.tile.walk:
@@ -363,8 +459,13 @@ class Scheduled:
         waves = ceil_div(programs, device.sm_count * resident)
         per_block = BLOCK if self.layout.aligned else BLOCK * 3 // 2
         waited = waves * (START * (1 + passes) + blocks * (passes * per_block))
+        more = as_expr(1_000_000)
+        if setting.spread and sort.sorts(self.kernel):  # every merge reads and writes all
+            more = more + sort.passes(self.sizes["q"]) * (elements * 4 + 10_000_000)
+        elif setting.spread:
+            more = as_expr(4_000_000)
         # All but the longest is hidden, to a tenth.
-        return (maximum(maximum(moved, issued), waited) * 13 + moved + issued + waited) // 16 + 1_000_000
+        return (maximum(maximum(moved, issued), waited) * 13 + moved + issued + waited) // 16 + more
 
     def _instructions(self, setting: Setting) -> int:
         """For each element of a block: what is computed, and what loads and stores take."""
@@ -401,7 +502,13 @@ def scratch_buffers(kernels: Sequence[ir.Kernel], context: Context) -> Iterator[
     found = {b.name: b for k in kernels for b in k.buffers if b.kind == "scratch"}
     for name in context.scratch:
         b = found[name]
-        yield Buffer(maximum(context.expr(ix.product(b.sizes)) * ITEMSIZE[b.dtype], 16))
+        elements = context.expr(ix.product(b.sizes))
+        yield Buffer(_half(elements, b.dtype) * 2 if b.merged else maximum(elements * ITEMSIZE[b.dtype], 16))
+
+
+def _half(elements: Expr, dtype: str) -> Expr:
+    """Bytes, so that what comes after begins at an aligned address."""
+    return ceil_div(elements * ITEMSIZE[dtype], 256) * 256
 
 
 __all__ = ["ALIGNED", "ROWS", "STRIDED", "Context", "Float", "Scheduled", "schedule", "scratch_buffers"]

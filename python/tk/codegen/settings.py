@@ -10,27 +10,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tk.aot.spec import Config
+from tk.codegen.sort import TILE
 
 
 @dataclass(frozen=True)
 class Setting:
     """Block sizes along the tile's dimensions, warps, and whether the reduced dimension is run through in blocks.
 
-    segments: a row that one program has at once is this many blocks beside each other. It is longer than all but the
-    last, so that only that one has masks, and little is masked. everywhere: architectures for which nothing was
-    measured have it as well, as they have the first of each layout."""
+    spread: its blocks are programs of their own. segments: a row that one program has at once is this many blocks
+    beside each other. It is longer than all but the last, so that only that one has masks, and little is masked.
+    everywhere: architectures for which nothing was measured have it as well, as they have the first of each layout."""
 
     p: int
     q: int
     warps: int
     looped: bool = False
+    spread: bool = False
     segments: int = 1
     everywhere: bool = field(default=False, compare=False)
 
     @property
     def name(self) -> str:
+        way = "loop_" if self.looped else "spread_" if self.spread else ""
         row = f"{self.segments}x{self.q}" if self.segments > 1 else f"{self.q}"
-        return f"{'loop_' if self.looped else ''}{self.p}x{row}_w{self.warps}"
+        return f"{way}{self.p}x{row}_w{self.warps}"
 
     @property
     def row(self) -> int:
@@ -39,7 +42,8 @@ class Setting:
 
     @property
     def config(self) -> Config:
-        return Config(self.name, {"p": self.p, "q": self.row, "num_warps": self.warps, "looped": self.looped})
+        params = {"p": self.p, "q": self.row, "num_warps": self.warps, "looped": self.looped}
+        return Config(self.name, params | ({"spread": True} if self.spread else {}))
 
 
 Table = Mapping[str, Mapping[str, tuple[Setting, ...]]]
@@ -93,6 +97,38 @@ SETTINGS: Table = {
         "aligned": (Setting(64, 32, 8, True),),
         "rows": (Setting(64, 32, 8, True),),
         "strided": (Setting(64, 32, 8, True),),
+    },
+    # Along rows; the spread ones where programs may share a row.
+    "scan": {
+        "aligned": (
+            Setting(1, 4096, 8, True), Setting(8, 256, 4), Setting(1, 1024, 4), Setting(1, 2048, 4),
+            Setting(1, 4096, 8), Setting(1, 4096, 8, spread=True),
+        ),
+        "rows": (
+            Setting(1, 4096, 8, True), Setting(8, 256, 4), Setting(1, 2048, 4), Setting(1, 4096, 8, spread=True),
+        ),
+        "strided": (Setting(16, 64, 4, True),),
+    },
+    # A warp sorts up to 512 elements without a barrier. These kernels take long to compile and wait for no memory:
+    # vector loads would gain nothing, and what has strides of its own is sorted in runs.
+    "sort": {
+        "aligned": (Setting(16, 64, 4),),
+        "rows": (
+            Setting(16, 64, 4), Setting(1, 256, 1), Setting(1, 512, 1, everywhere=True), Setting(1, 1024, 2),
+            Setting(1, 2048, 4, everywhere=True),
+        ),
+        "strided": (),
+    },
+    # Of the first few of what is sorted: as many as a block holds are kept while a row is run through.
+    "top": {
+        "aligned": (Setting(16, 64, 4, True),),
+        "rows": (Setting(16, 64, 4, True), Setting(1, 512, 1), Setting(1, 2048, 4, everywhere=True)),
+        "strided": (),
+    },
+    "runs": {
+        "aligned": (),
+        "rows": (Setting(1, TILE, 4, spread=True),),
+        "strided": (Setting(1, TILE, 4, spread=True),),
     },
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,9 +10,9 @@ from pathlib import Path
 
 from tk.aot.errors import BuildError
 from tk.aot.sources import import_file
-from tk.codegen.family import WAYS, Generated, Graph, generate
-from tk.codegen.schedule import kind_of
-from tk.codegen.settings import settings_of
+from tk.codegen.family import WAYS, Generated, Graph, generate_any
+from tk.codegen.lists import ALIGNED, ANY, CHUNK, LANES, GeneratedLists
+from tk.codegen.schedule import choices
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
 from tk.generated.declare import Declared
 
@@ -24,7 +25,25 @@ def show(path: Path, name: str, stage: str) -> str:
     declared = getattr(import_file(path), name, None)
     if not isinstance(declared, Declared):
         raise BuildError(f"{path} declares no op {name}")
-    return text(generate(declared.fn, declared.signature, declared.name, declared.grad), stage)
+    made = generate_any(declared.fn, declared.signature, declared.name, declared.grad)
+    return text_of_lists(made, stage) if isinstance(made, GeneratedLists) else text(made, stage)
+
+
+def text_of_lists(op: GeneratedLists, stage: str) -> str:
+    """A stage of an op over lists."""
+    parts: list[str] = []
+    for graph in op.graphs:
+        parts.append(f"# {op.name}, {graph.label}")
+        if stage == "ir":
+            parts += map(str, graph.kernels)
+            continue
+        for layout in (ALIGNED, ANY):
+            for kernel, launch in zip(graph.kernels, op.plan(graph, layout).launches, strict=True):
+                way = f"a chunk of {CHUNK} elements a program" if kernel.axes else f"{LANES} places a program"
+                parts.append(f"# {layout}: {kernel.name}: {way}")
+                if stage == "source":
+                    parts.append(Path(inspect.getfile(launch.fn.fn)).read_text())
+    return "\n".join(parts)
 
 
 def text(op: Generated, stage: str, layouts: Sequence[Layout] = LAYOUTS) -> str:
@@ -40,17 +59,17 @@ def text(op: Generated, stage: str, layouts: Sequence[Layout] = LAYOUTS) -> str:
 
 def _ir(op: Generated, graph: Graph) -> Iterator[str]:
     yield f"# {op.name}, {graph.label}"
-    yield from (str(k) for k in (*graph.kernels, *graph.split))
+    yield from (str(k) for way in WAYS for k in graph.kernels_of(way))
 
 
 def _schedule(op: Generated, graph: Graph) -> Iterator[str]:
     yield f"{op.name}, {graph.label}"
     for layout in LAYOUTS:
-        for kernel in (*graph.kernels, *graph.split, *graph.walked):
+        for kernel in (k for way in WAYS for k in graph.kernels_of(way)):
             tile = choose_tile(kernel, layout)
             axes = {"batch": tile.batch, "p": tile.p, "q": tile.q}
             merged = ", ".join(f"{n} = {' '.join(f'{a.name}<{a.size}' for a in x)}" for n, x in axes.items() if x)
-            settings = ", ".join(s.name for s in settings_of(kind_of(tile), layout.name))
+            settings = ", ".join(s.name for s in choices(kernel, layout))
             reduced = f", {tile.reduced} reduced" if tile.reduced else ""
             yield f"  {layout.name}: {kernel.name}: {merged or 'a single element'}{reduced}: {settings}"
 
@@ -65,5 +84,6 @@ def _source(op: Generated, graph: Graph, layouts: Sequence[Layout]) -> Iterator[
                     one.launch(own)
                     if one.text not in seen:
                         seen.add(one.text)
-                        yield f"# --- {op.name}, {graph.label}, {layout.name}{', looped' if own.looped else ''}"
+                        how = ", looped" if own.looped else ", spread" if own.spread else ""
+                        yield f"# --- {op.name}, {graph.label}, {layout.name}{how}"
                         yield one.text

@@ -36,10 +36,12 @@ class Parts:
 
 @dataclass
 class Splitter:
-    """Replaces a graph's reductions by split ones. parts: those that were needed, in order."""
+    """Replaces a graph's reductions by split ones, and its sorts by sorted runs that are merged. parts: those that were
+    needed, in order. has_runs: whether there is anything to sort."""
 
     prefix: str = "parts"
     parts: list[Parts] = field(default_factory=list)
+    has_runs: bool = False
     known: dict[int, Lazy | None] = field(default_factory=dict)
     own: list[Reduction] = field(default_factory=list)  # made here: not to be split again, and kept alive
 

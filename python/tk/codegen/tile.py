@@ -75,6 +75,47 @@ def coefficients(v: Value, axes: Sequence[Axis]) -> list[dict[int, sympy.Expr]] 
     return found
 
 
+@dataclass(frozen=True)
+class LinearParts:
+    """A linear index as ``rest + p * row + q``. rows: whether p is in it as a whole."""
+
+    rest: sympy.Expr
+    rows: bool
+    row: sympy.Expr
+
+
+def linear_parts(kernel: Kernel, tile: Tile, v: Value) -> LinearParts | None:
+    """Of a random value; None where its index does not count the tile's q one by one."""
+    (expr,) = v.index
+    if values_in(expr) or not tile.q:
+        return None
+    row = ix.product([a.size for a in tile.q])
+    counted = _counted(expr, tile.q, sympy.Integer(1))
+    if counted is None:
+        return None
+    rest = counted
+    by_rows = _counted(rest, tile.p, row) if tile.p else None
+    return LinearParts(rest, False, row) if by_rows is None else LinearParts(by_rows, True, row)
+
+
+def _counted(expr: sympy.Expr, axes: Sequence[Axis], step: sympy.Expr) -> sympy.Expr | None:
+    """`expr` less these axes, where they stand in it as one dimension that is counted by `step`."""
+    left = expr
+    for a in reversed(axes):
+        left = sympy.expand(left - a.symbol * step)
+        step = step * a.size
+    return None if left.free_symbols & {a.symbol for a in axes} else left
+
+
+def is_in_fours(kernel: Kernel, tile: Tile, v: Value) -> bool:
+    """Whether in rows of a multiple of 16 elements each row begins at a multiple of 4, whatever the sizes."""
+    parts = linear_parts(kernel, tile, v)
+    if parts is None:
+        return False
+    terms = sympy.Add.make_args(sympy.expand(parts.rest))
+    return all(t == 0 or sympy.fraction(sympy.cancel(t / parts.row))[1] == 1 for t in terms)
+
+
 def choose_tile(kernel: Kernel, layout: Layout) -> Tile:
     """The reduced axes are one dimension; of the kept ones those that every access has entirely or not at all run
     along memory together."""
@@ -83,7 +124,7 @@ def choose_tile(kernel: Kernel, layout: Layout) -> Tile:
         return Tile(tuple(a for a in kernel.kept if a not in q), q)
     if kernel.walk:
         return Tile(kernel.kept, kernel.reduced, (kernel.walk,), "q", True)
-    if not kernel.kept or _is_inner(kernel):
+    if not kernel.kept or _is_inner(kernel) or any(v.op == "sort" for v in kernel.values):
         return Tile(kernel.kept, kernel.reduced, (), "q")
     q = _suffix(kernel, kernel.kept, layout)
     return Tile(kernel.reduced, q, tuple(a for a in kernel.kept if a not in q), "p")

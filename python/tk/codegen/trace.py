@@ -27,7 +27,7 @@ import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo.source import ConstantSource
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
@@ -35,6 +35,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
+from tk.codegen import combine, random
 from tk.codegen.errors import TraceError
 from tk.codegen.replaced import replacement
 from tk.generated.signature import DTYPES, NumberSpec, Signature, TensorSpec
@@ -123,15 +124,15 @@ def trace(fn: Callable[..., Any], signature: Signature, dtypes: Mapping[str, str
 
     def flat(*args: Any) -> Any:
         named = {**dict(zip(arguments.names, args, strict=True)), **flags}
-        with lines:
-            return fn(**named)
+        with random.drawing(signature, named), lines, combine.replaced(fn):
+            return fn(**random.own(fn, named))
 
     with _explaining(fn, lines, arguments), arguments.mode:
-        recorded = make_fx(flat, tracing_mode="real")(*arguments.values)
+        recorded = make_fx(flat, tracing_mode="real", decomposition_table=random.decompositions())(*arguments.values)
         _tag_lines(recorded, lines)
         outputs, structure = _outputs(recorded)
         core, new, mutated = _to_core(recorded, arguments)
-    checks = (*_checks(arguments, fn), *_nonempty(recorded, arguments))
+    checks = (*_checks(arguments, fn), *_nonempty(recorded, arguments), *_enough(recorded, arguments))
     _refuse_unknown_sizes(arguments, new, fn)
     nodes = _record(recorded, arguments.names)
     equal = _equal_sizes(arguments)
@@ -157,8 +158,9 @@ def trace_backward(
     wanted = [n for n in signature.tensors if DTYPES[_dtype_name(signature.tensors[n], dtypes)].is_floating_point]
 
     def run(args: Sequence[Any]) -> list[torch.Tensor]:
-        with lines:
-            results, _ = tree_flatten(fn(**dict(zip(own, args, strict=True)), **flags))
+        named = {**dict(zip(own, args, strict=True)), **flags}
+        with random.drawing(signature, named), lines, combine.replaced(fn):
+            results, _ = tree_flatten(fn(**random.own(fn, named)))
         return [r for r in results if r is not None and r.dtype.is_floating_point]
 
     def joint(*args: Any) -> list[torch.Tensor]:
@@ -177,7 +179,7 @@ def trace_backward(
         grads = [torch.empty(r.shape, dtype=r.dtype, device="meta") for r in run(arguments.values)]
         arguments.names = [*(f"grad_{i}" for i in range(len(grads))), *own]
         arguments.values = [*grads, *arguments.values]
-        recorded = make_fx(joint, tracing_mode="real")(*arguments.values)
+        recorded = make_fx(joint, tracing_mode="real", decomposition_table=random.decompositions())(*arguments.values)
         _tag_lines(recorded, lines)
         core, new, mutated = _to_core(recorded, arguments)
     if mutated:
@@ -236,8 +238,7 @@ class _Arguments:
 
     def _value(self, name: str, spec: Any, dtypes: Mapping[str, str], sizes: Mapping[str, Any]) -> Any:
         if isinstance(spec, TensorSpec):
-            if spec.is_list:
-                raise TraceError(f"{name}: lists of tensors cannot be generated yet; declare each tensor")
+            assert not spec.is_list, "a function of lists is traced with the tensors of one place"
             shape = [sizes[LEADING] for _ in range(spec.leading)] + [sizes.get(s, s) for s in spec.sizes]
             with self.mode:
                 # A meta tensor: decompositions ask for the device, and the CPU's are not those of a GPU.
@@ -332,7 +333,15 @@ def _line_of(error: BaseException, file: str) -> int | None:
 # --- The core graph ---
 
 # Ops that the lowering takes as they are, although a decomposition exists.
-_DIRECT = (aten._to_copy, aten.mean, aten.var, aten.var_mean, aten.cumsum, aten.embedding)
+_DIRECT = (
+    aten._to_copy,
+    aten.mean,
+    aten.var,
+    aten.var_mean,
+    aten.cumsum,
+    aten.embedding,
+    aten.embedding_dense_backward,
+)
 _FURTHER = (
     aten._softmax, aten._log_softmax, aten.gelu, aten.gelu_backward, aten.native_layer_norm,
     aten.native_layer_norm_backward, aten.native_group_norm, aten.native_group_norm_backward,
@@ -343,8 +352,8 @@ _FURTHER = (
     aten.nan_to_num, aten.isneginf, aten.isposinf, aten.rsub, aten.square, aten.deg2rad, aten.rad2deg, aten.frac,
     aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten.softshrink, aten.hardshrink, aten.celu, aten.selu,
     aten._prelu_kernel, aten.special_entr, aten.special_xlog1py, aten.special_log_ndtr, aten.huber_loss,
-    aten.smooth_l1_loss, aten.mse_loss, aten.nll_loss_forward, aten.nll_loss_backward, aten.embedding_dense_backward,
-    aten._fused_rms_norm, aten._fused_rms_norm_backward, aten.bucketize, aten.index_add, aten.index_copy,
+    aten.smooth_l1_loss, aten.mse_loss, aten.nll_loss_forward, aten.nll_loss_backward,
+    aten._fused_rms_norm, aten._fused_rms_norm_backward, aten.index_add, aten.index_copy,
 )  # fmt: skip
 
 
@@ -499,6 +508,26 @@ def _nonempty(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check
                 )
 
 
+def _enough(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check]:
+    """Of a row no more can be taken than it has."""
+    for node in recorded.graph.nodes:
+        if getattr(node.target, "overloadpacket", None) not in (aten.topk, aten.kthvalue):
+            continue
+        x, k = node.args[0].meta["val"], node.args[1]
+        dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", -1)
+        k, size = (sympy.sympify(_expr(n)).xreplace(arguments.symbols) for n in (k, x.shape[dim] if x.dim() else 1))
+        low = sympy.Integer(1 if _base(node) == "kthvalue" else 0)
+        for short in (k - size, low - k):
+            if not short.is_nonpositive:
+                message = f"{k} must be {low} to {size}: {_base(node)} along a dimension of size {size}"
+                yield Check(sympy.Max(0, short, evaluate=False), message)
+
+
+def _expr(n: Any) -> Any:
+    n = n.meta["val"] if isinstance(n, fx.Node) else n
+    return n.node.expr if isinstance(n, torch.SymInt) else n
+
+
 def _base(node: fx.Node) -> str:
     return str(node.target).split(".")[1]
 
@@ -561,22 +590,18 @@ def _check_leading(fn: Callable[..., Any], signature: Signature, found: Trace, r
         x = torch.randn([2, 3, *shape] if spec.leading else shape, generator=generator).to(dtype)
         many.append(x)
         one.append(x.clone().flatten(0, 1) if spec.leading else x.clone())
-    if any(n.target in _RANDOM for n in recorded.graph.nodes):
-        return
     try:
-        expected, _ = tree_flatten(fn(*many))
+        named = dict(zip(signature.params, many, strict=True))
+        with random.drawing(signature, named), _Lines(fn), random.Eager(), combine.replaced(fn):
+            expected, _ = tree_flatten(fn(**random.own(fn, named)))
         actual, _ = tree_flatten(fx.Interpreter(_on_cpu(recorded)).run(*one))
-    except (RuntimeError, IndexError, NotImplementedError):
-        return  # the CPU has no such op for this dtype, or the indices are out of range
+    except (RuntimeError, IndexError, ValueError, NotImplementedError):
+        return  # the CPU has no such op for this dtype, or the indices or numbers are out of range
     if not all(_agree(a, b) for a, b in zip(expected, actual, strict=True) if a is not None):
         raise TraceError(
             f"{where(fn)}: what the function computes depends on how many dimensions '...' stands for. Count "
             "dimensions from the end, and treat the leading ones alike"
         )
-
-
-_RANDOM = {aten.rand.default, aten.randn.default, aten.rand_like.default, aten.randn_like.default,
-           aten.bernoulli.default, aten.native_dropout.default, aten.randint.low, aten.randint.default}  # fmt: skip
 
 
 def _on_cpu(graph: fx.GraphModule) -> fx.GraphModule:
@@ -610,6 +635,9 @@ def _record(graph: fx.GraphModule, names: Sequence[str]) -> list[dict[str, Any]]
             found.append(dict(name=node.name, op="input", args=[next(inputs)], kwargs={}))
         elif node in live:
             args = node.args if node.op != "output" else (node.args[0],)
+            if node.target == torch.ops.tk_trace.associative_scan.default:
+                xs, number, dim = node.args
+                args = (xs, combine.record(number, [DTYPE_NAMES[x.meta["val"].dtype] for x in xs]), dim)
             found.append(
                 dict(name=node.name, op=_target_name(node), args=_json(list(args)), kwargs=_json(dict(node.kwargs)))
             )
@@ -629,9 +657,13 @@ def _live(graph: fx.GraphModule) -> set[fx.Node]:
 def _target_name(node: fx.Node) -> str:
     if node.op == "output":
         return "output"
+    if node.target == torch.ops.tk_trace.associative_scan.default:
+        return "tk.associative_scan"
     if isinstance(node.target, OpOverload):
         return str(node.target)
     target: Any = node.target
+    if isinstance(target, HigherOrderOperator):
+        return f"higher_order.{target.name()}"
     module = "operator" if getattr(operator, target.__name__, None) is target else "torch"
     return f"{module}.{target.__name__}"
 

@@ -16,7 +16,20 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from tk.functional import activations, losses, norms, quantization, reductions, softmaxes, tables
+from tk.functional import (
+    activations,
+    losses,
+    norms,
+    optimizers,
+    quantization,
+    random,
+    reductions,
+    scans,
+    searches,
+    softmaxes,
+    sorts,
+    tables,
+)
 from tk.functional._call import bind
 
 __all__ = ["FUNCTIONS", "available", "find"]
@@ -27,7 +40,7 @@ def _functions(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = _functions(
-    activations, losses, norms, quantization, reductions, softmaxes, tables
+    activations, losses, norms, optimizers, quantization, random, reductions, scans, searches, softmaxes, sorts, tables
 )
 
 

@@ -15,11 +15,13 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 Config = str | int | None
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+_wanted: set[str] = set()
 _ops: dict[str, Callable[..., Any]] = {}
 
 
 def needs(*ops: str) -> Callable[[Function], Function]:
     """Declares which ops a function calls."""
+    _wanted.update(ops)
 
     def declare(function: Function) -> Function:
         function.ops = ops  # type: ignore[attr-defined]
@@ -29,13 +31,14 @@ def needs(*ops: str) -> Callable[[Function], Function]:
 
 
 def bind(function: Callable[..., Any]) -> bool:
-    """Makes the ops callable by :func:`run`; False where one of them is in no loaded pack."""
-    for name in function.ops:  # type: ignore[attr-defined]
-        if name not in _ops:
-            if register.find(name) is None:
-                return False
+    """Makes the ops callable by :func:`run`; False where one of them is in no loaded pack.
+
+    Those of all functions at once: Dynamo looks a function up while it traces, after which it would not see what is
+    added to a dict that it has read."""
+    for name in _wanted - _ops.keys():
+        if register.find(name) is not None:
             _ops[name] = register.wrapper(name)
-    return True
+    return all(name in _ops for name in function.ops)  # type: ignore[attr-defined]
 
 
 def run(op: str, *args: Any, config: Config = None) -> Any:

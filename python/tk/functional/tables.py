@@ -12,7 +12,7 @@ from tk.functional._call import Config, needs, only_aten_has, run, taken
 __all__ = ["embedding", "rope"]
 
 
-@needs("embedding")
+@needs("embedding", "embedding_backward")
 def embedding(
     input: Tensor,
     weight: Tensor,
@@ -28,7 +28,8 @@ def embedding(
 
     Args:
         input: int64 or int32, any shape. On CUDA an index that is no row reads outside of weight.
-        weight: ``[V, D]``. Its gradient is ATen's.
+        weight: ``[V, D]``. Its gradient in float32 is added up by atomic additions, or in deterministic mode without
+            regard to order; in 16 bits it is ATen's.
         padding_idx: a row that gets no gradient.
         max_norm, norm_type, scale_grad_by_freq, sparse: on the CPU only.
 

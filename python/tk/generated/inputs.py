@@ -22,7 +22,9 @@ from tk.generated.signature import DTYPES, Signature, SignatureError, TensorSpec
 # What a float stands for is told by its name alone; any other is one that is neither 0 nor 1.
 FLOATS: Mapping[str, float] = {"eps": 1e-5}
 ANY_FLOAT = 0.75
+INTS: Mapping[str, int] = {"high": 1000, "offset": 4}
 ANY_INT = 1
+SORTED = ("boundaries", "sequence")  # tensors whose rows are
 UNSAID = 64  # a size that follows from nothing that is given
 
 
@@ -58,14 +60,16 @@ class Example:
         kind = self.signature.numbers[name].kind
         if kind == "bool":
             return self.flags[name]
-        return FLOATS.get(name, ANY_FLOAT) if kind == "float" else ANY_INT
+        return FLOATS.get(name, ANY_FLOAT) if kind == "float" else INTS.get(name, ANY_INT)
 
     def values(self, tensor: str, device: torch.device | str) -> Tensor:
         """Contiguous and random: floats normal, integers 0 or 1, or 0 alone where a size is 1: legal as indices."""
         shape, dtype = self.shape(tensor), self.dtype(tensor)
         if dtype.is_floating_point:
-            return torch.randn(shape, device=device).to(dtype)
-        return torch.randint(0, min((2, *self.sizes.values())) or 1, shape, device=device).to(dtype)
+            found = torch.randn(shape, device=device).to(dtype)
+        else:
+            found = torch.randint(0, min((2, *self.sizes.values())) or 1, shape, device=device).to(dtype)
+        return found.sort().values if tensor in SORTED else found
 
     def arguments(self, device: torch.device | str) -> list[Any]:
         """In the order of the schema."""
@@ -74,7 +78,10 @@ class Example:
 
 
 def signature_of(op: GeneratedOp) -> Signature:
-    """As declared. Raises ValueError where a size is an expression, which says too little to make up a tensor."""
+    """As declared. Raises ValueError where a size is an expression, which says too little to make up a tensor, and for
+    lists of tensors, of which a shape says too little."""
+    if op.takes_lists:
+        raise ValueError(f"tk.{op.name}: no inputs can be made up for it: it takes lists of tensors")
     texts = {p.name: op.meta["signature"][p.name] for p in op.params}
     try:
         return parse({**texts, **op.meta.get("variables", {})}, list(texts))

@@ -5,15 +5,17 @@ The graph was recorded with one leading dimension where the signature has "...":
 
 from __future__ import annotations
 
+import json
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tk import errors
+from tk.generated import random
 from tk.generated.problem import DTYPES, NAMES, Call
 
 # What a graph may call besides ATen: arithmetic on sizes and numbers, and picking one of several results.
@@ -31,6 +33,31 @@ _REFUSED = ("from_file", "set_", "_unsafe_index", "_unsafe_index_put", "_unsafe_
             "_unsafe_masked_index_put_accumulate")  # fmt: skip
 
 
+def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
+    """Of equal ones the first, as the kernels have it; which ATen takes is open."""
+    values, indices = torch.sort(x, stable=True, dim=dim, descending=largest)
+    return (values, indices) if x.dim() == 0 else (values.narrow(dim, 0, k), indices.narrow(dim, 0, k))
+
+
+def _associative_scan(xs: Sequence[Tensor], combine: str, dim: int) -> list[Tensor]:
+    """Every element takes in the one 1, 2, 4, … places before it. combine: a recorded graph of a0, a1, …, b0, b1, …"""
+    nodes, found, step = json.loads(combine), list(xs), 1
+    n = found[0].shape[dim] if found[0].dim() else 1
+    while step < n:
+        before = {f"a{i}": x.narrow(dim, 0, n - step) for i, x in enumerate(found)}
+        more = {f"b{i}": x.narrow(dim, step, n - step) for i, x in enumerate(found)}
+        both = evaluate(nodes, before | more, "associative_scan", found[0].device)
+        found = [torch.cat([x.narrow(dim, 0, step), y], dim) for x, y in zip(found, both, strict=True)]
+        step *= 2
+    return found
+
+
+_OURS: Mapping[str, Callable[..., Any]] = {
+    "aten.topk.default": _topk,
+    "tk.associative_scan": _associative_scan,
+}
+
+
 def run(call: Call) -> list[Tensor]:
     """The outputs of a call on the CPU, allocated as its kernels would; what is written in place is written."""
     graph = graph_of(call)
@@ -44,7 +71,16 @@ def run(call: Call) -> list[Tensor]:
     outputs = call.allocate()
     if len(found) != len(outputs):
         raise errors.PackError(f"tk.{call.op.name}: its graph has {len(found)} outputs, its pack says {len(outputs)}")
-    return [_fit(value, out, call) for value, out in zip(found, outputs, strict=True)]
+    taken = {_storage(x) for x in call.tensors}
+    results = []
+    for value, out in zip(found, outputs, strict=True):
+        results.append(_fit(value, out, call, taken))
+        taken.add(_storage(results[-1]))
+    return results
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
 
 
 def seen(call: Call) -> dict[str, Any]:
@@ -113,14 +149,15 @@ class _Input:
             self.value.copy_(self.seen.reshape(self.value.shape))
 
 
-def _fit(value: Tensor, out: Tensor, call: Call) -> Tensor:
-    """The value itself where it is what the op returns; never a view of an argument."""
+def _fit(value: Tensor, out: Tensor, call: Call, taken: Collection[int]) -> Tensor:
+    """The value itself where it is what the op returns; never a view of an argument, or of another result, in whose
+    storages (taken) it may lie."""
     if value.dtype != out.dtype or value.numel() != out.numel():
         raise errors.PackError(
             f"tk.{call.op.name}: its graph makes {value.dtype} {list(value.shape)}, its pack says {out.dtype} "
             f"{list(out.shape)}"
         )
-    is_view = any(value.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for x in call.tensors)
+    is_view = _storage(value) in taken
     if value.shape == out.shape and value.stride() == out.stride() and not is_view:
         return value
     return out.copy_(value.reshape(out.shape))
@@ -147,8 +184,12 @@ def evaluate(
 def _function(op: str, inputs: Mapping[str, Any], name: str) -> Callable[..., Any]:
     if op == "input":
         return inputs.__getitem__
-    if op in _PYTHON:
-        return _PYTHON[op]
+    if op in _PYTHON or op in _OURS:
+        return _PYTHON.get(op) or _OURS[op]
+    if op == "tk_random.bits.default":
+        return random.bits
+    if op == "higher_order.inline_asm_elementwise":
+        return _inline_asm(name)
     namespace, _, rest = op.partition(".")
     packet, _, overload = rest.partition(".")
     if namespace == "aten" and packet not in _REFUSED:
@@ -156,6 +197,17 @@ def _function(op: str, inputs: Mapping[str, Any], name: str) -> Callable[..., An
         if found is not None:
             return found
     raise errors.UnsupportedError(f"tk.{name}: on the CPU its graph needs {op}, which torch {torch.__version__} lacks")
+
+
+def _inline_asm(name: str) -> Callable[..., Any]:
+    def call(*inputs: Tensor, **kwargs: Any) -> Tensor:
+        if not inputs[0].is_cuda:
+            raise errors.UnsupportedError(f"tk.{name}: it has inline PTX, which the CPU cannot run")
+        from torch._higher_order_ops import inline_asm_elementwise
+
+        return inline_asm_elementwise(*inputs, **kwargs)
+
+    return call
 
 
 _NAMED: Mapping[str, Callable[[str], Any]] = {

@@ -7,6 +7,7 @@ Checks and outputs speak of declared dimensions: the leading ones count as one, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -113,7 +114,8 @@ class Call:
         )
 
     def check_written(self) -> None:
-        """A tensor that is written shares memory with no other, unless both are the same view."""
+        """A tensor that is written shares memory with no other, not even as the same view: the op was traced with
+        different tensors, so what it would do to one that is two of its arguments is not what the function does."""
         for i, (param, x) in enumerate(zip(self.op.tensors, self.tensors, strict=True)):
             if not param.mutated:
                 continue
@@ -164,7 +166,7 @@ class Call:
         if node.op == "alignment":
             return 256
         if d < front:
-            return 0 if node.op == "stride" else (_product(x.shape[:n_leading]) if d == front - 1 else 1)
+            return 0 if node.op == "stride" else (math.prod(x.shape[:n_leading]) if d == front - 1 else 1)
         if d - front >= param.rank:
             return 0
         d = n_leading + d - front
@@ -189,16 +191,9 @@ class Call:
         return torch.empty_strided(sizes, strides, dtype=dtype, device=self.tensors[0].device)
 
 
-def _product(sizes: Sequence[Any]) -> Any:
-    n: Any = 1
-    for size in sizes:
-        n = n * size
-    return n
-
-
 def _leading_strides(like: Tensor, n_leading: int, declared: Sequence[Any]) -> list[Any]:
     """csrc/ops/canonical.cpp's dense_strides."""
-    step = _product([_at_least_one(size) for size in declared])
+    step = math.prod([_at_least_one(size) for size in declared])
     strides: list[Any] = [0] * n_leading
     for d in reversed(memory_order(like, n_leading)):
         strides[d] = step
@@ -244,13 +239,12 @@ def overlaps_itself(x: Tensor) -> bool:
 def _overlap(x: Tensor, y: Tensor) -> bool:
     if x.numel() == 0 or y.numel() == 0:
         return False
-    (first, end), (other_first, other_end) = _extent(x), _extent(y)
-    if end <= other_first or other_end <= first:
-        return False
-    return (first, x.dtype, x.shape, x.stride()) != (other_first, y.dtype, y.shape, y.stride())
+    (first, end), (other_first, other_end) = extent(x), extent(y)
+    return first < other_end and other_first < end
 
 
-def _extent(x: Tensor) -> tuple[int, int]:
+def extent(x: Tensor) -> tuple[int, int]:
+    """Addresses of the first byte and past the last."""
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
 

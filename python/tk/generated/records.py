@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -114,8 +115,21 @@ class GeneratedOp:
 
     @cached_property
     def tensors(self) -> tuple[Param, ...]:
-        """The tensor arguments, in order: what expressions count."""
-        return tuple(p for p in self.params if p.kind == "tensor")
+        """The tensor arguments, lists too, in order: what expressions count."""
+        return tuple(p for p in self.params if p.kind in ("tensor", "tensors"))
+
+    @cached_property
+    def takes_lists(self) -> bool:
+        return any(p.kind == "tensors" for p in self.params)
+
+    @cached_property
+    def of_one_place(self) -> GeneratedOp:
+        """What an op of lists does to the tensors at one place of them, as an op of tensors. Its checks are about
+        dtypes alone."""
+        found = copy(self)
+        vars(found)["params"] = tuple(replace(p, kind="tensor" if p.kind == "tensors" else p.kind) for p in self.params)
+        vars(found).pop("tensors", None)
+        return found
 
     @cached_property
     def locals(self) -> tuple[Expr, ...]:

@@ -1,15 +1,16 @@
 """Registers with torch what C++ does not: fakes, CPU kernels, gradients and batching rules of generated ops.
 
-C++ defines an op's schema and its CUDA kernel when a pack is loaded (csrc/ops/generated.cpp); :func:`register_new`
-adds the rest, from what the pack says alone. An op that has a gradient has a twin ``_name``, which returns the outputs
-that are saved for it as well.
+C++ defines an op's schema and its CUDA kernel when a pack is loaded (csrc/ops/generated.cpp); the rest is added, from
+what the pack says alone, when ``torch.ops.tk`` is first asked for the op (:func:`packet`). At the Autograd key of an op
+that has a gradient stands the gate of csrc/ops/gate.h, in front of a twin ``_name`` without autograd, which returns the
+outputs that are saved for the gradient as well.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,31 +19,53 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library
 
 from tk import errors
-from tk.generated import gradients, interpret, records
+from tk.generated import gradients, interpret, lists, records
 from tk.generated.problem import Call
 from tk.generated.records import GeneratedOp
 from tk.heuristics import overrides
 from tk.ops import _register
 
 _library = Library("tk", "FRAGMENT")  # keeps what is registered alive
-_lock = threading.Lock()
+_lock = threading.RLock()
 _ops: dict[str, GeneratedOp] = {}
-
-
-def register_new() -> None:
-    """Registers the ops of packs that were loaded since it was last called."""
-    with _lock:
-        for op in records.read(len(_ops)):
-            _ops[op.name] = op
-            _register_op(op)
+_registered: set[str] = set()
+_unfinished: dict[str, Any] = {}  # packets of ops that are being registered
 
 
 def find(name: str) -> GeneratedOp | None:
+    """An op of a loaded pack."""
+    _read_new()
     return _ops.get(name)
 
 
 def names() -> list[str]:
+    _read_new()
     return sorted(_ops)
+
+
+def _read_new() -> None:
+    with _lock:
+        for op in records.read(len(_ops)):
+            _ops[op.name] = op
+
+
+def packet(namespace: Any, name: str, make: Callable[[str], Any]) -> Any:
+    """``torch.ops.tk.<name>``, its op registered. make: what torch's own namespace does, which remembers the packet."""
+    with _lock:
+        if (known := vars(namespace).get(name) or _unfinished.get(name)) is not None:
+            return known  # another thread was faster, or it is being registered
+        made = make(name)
+        op = find(name) or find(name.removeprefix("_").removesuffix("_autograd"))
+        if op is None or op.name in _registered:
+            return made
+        vars(namespace).pop(name)  # until it is complete, only this thread may see it
+        _unfinished[name] = made
+        _registered.add(op.name)
+        try:
+            _register_op(op)
+        finally:
+            vars(namespace)[name] = _unfinished.pop(name)
+        return made
 
 
 def wrapper(name: str) -> Callable[..., Any]:
@@ -52,7 +75,7 @@ def wrapper(name: str) -> Callable[..., Any]:
     mode_name = op.default._schema.arguments[-1].name
 
     def call(*args: Any, config: str | int | None = None, **kwargs: Any) -> Any:
-        first = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+        first = next(lists.tensors_of((*args, *kwargs.values())), None)
         if first is not None:  # without one the op says what is missing
             mode, number = overrides.find(name, first)
             number = number if config is None else overrides.number(name, config, first)
@@ -68,27 +91,58 @@ def wrapper(name: str) -> Callable[..., Any]:
 
 
 def _register_op(op: GeneratedOp) -> None:
-    _register_kernels(op, op.name, op.n_results - op.n_saved)
-    if op.backward:
-        _register_kernels(op, f"_{op.name}", op.n_results)
-        _library.impl(op.name, _autograd_kernel(op), "Autograd", with_keyset=True)
-    else:
-        gradients.register(op.name, _library)
+    if op.takes_lists:
+        return _register_lists(op)
+    _register_kernels(op, op.name, _n_returned(op))
+    formula = gradients.FORMULAS.get(op.name)
+    if op.backward or formula:
+        _register.at_autograd(op.name, _autograd_kernel(op, formula), _n_returned(op))
+        if op.n_saved:
+            _register_kernels(op, f"_{op.name}", op.n_results)
+
+
+def _register_lists(op: GeneratedOp) -> None:
+    """They write in place alone: there is nothing to return, no gradient, and no batching rule."""
+    overload = getattr(torch.ops.tk, op.name).default
+
+    def fake(*args: Any, **kwargs: Any) -> None:
+        lists.calls(op, _all_arguments(overload, args, kwargs))
+
+    def cpu(*args: Any, **kwargs: Any) -> None:
+        args = tuple(_all_arguments(overload, args, kwargs))
+        calls = lists.calls(op, args)
+        lists.check_memory(op, args)
+        with torch._C._AutoDispatchBelowAutograd():
+            for call in calls:
+                interpret.run(call)
+
+    def elsewhere(*args: Any, **kwargs: Any) -> None:
+        """Of lists without a tensor, which belong to no backend, or to one without kernels."""
+        calls = lists.calls(op, _all_arguments(overload, args, kwargs))
+        if calls:
+            raise errors.UnsupportedError(
+                f"tk.{op.name}: it is there on CUDA and the CPU, not on {calls[0].tensors[0].device}"
+            )
+
+    torch.library.register_fake(f"tk::{op.name}", fake, lib=_library)
+    _library.impl(op.name, cpu, "CPU")
+    _library.impl(op.name, elsewhere, "CompositeExplicitAutograd")
+
+
+def _n_returned(op: GeneratedOp) -> int:
+    return op.n_results - op.n_saved
 
 
 def _register_kernels(op: GeneratedOp, name: str, n_results: int) -> None:
     """Of the op or its twin, which differ in how many of the outputs they return."""
     overload = getattr(torch.ops.tk, name).default
 
-    def call_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-        return Call(op, _all_arguments(overload, args, kwargs))
-
     def fake(*args: Any, **kwargs: Any) -> Any:
-        return _returned(call_of(args, kwargs).allocate()[:n_results])
+        return _returned(Call(op, _all_arguments(overload, args, kwargs)).allocate()[:n_results])
 
     def cpu(*args: Any, **kwargs: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
-            return _returned(interpret.run(call_of(args, kwargs))[:n_results])
+            return _returned(interpret.run(Call(op, _all_arguments(overload, args, kwargs)))[:n_results])
 
     torch.library.register_fake(f"tk::{name}", fake, lib=_library)
     _library.impl(name, cpu, "CPU")
@@ -118,38 +172,43 @@ def _listed(returned: Any) -> tuple[Tensor, ...]:
 # --- Gradients ---
 
 
-def _autograd_kernel(op: GeneratedOp) -> Callable[..., Any]:
+def _autograd_kernel(op: GeneratedOp, formula: gradients.Formula | None) -> Callable[..., Any]:
     """As tk.ops._register's: a formula that stands once per level of torch.func's transforms, and nothing at all where
-    nothing needs a gradient."""
+    nothing needs a gradient. formula: of an op whose backward is no op of its own."""
     public = getattr(torch.ops.tk, op.name).default
-    twin = getattr(torch.ops.tk, f"_{op.name}").default
-    formula = _formula(op, twin)
+
+    @cache
+    def function() -> Any:  # at the first call: the twin is defined with the gate
+        return _function_of(op, public, formula)
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         args = tuple(_all_arguments(public, args, kwargs))
-        if _register._has_tangent(args):
+        if _register.has_tangent(args):
             raise NotImplementedError(f"tk.{op.name} has no formula for forward-mode automatic differentiation")
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-            with _register._single_level():
-                return _returned(formula.apply(keyset, *args)[: op.n_results - op.n_saved])
-        return _below(public, keyset, args)
+            with _register.single_level():
+                return _returned(_listed(function().apply(keyset, *args))[: _n_returned(op)])
+        return _register.below_autograd(public, keyset, *args)
 
     return kernel
 
 
-def _below(overload: Any, keyset: Any, args: Sequence[Any]) -> Any:
-    with torch._C._AutoDispatchBelowAutograd():
-        return overload.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+def _function_of(op: GeneratedOp, public: Any, formula: gradients.Formula | None) -> Any:
+    """The torch.autograd.Function of an op. What it calls below autograd is the twin where more is saved than
+    returned."""
+    below = getattr(torch.ops.tk, f"_{op.name}").default if op.n_saved else public
 
-
-def _formula(op: GeneratedOp, twin: Any) -> Any:
     def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
-        outputs = _listed(_below(twin, keyset, args))
-        _save(ctx, op, args, outputs)
+        outputs = _listed(_register.below_autograd(below, keyset, *args))
+        if formula is None:
+            _save(ctx, op, args, outputs)
+        else:
+            formula[0](ctx, args, _returned(outputs))
         return outputs
 
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return (None, *_gradients(ctx, op, grads))
+        found = _gradients(ctx, op, grads) if formula is None else formula[1](ctx, *grads)
+        return (None, *found)
 
     name = "Tk" + "".join(part.capitalize() for part in op.name.split("_"))
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
@@ -165,11 +224,9 @@ def _save(ctx: Any, op: GeneratedOp, args: Sequence[Any], outputs: Sequence[Tens
     ctx.names = tuple(saved)
     ctx.mode = args[-1]
     ctx.n_args = len(args)
-    ctx.differentiable = [x.is_floating_point() for x in outputs[: op.n_results - op.n_saved]]
+    ctx.differentiable = [x.is_floating_point() for x in outputs[: _n_returned(op)]]
     ctx.save_for_backward(*saved.values())
-    ctx.mark_non_differentiable(
-        *outputs[op.n_results - op.n_saved :], *(x for x in outputs if not x.is_floating_point())
-    )
+    ctx.mark_non_differentiable(*outputs[_n_returned(op) :], *(x for x in outputs if not x.is_floating_point()))
 
 
 def _gradients(ctx: Any, op: GeneratedOp, grads: Sequence[Tensor]) -> list[Any]:

@@ -77,33 +77,35 @@ def _gate() -> ctypes.PyDLL:
     return library
 
 
-def _at_autograd(name: str, kernel: Callable[..., Tensor]) -> None:
+def at_autograd(name: str, kernel: Callable[..., Any], n_results: int = 1) -> None:
     """Registers ``kernel(keyset, *args, **kwargs)`` for calls that autograd may have to do with: behind the gate, or at
     the op itself where this torch does not tell what the gate asks. name: "mm", "mm.out"."""
     stem, _, overload = name.partition(".")
     twin, tracked = (f"{x}.{overload}" if overload else x for x in (f"_{stem}", f"_{stem}_autograd"))
+    has_gate = _gate().tk_ops_gate(name.encode())
     _implementations.impl(twin, torch.library.fallthrough_kernel, "Autograd")
-    if _gate().tk_ops_gate(name.encode()):
-        _implementations.impl(tracked, _leaving_errors(kernel), "Autograd", with_keyset=True)
+    if has_gate:
+        _implementations.impl(tracked, _leaving_errors(kernel, n_results), "Autograd", with_keyset=True)
     else:
         _implementations.impl(name, kernel, "Autograd", with_keyset=True)
 
 
-def _leaving_errors(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _leaving_errors(kernel: Callable[..., Any], n_results: int) -> Callable[..., Any]:
     """The kernel as the gate calls it: an exception is left with the gate, which raises it again."""
 
-    def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def guarded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return kernel(keyset, *args, **kwargs)
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"
             _gate().tk_ops_python_failed(type(error), error, text.encode(errors="replace"))
-        return next(x for x in args if isinstance(x, Tensor))  # stands for no result: the gate drops it
+        none = next(x for x in args if isinstance(x, Tensor))  # stands for no result: the gate drops it
+        return none if n_results == 1 else (none,) * n_results
 
     return guarded
 
 
-def _below_autograd(op: Any, keyset: Any, *args: Any, **kwargs: Any) -> Tensor:
+def below_autograd(op: Any, keyset: Any, *args: Any, **kwargs: Any) -> Any:
     with torch._C._AutoDispatchBelowAutograd():
         return op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
 
@@ -119,7 +121,7 @@ def autograd(name: str, setup: Callable[..., None], backward: Callable[..., Any]
     class Formula(_SingleLevelFunction):
         @staticmethod
         def forward(ctx: Any, keyset: Any, *args: Any) -> Tensor:
-            result = _below_autograd(op, keyset, *args)
+            result = below_autograd(op, keyset, *args)
             ctx.needs = ctx.needs_input_grad[1:]
             setup(ctx, _with_defaults(op, args), result)
             return result
@@ -131,23 +133,23 @@ def autograd(name: str, setup: Callable[..., None], backward: Callable[..., Any]
     Formula.__name__ = Formula.__qualname__ = f"Tk{name.capitalize()}"
 
     def kernel(keyset: Any, *args: Any) -> Tensor:
-        if _has_tangent(args):
+        if has_tangent(args):
             raise NotImplementedError(f"tk.{name} has no formula for forward-mode automatic differentiation")
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-            with _single_level():
+            with single_level():
                 return Formula.apply(keyset, *args)  # type: ignore[attr-defined]
-        return _below_autograd(op, keyset, *args)
+        return below_autograd(op, keyset, *args)
 
-    _at_autograd(name, kernel)
+    at_autograd(name, kernel)
 
 
-def _has_tangent(args: tuple[Any, ...]) -> bool:
+def has_tangent(args: tuple[Any, ...]) -> bool:
     if forward_ad._current_level < 0:
         return False
     return any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in args)
 
 
-def _single_level() -> AbstractContextManager[Any]:
+def single_level() -> AbstractContextManager[Any]:
     """Under a ``torch.func`` transform, what lets a formula stand for one level of it."""
     if not torch._C._are_functorch_transforms_active():
         return nullcontext()
@@ -206,9 +208,9 @@ def out_form(name: str) -> None:
                 f"tk.{name}: functions with out=... arguments don't support automatic differentiation, but one of the "
                 "arguments requires grad."
             )
-        return _below_autograd(op_out, keyset, *args, **kwargs)
+        return below_autograd(op_out, keyset, *args, **kwargs)
 
-    _at_autograd(f"{name}.out", refuse_gradients)
+    at_autograd(f"{name}.out", refuse_gradients)
 
 
 def _functionalize_out(name: str) -> None:

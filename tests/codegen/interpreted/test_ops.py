@@ -153,6 +153,15 @@ def test_statistics(layout: str, dtype: torch.dtype) -> None:
         assert results[2].tolist() == [1, 0] and results[3].tolist() == [3, 0], variant
 
 
+@pytest.mark.parametrize("at", [0, 50, 99])
+def test_the_mean_of_a_row_with_an_infinity(at: int) -> None:
+    """NaN, whichever setting runs, wherever it stands."""
+    x = make((3, 100), torch.float32)
+    x[1, at] = float("inf")
+    for variant, results in host.run_all(generated("statistics"), x):
+        assert results[1].isnan().tolist() == results[0].isnan().tolist() == [False, True, False], variant
+
+
 @pytest.mark.parametrize("flag", [False, True])
 def test_flags(flag: bool) -> None:
     check("maybe_scaled", make((4, 16), torch.float32), flag, at_least=3)

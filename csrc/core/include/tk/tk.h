@@ -21,7 +21,7 @@ extern "C" {
 #define TK_MAX_DIMS 8
 #define TK_MAX_TENSORS 32
 #define TK_MAX_INTS 32
-#define TK_MAX_FLOATS 16
+#define TK_MAX_FLOATS 448
 
 typedef enum tk_status {
   TK_OK = 0,
@@ -122,11 +122,13 @@ typedef enum tk_param_kind {
 } tk_param_kind;
 
 /* An argument. The tensors of a call are the tensor params in order, then the outputs; its ints are the int and bool
- * params, its floats the float params. */
+ * params, its floats the float params. The tensors of an op are all lists or none; docs/packs.md says how lists are
+ * passed. */
 typedef struct tk_param {
   const char* name;
   tk_param_kind kind;
-  int32_t leading; /* of a tensor: 1 when any dimensions may come before the declared ones, the same for all that do */
+  int32_t leading; /* of a tensor, or of each in a list: 1 when any dimensions may come before the declared ones, the
+                      same for all that do; 2 when the core must see them in their order, whatever their strides */
   int32_t mutated; /* of a tensor: 1 when it is written in place */
   uint32_t rank;   /* of a tensor: how many dimensions are declared */
   const char* default_value; /* as a schema spells it; "" when there is none */

@@ -13,7 +13,7 @@ from tk.codegen.lower import Call, Emitter, Index, Lazy, operand
 from tk.codegen.rules.table import normal_dim, rule
 
 
-def _wrapped(e: Emitter, value: int, size: sympy.Expr, may_be_negative: bool) -> sympy.Expr:
+def wrapped(e: Emitter, value: int, size: sympy.Expr, may_be_negative: bool) -> sympy.Expr:
     """The index that a value read from memory stands for."""
     value = e.cast(value, "i64")
     if may_be_negative:
@@ -25,7 +25,7 @@ def _wrapped(e: Emitter, value: int, size: sympy.Expr, may_be_negative: bool) ->
 @rule("aten.embedding")
 def _embedding(call: Call, weight: Any, indices: Any, *_: Any, **__: Any) -> Lazy:
     def read(e: Emitter, index: Index) -> int:
-        row = _wrapped(e, e.read(indices, index[:-1]), weight.shape[0], False)
+        row = wrapped(e, e.read(indices, index[:-1]), weight.shape[0], False)
         return e.read(weight, (row, index[-1]))
 
     return Lazy(call.shape, weight.dtype, read)
@@ -36,7 +36,7 @@ def _gather(call: Call, x: Any, dim: int, at: Any, **_: Any) -> Lazy:
     d = normal_dim(dim, len(x.shape))
 
     def read(e: Emitter, index: Index) -> int:
-        row = _wrapped(e, e.read(at, index), x.shape[d], False)
+        row = wrapped(e, e.read(at, index), x.shape[d], False)
         return e.read(x, (*index[:d], row, *index[d + 1 :]))
 
     return Lazy(call.shape, x.dtype, read)
@@ -47,7 +47,7 @@ def _index_select(call: Call, x: Any, dim: int, at: Any) -> Lazy:
     d = normal_dim(dim, len(x.shape))
 
     def read(e: Emitter, index: Index) -> int:
-        row = _wrapped(e, e.read(at, (index[d],) if at.shape else ()), x.shape[d], False)
+        row = wrapped(e, e.read(at, (index[d],) if at.shape else ()), x.shape[d], False)
         return e.read(x, (*index[:d], row, *index[d + 1 :]))
 
     return Lazy(call.shape, x.dtype, read)
@@ -68,7 +68,7 @@ def _index(call: Call, x: Any, indices: Sequence[Any]) -> Lazy:
         chosen = index[at : at + rank]
         rest = iter((*index[:at], *index[at + rank :]))
         own = [
-            _wrapped(e, readers[d](e, chosen), x.shape[d], True) if d in readers else next(rest)
+            wrapped(e, readers[d](e, chosen), x.shape[d], True) if d in readers else next(rest)
             for d in range(len(x.shape))
         ]
         return e.read(x, tuple(own))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tk.codegen.errors import TraceError
 from tk.codegen.ir import COMPARE, FLOATS, INTS, TEST
-from tk.codegen.lower import Call, Emitter, Lazy, operand
+from tk.codegen.lower import Call, Emitter, Index, Lazy, operand
 from tk.codegen.rules.table import RULES, Rule, base_name, elementwise, plain, rule
 
 _SAME = {
@@ -17,13 +16,14 @@ _SAME = {
     "erfc": ["erfc"], "erfinv": ["erfinv"], "lgamma": ["lgamma"], "atan2": ["atan2"], "hypot": ["hypot"],
     "nextafter": ["nextafter"], "copysign": ["copysign"], "fmod": ["fmod"], "sigmoid": ["sigmoid"],
     "reciprocal": ["reciprocal"], "mul": ["mul"], "pow": ["pow"], "maximum": ["maximum", "fmax_nan"],
-    "minimum": ["minimum"], "remainder": ["remainder"], "i0": ["i0"],
+    "minimum": ["minimum"], "remainder": ["remainder"], "i0": ["i0", "special_modified_bessel_i0"],
+    "i1": ["special_i1", "special_modified_bessel_i1"],
 }  # fmt: skip
 for _ours, _torchs in _SAME.items():
     for _name in _torchs:
         for _namespace in ("aten", "prims"):
             RULES[f"{_namespace}.{_name}"] = plain(_ours)
-for _name in ("erfcx", "bessel_j0", "bessel_j1", "ndtri"):
+for _name in ("erfcx", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "ndtri"):
     RULES[f"aten.special_{_name}"] = RULES[f"prims.{_name}"] = plain(_name)
 
 
@@ -120,8 +120,48 @@ def _ignoring_nan(call: Call, a: Any, b: Any) -> Lazy:
 
 
 @rule("aten.frexp")
-def _refuse_frexp(call: Call, x: Any) -> Any:
-    raise TraceError("aten.frexp cannot be generated yet")
+def _frexp(call: Call, x: Lazy) -> tuple[Lazy, Lazy]:
+    """(mantissa of 0.5 to 1, exponent in int32), by the bits of an fp32 or fp64 number."""
+    wide, bits, digits, bias = ("fp64", "i64", 52, 1022) if x.dtype == "fp64" else ("fp32", "i32", 23, 126)
+    top = 2 * bias + 3  # the exponent of infinities and NaN
+
+    def parts(e: Emitter, index: Index) -> tuple[int, int, int, int]:
+        """(value, whether it has no exponent, bits of a normal number, exponent)."""
+        value = e.cast(e.read(x, index), wide)
+        tiny = e.op("lt", "i1", e.op("abs", wide, value), e.constant(2.0 ** (1 - bias), wide))
+        scaled = e.op("where", wide, tiny, e.op("mul", wide, value, e.constant(2.0**64, wide)), value)
+        found = e.builder.add("bitcast", bits, scaled, data=wide)
+        exponent = e.op("and", bits, e.op("shr", bits, found, e.constant(digits, bits)), e.constant(top, bits))
+        none = e.op("eq", "i1", value, e.constant(0.0, wide))
+        none = e.op("or", "i1", none, e.op("eq", "i1", exponent, e.constant(top, bits)))
+        back = e.op("where", bits, tiny, e.constant(64, bits), e.constant(0, bits))
+        return value, none, found, e.op("sub", bits, e.op("sub", bits, exponent, e.constant(bias, bits)), back)
+
+    def mantissa(e: Emitter, index: Index) -> int:
+        value, none, found, _ = parts(e, index)
+        kept = e.op("and", bits, found, e.constant(~(top << digits), bits))
+        half = e.op("or", bits, kept, e.constant(bias << digits, bits))
+        return e.cast(e.op("where", wide, none, value, e.builder.add("bitcast", wide, half, data=bits)), x.dtype)
+
+    def exponent(e: Emitter, index: Index) -> int:
+        _, none, _, found = parts(e, index)
+        return e.cast(e.op("where", bits, none, e.constant(0, bits), found), "i32")
+
+    return Lazy(x.shape, x.dtype, mantissa), Lazy(x.shape, "i32", exponent)
+
+
+@rule("inline_asm_elementwise")
+def _inline_asm(call: Call, *inputs: Any, asm_str: str, constraints: str, dtype: Any, is_pure: bool = True,
+                pack: int = 1) -> Lazy:  # fmt: skip
+    """torch's higher-order op: PTX for each element, its operands in the dtypes of the tensors."""
+    dtypes = tuple(x.dtype for x in inputs)
+    readers = [operand(x, call.shape, x.dtype) for x in inputs]
+
+    def read(e: Emitter, index: Index) -> int:
+        data = (asm_str, constraints, pack, dtypes)
+        return e.builder.add("asm", call.dtype, *(r(e, index) for r in readers), data=data)
+
+    return Lazy(call.shape, call.dtype, read)
 
 
 @rule("aten.pow")

@@ -127,9 +127,21 @@ def _variance(call: Call, x: Any, dims: Any, correction: Any, keepdim: bool) -> 
         n = e.op("maximum", wide, n, e.constant(0, wide))
         return e.cast(e.op("div", wide, e.read(squares, index), n), x.dtype)
 
-    dtype = x.dtype
-    as_mean = Lazy(mean.shape, dtype, lambda e, i: e.cast(e.read(mean, i), dtype))
-    return Lazy(mean.shape, dtype, read), as_mean
+    return Lazy(mean.shape, x.dtype, read), Lazy(mean.shape, x.dtype, lambda e, i: e.cast(e.read(mean, i), x.dtype))
+
+
+def _returned_mean(x: Lazy, dims: Any, keepdim: bool, mean: Lazy) -> Lazy:
+    """The mean as a result: NaN where a row has an infinity, as of Welford's method, whatever method the setting has.
+    Where it is only taken off the elements, they are NaN by themselves."""
+    wide = wide_of(x.dtype)
+    squares = _reduce("m2", x, dims, keepdim, wide, wide)
+
+    def read(e: Emitter, index: Index) -> int:
+        away, found = e.read(squares, index), e.read(mean, index)
+        is_lost = e.op("ne", "i1", away, away)
+        return e.op("where", x.dtype, is_lost, e.cast(away, x.dtype), found)
+
+    return Lazy(mean.shape, x.dtype, read)
 
 
 @rule("aten.var")
@@ -139,4 +151,8 @@ def _var(call: Call, x: Any, dims: Any = None, correction: Any = None, keepdim: 
 
 @rule("aten.var_mean")
 def _var_mean(call: Call, x: Any, dims: Any = None, correction: Any = None, keepdim: bool = False) -> tuple[Lazy, Lazy]:
-    return _variance(call, x, dims, correction, keepdim)
+    variance, mean = _variance(call, x, dims, correction, keepdim)
+    picks = [n for n in call.node.users if n.args[1] == 1]
+    if any(user.op == "output" for n in picks for user in n.users):
+        return variance, _returned_mean(x, dims, bool(keepdim), mean)
+    return variance, mean

@@ -1,0 +1,311 @@
+#include "lists.h"
+
+#include <algorithm>
+#include <bit>
+#include <vector>
+
+#include "arguments.h"
+#include "canonical.h"
+#include "launch.h"
+#include "runtime.h"
+#include "settings.h"
+
+namespace tk::ops {
+namespace {
+
+constexpr int32_t kInt64 = 4;
+
+struct List {
+  const tk_param* param = nullptr;
+  std::vector<Tensor> given;   // owned
+  std::vector<Meta> tensors;   // what is launched on: those given, or copies
+  std::vector<Tensor> copies;  // empty handles where none was needed
+};
+
+struct ListCall {
+  explicit ListCall(const tk_generated_op& described) : op(described) {}
+  size_t count() const { return lists.front().given.size(); }
+  const List* first_with_sizes() const {
+    const auto found = std::ranges::find_if(lists, [](const List& list) { return list.param->leading; });
+    return found == lists.end() ? nullptr : &*found;
+  }
+
+  const tk_generated_op& op;
+  std::vector<List> lists;
+  std::vector<int64_t> ints;
+  std::vector<double> floats;
+  int64_t config = -1;
+  int64_t mode = 0;
+};
+
+// --- Reading ---
+
+void read(StableIValue* stack, ListCall& c) {
+  Arguments args(stack);
+  for (uint32_t i = 0; i < c.op.n_params; i++) {
+    const tk_param& param = c.op.params[i];
+    switch (param.kind) {
+      case TK_PARAM_FLOAT:
+        c.floats.push_back(args.number());
+        break;
+      case TK_PARAM_INT:
+        c.ints.push_back(args.integer());
+        break;
+      case TK_PARAM_BOOL:
+        c.ints.push_back(args.boolean());
+        break;
+      default:
+        c.lists.emplace_back().param = &param;
+        c.lists.back().given = args.tensors();
+    }
+  }
+  c.config = args.integer();
+  c.mode = args.integer();
+  for (List& list : c.lists) {
+    for (const Tensor& tensor : list.given) list.tensors.push_back(meta(tensor));
+    list.copies.resize(list.given.size());
+  }
+}
+
+// --- Checks ---
+
+[[noreturn]] void fail_call(const ListCall& c, const std::string& message) {
+  fail_argument(text("tk.", c.op.name, ": ", message));
+}
+
+std::string place(const List& list, size_t i) { return text(list.param->name, "[", i, "]"); }
+
+void check_lengths(const ListCall& c) {
+  for (const List& list : c.lists)
+    if (list.given.size() != c.count())
+      fail_call(c, text("lists must have one length; ", c.lists.front().param->name, " has ", c.count(), " tensors, ",
+                        list.param->name, " ", list.given.size()));
+}
+
+void check_tensor(const ListCall& c, const List& list, size_t i) {
+  const Meta& x = list.tensors[i];
+  const Meta& first = c.lists.front().tensors.front();
+  if (x.device != first.device)
+    fail_call(c, text(place(c.lists.front(), 0), " is on ", describe(first.device), ", ", place(list, i), " on ",
+                      describe(x.device), "; all tensors must be on one device"));
+  if (x.dtype != list.tensors.front().dtype)
+    fail_call(c, text("the tensors of a list must have one dtype; ", place(list, 0), " is ",
+                      dtype_name(list.tensors.front().dtype), ", ", place(list, i), " ", dtype_name(x.dtype)));
+  if (!list.param->leading && x.dim() != 0)
+    fail_call(c, text(place(list, i), " must have 0 dimensions, is ", describe_sizes(x.sizes)));
+  const List* const like = c.first_with_sizes();
+  if (list.param->leading && !std::ranges::equal(x.sizes, like->tensors[i].sizes))
+    fail_call(c, text("the dimensions of ", place(*like, i), " and ", place(list, i), " must be the same, are ",
+                      describe_sizes(like->tensors[i].sizes), " and ", describe_sizes(x.sizes)));
+}
+
+Layout layout_of(const Meta& x) { return {x.sizes, x.strides, static_cast<uint32_t>(x.sizes.size()), true}; }
+
+int64_t elements(const Meta& x) {
+  int64_t n = 1;
+  for (const int64_t size : x.sizes) n *= size;
+  return n;
+}
+
+// Of elements, from the first to past the last in memory.
+int64_t reach(const Meta& x) {
+  int64_t last = 0;
+  for (size_t d = 0; d < x.sizes.size(); d++) last += (x.sizes[d] - 1) * x.strides[d];
+  return last + 1;
+}
+
+const char* address(const Meta& x) { return static_cast<const char*>(read_pointer(x)); }
+
+struct Extent {
+  const char* first;
+  const char* end;
+  const List* list;
+  size_t place;
+};
+
+// What is written shares memory with nothing else.
+void check_memory(const ListCall& c) {
+  std::vector<Extent> extents;
+  for (const List& list : c.lists)
+    for (size_t i = 0; i < c.count(); i++) {
+      const Meta& x = list.tensors[i];
+      if (elements(x) == 0) continue;
+      if (list.param->mutated && overlaps_itself(layout_of(x)))
+        fail_call(c, text("elements of ", place(list, i),
+                          ", which is written, share memory: give each a place of its own (.clone())"));
+      extents.push_back({address(x), address(x) + reach(x) * item_size(x.dtype), &list, i});
+    }
+  std::ranges::sort(extents, {}, &Extent::first);
+  const Extent* last = nullptr;          // of those so far the one that ends last,
+  const Extent* last_written = nullptr;  // and of those that are written
+  for (const Extent& extent : extents) {
+    const bool is_written = extent.list->param->mutated;
+    const Extent* const other = is_written ? last : last_written;
+    if (other && other->end > extent.first) {
+      const bool is_first = other->list->param->mutated;
+      const Extent& written = is_first ? *other : extent;
+      const Extent& shared = is_first ? extent : *other;
+      fail_call(c, text(place(*written.list, written.place), ", which is written, overlaps ",
+                        place(*shared.list, shared.place), " in memory; clone one of them"));
+    }
+    if (!last || extent.end > last->end) last = &extent;
+    if (is_written && (!last_written || extent.end > last_written->end)) last_written = &extent;
+  }
+}
+
+// --- One order of elements for the tensors of a place ---
+
+bool is_row_major(const Meta& x) {
+  int64_t step = 1;
+  for (size_t d = x.sizes.size(); d-- > 0;) {
+    if (x.sizes[d] != 1 && x.strides[d] != step) return false;
+    step *= x.sizes[d];
+  }
+  return true;
+}
+
+bool same_strides(const Meta& x, const Meta& y) {
+  for (size_t d = 0; d < x.sizes.size(); d++)
+    if (x.sizes[d] != 1 && x.strides[d] != y.strides[d]) return false;
+  return true;
+}
+
+// Whether element e of each lies at e in memory, in one order for all.
+bool run_alike(const ListCall& c, size_t i) {
+  const Meta& first = c.first_with_sizes()->tensors[i];
+  const bool is_dense = is_row_major(first) || (!overlaps_itself(layout_of(first)) && reach(first) == elements(first));
+  return is_dense && std::ranges::all_of(c.lists, [&](const List& list) {
+           return !list.param->leading || same_strides(first, list.tensors[i]);
+         });
+}
+
+void copy(AtenTensorHandle to, AtenTensorHandle from) { check_shim(aoti_torch_copy_(to, from, 0), "copy a tensor"); }
+
+void make_row_major(ListCall& c, size_t i) {
+  for (List& list : c.lists) {
+    Meta& x = list.tensors[i];
+    if (!list.param->leading || is_row_major(x)) continue;
+    list.copies[i] = empty(x.sizes, x.dtype, x.device);
+    copy(list.copies[i].get(), x.handle);
+    x = meta(list.copies[i]);
+  }
+}
+
+void arrange(ListCall& c) {
+  const List* const sized = c.first_with_sizes();
+  if (!sized) return;
+  for (size_t i = 0; i < c.count(); i++)
+    if (elements(sized->tensors[i]) != 0 && !run_alike(c, i)) make_row_major(c, i);
+}
+
+void give_back(const ListCall& c) {
+  for (const List& list : c.lists)
+    for (size_t i = 0; i < c.count(); i++)
+      if (list.copies[i] && list.param->mutated) copy(list.given[i].get(), list.copies[i].get());
+}
+
+// --- The table ---
+
+struct Table {
+  std::vector<int64_t> words;
+  int64_t chunks = 0;
+};
+
+Table table_of(const ListCall& c) {
+  const size_t n = c.count();
+  const auto needed = static_cast<int64_t>((2 + c.lists.size()) * n);
+  const int64_t padded = (needed + kStoredWords - 1) / kStoredWords * kStoredWords;
+  Table table{std::vector<int64_t>(static_cast<size_t>(padded))};
+  const List* const sized = c.first_with_sizes();
+  for (size_t i = 0; i < n; i++) {
+    const int64_t size = sized ? elements(sized->tensors[i]) : 0;
+    table.words[i] = table.chunks;
+    table.words[n + i] = size;
+    table.chunks += (size + kListChunk - 1) / kListChunk;
+    for (size_t k = 0; k < c.lists.size(); k++)
+      table.words[(2 + k) * n + i] = static_cast<int64_t>(reinterpret_cast<uintptr_t>(address(c.lists[k].tensors[i])));
+  }
+  return table;
+}
+
+void store(const Table& table, void* memory, Device device, uint32_t mode) {
+  static const tk_op op = tk_intern_op("store_table");
+  double words[kStoredWords];
+  for (size_t first = 0; first < table.words.size(); first += kStoredWords) {
+    // A float of a call is passed on as it is, and no part of what a choice is remembered by.
+    std::transform(table.words.begin() + static_cast<ptrdiff_t>(first),
+                   table.words.begin() + static_cast<ptrdiff_t>(first + kStoredWords), words,
+                   [](int64_t word) { return std::bit_cast<double>(word); });
+    const tk_tensor part = {.data = static_cast<int64_t*>(memory) + first,
+                            .sizes = {kStoredWords},
+                            .strides = {1},
+                            .dtype = kInt64,
+                            .ndim = 1};
+    const tk_call call = {.op = op,
+                          .mode = mode,
+                          .config = -1,
+                          .device = device.index,
+                          .n_tensors = 1,
+                          .n_ints = 0,
+                          .n_floats = kStoredWords,
+                          .tensors = &part,
+                          .ints = nullptr,
+                          .floats = words};
+    launch(call, device);
+  }
+}
+
+// --- Launching ---
+
+bool is_aligned(const List& list) {
+  return std::ranges::all_of(list.tensors,
+                             [](const Meta& x) { return reinterpret_cast<uintptr_t>(address(x)) % 16 == 0; });
+}
+
+void launch_lists(const ListCall& c, Device device) {
+  const Table table = table_of(c);
+  const auto size = static_cast<int64_t>(table.words.size());
+  const Tensor memory = empty({&size, 1}, kInt64, c.lists.front().tensors.front().device);
+  void* const data = write_pointer(meta(memory));
+  auto mode = static_cast<uint32_t>(c.mode);
+  if (wants_deterministic()) mode |= TK_MODE_DETERMINISTIC;
+  if (!is_described()) store(table, data, device, mode);
+  std::vector<tk_tensor> tensors;
+  for (const List& list : c.lists)
+    tensors.push_back({.data = data,
+                       .sizes = {static_cast<int64_t>(c.count()), table.chunks},
+                       .strides = {is_aligned(list) ? 16 : 1, 1},
+                       .dtype = list.tensors.front().dtype,
+                       .ndim = 2});
+  const tk_call call = {.op = c.op.op,
+                        .mode = mode,
+                        .config = static_cast<int32_t>(c.config),
+                        .device = device.index,
+                        .n_tensors = static_cast<uint32_t>(tensors.size()),
+                        .n_ints = static_cast<uint32_t>(c.ints.size()),
+                        .n_floats = static_cast<uint32_t>(c.floats.size()),
+                        .tensors = tensors.data(),
+                        .ints = c.ints.data(),
+                        .floats = c.floats.data()};
+  launch(call, device);
+}
+
+}  // namespace
+
+void call_lists(const tk_generated_op& op, StableIValue* stack) {
+  ListCall c(op);
+  read(stack, c);
+  check_settings(op.name, c.config, c.mode);
+  check_lengths(c);
+  if (c.count() == 0) return;
+  for (const List& list : c.lists)
+    for (size_t i = 0; i < c.count(); i++) check_tensor(c, list, i);
+  check_memory(c);
+  const Device given = c.lists.front().tensors.front().device;
+  const Device device = {given.type, target_device(op.name, given)};
+  arrange(c);
+  launch_lists(c, device);
+  give_back(c);
+}
+
+}  // namespace tk::ops

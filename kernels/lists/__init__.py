@@ -1,0 +1,1 @@
+"""What ops over lists of tensors need besides their own kernels."""

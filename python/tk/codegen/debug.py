@@ -1,0 +1,47 @@
+"""What ``tk build --debug`` adds to a printed kernel: bounds of indirect accesses asserted on the device, and NaN and
+infinities in results reported. Both name the op and the tensor.
+
+A failed assertion ends the process's CUDA context, as ATen's do; what is not finite is printed and no more, since it
+may be meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tk.codegen.ir import FLOATS, Value, values_in
+
+if TYPE_CHECKING:
+    from tk.codegen.print import Printer
+
+# Asserting that sums and products of integers stay within 64 bits is no part of it: torch wraps them.
+OPTIONS = {"debug": True, "sanitize_overflow": False}
+
+
+def before(printer: Printer, op: str, v: Value) -> Iterator[str]:
+    """Lines before a load or store: each index that is itself read is one of its dimension's."""
+    buffer = printer.kernel.buffer(v.buffer)
+    for d, expr in enumerate(v.index):
+        if not values_in(expr):
+            continue
+        index, size = printer.text(expr), printer.text(buffer.sizes[d])
+        what = "read" if v.op == "load" else "written"
+        name = buffer.name if buffer.kind != "scratch" else "an intermediate result"
+        message = f"tk.{op}: index out of bounds: dimension {d - len(v.index)} of {name}, which is {what}"
+        mask = printer.mask_text(v)
+        yield f'tl.device_assert(({index} >= 0) & ({index} < {size}), "{message}"{f", mask={mask}" if mask else ""})'
+
+
+def after(printer: Printer, op: str, v: Value) -> Iterator[str]:
+    """Lines after a store of a result: how many of its numbers are not finite, once for each program."""
+    buffer = printer.kernel.buffer(v.buffer)
+    if v.op != "store" or buffer.kind == "scratch" or v.dtype not in FLOATS:
+        return
+    wide, count = "tl.float64" if v.dtype == "fp64" else "tl.float32", f"bad{v.number}"
+    shape, mask = printer.shape_of(printer.names), printer.mask_text(v)
+    yield f"x{count} = {printer.name(v.args[0])}.to({wide}) + tl.zeros({shape}, {wide})"
+    yield f'{count} = ((x{count} != x{count}) | (tl.abs(x{count}) == float("inf"))){f" & {mask}" if mask else ""}'
+    yield f"{count} = tl.sum({count}.to(tl.int32))"
+    yield f"if {count} > 0:"
+    yield f'    tl.device_print("tk.{op}: NaN or infinity in {buffer.name}, so many times in this program: ", {count})'

@@ -1,0 +1,189 @@
+"""Random numbers of a seed: the same for every config, layout, device and run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tk import errors
+from tk.functional._call import FLOATS, Config, needs, run, taken
+from tk.generated import random
+
+__all__ = ["dropout", "dropout_add", "rand", "randint", "randn"]
+
+Seed = int | Tensor | None
+Device = torch.device | str | int | None
+
+
+@needs("dropout")
+def dropout(
+    x: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    *,
+    seed: Seed = None,
+    offset: int | None = None,
+    config: Config = None,
+) -> Tensor:
+    """``x / (1 - p)``, and 0 with probability ``p``, as ``torch.nn.functional.dropout``; a NaN that is dropped is 0.
+    https://jmlr.org/papers/v15/srivastava14a.html
+
+    No mask is kept: the gradient draws again what the forward drew.
+
+    Args:
+        x: any shape.
+        p: 0 to 1.
+        training: False returns x.
+        seed: an int of 64 bits, or a 0-d int64 tensor on the device of x, which a captured CUDA graph reads at every
+            replay. Without it one is drawn on the device from torch's generator, so that torch.manual_seed fixes it and
+            every replay has another.
+        offset: of the first element in the seed's sequence; by default 0. The numbers of two calls with one seed
+            overlap, unless their offsets are at least x.numel() apart.
+
+    Returns:
+        The shape and dtype of x.
+    """
+    is_taken = taken("dropout", x=x)
+    if not _drops("dropout", p, training):
+        return x
+    key, first = _seed("dropout", seed, x.device), _offset("dropout", offset)
+    if not is_taken:
+        return random.Draws(key, first).dropout(x, p)
+    return run("dropout", x, key, float(p), first, config=config)
+
+
+@needs("dropout", "dropout_add")
+def dropout_add(
+    x: Tensor,
+    residual: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    *,
+    seed: Seed = None,
+    offset: int | None = None,
+    config: Config = None,
+) -> Tensor:
+    """``dropout(x, p) + residual``, of one shape. Other arguments as of :func:`dropout`."""
+    is_taken = taken("dropout_add", x=x, residual=residual)
+    if x.shape != residual.shape:
+        raise ValueError(
+            f"tk.dropout_add: x and residual must have one shape, are {list(x.shape)} and {list(residual.shape)}"
+        )
+    if not _drops("dropout_add", p, training):
+        return x + residual
+    key, first = _seed("dropout_add", seed, x.device), _offset("dropout_add", offset)
+    if not is_taken:
+        return random.Draws(key, first).dropout(x, p) + residual
+    return run("dropout_add", x, residual, key, float(p), first, config=config)
+
+
+@needs("fill_uniform")
+def rand(
+    shape: Sequence[int],
+    *,
+    seed: Seed = None,
+    offset: int | None = None,
+    dtype: torch.dtype | None = None,
+    device: Device = None,
+    config: Config = None,
+) -> Tensor:
+    """Numbers from 0 to below 1, evenly spread, by Philox 4x32-10.
+
+    Args:
+        shape: of the result. Element i, counted row by row, is number offset + i of the seed's sequence.
+        seed, offset: as of :func:`dropout`.
+        dtype: by default torch's; 16 bits are numbers of their own, not float32 ones rounded.
+        device: by default torch's.
+    """
+    return _filled("rand", "fill_uniform", shape, seed, offset, dtype, device, config)
+
+
+@needs("fill_normal")
+def randn(
+    shape: Sequence[int],
+    *,
+    seed: Seed = None,
+    offset: int | None = None,
+    dtype: torch.dtype | None = None,
+    device: Device = None,
+    config: Config = None,
+) -> Tensor:
+    """Numbers of mean 0 and deviation 1, by Box and Muller's method of two that :func:`rand` has. Between devices they
+    differ in the last places of a logarithm and a cosine. Arguments as of :func:`rand`."""
+    return _filled("randn", "fill_normal", shape, seed, offset, dtype, device, config)
+
+
+def _filled(function: str, op: str, shape: Sequence[int], seed: Seed, offset: int | None, dtype: torch.dtype | None,
+            device: Device, config: Config) -> Tensor:  # fmt: skip
+    out = torch.empty(tuple(shape), dtype=dtype, device=device)
+    if not out.is_floating_point():
+        raise ValueError(f"tk.{function}: dtype is {out.dtype}, must be a floating-point one; tk.randint has integers")
+    key, first = _seed(function, seed, out.device), _offset(function, offset)
+    if out.dtype not in FLOATS:
+        if out.device.type != "cpu":
+            raise errors.UnsupportedError(
+                f"tk.{function}: {out.dtype} is there on the CPU only, out is on {out.device}"
+            )
+        draws = random.Draws(key, first)
+        return draws.uniform(out.shape, out.dtype) if function == "rand" else draws.normal(out.shape, out.dtype)
+    run(op, out, key, first, config=config)
+    return out
+
+
+@needs("fill_integers")
+def randint(
+    low: int,
+    high: int,
+    shape: Sequence[int],
+    *,
+    seed: Seed = None,
+    offset: int | None = None,
+    dtype: torch.dtype = torch.int64,
+    device: Device = None,
+    config: Config = None,
+) -> Tensor:
+    """Integers, ``low <= x < high``: 63 bits modulo the range, which may be up to 2⁶³ - 1.
+
+    Args:
+        dtype: int64; any other is converted to.
+
+    Other arguments as of :func:`rand`.
+    """
+    if not 0 < high - low < 2**63:
+        raise ValueError(f"tk.randint: low is {low} and high {high}; high must be larger, by less than 2**63")
+    out = torch.empty(tuple(shape), dtype=torch.int64, device=device)
+    run("fill_integers", out, _seed("randint", seed, out.device), low, high, _offset("randint", offset), config=config)
+    return out.to(dtype)
+
+
+# --- Arguments ---
+
+
+def _drops(function: str, p: float, training: bool) -> bool:
+    if not 0 <= p <= 1:
+        raise ValueError(f"tk.{function}: p is {p}, must be 0 to 1")
+    return training and p > 0
+
+
+def _seed(function: str, seed: Seed, device: torch.device) -> Tensor:
+    """[], int64, on the device."""
+    if seed is None:  # drawn there, so that a captured graph draws anew
+        return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
+    if isinstance(seed, Tensor):
+        if seed.dtype != torch.int64 or seed.numel() != 1 or seed.device != device:
+            raise ValueError(
+                f"tk.{function}: a seed that is a tensor must be int64, of one element, on {device}; it is "
+                f"{seed.dtype}, {list(seed.shape)}, on {seed.device}"
+            )
+        return seed.reshape(())
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"tk.{function}: seed is {seed}, must have 64 bits")
+    return torch.full((), seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64, device=device)
+
+
+def _offset(function: str, offset: int | None) -> int:
+    if offset is not None and not 0 <= offset < 2**62:
+        raise ValueError(f"tk.{function}: offset is {offset}, must be 0 to 2**62 - 1")
+    return offset or 0

@@ -1,0 +1,107 @@
+"""Calls of ops over lists of tensors in Python: the same checks as csrc/ops/lists.cpp's, then place by place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tk.generated.problem import Call, extent, overlaps_itself
+from tk.generated.records import GeneratedOp, Param
+
+Lists = Sequence[tuple[Param, Sequence[Tensor]]]
+
+
+def calls(op: GeneratedOp, args: Sequence[Any]) -> list[Call]:
+    """A call for every place of the lists. args: in the order of the schema.
+
+    Raises ValueError for lists that do not go together."""
+    lists = [(p, xs) for p, xs in zip(op.params, args, strict=False) if p.kind == "tensors"]
+    (first, places), *others = lists
+    for p, xs in others:
+        if len(xs) != len(places):
+            raise ValueError(
+                f"tk.{op.name}: lists must have one length; {first.name} has {len(places)} tensors, {p.name} {len(xs)}"
+            )
+    for p, xs in lists:
+        _check_alike(op, (first, places), p, xs)
+    found = []
+    for i in range(len(places)):
+        _check_sizes(op, lists, i)
+        here = [x[i] if p.kind == "tensors" else x for p, x in zip(op.params, args, strict=False)]
+        found.append(Call(op.of_one_place, [*here, *args[len(op.params) :]]))
+    return found
+
+
+def _check_alike(op: GeneratedOp, first: tuple[Param, Sequence[Tensor]], p: Param, xs: Sequence[Tensor]) -> None:
+    for i, x in enumerate(xs):
+        if x.device != first[1][0].device:
+            raise ValueError(
+                f"tk.{op.name}: {first[0].name}[0] is on {first[1][0].device}, {p.name}[{i}] on {x.device}; all "
+                "tensors must be on one device"
+            )
+        if x.dtype != xs[0].dtype:
+            raise ValueError(
+                f"tk.{op.name}: the tensors of a list must have one dtype; {p.name}[0] is {_name(xs[0])}, "
+                f"{p.name}[{i}] {_name(x)}"
+            )
+
+
+def _check_sizes(op: GeneratedOp, lists: Lists, i: int) -> None:
+    sized = [(p, xs[i]) for p, xs in lists if p.leading]
+    for (p, x), (q, y) in pairwise(sized):
+
+        def message(p: Param = p, q: Param = q, x: Tensor = x, y: Tensor = y) -> str:
+            return (
+                f"tk.{op.name}: the dimensions of {p.name}[{i}] and {q.name}[{i}] must be the same, are "
+                f"{list(x.shape)} and {list(y.shape)}"
+            )
+
+        if x.dim() != y.dim():
+            raise ValueError(message())
+        for a, b in zip(x.shape, y.shape, strict=True):
+            torch._check_value(a == b, message)
+    for p, xs in lists:
+        if not p.leading and xs[i].dim():
+            raise ValueError(f"tk.{op.name}: {p.name}[{i}] must have 0 dimensions, is {list(xs[i].shape)}")
+
+
+def _name(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def check_memory(op: GeneratedOp, args: Sequence[Any]) -> None:
+    """What is written shares memory with nothing else. Raises ValueError."""
+    given = [
+        (p, f"{p.name}[{i}]", x)
+        for p, xs in zip(op.params, args, strict=False) if p.kind == "tensors"
+        for i, x in enumerate(xs) if x.numel()
+    ]  # fmt: skip
+    for p, name, x in given:
+        if p.mutated and overlaps_itself(x):
+            raise ValueError(
+                f"tk.{op.name}: elements of {name}, which is written, share memory: give each a place of its own "
+                "(.clone())"
+            )
+    last: dict[bool, tuple[int, str]] = {}  # whether it is written -> the end that lies furthest, and whose it is
+    for p, name, (begin, end) in sorted(((p, name, extent(x)) for p, name, x in given), key=lambda row: row[2]):
+        for is_written, (reached, other) in last.items():
+            if reached > begin and (is_written or p.mutated):
+                written, shared = (other, name) if is_written else (name, other)
+                raise ValueError(
+                    f"tk.{op.name}: {written}, which is written, overlaps {shared} in memory; clone one of them"
+                )
+        if end > last.get(p.mutated, (0, ""))[0]:
+            last[p.mutated] = (end, name)
+
+
+def tensors_of(args: Sequence[Any]) -> Iterator[Tensor]:
+    """Those of a call's arguments, in lists or not."""
+    for x in args:
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, list | tuple):
+            yield from (y for y in x if isinstance(y, Tensor))

@@ -1,0 +1,87 @@
+"""Kernels over lists of tensors, on a table as csrc/ops/lists.cpp makes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import host
+import pytest
+import torch
+from torch import Tensor
+
+from tk.aot.expr import Problem, TensorValue, evaluate_locals
+from tk.codegen.lists import ALIGNED, ANY, CHUNK, GeneratedLists, generate_lists
+from tk.generated import op
+from tk.kernels.generated import optimizers
+
+ADAMW = optimizers.adamw
+
+
+def table(columns: list[list[Tensor]], sizes: list[int]) -> tuple[Tensor, int]:
+    firsts, chunks = [], 0
+    for n in sizes:
+        firsts.append(chunks)
+        chunks += -(-n // CHUNK)
+    words = [*firsts, *sizes, *(x.data_ptr() for column in columns for x in column)]
+    return torch.tensor(words, dtype=torch.int64), chunks
+
+
+def run(made: GeneratedLists, layout: str, columns: list[list[Tensor]], numbers: list[Any]) -> bool:
+    """False where the layout asks for more than the tensors have."""
+    sized = next(i for i, s in enumerate(made.signature.tensors.values()) if s.leading)
+    words, chunks = table(columns, [x.numel() for x in columns[sized]])
+    shape = (len(columns[0]), chunks)
+    aligned = [16 if all(x.data_ptr() % 16 == 0 for x in column) else 1 for column in columns]
+    values = [TensorValue(shape, (a, 1), host.NUMBERS[c[0].dtype]) for a, c in zip(aligned, columns, strict=True)]
+    ints = tuple(int(x) for x in numbers if isinstance(x, int))
+    problem = Problem(values, ints, 0, host.H200)
+    problem = replace(problem, locals=evaluate_locals(made.op.locals.values(), problem))
+    assert all(c.holds.evaluate(problem) for c in made.op.checks)
+    plan = made.plan(made.graphs[problem.locals[0]], layout)
+    if not all(c.holds.evaluate(problem) for c in plan.constraints):
+        return False
+    host.launch(plan, problem, [words] * len(columns), [x for x in numbers if isinstance(x, float)])
+    return True
+
+
+@pytest.mark.parametrize("layout", [ALIGNED, ANY])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_adamw(dtype: torch.dtype, layout: str) -> None:
+    """Places of no elements, of one chunk and a bit, of whole chunks; more of them than a block looks at."""
+    sizes = [3, 0, CHUNK, CHUNK + 5, 0, 2 * CHUNK, 1, 0]
+    columns = [[torch.randn(n).to(dtype).abs() for n in sizes] for _ in range(4)] + [[torch.tensor(2.0) for _ in sizes]]
+    expected = [[x.double() if i < 4 else x.clone() for x in column] for i, column in enumerate(columns)]
+    numbers = [0.125, 0.75, 0.5, 1e-6, 0.25, -1.0]
+    made = generate_lists(ADAMW.fn, ADAMW.signature, "adamw", False)
+    assert run(made, layout, columns, numbers)
+    ADAMW.fn(*expected, *numbers)
+    for column, wanted in zip(columns, expected, strict=True):
+        for x, e in zip(column, wanted, strict=True):
+            torch.testing.assert_close(x, e.to(x.dtype), rtol=2e-3 if dtype == torch.float16 else 1e-5, atol=1e-5)
+
+
+def test_odd_addresses_have_the_layout_that_takes_everything() -> None:
+    @op(xs="fp32[...]*", n="int")
+    def add(xs, n):
+        for x in xs:
+            x.add_(n)
+
+    made = generate_lists(add.fn, add.signature, "add", False)
+    columns = [[torch.zeros(9)[1:], torch.zeros(4)]]
+    assert not run(made, ALIGNED, columns, [3])
+    assert run(made, ANY, columns, [3])
+    assert all(torch.equal(x, torch.full_like(x, 3)) for x in columns[0])
+
+
+def test_more_places_than_a_block_looks_at() -> None:
+    @op(xs="fp32[...]*", ys="fp32[...]*")
+    def add(xs, ys):
+        for x, y in zip(xs, ys, strict=True):
+            x.add_(y)
+
+    made = generate_lists(add.fn, add.signature, "add", False)
+    n = 1030
+    columns = [[torch.full((1,), float(i)) for i in range(n)], [torch.ones(1) for _ in range(n)]]
+    assert run(made, ANY, columns, [])
+    assert [x.item() for x in columns[0]] == [i + 1.0 for i in range(n)]

@@ -1,0 +1,138 @@
+"""Scans and sorts: in a block, in a loop, and of rows that several programs share."""
+
+from __future__ import annotations
+
+import host
+import pytest
+import torch
+from test_ops import LAYOUTS, check, generated, make, variants
+
+from tk.codegen import scan
+
+SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0)
+
+
+def special(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Few values, so that many are equal, NaN, infinities and zeros of both signs among them."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randint(-3, 3, shape, generator=generator).float()
+    at = torch.randint(0, 12, shape, generator=generator)
+    for i, value in enumerate(SPECIAL):
+        x[at == i] = value
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scans_of_every_kind(layout: str) -> None:
+    for shape in ((3, 48), (2, 3, 17), (5,)):
+        check("running_extremes", make(shape, torch.float32, layout))
+        check("running_logsumexp", make(shape, torch.bfloat16, layout))
+        check("backward_cumsum", make(shape, torch.float32, layout))
+
+
+def test_extremes_of_equal_ones_and_nan() -> None:
+    check("running_extremes", special((6, 40)), at_least=3)
+    check("running_extremes", torch.randint(-3, 3, (6, 40)), at_least=3)
+
+
+def test_logcumsumexp_of_infinities() -> None:
+    x = make((3, 33), torch.float32)
+    x[0, :5], x[1, 7], x[2, 9] = -float("inf"), float("inf"), float("nan")
+    check("running_logsumexp", x)
+
+
+@pytest.mark.parametrize("length", [700, 9000])
+def test_scans_of_rows_that_programs_share(length: int) -> None:
+    x = make((2, length), torch.float32).abs() + 1
+    for name in ("running_logsumexp", "backward_cumsum"):
+        check(name, x)
+        assert any("spread" in v for v in variants(name, x)), name
+    values = generated("backward_cumsum")
+    first, again = (next(r for v, r in host.run_all(values, x) if "spread" in v) for _ in range(2))
+    assert torch.equal(first[0], again[0])
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool])
+def test_sort(dtype: torch.dtype, descending: bool) -> None:
+    x = special((3, 50), dtype) if dtype.is_floating_point else torch.randint(0, 5, (3, 50)).to(dtype)
+    expected = torch.sort(x, dim=-1, stable=True, descending=descending)
+    count = 0
+    for variant, (values, indices) in host.run_all(generated("sorted_rows"), x, descending):
+        count += 1
+        assert torch.equal(indices, expected.indices), variant
+        if dtype.is_floating_point:
+            assert torch.equal(values.signbit() & ~values.isnan(), expected.values.signbit() & ~expected.values.isnan())
+            torch.testing.assert_close(values, expected.values, rtol=0, atol=0, equal_nan=True)
+        else:
+            assert torch.equal(values, expected.values), variant
+    assert count >= 2
+
+
+@pytest.mark.parametrize("length", [2047, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_sort_of_long_rows(dtype: torch.dtype, length: int) -> None:
+    """Runs, merged once and twice, the last of them cut short."""
+    x = special((2, length), dtype)
+    check("sorted_rows", x, False)
+    assert any("spread" in v for v in variants("sorted_rows", x, False))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sorts_in_any_layout(layout: str) -> None:
+    check("sorted_columns", make((4, 3), torch.float32, layout))
+    check("three_smallest", make((2, 40), torch.float32, layout))
+    check("largest", make((2, 1, 40), torch.float32, layout), 7)
+
+
+def test_largest_of_long_rows() -> None:
+    """Kept while the row is run through; more than a block holds are sorted in runs."""
+    x = make((1, 2500), torch.float32)
+    check("largest", x, 5)
+    assert any("loop" in v for v in variants("largest", x, 5))
+    assert all("spread" in v for v in variants("largest", x, 100))
+
+
+def recurred(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    h = torch.zeros_like(b[..., 0])
+    steps = []
+    for t in range(b.shape[-1]):
+        h = torch.sigmoid(a[..., t]) * h + b[..., t]
+        steps.append(h)
+    return torch.stack(steps, -1) * 2
+
+
+@pytest.mark.parametrize("shape", [(3, 40), (2, 9000)])
+def test_scans_by_a_function_of_ones_own(shape: tuple[int, ...]) -> None:
+    """Whose order matters: in a block, with a carry, and over programs."""
+    a, b = make(shape, torch.float32), make(shape, torch.float32) + 1
+    expected, seen = recurred(a.double(), b.double()), []
+    for variant, (found,) in host.run_all(generated("recurrence"), a, b):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4, msg=lambda m, v=variant: f"{v}: {m}")
+        seen.append(variant)
+    assert any("loop" in v for v in seen) and any("spread" in v for v in seen)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scans_of_columns_and_from_the_end(layout: str) -> None:
+    x = (make((6, 17), torch.float32, layout) * 2).to(torch.int32)
+
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        rows = list(x)
+        for i in range(1, len(rows)):
+            rows[i] = torch.where(rows[i] > 0, rows[i], rows[i - 1])
+        return torch.stack(rows)
+
+    for variant, (columns, rows) in host.run_all(generated("last_positive"), x):
+        assert torch.equal(columns, kept(x.flip(0)).flip(0)), variant
+        assert torch.equal(rows, kept(x.T).T), variant
+
+
+def test_windows_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of two blocks, so that a row has several: each waits for the one before it."""
+    monkeypatch.setattr(scan, "WINDOW", 2)
+    a, b = make((2, 4096 * 6 + 5), torch.float32), make((2, 4096 * 6 + 5), torch.float32) + 1
+    expected = recurred(a.double(), b.double())
+    results = [found for _, (found,) in host.run_all(generated("recurrence"), a, b, only="rows spread")]
+    assert results
+    torch.testing.assert_close(results[0].double(), expected, rtol=1e-4, atol=1e-4)

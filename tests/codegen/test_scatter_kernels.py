@@ -1,0 +1,74 @@
+"""Kernels that write at indices: what is refused, which variants there are, and that they compile."""
+
+from __future__ import annotations
+
+import pytest
+import scatter_cases
+import torch
+from test_generated_compile import SM90
+
+from tk.aot.compile import compile_source, source_of
+from tk.codegen.errors import TraceError
+from tk.codegen.family import generate
+from tk.codegen.tile import LAYOUTS
+from tk.generated import op
+
+BY_NAME = {c.name: c for c in scatter_cases.CASES}
+
+
+def build(name: str):
+    case = BY_NAME[name]
+    return generate(case.fn, op(**case.texts)(case.fn).signature, "f")
+
+
+@pytest.mark.parametrize(
+    "name", ["scatter_add_bf16", "amax_fp32", "scatter", "in_place", "scatter_add_fp64", "amin_u8"]
+)
+def test_compiles(name: str) -> None:
+    found = build(name)
+    for way in ("", "deterministic"):
+        for layout in LAYOUTS[::2]:
+            plans = [p for s in found.settings() if (p := found.plan(found.graphs[0], layout, s, way))]
+            for launch in [one for p in plans[:1] for one in p.launches]:
+                compile_source(source_of(plans[0], launch, SM90))
+            assert bool(plans) == (way == "" or bool(found.graphs[0].deterministic))
+
+
+def test_only_what_depends_on_order_is_said_to() -> None:
+    def flags(name: str) -> set[tuple[bool, bool]]:
+        found = build(name)
+        plans = [(way, found.plan(found.graphs[0], LAYOUTS[-1], s, way))
+                 for s in found.settings() for way in ("", "deterministic")]  # fmt: skip
+        return {(way != "", p.deterministic) for way, p in plans if p is not None}
+
+    assert flags("scatter_add_bf16") == flags("scatter") == {(False, False), (True, True)}
+    assert flags("scatter_add_i64") == flags("amax_fp32") == {(False, True)}
+    assert flags("scatter_add_fp64") == {(False, False)}
+
+
+def test_16_bits_are_added_up_in_32() -> None:
+    (kernels,) = [g.kernels for g in build("scatter_add_bf16").graphs]
+    puts = [v for k in kernels for v in k.values if v.op == "store" and v.data == "add"]
+    assert [v.dtype for v in puts] == ["fp32"]
+
+
+def test_an_argument_written_in_place_is_not_copied_first() -> None:
+    def add(x, at, y):
+        x.index_add_(0, at, y)
+
+    found = generate(add, op(x="fp32[M, N]", at="i64[K]", y="fp32[K, N]")(add).signature, "add")
+    assert [len(g.kernels) for g in found.graphs] == [1]
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (lambda x, at, y: x.scatter_reduce(0, at, y, "prod"), "there are no atomic products"),
+        (lambda x, at, y: x.scatter(0, at, y, reduce="multiply"), "there are no atomic products"),
+        (lambda x, at, y: torch.index_put(x, (x > 0,), y[0]), "use torch.where"),
+    ],
+)
+def test_refusals(fn, message: str) -> None:
+    texts = {"x": "fp32[M, N]", "at": "i64[K, N]", "y": "fp32[K, N]"}
+    with pytest.raises(TraceError, match=message):
+        generate(fn, op(**texts)(fn).signature, "f")

@@ -1,0 +1,30 @@
+"""torch.library.opcheck of every generated op of the package: schema, fake, autograd and functionalization agree."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tk.generated import inputs, register
+from tk.generated.records import GeneratedOp
+
+# The package's, less those of lists (test_lists.py): no test has loaded a pack yet.
+NAMES = [name for name in register.names() if not register.find(name).takes_lists]  # type: ignore[union-attr]
+
+
+def example(op: GeneratedOp, needs_grad: bool) -> list[object]:
+    """Small, in float32, all flags false; with gradients where the op has them."""
+    spec = inputs.widest(inputs.signature_of(op))
+    shape = (3, 8) if len(spec.sizes) <= 2 else tuple(n if isinstance(n, int) else 4 for n in spec.sizes)
+    made = inputs.of_shape(op, shape, "fp32")
+    args = made.arguments("cpu")
+    return [x.requires_grad_() if needs_grad and isinstance(x, torch.Tensor) and x.is_floating_point() else x
+            for x in args]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_opcheck(name: str) -> None:
+    op = register.find(name)
+    assert op is not None
+    args = example(op, needs_grad=bool(op.backward))
+    torch.library.opcheck(getattr(torch.ops.tk, name).default, tuple(args))
