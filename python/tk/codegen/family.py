@@ -387,12 +387,12 @@ class Generated:
             return place(point) == 0
 
         def portable(kernel: Kernel, point: Point) -> bool:
-            """One setting of the layout that serves every call, and one of the fastest layout."""
+            """One setting of the layout that serves every call, and one of the fastest layout, there split where it
+            can be."""
             _, way = ways[point.config.name]
-            layout = LAYOUT_BY_NAME[point.layout]
-            is_usual = way == "whole"
-            if not layout.merged and not self.choices(by_label[point.graph], layout, "whole"):
-                is_usual = way == "split"
+            graph, layout = by_label[point.graph], LAYOUT_BY_NAME[point.layout]
+            is_split = bool(graph.split) and (layout.merged or not self.choices(graph, layout, "whole"))
+            is_usual = way == ("split" if is_split else "whole")
             return place(point) == 0 and is_usual and (layout is LAYOUTS[0] or not layout.merged)
 
         return Family(self.op, (kernel,), sample, portable=portable)
