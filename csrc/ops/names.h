@@ -3,6 +3,8 @@
 
 namespace tk::ops {
 
+void reserve_bmm_names();
 void reserve_mm_names();
+void reserve_mm_plus_mm_names();
 
 }  // namespace tk::ops

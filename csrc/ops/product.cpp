@@ -132,11 +132,13 @@ int64_t precision_of(const Product& p) {
   return p.settings.precision >= 0 ? p.settings.precision : allows_tf32();
 }
 
-// By how many factors there are, and of what.
+// By what is multiplied, and how many factors there are.
 tk_op core_op(const Product& p) {
   static const tk_op mm = tk_intern_op("mm");
   static const tk_op bmm = tk_intern_op("bmm");
-  return p.factors[0].a.matrix.is_batch ? bmm : mm;
+  static const tk_op mm_plus_mm = tk_intern_op("mm_plus_mm");
+  if (p.factors[0].a.matrix.is_batch) return bmm;
+  return p.n_factors == 1 ? mm : mm_plus_mm;
 }
 
 void launch_product(const Product& p) {
@@ -167,8 +169,16 @@ void launch_product(const Product& p) {
   launch(call, a.device);
 }
 
-void compute(const Product& p) {
+// Factors that add nothing, whose inner size is 0, are left out.
+void leave_out_nothing(Product& p) {
+  const auto is_nothing = [](const Factors& f) { return f.a.matrix.cols == 0; };
+  const auto end = std::remove_if(p.factors, p.factors + p.n_factors, is_nothing);
+  p.n_factors = std::max<uint32_t>(1, static_cast<uint32_t>(end - p.factors));
+}
+
+void compute(Product& p) {
   if (p.out.matrix.is_empty()) return;
+  leave_out_nothing(p);
   const Operand& a = p.factors[0].a;
   if (a.tensor.device.is_cuda() && a.matrix.cols != 0) {
     launch_product(p);

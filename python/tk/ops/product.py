@@ -93,6 +93,10 @@ def result_dtype(a: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
 
 def check_product(op: str, a: Tensor, b: Tensor, inner_b: Any) -> None:
     torch._check_value(a.shape[-1] == inner_b, lambda: f"tk.{op}: the inner sizes differ: {a.shape} and {b.shape}")
+    check_same(op, a, b)
+
+
+def check_same(op: str, a: Tensor, b: Tensor) -> None:
     torch._check_value(a.dtype == b.dtype, lambda: f"tk.{op}: dtypes differ: {a.dtype} and {b.dtype}")
     torch._check_value(a.device == b.device, lambda: f"tk.{op}: devices differ: {a.device} and {b.device}")
 
