@@ -163,3 +163,27 @@ class TmaOperandBatch:
             at = [self.batch, first, k] if self.K_MAJOR else [self.batch, k, first]
             smem = self.smem.index(state.stage * self.BLOCKS + i)
             tma.async_load(self.desc, at, barrier, as_batch(smem, self.desc))
+
+
+@gluon.aggregate
+class TmaOperandPair:
+    """Two operands that come one after the other along K: `second` from `second_begins` on, which is a multiple of the
+    blocks that are asked for. Both load into `smem`."""
+
+    first: TmaOperand
+    second: TmaOperand
+    second_begins: gl.tensor
+    smem: gl.shared_memory_descriptor
+    TILE: gl.constexpr
+    AHEAD: gl.constexpr
+
+    @gluon.jit
+    def of_tile(self, at):
+        return self
+
+    @gluon.jit
+    def load(self, pipeline, state, row, k):
+        if k < self.second_begins:
+            self.first.load(pipeline, state, row, k)
+        else:
+            self.second.load(pipeline, state, row, k - self.second_begins)
