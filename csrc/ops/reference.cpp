@@ -50,12 +50,12 @@ Tensor add_scaled(const Tensor& x, const Tensor& y, double factor) {
 }
 
 // The same memory as a matrix, or a batch of them.
-Tensor view(const Tensor& x, const Matrix& m) {
+Tensor view(const Tensor& x, const Matrix& m, int64_t offset = 0) {
   const int64_t sizes[] = {m.batch, m.rows, m.cols};
   const int64_t strides[] = {m.batch_stride, m.row_stride, m.col_stride};
   const int64_t first = m.is_batch ? 0 : 1;
   AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch__reinterpret_tensor(x.get(), 3 - first, sizes + first, strides + first, 0, &handle),
+  check_shim(aoti_torch__reinterpret_tensor(x.get(), 3 - first, sizes + first, strides + first, offset, &handle),
              "view a matrix");
   return Tensor(handle);
 }
@@ -63,7 +63,7 @@ Tensor view(const Tensor& x, const Matrix& m) {
 Tensor view(const Operand& x) {
   AtenTensorHandle handle = nullptr;
   check_shim(aoti_torch_new_tensor_handle(x.tensor.handle, &handle), "view a matrix");
-  return view(Tensor(handle), x.matrix);
+  return view(Tensor(handle), x.matrix, x.offset);
 }
 
 void copy(const Tensor& from, const Tensor& to) { check_shim(aoti_torch_copy_(to.get(), from.get(), 0), "copy"); }

@@ -8,6 +8,7 @@ namespace tk::ops {
 struct Operand {
   Meta tensor;
   Matrix matrix;
+  int64_t offset = 0;  // elements from the tensor's first to the matrix's, for the CPU path
 };
 
 // What is multiplied, and what the arguments are called, for messages.
