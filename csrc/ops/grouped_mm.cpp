@@ -125,6 +125,7 @@ Operand matrix_at(const Operand& batch, int64_t i) {
   one.matrix.is_batch = false;
   one.matrix.batch = 1;
   one.offset = i * batch.matrix.batch_stride;
+  one.is_part = true;
   return one;
 }
 
@@ -132,6 +133,7 @@ Operand rows_of(const Operand& x, int64_t begin, int64_t end) {
   Operand part = x;
   part.matrix.rows = end - begin;
   part.offset = begin * x.matrix.row_stride;
+  part.is_part = true;
   return part;
 }
 
@@ -139,6 +141,7 @@ Operand columns_of(const Operand& x, int64_t begin, int64_t end) {
   Operand part = x;
   part.matrix.cols = end - begin;
   part.offset = begin * x.matrix.col_stride;
+  part.is_part = true;
   return part;
 }
 

@@ -117,7 +117,8 @@ void reference_product(std::span<const Factors> factors, const Operand& bias, co
   const Operand& b = factors[0].b;
   const char* const product = a.matrix.is_batch ? "aten::bmm" : "aten::mm";
   const bool plain = epilogue.alpha == 1 && !bias.tensor && epilogue.activation == 0 && factors.size() == 1;
-  if (plain && a.tensor.dtype == out.tensor.dtype)  // ATen rounds once too, and needs no wide copy of the operands
+  if (plain && a.tensor.dtype == out.tensor.dtype &&
+      !a.is_part)  // ATen rounds once too, and needs no wide copy of the operands
     return copy(aten(product, "", view(a), view(b)), view(out));
   const int32_t wide = a.tensor.dtype == kFloat64 ? kFloat64 : kFloat32;
   Tensor z = aten(product, "", converted(a, wide), converted(b, wide));

@@ -143,6 +143,14 @@ def test_no_groups_and_no_inner_size() -> None:
     assert torch.equal(result[:5], bias[:1].expand(5, N)) and torch.equal(result[5:23], bias[2:].expand(18, N))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_comes_after_the_last_end_is_not_read(dtype: torch.dtype) -> None:
+    a, b = torch.randn(72, 128).to(dtype), torch.randn(128, 136).to(dtype)
+    a[:, 111:], b[111:] = math.nan, math.nan
+    result = tk.grouped_mm(a, b, offs=torch.tensor((40, 40, 111), dtype=torch.int32))
+    assert_close(result[2], exact(a[:, 40:111], b[40:111]), 71)
+
+
 # --- Gradients ---
 
 
