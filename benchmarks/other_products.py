@@ -1,7 +1,7 @@
 """bmm, mm_plus_mm and grouped_mm against torch: listed shapes, and random ones with seeds that no table was made from.
 
-Results are checked before anything is timed; what is timed is replayed from CUDA graphs, inputs that fit into L2 rotate,
-and variants take turns.
+Results are checked before anything is timed. What is timed is replayed from CUDA graphs; inputs that fit into L2
+rotate, and variants take turns.
 """
 
 from __future__ import annotations

@@ -123,6 +123,11 @@ def _is_compiled(point: Point) -> bool:
     return point.order != "ss"
 
 
+def _is_for_tma(point: Point) -> bool:
+    """What suits 16-byte loads along K suits TMA: on Hopper that is the other kernel's."""
+    return point.arch == 90 and point.aligned and point.order in ("nn", "nt")
+
+
 def _group_args(gemm: Gemm, point: Point) -> dict[str, Arg]:
     shared = product_args(gemm, point) | finish_args(gemm, point, "vector")
     return shared | dict(
@@ -167,7 +172,7 @@ def _launch(fn, args: dict[str, Arg], programs: Expr, point: Point) -> Launch:  
 
 
 def _plan(point: Point) -> Plan | None:
-    if not _is_compiled(point):
+    if not _is_compiled(point) or _is_for_tma(point):
         return None
     c, gemm = point.config, OF_ROWS
     n_n = ceil_div(gemm.N, c.block_n)

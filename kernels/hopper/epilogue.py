@@ -150,6 +150,40 @@ class TmaStoreBatch:
         tma.async_store(self.desc, [self.batch, row, col], as_batch(smem, self.desc))
 
 
+@gluon.aggregate
+class TmaStoreGroupRows:
+    """Into a group's rows, [begin, end). What reaches past the end would go into the next group's rows: it is stored by
+    threads, one element at a time, which only a group's last rows are."""
+
+    whole: TmaStore
+    desc: gl.nvidia.hopper.tma.tensor_descriptor
+    out: gl.tensor
+    stride: gl.tensor
+    cols: gl.tensor
+    begin: gl.tensor
+    end: gl.tensor
+    STAGES: gl.constexpr
+
+    @gluon.jit
+    def of_consumer(self, index: gl.constexpr):
+        return gl.aggregate_replace(self, whole=self.whole.of_consumer(index))
+
+    @gluon.jit
+    def of_tile(self, at):
+        return gl.aggregate_replace(self, begin=at[3], end=at[4])
+
+    @gluon.jit
+    def put(self, x, buffer: gl.constexpr, row, col):
+        first = self.begin + row
+        if first + x.shape[0] <= self.end:
+            self.whole.put(x, buffer, first, col)
+        else:
+            i = first + gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
+            j = col + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
+            at = self.out + i[:, None].to(gl.int64) * self.stride + j[None, :]
+            gl.store(at, x, mask=(i < self.end)[:, None] & (j < self.cols)[None, :])
+
+
 @gluon.jit
 def _subtiles(acc, LAYOUT: gl.constexpr):
     """acc's columns in parts as wide as LAYOUT's instruction, a tuple."""

@@ -187,3 +187,22 @@ class TmaOperandPair:
             self.first.load(pipeline, state, row, k)
         else:
             self.second.load(pipeline, state, row, k - self.second_begins)
+
+
+@gluon.aggregate
+class TmaOperandGroupRows:
+    """As `all`, of a group's rows, which begin at `begin`. A tile's rows past the group's end are the next group's:
+    they go into rows of the result that are not stored."""
+
+    all: TmaOperand
+    begin: gl.tensor
+    TILE: gl.constexpr
+    AHEAD: gl.constexpr
+
+    @gluon.jit
+    def of_tile(self, at):
+        return gl.aggregate_replace(self, begin=at[3])
+
+    @gluon.jit
+    def load(self, pipeline, state, row, k):
+        self.all.load(pipeline, state, self.begin + row, k)
