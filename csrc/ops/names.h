@@ -3,6 +3,7 @@
 
 namespace tk::ops {
 
+void reserve_conv_names();
 void reserve_mm_names();
 
 }  // namespace tk::ops

@@ -49,6 +49,7 @@ void load_user_packs() {
 }
 
 const bool packs_are_found = [] {
+  reserve_conv_names();
   reserve_mm_names();
   find_builtin_packs();
   load_user_packs();

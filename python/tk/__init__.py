@@ -29,9 +29,11 @@ if _library.is_wanted():
     from tk.generated import register as _generated
     from tk.heuristics import tuning as _tuning
     from tk.inspect import coverage, explain, load_pack, packs, preload, supports
+    from tk.ops.conv import conv1d, conv2d, conv3d
     from tk.ops.mm import addmm, linear, mm
 
-    __all__ += ["addmm", "config", "coverage", "explain", "linear", "load_pack", "mm", "packs", "preload", "supports"]
+    __all__ += ["addmm", "config", "conv1d", "conv2d", "conv3d", "coverage", "explain", "linear", "load_pack", "mm"]
+    __all__ += ["packs", "preload", "supports"]
 
     _generated.register_new()
     _tuning.load_with_cuda()

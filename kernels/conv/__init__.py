@@ -1,0 +1,11 @@
+"""Convolutions of one to three dimensions as implicit products (docs/conv.md).
+
+    op.py           what the core sees of a convolution; imports no Triton
+    geometry.py     device functions: which element of x a tap of an output pixel reads
+    pointer.py      plain Triton, for every GPU, layout and number of groups
+    depthwise.py    groups of one channel: no product, bound by memory
+    cost.py         predicted time
+
+The gradient of the input is a convolution too, with the roles of the channels exchanged (csrc/ops/conv.cpp). The
+gradient of the weight has a family of its own: kernels/conv_weight_grad/.
+"""
