@@ -9,27 +9,17 @@
 #include <optional>
 #include <vector>
 
-#include "arguments.h"
 #include "conv_reference.h"
 #include "image.h"
 #include "launch.h"
 #include "matrix.h"
 #include "names.h"
+#include "product.h"
 #include "registration.h"
 #include "runtime.h"
 
 namespace tk::ops {
 namespace {
-
-constexpr int64_t kActivations = 5;  // none, relu, gelu, gelu_tanh, silu
-constexpr int64_t kModeBits = TK_MODE_DETERMINISTIC | TK_MODE_BATCH_INVARIANT | TK_MODE_STRICT | TK_MODE_STATIC_WEIGHTS;
-
-struct Settings {
-  int64_t activation = 0;
-  int64_t precision = -1;
-  int64_t config = -1;
-  int64_t mode = 0;
-};
 
 // What the caller says of a convolution, in as many numbers as the caller gave.
 struct Lists {
@@ -47,18 +37,6 @@ struct Convolution {
 };
 
 // --- Checks: in ATen's words where it has some ---
-
-void check_range(const char* op, const char* what, int64_t value, int64_t low, int64_t high) {
-  if (value < low || value > high) [[unlikely]]
-    fail_argument(text(op, ": ", what, " is ", value, ", must be ", low, " to ", high));
-}
-
-void check_settings(const char* op, const Settings& s) {
-  check_range(op, "activation", s.activation, 0, kActivations - 1);
-  check_range(op, "precision", s.precision, -1, 1);
-  check_range(op, "config", s.config, -1, INT32_MAX);
-  check_range(op, "mode", s.mode, 0, kModeBits);
-}
 
 // One number for each dimension, the last ones of the three.
 Spatial expand(const char* op, const char* what, std::span<const int64_t> list, int64_t spatial, int64_t missing) {
@@ -96,15 +74,6 @@ Geometry read_geometry(const char* op, const Lists& lists, int64_t spatial) {
   return g;
 }
 
-void check_same(const char* op, const char* name, const Meta& first, const Meta& other) {
-  if (first.device != other.device) [[unlikely]]
-    fail_argument(text(op, ": input is on ", describe(first.device), ", ", name, " on ", describe(other.device),
-                       "; all tensors must be on one device"));
-  if (first.dtype != other.dtype) [[unlikely]]
-    fail_argument(text(op, ": input is ", dtype_name(first.dtype), ", ", name, " is ", dtype_name(other.dtype),
-                       "; they must have one dtype"));
-}
-
 void check_dtype(const char* op, const Meta& input) {
   const bool half = input.dtype == kBFloat16 || input.dtype == kFloat16;
   if (half || input.dtype == kFloat32 || (input.dtype == kFloat64 && !input.device.is_cuda())) return;
@@ -140,7 +109,7 @@ void check_channels(const Convolution& c, const Meta& input, const Meta& weight)
 
 void check_bias(const Convolution& c, const Meta& input, const Meta& weight, const Meta& bias) {
   if (!bias) return;
-  check_same(c.op, "bias", input, bias);
+  check_same(c.op, "input", input, "bias", bias);
   if (bias.dim() != 1 || bias.sizes[0] != weight.sizes[0]) [[unlikely]]
     fail_argument(text(c.op, ": Given weight of size ", describe_sizes(weight.sizes),
                        ", expected bias to be 1-dimensional with ", weight.sizes[0], " elements, but got bias of size ",
@@ -409,7 +378,7 @@ Tensor forward(const Convolution& c, const Tensor& input, const Tensor& weight, 
   const Meta x = meta(input);
   const Meta w = meta(weight);
   const Meta b = meta(bias);
-  check_same(c.op, "weight", x, w);
+  check_same(c.op, "input", x, "weight", w);
   check_dtype(c.op, x);
   check_settings(c.op, c.settings);
   check_ranks(c, x, w);
@@ -455,8 +424,8 @@ Tensor gradient(const Convolution& c, const Tensor& grad, const Tensor& input, c
   const Meta dy = meta(grad);
   const Meta x = meta(input);
   const Meta w = meta(weight);
-  check_same(c.op, "grad", x, dy);
-  check_same(c.op, "weight", x, w);
+  check_same(c.op, "input", x, "grad", dy);
+  check_same(c.op, "input", x, "weight", w);
   check_dtype(c.op, x);
   check_settings(c.op, c.settings);
   check_ranks(c, x, w);
@@ -537,7 +506,8 @@ void boxed_gradient(StableIValue* stack, uint64_t, uint64_t) {
                    .settings = {}};
   c.settings.precision = args.integer();
   c.settings.mode = args.integer();
-  check_range(c.op, "the number of spatial dimensions", c.spatial, 1, 3);
+  if (c.spatial < 1 || c.spatial > 3) [[unlikely]]
+    fail_argument(text(c.op, ": weight must have 3 to 5 dimensions, is ", describe_sizes(meta(weight).sizes)));
   c.geometry = read_geometry(c.op, lists, c.spatial);
   args.give_back(gradient(c, grad, input, weight, kOfInput));
 }

@@ -38,12 +38,14 @@ Tensor add_scaled(const Tensor& x, const Tensor& y, double factor) {
   return Tensor(handle);
 }
 
-// The same memory as a matrix.
+// The same memory as a matrix, or a batch of them.
 Tensor view(const Tensor& x, const Matrix& m) {
-  const int64_t sizes[] = {m.rows, m.cols};
-  const int64_t strides[] = {m.row_stride, m.col_stride};
+  const int64_t sizes[] = {m.batch, m.rows, m.cols};
+  const int64_t strides[] = {m.batch_stride, m.row_stride, m.col_stride};
+  const int64_t first = m.is_batch ? 0 : 1;
   AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch__reinterpret_tensor(x.get(), 2, sizes, strides, 0, &handle), "view a matrix");
+  check_shim(aoti_torch__reinterpret_tensor(x.get(), 3 - first, sizes + first, strides + first, 0, &handle),
+             "view a matrix");
   return Tensor(handle);
 }
 
@@ -60,10 +62,11 @@ Tensor converted(const Operand& x, int32_t dtype) {
   const Matrix& m = x.matrix;
   if (x.tensor.dtype == dtype) return view(x);
   const bool by_columns = m.row_stride < m.col_stride;
-  const int64_t sizes[] = {by_columns ? m.cols : m.rows, by_columns ? m.rows : m.cols};
+  const int64_t sizes[] = {m.batch, by_columns ? m.cols : m.rows, by_columns ? m.rows : m.cols};
   const Tensor memory = empty(sizes, dtype, x.tensor.device);
-  const Matrix rows = {m.rows, m.cols, m.cols, 1};
-  const Matrix columns = {m.rows, m.cols, 1, m.rows};
+  const int64_t batch_stride = m.rows * m.cols;
+  const Matrix rows = {m.rows, m.cols, m.cols, 1, m.is_batch, m.batch, batch_stride};
+  const Matrix columns = {m.rows, m.cols, 1, m.rows, m.is_batch, m.batch, batch_stride};
   Tensor result = view(memory, by_columns ? columns : rows);
   copy(view(x), result);
   return result;
@@ -99,14 +102,19 @@ Tensor activate(Tensor x, int64_t activation) {
   }
 }
 
-void reference_product(const Operand& a, const Operand& b, const Operand& bias, const Epilogue& epilogue,
+void reference_product(std::span<const Factors> factors, const Operand& bias, const Epilogue& epilogue,
                        const Operand& out) {
   const NoGrad no_grad;
-  const bool plain = epilogue.alpha == 1 && !bias.tensor && epilogue.activation == 0;
+  const Operand& a = factors[0].a;
+  const Operand& b = factors[0].b;
+  const char* const product = a.matrix.is_batch ? "aten::bmm" : "aten::mm";
+  const bool plain = epilogue.alpha == 1 && !bias.tensor && epilogue.activation == 0 && factors.size() == 1;
   if (plain && a.tensor.dtype == out.tensor.dtype)  // ATen rounds once too, and needs no wide copy of the operands
-    return copy(aten("aten::mm", "", view(a), view(b)), view(out));
+    return copy(aten(product, "", view(a), view(b)), view(out));
   const int32_t wide = a.tensor.dtype == kFloat64 ? kFloat64 : kFloat32;
-  Tensor z = aten("aten::mm", "", converted(a, wide), converted(b, wide));
+  Tensor z = aten(product, "", converted(a, wide), converted(b, wide));
+  for (const Factors& more : factors.subspan(1))
+    z = add_scaled(z, aten(product, "", converted(more.a, wide), converted(more.b, wide)), 1);
   if (epilogue.alpha != 1) z = multiply(z, epilogue.alpha);
   if (bias.tensor) z = add_scaled(z, view(bias), epilogue.beta);
   copy(activate(std::move(z), epilogue.activation), view(out));

@@ -1,4 +1,4 @@
-// The product spelled in ATen ops: what runs on the CPU, and where no kernel is worth it (K = 0).
+// A product spelled in ATen ops: what runs on the CPU, and where no kernel is worth it (K = 0).
 #pragma once
 
 #include "matrix.h"
@@ -10,15 +10,23 @@ struct Operand {
   Matrix matrix;
 };
 
+// What is multiplied, and what the arguments are called, for messages.
+struct Factors {
+  Operand a;
+  Operand b;
+  const char* a_name = "a";
+  const char* b_name = "b";
+};
+
 struct Epilogue {
   double alpha = 1;
   double beta = 1;
   int64_t activation = 0;
 };
 
-// out = activation(alpha * a @ b + beta * bias), accumulated in float32 (float64 for float64) and rounded once. A bias
-// without a tensor is absent.
-void reference_product(const Operand& a, const Operand& b, const Operand& bias, const Epilogue& epilogue,
+// out = activation(alpha * (a @ b of all factors, summed) + beta * bias), accumulated in float32 (float64 for float64)
+// and rounded once. A bias without a tensor is absent.
+void reference_product(std::span<const Factors> factors, const Operand& bias, const Epilogue& epilogue,
                        const Operand& out);
 
 // Of a result, by ATen ops.

@@ -16,7 +16,7 @@ from tk.kernels.conv.pointer import ARCHS, finish_pixels, problem_args
 
 
 @triton.jit
-def conv_depthwise(x, weight, bias, out, M, G, O, D, H, W, taps, KH, KW, PD, PH, PW,
+def conv_depthwise(x, weight, bias, out, M, G, OC, D, H, W, taps, KH, KW, PD, PH, PW,
                    stride_d, stride_h, stride_w, padding_d, padding_h, padding_w, dilation_d, dilation_h, dilation_w,
                    x_n, x_g, x_d, x_h, x_w, weight_g, weight_o, weight_d, weight_h, weight_w,
                    out_n, out_g, out_o, out_d, out_h, out_w, bias_g, bias_o, activation, has_bias,
@@ -25,14 +25,14 @@ def conv_depthwise(x, weight, bias, out, M, G, O, D, H, W, taps, KH, KW, PD, PH,
     rows = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     cols = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     exists = rows < M
-    col_exists = cols < G * O
+    col_exists = cols < G * OC
     image, pd, ph, pw = pixel(rows, PD, PH, PW)
     d0 = pd * stride_d - padding_d
     h0 = ph * stride_h - padding_h
     w0 = pw * stride_w - padding_w
     if MULTIPLIER:
-        group = (cols // O).to(tl.int64)
-        channel = (cols % O).to(tl.int64)
+        group = (cols // OC).to(tl.int64)
+        channel = (cols % OC).to(tl.int64)
     else:
         group = cols.to(tl.int64)
         channel = group * 0

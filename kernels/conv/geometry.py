@@ -1,4 +1,4 @@
-"""Where things lie: the device functions that turn the row of an implicit product into a pixel, and a tap into a step."""
+"""Where things lie: device functions that turn a row of an implicit product into a pixel, and a tap into a step."""
 
 import triton
 import triton.language as tl

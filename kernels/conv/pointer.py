@@ -1,9 +1,9 @@
 """Convolutions in plain Triton, for every GPU, layout and number of groups.
 
-Rows are output pixels, columns output channels, and the sum runs over taps and input channels. "looped" taps: a block of
-K has channels of one tap, so that a row of x is there or not as a whole. "packed" taps: a block of K runs across taps,
-for few channels. Where groups are small, a program has several of them as one product, whose weight is a block
-diagonal: tensor cores have nothing smaller than 16 x 8 x 16.
+Rows are output pixels, columns output channels, and the sum runs over taps and input channels. Taps are looped over, a
+block of K has channels of one tap, and a row of x is there or not as a whole; or they are packed, and a block of K runs
+across taps, for few channels. Where groups are small, a program has several of them as one product, whose weight is a
+block diagonal: tensor cores have nothing smaller than 16 x 8 x 16.
 """
 
 import triton
@@ -57,7 +57,7 @@ def finish_pixels(acc, bias, out, pixels, exists, cols, col_exists, bias_at, act
 
 
 @triton.jit
-def conv_pointer(x, weight, bias, out, M, G, O, C, D, H, W, taps, KH, KW, PD, PH, PW, merge,
+def conv_pointer(x, weight, bias, out, M, G, OC, C, D, H, W, taps, KH, KW, PD, PH, PW, merge,
                  stride_d, stride_h, stride_w, padding_d, padding_h, padding_w, dilation_d, dilation_h, dilation_w,
                  x_n, x_g, x_c, x_d, x_h, x_w, weight_g, weight_o, weight_c, weight_d, weight_h, weight_w,
                  out_n, out_g, out_o, out_d, out_h, out_w, bias_g, bias_o, activation, has_bias,
@@ -69,7 +69,7 @@ def conv_pointer(x, weight, bias, out, M, G, O, C, D, H, W, taps, KH, KW, PD, PH
     first = tl.program_id(1) * merge  # group
     groups = min(merge, G - first)
     channels = groups * C
-    m, n = tile_coordinates(tl.program_id(0), M, merge * O, BLOCK_M, BLOCK_N, GROUP_M)
+    m, n = tile_coordinates(tl.program_id(0), M, merge * OC, BLOCK_M, BLOCK_N, GROUP_M)
     rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = n * BLOCK_N + tl.arange(0, BLOCK_N)
     exists = rows < M
@@ -78,12 +78,12 @@ def conv_pointer(x, weight, bias, out, M, G, O, C, D, H, W, taps, KH, KW, PD, PH
     h0 = ph * stride_h - padding_h
     w0 = pw * stride_w - padding_w
     # Columns past the last read the last one; what that gives is not stored.
-    col = tl.minimum(cols, groups * O - 1)
+    col = tl.minimum(cols, groups * OC - 1)
     if GROUPED:
-        col_group = col // O
+        col_group = col // OC
     else:
         col_group = col * 0
-    col_channel = (col - col_group * O).to(tl.int64)
+    col_channel = (col - col_group * OC).to(tl.int64)
     of_col = (first + col_group).to(tl.int64)
     x_at = x + first.to(tl.int64) * x_g + image.to(tl.int64) * x_n + place(d0, h0, w0, x_d, x_h, x_w)
     weight_at = weight + of_col * weight_g + col_channel * weight_o
@@ -130,7 +130,7 @@ def conv_pointer(x, weight, bias, out, M, G, O, C, D, H, W, taps, KH, KW, PD, PH
         acc = dot(a, b, acc, PRECISION)
 
     pixels = image.to(tl.int64) * out_n + place(pd, ph, pw, out_d, out_h, out_w)
-    finish_pixels(acc, bias, out, pixels, exists, of_col * out_g + col_channel * out_o, cols < groups * O,
+    finish_pixels(acc, bias, out, pixels, exists, of_col * out_g + col_channel * out_o, cols < groups * OC,
                   of_col * bias_g + col_channel * bias_o, activation, has_bias)  # fmt: skip
 
 
@@ -173,7 +173,7 @@ def problem_args(point: Point, wide_weight: bool) -> dict[str, Arg]:
         out=Pointer(OUT, point.dtype, point.layout == "channels_last"),
         M=Int(M),
         G=Int(G),
-        O=Int(N),
+        OC=Int(N),
         **{name: Int(X.size(3 + i)) for i, name in enumerate(("D", "H", "W"))},
         taps=Int(TAPS),
         KH=Int(WEIGHT.size(4)),

@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 
 from tk import config as _config
-from tk import errors
-from tk.heuristics import overrides
-from tk.ops import _register
-from tk.ops.mm import ACTIVATIONS, PRECISIONS, Activation, Precision, _activation_backward, _loop
+from tk.ops import _register, product
+from tk.ops.product import ACTIVATIONS, Activation, Precision
 
 __all__ = ["conv1d", "conv2d", "conv3d"]
 
@@ -46,7 +44,8 @@ def conv1d(
     precision: Precision | None = None,
     config: str | int | None = None,
 ) -> Tensor:
-    """``activation(torch.nn.functional.conv1d(...))``: input ``[N, C, L]`` or ``[C, L]``, weight ``[O, C / groups, K]``.
+    """``activation(torch.nn.functional.conv1d(...))``: input ``[N, C, L]`` or ``[C, L]``,
+    weight ``[O, C / groups, K]``.
 
     Arguments, result and errors as of :func:`conv2d`.
     """
@@ -128,10 +127,11 @@ def _convolve(
     try:
         if isinstance(padding, str):
             padding = _resolved(op, spatial, padding, weight, stride, dilation)
-        settings = _settings(op, input, activation, precision, config)
+        settings = product.settings("conv", input, activation, None, precision, config)
+        settings = settings[:1] + settings[2:]  # there is no choice of the result's dtype
         return _CONV[spatial](input, weight, bias, stride, padding, dilation, groups, *settings)
     except (RuntimeError, AttributeError) as error:
-        raise _explained(error, op, input=input, weight=weight, bias=bias) from None
+        raise product.explained(error, op, input=input, weight=weight, bias=bias) from None
 
 
 def _as_list(value: Sizes, spatial: int) -> list[int]:
@@ -151,30 +151,6 @@ def _resolved(op: str, spatial: int, padding: str, weight: Tensor, stride: Sizes
     low = [span // 2 for span in spans]
     high = [span - span // 2 for span in spans]
     return low if low == high else [*low, *high]
-
-
-def _settings(
-    op: str, first: Tensor, activation: str, precision: str | None, config: str | int | None
-) -> tuple[int, ...]:
-    """The integer codes that follow an op's operands; none when all are defaults, since every argument costs time."""
-    mode, pinned = overrides.find("conv", first)
-    if config is not None:
-        pinned = overrides.number("conv", config, first)
-    if not mode and pinned < 0 and activation == "none" and precision is None:
-        return ()
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"tk.{op}: activation is {activation!r}, must be one of {', '.join(ACTIVATIONS)}")
-    if precision not in PRECISIONS:
-        raise ValueError(f"tk.{op}: precision is {precision!r}, must be 'ieee', 'tf32' or None")
-    return ACTIVATIONS[activation], PRECISIONS[precision], pinned, mode
-
-
-def _explained(error: Exception, op: str, **tensors: Any) -> Exception:
-    """The error that the caller should see."""
-    for name, value in tensors.items():
-        if not isinstance(value, Tensor) and not (value is None and name == "bias"):
-            return TypeError(f"tk.{op}: {name} must be a Tensor, is {type(value).__name__}")
-    return errors.typed(error)
 
 
 # --- Shapes ---
@@ -260,8 +236,8 @@ def _fake_weight_grad(grad: Tensor, input: Tensor, weight: Tensor, *settings: An
 
 # --- Gradients ---
 #
-# The three ops are linear in two tensors each, and every derivative of one is another of them: so there are gradients of
-# any order. Of an activation: as in mm.py.
+# The three ops are linear in two tensors each, and every derivative of one is another of them: so there are gradients
+# of any order. Of an activation: as for products.
 
 
 def _setup_conv(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -285,7 +261,7 @@ def _backward_conv(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     def recompute() -> Tensor:
         return _CONV[spatial](input, weight, bias, *ctx.geometry, 0, ctx.precision, -1, ctx.mode)
 
-    grad_z = _activation_backward(grad, ctx.activation, out, recompute)
+    grad_z = product.activation_backward(grad, ctx.activation, out, recompute)
     settings = (*ctx.geometry, ctx.precision, ctx.mode)
     return (
         _input_grad(grad_z, input, weight, *settings) if needs_input else None,
@@ -335,7 +311,7 @@ def _backward_weight_grad(ctx: Any, grad_grad: Tensor) -> tuple[Any, ...]:
 def _vmap_conv(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
     input, weight, *others = args
     if any(d is not None for d in in_dims[1:3]):
-        return _loop(op, info.batch_size, in_dims, args)
+        return product.loop(op, info.batch_size, in_dims, args)
     input = input.movedim(in_dims[0], 0)
     if input.dim() == weight.dim():  # what is one image for each is a batch of images
         return op(input, weight, *others), 0
@@ -343,7 +319,7 @@ def _vmap_conv(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, in
 
 
 def _vmap_loop(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-    return _loop(op, info.batch_size, in_dims, args)
+    return product.loop(op, info.batch_size, in_dims, args)
 
 
 def _register_all() -> None:
