@@ -10,11 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tk.aot.expr import evaluate_locals
 from tk.aot.grid import Variant, enumerate_grid
 from tk.kernels.conv.family import FAMILY
 from tk.kernels.conv.op import OP
+from tk.kernels.conv_weight_grad.family import FAMILY as WEIGHT_GRAD_FAMILY
+from tk.kernels.conv_weight_grad.op import OP as WEIGHT_GRAD
 
-from .launcher import run
+from .launcher import describe, run
 
 DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
 # One rounding to the result; of fp32 the sum and the activation, which is within 1e-6 of its value.
@@ -186,3 +189,54 @@ def test_negative_dilation_is_the_gradient_of_the_input(v):
     tensors = [None if t is None else without_size_one(t) for t in tensors]
     run(OP, v.plan, tensors, (1, 1, 1, 0, -1, -1, 1, -1, -1, 0, 0), ())
     torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+# --- The weight's gradient ---
+
+
+def gradient_cases(v: Variant) -> tuple[Case, ...]:
+    general = v.point.layout == "any"
+    if v.kernel.name == "weight_grad_depthwise":
+        return DEPTHWISE_GENERAL if general else DEPTHWISE
+    if v.point.grouped:
+        return GROUPED_GENERAL if general else GROUPED
+    return (*CASES[:2], *GENERAL) if general else CASES
+
+
+def variants_of_the_weights_gradient() -> list[Variant]:
+    return [v for v in enumerate_grid(WEIGHT_GRAD_FAMILY, 80).variants if v.point.dtype in DTYPES]
+
+
+@pytest.mark.parametrize("v", variants_of_the_weights_gradient(), ids=name)
+def test_weight_gradient_against_float64(v):
+    torch.manual_seed(0)
+    dtype, layout = DTYPES[v.point.dtype], v.point.layout
+    for case in gradient_cases(v):
+        g = case.groups
+        sizes, kernel, out_sizes = as_3d(case.sizes, 1), as_3d(case.kernel, 1), as_3d(case.out_sizes, 1)
+        geometry = (*as_3d(case.stride, 1), *as_3d(case.padding, 0), *as_3d(case.dilation, 1))
+        x = torch.randn(case.n, g * case.c, *sizes).half().to(dtype)  # what tf32 has room for
+        grad = torch.randn(case.n, g * case.o, *out_sizes).half().to(dtype)
+        weight = torch.zeros(g * case.o, case.c, *kernel, dtype=torch.float64, requires_grad=True)
+        y = F.conv3d(x.double(), weight, None, *(geometry[i : i + 3] for i in (0, 3, 6)), groups=g)
+        (exact,) = torch.autograd.grad(y, weight, grad.double())
+
+        out = torch.full(weight.shape, math.nan, dtype=dtype)
+        tensors = [
+            split_groups(as_operand(grad, layout, 1), g, 1),
+            split_groups(as_operand(x, layout, 1), g, 1),
+            split_groups(out, g, 0),
+        ]
+        precision = ("ieee", "tf32").index(v.point.precision)
+        run(WEIGHT_GRAD, v.plan, [without_size_one(t) for t in tensors], (*geometry, precision), ())
+        eps, inner = EPSILON[dtype], case.n * math.prod(out_sizes)
+        torch.testing.assert_close(out.double(), exact, rtol=2 * eps, atol=eps * inner**0.5)
+
+
+def test_the_pixels_are_split():
+    """Otherwise none of the above would add up several parts."""
+    v = next(v for v in variants_of_the_weights_gradient() if v.point.config.name == "32x32x32_s4_w4")
+    x = torch.zeros(4, 1, 16, 1, 30, 30, dtype=torch.float16)
+    grad = torch.zeros(4, 1, 16, 1, 30, 30, dtype=torch.float16)
+    problem = describe(WEIGHT_GRAD, [grad, x, torch.zeros(1, 16, 16, 1, 3, 3, dtype=torch.float16)], (1,) * 9 + (0,))
+    assert evaluate_locals(v.plan.locals, problem)[1] > 4
