@@ -3,6 +3,7 @@
     op.py           what the core sees of a convolution; imports no Triton
     geometry.py     device functions: which element of x a tap of an output pixel reads
     pointer.py      plain Triton, for every GPU, layout and number of groups
+    tma.py          for Hopper, of the parts in kernels/hopper/; tma_plans.py: its plans and grid
     depthwise.py    groups of one channel: no product, bound by memory
     cost.py         predicted time
 

@@ -225,6 +225,8 @@ def _worth_a_cubin(point: Point) -> bool:
         return False  # "any" serves
     if point.grouped:
         return c.grouped
+    if point.arch == 90 and point.dtype != "fp32":
+        return c.general  # on Hopper, what is aligned is the TMA kernel's, but for what it cannot reach
     return c.general or point.layout != "any"
 
 
