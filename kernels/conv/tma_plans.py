@@ -1,5 +1,7 @@
 """The plans and the grid of ``conv_tma``."""
 
+from dataclasses import dataclass
+
 from triton.experimental.gluon.language import NVMMASharedLayout
 
 from tk.aot.expr import Expr, Tensor, ceil_div, device, maximum, minimum, select
@@ -13,6 +15,7 @@ from tk.aot.spec import (
     Int,
     Kernel,
     Launch,
+    Op,
     Plan,
     Point,
     Pointer,
@@ -50,42 +53,72 @@ def whole_pieces(t: Tensor, dims: tuple[int, ...], itemsize: int) -> Expr:
     return holds
 
 
-def shift(d: int) -> Expr:
-    """What makes the offsets of all taps positive, where they are walked backwards."""
-    return maximum(0, (1 - WEIGHT.size(3 + d)) * OP.int(f"dilation_{SPATIAL[d]}"))
+@dataclass(frozen=True)
+class Gather:
+    """What TMA gathers of `x` for pixels of `out` and taps of `weight`, tensors of `op`: 0, 1 and 2 stand for d, h and
+    w."""
 
+    op: Op
+    x: Tensor
+    weight: Tensor
+    out: Tensor
 
-def lower(d: int) -> Expr:
-    return -OP.int(f"padding_{SPATIAL[d]}") - shift(d)
+    def geometry(self, what: str, d: int) -> Expr:
+        return self.op.int(f"{what}_{SPATIAL[d]}")
 
+    def shift(self, d: int) -> Expr:
+        """What makes the offsets of all taps positive, where they are walked backwards."""
+        return maximum(0, (1 - self.weight.size(3 + d)) * self.geometry("dilation", d))
 
-def upper(d: int) -> Expr:
-    last = (OUT.size(3 + d) - 1) * OP.int(f"stride_{SPATIAL[d]}")
-    return lower(d) + last - (X.size(3 + d) - 1)
+    def lower(self, d: int) -> Expr:
+        return -self.geometry("padding", d) - self.shift(d)
 
+    def upper(self, d: int) -> Expr:
+        last = (self.out.size(3 + d) - 1) * self.geometry("stride", d)
+        return self.lower(d) + last - (self.x.size(3 + d) - 1)
 
-def farthest(d: int) -> Expr:
-    """The largest offset of a tap."""
-    step = OP.int(f"dilation_{SPATIAL[d]}")
-    return (WEIGHT.size(3 + d) - 1) * maximum(step, -step)
+    def args(self) -> dict[str, Arg]:
+        """Of the device functions' `Convolution`."""
+        found: dict[str, Arg] = {name: Int(self.out.size(3 + i)) for i, name in enumerate(("PD", "PH", "PW"))}
+        found |= dict(KH=Int(self.weight.size(4)), KW=Int(self.weight.size(5)), channels=Int(self.weight.size(2)))
+        for d, letter in enumerate(SPATIAL):
+            found[f"stride_{letter}"] = Int(self.geometry("stride", d))
+            found[f"lower_{letter}"] = Int(self.lower(d))
+            found[f"dilation_{letter}"] = Int(self.geometry("dilation", d))
+            found[f"shift_{letter}"] = Int(self.shift(d))
+        return found
 
+    def image_map(self, dtype: str, spatial: int, pixels: int, channels: int) -> TensorMap:
+        dims = range(3 - spatial, 3)
+        places = (0, *(3 + d for d in dims))
+        count = self.weight.size(2)
+        layout = NVMMASharedLayout(min(128, ITEMSIZE[dtype] * channels), 8 * ITEMSIZE[dtype], 2)
+        steps = tuple(self.geometry("stride", d) for d in dims)
+        return TensorMap(
+            self.x,
+            dtype,
+            (*(self.x.size(p) for p in places), count),
+            (*dense_strides(self.x, places, count), 1),
+            (pixels, channels),
+            layout=repr(layout),
+            round_to_tf32=dtype == "fp32",
+            im2col=Im2col(tuple(map(self.lower, dims)), tuple(map(self.upper, dims)), steps),
+        )
 
-def image_map(x: Tensor, dtype: str, spatial: int, pixels: int, channels: int) -> TensorMap:
-    dims = range(3 - spatial, 3)
-    places = (0, *(3 + d for d in dims))
-    layout = NVMMASharedLayout(min(128, ITEMSIZE[dtype] * channels), 8 * ITEMSIZE[dtype], 2)
-    return TensorMap(
-        x,
-        dtype,
-        (*(x.size(p) for p in places), C),
-        (*dense_strides(x, places, C), 1),
-        (pixels, channels),
-        layout=repr(layout),
-        round_to_tf32=dtype == "fp32",
-        im2col=Im2col(
-            tuple(map(lower, dims)), tuple(map(upper, dims)), tuple(OP.int(f"stride_{SPATIAL[d]}") for d in dims)
-        ),
-    )
+    def within_reach(self, spatial: int) -> Constraint:
+        """Corners and offsets of an im2col map are small numbers."""
+        reach, offsets = ((128, 255), (16, 31))[spatial - 2]
+        holds = self.x.size(3) >= 1
+        if spatial == 2:
+            holds = (self.x.size(3) == 1) & (self.weight.size(3) == 1) & (self.out.size(3) == 1)
+            holds = holds & (self.geometry("padding", 0) == 0)
+        for d in range(3 - spatial, 3):
+            step = self.geometry("dilation", d)
+            farthest = (self.weight.size(3 + d) - 1) * maximum(step, -step)
+            holds = holds & (minimum(self.lower(d), self.upper(d)) >= -reach) & (farthest <= offsets)
+            holds = holds & (maximum(self.lower(d), self.upper(d)) < reach) & (self.geometry("stride", d) <= 8)
+        message = f"{spatial} dimensions, a stride of up to 8, padding and taps that reach {reach} pixels"
+        return require(holds, message)
 
 
 def weight_map(dtype: str, rows: int, channels: int) -> TensorMap:
@@ -102,22 +135,12 @@ def weight_map(dtype: str, rows: int, channels: int) -> TensorMap:
     )
 
 
-def within_reach(spatial: int) -> Constraint:
-    """Corners and offsets of an im2col map are small numbers."""
-    reach, offsets = ((128, 255), (16, 31))[spatial - 2]
-    holds = X.size(3) == 1 if spatial == 2 else X.size(3) >= 1
-    holds = holds & ((WEIGHT.size(3) == 1) & (OP.int("padding_d") == 0) & (OUT.size(3) == 1) if spatial == 2 else holds)
-    for d in range(3 - spatial, 3):
-        near = minimum(lower(d), upper(d)) >= -reach
-        holds = holds & near & (maximum(lower(d), upper(d)) < reach) & (farthest(d) <= offsets)
-        holds = holds & (OP.int(f"stride_{SPATIAL[d]}") <= 8)
-    return require(holds, f"{spatial} dimensions, a stride of up to 8, padding and taps that reach {reach} pixels")
-
-
 # --- Plans ---
 
+_GATHER = Gather(OP, X, WEIGHT, OUT)
 
-def _is_dense(t: Tensor) -> Expr:
+
+def is_dense(t: Tensor) -> Expr:
     """Pixels lie one behind the other, with nothing between them."""
     holds = t.stride(2) == 1
     pitch: Expr = t.size(2)
@@ -142,7 +165,7 @@ def _out(point: Point) -> tuple[dict[str, Arg], tuple[Constraint, ...]]:
         layout = NVMMASharedLayout(min(128, size * subtile), 8 * size, 2)
         args["out_desc"] = TensorMap(OUT, point.dtype, (M, N), (N, 1), (c.block_m // c.cooperative, subtile),
                                      layout=repr(layout))  # fmt: skip
-        holds = _is_dense(OUT) & (OUT.alignment >= 16) & (N * size % 16 == 0)
+        holds = is_dense(OUT) & (OUT.alignment >= 16) & (N * size % 16 == 0)
         args |= dict.fromkeys(strides, Const(None)) | {"out": Const(None)}
         return args, (require(holds, "out dense and channels-last, 16 bytes of channels"),)
     if point.store == "channels_last":
@@ -167,34 +190,20 @@ def _plan(point: Point) -> Plan | None:
         return None
     out_args, out_constraints = _out(point)
     tile = (c.block_m, c.block_n)
-    geometry = {
-        name: Int(value)
-        for d, letter in enumerate(SPATIAL)
-        for name, value in (
-            (f"stride_{letter}", OP.int(f"stride_{letter}")),
-            (f"lower_{letter}", lower(d)),
-            (f"dilation_{letter}", OP.int(f"dilation_{letter}")),
-            (f"shift_{letter}", shift(d)),
-        )
-    }
     constants = dict(BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=c.block_k, STAGES=c.num_stages,
                      COOPERATIVE=c.cooperative, PINGPONG=c.pingpong, EPILOGUE_STAGES=2, SPATIAL=point.spatial,
                      STORE=point.store, EPILOGUE=point.epilogue, CONSUMER_REGS=232, PRODUCER_REGS=24)  # fmt: skip
     tiles = tiles_of(M, N, tile)
     args: dict[str, Arg] = dict(
-        x_desc=image_map(X, point.dtype, point.spatial, c.block_m // c.cooperative, c.block_k),
+        x_desc=_GATHER.image_map(point.dtype, point.spatial, c.block_m // c.cooperative, c.block_k),
         weight_desc=weight_map(point.dtype, c.block_n, c.block_k),
         bias=Pointer(BIAS, point.dtype, aligned=False),
         rows=Int(M),
         cols=Int(N),
         taps=Int(TAPS),
-        channels=Int(C),
         tiles=Int(tiles),
         group=Int(max(1024 // c.block_m, 1)),
-        **{name: Int(OUT.size(3 + i)) for i, name in enumerate(("PD", "PH", "PW"))},
-        KH=Int(WEIGHT.size(4)),
-        KW=Int(WEIGHT.size(5)),
-        **geometry,
+        **_GATHER.args(),
         **out_args,
         bias_o=Int(BIAS.stride(1), "i64"),
         activation=Int(OP.int("activation")),
@@ -214,7 +223,7 @@ def _plan(point: Point) -> Plan | None:
             require(whole_pieces(WEIGHT, (1, 3, 4, 5), itemsize), "the weight channels-last, in pieces of 16 bytes"),
             require(C * itemsize % 16 == 0, f"a multiple of {16 // itemsize} channels"),
             require(C * TAPS > 0, "channels and taps"),
-            within_reach(point.spatial),
+            _GATHER.within_reach(point.spatial),
             *out_constraints,
             *((plain,) if point.epilogue == "plain" else ()),
         ),
