@@ -47,6 +47,15 @@ def dot(x, y, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def first_channel(group, stride, JOINED: tl.constexpr):
+    """Where a program's groups begin. JOINED: on 16 bytes of 16-bit elements."""
+    at = group.to(tl.int64) * stride
+    if JOINED:
+        at = tl.multiple_of(at, 8)
+    return at
+
+
+@triton.jit
 def finish_pixels(acc, bias, out, pixels, exists, cols, col_exists, bias_at, activation, has_bias):
     """Store activation(acc + bias): `pixels` and `cols` are offsets of the rows and columns in out."""
     if has_bias != 0:
@@ -69,6 +78,8 @@ def conv_pointer(x, weight, bias, out, M, G, OC, C, D, H, W, taps, KH, KW, PD, P
     first = tl.program_id(1) * merge  # group
     groups = min(merge, G - first)
     channels = groups * C
+    if JOINED:
+        channels = tl.multiple_of(channels, 8)
     m, n = tile_coordinates(tl.program_id(0), M, merge * OC, BLOCK_M, BLOCK_N, GROUP_M)
     rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -79,14 +90,19 @@ def conv_pointer(x, weight, bias, out, M, G, OC, C, D, H, W, taps, KH, KW, PD, P
     w0 = pw * stride_w - padding_w
     # Columns past the last read the last one; what that gives is not stored.
     col = tl.minimum(cols, groups * OC - 1)
+    x_at = x + image.to(tl.int64) * x_n + place(d0, h0, w0, x_d, x_h, x_w)
     if GROUPED:
         col_group = col // OC
-    else:
-        col_group = col * 0
-    col_channel = (col - col_group * OC).to(tl.int64)
-    of_col = (first + col_group).to(tl.int64)
-    x_at = x + first.to(tl.int64) * x_g + image.to(tl.int64) * x_n + place(d0, h0, w0, x_d, x_h, x_w)
-    weight_at = weight + of_col * weight_g + col_channel * weight_o
+        col_channel = (col - col_group * OC).to(tl.int64)
+        of_col = (first + col_group).to(tl.int64)
+        x_at += first_channel(first, x_g, JOINED)
+        weight_at = weight + of_col * weight_g + col_channel * weight_o
+        out_at = of_col * out_g + col_channel * out_o
+        bias_at = of_col * bias_g + col_channel * bias_o
+    else:  # no product with a group's stride, which is no multiple of anything
+        weight_at = weight + col.to(tl.int64) * weight_o
+        out_at = cols.to(tl.int64) * out_o
+        bias_at = col.to(tl.int64) * bias_o
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
 
     blocks = tl.cdiv(taps * channels if PACKED else channels, BLOCK_K)
@@ -103,16 +119,13 @@ def conv_pointer(x, weight, bias, out, M, G, OC, C, D, H, W, taps, KH, KW, PD, P
             c = (step - tap * blocks) * BLOCK_K + tl.arange(0, BLOCK_K)
             kd, kh, kw = tap_of(tap, KH, KW)
             k_exists = c < channels
+        c_channel = c
+        c_at = c.to(tl.int64) * x_c
         if GROUPED:
             c_group = c // C
             c_channel = c - c_group * C
-        else:
-            c_group = c * 0
-            c_channel = c
-        if JOINED:
-            c_at = c.to(tl.int64) * x_c
-        else:
-            c_at = c_group.to(tl.int64) * x_g + c_channel.to(tl.int64) * x_c
+            if not JOINED:
+                c_at = c_group.to(tl.int64) * x_g + c_channel.to(tl.int64) * x_c
         shift = place(kd * dilation_d, kh * dilation_h, kw * dilation_w, x_d, x_h, x_w)
         in_weight = place(kd, kh, kw, weight_d, weight_h, weight_w) + c_channel.to(tl.int64) * weight_c
         if PACKED:
@@ -130,8 +143,7 @@ def conv_pointer(x, weight, bias, out, M, G, OC, C, D, H, W, taps, KH, KW, PD, P
         acc = dot(a, b, acc, PRECISION)
 
     pixels = image.to(tl.int64) * out_n + place(pd, ph, pw, out_d, out_h, out_w)
-    finish_pixels(acc, bias, out, pixels, exists, of_col * out_g + col_channel * out_o, cols < groups * OC,
-                  of_col * bias_g + col_channel * bias_o, activation, has_bias)  # fmt: skip
+    finish_pixels(acc, bias, out, pixels, exists, out_at, cols < groups * OC, bias_at, activation, has_bias)
 
 
 # --- Plans ---
@@ -188,6 +200,12 @@ def problem_args(point: Point, wide_weight: bool) -> dict[str, Arg]:
     )
 
 
+def merged_groups(point: Point) -> Expr:
+    """Of a program: as many as fit its tile, one at least."""
+    c = point.config
+    return minimum(maximum(minimum(c.block_n // maximum(N, 1), c.block_k // maximum(C, 1)), 1), G)
+
+
 def constraints(point: Point) -> tuple[Constraint, ...]:
     found: tuple[Constraint, ...] = (fits_32_bits(OP, X),)
     if not point.grouped:
@@ -208,7 +226,8 @@ def constraints(point: Point) -> tuple[Constraint, ...]:
         found += (require(holds, f"{t.name} on a 16-byte boundary, its channels contiguous and 16 to a pixel"),)
     if point.grouped:
         joined = (X.stride(1) == C) & ((point.layout != "channels_last") | (OUT.stride(1) == N))
-        return (*found, require(joined & (c % 16 == 0), "groups side by side, a multiple of 16 channels in all"))
+        joined = joined & (c % 16 == 0) & (merged_groups(point) * C % 8 == 0)
+        return (*found, require(joined, "groups side by side, a multiple of 8 channels in each program, of 16 in all"))
     return (*found, require(C % 16 == 0, "a multiple of 16 channels"))
 
 
@@ -223,11 +242,15 @@ def _worth_a_cubin(point: Point) -> bool:
         return False
     if point.grouped and point.layout == "mixed":
         return False  # "any" serves
+    if point.layout == "any":
+        return c.general
     if point.grouped:
         return c.grouped
-    if point.arch == 90 and point.dtype != "fp32":
-        return c.general  # on Hopper, what is aligned is the TMA kernel's, but for what it cannot reach
-    return c.general or point.layout != "any"
+    accumulators = c.block_m * c.block_n // (32 * c.num_warps)  # of a thread
+    if point.layout == "mixed" and accumulators > 32:
+        return False  # with an address for each of them, they would not stay in registers
+    # On Hopper, what is aligned is the TMA kernel's, but for what it cannot reach.
+    return not c.general and (point.arch != 90 or point.dtype == "fp32" or c.grouped)
 
 
 def _plan(point: Point) -> Plan | None:
@@ -253,7 +276,6 @@ def _plan(point: Point) -> Plan | None:
     launch = Launch(
         conv_pointer, args, (tiles_of(M, merge * N, tile), groups, 1), num_warps=c.num_warps, num_stages=c.num_stages
     )
-    fewest: Expr = maximum(minimum(c.block_n // maximum(N, 1), c.block_k // maximum(C, 1)), 1)
     depth = ceil_div(K * merge, c.block_k) * c.block_k if packed else TAPS * ceil_div(C * merge, c.block_k) * c.block_k
     tiles = tiles_of(OP.local("M_choice"), merge * N, tile) * groups
     waves = ceil_div(tiles, device.sm_count * c.occupancy)
@@ -261,7 +283,7 @@ def _plan(point: Point) -> Plan | None:
         constraints=constraints(point),
         serves=serves(point),
         launches=(launch,),
-        locals=(minimum(fewest, G),),
+        locals=(merged_groups(point),),
         cost=predict(point, OP, tile, tiles, waves * c.occupancy, depth, percent=15 if packed else 60),
         general=packed,
     )
@@ -272,8 +294,8 @@ def _plan(point: Point) -> Plan | None:
 
 def _tile(block_m: int, block_n: int, block_k: int, num_stages: int, num_warps: int, occupancy: int = 1,
           fma: bool = False, general: bool = False, grouped: bool = False) -> Config:  # fmt: skip
-    """occupancy: programs that a multiprocessor holds at once. fma: for fp32 without tensor cores. general, grouped:
-    compiled also for any layout, and for groups."""
+    """occupancy: programs that a multiprocessor holds at once. fma: for fp32 without tensor cores. general: for any
+    layout: loads of single elements go through registers, so the tile is small. grouped: for groups, too."""
     shape = dict(block_m=block_m, block_n=block_n, block_k=block_k, num_stages=num_stages, num_warps=num_warps)
     return Config(
         f"{block_m}x{block_n}x{block_k}_s{num_stages}_w{num_warps}{'_fma' if fma else ''}",
@@ -282,11 +304,14 @@ def _tile(block_m: int, block_n: int, block_k: int, num_stages: int, num_warps: 
 
 
 CONFIGS = (
-    _tile(64, 64, 32, 4, 4, 2, general=True),
+    _tile(64, 64, 32, 2, 4, 2, general=True),
+    _tile(128, 64, 32, 2, 8, 2, general=True),
     _tile(128, 32, 32, 4, 4, 2, grouped=True),
-    _tile(128, 64, 64, 3, 4, 1, general=True),
-    _tile(128, 128, 64, 3, 8, grouped=True),
-    _tile(64, 32, 16, 3, 4, 4, fma=True, general=True, grouped=True),
+    _tile(64, 64, 32, 4, 4, 2),
+    _tile(128, 64, 32, 4, 4, 2),
+    _tile(128, 128, 32, 4, 8),
+    _tile(64, 32, 16, 2, 4, 4, fma=True, general=True),
+    _tile(64, 32, 16, 3, 4, 4, fma=True, grouped=True),
     _tile(128, 64, 16, 3, 8, 1, fma=True),
 )
 AXES = {

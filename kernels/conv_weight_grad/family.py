@@ -5,7 +5,7 @@ from tk.kernels.conv_weight_grad import depthwise, pointer, tma_plans
 from tk.kernels.conv_weight_grad.op import OP
 
 _SAMPLED = {
-    "weight_grad_pointer": ("32x32x32_s4_w4", "32x32x16_s3_w4_fma"),
+    "weight_grad_pointer": ("32x32x32_s4_w4", "32x64x32_s2_w4", "32x32x16_s3_w4_fma"),
     "weight_grad_tma": ("128x128x64_s6_coop",),
     "weight_grad_depthwise": ("depthwise_32x64_w4", "depthwise_1x1024_w4"),
 }
@@ -20,7 +20,7 @@ def _sample(kernel: Kernel, point: Point) -> bool:
 
 def _portable(kernel: Kernel, point: Point) -> bool:
     """One small tile and one large, and all that there is of depthwise kernels."""
-    return point.config.name in (*_SAMPLED[kernel.name], "128x64x64_s3_w4")
+    return point.config.name in (*_SAMPLED[kernel.name], "64x64x32_s4_w4")
 
 
 FAMILY = Family(

@@ -24,7 +24,7 @@ from tk.aot.spec import (
 from tk.kernels.conv.cost import predict
 from tk.kernels.conv.geometry import inside, pixel, place, tap_of
 from tk.kernels.conv.op import DTYPE_AXIS, GEOMETRY, PRECISION_AXIS, SPATIAL, fits_32_bits, makes_sense, serves
-from tk.kernels.conv.pointer import ARCHS, dot
+from tk.kernels.conv.pointer import ARCHS, dot, first_channel
 from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
 from tk.kernels.conv_weight_grad.reduce import PARTIALS, PIXELS_PER_SPLIT, SPLITS, reduce_launch, split_locals
 
@@ -44,6 +44,8 @@ def weight_grad_pointer(grad, x, partials, M, G, OC, C, D, H, W, taps, KH, KW, P
     first = tl.program_id(1) * merge
     groups = min(merge, G - first)
     channels = groups * C
+    if JOINED:
+        channels = tl.multiple_of(channels, 8)
     columns = merge * C * taps if PACKED else merge * C
     n_tiles = tl.cdiv(columns, BLOCK_N) if PACKED else tl.cdiv(columns, BLOCK_N) * taps
     tile = tl.program_id(0)
@@ -61,25 +63,25 @@ def weight_grad_pointer(grad, x, partials, M, G, OC, C, D, H, W, taps, KH, KW, P
         col_exists = col < channels
     kd, kh, kw = tap_of(tap, KH, KW)
     row = tl.minimum(rows, groups * OC - 1)
+    row_group = row * 0
+    row_channel = row
+    col_channel = col
+    grad_at = grad + row.to(tl.int64) * grad_o
+    x_at = x + col.to(tl.int64) * x_c
     if GROUPED:
         row_group = row // OC
         col_group = col // C
-    else:
-        row_group = row * 0
-        col_group = col * 0
-    row_channel = row - row_group * OC
-    col_channel = col - col_group * C
-    if JOINED:
-        row_at = row.to(tl.int64) * grad_o
-        col_at = col.to(tl.int64) * x_c
-    else:
-        row_at = row_group.to(tl.int64) * grad_g + row_channel.to(tl.int64) * grad_o
-        col_at = col_group.to(tl.int64) * x_g + col_channel.to(tl.int64) * x_c
+        row_channel = row - row_group * OC
+        col_channel = col - col_group * C
+        if not JOINED:
+            grad_at = grad + row_group.to(tl.int64) * grad_g + row_channel.to(tl.int64) * grad_o
+            x_at = x + col_group.to(tl.int64) * x_g + col_channel.to(tl.int64) * x_c
+        # Only here: no product with a group's stride, which is no multiple of anything, where there is one group.
+        grad_at += first_channel(first, grad_g, JOINED)
+        x_at += first_channel(first, x_g, JOINED)
     d_tap = kd * dilation_d - padding_d
     h_tap = kh * dilation_h - padding_h
     w_tap = kw * dilation_w - padding_w
-    grad_at = grad + first.to(tl.int64) * grad_g + row_at
-    x_at = x + first.to(tl.int64) * x_g + col_at
     if PACKED:
         x_at += place(d_tap, h_tap, w_tap, x_d, x_h, x_w)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -166,13 +168,20 @@ def layout_constraints(point: Point) -> tuple[Constraint, ...]:
     return found
 
 
+def merged_groups(point: Point) -> Expr:
+    """Of a program: as many as fit its tile, one at least."""
+    c = point.config
+    return minimum(maximum(minimum(c.block_m // maximum(N, 1), c.block_n // maximum(C, 1)), 1), G)
+
+
 def _constraints(point: Point) -> tuple[Constraint, ...]:
     found = layout_constraints(point)
     if not point.grouped:
         found += (require(G == 1, "1 group"),)
     elif point.layout == "channels_last":
-        joined = (X.stride(1) == C) & (GRAD.stride(1) == N)
-        found += (require(joined, "groups side by side"),)
+        merge = merged_groups(point)
+        joined = (X.stride(1) == C) & (GRAD.stride(1) == N) & (merge * C % 8 == 0) & (merge * N % 8 == 0)
+        found += (require(joined, "groups side by side, a multiple of 8 channels in each program"),)
     return found
 
 
@@ -186,11 +195,13 @@ def _plan(point: Point) -> Plan | None:
     if not makes_sense(point) or c.fma != fma or shared > _SHARED[point.arch]:
         return None
     packed = point.layout == "any"
-    if (packed and not c.general) or (point.grouped and not c.grouped):
+    if packed != c.general or (point.grouped and not (c.grouped or packed)):
         return None
+    if point.arch == 90 and point.dtype != "fp32" and not (packed or c.grouped):
+        return None  # the TMA kernel's, but for what it cannot reach
     width = _MERGE * C * TAPS if packed else _MERGE * C
     tiles = ceil_div(_MERGE * N, c.block_m) * ceil_div(width, c.block_n) * (1 if packed else TAPS)
-    merge: Expr = minimum(maximum(minimum(c.block_m // maximum(N, 1), c.block_n // maximum(C, 1)), 1), G)
+    merge = merged_groups(point)
     groups = ceil_div(G, _MERGE)
     per_tile = (ceil_div(N, c.block_m) * ceil_div(C * TAPS if packed else C, c.block_n)) * (1 if packed else TAPS)
     args = problem_args(point) | dict(
@@ -236,11 +247,12 @@ def _tile(block_m: int, block_n: int, block_k: int, num_stages: int, num_warps: 
 
 
 _CONFIGS = (
-    _tile(32, 32, 32, 4, 4, 2, general=True, grouped=True),
-    _tile(64, 64, 32, 4, 4, 2, general=True),
-    _tile(128, 64, 64, 3, 4),
-    _tile(128, 128, 64, 3, 8),
-    _tile(32, 32, 16, 3, 4, 4, fma=True, general=True, grouped=True),
+    _tile(32, 64, 32, 2, 4, 2, general=True),
+    _tile(32, 32, 32, 4, 4, 2, grouped=True),
+    _tile(64, 64, 32, 4, 4, 2),
+    _tile(128, 128, 32, 4, 8),
+    _tile(32, 32, 16, 2, 4, 4, fma=True, general=True),
+    _tile(32, 32, 16, 3, 4, 4, fma=True, grouped=True),
     _tile(64, 64, 16, 3, 4, 2, fma=True),
 )
 _AXES = {
