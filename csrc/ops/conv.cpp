@@ -198,9 +198,22 @@ bool has_wide_channels(const View& x) {
 }
 
 // Where channels are apart, a copy in which they are together costs less than reading them one by one, for every tap.
-void put_channels_together(View& view, bool is_weight, Tensor& memory) {
+void put_channels_together(View& view, bool is_weight, const Settings& s, Tensor& memory) {
   const bool needs = is_weight && view.sizes[0] > 1 ? view.strides[View::kChannels] != 1 : !view.is_channels_last();
-  if (needs) view = channels_last_copy(view, is_weight, memory);
+  if (!needs) return;
+  const View copy = channels_last_like(view, is_weight, memory);
+  View from = as_images(view, is_weight);
+  View to = as_images(copy, is_weight);
+  if (from.sizes[1] * from.sizes[2] % 16 == 0 && (!is_weight || view.sizes[0] == 1)) {
+    static const tk_op op = tk_intern_op("conv_layout");
+    const tk_tensor tensors[] = {to_core(from), to_core(to, true)};
+    Settings plain = s;
+    plain.config = -1;
+    if (view.count() > 0) launch_op(op, tensors, {}, {}, plain, view.device);
+  } else {
+    check_shim(aoti_torch_copy_(as_tensor(to).get(), as_tensor(from).get(), 0), "put channels together");
+  }
+  view = copy;
 }
 
 // The pixels of an image as the rows of a matrix. False where they do not run together.
@@ -323,8 +336,8 @@ void launch_input_gradient(Problem whole, const Geometry& g, const Settings& s) 
   whole.weight = exchanged(whole.weight);
   whole.stride = {1, 1, 1};
   if (has_wide_channels(whole.x)) {
-    put_channels_together(whole.x, false, x_memory);
-    put_channels_together(whole.weight, true, weight_memory);
+    put_channels_together(whole.x, false, s, x_memory);
+    put_channels_together(whole.weight, true, s, weight_memory);
   }
   std::array<Phase, 3> phases;
   const auto phase = [&](size_t d, int64_t first) {
@@ -346,8 +359,8 @@ void launch_weight_gradient(View grad, View x, const View& out, const Geometry& 
   static const tk_op op = tk_intern_op("conv_weight_grad");
   Tensor grad_memory;
   Tensor x_memory;
-  if (has_wide_channels(x)) put_channels_together(x, false, x_memory);
-  if (has_wide_channels(grad)) put_channels_together(grad, false, grad_memory);
+  if (has_wide_channels(x)) put_channels_together(x, false, s, x_memory);
+  if (has_wide_channels(grad)) put_channels_together(grad, false, s, grad_memory);
   const tk_tensor tensors[] = {to_core(grad), to_core(x), to_core(out, true)};
   std::vector<int64_t> ints = geometry_ints(g.stride, g.padding, g.dilation);
   ints.push_back(precision_of(s, x.dtype));
@@ -412,8 +425,8 @@ Tensor forward(const Convolution& c, const Tensor& input, const Tensor& weight, 
   Tensor x_memory;
   Tensor weight_memory;
   if (has_wide_channels(p.x)) {
-    put_channels_together(p.x, false, x_memory);
-    put_channels_together(p.weight, true, weight_memory);
+    put_channels_together(p.x, false, c.settings, x_memory);
+    put_channels_together(p.weight, true, c.settings, weight_memory);
   }
   launch_convolution(p, c.settings);
   return out;
@@ -538,7 +551,7 @@ STABLE_TORCH_LIBRARY_IMPL(tk, CUDA, library) { implement<kOps>(library); }
 
 void reserve_conv_names() {
   for (const Op& op : kOps) check_status(tk_reserve_op(op.name));
-  check_status(tk_reserve_op("conv"));
+  for (const char* name : {"conv", "conv_layout"}) check_status(tk_reserve_op(name));
 }
 
 }  // namespace tk::ops

@@ -80,15 +80,23 @@ View exchanged(View weight) {
   return weight;
 }
 
-View channels_last_copy(const View& view, bool is_weight, Tensor& memory) {
+View channels_last_like(const View& view, bool is_weight, Tensor& memory) {
   View copy = view;
   const int64_t count = view.count();
   memory = empty({&count, 1}, view.dtype, view.device);
   copy.handle = memory.get();
   copy.offset = 0;
   copy.strides = dense_strides(view, is_weight ? kWeightOrder : kImageOrder);
-  check_shim(aoti_torch_copy_(as_tensor(copy).get(), as_tensor(view).get(), 0), "make channels contiguous");
   return copy;
+}
+
+View as_images(View view, bool is_weight) {
+  if (!is_weight || view.sizes[0] != 1) return view;
+  view.sizes[0] = view.sizes[1];
+  view.strides[0] = view.strides[1];
+  view.sizes[1] = 1;
+  view.strides[1] = 0;
+  return view;
 }
 
 tk_tensor to_core(const View& view, bool is_written) {

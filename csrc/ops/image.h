@@ -37,8 +37,11 @@ View weight_view(const Meta& tensor, int64_t spatial, int64_t groups);
 // A weight for the way back: input and output channels have changed places.
 View exchanged(View weight);
 
-// The same values with channels innermost. `memory` keeps them.
-View channels_last_copy(const View& view, bool is_weight, Tensor& memory);
+// Uninitialised memory for the same elements with channels innermost. `memory` keeps it.
+View channels_last_like(const View& view, bool is_weight, Tensor& memory);
+
+// A weight's filters as a batch of images; an image as it is.
+View as_images(View view, bool is_weight);
 
 // For the core. The stride of a dimension of size 1 says nothing: it becomes 0, of channels 1.
 tk_tensor to_core(const View& view, bool is_written = false);

@@ -7,6 +7,7 @@
     depthwise.py    groups of one channel: no product, bound by memory
     cost.py         predicted time
 
-The gradient of the input is a convolution too, with the roles of the channels exchanged (csrc/ops/conv.cpp). The
-gradient of the weight has a family of its own: kernels/conv_weight_grad/.
+What has its channels apart in memory is copied first where that pays: kernels/conv_layout.py. The gradient of the input
+is a convolution too, with the roles of the channels exchanged (csrc/ops/conv.cpp). The gradient of the weight has a
+family of its own: kernels/conv_weight_grad/.
 """

@@ -14,6 +14,8 @@ from tk.aot.expr import evaluate_locals
 from tk.aot.grid import Variant, enumerate_grid
 from tk.kernels.conv.family import FAMILY
 from tk.kernels.conv.op import OP
+from tk.kernels.conv_layout import FAMILY as LAYOUT_FAMILY
+from tk.kernels.conv_layout import OP as LAYOUT
 from tk.kernels.conv_weight_grad.family import FAMILY as WEIGHT_GRAD_FAMILY
 from tk.kernels.conv_weight_grad.op import OP as WEIGHT_GRAD
 
@@ -240,3 +242,17 @@ def test_the_pixels_are_split():
     grad = torch.zeros(4, 1, 16, 1, 30, 30, dtype=torch.float16)
     problem = describe(WEIGHT_GRAD, [grad, x, torch.zeros(1, 16, 16, 1, 3, 3, dtype=torch.float16)], (1,) * 9 + (0,))
     assert evaluate_locals(v.plan.locals, problem)[1] > 4
+
+
+# --- The copy with channels together ---
+
+
+@pytest.mark.parametrize("v", enumerate_grid(LAYOUT_FAMILY, 80).variants, ids=name)
+@pytest.mark.parametrize(("n", "channels", "sizes"), [(2, 80, (1, 8, 10)), (3, 16, (2, 3, 16)), (1, 64, (1, 1, 64))])
+def test_layout(v, n, channels, sizes):
+    x = torch.randn(n, channels, *sizes, dtype=torch.float32 if v.point.bits == "i32" else torch.float16)
+    out = channels_last(torch.full_like(x, math.nan), 1)
+    given = x if v.point.joined else as_operand(x.transpose(3, 4), "any", 1).transpose(3, 4)
+    tensors = [without_size_one(split_groups(t, 2, 1)) for t in (given, out)]
+    run(LAYOUT, v.plan, tensors, (), ())
+    assert torch.equal(out, x)
