@@ -174,13 +174,17 @@ int64_t precision_of(const Settings& s, int32_t dtype) {
   return s.precision >= 0 ? s.precision : allows_tf32_in_convolutions();
 }
 
+// The CUDA device that a call is for, -1 on the CPU. Tensors on the CPU may stand for some on a device that is
+// described.
+int32_t target(Device device) { return device.is_cuda() ? device.index : described_device(); }
+
 void launch_op(tk_op op, std::span<const tk_tensor> tensors, std::span<const int64_t> ints,
                std::span<const double> floats, const Settings& s, Device device) {
   tk_call call;
   call.op = op;
   call.mode = static_cast<uint32_t>(s.mode) | (wants_deterministic() ? TK_MODE_DETERMINISTIC : 0);
   call.config = static_cast<int32_t>(s.config);
-  call.device = device.index;
+  call.device = target(device);
   call.n_tensors = static_cast<uint32_t>(tensors.size());
   call.n_ints = static_cast<uint32_t>(ints.size());
   call.n_floats = static_cast<uint32_t>(floats.size());
@@ -335,14 +339,16 @@ void launch_input_gradient(Problem whole, const Geometry& g, const Settings& s) 
   const Spatial kernel = spatial_sizes(whole.weight);
   whole.weight = exchanged(whole.weight);
   whole.stride = {1, 1, 1};
-  if (has_wide_channels(whole.x)) {
-    put_channels_together(whole.x, false, s, x_memory);
-    put_channels_together(whole.weight, true, s, weight_memory);
-  }
   std::array<Phase, 3> phases;
   const auto phase = [&](size_t d, int64_t first) {
     phases[d] = phase_of(first, kernel[d], g.stride[d], g.padding[d], g.dilation[d]);
   };
+  for (size_t d = 0; d < 3; d++) phase(d, 0);
+  if (g.stride == Spatial{1, 1, 1} && launch_product(problem_of(whole, phases, g.stride), s)) return;
+  if (has_wide_channels(whole.x)) {
+    put_channels_together(whole.x, false, s, x_memory);
+    put_channels_together(whole.weight, true, s, weight_memory);
+  }
   const Spatial sizes = spatial_sizes(whole.out);
   const auto count = [&](size_t d) { return std::min(g.stride[d], sizes[d]); };
   for (int64_t i = 0; i < count(0); i++)
@@ -410,7 +416,7 @@ Tensor forward(const Convolution& c, const Tensor& input, const Tensor& weight, 
   const Meta y = meta(out);
   p.out = image_view(y, c.spatial, g.groups);
   if (p.out.count() == 0) return out;
-  if (!x.device.is_cuda()) {
+  if (target(x.device) < 0) {
     reference_conv(with_all_dimensions(x, c.spatial, false), with_all_dimensions(w, c.spatial, true), bias, g,
                    c.settings.activation, with_all_dimensions(y, c.spatial, false));
     return out;
@@ -458,7 +464,7 @@ Tensor gradient(const Convolution& c, const Tensor& grad, const Tensor& input, c
   if (of_result.count() == 0) return out;
   if (dy_view.count() == 0) {
     check_shim(aoti_torch_zero_(out.get()), "fill a gradient with zeros");
-  } else if (!x.device.is_cuda()) {
+  } else if (target(x.device) < 0) {
     reference_conv_gradient(with_all_dimensions(dy, c.spatial, false), with_all_dimensions(x, c.spatial, false),
                             with_all_dimensions(w, c.spatial, true), g, of_input,
                             with_all_dimensions(result, c.spatial, !of_input));

@@ -85,7 +85,6 @@ class TmaStore:
 
     @gluon.jit
     def put(self, x, buffer: gl.constexpr, row, col):
-        x = x.to(self.desc.dtype)
         smem = self.smem.index(buffer)
         tma.store_wait(self.STAGES - 1)  # what was stored from here before has left
         gl.barrier()
@@ -134,13 +133,13 @@ def store_tile(acc, row, col, store, epilogue, SUBTILE_N: gl.constexpr, COUNT: g
     if epilogue.KIND == "plain" or COUNT == 1:
         for i in gl.static_range(COUNT):
             x = epilogue.apply(subtiles[i], row, col + i * SUBTILE_N)
-            store.put(x, i % store.STAGES, row, col + i * SUBTILE_N)
+            store.put(x.to(store.desc.dtype), i % store.STAGES, row, col + i * SUBTILE_N)
     else:
         # A loop at run time, in which the sub-tiles move up: registers have no numbers that a loop could count.
         # Unrolled, the activations are more code than the instruction cache holds, and fetching it takes longer than
         # running it.
         for i in range(COUNT):
             x = epilogue.apply(subtiles[0], row, col)
-            store.put(x, i % store.STAGES, row, col)
+            store.put(x.to(store.desc.dtype), i % store.STAGES, row, col)
             subtiles = subtiles[1:] + subtiles[:1]
             col += SUBTILE_N

@@ -59,7 +59,7 @@ def _edge(index, size, CONTIGUOUS: tl.constexpr):
 
 
 @triton.jit
-def round_to_tf32(x):
+def _round_to_tf32(x):
     """To 10 bits of mantissa, ties away from zero, as cuBLAS does. Tensor cores alone cut the rest off, at 2.6 times
     the error. A NaN may not carry into the sign."""
     bits = x.to(tl.int32, bitcast=True)
@@ -89,8 +89,8 @@ def accumulate(a, b, rows, cols, M, N, k_lo, k_hi, stride_am, stride_ak, stride_
             acc += tl.dot(x, y, input_precision=PRECISION)
         else:
             if PRECISION == "tf32":
-                x = round_to_tf32(x)
-                y = round_to_tf32(y)
+                x = _round_to_tf32(x)
+                y = _round_to_tf32(y)
             acc = tl.dot(x, y, acc, input_precision=PRECISION)
         # 64-bit steps: BLOCK_K * stride may pass 2**31
         a_at += tl.cast(stride_ak, tl.int64) * BLOCK_K
