@@ -19,22 +19,6 @@ void check_range(const char* op, const char* what, int64_t value, int64_t low, i
     fail_argument(text(op, ": ", what, " is ", value, ", must be ", low, " to ", high));
 }
 
-void check_dtype(const Product& p) {
-  const Meta& a = p.factors[0].a.tensor;
-  const bool half = a.dtype == kBFloat16 || a.dtype == kFloat16;
-  if (half || a.dtype == kFloat32 || (a.dtype == kFloat64 && !a.device.is_cuda())) return;
-  fail_unsupported(text(p.name, ": ", p.factors[0].a_name, " is ", dtype_name(a.dtype),
-                        "; bfloat16, float16 and float32 are supported, and float64 on the CPU"));
-}
-
-int32_t out_dtype(const Product& p) {
-  const Meta& a = p.factors[0].a.tensor;
-  const int32_t dtype = p.settings.out_dtype.value_or(a.dtype);
-  if (dtype == a.dtype || (dtype == kFloat32 && a.dtype != kFloat64)) return dtype;
-  fail_unsupported(text(p.name, ": out_dtype is ", dtype_name(dtype), "; for ", dtype_name(a.dtype), " operands ",
-                        dtype_name(a.dtype), a.dtype == kFloat64 ? " is" : " and float32 are", " supported"));
-}
-
 [[noreturn]] void fail_shapes(const Product& p, const char* what, const Factors& f) {
   fail_argument(text(p.name, ": the ", what, " sizes differ: ", f.a_name, " is ", describe_sizes(f.a.tensor.sizes),
                      ", ", f.b_name, " is ", describe_sizes(f.b.tensor.sizes)));
@@ -89,34 +73,6 @@ bool same_elements(const Extent& x, const Extent& y) {
          x.matrix.col_stride == y.matrix.col_stride && x.matrix.batch_stride == y.matrix.batch_stride;
 }
 
-void check_out(const Product& p, std::span<const int64_t> sizes, int32_t dtype) {
-  const Meta& out = p.out.tensor;
-  const Device device = p.factors[0].a.tensor.device;
-  if (out.sizes.size() != sizes.size() || !std::equal(sizes.begin(), sizes.end(), out.sizes.begin())) [[unlikely]]
-    fail_argument(text(p.name, ": out is ", describe_sizes(out.sizes), ", must be ", describe_sizes(sizes),
-                       "; it is not resized"));
-  if (out.dtype != dtype) [[unlikely]]
-    fail_argument(text(p.name, ": out is ", dtype_name(out.dtype), ", must be ", dtype_name(dtype)));
-  if (out.device != device) [[unlikely]]
-    fail_argument(text(p.name, ": out is on ", describe(out.device), ", must be on ", describe(device)));
-}
-
-void check_out_memory(const Product& p) {
-  if (p.out.matrix.is_empty()) return;
-  if (overlaps_itself(p.out.matrix)) [[unlikely]]
-    fail_argument(text(p.name, ": elements of out share memory: give it one place for each (out.clone())"));
-  const Extent out = extent(p.out);
-  const auto refuse = [&](const char* name) {
-    fail_argument(text(p.name, ": out overlaps ", name, " in memory; clone one of them"));
-  };
-  for (const Factors& f : p.all()) {
-    if (may_overlap(out, extent(f.a))) refuse(f.a_name);
-    if (may_overlap(out, extent(f.b))) refuse(f.b_name);
-  }
-  // A bias is read where the result is written, and before it: the same elements are fine.
-  if (p.bias.tensor && may_overlap(out, extent(p.bias)) && !same_elements(out, extent(p.bias))) refuse("bias");
-}
-
 // As a matrix. False for an `out` whose leading dimensions are no single dimension.
 bool set_out(const Tensor& out, Product& p) {
   p.out.tensor = meta(out);
@@ -132,11 +88,13 @@ int64_t precision_of(const Product& p) {
   return p.settings.precision >= 0 ? p.settings.precision : allows_tf32();
 }
 
-// By how many factors there are, and of what.
+// By what is multiplied, and how many factors there are.
 tk_op core_op(const Product& p) {
   static const tk_op mm = tk_intern_op("mm");
   static const tk_op bmm = tk_intern_op("bmm");
-  return p.factors[0].a.matrix.is_batch ? bmm : mm;
+  static const tk_op mm_plus_mm = tk_intern_op("mm_plus_mm");
+  if (p.factors[0].a.matrix.is_batch) return bmm;
+  return p.n_factors == 1 ? mm : mm_plus_mm;
 }
 
 void launch_product(const Product& p) {
@@ -149,26 +107,19 @@ void launch_product(const Product& p) {
   }
   *next++ = p.bias.tensor ? to_core(normalized_bias(p.bias.matrix), read_pointer(p.bias.tensor), a.dtype) : absent();
   *next++ = to_core(normalized_output(p.out.matrix), write_pointer(p.out.tensor), p.out.tensor.dtype);
-  const int64_t ints[] = {p.epilogue.activation, precision_of(p)};
-  const double floats[] = {p.epilogue.alpha, p.epilogue.beta};
-  uint32_t mode = static_cast<uint32_t>(p.settings.mode);
-  if (wants_deterministic()) mode |= TK_MODE_DETERMINISTIC;
-  tk_call call;
-  call.op = core_op(p);
-  call.mode = mode;
-  call.config = static_cast<int32_t>(p.settings.config);
-  call.device = a.device.index;
-  call.n_tensors = static_cast<uint32_t>(next - tensors);
-  call.n_ints = std::size(ints);
-  call.n_floats = std::size(floats);
-  call.tensors = tensors;
-  call.ints = ints;
-  call.floats = floats;
-  launch(call, a.device);
+  launch_described(core_op(p), p, {tensors, next});
 }
 
-void compute(const Product& p) {
+// Factors that add nothing, whose inner size is 0, are left out.
+void leave_out_nothing(Product& p) {
+  const auto is_nothing = [](const Factors& f) { return f.a.matrix.cols == 0; };
+  const auto end = std::remove_if(p.factors, p.factors + p.n_factors, is_nothing);
+  p.n_factors = std::max<uint32_t>(1, static_cast<uint32_t>(end - p.factors));
+}
+
+void compute(Product& p) {
   if (p.out.matrix.is_empty()) return;
+  leave_out_nothing(p);
   const Operand& a = p.factors[0].a;
   if (a.tensor.device.is_cuda() && a.matrix.cols != 0) {
     launch_product(p);
@@ -208,6 +159,70 @@ void check_settings(const char* op, const Settings& s) {
   check_range(op, "precision", s.precision, -1, 1);
   check_range(op, "config", s.config, -1, INT32_MAX);
   check_range(op, "mode", s.mode, 0, kModeBits);
+}
+
+void check_dtype(const Product& p) {
+  const Meta& a = p.factors[0].a.tensor;
+  const bool half = a.dtype == kBFloat16 || a.dtype == kFloat16;
+  if (half || a.dtype == kFloat32 || (a.dtype == kFloat64 && !a.device.is_cuda())) return;
+  fail_unsupported(text(p.name, ": ", p.factors[0].a_name, " is ", dtype_name(a.dtype),
+                        "; bfloat16, float16 and float32 are supported, and float64 on the CPU"));
+}
+
+int32_t out_dtype(const Product& p) {
+  const Meta& a = p.factors[0].a.tensor;
+  const int32_t dtype = p.settings.out_dtype.value_or(a.dtype);
+  if (dtype == a.dtype || (dtype == kFloat32 && a.dtype != kFloat64)) return dtype;
+  fail_unsupported(text(p.name, ": out_dtype is ", dtype_name(dtype), "; for ", dtype_name(a.dtype), " operands ",
+                        dtype_name(a.dtype), a.dtype == kFloat64 ? " is" : " and float32 are", " supported"));
+}
+
+void check_out(const Product& p, std::span<const int64_t> sizes, int32_t dtype) {
+  const Meta& out = p.out.tensor;
+  const Device device = p.factors[0].a.tensor.device;
+  if (out.sizes.size() != sizes.size() || !std::equal(sizes.begin(), sizes.end(), out.sizes.begin())) [[unlikely]]
+    fail_argument(text(p.name, ": out is ", describe_sizes(out.sizes), ", must be ", describe_sizes(sizes),
+                       "; it is not resized"));
+  if (out.dtype != dtype) [[unlikely]]
+    fail_argument(text(p.name, ": out is ", dtype_name(out.dtype), ", must be ", dtype_name(dtype)));
+  if (out.device != device) [[unlikely]]
+    fail_argument(text(p.name, ": out is on ", describe(out.device), ", must be on ", describe(device)));
+}
+
+void check_out_memory(const Product& p) {
+  if (p.out.matrix.is_empty()) return;
+  if (overlaps_itself(p.out.matrix)) [[unlikely]]
+    fail_argument(text(p.name, ": elements of out share memory: give it one place for each (out.clone())"));
+  const Extent out = extent(p.out);
+  const auto refuse = [&](const char* name) {
+    fail_argument(text(p.name, ": out overlaps ", name, " in memory; clone one of them"));
+  };
+  for (const Factors& f : p.all()) {
+    if (may_overlap(out, extent(f.a))) refuse(f.a_name);
+    if (may_overlap(out, extent(f.b))) refuse(f.b_name);
+  }
+  // A bias is read where the result is written, and before it: the same elements are fine.
+  if (p.bias.tensor && may_overlap(out, extent(p.bias)) && !same_elements(out, extent(p.bias))) refuse("bias");
+}
+
+void launch_described(tk_op op, const Product& p, std::span<const tk_tensor> tensors) {
+  const Device device = p.factors[0].a.tensor.device;
+  const int64_t ints[] = {p.epilogue.activation, precision_of(p)};
+  const double floats[] = {p.epilogue.alpha, p.epilogue.beta};
+  uint32_t mode = static_cast<uint32_t>(p.settings.mode);
+  if (wants_deterministic()) mode |= TK_MODE_DETERMINISTIC;
+  tk_call call;
+  call.op = op;
+  call.mode = mode;
+  call.config = static_cast<int32_t>(p.settings.config);
+  call.device = device.index;
+  call.n_tensors = static_cast<uint32_t>(tensors.size());
+  call.n_ints = std::size(ints);
+  call.n_floats = std::size(floats);
+  call.tensors = tensors.data();
+  call.ints = ints;
+  call.floats = floats;
+  launch(call, device);
 }
 
 void set_factors(Product& p, uint32_t which, const Tensor& a, const Tensor& b, int64_t rank) {

@@ -42,6 +42,15 @@ void check_same(const char* op, const char* a_name, const Meta& a, const char* b
 // activation, precision, config and mode within their ranges.
 void check_settings(const char* op, const Settings& settings);
 
+// bfloat16, float16 and float32; float64 on the CPU.
+void check_dtype(const Product& p);
+// What settings.out_dtype asks for. Throws for what the operands' dtype does not have.
+int32_t out_dtype(const Product& p);
+// An `out` that was given: shape, dtype, device.
+void check_out(const Product& p, std::span<const int64_t> sizes, int32_t dtype);
+// That it shares no memory with itself or the operands.
+void check_out_memory(const Product& p);
+
 // Makes operands of two tensors of `rank` 2, or of 3: batches.
 void set_factors(Product& p, uint32_t which, const Tensor& a, const Tensor& b, int64_t rank = 2);
 
@@ -55,6 +64,9 @@ class Sizes {
   int64_t sizes_[3];
   bool is_batch_;
 };
+
+// Calls the core, with the settings' mode and config. ints: activation and precision; floats: alpha and beta.
+void launch_described(tk_op op, const Product& p, std::span<const tk_tensor> tensors);
 
 // Checks what is left, allocates unless there is an `out`, and computes. sizes: of the result.
 Tensor run(Product& p, const Meta& bias, std::span<const int64_t> sizes, Tensor out);

@@ -39,12 +39,12 @@ Tensor add_scaled(const Tensor& x, const Tensor& y, double factor) {
 }
 
 // The same memory as a matrix, or a batch of them.
-Tensor view(const Tensor& x, const Matrix& m) {
+Tensor view(const Tensor& x, const Matrix& m, int64_t offset = 0) {
   const int64_t sizes[] = {m.batch, m.rows, m.cols};
   const int64_t strides[] = {m.batch_stride, m.row_stride, m.col_stride};
   const int64_t first = m.is_batch ? 0 : 1;
   AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch__reinterpret_tensor(x.get(), 3 - first, sizes + first, strides + first, 0, &handle),
+  check_shim(aoti_torch__reinterpret_tensor(x.get(), 3 - first, sizes + first, strides + first, offset, &handle),
              "view a matrix");
   return Tensor(handle);
 }
@@ -52,7 +52,7 @@ Tensor view(const Tensor& x, const Matrix& m) {
 Tensor view(const Operand& x) {
   AtenTensorHandle handle = nullptr;
   check_shim(aoti_torch_new_tensor_handle(x.tensor.handle, &handle), "view a matrix");
-  return view(Tensor(handle), x.matrix);
+  return view(Tensor(handle), x.matrix, x.offset);
 }
 
 void copy(const Tensor& from, const Tensor& to) { check_shim(aoti_torch_copy_(to.get(), from.get(), 0), "copy"); }
@@ -109,7 +109,8 @@ void reference_product(std::span<const Factors> factors, const Operand& bias, co
   const Operand& b = factors[0].b;
   const char* const product = a.matrix.is_batch ? "aten::bmm" : "aten::mm";
   const bool plain = epilogue.alpha == 1 && !bias.tensor && epilogue.activation == 0 && factors.size() == 1;
-  if (plain && a.tensor.dtype == out.tensor.dtype)  // ATen rounds once too, and needs no wide copy of the operands
+  if (plain && a.tensor.dtype == out.tensor.dtype &&
+      !a.is_part)  // ATen rounds once too, and needs no wide copy of the operands
     return copy(aten(product, "", view(a), view(b)), view(out));
   const int32_t wide = a.tensor.dtype == kFloat64 ? kFloat64 : kFloat32;
   Tensor z = aten(product, "", converted(a, wide), converted(b, wide));

@@ -8,6 +8,10 @@ namespace tk::ops {
 struct Operand {
   Meta tensor;
   Matrix matrix;
+  // For the CPU path: elements from the tensor's first to the matrix's, and whether what lies beside it is none of its
+  // business. (ATen's 16-bit products read it, and multiply it by 0: a NaN there comes through.)
+  int64_t offset = 0;
+  bool is_part = false;
 };
 
 // What is multiplied, and what the arguments are called, for messages.

@@ -28,7 +28,7 @@ from tk.kernels.conv.op import (
     serves,
 )
 from tk.kernels.epilogue import activate
-from tk.kernels.mm.pointer import round_to_tf32, tile_coordinates
+from tk.kernels.gemm.pointer import _round_to_tf32, tile_coordinates
 
 # --- The device functions ---
 
@@ -40,8 +40,8 @@ def dot(x, y, acc, PRECISION: tl.constexpr):
         acc += tl.dot(x, y, input_precision=PRECISION)  # sums of blocks: one long chain of additions errs more
     else:
         if PRECISION == "tf32":
-            x = round_to_tf32(x)
-            y = round_to_tf32(y)
+            x = _round_to_tf32(x)
+            y = _round_to_tf32(y)
         acc = tl.dot(x, y, acc, input_precision=PRECISION)
     return acc
 

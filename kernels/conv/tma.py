@@ -157,9 +157,17 @@ def _store_layout(cols, channels_last):
 
 
 @gluon.aggregate
+class Elements:
+    """What a store without a tensor map says of its elements, in a map's place."""
+
+    dtype: gl.constexpr
+
+
+@gluon.aggregate
 class PixelStore:
     """Straight to memory, wherever the pixels lie: out of strides that no matrix has."""
 
+    desc: Elements
     out: gl.tensor
     rows: gl.tensor
     cols: gl.tensor
@@ -179,9 +187,13 @@ class PixelStore:
         return self
 
     @gluon.jit
+    def of_tile(self, at):
+        return self
+
+    @gluon.jit
     def put(self, x, buffer: gl.constexpr, row, col):
         LAYOUT: gl.constexpr = _store_layout(self.COLS, self.CHANNELS_LAST)
-        x = gl.convert_layout(x.to(self.out.dtype.element_ty), LAYOUT)
+        x = gl.convert_layout(x, LAYOUT)
         i = row + gl.arange(0, self.ROWS, gl.SliceLayout(1, LAYOUT))
         j = col + gl.arange(0, self.COLS, gl.SliceLayout(0, LAYOUT))
         image, pd, ph, pw = pixel(i, self.conv.PD, self.conv.PH, self.conv.PW)
@@ -214,8 +226,8 @@ def conv_tma(x_desc, weight_desc, out_desc, out, bias, rows, cols, taps, channel
                                              out_desc.layout)  # fmt: skip
         store = TmaStore(out_smem, out_desc, False, EPILOGUE_STAGES)
     else:
-        store = PixelStore(out, rows, cols, conv, out_n, gl.to_tensor(out_o), out_d, out_h, out_w, ROWS, SUBTILE_N,
-                           EPILOGUE_STAGES, STORE == "channels_last")  # fmt: skip
+        store = PixelStore(Elements(x_desc.dtype), out, rows, cols, conv, out_n, gl.to_tensor(out_o), out_d, out_h, out_w,
+                           ROWS, SUBTILE_N, EPILOGUE_STAGES, STORE == "channels_last")  # fmt: skip
     pipeline, order = allocate_barriers(STAGES, 2, COOPERATIVE, 2 if PINGPONG else 1)
     fence_async_shared()
     gl.barrier()

@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from tk.kernels.conv.geometry import tap_of
-from tk.kernels.conv.tma import Convolution
+from tk.kernels.conv.tma import Convolution, Elements
 from tk.kernels.hopper.pipeline import allocate_barriers
 from tk.kernels.hopper.stream_k import NoFixup
 from tk.kernels.hopper.warp_roles import Consumer, Producer, consume
@@ -129,6 +129,10 @@ class Plain:
     KIND: gl.constexpr
 
     @gluon.jit
+    def of_tile(self, at):
+        return self
+
+    @gluon.jit
     def apply(self, acc, row, col):
         return acc
 
@@ -137,6 +141,7 @@ class Plain:
 class PartialStore:
     """Into partials [splits, O, taps, C], fp32."""
 
+    desc: Elements
     partials: gl.tensor
     rows: gl.tensor
     channels: gl.tensor
@@ -148,6 +153,10 @@ class PartialStore:
 
     @gluon.jit
     def of_consumer(self, index: gl.constexpr):
+        return self
+
+    @gluon.jit
+    def of_tile(self, at):
         return self
 
     @gluon.jit
@@ -188,7 +197,7 @@ def weight_grad_tma(grad_desc, x_desc, partials, rows, taps, channels, splits, k
     producer_a = Producer(GradOperand(grad_desc, a_smem, below, BLOCK_M, COOPERATIVE), pipeline, scheduler, 0, BLOCK_K)
     producer_b = Producer(ImageOperand(x_desc, b_smem, conv, blocks, BLOCK_N), pipeline, scheduler, 1, BLOCK_K)
     mma = Wgmma(a_smem, b_smem, ROWS, BLOCK_N, False, False, COOPERATIVE, 0)
-    store = PartialStore(partials, rows, channels, taps, blocks, below, BLOCK_N, 1)
+    store = PartialStore(Elements(gl.float32), partials, rows, channels, taps, blocks, below, BLOCK_N, 1)
     consumer = Consumer(mma, store, pipeline, order, NoFixup(BLOCK_M), scheduler, Plain("plain"),
                         BLOCK_M, BLOCK_N, BLOCK_N, COOPERATIVE, False, 0)  # fmt: skip
     other = gl.aggregate_replace(consumer, mma=gl.aggregate_replace(mma, INDEX=1), INDEX=1)

@@ -5,7 +5,10 @@ Producers and consumers of a program walk the same sequence:
     state = scheduler.begin()
     while scheduler.has_work(state):
         state, tile, k_begin, k_end = scheduler.next(state)
-        m, n = scheduler.coordinates(tile)
+        at = scheduler.coordinates(tile)
+
+at[0] and at[1] are the tile's row and column; what else there is (the matrix of a batch) is for operands, store and
+epilogue, which ``of_tile(at)`` tells of it.
 """
 
 from triton.experimental import gluon
@@ -29,12 +32,26 @@ class TileOrder:
 
 
 @gluon.aggregate
+class BatchTileOrder:
+    """Matrix after matrix of a batch. The coordinates are the row and the column of a tile, and the matrix."""
+
+    of_matrix: TileOrder
+
+    @gluon.jit
+    def coordinates(self, tile):
+        tiles = self.of_matrix.m_tiles * self.of_matrix.n_tiles
+        batch = tile // tiles
+        m, n = self.of_matrix.coordinates(tile - batch * tiles)
+        return m, n, batch
+
+
+@gluon.aggregate
 class PersistentScheduler:
     """Whole tiles, round-robin over the programs. The state is the next tile."""
 
     tiles: gl.tensor
     k_blocks: gl.tensor
-    order: TileOrder
+    order: object
 
     @gluon.jit
     def begin(self):

@@ -76,10 +76,10 @@ def settings(
     return ACTIVATIONS[activation], out_dtype, PRECISIONS[precision], pinned, mode
 
 
-def explained(error: Exception, op: str, **tensors: Any) -> Exception:
-    """The error that the caller should see."""
+def explained(error: Exception, op: str, optional: Sequence[str] = ("bias",), **tensors: Any) -> Exception:
+    """The error that the caller should see. optional: those of the tensors that may be None."""
     for name, value in tensors.items():
-        if not isinstance(value, Tensor) and not (value is None and name == "bias"):
+        if not isinstance(value, Tensor) and not (value is None and name in optional):
             return TypeError(f"tk.{op}: {name} must be a Tensor, is {type(value).__name__}")
     return errors.typed(error)
 
@@ -93,6 +93,10 @@ def result_dtype(a: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
 
 def check_product(op: str, a: Tensor, b: Tensor, inner_b: Any) -> None:
     torch._check_value(a.shape[-1] == inner_b, lambda: f"tk.{op}: the inner sizes differ: {a.shape} and {b.shape}")
+    check_same(op, a, b)
+
+
+def check_same(op: str, a: Tensor, b: Tensor) -> None:
     torch._check_value(a.dtype == b.dtype, lambda: f"tk.{op}: dtypes differ: {a.dtype} and {b.dtype}")
     torch._check_value(a.device == b.device, lambda: f"tk.{op}: devices differ: {a.device} and {b.device}")
 
@@ -124,9 +128,11 @@ def _silu_backward(grad: Tensor, z: Tensor) -> Tensor:
     return grad * sigmoid * (1 + z * (1 - sigmoid))
 
 
-def save(ctx: Any, factors: Sequence[Tensor], needs: Sequence[bool], bias: Tensor | None, out: Tensor) -> None:
+def save(
+    ctx: Any, factors: Sequence[Tensor], needs: Sequence[bool], bias: Tensor | None, out: Tensor, *more: Tensor | None
+) -> None:
     """Keeps what the gradients that are asked for will read. factors: in pairs, of each of which the gradient of one
-    reads the other."""
+    reads the other. more: kept as they are."""
     needs_z = ctx.activation > ACTIVATIONS["relu"]
     ctx.bias_meta = None if bias is None else (bias.shape, bias.dtype)
     ctx.dtype = factors[0].dtype
@@ -134,6 +140,7 @@ def save(ctx: Any, factors: Sequence[Tensor], needs: Sequence[bool], bias: Tenso
         *(x if needs_z or needs[i ^ 1] else None for i, x in enumerate(factors)),
         bias if needs_z else None,
         out if ctx.activation == ACTIVATIONS["relu"] else None,
+        *more,
     )
 
 
