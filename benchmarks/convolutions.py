@@ -83,8 +83,8 @@ class Convolution:
         import tk
 
         conv = {1: tk.conv1d, 2: tk.conv2d, 3: tk.conv3d}[self.spatial]
-        activation = ACTIVATIONS[self.activation][0]
-        precision = self.precision if self.dtype == torch.float32 else None
+        activation: Any = ACTIVATIONS[self.activation][0]
+        precision: Any = self.precision if self.dtype == torch.float32 else None
         return conv(x, weight, bias, *self.arguments(), activation=activation, precision=precision, config=config)
 
     def run_torch(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -226,7 +226,8 @@ def conv_tma(x_desc, weight_desc, out_desc, out, bias, rows, cols, taps, channel
                                              out_desc.layout)  # fmt: skip
         store = TmaStore(out_smem, out_desc, False, EPILOGUE_STAGES)
     else:
-        store = PixelStore(Elements(x_desc.dtype), out, rows, cols, conv, out_n, gl.to_tensor(out_o), out_d, out_h, out_w,
+        out_o = gl.to_tensor(out_o)  # which may be the constant 1
+        store = PixelStore(Elements(x_desc.dtype), out, rows, cols, conv, out_n, out_o, out_d, out_h, out_w,
                            ROWS, SUBTILE_N, EPILOGUE_STAGES, STORE == "channels_last")  # fmt: skip
     pipeline, order = allocate_barriers(STAGES, 2, COOPERATIVE, 2 if PINGPONG else 1)
     fence_async_shared()
