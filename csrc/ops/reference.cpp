@@ -9,17 +9,6 @@
 namespace tk::ops {
 namespace {
 
-class NoGrad {
- public:
-  NoGrad() : was_enabled_(aoti_torch_grad_mode_is_enabled()) { aoti_torch_grad_mode_set_enabled(false); }
-  ~NoGrad() { aoti_torch_grad_mode_set_enabled(was_enabled_); }
-  NoGrad(const NoGrad&) = delete;
-  NoGrad& operator=(const NoGrad&) = delete;
-
- private:
-  bool was_enabled_;
-};
-
 // An ATen op of tensors to one tensor.
 template <class... Tensors>
 Tensor aten(const char* name, const char* overload, const Tensors&... inputs) {
@@ -93,6 +82,11 @@ Tensor gelu_tanh(const Tensor& x) {
   return multiply(x, aten("aten::sigmoid", "", u));
 }
 
+}  // namespace
+
+NoGrad::NoGrad() : was_enabled_(aoti_torch_grad_mode_is_enabled()) { aoti_torch_grad_mode_set_enabled(false); }
+NoGrad::~NoGrad() { aoti_torch_grad_mode_set_enabled(was_enabled_); }
+
 Tensor activate(Tensor x, int64_t activation) {
   switch (activation) {
     case 1:
@@ -107,8 +101,6 @@ Tensor activate(Tensor x, int64_t activation) {
       return x;
   }
 }
-
-}  // namespace
 
 void reference_product(std::span<const Factors> factors, const Operand& bias, const Epilogue& epilogue,
                        const Operand& out) {

@@ -33,4 +33,19 @@ struct Epilogue {
 void reference_product(std::span<const Factors> factors, const Operand& bias, const Epilogue& epilogue,
                        const Operand& out);
 
+// Of a result, by ATen ops.
+Tensor activate(Tensor x, int64_t activation);
+
+// Autograd has no part in what ATen ops do for a kernel.
+class NoGrad {
+ public:
+  NoGrad();
+  ~NoGrad();
+  NoGrad(const NoGrad&) = delete;
+  NoGrad& operator=(const NoGrad&) = delete;
+
+ private:
+  bool was_enabled_;
+};
+
 }  // namespace tk::ops

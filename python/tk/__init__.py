@@ -30,11 +30,12 @@ if _library.is_wanted():
     from tk.heuristics import tuning as _tuning
     from tk.inspect import coverage, explain, load_pack, packs, preload, supports
     from tk.ops.bmm import baddbmm, bmm
+    from tk.ops.conv import conv1d, conv2d, conv3d
     from tk.ops.grouped_mm import grouped_mm
     from tk.ops.mm import addmm, linear, mm
     from tk.ops.mm_plus_mm import mm_plus_mm
 
-    __all__ += ["addmm", "baddbmm", "bmm", "grouped_mm", "linear", "mm", "mm_plus_mm"]
+    __all__ += ["addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "grouped_mm", "linear", "mm", "mm_plus_mm"]
     __all__ += ["config", "coverage", "explain", "load_pack", "packs", "preload", "supports"]
 
     _namespace.install()
