@@ -1,0 +1,74 @@
+"""Build side: a traced pair of mods becomes the families of its ops. Nothing at run time imports this."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tk.aot.spec import Family, Kernel, Point
+from tk.codegen import source
+from tk.flex import printing
+from tk.flex.trace import Traced
+from tk.kernels.attention import decode, forward
+from tk.kernels.attention.entry import Mods, entry
+from tk.kernels.attention.problem import Head, Problem
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is built of a pair. exact: head sizes (query and key, value) with kernels of their own; rounded: those that
+    serve every smaller one."""
+
+    dtypes: tuple[str, ...] = ("bf16", "fp16")
+    exact: tuple[tuple[int, int], ...] = ((64, 64), (128, 128))
+    rounded: tuple[tuple[int, int], ...] = ((128, 128), (256, 256))
+    backward: bool = True
+    decode: bool = True
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        return (*(Head(*h, True) for h in self.exact), *(Head(*h, False) for h in self.rounded))
+
+
+def op_name(traced: Traced) -> str:
+    return f"flex_{traced.fingerprint[:16]}"
+
+
+def problem_of(traced: Traced, wanted: Wanted) -> Problem:
+    return Problem(op_name(traced), printing.captures_of(traced), wanted.dtypes, wanted.backward)
+
+
+def families(traced: Traced, wanted: Wanted) -> list[Family]:
+    """Of the pair's op and, with `backward`, of its gradients' op."""
+    problem = problem_of(traced, wanted)
+    mods = printing.mods_of(traced, wanted.backward)
+    kernels = forward_kernels(problem, mods, wanted)
+    return [Family(problem.op, kernels, _sample, portable=_portable)]
+
+
+def forward_kernels(problem: Problem, mods: Mods, wanted: Wanted) -> tuple[Kernel, ...]:
+    plain = printed(problem, "forward", forward.attention_forward, mods)
+    found = [forward.kernel(problem, plain, wanted.heads)]
+    if wanted.decode:
+        split = printed(problem, "decode", decode.attention_decode, mods)
+        found.append(decode.kernel(problem, split, wanted.heads))
+    return tuple(found)
+
+
+def printed(problem: Problem, kind: str, body: Any, mods: Mods, **extra: str) -> Any:
+    """The kernel of this pair in front of a shared function."""
+    name = f"{problem.name}_{kind}"
+    return source.function(name, entry(name, body, mods, list(problem.capture_args(problem.op)), extra))
+
+
+def _sample(kernel: Kernel, point: Point) -> bool:
+    return True
+
+
+def _portable(kernel: Kernel, point: Point) -> bool:
+    return not point.head.exact and point.dtype != "fp32"
+
+
+def names(families: Sequence[Family]) -> list[str]:
+    return [f.op.name for f in families]
