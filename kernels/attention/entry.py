@@ -7,21 +7,17 @@ flat parameters; so for each pair a small module is printed, with the mods and a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-# What an entry fixes: not parameters of its own.
-_FIXED = ("captures", "SCORE_MOD", "MASK_MOD", "SCORE_GRAD", "HAS_SCORE", "HAS_MASK")
-
 
 @dataclass(frozen=True)
 class Mods:
     """The printed functions of a pair: texts of `score_mod`, `mask_mod` and `score_grad`, "" where there is none, and
     import lines that they need.
 
-    score_grad(score, b, h, q_idx, kv_idx, captures, grads, grad, WITH_CAPTURES) -> gradient of score; grads are the
-    buffers into which it adds those of captured tensors."""
+    score_grad(score, b, h, q_idx, kv_idx, captures, grads, grad, keep, Q_AXIS, WITH_CAPTURES) -> gradient of
+    score; grads are the buffers into which it adds those of captured tensors."""
 
     score: str = ""
     mask: str = ""
@@ -38,7 +34,7 @@ def mask_mod(b, h, q_idx, kv_idx, captures):
     return kv_idx >= 0
 """
 _NO_GRAD = """@triton.jit
-def score_grad(score, b, h, q_idx, kv_idx, captures, grads, grad, WITH_CAPTURES):
+def score_grad(score, b, h, q_idx, kv_idx, captures, grads, grad, keep, Q_AXIS, WITH_CAPTURES):
     return grad
 """
 
@@ -48,18 +44,19 @@ def parameters(fn: Any) -> list[str]:
     return list(inspect.signature(fn.fn).parameters)
 
 
-def entry(name: str, body: Any, mods: Mods, capture_args: Sequence[str], extra: Mapping[str, str] | None = None,
+def entry(name: str, body: Any, mods: Mods, capture_args: Sequence[str], grad_args: Sequence[str] = (),
           decorator: str = "triton.jit") -> str:  # fmt: skip
-    """The module with the kernel `name` in front of `body`. capture_args: its flat parameters in place of `captures`.
-    extra: more of the body's parameters that are fixed, and their text."""
+    """The module with the kernel `name` in front of `body`. capture_args: its flat parameters in place of `captures`;
+    grad_args: in place of `grads`."""
     fixed = {
         "captures": _tuple(capture_args),
+        "grads": _tuple(grad_args),
         "SCORE_MOD": "score_mod",
         "MASK_MOD": "mask_mod",
         "SCORE_GRAD": "score_grad",
         "HAS_SCORE": str(bool(mods.score)),
         "HAS_MASK": str(bool(mods.mask)),
-    } | dict(extra or {})
+    }
     params, passed = [], []
     for p in parameters(body):
         if p in fixed:
@@ -67,7 +64,7 @@ def entry(name: str, body: Any, mods: Mods, capture_args: Sequence[str], extra: 
             continue
         params.append(f"{p}: tl.constexpr" if p.isupper() and p not in _NUMBERS else p)
         passed.append(p)
-    params += capture_args
+    params += [*capture_args, *grad_args]
     head = "\n".join(["import triton", "import triton.language as tl", *mods.imports, "",
                       f"from {body.fn.__module__} import {body.fn.__name__} as body"])  # fmt: skip
     texts = [mods.score or _NO_SCORE, mods.mask or _NO_MASK]

@@ -66,7 +66,8 @@ TENSORS: Mapping[str, int] = (
 )  # fmt: skip
 # band_left, band_right, band_exact: without a block mask keys in [q - left, q + right] are walked; exact: the mask is
 # this band, so that inside of it the mask function need not be asked.
-INTS = ("q_block", "kv_block", "band_left", "band_right", "band_exact", "precision")
+# grad_captures: of the backward: whether gradients of captured tensors are wanted.
+INTS = ("q_block", "kv_block", "band_left", "band_right", "band_exact", "precision", "grad_captures")
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,16 @@ class Problem:
         params += [Param(n, "float") for n in floats] + [Param(n, "int") for n in ints]
         bare = Op(name, named, ints, floats, {}, {}, (), params=tuple(params))
         op = replace(bare, locals=self._locals(by_name))
+        selectors = {
+            "dtype": Selector(op.local("dtype"), len(self.dtypes)),
+            "precision": Selector(select(by_name["query"].dtype == DTYPES["fp32"], op.int("precision"), 0), 2),
+        }
+        if self.grad_captures and "grad_0" in inputs:
+            selectors["captures"] = Selector(op.int("grad_captures") != 0, 2)
         return replace(
             op,
             dims=("B", "H", "M", "N"),
-            selectors={
-                "dtype": Selector(op.local("dtype"), len(self.dtypes)),
-                "precision": Selector(select(by_name["query"].dtype == DTYPES["fp32"], op.int("precision"), 0), 2),
-            },
+            selectors=selectors,
             outputs=tuple(describe(op)),  # type: ignore[operator]
             checks=tuple(self._checks(op)),
             meta=meta,
@@ -219,8 +223,14 @@ class Problem:
                     require(absent | fits, f"{name} must be [1 or batch, 1 or heads, at least the blocks of the sequence]"),
                     require(same | absent, f"indices of {name} must have its sizes in front"),
                 ]  # fmt: skip
-        lists = [tensor(op, n).size(0) > 0 for n in ("kv_num_blocks", "full_kv_num_blocks")]
-        found.append(require(lists[0] | ~lists[1], "full_kv_num_blocks needs kv_num_blocks"))
+        partial, full, by_key, full_by_key = (
+            tensor(op, n).size(0) > 0
+            for n in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks")
+        )
+        found.append(require(partial | ~full, "full_kv_num_blocks needs kv_num_blocks"))
+        if op.name.endswith("_backward"):
+            message = "a block mask needs its lists by key (q_num_blocks, full_q_num_blocks) too for gradients"
+            found.append(require((partial == by_key) & (full == full_by_key), message))
         return found
 
     def _optional_checks(self, op: Op) -> list[Constraint]:
@@ -299,16 +309,20 @@ class Problem:
     def list_args(self, op: Op, side: str) -> dict[str, Arg]:
         """Of one side's block lists, partial and full. side: "kv" or "q"."""
         found: dict[str, Arg] = {}
-        for full, f in (("", ""), ("full_", "f")):
+        side_ = side + "_" if side == "q" else ""
+        for full in ("", "full_"):
             counts, indices = (tensor(op, f"{full}{side}_{n}") for n in ("num_blocks", "indices"))
-            found[f"{full or side + '_'}counts"] = Pointer(counts, "i32", aligned=False)
-            found[f"{full or side + '_'}indices"] = Pointer(indices, "i32", aligned=False)
+            name = f"{full}{side_}" if full or side_ else "kv_"
+            found[f"{name}counts"] = Pointer(counts, "i32", aligned=False)
+            found[f"{name}indices"] = Pointer(indices, "i32", aligned=False)
+            short = f"{full[:1]}{side_[:1]}"
             for d, letter in enumerate("bhn"):
-                found[f"stride_{f}c{letter}"] = Int(counts.stride(d), "i64")
+                found[f"stride_{short}c{letter}"] = Int(counts.stride(d), "i64")
             for d, letter in enumerate("bhni"):
-                found[f"stride_{f}i{letter}"] = Int(indices.stride(d), "i64")
-            found[f"{'full' if full else 'mask'}_b"] = Int(counts.size(0))
-            found[f"{'full' if full else 'mask'}_h"] = Int(counts.size(1))
+                found[f"stride_{short}i{letter}"] = Int(indices.stride(d), "i64")
+            prefix = f"full_{side_}" if full else f"{side_}mask_"
+            found[f"{prefix}b"] = Int(counts.size(0))
+            found[f"{prefix}h"] = Int(counts.size(1))
         return found
 
     def optional_args(self, op: Op) -> dict[str, Arg]:

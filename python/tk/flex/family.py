@@ -10,7 +10,7 @@ from tk.aot.spec import Family, Kernel, Point
 from tk.codegen import source
 from tk.flex import printing
 from tk.flex.trace import Traced
-from tk.kernels.attention import decode, forward
+from tk.kernels.attention import backward, decode, forward
 from tk.kernels.attention.entry import Mods, entry
 from tk.kernels.attention.problem import Head, Problem
 
@@ -44,7 +44,10 @@ def families(traced: Traced, wanted: Wanted) -> list[Family]:
     problem = problem_of(traced, wanted)
     mods = printing.mods_of(traced, wanted.backward)
     kernels = forward_kernels(problem, mods, wanted)
-    return [Family(problem.op, kernels, _sample, portable=_portable)]
+    found = [Family(problem.op, kernels, _sample, portable=_portable)]
+    if wanted.backward:
+        found.append(Family(problem.backward_op, (backward_kernel(problem, mods, wanted),), _sample, portable=_portable))
+    return found
 
 
 def forward_kernels(problem: Problem, mods: Mods, wanted: Wanted) -> tuple[Kernel, ...]:
@@ -56,10 +59,17 @@ def forward_kernels(problem: Problem, mods: Mods, wanted: Wanted) -> tuple[Kerne
     return tuple(found)
 
 
-def printed(problem: Problem, kind: str, body: Any, mods: Mods, **extra: str) -> Any:
+def backward_kernel(problem: Problem, mods: Mods, wanted: Wanted) -> Kernel:
+    grads = [f"grad_{c.name}" for c in problem.grad_captures]
+    fn = printed(problem, "backward", backward.attention_backward, mods)
+    with_captures = printed(problem, "backward_captures", backward.attention_backward, mods, grads) if grads else fn
+    return backward.kernel(problem, fn, with_captures, wanted.heads)
+
+
+def printed(problem: Problem, kind: str, body: Any, mods: Mods, grads: Sequence[str] = ()) -> Any:
     """The kernel of this pair in front of a shared function."""
     name = f"{problem.name}_{kind}"
-    return source.function(name, entry(name, body, mods, list(problem.capture_args(problem.op)), extra))
+    return source.function(name, entry(name, body, mods, list(problem.capture_args(problem.op)), grads))
 
 
 def _sample(kernel: Kernel, point: Point) -> bool:

@@ -320,7 +320,8 @@ def _joint(graph: Graph, captures: Sequence[Capture]) -> str:
         if x is not None:
             _accumulate(second, printer.reads[node], second.of(x), grads)
     second.line(f"return tl.where(keep, tl.zeros_like(score) + {cast(score, torch.float32)}, 0.0)")
-    arguments = ", ".join(["score", *_INDICES, "captures", "grads", "grad", "keep", "WITH_CAPTURES: tl.constexpr"])
+    arguments = ", ".join(["score", *_INDICES, "captures", "grads", "grad", "keep", "Q_AXIS: tl.constexpr",
+                           "WITH_CAPTURES: tl.constexpr"])
     lines = "\n".join(second.lines)
     return f"@triton.jit\ndef score_grad({arguments}):\n{lines}\n"
 
@@ -340,7 +341,7 @@ def _accumulate(printer: Printer, read: Read, x: Value, grads: Sequence[str]) ->
     number = grads.index(read.capture.name)
     printer.line("if WITH_CAPTURES:")
     printer.line(f"    {name} = tl.where(keep, tl.zeros_like(score) + {cast(x, torch.float32)}, 0.0)")
-    over = [axis for axis, index in ((0, "q_idx"), (1, "kv_idx")) if index not in read.deps]
+    over = [axis for axis, index in (("Q_AXIS", "q_idx"), ("1 - Q_AXIS", "kv_idx")) if index not in read.deps]
     if len(over) == 2:
         printer.line(f"    {name} = tl.sum(tl.sum({name}, 1), 0)")
     elif over:

@@ -63,7 +63,7 @@ class Call:
     def ints(self, op: Op) -> list[int]:
         left, right, exact = self.band
         known = dict(q_block=self.q_block, kv_block=self.kv_block, band_left=left, band_right=right, band_exact=exact,
-                     precision=self.precision) | self.captured  # fmt: skip
+                     precision=self.precision, grad_captures=0) | self.captured  # fmt: skip
         return [int(known[n]) for n in op.ints]
 
     def floats(self, op: Op) -> list[float]:
