@@ -6,6 +6,9 @@ Dead and repeated nodes go; nodes stand in the order in which the result needs t
 
 from __future__ import annotations
 
+import ast
+import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +44,7 @@ class Graph:
 
     Its placeholders are the mod's own arguments (``score``, ``b``, ``h``, ``q_idx``, ``kv_idx``: float32, and int32),
     and ``c0``, ``c1``, …: captures. Its nodes are calls of ATen overloads and, between captured numbers, of functions
-    of ``operator`` and ``aten.sym_size.int``. Each has in ``meta``: ``kind`` ("tensor", "int", "float", "bool"), ``dtype``,
+    of ``operator`` and ``aten.sym_size.int``. Each has in ``meta``: ``kind`` ("tensor", "int", "float"), ``dtype``,
     and, of a captured tensor, ``rank``; every other value is 0-d. A captured tensor of one dimension and more is read
     by ``aten.index.Tensor(c0, [i, j])`` with an index for each dimension, below 0 from the end; and by sym_size.
     first: the number of its first capture, in the pair's."""
@@ -102,9 +105,15 @@ def _line(node: fx.Node) -> str:
     if node.op == "placeholder":
         rank = f"[{node.meta['rank']}]" if node.meta.get("rank") else ""
         return f"{node.name}: {kind}{rank}"
-    name = str(node.target) if isinstance(node.target, OpOverload) else node.target.__name__  # type: ignore[union-attr]
+    name = _target_name(node.target)
     inside = [_spelled(a) for a in node.args] + [f"{k}={_spelled(v)}" for k, v in sorted(node.kwargs.items())]
     return f"{node.name}: {kind} = {name}({', '.join(inside)})"
+
+
+def _target_name(target: Any) -> str:
+    if isinstance(target, OpOverload):
+        return str(target)
+    return f"{target.__module__.lstrip('_')}.{target.__name__}"  # of operator or torch
 
 
 def _spelled(value: Any) -> str:
@@ -119,6 +128,69 @@ def _spelled(value: Any) -> str:
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+# --- Read back ---
+
+_MODULES = {"aten": aten, "operator": operator, "torch": torch}
+_PLACEHOLDER = re.compile(r"(\w+): (\w+)(?:\[(\d+)\])?")
+_CALL = re.compile(r"(\w+): (\w+) = (.+)")
+_KINDS = {"int": torch.int64, "float": torch.float64}
+
+
+def parse(text: str, first: int = 0) -> Graph:
+    """The graph of :attr:`Graph.text`, its captures counted from `first`. Their names are lost. Raises ValueError."""
+    graph = fx.Graph()
+    known: dict[str, fx.Node] = {}
+    reads: list[Read] = []
+    for line in text.splitlines():
+        if line.startswith("return "):
+            graph.output(known[line.removeprefix("return ")])
+        elif found := _PLACEHOLDER.fullmatch(line):
+            node = graph.placeholder(found[1])
+            node.meta = _meta_named(found[2]) | ({"rank": int(found[3])} if found[3] else {})
+            if found[1].startswith("c"):
+                node.meta["capture"] = int(found[1][1:])
+                reads.append(Read(len(reads), *(node.meta[k] for k in ("kind", "dtype")), int(found[3] or 0), found[1]))
+            known[found[1]] = node
+        elif found := _CALL.fullmatch(line):
+            target, args, kwargs = _parsed_call(found[3], known)
+            node = graph.create_node("call_function", target, args, kwargs, name=found[1])
+            node.meta = _meta_named(found[2])
+            known[found[1]] = node
+        else:
+            raise ValueError(f"no line of a mod's graph: {line!r}")
+    return Graph(graph, tuple(reads), first)
+
+
+def _meta_named(name: str) -> dict[str, Any]:
+    if name in _KINDS:
+        return {"kind": name, "dtype": _KINDS[name]}
+    return {"kind": "tensor", "dtype": getattr(torch, name)}
+
+
+def _parsed_call(text: str, known: Mapping[str, fx.Node]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    call = ast.parse(text, mode="eval").body
+    if not isinstance(call, ast.Call):
+        raise ValueError(f"no call: {text!r}")
+    module, *path = ast.unparse(call.func).split(".")
+    target: Any = _MODULES[module]
+    for attribute in path:
+        target = getattr(target, attribute)
+    args = tuple(_parsed_value(a, known) for a in call.args)
+    return target, args, {str(k.arg): _parsed_value(k.value, known) for k in call.keywords}
+
+
+def _parsed_value(node: ast.expr, known: Mapping[str, fx.Node]) -> Any:
+    if isinstance(node, ast.List):
+        return [_parsed_value(x, known) for x in node.elts]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_parsed_value(node.operand, known)
+    if isinstance(node, ast.Name):
+        if node.id in known:
+            return known[node.id]
+        return float(node.id) if node.id in ("inf", "nan") else getattr(torch, node.id)
+    return ast.literal_eval(node)
 
 
 def canonical(
@@ -181,7 +253,12 @@ class _Canonical:
     def _call(self, node: fx.Node) -> Any:
         value = node.meta.get("val")
         if not isinstance(node.target, OpOverload) or node.target is aten.sym_size.int:
-            return self._node(node.target, self._of(node.args), self._of(node.kwargs), _meta(value))
+            meta = _meta(value)
+            if getattr(node.target, "__module__", "").lstrip("_") not in ("operator", "torch", "torch._ops"):
+                raise self.refused(f"uses {node.target} on captured numbers; work it out before and capture it", None)
+            if meta["kind"] == "bool":
+                raise self.refused("compares captured numbers; capture the result, a bool", None)
+            return self._node(node.target, self._of(node.args), self._of(node.kwargs), meta)
         packet = node.target.overloadpacket.__name__
         meta = _meta(value)
         args = self._of(node.args)

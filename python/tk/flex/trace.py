@@ -29,10 +29,11 @@ from torch import Tensor
 from tk import errors
 from tk.flex import reads
 from tk.flex.canonical import Graph, Read, canonical
+from tk.flex.canonical import parse as _parse_graph
 
 __all__ = ["Capture", "Graph", "Pair", "Traced", "pair"]
 
-_VERSION = 1  # of the canonical spelling: graphs of another one must not meet
+_HEAD, _MASK = "tk flex 1\nscore\n", "mask\n"  # with the version of the spelling: graphs of another must not meet
 _INDICES = ("b", "h", "q_idx", "kv_idx")
 _MAX_TRACES = 64  # of one code: past that the oldest go
 
@@ -56,12 +57,13 @@ class Capture:
 
 @dataclass(frozen=True)
 class Traced:
-    """What a pair is without the values of its captures; one object for all pairs of a fingerprint and names."""
+    """What a pair is without the values of its captures. text: the whole of it, which :func:`parse` reads."""
 
     score: Graph | None
     mask: Graph | None
     captures: tuple[Capture, ...]
     fingerprint: str
+    text: str
 
 
 class Pair:
@@ -118,18 +120,21 @@ def pair(score_mod: Mod | None, mask_mod: Mod | None) -> Pair:
 
 @dataclass(frozen=True, eq=False)
 class _Mod:
-    """A trace of one mod. pick: which of the tensors and numbers that `match` gives the graph reads, in its order."""
+    """A trace of one mod. pick: which of the tensors and numbers that `match` gives the graph reads, in its order.
+    numbers: the variables of numbers that are run-time arguments."""
 
     graph: Graph | None
     captures: tuple[Capture, ...]
     match: Callable[[Any], tuple[Any, ...] | None]
     pick: tuple[int, ...]
+    numbers: frozenset[str] = frozenset()
 
 
 _NOTHING = _Mod(None, (), lambda fn: (), ())
 _lock = threading.RLock()
 _traces: dict[tuple[Any, str], tuple[_Mod, ...]] = {}
 _pairs: dict[tuple[int, int], Traced] = {}
+_by_text: dict[str, Traced] = {}
 _kept: list[_Mod] = []  # those in _pairs: their ids must stay theirs
 
 
@@ -148,15 +153,66 @@ def _mod(fn: Mod, kind: str) -> tuple[_Mod, tuple[Any, ...]]:
     return made, tuple([leaves[i] for i in made.pick])
 
 
+def tensors_of(fn: Mod | None) -> list[Tensor]:
+    """The tensors that a mask_mod captures."""
+    return [] if fn is None else [x for x in _mod(fn, "mask_mod")[1] if isinstance(x, Tensor)]
+
+
+def structure_of(fn: Mod | None) -> Any:
+    """What a mask_mod is without the tensors that it captures: equal for equal masks."""
+    if fn is None:
+        return None
+    made, values = _mod(fn, "mask_mod")
+    return id(made), tuple(x for x in values if not isinstance(x, Tensor))
+
+
+def with_tensors(fn: Mod | None, tensors: Sequence[Any]) -> Mod | None:
+    """A mask_mod with others in the place of :func:`tensors_of`."""
+    if fn is None or not tensors:
+        return fn
+    made, values = _mod(fn, "mask_mod")
+    if all(a is b for a, b in zip(tensors, (x for x in values if isinstance(x, Tensor)), strict=True)):
+        return fn
+    places = [leaf for leaf, x in zip(made.pick, values, strict=True) if isinstance(x, Tensor)]
+    wanted = dict(zip(places, tensors, strict=True))
+    seen: list[None] = []
+
+    def leaf(value: Any, name: str, variable: str) -> Any:
+        if not isinstance(value, Tensor) and variable not in made.numbers:
+            return value
+        seen.append(None)
+        return wanted.get(len(seen) - 1, value)
+
+    return reads.Reads(leaf).stand_in(fn, "f", getattr(fn, "__name__", type(fn).__name__))
+
+
 def _joined(score: _Mod, mask: _Mod) -> Traced:
     captures = (*score.captures, *mask.captures)
     n_score = len(score.captures)
     second = mask.graph.renumbered(n_score) if mask.graph is not None else None
-    text = f"tk flex {_VERSION}\nscore\n{score.graph.text if score.graph else ''}mask\n{second.text if second else ''}"
-    made = Traced(score.graph, second, captures, hashlib.sha256(text.encode()).hexdigest())
+    text = f"{_HEAD}{score.graph.text if score.graph else ''}{_MASK}{second.text if second else ''}"
+    made = Traced(score.graph, second, captures, hashlib.sha256(text.encode()).hexdigest(), text)
     with _lock:
+        _by_text.setdefault(text, made)
         _kept.extend((score, mask))
         return _pairs.setdefault((id(score), id(mask)), made)
+
+
+def parse(text: str) -> Traced:
+    """The pair of :attr:`Traced.text`. Captures go by their numbers. Raises ValueError."""
+    found = _by_text.get(text)
+    if found is None:
+        if not text.startswith(_HEAD) or _MASK not in text:
+            raise ValueError(f"tk.flex: no pair of mods, or of another version of tk: {text[:40]!r}")
+        score, mask = (_parse_graph(t) if t else None for t in text.removeprefix(_HEAD).split(_MASK, 1))
+        captures = [_capture(r, "score_mod") for r in (score.reads if score else ())]
+        if mask is not None:
+            mask = Graph(mask.graph, mask.reads, len(captures))
+            captures += [_capture(r, "mask_mod") for r in mask.reads]
+        found = Traced(score, mask, tuple(captures), hashlib.sha256(text.encode()).hexdigest(), text)
+        with _lock:
+            found = _by_text.setdefault(text, found)
+    return found
 
 
 def described(fn: Any, kind: str) -> str:
@@ -262,7 +318,8 @@ def _trace_with(fn: Mod, kind: str, constants: frozenset[str]) -> _Mod:
     graph = canonical(recorded, names, lambda message, node: _refused(fn, kind, message, node))
     captures = tuple(_capture(r, kind) for r in graph.reads)
     pick = tuple(r.leaf for r in graph.reads)
-    return _Mod(None if graph.is_trivial else graph, captures, read.compiled(), pick)
+    numbers = frozenset(world.symbols.values())
+    return _Mod(None if graph.is_trivial else graph, captures, read.compiled(), pick, numbers)
 
 
 def _capture(read: Read, kind: str) -> Capture:

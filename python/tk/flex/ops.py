@@ -1,0 +1,235 @@
+"""``torch.ops.tk.flex_attention`` and its gradient: one op for every pair of mods, so that a model that calls it stays one
+graph under torch.compile and torch.export. The pair is an argument, as text (Traced.text); what it captures are others.
+
+On the CPU the op is reference.py; on CUDA it calls the pair's own op, ``torch.ops.tk.flex_<fingerprint>``, which a pack
+brings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import _SingleLevelFunction
+from torch.library import Library
+
+from tk import errors
+from tk.flex import reference, trace
+from tk.flex.trace import Traced
+from tk.ops import _register
+
+_library = Library("tk", "FRAGMENT")  # keeps what is registered alive
+
+_LISTS = (
+    "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
+    "q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices",
+)  # fmt: skip
+_ARGUMENTS = (
+    "Tensor query, Tensor key, Tensor value, str pair, Tensor[] tensors, float[] floats, SymInt[] ints, "
+    + "".join(f"Tensor? {name}, " for name in _LISTS)
+    + "Tensor? kv_lengths, Tensor? page_table, Tensor? sinks, float scale, SymInt q_block, SymInt kv_block"
+)
+_library.define(f"flex_attention({_ARGUMENTS}) -> (Tensor, Tensor)")
+_library.define(
+    f"flex_attention_backward(Tensor grad_out, Tensor grad_lse, Tensor out, Tensor lse, {_ARGUMENTS}) -> Tensor[]"
+)
+
+forward_op = torch.ops.tk.flex_attention.default
+backward_op = torch.ops.tk.flex_attention_backward.default
+
+_QUERY, _PAIR, _TENSORS, _FLOATS, _INTS, _FIRST_LIST, _LENGTHS, _PAGES, _SINKS = 0, 3, 4, 5, 6, 7, 15, 16, 17
+
+
+def values_of(traced: Traced, tensors: Sequence[Any], floats: Sequence[Any], ints: Sequence[Any]) -> list[Any]:
+    """The captures in their order, of the arguments by kind."""
+    by_kind = {"tensor": iter(tensors), "float": iter(floats), "int": iter(ints)}
+    return [next(by_kind[c.kind]) for c in traced.captures]
+
+
+def by_kind(traced: Traced, values: Sequence[Any]) -> tuple[list[Tensor], list[float], list[int]]:
+    """:func:`values_of` undone."""
+    held: dict[str, list[Any]] = {"tensor": [], "float": [], "int": []}
+    for capture, value in zip(traced.captures, values, strict=True):
+        held[capture.kind].append(value)
+    return held["tensor"], held["float"], held["int"]
+
+
+def _differentiable_tensors(traced: Traced) -> list[int]:
+    """Which of the tensors have a gradient."""
+    numbers = [i for i, c in enumerate(traced.captures) if c.kind == "tensor"]
+    wanted = set(reference.differentiable(traced))
+    return [place for place, i in enumerate(numbers) if i in wanted]
+
+
+# --- CPU ---
+
+
+def _problem(args: Sequence[Any]) -> reference.Problem:
+    traced = trace.parse(args[_PAIR])
+    values = values_of(traced, args[_TENSORS], args[_FLOATS], args[_INTS])
+    lists = None if args[_FIRST_LIST] is None else args[_FIRST_LIST : _FIRST_LIST + 4]
+    optional, (scale, *block) = args[_LENGTHS : _SINKS + 1], args[_SINKS + 1 :]
+    q, k, v = args[:3]
+    return reference.Problem(traced, values, q, k, v, lists, (block[0], block[1]), *optional, scale)
+
+
+def _cpu(*args: Any) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        return reference.forward(_problem(args))
+
+
+def _cpu_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
+    with _autograd_at_work():
+        found = reference.backward(_problem(args), out, lse, grad_out, grad_lse)
+    sinks = [] if found.sinks is None else [found.sinks]
+    return [found.query, found.key, found.value, *sinks, *found.captures.values()]
+
+
+class _autograd_at_work:
+    """Below autograd, with autograd: a tile's derivative is taken with it."""
+
+    _keys = (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView)
+
+    def __enter__(self) -> None:
+        self.excluded = [k for k in self._keys if torch._C._dispatch_tls_is_dispatch_key_excluded(k)]
+        for key in self.excluded:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+
+    def __exit__(self, *_: object) -> None:
+        for key in self.excluded:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
+
+
+# --- Fake ---
+
+
+def _fake(query: Tensor, key: Tensor, value: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    out = query.new_empty(*query.shape[:3], value.shape[3])
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return out, query.new_empty(query.shape[:3], dtype=dtype)
+
+
+def _fake_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
+    sinks = [] if args[_SINKS] is None else [args[_SINKS]]
+    captured = [args[_TENSORS][i] for i in _differentiable_tensors(trace.parse(args[_PAIR]))]
+    return [x.new_empty(x.shape) for x in (*args[:3], *sinks, *captured)]
+
+
+# --- CUDA ---
+
+
+def _own_op(traced: Traced, suffix: str = "") -> Any:
+    """The pair's op of a loaded pack. Raises tk.VariantNotFoundError."""
+    name = f"flex_{traced.fingerprint[:16]}{suffix}"
+    packet = getattr(torch.ops.tk, name, None)
+    if packet is None:
+        from tk.flex import registry
+
+        raise errors.VariantNotFoundError(registry.missing(traced, name))
+    return packet.default
+
+
+def _own_arguments(args: Sequence[Any]) -> tuple[list[Tensor], list[float], list[int]]:
+    """As the pairs' own ops take them: tensors, with an empty one for what is absent; floats; ints."""
+    query = args[_QUERY]
+    ranks = (*(3 if "num" in name else 4 for name in _LISTS), 1, 2, 1)
+    optional = [
+        query.new_empty((0,) * rank, dtype=torch.int32) if x is None else x
+        for x, rank in zip(args[_FIRST_LIST : _SINKS + 1], ranks, strict=True)
+    ]
+    scale, q_block, kv_block = args[_SINKS + 1 :]
+    is_tf32 = query.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    ints = [q_block, kv_block, _EVERYWHERE, _EVERYWHERE, 0, int(is_tf32), *args[_INTS]]
+    return [*args[:3], *optional], [scale, *args[_FLOATS]], ints
+
+
+_EVERYWHERE = 1 << 29  # how far a query sees without a block mask
+
+
+def _cuda(*args: Any) -> tuple[Tensor, Tensor]:
+    own = _own_op(trace.parse(args[_PAIR]))
+    tensors, floats, ints = _own_arguments(args)
+    return own(*tensors, *args[_TENSORS], *floats, *ints)
+
+
+def _cuda_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
+    own = _own_op(trace.parse(args[_PAIR]), "_backward")
+    tensors, floats, ints = _own_arguments(args)
+    query, key, value, sinks, *captured = own(grad_out, grad_lse, *tensors, out, lse, *args[_TENSORS], *floats, *ints)
+    return [query, key, value, *([] if args[_SINKS] is None else [sinks]), *captured]
+
+
+# --- Gradients ---
+
+
+class _Attention(_SingleLevelFunction):
+    """The formula; captured tensors are arguments of their own, since autograd does not look into lists."""
+
+    @staticmethod
+    def forward(ctx: Any, keyset: Any, n_tensors: int, *flat: Any) -> tuple[Tensor, Tensor]:
+        args = (*flat[:_TENSORS], list(flat[len(flat) - n_tensors :]), *flat[_TENSORS : len(flat) - n_tensors])
+        with torch._C._AutoDispatchBelowAutograd():
+            out, lse = forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+        ctx.set_materialize_grads(False)
+        ctx.n_tensors = n_tensors
+        ctx.plain = [None if isinstance(x, Tensor) else x for x in flat]
+        ctx.is_tensor = [isinstance(x, Tensor) for x in flat]
+        ctx.save_for_backward(out, lse, *(x for x in flat if isinstance(x, Tensor)))
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
+        out, lse, *saved = ctx.saved_tensors
+        tensors = iter(saved)
+        flat = [next(tensors) if is_one else x for is_one, x in zip(ctx.is_tensor, ctx.plain, strict=True)]
+        first = len(flat) - ctx.n_tensors
+        args = (*flat[:_TENSORS], flat[first:], *flat[_TENSORS:first])
+        grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+        grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
+        found = iter(backward_op(grad_out, grad_lse, out, lse, *args))
+        grads: list[Any] = [None] * len(flat)
+        grads[:3] = (next(found) for _ in range(3))
+        if args[_SINKS] is not None:
+            grads[_SINKS - 1] = next(found)  # in `flat` the list of tensors stands last
+        for place in _differentiable_tensors(trace.parse(args[_PAIR])):
+            grads[first + place] = next(found)
+        return None, None, *(g if n else None for g, n in zip(grads, ctx.needs_input_grad[2:], strict=True))
+
+
+def _autograd(keyset: Any, *args: Any) -> tuple[Tensor, Tensor]:
+    if _register._has_tangent(tuple(_leaves(args))):
+        raise NotImplementedError("tk.flex_attention has no formula for forward-mode automatic differentiation")
+    if torch.is_grad_enabled() and any(x.requires_grad for x in _leaves(args)):
+        tensors = args[_TENSORS]
+        flat = (*args[:_TENSORS], *args[_TENSORS + 1 :], *tensors)
+        with _register._single_level():
+            return _Attention.apply(keyset, len(tensors), *flat)  # type: ignore[attr-defined]
+    with torch._C._AutoDispatchBelowAutograd():
+        return forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+
+def _leaves(args: Iterable[Any]) -> Iterable[Tensor]:
+    for x in args:
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, list):
+            yield from (y for y in x if isinstance(y, Tensor))
+
+
+def _no_second_gradient(keyset: Any, *args: Any) -> list[Tensor]:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in _leaves(args)):
+        raise NotImplementedError("tk.flex_attention has no gradient of its gradient (create_graph=True)")
+    with torch._C._AutoDispatchBelowAutograd():
+        return backward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+
+torch.library.register_fake("tk::flex_attention", _fake, lib=_library)
+torch.library.register_fake("tk::flex_attention_backward", _fake_backward, lib=_library)
+_library.impl("flex_attention", _cpu, "CPU")
+_library.impl("flex_attention_backward", _cpu_backward, "CPU")
+_library.impl("flex_attention", _cuda, "CUDA")
+_library.impl("flex_attention_backward", _cuda_backward, "CUDA")
+_library.impl("flex_attention", _autograd, "Autograd", with_keyset=True)
+_library.impl("flex_attention_backward", _no_second_gradient, "Autograd", with_keyset=True)
