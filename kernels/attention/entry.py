@@ -65,15 +65,15 @@ def entry(name: str, body: Any, mods: Mods, capture_args: Sequence[str], grad_ar
         params.append(f"{p}: tl.constexpr" if p.isupper() and p not in _NUMBERS else p)
         passed.append(p)
     params += [*capture_args, *grad_args]
-    head = "\n".join(["import triton", "import triton.language as tl", *mods.imports, "",
+    gluon = ["from triton.experimental import gluon"] if decorator.startswith("gluon") else []
+    head = "\n".join(["import triton", "import triton.language as tl", *gluon, *mods.imports, "",
                       f"from {body.fn.__module__} import {body.fn.__name__} as body"])  # fmt: skip
     texts = [mods.score or _NO_SCORE, mods.mask or _NO_MASK]
     if "SCORE_GRAD" in parameters(body):
         texts.append(mods.score_grad or _NO_GRAD)
-    functions = [t.replace("@triton.jit", f"@{decorator}") for t in texts]
     kernel = f"@{decorator}\ndef {name}({', '.join(params)}):\n    body({', '.join(passed)})\n"
     return f'"""{name}: attention with a pair of mods, printed by tk.kernels.attention.entry."""\n\n{head}\n\n\n' + (
-        "\n\n".join([*functions, kernel])
+        "\n\n".join([*texts, kernel])
     )
 
 

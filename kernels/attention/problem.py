@@ -66,21 +66,19 @@ TENSORS: Mapping[str, int] = (
 )  # fmt: skip
 # band_left, band_right, band_exact: without a block mask keys in [q - left, q + right] are walked; exact: the mask is
 # this band, so that inside of it the mask function need not be asked.
-# grad_captures: of the backward: whether gradients of captured tensors are wanted.
-INTS = ("q_block", "kv_block", "band_left", "band_right", "band_exact", "precision", "grad_captures")
+INTS = ("q_block", "kv_block", "band_left", "band_right", "band_exact", "precision")
+# After the captured numbers, with defaults. grad_captures: of the backward: whether gradients of captured tensors are
+# wanted. negative_scale: whether it is, which expressions cannot see of a float.
+OPTIONS = {"grad_captures": 1, "negative_scale": 0}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The arguments of one pair's ops. dtypes: of query, key, value.
-
-    reference: JSON for the CPU path, put into the op's meta as "flex"."""
+    """The arguments of one pair's ops. dtypes: of query, key, value."""
 
     name: str
     captures: tuple[Capture, ...]
     dtypes: tuple[str, ...]
-    backward: bool = False
-    reference: str = "null"
 
     # --- Names ---
 
@@ -101,7 +99,7 @@ class Problem:
     def op(self) -> Op:
         """Forward: -> out [B, H, M, Dv], lse fp32 [B, H, M]."""
         names = [*TENSORS, *(c.name for c in self.tensor_captures)]
-        return self._op(self.name, names, ["out", "lse"], self._outputs, self._meta())
+        return self._op(self.name, names, ["out", "lse"], self._outputs)
 
     @cached_property
     def backward_op(self) -> Op:
@@ -109,17 +107,17 @@ class Problem:
         tensors that have one."""
         names = ["grad_0", "grad_1", *TENSORS, "out0", "out1", *(c.name for c in self.tensor_captures)]
         grads = ["grad_query", "grad_key", "grad_value", "grad_sinks", *(f"grad_{c.name}" for c in self.grad_captures)]
-        return self._op(f"{self.name}_backward", names, grads, self._backward_outputs, self._meta_of_backward())
+        return self._op(f"{self.name}_backward", names, grads, self._backward_outputs)
 
-    def _op(self, name: str, inputs: Sequence[str], outputs: Sequence[str], describe: object, meta: str) -> Op:
+    def _op(self, name: str, inputs: Sequence[str], outputs: Sequence[str], describe: object) -> Op:
         named = tensors(*inputs, *outputs)
         by_name = {t.name: t for t in named}
         ranks = TENSORS | {c.name: c.rank for c in self.tensor_captures}
         ranks = {"grad_0": 4, "grad_1": 3, "out0": 4, "out1": 3} | ranks
         floats = ("scale", *self.numbers("float"))
-        ints = (*INTS, *self.numbers("int"))
+        ints = (*INTS, *self.numbers("int"), *OPTIONS)
         params = [Param(n, "tensor", rank=ranks[n]) for n in inputs]
-        params += [Param(n, "float") for n in floats] + [Param(n, "int") for n in ints]
+        params += [Param(n, "float") for n in floats] + [Param(n, "int", default=OPTIONS.get(n)) for n in ints]
         bare = Op(name, named, ints, floats, {}, {}, (), params=tuple(params))
         op = replace(bare, locals=self._locals(by_name))
         selectors = {
@@ -134,7 +132,7 @@ class Problem:
             selectors=selectors,
             outputs=tuple(describe(op)),  # type: ignore[operator]
             checks=tuple(self._checks(op)),
-            meta=meta,
+            meta=self._meta(inputs),
         )
 
     def _locals(self, t: Mapping[str, Tensor]) -> dict[str, Expr]:
@@ -240,33 +238,15 @@ class Problem:
             require((lengths.dtype == 3) & (pages.dtype == 3), "kv_lengths and page_table must be int32"),
             require((lengths.size(0) == 0) | (lengths.size(0) == B), "kv_lengths must be [batch]"),
             require((pages.size(0) == 0) | (pages.size(0) == B), "page_table must be [batch, pages]"),
-            require(sinks.dtype == DTYPES["fp32"], "sinks must be float32"),
+            require((sinks.dtype == DTYPES["fp32"]) | (sinks.size(0) == 0), "sinks must be float32"),
             require((sinks.size(0) == 0) | (sinks.size(0) == H), "sinks must be [heads]"),
         ]
 
     # --- Meta ---
 
-    def _signature(self, op_names: Sequence[str]) -> dict[str, str]:
-        return {n: "T[]" for n in op_names}
-
-    def _meta(self) -> str:
-        params = [*TENSORS, *(c.name for c in self.tensor_captures)]
-        grads = ["query", "key", "value", "sinks", *(c.name for c in self.grad_captures)]
-        backward = dict(
-            op=f"{self.name}_backward",
-            saved_inputs=list(range(len(params))),
-            saved_outputs=[0, 1],
-            extra_outputs=0,
-            grads=[params.index(n) for n in grads],
-        )
-        meta = dict(doc="Attention with a pair of mods.", signature=self._signature(params), graphs=[],
-                    flex=json.loads(self.reference), backward=backward if self.backward else None)  # fmt: skip
-        return json.dumps(meta, sort_keys=True)
-
-    def _meta_of_backward(self) -> str:
-        params = ["grad_0", "grad_1", *TENSORS, "out0", "out1", *(c.name for c in self.tensor_captures)]
-        meta = dict(doc=f"Gradients of {self.name}.", signature=self._signature(params), graphs=[],
-                    flex=json.loads(self.reference), backward=None)  # fmt: skip
+    def _meta(self, inputs: Sequence[str]) -> str:
+        """There is no recorded graph and no gradient: torch.ops.tk.flex_attention, which calls these ops, has them."""
+        meta = dict(doc="Attention with a pair of mods.", signature={n: "T[]" for n in inputs}, graphs=[], backward=None)
         return json.dumps(meta, sort_keys=True)
 
     # --- Arguments that several kernels have ---
@@ -306,8 +286,8 @@ class Problem:
             found[f"stride_{short}d"] = Const(1) if is_aligned else Int(t.stride(3), "i64")
         return found
 
-    def list_args(self, op: Op, side: str) -> dict[str, Arg]:
-        """Of one side's block lists, partial and full. side: "kv" or "q"."""
+    def list_args(self, op: Op, side: str, width: str = "i64") -> dict[str, Arg]:
+        """Of one side's block lists, partial and full. side: "kv" or "q". width: of strides."""
         found: dict[str, Arg] = {}
         side_ = side + "_" if side == "q" else ""
         for full in ("", "full_"):
@@ -317,9 +297,9 @@ class Problem:
             found[f"{name}indices"] = Pointer(indices, "i32", aligned=False)
             short = f"{full[:1]}{side_[:1]}"
             for d, letter in enumerate("bhn"):
-                found[f"stride_{short}c{letter}"] = Int(counts.stride(d), "i64")
+                found[f"stride_{short}c{letter}"] = Int(counts.stride(d), width)
             for d, letter in enumerate("bhni"):
-                found[f"stride_{short}i{letter}"] = Int(indices.stride(d), "i64")
+                found[f"stride_{short}i{letter}"] = Int(indices.stride(d), width)
             prefix = f"full_{side_}" if full else f"{side_}mask_"
             found[f"{prefix}b"] = Int(counts.size(0))
             found[f"{prefix}h"] = Int(counts.size(1))

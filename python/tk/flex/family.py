@@ -10,7 +10,7 @@ from tk.aot.spec import Family, Kernel, Point
 from tk.codegen import source
 from tk.flex import printing
 from tk.flex.trace import Traced
-from tk.kernels.attention import backward, decode, forward
+from tk.kernels.attention import backward, decode, forward, hopper_forward
 from tk.kernels.attention.entry import Mods, entry
 from tk.kernels.attention.problem import Head, Problem
 
@@ -36,7 +36,7 @@ def op_name(traced: Traced) -> str:
 
 
 def problem_of(traced: Traced, wanted: Wanted) -> Problem:
-    return Problem(op_name(traced), printing.captures_of(traced), wanted.dtypes, wanted.backward)
+    return Problem(op_name(traced), printing.captures_of(traced), wanted.dtypes)
 
 
 def families(traced: Traced, wanted: Wanted) -> list[Family]:
@@ -56,6 +56,8 @@ def forward_kernels(problem: Problem, mods: Mods, wanted: Wanted) -> tuple[Kerne
     if wanted.decode:
         split = printed(problem, "decode", decode.attention_decode, mods)
         found.append(decode.kernel(problem, split, wanted.heads))
+    fn = printed(problem, "hopper", hopper_forward.attention_hopper_forward, mods, decorator="gluon.jit")
+    found.append(hopper_forward.kernel(problem, fn, wanted.heads, bool(mods.mask), bool(mods.score)))
     return tuple(found)
 
 
@@ -66,10 +68,11 @@ def backward_kernel(problem: Problem, mods: Mods, wanted: Wanted) -> Kernel:
     return backward.kernel(problem, fn, with_captures, wanted.heads)
 
 
-def printed(problem: Problem, kind: str, body: Any, mods: Mods, grads: Sequence[str] = ()) -> Any:
+def printed(problem: Problem, kind: str, body: Any, mods: Mods, grads: Sequence[str] = (),
+            decorator: str = "triton.jit") -> Any:  # fmt: skip
     """The kernel of this pair in front of a shared function."""
     name = f"{problem.name}_{kind}"
-    return source.function(name, entry(name, body, mods, list(problem.capture_args(problem.op)), grads))
+    return source.function(name, entry(name, body, mods, list(problem.capture_args(problem.op)), grads, decorator))
 
 
 def _sample(kernel: Kernel, point: Point) -> bool:
