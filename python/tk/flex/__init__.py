@@ -8,5 +8,9 @@ from tk.flex import mods
 from tk.flex.api import flex_attention, sdpa
 from tk.flex.block_mask import BlockMask, create_block_mask
 from tk.flex.mods import and_masks, or_masks
+from tk.flex.registry import register, registered
 
-__all__ = ["BlockMask", "and_masks", "create_block_mask", "flex_attention", "mods", "or_masks", "sdpa"]
+__all__ = [
+    "BlockMask", "and_masks", "create_block_mask", "flex_attention", "mods", "or_masks", "register", "registered",
+    "sdpa",
+]  # fmt: skip

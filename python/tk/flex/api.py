@@ -44,8 +44,8 @@ def flex_attention(
     Args:
         query: ``[B, H, M, D]``, bfloat16, float16 or float32 (float64 on the CPU), any strides.
         key, value: ``[B, Hkv, N, D]`` and ``[B, Hkv, N, Dv]`` of the same dtype; B may be 1.
-        score_mod: ``score_mod(score, b, h, q_idx, kv_idx)`` -> the score that is used; see tk.flex.mods. Tensors that it
-            captures may have gradients.
+        score_mod: ``score_mod(score, b, h, q_idx, kv_idx)`` -> the score that is used; see tk.flex.mods. Tensors that
+            it captures may have gradients.
         block_mask: of tk.flex.create_block_mask or torch's, for exactly these lengths. Without one nothing is masked.
         scale: by default ``D ** -0.5``.
         enable_gqa: H may be a multiple of Hkv; query head h then reads key head ``h // (H // Hkv)``.
@@ -275,8 +275,8 @@ def _check_mask(
     B, H, n_queries = query.shape[:3]
     if lengths != (n_queries, n_keys):
         raise ValueError(
-            f"tk.flex_attention: block_mask is for {lengths[0]} queries and {lengths[1]} keys, the call has {n_queries} "
-            f"and {n_keys}; make one for these lengths, or take block_mask.adjust({n_queries}, {n_keys})"
+            f"tk.flex_attention: block_mask is for {lengths[0]} queries and {lengths[1]} keys, the call has "
+            f"{n_queries} and {n_keys}; make one for these lengths, or take block_mask.adjust({n_queries}, {n_keys})"
         )
     if num.device != query.device:
         raise ValueError(
@@ -286,8 +286,8 @@ def _check_mask(
     is_right = num.dim() == 3 and num.shape[0] in (1, B) and num.shape[1] in (1, H) and num.shape[2] == rows
     if not is_right or at.dim() != 4 or at.shape[:3] != num.shape:
         raise ValueError(
-            f"tk.flex_attention: block_mask has lists of {list(num.shape)} and {list(at.shape)}; for this call they must "
-            f"be [1 or {B}, 1 or {H}, {rows}] and the same with the number of columns"
+            f"tk.flex_attention: block_mask has lists of {list(num.shape)} and {list(at.shape)}; for this call they "
+            f"must be [1 or {B}, 1 or {H}, {rows}] and the same with the number of columns"
         )
     lists = (
         num, at, mask.full_kv_num_blocks, mask.full_kv_indices,

@@ -34,7 +34,7 @@ evaluators: dict[str, Blocks] = {}
 
 
 class BlockMask:
-    """A mask by blocks. Its attributes are those of torch.nn.attention.flex_attention.BlockMask, which tk takes as well.
+    """A mask by blocks, with the attributes of torch.nn.attention.flex_attention.BlockMask, which tk takes as well.
 
     Attributes:
         kv_num_blocks, kv_indices: int32 [B, H, rows] and [B, H, rows, columns]: for each row of query blocks the
@@ -101,7 +101,19 @@ class BlockMask:
                 by_column[2:] = _listed(_dense(full_kv_num_blocks, full_kv_indices, columns).mT)
         by_row = (kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices)
         lengths = seq_lengths or (rows * q_block, columns * kv_block)
-        return cls(lengths, *by_row, *by_column, (q_block, kv_block), mask_mod, is_derived=is_derived)
+        return cls._of((*by_row, *by_column), lengths, (q_block, kv_block), mask_mod, is_derived)
+
+    @classmethod
+    def _of(
+        cls,
+        lists: Sequence[Tensor | None],
+        seq_lengths: tuple[int, int],
+        block: tuple[int, int],
+        mask_mod: MaskMod | None,
+        is_derived: bool,
+    ) -> BlockMask:
+        arguments: Any = (seq_lengths, *lists, block, mask_mod)
+        return cls(*arguments, is_derived=is_derived)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -119,12 +131,12 @@ class BlockMask:
         return n
 
     def sparsity(self) -> float:
-        """How much of the scores is in blocks that are never visited, in percent."""
+        """How many blocks are never visited, in percent."""
         blocks = int(self.kv_num_blocks.sum())
         if self.full_kv_num_blocks is not None:
             blocks += int(self.full_kv_num_blocks.sum())
-        total = self.numel()
-        return 100 * (1 - blocks * self.BLOCK_SIZE[0] * self.BLOCK_SIZE[1] / total) if total else 0.0
+        total = self.kv_indices.numel()
+        return 100 * (1 - blocks / total) if total else 0.0
 
     def to_dense(self) -> Tensor:
         """int32 ``[B, H, rows, columns]``: 1 for each block that is visited."""
@@ -148,7 +160,7 @@ class BlockMask:
     def to(self, device: torch.device | str) -> BlockMask:
         """The lists on another device. What mask_mod captures stays where it is."""
         moved = [x if (x := getattr(self, name)) is None else x.to(device) for name in _LISTS]
-        return BlockMask(self.seq_lengths, *moved, self.BLOCK_SIZE, self.mask_mod, is_derived=self.is_derived)
+        return BlockMask._of(moved, self.seq_lengths, self.BLOCK_SIZE, self.mask_mod, self.is_derived)
 
     # --- Parts and other lengths ---
 
@@ -327,8 +339,9 @@ def _kinds(is_let: Tensor, block: tuple[int, int]) -> Tensor:
     rows, columns = -(-q_len // block[0]), -(-kv_len // block[1])
     pad = (0, columns * block[1] - kv_len, 0, rows * block[0] - q_len)
     padded = torch.nn.functional.pad(is_let, pad) if any(pad) else is_let
-    by_block = padded.reshape(B, H, rows, block[0], columns, block[1])
-    return by_block.any(5).any(3).to(torch.int8) + by_block.all(5).all(3).to(torch.int8)
+    by_row = padded.to(torch.uint8).reshape(B, H, rows, block[0], -1)  # amax of bytes is ten times as fast as any
+    some, all_ = (x.reshape(B, H, rows, columns, block[1]) for x in (by_row.amax(3), by_row.amin(3)))
+    return (some.amax(4) + all_.amin(4)).to(torch.int8)
 
 
 def _kinds_when_compiled(
@@ -361,7 +374,7 @@ def _from_kinds(
     if separate_full_blocks:
         lists[2:4] = _listed(kinds == 2)
         lists[6:8] = _listed((kinds == 2).mT)
-    return BlockMask(seq_lengths, *lists, block, mask_mod, is_derived=is_derived)  # type: ignore[arg-type]
+    return BlockMask._of(lists, seq_lengths, block, mask_mod, is_derived)
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -382,7 +395,7 @@ def _dense(num_blocks: Tensor, at: Tensor, columns: int) -> Tensor:
 def _check_lists(num_blocks: Tensor, at: Tensor, name: str) -> None:
     if num_blocks.dim() != 3 or at.dim() != 4 or num_blocks.shape != at.shape[:3]:
         raise ValueError(
-            f"tk.flex.BlockMask: {name}_num_blocks is {list(num_blocks.shape)} and {name}_indices {list(at.shape)}; they "
+            f"tk.flex.BlockMask: {name}_num_blocks is {list(num_blocks.shape)}, {name}_indices {list(at.shape)}; they "
             "must be [B, H, rows] and [B, H, rows, columns]"
         )
 
@@ -426,8 +439,8 @@ def _picked(index: Any, n: int, name: str) -> _Pick:
         start, stop, step = index.indices(n)
         if step < 1:
             raise ValueError(f"tk.flex.BlockMask: a step of {step} along {name}; it must be positive")
-        places = range(n)[index]
-        return _Pick(slice(start, max(start, stop), step), is_one=len(places) == 1 and n > 1)
+        n_places = len(range(start, stop, step))
+        return _Pick(slice(start, max(start, stop), step), is_one=n_places == 1 and n > 1)
     places = index.tolist() if isinstance(index, Tensor) else index
     if isinstance(index, Tensor) and index.dtype is torch.bool:
         places = [i for i, chosen in enumerate(places) if chosen]
@@ -502,7 +515,7 @@ def _unflatten(leaves: Any, context: Any) -> BlockMask:
     leaves = list(leaves)
     lists = dict.fromkeys(_LISTS) | dict(zip(present, leaves, strict=False))
     mask_mod = trace.with_tensors(held.mod, leaves[len(present) :])
-    return BlockMask(seq_lengths, *lists.values(), block, mask_mod, is_derived=is_derived)  # type: ignore[arg-type]
+    return BlockMask._of(list(lists.values()), seq_lengths, block, mask_mod, is_derived)
 
 
 def _flatten_with_keys(mask: BlockMask) -> tuple[list[Any], Any]:

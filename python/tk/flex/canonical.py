@@ -151,7 +151,7 @@ def parse(text: str, first: int = 0) -> Graph:
             node.meta = _meta_named(found[2]) | ({"rank": int(found[3])} if found[3] else {})
             if found[1].startswith("c"):
                 node.meta["capture"] = int(found[1][1:])
-                reads.append(Read(len(reads), *(node.meta[k] for k in ("kind", "dtype")), int(found[3] or 0), found[1]))
+                reads.append(Read(len(reads), node.meta["kind"], node.meta["dtype"], int(found[3] or 0), found[1]))
             known[found[1]] = node
         elif found := _CALL.fullmatch(line):
             target, args, kwargs = _parsed_call(found[3], known)

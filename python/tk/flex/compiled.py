@@ -24,7 +24,7 @@ class _Recorded(HigherOrderOperator):
     def __init__(self) -> None:
         super().__init__(_NAME)
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self,
         query: Tensor,
         key: Tensor,

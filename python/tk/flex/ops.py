@@ -1,5 +1,5 @@
-"""``torch.ops.tk.flex_attention`` and its gradient: one op for every pair of mods, so that a model that calls it stays one
-graph under torch.compile and torch.export. The pair is an argument, as text (Traced.text); what it captures are others.
+"""``torch.ops.tk.flex_attention`` and its gradient: one op for every pair of mods, so that a model that calls it stays
+one graph under torch.compile and torch.export. The pair is an argument, as text (Traced.text), what it captures others.
 
 On the CPU the op is reference.py; on CUDA it calls the pair's own op, ``torch.ops.tk.flex_<fingerprint>``, which a pack
 brings.
@@ -39,7 +39,7 @@ _library.define(
 forward_op = torch.ops.tk.flex_attention.default
 backward_op = torch.ops.tk.flex_attention_backward.default
 
-_QUERY, _PAIR, _TENSORS, _FLOATS, _INTS, _FIRST_LIST, _LENGTHS, _PAGES, _SINKS = 0, 3, 4, 5, 6, 7, 15, 16, 17
+_QUERY, _PAIR, _TENSORS, _FLOATS, _INTS, _FIRST_LIST, _LENGTHS, _SINKS = 0, 3, 4, 5, 6, 7, 15, 17  # where they stand
 
 
 def values_of(traced: Traced, tensors: Sequence[Any], floats: Sequence[Any], ints: Sequence[Any]) -> list[Any]:
@@ -70,9 +70,11 @@ def _problem(args: Sequence[Any]) -> reference.Problem:
     traced = trace.parse(args[_PAIR])
     values = values_of(traced, args[_TENSORS], args[_FLOATS], args[_INTS])
     lists = None if args[_FIRST_LIST] is None else args[_FIRST_LIST : _FIRST_LIST + 4]
-    optional, (scale, *block) = args[_LENGTHS : _SINKS + 1], args[_SINKS + 1 :]
-    q, k, v = args[:3]
-    return reference.Problem(traced, values, q, k, v, lists, (block[0], block[1]), *optional, scale)
+    query, key, value = args[:3]
+    kv_lengths, page_table, sinks, scale, *block = args[_LENGTHS:]
+    return reference.Problem(
+        traced, values, query, key, value, lists, (block[0], block[1]), kv_lengths, page_table, sinks, scale
+    )
 
 
 def _cpu(*args: Any) -> tuple[Tensor, Tensor]:

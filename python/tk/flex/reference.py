@@ -123,13 +123,13 @@ class Gradients:
 
 def backward(p: Problem, out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor) -> Gradients:
     """The gradients of all floating-point arguments; of captured tensors those that the score reads."""
-    sums = Gradients(
-        *(torch.zeros(x.shape, dtype=p.dtype, device=x.device) for x in (p.query, p.key, p.value)), None, {}
-    )
-    for i in differentiable(p.traced):
-        sums.captures[i] = torch.zeros(p.values[i].shape, dtype=p.dtype, device=p.values[i].device)
-    if p.sinks is not None:
-        sums.sinks = torch.zeros(p.sinks.shape, dtype=p.dtype, device=p.sinks.device)
+
+    def zeros(x: Tensor) -> Tensor:
+        return torch.zeros(x.shape, dtype=p.dtype, device=x.device)
+
+    captured = {i: zeros(p.values[i]) for i in differentiable(p.traced)}
+    sinks_sum = None if p.sinks is None else zeros(p.sinks)
+    sums = Gradients(zeros(p.query), zeros(p.key), zeros(p.value), sinks_sum, captured)
     for entries in p.entries():
         for q in _spans(p.M, _q_tile(p)):
             _backward_rows(p, entries, q, (out, lse, grad_out, grad_lse), sums)
@@ -183,11 +183,11 @@ def _through_mod(p: Problem, tile: _Tile, product: Tensor, reads: _Reads | None)
     graph = p.traced.score
     if reads is not None:
         s = reads.of_score(s)
-    if graph is not None:
-        gather = None if reads is None else reads.gather
-        with torch.set_grad_enabled(reads is not None):
+    with torch.set_grad_enabled(reads is not None):
+        if graph is not None:
+            gather = None if reads is None else reads.gather
             s = evaluate(graph, (s, *tile.at), p.values, tile.allowed, gather).to(p.dtype).expand(product.shape)
-    return s if tile.allowed is None else s.masked_fill(~tile.allowed, -_INF)
+        return s if tile.allowed is None else s.masked_fill(~tile.allowed, -_INF)
 
 
 class _Reads:
@@ -195,7 +195,7 @@ class _Reads:
 
     def __init__(self, p: Problem, tile: _Tile, shape: torch.Size):
         self.p, self.tile, self.shape = p, tile, shape
-        self.numbers = {n.name: n.meta["capture"] for n in (p.traced.score.captures if p.traced.score else [])}
+        self.numbers = {str(n.target): n.meta["capture"] for n in (p.traced.score.captures if p.traced.score else [])}
         self.wanted = set(differentiable(p.traced))
         self.found: list[tuple[int, list[Any], torch.Size, Tensor]] = []
         self.score: Tensor | None = None
@@ -208,12 +208,12 @@ class _Reads:
 
     def gather(self, node: fx.Node, source: Tensor, at: list[Any]) -> Tensor:
         held = read(source.detach(), at)
-        name = node.name if node.op == "placeholder" else node.args[0].name  # type: ignore[union-attr]
-        if self.numbers[name] not in self.wanted:
+        number = self.numbers[str((node if node.op == "placeholder" else node.all_input_nodes[0]).target)]
+        if number not in self.wanted:
             return held
         # One for every score, so that what is masked out can be left out of the sum.
         spread = held.expand(self.shape).requires_grad_()
-        self.found.append((self.numbers[name], at, held.shape, spread))
+        self.found.append((number, at, held.shape, spread))
         return spread
 
     def backward(self, s: Tensor, product: Tensor, grad_s: Tensor, sums: dict[int, Tensor]) -> Tensor:
@@ -241,7 +241,7 @@ def _add_read(total: Tensor, at: list[Any], grad: Tensor) -> None:
     elif all(not isinstance(i, Tensor) for i in at):
         total[tuple(at)] += grad.sum()
     else:
-        places = [torch.as_tensor(i, device=total.device).long() for i in at]
+        places: list[Tensor | None] = [torch.as_tensor(i, device=total.device).long() for i in at]
         total.index_put_(places, grad, accumulate=True)
 
 
