@@ -3,8 +3,8 @@
     dV = P^T dO        dS = P (dO V^T - delta), through the score mod's derivative        dQ = dS K        dK = dS^T Q
 
 One launch works out dK, dV and dQ: some of its programs have a tile of keys and walk the queries that see it, the others
-have a tile of queries and walk its keys. Nothing is added to from two programs but captured tensors' gradients, so the
-rest is the same bits on every call. Keys and values that heads or batch entries share are walked by one program.
+have a tile of queries and walk its keys. Nothing is added to from two programs but captured tensors' gradients, which are
+sums of integers: the same call gives the same bits. Keys and values that heads or batch entries share are walked by one program.
 """
 
 import triton
@@ -37,10 +37,11 @@ from tk.kernels.attention.walk import band_tiles, count_tiles, tile_at, tile_in_
 
 
 @triton.jit
-def attention_delta(out0, grad_0, grad_1, delta, H, M, DV, stride_ob, stride_oh, stride_om, stride_od, stride_gb,
+def attention_delta(out0, grad_0, grad_1, delta, largest, H, M, DV, stride_ob, stride_oh, stride_om, stride_od, stride_gb,
                     stride_gh, stride_gm, stride_gd, stride_grad_lse_b, stride_grad_lse_h, stride_grad_lse_m,
-                    EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
-    """delta = rowsum(grad_out out) - grad_lse, [B, H, M]."""
+                    WITH_CAPTURES: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr,
+                    BLOCK_DV: tl.constexpr):  # fmt: skip
+    """delta = rowsum(grad_out out) - grad_lse, [B, H, M]; and the bits of the largest |grad_out|."""
     b = tl.program_id(1) // H
     h = tl.program_id(1) % H
     b64 = tl.cast(b, tl.int64)
@@ -55,6 +56,9 @@ def attention_delta(out0, grad_0, grad_1, delta, H, M, DV, stride_ob, stride_oh,
     grad_lse = tl.load(grad_1 + at, mask=inside, other=0.0)
     value = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1) - grad_lse
     tl.store(delta + (b64 * H + h) * M + rows, value, mask=inside)
+    if WITH_CAPTURES:
+        most = tl.max(tl.max(tl.abs(grad.to(tl.float32)), 1), 0)
+        tl.atomic_max(largest, most.to(tl.int32, bitcast=True), sem="relaxed")
 
 
 @triton.jit
@@ -155,7 +159,7 @@ def walk_keys(dq, q, grad, row_lse, row_delta, count, b, h, rows, row_inside, ke
         p, ds = weights_and_gradient(
             s, dp, row_lse[:, None], row_delta[:, None], scale, b, h, rows[:, None], cols[None, :],
             row_inside[:, None] & inside[None, :], captures, (), SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, MASKED,
-            0, 0)  # fmt: skip
+            0, False)  # fmt: skip
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     return dq
 
@@ -358,6 +362,8 @@ def kernel(problem: Problem, fn: object, with_captures: object, heads: tuple[Hea
         c = point.config
         if not problem.makes_sense(point) or c.name != _setting(point.head, point.dtype, point.arch).name:
             return None
+        if point.layout == "strided" and point.head != heads[-1]:
+            return None  # one kernel that takes everything
         names = ("query", "key", "value", "grad_0", "grad_query", "grad_key", "grad_value")
         ways = {} if not grads else {"captures": (int(point.captures != "none"),)}
         time = tile_time(c.long, c.short, point.head, ITEMSIZE[point.dtype], 1 if point.layout == "aligned" else 4)
@@ -371,10 +377,9 @@ def kernel(problem: Problem, fn: object, with_captures: object, heads: tuple[Hea
             ),
             serves=problem.serves(point) | ways,
             launches=tuple(_launches(problem, point, fn if point.captures == "none" else with_captures)),
-            cost=8_000_000 + steps * time + (1_000_000 if point.captures == "fixed" else 0),
+            cost=8_000_000 + steps * time,
             buffers=tuple(_buffers(problem, point)),
             general=point.layout == "strided",
-            deterministic=point.captures != "atomic",
         )
 
     dtypes = problem.dtypes
@@ -383,7 +388,7 @@ def kernel(problem: Problem, fn: object, with_captures: object, heads: tuple[Hea
         "precision": PRECISIONS if "fp32" in dtypes else PRECISIONS[:1],
         "head": heads,
         "layout": layouts,
-        "captures": ("none", "atomic", "fixed") if grads else ("none",),
+        "captures": ("none", "wanted") if grads else ("none",),
     }
     configs = {a: tuple({_setting(h, d, a).name: _setting(h, d, a) for h in heads for d in dtypes}.values())
                for a in (80, 90)}  # fmt: skip
@@ -405,7 +410,7 @@ def _buffers(problem: Problem, point: Point) -> list[Buffer]:
     op = problem.backward_op
     found = [Buffer(op.local("B") * op.local("H") * op.local("M") * 4)]
     if point.captures != "none":
-        found += [Buffer(_numel(op, c) * (4 if point.captures == "atomic" else 8)) for c in problem.grad_captures]
+        found += [Buffer(4), *(Buffer(_numel(op, c) * 8) for c in problem.grad_captures)]
     return found
 
 
@@ -428,14 +433,14 @@ def _launches(problem: Problem, point: Point, fn: object) -> list[Launch]:
     )
     main = Launch(
         fn,
-        {k: v for k, v in shared.items() if k not in _ONLY_BEFORE},
+        {k: v for k, v in shared.items() if k not in _ONLY_BEFORE and (k != "largest" or point.captures != "none")},
         (kv_programs(problem, c.long) + q_programs(problem, c.long), 1, 1),
         num_warps=c.num_warps,
         num_stages=c.num_stages,
         max_spill_bytes=4096,
     )
     before, after = _capture_launches(problem, point)
-    return [delta, sink, *before, main, *after]
+    return [*before, delta, sink, main, *after]
 
 
 _ONLY_BEFORE = ("out0", "grad_1", "stride_ob", "stride_oh", "stride_om", "stride_od", "stride_grad_lse_b",
@@ -452,17 +457,20 @@ def _capture_launches(problem: Problem, point: Point) -> tuple[list[Launch], lis
     """Zeros, before; and from the sums to the gradients, after."""
     op = problem.backward_op
     before, after = [], []
+    block = Const(_BLOCK)
+    if point.captures != "none":
+        before.append(Launch(zero_gradient, {"buffer": Scratch(1, "i32"), "size": Int(1, "i64"), "BLOCK": block}, (1, 1, 1)))
     for i, c in enumerate(problem.grad_captures):
         size = _numel(op, c)
         grid = (ceil_div(size, _BLOCK), 1, 1)
-        common: dict[str, Arg] = {"size": Int(size, "i64"), "BLOCK": Const(_BLOCK)}
+        common: dict[str, Arg] = {"size": Int(size, "i64"), "BLOCK": block}
         out = Pointer(tensor(op, f"grad_{c.name}"), c.dtype, aligned=False)
         if point.captures == "none":
             before.append(Launch(zero_gradient, {"buffer": out} | common, grid))
             continue
-        buffer = Scratch(1 + i, "fp32" if point.captures == "atomic" else "i64")
+        buffer = Scratch(2 + i, "i64")
         before.append(Launch(zero_gradient, {"buffer": buffer} | common, grid))
-        after.append(Launch(finish_gradient, {"buffer": buffer, "out": out} | common, grid))
+        after.append(Launch(finish_gradient, {"buffer": buffer, "largest": Scratch(1, "i32"), "out": out} | common, grid))
     return before, after
 
 
@@ -489,7 +497,8 @@ def arguments(problem: Problem, point: Point) -> dict[str, Arg]:
         "kv_programs": Int(kv_programs(problem, c.long)),
         **{f"stride_l{x}": Int(lse.stride(d), "i64") for d, x in enumerate("bhm")},
         **{f"stride_grad_lse_{x}": Int(grad_lse.stride(d), "i64") for d, x in enumerate("bhm")},
-        "WITH_CAPTURES": Const({"none": 0, "atomic": 1, "fixed": 2}[point.captures]),
+        "largest": Scratch(0 if point.captures == "none" else 1, "i32"),
+        "WITH_CAPTURES": Const(point.captures != "none"),
         "EVEN": Const(point.head.exact),
         "PRECISION": Const(point.precision),
         "SHORT": Const(c.short),
@@ -498,6 +507,5 @@ def arguments(problem: Problem, point: Point) -> dict[str, Arg]:
         "BLOCK_DV": Const(point.head.v),
     }
     if point.captures != "none":
-        kind = "fp32" if point.captures == "atomic" else "i64"
-        found |= {f"grad_{c.name}": Scratch(1 + i, kind) for i, c in enumerate(problem.grad_captures)}
+        found |= {f"grad_{c.name}": Scratch(2 + i, "i64") for i, c in enumerate(problem.grad_captures)}
     return found

@@ -12,7 +12,7 @@ from tk.aot.expr import Expr, ceil_div, device, local, maximum, minimum, mode, s
 from tk.aot.spec import ITEMSIZE, Arg, Buffer, Config, Const, Int, Kernel, Launch, Plan, Point, Scratch, require
 from tk.kernels.attention.forward import arguments, attend, length_of
 from tk.kernels.attention.operands import load_rows, store_rows
-from tk.kernels.attention.problem import LAYOUTS, PRECISIONS, Head, Problem, tensor, tile_time
+from tk.kernels.attention.problem import PRECISIONS, Head, Problem, tensor, tile_time
 from tk.kernels.attention.softmax import add_sink, end_of_row
 from tk.kernels.attention.walk import band_tiles, count_tiles
 
@@ -131,7 +131,7 @@ def attention_combine(part_out, part_max, part_sum, sinks, out, lse, H, M, DV, s
 
 # head size -> (columns, stages); fp32's columns are half.
 _COLUMNS = {64: (64, 4), 128: (64, 3), 256: (32, 3)}
-_ROWS = (16, 64)
+_ROWS = 16  # the least that a product takes
 
 
 def _config(rows: int, cols: int, stages: int, warps: int) -> Config:
@@ -139,14 +139,14 @@ def _config(rows: int, cols: int, stages: int, warps: int) -> Config:
     return Config(f"decode_{rows}x{cols}_s{stages}_w{warps}", shape)
 
 
-def _setting(rows: int, head: Head, dtype: str) -> Config:
+def _setting(head: Head, dtype: str) -> Config:
     cols, stages = _COLUMNS[max(head.qk, head.v)]
     if dtype == "fp32":
         cols, stages = cols // 2, 2
-    return _config(rows, cols, stages, 4)
+    return _config(_ROWS, cols, stages, 4)
 
 
-def kernel(problem: Problem, fn: object, heads: tuple[Head, ...], layouts: tuple[str, ...] = LAYOUTS) -> Kernel:
+def kernel(problem: Problem, fn: object, heads: tuple[Head, ...]) -> Kernel:
     """`fn`: the printed entry in front of `attention_decode`."""
     op = problem.op
     B, H, M, N, H_kv, group = (op.local(n) for n in ("B", "H", "M", "N", "H_kv", "group"))
@@ -156,15 +156,12 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...], layouts: tuple
         c = point.config
         if not problem.makes_sense(point) or point.precision == "tf32":
             return None
-        if c.name != _setting(c.block_m, point.head, point.dtype).name:
-            return None
-        if c.block_m > _ROWS[0] and point.dtype == "fp32":
+        if c.name != _setting(point.head, point.dtype).name:
             return None
         row_tiles = ceil_div(group * M, c.block_m)
         programs = B * H_kv * row_tiles
         buffers = tuple(Buffer(B * H * M * splits * 4 * n) for n in (point.head.v, 1, 1))
-        slowdown = {"aligned": 1, "paged": 1, "strided": 4}[point.layout]
-        time = tile_time(c.block_m, c.block_n, point.head, ITEMSIZE[point.dtype], slowdown)
+        time = tile_time(c.block_m, c.block_n, point.head, ITEMSIZE[point.dtype])
         tiles = ceil_div(ceil_div(N, c.block_n), splits)
         waves = ceil_div(programs * splits, 2 * device.sm_count)
         first = Launch(
@@ -190,11 +187,10 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...], layouts: tuple
             cost=6_000_000 + waves * tiles * 2 * time,
             locals=(_splits(op_size=N, block_n=c.block_n, programs=programs),),
             buffers=buffers,
-            general=point.layout == "strided",
         )
 
-    axes = {"dtype": problem.dtypes, "precision": PRECISIONS[:1], "head": heads, "layout": layouts}
-    found = {_setting(r, h, d).name: _setting(r, h, d) for r in _ROWS for h in heads for d in problem.dtypes}
+    axes = {"dtype": problem.dtypes, "precision": PRECISIONS[:1], "head": heads, "layout": ("aligned", "paged")}
+    found = {_setting(h, d).name: _setting(h, d) for h in heads for d in problem.dtypes}
     return Kernel(f"{problem.name}_decode", op, axes, dict.fromkeys((80, 90), tuple(found.values())), plan)
 
 

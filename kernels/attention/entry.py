@@ -17,7 +17,7 @@ class Mods:
     import lines that they need.
 
     score_grad(score, b, h, q_idx, kv_idx, captures, grads, grad, keep, Q_AXIS, WITH_CAPTURES) -> gradient of
-    score; grads are the buffers into which it adds those of captured tensors."""
+    score; grads are a scale and the buffers into which it adds those of captured tensors (gradients.py)."""
 
     score: str = ""
     mask: str = ""

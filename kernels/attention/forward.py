@@ -150,6 +150,8 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...], layouts: tuple
         c = point.config
         if not problem.makes_sense(point) or c.name != config(*setting(point)).name:
             return None
+        if point.layout == "strided" and point.head != heads[-1]:
+            return None  # one kernel that takes everything
         tiles = query_tiles(problem, op, c.block_m)
         grid = (tiles, op.local("B") * op.local("H"), 1)
         waves = ceil_div(grid[0] * grid[1], device.sm_count)

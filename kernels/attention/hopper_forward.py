@@ -544,7 +544,7 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...], has_mask: bool
         return Plan(
             constraints=(*problem.constraints(op, point, ("query", "key", "value", "out")), *_constraints(op, c)),
             serves=problem.serves(point),
-            launches=(Launch(fn, args, (programs, 1, 1), num_warps=4, num_stages=1),),
+            launches=(Launch(fn, args, (programs, 1, 1), num_warps=4, num_stages=1, max_spill_bytes=4096),),
             cost=5_000_000 + waves * ceil_div(N, c.block_n) * time,
             buffers=(Buffer(4, zeroed=True),) if has_mask else (Buffer(4),),
         )

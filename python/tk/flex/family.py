@@ -17,18 +17,24 @@ from tk.kernels.attention.problem import Head, Problem
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is built of a pair. exact: head sizes (query and key, value) with kernels of their own; rounded: those that
-    serve every smaller one."""
+    """What is built of a pair. exact: head sizes (query and key, value) with kernels of their own, where they are worth
+    it; rounded: those whose kernels serve every smaller one, the largest last. paged: kernels for whole prompts in pages
+    (decoding has them in any case)."""
 
     dtypes: tuple[str, ...] = ("bf16", "fp16")
     exact: tuple[tuple[int, int], ...] = ((64, 64), (128, 128))
     rounded: tuple[tuple[int, int], ...] = ((128, 128), (256, 256))
+    paged: bool = False
     backward: bool = True
     decode: bool = True
 
     @property
-    def heads(self) -> tuple[Head, ...]:
-        return (*(Head(*h, True) for h in self.exact), *(Head(*h, False) for h in self.rounded))
+    def exact_heads(self) -> tuple[Head, ...]:
+        return tuple(Head(*h, True) for h in self.exact)
+
+    @property
+    def rounded_heads(self) -> tuple[Head, ...]:
+        return tuple(Head(*h, False) for h in self.rounded)
 
 
 def op_name(traced: Traced) -> str:
@@ -52,20 +58,22 @@ def families(traced: Traced, wanted: Wanted) -> list[Family]:
 
 def forward_kernels(problem: Problem, mods: Mods, wanted: Wanted) -> tuple[Kernel, ...]:
     plain = printed(problem, "forward", forward.attention_forward, mods)
-    found = [forward.kernel(problem, plain, wanted.heads)]
+    layouts = ("aligned", "paged", "strided") if wanted.paged else ("aligned", "strided")
+    found = [forward.kernel(problem, plain, wanted.rounded_heads, layouts)]
     if wanted.decode:
         split = printed(problem, "decode", decode.attention_decode, mods)
-        found.append(decode.kernel(problem, split, wanted.heads))
-    fn = printed(problem, "hopper", hopper_forward.attention_hopper_forward, mods, decorator="gluon.jit")
-    found.append(hopper_forward.kernel(problem, fn, wanted.heads, bool(mods.mask), bool(mods.score)))
+        found.append(decode.kernel(problem, split, wanted.rounded_heads))
+    if wanted.exact and set(wanted.dtypes) & {"bf16", "fp16"}:
+        fn = printed(problem, "hopper", hopper_forward.attention_hopper_forward, mods, decorator="gluon.jit")
+        found.append(hopper_forward.kernel(problem, fn, wanted.exact_heads, bool(mods.mask), bool(mods.score)))
     return tuple(found)
 
 
 def backward_kernel(problem: Problem, mods: Mods, wanted: Wanted) -> Kernel:
-    grads = [f"grad_{c.name}" for c in problem.grad_captures]
+    grads = ["largest", *(f"grad_{c.name}" for c in problem.grad_captures)] if problem.grad_captures else []
     fn = printed(problem, "backward", backward.attention_backward, mods)
     with_captures = printed(problem, "backward_captures", backward.attention_backward, mods, grads) if grads else fn
-    return backward.kernel(problem, fn, with_captures, wanted.heads)
+    return backward.kernel(problem, fn, with_captures, (*wanted.exact_heads, *wanted.rounded_heads))
 
 
 def printed(problem: Problem, kind: str, body: Any, mods: Mods, grads: Sequence[str] = (),

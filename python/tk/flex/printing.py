@@ -274,8 +274,8 @@ def _forward(graph: Graph, captures: Sequence[Capture], name: str) -> str:
     arguments = ", ".join([*(["score"] if name == "score_mod" else []), *_INDICES, "captures"])
     if name == "score_mod":
         text = cast(value, torch.float32)
-        if not {"score"} <= value.deps and not {"q_idx", "kv_idx"} <= value.deps:
-            text = f"tl.zeros_like(score) + {text}"
+        if "score" not in value.deps and not {"q_idx", "kv_idx"} <= value.deps:
+            text = f"tl.where(score == score, {text}, {text})"  # of the score's shape
         result = text
     else:
         result = cast(value, torch.bool)
@@ -346,7 +346,7 @@ def _accumulate(printer: Printer, read: Read, x: Value, grads: Sequence[str]) ->
         printer.line(f"    {name} = tl.sum(tl.sum({name}, 1), 0)")
     elif over:
         printer.line(f"    {name} = tl.sum({name}, {over[0]}, keep_dims=True)")
-    printer.line(f"    add_gradient(grads[{number}], {read.dense}, {name}, {read.inside}, WITH_CAPTURES)")
+    printer.line(f"    add_gradient(grads[{number + 1}], grads[0], {read.dense}, {name}, {read.inside})")
 
 
 def trace_joint(graph: Graph, reads: Sequence[fx.Node]) -> tuple[fx.Graph, list[fx.Node | None]]:

@@ -17,7 +17,7 @@ from tk.kernels.attention.problem import MAX_LENGTH
 
 from .attention_host import Call, block_lists, reference, run_all
 
-WANTED = family.Wanted(("fp16", "fp32"), ((64, 64),), ((64, 64),))
+WANTED = family.Wanted(("fp16", "fp32"), ((64, 64),), ((64, 64),), paged=True)
 TOLERANCE = {torch.float16: 3e-3, torch.float32: 2e-5}
 
 
