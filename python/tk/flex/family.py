@@ -9,6 +9,7 @@ from typing import Any
 from tk.aot.spec import Family, Kernel, Point
 from tk.codegen import source
 from tk.flex import printing
+from tk.flex.registry import Registered
 from tk.flex.trace import Traced
 from tk.kernels.attention import backward, decode, forward, hopper_forward
 from tk.kernels.attention.entry import Mods, entry
@@ -39,6 +40,28 @@ class Wanted:
 
 def op_name(traced: Traced) -> str:
     return f"flex_{traced.fingerprint[:16]}"
+
+
+def registered_families(registered: Registered) -> list[Family]:
+    """Of what a user's file announced: kernels for exactly its head sizes, and rounded up."""
+    heads = [h if isinstance(h, tuple) else (h, h) for h in registered.head_dims]
+    rounded = dict.fromkeys((_round_up(qk), _round_up(v)) for qk, v in heads)
+    wanted = Wanted(
+        dtypes=tuple(printing.NAMES[d] for d in registered.dtypes),
+        exact=tuple(h for h in heads if h in _EXACT),
+        rounded=tuple(sorted(rounded)),
+        paged=registered.decode,
+        backward=registered.backward,
+        decode=registered.decode,
+    )
+    return families(registered.traced, wanted)
+
+
+_EXACT = ((64, 64), (128, 128), (128, 64), (64, 128))  # what the kernels for Hopper are made for
+
+
+def _round_up(size: int) -> int:
+    return next(n for n in (64, 128, 256) if size <= n)
 
 
 def problem_of(traced: Traced, wanted: Wanted) -> Problem:
@@ -84,12 +107,10 @@ def printed(problem: Problem, kind: str, body: Any, mods: Mods, grads: Sequence[
 
 
 def _sample(kernel: Kernel, point: Point) -> bool:
+    """What tests compile: every value of every axis, and that is what there is."""
     return True
 
 
 def _portable(kernel: Kernel, point: Point) -> bool:
-    return not point.head.exact and point.dtype != "fp32"
-
-
-def names(families: Sequence[Family]) -> list[str]:
-    return [f.op.name for f in families]
+    """For GPUs that no cubin is for: the kernels that take everything."""
+    return point.layout == "strided" and point.dtype != "fp32"
