@@ -364,7 +364,7 @@ def kernel(problem: Problem, fn: object, with_captures: object, heads: tuple[Hea
             return None
         if point.layout == "strided" and point.head != heads[-1]:
             return None  # one kernel that takes everything
-        names = ("query", "key", "value", "grad_0", "grad_query", "grad_key", "grad_value")
+        names = ("query", "key", "value", "grad_0", "out0", "grad_query", "grad_key", "grad_value")
         ways = {} if not grads else {"captures": (int(point.captures != "none"),)}
         time = tile_time(c.long, c.short, point.head, ITEMSIZE[point.dtype], 1 if point.layout == "aligned" else 4)
         M, N, heads_ = op.local("M"), op.local("N"), op.local("B") * op.local("H")

@@ -6,10 +6,11 @@ Numbers and tensors that a mod captures are run-time arguments: what stands here
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
-from tk.flex import api, mods, trace
+from tk.flex import mods, trace
 from tk.flex.family import Wanted
 from tk.flex.trace import Traced
 
@@ -48,16 +49,16 @@ def pairs() -> Iterator[tuple[Traced, Wanted]]:
 def _chosen() -> Iterator[tuple[object, object, Wanted]]:
     yield None, None, _EXACT
     yield None, CAUSAL, _EXACT
-    yield None, WINDOW, _MOST
+    yield None, WINDOW, replace(_MOST, sampled=True)
     yield None, DOCUMENTS, _MOST
     for score in (ALIBI, SOFT_CAP):
         for mask in (None, CAUSAL, WINDOW, DOCUMENTS):
-            yield score, mask, _USUAL
+            yield score, mask, replace(_USUAL, sampled=score is ALIBI and mask is CAUSAL)
     for mask in (None, CAUSAL):
         yield RELATIVE, mask, _USUAL
     for dtype in (torch.bfloat16, torch.float32):  # scaled_dot_product_attention's additive masks
-        yield api.create_additive(_table(dtype, 4)), None, _USUAL
-    yield None, api.create_bool(_table(torch.bool, 4)), _USUAL
+        yield mods.create_additive(_table(dtype, 4)), None, _USUAL
+    yield None, mods.create_bool(_table(torch.bool, 4)), _USUAL
     yield mods.learned_bias(_table(torch.float32, 3)), CAUSAL, _RARE
     yield mods.per_head_bias(_table(torch.float32, 1)), CAUSAL, _RARE
     yield None, mods.prefix_lm(1), _USUAL

@@ -19,7 +19,7 @@ from tk.kernels.attention.problem import Head, Problem
 @dataclass(frozen=True)
 class Wanted:
     """What is built of a pair. exact: head sizes (query and key, value) with kernels of their own, where they are worth
-    it; rounded: those whose kernels serve every smaller one, the largest last. paged: kernels for whole prompts in pages
+    it; rounded: those whose kernels serve every smaller one, the largest last, which alone has gradients. paged: kernels for whole prompts in pages
     (decoding has them in any case)."""
 
     dtypes: tuple[str, ...] = ("bf16", "fp16")
@@ -28,6 +28,7 @@ class Wanted:
     paged: bool = False
     backward: bool = True
     decode: bool = True
+    sampled: bool = False  # among what tests compile
 
     @property
     def exact_heads(self) -> tuple[Head, ...]:
@@ -73,9 +74,10 @@ def families(traced: Traced, wanted: Wanted) -> list[Family]:
     problem = problem_of(traced, wanted)
     mods = printing.mods_of(traced, wanted.backward)
     kernels = forward_kernels(problem, mods, wanted)
-    found = [Family(problem.op, kernels, _sample, portable=_portable)]
+    found = [Family(problem.op, kernels, _sample, portable=_portable, sampled=wanted.sampled)]
     if wanted.backward:
-        found.append(Family(problem.backward_op, (backward_kernel(problem, mods, wanted),), _sample, portable=_portable))
+        found.append(Family(problem.backward_op, (backward_kernel(problem, mods, wanted),), _sample, portable=_portable,
+                            sampled=wanted.sampled))  # fmt: skip
     return found
 
 
@@ -96,7 +98,7 @@ def backward_kernel(problem: Problem, mods: Mods, wanted: Wanted) -> Kernel:
     grads = ["largest", *(f"grad_{c.name}" for c in problem.grad_captures)] if problem.grad_captures else []
     fn = printed(problem, "backward", backward.attention_backward, mods)
     with_captures = printed(problem, "backward_captures", backward.attention_backward, mods, grads) if grads else fn
-    return backward.kernel(problem, fn, with_captures, (*wanted.exact_heads, *wanted.rounded_heads))
+    return backward.kernel(problem, fn, with_captures, (*wanted.exact_heads, wanted.rounded_heads[-1]))
 
 
 def printed(problem: Problem, kind: str, body: Any, mods: Mods, grads: Sequence[str] = (),
@@ -107,8 +109,15 @@ def printed(problem: Problem, kind: str, body: Any, mods: Mods, grads: Sequence[
 
 
 def _sample(kernel: Kernel, point: Point) -> bool:
-    """What tests compile: every value of every axis, and that is what there is."""
-    return True
+    """Of the pairs that tests compile: the first of all axes, and what differs from it in one respect. What takes every
+    layout is of one head size."""
+    heads = kernel.axes["head"]
+    usual = {axis: values[0] for axis, values in kernel.axes.items()}
+    if point.layout == "strided":
+        usual |= {"layout": "strided", "head": heads[-1]}
+    elif "strided" in kernel.axes["layout"]:
+        usual |= {"layout": "aligned"}
+    return sum(point.axes[axis] != value for axis, value in usual.items()) <= 1
 
 
 def _portable(kernel: Kernel, point: Point) -> bool:
