@@ -327,7 +327,7 @@ def test_sdpa_of_groups() -> None:
 
 def test_sdpa_refuses_dropout_and_two_masks() -> None:
     q, k, v = inputs(1, 1, 1, 4, 4, 4, 4, torch.float32)
-    with pytest.raises(tk.UnsupportedError, match="dropout_p is 0.5"):
+    with pytest.raises(tk.UnsupportedError, match=r"dropout_p is 0\.5"):
         tk.sdpa(q, k, v, dropout_p=0.5)
     with pytest.raises(ValueError, match="not both"):
         tk.sdpa(q, k, v, torch.ones(4, 4, dtype=torch.bool), is_causal=True)

@@ -62,7 +62,7 @@ def test_mods_that_no_pack_has_are_said_how_to_build(tmp_path: Path, monkeypatch
     monkeypatch.setattr(registry.tempfile, "gettempdir", lambda: str(tmp_path))
     traced = trace.pair(mods.soft_cap(3.0), None).traced
     with pytest.raises(tk.VariantNotFoundError, match=r"tk build \S+\.py -o mods.tkpack") as caught:
-        ops._own_op(traced)
+        ops._own(traced, [], [3.0], [])
     (file,) = tmp_path.glob("*.py")
     assert str(file) in str(caught.value) and file.read_text() in str(caught.value)
     runpy.run_path(str(file))
