@@ -292,7 +292,7 @@ def create_block_mask(
     if device is None:
         device = torch.accelerator.current_accelerator() or "cpu"
     sizes = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN)
-    if torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_compiling():
         kinds = _kinds_when_compiled(mask_mod, sizes, (q_block, kv_block), torch.device(device))
     else:
         pair = trace.pair(None, mask_mod)

@@ -50,7 +50,7 @@ def dilated_window(size: int, dilation: int) -> MaskMod:
 
     def window(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         back = q_idx - kv_idx
-        return (back >= 0) & (back < size * dilation) & (back % dilation == 0)
+        return (back >= 0) & (back // dilation < size) & (back % dilation == 0)
 
     return _named(window, f"dilated_window_{size}_{dilation}")
 

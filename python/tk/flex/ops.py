@@ -16,8 +16,9 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library
 
 from tk import errors
-from tk.flex import reference, trace
+from tk.flex import matching, reference, registry, trace
 from tk.flex.trace import Traced
+from tk.generated import register
 from tk.ops import _register
 
 _library = Library("tk", "FRAGMENT")  # keeps what is registered alive
@@ -39,7 +40,7 @@ _library.define(
 forward_op = torch.ops.tk.flex_attention.default
 backward_op = torch.ops.tk.flex_attention_backward.default
 
-_QUERY, _PAIR, _TENSORS, _FLOATS, _INTS, _FIRST_LIST, _LENGTHS, _SINKS = 0, 3, 4, 5, 6, 7, 15, 17  # where they stand
+_PAIR, _TENSORS, _FLOATS, _INTS, _FIRST_LIST, _LENGTHS, _SINKS = 3, 4, 5, 6, 7, 15, 17  # where they stand
 
 
 def values_of(traced: Traced, tensors: Sequence[Any], floats: Sequence[Any], ints: Sequence[Any]) -> list[Any]:
@@ -65,6 +66,8 @@ def _differentiable_tensors(traced: Traced) -> list[int]:
 
 # --- CPU ---
 
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)  # sums are in float32 whatever it says
+
 
 def _problem(args: Sequence[Any]) -> reference.Problem:
     traced = trace.parse(args[_PAIR])
@@ -78,12 +81,12 @@ def _problem(args: Sequence[Any]) -> reference.Problem:
 
 
 def _cpu(*args: Any) -> tuple[Tensor, Tensor]:
-    with torch.no_grad():
+    with torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
         return reference.forward(_problem(args))
 
 
 def _cpu_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
-    with _autograd_at_work():
+    with _autograd_at_work(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
         found = reference.backward(_problem(args), out, lse, grad_out, grad_lse)
     sinks = [] if found.sinks is None else [found.sinks]
     return [found.query, found.key, found.value, *sinks, *found.captures.values()]
@@ -122,20 +125,43 @@ def _fake_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor,
 # --- CUDA ---
 
 
-def _own_op(traced: Traced, suffix: str = "") -> Any:
-    """The pair's op of a loaded pack. Raises tk.VariantNotFoundError."""
-    name = f"flex_{traced.fingerprint[:16]}{suffix}"
-    packet = getattr(torch.ops.tk, name, None)
-    if packet is None:
-        from tk.flex import registry
+def _own(
+    traced: Traced, tensors: Sequence[Tensor], floats: Sequence[float], ints: Sequence[int], suffix: str = ""
+) -> tuple[Any, Sequence[float], Sequence[int]]:
+    """The pair's op of a loaded pack, or one that takes as arguments numbers that are spelled out in the pair; and the
+    numbers. Raises tk.VariantNotFoundError."""
+    op = _packed(traced, suffix)
+    if op is not None:
+        return op, floats, ints
+    values = values_of(traced, tensors, floats, ints)
+    for general in _known():
+        found = matching.numbers(general, traced, values)
+        if found is not None and (op := _packed(general, suffix)) is not None:
+            _, floats, ints = by_kind(general, found)
+            return op, floats, ints
+    raise errors.VariantNotFoundError(registry.missing(traced, _name(traced, suffix)))
 
-        raise errors.VariantNotFoundError(registry.missing(traced, name))
-    return packet.default
+
+def _name(traced: Traced, suffix: str) -> str:
+    return f"flex_{traced.fingerprint[:16]}{suffix}"
 
 
-def _own_arguments(args: Sequence[Any]) -> tuple[list[Tensor], list[float], list[int]]:
-    """As the pairs' own ops take them: tensors, with an empty one for what is absent; floats; ints."""
-    query = args[_QUERY]
+def _packed(traced: Traced, suffix: str) -> Any | None:
+    packet = getattr(torch.ops.tk, _name(traced, suffix), None)
+    return None if packet is None else packet.default
+
+
+def _known() -> list[Traced]:
+    """The pairs of loaded packs; each op's record has its pair's text."""
+    texts = (register.find(name).meta.get("flex") for name in register.names() if name.startswith("flex_"))  # type: ignore[union-attr]
+    return [trace.parse(text) for text in texts if isinstance(text, str)]
+
+
+def _own_call(args: Sequence[Any], suffix: str = "") -> tuple[Any, list[Tensor], list[Any]]:
+    """The pair's own op, and its arguments: tensors, with an empty one for what is absent, and numbers."""
+    tensors = args[_TENSORS]
+    own, floats, ints = _own(trace.parse(args[_PAIR]), tensors, args[_FLOATS], args[_INTS], suffix)
+    query = args[0]
     ranks = (*(3 if "num" in name else 4 for name in _LISTS), 1, 2, 1)
     optional = [
         query.new_empty((0,) * rank, dtype=torch.int32) if x is None else x
@@ -143,23 +169,21 @@ def _own_arguments(args: Sequence[Any]) -> tuple[list[Tensor], list[float], list
     ]
     scale, q_block, kv_block = args[_SINKS + 1 :]
     is_tf32 = query.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    ints = [q_block, kv_block, _EVERYWHERE, _EVERYWHERE, 0, int(is_tf32), *args[_INTS]]
-    return [*args[:3], *optional], [scale, *args[_FLOATS]], ints
+    band = (_EVERYWHERE, _EVERYWHERE, 0)
+    return own, [*args[:3], *optional], [scale, *floats, q_block, kv_block, *band, int(is_tf32), *ints]
 
 
 _EVERYWHERE = 1 << 29  # how far a query sees without a block mask
 
 
 def _cuda(*args: Any) -> tuple[Tensor, Tensor]:
-    own = _own_op(trace.parse(args[_PAIR]))
-    tensors, floats, ints = _own_arguments(args)
-    return own(*tensors, *args[_TENSORS], *floats, *ints)
+    own, tensors, numbers = _own_call(args)
+    return own(*tensors, *args[_TENSORS], *numbers)
 
 
 def _cuda_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
-    own = _own_op(trace.parse(args[_PAIR]), "_backward")
-    tensors, floats, ints = _own_arguments(args)
-    query, key, value, sinks, *captured = own(grad_out, grad_lse, *tensors, out, lse, *args[_TENSORS], *floats, *ints)
+    own, tensors, numbers = _own_call(args, "_backward")
+    query, key, value, sinks, *captured = own(grad_out, grad_lse, *tensors, out, lse, *args[_TENSORS], *numbers)
     return [query, key, value, *([] if args[_SINKS] is None else [sinks]), *captured]
 
 

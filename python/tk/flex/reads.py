@@ -277,7 +277,10 @@ def _is_trusted(value: Any) -> bool:
     """A function of torch's or Python's own; not one that was made inside of a function, as and_masks makes them."""
     if isinstance(value, torch.nn.Module) or _captures(value):
         return False
-    module = getattr(value, "__module__", None) or getattr(type(value), "__module__", "")
+    if isinstance(value, types.FunctionType):
+        module = value.__globals__.get("__name__")
+    else:
+        module = getattr(value, "__module__", None) or getattr(type(value), "__module__", "")
     return isinstance(module, str) and _is_trusted_name(module)
 
 

@@ -433,7 +433,7 @@ def _is_data_dependent(error: Exception) -> bool:
 
     if isinstance(error, DataDependentOutputException | GuardOnDataDependentSymNode):
         return True
-    return re.search(r"data.dependent", str(error)) is not None
+    return re.search(r"data.dependent|unbacked symbols", str(error)) is not None
 
 
 _OWN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.abspath(__file__)) + os.sep)
