@@ -27,7 +27,7 @@ import torch
 
 from benchmarks import report as reports
 
-FAMILIES = ("mm", "generated", "everywhere")
+FAMILIES = ("mm", "generated", "attention", "everywhere")
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -73,7 +73,9 @@ def attention_sink_gradient(sinks, out1, delta, grad_sinks, B, H, M, stride_sink
             rows = start + tl.arange(0, BLOCK_M)
             inside = rows < M
             b64 = tl.cast(b, tl.int64)
-            row_lse = tl.load(out1 + b64 * stride_lb + h * stride_lh + rows * stride_lm, mask=inside, other=float("inf"))
+            row_lse = tl.load(
+                out1 + b64 * stride_lb + h * stride_lh + rows * stride_lm, mask=inside, other=float("inf")
+            )
             row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse)
             row_delta = tl.load(delta + (b64 * H + h) * M + rows, mask=inside, other=0.0)
             total -= tl.exp2((sink - row_lse) * LOG2_E) * row_delta
@@ -425,7 +427,9 @@ def _launches(problem: Problem, point: Point, fn: object) -> list[Launch]:
     c, op = point.config, problem.backward_op
     B, H, M = op.local("B"), op.local("H"), op.local("M")
     shared = arguments(problem, point)
-    delta = Launch(attention_delta, _pick(attention_delta, shared | {"BLOCK_M": Const(32)}), (ceil_div(M, 32), B * H, 1))
+    delta = Launch(
+        attention_delta, _pick(attention_delta, shared | {"BLOCK_M": Const(32)}), (ceil_div(M, 32), B * H, 1)
+    )
     sink = Launch(
         attention_sink_gradient,
         _pick(attention_sink_gradient, shared | {"BLOCK_M": Const(1024)}),
@@ -459,7 +463,9 @@ def _capture_launches(problem: Problem, point: Point) -> tuple[list[Launch], lis
     before, after = [], []
     block = Const(_BLOCK)
     if point.captures != "none":
-        before.append(Launch(zero_gradient, {"buffer": Scratch(1, "i32"), "size": Int(1, "i64"), "BLOCK": block}, (1, 1, 1)))
+        before.append(
+            Launch(zero_gradient, {"buffer": Scratch(1, "i32"), "size": Int(1, "i64"), "BLOCK": block}, (1, 1, 1))
+        )
     for i, c in enumerate(problem.grad_captures):
         size = _numel(op, c)
         grid = (ceil_div(size, _BLOCK), 1, 1)
@@ -470,7 +476,9 @@ def _capture_launches(problem: Problem, point: Point) -> tuple[list[Launch], lis
             continue
         buffer = Scratch(2 + i, "i64")
         before.append(Launch(zero_gradient, {"buffer": buffer} | common, grid))
-        after.append(Launch(finish_gradient, {"buffer": buffer, "largest": Scratch(1, "i32"), "out": out} | common, grid))
+        after.append(
+            Launch(finish_gradient, {"buffer": buffer, "largest": Scratch(1, "i32"), "out": out} | common, grid)
+        )
     return before, after
 
 

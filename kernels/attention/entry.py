@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+
 @dataclass(frozen=True)
 class Mods:
     """The printed functions of a pair: texts of `score_mod`, `mask_mod` and `score_grad`, "" where there is none, and

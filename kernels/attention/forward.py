@@ -171,7 +171,9 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...], layouts: tuple
     axes = {"dtype": dtypes, "precision": PRECISIONS if "fp32" in dtypes else PRECISIONS[:1], "head": heads,
             "layout": layouts}  # fmt: skip
     configs = {
-        arch: tuple({config(*t[max(h.qk, h.v)]).name: config(*t[max(h.qk, h.v)]) for t in tables for h in heads}.values())
+        arch: tuple(
+            {config(*t[max(h.qk, h.v)]).name: config(*t[max(h.qk, h.v)]) for t in tables for h in heads}.values()
+        )
         for arch, tables in ((80, (_16[80], _32[80])), (90, (_16[90], _32[90])))
     }
     return Kernel(f"{problem.name}_forward", op, axes, configs, plan)

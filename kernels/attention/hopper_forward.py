@@ -581,8 +581,10 @@ def _arguments(problem: Problem, point: Point, has_mask: bool) -> dict[str, Arg]
     sizes, optional = problem.size_args(op, point), problem.optional_args(op)
     H, N = op.local("H"), op.local("N")
     return {
-        **{n: sizes[n] for n in ("H", "M", "N", "group", "scale", "q_block", "kv_block", "band_left", "band_right",
-                                 "band_exact")},  # fmt: skip
+        **{
+            n: sizes[n]
+            for n in ("H", "M", "N", "group", "scale", "q_block", "kv_block", "band_left", "band_right", "band_exact")
+        },  # fmt: skip
         **problem.list_args(op, "kv", "i32"),  # what all warps hold they hold in registers
         **{n: optional[n] for n in ("kv_lengths", "stride_length", "has_lengths", "sinks", "stride_sink", "has_sinks")},
         **problem.capture_args(op),

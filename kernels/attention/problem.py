@@ -246,7 +246,9 @@ class Problem:
 
     def _meta(self, inputs: Sequence[str]) -> str:
         """There is no recorded graph and no gradient: torch.ops.tk.flex_attention, which calls these ops, has them."""
-        meta = dict(doc="Attention with a pair of mods.", signature={n: "T[]" for n in inputs}, graphs=[], backward=None)
+        meta = dict(
+            doc="Attention with a pair of mods.", signature={n: "T[]" for n in inputs}, graphs=[], backward=None
+        )
         return json.dumps(meta, sort_keys=True)
 
     # --- Arguments that several kernels have ---

@@ -31,7 +31,9 @@ def file_families(paths: Sequence[Path]) -> list[Family]:
     for path in paths:
         families = families_of(import_file(path))
         if not families:
-            raise BuildError(f"{path} declares nothing: no function under @tk.op, no mods (tk.flex.register), no FAMILY, no FAMILIES")
+            raise BuildError(
+                f"{path} declares nothing: no function under @tk.op, no mods (tk.flex.register), no FAMILY, no FAMILIES"
+            )
         found += families
     return _distinct(found)
 

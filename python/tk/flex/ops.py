@@ -111,7 +111,11 @@ class _autograd_at_work:
 
 
 def _fake(query: Tensor, key: Tensor, value: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    out = query.new_empty(*query.shape[:3], value.shape[3])
+    B, H, M, _ = query.shape
+    if query.device.type == "cuda" and H > 1 and query.stride(1) < query.stride(2):
+        out = query.new_empty(B, M, H, value.shape[3]).transpose(1, 2)  # as the query lies (Problem._outputs)
+    else:
+        out = query.new_empty(B, H, M, value.shape[3])
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     return out, query.new_empty(query.shape[:3], dtype=dtype)
 
@@ -170,7 +174,11 @@ def _own_call(args: Sequence[Any], suffix: str = "") -> tuple[Any, list[Tensor],
     scale, q_block, kv_block = args[_SINKS + 1 :]
     is_tf32 = query.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
     band = (_EVERYWHERE, _EVERYWHERE, 0)
-    return own, [*args[:3], *optional], [scale, *floats, q_block, kv_block, *band, int(is_tf32), *ints]
+    return (
+        own,
+        [*args[:3], *optional],
+        [scale, *floats, q_block, kv_block, *band, int(is_tf32), *ints, 1, int(scale < 0)],
+    )
 
 
 _EVERYWHERE = 1 << 29  # how far a query sees without a block mask

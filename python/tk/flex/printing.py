@@ -320,8 +320,9 @@ def _joint(graph: Graph, captures: Sequence[Capture]) -> str:
         if x is not None:
             _accumulate(second, printer.reads[node], second.of(x), grads)
     second.line(f"return tl.where(keep, tl.zeros_like(score) + {cast(score, torch.float32)}, 0.0)")
-    arguments = ", ".join(["score", *_INDICES, "captures", "grads", "grad", "keep", "Q_AXIS: tl.constexpr",
-                           "WITH_CAPTURES: tl.constexpr"])
+    arguments = ", ".join(
+        ["score", *_INDICES, "captures", "grads", "grad", "keep", "Q_AXIS: tl.constexpr", "WITH_CAPTURES: tl.constexpr"]
+    )
     lines = "\n".join(second.lines)
     return f"@triton.jit\ndef score_grad({arguments}):\n{lines}\n"
 

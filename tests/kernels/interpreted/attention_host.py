@@ -95,8 +95,13 @@ def run_all(family: Family, named: dict[str, torch.Tensor], ints: Sequence[int],
             raise ValueError(check.message)
     axes = {name: s.value.evaluate(problem) for name, s in op.selectors.items()}
     for variant in enumerate_grid(family, 90).variants:
-        if not only(variant) or "hopper" in variant.kernel.name or any(  # Gluon has no interpreter
-            axes[n] not in v for n, v in variant.plan.serves.items()):
+        if (
+            not only(variant)
+            or "hopper" in variant.kernel.name
+            or any(  # Gluon has no interpreter
+                axes[n] not in v for n, v in variant.plan.serves.items()
+            )
+        ):
             continue
         outputs = [_allocate(o, problem) for o in op.outputs]
         everything = [*inputs, *map(as_seen, outputs)]

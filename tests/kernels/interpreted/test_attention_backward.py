@@ -140,7 +140,11 @@ def test_a_contribution_that_fixed_point_cannot_hold_is_nan() -> None:
 def test_lengths_sinks_shared_keys_and_strides() -> None:
     sinks = torch.tensor([1.0, -2.0, 0.0, -30.0])
     lengths = torch.tensor([0, 17, 50], dtype=torch.int32)
-    check(lambda: Pair(mask=causal), [], Call(*qkv(3, 4, 2, 20, 50, 64, 64, torch.float32), kv_lengths=lengths, sinks=sinks))
+    check(
+        lambda: Pair(mask=causal),
+        [],
+        Call(*qkv(3, 4, 2, 20, 50, 64, 64, torch.float32), kv_lengths=lengths, sinks=sinks),
+    )
     check(lambda: Pair(), [], Call(*qkv(3, 4, 2, 20, 50, 64, 64, torch.float32, B_kv=1)))
     q, k, v = (torch.randn(2, 40, 3, 64).transpose(1, 2) for _ in range(3))
     check(lambda: Pair(mask=causal), [], Call(q, k, v))
