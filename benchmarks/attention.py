@@ -1,5 +1,5 @@
-"""Attention against what a user of torch has: scaled_dot_product_attention with cuDNN's and FlashAttention's kernels and,
-with ``--compiled``, torch's own flex_attention compiled with max-autotune (some 40 seconds a row).
+"""Attention against what a user of torch has: scaled_dot_product_attention with cuDNN's and FlashAttention's kernels
+and, with ``--compiled``, torch's own flex_attention compiled with max-autotune (some 40 seconds a row).
 
 Forward and backward in TFLOP/s, masked scores not counted; decoding in GB/s of keys and values. Everything is replayed
 from CUDA graphs, on random data, variants in turns; a row whose result is wrong is a failure and is not timed.

@@ -1,4 +1,4 @@
-"""Attention with the user's own score and mask modifications: forward, decoding, backward. See docs/attention-kernels.md.
+"""Attention with the user's own score and mask modifications. See docs/attention-kernels.md.
 
 problem.py          what a call brings: arguments, checks, outputs; the records that all kernels share
 walk.py             which tiles of keys a tile of queries meets (or the other way round): block lists or a band

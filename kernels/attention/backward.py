@@ -2,9 +2,10 @@
 
     dV = P^T dO        dS = P (dO V^T - delta), through the score mod's derivative        dQ = dS K        dK = dS^T Q
 
-One launch works out dK, dV and dQ: some of its programs have a tile of keys and walk the queries that see it, the others
-have a tile of queries and walk its keys. Nothing is added to from two programs but captured tensors' gradients, which are
-sums of integers: the same call gives the same bits. Keys and values that heads or batch entries share are walked by one program.
+One launch works out dK, dV and dQ: some of its programs have a tile of keys and walk the queries that see it, the
+others have a tile of queries and walk its keys. Nothing is added to from two programs but captured tensors' gradients,
+which are sums of integers: the same call gives the same bits. Keys and values that heads or batch entries share are
+walked by one program.
 """
 
 import triton
@@ -37,8 +38,8 @@ from tk.kernels.attention.walk import band_tiles, count_tiles, tile_at, tile_in_
 
 
 @triton.jit
-def attention_delta(out0, grad_0, grad_1, delta, largest, H, M, DV, stride_ob, stride_oh, stride_om, stride_od, stride_gb,
-                    stride_gh, stride_gm, stride_gd, stride_grad_lse_b, stride_grad_lse_h, stride_grad_lse_m,
+def attention_delta(out0, grad_0, grad_1, delta, largest, H, M, DV, stride_ob, stride_oh, stride_om, stride_od,
+                    stride_gb, stride_gh, stride_gm, stride_gd, stride_grad_lse_b, stride_grad_lse_h, stride_grad_lse_m,
                     WITH_CAPTURES: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr,
                     BLOCK_DV: tl.constexpr):  # fmt: skip
     """delta = rowsum(grad_out out) - grad_lse, [B, H, M]; and the bits of the largest |grad_out|."""
@@ -68,7 +69,7 @@ def attention_sink_gradient(sinks, out1, delta, grad_sinks, B, H, M, stride_sink
     h = tl.program_id(0).to(tl.int64)
     sink = tl.load(sinks + h * stride_sink)
     total = tl.zeros([BLOCK_M], tl.float32)
-    for b in range(0, B):
+    for b in range(B):
         for start in range(0, M, BLOCK_M):
             rows = start + tl.arange(0, BLOCK_M)
             inside = rows < M
@@ -87,8 +88,8 @@ def weights_and_gradient(s, dp, lse, delta, scale, b, h, q_idx, kv_idx, inside, 
                          SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr,
                          HAS_SCORE: tl.constexpr, MASKED: tl.constexpr, Q_AXIS: tl.constexpr,
                          WITH_CAPTURES: tl.constexpr):  # fmt: skip
-    """P, and the gradient of the products. s and dp: query key^T and grad_out value^T, either way round (Q_AXIS: the one
-    that queries run along). lse in units of base 2, inf for rows that see nothing."""
+    """P, and the gradient of the products. s and dp: query key^T and grad_out value^T, either way round (Q_AXIS: the
+    one that queries run along). lse in units of base 2, inf for rows that see nothing."""
     keep = inside
     if MASKED:
         keep = keep & MASK_MOD(b, h, q_idx, kv_idx, captures)
@@ -123,7 +124,7 @@ def walk_queries(dk, dv, k, v, count, b, h, cols, col_inside, query, grad_out, l
                  BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
     """For a tile of keys: `count` tiles of queries of one head. Products stand with keys first, so that what comes of
     them is already the way round in which dK and dV take it."""
-    for i in range(0, count):
+    for i in range(count):
         start, end = tile_at(i, indices, stride_i, q_block, M, has_lists, lo, gap_lo, gap_hi, BLOCK_M)
         rows = start + tl.arange(0, BLOCK_M)
         inside = rows < end
@@ -149,7 +150,7 @@ def walk_keys(dq, q, grad, row_lse, row_delta, count, b, h, rows, row_inside, ke
               HAS_SCORE: tl.constexpr, MASKED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
               BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
     """For a tile of queries: `count` tiles of keys."""
-    for i in range(0, count):
+    for i in range(count):
         start, end = tile_at(i, indices, stride_i, kv_block, kv_end, has_lists, lo, gap_lo, gap_hi, BLOCK_N)
         cols = start + tl.arange(0, BLOCK_N)
         inside = cols < end
@@ -199,7 +200,7 @@ def gradient_of_keys(pid, query, key, value, grad_0, out1, delta, grad_key, grad
     dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     has_lists = ((q_mask_b > 0) & (q_mask_h > 0)).to(tl.int32)
     sharing = B // B_kv  # 1, or all entries
-    for i in range(0, sharing * group):
+    for i in range(sharing * group):
         b = b_kv * sharing + i // group
         h = h_kv * group + i % group
         b64 = tl.cast(b, tl.int64)

@@ -213,6 +213,6 @@ def _parts(point: Point) -> dict[str, Arg]:
 
 def _combine_arguments(problem: Problem, point: Point, splits: Expr) -> dict[str, Arg]:
     shared = arguments(problem, point) | _parts(point) | {"splits": Int(splits)}
-    names = ("part_out", "part_max", "part_sum", "sinks", "out", "lse", "H", "M", "DV", "splits", "stride_ob", "stride_oh",
-             "stride_om", "stride_od", "stride_sink", "has_sinks", "EVEN", "BLOCK_DV")  # fmt: skip
+    names = ("part_out", "part_max", "part_sum", "sinks", "out", "lse", "H", "M", "DV", "splits", "stride_ob",
+             "stride_oh", "stride_om", "stride_od", "stride_sink", "has_sinks", "EVEN", "BLOCK_DV")  # fmt: skip
     return {n: shared[n] for n in names} | {"BLOCK_S": Const(MAX_SPLITS), "CHUNK": Const(8)}

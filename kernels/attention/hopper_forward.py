@@ -4,14 +4,13 @@
     one warp                    producer: every TMA load, and which tile comes next
 
 K and V go through rings of stages (kernels/hopper/pipeline.py). A consumer issues the products of key tile j and those
-of P with the values of tile j - 1 together, and does the softmax of j while the second run; the other consumers' products
-fill the rest. Under a mask tiles take unequal time: they are handed out by a counter, the long ones first.
+of P with the values of tile j - 1 together, and does the softmax of j while the second run; the other consumers'
+products fill the rest. Under a mask tiles take unequal time: they are handed out by a counter, the long ones first.
 
 Tiles that are met partially come first, with the mask; so does everything where the keys do not fill their last tile,
 since bounds are checked with the mask. Full tiles follow, without a comparison.
 """
 
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language import NVMMASharedLayout
@@ -42,7 +41,6 @@ from tk.aot.spec import (
 )
 from tk.kernels.attention.forward import length_of
 from tk.kernels.attention.problem import Head, Problem, tensor, tile_time
-from tk.kernels.attention.softmax import LN_2, LOG2_E
 from tk.kernels.attention.walk import band_tiles, count_tiles, tile_at
 from tk.kernels.hopper.pipeline import Pipeline, PipelineState
 
@@ -584,7 +582,7 @@ def _arguments(problem: Problem, point: Point, has_mask: bool) -> dict[str, Arg]
         **{
             n: sizes[n]
             for n in ("H", "M", "N", "group", "scale", "q_block", "kv_block", "band_left", "band_right", "band_exact")
-        },  # fmt: skip
+        },
         **problem.list_args(op, "kv", "i32"),  # what all warps hold they hold in registers
         **{n: optional[n] for n in ("kv_lengths", "stride_length", "has_lengths", "sinks", "stride_sink", "has_sinks")},
         **problem.capture_args(op),

@@ -1,5 +1,5 @@
-"""Rows of query, key and value as tiles. A row is a position, its columns the head size, rounded up to BLOCK_D; EVEN: it
-is BLOCK_D. Offsets are in 64 bits."""
+"""Rows of query, key and value as tiles. A row is a position, its columns the head size, rounded up to BLOCK_D; EVEN:
+it is BLOCK_D. Offsets are in 64 bits."""
 
 import triton
 import triton.language as tl

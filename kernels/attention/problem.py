@@ -1,7 +1,7 @@
 """What a call of an attention op brings, and the records that its kernels share. docs/attention-kernels.md has the op.
 
-One pair of mods is one op, `flex_<fingerprint>`, and one for its gradients, `flex_<fingerprint>_backward`. What is absent
-— a block mask, lengths, pages, sinks — is a tensor without elements: [0, 0, 0] block counts, [0] lengths.
+One pair of mods is one op, `flex_<fingerprint>`, and one for its gradients, `flex_<fingerprint>_backward`. What is
+absent — a block mask, lengths, pages, sinks — is a tensor without elements: [0, 0, 0] block counts, [0] lengths.
 """
 
 from __future__ import annotations
@@ -74,11 +74,13 @@ OPTIONS = {"grad_captures": 1, "negative_scale": 0}
 
 @dataclass(frozen=True)
 class Problem:
-    """The arguments of one pair's ops. dtypes: of query, key, value."""
+    """The arguments of one pair's ops. dtypes: of query, key, value. text: of the traced pair, by which a call
+    whose numbers are spelled out finds it."""
 
     name: str
     captures: tuple[Capture, ...]
     dtypes: tuple[str, ...]
+    text: str = ""
 
     # --- Names ---
 
@@ -218,7 +220,8 @@ class Problem:
                     same = same & (indices.size(d) == counts.size(d))
                 found += [
                     require((counts.dtype == 3) & (indices.dtype == 3), f"{name} and its indices must be int32"),
-                    require(absent | fits, f"{name} must be [1 or batch, 1 or heads, at least the blocks of the sequence]"),
+                    require(absent | fits,
+                            f"{name} must be [1 or batch, 1 or heads, at least the blocks of the sequence]"),
                     require(same | absent, f"indices of {name} must have its sizes in front"),
                 ]  # fmt: skip
         partial, full, by_key, full_by_key = (
@@ -246,9 +249,8 @@ class Problem:
 
     def _meta(self, inputs: Sequence[str]) -> str:
         """There is no recorded graph and no gradient: torch.ops.tk.flex_attention, which calls these ops, has them."""
-        meta = dict(
-            doc="Attention with a pair of mods.", signature={n: "T[]" for n in inputs}, graphs=[], backward=None
-        )
+        signature = dict.fromkeys(inputs, "T[]")
+        meta = dict(doc="Attention with a pair of mods.", signature=signature, graphs=[], backward=None, flex=self.text)
         return json.dumps(meta, sort_keys=True)
 
     # --- Arguments that several kernels have ---
@@ -275,8 +277,8 @@ class Problem:
         return found | {"scale": op.float("scale")}
 
     def row_args(self, op: Op, names: Mapping[str, str], point: Point, dtype: str = "") -> dict[str, Arg]:
-        """Address and strides of [batch, heads, rows, head size] tensors; names: of the tensor -> as the kernel abbreviates
-        its strides."""
+        """Address and strides of [batch, heads, rows, head size] tensors; names: of the tensor -> as the kernel
+        abbreviates its strides."""
         found: dict[str, Arg] = {}
         is_aligned = point.layout != "strided"
         for name, letters in names.items():

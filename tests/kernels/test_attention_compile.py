@@ -1,5 +1,5 @@
-"""Attention's kernels compile for the GPUs that the wheel is for: the interpreter takes more than the compiler does, and
-Gluon's have no interpreter."""
+"""Attention's kernels compile for the GPUs that the wheel is for: the interpreter takes more than the compiler does,
+and Gluon's have no interpreter."""
 
 from __future__ import annotations
 

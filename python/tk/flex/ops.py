@@ -157,7 +157,7 @@ def _packed(traced: Traced, suffix: str) -> Any | None:
 
 def _known() -> list[Traced]:
     """The pairs of loaded packs; each op's record has its pair's text."""
-    texts = (register.find(name).meta.get("flex") for name in register.names() if name.startswith("flex_"))  # type: ignore[union-attr]
+    texts = (register.find(name).meta.get("flex") for name in register.attention_names())  # type: ignore[union-attr]
     return [trace.parse(text) for text in texts if isinstance(text, str)]
 
 

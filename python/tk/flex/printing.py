@@ -36,8 +36,8 @@ _OPS = {
     "true_divide": "div", "floor_divide": "floor_div", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
     "logical_and": "and", "logical_or": "or", "logical_xor": "xor", "bitwise_not": "bitwise_not", "logical_not": "not",
     "__and__": "and", "__or__": "or", "__xor__": "xor", "absolute": "abs", "negative": "neg", "greater": "gt",
-    "less": "lt", "greater_equal": "ge", "less_equal": "le", "not_equal": "ne", "special_expit": "sigmoid", "fix": "trunc",
-    "bitwise_left_shift": "shl", "bitwise_right_shift": "shr", "__lshift__": "shl", "__rshift__": "shr", "sgn": "sign",
+    "less": "lt", "greater_equal": "ge", "less_equal": "le", "not_equal": "ne", "special_expit": "sigmoid",
+    "fix": "trunc", "bitwise_left_shift": "shl", "bitwise_right_shift": "shr", "__lshift__": "shl", "__rshift__": "shr", "sgn": "sign",
 }  # fmt: skip
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _LOGICAL = ("logical_and", "logical_or", "logical_xor", "logical_not")
@@ -55,7 +55,7 @@ _SCORE_RULES = {**FAST_RULES, "tanh": "1.0 - 2.0 / (1.0 + tl.exp2({0} * 2.885390
 
 
 def captures_of(traced: Traced, gradients: bool = True) -> tuple[Capture, ...]:
-    """A pair's captures as the kernels' records have them. Floating-point tensors that the score reads have a gradient."""
+    """A pair's captures as the kernels' records have them. Floats that the score reads from tensors have a gradient."""
     found = []
     for i, c in enumerate(traced.captures):
         if c.kind != "tensor":
@@ -79,7 +79,7 @@ def mods_of(traced: Traced, backward: bool) -> Mods:
 
 @dataclass
 class Value:
-    """text: a name or literal. dtype: None for Python's own numbers. deps: the indices (or "score") that it varies with."""
+    """text: a name or literal. dtype: None for Python's own numbers. deps: the indices (or "score") it varies with."""
 
     text: str
     dtype: torch.dtype | None
@@ -299,7 +299,7 @@ def _print_nodes(printer: Printer, graph: Graph) -> Value:
 
 
 def _joint(graph: Graph, captures: Sequence[Capture]) -> str:
-    """score_grad: the derivative of the score, and what is added to captured tensors' gradients where they were read."""
+    """score_grad: the derivative of the score, and what is added to captured tensors' gradients where they are read."""
     printer = Printer(captures)
     printer.unpack()
     _print_nodes(printer, graph)
@@ -337,7 +337,7 @@ def _joint_input(printer: Printer, node: fx.Node | None) -> Value:
 
 
 def _accumulate(printer: Printer, read: Read, x: Value, grads: Sequence[str]) -> None:
-    """Adds x where `read` reads: summed over what the place does not vary with, so that one address is added to once."""
+    """Adds x where `read` reads: summed over what the place does not vary with, so that it is added to once."""
     name = f"{printer.prefix}a{len(printer.lines)}"
     number = grads.index(read.capture.name)
     printer.line("if WITH_CAPTURES:")
@@ -391,7 +391,7 @@ def _is_input(node: fx.Node) -> bool:
 
 
 def _example_dtype(node: fx.Node) -> torch.dtype:
-    """Numbers as tensors whose promotion is theirs: 0-d ones of 32 bits beside fp32 and int32. 16-bit floats are wide."""
+    """Numbers as tensors whose promotion is theirs: 0-d ones of 32 bits beside fp32 and int32. 16-bit floats are fp32."""
     if node.meta["kind"] == "tensor":
         dtype = node.meta["dtype"]
         return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -42,9 +42,17 @@ def find(name: str) -> GeneratedOp | None:
 
 
 def names() -> list[str]:
-    """Of the ops with a recorded graph. Attention's (flex_<fingerprint>) have none: torch.ops.tk.flex_attention, which
-    calls them, is what has a CPU path and gradients."""
-    return sorted(name for name in _ops if not name.startswith("flex_"))
+    """Of the ops with a recorded graph."""
+    return sorted(name for name in _ops if not name.startswith(_ATTENTION))
+
+
+def attention_names() -> list[str]:
+    """Of attention's pairs of mods (flex_<fingerprint>). They have no recorded graph: torch.ops.tk.flex_attention,
+    which calls them, is what has a CPU path and gradients."""
+    return sorted(name for name in _ops if name.startswith(_ATTENTION))
+
+
+_ATTENTION = "flex_"
 
 
 def wrapper(name: str) -> Callable[..., Any]:

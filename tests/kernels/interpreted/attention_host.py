@@ -62,8 +62,9 @@ class Call:
 
     def ints(self, op: Op) -> list[int]:
         left, right, exact = self.band
-        known = dict(q_block=self.q_block, kv_block=self.kv_block, band_left=left, band_right=right, band_exact=exact,
-                     precision=self.precision, grad_captures=0, negative_scale=int((self.scale or 0) < 0)) | self.captured  # fmt: skip
+        known: dict[str, Any] = dict(q_block=self.q_block, kv_block=self.kv_block, precision=self.precision)
+        known |= dict(band_left=left, band_right=right, band_exact=exact, grad_captures=0)
+        known |= {"negative_scale": (self.scale or 0) < 0} | self.captured
         return [int(known[n]) for n in op.ints]
 
     def floats(self, op: Op) -> list[float]:
@@ -76,9 +77,12 @@ def as_seen(t: torch.Tensor) -> torch.Tensor:
     return t.as_strided(t.shape, [0 if n == 1 else s for n, s in zip(t.shape, t.stride(), strict=True)])
 
 
+def alignment(t: torch.Tensor) -> int:
+    return math.gcd(t.data_ptr(), 256) or 256
+
+
 def describe(op: Op, tensors: Sequence[torch.Tensor | None], ints: Sequence[int]) -> Problem:
-    values = [None if t is None else TensorValue(t.shape, t.stride(), NUMBERS[t.dtype], math.gcd(t.data_ptr(), 256) or 256)
-              for t in tensors]  # fmt: skip
+    values = [None if t is None else TensorValue(t.shape, t.stride(), NUMBERS[t.dtype], alignment(t)) for t in tensors]
     problem = Problem(values, tuple(ints), 0, SMALL_GPU)
     return replace(problem, locals=evaluate_locals(op.locals.values(), problem))
 

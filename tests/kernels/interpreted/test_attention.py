@@ -230,7 +230,7 @@ DECODE = {  # B, H, H_kv, M, N, D, DV
 @pytest.mark.parametrize("sinks", [False, True])
 def test_decode(shape: tuple[int, ...], sinks: bool) -> None:
     """The rows of a group packed, parts of keys put together; some entries end before a part begins."""
-    B, H, _, M, N = shape[:5]
+    B, H, _, _, N = shape[:5]
     lengths = torch.tensor([N * 2 // 3, 0][:B], dtype=torch.int32)
     for pair in (Pair(), Pair(alibi(torch.rand(H)), lambda b, h, q, kv: (kv - q) % 3 != 1)):
         call = Call(*qkv(*shape, torch.float16), kv_lengths=lengths)
