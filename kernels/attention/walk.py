@@ -1,8 +1,8 @@
 """Which tiles of keys a tile of queries meets, and in the backward which tiles of queries a tile of keys.
 
 The walked side is met in two lists of tiles: *partial* ones, where the mask function is asked, and *full* ones, where
-it is not. They come from a block mask, whose blocks are as large as the caller made them: a block is cut into tiles, the
-last of which may stand out and is masked off. Without a block mask they follow from a band: position x meets
+it is not. They come from a block mask, whose blocks are as large as the caller made them: a block is cut into tiles,
+and what stands out of its last one is masked off. Without a block mask they follow from a band: position x meets
 [x - left, x + right], and nothing is asked where a tile lies in it entirely, if the mask is said to be that band.
 """
 

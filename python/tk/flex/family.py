@@ -19,8 +19,8 @@ from tk.kernels.attention.problem import Head, Problem
 @dataclass(frozen=True)
 class Wanted:
     """What is built of a pair. exact: head sizes (query and key, value) with kernels of their own, where they are worth
-    it; rounded: those whose kernels serve every smaller one, the largest last, which alone has gradients. paged: kernels
-    for whole prompts in pages (decoding has them in any case)."""
+    it; rounded: those whose kernels serve every smaller one, the largest last, which alone has gradients. paged: also
+    kernels for whole prompts in pages (decoding has them in any case)."""
 
     dtypes: tuple[str, ...] = ("bf16", "fp16")
     exact: tuple[tuple[int, int], ...] = ((64, 64), (128, 128))

@@ -37,7 +37,8 @@ _OPS = {
     "logical_and": "and", "logical_or": "or", "logical_xor": "xor", "bitwise_not": "bitwise_not", "logical_not": "not",
     "__and__": "and", "__or__": "or", "__xor__": "xor", "absolute": "abs", "negative": "neg", "greater": "gt",
     "less": "lt", "greater_equal": "ge", "less_equal": "le", "not_equal": "ne", "special_expit": "sigmoid",
-    "fix": "trunc", "bitwise_left_shift": "shl", "bitwise_right_shift": "shr", "__lshift__": "shl", "__rshift__": "shr", "sgn": "sign",
+    "fix": "trunc", "bitwise_left_shift": "shl", "bitwise_right_shift": "shr", "__lshift__": "shl", "__rshift__": "shr",
+    "sgn": "sign",
 }  # fmt: skip
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _LOGICAL = ("logical_and", "logical_or", "logical_xor", "logical_not")
@@ -313,7 +314,7 @@ def _joint(graph: Graph, captures: Sequence[Capture]) -> str:
         if node.op == "call_function":
             second.call(node)
         elif node.op == "output":
-            output = node.args[0]  # type: ignore[assignment]
+            output = node.args[0]
     score = second.of(output[0]) if output[0] is not None else Value("0.0", None)
     grads = [c.name for c in captures if c.grad]
     for node, x in zip(reads, output[1:], strict=True):
@@ -373,7 +374,7 @@ def trace_joint(graph: Graph, reads: Sequence[fx.Node]) -> tuple[fx.Graph, list[
         return list(found)
 
     examples = [torch.zeros((), dtype=_example_dtype(n)) for n in inputs]
-    made = make_fx(derivative, decomposition_table=core_aten_decompositions(), tracing_mode="fake")(
+    made = make_fx(derivative, decomposition_table=dict(core_aten_decompositions()), tracing_mode="fake")(
         torch.zeros(()), *examples
     )
     made.graph.eliminate_dead_code()
@@ -391,7 +392,7 @@ def _is_input(node: fx.Node) -> bool:
 
 
 def _example_dtype(node: fx.Node) -> torch.dtype:
-    """Numbers as tensors whose promotion is theirs: 0-d ones of 32 bits beside fp32 and int32. 16-bit floats are fp32."""
+    """Numbers as tensors whose promotion is theirs: 0-d ones of 32 bits beside fp32 and int32; 16-bit floats: fp32."""
     if node.meta["kind"] == "tensor":
         dtype = node.meta["dtype"]
         return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
@@ -409,7 +410,7 @@ def _evaluate(graph: Graph, held: Mapping[fx.Node, torch.Tensor]) -> torch.Tenso
         elif isinstance(node.target, torch._ops.OpOverload):
             values[node] = node.target.overloadpacket(*args, **node.kwargs)  # numbers are tensors here
         else:
-            values[node] = node.target(*args)  # type: ignore[operator]
+            values[node] = node.target(*args)
     return values[graph.result]
 
 
