@@ -5,7 +5,8 @@
 One launch works out dK, dV and dQ: some of its programs have a tile of keys and walk the queries that see it, the
 others have a tile of queries and walk its keys. Nothing is added to from two programs but captured tensors' gradients,
 which are sums of integers: the same call gives the same bits. Keys and values that heads or batch entries share are
-walked by one program.
+walked by one program. The mask is asked of full tiles too: beside five products it costs little, and a loop for each
+list would be twice the code.
 """
 
 import triton
@@ -32,7 +33,7 @@ from tk.kernels.attention.gradients import finish_gradient, zero_gradient
 from tk.kernels.attention.operands import load_rows, store_rows
 from tk.kernels.attention.problem import PRECISIONS, Capture, Head, Problem, tensor, tile_time
 from tk.kernels.attention.softmax import LOG2_E
-from tk.kernels.attention.walk import band_tiles, count_tiles, tile_at, tile_in_blocks
+from tk.kernels.attention.walk import band_tiles, count_tiles, tile_in_blocks, tile_of_both
 
 # --- The device functions ---
 
@@ -116,16 +117,17 @@ def rows_of(lse, delta, b, h, H, M, rows, inside, stride_lb, stride_lh, stride_l
 
 
 @triton.jit
-def walk_queries(dk, dv, k, v, count, b, h, cols, col_inside, query, grad_out, lse, delta, captures, grads, scale,
-                 indices, stride_i, q_block, has_lists, lo, gap_lo, gap_hi, H, M, D, DV,
-                 stride_qm, stride_qd, stride_gm, stride_gd, stride_lb, stride_lh, stride_lm,
+def walk_queries(dk, dv, k, v, partial, count, b, h, cols, col_inside, query, grad_out, lse, delta, captures, grads,
+                 scale, indices, stride_i, full_indices, stride_fi, q_block, has_lists, lo, full_lo, full_hi, H, M, D,
+                 DV, stride_qm, stride_qd, stride_gm, stride_gd, stride_lb, stride_lh, stride_lm,
                  SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr, HAS_SCORE: tl.constexpr,
-                 MASKED: tl.constexpr, WITH_CAPTURES: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+                 HAS_MASK: tl.constexpr, WITH_CAPTURES: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
                  BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
-    """For a tile of keys: `count` tiles of queries of one head. Products stand with keys first, so that what comes of
+    """For a tile of keys: `count` tiles of queries of one head, `partial` of them in the first list. Products stand with keys first, so that what comes of
     them is already the way round in which dK and dV take it."""
     for i in range(count):
-        start, end = tile_at(i, indices, stride_i, q_block, M, has_lists, lo, gap_lo, gap_hi, BLOCK_M)
+        start, end = tile_of_both(i, partial, indices, stride_i, full_indices, stride_fi, q_block, M, has_lists, lo,
+                                  full_lo, full_hi, BLOCK_M)  # fmt: skip
         rows = start + tl.arange(0, BLOCK_M)
         inside = rows < end
         rows64 = rows.to(tl.int64)
@@ -136,7 +138,7 @@ def walk_queries(dk, dv, k, v, count, b, h, cols, col_inside, query, grad_out, l
         dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
         p, ds = weights_and_gradient(
             s, dp, row_lse[None, :], row_delta[None, :], scale, b, h, rows[None, :], cols[:, None],
-            col_inside[:, None] & inside[None, :], captures, grads, SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, MASKED,
+            col_inside[:, None] & inside[None, :], captures, grads, SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, HAS_MASK,
             1, WITH_CAPTURES)  # fmt: skip
         dv = tl.dot(p.to(grad.dtype), grad, dv, input_precision=PRECISION)
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
@@ -144,14 +146,16 @@ def walk_queries(dk, dv, k, v, count, b, h, cols, col_inside, query, grad_out, l
 
 
 @triton.jit
-def walk_keys(dq, q, grad, row_lse, row_delta, count, b, h, rows, row_inside, key, value, kv_end, captures, scale,
-              indices, stride_i, kv_block, has_lists, lo, gap_lo, gap_hi, D, DV, stride_kn, stride_kd, stride_vn,
-              stride_vd, SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr,
-              HAS_SCORE: tl.constexpr, MASKED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-              BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
+def walk_keys(dq, q, grad, row_lse, row_delta, partial, count, b, h, rows, row_inside, key, value, kv_end, captures,
+              scale, indices, stride_i, full_indices, stride_fi, kv_block, has_lists, lo, full_lo, full_hi, D, DV,
+              stride_kn, stride_kd, stride_vn, stride_vd, SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr,
+              SCORE_GRAD: tl.constexpr, HAS_SCORE: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr,
+              PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+              BLOCK_DV: tl.constexpr):  # fmt: skip
     """For a tile of queries: `count` tiles of keys."""
     for i in range(count):
-        start, end = tile_at(i, indices, stride_i, kv_block, kv_end, has_lists, lo, gap_lo, gap_hi, BLOCK_N)
+        start, end = tile_of_both(i, partial, indices, stride_i, full_indices, stride_fi, kv_block, kv_end, has_lists,
+                                  lo, full_lo, full_hi, BLOCK_N)  # fmt: skip
         cols = start + tl.arange(0, BLOCK_N)
         inside = cols < end
         cols64 = cols.to(tl.int64)
@@ -161,7 +165,7 @@ def walk_keys(dq, q, grad, row_lse, row_delta, count, b, h, rows, row_inside, ke
         dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
         p, ds = weights_and_gradient(
             s, dp, row_lse[:, None], row_delta[:, None], scale, b, h, rows[:, None], cols[None, :],
-            row_inside[:, None] & inside[None, :], captures, (), SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, MASKED,
+            row_inside[:, None] & inside[None, :], captures, (), SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, HAS_MASK,
             0, False)  # fmt: skip
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     return dq
@@ -219,17 +223,12 @@ def gradient_of_keys(pid, query, key, value, grad_0, out1, delta, grad_key, grad
         q_head = query + b64 * stride_qb + h64 * stride_qh
         g_head = grad_0 + b64 * stride_gb + h64 * stride_gh
         at = q_indices + b64 * stride_qib + h64 * stride_qih + number * stride_qin
+        full_at = full_q_indices + b64 * stride_fqib + h64 * stride_fqih + number * stride_fqin
         dk, dv = walk_queries(
-            dk, dv, k, v, partial, b, h, cols, col_inside, q_head, g_head, out1, delta, captures, grads, scale, at,
-            stride_qii, q_block, has_lists, lo, full_lo, full_hi, H, M, D, DV, stride_qm, stride_qd, stride_gm,
-            stride_gd, stride_lb, stride_lh, stride_lm, SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, HAS_MASK,
-            WITH_CAPTURES, EVEN, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV)  # fmt: skip
-        at = full_q_indices + b64 * stride_fqib + h64 * stride_fqih + number * stride_fqin
-        dk, dv = walk_queries(
-            dk, dv, k, v, full, b, h, cols, col_inside, q_head, g_head, out1, delta, captures, grads, scale, at,
-            stride_fqii, q_block, has_lists, full_lo, full_hi, full_hi, H, M, D, DV, stride_qm, stride_qd, stride_gm,
-            stride_gd, stride_lb, stride_lh, stride_lm, SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, False,
-            WITH_CAPTURES, EVEN, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV)  # fmt: skip
+            dk, dv, k, v, partial, partial + full, b, h, cols, col_inside, q_head, g_head, out1, delta, captures, grads,
+            scale, at, stride_qii, full_at, stride_fqii, q_block, has_lists, lo, full_lo, full_hi, H, M, D, DV,
+            stride_qm, stride_qd, stride_gm, stride_gd, stride_lb, stride_lh, stride_lm, SCORE_MOD, MASK_MOD,
+            SCORE_GRAD, HAS_SCORE, HAS_MASK, WITH_CAPTURES, EVEN, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV)  # fmt: skip
     store_rows(grad_key + h_kv64 * stride_yh + b_kv64 * stride_yb, cols64 * stride_yn, dk * scale, exists, D, stride_yd,
                BLOCK_D, EVEN)  # fmt: skip
     store_rows(grad_value + h_kv64 * stride_zh + b_kv64 * stride_zb, cols64 * stride_zn, dv, exists, DV, stride_zd,
@@ -280,15 +279,12 @@ def gradient_of_queries(pid, query, key, value, grad_0, out1, delta, grad_query,
     v_head = value + b64 * stride_vb + h_kv64 * stride_vh
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     at = kv_indices + b64 * stride_ib + h64 * stride_ih + number * stride_in
+    full_at = full_indices + b64 * stride_fib + h64 * stride_fih + number * stride_fin
     dq = walk_keys(
-        dq, q, grad, row_lse, row_delta, partial, b, h, rows, row_inside, k_head, v_head, kv_end, captures, scale, at,
-        stride_ii, kv_block, has_lists, lo, full_lo, full_hi, D, DV, stride_kn, stride_kd, stride_vn, stride_vd,
-        SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, HAS_MASK, EVEN, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV)  # fmt: skip
-    at = full_indices + b64 * stride_fib + h64 * stride_fih + number * stride_fin
-    dq = walk_keys(
-        dq, q, grad, row_lse, row_delta, full, b, h, rows, row_inside, k_head, v_head, kv_end, captures, scale, at,
-        stride_fii, kv_block, has_lists, full_lo, full_hi, full_hi, D, DV, stride_kn, stride_kd, stride_vn, stride_vd,
-        SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, False, EVEN, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV)  # fmt: skip
+        dq, q, grad, row_lse, row_delta, partial, partial + full, b, h, rows, row_inside, k_head, v_head, kv_end,
+        captures, scale, at, stride_ii, full_at, stride_fii, kv_block, has_lists, lo, full_lo, full_hi, D, DV,
+        stride_kn, stride_kd, stride_vn, stride_vd, SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, HAS_MASK, EVEN,
+        PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV)  # fmt: skip
     store_rows(grad_query + b64 * stride_xb + h64 * stride_xh, rows64 * stride_xm, dq * scale, row_inside, D, stride_xd,
                BLOCK_D, EVEN)  # fmt: skip
 

@@ -57,3 +57,20 @@ def tile_at(i, indices, stride, block, size, has_lists, lo, gap_lo, gap_hi, BLOC
     start = tl.where(has_lists != 0, listed * block + i % per_block * BLOCK, tile * BLOCK)
     end = tl.where(has_lists != 0, tl.minimum(listed * block + block, size), size)
     return start, end
+
+
+@triton.jit
+def tile_of_both(i, first, indices, stride, full_indices, full_stride, block, size, has_lists, lo, full_lo, full_hi,
+                 BLOCK: tl.constexpr):  # fmt: skip
+    """As ``tile_at``, of the `first` partial tiles and then the full ones: for a loop that asks the mask in any case."""
+    per_block = tl.cdiv(block, BLOCK)
+    is_partial = i < first
+    j = tl.where(is_partial, i, i - first)
+    place = tl.cast(j // per_block, tl.int64)
+    listed = tl.load(indices + place * stride, mask=is_partial & (has_lists != 0), other=0)
+    listed += tl.load(full_indices + place * full_stride, mask=(i >= first) & (has_lists != 0), other=0)
+    tile = tl.where(is_partial, lo, full_lo) + j
+    tile = tl.where(is_partial & (tile >= full_lo), tile + full_hi - full_lo, tile)
+    start = tl.where(has_lists != 0, listed * block + j % per_block * BLOCK, tile * BLOCK)
+    end = tl.where(has_lists != 0, tl.minimum(listed * block + block, size), size)
+    return start, end
