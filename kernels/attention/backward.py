@@ -123,8 +123,8 @@ def walk_queries(dk, dv, k, v, partial, count, b, h, cols, col_inside, query, gr
                  SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr, HAS_SCORE: tl.constexpr,
                  HAS_MASK: tl.constexpr, WITH_CAPTURES: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
                  BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
-    """For a tile of keys: `count` tiles of queries of one head, `partial` of them in the first list. Products stand with keys first, so that what comes of
-    them is already the way round in which dK and dV take it."""
+    """For a tile of keys: `count` tiles of queries of one head, `partial` of them in the first list. Products stand
+    with keys first, so that what comes of them is already the way round in which dK and dV take it."""
     for i in range(count):
         start, end = tile_of_both(i, partial, indices, stride_i, full_indices, stride_fi, q_block, M, has_lists, lo,
                                   full_lo, full_hi, BLOCK_M)  # fmt: skip
@@ -138,8 +138,8 @@ def walk_queries(dk, dv, k, v, partial, count, b, h, cols, col_inside, query, gr
         dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
         p, ds = weights_and_gradient(
             s, dp, row_lse[None, :], row_delta[None, :], scale, b, h, rows[None, :], cols[:, None],
-            col_inside[:, None] & inside[None, :], captures, grads, SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, HAS_MASK,
-            1, WITH_CAPTURES)  # fmt: skip
+            col_inside[:, None] & inside[None, :], captures, grads, SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE,
+            HAS_MASK, 1, WITH_CAPTURES)  # fmt: skip
         dv = tl.dot(p.to(grad.dtype), grad, dv, input_precision=PRECISION)
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
     return dk, dv

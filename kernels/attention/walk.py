@@ -62,7 +62,7 @@ def tile_at(i, indices, stride, block, size, has_lists, lo, gap_lo, gap_hi, BLOC
 @triton.jit
 def tile_of_both(i, first, indices, stride, full_indices, full_stride, block, size, has_lists, lo, full_lo, full_hi,
                  BLOCK: tl.constexpr):  # fmt: skip
-    """As ``tile_at``, of the `first` partial tiles and then the full ones: for a loop that asks the mask in any case."""
+    """As ``tile_at``, of the `first` partial tiles and then the full ones: for loops that ask the mask in any case."""
     per_block = tl.cdiv(block, BLOCK)
     is_partial = i < first
     j = tl.where(is_partial, i, i - first)

@@ -7,6 +7,7 @@ whose indices lie outside — of a position past the end, or masked, or the mod'
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -354,7 +355,6 @@ def _accumulate(printer: Printer, read: Read, x: Value, grads: Sequence[str]) ->
 def trace_joint(graph: Graph, reads: Sequence[fx.Node]) -> tuple[fx.Graph, list[fx.Node | None]]:
     """The graph of the score's derivative, and the nodes that its placeholders stand for (None: the gradient). Its
     outputs are the gradients of the score and of `reads`, None where there is none."""
-    from torch._decomp import core_aten_decompositions
     from torch.fx.experimental.proxy_tensor import make_fx
 
     inputs = [n for n in graph.graph.nodes if n.op == "placeholder" and n.meta.get("rank", 0) == 0]
@@ -374,9 +374,7 @@ def trace_joint(graph: Graph, reads: Sequence[fx.Node]) -> tuple[fx.Graph, list[
         return list(found)
 
     examples = [torch.zeros((), dtype=_example_dtype(n)) for n in inputs]
-    made = make_fx(derivative, decomposition_table=dict(core_aten_decompositions()), tracing_mode="fake")(
-        torch.zeros(()), *examples
-    )
+    made = make_fx(derivative, decomposition_table=_decompositions(), tracing_mode="fake")(torch.zeros(()), *examples)
     made.graph.eliminate_dead_code()
     for node in list(made.graph.nodes):  # what autograd leaves behind
         if node.op == "call_function" and node.target in (aten.detach.default, aten.alias.default, aten.clone.default,
@@ -384,6 +382,13 @@ def trace_joint(graph: Graph, reads: Sequence[fx.Node]) -> tuple[fx.Graph, list[
             node.replace_all_uses_with(node.args[0])
             made.graph.erase_node(node)
     return made.graph, [None, *inputs]
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Any]:
+    from torch._decomp import core_aten_decompositions
+
+    return dict(core_aten_decompositions())  # made anew, it takes a quarter of a second
 
 
 def _is_input(node: fx.Node) -> bool:
