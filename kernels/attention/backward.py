@@ -344,11 +344,27 @@ LAYOUTS = ("aligned", "strided")
 _BLOCK = 1024  # of gradients of captured tensors
 
 
-def _setting(head: Head, dtype: str, arch: int) -> Config:
-    size = max(head.qk, head.v)
-    short, long, stages, warps = _32[size] if dtype == "fp32" else _16[80 if arch < 90 else 90][size]
+# Where addresses of every element, or of captured tensors', take registers.
+_SMALL = {64: (32, 64, 2, 8), 128: (32, 64, 2, 8), 256: (32, 32, 1, 8)}
+
+
+def _config(short: int, long: int, stages: int, warps: int) -> Config:
     shape = dict(short=short, long=long, num_stages=stages, num_warps=warps)
     return Config(f"backward_{short}x{long}_s{stages}_w{warps}", shape)
+
+
+def _setting(point: Point) -> Config:
+    size = max(point.head.qk, point.head.v)
+    if point.dtype == "fp32":
+        return _config(*_32[size])
+    if point.layout == "strided" or point.captures != "none":
+        return _config(*_SMALL[size])
+    return _config(*_16[80 if point.arch < 90 else 90][size])
+
+
+def _configs(heads: tuple[Head, ...], arch: int) -> tuple[Config, ...]:
+    found = [_config(*table[max(h.qk, h.v)]) for table in (_16[arch], _SMALL, _32) for h in heads]
+    return tuple({c.name: c for c in found}.values())
 
 
 def kernel(problem: Problem, fn: object, with_captures: object, heads: tuple[Head, ...],
@@ -359,7 +375,7 @@ def kernel(problem: Problem, fn: object, with_captures: object, heads: tuple[Hea
 
     def plan(point: Point) -> Plan | None:
         c = point.config
-        if not problem.makes_sense(point) or c.name != _setting(point.head, point.dtype, point.arch).name:
+        if not problem.makes_sense(point) or c.name != _setting(point).name:
             return None
         if point.layout == "strided" and point.head != heads[-1]:
             return None  # one kernel that takes everything
@@ -389,8 +405,7 @@ def kernel(problem: Problem, fn: object, with_captures: object, heads: tuple[Hea
         "layout": layouts,
         "captures": ("none", "wanted") if grads else ("none",),
     }
-    configs = {a: tuple({_setting(h, d, a).name: _setting(h, d, a) for h in heads for d in dtypes}.values())
-               for a in (80, 90)}  # fmt: skip
+    configs = {arch: _configs(heads, arch) for arch in (80, 90)}
     return Kernel(f"{problem.name}_backward", op, axes, configs, plan)
 
 
@@ -438,7 +453,7 @@ def _launches(problem: Problem, point: Point, fn: object) -> list[Launch]:
         (kv_programs(problem, c.long) + q_programs(problem, c.long), 1, 1),
         num_warps=c.num_warps,
         num_stages=c.num_stages,
-        max_spill_bytes=4096,
+        max_spill_bytes=8192 if point.layout == "strided" else 4096,
     )
     before, after = _capture_launches(problem, point)
     return [*before, delta, sink, main, *after]

@@ -142,7 +142,7 @@ def _config(rows: int, cols: int, stages: int, warps: int) -> Config:
 def _setting(head: Head, dtype: str) -> Config:
     cols, stages = _COLUMNS[max(head.qk, head.v)]
     if dtype == "fp32":
-        cols, stages = cols // 2, 2
+        cols, stages = 32 if max(head.qk, head.v) == 64 else 16, 2  # unrolled whole, without tensor cores
     return _config(_ROWS, cols, stages, 4)
 
 

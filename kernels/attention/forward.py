@@ -3,6 +3,8 @@
 `attend` is its loop, and decoding's too.
 """
 
+from collections.abc import Mapping
+
 import triton
 import triton.language as tl
 
@@ -120,15 +122,20 @@ _16 = {  # head size of query and key -> (rows, columns, stages, warps)
     90: {64: (128, 64, 3, 4), 128: (128, 64, 3, 8), 256: (64, 32, 3, 4)},
     80: {64: (128, 64, 3, 4), 128: (128, 64, 3, 8), 256: (32, 64, 2, 4)},
 }
+# Products of fp32: without tensor cores they are unrolled whole.
 _32 = {
-    90: {64: (64, 32, 3, 4), 128: (32, 64, 2, 4), 256: (32, 16, 2, 4)},
-    80: {64: (64, 32, 3, 4), 128: (32, 32, 2, 4), 256: (32, 16, 2, 4)},
+    "ieee": {64: (32, 32, 2, 4), 128: (32, 16, 2, 4), 256: (16, 16, 2, 4)},
+    "tf32": {64: (64, 32, 3, 4), 128: (64, 32, 2, 4), 256: (32, 16, 2, 4)},
 }
+# Of any strides: an address for each element leaves fewer registers.
+_STRIDED = {64: (64, 32, 2, 4), 128: (64, 32, 2, 4), 256: (32, 32, 2, 4)}
 
 
 def setting(point: Point) -> tuple[int, int, int, int]:
-    table = _32 if point.dtype == "fp32" else _16
-    return table[80 if point.arch < 90 else 90][max(point.head.qk, point.head.v)]
+    if point.layout == "strided" and point.dtype != "fp32":
+        return _STRIDED[max(point.head.qk, point.head.v)]
+    table = _32[point.precision] if point.dtype == "fp32" else _16[80 if point.arch < 90 else 90]
+    return table[max(point.head.qk, point.head.v)]
 
 
 def config(rows: int, cols: int, stages: int, warps: int, prefix: str = "") -> Config:
@@ -157,8 +164,14 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...], layouts: tuple
         waves = ceil_div(grid[0] * grid[1], device.sm_count)
         slowdown = {"aligned": 1, "paged": 2, "strided": 4}[point.layout]
         time = tile_time(c.block_m, c.block_n, point.head, ITEMSIZE[point.dtype], slowdown)
-        launch = Launch(fn, arguments(problem, point), grid, num_warps=c.num_warps, num_stages=c.num_stages,
-                        max_spill_bytes=2048)  # fmt: skip
+        launch = Launch(
+            fn,
+            arguments(problem, point),
+            grid,
+            num_warps=c.num_warps,
+            num_stages=c.num_stages,
+            max_spill_bytes=8192 if point.layout == "strided" else 2048,  # what takes everything is not fast
+        )
         return Plan(
             constraints=problem.constraints(op, point, ("query", "key", "value", "out")),
             serves=problem.serves(point),
@@ -170,13 +183,13 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...], layouts: tuple
     dtypes = problem.dtypes
     axes = {"dtype": dtypes, "precision": PRECISIONS if "fp32" in dtypes else PRECISIONS[:1], "head": heads,
             "layout": layouts}  # fmt: skip
-    configs = {
-        arch: tuple(
-            {config(*t[max(h.qk, h.v)]).name: config(*t[max(h.qk, h.v)]) for t in tables for h in heads}.values()
-        )
-        for arch, tables in ((80, (_16[80], _32[80])), (90, (_16[90], _32[90])))
-    }
+    configs = {arch: _configs(heads, _16[arch], *_32.values(), _STRIDED) for arch in (80, 90)}
     return Kernel(f"{problem.name}_forward", op, axes, configs, plan)
+
+
+def _configs(heads: tuple[Head, ...], *tables: Mapping[int, tuple[int, int, int, int]]) -> tuple[Config, ...]:
+    found = [config(*table[max(h.qk, h.v)]) for table in tables for h in heads]
+    return tuple({c.name: c for c in found}.values())
 
 
 def arguments(problem: Problem, point: Point) -> dict[str, Arg]:

@@ -38,7 +38,7 @@ def _table(dtype: torch.dtype, rank: int) -> torch.Tensor:
 _MOST = Wanted(exact=((64, 64), (128, 128)), rounded=((64, 64), (128, 128), (256, 128), (256, 256)), paged=True)
 _EXACT = Wanted(dtypes=("bf16", "fp16", "fp32"), exact=_MOST.exact, rounded=_MOST.rounded, paged=True)
 _USUAL = Wanted(exact=((64, 64), (128, 128)), rounded=((128, 128), (256, 256)))
-_RARE = Wanted(exact=((128, 128),), rounded=((128, 128), (256, 256)), decode=False)
+_RARE = Wanted(dtypes=("bf16",), exact=((128, 128),), rounded=((128, 128), (256, 256)), decode=False)
 
 
 def pairs() -> Iterator[tuple[Traced, Wanted]]:

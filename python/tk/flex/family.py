@@ -20,7 +20,7 @@ from tk.kernels.attention.problem import Head, Problem
 class Wanted:
     """What is built of a pair. exact: head sizes (query and key, value) with kernels of their own, where they are worth
     it; rounded: those whose kernels serve every smaller one, the largest last, which alone has gradients. paged: also
-    kernels for whole prompts in pages (decoding has them in any case)."""
+    kernels for whole prompts in pages; decoding has them in any case, but else of the smallest rounded size alone."""
 
     dtypes: tuple[str, ...] = ("bf16", "fp16")
     exact: tuple[tuple[int, int], ...] = ((64, 64), (128, 128))
@@ -87,7 +87,8 @@ def forward_kernels(problem: Problem, mods: Mods, wanted: Wanted) -> tuple[Kerne
     found = [forward.kernel(problem, plain, wanted.rounded_heads, layouts)]
     if wanted.decode:
         split = printed(problem, "decode", decode.attention_decode, mods)
-        found.append(decode.kernel(problem, split, wanted.rounded_heads))
+        heads = wanted.rounded_heads if wanted.paged else wanted.rounded_heads[:1]
+        found.append(decode.kernel(problem, split, heads))
     if wanted.exact and set(wanted.dtypes) & {"bf16", "fp16"}:
         fn = printed(problem, "hopper", hopper_forward.attention_hopper_forward, mods, decorator="gluon.jit")
         found.append(hopper_forward.kernel(problem, fn, wanted.exact_heads, bool(mods.mask), bool(mods.score)))
