@@ -104,6 +104,7 @@ test-python: sample
 	$(PY) -m pytest tests/unit tests/codegen $(PARALLEL)
 	$(PY) -m pytest tests/kernels
 	$(PY) -m pytest tests/ops $(PARALLEL)
+	$(PY) -m pytest tests/flex $(PARALLEL)
 
 .PHONY: test-install
 test-install: sample

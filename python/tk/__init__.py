@@ -47,12 +47,18 @@ def _functions() -> Any:
     return importlib.import_module("tk.functional")
 
 
+_OF_FLEX = ("flex", "flex_attention", "sdpa")
+
+
 def __getattr__(name: str) -> Any:
-    """``tk.op``, for which torch is needed, and the functions of tk.functional whose ops are in a loaded pack."""
+    """``tk.op``, for which torch is needed, tk.flex, and what of tk.functional has its ops in a loaded pack."""
     if name == "op":
         from tk.generated import op
 
         return op
+    if name in _OF_FLEX:
+        flex = importlib.import_module("tk.flex")
+        return flex if name == "flex" else globals().setdefault(name, getattr(flex, name))
     if not name.startswith("_") and _library.is_wanted():
         functional = _functions()
         if name == "functional":
@@ -66,10 +72,12 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *(_functions().available() if _library.is_wanted() else ())})
+    return sorted({*globals(), *_OF_FLEX, *(_functions().available() if _library.is_wanted() else ())})
 
 
 if TYPE_CHECKING:
+    from tk import flex  # noqa: F401
+    from tk.flex import flex_attention, sdpa  # noqa: F401
     from tk.functional.activations import geglu, gelu, silu, swiglu  # noqa: F401
     from tk.functional.losses import cross_entropy  # noqa: F401
     from tk.functional.norms import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm  # noqa: F401

@@ -1,0 +1,269 @@
+"""``torch.ops.tk.flex_attention`` and its gradient: one op for every pair of mods, so that a model that calls it stays
+one graph under torch.compile and torch.export. The pair is an argument, as text (Traced.text), what it captures others.
+
+On the CPU the op is reference.py; on CUDA it calls the pair's own op, ``torch.ops.tk.flex_<fingerprint>``, which a pack
+brings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import _SingleLevelFunction
+from torch.library import Library
+
+from tk import errors
+from tk.flex import matching, reference, registry, trace
+from tk.flex.trace import Traced
+from tk.generated import register
+from tk.ops import _register
+
+_library = Library("tk", "FRAGMENT")  # keeps what is registered alive
+
+_LISTS = (
+    "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
+    "q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices",
+)  # fmt: skip
+_ARGUMENTS = (
+    "Tensor query, Tensor key, Tensor value, str pair, Tensor[] tensors, float[] floats, SymInt[] ints, "
+    + "".join(f"Tensor? {name}, " for name in _LISTS)
+    + "Tensor? kv_lengths, Tensor? page_table, Tensor? sinks, float scale, SymInt q_block, SymInt kv_block"
+)
+_library.define(f"flex_attention({_ARGUMENTS}) -> (Tensor, Tensor)")
+_library.define(
+    f"flex_attention_backward(Tensor grad_out, Tensor grad_lse, Tensor out, Tensor lse, {_ARGUMENTS}) -> Tensor[]"
+)
+
+forward_op = torch.ops.tk.flex_attention.default
+backward_op = torch.ops.tk.flex_attention_backward.default
+
+_PAIR, _TENSORS, _FLOATS, _INTS, _FIRST_LIST, _LENGTHS, _SINKS = 3, 4, 5, 6, 7, 15, 17  # where they stand
+
+
+def values_of(traced: Traced, tensors: Sequence[Any], floats: Sequence[Any], ints: Sequence[Any]) -> list[Any]:
+    """The captures in their order, of the arguments by kind."""
+    by_kind = {"tensor": iter(tensors), "float": iter(floats), "int": iter(ints)}
+    return [next(by_kind[c.kind]) for c in traced.captures]
+
+
+def by_kind(traced: Traced, values: Sequence[Any]) -> tuple[list[Tensor], list[float], list[int]]:
+    """:func:`values_of` undone."""
+    held: dict[str, list[Any]] = {"tensor": [], "float": [], "int": []}
+    for capture, value in zip(traced.captures, values, strict=True):
+        held[capture.kind].append(value)
+    return held["tensor"], held["float"], held["int"]
+
+
+def _differentiable_tensors(traced: Traced) -> list[int]:
+    """Which of the tensors have a gradient."""
+    numbers = [i for i, c in enumerate(traced.captures) if c.kind == "tensor"]
+    wanted = set(reference.differentiable(traced))
+    return [place for place, i in enumerate(numbers) if i in wanted]
+
+
+# --- CPU ---
+
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)  # sums are in float32 whatever it says
+
+
+def _problem(args: Sequence[Any]) -> reference.Problem:
+    traced = trace.parse(args[_PAIR])
+    values = values_of(traced, args[_TENSORS], args[_FLOATS], args[_INTS])
+    lists = None if args[_FIRST_LIST] is None else args[_FIRST_LIST : _FIRST_LIST + 4]
+    query, key, value = args[:3]
+    kv_lengths, page_table, sinks, scale, *block = args[_LENGTHS:]
+    return reference.Problem(
+        traced, values, query, key, value, lists, (block[0], block[1]), kv_lengths, page_table, sinks, scale
+    )
+
+
+def _cpu(*args: Any) -> tuple[Tensor, Tensor]:
+    with torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        return reference.forward(_problem(args))
+
+
+def _cpu_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
+    with _autograd_at_work(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        found = reference.backward(_problem(args), out, lse, grad_out, grad_lse)
+    sinks = [] if found.sinks is None else [found.sinks]
+    return [found.query, found.key, found.value, *sinks, *found.captures.values()]
+
+
+class _autograd_at_work:
+    """Below autograd, with autograd: a tile's derivative is taken with it."""
+
+    _keys = (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView)
+
+    def __enter__(self) -> None:
+        self.excluded = [k for k in self._keys if torch._C._dispatch_tls_is_dispatch_key_excluded(k)]
+        for key in self.excluded:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+
+    def __exit__(self, *_: object) -> None:
+        for key in self.excluded:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
+
+
+# --- Fake ---
+
+
+def _fake(query: Tensor, key: Tensor, value: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    B, H, M, _ = query.shape
+    if query.device.type == "cuda" and H > 1 and query.stride(1) < query.stride(2):
+        out = query.new_empty(B, M, H, value.shape[3]).transpose(1, 2)  # as the query lies (Problem._outputs)
+    else:
+        out = query.new_empty(B, H, M, value.shape[3])
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return out, query.new_empty(query.shape[:3], dtype=dtype)
+
+
+def _fake_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
+    sinks = [] if args[_SINKS] is None else [args[_SINKS]]
+    captured = [args[_TENSORS][i] for i in _differentiable_tensors(trace.parse(args[_PAIR]))]
+    return [x.new_empty(x.shape) for x in (*args[:3], *sinks, *captured)]
+
+
+# --- CUDA ---
+
+
+def _own(
+    traced: Traced, tensors: Sequence[Tensor], floats: Sequence[float], ints: Sequence[int], suffix: str = ""
+) -> tuple[Any, Sequence[float], Sequence[int]]:
+    """The pair's op of a loaded pack, or one that takes as arguments numbers that are spelled out in the pair; and the
+    numbers. Raises tk.VariantNotFoundError."""
+    op = _packed(traced, suffix)
+    if op is not None:
+        return op, floats, ints
+    values = values_of(traced, tensors, floats, ints)
+    for general in _known():
+        found = matching.numbers(general, traced, values)
+        if found is not None and (op := _packed(general, suffix)) is not None:
+            _, floats, ints = by_kind(general, found)
+            return op, floats, ints
+    raise errors.VariantNotFoundError(registry.missing(traced, _name(traced, suffix)))
+
+
+def _name(traced: Traced, suffix: str) -> str:
+    return f"flex_{traced.fingerprint[:16]}{suffix}"
+
+
+def _packed(traced: Traced, suffix: str) -> Any | None:
+    packet = getattr(torch.ops.tk, _name(traced, suffix), None)
+    return None if packet is None else packet.default
+
+
+def _known() -> list[Traced]:
+    """The pairs of loaded packs; each op's record has its pair's text."""
+    texts = (register.find(name).meta.get("flex") for name in register.attention_names())  # type: ignore[union-attr]
+    return [trace.parse(text) for text in texts if isinstance(text, str)]
+
+
+def _own_call(args: Sequence[Any], suffix: str = "") -> tuple[Any, list[Tensor], list[Any]]:
+    """The pair's own op, and its arguments: tensors, with an empty one for what is absent, and numbers."""
+    tensors = args[_TENSORS]
+    own, floats, ints = _own(trace.parse(args[_PAIR]), tensors, args[_FLOATS], args[_INTS], suffix)
+    query = args[0]
+    ranks = (*(3 if "num" in name else 4 for name in _LISTS), 1, 2, 1)
+    optional = [
+        query.new_empty((0,) * rank, dtype=torch.int32) if x is None else x
+        for x, rank in zip(args[_FIRST_LIST : _SINKS + 1], ranks, strict=True)
+    ]
+    scale, q_block, kv_block = args[_SINKS + 1 :]
+    is_tf32 = query.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    band = (_EVERYWHERE, _EVERYWHERE, 0)
+    return (
+        own,
+        [*args[:3], *optional],
+        [scale, *floats, q_block, kv_block, *band, int(is_tf32), *ints, 1, int(scale < 0)],
+    )
+
+
+_EVERYWHERE = 1 << 29  # how far a query sees without a block mask
+
+
+def _cuda(*args: Any) -> tuple[Tensor, Tensor]:
+    own, tensors, numbers = _own_call(args)
+    return own(*tensors, *args[_TENSORS], *numbers)
+
+
+def _cuda_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
+    own, tensors, numbers = _own_call(args, "_backward")
+    query, key, value, sinks, *captured = own(grad_out, grad_lse, *tensors, out, lse, *args[_TENSORS], *numbers)
+    return [query, key, value, *([] if args[_SINKS] is None else [sinks]), *captured]
+
+
+# --- Gradients ---
+
+
+class _Attention(_SingleLevelFunction):
+    """The formula; captured tensors are arguments of their own, since autograd does not look into lists."""
+
+    @staticmethod
+    def forward(ctx: Any, keyset: Any, n_tensors: int, *flat: Any) -> tuple[Tensor, Tensor]:
+        args = (*flat[:_TENSORS], list(flat[len(flat) - n_tensors :]), *flat[_TENSORS : len(flat) - n_tensors])
+        with torch._C._AutoDispatchBelowAutograd():
+            out, lse = forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+        ctx.set_materialize_grads(False)
+        ctx.n_tensors = n_tensors
+        ctx.plain = [None if isinstance(x, Tensor) else x for x in flat]
+        ctx.is_tensor = [isinstance(x, Tensor) for x in flat]
+        ctx.save_for_backward(out, lse, *(x for x in flat if isinstance(x, Tensor)))
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
+        out, lse, *saved = ctx.saved_tensors
+        tensors = iter(saved)
+        flat = [next(tensors) if is_one else x for is_one, x in zip(ctx.is_tensor, ctx.plain, strict=True)]
+        first = len(flat) - ctx.n_tensors
+        args = (*flat[:_TENSORS], flat[first:], *flat[_TENSORS:first])
+        grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+        grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
+        found = iter(backward_op(grad_out, grad_lse, out, lse, *args))
+        grads: list[Any] = [None] * len(flat)
+        grads[:3] = (next(found) for _ in range(3))
+        if args[_SINKS] is not None:
+            grads[_SINKS - 1] = next(found)  # in `flat` the list of tensors stands last
+        for place in _differentiable_tensors(trace.parse(args[_PAIR])):
+            grads[first + place] = next(found)
+        return None, None, *(g if n else None for g, n in zip(grads, ctx.needs_input_grad[2:], strict=True))
+
+
+def _autograd(keyset: Any, *args: Any) -> tuple[Tensor, Tensor]:
+    if _register._has_tangent(tuple(_leaves(args))):
+        raise NotImplementedError("tk.flex_attention has no formula for forward-mode automatic differentiation")
+    if torch.is_grad_enabled() and any(x.requires_grad for x in _leaves(args)):
+        tensors = args[_TENSORS]
+        flat = (*args[:_TENSORS], *args[_TENSORS + 1 :], *tensors)
+        with _register._single_level():
+            return _Attention.apply(keyset, len(tensors), *flat)  # type: ignore[attr-defined]
+    with torch._C._AutoDispatchBelowAutograd():
+        return forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+
+def _leaves(args: Iterable[Any]) -> Iterable[Tensor]:
+    for x in args:
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, list):
+            yield from (y for y in x if isinstance(y, Tensor))
+
+
+def _no_second_gradient(keyset: Any, *args: Any) -> list[Tensor]:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in _leaves(args)):
+        raise NotImplementedError("tk.flex_attention has no gradient of its gradient (create_graph=True)")
+    with torch._C._AutoDispatchBelowAutograd():
+        return backward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+
+torch.library.register_fake("tk::flex_attention", _fake, lib=_library)
+torch.library.register_fake("tk::flex_attention_backward", _fake_backward, lib=_library)
+_library.impl("flex_attention", _cpu, "CPU")
+_library.impl("flex_attention_backward", _cpu_backward, "CPU")
+_library.impl("flex_attention", _cuda, "CUDA")
+_library.impl("flex_attention_backward", _cuda_backward, "CUDA")
+_library.impl("flex_attention", _autograd, "Autograd", with_keyset=True)
+_library.impl("flex_attention_backward", _no_second_gradient, "Autograd", with_keyset=True)
