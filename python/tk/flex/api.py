@@ -68,7 +68,9 @@ def flex_attention(
         tk.VariantNotFoundError: no loaded pack has kernels for these mods; the message has the ``tk build`` line.
     """
     query, key, value = _autocast(query, key, value)
-    n_keys = _check(query, key, value, enable_gqa, page_table)
+    n_keys = _check_quickly(query, key, value, enable_gqa) if page_table is None else -1
+    if n_keys < 0:
+        n_keys = _check(query, key, value, enable_gqa, page_table)
     if sinks is not None:
         _check_tensor("sinks", sinks, (query.shape[1],), query, floating=True)
     if kv_lengths is not None:
@@ -183,6 +185,32 @@ def _aux(wanted: Any, return_lse: bool, lse: Tensor) -> Any:
 # --- Checks ---
 
 
+def _check_quickly(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> int:
+    """The number of keys where all is as it mostly is, in a third of the time of :func:`_check`; else -1."""
+    try:
+        B, H, _, D = query.shape
+        B_kv, H_kv, n_keys, D_key = key.shape
+        B_v, H_v, n_values, D_v = value.shape
+        dtype, device = query.dtype, query.device
+        if (
+            B == B_kv == B_v
+            and H_kv == H_v > 0
+            and (H_kv == H or (enable_gqa and H % H_kv == 0))
+            and n_keys == n_values
+            and D_key == D > 0
+            and D_v > 0
+            and dtype in _DTYPES
+            and key.dtype is dtype
+            and value.dtype is dtype
+            and key.device == device
+            and value.device == device
+        ):
+            return n_keys
+    except (AttributeError, ValueError):
+        pass
+    return -1
+
+
 def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, page_table: Tensor | None) -> int:
     """Raises for shapes, dtypes and devices that do not go together; the number of keys."""
     for name, x in (("query", query), ("key", key), ("value", value)):
@@ -263,7 +291,7 @@ def _check_mask(
     """The lists, the block size and the mask_mod of a BlockMask, tk's or torch's."""
     try:
         num, at, mask_mod = mask.kv_num_blocks, mask.kv_indices, mask.mask_mod
-        lengths = tuple(mask.seq_lengths)
+        lengths = mask.seq_lengths
         q_block, kv_block = mask.BLOCK_SIZE
     except AttributeError:
         raise TypeError(
@@ -272,8 +300,8 @@ def _check_mask(
         ) from None
     if q_block >= _UNBOUNDED and kv_block >= _UNBOUNDED:
         return _NO_LISTS, (_UNBOUNDED, _UNBOUNDED), mask_mod
-    B, H, n_queries = query.shape[:3]
-    if lengths != (n_queries, n_keys):
+    B, H, n_queries, _ = query.shape
+    if lengths[0] != n_queries or lengths[1] != n_keys:
         raise ValueError(
             f"tk.flex_attention: block_mask is for {lengths[0]} queries and {lengths[1]} keys, the call has "
             f"{n_queries} and {n_keys}; make one for these lengths, or take block_mask.adjust({n_queries}, {n_keys})"
@@ -283,8 +311,8 @@ def _check_mask(
             f"tk.flex_attention: block_mask is on {num.device}, query on {query.device}; move it with .to()"
         )
     rows = -(-n_queries // q_block)
-    is_right = num.dim() == 3 and num.shape[0] in (1, B) and num.shape[1] in (1, H) and num.shape[2] == rows
-    if not is_right or at.dim() != 4 or at.shape[:3] != num.shape:
+    B_num, H_num, n_rows = num.shape if num.dim() == 3 else (-1, -1, -1)
+    if B_num not in (1, B) or H_num not in (1, H) or n_rows != rows or at.shape[:-1] != num.shape:
         raise ValueError(
             f"tk.flex_attention: block_mask has lists of {list(num.shape)} and {list(at.shape)}; for this call they "
             f"must be [1 or {B}, 1 or {H}, {rows}] and the same with the number of columns"
