@@ -16,7 +16,7 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library
 
 from tk import errors
-from tk.flex import matching, reference, registry, trace
+from tk.flex import matching, mods, reference, registry, trace
 from tk.flex.trace import Traced
 from tk.generated import register
 from tk.ops import _register
@@ -34,7 +34,8 @@ _ARGUMENTS = (
 )
 _library.define(f"flex_attention({_ARGUMENTS}) -> (Tensor, Tensor)")
 _library.define(
-    f"flex_attention_backward(Tensor grad_out, Tensor grad_lse, Tensor out, Tensor lse, {_ARGUMENTS}) -> Tensor[]"
+    f"flex_attention_backward(Tensor grad_out, Tensor grad_lse, Tensor out, Tensor lse, {_ARGUMENTS}, "
+    "bool of_captures) -> Tensor[]"
 )
 
 forward_op = torch.ops.tk.flex_attention.default
@@ -87,7 +88,7 @@ def _cpu(*args: Any) -> tuple[Tensor, Tensor]:
 
 def _cpu_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
     with _autograd_at_work(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-        found = reference.backward(_problem(args), out, lse, grad_out, grad_lse)
+        found = reference.backward(_problem(args[:-1]), out, lse, grad_out, grad_lse, args[-1])
     sinks = [] if found.sinks is None else [found.sinks]
     return [found.query, found.key, found.value, *sinks, *found.captures.values()]
 
@@ -118,7 +119,7 @@ def _fake(query: Tensor, key: Tensor, value: Tensor, *args: Any) -> tuple[Tensor
 
 def _fake_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
     sinks = [] if args[_SINKS] is None else [args[_SINKS]]
-    captured = [args[_TENSORS][i] for i in _differentiable_tensors(trace.parse(args[_PAIR]))]
+    captured = [args[_TENSORS][i] for i in _differentiable_tensors(trace.parse(args[_PAIR]))] if args[-1] else []
     return [x.new_empty(x.shape) for x in (*args[:3], *sinks, *captured)]
 
 
@@ -167,13 +168,33 @@ def _own_call(args: Sequence[Any], suffix: str = "") -> tuple[Any, list[Tensor],
         query.new_empty((0,) * rank, dtype=torch.int32) if x is None else x
         for x, rank in zip(args[_FIRST_LIST : _SINKS + 1], ranks, strict=True)
     ]
-    scale, q_block, kv_block = args[_SINKS + 1 :]
+    scale, q_block, kv_block, *wanted = args[_SINKS + 1 :]  # of a backward: whether gradients of captures are
     is_tf32 = query.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    band = (_EVERYWHERE, _EVERYWHERE, 0)
-    return own, [*args[:3], *optional], [scale, *floats, q_block, kv_block, *band, int(is_tf32), *ints]
+    band = _band(trace.parse(args[_PAIR]), args[_INTS]) if args[_FIRST_LIST] is None else _NO_BAND
+    numbers = [scale, *floats, q_block, kv_block, *band, int(is_tf32), *ints]
+    return own, [*args[:3], *optional], [*numbers, int(all(wanted)), int(scale < 0)]
 
 
-_EVERYWHERE = 1 << 29  # how far a query sees without a block mask
+_EVERYWHERE = 1 << 29
+_NO_BAND = (_EVERYWHERE, _EVERYWHERE, 0)
+
+
+def _band(traced: Traced, ints: Sequence[int]) -> tuple[int, int, int]:
+    """How far to the left and right a query sees without a block mask, and whether this is all that the mask says."""
+    if traced.mask is None:
+        return _EVERYWHERE, _EVERYWHERE, 1
+    text = traced.mask.renumbered(0).text
+    if text == _mask_text(mods.causal):
+        return _EVERYWHERE, 0, 1
+    if text == _mask_text(mods.sliding_window(1)):
+        return max(0, ints[-1] - 1), 0, 1
+    return _NO_BAND
+
+
+def _mask_text(mask_mod: Any) -> str:
+    graph = trace.pair(None, mask_mod).mask
+    assert graph is not None
+    return graph.text
 
 
 def _cuda(*args: Any) -> tuple[Tensor, Tensor]:
@@ -184,7 +205,7 @@ def _cuda(*args: Any) -> tuple[Tensor, Tensor]:
 def _cuda_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
     own, tensors, numbers = _own_call(args, "_backward")
     query, key, value, sinks, *captured = own(grad_out, grad_lse, *tensors, out, lse, *args[_TENSORS], *numbers)
-    return [query, key, value, *([] if args[_SINKS] is None else [sinks]), *captured]
+    return [query, key, value, *([] if args[_SINKS] is None else [sinks]), *(captured if args[-1] else [])]
 
 
 # --- Gradients ---
@@ -214,12 +235,14 @@ class _Attention(_SingleLevelFunction):
         args = (*flat[:_TENSORS], flat[first:], *flat[_TENSORS:first])
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
-        found = iter(backward_op(grad_out, grad_lse, out, lse, *args))
+        places = _differentiable_tensors(trace.parse(args[_PAIR]))
+        of_captures = any(ctx.needs_input_grad[2 + first + place] for place in places)
+        found = iter(backward_op(grad_out, grad_lse, out, lse, *args, of_captures))
         grads: list[Any] = [None] * len(flat)
         grads[:3] = (next(found) for _ in range(3))
         if args[_SINKS] is not None:
             grads[_SINKS - 1] = next(found)  # in `flat` the list of tensors stands last
-        for place in _differentiable_tensors(trace.parse(args[_PAIR])):
+        for place in places if of_captures else ():
             grads[first + place] = next(found)
         return None, None, *(g if n else None for g, n in zip(grads, ctx.needs_input_grad[2:], strict=True))
 
