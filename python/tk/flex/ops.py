@@ -9,6 +9,7 @@ brings.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -129,9 +130,17 @@ def _name(traced: Traced, suffix: str) -> str:
     return f"flex_{traced.fingerprint[:16]}{suffix}"
 
 
+_found: dict[tuple[str, str], Any] = {}  # a loaded pack stays
+
+
 def _packed(traced: Traced, suffix: str) -> Any | None:
-    packet = getattr(torch.ops.tk, _name(traced, suffix), None)
-    return None if packet is None else packet.default
+    key = (traced.fingerprint, suffix)
+    if key not in _found:
+        packet = getattr(torch.ops.tk, _name(traced, suffix), None)
+        if packet is None:
+            return None
+        _found[key] = packet.default
+    return _found[key]
 
 
 def _known() -> list[Traced]:
@@ -145,16 +154,22 @@ def _own_call(args: Sequence[Any], suffix: str = "") -> tuple[Any, list[Tensor],
     tensors = args[_TENSORS]
     own, floats, ints = _own(trace.parse(args[_PAIR]), tensors, args[_FLOATS], args[_INTS], suffix)
     query = args[0]
-    ranks = (*(3 if "num" in name else 4 for name in flex.LISTS), 1, 2, 1)
-    optional = [
-        query.new_empty((0,) * rank, dtype=torch.int32) if x is None else x
-        for x, rank in zip(args[_FIRST_LIST : _SINKS + 1], ranks, strict=True)
-    ]
+    given = zip(args[_FIRST_LIST : _SINKS + 1], _RANKS, strict=True)
+    optional = [_nothing(rank, query.device) if x is None else x for x, rank in given]
     scale, q_block, kv_block, *wanted = args[_SINKS + 1 :]  # of a backward: whether gradients of captures are
     is_tf32 = query.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
     band = _band(trace.parse(args[_PAIR]), args[_INTS]) if args[_FIRST_LIST] is None else _NO_BAND
     numbers = [scale, *floats, q_block, kv_block, *band, int(is_tf32), *ints]
     return own, [*args[:3], *optional], [*numbers, int(all(wanted)), int(scale < 0)]
+
+
+_RANKS = (*(3 if "num" in name else 4 for name in flex.LISTS), 1, 2, 1)
+
+
+@cache
+def _nothing(rank: int, device: torch.device) -> Tensor:
+    """Stands for an argument that is absent; one for all calls, since to make eleven takes longer than the rest."""
+    return torch.empty((0,) * rank, dtype=torch.int32, device=device)
 
 
 _EVERYWHERE = 1 << 29
