@@ -29,6 +29,7 @@ if _library.is_wanted():
     from tk.generated import namespace as _namespace
     from tk.heuristics import tuning as _tuning
     from tk.inspect import coverage, explain, load_pack, packs, preload, supports
+    from tk.ops import flex as _flex_ops  # noqa: F401
     from tk.ops.bmm import baddbmm, bmm
     from tk.ops.conv import conv1d, conv2d, conv3d
     from tk.ops.grouped_mm import grouped_mm
