@@ -250,12 +250,12 @@ class _Attention(_SingleLevelFunction):
 
 
 def autograd(keyset: Any, *args: Any) -> tuple[Tensor, Tensor]:
-    if _register._has_tangent(tuple(_leaves(args))):
+    if _register.has_tangent(tuple(_leaves(args))):
         raise NotImplementedError("tk.flex_attention has no formula for forward-mode automatic differentiation")
     if torch.is_grad_enabled() and any(x.requires_grad for x in _leaves(args)):
         tensors = args[_TENSORS]
         flat = (*args[:_TENSORS], *args[_TENSORS + 1 :], *tensors)
-        with _register._single_level():
+        with _register.single_level():
             return _Attention.apply(keyset, len(tensors), *flat)  # type: ignore[attr-defined]
     with torch._C._AutoDispatchBelowAutograd():
         return forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
