@@ -29,6 +29,7 @@ if _library.is_wanted():
     from tk.generated import register as _generated
     from tk.heuristics import tuning as _tuning
     from tk.inspect import coverage, explain, load_pack, packs, preload, supports
+    from tk.ops import flex as _flex_ops  # noqa: F401
     from tk.ops.mm import addmm, linear, mm
 
     __all__ += ["addmm", "config", "coverage", "explain", "linear", "load_pack", "mm", "packs", "preload", "supports"]

@@ -168,6 +168,28 @@ def test_torch_s_mask_of_nothing_and_torch_s_sliced_mask() -> None:
         tk.flex_attention(q, k, v, None, sliced)
 
 
+def test_a_mask_of_one_block_is_a_mask() -> None:
+    q, k, v = inputs(1, 2, 2, 40, 40, 8, 8, torch.float64)
+    one = torch_flex.BlockMask.from_kv_blocks(
+        torch.ones(1, 1, 1, dtype=torch.int32), torch.zeros(1, 1, 1, 1, dtype=torch.int32),
+        BLOCK_SIZE=1 << 30, mask_mod=mods.causal, seq_lengths=(40, 40),
+    )  # fmt: skip
+    expected = dense.attention(q, k, v, None, dense.mask_of(mods.causal, 1, 2, 40, 40))[0]
+    close([tk.flex_attention(q, k, v, None, one)], [expected])
+
+
+def test_gradients_of_captures_are_left_out_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    backward = reference.backward
+    monkeypatch.setattr(reference, "backward", lambda *args: (asked.append(args[-1]), backward(*args))[1])
+    q, k, v = inputs(1, 2, 2, 8, 8, 8, 8, torch.float64)
+    for needs in (False, True):
+        slopes = torch.randn(2, dtype=torch.float64, requires_grad=needs)
+        tk.flex_attention(q, k, v, mods.alibi(slopes)).sum().backward()
+        assert (slopes.grad is not None) == needs
+    assert asked == [False, True]
+
+
 def test_the_lists_rule_over_the_mask() -> None:
     """Blocks that a hand-made mask calls full are not masked; those that it leaves out are not seen."""
     q, k, v = inputs(1, 1, 1, 32, 32, 8, 8, torch.float64)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,6 +89,22 @@ def test_export(strict: bool, inputs: tuple[Tensor, ...]) -> None:
     # The mods are in the program as text: another process knows no function of them.
     trace._by_text.pop(next(a for a in calls[0].args if isinstance(a, str)))
     torch.testing.assert_close(program.module()(*inputs)[0], module(*inputs)[0])
+
+
+def test_an_exported_program_runs_elsewhere(inputs: tuple[Tensor, ...], tmp_path: Path) -> None:
+    """In a process that imports tk, and knows no mod."""
+    module = Model()
+    torch.export.save(torch.export.export(module, inputs), tmp_path / "program.pt2")
+    torch.save((inputs, module(*inputs)[0]), tmp_path / "expected.pt")
+    code = f"""
+import sys, torch, tk
+assert "tk.flex" not in sys.modules
+program = torch.export.load({str(tmp_path / "program.pt2")!r}).module()
+inputs, expected = torch.load({str(tmp_path / "expected.pt")!r})
+torch.testing.assert_close(program(*inputs)[0], expected)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_checkpoint(inputs: tuple[Tensor, ...]) -> None:

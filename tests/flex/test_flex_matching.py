@@ -84,3 +84,20 @@ def test_the_op_of_the_general_pair_is_called(monkeypatch: pytest.MonkeyPatch) -
     own = object()
     monkeypatch.setattr(ops, "_packed", lambda traced, suffix: own if traced is general else None)
     assert ops._own(given.traced, [], [], []) == (own, [], [8])
+
+
+BANDS = {
+    "none": (None, (1 << 29, 1 << 29, 1)),
+    "causal": (mods.causal, (1 << 29, 0, 1)),
+    "window": (mods.sliding_window(7), (6, 0, 1)),
+    "prefix": (mods.prefix_lm(7), (1 << 29, 1 << 29, 0)),
+}
+
+
+@pytest.mark.parametrize("name", BANDS)
+def test_bands(name: str) -> None:
+    """Behind a score_mod with numbers of its own."""
+    mask_mod, band = BANDS[name]
+    pair = trace.pair(mods.relative_bias(TABLE, 6), mask_mod)
+    _, _, ints = ops.by_kind(pair.traced, pair.values)
+    assert ops._band(pair.traced, ints) == band

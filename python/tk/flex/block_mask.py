@@ -21,7 +21,7 @@ from tk.flex.mods import MaskMod
 __all__ = ["BlockMask", "create_block_mask"]
 
 _DEFAULT_BLOCK = 128
-_ELEMENTS = 1 << 22  # of a mask that are worked out at a time: some tens of megabytes
+_ELEMENTS = 1 << 20  # of a mask that are worked out at a time: a few megabytes
 
 _LISTS = (
     "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
@@ -292,7 +292,7 @@ def create_block_mask(
     if device is None:
         device = torch.accelerator.current_accelerator() or "cpu"
     sizes = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         kinds = _kinds_when_compiled(mask_mod, sizes, (q_block, kv_block), torch.device(device))
     else:
         pair = trace.pair(None, mask_mod)
@@ -339,7 +339,7 @@ def _kinds(is_let: Tensor, block: tuple[int, int]) -> Tensor:
     rows, columns = -(-q_len // block[0]), -(-kv_len // block[1])
     pad = (0, columns * block[1] - kv_len, 0, rows * block[0] - q_len)
     padded = torch.nn.functional.pad(is_let, pad) if any(pad) else is_let
-    by_row = padded.to(torch.uint8).reshape(B, H, rows, block[0], -1)  # amax of bytes is ten times as fast as any
+    by_row = padded.view(torch.uint8).reshape(B, H, rows, block[0], -1)  # amax of bytes is ten times as fast as any
     some, all_ = (x.reshape(B, H, rows, columns, block[1]) for x in (by_row.amax(3), by_row.amin(3)))
     return (some.amax(4) + all_.amin(4)).to(torch.int8)
 

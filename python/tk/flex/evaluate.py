@@ -94,6 +94,8 @@ def _in_bounds(node: fx.Node, index: Any, size: int, allowed: Tensor | None) -> 
             raise IndexError(_out_of_bounds(node, int(index), size))
         return index if size and -size <= index < size else 0
     outside = (index < -size) | (index >= size)
+    if torch.compiler.is_compiling():  # exporting: what the tensors hold is not known
+        return torch.where(outside, 0, index)
     if not bool(outside.any()):
         return index
     at_fault = outside if allowed is None else outside & allowed

@@ -213,18 +213,13 @@ def learned_bias(table: Tensor) -> ScoreMod:
 # --- Of scaled_dot_product_attention ---
 
 
-def create_bool(table: Tensor) -> MaskMod:
+def of_bool_table(table: Tensor) -> MaskMod:
     """``table[b, h, q_idx, kv_idx]``, bool ``[B, H, Q, KV]``."""
 
     def of_table(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return table[b, h, q_idx, kv_idx]
 
     return of_table
-
-
-def create_additive(table: Tensor) -> ScoreMod:
-    """:func:`learned_bias` of a table ``[B, H, Q, KV]``."""
-    return learned_bias(table)
 
 
 # --- Checks ---

@@ -1,5 +1,6 @@
-"""``torch.ops.tk.flex_attention`` and its gradient: one op for every pair of mods, so that a model that calls it stays
-one graph under torch.compile and torch.export. The pair is an argument, as text (Traced.text), what it captures others.
+"""What ``torch.ops.tk.flex_attention`` and its gradient do (tk/ops/flex.py defines them). One op is for all pairs of
+mods, so that a model that calls it stays one graph under torch.compile and torch.export. The pair is an argument, as
+text (Traced.text), and what it captures are others.
 
 On the CPU the op is reference.py; on CUDA it calls the pair's own op, ``torch.ops.tk.flex_<fingerprint>``, which a pack
 brings.
@@ -8,37 +9,20 @@ brings.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import _SingleLevelFunction
-from torch.library import Library
 
 from tk import errors
-from tk.flex import matching, reference, registry, trace
+from tk.flex import matching, mods, reference, registry, trace
 from tk.flex.trace import Traced
 from tk.generated import register
-from tk.ops import _register
+from tk.ops import _register, flex
 
-_library = Library("tk", "FRAGMENT")  # keeps what is registered alive
-
-_LISTS = (
-    "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
-    "q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices",
-)  # fmt: skip
-_ARGUMENTS = (
-    "Tensor query, Tensor key, Tensor value, str pair, Tensor[] tensors, float[] floats, SymInt[] ints, "
-    + "".join(f"Tensor? {name}, " for name in _LISTS)
-    + "Tensor? kv_lengths, Tensor? page_table, Tensor? sinks, float scale, SymInt q_block, SymInt kv_block"
-)
-_library.define(f"flex_attention({_ARGUMENTS}) -> (Tensor, Tensor)")
-_library.define(
-    f"flex_attention_backward(Tensor grad_out, Tensor grad_lse, Tensor out, Tensor lse, {_ARGUMENTS}) -> Tensor[]"
-)
-
-forward_op = torch.ops.tk.flex_attention.default
-backward_op = torch.ops.tk.flex_attention_backward.default
+forward_op, backward_op = flex.forward, flex.backward
 
 _PAIR, _TENSORS, _FLOATS, _INTS, _FIRST_LIST, _LENGTHS, _SINKS = 3, 4, 5, 6, 7, 15, 17  # where they stand
 
@@ -80,14 +64,14 @@ def _problem(args: Sequence[Any]) -> reference.Problem:
     )
 
 
-def _cpu(*args: Any) -> tuple[Tensor, Tensor]:
+def cpu(*args: Any) -> tuple[Tensor, Tensor]:
     with torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
         return reference.forward(_problem(args))
 
 
-def _cpu_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
+def cpu_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
     with _autograd_at_work(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-        found = reference.backward(_problem(args), out, lse, grad_out, grad_lse)
+        found = reference.backward(_problem(args[:-1]), out, lse, grad_out, grad_lse, args[-1])
     sinks = [] if found.sinks is None else [found.sinks]
     return [found.query, found.key, found.value, *sinks, *found.captures.values()]
 
@@ -110,7 +94,7 @@ class _autograd_at_work:
 # --- Fake ---
 
 
-def _fake(query: Tensor, key: Tensor, value: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+def fake(query: Tensor, key: Tensor, value: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     B, H, M, _ = query.shape
     if query.device.type == "cuda" and H > 1 and query.stride(1) < query.stride(2):
         out = query.new_empty(B, M, H, value.shape[3]).transpose(1, 2)  # as the query lies (Problem._outputs)
@@ -120,9 +104,9 @@ def _fake(query: Tensor, key: Tensor, value: Tensor, *args: Any) -> tuple[Tensor
     return out, query.new_empty(query.shape[:3], dtype=dtype)
 
 
-def _fake_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
+def fake_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
     sinks = [] if args[_SINKS] is None else [args[_SINKS]]
-    captured = [args[_TENSORS][i] for i in _differentiable_tensors(trace.parse(args[_PAIR]))]
+    captured = [args[_TENSORS][i] for i in _differentiable_tensors(trace.parse(args[_PAIR]))] if args[-1] else []
     return [x.new_empty(x.shape) for x in (*args[:3], *sinks, *captured)]
 
 
@@ -150,9 +134,17 @@ def _name(traced: Traced, suffix: str) -> str:
     return f"flex_{traced.fingerprint[:16]}{suffix}"
 
 
+_found: dict[tuple[str, str], Any] = {}  # a loaded pack stays
+
+
 def _packed(traced: Traced, suffix: str) -> Any | None:
-    packet = getattr(torch.ops.tk, _name(traced, suffix), None)
-    return None if packet is None else packet.default
+    key = (traced.fingerprint, suffix)
+    if key not in _found:
+        packet = getattr(torch.ops.tk, _name(traced, suffix), None)
+        if packet is None:
+            return None
+        _found[key] = packet.default
+    return _found[key]
 
 
 def _known() -> list[Traced]:
@@ -166,33 +158,55 @@ def _own_call(args: Sequence[Any], suffix: str = "") -> tuple[Any, list[Tensor],
     tensors = args[_TENSORS]
     own, floats, ints = _own(trace.parse(args[_PAIR]), tensors, args[_FLOATS], args[_INTS], suffix)
     query = args[0]
-    ranks = (*(3 if "num" in name else 4 for name in _LISTS), 1, 2, 1)
-    optional = [
-        query.new_empty((0,) * rank, dtype=torch.int32) if x is None else x
-        for x, rank in zip(args[_FIRST_LIST : _SINKS + 1], ranks, strict=True)
-    ]
-    scale, q_block, kv_block = args[_SINKS + 1 :]
+    given = zip(args[_FIRST_LIST : _SINKS + 1], _RANKS, strict=True)
+    optional = [_nothing(rank, query.device) if x is None else x for x, rank in given]
+    scale, q_block, kv_block, *wanted = args[_SINKS + 1 :]  # of a backward: whether gradients of captures are
     is_tf32 = query.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    band = (_EVERYWHERE, _EVERYWHERE, 0)
-    return (
-        own,
-        [*args[:3], *optional],
-        [scale, *floats, q_block, kv_block, *band, int(is_tf32), *ints, 1, int(scale < 0)],
-    )
+    band = _band(trace.parse(args[_PAIR]), args[_INTS]) if args[_FIRST_LIST] is None else _NO_BAND
+    numbers = [scale, *floats, q_block, kv_block, *band, int(is_tf32), *ints]
+    return own, [*args[:3], *optional], [*numbers, int(all(wanted)), int(scale < 0)]
 
 
-_EVERYWHERE = 1 << 29  # how far a query sees without a block mask
+_RANKS = (*(3 if "num" in name else 4 for name in flex.LISTS), 1, 2, 1)
 
 
-def _cuda(*args: Any) -> tuple[Tensor, Tensor]:
+@cache
+def _nothing(rank: int, device: torch.device) -> Tensor:
+    """Stands for an argument that is absent; one for all calls, since to make eleven takes longer than the rest."""
+    return torch.empty((0,) * rank, dtype=torch.int32, device=device)
+
+
+_EVERYWHERE = 1 << 29
+_NO_BAND = (_EVERYWHERE, _EVERYWHERE, 0)
+
+
+def _band(traced: Traced, ints: Sequence[int]) -> tuple[int, int, int]:
+    """How far to the left and right a query sees without a block mask, and whether this is all that the mask says."""
+    if traced.mask is None:
+        return _EVERYWHERE, _EVERYWHERE, 1
+    text = traced.mask.renumbered(0).text
+    if text == _mask_text(mods.causal):
+        return _EVERYWHERE, 0, 1
+    if text == _mask_text(mods.sliding_window(1)):
+        return max(0, ints[-1] - 1), 0, 1
+    return _NO_BAND
+
+
+def _mask_text(mask_mod: Any) -> str:
+    graph = trace.pair(None, mask_mod).mask
+    assert graph is not None
+    return graph.text
+
+
+def cuda(*args: Any) -> tuple[Tensor, Tensor]:
     own, tensors, numbers = _own_call(args)
     return own(*tensors, *args[_TENSORS], *numbers)
 
 
-def _cuda_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
+def cuda_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
     own, tensors, numbers = _own_call(args, "_backward")
     query, key, value, sinks, *captured = own(grad_out, grad_lse, *tensors, out, lse, *args[_TENSORS], *numbers)
-    return [query, key, value, *([] if args[_SINKS] is None else [sinks]), *captured]
+    return [query, key, value, *([] if args[_SINKS] is None else [sinks]), *(captured if args[-1] else [])]
 
 
 # --- Gradients ---
@@ -222,17 +236,19 @@ class _Attention(_SingleLevelFunction):
         args = (*flat[:_TENSORS], flat[first:], *flat[_TENSORS:first])
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
-        found = iter(backward_op(grad_out, grad_lse, out, lse, *args))
+        places = _differentiable_tensors(trace.parse(args[_PAIR]))
+        of_captures = any(ctx.needs_input_grad[2 + first + place] for place in places)
+        found = iter(backward_op(grad_out, grad_lse, out, lse, *args, of_captures))
         grads: list[Any] = [None] * len(flat)
         grads[:3] = (next(found) for _ in range(3))
         if args[_SINKS] is not None:
             grads[_SINKS - 1] = next(found)  # in `flat` the list of tensors stands last
-        for place in _differentiable_tensors(trace.parse(args[_PAIR])):
+        for place in places if of_captures else ():
             grads[first + place] = next(found)
         return None, None, *(g if n else None for g, n in zip(grads, ctx.needs_input_grad[2:], strict=True))
 
 
-def _autograd(keyset: Any, *args: Any) -> tuple[Tensor, Tensor]:
+def autograd(keyset: Any, *args: Any) -> tuple[Tensor, Tensor]:
     if _register._has_tangent(tuple(_leaves(args))):
         raise NotImplementedError("tk.flex_attention has no formula for forward-mode automatic differentiation")
     if torch.is_grad_enabled() and any(x.requires_grad for x in _leaves(args)):
@@ -252,18 +268,8 @@ def _leaves(args: Iterable[Any]) -> Iterable[Tensor]:
             yield from (y for y in x if isinstance(y, Tensor))
 
 
-def _no_second_gradient(keyset: Any, *args: Any) -> list[Tensor]:
+def autograd_backward(keyset: Any, *args: Any) -> list[Tensor]:
     if torch.is_grad_enabled() and any(x.requires_grad for x in _leaves(args)):
         raise NotImplementedError("tk.flex_attention has no gradient of its gradient (create_graph=True)")
     with torch._C._AutoDispatchBelowAutograd():
         return backward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
-
-
-torch.library.register_fake("tk::flex_attention", _fake, lib=_library)
-torch.library.register_fake("tk::flex_attention_backward", _fake_backward, lib=_library)
-_library.impl("flex_attention", _cpu, "CPU")
-_library.impl("flex_attention_backward", _cpu_backward, "CPU")
-_library.impl("flex_attention", _cuda, "CUDA")
-_library.impl("flex_attention_backward", _cuda_backward, "CUDA")
-_library.impl("flex_attention", _autograd, "Autograd", with_keyset=True)
-_library.impl("flex_attention_backward", _no_second_gradient, "Autograd", with_keyset=True)

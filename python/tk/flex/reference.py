@@ -121,13 +121,15 @@ class Gradients:
     captures: dict[int, Tensor]
 
 
-def backward(p: Problem, out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor) -> Gradients:
+def backward(
+    p: Problem, out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor, of_captures: bool = True
+) -> Gradients:
     """The gradients of all floating-point arguments; of captured tensors those that the score reads."""
 
     def zeros(x: Tensor) -> Tensor:
         return torch.zeros(x.shape, dtype=p.dtype, device=x.device)
 
-    captured = {i: zeros(p.values[i]) for i in differentiable(p.traced)}
+    captured = {i: zeros(p.values[i]) for i in differentiable(p.traced) if of_captures}
     sinks_sum = None if p.sinks is None else zeros(p.sinks)
     sums = Gradients(zeros(p.query), zeros(p.key), zeros(p.value), sinks_sum, captured)
     for entries in p.entries():
@@ -157,7 +159,7 @@ def _backward_rows(
         keys = _columns(p, p.key, entries, tile.keys)
         values = _columns(p, p.value, entries, tile.keys)
         product = _products(p, rows, keys)
-        reads = _Reads(p, tile, product.shape)
+        reads = _Reads(p, tile, product.shape, set(sums.captures))
         s = _through_mod(p, tile, product, reads)
         probability = torch.exp(s.detach() - lse_or_0.unsqueeze(-1))
         grad_s = probability * (_products(p, grad_out, values) - delta.unsqueeze(-1))
@@ -193,10 +195,10 @@ def _through_mod(p: Problem, tile: _Tile, product: Tensor, reads: _Reads | None)
 class _Reads:
     """A tile's reads of captured tensors, each with a gradient of its own."""
 
-    def __init__(self, p: Problem, tile: _Tile, shape: torch.Size):
+    def __init__(self, p: Problem, tile: _Tile, shape: torch.Size, wanted: set[int]):
         self.p, self.tile, self.shape = p, tile, shape
         self.numbers = {str(n.target): n.meta["capture"] for n in (p.traced.score.captures if p.traced.score else [])}
-        self.wanted = set(differentiable(p.traced))
+        self.wanted = wanted
         self.found: list[tuple[int, list[Any], torch.Size, Tensor]] = []
         self.score: Tensor | None = None
 
@@ -268,12 +270,17 @@ def _tiles(p: Problem, entries: list[int], q: tuple[int, int]) -> Iterator[_Tile
         if kinds is not None and not bool(kinds.any()):
             continue
         at = indices(entries, range(p.H), q, kv, p.query.device)
-        yield _Tile(at, kv, _allowed(p, kinds, at))
+        allowed = _allowed(p, kinds, at)
+        if allowed is None or bool(allowed.any()):
+            yield _Tile(at, kv, allowed)
 
 
 def _allowed(p: Problem, kinds: Tensor | None, at: tuple[Tensor, ...]) -> Tensor | None:
-    """Full blocks entirely, partial ones where the mask lets through. Without a block mask all blocks are full."""
-    if kinds is None or bool((kinds == 2).all()):
+    """Full blocks entirely, partial ones where the mask lets through. Without a block mask the mask is asked
+    everywhere."""
+    if kinds is None:
+        return None if p.traced.mask is None else evaluate(p.traced.mask, at, p.values)
+    if bool((kinds == 2).all()):
         return None
     rows, columns = (x.flatten() // block for x, block in zip(at[2:], p.block, strict=True))
     kind = kinds[:, :, rows - rows[0]][..., columns - columns[0]]
