@@ -57,8 +57,8 @@ def _chosen() -> Iterator[tuple[object, object, Wanted]]:
     for mask in (None, CAUSAL):
         yield RELATIVE, mask, _USUAL
     for dtype in (torch.bfloat16, torch.float32):  # scaled_dot_product_attention's additive masks
-        yield mods.create_additive(_table(dtype, 4)), None, _USUAL
-    yield None, mods.create_bool(_table(torch.bool, 4)), _USUAL
+        yield mods.learned_bias(_table(dtype, 4)), None, _USUAL
+    yield None, mods.of_bool_table(_table(torch.bool, 4)), _USUAL
     yield mods.learned_bias(_table(torch.float32, 3)), CAUSAL, _RARE
     yield mods.per_head_bias(_table(torch.float32, 1)), CAUSAL, _RARE
     yield None, mods.prefix_lm(1), _USUAL
