@@ -14,7 +14,7 @@ from tk.generated.records import GeneratedOp
 
 from .cases import rms
 from .device import DEVICE
-from .op_cases import candidates, check, check_call, draw, make, place, problems, shape_of, variants
+from .op_cases import candidates, check, check_call, deterministic, draw, make, place, problems, shape_of, variants
 
 NAMES = [name for name in register.names() if not register.find(name).takes_lists]  # test_lists.py has those
 CASES = 5000  # of all ops together; TK_TEST_DEVICE=cpu looks at a twentieth
