@@ -127,7 +127,12 @@ SWEEP_OPS = ("softmax", "rms_norm")
 RANDOM, SEED = 200, 5101  # rows drawn at random; the seed is used by nothing that tunes
 RANDOM_OPS = ("softmax", "log_softmax", "layer_norm", "rms_norm", "gelu", "swiglu", "row_sum", "row_argmax",
               "row_var_mean", "column_sum", "softmax_backward", "rms_norm_backward", "layer_norm_backward",
-              "silu")  # fmt: skip
+              "silu", "cumsum", "sort")  # fmt: skip
+MORE = (
+    ("sort", (65536, 512), "fp32"), ("sort", (65536, 512), "bf16"), ("sort", (65536, 2048), "fp32"),
+    ("sort", (4096, 32768), "fp32"), ("sort", (64, 1 << 20), "fp32"), ("cumsum", (131072, 1024), "bf16"),
+    ("cumsum", (4096, 32768), "bf16"), ("cumsum", (32, 1 << 22), "bf16"),
+)  # fmt: skip
 LEAST_BYTES = 64e6
 
 
@@ -154,7 +159,7 @@ class Task:
 def tasks(quick: bool) -> list[Task]:
     """In the order of what is worth most, since time may be short: the listed shape of all, those drawn, the rest."""
     main = [Task(op, MAIN) for op in PEERS] + [Task("row_sum", MAIN, "fp32"), Task("column_sum", MAIN, "fp32")]
-    more = [Task(op, shape) for shape in LISTED for op in LISTED_OPS]
+    more = [Task(*one) for one in MORE] + [Task(op, shape) for shape in LISTED for op in LISTED_OPS]
     sweep = [Task(op, shape) for shape in SWEEP for op in SWEEP_OPS if shape not in (MAIN, *LISTED)]
     drawn = list(random_tasks(RANDOM))
     if quick:
@@ -177,28 +182,54 @@ def random_tasks(count: int, seed: int = SEED) -> Iterator[Task]:
 
 GOAL_MEMORY, GOAL_COPY = Goal(1.05, 0.97), Goal(0.90, 0.90)
 LONG_SOFTMAX = 4096
-SPECIAL: Mapping[str, tuple[str, Goal]] = {
-    "softmax_long": ("softmax, rows ≥ 4096", Goal(1.6, 1.2)),
-    "argmax": ("argmax", Goal(1.5, 1.2)),
-    "gelu": ("gelu", Goal(1.25, 1.2)),
-    "memory": ("pointwise, norms, softmax, reductions ≥ 64 MB", GOAL_MEMORY),
+SHORT_SORT = 2048
+COMPILED, EAGER, BETTER = "max-autotune", "eager", "the better of eager and max-autotune"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Rows that are judged together. peer: COMPILED, EAGER or BETTER."""
+
+    title: str
+    goal: Goal | None
+    peer: str = COMPILED
+
+    def time(self, us: Mapping[str, float]) -> float:
+        """The peer's."""
+        return min(us[EAGER], us[COMPILED]) if self.peer == BETTER else us[self.peer]
+
+
+KINDS: Mapping[str, Kind] = {
+    "softmax_long": Kind("softmax, rows ≥ 4096", Goal(1.6, 1.2)),
+    "argmax": Kind("argmax", Goal(1.5, 1.2)),
+    "gelu": Kind("gelu", Goal(1.25, 1.2)),
+    "scan": Kind("scans", Goal(1.0, 0.95), BETTER),
+    "sort_short": Kind("sort, rows ≤ 2048", Goal(2.0, 1.3), EAGER),
+    "sort_long": Kind("sort, longer rows", Goal(1.0, 0.95), EAGER),
+    "topk": Kind("topk", None, EAGER),
+    "memory": Kind("pointwise, norms, softmax, reductions ≥ 64 MB", GOAL_MEMORY),
 }
+SCANS = ("cumsum", "cumsum_backward", "cumprod", "cummax", "cummin", "logcumsumexp")
 
 
 def group_name(task: Task) -> str:
     if task.op in ("softmax", "log_softmax") and task.shape[1] >= LONG_SOFTMAX:
         return "softmax_long"
-    return {"row_argmax": "argmax", "gelu": "gelu"}.get(task.op, "memory")
+    if task.op == "sort":
+        return "sort_short" if task.shape[1] <= SHORT_SORT else "sort_long"
+    return {"row_argmax": "argmax", "gelu": "gelu", "topk": "topk", **dict.fromkeys(SCANS, "scan")}.get(
+        task.op, "memory"
+    )
 
 
 def group_of(report: Report, task: Task, compiled: bool) -> Group:
-    """Goals are against compiled torch."""
+    """Without compiled torch there are no goals but those against eager torch."""
     name = group_name(task)
-    title, goal = SPECIAL[name]
+    kind = KINDS[name]
     suffix, said = ("_random", ", random") if task.kind == "random" else ("", "")
     if not compiled:
-        return report.group(f"{name}{suffix}_eager", title + said, "eager")
-    return report.group(f"{name}{suffix}", title + said, "max-autotune", goal)
+        return report.group(f"{name}{suffix}_eager", kind.title + said, EAGER)
+    return report.group(f"{name}{suffix}", kind.title + said, kind.peer, kind.goal)
 
 
 def copy_group(report: Report, task: Task) -> Group:
@@ -269,8 +300,8 @@ def chosen(example: Example, args: Sequence[Any]) -> str:
 
 def add_rows(report: Report, task: Task, us: dict[str, float], more: Mapping[str, Any]) -> None:
     """Against the peer, against eager, and against a copy of as many bytes."""
-    compiled = "max-autotune" in us
-    peer = us["max-autotune"] if compiled else us["eager"]
+    compiled = COMPILED in us
+    peer = KINDS[group_name(task)].time(us) if compiled else us[EAGER]
     gbps = more["bytes"] / us["tk"] * 1e-3
     share = gbps / report.environment["copy_gbps"]
     extra = {"op": task.op, "shape": list(task.shape), "dtype": task.dtype, "gbps": gbps, "of_copy": share, **more}
