@@ -215,7 +215,7 @@ TEST_F(Hostile, HugePromisesAreRefused) {
 TEST_F(Hostile, ListsThatReferToEachOtherWithoutEndAreRefused) {
   PackSpec spec = small_pack();
   Op& op = spec.ops[0];
-  op.variants.resize(3000, op.variants[0]);
+  op.variants.resize(8000, op.variants[0]);
   std::string bytes = pack_bytes(spec);
   auto* const header = reinterpret_cast<format::Header*>(bytes.data());
   const auto& section = header->sections[static_cast<size_t>(format::Section::Variants)];
