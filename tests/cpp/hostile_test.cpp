@@ -38,7 +38,7 @@ PackSpec small_pack() {
                    {.name = "alpha", .kind = format::ParamKind::Float, .default_value = "0.5"}},
         .checks = {{size(0, 1) == 16, "x with 16 columns"}},
         .meta = "{}"};
-  return {.ops = {op}};
+  return {.ops = {op}, .with_dictionary = true};
 }
 
 class Hostile : public CoreTest {
@@ -201,6 +201,10 @@ TEST_F(Hostile, HugePromisesAreRefused) {
   for (const size_t field :
        {offsetof(format::Image, offset), offsetof(format::Image, compressed_size), offsetof(format::Image, size)})
     fields.push_back(images + field);
+  const uint64_t dictionaries = header->sections[static_cast<size_t>(format::Section::Dictionaries)].offset;
+  for (const size_t field : {offsetof(format::Dictionary, offset), offsetof(format::Dictionary, compressed_size),
+                             offsetof(format::Dictionary, size)})
+    fields.push_back(dictionaries + field);
   for (const size_t field : fields) {
     for (const uint64_t value : {huge, ~uint64_t{0}, ~uint64_t{7}}) {
       std::string changed = bytes;
