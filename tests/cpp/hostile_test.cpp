@@ -328,7 +328,8 @@ TEST_F(Forbidden, InterfacesThatContradictThemselves) {
   refuse([&](PackSpec& s) { param(s, 0).kind = format::ParamKind::Tensors, param(s, 0).rank = 0; },
          "lists of tensors beside other tensors");
   refuse([&](PackSpec& s) { param(s, 0).kind = static_cast<format::ParamKind>(5); }, "kind");
-  refuse([&](PackSpec& s) { param(s, 0).flags = 4; }, "flags");
+  refuse([&](PackSpec& s) { param(s, 0).flags = 8; }, "flags");
+  refuse([&](PackSpec& s) { param(s, 0).flags = format::kInOrder; }, "order of dimensions that it lacks");
   refuse([&](PackSpec& s) { param(s, 1).flags = format::kMutated; }, "flags");
   refuse([&](PackSpec& s) { param(s, 0).rank = 9; }, "dimensions");
   refuse([&](PackSpec& s) { param(s, 2).rank = 1; }, "dimensions");

@@ -79,8 +79,8 @@ class Writer {
     record.size = content.size();
     const Digest digest = sha256({std::as_bytes(std::span(content))});
     std::memcpy(record.hash, digest.data(), digest.size());
-    image_records_.push_back(record);
     record.dictionary = spec_.with_dictionary ? 1 : 0;
+    image_records_.push_back(record);
     image_data_.push_back(frame);
     return at->second;
   }

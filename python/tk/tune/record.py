@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from datetime import datetime, timezone
-from pathlib import Path
 
 import torch
 
 from tk import capi
+from tk._packs import packs
 
 
 def record() -> dict[str, str]:
@@ -38,4 +38,4 @@ def pack_compiler(device: int = 0) -> str:
     square = capi.Matrix(torch.bfloat16, (4096, 4096), (4096, 1))
     problem = capi.Problem("mm", (square, square, None, square), (0, 0), (1.0, 1.0), 0, device)
     path = capi.choose(problem).pack_path
-    return next(pack.compiler for pack in packs() if pack.path == str(path))
+    return next(pack.compiler for pack in packs() if pack.path == path)
