@@ -35,7 +35,11 @@ def test_one_wheel_serves_every_python(wheel: Path, metadata: email.message.Mess
 def test_it_requires_torch_alone(metadata: email.message.Message):
     requirements = metadata.get_all("Requires-Dist")
     assert [r for r in requirements if "extra" not in r] == ["torch>=2.11"]
-    assert {r.split(";")[0].strip() for r in requirements if "extra" in r} == {"triton==3.9.0", "numpy", "zstandard==0.25.0"}
+    assert {r.split(";")[0].strip() for r in requirements if "extra" in r} == {
+        "triton==3.9.0",
+        "numpy",
+        "zstandard==0.25.0",
+    }
 
 
 def test_every_python_source_is_there(wheel: Path):

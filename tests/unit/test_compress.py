@@ -1,4 +1,4 @@
-"""Images in a pack: groups with a dictionary each, the same bytes every time, and from the cache what was done before."""
+"""Images in a pack: groups with a dictionary each, the same bytes every time, from the cache what was done before."""
 
 from __future__ import annotations
 
@@ -97,7 +97,14 @@ def test_a_damaged_entry_of_the_cache_is_made_again(tmp_path):
 def test_a_frame_must_be_whole_and_of_its_size():
     (frame,) = compress([b"image " * 100])[0].frames
     assert unpack(frame, 600) == b"image " * 100
-    for data, size in ((frame, 599), (frame, 601), (frame[:-1], 600), (frame + b"x", 600), (b"", 600), (b"x" * 50, 600)):
+    for data, size in (
+        (frame, 599),
+        (frame, 601),
+        (frame[:-1], 600),
+        (frame + b"x", 600),
+        (b"", 600),
+        (b"x" * 50, 600),
+    ):
         with pytest.raises(PackFormatError):
             unpack(data, size)
     with pytest.raises(PackFormatError):

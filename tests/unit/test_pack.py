@@ -293,7 +293,7 @@ def test_another_dictionary_is_refused(large):
     data = bytearray(large) + changed
     struct.pack_into("<QQ", data, field_of(large, "dictionaries", 0), len(large), len(changed))
     struct.pack_into("<Q", data, 24, len(data))
-    with pytest.raises(PackFormatError, match="image 0: .*ictionary"):
+    with pytest.raises(PackFormatError, match=r"image 0: .*ictionary"):
         read_pack(rehashed(data))
 
 

@@ -354,7 +354,8 @@ def predict(work: Work, jobs: int) -> tuple[float, float]:
     seconds_of = _mean_by_function(work, lambda a: a.seconds, DEFAULT_SECONDS)
     missing = work.missing
     size = sum(len(a.compressed) for a in work.done.values()) + sum(bytes_of(work.sources[k]) for k in missing)
-    return size * share_of_zlib(len(work.sources)), sum(seconds_of(work.sources[k]) for k in missing) / max(1, min(jobs, len(missing)))
+    seconds = sum(seconds_of(work.sources[k]) for k in missing) / max(1, min(jobs, len(missing)))
+    return size * share_of_zlib(len(work.sources)), seconds
 
 
 def _mean_by_function(work: Work, figure: Callable[[Artifact], float], default: float) -> Callable[[Source], float]:

@@ -1,8 +1,8 @@
 """What was compiled before, by content.
 
 An entry is one file named by its key: a line of JSON (sizes, hashes, launch metadata), then the image, compressed; or
-SHA-256 and bytes, of what a pack's images became. It is published by writing beside it, fsync and rename: a reader sees all of it or nothing, and two
-builds may share a folder. A damaged entry counts as absent.
+a SHA-256 and bytes: images as a pack has them. It is published by writing beside it, fsync and rename: a reader sees
+all of it or nothing, and two builds may share a folder. A damaged entry counts as absent.
 
 The folder is ``TK_CACHE_DIR``, else ``tk`` under ``XDG_CACHE_HOME`` or ``~/.cache``.
 """

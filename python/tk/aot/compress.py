@@ -138,7 +138,9 @@ def unpack(frame: bytes, size: int, dictionary: bytes | None = None) -> bytes:
     try:
         if zstandard.frame_content_size(frame) != size:
             raise PackFormatError(f"no zstd frame of {size} bytes")
-        with_dictionary = zstandard.ZstdCompressionDict(dictionary, zstandard.DICT_TYPE_FULLDICT) if dictionary else None
+        with_dictionary = (
+            zstandard.ZstdCompressionDict(dictionary, zstandard.DICT_TYPE_FULLDICT) if dictionary else None
+        )
         unpacker = zstandard.ZstdDecompressor(dict_data=with_dictionary)
         return unpacker.decompress(frame, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as e:

@@ -120,7 +120,7 @@ class PackWriter:
         self._sections = {name: bytearray() for name in SECTIONS}
         self._known: dict[tuple[str, bytes], Range] = {}
         self._strings: dict[str, int] = {}
-        self._images: dict[tuple[int, str], int] = {}
+        self._images: dict[tuple[int, bytes], int] = {}
         self._image_records: list[dict[str, Any]] = []
         self._image_data: list[bytes] = []  # as it is
         self.string("")
@@ -184,7 +184,9 @@ class PackWriter:
 
     def _compress(self, cache: Cache | None, jobs: int) -> tuple[list[bytes], list[dict[str, Any]]]:
         """Fills in the images' records; returns what follows the index, dictionaries first, and their records."""
-        dictionaries, frames, records = [], [], []
+        dictionaries: list[bytes] = []
+        frames: list[bytes] = []
+        records: list[dict[str, Any]] = []
         for group in compress(self._image_data, cache, jobs):
             if group.dictionary:
                 dictionaries.append(group.dictionary.frame)
