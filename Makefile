@@ -47,7 +47,7 @@ help: ## this list
 
 # $(call build_wheel,NAME,GRID,ARCHS): build/NAME/dist/torch_tk-*.whl. CMake builds only what changed.
 define build_wheel
-	tools/debian_packages.sh g++ zlib1g-dev libssl-dev
+	tools/debian_packages.sh g++ libzstd-dev libssl-dev
 	rm -rf build/$(1)/dist
 	TK_BUILD_DIR=build/$(1) CMAKE_ARGS='-DTK_GRID=$(2) -DTK_ARCHS=$(3)' \
 	  $(PIP) wheel --verbose --no-deps --no-build-isolation --wheel-dir build/$(1)/dist .
@@ -117,7 +117,7 @@ test-cpp: test-asan test-tsan
 test-asan: SANITIZE := address,undefined
 test-tsan: SANITIZE := thread
 test-asan test-tsan: test-%: build-tools
-	tools/debian_packages.sh g++ zlib1g-dev libssl-dev libgtest-dev
+	tools/debian_packages.sh g++ libzstd-dev libssl-dev libgtest-dev
 	cmake -S . -B build/$* -G Ninja -DTK_SANITIZE=$(SANITIZE) -DTK_BUILD_TESTS=ON -DTK_PACKS=OFF -DTK_BUILD_OPS=OFF
 	cmake --build build/$* --target tk_tests
 	ctest --test-dir build/$* --output-on-failure --no-tests=error -j $(JOBS)

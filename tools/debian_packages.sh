@@ -10,7 +10,7 @@ includes() {
 is_there() {
   case $1 in
     g++) command -v "${CXX:-g++}" >/dev/null ;;
-    zlib1g-dev) includes zlib.h ;;
+    libzstd-dev) includes zstd.h ;;
     libssl-dev) includes openssl/sha.h ;;
     libgtest-dev) includes gtest/gtest.h ;;
     python3-venv) "${PYTHON:-python3}" -c 'import ensurepip, venv' 2>/dev/null ;;

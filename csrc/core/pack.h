@@ -6,6 +6,7 @@
 
 #include <array>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,6 +18,8 @@
 #include "expr.h"
 #include "hash.h"
 #include "pack_format.h"
+
+struct ZSTD_DDict_s;
 
 namespace tk {
 
@@ -39,6 +42,7 @@ TK_SECTION(Image, Images)
 TK_SECTION(Output, Outputs)
 TK_SECTION(Pin, Pins)
 TK_SECTION(Param, Params)
+TK_SECTION(Dictionary, Dictionaries)
 #undef TK_SECTION
 
 // The order of pins: by key, then by size.
@@ -100,18 +104,27 @@ class Pack {
     return {reinterpret_cast<const T*>(index_.get() + entry.offset), entry.size / sizeof(T)};
   }
   void read(void* to, uint64_t size, uint64_t offset) const;
+  std::vector<std::byte> read_frame(uint64_t offset, uint64_t compressed_size, uint64_t size,
+                                    const std::string& what) const;
+  const ZSTD_DDict_s* dictionary(uint32_t index) const;
   template <class... Parts>
   [[noreturn]] void damaged(const Parts&... parts) const {
     fail(TK_PACK_ERROR, "pack ", path_, ": ", parts...);
   }
 
   class Verifier;
+  struct DictionaryDeleter {
+    void operator()(ZSTD_DDict_s* dictionary) const;
+  };
 
   std::string path_;
   int file_;
   std::unique_ptr<std::byte[]> index_;  // no vector: that would fill it with zeros first, half of opening a pack
   size_t index_size_ = 0;
   std::unordered_map<std::string_view, const format::Op*> ops_;
+  // By number, each digested when an image first needs it.
+  mutable std::mutex dictionaries_mutex_;
+  mutable std::unordered_map<uint32_t, std::unique_ptr<ZSTD_DDict_s, DictionaryDeleter>> dictionaries_;
 };
 
 }  // namespace tk

@@ -1,7 +1,8 @@
 // The bytes of a pack. docs/packs.md explains them; python/tk/aot/pack.py writes them; pack.cpp reads them.
 //
 // Little-endian, naturally aligned, offsets from the start of the file. Everything from the header to the end of the
-// last section is the *index*: it is hashed as a whole. Images follow, each compressed and hashed by itself.
+// last section is the *index*: it is hashed as a whole. Dictionaries and images follow, each compressed, each image
+// hashed by itself.
 #pragma once
 
 #include <cstdint>
@@ -12,23 +13,24 @@ inline constexpr char kMagic[8] = {'T', 'K', 'P', 'A', 'C', 'K', '\r', '\n'};
 inline constexpr uint32_t kVersion = 3;
 
 enum class Section : uint32_t {
-  Strings,      // NUL-terminated UTF-8, addressed by byte offset; offset 0 is ""
-  Code,         // int64 words: expressions, see expr.h
-  Ops,          // Op
-  Locals,       // Expr: values computed once per problem (op) or per variant
-  Configs,      // Config
-  Buckets,      // Bucket, sorted by (op, key)
-  Candidates,   // uint32 variant numbers, grouped by bucket
-  Variants,     // Variant
-  Constraints,  // Constraint
-  Buffers,      // Buffer
-  Launches,     // Launch
-  Args,         // Arg
-  TensorMaps,   // TensorMap
-  Images,       // Image
-  Outputs,      // Output
-  Pins,         // Pin, sorted by (op, key, dims)
-  Params,       // Param
+  Strings,       // NUL-terminated UTF-8, addressed by byte offset; offset 0 is ""
+  Code,          // int64 words: expressions, see expr.h
+  Ops,           // Op
+  Locals,        // Expr: values computed once per problem (op) or per variant
+  Configs,       // Config
+  Buckets,       // Bucket, sorted by (op, key)
+  Candidates,    // uint32 variant numbers, grouped by bucket
+  Variants,      // Variant
+  Constraints,   // Constraint
+  Buffers,       // Buffer
+  Launches,      // Launch
+  Args,          // Arg
+  TensorMaps,    // TensorMap
+  Images,        // Image
+  Outputs,       // Output
+  Pins,          // Pin, sorted by (op, key, dims)
+  Params,        // Param
+  Dictionaries,  // Dictionary
   Count
 };
 
@@ -204,9 +206,18 @@ struct Image {
   ImageKind kind;
   uint32_t name;  // of what it was compiled from, for messages
   uint64_t offset;
-  uint64_t compressed_size;  // zlib
+  uint64_t compressed_size;  // one zstd frame that says its content's size
   uint64_t size;
-  uint8_t hash[32];  // SHA-256 of the image itself
+  uint8_t hash[32];     // SHA-256 of the image itself
+  uint32_t dictionary;  // 1 + the dictionary that it was compressed with; 0: none
+  uint32_t reserved;
+};
+
+// What many images have in common: a trained zstd dictionary. It needs no hash of its own: images have one.
+struct Dictionary {
+  uint64_t offset;
+  uint64_t compressed_size;  // one zstd frame that says its content's size
+  uint64_t size;
 };
 
 struct Output {
@@ -227,10 +238,12 @@ struct Pin {
 static_assert(sizeof(Header) == 80 + 16 * static_cast<uint32_t>(Section::Count));
 static_assert(sizeof(Op) == 124 && sizeof(Config) == 12 && sizeof(Bucket) == 16 && sizeof(Variant) == 56);
 static_assert(sizeof(Constraint) == 12 && sizeof(Buffer) == 16 && sizeof(Launch) == 88 && sizeof(Arg) == 24);
-static_assert(sizeof(TensorMap) == 216 && sizeof(Image) == 64 && sizeof(Output) == 144 && sizeof(Pin) == 48);
-static_assert(sizeof(Param) == 20);
+static_assert(sizeof(TensorMap) == 216 && sizeof(Image) == 72 && sizeof(Output) == 144 && sizeof(Pin) == 48);
+static_assert(sizeof(Param) == 20 && sizeof(Dictionary) == 24);
 
 // The largest image we are ready to unpack: the biggest cubin seen is 0.3 MB.
 inline constexpr uint64_t kMaxImageSize = 64u << 20;
+// The largest dictionary; builds make them of up to 1 MiB.
+inline constexpr uint64_t kMaxDictionarySize = 16u << 20;
 
 }  // namespace tk::format

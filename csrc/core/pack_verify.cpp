@@ -34,7 +34,8 @@ constexpr size_t kRecordSizes[] = {1,
                                    sizeof(format::Image),
                                    sizeof(format::Output),
                                    sizeof(format::Pin),
-                                   sizeof(format::Param)};
+                                   sizeof(format::Param),
+                                   sizeof(format::Dictionary)};
 static_assert(std::size(kRecordSizes) == static_cast<size_t>(Section::Count));
 
 // What the driver guarantees of any allocation, and so the most that a recipe may ask for.
@@ -74,6 +75,7 @@ class Pack::Verifier {
     known_launches_.resize(pack_.all<format::Launch>().size());
     budget_ = 4 * pack_.index_size_ + 65536;
     require_string(pack_.header().compiler);
+    for (const auto& dictionary : pack_.all<format::Dictionary>()) verify_dictionary(dictionary);
     for (const auto& image : pack_.all<format::Image>()) verify_image(image);
     for (const auto& op : pack_.all<format::Op>()) verify_op(op);
   }
@@ -182,14 +184,24 @@ class Pack::Verifier {
     }
   }
 
-  void verify_image(const format::Image& image) const {
+  void require_stored(uint64_t offset, uint64_t size, const char* what) const {
     const uint64_t file_size = pack_.file_size();
+    require(offset >= pack_.header().index_size && offset <= file_size && size <= file_size - offset, what,
+            " lies outside the file");
+  }
+
+  void verify_dictionary(const format::Dictionary& dictionary) const {
+    require_stored(dictionary.offset, dictionary.compressed_size, "a dictionary");
+    require(dictionary.size > 0 && dictionary.size <= format::kMaxDictionarySize, "a dictionary of ", dictionary.size,
+            " bytes");
+  }
+
+  void verify_image(const format::Image& image) const {
     require_string(image.name);
     require((image.kind == format::ImageKind::Ptx) == pack_.is_ptx() && image.kind <= format::ImageKind::Ptx,
             "an image of another kind than the pack");
-    require(image.offset >= pack_.header().index_size && image.offset <= file_size &&
-                image.compressed_size <= file_size - image.offset,
-            "an image lies outside the file");
+    require_stored(image.offset, image.compressed_size, "an image");
+    require(image.dictionary <= pack_.all<format::Dictionary>().size(), "no dictionary ", image.dictionary);
     require(image.size > 0 && image.size <= format::kMaxImageSize, "an image of ", image.size, " bytes");
   }
 

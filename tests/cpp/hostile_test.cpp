@@ -38,7 +38,7 @@ PackSpec small_pack() {
                    {.name = "alpha", .kind = format::ParamKind::Float, .default_value = "0.5"}},
         .checks = {{size(0, 1) == 16, "x with 16 columns"}},
         .meta = "{}"};
-  return {.ops = {op}};
+  return {.ops = {op}, .with_dictionary = true};
 }
 
 class Hostile : public CoreTest {
@@ -201,6 +201,10 @@ TEST_F(Hostile, HugePromisesAreRefused) {
   for (const size_t field :
        {offsetof(format::Image, offset), offsetof(format::Image, compressed_size), offsetof(format::Image, size)})
     fields.push_back(images + field);
+  const uint64_t dictionaries = header->sections[static_cast<size_t>(format::Section::Dictionaries)].offset;
+  for (const size_t field : {offsetof(format::Dictionary, offset), offsetof(format::Dictionary, compressed_size),
+                             offsetof(format::Dictionary, size)})
+    fields.push_back(dictionaries + field);
   for (const size_t field : fields) {
     for (const uint64_t value : {huge, ~uint64_t{0}, ~uint64_t{7}}) {
       std::string changed = bytes;
@@ -215,7 +219,7 @@ TEST_F(Hostile, HugePromisesAreRefused) {
 TEST_F(Hostile, ListsThatReferToEachOtherWithoutEndAreRefused) {
   PackSpec spec = small_pack();
   Op& op = spec.ops[0];
-  op.variants.resize(8000, op.variants[0]);
+  op.variants.resize(5000, op.variants[0]);
   std::string bytes = pack_bytes(spec);
   auto* const header = reinterpret_cast<format::Header*>(bytes.data());
   const auto& section = header->sections[static_cast<size_t>(format::Section::Variants)];
@@ -324,7 +328,8 @@ TEST_F(Forbidden, InterfacesThatContradictThemselves) {
   refuse([&](PackSpec& s) { param(s, 0).kind = format::ParamKind::Tensors, param(s, 0).rank = 0; },
          "lists of tensors beside other tensors");
   refuse([&](PackSpec& s) { param(s, 0).kind = static_cast<format::ParamKind>(5); }, "kind");
-  refuse([&](PackSpec& s) { param(s, 0).flags = 4; }, "flags");
+  refuse([&](PackSpec& s) { param(s, 0).flags = 8; }, "flags");
+  refuse([&](PackSpec& s) { param(s, 0).flags = format::kInOrder; }, "order of dimensions that it lacks");
   refuse([&](PackSpec& s) { param(s, 1).flags = format::kMutated; }, "flags");
   refuse([&](PackSpec& s) { param(s, 0).rank = 9; }, "dimensions");
   refuse([&](PackSpec& s) { param(s, 2).rank = 1; }, "dimensions");

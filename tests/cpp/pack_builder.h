@@ -167,12 +167,19 @@ struct PackSpec {
   uint32_t arch = 90;
   bool ptx = false;
   std::string compiler = "test compiler 1.0";
+  bool with_dictionary = false;  // that all images are compressed with
 };
 
 // The image that the fake driver loads: one kernel, by its parameters' sizes in bytes.
 std::string fake_image(const Launch& launch);
 
 std::string pack_bytes(const PackSpec& spec);
+
+// A zstd frame.
+std::string compressed(const std::string& content, const std::string& dictionary = {});
+
+// A zstd dictionary for the fake driver's images, with this number.
+std::string trained_dictionary(uint32_t id);
 
 // Puts the right hash over whatever the index holds now.
 void rehash(std::string& bytes);

@@ -2,13 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <thread>
+
 #include "fake_driver.h"
 
 namespace tk::test {
 namespace {
 
 // A pack that uses every section.
-PackSpec rich_pack() {
+PackSpec rich_pack(bool with_dictionary = true) {
   Map map{.tensor = 0, .sizes = {size(0, 0), size(0, 1)}, .strides = {stride(0, 0), 1}, .box = {64, 32}};
   Launch first{.entry = "first",
                .args = {pointer(0, 16), integer(local(1), 8), floating(0), tensor_map(map), buffer(0), buffer(1, 8),
@@ -47,7 +50,7 @@ PackSpec rich_pack() {
         .checks = {{dtype(0) == dtype(1), "a and b of one dtype"}},
         .meta = "{}"};
   op.variants[0].bucket = op.variants[1].bucket = 1;
-  return {.ops = {op, Op{.name = "plain"}}};
+  return {.ops = {op, Op{.name = "plain"}}, .with_dictionary = with_dictionary};
 }
 
 TEST(Pack, HoldsWhatWasWritten) {
@@ -80,11 +83,29 @@ TEST(Pack, HoldsWhatWasWritten) {
 
 TEST(Pack, UnpacksImages) {
   const TempDir dir;
+  for (const bool with_dictionary : {false, true}) {
+    const auto pack = Pack::open(dir.write("rich.tkpack", rich_pack(with_dictionary)));
+    EXPECT_EQ(pack->all<format::Dictionary>().size(), with_dictionary ? 1u : 0u);
+    const auto& launch = pack->all<format::Launch>()[0];
+    const std::vector<std::byte> image = pack->image(launch.image);
+    EXPECT_STREQ(reinterpret_cast<const char*>(image.data()), "FAKE first 8 8 4 128 8 8 8 8");
+    EXPECT_EQ(image.back(), std::byte{0}) << "PTX must end in NUL";
+  }
+}
+
+// Many threads need the dictionary at once, as nobody has yet: the thread sanitizer watches.
+TEST(Pack, UnpacksImagesInManyThreads) {
+  const TempDir dir;
   const auto pack = Pack::open(dir.write("rich.tkpack", rich_pack()));
-  const auto& launch = pack->all<format::Launch>()[0];
-  const std::vector<std::byte> image = pack->image(launch.image);
-  EXPECT_STREQ(reinterpret_cast<const char*>(image.data()), "FAKE first 8 8 4 128 8 8 8 8");
-  EXPECT_EQ(image.back(), std::byte{0}) << "PTX must end in NUL";
+  const auto count = static_cast<uint32_t>(pack->all<format::Image>().size());
+  std::vector<std::thread> threads;
+  std::atomic<uint32_t> whole = 0;
+  for (int t = 0; t < 8; t++)
+    threads.emplace_back([&] {
+      for (uint32_t i = 0; i < count; i++) whole += std::memcmp(pack->image(i).data(), "FAKE", 4) == 0;
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(whole, 8 * count);
 }
 
 void expect_refused(const std::string& path, const std::string& part, std::string_view root = {}) {
@@ -116,7 +137,7 @@ TEST(Pack, RefusesAnotherVersion) {
   std::memcpy(bytes.data() + offsetof(format::Header, version), &version, sizeof version);
   rehash(bytes);
   write_file(dir / "new.tkpack", bytes);
-  expect_refused((dir / "new.tkpack").string(), "version 2");
+  expect_refused((dir / "new.tkpack").string(), "version 3");
 }
 
 TEST(Pack, RefusesAnotherRoot) {
@@ -140,7 +161,7 @@ TEST(Pack, RefusesDamagedImages) {
     write_file(path, flipped);
     const auto pack = Pack::open(path);
     try {
-      // A flip may leave the same image: deflate has bits that mean nothing.
+      // A flip may leave the same image: a frame has bits that mean nothing.
       EXPECT_EQ(pack->image(0), intact->image(0)) << "byte " << at;
     } catch (const Error& error) {
       EXPECT_EQ(error.status(), TK_PACK_ERROR);
@@ -149,18 +170,110 @@ TEST(Pack, RefusesDamagedImages) {
   }
 }
 
-TEST(Pack, RefusesAnImageThatUnpacksToMore) {
-  const TempDir dir;
-  std::string bytes = pack_bytes(rich_pack());
-  write_file(dir / "x", bytes);
-  const auto pack = Pack::open((dir / "x").string());
+// The bytes of a pack whose one record of `section` has `value` in a field.
+template <class T>
+std::string with_field(std::string bytes, format::Section section, size_t field, T value) {
   const auto* const header = reinterpret_cast<const format::Header*>(bytes.data());
-  const uint64_t at = header->sections[static_cast<size_t>(format::Section::Images)].offset;
-  const uint64_t size = pack->all<format::Image>()[0].size - 1;
-  std::memcpy(bytes.data() + at + offsetof(format::Image, size), &size, sizeof size);
+  std::memcpy(bytes.data() + header->sections[static_cast<size_t>(section)].offset + field, &value, sizeof value);
   rehash(bytes);
-  write_file(dir / "y", bytes);
-  EXPECT_THROW(Pack::open((dir / "y").string())->image(0), Error);
+  return bytes;
+}
+
+// The pack opens, and its first image is refused for `part`.
+void expect_damaged(const TempDir& dir, const std::string& bytes, const std::string& part) {
+  write_file(dir / "damaged.tkpack", bytes);
+  const auto pack = Pack::open((dir / "damaged.tkpack").string());
+  for (int again = 0; again < 2; again++) {  // nothing half done is kept
+    try {
+      pack->image(0);
+      ADD_FAILURE() << "unpacked; \"" << part << "\" was expected";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status(), TK_PACK_ERROR);
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(Pack, RefusesAnImageOfAnotherSize) {
+  const TempDir dir;
+  const std::string bytes = pack_bytes(rich_pack());
+  const uint64_t size = Pack::open(dir.write("x", rich_pack()))->all<format::Image>()[0].size;
+  for (const uint64_t other : {size - 1, size + 1, uint64_t{1}, format::kMaxImageSize})
+    expect_damaged(dir, with_field(bytes, format::Section::Images, offsetof(format::Image, size), other),
+                   "no zstd frame of " + std::to_string(other) + " bytes");
+}
+
+TEST(Pack, RefusesAFrameThatIsNotWhole) {
+  const TempDir dir;
+  const std::string bytes = pack_bytes(rich_pack());
+  const uint64_t size = Pack::open(dir.write("x", rich_pack()))->all<format::Image>()[0].compressed_size;
+  for (const uint64_t other : {uint64_t{0}, size - 1, size + 1})
+    expect_damaged(dir, with_field(bytes, format::Section::Images, offsetof(format::Image, compressed_size), other),
+                   "no zstd frame");
+}
+
+TEST(Pack, RefusesAnImageWithoutItsDictionary) {
+  const TempDir dir;
+  const std::string bytes = pack_bytes(rich_pack());
+  const auto number = [&](uint32_t n) {
+    return with_field(bytes, format::Section::Images, offsetof(format::Image, dictionary), n);
+  };
+  expect_damaged(dir, number(0), "Dictionary mismatch");
+  write_file(dir / "x.tkpack", number(2));
+  expect_refused((dir / "x.tkpack").string(), "no dictionary 2");
+}
+
+// `rich_pack` with other bytes of the same size where its dictionary is.
+std::string with_dictionary_frame(const TempDir& dir, const std::string& frame, uint64_t unpacked) {
+  std::string bytes = pack_bytes(rich_pack());
+  const format::Dictionary record = Pack::open(dir.write("x", rich_pack()))->all<format::Dictionary>()[0];
+  bytes += frame;
+  const format::Dictionary moved{
+      .offset = bytes.size() - frame.size(), .compressed_size = frame.size(), .size = unpacked};
+  EXPECT_NE(record.offset, moved.offset);
+  const uint64_t size = bytes.size();
+  std::memcpy(bytes.data() + offsetof(format::Header, file_size), &size, sizeof size);
+  return with_field(bytes, format::Section::Dictionaries, 0, moved);
+}
+
+TEST(Pack, RefusesAnotherDictionary) {
+  const TempDir dir;
+  const std::string right = trained_dictionary(40000);
+  const auto replaced = [&](const std::string& content, uint64_t size) {
+    return with_dictionary_frame(dir, compressed(content), size);
+  };
+  write_file(dir / "right", replaced(right, right.size()));
+  EXPECT_FALSE(Pack::open((dir / "right").string())->image(0).empty());
+  const std::string other = trained_dictionary(40001);
+  expect_damaged(dir, replaced(other, other.size()), "Dictionary mismatch");
+  const std::string text(4096, 'x');
+  expect_damaged(dir, replaced(text, text.size()), "it is no zstd dictionary");
+  std::string broken = right;  // the magic and a number, then tables that are none
+  std::fill(broken.begin() + 8, broken.begin() + 100, '\xff');
+  expect_damaged(dir, replaced(broken, broken.size()), "it is no zstd dictionary");
+  expect_damaged(dir, replaced(right, right.size() + 1), "dictionary 0 is damaged");
+  expect_damaged(dir, replaced(std::string(8 << 20, 'x'), right.size()), "dictionary 0 is damaged");
+}
+
+TEST(Pack, RefusesDamagedDictionaries) {
+  const TempDir dir;
+  const std::string bytes = pack_bytes(rich_pack());
+  const auto intact = Pack::open(dir.write("rich.tkpack", rich_pack()));
+  const format::Dictionary dictionary = intact->all<format::Dictionary>()[0];
+  int refused = 0;
+  for (uint64_t at = dictionary.offset; at < dictionary.offset + dictionary.compressed_size; at++) {
+    std::string flipped = bytes;
+    flipped[at] = static_cast<char>(flipped[at] ^ 1);
+    write_file(dir / "flipped.tkpack", flipped);
+    const auto pack = Pack::open((dir / "flipped.tkpack").string());
+    try {
+      EXPECT_EQ(pack->image(0), intact->image(0)) << "byte " << at;  // of a part that the image does not use
+    } catch (const Error& error) {
+      refused++;
+      EXPECT_EQ(error.status(), TK_PACK_ERROR);
+    }
+  }
+  EXPECT_GT(refused, 10);
 }
 
 // What was verified is what is used: nothing that happens to the file later can change it.

@@ -44,7 +44,7 @@ def test_they_find_each_other_by_where_they_lie(core: Library, ops: Library):
 
 
 def test_what_is_linked_in_stays_hidden(core: Library, ops: Library):
-    """Another zlib or OpenSSL in the process must neither use ours nor be used by ours. _Z: C++, where std's templates
+    """Another zstd or OpenSSL in the process must neither use ours nor be used by ours. _Z: C++, where std's templates
     are always visible."""
     for library in (core, ops):
         plain = {name for name in library.defined if not name.startswith(("tk_", "_Z"))}

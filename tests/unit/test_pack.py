@@ -7,9 +7,10 @@ import random
 import struct
 
 import pytest
+import zstandard
 
 from tk.aot import pack as fmt
-from tk.aot.cache import compress
+from tk.aot.compress import MIN_IMAGES
 from tk.aot.errors import PackFormatError
 from tk.aot.expr import Problem, TensorValue, const
 from tk.aot.pack import HEADER, Pack, PackWriter, Range, read_pack
@@ -23,7 +24,7 @@ def small_pack() -> bytes:
     """One record of each kind."""
     w = PackWriter(90, False, "a compiler")
     image = b"an image " * 50
-    number = w.image(fmt.IMAGE_CUBIN, "image", hashlib.sha256(image).hexdigest(), len(image), compress(image))
+    number = w.image(fmt.IMAGE_CUBIN, "image", image)
     three, five, eight = ([w.code(const(i)) for i in range(n)] for n in (3, 5, 8))
     args = w.add("args", [dict(kind=fmt.ARG_INT, width=8, value=w.code(OP.local("n") + 1))])
     launch = dict(image=number, entry=w.string("entry"), threads=128, shared=1024, cluster=1, when=w.code(1),
@@ -106,8 +107,8 @@ def test_equal_things_are_kept_once():
     assert w.string("twice") == w.string("twice")
     assert w.code(OP.local("n") + 1) == w.code(OP.local("n") + 1)
     assert w.add("locals", [dict(value=Range(0, 1))]) == w.add("locals", [dict(value=Range(0, 1))])
-    assert w.image(0, "a", "00" * 32, 1, b"x") == w.image(0, "b", "00" * 32, 1, b"x")
-    assert w.image(0, "a", "01" * 32, 1, b"x") == 1
+    assert w.image(0, "a", b"x") == w.image(0, "b", b"x")
+    assert w.image(0, "a", b"y") == 1
     assert w.add("candidates", [dict(variant=0)], share=False) != w.add("candidates", [dict(variant=0)], share=False)
     with pytest.raises(ValueError, match="NUL"):
         w.string("a\0b")
@@ -186,7 +187,7 @@ def test_more_bytes_than_promised_are_refused():
         (b"", "0 bytes are no pack"),
         (b"ELF" + PACK[3:], "does not begin with its magic"),
         (patched(8, "I", 1), "pack version 1, this is for version 3"),
-        (patched(20, "I", 16), "16 sections instead of 17"),
+        (patched(20, "I", 17), "17 sections instead of 18"),
         (patched(16, "I", 2), "unknown flags"),
         (patched(entry_of("code"), "Q", 2**60), "section code does not lie in the index"),
         (patched(entry_of("code") + 8, "Q", 2**60), "section code does not lie in the index"),
@@ -203,7 +204,9 @@ def test_more_bytes_than_promised_are_refused():
         (patched(record_field("images", 8), "Q", 0), "image 0 lies in the index"),
         (patched(record_field("images", 16), "Q", 2**60), "image 0 leaves the file"),
         (patched(record_field("images", 24), "Q", 2**60), "image 0 promises 1152921504606846976 bytes"),
-        (patched(record_field("images", 24), "Q", 449), "image 0 does not have its hash"),
+        (patched(record_field("images", 24), "Q", 449), "image 0: no zstd frame of 449 bytes"),
+        (patched(record_field("images", 16), "Q", 0), "image 0: "),
+        (patched(record_field("images", 64), "I", 1), "image 0 needs dictionary 0"),
         (patched(record_field("images", 32), "B", 0), "image 0 does not have its hash"),
     ],
 )
@@ -223,10 +226,89 @@ def test_a_promise_of_two_to_the_sixty_bytes_is_refused_at_once(offset):
 def test_an_image_that_unpacks_to_more_than_it_says_is_refused():
     """Without unpacking it all."""
     w = PackWriter(90, False, "c")
-    bomb = compress(bytes(200 << 20))
-    w.image(fmt.IMAGE_CUBIN, "bomb", "00" * 32, 100, bomb)
-    with pytest.raises(PackFormatError, match="image 0 does not have its hash"):
-        read_pack(w.finish())
+    w.image(fmt.IMAGE_CUBIN, "bomb", bytes(200 << 20))
+    data = bytearray(w.finish())
+    with pytest.raises(PackFormatError, match="image 0 promises 209715200 bytes"):
+        read_pack(bytes(data))
+    struct.pack_into("<Q", data, struct.unpack_from("<Q", data, entry_of("images"))[0] + 24, 100)
+    with pytest.raises(PackFormatError, match="image 0: no zstd frame of 100 bytes"):
+        read_pack(rehashed(data))
+
+
+# --- Dictionaries ---
+
+
+def many_images() -> list[bytes]:
+    """Alike, as kernels are, and each with something of its own."""
+    rng = random.Random(1)
+    common = [rng.randbytes(512) for _ in range(40)]
+    return [b"".join(rng.choices(common, k=18)) + rng.randbytes(64) for _ in range(MIN_IMAGES)]
+
+
+@pytest.fixture(scope="module")
+def large() -> bytes:
+    w = PackWriter(90, False, "c")
+    for i, image in enumerate(many_images()):
+        w.image(fmt.IMAGE_CUBIN, f"image {i}", image)
+    return w.finish()
+
+
+def test_many_images_share_a_dictionary(large):
+    pack = read_pack(large)
+    assert len(pack.dictionaries) == 1
+    assert {i.dictionary for i in pack.images} == {1}
+    assert [pack.image(n) for n in range(MIN_IMAGES)] == many_images()
+
+
+def field_of(data: bytes, section: str, offset: int) -> int:
+    return struct.unpack_from("<Q", data, entry_of(section))[0] + offset
+
+
+@pytest.mark.parametrize(
+    ("section", "offset", "value", "message"),
+    [
+        ("dictionaries", 0, 2**60, "dictionary 0 leaves the file"),
+        ("dictionaries", 0, 0, "dictionary 0 lies in the index"),
+        ("dictionaries", 8, 2**60, "dictionary 0 leaves the file"),
+        ("dictionaries", 16, 2**60, "dictionary 0 promises 1152921504606846976 bytes"),
+        ("dictionaries", 16, 1000, "dictionary 0: no zstd frame of 1000 bytes"),
+        ("images", 64, 0, "image 0: .*ictionary"),  # zstd's own words
+        ("images", 64, 2, "image 0 needs dictionary 1"),
+    ],
+)
+def test_hostile_dictionaries_are_refused(large, section, offset, value, message):
+    data = bytearray(large)
+    struct.pack_into("<Q", data, field_of(large, section, offset), value)
+    with pytest.raises(PackFormatError, match=message):
+        read_pack(rehashed(data))
+
+
+def test_another_dictionary_is_refused(large):
+    """One with another number, of the same size, that is a dictionary nonetheless."""
+    record = read_pack(large).dictionaries[0]
+    frame = large[record.offset : record.offset + record.compressed_size]
+    content = bytearray(zstandard.ZstdDecompressor().decompress(frame))
+    content[4] ^= 1
+    changed = zstandard.ZstdCompressor(level=19).compress(bytes(content))
+    data = bytearray(large) + changed
+    struct.pack_into("<QQ", data, field_of(large, "dictionaries", 0), len(large), len(changed))
+    struct.pack_into("<Q", data, 24, len(data))
+    with pytest.raises(PackFormatError, match=r"image 0: .*ictionary"):
+        read_pack(rehashed(data))
+
+
+def test_flipped_bytes_of_a_dictionary_are_refused_or_change_nothing(large):
+    record = read_pack(large).dictionaries[0]
+    rng = random.Random(2)
+    refused = 0
+    for at in rng.sample(range(record.offset, record.offset + record.compressed_size), 60):
+        data = bytearray(large)
+        data[at] ^= 1 << rng.randrange(8)
+        try:
+            read_pack(bytes(data))  # every image has its hash
+        except PackFormatError:
+            refused += 1
+    assert refused > 40
 
 
 def test_a_missing_file_is_an_os_error(tmp_path):

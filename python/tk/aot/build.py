@@ -19,6 +19,7 @@ from tk.aot import tuned
 from tk.aot.assemble import Compiled, add_definition, add_op
 from tk.aot.cache import Artifact, Cache, write_atomically
 from tk.aot.compile import Source, Target, compile_source, compiler_version, source_of, warm_up
+from tk.aot.compress import share_of_zlib
 from tk.aot.errors import BuildError, CompileError
 from tk.aot.grid import Grid, Variant, enumerate_grid
 from tk.aot.pack import PackWriter, read_pack, roots_line
@@ -246,15 +247,15 @@ def _broken_limits(launch: Launch, artifact: Artifact, shared_limit: int | None)
         yield f"{artifact.shared} bytes of shared memory, the architecture has {shared_limit}"
 
 
-def write_pack(pack: PlannedPack, work: Work) -> bytes:
-    """The bytes of one pack; what was written is read back with every check. Raises BuildError."""
+def write_pack(pack: PlannedPack, work: Work, cache: Cache | None = None, jobs: int = 1) -> bytes:
+    """The bytes of one pack. cache: holds what was compressed before. Raises BuildError."""
     writer = PackWriter(pack.target.arch, pack.target.ptx, compiler_version(pack.target.arch))
     for op in pack.ops:
         if not op.variants:
             continue
         compiled = [Compiled(p.variant, tuple(work.done[s.key] for s in p.sources)) for p in op.variants]
         add_op(writer, op.grid, compiled, pack.target, _tuned_table(op.grid.family, pack.target), pack.partial)
-    return writer.finish()
+    return writer.finish(cache, jobs)
 
 
 def _tuned_table(family: Family, target: Target) -> Mapping[str, Any]:
@@ -293,7 +294,7 @@ def build(packs: Sequence[PlannedPack], cache: Cache, jobs: int, roots: Path | N
     check_limits(packs, work)
     lines = []
     for pack in packs:
-        data = write_pack(pack, work)
+        data = write_pack(pack, work, cache, jobs)
         checked = read_pack(data)
         write_if_changed(pack.path, data)
         lines.append(roots_line(pack.path, checked))
@@ -353,7 +354,8 @@ def predict(work: Work, jobs: int) -> tuple[float, float]:
     seconds_of = _mean_by_function(work, lambda a: a.seconds, DEFAULT_SECONDS)
     missing = work.missing
     size = sum(len(a.compressed) for a in work.done.values()) + sum(bytes_of(work.sources[k]) for k in missing)
-    return size, sum(seconds_of(work.sources[k]) for k in missing) / max(1, min(jobs, len(missing)))
+    seconds = sum(seconds_of(work.sources[k]) for k in missing) / max(1, min(jobs, len(missing)))
+    return size * share_of_zlib(len(work.sources)), seconds
 
 
 def _mean_by_function(work: Work, figure: Callable[[Artifact], float], default: float) -> Callable[[Source], float]:

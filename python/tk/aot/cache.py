@@ -1,8 +1,8 @@
 """What was compiled before, by content.
 
-An entry is one file named by its key: a line of JSON (sizes, hashes, launch metadata), then the image, compressed as it
-goes into a pack. It is published by writing beside it, fsync and rename: a reader sees all of it or nothing, and two
-builds may share a folder. A damaged entry counts as absent.
+An entry is one file named by its key: a line of JSON (sizes, hashes, launch metadata), then the image, compressed; or
+a SHA-256 and bytes: images as a pack has them. It is published by writing beside it, fsync and rename: a reader sees
+all of it or nothing, and two builds may share a folder. A damaged entry counts as absent.
 
 The folder is ``TK_CACHE_DIR``, else ``tk`` under ``XDG_CACHE_HOME`` or ``~/.cache``.
 """
@@ -124,6 +124,17 @@ class Cache:
         write_atomically(self.path(key), header + b"\n" + artifact.compressed)
         with contextlib.suppress(FileNotFoundError):
             self.failure_path(key).unlink()
+
+    def load_bytes(self, key: str) -> bytes | None:
+        """What `store_bytes` was given."""
+        try:
+            data = self.path(key).read_bytes()
+        except FileNotFoundError:
+            return None
+        return data[32:] if data[:32] == hashlib.sha256(data[32:]).digest() else None
+
+    def store_bytes(self, key: str, data: bytes) -> None:
+        write_atomically(self.path(key), hashlib.sha256(data).digest() + data)
 
     def record_failure(self, key: str, text: str) -> Path:
         """For people: a later build tries again, since a full disk or a killed process is no property of the kernel."""

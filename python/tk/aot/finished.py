@@ -20,7 +20,7 @@ from tk.aot.cache import Cache, write_atomically
 PACKAGE = Path(__file__).resolve().parent.parent
 FOLDERS = ("aot", "codegen", "generated")  # of the package; and every folder of kernels
 SUFFIXES = (".py", ".json")
-COMPILERS = ("torch", "triton", "sympy")
+COMPILERS = ("torch", "triton", "sympy", "zstandard")
 VARIABLES = ("TRITON_", "CUDA_", "TK_")  # of the environment, what may change a cubin begins with one of these
 KEPT_OUT = ("TK_CACHE_DIR", "TK_JOBS", "TK_NO_LIBRARY", "TRITON_CACHE_DIR", "CUDA_VISIBLE_DEVICES")
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from tk.aot.cache import Cache
+from tk.aot.compress import compress, unpack
 from tk.aot.errors import PackFormatError
 from tk.expr import Expr, as_expr
 
@@ -23,6 +24,7 @@ MAGIC = b"TKPACK\r\n"
 VERSION = 3
 FLAG_PTX = 1
 MAX_IMAGE_SIZE = 64 << 20
+MAX_DICTIONARY_SIZE = 16 << 20
 
 # Section -> fields of its record, as in pack_format.h: I is 32 bits unsigned, Q 64 unsigned, q 64 signed, H a SHA-256,
 # R a range of another section; a number before it counts.
@@ -43,10 +45,11 @@ SECTIONS: Mapping[str, str] = {
     "args": "kind:I width:I index:I reserved:I value:R",
     "tensor_maps": "tensor:I rank:I element_type:I element_size:I swizzle:I l2_promotion:I oob_fill:I is_im2col:I "
     "reserved:I box:5I offset:R sizes:5R strides:5R lower:3R upper:3R steps:3R",
-    "images": "kind:I name:I offset:Q compressed_size:Q size:Q hash:H",
+    "images": "kind:I name:I offset:Q compressed_size:Q size:Q hash:H dictionary:I reserved:I",
     "outputs": "dtype:R ndim:I leading:I sizes:8R strides:8R",
     "pins": "key:q dims:4q config:I reserved:I",
     "params": "name:I kind:I flags:I rank:I default_value:I",
+    "dictionaries": "offset:Q compressed_size:Q size:Q",
 }
 
 VARIANT_GENERAL, VARIANT_NONDETERMINISTIC = 1, 2
@@ -117,9 +120,9 @@ class PackWriter:
         self._sections = {name: bytearray() for name in SECTIONS}
         self._known: dict[tuple[str, bytes], Range] = {}
         self._strings: dict[str, int] = {}
-        self._images: dict[tuple[int, str], int] = {}
+        self._images: dict[tuple[int, bytes], int] = {}
         self._image_records: list[dict[str, Any]] = []
-        self._image_data: list[bytes] = []
+        self._image_data: list[bytes] = []  # as it is
         self.string("")
         self._compiler = self.string(compiler)
 
@@ -144,29 +147,31 @@ class PackWriter:
     def count(self, section: str) -> int:
         return len(self._sections[section]) // RECORDS[section].struct.size
 
-    def image(self, kind: int, name: str, hash: str, size: int, compressed: bytes) -> int:
-        """hash: SHA-256 of the image, hexadecimal. Equal images are kept once, under the first name."""
+    def image(self, kind: int, name: str, content: bytes) -> int:
+        """Equal images are kept once, under the first name."""
+        hash = hashlib.sha256(content).digest()
         if (kind, hash) not in self._images:
             self._images[kind, hash] = len(self._image_records)
-            self._image_records.append(
-                dict(kind=kind, name=self.string(name), compressed_size=len(compressed), size=size,
-                     hash=bytes.fromhex(hash))
-            )  # fmt: skip
-            self._image_data.append(compressed)
+            self._image_records.append(dict(kind=kind, name=self.string(name), size=len(content), hash=hash))
+            self._image_data.append(content)
         return self._images[kind, hash]
 
-    def finish(self) -> bytes:
-        self._sections["images"] = bytearray(len(self._image_records) * RECORDS["images"].struct.size)
+    def finish(self, cache: Cache | None = None, jobs: int = 1) -> bytes:
+        """The pack. cache: holds what was compressed before. jobs: threads that compress."""
+        stored, dictionary_records = self._compress(cache, jobs)
+        for section, records in (("dictionaries", dictionary_records), ("images", self._image_records)):
+            self._sections[section] = bytearray(len(records) * RECORDS[section].struct.size)
         entries, at = [], HEADER.size
         for data in self._sections.values():
             at = _aligned(at)
             entries.append((at, len(data)))
             at += len(data)
         index_size = at
-        for record in self._image_records:
-            record["offset"] = at
-            at += record["compressed_size"]
-        self._sections["images"] = bytearray(b"".join(map(RECORDS["images"].pack, self._image_records)))
+        for section, records in (("dictionaries", dictionary_records), ("images", self._image_records)):
+            for record in records:
+                record["offset"] = at
+                at += record["compressed_size"]
+            self._sections[section] = bytearray(b"".join(map(RECORDS[section].pack, records)))
         flat = [n for entry in entries for n in entry]
         header = HEADER.pack(MAGIC, VERSION, self.arch, FLAG_PTX if self.ptx else 0, len(SECTIONS), at, index_size,
                              bytes(32), self._compiler, 0, *flat)  # fmt: skip
@@ -175,7 +180,22 @@ class PackWriter:
         for (offset, size), data in zip(entries, self._sections.values(), strict=True):
             index[offset : offset + size] = data
         index[_HASH_AT : _HASH_AT + 32] = _index_hash(bytes(index))
-        return bytes(index) + b"".join(self._image_data)
+        return bytes(index) + b"".join(stored)
+
+    def _compress(self, cache: Cache | None, jobs: int) -> tuple[list[bytes], list[dict[str, Any]]]:
+        """Fills in the images' records; returns what follows the index, dictionaries first, and their records."""
+        dictionaries: list[bytes] = []
+        frames: list[bytes] = []
+        records: list[dict[str, Any]] = []
+        for group in compress(self._image_data, cache, jobs):
+            if group.dictionary:
+                dictionaries.append(group.dictionary.frame)
+                records.append(dict(compressed_size=len(group.dictionary.frame), size=group.dictionary.size))
+            for frame in group.frames:
+                number = len(records) if group.dictionary else 0
+                self._image_records[len(frames)].update(compressed_size=len(frame), dictionary=number)
+                frames.append(frame)
+        return dictionaries + frames, records
 
     def _keep(self, section: str, data: bytes, count: int) -> Range:
         if not count:
@@ -260,7 +280,31 @@ class Pack:
 
     def image(self, number: int) -> bytes:
         """Unpacked and held against its hash. Raises PackFormatError."""
-        return _image(self.data, self.sections["images"][number], number)
+        return self._image(number, self._dictionary(self.sections["images"][number].dictionary))
+
+    def _dictionary(self, number: int) -> bytes | None:
+        """Unpacked. number: as an image's record has it, from 1 on."""
+        if number == 0:
+            return None
+        record = self.sections["dictionaries"][number - 1]
+        _check(record.size <= MAX_DICTIONARY_SIZE, f"dictionary {number - 1} promises {record.size} bytes")
+        return self._unpacked(record, f"dictionary {number - 1}", None)
+
+    def _image(self, number: int, dictionary: bytes | None) -> bytes:
+        record = self.sections["images"][number]
+        _check(record.size <= MAX_IMAGE_SIZE, f"image {number} promises {record.size} bytes")
+        image = self._unpacked(record, f"image {number}", dictionary)
+        _check(hashlib.sha256(image).digest() == record.hash,
+               f"image {number} does not have its hash: the pack is damaged")  # fmt: skip
+        return image
+
+    def _unpacked(self, record: SimpleNamespace, what: str, dictionary: bytes | None) -> bytes:
+        end = record.offset + record.compressed_size
+        _check(end <= len(self.data), f"{what} leaves the file")
+        try:
+            return unpack(self.data[record.offset : end], record.size, dictionary)
+        except PackFormatError as e:
+            raise PackFormatError(f"{what}: {e}") from e
 
 
 def read_pack(source: Path | str | bytes) -> Pack:
@@ -280,10 +324,19 @@ def read_pack(source: Path | str | bytes) -> Pack:
                 header.index_hash.hex(), len(data), sections, data)  # fmt: skip
     _check_references(pack)
     _check_order(pack)
-    for number, image in enumerate(sections["images"]):
-        _check(image.offset >= header.index_size, f"image {number} lies in the index")
-        _image(data, image, number)
+    _check_images(pack, header.index_size)
     return pack
+
+
+def _check_images(pack: Pack, index_size: int) -> None:
+    dictionaries: list[bytes | None] = [None]
+    for number, record in enumerate(pack.sections["dictionaries"]):
+        _check(record.offset >= index_size, f"dictionary {number} lies in the index")
+        dictionaries.append(pack._dictionary(number + 1))
+    for number, record in enumerate(pack.sections["images"]):
+        _check(record.offset >= index_size, f"image {number} lies in the index")
+        _check(record.dictionary < len(dictionaries), f"image {number} needs dictionary {record.dictionary - 1}")
+        pack._image(number, dictionaries[record.dictionary])
 
 
 def _check(holds: bool, message: str) -> None:
@@ -352,20 +405,6 @@ def _check_order(pack: Pack) -> None:
         name = pack.string(op.name)
         _check(keys == sorted(set(keys)), f"the buckets of {name} are not in order")
         _check(pins == sorted(set(pins)), f"the pins of {name} are not in order")
-
-
-def _image(data: bytes, image: SimpleNamespace, number: int) -> bytes:
-    _check(image.offset + image.compressed_size <= len(data), f"image {number} leaves the file")
-    _check(image.size <= MAX_IMAGE_SIZE, f"image {number} promises {image.size} bytes")
-    unpacker = zlib.decompressobj()
-    try:
-        unpacked = unpacker.decompress(data[image.offset : image.offset + image.compressed_size], image.size + 1)
-    except zlib.error as e:
-        raise PackFormatError(f"image {number}: {e}") from e
-    whole = unpacker.eof and not unpacker.unused_data and len(unpacked) == image.size
-    _check(whole and hashlib.sha256(unpacked).digest() == image.hash,
-           f"image {number} does not have its hash: the pack is damaged")  # fmt: skip
-    return unpacked
 
 
 def roots_line(path: Path, pack: Pack) -> str:

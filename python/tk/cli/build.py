@@ -61,11 +61,12 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The exit status. Raises SystemExit with what to install when Triton is not there."""
+    """The exit status. Raises SystemExit with what to install when Triton or zstandard is not there."""
     try:
         import triton  # noqa: F401
+        import zstandard  # noqa: F401
     except ImportError:
-        raise SystemExit('tk build needs Triton: pip install "torch-tk[build]"') from None
+        raise SystemExit('tk build needs Triton and zstandard: pip install "torch-tk[build]"') from None
     from tk.aot.command import run as build
 
     return build(args)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from datetime import datetime, timezone
-from pathlib import Path
 
 import torch
 
 from tk import capi
+from tk._packs import packs
 
 
 def record() -> dict[str, str]:
@@ -35,8 +35,7 @@ def driver_version() -> str:
 
 def pack_compiler(device: int = 0) -> str:
     """What compiled the kernels that this device runs, "triton 3.9.0, ptxas 12.9"."""
-    from tk.aot.pack import read_pack
-
     square = capi.Matrix(torch.bfloat16, (4096, 4096), (4096, 1))
     problem = capi.Problem("mm", (square, square, None, square), (0, 0), (1.0, 1.0), 0, device)
-    return read_pack(Path(capi.choose(problem).pack_path)).compiler
+    path = capi.choose(problem).pack_path
+    return next(pack.compiler for pack in packs() if pack.path == path)
