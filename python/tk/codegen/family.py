@@ -28,7 +28,7 @@ from tk.codegen.schedule import (
     scratch_buffers,
     secondary_setting,
 )
-from tk.codegen.settings import Setting
+from tk.codegen.settings import SELDOM_CALLED, Setting
 from tk.codegen.split import Parts, Splitter
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
 from tk.codegen.trace import LEADING, Trace, flag_values, trace_all, trace_backward, where
@@ -360,7 +360,7 @@ class Generated:
 
         def is_thin(graph: Graph, arch: int) -> bool:
             """Whether few settings do: the wheel has no room for those that were never measured, nor for twice all."""
-            return arch < 90 or "fp16" in graph.trace.dtypes.values()
+            return arch < 90 or "fp16" in graph.trace.dtypes.values() or self.name in SELDOM_CALLED
 
         def plan(point: Point) -> Plan | None:
             setting, way = ways[point.config.name]
