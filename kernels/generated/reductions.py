@@ -1,7 +1,7 @@
 """Reductions along the last dimension, over the rows of a matrix, and over all of a tensor.
 
-Numbers make one op serve several functions of tk.functional, since an op for each would cost the wheel a set of kernels.
-The ops over all of a tensor are split over programs; where partial results are exact, rows are used twice instead."""
+Numbers make one op serve several functions of tk.functional: an op for each would cost the wheel a set of kernels. The
+ops over all of a tensor are split over programs; where partial results are exact, rows are used twice instead."""
 
 import torch
 
@@ -62,7 +62,8 @@ def row_norm(x, low, high, root):
 
 @op(x="T[..., N]", bessel="float", power="float", T=FLOATS)
 def row_var_mean(x, bessel, power):
-    """((bessel · var) ** power, mean), of the biased variance: bessel is n / (n - 1) for the unbiased one. tk.generated.gradients has its gradient."""
+    """((bessel · var) ** power, mean), of the biased variance: bessel is n / (n - 1) for
+    the unbiased one. tk.generated.gradients has its gradient."""
     variance, mean = torch.var_mean(x.float(), -1, correction=0)
     return ((variance * bessel) ** power).to(x.dtype), mean.to(x.dtype)
 

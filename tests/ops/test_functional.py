@@ -81,8 +81,19 @@ MIRRORED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     ),
     "sum": (tk.sum, torch.sum),
     "mean": (tk.mean, torch.mean),
+    "prod": (tk.prod, torch.prod),
     "amax": (tk.amax, torch.amax),
+    "amin": (tk.amin, torch.amin),
     "argmax": (tk.argmax, torch.argmax),
+    "argmin": (tk.argmin, torch.argmin),
+    "max": (tk.max, torch.max),
+    "min": (tk.min, torch.min),
+    "any": (tk.any, torch.any),
+    "all": (tk.all, torch.all),
+    "linalg.vector_norm": (tk.vector_norm, torch.linalg.vector_norm),
+    "norm": (tk.norm, torch.norm),
+    "var": (tk.var, torch.var),
+    "std": (tk.std, torch.std),
     "var_mean": (tk.var_mean, torch.var_mean),
     "logsumexp": (tk.logsumexp, torch.logsumexp),
     "cumsum": (tk.cumsum, torch.cumsum),
@@ -94,11 +105,14 @@ MIRRORED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "argsort": (tk.argsort, lambda *args, **kwargs: stable_sort(*args, **kwargs)[1]),
     "topk": (tk.topk, stable_topk),
 }
-INDICES = ("argmax", "argsort")  # results without a gradient
+INDICES = ("any", "all", "argmax", "argmin", "argsort")  # results without a gradient
+
+
+VARIANTS = ("", "with_dtype", "unbiased", "reduction_no_dim", "reduction_with_dim", "fro", "inf")
 
 
 def samples(name: str, dtype: torch.dtype, requires_grad: bool = False) -> Iterator[Any]:
-    found = [info for info in op_db if info.name == name and info.variant_test_name in ("", "with_dtype", "unbiased")]
+    found = [info for info in op_db if info.name == name and info.variant_test_name in VARIANTS]
     assert found, f"torch has no samples of {name}"
     for info in found:
         yield from info.sample_inputs("cpu", dtype, requires_grad)
@@ -414,7 +428,7 @@ REFUSED_ON_CUDA: dict[str, tuple[Callable[[Any], Any], str]] = {
         "rms_norm: input is bfloat16, weight is float32; .* all of one dtype",
     ),
     "table": (lambda t: tk.rope(t(2, 4), *[t(2, 2, dtype=torch.float16)] * 2), "cos is torch.float16, must be float32"),
-    "correction": (lambda t: tk.var_mean(t(3), correction=0), "a correction of 0 is there on the CPU only"),
+    "nuclear": (lambda t: tk.norm(t(3, 3), "nuc"), "norm: the nuclear norm is there on the CPU only"),
     "class weights": (
         lambda t: tk.cross_entropy(t(2, 3), t(2, dtype=torch.int64), t(3)),
         "weight is there on the CPU only",
@@ -493,7 +507,7 @@ def test_importing_tk_leaves_the_functions_alone() -> None:
 
 
 # Of integers, or of the dtypes that others are converted to.
-OTHER_DTYPES = ("fill_integers", "bucketize", "searchsorted", "embedding_backward")
+OTHER_DTYPES = ("fill_integers", "row_any", "bucketize", "searchsorted", "embedding_backward")
 
 
 @pytest.mark.parametrize("name", functional.FUNCTIONS)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tk.functional._call import Config, from_end, needs, run, taken, to_end, wrap
+from tk.functional._call import Config, converted, from_end, needs, run, taken, to_end, wrap
 
 __all__ = ["cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"]
 
@@ -23,7 +23,7 @@ def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, config:
     Raises:
         IndexError: a dimension that is none.
     """
-    x = input if dtype is None else input.to(dtype)
+    x = converted("cumsum", input, dtype)
     return _scanned("cumsum", torch.cumsum, x, dim, config)
 
 
@@ -31,7 +31,7 @@ def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, config:
 def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, config: Config = None) -> Tensor:
     """The running product along ``dim``, as ``torch.cumprod``; its gradient is ATen's. Arguments and errors as of
     :func:`cumsum`."""
-    x = input if dtype is None else input.to(dtype)
+    x = converted("cumprod", input, dtype)
     return _scanned("cumprod", torch.cumprod, x, dim, config)
 
 
