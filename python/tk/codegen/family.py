@@ -431,7 +431,7 @@ def generate_any(
 ) -> Generated | GeneratedLists:
     """:func:`generate`, of functions of lists too."""
     if any(spec.is_list for spec in signature.tensors.values()):
-        return generate_lists(fn, signature, name, grad)
+        return generate_lists(fn, signature, name, grad, debug)
     return generate(fn, signature, name, grad, debug)
 
 
