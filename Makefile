@@ -104,6 +104,7 @@ test-python: sample
 	$(PY) -m pytest tests/unit tests/codegen $(PARALLEL)
 	$(PY) -m pytest tests/kernels
 	$(PY) -m pytest tests/ops $(PARALLEL)
+	$(PY) -m pytest tests/flex $(PARALLEL)
 
 .PHONY: test-install
 test-install: sample
@@ -149,8 +150,9 @@ format: lint-tools ## rewrite the sources as lint wants them
 	git ls-files '*.h' '*.cpp' '*.c' | xargs clang-format -i
 
 .PHONY: readme
-readme: build-tools ## README's tables, from the kernels and from benchmarks/results
+readme: build-tools ## README's tables, from the kernels and from benchmarks/results; pictures of masks
 	$(PY) tools/readme.py
+	PYTHONPATH=python $(PY) tools/masks.py
 
 .PHONY: clean
 clean: ## remove what was built; the virtual environment and the compiler's cache (~/.cache/tk) stay

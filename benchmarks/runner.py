@@ -1,6 +1,6 @@
 """Runs the benchmarks and writes what they found.
 
-    python -m benchmarks [mm generated everywhere] --out benchmarks/results [--quick] [--seconds 480] [--only REGEX]
+    python -m benchmarks [FAMILY …] --out benchmarks/results [--quick] [--seconds 480] [--only REGEX]
 
 Each family is a module with ``run(options, report)``. Correctness comes first: a row whose result is wrong is a failure
 and is not timed. Results are written after every family, and a family that fails loses only itself.
@@ -27,7 +27,7 @@ import torch
 
 from benchmarks import report as reports
 
-FAMILIES = ("mm", "generated", "everywhere")
+FAMILIES = ("mm", "other_products", "conv", "generated", "attention", "everywhere")
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -29,6 +29,8 @@ namespace tk {
   X(cuLaunchKernelEx, "cuLaunchKernelEx", 11080, const cu::LaunchConfig*, cu::Function, void**, void**)                \
   X(cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled", 12000, cu::TensorMap*, int, uint32_t, void*, const uint64_t*,    \
     const uint64_t*, const uint32_t*, const uint32_t*, int, int, int, int)                                             \
+  X(cuTensorMapEncodeIm2col, "cuTensorMapEncodeIm2col", 12000, cu::TensorMap*, int, uint32_t, void*, const uint64_t*,  \
+    const uint64_t*, const int*, const int*, uint32_t, uint32_t, const uint32_t*, int, int, int, int)                  \
   X(cuMemAlloc, "cuMemAlloc_v2", 3020, cu::DevicePtr*, size_t)                                                         \
   X(cuMemAllocAsync, "cuMemAllocAsync", 11020, cu::DevicePtr*, size_t, cu::Stream)                                     \
   X(cuMemFreeAsync, "cuMemFreeAsync", 11020, cu::DevicePtr, cu::Stream)                                                \

@@ -9,7 +9,7 @@
 namespace tk::format {
 
 inline constexpr char kMagic[8] = {'T', 'K', 'P', 'A', 'C', 'K', '\r', '\n'};
-inline constexpr uint32_t kVersion = 2;
+inline constexpr uint32_t kVersion = 3;
 
 enum class Section : uint32_t {
   Strings,      // NUL-terminated UTF-8, addressed by byte offset; offset 0 is ""
@@ -186,10 +186,17 @@ struct TensorMap {
   uint32_t swizzle;       // CUtensorMapSwizzle
   uint32_t l2_promotion;  // CUtensorMapL2promotion
   uint32_t oob_fill;      // 0 zeros, 1 NaN
-  uint32_t box[5];        // outermost first, as in the kernel
-  Expr offset;            // bytes from the tensor's data
-  Expr sizes[5];          // outermost first
-  Expr strides[5];        // elements; the last must be 1
+  uint32_t is_im2col;     // 1: a load takes pixels of an implicit matrix, see docs/packs.md
+  uint32_t reserved;
+  uint32_t box[5];  // outermost first, as in the kernel; of im2col: pixels, channels
+  Expr offset;      // bytes from the tensor's data
+  Expr sizes[5];    // outermost first
+  Expr strides[5];  // elements; the last must be 1
+  // Of im2col, for each spatial dimension, outermost first: where the first pixel lies that a tap of offset 0 reads,
+  // where behind the image's last one the last of them lies, and the pixels from one to the next.
+  Expr lower[3];
+  Expr upper[3];
+  Expr steps[3];
 };
 
 enum class ImageKind : uint32_t { Cubin, Ptx };
@@ -220,7 +227,7 @@ struct Pin {
 static_assert(sizeof(Header) == 80 + 16 * static_cast<uint32_t>(Section::Count));
 static_assert(sizeof(Op) == 124 && sizeof(Config) == 12 && sizeof(Bucket) == 16 && sizeof(Variant) == 56);
 static_assert(sizeof(Constraint) == 12 && sizeof(Buffer) == 16 && sizeof(Launch) == 88 && sizeof(Arg) == 24);
-static_assert(sizeof(TensorMap) == 136 && sizeof(Image) == 64 && sizeof(Output) == 144 && sizeof(Pin) == 48);
+static_assert(sizeof(TensorMap) == 216 && sizeof(Image) == 64 && sizeof(Output) == 144 && sizeof(Pin) == 48);
 static_assert(sizeof(Param) == 20);
 
 // The largest image we are ready to unpack: the biggest cubin seen is 0.3 MB.

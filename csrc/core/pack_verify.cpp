@@ -195,19 +195,28 @@ class Pack::Verifier {
 
   // --- Launches ---
 
+  static constexpr uint32_t kMostPixels = 1024;  // of a column of an im2col map
+
   Needs verify_map(const format::TensorMap& map) {
     require(map.tensor < TK_MAX_TENSORS && map.rank >= 1 && map.rank <= 5, "a tensor map of tensor ", map.tensor,
             ", rank ", map.rank);
     require(map.element_type <= 15 && map.element_size <= 8 && std::has_single_bit(map.element_size) &&
                 map.swizzle <= 6 && map.l2_promotion <= 3 && map.oob_fill <= 1,
             "a tensor map with unknown fields");
+    require(map.is_im2col <= 1 && map.reserved == 0 && (!map.is_im2col || map.rank >= 3),
+            "a tensor map with unknown fields");
     Needs needs = verify_code(map.offset);
     needs.tensors = std::max(needs.tensors, map.tensor + 1);
     for (uint32_t d = 0; d < map.rank; d++) {
-      require(map.box[d] >= 1 && map.box[d] <= 256, "a tensor map with a box of ", map.box[d]);
       needs.merge(verify_code(map.sizes[d]));
       needs.merge(verify_code(map.strides[d]));
     }
+    for (uint32_t d = 0; d < (map.is_im2col ? 2 : map.rank); d++) {
+      const uint32_t most = map.is_im2col && d == 0 ? kMostPixels : 256;
+      require(map.box[d] >= 1 && map.box[d] <= most, "a tensor map with a box of ", map.box[d]);
+    }
+    for (uint32_t d = 0; map.is_im2col && d < map.rank - 2; d++)
+      for (const format::Expr& code : {map.lower[d], map.upper[d], map.steps[d]}) needs.merge(verify_code(code));
     return needs;
   }
 
@@ -227,7 +236,7 @@ class Pack::Verifier {
         break;
       case ArgKind::TensorMap:
         require(arg.index < pack_.all<format::TensorMap>().size(), "no tensor map ", arg.index);
-        spend(11);
+        spend(20);
         return verify_map(pack_.all<format::TensorMap>()[arg.index]);
       default:
         break;

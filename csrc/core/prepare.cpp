@@ -217,9 +217,15 @@ class Preparer {
                                 .box = {},
                                 .swizzle = static_cast<int>(map.swizzle),
                                 .l2_promotion = static_cast<int>(map.l2_promotion),
-                                .oob_fill = static_cast<int>(map.oob_fill)};
+                                .oob_fill = static_cast<int>(map.oob_fill),
+                                .is_im2col = map.is_im2col != 0,
+                                .lower = {},
+                                .upper = {},
+                                .steps = {1, 1, 1, 1, 1}};
     for (uint32_t d = 0; d < map.rank; d++)
       if (const char* why = set_dimension(map, map.rank - 1 - d, d, shape)) return why;
+    for (uint32_t d = 0; shape.is_im2col && d < map.rank - 2; d++)
+      if (const char* why = set_corners(map, map.rank - 3 - d, d, shape)) return why;
     out_.maps.push_back({static_cast<uint32_t>(out_.parameters.size()), TensorMapCache(shape)});
     out_.parameters.push_back(nullptr);
     parameter_slots_.push_back(kNoSlot);
@@ -234,12 +240,30 @@ class Preparer {
     if (!value(map.sizes[from], size) || !value(map.strides[from], stride)) return kWithin64Bits;
     if (size < 1 || size > int64_t{1} << 32) return kMappable;
     shape.sizes[to] = static_cast<uint64_t>(size);
-    shape.box[to] = map.box[from];
+    shape.box[to] = map.box[map.is_im2col ? to : from];
     if (to == 0) return stride == 1 ? nullptr : kMappable;
     int64_t bytes = 0;
     if (__builtin_mul_overflow(stride, int64_t{map.element_size}, &bytes)) return kWithin64Bits;
     if (bytes < 0 || bytes >= int64_t{1} << 40 || bytes % 16 != 0) return kMappable;
     shape.strides[to - 1] = static_cast<uint64_t>(bytes);
+    return nullptr;
+  }
+
+  // Of spatial dimension `from` of the recipe, which is `to` of the driver. The more dimensions, the nearer the
+  // corners.
+  const char* set_corners(const format::TensorMap& map, uint32_t from, uint32_t to,
+                          TensorMapCache::Shape& shape) const {
+    int64_t lower = 0;
+    int64_t upper = 0;
+    int64_t step = 0;
+    if (!value(map.lower[from], lower) || !value(map.upper[from], upper) || !value(map.steps[from], step))
+      return kWithin64Bits;
+    const int64_t reach = int64_t{1} << (map.rank == 3 ? 15 : map.rank == 4 ? 7 : 4);
+    const bool in_reach = std::min(lower, upper) >= -reach && std::max(lower, upper) < reach;
+    if (!in_reach || step < 1 || step > 8) return kMappable;
+    shape.lower[to] = static_cast<int>(lower);
+    shape.upper[to] = static_cast<int>(upper);
+    shape.steps[to + 1] = static_cast<uint32_t>(step);
     return nullptr;
   }
 
@@ -274,18 +298,26 @@ void resolve(Prepared& prepared, bool capturing) {
 // --- Tensor maps ---
 
 cu::TensorMap* TensorMapCache::encode(const Driver& driver, uint64_t address) {
-  if (!driver.cuTensorMapEncodeTiled)
+  if (!driver.cuTensorMapEncodeTiled || !driver.cuTensorMapEncodeIm2col)
     fail(TK_UNSUPPORTED, "this kernel uses tensor maps, for which the NVIDIA driver must be for CUDA 12.0 or newer");
   if (!address) fail(TK_INVALID_ARGUMENT, "tensor ", shape_.tensor, " has elements but no address");
   const uint32_t way = next_;
-  constexpr uint32_t kElementStrides[5] = {1, 1, 1, 1, 1};
   constexpr int kNoInterleave = 0;
+  void* const data = reinterpret_cast<void*>(address);
   addresses_[way] = kFree;  // if the driver refuses, nothing is there
-  check(driver,
-        driver.cuTensorMapEncodeTiled(&maps_[way], shape_.element_type, shape_.rank, reinterpret_cast<void*>(address),
-                                      shape_.sizes, shape_.strides, shape_.box, kElementStrides, kNoInterleave,
-                                      shape_.swizzle, shape_.l2_promotion, shape_.oob_fill),
-        "cuTensorMapEncodeTiled");
+  if (shape_.is_im2col)
+    check(driver,
+          driver.cuTensorMapEncodeIm2col(&maps_[way], shape_.element_type, shape_.rank, data, shape_.sizes,
+                                         shape_.strides, shape_.lower, shape_.upper, shape_.box[1], shape_.box[0],
+                                         shape_.steps, kNoInterleave, shape_.swizzle, shape_.l2_promotion,
+                                         shape_.oob_fill),
+          "cuTensorMapEncodeIm2col");
+  else
+    check(driver,
+          driver.cuTensorMapEncodeTiled(&maps_[way], shape_.element_type, shape_.rank, data, shape_.sizes,
+                                        shape_.strides, shape_.box, shape_.steps, kNoInterleave, shape_.swizzle,
+                                        shape_.l2_promotion, shape_.oob_fill),
+          "cuTensorMapEncodeTiled");
   addresses_[way] = address;
   next_ = (way + 1) % kWays;
   return &maps_[way];

@@ -22,6 +22,10 @@ class TensorMapCache {
     int swizzle;
     int l2_promotion;
     int oob_fill;
+    bool is_im2col;
+    int lower[3];
+    int upper[3];
+    uint32_t steps[5];
   };
 
   explicit TensorMapCache(const Shape& shape) : shape_(shape) {}

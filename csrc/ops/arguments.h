@@ -34,6 +34,7 @@ class Arguments {
   int64_t integer() { return take<int64_t>(); }
   double number() { return take<double>(); }
   bool boolean() { return take<bool>(); }
+  std::vector<int64_t> integers() { return take<std::vector<int64_t>>(); }
   // A ScalarType travels as its number.
   std::optional<int32_t> optional_dtype() { return take<std::optional<int32_t>>(); }
 

@@ -5,9 +5,17 @@ namespace {
 
 int64_t round_up_16(int64_t x) { return (x + 15) / 16 * 16; }
 
+Matrix with_normalized_batch(Matrix m) {
+  if (m.batch == 1) m.batch_stride = 0;
+  return m;
+}
+
 }  // namespace
 
-Matrix matrix_of(const Meta& t) { return {t.sizes[0], t.sizes[1], t.strides[0], t.strides[1]}; }
+Matrix matrix_of(const Meta& t) {
+  if (t.dim() == 2) return {t.sizes[0], t.sizes[1], t.strides[0], t.strides[1]};
+  return {t.sizes[1], t.sizes[2], t.strides[1], t.strides[2], true, t.sizes[0], t.strides[0]};
+}
 
 bool flatten(const Meta& t, Matrix& out) {
   const size_t last = t.sizes.size() - 1;
@@ -28,23 +36,24 @@ bool flatten(const Meta& t, Matrix& out) {
   return true;
 }
 
-bool broadcast(const Meta& bias, int64_t rows, int64_t cols, Matrix& out) {
-  out = {rows, cols, 0, 0};
+bool broadcast(const Meta& bias, const Matrix& like, Matrix& out) {
+  out = {like.rows, like.cols, 0, 0, like.is_batch, like.batch, 0};
   const int64_t dim = bias.dim();
-  if (dim > 2) return false;
+  if (dim > (like.is_batch ? 3 : 2)) return false;
   const auto place = [&](int64_t d, int64_t size, int64_t& stride) {
     if (d < 0) return true;
     if (bias.sizes[d] == 1 && size != 1) return true;  // repeated
     stride = bias.strides[d];
     return bias.sizes[d] == size;
   };
-  return place(dim - 1, cols, out.col_stride) && place(dim - 2, rows, out.row_stride);
+  return place(dim - 1, like.cols, out.col_stride) && place(dim - 2, like.rows, out.row_stride) &&
+         place(dim - 3, like.batch, out.batch_stride);
 }
 
 Matrix normalized_operand(Matrix m) {
   if (m.cols == 1 && m.row_stride == 1 && m.rows != 1) {
     m.col_stride = round_up_16(m.rows);
-    return m;
+    return with_normalized_batch(m);
   }
   return normalized_output(m);
 }
@@ -52,24 +61,30 @@ Matrix normalized_operand(Matrix m) {
 Matrix normalized_output(Matrix m) {
   if (m.cols == 1) m.col_stride = 1;
   if (m.rows == 1) m.row_stride = m.col_stride == 1 ? round_up_16(m.cols) : 1;
-  return m;
+  return with_normalized_batch(m);
 }
 
 Matrix normalized_bias(Matrix m) {
   if (m.rows == 1) m.row_stride = 0;
   if (m.cols == 1) m.col_stride = 1;
-  return m;
+  return with_normalized_batch(m);
 }
 
 tk_tensor to_core(const Matrix& m, const void* data, int32_t dtype) {
   tk_tensor t;
   t.data = const_cast<void*>(data);
-  t.sizes[0] = m.rows;
-  t.sizes[1] = m.cols;
-  t.strides[0] = m.row_stride;
-  t.strides[1] = m.col_stride;
+  int32_t dim = 0;
+  if (m.is_batch) {
+    t.sizes[0] = m.batch;
+    t.strides[0] = m.batch_stride;
+    dim = 1;
+  }
+  t.sizes[dim] = m.rows;
+  t.strides[dim] = m.row_stride;
+  t.sizes[dim + 1] = m.cols;
+  t.strides[dim + 1] = m.col_stride;
   t.dtype = dtype;
-  t.ndim = 2;
+  t.ndim = dim + 2;
   return t;
 }
 

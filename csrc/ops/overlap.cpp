@@ -1,50 +1,74 @@
 #include "overlap.h"
 
 #include <algorithm>
+#include <array>
 
 namespace tk::ops {
 namespace {
 
-// Runs of `width` bytes, one every `pitch` bytes, `count` of them.
-struct Runs {
-  const char* first;
-  int64_t width;
-  int64_t pitch;
-  int64_t count;
-  const char* end() const { return first + (count - 1) * pitch + width; }
+struct Dimension {
+  int64_t size;
+  int64_t stride;  // bytes
 };
+using Dimensions = std::array<Dimension, 3>;
 
-Runs runs_of(const Extent& x) {
-  Matrix m = x.matrix;
-  if (m.rows == 1 || (m.cols != 1 && m.row_stride < m.col_stride)) m = m.transposed();
-  const int64_t inner = m.cols == 1 ? 0 : (m.cols - 1) * m.col_stride;
-  return {x.data, (inner + 1) * x.item, m.row_stride * x.item, m.rows};
+// Smallest stride first; of those of size 1, which lie nowhere, size 1 and stride 0 is left.
+Dimensions dimensions(const Matrix& m, int64_t item) {
+  Dimensions found{{{m.batch, m.batch_stride * item}, {m.rows, m.row_stride * item}, {m.cols, m.col_stride * item}}};
+  for (Dimension& d : found)
+    if (d.size == 1) d.stride = 0;
+  std::sort(found.begin(), found.end(), [](const Dimension& x, const Dimension& y) { return x.stride < y.stride; });
+  return found;
 }
 
-// Side by side in rows of the same pitch, as column slices of one matrix are.
-bool interleave(const Runs& x, const Runs& y) {
-  const int64_t pitch = x.count > 1 ? x.pitch : y.pitch;
-  if ((y.count > 1 && y.pitch != pitch) || pitch <= 0) return false;
-  const int64_t shift = ((y.first - x.first) % pitch + pitch) % pitch;
-  return x.width <= shift && shift + y.width <= pitch;
+const char* end(const Extent& x) {
+  int64_t last = 0;
+  for (const Dimension& d : dimensions(x.matrix, x.item)) last += (d.size - 1) * d.stride;
+  return x.data + last + x.item;
+}
+
+// The view as runs of bytes, each of which begins a multiple of `pitch` after the first: how long the runs are, 0 when
+// it is no such view.
+int64_t width_of_runs(const Extent& x, int64_t pitch) {
+  int64_t width = x.item;
+  for (const Dimension& d : dimensions(x.matrix, x.item)) {
+    if (d.stride < pitch) {
+      width += (d.size - 1) * d.stride;
+    } else if (d.stride % pitch != 0) {
+      return 0;
+    }
+  }
+  return width;
+}
+
+// Side by side in rows of one pitch, as column slices of one matrix are, or the heads of one tensor.
+bool interleave(const Extent& x, const Extent& y, int64_t pitch) {
+  const int64_t x_width = width_of_runs(x, pitch);
+  const int64_t y_width = width_of_runs(y, pitch);
+  if (x_width == 0 || y_width == 0) return false;
+  const int64_t shift = ((y.data - x.data) % pitch + pitch) % pitch;
+  return x_width <= shift && shift + y_width <= pitch;
 }
 
 }  // namespace
 
 bool overlaps_itself(const Matrix& m) {
   if (m.is_empty()) return false;
-  Matrix outer = m;
-  if (m.rows == 1 || (m.cols != 1 && m.row_stride < m.col_stride)) outer = m.transposed();
-  if (outer.cols > 1 && outer.col_stride == 0) return true;
-  return outer.rows > 1 && outer.row_stride <= (outer.cols - 1) * (outer.cols == 1 ? 0 : outer.col_stride);
+  int64_t inner = 0;  // where the last element of the dimensions further in lies
+  for (const Dimension& d : dimensions(m, 1)) {
+    if (d.size > 1 && d.stride <= inner) return true;
+    inner += (d.size - 1) * d.stride;
+  }
+  return false;
 }
 
 bool may_overlap(const Extent& x, const Extent& y) {
   if (x.matrix.is_empty() || y.matrix.is_empty()) return false;
-  const Runs a = runs_of(x);
-  const Runs b = runs_of(y);
-  if (a.end() <= b.first || b.end() <= a.first) return false;
-  return !interleave(a, b);
+  if (end(x) <= y.data || end(y) <= x.data) return false;
+  for (const Extent* either : {&x, &y})
+    for (const Dimension& d : dimensions(either->matrix, either->item))
+      if (d.stride > 0 && interleave(x, y, d.stride)) return false;
+  return true;
 }
 
 }  // namespace tk::ops

@@ -49,8 +49,12 @@ void load_user_packs() {
 }
 
 const bool packs_are_found = [] {
+  reserve_bmm_names();
+  reserve_grouped_mm_names();
+  reserve_conv_names();
   reserve_mm_names();
   check_status(tk_reserve_op("store_table"));  // lists.h
+  reserve_mm_plus_mm_names();
   find_builtin_packs();
   load_user_packs();
   return true;

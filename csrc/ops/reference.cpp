@@ -9,17 +9,6 @@
 namespace tk::ops {
 namespace {
 
-class NoGrad {
- public:
-  NoGrad() : was_enabled_(aoti_torch_grad_mode_is_enabled()) { aoti_torch_grad_mode_set_enabled(false); }
-  ~NoGrad() { aoti_torch_grad_mode_set_enabled(was_enabled_); }
-  NoGrad(const NoGrad&) = delete;
-  NoGrad& operator=(const NoGrad&) = delete;
-
- private:
-  bool was_enabled_;
-};
-
 // An ATen op of tensors to one tensor.
 template <class... Tensors>
 Tensor aten(const char* name, const char* overload, const Tensors&... inputs) {
@@ -49,19 +38,21 @@ Tensor add_scaled(const Tensor& x, const Tensor& y, double factor) {
   return Tensor(handle);
 }
 
-// The same memory as a matrix.
-Tensor view(const Tensor& x, const Matrix& m) {
-  const int64_t sizes[] = {m.rows, m.cols};
-  const int64_t strides[] = {m.row_stride, m.col_stride};
+// The same memory as a matrix, or a batch of them.
+Tensor view(const Tensor& x, const Matrix& m, int64_t offset = 0) {
+  const int64_t sizes[] = {m.batch, m.rows, m.cols};
+  const int64_t strides[] = {m.batch_stride, m.row_stride, m.col_stride};
+  const int64_t first = m.is_batch ? 0 : 1;
   AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch__reinterpret_tensor(x.get(), 2, sizes, strides, 0, &handle), "view a matrix");
+  check_shim(aoti_torch__reinterpret_tensor(x.get(), 3 - first, sizes + first, strides + first, offset, &handle),
+             "view a matrix");
   return Tensor(handle);
 }
 
 Tensor view(const Operand& x) {
   AtenTensorHandle handle = nullptr;
   check_shim(aoti_torch_new_tensor_handle(x.tensor.handle, &handle), "view a matrix");
-  return view(Tensor(handle), x.matrix);
+  return view(Tensor(handle), x.matrix, x.offset);
 }
 
 void copy(const Tensor& from, const Tensor& to) { check_shim(aoti_torch_copy_(to.get(), from.get(), 0), "copy"); }
@@ -71,10 +62,11 @@ Tensor converted(const Operand& x, int32_t dtype) {
   const Matrix& m = x.matrix;
   if (x.tensor.dtype == dtype) return view(x);
   const bool by_columns = m.row_stride < m.col_stride;
-  const int64_t sizes[] = {by_columns ? m.cols : m.rows, by_columns ? m.rows : m.cols};
+  const int64_t sizes[] = {m.batch, by_columns ? m.cols : m.rows, by_columns ? m.rows : m.cols};
   const Tensor memory = empty(sizes, dtype, x.tensor.device);
-  const Matrix rows = {m.rows, m.cols, m.cols, 1};
-  const Matrix columns = {m.rows, m.cols, 1, m.rows};
+  const int64_t batch_stride = m.rows * m.cols;
+  const Matrix rows = {m.rows, m.cols, m.cols, 1, m.is_batch, m.batch, batch_stride};
+  const Matrix columns = {m.rows, m.cols, 1, m.rows, m.is_batch, m.batch, batch_stride};
   Tensor result = view(memory, by_columns ? columns : rows);
   copy(view(x), result);
   return result;
@@ -89,6 +81,11 @@ Tensor gelu_tanh(const Tensor& x) {
   const Tensor u = add_scaled(multiply(x, k), multiply(multiply(x, x), x), k * 0.044715);
   return multiply(x, aten("aten::sigmoid", "", u));
 }
+
+}  // namespace
+
+NoGrad::NoGrad() : was_enabled_(aoti_torch_grad_mode_is_enabled()) { aoti_torch_grad_mode_set_enabled(false); }
+NoGrad::~NoGrad() { aoti_torch_grad_mode_set_enabled(was_enabled_); }
 
 Tensor activate(Tensor x, int64_t activation) {
   switch (activation) {
@@ -105,16 +102,20 @@ Tensor activate(Tensor x, int64_t activation) {
   }
 }
 
-}  // namespace
-
-void reference_product(const Operand& a, const Operand& b, const Operand& bias, const Epilogue& epilogue,
+void reference_product(std::span<const Factors> factors, const Operand& bias, const Epilogue& epilogue,
                        const Operand& out) {
   const NoGrad no_grad;
-  const bool plain = epilogue.alpha == 1 && !bias.tensor && epilogue.activation == 0;
-  if (plain && a.tensor.dtype == out.tensor.dtype)  // ATen rounds once too, and needs no wide copy of the operands
-    return copy(aten("aten::mm", "", view(a), view(b)), view(out));
+  const Operand& a = factors[0].a;
+  const Operand& b = factors[0].b;
+  const char* const product = a.matrix.is_batch ? "aten::bmm" : "aten::mm";
+  const bool plain = epilogue.alpha == 1 && !bias.tensor && epilogue.activation == 0 && factors.size() == 1;
+  if (plain && a.tensor.dtype == out.tensor.dtype &&
+      !a.is_part)  // ATen rounds once too, and needs no wide copy of the operands
+    return copy(aten(product, "", view(a), view(b)), view(out));
   const int32_t wide = a.tensor.dtype == kFloat64 ? kFloat64 : kFloat32;
-  Tensor z = aten("aten::mm", "", converted(a, wide), converted(b, wide));
+  Tensor z = aten(product, "", converted(a, wide), converted(b, wide));
+  for (const Factors& more : factors.subspan(1))
+    z = add_scaled(z, aten(product, "", converted(more.a, wide), converted(more.b, wide)), 1);
   if (epilogue.alpha != 1) z = multiply(z, epilogue.alpha);
   if (bias.tensor) z = add_scaled(z, view(bias), epilogue.beta);
   copy(activate(std::move(z), epilogue.activation), view(out));

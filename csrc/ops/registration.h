@@ -1,4 +1,5 @@
-// What every op registers the same way. An op `f` of a family's table is three names, each with an `.out` overload:
+// What every op registers the same way. An op `f` of a family's table is three names, each with an `.out` overload
+// where the op has one:
 //
 //   tk::f            what callers call and tracers see
 //   tk::_f           the same without autograd: where the gate (gate.h) goes when no gradient is at stake
@@ -14,7 +15,7 @@ struct Op {
   const char* name;
   const char* arguments;
   Boxed* function;
-  Boxed* out_function;
+  Boxed* out_function;  // null: there is no `.out`
 
   std::string schema_arguments(bool is_out) const {
     return std::string(arguments) + (is_out ? ", *, Tensor(a!) out" : "");
@@ -37,7 +38,10 @@ void twin_kernel(StableIValue* stack, uint64_t n_inputs, uint64_t n_outputs) {
 
 template <const auto& kOps, bool kOut, class Visit, size_t... I>
 void visit_each(std::index_sequence<I...>, const Visit& visit) {
-  (visit(kOps[I], kOut, gate_kernel<kOps, I, kOut>, twin_kernel<kOps, I, kOut>), ...);
+  const auto visit_one = [&](const Op& op, Boxed* gate, Boxed* twin) {
+    if (op.kernel(kOut)) visit(op, kOut, gate, twin);
+  };
+  (visit_one(kOps[I], gate_kernel<kOps, I, kOut>, twin_kernel<kOps, I, kOut>), ...);
 }
 
 // visit(op, is_out, gate, twin) for both overloads of every op.

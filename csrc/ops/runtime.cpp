@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <optional>
+
 #include "error.h"
 
 namespace tk::ops {
@@ -11,6 +13,7 @@ namespace {
 struct Context;
 using GlobalContext = Context&();
 using ContextFlag = bool(const Context*);
+enum class Float32Op : int { Conv = 1 };  // at::Float32Op
 
 // A const member function of at::Context that takes nothing: called like a function of the object's address.
 bool context_flag(ContextFlag* flag) {
@@ -40,6 +43,14 @@ void* current_stream(int32_t device) {
 bool allows_tf32() {
   static auto* const flag = torch_symbol<ContextFlag>("libtorch_cpu.so", "_ZNK2at7Context15allowTF32CuBLASEv");
   return context_flag(flag);
+}
+
+bool allows_tf32_in_convolutions() {
+  using OptionalFlag = bool(const Context*, std::optional<Float32Op>);
+  static auto* const global = torch_symbol<GlobalContext>("libtorch_cpu.so", "_ZN2at13globalContextEv");
+  static auto* const flag =
+      torch_symbol<OptionalFlag>("libtorch_cpu.so", "_ZNK2at7Context14allowTF32CuDNNESt8optionalINS_9Float32OpEE");
+  return global && flag && flag(&global(), Float32Op::Conv);
 }
 
 bool wants_deterministic() {

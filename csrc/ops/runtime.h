@@ -25,6 +25,9 @@ void* current_stream(int32_t device);
 // torch.backends.cuda.matmul.allow_tf32; false where this torch does not tell.
 bool allows_tf32();
 
+// torch.backends.cudnn.conv's, for convolutions; false where this torch does not tell.
+bool allows_tf32_in_convolutions();
+
 // torch.are_deterministic_algorithms_enabled(); false where this torch does not tell.
 bool wants_deterministic();
 

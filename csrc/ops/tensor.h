@@ -13,7 +13,7 @@
 namespace tk::ops {
 
 // torch's ScalarType numbers, which tk.h shares.
-enum Dtype : int32_t { kFloat16 = 5, kFloat32 = 6, kFloat64 = 7, kBFloat16 = 15, kUInt8 = 0 };
+enum Dtype : int32_t { kFloat16 = 5, kFloat32 = 6, kFloat64 = 7, kBFloat16 = 15, kUInt8 = 0, kInt32 = 3 };
 
 struct Device {
   int32_t type;

@@ -16,6 +16,24 @@ OUT_AXIS = ("same", "fp32")
 PRECISION_AXIS = ("ieee", "tf32")
 
 
+class Batch(Tensor):
+    """The matrices of a batch, whose first dimension counts them: ``size`` and ``stride`` are those of one matrix."""
+
+    def size(self, d: int) -> Expr:
+        return super().size(d + 1)
+
+    def stride(self, d: int) -> Expr:
+        return super().stride(d + 1)
+
+    @property
+    def batch(self) -> Expr:
+        return super().size(0)
+
+    @property
+    def batch_stride(self) -> Expr:
+        return super().stride(0)
+
+
 def _order(a: Tensor, b: Tensor, out: Tensor) -> Expr:
     """Both strides 1 (a single row or column) counts as n."""
 

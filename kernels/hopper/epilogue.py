@@ -9,6 +9,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from tk.kernels.epilogue import activate
 from tk.kernels.hopper.cluster import cluster_bases
+from tk.kernels.hopper.tma_load import as_batch
 
 
 @gluon.aggregate
@@ -29,6 +30,10 @@ class BiasActivation:
     has_bias: gl.tensor
     SWAP_AB: gl.constexpr
     KIND: gl.constexpr
+
+    @gluon.jit
+    def of_tile(self, at):
+        return self
 
     @gluon.jit
     def prefetch(self, row, col, ROWS: gl.constexpr, COLS: gl.constexpr):
@@ -69,6 +74,19 @@ class BiasActivation:
 
 
 @gluon.aggregate
+class BatchBiasActivation:
+    """The same of a batch, whose biases lie `stride` apart."""
+
+    matrix: BiasActivation
+    stride: gl.tensor
+    KIND: gl.constexpr
+
+    @gluon.jit
+    def of_tile(self, at):
+        return gl.aggregate_replace(self.matrix, bias=self.matrix.bias + at[2].to(gl.int64) * self.stride)
+
+
+@gluon.aggregate
 class TmaStore:
     """Through STAGES buffers of shared memory; TMA cuts off what lies outside. SWAP_AB: the result is D transposed."""
 
@@ -82,6 +100,10 @@ class TmaStore:
         """With that consumer's own buffers."""
         smem = self.smem.slice(index * self.STAGES, self.STAGES)
         return TmaStore(smem, self.desc, self.SWAP_AB, self.STAGES)
+
+    @gluon.jit
+    def of_tile(self, at):
+        return self
 
     @gluon.jit
     def put(self, x, buffer: gl.constexpr, row, col):
@@ -98,6 +120,68 @@ class TmaStore:
             tma.async_store(self.desc, [col, row], smem)
         else:
             tma.async_store(self.desc, [row, col], smem)
+
+
+@gluon.aggregate
+class TmaStoreBatch:
+    """The same into matrix `batch` of a batch."""
+
+    smem: gl.shared_memory_descriptor
+    desc: gl.nvidia.hopper.tma.tensor_descriptor
+    batch: gl.tensor
+    STAGES: gl.constexpr
+
+    @gluon.jit
+    def of_consumer(self, index: gl.constexpr):
+        return gl.aggregate_replace(self, smem=self.smem.slice(index * self.STAGES, self.STAGES))
+
+    @gluon.jit
+    def of_tile(self, at):
+        return gl.aggregate_replace(self, batch=at[2])
+
+    @gluon.jit
+    def put(self, x, buffer: gl.constexpr, row, col):
+        smem = self.smem.index(buffer)
+        tma.store_wait(self.STAGES - 1)
+        gl.barrier()
+        smem.store(x)
+        fence_async_shared()
+        gl.barrier()
+        tma.async_store(self.desc, [self.batch, row, col], as_batch(smem, self.desc))
+
+
+@gluon.aggregate
+class TmaStoreGroupRows:
+    """Into a group's rows, [begin, end). What reaches past the end would go into the next group's rows: it is stored by
+    threads, one element at a time, which only a group's last rows are."""
+
+    whole: TmaStore
+    desc: gl.nvidia.hopper.tma.tensor_descriptor
+    out: gl.tensor
+    stride: gl.tensor
+    cols: gl.tensor
+    begin: gl.tensor
+    end: gl.tensor
+    STAGES: gl.constexpr
+
+    @gluon.jit
+    def of_consumer(self, index: gl.constexpr):
+        return gl.aggregate_replace(self, whole=self.whole.of_consumer(index))
+
+    @gluon.jit
+    def of_tile(self, at):
+        return gl.aggregate_replace(self, begin=at[3], end=at[4])
+
+    @gluon.jit
+    def put(self, x, buffer: gl.constexpr, row, col):
+        first = self.begin + row
+        if first + x.shape[0] <= self.end:
+            self.whole.put(x, buffer, first, col)
+        else:
+            i = first + gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
+            j = col + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
+            at = self.out + i[:, None].to(gl.int64) * self.stride + j[None, :]
+            gl.store(at, x, mask=(i < self.end)[:, None] & (j < self.cols)[None, :])
 
 
 @gluon.jit

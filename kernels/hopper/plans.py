@@ -1,9 +1,12 @@
 """The host's side: TMA descriptors, how many clusters a GPU holds, and what wgmma takes."""
 
+from dataclasses import replace
+
 from triton.experimental.gluon.language import NVMMASharedLayout
 
-from tk.aot.expr import Expr, Tensor, device
+from tk.aot.expr import Expr, Tensor, device, select
 from tk.aot.spec import ITEMSIZE, TensorMap
+from tk.kernels.gemm.problem import Batch
 
 
 def tensor_map(t: Tensor, dtype: str, contiguous: int, block: tuple[int, int], along: int = 0, blocks: int = 1,
@@ -25,6 +28,23 @@ def tensor_map(t: Tensor, dtype: str, contiguous: int, block: tuple[int, int], a
         (rows * across[0], cols * across[1]),
         layout=repr(layout),
         round_to_tf32=dtype == "fp32" and round_to_tf32,  # wgmma itself would cut off what tf32 has no room for
+    )
+
+
+def batch_tensor_map(t: Batch, dtype: str, contiguous: int, block: tuple[int, int], is_shared: bool = False,
+                     round_to_tf32: bool = True) -> TensorMap:  # fmt: skip
+    """A TMA view of a batch of matrices, as ``tensor_map``'s of one. is_shared: all of a batch may be one matrix, with
+    a stride of 0 that no tensor map has: then the view is of a batch of one, and the kernel counts in steps of 0."""
+    one = tensor_map(t, dtype, contiguous, block, round_to_tf32=round_to_tf32)
+    layout = NVMMASharedLayout(min(128, ITEMSIZE[dtype] * one.block[1]), 8 * ITEMSIZE[dtype], 3)
+    is_one = (t.batch_stride == 0) if is_shared else (t.batch == 1)
+    # The stride of a dimension of size 1 is never used, but the driver wants one.
+    return replace(
+        one,
+        sizes=(select(is_one, 1, t.batch), *one.sizes),
+        strides=(select(is_one, 16, t.batch_stride), *one.strides),
+        block=(1, *one.block),
+        layout=repr(layout),
     )
 
 

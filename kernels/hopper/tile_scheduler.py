@@ -5,7 +5,10 @@ Producers and consumers of a program walk the same sequence:
     state = scheduler.begin()
     while scheduler.has_work(state):
         state, tile, k_begin, k_end = scheduler.next(state)
-        m, n = scheduler.coordinates(tile)
+        at = scheduler.coordinates(tile)
+
+at[0] and at[1] are the tile's row and column; what else there is (the matrix of a batch) is for operands, store and
+epilogue, which ``of_tile(at)`` tells of it.
 """
 
 from triton.experimental import gluon
@@ -29,12 +32,26 @@ class TileOrder:
 
 
 @gluon.aggregate
+class BatchTileOrder:
+    """Matrix after matrix of a batch. The coordinates are the row and the column of a tile, and the matrix."""
+
+    of_matrix: TileOrder
+
+    @gluon.jit
+    def coordinates(self, tile):
+        tiles = self.of_matrix.m_tiles * self.of_matrix.n_tiles
+        batch = tile // tiles
+        m, n = self.of_matrix.coordinates(tile - batch * tiles)
+        return m, n, batch
+
+
+@gluon.aggregate
 class PersistentScheduler:
     """Whole tiles, round-robin over the programs. The state is the next tile."""
 
     tiles: gl.tensor
     k_blocks: gl.tensor
-    order: TileOrder
+    order: object
 
     @gluon.jit
     def begin(self):
@@ -103,3 +120,73 @@ class StreamKScheduler:
     @gluon.jit
     def coordinates(self, tile):
         return self.order.coordinates(tile)
+
+
+@gluon.aggregate
+class GroupState:
+    """A tile and where it belongs: `first` is its group's first tile, [begin, end) are the group's rows."""
+
+    tile: gl.tensor
+    group: gl.tensor
+    first: gl.tensor
+    begin: gl.tensor
+    end: gl.tensor
+
+
+@gluon.aggregate
+class GroupScheduler:
+    """Tiles of groups of rows, whose ends lie on the device, round-robin over the programs. A program's tiles rise, so
+    that it walks the groups but once. Ends are cut off to [0, rows].
+
+    The coordinates are a tile's row and column within its group, the group, and where its rows begin and end. Tiles of
+    the same columns come one after the other: they share the group's matrix, which is what there is most of."""
+
+    offs: gl.tensor
+    stride: gl.tensor
+    groups: gl.tensor
+    rows: gl.tensor
+    n_tiles: gl.tensor
+    k_blocks: gl.tensor
+    BLOCK_M: gl.constexpr
+
+    @gluon.jit
+    def end_of(self, group):
+        """0 for a group that there is not."""
+        end = gl.load(self.offs + group.to(gl.int64) * self.stride, mask=group < self.groups, other=0)
+        return gl.minimum(gl.maximum(end, 0), self.rows)
+
+    @gluon.jit
+    def find(self, tile, group, first, begin, end):
+        """The state of `tile`, from that of one that is not behind it."""
+        tiles = gl.cdiv(gl.maximum(end - begin, 0), self.BLOCK_M) * self.n_tiles
+        while (group < self.groups) & (tile >= first + tiles):
+            first += tiles
+            begin = end
+            group += 1
+            end = self.end_of(group)
+            tiles = gl.cdiv(gl.maximum(end - begin, 0), self.BLOCK_M) * self.n_tiles
+        return GroupState(tile, group, first, begin, end)
+
+    @gluon.jit
+    def begin(self):
+        none = gl.to_tensor(0)
+        return self.find(gl.program_id(0), none, none, none, self.end_of(none))
+
+    @gluon.jit
+    def has_work(self, state):
+        return state.group < self.groups
+
+    @gluon.jit
+    def next(self, state):
+        return self.skip(state, 1), state, 0, self.k_blocks
+
+    @gluon.jit
+    def skip(self, state, count: gl.constexpr):
+        tile = state.tile + count * gl.num_programs(0)
+        return self.find(tile, state.group, state.first, state.begin, state.end)
+
+    @gluon.jit
+    def coordinates(self, state):
+        m_tiles = gl.cdiv(state.end - state.begin, self.BLOCK_M)
+        tile = state.tile - state.first
+        return tile % m_tiles, tile // m_tiles, state.group, state.begin, state.end

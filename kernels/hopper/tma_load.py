@@ -1,5 +1,6 @@
 """Operands that TMA loads. A producer asks an operand to ``load`` a tile's rows at a block of K into a stage; ``load``
-tells the stage's "full" barrier how many bytes will come."""
+tells the stage's "full" barrier how many bytes will come. Before, ``of_tile`` says which tile it is: of_tile(at) is the
+operand at the coordinates `at` of a scheduler."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -34,6 +35,10 @@ class TmaOperand:
     AHEAD: gl.constexpr
 
     @gluon.jit
+    def of_tile(self, at):
+        return self
+
+    @gluon.jit
     def load(self, pipeline, state, row, k):
         barrier = pipeline.full.index(state.stage)
         mbarrier.expect(barrier, self.desc.nbytes_per_cta * self.BLOCKS)
@@ -57,6 +62,10 @@ class TmaOperandExtra:
     extra: TmaOperand
     TILE: gl.constexpr
     AHEAD: gl.constexpr
+
+    @gluon.jit
+    def of_tile(self, at):
+        return self
 
     @gluon.jit
     def load(self, pipeline, state, row, k):
@@ -85,6 +94,10 @@ class TmaOperandRagged:
     AHEAD: gl.constexpr
 
     @gluon.jit
+    def of_tile(self, at):
+        return self
+
+    @gluon.jit
     def load(self, pipeline, state, row, k):
         # Where the last box begins.
         LAST: gl.constexpr = self.main.TILE - (0 if self.TILE > self.main.TILE else self.BOX)
@@ -108,3 +121,88 @@ class TmaOperandRagged:
             box = block.slice(i % OF_BLOCK * self.BOX, self.BOX)
             tma.async_load(self.box_desc, [row + i * self.BOX, k], barrier, box,
                            pred=i < boxes, multicast=self.main.MULTICAST, cache_policy=self.main.POLICY)  # fmt: skip
+
+
+@gluon.constexpr_function
+def layout_of_matrix(layout):
+    """Of one matrix, where `layout` is a batch's."""
+    return gl.NVMMASharedLayout(layout.swizzle_byte_width, layout.element_bitwidth, 2)
+
+
+@gluon.jit
+def as_batch(smem, desc):
+    """A matrix in shared memory as TMA sees it: a batch of one."""
+    return smem.reinterpret(shape=[1] + smem.shape, layout=desc.layout)
+
+
+@gluon.aggregate
+class TmaOperandBatch:
+    """As TmaOperand, of matrix `batch` of a batch. step: 0 where all of the batch are the same matrix, of which `desc`
+    then has one, else 1."""
+
+    desc: gl.nvidia.hopper.tma.tensor_descriptor
+    smem: gl.shared_memory_descriptor
+    step: gl.tensor
+    batch: gl.tensor
+    TILE: gl.constexpr
+    BLOCKS: gl.constexpr
+    K_MAJOR: gl.constexpr
+    AHEAD: gl.constexpr
+
+    @gluon.jit
+    def of_tile(self, at):
+        return gl.aggregate_replace(self, batch=at[2] * self.step)
+
+    @gluon.jit
+    def load(self, pipeline, state, row, k):
+        ROWS: gl.constexpr = self.TILE // self.BLOCKS
+        barrier = pipeline.full.index(state.stage)
+        mbarrier.expect(barrier, self.desc.nbytes_per_cta * self.BLOCKS)
+        for i in gl.static_range(self.BLOCKS):
+            first = row + i * ROWS
+            at = [self.batch, first, k] if self.K_MAJOR else [self.batch, k, first]
+            smem = self.smem.index(state.stage * self.BLOCKS + i)
+            tma.async_load(self.desc, at, barrier, as_batch(smem, self.desc))
+
+
+@gluon.aggregate
+class TmaOperandPair:
+    """Two operands that come one after the other along K: `second` from `second_begins` on, which is a multiple of the
+    blocks that are asked for. Both load into `smem`."""
+
+    first: TmaOperand
+    second: TmaOperand
+    second_begins: gl.tensor
+    smem: gl.shared_memory_descriptor
+    TILE: gl.constexpr
+    AHEAD: gl.constexpr
+
+    @gluon.jit
+    def of_tile(self, at):
+        return self
+
+    @gluon.jit
+    def load(self, pipeline, state, row, k):
+        if k < self.second_begins:
+            self.first.load(pipeline, state, row, k)
+        else:
+            self.second.load(pipeline, state, row, k - self.second_begins)
+
+
+@gluon.aggregate
+class TmaOperandGroupRows:
+    """As `all`, of a group's rows, which begin at `begin`. A tile's rows past the group's end are the next group's:
+    they go into rows of the result that are not stored."""
+
+    all: TmaOperand
+    begin: gl.tensor
+    TILE: gl.constexpr
+    AHEAD: gl.constexpr
+
+    @gluon.jit
+    def of_tile(self, at):
+        return gl.aggregate_replace(self, begin=at[3])
+
+    @gluon.jit
+    def load(self, pipeline, state, row, k):
+        self.all.load(pipeline, state, self.begin + row, k)

@@ -32,10 +32,12 @@ def produce(self):
     state = self.pipeline.begin()
     while self.scheduler.has_work(work):
         work, tile, k_begin, k_end = self.scheduler.next(work)
-        row = self.scheduler.coordinates(tile)[self.SIDE] * self.operand.TILE
+        at = self.scheduler.coordinates(tile)
+        operand = self.operand.of_tile(at)
+        row = at[self.SIDE] * operand.TILE
         for k in range(k_begin, k_end):
             self.pipeline.producer_acquire(state)
-            self.operand.load(self.pipeline, state, row, k * self.BLOCK_K)
+            operand.load(self.pipeline, state, row, k * self.BLOCK_K)
             state = state.next()
 
 
@@ -97,11 +99,13 @@ def consume(self):
         state = state.skip(TURN * self.scheduler.k_blocks)
     while self.scheduler.has_work(work):
         work, tile, k_begin, k_end = self.scheduler.next(work)
-        m, n = self.scheduler.coordinates(tile)
-        row = m * self.BLOCK_M + PART * ROWS
-        col = n * self.BLOCK_N
+        at = self.scheduler.coordinates(tile)
+        row = at[0] * self.BLOCK_M + PART * ROWS
+        col = at[1] * self.BLOCK_N
+        tile_store = store.of_tile(at)
+        epilogue = self.epilogue.of_tile(at)
         if self.epilogue.KIND == "vector":
-            self.epilogue.prefetch(row, col, ROWS, _power_of_two(self.BLOCK_N))
+            epilogue.prefetch(row, col, ROWS, _power_of_two(self.BLOCK_N))
         if self.PINGPONG:
             self.order.wait(TURN, turn_phase)
             turn_phase ^= 1
@@ -113,7 +117,7 @@ def consume(self):
 
         acc, is_whole = self.fixup.complete(acc, self.scheduler, tile, k_begin, k_end, PART)
         if is_whole:
-            store_tile(acc, row, col, store, self.epilogue, self.SUBTILE_N, self.BLOCK_N // self.SUBTILE_N)
+            store_tile(acc, row, col, tile_store, epilogue, self.SUBTILE_N, self.BLOCK_N // self.SUBTILE_N)
         if self.PINGPONG:
             work = self.scheduler.skip(work, 1)
             state = state.skip(self.scheduler.k_blocks)

@@ -30,6 +30,7 @@ from tk.aot.spec import (
 )
 from tk.kernels.epilogue import finish
 from tk.kernels.gemm.cost import Work, predict
+from tk.kernels.gemm.pointer import masked_load
 from tk.kernels.gemm.problem import (
     DTYPE_AXIS,
     EPILOGUE_AXIS,
@@ -42,7 +43,6 @@ from tk.kernels.gemm.problem import (
 )
 from tk.kernels.hopper.dependent_launch import launch_dependents, wait_for_prerequisites
 from tk.kernels.mm.op import BIAS, MM, OP, OUT, A, B
-from tk.kernels.mm.pointer import masked_load
 from tk.kernels.mm.split_k import K_PER_SPLIT, PARTIALS, SPLITS, reduce_launch, split_k_locals
 
 M, N, K = MM.M, MM.N, MM.K

@@ -8,20 +8,17 @@ from tk.aot.expr import Expr, ceil_div, const, device, local, maximum, minimum
 from tk.aot.spec import Buffer, Config, Const, Int, Kernel, Launch, Plan, Point, Scratch, require
 from tk.kernels.epilogue import finish
 from tk.kernels.gemm.cost import Work, predict
-from tk.kernels.gemm.problem import batch_invariant, serves
-from tk.kernels.mm.op import MM, OP
-from tk.kernels.mm.pointer import (
-    ARCHS,
-    AXES,
-    SMALL,
+from tk.kernels.gemm.pointer import (
     accumulate,
     constraints,
     finish_args,
     product_args,
     slowdown,
     tile_coordinates,
-    worth_a_cubin,
 )
+from tk.kernels.gemm.problem import batch_invariant, serves
+from tk.kernels.mm.op import MM, OP
+from tk.kernels.mm.pointer import ARCHS, AXES, SMALL, worth_a_cubin
 
 M, N, K = MM.M, MM.N, MM.K
 
@@ -80,7 +77,7 @@ def split_k_locals(room: Expr, step: int, least: int) -> tuple[Expr, tuple[Expr,
 def reduce_launch(point: Point) -> Launch:
     return Launch(
         mm_split_k_reduce,
-        finish_args(point, "matrix")
+        finish_args(MM, point, "matrix")
         | {
             "partials": Scratch(0, "fp32"),
             "M": Int(M),
@@ -101,7 +98,7 @@ def _plan(point: Point) -> Plan | None:
     pays, locals_ = split_k_locals(device.sm_count * c.occupancy // tiles, c.block_k, least=4)
     split = Launch(
         mm_split_k,
-        product_args(point) | {"k_per_split": Int(K_PER_SPLIT), "partials": Scratch(0, "fp32")},
+        product_args(MM, point) | {"k_per_split": Int(K_PER_SPLIT), "partials": Scratch(0, "fp32")},
         grid=(tiles, SPLITS, 1),
         num_warps=c.num_warps,
         num_stages=c.num_stages,
@@ -118,7 +115,7 @@ def _plan(point: Point) -> Plan | None:
     )
     return Plan(
         constraints=(
-            *constraints(point),
+            *constraints(MM, point),
             batch_invariant(),
             require(pays, "few enough tiles and a K long enough that a split pays"),
         ),

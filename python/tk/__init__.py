@@ -29,9 +29,15 @@ if _library.is_wanted():
     from tk.generated import namespace as _namespace
     from tk.heuristics import tuning as _tuning
     from tk.inspect import coverage, explain, load_pack, packs, preload, supports
+    from tk.ops import flex as _flex_ops  # noqa: F401
+    from tk.ops.bmm import baddbmm, bmm
+    from tk.ops.conv import conv1d, conv2d, conv3d
+    from tk.ops.grouped_mm import grouped_mm
     from tk.ops.mm import addmm, linear, mm
+    from tk.ops.mm_plus_mm import mm_plus_mm
 
-    __all__ += ["addmm", "config", "coverage", "explain", "linear", "load_pack", "mm", "packs", "preload", "supports"]
+    __all__ += ["addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "grouped_mm", "linear", "mm", "mm_plus_mm"]
+    __all__ += ["config", "coverage", "explain", "load_pack", "packs", "preload", "supports"]
 
     _namespace.install()
     _tuning.load_with_cuda()
@@ -42,12 +48,18 @@ def _functions() -> Any:
     return importlib.import_module("tk.functional")
 
 
+_OF_FLEX = ("flex", "flex_attention", "sdpa")
+
+
 def __getattr__(name: str) -> Any:
-    """``tk.op``, for which torch is needed, and the functions of tk.functional whose ops are in a loaded pack."""
+    """``tk.op``, for which torch is needed, tk.flex, and what of tk.functional has its ops in a loaded pack."""
     if name == "op":
         from tk.generated import op
 
         return op
+    if name in _OF_FLEX:
+        flex = importlib.import_module("tk.flex")
+        return flex if name == "flex" else globals().setdefault(name, getattr(flex, name))
     if not name.startswith("_") and _library.is_wanted():
         functional = _functions()
         if name == "functional":
@@ -61,10 +73,12 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *(_functions().available() if _library.is_wanted() else ())})
+    return sorted({*globals(), *_OF_FLEX, *(_functions().available() if _library.is_wanted() else ())})
 
 
 if TYPE_CHECKING:
+    from tk import flex  # noqa: F401
+    from tk.flex import flex_attention, sdpa  # noqa: F401
     from tk.functional.activations import geglu, gelu, silu, swiglu  # noqa: F401
     from tk.functional.losses import cross_entropy  # noqa: F401
     from tk.functional.norms import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm  # noqa: F401

@@ -27,7 +27,7 @@ def reads(kernels: tuple[Kernel, ...], buffer: str) -> int:
 
 
 def kinds(kernels: tuple[Kernel, ...]) -> list[str]:
-    return [kind_of(choose_tile(k, ALIGNED)) for k in kernels]
+    return [kind_of(k, choose_tile(k, ALIGNED)) for k in kernels]
 
 
 @pytest.mark.parametrize("declared", [norms.rms_norm, norms.layer_norm, norms.add_rms_norm, norms.add_layer_norm])

@@ -206,6 +206,29 @@ struct FakeEntries {
     return cu::kSuccess;
   }
 
+  static cu::Result cuTensorMapEncodeIm2col(cu::TensorMap* map, int type, uint32_t rank, void* address,
+                                            const uint64_t* sizes, const uint64_t* strides, const int* lower,
+                                            const int* upper, uint32_t channels, uint32_t pixels, const uint32_t* steps,
+                                            int interleave, int swizzle, int l2_promotion, int oob_fill) {
+    ENTER(cuTensorMapEncodeIm2col);
+    if (rank < 3 || steps[0] != 1 || steps[rank - 1] != 1) return cu::kInvalidValue;
+    map->opaque[0] = f.maps_.size();
+    f.maps_.push_back({type,
+                       reinterpret_cast<uintptr_t>(address),
+                       {sizes, sizes + rank},
+                       {strides, strides + rank - 1},
+                       {pixels, channels},
+                       interleave,
+                       swizzle,
+                       l2_promotion,
+                       oob_fill,
+                       true,
+                       {lower, lower + rank - 2},
+                       {upper, upper + rank - 2},
+                       {steps, steps + rank}});
+    return cu::kSuccess;
+  }
+
   // --- Memory and streams ---
 
   static cu::Result cuMemAlloc(cu::DevicePtr* address, size_t bytes) {
@@ -352,6 +375,9 @@ void FakeDriver::keep_no_books() {
   table_.cuMemFreeAsync = [](cu::DevicePtr, cu::Stream) { return cu::kSuccess; };
   table_.cuTensorMapEncodeTiled = [](cu::TensorMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*,
                                      const uint32_t*, const uint32_t*, int, int, int, int) { return cu::kSuccess; };
+  table_.cuTensorMapEncodeIm2col = [](cu::TensorMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*,
+                                      const int*, const int*, uint32_t, uint32_t, const uint32_t*, int, int, int,
+                                      int) { return cu::kSuccess; };
   table_.cuLaunchKernelEx = [](const cu::LaunchConfig*, cu::Function, void**, void**) { return cu::kSuccess; };
 }
 

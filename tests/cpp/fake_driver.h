@@ -65,6 +65,10 @@ struct FakeMap {
   int swizzle;
   int l2_promotion;
   int oob_fill;
+  bool is_im2col = false;
+  std::vector<int> lower = {};
+  std::vector<int> upper = {};
+  std::vector<uint32_t> steps = {};
 };
 
 class FakeDriver {

@@ -401,6 +401,45 @@ TEST_F(LaunchTest, TensorMapsOfEveryRank) {
   }
 }
 
+// [N, H, W, C]; from one pixel above and two left of the image on, every second one along its width.
+Map im2col_map() {
+  Map map = map_of_rank(4);
+  map.box = {512, 64};
+  map.lower = {E(-1), E(-2)};
+  map.upper = {E(3), size(0, 1) - E(5)};
+  map.steps = {E(1), E(2)};
+  return map;
+}
+
+TEST_F(LaunchTest, Im2colMapsSayWhatThePackSays) {
+  load_launches({Launch{.args = {tensor_map(im2col_map())}}});
+  Call c = call({make_tensor({3, 5, 7, 64}), make_tensor({1}), absent_tensor()});
+  const FakeMap map = fake().map(launched(c).at(0).parameter<cu::TensorMap>(0));
+  EXPECT_TRUE(map.is_im2col);
+  EXPECT_EQ(map.sizes, (std::vector<uint64_t>{64, 7, 5, 3}));
+  EXPECT_EQ(map.strides, (std::vector<uint64_t>{128, 896, 4480}));
+  EXPECT_EQ(map.box, (std::vector<uint32_t>{512, 64})) << "pixels, channels";
+  EXPECT_EQ(map.lower, (std::vector<int>{-2, -1})) << "innermost first";
+  EXPECT_EQ(map.upper, (std::vector<int>{0, 3}));
+  EXPECT_EQ(map.steps, (std::vector<uint32_t>{1, 2, 1, 1})) << "of channels, width, height, images";
+}
+
+TEST_F(LaunchTest, CornersOutOfReachAreRefused) {
+  const auto refuse = [&](const char* what, const std::function<void(Map&)>& change) {
+    Map map = im2col_map();
+    change(map);
+    load_launches({Launch{.args = {tensor_map(map)}}});
+    Call c = call({make_tensor({3, 5, 7, 64}), make_tensor({1}), absent_tensor()});
+    expect_error(tk_launch(c.get(), nullptr, nullptr), TK_VARIANT_NOT_FOUND, {"tensor map can describe"});
+    EXPECT_TRUE(fake().launches().empty()) << what;
+    SetUp();
+  };
+  refuse("lower", [](Map& m) { m.lower[1] = E(-129); });
+  refuse("upper", [](Map& m) { m.upper[0] = E(128); });
+  refuse("no step", [](Map& m) { m.steps[0] = E(0); });
+  refuse("a long step", [](Map& m) { m.steps[1] = E(9); });
+}
+
 TEST_F(LaunchTest, TensorMapsSayWhatThePackSays) {
   Map map = map_of_rank(2);
   map.tensor = 1;

@@ -94,8 +94,14 @@ class Writer {
     out.l2_promotion = map.l2_promotion;
     out.oob_fill = map.oob_fill;
     out.offset = code(map.offset);
+    out.is_im2col = !map.lower.empty();
+    std::copy(map.box.begin(), map.box.end(), out.box);
+    for (size_t d = 0; d < map.lower.size(); d++) {
+      out.lower[d] = code(map.lower[d]);
+      out.upper[d] = code(map.upper[d]);
+      out.steps[d] = code(map.steps[d]);
+    }
     for (size_t d = 0; d < map.sizes.size(); d++) {
-      out.box[d] = map.box[d];
       out.sizes[d] = code(map.sizes[d]);
       out.strides[d] = code(map.strides[d]);
     }

@@ -53,6 +53,9 @@ struct Map {
   uint32_t l2_promotion = 2;
   uint32_t oob_fill = 0;
   E offset = 0;
+  std::vector<E> lower = {};  // of im2col; then box is pixels, channels
+  std::vector<E> upper = {};
+  std::vector<E> steps = {};
 };
 
 struct Arg {

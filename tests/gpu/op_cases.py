@@ -238,8 +238,9 @@ def config_name(op: GeneratedOp, args: list[Any], config: int) -> str:
 # --- Every variant ---
 
 Runs, Rests = dict[int, int], dict[int, str]
-# Columns and rows: whole vectors and not, one block and many.
-VARIANT_SHAPES = ((3, 4096), (5, 4097), (20_000, 32), (20_000, 33), (96, 48), (96, 47), (4, 1))
+# Columns and rows: whole vectors and not, one block and many, and every number of segments.
+VARIANT_SHAPES = ((3, 4096), (5, 4097), (20_000, 32), (20_000, 33), (96, 48), (96, 47), (4, 1), (3, 1500), (3, 2593),
+                  (3, 7001))  # fmt: skip
 VARIANT_LAYOUTS = ("contiguous", "strided")
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tk
 
@@ -75,21 +76,26 @@ def test_gradients_come_in_the_inputs_dtype() -> None:
     torch.testing.assert_close(a.grad.float(), a2.grad, rtol=0.02, atol=0.02)
 
 
-def test_the_backward_keeps_the_modes_of_its_forward_but_static_weights(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    seen = []
-    ops = tk.ops.mm  # type: ignore[attr-defined]
-    original = ops._mm
+class Modes(TorchDispatchMode):
+    """Notes the mode bits of every tk op."""
 
-    def spy(*args):  # type: ignore[no-untyped-def]
-        seen.append(args[7])
-        return original(*args)
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
 
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func.namespace == "tk":
+            self.seen.append(args[-1])
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_backward_keeps_the_modes_of_its_forward_but_static_weights() -> None:
     a, b = leaf(3, 4), leaf(4, 2)
     with tk.config.modes(batch_invariant=True, static_weights=True):
         result = tk.mm(a, b)
-    monkeypatch.setattr(ops, "_mm", spy)
-    result.sum().backward()
-    assert seen == [tk.config.MODE_BITS["batch_invariant"]] * 2
+    with Modes() as modes:
+        result.sum().backward()
+    assert modes.seen == [tk.config.MODE_BITS["batch_invariant"]] * 2
 
 
 def test_func_transforms() -> None:
@@ -134,7 +140,7 @@ def assert_same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
 @pytest.mark.parametrize(("m", "n", "k"), ZERO_OR_NOT)
 def test_gradients_of_products_with_sizes_of_0(m: int, n: int, k: int, activation: str) -> None:
     a, b, bias = torch.randn(m, k), torch.randn(k, n), torch.randn(n)
-    activate = tk.ops.mm._ACTIVATE[activation]  # type: ignore[attr-defined]
+    activate = tk.ops.product.ACTIVATE[activation]  # type: ignore[attr-defined]
     for form in FORMS:
         ours = gradients(lambda *x, f=form: f.call(*x, activation=activation), a, b, bias)
         assert_same(ours, gradients(lambda a, b, c: activate(a @ b + c), a, b, bias))
@@ -148,7 +154,7 @@ def test_gradients_of_products_with_sizes_of_0(m: int, n: int, k: int, activatio
 @pytest.mark.parametrize("leading", ((), (0,), (2, 0), (0, 2), (2, 0, 3), (2, 3)), ids=str)
 def test_gradients_of_linear_with_sizes_of_0(leading: tuple[int, ...], n: int, k: int, activation: str) -> None:
     x, weight, bias = torch.randn(*leading, k), torch.randn(n, k), torch.randn(n)
-    activate = tk.ops.mm._ACTIVATE[activation]  # type: ignore[attr-defined]
+    activate = tk.ops.product.ACTIVATE[activation]  # type: ignore[attr-defined]
     ours = gradients(lambda *args: tk.linear(*args, activation), x, weight, bias)  # type: ignore[arg-type]
     assert_same(ours, gradients(lambda *args: activate(F.linear(*args)), x, weight, bias))
     ours = gradients(lambda *args: tk.linear(*args, None, activation), x, weight)  # type: ignore[arg-type]

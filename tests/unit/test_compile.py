@@ -16,7 +16,7 @@ import unit_kernels
 from tk.aot.compile import Source, Target, compile_source, compiler_version, constant_text, source_digest, source_of
 from tk.aot.errors import CompileError
 from tk.aot.grid import enumerate_grid
-from tk.aot.spec import Const, Float, Int, Launch, Pointer, Scratch, TensorMap
+from tk.aot.spec import Const, Float, Im2col, Int, Launch, Pointer, Scratch, TensorMap
 from unit_kernels import KERNELS, OP, X
 
 SM80, SM90 = Target(80), Target(90)
@@ -68,6 +68,7 @@ def test_tensor_maps_carry_block_and_layout():
 
 
 MAP = TensorMap(X, "fp32", (4, 4), (4, 1), (64, 32))
+IMAGES = TensorMap(X, "fp32", (2, 8, 8, 32), (2048, 256, 32, 1), (64, 32), im2col=Im2col((0, 0), (0, 0), (1, 1)))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,13 @@ MAP = TensorMap(X, "fp32", (4, 4), (4, 1), (64, 32))
         ({"x": replace(MAP, sizes=(4,))}, r"x: a tensor map has 1 to 5 dimensions.*here are 1, 2 and 2"),
         ({"x": replace(MAP, strides=(4, X.stride(1)))}, "x: the last stride of a tensor map is 1"),
         ({"x": replace(MAP, strides=(4, 2))}, "x: the last stride of a tensor map is 1"),
+        ({"x": replace(IMAGES, strides=(2048, 256, 32, 2))}, "x: the last stride of a tensor map is 1"),
+        ({"x": replace(IMAGES, sizes=(64, 32))}, "x: an im2col tensor map has 3 to 5 sizes.*here are 2, 4 and 2, 2, 2"),
+        ({"x": replace(IMAGES, im2col=Im2col((0,), (0, 0), (1, 1)))}, "two fewer; here are 4, 4 and 1, 2, 2"),
+        (
+            {"x": replace(IMAGES, block=(64,))},
+            r"the block of an im2col tensor map is \(pixels, channels\), not \(64,\)",
+        ),
     ],
 )
 def test_a_launch_that_does_not_fit_is_refused(args, message):

@@ -24,11 +24,11 @@ def small_pack() -> bytes:
     w = PackWriter(90, False, "a compiler")
     image = b"an image " * 50
     number = w.image(fmt.IMAGE_CUBIN, "image", hashlib.sha256(image).hexdigest(), len(image), compress(image))
-    five, eight = [w.code(const(i)) for i in range(5)], [w.code(const(i)) for i in range(8)]
+    three, five, eight = ([w.code(const(i)) for i in range(n)] for n in (3, 5, 8))
     args = w.add("args", [dict(kind=fmt.ARG_INT, width=8, value=w.code(OP.local("n") + 1))])
     launch = dict(image=number, entry=w.string("entry"), threads=128, shared=1024, cluster=1, when=w.code(1),
                   dependent=w.code(0), grid=[w.code(i) for i in (1, 2, 3)], args=args)  # fmt: skip
-    w.add("tensor_maps", [dict(rank=5, box=[8] * 5, sizes=five, strides=five)])
+    w.add("tensor_maps", [dict(rank=5, box=[8] * 5, sizes=five, strides=five, lower=three, upper=three, steps=three)])
     variant = dict(
         kernel=w.string("kernel"),
         constraints=w.add("constraints", [dict(holds=w.code(OP.int("way") == 1), message=w.string("a way"))]),
@@ -185,7 +185,7 @@ def test_more_bytes_than_promised_are_refused():
     [
         (b"", "0 bytes are no pack"),
         (b"ELF" + PACK[3:], "does not begin with its magic"),
-        (patched(8, "I", 1), "pack version 1, this is for version 2"),
+        (patched(8, "I", 1), "pack version 1, this is for version 3"),
         (patched(20, "I", 16), "16 sections instead of 17"),
         (patched(16, "I", 2), "unknown flags"),
         (patched(entry_of("code"), "Q", 2**60), "section code does not lie in the index"),

@@ -421,13 +421,23 @@ def _check_tensor(scope: _Scope, tensor: Tensor) -> None:
         raise BuildError(f"{scope.where}: {tensor.name} is tensor {tensor.index}, the op has {len(scope.op.tensors)}")
 
 
+def _im2col_fields(writer: PackWriter, scope: _Scope, arg: TensorMap) -> dict[str, Any]:
+    if not arg.im2col:
+        return dict.fromkeys(("lower", "upper", "steps"), _padded([], 3)) | dict(is_im2col=0)
+    parts = dict(lower=arg.im2col.lower, upper=arg.im2col.upper, steps=arg.im2col.steps)
+    codes = {name: _padded([scope.code(writer, x) for x in part], 3) for name, part in parts.items()}
+    return codes | dict(is_im2col=1)
+
+
 def _tensor_map_args(
     writer: PackWriter, scope: _Scope, arg: TensorMap, meta: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """The map itself, then the tensor's sizes in 32 bits and its strides in 64."""
     _check_tensor(scope, arg.tensor)
-    if meta.get("is_im2col") or meta["fp4_padded"]:
-        raise CompileError(f"{scope.where}: im2col and padded fp4 tensor maps are not supported")
+    if meta["fp4_padded"]:
+        raise CompileError(f"{scope.where}: padded fp4 tensor maps are not supported")
+    if bool(meta.get("is_im2col")) != bool(arg.im2col):
+        raise CompileError(f"{scope.where}: im2col for one of kernel and recipe only")
     if arg.l2_promotion not in L2_PROMOTION:
         raise BuildError(f"{scope.where}: l2_promotion is one of {list(L2_PROMOTION)}, not {arg.l2_promotion}")
     if arg.round_to_tf32 and arg.dtype != "fp32":
@@ -438,7 +448,7 @@ def _tensor_map_args(
     element_type = TENSOR_MAP_TYPE.get(meta["elem_type"], meta["elem_type"])
     record = dict(
         tensor=arg.tensor.index,
-        rank=len(arg.block),
+        rank=len(arg.sizes),
         element_type=TENSOR_MAP_TF32 if arg.round_to_tf32 else element_type,
         element_size=meta["elem_size"],
         swizzle=meta["swizzle"],
@@ -448,6 +458,7 @@ def _tensor_map_args(
         offset=scope.code(writer, arg.offset),
         sizes=_padded(sizes, 5),
         strides=_padded(strides, 5),
+        **_im2col_fields(writer, scope, arg),
     )
     index = writer.add("tensor_maps", [record]).first
     return [

@@ -151,16 +151,37 @@ def _type_text(name: str, arg: Arg, target: Target) -> str:
 def _tensor_map_text(name: str, arg: TensorMap, target: Target) -> str:
     if target.arch < 90:
         raise CompileError(f"{name}: there are no tensor maps before sm_90, and this is {target.name}")
+    if arg.im2col:
+        return _im2col_text(name, arg)
     rank = len(arg.block)
     if not 1 <= rank <= 5 or len(arg.sizes) != rank or len(arg.strides) != rank:
         raise CompileError(
             f"{name}: a tensor map has 1 to 5 dimensions, the same number of sizes, strides and block; here are "
             f"{len(arg.sizes)}, {len(arg.strides)} and {rank}"
         )
-    if not (isinstance(arg.strides[-1], int) and arg.strides[-1] == 1):
-        raise CompileError(f"{name}: the last stride of a tensor map is 1: write it so and require it of the problem")
+    _check_last_stride(name, arg)
     block = ", ".join(map(str, arg.block))
     return f"tensordesc<{arg.dtype}[{block}]{',' + arg.layout if arg.layout else ''}>"
+
+
+def _check_last_stride(name: str, arg: TensorMap) -> None:
+    if not (isinstance(arg.strides[-1], int) and arg.strides[-1] == 1):
+        raise CompileError(f"{name}: the last stride of a tensor map is 1: write it so and require it of the problem")
+
+
+def _im2col_text(name: str, arg: TensorMap) -> str:
+    assert arg.im2col
+    rank = len(arg.sizes)
+    corners = (arg.im2col.lower, arg.im2col.upper, arg.im2col.steps)
+    if not 3 <= rank <= 5 or len(arg.strides) != rank or any(len(c) != rank - 2 for c in corners):
+        raise CompileError(
+            f"{name}: an im2col tensor map has 3 to 5 sizes and as many strides, and lower, upper and steps of two "
+            f"fewer; here are {rank}, {len(arg.strides)} and {', '.join(str(len(c)) for c in corners)}"
+        )
+    if len(arg.block) != 2:
+        raise CompileError(f"{name}: the block of an im2col tensor map is (pixels, channels), not {arg.block}")
+    _check_last_stride(name, arg)
+    return f"tensordesc_im2col<{arg.dtype}[{arg.block[0]}, {arg.block[1]}],input_rank={rank},{arg.layout}>"
 
 
 def is_aligned(arg: Arg, plan: Plan) -> bool:

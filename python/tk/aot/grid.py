@@ -63,8 +63,9 @@ def enumerate_grid(family: Family, arch: int, sample: bool = False, portable: bo
     if portable:
         grid.variants = [v for v in grid.variants if family.portable(v.kernel, v.point)]
     if sample:
-        chosen = [v for v in grid.variants if family.sample(v.kernel, v.point)]
-        _check_sample(grid.variants, chosen)
+        chosen = [v for v in grid.variants if family.sampled and family.sample(v.kernel, v.point)]
+        if family.sampled:
+            _check_sample(grid.variants, chosen)
         grid.variants = chosen
     buckets(family.op, grid.variants)  # an ambiguity is an error here, before anything is compiled
     return grid

@@ -20,7 +20,7 @@ from tk.aot.errors import PackFormatError
 from tk.expr import Expr, as_expr
 
 MAGIC = b"TKPACK\r\n"
-VERSION = 2
+VERSION = 3
 FLAG_PTX = 1
 MAX_IMAGE_SIZE = 64 << 20
 
@@ -41,8 +41,8 @@ SECTIONS: Mapping[str, str] = {
     "launches": "image:I entry:I threads:I shared:I cluster:I flags:I global_scratch:I global_scratch_alignment:I "
     "profile_scratch:I profile_scratch_alignment:I when:R dependent:R grid:3R args:R",
     "args": "kind:I width:I index:I reserved:I value:R",
-    "tensor_maps": "tensor:I rank:I element_type:I element_size:I swizzle:I l2_promotion:I oob_fill:I box:5I offset:R "
-    "sizes:5R strides:5R",
+    "tensor_maps": "tensor:I rank:I element_type:I element_size:I swizzle:I l2_promotion:I oob_fill:I is_im2col:I "
+    "reserved:I box:5I offset:R sizes:5R strides:5R lower:3R upper:3R steps:3R",
     "images": "kind:I name:I offset:Q compressed_size:Q size:Q hash:H",
     "outputs": "dtype:R ndim:I leading:I sizes:8R strides:8R",
     "pins": "key:q dims:4q config:I reserved:I",
@@ -207,7 +207,9 @@ _RANGES: Mapping[str, Mapping[str, str]] = {
     "buffers": dict(bytes="code"),
     "launches": dict(when="code", dependent="code", grid="code", args="args"),
     "args": dict(value="code"),
-    "tensor_maps": dict(offset="code", sizes="code", strides="code"),
+    "tensor_maps": dict(
+        offset="code", sizes="code", strides="code", lower="code", upper="code", steps="code"
+    ),
     "outputs": dict(dtype="code", sizes="code", strides="code"),
 }  # fmt: skip
 # Field -> the section that it is a number of an entry of, or "strings".

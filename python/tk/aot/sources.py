@@ -1,5 +1,6 @@
 """Where families come from: the package's own kernel files, or a user's. A file declares them as records (FAMILY,
-FAMILIES), or as torch functions under ``@tk.op``, which ``tk.codegen`` makes families of."""
+FAMILIES), as torch functions under ``@tk.op``, which ``tk.codegen`` makes families of, or as attention's mods, which
+``tk.flex`` does."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def file_families(paths: Sequence[Path], debug: bool = False) -> list[Family]:
     for path in paths:
         families = families_of(import_file(path), debug)
         if not families:
-            raise BuildError(f"{path} declares nothing: no function under @tk.op, no FAMILY, no FAMILIES")
+            raise BuildError(
+                f"{path} declares nothing: no function under @tk.op, no mods (tk.flex.register), no FAMILY, no FAMILIES"
+            )
         found += families
     return _distinct(found)
 
@@ -42,7 +45,7 @@ def families_of(module: ModuleType, debug: bool = False) -> list[Family]:
     for family in found:
         if not isinstance(family, Family):
             raise BuildError(f"{module.__name__}: {family!r} is no Family")
-    return [*found, *_generated(module, debug)]
+    return [*found, *_generated(module, debug), *_mods(module)]
 
 
 def _generated(module: ModuleType, debug: bool) -> list[Family]:
@@ -52,6 +55,19 @@ def _generated(module: ModuleType, debug: bool) -> list[Family]:
     from tk import codegen
 
     return codegen.families_of(module, debug)
+
+
+def _mods(module: ModuleType) -> list[Family]:
+    """Pairs of attention's mods that the module's file announced."""
+    if "tk.flex.registry" not in sys.modules or not getattr(module, "__file__", None):
+        return []
+    from tk.flex import registry
+
+    if not (found := registry.registered(module.__file__)):
+        return []
+    from tk.flex.family import registered_families
+
+    return [family for registered in found for family in registered_families(registered)]
 
 
 def _distinct(families: list[Family]) -> list[Family]:

@@ -81,6 +81,21 @@ class TensorMap:
     l2_promotion: int = 128
     offset: Expr | int = 0
     round_to_tf32: bool = False
+    im2col: Im2col | None = None
+
+
+@dataclass(frozen=True)
+class Im2col:
+    """Of a TensorMap whose tensor is a batch of images [N, (D,) (H,) W, C]: a load takes `block` = (pixels, channels)
+    of the matrix that a convolution multiplies, one row for each pixel of its result, of one tap.
+
+    Of each spatial dimension, outermost first: a tap of offset 0 reads pixel `lower` first; the last that it reads lies
+    `upper` behind the image's last one; `steps` are from one to the next, 1 to 8. What lies outside reads as padding.
+    Corners: in [-128, 127] of two spatial dimensions, [-16, 15] of three."""
+
+    lower: tuple[Expr | int, ...]
+    upper: tuple[Expr | int, ...]
+    steps: tuple[Expr | int, ...]
 
 
 @dataclass(frozen=True)
@@ -308,10 +323,12 @@ class Family:
     """What a kernel file exports as FAMILY. tuned: the stem of kernels/tuned/sm*/<tuned>.json, measured choices.
 
     sample: whether a point belongs to the sample that tests compile; it must touch every axis. portable: whether it is
-    also kept as PTX, for GPUs that no cubin is for; a few settings that do everywhere, since nobody measured there."""
+    also kept as PTX, for GPUs that no cubin is for; a few settings that do everywhere, since nobody measured there.
+    sampled: False for one of many families alike, of which the sample has others."""
 
     op: Op
     kernels: tuple[Kernel, ...]
     sample: Callable[[Kernel, Point], bool]
     tuned: str = ""
     portable: Callable[[Kernel, Point], bool] = _everything
+    sampled: bool = True

@@ -344,6 +344,12 @@ class Generated:
             found += [(Config(f"{way}_{s.name}", {**s.config.params, way: True}), s, way) for s in self.settings(way)]
         return found
 
+    def _is_everywhere(self, graph: Graph, point: Point, setting: Setting, way: str, place: int) -> bool:
+        """Whether an architecture on which nothing was measured has it, and fp16, and an op that is seldom called: the
+        wheel has no room for all, nor for twice all. A reduction that is split there is so in every merged layout."""
+        has_split = bool(graph.parts) and LAYOUT_BY_NAME[point.layout].merged and way == "whole"
+        return (place == 0 or setting.everywhere) and not has_split
+
     @cached_property
     def family(self) -> Family:
         by_label = {g.label: g for g in self.graphs}
@@ -358,17 +364,15 @@ class Generated:
         def can_run(graph: Graph, arch: int) -> bool:
             return arch >= 89 or not _has_fp8e4(graph)
 
-        def is_thin(graph: Graph, arch: int) -> bool:
-            """Whether few settings do: the wheel has no room for those that were never measured, nor for twice all."""
-            return arch < 90 or "fp16" in graph.trace.dtypes.values() or self.name in SELDOM_CALLED
-
         def plan(point: Point) -> Plan | None:
             setting, way = ways[point.config.name]
             if not can_run(by_label[point.graph], point.arch):
                 return None
-            if is_thin(by_label[point.graph], point.arch) and place(point) > 0 and not setting.everywhere:
+            graph = by_label[point.graph]
+            has_few = point.arch < 90 or "fp16" in graph.trace.dtypes.values() or self.name in SELDOM_CALLED
+            if has_few and not self._is_everywhere(graph, point, setting, way, place(point)):
                 return None
-            return self.plan(by_label[point.graph], LAYOUT_BY_NAME[point.layout], setting, way)
+            return self.plan(graph, LAYOUT_BY_NAME[point.layout], setting, way)
 
         axes = {"graph": tuple(by_label), "layout": tuple(LAYOUT_BY_NAME)}
         configs = tuple(config for config, _, _ in self.ways())
@@ -383,12 +387,12 @@ class Generated:
             return place(point) == 0
 
         def portable(kernel: Kernel, point: Point) -> bool:
-            """One setting of the layout that serves every call, and one of the fastest layout."""
+            """One setting of the layout that serves every call, and one of the fastest layout, there split where it
+            can be."""
             _, way = ways[point.config.name]
-            layout = LAYOUT_BY_NAME[point.layout]
-            is_usual = way == "whole"
-            if not layout.merged and not self.choices(by_label[point.graph], layout, "whole"):
-                is_usual = way == "split"
+            graph, layout = by_label[point.graph], LAYOUT_BY_NAME[point.layout]
+            is_split = bool(graph.split) and (layout.merged or not self.choices(graph, layout, "whole"))
+            is_usual = way == ("split" if is_split else "whole")
             return place(point) == 0 and is_usual and (layout is LAYOUTS[0] or not layout.merged)
 
         return Family(self.op, (kernel,), sample, portable=portable)

@@ -66,7 +66,7 @@ SETTINGS: Table = {
     "inner": {
         "aligned": (
             Setting(1, 4096, 16, True), Setting(32, 64, 4), Setting(16, 128, 4), Setting(8, 256, 4), Setting(4, 512, 4),
-            Setting(2, 1024, 4, everywhere=True), Setting(1, 2048, 4), Setting(1, 4096, 4, everywhere=True),
+            Setting(2, 1024, 4, everywhere=True), Setting(1, 2048, 4), Setting(1, 4096, 4),
             Setting(1, 8192, 8), Setting(1, 16384, 16), Setting(1, 32768, 32), Setting(1, 8192, 32, True),
         ),
         "rows": (

@@ -39,8 +39,19 @@ def find(name: str) -> GeneratedOp | None:
 
 
 def names() -> list[str]:
+    """Of the ops with a recorded graph."""
     _read_new()
-    return sorted(_ops)
+    return sorted(name for name in _ops if not name.startswith(_ATTENTION))
+
+
+def attention_names() -> list[str]:
+    """Of attention's pairs of mods (flex_<fingerprint>). They have no recorded graph: torch.ops.tk.flex_attention,
+    which calls them, is what has a CPU path and gradients."""
+    _read_new()
+    return sorted(name for name in _ops if name.startswith(_ATTENTION))
+
+
+_ATTENTION = "flex_"
 
 
 def _read_new() -> None:

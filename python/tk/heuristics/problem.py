@@ -27,8 +27,8 @@ class Described:
 def describe(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Described | None:
     """What ``function(*args, **kwargs)``, a tk op or wrapper, would launch, without launching it.
 
-    All of the op's checks are made, and its result is allocated. None when it would launch nothing: on the CPU, or with
-    an empty result or inner size. Raises what the op raises.
+    All of the op's checks are made, and its result is allocated. The last call, where copies of operands come first.
+    None when it would launch nothing: on the CPU, or with an empty result or inner size. Raises what the op raises.
     """
     found: list[Described] = []
     callback = _Callback(lambda call, _: found.append(_described(call.contents)))
@@ -38,7 +38,7 @@ def describe(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Describ
             function(*args, **kwargs)
     finally:
         _capture()(_Callback(), None)
-    return found[0] if found else None
+    return found[-1] if found else None
 
 
 @cache

@@ -25,9 +25,9 @@ _implementations = Library("tk", "IMPL")  # keeps what is registered alive
 
 
 def overloads(name: str) -> tuple[Any, Any]:
-    """``torch.ops.tk.<name>`` and its ``out``."""
+    """``torch.ops.tk.<name>`` and its ``out``, None where it has none."""
     packet = getattr(torch.ops.tk, name)
-    return packet.default, packet.out
+    return packet.default, getattr(packet, "out", None)
 
 
 def fake(name: str, allocate: Callable[..., Tensor]) -> None:
@@ -42,7 +42,8 @@ def fake(name: str, allocate: Callable[..., Tensor]) -> None:
         return out
 
     torch.library.register_fake(f"tk::{name}", allocate)
-    torch.library.register_fake(f"tk::{name}.out", fake_out)
+    if overloads(name)[1] is not None:
+        torch.library.register_fake(f"tk::{name}.out", fake_out)
 
 
 def vmap(name: str, rule: Callable[..., tuple[Tensor, int]]) -> None:

@@ -12,7 +12,7 @@ from tk.aot.expr import Problem, TensorValue, as_expr, evaluate_locals
 from tk.aot.spec import Arg, Const, Float, Int, Op, Plan, Pointer, Scratch
 
 H200 = {"sm_count": 132, "arch": 90, "shared_optin": 227 * 1024, "l2_bytes": 60 << 20}
-DTYPES = {torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}
+DTYPES = {torch.int32: 3, torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}
 
 
 def describe(op: Op, tensors: Sequence[torch.Tensor | None], ints: Sequence[int]) -> Problem:

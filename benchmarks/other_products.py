@@ -1,0 +1,197 @@
+"""bmm, mm_plus_mm and grouped_mm against torch: listed shapes, and random ones with seeds that no table was made from.
+
+Results are checked before anything is timed. What is timed is replayed from CUDA graphs; inputs that fit into L2
+rotate, and variants take turns.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+import tk
+from benchmarks.report import Goal, Group, Report, Row
+from benchmarks.runner import Options
+from tk import timing
+from tk.heuristics.problem import describe
+
+GOALS = {"bmm": Goal(1.05, 0.97), "mm_plus_mm": Goal(1.10, 1.00), "grouped_mm": Goal(1.05, 0.95)}
+Call = Callable[..., torch.Tensor]
+BMM = ((64, 512, 512, 512), (10_000, 32, 32, 32), (16, 2048, 2048, 128), (16, 2048, 128, 2048), (256, 128, 128, 64),
+       (8, 4096, 4096, 1024), (512, 64, 64, 64), (32, 1000, 1000, 200))  # fmt: skip
+MM_PLUS_MM = ((4096, 4096, 4096, 4096), (1024, 4096, 4096, 1024), (8192, 8192, 1024, 1024), (2048, 2048, 8192, 64),
+              (512, 4096, 4096, 4096))  # fmt: skip
+# Groups, rows of each, N, K.
+GROUPED = ((8, 512, 14336, 4096), (8, 4096, 4096, 4096), (64, 64, 1408, 2048), (128, 16, 1536, 2048),
+           (128, 256, 2048, 768), (16, 1024, 2048, 7168))  # fmt: skip
+RANDOM = 30
+
+
+@dataclass(frozen=True)
+class Case:
+    """make() gives the arguments of ours and of every peer."""
+
+    label: str
+    make: Callable[[], tuple[torch.Tensor, ...]]
+    ours: Call
+    peers: dict[str, Call]
+    flops: int
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device="cuda").bfloat16()
+
+
+def bmm(batch: int, m: int, n: int, k: int, order: str) -> Case:
+    def make() -> tuple[torch.Tensor, ...]:
+        b = randn(batch, k, n) if order == "nn" else randn(batch, n, k).mT
+        return randn(batch, m, k), b
+
+    return Case(f"{batch}x{m}x{n}x{k} {order}", make, tk.bmm, {"torch.bmm": torch.bmm}, 2 * batch * m * n * k)
+
+
+def mm_plus_mm(m: int, n: int, k: int, k2: int, order: str) -> Case:
+    def make() -> tuple[torch.Tensor, ...]:
+        b, d = (randn(i, n) if order == "nn" else randn(n, i).t() for i in (k, k2))
+        return randn(m, k), b, randn(m, k2), d
+
+    def of_torch(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(torch.mm(a, b), c, d)
+
+    peers = {"mm then addmm": of_torch}
+    return Case(f"{m}x{n}x{k}+{k2} {order}", make, tk.mm_plus_mm, peers, 2 * m * n * (k + k2))
+
+
+def grouped_mm(ends: list[int], n: int, k: int, what: str) -> Case:
+    total, count = ends[-1], len(ends)
+
+    def make() -> tuple[torch.Tensor, ...]:
+        offs = torch.tensor(ends, dtype=torch.int32, device="cuda")
+        return randn(total, k), randn(count, n, k).mT, offs
+
+    def ours(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        return tk.grouped_mm(a, b, offs=offs)
+
+    def of_torch(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        return F.grouped_mm(a, b, offs=offs)
+
+    def loop(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        out = a.new_empty(total, n)
+        for i, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            torch.mm(a[begin:end], b[i], out=out[begin:end])
+        return out
+
+    label = f"{count} groups, {total} rows {what}, {n}x{k}"
+    return Case(label, make, ours, {"F.grouped_mm": of_torch, "loop of mm": loop}, 2 * total * n * k)
+
+
+# --- Which are measured ---
+
+
+def balanced(count: int, rows: int) -> list[int]:
+    return [rows * (i + 1) for i in range(count)]
+
+
+def skewed(count: int, total: int, rng: random.Random) -> list[int]:
+    weights = [rng.expovariate(1.0) ** 2 for _ in range(count)]
+    ends = [round(total * sum(weights[: i + 1]) / sum(weights)) for i in range(count)]
+    return [*ends[:-1], total]
+
+
+def listed() -> dict[str, list[Case]]:
+    rng = random.Random(5201)
+    orders = ("nn", "nt")
+    return {
+        "bmm": [bmm(*shape, orders[i % 2]) for i, shape in enumerate(BMM)],
+        "mm_plus_mm": [mm_plus_mm(*shape, orders[i % 2]) for i, shape in enumerate(MM_PLUS_MM)],
+        "grouped_mm": [
+            grouped_mm(balanced(g, rows) if even else skewed(g, g * rows, rng), n, k, "even" if even else "skewed")
+            for g, rows, n, k in GROUPED
+            for even in (True, False)
+        ],
+    }
+
+
+def drawn() -> dict[str, list[Case]]:
+    """Log-uniform sizes, multiples of 8."""
+    rng = random.Random(5202)
+
+    def size(low: int, high: int) -> int:
+        return max(8, round(low * (high / low) ** rng.random()) // 8 * 8)
+
+    def batch_case() -> Case:
+        m, n, k = size(32, 2048), size(32, 2048), size(32, 2048)
+        return bmm(min(size(8, 512), max(8, 2**28 // (m * n + m * k + n * k))), m, n, k, rng.choice(("nn", "nt")))
+
+    def grouped_case() -> Case:
+        count = rng.choice((8, 16, 32, 64, 128))
+        total = min(count * size(16, 4096), 65536)
+        even = rng.random() < 0.5
+        ends = balanced(count, total // count) if even else skewed(count, total, rng)
+        return grouped_mm(ends, size(768, 8192), size(768, 8192) // 2 // 8 * 8, "even" if even else "skewed")
+
+    return {
+        "bmm": [batch_case() for _ in range(RANDOM)],
+        "mm_plus_mm": [
+            mm_plus_mm(size(512, 8192), size(768, 8192), size(256, 8192), size(256, 8192), rng.choice(("nn", "nt")))
+            for _ in range(RANDOM)
+        ],
+        "grouped_mm": [grouped_case() for _ in range(RANDOM)],
+    }
+
+
+# --- Measuring ---
+
+
+def measure(group: Group, case: Case) -> None:
+    first = case.make()
+    check(case, first)
+    moved = sum(x.numel() * x.element_size() for x in first)
+    sets = [first, *(case.make() for _ in range(timing.copies_to_rotate(moved, most=8) - 1))]
+    with torch.no_grad():
+        captures = {"tk": timing.capture([partial(case.ours, *x) for x in sets])} | {
+            name: timing.capture([partial(peer, *x) for x in sets]) for name, peer in case.peers.items()
+        }
+        times = timing.device_times(captures, rounds=5, ms=4, warm_ms=4)
+    best = min(case.peers, key=lambda name: times[name].us)
+    ours, peer = times["tk"], times[best]
+    us = {label: t.us for label, t in times.items()}
+    more = {"peer": best, "config": chosen(case, first), "tflops": case.flops / ours.us * 1e-6}
+    group.rows.append(Row(case.label, peer.us / ours.us, us, more))
+    rest = "  ".join(f"{label} {t:.1f}" for label, t in us.items())
+    print(f"{group.name:18} {case.label:44} {peer.us / ours.us:6.3f}  us: {rest}  {more['config']}", flush=True)
+
+
+def chosen(case: Case, arguments: tuple[torch.Tensor, ...]) -> str:
+    from tk import capi
+
+    described = describe(case.ours, *arguments)
+    return "" if described is None else capi.choose(described.problem).config_name
+
+
+def check(case: Case, arguments: tuple[torch.Tensor, ...]) -> None:
+    """Against the first peer, in bfloat16: what is off by more than both may round is wrong."""
+    ours = case.ours(*arguments).float()
+    theirs = next(iter(case.peers.values()))(*arguments).float()
+    error = ((ours - theirs).norm() / theirs.norm()).item()
+    if not error < 1e-2:
+        raise AssertionError(f"{case.label}: off by {error:.3g}")
+
+
+def run(options: Options, report: Report) -> None:
+    for title, cases in (("", listed()), ("random", drawn())):
+        for op, of_op in cases.items():
+            name = f"{op}_{title}" if title else op
+            peers = " or ".join(of_op[0].peers)
+            group = report.group(name, f"{op}{', random' if title else ''}", peers, GOALS[op])
+            for case in of_op[::6] if options.quick else of_op:
+                label = f"{name} {case.label}"
+                if options.wants(label) and options.has_time():
+                    report.attempt(label, partial(measure, group, case))
+                    torch.cuda.empty_cache()
+        report.write(options.out)

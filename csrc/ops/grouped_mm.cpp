@@ -1,0 +1,272 @@
+// grouped_mm: a product for each group of a ragged dimension, whose groups end where `offs` says on the device.
+//
+//   a [T, K],    b [G, K, N]  ragged rows: rows of a times their group's matrix -> [T, N]
+//   a [G, M, K], b [K, T]     ragged columns -> [M, T]: the same, transposed
+//   a [M, T],    b [T, N]     ragged inner size -> [G, M, N]
+//   a [G, M, K], b [G, K, N]  a batch -> [G, M, N]: bmm
+//
+// Group g is [offs[g - 1], offs[g]) of the ragged dimension. What of it lies outside is cut off; what comes after the
+// last end is neither read nor written.
+
+#include <algorithm>
+
+#include "names.h"
+#include "product.h"
+#include "registration.h"
+
+namespace tk::ops {
+namespace {
+
+constexpr const char* kName = "tk.grouped_mm";
+
+struct Call {
+  Product p;
+  Meta offs;
+  bool zero_rest;  // 0 where nothing is written
+  bool is_ragged_inside = false;
+  int64_t sizes[3] = {};
+  uint32_t dim = 2;
+  std::span<const int64_t> out_sizes() const { return {sizes, dim}; }
+  int64_t groups() const { return offs.sizes[0]; }
+};
+
+void set_sizes(Call& call, std::initializer_list<int64_t> sizes) {
+  std::copy(sizes.begin(), sizes.end(), call.sizes);
+  call.dim = static_cast<uint32_t>(sizes.size());
+}
+
+// --- Checks ---
+
+void check_operand(const char* name, const Meta& t) {
+  if (t.dim() != 2 && t.dim() != 3)
+    fail_argument(text(kName, ": ", name, " must have 2 or 3 dimensions, is ", describe_sizes(t.sizes)));
+}
+
+void check_offs(const Meta& offs, const Meta& a, bool is_ragged) {
+  if (!is_ragged && offs) fail_argument(text(kName, ": offs are of 2-dimensional operands, a and b have 3 dimensions"));
+  if (!is_ragged) return;
+  if (!offs) fail_argument(text(kName, ": offs, the groups' ends, are needed where a or b has 2 dimensions"));
+  check_rank(kName, "offs", offs, 1);
+  if (offs.dtype != kInt32) fail_argument(text(kName, ": offs are ", dtype_name(offs.dtype), ", must be int32"));
+  if (offs.device != a.device)
+    fail_argument(text(kName, ": offs are on ", describe(offs.device), ", a on ", describe(a.device)));
+}
+
+void check_groups(const char* name, const Meta& t, const Meta& offs) {
+  if (t.sizes[0] != offs.sizes[0])
+    fail_argument(text(kName, ": ", name, " has ", t.sizes[0], " groups, offs has ", offs.sizes[0]));
+}
+
+void check_inner(const Factors& f) {
+  if (f.a.tensor.sizes.back() != f.b.tensor.sizes[f.b.tensor.sizes.size() - 2])
+    fail_argument(text(kName, ": the inner sizes differ: ", f.a_name, " is ", describe_sizes(f.a.tensor.sizes), ", ",
+                       f.b_name, " is ", describe_sizes(f.b.tensor.sizes)));
+}
+
+void check_cuda_dtype(const Meta& a) {
+  if (a.device.is_cuda() && a.dtype != kBFloat16 && a.dtype != kFloat16)
+    fail_unsupported(text(kName, ": a is ", dtype_name(a.dtype), "; on CUDA bfloat16 and float16 are supported"));
+}
+
+// [N], or [groups, N], as a batch of rows, one for each group.
+void set_bias(Call& call, const Meta& bias, int64_t groups, int64_t cols) {
+  if (!bias) return;
+  Product& p = call.p;
+  check_same(kName, "a", p.factors[0].a.tensor, "bias", bias);
+  const bool for_all = bias.dim() == 1;
+  const bool fits = (for_all || (bias.dim() == 2 && bias.sizes[0] == groups)) && bias.sizes.back() == cols;
+  if (!fits)
+    fail_argument(
+        text(kName, ": bias is ", describe_sizes(bias.sizes), ", must be [", cols, "] or [", groups, ", ", cols, "]"));
+  p.bias.tensor = bias;
+  p.bias.matrix = {1, cols, 0, bias.strides.back(), true, groups, for_all ? 0 : bias.strides[0]};
+}
+
+// --- The three kinds ---
+
+// Turns ragged columns into ragged rows: out^T = b^T a^T.
+void set_ragged_rows(Call& call, const Meta& bias) {
+  Factors& f = call.p.factors[0];
+  const bool by_columns = f.a.tensor.dim() == 3;
+  const Meta& of_groups = by_columns ? f.a.tensor : f.b.tensor;
+  check_groups(by_columns ? "a" : "b", of_groups, call.offs);
+  f.a.matrix = matrix_of(f.a.tensor);
+  f.b.matrix = matrix_of(f.b.tensor);
+  set_sizes(call, {f.a.matrix.rows, f.b.matrix.cols});
+  if (!by_columns) return set_bias(call, bias, call.groups(), f.b.matrix.cols);
+  if (bias) fail_argument(text(kName, ": a bias is of columns, which are ragged here: add it to the result"));
+  std::swap(f.a, f.b);
+  std::swap(f.a_name, f.b_name);
+  f.a.matrix = f.a.matrix.transposed();
+  f.b.matrix = f.b.matrix.transposed();
+}
+
+void set_ragged_inside(Call& call, const Meta& bias) {
+  Factors& f = call.p.factors[0];
+  f.a.matrix = matrix_of(f.a.tensor);
+  f.b.matrix = matrix_of(f.b.tensor);
+  call.is_ragged_inside = true;
+  set_sizes(call, {call.groups(), f.a.matrix.rows, f.b.matrix.cols});
+  set_bias(call, bias, call.groups(), f.b.matrix.cols);
+}
+
+void set_out(Call& call, const Tensor& out) {
+  Product& p = call.p;
+  p.out.tensor = meta(out);
+  p.out.matrix = matrix_of(p.out.tensor);
+  const bool by_columns = !call.is_ragged_inside && p.factors[0].a_name[0] == 'b';
+  if (by_columns) p.out.matrix = p.out.matrix.transposed();
+}
+
+// --- On the CPU: group by group ---
+
+Operand matrix_at(const Operand& batch, int64_t i) {
+  Operand one = batch;
+  one.matrix.is_batch = false;
+  one.matrix.batch = 1;
+  one.offset = i * batch.matrix.batch_stride;
+  one.is_part = true;
+  return one;
+}
+
+Operand rows_of(const Operand& x, int64_t begin, int64_t end) {
+  Operand part = x;
+  part.matrix.rows = end - begin;
+  part.offset = begin * x.matrix.row_stride;
+  part.is_part = true;
+  return part;
+}
+
+Operand columns_of(const Operand& x, int64_t begin, int64_t end) {
+  Operand part = x;
+  part.matrix.cols = end - begin;
+  part.offset = begin * x.matrix.col_stride;
+  part.is_part = true;
+  return part;
+}
+
+void compute_group(const Call& call, int64_t g, int64_t begin, int64_t end) {
+  const Product& p = call.p;
+  const auto& [a, b, a_name, b_name] = p.factors[0];
+  const bool inside = call.is_ragged_inside;
+  const Factors part{inside ? columns_of(a, begin, end) : rows_of(a, begin, end),
+                     inside ? rows_of(b, begin, end) : matrix_at(b, g)};
+  const Operand out = inside ? matrix_at(p.out, g) : rows_of(p.out, begin, end);
+  if (out.matrix.is_empty()) return;
+  Operand bias = p.bias.tensor ? matrix_at(p.bias, g) : Operand();
+  bias.matrix.rows = out.matrix.rows;
+  reference_product({&part, 1}, bias, p.epilogue, out);
+}
+
+void compute_on_cpu(const Call& call) {
+  const Factors& f = call.p.factors[0];
+  const int64_t total = call.is_ragged_inside ? f.a.matrix.cols : f.a.matrix.rows;
+  const auto* const ends = static_cast<const int32_t*>(read_pointer(call.offs));
+  int64_t begin = 0;
+  for (int64_t g = 0; g < call.groups(); g++) {
+    const int64_t end = std::clamp<int64_t>(ends[g * call.offs.strides[0]], 0, total);
+    compute_group(call, g, begin, std::max(begin, end));
+    begin = end;
+  }
+}
+
+// --- On the GPU ---
+
+void launch_groups(const Call& call) {
+  static const tk_op ragged_rows = tk_intern_op("grouped_mm");
+  static const tk_op ragged_inside = tk_intern_op("grouped_mm_inner");
+  const Product& p = call.p;
+  const auto& [a, b, a_name, b_name] = p.factors[0];
+  const int32_t dtype = a.tensor.dtype;
+  const Matrix offs{1, call.groups(), 0, call.offs.strides[0]};
+  const tk_tensor tensors[] = {
+      to_core(normalized_operand(a.matrix), read_pointer(a.tensor), dtype),
+      to_core(normalized_operand(b.matrix), read_pointer(b.tensor), dtype),
+      to_core(offs, read_pointer(call.offs), kInt32),
+      p.bias.tensor ? to_core(p.bias.matrix, read_pointer(p.bias.tensor), dtype) : absent(),
+      to_core(normalized_output(p.out.matrix), write_pointer(p.out.tensor), p.out.tensor.dtype),
+  };
+  launch_described(call.is_ragged_inside ? ragged_inside : ragged_rows, p, tensors);
+}
+
+Tensor run_groups(Call& call, Tensor out) {
+  Product& p = call.p;
+  const Device device = p.factors[0].a.tensor.device;
+  const int32_t dtype = out_dtype(p);
+  const bool given = static_cast<bool>(out);
+  if (!given) out = empty(call.out_sizes(), dtype, device);
+  p.out.tensor = meta(out);
+  if (given) check_out(p, call.out_sizes(), dtype);
+  set_out(call, out);
+  if (given) check_out_memory(p);
+  if (call.zero_rest) check_shim(aoti_torch_zero_(out.get()), "fill the result with zeros");
+  if (p.out.matrix.is_empty() || call.groups() == 0) return out;
+  device.is_cuda() ? launch_groups(call) : compute_on_cpu(call);
+  return out;
+}
+
+Tensor multiply_batch(Call& call, const Tensor& a, const Tensor& b, const Meta& bias, Tensor out) {
+  set_factors(call.p, 0, a, b, 3);
+  const Factors& f = call.p.factors[0];
+  if (!bias) return run(call.p, {}, Sizes(f), std::move(out));
+  set_bias(call, bias, f.a.matrix.batch, f.b.matrix.cols);
+  const int64_t sizes[] = {f.a.matrix.batch, 1, f.b.matrix.cols};
+  const int64_t strides[] = {call.p.bias.matrix.batch_stride, 0, call.p.bias.matrix.col_stride};
+  Meta rows = bias;
+  rows.sizes = sizes;
+  rows.strides = strides;
+  return run(call.p, rows, Sizes(f), std::move(out));
+}
+
+Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& offs, const Tensor& bias, bool zero_rest,
+                const Settings& settings, Tensor out) {
+  Call call{.p = {.name = kName, .epilogue = {.activation = settings.activation}, .settings = settings},
+            .offs = meta(offs),
+            .zero_rest = zero_rest};
+  Factors& f = call.p.factors[0];
+  f.a.tensor = meta(a);
+  f.b.tensor = meta(b);
+  check_operand("a", f.a.tensor);
+  check_operand("b", f.b.tensor);
+  const bool is_ragged = f.a.tensor.dim() == 2 || f.b.tensor.dim() == 2;
+  check_offs(call.offs, f.a.tensor, is_ragged);
+  check_cuda_dtype(f.a.tensor);
+  if (!is_ragged) return multiply_batch(call, a, b, meta(bias), std::move(out));
+  check_same(kName, "a", f.a.tensor, "b", f.b.tensor);
+  check_dtype(call.p);
+  check_settings(kName, settings);
+  check_inner(f);
+  f.a.tensor.dim() == f.b.tensor.dim() ? set_ragged_inside(call, meta(bias)) : set_ragged_rows(call, meta(bias));
+  return run_groups(call, std::move(out));
+}
+
+template <bool kOut>
+void boxed_grouped_mm(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments args(stack);
+  const Tensor a = args.tensor();
+  const Tensor b = args.tensor();
+  const Tensor offs = args.optional_tensor();
+  const Tensor bias = args.optional_tensor();
+  const bool zero_rest = args.boolean();
+  const Settings settings = read_settings(args);
+  Tensor out = kOut ? args.tensor() : Tensor();
+  args.give_back(multiply(a, b, offs, bias, zero_rest, settings, std::move(out)));
+}
+
+constexpr Op kOps[] = {
+    {"grouped_mm", "Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, bool zero_rest=False, " TK_SETTINGS,
+     boxed_grouped_mm<false>, boxed_grouped_mm<true>},
+};
+
+STABLE_TORCH_LIBRARY_FRAGMENT(tk, library) { define<kOps>(library); }
+STABLE_TORCH_LIBRARY_IMPL(tk, CPU, library) { implement<kOps>(library); }
+STABLE_TORCH_LIBRARY_IMPL(tk, CUDA, library) { implement<kOps>(library); }
+
+}  // namespace
+
+void reserve_grouped_mm_names() {
+  for (const Op& op : kOps) check_status(tk_reserve_op(op.name));
+  check_status(tk_reserve_op("grouped_mm_inner"));
+}
+
+}  // namespace tk::ops

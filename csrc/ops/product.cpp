@@ -1,0 +1,267 @@
+#include "product.h"
+
+#include <algorithm>
+
+#include "launch.h"
+#include "overlap.h"
+#include "runtime.h"
+
+namespace tk::ops {
+namespace {
+
+constexpr int64_t kActivations = 5;
+constexpr int64_t kModeBits = TK_MODE_DETERMINISTIC | TK_MODE_BATCH_INVARIANT | TK_MODE_STRICT | TK_MODE_STATIC_WEIGHTS;
+
+// --- Checks ---
+
+void check_range(const char* op, const char* what, int64_t value, int64_t low, int64_t high) {
+  if (value < low || value > high) [[unlikely]]
+    fail_argument(text(op, ": ", what, " is ", value, ", must be ", low, " to ", high));
+}
+
+[[noreturn]] void fail_shapes(const Product& p, const char* what, const Factors& f) {
+  fail_argument(text(p.name, ": the ", what, " sizes differ: ", f.a_name, " is ", describe_sizes(f.a.tensor.sizes),
+                     ", ", f.b_name, " is ", describe_sizes(f.b.tensor.sizes)));
+}
+
+void check_shapes(const Product& p) {
+  const Factors& first = p.factors[0];
+  for (const Factors& f : p.all()) {
+    if (f.a.matrix.cols != f.b.matrix.rows) [[unlikely]]
+      fail_shapes(p, "inner", f);
+    if (f.a.matrix.batch != f.b.matrix.batch) [[unlikely]]
+      fail_shapes(p, "batch", f);
+    if (f.a.matrix.rows != first.a.matrix.rows || f.b.matrix.cols != first.b.matrix.cols) [[unlikely]]
+      fail_argument(text(p.name, ": ", f.a_name, " @ ", f.b_name, " is [", f.a.matrix.rows, ", ", f.b.matrix.cols,
+                         "], ", first.a_name, " @ ", first.b_name, " is [", first.a.matrix.rows, ", ",
+                         first.b.matrix.cols, "]; they must have one shape"));
+  }
+}
+
+void check_same(const Product& p) {
+  const Factors& first = p.factors[0];
+  for (const Factors& f : p.all()) {
+    if (&f != &first) check_same(p.name, first.a_name, first.a.tensor, f.a_name, f.a.tensor);
+    check_same(p.name, first.a_name, first.a.tensor, f.b_name, f.b.tensor);
+  }
+}
+
+// The shape of the result, as a matrix that lies nowhere.
+Matrix result_of(const Factors& f) {
+  return {f.a.matrix.rows, f.b.matrix.cols, 0, 0, f.a.matrix.is_batch, f.a.matrix.batch, 0};
+}
+
+// A bias that ATen would broadcast. Not read at all when beta is 0, so that its NaN and inf do not count.
+void set_bias(const Meta& bias, Product& p) {
+  if (!bias) return;
+  const Factors& first = p.factors[0];
+  check_same(p.name, first.a_name, first.a.tensor, "bias", bias);
+  if (!broadcast(bias, result_of(first), p.bias.matrix)) [[unlikely]]
+    fail_argument(text(p.name, ": bias is ", describe_sizes(bias.sizes), ", which does not broadcast to ",
+                       describe_sizes(Sizes(first))));
+  if (p.epilogue.beta != 0) p.bias.tensor = bias;
+}
+
+// --- Out ---
+
+Extent extent(const Operand& x) {
+  return {static_cast<const char*>(read_pointer(x.tensor)), x.matrix, item_size(x.tensor.dtype)};
+}
+
+bool same_elements(const Extent& x, const Extent& y) {
+  return x.data == y.data && x.item == y.item && x.matrix.row_stride == y.matrix.row_stride &&
+         x.matrix.col_stride == y.matrix.col_stride && x.matrix.batch_stride == y.matrix.batch_stride;
+}
+
+// As a matrix. False for an `out` whose leading dimensions are no single dimension.
+bool set_out(const Tensor& out, Product& p) {
+  p.out.tensor = meta(out);
+  if (!p.factors[0].a.matrix.is_batch) return flatten(p.out.tensor, p.out.matrix);
+  p.out.matrix = matrix_of(p.out.tensor);
+  return true;
+}
+
+// --- Launch ---
+
+int64_t precision_of(const Product& p) {
+  if (p.factors[0].a.tensor.dtype != kFloat32) return 0;
+  return p.settings.precision >= 0 ? p.settings.precision : allows_tf32();
+}
+
+// By what is multiplied, and how many factors there are.
+tk_op core_op(const Product& p) {
+  static const tk_op mm = tk_intern_op("mm");
+  static const tk_op bmm = tk_intern_op("bmm");
+  static const tk_op mm_plus_mm = tk_intern_op("mm_plus_mm");
+  if (p.factors[0].a.matrix.is_batch) return bmm;
+  return p.n_factors == 1 ? mm : mm_plus_mm;
+}
+
+void launch_product(const Product& p) {
+  const Meta& a = p.factors[0].a.tensor;
+  tk_tensor tensors[2 * kMaxFactors + 2];
+  tk_tensor* next = tensors;
+  for (const Factors& f : p.all()) {
+    *next++ = to_core(normalized_operand(f.a.matrix), read_pointer(f.a.tensor), a.dtype);
+    *next++ = to_core(normalized_operand(f.b.matrix), read_pointer(f.b.tensor), a.dtype);
+  }
+  *next++ = p.bias.tensor ? to_core(normalized_bias(p.bias.matrix), read_pointer(p.bias.tensor), a.dtype) : absent();
+  *next++ = to_core(normalized_output(p.out.matrix), write_pointer(p.out.tensor), p.out.tensor.dtype);
+  launch_described(core_op(p), p, {tensors, next});
+}
+
+// Factors that add nothing, whose inner size is 0, are left out.
+void leave_out_nothing(Product& p) {
+  const auto is_nothing = [](const Factors& f) { return f.a.matrix.cols == 0; };
+  const auto end = std::remove_if(p.factors, p.factors + p.n_factors, is_nothing);
+  p.n_factors = std::max<uint32_t>(1, static_cast<uint32_t>(end - p.factors));
+}
+
+void compute(Product& p) {
+  if (p.out.matrix.is_empty()) return;
+  leave_out_nothing(p);
+  const Operand& a = p.factors[0].a;
+  if (a.tensor.device.is_cuda() && a.matrix.cols != 0) {
+    launch_product(p);
+  } else {
+    reference_product(p.all(), p.bias, p.epilogue, p.out);
+  }
+}
+
+}  // namespace
+
+Settings read_settings(Arguments& args) {
+  Settings s;  // in the order of TK_SETTINGS
+  s.activation = args.integer();
+  s.out_dtype = args.optional_dtype();
+  s.precision = args.integer();
+  s.config = args.integer();
+  s.mode = args.integer();
+  return s;
+}
+
+void check_rank(const char* op, const char* what, const Meta& t, int64_t rank) {
+  if (t.dim() != rank) [[unlikely]]
+    fail_argument(text(op, ": ", what, " must have ", rank, " dimensions, is ", describe_sizes(t.sizes)));
+}
+
+void check_same(const char* op, const char* a_name, const Meta& a, const char* b_name, const Meta& b) {
+  if (a.device != b.device) [[unlikely]]
+    fail_argument(text(op, ": ", a_name, " is on ", describe(a.device), ", ", b_name, " on ", describe(b.device),
+                       "; all tensors must be on one device"));
+  if (a.dtype != b.dtype) [[unlikely]]
+    fail_argument(text(op, ": ", a_name, " is ", dtype_name(a.dtype), ", ", b_name, " is ", dtype_name(b.dtype),
+                       "; they must have one dtype"));
+}
+
+void check_settings(const char* op, const Settings& s) {
+  check_range(op, "activation", s.activation, 0, kActivations - 1);
+  check_range(op, "precision", s.precision, -1, 1);
+  check_range(op, "config", s.config, -1, INT32_MAX);
+  check_range(op, "mode", s.mode, 0, kModeBits);
+}
+
+void check_dtype(const Product& p) {
+  const Meta& a = p.factors[0].a.tensor;
+  const bool half = a.dtype == kBFloat16 || a.dtype == kFloat16;
+  if (half || a.dtype == kFloat32 || (a.dtype == kFloat64 && !a.device.is_cuda())) return;
+  fail_unsupported(text(p.name, ": ", p.factors[0].a_name, " is ", dtype_name(a.dtype),
+                        "; bfloat16, float16 and float32 are supported, and float64 on the CPU"));
+}
+
+int32_t out_dtype(const Product& p) {
+  const Meta& a = p.factors[0].a.tensor;
+  const int32_t dtype = p.settings.out_dtype.value_or(a.dtype);
+  if (dtype == a.dtype || (dtype == kFloat32 && a.dtype != kFloat64)) return dtype;
+  fail_unsupported(text(p.name, ": out_dtype is ", dtype_name(dtype), "; for ", dtype_name(a.dtype), " operands ",
+                        dtype_name(a.dtype), a.dtype == kFloat64 ? " is" : " and float32 are", " supported"));
+}
+
+void check_out(const Product& p, std::span<const int64_t> sizes, int32_t dtype) {
+  const Meta& out = p.out.tensor;
+  const Device device = p.factors[0].a.tensor.device;
+  if (out.sizes.size() != sizes.size() || !std::equal(sizes.begin(), sizes.end(), out.sizes.begin())) [[unlikely]]
+    fail_argument(text(p.name, ": out is ", describe_sizes(out.sizes), ", must be ", describe_sizes(sizes),
+                       "; it is not resized"));
+  if (out.dtype != dtype) [[unlikely]]
+    fail_argument(text(p.name, ": out is ", dtype_name(out.dtype), ", must be ", dtype_name(dtype)));
+  if (out.device != device) [[unlikely]]
+    fail_argument(text(p.name, ": out is on ", describe(out.device), ", must be on ", describe(device)));
+}
+
+void check_out_memory(const Product& p) {
+  if (p.out.matrix.is_empty()) return;
+  if (overlaps_itself(p.out.matrix)) [[unlikely]]
+    fail_argument(text(p.name, ": elements of out share memory: give it one place for each (out.clone())"));
+  const Extent out = extent(p.out);
+  const auto refuse = [&](const char* name) {
+    fail_argument(text(p.name, ": out overlaps ", name, " in memory; clone one of them"));
+  };
+  for (const Factors& f : p.all()) {
+    if (may_overlap(out, extent(f.a))) refuse(f.a_name);
+    if (may_overlap(out, extent(f.b))) refuse(f.b_name);
+  }
+  // A bias is read where the result is written, and before it: the same elements are fine.
+  if (p.bias.tensor && may_overlap(out, extent(p.bias)) && !same_elements(out, extent(p.bias))) refuse("bias");
+}
+
+void launch_described(tk_op op, const Product& p, std::span<const tk_tensor> tensors) {
+  const Device device = p.factors[0].a.tensor.device;
+  const int64_t ints[] = {p.epilogue.activation, precision_of(p)};
+  const double floats[] = {p.epilogue.alpha, p.epilogue.beta};
+  uint32_t mode = static_cast<uint32_t>(p.settings.mode);
+  if (wants_deterministic()) mode |= TK_MODE_DETERMINISTIC;
+  tk_call call;
+  call.op = op;
+  call.mode = mode;
+  call.config = static_cast<int32_t>(p.settings.config);
+  call.device = device.index;
+  call.n_tensors = static_cast<uint32_t>(tensors.size());
+  call.n_ints = std::size(ints);
+  call.n_floats = std::size(floats);
+  call.tensors = tensors.data();
+  call.ints = ints;
+  call.floats = floats;
+  launch(call, device);
+}
+
+void set_factors(Product& p, uint32_t which, const Tensor& a, const Tensor& b, int64_t rank) {
+  Factors& f = p.factors[which];
+  f.a.tensor = meta(a);
+  f.b.tensor = meta(b);
+  check_rank(p.name, f.a_name, f.a.tensor, rank);
+  check_rank(p.name, f.b_name, f.b.tensor, rank);
+  f.a.matrix = matrix_of(f.a.tensor);
+  f.b.matrix = matrix_of(f.b.tensor);
+}
+
+Sizes::Sizes(const Factors& f)
+    : sizes_{f.a.matrix.batch, f.a.matrix.rows, f.b.matrix.cols}, is_batch_(f.a.matrix.is_batch) {}
+
+Tensor run(Product& p, const Meta& bias, std::span<const int64_t> sizes, Tensor out) {
+  check_same(p);
+  check_dtype(p);
+  check_settings(p.name, p.settings);
+  check_shapes(p);
+  set_bias(bias, p);
+  const int32_t dtype = out_dtype(p);
+  const Device device = p.factors[0].a.tensor.device;
+  const bool given = static_cast<bool>(out);
+  if (!given) out = empty(sizes, dtype, device);
+  Tensor staging;
+  if (given) {
+    p.out.tensor = meta(out);
+    check_out(p, sizes, dtype);
+  }
+  if (!set_out(out, p)) {
+    staging = empty(sizes, dtype, device);
+    set_out(staging, p);
+  } else if (given) {
+    check_out_memory(p);
+  }
+  compute(p);
+  if (staging) check_shim(aoti_torch_copy_(out.get(), staging.get(), 0), "copy the result to out");
+  return out;
+}
+
+}  // namespace tk::ops

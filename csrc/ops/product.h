@@ -1,0 +1,74 @@
+// What every product says the same way: its settings, what its operands must be, where its result goes, and how it gets
+// to the core. An op of the family reads its arguments, fills in a Product, and calls `run` (docs/products.md).
+#pragma once
+
+#include "arguments.h"
+#include "reference.h"
+
+namespace tk::ops {
+
+// At the end of every product's arguments.
+#define TK_SETTINGS "int activation=0, ScalarType? out_dtype=None, int precision=-1, int config=-1, int mode=0"
+
+struct Settings {
+  int64_t activation = 0;  // none, relu, gelu, gelu_tanh, silu
+  std::optional<int32_t> out_dtype;
+  int64_t precision = -1;  // of float32: 0 ieee, 1 tf32, -1 as torch's switch says
+  int64_t config = -1;
+  int64_t mode = 0;
+};
+
+Settings read_settings(Arguments& args);
+
+inline constexpr uint32_t kMaxFactors = 2;
+
+// out = activation(alpha * (a @ b of all factors, summed) + beta * bias).
+struct Product {
+  const char* name;  // "tk.mm", for messages
+  Factors factors[kMaxFactors] = {};
+  uint32_t n_factors = 1;
+  Operand bias = {};
+  Operand out = {};
+  Epilogue epilogue = {};
+  Settings settings = {};
+
+  std::span<Factors> all() { return {factors, n_factors}; }
+  std::span<const Factors> all() const { return {factors, n_factors}; }
+};
+
+void check_rank(const char* op, const char* what, const Meta& tensor, int64_t rank);
+// One device, one dtype.
+void check_same(const char* op, const char* a_name, const Meta& a, const char* b_name, const Meta& b);
+// activation, precision, config and mode within their ranges.
+void check_settings(const char* op, const Settings& settings);
+
+// bfloat16, float16 and float32; float64 on the CPU.
+void check_dtype(const Product& p);
+// What settings.out_dtype asks for. Throws for what the operands' dtype does not have.
+int32_t out_dtype(const Product& p);
+// An `out` that was given: shape, dtype, device.
+void check_out(const Product& p, std::span<const int64_t> sizes, int32_t dtype);
+// That it shares no memory with itself or the operands.
+void check_out_memory(const Product& p);
+
+// Makes operands of two tensors of `rank` 2, or of 3: batches.
+void set_factors(Product& p, uint32_t which, const Tensor& a, const Tensor& b, int64_t rank = 2);
+
+// [rows, cols], with the batch in front where there is one.
+class Sizes {
+ public:
+  explicit Sizes(const Factors& factors);
+  operator std::span<const int64_t>() const { return {sizes_ + (is_batch_ ? 0 : 1), size_t{is_batch_ ? 3u : 2u}}; }
+
+ private:
+  int64_t sizes_[3];
+  bool is_batch_;
+};
+
+// Calls the core, with the settings' mode and config. ints: activation and precision; floats: alpha and beta.
+void launch_described(tk_op op, const Product& p, std::span<const tk_tensor> tensors);
+
+// Checks what is left, allocates unless there is an `out`, and computes. sizes: of the result.
+Tensor run(Product& p, const Meta& bias, std::span<const int64_t> sizes, Tensor out);
+
+}  // namespace tk::ops

@@ -1,0 +1,12 @@
+"""Attention with the user's own score and mask modifications. See docs/attention-kernels.md.
+
+problem.py          what a call brings: arguments, checks, outputs; the records that all kernels share
+walk.py             which tiles of keys a tile of queries meets (or the other way round): block lists or a band
+operands.py         rows of query, key and value: strides, pages, head sizes that are no power of two
+softmax.py          scores with the holes for the mods, one step of online softmax, the end of a row
+forward.py          the plain kernel, for every GPU
+decode.py           few query rows: split over keys, a second launch puts the parts together
+backward.py         gradients of query, key, value, sinks and captured tensors
+hopper_forward.py   the same forward in Gluon: TMA, a producer warp, two consumer warp groups
+entry.py            prints the kernels of one pair of mods: flat parameters in front of the shared functions
+"""

@@ -1,0 +1,608 @@
+"""The forward for Hopper (sm_90a) in Gluon: persistent, TMA, warp-specialised.
+
+    warps 0-3, 4-7 (and 8-11)   consumers: 64 query rows each; wgmma products, softmax in registers
+    one warp                    producer: every TMA load, and which tile comes next
+
+K and V go through rings of stages (kernels/hopper/pipeline.py). A consumer issues the products of key tile j and those
+of P with the values of tile j - 1 together, and does the softmax of j while the second run; the other consumers'
+products fill the rest. Under a mask tiles take unequal time: they are handed out by a counter, the long ones first.
+
+Tiles that are met partially come first, with the mask; so does everything where the keys do not fill their last tile,
+since bounds are checked with the mask. Full tiles follow, without a comparison.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from tk.aot.expr import Expr, ceil_div, device, maximum, minimum, select
+from tk.aot.spec import (
+    Arg,
+    Buffer,
+    Config,
+    Const,
+    Constraint,
+    Int,
+    Kernel,
+    Launch,
+    Plan,
+    Point,
+    Pointer,
+    Scratch,
+    TensorMap,
+    require,
+)
+from tk.kernels.attention.forward import length_of
+from tk.kernels.attention.problem import Head, Problem, tensor, tile_time
+from tk.kernels.attention.walk import band_tiles, count_tiles, tile_at
+from tk.kernels.hopper.pipeline import Pipeline, PipelineState
+
+ROWS = gl.constexpr(64)  # of a consumer: the M of wgmma
+
+
+# --- Which tiles ---
+
+
+@gluon.aggregate
+class Keys:
+    """The tiles of keys that one tile of queries meets: `first` of one list, then of the other up to `total`; of these
+    `masked` are met with the mask. At least one is."""
+
+    first: gl.tensor
+    masked: gl.tensor
+    total: gl.tensor
+    partial_indices: gl.tensor
+    full_indices: gl.tensor
+    stride_ii: gl.tensor
+    stride_fii: gl.tensor
+    kv_block: gl.tensor
+    kv_end: gl.tensor
+    has_lists: gl.tensor
+    lo: gl.tensor
+    full_lo: gl.tensor
+    full_hi: gl.tensor
+    BLOCK_N: gl.constexpr
+
+    @gluon.jit
+    def start(self, i):
+        if i < self.first:
+            start, end = tile_at(i, self.partial_indices, self.stride_ii, self.kv_block, self.kv_end, self.has_lists,
+                                 self.lo, self.full_lo, self.full_hi, self.BLOCK_N)  # fmt: skip
+        else:
+            start, end = tile_at(i - self.first, self.full_indices, self.stride_fii, self.kv_block, self.kv_end,
+                                 self.has_lists, self.full_lo, self.full_hi, self.full_hi, self.BLOCK_N)  # fmt: skip
+        return start
+
+
+@gluon.aggregate
+class Work:
+    """Everything that says what there is to do. H, M, N as the field has them; heads: how many heads' tiles are walked
+    together, so that their keys and values stay in L2."""
+
+    B_kv: gl.tensor
+    H: gl.tensor
+    M: gl.tensor
+    N: gl.tensor
+    group: gl.tensor
+    m_tiles: gl.tensor
+    tiles: gl.tensor
+    heads: gl.tensor
+    q_block: gl.tensor
+    kv_block: gl.tensor
+    band_left: gl.tensor
+    band_right: gl.tensor
+    band_exact: gl.tensor
+    kv_lengths: gl.tensor
+    stride_length: gl.tensor
+    has_lengths: gl.tensor
+    partial: gl.tuple  # counts, indices, their strides and sizes
+    full: gl.tuple
+    HAS_MASK: gl.constexpr
+    BLOCK_M: gl.constexpr
+    BLOCK_N: gl.constexpr
+
+    @gluon.jit
+    def place(self, t):
+        """Tile number -> batch entry, head, first row. Late rows first: under a causal mask they take longest."""
+        count = self.heads * self.m_tiles
+        which = t // count
+        rest = t - which * count
+        size = gl.minimum(self.heads, self.tiles // self.m_tiles - which * self.heads)
+        bh = which * self.heads + rest % size
+        return bh // self.H, bh % self.H, (self.m_tiles - 1 - rest // size) * self.BLOCK_M
+
+    @gluon.jit
+    def keys(self, b, h, row0):
+        kv_end = length_of(self.kv_lengths, self.stride_length, b, self.N, self.has_lengths)
+        last = gl.minimum(row0 + self.BLOCK_M, self.M) - 1
+        lo, full_lo, full_hi, hi = band_tiles(row0, last, kv_end, self.band_left, self.band_right, self.band_exact,
+                                              self.HAS_MASK, self.BLOCK_N)  # fmt: skip
+        counts, indices, cb, ch, cn, ib, ih, i_n, ii, n_b, n_h = self.partial
+        full_counts, full_indices, fcb, fch, fcn, fib, fih, fi_n, fii, fn_b, fn_h = self.full
+        number = row0 // self.q_block
+        partial = count_tiles(b, h, number, counts, cb, ch, cn, n_b, n_h, self.kv_block, self.BLOCK_N)
+        full = count_tiles(b, h, number, full_counts, fcb, fch, fcn, fn_b, fn_h, self.kv_block, self.BLOCK_N)
+        has_lists = ((n_b > 0) & (n_h > 0)).to(gl.int32)
+        is_ragged = kv_end % self.BLOCK_N != 0
+        if has_lists == 0:
+            full_hi = gl.where(is_ragged & (full_hi == hi), gl.maximum(hi - 1, full_lo), full_hi)
+            partial = hi - lo - (full_hi - full_lo)
+            full = full_hi - full_lo
+        total = partial + full
+        # Lists may name tiles past the end, in any order.
+        masked = gl.where((is_ragged | (kv_end < self.N)) & (has_lists != 0), total, partial)
+        b64 = b.to(gl.int64)
+        h64 = h.to(gl.int64)
+        return Keys(partial, masked, total, indices + b64 * ib + h64 * ih + number * i_n,
+                    full_indices + b64 * fib + h64 * fih + number * fi_n, ii, fii, self.kv_block, kv_end, has_lists, lo,
+                    full_lo, full_hi, self.BLOCK_N)  # fmt: skip
+
+
+@gluon.aggregate
+class Tile:
+    """What consumers are told of a tile. row: below 0 after the last."""
+
+    b: gl.tensor
+    h: gl.tensor
+    row: gl.tensor
+    masked: gl.tensor
+    total: gl.tensor
+    kv_end: gl.tensor
+
+
+@gluon.aggregate
+class Tiles:
+    """A ring in shared memory through which the producer tells the consumers of its tiles: what they need not work out
+    they need not hold in registers."""
+
+    numbers: gl.shared_memory_descriptor
+    ring: Pipeline
+
+    @gluon.jit
+    def put(self, state, b, h, row, masked, total, kv_end):
+        self.ring.producer_acquire(state)
+        _put(self.numbers.index(state.stage * 6), b)
+        _put(self.numbers.index(state.stage * 6 + 1), h)
+        _put(self.numbers.index(state.stage * 6 + 2), row)
+        _put(self.numbers.index(state.stage * 6 + 3), masked)
+        _put(self.numbers.index(state.stage * 6 + 4), total)
+        _put(self.numbers.index(state.stage * 6 + 5), kv_end)
+        mbarrier.arrive(self.ring.full.index(state.stage), count=1)
+
+    @gluon.jit
+    def get(self, state):
+        self.ring.consumer_wait(state)
+        b = _get(self.numbers.index(state.stage * 6))
+        h = _get(self.numbers.index(state.stage * 6 + 1))
+        row = _get(self.numbers.index(state.stage * 6 + 2))
+        masked = _get(self.numbers.index(state.stage * 6 + 3))
+        total = _get(self.numbers.index(state.stage * 6 + 4))
+        kv_end = _get(self.numbers.index(state.stage * 6 + 5))
+        mbarrier.arrive(self.ring.empty.index(state.stage), count=1)
+        return Tile(b, h, row, masked, total, kv_end)
+
+
+@gluon.jit
+def _put(smem, x):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    smem.store(gl.full([1], x, gl.int32, layout))
+
+
+@gluon.jit
+def _get(smem):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    return gl.max(smem.load(layout), 0)
+
+
+# --- The producer ---
+
+
+@gluon.aggregate
+class Buffers:
+    """Shared memory: a tile of queries and of the output for each consumer, rings of keys and values, and where each
+    tile of keys begins."""
+
+    q: gl.shared_memory_descriptor
+    k: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+    o: gl.shared_memory_descriptor
+    starts: gl.shared_memory_descriptor
+    q_ring: Pipeline  # a stage for each consumer
+    k_ring: Pipeline
+    v_ring: Pipeline
+
+
+@gluon.jit
+def _load(desc, b, h, row, smem, ring, state):
+    ring.producer_acquire(state)
+    barrier = ring.full.index(state.stage)
+    mbarrier.expect(barrier, desc.nbytes_per_cta)
+    tma.async_load(desc, [b, h, row, 0], barrier, smem.index(state.stage))
+
+
+@gluon.jit
+def _load_keys(desc, b, h, row, buffers, state):
+    """The barrier of a stage has two arrivals: the load's, and one for where it begins."""
+    _load(desc, b, h, row, buffers.k, buffers.k_ring, state)
+    _put(buffers.starts.index(state.stage), row)
+    mbarrier.arrive(buffers.k_ring.full.index(state.stage), count=1)
+
+
+@gluon.jit
+def _produce(q_desc, k_desc, v_desc, work, buffers, tiles, counter, DYNAMIC: gl.constexpr, CONSUMERS: gl.constexpr):
+    """DYNAMIC: tiles are handed out by a counter, else by a stride. The launch's last fetch leaves the counter at 0."""
+    k_state = buffers.k_ring.begin()
+    v_state = buffers.v_ring.begin()
+    tile_state = tiles.ring.begin()
+    q_phase = 0
+    t = gl.program_id(0)
+    while t < work.tiles:
+        b, h, row0 = work.place(t)
+        keys = work.keys(b, h, row0)
+        tiles.put(tile_state, b, h, row0, keys.masked, keys.total, keys.kv_end)
+        tile_state = tile_state.next()
+        b_kv = gl.minimum(b, work.B_kv - 1)
+        h_kv = h // work.group
+        start = gl.to_tensor(0)
+        if keys.total > 0:
+            start = keys.start(0)
+            _load_keys(k_desc, b_kv, h_kv, start, buffers, k_state)
+            k_state = k_state.next()
+            for c in gl.static_range(CONSUMERS):
+                state = PipelineState(gl.to_tensor(c), gl.to_tensor(q_phase), CONSUMERS)
+                _load(q_desc, b, h, row0 + c * ROWS, buffers.q, buffers.q_ring, state)
+            q_phase ^= 1
+        t_next = t + gl.num_programs(0)
+        if DYNAMIC:  # while this tile's first loads fly
+            fetched = gl.atomic_add(counter, 1)
+            if fetched == work.tiles - 1:
+                gl.store(counter, 0)
+            t_next = fetched + gl.num_programs(0)
+        if keys.total > 0:
+            for i in range(1, keys.total):
+                following = keys.start(i)
+                _load_keys(k_desc, b_kv, h_kv, following, buffers, k_state)
+                k_state = k_state.next()
+                _load(v_desc, b_kv, h_kv, start, buffers.v, buffers.v_ring, v_state)
+                v_state = v_state.next()
+                start = following
+            _load(v_desc, b_kv, h_kv, start, buffers.v, buffers.v_ring, v_state)
+            v_state = v_state.next()
+        t = t_next
+    tiles.put(tile_state, 0, 0, -1, 0, 0, 0)
+
+
+# --- The consumers ---
+
+
+@gluon.aggregate
+class Scores:
+    """What makes weights of products: the mods with what they read."""
+
+    b: gl.tensor
+    h: gl.tensor
+    row0: gl.tensor
+    kv_end: gl.tensor
+    scale: gl.tensor
+    captures: gl.tuple
+    SCORE_MOD: gl.constexpr
+    MASK_MOD: gl.constexpr
+    HAS_SCORE: gl.constexpr
+    HAS_MASK: gl.constexpr
+
+    @gluon.jit
+    def of(self, s, col0, MASKED: gl.constexpr):
+        """Scores in units of `unit`, -inf where nothing is seen."""
+        layout: gl.constexpr = s.type.layout
+        rows = (self.row0 + gl.arange(0, s.shape[0], gl.SliceLayout(1, layout)))[:, None]
+        cols = (col0 + gl.arange(0, s.shape[1], gl.SliceLayout(0, layout)))[None, :]
+        if self.HAS_SCORE:
+            s = self.SCORE_MOD(s * self.scale, self.b, self.h, rows, cols, self.captures)
+        if MASKED:
+            keep = cols < self.kv_end
+            if self.HAS_MASK:
+                keep = keep & self.MASK_MOD(self.b, self.h, rows, cols, self.captures)
+            s = gl.where(keep, s, -float("inf"))
+        return s
+
+    @gluon.jit
+    def unit(self):
+        """What a score is to be multiplied with for base 2: left to the exponential's own multiplication."""
+        if self.HAS_SCORE:
+            return gl.to_tensor(1.4426950408889634)
+        else:
+            return self.scale * 1.4426950408889634
+
+
+@gluon.jit
+def _softmax(s, m_i, l_i, unit, OPERAND: gl.constexpr, DTYPE: gl.constexpr):
+    """One step of online softmax. Returns P as a product's left operand, maximum, sum, and the rescaling."""
+    m_new = gl.maximum(m_i, gl.max(s, 1) * unit)
+    # A row that has seen no key yet. (A large finite number in the place of -inf would not do: s * unit - base is one
+    # fused operation, whose exact product differs from the rounded maximum by more than exp2 can take.)
+    base = gl.where(m_new == -float("inf"), 0.0, m_new)
+    p = gl.exp2(s * unit - base[:, None])
+    alpha = gl.exp2(m_i - base)
+    l_i = l_i * alpha + gl.sum(p, 1)
+    return gl.convert_layout(p.to(DTYPE), OPERAND, assert_trivial=True), m_new, l_i, alpha
+
+
+@gluon.jit
+def _products(buffers, c: gl.constexpr, stage, zeros):
+    """Issues Q K^T of a stage."""
+    q = buffers.q.index(c).reshape([ROWS, buffers.q.shape[4]])
+    k = buffers.k.index(stage).reshape([zeros.shape[1], buffers.k.shape[4]])
+    return warpgroup_mma(q, k.permute([1, 0]), zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _step(c: gl.constexpr, buffers, scores, unit, k_state, v_state, p, acc, m_i, l_i, zeros,
+          MASKED: gl.constexpr, OPERAND: gl.constexpr, DTYPE: gl.constexpr):  # fmt: skip
+    """A tile of keys: its products are issued together with the values of the tile before, and its softmax is done
+    while those run."""
+    buffers.k_ring.consumer_wait(k_state)
+    s = _products(buffers, c, k_state.stage, zeros)
+    buffers.v_ring.consumer_wait(v_state)
+    v = buffers.v.index(v_state.stage).reshape([zeros.shape[1], acc.shape[1]])
+    acc = warpgroup_mma(p, v, acc, is_async=True)
+    col0 = 0
+    if MASKED or scores.HAS_SCORE:
+        col0 = _get(buffers.starts.index(k_state.stage))
+    s = warpgroup_mma_wait(1, [s])
+    buffers.k_ring.consumer_release(k_state.stage, True)
+    s = scores.of(s, col0, MASKED)
+    p_next, m_i, l_i, alpha = _softmax(s, m_i, l_i, unit, OPERAND, DTYPE)
+    acc, p = warpgroup_mma_wait(0, [acc, p])  # p is named to keep its registers until here
+    buffers.v_ring.consumer_release(v_state.stage, True)
+    acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout), assert_trivial=True)[:, None]
+    return p_next, acc, m_i, l_i
+
+
+@gluon.jit
+def _consume(c: gl.constexpr, o_desc, lse, H, M, sinks, stride_sink, has_sinks, scale, captures, buffers, tiles,
+             BLOCK_N: gl.constexpr, SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, HAS_SCORE: gl.constexpr,
+             HAS_MASK: gl.constexpr):  # fmt: skip
+    DV: gl.constexpr = buffers.v.shape[4]
+    DTYPE: gl.constexpr = o_desc.dtype
+    LAYOUT_S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    LAYOUT_O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DV, 16])
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, LAYOUT_O, 2)
+    ROW: gl.constexpr = gl.SliceLayout(1, LAYOUT_S)
+    zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, LAYOUT_S)
+
+    k_state = buffers.k_ring.begin()
+    v_state = buffers.v_ring.begin()
+    tile_state = tiles.ring.begin()
+    q_phase = 0
+    tile = tiles.get(tile_state)
+    while tile.row >= 0:
+        b = tile.b
+        h = tile.h
+        row0 = tile.row + c * ROWS
+        scores = Scores(b, h, row0, tile.kv_end, scale, captures, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK)
+        unit = scores.unit()
+        m_i = gl.full([ROWS], -float("inf"), gl.float32, ROW)
+        l_i = gl.full([ROWS], 0.0, gl.float32, ROW)
+        acc = gl.zeros([ROWS, DV], gl.float32, LAYOUT_O)
+        if tile.total > 0:
+            # The first tile, with the mask whichever it is.
+            mbarrier.wait(buffers.q_ring.full.index(c), q_phase)
+            q_phase ^= 1
+            buffers.k_ring.consumer_wait(k_state)
+            col0 = _get(buffers.starts.index(k_state.stage))
+            s = warpgroup_mma_wait(0, [_products(buffers, c, k_state.stage, zeros)])
+            buffers.k_ring.consumer_release(k_state.stage, True)
+            k_state = k_state.next()
+            s = scores.of(s, col0, True)
+            p, m_i, l_i, alpha = _softmax(s, m_i, l_i, unit, OPERAND, DTYPE)
+            for i in range(1, tile.masked):
+                p, acc, m_i, l_i = _step(c, buffers, scores, unit, k_state, v_state, p, acc, m_i, l_i, zeros,
+                                         True, OPERAND, DTYPE)  # fmt: skip
+                k_state = k_state.next()
+                v_state = v_state.next()
+            for i in range(gl.maximum(tile.masked, 1), tile.total):
+                p, acc, m_i, l_i = _step(c, buffers, scores, unit, k_state, v_state, p, acc, m_i, l_i, zeros,
+                                         False, OPERAND, DTYPE)  # fmt: skip
+                k_state = k_state.next()
+                v_state = v_state.next()
+            mbarrier.arrive(buffers.q_ring.empty.index(c), count=1)
+            buffers.v_ring.consumer_wait(v_state)
+            v = buffers.v.index(v_state.stage).reshape([BLOCK_N, DV])
+            acc = warpgroup_mma(p, v, acc, is_async=True)
+            acc = warpgroup_mma_wait(0, [acc])
+            buffers.v_ring.consumer_release(v_state.stage, True)
+            v_state = v_state.next()
+
+        if has_sinks != 0:
+            sink = gl.load(sinks + h.to(gl.int64) * stride_sink) * 1.4426950408889634
+            m_new = gl.maximum(m_i, sink)
+            base = gl.where(m_new == -float("inf"), 0.0, m_new)
+            alpha = gl.exp2(m_i - base)
+            l_i = l_i * alpha + gl.exp2(sink - base)
+            m_i = m_new
+            acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, LAYOUT_O), assert_trivial=True)[:, None]
+        is_empty = l_i == 0.0
+        l_safe = gl.where(is_empty, 1.0, l_i)
+        acc = acc * gl.convert_layout(1.0 / l_safe, gl.SliceLayout(1, LAYOUT_O), assert_trivial=True)[:, None]
+        tma.store_wait(0)  # what was stored from here before has left
+        gl.barrier()
+        buffers.o.index(c).reshape([ROWS, DV]).store(acc.to(DTYPE))
+        fence_async_shared()
+        gl.barrier()
+        tma.async_store(o_desc, [b, h, row0, 0], buffers.o.index(c))
+        rows = row0 + gl.arange(0, ROWS, ROW)
+        row_lse = gl.where(is_empty, -float("inf"), (m_i + gl.log2(l_safe)) * 0.6931471805599453)
+        gl.store(lse + (b * H + h).to(gl.int64) * M + rows, row_lse, mask=rows < M)
+        tile_state = tile_state.next()
+        tile = tiles.get(tile_state)
+    tma.store_wait(0)
+
+
+# --- The kernel ---
+
+
+@gluon.jit
+def _ring(STAGES: gl.constexpr, ARRIVALS: gl.constexpr, CONSUMERS: gl.constexpr):
+    full = mbarrier.allocate_mbarrier(batch=STAGES)
+    empty = mbarrier.allocate_mbarrier(batch=STAGES)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=ARRIVALS)
+        mbarrier.init(empty.index(i), count=CONSUMERS)
+    return Pipeline(full, empty, empty, STAGES)
+
+
+@gluon.jit
+def attention_hopper_forward(query, key, value, out, lse, kv_counts, kv_indices, full_counts, full_indices, kv_lengths,
+                             sinks, counter, B_kv, H, M, N, group, scale, m_tiles, tiles, heads, q_block, kv_block,
+                             band_left, band_right, band_exact, stride_cb, stride_ch, stride_cn, stride_ib, stride_ih,
+                             stride_in, stride_ii, mask_b, mask_h, stride_fcb, stride_fch, stride_fcn, stride_fib,
+                             stride_fih, stride_fin, stride_fii, full_b, full_h, stride_length, has_lengths,
+                             stride_sink, has_sinks, captures, SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr,
+                             HAS_SCORE: gl.constexpr, HAS_MASK: gl.constexpr, CONSUMERS: gl.constexpr,
+                             BLOCK_N: gl.constexpr, STAGES: gl.constexpr, DYNAMIC: gl.constexpr,
+                             CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr):  # fmt: skip
+    """query, key, value, out: tensor descriptors of [batch, heads, rows, head size]."""
+    dtype: gl.constexpr = query.dtype
+    q = gl.allocate_shared_memory(dtype, [CONSUMERS] + query.block_shape, query.layout)
+    k = gl.allocate_shared_memory(dtype, [STAGES] + key.block_shape, key.layout)
+    v = gl.allocate_shared_memory(dtype, [STAGES] + value.block_shape, value.layout)
+    o = gl.allocate_shared_memory(dtype, [CONSUMERS] + out.block_shape, out.layout)
+    number: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    starts = gl.allocate_shared_memory(gl.int32, [STAGES, 1], number)
+    numbers = gl.allocate_shared_memory(gl.int32, [2 * 6, 1], number)
+    buffers = Buffers(q, k, v, o, starts, _ring(CONSUMERS, 1, 1), _ring(STAGES, 2, CONSUMERS),
+                      _ring(STAGES, 1, CONSUMERS))  # fmt: skip
+    hand_out = Tiles(numbers, _ring(2, 1, CONSUMERS))
+    fence_async_shared()
+    partial = (kv_counts, kv_indices, stride_cb, stride_ch, stride_cn, stride_ib, stride_ih, stride_in, stride_ii,
+               mask_b, mask_h)  # fmt: skip
+    full = (full_counts, full_indices, stride_fcb, stride_fch, stride_fcn, stride_fib, stride_fih, stride_fin,
+            stride_fii, full_b, full_h)  # fmt: skip
+    work = Work(B_kv, H, M, N, group, m_tiles, tiles, heads, q_block, kv_block, band_left, band_right, band_exact,
+                kv_lengths, stride_length, has_lengths, partial, full, HAS_MASK, CONSUMERS * ROWS, BLOCK_N)  # fmt: skip
+    # The first function runs in the kernel's own warps and gets the registers that the others leave.
+    if CONSUMERS == 2:
+        gl.warp_specialize([
+            (_consume, (0, out, lse, H, M, sinks, stride_sink, has_sinks, scale, captures, buffers, hand_out,
+                        BLOCK_N, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK)),
+            (_consume, (1, out, lse, H, M, sinks, stride_sink, has_sinks, scale, captures, buffers, hand_out,
+                        BLOCK_N, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK)),
+            (_produce, (query, key, value, work, buffers, hand_out, counter, DYNAMIC, CONSUMERS)),
+        ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
+    else:
+        gl.static_assert(CONSUMERS == 3)
+        gl.warp_specialize([
+            (_consume, (0, out, lse, H, M, sinks, stride_sink, has_sinks, scale, captures, buffers, hand_out,
+                        BLOCK_N, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK)),
+            (_consume, (1, out, lse, H, M, sinks, stride_sink, has_sinks, scale, captures, buffers, hand_out,
+                        BLOCK_N, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK)),
+            (_consume, (2, out, lse, H, M, sinks, stride_sink, has_sinks, scale, captures, buffers, hand_out,
+                        BLOCK_N, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK)),
+            (_produce, (query, key, value, work, buffers, hand_out, counter, DYNAMIC, CONSUMERS)),
+        ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
+
+
+# --- Plans ---
+
+
+def _config(consumers: int, block_n: int, stages: int, regs: int, producer_regs: int) -> Config:
+    shape = dict(consumers=consumers, block_m=64 * consumers, block_n=block_n, num_stages=stages, consumer_regs=regs,
+                 producer_regs=producer_regs)  # fmt: skip
+    return Config(f"hopper_{64 * consumers}x{block_n}_s{stages}", shape)
+
+
+_TWO = _config(2, 128, 2, 240, 24)
+_THREE = _config(3, 128, 2, 160, 32)  # 485 TF where two give 400, at head size 64 without a mask
+_L2_BYTES = 16 << 20  # keys and values that are worked on at a time: 594 TF with 32 MB, 609 with 16 (causal, 128)
+
+
+def kernel(problem: Problem, fn: object, heads: tuple[Head, ...], has_mask: bool, has_score: bool) -> Kernel:
+    """`fn`: the printed entry in front of `attention_hopper_forward`."""
+    op = problem.op
+
+    def plan(point: Point) -> Plan | None:
+        c = point.config
+        is_small = point.head.qk == 64 and not has_mask and not has_score
+        if point.dtype == "fp32" or not point.head.exact or c.name != (_THREE if is_small else _TWO).name:
+            return None
+        B, H, M, N = (op.local(n) for n in ("B", "H", "M", "N"))
+        m_tiles = ceil_div(M, c.block_m)
+        tiles = B * H * m_tiles
+        programs = minimum(tiles, device.sm_count)
+        args = _arguments(problem, point, has_mask) | {"m_tiles": Int(m_tiles), "tiles": Int(tiles)}
+        time = tile_time(c.block_m, c.block_n, point.head, 2) * 3 // 5
+        waves = ceil_div(tiles, device.sm_count)
+        return Plan(
+            constraints=(*problem.constraints(op, point, ("query", "key", "value", "out")), *_constraints(op, c)),
+            serves=problem.serves(point),
+            launches=(Launch(fn, args, (programs, 1, 1), num_warps=4, num_stages=1, max_spill_bytes=4096),),
+            cost=5_000_000 + waves * ceil_div(N, c.block_n) * time,
+            buffers=(Buffer(4, zeroed=True),) if has_mask else (Buffer(4),),
+        )
+
+    axes = {"dtype": problem.dtypes, "precision": ("ieee",), "head": heads, "layout": ("aligned",)}
+    return Kernel(f"{problem.name}_hopper", op, axes, {90: (_TWO, _THREE)}, plan)
+
+
+def _constraints(op: object, c: Config) -> tuple[Constraint, ...]:
+    has_lists, q_block, kv_block = op.local("has_lists"), op.int("q_block"), op.int("kv_block")  # type: ignore[attr-defined]
+    fits = (q_block % c.block_m == 0) & (kv_block % c.block_n == 0)
+    found = [
+        require(select(has_lists, fits, 1), f"mask blocks that are multiples of {c.block_m} and {c.block_n}"),
+        require(~op.int("negative_scale"), "a scale of 0 or more"),  # type: ignore[attr-defined]
+        require(op.local("N") > 0, "keys"),  # type: ignore[attr-defined]
+    ]
+    for name in ("query", "key", "value", "out"):
+        t = tensor(op, name)  # type: ignore[arg-type]
+        for d in range(3):
+            found.append(require((t.stride(d) > 0) | (t.size(d) == 1), f"{name} without repeated elements"))
+    return tuple(found)
+
+
+def _descriptor(problem: Problem, name: str, dtype: str, rows: int, columns: int) -> TensorMap:
+    t = tensor(problem.op, name)
+    layout = NVMMASharedLayout(128, 16, 4)
+    # The stride of a dimension of size 1 is 0, which no tensor map takes.
+    strides = tuple(maximum(t.stride(d), 8) for d in range(3))
+    return TensorMap(t, dtype, tuple(t.size(d) for d in range(4)), (*strides, 1), (1, 1, rows, columns), repr(layout))
+
+
+def _arguments(problem: Problem, point: Point, has_mask: bool) -> dict[str, Arg]:
+    op, c, head = problem.op, point.config, point.head
+    sizes, optional = problem.size_args(op, point), problem.optional_args(op)
+    H, N = op.local("H"), op.local("N")
+    return {
+        **{
+            n: sizes[n]
+            for n in ("H", "M", "N", "group", "scale", "q_block", "kv_block", "band_left", "band_right", "band_exact")
+        },
+        **problem.list_args(op, "kv", "i32"),  # what all warps hold they hold in registers
+        **{n: optional[n] for n in ("kv_lengths", "stride_length", "has_lengths", "sinks", "stride_sink", "has_sinks")},
+        **problem.capture_args(op),
+        "query": _descriptor(problem, "query", point.dtype, 64, head.qk),
+        "key": _descriptor(problem, "key", point.dtype, c.block_n, head.qk),
+        "value": _descriptor(problem, "value", point.dtype, c.block_n, head.v),
+        "out": _descriptor(problem, "out", point.dtype, 64, head.v),
+        "lse": Pointer(tensor(op, "lse"), "fp32", aligned=False),
+        "counter": Scratch(0, "i32"),
+        "B_kv": Int(tensor(op, "key").size(0)),
+        "heads": Int(_heads_at_a_time(op.local("B") * H, N, op.local("group"), head)),
+        "CONSUMERS": Const(c.consumers),
+        "BLOCK_N": Const(c.block_n),
+        "STAGES": Const(c.num_stages),
+        "DYNAMIC": Const(has_mask),
+        "CONSUMER_REGS": Const(c.consumer_regs),
+        "PRODUCER_REGS": Const(c.producer_regs),
+    }
+
+
+def _heads_at_a_time(heads: Expr, N: Expr, group: Expr, head: Head) -> Expr:
+    fit = maximum(_L2_BYTES // maximum(N * (head.qk + head.v) * 2, 1), 1)
+    return minimum(fit * maximum(group, 1), heads)

@@ -1,0 +1,53 @@
+"""Rows of query, key and value as tiles. A row is a position, its columns the head size, rounded up to BLOCK_D; EVEN:
+it is BLOCK_D. Offsets are in 64 bits."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def row_offsets(n, inside, b, page_table, stride_page_b, stride_page_p, page_size, has_pages, stride_b, stride_n,
+                PAGED: tl.constexpr):  # fmt: skip
+    """Where the rows of positions `n` begin, one head's first element being 0. PAGED: a page table may say so; without
+    one the page is the batch entry, and holds all positions."""
+    if PAGED:
+        at = page_table + tl.cast(b, tl.int64) * stride_page_b + (n // page_size).to(tl.int64) * stride_page_p
+        page = tl.load(at, mask=inside & (has_pages != 0), other=b)
+        return page.to(tl.int64) * stride_b + (n % page_size).to(tl.int64) * stride_n
+    else:
+        return tl.cast(b, tl.int64) * stride_b + n.to(tl.int64) * stride_n
+
+
+@triton.jit
+def load_rows(base, offsets, inside, D, stride_d, BLOCK_D: tl.constexpr, EVEN: tl.constexpr):
+    """[rows, BLOCK_D]: zeros outside."""
+    d = tl.arange(0, BLOCK_D)
+    at = base + offsets[:, None] + d[None, :].to(tl.int64) * stride_d
+    if EVEN:
+        x = tl.load(at, mask=inside[:, None], other=0.0)
+    else:
+        x = tl.load(at, mask=inside[:, None] & (d < D)[None, :], other=0.0)
+    return x
+
+
+@triton.jit
+def load_rows_transposed(base, offsets, inside, D, stride_d, BLOCK_D: tl.constexpr, EVEN: tl.constexpr):
+    """[BLOCK_D, rows]."""
+    d = tl.arange(0, BLOCK_D)
+    at = base + offsets[None, :] + d[:, None].to(tl.int64) * stride_d
+    if EVEN:
+        x = tl.load(at, mask=inside[None, :], other=0.0)
+    else:
+        x = tl.load(at, mask=inside[None, :] & (d < D)[:, None], other=0.0)
+    return x
+
+
+@triton.jit
+def store_rows(base, offsets, x, inside, D, stride_d, BLOCK_D: tl.constexpr, EVEN: tl.constexpr):
+    d = tl.arange(0, BLOCK_D)
+    at = base + offsets[:, None] + d[None, :].to(tl.int64) * stride_d
+    x = x.to(base.dtype.element_ty)
+    if EVEN:
+        tl.store(at, x, mask=inside[:, None])
+    else:
+        tl.store(at, x, mask=inside[:, None] & (d < D)[None, :])

@@ -1,0 +1,70 @@
+"""The pairs of mods that the wheel has kernels for, from the library of mods (tk.flex.mods).
+
+Numbers and tensors that a mod captures are run-time arguments: what stands here says of which kind they are, no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from tk.flex import mods, trace
+from tk.flex.family import Wanted
+from tk.flex.trace import Traced
+
+# --- Mods, with captures of every kind that they are called with ---
+
+IDS = torch.zeros(1, 1, dtype=torch.int32)
+LONG_IDS = torch.zeros(1, 1, dtype=torch.int64)
+CAUSAL = mods.causal
+WINDOW = mods.sliding_window(1)
+DOCUMENTS = mods.and_masks(mods.causal, mods.document(IDS))
+
+_SLOPES = torch.zeros(1)
+ALIBI = mods.alibi(_SLOPES)
+SOFT_CAP = mods.soft_cap(1.0)
+RELATIVE = mods.relative_bias(torch.zeros(1, 3), 1)
+
+
+def _table(dtype: torch.dtype, rank: int) -> torch.Tensor:
+    return torch.zeros([1] * rank, dtype=dtype)
+
+
+# --- What is built of them ---
+
+# The masks that language models are made of: prompts in pages, every head size, fp32 for the two plainest.
+_MOST = Wanted(exact=((64, 64), (128, 128)), rounded=((64, 64), (128, 128), (256, 128), (256, 256)), paged=True)
+_EXACT = Wanted(dtypes=("bf16", "fp16", "fp32"), exact=_MOST.exact, rounded=_MOST.rounded, paged=True)
+_USUAL = Wanted(exact=((64, 64), (128, 128)), rounded=((128, 128), (256, 256)))
+_RARE = Wanted(dtypes=("bf16",), exact=((128, 128),), rounded=((128, 128), (256, 256)), decode=False)
+
+
+def pairs() -> Iterator[tuple[Traced, Wanted]]:
+    for score, mask, wanted in _chosen():
+        yield trace.pair(score, mask).traced, wanted
+
+
+def _chosen() -> Iterator[tuple[object, object, Wanted]]:
+    yield None, None, _EXACT
+    yield None, CAUSAL, _EXACT
+    yield None, WINDOW, replace(_MOST, sampled=True)
+    yield None, DOCUMENTS, _MOST
+    for score in (ALIBI, SOFT_CAP):
+        for mask in (None, CAUSAL, WINDOW, DOCUMENTS):
+            yield score, mask, replace(_USUAL, sampled=score is ALIBI and mask is CAUSAL)
+    for mask in (None, CAUSAL):
+        yield RELATIVE, mask, _USUAL
+    for dtype in (torch.bfloat16, torch.float32):  # scaled_dot_product_attention's additive masks
+        yield mods.learned_bias(_table(dtype, 4)), None, _USUAL
+    yield None, mods.of_bool_table(_table(torch.bool, 4)), _USUAL
+    yield mods.learned_bias(_table(torch.float32, 3)), CAUSAL, _RARE
+    yield mods.per_head_bias(_table(torch.float32, 1)), CAUSAL, _RARE
+    yield None, mods.prefix_lm(1), _USUAL
+    yield None, mods.prefix_lm(torch.zeros(1, dtype=torch.int32)), _RARE
+    yield None, mods.document(IDS), _USUAL
+    yield None, mods.document(IDS[0]), _RARE
+    yield None, mods.document(LONG_IDS), _RARE
+    yield None, mods.dilated_window(1, 1), _RARE
+    yield None, mods.natten_2d(4, 4, 3), _RARE

@@ -1,0 +1,394 @@
+"""What a call of an attention op brings, and the records that its kernels share. docs/attention-kernels.md has the op.
+
+One pair of mods is one op, `flex_<fingerprint>`, and one for its gradients, `flex_<fingerprint>_backward`. What is
+absent — a block mask, lengths, pages, sinks — is a tensor without elements: [0, 0, 0] block counts, [0] lengths.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, maximum, select, tensors
+from tk.aot.spec import (
+    DTYPES,
+    Arg,
+    Const,
+    Constraint,
+    Int,
+    Op,
+    Output,
+    Param,
+    Point,
+    Pointer,
+    Selector,
+    require,
+)
+
+# Larger lengths and bands would not leave room for their sums in 32 bits.
+MAX_LENGTH = 2**29
+PRECISIONS = ("ieee", "tf32")
+
+# Layouts of key and value. aligned: rows contiguous and on 16 bytes; paged: the same, in pages; strided: anything.
+LAYOUTS = ("aligned", "paged", "strided")
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A run-time argument that a mod captured. kind: "tensor", "float" or "int". grad: its gradient is worked out."""
+
+    name: str
+    kind: str
+    dtype: str = ""
+    rank: int = 0
+    grad: bool = False
+
+
+@dataclass(frozen=True)
+class Head:
+    """Head sizes of query and key, and of value, as a tile has them. exact: the call's are the same."""
+
+    qk: int
+    v: int
+    exact: bool
+
+    def __str__(self) -> str:
+        return f"{self.qk}x{self.v}" if self.exact else f"to_{self.qk}x{self.v}"
+
+
+BLOCK_LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
+               "q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices")  # fmt: skip
+TENSORS: Mapping[str, int] = (
+    dict(query=4, key=4, value=4) | {n: 3 if "num" in n else 4 for n in BLOCK_LISTS}
+    | dict(kv_lengths=1, page_table=2, sinks=1)
+)  # fmt: skip
+# band_left, band_right, band_exact: without a block mask keys in [q - left, q + right] are walked; exact: the mask is
+# this band, so that inside of it the mask function need not be asked.
+INTS = ("q_block", "kv_block", "band_left", "band_right", "band_exact", "precision")
+# After the captured numbers, with defaults. grad_captures: of the backward: whether gradients of captured tensors are
+# wanted. negative_scale: whether it is, which expressions cannot see of a float.
+OPTIONS = {"grad_captures": 1, "negative_scale": 0}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The arguments of one pair's ops. dtypes: of query, key, value. text: of the traced pair, by which a call
+    whose numbers are spelled out finds it."""
+
+    name: str
+    captures: tuple[Capture, ...]
+    dtypes: tuple[str, ...]
+    text: str = ""
+
+    # --- Names ---
+
+    @cached_property
+    def tensor_captures(self) -> tuple[Capture, ...]:
+        return tuple(c for c in self.captures if c.kind == "tensor")
+
+    @cached_property
+    def grad_captures(self) -> tuple[Capture, ...]:
+        return tuple(c for c in self.tensor_captures if c.grad)
+
+    def numbers(self, kind: str) -> tuple[str, ...]:
+        return tuple(c.name for c in self.captures if c.kind == kind)
+
+    # --- The ops ---
+
+    @cached_property
+    def op(self) -> Op:
+        """Forward: -> out [B, H, M, Dv], lse fp32 [B, H, M]."""
+        names = [*TENSORS, *(c.name for c in self.tensor_captures)]
+        return self._op(self.name, names, ["out", "lse"], self._outputs)
+
+    @cached_property
+    def backward_op(self) -> Op:
+        """grad_0 and grad_1 are the gradients of out and lse. -> those of query, key, value, sinks, and of the captured
+        tensors that have one."""
+        names = ["grad_0", "grad_1", *TENSORS, "out0", "out1", *(c.name for c in self.tensor_captures)]
+        grads = ["grad_query", "grad_key", "grad_value", "grad_sinks", *(f"grad_{c.name}" for c in self.grad_captures)]
+        return self._op(f"{self.name}_backward", names, grads, self._backward_outputs)
+
+    def _op(self, name: str, inputs: Sequence[str], outputs: Sequence[str], describe: object) -> Op:
+        named = tensors(*inputs, *outputs)
+        by_name = {t.name: t for t in named}
+        ranks = TENSORS | {c.name: c.rank for c in self.tensor_captures}
+        ranks = {"grad_0": 4, "grad_1": 3, "out0": 4, "out1": 3} | ranks
+        floats = ("scale", *self.numbers("float"))
+        ints = (*INTS, *self.numbers("int"), *OPTIONS)
+        params = [Param(n, "tensor", rank=ranks[n]) for n in inputs]
+        params += [Param(n, "float") for n in floats] + [Param(n, "int", default=OPTIONS.get(n)) for n in ints]
+        bare = Op(name, named, ints, floats, {}, {}, (), params=tuple(params))
+        op = replace(bare, locals=self._locals(by_name))
+        selectors = {
+            "dtype": Selector(op.local("dtype"), len(self.dtypes)),
+            "precision": Selector(select(by_name["query"].dtype == DTYPES["fp32"], op.int("precision"), 0), 2),
+        }
+        if self.grad_captures and "grad_0" in inputs:
+            selectors["captures"] = Selector(op.int("grad_captures") != 0, 2)
+        return replace(
+            op,
+            dims=("B", "H", "M", "N"),
+            selectors=selectors,
+            outputs=tuple(describe(op)),  # type: ignore[operator]
+            checks=tuple(self._checks(op)),
+            meta=self._meta(inputs),
+        )
+
+    def _locals(self, t: Mapping[str, Tensor]) -> dict[str, Expr]:
+        q, k, pages = t["query"], t["key"], t["page_table"]
+        number = as_expr(-1)
+        for n, dtype in reversed(list(enumerate(self.dtypes))):
+            number = select(q.dtype == DTYPES[dtype], n, number)
+        has_pages = pages.size(0) > 0
+        return {
+            "B": q.size(0), "H": q.size(1), "M": q.size(2),
+            "N": select(has_pages, pages.size(1) * k.size(2), k.size(2)),
+            "D": q.size(3), "DV": t["value"].size(3), "H_kv": k.size(1), "dtype": number, "has_pages": has_pages,
+            "page_size": select(has_pages, k.size(2), MAX_LENGTH),
+            "has_lists": t["kv_num_blocks"].size(0) > 0,
+            "group": q.size(1) // maximum(k.size(1), 1),
+        }  # fmt: skip
+
+    def _outputs(self, op: Op) -> list[Output]:
+        q = tensor(op, "query")
+        B, H, M, DV = (op.local(n) for n in ("B", "H", "M", "DV"))
+        return [
+            Output(q.dtype, (B, H, M, DV), rows_strides(q, DV)),  # as the query lies: a transpose back costs no copy
+            Output(DTYPES["fp32"], (B, H, M), (H * M, M, as_expr(1))),
+        ]
+
+    def _backward_outputs(self, op: Op) -> list[Output]:
+        found = [_rows_like(tensor(op, n)) for n in ("query", "key", "value")]
+        return [*found, *(_dense_like(tensor(op, n), rank) for n, rank in self.dense_grads)]
+
+    @property
+    def dense_grads(self) -> tuple[tuple[str, int], ...]:
+        """What has a gradient besides query, key and value, with its rank."""
+        return (("sinks", 1), *((c.name, c.rank) for c in self.grad_captures))
+
+    # --- Checks ---
+
+    def _checks(self, op: Op) -> list[Constraint]:
+        found = [*self._shape_checks(op), *self._list_checks(op), *self._optional_checks(op)]
+        for c in self.tensor_captures:
+            found.append(require(tensor(op, c.name).dtype == DTYPES[c.dtype], f"captured {c.name} must be {c.dtype}"))
+        return found
+
+    def _shape_checks(self, op: Op) -> list[Constraint]:
+        q, k, v = (tensor(op, n) for n in ("query", "key", "value"))
+        B, H, has_pages = (op.local(n) for n in ("B", "H", "has_pages"))
+        names = " or ".join(self.dtypes)
+        return [
+            require(op.local("dtype") >= 0, f"query must be of dtype {names}"),
+            require((k.dtype == q.dtype) & (v.dtype == q.dtype), "key and value must have the dtype of query"),
+            require(k.size(3) == q.size(3), "key must have the head size of query (dimension 3)"),
+            require((q.size(3) > 0) & (v.size(3) > 0), "head sizes must not be 0"),
+            require(
+                (k.size(0) == v.size(0)) & (k.size(1) == v.size(1)) & (k.size(2) == v.size(2)),
+                "key and value must agree in batch, heads and length (dimensions 0 to 2)",
+            ),
+            require(
+                has_pages | (k.size(0) == B) | (k.size(0) == 1), "key must have the batch size of query, or 1"
+            ),
+            require((k.size(1) > 0) & (H % maximum(k.size(1), 1) == 0), "query's heads must be a multiple of key's"),
+            require((op.local("M") <= MAX_LENGTH) & (op.local("N") <= MAX_LENGTH), f"lengths must be <= {MAX_LENGTH}"),
+            require((op.int("precision") >= 0) & (op.int("precision") <= 1), "precision must be 0 (ieee) or 1 (tf32)"),
+        ]  # fmt: skip
+
+    def _list_checks(self, op: Op) -> list[Constraint]:
+        """A block mask that does not cover the queries must not read as no mask."""
+        B, H, M, N = (op.local(n) for n in ("B", "H", "M", "N"))
+        q_block, kv_block = op.int("q_block"), op.int("kv_block")
+        found = [
+            require((q_block > 0) & (kv_block > 0), "block sizes of a mask must be positive"),
+            require((op.int("band_left") >= 0) & (op.int("band_right") >= 0)
+                    & (op.int("band_left") <= MAX_LENGTH) & (op.int("band_right") <= MAX_LENGTH),
+                    f"band_left and band_right must be 0 to {MAX_LENGTH}"),
+        ]  # fmt: skip
+        for prefix, rows in (("kv", ceil_div(M, q_block)), ("q", ceil_div(N, kv_block))):
+            for full in ("", "full_"):
+                counts, indices = (tensor(op, f"{full}{prefix}_{n}") for n in ("num_blocks", "indices"))
+                name = f"{full}{prefix}_num_blocks"
+                absent = counts.size(0) == 0
+                fits = (counts.size(2) >= rows) & ((counts.size(0) == 1) | (counts.size(0) == B))
+                fits = fits & ((counts.size(1) == 1) | (counts.size(1) == H))
+                same = as_expr(1)
+                for d in range(3):
+                    same = same & (indices.size(d) == counts.size(d))
+                found += [
+                    require((counts.dtype == 3) & (indices.dtype == 3), f"{name} and its indices must be int32"),
+                    require(absent | fits,
+                            f"{name} must be [1 or batch, 1 or heads, at least the blocks of the sequence]"),
+                    require(same | absent, f"indices of {name} must have its sizes in front"),
+                ]  # fmt: skip
+        partial, full, by_key, full_by_key = (
+            tensor(op, n).size(0) > 0
+            for n in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks")
+        )
+        found.append(require(partial | ~full, "full_kv_num_blocks needs kv_num_blocks"))
+        if op.name.endswith("_backward"):
+            message = "a block mask needs its lists by key (q_num_blocks, full_q_num_blocks) too for gradients"
+            found.append(require((partial == by_key) & (full == full_by_key), message))
+        return found
+
+    def _optional_checks(self, op: Op) -> list[Constraint]:
+        lengths, pages, sinks = (tensor(op, n) for n in ("kv_lengths", "page_table", "sinks"))
+        B, H = op.local("B"), op.local("H")
+        return [
+            require((lengths.dtype == 3) & (pages.dtype == 3), "kv_lengths and page_table must be int32"),
+            require((lengths.size(0) == 0) | (lengths.size(0) == B), "kv_lengths must be [batch]"),
+            require((pages.size(0) == 0) | (pages.size(0) == B), "page_table must be [batch, pages]"),
+            require((sinks.dtype == DTYPES["fp32"]) | (sinks.size(0) == 0), "sinks must be float32"),
+            require((sinks.size(0) == 0) | (sinks.size(0) == H), "sinks must be [heads]"),
+        ]
+
+    # --- Meta ---
+
+    def _meta(self, inputs: Sequence[str]) -> str:
+        """There is no recorded graph and no gradient: torch.ops.tk.flex_attention, which calls these ops, has them."""
+        signature = dict.fromkeys(inputs, "T[]")
+        meta = dict(doc="Attention with a pair of mods.", signature=signature, graphs=[], backward=None, flex=self.text)
+        return json.dumps(meta, sort_keys=True)
+
+    # --- Arguments that several kernels have ---
+
+    def capture_args(self, op: Op) -> dict[str, Arg]:
+        """In the order in which a printed kernel unpacks them: a tensor's address, sizes and strides; a number."""
+        found: dict[str, Arg] = {}
+        for c in self.captures:
+            if c.kind == "tensor":
+                t = tensor(op, c.name)
+                found[c.name] = Pointer(t, c.dtype, aligned=False)
+                found |= {f"{c.name}_size_{d}": Int(t.size(d)) for d in range(c.rank)}
+                found |= {f"{c.name}_stride_{d}": Int(t.stride(d), "i64") for d in range(c.rank)}
+            elif c.kind == "float":
+                found[c.name] = op.float(c.name)
+            else:
+                found[c.name] = Int(op.int(c.name))
+        return found
+
+    def size_args(self, op: Op, point: Point) -> dict[str, Arg]:
+        found: dict[str, Arg] = {n: Int(op.local(n)) for n in ("H", "M", "N", "group")}
+        found |= {n: Int(op.local(n), divisible=point.layout != "strided") for n in ("D", "DV")}
+        found |= {n: Int(op.int(n)) for n in ("q_block", "kv_block", "band_left", "band_right", "band_exact")}
+        return found | {"scale": op.float("scale")}
+
+    def row_args(self, op: Op, names: Mapping[str, str], point: Point, dtype: str = "") -> dict[str, Arg]:
+        """Address and strides of [batch, heads, rows, head size] tensors; names: of the tensor -> as the kernel
+        abbreviates its strides."""
+        found: dict[str, Arg] = {}
+        is_aligned = point.layout != "strided"
+        for name, letters in names.items():
+            t = tensor(op, name)
+            found[name] = Pointer(t, dtype or point.dtype, is_aligned)
+            short, row = letters[0], letters[1]
+            for d, letter in enumerate(("b", "h", row)):
+                found[f"stride_{short}{letter}"] = Int(t.stride(d), "i64", divisible=is_aligned)
+            found[f"stride_{short}d"] = Const(1) if is_aligned else Int(t.stride(3), "i64")
+        return found
+
+    def list_args(self, op: Op, side: str, width: str = "i64") -> dict[str, Arg]:
+        """Of one side's block lists, partial and full. side: "kv" or "q". width: of strides."""
+        found: dict[str, Arg] = {}
+        side_ = side + "_" if side == "q" else ""
+        for full in ("", "full_"):
+            counts, indices = (tensor(op, f"{full}{side}_{n}") for n in ("num_blocks", "indices"))
+            name = f"{full}{side_}" if full or side_ else "kv_"
+            found[f"{name}counts"] = Pointer(counts, "i32", aligned=False)
+            found[f"{name}indices"] = Pointer(indices, "i32", aligned=False)
+            short = f"{full[:1]}{side_[:1]}"
+            for d, letter in enumerate("bhn"):
+                found[f"stride_{short}c{letter}"] = Int(counts.stride(d), width)
+            for d, letter in enumerate("bhni"):
+                found[f"stride_{short}i{letter}"] = Int(indices.stride(d), width)
+            prefix = f"full_{side_}" if full else f"{side_}mask_"
+            found[f"{prefix}b"] = Int(counts.size(0))
+            found[f"{prefix}h"] = Int(counts.size(1))
+        return found
+
+    def optional_args(self, op: Op) -> dict[str, Arg]:
+        lengths, pages, sinks = (tensor(op, n) for n in ("kv_lengths", "page_table", "sinks"))
+        return dict(
+            kv_lengths=Pointer(lengths, "i32", aligned=False),
+            page_table=Pointer(pages, "i32", aligned=False),
+            sinks=Pointer(sinks, "fp32", aligned=False),
+            stride_length=Int(lengths.stride(0), "i64"),
+            stride_sink=Int(sinks.stride(0), "i64"),
+            stride_pb=Int(pages.stride(0), "i64"),
+            stride_pp=Int(pages.stride(1), "i64"),
+            page_size=Int(op.local("page_size")),
+            has_lengths=Int(lengths.size(0) > 0),
+            has_pages=Int(op.local("has_pages")),
+            has_sinks=Int(sinks.size(0) > 0),
+        )
+
+    # --- Constraints ---
+
+    def constraints(self, op: Op, point: Point, aligned: Sequence[str]) -> tuple[Constraint, ...]:
+        """aligned: the tensors whose rows the layout promises to be contiguous and on 16 bytes."""
+        found = [self._fits_head(op, point.head)]
+        if point.layout == "aligned":
+            found.append(require(~op.local("has_pages"), "key and value without pages"))
+        if point.layout == "paged":
+            found.append(require(op.local("has_pages"), "key and value in pages"))
+        if point.layout != "strided":
+            even = (op.local("D") % 16 == 0) & (op.local("DV") % 16 == 0)
+            found.append(require(even | point.head.exact, "head sizes that are multiples of 16"))
+            for name in aligned:
+                t = tensor(op, name)
+                holds = (t.alignment >= 16) & ((t.stride(3) == 1) | (t.size(3) == 1))
+                for d in range(3):
+                    holds = holds & (t.stride(d) % 16 == 0)
+                found.append(require(holds, f"rows of {name} contiguous, on 16 bytes, multiples of 16 elements apart"))
+        return tuple(found)
+
+    def _fits_head(self, op: Op, head: Head) -> Constraint:
+        D, DV = op.local("D"), op.local("DV")
+        if head.exact:
+            return require((D == head.qk) & (DV == head.v), f"head sizes {head.qk} and {head.v}")
+        return require((D <= head.qk) & (DV <= head.v), f"head sizes up to {head.qk} and {head.v}")
+
+    def serves(self, point: Point) -> dict[str, tuple[int, ...]]:
+        return {"dtype": (self.dtypes.index(point.dtype),), "precision": (PRECISIONS.index(point.precision),)}
+
+    def makes_sense(self, point: Point) -> bool:
+        """Precision is a choice of fp32 alone; what takes every layout takes every head size of its class too."""
+        if point.precision == "tf32" and point.dtype != "fp32":
+            return False
+        return not (point.layout == "strided" and point.head.exact)
+
+
+def tensor(op: Op, name: str) -> Tensor:
+    return next(t for t in op.tensors if t.name == name)
+
+
+def _dense_like(t: Tensor, rank: int) -> Output:
+    """Row-major, of the size and dtype of an input."""
+    strides = [as_expr(1)]
+    for d in range(rank - 1, 0, -1):
+        strides.insert(0, strides[0] * t.size(d))
+    return Output(t.dtype, tuple(t.size(d) for d in range(rank)), tuple(strides[:rank]))
+
+
+def _rows_like(t: Tensor) -> Output:
+    """Dense, of the sizes of a [batch, heads, rows, head size] tensor, heads inside of rows where it has them so."""
+    return Output(t.dtype, tuple(t.size(d) for d in range(4)), rows_strides(t, t.size(3)))
+
+
+def rows_strides(t: Tensor, columns: Expr) -> tuple[Expr, Expr, Expr, Expr]:
+    heads, rows = t.size(1), t.size(2)
+    inner = (t.stride(1) < t.stride(2)) & (heads > 1)
+    return (heads * rows * columns, select(inner, columns, rows * columns), select(inner, heads * columns, columns),
+            as_expr(1))  # fmt: skip
+
+
+# --- Predicted time ---
+
+
+def tile_time(rows: int, cols: int, head: Head, itemsize: int, slowdown: int = 1) -> int:
+    """Picoseconds of one tile on one multiprocessor: its products at some 3 TF, or its keys and values at 36 GB/s."""
+    flops = 2 * rows * cols * (head.qk + head.v) * (1 if itemsize == 2 else 8)
+    return max(flops // 3, cols * (head.qk + head.v) * itemsize * 28) * slowdown

@@ -1,0 +1,112 @@
+"""The plan and the grid of ``bmm_tma``."""
+
+from tk.aot.expr import ceil_div, minimum, select
+from tk.aot.spec import Arg, Config, Const, Int, Kernel, Launch, Plan, Point
+from tk.kernels.bmm.op import BATCH, BATCH_CHOICE, BIAS, BMM, OP, OUT, A, B, batches_suit_tma
+from tk.kernels.bmm.tma import bmm_tma
+from tk.kernels.gemm.cost import Work, predict
+from tk.kernels.gemm.problem import EPILOGUE_AXIS, OUT_AXIS, Batch, makes_sense, out_dtype, serves
+from tk.kernels.hopper.plans import batch_tensor_map, resident_clusters
+
+M, N, K = BMM.M, BMM.N, BMM.K
+
+
+def _operands(point: Point) -> dict[str, Arg]:
+    c = point.config
+    rows = c.block_m // c.cooperative
+    a_k, b_k = point.order[0] == "n", point.order[1] == "t"  # K contiguous
+    subtile = c.subtile_n_fp32 if out_dtype(point) == "fp32" else c.subtile_n
+
+    def step(t: Batch) -> Int:
+        return Int(select(t.batch_stride == 0, 0, 1))
+
+    return dict(
+        a_desc=batch_tensor_map(A, point.dtype, 1 if a_k else 0, (rows, c.block_k), is_shared=True),
+        b_desc=batch_tensor_map(B, point.dtype, 0 if b_k else 1, (c.block_k, c.block_n), is_shared=True),
+        out_desc=batch_tensor_map(OUT, out_dtype(point), 1, (rows, subtile), round_to_tf32=False),
+        a_step=step(A),
+        b_step=step(B),
+        A_K_MAJOR=Const(a_k),
+        B_K_MAJOR=Const(b_k),
+        SUBTILE_N=Const(subtile),
+    )
+
+
+def _arguments(point: Point) -> dict[str, Arg]:
+    c = point.config
+    constants = dict(BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=c.block_k, COOPERATIVE=c.cooperative,
+                     PINGPONG=c.pingpong, STAGES=c.num_stages, EPILOGUE_STAGES=2, EPILOGUE=point.epilogue,
+                     CONSUMER_REGS=232, PRODUCER_REGS=24)  # fmt: skip
+    strides = dict(
+        stride_bias_b=Int(BIAS.batch_stride, "i64"),
+        stride_bias_m=Int(BIAS.stride(0), "i64"),
+        stride_bias_n=Int(BIAS.stride(1), "i64"),
+    )
+    return (
+        _operands(point)
+        | BMM.epilogue_args(point.dtype)
+        | strides
+        | dict(rows=Int(M), cols=Int(N), K=Int(K), tiles=Int(_tiles(point, M, BATCH)), group=Const(8))
+        | {name: Const(value) for name, value in constants.items()}
+    )
+
+
+def _tiles(point: Point, rows, batch):  # type: ignore[no-untyped-def]
+    return ceil_div(rows, point.config.block_m) * ceil_div(N, point.config.block_n) * batch
+
+
+def _plan(point: Point) -> Plan | None:
+    c = point.config
+    kinds = c.kinds.split()
+    is_compiled = point.epilogue in kinds if point.out == "same" else "fp32" in kinds and point.epilogue == "matrix"
+    if not makes_sense(point) or not is_compiled:
+        return None
+    waves = ceil_div(_tiles(point, BMM.M_choice, BATCH_CHOICE), resident_clusters(1))
+    work = Work(
+        BMM,
+        waves=waves,
+        k_blocks=waves * ceil_div(K, c.block_k),
+        flops=2 * c.block_m * c.block_n * c.block_k,
+        dram=BMM.traffic(),
+        tile=(c.block_m, c.block_n),
+        boxes=(c.block_m, c.block_n),
+    )
+    grid = minimum(resident_clusters(1), _tiles(point, M, BATCH))
+    served = ("plain",) if point.epilogue == "plain" else EPILOGUE_AXIS[0 if point.out == "fp32" else 1 :]
+    return Plan(
+        constraints=(*BMM.suits_tma(point), BMM.out_suits_tma(point), *batches_suit_tma(point)),
+        serves=serves(point, served),
+        launches=(Launch(bmm_tma, _arguments(point), grid=(grid, 1, 1), num_warps=4),),
+        cost=predict(point, work),
+        terms=work.terms(point),
+    )
+
+
+# --- The grid ---
+
+
+def _tile(block_m: int, block_n: int, num_stages: int, subtile_n: int, subtile_n_fp32: int, pingpong: bool = True,
+          kinds: str = "plain") -> Config:  # fmt: skip
+    """kinds: the epilogues that it is compiled with; fp32: for a result of float32 too, with any epilogue."""
+    params = dict(block_m=block_m, block_n=block_n, block_k=64, num_stages=num_stages, subtile_n=subtile_n,
+                  subtile_n_fp32=subtile_n_fp32, pingpong=pingpong, cooperative=1 if pingpong else 2,
+                  kinds=kinds)  # fmt: skip
+    return Config(f"{block_m}x{block_n}x64_s{num_stages}_{'pingpong' if pingpong else 'coop'}", params)
+
+
+# Where a consumer has more than 64 accumulators for each thread, a matrix of bias does not fit beside them.
+_CONFIGS = (
+    _tile(64, 64, 10, 32, 16),
+    _tile(64, 128, 8, 64, 32, kinds="plain matrix"),
+    _tile(128, 128, 6, 32, 16),
+    _tile(128, 128, 6, 64, 32, pingpong=False, kinds="plain matrix fp32"),
+    _tile(128, 256, 4, 64, 32, pingpong=False),
+)
+_AXES = {
+    "dtype": ("bf16", "fp16"),
+    "precision": ("ieee",),
+    "out": OUT_AXIS,
+    "order": ("nn", "nt", "tn", "tt"),
+    "epilogue": ("plain", "matrix"),
+}
+KERNELS = (Kernel("bmm_tma", OP, _AXES, {90: _CONFIGS}, _plan),)

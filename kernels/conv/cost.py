@@ -1,0 +1,40 @@
+"""The predicted time of a convolution: the roofline of tensor cores, memory and L2."""
+
+from __future__ import annotations
+
+from tk.aot.expr import Expr, ceil_div, maximum
+from tk.aot.spec import Op, Point
+
+# What the hardware can do, by architecture: bytes a nanosecond from memory and from L2, and operations a nanosecond of
+# one multiprocessor by dtype, for fp32 by precision. Data sheets of A100 and H100, at about the share that is reached.
+_MEMORY = {80: 1500, 90: 4000}
+_L2 = {80: 4000, 90: 7000}
+_OPERATIONS = {
+    80: {"bf16": 1800, "fp16": 1800, "tf32": 800, "ieee": 110},
+    90: {"bf16": 5600, "fp16": 5600, "tf32": 2800, "ieee": 350},
+}
+
+
+def predict(point: Point, op: Op, tile: tuple[int, int], tiles: Expr, waves: Expr, k: Expr, *, percent: int = 100,
+            extra_bytes: Expr | int = 0, launches: int = 1) -> Expr:  # fmt: skip
+    """Picoseconds. tile: rows and columns; tiles: how many there are, of a sum over `k` each; waves: how many a
+    multiprocessor does one after the other. percent: of the pace of a kernel whose loads TMA does."""
+    arch = max((a for a in _MEMORY if a <= point.arch), default=min(_MEMORY))
+    kind = point.precision if point.dtype == "fp32" else point.dtype
+    rows, cols = tile
+    fetched = tiles * k * (rows + cols) * op.local("itemsize")
+    compute = waves * k * (2 * rows * cols) // _OPERATIONS[arch][kind]
+    memory = (op.local("traffic") + extra_bytes) // _MEMORY[arch]
+    slowest = maximum(maximum(compute, fetched // _L2[arch]), memory)
+    return 3_000_000 * launches + 500_000 * waves + 1000 * (slowest * 100 // percent)
+
+
+def streamed(point: Point, op: Op, percent: int) -> Expr:
+    """Picoseconds of a kernel that memory and L1 bound: every tensor once, at `percent` of what memory has."""
+    arch = max((a for a in _MEMORY if a <= point.arch), default=min(_MEMORY))
+    work = op.local("M_choice") * op.local("N") * op.local("groups") * op.local("taps")
+    return 3_000_000 + 1000 * (maximum(op.local("traffic"), work) * 100 // (_MEMORY[arch] * percent))
+
+
+def tiles_of(rows: Expr, cols: Expr, tile: tuple[int, int]) -> Expr:
+    return ceil_div(rows, tile[0]) * ceil_div(cols, tile[1])

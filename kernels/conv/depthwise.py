@@ -1,0 +1,94 @@
+"""Groups of one input channel: each output is a sum over the taps of one channel, and memory is the limit.
+
+A program has a block of pixels times a block of channels. Which of the two is contiguous in memory is the layout's; the
+loads of neighbouring taps meet in L1.
+"""
+
+import triton
+import triton.language as tl
+
+from tk.aot.expr import ceil_div
+from tk.aot.spec import Config, Const, Constraint, Kernel, Launch, Plan, Point, require
+from tk.kernels.conv.cost import streamed
+from tk.kernels.conv.geometry import inside, pixel, place, tap_of
+from tk.kernels.conv.op import DTYPE_AXIS, OP, OUT, WEIGHT, X, fits_32_bits, serves
+from tk.kernels.conv.pointer import ARCHS, finish_pixels, problem_args
+
+
+@triton.jit
+def conv_depthwise(x, weight, bias, out, M, G, OC, D, H, W, taps, KH, KW, PD, PH, PW,
+                   stride_d, stride_h, stride_w, padding_d, padding_h, padding_w, dilation_d, dilation_h, dilation_w,
+                   x_n, x_g, x_d, x_h, x_w, weight_g, weight_o, weight_d, weight_h, weight_w,
+                   out_n, out_g, out_o, out_d, out_h, out_w, bias_g, bias_o, activation, has_bias,
+                   BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, MULTIPLIER: tl.constexpr):  # fmt: skip
+    """BLOCK_P pixels of BLOCK_C output channels. MULTIPLIER: a group may have more than one output channel."""
+    rows = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    cols = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    exists = rows < M
+    col_exists = cols < G * OC
+    image, pd, ph, pw = pixel(rows, PD, PH, PW)
+    d0 = pd * stride_d - padding_d
+    h0 = ph * stride_h - padding_h
+    w0 = pw * stride_w - padding_w
+    if MULTIPLIER:
+        group = (cols // OC).to(tl.int64)
+        channel = (cols % OC).to(tl.int64)
+    else:
+        group = cols.to(tl.int64)
+        channel = group * 0
+    x_at = x + (image.to(tl.int64) * x_n + place(d0, h0, w0, x_d, x_h, x_w))[:, None] + (group * x_g)[None, :]
+    weight_at = weight + group * weight_g + channel * weight_o
+    acc = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
+    for tap in range(taps):
+        kd, kh, kw = tap_of(tap, KH, KW)
+        d = kd * dilation_d
+        h = kh * dilation_h
+        w = kw * dilation_w
+        there = (exists & inside(d0 + d, h0 + h, w0 + w, D, H, W))[:, None] & col_exists[None, :]
+        a = tl.load(x_at + place(d, h, w, x_d, x_h, x_w), mask=there, other=0.0)
+        b = tl.load(weight_at + place(kd, kh, kw, weight_d, weight_h, weight_w), mask=col_exists, other=0.0)
+        acc += a.to(tl.float32) * b.to(tl.float32)[None, :]
+    pixels = image.to(tl.int64) * out_n + place(pd, ph, pw, out_d, out_h, out_w)
+    finish_pixels(acc, bias, out, pixels, exists, group * out_g + channel * out_o, col_exists,
+                  group * bias_g + channel * bias_o, activation, has_bias)  # fmt: skip
+
+
+def _constraints(point: Point) -> tuple[Constraint, ...]:
+    found = (fits_32_bits(OP, X), require(WEIGHT.size(2) == 1, "1 input channel in each group"))
+    if point.layout == "channels_last":
+        holds = (X.stride(1) == 1) & (OUT.stride(1) == 1) & (WEIGHT.size(1) == 1)
+        aligned = (X.alignment >= 16) & (OUT.alignment >= 16)
+        for t in (X, OUT):
+            for d in (0, 3, 4, 5):
+                aligned = aligned & (t.stride(d) % 16 == 0)
+        return (*found, require(holds & aligned, "channels contiguous and on 16-byte boundaries, one for one"))
+    return found
+
+
+def _plan(point: Point) -> Plan | None:
+    c = point.config
+    if c.layout != point.layout:
+        return None
+    args = {k: v for k, v in problem_args(point, wide_weight=False).items() if k not in ("x_c", "weight_c")}
+    if point.layout == "channels_last":
+        args |= dict(x_g=Const(1), out_g=Const(1))
+    args |= dict(BLOCK_P=Const(c.block_p), BLOCK_C=Const(c.block_c), MULTIPLIER=Const(point.layout != "channels_last"))
+    grid = (ceil_div(OP.local("M"), c.block_p), ceil_div(OP.local("groups") * OP.local("N"), c.block_c), 1)
+    return Plan(
+        constraints=_constraints(point),
+        # The precision of fp32 makes no difference where nothing is a product.
+        serves=serves(point) | {"precision": (0, 1)},
+        launches=(Launch(conv_depthwise, args, grid, num_warps=c.num_warps, num_stages=2),),
+        cost=streamed(point, OP, 50 if point.layout == "channels_last" else 25),
+    )
+
+
+def _block(block_p: int, block_c: int, num_warps: int, layout: str) -> Config:
+    name = f"depthwise_{block_p}x{block_c}_w{num_warps}" if block_c > 1 else f"depthwise_1x{block_p}_w{num_warps}"
+    return Config(name, dict(block_p=block_p, block_c=block_c, num_warps=num_warps, layout=layout))
+
+
+_CONFIGS = (_block(32, 64, 4, "channels_last"), _block(512, 1, 4, "any"))
+_AXES = {"dtype": DTYPE_AXIS, "precision": ("ieee",), "layout": ("channels_last", "any")}
+
+KERNELS = (Kernel("conv_depthwise", OP, _AXES, dict.fromkeys(ARCHS, _CONFIGS), _plan),)

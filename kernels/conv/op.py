@@ -1,0 +1,96 @@
+"""The op `conv` of the core: out = activation(conv(x, weight) + bias), three-dimensional and grouped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tk.aot.expr import Expr, Tensor, int_arg, mode, select, tensors
+from tk.aot.spec import DTYPES, Constraint, Op, Point, Selector, require
+
+# x [N, G, C, D, H, W], weight [G, O, C, KD, KH, KW], bias [G, O] or absent, out [N, G, O, PD, PH, PW]: C and O channels
+# in each of G groups. Dimensions that a convolution does not have are of size 1. An output pixel p reads x at
+# p * stride - padding + tap * dilation. Nothing is said of the padding behind: the size of out says where it ends.
+# Padding and dilation may be negative: so the gradient of an input is a convolution as well.
+X, WEIGHT, BIAS, OUT = tensors("x", "weight", "bias", "out")
+SPATIAL = ("d", "h", "w")
+GEOMETRY = tuple(f"{what}_{d}" for what in ("stride", "padding", "dilation") for d in SPATIAL)
+
+DTYPE_AXIS = ("bf16", "fp16", "fp32")
+PRECISION_AXIS = ("ieee", "tf32")
+
+
+def conv_selectors(x: Tensor, precision: Expr) -> dict[str, Selector]:
+    """The axes of the bucket: layouts are constraints."""
+    is_fp32 = x.dtype == DTYPES["fp32"]
+    return {
+        "dtype": Selector(select(x.dtype == DTYPES["bf16"], 0, select(x.dtype == DTYPES["fp16"], 1, 2)), 3),
+        "precision": Selector(select(is_fp32, precision, 0), 2),
+    }
+
+
+def conv_locals(x: Tensor, weight: Tensor, out: Tensor) -> dict[str, Expr]:
+    """What is worked out once for each problem. weight, out: or the gradients that have their sizes."""
+    itemsize = select(x.dtype == DTYPES["fp32"], 4, 2)
+    taps = weight.size(3) * weight.size(4) * weight.size(5)
+    pixels = out.size(3) * out.size(4) * out.size(5)
+    groups, channels_out, channels_in = weight.size(0), weight.size(1), weight.size(2)
+    # In batch-invariant mode an image's result must not depend on how many there are: nor may the choice.
+    images = select(mode("batch_invariant"), 8, out.size(0))
+    return {
+        "M": out.size(0) * pixels,
+        "N": channels_out,
+        "K": taps * channels_in,
+        "M_choice": images * pixels,
+        "taps": taps,
+        "groups": groups,
+        # Bytes: each tensor once.
+        "traffic": itemsize
+        * groups
+        * (
+            images * channels_in * x.size(3) * x.size(4) * x.size(5)
+            + channels_out * channels_in * taps
+            + images * channels_out * pixels
+        ),
+        # What a measured choice depends on besides the sizes of the product.
+        "shape": (groups * 4096 + taps) * 4096 + _downscale(x, out),
+        "itemsize": itemsize,
+    }
+
+
+def _downscale(x: Tensor, out: Tensor) -> Expr:
+    """How many pixels of x there are for one of out, up to 4095."""
+    ratio = x.size(3) * x.size(4) * x.size(5) // (out.size(3) * out.size(4) * out.size(5))
+    return select(ratio > 4095, 4095, ratio)
+
+
+DIMS = ("M", "N", "K", "shape")
+_INTS = (*GEOMETRY, "activation", "precision")
+
+OP = Op(
+    name="conv",
+    tensors=(X, WEIGHT, BIAS, OUT),
+    ints=_INTS,
+    floats=(),
+    locals=conv_locals(X, WEIGHT, OUT),
+    selectors=conv_selectors(X, int_arg(_INTS.index("precision"))),
+    dims=DIMS,
+)
+
+
+def makes_sense(point: Point) -> bool:
+    """Precision is a choice of fp32 alone."""
+    return point.dtype == "fp32" or point.precision == "ieee"
+
+
+def serves(point: Point) -> Mapping[str, tuple[int, ...]]:
+    return {
+        "dtype": (DTYPE_AXIS.index(point.dtype),),
+        "precision": (PRECISION_AXIS.index(point.precision),),
+    }
+
+
+def fits_32_bits(op: Op, x: Tensor) -> Constraint:
+    """Rows, columns and coordinates are 32-bit numbers; addresses are not."""
+    largest = op.local("M")
+    holds = (largest < 2**31 - 2**16) & (op.local("K") < 2**31 - 2**16) & (x.size(3) * x.size(4) * x.size(5) < 2**31)
+    return require(holds, "less than 2**31 - 65536 output pixels, taps times channels, and pixels of an image")

@@ -1,0 +1,270 @@
+"""The plans and the grid of ``conv_tma``."""
+
+from dataclasses import dataclass
+
+from triton.experimental.gluon.language import NVMMASharedLayout
+
+from tk.aot.expr import Expr, Tensor, ceil_div, device, maximum, minimum, select
+from tk.aot.spec import (
+    ITEMSIZE,
+    Arg,
+    Config,
+    Const,
+    Constraint,
+    Im2col,
+    Int,
+    Kernel,
+    Launch,
+    Op,
+    Plan,
+    Point,
+    Pointer,
+    TensorMap,
+    require,
+)
+from tk.kernels.conv.cost import predict, tiles_of
+from tk.kernels.conv.op import BIAS, DTYPE_AXIS, OP, OUT, PRECISION_AXIS, SPATIAL, WEIGHT, X, fits_32_bits, makes_sense
+from tk.kernels.conv.op import serves as serves_bucket
+from tk.kernels.conv.tma import conv_tma
+
+M, N, C, TAPS = OP.local("M"), OP.local("N"), WEIGHT.size(2), OP.local("taps")
+
+
+# --- What TMA sees ---
+
+
+def dense_strides(t: Tensor, dims: tuple[int, ...], least: Expr) -> tuple[Expr, ...]:
+    """Of `dims`, outermost first. The stride of a dimension of size 1 says nothing, and TMA wants one: as if dense, on
+    top of `least`."""
+    found: list[Expr] = []
+    inner = least
+    for d in reversed(dims):
+        stride = select(t.size(d) == 1, inner, t.stride(d))
+        found.append(stride)
+        inner = stride * t.size(d)
+    return tuple(reversed(found))
+
+
+def whole_pieces(t: Tensor, dims: tuple[int, ...], itemsize: int) -> Expr:
+    """Whether TMA can have it: 16-byte pieces everywhere. The stride of a dimension of size 1 is 0."""
+    holds = (t.alignment >= 16) & (t.stride(2) == 1)
+    for d in dims:
+        holds = holds & (t.stride(d) * itemsize % 16 == 0)
+    return holds
+
+
+@dataclass(frozen=True)
+class Gather:
+    """What TMA gathers of `x` for pixels of `out` and taps of `weight`, tensors of `op`: 0, 1 and 2 stand for d, h and
+    w."""
+
+    op: Op
+    x: Tensor
+    weight: Tensor
+    out: Tensor
+
+    def geometry(self, what: str, d: int) -> Expr:
+        return self.op.int(f"{what}_{SPATIAL[d]}")
+
+    def shift(self, d: int) -> Expr:
+        """What makes the offsets of all taps positive, where they are walked backwards."""
+        return maximum(0, (1 - self.weight.size(3 + d)) * self.geometry("dilation", d))
+
+    def lower(self, d: int) -> Expr:
+        return -self.geometry("padding", d) - self.shift(d)
+
+    def upper(self, d: int) -> Expr:
+        last = (self.out.size(3 + d) - 1) * self.geometry("stride", d)
+        return self.lower(d) + last - (self.x.size(3 + d) - 1)
+
+    def args(self) -> dict[str, Arg]:
+        """Of the device functions' `Convolution`."""
+        found: dict[str, Arg] = {name: Int(self.out.size(3 + i)) for i, name in enumerate(("PD", "PH", "PW"))}
+        found |= dict(KH=Int(self.weight.size(4)), KW=Int(self.weight.size(5)), channels=Int(self.weight.size(2)))
+        for d, letter in enumerate(SPATIAL):
+            found[f"stride_{letter}"] = Int(self.geometry("stride", d))
+            found[f"lower_{letter}"] = Int(self.lower(d))
+            found[f"dilation_{letter}"] = Int(self.geometry("dilation", d))
+            found[f"shift_{letter}"] = Int(self.shift(d))
+        return found
+
+    def image_map(self, dtype: str, spatial: int, pixels: int, channels: int) -> TensorMap:
+        dims = range(3 - spatial, 3)
+        places = (0, *(3 + d for d in dims))
+        count = self.weight.size(2)
+        layout = NVMMASharedLayout(min(128, ITEMSIZE[dtype] * channels), 8 * ITEMSIZE[dtype], 2)
+        steps = tuple(self.geometry("stride", d) for d in dims)
+        return TensorMap(
+            self.x,
+            dtype,
+            (*(self.x.size(p) for p in places), count),
+            (*dense_strides(self.x, places, count), 1),
+            (pixels, channels),
+            layout=repr(layout),
+            round_to_tf32=dtype == "fp32",
+            im2col=Im2col(tuple(map(self.lower, dims)), tuple(map(self.upper, dims)), steps),
+        )
+
+    def within_reach(self, spatial: int) -> Constraint:
+        """Corners and offsets of an im2col map are small numbers."""
+        reach, offsets = ((128, 255), (16, 31))[spatial - 2]
+        holds = self.x.size(3) >= 1
+        if spatial == 2:
+            holds = (self.x.size(3) == 1) & (self.weight.size(3) == 1) & (self.out.size(3) == 1)
+            holds = holds & (self.geometry("padding", 0) == 0)
+        for d in range(3 - spatial, 3):
+            step = self.geometry("dilation", d)
+            farthest = (self.weight.size(3 + d) - 1) * maximum(step, -step)
+            holds = holds & (minimum(self.lower(d), self.upper(d)) >= -reach) & (farthest <= offsets)
+            holds = holds & (maximum(self.lower(d), self.upper(d)) < reach) & (self.geometry("stride", d) <= 8)
+        message = f"{spatial} dimensions, a stride of up to 8, padding and taps that reach {reach} pixels"
+        return require(holds, message)
+
+
+def weight_map(dtype: str, rows: int, channels: int) -> TensorMap:
+    layout = NVMMASharedLayout(min(128, ITEMSIZE[dtype] * channels), 8 * ITEMSIZE[dtype], 5)
+    places = (1, 3, 4, 5)
+    return TensorMap(
+        WEIGHT,
+        dtype,
+        (*(WEIGHT.size(p) for p in places), C),
+        (*dense_strides(WEIGHT, places, C), 1),
+        (rows, 1, 1, 1, channels),
+        layout=repr(layout),
+        round_to_tf32=dtype == "fp32",
+    )
+
+
+# --- Plans ---
+
+_GATHER = Gather(OP, X, WEIGHT, OUT)
+
+
+def is_dense(t: Tensor) -> Expr:
+    """Pixels lie one behind the other, with nothing between them."""
+    holds = t.stride(2) == 1
+    pitch: Expr = t.size(2)
+    for d in (5, 4, 3, 0):
+        holds = holds & ((t.size(d) == 1) | (t.stride(d) == pitch))
+        pitch = pitch * t.size(d)
+    return holds
+
+
+def _out(point: Point) -> tuple[dict[str, Arg], tuple[Constraint, ...]]:
+    """The view of out that a kernel stores through, and what it needs."""
+    c = point.config
+    subtile = c.subtile_n // 2 if point.dtype == "fp32" else c.subtile_n
+    strides = {f"out_{d}": Int(OUT.stride(i), "i64") for i, d in ((0, "n"), (2, "o"), (3, "d"), (4, "h"), (5, "w"))}
+    args: dict[str, Arg] = strides | {
+        "out": Pointer(OUT, point.dtype, aligned=point.store == "channels_last"),
+        "out_desc": Const(None),
+        "SUBTILE_N": Const(subtile),
+    }
+    size = ITEMSIZE[point.dtype]
+    if point.store == "matrix":
+        layout = NVMMASharedLayout(min(128, size * subtile), 8 * size, 2)
+        args["out_desc"] = TensorMap(OUT, point.dtype, (M, N), (N, 1), (c.block_m // c.cooperative, subtile),
+                                     layout=repr(layout))  # fmt: skip
+        holds = is_dense(OUT) & (OUT.alignment >= 16) & (N * size % 16 == 0)
+        args |= dict.fromkeys(strides, Const(None)) | {"out": Const(None)}
+        return args, (require(holds, "out dense and channels-last, 16 bytes of channels"),)
+    if point.store == "channels_last":
+        args["out_o"] = Const(1)
+        for d in ("n", "d", "h", "w"):
+            args[f"out_{d}"] = Int(args[f"out_{d}"].value, "i64", divisible=True)  # type: ignore[union-attr]
+        holds = (OUT.alignment >= 16) & (OUT.stride(2) == 1)
+        for i in (0, 3, 4, 5):
+            holds = holds & (OUT.stride(i) % 16 == 0)
+        return args, (require(holds, "out channels-last, pixels a multiple of 16 channels apart"),)
+    return args, ()
+
+
+def _plan(point: Point) -> Plan | None:
+    c = point.config
+    itemsize = ITEMSIZE[point.dtype]
+    if not makes_sense(point) or (point.dtype == "fp32") != (point.precision == "tf32") or c.itemsize != itemsize:
+        return None
+    if point.store not in c.stores.split() or (point.spatial == 3 and not c.three):
+        return None
+    if (point.epilogue == "plain") and point.store != "matrix":
+        return None
+    out_args, out_constraints = _out(point)
+    tile = (c.block_m, c.block_n)
+    constants = dict(BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=c.block_k, STAGES=c.num_stages,
+                     COOPERATIVE=c.cooperative, PINGPONG=c.pingpong, EPILOGUE_STAGES=2, SPATIAL=point.spatial,
+                     STORE=point.store, EPILOGUE=point.epilogue, CONSUMER_REGS=232, PRODUCER_REGS=24)  # fmt: skip
+    tiles = tiles_of(M, N, tile)
+    args: dict[str, Arg] = dict(
+        x_desc=_GATHER.image_map(point.dtype, point.spatial, c.block_m // c.cooperative, c.block_k),
+        weight_desc=weight_map(point.dtype, c.block_n, c.block_k),
+        bias=Pointer(BIAS, point.dtype, aligned=False),
+        rows=Int(M),
+        cols=Int(N),
+        taps=Int(TAPS),
+        tiles=Int(tiles),
+        group=Int(max(1024 // c.block_m, 1)),
+        **_GATHER.args(),
+        **out_args,
+        bias_o=Int(BIAS.stride(1), "i64"),
+        activation=Int(OP.int("activation")),
+        has_bias=Int(BIAS.present),
+        **{name: Const(value) for name, value in constants.items()},
+    )
+    plain = require(~BIAS.present & (OP.int("activation") == 0), "neither bias nor activation")
+    judged = tiles_of(OP.local("M_choice"), N, tile)
+    waves = ceil_div(judged, device.sm_count)
+    # Stores by threads take longer, across pixels longest.
+    percent = {"matrix": 100, "channels_last": 92, "contiguous": 80}[point.store] - (point.epilogue != "plain")
+    return Plan(
+        constraints=(
+            fits_32_bits(OP, X),
+            require(OP.local("groups") == 1, "1 group"),
+            require(whole_pieces(X, (0, 3, 4, 5), itemsize), "x channels-last, in pieces of 16 bytes"),
+            require(whole_pieces(WEIGHT, (1, 3, 4, 5), itemsize), "the weight channels-last, in pieces of 16 bytes"),
+            require(C * itemsize % 16 == 0, f"a multiple of {16 // itemsize} channels"),
+            require(C * TAPS > 0, "channels and taps"),
+            _GATHER.within_reach(point.spatial),
+            *out_constraints,
+            *((plain,) if point.epilogue == "plain" else ()),
+        ),
+        serves=serves_bucket(point),
+        launches=(Launch(conv_tma, args, (minimum(device.sm_count, tiles), 1, 1), num_warps=4),),
+        cost=predict(point, OP, tile, judged, waves, TAPS * ceil_div(C, c.block_k) * c.block_k, percent=percent),
+    )
+
+
+# --- The grid ---
+
+
+def _tile(block_m: int, block_n: int, num_stages: int, subtile_n: int, itemsize: int = 2, pingpong: bool = False,
+          stores: str = "matrix", three: bool = False) -> Config:  # fmt: skip
+    """stores: those that it is compiled with. three: and for three dimensions."""
+    block_k = 128 // itemsize
+    schedule = "pingpong" if pingpong else "coop"
+    name = f"{block_m}x{block_n}x{block_k}_s{num_stages}_{schedule}{'_tf32' if itemsize == 4 else ''}"
+    params = dict(block_m=block_m, block_n=block_n, block_k=block_k, num_stages=num_stages, subtile_n=subtile_n,
+                  itemsize=itemsize, pingpong=pingpong, cooperative=1 if pingpong else 2, stores=stores,
+                  three=three)  # fmt: skip
+    return Config(name, params)
+
+
+_ALL = "matrix channels_last contiguous"
+CONFIGS = (
+    _tile(128, 128, 6, 64, stores=_ALL, three=True),
+    _tile(128, 256, 4, 64, stores=_ALL),
+    _tile(128, 64, 8, 32, stores=_ALL),
+    _tile(256, 128, 4, 32),
+    _tile(64, 128, 8, 64, pingpong=True),
+    _tile(128, 128, 6, 32, pingpong=True),
+    _tile(128, 128, 6, 64, itemsize=4, stores=_ALL, three=True),
+    _tile(128, 64, 8, 32, itemsize=4),
+)
+_AXES = {
+    "dtype": DTYPE_AXIS,
+    "precision": PRECISION_AXIS,
+    "spatial": (2, 3),
+    "store": ("matrix", "channels_last", "contiguous"),
+    "epilogue": ("plain", "vector"),
+}
+
+KERNELS = (Kernel("conv_tma", OP, _AXES, {90: CONFIGS}, _plan),)

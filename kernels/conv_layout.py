@@ -1,0 +1,119 @@
+"""conv_layout: a copy of images whose channels are apart in memory, in which they are together, for convolutions."""
+
+import triton
+import triton.language as tl
+
+from tk.aot.expr import ceil_div, select, tensors
+from tk.aot.spec import (
+    DTYPES,
+    Arg,
+    Config,
+    Const,
+    Family,
+    Int,
+    Kernel,
+    Launch,
+    Op,
+    Plan,
+    Point,
+    Pointer,
+    Selector,
+    require,
+)
+from tk.kernels.conv.geometry import pixel, place
+from tk.kernels.conv.op import SPATIAL
+
+# Both [N, G, C, D, H, W]. Only the size of an element matters.
+X, OUT = tensors("x", "out")
+OP = Op(
+    name="conv_layout",
+    tensors=(X, OUT),
+    ints=(),
+    floats=(),
+    locals={
+        "images": X.size(0),
+        "channels": X.size(1) * X.size(2),
+        "pixels": X.size(3) * X.size(4) * X.size(5),
+        "itemsize": select(X.dtype == DTYPES["fp32"], 4, 2),
+    },
+    selectors={"bits": Selector(X.dtype == DTYPES["fp32"], 2)},
+    dims=("images", "channels", "pixels"),
+)
+IMAGES, CHANNELS, PIXELS = (OP.local(name) for name in ("images", "channels", "pixels"))
+_BITS = ("i16", "i32")
+
+
+@triton.jit
+def conv_layout(x, out, channels, pixels, D, H, W, x_n, x_c, x_d, x_h, x_w, out_n, out_d, out_h, out_w,
+                BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, JOINED: tl.constexpr):  # fmt: skip
+    """Program (pixels of an image, channels). JOINED: x's pixels lie one behind the other, and all on 16 bytes."""
+    tiles = tl.cdiv(pixels, BLOCK_P)
+    image = (tl.program_id(0) // tiles).to(tl.int64)
+    p = tl.program_id(0) % tiles * BLOCK_P + tl.arange(0, BLOCK_P)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    _, d, h, w = pixel(p, D, H, W)
+    if JOINED:
+        at = p.to(tl.int64)
+    else:
+        at = place(d, h, w, x_d, x_h, x_w)
+    there = (c < channels)[:, None] & (p < pixels)[None, :]
+    found = tl.load(x + image * x_n + (c.to(tl.int64) * x_c)[:, None] + at[None, :], mask=there, other=0)
+    to = out + image * out_n + place(d, h, w, out_d, out_h, out_w)[:, None] + c[None, :]
+    tl.store(to, found.trans(), mask=there.trans())
+
+
+def _plan(point: Point) -> Plan:
+    c = point.config
+    aligned = point.joined
+    args: dict[str, Arg] = dict(
+        x=Pointer(X, point.bits, aligned),
+        out=Pointer(OUT, point.bits),
+        channels=Int(CHANNELS, divisible=True),
+        pixels=Int(PIXELS, divisible=aligned),
+        D=Int(X.size(3)),
+        H=Int(X.size(4)),
+        W=Int(X.size(5)),
+        x_n=Int(X.stride(0), "i64", divisible=aligned),
+        x_c=Int(X.stride(2), "i64", divisible=aligned),
+        **{f"x_{d}": Int(X.stride(3 + i), "i64") for i, d in enumerate(SPATIAL)},
+        out_n=Int(OUT.stride(0), "i64", divisible=True),
+        **{f"out_{d}": Int(OUT.stride(3 + i), "i64", divisible=True) for i, d in enumerate(SPATIAL)},
+        BLOCK_C=Const(c.block_c),
+        BLOCK_P=Const(c.block_p),
+        JOINED=Const(point.joined),
+    )
+    whole = (OUT.alignment >= 16) & (OUT.stride(2) == 1) & (CHANNELS % 16 == 0)
+    for d in (0, 3, 4, 5):
+        whole = whole & (OUT.stride(d) % 16 == 0)
+    constraints = [
+        require(whole, "out with channels together, a multiple of 16, on a 16-byte boundary"),
+        require((X.size(1) == 1) | (X.stride(1) == X.size(2) * X.stride(2)), "x whose groups are evenly spaced"),
+        require((CHANNELS < 2**31) & (PIXELS < 2**31), "less than 2**31 channels and pixels of an image"),
+    ]
+    if point.joined:
+        holds = (X.alignment >= 16) & (X.stride(0) % 16 == 0) & (X.stride(2) % 16 == 0) & (PIXELS % 16 == 0)
+        pitch = X.size(5)
+        holds = holds & (X.stride(5) == 1) & ((X.size(4) == 1) | (X.stride(4) == pitch))
+        holds = holds & ((X.size(3) == 1) | (X.stride(3) == pitch * X.size(4)))
+        constraints.append(require(holds, "x with pixels one behind the other, a multiple of 16 of them"))
+    traffic = 2 * IMAGES * CHANNELS * PIXELS * OP.local("itemsize")
+    return Plan(
+        constraints=tuple(constraints),
+        serves={"bits": (_BITS.index(point.bits),)},
+        launches=(
+            Launch(
+                conv_layout,
+                args,
+                (IMAGES * ceil_div(PIXELS, c.block_p), ceil_div(CHANNELS, c.block_c), 1),
+                num_warps=4,
+            ),
+        ),
+        cost=3_000_000 + traffic // (3 if point.joined else 2),
+    )
+
+
+_CONFIGS = (Config("64x64_w4", {"block_c": 64, "block_p": 64}),)
+KERNEL = Kernel(
+    "conv_layout", OP, {"bits": _BITS, "joined": (True, False)}, dict.fromkeys((80, 90, 100), _CONFIGS), _plan
+)
+FAMILY = Family(OP, (KERNEL,), sample=lambda kernel, point: True)

@@ -1,0 +1,77 @@
+"""The plans and the grid of ``weight_grad_tma``."""
+
+from triton.experimental.gluon.language import NVMMASharedLayout
+
+from tk.aot.expr import ceil_div, device, minimum
+from tk.aot.spec import ITEMSIZE, Config, Const, Int, Kernel, Launch, Plan, Point, Scratch, TensorMap, require
+from tk.kernels.conv.cost import predict
+from tk.kernels.conv.op import fits_32_bits, serves
+from tk.kernels.conv.tma_plans import Gather, is_dense, whole_pieces
+from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
+from tk.kernels.conv_weight_grad.reduce import PARTIALS, PIXELS_PER_SPLIT, SPLITS, reduce_launch, split_locals
+from tk.kernels.conv_weight_grad.tma import weight_grad_tma
+
+_GATHER = Gather(OP, X, OUT, GRAD)
+M, N, C, TAPS = OP.local("M"), OP.local("N"), OUT.size(2), OP.local("taps")
+
+
+def _grad_map(dtype: str, pixels: int, channels: int) -> TensorMap:
+    layout = NVMMASharedLayout(128, 8 * ITEMSIZE[dtype], 2)
+    return TensorMap(GRAD, dtype, (M, N), (N, 1), (pixels, channels), layout=repr(layout))
+
+
+def _plan(point: Point) -> Plan:
+    c = point.config
+    tiles = ceil_div(N, c.block_m) * ceil_div(C, c.block_n) * TAPS
+    args = dict(
+        grad_desc=_grad_map(point.dtype, c.block_k, c.block_m // 2),
+        x_desc=_GATHER.image_map(point.dtype, point.spatial, c.block_k, c.block_n),
+        partials=Scratch(0, "fp32"),
+        rows=Int(N),
+        taps=Int(TAPS),
+        splits=Int(SPLITS),
+        k_blocks=Int(ceil_div(M, c.block_k)),
+        share=Int(PIXELS_PER_SPLIT // c.block_k),
+        **_GATHER.args(),
+        BLOCK_M=Const(c.block_m),
+        BLOCK_N=Const(c.block_n),
+        BLOCK_K=Const(c.block_k),
+        STAGES=Const(c.num_stages),
+        SPATIAL=Const(point.spatial),
+        CONSUMER_REGS=Const(232),
+        PRODUCER_REGS=Const(24),
+    )
+    units = tiles * SPLITS
+    launch = Launch(weight_grad_tma, args, (minimum(device.sm_count, units), 1, 1), num_warps=4)
+    again = 8 * SPLITS * N * OP.local("K")  # the partial sums are written and read
+    itemsize = ITEMSIZE[point.dtype]
+    return Plan(
+        constraints=(
+            fits_32_bits(OP, X),
+            require(OP.local("groups") == 1, "1 group"),
+            require(whole_pieces(X, (0, 3, 4, 5), itemsize), "x channels-last, in pieces of 16 bytes"),
+            require(is_dense(GRAD) & (GRAD.alignment >= 16), "grad dense and channels-last, on a 16-byte boundary"),
+            require((C * itemsize % 16 == 0) & (N * itemsize % 16 == 0), f"channels a multiple of {16 // itemsize}"),
+            require((C > 0) & (M > 0), "channels and pixels"),
+            _GATHER.within_reach(point.spatial),
+        ),
+        serves=serves(point),
+        launches=(launch, reduce_launch(point.dtype)),
+        locals=split_locals(tiles, 1, c.block_k, least=16),
+        buffers=(PARTIALS,),
+        cost=predict(
+            point, OP, (c.block_m, c.block_n), units, ceil_div(units, device.sm_count), PIXELS_PER_SPLIT,
+            percent=90, extra_bytes=again, launches=2,
+        ),
+    )  # fmt: skip
+
+
+def _tile(block_m: int, block_n: int, num_stages: int) -> Config:
+    params = dict(block_m=block_m, block_n=block_n, block_k=64, num_stages=num_stages)
+    return Config(f"{block_m}x{block_n}x64_s{num_stages}_coop", params)
+
+
+_CONFIGS = (_tile(128, 128, 6), _tile(128, 64, 8))
+_AXES = {"dtype": ("bf16", "fp16"), "precision": ("ieee",), "spatial": (2, 3)}
+
+KERNELS = (Kernel("weight_grad_tma", OP, _AXES, {90: _CONFIGS}, _plan),)

@@ -1,0 +1,172 @@
+"""A product in plain Triton, as far as all have it: the loop over K, and what its arguments ask of a problem."""
+
+import triton
+import triton.language as tl
+
+from tk.aot.spec import ITEMSIZE, Arg, Const, Constraint, Int, Point, Pointer, Tensor, require
+from tk.kernels.gemm.problem import Gemm, out_dtype
+
+# --- The device functions ---
+
+
+@triton.jit
+def tile_coordinates(pid, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """The program order: program -> tile. GROUP_M rows of tiles are walked together, so that they share columns of b in
+    L2."""
+    n_m = tl.cdiv(M, BLOCK_M)
+    n_n = tl.cdiv(N, BLOCK_N)
+    group = pid // (GROUP_M * n_n)
+    size = min(n_m - group * GROUP_M, GROUP_M)
+    in_group = pid % (GROUP_M * n_n)
+    return group * GROUP_M + in_group % size, in_group // size
+
+
+@triton.jit
+def _edge(index, size, CONTIGUOUS: tl.constexpr):
+    """Indices along an operand's outer dimension, and which of them exist. Where the dimension is contiguous in memory
+    what lies outside is masked, which keeps the loads wide; elsewhere it reads the last one that exists, which costs no
+    mask, and what it gives is not stored."""
+    if CONTIGUOUS:
+        inside = index < size
+    else:
+        index = tl.minimum(index, size - 1)
+        inside = index >= 0
+    return index.to(tl.int64), inside
+
+
+@triton.jit
+def _round_to_tf32(x):
+    """To 10 bits of mantissa, ties away from zero, as cuBLAS does. Tensor cores alone cut the rest off, at 2.6 times
+    the error. A NaN may not carry into the sign."""
+    bits = x.to(tl.int32, bitcast=True)
+    return tl.where(x == x, ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True), x)
+
+
+@triton.jit
+def accumulate(a, b, rows, cols, M, N, k_lo, k_hi, stride_am, stride_ak, stride_bk, stride_bn,
+               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+               ORDER: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """fp32 sum over k in [k_lo, k_hi). EVEN_K: BLOCK_K divides k_hi - k_lo."""
+    A_MASK: tl.constexpr = ORDER[0] == "t"
+    B_MASK: tl.constexpr = ORDER[1] == "n"
+    rows, row_inside = _edge(rows, M, A_MASK)
+    cols, col_inside = _edge(cols, N, B_MASK)
+    ks = (k_lo + tl.arange(0, BLOCK_K)).to(tl.int64)
+    a_at = a + rows[:, None] * stride_am + ks[None, :] * stride_ak
+    b_at = b + ks[:, None] * stride_bk + cols[None, :] * stride_bn
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(k_lo, k_hi, BLOCK_K):
+        left = tl.arange(0, BLOCK_K) < k_hi - k
+        x = masked_load(a_at, row_inside[:, None], left[None, :], A_MASK, not EVEN_K)
+        y = masked_load(b_at, col_inside[None, :], left[:, None], B_MASK, not EVEN_K)
+        if PRECISION == "ieee" and x.dtype == tl.float32:
+            # A sum for each block of K, then the sum of those: the error of one long chain of fp32 additions is some
+            # three times cuBLAS's at K = 4096.
+            acc += tl.dot(x, y, input_precision=PRECISION)
+        else:
+            if PRECISION == "tf32":
+                x = _round_to_tf32(x)
+                y = _round_to_tf32(y)
+            acc = tl.dot(x, y, acc, input_precision=PRECISION)
+        # 64-bit steps: BLOCK_K * stride may pass 2**31
+        a_at += tl.cast(stride_ak, tl.int64) * BLOCK_K
+        b_at += tl.cast(stride_bk, tl.int64) * BLOCK_K
+    return acc
+
+
+@triton.jit
+def masked_load(at, outer, inner, OUTER: tl.constexpr, INNER: tl.constexpr, EVICTION: tl.constexpr = ""):
+    """Zeros where a mask that is needed says so. EVICTION: of L2, as tl.load's eviction_policy."""
+    if OUTER and INNER:
+        x = tl.load(at, mask=outer & inner, other=0.0, eviction_policy=EVICTION)
+    elif OUTER:
+        x = tl.load(at, mask=outer, other=0.0, eviction_policy=EVICTION)
+    elif INNER:
+        x = tl.load(at, mask=inner, other=0.0, eviction_policy=EVICTION)
+    else:
+        x = tl.load(at, eviction_policy=EVICTION)
+    return x
+
+
+# --- Plans: what is told to the compiler, and what the launcher must check for it ---
+
+
+def _aligned(gemm: Gemm, point: Point) -> tuple[Constraint, ...]:
+    """What lets the compiler load and store 16 bytes at once."""
+    found = []
+    for t, letter in ((gemm.a, point.order[0]), (gemm.b, point.order[1]), (gemm.out, "n")):
+        outer = t.stride(0 if letter == "n" else 1)
+        holds = (t.alignment >= 16) & (outer % 16 == 0)
+        found.append(require(holds, f"{t.name} on a 16-byte boundary, its rows a multiple of 16 elements apart"))
+    sizes = {"N": gemm.N} | ({"K": gemm.K} if wide_k(point) else {}) | ({"M": gemm.M} if _wide_m(point) else {})
+    return (*found, *(require(x % 16 == 0, f"{name} a multiple of 16") for name, x in sizes.items()))
+
+
+def wide_k(point: Point) -> bool:
+    return point.order[0] == "n" or point.order[1] == "t"
+
+
+def _wide_m(point: Point) -> bool:
+    return point.order[0] == "t"
+
+
+def constraints(gemm: Gemm, point: Point) -> tuple[Constraint, ...]:
+    found: tuple[Constraint, ...] = (gemm.fits_32_bits(),)
+    if point.aligned:
+        found += _aligned(gemm, point)
+    if point.even_k:
+        block_k = point.config.block_k
+        found += (require(gemm.K % block_k == 0, f"K a multiple of {block_k}"),)
+    return found
+
+
+def product_args(gemm: Gemm, point: Point) -> dict[str, Arg]:
+    """The arguments of `accumulate`."""
+    c = point.config
+
+    def strides(t: Tensor, letter: str, names: tuple[str, str]) -> dict[str, Arg]:
+        both: list[Arg] = [Int(t.stride(d), "i64", divisible=point.aligned) for d in (0, 1)]
+        if letter != "s":
+            both["tn".index(letter)] = Const(1)
+        return dict(zip(names, both, strict=True))
+
+    return dict(
+        a=Pointer(gemm.a, point.dtype, point.aligned),
+        b=Pointer(gemm.b, point.dtype, point.aligned),
+        **strides(gemm.a, point.order[0], ("stride_am", "stride_ak")),
+        **strides(gemm.b, point.order[1], ("stride_bk", "stride_bn")),
+        M=Int(gemm.M, divisible=point.aligned and _wide_m(point)),
+        N=Int(gemm.N, divisible=point.aligned),
+        K=Int(gemm.K, divisible=point.aligned and wide_k(point)),
+        BLOCK_M=Const(c.block_m),
+        BLOCK_N=Const(c.block_n),
+        BLOCK_K=Const(c.block_k),
+        GROUP_M=Const(8),
+        EVEN_K=Const(point.even_k),
+        ORDER=Const(point.order),
+        PRECISION=Const(point.precision),
+    )
+
+
+def finish_args(gemm: Gemm, point: Point, epilogue: str) -> dict[str, Arg]:
+    """The arguments of `finish`."""
+    return gemm.epilogue_args(point.dtype) | dict(
+        out=Pointer(gemm.out, out_dtype(point), point.aligned),
+        stride_bias_m=Const(0) if epilogue == "vector" else Int(gemm.bias.stride(0), "i64"),
+        stride_bias_n=Int(gemm.bias.stride(1), "i64"),
+        stride_om=Int(gemm.out.stride(0), "i64", divisible=point.aligned),
+        stride_on=Int(gemm.out.stride(1), "i64") if point.order == "ss" else Const(1),
+    )
+
+
+SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes that a program may use
+
+
+def fits_shared(point: Point) -> bool:
+    c = point.config
+    return c.num_stages * (c.block_m + c.block_n) * c.block_k * ITEMSIZE[point.dtype] <= SHARED[point.arch]
+
+
+def slowdown(point: Point) -> int:
+    """A guess: loads of 2 bytes keep the tensor cores waiting."""
+    return 1 if point.aligned else 4

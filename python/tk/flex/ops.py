@@ -1,0 +1,276 @@
+"""What ``torch.ops.tk.flex_attention`` and its gradient do (tk/ops/flex.py defines them). One op is for all pairs of
+mods, so that a model that calls it stays one graph under torch.compile and torch.export. The pair is an argument, as
+text (Traced.text), and what it captures are others.
+
+On the CPU the op is reference.py; on CUDA it calls the pair's own op, ``torch.ops.tk.flex_<fingerprint>``, which a pack
+brings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import _SingleLevelFunction
+
+from tk import errors
+from tk.flex import matching, mods, reference, registry, trace
+from tk.flex.trace import Traced
+from tk.generated import register
+from tk.ops import _register, flex
+
+forward_op, backward_op = flex.forward, flex.backward
+
+_PAIR, _TENSORS, _FLOATS, _INTS, _FIRST_LIST, _LENGTHS, _SINKS = 3, 4, 5, 6, 7, 15, 17  # where they stand
+
+
+def values_of(traced: Traced, tensors: Sequence[Any], floats: Sequence[Any], ints: Sequence[Any]) -> list[Any]:
+    """The captures in their order, of the arguments by kind."""
+    by_kind = {"tensor": iter(tensors), "float": iter(floats), "int": iter(ints)}
+    return [next(by_kind[c.kind]) for c in traced.captures]
+
+
+def by_kind(traced: Traced, values: Sequence[Any]) -> tuple[list[Tensor], list[float], list[int]]:
+    """:func:`values_of` undone."""
+    held: dict[str, list[Any]] = {"tensor": [], "float": [], "int": []}
+    for capture, value in zip(traced.captures, values, strict=True):
+        held[capture.kind].append(value)
+    return held["tensor"], held["float"], held["int"]
+
+
+def _differentiable_tensors(traced: Traced) -> list[int]:
+    """Which of the tensors have a gradient."""
+    numbers = [i for i, c in enumerate(traced.captures) if c.kind == "tensor"]
+    wanted = set(reference.differentiable(traced))
+    return [place for place, i in enumerate(numbers) if i in wanted]
+
+
+# --- CPU ---
+
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)  # sums are in float32 whatever it says
+
+
+def _problem(args: Sequence[Any]) -> reference.Problem:
+    traced = trace.parse(args[_PAIR])
+    values = values_of(traced, args[_TENSORS], args[_FLOATS], args[_INTS])
+    lists = None if args[_FIRST_LIST] is None else args[_FIRST_LIST : _FIRST_LIST + 4]
+    query, key, value = args[:3]
+    kv_lengths, page_table, sinks, scale, *block = args[_LENGTHS:]
+    return reference.Problem(
+        traced, values, query, key, value, lists, (block[0], block[1]), kv_lengths, page_table, sinks, scale
+    )
+
+
+def cpu(*args: Any) -> tuple[Tensor, Tensor]:
+    with torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        return reference.forward(_problem(args))
+
+
+def cpu_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
+    with _autograd_at_work(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        found = reference.backward(_problem(args[:-1]), out, lse, grad_out, grad_lse, args[-1])
+    sinks = [] if found.sinks is None else [found.sinks]
+    return [found.query, found.key, found.value, *sinks, *found.captures.values()]
+
+
+class _autograd_at_work:
+    """Below autograd, with autograd: a tile's derivative is taken with it."""
+
+    _keys = (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView)
+
+    def __enter__(self) -> None:
+        self.excluded = [k for k in self._keys if torch._C._dispatch_tls_is_dispatch_key_excluded(k)]
+        for key in self.excluded:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+
+    def __exit__(self, *_: object) -> None:
+        for key in self.excluded:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
+
+
+# --- Fake ---
+
+
+def fake(query: Tensor, key: Tensor, value: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    B, H, M, _ = query.shape
+    if query.device.type == "cuda" and H > 1 and query.stride(1) < query.stride(2):
+        out = query.new_empty(B, M, H, value.shape[3]).transpose(1, 2)  # as the query lies (Problem._outputs)
+    else:
+        out = query.new_empty(B, H, M, value.shape[3])
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return out, query.new_empty(query.shape[:3], dtype=dtype)
+
+
+def fake_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
+    sinks = [] if args[_SINKS] is None else [args[_SINKS]]
+    captured = [args[_TENSORS][i] for i in _differentiable_tensors(trace.parse(args[_PAIR]))] if args[-1] else []
+    return [x.new_empty(x.shape) for x in (*args[:3], *sinks, *captured)]
+
+
+# --- CUDA ---
+
+
+def _own(
+    traced: Traced, tensors: Sequence[Tensor], floats: Sequence[float], ints: Sequence[int], suffix: str = ""
+) -> tuple[Any, Sequence[float], Sequence[int]]:
+    """The pair's op of a loaded pack, or one that takes as arguments numbers that are spelled out in the pair; and the
+    numbers. Raises tk.VariantNotFoundError."""
+    op = _packed(traced, suffix)
+    if op is not None:
+        return op, floats, ints
+    values = values_of(traced, tensors, floats, ints)
+    for general in _known():
+        found = matching.numbers(general, traced, values)
+        if found is not None and (op := _packed(general, suffix)) is not None:
+            _, floats, ints = by_kind(general, found)
+            return op, floats, ints
+    raise errors.VariantNotFoundError(registry.missing(traced, _name(traced, suffix)))
+
+
+def _name(traced: Traced, suffix: str) -> str:
+    return f"flex_{traced.fingerprint[:16]}{suffix}"
+
+
+_found: dict[tuple[str, str], Any] = {}  # a loaded pack stays
+
+
+def _packed(traced: Traced, suffix: str) -> Any | None:
+    key = (traced.fingerprint, suffix)
+    if key not in _found:
+        packet = getattr(torch.ops.tk, _name(traced, suffix), None)
+        if packet is None:
+            return None
+        _found[key] = packet.default
+    return _found[key]
+
+
+def _known() -> list[Traced]:
+    """The pairs of loaded packs; each op's record has its pair's text."""
+    found = map(register.find, register.attention_names())
+    texts = (op.meta.get("flex") for op in found if op is not None)
+    return [trace.parse(text) for text in texts if isinstance(text, str)]
+
+
+def _own_call(args: Sequence[Any], suffix: str = "") -> tuple[Any, list[Tensor], list[Any]]:
+    """The pair's own op, and its arguments: tensors, with an empty one for what is absent, and numbers."""
+    tensors = args[_TENSORS]
+    own, floats, ints = _own(trace.parse(args[_PAIR]), tensors, args[_FLOATS], args[_INTS], suffix)
+    query = args[0]
+    given = zip(args[_FIRST_LIST : _SINKS + 1], _RANKS, strict=True)
+    optional = [_nothing(rank, query.device) if x is None else x for x, rank in given]
+    scale, q_block, kv_block, *wanted = args[_SINKS + 1 :]  # of a backward: whether gradients of captures are
+    is_tf32 = query.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    band = _band(trace.parse(args[_PAIR]), args[_INTS]) if args[_FIRST_LIST] is None else _NO_BAND
+    numbers = [scale, *floats, q_block, kv_block, *band, int(is_tf32), *ints]
+    return own, [*args[:3], *optional], [*numbers, int(all(wanted)), int(scale < 0)]
+
+
+_RANKS = (*(3 if "num" in name else 4 for name in flex.LISTS), 1, 2, 1)
+
+
+@cache
+def _nothing(rank: int, device: torch.device) -> Tensor:
+    """Stands for an argument that is absent; one for all calls, since to make eleven takes longer than the rest."""
+    return torch.empty((0,) * rank, dtype=torch.int32, device=device)
+
+
+_EVERYWHERE = 1 << 29
+_NO_BAND = (_EVERYWHERE, _EVERYWHERE, 0)
+
+
+def _band(traced: Traced, ints: Sequence[int]) -> tuple[int, int, int]:
+    """How far to the left and right a query sees without a block mask, and whether this is all that the mask says."""
+    if traced.mask is None:
+        return _EVERYWHERE, _EVERYWHERE, 1
+    text = traced.mask.renumbered(0).text
+    if text == _mask_text(mods.causal):
+        return _EVERYWHERE, 0, 1
+    if text == _mask_text(mods.sliding_window(1)):
+        return max(0, ints[-1] - 1), 0, 1
+    return _NO_BAND
+
+
+def _mask_text(mask_mod: Any) -> str:
+    graph = trace.pair(None, mask_mod).mask
+    assert graph is not None
+    return graph.text
+
+
+def cuda(*args: Any) -> tuple[Tensor, Tensor]:
+    own, tensors, numbers = _own_call(args)
+    return own(*tensors, *args[_TENSORS], *numbers)
+
+
+def cuda_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
+    own, tensors, numbers = _own_call(args, "_backward")
+    query, key, value, sinks, *captured = own(grad_out, grad_lse, *tensors, out, lse, *args[_TENSORS], *numbers)
+    return [query, key, value, *([] if args[_SINKS] is None else [sinks]), *(captured if args[-1] else [])]
+
+
+# --- Gradients ---
+
+
+class _Attention(_SingleLevelFunction):
+    """The formula; captured tensors are arguments of their own, since autograd does not look into lists."""
+
+    @staticmethod
+    def forward(ctx: Any, keyset: Any, n_tensors: int, *flat: Any) -> tuple[Tensor, Tensor]:
+        args = (*flat[:_TENSORS], list(flat[len(flat) - n_tensors :]), *flat[_TENSORS : len(flat) - n_tensors])
+        with torch._C._AutoDispatchBelowAutograd():
+            out, lse = forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+        ctx.set_materialize_grads(False)
+        ctx.n_tensors = n_tensors
+        ctx.plain = [None if isinstance(x, Tensor) else x for x in flat]
+        ctx.is_tensor = [isinstance(x, Tensor) for x in flat]
+        ctx.save_for_backward(out, lse, *(x for x in flat if isinstance(x, Tensor)))
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
+        out, lse, *saved = ctx.saved_tensors
+        tensors = iter(saved)
+        flat = [next(tensors) if is_one else x for is_one, x in zip(ctx.is_tensor, ctx.plain, strict=True)]
+        first = len(flat) - ctx.n_tensors
+        args = (*flat[:_TENSORS], flat[first:], *flat[_TENSORS:first])
+        grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+        grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
+        places = _differentiable_tensors(trace.parse(args[_PAIR]))
+        of_captures = any(ctx.needs_input_grad[2 + first + place] for place in places)
+        found = iter(backward_op(grad_out, grad_lse, out, lse, *args, of_captures))
+        grads: list[Any] = [None] * len(flat)
+        grads[:3] = (next(found) for _ in range(3))
+        if args[_SINKS] is not None:
+            grads[_SINKS - 1] = next(found)  # in `flat` the list of tensors stands last
+        for place in places if of_captures else ():
+            grads[first + place] = next(found)
+        return None, None, *(g if n else None for g, n in zip(grads, ctx.needs_input_grad[2:], strict=True))
+
+
+def autograd(keyset: Any, *args: Any) -> tuple[Tensor, Tensor]:
+    if _register.has_tangent(tuple(_leaves(args))):
+        raise NotImplementedError("tk.flex_attention has no formula for forward-mode automatic differentiation")
+    if torch.is_grad_enabled() and any(x.requires_grad for x in _leaves(args)):
+        tensors = args[_TENSORS]
+        flat = (*args[:_TENSORS], *args[_TENSORS + 1 :], *tensors)
+        with _register.single_level():
+            return _Attention.apply(keyset, len(tensors), *flat)  # type: ignore[attr-defined]
+    with torch._C._AutoDispatchBelowAutograd():
+        return forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+
+def _leaves(args: Iterable[Any]) -> Iterable[Tensor]:
+    for x in args:
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, list):
+            yield from (y for y in x if isinstance(y, Tensor))
+
+
+def autograd_backward(keyset: Any, *args: Any) -> list[Tensor]:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in _leaves(args)):
+        raise NotImplementedError("tk.flex_attention has no gradient of its gradient (create_graph=True)")
+    with torch._C._AutoDispatchBelowAutograd():
+        return backward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)

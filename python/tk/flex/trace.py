@@ -1,0 +1,455 @@
+"""Trace: a score_mod and a mask_mod -> their graphs, in one spelling, and a fingerprint.
+
+    pair = trace.pair(score_mod, mask_mod)
+    pair.fingerprint, pair.score, pair.mask, pair.captures
+
+A graph is of ATen ops on 0-d tensors. What a mod captures, tensors and numbers alike, are arguments of it: their
+values, sizes and names are no part of the fingerprint; their dtypes and ranks are. Bools, strings, dtypes and None are
+structure, and so is a number that the mod decides by or that leaves torch (``range(n)``, ``math.sqrt(x)``).
+
+Tracing takes milliseconds and happens once for a mod's code and the kinds of what it reads (reads.py); after that
+:func:`pair` takes microseconds, also for a closure that was made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import re
+import threading
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tk import errors
+from tk.flex import reads
+from tk.flex.canonical import Graph, Read, canonical
+from tk.flex.canonical import parse as _parse_graph
+
+__all__ = ["Capture", "Graph", "Pair", "Traced", "pair"]
+
+_HEAD, _MASK = "tk flex 1\nscore\n", "mask\n"  # with the version of the spelling: graphs of another must not meet
+_INDICES = ("b", "h", "q_idx", "kv_idx")
+_MAX_TRACES = 64  # of one code: past that the oldest go
+
+Mod = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What a mod reads besides its arguments: an argument of the pair's ops.
+
+    kind: "tensor", "int" or "float". dtype: a tensor's own; int64 and float64 for numbers. rank: 0 for numbers.
+    of: "score" or "mask". name: as the mod calls it, for messages. value: what it is in this call."""
+
+    kind: str
+    dtype: torch.dtype
+    rank: int
+    of: str
+    name: str
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What a pair is without the values of its captures. text: the whole of it, which :func:`parse` reads."""
+
+    score: Graph | None
+    mask: Graph | None
+    captures: tuple[Capture, ...]
+    fingerprint: str
+    text: str
+
+
+class Pair:
+    """A score_mod and a mask_mod, traced: `traced`, and the values of its captures in that order."""
+
+    __slots__ = ("traced", "values")
+
+    def __init__(self, traced: Traced, values: tuple[Any, ...]):
+        self.traced = traced
+        self.values = values
+
+    @property
+    def score(self) -> Graph | None:
+        """Placeholders: score, b, h, q_idx, kv_idx, and those of :attr:`captures` that it reads. None: the score."""
+        return self.traced.score
+
+    @property
+    def mask(self) -> Graph | None:
+        """Placeholders: b, h, q_idx, kv_idx, and those of :attr:`captures` that it reads. None: nothing is masked."""
+        return self.traced.mask
+
+    @property
+    def captures(self) -> list[Capture]:
+        """Of the score graph first; in each by first use."""
+        held = zip(self.traced.captures, self.values, strict=True)
+        return [Capture(c.kind, c.dtype, c.rank, c.of, c.name, value) for c, value in held]
+
+    @property
+    def fingerprint(self) -> str:
+        """64 hex digits: of the graphs, and of the captures' kinds, dtypes and ranks."""
+        return self.traced.fingerprint
+
+    def __repr__(self) -> str:
+        return f"Pair({self.fingerprint[:16]}: {self.traced.score or 'score'}, {self.traced.mask or 'no mask'})"
+
+
+def pair(score_mod: Mod | None, mask_mod: Mod | None) -> Pair:
+    """Traces what was not traced yet.
+
+    Raises:
+        TypeError: no function, another number of parameters, or a result of another dtype or shape than a mod's.
+        tk.UnsupportedError: control flow on tensors, or an op that no kernel can have. The message has the mod's line.
+    """
+    score, score_values = _mod(score_mod, "score_mod") if score_mod is not None else (_NOTHING, ())
+    mask, mask_values = _mod(mask_mod, "mask_mod") if mask_mod is not None else (_NOTHING, ())
+    found = _pairs.get((id(score), id(mask)))
+    if found is None:
+        found = _joined(score, mask)
+    return Pair(found, score_values + mask_values)
+
+
+# --- One mod ---
+
+
+@dataclass(frozen=True, eq=False)
+class _Mod:
+    """A trace of one mod. pick: which of the tensors and numbers that `match` gives the graph reads, in its order.
+    numbers: the variables of numbers that are run-time arguments."""
+
+    graph: Graph | None
+    captures: tuple[Capture, ...]
+    match: Callable[[Any], tuple[Any, ...] | None]
+    pick: tuple[int, ...]
+    numbers: frozenset[str] = frozenset()
+
+
+_NOTHING = _Mod(None, (), lambda fn: (), ())
+_lock = threading.RLock()
+_traces: dict[tuple[Any, str], tuple[_Mod, ...]] = {}
+_pairs: dict[tuple[int, int], Traced] = {}
+_by_text: dict[str, Traced] = {}
+_kept: list[_Mod] = []  # those in _pairs: their ids must stay theirs
+
+
+def _mod(fn: Mod, kind: str) -> tuple[_Mod, tuple[Any, ...]]:
+    anchor = reads.anchor(fn)
+    for known in _traces.get((anchor, kind), ()):
+        leaves = known.match(fn)
+        if leaves is not None:
+            return known, tuple([leaves[i] for i in known.pick])
+    with _lock:
+        made = _trace(fn, kind)
+        _traces[anchor, kind] = (made, *_traces.get((anchor, kind), ()))[:_MAX_TRACES]
+    leaves = made.match(fn)
+    if leaves is None:
+        raise errors.Error(f"{described(fn, kind)} changes what it reads while it is traced")
+    return made, tuple([leaves[i] for i in made.pick])
+
+
+def tensors_of(fn: Mod | None) -> list[Tensor]:
+    """The tensors that a mask_mod captures."""
+    return [] if fn is None else [x for x in _mod(fn, "mask_mod")[1] if isinstance(x, Tensor)]
+
+
+def structure_of(fn: Mod | None) -> Any:
+    """What a mask_mod is without the tensors that it captures: equal for equal masks."""
+    if fn is None:
+        return None
+    made, values = _mod(fn, "mask_mod")
+    return id(made), tuple(x for x in values if not isinstance(x, Tensor))
+
+
+def with_tensors(fn: Mod | None, tensors: Sequence[Any]) -> Mod | None:
+    """A mask_mod with others in the place of :func:`tensors_of`."""
+    if fn is None or not tensors:
+        return fn
+    made, values = _mod(fn, "mask_mod")
+    if all(a is b for a, b in zip(tensors, (x for x in values if isinstance(x, Tensor)), strict=True)):
+        return fn
+    places = [leaf for leaf, x in zip(made.pick, values, strict=True) if isinstance(x, Tensor)]
+    wanted = dict(zip(places, tensors, strict=True))
+    seen: list[None] = []
+
+    def leaf(value: Any, name: str, variable: str) -> Any:
+        if not isinstance(value, Tensor) and variable not in made.numbers:
+            return value
+        seen.append(None)
+        return wanted.get(len(seen) - 1, value)
+
+    return reads.Reads(leaf).stand_in(fn, "f", getattr(fn, "__name__", type(fn).__name__))
+
+
+def _joined(score: _Mod, mask: _Mod) -> Traced:
+    captures = (*score.captures, *mask.captures)
+    n_score = len(score.captures)
+    second = mask.graph.renumbered(n_score) if mask.graph is not None else None
+    text = f"{_HEAD}{score.graph.text if score.graph else ''}{_MASK}{second.text if second else ''}"
+    made = Traced(score.graph, second, captures, hashlib.sha256(text.encode()).hexdigest(), text)
+    with _lock:
+        _by_text.setdefault(text, made)
+        _kept.extend((score, mask))
+        return _pairs.setdefault((id(score), id(mask)), made)
+
+
+def parse(text: str) -> Traced:
+    """The pair of :attr:`Traced.text`. Captures go by their numbers. Raises ValueError."""
+    found = _by_text.get(text)
+    if found is None:
+        if not text.startswith(_HEAD) or _MASK not in text:
+            raise ValueError(f"tk.flex: no pair of mods, or of another version of tk: {text[:40]!r}")
+        score, mask = (_parse_graph(t) if t else None for t in text.removeprefix(_HEAD).split(_MASK, 1))
+        captures = [_capture(r, "score_mod") for r in (score.reads if score else ())]
+        if mask is not None:
+            mask = Graph(mask.graph, mask.reads, len(captures))
+            captures += [_capture(r, "mask_mod") for r in mask.reads]
+        found = Traced(score, mask, tuple(captures), hashlib.sha256(text.encode()).hexdigest(), text)
+        with _lock:
+            found = _by_text.setdefault(text, found)
+    return found
+
+
+def described(fn: Any, kind: str) -> str:
+    """A mod as a message names it: with its file and line."""
+    code = getattr(getattr(fn, "func", fn), "__code__", None)
+    name = getattr(fn, "__name__", type(fn).__name__)
+    return f"{kind} {name} ({code.co_filename}:{code.co_firstlineno})" if code else f"{kind} {name}"
+
+
+# --- Tracing ---
+
+
+class _Decides(Exception):
+    """The mod decides by a number."""
+
+    def __init__(self, variables: set[str]):
+        self.variables = variables
+
+
+@dataclass
+class _World:
+    """The symbols of one trace. constants: variables of numbers that are structure."""
+
+    constants: frozenset[str]
+    env: Any = None
+    mode: Any = None
+    leaves: list[Any] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    symbols: dict[Any, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        self.env = ShapeEnv(duck_shape=False)
+        self.mode = FakeTensorMode(shape_env=self.env)
+
+    def leaf(self, value: Any, name: str, variable: str) -> Any:
+        if isinstance(value, Tensor):
+            made = self._tensor(value)
+        elif variable in self.constants:
+            return value
+        else:
+            made = self._number(value, variable)
+        self.leaves.append(made)
+        self.names.append(name)
+        return made
+
+    def _tensor(self, value: Tensor) -> Tensor:
+        from torch._dynamo.source import ConstantSource
+        from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+        sizes = []
+        for _ in range(value.dim()):
+            source = ConstantSource(f"size{len(self.env.var_to_range)}")
+            hint = 1680 + 16 * len(self.env.var_to_range)  # no two alike
+            symbol = self.env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+            sizes.append(self.env.create_symintnode(symbol, hint=hint, source=source))
+        with self.mode:
+            return torch.empty(sizes, dtype=value.dtype, device="cpu")
+
+    def _number(self, value: Any, variable: str) -> Any:
+        with self.env.ignore_fresh_unbacked_symbols():
+            is_int = reads._is_int(value)
+            made = self.env.create_unbacked_symint() if is_int else self.env.create_unbacked_symfloat()
+        self.symbols[made.node.expr] = variable
+        return made
+
+    def arguments(self, kind: str) -> list[Tensor]:
+        with self.mode:
+            indices = [torch.empty((), dtype=torch.int32, device="cpu") for _ in _INDICES]
+            return [torch.empty((), device="cpu"), *indices] if kind == "score_mod" else indices
+
+
+def _trace(fn: Mod, kind: str) -> _Mod:
+    """With every number run-time argument first; those that the mod decides by become structure."""
+    _check_parameters(fn, kind)
+    constants: frozenset[str] = frozenset()
+    while True:
+        try:
+            return _trace_with(fn, kind, constants)
+        except _Decides as decides:
+            constants |= decides.variables
+
+
+def _trace_with(fn: Mod, kind: str, constants: frozenset[str]) -> _Mod:
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    world = _World(constants)
+    read = reads.Reads(world.leaf)
+    with _disable_current_modes(), torch.no_grad(), _explaining(fn, kind, world), world.mode, _indexing():
+        stand_in = read.stand_in(fn, "f", getattr(fn, "__name__", type(fn).__name__))
+        arguments = world.arguments(kind)
+        _check_result(fn, kind, stand_in(*arguments))  # finds all leaves
+
+        def flat(*args: Any) -> Any:
+            return stand_in(*args[: len(arguments)])
+
+        recorded = make_fx(flat, tracing_mode="real")(*arguments, *world.leaves)
+    _check_guards(world)
+    names = (("score", *_INDICES) if kind == "score_mod" else _INDICES, world.names)
+    graph = canonical(recorded, names, lambda message, node: _refused(fn, kind, message, node))
+    captures = tuple(_capture(r, kind) for r in graph.reads)
+    pick = tuple(r.leaf for r in graph.reads)
+    numbers = frozenset(world.symbols.values())
+    return _Mod(None if graph.is_trivial else graph, captures, read.compiled(), pick, numbers)
+
+
+def _capture(read: Read, kind: str) -> Capture:
+    return Capture(read.kind, read.dtype, read.rank, kind.removesuffix("_mod"), read.name)
+
+
+def _check_parameters(fn: Any, kind: str) -> None:
+    wanted = ("score", "b", "h", "q_idx", "kv_idx") if kind == "score_mod" else _INDICES
+    if not callable(fn):
+        raise TypeError(f"{kind} must be a function of ({', '.join(wanted)}), is {type(fn).__name__}")
+    target = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    try:
+        inspect.signature(target).bind(*wanted)
+    except TypeError as error:
+        raise TypeError(f"{described(fn, kind)} must take ({', '.join(wanted)}): {error}") from None
+    except ValueError:
+        pass  # a builtin that does not tell
+
+
+def _check_result(fn: Any, kind: str, result: Any) -> None:
+    what = f"{described(fn, kind)} returns"
+    if not isinstance(result, Tensor):
+        raise TypeError(
+            f"{what} {type(result).__name__}; it must return a tensor: torch.where, comparisons, arithmetic"
+        )
+    if result.dim() != 0:
+        raise TypeError(f"{what} a tensor of {result.dim()} dimensions; it must return one number for one score")
+    if kind == "mask_mod" and result.dtype is not torch.bool:
+        raise TypeError(f"{what} {_name(result.dtype)}; a mask must be bool (compare with != 0)")
+    if kind == "score_mod" and not result.dtype.is_floating_point:
+        raise TypeError(f"{what} {_name(result.dtype)}; a score must be floating-point")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_guards(world: _World) -> None:
+    """Torch's own decisions by a number, which it took without asking for one."""
+    for guard in world.env.guards:
+        if variables := {world.symbols[s] for s in guard.expr.free_symbols if s in world.symbols}:
+            raise _Decides(variables)
+
+
+class _indexing(torch.overrides.TorchFunctionMode):
+    """``table[h, q_idx]`` as an op: torch itself would read the indices out."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__getitem__ and isinstance(args[0], Tensor):
+            keys = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if all(_is_index(k) for k in keys) and 0 < len(keys) <= args[0].dim():
+                return _indexed(args[0], keys)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_index(key: Any) -> bool:
+    if isinstance(key, Tensor):
+        return key.dim() == 0 and not key.dtype.is_floating_point and key.dtype is not torch.bool
+    return isinstance(key, int | torch.SymInt) and not isinstance(key, bool)
+
+
+def _indexed(x: Tensor, keys: Sequence[Any]) -> Tensor:
+    for key in keys:
+        if not isinstance(key, Tensor):
+            key = torch.scalar_tensor(key, dtype=torch.int64, device="cpu")
+        x = torch.ops.aten.index.Tensor(x, [key])
+    return x
+
+
+# --- What is refused ---
+
+
+class _explaining:
+    """Errors of the mod, or of torch about it, with the mod's line."""
+
+    def __init__(self, fn: Any, kind: str, world: _World):
+        self.fn, self.kind, self.world = fn, kind, world
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is None or isinstance(error, _Decides | errors.Error) or not isinstance(error, Exception):
+            return
+        if isinstance(error, TypeError) and str(error).startswith(described(self.fn, self.kind)):
+            return
+        if variables := self._numbers_in(error):
+            raise _Decides(variables) from None
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if _is_data_dependent(error):
+            first = (
+                "control flow on a tensor (an if, a loop, or .item()): what holds for one score need not hold for the "
+                "next; write it with torch.where, & and |"
+            )
+        raise _refused(self.fn, self.kind, first, _line(error)) from error
+
+    def _numbers_in(self, error: BaseException | None) -> set[str]:
+        """The captured numbers that torch had to know; empty if it is anything else."""
+        while error is not None:
+            condition = getattr(error, "cond", None)
+            symbols: set[Any] = getattr(condition, "free_symbols", set())
+            if symbols and all(s in self.world.symbols for s in symbols):
+                return {self.world.symbols[s] for s in symbols}
+            error = error.__cause__ or error.__context__
+        return set()
+
+
+def _is_data_dependent(error: Exception) -> bool:
+    from torch._subclasses.fake_tensor import DataDependentOutputException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    if isinstance(error, DataDependentOutputException | GuardOnDataDependentSymNode):
+        return True
+    return re.search(r"data.dependent|unbacked symbols", str(error)) is not None
+
+
+_OWN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.abspath(__file__)) + os.sep)
+
+
+def _line(error: BaseException) -> str | None:
+    """file:line of the innermost frame that is neither torch's nor tk's."""
+    found, tb = None, error.__traceback__
+    while tb is not None:
+        file = tb.tb_frame.f_code.co_filename
+        if not file.startswith(_OWN) and isinstance(tb, types.TracebackType):
+            found = f"{file}:{tb.tb_lineno}"
+        tb = tb.tb_next
+    return found
+
+
+def _refused(fn: Any, kind: str, message: str, line: str | None) -> errors.UnsupportedError:
+    at = f"{line}: " if line else ""
+    return errors.UnsupportedError(f"{at}{described(fn, kind)}: {message}")

@@ -1,0 +1,156 @@
+"""Products of batches: ``bmm`` and ``baddbmm``.
+
+    out[i] = activation(alpha * a[i] @ b[i] + beta * bias[i])
+
+The kernels are declared in kernels/bmm/. What all of a batch share is ``x.expand(batch, -1, -1)``, and read as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tk.ops import _register, product
+from tk.ops.product import Activation, Precision
+
+__all__ = ["baddbmm", "bmm"]
+
+_bmm, _bmm_out = _register.overloads("bmm")
+_baddbmm, _baddbmm_out = _register.overloads("baddbmm")
+_FORMULA = product.Formula(_bmm, _baddbmm)
+
+
+# --- The wrappers ---
+
+
+def bmm(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    activation: Activation = "none",
+    out_dtype: torch.dtype | None = None,
+    precision: Precision | None = None,
+    config: str | int | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """``activation(a[i] @ b[i] + bias[i])`` for each i, as ``torch.bmm``.
+
+    Args:
+        a: ``[B, M, K]``, any strides: 0 along the batch where all share one matrix.
+        b: ``[B, K, N]``, likewise.
+        bias: broadcast to ``[B, M, N]`` as torch does.
+
+    Returns:
+        ``[B, M, N]``, contiguous (or ``out``). Other arguments and errors as of :func:`tk.mm`.
+    """
+    try:
+        settings = product.settings("bmm", a, activation, out_dtype, precision, config)
+        if out is not None:
+            return _bmm_out(a, b, bias, *settings, out=out)
+        return _bmm(a, b, bias, *settings)
+    except (RuntimeError, AttributeError) as error:
+        raise product.explained(error, "bmm", a=a, b=b, bias=bias) from None
+
+
+def baddbmm(
+    bias: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    activation: Activation = "none",
+    out_dtype: torch.dtype | None = None,
+    precision: Precision | None = None,
+    config: str | int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """``activation(beta * bias[i] + alpha * a[i] @ b[i])`` for each i, as ``torch.baddbmm``.
+
+    With ``beta=0`` the bias is not read: NaN and inf in it do not spread. ``out`` may be ``bias`` itself. Other
+    arguments, result and errors as of :func:`bmm`.
+    """
+    try:
+        settings = product.settings("bmm", a, activation, out_dtype, precision, config)
+        if out is not None:
+            return _baddbmm_out(bias, a, b, beta, alpha, *settings, out=out)
+        return _baddbmm(bias, a, b, beta, alpha, *settings)
+    except (RuntimeError, AttributeError) as error:
+        raise product.explained(error, "baddbmm", bias=bias, a=a, b=b) from None
+
+
+# --- Shapes ---
+
+
+def _fake_bmm(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    activation: int = 0,
+    out_dtype: torch.dtype | None = None,
+    *settings: int,
+    **other: int,
+) -> Tensor:
+    for name, t in (("a", a), ("b", b)):
+        torch._check_value(t.dim() == 3, lambda: f"tk.bmm: {name} must have 3 dimensions, is {t.shape}")  # noqa: B023
+    torch._check_value(a.shape[0] == b.shape[0], lambda: f"tk.bmm: the batch sizes differ: {a.shape} and {b.shape}")
+    product.check_product("bmm", a, b, b.shape[1])
+    return a.new_empty((a.shape[0], a.shape[1], b.shape[2]), dtype=product.result_dtype(a, out_dtype))
+
+
+def _fake_baddbmm(
+    bias: Tensor,
+    a: Tensor,
+    b: Tensor,
+    beta: float = 1,
+    alpha: float = 1,
+    activation: int = 0,
+    out_dtype: torch.dtype | None = None,
+    *settings: int,
+    **other: int,
+) -> Tensor:
+    return _fake_bmm(a, b, bias, activation, out_dtype)
+
+
+# --- vmap: the new batch goes in front of the one that is there ---
+
+
+def _joined(x: Tensor, dim: int | None, size: int) -> Tensor:
+    """``[B, M, N]``, with or without the new batch, as ``[size * B, M, N]``."""
+    x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+    return x.flatten(0, 1)
+
+
+def _joined_bias(bias: Tensor | None, dim: int | None, size: int, batch: int) -> Tensor | None:
+    if bias is None:
+        return None
+    bias = bias.expand(size, *bias.shape) if dim is None else bias.movedim(dim, 0)
+    bias = bias.reshape(size, *(1,) * (4 - bias.dim()), *bias.shape[1:])
+    return bias.expand(size, batch, *bias.shape[2:]).flatten(0, 1)
+
+
+def _vmap_bmm(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+    a, b, bias, *settings = args
+    size = info.batch_size
+    if bias is None and in_dims[1] is None:  # more rows of the same matrices
+        rows = a.movedim(in_dims[0], 1)
+        out = op(rows.flatten(1, 2), b, None, *settings)
+        return out.unflatten(1, (size, rows.shape[2])), 1
+    a, b = _joined(a, in_dims[0], size), _joined(b, in_dims[1], size)
+    batch = a.shape[0] // size
+    return op(a, b, _joined_bias(bias, in_dims[2], size, batch), *settings).unflatten(0, (size, batch)), 0
+
+
+def _vmap_baddbmm(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+    bias, a, b, *settings = args
+    size = info.batch_size
+    a, b = _joined(a, in_dims[1], size), _joined(b, in_dims[2], size)
+    batch = a.shape[0] // size
+    return op(_joined_bias(bias, in_dims[0], size, batch), a, b, *settings).unflatten(0, (size, batch)), 0
+
+
+product.register("bmm", _fake_bmm, _FORMULA.setup_multiply, _FORMULA.backward_multiply, _vmap_bmm)
+product.register("baddbmm", _fake_baddbmm, _FORMULA.setup_add, _FORMULA.backward_add, _vmap_baddbmm)

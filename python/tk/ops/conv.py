@@ -1,0 +1,339 @@
+"""Convolutions: ``conv1d``, ``conv2d`` and ``conv3d``, with bias and activation in the store.
+
+    out = activation(conv(input, weight) + bias)
+
+Accumulated in float32 (float64 for float64) and rounded once. The kernels are declared in kernels/conv/; on the CPU the
+same formula is computed with ATen ops (csrc/ops/conv_reference.cpp). How the gradients come about: docs/conv.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tk import config as _config
+from tk.ops import _register, product
+from tk.ops.product import ACTIVATIONS, Activation, Precision
+
+__all__ = ["conv1d", "conv2d", "conv3d"]
+
+Sizes = int | Sequence[int]
+Padding = str | int | Sequence[int]
+
+_CONV: Mapping[int, Any] = {n: _register.overloads(f"conv{n}d")[0] for n in (1, 2, 3)}
+_input_grad, _ = _register.overloads("conv_input_grad")
+_weight_grad, _ = _register.overloads("conv_weight_grad")
+
+
+# --- The wrappers ---
+
+
+def conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    *,
+    activation: Activation = "none",
+    precision: Precision | None = None,
+    config: str | int | None = None,
+) -> Tensor:
+    """``activation(torch.nn.functional.conv1d(...))``: input ``[N, C, L]`` or ``[C, L]``,
+    weight ``[O, C / groups, K]``.
+
+    Arguments, result and errors as of :func:`conv2d`.
+    """
+    return _convolve(1, input, weight, bias, stride, padding, dilation, groups, activation, precision, config)
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    *,
+    activation: Activation = "none",
+    precision: Precision | None = None,
+    config: str | int | None = None,
+) -> Tensor:
+    """``activation(torch.nn.functional.conv2d(...))``.
+
+    Args:
+        input: ``[N, C, H, W]`` or ``[C, H, W]``, bfloat16, float16 or float32 (float64 on the CPU), any strides.
+            Channels-last is fastest; where channels are apart in memory, a copy in which they are together may be made.
+        weight: ``[O, C / groups, KH, KW]`` of the same dtype and device, any strides; copied likewise.
+        bias: ``[O]``, of the same dtype.
+        stride, dilation: one number, or one for each dimension.
+        padding: likewise, or "valid" (none) or "same" (the result has the input's size; stride 1 only).
+        activation: "none", "relu", "gelu", "gelu_tanh" or "silu", applied before the result is rounded.
+        precision: of float32, "ieee" or "tf32"; by default as torch's switch for cuDNN's convolutions says.
+        config: a config's name or number, for this call; by default the predicted fastest.
+
+    Returns:
+        ``[N, O, OH, OW]``: channels-last where input or weight is, as torch has it, else contiguous.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not go together; a config that does not fit.
+        tk.UnsupportedError: a dtype that tk has no kernels for.
+        tk.VariantNotFoundError: no loaded pack has a kernel for this problem.
+    """
+    return _convolve(2, input, weight, bias, stride, padding, dilation, groups, activation, precision, config)
+
+
+def conv3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Padding = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    *,
+    activation: Activation = "none",
+    precision: Precision | None = None,
+    config: str | int | None = None,
+) -> Tensor:
+    """``activation(torch.nn.functional.conv3d(...))``: input ``[N, C, D, H, W]`` or ``[C, D, H, W]``, weight
+    ``[O, C / groups, KD, KH, KW]``.
+
+    Arguments, result and errors as of :func:`conv2d`.
+    """
+    return _convolve(3, input, weight, bias, stride, padding, dilation, groups, activation, precision, config)
+
+
+def _convolve(
+    spatial: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sizes,
+    padding: Padding,
+    dilation: Sizes,
+    groups: int,
+    activation: str,
+    precision: str | None,
+    config: str | int | None,
+) -> Tensor:
+    op = f"conv{spatial}d"
+    try:
+        if isinstance(padding, str):
+            padding = _resolved(op, spatial, padding, weight, stride, dilation)
+        settings = product.settings("conv", input, activation, None, precision, config)
+        settings = settings[:1] + settings[2:]  # there is no choice of the result's dtype
+        return _CONV[spatial](input, weight, bias, stride, padding, dilation, groups, *settings)
+    except (RuntimeError, AttributeError) as error:
+        raise product.explained(error, op, input=input, weight=weight, bias=bias) from None
+
+
+def _as_list(value: Sizes, spatial: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * spatial if len(values) == 1 else values
+
+
+def _resolved(op: str, spatial: int, padding: str, weight: Tensor, stride: Sizes, dilation: Sizes) -> list[int]:
+    """A padding in words as numbers: in front, and behind where that differs."""
+    if padding == "valid":
+        return [0] * spatial
+    if padding != "same":
+        raise ValueError(f"tk.{op}: Invalid padding string: '{padding}', must be 'same' or 'valid'")
+    if any(s != 1 for s in _as_list(stride, spatial)):
+        raise ValueError(f"tk.{op}: padding='same' is not supported for strided convolutions")
+    spans = [d * (k - 1) for d, k in zip(_as_list(dilation, spatial), weight.shape[2:], strict=False)]
+    low = [span // 2 for span in spans]
+    high = [span - span // 2 for span in spans]
+    return low if low == high else [*low, *high]
+
+
+# --- Shapes ---
+
+
+def _split(padding: Sequence[int], spatial: int) -> tuple[list[int], list[int]]:
+    """In front and behind."""
+    if len(padding) == 2 * spatial and spatial > 0:
+        return list(padding[:spatial]), list(padding[spatial:])
+    both = _as_list(padding, spatial)
+    return both, both
+
+
+def _is_channels_last(x: Tensor, spatial: int) -> bool:
+    if spatial < 2 or x.dim() != spatial + 2:
+        return False
+    return torch._prims_common.suggest_memory_format(x) in (torch.channels_last, torch.channels_last_3d)
+
+
+def _empty(like: Tensor, shape: Sequence[Any], channels_last: bool) -> Tensor:
+    if not channels_last:
+        return like.new_empty(shape)
+    last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=last)
+
+
+def _format_of_result(input: Tensor, weight: Tensor) -> bool:
+    """Whether it is channels-last."""
+    spatial = weight.dim() - 2
+    batched = input.dim() == spatial + 2
+    return batched and (_is_channels_last(input, spatial) or _is_channels_last(weight, spatial))
+
+
+def _fake_conv(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    groups: int = 1,
+    *settings: int,
+    **other: int,
+) -> Tensor:
+    spatial = weight.dim() - 2
+    check = torch._check_value
+    check(
+        input.dim() in (spatial + 1, spatial + 2),
+        lambda: (
+            f"tk.conv{spatial}d: Expected {spatial + 1}D (unbatched) or {spatial + 2}D (batched) input to "
+            f"conv{spatial}d, but got input of size: {list(input.shape)}"
+        ),
+    )
+    check(input.dtype == weight.dtype, lambda: f"tk.conv{spatial}d: dtypes differ: {input.dtype} and {weight.dtype}")
+    check(input.device == weight.device, lambda: f"tk.conv{spatial}d: devices differ: {input.device}, {weight.device}")
+    channels = input.shape[-spatial - 1]
+    check(
+        channels == weight.shape[1] * groups,
+        lambda: (
+            f"tk.conv{spatial}d: Given groups={groups}, weight of size {list(weight.shape)}, expected input"
+            f"{list(input.shape)} to have {weight.shape[1] * groups} channels, but got {channels} channels instead"
+        ),
+    )
+    low, high = _split(padding, spatial)
+    extents = zip(
+        input.shape[-spatial:], weight.shape[2:], _as_list(stride, spatial), low, high, _as_list(dilation, spatial),
+        strict=True,
+    )  # fmt: skip
+    pixels = [(n + lo + hi - d * (k - 1) - 1) // s + 1 for n, k, s, lo, hi, d in extents]
+    for n in pixels:
+        check(n >= 1, lambda: f"tk.conv{spatial}d: Kernel size can't be greater than actual input size")
+    shape = (*input.shape[: -spatial - 1], weight.shape[0], *pixels)
+    return _empty(input, shape, _format_of_result(input, weight))
+
+
+def _fake_input_grad(grad: Tensor, input: Tensor, weight: Tensor, *settings: Any, **other: Any) -> Tensor:
+    return _empty(input, input.shape, _format_of_result(input, weight))
+
+
+def _fake_weight_grad(grad: Tensor, input: Tensor, weight: Tensor, *settings: Any, **other: Any) -> Tensor:
+    return _empty(weight, weight.shape, _is_channels_last(weight, weight.dim() - 2))
+
+
+# --- Gradients ---
+#
+# The three ops are linear in two tensors each, and every derivative of one is another of them: so there are gradients
+# of any order. Of an activation: as for products.
+
+
+def _setup_conv(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    input, weight, bias, stride, padding, dilation, groups, ctx.activation, ctx.precision, _, mode = inputs
+    ctx.geometry = (stride, padding, dilation, groups)
+    # The gradient is an operand that is being written: what holds of weights does not hold of it.
+    ctx.mode = mode & ~_config.STATIC_WEIGHTS
+    ctx.save_for_backward(
+        input,
+        weight,
+        bias if ctx.activation > ACTIVATIONS["relu"] else None,
+        output if ctx.activation == ACTIVATIONS["relu"] else None,
+    )
+
+
+def _backward_conv(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    input, weight, bias, out = ctx.saved_tensors
+    needs_input, needs_weight, needs_bias = (*ctx.needs, False)[:3]
+    spatial = weight.dim() - 2
+
+    def recompute() -> Tensor:
+        return _CONV[spatial](input, weight, bias, *ctx.geometry, 0, ctx.precision, -1, ctx.mode)
+
+    grad_z = product.activation_backward(grad, ctx.activation, out, recompute)
+    settings = (*ctx.geometry, ctx.precision, ctx.mode)
+    return (
+        _input_grad(grad_z, input, weight, *settings) if needs_input else None,
+        _weight_grad(grad_z, input, weight, *settings) if needs_weight else None,
+        _bias_grad(grad_z, spatial) if needs_bias else None,
+        *(None,) * 8,
+    )
+
+
+def _bias_grad(grad: Tensor, spatial: int) -> Tensor:
+    channels = grad.dim() - spatial - 1
+    return grad.sum([d for d in range(grad.dim()) if d != channels])
+
+
+def _setup_gradient(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    grad, input, weight, stride, padding, dilation, groups, ctx.precision, ctx.mode = inputs
+    ctx.geometry = (stride, padding, dilation, groups)
+    ctx.save_for_backward(grad, input, weight)
+
+
+def _forward_again(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
+    """What the gradient of a gradient is with respect to the gradient of the result."""
+    return _CONV[weight.dim() - 2](input, weight, None, *ctx.geometry, 0, ctx.precision, -1, ctx.mode)
+
+
+def _backward_input_grad(ctx: Any, grad_grad: Tensor) -> tuple[Any, ...]:
+    grad, _, weight = ctx.saved_tensors
+    of_grad = _forward_again(ctx, grad_grad, weight) if ctx.needs[0] else None
+    of_weight = None
+    if ctx.needs[2]:
+        of_weight = _weight_grad(grad, grad_grad, weight, *ctx.geometry, ctx.precision, ctx.mode)
+    return of_grad, None, of_weight, *(None,) * 6
+
+
+def _backward_weight_grad(ctx: Any, grad_grad: Tensor) -> tuple[Any, ...]:
+    grad, input, _ = ctx.saved_tensors
+    of_grad = _forward_again(ctx, input, grad_grad) if ctx.needs[0] else None
+    of_input = None
+    if ctx.needs[1]:
+        of_input = _input_grad(grad, input, grad_grad, *ctx.geometry, ctx.precision, ctx.mode)
+    return of_grad, of_input, None, *(None,) * 6
+
+
+# --- vmap ---
+
+
+def _vmap_conv(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+    input, weight, *others = args
+    if any(d is not None for d in in_dims[1:3]):
+        return product.loop(op, info.batch_size, in_dims, args)
+    input = input.movedim(in_dims[0], 0)
+    if input.dim() == weight.dim():  # what is one image for each is a batch of images
+        return op(input, weight, *others), 0
+    return op(input.flatten(0, 1), weight, *others).unflatten(0, input.shape[:2]), 0
+
+
+def _vmap_loop(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+    return product.loop(op, info.batch_size, in_dims, args)
+
+
+def _register_all() -> None:
+    for n in _CONV:
+        _register.fake(f"conv{n}d", _fake_conv)
+        _register.autograd(f"conv{n}d", _setup_conv, _backward_conv)
+        _register.vmap(f"conv{n}d", _vmap_conv)
+        _register.autocast(f"conv{n}d")
+    _register.fake("conv_input_grad", _fake_input_grad)
+    _register.autograd("conv_input_grad", _setup_gradient, _backward_input_grad)
+    _register.fake("conv_weight_grad", _fake_weight_grad)
+    _register.autograd("conv_weight_grad", _setup_gradient, _backward_weight_grad)
+    for name in ("conv_input_grad", "conv_weight_grad"):
+        _register.vmap(name, _vmap_loop)
+
+
+_register_all()

@@ -1,0 +1,52 @@
+"""Defines ``torch.ops.tk.flex_attention`` and its gradient with ``import tk``, for programs that hold calls of it (a
+loaded export). What they do is in tk.flex.ops, which is imported with the first call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.library import Library
+
+__all__ = ["LISTS", "backward", "forward"]
+
+LISTS = (
+    "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
+    "q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices",
+)  # fmt: skip
+_ARGUMENTS = (
+    "Tensor query, Tensor key, Tensor value, str pair, Tensor[] tensors, float[] floats, SymInt[] ints, "
+    + "".join(f"Tensor? {name}, " for name in LISTS)
+    + "Tensor? kv_lengths, Tensor? page_table, Tensor? sinks, float scale, SymInt q_block, SymInt kv_block"
+)
+
+_library = Library("tk", "FRAGMENT")  # keeps what is registered alive
+_library.define(f"flex_attention({_ARGUMENTS}) -> (Tensor, Tensor)")
+_library.define(
+    f"flex_attention_backward(Tensor grad_out, Tensor grad_lse, Tensor out, Tensor lse, {_ARGUMENTS}, "
+    "bool of_captures) -> Tensor[]"
+)
+
+forward = torch.ops.tk.flex_attention.default
+backward = torch.ops.tk.flex_attention_backward.default
+
+
+def _of_flex(name: str) -> Callable[..., Any]:
+    found: list[Callable[..., Any]] = []
+
+    def call(*args: Any) -> Any:
+        if not found:
+            from tk.flex import ops
+
+            found.append(getattr(ops, name))
+        return found[0](*args)
+
+    return call
+
+
+for _op, _suffix in (("flex_attention", ""), ("flex_attention_backward", "_backward")):
+    torch.library.register_fake(f"tk::{_op}", _of_flex(f"fake{_suffix}"), lib=_library)
+    _library.impl(_op, _of_flex(f"cpu{_suffix}"), "CPU")
+    _library.impl(_op, _of_flex(f"cuda{_suffix}"), "CUDA")
+    _library.impl(_op, _of_flex(f"autograd{_suffix}"), "Autograd", with_keyset=True)

@@ -1,0 +1,112 @@
+"""``mm_plus_mm``: two products in one accumulator.
+
+    out = activation(a @ b + c @ d + bias)
+
+Rounded once, where two calls would round twice and write the first product to memory in between. The kernels are
+declared in kernels/mm_plus_mm/.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tk.ops import _register, product
+from tk.ops.product import Activation, Precision
+
+__all__ = ["mm_plus_mm"]
+
+_mm, _ = _register.overloads("mm")
+_mm_plus_mm, _mm_plus_mm_out = _register.overloads("mm_plus_mm")
+
+
+def mm_plus_mm(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor,
+    bias: Tensor | None = None,
+    activation: Activation = "none",
+    out_dtype: torch.dtype | None = None,
+    precision: Precision | None = None,
+    config: str | int | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """``activation(a @ b + c @ d + bias)``.
+
+    Args:
+        a: ``[M, K1]``. b: ``[K1, N]``. c: ``[M, K2]``. d: ``[K2, N]``. All of one dtype and device, any strides.
+        bias: broadcast to ``[M, N]`` as torch does.
+
+    Returns:
+        ``[M, N]``, row-major (or ``out``). Other arguments and errors as of :func:`tk.mm`.
+    """
+    try:
+        settings = product.settings("mm_plus_mm", a, activation, out_dtype, precision, config)
+        if out is not None:
+            return _mm_plus_mm_out(a, b, c, d, bias, *settings, out=out)
+        return _mm_plus_mm(a, b, c, d, bias, *settings)
+    except (RuntimeError, AttributeError) as error:
+        raise product.explained(error, "mm_plus_mm", a=a, b=b, c=c, d=d, bias=bias) from None
+
+
+def _fake(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor,
+    bias: Tensor | None = None,
+    activation: int = 0,
+    out_dtype: torch.dtype | None = None,
+    *settings: int,
+    **other: int,
+) -> Tensor:
+    for name, t in (("a", a), ("b", b), ("c", c), ("d", d)):
+        torch._check_value(
+            t.dim() == 2,
+            lambda: f"tk.mm_plus_mm: {name} must have 2 dimensions, is {t.shape}",  # noqa: B023
+        )
+    product.check_product("mm_plus_mm", a, b, b.shape[0])
+    product.check_product("mm_plus_mm", c, d, d.shape[0])
+    product.check_same("mm_plus_mm", a, c)
+    torch._check_value(
+        (a.shape[0] == c.shape[0]) & (b.shape[1] == d.shape[1]),
+        lambda: f"tk.mm_plus_mm: the products differ in shape: {a.shape} @ {b.shape} and {c.shape} @ {d.shape}",
+    )
+    return a.new_empty((a.shape[0], b.shape[1]), dtype=product.result_dtype(a, out_dtype))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    a, b, c, d, bias, activation, out_dtype, precision, _, mode = inputs
+    product.keep_settings(ctx, activation, out_dtype, precision, mode)
+    product.save(ctx, (a, b, c, d), product.needs(ctx, 4), bias, output)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    a, b, c, d, bias, out = ctx.saved_tensors
+    needs = product.needs(ctx, 5)
+
+    def recompute() -> Tensor:
+        return _mm_plus_mm(a, b, c, d, bias, *product.again(ctx))
+
+    grad_z = product.activation_backward(grad, ctx.activation, out, recompute)
+    narrow = grad_z.to(ctx.dtype)
+    plain = (None, *product.plain(ctx))
+    return (
+        _mm(narrow, b.mT, *plain) if needs[0] else None,
+        _mm(a.mT, narrow, *plain) if needs[1] else None,
+        _mm(narrow, d.mT, *plain) if needs[2] else None,
+        _mm(c.mT, narrow, *plain) if needs[3] else None,
+        product.bias_grad(ctx, grad_z, 1) if needs[4] else None,
+        *(None,) * 5,
+    )
+
+
+def _vmap(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+    return product.loop(op, info.batch_size, in_dims, args)
+
+
+product.register("mm_plus_mm", _fake, _setup, _backward, _vmap)

@@ -1,0 +1,254 @@
+"""What every product says the same way: its settings, its gradients, how it is batched and registered.
+
+The counterpart of csrc/ops/product.h; docs/products.md says what a product adds to it.
+
+    out = activation(alpha * a @ b + beta * bias)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tk import config as _config
+from tk import errors
+from tk.heuristics import overrides
+from tk.ops import _register
+
+Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
+Precision = Literal["ieee", "tf32"]
+
+ACTIVATIONS: Mapping[str, int] = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
+PRECISIONS: Mapping[str | None, int] = {None: -1, "ieee": 0, "tf32": 1}
+
+
+def reference(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    activation: Activation = "none",
+) -> Tensor:
+    """What products compute, in plain torch and in the dtype of the arguments: give it float64 to judge by."""
+    z = alpha * (a @ b)
+    if bias is not None and beta != 0:
+        z = z + beta * bias
+    return ACTIVATE[activation](z)
+
+
+ACTIVATE: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda z: z,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+# --- Calls ---
+
+
+def settings(
+    op: str,
+    first: Tensor,
+    activation: str,
+    out_dtype: torch.dtype | None,
+    precision: str | None,
+    config: str | int | None,
+) -> tuple[Any, ...]:
+    """The integer codes that follow an op's operands; none when all are defaults, since every argument costs time."""
+    mode, pinned = overrides.find(op, first)
+    if config is not None:
+        pinned = overrides.number(op, config, first)
+    if not mode and pinned < 0 and activation == "none" and out_dtype is None and precision is None:
+        return ()
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"tk.{op}: activation is {activation!r}, must be one of {', '.join(ACTIVATIONS)}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"tk.{op}: precision is {precision!r}, must be 'ieee', 'tf32' or None")
+    return ACTIVATIONS[activation], out_dtype, PRECISIONS[precision], pinned, mode
+
+
+def explained(error: Exception, op: str, optional: Sequence[str] = ("bias",), **tensors: Any) -> Exception:
+    """The error that the caller should see. optional: those of the tensors that may be None."""
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor) and not (value is None and name in optional):
+            return TypeError(f"tk.{op}: {name} must be a Tensor, is {type(value).__name__}")
+    return errors.typed(error)
+
+
+# --- Shapes ---
+
+
+def result_dtype(a: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
+    return a.dtype if out_dtype is None else out_dtype
+
+
+def check_product(op: str, a: Tensor, b: Tensor, inner_b: Any) -> None:
+    torch._check_value(a.shape[-1] == inner_b, lambda: f"tk.{op}: the inner sizes differ: {a.shape} and {b.shape}")
+    check_same(op, a, b)
+
+
+def check_same(op: str, a: Tensor, b: Tensor) -> None:
+    torch._check_value(a.dtype == b.dtype, lambda: f"tk.{op}: dtypes differ: {a.dtype} and {b.dtype}")
+    torch._check_value(a.device == b.device, lambda: f"tk.{op}: devices differ: {a.device} and {b.device}")
+
+
+# --- Gradients ---
+#
+# What an activation's derivative needs is z = alpha * a @ b + beta * bias. relu's sign is in the result. The others
+# compute z again: so the forward is the same fused kernel, the same bits, with and without gradients, and no [M, N]
+# tensor is kept alive. All formulas are made of differentiable ops: they have second derivatives.
+
+
+def activation_backward(grad: Tensor, activation: int, out: Tensor, recompute: Callable[[], Tensor]) -> Tensor:
+    aten = torch.ops.aten
+    if activation == ACTIVATIONS["relu"]:
+        return aten.threshold_backward(grad, out, 0)
+    if activation == ACTIVATIONS["gelu"]:
+        return aten.gelu_backward(grad, recompute())
+    if activation == ACTIVATIONS["gelu_tanh"]:
+        return aten.gelu_backward(grad, recompute(), approximate="tanh")
+    if activation == ACTIVATIONS["silu"]:
+        return _silu_backward(grad, recompute())
+    return grad
+
+
+def _silu_backward(grad: Tensor, z: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return torch.ops.aten.silu_backward(grad, z)
+    sigmoid = torch.sigmoid(z)  # ATen's own has no derivative
+    return grad * sigmoid * (1 + z * (1 - sigmoid))
+
+
+def save(
+    ctx: Any, factors: Sequence[Tensor], needs: Sequence[bool], bias: Tensor | None, out: Tensor, *more: Tensor | None
+) -> None:
+    """Keeps what the gradients that are asked for will read. factors: in pairs, of each of which the gradient of one
+    reads the other. more: kept as they are."""
+    needs_z = ctx.activation > ACTIVATIONS["relu"]
+    ctx.bias_meta = None if bias is None else (bias.shape, bias.dtype)
+    ctx.dtype = factors[0].dtype
+    ctx.save_for_backward(
+        *(x if needs_z or needs[i ^ 1] else None for i, x in enumerate(factors)),
+        bias if needs_z else None,
+        out if ctx.activation == ACTIVATIONS["relu"] else None,
+        *more,
+    )
+
+
+def needs(ctx: Any, count: int) -> tuple[bool, ...]:
+    """Which of `count` tensors need a gradient: the dispatcher drops arguments at the end that are their defaults."""
+    return (*ctx.needs, *(False,) * count)[:count]
+
+
+def keep_settings(ctx: Any, activation: int, out_dtype: torch.dtype | None, precision: int, mode: int) -> None:
+    # The gradient is a second operand that is being written: what holds of weights does not hold of it.
+    ctx.activation, ctx.out_dtype, ctx.precision = activation, out_dtype, precision
+    ctx.mode = mode & ~_config.STATIC_WEIGHTS
+
+
+def plain(ctx: Any) -> tuple[Any, ...]:
+    """The settings of a product of the backward."""
+    return 0, None, ctx.precision, -1, ctx.mode
+
+
+def again(ctx: Any) -> tuple[Any, ...]:
+    """The settings of z, which is computed again."""
+    return 0, ctx.out_dtype, ctx.precision, -1, ctx.mode
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else x * factor
+
+
+def bias_grad(ctx: Any, grad_z: Tensor, beta: float) -> Tensor:
+    shape, dtype = ctx.bias_meta
+    return scaled(grad_z.sum_to_size(shape), beta).to(dtype)
+
+
+@dataclass(frozen=True)
+class Formula:
+    """The gradients of ``multiply(a, b, bias, *settings)`` and ``add(bias, a, b, beta, alpha, *settings)``, of matrices
+    or of batches of them."""
+
+    multiply: Any
+    add: Any
+
+    def setup_multiply(self, ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        a, b, bias, activation, out_dtype, precision, _, mode = inputs
+        ctx.beta = ctx.alpha = 1
+        keep_settings(ctx, activation, out_dtype, precision, mode)
+        save(ctx, (a, b), needs(ctx, 2), bias, output)
+
+    def setup_add(self, ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        bias, a, b, ctx.beta, ctx.alpha, activation, out_dtype, precision, _, mode = inputs
+        keep_settings(ctx, activation, out_dtype, precision, mode)
+        save(ctx, (a, b), needs(ctx, 3)[1:], bias, output)
+
+    def backward_multiply(self, ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return *self._gradients(ctx, grad, needs(ctx, 3)), *(None,) * 5
+
+    def backward_add(self, ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        needs_bias, needs_a, needs_b = needs(ctx, 3)
+        grad_a, grad_b, grad_bias = self._gradients(ctx, grad, (needs_a, needs_b, needs_bias))
+        return grad_bias, grad_a, grad_b, *(None,) * 7
+
+    def _gradients(self, ctx: Any, grad: Tensor, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+        """Of a, b and bias."""
+        a, b, bias, out = ctx.saved_tensors
+
+        def recompute() -> Tensor:
+            if bias is None:
+                return self.multiply(a, b, None, *again(ctx))
+            return self.add(bias, a, b, ctx.beta, ctx.alpha, *again(ctx))
+
+        grad_z = activation_backward(grad, ctx.activation, out, recompute)
+        narrow = grad_z.to(ctx.dtype)
+        return (
+            scaled(self.multiply(narrow, b.mT, None, *plain(ctx)), ctx.alpha) if needs[0] else None,
+            scaled(self.multiply(a.mT, narrow, None, *plain(ctx)), ctx.alpha) if needs[1] else None,
+            bias_grad(ctx, grad_z, ctx.beta) if needs[2] else None,
+        )
+
+
+# --- vmap ---
+
+
+def unbatched(x: Tensor | None, dim: int | None, i: int) -> Tensor | None:
+    return x if x is None or dim is None else x.select(dim, i)
+
+
+def in_front(x: Tensor | None, dim: int | None) -> Tensor | None:
+    """With the batch first, where there is one."""
+    return x if x is None or dim is None else x.movedim(dim, 0)
+
+
+def loop(op: Any, size: int, in_dims: Sequence[int | None], args: Sequence[Any]) -> tuple[Tensor, int]:
+    """One call for each element of the batch."""
+
+    def pick(i: int) -> list[Any]:
+        return [unbatched(x, d, i) if isinstance(x, Tensor) else x for x, d in zip(args, in_dims, strict=True)]
+
+    return torch.stack([op(*pick(i)) for i in range(size)]), 0
+
+
+def rows(x: Tensor) -> Tensor:
+    """``[..., K]`` as ``[rows, K]``; K may be 0, from which no reshape(-1, K) finds the rows."""
+    return torch.atleast_2d(x).flatten(0, -2)
+
+
+def register(name: str, allocate: Any, setup: Any, backward: Any, vmap: Any) -> None:
+    """An op of the family: fake, gradients, batching, autocast, and how its ``out`` behaves."""
+    _register.fake(name, allocate)
+    _register.autograd(name, setup, backward)
+    _register.vmap(name, vmap)
+    _register.autocast(name)
+    _register.out_form(name)

@@ -1,0 +1,202 @@
+"""Block masks against the mask itself and against torch's."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import flex_attention as torch_flex
+from torch.utils import _pytree
+
+import tk
+from tk.flex import block_mask as implementation
+from tk.flex import mods, trace
+
+from . import dense
+
+LISTS = implementation._LISTS
+
+
+def make(mask_mod: Any, B: int, H: int, M: int, N: int, block: Any = 16, **kwargs: Any) -> tk.flex.BlockMask:
+    return tk.flex.create_block_mask(mask_mod, B, H, M, N, "cpu", block, **kwargs)
+
+
+def elements(mask: tk.flex.BlockMask, B: int, H: int) -> Tensor:
+    """bool [B, H, M, N]: what the lists and the mask_mod say together."""
+    M, N = mask.seq_lengths
+    kinds = mask.kinds().expand(B, H, -1, -1)
+    spread = kinds.repeat_interleave(mask.BLOCK_SIZE[0], 2).repeat_interleave(mask.BLOCK_SIZE[1], 3)[:, :, :M, :N]
+    inside = dense.mask_of(mask.mask_mod, B, H, M, N)
+    return (spread == 2) | ((spread == 1) & inside)
+
+
+@pytest.mark.parametrize("name", [n for n in dense.MASKS if n != "none"])
+@pytest.mark.parametrize("sizes", [(2, 3, 40, 56, 16), (1, 1, 64, 64, 16), (2, 1, 33, 70, (8, 24))], ids=str)
+@pytest.mark.parametrize("separate", [True, False])
+def test_as_torch(name: str, sizes: Any, separate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(implementation, "_ELEMENTS", 700)  # several chunks of rows and columns
+    *shape, block = sizes
+    B, H, M, N = shape
+    mask_mod = dense.MASKS[name](B, H, M, N)
+    ours = make(mask_mod, B, H, M, N, block, separate_full_blocks=separate)
+    theirs = torch_flex.create_block_mask(mask_mod, B, H, M, N, "cpu", block, separate_full_blocks=separate)
+    for attribute in LISTS:
+        x, y = getattr(ours, attribute), getattr(theirs, attribute)
+        assert (x is None) == (y is None)
+        if x is not None:
+            assert x.dtype == torch.int32 and torch.equal(x, y), attribute
+    assert ours.shape == theirs.shape and ours.BLOCK_SIZE == theirs.BLOCK_SIZE and ours.numel() == theirs.numel()
+    assert torch.equal(ours.to_dense(), theirs.to_dense())
+    assert torch.equal(elements(ours, B, H), dense.mask_of(mask_mod, B, H, M, N))
+
+
+def test_memory_is_of_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    kinds = implementation._kinds
+    monkeypatch.setattr(implementation, "_kinds", lambda x, block: (seen.append(x.numel()), kinds(x, block))[1])
+    make(mods.causal, 1, 1, 1 << 14, 1 << 14, 128)
+    assert sum(seen) == 1 << 28 and max(seen) <= implementation._ELEMENTS
+
+
+def test_entries_and_heads_that_do_not_matter_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    kinds = implementation._kinds
+    monkeypatch.setattr(implementation, "_kinds", lambda x, block: (seen.append(x.numel()), kinds(x, block))[1])
+    mask = make(mods.document(dense.ids(3, 32)), 3, 8, 32, 32)
+    assert sum(seen) == 3 * 32 * 32 and mask.shape == (3, 8, 32, 32)
+
+
+def test_sparsity_and_picture() -> None:
+    mask = make(mods.causal, 1, 1, 64, 64)
+    assert mask.sparsity() == 100 * 6 / 16
+    assert mask.to_string() == "(0, 0)\n░░      \n██░░    \n████░░  \n██████░░"
+    assert "causal" in repr(mask) and "(1, 1, 64, 64)" in str(mask)
+
+
+@pytest.mark.parametrize("lengths", [(0, 5), (5, 0), (1, 1)])
+def test_short(lengths: tuple[int, int]) -> None:
+    mask = make(mods.causal, 1, 1, *lengths)
+    assert mask.seq_lengths == lengths and mask.sparsity() == 0.0
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="BLOCK_SIZE is 0"):
+        make(mods.causal, 1, 1, 8, 8, 0)
+    with pytest.raises(ValueError, match="Q_LEN is -1"):
+        make(mods.causal, 1, 1, -1, 8)
+    with pytest.raises(TypeError, match="returns int32; a mask must be bool"):
+        make(lambda b, h, q, kv: q - kv, 1, 1, 8, 8)
+    with pytest.raises(ValueError, match=r"must be \[B, H, rows\]"):
+        tk.flex.BlockMask.from_kv_blocks(torch.zeros(1, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32))
+
+
+# --- Slices ---
+
+SLICES = [
+    (slice(1, 2),), (1,), (-1,), (slice(None), 2), (slice(None), slice(1, 3)), (0, 1, 2), (slice(None), slice(None), 1),
+    (slice(None), slice(None), slice(1, 3)), (slice(None), slice(None), slice(0, 4, 2)), (slice(None), slice(0, 3, 2)),
+    (slice(None), slice(None), torch.tensor([2, 0])), (slice(None), torch.tensor([2, 0, 0])),
+    (torch.tensor([False, True]), slice(None), slice(2, None)), (slice(None), slice(None), -1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("index", SLICES, ids=str)
+@pytest.mark.parametrize("name", ["by_head", "document", "causal", "natten_2d"])
+def test_a_slice_says_what_the_mask_said_there(name: str, index: Any) -> None:
+    B, H, M, N, block = 2, 3, 60, 50, 16
+    mask_mod = dense.MASKS[name](B, H, M, N)
+    whole = dense.mask_of(mask_mod, B, H, M, N)
+    part = make(mask_mod, B, H, M, N, block)[index]
+    padded = (*index, slice(None), slice(None))[:3]
+    b, h, rows = (torch.arange(n)[i].reshape(-1) for n, i in zip((B, H, -(-M // block)), padded, strict=True))
+    positions = torch.cat([torch.arange(int(r) * block, min(M, (int(r) + 1) * block)) for r in rows])
+    expected = whole[b][:, h][:, :, positions]
+    assert part.shape == tuple(expected.shape)
+    assert torch.equal(elements(part, len(b), len(h)), expected)
+    again = part[0]  # a slice of a slice
+    assert torch.equal(elements(again, 1, len(h)), expected[:1])
+
+
+def test_a_slice_runs() -> None:
+    q, k, v = (torch.randn(2, 3, 60, 8, dtype=torch.float64) for _ in range(3))
+    mask = make(dense.MASKS["by_head"](2, 3, 60, 60), 2, 3, 60, 60)
+    out = tk.flex_attention(q, k, v, None, mask)
+    part = tk.flex_attention(q[:, 1:2, 32:48], k[:, 1:2], v[:, 1:2], None, mask[:, 1, 2])
+    torch.testing.assert_close(part, out[:, 1:2, 32:48])
+
+
+def test_a_window_at_another_place_is_the_same_mod() -> None:
+    """Steps of decoding: the place is an argument."""
+    mask = make(mods.sliding_window(20), 1, 1, 64, 64, 1)
+    pairs = [trace.pair(None, mask[:, :, i].mask_mod) for i in (5, 6, 60)]
+    assert len({p.fingerprint for p in pairs}) == 1
+
+
+def test_wrong_slices() -> None:
+    mask = make(mods.causal, 2, 1, 60, 60)
+    with pytest.raises(IndexError, match="index 2 along b, which has 2"):
+        mask[2]
+    with pytest.raises(IndexError, match="three dimensions"):
+        mask[0, 0, 0, 0]
+    with pytest.raises(ValueError, match="last row of blocks has 12 queries"):
+        mask[:, :, torch.tensor([3, 0])]
+    with pytest.raises(ValueError, match="step of -1"):
+        mask[:, :, ::-1]
+
+
+# --- Other lengths ---
+
+
+@pytest.mark.parametrize("lengths", [(60, 50), (32, 50), (17, 3), (1, 1), (80, 90), (10, 90)], ids=str)
+@pytest.mark.parametrize("name", ["causal", "document", "by_head"])
+def test_adjust(name: str, lengths: tuple[int, int]) -> None:
+    mask_mod = dense.MASKS[name](2, 3, 100, 100)
+    adjusted = make(mask_mod, 2, 3, 60, 50).adjust(*lengths)
+    assert adjusted.seq_lengths == lengths
+    assert torch.equal(elements(adjusted, 2, 3), dense.mask_of(mask_mod, 2, 3, *lengths))
+
+
+def test_a_mask_of_given_lists_is_not_made_longer() -> None:
+    made = make(mods.causal, 1, 1, 32, 32)
+    given = tk.flex.BlockMask.from_kv_blocks(made.kv_num_blocks, made.kv_indices, BLOCK_SIZE=16, mask_mod=mods.causal)
+    assert given.seq_lengths == (32, 32)
+    assert torch.equal(given._adjust(16, 16).to_dense(), made.to_dense()[:, :, :1, :1])
+    with pytest.raises(ValueError, match="cannot be made longer"):
+        given.adjust(64, 64)
+
+
+# --- As a tree ---
+
+
+def test_tree_of_tensors() -> None:
+    ids = dense.ids(2, 40)
+    mask = make(mods.and_masks(mods.causal, mods.document(ids)), 2, 1, 40, 40)
+    leaves, spec = _pytree.tree_flatten(mask)
+    assert len(leaves) == 9 and any(x is ids for x in leaves)
+    same = _pytree.tree_unflatten(leaves, spec)
+    assert same.mask_mod is mask.mask_mod
+    other = dense.ids(1, 40).expand(2, 40)
+    changed = _pytree.tree_unflatten([other if x is ids else x for x in leaves], spec)
+    pair = trace.pair(None, changed.mask_mod)
+    assert pair.fingerprint == trace.pair(None, mask.mask_mod).fingerprint and pair.values[0] is other
+    expected = dense.mask_of(mods.and_masks(mods.causal, mods.document(other)), 2, 1, 40, 40)
+    assert torch.equal(dense.mask_of(changed.mask_mod, 2, 1, 40, 40), expected)
+    again = make(mods.and_masks(mods.causal, mods.document(ids)), 2, 1, 40, 40)
+    assert _pytree.tree_structure(again) == spec
+    assert _pytree.tree_structure(make(mods.causal, 2, 1, 40, 40)) != spec
+
+
+def test_to() -> None:
+    mask = make(mods.causal, 1, 1, 40, 40)
+    moved = mask.to("meta")
+    assert moved.device.type == "meta" and moved.mask_mod is mask.mask_mod and moved.seq_lengths == (40, 40)
+
+
+def test_lists_are_read_back() -> None:
+    for rows, columns in itertools.product((1, 3), (1, 4)):
+        chosen = torch.rand(2, 1, rows, columns) > 0.5
+        number, order = implementation._listed(chosen)
+        assert torch.equal(implementation._dense(number, order, columns), chosen)

@@ -1,0 +1,47 @@
+"""The examples run, learn, and are right."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tk
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def example(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_gpt_learns() -> None:
+    losses = example("gpt").train(steps=12, B=2, S=128)
+    assert losses[0] == pytest.approx(8, abs=0.5)  # all bytes alike
+    assert losses[-1] < 6.2
+
+
+def test_documents_do_not_see_each_other() -> None:
+    gpt = example("gpt")
+    model = gpt.GPT(width=32, heads=2, layers=1, longest=64)
+    tokens, documents = torch.randint(0, 256, (1, 48)), (torch.arange(48) // 20)[None].int()
+    assert gpt.position_in_document(documents)[0].tolist() == [*range(20), *range(20), *range(8)]
+    whole = model(tokens, documents)
+    alone = model(tokens[:, 20:40], torch.zeros(1, 20, dtype=torch.int32))
+    torch.testing.assert_close(whole[:, 20:40], alone)
+
+
+def test_decode() -> None:
+    decode = example("decode")
+    assert decode.decode(steps=20) < 1e-5
+    assert any(r.name == "alibi_at_the_end" for r in tk.flex.registered(decode.__file__))
+    cache = decode.PagedCache(4, 2, 1, 16, 8)
+    with pytest.raises(RuntimeError, match="no page is left for sequence 0, which has 32 keys"):
+        cache.append(0, torch.zeros(1, 33, 8), torch.zeros(1, 33, 8))

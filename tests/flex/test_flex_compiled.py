@@ -1,0 +1,146 @@
+"""A model that calls tk.flex_attention stays one graph, and gives the same as it does eagerly."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import tk
+from tk.flex import mods, ops, trace
+
+from . import dense
+
+B, H, M, D = 2, 4, 40, 8
+
+
+class Model(nn.Module):
+    """A mask made in the call, a table with a gradient, sinks and lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(H, 11))
+        self.sinks = nn.Parameter(torch.randn(H))
+        self.window = 9
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, ids: Tensor, lengths: Tensor) -> Any:
+        mask_mod = mods.and_masks(mods.sliding_window(self.window), mods.document(ids))
+        mask = tk.flex.create_block_mask(mask_mod, B, None, M, M, "cpu", 16)
+        bias = mods.relative_bias(self.table, 5)
+        return tk.flex_attention(
+            q, k, v, bias, mask, enable_gqa=True, return_lse=True, sinks=self.sinks, kv_lengths=lengths
+        )
+
+
+@pytest.fixture
+def inputs() -> tuple[Tensor, ...]:
+    q = torch.randn(B, H, M, D, requires_grad=True)
+    k, v = (torch.randn(B, H // 2, M, D, requires_grad=True) for _ in range(2))
+    return q, k, v, dense.ids(B, M), torch.tensor([33, 40], dtype=torch.int32)
+
+
+def gradients(model: Any, module: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    out, lse = model(*inputs)
+    wanted = [*inputs[:3], *module.parameters()]
+    return [out, lse, *torch.autograd.grad(out.square().sum() + lse.sum(), wanted)]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compile(backend: str, inputs: tuple[Tensor, ...]) -> None:
+    torch._dynamo.reset()
+    module = Model()
+    compiled = torch.compile(module, fullgraph=True, backend=backend)
+    for found, expected in zip(gradients(compiled, module, inputs), gradients(module, module, inputs), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_compile_takes_masks_made_before(inputs: tuple[Tensor, ...]) -> None:
+    """As an argument, and as a torch BlockMask."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    torch._dynamo.reset()
+    q, k, v, ids, _ = inputs
+    ours = tk.flex.create_block_mask(mods.document(ids), B, None, M, M, "cpu", 16)
+    theirs = create_block_mask(mods.document(ids), B, None, M, M, "cpu", 16)
+
+    def run(q: Tensor, mask: Any, cap: float) -> Any:
+        return tk.flex_attention(q, k, v, mods.soft_cap(cap), mask, enable_gqa=True)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for mask in (ours, theirs):
+        torch.testing.assert_close(compiled(q, mask, 2.0), run(q, mask, 2.0))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_export(strict: bool, inputs: tuple[Tensor, ...]) -> None:
+    module = Model()
+    program = torch.export.export(module, inputs, strict=strict)
+    calls = [n for n in program.graph.nodes if n.target is ops.forward_op]
+    assert len(calls) == 1
+    for found, expected in zip(program.module()(*inputs), module(*inputs), strict=True):
+        torch.testing.assert_close(found, expected)
+    # The mods are in the program as text: another process knows no function of them.
+    trace._by_text.pop(next(a for a in calls[0].args if isinstance(a, str)))
+    torch.testing.assert_close(program.module()(*inputs)[0], module(*inputs)[0])
+
+
+def test_an_exported_program_runs_elsewhere(inputs: tuple[Tensor, ...], tmp_path: Path) -> None:
+    """In a process that imports tk, and knows no mod."""
+    module = Model()
+    torch.export.save(torch.export.export(module, inputs), tmp_path / "program.pt2")
+    torch.save((inputs, module(*inputs)[0]), tmp_path / "expected.pt")
+    code = f"""
+import sys, torch, tk
+assert "tk.flex" not in sys.modules
+program = torch.export.load({str(tmp_path / "program.pt2")!r}).module()
+inputs, expected = torch.load({str(tmp_path / "expected.pt")!r})
+torch.testing.assert_close(program(*inputs)[0], expected)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_checkpoint(inputs: tuple[Tensor, ...]) -> None:
+    module = Model()
+
+    def recomputed(*args: Tensor) -> Any:
+        return checkpoint(module, *args, use_reentrant=False)
+
+    for found, expected in zip(gradients(recomputed, module, inputs), gradients(module, module, inputs), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_opcheck(inputs: tuple[Tensor, ...]) -> None:
+    q, k, v, ids, lengths = inputs
+    mask = tk.flex.create_block_mask(mods.document(ids), B, None, M, M, "cpu", 16)
+    bias = torch.randn(H, requires_grad=True)
+    pair = trace.pair(mods.per_head_bias(bias), mask.mask_mod)
+    tensors, floats, ints = ops.by_kind(pair.traced, pair.values)
+    lists = mask.as_tuple()[2:10]
+    arguments = (q, k, v, pair.traced.text, tensors, floats, ints, *lists, lengths, None, bias, 0.3, 16, 16)
+    torch.library.opcheck(
+        ops.forward_op, arguments, test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_static")
+    )
+
+
+def test_autocast(inputs: tuple[Tensor, ...]) -> None:
+    q, k, v = inputs[:3]
+    with torch.autocast("cpu", torch.bfloat16):
+        out = tk.flex_attention(q, k, v, enable_gqa=True)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, tk.flex_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), enable_gqa=True))
+
+
+def test_a_copy_of_a_model_has_its_own_captures(inputs: tuple[Tensor, ...]) -> None:
+    module = Model()
+    other = copy.deepcopy(module)
+    with torch.no_grad():
+        other.table.add_(torch.randn(H, 11))
+    assert not torch.equal(module(*inputs)[0], other(*inputs)[0])

@@ -1,0 +1,103 @@
+"""Pairs with their numbers spelled out find the pair that takes them as arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import tk
+from tk.flex import compiled, matching, mods, ops, trace
+
+from . import dense
+
+TABLE, SLOPES = torch.randn(4, 13), torch.randn(4)
+PAIRS: dict[str, tuple[Any, Any]] = {
+    "window": (None, lambda n: mods.sliding_window(3 + n)),
+    "dilated": (None, lambda n: mods.dilated_window(4, 2 + n)),
+    "prefix": (None, lambda n: mods.prefix_lm(5 + n)),
+    "natten": (None, lambda n: mods.natten_2d(4 + n, 8, 3)),
+    "alibi": (lambda n: mods.alibi(3 + n), None),
+    "slopes and window": (lambda n: mods.alibi(SLOPES), lambda n: mods.sliding_window(2 + n)),
+    "cap": (lambda n: mods.soft_cap(2.5 + n), lambda n: mods.causal),
+    "relative": (lambda n: mods.relative_bias(TABLE, 6), lambda n: mods.sliding_window(2 + n)),
+    "library": (None, lambda n: mods.or_masks(mods.sliding_window(9 + n), mods.prefix_lm(2))),
+}
+
+
+def recorded(make: Any, monkeypatch: pytest.MonkeyPatch) -> trace.Pair:
+    """The pair as torch.compile hands it over."""
+    seen: list[trace.Pair] = []
+    pair = trace.pair
+    monkeypatch.setattr(compiled.trace, "pair", lambda *mods: seen.append(pair(*mods)) or seen[-1])
+    torch._dynamo.reset()
+    score, mask = make
+    q = torch.randn(1, 4, 32, 8)
+
+    def run(q: torch.Tensor) -> torch.Tensor:
+        block_mask = None if mask is None else tk.flex.create_block_mask(mask(1), 1, 1, 32, 32, "cpu", 16)
+        return tk.flex_attention(q, q, q, None if score is None else score(1), block_mask)
+
+    torch.compile(run, fullgraph=True, backend="eager")(q)
+    monkeypatch.undo()
+    return seen[-1]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_is_recorded_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    score, mask = PAIRS[name]
+    given = recorded(PAIRS[name], monkeypatch)
+    general, other = (trace.pair(score and score(n), mask and mask(n)) for n in (0, 1))
+    found = matching.numbers(general.traced, given.traced, given.values)
+    assert found is not None
+    for value, expected in zip(found, other.values, strict=True):
+        assert value is expected or torch.equal(torch.as_tensor(value), torch.as_tensor(expected))
+        assert type(value) is type(expected)
+
+
+def test_only_what_is_the_same_is_found() -> None:
+    sizes = (2, 4, 24, 24)
+    masks = {n: trace.pair(None, make(*sizes)) for n, make in dense.MASKS.items() if n != "none"}
+    for name, one in masks.items():
+        for other_name, other in masks.items():
+            found = matching.numbers(one.traced, other.traced, other.values)
+            assert (found is not None) == (name == other_name), (name, other_name)
+
+
+def test_equations_are_checked() -> None:
+    def clamped(low: int, high: int) -> Any:
+        return lambda score, b, h, q, kv: score + TABLE[h, torch.clamp(kv - q, low, high) + 6]
+
+    general = trace.pair(mods.relative_bias(TABLE, 6), None).traced
+    for low, found in ((-6, True), (-5, False)):
+        source = f"lambda score, b, h, q, kv: score + TABLE[h, torch.clamp(kv - q, {low}, 6) + 6]"
+        given = trace.pair(eval(source, {"TABLE": TABLE, "torch": torch}), None)
+        assert given.values == (TABLE,)
+        assert (matching.numbers(general, given.traced, given.values) is not None) == found
+
+
+def test_the_op_of_the_general_pair_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = trace.pair(None, lambda b, h, q, kv: (q >= kv) & (q - kv < 8))
+    general = trace.pair(None, mods.sliding_window(3)).traced
+    monkeypatch.setattr(ops, "_known", lambda: [general])
+    own = object()
+    monkeypatch.setattr(ops, "_packed", lambda traced, suffix: own if traced is general else None)
+    assert ops._own(given.traced, [], [], []) == (own, [], [8])
+
+
+BANDS = {
+    "none": (None, (1 << 29, 1 << 29, 1)),
+    "causal": (mods.causal, (1 << 29, 0, 1)),
+    "window": (mods.sliding_window(7), (6, 0, 1)),
+    "prefix": (mods.prefix_lm(7), (1 << 29, 1 << 29, 0)),
+}
+
+
+@pytest.mark.parametrize("name", BANDS)
+def test_bands(name: str) -> None:
+    """Behind a score_mod with numbers of its own."""
+    mask_mod, band = BANDS[name]
+    pair = trace.pair(mods.relative_bias(TABLE, 6), mask_mod)
+    _, _, ints = ops.by_kind(pair.traced, pair.values)
+    assert ops._band(pair.traced, ints) == band

@@ -1,0 +1,69 @@
+"""What is announced to ``tk build``, and the file that is printed for mods that no pack has."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tk
+from tk.flex import mods, ops, registry, trace
+
+from . import dense
+
+SIZES = (2, 4, 24, 24)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", [])
+
+
+def test_register() -> None:
+    tk.flex.register("window", mask_mod=mods.sliding_window(3), head_dims=(64, (192, 128)), backward=False)
+    tk.flex.register("window", mask_mod=mods.sliding_window(4), head_dims=(64, (192, 128)), backward=False)  # no other
+    (found,) = tk.flex.registered(__file__)
+    assert found.name == "window" and found.head_dims == (64, (192, 128)) and not found.backward and found.decode
+    assert found.traced.fingerprint == trace.pair(None, mods.sliding_window(100)).fingerprint
+    assert tk.flex.registered(registry.__file__) == []
+    with pytest.raises(ValueError, match="'window' is the name of another pair"):
+        tk.flex.register("window", mask_mod=mods.causal)
+
+
+WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "head": (dict(head_dims=(512,)), ValueError, "a head of 512 in head_dims; they are 1 to 256"),
+    "dtype": (dict(dtypes=(torch.int8,)), ValueError, "torch.int8 in dtypes"),
+    "mod": (dict(score_mod=mods.causal), TypeError, r"must take \(score, b, h, q_idx, kv_idx\)"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_register_refuses(name: str) -> None:
+    arguments, error, message = WRONG[name]
+    with pytest.raises(error, match=message):
+        tk.flex.register("x", **arguments)
+
+
+@pytest.mark.parametrize("score", dense.SCORES)
+@pytest.mark.parametrize("mask", ["none", "natten_2d", "prefix_lm_by_entry"])
+def test_the_printed_file_registers_the_same_pair(score: str, mask: str, tmp_path: Path) -> None:
+    traced = trace.pair(dense.SCORES[score](*SIZES)[0], dense.MASKS[mask](*SIZES)).traced
+    file = tmp_path / "printed.py"
+    file.write_text(registry.source_of(traced))
+    runpy.run_path(str(file))
+    (found,) = tk.flex.registered(str(file))
+    assert found.traced.fingerprint == traced.fingerprint
+
+
+def test_mods_that_no_pack_has_are_said_how_to_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry.tempfile, "gettempdir", lambda: str(tmp_path))
+    traced = trace.pair(mods.soft_cap(3.0), None).traced
+    with pytest.raises(tk.VariantNotFoundError, match=r"tk build \S+\.py -o mods.tkpack") as caught:
+        ops._own(traced, [], [3.0], [])
+    (file,) = tmp_path.glob("*.py")
+    assert str(file) in str(caught.value) and file.read_text() in str(caught.value)
+    runpy.run_path(str(file))
+    assert tk.flex.registered(str(file))[0].traced.fingerprint == traced.fingerprint

@@ -1,0 +1,238 @@
+"""Attention on a GPU: every mod of the library with every mask, forward, gradients and decoding, against float64.
+
+The pack is the wheel's: `torch.ops.tk.flex_<fingerprint>` by way of tk.flex_attention. Errors are held against those of
+torch's own attention in the same dtype where it has one (no mods), else against bounds of the dtype.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tk
+from tk.flex import mods
+
+from .device import DEVICE
+
+B, H = 2, 4
+TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 2e-5}
+DTYPES = (torch.bfloat16, torch.float16)
+
+Mod = Callable[..., Tensor]
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, device=DEVICE, dtype=dtype)
+
+
+def ids(length: int) -> Tensor:
+    return (torch.arange(length, device=DEVICE) * 5 // max(length, 1)).int().expand(B, -1).contiguous()
+
+
+MASKS: dict[str, Callable[[int], Mod | None]] = {
+    "none": lambda n: None,
+    "causal": lambda n: mods.causal,
+    "window": lambda n: mods.sliding_window(max(1, n // 3)),
+    "document": lambda n: mods.and_masks(mods.causal, mods.document(ids(n))),
+}
+SCORES: dict[str, Callable[[], tuple[Mod | None, list[Tensor]]]] = {
+    "none": lambda: (None, []),
+    "alibi": lambda: (lambda t: (mods.alibi(t), [t]))(torch.rand(H, device=DEVICE)),
+    "soft_cap": lambda: (mods.soft_cap(2.0), []),
+}
+
+
+def exact(q: Tensor, k: Tensor, v: Tensor, score_mod: Mod | None, mask_mod: Mod | None, sinks: Tensor | None = None,
+          lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """In float64, densely. Captured tensors keep their dtype; score mods see float64 scores."""
+    q, k, v = q.double(), k.double(), v.double()
+    batch, heads, m, d = q.shape
+    n = k.shape[2]
+    k, v = (x.expand(batch, *x.shape[1:]).repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
+    s = q @ k.transpose(-1, -2) * d**-0.5
+    at = [torch.arange(size, device=q.device).view([-1 if i == j else 1 for j in range(4)])
+          for i, size in enumerate((batch, heads, m, n))]  # fmt: skip
+    if score_mod is not None:
+        s = score_mod(s, *at)
+    keep = torch.ones((), dtype=torch.bool, device=q.device) if mask_mod is None else mask_mod(*at)
+    if lengths is not None:
+        keep = keep & (at[3] < lengths.view(-1, 1, 1, 1))
+    s = s.masked_fill(~keep, -math.inf)
+    if sinks is not None:
+        s = torch.cat([s, sinks.double().view(1, -1, 1, 1).expand(batch, heads, m, 1)], -1)
+    lse = torch.logsumexp(s, -1)
+    weights = torch.exp(s - torch.where(lse == -math.inf, 0.0, lse)[..., None])[..., :n]
+    return weights @ v, lse
+
+
+def block_mask(mask: Mod | None, m: int, n: int) -> Any:
+    return None if mask is None else tk.flex.create_block_mask(mask, B, None, m, n, device=DEVICE)
+
+
+def close(found: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> None:
+    tolerance = TOLERANCE[dtype]
+    scale = max(1.0, expected.abs().nan_to_num(0, 0, 0).max().item()) if expected.numel() else 1.0
+    torch.testing.assert_close(
+        found.double(), expected, atol=tolerance * scale, rtol=tolerance, msg=lambda m: f"{what}: {m}"
+    )
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, score: str, mask: str, gradients: bool = True) -> None:
+    m, n = q.shape[2], k.shape[2]
+    score_mod, tables = SCORES[score]()
+    mask_mod = MASKS[mask](n)
+    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+    tables = [t.requires_grad_() for t in tables]
+    out, lse = tk.flex_attention(*inputs, score_mod, block_mask(mask_mod, m, n), enable_gqa=True, return_lse=True)
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    expected, expected_lse = exact(*wide, score_mod, mask_mod)
+    name = f"{score}, {mask}, {q.dtype}, {list(q.shape)} x {list(k.shape)}"
+    close(out, expected, q.dtype, name)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=2e-3, rtol=2e-3, msg=name)
+    if not gradients:
+        return
+    grad, grad_lse = torch.randn_like(out), torch.randn_like(lse)
+    found = torch.autograd.grad([out, lse], [*inputs, *tables], [grad, grad_lse])
+    wanted = torch.autograd.grad([expected, expected_lse], [*wide, *tables], [grad.double(), grad_lse.double()])
+    for what, f, w in zip(("query", "key", "value", "table"), found, wanted, strict=False):
+        close(f, w.double(), q.dtype, f"gradient of {what}, {name}")
+
+
+@pytest.mark.parametrize(("score", "mask"), itertools.product(SCORES, MASKS))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_mods(score: str, mask: str, dtype: torch.dtype) -> None:
+    """Head sizes that are compiled, and others; groups of heads; lengths of all kinds."""
+    for d, h_kv, m, n in (
+        (64, H, 256, 256),
+        (128, 1, 384, 384),
+        (128, 2, 333, 333),
+        (80, H, 200, 200),
+        (256, 2, 129, 129),
+    ):
+        check(tensor(B, H, m, d, dtype=dtype), *(tensor(B, h_kv, n, d, dtype=dtype) for _ in range(2)), score, mask)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_lengths(mask: str) -> None:
+    for n in (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 257, 511, 640, 1000, 1025):
+        check(*(tensor(B, H, n, 64, dtype=torch.bfloat16) for _ in range(3)), "none", mask, gradients=n < 300)
+
+
+def test_lengths_differ() -> None:
+    for m, n in ((1, 700), (5, 1025), (300, 40), (128, 129)):
+        q, k, v = (
+            tensor(B, H, m, 128, dtype=torch.bfloat16),
+            *(tensor(B, 2, n, 128, dtype=torch.bfloat16) for _ in range(2)),
+        )
+        check(q, k, v, "none", "none")
+        check(q, k, v, "alibi", "causal")
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize("tf32", [False, True])
+def test_fp32(mask: str, tf32: bool) -> None:
+    held = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    try:
+        q, k, v = (tensor(B, H, 200, 64) for _ in range(3))
+        if tf32:
+            out = tk.flex_attention(q, k, v, block_mask=block_mask(MASKS[mask](200), 200, 200))
+            close(out, exact(q, k, v, None, MASKS[mask](200))[0], torch.float16, "tf32")
+        else:
+            check(q, k, v, "none", mask)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = held
+
+
+def test_errors_are_those_of_torch() -> None:
+    for d, causal in itertools.product((64, 128), (False, True)):
+        q, k, v = (tensor(B, H, 1024, d, dtype=torch.bfloat16) for _ in range(3))
+        mask = mods.causal if causal else None
+        out = tk.flex_attention(q, k, v, block_mask=block_mask(mask, 1024, 1024))
+        theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        expected = exact(q, k, v, None, mask)[0]
+        ours, others = ((x.double() - expected).abs() for x in (out, theirs))
+        assert ours.mean() <= 1.1 * others.mean() and ours.max() <= 2 * others.max() + 1e-3
+
+
+def test_layouts() -> None:
+    """Heads inside of rows, as models have them; rows that are no multiple of 16 bytes; K and V of one batch entry."""
+    q, k, v = (tensor(B, 300, H, 64, dtype=torch.bfloat16).transpose(1, 2) for _ in range(3))
+    check(q, k, v, "none", "causal")
+    q, k, v = (tensor(B, H, 64, 300, dtype=torch.bfloat16).transpose(2, 3) for _ in range(3))
+    check(q, k, v, "none", "causal")
+    check(tensor(B, H, 200, 64, dtype=torch.bfloat16), *(tensor(1, H, 200, 64, dtype=torch.bfloat16) for _ in range(2)),
+          "none", "none")  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("heads", [(32, 8), (16, 1), (4, 4), (24, 8)])
+def test_decode_with_lengths_pages_and_sinks(rows: int, heads: tuple[int, int]) -> None:
+    n_heads, h_kv = heads
+    lengths = torch.tensor([1, 700, 1300, 2048], device=DEVICE, dtype=torch.int32)
+    sinks = tensor(n_heads)
+    q = tensor(4, n_heads, rows, 128, dtype=torch.bfloat16)
+    pages = torch.randperm(600, device=DEVICE)[: 4 * 128].view(4, 128).int()
+    k, v = (tensor(600, 16, h_kv, 128, dtype=torch.bfloat16).transpose(1, 2) for _ in range(2))
+    dense = [x[pages.long()].permute(0, 2, 1, 3, 4).flatten(2, 3) for x in (k, v)]
+    expected, expected_lse = exact(q, *dense, None, None, sinks, lengths)
+    for keys in ((k, v), dense):
+        table = {"page_table": pages} if keys is not dense else {}
+        out, lse = tk.flex_attention(
+            q, *keys, enable_gqa=True, return_lse=True, sinks=sinks, kv_lengths=lengths, **table
+        )
+        close(out, expected, q.dtype, f"{heads} {bool(table)}")
+        torch.testing.assert_close(lse.double(), expected_lse, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="about a GPU's graphs")
+def test_lengths_and_pages_may_change_between_replays() -> None:
+    q = tensor(2, 8, 1, 128, dtype=torch.bfloat16)
+    k, v = (tensor(64, 2, 16, 128, dtype=torch.bfloat16) for _ in range(2))
+    lengths = torch.tensor([100, 30], device=DEVICE, dtype=torch.int32)
+    pages = torch.arange(64, device=DEVICE).view(2, 32).int()
+
+    def step() -> Tensor:
+        return tk.flex_attention(q, k, v, enable_gqa=True, kv_lengths=lengths, page_table=pages)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    for new in ([512, 1], [7, 400]):
+        lengths.copy_(torch.tensor(new))
+        pages.copy_(torch.randperm(64).view(2, 32))
+        graph.replay()
+        torch.testing.assert_close(out, step())
+
+
+def test_equal_calls_give_equal_bits() -> None:
+    """Forward, under the counter that hands out tiles, and gradients, of a captured table too."""
+    table = torch.randn(H, 2 * 64 + 1, device=DEVICE, requires_grad=True)
+    q, k, v = (tensor(B, H, 512, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
+    mask = block_mask(mods.causal, 512, 512)
+    grad = torch.randn_like(q)
+
+    def once() -> list[Tensor]:
+        out = tk.flex_attention(q, k, v, mods.relative_bias(table, 64), mask)
+        return [out, *torch.autograd.grad(out, [q, k, v, table], grad)]
+
+    first = once()
+    for _ in range(50):
+        assert all(torch.equal(a, b) for a, b in zip(first, once(), strict=True))
+
+
+def test_rows_that_see_nothing() -> None:
+    q, k, v = (tensor(B, H, 300, 64, dtype=torch.bfloat16) for _ in range(3))
+    seen = torch.rand(300, 300, device=DEVICE) < 0.02
+    seen[130:200] = False
+    out = tk.sdpa(q, k, v, attn_mask=seen)
+    expected, lse = exact(q, k, v, None, lambda b, h, i, j: seen[i, j])
+    assert (lse[:, :, 130:200] == -math.inf).all() and (out[:, :, 130:200] == 0).all()
+    close(out, expected, q.dtype, "sdpa")

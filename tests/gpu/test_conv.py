@@ -1,0 +1,191 @@
+"""1,200 random convolutions of one to three dimensions against fp64, and their gradients; every config."""
+
+import math
+import random
+
+import pytest
+import torch
+
+import tk
+from benchmarks import accuracy
+from benchmarks.convolutions import Convolution, judge
+from benchmarks.products import ACTIVATIONS, SHORT
+from tk import _packs
+
+from .device import DEVICE
+
+CASES = 50  # of one test
+CHUNKS = 8
+KINDS = ((torch.bfloat16, "ieee"), (torch.float16, "ieee"), (torch.float32, "tf32"))
+LAYOUTS = ("channels_last", "channels_last", "contiguous", "strided")
+
+
+def name(kind: tuple[torch.dtype, str]) -> str:
+    return kind[1] if kind[0] == torch.float32 else SHORT[kind[0]]
+
+
+def draw(rng: random.Random, dtype: torch.dtype, precision: str) -> Convolution:
+    """Small ones, of which some suit the fast kernels; the two sides of an image differ, and so does all else."""
+    spatial = rng.choice((1, 2, 2, 2, 3))
+    while True:
+        groups, c, o = _channels(rng)
+        kernel = tuple(rng.choice((1, 1, 2, 3, 3, 3, 4, 5)) for _ in range(spatial))
+        dilation = tuple(rng.choice((1, 1, 1, 2, 3)) for _ in range(spatial))
+        stride = tuple(rng.choice((1, 1, 2, 3)) for _ in range(spatial))
+        padding: tuple[int, ...] | str = tuple(rng.choice((0, 0, 1, 2, 3)) for _ in range(spatial))
+        if rng.random() < 0.2:
+            stride, padding = (1,) * spatial, rng.choice(("same", "valid"))
+        size = tuple(rng.randint(1, (200, 40, 14)[spatial - 1]) for _ in range(spatial))
+        low = padding if isinstance(padding, tuple) else (0,) * spatial
+        spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+        if padding == "same" or all(n + 2 * p >= span for n, p, span in zip(size, low, spans, strict=True)):
+            break
+    return Convolution(
+        rng.randint(1, 4), c, o, size, kernel, stride, padding, dilation, groups, dtype, rng.choice(LAYOUTS),
+        rng.random() < 0.4, rng.randrange(len(ACTIVATIONS)) if rng.random() < 0.3 else 0, precision,
+    )  # fmt: skip
+
+
+def _channels(rng: random.Random) -> tuple[int, int, int]:
+    way = rng.random()
+    if way < 0.5:
+        return 1, 8 * rng.randint(1, 24), 8 * rng.randint(1, 40)
+    if way < 0.65:
+        return 1, rng.randint(1, 40), rng.randint(1, 70)
+    groups = rng.choice((2, 3, 4, 16, 32, 64))
+    if way < 0.8:
+        return groups, groups, groups * rng.choice((1, 1, 2))
+    return groups, groups * rng.choice((2, 4, 8, 16, 5)), groups * rng.choice((2, 4, 8, 16, 3))
+
+
+def check(p: Convolution, with_gradients: bool) -> str:
+    """What is wrong, or nothing."""
+    x, weight, bias = p.make(DEVICE)
+    tensors = [t.requires_grad_(with_gradients) for t in (x, weight, bias) if t is not None]
+    ours, torchs = p.run_tk(x, weight, bias), p.run_torch(x, weight, bias)
+    wide = [t.detach().double().requires_grad_(with_gradients) for t in tensors]
+    exact = p.exact(wide[0], wide[1], wide[2] if bias is not None else None)
+    tensor_cores = p.precision == "tf32" or p.dtype != torch.float32
+    verdict = judge(ours.detach(), torchs.detach(), exact.detach(), p.inner, tensor_cores)
+    if not verdict.ok:
+        return f"{verdict}"
+    if ours.shape != torchs.shape:
+        return f"shape {ours.shape}, not {torchs.shape}"
+    if not with_gradients:
+        return ""
+    grad = torch.randn_like(torchs)
+    found = [
+        torch.autograd.grad(y, t, grad.to(y.dtype)) for y, t in ((ours, tensors), (torchs, tensors), (exact, wide))
+    ]
+    pixels = exact.numel() // p.o
+    inner = (p.o // p.groups * math.prod(p.kernel), pixels, pixels)
+    for what, mine, theirs, reference, steps in zip(("input", "weight", "bias"), *found, inner, strict=False):
+        verdict = judge(mine, theirs, reference, steps, tensor_cores)
+        if not verdict.ok:
+            return f"gradient of {what}: {verdict}"
+    return ""
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("kind", KINDS, ids=name)
+def test_random_convolutions(kind, chunk):
+    torch.manual_seed(chunk)
+    rng = random.Random(f"{name(kind)} {chunk}")
+    wrong = []
+    for i in range(CASES):
+        p = draw(rng, *kind)
+        try:
+            problem = check(p, with_gradients=i % 3 == 0)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+        if problem:
+            wrong.append(f"{p.label}: {problem}")
+    assert not wrong, f"{len(wrong)} of {CASES} wrong:\n" + "\n".join(wrong[:8])
+
+
+def test_fp32_without_tensor_cores():
+    rng = random.Random("ieee")
+    for _ in range(CASES):
+        p = draw(rng, torch.float32, "ieee")
+        assert not (problem := check(p, with_gradients=True)), f"{p.label}: {problem}"
+
+
+EVERY_CONFIG = tuple(
+    Convolution(
+        2,
+        c,
+        o,
+        size,
+        (3,) * len(size),
+        stride,
+        (1,) * len(size),
+        (1,) * len(size),
+        groups,
+        dtype,
+        layout,
+        bias,
+        1 if bias else 0,
+        precision,
+    )
+    for dtype, precision in (*KINDS, (torch.float32, "ieee"))
+    for size, stride in (((33, 29), (1, 1)), ((33, 29), (2, 2)), ((7, 12, 11), (1, 2, 1)))
+    for c, o, groups in ((64, 80, 1), (72, 136, 1), (64, 64, 8), (48, 48, 48), (5, 7, 1))
+    for layout in ("channels_last", "contiguous")
+    for bias in (False, True)
+)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="nothing is chosen on the CPU")
+def test_every_config_of_the_forward_pass():
+    left = set(_packs.config_numbers("conv"))
+    wrong = []
+    for p in EVERY_CONFIG:
+        x, weight, bias = p.make(DEVICE)
+        torchs, exact = p.run_torch(x, weight, bias), p.exact(x, weight, bias)
+        for config in _packs.config_numbers("conv"):
+            try:
+                result = p.run_tk(x, weight, bias, config)
+            except ValueError:
+                continue  # not for this problem
+            left.discard(config)
+            verdict = judge(result, torchs, exact, p.inner, p.precision == "tf32" or p.dtype != torch.float32)
+            if not verdict.ok:
+                wrong.append(f"{config} {p.label}: {verdict}")
+    assert not wrong, "\n".join(wrong[:20])
+    assert not left, f"no problem here suits {sorted(left)}"
+
+
+def test_the_same_bits_every_time():
+    p = Convolution(8, 64, 64, (28, 28), (3, 3), (1, 1), (1, 1), (1, 1))
+    x, weight, _ = p.make(DEVICE)
+    weight.requires_grad_()
+    x.requires_grad_()
+    grad = torch.randn_like(p.run_torch(x, weight, None))
+    first = torch.autograd.grad(p.run_tk(x, weight, None), (x, weight), grad)
+    for _ in range(5):
+        again = torch.autograd.grad(p.run_tk(x, weight, None), (x, weight), grad)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="graphs are CUDA's")
+def test_graph():
+    p = Convolution(2, 64, 64, (14, 14), (3, 3), (1, 1), (1, 1), (1, 1), layout="contiguous")
+    x, weight, bias = p.make()
+    expected = p.run_tk(x, weight, bias)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = p.run_tk(x, weight, bias)
+    graph.replay()
+    assert torch.equal(result, expected)
+
+
+def test_more_than_2_to_the_31_elements():
+    """Of the input: 64-bit addresses."""
+    if DEVICE == "cpu" or torch.cuda.mem_get_info()[0] < 20e9:
+        pytest.skip("needs 20 GB of a GPU's memory")
+    x = torch.randn(9, 64, 2048, 2048, device=DEVICE, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+    weight = torch.randn(8, 64, 3, 3, device=DEVICE, dtype=torch.bfloat16)
+    result = tk.conv2d(x, weight, stride=2, padding=1)
+    last = tk.conv2d(x[-1:], weight, stride=2, padding=1)
+    torch.testing.assert_close(result[-1:], last, rtol=2**-7, atol=1e-3)
+    assert accuracy.error(last, torch.nn.functional.conv2d(x[-1:], weight, stride=2, padding=1).double()).max < 1

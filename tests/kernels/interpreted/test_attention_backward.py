@@ -1,0 +1,165 @@
+"""Attention's gradients against autograd in float64: every variant of a pair's backward op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from .attention_host import Call, block_lists, reference, run_all
+from .test_attention import Pair, alibi, causal, document, heads_differ, learned, qkv, relative, soft_cap, window
+
+TOLERANCE = {torch.float16: 6e-3, torch.float32: 5e-5}
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def check(make: Callable[..., Pair], captured: list[torch.Tensor], call: Call, expect: str = "", at_least: int = 1,
+          captures: bool = True) -> None:  # fmt: skip
+    """make: the pair of mods from captured tensors; expect: variants whose names have this."""
+    pair = make(*captured)
+    call.captured = pair.captured
+    wide = {n: x.detach().double().requires_grad_() for n, x in
+            dict(query=call.query, key=call.key, value=call.value).items()}  # fmt: skip
+    if call.sinks is not None:
+        wide["sinks"] = call.sinks.double().requires_grad_()
+    tables = [x.detach().double().requires_grad_() if x.is_floating_point() else x for x in captured]
+    exact = make(*tables)
+    exact_call = Call(**{**vars(call), **wide})
+    out, lse = reference(exact_call, exact.score, exact.mask)
+    grad_out = torch.randn(out.shape).to(call.query.dtype)
+    grad_lse = torch.randn(lse.shape)
+    grad_lse = torch.where(lse.detach() == float("-inf"), 0.0, grad_lse).float()
+    wanted = [*wide.values(), *(t for t in tables if t.is_floating_point())]
+    seen = torch.where(lse == float("-inf"), 0.0, lse)
+    expected = torch.autograd.grad([out, seen], wanted, [grad_out.double(), grad_lse.double()], allow_unused=True)
+    expected = [torch.zeros_like(x) if g is None else g for g, x in zip(expected, wanted, strict=True)]
+
+    family = pair.families[1]
+    named = call.tensors() | dict(grad_0=grad_out, grad_1=grad_lse, out0=out.detach().to(call.query.dtype),
+                                  out1=lse.detach().float())  # fmt: skip
+    call.captured = call.captured | {"grad_captures": int(captures)}
+    count = 0
+    for name, grads in run_all(family, named, call.ints(family.op), call.floats(family.op), lambda v: expect in v.name):
+        grads = [g for g, o in zip(grads, ("query", "key", "value", "sinks", *captured), strict=False)
+                 if not isinstance(o, str) or o in wide]  # fmt: skip
+        for i, (g, e) in enumerate(zip(grads, expected, strict=True)):
+            tolerance = TOLERANCE[g.dtype]
+            if i >= len(wide) and not captures:
+                e = torch.zeros_like(e)
+            scale = max(1.0, e.abs().max().item() if e.numel() else 1.0)
+            torch.testing.assert_close(g.double(), e, atol=tolerance * scale, rtol=tolerance,
+                                       msg=lambda m: f"{name}, gradient {i}: {m}")  # noqa: B023  # fmt: skip
+        count += 1
+    assert count >= at_least
+
+
+SHAPES = {  # B, H, H_kv, M, N, D, DV
+    "square": (2, 2, 2, 70, 70, 64, 64),
+    "grouped": (1, 4, 2, 33, 65, 64, 64),
+    "odd_heads": (1, 1, 1, 17, 90, 40, 24),
+    "one": (1, 2, 1, 1, 1, 64, 64),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("mask", [None, causal])
+def test_shapes(shape: tuple[int, ...], mask: Any) -> None:
+    check(lambda: Pair(mask=mask), [], Call(*qkv(*shape, torch.float16)))
+
+
+MASKS = {
+    "window": window(9),
+    "document": document(torch.tensor([[0] * 20 + [1] * 30 + [2] * 50, [3] * 70 + [4] * 30])),
+    "heads_differ": heads_differ,
+    "nothing": lambda b, h, q, kv: (q < 20) & (kv < 30),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("lists", [False, True])
+def test_masks(mask: Any, lists: bool) -> None:
+    pair = Pair(mask=mask)
+    call = Call(*qkv(2, 2, 1, 70, 100, 64, 64, torch.float32))
+    if lists:
+        call.q_block, call.kv_block = 32, 20
+        call.lists = block_lists(pair.dense(2, 2, 70, 100), 32, 20)
+    elif mask is MASKS["window"]:
+        call.band = (8, 0, 1)
+    check(lambda: Pair(mask=mask), [], call)
+
+
+def twice(table: torch.Tensor, other: torch.Tensor) -> Any:
+    """One tensor read at two places, another by query alone, in its own dtype."""
+
+    def score_mod(score, b, h, q, kv):
+        return torch.where(q > kv, score * table[h, q % 7] + table[h, kv % 5], score.sigmoid() * other[q])
+
+    return score_mod
+
+
+SCORES = {
+    "alibi": (alibi, [torch.rand(4)]),
+    "soft_cap": (lambda: soft_cap(2.0), []),
+    "relative": (lambda t: relative(t, 4), [torch.randn(4, 9)]),
+    "learned": (learned, [torch.randn(4, 50, 70)]),
+    "twice": (twice, [torch.randn(4, 7), torch.randn(50).half()]),
+}
+
+
+@pytest.mark.parametrize(("make", "captured"), SCORES.values(), ids=SCORES)
+@pytest.mark.parametrize("mask", [None, causal])
+def test_scores(make: Any, captured: list[torch.Tensor], mask: Any) -> None:
+    call = Call(*qkv(1, 4, 2, 50, 70, 64, 64, torch.float32))
+    check(lambda *x: Pair(make(*x), mask), captured, call)
+
+
+def test_gradients_of_captures_that_nobody_wants_are_zero() -> None:
+    call = Call(*qkv(1, 4, 2, 20, 30, 64, 64, torch.float32))
+    check(lambda x: Pair(alibi(x)), [torch.rand(4)], call, "captures=none", captures=False)
+
+
+def test_a_contribution_that_fixed_point_cannot_hold_is_nan() -> None:
+    call = Call(*qkv(1, 1, 1, 4, 4, 64, 64, torch.float32))
+    pair = Pair(alibi(torch.rand(1)))
+    call.captured = pair.captured | {"grad_captures": 1}
+    grad = torch.full((1, 1, 4, 64), 1e-6)
+    call.value *= 1e30
+    named = call.tensors() | dict(grad_0=grad, grad_1=torch.zeros(1, 1, 4), out0=torch.zeros(1, 1, 4, 64),
+                                  out1=torch.zeros(1, 1, 4))  # fmt: skip
+    op = pair.families[1].op
+    found = list(run_all(pair.families[1], named, call.ints(op), call.floats(op), lambda v: "wanted" in v.name))
+    assert found and all(grads[4].isnan().all() for _, grads in found)
+
+
+def test_lengths_sinks_shared_keys_and_strides() -> None:
+    sinks = torch.tensor([1.0, -2.0, 0.0, -30.0])
+    lengths = torch.tensor([0, 17, 50], dtype=torch.int32)
+    check(
+        lambda: Pair(mask=causal),
+        [],
+        Call(*qkv(3, 4, 2, 20, 50, 64, 64, torch.float32), kv_lengths=lengths, sinks=sinks),
+    )
+    check(lambda: Pair(), [], Call(*qkv(3, 4, 2, 20, 50, 64, 64, torch.float32, B_kv=1)))
+    q, k, v = (torch.randn(2, 40, 3, 64).transpose(1, 2) for _ in range(3))
+    check(lambda: Pair(mask=causal), [], Call(q, k, v))
+    q, k, v = (torch.randn(2, 3, 64, 40).transpose(2, 3) for _ in range(3))
+    check(lambda: Pair(mask=causal), [], Call(q, k, v), "strided")
+
+
+def test_a_mask_without_its_lists_by_key_is_refused() -> None:
+    pair = Pair(mask=causal)
+    op = pair.families[1].op
+    call = Call(*qkv(1, 1, 1, 20, 20, 64, 64, torch.float32), q_block=16, kv_block=16)
+    lists = block_lists(pair.dense(1, 1, 20, 20), 16, 16)
+    call.lists = {n: x for n, x in lists.items() if "kv" in n}
+    call.captured = {"grad_captures": 0}
+    named = call.tensors() | dict(grad_0=call.query, grad_1=torch.zeros(1, 1, 20), out0=call.query,
+                                  out1=torch.zeros(1, 1, 20))  # fmt: skip
+    with pytest.raises(ValueError, match="lists by key"):
+        list(run_all(pair.families[1], named, call.ints(op), call.floats(op)))

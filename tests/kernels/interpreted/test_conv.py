@@ -1,0 +1,258 @@
+"""kernels/conv: every kernel at every combination of its axes, against float64. fp32 and fp16 only: the interpreter's
+bf16 `tl.dot` is wrong."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tk.aot.expr import evaluate_locals
+from tk.aot.grid import Variant, enumerate_grid
+from tk.kernels.conv.family import FAMILY
+from tk.kernels.conv.op import OP
+from tk.kernels.conv_layout import FAMILY as LAYOUT_FAMILY
+from tk.kernels.conv_layout import OP as LAYOUT
+from tk.kernels.conv_weight_grad.family import FAMILY as WEIGHT_GRAD_FAMILY
+from tk.kernels.conv_weight_grad.op import OP as WEIGHT_GRAD
+
+from .launcher import describe, run
+
+DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
+# One rounding to the result; of fp32 the sum and the activation, which is within 1e-6 of its value.
+EPSILON = {torch.float16: 2.0**-10, torch.float32: 2.0**-20}
+ACTIVATIONS = {0: lambda z: z, 1: F.relu, 2: F.gelu, 4: F.silu}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A convolution of [n, groups * c, *sizes]."""
+
+    n: int
+    groups: int
+    c: int
+    o: int
+    sizes: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    bias: bool = False
+    activation: int = 0
+
+    @property
+    def out_sizes(self) -> tuple[int, ...]:
+        extents = zip(self.sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in extents)
+
+
+CASES = (
+    Case(2, 1, 16, 32, (5, 6), (3, 3), (1, 1), (1, 1), (1, 1), bias=True),
+    Case(1, 1, 48, 80, (9, 7), (3, 2), (2, 1), (2, 0), (1, 2), activation=4),
+    Case(1, 1, 16, 16, (3, 6, 5), (2, 3, 3), (1, 2, 1), (1, 1, 0), (1, 1, 1), bias=True, activation=2),
+    Case(1, 1, 32, 16, (40,), (5,), (3,), (2,), (2,)),
+    Case(2, 1, 16, 16, (4, 4), (1, 1), (2, 2), (0, 0), (1, 1), bias=True, activation=1),
+)
+GENERAL = (
+    Case(2, 1, 3, 20, (11, 9), (5, 3), (2, 2), (2, 1), (1, 1), bias=True, activation=1),
+    Case(1, 1, 5, 7, (4, 5, 3), (2, 2, 2), (1, 1, 2), (1, 0, 1), (2, 1, 1)),
+    Case(1, 1, 70, 130, (6,), (3,), (1,), (1,), (1,)),
+)
+GROUPED = (
+    Case(1, 4, 8, 8, (5, 6), (3, 3), (1, 1), (1, 1), (1, 1), bias=True, activation=1),
+    Case(1, 3, 16, 32, (4, 4), (2, 2), (1, 1), (1, 0), (1, 1)),
+)
+GROUPED_GENERAL = (
+    Case(2, 5, 3, 2, (5, 6), (3, 3), (2, 1), (1, 1), (1, 2), bias=True),
+    Case(1, 3, 16, 40, (4, 4), (2, 2), (1, 1), (1, 0), (1, 1)),
+)
+DEPTHWISE = (
+    Case(2, 48, 1, 1, (6, 5), (3, 3), (1, 1), (1, 1), (1, 1), bias=True, activation=4),
+    Case(1, 32, 1, 1, (17,), (7,), (2,), (3,), (1,)),
+)
+DEPTHWISE_GENERAL = (
+    *DEPTHWISE,
+    Case(1, 5, 1, 3, (4, 6, 5), (3, 2, 3), (1, 1, 2), (1, 1, 0), (1, 1, 1), bias=True),
+)
+
+
+def interpretable() -> list[Variant]:
+    return [v for v in enumerate_grid(FAMILY, 80).variants if v.point.dtype in DTYPES]
+
+
+def cases(v: Variant) -> tuple[Case, ...]:
+    general = v.point.layout == "any"
+    if v.kernel.name == "conv_depthwise":
+        return DEPTHWISE_GENERAL if general else DEPTHWISE
+    if v.point.grouped:
+        return GROUPED_GENERAL if general else GROUPED
+    return (*CASES[:2], *GENERAL) if general else CASES
+
+
+def as_3d(values: tuple[int, ...], fill: int) -> tuple[int, ...]:
+    return (fill,) * (3 - len(values)) + values
+
+
+def channels_last(x: torch.Tensor, channels: int) -> torch.Tensor:
+    """The same values, dimension `channels` contiguous."""
+    return x.movedim(channels, -1).contiguous().movedim(-1, channels)
+
+
+def as_operand(x: torch.Tensor, layout: str, unit: int) -> torch.Tensor:
+    """In a layout, NaN around it. unit: the dimension of channels."""
+    if layout == "channels_last":
+        return channels_last(x, unit)
+    memory = torch.full((x.numel() + 5,), math.nan, dtype=x.dtype)
+    return memory[5:].view(x.shape).copy_(x)
+
+
+def split_groups(x: torch.Tensor, groups: int, dim: int) -> torch.Tensor:
+    return x.unflatten(dim, (groups, -1))
+
+
+def without_size_one(x: torch.Tensor) -> torch.Tensor:
+    """As the ops library describes it: the stride of a dimension of size 1 is 0, of the channels 1."""
+    channels = 1 if x.dim() == 2 else 2
+    strides = [(s if n > 1 else int(d == channels)) for d, (n, s) in enumerate(zip(x.shape, x.stride(), strict=True))]
+    return x.as_strided(x.shape, strides)
+
+
+def convolve(v: Variant, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    """By the variant's plan, and exactly."""
+    dtype, layout = DTYPES[v.point.dtype], v.point.layout
+    g, out_layout = case.groups, "any" if layout == "mixed" else layout
+    in_layout = "channels_last" if layout == "mixed" else layout
+    sizes, kernel, out_sizes = as_3d(case.sizes, 1), as_3d(case.kernel, 1), as_3d(case.out_sizes, 1)
+    x = torch.randn(case.n, g * case.c, *sizes, dtype=dtype)
+    weight = torch.randn(g * case.o, case.c, *kernel, dtype=dtype)
+    bias = torch.randn(g * case.o, dtype=dtype) if case.bias else None
+    geometry = (*as_3d(case.stride, 1), *as_3d(case.padding, 0), *as_3d(case.dilation, 1))
+    if v.point.precision == "tf32":  # what tf32 has room for: both sides see the same numbers
+        x, weight = (t.half().float() for t in (x, weight))
+    exact = F.conv3d(x.double(), weight.double(), None if bias is None else bias.double(), *(
+        geometry[i : i + 3] for i in (0, 3, 6)), groups=g)  # fmt: skip
+    exact = ACTIVATIONS[case.activation](exact)
+
+    out = as_operand(torch.zeros(case.n, g * case.o, *out_sizes, dtype=dtype), out_layout, 1).fill_(math.nan)
+    tensors = [
+        split_groups(as_operand(x, in_layout, 1), g, 1),
+        split_groups(as_operand(weight, in_layout, 1), g, 0),
+        None if bias is None else split_groups(bias, g, 0),
+        split_groups(out, g, 1),
+    ]
+    tensors = [None if t is None else without_size_one(t) for t in tensors]
+    precision = ("ieee", "tf32").index(v.point.precision)
+    run(OP, v.plan, tensors, (*geometry, case.activation, precision), ())
+    return out, exact
+
+
+def name(v: Variant) -> str:
+    return "-".join(map(str, (v.kernel.name, v.point.config.name, *v.point.axes.values())))
+
+
+@pytest.mark.parametrize("v", interpretable(), ids=name)
+def test_against_float64(v):
+    torch.manual_seed(0)
+    for case in cases(v):
+        out, exact = convolve(v, case)
+        inner = case.c * math.prod(case.kernel)
+        eps = EPSILON[out.dtype]
+        torch.testing.assert_close(out.double(), exact, rtol=2 * eps, atol=eps * inner**0.5)
+
+
+@pytest.mark.parametrize("v", [v for v in interpretable() if v.point.config.name.startswith("64x32x16_s")], ids=name)
+def test_negative_dilation_is_the_gradient_of_the_input(v):
+    """A stride of 1: the gradient reads the result at h + padding - tap * dilation."""
+    if v.point.layout == "mixed":
+        return
+    torch.manual_seed(0)
+    case = replace(GROUPED[0] if v.point.grouped else CASES[0], bias=False, activation=0)
+    g = case.groups
+    x = torch.randn(case.n, g * case.c, *case.sizes, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(g * case.o, case.c, *case.kernel, dtype=torch.float64)
+    y = F.conv2d(x, weight, None, case.stride, case.padding, case.dilation, g)
+    grad = torch.randn_like(y)
+    (exact,) = torch.autograd.grad(y, x, grad)
+
+    layout = v.point.layout
+    swapped = split_groups(weight.float(), g, 0).transpose(1, 2)  # [G, C, O, KH, KW]
+    if layout == "channels_last":
+        swapped = channels_last(swapped, 2)
+    out = as_operand(torch.zeros(x.shape), layout, 1).fill_(math.nan)
+    tensors = [
+        split_groups(as_operand(grad.float(), layout, 1), g, 1).unsqueeze(3),
+        swapped.unsqueeze(3),
+        None,
+        split_groups(out, g, 1).unsqueeze(3),
+    ]
+    tensors = [None if t is None else without_size_one(t) for t in tensors]
+    run(OP, v.plan, tensors, (1, 1, 1, 0, -1, -1, 1, -1, -1, 0, 0), ())
+    torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+# --- The weight's gradient ---
+
+
+def gradient_cases(v: Variant) -> tuple[Case, ...]:
+    general = v.point.layout == "any"
+    if v.kernel.name == "weight_grad_depthwise":
+        return DEPTHWISE_GENERAL if general else DEPTHWISE
+    if v.point.grouped:
+        return GROUPED_GENERAL if general else GROUPED
+    return (*CASES[:2], *GENERAL) if general else CASES
+
+
+def variants_of_the_weights_gradient() -> list[Variant]:
+    return [v for v in enumerate_grid(WEIGHT_GRAD_FAMILY, 80).variants if v.point.dtype in DTYPES]
+
+
+@pytest.mark.parametrize("v", variants_of_the_weights_gradient(), ids=name)
+def test_weight_gradient_against_float64(v):
+    torch.manual_seed(0)
+    dtype, layout = DTYPES[v.point.dtype], v.point.layout
+    for case in gradient_cases(v):
+        g = case.groups
+        sizes, kernel, out_sizes = as_3d(case.sizes, 1), as_3d(case.kernel, 1), as_3d(case.out_sizes, 1)
+        geometry = (*as_3d(case.stride, 1), *as_3d(case.padding, 0), *as_3d(case.dilation, 1))
+        x = torch.randn(case.n, g * case.c, *sizes).half().to(dtype)  # what tf32 has room for
+        grad = torch.randn(case.n, g * case.o, *out_sizes).half().to(dtype)
+        weight = torch.zeros(g * case.o, case.c, *kernel, dtype=torch.float64, requires_grad=True)
+        y = F.conv3d(x.double(), weight, None, *(geometry[i : i + 3] for i in (0, 3, 6)), groups=g)
+        (exact,) = torch.autograd.grad(y, weight, grad.double())
+
+        out = torch.full(weight.shape, math.nan, dtype=dtype)
+        tensors = [
+            split_groups(as_operand(grad, layout, 1), g, 1),
+            split_groups(as_operand(x, layout, 1), g, 1),
+            split_groups(out, g, 0),
+        ]
+        precision = ("ieee", "tf32").index(v.point.precision)
+        run(WEIGHT_GRAD, v.plan, [without_size_one(t) for t in tensors], (*geometry, precision), ())
+        eps, inner = EPSILON[dtype], case.n * math.prod(out_sizes)
+        torch.testing.assert_close(out.double(), exact, rtol=2 * eps, atol=eps * inner**0.5)
+
+
+def test_the_pixels_are_split():
+    """Otherwise none of the above would add up several parts."""
+    v = next(v for v in variants_of_the_weights_gradient() if v.point.config.name == "64x64x32_s4_w4")
+    x = torch.zeros(4, 1, 16, 1, 30, 30, dtype=torch.float16)
+    grad = torch.zeros(4, 1, 16, 1, 30, 30, dtype=torch.float16)
+    problem = describe(WEIGHT_GRAD, [grad, x, torch.zeros(1, 16, 16, 1, 3, 3, dtype=torch.float16)], (1,) * 9 + (0,))
+    assert evaluate_locals(v.plan.locals, problem)[1] > 4
+
+
+# --- The copy with channels together ---
+
+
+@pytest.mark.parametrize("v", enumerate_grid(LAYOUT_FAMILY, 80).variants, ids=name)
+@pytest.mark.parametrize(("n", "channels", "sizes"), [(2, 80, (1, 8, 10)), (3, 16, (2, 3, 16)), (1, 64, (1, 1, 64))])
+def test_layout(v, n, channels, sizes):
+    x = torch.randn(n, channels, *sizes, dtype=torch.float32 if v.point.bits == "i32" else torch.float16)
+    out = channels_last(torch.full_like(x, math.nan), 1)
+    given = x if v.point.joined else as_operand(x.transpose(3, 4), "any", 1).transpose(3, 4)
+    tensors = [without_size_one(split_groups(t, 2, 1)) for t in (given, out)]
+    run(LAYOUT, v.plan, tensors, (), ())
+    assert torch.equal(out, x)

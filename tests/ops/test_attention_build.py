@@ -1,0 +1,103 @@
+"""A mod of a user's from its file to a call: compiled for sm_90 by ``tk build``, loaded, and chosen for on a described
+GPU; fakes have the kernels' strides."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import tk
+from tk import capi
+from tk.flex import trace
+
+from .test_generated_launch import Kernel
+
+pytest.importorskip("triton")
+
+SOURCE = """
+import torch
+
+import tk
+
+
+def every_third(b, h, q_idx, kv_idx):
+    return (q_idx >= kv_idx) & ((q_idx - kv_idx) % 3 == 0)
+
+
+tk.flex.register("every_third", mask_mod=every_third, head_dims=(64,), dtypes=(torch.float16,), backward=False)
+"""
+EVERYWHERE = 1 << 29
+
+
+def every_third(b, h, q_idx, kv_idx):  # type: ignore[no-untyped-def]
+    return (q_idx >= kv_idx) & ((q_idx - kv_idx) % 3 == 0)
+
+
+@pytest.fixture(scope="module")
+def name(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The op's, once it is there."""
+    folder = tmp_path_factory.mktemp("mods")
+    (folder / "my_mods.py").write_text(SOURCE)
+    command = [sys.executable, "-m", "tk", "build", "my_mods.py", "-o", "mods.tkpack", "--arch", "90"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
+    tk.load_pack(folder / "mods.tkpack")
+    return f"flex_{trace.pair(None, every_third).fingerprint[:16]}"
+
+
+def arguments(heads: int, kv_heads: int, rows: int, keys: int, size: int, device: str = "cpu") -> list[object]:
+    shapes = ((heads, rows), (kv_heads, keys), (kv_heads, keys))
+    q, k, v = (torch.zeros(2, n, h, size, dtype=torch.float16, device=device).transpose(1, 2) for h, n in shapes)
+    absent = [torch.empty([0] * r, dtype=torch.int32, device=device) for r in (3, 4, 3, 4, 3, 4, 3, 4, 1, 2, 1)]
+    return [q, k, v, *absent, 0.125, 128, 128, EVERYWHERE, EVERYWHERE, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel"),
+    [
+        ((16, 4, 1, 8192, 64), "decode"),
+        ((16, 4, 1024, 1024, 64), "hopper"),
+        ((4, 4, 100, 100, 48), "forward"),
+        ((4, 4, 100, 100, 13), "forward"),
+    ],
+)
+def test_the_kernel_that_suits_is_chosen(name: str, shape: tuple[int, ...], kernel: str) -> None:
+    call = Kernel(name, capi.describe_device(132, 90, 232448, 50 << 20))
+    described = call(*arguments(*shape), 1, 0, -1, 0)
+    assert described is not None
+    assert capi.choose(described.problem).kernel_name == f"{name}_{kernel}"
+
+
+def test_a_negative_scale_is_not_for_hopper_s_kernel(name: str) -> None:
+    call = Kernel(name, capi.describe_device(132, 90, 232448, 50 << 20))
+    described = call(*arguments(16, 4, 1024, 1024, 64), 1, 1, -1, 0)
+    assert described is not None
+    assert capi.choose(described.problem).kernel_name == f"{name}_forward"
+
+
+def test_fakes_are_as_kernels_allocate(name: str) -> None:
+    """As the query lies, heads inside of rows."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    call = Kernel(name, capi.describe_device(132, 90, 232448, 50 << 20))
+    call(*arguments(16, 4, 128, 256, 64), 1, 0, -1, 0)
+    out, lse = call.returned
+    with FakeTensorMode():
+        args = arguments(16, 4, 128, 256, 64, "cuda")
+        own = getattr(torch.ops.tk, name)(*args)
+        public = torch.ops.tk.flex_attention(*args[:3], "", [], [], [], *[None] * 11, 0.125, 128, 128)
+    for fake in (own, public):
+        assert (
+            (fake[0].shape, fake[0].stride()) == (out.shape, out.stride()) == ((2, 16, 128, 64), (131072, 64, 1024, 1))
+        )
+        assert fake[1].shape == lse.shape
+
+
+def test_a_query_of_a_wrong_dtype_is_refused(name: str) -> None:
+    q, k, v, *others = arguments(4, 4, 16, 16, 64)
+    call = Kernel(name, capi.describe_device(132, 90, 232448, 50 << 20))
+    with pytest.raises(ValueError, match="query must be of dtype fp16"):
+        call(q.float(), k.float(), v.float(), *others, 1, 0, -1, 0)  # type: ignore[union-attr]

@@ -1,0 +1,195 @@
+"""The plans of convolutions as expressions: what they tell TMA, and which kernels take what, without a GPU."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from tk.aot.expr import MODE_BITS, Problem, TensorValue, evaluate_locals
+from tk.aot.grid import Variant, bucket_expr, buckets, enumerate_grid
+from tk.aot.spec import DTYPES
+from tk.kernels.conv.family import FAMILY
+from tk.kernels.conv.op import OP
+
+H200 = {"sm_count": 132, "arch": 90, "shared_optin": 232448, "l2_bytes": 60 << 20}
+GRID = enumerate_grid(FAMILY, 90)
+
+
+@dataclass(frozen=True)
+class Case:
+    n: int
+    c: int
+    o: int
+    size: tuple[int, int, int]
+    kernel: tuple[int, int, int]
+    stride: tuple[int, int, int]
+    padding: tuple[int, int, int]
+    dilation: tuple[int, int, int]
+    out: tuple[int, int, int]
+    groups: int = 1
+    last: bool = True
+    mode: int = 0
+    bias: bool = False
+
+    def problem(self) -> Problem:
+        image = [self.n, self.groups, self.c, *self.size]
+        weight = [self.groups, self.o, self.c, *self.kernel]
+        out = [self.n, self.groups, self.o, *self.out]
+        tensors = [
+            value(image, (0, 3, 4, 5, 1, 2) if self.last else range(6)),
+            value(weight, (0, 1, 3, 4, 5, 2)),
+            value([self.groups, self.o], (0, 1)) if self.bias else None,
+            value(out, (0, 3, 4, 5, 1, 2) if self.last else range(6)),
+        ]
+        bare = Problem(tensors, (*self.stride, *self.padding, *self.dilation, 0, 0), self.mode, H200)
+        return replace(bare, locals=evaluate_locals(OP.locals.values(), bare))
+
+
+def value(sizes: list[int], order) -> TensorValue:
+    """Dense, its dimensions in this order; strides of size 1 as the ops library gives them."""
+    strides, stride = [0] * len(sizes), 1
+    for d in reversed(list(order)):
+        strides[d] = stride
+        stride *= sizes[d]
+    units = (2,) if len(sizes) == 6 else (1,)
+    strides = [s if n != 1 else int(d in units) for d, (n, s) in enumerate(zip(sizes, strides, strict=True))]
+    return TensorValue(tuple(sizes), tuple(strides), DTYPES["bf16"], 256)
+
+
+def result(size, kernel, stride, padding, dilation) -> tuple[int, ...]:
+    parts = zip(size, kernel, stride, padding, dilation, strict=True)
+    return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in parts)
+
+
+def conv2d(n, c, o, size, kernel=3, stride=1, padding=None, groups=1, **other) -> Case:
+    padding = kernel // 2 if padding is None else padding
+    geometry = (1, kernel, kernel), (1, stride, stride), (0, padding, padding), (1, 1, 1)
+    return Case(n, c, o, (1, size, size), *geometry, result((1, size, size), *geometry), groups, **other)
+
+
+def fitting(problem: Problem) -> dict[str, tuple[Variant, int]]:
+    """The variants that can run, with their predicted time."""
+    found = {}
+    for i in buckets(OP, GRID.variants)[bucket_expr(OP).evaluate(problem)]:
+        v = GRID.variants[i]
+        if all(c.holds.evaluate(problem) for c in v.plan.constraints):
+            inner = replace(problem, locals=evaluate_locals(v.plan.locals, problem))
+            found[v.name] = v, v.plan.cost.evaluate(inner)
+    return found
+
+
+def fastest(case: Case) -> Variant:
+    return min(fitting(case.problem()).values(), key=lambda entry: entry[1])[0]
+
+
+@pytest.mark.parametrize(
+    ("case", "kernel"),
+    [
+        (conv2d(32, 256, 256, 56), "conv_tma"),
+        (conv2d(32, 64, 128, 224, stride=2), "conv_tma"),
+        (conv2d(32, 1024, 2048, 14, kernel=1, stride=2), "conv_tma"),
+        (conv2d(32, 3, 64, 224, kernel=7, stride=2), "conv_pointer"),
+        (conv2d(32, 8, 8, 56, groups=32), "conv_pointer"),
+        (conv2d(32, 1, 1, 56, kernel=7, groups=96), "conv_depthwise"),
+        (conv2d(32, 16, 32, 56, last=False), "conv_pointer"),
+    ],
+)
+def test_which_kernel_is_for_what(case, kernel):
+    assert fastest(case).kernel.name == kernel
+
+
+def test_in_batch_invariant_mode_the_choice_does_not_depend_on_the_batch():
+    times = []
+    for n in (1, 3, 64):
+        problem = conv2d(n, 64, 64, 28, mode=MODE_BITS["batch_invariant"]).problem()
+        times.append({name: time for name, (_, time) in fitting(problem).items()})
+    assert len(times[0]) > 5
+    assert times[0] == times[1] == times[2]
+
+
+def test_every_predicted_time_is_positive_and_grows_with_the_work():
+    little, much = (fitting(conv2d(8, c, c, 28).problem()) for c in (64, 512))
+    both = little.keys() & much.keys()
+    assert len(both) > 5
+    assert all(0 < little[name][1] < much[name][1] for name in both)
+
+
+# --- What TMA gathers ---
+
+
+def gathered(case: Case, v: Variant) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """By the driver's rules for an im2col map: (row, tap, pixel of x) of all rows and taps."""
+    problem = case.problem()
+
+    def numbers(expressions) -> list[int]:
+        return [e if isinstance(e, int) else e.evaluate(problem) for e in expressions]
+
+    launch = v.plan.launches[0]
+    im2col = launch.args["x_desc"].im2col
+    lower, upper, steps = numbers(im2col.lower), numbers(im2col.upper), numbers(im2col.steps)
+    first = 3 - len(lower)
+    last = [n - 1 + u for n, u in zip(case.size[first:], upper, strict=True)]
+    begin = numbers([launch.args[f"lower_{d}"].value for d in "dhw"])[first:]
+    assert begin == lower, "a tile begins where the map does"
+    shift = numbers([launch.args[f"shift_{d}"].value for d in "dhw"])[first:]
+
+    image, at = 0, list(lower)
+    for row in range(case.n * case.out[0] * case.out[1] * case.out[2]):
+        for tap in itertools.product(*(range(k) for k in case.kernel[first:])):
+            offsets = [t * d + s for t, d, s in zip(tap, case.dilation[first:], shift, strict=True)]
+            assert min(offsets) >= 0
+            yield row, tap, (image, *(a + o for a, o in zip(at, offsets, strict=True)))
+        for d in reversed(range(len(at))):
+            at[d] += steps[d]
+            if at[d] <= last[d]:
+                break
+            at[d] = lower[d]
+        else:
+            image += 1
+
+
+def random_cases() -> Iterator[Case]:
+    rng = random.Random("gathered")
+    for spatial in (2, 3):
+        for _ in range(40):
+            flat = spatial == 2
+            size = tuple(1 if flat and d == 0 else rng.randint(1, 9) for d in range(3))
+            kernel = tuple(1 if flat and d == 0 else rng.randint(1, 4) for d in range(3))
+            stride = tuple(1 if flat and d == 0 else rng.randint(1, 3) for d in range(3))
+            padding = tuple(0 if flat and d == 0 else rng.randint(0, 3) for d in range(3))
+            dilation = tuple(1 if flat and d == 0 else rng.choice((1, 2, -1, -2)) for d in range(3))
+            if any(d < 0 for d in dilation):  # as a gradient has it: another size, any padding
+                stride = (1, 1, 1)
+                out = tuple(1 if flat and d == 0 else rng.randint(1, 9) for d in range(3))
+                padding = tuple(0 if flat and d == 0 else rng.randint(-4, 2) for d in range(3))
+            else:
+                out = result(size, kernel, stride, padding, dilation)
+            if min(out) >= 1:
+                yield Case(2, 8, 8, size, kernel, stride, padding, dilation, out)
+
+
+def test_tma_gathers_what_a_convolution_reads():
+    count = 0
+    for case in random_cases():
+        flat = case.size[0] == case.kernel[0] == case.out[0] == 1
+        for v, _ in list(fitting(case.problem()).values()):
+            if v.kernel.name != "conv_tma" or v.point.spatial != (2 if flat else 3):
+                continue
+            first = 3 - v.point.spatial
+            for row, tap, (image, *place) in gathered(case, v):
+                rest, pw = divmod(row, case.out[2])
+                rest, ph = divmod(rest, case.out[1])
+                n, pd = divmod(rest, case.out[0])
+                pixel = (pd, ph, pw)[first:]
+                geometry = zip(
+                    pixel, tap, case.stride[first:], case.padding[first:], case.dilation[first:], strict=True
+                )
+                assert image == n
+                assert place == [p * s - pad + t * d for p, t, s, pad, d in geometry]
+            count += 1
+            break
+    assert count > 50
