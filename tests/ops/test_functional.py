@@ -8,6 +8,7 @@ import importlib
 import inspect
 import itertools
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from function_samples import (
+    INDICES,
+    MIRRORED,
+    OTHER_DTYPE,
+    REFUSED_ON_CUDA,
+    TOLERANCE,
+    VARIANTS,
+    agree,
+    gradients,
+    samples,
+    wide,
+)
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
@@ -32,91 +45,7 @@ from tk.generated.problem import DTYPES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
 
-TOLERANCE: dict[torch.dtype, dict[str, float]] = {
-    torch.float32: dict(rtol=2e-5, atol=2e-5),
-    torch.bfloat16: dict(rtol=2e-2, atol=2e-2),
-    torch.float16: dict(rtol=3e-3, atol=3e-3),
-    torch.float64: dict(rtol=1e-12, atol=1e-12),
-}
-
-
-def wide(x: Any) -> Any:
-    return tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, x)
-
-
-def agree(actual: Any, expected: Any, dtype: torch.dtype) -> None:
-    """`expected` is worked out in fp64; shapes are those of torch, dtypes that of the argument."""
-    pairs = zip(actual, expected, strict=True) if isinstance(actual, tuple) else [(actual, expected)]
-    for a, e in pairs:
-        assert a.shape == e.shape
-        assert a.dtype == (dtype if e.is_floating_point() else e.dtype)
-        assert_close(a, e.to(a.dtype), **TOLERANCE[dtype], equal_nan=True)
-
-
 # --- torch's samples ---
-
-
-def stable_sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
-    """Where torch leaves open which of equal ones comes first, tk does not."""
-    return torch.sort(x, dim=dim, descending=descending, stable=True)
-
-
-def stable_topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    values, indices = stable_sort(x, dim, largest)
-    return (values, indices) if x.dim() == 0 else (values.narrow(dim, 0, k), indices.narrow(dim, 0, k))
-
-
-# By the name of torch's OpInfo: the function, and torch's.
-MIRRORED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "softmax": (tk.softmax, torch.softmax),
-    "log_softmax": (tk.log_softmax, torch.log_softmax),
-    "nn.functional.gelu": (tk.gelu, F.gelu),
-    "nn.functional.silu": (tk.silu, F.silu),
-    "nn.functional.layer_norm": (tk.layer_norm, F.layer_norm),
-    "nn.functional.rms_norm": (tk.rms_norm, F.rms_norm),
-    "nn.functional.group_norm": (tk.group_norm, F.group_norm),
-    "nn.functional.cross_entropy": (tk.cross_entropy, F.cross_entropy),
-    "nn.functional.embedding": (
-        lambda w, i, **kw: tk.embedding(i, w, **kw),
-        lambda w, i, **kw: F.embedding(i, w, **kw),
-    ),
-    "sum": (tk.sum, torch.sum),
-    "mean": (tk.mean, torch.mean),
-    "prod": (tk.prod, torch.prod),
-    "amax": (tk.amax, torch.amax),
-    "amin": (tk.amin, torch.amin),
-    "argmax": (tk.argmax, torch.argmax),
-    "argmin": (tk.argmin, torch.argmin),
-    "max": (tk.max, torch.max),
-    "min": (tk.min, torch.min),
-    "any": (tk.any, torch.any),
-    "all": (tk.all, torch.all),
-    "linalg.vector_norm": (tk.vector_norm, torch.linalg.vector_norm),
-    "norm": (tk.norm, torch.norm),
-    "var": (tk.var, torch.var),
-    "std": (tk.std, torch.std),
-    "var_mean": (tk.var_mean, torch.var_mean),
-    "logsumexp": (tk.logsumexp, torch.logsumexp),
-    "cumsum": (tk.cumsum, torch.cumsum),
-    "cumprod": (tk.cumprod, torch.cumprod),
-    "cummax": (tk.cummax, torch.cummax),
-    "cummin": (tk.cummin, torch.cummin),
-    "logcumsumexp": (tk.logcumsumexp, torch.logcumsumexp),
-    "sort": (tk.sort, stable_sort),
-    "argsort": (tk.argsort, lambda *args, **kwargs: stable_sort(*args, **kwargs)[1]),
-    "topk": (tk.topk, stable_topk),
-}
-INDICES = ("any", "all", "argmax", "argmin", "argsort")  # results without a gradient
-
-
-VARIANTS = ("", "with_dtype", "unbiased", "reduction_no_dim", "reduction_with_dim", "fro", "inf")
-
-
-def samples(name: str, dtype: torch.dtype, requires_grad: bool = False) -> Iterator[Any]:
-    found = [info for info in op_db if info.name == name and info.variant_test_name in VARIANTS]
-    assert found, f"torch has no samples of {name}"
-    for info in found:
-        yield from info.sample_inputs("cpu", dtype, requires_grad)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
@@ -137,14 +66,42 @@ def test_gradients_of_torchs_samples(name: str) -> None:
         assert_close(gradients(ours, args, kwargs), gradients(torchs, args, kwargs), rtol=1e-4, atol=1e-4)
 
 
-def gradients(function: Callable[..., Any], args: Any, kwargs: Any = None) -> list[Tensor | None]:
-    """Of every tensor that requires one, of a sum with fixed weights of the results."""
-    kwargs = kwargs or {}
-    sources = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.requires_grad]
-    results = function(*args, **kwargs)
-    results = [r for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad]
-    seeds = [torch.linspace(-1, 2, r.numel(), dtype=r.dtype).reshape(r.shape) for r in results]
-    return list(torch.autograd.grad(results, sources, seeds, allow_unused=True))
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool], ids=str)
+@pytest.mark.parametrize("name", MIRRORED)
+def test_torchs_samples_of_integers_are_atens(name: str, dtype: torch.dtype) -> None:
+    """Kernels have floating-point numbers alone (and truth), so on the CPU these go to ATen."""
+    ours, torchs = MIRRORED[name]
+    for s in samples(name, dtype):
+        args, kwargs = (s.input, *s.args), s.kwargs
+        assert_close(ours(*args, **kwargs), torchs(*args, **kwargs), equal_nan=True)
+
+
+def faked(x: Any) -> Any:
+    """With CUDA tensors that are not there."""
+    return tree_map_only(Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda"), x)
+
+
+@pytest.mark.parametrize("name", MIRRORED)
+def test_what_is_refused_of_torchs_samples_on_cuda(name: str) -> None:
+    """The list is short, each of its lines is needed, and all else has torch's shapes and dtypes."""
+    ours, torchs = MIRRORED[name]
+    refused = set()
+    for s in samples(name, torch.float32):
+        args, kwargs = (s.input, *s.args), s.kwargs
+        expected = torchs(*args, **kwargs)
+        with FakeTensorMode():
+            try:
+                found = ours(*faked(args), **faked(kwargs))
+            except tk.UnsupportedError as error:
+                refused.add(re.search(f"{REFUSED_ON_CUDA.get(name, OTHER_DTYPE)}|{OTHER_DTYPE}", str(error)))
+                continue
+        pairs = zip(found, expected, strict=True) if isinstance(expected, tuple) else [(found, expected)]
+        assert all((a.shape, a.dtype) == (e.shape, e.dtype) for a, e in pairs)
+    assert None not in refused
+    needed = REFUSED_ON_CUDA[name].split("|") if name in REFUSED_ON_CUDA else []
+    assert {m.group() for m in refused} - {m.group() for m in refused if re.match(OTHER_DTYPE, m.group())} == set(
+        needed
+    )
 
 
 # --- Functions of tk's own ---
@@ -559,7 +516,7 @@ def on_cuda(call: Callable[[Callable[..., Tensor]], Any]) -> Any:
         return call(lambda *shape, dtype=torch.bfloat16: torch.empty(shape, dtype=dtype, device="cuda"))
 
 
-REFUSED_ON_CUDA: dict[str, tuple[Callable[[Any], Any], str]] = {
+REFUSED_CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "fp64": (
         lambda t: tk.softmax(t(3, dtype=torch.float64), 0),
         "softmax: input is float64; on cuda it takes bfloat16",
@@ -583,9 +540,9 @@ REFUSED_ON_CUDA: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED_ON_CUDA)
+@pytest.mark.parametrize("name", REFUSED_CALLS)
 def test_what_no_kernel_takes_is_refused_on_cuda(name: str) -> None:
-    call, message = REFUSED_ON_CUDA[name]
+    call, message = REFUSED_CALLS[name]
     with pytest.raises(tk.UnsupportedError, match=message):
         on_cuda(call)
 
