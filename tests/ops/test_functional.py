@@ -25,7 +25,6 @@ from function_samples import (
     OTHER_DTYPE,
     REFUSED_ON_CUDA,
     TOLERANCE,
-    VARIANTS,
     agree,
     gradients,
     samples,
@@ -34,7 +33,6 @@ from function_samples import (
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_map_only
 
 import tk

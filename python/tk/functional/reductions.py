@@ -38,7 +38,7 @@ def sum(
     """
     x = converted("sum", input, dtype)
     if not taken("sum", input=x):
-        return torch.sum(x, dim, keepdim)
+        return torch.sum(x, dim, keepdim, dtype=dtype)
     dims = _dims("sum", x, dim)
     if _are_all(x, dims):
         return _kept(run("total_sum", _whole(x), 1.0, config=config), dims, keepdim)
@@ -56,7 +56,7 @@ def mean(
     """The mean over ``dim``, as ``torch.mean``. Arguments and errors as of :func:`sum`."""
     x = converted("mean", input, dtype)
     if not taken("mean", input=x):
-        return torch.mean(x, dim, keepdim)
+        return torch.mean(x, dim, keepdim, dtype=dtype)
     dims = _dims("mean", x, dim)
     if _are_all(x, dims):
         n = x.numel()
@@ -73,7 +73,7 @@ def prod(
     Arguments and errors as of :func:`sum`."""
     x = converted("prod", input, dtype)
     if not taken("prod", input=x):
-        return torch.prod(x) if dim is None else torch.prod(x, dim, keepdim)
+        return torch.prod(x, dtype=dtype) if dim is None else torch.prod(x, dim, keepdim, dtype=dtype)
     return _reduced("prod", "row_prod", x, dim, keepdim, config)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, config:
         IndexError: a dimension that is none.
     """
     x = converted("cumsum", input, dtype)
-    return _scanned("cumsum", torch.cumsum, x, dim, config)
+    return _scanned("cumsum", partial(torch.cumsum, dtype=dtype), x, dim, config)
 
 
 @needs("cumprod")
@@ -32,7 +33,7 @@ def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, config
     """The running product along ``dim``, as ``torch.cumprod``; its gradient is ATen's. Arguments and errors as of
     :func:`cumsum`."""
     x = converted("cumprod", input, dtype)
-    return _scanned("cumprod", torch.cumprod, x, dim, config)
+    return _scanned("cumprod", partial(torch.cumprod, dtype=dtype), x, dim, config)
 
 
 @needs("logcumsumexp")
