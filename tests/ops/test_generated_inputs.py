@@ -186,9 +186,9 @@ def test_a_missed_column_is_wrong() -> None:
 def test_indices_must_be_equal() -> None:
     op = find("row_argmax")
     x = torch.zeros(4, 8)
-    ops.judge(op, [x], [torch.zeros(4, dtype=torch.int64)])
+    ops.judge(op, [x, 1.0], [torch.zeros(4, dtype=torch.int64)])
     with pytest.raises(ops.WrongResult, match="1 of 4 elements differ"):
-        ops.judge(op, [x], [torch.tensor([0, 0, 1, 0])])
+        ops.judge(op, [x, 1.0], [torch.tensor([0, 0, 1, 0])])
 
 
 def test_a_wrong_dtype_and_a_missing_result_are_wrong() -> None:
