@@ -23,7 +23,7 @@ def row_mean(x):
 @op(x="T[..., N]", sign="float", mirror="float", T=FLOATS, grad=True)
 def row_amax(x, sign, mirror):
     """The largest element; with sign -1 the smallest; with mirror -1, instead of 1, of the magnitudes."""
-    return (torch.maximum(x, x * mirror) * sign).amax(-1) * sign
+    return (torch.where(x < 0, x * mirror, x) * sign).amax(-1) * sign
 
 
 @op(x="T[..., N]", sign="float", T=FLOATS)

@@ -214,8 +214,10 @@ def norm(
 
 
 def _norm(function: str, x: Tensor, order: float, dim: Dims, keepdim: bool, config: Config) -> Tensor:
+    """As in ATen a norm of 0 has the gradient 0."""
     if math.isinf(order):
-        return _extreme(function, x, dim, keepdim, math.copysign(1.0, order), -1.0, config)
+        found = _extreme(function, x, dim, keepdim, math.copysign(1.0, order), -1.0, config)
+        return torch.where(found == 0, found.detach(), found) if found.requires_grad else found
     if order not in _ORDERS:
         return _norm_of_powers(function, x, order, dim, keepdim, config)
     dims = _dims(function, x, dim)
@@ -227,7 +229,7 @@ def _norm(function: str, x: Tensor, order: float, dim: Dims, keepdim: bool, conf
 
 
 def _norm_of_powers(function: str, x: Tensor, order: float, dim: Dims, keepdim: bool, config: Config) -> Tensor:
-    """As in ATen a zero has the gradient 0, and so has a norm of 0."""
+    """As in ATen a zero has the gradient 0."""
     if order == 0:
         return sum((x.detach() != 0).to(x.dtype), dim, keepdim, config=config)
     is_zero = x == 0
