@@ -228,3 +228,9 @@ def test_the_exact_graph_converts_to_nothing_narrower() -> None:
     expected = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
     assert exact.dtype == torch.float64
     torch.testing.assert_close(exact, expected, rtol=1e-14, atol=1e-14)
+
+
+def test_as_many_as_there_are_where_they_are_few() -> None:
+    """What topk is timed with: 50, or the whole row."""
+    for n, k in ((1000, 50), (7, 7), (0, 0)):
+        assert inputs.of_shape(find("topk"), (3, n), "bf16").arguments("cpu")[1] == k
