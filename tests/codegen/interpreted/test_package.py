@@ -50,7 +50,8 @@ def arguments(name: str, dtype: str, leading: tuple[int, ...], n: int) -> dict[s
             continue
         shape = [*(leading if spec.leading else ()), *(sizes.get(s, s) for s in spec.sizes)]
         of = DTYPES.get(spec.dtype) or DTYPES[{"T": dtype, "I": "i64"}[spec.dtype]]
-        found[param] = torch.randn(shape).to(of) if of.is_floating_point else torch.randint(0, 2 if of == torch.bool else n, shape).to(of)
+        most = 2 if of == torch.bool else n
+        found[param] = torch.randn(shape).to(of) if of.is_floating_point else torch.randint(0, most, shape).to(of)
     return found
 
 
