@@ -95,8 +95,8 @@ PEERS: Mapping[str, Callable[..., Peer]] = {
     "swiglu": _with(lambda gate, up: F.silu(gate) * up),
     "row_sum": _with(lambda x: x.sum(-1)),
     "row_mean": _with(lambda x: x.mean(-1)),
-    "row_amax": _with(lambda x: x.amax(-1)),
-    "row_argmax": _with(lambda x: x.argmax(-1)),
+    "row_amax": _with(lambda x, sign, mirror: x.amax(-1)),  # with sign and mirror 1
+    "row_argmax": _with(lambda x, sign: x.argmax(-1)),
     "cumsum": _with(lambda x: x.cumsum(-1)),
     "cumsum_backward": _with(lambda grad: grad.flip(-1).cumsum(-1).flip(-1)),
     "cumprod": _with(lambda x: x.cumprod(-1)),
@@ -105,7 +105,7 @@ PEERS: Mapping[str, Callable[..., Peer]] = {
     "logcumsumexp": _with(lambda x: torch.logcumsumexp(x, -1)),
     "sort": _with(lambda x, descending: torch.sort(x, -1, descending)),
     "topk": _with(lambda x, k, largest: torch.topk(x, k, -1, largest)),
-    "row_var_mean": _with(lambda x: torch.var_mean(x, -1)),
+    "row_var_mean": _with(lambda x, bessel, power: torch.var_mean(x, -1, correction=0)),  # with bessel and power 1
     "column_sum": _with(lambda x: x.sum(0)),
     "softmax_backward": _softmax_backward("softmax"),
     "log_softmax_backward": _softmax_backward("log_softmax"),

@@ -1,4 +1,7 @@
-"""Reductions along the last dimension."""
+"""Reductions along the last dimension, over the rows of a matrix, and over all of a tensor.
+
+Numbers make one op serve several functions of tk.functional: an op for each would cost the wheel a set of kernels. The
+ops over all of a tensor are split over programs; where partial results are exact, rows are used twice instead."""
 
 import torch
 
@@ -17,23 +20,73 @@ def row_mean(x):
     return x.mean(-1)
 
 
-@op(x="T[..., N]", T=FLOATS, grad=True)
-def row_amax(x):
-    return x.amax(-1)
+@op(x="T[..., N]", sign="float", mirror="float", T=FLOATS, grad=True)
+def row_amax(x, sign, mirror):
+    """The largest element; with sign -1 the smallest; with mirror -1, instead of 1, of the magnitudes."""
+    return (torch.where(x < 0, x * mirror, x) * sign).amax(-1) * sign
+
+
+@op(x="T[..., N]", sign="float", T=FLOATS)
+def row_argmax(x, sign):
+    """The first index of the largest element, or of the first NaN; with sign -1 of the smallest."""
+    return (x * sign).argmax(-1)
 
 
 @op(x="T[..., N]", T=FLOATS)
-def row_argmax(x):
-    """The first index of the largest element, or of the first NaN."""
-    return x.argmax(-1)
+def row_prod(x):
+    """tk.generated.gradients has its gradient."""
+    return x.prod(-1)
 
 
-@op(x="T[..., N]", T=FLOATS)
-def row_var_mean(x):
-    """(var, mean), the variance unbiased. tk.generated.gradients has its gradient."""
-    return torch.var_mean(x, -1)
+@op(x="bool[..., N]", wanted="int")
+def row_any(x, wanted):
+    """With wanted 1 whether any element is true, with 0 whether all are: whether not any is false."""
+    return (x.to(torch.int32) == wanted).any(-1).to(torch.int32) == wanted
+
+
+def _norm(total, root, dtype):
+    return (total**root).to(dtype)
+
+
+def _term(x, low, high):
+    size = x.float().abs()
+    return size * size.clamp(low, high)
+
+
+@op(x="T[..., N]", low="float", high="float", root="float", T=FLOATS)
+def row_norm(x, low, high, root):
+    """sum(|x| · clamp(|x|, low, high)) ** root: with (1, 1, 1) the 1-norm, with (0, inf, 0.5) the 2-norm.
+    tk.generated.gradients has its gradient."""
+    return _norm(_term(x, low, high).sum(-1), root, x.dtype)
+
+
+@op(x="T[..., N]", bessel="float", power="float", T=FLOATS)
+def row_var_mean(x, bessel, power):
+    """((bessel · var) ** power, mean), of the biased variance: bessel is n / (n - 1) for
+    the unbiased one. tk.generated.gradients has its gradient."""
+    variance, mean = torch.var_mean(x.float(), -1, correction=0)
+    return ((variance * bessel) ** power).to(x.dtype), mean.to(x.dtype)
 
 
 @op(x="T[M, N]", T=FLOATS, grad=True)
 def column_sum(x):
     return x.sum(0)
+
+
+@op(x="T[..., N]", scale="float", T=FLOATS)
+def total_sum(x, scale):
+    """The sum of all elements, scaled before it is rounded. tk.generated.gradients has its gradient."""
+    return (x.float().sum() * scale).to(x.dtype)
+
+
+@op(x="T[..., N]", low="float", high="float", root="float", T=FLOATS)
+def total_norm(x, low, high, root):
+    """row_norm of all elements."""
+    return _norm(_term(x, low, high).sum(), root, x.dtype)
+
+
+@op(x="T[..., N]", bessel="float", power="float", T=FLOATS)
+def total_var_mean(x, bessel, power):
+    """row_var_mean of all elements."""
+    variance, mean = torch.var_mean(x.float(), correction=0)
+    return ((variance * bessel) ** power).to(x.dtype), mean.to(x.dtype)

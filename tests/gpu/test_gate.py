@@ -30,7 +30,7 @@ X = (4, 64)
 CALLS = {
     "silu": lambda x: (x,),
     "softmax": lambda x: (x,),
-    "row_var_mean": lambda x: (x,),  # two results, a formula of its own
+    "row_var_mean": lambda x: (x, 1.0, 1.0),  # two results, a formula of its own
     "embedding": lambda x: (x, torch.tensor([1, 0], device=DEVICE), -1),
 }
 
@@ -53,4 +53,4 @@ def test_errors_keep_their_types() -> None:
     x = torch.randn(X, device=DEVICE)
     for needs_grad in (False, True):
         with pytest.raises(ValueError, match="config is -2"):
-            torch.ops.tk.row_var_mean(x.requires_grad_(needs_grad), -2)
+            torch.ops.tk.row_var_mean(x.requires_grad_(needs_grad), 1.0, 1.0, -2)

@@ -8,100 +8,42 @@ import importlib
 import inspect
 import itertools
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from function_samples import (
+    INDICES,
+    MIRRORED,
+    OTHER_DTYPE,
+    REFUSED_ON_CUDA,
+    TOLERANCE,
+    agree,
+    gradients,
+    samples,
+    wide,
+)
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_map_only
 
 import tk
 from tk import functional
-from tk.functional import _call
+from tk.functional import _call, reductions
 from tk.generated import register
 from tk.generated.problem import DTYPES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
 
-TOLERANCE: dict[torch.dtype, dict[str, float]] = {
-    torch.float32: dict(rtol=2e-5, atol=2e-5),
-    torch.bfloat16: dict(rtol=2e-2, atol=2e-2),
-    torch.float16: dict(rtol=3e-3, atol=3e-3),
-    torch.float64: dict(rtol=1e-12, atol=1e-12),
-}
-
-
-def wide(x: Any) -> Any:
-    return tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, x)
-
-
-def agree(actual: Any, expected: Any, dtype: torch.dtype) -> None:
-    """`expected` is worked out in fp64; shapes are those of torch, dtypes that of the argument."""
-    pairs = zip(actual, expected, strict=True) if isinstance(actual, tuple) else [(actual, expected)]
-    for a, e in pairs:
-        assert a.shape == e.shape
-        assert a.dtype == (dtype if e.is_floating_point() else e.dtype)
-        assert_close(a, e.to(a.dtype), **TOLERANCE[dtype], equal_nan=True)
-
-
 # --- torch's samples ---
-
-
-def stable_sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
-    """Where torch leaves open which of equal ones comes first, tk does not."""
-    return torch.sort(x, dim=dim, descending=descending, stable=True)
-
-
-def stable_topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    values, indices = stable_sort(x, dim, largest)
-    return (values, indices) if x.dim() == 0 else (values.narrow(dim, 0, k), indices.narrow(dim, 0, k))
-
-
-# By the name of torch's OpInfo: the function, and torch's.
-MIRRORED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "softmax": (tk.softmax, torch.softmax),
-    "log_softmax": (tk.log_softmax, torch.log_softmax),
-    "nn.functional.gelu": (tk.gelu, F.gelu),
-    "nn.functional.silu": (tk.silu, F.silu),
-    "nn.functional.layer_norm": (tk.layer_norm, F.layer_norm),
-    "nn.functional.rms_norm": (tk.rms_norm, F.rms_norm),
-    "nn.functional.group_norm": (tk.group_norm, F.group_norm),
-    "nn.functional.cross_entropy": (tk.cross_entropy, F.cross_entropy),
-    "nn.functional.embedding": (
-        lambda w, i, **kw: tk.embedding(i, w, **kw),
-        lambda w, i, **kw: F.embedding(i, w, **kw),
-    ),
-    "sum": (tk.sum, torch.sum),
-    "mean": (tk.mean, torch.mean),
-    "amax": (tk.amax, torch.amax),
-    "argmax": (tk.argmax, torch.argmax),
-    "var_mean": (tk.var_mean, torch.var_mean),
-    "logsumexp": (tk.logsumexp, torch.logsumexp),
-    "cumsum": (tk.cumsum, torch.cumsum),
-    "cumprod": (tk.cumprod, torch.cumprod),
-    "cummax": (tk.cummax, torch.cummax),
-    "cummin": (tk.cummin, torch.cummin),
-    "logcumsumexp": (tk.logcumsumexp, torch.logcumsumexp),
-    "sort": (tk.sort, stable_sort),
-    "argsort": (tk.argsort, lambda *args, **kwargs: stable_sort(*args, **kwargs)[1]),
-    "topk": (tk.topk, stable_topk),
-}
-INDICES = ("argmax", "argsort")  # results without a gradient
-
-
-def samples(name: str, dtype: torch.dtype, requires_grad: bool = False) -> Iterator[Any]:
-    found = [info for info in op_db if info.name == name and info.variant_test_name in ("", "with_dtype", "unbiased")]
-    assert found, f"torch has no samples of {name}"
-    for info in found:
-        yield from info.sample_inputs("cpu", dtype, requires_grad)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
@@ -122,14 +64,42 @@ def test_gradients_of_torchs_samples(name: str) -> None:
         assert_close(gradients(ours, args, kwargs), gradients(torchs, args, kwargs), rtol=1e-4, atol=1e-4)
 
 
-def gradients(function: Callable[..., Any], args: Any, kwargs: Any = None) -> list[Tensor | None]:
-    """Of every tensor that requires one, of a sum with fixed weights of the results."""
-    kwargs = kwargs or {}
-    sources = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.requires_grad]
-    results = function(*args, **kwargs)
-    results = [r for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad]
-    seeds = [torch.linspace(-1, 2, r.numel(), dtype=r.dtype).reshape(r.shape) for r in results]
-    return list(torch.autograd.grad(results, sources, seeds, allow_unused=True))
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool], ids=str)
+@pytest.mark.parametrize("name", MIRRORED)
+def test_torchs_samples_of_integers_are_atens(name: str, dtype: torch.dtype) -> None:
+    """Kernels have floating-point numbers alone (and truth), so on the CPU these go to ATen."""
+    ours, torchs = MIRRORED[name]
+    for s in samples(name, dtype):
+        args, kwargs = (s.input, *s.args), s.kwargs
+        assert_close(ours(*args, **kwargs), torchs(*args, **kwargs), equal_nan=True)
+
+
+def faked(x: Any) -> Any:
+    """With CUDA tensors that are not there."""
+    return tree_map_only(Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda"), x)
+
+
+@pytest.mark.parametrize("name", MIRRORED)
+def test_what_is_refused_of_torchs_samples_on_cuda(name: str) -> None:
+    """The list is short, each of its lines is needed, and all else has torch's shapes and dtypes."""
+    ours, torchs = MIRRORED[name]
+    refused = set()
+    for s in samples(name, torch.float32):
+        args, kwargs = (s.input, *s.args), s.kwargs
+        expected = torchs(*args, **kwargs)
+        with FakeTensorMode():
+            try:
+                found = ours(*faked(args), **faked(kwargs))
+            except tk.UnsupportedError as error:
+                refused.add(re.search(f"{REFUSED_ON_CUDA.get(name, OTHER_DTYPE)}|{OTHER_DTYPE}", str(error)))
+                continue
+        pairs = zip(found, expected, strict=True) if isinstance(expected, tuple) else [(found, expected)]
+        assert all((a.shape, a.dtype) == (e.shape, e.dtype) for a, e in pairs)
+    assert None not in refused
+    needed = REFUSED_ON_CUDA[name].split("|") if name in REFUSED_ON_CUDA else []
+    assert {m.group() for m in refused} - {m.group() for m in refused if re.match(OTHER_DTYPE, m.group())} == set(
+        needed
+    )
 
 
 # --- Functions of tk's own ---
@@ -258,8 +228,17 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 ALONG = {
     name: MIRRORED[name]
-    for name in ("softmax", "log_softmax", "sum", "mean", "amax", "argmax", "var_mean", "logsumexp")
-}
+    for name in (
+        "softmax", "log_softmax", "sum", "mean", "prod", "amax", "amin", "argmax", "argmin", "max", "min", "any", "all",
+        "norm", "var", "std", "var_mean", "logsumexp",
+    )
+}  # fmt: skip
+ALONG["norm"] = (
+    lambda x, *args, **kw: tk.norm(x, 2, *args, **kw),
+    lambda x, *args, **kw: torch.norm(x, 2, *args, **kw),
+)
+ONE_DIM = ("softmax", "log_softmax", "argmax", "argmin", "prod", "max", "min")  # those that take one dimension
+EXTREMES = ("amax", "amin", "argmax", "argmin", "max", "min")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -269,7 +248,7 @@ def test_every_dimension_of_every_layout(name: str, layout: str) -> None:
     x = LAYOUTS[layout](torch.randn(3, 4, 2, 5))
     for dim in range(-4, 4):
         agree(ours(x, dim), torchs(x.double(), dim), torch.float32)
-    if name not in ("softmax", "log_softmax", "argmax"):
+    if name not in ONE_DIM:
         for dims, keepdim in itertools.product([(0, 1), (2, 0), (1, -1), (0, 1, 2, 3)], (False, True)):
             agree(ours(x, dims, keepdim=keepdim), torchs(x.double(), dims, keepdim=keepdim), torch.float32)
 
@@ -279,11 +258,91 @@ def test_nothing_and_next_to_nothing(name: str) -> None:
     ours, torchs = ALONG[name]
     agree(ours(torch.tensor(1.5), 0), torchs(torch.tensor(1.5).double(), 0), torch.float32)
     agree(ours(torch.empty(0, 3), 1), torchs(torch.empty(0, 3).double(), 1), torch.float32)
-    if name not in ("amax", "argmax"):
+    if name not in EXTREMES:
         agree(ours(torch.empty(2, 0), 1), torchs(torch.empty(2, 0).double(), 1), torch.float32)
     else:
         with pytest.raises(ValueError, match="N must not be 0"):
             ours(torch.empty(2, 0), 1)
+
+
+@pytest.mark.parametrize("n", [1000, 1024, 999, 16])
+@pytest.mark.parametrize("name", ["amax", "amin", "max", "argmax", "argmin", "any", "all"])
+def test_all_of_a_tensor_by_parts(name: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of equal ones the first part's, of NaN the first; the rest that fills no part counts."""
+    monkeypatch.setattr(reductions, "PART", 8)
+    monkeypatch.setattr(reductions, "MANY", 16)
+    ours, torchs = MIRRORED[name]
+    repeated = torch.arange(n, dtype=torch.float32) % 7
+    last = torch.zeros(n)
+    last[-1] = -1.0
+    with_nan = repeated.clone()
+    with_nan[[n // 2, n // 2 + 1]] = float("nan")
+    for x in (
+        repeated,
+        -repeated,
+        last,
+        -last,
+        with_nan,
+        torch.zeros(n),
+        torch.ones(n),
+        repeated[: n // 8 * 8].view(8, -1).t(),
+    ):
+        assert_close(ours(x), torchs(x), rtol=0, atol=0, equal_nan=True)
+        if name != "max":  # which takes keepdim with a dimension only
+            assert ours(x, keepdim=True).shape == (1,) * x.dim()
+
+
+WHOLE = ("sum", "mean", "amax", "amin", "norm", "var", "std", "var_mean")
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_all_of_a_tensor_in_any_order(name: str) -> None:
+    """Rows of 4096, of 256, of 16 and of 1; another order of dimensions; gaps."""
+    ours, torchs = ALONG[name]
+    shapes = ((4, 4096), (3, 256), (5, 16), (7, 3), (17,))
+    given = [torch.randn(shape) for shape in shapes]
+    image = torch.randn(2, 3, 4, 5)
+    given += [given[1].t(), given[4][::2], given[0][:, :-1], image.to(memory_format=torch.channels_last), image.mT]
+    for x in given:
+        agree(ours(x), torchs(x.double()), torch.float32)
+        (found,), (expected,) = gradients(ours, [x.requires_grad_()]), gradients(torchs, [x])
+        assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_sum_of_everything_is_rounded_once() -> None:
+    x = torch.full((70_000,), 1.0).bfloat16()
+    assert tk.sum(x) == 70144 and tk.mean(x) == 1 and tk.norm(x) == 264  # the nearest of bfloat16
+
+
+def test_equal_ones_of_everything_share_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reductions, "PART", 2)
+    monkeypatch.setattr(reductions, "MANY", 4)
+    for ours, torchs in ((tk.amax, torch.amax), (tk.max, torch.max), (tk.min, torch.min)):
+        x = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.5], requires_grad=True)
+        assert_close(gradients(ours, [x]), gradients(torchs, [x]))
+
+
+def test_truth_of_other_dtypes() -> None:
+    for dtype in (torch.bool, torch.uint8, torch.int64, torch.float64, torch.bfloat16):
+        for values in ([[0, 0], [0, 1]], [[1, 1], [1, 1]], [[0, 0], [0, 0]]):
+            y = torch.tensor(values, dtype=dtype)
+            for ours, torchs in ((tk.any, torch.any), (tk.all, torch.all)):
+                assert_close(ours(y), torchs(y))
+                assert_close(ours(y, 1, True), torchs(y, 1, True))
+    y = torch.tensor([[float("nan"), 0.0], [float("nan"), 1.0]])
+    assert tk.any(y, 1).tolist() == [True, True] and tk.all(y, 1).tolist() == [False, True]
+    assert tk.any(torch.empty(2, 0), 1).tolist() == [False, False] and tk.all(torch.empty(0)).item() is True
+
+
+@pytest.mark.parametrize("order", [0, 0.5, 1, 2, 3, -1, -2, float("inf"), float("-inf")])
+def test_norms_of_zeros_and_their_gradients(order: float) -> None:
+    y = torch.tensor([[0.0, 0.0, 0.0], [0.0, 3.0, -4.0], [1.0, -2.0, 2.0]])
+    for dim in (1, None):
+        assert_close(tk.vector_norm(y, order, dim), torch.linalg.vector_norm(y, order, dim))
+        if order != 0:  # of which torch has no gradient to ask for
+            args = [y.requires_grad_(), order, dim]
+            assert_close(gradients(tk.vector_norm, args), gradients(torch.linalg.vector_norm, args))
+        y = y.detach()
 
 
 def test_group_norm_of_every_layout() -> None:
@@ -341,6 +400,55 @@ def test_topk_of_equal_ones_and_of_too_many() -> None:
         tk.topk(x, 6)
 
 
+# --- Autocast ---
+
+
+@contextmanager
+def autocast(device: str) -> Iterator[None]:
+    """As torch.autocast, on machines without the device too."""
+    torch.set_autocast_enabled(device, True)
+    torch.set_autocast_dtype(device, torch.bfloat16)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, False)
+
+
+UNDER_AUTOCAST: dict[str, tuple[Any, ...]] = {
+    "softmax": (-1,), "log_softmax": (-1,), "nn.functional.layer_norm": ((4,),), "nn.functional.rms_norm": ((4,),),
+    "nn.functional.group_norm": (2,), "nn.functional.gelu": (), "nn.functional.silu": (), "topk": (2,), "cumsum": (0,),
+    "cumprod": (0,), "cummax": (0,), "cummin": (0,), "logcumsumexp": (0,), "logsumexp": (0,), "linalg.vector_norm": (),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", [n for n in MIRRORED if not n.endswith(("cross_entropy", "embedding"))])
+def test_autocast_as_aten(name: str, device: str) -> None:
+    """On the CPU a few of ATen's are in float32, on CUDA many; a dtype that is asked for is kept."""
+    ours, torchs = MIRRORED[name]
+    with FakeTensorMode(), autocast(device):
+        for dtype in (torch.bfloat16, torch.float32):
+            y = torch.empty(4, 4, dtype=dtype, device=device)
+            found, expected = (f(y, *UNDER_AUTOCAST.get(name, ())) for f in (ours, torchs))
+            found, expected = (t[0] if isinstance(t, tuple) else t for t in (found, expected))
+            assert found.dtype == expected.dtype
+        if name in ("sum", "prod", "cumsum", "cumprod", "softmax", "log_softmax"):
+            asked = torch.bfloat16
+            assert ours(y, 0, dtype=asked).dtype == torchs(y, 0, dtype=asked).dtype == asked
+
+
+def test_autocast_of_several_tensors() -> None:
+    """Weights in float32 beside a 16-bit input are usual there."""
+    with FakeTensorMode(), autocast("cuda"):
+        y, weight = torch.empty(2, 4, dtype=torch.bfloat16, device="cuda"), torch.empty(4, device="cuda")
+        target = torch.empty(2, dtype=torch.int64, device="cuda")
+        for found in (
+            tk.layer_norm(y, (4,), weight, weight), tk.rms_norm(y, (4,), weight), tk.group_norm(y, 2, weight, weight),
+            tk.cross_entropy(y, target),
+        ):  # fmt: skip
+            assert found.dtype == torch.float32
+
+
 # --- Fakes and graphs ---
 
 
@@ -348,7 +456,10 @@ def everything(x: Tensor, weight: Tensor, index: Tensor, cos: Tensor, sin: Tenso
     """x [2, 6, 6], weight [6], index [2, 6] below 6, cos and sin [6, 3]."""
     return [
         tk.softmax(x, 1), tk.log_softmax(x, -1), tk.logsumexp(x, (0, 2)), tk.sum(x, 0), tk.sum(x), tk.mean(x, -1, True),
-        tk.amax(x, (1, 2)), tk.argmax(x), *tk.var_mean(x, 1), tk.gelu(x, weight), tk.silu(x), tk.swiglu(x),
+        tk.amax(x, (1, 2)), tk.argmax(x), *tk.var_mean(x, 1), tk.prod(x, 1), tk.amin(x), tk.argmin(x, 0), tk.max(x),
+        *tk.max(x, 1), *tk.min(x, 0, True), tk.any(x, 1), tk.all(x), tk.mean(x), tk.norm(x), tk.vector_norm(x, 1, 0),
+        tk.vector_norm(x, 3, 2), tk.vector_norm(x, float("inf")), tk.var(x), tk.std(x, -1, correction=0),
+        tk.gelu(x, weight), tk.silu(x), tk.swiglu(x),
         tk.geglu(x, x, "tanh"), tk.layer_norm(x, (6,), weight), tk.rms_norm(x, (6, 6)), tk.group_norm(x, 2, weight),
         *tk.add_rms_norm(x, x, weight), *tk.add_layer_norm(x, x), tk.rope(x, cos, sin), tk.rope(x, cos, sin, True),
         *tk.quantize_fp8(x, "row"), tk.embedding(index, x[0], 2), tk.cross_entropy(x, index, label_smoothing=0.1),
@@ -403,7 +514,7 @@ def on_cuda(call: Callable[[Callable[..., Tensor]], Any]) -> Any:
         return call(lambda *shape, dtype=torch.bfloat16: torch.empty(shape, dtype=dtype, device="cuda"))
 
 
-REFUSED_ON_CUDA: dict[str, tuple[Callable[[Any], Any], str]] = {
+REFUSED_CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "fp64": (
         lambda t: tk.softmax(t(3, dtype=torch.float64), 0),
         "softmax: input is float64; on cuda it takes bfloat16",
@@ -414,7 +525,7 @@ REFUSED_ON_CUDA: dict[str, tuple[Callable[[Any], Any], str]] = {
         "rms_norm: input is bfloat16, weight is float32; .* all of one dtype",
     ),
     "table": (lambda t: tk.rope(t(2, 4), *[t(2, 2, dtype=torch.float16)] * 2), "cos is torch.float16, must be float32"),
-    "correction": (lambda t: tk.var_mean(t(3), correction=0), "a correction of 0 is there on the CPU only"),
+    "nuclear": (lambda t: tk.norm(t(3, 3), "nuc"), "norm: the nuclear norm is there on the CPU only"),
     "class weights": (
         lambda t: tk.cross_entropy(t(2, 3), t(2, dtype=torch.int64), t(3)),
         "weight is there on the CPU only",
@@ -427,9 +538,9 @@ REFUSED_ON_CUDA: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED_ON_CUDA)
+@pytest.mark.parametrize("name", REFUSED_CALLS)
 def test_what_no_kernel_takes_is_refused_on_cuda(name: str) -> None:
-    call, message = REFUSED_ON_CUDA[name]
+    call, message = REFUSED_CALLS[name]
     with pytest.raises(tk.UnsupportedError, match=message):
         on_cuda(call)
 
@@ -493,7 +604,7 @@ def test_importing_tk_leaves_the_functions_alone() -> None:
 
 
 # Of integers, or of the dtypes that others are converted to.
-OTHER_DTYPES = ("fill_integers", "bucketize", "searchsorted", "embedding_backward")
+OTHER_DTYPES = ("fill_integers", "row_any", "bucketize", "searchsorted", "embedding_backward")
 
 
 @pytest.mark.parametrize("name", functional.FUNCTIONS)

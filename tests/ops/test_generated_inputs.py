@@ -186,9 +186,9 @@ def test_a_missed_column_is_wrong() -> None:
 def test_indices_must_be_equal() -> None:
     op = find("row_argmax")
     x = torch.zeros(4, 8)
-    ops.judge(op, [x], [torch.zeros(4, dtype=torch.int64)])
+    ops.judge(op, [x, 1.0], [torch.zeros(4, dtype=torch.int64)])
     with pytest.raises(ops.WrongResult, match="1 of 4 elements differ"):
-        ops.judge(op, [x], [torch.tensor([0, 0, 1, 0])])
+        ops.judge(op, [x, 1.0], [torch.tensor([0, 0, 1, 0])])
 
 
 def test_a_wrong_dtype_and_a_missing_result_are_wrong() -> None:
@@ -228,3 +228,9 @@ def test_the_exact_graph_converts_to_nothing_narrower() -> None:
     expected = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
     assert exact.dtype == torch.float64
     torch.testing.assert_close(exact, expected, rtol=1e-14, atol=1e-14)
+
+
+def test_as_many_as_there_are_where_they_are_few() -> None:
+    """What topk is timed with: 50, or the whole row."""
+    for n, k in ((1000, 50), (7, 7), (0, 0)):
+        assert inputs.of_shape(find("topk"), (3, n), "bf16").arguments("cpu")[1] == k

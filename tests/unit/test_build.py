@@ -631,7 +631,8 @@ def test_the_packages_own_kernels_plan_for_every_wheel_target(tmp_path):
         sample = plan_pack(package_families(), target, tmp_path, sample=True)
         for whole, part in zip(full.ops, sample.ops, strict=True):
             assert len(part.variants) <= len(whole.variants)
-            assert bool(part.variants) == bool(whole.variants), "an op that the target has, its sample has too"
+            has_sample = bool(whole.variants) and whole.grid.family.sampled
+            assert bool(part.variants) == has_sample, "an op that the target has, its sample has too"
         assert sum(len(op.variants) for op in sample.ops) < sum(len(op.variants) for op in full.ops) / 2
 
 

@@ -28,7 +28,7 @@ from tk.codegen.schedule import (
     scratch_buffers,
     secondary_setting,
 )
-from tk.codegen.settings import Setting
+from tk.codegen.settings import SELDOM_CALLED, Setting
 from tk.codegen.split import Parts, Splitter
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
 from tk.codegen.trace import LEADING, Trace, flag_values, trace_all, trace_backward, where
@@ -345,8 +345,8 @@ class Generated:
         return found
 
     def _is_everywhere(self, graph: Graph, point: Point, setting: Setting, way: str, place: int) -> bool:
-        """Whether an architecture on which nothing was measured has it, and fp16: the wheel has no room for all, nor
-        for twice all. A reduction that is split there is so in every merged layout."""
+        """Whether an architecture on which nothing was measured has it, and fp16, and an op that is seldom called: the
+        wheel has no room for all, nor for twice all. A reduction that is split there is so in every merged layout."""
         has_split = bool(graph.parts) and LAYOUT_BY_NAME[point.layout].merged and way == "whole"
         return (place == 0 or setting.everywhere) and not has_split
 
@@ -369,7 +369,7 @@ class Generated:
             if not can_run(by_label[point.graph], point.arch):
                 return None
             graph = by_label[point.graph]
-            has_few = point.arch < 90 or "fp16" in graph.trace.dtypes.values()
+            has_few = point.arch < 90 or "fp16" in graph.trace.dtypes.values() or self.name in SELDOM_CALLED
             if has_few and not self._is_everywhere(graph, point, setting, way, place(point)):
                 return None
             return self.plan(graph, LAYOUT_BY_NAME[point.layout], setting, way)
@@ -435,7 +435,7 @@ def generate_any(
 ) -> Generated | GeneratedLists:
     """:func:`generate`, of functions of lists too."""
     if any(spec.is_list for spec in signature.tensors.values()):
-        return generate_lists(fn, signature, name, grad)
+        return generate_lists(fn, signature, name, grad, debug)
     return generate(fn, signature, name, grad, debug)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -38,6 +38,7 @@ from tk.aot.spec import (
     Selector,
     require,
 )
+from tk.codegen import debug as debug_variant
 from tk.codegen import ir, passes, source
 from tk.codegen.errors import TraceError
 from tk.codegen.lower import IR_DTYPES, lower
@@ -76,6 +77,7 @@ class GeneratedLists:
     signature: Signature  # as declared
     graphs: tuple[ListGraph, ...]
     doc: str = ""
+    debug: bool = False
 
     @property
     def families(self) -> list[Family]:
@@ -158,7 +160,7 @@ class GeneratedLists:
     # --- The kernels ---
 
     def plan(self, graph: ListGraph, layout: str) -> Plan:
-        launches = [ListLaunch(k, self.op, layout == ALIGNED) for k in graph.kernels]
+        launches = [ListLaunch(k, self.op, layout == ALIGNED, self.debug) for k in graph.kernels]
         aligned = [require(t.stride(0) == 16, f"tensors of {t.name} on 16 bytes")
                    for t, spec in zip(self.op.tensors, self.signature.tensors.values(), strict=True)
                    if layout == ALIGNED and spec.leading]  # fmt: skip
@@ -205,6 +207,7 @@ class ListLaunch:
     kernel: ir.Kernel
     op: Op
     aligned: bool
+    debug: bool = False
     lines: list[str] = field(default_factory=list)
 
     @property
@@ -228,7 +231,9 @@ class ListLaunch:
         text = source.module_text(self.kernel.name, "\n".join([head, *body]) + "\n")
         per_program, programs = (LANES, "places") if self.is_per_place else (1, "chunks")
         grid = ceil_div(self.op.local(programs), per_program)
-        return Launch(source.function(self.kernel.name, text), args, (grid, 1, 1), num_warps=4, num_stages=1)
+        options = debug_variant.OPTIONS if self.debug else {}
+        fn = source.function(self.kernel.name, text)
+        return Launch(fn, args, (grid, 1, 1), num_warps=4, num_stages=1, options=options)
 
     def _address(self, dtype: str) -> str:
         return f".to(tl.pointer_type({TL_DTYPES[dtype]}))"
@@ -285,6 +290,7 @@ class ListLaunch:
 
     def _values(self, values: Sequence[ir.Value], ints: dict[str, Arg], mask: str, at: str, depth: int) -> list[str]:
         printer = _ListPrinter(self.kernel, self.op, ints, mask, at, self.is_per_place)
+        printer.debug = self.op.name if self.debug else ""
         printer.out.depth = depth
         for v in values:
             printer._value(v)
@@ -318,6 +324,12 @@ class _ListPrinter(Printer):
     def _mask(self, v: ir.Value) -> str:
         return self.guard if self._is_per_element(v) or self.per_place else ""
 
+    def mask_text(self, v: ir.Value) -> str:
+        return self._mask(v).removeprefix(", mask=")
+
+    def shape_of(self, dims: Iterable[str]) -> str:
+        return f"[{LANES if self.per_place else BLOCK}]"
+
 
 # --- From a function ---
 
@@ -344,8 +356,11 @@ class _OfOnePlace:
             )
 
 
-def generate_lists(fn: Callable[..., Any], signature: Signature, name: str, grad: bool) -> GeneratedLists:
-    """Raises TraceError for what cannot be generated."""
+def generate_lists(
+    fn: Callable[..., Any], signature: Signature, name: str, grad: bool, debug: bool = False
+) -> GeneratedLists:
+    """Raises TraceError for what cannot be generated. debug: the variant that reports what is not finite; there is no
+    index to check, since every tensor is read and written at one place."""
     _check_signature(fn, signature, grad)
     element = Signature(
         {n: replace(s, is_list=False) if isinstance(s, TensorSpec) else s for n, s in signature.params.items()},
@@ -357,7 +372,7 @@ def generate_lists(fn: Callable[..., Any], signature: Signature, name: str, grad
     if len({tuple(t.mutated) for t in traces}) > 1:
         raise TraceError(f"{where(fn)}: what is changed in place differs between dtypes or flags")
     graphs = tuple(ListGraph(t, _lowered(fn, t, name)) for t in traces)
-    return GeneratedLists(name, signature, graphs, (fn.__doc__ or "").strip())
+    return GeneratedLists(name, signature, graphs, (fn.__doc__ or "").strip(), debug)
 
 
 def _check_signature(fn: Callable[..., Any], signature: Signature, grad: bool) -> None:

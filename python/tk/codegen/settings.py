@@ -133,6 +133,10 @@ SETTINGS: Table = {
     },
 }  # fmt: skip
 
+# Ops of the package that have few settings on every architecture and in every dtype (those that are `everywhere`, and
+# the first of each layout): there is no room in the wheel for all of what is seldom called.
+SELDOM_CALLED = frozenset({"row_any", "row_norm", "row_prod"})
+
 _table: Table = SETTINGS
 
 

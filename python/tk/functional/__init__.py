@@ -6,6 +6,7 @@ A file per family. Of every function holds:
   float32 and rounded once.
 - On the CPU, what the op does not take (float64, mixed dtypes, an argument that no kernel has) goes to ATen. On CUDA it
   is a ``tk.UnsupportedError``.
+- Under autocast those that ATen's lists have in float32 work and answer in float32.
 - Shapes that do not go together are a ``ValueError``, what is no tensor a ``TypeError``.
 - ``config``: a config's name or number, for this call; by default the predicted fastest.
 """

@@ -13,6 +13,17 @@ from tk.generated import register
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 Config = str | int | None
+
+# What ATen's autocast computes in float32; all others of this package's functions keep the dtypes that they are given.
+AUTOCAST_TO_FLOAT32 = {
+    "cpu": frozenset({"cross_entropy", "prod"}),
+    "cuda": frozenset(
+        {
+            "cross_entropy", "cumprod", "cumsum", "group_norm", "layer_norm", "log_softmax", "logsumexp", "norm",
+            "prod", "rms_norm", "softmax", "sum", "vector_norm",
+        }
+    ),
+}  # fmt: skip
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _wanted: set[str] = set()
@@ -44,6 +55,20 @@ def bind(function: Callable[..., Any]) -> bool:
 def run(op: str, *args: Any, config: Config = None) -> Any:
     """Calls ``torch.ops.tk.<op>`` with the modes and pins of ``tk.config``."""
     return _ops[op](*args, config=config)
+
+
+def autocast(function: str, x: Any) -> Any:
+    """A 16-bit tensor in float32 where autocast is on and ATen's lists have the function; all else as it is."""
+    if isinstance(x, Tensor) and x.dtype in (torch.bfloat16, torch.float16):
+        device = x.device.type
+        if function in AUTOCAST_TO_FLOAT32.get(device, ()) and torch.is_autocast_enabled(device):
+            return x.float()
+    return x
+
+
+def converted(function: str, x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """x in the dtype that a call asks for, or in autocast's."""
+    return autocast(function, x) if dtype is None else x.to(dtype)
 
 
 def taken(function: str, **tensors: Tensor | None) -> bool:

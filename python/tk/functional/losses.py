@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import _reduction
 
-from tk.functional._call import Config, needs, only_aten_has, run, taken
+from tk.functional._call import Config, autocast, needs, only_aten_has, run, taken
 
 __all__ = ["cross_entropy"]
 
@@ -41,6 +41,7 @@ def cross_entropy(
     Returns:
         A 0-d tensor, or the shape of target; of the dtype of input.
     """
+    input, weight = autocast("cross_entropy", input), autocast("cross_entropy", weight)
     is_taken = taken("cross_entropy", input=input)
     reduction = _reduction_of(size_average, reduce, reduction)
     if not 0 <= label_smoothing <= 1:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tk.functional._call import FLOATS, Config, needs, product, run, taken
+from tk.functional._call import FLOATS, Config, autocast, needs, product, run, taken
 
 __all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "layer_norm", "rms_norm"]
 
@@ -32,6 +32,7 @@ def layer_norm(
     Returns:
         The shape and dtype of input.
     """
+    input, weight, bias = (autocast("layer_norm", t) for t in (input, weight, bias))
     is_taken = taken("layer_norm", input=input, weight=weight, bias=bias)
     shape = _check("layer_norm", input, normalized_shape, weight=weight, bias=bias)
     if not is_taken:
@@ -57,6 +58,7 @@ def rms_norm(
         weight: ``normalized_shape``; a missing one counts as 1.
         eps: by default float32's, as torch has it for 16 bits too.
     """
+    input, weight = (autocast("rms_norm", t) for t in (input, weight))
     is_taken = taken("rms_norm", input=input, weight=weight)
     shape = _check("rms_norm", input, normalized_shape, weight=weight)
     if not is_taken:
@@ -84,6 +86,7 @@ def group_norm(
             channels-last one it is copied.
         weight, bias: ``[C]``; missing ones count as 1 and 0.
     """
+    input, weight, bias = (autocast("group_norm", t) for t in (input, weight, bias))
     is_taken = taken("group_norm", input=input, weight=weight, bias=bias)
     if input.dim() < 2 or num_groups < 1 or input.shape[1] % num_groups:
         raise ValueError(

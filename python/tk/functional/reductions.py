@@ -1,21 +1,28 @@
 """Reductions over any dimensions. The reduced ones are made the last, and one; where they do not run together in memory
-that costs a copy."""
+that costs a copy. All of a tensor is reduced by many programs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tk.functional._call import Config, needs, only_aten_has, product, run, taken, wrap
+from tk.functional._call import Config, autocast, converted, needs, only_aten_has, product, run, taken, wrap
 
-__all__ = ["amax", "argmax", "logsumexp", "mean", "sum", "var_mean"]
+__all__ = [
+    "all", "amax", "amin", "any", "argmax", "argmin", "logsumexp", "max", "mean", "min", "norm", "prod", "std", "sum",
+    "var", "var_mean", "vector_norm",
+]  # fmt: skip
 
 Dims = int | list[int] | tuple[int, ...] | None
 
+# --- Sums ---
 
-@needs("row_sum", "column_sum")
+
+@needs("row_sum", "column_sum", "total_sum")
 def sum(
     input: Tensor, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None, *, config: Config = None
 ) -> Tensor:
@@ -29,10 +36,12 @@ def sum(
     Raises:
         IndexError: a dimension that is none. ValueError: one given twice.
     """
-    x = input if dtype is None else input.to(dtype)
+    x = converted("sum", input, dtype)
     if not taken("sum", input=x):
-        return torch.sum(x, dim, keepdim)
+        return torch.sum(x, dim, keepdim, dtype=dtype)
     dims = _dims("sum", x, dim)
+    if _are_all(x, dims):
+        return _kept(run("total_sum", _whole(x), 1.0, config=config), dims, keepdim)
     if _are_first(x, dims):
         kept = x.shape[len(dims) :]
         columns = x.reshape(product(x.shape[: len(dims)]), product(kept))
@@ -40,15 +49,46 @@ def sum(
     return _kept(run("row_sum", _rows(x, dims), config=config), dims, keepdim)
 
 
-@needs("row_mean")
+@needs("row_mean", "total_sum")
 def mean(
     input: Tensor, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None, *, config: Config = None
 ) -> Tensor:
     """The mean over ``dim``, as ``torch.mean``. Arguments and errors as of :func:`sum`."""
-    x = input if dtype is None else input.to(dtype)
+    x = converted("mean", input, dtype)
     if not taken("mean", input=x):
-        return torch.mean(x, dim, keepdim)
-    return _reduced("mean", x, dim, keepdim, config)
+        return torch.mean(x, dim, keepdim, dtype=dtype)
+    dims = _dims("mean", x, dim)
+    if _are_all(x, dims):
+        n = x.numel()
+        return _kept(run("total_sum", _whole(x), 1 / n if n else math.nan, config=config), dims, keepdim)
+    return _kept(run("row_mean", _rows(x, dims), config=config), dims, keepdim)
+
+
+@needs("row_prod")
+def prod(
+    input: Tensor, dim: int | None = None, keepdim: bool = False, dtype: torch.dtype | None = None, *,
+    config: Config = None,
+) -> Tensor:  # fmt: skip
+    """The product over ``dim``, or of all, as ``torch.prod``: of float32, rounded once. That of all is one program's.
+    Arguments and errors as of :func:`sum`."""
+    x = converted("prod", input, dtype)
+    if not taken("prod", input=x):
+        return torch.prod(x, dtype=dtype) if dim is None else torch.prod(x, dim, keepdim, dtype=dtype)
+    return _reduced("prod", "row_prod", x, dim, keepdim, config)
+
+
+@needs("logsumexp")
+def logsumexp(
+    input: Tensor, dim: int | list[int] | tuple[int, ...], keepdim: bool = False, *, config: Config = None
+) -> Tensor:
+    """``log(sum(exp(x)))`` over ``dim``, as ``torch.logsumexp``. Arguments and errors as of :func:`sum`."""
+    x = autocast("logsumexp", input)
+    if not taken("logsumexp", input=x):
+        return torch.logsumexp(x, dim, keepdim)
+    return _reduced("logsumexp", "logsumexp", x, dim, keepdim, config)
+
+
+# --- Extremes ---
 
 
 @needs("row_amax")
@@ -57,7 +97,15 @@ def amax(input: Tensor, dim: Dims = (), keepdim: bool = False, *, config: Config
     errors as of :func:`sum`; no reduced dimension may have size 0 (ValueError)."""
     if not taken("amax", input=input):
         return torch.amax(input, () if dim is None else dim, keepdim)
-    return _reduced("amax", input, dim, keepdim, config)
+    return _extreme("amax", input, dim, keepdim, 1.0, 1.0, config)
+
+
+@needs("row_amax")
+def amin(input: Tensor, dim: Dims = (), keepdim: bool = False, *, config: Config = None) -> Tensor:
+    """The smallest element, as ``torch.amin``. All else as of :func:`amax`."""
+    if not taken("amin", input=input):
+        return torch.amin(input, () if dim is None else dim, keepdim)
+    return _extreme("amin", input, dim, keepdim, -1.0, 1.0, config)
 
 
 @needs("row_argmax")
@@ -66,23 +114,139 @@ def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False, *, conf
     Without ``dim`` of the flattened input. Errors as of :func:`amax`."""
     if not taken("argmax", input=input):
         return torch.argmax(input, dim, keepdim)
-    return _reduced("argmax", input, dim, keepdim, config)
+    return _place("argmax", input, dim, keepdim, 1.0, config)
 
 
-@needs("logsumexp")
-def logsumexp(
-    input: Tensor, dim: int | list[int] | tuple[int, ...], keepdim: bool = False, *, config: Config = None
+@needs("row_argmax")
+def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False, *, config: Config = None) -> Tensor:
+    """The index (int64) of the smallest element, as ``torch.argmin``. All else as of :func:`argmax`."""
+    if not taken("argmin", input=input):
+        return torch.argmin(input, dim, keepdim)
+    return _place("argmin", input, dim, keepdim, -1.0, config)
+
+
+@needs("row_amax", "row_argmax")
+def max(input: Tensor, dim: int | None = None, keepdim: bool = False, *, config: Config = None) -> Any:
+    """The largest element of all, or (values, indices) along ``dim``, as ``torch.max``: among equal ones the first, to
+    which the gradient goes. Errors as of :func:`amax`. The larger of two tensors is ``torch.maximum``."""
+    return _value_and_place("max", torch.max, input, dim, keepdim, 1.0, config)
+
+
+@needs("row_amax", "row_argmax")
+def min(input: Tensor, dim: int | None = None, keepdim: bool = False, *, config: Config = None) -> Any:
+    """The smallest element of all, or (values, indices) along ``dim``, as ``torch.min``. All else as of :func:`max`."""
+    return _value_and_place("min", torch.min, input, dim, keepdim, -1.0, config)
+
+
+# --- Truth ---
+
+
+@needs("row_any")
+def any(input: Tensor, dim: Dims = None, keepdim: bool = False, *, config: Config = None) -> Tensor:
+    """Whether any element over ``dim`` is not zero, as ``torch.any``.
+
+    Args:
+        input: of any dtype; one other than bool is compared with zero by ATen first.
+
+    Other arguments and errors as of :func:`sum`.
+    """
+    return _truth("any", input, dim, keepdim, 1, config)
+
+
+@needs("row_any")
+def all(input: Tensor, dim: Dims = None, keepdim: bool = False, *, config: Config = None) -> Tensor:
+    """Whether no element over ``dim`` is zero, as ``torch.all``. All else as of :func:`any`."""
+    return _truth("all", input, dim, keepdim, 0, config)
+
+
+# --- Norms ---
+
+# Orders whose powers and their sum are one kernel: its numbers.
+_ORDERS = {1.0: (1.0, 1.0, 1.0), 2.0: (0.0, math.inf, 0.5)}
+
+
+@needs("row_norm", "total_norm", "row_amax", *sum.ops)  # type: ignore[attr-defined]
+def vector_norm(
+    x: Tensor,
+    ord: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    config: Config = None,
 ) -> Tensor:
-    """``log(sum(exp(x)))`` over ``dim``, as ``torch.logsumexp``. Arguments and errors as of :func:`sum`."""
-    if not taken("logsumexp", input=input):
-        return torch.logsumexp(input, dim, keepdim)
-    return _reduced("logsumexp", input, dim, keepdim, config)
+    """``sum(|x| ** ord) ** (1 / ord)`` over ``dim``, as ``torch.linalg.vector_norm``: of float32, rounded once.
+
+    Args:
+        ord: 1, 2, inf and -inf are one kernel each. Of other orders ATen works out the powers first, in float32. Of
+            order 0 it is the number of elements that are not zero.
+
+    Other arguments and errors as of :func:`sum`; of infinite order as of :func:`amax`.
+    """
+    given = converted("vector_norm", x, dtype)
+    if not taken("vector_norm", x=given):
+        return torch.linalg.vector_norm(given, ord, dim, keepdim)
+    return _norm("vector_norm", given, float(ord), dim, keepdim, config)
 
 
-@needs("row_var_mean")
+@needs(*vector_norm.ops)  # type: ignore[attr-defined]
+def norm(
+    input: Tensor,
+    p: float | str | None = "fro",
+    dim: Dims = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+    *,
+    config: Config = None,
+) -> Tensor:
+    """:func:`vector_norm` of order ``p`` with the arguments of ``torch.norm``: "fro" and None are 2; "nuc" is there on
+    the CPU only."""
+    x = converted("norm", input, dtype)
+    is_taken = taken("norm", input=x)
+    if p == "nuc":
+        only_aten_has("norm", x, "the nuclear norm")
+    elif isinstance(p, str) and p != "fro":
+        raise ValueError(f"tk.norm: p is {p!r}, must be a number, 'fro' or 'nuc'")
+    if not is_taken or p == "nuc":
+        return torch.norm(x, p, dim, keepdim)
+    order = float(p) if isinstance(p, int | float) else 2.0
+    return _norm("norm", x, order, dim, keepdim, config)
+
+
+def _norm(function: str, x: Tensor, order: float, dim: Dims, keepdim: bool, config: Config) -> Tensor:
+    """As in ATen a norm of 0 has the gradient 0."""
+    if math.isinf(order):
+        found = _extreme(function, x, dim, keepdim, math.copysign(1.0, order), -1.0, config)
+        return torch.where(found == 0, found.detach(), found) if found.requires_grad else found
+    if order not in _ORDERS:
+        return _norm_of_powers(function, x, order, dim, keepdim, config)
+    dims = _dims(function, x, dim)
+    if _are_all(x, dims):
+        found = run("total_norm", _whole(x), *_ORDERS[order], config=config)
+    else:
+        found = run("row_norm", _rows(x, dims), *_ORDERS[order], config=config)
+    return _kept(found, dims, keepdim)
+
+
+def _norm_of_powers(function: str, x: Tensor, order: float, dim: Dims, keepdim: bool, config: Config) -> Tensor:
+    """As in ATen a zero has the gradient 0."""
+    if order == 0:
+        return sum((x.detach() != 0).to(x.dtype), dim, keepdim, config=config)
+    is_zero = x == 0
+    powers = torch.where(is_zero, 1.0, x.float()).abs() ** order  # no zero's power is differentiated
+    total = sum(powers.masked_fill(is_zero, 0.0 if order > 0 else math.inf), dim, keepdim, config=config)
+    flat = (total == 0) | total.isinf()
+    limit = total.detach() ** (1 / order)
+    return torch.where(flat, limit, torch.where(flat, 1.0, total) ** (1 / order)).to(x.dtype)
+
+
+# --- Moments ---
+
+
+@needs("row_var_mean", "total_var_mean")
 def var_mean(
     input: Tensor,
-    dim: Dims = None,
+    dim: Dims | bool = None,
     unbiased: bool | None = None,
     keepdim: bool = False,
     *,
@@ -93,31 +257,184 @@ def var_mean(
 
     Args:
         unbiased: False is a correction of 0.
-        correction: what is taken off the number of elements; 1 by default, another one on the CPU only.
+        correction: what is taken off the number of elements; 1 by default.
 
     Other arguments and errors as of :func:`sum`.
     """
-    if isinstance(dim, bool):  # torch.var_mean(input, unbiased)
+    dim, correction = _correction("var_mean", dim, unbiased, correction)
+    if not taken("var_mean", input=input):
+        return torch.var_mean(input, dim, correction=correction, keepdim=keepdim)
+    return _moments("var_mean", input, dim, correction, keepdim, 1.0, config)
+
+
+@needs(*var_mean.ops)  # type: ignore[attr-defined]
+def var(
+    input: Tensor,
+    dim: Dims | bool = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+    config: Config = None,
+) -> Tensor:
+    """The variance over ``dim``, as ``torch.var``. Arguments and errors as of :func:`var_mean`."""
+    dim, correction = _correction("var", dim, unbiased, correction)
+    if not taken("var", input=input):
+        return torch.var(input, dim, correction=correction, keepdim=keepdim)
+    return _moments("var", input, dim, correction, keepdim, 1.0, config)[0]
+
+
+@needs(*var_mean.ops)  # type: ignore[attr-defined]
+def std(
+    input: Tensor,
+    dim: Dims | bool = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+    config: Config = None,
+) -> Tensor:
+    """The root of the variance over ``dim``, as ``torch.std``. Arguments and errors as of :func:`var_mean`."""
+    dim, correction = _correction("std", dim, unbiased, correction)
+    if not taken("std", input=input):
+        return torch.std(input, dim, correction=correction, keepdim=keepdim)
+    return _moments("std", input, dim, correction, keepdim, 0.5, config)[0]
+
+
+def _correction(function: str, dim: Dims | bool, unbiased: bool | None, correction: float | None) -> tuple[Dims, float]:
+    """torch's ways to say it: ``f(input, unbiased)`` is one."""
+    if isinstance(dim, bool):
         dim, unbiased = None, dim
     if unbiased is not None and correction is not None:
-        raise ValueError("tk.var_mean: give unbiased or correction, not both")
-    correction = (1 if unbiased is not False else 0) if correction is None else correction
-    is_taken = taken("var_mean", input=input)
-    if correction != 1:
-        only_aten_has("var_mean", input, f"a correction of {correction}")
-    if not is_taken or correction != 1:
-        return torch.var_mean(input, dim, correction=correction, keepdim=keepdim)
-    dims = _dims("var_mean", input, dim)
-    variance, found = run("row_var_mean", _rows(input, dims), config=config)
+        raise ValueError(f"tk.{function}: give unbiased or correction, not both")
+    if correction is None:
+        correction = 0 if unbiased is False else 1
+    return dim, correction
+
+
+def _moments(
+    function: str, x: Tensor, dim: Dims, correction: float, keepdim: bool, power: float, config: Config
+) -> tuple[Tensor, Tensor]:
+    dims = _dims(function, x, dim)
+    n = product([x.shape[d] for d in dims])
+    bessel = n / (n - correction) if n > correction else math.inf
+    if _are_all(x, dims):
+        variance, found = run("total_var_mean", _whole(x), bessel, power, config=config)
+    else:
+        variance, found = run("row_var_mean", _rows(x, dims), bessel, power, config=config)
     return _kept(variance, dims, keepdim), _kept(found, dims, keepdim)
 
 
-_OPS = {"mean": "row_mean", "amax": "row_amax", "argmax": "row_argmax", "logsumexp": "logsumexp"}
+# --- By rows ---
 
 
-def _reduced(function: str, x: Tensor, dim: Dims, keepdim: bool, config: Config) -> Tensor:
+def _reduced(function: str, op: str, x: Tensor, dim: Dims, keepdim: bool, config: Config) -> Tensor:
     dims = _dims(function, x, dim)
-    return _kept(run(_OPS[function], _rows(x, dims), config=config), dims, keepdim)
+    return _kept(run(op, _rows(x, dims), config=config), dims, keepdim)
+
+
+def _extreme(function: str, x: Tensor, dim: Dims, keepdim: bool, sign: float, mirror: float, config: Config) -> Tensor:
+    """Equal elements share the gradient, which those of parts would not do: with a gradient there are none."""
+    dims = _dims(function, x, dim)
+
+    def of_rows(x: Tensor) -> Tensor:
+        return run("row_amax", x, sign, mirror, config=config)
+
+    if _are_all(x, dims) and not (x.requires_grad and torch.is_grad_enabled()):
+        return _kept(_by_parts(of_rows, x.reshape(-1)), dims, keepdim)
+    return _kept(of_rows(_rows(x, dims)), dims, keepdim)
+
+
+def _truth(function: str, x: Tensor, dim: Dims, keepdim: bool, wanted: int, config: Config) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"tk.{function}: input must be a Tensor, is {type(x).__name__}")
+    dims = _dims(function, x, dim)
+
+    def of_rows(x: Tensor) -> Tensor:
+        return run("row_any", x, wanted, config=config)
+
+    truth = x if x.dtype == torch.bool else x != 0
+    found = _by_parts(of_rows, truth.reshape(-1)) if _are_all(x, dims) else of_rows(_rows(truth, dims))
+    if x.dtype == torch.uint8:  # as torch has it
+        found = found.to(torch.uint8)
+    return _kept(found, dims, keepdim)
+
+
+def _place(function: str, x: Tensor, dim: int | None, keepdim: bool, sign: float, config: Config) -> Tensor:
+    dims = _dims(function, x, dim)
+
+    def of_rows(x: Tensor) -> Tensor:
+        return run("row_argmax", x, sign, config=config)
+
+    found = _place_by_parts(of_rows, x.detach().reshape(-1)) if _are_all(x, dims) else of_rows(_rows(x, dims))
+    return _kept(found, dims, keepdim)
+
+
+def _value_and_place(
+    function: str, torchs: Callable[..., Any], x: Tensor, dim: int | None, keepdim: bool, sign: float, config: Config
+) -> Any:
+    if isinstance(dim, Tensor):
+        raise TypeError(
+            f"tk.{function}: dim must be an int or None, is a Tensor; of two tensors it is torch.{function}imum"
+        )
+    if not taken(function, input=x):
+        return torchs(x) if dim is None else torchs(x, dim, keepdim)
+    if dim is None:
+        return _extreme(function, x, None, False, sign, 1.0, config)
+    dim = wrap(function, x, dim)
+    index = _place(function, x, dim, x.dim() > 0, sign, config)
+    value = x.gather(dim, index)
+    if x.dim() and not keepdim:
+        value, index = value.squeeze(dim), index.squeeze(dim)
+    return getattr(torch.return_types, function)((value, index))
+
+
+# --- All of a tensor ---
+
+PART = 4096  # elements of a row that all of a tensor is cut into
+MANY = 1 << 16  # elements; a row of fewer is one program's
+
+
+def _by_parts(of_rows: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Of a reduction whose results are exact, so that it may be applied to its own. x: [n]."""
+    n = x.shape[0]
+    if n < MANY:
+        return of_rows(x)
+    rows = n // PART
+    found = of_rows(x[: rows * PART].view(rows, PART))
+    if n % PART:
+        found = torch.cat((found, of_rows(x[rows * PART :]).reshape(1)))
+    return _by_parts(of_rows, found)
+
+
+def _place_by_parts(of_rows: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The index of an extreme: of the extremes of parts the first that is one of all. x: [n]."""
+    n = x.shape[0]
+    if n < MANY:
+        return of_rows(x)
+    rows = n // PART
+    first = torch.arange(rows, device=x.device) * PART
+    at = of_rows(x[: rows * PART].view(rows, PART)) + first
+    if n % PART:
+        at = torch.cat((at, of_rows(x[rows * PART :]).reshape(1) + rows * PART))
+    return at[_place_by_parts(of_rows, x[at])]
+
+
+def _whole(x: Tensor) -> Tensor:
+    """For the ops over all of a tensor, in any order of its elements: [..., N], which they cut along all but N. Rows of
+    a multiple of 16 elements are read as vectors."""
+    if x.dim() == 2 and x.t().is_contiguous():
+        x = x.t()
+    elif x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        x = x.permute(0, 2, 3, 1)
+    if not x.is_contiguous():
+        return x.unsqueeze(-1) if x.dim() == 1 else x
+    n = x.numel()
+    row = next(row for row in (PART, 256, 16, 1) if n % row == 0)
+    return x.view(n // row, row)
+
+
+# --- Dimensions ---
 
 
 def _dims(function: str, x: Tensor, dim: Dims) -> tuple[int, ...]:
@@ -131,6 +448,10 @@ def _dims(function: str, x: Tensor, dim: Dims) -> tuple[int, ...]:
     if len(set(dims)) < len(dims):
         raise ValueError(f"tk.{function}: dim is {dim}: a dimension is there twice")
     return tuple(dims)
+
+
+def _are_all(x: Tensor, dims: Sequence[int]) -> bool:
+    return x.dim() > 0 and len(dims) == x.dim()
 
 
 def _are_first(x: Tensor, dims: Sequence[int]) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tk.functional._call import Config, from_end, needs, run, taken, to_end, wrap
+from tk.functional._call import Config, converted, from_end, needs, run, taken, to_end, wrap
 
 __all__ = ["cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"]
 
@@ -23,16 +24,16 @@ def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, config:
     Raises:
         IndexError: a dimension that is none.
     """
-    x = input if dtype is None else input.to(dtype)
-    return _scanned("cumsum", torch.cumsum, x, dim, config)
+    x = converted("cumsum", input, dtype)
+    return _scanned("cumsum", partial(torch.cumsum, dtype=dtype), x, dim, config)
 
 
 @needs("cumprod")
 def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, config: Config = None) -> Tensor:
     """The running product along ``dim``, as ``torch.cumprod``; its gradient is ATen's. Arguments and errors as of
     :func:`cumsum`."""
-    x = input if dtype is None else input.to(dtype)
-    return _scanned("cumprod", torch.cumprod, x, dim, config)
+    x = converted("cumprod", input, dtype)
+    return _scanned("cumprod", partial(torch.cumprod, dtype=dtype), x, dim, config)
 
 
 @needs("logcumsumexp")

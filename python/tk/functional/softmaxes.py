@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tk.functional._call import Config, from_end, needs, run, taken, to_end, wrap
+from tk.functional._call import Config, converted, from_end, needs, run, taken, to_end, wrap
 
 __all__ = ["log_softmax", "softmax"]
 
@@ -39,7 +39,7 @@ def log_softmax(
 
 
 def _along(op: str, input: Tensor, dim: int | None, dtype: torch.dtype | None, config: Config) -> Tensor:
-    x = input if dtype is None else input.to(dtype)
+    x = converted(op, input, dtype)
     is_taken = taken(op, input=x)
     if dim is None:
         dim = _old_choice(op, x)

@@ -24,7 +24,7 @@ def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = 
         IndexError: a dimension that is none.
     """
     if not taken("sort", input=input):
-        return torch.sort(input, dim=dim, descending=descending, stable=stable)
+        return torch.sort(input, dim=dim, descending=descending, stable=True)
     dim = wrap("sort", input, dim)
     values, indices = run("sort", to_end(input, dim), bool(descending), config=config)
     return torch.return_types.sort((from_end(values, input, dim), from_end(indices, input, dim)))
@@ -36,7 +36,7 @@ def argsort(
 ) -> Tensor:
     """The indices (int64) that :func:`sort` gives, as ``torch.argsort``. Arguments and errors as of :func:`sort`."""
     if not taken("argsort", input=input):
-        return torch.argsort(input, dim=dim, descending=descending, stable=stable)
+        return torch.argsort(input, dim=dim, descending=descending, stable=True)
     return sort(input, dim, descending, stable, config=config).indices
 
 
@@ -56,11 +56,13 @@ def topk(
     Raises:
         IndexError: a dimension that is none. ValueError: a ``k`` that is out of range.
     """
-    if not taken("topk", input=input):
-        return torch.topk(input, k, dim, largest, sorted)
+    is_taken = taken("topk", input=input)
     dim = wrap("topk", input, dim)
     x = to_end(input, dim)
     if not 0 <= k <= x.shape[-1]:
         raise ValueError(f"tk.topk: k is {k}, must be 0 to {x.shape[-1]}, the size of dimension {dim}")
-    values, indices = run("topk", x, k, bool(largest), config=config)
+    if is_taken:
+        values, indices = run("topk", x, k, bool(largest), config=config)
+    else:  # ATen's topk leaves open which of equal ones comes first
+        values, indices = (t[..., :k] for t in torch.sort(x, dim=-1, descending=bool(largest), stable=True))
     return torch.return_types.topk((from_end(values, input, dim), from_end(indices, input, dim)))

@@ -1,5 +1,5 @@
 """Gradients of the package's own generated ops that are no generated ops themselves: the gradient is
-the op itself (rope, dropout), a scatter (embedding), or of a few ATen ops (var_mean)."""
+the op itself (rope, dropout), a scatter (embedding), or of a few ATen ops (norms, products, variances)."""
 
 from __future__ import annotations
 
@@ -63,15 +63,68 @@ def _drop_again_and_add(ctx: Any, grad: Tensor) -> Any:
 
 
 def _keep_mean(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(inputs[0], output[1])
+    x, ctx.bessel, ctx.power, *_ = inputs
+    ctx.save_for_backward(x, *output)
 
 
-def _of_variance(ctx: Any, grad_var: Tensor, grad_mean: Tensor) -> Any:
-    x, mean = ctx.saved_tensors
-    n = x.shape[-1]
-    centred = x.float() - mean.float().unsqueeze(-1)
-    found = 2 * grad_var.float().unsqueeze(-1) * centred / (n - 1) + grad_mean.float().unsqueeze(-1) / n
-    return found.to(x.dtype), None, None
+def _of_variance(ctx: Any, grad: Tensor, grad_mean: Tensor) -> Any:
+    """Of (bessel · var) ** power. As in ATen a standard deviation of 0 has the gradient 0. A mean of no elements has
+    none to give."""
+    x, found, mean = ctx.saved_tensors
+    n = _reduced(x, mean)
+    grad, mean = (_over(t.float(), x) for t in (grad, mean))
+    if ctx.power != 1:
+        result = _over(found.float(), x)
+        grad = (grad * ctx.power * result ** (1 - 1 / ctx.power)).masked_fill(result == 0, 0)
+    of_x = 2 * ctx.bessel / n * grad * (x.float() - mean) + _over(grad_mean.float(), x) / n if n else x
+    return of_x.to(x.dtype), None, None, None, None
+
+
+def _reduced(x: Tensor, result: Tensor) -> int:
+    """How many elements each one of a result is of: of the last dimension, or of all."""
+    return x.shape[-1] if result.dim() == x.dim() - 1 else x.numel()
+
+
+def _over(result: Tensor, x: Tensor) -> Tensor:
+    """A result, of the last dimension or of all, so that it is broadcast over what it was of."""
+    return result.unsqueeze(-1) if result.dim() == x.dim() - 1 else result
+
+
+def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, *_, root, _, _ = inputs
+    ctx.squares = root != 1
+    ctx.save_for_backward(x, output)
+
+
+def _of_norm(ctx: Any, grad: Tensor) -> Any:
+    """As in ATen a 2-norm of 0 has the gradient 0."""
+    x, output = ctx.saved_tensors
+    grad, norm = _over(grad.float(), x), _over(output.float(), x)
+    found = x.float() * (grad / norm).masked_fill(norm == 0, 0) if ctx.squares else x.float().sgn() * grad
+    return found.to(x.dtype), None, None, None, None, None
+
+
+def _keep_shape(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.scale, *_ = inputs
+    ctx.shape = x.shape
+
+
+def _to_all(ctx: Any, grad: Tensor) -> Any:
+    return (grad * ctx.scale).expand(ctx.shape), None, None, None
+
+
+def _of_product(ctx: Any, grad: Tensor) -> Any:
+    """The product of the others, from both ends, so that zeros divide nothing."""
+    (x,) = ctx.saved_tensors
+    wide = x.float()
+    ones = torch.ones_like(wide[..., :1])
+    before = torch.cat((ones, wide[..., :-1]), -1).cumprod(-1)
+    after = torch.cat((ones, wide.flip(-1)[..., :-1]), -1).cumprod(-1).flip(-1)
+    return (grad.float().unsqueeze(-1) * before * after).to(x.dtype), None, None
+
+
+def _keep_factors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0])
 
 
 def _keep_places(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -115,7 +168,12 @@ FORMULAS: Mapping[str, Formula] = {
     "sort": (_keep_places, _to_places),
     "topk": (_keep_places, _to_places),
     "embedding": (_keep_index, _scatter),
+    "row_norm": (_keep_norm, _of_norm),
+    "row_prod": (_keep_factors, _of_product),
     "row_var_mean": (_keep_mean, _of_variance),
+    "total_norm": (_keep_norm, _of_norm),
+    "total_sum": (_keep_shape, _to_all),
+    "total_var_mean": (_keep_mean, _of_variance),
     "rope": (_keep_tables, _rotate_back("rope")),
     "rope_interleaved": (_keep_tables, _rotate_back("rope_interleaved")),
 }

@@ -20,9 +20,10 @@ from tk.generated.records import GeneratedOp
 from tk.generated.signature import DTYPES, Signature, SignatureError, TensorSpec, parse
 
 # What a float stands for is told by its name alone; any other is one that is neither 0 nor 1.
-FLOATS: Mapping[str, float] = {"eps": 1e-5}
+FLOATS: Mapping[str, float] = {"eps": 1e-5, "sign": 1.0, "mirror": 1.0, "bessel": 1.0, "power": 1.0}
 ANY_FLOAT = 0.75
 INTS: Mapping[str, int] = {"high": 1000, "offset": 4}
+COUNTS: Mapping[str, int] = {"k": 50}  # or as many as there are: the smallest size
 ANY_INT = 1
 SORTED = ("boundaries", "sequence")  # tensors whose rows are
 UNSAID = 64  # a size that follows from nothing that is given
@@ -60,7 +61,11 @@ class Example:
         kind = self.signature.numbers[name].kind
         if kind == "bool":
             return self.flags[name]
-        return FLOATS.get(name, ANY_FLOAT) if kind == "float" else INTS.get(name, ANY_INT)
+        if kind == "float":
+            return FLOATS.get(name, ANY_FLOAT)
+        if name in COUNTS:
+            return min((COUNTS[name], *self.sizes.values()))
+        return INTS.get(name, ANY_INT)
 
     def values(self, tensor: str, device: torch.device | str) -> Tensor:
         """Contiguous and random: floats normal, integers 0 or 1, or 0 alone where a size is 1: legal as indices."""

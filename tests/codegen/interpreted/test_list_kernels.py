@@ -85,3 +85,26 @@ def test_more_places_than_a_block_looks_at() -> None:
     columns = [[torch.full((1,), float(i)) for i in range(n)], [torch.ones(1) for _ in range(n)]]
     assert run(made, ANY, columns, [])
     assert [x.item() for x in columns[0]] == [i + 1.0 for i in range(n)]
+
+
+@pytest.mark.parametrize("layout", [ALIGNED, ANY])
+def test_the_debug_variant_says_what_is_not_finite(layout: str, capsys: pytest.CaptureFixture) -> None:
+    """In whole chunks, in those that are cut, and in what is written once for each place."""
+
+    @op(xs="fp32[...]*", steps="fp32[]*")
+    def halve(xs, steps):
+        for x, step in zip(xs, steps, strict=True):
+            x.div_(2)
+            step.add_(1)
+
+    made = generate_lists(halve.fn, halve.signature, "halve", False, debug=True)
+    for place, name in ((0, "xs"), (1, "xs"), (None, "steps"), ("none", "")):
+        columns = [[torch.ones(CHUNK), torch.ones(5)], [torch.tensor(1.0), torch.tensor(2.0)]]
+        if place is None:
+            columns[1][1].fill_(float("inf"))
+        elif place != "none":
+            columns[0][place][3] = float("nan")
+        assert run(made, layout, columns, [])
+        said = capsys.readouterr().out
+        assert name == "" or f"tk.halve: NaN or infinity in {name}, so many times in this program: " in said
+        assert said.count("tk.halve") == (1 if name else 0), said

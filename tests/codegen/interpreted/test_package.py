@@ -16,6 +16,9 @@ from tk.codegen.family import Generated, generate
 from tk.generated import Declared
 from tk.generated.signature import DTYPES, TensorSpec
 
+# Numbers that 1e-5 or 3 would make nothing of.
+NUMBERS = {"sign": -1.0, "mirror": -1.0, "low": 0.0, "high": float("inf"), "root": 0.5, "bessel": 1.25, "power": 0.5,
+           "scale": 0.25, "wanted": 0}  # fmt: skip
 TOLERANCE = {"fp32": 3e-5, "bf16": 2e-2, "fp16": 4e-3}
 
 
@@ -43,11 +46,12 @@ def arguments(name: str, dtype: str, leading: tuple[int, ...], n: int) -> dict[s
     found: dict[str, Any] = {}
     for param, spec in declared()[name].signature.params.items():
         if not isinstance(spec, TensorSpec):
-            found[param] = {"float": 1e-5, "bool": n % 2 == 0, "int": 3}[spec.kind]
+            found[param] = NUMBERS.get(param, {"float": 1e-5, "bool": n % 2 == 0, "int": 3}[spec.kind])
             continue
         shape = [*(leading if spec.leading else ()), *(sizes.get(s, s) for s in spec.sizes)]
         of = DTYPES.get(spec.dtype) or DTYPES[{"T": dtype, "I": "i64"}[spec.dtype]]
-        found[param] = torch.randn(shape).to(of) if of.is_floating_point else torch.randint(0, n, shape, dtype=of)
+        most = 2 if of == torch.bool else n
+        found[param] = torch.randn(shape).to(of) if of.is_floating_point else torch.randint(0, most, shape).to(of)
     return found
 
 

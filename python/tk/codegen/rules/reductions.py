@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import sympy
+import torch
+from torch import fx
 
 from tk.codegen import index as ix
 from tk.codegen.lower import Call, Emitter, Index, Lazy, reduction
@@ -153,6 +155,14 @@ def _var(call: Call, x: Any, dims: Any = None, correction: Any = None, keepdim: 
 def _var_mean(call: Call, x: Any, dims: Any = None, correction: Any = None, keepdim: bool = False) -> tuple[Lazy, Lazy]:
     variance, mean = _variance(call, x, dims, correction, keepdim)
     picks = [n for n in call.node.users if n.args[1] == 1]
-    if any(user.op == "output" for n in picks for user in n.users):
+    if any(map(_is_returned, picks)):
         return variance, _returned_mean(x, dims, bool(keepdim), mean)
     return variance, mean
+
+
+def _is_returned(node: fx.Node) -> bool:
+    """As it is, or converted."""
+    return any(
+        user.op == "output" or (user.target is torch.ops.aten._to_copy.default and _is_returned(user))
+        for user in node.users
+    )

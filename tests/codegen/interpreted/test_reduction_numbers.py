@@ -1,0 +1,72 @@
+"""The numbers that choose what an op of the package's reductions does, and reductions of all of a tensor."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache
+
+import host
+import pytest
+import torch
+
+from tk.codegen.family import Generated, generate
+from tk.kernels.generated import reductions
+
+
+@cache
+def generated(name: str) -> Generated:
+    d = getattr(reductions, name)
+    return generate(d.fn, d.signature, name, d.grad)
+
+
+@pytest.mark.parametrize(("sign", "mirror"), itertools.product((1.0, -1.0), repeat=2))
+def test_extremes(sign: float, mirror: float) -> None:
+    """With NaN, infinities and equal ones, which share the gradient."""
+    x = torch.randn(4, 33).clamp(-1, 1)
+    x[1, 2], x[2, 3], x[2, 4] = math.nan, math.inf, -math.inf
+    size = x if mirror == 1 else x.abs()
+    expected = size.amax(-1) if sign == 1 else size.amin(-1)
+    for variant, (found,) in host.run_all(generated("row_amax"), x, sign, mirror):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, msg=variant)
+    x = x[[0, 3]].requires_grad_()
+    size = x if mirror == 1 else x.abs()
+    (wanted,) = torch.autograd.grad((size.amax(-1) if sign == 1 else size.amin(-1)).sum(), x)
+    given = dict(grad_0=torch.ones(2), x=x.detach(), sign=sign, mirror=mirror)
+    backward = generated("row_amax").backward
+    assert backward is not None
+    for variant, (found,) in host.run_all(backward, *(given[p] for p in backward.signature.params)):
+        torch.testing.assert_close(found, wanted, msg=variant)
+
+
+def test_the_place_of_the_smallest() -> None:
+    x = torch.tensor([[2.0, -1.0, 3.0, -1.0], [0.0, math.nan, -math.inf, math.nan]])
+    for variant, (found,) in host.run_all(generated("row_argmax"), x, -1.0):
+        assert found.tolist() == [1, 1], variant
+
+
+@pytest.mark.parametrize("n", [0, 1, 33, 48])
+def test_truth(n: int) -> None:
+    x = torch.zeros(4, n, dtype=torch.bool)
+    if n:
+        x[1, -1] = x[2] = True
+    for wanted, torchs in ((1, torch.any), (0, torch.all)):
+        for variant, (found,) in host.run_all(generated("row_any"), x, wanted):
+            assert torch.equal(found, torchs(x, -1)), variant
+
+
+@pytest.mark.parametrize("numbers", [(1.0, 1.0, 1.0), (0.0, math.inf, 0.5)])
+@pytest.mark.parametrize("shape", [(300, 64), (20_001, 1), (0, 4)])
+def test_norms_of_everything(shape: tuple[int, int], numbers: tuple[float, ...]) -> None:
+    x = torch.randn(shape)
+    expected = torch.linalg.vector_norm(x.double(), 1 / numbers[-1]).float()
+    for variant, (found,) in host.run_all(generated("total_norm"), x, *numbers):
+        torch.testing.assert_close(found, expected, msg=variant)
+
+
+def test_moments_of_everything() -> None:
+    x = torch.randn(300, 64) + 100
+    deviation, mean = torch.std_mean(x.double())
+    n = x.numel()
+    for variant, found in host.run_all(generated("total_var_mean"), x, n / (n - 1), 0.5):
+        torch.testing.assert_close(list(found), [deviation.float(), mean.float()], rtol=1e-4, atol=1e-4, msg=variant)
