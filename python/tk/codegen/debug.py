@@ -34,7 +34,7 @@ def before(printer: Printer, op: str, v: Value) -> Iterator[str]:
 
 
 def after(printer: Printer, op: str, v: Value) -> Iterator[str]:
-    """Lines after a store of a result: how many of its numbers are not finite in a program, all threads of which say so."""
+    """Lines after a store of a result: how many of a program's numbers are not finite. All its threads say so."""
     buffer = printer.kernel.buffer(v.buffer)
     if v.op != "store" or buffer.kind == "scratch" or v.dtype not in FLOATS:
         return
