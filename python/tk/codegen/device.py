@@ -404,14 +404,15 @@ def random_block(seed, first, stream, n: tl.constexpr):
 
 
 @triton.jit
-def search(row, step, count, value, right: tl.constexpr):
-    """How many elements of a sorted row come before the value; with `right` the equal ones too. NaN comes last."""
+def search(row, mask, step, count, value, right: tl.constexpr):
+    """How many elements of a sorted row come before the value; with `right` the equal ones too. NaN comes last. mask:
+    where there is a row."""
     low = row.to(tl.int64) * 0 + (value == value).to(tl.int64) * 0
     high = low + count
     left = tl.zeros((), tl.int64) + count
     while left > 0:
         middle = (low + high) >> 1
-        inside = low < high
+        inside = (low < high) & mask
         element = tl.load(row + middle * step, mask=inside, other=0).to(value.dtype)
         # As ATen asks it, which puts a NaN past everything.
         before = (element > value) == 0 if right else (element >= value) == 0

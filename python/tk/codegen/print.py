@@ -580,7 +580,8 @@ class Printer:
     def _search(self, v: Value) -> str:
         count = self._count("count", self.kernel.buffer(v.buffer).sizes[-1])
         step = self.accesses[v.number].strides[-1]("1").removeprefix("1 * ")
-        return f"device.search({self._pointer(v)}, {step}, {count}, {self.name(v.args[0])}, {v.data})"
+        mask = self.mask_text(v) or "True"
+        return f"device.search({self._pointer(v)}, {mask}, {step}, {count}, {self.name(v.args[0])}, {v.data})"
 
     def name(self, number: int) -> str:
         """What stands for a value: constants and numbers are written where they are used."""
