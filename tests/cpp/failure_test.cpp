@@ -5,7 +5,7 @@
 namespace tk::test {
 namespace {
 
-// Uses every entry of the driver: a module, a tensor map, scratch, counters, and all of it again in a capture.
+// Uses every entry of the driver: a module, tensor maps, scratch, counters, and all of it again in a capture.
 class FailureTest : public CoreTest {
  protected:
   static constexpr int kSteps = 4;
@@ -17,6 +17,12 @@ class FailureTest : public CoreTest {
     op.variants[0].launches = {
         Launch{.entry = "a",
                .args = {tensor_map({.sizes = {size(0, 0), size(0, 1)}, .strides = {stride(0, 0), 1}, .box = {8, 8}}),
+                        tensor_map({.sizes = {1, size(0, 0), size(0, 1)},
+                                    .strides = {stride(0, 0), stride(0, 0), 1},
+                                    .box = {8, 8},
+                                    .lower = {E(0)},
+                                    .upper = {E(0)},
+                                    .steps = {E(1)}}),
                         buffer(0), buffer(1)},
                .shared = 100000,
                .cluster = 16},

@@ -152,7 +152,7 @@ def draw_leading(rng: random.Random, room: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def make(case: Case, device: str = DEVICE) -> list[Any]:
+def make(case: Case, device: str | None = None) -> list[Any]:
     """The arguments, in memory as the case says."""
     rng = random.Random(case.seed)
     torch.manual_seed(case.seed)
@@ -163,7 +163,7 @@ def make(case: Case, device: str = DEVICE) -> list[Any]:
         if name not in signature.tensors:
             args.append(case.example.number(name))
             continue
-        values = case.example.values(name, device)
+        values = case.example.values(name, device or DEVICE)
         if values.is_floating_point():
             values = values * case.scale
             if case.special and name == chosen:
