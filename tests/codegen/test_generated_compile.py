@@ -24,8 +24,8 @@ def compile_all(generated: Generated, layouts=LAYOUTS, first_setting: bool = Tru
     count = 0
     for graph in generated.graphs:
         for layout in layouts:
-            for split in (False, True):
-                plans = (generated.plan(graph, layout, s, split) for s in generated.settings())
+            for way in ("whole", "split"):
+                plans = (generated.plan(graph, layout, s, way) for s in generated.settings(way))
                 plans = [p for p in plans if p is not None]
                 for plan in plans[:1] if first_setting else plans:
                     for launch in {(one.fn, one.num_warps): one for one in plan.launches}.values():

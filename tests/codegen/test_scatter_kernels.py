@@ -26,20 +26,20 @@ def build(name: str):
 )
 def test_compiles(name: str) -> None:
     found = build(name)
-    for way in ("", "deterministic"):
+    for way in ("whole", "deterministic"):
         for layout in LAYOUTS[::2]:
-            plans = [p for s in found.settings() if (p := found.plan(found.graphs[0], layout, s, way))]
+            plans = [p for s in found.settings(way) if (p := found.plan(found.graphs[0], layout, s, way))]
             for launch in [one for p in plans[:1] for one in p.launches]:
                 compile_source(source_of(plans[0], launch, SM90))
-            assert bool(plans) == (way == "" or bool(found.graphs[0].deterministic))
+            assert bool(plans) == (way == "whole" or bool(found.graphs[0].deterministic))
 
 
 def test_only_what_depends_on_order_is_said_to() -> None:
     def flags(name: str) -> set[tuple[bool, bool]]:
         found = build(name)
         plans = [(way, found.plan(found.graphs[0], LAYOUTS[-1], s, way))
-                 for s in found.settings() for way in ("", "deterministic")]  # fmt: skip
-        return {(way != "", p.deterministic) for way, p in plans if p is not None}
+                 for way in ("whole", "deterministic") for s in found.settings(way)]  # fmt: skip
+        return {(way != "whole", p.deterministic) for way, p in plans if p is not None}
 
     assert flags("scatter_add_bf16") == flags("scatter") == {(False, False), (True, True)}
     assert flags("scatter_add_i64") == flags("amax_fp32") == {(False, True)}

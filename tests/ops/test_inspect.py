@@ -168,7 +168,7 @@ def test_nothing_is_launched_on_the_cpu() -> None:
 def test_explain_makes_the_ops_checks() -> None:
     with pytest.raises(ValueError, match="the inner sizes differ"):
         tk.explain("mm", torch.randn(4, 3), torch.randn(4, 3))
-    with pytest.raises(ValueError, match="no op 'mul'; there are addmm, .*linear, mm"):
+    with pytest.raises(ValueError, match=r"no op 'mul'; there are addmm, .*linear, mm"):
         tk.explain("mul", torch.randn(4))
 
 
