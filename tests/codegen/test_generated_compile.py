@@ -39,7 +39,7 @@ def compile_all(generated: Generated, layouts=LAYOUTS, first_setting: bool = Tru
 def test_ops(name: str) -> None:
     declared = getattr(ops, name)
     generated = generate(declared.fn, declared.signature, name)
-    only = Generated(name, declared.signature, generated.graphs[:1])
+    only = Generated(name, generated.signature, generated.graphs[:1])
     assert compile_all(only) >= 3
 
 
@@ -57,7 +57,7 @@ def test_every_setting_of_a_scan(name: str) -> None:
     declared = getattr(ops, name)
     generated = generate(declared.fn, declared.signature, name)
     assert any(s.spread for s in generated.settings()) == (name != "running_extremes")
-    only = Generated(name, declared.signature, generated.graphs[:1])
+    only = Generated(name, generated.signature, generated.graphs[:1])
     assert compile_all(only, [ROWS], first_setting=False) >= 3
 
 

@@ -630,7 +630,8 @@ class Printer:
 
     def _mask(self, v: Value) -> str:
         mask = self.mask_text(v)
-        other = ", other=0" if v.op == "load" and v.args else ""
+        zero = "0.0" if v.dtype.startswith("fp8") else "0"  # of an integer nothing converts to fp8
+        other = f", other={zero}" if v.op == "load" and v.args else ""
         return f", mask={mask}{other}" if mask else ""
 
     def _hint(self, v: Value) -> str:
