@@ -66,7 +66,7 @@ def test_a_finished_build_traces_nothing(
             path.write_text("pack")
 
     monkeypatch.setenv("TK_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(command, "package_families", list)
+    monkeypatch.setattr(command, "package_families", lambda debug: [])
     monkeypatch.setattr(command, "plan_pack", lambda *args: args)
     monkeypatch.setattr(command, "definitions", lambda families: b"")
     monkeypatch.setattr(command, "build", build)
