@@ -60,7 +60,12 @@ def test_the_printed_file_registers_the_same_pair(score: str, mask: str, tmp_pat
 
 def test_mods_that_no_pack_has_are_said_how_to_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry.tempfile, "gettempdir", lambda: str(tmp_path))
-    traced = trace.pair(mods.soft_cap(3.0), None).traced
+    factor = 3.0
+
+    def grown(score, b, h, q_idx, kv_idx):  # the package has no such pair
+        return score * score.abs() * factor
+
+    traced = trace.pair(grown, None).traced
     with pytest.raises(tk.VariantNotFoundError, match=r"tk build \S+\.py -o mods.tkpack") as caught:
         ops._own(traced, [], [3.0], [])
     (file,) = tmp_path.glob("*.py")
