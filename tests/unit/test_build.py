@@ -633,7 +633,9 @@ def test_the_packages_own_kernels_plan_for_every_wheel_target(tmp_path):
             assert len(part.variants) <= len(whole.variants)
             has_sample = bool(whole.variants) and whole.grid.family.sampled
             assert bool(part.variants) == has_sample, "an op that the target has, its sample has too"
-        assert sum(len(op.variants) for op in sample.ops) < sum(len(op.variants) for op in full.ops) / 2
+        # Where nothing was measured there are few settings beside the sample's.
+        most = 0.5 if target == SM90 else 1.0
+        assert sum(len(op.variants) for op in sample.ops) < most * sum(len(op.variants) for op in full.ops)
 
 
 @pytest.mark.parametrize("target", [SM80, SM90], ids=lambda t: t.name)
