@@ -1,12 +1,12 @@
 """The plan and the grid of ``bmm_tma``."""
 
 from tk.aot.expr import ceil_div, minimum, select
-from tk.aot.spec import Arg, Config, Const, Int, Kernel, Launch, Plan, Point
+from tk.aot.spec import Arg, Const, Int, Kernel, Launch, Plan, Point
 from tk.kernels.bmm.op import BATCH, BATCH_CHOICE, BIAS, BMM, OP, OUT, A, B, batches_suit_tma
 from tk.kernels.bmm.tma import bmm_tma
 from tk.kernels.gemm.cost import Work, predict
 from tk.kernels.gemm.problem import EPILOGUE_AXIS, OUT_AXIS, Batch, makes_sense, out_dtype, serves
-from tk.kernels.hopper.plans import batch_tensor_map, resident_clusters
+from tk.kernels.hopper.plans import batch_tensor_map, config, resident_clusters
 
 M, N, K = BMM.M, BMM.N, BMM.K
 
@@ -85,22 +85,13 @@ def _plan(point: Point) -> Plan | None:
 # --- The grid ---
 
 
-def _tile(block_m: int, block_n: int, num_stages: int, subtile_n: int, subtile_n_fp32: int, pingpong: bool = True,
-          kinds: str = "plain") -> Config:  # fmt: skip
-    """kinds: the epilogues that it is compiled with; fp32: for a result of float32 too, with any epilogue."""
-    params = dict(block_m=block_m, block_n=block_n, block_k=64, num_stages=num_stages, subtile_n=subtile_n,
-                  subtile_n_fp32=subtile_n_fp32, pingpong=pingpong, cooperative=1 if pingpong else 2,
-                  kinds=kinds)  # fmt: skip
-    return Config(f"{block_m}x{block_n}x64_s{num_stages}_{'pingpong' if pingpong else 'coop'}", params)
-
-
 # Where a consumer has more than 64 accumulators for each thread, a matrix of bias does not fit beside them.
 _CONFIGS = (
-    _tile(64, 64, 10, 32, 16),
-    _tile(64, 128, 8, 64, 32, kinds="plain matrix"),
-    _tile(128, 128, 6, 32, 16),
-    _tile(128, 128, 6, 64, 32, pingpong=False, kinds="plain matrix fp32"),
-    _tile(128, 256, 4, 64, 32, pingpong=False),
+    config(64, 64, 10, 32, 16),
+    config(64, 128, 8, 64, 32, kinds="plain matrix"),
+    config(128, 128, 6, 32, 16),
+    config(128, 128, 6, 64, 32, pingpong=False, kinds="plain matrix fp32"),
+    config(128, 256, 4, 64, 32, pingpong=False),
 )
 _AXES = {
     "dtype": ("bf16", "fp16"),

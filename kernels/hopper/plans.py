@@ -5,7 +5,7 @@ from dataclasses import replace
 from triton.experimental.gluon.language import NVMMASharedLayout
 
 from tk.aot.expr import Expr, Tensor, device, select
-from tk.aot.spec import ITEMSIZE, TensorMap
+from tk.aot.spec import ITEMSIZE, Config, TensorMap
 from tk.kernels.gemm.problem import Batch
 
 
@@ -58,3 +58,13 @@ def resident_clusters(blocks: int, occupancy: int = 1) -> Expr:
 def suits_wgmma(itemsize: int, precision: str, b_k_major: bool) -> bool:
     """wgmma reads 16-bit operands either way round; of tf32 ones B must lie along K, A can come through registers."""
     return itemsize == 2 or (itemsize == 4 and precision == "tf32" and b_k_major)
+
+
+def config(block_m: int, block_n: int, num_stages: int, subtile_n: int, subtile_n_fp32: int, pingpong: bool = True,
+           kinds: str = "plain") -> Config:  # fmt: skip
+    """A producer and two consumers, which take turns or share a tile. kinds: the epilogues that it is compiled with;
+    fp32: for a result of float32 too, with any epilogue."""
+    params = dict(block_m=block_m, block_n=block_n, block_k=64, num_stages=num_stages, subtile_n=subtile_n,
+                  subtile_n_fp32=subtile_n_fp32, pingpong=pingpong, cooperative=1 if pingpong else 2,
+                  kinds=kinds)  # fmt: skip
+    return Config(f"{block_m}x{block_n}x64_s{num_stages}_{'pingpong' if pingpong else 'coop'}", params)

@@ -6,12 +6,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from tk.aot.expr import ceil_div, minimum
-from tk.aot.spec import Arg, Config, Const, Int, Kernel, Launch, Plan, Point
+from tk.aot.spec import Arg, Const, Int, Kernel, Launch, Plan, Point
 from tk.kernels.gemm.cost import Work, predict
 from tk.kernels.gemm.problem import EPILOGUE_AXIS, OUT_AXIS, makes_sense, out_dtype, serves
 from tk.kernels.hopper.epilogue import BiasActivation, TmaStore
 from tk.kernels.hopper.pipeline import allocate_barriers
-from tk.kernels.hopper.plans import resident_clusters, tensor_map
+from tk.kernels.hopper.plans import config, resident_clusters, tensor_map
 from tk.kernels.hopper.stream_k import NoFixup
 from tk.kernels.hopper.tile_scheduler import PersistentScheduler, TileOrder
 from tk.kernels.hopper.tma_load import TmaOperand, TmaOperandPair
@@ -137,20 +137,11 @@ def _plan(point: Point) -> Plan | None:
 # --- The grid ---
 
 
-def _tile(block_m: int, block_n: int, num_stages: int, subtile_n: int, subtile_n_fp32: int, pingpong: bool = True,
-          kinds: str = "plain") -> Config:  # fmt: skip
-    """kinds: the epilogues that it is compiled with; fp32: for a result of float32 too, with any epilogue."""
-    params = dict(block_m=block_m, block_n=block_n, block_k=64, num_stages=num_stages, subtile_n=subtile_n,
-                  subtile_n_fp32=subtile_n_fp32, pingpong=pingpong, cooperative=1 if pingpong else 2,
-                  kinds=kinds)  # fmt: skip
-    return Config(f"{block_m}x{block_n}x64_s{num_stages}_{'pingpong' if pingpong else 'coop'}", params)
-
-
 _CONFIGS = (
-    _tile(64, 128, 8, 64, 32, kinds="plain matrix"),
-    _tile(128, 128, 6, 32, 16),
-    _tile(128, 128, 6, 64, 32, pingpong=False, kinds="plain matrix fp32"),
-    _tile(128, 256, 4, 64, 32, pingpong=False),
+    config(64, 128, 8, 64, 32, kinds="plain matrix"),
+    config(128, 128, 6, 32, 16),
+    config(128, 128, 6, 64, 32, pingpong=False, kinds="plain matrix fp32"),
+    config(128, 256, 4, 64, 32, pingpong=False),
 )
 _AXES = {
     "dtype": ("bf16", "fp16"),

@@ -15,6 +15,7 @@ from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, const, device, maximum,
 from tk.aot.spec import DTYPES, Config, Constraint, Family, Kernel, Op, Output, Param, Plan, Point, Selector, require
 from tk.codegen import index as ix
 from tk.codegen import ir, passes, random
+from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError
 from tk.codegen.lists import GeneratedLists, generate_lists
 from tk.codegen.lower import IR_DTYPES, lower
@@ -109,7 +110,7 @@ class Generated:
         return self.graphs[0].trace
 
     def _locals(self, by_name: Mapping[str, Tensor], ints: Sequence[str]) -> dict[str, Expr]:
-        found: dict[str, Expr] = {"graph": self._graph_number(by_name, ints)}
+        found: dict[str, Expr] = {"graph": graph_number([g.trace for g in self.graphs], self.signature, by_name, ints)}
         for name, spec in self.signature.tensors.items():
             t = by_name[name]
             if spec.leading:
@@ -135,20 +136,6 @@ class Generated:
         for w in (g.walk for g in self.graphs if g.walk):
             found[w.name] = maximum(minimum(context.expr(w.rows), 4 * device.sm_count), 1)
         return found
-
-    def _graph_number(self, by_name: Mapping[str, Tensor], ints: Sequence[str]) -> Expr:
-        """Which of the graphs a call is of; -1 for none."""
-        number = as_expr(-1)
-        for n, graph in reversed(list(enumerate(self.graphs))):
-            holds = as_expr(1)
-            for variable, dtype in graph.trace.dtypes.items():
-                of = next(name for name, spec in self.signature.tensors.items() if spec.dtype == variable)
-                holds = holds & (by_name[of].dtype == _number(dtype))
-            for flag, on in graph.trace.flags.items():
-                value = Expr("int", list(ints).index(flag))
-                holds = holds & ((value != 0) if on else (value == 0))
-            number = select(holds, n, number)
-        return number
 
     def _params(self) -> tuple[Param, ...]:
         found = []
@@ -219,7 +206,7 @@ class Generated:
             owner[spec.dtype] = name
         holds = as_expr(0)
         for dtype in allowed:
-            holds = holds | (t.dtype == _number(dtype))
+            holds = holds | (t.dtype == dtype_number(dtype))
         names = " or ".join(str(TORCH_DTYPES[d]).removeprefix("torch.") for d in allowed)
         return require(holds, f"{name} must be of dtype {names}")
 
@@ -407,10 +394,6 @@ def _depends_on_order(kernel: ir.Kernel) -> bool:
     """Of the programs: a sum of floats, and what of several elements for one place stays there."""
     puts = [v for v in kernel.values if v.op == "store" and v.data]
     return any(v.data == "set" or (v.data == "add" and v.dtype in ir.FLOATS) for v in puts)
-
-
-def _number(dtype: str) -> int:
-    return DTYPES[IR_DTYPES[TORCH_DTYPES[dtype]]]
 
 
 def _by_graph(op: Op, values: Sequence[int]) -> Expr:

@@ -19,9 +19,8 @@ from typing import Any
 import sympy
 import torch
 
-from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, const, maximum, select, tensors
+from tk.aot.expr import Tensor, as_expr, ceil_div, const, maximum, tensors
 from tk.aot.spec import (
-    DTYPES,
     ITEMSIZE,
     Arg,
     Config,
@@ -40,8 +39,9 @@ from tk.aot.spec import (
 )
 from tk.codegen import debug as debug_variant
 from tk.codegen import ir, passes, source
+from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError
-from tk.codegen.lower import IR_DTYPES, lower
+from tk.codegen.lower import lower
 from tk.codegen.print import TL_DTYPES, Printer
 from tk.codegen.tile import STRIDED, Access, Tile
 from tk.codegen.trace import LEADING, Trace, letter, trace_all, where
@@ -95,7 +95,11 @@ class GeneratedLists:
         by_name = {t.name: t for t in named}
         ints = tuple(n for n, s in self.signature.numbers.items() if s.kind in ("int", "bool"))
         floats = tuple(n for n, s in self.signature.numbers.items() if s.kind == "float")
-        locals_ = {"graph": self._graph_number(by_name, ints), "places": named[0].size(0), "chunks": named[0].size(1)}
+        locals_ = {
+            "graph": graph_number([g.trace for g in self.graphs], self.signature, by_name, ints),
+            "places": named[0].size(0),
+            "chunks": named[0].size(1),
+        }
         bare = Op(self.name, named, ints, floats, locals_, {}, ("places", "chunks"))
         return replace(
             bare,
@@ -104,19 +108,6 @@ class GeneratedLists:
             checks=self._checks(by_name),
             meta=self._meta(),
         )
-
-    def _graph_number(self, by_name: Mapping[str, Tensor], ints: Sequence[str]) -> Expr:
-        number = as_expr(-1)
-        for n, graph in reversed(list(enumerate(self.graphs))):
-            holds = as_expr(1)
-            for variable, dtype in graph.trace.dtypes.items():
-                of = next(name for name, spec in self.signature.tensors.items() if spec.dtype == variable)
-                holds = holds & (by_name[of].dtype == _number(dtype))
-            for flag, on in graph.trace.flags.items():
-                value = Expr("int", list(ints).index(flag))
-                holds = holds & ((value != 0) if on else (value == 0))
-            number = select(holds, n, number)
-        return number
 
     def _params(self) -> tuple[Param, ...]:
         return tuple(
@@ -140,7 +131,7 @@ class GeneratedLists:
                 owner[spec.dtype] = name
             holds = as_expr(0)
             for dtype in allowed:
-                holds = holds | (t.dtype == _number(dtype))
+                holds = holds | (t.dtype == dtype_number(dtype))
             names = " or ".join(str(TORCH_DTYPES[d]).removeprefix("torch.") for d in allowed)
             found.append(require(holds, f"{name} must be of dtype {names}"))
         return tuple(found)
@@ -191,10 +182,6 @@ class GeneratedLists:
             return bool(point.layout == ANY)
 
         return Family(self.op, (kernel,), sample, portable=portable)
-
-
-def _number(dtype: str) -> int:
-    return DTYPES[IR_DTYPES[TORCH_DTYPES[dtype]]]
 
 
 # --- One launch ---
