@@ -378,9 +378,10 @@ class Generated:
             can be."""
             _, way = ways[point.config.name]
             graph, layout = by_label[point.graph], LAYOUT_BY_NAME[point.layout]
-            is_split = bool(graph.split) and (layout.merged or not self.choices(graph, layout, "whole"))
+            can_split, can_be_whole = (bool(self.choices(graph, layout, w)) for w in ("split", "whole"))
+            is_split = can_split and (layout.merged or not can_be_whole)
             is_usual = way == ("split" if is_split else "whole")
-            return place(point) == 0 and is_usual and (layout is LAYOUTS[0] or not layout.merged)
+            return place(point) == 0 and is_usual and (layout == self.fastest_layout(graph) or not layout.merged)
 
         return Family(self.op, (kernel,), sample, portable=portable)
 
