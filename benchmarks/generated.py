@@ -4,19 +4,15 @@ Inputs rotate through 300 MB, everything is replayed from CUDA graphs, variants 
 is torch.compile with max-autotune, seconds for each row; without it rows are against eager torch alone, and no goal is
 judged but the share of a copy.
 
-Most of a row's time is its compilation. With ``--jobs`` several processes compile, each the peer of another row, and a
-lock lets one of them at a time use the GPU: inputs, checks, each timing of the autotuner's, and the row's own.
+Most of a row's time is its compilation: ``--jobs`` has several processes compile (benchmarks/parallel.py).
 
 As in benchmarks/mm.py each line is met twice: by the shapes listed, and by shapes drawn at random, which are judged.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks import ops
+from benchmarks import ops, parallel
 from benchmarks.report import Goal, Group, Report, Row
 from benchmarks.runner import Options
 from tk import capi, timing
@@ -250,7 +246,7 @@ class Measured:
 
 def measure(task: Task, compiled: bool) -> Measured:
     """Checked first: a wrong result is a failure, and not timed."""
-    with _gpu:
+    with parallel.gpu():
         example = task.example()
         args = example.arguments("cuda")
         results = ops.run_tk(example.op, args)
@@ -264,7 +260,7 @@ def measure(task: Task, compiled: bool) -> Measured:
     if compiled:
         function = compile_fresh(peer)
         function(*given)  # compiles and tunes
-    with _gpu:
+    with parallel.gpu():
         copies = timing.copies_to_rotate(inputs.bytes_moved(args, ()), most=16)
         sets = [args, *(example.arguments("cuda") for _ in range(copies - 1))]
         peers = [PEERS[task.op](*a) for a in sets]
@@ -318,53 +314,6 @@ def add_rows(report: Report, task: Task, us: dict[str, float], more: Mapping[str
     )
 
 
-# --- Rows at once ---
-
-_gpu: AbstractContextManager[Any] = nullcontext()  # held by whoever uses the GPU
-
-
-def _begin_worker(lock: Any) -> None:
-    """Of the peers' autotuner each timing takes the lock: between them it compiles."""
-    from torch._inductor import config
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
-    global _gpu
-    _gpu = lock
-    config.compile_threads = 1  # the processes are as many as the cores
-    bench = CachingAutotuner.bench
-
-    def locked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with lock:
-            return bench(self, *args, **kwargs)
-
-    CachingAutotuner.bench = locked
-
-
-def rows(tasks: Iterable[Task], options: Options) -> Iterator[tuple[Task, Callable[[], Measured]]]:
-    """Each task with what gives its row or raises what went wrong, in the order in which they end."""
-    if options.jobs == 1:
-        for task in tasks:
-            if options.has_time():
-                yield task, partial(measure, task, options.compiled)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.jobs, context, _begin_worker, (context.RLock(),)) as pool:
-        running: dict[Future[Measured], Task] = {}
-        for task in tasks:
-            if not options.has_time():
-                continue
-            running[pool.submit(measure, task, options.compiled)] = task
-            while len(running) > options.jobs:
-                yield from _ended(running)
-        while running:
-            yield from _ended(running)
-
-
-def _ended(running: dict[Future[Measured], Task]) -> Iterator[tuple[Task, Callable[[], Measured]]]:
-    for future in wait(running, return_when=FIRST_COMPLETED).done:
-        yield running.pop(future), future.result
-
-
 def run(options: Options, report: Report) -> None:
     report.environment["copy_gbps"] = timing.copy_bandwidth()
     print(f"copy {report.environment['copy_gbps']:.0f} GB/s", flush=True)
@@ -374,5 +323,5 @@ def run(options: Options, report: Report) -> None:
         measured = row()
         add_rows(report, task, measured.us, measured.more)
 
-    for task, row in rows(wanted, options):
+    for task, row in parallel.rows(wanted, options, measure):
         report.attempt(task.label, partial(add, task, row))

@@ -104,7 +104,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, score: str, mask: str, gradients: boo
         close(f, w.double(), q.dtype, f"gradient of {what}, {name}")
 
 
-@pytest.mark.parametrize(("score", "mask"), itertools.product(SCORES, MASKS))
+@pytest.mark.parametrize(("score", "mask"), list(itertools.product(SCORES, MASKS)))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_mods(score: str, mask: str, dtype: torch.dtype) -> None:
     """Head sizes that are compiled, and others; groups of heads; lengths of all kinds."""

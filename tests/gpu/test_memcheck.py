@@ -10,25 +10,38 @@ import pytest
 
 SANITIZER = "compute-sanitizer"
 OPTIONS = ("--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "9")
+HERE = Path(__file__).parent
+PROCESSES = max(1, min(12, (os.cpu_count() or 1) - 2))  # most of the time is the host's: several share the GPU
 
 
-# Most of the time is the host's: several processes share the GPU.
-PARTS = {"sanitize.py": 1, "sanitize_generated.py": max(1, min(12, (os.cpu_count() or 1) - 2))}
+def tests(name: str, which: str) -> list[str]:
+    """Tests of a file, by pytest's -k: those that call every config, or every kernel, at sizes that cut tiles off."""
+    return ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", str(HERE / f"test_{name}.py"), "-k", which]
+
+
+WATCHED: dict[str, list[list[str]]] = {
+    "mm": [[str(HERE / "sanitize.py")]],
+    "generated": [[str(HERE / "sanitize_generated.py"), "--part", f"{i + 1}/{PROCESSES}"] for i in range(PROCESSES)],
+    "bmm": [tests("bmm", f"every_config and [{order}-") for order in ("nn", "nt", "tn", "tt", "ss")],
+    "mm_plus_mm": [tests("mm_plus_mm", "every_config")],
+    "grouped_mm": [tests("grouped_mm", "every_config or gradients")],
+    "conv": [tests("conv", "every_config"), tests("conv", "random_convolutions and -0")],
+    "attention": [
+        tests("attention", f"test_mods and {mask}") for mask in ("none-none", "causal", "window", "document")
+    ] + [tests("attention", "decode or layouts or differ")],
+}  # fmt: skip
 
 
 @pytest.mark.skipif(shutil.which(SANITIZER) is None, reason=f"no {SANITIZER}, which comes with the CUDA toolkit")
-@pytest.mark.parametrize("script", list(PARTS))
-def test_memcheck_of_every_variant(script: str) -> None:
-    path, parts = Path(__file__).with_name(script), PARTS[script]
+@pytest.mark.parametrize("family", list(WATCHED))
+def test_memcheck_of_every_variant(family: str) -> None:
+    # Every tensor an allocation of its own: one byte too far is seen.
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     running = [
-        subprocess.Popen(
-            [SANITIZER, *OPTIONS, sys.executable, path, "--part", f"{i + 1}/{parts}"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for i in range(parts)
-    ]
+        subprocess.Popen([SANITIZER, *OPTIONS, sys.executable, *command], stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT, text=True, env=environment)
+        for command in WATCHED[family]
+    ]  # fmt: skip
     said = [process.communicate()[0] for process in running]
     for process, text in zip(running, said, strict=True):
         assert process.returncode == 0, text[-6000:]
