@@ -1,4 +1,12 @@
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -9,3 +17,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         help="a Python of another version that tests/install runs the wheel in (default: those on PATH and of pyenv)",
     )
+
+
+@pytest.fixture
+def interpret(tmp_path: Path) -> Callable[[Path], None]:
+    """Runs the tests of a folder in processes where Triton interprets: that must be so before it is imported."""
+
+    def run(folder: Path) -> None:
+        environment = dict(os.environ, TRITON_INTERPRET="1", TK_NO_LIBRARY="1", TK_CACHE_DIR=str(tmp_path))
+        several = ["--numprocesses", str(min(os.cpu_count() or 1, 8)), "--dist", "worksteal"]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *several, str(folder)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, cwd=ROOT)
+        print(done.stdout)
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+    return run

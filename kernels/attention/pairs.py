@@ -32,6 +32,10 @@ def _table(dtype: torch.dtype, rank: int) -> torch.Tensor:
     return torch.zeros([1] * rank, dtype=dtype)
 
 
+PER_HEAD = mods.per_head_bias(_table(torch.float32, 1))
+LEARNED = mods.learned_bias(_table(torch.float32, 3))
+
+
 # --- What is built of them ---
 
 # The masks that language models are made of: prompts in pages, every head size, fp32 for the two plainest.
@@ -54,13 +58,13 @@ def _chosen() -> Iterator[tuple[object, object, Wanted]]:
     for score in (ALIBI, SOFT_CAP):
         for mask in (None, CAUSAL, WINDOW, DOCUMENTS):
             yield score, mask, replace(_USUAL, sampled=score is ALIBI and mask is CAUSAL)
-    for mask in (None, CAUSAL):
-        yield RELATIVE, mask, _USUAL
+    for mask in (None, CAUSAL, WINDOW, DOCUMENTS):
+        yield RELATIVE, mask, _USUAL if mask in (None, CAUSAL) else _RARE
+        yield PER_HEAD, mask, _RARE
+        yield LEARNED, mask, _RARE
     for dtype in (torch.bfloat16, torch.float32):  # scaled_dot_product_attention's additive masks
         yield mods.learned_bias(_table(dtype, 4)), None, _USUAL
     yield None, mods.of_bool_table(_table(torch.bool, 4)), _USUAL
-    yield mods.learned_bias(_table(torch.float32, 3)), CAUSAL, _RARE
-    yield mods.per_head_bias(_table(torch.float32, 1)), CAUSAL, _RARE
     yield None, mods.prefix_lm(1), _USUAL
     yield None, mods.prefix_lm(torch.zeros(1, dtype=torch.int32)), _RARE
     yield None, mods.document(IDS), _USUAL

@@ -27,8 +27,10 @@ WATCHED: dict[str, list[list[str]]] = {
     "grouped_mm": [tests("grouped_mm", "every_config or gradients")],
     "conv": [tests("conv", "every_config"), tests("conv", "random_convolutions and -0")],
     "attention": [
-        tests("attention", f"test_mods and {mask}") for mask in ("none-none", "causal", "window", "document")
-    ] + [tests("attention", "decode or layouts or differ")],
+        *(tests("attention", f"test_mods and -{mask}]") for mask in ("none", "causal", "window", "document")),
+        tests("attention", "prefix or both_ways or of_all or long_ids or dilated or image"),
+        tests("attention", "decode or layouts or differ or another"),
+    ],
 }  # fmt: skip
 
 

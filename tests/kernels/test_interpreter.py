@@ -1,19 +1,11 @@
-"""Runs interpreted/ in a process where Triton interprets."""
+"""Runs interpreted/ where Triton interprets."""
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
 
-
-def test_kernels_in_the_interpreter() -> None:
+def test_kernels_in_the_interpreter(interpret: Callable[[Path], None]) -> None:
     pytest.importorskip("triton", reason="the kernels are Triton's: install torch-tk[build]")
-    environment = dict(os.environ, TRITON_INTERPRET="1", TK_NO_LIBRARY="1")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "interpreted")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, cwd=HERE.parents[1])
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    interpret(Path(__file__).with_name("interpreted"))

@@ -55,7 +55,7 @@ def test_the_first_of_equals_and_of_nans(dtype: torch.dtype, times: int) -> None
     """In one block, and in the loops' several, whose first element may be anywhere."""
     x = torch.tensor(ROWS, dtype=dtype).repeat(1, times)
     count = 0
-    for variant, (found,) in host.run_all(generated(reductions.row_argmax), x):
+    for variant, (found,) in host.run_all(generated(reductions.row_argmax), x, 1.0):
         count += 1
         assert torch.equal(found, x.argmax(-1)), variant
     assert count >= 3
