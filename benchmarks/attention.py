@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -174,13 +175,17 @@ def ours(task: Task, x: Inputs) -> Tensor:
 
 def sdpa(backend: SDPBackend, task: Task, x: Inputs) -> Tensor:
     causal = task.mask == "causal"
-    with sdpa_kernel(backend):
+    with sdpa_kernel(backend), warnings.catch_warnings(action="ignore"):  # why a backend does not take it
         return F.scaled_dot_product_attention(x.q, x.k, x.v, x.bias, is_causal=causal, enable_gqa=True)
 
 
 def with_backward(forward: Callable[[Inputs], Tensor], x: Inputs) -> Call:
     """The gradients alone, of a forward pass that is done."""
-    out = forward(x)
+    stream = timing.capture_stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        out = forward(x)
+    torch.cuda.current_stream().wait_stream(stream)
     return lambda: torch.autograd.grad(out, (x.q, x.k, x.v), x.grad, retain_graph=True)
 
 

@@ -15,10 +15,21 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
-__all__ = ["Capture", "Timing", "capture", "copy_bandwidth", "device_times", "eager_times", "host_times", "median_time"]
+__all__ = [
+    "Capture",
+    "Timing",
+    "capture",
+    "capture_stream",
+    "copy_bandwidth",
+    "device_times",
+    "eager_times",
+    "host_times",
+    "median_time",
+]
 
 Call = Callable[[], object]
 GRAPH_US = 600.0
@@ -52,9 +63,15 @@ def copies_to_rotate(size: int, most: int = 64) -> int:
     return max(2, min(most, -(-L2_FLUSH_BYTES // max(size, 1))))
 
 
+@cache
+def capture_stream() -> torch.cuda.Stream:
+    """Where graphs are recorded. A backward pass runs on the stream of its forward pass: this one, to be recorded."""
+    return torch.cuda.Stream()
+
+
 def _record(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=capture_stream()):
         for call in calls:
             call()
     return graph
