@@ -11,11 +11,12 @@ from tk.kernels.gemm.problem import Gemm
 
 # What the hardware can do, by architecture: bytes a nanosecond from memory and from L2, and operations a nanosecond of
 # one multiprocessor by dtype, for fp32 by precision. Data sheets of A100 and H100, at about the share that is reached.
+# u8: bytes of float8 that are widened on their way to the tensor cores.
 _MEMORY = {80: 1500, 90: 4200}
 _L2 = {80: 4000, 90: 7000}
 _OPERATIONS = {
-    80: {"bf16": 2000, "fp16": 2000, "tf32": 900, "ieee": 120},
-    90: {"bf16": 6000, "fp16": 6000, "tf32": 3000, "ieee": 400},
+    80: {"bf16": 2000, "fp16": 2000, "tf32": 900, "ieee": 120, "u8": 1500},
+    90: {"bf16": 6000, "fp16": 6000, "tf32": 3000, "ieee": 400, "u8": 2500, "fp8e4nv": 11000, "fp8e5": 11000},
 }
 
 
