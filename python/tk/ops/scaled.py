@@ -1,6 +1,6 @@
 """What products of float8 operands with scales say the same way.
 
-    out = activation(scale_a * scale_b * (a @ b) + bias)
+out = activation(scale_a * scale_b * (a @ b) + bias)
 """
 
 from __future__ import annotations
