@@ -7,7 +7,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from tk.aot.expr import ceil_div, minimum
 from tk.aot.spec import Arg, Int, Kernel, Launch, Plan, Point, Pointer, require
-from tk.kernels.gemm.cost import Work, predict
+from tk.kernels.gemm.cost import Work
 from tk.kernels.gemm.problem import out_dtype
 from tk.kernels.grouped_mm.op import longest
 from tk.kernels.hopper.epilogue import TmaStore, TmaStoreGroupRows
@@ -22,7 +22,7 @@ from tk.kernels.scaled_grouped_mm.op import GROUPS, OP, OUT, SCALE_A, SCALE_B, S
 from tk.kernels.scaled_grouped_mm.pointer import group_args
 from tk.kernels.scaled_mm.op import ACCUMULATION_AXIS, OUT_AXIS
 from tk.kernels.scaled_mm.tma import multiplier
-from tk.kernels.scaled_mm.tma_plans import constants, scale_args, serves, subtile, takes, tile
+from tk.kernels.scaled_mm.tma_plans import constants, predict, scale_args, serves, subtile, takes, tile
 
 M, N, K = SCALED_ROWS.M, SCALED_ROWS.N, SCALED_ROWS.K
 

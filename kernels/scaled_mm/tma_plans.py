@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from tk.aot.expr import Expr, Tensor, ceil_div, minimum
 from tk.aot.spec import Arg, Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, TensorMap, require
-from tk.kernels.gemm.cost import Work, predict
+from tk.kernels.gemm import cost
+from tk.kernels.gemm.cost import Work, fitted, weights_name
 from tk.kernels.gemm.problem import Gemm, batch_invariant, out_dtype
 from tk.kernels.hopper.plans import StreamK, resident_clusters, tensor_map
 from tk.kernels.scaled_mm.op import (
@@ -45,6 +46,19 @@ def serves(point: Point) -> dict[str, tuple[int, ...]]:
         "out": (OUT_AXIS.index(point.out),),
         "accumulation": (ACCUMULATION_AXIS.index(point.accumulation),),
     }
+
+
+def predict(point: Point, work: Work) -> Expr:
+    """As of any product where weights were fitted. Else with those of `like`, mm's config of as many bytes in a stage:
+    its 16-bit products take as long. A consumer that adds up every stage itself takes a tenth longer over it."""
+    if fitted(work.gemm.op.name, point.arch, weights_name(point)):
+        return cost.predict(point, work)
+    c = point.config
+    weights = fitted("mm", point.arch, f"{c.like}/bf16/nt")
+    assert weights, f"mm has no weights of {c.like}"
+    percent = (110 if point.accumulation == "slow" else 100) * c.block_k // c.like_block_k
+    of_stage = {rows: {**w, "k_block": w.get("k_block", 0) * percent // 100} for rows, w in weights.items()}
+    return cost.weighted(point, work, of_stage)
 
 
 def subtile(point: Point) -> int:
@@ -216,22 +230,26 @@ def _plan_device_maps(point: Point) -> Plan | None:
 
 def tile(block_m: int, block_n: int, num_stages: int, subtile_n: int, subtile_n_fp32: int,
          accumulations: str = "slow fast", schedule: str = "coop", block_k: int = 128, cluster: int = 1,
-         all_types: bool = False) -> Config:  # fmt: skip
+         all_types: bool = False, like: str = "") -> Config:  # fmt: skip
     """accumulations: those that it is compiled for. schedule: consumers that share a tile (coop), that take turns
-    (pingpong), or one (ws). all_types: for every pair of formats and every result; else for what is usual."""
+    (pingpong), or one (ws). all_types: for every pair of formats and every result; else for what is usual. like: mm's
+    config that takes as long, where it has not the same name but for the block of K."""
+    like = like or f"{block_m}x{block_n}x{block_k // 2}_s{num_stages}_{schedule}"
     params = dict(block_m=block_m, block_n=block_n, block_k=block_k, num_stages=num_stages, subtile_n=subtile_n,
                   subtile_n_fp32=subtile_n_fp32, accumulations=accumulations, pingpong=schedule == "pingpong",
                   cooperative=2 if schedule == "coop" else 1, cluster=cluster, all_types=all_types, swap_ab=False,
-                  stream_k=False, epilogue_stages=2, group_m=1024 // (block_m * cluster))  # fmt: skip
-    name = f"{block_m * cluster}x{block_n}x{block_k}_s{num_stages}_{schedule}"
+                  stream_k=False, epilogue_stages=2, group_m=1024 // (block_m * cluster), like=like,
+                  like_block_k=2 * int(like.split("_")[0].split("x")[2]))  # fmt: skip
+    name = f"{block_m}x{block_n}x{block_k}_s{num_stages}_{schedule}"
     return Config(name + (f"_c{cluster}x1" if cluster > 1 else ""), params)
 
 
 def _cut(block_m: int, block_n: int, num_stages: int, accumulations: str, schedule: str = "ws", block_k: int = 128,
-         subtile_n: int = 0, all_types: bool = False) -> Config:  # fmt: skip
+         subtile_n: int = 0, all_types: bool = False, like: str = "") -> Config:  # fmt: skip
     """With swap-AB: block_m columns of out by block_n rows."""
     width = subtile_n or block_n
-    usual = tile(block_m, block_n, num_stages, width, width, accumulations, schedule, block_k, all_types=all_types)
+    like = like or f"{block_n}x{block_m}x{block_k // 2}_s{num_stages}_{schedule}_swap_ab_stream_k"
+    usual = tile(block_m, block_n, num_stages, width, width, accumulations, schedule, block_k, 1, all_types, like)
     name = f"{block_n}x{block_m}x{block_k}_s{num_stages}_{schedule}_swap_ab_stream_k"
     return Config(name, usual.params | dict(swap_ab=True, stream_k=True, epilogue_stages=1))
 
@@ -239,22 +257,22 @@ def _cut(block_m: int, block_n: int, num_stages: int, accumulations: str, schedu
 # What accumulates slowly has the sums of a stage beside those of the tile: no more than 64 of each for a thread.
 _TILES = (
     tile(128, 256, 4, 32, 16, "fast"),
-    tile(128, 256, 4, 32, 16, "fast", cluster=2),
+    tile(128, 256, 4, 32, 16, "fast", cluster=2, like="256x128x64_s4_coop_swap_ab_c1x2"),
     tile(128, 128, 6, 64, 32, all_types=True),
-    tile(128, 128, 6, 64, 32, cluster=2),
+    tile(128, 128, 6, 64, 32, cluster=2, like="128x128x64_s6_pingpong_c2x1"),
     tile(128, 128, 6, 32, 16, "fast", "pingpong"),
-    tile(128, 128, 6, 32, 16, "fast", "pingpong", cluster=2),
+    tile(128, 128, 6, 32, 16, "fast", "pingpong", cluster=2, like="128x128x64_s6_pingpong_c2x1"),
     tile(64, 256, 4, 32, 16, "fast", "pingpong"),
     tile(64, 128, 8, 64, 32, "slow fast", "pingpong"),
 )
 # A stage of twice 128 values of K is half the barriers; slow accumulation adds up after 128.
 _STREAM_K = (
     _cut(64, 16, 10, "fast", block_k=256),
-    _cut(64, 16, 18, "slow"),
+    _cut(64, 16, 18, "slow", like="16x64x128_s10_ws_swap_ab_stream_k"),
     _cut(64, 32, 8, "fast", block_k=256, all_types=True),
-    _cut(64, 32, 16, "slow", all_types=True),
+    _cut(64, 32, 16, "slow", all_types=True, like="32x64x128_s8_ws_swap_ab_stream_k"),
     _cut(64, 64, 6, "fast", block_k=256),
-    _cut(64, 64, 12, "slow"),
+    _cut(64, 64, 12, "slow", like="64x64x128_s6_ws_swap_ab_stream_k"),
     _cut(128, 128, 6, "slow fast", "coop", subtile_n=64),
 )
 _DEVICE_MAPS = tuple(

@@ -33,7 +33,7 @@ def compiled(kernel: str, config: str, **axes: str) -> Artifact:
     ("kernel", "config", "axes"),
     (
         ("scaled_mm_tma", "128x128x128_s6_coop", {}),
-        ("scaled_mm_tma", "256x128x128_s6_pingpong_c2x1", {"accumulation": "fast"}),
+        ("scaled_mm_tma", "128x128x128_s6_pingpong_c2x1", {"accumulation": "fast"}),
         ("scaled_mm_tma", "128x128x128_s6_coop", {"b_dtype": "fp8e5", "out": "fp32", "accumulation": "fast"}),
         ("scaled_mm_tma_stream_k", "32x64x128_s16_ws_swap_ab_stream_k", {"dtype": "fp8e5", "out": "fp16"}),
         ("scaled_mm_tma_stream_k", "128x128x128_s6_coop_swap_ab_stream_k", {"accumulation": "fast"}),

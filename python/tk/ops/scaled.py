@@ -38,9 +38,8 @@ def allocate(op: str, a: Tensor, b: Tensor, bias: Tensor | None, out_dtype: torc
     torch._check_value(a.device == b.device, lambda: f"tk.{op}: a is on {a.device}, b on {b.device}")
     dtype = out_dtype or torch.bfloat16
     torch._check_value(dtype in OUT_DTYPES, lambda: f"tk.{op}: out_dtype is {dtype}, must be one of {OUT_DTYPES}")
-    torch._check_value(
-        bias is None or bias.dtype == dtype, lambda: f"tk.{op}: bias must be {dtype} as the result is, not {bias.dtype}"
-    )
+    if bias is not None:
+        torch._check_value(bias.dtype == dtype, lambda: f"tk.{op}: bias must be {dtype} as the result is")
     return a.new_empty((a.shape[0], b.shape[-1]), dtype=dtype)
 
 

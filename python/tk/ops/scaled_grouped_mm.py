@@ -53,8 +53,9 @@ def scaled_grouped_mm(
             return _scaled_grouped_mm_out(*operands, *settings, out=out)
         return _scaled_grouped_mm(*operands, *settings)
     except (RuntimeError, AttributeError) as error:
-        tensors = dict(a=a, b=b, scale_a=scale_a, scale_b=scale_b, offs=offs, bias=bias)
-        raise product.explained(error, "scaled_grouped_mm", **tensors) from None
+        raise product.explained(
+            error, "scaled_grouped_mm", a=a, b=b, scale_a=scale_a, scale_b=scale_b, offs=offs, bias=bias
+        ) from None
 
 
 def _fake(
