@@ -10,6 +10,7 @@ import torch
 from torch.library import opcheck
 
 import tk
+from tk import capi
 from tk.ops.product import ACTIVATIONS
 from tk.ops.scaled import reference
 
@@ -301,3 +302,31 @@ def test_what_is_no_tensor() -> None:
 def test_every_activation() -> None:
     for activation in ACTIVATIONS:
         close(tk.scaled_mm(A, B, SA, SB, activation=activation), reference(A, B, SA, SB, activation=activation))  # type: ignore[arg-type]
+
+
+# --- What the core chooses, for a GPU that is only described ---
+
+
+def described(m: int, k: int, pitch: int, fast: bool) -> capi.Problem:
+    h200 = capi.describe_device(sm_count=132, arch=90, shared_optin=232448, l2_bytes=60 << 20)
+    tensors = (
+        capi.Matrix(E4M3, (m, k), (pitch, 1)),
+        capi.Matrix(E4M3, (k, 4096), (1, pitch)),
+        capi.Matrix(FP32, (m, 1), (1, 1)),
+        capi.Matrix(FP32, (1, 4096), (4096, 1)),
+        None,
+        capi.Matrix(BF16, (m, 4096), (4096, 1)),
+    )
+    return capi.Problem("scaled_mm", tensors, (0, fast), (), 0, h200)
+
+
+@pytest.mark.parametrize("fast", (False, True))
+def test_the_core_chooses_by_rows_and_alignment(fast: bool) -> None:
+    for m, k, pitch, kernel in (
+        (16, 4096, 4096, "scaled_mm_tma_stream_k"),
+        (4096, 4096, 4096, "scaled_mm_tma"),
+        (16, 100, 112, "scaled_mm_tma_stream_k"),
+        (16, 100, 100, "scaled_mm_pointer"),
+    ):
+        chosen = capi.choose(described(m, k, pitch, fast))
+        assert chosen.kernel_name == kernel, (m, k, pitch, chosen)
