@@ -57,7 +57,10 @@ def predict(point: Point, work: Work) -> Expr:
     weights = fitted("mm", point.arch, f"{c.like}/bf16/nt")
     assert weights, f"mm has no weights of {c.like}"
     percent = (110 if point.accumulation == "slow" else 100) * c.block_k // c.like_block_k
-    of_stage = {rows: {**w, "k_block": w.get("k_block", 0) * percent // 100} for rows, w in weights.items()}
+    of_stage = {
+        rows: w | {name: w.get(name, 0) * percent // 100 for name in ("k_block", "sm_k_block")}
+        for rows, w in weights.items()
+    }
     return cost.weighted(point, work, of_stage)
 
 
