@@ -91,6 +91,13 @@ def test_layouts_and_odd_sizes(layout: str) -> None:
     close(tk.scaled_mm(a, b, rows, columns, bias, FP32), reference(a, b, rows, columns, bias))
 
 
+def test_of_what_quantize_fp8_makes() -> None:
+    x, weight = torch.randn(M, 256), torch.randn(N, 256)
+    (a, scale_a), (b, scale_b) = (tk.quantize_fp8(t, per="row") for t in (x, weight))
+    result = tk.scaled_mm(a, b.t(), scale_a, scale_b.t(), out_dtype=FP32)
+    assert (result - x @ weight.t()).norm() / (x @ weight.t()).norm() < 0.05
+
+
 def test_nan_and_infinity() -> None:
     a, b = operands((E5M2, E4M3))
     a[0, 0], a[1, 0] = math.nan, math.inf
