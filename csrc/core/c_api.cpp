@@ -197,6 +197,13 @@ tk_status tk_describe_device(int64_t sm_count, int64_t arch, int64_t shared_opti
   });
 }
 
+tk_status tk_device_arch(int32_t device, int64_t* arch) {
+  return guarded([&] {
+    require_argument(arch, "arch");
+    *arch = runtime().devices.get(device).arch();
+  });
+}
+
 tk_status tk_list_packs(tk_pack_info* rows, uint32_t capacity, uint32_t* count) {
   return list(rows, capacity, count, [] { return inspect::packs(); });
 }

@@ -10,8 +10,8 @@
 
 #include <algorithm>
 
+#include "groups.h"
 #include "names.h"
-#include "product.h"
 #include "registration.h"
 
 namespace tk::ops {
@@ -46,15 +46,7 @@ void check_offs(const Meta& offs, const Meta& a, bool is_ragged) {
   if (!is_ragged && offs) fail_argument(text(kName, ": offs are of 2-dimensional operands, a and b have 3 dimensions"));
   if (!is_ragged) return;
   if (!offs) fail_argument(text(kName, ": offs, the groups' ends, are needed where a or b has 2 dimensions"));
-  check_rank(kName, "offs", offs, 1);
-  if (offs.dtype != kInt32) fail_argument(text(kName, ": offs are ", dtype_name(offs.dtype), ", must be int32"));
-  if (offs.device != a.device)
-    fail_argument(text(kName, ": offs are on ", describe(offs.device), ", a on ", describe(a.device)));
-}
-
-void check_groups(const char* name, const Meta& t, const Meta& offs) {
-  if (t.sizes[0] != offs.sizes[0])
-    fail_argument(text(kName, ": ", name, " has ", t.sizes[0], " groups, offs has ", offs.sizes[0]));
+  ops::check_offs(kName, offs, a);
 }
 
 void check_inner(const Factors& f) {
@@ -73,13 +65,10 @@ void set_bias(Call& call, const Meta& bias, int64_t groups, int64_t cols) {
   if (!bias) return;
   Product& p = call.p;
   check_same(kName, "a", p.factors[0].a.tensor, "bias", bias);
-  const bool for_all = bias.dim() == 1;
-  const bool fits = (for_all || (bias.dim() == 2 && bias.sizes[0] == groups)) && bias.sizes.back() == cols;
-  if (!fits)
+  if (!group_rows(bias, groups, cols, p.bias.matrix))
     fail_argument(
         text(kName, ": bias is ", describe_sizes(bias.sizes), ", must be [", cols, "] or [", groups, ", ", cols, "]"));
   p.bias.tensor = bias;
-  p.bias.matrix = {1, cols, 0, bias.strides.back(), true, groups, for_all ? 0 : bias.strides[0]};
 }
 
 // --- The three kinds ---
@@ -89,7 +78,7 @@ void set_ragged_rows(Call& call, const Meta& bias) {
   Factors& f = call.p.factors[0];
   const bool by_columns = f.a.tensor.dim() == 3;
   const Meta& of_groups = by_columns ? f.a.tensor : f.b.tensor;
-  check_groups(by_columns ? "a" : "b", of_groups, call.offs);
+  check_groups(kName, by_columns ? "a" : "b", of_groups, call.offs);
   f.a.matrix = matrix_of(f.a.tensor);
   f.b.matrix = matrix_of(f.b.tensor);
   set_sizes(call, {f.a.matrix.rows, f.b.matrix.cols});
@@ -120,23 +109,6 @@ void set_out(Call& call, const Tensor& out) {
 
 // --- On the CPU: group by group ---
 
-Operand matrix_at(const Operand& batch, int64_t i) {
-  Operand one = batch;
-  one.matrix.is_batch = false;
-  one.matrix.batch = 1;
-  one.offset = i * batch.matrix.batch_stride;
-  one.is_part = true;
-  return one;
-}
-
-Operand rows_of(const Operand& x, int64_t begin, int64_t end) {
-  Operand part = x;
-  part.matrix.rows = end - begin;
-  part.offset = begin * x.matrix.row_stride;
-  part.is_part = true;
-  return part;
-}
-
 Operand columns_of(const Operand& x, int64_t begin, int64_t end) {
   Operand part = x;
   part.matrix.cols = end - begin;
@@ -160,14 +132,8 @@ void compute_group(const Call& call, int64_t g, int64_t begin, int64_t end) {
 
 void compute_on_cpu(const Call& call) {
   const Factors& f = call.p.factors[0];
-  const int64_t total = call.is_ragged_inside ? f.a.matrix.cols : f.a.matrix.rows;
-  const auto* const ends = static_cast<const int32_t*>(read_pointer(call.offs));
-  int64_t begin = 0;
-  for (int64_t g = 0; g < call.groups(); g++) {
-    const int64_t end = std::clamp<int64_t>(ends[g * call.offs.strides[0]], 0, total);
-    compute_group(call, g, begin, std::max(begin, end));
-    begin = end;
-  }
+  for_each_group(call.offs, call.is_ragged_inside ? f.a.matrix.cols : f.a.matrix.rows,
+                 [&](int64_t g, int64_t begin, int64_t end) { compute_group(call, g, begin, end); });
 }
 
 // --- On the GPU ---

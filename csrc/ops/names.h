@@ -8,5 +8,7 @@ void reserve_grouped_mm_names();
 void reserve_conv_names();
 void reserve_mm_names();
 void reserve_mm_plus_mm_names();
+void reserve_scaled_grouped_mm_names();
+void reserve_scaled_mm_names();
 
 }  // namespace tk::ops

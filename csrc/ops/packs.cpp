@@ -57,6 +57,8 @@ const bool packs_are_found = [] {
   // Python's, over the ops of attention's pairs (tk/ops/flex.py).
   for (const char* name : {"flex_attention", "flex_attention_backward"}) check_status(tk_reserve_op(name));
   reserve_mm_plus_mm_names();
+  reserve_scaled_grouped_mm_names();
+  reserve_scaled_mm_names();
   find_builtin_packs();
   load_user_packs();
   return true;

@@ -24,20 +24,6 @@ void check_range(const char* op, const char* what, int64_t value, int64_t low, i
                      ", ", f.b_name, " is ", describe_sizes(f.b.tensor.sizes)));
 }
 
-void check_shapes(const Product& p) {
-  const Factors& first = p.factors[0];
-  for (const Factors& f : p.all()) {
-    if (f.a.matrix.cols != f.b.matrix.rows) [[unlikely]]
-      fail_shapes(p, "inner", f);
-    if (f.a.matrix.batch != f.b.matrix.batch) [[unlikely]]
-      fail_shapes(p, "batch", f);
-    if (f.a.matrix.rows != first.a.matrix.rows || f.b.matrix.cols != first.b.matrix.cols) [[unlikely]]
-      fail_argument(text(p.name, ": ", f.a_name, " @ ", f.b_name, " is [", f.a.matrix.rows, ", ", f.b.matrix.cols,
-                         "], ", first.a_name, " @ ", first.b_name, " is [", first.a.matrix.rows, ", ",
-                         first.b.matrix.cols, "]; they must have one shape"));
-  }
-}
-
 void check_same(const Product& p) {
   const Factors& first = p.factors[0];
   for (const Factors& f : p.all()) {
@@ -161,6 +147,20 @@ void check_settings(const char* op, const Settings& s) {
   check_range(op, "mode", s.mode, 0, kModeBits);
 }
 
+void check_shapes(const Product& p) {
+  const Factors& first = p.factors[0];
+  for (const Factors& f : p.all()) {
+    if (f.a.matrix.cols != f.b.matrix.rows) [[unlikely]]
+      fail_shapes(p, "inner", f);
+    if (f.a.matrix.batch != f.b.matrix.batch) [[unlikely]]
+      fail_shapes(p, "batch", f);
+    if (f.a.matrix.rows != first.a.matrix.rows || f.b.matrix.cols != first.b.matrix.cols) [[unlikely]]
+      fail_argument(text(p.name, ": ", f.a_name, " @ ", f.b_name, " is [", f.a.matrix.rows, ", ", f.b.matrix.cols,
+                         "], ", first.a_name, " @ ", first.b_name, " is [", first.a.matrix.rows, ", ",
+                         first.b.matrix.cols, "]; they must have one shape"));
+  }
+}
+
 void check_dtype(const Product& p) {
   const Meta& a = p.factors[0].a.tensor;
   const bool half = a.dtype == kBFloat16 || a.dtype == kFloat16;
@@ -193,16 +193,17 @@ void check_out_memory(const Product& p) {
   if (p.out.matrix.is_empty()) return;
   if (overlaps_itself(p.out.matrix)) [[unlikely]]
     fail_argument(text(p.name, ": elements of out share memory: give it one place for each (out.clone())"));
-  const Extent out = extent(p.out);
-  const auto refuse = [&](const char* name) {
-    fail_argument(text(p.name, ": out overlaps ", name, " in memory; clone one of them"));
-  };
   for (const Factors& f : p.all()) {
-    if (may_overlap(out, extent(f.a))) refuse(f.a_name);
-    if (may_overlap(out, extent(f.b))) refuse(f.b_name);
+    check_out_beside(p, f.a_name, f.a);
+    check_out_beside(p, f.b_name, f.b);
   }
   // A bias is read where the result is written, and before it: the same elements are fine.
-  if (p.bias.tensor && may_overlap(out, extent(p.bias)) && !same_elements(out, extent(p.bias))) refuse("bias");
+  if (p.bias.tensor && !same_elements(extent(p.out), extent(p.bias))) check_out_beside(p, "bias", p.bias);
+}
+
+void check_out_beside(const Product& p, const char* name, const Operand& x) {
+  if (p.out.matrix.is_empty() || !may_overlap(extent(p.out), extent(x))) return;
+  fail_argument(text(p.name, ": out overlaps ", name, " in memory; clone one of them"));
 }
 
 void launch_described(tk_op op, const Product& p, std::span<const tk_tensor> tensors) {

@@ -42,6 +42,8 @@ void check_same(const char* op, const char* a_name, const Meta& a, const char* b
 // activation, precision, config and mode within their ranges.
 void check_settings(const char* op, const Settings& settings);
 
+// Sizes that go together.
+void check_shapes(const Product& p);
 // bfloat16, float16 and float32; float64 on the CPU.
 void check_dtype(const Product& p);
 // What settings.out_dtype asks for. Throws for what the operands' dtype does not have.
@@ -50,6 +52,8 @@ int32_t out_dtype(const Product& p);
 void check_out(const Product& p, std::span<const int64_t> sizes, int32_t dtype);
 // That it shares no memory with itself or the operands.
 void check_out_memory(const Product& p);
+// Nor with `x`, of that name.
+void check_out_beside(const Product& p, const char* name, const Operand& x);
 
 // Makes operands of two tensors of `rank` 2, or of 3: batches.
 void set_factors(Product& p, uint32_t which, const Tensor& a, const Tensor& b, int64_t rank = 2);

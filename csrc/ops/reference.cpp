@@ -121,4 +121,13 @@ void reference_product(std::span<const Factors> factors, const Operand& bias, co
   copy(activate(std::move(z), epilogue.activation), view(out));
 }
 
+void reference_scaled_product(const Operand& a, const Operand& b, const Operand& scale_a, const Operand& scale_b,
+                              const Operand& bias, int64_t activation, const Operand& out) {
+  const NoGrad no_grad;
+  Tensor z = aten("aten::mm", "", converted(a, kFloat32), converted(b, kFloat32));
+  z = multiply(multiply(z, view(scale_b)), view(scale_a));
+  if (bias.tensor) z = add_scaled(z, view(bias), 1);
+  copy(activate(std::move(z), activation), view(out));
+}
+
 }  // namespace tk::ops

@@ -33,6 +33,10 @@ struct Epilogue {
 void reference_product(std::span<const Factors> factors, const Operand& bias, const Epilogue& epilogue,
                        const Operand& out);
 
+// out = activation(scale_a * scale_b * (a @ b) + bias), in float32 and rounded once. The scales: a column and a row.
+void reference_scaled_product(const Operand& a, const Operand& b, const Operand& scale_a, const Operand& scale_b,
+                              const Operand& bias, int64_t activation, const Operand& out);
+
 // Of a result, by ATen ops.
 Tensor activate(Tensor x, int64_t activation);
 

@@ -13,7 +13,16 @@
 namespace tk::ops {
 
 // torch's ScalarType numbers, which tk.h shares.
-enum Dtype : int32_t { kFloat16 = 5, kFloat32 = 6, kFloat64 = 7, kBFloat16 = 15, kUInt8 = 0, kInt32 = 3 };
+enum Dtype : int32_t {
+  kUInt8 = 0,
+  kInt32 = 3,
+  kFloat16 = 5,
+  kFloat32 = 6,
+  kFloat64 = 7,
+  kBFloat16 = 15,
+  kFloat8E5M2 = 23,
+  kFloat8E4M3 = 24,  // float8_e4m3fn
+};
 
 struct Device {
   int32_t type;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tk.aot.expr import Expr, ceil_div, const, maximum, select
@@ -11,12 +12,16 @@ from tk.kernels.gemm.problem import Gemm
 
 # What the hardware can do, by architecture: bytes a nanosecond from memory and from L2, and operations a nanosecond of
 # one multiprocessor by dtype, for fp32 by precision. Data sheets of A100 and H100, at about the share that is reached.
+# u8: bytes of float8 that are widened on their way to the tensor cores.
 _MEMORY = {80: 1500, 90: 4200}
 _L2 = {80: 4000, 90: 7000}
 _OPERATIONS = {
-    80: {"bf16": 2000, "fp16": 2000, "tf32": 900, "ieee": 120},
-    90: {"bf16": 6000, "fp16": 6000, "tf32": 3000, "ieee": 400},
+    80: {"bf16": 2000, "fp16": 2000, "tf32": 900, "ieee": 120, "u8": 1500},
+    90: {"bf16": 6000, "fp16": 6000, "tf32": 3000, "ieee": 400, "u8": 2500, "fp8e4nv": 11000, "fp8e5": 11000},
 }
+
+# By "few" and "many" (rows): a weight, picoseconds, for each of a Work's terms.
+Weights = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,8 @@ def weights_name(point: Point) -> str:
     kind = "bf16" if _kind(point) == "fp16" else _kind(point)  # fp16 runs as bf16 does
     loads = "" if point.axes.get("aligned", True) else " unaligned"
     rows = f" {point.rows} rows" if "rows" in point.axes else ""
-    return f"{point.config.name}{rows}{loads}/{kind}/{point.order}"
+    sums = f" {point.accumulation}" if "accumulation" in point.axes else ""
+    return f"{point.config.name}{rows}{sums}{loads}/{kind}/{point.order}"
 
 
 def predict(point: Point, work: Work, slowdown: int = 1) -> Expr:
@@ -105,12 +111,22 @@ def predict(point: Point, work: Work, slowdown: int = 1) -> Expr:
 
     The weights, some for few rows and some for many, are fitted to measurements (kernels/tuned/, tools/fit_cost.py);
     without, the roofline counts `slowdown` times, and starting, a tile and a fix-up cost what they usually do."""
-    op = work.gemm.op
-    weights = load_tuned(op.name, point.arch).get("coefficients", {}).get(weights_name(point))
+    weights = fitted(work.gemm.op.name, point.arch, weights_name(point))
     if weights is None:
         return 3_000_000 + 500_000 * work.waves + 3_000_000 * work.fixups + 2000 * slowdown * work.roofline(point)
+    return weighted(point, work, weights)
+
+
+def fitted(op: str, arch: int, name: str) -> Weights | None:
+    """The weights that were fitted for that op; None where nothing was measured."""
+    found: Weights | None = load_tuned(op, arch).get("coefficients", {}).get(name)
+    return found
+
+
+def weighted(point: Point, work: Work, weights: Weights) -> Expr:
+    """Picoseconds. Of a weight for few rows and one for many, as it is for the problem."""
     total = const(0)
     for name, term in work.terms(point).items():
         few, many = (weights[rows].get(name, 0) for rows in ("few", "many"))
-        total += (few if few == many else select(op.local("few_rows"), few, many)) * term
+        total += (few if few == many else select(work.gemm.op.local("few_rows"), few, many)) * term
     return total

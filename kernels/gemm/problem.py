@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tk.aot.expr import Expr, Tensor, maximum, mode, select
+from tk.aot.expr import Expr, Tensor, const, maximum, mode, select
 from tk.aot.spec import DTYPES, ITEMSIZE, Arg, Constraint, Int, Op, Point, Pointer, Selector, require
 
 # Values of the selector axes, in the order of their numbers.
@@ -66,9 +66,10 @@ def _tma(t: Tensor, size: Expr) -> Expr:
     return (t.alignment >= 16) & (_pitch(t, size) % 16 == 0)
 
 
-def gemm_locals(a: Tensor, b: Tensor, out: Tensor) -> dict[str, Expr]:
-    """What is worked out once for each problem; Gemm reads it."""
-    size = select(a.dtype == DTYPES["fp32"], 4, 2)
+def gemm_locals(a: Tensor, b: Tensor, out: Tensor, itemsize: int | None = None) -> dict[str, Expr]:
+    """What is worked out once for each problem; Gemm reads it. itemsize: bytes of an operand's element, where its dtype
+    does not decide."""
+    size = select(a.dtype == DTYPES["fp32"], 4, 2) if itemsize is None else const(itemsize)
     out_size = select(out.dtype == DTYPES["fp32"], 4, 2)
     # In batch-invariant mode a row's result must not depend on M: nor may the choice.
     m_choice = select(mode("batch_invariant"), 256, a.size(0))

@@ -7,8 +7,9 @@
     tile_scheduler.py    which tile, and which blocks of K of it, comes next: persistent, or stream-K
     wgmma.py             what a consumer warp group multiplies: the mainloop's instructions
     epilogue.py          from the accumulator to memory: bias and activation, sub-tiles, TMA stores
+    scales.py            the same of float8 operands, which have scales
     warp_roles.py        the producer's and the consumer's loop, which call these
-    plans.py             host side: TMA descriptors, how many clusters a GPU holds, what wgmma takes
+    plans.py             host side: TMA descriptors, how many clusters a GPU holds, what wgmma takes, stream-K's shares
 
 A part is an aggregate: run-time values with the constants that they were compiled for, and methods. Whoever calls a
 method does not ask which part it is, so another operand (gathered, dequantised), another mainloop (scaled, from

@@ -1,12 +1,13 @@
 """The host's side: TMA descriptors, how many clusters a GPU holds, and what wgmma takes."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from triton.experimental.gluon.language import NVMMASharedLayout
 
-from tk.aot.expr import Expr, Tensor, device, select
-from tk.aot.spec import ITEMSIZE, Config, TensorMap
-from tk.kernels.gemm.problem import Batch
+from tk.aot.expr import Expr, Tensor, ceil_div, device, local, maximum, minimum, select
+from tk.aot.spec import ITEMSIZE, Arg, Buffer, Config, Const, Int, Scratch, TensorMap
+from tk.kernels.gemm.cost import Work
+from tk.kernels.gemm.problem import Batch, Gemm
 
 
 def tensor_map(t: Tensor, dtype: str, contiguous: int, block: tuple[int, int], along: int = 0, blocks: int = 1,
@@ -53,6 +54,100 @@ def resident_clusters(blocks: int, occupancy: int = 1) -> Expr:
     multiprocessors; groups of four leave some over in every part of the GPU."""
     usable = device.sm_count if blocks <= 2 else device.sm_count * 9 // 10
     return usable * occupancy // blocks
+
+
+@dataclass(frozen=True)
+class StreamK:
+    """How the tiles of a product of few rows are cut along K (``StreamKScheduler``, ``Fixup``).
+
+    Whole tiles if that leaves less than an eighth of the multiprocessors idle. Else all but the last one or two waves
+    of them; what is left is cut so that each tile has the same number of parts (split-K), or, where that too would
+    leave an eighth idle, each program the same share (stream-K). No part is shorter than 4 k blocks.
+
+    tile: rows and columns of out. Its locals and buffers are the first of the plan's."""
+
+    gemm: Gemm
+    tile: tuple[int, int]
+    block_k: int
+    consumers: int  # that share a tile
+    itemsize: int
+
+    @property
+    def _tiles(self) -> Expr:
+        return ceil_div(self.gemm.M, self.tile[0]) * ceil_div(self.gemm.N, self.tile[1])
+
+    @property
+    def _k_blocks(self) -> Expr:
+        return ceil_div(self.gemm.K, self.block_k)
+
+    @property
+    def _waves(self) -> Expr:
+        return ceil_div(self._tiles, device.sm_count)
+
+    def _local(self, i: int) -> Expr:
+        return local(len(self.gemm.op.locals) + i)
+
+    @property
+    def _left(self) -> Expr:
+        return self._tiles - self._local(0)
+
+    @property
+    def _splits(self) -> Expr:
+        return maximum(device.sm_count // maximum(self._left, 1), 1)
+
+    @property
+    def _is_split_k(self) -> Expr:
+        return (self._left <= device.sm_count) & (8 * self._left * self._splits >= 7 * device.sm_count)
+
+    @property
+    def _workspace(self) -> Expr:
+        return 8 * self.grid * self.tile[0] * self.tile[1]
+
+    @property
+    def grid(self) -> Expr:
+        return self._local(2)
+
+    @property
+    def locals(self) -> tuple[Expr, ...]:
+        """Whole tiles, a program's share, programs."""
+        sms, tiles, left, k_blocks = device.sm_count, self._tiles, self._left, self._k_blocks
+        wanted = select(self._is_split_k, ceil_div(k_blocks, self._splits), ceil_div(left * k_blocks, sms))
+        return (
+            select(8 * tiles >= 7 * self._waves * sms, tiles, maximum(tiles // sms - 1, 0) * sms),
+            maximum(wanted, minimum(k_blocks, 4)),
+            select(self._local(0) > 0, sms, ceil_div(left * k_blocks, self._local(1))),
+        )
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return (
+            Buffer(select(self._left > 0, self._workspace, 0)),
+            Buffer(self._left * self.consumers * 4, zeroed=True),
+        )
+
+    def args(self) -> dict[str, Arg]:
+        return dict(
+            workspace=Scratch(0, "fp32"),
+            counters=Scratch(1, "i32"),
+            whole=Int(self._local(0)),
+            share=Int(self._local(1)),
+            group=Const(1),
+        )
+
+    def work(self, boxes: tuple[int, int]) -> Work:
+        share, k_blocks, left = self._local(1), self._k_blocks, self._left
+        # What is cut is not walked side by side.
+        again = (ceil_div(self.gemm.M, self.tile[0]) - 1) * self.gemm.N * self.gemm.K * self.itemsize
+        return Work(
+            self.gemm,
+            waves=self._waves,
+            k_blocks=self._local(0) // device.sm_count * k_blocks + select(left > 0, share, 0),
+            flops=2 * self.tile[0] * self.tile[1] * self.block_k,
+            dram=self.gemm.traffic() + select(left > 0, self._workspace + again, 0),
+            tile=self.tile,
+            boxes=boxes,
+            fixups=select(left > 0, ceil_div(k_blocks, share) + select(self._is_split_k, 0, 1), 0),
+        )
 
 
 def suits_wgmma(itemsize: int, precision: str, b_k_major: bool) -> bool:

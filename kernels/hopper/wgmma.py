@@ -85,3 +85,32 @@ class WgmmaExtra:
     def wait(self, acc, keep: gl.constexpr):
         main, extra = warpgroup_mma_wait(2 * keep, [acc[0], acc[1]])
         return (main, extra)
+
+
+@gluon.aggregate
+class WgmmaPromoted:
+    """Of float8, whose sums keep some 14 bits inside of the tensor cores: those of a stage are added up in fp32. Both
+    operands lie along K. A consumer waits for its own products; the other consumers' fill that time."""
+
+    a: gl.shared_memory_descriptor
+    b: gl.shared_memory_descriptor
+    ROWS: gl.constexpr
+    N: gl.constexpr
+    BLOCKS: gl.constexpr
+    INDEX: gl.constexpr
+
+    @gluon.jit
+    def zeros(self):
+        LAYOUT: gl.constexpr = accumulator_layout(self.N, self.a.dtype, gl.num_ctas())
+        return (gl.zeros([self.ROWS, self.N], gl.float32, LAYOUT),)
+
+    @gluon.jit
+    def issue(self, acc, stage):
+        a = self.a.index(stage * self.BLOCKS + self.INDEX)
+        b = self.b.index(stage).permute([1, 0])
+        new = warpgroup_mma(a, b, self.zeros()[0], use_acc=False, is_async=True)
+        return (acc[0] + warpgroup_mma_wait(0, [new]),)
+
+    @gluon.jit
+    def wait(self, acc, keep: gl.constexpr):
+        return acc

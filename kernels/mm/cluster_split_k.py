@@ -63,16 +63,15 @@ def _load_a(desc, ring, full, stage, row, k, pred, A_K_MAJOR: gl.constexpr, BYTE
 
 
 @gluon.jit
-def mm_tma_cluster_split_k(a_desc, b_desc, out, bias, rows, cols, K, k_per_split, stride_om, stride_bias_m,
-                           stride_bias_n, alpha, beta, activation, has_bias,
-                           BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
-                           A_K_MAJOR: gl.constexpr, STAGES: gl.constexpr, BLOCKS: gl.constexpr):  # fmt: skip
-    """D = A B^T, rows x cols: columns of b by rows of a. k_per_split: how much of K each of the BLOCKS of a cluster
-    sums, a multiple of BLOCK_K."""
+def sum_by_cluster(a_desc, b_desc, cols, K, k_per_split, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+                   BLOCK_K: gl.constexpr, A_K_MAJOR: gl.constexpr, STAGES: gl.constexpr, BLOCKS: gl.constexpr,
+                   PROMOTED: gl.constexpr):  # fmt: skip
+    """This block's share of its cluster's tile of D = A B^T, and the share's rows and columns. k_per_split: how much of
+    K each of the BLOCKS of a cluster sums, a multiple of BLOCK_K. PROMOTED: as in WgmmaPromoted."""
     dtype: gl.constexpr = a_desc.dtype
     BYTES: gl.constexpr = a_desc.nbytes_per_cta + b_desc.nbytes_per_cta
     a_smem = gl.allocate_shared_memory(dtype, [STAGES] + a_desc.block_shape, a_desc.layout)
-    b_smem = gl.allocate_shared_memory(dtype, [STAGES] + b_desc.block_shape, b_desc.layout)
+    b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_shape, b_desc.layout)
     full = mbarrier.allocate_mbarrier(batch=STAGES)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
@@ -107,19 +106,36 @@ def mm_tma_cluster_split_k(a_desc, b_desc, out, bias, rows, cols, K, k_per_split
         x = a_smem.index(state.stage)
         if not A_K_MAJOR:
             x = x.permute([1, 0])
-        acc = warpgroup_mma(x, b_smem.index(state.stage).permute([1, 0]), acc, is_async=True)
-        acc = warpgroup_mma_wait(1, [acc])  # the product before is done: its stage is free
+        y = b_smem.index(state.stage).permute([1, 0])
+        if PROMOTED:
+            new = warpgroup_mma(x, y, gl.zeros_like(acc), use_acc=False, is_async=True)
+            acc += warpgroup_mma_wait(0, [new])
+        else:
+            acc = warpgroup_mma(x, y, acc, is_async=True)
+            acc = warpgroup_mma_wait(1, [acc])  # the product before is done: its stage is free
         k = i + STAGES - 1
         _load_a(a_desc, a_smem, full, free, row, k_begin + k * BLOCK_K, k < k_blocks, A_K_MAJOR, BYTES)
         tma.async_load(b_desc, [col, k_begin + k * BLOCK_K], full.index(free), b_smem.index(free), pred=k < k_blocks)
         free = state.stage
         state = state.next()
-    acc = warpgroup_mma_wait(0, [acc])
+    if not PROMOTED:
+        acc = warpgroup_mma_wait(0, [acc])
 
     EXCHANGE: gl.constexpr = _exchange(BLOCKS, BLOCK_M, gl.num_warps())
     x = gl.sum(gl.convert_layout(acc.reshape([BLOCKS, BLOCK_M, BLOCK_N]), EXCHANGE), axis=0)
     i = m * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(1, x.type.layout))
     j = col + gl.arange(0, BLOCK_N, gl.SliceLayout(0, x.type.layout))
+    return x, i, j
+
+
+@gluon.jit
+def mm_tma_cluster_split_k(a_desc, b_desc, out, bias, rows, cols, K, k_per_split, stride_om, stride_bias_m,
+                           stride_bias_n, alpha, beta, activation, has_bias,
+                           BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+                           A_K_MAJOR: gl.constexpr, STAGES: gl.constexpr, BLOCKS: gl.constexpr):  # fmt: skip
+    """D = A B^T, rows x cols: columns of b by rows of a."""
+    x, i, j = sum_by_cluster(a_desc, b_desc, cols, K, k_per_split, BLOCK_M, BLOCK_N, BLOCK_K, A_K_MAJOR, STAGES, BLOCKS,
+                             False)  # fmt: skip
     finish(x, bias, out, i, j, rows, cols, stride_bias_m, stride_bias_n, 1, stride_om, alpha, beta, activation,
            has_bias, "matrix")  # fmt: skip
 

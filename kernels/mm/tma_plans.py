@@ -1,10 +1,9 @@
 """The plans and the grid of ``mm_tma`` and ``mm_tma_stream_k``."""
 
-from tk.aot.expr import Expr, ceil_div, device, local, maximum, minimum, select
+from tk.aot.expr import Expr, ceil_div, minimum
 from tk.aot.spec import (
     ITEMSIZE,
     Arg,
-    Buffer,
     Config,
     Const,
     Int,
@@ -12,7 +11,6 @@ from tk.aot.spec import (
     Launch,
     Plan,
     Point,
-    Scratch,
     TensorMap,
     require,
 )
@@ -27,7 +25,7 @@ from tk.kernels.gemm.problem import (
     out_dtype,
     serves,
 )
-from tk.kernels.hopper.plans import resident_clusters, suits_wgmma, tensor_map
+from tk.kernels.hopper.plans import StreamK, resident_clusters, suits_wgmma, tensor_map
 from tk.kernels.mm.op import BIAS, MM, OP, OUT, A, B
 from tk.kernels.mm.tma import mm_tma
 
@@ -156,44 +154,16 @@ def _plan_stream_k(point: Point) -> Plan | None:
     if not takes(point, swap_ab=True):
         return None
     tile_m, tile_n = _tile_of_out(point, swap_ab=True)
-    sms = device.sm_count
-    tiles = ceil_div(M, tile_m) * ceil_div(N, tile_n)
-    k_blocks = ceil_div(K, c.block_k)
-    whole, share, grid = (local(len(OP.locals) + i) for i in range(3))
-    # Whole tiles if that leaves less than an eighth of the multiprocessors idle. Else all but the last one or two waves
-    # of them; what is left is cut so that each tile has the same number of parts (split-K), or, where that too would
-    # leave an eighth idle, each program the same share (stream-K). No part is shorter than 4 k blocks.
-    waves = ceil_div(tiles, sms)
-    left = tiles - whole
-    splits = maximum(sms // maximum(left, 1), 1)
-    is_split_k = (left <= sms) & (8 * left * splits >= 7 * sms)
-    wanted = select(is_split_k, ceil_div(k_blocks, splits), ceil_div(left * k_blocks, sms))
-    workspace = 8 * grid * tile_m * tile_n
-    again = (ceil_div(M, tile_m) - 1) * N * K * c.itemsize  # what is cut is not walked side by side
-    work = Work(
-        MM,
-        waves=waves,
-        k_blocks=whole // sms * k_blocks + select(left > 0, share, 0),
-        flops=2 * tile_m * tile_n * c.block_k,
-        dram=MM.traffic() + select(left > 0, workspace + again, 0),
-        tile=(tile_m, tile_n),
-        boxes=(_box(point, swap_ab=True) or tile_m, tile_n),
-        fixups=select(left > 0, ceil_div(k_blocks, share) + select(is_split_k, 0, 1), 0),
-    )
-    args = _arguments(point, swap_ab=True) | dict(
-        workspace=Scratch(0, "fp32"), counters=Scratch(1, "i32"), whole=Int(whole), share=Int(share), group=Const(1)
-    )
+    cut = StreamK(MM, (tile_m, tile_n), c.block_k, c.cooperative, c.itemsize)
+    work = cut.work((_box(point, swap_ab=True) or tile_m, tile_n))
+    args = _arguments(point, swap_ab=True) | cut.args()
     few = require(M <= 2 * tile_m, f"M <= {2 * tile_m}")
     return Plan(
         constraints=(*MM.suits_tma(point), MM.out_suits_tma(point), batch_invariant(), few),
         serves=serves(point, EPILOGUE_AXIS),
-        launches=(_launch(args, grid),),
-        locals=(
-            select(8 * tiles >= 7 * waves * sms, tiles, maximum(tiles // sms - 1, 0) * sms),
-            maximum(wanted, minimum(k_blocks, 4)),
-            select(whole > 0, sms, ceil_div(left * k_blocks, share)),
-        ),
-        buffers=(Buffer(select(left > 0, workspace, 0)), Buffer((tiles - whole) * c.cooperative * 4, zeroed=True)),
+        launches=(_launch(args, cut.grid),),
+        locals=cut.locals,
+        buffers=cut.buffers,
         cost=predict(point, work),
         terms=work.terms(point),
     )

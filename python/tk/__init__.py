@@ -35,8 +35,11 @@ if _library.is_wanted():
     from tk.ops.grouped_mm import grouped_mm
     from tk.ops.mm import addmm, linear, mm
     from tk.ops.mm_plus_mm import mm_plus_mm
+    from tk.ops.scaled_grouped_mm import scaled_grouped_mm
+    from tk.ops.scaled_mm import scaled_mm
 
     __all__ += ["addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "grouped_mm", "linear", "mm", "mm_plus_mm"]
+    __all__ += ["scaled_grouped_mm", "scaled_mm"]
     __all__ += ["config", "coverage", "explain", "load_pack", "packs", "preload", "supports"]
 
     _namespace.install()

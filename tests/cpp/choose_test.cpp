@@ -278,6 +278,11 @@ TEST_F(ChooseTest, WorksForADeviceThatIsOnlyDescribed) {
   EXPECT_EQ(other, h200);
   ASSERT_EQ(tk_describe_device(114, 90, 232448, 50 << 20, &other), TK_OK);
   EXPECT_NE(other, h200);
+  int64_t arch = 0;
+  EXPECT_EQ(tk_device_arch(h200, &arch), TK_OK);
+  EXPECT_EQ(arch, 90);
+  expect_error(tk_device_arch(-1, &arch), TK_INVALID_ARGUMENT, {"no CUDA device -1"});
+  expect_error(tk_device_arch(h200, nullptr), TK_INVALID_ARGUMENT, {"arch is NULL"});
   Call c = call(4, 64);
   c.call.device = h200;
   EXPECT_STREQ(choose(c).config_name, "small");

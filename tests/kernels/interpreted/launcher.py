@@ -12,7 +12,10 @@ from tk.aot.expr import Problem, TensorValue, as_expr, evaluate_locals
 from tk.aot.spec import Arg, Const, Float, Int, Op, Plan, Pointer, Scratch
 
 H200 = {"sm_count": 132, "arch": 90, "shared_optin": 227 * 1024, "l2_bytes": 60 << 20}
-DTYPES = {torch.int32: 3, torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}
+DTYPES = {
+    torch.int32: 3, torch.float16: 5, torch.float32: 6, torch.bfloat16: 15,
+    torch.float8_e5m2: 23, torch.float8_e4m3fn: 24,
+}  # fmt: skip
 
 
 def describe(op: Op, tensors: Sequence[torch.Tensor | None], ints: Sequence[int]) -> Problem:
@@ -54,7 +57,8 @@ def run(
             case Float():
                 return floats[arg.index]
             case Pointer():
-                return _pointer(tensors[arg.tensor.index])
+                t = _pointer(tensors[arg.tensor.index])
+                return t.view(torch.uint8) if arg.dtype == "u8" else t
             case Scratch():
                 return buffers[arg.buffer]
         raise NotImplementedError(f"{arg}: the interpreter has no tensor maps")

@@ -211,6 +211,9 @@ TK_API tk_status tk_pin(const tk_call* call, int32_t config);
 TK_API tk_status tk_describe_device(int64_t sm_count, int64_t arch, int64_t shared_optin, int64_t l2_bytes,
                                     int32_t* device);
 
+/* The compute capability of a device, or of one that is described: 90 for 9.0. */
+TK_API tk_status tk_device_arch(int32_t device, int64_t* arch);
+
 /* --- What is in the packs, for people and tools. Each fills at most `capacity` rows; *count is how many there are.
  * Texts and packs are valid for as long as the process lives. --- */
 

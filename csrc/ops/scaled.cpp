@@ -1,0 +1,99 @@
+#include "scaled.h"
+
+#include "launch.h"
+#include "runtime.h"
+
+namespace tk::ops {
+namespace {
+
+bool is_float8(int32_t dtype) { return dtype == kFloat8E4M3 || dtype == kFloat8E5M2; }
+
+const Factors& factors(const ScaledProduct& s) { return s.p.factors[0]; }
+
+void check_device(const ScaledProduct& s, const char* name, const Meta& t) {
+  const Device device = factors(s).a.tensor.device;
+  if (t.device != device)
+    fail_argument(text(s.p.name, ": ", factors(s).a_name, " is on ", describe(device), ", ", name, " on ",
+                       describe(t.device), "; all tensors must be on one device"));
+}
+
+void check_gpu(const ScaledProduct& s) {
+  const Device device = factors(s).a.tensor.device;
+  if (!device.is_cuda()) return;
+  int64_t arch = 0;
+  check_status(tk_device_arch(device.index, &arch));
+  if (arch < 89)
+    fail_unsupported(text(s.p.name, ": ", describe(device), " has compute capability ", arch / 10, ".", arch % 10,
+                          "; float8 products need 8.9 or newer"));
+}
+
+}  // namespace
+
+void check_float8(const ScaledProduct& s) {
+  const auto& [a, b, a_name, b_name] = factors(s);
+  for (const auto& [name, t] : {std::pair(a_name, &a.tensor), std::pair(b_name, &b.tensor)})
+    if (!is_float8(t->dtype))
+      fail_unsupported(
+          text(s.p.name, ": ", name, " is ", dtype_name(t->dtype), "; float8_e4m3fn and float8_e5m2 are supported"));
+  if (a.tensor.dtype == kFloat8E5M2 && b.tensor.dtype == kFloat8E5M2)
+    fail_unsupported(text(s.p.name, ": the product of two float8_e5m2 matrices is not supported"));
+  check_device(s, b_name, b.tensor);
+  check_gpu(s);
+}
+
+void check_scale(const ScaledProduct& s, const char* name, const Meta& scale) {
+  if (scale.dtype != kFloat32)
+    fail_argument(text(s.p.name, ": ", name, " is ", dtype_name(scale.dtype), ", must be float32"));
+  check_device(s, name, scale);
+}
+
+void check_scaled_bias(const ScaledProduct& s, const Meta& bias) {
+  const int32_t dtype = scaled_out_dtype(s);
+  if (bias.dtype != dtype)
+    fail_argument(
+        text(s.p.name, ": bias is ", dtype_name(bias.dtype), ", must be ", dtype_name(dtype), " as the result is"));
+  check_device(s, "bias", bias);
+}
+
+int32_t scaled_out_dtype(const ScaledProduct& s) {
+  const int32_t dtype = s.p.settings.out_dtype.value_or(kBFloat16);
+  if (dtype == kBFloat16 || dtype == kFloat16 || dtype == kFloat32) return dtype;
+  fail_unsupported(
+      text(s.p.name, ": out_dtype is ", dtype_name(dtype), "; bfloat16, float16 and float32 are supported"));
+}
+
+Tensor scaled_out(ScaledProduct& s, std::span<const int64_t> sizes, Tensor out) {
+  Product& p = s.p;
+  const int32_t dtype = scaled_out_dtype(s);
+  const bool given = static_cast<bool>(out);
+  if (!given) out = empty(sizes, dtype, factors(s).a.tensor.device);
+  p.out.tensor = meta(out);
+  if (given) check_out(p, sizes, dtype);
+  p.out.matrix = matrix_of(p.out.tensor);
+  if (given) {
+    check_out_memory(p);
+    check_out_beside(p, "scale_a", s.scale_a);
+    check_out_beside(p, "scale_b", s.scale_b);
+  }
+  return out;
+}
+
+void launch_scaled(tk_op op, const ScaledProduct& s, std::span<const tk_tensor> tensors) {
+  const Device device = factors(s).a.tensor.device;
+  const int64_t ints[] = {s.p.settings.activation, s.use_fast_accum};
+  tk_call call;
+  call.op = op;
+  call.mode = static_cast<uint32_t>(s.p.settings.mode);
+  if (wants_deterministic()) call.mode |= TK_MODE_DETERMINISTIC;
+  call.config = static_cast<int32_t>(s.p.settings.config);
+  call.device = device.index;
+  call.n_tensors = static_cast<uint32_t>(tensors.size());
+  call.n_ints = std::size(ints);
+  call.n_floats = 0;
+  call.tensors = tensors.data();
+  call.ints = ints;
+  call.floats = nullptr;
+  launch(call, device);
+}
+
+}  // namespace tk::ops

@@ -1,0 +1,133 @@
+// scaled_grouped_mm: the products of groups of rows of float8, a [T, K] by b [G, K, N], a scale for each row of a and
+// each column of each of b's matrices.
+
+#include "groups.h"
+#include "names.h"
+#include "registration.h"
+#include "scaled.h"
+
+namespace tk::ops {
+namespace {
+
+constexpr const char* kName = "tk.scaled_grouped_mm";
+
+struct Call {
+  ScaledProduct s;
+  Meta offs;
+  const Factors& factors() const { return s.p.factors[0]; }
+  int64_t groups() const { return offs.sizes[0]; }
+};
+
+void set_factors(Call& call, const Meta& a, const Meta& b) {
+  Factors& f = call.s.p.factors[0];
+  f.a.tensor = a;
+  f.b.tensor = b;
+  if (a.dim() != 2 || b.dim() != 3)
+    fail_unsupported(text(kName, ": a is ", describe_sizes(a.sizes), ", b is ", describe_sizes(b.sizes),
+                          "; groups of rows, [T, K] by [G, K, N], are supported"));
+  check_float8(call.s);
+  f.a.matrix = matrix_of(a);
+  f.b.matrix = matrix_of(b);
+  if (f.a.matrix.cols != f.b.matrix.rows)
+    fail_argument(
+        text(kName, ": the inner sizes differ: a is ", describe_sizes(a.sizes), ", b is ", describe_sizes(b.sizes)));
+}
+
+void set_scales(Call& call, const Meta& scale_a, const Meta& scale_b) {
+  ScaledProduct& s = call.s;
+  const Matrix &a = call.factors().a.matrix, &b = call.factors().b.matrix;
+  check_scale(s, "scale_a", scale_a);
+  check_scale(s, "scale_b", scale_b);
+  if (scale_a.dim() != 1 || scale_a.sizes[0] != a.rows)
+    fail_argument(text(kName, ": scale_a is ", describe_sizes(scale_a.sizes), ", must be [", a.rows, "]"));
+  s.scale_a = {scale_a, {a.rows, 1, scale_a.strides[0], 1}};
+  s.scale_b.tensor = scale_b;
+  if (scale_b.dim() != 2 || !group_rows(scale_b, call.groups(), b.cols, s.scale_b.matrix))
+    fail_argument(
+        text(kName, ": scale_b is ", describe_sizes(scale_b.sizes), ", must be [", call.groups(), ", ", b.cols, "]"));
+}
+
+void set_bias(Call& call, const Meta& bias) {
+  if (!bias) return;
+  const int64_t cols = call.factors().b.matrix.cols;
+  check_scaled_bias(call.s, bias);
+  call.s.p.bias.tensor = bias;
+  if (!group_rows(bias, call.groups(), cols, call.s.p.bias.matrix))
+    fail_argument(text(kName, ": bias is ", describe_sizes(bias.sizes), ", must be [", cols, "] or [", call.groups(),
+                       ", ", cols, "]"));
+}
+
+void compute_on_cpu(const Call& call) {
+  const ScaledProduct& s = call.s;
+  const auto& [a, b, a_name, b_name] = call.factors();
+  for_each_group(call.offs, a.matrix.rows, [&](int64_t g, int64_t begin, int64_t end) {
+    if (begin == end) return;
+    const Operand bias = s.p.bias.tensor ? matrix_at(s.p.bias, g) : Operand();
+    reference_scaled_product(rows_of(a, begin, end), matrix_at(b, g), rows_of(s.scale_a, begin, end),
+                             matrix_at(s.scale_b, g), bias, s.p.settings.activation, rows_of(s.p.out, begin, end));
+  });
+}
+
+void launch_groups(const Call& call) {
+  static const tk_op op = tk_intern_op("scaled_grouped_mm");
+  const ScaledProduct& s = call.s;
+  const auto& [a, b, a_name, b_name] = call.factors();
+  const Operand &bias = s.p.bias, &out = s.p.out;
+  const Matrix offs{1, call.groups(), 0, call.offs.strides[0]};
+  const tk_tensor tensors[] = {
+      to_core(normalized_operand(a.matrix), read_pointer(a.tensor), a.tensor.dtype),
+      to_core(normalized_operand(b.matrix), read_pointer(b.tensor), b.tensor.dtype),
+      to_core(s.scale_a.matrix, read_pointer(s.scale_a.tensor), kFloat32),
+      to_core(s.scale_b.matrix, read_pointer(s.scale_b.tensor), kFloat32),
+      to_core(offs, read_pointer(call.offs), kInt32),
+      bias.tensor ? to_core(bias.matrix, read_pointer(bias.tensor), bias.tensor.dtype) : absent(),
+      to_core(normalized_output(out.matrix), write_pointer(out.tensor), out.tensor.dtype),
+  };
+  launch_scaled(op, s, tensors);
+}
+
+template <bool kOut>
+void boxed_scaled_grouped_mm(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments args(stack);
+  const Tensor a = args.tensor();
+  const Tensor b = args.tensor();
+  const Tensor scale_a = args.tensor();
+  const Tensor scale_b = args.tensor();
+  const Tensor offs = args.tensor();
+  const Tensor bias = args.optional_tensor();
+  const bool use_fast_accum = args.boolean();
+  const Settings settings = read_settings(args);
+  Tensor out = kOut ? args.tensor() : Tensor();
+  Call call{.s = {.p = {.name = kName, .settings = settings}, .use_fast_accum = use_fast_accum}, .offs = meta(offs)};
+  set_factors(call, meta(a), meta(b));
+  const Matrix &of_a = call.factors().a.matrix, &of_b = call.factors().b.matrix;
+  check_settings(kName, settings);
+  check_offs(kName, call.offs, call.factors().a.tensor);
+  check_groups(kName, "b", call.factors().b.tensor, call.offs);
+  set_scales(call, meta(scale_a), meta(scale_b));
+  set_bias(call, meta(bias));
+  const int64_t sizes[] = {of_a.rows, of_b.cols};
+  Tensor result = scaled_out(call.s, sizes, std::move(out));
+  const bool is_nothing = call.s.p.out.matrix.is_empty() || call.groups() == 0;
+  if (!is_nothing) call.factors().a.tensor.device.is_cuda() ? launch_groups(call) : compute_on_cpu(call);
+  args.give_back(std::move(result));
+}
+
+constexpr Op kOps[] = {
+    {"scaled_grouped_mm",
+     "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor offs, Tensor? bias=None, "
+     "bool use_fast_accum=False, " TK_SETTINGS,
+     boxed_scaled_grouped_mm<false>, boxed_scaled_grouped_mm<true>},
+};
+
+STABLE_TORCH_LIBRARY_FRAGMENT(tk, library) { define<kOps>(library); }
+STABLE_TORCH_LIBRARY_IMPL(tk, CPU, library) { implement<kOps>(library); }
+STABLE_TORCH_LIBRARY_IMPL(tk, CUDA, library) { implement<kOps>(library); }
+
+}  // namespace
+
+void reserve_scaled_grouped_mm_names() {
+  for (const Op& op : kOps) check_status(tk_reserve_op(op.name));
+}
+
+}  // namespace tk::ops

@@ -1,0 +1,98 @@
+// scaled_mm: the product of two matrices of float8, one scale for each or one for each row of a and column of b.
+
+#include "names.h"
+#include "registration.h"
+#include "scaled.h"
+
+namespace tk::ops {
+namespace {
+
+constexpr const char* kName = "tk.scaled_mm";
+
+// One scale of any rank, or one for each of `count` rows (as [count, 1]) or columns (as [1, count]); as a matrix whose
+// stride is 0 where it repeats.
+void set_scale(const ScaledProduct& s, const char* name, const Meta& scale, bool of_rows, int64_t count, Operand& to) {
+  check_scale(s, name, scale);
+  int64_t elements = 1;
+  for (const int64_t n : scale.sizes) elements *= n;
+  const int64_t along = of_rows ? 0 : 1;
+  int64_t stride = 0;
+  if (scale.dim() == 2 && scale.sizes[along] == count && scale.sizes[1 - along] == 1) {
+    stride = scale.strides[along];
+  } else if (elements != 1) {
+    const std::string each = of_rows ? text("[", count, ", 1] for the rows") : text("[1, ", count, "] for the columns");
+    fail_argument(text(kName, ": ", name, " is ", describe_sizes(scale.sizes), ", must be one number, or ", each,
+                       of_rows ? " of a" : " of b"));
+  }
+  to.tensor = scale;
+  to.matrix = of_rows ? Matrix{count, 1, stride, 1} : Matrix{1, count, 0, stride};
+}
+
+void set_bias(ScaledProduct& s, const Meta& bias, int64_t cols) {
+  if (!bias) return;
+  check_scaled_bias(s, bias);
+  if (bias.dim() != 1 || bias.sizes[0] != cols)
+    fail_argument(text(kName, ": bias is ", describe_sizes(bias.sizes), ", must be [", cols, "]"));
+  s.p.bias = {bias, {1, cols, 0, bias.strides[0]}};
+}
+
+void compute(const ScaledProduct& s) {
+  static const tk_op op = tk_intern_op("scaled_mm");
+  const auto& [a, b, a_name, b_name] = s.p.factors[0];
+  const Operand &bias = s.p.bias, &out = s.p.out;
+  if (out.matrix.is_empty()) return;
+  if (!a.tensor.device.is_cuda() || a.matrix.cols == 0)
+    return reference_scaled_product(a, b, s.scale_a, s.scale_b, bias, s.p.settings.activation, out);
+  const tk_tensor tensors[] = {
+      to_core(normalized_operand(a.matrix), read_pointer(a.tensor), a.tensor.dtype),
+      to_core(normalized_operand(b.matrix), read_pointer(b.tensor), b.tensor.dtype),
+      to_core(s.scale_a.matrix, read_pointer(s.scale_a.tensor), kFloat32),
+      to_core(s.scale_b.matrix, read_pointer(s.scale_b.tensor), kFloat32),
+      bias.tensor ? to_core(bias.matrix, read_pointer(bias.tensor), bias.tensor.dtype) : absent(),
+      to_core(normalized_output(out.matrix), write_pointer(out.tensor), out.tensor.dtype),
+  };
+  launch_scaled(op, s, tensors);
+}
+
+template <bool kOut>
+void boxed_scaled_mm(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments args(stack);
+  const Tensor a = args.tensor();
+  const Tensor b = args.tensor();
+  const Tensor scale_a = args.tensor();
+  const Tensor scale_b = args.tensor();
+  const Tensor bias = args.optional_tensor();
+  const bool use_fast_accum = args.boolean();
+  const Settings settings = read_settings(args);
+  Tensor out = kOut ? args.tensor() : Tensor();
+  ScaledProduct s{.p = {.name = kName, .settings = settings}, .use_fast_accum = use_fast_accum};
+  set_factors(s.p, 0, a, b);
+  const Factors& f = s.p.factors[0];
+  check_float8(s);
+  check_settings(kName, settings);
+  check_shapes(s.p);
+  set_scale(s, "scale_a", meta(scale_a), true, f.a.matrix.rows, s.scale_a);
+  set_scale(s, "scale_b", meta(scale_b), false, f.b.matrix.cols, s.scale_b);
+  set_bias(s, meta(bias), f.b.matrix.cols);
+  Tensor result = scaled_out(s, Sizes(f), std::move(out));
+  compute(s);
+  args.give_back(std::move(result));
+}
+
+constexpr Op kOps[] = {
+    {"scaled_mm",
+     "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, bool use_fast_accum=False, " TK_SETTINGS,
+     boxed_scaled_mm<false>, boxed_scaled_mm<true>},
+};
+
+STABLE_TORCH_LIBRARY_FRAGMENT(tk, library) { define<kOps>(library); }
+STABLE_TORCH_LIBRARY_IMPL(tk, CPU, library) { implement<kOps>(library); }
+STABLE_TORCH_LIBRARY_IMPL(tk, CUDA, library) { implement<kOps>(library); }
+
+}  // namespace
+
+void reserve_scaled_mm_names() {
+  for (const Op& op : kOps) check_status(tk_reserve_op(op.name));
+}
+
+}  // namespace tk::ops

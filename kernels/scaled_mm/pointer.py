@@ -1,0 +1,214 @@
+"""Products of float8 in plain Triton: any strides, any alignment, any size.
+
+An element is loaded as a byte and widened to fp16, which has room for both formats: one image serves every pair of
+them, also in PTX for GPUs that came before float8's own instructions. The tensor cores then sum in fp32, which does for
+slow accumulation as for fast.
+"""
+
+import triton
+import triton.language as tl
+
+from tk.aot.expr import Expr, Tensor, ceil_div, device
+from tk.aot.spec import DTYPES, Arg, Config, Const, Constraint, Int, Kernel, Launch, Plan, Point, Pointer, require
+from tk.kernels.epilogue import finish
+from tk.kernels.gemm.cost import Work, predict
+from tk.kernels.gemm.pointer import (
+    _edge,
+    constraints,
+    fits_shared,
+    masked_load,
+    product_args,
+    slowdown,
+    tile_coordinates,
+)
+from tk.kernels.gemm.problem import Gemm, out_dtype
+from tk.kernels.scaled_mm.op import (
+    ACCUMULATION_AXIS,
+    DTYPE_AXIS,
+    ORDER_AXIS,
+    OUT_AXIS,
+    SCALE_A,
+    SCALE_B,
+    SCALED,
+)
+from tk.kernels.scaled_mm.op import OP as SCALED_MM
+
+M, N, K = SCALED.M, SCALED.N, SCALED.K
+
+# --- The device functions ---
+
+
+@triton.jit
+def widen(x, is_e5m2):
+    """Bytes of float8_e5m2, or of float8_e4m3fn, as fp16: every value is itself.
+
+    The fields go where fp16 has its own. e5m2 is then done; e4m3fn's exponent has a bias of 7 instead of 15, and its
+    only NaN, all bits of the magnitude, would be a number."""
+    bits = x.to(tl.uint16)
+    magnitude = bits & 0x7F
+    wide = magnitude << (7 + is_e5m2).to(tl.uint16)
+    wide = tl.where(magnitude > 0x7E + is_e5m2, 0x7E00, wide)
+    wide = wide | ((bits & 0x80) << 8)
+    return wide.to(tl.uint16).to(tl.float16, bitcast=True) * (256 - 255 * is_e5m2).to(tl.float16)
+
+
+@triton.jit
+def accumulate_float8(a, b, rows, cols, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, a_is_e5m2, b_is_e5m2,
+                      BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
+    """The fp32 sum over K of the products of bytes."""
+    rows, _ = _edge(rows, M, False)
+    cols, _ = _edge(cols, N, False)
+    ks = tl.arange(0, BLOCK_K).to(tl.int64)
+    a_at = a + rows[:, None] * stride_am + ks[None, :] * stride_ak
+    b_at = b + ks[:, None] * stride_bk + cols[None, :] * stride_bn
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(0, K, BLOCK_K):
+        left = tl.arange(0, BLOCK_K) < K - k
+        x = widen(masked_load(a_at, left[None, :], left[None, :], False, True), a_is_e5m2)
+        y = widen(masked_load(b_at, left[:, None], left[:, None], False, True), b_is_e5m2)
+        acc = tl.dot(x, y, acc)
+        a_at += tl.cast(stride_ak, tl.int64) * BLOCK_K
+        b_at += tl.cast(stride_bk, tl.int64) * BLOCK_K
+    return acc
+
+
+@triton.jit
+def scale(acc, scale_a, scale_b, rows, cols, M, N, stride_scale_a, stride_scale_b):
+    """scale_a[rows] * scale_b[cols] * acc, rows and cols within M and N."""
+    x = tl.load(scale_a + rows.to(tl.int64) * stride_scale_a, mask=rows < M, other=0.0)
+    y = tl.load(scale_b + cols.to(tl.int64) * stride_scale_b, mask=cols < N, other=0.0)
+    return acc * y[None, :] * x[:, None]
+
+
+@triton.jit
+def scaled_mm_pointer(a, b, scale_a, scale_b, bias, out, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
+                      stride_scale_a, stride_scale_b, stride_bias_n, stride_om, stride_on, a_is_e5m2, b_is_e5m2,
+                      activation, has_bias,
+                      BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                      GROUP_M: tl.constexpr):  # fmt: skip
+    """One program, one tile of out."""
+    m, n = tile_coordinates(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = n * BLOCK_N + tl.arange(0, BLOCK_N)
+    acc = accumulate_float8(a, b, rows, cols, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, a_is_e5m2,
+                            b_is_e5m2, BLOCK_M, BLOCK_N, BLOCK_K)  # fmt: skip
+    acc = scale(acc, scale_a, scale_b, rows, cols, M, N, stride_scale_a, stride_scale_b)
+    finish(acc, bias, out, rows, cols, M, N, 0, stride_bias_n, stride_om, stride_on, 1.0, 1.0, activation, has_bias,
+           "vector")  # fmt: skip
+
+
+# --- Plans ---
+
+
+def has_float8() -> Constraint:
+    return require(device.arch >= 89, "a GPU with float8: compute capability 8.9 or newer")
+
+
+def is_compiled(point: Point) -> bool:
+    if not fits_shared(point):
+        return False
+    if not point.aligned:
+        return point.config.unaligned
+    # What suits 16-byte loads suits TMA: on Hopper that is the TMA kernels'.
+    return point.order == "nt" and point.arch != 90
+
+
+def serves(point: Point) -> dict[str, tuple[int, ...]]:
+    """The pointer kernels': both formats and accumulations."""
+    return {
+        "dtype": tuple(range(len(DTYPE_AXIS))),
+        "b_dtype": tuple(range(len(DTYPE_AXIS))),
+        "order": (ORDER_AXIS.index(point.order),),
+        "out": (OUT_AXIS.index(point.out),),
+        "accumulation": tuple(range(len(ACCUMULATION_AXIS))),
+    }
+
+
+def pointer_args(gemm: Gemm, point: Point, scale_a: Tensor, scale_b: Tensor) -> dict[str, Arg]:
+    """Of the kernels' arguments those that have to do with one product. The scales: [M, 1] and [1, N]."""
+    found = product_args(gemm, point)
+    for name in ("EVEN_K", "ORDER", "PRECISION"):
+        del found[name]
+
+    def is_e5m2(t: Tensor) -> Int:
+        return Int(t.dtype == DTYPES["fp8e5"])
+
+    return found | dict(
+        scale_a=Pointer(scale_a, "fp32", aligned=False),
+        scale_b=Pointer(scale_b, "fp32", aligned=False),
+        bias=Pointer(gemm.bias, out_dtype(point), aligned=False),
+        out=Pointer(gemm.out, out_dtype(point), point.aligned),
+        stride_scale_a=Int(scale_a.stride(0), "i64"),
+        stride_scale_b=Int(scale_b.stride(1), "i64"),
+        stride_bias_n=Int(gemm.bias.stride(1), "i64"),
+        stride_om=Int(gemm.out.stride(0), "i64", divisible=point.aligned),
+        stride_on=Const(1) if point.order == "nt" else Int(gemm.out.stride(1), "i64"),
+        a_is_e5m2=is_e5m2(gemm.a),
+        b_is_e5m2=is_e5m2(gemm.b),
+        activation=Int(gemm.op.int("activation")),
+        has_bias=Int(gemm.bias.present),
+    )
+
+
+def work_of(gemm: Gemm, point: Point, waves: Expr) -> Work:
+    c = point.config
+    return Work(
+        gemm,
+        waves=waves,
+        k_blocks=waves * ceil_div(gemm.K, c.block_k),
+        flops=2 * c.block_m * c.block_n * c.block_k,
+        dram=gemm.traffic(),
+        tile=(c.block_m, c.block_n),
+        boxes=(1, 1),
+    )
+
+
+def _plan(point: Point) -> Plan | None:
+    if not is_compiled(point):
+        return None
+    c = point.config
+
+    def tiles(rows: Expr) -> Expr:
+        return ceil_div(rows, c.block_m) * ceil_div(N, c.block_n)
+
+    launch = Launch(
+        scaled_mm_pointer,
+        pointer_args(SCALED, point, SCALE_A, SCALE_B),
+        grid=(tiles(M), 1, 1),
+        num_warps=c.num_warps,
+        num_stages=c.num_stages,
+    )
+    work = work_of(SCALED, point, ceil_div(tiles(SCALED.M_choice), device.sm_count))
+    return Plan(
+        constraints=(has_float8(), *constraints(SCALED, point)),
+        serves=serves(point),
+        launches=(launch,),
+        cost=predict(point, work, slowdown(point)),
+        terms=work.terms(point),
+        general=not point.aligned,
+    )
+
+
+# --- The grid ---
+
+
+def tile(block_m: int, block_n: int, block_k: int, num_stages: int, num_warps: int, unaligned: bool = False) -> Config:
+    """unaligned: compiled also for operands that cannot be loaded 16 bytes at a time."""
+    shape = dict(block_m=block_m, block_n=block_n, block_k=block_k, num_stages=num_stages, num_warps=num_warps)
+    return Config(f"{block_m}x{block_n}x{block_k}_s{num_stages}_w{num_warps}", shape | dict(unaligned=unaligned))
+
+
+CONFIGS = (
+    tile(16, 64, 128, 4, 4),
+    tile(64, 64, 64, 3, 4, unaligned=True),
+    tile(128, 128, 64, 3, 8),
+)
+AXES = {
+    "dtype": ("u8",),  # bytes, whatever they hold
+    "precision": ("ieee",),
+    "order": ORDER_AXIS,
+    "aligned": (True, False),
+    "even_k": (False,),
+    "out": OUT_AXIS,
+}
+KERNELS = (Kernel("scaled_mm_pointer", SCALED_MM, AXES, dict.fromkeys((80, 90, 100), CONFIGS), _plan),)

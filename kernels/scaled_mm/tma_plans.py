@@ -1,0 +1,297 @@
+"""The plans and the grid of the Hopper kernels."""
+
+from dataclasses import replace
+
+from tk.aot.expr import Expr, Tensor, ceil_div, minimum
+from tk.aot.spec import Arg, Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, TensorMap, require
+from tk.kernels.gemm import cost
+from tk.kernels.gemm.cost import Work, fitted, weights_name
+from tk.kernels.gemm.problem import Gemm, batch_invariant, out_dtype
+from tk.kernels.hopper.plans import StreamK, resident_clusters, tensor_map
+from tk.kernels.scaled_mm.op import (
+    ACCUMULATION_AXIS,
+    DTYPE_AXIS,
+    OP,
+    ORDER_AXIS,
+    OUT,
+    OUT_AXIS,
+    SCALE_A,
+    SCALE_B,
+    SCALED,
+    A,
+    B,
+)
+from tk.kernels.scaled_mm.tma import scaled_mm_tma, scaled_mm_tma_device_maps
+
+M, N, K = SCALED.M, SCALED.N, SCALED.K
+
+
+def is_usual(point: Point) -> bool:
+    """What most calls are, for which there are more configs."""
+    return point.dtype == point.b_dtype == "fp8e4nv" and point.out == "bf16"
+
+
+def takes(point: Point) -> bool:
+    """Whether there is such a product, and the config is for it. (torch too has none of two e5m2.)"""
+    c = point.config
+    exists = not (point.dtype == point.b_dtype == "fp8e5")
+    return exists and point.accumulation in c.accumulations.split() and (c.all_types or is_usual(point))
+
+
+def serves(point: Point) -> dict[str, tuple[int, ...]]:
+    return {
+        "dtype": (DTYPE_AXIS.index(point.dtype),),
+        "b_dtype": (DTYPE_AXIS.index(point.b_dtype),),
+        "order": (ORDER_AXIS.index(point.order),),
+        "out": (OUT_AXIS.index(point.out),),
+        "accumulation": (ACCUMULATION_AXIS.index(point.accumulation),),
+    }
+
+
+def predict(point: Point, work: Work) -> Expr:
+    """As of any product where weights were fitted. Else with those of `like`, mm's config of as many bytes in a stage:
+    its 16-bit products take as long. A consumer that adds up every stage itself takes a tenth longer over it."""
+    if fitted(work.gemm.op.name, point.arch, weights_name(point)):
+        return cost.predict(point, work)
+    c = point.config
+    weights = fitted("mm", point.arch, f"{c.like}/bf16/nt")
+    assert weights, f"mm has no weights of {c.like}"
+    percent = (110 if point.accumulation == "slow" else 100) * c.block_k // c.like_block_k
+    of_stage = {
+        rows: w | {name: w.get(name, 0) * percent // 100 for name in ("k_block", "sm_k_block")}
+        for rows, w in weights.items()
+    }
+    return cost.weighted(point, work, of_stage)
+
+
+def subtile(point: Point) -> int:
+    c = point.config
+    return int(c.subtile_n_fp32 if point.out == "fp32" else c.subtile_n)
+
+
+def _operands(point: Point) -> dict[str, Arg]:
+    """The tensor maps."""
+    c = point.config
+    rows = c.block_m // c.cooperative
+
+    def of_a(block: int, **cluster: int) -> TensorMap:
+        return tensor_map(A, point.dtype, 1, (block, c.block_k), 0, **cluster)
+
+    def of_b(block: int, **cluster: int) -> TensorMap:
+        return tensor_map(B, point.b_dtype, 0, (c.block_k, block), 1, **cluster)
+
+    first, second = (of_b, of_a) if c.swap_ab else (of_a, of_b)
+    out_block, out_dim = ((subtile(point), rows), 1) if c.swap_ab else ((rows, subtile(point)), 0)
+    return dict(
+        a_desc=first(rows, blocks=c.cluster),
+        b_desc=second(c.block_n, multicast=c.cluster),
+        out_desc=tensor_map(OUT, out_dtype(point), 1, out_block, out_dim, blocks=c.cluster),
+        SWAP_AB=Const(c.swap_ab),
+        STREAM_K=Const(c.stream_k),
+    )
+
+
+def scale_args(gemm: Gemm, point: Point, scale_a: Tensor, scale_b: Tensor, swap_ab: bool = False) -> dict[str, Arg]:
+    """Of the epilogue. The scales: [M, 1] and [1, N]."""
+    of_rows = (Pointer(scale_a, "fp32", aligned=False), Int(scale_a.stride(0), "i64"))
+    of_cols = (Pointer(scale_b, "fp32", aligned=False), Int(scale_b.stride(1), "i64"))
+    if swap_ab:
+        of_rows, of_cols = of_cols, of_rows
+    return dict(
+        scale_rows=of_rows[0],
+        stride_scale_rows=of_rows[1],
+        scale_cols=of_cols[0],
+        stride_scale_cols=of_cols[1],
+        bias=Pointer(gemm.bias, out_dtype(point), aligned=False),
+        stride_bias=Int(gemm.bias.stride(1), "i64"),
+        activation=Int(gemm.op.int("activation")),
+        has_bias=Int(gemm.bias.present),
+    )
+
+
+def constants(point: Point) -> dict[str, Arg]:
+    c = point.config
+    found = dict(BLOCK_M=c.block_m * c.cluster, BLOCK_N=c.block_n, BLOCK_K=c.block_k,
+                 COOPERATIVE=c.cooperative, PINGPONG=c.pingpong, STAGES=c.num_stages, SUBTILE_N=subtile(point),
+                 EPILOGUE_STAGES=c.epilogue_stages, PROMOTED=point.accumulation == "slow", CONSUMER_REGS=232,
+                 PRODUCER_REGS=24)  # fmt: skip
+    return {name: Const(value) for name, value in found.items()}
+
+
+def _sizes(swap_ab: bool) -> dict[str, Arg]:
+    return dict(rows=Int(N if swap_ab else M), cols=Int(M if swap_ab else N), K=Int(K))
+
+
+def _tiles(point: Point, rows: Expr) -> Expr:
+    tile_m, tile_n = _tile_of_out(point)
+    return ceil_div(rows, tile_m) * ceil_div(N, tile_n)
+
+
+def _tile_of_out(point: Point) -> tuple[int, int]:
+    """Rows and columns of out that a cluster's tile has."""
+    c = point.config
+    tile = (c.block_m * c.cluster, c.block_n)
+    return tile[::-1] if c.swap_ab else tile
+
+
+def _work(point: Point) -> Work:
+    c = point.config
+    waves = ceil_div(_tiles(point, SCALED.M_choice), resident_clusters(c.cluster))
+    return Work(
+        SCALED,
+        waves=waves,
+        k_blocks=waves * ceil_div(K, c.block_k),
+        flops=2 * c.block_m * c.block_n * c.block_k,
+        dram=SCALED.traffic(),
+        tile=_tile_of_out(point),
+        boxes=_tile_of_out(point),
+    )
+
+
+def _plan(point: Point) -> Plan | None:
+    c = point.config
+    if not takes(point):
+        return None
+    args = _operands(point) | scale_args(SCALED, point, SCALE_A, SCALE_B) | _sizes(swap_ab=False) | constants(point)
+    args |= dict(
+        workspace=Const(None),
+        counters=Const(None),
+        whole=Int(_tiles(point, M)),
+        share=Const(1),
+        group=Int(c.group_m),
+    )
+    clusters = resident_clusters(c.cluster)
+    launch = Launch(
+        scaled_mm_tma,
+        args,
+        grid=(minimum(clusters, _tiles(point, M)), 1, 1),
+        num_warps=4,
+        num_ctas=c.cluster,
+        dependent=SCALED.pdl,
+    )
+    work = _work(point)
+    return Plan(
+        constraints=(*SCALED.suits_tma(point), SCALED.out_suits_tma(point)),
+        serves=serves(point),
+        launches=(launch,),
+        cost=predict(point, work),
+        terms=work.terms(point),
+    )
+
+
+def _plan_stream_k(point: Point) -> Plan | None:
+    """out^T = b^T a^T for few rows."""
+    c = point.config
+    if not takes(point):
+        return None
+    tile_m, tile_n = _tile_of_out(point)
+    cut = StreamK(SCALED, (tile_m, tile_n), c.block_k, c.cooperative, itemsize=1)
+    args = _operands(point) | scale_args(SCALED, point, SCALE_A, SCALE_B, swap_ab=True) | _sizes(swap_ab=True)
+    args |= constants(point) | cut.args()
+    work = cut.work((tile_m, tile_n))
+    few = require(M <= 2 * tile_m, f"M <= {2 * tile_m}")
+    return Plan(
+        constraints=(*SCALED.suits_tma(point), SCALED.out_suits_tma(point), batch_invariant(), few),
+        serves=serves(point),
+        launches=(Launch(scaled_mm_tma, args, grid=(cut.grid, 1, 1), num_warps=4, dependent=SCALED.pdl),),
+        locals=cut.locals,
+        buffers=cut.buffers,
+        cost=predict(point, work),
+        terms=work.terms(point),
+    )
+
+
+def _plan_device_maps(point: Point) -> Plan | None:
+    c = point.config
+    if not takes(point):
+        return None
+    args = scale_args(SCALED, point, SCALE_A, SCALE_B) | _sizes(swap_ab=False) | constants(point)
+    args |= dict(
+        a=Pointer(A, point.dtype),
+        b=Pointer(B, point.b_dtype),
+        out=Pointer(OUT, out_dtype(point)),
+        stride_a=Int(A.stride(0), "i64"),
+        stride_b=Int(B.stride(1), "i64"),
+        stride_out=Int(OUT.stride(0), "i64"),
+        whole=Int(_tiles(point, M)),
+        group=Int(c.group_m),
+    )
+    grid = minimum(resident_clusters(1), _tiles(point, M))
+    work = _work(point)
+    # Making the maps takes each program some time before its first load.
+    return Plan(
+        constraints=(*SCALED.suits_tma(point), SCALED.out_suits_tma(point)),
+        serves=serves(point),
+        launches=(Launch(scaled_mm_tma_device_maps, args, grid=(grid, 1, 1), num_warps=4),),
+        cost=predict(point, work) + 1_500_000,
+        terms=work.terms(point),
+    )
+
+
+# --- The grid ---
+
+
+def tile(block_m: int, block_n: int, num_stages: int, subtile_n: int, subtile_n_fp32: int,
+         accumulations: str = "slow fast", schedule: str = "coop", block_k: int = 128, cluster: int = 1,
+         all_types: bool = False, like: str = "") -> Config:  # fmt: skip
+    """accumulations: those that it is compiled for. schedule: consumers that share a tile (coop), that take turns
+    (pingpong), or one (ws). all_types: for every pair of formats and every result; else for what is usual. like: mm's
+    config that takes as long, where it has not the same name but for the block of K."""
+    like = like or f"{block_m}x{block_n}x{block_k // 2}_s{num_stages}_{schedule}"
+    params = dict(block_m=block_m, block_n=block_n, block_k=block_k, num_stages=num_stages, subtile_n=subtile_n,
+                  subtile_n_fp32=subtile_n_fp32, accumulations=accumulations, pingpong=schedule == "pingpong",
+                  cooperative=2 if schedule == "coop" else 1, cluster=cluster, all_types=all_types, swap_ab=False,
+                  stream_k=False, epilogue_stages=2, group_m=1024 // (block_m * cluster), like=like,
+                  like_block_k=2 * int(like.split("_")[0].split("x")[2]))  # fmt: skip
+    name = f"{block_m}x{block_n}x{block_k}_s{num_stages}_{schedule}"
+    return Config(name + (f"_c{cluster}x1" if cluster > 1 else ""), params)
+
+
+def _cut(block_m: int, block_n: int, num_stages: int, accumulations: str, schedule: str = "ws", block_k: int = 128,
+         subtile_n: int = 0, all_types: bool = False, like: str = "") -> Config:  # fmt: skip
+    """With swap-AB: block_m columns of out by block_n rows."""
+    width = subtile_n or block_n
+    like = like or f"{block_n}x{block_m}x{block_k // 2}_s{num_stages}_{schedule}_swap_ab_stream_k"
+    usual = tile(block_m, block_n, num_stages, width, width, accumulations, schedule, block_k, 1, all_types, like)
+    name = f"{block_n}x{block_m}x{block_k}_s{num_stages}_{schedule}_swap_ab_stream_k"
+    return Config(name, usual.params | dict(swap_ab=True, stream_k=True, epilogue_stages=1))
+
+
+# What accumulates slowly has the sums of a stage beside those of the tile: no more than 64 of each for a thread.
+_TILES = (
+    tile(128, 256, 4, 32, 16, "fast"),
+    tile(128, 256, 4, 32, 16, "fast", cluster=2, like="256x128x64_s4_coop_swap_ab_c1x2"),
+    tile(128, 128, 6, 64, 32, all_types=True),
+    tile(128, 128, 6, 64, 32, cluster=2, like="128x128x64_s6_pingpong_c2x1"),
+    tile(128, 128, 6, 32, 16, "fast", "pingpong"),
+    tile(128, 128, 6, 32, 16, "fast", "pingpong", cluster=2, like="128x128x64_s6_pingpong_c2x1"),
+    tile(64, 256, 4, 32, 16, "fast", "pingpong"),
+    tile(64, 128, 8, 64, 32, "slow fast", "pingpong"),
+)
+# A stage of twice 128 values of K is half the barriers; slow accumulation adds up after 128.
+_STREAM_K = (
+    _cut(64, 16, 10, "fast", block_k=256),
+    _cut(64, 16, 18, "slow", like="16x64x128_s10_ws_swap_ab_stream_k"),
+    _cut(64, 32, 8, "fast", block_k=256, all_types=True),
+    _cut(64, 32, 16, "slow", all_types=True, like="32x64x128_s8_ws_swap_ab_stream_k"),
+    _cut(64, 64, 6, "fast", block_k=256),
+    _cut(64, 64, 12, "slow", like="64x64x128_s6_ws_swap_ab_stream_k"),
+    _cut(128, 128, 6, "slow fast", "coop", subtile_n=64),
+)
+_DEVICE_MAPS = tuple(
+    replace(c, name=f"{c.name}_device_maps")
+    for c in (tile(128, 256, 4, 32, 16, "fast"), tile(128, 128, 6, 64, 32, "slow"))
+)
+AXES = {
+    "dtype": DTYPE_AXIS,
+    "b_dtype": DTYPE_AXIS,
+    "out": OUT_AXIS,
+    "accumulation": ACCUMULATION_AXIS,
+    "order": ("nt",),
+}
+
+KERNELS = (
+    Kernel("scaled_mm_tma", OP, AXES, {90: _TILES}, _plan),
+    Kernel("scaled_mm_tma_stream_k", OP, AXES, {90: _STREAM_K}, _plan_stream_k),
+    Kernel("scaled_mm_tma_device_maps", OP, AXES, {90: _DEVICE_MAPS}, _plan_device_maps),
+)

@@ -1,0 +1,63 @@
+"""What products of float8 operands with scales say the same way.
+
+out = activation(scale_a * scale_b * (a @ b) + bias)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tk.ops import _register, product
+from tk.ops.product import ACTIVATE, Activation
+
+OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def reference(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    activation: Activation = "none",
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """What they compute, in plain torch and in `dtype`: to judge by. The scales: what broadcasts to ``[M, N]``."""
+    z = (a.to(dtype) @ b.to(dtype)) * scale_b.to(dtype) * scale_a.to(dtype)
+    return ACTIVATE[activation](z if bias is None else z + bias.to(dtype))
+
+
+def allocate(op: str, a: Tensor, b: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+    """The empty result of ``[M, K]`` and ``[..., K, N]``."""
+    torch._check_value(
+        a.shape[-1] == b.shape[-2], lambda: f"tk.{op}: the inner sizes differ: a is {a.shape}, b is {b.shape}"
+    )
+    torch._check_value(a.device == b.device, lambda: f"tk.{op}: a is on {a.device}, b on {b.device}")
+    dtype = out_dtype or torch.bfloat16
+    torch._check_value(dtype in OUT_DTYPES, lambda: f"tk.{op}: out_dtype is {dtype}, must be one of {OUT_DTYPES}")
+    if bias is not None:
+        torch._check_value(bias.dtype == dtype, lambda: f"tk.{op}: bias must be {dtype} as the result is")
+    return a.new_empty((a.shape[0], b.shape[-1]), dtype=dtype)
+
+
+def register(name: str, fake: Any) -> None:
+    """An op without gradients: the backward says so. Not for autocast, whose dtypes are none of the operands'."""
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        raise NotImplementedError(
+            f"tk.{name} is for inference and has no gradient: call it under torch.no_grad(), or with detached tensors"
+        )
+
+    def vmap(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        return product.loop(op, info.batch_size, in_dims, args)
+
+    _register.fake(name, fake)
+    _register.autograd(name, setup, backward)
+    _register.vmap(name, vmap)
+    _register.out_form(name)

@@ -1,0 +1,85 @@
+"""``scaled_grouped_mm``: the products of groups of rows of float8 operands with scales.
+
+    out[rows of g] = activation(scale_a[rows of g] * scale_b[g] * (a[rows of g] @ b[g]) + bias[g])
+
+Inference alone. The kernels are declared in kernels/scaled_grouped_mm/.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tk.ops import _register, product, scaled
+from tk.ops.product import Activation
+
+__all__ = ["scaled_grouped_mm"]
+
+_scaled_grouped_mm, _scaled_grouped_mm_out = _register.overloads("scaled_grouped_mm")
+
+
+def scaled_grouped_mm(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    offs: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    use_fast_accum: bool = False,
+    activation: Activation = "none",
+    config: str | int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The products of groups of rows, as ``torch._scaled_grouped_mm`` has them.
+
+    Args:
+        a: ``[T, K]``. b: ``[G, K, N]``. Dtypes and strides as of :func:`tk.scaled_mm`.
+        scale_a: float32 ``[T]``, one for each row of a. scale_b: float32 ``[G, N]``, one for each column of a matrix.
+        offs: int32 ``[G]``, where the groups of T end, rising. What comes after the last end is not read, and of the
+            result left unwritten. Ends that fall or pass T are wrong, but nothing outside of the tensors is touched.
+        bias: ``[N]`` or ``[G, N]``, of the result's dtype.
+        out_dtype, use_fast_accum, activation, config, out: as of :func:`tk.scaled_mm`.
+
+    Returns:
+        ``[T, N]``. Without a gradient; errors as of :func:`tk.scaled_mm`.
+    """
+    try:
+        wanted = None if out_dtype is torch.bfloat16 else out_dtype
+        settings = product.settings("scaled_grouped_mm", a, activation, wanted, None, config)
+        operands = (a, b, scale_a, scale_b, offs, bias, use_fast_accum)
+        if out is not None:
+            return _scaled_grouped_mm_out(*operands, *settings, out=out)
+        return _scaled_grouped_mm(*operands, *settings)
+    except (RuntimeError, AttributeError) as error:
+        raise product.explained(
+            error, "scaled_grouped_mm", a=a, b=b, scale_a=scale_a, scale_b=scale_b, offs=offs, bias=bias
+        ) from None
+
+
+def _fake(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    offs: Tensor,
+    bias: Tensor | None = None,
+    use_fast_accum: bool = False,
+    activation: int = 0,
+    out_dtype: torch.dtype | None = None,
+    *settings: int,
+    **other: int,
+) -> Tensor:
+    torch._check_value(
+        a.dim() == 2 and b.dim() == 3 and offs.dim() == 1,
+        lambda: f"tk.scaled_grouped_mm: a {a.shape}, b {b.shape}, offs {offs.shape} must be [T, K], [G, K, N] and [G]",
+    )
+    torch._check_value(
+        b.shape[0] == offs.shape[0],
+        lambda: f"tk.scaled_grouped_mm: b has {b.shape[0]} groups, offs has {offs.shape[0]}",
+    )
+    return scaled.allocate("scaled_grouped_mm", a, b, bias, out_dtype)
+
+
+scaled.register("scaled_grouped_mm", _fake)
