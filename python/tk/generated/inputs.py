@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tk import errors
+from tk.generated import register
 from tk.generated.records import GeneratedOp
 from tk.generated.signature import DTYPES, Signature, SignatureError, TensorSpec, parse
 
@@ -128,6 +130,30 @@ def of_shape(
     return Example(op, signature, dtypes, front, known, values)
 
 
+def asked_for(what: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> Iterator[Example]:
+    """The calls that a command names: every op at every shape and dtype; a bool is false.
+
+    Args:
+        what: names of ops, or "all"; and shapes ("32768x4096"), in any order.
+        shapes: where none is given.
+
+    Raises:
+        ValueError: there is no such op, or it has no such shape or dtype; "all" are those that have.
+    """
+    names = [text for text in what if not text[0].isdigit()]
+    given = [read_shape(text) for text in what if text[0].isdigit()] or shapes
+    for name in register.names() if "all" in names else names:
+        op = register.find(name)
+        if op is None:
+            raise ValueError(f"tk has no generated op {name!r}; there are {', '.join(register.names()) or 'none'}")
+        for shape, dtype in itertools.product(given, dtypes):
+            try:
+                yield of_shape(op, shape, dtype)
+            except (ValueError, errors.Error):
+                if "all" not in names:
+                    raise
+
+
 def kinds(op: GeneratedOp) -> Iterator[tuple[dict[str, str], dict[str, bool]]]:
     """Every choice of dtypes and flags: what the op has a graph for."""
     signature = signature_of(op)
@@ -155,4 +181,4 @@ def listed(returned: Any) -> list[Tensor]:
     return [returned] if isinstance(returned, Tensor) else list(returned)
 
 
-__all__ = ["Example", "bytes_moved", "kinds", "listed", "of_shape", "read_shape", "signature_of", "widest"]
+__all__ = ["Example", "asked_for", "bytes_moved", "kinds", "listed", "of_shape", "read_shape", "signature_of", "widest"]
