@@ -29,6 +29,12 @@ class Case:
         return self.fn.__code__.co_argcount
 
 
+def neighbour(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """To the bit, but for which NaN it is. Of 16 bits; of others zeros."""
+    found = torch.nextafter(x, y)
+    return torch.where(found.isnan(), 0, found.view(torch.int16)) if x.itemsize == 2 else found.to(torch.int16) * 0
+
+
 def _cases() -> list[Case]:
     one = lambda name, dtypes=FLOAT, **k: Case(name, eval(f"lambda x: torch.{name}(x)"), dtypes, **k)  # noqa: E731
     two = lambda name, dtypes=FLOAT, **k: Case(name, eval(f"lambda x, y: torch.{name}(x, y)"), dtypes, **k)  # noqa: E731
@@ -54,6 +60,9 @@ def _cases() -> list[Case]:
                                                      "logaddexp", "logaddexp2", "xlogy", "heaviside")),
         *(two(n, ("fp32", "fp64")) for n in ("hypot", "nextafter")),
         *(two(n, ("i32", "i64", "i8"), low=1) for n in ("fmod", "remainder", "floor_divide", "div")),
+        Case("nextafter_bits", neighbour, ("fp16",)),
+        # Triton's interpreter flushes what bf16 has below its normal numbers.
+        Case("nextafter_bits", neighbour, ("bf16",), low=0.5, special=False),
         two("pow", ("fp32", "fp64"), low=0.1),
         two("pow", ("i32", "i64"), low=0),
         Case("pow_int", lambda x: x**3, number),
