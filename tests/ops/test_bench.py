@@ -198,6 +198,13 @@ def test_all_configs_are_timed_and_the_wrong_ones_named(no_gpu: dict[int, float]
     assert found.is_right
 
 
+def test_what_is_filled_is_not_read(no_gpu: dict[int, float]) -> None:
+    filled = tune_ops.measure(inputs.of_shape(register.find("fill_uniform"), (8, 16), "bf16"))
+    assert filled.bytes == 8 * 16 * 2 + 8  # the seed
+    assert inputs.overwritten(register.find("fill_uniform")) == {"out"}
+    assert inputs.overwritten(register.find("adamw")) == set() == inputs.overwritten(register.find("softmax"))
+
+
 def test_wrong_integers_are_infinitely_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     example = inputs.of_shape(register.find("row_argmax"), (8, 16), "bf16")
     args = example.arguments("cpu")

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from tk import errors
 from tk.generated import register
@@ -167,6 +168,18 @@ def bytes_moved(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
     return sum(x.numel() * x.element_size() for x in (*args, *outputs) if isinstance(x, Tensor))
 
 
+def overwritten(op: GeneratedOp) -> set[str]:
+    """The arguments that are written and of which nothing but a size is read before."""
+    nodes = op.meta["graphs"][0]["nodes"]
+    name_of = {n["name"]: n["args"][0] for n in nodes if n["op"] == "input"}
+    read: set[str] = set()
+    for n in nodes:
+        args = n["args"][1:] if n["op"] in ("aten.copy_.default", "aten.sym_size.int") else n["args"]
+        leaves = tree_leaves((args, n["kwargs"]), is_leaf=lambda x: isinstance(x, dict) and "ref" in x)
+        read.update(name_of.get(x["ref"], "") for x in leaves if isinstance(x, dict))
+    return {p.name for p in op.params if p.mutated} - read
+
+
 def read_shape(text: str) -> tuple[int, ...]:
     """Of "32768x4096". Raises ValueError."""
     if not re.fullmatch(r"\d+(x\d+)*", text):
@@ -181,4 +194,15 @@ def listed(returned: Any) -> list[Tensor]:
     return [returned] if isinstance(returned, Tensor) else list(returned)
 
 
-__all__ = ["Example", "asked_for", "bytes_moved", "kinds", "listed", "of_shape", "read_shape", "signature_of", "widest"]
+__all__ = [
+    "Example",
+    "asked_for",
+    "bytes_moved",
+    "kinds",
+    "listed",
+    "of_shape",
+    "overwritten",
+    "read_shape",
+    "signature_of",
+    "widest",
+]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tk import capi, timing
 from tk.generated import interpret
-from tk.generated.inputs import Example, bytes_moved, listed
+from tk.generated.inputs import Example, bytes_moved, listed, overwritten
 from tk.generated.problem import Call
 from tk.heuristics.problem import describe
 from tk.tune.operations import count
@@ -98,7 +98,7 @@ def measure(example: Example, all_configs: bool = False) -> OpTimes:
     }
     times = timing.device_times(captures, rounds=5, ms=4.0, warm_ms=4.0)
     chosen = capi.choose(prepared.problem).config_name
-    moved = bytes_moved(args, results(example, args))
+    moved = bytes_moved(_read(example, args), results(example, args))
     operations = count(Call(example.op, [*args, -1, 0]))
     result = OpTimes(example, moved, operations, chosen, times["tk"].us, times["torch"].us, error)
     if all_configs:
@@ -139,6 +139,11 @@ def prepare(example: Example) -> Prepared:
         raise ValueError(f"{example}: nothing is launched for it")
     copies = timing.copies_to_rotate(bytes_moved(args, ()), most=MOST_COPIES)
     return Prepared(example, described.problem, [args, *(_copied(args) for _ in range(copies - 1))])
+
+
+def _read(example: Example, args: Sequence[Any]) -> list[Any]:
+    written = overwritten(example.op)
+    return [x for p, x in zip(example.op.params, args, strict=True) if p.name not in written]
 
 
 def _copied(args: Sequence[Any]) -> list[Any]:
