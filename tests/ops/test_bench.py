@@ -90,6 +90,9 @@ def test_ops_and_shapes_in_any_order() -> None:
     )
     three = {e.op.name for e in bench_ops.examples(["all", "2x3x4"], "bf16")}
     assert "column_sum" in everything - three and "softmax" in three
+    assert "adamw" not in everything
+    lists = [e for e in bench_ops.examples(["all"], "bf16") if e.op.name == "adamw"]
+    assert [(e.places, e.shape("params")) for e in lists] == [(64, (1 << 20,))]
     with pytest.raises(ValueError, match=r"no generated op 'softmux'; there are .*softmax"):
         list(bench_ops.examples(["softmax", "softmux"], "bf16"))
 
@@ -203,6 +206,13 @@ def test_what_is_filled_is_not_read(no_gpu: dict[int, float]) -> None:
     assert filled.bytes == 8 * 16 * 2 + 8  # the seed
     assert inputs.overwritten(register.find("fill_uniform")) == {"out"}
     assert inputs.overwritten(register.find("adamw")) == set() == inputs.overwritten(register.find("softmax"))
+
+
+def test_lists_are_timed_too(no_gpu: dict[int, float]) -> None:
+    found = tune_ops.measure(inputs.of_shape(register.find("adamw"), (3, 5, 7), "fp32"))
+    assert found.bytes == 3 * (4 * 35 * 4 + 4) + 3 * (3 * 35 * 4 + 4), "all are read, all but the gradients written"
+    assert found.is_right and found.operations > 3 * 35 * 10
+    assert bench_ops.cells(found, 4000.0)[:3] == ("adamw", "3x5x7", "fp32")
 
 
 def test_wrong_integers_are_infinitely_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,12 @@ def is_meant(arguments: Sequence[str]) -> bool:
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="tk bench", description=__doc__)
     add = found.add_argument
-    add("what", nargs="+", metavar="OP|SHAPE", help="ops, or all; shapes of their largest tensor, as 32768x4096")
+    add(
+        "what",
+        nargs="+",
+        metavar="OP|SHAPE",
+        help="ops, or all; shapes of their largest tensor, as 32768x4096; of lists how many tensors, and their shape",
+    )
     add("--dtype", default="bf16", help="of every variable of the signature (bf16)")
     add("--configs", action="store_true", help="time every config that fits, too")
     add("--write", type=Path, metavar="FILE", help="the timings as JSON; those of other calls in it are kept")
@@ -84,7 +89,8 @@ def report(found: Sequence[OpTimes], copy: float) -> str:
 
 def cells(t: OpTimes, copy: float) -> tuple[object, ...]:
     spec = next(name for name, s in t.example.signature.tensors.items() if s is inputs.widest(t.example.signature))
-    shape = "x".join(map(str, t.example.shape(spec)))
+    places = (t.example.places,) if t.example.op.takes_lists else ()
+    shape = "x".join(map(str, (*places, *t.example.shape(spec))))
     dtype = ",".join(t.example.dtypes.values())
     return (t.example.op.name, shape, dtype, t.config, f"{t.us * 1e-3:.4f}", f"{t.bytes * 1e-9:.3f}", f"{t.gbps:.0f}",
             f"{100 * t.gbps / copy:.0f} %", f"{t.tflops:.3g}", f"{t.torch_us * 1e-3:.4f}", t.torch_us / t.us,

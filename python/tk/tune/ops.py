@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tk import capi, timing
-from tk.generated import interpret
+from tk.generated import interpret, lists
 from tk.generated.inputs import Example, bytes_moved, listed, overwritten
 from tk.generated.problem import Call
 from tk.heuristics.problem import describe
@@ -99,7 +99,7 @@ def measure(example: Example, all_configs: bool = False) -> OpTimes:
     times = timing.device_times(captures, rounds=5, ms=4.0, warm_ms=4.0)
     chosen = capi.choose(prepared.problem).config_name
     moved = bytes_moved(_read(example, args), results(example, args))
-    operations = count(Call(example.op, [*args, -1, 0]))
+    operations = sum(map(count, _calls(example, args)))
     result = OpTimes(example, moved, operations, chosen, times["tk"].us, times["torch"].us, error)
     if all_configs:
         _time_configs(result, prepared)
@@ -147,25 +147,39 @@ def _read(example: Example, args: Sequence[Any]) -> list[Any]:
 
 
 def _copied(args: Sequence[Any]) -> list[Any]:
-    return [x.clone() if isinstance(x, Tensor) else x for x in args]
+    return [_cloned(x) for x in args]
 
 
-def _aten(example: Example, args: Sequence[Any]) -> Any:
-    return interpret.aten(Call(example.op, [*args, -1, 0]))
+def _cloned(x: Any) -> Any:
+    if isinstance(x, list):
+        return [y.clone() for y in x]
+    return x.clone() if isinstance(x, Tensor) else x
+
+
+def _calls(example: Example, args: Sequence[Any]) -> list[Call]:
+    """One, or of lists one for each place."""
+    given = [*args, -1, 0]
+    return lists.calls(example.op, given) if example.op.takes_lists else [Call(example.op, given)]
+
+
+def _aten(example: Example, args: Sequence[Any], exact: bool = False) -> list[Tensor]:
+    """By ATen, op by op; of lists place by place, and the results list by list, as :func:`results` has them."""
+    found = [interpret.aten(one, exact=exact) for one in _calls(example, args)]
+    return [x for column in zip(*found, strict=True) for x in column]
 
 
 def results(example: Example, args: Sequence[Any], config: int = -1) -> list[Tensor]:
     """The outputs, then what is written in place, of which the arguments given are left alone."""
-    args = [x.clone() if p.mutated else x for p, x in zip(example.op.params, args, strict=True)]
+    args = [_cloned(x) if p.mutated else x for p, x in zip(example.op.params, args, strict=True)]
     found = listed(call(example, args, config))
-    return [*found, *(x for p, x in zip(example.op.params, args, strict=True) if p.mutated)]
+    return [*found, *lists.tensors_of(x for p, x in zip(example.op.params, args, strict=True) if p.mutated)]
 
 
 def worst_error(example: Example, args: Sequence[Any], config: int = -1) -> float:
     """The largest error of any output over ATen's, both against fp64, each plus what fp32 rounds away; infinite where
     integers differ."""
     ours, theirs = results(example, args, config), _aten(example, args)
-    exact = interpret.aten(Call(example.op, [*args, -1, 0]), exact=True)
+    exact = _aten(example, args, exact=True)
     worst = 0.0
     for mine, torchs, reference in zip(ours, theirs, exact, strict=True):
         mine = mine.reshape(reference.shape)
