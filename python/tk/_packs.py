@@ -4,6 +4,7 @@ Python."""
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 from tk import _library
 from tk._table import Records
 
-__all__ = ["Coverage", "CoverageRow", "Pack", "Packs", "config_numbers", "coverage", "packs", "verify"]
+__all__ = ["Coverage", "CoverageRow", "Pack", "Packs", "config_numbers", "config_params", "coverage", "packs", "verify"]
 
 
 # --- tk.h's structs ---
@@ -237,6 +238,18 @@ def config_numbers(op: str) -> dict[str, int]:
     wanted = op.encode()
     return {
         config.name.decode(): config.number
+        for _, pack in _open_packs()
+        for found in _listed("tk_list_ops", OpInfo, pack)
+        if found.name == wanted
+        for config in _listed("tk_list_configs", ConfigInfo, pack, wanted)
+    }
+
+
+def config_params(op: str) -> dict[str, dict[str, Any]]:
+    """What the packs say of each config of an op: its parameters, by its name."""
+    wanted = op.encode()
+    return {
+        config.name.decode(): json.loads(config.params)
         for _, pack in _open_packs()
         for found in _listed("tk_list_ops", OpInfo, pack)
         if found.name == wanted

@@ -13,6 +13,7 @@ import torch
 from tk import _library, capi, errors
 from tk._packs import Coverage, CoverageRow, Pack, Packs, coverage, packs
 from tk._table import Records
+from tk.heuristics import tuning
 from tk.heuristics.problem import Described, describe
 
 __all__ = ["Candidates", "Coverage", "CoverageRow", "Explanation", "Pack", "Packs", "Support"]
@@ -97,6 +98,7 @@ def load_pack(path: str | os.PathLike[str]) -> None:
     error = _library.ops().tk_ops_load_pack(os.fsencode(path), status)
     if error is not None:
         raise errors.from_status(status.value, error.decode(errors="replace"))
+    tuning.pack_was_loaded()
 
 
 def preload(ops: str | Iterable[str] | None = None, device: torch.device | int | str | None = None) -> int:

@@ -16,7 +16,7 @@ SM90 = Target(90)
 # Each op's kernel for one dtype of each kind; the whole list takes minutes.
 NAMES = ("pow", "floor_divide", "remainder", "bitwise_left_shift", "signbit", "to_uint8", "to_fp8e4", "to_fp8e5",
          "through_fp8", "special", "lgamma", "round", "copysign", "pow_int", "div_floor",
-         "bits_of_bf16", "logical_not")  # fmt: skip
+         "bits_of_bf16", "logical_not", "nextafter_bits", "scalar_pow", "clamp")  # fmt: skip
 QUICK = [c for c in pointwise.CASES if c.name in NAMES]
 
 

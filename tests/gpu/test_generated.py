@@ -18,7 +18,7 @@ from .op_cases import candidates, check, check_call, deterministic, draw, make, 
 
 NAMES = [name for name in register.names() if not register.find(name).takes_lists]  # test_lists.py has those
 CASES = 5000  # of all ops together; TK_TEST_DEVICE=cpu looks at a twentieth
-PER_OP = max(8, CASES // (max(len(NAMES), 1) * (1 if DEVICE == "cuda" else 20)))
+PER_OP = max(8, -(-CASES // (max(len(NAMES), 1) * (1 if DEVICE == "cuda" else 20))))
 GRADIENT_SHAPES = ((33, 1000), (2, 3, 5, 64), (1, 64))
 GPU = pytest.mark.skipif(DEVICE != "cuda", reason="about streams and graphs of a GPU")
 
@@ -31,6 +31,7 @@ def find(name: str) -> GeneratedOp:
 
 def test_the_package_has_generated_ops() -> None:
     assert {"softmax", "rms_norm", "rms_norm_backward", "gelu", "row_argmax", "column_sum"} <= set(NAMES)
+    assert DEVICE != "cuda" or PER_OP * len(NAMES) >= CASES
 
 
 # What rounds more than ATen's, by the order in which it multiplies or adds.

@@ -16,6 +16,8 @@ import tk.tune.ops as tune_ops
 from tk import capi, cli, timing
 from tk.cli import bench_ops
 from tk.generated import inputs, register
+from tk.generated.problem import Call
+from tk.tune.operations import count
 from tk.tune.ops import ConfigTime, OpTimes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +35,7 @@ NAMES = [name for name in register.names() if not register.find(name).takes_list
 def timed(name: str = "softmax", shape: tuple[int, ...] = (1000, 1000), us: float = 2.0) -> OpTimes:
     example = inputs.of_shape(register.find(name), shape, "bf16")
     configs = [ConfigTime("fast", "k", 1.5, 1.0), ConfigTime("1x1024_w4", "k", us, 3.0)]
-    return OpTimes(example, 4_000_000, "1x1024_w4", us, 5.0, 0.5, configs)
+    return OpTimes(example, 4_000_000, 5_000_000, "1x1024_w4", us, 5.0, 0.5, configs)
 
 
 # --- The command ---
@@ -50,6 +52,7 @@ def test_a_row_says_what_was_moved_and_how_fast() -> None:
         "0.004",
         "2000",
         "50 %",
+        "2.5",
         "0.0050",
         2.5,
         "ok",
@@ -87,6 +90,9 @@ def test_ops_and_shapes_in_any_order() -> None:
     )
     three = {e.op.name for e in bench_ops.examples(["all", "2x3x4"], "bf16")}
     assert "column_sum" in everything - three and "softmax" in three
+    assert "adamw" not in everything
+    lists = [e for e in bench_ops.examples(["all"], "bf16") if e.op.name == "adamw"]
+    assert [(e.places, e.shape("params")) for e in lists] == [(64, (1 << 20,))]
     with pytest.raises(ValueError, match=r"no generated op 'softmux'; there are .*softmax"):
         list(bench_ops.examples(["softmax", "softmux"], "bf16"))
 
@@ -123,6 +129,30 @@ def test_the_plot_is_svg_with_two_bars_for_each_row() -> None:
     bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if e.get("class") in ("ours", "theirs")]
     assert [float(b.get("width", 0)) for b in bars[:2]] == [bench_ops.SCALE / 2, bench_ops.SCALE / 5]
     assert len(bars) == 4 and drawn == bench_ops.draw([timed(), timed("gelu")], 4000.0)
+
+
+# --- How much arithmetic ---
+
+
+def operations(name: str, shape: tuple[int, ...]) -> int:
+    example = inputs.of_shape(register.find(name), shape, "bf16")
+    return count(Call(example.op, [*example.arguments("cpu"), -1, 0]))
+
+
+def test_operations_are_those_that_an_op_is_made_of() -> None:
+    """For each element one for each op; conversions and copies are none."""
+    assert operations("row_sum", (7, 30)) == 7 * 30
+    assert operations("softmax", (7, 30)) == 5 * 7 * 30  # maximum, difference, exp, sum, quotient
+    assert operations("silu", (7, 30)) == 5 * 7 * 30  # minus, exp, 1 +, 1 /, times
+    assert operations("embedding", (7, 30)) == 0
+
+
+def test_every_op_can_be_counted() -> None:
+    for name in NAMES:
+        op = register.find(name)
+        assert op is not None
+        example = inputs.of_shape(op, (2, 2, 4, 6)[4 - max(2, rank(name)) :], "bf16" if takes(name, "bf16") else "fp32")
+        assert count(Call(op, [*example.arguments("cpu"), -1, 0])) >= 0, name
 
 
 # --- Measuring ---
@@ -169,6 +199,20 @@ def test_all_configs_are_timed_and_the_wrong_ones_named(no_gpu: dict[int, float]
     assert set(found.failures) == {"c2", "c3"}
     assert "wrong result" in found.failures["c2"] and "no such luck" in found.failures["c3"]
     assert found.is_right
+
+
+def test_what_is_filled_is_not_read(no_gpu: dict[int, float]) -> None:
+    filled = tune_ops.measure(inputs.of_shape(register.find("fill_uniform"), (8, 16), "bf16"))
+    assert filled.bytes == 8 * 16 * 2 + 8  # the seed
+    assert inputs.overwritten(register.find("fill_uniform")) == {"out"}
+    assert inputs.overwritten(register.find("adamw")) == set() == inputs.overwritten(register.find("softmax"))
+
+
+def test_lists_are_timed_too(no_gpu: dict[int, float]) -> None:
+    found = tune_ops.measure(inputs.of_shape(register.find("adamw"), (3, 5, 7), "fp32"))
+    assert found.bytes == 3 * (4 * 35 * 4 + 4) + 3 * (3 * 35 * 4 + 4), "all are read, all but the gradients written"
+    assert found.is_right and found.operations > 3 * 35 * 10
+    assert bench_ops.cells(found, 4000.0)[:3] == ("adamw", "3x5x7", "fp32")
 
 
 def test_wrong_integers_are_infinitely_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

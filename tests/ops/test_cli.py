@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tk
-from tk.cli import COMMANDS, demo, main
+from tk.cli import COMMANDS, demo, demo_ops, main
 from tk.cli._judge import error_ratio
 
 from . import tiny_pack
@@ -76,9 +76,33 @@ def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     monkeypatch.setattr(demo, "PROJECTIONS", small)
     assert main(["demo", "--rows", "2", "--device", "cpu"]) == 0
     text = capsys.readouterr().out
-    for projection in ("q", "k", "v", "o", "gate", "up", "down"):
-        assert any(line.split()[0] == projection and line.endswith("ok") for line in text.splitlines() if line)
+    for row in (
+        "q",
+        "k",
+        "v",
+        "o",
+        "gate",
+        "up",
+        "down",
+        "rms_norm",
+        "add_rms_norm",
+        "softmax",
+        "swiglu",
+        "gelu",
+        "sum",
+    ):
+        assert any(line.split()[0] == row and line.endswith("ok") for line in text.splitlines() if line), row
     assert main(["demo", "--rows", "0", "--device", "cpu"]) == 1
+
+
+def test_a_wrong_generated_op_shows_in_the_demo(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes, ours, torchs = demo_ops.OPS["softmax"]
+    monkeypatch.setattr(demo, "PROJECTIONS", {})
+    monkeypatch.setattr(demo_ops, "OPS", {"softmax": (shapes, lambda x: ours(x) * 1.1, torchs)})
+    assert main(["demo", "--rows", "2", "--device", "cpu"]) == 1
+    assert "WRONG" in capsys.readouterr().out
 
 
 def test_bench_outside_a_source_tree(

@@ -65,9 +65,14 @@ def test_shapes_follow_from_the_widest_tensor() -> None:
     assert inputs.of_shape(find("gelu"), (5,), "bf16", {"tanh": True}).arguments("cpu")[1] is True
 
 
-def test_lists_are_not_made_up() -> None:
-    with pytest.raises(ValueError, match="adamw: no inputs can be made up for it: it takes lists"):
-        inputs.of_shape(find("adamw"), (4,), "bf16")
+def test_lists_have_as_many_tensors_as_the_first_number_says() -> None:
+    example = inputs.of_shape(find("adamw"), (3, 5, 7), "bf16")
+    args = example.arguments("cpu")
+    assert [x.shape for x in args[0]] == [(5, 7)] * 3 and [x.shape for x in args[4]] == [()] * 3
+    assert all((x >= 0).all() for x in args[3]) and "params bf16[5, 7] x 3" in str(example)
+    assert inputs.bytes_moved(args, ()) == 3 * (4 * 35 * 2 + 4)
+    with pytest.raises(ValueError, match="adamw takes lists: a shape is how many tensors, then their sizes"):
+        inputs.of_shape(find("adamw"), (), "bf16")
 
 
 def test_bytes_are_those_of_arguments_and_results() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tk import capi
+from tk import capi, errors
 from tk.config import STATIC_WEIGHTS
 from tk.tune import command, files, pins, timings
 from tk.tune.measure import Measured, Result, Task, cover
@@ -83,6 +83,40 @@ def test_a_pin_whose_config_has_gone_is_left_out(tmp_path: Path, engine: list) -
     pins.write(path, [pins.entry_of(product(16, 256, 512), "of an older tk", 3.0)], {})
     assert pins.pin_all(path, device=0) == 0
     assert engine == []
+
+
+def test_an_entry_that_cannot_be_pinned_costs_no_other(
+    tmp_path: Path, engine: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An op of a pack that is not loaded yet, and a config that its kernel no longer has for the problem."""
+    path = tmp_path / "tuned.json"
+    candidates, pin = capi.candidates, capi.pin
+
+    def of_loaded(problem: capi.Problem) -> list[capi.Candidate]:
+        if problem.op == "mine":
+            raise errors.VariantNotFoundError('no pack has an op "mine"')
+        return candidates(problem)
+
+    def refuse(problem: capi.Problem, config: int) -> None:
+        if config == 8:
+            raise ValueError("config 8 cannot run")
+        pin(problem, config)
+
+    monkeypatch.setattr(capi, "candidates", of_loaded)
+    monkeypatch.setattr(capi, "pin", refuse)
+    first = product(16, 256, 512)
+    entries = [pins.entry_of(replace(first, op="mine"), "x", 1.0), pins.entry_of(product(1, 2, 3), "y", 1.0)]
+    pins.write(path, [*entries, pins.entry_of(first, "x", 1.0)], {})
+    assert pins.pin_all(path, device=0) == 1
+    assert [(p.op, config) for p, config in engine] == [("mm", 7)]
+
+
+@pytest.mark.parametrize("dtype", capi.DTYPES, ids=str)
+def test_every_dtype_can_be_written(dtype: torch.dtype, tmp_path: Path, engine: list) -> None:
+    x = capi.Matrix(dtype, (4, 8), (8, 1))
+    pins.write(tmp_path / "t.json", [pins.entry_of(capi.Problem("mm", (x, None, x), (3,), (0.5,)), "x", 1.0)], {})
+    pins.pin_all(tmp_path / "t.json", device=0)
+    assert [list(p.tensors) for p, _ in engine] == [[x, None, x]]
 
 
 def test_no_file_no_pins(tmp_path: Path) -> None:
@@ -164,7 +198,23 @@ def test_random_sizes_depend_on_the_seed_alone() -> None:
     assert command.default_sizes(5, 1)[: len(base)] == base
 
 
-@pytest.mark.parametrize("argv", [["16x128"], ["0x1x1"], ["--dtype", "int8"], ["--order", "n"], ["--slowdown", "0.9"]])
+@pytest.mark.parametrize("argv", [["--dtype", "int8"], ["--order", "n"], ["--slowdown", "0.9"]])
 def test_wrong_arguments_are_refused(argv: list[str]) -> None:
     with pytest.raises(SystemExit):
         parsed(*argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["16x128"], "'16x128' is neither MxNxK, a product, nor a generated op; there are .*softmax"),
+        (["0x1x1"], "'0x1x1' is neither"),
+        (["softmux"], "'softmux' is neither"),
+        (["1x1x1", "--dtype", "fp64"], "products are of bf16, fp16, fp32, not fp64"),
+        (["softmax", "1x1", "--order", "nt"], "--order: of matrix products alone"),
+    ],
+)
+def test_wrong_requests_are_refused(argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ValueError, match=message):
+        command.run(parsed(*argv))

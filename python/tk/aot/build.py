@@ -346,6 +346,10 @@ def _describe_kernel(pack: PlannedPack, op: PlannedOp, kernel: str, work: Work, 
               f"{cached} cached\n")  # fmt: skip
     for reason, count in dropped.most_common(5):
         out.write(f"    {count} dropped: {reason}\n")
+    if op.grid.op.params:  # a generated op: by its axes calls differ, by its configs what runs them
+        classes = Counter(" ".join(map(str, p.variant.point.axes.values())) for p in variants)
+        listed = ", ".join(f"{name} ({count})" for name, count in classes.items())
+        out.write(f"    {len(classes)} classes of calls, with their variants: {listed}\n")
 
 
 def predict(work: Work, jobs: int) -> tuple[float, float]:

@@ -1,7 +1,9 @@
-"""How far a result is off, against torch's own result of the same product."""
+"""How far a result is off, against torch's own result of the same call, and what both take on the CPU."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,3 +33,14 @@ def error_ratio(result: Tensor, torchs: Tensor, reference: Tensor) -> ErrorRatio
     slack = _SLACK * reference.abs().mean()
     ratios = torch.stack([ours.mean() / (theirs.mean() + slack), ours.max() / (theirs.max() + slack)]).tolist()
     return ErrorRatio(*ratios)
+
+
+def host_us(call: Callable[[], object], repeats: int = 3) -> float:
+    """The fastest of some calls on the CPU, in microseconds."""
+
+    def once() -> float:
+        begin = time.perf_counter()
+        call()
+        return (time.perf_counter() - begin) * 1e6
+
+    return min(once() for _ in range(repeats))

@@ -18,7 +18,9 @@ from tk.tune import files
 from tk.tune.ops import OpTimes, measure
 
 SHAPES = ((32768, 4096),)
-HEADER = ("op", "shape", "dtype", "config", "ms", "GB", "GB/s", "of copy", "torch ms", "speedup", "verdict")
+HEADER = (
+    *("op", "shape", "dtype", "config", "ms", "GB", "GB/s", "of copy", "TFLOP/s", "torch ms", "speedup", "verdict"),
+)
 
 
 def is_meant(arguments: Sequence[str]) -> bool:
@@ -29,7 +31,12 @@ def is_meant(arguments: Sequence[str]) -> bool:
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="tk bench", description=__doc__)
     add = found.add_argument
-    add("what", nargs="+", metavar="OP|SHAPE", help="ops, or all; shapes of their largest tensor, as 32768x4096")
+    add(
+        "what",
+        nargs="+",
+        metavar="OP|SHAPE",
+        help="ops, or all; shapes of their largest tensor, as 32768x4096; of lists how many tensors, and their shape",
+    )
     add("--dtype", default="bf16", help="of every variable of the signature (bf16)")
     add("--configs", action="store_true", help="time every config that fits, too")
     add("--write", type=Path, metavar="FILE", help="the timings as JSON; those of other calls in it are kept")
@@ -67,18 +74,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def examples(what: Sequence[str], dtype: str) -> Iterator[Example]:
     """Every op at every shape; a bool is false. Of ``all``, those that have the shape and dtype. Raises ValueError."""
-    names = [text for text in what if not text[0].isdigit()]
-    shapes = [inputs.read_shape(text) for text in what if text[0].isdigit()] or list(SHAPES)
-    for name in register.names() if "all" in names else names:
-        op = register.find(name)
-        if op is None:
-            raise ValueError(f"tk has no generated op {name!r}; there are {', '.join(register.names()) or 'none'}")
-        for shape in shapes:
-            try:
-                yield inputs.of_shape(op, shape, dtype)
-            except (ValueError, errors.Error):
-                if "all" not in names:
-                    raise
+    return inputs.asked_for(what, (dtype,), SHAPES)
 
 
 def report(found: Sequence[OpTimes], copy: float) -> str:
@@ -93,10 +89,11 @@ def report(found: Sequence[OpTimes], copy: float) -> str:
 
 def cells(t: OpTimes, copy: float) -> tuple[object, ...]:
     spec = next(name for name, s in t.example.signature.tensors.items() if s is inputs.widest(t.example.signature))
-    shape = "x".join(map(str, t.example.shape(spec)))
+    places = (t.example.places,) if t.example.op.takes_lists else ()
+    shape = "x".join(map(str, (*places, *t.example.shape(spec))))
     dtype = ",".join(t.example.dtypes.values())
     return (t.example.op.name, shape, dtype, t.config, f"{t.us * 1e-3:.4f}", f"{t.bytes * 1e-9:.3f}", f"{t.gbps:.0f}",
-            f"{100 * t.gbps / copy:.0f} %", f"{t.torch_us * 1e-3:.4f}", t.torch_us / t.us,
+            f"{100 * t.gbps / copy:.0f} %", f"{t.tflops:.3g}", f"{t.torch_us * 1e-3:.4f}", t.torch_us / t.us,
             "ok" if t.is_right else "WRONG")  # fmt: skip
 
 

@@ -1,10 +1,9 @@
-"""``tk demo``: the projections of a Llama-3-8B layer, through tk and through torch."""
+"""``tk demo``: the projections of a Llama-3-8B layer and some generated ops, through tk and through torch."""
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,8 @@ from torch import Tensor
 import tk
 from tk import timing
 from tk._table import table
-from tk.cli._judge import ErrorRatio, error_ratio
+from tk.cli import demo_ops
+from tk.cli._judge import ErrorRatio, error_ratio, host_us
 
 # Inner and outer size of each weight.
 PROJECTIONS = {
@@ -55,8 +55,12 @@ HEADER = ("projection", "product", "tk us", "torch us", "speedup", "tk TFLOP/s",
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("demo", help="a Llama-3-8B layer's projections through tk and torch")
-    parser.add_argument("--rows", type=int, help=f"of the prompt (default {GPU_ROWS}, on the CPU {CPU_ROWS})")
+    parser = subparsers.add_parser("demo", help="a Llama-3-8B layer's projections, and generated ops")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        help=f"of the prompt (default {GPU_ROWS}, of generated ops {demo_ops.GPU_ROWS}; on the CPU {CPU_ROWS})",
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.set_defaults(run=run)
 
@@ -72,10 +76,15 @@ def run(args: argparse.Namespace) -> int:
         print("No GPU: tk's ops run on ATen here, so times are equal at best; the kernels are listed below.")
     with torch.inference_mode():
         rows = list(_measure(m, device))
+        on_gpu = device.type == "cuda" and args.rows is None
+        generated = list(demo_ops.measure(demo_ops.GPU_ROWS if on_gpu else m, device))
     print(table(HEADER, (row.cells() for row in rows)))
+    print()
+    print(demo_ops.report(generated))
+    print()
     print("Errors are tk's over torch's, both against float64: ok is a mean <= 1.1 and a max <= 2.")
     print(tk.coverage())
-    return 0 if all(row.error.is_good() for row in rows) else 1
+    return 0 if all(error.is_good() for error in (*(r.error for r in rows), *(r.error for r in generated))) else 1
 
 
 def _device_name(device: torch.device) -> str:
@@ -100,7 +109,7 @@ def _times(x: Tensor, weight: Tensor) -> tuple[float, float]:
     """Of tk and torch, side by side. On a GPU each call takes another copy of the weight, from memory, as a model's
     layers do."""
     if not x.is_cuda:
-        return _host_us(lambda: tk.linear(x, weight)), _host_us(lambda: F.linear(x, weight))
+        return host_us(lambda: tk.linear(x, weight)), host_us(lambda: F.linear(x, weight))
     copies = timing.copies_to_rotate(weight.nbytes)
     weights = [weight.clone() for _ in range(copies)]
     captures = {
@@ -109,12 +118,3 @@ def _times(x: Tensor, weight: Tensor) -> tuple[float, float]:
     }
     found = timing.device_times(captures, warm_ms=2.0)
     return found["tk"].us, found["torch"].us
-
-
-def _host_us(call: Callable[[], object], repeats: int = 3) -> float:
-    def once() -> float:
-        begin = time.perf_counter()
-        call()
-        return (time.perf_counter() - begin) * 1e6
-
-    return min(once() for _ in range(repeats))

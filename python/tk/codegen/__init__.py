@@ -7,6 +7,7 @@ docs/codegen.md is its guide.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -18,12 +19,17 @@ __all__ = ["families_of", "show"]
 
 
 def families_of(module: ModuleType, debug: bool = False) -> list[Family]:
-    """Those of the functions that `module` itself declares, in its order. debug: their debug variants."""
+    """Those of the functions that `module` itself declares, in its order. debug: their debug variants. Of the package's
+    own, choices may have been measured (kernels/tuned/sm*/<op>.json)."""
     from tk.codegen.family import generate_any
     from tk.generated.declare import Declared
 
     found = [x for x in vars(module).values() if isinstance(x, Declared) and x.fn.__module__ == module.__name__]
-    return [f for d in dict.fromkeys(found) for f in generate_any(d.fn, d.signature, d.name, d.grad, debug).families]
+    families = [
+        f for d in dict.fromkeys(found) for f in generate_any(d.fn, d.signature, d.name, d.grad, debug).families
+    ]
+    is_own = module.__name__.startswith("tk.kernels.") and not debug
+    return [replace(f, tuned=f.op.name) for f in families] if is_own else families
 
 
 def show(path: Path | str, name: str, stage: str) -> str:

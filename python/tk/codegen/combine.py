@@ -92,8 +92,10 @@ def replaced(fn: Callable[..., Any]) -> Iterator[None]:
         for owner in (torch, torch._higher_order_ops):
             if getattr(owner, "associative_scan", None) is theirs:
                 stack.enter_context(patch.object(owner, "associative_scan", associative_scan))
-        own = {name: associative_scan for name, value in fn.__globals__.items() if value is theirs}
-        stack.enter_context(patch.dict(fn.__globals__, own))
+        for name in [name for name, value in fn.__globals__.items() if value is theirs]:
+            # Not patch.dict, which would put back whatever else the function changes there.
+            stack.callback(fn.__globals__.__setitem__, name, theirs)
+            fn.__globals__[name] = associative_scan
         yield
 
 

@@ -359,6 +359,7 @@ def shift_right(a, count):
 @triton.jit
 def int_pow(base, exponent):
     """By squaring. Below 0 as torch: 1 for a base of 1, its parity for -1, else 0."""
+    base, exponent = tl.broadcast(base, exponent)  # what a loop changes must keep its shape
     result = base * 0 + 1
     square = base
     left = exponent

@@ -332,6 +332,7 @@ class _OfOnePlace:
         for name in ("__code__", "__globals__", "__name__", "__doc__"):
             vars(self)[name] = getattr(self.fn, name)
         vars(self)["__signature__"] = inspect.signature(self.fn)
+        vars(self)["__wrapped__"] = self.fn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         names = self.fn.__code__.co_varnames[: self.fn.__code__.co_argcount]

@@ -204,8 +204,13 @@ class Emitter:
         return self.builder.add(name, dtype, *args)
 
     def constant(self, value: Any, dtype: str) -> int:
+        """A number as ATen makes it of a dtype: integers wrap around."""
         kind = bool if dtype == "i1" else float if dtype in FLOATS else int
-        return self.builder.add("constant", dtype, data=kind(value))
+        data = kind(value)
+        if dtype in INTS:
+            bits, low = (8, 0) if dtype == "u8" else (int(dtype[1:]), -(2 ** (int(dtype[1:]) - 1)))
+            data = (data - low) % 2**bits + low
+        return self.builder.add("constant", dtype, data=data)
 
     def cast(self, value: int, dtype: str, rounding: bool = False) -> int:
         """rounding: to 16 bits and back changes the value, as the function asked for."""

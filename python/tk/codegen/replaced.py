@@ -1,5 +1,5 @@
 """What a function calls, in words that can be traced: ATen's own norms take eps as a number known when they are called,
-and its padding makes numbers of sizes."""
+its padding makes numbers of sizes, and so do some of its functions that make floats of integers."""
 
 from __future__ import annotations
 
@@ -72,6 +72,14 @@ def _filled(like: Tensor, dim: int, size: int, value: float | None) -> Tensor | 
     return like.new_full(shape, 0 if value is None else value) if size > 0 else None
 
 
+def bessel_y0(input: Tensor) -> Tensor:
+    return torch.special.bessel_y0(input if input.is_floating_point() else input.to(torch.get_default_dtype()))
+
+
+def bessel_y1(input: Tensor) -> Tensor:
+    return torch.special.bessel_y1(input if input.is_floating_point() else input.to(torch.get_default_dtype()))
+
+
 RUNTIME_EPS: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
     F.layer_norm: layer_norm,
     torch.layer_norm: layer_norm,
@@ -83,6 +91,7 @@ RUNTIME_EPS: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
 
 ALWAYS: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
     F.pad: pad, torch.constant_pad_nd: pad, F.dropout: random.dropout, torch.dropout: random.dropout,
+    torch.special.bessel_y0: bessel_y0, torch.special.bessel_y1: bessel_y1,
 }  # fmt: skip
 
 

@@ -44,7 +44,8 @@ class Setting:
     @property
     def config(self) -> Config:
         params = {"p": self.p, "q": self.row, "num_warps": self.warps, "looped": self.looped}
-        return Config(self.name, params | ({"spread": True} if self.spread else {}))
+        params |= {"spread": True} if self.spread else {}
+        return Config(self.name, params | ({"segments": self.segments} if self.segments > 1 else {}))
 
 
 Table = Mapping[str, Mapping[str, tuple[Setting, ...]]]

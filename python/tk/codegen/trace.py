@@ -35,7 +35,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
-from tk.codegen import combine, random
+from tk.codegen import combine, effects, random
 from tk.codegen.errors import TraceError
 from tk.codegen.replaced import replacement
 from tk.generated.signature import DTYPES, NumberSpec, Signature, TensorSpec
@@ -120,16 +120,17 @@ def flag_values(signature: Signature) -> list[dict[str, bool]]:
 def trace(fn: Callable[..., Any], signature: Signature, dtypes: Mapping[str, str], flags: Mapping[str, bool]) -> Trace:
     """Raises TraceError for what cannot be traced, with the line of `fn` at fault."""
     arguments = _Arguments(signature, dtypes)
-    lines = _Lines(fn)
+    lines = _Lines(fn, arguments)
 
     def flat(*args: Any) -> Any:
         named = {**dict(zip(arguments.names, args, strict=True)), **flags}
         with random.drawing(signature, named), lines, combine.replaced(fn):
             return fn(**random.own(fn, named))
 
-    with _explaining(fn, lines, arguments), arguments.mode:
+    with effects.refused(fn), _explaining(fn, lines, arguments), arguments.mode:
         recorded = make_fx(flat, tracing_mode="real", decomposition_table=random.decompositions())(*arguments.values)
         _tag_lines(recorded, lines)
+        _refuse_items(recorded, fn)
         outputs, structure = _outputs(recorded)
         core, new, mutated = _to_core(recorded, arguments)
     checks = (*_checks(arguments, fn), *_nonempty(recorded, arguments), *_enough(recorded, arguments))
@@ -153,7 +154,7 @@ def trace_backward(
     worked out is worked out again, since reading it again would take longer. Its results are the gradients, in the
     order of the tensors. The trace's signature has all arguments; the caller drops those that are not read."""
     arguments = _Arguments(signature, dtypes)
-    lines = _Lines(fn)
+    lines = _Lines(fn, arguments)
     own = list(arguments.names)
     wanted = [n for n in signature.tensors if DTYPES[_dtype_name(signature.tensors[n], dtypes)].is_floating_point]
 
@@ -261,8 +262,9 @@ def _has_leading(signature: Signature) -> bool:
 class _Lines(TorchFunctionMode):
     """Remembers, for every node that is traced, the line of the user's file that asked for it."""
 
-    def __init__(self, fn: Callable[..., Any]):
+    def __init__(self, fn: Callable[..., Any], arguments: _Arguments | None = None):
         super().__init__()
+        self.fn, self.arguments = fn, arguments
         self.file = fn.__code__.co_filename
         self.line: int | None = None
         self.of: dict[str, int] = {}
@@ -272,12 +274,25 @@ class _Lines(TorchFunctionMode):
         mode = get_proxy_mode()
         graph = mode.tracer.graph if mode else None
         last = graph._root.prev if graph is not None else None
+        if self.arguments and func in _ROW_BY_ROW and isinstance(args[0].shape[0], torch.SymInt):
+            size = args[0].shape[0].node.expr.xreplace(self.arguments.symbols)
+            raise TraceError(_needs_a_number(self.fn, self.line, size))
         func = replacement(func, (*args, *(kwargs or {}).values()))
         result = func(*args, **(kwargs or {}))
+        self._refuse_fixed_sizes()
         if graph is not None and last is not None and self.line is not None:
             for node in _nodes_after(graph, last):
                 self.of[node.name] = self.line
         return result
+
+    def _refuse_fixed_sizes(self) -> None:
+        """At once: a loop over as many rows as a size stands for would take minutes to trace."""
+        if self.arguments is None:
+            return
+        for symbol, named in self.arguments.symbols.items():
+            hint = self.arguments.hints.get(str(named), -1)
+            if self.arguments.env.replacements.get(symbol) == hint:
+                raise TraceError(_needs_a_number(self.fn, self.line, named))
 
     def _find(self) -> int | None:
         frame: types.FrameType | None = sys._getframe(2)
@@ -286,6 +301,16 @@ class _Lines(TorchFunctionMode):
                 return frame.f_lineno
             frame = frame.f_back
         return None
+
+
+_ROW_BY_ROW = (torch.Tensor.__iter__, torch.Tensor.unbind, torch.unbind)
+
+
+def _needs_a_number(fn: Callable[..., Any], line: int | None, size: Any) -> str:
+    return (
+        f"{where(fn, line)}: something that needs {size} as a number, such as a loop over a dimension. One kernel "
+        "serves every size: work on whole tensors, or declare the size as a number"
+    )
 
 
 def _nodes_after(graph: fx.Graph, last: fx.Node) -> Iterator[fx.Node]:
@@ -299,6 +324,16 @@ def _tag_lines(graph: fx.GraphModule, lines: _Lines) -> None:
     for node in graph.graph.nodes:
         if node.name in lines.of:
             node.meta["line"] = lines.of[node.name]
+
+
+def _refuse_items(recorded: fx.GraphModule, fn: Callable[..., Any]) -> None:
+    """A kernel has numbers of the call alone."""
+    for node in recorded.graph.nodes:
+        if node.target is aten._local_scalar_dense.default:
+            raise TraceError(
+                f"{where(fn, node.meta.get('line'))}: a number made of a tensor's contents (item, float, int); leave "
+                "it a tensor of no dimensions"
+            )
 
 
 @contextmanager
@@ -316,6 +351,8 @@ def _explaining(fn: Callable[..., Any], lines: _Lines, arguments: _Arguments) ->
                 "control flow that depends on the contents of a tensor or on a number given at run time. Write it with "
                 "torch.where, or make the number a bool parameter"
             )
+        if "convert all Tensors to FakeTensors" in first:
+            first = "a tensor that is not among the function's parameters: an op reads what it is given; make it one"
         for symbol, named in arguments.symbols.items():
             first = re.sub(rf"\b{symbol}\b", str(named), first)
         raise TraceError(f"{where(fn, line)}: {first}") from error
@@ -461,6 +498,8 @@ def _checks(arguments: _Arguments, fn: Callable[..., Any]) -> tuple[Check, ...]:
             continue
         is_own = getattr(location, "filename", "") == fn.__code__.co_filename
         if isinstance(expr, sympy.Eq):
+            if expr.lhs.is_Symbol and expr.rhs == arguments.hints.get(str(expr.lhs)):
+                raise TraceError(_needs_a_number(fn, location.lineno if is_own else None, expr.lhs))
             if expr.lhs.is_Symbol and (expr.rhs.is_Symbol or expr.rhs.is_Integer):
                 raise TraceError(
                     f"{where(fn, location.lineno if is_own else None)}: holds only where {expr.lhs} == {expr.rhs}; "

@@ -15,7 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
+from tk import errors
+from tk.generated import lists, register
 from tk.generated.records import GeneratedOp
 from tk.generated.signature import DTYPES, Signature, SignatureError, TensorSpec, parse
 
@@ -25,14 +28,17 @@ ANY_FLOAT = 0.75
 INTS: Mapping[str, int] = {"high": 1000, "offset": 4}
 COUNTS: Mapping[str, int] = {"k": 50}  # or as many as there are: the smallest size
 ANY_INT = 1
+POSITIVE = ("exp_avg_sqs",)  # tensors that have no negative elements
+COUNTERS = ("steps",)  # tensors that count
 SORTED = ("boundaries", "sequence")  # tensors whose rows are
+LIST_SHAPES = ((64, 1 << 20),)
 UNSAID = 64  # a size that follows from nothing that is given
 
 
 @dataclass(frozen=True)
 class Example:
     """A call without its tensors. dtypes: of the signature's variables. leading: the dimensions of ``...``. sizes: of
-    the letters. flags: the values of bools."""
+    the letters. flags: the values of bools. places: how many tensors each list has."""
 
     op: GeneratedOp
     signature: Signature
@@ -40,9 +46,11 @@ class Example:
     leading: tuple[int, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     flags: Mapping[str, bool] = field(default_factory=dict)
+    places: int = 1
 
     def __str__(self) -> str:
-        tensors = [f"{name} {self.dtype_name(name)}{list(self.shape(name))}" for name in self.signature.tensors]
+        tensors = [f"{name} {self.dtype_name(name)}{list(self.shape(name))}{f' x {self.places}' * spec.is_list}"
+                   for name, spec in self.signature.tensors.items()]  # fmt: skip
         return f"{self.op.name}({', '.join([*tensors, *(f'{name}={on}' for name, on in self.flags.items())])})"
 
     def dtype_name(self, tensor: str) -> str:
@@ -72,21 +80,25 @@ class Example:
         shape, dtype = self.shape(tensor), self.dtype(tensor)
         if dtype.is_floating_point:
             found = torch.randn(shape, device=device).to(dtype)
+            found = found.abs() if tensor in POSITIVE else torch.ones_like(found) if tensor in COUNTERS else found
         else:
             found = torch.randint(0, min((2, *self.sizes.values())) or 1, shape, device=device).to(dtype)
         return found.sort().values if tensor in SORTED else found
 
     def arguments(self, device: torch.device | str) -> list[Any]:
         """In the order of the schema."""
-        return [self.values(name, device) if isinstance(spec, TensorSpec) else self.number(name)
-                for name, spec in self.signature.params.items()]  # fmt: skip
+        return [self._argument(name, spec, device) for name, spec in self.signature.params.items()]
+
+    def _argument(self, name: str, spec: Any, device: torch.device | str) -> Any:
+        if not isinstance(spec, TensorSpec):
+            return self.number(name)
+        if spec.is_list:
+            return [self.values(name, device) for _ in range(self.places)]
+        return self.values(name, device)
 
 
 def signature_of(op: GeneratedOp) -> Signature:
-    """As declared. Raises ValueError where a size is an expression, which says too little to make up a tensor, and for
-    lists of tensors, of which a shape says too little."""
-    if op.takes_lists:
-        raise ValueError(f"tk.{op.name}: no inputs can be made up for it: it takes lists of tensors")
+    """As declared. Raises ValueError where a size is an expression, which says too little to make up a tensor."""
     texts = {p.name: op.meta["signature"][p.name] for p in op.params}
     try:
         return parse({**texts, **op.meta.get("variables", {})}, list(texts))
@@ -102,7 +114,8 @@ def widest(signature: Signature) -> TensorSpec:
 def of_shape(
     op: GeneratedOp, shape: Sequence[int], dtype: str, flags: Mapping[str, bool] | None = None, **sizes: int
 ) -> Example:
-    """The call whose widest tensor has this shape.
+    """The call whose widest tensor has this shape. Of lists the first number says how many tensors there are, all of
+    the shape behind it.
 
     Args:
         dtype: of the signature's variables that may have it; another has its first.
@@ -115,6 +128,9 @@ def of_shape(
     signature = signature_of(op)
     spec = widest(signature)
     rank = len(spec.sizes)
+    if op.takes_lists and not shape:
+        raise ValueError(f"tk.{op.name} takes lists: a shape is how many tensors, then their sizes, 64x4096")
+    places, shape = (shape[0], shape[1:]) if op.takes_lists else (1, shape)
     if len(shape) < rank or (len(shape) > rank and not spec.leading):
         raise ValueError(f"tk.{op.name}: its largest tensor is {spec}, the shape given is {list(shape)}")
     front, declared = tuple(shape[: len(shape) - rank]), tuple(shape[len(shape) - rank :])
@@ -125,7 +141,34 @@ def of_shape(
         takes = "; ".join(f"{variable} is {', '.join(allowed)}" for variable, allowed in signature.variables.items())
         raise ValueError(f"tk.{op.name}: {takes}, not {dtype}")
     values = {name: bool((flags or {}).get(name)) for name in signature.flags}
-    return Example(op, signature, dtypes, front, known, values)
+    return Example(op, signature, dtypes, front, known, values, places)
+
+
+def asked_for(what: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> Iterator[Example]:
+    """The calls that a command names: every op at every shape and dtype; a bool is false.
+
+    Args:
+        what: names of ops, or "all"; and shapes ("32768x4096"), in any order.
+        shapes: where none is given; of lists LIST_SHAPES.
+
+    Raises:
+        ValueError: there is no such op, or it has no such shape or dtype; "all" are those that have, and ops of lists
+            where no shape is given.
+    """
+    names = [text for text in what if not text[0].isdigit()]
+    given = [read_shape(text) for text in what if text[0].isdigit()]
+    for name in register.names() if "all" in names else names:
+        op = register.find(name)
+        if op is None:
+            raise ValueError(f"tk has no generated op {name!r}; there are {', '.join(register.names()) or 'none'}")
+        if "all" in names and op.takes_lists and given:
+            continue  # the first number would be so many tensors
+        for shape, dtype in itertools.product(given or (LIST_SHAPES if op.takes_lists else shapes), dtypes):
+            try:
+                yield of_shape(op, shape, dtype)
+            except (ValueError, errors.Error):
+                if "all" not in names:
+                    raise
 
 
 def kinds(op: GeneratedOp) -> Iterator[tuple[dict[str, str], dict[str, bool]]]:
@@ -138,7 +181,19 @@ def kinds(op: GeneratedOp) -> Iterator[tuple[dict[str, str], dict[str, bool]]]:
 
 def bytes_moved(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
     """Every element of the arguments read once and every element of the outputs written once."""
-    return sum(x.numel() * x.element_size() for x in (*args, *outputs) if isinstance(x, Tensor))
+    return sum(x.numel() * x.element_size() for x in lists.tensors_of((*args, *outputs)))
+
+
+def overwritten(op: GeneratedOp) -> set[str]:
+    """The arguments that are written and of which nothing but a size is read before."""
+    nodes = op.meta["graphs"][0]["nodes"]
+    name_of = {n["name"]: n["args"][0] for n in nodes if n["op"] == "input"}
+    read: set[str] = set()
+    for n in nodes:
+        args = n["args"][1:] if n["op"] in ("aten.copy_.default", "aten.sym_size.int") else n["args"]
+        leaves = tree_leaves((args, n["kwargs"]), is_leaf=lambda x: isinstance(x, dict) and "ref" in x)
+        read.update(name_of.get(x["ref"], "") for x in leaves if isinstance(x, dict))
+    return {p.name for p in op.params if p.mutated} - read
 
 
 def read_shape(text: str) -> tuple[int, ...]:
@@ -155,4 +210,15 @@ def listed(returned: Any) -> list[Tensor]:
     return [returned] if isinstance(returned, Tensor) else list(returned)
 
 
-__all__ = ["Example", "bytes_moved", "kinds", "listed", "of_shape", "read_shape", "signature_of", "widest"]
+__all__ = [
+    "Example",
+    "asked_for",
+    "bytes_moved",
+    "kinds",
+    "listed",
+    "of_shape",
+    "overwritten",
+    "read_shape",
+    "signature_of",
+    "widest",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -98,7 +98,7 @@ def check_memory(op: GeneratedOp, args: Sequence[Any]) -> None:
             last[p.mutated] = (end, name)
 
 
-def tensors_of(args: Sequence[Any]) -> Iterator[Tensor]:
+def tensors_of(args: Iterable[Any]) -> Iterator[Tensor]:
     """Those of a call's arguments, in lists or not."""
     for x in args:
         if isinstance(x, Tensor):

@@ -17,6 +17,12 @@ def load_with_cuda() -> None:
     torch.cuda._lazy_call(load)
 
 
+def pack_was_loaded() -> None:
+    """Loads them again, for the pack's ops, where they were loaded already."""
+    if torch.cuda.is_initialized():
+        load()
+
+
 def load() -> None:
     """Pins every problem that the user's tuning files hold. A file that cannot be used is reported, not fatal."""
     from tk import tune

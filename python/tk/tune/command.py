@@ -14,7 +14,9 @@ import torch
 
 import tk.tune
 from tk import errors
-from tk.tune import pins, timings
+from tk.generated import register
+from tk.generated.signature import DTYPES as ALL_DTYPES
+from tk.tune import generated, pins, timings
 from tk.tune.measure import DTYPES, PRECISIONS, Operands, Result, Task, cover, measure
 from tk.tune.record import record
 
@@ -24,6 +26,10 @@ WEIGHTS = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096),
 ROWS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 16384)
 SQUARES = (512, 1024, 2048, 4096, 8192)
 ORDERS = ("nn", "nt", "tn", "tt")
+# Options that generated ops have no use for, and their defaults.
+PRODUCTS_ONLY: Mapping[str, Any] = {
+    "order": ["nn", "nt"], "precision": ["tf32"], "static_weights": False, "slowdown": 1.02, "random": 0,
+}  # fmt: skip
 
 
 def default_sizes(random_count: int, seed: int) -> list[tuple[int, int, int]]:
@@ -42,8 +48,10 @@ def default_sizes(random_count: int, seed: int) -> list[tuple[int, int, int]]:
 
 
 def tasks_of(args: argparse.Namespace) -> list[Task]:
-    """Those with the same weights together, so that these are made once."""
-    sizes = args.sizes or default_sizes(args.random, args.seed)
+    """Those with the same weights together, so that these are made once. Raises ValueError."""
+    sizes = [sizes_of(text) for text in args.what] or default_sizes(args.random, args.seed)
+    if other := set(args.dtype) - set(DTYPES):
+        raise ValueError(f"tk tune: products are of {', '.join(DTYPES)}, not {', '.join(sorted(other))}")
     found = [
         Task(m, n, k, dtype, order, precision, args.static_weights)
         for dtype in args.dtype
@@ -58,7 +66,10 @@ def tasks_of(args: argparse.Namespace) -> list[Task]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The exit status: 1 when a product or a config failed."""
+    """The exit status: 1 when a product, an op or a config failed."""
+    if generated.is_meant(args.what):
+        refuse_products_options(args)
+        return generated.run(args)
     if not torch.cuda.is_available():
         raise errors.UnsupportedError("tk tune measures on a CUDA GPU, and torch sees none")
     torch.manual_seed(args.seed)
@@ -76,6 +87,13 @@ def run(args: argparse.Namespace) -> int:
         timings.write(path, kept, record())
     print("written:", path)
     return int(len(results) < len(tasks) or any(r.failures for r in results))
+
+
+def refuse_products_options(args: argparse.Namespace) -> None:
+    given = [name for name, default in PRODUCTS_ONLY.items() if getattr(args, name) != default]
+    if given:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(f"tk tune: {options}: of matrix products alone, not of generated ops")
 
 
 def measure_all(tasks: Sequence[Task], seconds: float = math.inf) -> list[Result]:
@@ -126,11 +144,12 @@ def summary(times: Mapping[Task, Mapping[str, float]], choices: Mapping[Task, st
 # --- Arguments ---
 
 
-def sizes(text: str) -> tuple[int, int, int]:
-    """M, N and K of "16x4096x4096"."""
+def sizes_of(text: str) -> tuple[int, int, int]:
+    """M, N and K of "16x4096x4096". Raises ValueError."""
     parts = text.lower().split("x")
     if len(parts) != 3 or not all(p.isdecimal() and int(p) > 0 for p in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is not MxNxK")
+        known = ", ".join(register.names()) or "none"
+        raise ValueError(f"tk tune: {text!r} is neither MxNxK, a product, nor a generated op; there are {known}")
     m, n, k = map(int, parts)
     return m, n, k
 
@@ -164,19 +183,39 @@ def add_parser(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("sizes", metavar="MxNxK", nargs="*", type=sizes, help="products to tune (default: those of Llama-3)")
+    add(
+        "what",
+        metavar="MxNxK|OP|SHAPE",
+        nargs="*",
+        help="products (default: those of Llama-3); or generated ops, or all, and shapes of their largest tensor",
+    )
     add(
         "--dtype",
-        type=list_of(tuple(DTYPES)),
+        type=list_of(tuple(ALL_DTYPES)),
         default=["bf16"],
-        help=f"of {', '.join(DTYPES)} (bf16, pinned for fp16 too)",
+        help=f"of products {', '.join(DTYPES)} (bf16, pinned for fp16 too); of ops also others of their signatures",
     )
-    add("--order", type=list_of(ORDERS), default=["nn", "nt"], help="of a and b: n row-major, t column-major (nn,nt)")
-    add("--precision", type=list_of(PRECISIONS), default=["tf32"], help="of fp32: tf32, ieee (tf32)")
+    add(
+        "--order",
+        type=list_of(ORDERS),
+        default=PRODUCTS_ONLY["order"],
+        help="of a and b: n row-major, t column-major (nn,nt)",
+    )
+    add("--precision", type=list_of(PRECISIONS), default=PRODUCTS_ONLY["precision"], help="of fp32: tf32, ieee (tf32)")
     add("--static-weights", action="store_true", help="for that mode, which has pins of its own for few rows")
-    add("--slowdown", type=slowdown, default=1.02, help="what a kept config may lose to the best (1.02)")
+    add(
+        "--slowdown",
+        type=slowdown,
+        default=PRODUCTS_ONLY["slowdown"],
+        help="what a kept config may lose to the best (1.02)",
+    )
     add("--random", type=int, default=0, help="so many random sizes beside the default ones")
-    add("--seconds", type=float, default=math.inf, help="begin no product after so long")
+    add("--seconds", type=float, default=math.inf, help="begin no product or op after so long")
     add("--seed", type=int, default=0, help="of the random sizes and inputs")
-    add("--write", type=Path, metavar="FILE", help="timings of kernels/tuned/ instead of the user's file")
+    add(
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help="timings of kernels/tuned/ instead of the user's file; of ops a folder of tables, kernels/tuned/sm90",
+    )
     parser.set_defaults(run=run)

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from tk import capi, timing
-from tk.generated import interpret
-from tk.generated.inputs import Example, bytes_moved, listed
+from tk.generated import interpret, lists
+from tk.generated.inputs import Example, bytes_moved, listed, overwritten
 from tk.generated.problem import Call
 from tk.heuristics.problem import describe
+from tk.tune.operations import count
 
 HOPELESS = 8.0  # a config so much slower than the best so far is timed no longer
 MOST_COPIES = 16
@@ -33,11 +34,13 @@ class ConfigTime:
 
 @dataclass
 class OpTimes:
-    """One call, timed. config, us: what runs when none is asked for. torch_us: the recorded graph by ATen, op by op.
-    error: our largest deviation from fp64 over ATen's. configs: the fastest first, if they were asked for."""
+    """One call, timed. bytes: read and written. operations: of its arithmetic (tk.tune.operations). config, us: what
+    runs when none is asked for. torch_us: the recorded graph by ATen, op by op. error: our largest deviation from fp64
+    over ATen's. configs: the fastest first, if they were asked for."""
 
     example: Example
     bytes: int
+    operations: int
     config: str
     us: float
     torch_us: float
@@ -48,6 +51,10 @@ class OpTimes:
     @property
     def gbps(self) -> float:
         return self.bytes / self.us * 1e-3
+
+    @property
+    def tflops(self) -> float:
+        return self.operations / self.us * 1e-6
 
     @property
     def is_right(self) -> bool:
@@ -62,6 +69,7 @@ class OpTimes:
             "dtypes": dict(e.dtypes),
             "flags": dict(e.flags),
             "bytes": self.bytes,
+            "operations": self.operations,
             "config": self.config,
             "us": round(self.us, 3),
             "torch_us": round(self.torch_us, 3),
@@ -77,44 +85,101 @@ def call(example: Example, args: Sequence[Any], config: int = -1) -> Any:
 
 
 def measure(example: Example, all_configs: bool = False) -> OpTimes:
-    """On the current GPU, with arguments that rotate through more memory than L2 holds.
+    """On the current GPU, with arguments that rotate through more memory than L2 holds. What is written in place is
+    written again with every call.
 
-    Raises ValueError where nothing is launched, and for an op that writes its arguments: timing would change them."""
-    if any(p.mutated for p in example.op.params):
-        raise ValueError(f"tk.{example.op.name} writes its arguments: it cannot be timed again and again")
-    args = example.arguments("cuda")
-    described = describe(call, example, args)
-    if described is None:
-        raise ValueError(f"{example}: nothing is launched for it")
-    copies = timing.copies_to_rotate(bytes_moved(args, ()), most=MOST_COPIES)
-    sets = [args, *(_copied(args) for _ in range(copies - 1))]
+    Raises ValueError where nothing is launched."""
+    prepared = prepare(example)
+    args, sets = prepared.sets[0], prepared.sets
     error = worst_error(example, args)
     captures = {
         "tk": timing.capture([partial(call, example, a) for a in sets]),
         "torch": timing.capture([partial(_aten, example, a) for a in sets]),
     }
     times = timing.device_times(captures, rounds=5, ms=4.0, warm_ms=4.0)
-    chosen = capi.choose(described.problem).config_name
-    moved = bytes_moved(args, listed(call(example, args)))
-    result = OpTimes(example, moved, chosen, times["tk"].us, times["torch"].us, error)
+    chosen = capi.choose(prepared.problem).config_name
+    moved = bytes_moved(_read(example, args), results(example, args))
+    operations = sum(map(count, _calls(example, args)))
+    result = OpTimes(example, moved, operations, chosen, times["tk"].us, times["torch"].us, error)
     if all_configs:
-        _time_configs(result, sets, described.problem)
+        _time_configs(result, prepared)
     return result
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A call that can be timed. sets: arguments, as often as it takes for each to come from memory."""
+
+    example: Example
+    problem: capi.Problem
+    sets: Sequence[Sequence[Any]]
+
+    def fitting(self) -> dict[str, capi.Candidate]:
+        """The configs that fit, by name, the one that is predicted to be the fastest first."""
+        # A config has a variant for each class of strides; the engine says which it runs.
+        rows = [
+            row
+            for row in capi.candidates(self.problem)
+            if row.fits and capi.choose(self.problem, row.config).variant == row.variant
+        ]
+        return {row.config_name: row for row in sorted(rows, key=lambda row: row.cost)}
+
+    def capture(self, row: capi.Candidate) -> timing.Capture:
+        """Calls with a config. Raises RuntimeError where its result is wrong: a fast wrong kernel must not win."""
+        if not (error := worst_error(self.example, self.sets[0], row.config)) <= 2.0:
+            raise RuntimeError(f"wrong result: {error:.3g} times ATen's error")
+        return timing.capture([partial(call, self.example, a, row.config) for a in self.sets], at_least_us=300)
+
+
+def prepare(example: Example) -> Prepared:
+    """Raises ValueError where nothing is launched."""
+    args = example.arguments("cuda")
+    described = describe(call, example, args)
+    if described is None:
+        raise ValueError(f"{example}: nothing is launched for it")
+    copies = timing.copies_to_rotate(bytes_moved(args, ()), most=MOST_COPIES)
+    return Prepared(example, described.problem, [args, *(_copied(args) for _ in range(copies - 1))])
+
+
+def _read(example: Example, args: Sequence[Any]) -> list[Any]:
+    written = overwritten(example.op)
+    return [x for p, x in zip(example.op.params, args, strict=True) if p.name not in written]
+
+
 def _copied(args: Sequence[Any]) -> list[Any]:
-    return [x.clone() if isinstance(x, Tensor) else x for x in args]
+    return [_cloned(x) for x in args]
 
 
-def _aten(example: Example, args: Sequence[Any]) -> Any:
-    return interpret.aten(Call(example.op, [*args, -1, 0]))
+def _cloned(x: Any) -> Any:
+    if isinstance(x, list):
+        return [y.clone() for y in x]
+    return x.clone() if isinstance(x, Tensor) else x
+
+
+def _calls(example: Example, args: Sequence[Any]) -> list[Call]:
+    """One, or of lists one for each place."""
+    given = [*args, -1, 0]
+    return lists.calls(example.op, given) if example.op.takes_lists else [Call(example.op, given)]
+
+
+def _aten(example: Example, args: Sequence[Any], exact: bool = False) -> list[Tensor]:
+    """By ATen, op by op; of lists place by place, and the results list by list, as :func:`results` has them."""
+    found = [interpret.aten(one, exact=exact) for one in _calls(example, args)]
+    return [x for column in zip(*found, strict=True) for x in column]
+
+
+def results(example: Example, args: Sequence[Any], config: int = -1) -> list[Tensor]:
+    """The outputs, then what is written in place, of which the arguments given are left alone."""
+    args = [_cloned(x) if p.mutated else x for p, x in zip(example.op.params, args, strict=True)]
+    found = listed(call(example, args, config))
+    return [*found, *lists.tensors_of(x for p, x in zip(example.op.params, args, strict=True) if p.mutated)]
 
 
 def worst_error(example: Example, args: Sequence[Any], config: int = -1) -> float:
     """The largest error of any output over ATen's, both against fp64, each plus what fp32 rounds away; infinite where
     integers differ."""
-    ours, theirs = listed(call(example, args, config)), _aten(example, args)
-    exact = interpret.aten(Call(example.op, [*args, -1, 0]), exact=True)
+    ours, theirs = results(example, args, config), _aten(example, args)
+    exact = _aten(example, args, exact=True)
     worst = 0.0
     for mine, torchs, reference in zip(ours, theirs, exact, strict=True):
         mine = mine.reshape(reference.shape)
@@ -129,22 +194,14 @@ def worst_error(example: Example, args: Sequence[Any], config: int = -1) -> floa
     return worst
 
 
-def _time_configs(result: OpTimes, sets: Sequence[Sequence[Any]], problem: capi.Problem) -> None:
+def _time_configs(result: OpTimes, prepared: Prepared) -> None:
     """The likely best first: it sets the bar. A config that fails or is wrong is a failure."""
-    example = result.example
-    # A config has a variant for each class of strides; the engine says which it runs.
-    fitting = {
-        c.config_name: c
-        for c in capi.candidates(problem)
-        if c.fits and capi.choose(problem, c.config).variant == c.variant
-    }
+    fitting = prepared.fitting()
     captures: dict[str, timing.Capture] = {}
     best = math.inf
-    for name, row in sorted(fitting.items(), key=lambda item: item[1].cost):
+    for name, row in fitting.items():
         try:
-            if not (error := worst_error(example, sets[0], row.config)) <= 2.0:
-                raise RuntimeError(f"wrong result: {error:.3g} times ATen's error")
-            found = timing.capture([partial(call, example, a, row.config) for a in sets], at_least_us=300)
+            found = prepared.capture(row)
         except (RuntimeError, ValueError) as e:
             result.failures[name] = f"{type(e).__name__}: {e}"
             continue

@@ -15,13 +15,17 @@ from typing import Any
 
 import torch
 
-from tk import capi
+from tk import capi, errors
 from tk.tune import files
 
 _log = logging.getLogger("tk")
 
 FILE_VERSION = 1
-_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+_NAMES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
+    torch.float8_e4m3fn: "fp8e4m3fn", torch.float8_e5m2: "fp8e5m2", torch.int8: "i8", torch.int16: "i16",
+    torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8", torch.bool: "bool",
+}  # fmt: skip
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
@@ -42,20 +46,25 @@ def load_user_pins() -> int:
 
 
 def pin_all(path: Path, device: int) -> int:
-    """Pins what one file holds on one device; 0 when there is no such file."""
+    """Pins what one file holds on one device; 0 when there is no such file. Left out is what no loaded pack has, or
+    what cannot run any more."""
     if not path.is_file():
         return 0
-    numbers: dict[tuple[str, str], int] = {}
+    numbers: dict[str, dict[str, int]] = {}
     count = 0
     for entry in read(path):
-        problem = _problem_of(entry, path, device)
-        key = (problem.op, entry["config"])
-        if key not in numbers:  # one question answers for all configs of a bucket
-            numbers |= {(problem.op, c.config_name): c.config for c in capi.candidates(problem)}
-        if key not in numbers:
-            _log.info("%s: the packs have no config %s any more", path, entry["config"])
+        problem, config = _problem_of(entry, path, device), entry["config"]
+        known = numbers.setdefault(problem.op, {})
+        try:
+            if config not in known:  # one question answers for all configs of a bucket
+                known |= {c.config_name: c.config for c in capi.candidates(problem)}
+            if config not in known:
+                _log.info("%s: the packs have no config %s of %s any more", path, config, problem.op)
+                continue
+            capi.pin(problem, known[config])
+        except (errors.Error, ValueError) as error:  # an op of a pack that is not loaded, or has changed since
+            _log.info("%s: %s %s is left out: %s", path, problem.op, config, error)
             continue
-        capi.pin(problem, numbers[key])
         count += 1
     return count
 

@@ -14,7 +14,7 @@ _SAME = {
     "tan": ["tan"], "asin": ["asin"], "acos": ["acos"], "atan": ["atan"], "sinh": ["sinh"], "cosh": ["cosh"],
     "tanh": ["tanh"], "asinh": ["asinh"], "acosh": ["acosh"], "atanh": ["atanh"], "erf": ["erf", "special_erf"],
     "erfc": ["erfc"], "erfinv": ["erfinv"], "lgamma": ["lgamma"], "atan2": ["atan2"], "hypot": ["hypot"],
-    "nextafter": ["nextafter"], "copysign": ["copysign"], "fmod": ["fmod"], "sigmoid": ["sigmoid"],
+    "copysign": ["copysign"], "fmod": ["fmod"], "sigmoid": ["sigmoid"],
     "reciprocal": ["reciprocal"], "mul": ["mul"], "pow": ["pow"], "maximum": ["maximum", "fmax_nan"],
     "minimum": ["minimum"], "remainder": ["remainder"], "i0": ["i0", "special_modified_bessel_i0"],
     "i1": ["special_i1", "special_modified_bessel_i1"],
@@ -117,6 +117,33 @@ def _ignoring_nan(call: Call, a: Any, b: Any) -> Lazy:
         return e.op("where", call.dtype, e.op("isnan", "i1", y), x, without_x)
 
     return elementwise(call, call.dtype, (a, b), make)
+
+
+@rule("aten.nextafter", "prims.nextafter")
+def _nextafter(call: Call, a: Any, b: Any) -> Lazy:
+    """Of 16 bits the neighbour is that in 16 bits, not in the fp32 that other arithmetic is done in."""
+    dtype = call.dtype
+    if dtype not in ("bf16", "fp16"):
+        return elementwise(call, dtype, (a, b), lambda e, *v: e.op("nextafter", dtype, *v))
+
+    def make(e: Emitter, x: int, y: int) -> int:
+        def either(condition: int, yes: int, no: int, of: str = "i32") -> int:
+            return e.op("where", of, condition, yes, no)
+
+        def bits_of(value: int) -> int:
+            return e.cast(e.builder.add("bitcast", "i16", value, data=dtype), "i32")
+
+        one, minus_one = e.constant(1, "i32"), e.constant(-1, "i32")
+        grows = e.op("eq", "i1", e.op("lt", "i1", x, y), e.op("gt", "i1", x, e.constant(0.0, dtype)))
+        next_to = e.op("add", "i32", bits_of(x), either(grows, one, minus_one))
+        least = e.op("or", "i32", e.op("and", "i32", bits_of(y), e.constant(-(2**15), "i32")), one)
+        found = either(e.op("eq", "i1", x, e.constant(0.0, dtype)), least, next_to)
+        found = either(e.op("eq", "i1", x, y), bits_of(y), found)
+        value = e.builder.add("bitcast", dtype, e.cast(found, "i16"), data="i16")
+        is_nan = e.op("or", "i1", e.op("isnan", "i1", x), e.op("isnan", "i1", y))
+        return either(is_nan, e.op("add", dtype, x, y), value, dtype)
+
+    return elementwise(call, dtype, (a, b), make)
 
 
 @rule("aten.frexp")

@@ -1,0 +1,240 @@
+"""What a kernel would not do, and what it cannot know: refused with the line of the function that asks for it."""
+
+from __future__ import annotations
+
+import random
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tk.codegen.errors import TraceError
+from tk.codegen.family import generate, generate_any
+from tk.generated import op
+
+log: list[Any] = []
+calls = 0
+WEIGHT = torch.ones(())
+notes = types.SimpleNamespace(last=None)
+TABLE = {"scale": 2.0}
+
+
+def appends(x):
+    y = x + 1
+    log.append(y.shape)
+    return y
+
+
+def counts(x):
+    global calls
+    calls += 1
+    return x + calls
+
+
+def notes_down(x):
+    y = x * 2
+    notes.last = y
+    return y
+
+
+def puts_into_a_dict(x):
+    y = x * TABLE["scale"]
+    TABLE["seen"] = 1.0
+    return y
+
+
+def prints(x):
+    y = x + 1
+    print(y)
+    return y
+
+
+def draws_from_python(x):
+    return x * random.random()
+
+
+def draws_from_numpy(x):
+    return x * float(np.random.rand())
+
+
+def seeds(x):
+    torch.manual_seed(20_261_122)
+    return torch.rand_like(x)
+
+
+def writes_a_tensor_of_its_own(x):
+    y = x + 1
+    WEIGHT.add_(1)
+    return y
+
+
+def reads_a_tensor_of_its_own(x):
+    y = x + 1
+    return y * WEIGHT
+
+
+def assigns_data(x):
+    y = x * 2
+    x.data = y
+    return y
+
+
+def assigns_a_gradient(x):
+    y = x * 2
+    x.grad = y
+    return y
+
+
+def makes_a_number(x):
+    y = x + 1
+    return y * y.sum().item()
+
+
+def loops_over_rows(x):
+    y = x
+    for row in y:
+        y = y + row
+    return y
+
+
+def counts_rows(x):
+    y = x
+    for i in range(x.shape[0]):
+        y = y + i
+    return y
+
+
+def branches(x):
+    y = x + 1
+    if y.sum() > 0:
+        return y
+    return x
+
+
+def repeats(x, n):
+    y = x
+    while n > 0:
+        y, n = y + 1, n - 1
+    return y
+
+
+def asserts(x):
+    y = x + 1
+    assert (y > 0).all()
+    return y
+
+
+def counts_elements(x):
+    y = x + 1
+    return y.nonzero()
+
+
+def has_no_kernel(x):
+    y = x + 1
+    return y.cholesky_inverse()
+
+
+def mixes_dtypes(x, i):
+    y = x + 1
+    return torch.where(i, y, x)
+
+
+def multiplies_other_shapes(x, i):
+    y = x + 1
+    return y + i.reshape(-1)
+
+
+# function -> (how many lines below its def, what is said)
+CASES: dict[Callable[..., Any], tuple[int, str]] = {
+    appends: (2, "it changes log, which is not its own"),
+    counts: (2, "it changes calls, which is not its own"),
+    notes_down: (2, "it changes notes, which is not its own"),
+    puts_into_a_dict: (1, "it changes TABLE, which is not its own"),
+    prints: (2, "it prints, which no kernel does"),
+    draws_from_python: (0, "it draws from Python's random"),
+    draws_from_numpy: (0, "it draws from NumPy's random"),
+    seeds: (0, "it draws from torch's generator, or seeds it"),
+    writes_a_tensor_of_its_own: (2, "it changes WEIGHT, which is not its own"),
+    reads_a_tensor_of_its_own: (2, "a tensor that is not among the function's parameters"),
+    assigns_data: (2, "it assigns .data of a tensor"),
+    assigns_a_gradient: (2, "it assigns .grad of a tensor"),
+    makes_a_number: (2, "a number made of a tensor's contents"),
+    loops_over_rows: (2, "something that needs M as a number, such as a loop over a dimension"),
+    counts_rows: (3, "something that needs M as a number, such as a loop over a dimension"),
+    branches: (2, "control flow that depends on the contents of a tensor"),
+    repeats: (2, "control flow that depends on the contents of a tensor or on a number"),
+    asserts: (2, "control flow that depends on the contents of a tensor"),
+    counts_elements: (2, "the size of a result depends on a tensor's contents"),
+    has_no_kernel: (2, "aten.cholesky_inverse cannot be generated"),
+    mixes_dtypes: (2, "bool"),
+    multiplies_other_shapes: (2, "The size of tensor a (N) must match the size of tensor b"),
+}
+TEXTS = {
+    repeats: {"n": "int"},
+    mixes_dtypes: {"i": "fp32[M, N]"},
+    multiplies_other_shapes: {"i": "fp32[M, N]"},
+    has_no_kernel: {"x": "fp32[M, M]"},
+}
+
+
+@pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
+def test_refused_with_its_line(fn: Callable[..., Any]) -> None:
+    below, message = CASES[fn]
+    declared = op(**{"x": "fp32[M, N]", **TEXTS.get(fn, {})})(fn)
+    with pytest.raises(TraceError) as caught:
+        generate(fn, declared.signature, fn.__name__)
+    said = str(caught.value)
+    assert message in said, said
+    line = fn.__code__.co_firstlineno + below
+    assert f"{fn.__name__} ({__file__}:{line})" in said or f"line {line}: " in said, said
+
+
+def closure() -> Callable[..., Any]:
+    n = 0
+
+    def fn(x):
+        nonlocal n
+        n += 1
+        return x + n
+
+    return fn
+
+
+def test_a_variable_of_an_enclosing_function() -> None:
+    fn = closure()
+    with pytest.raises(TraceError, match=rf":{fn.__code__.co_firstlineno + 2}\): a side effect: it changes n, which"):
+        generate(fn, op(x="fp32[M]")(fn).signature, "fn")
+
+
+def test_a_function_of_lists() -> None:
+    def fn(xs):
+        for x in xs:
+            log.append(1)
+            x.mul_(2)
+
+    with pytest.raises(TraceError, match="it changes log, which is not its own"):
+        generate_any(fn, op(xs="fp32[...]*")(fn).signature, "fn")
+
+
+def test_what_is_a_functions_own_may_change() -> None:
+    """Lists, names and numbers of its own, its arguments, and what it only reads."""
+
+    def fn(x, y):
+        found = []
+        for scale in (TABLE["scale"], len(log) + 1.0):
+            found.append(x * scale)
+        y.copy_(found[0])
+        return found[-1] + torch.rand_like(x)
+
+    generate(fn, op(x="fp32[M]", y="fp32[M]")(fn).signature, "fn")
+
+
+def test_globals_stay_as_the_function_left_them() -> None:
+    """Tracing puts its own associative_scan into them, and takes only that back."""
+    before = calls
+    with pytest.raises(TraceError):
+        generate(counts, op(x="fp32[M]")(counts).signature, "counts")
+    assert calls > before
