@@ -366,6 +366,11 @@ def _embedding(target: Target, original: Function) -> Function:
 # --- Attention ---
 
 
+def _is_transformed() -> bool:
+    """By torch.func.grad and its like, which differentiate gradients: attention's have none."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
 def _sdpa(target: Target, original: Function) -> Function:
     def scaled_dot_product_attention(
         query: Tensor,
@@ -401,11 +406,13 @@ def _attends(
             return False
         kind = "bool" if mask.dtype is torch.bool else "bias"
     needs_gradient = _needs_gradient(q, k, v)
+    if _is_transformed():
+        return False
     if not target.is_fast(f"sdpa {kind} {q.shape[-1]}", q.shape[-2], q, k, v):
         return False
     if target.device_type == "cpu":
         return True
-    return _has_attention(q.device.index, q.dtype, q.shape[-1], v.shape[-1], kind, needs_gradient)
+    return _has_attention(q.device, q.dtype, q.shape[-1], v.shape[-1], kind, needs_gradient)
 
 
 def _broadcasts(mask: Tensor, shape: tuple[int, ...]) -> bool:
@@ -414,18 +421,20 @@ def _broadcasts(mask: Tensor, shape: tuple[int, ...]) -> bool:
     return all(m in (1, n) for m, n in zip(reversed(mask.shape), reversed(shape), strict=False))
 
 
-def _has_attention(index: int | None, dtype: torch.dtype, d: int, d_v: int, kind: str, needs_gradient: bool) -> bool:
-    return _finds_attention(index, dtype, d, d_v, kind, needs_gradient)
+def _has_attention(device: torch.device, dtype: torch.dtype, d: int, d_v: int, kind: str, needs_gradient: bool) -> bool:
+    return _finds_attention(device, dtype, d, d_v, kind, needs_gradient)
 
 
 _has_attention._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while tracing, not traced
 
 
 @cache
-def _finds_attention(index: int | None, dtype: torch.dtype, d: int, d_v: int, kind: str, needs_gradient: bool) -> bool:
+def _finds_attention(
+    device: torch.device, dtype: torch.dtype, d: int, d_v: int, kind: str, needs_gradient: bool
+) -> bool:
     """Whether a loaded pack has the kernels. Asked once for each: a pack loaded later changes nothing."""
     with _disable_current_modes(), torch.no_grad():
-        q, v = (torch.empty(1, 1, 16, n, device=torch.device("cuda", index), dtype=dtype) for n in (d, d_v))
+        q, v = (torch.empty(1, 1, 16, n, device=device, dtype=dtype) for n in (d, d_v))
         mask = {"bool": torch.bool, "bias": dtype}.get(kind)
         attn_mask = None if mask is None else torch.empty(1, 1, 16, 16, device=q.device, dtype=mask)
         return is_served(tk.sdpa, q, q, v, attn_mask, 0.0, kind == "causal", needs_gradient=needs_gradient)
@@ -435,7 +444,8 @@ def _flex_attention(target: Target, original: Function) -> Function:
     """On CUDA a mod may have no kernels, which is known when it is called: so a compiled graph keeps torch's own."""
 
     def flex_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if target.takes(query, key, value) and target.is_fast("flex_attention", query.shape[-2], query, key, value):
+        is_taken = target.takes(query, key, value) and not _is_transformed()
+        if is_taken and target.is_fast("flex_attention", query.shape[-2], query, key, value):
             if target.device_type == "cpu":
                 return tk.flex_attention(query, key, value, *args, **kwargs)
             if not torch.compiler.is_compiling():

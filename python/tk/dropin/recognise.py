@@ -31,7 +31,7 @@ __all__ = ["Gated", "gated", "gated_forward", "rms_norm_eps", "rms_norm_forward"
 def rms_norm_eps(module: nn.Module) -> float | None:
     """The eps of a module whose forward is an RMS norm of the last dimension times its only parameter; else None."""
     names = [name for name, _ in module.named_parameters()]
-    if len(names) != 1 or list(module.children()) or list(module.buffers()):
+    if len(names) != 1 or any(True for _ in module.children()) or any(True for _ in module.buffers()):
         return None
     weight = module.get_parameter(names[0])
     if weight.dim() != 1 or not weight.is_floating_point():

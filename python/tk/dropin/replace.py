@@ -126,9 +126,7 @@ class _Walk:
             self._closed[path] = reason
             return reason
         if "forward" in vars(module):
-            return (
-                "runs through tk already" if is_redirected(_function(module)) else "its forward was set on the instance"
-            )
+            return _why_own(module, "forward")
         if hooks := [name for name in _HOOKS if getattr(module, f"_{name}s", None)]:
             return f"has a {hooks[0].replace('_', ' ')}"
         for name, parameter in module.named_parameters(recurse=False):
@@ -166,7 +164,7 @@ class _Walk:
         if not is_touched:
             return _Found(ops)
         if own := [name for name in methods if name in vars(module)]:
-            return _Found(ops, reason=f"its {own[0]} was set on the instance")
+            return _Found(ops, reason=_why_own(module, own[0]))
         try:
             return _Found(ops, {name: self._redirector.copy(f) for name, f in methods.items()})
         except ValueError as error:
@@ -260,8 +258,10 @@ def _shared_parameters(model: nn.Module) -> dict[int, list[str]]:
     return {key: found for key, found in paths.items() if len(found) > 1}
 
 
-def _function(module: nn.Module) -> Any:
-    return getattr(vars(module)["forward"], "__func__", None)
+def _why_own(module: nn.Module, name: str) -> str:
+    """Of a method that stands in front of the class's."""
+    is_ours = is_redirected(getattr(vars(module)[name], "__func__", None))
+    return "runs through tk already" if is_ours else f"its {name} was set on the instance"
 
 
 def _name(dtype: torch.dtype) -> str:
