@@ -48,13 +48,11 @@ class Target:
     def serves_all(self) -> bool:
         return self.arch == "cpu" or not self.only_faster
 
-    def takes(self, first: Any, *others: Any) -> bool:
+    def takes(self, first: Any, *others: Any, optional: tuple[Any, ...] = ()) -> bool:
         """Plain tensors of this device and of one dtype that there are kernels for; under autocast of several."""
         if not _is_plain(first) or first.device.type != self.device_type or first.dtype not in DTYPES:
             return False
-        for t in others:
-            if t is None:
-                continue
+        for t in (*others, *(t for t in optional if t is not None)):
             if not _is_plain(t) or t.device != first.device or t.dtype not in DTYPES:
                 return False
             if t.dtype is not first.dtype and not torch.is_autocast_enabled(self.device_type):
@@ -96,12 +94,18 @@ def _needs_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
+def _broadcasts(t: Tensor, shape: tuple[int, ...]) -> bool:
+    if t.dim() > len(shape):
+        return False
+    return all(m == 1 or m == n for m, n in zip(reversed(t.shape), reversed(shape), strict=False))
+
+
 # --- Products ---
 
 
 def _linear(target: Target, original: Function) -> Function:
     def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if target.takes(input, weight, bias) and input.dim() and weight.dim() == 2:
+        if target.takes(input, weight, optional=(bias,)) and input.dim() and weight.dim() == 2:
             k = weight.shape[1]
             if input.shape[-1] == k and (bias is None or bias.shape == weight.shape[:1]):
                 line = speed.product("linear", target.product_dtype(input), k)
@@ -123,7 +127,8 @@ def _mm(target: Target, original: Function) -> Function:
 
 def _addmm(target: Target, original: Function) -> Function:
     def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, **kwargs: Any) -> Tensor:
-        if not kwargs and _multiplies(target, mat1, mat2) and target.takes(mat1, input):
+        is_taken = not kwargs and _multiplies(target, mat1, mat2) and target.takes(mat1, input)
+        if is_taken and _broadcasts(input, (mat1.shape[0], mat2.shape[1])):
             return tk.addmm(input, mat1, mat2, beta=beta, alpha=alpha)
         return original(input, mat1, mat2, beta=beta, alpha=alpha, **kwargs)
 
@@ -139,7 +144,7 @@ def _multiplies(target: Target, a: Tensor, b: Tensor) -> bool:
 
 def _bmm(target: Target, original: Function) -> Function:
     def bmm(input: Tensor, mat2: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if not args and not kwargs and input.dim() == 3 and _multiplies_batches(target, input, mat2):
+        if not args and not kwargs and _multiplies_batches(target, input, mat2) and input.dim() == 3:
             return tk.bmm(input, mat2)
         return original(input, mat2, *args, **kwargs)
 
@@ -194,12 +199,15 @@ def _conv(spatial: int) -> Callable[[Target, Function], Function]:
             groups: int = 1,
         ) -> Tensor:
             if (
-                target.takes(input, weight, bias)
+                target.takes(input, weight, optional=(bias,))
                 and weight.dim() == spatial + 2
                 and input.dim() in (spatial + 1, spatial + 2)
                 and target.is_fast("conv", input.shape[0], input, weight, bias)
             ):
-                return convolve(input, weight, bias, stride, padding, dilation, groups)
+                try:
+                    return convolve(input, weight, bias, stride, padding, dilation, groups)
+                except (ValueError, errors.UnsupportedError, errors.VariantNotFoundError):
+                    pass  # before anything was launched: torch says what is wrong, or has a kernel
             return original(input, weight, bias, stride, padding, dilation, groups)
 
         return conv
@@ -241,7 +249,7 @@ def _rms_norm(target: Target, original: Function) -> Function:
 
 
 def _normalises(target: Target, op: str, x: Tensor, shape: Any, *affine: Tensor | None) -> bool:
-    if not target.takes(x, *affine) or not _one_dtype(target, op, x, *affine):
+    if not target.takes(x, optional=affine) or not _one_dtype(target, op, x, *affine):
         return False
     shape = tuple(shape)
     if not shape or tuple(x.shape[-len(shape) :]) != shape or any(t is not None and t.shape != shape for t in affine):
@@ -274,10 +282,11 @@ def _group_norm(target: Target, original: Function) -> Function:
         eps: float = 1e-5,
     ) -> Tensor:
         if (
-            target.takes(input, weight, bias)
+            target.takes(input, optional=(weight, bias))
             and _one_dtype(target, "group_norm", input, weight, bias)
             and input.dim() >= 2
             and input.shape[1] % num_groups == 0
+            and all(t is None or t.shape == input.shape[1:2] for t in (weight, bias))
             and target.is_fast("group_norm", input.shape[1], input, weight, bias)
         ):
             return norm(input, num_groups, weight, bias, eps)
@@ -413,12 +422,6 @@ def _attends(
     if target.device_type == "cpu":
         return True
     return _has_attention(q.device, q.dtype, q.shape[-1], v.shape[-1], kind, needs_gradient)
-
-
-def _broadcasts(mask: Tensor, shape: tuple[int, ...]) -> bool:
-    if mask.dim() > len(shape):
-        return False
-    return all(m in (1, n) for m, n in zip(reversed(mask.shape), reversed(shape), strict=False))
 
 
 def _has_attention(device: torch.device, dtype: torch.dtype, d: int, d_v: int, kind: str, needs_gradient: bool) -> bool:

@@ -203,7 +203,7 @@ class _Walk:
 
     def _why_torch_has(self, op: str, module: nn.Module) -> str | None:
         dtype = self._dtype_of(module)
-        if not self._target.serves_all and self._rule(op, module) is None:
+        if not self._target.serves_all and self._rule(op, module)[0] is None:
             return f"{op}: nothing measured says that it is as fast ({_name(dtype)}, {self._target.arch})"
         if self._target.device_type == "cuda" and not _has_kernel(op, module, dtype):
             return f"{op}: no loaded pack has a kernel for it"
@@ -214,27 +214,35 @@ class _Walk:
             return ""
         notes = []
         for op in ops:
-            rule = self._rule(op, module)
-            note = "left to torch" if rule is None else speed.describe(rule)
+            rule, condition = self._rule(op, module)
+            note = "left to torch" if rule is None else "; ".join(filter(None, [condition, speed.describe(rule)]))
             if note:
                 notes.append(f"{op}: {note}" if len(ops) > 1 else note)
         return "; ".join(notes)
 
-    def _rule(self, op: str, module: nn.Module) -> speed.Rule | None:
-        weight = getattr(module, "weight", None)
+    def _rule(self, op: str, module: nn.Module) -> tuple[speed.Rule | None, str]:
+        """And the condition under which it is that one: weights in float32 are multiplied in 16 bits under autocast."""
         dtype = self._dtype_of(module)
-        if op == "linear" and isinstance(weight, torch.Tensor) and weight.dim() == 2:
-            line = speed.product(op, dtype, weight.shape[1])
-        elif op in ("linear", "mm", "addmm", "matmul"):
-            line = speed.product("linear" if op == "linear" else "mm", dtype, 0)
-        else:
-            line = "conv" if op.startswith("conv") else op
+        rule = self._rule_of(op, module, dtype)
+        if rule is None and dtype is torch.float32 and op in _PRODUCTS:
+            return self._rule_of(op, module, torch.bfloat16), "under autocast alone"
+        return rule, ""
+
+    def _rule_of(self, op: str, module: nn.Module, dtype: torch.dtype) -> speed.Rule | None:
+        line = op
+        if op in _PRODUCTS:
+            weight = getattr(module, "weight", None)
+            is_matrix = op == "linear" and isinstance(weight, torch.Tensor) and weight.dim() == 2
+            line = speed.product("linear" if op == "linear" else "mm", dtype, weight.shape[1] if is_matrix else 0)
+        elif op.startswith("conv"):
+            line = "conv"
         return speed.find(self._target.arch, line)
 
     def _dtype_of(self, module: nn.Module) -> torch.dtype:
         return next((p.dtype for p in module.parameters(recurse=False) if p.is_floating_point()), self._dtype)
 
 
+_PRODUCTS = ("linear", "mm", "addmm", "matmul")
 _HOOKS = ("forward_pre_hook", "forward_hook", "backward_pre_hook", "backward_hook")
 
 

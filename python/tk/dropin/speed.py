@@ -95,7 +95,7 @@ def describe(rule: Rule) -> str:
     forward, training = _bands(rule.size, rule.forward), _bands(rule.size, rule.training)
     if forward == training:
         return forward
-    return f"{forward or 'all'}; with gradients {training or 'all'}"
+    return "; ".join(filter(None, [forward, f"with gradients {training or 'all'}"]))
 
 
 def _bands(size: str, bands: Bands) -> str:
