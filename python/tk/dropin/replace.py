@@ -232,8 +232,8 @@ class _Walk:
         line = op
         if op in _PRODUCTS:
             weight = getattr(module, "weight", None)
-            is_matrix = op == "linear" and isinstance(weight, torch.Tensor) and weight.dim() == 2
-            line = speed.product("linear" if op == "linear" else "mm", dtype, weight.shape[1] if is_matrix else 0)
+            k = weight.shape[1] if op == "linear" and isinstance(weight, torch.Tensor) and weight.dim() == 2 else 0
+            line = speed.product("linear" if op == "linear" else "mm", dtype, k)
         elif op.startswith("conv"):
             line = "conv"
         return speed.find(self._target.arch, line)
