@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -36,6 +38,7 @@ def normalised(x: Tensor, eps: float = 1e-5) -> Tensor:
 RMS_NORMS: dict[str, Callable[..., Tensor]] = {
     "rounded before": lambda x, w: w * normalised(x).to(x.dtype),
     "the other way round": lambda x, w: normalised(x).to(x.dtype) * w,
+    "T5's": lambda x, w: w * (x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-5)).to(w.dtype),
     "rounded after": lambda x, w: (w * normalised(x)).to(x.dtype),
     "another eps": lambda x, w: w * normalised(x, 0.1).type_as(x),
     "a product for the square": lambda x, w: w * (x.float() * (x.float() * x.float()).mean(-1, True).add(1e-5).rsqrt()).to(x.dtype),  # noqa: E501
@@ -100,6 +103,52 @@ def test_recognising_changes_nothing() -> None:
     scale, before = model.scale, dict(vars(model))
     assert recognise.rms_norm_eps(model) == 1e-6
     assert model.scale is scale and dict(vars(model)) == before
+
+
+# --- Activations ---
+
+
+class Elementwise(nn.Module):
+    def __init__(self, compute: Callable[..., Tensor]):
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(x)
+
+
+@pytest.mark.parametrize(
+    ("compute", "op"),
+    [
+        (F.gelu, "gelu"),
+        (partial(F.gelu, approximate="tanh"), "gelu"),
+        (lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x.pow(3)))), "gelu"),
+        (lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))), "gelu"),
+        (lambda x: torch.sigmoid(x) * x, "silu"),
+    ],
+)
+def test_activations(compute: Callable[..., Tensor], op: str) -> None:
+    model, x = Elementwise(compute), torch.linspace(-4, 4, 48).view(6, 8)
+    expected = model(x)
+    assert tk.use(model)[0].op == op
+    assert calls(model, x) == {op: 1}
+    assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(model(x.double()), compute(x.double()))
+    assert_close(model(x=x), expected)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: x * torch.sigmoid(1.702 * x),
+        lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.0447 * x.pow(3)))),
+        torch.relu,
+        lambda x: F.gelu(x) + 0,
+        lambda x: x,
+    ],
+)
+def test_no_activations(compute: Callable[..., Tensor]) -> None:
+    assert recognise.activation(Elementwise(compute)) is None
 
 
 # --- Gated feed-forward layers ---

@@ -1,4 +1,4 @@
-"""What a model computes by itself that an op of tk computes in one launch: RMS norms, gated feed-forward layers, rotary
+"""What a model computes itself and an op of tk in one launch: RMS norms, activations, gated feed-forward layers, rotary
 positions. It is known by what it computes, never by its name: its graph is traced and compared with the op's.
 """
 
@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -22,7 +23,8 @@ from tk.dropin.functions import StandIn, Target, _own
 
 aten = torch.ops.aten
 
-__all__ = ["Gated", "gated", "gated_forward", "rms_norm_eps", "rms_norm_forward", "rope_stand_in"]
+__all__ = ["Activation", "Gated", "activation", "activation_forward", "gated", "gated_forward"]
+__all__ += ["rms_norm_eps", "rms_norm_forward", "rope_stand_in"]
 
 
 # --- RMS norms ---
@@ -45,7 +47,7 @@ def rms_norm_eps(module: nn.Module) -> float | None:
     if graph is None or len(graph.added) != 1:
         return None
     (eps,) = graph.added
-    forms = (_rounded_before_the_weight, _rounded_after_the_weight)
+    forms = (_rounded_before_the_weight, _rounded_after_the_weight, _widened_by_the_root)
     return eps if any(graph == _graph(partial(form, eps), examples) for form in forms) else None
 
 
@@ -55,6 +57,11 @@ def _rounded_before_the_weight(eps: float, x: Tensor, weight: Tensor) -> Tensor:
 
 def _rounded_after_the_weight(eps: float, x: Tensor, weight: Tensor) -> Tensor:
     return (weight * _normalised(x, eps)).to(x.dtype)
+
+
+def _widened_by_the_root(eps: float, x: Tensor, weight: Tensor) -> Tensor:
+    """T5's."""
+    return weight * (x * torch.rsqrt(x.to(torch.float32).pow(2).mean(-1, keepdim=True) + eps)).to(weight.dtype)
 
 
 def _normalised(x: Tensor, eps: float) -> Tensor:
@@ -71,6 +78,60 @@ def rms_norm_forward(target: Target, eps: float, parameter: str) -> FunctionType
             x = args[0]
             if x.dim() and x.shape[-1:] == weight.shape and target.is_fast("rms_norm", x.shape[-1], x, weight):
                 return norm(x, weight.shape, weight, eps)
+        return type(self).forward(self, *args, **kwargs)
+
+    return forward  # type: ignore[return-value]
+
+
+# --- Activations ---
+
+
+@dataclass(frozen=True)
+class Activation:
+    """op: "gelu" or "silu"."""
+
+    op: str
+    approximate: str = "none"
+
+
+def activation(module: nn.Module) -> Activation | None:
+    """What a module without parameters computes of each element, where tk has it."""
+    if next(module.parameters(), None) is not None or getattr(module, "inplace", False):
+        return None
+    x = (torch.ones(3, 8, dtype=torch.bfloat16),)
+    graph = _graph(module, x)
+    if graph is None:
+        return None
+    return next((found for found, function in _ACTIVATIONS if graph == _graph(function, x)), None)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def _gelu_erf(x: Tensor) -> Tensor:
+    return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+
+_ACTIVATIONS: Sequence[tuple[Activation, Callable[..., Any]]] = (
+    (Activation("silu"), F.silu),
+    (Activation("gelu"), F.gelu),
+    (Activation("gelu", "tanh"), partial(F.gelu, approximate="tanh")),
+    (Activation("gelu", "tanh"), _gelu_tanh),
+    (Activation("gelu"), _gelu_erf),
+    (Activation("silu"), lambda x: x * torch.sigmoid(x)),
+)
+
+
+def activation_forward(target: Target, found: Activation) -> FunctionType:
+    compute = _own(found.op)
+    more = (None, found.approximate) if found.op == "gelu" else ()
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        if len(args) == 1 and not kwargs and target.takes(args[0]) and args[0].dim():
+            x = args[0]
+            if target.is_fast(found.op, x.shape[-1], x):
+                return compute(x, *more)
         return type(self).forward(self, *args, **kwargs)
 
     return forward  # type: ignore[return-value]
@@ -115,29 +176,16 @@ def gated(module: nn.Module) -> Gated | None:
         gate = _argument(activated)
         if _argument(gate) is x and _argument(up) is x:
             names = [_called(n) for n in (gate, activated, up, down)]
-            op, approximate = _activation(children[names[1]]) if children.keys() == set(names) else (None, "")
-            return None if op is None else Gated(op, names[0], names[1], names[2], names[3], approximate)
+            found = activation(children[names[1]]) if children.keys() == set(names) else None
+            if found is None:
+                return None
+            op = "swiglu" if found.op == "silu" else "geglu"
+            return Gated(op, names[0], names[1], names[2], names[3], found.approximate)
     return None
 
 
 def _called(node: Any) -> str:
     return str(node.target)
-
-
-def _activation(module: nn.Module) -> tuple[str | None, str]:
-    """The gated op with this activation, and gelu's approximation."""
-    x = (torch.ones(3, 8, dtype=torch.bfloat16),)
-    graph = None if list(module.parameters()) or getattr(module, "inplace", False) else _graph(module, x)
-    known: dict[tuple[str, str], Callable[..., Any]] = {
-        ("swiglu", "none"): F.silu,
-        ("geglu", "none"): F.gelu,
-        ("geglu", "tanh"): partial(F.gelu, approximate="tanh"),
-    }
-    if graph is not None:
-        for found, function in known.items():
-            if graph == _graph(function, x):
-                return found
-    return None, "none"
 
 
 def _argument(node: Any) -> Any:
@@ -229,7 +277,7 @@ class _Graph:
     """identity: equal where the same is computed of the same inputs. added: the numbers that are added to something."""
 
     identity: str
-    added: frozenset[float]
+    added: frozenset[float] = field(compare=False)
 
 
 def _graph(function: Callable[..., Any], examples: Sequence[Tensor]) -> _Graph | None:
@@ -264,10 +312,13 @@ def _text(node: fx.Node, identities: dict[fx.Node, str]) -> str:
     target = node.target
     if target is aten.pow.Tensor_Scalar and args[1] == 2:
         target, args = aten.mul.Tensor, (args[0], args[0])
+    if target in _OF_NUMBERS:  # where 1 is 1.0
+        args = tuple(float(x) if isinstance(x, int) else x for x in args)
     if target in (aten.mul.Tensor, aten.add.Tensor):
         args = tuple(sorted(args, key=str))
     given = sorted((k, v) for k, v in kwargs.items() if v not in _EXAMPLES_OWN)
     return f"{target} {args!r} {given!r}"
 
 
+_OF_NUMBERS = (aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.div.Tensor, aten.pow.Tensor_Scalar)
 _EXAMPLES_OWN = (torch.strided, torch.device("cpu"))  # a cast that names them does nothing to them

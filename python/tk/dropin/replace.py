@@ -159,6 +159,8 @@ class _Walk:
         named = self._redirector.methods(module)
         methods = {name: f for name, f in named.items() if self._redirector.ops(f)}
         ops = tuple(dict.fromkeys(op for f in methods.values() for op in self._redirector.ops(f)))
+        if is_own and not ops and (activation := self._activation(module)) is not None:
+            return activation
         if not ops:
             return _Found(reason="calls nothing by its name that tk has")
         if not is_touched:
@@ -180,6 +182,12 @@ class _Walk:
         if self._why_untouched(".", module.get_submodule(gated.activation)) is not None:
             return None  # its hooks would not be called
         return _Found((gated.op,), {"forward": recognise.gated_forward(self._target, gated)})
+
+    def _activation(self, module: nn.Module) -> _Found | None:
+        found = recognise.activation(module) if next(module.children(), None) is None else None
+        if found is None or tk.functional.find(found.op) is None:
+            return None
+        return _Found((found.op,), {"forward": recognise.activation_forward(self._target, found)})
 
     def _redirect_rotations(self, model: nn.Module) -> None:
         if tk.functional.find("rope") is None:
