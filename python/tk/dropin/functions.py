@@ -91,7 +91,11 @@ def _is_plain(t: Any) -> bool:
 
 
 def _needs_gradient(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for t in tensors:
+            if t is not None and t.requires_grad:
+                return True
+    return False
 
 
 def _broadcasts(t: Tensor, shape: tuple[int, ...]) -> bool:

@@ -77,7 +77,7 @@ def holds(rule: Rule, needs_gradient: bool, size: Any) -> bool:
     """Whether a call of this size is served. While a program is exported a size may be unknown; then it is served where
     all that it can be is, since a program has no guards."""
     bands = rule.training if needs_gradient else rule.forward
-    if bands == ALL:
+    if bands is ALL or bands == ALL:
         return True
     if torch.compiler.is_exporting():
         return _holds_for_certain(bands, size)
