@@ -105,6 +105,7 @@ test-python: sample
 	$(PY) -m pytest tests/kernels
 	$(PY) -m pytest tests/ops $(PARALLEL)
 	$(PY) -m pytest tests/flex $(PARALLEL)
+	$(PY) -m pytest tests/use $(PARALLEL)
 
 .PHONY: test-install
 test-install: sample

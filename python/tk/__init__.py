@@ -63,6 +63,8 @@ def __getattr__(name: str) -> Any:
     if name in _OF_FLEX:
         flex = importlib.import_module("tk.flex")
         return flex if name == "flex" else globals().setdefault(name, getattr(flex, name))
+    if name == "use" and _library.is_wanted():
+        return globals().setdefault(name, importlib.import_module("tk.dropin").use)
     if not name.startswith("_") and _library.is_wanted():
         functional = _functions()
         if name == "functional":
@@ -76,11 +78,12 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_OF_FLEX, *(_functions().available() if _library.is_wanted() else ())})
+    return sorted({*globals(), *_OF_FLEX, "use", *(_functions().available() if _library.is_wanted() else ())})
 
 
 if TYPE_CHECKING:
     from tk import flex  # noqa: F401
+    from tk.dropin import use  # noqa: F401
     from tk.flex import flex_attention, sdpa  # noqa: F401
     from tk.functional.activations import geglu, gelu, silu, swiglu  # noqa: F401
     from tk.functional.losses import cross_entropy  # noqa: F401

@@ -144,3 +144,29 @@ def test_a_copy_of_a_model_has_its_own_captures(inputs: tuple[Tensor, ...]) -> N
     with torch.no_grad():
         other.table.add_(torch.randn(H, 11))
     assert not torch.equal(module(*inputs)[0], other(*inputs)[0])
+
+
+@pytest.mark.parametrize("kind", ["full", "causal", "bool", "bias"])
+def test_sdpa_in_one_graph(kind: str) -> None:
+    """Without an operator that records mods, which other traced code may not survive: they are tk's own."""
+    q, k, v = (torch.randn(2, 4, 12, 16, requires_grad=True) for _ in range(3))
+    mask = {"bool": torch.rand(12, 12) > 0.2, "bias": torch.randn(4, 12, 12, requires_grad=True)}.get(kind)
+    seen: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        seen.extend(str(n.target) for n in graph.graph.nodes if n.op == "call_function")
+        return graph
+
+    def attend(*args: Any) -> Tensor:
+        return tk.sdpa(*args, attn_mask=mask, is_causal=kind == "causal")
+
+    torch._dynamo.reset()
+    wanted = [q, k, v, *([mask] if kind == "bias" else [])]
+    found = torch.compile(attend, fullgraph=True, backend=backend)(q, k, v)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=kind == "causal")
+    torch.testing.assert_close(found, expected)
+    assert "tk.flex_attention.default" in seen and "tk_flex_attention" not in seen
+    weights = torch.randn_like(found)
+    grads = (torch.autograd.grad((out * weights).sum(), wanted) for out in (found, expected))
+    for ours, torchs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-5)

@@ -131,7 +131,13 @@ def sdpa(
     _check(q, k, v, enable_gqa, None)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     others = (*_NO_LISTS, None, None, None)  # the mask is asked everywhere: to list its blocks would take longer
-    out, _ = _attend(q, k, v, score_mod, mask_mod, others, scale, (_UNBOUNDED, _UNBOUNDED))
+    block = (_UNBOUNDED, _UNBOUNDED)
+    if torch.compiler.is_dynamo_compiling():  # these mods are known: the compiler need not record them
+        tensors = [] if attn_mask is None else [table]
+        text = _text(is_causal, None if attn_mask is None else attn_mask.dtype)
+        out, _ = ops.forward_op(q, k, v, text, tensors, [], [], *others, scale, *block)
+    else:
+        out, _ = _attend(q, k, v, score_mod, mask_mod, others, scale, block)
     return out.reshape(*leading, *out.shape[1:]) if query.dim() != 2 else out[0, 0]
 
 
@@ -335,6 +341,17 @@ def _check_mask(
 
 
 # --- scaled_dot_product_attention ---
+
+
+def _text(is_causal: bool, mask: torch.dtype | None) -> str:
+    """The pair of :func:`sdpa` as the op takes it, with a mask of this dtype as the only capture."""
+    table = None if mask is None else torch.ones(1, 1, 1, 1, dtype=mask)
+    score_mod = learned_bias(table) if table is not None and mask != torch.bool else None
+    mask_mod = of_bool_table(table) if table is not None and mask == torch.bool else causal if is_causal else None
+    return trace.pair(score_mod, mask_mod).traced.text
+
+
+_text._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while the compiler traces, not traced
 
 
 def _as_4d(name: str, x: Tensor) -> Tensor:

@@ -1,0 +1,132 @@
+"""torchvision's ResNet-50 through tk: results compared; inference and a training step timed.
+
+    python examples/resnet.py [--device cuda] [--batch 32] [--compile] [--all]
+
+The weights are random: nothing is downloaded. On CUDA everything is bfloat16 and channels-last. Needs torchvision.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tk
+
+Step = Callable[[], Tensor]
+
+
+def build(device: str) -> nn.Module:
+    from torchvision.models import resnet50
+
+    torch.manual_seed(0)
+    return resnet50().to(device)
+
+
+def as_timed(model: nn.Module, device: str) -> nn.Module:
+    return model.to(dtype_of(device), memory_format=torch.channels_last)
+
+
+def dtype_of(device: str) -> torch.dtype:
+    return torch.bfloat16 if device.startswith("cuda") else torch.float32
+
+
+def images(device: str, batch: int, size: int) -> Tensor:
+    generator = torch.Generator().manual_seed(batch)
+    x = torch.randn(batch, 3, size, size, generator=generator)
+    return x.to(device, dtype_of(device), memory_format=torch.channels_last)
+
+
+def inference(model: nn.Module, x: Tensor) -> Step:
+    @torch.no_grad()
+    def step() -> Tensor:
+        return model(x)
+
+    return step
+
+
+def train(model: nn.Module, x: Tensor) -> Step:
+    labels = torch.arange(len(x), device=x.device)
+
+    def step() -> Tensor:
+        model.zero_grad()
+        loss = F.cross_entropy(model(x).float(), labels)
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
+def milliseconds(step: Step, device: str, rounds: int) -> float:
+    """The median."""
+    for _ in range(3):
+        step()
+    taken = []
+    for _ in range(rounds):
+        synchronize(device)
+        start = time.perf_counter()
+        step()
+        synchronize(device)
+        taken.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(taken)
+
+
+def synchronize(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def compare(
+    name: str, make: Callable[[nn.Module], Step], model: nn.Module, settings: argparse.Namespace
+) -> dict[str, float]:
+    """Eager torch, the same through tk, and compiled: milliseconds of each, and how far tk's result is from torch's."""
+    found: dict[str, float] = {}
+    expected = make(model)()
+    found["torch"] = milliseconds(make(model), settings.device, settings.rounds)
+    if settings.compile:
+        found["compiled"] = milliseconds(make(torch.compile(model)), settings.device, settings.rounds)
+    with tk.use(model, only_faster=not settings.all):
+        out = make(model)()
+        found["difference"] = float((out.double() - expected.double()).abs().max() / expected.double().abs().max())
+        found["tk"] = milliseconds(make(model), settings.device, settings.rounds)
+        if settings.compile:
+            torch._dynamo.reset()
+            found["tk compiled"] = milliseconds(make(torch.compile(model)), settings.device, settings.rounds)
+    torch._dynamo.reset()
+    times = ", ".join(f"{key} {value:.2f} ms" for key, value in found.items() if key != "difference")
+    print(f"{name}: {times}; {found['torch'] / found['tk']:.2f} × torch, off by {found['difference']:.1e}", flush=True)
+    return found
+
+
+def run(settings: argparse.Namespace, model: nn.Module | None = None) -> dict[str, dict[str, float]]:
+    """model: by default ResNet-50."""
+    model = as_timed(build(settings.device) if model is None else model, settings.device).eval()
+    with tk.use(model, only_faster=not settings.all) as report:
+        print(report)
+    x = images(settings.device, settings.batch, settings.size)
+    torch.backends.cudnn.benchmark = True  # what torch is compared with: the best of cuDNN's
+    found = {"inference": compare("inference", lambda m: inference(m, x), model, settings)}
+    found["training step"] = compare(
+        "training step", lambda m: train(m, x), model, settings
+    )  # batch norms in eval mode
+    return found
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--compile", action="store_true", help="time torch.compile as well")
+    parser.add_argument("--all", action="store_true", help="also what no measurement says is as fast")
+    return parser.parse_args(given)
+
+
+if __name__ == "__main__":
+    run(arguments())

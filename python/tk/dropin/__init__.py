@@ -1,0 +1,16 @@
+"""The drop-in: ``tk.use(model)`` lets a model run through tk's ops. docs/use.md says what it replaces and how.
+
+| | |
+|---|---|
+| ``replace.py`` | walks over a model and decides, module by module |
+| ``redirect.py`` | copies of a module's functions that call tk where they called torch |
+| ``functions.py`` | what they call: tk where it takes the arguments and is not slower, else torch |
+| ``speed.py`` | where it is not slower, as measured |
+| ``recognise.py`` | modules and functions of a model's own that compute what an op of tk does |
+| ``report.py`` | what was done |
+"""
+
+from tk.dropin.replace import use
+from tk.dropin.report import Record, Report
+
+__all__ = ["Record", "Report", "use"]

@@ -1,0 +1,324 @@
+"""What a model computes itself and an op of tk in one launch: RMS norms, activations, gated feed-forward layers, rotary
+positions. It is known by what it computes, never by its name: its graph is traced and compared with the op's.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tk.dropin.functions import StandIn, Target, _own
+
+aten = torch.ops.aten
+
+__all__ = ["Activation", "Gated", "activation", "activation_forward", "gated", "gated_forward"]
+__all__ += ["rms_norm_eps", "rms_norm_forward", "rope_stand_in"]
+
+
+# --- RMS norms ---
+
+
+def rms_norm_eps(module: nn.Module) -> float | None:
+    """The eps of a module whose forward is an RMS norm of the last dimension times its only parameter; else None."""
+    names = [name for name, _ in module.named_parameters()]
+    if len(names) != 1 or any(True for _ in module.children()) or any(True for _ in module.buffers()):
+        return None
+    weight = module.get_parameter(names[0])
+    if weight.dim() != 1 or not weight.is_floating_point():
+        return None
+
+    def forward(x: Tensor, weight: Tensor) -> Any:
+        return torch.func.functional_call(module, {names[0]: weight}, (x,))
+
+    examples = (torch.ones(3, weight.shape[0], dtype=torch.bfloat16), torch.ones(weight.shape[0], dtype=torch.bfloat16))
+    graph = _graph(forward, examples)
+    if graph is None or len(graph.added) != 1:
+        return None
+    (eps,) = graph.added
+    forms = (_rounded_before_the_weight, _rounded_after_the_weight, _widened_by_the_root)
+    return eps if any(graph == _graph(partial(form, eps), examples) for form in forms) else None
+
+
+def _rounded_before_the_weight(eps: float, x: Tensor, weight: Tensor) -> Tensor:
+    return weight * _normalised(x, eps).to(x.dtype)
+
+
+def _rounded_after_the_weight(eps: float, x: Tensor, weight: Tensor) -> Tensor:
+    return (weight * _normalised(x, eps)).to(x.dtype)
+
+
+def _widened_by_the_root(eps: float, x: Tensor, weight: Tensor) -> Tensor:
+    """T5's."""
+    return weight * (x * torch.rsqrt(x.to(torch.float32).pow(2).mean(-1, keepdim=True) + eps)).to(weight.dtype)
+
+
+def _normalised(x: Tensor, eps: float) -> Tensor:
+    wide = x.to(torch.float32)
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def rms_norm_forward(target: Target, eps: float, parameter: str) -> FunctionType:
+    norm = _own("rms_norm")
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        weight = getattr(self, parameter)
+        if len(args) == 1 and not kwargs and target.takes(args[0], weight) and args[0].dtype is weight.dtype:
+            x = args[0]
+            if x.dim() and x.shape[-1:] == weight.shape and target.is_fast("rms_norm", x.shape[-1], x, weight):
+                return norm(x, weight.shape, weight, eps)
+        return type(self).forward(self, *args, **kwargs)
+
+    return forward  # type: ignore[return-value]
+
+
+# --- Activations ---
+
+
+@dataclass(frozen=True)
+class Activation:
+    """op: "gelu" or "silu"."""
+
+    op: str
+    approximate: str = "none"
+
+
+def activation(module: nn.Module) -> Activation | None:
+    """What a module without parameters computes of each element, where tk has it."""
+    if next(module.parameters(), None) is not None or getattr(module, "inplace", False):
+        return None
+    x = (torch.ones(3, 8, dtype=torch.bfloat16),)
+    graph = _graph(module, x)
+    if graph is None:
+        return None
+    return next((found for found, function in _ACTIVATIONS if graph == _graph(function, x)), None)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def _gelu_erf(x: Tensor) -> Tensor:
+    return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+
+_ACTIVATIONS: Sequence[tuple[Activation, Callable[..., Any]]] = (
+    (Activation("silu"), F.silu),
+    (Activation("gelu"), F.gelu),
+    (Activation("gelu", "tanh"), partial(F.gelu, approximate="tanh")),
+    (Activation("gelu", "tanh"), _gelu_tanh),
+    (Activation("gelu"), _gelu_erf),
+    (Activation("silu"), lambda x: x * torch.sigmoid(x)),
+)
+
+
+def activation_forward(target: Target, found: Activation) -> FunctionType:
+    compute = _own(found.op)
+    more = (None, found.approximate) if found.op == "gelu" else ()
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        if len(args) == 1 and not kwargs and target.takes(args[0]) and args[0].dim():
+            x = args[0]
+            if target.is_fast(found.op, x.shape[-1], x):
+                return compute(x, *more)
+        return type(self).forward(self, *args, **kwargs)
+
+    return forward  # type: ignore[return-value]
+
+
+# --- Gated feed-forward layers ---
+
+
+@dataclass(frozen=True)
+class Gated:
+    """``down(activation(gate(x)) * up(x))``, the names of its submodules. op: "swiglu" or "geglu"."""
+
+    op: str
+    gate: str
+    activation: str
+    up: str
+    down: str
+    approximate: str
+
+
+class _Leaves(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def gated(module: nn.Module) -> Gated | None:
+    children = dict(module.named_children())
+    if len(children) != 4:
+        return None
+    try:
+        nodes = list(_Leaves().trace(module).nodes)
+    except Exception:  # whatever a model's own code raises when it is given no tensor
+        return None
+    others = [n.op for n in nodes if n.op != "call_module"]
+    if len(nodes) != 7 or others != ["placeholder", "call_function", "output"]:
+        return None
+    x, down = nodes[0], nodes[-1].args[0]
+    product = _argument(down)
+    if not isinstance(product, fx.Node) or product.target is not operator.mul:
+        return None
+    for activated, up in (product.args, product.args[::-1]):
+        gate = _argument(activated)
+        if _argument(gate) is x and _argument(up) is x:
+            names = [_called(n) for n in (gate, activated, up, down)]
+            found = activation(children[names[1]]) if children.keys() == set(names) else None
+            if found is None:
+                return None
+            op = "swiglu" if found.op == "silu" else "geglu"
+            return Gated(op, names[0], names[1], names[2], names[3], found.approximate)
+    return None
+
+
+def _called(node: Any) -> str:
+    return str(node.target)
+
+
+def _argument(node: Any) -> Any:
+    """The only argument of a call of a submodule."""
+    is_call = isinstance(node, fx.Node) and node.op == "call_module" and len(node.args) == 1 and not node.kwargs
+    return node.args[0] if is_call else None
+
+
+def gated_forward(target: Target, found: Gated) -> FunctionType:
+    multiply = _own(found.op)
+    more = (found.approximate,) if found.op == "geglu" else ()
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        gate, up = getattr(self, found.gate)(*args, **kwargs), getattr(self, found.up)(*args, **kwargs)
+        if (
+            target.takes(gate, up)
+            and gate.dtype is up.dtype
+            and gate.dim()
+            and gate.shape == up.shape
+            and target.is_fast(found.op, gate.shape[-1], gate, up)
+        ):
+            product = multiply(gate, up, *more)
+        else:
+            product = getattr(self, found.activation)(gate) * up
+        return getattr(self, found.down)(product)
+
+    return forward  # type: ignore[return-value]
+
+
+# --- Rotary positions ---
+
+
+def rope_stand_in(target: Target, model: nn.Module, function: FunctionType) -> StandIn | None:
+    """For ``function(q, k, cos, sin)`` that rotates halves, in a model whose tables have equal halves; else None."""
+    q, k, table = torch.ones(1, 2, 3, 8), torch.ones(1, 1, 3, 8), torch.ones(1, 3, 8)
+    graph = _graph(function, (q, k, table, table))
+    if graph is None or graph != _graph(_rotated, (q, k, table, table)) or not _has_equal_halves(model):
+        return None
+    rope = _own("rope")
+
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not args and not kwargs and target.takes(q, k) and _fits(target, q, k, cos, sin):
+            return rope(q, cos[0], sin[0]), rope(k, cos[0], sin[0])
+        return function(q, k, cos, sin, *args, **kwargs)
+
+    return StandIn("rope", rotate)
+
+
+def _fits(target: Target, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """One table for the whole batch, of the dtype of q and k or of float32's precision with it."""
+    if not target.takes(q, cos, sin) or q.dim() != 4 or k.dim() != 4 or cos.dim() != 3 or cos.shape != sin.shape:
+        return False
+    is_one = cos.shape[0] == 1 and cos.shape[1:] == q.shape[2:] == k.shape[2:]
+    is_alike = q.dtype is k.dtype and cos.dtype is q.dtype and sin.dtype is q.dtype
+    if not is_one or not is_alike or cos.requires_grad or sin.requires_grad:
+        return False
+    return target.is_fast("rope", q.shape[-2], q, k)
+
+
+def _rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def half(x: Tensor) -> Tensor:
+        return torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), dim=-1)
+
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return q * cos + half(q) * sin, k * cos + half(k) * sin
+
+
+def _has_equal_halves(model: nn.Module) -> bool:
+    """Whether all modules that make tables (known by their ``inv_freq``) make such. A copy of each is asked."""
+    frequencies = [(m, getattr(m, "inv_freq", None)) for m in model.modules()]
+    makers = [(m, f.device) for m, f in frequencies if isinstance(f, Tensor)]
+    return bool(makers) and all(_makes_equal_halves(m, device) for m, device in makers)
+
+
+def _makes_equal_halves(maker: nn.Module, device: torch.device) -> bool:
+    try:
+        x, positions = torch.zeros(1, 1, device=device), torch.arange(5, device=device)[None]
+        tables = copy.deepcopy(maker)(x, positions)
+        return len(tables) == 2 and all(torch.equal(*t.chunk(2, -1)) for t in tables)
+    except Exception:  # a table of another kind, with other arguments
+        return False
+
+
+# --- Graphs ---
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """identity: equal where the same is computed of the same inputs. added: the numbers that are added to something."""
+
+    identity: str
+    added: frozenset[float] = field(compare=False)
+
+
+def _graph(function: Callable[..., Any], examples: Sequence[Tensor]) -> _Graph | None:
+    """What a function computes; None for what cannot be traced."""
+
+    def call(*args: Tensor) -> Any:
+        return function(*args)
+
+    try:
+        with torch.no_grad():
+            nodes = make_fx(call, tracing_mode="fake")(*examples).graph.nodes
+    except Exception:  # whatever a model's own code raises on tensors without values
+        return None
+    identities: dict[fx.Node, str] = {}
+    added: set[float] = set()
+    for node in nodes:
+        if node.op == "get_attr":
+            return None  # it reads a tensor that is no argument
+        if node.op == "placeholder":
+            identities[node] = f"input {len(identities)}"
+            continue
+        text = _text(node, identities)
+        identities[node] = hashlib.sha256(text.encode()).hexdigest()
+        if node.target in (aten.add.Tensor, aten.add.Scalar):
+            added.update(x for x in node.args if isinstance(x, float))
+    return _Graph(identities[node], frozenset(added))
+
+
+def _text(node: fx.Node, identities: dict[fx.Node, str]) -> str:
+    args = fx.map_arg(node.args, identities.__getitem__)
+    kwargs = fx.map_arg(dict(node.kwargs), identities.__getitem__)
+    target = node.target
+    if target is aten.pow.Tensor_Scalar and args[1] == 2:
+        target, args = aten.mul.Tensor, (args[0], args[0])
+    if target in _OF_NUMBERS:  # where 1 is 1.0
+        args = tuple(float(x) if isinstance(x, int) else x for x in args)
+    if target in (aten.mul.Tensor, aten.add.Tensor):
+        args = tuple(sorted(args, key=str))
+    given = sorted((k, v) for k, v in kwargs.items() if v not in _EXAMPLES_OWN)
+    return f"{target} {args!r} {given!r}"
+
+
+_OF_NUMBERS = (aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.div.Tensor, aten.pow.Tensor_Scalar)
+_EXAMPLES_OWN = (torch.strided, torch.device("cpu"))  # a cast that names them does nothing to them

@@ -1,0 +1,108 @@
+"""What :func:`tk.use` did, and how it is undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from tk._table import Records
+
+__all__ = ["Record", "Records", "Report", "Swap"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """path: of the module in the model, "" for the model itself. type: its class. op: the ops of tk that it calls now,
+    or would call, separated by commas; None where there is none. replaced: whether it was. reason: why not; of what
+    was replaced, for which calls it holds ("" for all)."""
+
+    path: str
+    type: str
+    op: str | None
+    replaced: bool
+    reason: str
+
+
+class Swap(NamedTuple):
+    """A method that stands in front of the class's, on the instance."""
+
+    module: nn.Module
+    name: str
+    method: MethodType
+
+    def do(self) -> None:
+        vars(self.module)[self.name] = self.method
+
+    def undo(self) -> bool:
+        """False where something else stands there by now."""
+        if vars(self.module).get(self.name) is not self.method:
+            return False
+        del vars(self.module)[self.name]
+        return True
+
+
+class Report(Records[Record]):
+    """A record for each module that could be replaced, in the order of ``model.named_modules()``.
+
+    Prints as a table. ``undo()`` restores the model; as a context manager it does so at the end. Slices and
+    ``replaced``, ``left`` are tables too, of the same model: what is undone is always the whole of it.
+    """
+
+    header = ("module", "type", "op", "replaced", "reason")
+    _swaps: list[Swap]
+
+    def __new__(cls, records: Iterable[Record], swaps: list[Swap] | None = None) -> Report:
+        self = super().__new__(cls, tuple(records))
+        self._swaps = [] if swaps is None else swaps
+        return self
+
+    @staticmethod
+    def cells(row: Record) -> tuple[object, ...]:
+        return row.path or "(model)", row.type, row.op, "yes" if row.replaced else "no", row.reason
+
+    def __getitem__(self, index: Any) -> Any:
+        found = tuple.__getitem__(self, index)
+        return type(self)(found, self._swaps) if isinstance(index, slice) else found
+
+    @property
+    def replaced(self) -> Report:
+        """What was replaced."""
+        return type(self)((r for r in self if r.replaced), self._swaps)
+
+    @property
+    def left(self) -> Report:
+        """What was left alone."""
+        return type(self)((r for r in self if not r.replaced), self._swaps)
+
+    def undo(self) -> None:
+        """Restores what was replaced; a second call does nothing.
+
+        Raises:
+            RuntimeError: something else has been put in the place of a method since then. It is left there, and all
+                others are restored.
+        """
+        changed = _undo(self._swaps)
+        self._swaps.clear()
+        if changed:
+            raise RuntimeError(
+                f"tk.use: cannot undo {', '.join(changed)}: replaced by something else since; undo that before, in the "
+                "reverse order. All others are restored"
+            )
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+    def __reduce__(self) -> Any:
+        return type(self), (tuple(self),)  # another process has no model to undo
+
+
+def _undo(swaps: Sequence[Swap]) -> list[str]:
+    """The methods that were no longer there."""
+    return [f"{type(s.module).__name__}.{s.name}" for s in reversed(swaps) if not s.undo()]

@@ -1,0 +1,52 @@
+"""The report: a sequence of records that prints as a table."""
+
+import pickle
+
+from torch import nn
+
+import tk
+from tk.dropin import Record, Report
+
+
+def test_records() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Sequential(nn.GELU()))
+    report = tk.use(model)
+    assert list(report) == [
+        Record("0", "Linear", "linear", True, ""),
+        Record("1", "ReLU", None, False, "calls nothing by its name that tk has"),
+        Record("2.0", "GELU", "gelu", True, ""),
+    ]
+    assert [r.path for r in report.replaced] == ["0", "2.0"] and [r.path for r in report.left] == ["1"]
+    assert str(report) == repr(report)
+    assert str(report).splitlines() == [
+        "module  type    op      replaced  reason",
+        "------  ------  ------  --------  -------------------------------------",
+        "     0  Linear  linear  yes",
+        "     1  ReLU    -       no        calls nothing by its name that tk has",
+        "   2.0  GELU    gelu    yes",
+    ]
+
+
+def test_the_model_itself() -> None:
+    assert str(tk.use(nn.Linear(4, 4))).splitlines()[2].split() == ["(model)", "Linear", "linear", "yes"]
+
+
+def test_slices_undo_the_whole_model() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    part = tk.use(model)[:1]
+    assert isinstance(part, Report) and len(part) == 1
+    part.undo()
+    assert not any("forward" in vars(m) for m in model)
+
+
+def test_pickled_it_holds_no_model() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    report = tk.use(model)
+    loaded = pickle.loads(pickle.dumps(report))
+    assert list(loaded) == list(report)
+    loaded.undo()
+    assert "forward" in vars(model[0])
+
+
+def test_an_empty_report_prints_its_header() -> None:
+    assert str(tk.use(nn.Sequential())).splitlines()[0].split() == ["module", "type", "op", "replaced", "reason"]
