@@ -24,7 +24,14 @@ TOLERANCE: dict[torch.dtype, dict[str, float]] = {
 
 
 def wide(x: Any) -> Any:
-    return tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, x)
+    """Tensors in float64, and dtypes that are asked for: on CUDA torch adds up 16-bit numbers in 16 bits."""
+    return tree_map_only((Tensor, torch.dtype), _wide, x)
+
+
+def _wide(x: Tensor | torch.dtype) -> Tensor | torch.dtype:
+    if isinstance(x, torch.dtype):
+        return torch.float64 if x.is_floating_point else x
+    return x.double() if x.is_floating_point() else x
 
 
 def agree(actual: Any, expected: Any, dtype: torch.dtype) -> None:

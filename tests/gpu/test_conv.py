@@ -65,8 +65,9 @@ def check(p: Convolution, with_gradients: bool) -> str:
     ours, torchs = p.run_tk(x, weight, bias), p.run_torch(x, weight, bias)
     wide = [t.detach().double().requires_grad_(with_gradients) for t in tensors]
     exact = p.exact(wide[0], wide[1], wide[2] if bias is not None else None)
-    tensor_cores = p.precision == "tf32" or p.dtype != torch.float32
-    verdict = judge(ours.detach(), torchs.detach(), exact.detach(), p.inner, tensor_cores)
+    is_tf32 = p.dtype == torch.float32 and p.precision == "tf32"
+    tensor_cores = is_tf32 or p.dtype != torch.float32
+    verdict = judge(ours.detach(), torchs.detach(), exact.detach(), p.inner, tensor_cores, is_tf32)
     if not verdict.ok:
         return f"{verdict}"
     if ours.shape != torchs.shape:
@@ -80,7 +81,7 @@ def check(p: Convolution, with_gradients: bool) -> str:
     pixels = exact.numel() // p.o
     inner = (p.o // p.groups * math.prod(p.kernel), pixels, pixels)
     for what, mine, theirs, reference, steps in zip(("input", "weight", "bias"), *found, inner, strict=False):
-        verdict = judge(mine, theirs, reference, steps, tensor_cores)
+        verdict = judge(mine, theirs, reference, steps, tensor_cores, is_tf32)
         if not verdict.ok:
             return f"gradient of {what}: {verdict}"
     return ""
@@ -148,7 +149,8 @@ def test_every_config_of_the_forward_pass():
             except ValueError:
                 continue  # not for this problem
             left.discard(config)
-            verdict = judge(result, torchs, exact, p.inner, p.precision == "tf32" or p.dtype != torch.float32)
+            is_tf32 = p.precision == "tf32"
+            verdict = judge(result, torchs, exact, p.inner, is_tf32 or p.dtype != torch.float32, is_tf32)
             if not verdict.ok:
                 wrong.append(f"{config} {p.label}: {verdict}")
     assert not wrong, "\n".join(wrong[:20])

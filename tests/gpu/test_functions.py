@@ -41,9 +41,17 @@ def test_torchs_samples(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", [n for n in MIRRORED if n not in INDICES])
 def test_gradients_of_torchs_samples(name: str) -> None:
+    """No further from float64 than torch's own by much: of some, torch's formula itself loses digits."""
     ours, torchs = MIRRORED[name]
     for args, kwargs, _ in taken(name, torch.float32, requires_grad=True):
-        assert_close(gradients(ours, args, kwargs), gradients(torchs, args, kwargs), rtol=1e-4, atol=1e-4)
+        found, theirs = gradients(ours, args, kwargs), gradients(torchs, args, kwargs)
+        exact = gradients(torchs, wide(args), wide(kwargs))
+        for mine, other, reference in zip(found, theirs, exact, strict=True):
+            if reference is None or not reference.numel():
+                assert (mine is None) == (reference is None)
+                continue
+            torchs_error = (other - reference).abs().nan_to_num(0, 0, 0).max().item()
+            assert_close(mine.double(), reference, rtol=1e-4, atol=1e-4 + 2 * torchs_error, equal_nan=True)
 
 
 WHOLE = ("sum", "mean", "amax", "amin", "argmax", "argmin", "max", "min", "any", "all", "norm", "linalg.vector_norm",
@@ -65,7 +73,8 @@ def test_whole_tensors(name: str, dtype: torch.dtype) -> None:
                 assert view.flatten()[found] == view.flatten()[torchs(view)]  # torch's own may be another of equal ones
                 assert found == (view.flatten() == view.flatten()[found]).nonzero()[0, 0]
             else:
-                agree(found, torchs(view.double()), dtype)
+                of_terms = view.numel() ** 0.5 if name == "sum" else 1.0  # what they lose, though the sum be near 0
+                agree(found / of_terms, torchs(view.double()) / of_terms, dtype)
             again = ours(view)
             assert_close(found, again, rtol=0, atol=0, equal_nan=True)
 
