@@ -207,7 +207,7 @@ def _get(smem):
 @gluon.aggregate
 class Buffers:
     """Shared memory: a tile of queries and of the output for each consumer, rings of keys and values, and where each
-    tile of keys begins."""
+    tile of keys begins. SHARED: the output takes the place of the queries, which are loaded only when it has left."""
 
     q: gl.shared_memory_descriptor
     k: gl.shared_memory_descriptor
@@ -217,6 +217,7 @@ class Buffers:
     q_ring: Pipeline  # a stage for each consumer
     k_ring: Pipeline
     v_ring: Pipeline
+    SHARED: gl.constexpr
 
 
 @gluon.jit
@@ -255,10 +256,10 @@ def _produce(q_desc, k_desc, v_desc, work, buffers, tiles, counter, DYNAMIC: gl.
             start = keys.start(0)
             _load_keys(k_desc, b_kv, h_kv, start, buffers, k_state)
             k_state = k_state.next()
-            for c in gl.static_range(CONSUMERS):
-                state = PipelineState(gl.to_tensor(c), gl.to_tensor(q_phase), CONSUMERS)
-                _load(q_desc, b, h, row0 + c * ROWS, buffers.q, buffers.q_ring, state)
-            q_phase ^= 1
+        for c in gl.static_range(CONSUMERS):
+            state = PipelineState(gl.to_tensor(c), gl.to_tensor(q_phase), CONSUMERS)
+            _load(q_desc, b, h, row0 + c * ROWS, buffers.q, buffers.q_ring, state)
+        q_phase ^= 1
         t_next = t + gl.num_programs(0)
         if DYNAMIC:  # while this tile's first loads fly
             fetched = gl.atomic_add(counter, 1)
@@ -391,10 +392,10 @@ def _consume(c: gl.constexpr, o_desc, lse, H, M, sinks, stride_sink, has_sinks, 
         m_i = gl.full([ROWS], -float("inf"), gl.float32, ROW)
         l_i = gl.full([ROWS], 0.0, gl.float32, ROW)
         acc = gl.zeros([ROWS, DV], gl.float32, LAYOUT_O)
+        mbarrier.wait(buffers.q_ring.full.index(c), q_phase)
+        q_phase ^= 1
         if tile.total > 0:
             # The first tile, with the mask whichever it is.
-            mbarrier.wait(buffers.q_ring.full.index(c), q_phase)
-            q_phase ^= 1
             buffers.k_ring.consumer_wait(k_state)
             col0 = _get(buffers.starts.index(k_state.stage))
             s = warpgroup_mma_wait(0, [_products(buffers, c, k_state.stage, zeros)])
@@ -412,13 +413,16 @@ def _consume(c: gl.constexpr, o_desc, lse, H, M, sinks, stride_sink, has_sinks, 
                                          False, OPERAND, DTYPE)  # fmt: skip
                 k_state = k_state.next()
                 v_state = v_state.next()
-            mbarrier.arrive(buffers.q_ring.empty.index(c), count=1)
+            if not buffers.SHARED:
+                mbarrier.arrive(buffers.q_ring.empty.index(c), count=1)
             buffers.v_ring.consumer_wait(v_state)
             v = buffers.v.index(v_state.stage).reshape([BLOCK_N, DV])
             acc = warpgroup_mma(p, v, acc, is_async=True)
             acc = warpgroup_mma_wait(0, [acc])
             buffers.v_ring.consumer_release(v_state.stage, True)
             v_state = v_state.next()
+        elif not buffers.SHARED:
+            mbarrier.arrive(buffers.q_ring.empty.index(c), count=1)
 
         if has_sinks != 0:
             sink = gl.load(sinks + h.to(gl.int64) * stride_sink) * 1.4426950408889634
@@ -440,6 +444,10 @@ def _consume(c: gl.constexpr, o_desc, lse, H, M, sinks, stride_sink, has_sinks, 
         rows = row0 + gl.arange(0, ROWS, ROW)
         row_lse = gl.where(is_empty, -float("inf"), (m_i + gl.log2(l_safe)) * 0.6931471805599453)
         gl.store(lse + (b * H + h).to(gl.int64) * M + rows, row_lse, mask=rows < M)
+        if buffers.SHARED:
+            tma.store_wait(0)
+            gl.barrier()
+            mbarrier.arrive(buffers.q_ring.empty.index(c), count=1)
         tile_state = tile_state.next()
         tile = tiles.get(tile_state)
     tma.store_wait(0)
@@ -467,18 +475,21 @@ def attention_hopper_forward(query, key, value, out, lse, kv_counts, kv_indices,
                              stride_sink, has_sinks, captures, SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr,
                              HAS_SCORE: gl.constexpr, HAS_MASK: gl.constexpr, CONSUMERS: gl.constexpr,
                              BLOCK_N: gl.constexpr, STAGES: gl.constexpr, DYNAMIC: gl.constexpr,
-                             CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr):  # fmt: skip
+                             SHARED: gl.constexpr, CONSUMER_REGS: gl.constexpr,
+                             PRODUCER_REGS: gl.constexpr):  # fmt: skip
     """query, key, value, out: tensor descriptors of [batch, heads, rows, head size]."""
     dtype: gl.constexpr = query.dtype
     q = gl.allocate_shared_memory(dtype, [CONSUMERS] + query.block_shape, query.layout)
     k = gl.allocate_shared_memory(dtype, [STAGES] + key.block_shape, key.layout)
     v = gl.allocate_shared_memory(dtype, [STAGES] + value.block_shape, value.layout)
-    o = gl.allocate_shared_memory(dtype, [CONSUMERS] + out.block_shape, out.layout)
+    o = q
+    if not SHARED:
+        o = gl.allocate_shared_memory(dtype, [CONSUMERS] + out.block_shape, out.layout)
     number: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     starts = gl.allocate_shared_memory(gl.int32, [STAGES, 1], number)
     numbers = gl.allocate_shared_memory(gl.int32, [2 * 6, 1], number)
     buffers = Buffers(q, k, v, o, starts, _ring(CONSUMERS, 1, 1), _ring(STAGES, 2, CONSUMERS),
-                      _ring(STAGES, 1, CONSUMERS))  # fmt: skip
+                      _ring(STAGES, 1, CONSUMERS), SHARED)  # fmt: skip
     hand_out = Tiles(numbers, _ring(2, 1, CONSUMERS))
     fence_async_shared()
     partial = (kv_counts, kv_indices, stride_cb, stride_ch, stride_cn, stride_ib, stride_ih, stride_in, stride_ii,
@@ -520,17 +531,23 @@ def _config(consumers: int, block_n: int, stages: int, regs: int, producer_regs:
 
 _TWO = _config(2, 128, 2, 240, 24)
 _THREE = _config(3, 128, 2, 160, 32)  # 485 TF where two give 400, at head size 64 without a mask
+_WIDE = _config(2, 64, 2, 240, 24)  # head sizes past 128: sums of 64 x 256 leave few registers
 _L2_BYTES = 16 << 20  # keys and values that are worked on at a time: 594 TF with 32 MB, 609 with 16 (causal, 128)
 
 
 def kernel(problem: Problem, fn: object, heads: tuple[Head, ...], has_mask: bool, has_score: bool) -> Kernel:
-    """`fn`: the printed entry in front of `attention_hopper_forward`."""
+    """`fn`: the printed entry in front of `attention_hopper_forward`. Smaller heads are served too: what a tensor map
+    reads past the end is 0, and what it writes there is nothing."""
     op = problem.op
+
+    def config_of(head: Head) -> Config:
+        if max(head.qk, head.v) > 128:
+            return _WIDE
+        return _THREE if head.qk == 64 and not has_mask and not has_score else _TWO
 
     def plan(point: Point) -> Plan | None:
         c = point.config
-        is_small = point.head.qk == 64 and not has_mask and not has_score
-        if point.dtype == "fp32" or not point.head.exact or c.name != (_THREE if is_small else _TWO).name:
+        if point.dtype == "fp32" or c.name != config_of(point.head).name:
             return None
         B, H, M, N = (op.local(n) for n in ("B", "H", "M", "N"))
         m_tiles = ceil_div(M, c.block_m)
@@ -548,7 +565,7 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...], has_mask: bool
         )
 
     axes = {"dtype": problem.dtypes, "precision": ("ieee",), "head": heads, "layout": ("aligned",)}
-    return Kernel(f"{problem.name}_hopper", op, axes, {90: (_TWO, _THREE)}, plan)
+    return Kernel(f"{problem.name}_hopper", op, axes, {90: (_TWO, _THREE, _WIDE)}, plan)
 
 
 def _constraints(op: object, c: Config) -> tuple[Constraint, ...]:
@@ -598,6 +615,7 @@ def _arguments(problem: Problem, point: Point, has_mask: bool) -> dict[str, Arg]
         "BLOCK_N": Const(c.block_n),
         "STAGES": Const(c.num_stages),
         "DYNAMIC": Const(has_mask),
+        "SHARED": Const(head.qk == head.v == 256),  # there would be no room for both
         "CONSUMER_REGS": Const(c.consumer_regs),
         "PRODUCER_REGS": Const(c.producer_regs),
     }

@@ -89,9 +89,10 @@ def forward_kernels(problem: Problem, mods: Mods, wanted: Wanted) -> tuple[Kerne
         split = printed(problem, "decode", decode.attention_decode, mods)
         heads = wanted.rounded_heads if wanted.paged else wanted.rounded_heads[:1]
         found.append(decode.kernel(problem, split, heads))
-    if wanted.exact and set(wanted.dtypes) & {"bf16", "fp16"}:
+    if set(wanted.dtypes) & {"bf16", "fp16"}:
         fn = printed(problem, "hopper", hopper_forward.attention_hopper_forward, mods, decorator="gluon.jit")
-        found.append(hopper_forward.kernel(problem, fn, wanted.exact_heads, bool(mods.mask), bool(mods.score)))
+        heads = tuple(dict.fromkeys(Head(*h, False) for h in (*wanted.exact, *wanted.rounded)))
+        found.append(hopper_forward.kernel(problem, fn, heads, bool(mods.mask), bool(mods.score)))
     return tuple(found)
 
 
