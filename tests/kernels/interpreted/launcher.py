@@ -12,7 +12,7 @@ from tk.aot.expr import Problem, TensorValue, as_expr, evaluate_locals
 from tk.aot.spec import Arg, Const, Float, Int, Op, Plan, Pointer, Scratch
 
 H200 = {"sm_count": 132, "arch": 90, "shared_optin": 227 * 1024, "l2_bytes": 60 << 20}
-DTYPES = {torch.int32: 3, torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}
+DTYPES = {torch.uint8: 0, torch.int32: 3, torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}
 
 
 def describe(op: Op, tensors: Sequence[torch.Tensor | None], ints: Sequence[int]) -> Problem:
@@ -54,7 +54,7 @@ def run(
             case Float():
                 return floats[arg.index]
             case Pointer():
-                return _pointer(tensors[arg.tensor.index])
+                return _pointer(tensors[arg.tensor.index], arg.dtype)
             case Scratch():
                 return buffers[arg.buffer]
         raise NotImplementedError(f"{arg}: the interpreter has no tensor maps")
@@ -65,6 +65,13 @@ def run(
             launch.fn[grid](**{name: value(arg) for name, arg in launch.args.items()})
 
 
-def _pointer(t: torch.Tensor | None) -> torch.Tensor:
-    """An absent tensor must not be read: NaN shows if it is."""
-    return torch.full((1,), math.nan) if t is None else t
+def _pointer(t: torch.Tensor | None, dtype: str) -> torch.Tensor:
+    """An absent tensor must not be read: NaN shows if it is. A kernel may read words where the tensor has elements."""
+    if t is None:
+        t = torch.full((2,), math.nan)
+    if dtype not in _WORDS:
+        return t
+    return torch.empty(0, dtype=_WORDS[dtype]).set_(t.untyped_storage(), 0, (1,), (1,))
+
+
+_WORDS = {"i32": torch.int32, "i64": torch.int64}
