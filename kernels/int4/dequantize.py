@@ -15,8 +15,8 @@ N, K, GROUP = (DEQUANTIZE.local(name) for name in ("N", "K", "group"))
 
 @triton.jit
 def int4_dequantize(b, scales, zeros, out, N, K, group, b_pitch, scales_pitch, zeros_pitch, out_pitch, has_scales,
-                    has_zeros, COLS: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, ONES: tl.constexpr,
-                    EIGHTS: tl.constexpr):  # fmt: skip
+                    has_zeros, even_mask, odd_mask, COLS: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr,
+                    ONES: tl.constexpr, EIGHTS: tl.constexpr):  # fmt: skip
     """Program (n, k): BLOCK_K rows, all in one group, of COLS columns. Words and units of 16 columns as of
     `int4_accumulate`."""
     WORDS: tl.constexpr = COLS // 4
@@ -28,7 +28,7 @@ def int4_dequantize(b, scales, zeros, out, N, K, group, b_pitch, scales_pitch, z
     g = tl.program_id(1) * BLOCK_K // group
     scale = load_four(scales, words, N * 4 * has_scales, g, scales_pitch * 4, inside, ONES)
     zero = load_four(zeros, words, N * 4 * has_zeros, g, zeros_pitch * 4, inside, EIGHTS)
-    even, odd = weights(w, scale, zero, PAIRS, WORDS, DTYPE)
+    even, odd = weights(w, scale, zero, even_mask, odd_mask, PAIRS, WORDS, DTYPE)
     cols = tl.program_id(0) * COLS + tl.arange(0, COLS)
     at = out + pairs[:, None] * (2 * 16 * out_pitch) + cols[None, :]
     tl.store(at, even, mask=(cols < N * 16)[None, :])

@@ -29,7 +29,7 @@ from tk.kernels.gemm.cost import Work
 from tk.kernels.gemm.pointer import finish_args, tile_coordinates
 from tk.kernels.gemm.problem import OUT_AXIS, batch_invariant
 from tk.kernels.int4.op import DTYPE_AXIS, GROUP, INT4, OP, SCALES, ZEROS, A, B, reads_words
-from tk.kernels.int4.unpack import TYPES, load_four, weights
+from tk.kernels.int4.unpack import EVEN_MASK, ODD_MASK, TYPES, load_four, weights
 from tk.kernels.mm.split_k import mm_split_k_reduce
 
 M, N, K = INT4.M, INT4.N, INT4.K
@@ -39,8 +39,9 @@ M, N, K = INT4.M, INT4.N, INT4.K
 
 @triton.jit
 def int4_accumulate(a, b, scales, zeros, rows, n, M, N, k_lo, k_hi, group, stride_am, b_pitch, scales_pitch,
-                    zeros_pitch, has_scales, has_zeros, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                    BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, ONES: tl.constexpr, EIGHTS: tl.constexpr):  # fmt: skip
+                    zeros_pitch, has_scales, has_zeros, even_mask, odd_mask, BLOCK_M: tl.constexpr,
+                    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, ONES: tl.constexpr,
+                    EIGHTS: tl.constexpr):  # fmt: skip
     """fp32 [BLOCK_M, BLOCK_N], the sum over k in [k_lo, k_hi), whole blocks, each in one group, for the n-th tile of
     columns. b, scales and zeros are words of four columns, the latter of 64 bits; N and pitches are in units of 16
     columns, so that the compiler knows that 16 bytes are there."""
@@ -58,7 +59,7 @@ def int4_accumulate(a, b, scales, zeros, rows, n, M, N, k_lo, k_hi, group, strid
         w = tl.load(b_at, mask=inside[None, :], other=0)
         scale = load_four(scales, words, N * 4 * has_scales, k // group, scales_pitch * 4, inside, ONES)
         zero = load_four(zeros, words, N * 4 * has_zeros, k // group, zeros_pitch * 4, inside, EIGHTS)
-        even, odd = weights(w, scale, zero, PAIRS, WORDS, DTYPE)
+        even, odd = weights(w, scale, zero, even_mask, odd_mask, PAIRS, WORDS, DTYPE)
         both = tl.join(even, odd).permute(0, 2, 1).reshape(BLOCK_K, BLOCK_N)
         acc = tl.dot(both.T, x.T, acc)
         a_at += BLOCK_K
@@ -68,23 +69,23 @@ def int4_accumulate(a, b, scales, zeros, rows, n, M, N, k_lo, k_hi, group, strid
 
 @triton.jit
 def int4_tile(a, b, scales, zeros, bias, out, M, N, K, group, stride_am, b_pitch, scales_pitch, zeros_pitch,
-              has_scales, has_zeros, stride_bias_m, stride_bias_n, stride_om, stride_on, alpha, beta, activation,
-              has_bias, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr,
-              ONES: tl.constexpr, EIGHTS: tl.constexpr):  # fmt: skip
+              has_scales, has_zeros, even_mask, odd_mask, stride_bias_m, stride_bias_n, stride_om, stride_on, alpha,
+              beta, activation, has_bias, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+              DTYPE: tl.constexpr, ONES: tl.constexpr, EIGHTS: tl.constexpr):  # fmt: skip
     """One program, one tile of out."""
     m, n = tile_coordinates(tl.program_id(0), M, N * 16, BLOCK_M, BLOCK_N, 8)
     rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = n * BLOCK_N + tl.arange(0, BLOCK_N)
     acc = int4_accumulate(a, b, scales, zeros, rows, n, M, N, 0, K, group, stride_am, b_pitch, scales_pitch,
-                          zeros_pitch, has_scales, has_zeros, BLOCK_M, BLOCK_N, BLOCK_K, DTYPE, ONES,
-                          EIGHTS)  # fmt: skip
+                          zeros_pitch, has_scales, has_zeros, even_mask, odd_mask, BLOCK_M, BLOCK_N, BLOCK_K, DTYPE,
+                          ONES, EIGHTS)  # fmt: skip
     finish(acc, bias, out, rows, cols, M, N * 16, stride_bias_m, stride_bias_n, stride_om, stride_on, alpha, beta,
            activation, has_bias, "matrix")  # fmt: skip
 
 
 @triton.jit
 def int4_split_k(a, b, scales, zeros, partials, M, N, K, group, k_per_split, stride_am, b_pitch, scales_pitch,
-                 zeros_pitch, has_scales, has_zeros, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                 zeros_pitch, has_scales, has_zeros, even_mask, odd_mask, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                  BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, ONES: tl.constexpr, EIGHTS: tl.constexpr):  # fmt: skip
     """Program (tile, s) leaves the sum over its k_per_split values of k in partials[s], fp32 [splits, M, 16 N]."""
     m, n = tile_coordinates(tl.program_id(0), M, N * 16, BLOCK_M, BLOCK_N, 8)
@@ -94,8 +95,8 @@ def int4_split_k(a, b, scales, zeros, partials, M, N, K, group, k_per_split, str
     k_lo = s * k_per_split
     k_hi = k_lo + min(k_per_split, K - k_lo)  # where k_lo + k_per_split may pass 2**31
     acc = int4_accumulate(a, b, scales, zeros, rows, n, M, N, k_lo, k_hi, group, stride_am, b_pitch, scales_pitch,
-                          zeros_pitch, has_scales, has_zeros, BLOCK_M, BLOCK_N, BLOCK_K, DTYPE, ONES,
-                          EIGHTS)  # fmt: skip
+                          zeros_pitch, has_scales, has_zeros, even_mask, odd_mask, BLOCK_M, BLOCK_N, BLOCK_K, DTYPE,
+                          ONES, EIGHTS)  # fmt: skip
     at = partials + (s.to(tl.int64) * M + rows[:, None]) * (N * 16) + cols[None, :]
     tl.store(at, acc, mask=(rows < M)[:, None] & (cols < N * 16)[None, :])
 
@@ -122,6 +123,8 @@ def word_constants(dtype: str, b: Tensor, scales: Tensor, zeros: Tensor) -> dict
         zeros_pitch=Int(zeros.stride(0) // 16, "i64"),
         has_scales=Int(scales.present),
         has_zeros=Int(zeros.present),
+        even_mask=Int(EVEN_MASK),
+        odd_mask=Int(ODD_MASK),
         ONES=Const(one * _REPEATED),
         EIGHTS=Const(eight * _REPEATED),
     )
@@ -212,7 +215,7 @@ def _plan_split(point: Point) -> Plan:
     wanted = maximum(minimum(device.sm_count * c.occupancy // tiles, ceil_div(K, 2 * c.block_k)), 1)
     split = Launch(
         int4_split_k,
-        _product_args(point) | {"k_per_split": Int(k_per_split), "partials": Scratch(0, "fp32")},
+        _product_args(point) | {"k_per_split": Int(k_per_split, divisible=True), "partials": Scratch(0, "fp32")},
         grid=(tiles, splits, 1),
         num_warps=c.num_warps,
         num_stages=c.num_stages,

@@ -12,23 +12,36 @@ import triton.language as tl
 TYPES = {"bf16": tl.bfloat16, "fp16": tl.float16}
 
 
-@triton.jit
-def even_values(w):
-    """128 + value, fp32, of the four columns of words [...]: k even."""
-    return _over(w << 16, 0xF0000, 0x43000000), _over(w << 8, 0xF0000, 0x43000000), \
-        _over(w, 0xF0000, 0x43000000), _over(w >> 8, 0xF0000, 0x43000000)  # fmt: skip
+# Both masks are arguments of the kernel: a constant would be loaded anew into a register before every use of it.
+EVEN_MASK, ODD_MASK = 0xF0000, 0xF000
 
 
 @triton.jit
-def odd_values(w):
-    """2048 + value, fp32, of the four columns of words [...]: k odd."""
-    return _over(w << 8, 0xF000, 0x45000000), _over(w, 0xF000, 0x45000000), \
-        _over(w >> 8, 0xF000, 0x45000000), _over(w >> 16, 0xF000, 0x45000000)  # fmt: skip
+def even_values(w, mask):
+    """128 + value, fp32, of the four columns of words [...]: k even. mask: EVEN_MASK."""
+    return _over_128(w << 16, mask), _over_128(w << 8, mask), _over_128(w, mask), _over_128(w >> 8, mask)
 
 
 @triton.jit
-def _over(x, MASK: tl.constexpr, EXPONENT: tl.constexpr):
-    return ((x & MASK) | EXPONENT).to(tl.float32, bitcast=True)
+def odd_values(w, mask):
+    """The same of k odd."""
+    return _over_128(w << 12, mask), _over_128(w << 4, mask), _over_128(w >> 4, mask), _over_128(w >> 12, mask)
+
+
+@triton.jit
+def odd_values_over_2048(w, mask):
+    """2048 + value, from the words that even_values shifts anyway. mask: ODD_MASK."""
+    return _over_2048(w << 8, mask), _over_2048(w, mask), _over_2048(w >> 8, mask), _over_2048(w >> 16, mask)
+
+
+@triton.jit
+def _over_128(x, mask):
+    return ((x & mask) | 0x43000000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _over_2048(x, mask):
+    return ((x & mask) | 0x45000000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -51,11 +64,11 @@ def columns(x0, x1, x2, x3, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 
 @triton.jit
-def weights(w, scale, zero, ROWS: tl.constexpr, WORDS: tl.constexpr, DTYPE: tl.constexpr):
+def weights(w, scale, zero, even_mask, odd_mask, ROWS: tl.constexpr, WORDS: tl.constexpr, DTYPE: tl.constexpr):
     """Words [ROWS, WORDS] -> the weights of even k and of odd k, [ROWS, 4 WORDS] each, rounded once to DTYPE. scale and
     zero: four to a word [WORDS]."""
-    e0, e1, e2, e3 = even_values(w)
-    o0, o1, o2, o3 = odd_values(w)
+    e0, e1, e2, e3 = even_values(w, even_mask)
+    o0, o1, o2, o3 = odd_values_over_2048(w, odd_mask)
     e0, o0 = _scaled(e0, o0, four(scale, 0, DTYPE), four(zero, 0, DTYPE), DTYPE)
     e1, o1 = _scaled(e1, o1, four(scale, 1, DTYPE), four(zero, 1, DTYPE), DTYPE)
     e2, o2 = _scaled(e2, o2, four(scale, 2, DTYPE), four(zero, 2, DTYPE), DTYPE)
