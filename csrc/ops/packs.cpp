@@ -52,6 +52,7 @@ const bool packs_are_found = [] {
   reserve_bmm_names();
   reserve_grouped_mm_names();
   reserve_conv_names();
+  reserve_int4_names();
   reserve_mm_names();
   check_status(tk_reserve_op("store_table"));  // lists.h
   // Python's, over the ops of attention's pairs (tk/ops/flex.py).

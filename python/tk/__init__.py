@@ -33,10 +33,14 @@ if _library.is_wanted():
     from tk.ops.bmm import baddbmm, bmm
     from tk.ops.conv import conv1d, conv2d, conv3d
     from tk.ops.grouped_mm import grouped_mm
+    from tk.ops.int4 import int4_from_torch, int4_mm, pack_int4, uint4x2_mixed_mm, unpack_int4
     from tk.ops.mm import addmm, linear, mm
     from tk.ops.mm_plus_mm import mm_plus_mm
 
+    from tk import nn  # isort: skip  # over the ops
+
     __all__ += ["addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "grouped_mm", "linear", "mm", "mm_plus_mm"]
+    __all__ += ["int4_from_torch", "int4_mm", "nn", "pack_int4", "uint4x2_mixed_mm", "unpack_int4"]
     __all__ += ["config", "coverage", "explain", "load_pack", "packs", "preload", "supports"]
 
     _namespace.install()
