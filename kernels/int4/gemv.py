@@ -166,7 +166,8 @@ def _plan(point: Point) -> Plan | None:
         ),
         serves={"dtype": (DTYPE_AXIS.index(point.dtype),), "out": (OUT_AXIS.index(point.out),)},
         launches=(launch,),
-        cost=3_000_000 + 1200 * maximum(unpacked, INT4.traffic() // 4200),
+        # Of equals the one with whole sectors of b and the fewest scales.
+        cost=3_000_000 + 3_200_000 // c.cols + 3_200_000 // c.piece + 1200 * maximum(unpacked, INT4.traffic() // 4200),
     )  # fmt: skip
 
 

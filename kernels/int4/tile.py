@@ -171,11 +171,12 @@ def _finish(point: Point) -> dict[str, Arg]:
 
 
 def _cost(point: Point, waves: Expr, k_blocks: Expr, dram: Expr) -> Expr:
-    """Picoseconds, guessed: a launch, a tile's beginning and end, and half as much again as the roofline."""
+    """Picoseconds, guessed: a launch, a tile's and a block's beginning and end, and half as much again as the
+    roofline."""
     c = point.config
     flops = (2 * c.block_m + _UNPACK) * c.block_n * c.block_k
     work = Work(INT4, waves, k_blocks, flops, dram, tile=(c.block_m, c.block_n), boxes=(1, 1))
-    return 3_000_000 + 500_000 * waves + 1500 * work.roofline(point)
+    return 3_000_000 + 500_000 * waves + 50_000 * k_blocks + 1500 * work.roofline(point)
 
 
 def _serves(point: Point) -> dict[str, tuple[int, ...]]:

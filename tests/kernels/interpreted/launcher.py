@@ -69,9 +69,11 @@ def _pointer(t: torch.Tensor | None, dtype: str) -> torch.Tensor:
     """An absent tensor must not be read: NaN shows if it is. A kernel may read words where the tensor has elements."""
     if t is None:
         t = torch.full((2,), math.nan)
-    if dtype not in _WORDS:
+    if t.dtype == _WORDS.get(dtype, t.dtype):
         return t
-    return torch.empty(0, dtype=_WORDS[dtype]).set_(t.untyped_storage(), 0, (1,), (1,))
+    storage = t.untyped_storage()
+    first = (t.data_ptr() - storage.data_ptr()) // _WORDS[dtype].itemsize
+    return torch.empty(0, dtype=_WORDS[dtype]).set_(storage, first, (1,), (1,))
 
 
 _WORDS = {"i32": torch.int32, "i64": torch.int64}

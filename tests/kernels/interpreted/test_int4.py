@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import math
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
 
 from tk.aot.grid import Variant, enumerate_grid
+from tk.aot.spec import Family
 from tk.kernels.epilogue import ACTIVATIONS
+from tk.kernels.int4 import gemv
 from tk.kernels.int4.family import FAMILIES
 from tk.kernels.int4.op import DEQUANTIZE, OP
 
+from . import without_layouts
 from .launcher import describe, failed_constraint, run
 from .test_mm import ACTIVATE, ROUNDING, name
 
-VARIANTS = [v for f in FAMILIES for v in enumerate_grid(f, 90).variants if v.point.dtype == "fp16"]
+# The GEMV is Gluon's.
+_FOLDER = tempfile.TemporaryDirectory()
+GEMV = without_layouts.load("int4_gemv_without_layouts", Path(gemv.__file__), Path(_FOLDER.name))
+KERNELS = (*GEMV.KERNELS, *(k for f in FAMILIES for k in f.kernels if k not in gemv.KERNELS))
+VARIANTS = [
+    v
+    for op in (OP, DEQUANTIZE)
+    for v in enumerate_grid(Family(op, tuple(k for k in KERNELS if k.op is op), lambda *_: True), 90).variants
+    if v.point.dtype == "fp16"
+]
 PRODUCTS = [v for v in VARIANTS if v.kernel.op is OP]
 EXTREMES = {"random": (0, 16), "lowest": (0, 1), "highest": (15, 16)}
 
@@ -60,6 +74,7 @@ def check(v: Variant, m: int, n: int, k: int, group: int | None, zeros: bool = F
         :, ::step
     ]
     b, scales, zero = (x if x is None else columns_of(x, step) for x in (b, scales, zero))
+    without_layouts.gl.num_warps = lambda: v.point.config.num_warps
     run(OP, v.plan, (a, b, scales, zero, bias, out), (ACTIVATIONS.index("gelu"), 0), (0.5, -2.0))
     z = 0.5 * (a.double() @ weight) - 2 * bias.double()
     # A weight may be rounded to a's dtype, which the error of a sum of them shows.
@@ -77,17 +92,27 @@ def rows_of(v: Variant) -> int:
 
 
 @pytest.mark.parametrize("v", PRODUCTS, ids=name)
-@pytest.mark.parametrize("kind", ("plain", "scales", "zeros"))
-def test_every_product(v: Variant, kind: str) -> None:
+def test_every_product(v: Variant) -> None:
+    """With a part of a tile at every end."""
     block = block_of(v)
-    n = 16 * 9 if on_words(v) else 70
-    check(v, rows_of(v), n, 6 * block, None if kind == "plain" else 2 * block, kind == "zeros")
+    check(v, rows_of(v), 16 * 9 if on_words(v) else 70, 4 * block, 2 * block, True)
+
+
+ONE_OF_EACH = {v.kernel.name: v for v in reversed(PRODUCTS)}
+
+
+@pytest.mark.parametrize("v", ONE_OF_EACH.values(), ids=name)
+@pytest.mark.parametrize("groups", (None, 1, 5))
+def test_groups_and_no_zeros(v: Variant, groups: int | None) -> None:
+    """5: not as many as a program has at a time."""
+    k = 5 * block_of(v)
+    check(v, rows_of(v), 48, k, groups and k // groups)
 
 
 @pytest.mark.parametrize("values", ("lowest", "highest"))
 @pytest.mark.parametrize("kernel", ("int4_gemv", "int4_tile", "int4_split_k", "int4_general"))
 def test_the_least_and_the_largest_value(kernel: str, values: str) -> None:
-    v = next(v for v in PRODUCTS if v.kernel.name == kernel)
+    v = ONE_OF_EACH[kernel]
     check(v, rows_of(v), 32, 2 * block_of(v), block_of(v), True, values)
 
 
