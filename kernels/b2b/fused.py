@@ -72,6 +72,8 @@ def _config(rows: int, columns: int, stages: int, warps: int) -> Config:
 
 _CONFIGS = tuple({s: _config(*s) for s in (*SIZES.values(), _STRIDED)}.values())
 
+_PORTABLE = (_config(*SIZES[128, 128]), _config(*_STRIDED))
+
 
 def kernel(problem: Problem, fn: Any) -> Kernel:
     """fn: `b2b_named`, or the printed entry in front of `b2b_fused`."""
@@ -80,7 +82,7 @@ def kernel(problem: Problem, fn: Any) -> Kernel:
         return _plan(problem, fn, point)
 
     axes = {"dtype": problem.dtypes, "size": tuple(SIZES), "layout": LAYOUTS}
-    return Kernel(problem.name, problem.op, axes, dict.fromkeys((80, 90), _CONFIGS), plan)
+    return Kernel(problem.name, problem.op, axes, {90: _CONFIGS, 80: _PORTABLE}, plan)
 
 
 def _plan(problem: Problem, fn: Any, point: Point) -> Plan | None:

@@ -7,7 +7,7 @@ from tk.kernels.int4.op import DEQUANTIZE, OP
 _SAMPLED = {
     "int4_gemv": ("gemv_32x128_w8", "gemv_32x32_w8"),
     "int4_tile": ("64x128x128_s3_w4", "64x128x32_s4_w4"),
-    "int4_split_k": ("16x128x128_s4_w4_split_k", "16x128x32_s4_w4_split_k"),
+    "int4_split_k": ("64x128x128_s3_w4_split_k", "64x128x32_s4_w4_split_k"),
 }
 
 

@@ -182,5 +182,5 @@ def _config(cols: int, piece: int, num_warps: int, rows: int) -> Config:
 _CONFIGS = (_config(32, 128, 8, 4), _config(32, 128, 16, 1), _config(16, 128, 8, 2), _config(32, 32, 8, 4))
 KERNELS = (
     Kernel("int4_gemv", OP, {"dtype": DTYPE_AXIS, "out": OUT_AXIS[:1], "rows": ROWS_AXIS},
-           dict.fromkeys((80, 90, 100), _CONFIGS), _plan),
+           {90: _CONFIGS} | dict.fromkeys((80, 100), (_CONFIGS[0], _CONFIGS[-1])), _plan),
 )  # fmt: skip
