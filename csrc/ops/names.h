@@ -6,6 +6,7 @@ namespace tk::ops {
 void reserve_bmm_names();
 void reserve_grouped_mm_names();
 void reserve_conv_names();
+void reserve_int4_names();
 void reserve_mm_names();
 void reserve_mm_plus_mm_names();
 void reserve_scaled_grouped_mm_names();

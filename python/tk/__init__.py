@@ -30,16 +30,21 @@ if _library.is_wanted():
     from tk.heuristics import tuning as _tuning
     from tk.inspect import coverage, explain, load_pack, packs, preload, supports
     from tk.ops import flex as _flex_ops  # noqa: F401
+    from tk.ops.b2b import b2b_gemm
     from tk.ops.bmm import baddbmm, bmm
     from tk.ops.conv import conv1d, conv2d, conv3d
     from tk.ops.grouped_mm import grouped_mm
+    from tk.ops.int4 import int4_from_torch, int4_mm, pack_int4, uint4x2_mixed_mm, unpack_int4
     from tk.ops.mm import addmm, linear, mm
     from tk.ops.mm_plus_mm import mm_plus_mm
     from tk.ops.scaled_grouped_mm import scaled_grouped_mm
     from tk.ops.scaled_mm import scaled_mm
 
+    from tk import nn  # isort: skip  # over the ops
+
     __all__ += ["addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "grouped_mm", "linear", "mm", "mm_plus_mm"]
     __all__ += ["scaled_grouped_mm", "scaled_mm"]
+    __all__ += ["b2b_gemm", "int4_from_torch", "int4_mm", "nn", "pack_int4", "uint4x2_mixed_mm", "unpack_int4"]
     __all__ += ["config", "coverage", "explain", "load_pack", "packs", "preload", "supports"]
 
     _namespace.install()
@@ -60,6 +65,8 @@ def __getattr__(name: str) -> Any:
         from tk.generated import op
 
         return op
+    if name == "b2b":
+        return importlib.import_module("tk.b2b")
     if name in _OF_FLEX:
         flex = importlib.import_module("tk.flex")
         return flex if name == "flex" else globals().setdefault(name, getattr(flex, name))
@@ -78,11 +85,12 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_OF_FLEX, "use", *(_functions().available() if _library.is_wanted() else ())})
+    names = {*globals(), "b2b", "use", *_OF_FLEX}
+    return sorted(names.union(_functions().available() if _library.is_wanted() else ()))
 
 
 if TYPE_CHECKING:
-    from tk import flex  # noqa: F401
+    from tk import b2b, flex  # noqa: F401
     from tk.dropin import use  # noqa: F401
     from tk.flex import flex_attention, sdpa  # noqa: F401
     from tk.functional.activations import geglu, gelu, silu, swiglu  # noqa: F401

@@ -33,7 +33,8 @@ def file_families(paths: Sequence[Path], debug: bool = False) -> list[Family]:
         families = families_of(import_file(path), debug)
         if not families:
             raise BuildError(
-                f"{path} declares nothing: no function under @tk.op, no mods (tk.flex.register), no FAMILY, no FAMILIES"
+                f"{path} declares nothing: no function under @tk.op, no mods (tk.flex.register), no tk.b2b.register, "
+                "no FAMILY, no FAMILIES"
             )
         found += families
     return _distinct(found)
@@ -45,7 +46,7 @@ def families_of(module: ModuleType, debug: bool = False) -> list[Family]:
     for family in found:
         if not isinstance(family, Family):
             raise BuildError(f"{module.__name__}: {family!r} is no Family")
-    return [*found, *_generated(module, debug), *_mods(module)]
+    return [*found, *_generated(module, debug), *_mods(module), *_between_products(module)]
 
 
 def _generated(module: ModuleType, debug: bool) -> list[Family]:
@@ -68,6 +69,19 @@ def _mods(module: ModuleType) -> list[Family]:
     from tk.flex.family import registered_families
 
     return [family for registered in found for family in registered_families(registered)]
+
+
+def _between_products(module: ModuleType) -> list[Family]:
+    """Functions of b2b_gemm that the module's file announced."""
+    if "tk.b2b.function" not in sys.modules or not getattr(module, "__file__", None):
+        return []
+    from tk.b2b import function
+
+    if not (found := function.registered(module.__file__)):
+        return []
+    from tk.b2b.family import registered_family
+
+    return [registered_family(registered) for registered in found]
 
 
 def _distinct(families: list[Family]) -> list[Family]:

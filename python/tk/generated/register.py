@@ -51,7 +51,7 @@ def attention_names() -> list[str]:
     return sorted(name for name in _ops if name.startswith(_ATTENTION))
 
 
-_ATTENTION = "flex_"
+_ATTENTION = ("flex_", "b2b_")  # and b2b_gemm's functions
 
 
 def _read_new() -> None:

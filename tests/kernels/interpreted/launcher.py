@@ -13,7 +13,7 @@ from tk.aot.spec import Arg, Const, Float, Int, Op, Plan, Pointer, Scratch
 
 H200 = {"sm_count": 132, "arch": 90, "shared_optin": 227 * 1024, "l2_bytes": 60 << 20}
 DTYPES = {
-    torch.int32: 3, torch.float16: 5, torch.float32: 6, torch.bfloat16: 15,
+    torch.uint8: 0, torch.int32: 3, torch.float16: 5, torch.float32: 6, torch.bfloat16: 15,
     torch.float8_e5m2: 23, torch.float8_e4m3fn: 24,
 }  # fmt: skip
 
@@ -57,8 +57,7 @@ def run(
             case Float():
                 return floats[arg.index]
             case Pointer():
-                t = _pointer(tensors[arg.tensor.index])
-                return t.view(torch.uint8) if arg.dtype == "u8" else t
+                return _pointer(tensors[arg.tensor.index], arg.dtype)
             case Scratch():
                 return buffers[arg.buffer]
         raise NotImplementedError(f"{arg}: the interpreter has no tensor maps")
@@ -69,6 +68,15 @@ def run(
             launch.fn[grid](**{name: value(arg) for name, arg in launch.args.items()})
 
 
-def _pointer(t: torch.Tensor | None) -> torch.Tensor:
-    """An absent tensor must not be read: NaN shows if it is."""
-    return torch.full((1,), math.nan) if t is None else t
+def _pointer(t: torch.Tensor | None, dtype: str) -> torch.Tensor:
+    """An absent tensor must not be read: NaN shows if it is. A kernel may read words where the tensor has elements."""
+    if t is None:
+        t = torch.full((2,), math.nan)
+    if t.dtype == _WORDS.get(dtype, t.dtype):
+        return t
+    storage = t.untyped_storage()
+    first = (t.data_ptr() - storage.data_ptr()) // _WORDS[dtype].itemsize
+    return torch.empty(0, dtype=_WORDS[dtype]).set_(storage, first, (1,), (1,))
+
+
+_WORDS = {"u8": torch.uint8, "i32": torch.int32, "i64": torch.int64}

@@ -1,0 +1,186 @@
+"""One to four rows, without tensor cores: as fast as b comes from memory.
+
+A thread has a few words of b next to each other, four columns of two k each, and eight of a group's lines of words,
+one after the other; so that scaling their sum costs little. What is summed is x (value - 8), in fp32: the group's scale
+is applied to the sum, and of its zero what is not 8 to the sum of x.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from tk.aot.expr import ceil_div, device, maximum
+from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
+from tk.kernels.epilogue import finish
+from tk.kernels.gemm.problem import OUT_AXIS, batch_invariant, out_dtype
+from tk.kernels.int4.op import DTYPE_AXIS, GROUP, INT4, OP, SCALES, ZEROS, A, B, reads_words
+from tk.kernels.int4.tile import word_args
+from tk.kernels.int4.unpack import TYPES, even_values, four, load_four, odd_values
+
+M, N, K = INT4.M, INT4.N, INT4.K
+
+# --- The device functions ---
+
+
+@gluon.constexpr_function
+def _layout(words, vector, num_warps):
+    """Of [rows, threads along K, words]: a thread has all rows and `vector` words."""
+    across = words // vector
+    return gl.BlockedLayout([1, 1, vector], [1, 32 // across, across], [1, num_warps, 1], [2, 1, 0])
+
+
+@gluon.jit
+def _pair(x, DTYPE: gl.constexpr):
+    """Words of two 16-bit floats: both, as fp32."""
+    first = x.to(gl.int16).to(DTYPE, bitcast=True)
+    second = (x >> 16).to(gl.int16).to(DTYPE, bitcast=True)
+    return first.to(gl.float32), second.to(gl.float32)
+
+
+@gluon.jit
+def _add(sums, even, odd, x, y):
+    """sums[m, t, w] + x[m, t] even[t, w] + y[m, t] odd[t, w]."""
+    sums += x[:, :, None] * even[None, :, :]
+    return sums + y[:, :, None] * odd[None, :, :]
+
+
+@gluon.jit
+def _scaled(sums, x, scale, zero, i: gl.constexpr, DTYPE: gl.constexpr):
+    """A piece's sums of x (128 + value), of column i of words, as those of x (value - zero) scale. x: its sums."""
+    return (sums - (128.0 + four(zero, i, DTYPE))[None, :, :] * x[:, :, None]) * four(scale, i, DTYPE)[None, :, :]
+
+
+@gluon.jit
+def int4_gemv(a, b, scales, zeros, bias, out, M, N, K, group, stride_am, b_pitch, scales_pitch, zeros_pitch,
+              has_scales, has_zeros, even_mask, odd_mask, stride_bias_m, stride_bias_n, stride_om, stride_on, alpha,
+              beta, activation, has_bias, ROWS: gl.constexpr, COLS: gl.constexpr, VECTOR: gl.constexpr,
+              PIECE: gl.constexpr, LINES: gl.constexpr, DTYPE: gl.constexpr, ONES: gl.constexpr,
+              EIGHTS: gl.constexpr):  # fmt: skip
+    """One program: a, of at most ROWS rows, times COLS columns. Of a piece of K, PIECE long and in one group, a thread
+    has LINES lines of a pair of k. a is words of two k, stride_am in four of them; the rest as of
+    `int4_accumulate`."""
+    WORDS: gl.constexpr = COLS // 4
+    THREADS: gl.constexpr = PIECE // 2 // LINES  # of a piece
+    DEPTH: gl.constexpr = gl.num_warps() * 32 * VECTOR // WORDS  # threads along K
+    STEP: gl.constexpr = DEPTH * LINES * 2  # of K
+    L: gl.constexpr = _layout(WORDS, VECTOR, gl.num_warps())
+    OF_A: gl.constexpr = gl.SliceLayout(2, L)
+    OF_B: gl.constexpr = gl.SliceLayout(0, L)
+    m = gl.minimum(gl.arange(0, ROWS, gl.SliceLayout(1, OF_A)), M - 1)  # what is read twice is not stored
+    a_t = gl.arange(0, DEPTH, gl.SliceLayout(0, OF_A))
+    b_t = gl.arange(0, DEPTH, gl.SliceLayout(1, OF_B))
+    words = (gl.program_id(0) * WORDS + gl.arange(0, WORDS, gl.SliceLayout(0, OF_B)))[None, :]
+    # Of a piece's lines the first THREADS come first.
+    a_at = a + m.to(gl.int64)[:, None] * (stride_am * 4) + (a_t // THREADS * (PIECE // 2) + a_t % THREADS)[None, :]
+    b_line = b_t // THREADS * (PIECE // 2) + b_t % THREADS
+    b_at = b + b_line.to(gl.int64)[:, None] * (b_pitch * 4) + words
+    acc0 = gl.zeros([ROWS, DEPTH, WORDS], gl.float32, L)
+    acc1 = gl.zeros([ROWS, DEPTH, WORDS], gl.float32, L)
+    acc2 = gl.zeros([ROWS, DEPTH, WORDS], gl.float32, L)
+    acc3 = gl.zeros([ROWS, DEPTH, WORDS], gl.float32, L)
+    for first in range(0, K, STEP):
+        in_a = (a_t // THREADS * PIECE < K - first)[None, :]
+        in_b = (b_t // THREADS * PIECE < K - first)[:, None] & (words < N * 4)
+        loaded = ()
+        for i in gl.static_range(LINES):
+            w = gl.load(b_at + (b_pitch * 4) * (i * THREADS), mask=in_b, other=0)
+            x = gl.load(a_at + i * THREADS, mask=in_a, other=0)
+            loaded = loaded + ((w, x),)
+        g = ((first + b_t // THREADS * PIECE) // group).to(gl.int64)[:, None]
+        scale = load_four(scales, words, N * 4 * has_scales, g, scales_pitch * 4, in_b, ONES)
+        zero = load_four(zeros, words, N * 4 * has_zeros, g, zeros_pitch * 4, in_b, EIGHTS)
+        sum0 = gl.zeros([ROWS, DEPTH, WORDS], gl.float32, L)
+        sum1 = gl.zeros([ROWS, DEPTH, WORDS], gl.float32, L)
+        sum2 = gl.zeros([ROWS, DEPTH, WORDS], gl.float32, L)
+        sum3 = gl.zeros([ROWS, DEPTH, WORDS], gl.float32, L)
+        x_sum = gl.zeros([ROWS, DEPTH], gl.float32, OF_A)
+        for i in gl.static_range(LINES):
+            x, y = _pair(loaded[i][1], DTYPE)
+            e0, e1, e2, e3 = even_values(loaded[i][0], even_mask)
+            o0, o1, o2, o3 = odd_values(loaded[i][0], even_mask)
+            sum0 = _add(sum0, e0, o0, x, y)
+            sum1 = _add(sum1, e1, o1, x, y)
+            sum2 = _add(sum2, e2, o2, x, y)
+            sum3 = _add(sum3, e3, o3, x, y)
+            x_sum += x + y
+        acc0 += _scaled(sum0, x_sum, scale, zero, 0, DTYPE)
+        acc1 += _scaled(sum1, x_sum, scale, zero, 1, DTYPE)
+        acc2 += _scaled(sum2, x_sum, scale, zero, 2, DTYPE)
+        acc3 += _scaled(sum3, x_sum, scale, zero, 3, DTYPE)
+        a_at += STEP // 2
+        b_at += b_pitch * (4 * STEP // 2)
+    left = gl.join(gl.sum(acc0, axis=1), gl.sum(acc2, axis=1))
+    right = gl.join(gl.sum(acc1, axis=1), gl.sum(acc3, axis=1))
+    whole = gl.join(left, right).reshape([ROWS, COLS])
+    rows = gl.arange(0, ROWS, gl.SliceLayout(1, whole.type.layout))
+    cols = gl.program_id(0) * COLS + gl.arange(0, COLS, gl.SliceLayout(0, whole.type.layout))
+    finish(whole, bias, out, rows, cols, M, N * 16, stride_bias_m, stride_bias_n, stride_om, stride_on, alpha, beta,
+           activation, has_bias, "matrix")  # fmt: skip
+
+
+# --- The plan ---
+
+ROWS_AXIS = (1, 2, 4)  # of a, at most
+
+
+_LINES = 8  # of a piece, that a thread has one after the other
+
+
+def _plan(point: Point) -> Plan | None:
+    c = point.config
+    if point.rows > c.rows:
+        return None
+    fewer = max((rows for rows in ROWS_AXIS if rows < point.rows), default=0)
+    programs = ceil_div(N, c.cols)
+    args = (
+        word_args(point)
+        | INT4.epilogue_args(point.dtype)
+        | dict(
+            a=Pointer(A, "i32"),
+            out=Pointer(INT4.out, out_dtype(point), aligned=False),
+            stride_am=Int(A.stride(0) // 8, "i64"),
+            stride_bias_m=Int(INT4.bias.stride(0), "i64"),
+            stride_bias_n=Int(INT4.bias.stride(1), "i64"),
+            stride_om=Int(INT4.out.stride(0), "i64"),
+            stride_on=Const(1),
+            ROWS=Const(point.rows),
+            COLS=Const(c.cols),
+            VECTOR=Const(4 if point.rows < 4 else 2),  # else registers do not last
+            PIECE=Const(c.piece),
+            LINES=Const(_LINES),
+            DTYPE=Const(TYPES[point.dtype]),
+        )
+    )
+    launch = Launch(int4_gemv, args, grid=(programs, 1, 1), num_warps=c.num_warps)
+    # Nanoseconds of the busiest multiprocessor, at some 224 instructions each, and of memory.
+    unpacked = ceil_div(programs, device.sm_count) * c.cols * (K + 2048) * (4 + point.rows) // 224
+    return Plan(
+        constraints=(
+            require((M > fewer) & (M <= point.rows), f"{fewer} < M <= {point.rows}"),
+            INT4.fits_32_bits(),
+            batch_invariant("it takes a few rows only"),
+            require((A.stride(1) == 1) & (A.alignment >= 16) & (A.stride(0) % 8 == 0),
+                    "a row-major and on a 16-byte boundary, its rows a multiple of 8 elements apart"),
+            require(INT4.out.stride(1) == 1, "out row-major"),
+            *reads_words(B, SCALES, ZEROS),
+            require((GROUP % c.piece == 0) & (K % c.piece == 0), f"groups (without scales: K) of {c.piece}"),
+        ),
+        serves={"dtype": (DTYPE_AXIS.index(point.dtype),), "out": (OUT_AXIS.index(point.out),)},
+        launches=(launch,),
+        # Of equals the one with whole sectors of b and the fewest scales.
+        cost=3_000_000 + 3_200_000 // c.cols + 3_200_000 // c.piece + 1200 * maximum(unpacked, INT4.traffic() // 4200),
+    )  # fmt: skip
+
+
+# --- The grid ---
+
+
+def _config(cols: int, piece: int, num_warps: int, rows: int) -> Config:
+    """rows: of a, at most."""
+    return Config(f"gemv_{cols}x{piece}_w{num_warps}", dict(cols=cols, piece=piece, num_warps=num_warps, rows=rows))
+
+
+_CONFIGS = (_config(32, 128, 8, 4), _config(32, 128, 16, 1), _config(16, 128, 8, 2), _config(32, 32, 8, 4))
+KERNELS = (
+    Kernel("int4_gemv", OP, {"dtype": DTYPE_AXIS, "out": OUT_AXIS[:1], "rows": ROWS_AXIS},
+           {90: _CONFIGS} | dict.fromkeys((80, 100), (_CONFIGS[0], _CONFIGS[-1])), _plan),
+)  # fmt: skip

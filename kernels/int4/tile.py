@@ -1,0 +1,281 @@
+"""Rows by tiles, on tensor cores: out^T = weight^T a^T.
+
+The weight's tile is the left operand, which Hopper's tensor cores take from registers, and each is unpacked once for
+all rows of a tile; so that a tile may have as few as 16 rows where the other way round Hopper's take 64. Packed words
+and a come through shared memory, several blocks of K ahead; words are unpacked while the block before is multiplied.
+"""
+
+import triton
+import triton.language as tl
+
+from tk.aot.expr import Expr, Tensor, ceil_div, const, device, local, maximum, minimum
+from tk.aot.spec import (
+    Arg,
+    Buffer,
+    Config,
+    Const,
+    Constraint,
+    Int,
+    Kernel,
+    Launch,
+    Plan,
+    Point,
+    Pointer,
+    Scratch,
+    require,
+)
+from tk.kernels.epilogue import finish
+from tk.kernels.gemm.cost import Work
+from tk.kernels.gemm.pointer import finish_args, tile_coordinates
+from tk.kernels.gemm.problem import OUT_AXIS, batch_invariant
+from tk.kernels.int4.op import DTYPE_AXIS, GROUP, INT4, OP, SCALES, ZEROS, A, B, reads_words
+from tk.kernels.int4.unpack import EVEN_MASK, ODD_MASK, TYPES, load_four, weights
+from tk.kernels.mm.split_k import mm_split_k_reduce
+
+M, N, K = INT4.M, INT4.N, INT4.K
+
+# --- The device functions ---
+
+
+@triton.jit
+def int4_accumulate(a, b, scales, zeros, rows, n, M, N, k_lo, k_hi, group, stride_am, b_pitch, scales_pitch,
+                    zeros_pitch, has_scales, has_zeros, even_mask, odd_mask, BLOCK_M: tl.constexpr,
+                    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, ONES: tl.constexpr,
+                    EIGHTS: tl.constexpr):  # fmt: skip
+    """fp32 [BLOCK_M, BLOCK_N], the sum over k in [k_lo, k_hi), whole blocks, each in one group, for the n-th tile of
+    columns. b, scales and zeros are words of four columns, the latter of 64 bits; N and pitches are in units of 16
+    columns, so that the compiler knows that 16 bytes are there."""
+    WORDS: tl.constexpr = BLOCK_N // 4
+    PAIRS: tl.constexpr = BLOCK_K // 2
+    words = n * WORDS + tl.arange(0, WORDS)
+    inside = words < N * 4
+    row = tl.minimum(rows, M - 1).to(tl.int64)  # what is read twice is not stored
+    a_at = a + row[:, None] * stride_am + (k_lo + tl.arange(0, BLOCK_K)).to(tl.int64)[None, :]
+    pairs = (k_lo // 2 + tl.arange(0, PAIRS)).to(tl.int64)
+    b_at = b + pairs[:, None] * (b_pitch * 4) + words[None, :]
+    acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    for k in range(k_lo, k_hi, BLOCK_K):
+        x = tl.load(a_at)
+        w = tl.load(b_at, mask=inside[None, :], other=0)
+        scale = load_four(scales, words, N * 4 * has_scales, k // group, scales_pitch * 4, inside, ONES)
+        zero = load_four(zeros, words, N * 4 * has_zeros, k // group, zeros_pitch * 4, inside, EIGHTS)
+        even, odd = weights(w, scale, zero, even_mask, odd_mask, PAIRS, WORDS, DTYPE)
+        both = tl.join(even, odd).permute(0, 2, 1).reshape(BLOCK_K, BLOCK_N)
+        acc = tl.dot(both.T, x.T, acc)
+        a_at += BLOCK_K
+        b_at += b_pitch * (4 * PAIRS)
+    return acc.T
+
+
+@triton.jit
+def int4_tile(a, b, scales, zeros, bias, out, M, N, K, group, stride_am, b_pitch, scales_pitch, zeros_pitch,
+              has_scales, has_zeros, even_mask, odd_mask, stride_bias_m, stride_bias_n, stride_om, stride_on, alpha,
+              beta, activation, has_bias, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+              DTYPE: tl.constexpr, ONES: tl.constexpr, EIGHTS: tl.constexpr):  # fmt: skip
+    """One program, one tile of out."""
+    m, n = tile_coordinates(tl.program_id(0), M, N * 16, BLOCK_M, BLOCK_N, 8)
+    rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = n * BLOCK_N + tl.arange(0, BLOCK_N)
+    acc = int4_accumulate(a, b, scales, zeros, rows, n, M, N, 0, K, group, stride_am, b_pitch, scales_pitch,
+                          zeros_pitch, has_scales, has_zeros, even_mask, odd_mask, BLOCK_M, BLOCK_N, BLOCK_K, DTYPE,
+                          ONES, EIGHTS)  # fmt: skip
+    finish(acc, bias, out, rows, cols, M, N * 16, stride_bias_m, stride_bias_n, stride_om, stride_on, alpha, beta,
+           activation, has_bias, "matrix")  # fmt: skip
+
+
+@triton.jit
+def int4_split_k(a, b, scales, zeros, partials, M, N, K, group, k_per_split, stride_am, b_pitch, scales_pitch,
+                 zeros_pitch, has_scales, has_zeros, even_mask, odd_mask, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                 BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, ONES: tl.constexpr, EIGHTS: tl.constexpr):  # fmt: skip
+    """Program (tile, s) leaves the sum over its k_per_split values of k in partials[s], fp32 [splits, M, 16 N]."""
+    m, n = tile_coordinates(tl.program_id(0), M, N * 16, BLOCK_M, BLOCK_N, 8)
+    s = tl.program_id(1)
+    rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = n * BLOCK_N + tl.arange(0, BLOCK_N)
+    k_lo = s * k_per_split
+    k_hi = k_lo + min(k_per_split, K - k_lo)  # where k_lo + k_per_split may pass 2**31
+    acc = int4_accumulate(a, b, scales, zeros, rows, n, M, N, k_lo, k_hi, group, stride_am, b_pitch, scales_pitch,
+                          zeros_pitch, has_scales, has_zeros, even_mask, odd_mask, BLOCK_M, BLOCK_N, BLOCK_K, DTYPE,
+                          ONES, EIGHTS)  # fmt: skip
+    at = partials + (s.to(tl.int64) * M + rows[:, None]) * (N * 16) + cols[None, :]
+    tl.store(at, acc, mask=(rows < M)[:, None] & (cols < N * 16)[None, :])
+
+
+# --- Plans ---
+
+_BITS = {"bf16": (0x3F80, 0x4100), "fp16": (0x3C00, 0x4800)}  # of 1 and 8
+_REPEATED = 0x0001_0001_0001_0001
+
+# What unpacking a weight costs beside multiplying it, in operations of the tensor cores: some five instructions.
+_UNPACK = 128
+_SECOND_LAUNCH = 2_500_000  # picoseconds, with the sums that it adds up
+
+
+def word_constants(dtype: str, b: Tensor, scales: Tensor, zeros: Tensor) -> dict[str, Arg]:
+    """What the device functions that read words have of b, scales and zeros."""
+    one, eight = _BITS[dtype]
+    return dict(
+        b=Pointer(b, "i32"),
+        scales=Pointer(scales, "i64"),
+        zeros=Pointer(zeros, "i64"),
+        b_pitch=Int(b.stride(0) // 16, "i64"),
+        scales_pitch=Int(scales.stride(0) // 16, "i64"),
+        zeros_pitch=Int(zeros.stride(0) // 16, "i64"),
+        has_scales=Int(scales.present),
+        has_zeros=Int(zeros.present),
+        even_mask=Int(EVEN_MASK),
+        odd_mask=Int(ODD_MASK),
+        ONES=Const(one * _REPEATED),
+        EIGHTS=Const(eight * _REPEATED),
+    )
+
+
+def word_args(point: Point) -> dict[str, Arg]:
+    sizes = dict(M=Int(M), N=Int(N // 16), K=Int(K, divisible=True), group=Int(GROUP, divisible=True))
+    return word_constants(point.dtype, B, SCALES, ZEROS) | sizes
+
+
+def _product_args(point: Point) -> dict[str, Arg]:
+    c = point.config
+    return word_args(point) | dict(
+        a=Pointer(A, point.dtype),
+        stride_am=Int(A.stride(0), "i64", divisible=True),
+        BLOCK_M=Const(c.block_m),
+        BLOCK_N=Const(c.block_n),
+        BLOCK_K=Const(c.block_k),
+        DTYPE=Const(TYPES[point.dtype]),
+    )
+
+
+def _constraints(point: Point) -> tuple[Constraint, ...]:
+    c = point.config
+    return (
+        INT4.fits_32_bits(),
+        require((A.stride(1) == 1) & (A.alignment >= 16) & (A.stride(0) % 16 == 0),
+                "a row-major and on a 16-byte boundary, its rows a multiple of 16 elements apart"),
+        *reads_words(B, SCALES, ZEROS),
+        require((GROUP % c.block_k == 0) & (K % c.block_k == 0), f"groups (without scales: K) of {c.block_k}"),
+    )  # fmt: skip
+
+
+def _row_major_out() -> Constraint:
+    out = INT4.out
+    holds = (out.stride(1) == 1) & (out.alignment >= 16) & (out.stride(0) % 16 == 0)
+    return require(holds, "out row-major and on a 16-byte boundary, its rows a multiple of 16 elements apart")
+
+
+def _finish(point: Point) -> dict[str, Arg]:
+    # An order and an alignment, which finish_args asks for, are not axes here.
+    like = Point(point.arch, {"order": "nn", "aligned": True, **point.axes}, point.config)
+    return finish_args(INT4, like, "matrix")
+
+
+def _cost(point: Point, waves: Expr, k_blocks: Expr, dram: Expr) -> Expr:
+    """Picoseconds, guessed: a launch, a tile's and a block's beginning and end, and half as much again as the
+    roofline."""
+    c = point.config
+    flops = (2 * c.block_m + _UNPACK) * c.block_n * c.block_k
+    work = Work(INT4, waves, k_blocks, flops, dram, tile=(c.block_m, c.block_n), boxes=(1, 1))
+    return 3_000_000 + 500_000 * waves + 50_000 * k_blocks + 1500 * work.roofline(point)
+
+
+def _serves(point: Point) -> dict[str, tuple[int, ...]]:
+    return {"dtype": (DTYPE_AXIS.index(point.dtype),), "out": (OUT_AXIS.index(point.out),)}
+
+
+def _tiles(point: Point, rows):  # type: ignore[no-untyped-def]
+    return ceil_div(rows, point.config.block_m) * ceil_div(N, point.config.block_n)
+
+
+def _plan(point: Point) -> Plan:
+    c = point.config
+    launch = Launch(
+        int4_tile,
+        _product_args(point) | _finish(point),
+        grid=(_tiles(point, M), 1, 1),
+        num_warps=c.num_warps,
+        num_stages=c.num_stages,
+    )
+    waves = ceil_div(_tiles(point, INT4.M_choice), device.sm_count * c.occupancy)
+    return Plan(
+        constraints=(*_constraints(point), _row_major_out()),
+        serves=_serves(point),
+        launches=(launch,),
+        cost=_cost(point, waves, waves * c.occupancy * (K // c.block_k), INT4.traffic()),
+    )
+
+
+# Of a plan that splits K, which follow the op's.
+_FIRST = len(OP.locals)
+
+
+def _plan_split(point: Point) -> Plan:
+    c = point.config
+    k_per_split, splits = local(_FIRST), local(_FIRST + 1)
+    tiles = _tiles(point, M)
+    wanted = maximum(minimum(device.sm_count * c.occupancy // tiles, ceil_div(K, 2 * c.block_k)), 1)
+    split = Launch(
+        int4_split_k,
+        _product_args(point) | {"k_per_split": Int(k_per_split, divisible=True), "partials": Scratch(0, "fp32")},
+        grid=(tiles, splits, 1),
+        num_warps=c.num_warps,
+        num_stages=c.num_stages,
+    )
+    reduce = Launch(
+        mm_split_k_reduce,
+        _finish(point) | {"partials": Scratch(0, "fp32"), "M": Int(M), "N": Int(N, divisible=True),
+                          "splits": Int(splits), "BLOCK_N": Const(256)},
+        grid=(M, ceil_div(N, 256), 1),
+        num_warps=2,
+    )  # fmt: skip
+    partials = splits * M * N * 4
+    once = _cost(point, const(1), c.occupancy * (k_per_split // c.block_k), INT4.traffic() + 2 * partials)
+    return Plan(
+        constraints=(*_constraints(point), _row_major_out(), batch_invariant()),
+        serves=_serves(point),
+        launches=(split, reduce),
+        locals=(ceil_div(ceil_div(K, c.block_k), wanted) * c.block_k, ceil_div(K, k_per_split)),
+        buffers=(Buffer(partials),),
+        cost=once + _SECOND_LAUNCH,
+    )
+
+
+# --- The grid ---
+
+
+def _config(block_m: int, block_n: int, block_k: int, num_stages: int, num_warps: int, occupancy: int,
+            suffix: str = "") -> Config:  # fmt: skip
+    """occupancy: programs that a multiprocessor holds at once."""
+    shape = dict(block_m=block_m, block_n=block_n, block_k=block_k, num_stages=num_stages, num_warps=num_warps)
+    return Config(f"{block_m}x{block_n}x{block_k}_s{num_stages}_w{num_warps}{suffix}", shape | {"occupancy": occupancy})
+
+
+# Blocks of K of each group's size. What has groups of 128 or of K is worth more tiles.
+_WHOLE = (
+    (16, 128, 128, 4, 4, 2),
+    (64, 128, 128, 3, 4, 2),
+    (128, 128, 128, 3, 8, 1),
+    (64, 128, 64, 4, 4, 2),
+    (64, 128, 32, 4, 4, 2),
+)
+_SPLIT = (
+    (16, 64, 128, 4, 4, 3),
+    (16, 128, 128, 4, 4, 2),
+    (64, 128, 128, 3, 4, 2),
+    (16, 128, 64, 4, 4, 2),
+    (16, 128, 32, 4, 4, 2),
+    (64, 128, 32, 4, 4, 2),
+)
+
+
+def _configs(shapes: tuple[tuple[int, ...], ...], suffix: str = "") -> dict[int, tuple[Config, ...]]:
+    """On other GPUs than Hopper's one for each block of K."""
+    hopper = tuple(_config(*shape, suffix=suffix) for shape in shapes)
+    last = {c.block_k: c for c in hopper if c.block_m <= 64}
+    return {90: hopper} | dict.fromkeys((80, 100), tuple(last.values()))
+
+
+KERNELS = (
+    Kernel("int4_tile", OP, {"dtype": DTYPE_AXIS, "out": OUT_AXIS[:1]}, _configs(_WHOLE), _plan),
+    Kernel("int4_split_k", OP, {"dtype": DTYPE_AXIS, "out": OUT_AXIS}, _configs(_SPLIT, "_split_k"), _plan_split),
+)

@@ -1,0 +1,96 @@
+"""A user's function between two products: traced as attention's mods are, and announced to ``tk build``."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tk import errors
+from tk.flex import evaluate, trace
+from tk.flex.trace import Traced
+
+__all__ = ["Registered", "register", "registered"]
+
+_DTYPES = (torch.bfloat16, torch.float16)
+Function = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What :func:`register` announced. file: the one that called it."""
+
+    name: str
+    traced: Traced
+    dtypes: tuple[torch.dtype, ...]
+    file: str
+
+
+_registered: list[Registered] = []
+
+
+def register(f: Function, *, dtypes: Sequence[torch.dtype] = (torch.bfloat16,)) -> None:
+    """Announces a function, which ``tk build`` on this file then compiles into :func:`tk.b2b_gemm`'s kernel.
+
+    Args:
+        f: of one tensor, to one of its shape, number by number. Numbers that it captures are arguments of the kernel.
+        dtypes: of the products' operands: bfloat16 and float16.
+
+    Raises:
+        ValueError, TypeError: an argument that is none of these.
+        tk.UnsupportedError: a function that no kernel can have.
+    """
+    for dtype in dtypes:
+        if dtype not in _DTYPES:
+            raise ValueError(f"tk.b2b.register: {dtype} in dtypes; they are {', '.join(map(str, _DTYPES))}")
+    traced, _ = traced_function(f, "tk.b2b.register")
+    frame = inspect.currentframe()
+    file = frame.f_back.f_code.co_filename if frame is not None and frame.f_back is not None else ""
+    made = Registered(getattr(f, "__name__", type(f).__name__), traced, tuple(dtypes), file)
+    if made not in _registered:
+        _registered.append(made)
+
+
+def registered(file: str | None = None) -> list[Registered]:
+    """What was announced, by one file or all."""
+    return [r for r in _registered if file is None or os.path.samefile(r.file, file)]
+
+
+def op_name(traced: Traced) -> str:
+    return f"b2b_{traced.fingerprint[:16]}"
+
+
+def traced_function(f: Any, caller: str) -> tuple[Traced, tuple[Any, ...]]:
+    """f as the score_mod of a pair, which takes positions too, and what it captures."""
+    if not callable(f):
+        raise TypeError(f"{caller}: f must be the name of an activation or a function, is {type(f).__name__}")
+
+    def of_score(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return f(score)
+
+    name = getattr(f, "__name__", type(f).__name__)
+    try:
+        pair = trace.pair(of_score, None)
+    except (TypeError, errors.UnsupportedError) as error:
+        raise type(error)(f"{caller}: f is {name}: {error}") from None
+    for capture in pair.traced.captures:
+        if capture.kind == "tensor":
+            raise errors.UnsupportedError(
+                f"{caller}: f is {name}, which captures the tensor {capture.name}; it may capture numbers"
+            )
+    return pair.traced, pair.values
+
+
+def apply(text: str, numbers: Sequence[Any], x: Tensor) -> Tensor:
+    """f of every number of a matrix, in the matrix' dtype, by ATen ops."""
+    graph = trace.parse(text).score
+    if graph is None:  # f returns its argument
+        return x
+    index = x.new_zeros((1, 1, 1, 1), dtype=torch.int32)
+    result = evaluate.evaluate(graph, (x[None, None], index, index, index, index), numbers)
+    return result.to(x.dtype).expand(1, 1, *x.shape)[0, 0]

@@ -1,0 +1,239 @@
+"""``b2b_gemm``: two products with a pointwise function between them.
+
+    order "left":  f(a @ b) @ c
+    order "right": a @ f(b @ c)
+
+Where it pays, one kernel does all of it, and what stands between the products never reaches memory (kernels/b2b/); else
+it is two products. Both sum in float32, apply f to the float32 sums and round what it gives to the operands' dtype.
+Inference only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.library import Library
+
+from tk import errors
+from tk.ops import _register, product
+from tk.ops.product import ACTIVATIONS
+
+__all__ = ["b2b_gemm"]
+
+_library = Library("tk", "FRAGMENT")  # keeps what is registered alive
+_library.define(
+    "b2b_gemm(Tensor a, Tensor b, Tensor c, bool right=False, int activation=0, str f='', float[] floats=[], "
+    "SymInt[] ints=[], int way=-1) -> Tensor"
+)
+_b2b_gemm = torch.ops.tk.b2b_gemm.default
+_mm = torch.ops.tk.mm.default
+
+Function = Callable[[Tensor], Tensor]
+WAYS = {None: -1, "two_products": 0, "fused": 1}
+
+
+def b2b_gemm(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    *,
+    order: Literal["left", "right"] = "left",
+    f: str | Function = "none",
+    way: Literal["fused", "two_products"] | None = None,
+) -> Tensor:
+    """``f(a @ b) @ c``, or with order "right" ``a @ f(b @ c)``.
+
+    Args:
+        a, b, c: matrices of one dtype and device, any strides. bfloat16 and float16; float32, which is two products; on
+            the CPU float64 too.
+        f: the name of an activation (none, relu, gelu, gelu_tanh, silu), or a function of one tensor that works number
+            by number. On CUDA a function needs a pack: announce it with :func:`tk.b2b.register` in the file given to
+            ``tk build``. Numbers that it captures may change from call to call.
+        way: "fused" for one kernel, "two_products", or None: what is expected to be faster.
+
+    Returns:
+        A row-major matrix of the operands' dtype.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not go together; another order, f or way.
+        NotImplementedError: an operand requires a gradient.
+        tk.VariantNotFoundError: no loaded pack has a kernel of f; or "fused" of an inner size past 256.
+        tk.UnsupportedError: a dtype that tk has no kernels for, or an f that no kernel can have.
+    """
+    if order not in ("left", "right"):
+        raise ValueError(f"tk.b2b_gemm: order is {order!r}, must be 'left' or 'right'")
+    if way not in WAYS:
+        raise ValueError(f"tk.b2b_gemm: way is {way!r}, must be 'fused', 'two_products' or None")
+    activation, text, floats, ints = _function(f)
+    try:
+        return _b2b_gemm(a, b, c, order == "right", activation, text, floats, ints, WAYS[way])
+    except (RuntimeError, AttributeError) as error:
+        raise product.explained(error, "b2b_gemm", optional=(), a=a, b=b, c=c) from None
+
+
+def _function(f: Any) -> tuple[int, str, list[float], list[int]]:
+    if isinstance(f, str):
+        if f not in ACTIVATIONS:
+            raise ValueError(f"tk.b2b_gemm: f is {f!r}, must be a function or one of {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[f], "", [], []
+    from tk.b2b import function
+
+    traced, values = function.traced_function(f, "tk.b2b_gemm")
+    numbers = list(zip(traced.captures, values, strict=True))
+    return (
+        0,
+        traced.text,
+        [v for c, v in numbers if c.kind == "float"],
+        [v for c, v in numbers if c.kind == "int"],
+    )
+
+
+# --- Which way ---
+
+_FUSED_DTYPES = (torch.bfloat16, torch.float16)
+MOST_INNER = 256  # kernels/b2b/op.py
+
+# Guesses, by the roofline of an H100: operations and bytes a nanosecond, and nanoseconds of a launch.
+_OF_A_TILE, _OF_A_PRODUCT, _MEMORY, _LAUNCH = 3_000, 600_000, 4_000, 3_000
+
+
+def fused_time(M: int, N: int, K: int, P: int, multiprocessors: int) -> float:
+    """Nanoseconds of f(a @ b) @ c in one kernel, a [M, K], c [P, N]. Every tile of columns makes a @ b again."""
+    size = 64 if max(K, N) <= 64 else 128
+    block_k = size if size >= K else 256
+    rows = 128 if block_k <= 128 else 64
+    programs = -(-M // rows) * -(-N // size)
+    return _LAUNCH + -(-programs // multiprocessors) * 2 * rows * P * (block_k + size) / _OF_A_TILE
+
+
+def two_products_time(M: int, N: int, K: int, P: int, itemsize: int, is_function: bool) -> float:
+    """Nanoseconds of two products; a function that is no activation is ATen ops of float32 between them."""
+
+    def one(m: int, n: int, k: int) -> float:
+        return _LAUNCH + max(2 * m * n * k / _OF_A_PRODUCT, (m * n + m * k + k * n) * itemsize / _MEMORY)
+
+    between = _LAUNCH + M * P * (8 + 2 * itemsize) / _MEMORY if is_function else 0.0
+    return one(M, P, K) + between + one(M, N, P)
+
+
+def is_fused(a: Tensor, b: Tensor, c: Tensor, is_function: bool, way: int) -> bool:
+    """Of the left form."""
+    M, K, P, N = *a.shape, *c.shape
+    if way == 0 or a.dtype not in _FUSED_DTYPES:
+        return False
+    if way == 1 or K > MOST_INNER:
+        return way == 1
+    multiprocessors = torch.cuda.get_device_properties(a.device).multi_processor_count
+    fused = fused_time(M, N, K, P, multiprocessors)
+    return fused < two_products_time(M, N, K, P, a.element_size(), is_function)
+
+
+# --- Kernels ---
+
+
+def _check(a: Tensor, b: Tensor, c: Tensor) -> None:
+    for name, t in (("a", a), ("b", b), ("c", c)):
+        torch._check_value(
+            t.dim() == 2,
+            lambda: f"tk.b2b_gemm: {name} must have 2 dimensions, is {list(t.shape)}",  # noqa: B023
+        )
+    product.check_product("b2b_gemm", a, b, b.shape[0])
+    product.check_product("b2b_gemm", b, c, c.shape[0])
+
+
+def _check_dtype(a: Tensor) -> None:
+    wide = (torch.float32, torch.float64) if a.device.type == "cpu" else (torch.float32,)
+    if a.dtype not in (*_FUSED_DTYPES, *wide):
+        raise errors.UnsupportedError(
+            f"tk.b2b_gemm: a is {a.dtype}; bfloat16, float16 and float32 are supported, and float64 on the CPU"
+        )
+
+
+def _fake(a: Tensor, b: Tensor, c: Tensor, *args: Any) -> Tensor:
+    _check(a, b, c)
+    return a.new_empty(a.shape[0], c.shape[1])
+
+
+def _between(x: Tensor, y: Tensor, activation: int, f: str, numbers: Sequence[Any]) -> Tensor:
+    """f(x @ y), rounded once."""
+    if not f:
+        return _mm(x, y, None, activation)
+    from tk.b2b import function
+
+    wide = x.dtype if x.dtype == torch.float64 else torch.float32
+    return function.apply(f, numbers, _mm(x, y, None, 0, wide)).to(x.dtype)
+
+
+def _two_products(a: Tensor, b: Tensor, c: Tensor, right: bool, *function: Any) -> Tensor:
+    if right:
+        return _mm(a, _between(b, c, *function))
+    return _mm(_between(a, b, *function), c)
+
+
+def _numbers(f: str, floats: Sequence[float], ints: Sequence[int]) -> list[Any]:
+    """In the order in which f reads them."""
+    if not f:
+        return []
+    from tk.flex import trace
+
+    held = {"float": iter(floats), "int": iter(ints)}
+    return [next(held[capture.kind]) for capture in trace.parse(f).captures]
+
+
+def _cpu(a: Tensor, b: Tensor, c: Tensor, right: bool = False, activation: int = 0, f: str = "",
+         floats: Sequence[float] = (), ints: Sequence[int] = (), way: int = -1) -> Tensor:  # fmt: skip
+    _check(a, b, c)
+    _check_dtype(a)
+    return _two_products(a, b, c, right, activation, f, _numbers(f, floats, ints))
+
+
+def _cuda(a: Tensor, b: Tensor, c: Tensor, right: bool = False, activation: int = 0, f: str = "",
+          floats: Sequence[float] = (), ints: Sequence[int] = (), way: int = -1) -> Tensor:  # fmt: skip
+    _check(a, b, c)
+    _check_dtype(a)
+    own = _own(f)
+    # a @ f(b @ c) is (f(c.t() @ b.t()) @ a.t()).t().
+    x, y, z = (c.t(), b.t(), a.t()) if right else (a, b, c)
+    is_empty = 0 in (*x.shape, *z.shape)
+    if not is_empty and is_fused(x, y, z, bool(f), way):
+        numbers = [*floats, int(right), *(ints if f else (activation,))]
+        result = own(x, y, z, *numbers)
+        return result.t() if right else result
+    return _two_products(a, b, c, right, activation, f, _numbers(f, floats, ints))
+
+
+def _own(f: str) -> Any:
+    """The op of a loaded pack that has f between its products. Raises tk.VariantNotFoundError."""
+    if not f:
+        return torch.ops.tk.b2b_fused.default
+    from tk.b2b import function
+    from tk.flex import trace
+
+    name = function.op_name(trace.parse(f))
+    packet = getattr(torch.ops.tk, name, None)
+    if packet is None:
+        raise errors.VariantNotFoundError(
+            f"tk.b2b_gemm: no loaded pack has a kernel of this f ({name}). Announce it in a file with "
+            "tk.b2b.register(f, dtypes=…), build it once, on any machine with the build extra:\n"
+            "    tk build FILE.py -o f.tkpack\nand load it with tk.load_pack('f.tkpack'), or by TK_PACK_PATH."
+        )
+    return packet.default
+
+
+def _refuse(keyset: Any, *args: Any) -> Tensor:
+    if _register.has_tangent(args) or (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)):
+        raise NotImplementedError(
+            "tk.b2b_gemm has no gradient: it is for inference. Call it under torch.no_grad() or "
+            "torch.inference_mode(), or detach its arguments."
+        )
+    return _register.below_autograd(_b2b_gemm, keyset, *args)
+
+
+torch.library.register_fake("tk::b2b_gemm", _fake, lib=_library)
+_library.impl("b2b_gemm", _cpu, "CPU")
+_library.impl("b2b_gemm", _cuda, "CUDA")
+_library.impl("b2b_gemm", _refuse, "Autograd", with_keyset=True)
+_register.autocast("b2b_gemm")

@@ -1,0 +1,273 @@
+"""``int4_mm`` and ``uint4x2_mixed_mm``: products with a weight of four bits, two values to a byte.
+
+    weight[k, n] = (value[k, n] - zeros[k // group_size, n]) * scales[k // group_size, n]
+
+The value of an even k is the low nibble of ``b[k // 2, n]``, that of an odd k the high one. Inference only. The kernels
+are declared in kernels/int4/.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tk.ops import _register, product
+from tk.ops.product import Activation
+
+__all__ = ["int4_from_torch", "int4_mm", "pack_int4", "uint4x2_mixed_mm", "unpack_int4"]
+
+_int4_mm, _int4_mm_out = _register.overloads("int4_mm")
+_uint4x2_mixed_mm, _uint4x2_mixed_mm_out = _register.overloads("uint4x2_mixed_mm")
+
+
+def int4_mm(
+    a: Tensor,
+    b: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    group_size: int = 128,
+    *,
+    bias: Tensor | None = None,
+    activation: Activation = "none",
+    out_dtype: torch.dtype | None = None,
+    config: str | int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """``activation(a @ ((value - zeros) * scales) + bias)``, each scale and zero for `group_size` k of a column.
+
+    Sums are float32. Where tensor cores multiply, a weight is rounded to a's dtype, once.
+
+    Args:
+        a: ``[..., K]``, bfloat16 or float16 (on the CPU float32 and float64 too), any strides.
+        b: uint8 ``[K / 2, N]``, as :func:`tk.pack_int4` makes it. Fastest row-major, with N a multiple of 16.
+        scales, zeros: ``[K / group_size, N]``, of a's dtype. zeros None: 8.
+        group_size: 32, 64, 128 or K, and a divisor of K.
+        bias: ``[N]``.
+        out_dtype: that of a (the default) or float32. activation, config, out: as of :func:`tk.mm`.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not go together, a group_size that is none of these.
+        NotImplementedError: an argument requires a gradient.
+        tk.UnsupportedError: a dtype that tk has no kernels for.
+    """
+    try:
+        settings = product.settings("int4_mm", a, activation, out_dtype, None, config)
+        if out is not None:
+            return _int4_mm_out(a, b, scales, zeros, group_size, bias, *settings, out=out)
+        return _int4_mm(a, b, scales, zeros, group_size, bias, *settings)
+    except (RuntimeError, AttributeError) as error:
+        raise product.explained(
+            error, "int4_mm", optional=("zeros", "bias"), a=a, b=b, scales=scales, zeros=zeros, bias=bias
+        ) from None
+
+
+def uint4x2_mixed_mm(
+    a: Tensor,
+    b: Tensor,
+    *,
+    activation: Activation = "none",
+    out_dtype: torch.dtype | None = None,
+    config: str | int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """``activation(a @ (value - 8))``: :func:`tk.int4_mm` without scales. Arguments and errors as there."""
+    try:
+        settings = product.settings("int4_mm", a, activation, out_dtype, None, config)
+        if out is not None:
+            return _uint4x2_mixed_mm_out(a, b, *settings, out=out)
+        return _uint4x2_mixed_mm(a, b, *settings)
+    except (RuntimeError, AttributeError) as error:
+        raise product.explained(error, "uint4x2_mixed_mm", optional=(), a=a, b=b) from None
+
+
+# --- Packing ---
+
+
+def pack_int4(q: Tensor) -> Tensor:
+    """uint8 ``[K, N]`` of 0 … 15 -> uint8 ``[K / 2, N]``, two values along K to a byte, the even one low.
+
+    Raises:
+        ValueError: another dtype or rank, an odd K, or values past 15.
+    """
+    if q.dtype is not torch.uint8 or q.dim() != 2 or q.shape[0] % 2:
+        raise ValueError(f"tk.pack_int4: q is {q.dtype} {list(q.shape)}, must be uint8 [K, N] with an even K")
+    if q.numel() and int(q.max()) > 15:
+        raise ValueError(f"tk.pack_int4: q has {int(q.max())}; values are 0 to 15")
+    return q[::2] | (q[1::2] << 4)
+
+
+def unpack_int4(p: Tensor) -> Tensor:
+    """What :func:`pack_int4` packed: uint8 ``[K / 2, N]`` -> uint8 ``[K, N]`` of 0 … 15.
+
+    Raises:
+        ValueError: another dtype or rank.
+    """
+    if p.dtype is not torch.uint8 or p.dim() != 2:
+        raise ValueError(f"tk.unpack_int4: p is {p.dtype} {list(p.shape)}, must be uint8 [K / 2, N]")
+    return torch.stack((p & 15, p >> 4), 1).flatten(0, 1)
+
+
+def int4_from_torch(packed: Tensor, scales_and_zeros: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The weight of ``torch.ops.aten._weight_int4pack_mm``, as :func:`int4_mm` takes it: ``(b, scales, zeros)``.
+
+    torch's weight is (value - 8) * scale + zero; so zeros are 8 - zero / scale, rounded to the scales' dtype. Where a
+    scale is 0, which leaves nothing but the zero, there is no such form.
+
+    Args:
+        packed: of CUDA: int32 ``[N / 8, K / (16 t), 32, t / 2]``, where t is the inner_k_tiles that it was packed with,
+            2, 4 or 8. Of the CPU: uint8 ``[N, K / 2]``.
+        scales_and_zeros: ``[K / group_size, N, 2]``.
+        group_size: of both.
+
+    Raises:
+        ValueError: shapes that do not go together; a scale of 0 with a zero.
+    """
+    values = _values_of_cuda(packed) if packed.dim() == 4 else _values_of_cpu(packed)
+    K, N = values.shape
+    expected = [K // group_size if group_size > 0 else 0, N, 2]
+    if list(scales_and_zeros.shape) != expected or K % group_size:
+        raise ValueError(
+            f"tk.int4_from_torch: scales_and_zeros is {list(scales_and_zeros.shape)}, must be [K / group_size, N, 2], "
+            f"{expected}: packed is {list(packed.shape)}, K {K}, N {N}, group_size {group_size}"
+        )
+    scales, zeros = scales_and_zeros.unbind(-1)
+    if bool(((scales == 0) & (zeros != 0)).any()):
+        raise ValueError("tk.int4_from_torch: a scale is 0 where its zero is not; such a group has no zero point")
+    points = torch.where(scales == 0, 8.0, 8 - zeros.double() / scales.double())
+    return pack_int4(values), scales.contiguous(), points.to(scales.dtype)
+
+
+def _values_of_cpu(packed: Tensor) -> Tensor:
+    """[K, N] of uint8 [N, K / 2]: blocks of 64 columns, or of what is left, and in each a line for every k. Which
+    columns share a byte goes by the CPU's vectors, so torch is asked: it packs the columns' numbers."""
+    if packed.dtype is not torch.uint8 or packed.dim() != 2:
+        raise ValueError(
+            f"tk.int4_from_torch: packed is {packed.dtype} {list(packed.shape)}, must be int32 [N / 8, K / (16 t), 32, "
+            "t / 2] of CUDA, or uint8 [N, K / 2] of the CPU"
+        )
+    N, K = packed.shape[0], 2 * packed.shape[1]
+    flat, values = packed.flatten(), torch.empty(K, N, dtype=torch.uint8, device=packed.device)
+    for first in range(0, N, _CPU_BLOCK):
+        width = min(_CPU_BLOCK, N - first)
+        block = _nibbles(flat[first * K // 2 : (first + width) * K // 2].view(K, width // 2))
+        values[:, first + _cpu_columns(width).to(packed.device)] = block
+    return values
+
+
+_CPU_BLOCK = 64
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """The last dimension's, low ones first."""
+    return torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
+
+
+@cache
+def _cpu_columns(width: int) -> Tensor:
+    """Which column of a block each nibble of a line is."""
+    columns = torch.arange(width, dtype=torch.int32)[:, None].expand(width, 2)
+    pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+    low, high = (_nibbles(pack(x.contiguous(), 1).view(2, -1)[0]) for x in (columns % 16, columns // 16))
+    return low.long() + 16 * high.long()
+
+
+def _values_of_cuda(packed: Tensor) -> Tensor:
+    """[K, N] of int32 [N / 8, K / (16 t), 32, t / 2]. A word of lane l, column l // 4 of eight, has of two neighbouring
+    tiles of 16 k those that the lane's registers of a matrix product hold, (l % 4) * 2 + {0, 1, 8, 9} of each. They are
+    in the order of nibbles 0, 4, 1, 5, 2, 6, 3, 7, so that a conversion takes two at once."""
+    if packed.dtype is not torch.int32 or packed.shape[2] != 32 or packed.shape[3] not in (1, 2, 4):
+        raise ValueError(
+            f"tk.int4_from_torch: packed is {packed.dtype} {list(packed.shape)}, must be int32 [N / 8, K / (16 t), 32, "
+            "t / 2] with t of 2, 4 or 8, or uint8 [N, K / 2]"
+        )
+    n_tiles, outer, _, pairs = packed.shape
+    shifts = torch.tensor([4 * i for i in (0, 4, 1, 5, 2, 6, 3, 7)], device=packed.device)
+    nibbles = (packed.long()[..., None] >> shifts & 15).to(torch.uint8)
+    # [n tile, outer, column, quarter, pair of tiles, tile, upper half of k, k of two]
+    apart = nibbles.view(n_tiles, outer, 8, 4, pairs, 2, 2, 2)
+    # k = ((outer, pair, tile), half, quarter, k of two); n = (n tile, column)
+    return apart.permute(1, 4, 5, 6, 3, 7, 0, 2).reshape(outer * pairs * 32, n_tiles * 8)
+
+
+# --- Shapes, and what is refused ---
+
+
+def _check_packed(op: str, a: Tensor, b: Tensor) -> None:
+    torch._check_value(b.dim() == 2, lambda: f"tk.{op}: b must have 2 dimensions, is {b.shape}")
+    torch._check_value(b.dtype == torch.uint8, lambda: f"tk.{op}: b is {b.dtype}, must be uint8")
+    torch._check_value(a.dim() >= 1, lambda: f"tk.{op}: a must have at least 1 dimension, has none")
+    torch._check_value(
+        a.shape[-1] == 2 * b.shape[0],
+        lambda: f"tk.{op}: a is {a.shape}, b is {b.shape}, must be [K / 2, N]: two values to a byte",
+    )
+    torch._check_value(a.device == b.device, lambda: f"tk.{op}: devices differ: {a.device} and {b.device}")
+
+
+def _result(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
+    return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=product.result_dtype(a, out_dtype))
+
+
+def _fake(
+    a: Tensor,
+    b: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    group_size: int = 128,
+    bias: Tensor | None = None,
+    activation: int = 0,
+    out_dtype: torch.dtype | None = None,
+    *settings: int,
+    **other: int,
+) -> Tensor:
+    _check_packed("int4_mm", a, b)
+    K = a.shape[-1]
+    torch._check_value(
+        group_size in (32, 64, 128) or group_size == K,
+        lambda: f"tk.int4_mm: group_size is {group_size}, must be 32, 64, 128 or K, which is {K}",
+    )
+    for name, t in (("scales", scales), ("zeros", zeros)):
+        if t is None:
+            continue
+        product.check_same("int4_mm", a, t)
+        torch._check_value(
+            t.dim() == 2 and t.shape[0] * group_size == K and t.shape[1] == b.shape[1],
+            lambda: f"tk.int4_mm: {name} is {t.shape}, must be [K / group_size, N]",  # noqa: B023
+        )
+    return _result(a, b, out_dtype)
+
+
+def _fake_plain(
+    a: Tensor, b: Tensor, activation: int = 0, out_dtype: torch.dtype | None = None, *settings: int, **other: int
+) -> Tensor:
+    _check_packed("uint4x2_mixed_mm", a, b)
+    return _result(a, b, out_dtype)
+
+
+def _vmap(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+    return product.loop(op, info.batch_size, in_dims, args)
+
+
+def register_for_inference(name: str, allocate: Any) -> None:
+    """An op of products that has no gradient: fake, batching, autocast, ``out``, and the error."""
+    op, _ = _register.overloads(name)
+
+    def refuse(keyset: Any, *args: Any) -> Tensor:
+        if _register.has_tangent(args) or (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)):
+            raise NotImplementedError(
+                f"tk.{name} has no gradient: it is for inference. Call it under torch.no_grad() or "
+                "torch.inference_mode(), or detach its arguments."
+            )
+        return _register.below_autograd(op, keyset, *args)
+
+    _register.fake(name, allocate)
+    _register.at_autograd(name, refuse)
+    _register.vmap(name, _vmap)
+    _register.autocast(name)
+    _register.out_form(name)
+
+
+register_for_inference("int4_mm", _fake)
+register_for_inference("uint4x2_mixed_mm", _fake_plain)

@@ -1,0 +1,58 @@
+"""A Gluon kernel's module for Triton's interpreter, without layouts: they say where values lie, not what they are.
+
+Only for kernels of Gluon's elementwise part: no shared memory, no barriers, no warp roles.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import triton
+import triton.language as tl
+
+
+def load(module: str, path: Path, folder: Path) -> ModuleType:
+    """The module of the file at `path`, under the name `module`, from a copy in `folder`."""
+    text = path.read_text()
+    for line in ("from triton.experimental import gluon\n", "from triton.experimental.gluon import language as gl\n"):
+        assert line in text, f"{path} has no {line!r}"
+        text = text.replace(line, "")
+    names = f"import triton.language as tl\n\nfrom {__name__} import gl, gluon\n"
+    text = text.replace("gl.constexpr", "tl.constexpr").replace("\nfrom tk.", f"\n{names}from tk.", 1)
+    copy = folder / f"{module}.py"
+    copy.write_text(text.replace(".type.layout", "").replace(".reshape([ROWS, COLS])", ".reshape(ROWS, COLS)"))
+    spec = spec_from_file_location(module, copy)
+    assert spec is not None and spec.loader is not None
+    made = sys.modules[module] = module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def _int(x: Any) -> int:
+    """Of a number as the interpreter passes them on."""
+    if hasattr(x, "handle"):
+        return int(x.handle.data.flat[0])
+    return int(getattr(x, "value", x))
+
+
+gluon = SimpleNamespace(jit=triton.jit, constexpr_function=lambda fn: lambda *args: None)
+gl = SimpleNamespace(
+    num_warps=lambda: 4,  # a test sets it
+    SliceLayout=lambda *args: None,
+    BlockedLayout=lambda *args: None,
+    static_range=lambda n: range(_int(n)),
+    arange=lambda a, b, layout=None: tl.arange(tl.constexpr(_int(a)), tl.constexpr(_int(b))),
+    zeros=lambda shape, dtype, layout=None: tl.full([_int(n) for n in shape], 0.0, dtype),
+    load=lambda *args, **kwargs: tl.load(*args, **kwargs),
+    join=lambda a, b: tl.join(a, b),
+    sum=lambda x, axis: tl.sum(x, axis),
+    minimum=lambda a, b: tl.minimum(a, b),
+    program_id=lambda axis: tl.program_id(axis),
+    int16=tl.int16,
+    int64=tl.int64,
+    float32=tl.float32,
+)
