@@ -175,7 +175,8 @@ def ours(task: Task, x: Inputs) -> Tensor:
 
 def sdpa(backend: SDPBackend, task: Task, x: Inputs) -> Tensor:
     causal = task.mask == "causal"
-    with sdpa_kernel(backend), warnings.catch_warnings(action="ignore"):  # why a backend does not take it
+    with sdpa_kernel(backend), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # why a backend does not take it
         return F.scaled_dot_product_attention(x.q, x.k, x.v, x.bias, is_causal=causal, enable_gqa=True)
 
 
@@ -312,22 +313,28 @@ def add_rows(report: Report, task: Task, us: dict[str, float]) -> None:
 
 
 def first_call(report: Report, compiled: bool) -> None:
-    """A mod that this process has not called: from the call to its result."""
-    task = Task("forward", 1, 16, 16, 1024, 128, "causal", "soft_cap")
-    x = Inputs.random(task)
+    """A mod that this process has not called, from the call to its result: the first of all, for which torch imports
+    its tracer, and a further one."""
+    tasks = [Task("forward", 1, 16, 16, 1024, 128, "causal", score) for score in ("soft_cap", "alibi")]
+    sets = [Inputs.random(task) for task in tasks]
+    x = sets[0]
     torch.ops.tk.mm(x.q[0, 0], x.k[0, 0].T)  # the GPU is in use
+    for name, task, x in zip(("first", "further"), tasks, sets, strict=True):
+        what = "first call of a process" if name == "first" else "first call of a further mod"
+        figure(report, f"call_{name}", what, "ms", partial(ours, task, x), 5.0)
+        if compiled:
+            figure(
+                report, f"call_{name}_flex", f"{what}, compiled flex_attention", "ms", partial(compiled_flex(task), x)
+            )
+
+
+def figure(report: Report, name: str, title: str, unit: str, call: Call, limit: float | None = None) -> None:
+    """How long one call takes."""
     torch.cuda.synchronize()
-    ways = {"tk": partial(ours, task)}
-    if compiled:
-        ways["flex"] = compiled_flex(task)
-    for name, way in ways.items():
-        begun = time.perf_counter()
-        way(x)
-        torch.cuda.synchronize()
-        ms = (time.perf_counter() - begun) * 1e3
-        limit = 5.0 if name == "tk" else None
-        title = "first call of a mod" if name == "tk" else "first call of compiled flex_attention"
-        report.figures.append(Figure(f"first_call_{name}", title, ms, "ms", limit))
+    begun = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    report.figures.append(Figure(name, title, (time.perf_counter() - begun) * 1e3, unit, limit))
 
 
 def lengths(report: Report) -> None:

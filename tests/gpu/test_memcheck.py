@@ -24,7 +24,16 @@ WATCHED: dict[str, list[list[str]]] = {
     "generated": [[str(HERE / "sanitize_generated.py"), "--part", f"{i + 1}/{PROCESSES}"] for i in range(PROCESSES)],
     "bmm": [tests("bmm", f"every_config and [{order}-") for order in ("nn", "nt", "tn", "tt", "ss")],
     "mm_plus_mm": [tests("mm_plus_mm", "every_config")],
-    "grouped_mm": [tests("grouped_mm", "every_config or gradients")],
+    "grouped_mm": [
+        *(tests("grouped_mm", f"every_config and {ragged} and {order}") for ragged in ("rows", "columns", "inner")
+          for order in ("nn", "nt", "tn", "tt", "ss")),
+        tests("grouped_mm", "outside or gradients"),
+    ],
+    "scaled_mm": [tests("scaled_mm", "every_config"), tests("scaled_mm", "edges or static")],
+    "scaled_grouped_mm": [tests("scaled_grouped_mm", "every_config or outside")],
+    "int4": [tests("int4", "every_config"), tests("int4", "extremes or layout")],
+    "b2b_gemm": [tests("b2b_gemm", "every_size")],
+    "lists": [tests("lists", "test")],
     "conv": [tests("conv", "every_config"), tests("conv", "random_convolutions and -0")],
     "attention": [
         *(tests("attention", f"test_mods and -{mask}]") for mask in ("none", "causal", "window", "document")),
