@@ -247,16 +247,17 @@ def measure(task: Task, compiled: bool) -> dict[str, float]:
     if compiled and task.compiled:
         ways["flex"] = compiled_flex(task)
         _call(task, ways["flex"], sets[0])()  # compiles and tunes
-    captures = {}
+    captures, calls = {}, {}  # a backward pass reads what its call holds
     with parallel.gpu():
         for name, way in ways.items():
             try:
-                captures[name] = timing.capture([_call(task, way, x) for x in sets])
+                calls[name] = [_call(task, way, x) for x in sets]
+                captures[name] = timing.capture(calls[name])
             except RuntimeError:  # a backend without a kernel for it
                 if name not in BACKENDS:
                     raise
         times = timing.device_times(captures, rounds=5, ms=6, warm_ms=6)
-        del captures, sets
+        del captures, calls, sets
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
     return {name: t.us for name, t in times.items()}

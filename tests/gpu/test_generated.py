@@ -38,9 +38,9 @@ def test_the_package_has_generated_ops() -> None:
 ROUNDED_MORE = {"cumprod": "products of parts: one call of 76 is off by 2.9e-5 where ATen is off by 5e-6"}
 
 
-def marked(names: dict[str, str]) -> list:
-    """The ops, these as strict failures on a GPU."""
-    marks = {n: pytest.mark.xfail(strict=True, reason=why) for n, why in names.items() if DEVICE == "cuda"}
+def marked(names: dict[str, str], strict: bool = True) -> list:
+    """The ops, these as failures on a GPU. strict: they fail always."""
+    marks = {n: pytest.mark.xfail(strict=strict, reason=why) for n, why in names.items() if DEVICE == "cuda"}
     return [pytest.param(n, marks=marks.get(n, ())) for n in NAMES]
 
 
@@ -123,14 +123,16 @@ RUNS = 2  # of each variant, the first a long reduction
 # should not be compiled.
 NOT_ALL_REACHED = {
     *("cross_entropy_mean", "cross_entropy_mean_backward", "cross_entropy_sum", "group_norm", "group_norm_backward"),
-    *("quantize_fp8_tensor", "rope", "topk"),
+    *("quantize_fp8_tensor", "rope"),
 }
 
 
+# By the order in which the atomics come.
+BY_CHANCE = {"embedding_backward": "atomic sums of ten thousand rows in one place may round more than sorted ones"}
+
+
 @GPU
-@pytest.mark.parametrize(
-    "name", marked({"embedding_backward": "atomic sums of ten thousand rows in one place round more than sorted ones"})
-)
+@pytest.mark.parametrize("name", marked(BY_CHANCE, strict=False))
 def test_every_variant(name: str, request: pytest.FixtureRequest) -> None:
     op = find(name)
     wrong: list[str] = []
@@ -177,6 +179,8 @@ def a_call(name: str, shape: tuple[int, ...] = (37, 1000), dtype: str = "bf16") 
 
 def other_values(x: torch.Tensor) -> torch.Tensor:
     """Indices 0 and 1 change places."""
+    if x.dtype == torch.bool:
+        return ~x
     return torch.randn_like(x) if is_float(x) else 1 - x
 
 

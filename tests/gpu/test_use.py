@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,6 +37,15 @@ def made(name: str, dtype: torch.dtype) -> tuple[nn.Module, nn.Module, Tensor]:
 
 def wide(x: Tensor) -> Tensor:
     return x.double() if x.is_floating_point() else x
+
+
+@pytest.fixture(autouse=True)
+def _without_tf32() -> Iterator[None]:
+    """Of convolutions, for which it is the default: cuDNN's choice for small ones may be an algorithm without it."""
+    held = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = held
 
 
 def is_as_close(found: Tensor, torchs: Tensor, expected: Tensor, dtype: torch.dtype) -> None:

@@ -70,3 +70,9 @@ def test_moments_of_everything() -> None:
     n = x.numel()
     for variant, found in host.run_all(generated("total_var_mean"), x, n / (n - 1), 0.5):
         torch.testing.assert_close(list(found), [deviation.float(), mean.float()], rtol=1e-4, atol=1e-4, msg=variant)
+
+
+@pytest.mark.parametrize("name", ["row_var_mean", "total_var_mean"])
+def test_moments_of_nothing(name: str) -> None:
+    for variant, found in host.run_all(generated(name), torch.empty(3, 0), 1.0, 1.0):
+        assert all(x.isnan().all() for x in found), variant

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -133,15 +134,18 @@ def _variance(call: Call, x: Any, dims: Any, correction: Any, keepdim: bool) -> 
 
 
 def _returned_mean(x: Lazy, dims: Any, keepdim: bool, mean: Lazy) -> Lazy:
-    """The mean as a result: NaN where a row has an infinity, as of Welford's method, whatever method the setting has.
-    Where it is only taken off the elements, they are NaN by themselves."""
+    """The mean as a result: NaN where a row has an infinity, as of Welford's method, whatever method the setting has,
+    and where it has no elements. Where it is only taken off the elements, they are NaN by themselves."""
     wide = wide_of(x.dtype)
     squares = _reduce("m2", x, dims, keepdim, wide, wide)
+    count = ix.product([x.shape[d] for d in _dims(x, dims)])
 
     def read(e: Emitter, index: Index) -> int:
         away, found = e.read(squares, index), e.read(mean, index)
         is_lost = e.op("ne", "i1", away, away)
-        return e.op("where", x.dtype, is_lost, e.cast(away, x.dtype), found)
+        found = e.op("where", x.dtype, is_lost, e.cast(away, x.dtype), found)
+        is_empty = e.op("eq", "i1", e.index(count), e.index(0))
+        return e.op("where", x.dtype, is_empty, e.constant(math.nan, x.dtype), found)
 
     return Lazy(mean.shape, x.dtype, read)
 
