@@ -33,7 +33,7 @@ WATCHED: dict[str, list[list[str]]] = {
     "scaled_grouped_mm": [tests("scaled_grouped_mm", "every_config or outside")],
     "int4": [tests("int4", "every_config"), tests("int4", "extremes or layout")],
     "b2b_gemm": [tests("b2b_gemm", "every_size")],
-    "lists": [tests("lists", "test")],
+    "lists": [tests("lists", "steps or odd")],
     "conv": [tests("conv", "every_config"), tests("conv", "random_convolutions and -0")],
     "attention": [
         *(tests("attention", f"test_mods and -{mask}]") for mask in ("none", "causal", "window", "document")),
