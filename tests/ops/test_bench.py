@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # for benchmarks/
 
-from benchmarks import generated, ops  # noqa: E402
+from benchmarks import generated, ops, parallel  # noqa: E402
 from benchmarks.report import Report  # noqa: E402
 from benchmarks.runner import Options  # noqa: E402
 
@@ -291,7 +291,7 @@ def test_groups() -> None:
 def test_a_row_that_fails_is_named_and_the_others_go_on(jobs: int) -> None:
     tasks = [generated.Task(f"no_such_{i}", (64, 64)) for i in range(3)]
     options = Options(Path(), jobs=jobs)
-    ended = dict(generated.rows(tasks, options))
+    ended = dict(parallel.rows(tasks, options, generated.measure))
     assert set(ended) == set(tasks)
     for task, row in ended.items():
         with pytest.raises(ValueError, match=f"no op {task.op}"):
