@@ -148,7 +148,7 @@ def closure() -> type[nn.Module]:
         (ByOperation, {"softmax": 2, "log_softmax": 1}),
         (lambda: closure()(), {"gelu": 1}),
     ],
-    ids=str,
+    ids=lambda x: getattr(x, "__name__", str(x)),  # the same in every process
 )
 def test_names(make: Callable[[], nn.Module], expected: dict[str, int]) -> None:
     model = make()
