@@ -376,7 +376,9 @@ def host(report: Report) -> None:
         times = timing.host_times({"wrapper": wrapper, "op": op})
     report.figures.append(Figure("attention_host_op", "host time of attention's op", times["op"].us, "us"))
     beyond = times["wrapper"].us - times["op"].us
-    report.figures.append(Figure("attention_host_beyond", "host time of tk.flex_attention beyond its op", beyond, "us", 10.0))
+    report.figures.append(
+        Figure("attention_host_beyond", "host time of tk.flex_attention beyond its op", beyond, "us", 10.0)
+    )
 
 
 def run(options: Options, report: Report) -> None:

@@ -101,12 +101,9 @@ class Convolution:
 @contextlib.contextmanager
 def allow_tf32(allowed: bool) -> Iterator[None]:
     """In cuDNN's convolutions."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = allowed
-    try:
+    cudnn = torch.backends.cudnn
+    with cudnn.flags(enabled=True, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=allowed):
         yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
 
 
 TF32_ROUNDING = 0.75 * 2.0**-11  # of a product of two factors that were rounded to tf32, with some room

@@ -109,11 +109,10 @@ def run(settings: argparse.Namespace, model: nn.Module | None = None) -> dict[st
     with tk.use(model, only_faster=not settings.all) as report:
         print(report)
     x = images(settings.device, settings.batch, settings.size)
-    torch.backends.cudnn.benchmark = True  # what torch is compared with: the best of cuDNN's
-    found = {"inference": compare("inference", lambda m: inference(m, x), model, settings)}
-    found["training step"] = compare(
-        "training step", lambda m: train(m, x), model, settings
-    )  # batch norms in eval mode
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True):  # what torch is compared with: the best of cuDNN's
+        found = {"inference": compare("inference", lambda m: inference(m, x), model, settings)}
+        # Batch norms stay in eval mode.
+        found["training step"] = compare("training step", lambda m: train(m, x), model, settings)
     return found
 
 

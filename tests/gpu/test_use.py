@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from use_models import MODELS, OPS, Llama, calls, tokens
 
 import tk
+from benchmarks.convolutions import allow_tf32
 from tk.dropin.functions import stand_ins
 from tk.dropin.replace import _target
 
@@ -42,10 +43,8 @@ def wide(x: Tensor) -> Tensor:
 @pytest.fixture(autouse=True)
 def _without_tf32() -> Iterator[None]:
     """Of convolutions, for which it is the default: cuDNN's choice for small ones may be an algorithm without it."""
-    held = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32 = held
+    with allow_tf32(False):
+        yield
 
 
 def is_as_close(found: Tensor, torchs: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
