@@ -4,10 +4,24 @@ from dataclasses import dataclass, replace
 
 from triton.experimental.gluon.language import NVMMASharedLayout
 
-from tk.aot.expr import Expr, Tensor, ceil_div, device, local, maximum, minimum, select
-from tk.aot.spec import ITEMSIZE, Arg, Buffer, Config, Const, Int, Scratch, TensorMap
+from tk.aot.expr import Expr, Tensor, ceil_div, const, device, local, maximum, minimum, select
+from tk.aot.spec import (
+    ITEMSIZE,
+    Arg,
+    Buffer,
+    Config,
+    Const,
+    Constraint,
+    Int,
+    Launch,
+    Point,
+    Pointer,
+    Scratch,
+    TensorMap,
+    require,
+)
 from tk.kernels.gemm.cost import Work
-from tk.kernels.gemm.problem import Batch, Gemm
+from tk.kernels.gemm.problem import Batch, Gemm, batch_invariant, out_dtype
 
 
 def tensor_map(t: Tensor, dtype: str, contiguous: int, block: tuple[int, int], along: int = 0, blocks: int = 1,
@@ -147,6 +161,61 @@ class StreamK:
             tile=self.tile,
             boxes=boxes,
             fixups=select(left > 0, ceil_div(k_blocks, share) + select(self._is_split_k, 0, 1), 0),
+        )
+
+
+@dataclass(frozen=True)
+class ClusterSplitK:
+    """A product of few rows whose tiles a cluster sums together, each block of it another part of K
+    (``sum_by_cluster``), with columns of b as its rows. config: of one tile."""
+
+    gemm: Gemm
+    config: Config
+
+    @property
+    def _tiles(self) -> Expr:
+        return ceil_div(self.gemm.N, self.config.block_m) * ceil_div(self.gemm.M, self.config.block_n)
+
+    @property
+    def _k_per_split(self) -> Expr:
+        return ceil_div(ceil_div(self.gemm.K, self.config.block_k), self.config.cluster) * self.config.block_k
+
+    def launch(
+        self, fn: object, point: Point, a_dtype: str, b_dtype: str, b_k_major: bool, args: dict[str, Arg]
+    ) -> Launch:
+        """args: those of `fn` that the loop and the result's place do not say."""
+        g, c = self.gemm, self.config
+        constants = dict(BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=c.block_k, STAGES=c.num_stages, BLOCKS=c.cluster)
+        shared = {name: Const(x) for name, x in constants.items()} | dict(
+            a_desc=tensor_map(g.b, b_dtype, 0 if b_k_major else 1, (c.block_k, c.block_m), 1, c.cluster),
+            b_desc=tensor_map(g.a, a_dtype, 1, (c.block_n, c.block_k), multicast=c.cluster),
+            out=Pointer(g.out, out_dtype(point), aligned=False),
+            rows=Int(g.N),
+            cols=Int(g.M),
+            K=Int(g.K),
+            k_per_split=Int(self._k_per_split),
+            stride_om=Int(g.out.stride(0), "i64"),
+        )
+        grid = (self._tiles, 1, 1)
+        return Launch(fn, args | shared, grid=grid, num_warps=c.block_m // 16, num_ctas=c.cluster, dependent=g.pdl)
+
+    def constraints(self, point: Point) -> tuple[Constraint, ...]:
+        few = 4 * self.config.block_n
+        return (*self.gemm.suits_tma(point), batch_invariant(), require(self.gemm.M <= few, f"M <= {few}"))
+
+    def work(self) -> Work:
+        g, c, tiles = self.gemm, self.config, self._tiles
+        k_blocks = self._k_per_split // c.block_k
+        waves = ceil_div(tiles, resident_clusters(c.cluster, c.occupancy))
+        return Work(
+            g,
+            waves=waves,
+            k_blocks=waves * k_blocks,
+            flops=2 * c.block_m * c.block_n * c.block_k,
+            dram=g.traffic(),
+            tile=(c.block_n, c.block_m),
+            boxes=(c.block_n, c.block_m),
+            sm_k_blocks=ceil_div(tiles * c.cluster, device.sm_count) * k_blocks if c.occupancy > 1 else const(0),
         )
 
 

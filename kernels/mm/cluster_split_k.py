@@ -19,29 +19,24 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tk.aot.expr import ceil_div, const, device
-from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
+from tk.aot.spec import Config, Const, Kernel, Plan, Point
 from tk.kernels.epilogue import finish
-from tk.kernels.gemm.cost import Work, predict
+from tk.kernels.gemm.cost import predict
 from tk.kernels.gemm.problem import (
     DTYPE_AXIS,
     EPILOGUE_AXIS,
     OUT_AXIS,
     PRECISION_AXIS,
-    batch_invariant,
-    out_dtype,
     serves,
 )
 from tk.kernels.hopper.cluster import cluster_bases
 from tk.kernels.hopper.dependent_launch import launch_dependents, wait_for_prerequisites
 from tk.kernels.hopper.pipeline import PipelineState
-from tk.kernels.hopper.plans import resident_clusters, tensor_map
+from tk.kernels.hopper.plans import ClusterSplitK
 from tk.kernels.hopper.tma_load import EVICT_FIRST
 from tk.kernels.hopper.wgmma import accumulator_layout
-from tk.kernels.mm.op import MM, OP, OUT, A, B
+from tk.kernels.mm.op import MM, OP
 from tk.kernels.mm.tma_plans import bias_strides, takes
-
-M, N, K = MM.M, MM.N, MM.K
 
 
 @gluon.constexpr_function
@@ -149,50 +144,13 @@ def _plan(point: Point) -> Plan | None:
     # tf32 has no way from shared memory to wgmma but along K.
     if not takes(point, swap_ab=True) or (point.dtype == "fp32" and not a_k_major):
         return None
-    tiles = ceil_div(N, c.block_m) * ceil_div(M, c.block_n)
-    k_per_split = ceil_div(ceil_div(K, c.block_k), c.cluster) * c.block_k
-    constants = dict(BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=c.block_k, A_K_MAJOR=a_k_major,
-                     STAGES=c.num_stages, BLOCKS=c.cluster)  # fmt: skip
-    args = MM.epilogue_args(point.dtype) | bias_strides(swap_ab=True)
-    args |= {name: Const(x) for name, x in constants.items()}
-    args |= dict(
-        a_desc=tensor_map(B, point.dtype, 0 if a_k_major else 1, (c.block_k, c.block_m), 1, c.cluster),
-        b_desc=tensor_map(A, point.dtype, 1, (c.block_n, c.block_k), multicast=c.cluster),
-        out=Pointer(OUT, out_dtype(point), aligned=False),
-        rows=Int(N),
-        cols=Int(M),
-        K=Int(K),
-        k_per_split=Int(k_per_split),
-        stride_om=Int(OUT.stride(0), "i64"),
-    )
-    launch = Launch(
-        mm_tma_cluster_split_k,
-        args,
-        grid=(tiles, 1, 1),
-        num_warps=c.block_m // 16,
-        num_ctas=c.cluster,
-        dependent=MM.pdl,
-    )
-    k_blocks = k_per_split // c.block_k
-    waves = ceil_div(tiles, resident_clusters(c.cluster, c.occupancy))
-    work = Work(
-        MM,
-        waves=waves,
-        k_blocks=waves * k_blocks,
-        flops=2 * c.block_m * c.block_n * c.block_k,
-        dram=MM.traffic(),
-        tile=(c.block_n, c.block_m),
-        boxes=(c.block_n, c.block_m),
-        sm_k_blocks=ceil_div(tiles * c.cluster, device.sm_count) * k_blocks if c.occupancy > 1 else const(0),
-    )
+    cut = ClusterSplitK(MM, c)
+    args = MM.epilogue_args(point.dtype) | bias_strides(swap_ab=True) | dict(A_K_MAJOR=Const(a_k_major))
+    work = cut.work()
     return Plan(
-        constraints=(
-            *MM.suits_tma(point),
-            batch_invariant(),
-            require(M <= 4 * c.block_n, f"M <= {4 * c.block_n}"),
-        ),
+        constraints=cut.constraints(point),
         serves=serves(point, EPILOGUE_AXIS),
-        launches=(launch,),
+        launches=(cut.launch(mm_tma_cluster_split_k, point, point.dtype, point.dtype, a_k_major, args),),
         cost=predict(point, work),
         terms=work.terms(point),
     )

@@ -5,18 +5,13 @@ from collections.abc import Iterator
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tk.aot.expr import ceil_div, const, device
-from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
+from tk.aot.spec import Config, Const, Kernel, Plan, Point
 from tk.kernels.epilogue import finish
-from tk.kernels.gemm.cost import Work
-from tk.kernels.gemm.problem import batch_invariant, out_dtype
-from tk.kernels.hopper.plans import resident_clusters, tensor_map
+from tk.kernels.hopper.plans import ClusterSplitK
 from tk.kernels.mm.cluster_split_k import sum_by_cluster
-from tk.kernels.scaled_mm.op import OP, OUT, SCALE_A, SCALE_B, SCALED, A, B
+from tk.kernels.scaled_mm.op import OP, SCALE_A, SCALE_B, SCALED
 from tk.kernels.scaled_mm.pointer import scale
 from tk.kernels.scaled_mm.tma_plans import AXES, predict, scale_args, serves, takes
-
-M, N, K = SCALED.M, SCALED.N, SCALED.K
 
 
 @gluon.jit
@@ -35,50 +30,14 @@ def _plan(point: Point) -> Plan | None:
     c = point.config
     if not takes(point):
         return None
-    tiles = ceil_div(N, c.block_m) * ceil_div(M, c.block_n)
-    k_per_split = ceil_div(ceil_div(K, c.block_k), c.cluster) * c.block_k
-    constants = dict(BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=c.block_k, STAGES=c.num_stages, BLOCKS=c.cluster,
-                     PROMOTED=point.accumulation == "slow")  # fmt: skip
+    cut = ClusterSplitK(SCALED, c)
     args = scale_args(SCALED, point, SCALE_A, SCALE_B, swap_ab=True)
-    args |= {name: Const(x) for name, x in constants.items()}
-    args |= dict(
-        a_desc=tensor_map(B, point.b_dtype, 0, (c.block_k, c.block_m), 1, c.cluster),
-        b_desc=tensor_map(A, point.dtype, 1, (c.block_n, c.block_k), multicast=c.cluster),
-        out=Pointer(OUT, out_dtype(point), aligned=False),
-        rows=Int(N),
-        cols=Int(M),
-        K=Int(K),
-        k_per_split=Int(k_per_split),
-        stride_om=Int(OUT.stride(0), "i64"),
-    )
-    launch = Launch(
-        scaled_mm_tma_cluster_split_k,
-        args,
-        grid=(tiles, 1, 1),
-        num_warps=c.block_m // 16,
-        num_ctas=c.cluster,
-        dependent=SCALED.pdl,
-    )
-    k_blocks = k_per_split // c.block_k
-    waves = ceil_div(tiles, resident_clusters(c.cluster, c.occupancy))
-    work = Work(
-        SCALED,
-        waves=waves,
-        k_blocks=waves * k_blocks,
-        flops=2 * c.block_m * c.block_n * c.block_k,
-        dram=SCALED.traffic(),
-        tile=(c.block_n, c.block_m),
-        boxes=(c.block_n, c.block_m),
-        sm_k_blocks=ceil_div(tiles * c.cluster, device.sm_count) * k_blocks if c.occupancy > 1 else const(0),
-    )
+    args |= dict(PROMOTED=Const(point.accumulation == "slow"))
+    work = cut.work()
     return Plan(
-        constraints=(
-            *SCALED.suits_tma(point),
-            batch_invariant(),
-            require(M <= 4 * c.block_n, f"M <= {4 * c.block_n}"),
-        ),
+        constraints=cut.constraints(point),
         serves=serves(point),
-        launches=(launch,),
+        launches=(cut.launch(scaled_mm_tma_cluster_split_k, point, point.dtype, point.b_dtype, True, args),),
         cost=predict(point, work),
         terms=work.terms(point),
     )
