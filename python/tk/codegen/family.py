@@ -310,8 +310,12 @@ class Generated:
             droppable=not is_first,
         )
 
-    def fastest_layout(self, graph: Graph) -> Layout:
-        """The first layout in which the graph may run at all."""
+    @cached_property
+    def _fastest_layouts(self) -> dict[str, Layout]:
+        """By graph: the first layout in which it may run at all."""
+        return {graph.label: self._fastest_layout(graph) for graph in self.graphs}
+
+    def _fastest_layout(self, graph: Graph) -> Layout:
         for layout in LAYOUTS:
             found = ((way, s) for way in WAYS for s in self.choices(graph, layout, way))
             plan = next((p for way, s in found if (p := self.plan(graph, layout, s, way))), None)
@@ -369,7 +373,7 @@ class Generated:
             """The first setting of every graph in the first layout that it has, and of the first graph in every
             layout."""
             first = next((g for g in self.graphs if can_run(g, point.arch)), None)
-            if by_label[point.graph] is not first and point.layout != self.fastest_layout(by_label[point.graph]).name:
+            if by_label[point.graph] is not first and point.layout != self._fastest_layouts[point.graph].name:
                 return False
             return place(point) == 0
 
@@ -381,7 +385,9 @@ class Generated:
             can_split, can_be_whole = (bool(self.choices(graph, layout, w)) for w in ("split", "whole"))
             is_split = can_split and (layout.merged or not can_be_whole)
             is_usual = way == ("split" if is_split else "whole")
-            return place(point) == 0 and is_usual and (layout == self.fastest_layout(graph) or not layout.merged)
+            return (
+                place(point) == 0 and is_usual and (layout == self._fastest_layouts[point.graph] or not layout.merged)
+            )
 
         return Family(self.op, (kernel,), sample, portable=portable)
 
