@@ -28,9 +28,10 @@ def exact(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, order: str, f) -> t
 
 
 def close(result: torch.Tensor, expected: torch.Tensor) -> None:
-    """Two roundings of a sum may differ from one another's neighbour."""
+    """Within a few neighbours of the largest: sums cancel, and the CPU's library orders them as its processor likes."""
     eps = torch.finfo(result.dtype).eps
-    torch.testing.assert_close(result.double(), expected, rtol=4 * eps, atol=16 * eps)
+    largest = max((1.0, *expected.abs().flatten().tolist()))
+    torch.testing.assert_close(result.double(), expected, rtol=4 * eps, atol=16 * eps * largest)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
