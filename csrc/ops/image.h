@@ -30,6 +30,8 @@ struct View {
   bool is_channels_last() const;
 };
 
+inline Spatial spatial_sizes(const View& view) { return {view.sizes[3], view.sizes[4], view.sizes[5]}; }
+
 // Of a tensor of `spatial` spatial dimensions, an image's batch dimension may be missing.
 View image_view(const Meta& tensor, int64_t spatial, int64_t groups);
 View weight_view(const Meta& tensor, int64_t spatial, int64_t groups);

@@ -16,6 +16,8 @@ from tk.kernels.conv.family import FAMILY
 from tk.kernels.conv.op import OP
 from tk.kernels.conv_layout import FAMILY as LAYOUT_FAMILY
 from tk.kernels.conv_layout import OP as LAYOUT
+from tk.kernels.conv_unfold import FAMILY as UNFOLD_FAMILY
+from tk.kernels.conv_unfold import OP as UNFOLD
 from tk.kernels.conv_weight_grad.family import FAMILY as WEIGHT_GRAD_FAMILY
 from tk.kernels.conv_weight_grad.op import OP as WEIGHT_GRAD
 
@@ -256,3 +258,26 @@ def test_layout(v, n, channels, sizes):
     tensors = [without_size_one(split_groups(t, 2, 1)) for t in (given, out)]
     run(LAYOUT, v.plan, tensors, (), ())
     assert torch.equal(out, x)
+
+
+# --- Taps as channels ---
+
+
+@pytest.mark.parametrize("v", enumerate_grid(UNFOLD_FAMILY, 80).variants, ids=name)
+@pytest.mark.parametrize(
+    ("channels", "taps", "stride", "padding", "dilation", "room"),
+    [(3, 7, 2, 3, 1, 32), (5, 1, 1, 0, 1, 16), (2, 5, 3, 1, 2, 48), (37, 1, 1, 0, 1, 48), (3, 4, 4, 0, 1, 16)],
+)
+@pytest.mark.parametrize("last", [True, False])
+def test_unfold(v, channels, taps, stride, padding, dilation, room, last):
+    dtype = torch.float32 if v.point.bits == "i32" else torch.float16
+    x = torch.randn(2, channels, 2, 3, 41, dtype=dtype)
+    lines = F.pad(x, (padding, padding)).unfold(-1, dilation * (taps - 1) + 1, stride)[..., ::dilation]
+    pixels = lines.shape[-2]
+    expected = torch.zeros(2, room, 2, 3, pixels, dtype=dtype)
+    expected[:, : taps * channels] = lines.movedim(-1, 1).flatten(1, 2)
+    out = channels_last(torch.full_like(expected, math.nan), 1)
+    given = as_operand(x, "channels_last" if last else "any", 1)
+    tensors = [without_size_one(split_groups(t, 1, 1)) for t in (given, out)]
+    run(UNFOLD, v.plan, tensors, (taps, stride, padding, dilation), ())
+    assert torch.equal(out, expected)
