@@ -29,6 +29,13 @@ def predict(point: Point, op: Op, tile: tuple[int, int], tiles: Expr, waves: Exp
     return 3_000_000 * launches + 500_000 * waves + 1000 * (slowest * 100 // percent)
 
 
+def step_ns(point: Point, tile: tuple[int, int], block_k: int, percent: int) -> int:
+    """Nanoseconds of a multiprocessor for one block of K of a tile."""
+    arch = max((a for a in _OPERATIONS if a <= point.arch), default=min(_OPERATIONS))
+    kind = point.precision if point.dtype == "fp32" else point.dtype
+    return max(2 * tile[0] * tile[1] * block_k * 100 // (_OPERATIONS[arch][kind] * percent), 1)
+
+
 def streamed(point: Point, op: Op, percent: int) -> Expr:
     """Picoseconds of a kernel that memory and L1 bound: every tensor once, at `percent` of what memory has."""
     arch = max((a for a in _MEMORY if a <= point.arch), default=min(_MEMORY))

@@ -72,7 +72,7 @@ def _plan(point: Point) -> Plan | None:
         # The precision of fp32 makes no difference where nothing is a product.
         serves=serves(point) | {"precision": (0, 1)},
         launches=(launch, reduce_launch(point.dtype)),
-        locals=split_locals(channels * taps, 4, c.block_p, least=4),
+        locals=split_locals(channels * taps, 4, c.block_p, 4, 400),
         buffers=(PARTIALS,),
         cost=streamed(point, OP, 40 if last else 20) + 3_000_000,
     )

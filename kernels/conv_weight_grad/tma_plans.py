@@ -4,7 +4,7 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 
 from tk.aot.expr import ceil_div, device, minimum
 from tk.aot.spec import ITEMSIZE, Config, Const, Int, Kernel, Launch, Plan, Point, Scratch, TensorMap, require
-from tk.kernels.conv.cost import predict
+from tk.kernels.conv.cost import predict, step_ns
 from tk.kernels.conv.op import fits_32_bits, serves
 from tk.kernels.conv.tma_plans import Gather, is_dense, whole_pieces
 from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
@@ -57,7 +57,7 @@ def _plan(point: Point) -> Plan:
         ),
         serves=serves(point),
         launches=(launch, reduce_launch(point.dtype)),
-        locals=split_locals(tiles, 1, c.block_k, least=16),
+        locals=split_locals(tiles, 1, c.block_k, 16, step_ns(point, (c.block_m, c.block_n), c.block_k, 90)),
         buffers=(PARTIALS,),
         cost=predict(
             point, OP, (c.block_m, c.block_n), units, ceil_div(units, device.sm_count), PIXELS_PER_SPLIT,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,9 +15,13 @@ from tk.aot.grid import Variant, bucket_expr, buckets, enumerate_grid
 from tk.aot.spec import DTYPES
 from tk.kernels.conv.family import FAMILY
 from tk.kernels.conv.op import OP
+from tk.kernels.conv_weight_grad.family import FAMILY as WEIGHT_GRAD_FAMILY
+from tk.kernels.conv_weight_grad.op import OP as WEIGHT_GRAD
+from tk.kernels.conv_weight_grad.reduce import PIXELS_PER_SPLIT, SPLITS
 
 H200 = {"sm_count": 132, "arch": 90, "shared_optin": 232448, "l2_bytes": 60 << 20}
 GRID = enumerate_grid(FAMILY, 90)
+WEIGHT_GRAD_GRID = enumerate_grid(WEIGHT_GRAD_FAMILY, 90)
 
 
 @dataclass(frozen=True)
@@ -193,3 +198,46 @@ def test_tma_gathers_what_a_convolution_reads():
             count += 1
             break
     assert count > 50
+
+
+# --- The weight's gradient ---
+
+
+def gradient_problem(case: Case) -> Problem:
+    image = [case.n, case.groups, case.c, *case.size]
+    weight = [case.groups, case.o, case.c, *case.kernel]
+    grad = [case.n, case.groups, case.o, *case.out]
+    order = (0, 3, 4, 5, 1, 2)
+    tensors = [value(grad, order), value(image, order), value(weight, (0, 1, 3, 4, 5, 2))]
+    bare = Problem(tensors, (*case.stride, *case.padding, *case.dilation, 0), 0, H200)
+    return replace(bare, locals=evaluate_locals(WEIGHT_GRAD.locals.values(), bare))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        conv2d(32, 256, 256, 56),
+        conv2d(32, 64, 128, 224, stride=2),
+        conv2d(32, 64, 64, 56),
+        conv2d(32, 256, 512, 56),  # 72 tiles: two waves of 3 parts would leave a fifth of the GPU idle
+        conv2d(32, 512, 512, 7),  # 144 tiles, in one part twelve more than there are multiprocessors
+        conv2d(32, 256, 512, 56, kernel=1, stride=2),
+        conv2d(32, 1024, 512, 14, kernel=1),
+    ],
+)
+def test_the_pixels_of_a_weights_gradient_are_split_to_keep_all_multiprocessors_busy(case):
+    problem = gradient_problem(case)
+    for v in WEIGHT_GRAD_GRID.variants:
+        if v.kernel.name != "weight_grad_tma" or v.point.dtype != "bf16" or v.point.spatial != 2:
+            continue
+        inner = replace(problem, locals=evaluate_locals(v.plan.locals, problem))
+        tiles = -(-case.o // v.point.config.block_m) * -(-case.c // v.point.config.block_n) * math.prod(case.kernel)
+        steps = -(-problem.locals[0] // 64)
+        splits, share = SPLITS.evaluate(inner), PIXELS_PER_SPLIT.evaluate(inner) // 64
+        assert (splits - 1) * share < steps <= splits * share
+        busiest = -(-tiles * splits // 132) * share
+        even = tiles * steps / 132
+        step_us = 2 * 128 * v.point.config.block_n * 64 / 5.6e6
+        # Beside it, the parts are written and read: 8 bytes for each number of the gradient, at 4 TB/s.
+        part_us = case.o * case.c * math.prod(case.kernel) * 2e-6
+        assert busiest * step_us + splits * part_us < 1.1 * even * step_us + 13, (v.name, tiles, splits, busiest, even)

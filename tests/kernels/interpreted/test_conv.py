@@ -20,6 +20,7 @@ from tk.kernels.conv_unfold import FAMILY as UNFOLD_FAMILY
 from tk.kernels.conv_unfold import OP as UNFOLD
 from tk.kernels.conv_weight_grad.family import FAMILY as WEIGHT_GRAD_FAMILY
 from tk.kernels.conv_weight_grad.op import OP as WEIGHT_GRAD
+from tk.kernels.conv_weight_grad.reduce import SPLITS
 
 from .launcher import describe, run
 
@@ -211,30 +212,48 @@ def variants_of_the_weights_gradient() -> list[Variant]:
     return [v for v in enumerate_grid(WEIGHT_GRAD_FAMILY, 80).variants if v.point.dtype in DTYPES]
 
 
+def check_weight_gradient(v: Variant, case: Case) -> None:
+    dtype, layout, g = DTYPES[v.point.dtype], v.point.layout, case.groups
+    sizes, kernel, out_sizes = as_3d(case.sizes, 1), as_3d(case.kernel, 1), as_3d(case.out_sizes, 1)
+    geometry = (*as_3d(case.stride, 1), *as_3d(case.padding, 0), *as_3d(case.dilation, 1))
+    x = torch.randn(case.n, g * case.c, *sizes).half().to(dtype)  # what tf32 has room for
+    grad = torch.randn(case.n, g * case.o, *out_sizes).half().to(dtype)
+    weight = torch.zeros(g * case.o, case.c, *kernel, dtype=torch.float64, requires_grad=True)
+    y = F.conv3d(x.double(), weight, None, *(geometry[i : i + 3] for i in (0, 3, 6)), groups=g)
+    (exact,) = torch.autograd.grad(y, weight, grad.double())
+
+    out = torch.full(weight.shape, math.nan, dtype=dtype)
+    tensors = [
+        split_groups(as_operand(grad, layout, 1), g, 1),
+        split_groups(as_operand(x, layout, 1), g, 1),
+        split_groups(out, g, 0),
+    ]
+    precision = ("ieee", "tf32").index(v.point.precision)
+    run(WEIGHT_GRAD, v.plan, [without_size_one(t) for t in tensors], (*geometry, precision), ())
+    eps, inner = EPSILON[dtype], case.n * math.prod(out_sizes)
+    torch.testing.assert_close(out.double(), exact, rtol=2 * eps, atol=eps * inner**0.5)
+
+
 @pytest.mark.parametrize("v", variants_of_the_weights_gradient(), ids=name)
 def test_weight_gradient_against_float64(v):
     torch.manual_seed(0)
-    dtype, layout = DTYPES[v.point.dtype], v.point.layout
     for case in gradient_cases(v):
-        g = case.groups
-        sizes, kernel, out_sizes = as_3d(case.sizes, 1), as_3d(case.kernel, 1), as_3d(case.out_sizes, 1)
-        geometry = (*as_3d(case.stride, 1), *as_3d(case.padding, 0), *as_3d(case.dilation, 1))
-        x = torch.randn(case.n, g * case.c, *sizes).half().to(dtype)  # what tf32 has room for
-        grad = torch.randn(case.n, g * case.o, *out_sizes).half().to(dtype)
-        weight = torch.zeros(g * case.o, case.c, *kernel, dtype=torch.float64, requires_grad=True)
-        y = F.conv3d(x.double(), weight, None, *(geometry[i : i + 3] for i in (0, 3, 6)), groups=g)
-        (exact,) = torch.autograd.grad(y, weight, grad.double())
+        check_weight_gradient(v, case)
 
-        out = torch.full(weight.shape, math.nan, dtype=dtype)
-        tensors = [
-            split_groups(as_operand(grad, layout, 1), g, 1),
-            split_groups(as_operand(x, layout, 1), g, 1),
-            split_groups(out, g, 0),
-        ]
-        precision = ("ieee", "tf32").index(v.point.precision)
-        run(WEIGHT_GRAD, v.plan, [without_size_one(t) for t in tensors], (*geometry, precision), ())
-        eps, inner = EPSILON[dtype], case.n * math.prod(out_sizes)
-        torch.testing.assert_close(out.double(), exact, rtol=2 * eps, atol=eps * inner**0.5)
+
+def splits(v: Variant, tensors: list[torch.Tensor], ints: tuple[int, ...]) -> int:
+    problem = describe(WEIGHT_GRAD, tensors, ints)
+    return SPLITS.evaluate(replace(problem, locals=evaluate_locals(v.plan.locals, problem)))
+
+
+def test_more_parts_than_are_added_up_at_a_time():
+    v = next(v for v in variants_of_the_weights_gradient() if v.point.config.name == "32x32x16_s3_w4_fma"
+             and v.point.layout == "channels_last" and not v.point.grouped)  # fmt: skip
+    case = Case(1, 1, 16, 16, (27, 31), (1, 2), (1, 1), (0, 0), (1, 1))
+    x, grad, out = (torch.zeros(1, 1, 16, 1, *sizes) for sizes in (case.sizes, case.out_sizes, case.kernel))
+    assert splits(v, [grad, x, out], (1, 1, 1, 0, 0, 0, 1, 1, 1, 0)) > 4
+    torch.manual_seed(0)
+    check_weight_gradient(v, case)
 
 
 def test_the_pixels_are_split():
@@ -242,8 +261,7 @@ def test_the_pixels_are_split():
     v = next(v for v in variants_of_the_weights_gradient() if v.point.config.name == "64x64x32_s4_w4")
     x = torch.zeros(4, 1, 16, 1, 30, 30, dtype=torch.float16)
     grad = torch.zeros(4, 1, 16, 1, 30, 30, dtype=torch.float16)
-    problem = describe(WEIGHT_GRAD, [grad, x, torch.zeros(1, 16, 16, 1, 3, 3, dtype=torch.float16)], (1,) * 9 + (0,))
-    assert evaluate_locals(v.plan.locals, problem)[1] > 4
+    assert splits(v, [grad, x, torch.zeros(1, 16, 16, 1, 3, 3, dtype=torch.float16)], (1,) * 9 + (0,)) > 4
 
 
 # --- The copy with channels together ---
