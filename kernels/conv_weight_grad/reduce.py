@@ -43,7 +43,7 @@ def weight_grad_reduce(partials, out, rows, K, splits, OC, C, KH, KW, out_g, out
 
 # Of a plan: its locals are those of `split_locals`, its buffer PARTIALS, its second launch `reduce_launch`.
 _ROOM = len(OP.locals)
-_MOST_WAVES = 4
+_MOST_WAVES = 8
 _BEST = _ROOM + _MOST_WAVES
 _CHOSEN = _BEST + _MOST_WAVES - 1
 PIXELS_PER_SPLIT, SPLITS = local(_CHOSEN), local(_CHOSEN + 1)
@@ -56,7 +56,7 @@ _BYTES_A_NANOSECOND = 4000
 def split_locals(tiles: Expr, occupancy: int, step: int, least: int, step_ns: int) -> tuple[Expr, ...]:
     """Into how many parts of whole steps the pixels of a tile are split, none shorter than `least` steps.
 
-    As many as make one to four waves of programs, whichever is done first: more waves waste less of the last one, but
+    As many as make one to eight waves of programs, whichever is done first: more waves waste less of the last one, but
     every part is written and read once. step_ns: of `step` pixels of a tile, while `occupancy` programs share a
     multiprocessor."""
     tiles = maximum(tiles, 1)
