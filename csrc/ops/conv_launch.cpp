@@ -4,129 +4,14 @@
 #include <numeric>
 #include <vector>
 
-#include "launch.h"
+#include "conv_copies.h"
 #include "matrix.h"
-#include "runtime.h"
 
 namespace tk::ops {
 
-int32_t target(Device device) { return device.is_cuda() ? device.index : described_device(); }
-
 namespace {
 
-int64_t precision_of(const Settings& s, int32_t dtype) {
-  if (dtype != kFloat32) return 0;
-  return s.precision >= 0 ? s.precision : allows_tf32_in_convolutions();
-}
-
-void launch_op(tk_op op, std::span<const tk_tensor> tensors, std::span<const int64_t> ints,
-               std::span<const double> floats, const Settings& s, Device device) {
-  tk_call call;
-  call.op = op;
-  call.mode = static_cast<uint32_t>(s.mode) | (wants_deterministic() ? TK_MODE_DETERMINISTIC : 0);
-  call.config = static_cast<int32_t>(s.config);
-  call.device = target(device);
-  call.n_tensors = static_cast<uint32_t>(tensors.size());
-  call.n_ints = static_cast<uint32_t>(ints.size());
-  call.n_floats = static_cast<uint32_t>(floats.size());
-  call.tensors = tensors.data();
-  call.ints = ints.data();
-  call.floats = floats.data();
-  launch(call, device);
-}
-
-// Whether kernels that load 16 bytes of channels at a time could serve. Depthwise ones take any layout.
-bool has_wide_channels(const View& x) {
-  const int64_t channels = x.sizes[View::kChannels];
-  if (x.sizes[1] == 1) return channels % 8 == 0;
-  return channels > 1 && channels * x.sizes[1] % 16 == 0;
-}
-
-// Where channels are apart, a copy in which they are together costs less than reading them one by one, for every tap.
-void put_channels_together(View& view, bool is_weight, const Settings& s, Tensor& memory) {
-  const bool needs = is_weight && view.sizes[0] > 1 ? view.strides[View::kChannels] != 1 : !view.is_channels_last();
-  if (!needs) return;
-  const View copy = channels_last_like(view, is_weight, memory);
-  View from = as_images(view, is_weight);
-  View to = as_images(copy, is_weight);
-  if (from.sizes[1] * from.sizes[2] % 16 == 0 && (!is_weight || view.sizes[0] == 1)) {
-    static const tk_op op = tk_intern_op("conv_layout");
-    const tk_tensor tensors[] = {to_core(from), to_core(to, true)};
-    Settings plain = s;
-    plain.config = -1;
-    if (view.count() > 0) launch_op(op, tensors, {}, {}, plain, view.device);
-  } else {
-    check_shim(aoti_torch_copy_(as_tensor(to).get(), as_tensor(from).get(), 0), "put channels together");
-  }
-  view = copy;
-}
-
-// A convolution whose input has few channels, or a number of which no kernel loads 16 bytes at a time, reads single
-// elements and multiplies with tensor cores that are mostly idle. Copies pay where there is enough to multiply: of the
-// input and of the weight, padded with zeros to 16 channels or a multiple, and where they are few with the taps along w
-// beside each other as channels of one pixel.
-struct Unfolding {
-  int64_t taps;      // along w
-  int64_t channels;  // of the copies
-};
-
-constexpr int64_t kWorthCopies = int64_t{1} << 26;  // multiplications
-
-bool wants_unfolding(const View& x, const View& weight, const View& out, const Settings& s) {
-  const int64_t channels = x.sizes[View::kChannels];
-  const bool can_be_read = channels % 16 == 0 || (x.is_channels_last() && channels * item_size(x.dtype) % 16 == 0);
-  if (x.sizes[1] != 1 || can_be_read || weight.count() == 0 || s.config >= 0) return false;
-  if (x.dtype == kFloat32 && precision_of(s, x.dtype) == 0) return false;  // no tensor cores
-  // As for every choice: in batch-invariant mode not by how many images there are.
-  const int64_t images = (s.mode & TK_MODE_BATCH_INVARIANT) != 0 ? 8 : out.sizes[0];
-  return images * (out.count() / std::max<int64_t>(out.sizes[0], 1)) * (weight.count() / weight.sizes[1]) >=
-         kWorthCopies;
-}
-
-Unfolding unfolding_of(const View& weight, int64_t stride) {
-  constexpr int64_t kStep = 64;  // channels that a kernel multiplies at a time
-  const auto padded = [](int64_t channels) { return (channels + 15) / 16 * 16; };
-  const int64_t channels = weight.sizes[View::kChannels];
-  const int64_t taps = weight.sizes[5];
-  // All taps, where one step takes them or pixels are not copied more than twice.
-  const bool all = padded(taps * channels) <= std::max(kStep, 2 * channels * stride);
-  return {all ? taps : 1, padded(all ? taps * channels : channels)};
-}
-
-// Of images, or of a weight's filters as images.
-View unfolded(const View& from, bool is_weight, const Unfolding& unfolding, const std::array<int64_t, 4>& ints,
-              int64_t pixels, const Settings& s, Tensor& memory) {
-  View shape = from;
-  shape.sizes[View::kChannels] = unfolding.channels;
-  shape.sizes[5] = pixels;
-  const View copy = channels_last_like(shape, is_weight, memory);
-  static const tk_op op = tk_intern_op("conv_unfold");
-  const tk_tensor tensors[] = {to_core(as_images(from, is_weight)), to_core(as_images(copy, is_weight), true)};
-  if (copy.count() > 0) launch_op(op, tensors, ints, {}, s, from.device);
-  return copy;
-}
-
-// x, of which a pixel of the result then reads one along w where all taps are unfolded.
-View unfolded_image(const View& x, const Unfolding& unfolding, const Problem& p, const Settings& s, Tensor& memory) {
-  if (unfolding.taps == 1) return unfolded(x, false, unfolding, {1, 1, 0, 1}, x.sizes[5], s, memory);
-  const std::array<int64_t, 4> ints = {unfolding.taps, p.stride[2], p.padding[2], p.dilation[2]};
-  return unfolded(x, false, unfolding, ints, p.out.sizes[5], s, memory);
-}
-
-void unfold_geometry(Problem& p, const Unfolding& unfolding) {
-  if (unfolding.taps == 1) return;
-  p.stride[2] = 1;
-  p.padding[2] = 0;
-  p.dilation[2] = 1;
-}
-
-void unfold(Problem& p, const Settings& s, Tensor& x_memory, Tensor& weight_memory) {
-  const Unfolding unfolding = unfolding_of(p.weight, p.stride[2]);
-  p.x = unfolded_image(p.x, unfolding, p, s, x_memory);
-  const int64_t left = unfolding.taps == 1 ? p.weight.sizes[5] : 1;
-  p.weight = unfolded(p.weight, true, unfolding, {unfolding.taps, 1, 0, 1}, left, s, weight_memory);
-  unfold_geometry(p, unfolding);
-}
+// --- Products ---
 
 // The pixels of images as the rows of a matrix, or of one for each image: a batch. False where they do not run
 // together.
@@ -235,6 +120,26 @@ void launch_convolution(const Problem& p, const Settings& s) {
   launch_op(op, tensors, ints, {}, s, p.x.device);
 }
 
+// Of several groups: each alone.
+void launch_groups(const Problem& p, const Settings& s) {
+  for (int64_t g = 0; g < p.weight.sizes[0]; g++) launch_convolution(group_of(p, g), s);
+}
+
+// Makes `p` one for `launch_groups`, or for `launch_convolution` where that is better: false.
+bool prepare_groups(Problem& p, const Settings& s, Tensor& weight_memory) {
+  const int64_t merge = groups_to_merge(p, s);
+  if (merge == 0) return false;
+  if (merge == 1) {
+    put_channels_together(p.weight, true, s, weight_memory);
+    return true;
+  }
+  p.weight = merged_weight(p.weight, merge, weight_memory);
+  for (View* image : {&p.x, &p.bias, &p.out}) *image = with_merged_groups(*image, merge);
+  return true;
+}
+
+// --- Gradients ---
+
 // The places of the input at remainder `first` of a stride, and the taps that reach them: tap + n * tap_step reads
 // result pixel place + shift - n * back.
 struct Phase {
@@ -328,6 +233,22 @@ void launch_unfolded_weight_gradient(Problem p, const View& grad, const Settings
   check_shim(aoti_torch_copy_(as_tensor(p.weight).get(), as_tensor(sum).get(), 0), "keep the taps of a gradient");
 }
 
+// Of each group alone, or of several as one: of that gradient the blocks on the diagonal are kept.
+void launch_merged_weight_gradient(Problem p, const View& grad, const View& x, int64_t merge, const Settings& s) {
+  const View weight = p.weight;
+  Tensor memory;
+  p.out = with_merged_groups(grad, merge);
+  p.x = with_merged_groups(x, merge);
+  if (merge > 1) p.weight = merged_weight_like(weight, merge, memory);
+  for (int64_t g = 0; g < p.weight.sizes[0]; g++) {
+    const Problem one = group_of(p, g);
+    launch_weight_sum(one.out, one.x, one.weight, one, s);
+  }
+  if (merge == 1) return;
+  check_shim(aoti_torch_copy_(groups_of(weight, merge).get(), diagonal_of(p.weight, weight, merge).get(), 0),
+             "keep the blocks of a gradient");
+}
+
 }  // namespace
 
 void launch_forward(Problem p, const Settings& s) {
@@ -338,6 +259,7 @@ void launch_forward(Problem p, const Settings& s) {
     unfold(p, s, x_memory, weight_memory);
   } else if (has_wide_channels(p.x)) {
     put_channels_together(p.x, false, s, x_memory);
+    if (prepare_groups(p, s, weight_memory)) return launch_groups(p, s);
     put_channels_together(p.weight, true, s, weight_memory);
   }
   launch_convolution(p, s);
@@ -364,13 +286,18 @@ void launch_input_gradient(Problem whole, const Geometry& g, const Settings& s) 
   if (g.stride == Spatial{1, 1, 1} &&
       launch_product(problem_of(whole, {reached[0][0], reached[1][0], reached[2][0]}, g.stride), s))
     return;
+  bool by_group = false;
   if (has_wide_channels(whole.x)) {
     put_channels_together(whole.x, false, s, x_memory);
-    put_channels_together(whole.weight, true, s, weight_memory);
+    by_group = prepare_groups(whole, s, weight_memory);
+    if (!by_group) put_channels_together(whole.weight, true, s, weight_memory);
   }
   for (const Phase& d : reached[0])
     for (const Phase& h : reached[1])
-      for (const Phase& w : reached[2]) launch_convolution(problem_of(whole, {d, h, w}, g.stride), s);
+      for (const Phase& w : reached[2]) {
+        const Problem part = problem_of(whole, {d, h, w}, g.stride);
+        by_group ? launch_groups(part, s) : launch_convolution(part, s);
+      }
 }
 
 void launch_weight_gradient(View grad, View x, const View& out, const Geometry& g, const Settings& s) {
@@ -384,6 +311,8 @@ void launch_weight_gradient(View grad, View x, const View& out, const Geometry& 
   if (has_wide_channels(grad)) put_channels_together(grad, false, s, grad_memory);
   if (unfolds) {
     launch_unfolded_weight_gradient(p, grad, s);
+  } else if (const int64_t merge = groups_to_merge(p, s); merge > 0 && has_wide_channels(x)) {
+    launch_merged_weight_gradient(p, grad, x, merge, s);
   } else {
     launch_weight_sum(grad, x, out, p, s);
   }

@@ -6,7 +6,7 @@ from tk.aot.expr import ceil_div, device, minimum
 from tk.aot.spec import ITEMSIZE, Config, Const, Int, Kernel, Launch, Plan, Point, Scratch, TensorMap, require
 from tk.kernels.conv.cost import predict, step_ns
 from tk.kernels.conv.op import fits_32_bits, serves
-from tk.kernels.conv.tma_plans import Gather, is_dense, whole_pieces
+from tk.kernels.conv.tma_plans import Gather, is_even, pixel_pitch, whole_pieces
 from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
 from tk.kernels.conv_weight_grad.reduce import PARTIALS, PIXELS_PER_SPLIT, SPLITS, reduce_launch, split_locals
 from tk.kernels.conv_weight_grad.tma import weight_grad_tma
@@ -17,7 +17,7 @@ M, N, C, TAPS = OP.local("M"), OP.local("N"), OUT.size(2), OP.local("taps")
 
 def _grad_map(dtype: str, pixels: int, channels: int) -> TensorMap:
     layout = NVMMASharedLayout(128, 8 * ITEMSIZE[dtype], 2)
-    return TensorMap(GRAD, dtype, (M, N), (N, 1), (pixels, channels), layout=repr(layout))
+    return TensorMap(GRAD, dtype, (M, N), (pixel_pitch(GRAD), 1), (pixels, channels), layout=repr(layout))
 
 
 def _plan(point: Point) -> Plan:
@@ -50,7 +50,7 @@ def _plan(point: Point) -> Plan:
             fits_32_bits(OP, X),
             require(OP.local("groups") == 1, "1 group"),
             require(whole_pieces(X, (0, 3, 4, 5), itemsize), "x channels-last, in pieces of 16 bytes"),
-            require(is_dense(GRAD) & (GRAD.alignment >= 16), "grad dense and channels-last, on a 16-byte boundary"),
+            require(is_even(GRAD, itemsize), "grad channels-last with evenly spaced pixels, on 16-byte boundaries"),
             require((C * itemsize % 16 == 0) & (N * itemsize % 16 == 0), f"channels a multiple of {16 // itemsize}"),
             require((C > 0) & (M > 0), "channels and pixels"),
             _GATHER.within_reach(point.spatial),

@@ -214,15 +214,22 @@ def test_which_calls_are_made(h100):
 
 
 def check(
-    device: int, dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor | None, geometry, activation: int = 0
+    device: int,
+    dtype: torch.dtype,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry,
+    activation: int = 0,
+    groups: int = 1,
 ):
     """Result and gradients against torch's in float64; the names of what was launched for each of the three."""
     x, weight = x.to(dtype), weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
     name = f"conv{weight.dim() - 2}d"
-    result, names = launched(device, name, x, weight, bias, *geometry, 1, activation)
+    result, names = launched(device, name, x, weight, bias, *geometry, groups, activation)
     wide = [t.double().requires_grad_() for t in (x, weight)]
-    exact = expected(*wide, None if bias is None else bias.double(), geometry, 1)
+    exact = expected(*wide, None if bias is None else bias.double(), geometry, groups)
     eps = 2 * torch.finfo(dtype).eps
     torch.testing.assert_close(result.double(), ACTIVATIONS[activation](exact.detach()), rtol=eps, atol=eps)
     grad = torch.randn(result.shape).to(dtype)
@@ -231,7 +238,7 @@ def check(
     of_gradients = []
     gradients = torch.autograd.grad(exact, wide, grad.double())
     for op, reference in zip(("conv_input_grad", "conv_weight_grad"), gradients, strict=True):
-        found, called = launched(device, op, grad, x, weight, *geometry, 1)
+        found, called = launched(device, op, grad, x, weight, *geometry, groups)
         torch.testing.assert_close(found.double(), reference, rtol=eps, atol=eps)
         of_gradients.append(called)
     return names, *of_gradients
@@ -336,3 +343,37 @@ def test_places_that_no_tap_reaches_are_zeros(h100):
     assert names[1] == ["conv_layout"] + ["conv"] * 2
     names = check(h100, torch.float32, x, weight[:, :, :, :1], None, [[2, 2], [0, 0], [1, 1]])
     assert names[1] == ["conv_layout", "conv"]
+
+
+# Sizes of images and filters, groups; how many of these are multiplied as one. 2**28 multiplications for a launch.
+GROUPS = {
+    "of 8 channels": ((2, 128, 61, 60), (128, 8, 3, 3), 16, 8),
+    "of 4 channels": ((1, 64, 86, 85), (64, 4, 3, 3), 16, 16),
+    "fewer than a step takes": ((2, 96, 126, 120), (96, 32, 3, 3), 3, 1),
+    "other channels out": ((2, 64, 90, 86), (128, 8, 3, 3), 8, 4),
+    "of many channels": ((2, 160, 40, 40), (192, 80, 3, 5), 2, 1),
+}
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_groups_with_much_to_multiply_are_convolutions_of_one_group(h100, case):
+    torch.manual_seed(0)
+    sizes, filters, groups, merged = GROUPS[case]
+    x, weight, bias = torch.randn(sizes), torch.randn(filters), torch.randn(filters[0])
+    geometry = [[1, 1], [1, 1], [1, 1]]
+    names = check(h100, torch.bfloat16, last(x), weight, bias, geometry, 1, groups)
+    assert names[0] == ["conv"] * (groups // merged)
+    assert names[1] == ["conv"] * (groups // merged)
+    assert names[2] == ["conv_weight_grad"] * (groups // merged)
+    if case == "of 8 channels":
+        names = check(h100, torch.bfloat16, x, weight, None, geometry, 0, groups)
+        assert names[0] == ["conv_layout"] + ["conv"] * 2
+        strided = [[2, 1], [1, 0], [1, 1]]
+        names = check(h100, torch.bfloat16, last(x.repeat(2, 1, 1, 1)), weight, None, strided, 0, groups)
+        assert names[1] == ["conv"] * 4, "two remainders, two groups of groups"
+
+
+def test_groups_with_little_to_multiply_are_one_launch(h100):
+    x, weight = last(torch.randn(1, 128, 20, 20)), torch.randn(128, 8, 3, 3)
+    names = check(h100, torch.bfloat16, x, weight, None, [[1, 1], [1, 1], [1, 1]], 0, 16)
+    assert names == (["conv"], ["conv"], ["conv_weight_grad"])

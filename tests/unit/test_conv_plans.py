@@ -99,12 +99,33 @@ def fastest(case: Case) -> Variant:
         (conv2d(32, 1024, 2048, 14, kernel=1, stride=2), "conv_tma"),
         (conv2d(32, 3, 64, 224, kernel=7, stride=2), "conv_pointer"),
         (conv2d(32, 8, 8, 56, groups=32), "conv_pointer"),
-        (conv2d(32, 1, 1, 56, kernel=7, groups=96), "conv_depthwise"),
+        (conv2d(32, 1, 1, 56, kernel=7, groups=96), "conv_depthwise_slide"),
+        (conv2d(32, 1, 1, 56, kernel=7, groups=96, last=False), "conv_depthwise_slide"),
+        (conv2d(8, 1, 1, 112, stride=2, groups=32), "conv_depthwise_slide"),
+        (conv2d(1, 1, 1, 14, groups=96), "conv_depthwise"),  # too little for a launch more
+        (conv2d(32, 1, 1, 56, kernel=9, groups=96), "conv_depthwise"),
         (conv2d(32, 16, 32, 56, last=False), "conv_pointer"),
     ],
 )
 def test_which_kernel_is_for_what(case, kernel):
     assert fastest(case).kernel.name == kernel
+
+
+def test_one_group_of_several_is_for_tma():
+    """Its pixels lie as far from each other as all groups' channels are many."""
+    problem = conv2d(32, 64, 64, 56).problem()
+    for name, t in (("x", 0), ("out", 3)):
+        wide = replace(problem.tensors[t], strides=tuple(s if s == 1 else 4 * s for s in problem.tensors[t].strides))
+        tensors = [wide if i == t else other for i, other in enumerate(problem.tensors)]
+        found = fitting(replace(problem, tensors=tensors))
+        stores = {v.point.store for v, _ in found.values() if v.kernel.name == "conv_tma"}
+        assert "matrix" in stores, name
+    # Every second line of a larger result is no matrix.
+    strides = list(problem.tensors[3].strides)
+    strides[0], strides[4] = 2 * strides[0], 2 * strides[4]
+    tensors = [*problem.tensors[:3], replace(problem.tensors[3], strides=tuple(strides))]
+    found = fitting(replace(problem, tensors=tensors))
+    assert {v.point.store for v, _ in found.values() if v.kernel.name == "conv_tma"} == {"channels_last", "contiguous"}
 
 
 def test_in_batch_invariant_mode_the_choice_does_not_depend_on_the_batch():

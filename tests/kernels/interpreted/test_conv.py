@@ -90,9 +90,25 @@ def cases(v: Variant) -> tuple[Case, ...]:
     general = v.point.layout == "any"
     if v.kernel.name == "conv_depthwise":
         return DEPTHWISE_GENERAL if general else DEPTHWISE
+    if v.kernel.name == "conv_depthwise_slide":
+        return sliding(v)
     if v.point.grouped:
         return GROUPED_GENERAL if general else GROUPED
     return (*CASES[:2], *GENERAL) if general else CASES
+
+
+def sliding(v: Variant) -> tuple[Case, ...]:
+    """More than one block along every dimension, and none that is full; other taps, strides and dilations across."""
+    k, s = v.point.taps, v.point.stride
+    if v.point.layout == "channels_last":
+        return (
+            Case(2, 48, 1, 1, (9, 9 * s + 1), (3, k), (2, s), (1, k // 2), (2, 1), bias=True, activation=4),
+            Case(1, 16, 1, 1, (3, 4, 5 * s + k), (2, 1, k), (1, 1, s), (1, 0, 1), (1, 1, 1)),
+        )
+    return (
+        Case(2, 9, 1, 2, (9 * s + 1, 19), (k, 3), (s, 2), (k // 2, 2), (1, 2), bias=True, activation=4),
+        Case(1, 5, 1, 1, (3, 5 * s + k, 4), (2, k, 1), (1, s, 1), (1, 1, 0), (1, 1, 1)),
+    )
 
 
 def as_3d(values: tuple[int, ...], fill: int) -> tuple[int, ...]:
@@ -166,13 +182,24 @@ def test_against_float64(v):
         torch.testing.assert_close(out.double(), exact, rtol=2 * eps, atol=eps * inner**0.5)
 
 
-@pytest.mark.parametrize("v", [v for v in interpretable() if v.point.config.name.startswith("64x32x16_s")], ids=name)
+WALKED_BACKWARDS = [
+    v
+    for v in interpretable()
+    if v.point.config.name.startswith("64x32x16_s")
+    or (v.kernel.name == "conv_depthwise_slide" and v.point.axes["dtype"] == "fp32" and v.point.taps == 3)
+]
+
+
+@pytest.mark.parametrize("v", [v for v in WALKED_BACKWARDS if v.point.axes.get("stride", 1) == 1], ids=name)
 def test_negative_dilation_is_the_gradient_of_the_input(v):
     """A stride of 1: the gradient reads the result at h + padding - tap * dilation."""
     if v.point.layout == "mixed":
         return
     torch.manual_seed(0)
-    case = replace(GROUPED[0] if v.point.grouped else CASES[0], bias=False, activation=0)
+    if v.kernel.name == "conv_depthwise_slide":
+        case = Case(2, 16, 1, 1, (9, 11), (3, 3), (1, 1), (1, 1), (1, 1))
+    else:
+        case = replace(GROUPED[0] if v.point.grouped else CASES[0], bias=False, activation=0)
     g = case.groups
     x = torch.randn(case.n, g * case.c, *case.sizes, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(g * case.o, case.c, *case.kernel, dtype=torch.float64)
