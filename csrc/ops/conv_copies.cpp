@@ -42,6 +42,12 @@ bool has_wide_channels(const View& x) {
   return channels > 1 && channels * x.sizes[1] % 16 == 0;
 }
 
+bool wants_depthwise_copies(const View& grad, const View& weight) {
+  const bool is_depthwise = weight.sizes[1] == 1 && weight.sizes[View::kChannels] == 1 && weight.sizes[0] % 16 == 0;
+  const int64_t taps = weight.sizes[3] * weight.sizes[4] * weight.sizes[5];
+  return is_depthwise && grad.count() * taps >= kWorthCopies;
+}
+
 void put_channels_together(View& view, bool is_weight, const Settings& s, Tensor& memory) {
   const bool needs =
       is_weight && view.sizes[0] > 1 ? view.strides[View::kChannels] != 1 : !view.is_channels_last(!is_weight);
@@ -49,6 +55,11 @@ void put_channels_together(View& view, bool is_weight, const Settings& s, Tensor
   const View copy = channels_last_like(view, is_weight, memory);
   View from = as_images(view, is_weight);
   View to = as_images(copy, is_weight);
+  for (View* image : {&from, &to})
+    if (image->sizes[View::kChannels] == 1) {  // then groups are the channels
+      std::swap(image->sizes[1], image->sizes[View::kChannels]);
+      std::swap(image->strides[1], image->strides[View::kChannels]);
+    }
   if (from.sizes[1] * from.sizes[2] % 16 == 0 && (!is_weight || view.sizes[0] == 1)) {
     static const tk_op op = tk_intern_op("conv_layout");
     const tk_tensor tensors[] = {to_core(from), to_core(to, true)};

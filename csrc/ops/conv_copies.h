@@ -15,6 +15,9 @@ void launch_op(tk_op op, std::span<const tk_tensor> tensors, std::span<const int
 
 // Whether kernels that load 16 bytes of channels at a time could serve. Depthwise ones take any layout.
 bool has_wide_channels(const View& x);
+// Whether the gradient of a weight of groups of one channel each is worth channels-last copies: the fast kernel for it
+// has no other layout.
+bool wants_depthwise_copies(const View& grad, const View& weight);
 // Where channels are apart, a copy in which they are together costs less than reading them one by one, for every tap.
 void put_channels_together(View& view, bool is_weight, const Settings& s, Tensor& memory);
 

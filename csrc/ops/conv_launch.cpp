@@ -307,8 +307,9 @@ void launch_weight_gradient(View grad, View x, const View& out, const Geometry& 
   const Problem p = {
       .x = x, .weight = out, .bias = {}, .out = grad, .stride = g.stride, .padding = g.padding, .dilation = g.dilation};
   const bool unfolds = wants_unfolding(x, out, grad, s);
-  if (!unfolds && has_wide_channels(x)) put_channels_together(x, false, s, x_memory);
-  if (has_wide_channels(grad)) put_channels_together(grad, false, s, grad_memory);
+  const bool depthwise = wants_depthwise_copies(grad, out);
+  if (!unfolds && (depthwise || has_wide_channels(x))) put_channels_together(x, false, s, x_memory);
+  if (depthwise || has_wide_channels(grad)) put_channels_together(grad, false, s, grad_memory);
   if (unfolds) {
     launch_unfolded_weight_gradient(p, grad, s);
   } else if (const int64_t merge = groups_to_merge(p, s); merge > 0 && has_wide_channels(x)) {

@@ -29,7 +29,7 @@ from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
 from tk.kernels.conv_weight_grad.reduce import (
     FREE_LOCAL,
     PARTIALS,
-    PIXELS_PER_SPLIT,
+    SHARE,
     SPLITS,
     reduce_launch,
     split_locals,
@@ -157,7 +157,7 @@ def problem_args(point: Point) -> dict[str, Arg]:
         KH=Int(OUT.size(4)),
         KW=Int(OUT.size(5)),
         **{name: Int(GRAD.size(3 + i)) for i, name in enumerate(("PD", "PH", "PW"))},
-        per_split=Int(PIXELS_PER_SPLIT),
+        per_split=Int(SHARE),
         **{name: Int(OP.int(name)) for name in GEOMETRY},
         **strides(point),
     )
@@ -235,7 +235,7 @@ def _plan(point: Point) -> Plan | None:
         locals=(*split_locals(per_tile * ceil_div(G, merge), c.occupancy, c.block_k, 8, step), merge),
         buffers=(PARTIALS,),
         cost=predict(
-            point, OP, (c.block_m, c.block_n), programs, waves, PIXELS_PER_SPLIT,
+            point, OP, (c.block_m, c.block_n), programs, waves, SHARE,
             percent=percent, extra_bytes=again, launches=2,
         ),
         general=packed,

@@ -46,24 +46,26 @@ _ROOM = len(OP.locals)
 _MOST_WAVES = 8
 _BEST = _ROOM + _MOST_WAVES
 _CHOSEN = _BEST + _MOST_WAVES - 1
-PIXELS_PER_SPLIT, SPLITS = local(_CHOSEN), local(_CHOSEN + 1)
+SHARE, SPLITS = local(_CHOSEN), local(_CHOSEN + 1)
 FREE_LOCAL = _CHOSEN + 2  # the first that is a plan's own
 PARTIALS = Buffer(SPLITS * _COUNT * 4)
 _MOST_SCRATCH = 1 << 28  # bytes
 _BYTES_A_NANOSECOND = 4000
 
 
-def split_locals(tiles: Expr, occupancy: int, step: int, least: int, step_ns: int) -> tuple[Expr, ...]:
-    """Into how many parts of whole steps the pixels of a tile are split, none shorter than `least` steps.
+def split_locals(tiles: Expr, occupancy: int, step: int, least: int, step_ns: Expr | int,
+                 length: Expr = M) -> tuple[Expr, ...]:  # fmt: skip
+    """Into how many parts of whole steps the pixels of a tile are split, none shorter than `least` steps; or whatever
+    there are `length` of.
 
     As many as make one to eight waves of programs, whichever is done first: more waves waste less of the last one, but
-    every part is written and read once. step_ns: of `step` pixels of a tile, while `occupancy` programs share a
+    every part is written and read once. step_ns: of `step` of them for a tile, while `occupancy` programs share a
     multiprocessor."""
     tiles = maximum(tiles, 1)
     at_once = device.sm_count * occupancy
-    steps = ceil_div(M, step)
+    steps = ceil_div(length, step)
     affordable = maximum(_MOST_SCRATCH // maximum(4 * _COUNT, 1), 1)
-    most = maximum(minimum(affordable, ceil_div(M, least * step)), 1)
+    most = maximum(minimum(affordable, ceil_div(length, least * step)), 1)
     rooms = tuple(maximum(minimum(wave * at_once // tiles, most), 1) for wave in range(1, _MOST_WAVES + 1))
 
     def time(parts: Expr) -> Expr:
@@ -76,7 +78,7 @@ def split_locals(tiles: Expr, occupancy: int, step: int, least: int, step_ns: in
         this = local(_ROOM + i)
         better.append(select(time(this) < time(best[-1]), this, best[-1]))
         best.append(local(_BEST + i - 1))
-    return (*rooms, *better, ceil_div(steps, best[-1]) * step, ceil_div(M, PIXELS_PER_SPLIT))
+    return (*rooms, *better, ceil_div(steps, best[-1]) * step, ceil_div(length, SHARE))
 
 
 def reduce_launch(dtype: str) -> Launch:

@@ -8,7 +8,7 @@ from tk.kernels.conv.cost import predict, step_ns
 from tk.kernels.conv.op import fits_32_bits, serves
 from tk.kernels.conv.tma_plans import Gather, is_even, pixel_pitch, whole_pieces
 from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
-from tk.kernels.conv_weight_grad.reduce import PARTIALS, PIXELS_PER_SPLIT, SPLITS, reduce_launch, split_locals
+from tk.kernels.conv_weight_grad.reduce import PARTIALS, SHARE, SPLITS, reduce_launch, split_locals
 from tk.kernels.conv_weight_grad.tma import weight_grad_tma
 
 _GATHER = Gather(OP, X, OUT, GRAD)
@@ -31,7 +31,7 @@ def _plan(point: Point) -> Plan:
         taps=Int(TAPS),
         splits=Int(SPLITS),
         k_blocks=Int(ceil_div(M, c.block_k)),
-        share=Int(PIXELS_PER_SPLIT // c.block_k),
+        share=Int(SHARE // c.block_k),
         **_GATHER.args(),
         BLOCK_M=Const(c.block_m),
         BLOCK_N=Const(c.block_n),
@@ -60,7 +60,7 @@ def _plan(point: Point) -> Plan:
         locals=split_locals(tiles, 1, c.block_k, 16, step_ns(point, (c.block_m, c.block_n), c.block_k, 90)),
         buffers=(PARTIALS,),
         cost=predict(
-            point, OP, (c.block_m, c.block_n), units, ceil_div(units, device.sm_count), PIXELS_PER_SPLIT,
+            point, OP, (c.block_m, c.block_n), units, ceil_div(units, device.sm_count), SHARE,
             percent=90, extra_bytes=again, launches=2,
         ),
     )  # fmt: skip

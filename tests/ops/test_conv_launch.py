@@ -373,6 +373,15 @@ def test_groups_with_much_to_multiply_are_convolutions_of_one_group(h100, case):
         assert names[1] == ["conv"] * 4, "two remainders, two groups of groups"
 
 
+def test_the_gradient_of_a_depthwise_weight_is_of_channels_last_images(h100):
+    torch.manual_seed(0)
+    weight, geometry = torch.randn(64, 1, 7, 7), [[1, 1], [3, 3], [1, 1]]
+    for images, copies in ((3, ["conv_layout"] * 2), (2, [])):  # 77 and 51 million multiplications
+        x = torch.randn(images, 64, 90, 91)
+        assert check(h100, torch.bfloat16, x, weight, None, geometry, 0, 64)[2] == [*copies, "conv_weight_grad"]
+        assert check(h100, torch.bfloat16, last(x), weight, None, geometry, 0, 64)[2] == ["conv_weight_grad"]
+
+
 def test_groups_with_little_to_multiply_are_one_launch(h100):
     x, weight = last(torch.randn(1, 128, 20, 20)), torch.randn(128, 8, 3, 3)
     names = check(h100, torch.bfloat16, x, weight, None, [[1, 1], [1, 1], [1, 1]], 0, 16)

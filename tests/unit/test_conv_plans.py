@@ -17,7 +17,7 @@ from tk.kernels.conv.family import FAMILY
 from tk.kernels.conv.op import OP
 from tk.kernels.conv_weight_grad.family import FAMILY as WEIGHT_GRAD_FAMILY
 from tk.kernels.conv_weight_grad.op import OP as WEIGHT_GRAD
-from tk.kernels.conv_weight_grad.reduce import PIXELS_PER_SPLIT, SPLITS
+from tk.kernels.conv_weight_grad.reduce import SHARE, SPLITS
 
 H200 = {"sm_count": 132, "arch": 90, "shared_optin": 232448, "l2_bytes": 60 << 20}
 GRID = enumerate_grid(FAMILY, 90)
@@ -254,7 +254,7 @@ def test_the_pixels_of_a_weights_gradient_are_split_to_keep_all_multiprocessors_
         inner = replace(problem, locals=evaluate_locals(v.plan.locals, problem))
         tiles = -(-case.o // v.point.config.block_m) * -(-case.c // v.point.config.block_n) * math.prod(case.kernel)
         steps = -(-problem.locals[0] // 64)
-        splits, share = SPLITS.evaluate(inner), PIXELS_PER_SPLIT.evaluate(inner) // 64
+        splits, share = SPLITS.evaluate(inner), SHARE.evaluate(inner) // 64
         assert (splits - 1) * share < steps <= splits * share
         busiest = -(-tiles * splits // 132) * share
         even = tiles * steps / 132

@@ -228,6 +228,8 @@ def test_negative_dilation_is_the_gradient_of_the_input(v):
 
 def gradient_cases(v: Variant) -> tuple[Case, ...]:
     general = v.point.layout == "any"
+    if v.kernel.name == "weight_grad_slide":
+        return sliding(v)
     if v.kernel.name == "weight_grad_depthwise":
         return DEPTHWISE_GENERAL if general else DEPTHWISE
     if v.point.grouped:
