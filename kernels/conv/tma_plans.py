@@ -246,9 +246,9 @@ def _plan(point: Point) -> Plan | None:
 
 
 def _tile(block_m: int, block_n: int, num_stages: int, subtile_n: int, itemsize: int = 2, pingpong: bool = False,
-          stores: str = "matrix", three: bool = False) -> Config:  # fmt: skip
-    """stores: those that it is compiled with. three: and for three dimensions."""
-    block_k = 128 // itemsize
+          stores: str = "matrix", three: bool = False, block_k: int = 0) -> Config:  # fmt: skip
+    """stores: those that it is compiled with. three: and for three dimensions. block_k: 128 bytes by default."""
+    block_k = block_k or 128 // itemsize
     schedule = "pingpong" if pingpong else "coop"
     name = f"{block_m}x{block_n}x{block_k}_s{num_stages}_{schedule}{'_tf32' if itemsize == 4 else ''}"
     params = dict(block_m=block_m, block_n=block_n, block_k=block_k, num_stages=num_stages, subtile_n=subtile_n,
@@ -261,8 +261,13 @@ _ALL = "matrix channels_last contiguous"
 CONFIGS = (
     _tile(128, 128, 6, 64, stores=_ALL, three=True),
     _tile(128, 256, 4, 64, stores=_ALL),
-    _tile(128, 64, 8, 32, stores=_ALL),
+    _tile(128, 64, 8, 32, stores=_ALL, three=True),
     _tile(256, 128, 4, 32),
+    # 64 channels out: with twice the pixels, the weight is fetched half as often.
+    _tile(256, 64, 4, 32, stores=_ALL, three=True),
+    # 32 channels in, as unfolded first layers have: of 64, half would be zeros.
+    _tile(128, 64, 12, 32, stores=_ALL, three=True, block_k=32),
+    _tile(256, 64, 8, 32, stores=_ALL, three=True, block_k=32),
     _tile(64, 128, 8, 64, pingpong=True),
     _tile(128, 128, 6, 32, pingpong=True),
     _tile(128, 128, 6, 64, itemsize=4, stores=_ALL, three=True),
