@@ -150,6 +150,13 @@ Problem group_of(Problem p, int64_t g) {
   return p;
 }
 
+bool has_kernels_for_groups(const View& x, int64_t in, int64_t out) {
+  int64_t arch = 0;
+  if (item_size(x.dtype) != 2 || in % 64 != 0 || out % 64 != 0) return false;
+  check_status(tk_device_arch(target(x.device), &arch));
+  return arch == 90;
+}
+
 int64_t groups_to_merge(const Problem& p, const Settings& s) {
   constexpr int64_t kChannels = 64;
   const int64_t groups = p.weight.sizes[0];
@@ -163,7 +170,8 @@ int64_t groups_to_merge(const Problem& p, const Settings& s) {
   const int64_t images = (s.mode & TK_MODE_BATCH_INVARIANT) != 0 ? 8 : p.out.sizes[0];
   const int64_t pixels = p.out.count() / std::max<int64_t>(p.out.sizes[0] * groups * out, 1);
   const int64_t taps = p.weight.count() / (groups * in * out);
-  return images * pixels * taps * merge * in * merge * out >= kWorthLaunch ? merge : 0;
+  const int64_t launches = has_kernels_for_groups(p.x, merge * in, merge * out) ? 1 : groups / merge;
+  return images * pixels * taps * merge * in * out * groups >= kWorthLaunch * launches ? merge : 0;
 }
 
 Tensor diagonal_of(const View& merged, const View& weight, int64_t merge) {

@@ -120,8 +120,9 @@ void launch_convolution(const Problem& p, const Settings& s) {
   launch_op(op, tensors, ints, {}, s, p.x.device);
 }
 
-// Of several groups: each alone.
+// Of several groups: each alone, or all at once where there are kernels for that.
 void launch_groups(const Problem& p, const Settings& s) {
+  if (has_kernels_for_groups(p.x, p.weight.sizes[View::kChannels], p.weight.sizes[1])) return launch_convolution(p, s);
   for (int64_t g = 0; g < p.weight.sizes[0]; g++) launch_convolution(group_of(p, g), s);
 }
 

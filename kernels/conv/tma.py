@@ -77,20 +77,28 @@ class Position:
 
 @gluon.aggregate
 class ImageOperand:
-    """TILE pixels as BLOCKS blocks, one TMA load each."""
+    """TILE pixels as BLOCKS blocks, one TMA load each. GROUPED: `tiles_of_group` columns of tiles have a group's output
+    channels, and read that group's input channels."""
 
     desc: gl.nvidia.hopper.tma.tensor_descriptor_im2col
     smem: gl.shared_memory_descriptor
     conv: Convolution
+    tiles_of_group: gl.tensor
     TILE: gl.constexpr
     BLOCKS: gl.constexpr
+    GROUPED: gl.constexpr
 
     @gluon.jit
-    def locate(self, row):
+    def locate(self, at):
+        """For each block its image and first pixel; then the first channel."""
+        row = at[0] * self.TILE
         places = (self.conv.locate(row),)
         for i in gl.static_range(1, self.BLOCKS):
             places = places + (self.conv.locate(row + i * (self.TILE // self.BLOCKS)),)
-        return places
+        if self.GROUPED:
+            return places + (at[1] // self.tiles_of_group * self.conv.channels,)
+        else:
+            return places + (gl.to_tensor(0),)
 
     @gluon.jit
     def load(self, pipeline, state, places, at):
@@ -100,14 +108,15 @@ class ImageOperand:
         d_offset = (at.kd * conv.dilation_d + conv.shift_d).to(gl.int16)
         h_offset = (at.kh * conv.dilation_h + conv.shift_h).to(gl.int16)
         w_offset = (at.kw * conv.dilation_w + conv.shift_w).to(gl.int16)
+        c = places[self.BLOCKS] + at.c
         for i in gl.static_range(self.BLOCKS):
             image, d, h, w = places[i]
             smem = self.smem.index(state.stage * self.BLOCKS + i)
             if conv.SPATIAL == 2:
-                tma.async_load_im2col(self.desc, [image, h, w, at.c], [h_offset, w_offset], barrier, smem)
+                tma.async_load_im2col(self.desc, [image, h, w, c], [h_offset, w_offset], barrier, smem)
             else:
                 offsets = [d_offset, h_offset, w_offset]
-                tma.async_load_im2col(self.desc, [image, d, h, w, at.c], offsets, barrier, smem)
+                tma.async_load_im2col(self.desc, [image, d, h, w, c], offsets, barrier, smem)
 
 
 @gluon.aggregate
@@ -120,8 +129,8 @@ class WeightOperand:
     TILE: gl.constexpr
 
     @gluon.jit
-    def locate(self, row):
-        return row
+    def locate(self, at):
+        return at[1] * self.TILE
 
     @gluon.jit
     def load(self, pipeline, state, row, at):
@@ -138,7 +147,7 @@ def produce_taps(self):
     state = self.pipeline.begin()
     while self.scheduler.has_work(work):
         work, tile, k_begin, k_end = self.scheduler.next(work)
-        places = self.operand.locate(self.scheduler.coordinates(tile)[self.SIDE] * self.operand.TILE)
+        places = self.operand.locate(self.scheduler.coordinates(tile))
         zero = gl.to_tensor(0)
         at = Position(zero, zero, zero, zero)
         for _ in range(k_begin, k_end):
@@ -203,22 +212,23 @@ class PixelStore:
 
 
 @gluon.jit
-def conv_tma(x_desc, weight_desc, out_desc, out, bias, rows, cols, taps, channels, tiles, group,
+def conv_tma(x_desc, weight_desc, out_desc, out, bias, rows, cols, taps, channels, tiles, tiles_of_group, group,
              PD, PH, PW, KH, KW, stride_d, stride_h, stride_w, lower_d, lower_h, lower_w,
              dilation_d, dilation_h, dilation_w, shift_d, shift_h, shift_w,
              out_n, out_o, out_d, out_h, out_w, bias_o, activation, has_bias,
              BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
              COOPERATIVE: gl.constexpr, PINGPONG: gl.constexpr, SUBTILE_N: gl.constexpr,
              EPILOGUE_STAGES: gl.constexpr, SPATIAL: gl.constexpr, STORE: gl.constexpr, EPILOGUE: gl.constexpr,
-             CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr):  # fmt: skip
-    """out, rows x cols. tiles: of all of it. STORE: "matrix": out_desc is a view of it whose rows are pixels;
-    "channels_last", "contiguous": by strides, and which of them neighbouring threads should have."""
+             GROUPED: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr):  # fmt: skip
+    """out, rows x cols. tiles: of all of it; tiles_of_group: columns of them. channels: of a group. STORE: "matrix":
+    out_desc is a view of it whose rows are pixels; "channels_last", "contiguous": by strides, and which of them
+    neighbouring threads should have."""
     ROWS: gl.constexpr = BLOCK_M // COOPERATIVE
     CONSUMERS: gl.constexpr = 2 if PINGPONG else COOPERATIVE
     conv = Convolution(PD, PH, PW, KH, KW, channels, stride_d, stride_h, stride_w, lower_d, lower_h, lower_w,
                        dilation_d, dilation_h, dilation_w, shift_d, shift_h, shift_w, SPATIAL)  # fmt: skip
     a_smem = gl.allocate_shared_memory(x_desc.dtype, [STAGES * COOPERATIVE, ROWS, BLOCK_K], x_desc.layout)
-    a = ImageOperand(x_desc, a_smem, conv, BLOCK_M, COOPERATIVE)
+    a = ImageOperand(x_desc, a_smem, conv, tiles_of_group, BLOCK_M, COOPERATIVE, GROUPED)
     b_smem = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_N, BLOCK_K], x_desc.layout)
     b = WeightOperand(weight_desc, b_smem, conv, BLOCK_N)
     if STORE == "matrix":

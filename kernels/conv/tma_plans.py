@@ -28,6 +28,7 @@ from tk.kernels.conv.op import serves as serves_bucket
 from tk.kernels.conv.tma import conv_tma
 
 M, N, C, TAPS = OP.local("M"), OP.local("N"), WEIGHT.size(2), OP.local("taps")
+G = OP.local("groups")
 
 
 # --- What TMA sees ---
@@ -88,10 +89,10 @@ class Gather:
             found[f"shift_{letter}"] = Int(self.shift(d))
         return found
 
-    def image_map(self, dtype: str, spatial: int, pixels: int, channels: int) -> TensorMap:
+    def image_map(self, dtype: str, spatial: int, pixels: int, channels: int, grouped: bool = False) -> TensorMap:
         dims = range(3 - spatial, 3)
         places = (0, *(3 + d for d in dims))
-        count = self.weight.size(2)
+        count = self.weight.size(2) * self.op.local("groups") if grouped else self.weight.size(2)
         layout = NVMMASharedLayout(min(128, ITEMSIZE[dtype] * channels), 8 * ITEMSIZE[dtype], 2)
         steps = tuple(self.geometry("stride", d) for d in dims)
         return TensorMap(
@@ -121,13 +122,14 @@ class Gather:
         return require(holds, message)
 
 
-def weight_map(dtype: str, rows: int, channels: int) -> TensorMap:
+def weight_map(dtype: str, rows: int, channels: int, grouped: bool) -> TensorMap:
+    """grouped: the output channels of all groups."""
     layout = NVMMASharedLayout(min(128, ITEMSIZE[dtype] * channels), 8 * ITEMSIZE[dtype], 5)
     places = (1, 3, 4, 5)
     return TensorMap(
         WEIGHT,
         dtype,
-        (*(WEIGHT.size(p) for p in places), C),
+        (G * N if grouped else N, *(WEIGHT.size(p) for p in places[1:]), C),
         (*dense_strides(WEIGHT, places, C), 1),
         (rows, 1, 1, 1, channels),
         layout=repr(layout),
@@ -159,6 +161,24 @@ def is_even(t: Tensor, itemsize: int) -> Expr:
     return holds
 
 
+def _columns(point: Point) -> Expr:
+    return G * N if point.grouped else N
+
+
+def _groups(point: Point) -> tuple[Constraint, ...]:
+    c = point.config
+    if not point.grouped:
+        return (require(G == 1, "1 group"),)
+    joined = (X.stride(1) == C) & (OUT.stride(1) == N * OUT.stride(2)) & (WEIGHT.stride(0) == N * WEIGHT.stride(1))
+    joined = joined & (~BIAS.present | (BIAS.stride(0) == N * BIAS.stride(1)))
+    # Not more: what a step reads beyond them would be the next group's.
+    whole = (C % c.block_k == 0) & (N % c.block_n == 0)
+    return (
+        require((G > 1) & joined, "groups, side by side"),
+        require(whole, f"input channels a multiple of {c.block_k} in each group, output channels of {c.block_n}"),
+    )
+
+
 def _out(point: Point) -> tuple[dict[str, Arg], tuple[Constraint, ...]]:
     """The view of out that a kernel stores through, and what it needs."""
     c = point.config
@@ -173,7 +193,9 @@ def _out(point: Point) -> tuple[dict[str, Arg], tuple[Constraint, ...]]:
     if point.store == "matrix":
         layout = NVMMASharedLayout(min(128, size * subtile), 8 * size, 2)
         block = (c.block_m // c.cooperative, subtile)
-        args["out_desc"] = TensorMap(OUT, point.dtype, (M, N), (pixel_pitch(OUT), 1), block, layout=repr(layout))
+        args["out_desc"] = TensorMap(
+            OUT, point.dtype, (M, _columns(point)), (pixel_pitch(OUT), 1), block, layout=repr(layout)
+        )
         holds = is_even(OUT, size) & (N * size % 16 == 0)
         args |= dict.fromkeys(strides, Const(None)) | {"out": Const(None)}
         return args, (require(holds, "out channels-last with evenly spaced pixels, 16 bytes of channels"),)
@@ -197,20 +219,25 @@ def _plan(point: Point) -> Plan | None:
         return None
     if (point.epilogue == "plain") and point.store != "matrix":
         return None
+    if point.grouped and not c.grouped:
+        return None
     out_args, out_constraints = _out(point)
     tile = (c.block_m, c.block_n)
     constants = dict(BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=c.block_k, STAGES=c.num_stages,
                      COOPERATIVE=c.cooperative, PINGPONG=c.pingpong, EPILOGUE_STAGES=2, SPATIAL=point.spatial,
-                     STORE=point.store, EPILOGUE=point.epilogue, CONSUMER_REGS=232, PRODUCER_REGS=24)  # fmt: skip
-    tiles = tiles_of(M, N, tile)
+                     STORE=point.store, EPILOGUE=point.epilogue, GROUPED=point.grouped,
+                     CONSUMER_REGS=232, PRODUCER_REGS=24)  # fmt: skip
+    columns = _columns(point)
+    tiles = tiles_of(M, columns, tile)
     args: dict[str, Arg] = dict(
-        x_desc=_GATHER.image_map(point.dtype, point.spatial, c.block_m // c.cooperative, c.block_k),
-        weight_desc=weight_map(point.dtype, c.block_n, c.block_k),
+        x_desc=_GATHER.image_map(point.dtype, point.spatial, c.block_m // c.cooperative, c.block_k, point.grouped),
+        weight_desc=weight_map(point.dtype, c.block_n, c.block_k, point.grouped),
         bias=Pointer(BIAS, point.dtype, aligned=False),
         rows=Int(M),
-        cols=Int(N),
+        cols=Int(columns),
         taps=Int(TAPS),
         tiles=Int(tiles),
+        tiles_of_group=Int(N // c.block_n),
         group=Int(max(1024 // c.block_m, 1)),
         **_GATHER.args(),
         **out_args,
@@ -220,14 +247,14 @@ def _plan(point: Point) -> Plan | None:
         **{name: Const(value) for name, value in constants.items()},
     )
     plain = require(~BIAS.present & (OP.int("activation") == 0), "neither bias nor activation")
-    judged = tiles_of(OP.local("M_choice"), N, tile)
+    judged = tiles_of(OP.local("M_choice"), columns, tile)
     waves = ceil_div(judged, device.sm_count)
     # Stores by threads take longer, across pixels longest.
     percent = {"matrix": 100, "channels_last": 92, "contiguous": 80}[point.store] - (point.epilogue != "plain")
     return Plan(
         constraints=(
             fits_32_bits(OP, X),
-            require(OP.local("groups") == 1, "1 group"),
+            *_groups(point),
             require(whole_pieces(X, (0, 3, 4, 5), itemsize), "x channels-last, in pieces of 16 bytes"),
             require(whole_pieces(WEIGHT, (1, 3, 4, 5), itemsize), "the weight channels-last, in pieces of 16 bytes"),
             require(C * itemsize % 16 == 0, f"a multiple of {16 // itemsize} channels"),
@@ -246,14 +273,15 @@ def _plan(point: Point) -> Plan | None:
 
 
 def _tile(block_m: int, block_n: int, num_stages: int, subtile_n: int, itemsize: int = 2, pingpong: bool = False,
-          stores: str = "matrix", three: bool = False, block_k: int = 0) -> Config:  # fmt: skip
-    """stores: those that it is compiled with. three: and for three dimensions. block_k: 128 bytes by default."""
+          stores: str = "matrix", three: bool = False, block_k: int = 0, grouped: bool = False) -> Config:  # fmt: skip
+    """stores: those that it is compiled with. three: and for three dimensions. block_k: 128 bytes by default. grouped:
+    and for groups."""
     block_k = block_k or 128 // itemsize
     schedule = "pingpong" if pingpong else "coop"
     name = f"{block_m}x{block_n}x{block_k}_s{num_stages}_{schedule}{'_tf32' if itemsize == 4 else ''}"
     params = dict(block_m=block_m, block_n=block_n, block_k=block_k, num_stages=num_stages, subtile_n=subtile_n,
                   itemsize=itemsize, pingpong=pingpong, cooperative=1 if pingpong else 2, stores=stores,
-                  three=three)  # fmt: skip
+                  three=three, grouped=grouped)  # fmt: skip
     return Config(name, params)
 
 
@@ -261,10 +289,10 @@ _ALL = "matrix channels_last contiguous"
 CONFIGS = (
     _tile(128, 128, 6, 64, stores=_ALL, three=True),
     _tile(128, 256, 4, 64, stores=_ALL),
-    _tile(128, 64, 8, 32, stores=_ALL, three=True),
+    _tile(128, 64, 8, 32, stores=_ALL, three=True, grouped=True),
     _tile(256, 128, 4, 32),
     # 64 channels out: with twice the pixels, the weight is fetched half as often.
-    _tile(256, 64, 4, 32, stores=_ALL, three=True),
+    _tile(256, 64, 4, 32, stores=_ALL, three=True, grouped=True),
     # 32 channels in, as unfolded first layers have: of 64, half would be zeros.
     _tile(128, 64, 12, 32, stores=_ALL, three=True, block_k=32),
     _tile(256, 64, 8, 32, stores=_ALL, three=True, block_k=32),
@@ -279,6 +307,7 @@ _AXES = {
     "spatial": (2, 3),
     "store": ("matrix", "channels_last", "contiguous"),
     "epilogue": ("plain", "vector"),
+    "grouped": (False, True),
 }
 
 KERNELS = (Kernel("conv_tma", OP, _AXES, {90: CONFIGS}, _plan),)

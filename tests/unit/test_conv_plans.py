@@ -99,6 +99,9 @@ def fastest(case: Case) -> Variant:
         (conv2d(32, 1024, 2048, 14, kernel=1, stride=2), "conv_tma"),
         (conv2d(32, 3, 64, 224, kernel=7, stride=2), "conv_pointer"),
         (conv2d(32, 8, 8, 56, groups=32), "conv_pointer"),
+        (conv2d(32, 64, 64, 56, groups=4), "conv_tma"),
+        (conv2d(32, 64, 48, 56, groups=4), "conv_pointer"),  # a tile of 64 would have 16 of the next group's
+        (conv2d(32, 48, 64, 56, groups=4), "conv_pointer"),  # and a step of 64 channels
         (conv2d(32, 1, 1, 56, kernel=7, groups=96), "conv_depthwise_slide"),
         (conv2d(32, 1, 1, 56, kernel=7, groups=96, last=False), "conv_depthwise_slide"),
         (conv2d(8, 1, 1, 112, stride=2, groups=32), "conv_depthwise_slide"),
@@ -109,6 +112,20 @@ def fastest(case: Case) -> Variant:
 )
 def test_which_kernel_is_for_what(case, kernel):
     assert fastest(case).kernel.name == kernel
+
+
+def test_a_tile_of_a_group_reads_that_groups_channels():
+    problem = conv2d(2, 64, 128, 14, groups=4).problem()
+    grouped = [v for v, _ in fitting(problem).values() if v.kernel.name == "conv_tma"]
+    assert grouped
+    for v in grouped:
+        args = v.plan.launches[0].args
+        assert args["tiles_of_group"].value.evaluate(problem) == 128 // v.point.config.block_n
+        assert args["cols"].value.evaluate(problem) == 4 * 128
+        assert args["x_desc"].sizes[-1].evaluate(problem) == 4 * 64
+        assert [args["weight_desc"].sizes[i].evaluate(problem) for i in (0, -1)] == [4 * 128, 64]
+        if v.point.store == "matrix":
+            assert [n.evaluate(problem) for n in args["out_desc"].sizes] == [2 * 14 * 14, 4 * 128]
 
 
 def test_one_group_of_several_is_for_tma():
