@@ -272,7 +272,12 @@ def test_the_pixels_of_a_weights_gradient_are_split_to_keep_all_multiprocessors_
 
 @pytest.mark.parametrize(
     ("channels", "sizes", "config"),
-    [(512, (1, 3, 3), "128x16_w4"), (256, (1, 56, 56), "64x64_w4"), (64, (1, 1, 1), "128x16_w4")],
+    [
+        (512, (1, 3, 3), "128x16_w4"),
+        (256, (1, 56, 56), "64x64_w4"),
+        (256, (1, 14, 14), "64x64_w4"),
+        (64, (1, 1, 1), "128x16_w4"),
+    ],
 )
 def test_filters_are_copied_in_tiles_of_few_pixels(channels, sizes, config):
     x = value([32, 1, channels, *sizes], range(6))
