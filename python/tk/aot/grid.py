@@ -58,13 +58,14 @@ def enumerate_grid(family: Family, arch: int, sample: bool = False, portable: bo
     """All variants of `family` on `arch` (90 for sm_90). sample: only those that the family's sample takes; portable:
     only those that it keeps as PTX.
 
-    Raises GridError when the records contradict themselves, or when a sample misses a value of an axis."""
+    Raises GridError when the records contradict themselves, or when the newest architecture's sample misses a value of
+    an axis."""
     grid = _enumerate(family, arch)
     if portable:
         grid.variants = [v for v in grid.variants if family.portable(v.kernel, v.point)]
     if sample:
         chosen = [v for v in grid.variants if family.sampled and family.sample(v.kernel, v.point)]
-        if family.sampled:
+        if family.sampled and arch == max(a for k in family.kernels for a in k.configs):
             _check_sample(grid.variants, chosen)
         grid.variants = chosen
     buckets(family.op, grid.variants)  # an ambiguity is an error here, before anything is compiled
