@@ -141,7 +141,7 @@ def int4_from_torch(packed: Tensor, scales_and_zeros: Tensor, group_size: int) -
 
 
 def _values_of_cpu(packed: Tensor) -> Tensor:
-    """[K, N] of uint8 [N, K / 2]: blocks of columns, or of what is left, and in each a line for every k. A block's width
+    """[K, N] of uint8 [N, K / 2]: blocks of columns, or of what is left, and in each a line for every k. Their width
     and which columns share a byte go by the CPU's vectors, so torch is asked: it packs the columns' numbers."""
     if packed.dtype is not torch.uint8 or packed.dim() != 2:
         raise ValueError(
@@ -165,7 +165,7 @@ def _nibbles(packed: Tensor) -> Tensor:
 
 @cache
 def _cpu_block() -> int:
-    """The width of a block: 64 columns with AVX-512, 32 without. Of two lines of zeros and ones, the zeros come first."""
+    """A block's columns: 64 with AVX-512, 32 without. Of a line of zeros and one of ones, the zeros come first."""
     lines = torch.arange(2, dtype=torch.int32).repeat(64, 1)
     return int((_packed_by_cpu(lines).flatten().cumsum(0) == 0).sum()) * 2
 
