@@ -73,6 +73,11 @@ def test_few_rows_are_cut_along_k_and_many_are_tiles(grid: Grid, accumulation: s
     assert chosen(grid, product(4096, 4096, 4096, accumulation)).kernel.name == "scaled_mm_tma"
 
 
+def test_consumers_that_take_turns_are_not_chosen_to_add_up_every_stage(grid: Grid) -> None:
+    assert chosen(grid, product(338, 2416, 7024, "slow")).point.config.name.startswith("128x128")
+    assert chosen(grid, product(256, 4096, 14336, "fast")).point.config.name == "64x128x128_s8_pingpong"
+
+
 def test_what_tma_does_not_take_is_the_general_kernels(grid: Grid) -> None:
     for problem in (product(64, 64, 100, pitch=100), product(300, 9, 64), product(64, 64, 64, pitch=65)):
         assert {v.kernel.name for v, _ in fitting(grid, problem)} == {"scaled_mm_pointer"}
