@@ -2,9 +2,9 @@
 
     TK_NO_LIBRARY=1 PYTHONPATH=python python tools/fit_cost.py mm 90
 
-of mm, or of bmm, mm_plus_mm or scaled_mm. Reads kernels/tuned/sm90/mm_timings.json and writes mm.json beside it.
-"pins": the fastest config of every product measured, where another would be predicted; of mm and its like also with a
-row of bias, and in the other 16-bit dtype. "coefficients": for every config, precision and operand order non-negative
+of mm, or of bmm, mm_plus_mm, scaled_mm or int4_mm. Reads kernels/tuned/sm90/mm_timings.json and writes mm.json beside
+it. "pins": the fastest config of every product measured, where another would be predicted; of mm and its like also with
+a row of bias, and in the other 16-bit dtype. "coefficients": for every config, precision and operand order non-negative
 weights of the terms that its kernel declares (``Plan.terms``), by least squares of the relative error. Prints how the
 choice that follows compares with the best config measured, with each problem's size left out of the fit that chooses
 for it: what a problem that nobody measured may expect.
@@ -329,15 +329,20 @@ def mean(regrets: Sequence[Regret]) -> str:
     return f"{geometric:.4f} ({len(regrets)})"
 
 
+def family_of(op: str) -> Family:
+    room = import_module(f"tk.kernels.{timings.room(op)}.family")
+    return next(f for f in getattr(room, "FAMILIES", None) or [room.FAMILY] if f.op.name == op)
+
+
 def orders_of(family: Family) -> list[str]:
-    return list(dict.fromkeys(order for kernel in family.kernels for order in kernel.axes["order"]))
+    return list(dict.fromkeys(order for kernel in family.kernels for order in kernel.axes.get("order", ("nn",))))
 
 
 def fit(stem: str, arch: int, folder: Path = TUNED) -> str:
     """Writes the table of an op from its timings, in the architecture's folder below `folder`; returns a report."""
     table = folder / f"sm{arch}" / f"{stem}.json"
     measured = json.loads(table.with_name(f"{stem}_timings.json").read_text())
-    family: Family = import_module(f"tk.kernels.{stem}.family").FAMILY
+    family = family_of(stem)
     variants = Variants(family, arch)
     timed = measured["timings"]
     problems = [problem_of(timing, family.op, arch) for timing in timed]

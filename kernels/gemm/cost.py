@@ -101,12 +101,13 @@ _AS_FAST = {"fp16": "bf16", "fp8e5": "fp8e4nv"}
 
 
 def weights_name(point: Point) -> str:
-    """Of the points that have their weights in common: "config/dtype/order", and what changes a config's pace."""
+    """Of the points that have their weights in common: "config/dtype/order", and what changes a config's pace. What has
+    one order of operands has nn."""
     kind = _AS_FAST.get(_kind(point), _kind(point))
     loads = "" if point.axes.get("aligned", True) else " unaligned"
     rows = f" {point.rows} rows" if "rows" in point.axes else ""
     sums = f" {point.accumulation}" if "accumulation" in point.axes else ""
-    return f"{point.config.name}{rows}{sums}{loads}/{kind}/{point.order}"
+    return f"{point.config.name}{rows}{sums}{loads}/{kind}/{point.axes.get('order', 'nn')}"
 
 
 @dataclass(frozen=True)
@@ -136,12 +137,17 @@ def predict(point: Point, work: Work, slowdown: int = 1, like: Like | None = Non
     The weights, some for few rows and some for many, are fitted to measurements (kernels/tuned/, tools/fit_cost.py);
     without, they are those of `like`; without that too, the roofline counts `slowdown` times, and starting, a tile and
     a fix-up cost what they usually do."""
+    if like is not None:
+        guess = weighted(point, work, like.weights(point.arch))
+    else:
+        guess = 3_000_000 + 500_000 * work.waves + 3_000_000 * work.fixups + 2000 * slowdown * work.roofline(point)
+    return predict_or(point, work, guess)
+
+
+def predict_or(point: Point, work: Work, guess: Expr) -> Expr:
+    """Picoseconds: the work's terms with the weights that were fitted, or a guess where none were."""
     weights = fitted(work.gemm.op.name, point.arch, weights_name(point))
-    if weights is None and like is not None:
-        weights = like.weights(point.arch)
-    if weights is None:
-        return 3_000_000 + 500_000 * work.waves + 3_000_000 * work.fixups + 2000 * slowdown * work.roofline(point)
-    return weighted(point, work, weights)
+    return guess if weights is None else weighted(point, work, weights)
 
 
 def is_fitted(point: Point, work: Work) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import random
 import sys
-from importlib import import_module
 from pathlib import Path
 from statistics import geometric_mean
 from types import ModuleType
@@ -31,6 +30,7 @@ NOISE = 0.02
 # that mm's weights have for the better one.
 LAW = {"launch": 2_900_000, "wave": 600_000, "l2_kb": 35, "dram_kb": 60, "unaligned_kb": 20, "oob_kb": 90}
 PER_PRODUCT, PINGPONG = 0.25, 1.6
+PRODUCTS_OF_A_GEMV = 300_000  # the k block of a kernel that has none
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,12 @@ def problem_of(d: Drawn) -> capi.Problem:
         scales = matrix(d, single, d.m, 1), matrix(d, single, 1, d.n)
         given = (matrix(d, eight, d.m, d.k), matrix(d, eight, d.k, d.n, "t"), *scales, None, out)
         return capi.Problem("scaled_mm", given, (0, int(d.fast)))
+    if d.op == "int4_mm":
+        scales = matrix(d, half, d.k // d.group, d.n)
+        packed = matrix(d, torch.uint8, d.k // 2, d.n)
+        return capi.Problem(
+            "int4_mm", (matrix(d, half, d.m, d.k), packed, scales, scales, None, out), (0, 0), (1.0, 1.0)
+        )
     inner = (d.k, d.k2) if d.op == "mm_plus_mm" else (d.k,)
     factors = [x for k in inner for x in (matrix(d, half, d.m, k, d.order[0]), matrix(d, half, k, d.n, d.order[1]))]
     return capi.Problem(d.op, (*factors, None, out), (0, 0), (1.0, 1.0))
@@ -66,7 +72,7 @@ class Machine:
     """A GPU that obeys the law."""
 
     def __init__(self, fit_cost: ModuleType, op: str):
-        self.family: Family = import_module(f"tk.kernels.{op}.family").FAMILY
+        self.family: Family = fit_cost.family_of(op)
         self.fit_cost, self.variants = fit_cost, fit_cost.Variants(self.family, 90)
 
     def times(self, d: Drawn) -> dict[str, float]:
@@ -82,7 +88,8 @@ class Machine:
     def _us(self, variant, problem) -> float:  # type: ignore[no-untyped-def]
         c = variant.point.config
         pace = PER_PRODUCT * (PINGPONG if c.params.get("pingpong") else 1)
-        law = {**LAW, "k_block": pace * c.block_m * c.block_n * c.block_k}
+        products_of = c.block_m * c.block_n * c.block_k if "block_m" in c.params else PRODUCTS_OF_A_GEMV
+        law = {**LAW, "k_block": pace * products_of}
         terms = dict(zip(variant.plan.terms, self.fit_cost.terms_of(variant, problem), strict=True))
         return sum(law.get(name, 0) * term for name, term in terms.items()) * 1e-6
 

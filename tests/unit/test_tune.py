@@ -230,6 +230,15 @@ def test_tasks_of_the_command() -> None:
     ]  # fmt: skip
 
 
+def test_given_sizes_are_measured_in_every_way() -> None:
+    def found(op: str, text: str) -> list[str]:
+        return list(map(str, products.given(op, text)))
+
+    assert found("bmm", "8x16x32x64") == ["bmm 8x16x32x64 nn", "bmm 8x16x32x64 nt"]
+    assert found("scaled_mm", "16x32x64") == ["scaled_mm 16x32x64 slow", "scaled_mm 16x32x64 fast"]
+    assert found("int4_mm", "1x4096x4096") == ["int4_mm 1x4096x4096 group 128"]
+
+
 def test_random_sizes_depend_on_the_seed_alone() -> None:
     base = command.default_sizes(0, 0)
     assert command.default_sizes(5, 1) == command.default_sizes(5, 1) != command.default_sizes(5, 2)
@@ -250,9 +259,10 @@ def test_wrong_arguments_are_refused(argv: list[str]) -> None:
         (["softmux"], "'softmux' is neither"),
         (["1x1x1", "--dtype", "fp64"], "products are of bf16, fp16, fp32, not fp64"),
         (["softmax", "1x1", "--order", "nt"], "--order: of matrix products alone"),
-        (["bmm", "--order", "nt"], "--order: not of bmm, mm_plus_mm, scaled_mm"),
+        (["bmm", "--order", "nt"], "--order: not of bmm, mm_plus_mm, scaled_mm, int4_mm"),
         (["bmm", "--dtype", "fp16"], "--dtype: .* in bf16, or float8, alone"),
-        (["bmm", "16x16x16"], "16x16x16 beside bmm, mm_plus_mm, scaled_mm"),
+        (["bmm", "16x16x16"], "'16x16x16' is no size of bmm, which is batchxmxnxk"),
+        (["scaled_mm", "softmux"], "'softmux' is no size of scaled_mm, which is mxnxk"),
     ],
 )
 def test_wrong_requests_are_refused(argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,8 +193,8 @@ def add_parser(subparsers: Any) -> None:
         "what",
         metavar="MxNxK|OP|SHAPE",
         nargs="*",
-        help="products (default: those of Llama-3); or bmm, mm_plus_mm and scaled_mm, at random sizes; or generated "
-        "ops, or all, and shapes of their largest tensor",
+        help="products (default: those of Llama-3); or bmm, mm_plus_mm, scaled_mm and int4_mm, at "
+        "random or given sizes; or generated ops, or all, and shapes of their largest tensor",
     )
     add(
         "--dtype",

@@ -1,4 +1,4 @@
-"""``tk tune bmm mm_plus_mm scaled_mm``: every config of these ops at sizes drawn at random.
+"""``tk tune bmm mm_plus_mm scaled_mm int4_mm``: every config of these ops at sizes drawn at random, or at given ones.
 
 Their choice goes by predicted times alone, since nobody calls them with sizes that can be listed. What counts here is
 therefore that all configs are timed for many different problems, from which tools/fit_cost.py fits the weights of those
@@ -12,7 +12,7 @@ import argparse
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -37,12 +37,13 @@ Call = Callable[..., Tensor]  # of inputs and the number of a config
 @dataclass(frozen=True)
 class Drawn:
     """One problem. sizes: by name. order: of both operands of a product, "n" row-major, "t" column-major. fast: the
-    accumulation of float8."""
+    accumulation of float8. group: of int4_mm's scales."""
 
     op: str
     sizes: tuple[tuple[str, int], ...]
     order: str = "nt"
     fast: bool = False
+    group: int = 0
 
     def __getattr__(self, name: str) -> int:
         try:
@@ -52,8 +53,8 @@ class Drawn:
 
     def __str__(self) -> str:
         sizes = "x".join(str(n) for _, n in self.sizes)
-        how = (" fast" if self.fast else " slow") if self.op == "scaled_mm" else ""
-        return f"{self.op} {sizes} {self.order}{how}"
+        how = {"scaled_mm": "fast" if self.fast else "slow", "int4_mm": f"group {self.group}"}.get(self.op, self.order)
+        return f"{self.op} {sizes} {how}"
 
     @property
     def inner(self) -> int:
@@ -104,6 +105,12 @@ def _scaled_mm(rng: random.Random) -> Drawn:
     return Drawn("scaled_mm", (("m", m), ("n", n), ("k", k)), fast=rng.random() < 0.5)
 
 
+def _int4_mm(rng: random.Random) -> Drawn:
+    m = _log_uniform(rng, 1, 127, 1)
+    n, k = (_log_uniform(rng, 1024, 16384, rng.choice((128, 256, 512))) for _ in range(2))
+    return Drawn("int4_mm", (("m", m), ("n", n), ("k", k)), "nn", group=rng.choice((32, 64, 128, 128, k)))
+
+
 def draw(op: str, count: int, seed: int) -> list[Drawn]:
     """Log-uniform sizes, none too large to be timed often; they depend on op and seed alone."""
     rng = random.Random(f"{op} {seed}")
@@ -113,6 +120,20 @@ def draw(op: str, count: int, seed: int) -> list[Drawn]:
         if one.flops <= MOST_FLOPS and one.bytes <= MOST_BYTES:
             found[one] = None
     return list(found)
+
+
+def given(op: str, text: str) -> list[Drawn]:
+    """The problems of sizes like "64x512x512x512", in every way that is drawn. Raises ValueError."""
+    names = OPS[op].sizes
+    parts = text.lower().split("x")
+    if len(parts) != len(names) or not all(p.isdecimal() and int(p) > 0 for p in parts):
+        raise ValueError(f"tk tune: {text!r} is no size of {op}, which is {'x'.join(names)}")
+    one = Drawn(op, tuple(zip(names, map(int, parts), strict=True)))
+    if op == "scaled_mm":
+        return [replace(one, fast=fast) for fast in (False, True)]
+    if op == "int4_mm":
+        return [replace(one, order="nn", group=128)]
+    return [replace(one, order=order) for order in ("nn", "nt")]
 
 
 # --- How they are called ---
@@ -158,22 +179,47 @@ def _scaled_reference(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) ->
     return (a.bfloat16() @ b.bfloat16()).float() * scale_a * scale_b
 
 
+def _int4_inputs(d: Drawn) -> Inputs:
+    b = torch.randint(256, (d.k // 2, d.n), device="cuda", dtype=torch.uint8)
+    scales = (torch.rand(d.k // d.group, d.n, device="cuda") / 8 + 0.05).bfloat16()
+    zeros = torch.randint(4, 12, scales.shape, device="cuda").bfloat16()
+    return _matrix(d.m, d.k, "n"), b, scales, zeros, torch.empty(d.m, d.n, device="cuda", dtype=torch.bfloat16)
+
+
+def _call_int4(d: Drawn, a: Tensor, b: Tensor, scales: Tensor, zeros: Tensor, out: Tensor, config: int = -1) -> Tensor:
+    return torch.ops.tk.int4_mm.out(a, b, scales, zeros, d.group, None, 0, None, -1, config, 0, out=out)
+
+
+def _int4_reference(a: Tensor, b: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    group = 2 * b.shape[0] // scales.shape[0]
+    values = torch.stack((b & 15, b >> 4), 1).reshape(-1, b.shape[1]).float()
+    weight = (values - zeros.float().repeat_interleave(group, 0)) * scales.float().repeat_interleave(group, 0)
+    return a @ weight.bfloat16()
+
+
 @dataclass(frozen=True)
 class Op:
-    """How problems are drawn, made and called, and what torch makes of the same inputs."""
+    """The names of a problem's sizes; how problems are drawn, made and called; what torch makes of the same inputs."""
 
+    sizes: tuple[str, ...]
     draw: Callable[[random.Random], Drawn]
     inputs: Callable[[Drawn], Inputs]
     call: Callable[..., Tensor]
     reference: Callable[..., Tensor]
 
 
+_MNK = ("m", "n", "k")
 OPS: Mapping[str, Op] = {
-    "bmm": Op(_bmm, _bmm_inputs, _call_bmm, torch.bmm),
+    "bmm": Op(("batch", *_MNK), _bmm, _bmm_inputs, _call_bmm, torch.bmm),
     "mm_plus_mm": Op(
-        _mm_plus_mm, _mm_plus_mm_inputs, _call_mm_plus_mm, lambda a, b, c, d: torch.addmm(torch.mm(a, b), c, d)
+        (*_MNK, "k2"),
+        _mm_plus_mm,
+        _mm_plus_mm_inputs,
+        _call_mm_plus_mm,
+        lambda a, b, c, d: torch.addmm(torch.mm(a, b), c, d),
     ),
-    "scaled_mm": Op(_scaled_mm, _scaled_mm_inputs, _call_scaled_mm, _scaled_reference),
+    "scaled_mm": Op(_MNK, _scaled_mm, _scaled_mm_inputs, _call_scaled_mm, _scaled_reference),
+    "int4_mm": Op(_MNK, _int4_mm, _int4_inputs, _call_int4, _int4_reference),
 }
 
 
@@ -199,21 +245,21 @@ def is_meant(what: Sequence[str]) -> bool:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The exit status: 1 when a problem or a config failed. Raises ValueError for other names among the ops'."""
+    """The exit status: 1 when a problem or a config failed. Raises ValueError for what is no size of each op."""
     from tk.tune.command import measure_all
 
-    if other := [text for text in args.what if text not in OPS]:
-        raise ValueError(f"tk tune: {other[0]} beside {', '.join(OPS)}, which are tuned by themselves")
+    ops, sizes = ([text for text in args.what if (text in OPS) == is_op] for is_op in (True, False))
+    tasks = {op: [d for text in sizes for d in given(op, text)] for op in ops}
     if args.dtype != ["bf16"]:
         raise ValueError(f"tk tune: --dtype: {', '.join(OPS)} are tuned in bf16, or float8, alone")
     if not torch.cuda.is_available():
         raise errors.UnsupportedError("tk tune measures on a CUDA GPU, and torch sees none")
     torch.manual_seed(args.seed)
     complete = True
-    for op in args.what:
-        tasks = draw(op, args.random or DRAWN, args.seed)
-        results = measure_all(tasks, args.seconds, measure)
-        complete = complete and len(results) == len(tasks) and not any(r.failures for r in results)
+    for op, wanted in tasks.items():
+        wanted += draw(op, args.random or (0 if sizes else DRAWN), args.seed)
+        results = measure_all(wanted, args.seconds, measure)
+        complete = complete and len(results) == len(wanted) and not any(r.failures for r in results)
         kept = [r for r in results if r.measured]
         print(summary(op, kept))
         if kept:

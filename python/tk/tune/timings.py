@@ -68,9 +68,14 @@ def _declared(problem: capi.Problem) -> tuple[spec.Op, expr.Problem]:
     """The op's declaration, and the problem as its expressions see it."""
     from tk.aot.expr import Problem, evaluate_locals
 
-    op: spec.Op = import_module(f"tk.kernels.{problem.op}.op").OP
+    op: spec.Op = import_module(f"tk.kernels.{room(problem.op)}.op").OP
     bare = Problem(values(problem), problem.ints, problem.mode)
     return op, replace(bare, locals=evaluate_locals(op.locals.values(), bare))
+
+
+def room(op: str) -> str:
+    """Where the kernels of an op are, below ``tk.kernels``."""
+    return {"int4_mm": "int4"}.get(op, op)
 
 
 def values(problem: capi.Problem) -> list[expr.TensorValue | None]:
