@@ -26,6 +26,7 @@ from tk.tune import pins, timings
 from tk.tune.measure import Result, time_configs
 from tk.tune.record import record
 
+DEVICE = "cuda"
 DRAWN = 200  # problems of an op, when none are asked for
 MOST_FLOPS = 1.5e12  # of a problem: 2 ms
 MOST_BYTES = 2 << 30
@@ -141,12 +142,12 @@ def given(op: str, text: str) -> list[Drawn]:
 
 def _matrix(rows: int, cols: int, order: str, *batch: int) -> Tensor:
     shape = (rows, cols) if order == "n" else (cols, rows)
-    x = torch.randn(*batch, *shape, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(*batch, *shape, device=DEVICE, dtype=torch.bfloat16)
     return x if order == "n" else x.mT
 
 
 def _bmm_inputs(d: Drawn) -> Inputs:
-    out = torch.empty(d.batch, d.m, d.n, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty(d.batch, d.m, d.n, device=DEVICE, dtype=torch.bfloat16)
     return _matrix(d.m, d.k, d.order[0], d.batch), _matrix(d.k, d.n, d.order[1], d.batch), out
 
 
@@ -157,7 +158,7 @@ def _call_bmm(d: Drawn, a: Tensor, b: Tensor, out: Tensor, config: int = -1) -> 
 def _mm_plus_mm_inputs(d: Drawn) -> Inputs:
     first = _matrix(d.m, d.k, d.order[0]), _matrix(d.k, d.n, d.order[1])
     second = _matrix(d.m, d.k2, d.order[0]), _matrix(d.k2, d.n, d.order[1])
-    return *first, *second, torch.empty(d.m, d.n, device="cuda", dtype=torch.bfloat16)
+    return *first, *second, torch.empty(d.m, d.n, device=DEVICE, dtype=torch.bfloat16)
 
 
 def _call_mm_plus_mm(d: Drawn, a: Tensor, b: Tensor, c: Tensor, e: Tensor, out: Tensor, config: int = -1) -> Tensor:
@@ -166,8 +167,8 @@ def _call_mm_plus_mm(d: Drawn, a: Tensor, b: Tensor, c: Tensor, e: Tensor, out: 
 
 def _scaled_mm_inputs(d: Drawn) -> Inputs:
     a, b = (x.to(torch.float8_e4m3fn) for x in (_matrix(d.m, d.k, "n"), _matrix(d.k, d.n, "t")))
-    scales = torch.rand(d.m, 1, device="cuda") + 0.5, torch.rand(1, d.n, device="cuda") + 0.5
-    return a, b, *scales, torch.empty(d.m, d.n, device="cuda", dtype=torch.bfloat16)
+    scales = torch.rand(d.m, 1, device=DEVICE) + 0.5, torch.rand(1, d.n, device=DEVICE) + 0.5
+    return a, b, *scales, torch.empty(d.m, d.n, device=DEVICE, dtype=torch.bfloat16)
 
 
 def _call_scaled_mm(d: Drawn, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out: Tensor,
@@ -180,10 +181,10 @@ def _scaled_reference(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) ->
 
 
 def _int4_inputs(d: Drawn) -> Inputs:
-    b = torch.randint(256, (d.k // 2, d.n), device="cuda", dtype=torch.uint8)
-    scales = (torch.rand(d.k // d.group, d.n, device="cuda") / 8 + 0.05).bfloat16()
-    zeros = torch.randint(4, 12, scales.shape, device="cuda").bfloat16()
-    return _matrix(d.m, d.k, "n"), b, scales, zeros, torch.empty(d.m, d.n, device="cuda", dtype=torch.bfloat16)
+    b = torch.randint(256, (d.k // 2, d.n), device=DEVICE, dtype=torch.uint8)
+    scales = (torch.rand(d.k // d.group, d.n, device=DEVICE) / 8 + 0.05).bfloat16()
+    zeros = torch.randint(4, 12, scales.shape, device=DEVICE).bfloat16()
+    return _matrix(d.m, d.k, "n"), b, scales, zeros, torch.empty(d.m, d.n, device=DEVICE, dtype=torch.bfloat16)
 
 
 def _call_int4(d: Drawn, a: Tensor, b: Tensor, scales: Tensor, zeros: Tensor, out: Tensor, config: int = -1) -> Tensor:
