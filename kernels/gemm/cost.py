@@ -31,7 +31,9 @@ class Work:
     waves: tiles that a program does one after the other. k_blocks: blocks of K in all of these. flops: of one k block.
     dram: bytes from and to memory. tile: rows and columns of a tile of out, which needs so many rows of a and columns
     of b. boxes: rows of a and columns of b that come together or not at all (TMA boxes). fixups: how many partial sums
-    are added up for a tile. sm_k_blocks: k blocks of the busiest multiprocessor, where several programs share one."""
+    are added up for a tile. sm_k_blocks: k blocks of the busiest multiprocessor, where several programs share one.
+    b_reads: how often all of b is read, where that is not once for each row of tiles: of groups, each has a part of
+    it."""
 
     gemm: Gemm
     waves: Expr
@@ -42,6 +44,7 @@ class Work:
     boxes: tuple[int, int]
     fixups: Expr = const(0)
     sm_k_blocks: Expr = const(0)
+    b_reads: Expr | None = None
 
     def terms(self, point: Point) -> dict[str, Expr]:
         """What the predicted time is a sum of. Bytes by the KB: one takes less than a picosecond.
@@ -78,7 +81,8 @@ class Work:
         """Bytes of a and of b: each once for every tile that needs it."""
         gemm, (tile_m, tile_n) = self.gemm, self.tile
         a_bytes, b_bytes = gemm.op.local("a_bytes"), gemm.op.local("b_bytes")
-        return ceil_div(gemm.N, tile_n) * a_bytes, ceil_div(gemm.M_choice, tile_m) * b_bytes
+        b_reads = ceil_div(gemm.M_choice, tile_m) if self.b_reads is None else self.b_reads
+        return ceil_div(gemm.N, tile_n) * a_bytes, b_reads * b_bytes
 
     def _out_of_bounds(self) -> Expr:
         """Bytes."""

@@ -105,6 +105,14 @@ def test_predicted_times_grow_with_the_work(grid: Grid, grouped: Grid) -> None:
         assert len(both) > 2 and all(0 < few[v] < many[v] for v in both)
 
 
+def test_a_group_s_rows_of_tiles_read_its_own_matrix_alone(grouped: Grid) -> None:
+    """8 groups of 512 rows: four rows of tiles of 128 each."""
+    problem = groups(8, 4096, 14336, 4096)
+    plan = next(v.plan for v, _ in fitting(grouped, problem) if v.point.config.name == "128x128x128_s6_coop")
+    a, b = 4096 * 4096, 8 * 14336 * 4096
+    assert plan.terms["l2_kb"].evaluate(problem) == (14336 // 128 * a + 4 * b) // 1024
+
+
 def test_maps_of_the_device_are_asked_for_by_name_alone(grid: Grid) -> None:
     """They take a program time that maps from the host do not: none is chosen until one was measured to be faster."""
     for m in (64, 4096, 65536):
