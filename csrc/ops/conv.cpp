@@ -174,10 +174,6 @@ int64_t precision_of(const Settings& s, int32_t dtype) {
   return s.precision >= 0 ? s.precision : allows_tf32_in_convolutions();
 }
 
-// The CUDA device that a call is for, -1 on the CPU. Tensors on the CPU may stand for some on a device that is
-// described.
-int32_t target(Device device) { return device.is_cuda() ? device.index : described_device(); }
-
 void launch_op(tk_op op, std::span<const tk_tensor> tensors, std::span<const int64_t> ints,
                std::span<const double> floats, const Settings& s, Device device) {
   tk_call call;
