@@ -13,8 +13,10 @@ import torch
 
 from tk.aot.spec import Family
 from tk.flex import family, trace
+from tk.kernels.attention import decode
 from tk.kernels.attention.problem import MAX_LENGTH
 
+from . import attention_host
 from .attention_host import Call, block_lists, reference, run_all
 
 WANTED = family.Wanted(("fp16", "fp32"), ((64, 64),), ((64, 64),), paged=True)
@@ -236,6 +238,15 @@ def test_decode(shape: tuple[int, ...], sinks: bool) -> None:
         call = Call(*qkv(*shape, torch.float16), kv_lengths=lengths)
         call.sinks = torch.randn(H) if sinks else None
         check(pair, call, 1, "decode")
+
+
+def test_decode_of_more_parts_than_are_read_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One head of keys for a whole GPU: as many parts as fill it."""
+    monkeypatch.setitem(attention_host.SMALL_GPU, "sm_count", 132)
+    call = Call(*qkv(1, 2, 1, 1, 2 * decode.CHUNK * 64 + 1000, 64, 64, torch.float16))
+    call.sinks = torch.randn(2)
+    call.kv_lengths = torch.tensor([2 * decode.CHUNK * 64 - 70], dtype=torch.int32)  # the last parts have nothing
+    check(Pair(), call, 1, "decode")
 
 
 def test_decode_with_lists_pages_and_a_band() -> None:
