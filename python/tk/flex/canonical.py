@@ -17,6 +17,8 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from tk.flex.record import Recorder
+
 aten = torch.ops.aten
 
 _ALIASES = {
@@ -194,7 +196,7 @@ def _parsed_value(node: ast.expr, known: Mapping[str, fx.Node]) -> Any:
 
 
 def canonical(
-    recorded: fx.GraphModule,
+    recorded: Recorder,
     names: tuple[Sequence[str], Sequence[str]],
     refused: Callable[[str, str | None], Exception],
 ) -> Graph:
@@ -205,7 +207,7 @@ def canonical(
 class _Canonical:
     """Rewrites values first, by node of the recorded graph, and numbers those that the result needs afterwards."""
 
-    def __init__(self, recorded: fx.GraphModule, names: Any, refused: Callable[[str, str | None], Exception]):
+    def __init__(self, recorded: Recorder, names: Any, refused: Callable[[str, str | None], Exception]):
         self.recorded = recorded
         self.arguments, self.leaves = names
         self.refused = refused
@@ -215,9 +217,10 @@ class _Canonical:
 
     def graph(self) -> Graph:
         result: Any = None
+        nodes = _needed(self.recorded.graph)
         for i, node in enumerate(n for n in self.recorded.graph.nodes if n.op == "placeholder"):
             self.made[node] = self._placeholder(i, node)
-        for node in self.recorded.graph.nodes:
+        for node in nodes:
             if node.op == "output":
                 result = self._of(node.args[0])
             elif node.op == "get_attr":
@@ -240,8 +243,8 @@ class _Canonical:
         return made
 
     def _constant(self, node: fx.Node) -> fx.Node:
-        value = getattr(self.recorded, str(node.target))
-        if not isinstance(value, torch.Tensor) or value.dim() != 0:
+        value = self.recorded.constants[str(node.target)]
+        if value.dim() != 0:
             raise self.refused("makes a tensor of its own; capture it", None)
         return self._full(value.item(), value.dtype)
 
@@ -254,8 +257,10 @@ class _Canonical:
         value = node.meta.get("val")
         if not isinstance(node.target, OpOverload) or node.target is aten.sym_size.int:
             meta = _meta(value)
-            if getattr(node.target, "__module__", "").lstrip("_") not in ("operator", "torch", "torch._ops"):
-                raise self.refused(f"uses {node.target} on captured numbers; work it out before and capture it", None)
+            module = getattr(node.target, "__module__", "").lstrip("_")
+            if node.target is not aten.sym_size.int and module not in ("operator", "torch"):
+                name = node.target.__name__  # type: ignore[union-attr]
+                raise self.refused(f"uses {name} on captured numbers; work it out before and capture it", None)
             if meta["kind"] == "bool":
                 raise self.refused("compares captured numbers; capture the result, a bool", None)
             return self._node(node.target, self._of(node.args), self._of(node.kwargs), meta)
@@ -375,6 +380,22 @@ class _Canonical:
     def _read(self, node: fx.Node) -> Read:
         leaf = node.meta["leaf"]
         return Read(leaf, node.meta["kind"], node.meta["dtype"], node.meta.get("rank", 0), self.leaves[leaf])
+
+
+def _needed(graph: fx.Graph) -> list[fx.Node]:
+    """Its nodes without those that nothing comes of: that the result does not need, and that write nothing."""
+    needed: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or node in needed or _acts(node.target):
+            needed.add(node)
+            needed.update(node.all_input_nodes)
+    return [n for n in graph.nodes if n in needed]
+
+
+def _acts(target: Any) -> bool:
+    if not isinstance(target, OpOverload):
+        return False
+    return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
 
 
 def _visit(node: fx.Node, seen: set[fx.Node], order: list[fx.Node]) -> None:

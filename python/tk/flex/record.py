@@ -1,0 +1,477 @@
+"""Records which ATen ops a mod does, without a value to do them on.
+
+A mod's arguments and the tensors it captures are :class:`Value`: a dtype and sizes. Numbers it captures, and sizes, are
+torch.SymInt and torch.SymFloat over :class:`Number`, which torch takes for its own. What a mod does with them goes into
+a torch.fx graph as it reaches ATen. torch's own tracer does the same and more, but it brings in a compiler and an
+algebra system, and takes a second to be imported and a tenth of one for each mod.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+_FIRST_SIZE, _SIZE_STEP = 1680, 16  # of captured tensors: no two alike, and none that a mod would name
+
+
+class Decides(Exception):
+    """The mod decides by numbers, or takes them out of torch. variables: those that hold them (reads.Reads)."""
+
+    def __init__(self, variables: frozenset[str]):
+        self.variables = variables
+
+
+class ControlFlow(Exception):
+    """The mod asks for the value of a tensor."""
+
+
+class Refused(Exception):
+    """Another thing that no graph can hold."""
+
+
+class Value(Tensor):
+    """A tensor without data. meta: one of the same dtype and sizes. node: what it is in the graph. constant: what it
+    holds, where this does not depend on what the mod is given."""
+
+    meta: Tensor
+    node: fx.Node
+    constant: Tensor | None
+
+    @staticmethod
+    def __new__(cls, meta: Tensor, node: fx.Node, constant: Tensor | None = None) -> Value:
+        self: Value = torch.Tensor._make_wrapper_subclass(cls, meta.shape, dtype=meta.dtype, device="cpu")  # type: ignore[attr-defined]
+        self.meta, self.node, self.constant = meta, node, constant
+        return self
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __repr__(self, **_: Any) -> str:
+        return f"<{self.node}: {self.dtype}, traced>"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise Refused(f"keeps a tensor of its arguments past its end, and calls {func} on it")
+
+
+class Recorder(TorchDispatchMode):
+    """The graph of what is done while it is entered.
+
+    Attributes:
+        graph: of calls of ATen overloads and, between numbers, of ``operator``'s and torch's functions. Each node has
+            a stand-in of its result in ``meta["val"]``.
+        constants: the tensors that its get_attr nodes name.
+        failure: the first :class:`Decides`, :class:`ControlFlow` or :class:`Refused` that was raised: the mod may have
+            caught it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self.constants: dict[str, Tensor] = {}
+        self.failure: Exception | None = None
+        self._sizes: dict[int, tuple[fx.Node, int, str, int | None]] = {}  # see tensor()
+
+    # --- What a mod is given ---
+
+    def tensor(
+        self, name: str, dtype: torch.dtype, rank: int = 0, variable: str = "", known: Mapping[int, int] | None = None
+    ) -> Value:
+        """A placeholder. variable: that holds it. known: the sizes that are structure, by dimension; the others are
+        symbols, told by their numbers."""
+        node = self.graph.placeholder(name)
+        sizes = []
+        for d in range(rank):
+            sizes.append(_FIRST_SIZE + _SIZE_STEP * len(self._sizes))
+            self._sizes[sizes[-1]] = (node, d, size_variable(variable, d), (known or {}).get(d))
+        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]  # this is no doing of the mod's
+            node.meta["val"] = made = Value(torch.empty(sizes, dtype=dtype, device="meta"), node)
+        return made
+
+    def number(self, name: str, is_int: bool, variable: str) -> torch.SymInt | torch.SymFloat:
+        """A placeholder."""
+        return self._wrapped(self.graph.placeholder(name), int if is_int else float, variable)
+
+    def size(self, value: int) -> int | torch.SymInt:
+        """A size of a Value as the mod sees it."""
+        if value not in self._sizes:
+            return value
+        node, d, variable, known = self._sizes[value]
+        if known is not None:
+            return known
+        return self._wrapped(self.graph.call_function(aten.sym_size.int, (node, d)), int, variable)
+
+    def _wrapped(self, node: fx.Node, kind: type, variable: str) -> Any:
+        node.meta["val"] = made = _SYMBOLIC[kind](Number(self, node, kind, frozenset([variable])))
+        return made
+
+    # --- What it does ---
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """To be skipped is to import it."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if _is_composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
+        call = _Call(self, args, kwargs)
+        if _asks_for_data(func):
+            return self._asked(func, call)
+        if _takes_device(func):
+            call.meta_kwargs["device"] = "meta"
+        found = _on_meta(func, call)
+        node = self.graph.call_function(func, call.node_args, call.node_kwargs)
+        return self._result(found, node, call, self._constant(func, call))
+
+    def constant(self, value: Tensor) -> Value:
+        """A tensor that the mod did not get from us."""
+        name = f"constant{len(self.constants)}"
+        self.constants[name] = held = value.detach().clone()
+        node = self.graph.create_node("get_attr", name)
+        made = Value(torch.empty_like(value, device="meta"), node, held.clone())
+        node.meta["val"] = made
+        return made
+
+    def _asked(self, func: OpOverload, call: _Call) -> Any:
+        if not call.is_constant:
+            self.fail(ControlFlow(f"{func} asks for the value of a tensor"))
+        return func(*call.constant_args, **call.constant_kwargs)
+
+    def _constant(self, func: OpOverload, call: _Call) -> Any:
+        """What is made of constants alone is one."""
+        if not call.is_constant or torch.Tag.nondeterministic_seeded in func.tags:
+            return None
+        return func(*call.constant_args, **call.constant_kwargs)
+
+    def _result(self, found: Any, node: fx.Node, call: _Call, constant: Any) -> Any:
+        if isinstance(found, Tensor):
+            value = call.given.get(id(found))
+            if value is None:
+                value = Value(found, node, constant)
+            else:  # written in place
+                value.node, value.constant = node, constant
+            node.meta["val"] = Value(value.meta, node)
+            return value
+        if isinstance(found, list | tuple):
+            node.meta["val"] = None
+            parts = [(x, self.graph.call_function(operator.getitem, (node, i))) for i, x in enumerate(found)]
+            return type(found)([self._result(x, part, call, constant and constant[i])
+                                for i, (x, part) in enumerate(parts)])  # fmt: skip
+        node.meta["val"] = found
+        return found
+
+    # --- What it must not ---
+
+    def fail(self, error: Exception) -> NoReturn:
+        if self.failure is None:
+            self.failure = error
+        raise error
+
+
+def size_variable(variable: str, d: int) -> str:
+    """What holds a size of the tensor that `variable` holds."""
+    return f"{variable}.shape[{d}]"
+
+
+class _Call:
+    """An op's arguments in three spellings: as they are in the graph, without data, and where all are constants, as
+    these. given: the values among them, by the id of their meta."""
+
+    def __init__(self, recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]):
+        self.recorder = recorder
+        self.given: dict[int, Value] = {}
+        self.is_constant: bool | None = None  # None: takes no tensors, so that it is a factory
+        values, named = self._values(args), self._values(kwargs)
+        self.node_args, self.node_kwargs = self._nodes(values), self._nodes(named)
+        self.meta_args, self.meta_kwargs = self._metas(values), self._metas(named)
+        if self.is_constant:
+            self.constant_args, self.constant_kwargs = _mapped(values, _constant_of), _mapped(named, _constant_of)
+
+    def _values(self, args: Any) -> Any:
+        return _mapped(args, self._value)
+
+    def _value(self, x: Any) -> Any:
+        if isinstance(x, Tensor):
+            if not isinstance(x, Value):
+                x = self.recorder.constant(x)
+            self.given[id(x.meta)] = x
+            self.is_constant = x.constant is not None and self.is_constant is not False
+        elif isinstance(x, torch.SymBool):
+            x = x.node.known()  # a bool is structure
+        elif isinstance(x, _SYMBOLS):
+            self.is_constant = False
+        return x
+
+    def _nodes(self, args: Any) -> Any:
+        return _mapped(args, _node_of)
+
+    def _metas(self, args: Any) -> Any:
+        return _mapped(args, _meta_of)
+
+
+def _mapped(x: Any, fn: Callable[[Any], Any]) -> Any:
+    if isinstance(x, tuple):
+        return tuple([_mapped(y, fn) for y in x])
+    if isinstance(x, list):
+        return [_mapped(y, fn) for y in x]
+    if isinstance(x, dict):
+        return {k: _mapped(y, fn) for k, y in x.items()}
+    return fn(x)
+
+
+def _node_of(x: Any) -> Any:
+    if isinstance(x, Value):
+        return x.node
+    return x.node.value if isinstance(x, _SYMBOLS) else x
+
+
+def _meta_of(x: Any) -> Any:
+    if isinstance(x, Value):
+        return x.meta
+    return x.node.kind(1) if isinstance(x, _SYMBOLS) else x  # a result's dtype does not hang on a number's value
+
+
+def _constant_of(x: Any) -> Any:
+    return x.constant if isinstance(x, Value) else x
+
+
+def _on_meta(func: OpOverload, call: _Call) -> Any:
+    """The op's result without data."""
+    try:
+        return func(*call.meta_args, **call.meta_kwargs)
+    except NotImplementedError:  # it is only there for data
+        if any(x.dim() for x in call.given.values()):
+            raise
+
+    def plain(x: Any) -> Any:
+        return torch.ones((), dtype=x.dtype, device="cpu") if isinstance(x, Tensor) else "cpu" if x == "meta" else x
+
+    return _mapped(func(*_mapped(call.meta_args, plain), **_mapped(call.meta_kwargs, plain)), _without_data)
+
+
+def _without_data(x: Any) -> Any:
+    return x.to("meta") if isinstance(x, Tensor) else x
+
+
+@functools.cache
+def _asks_for_data(func: OpOverload) -> bool:
+    if func is aten.index.Tensor:  # of bools alone
+        return False
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+@functools.cache
+def _takes_device(func: OpOverload) -> bool:
+    return any(a.name == "device" for a in func._schema.arguments)
+
+
+@functools.cache
+def _is_composite(func: OpOverload) -> bool:
+    """Whether autograd would have taken it apart: where autograd is off, it comes whole."""
+    return func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+# --- Numbers ---
+
+
+class Number:
+    """A captured number, a size, or what was made of them, as torch.SymInt, SymFloat and SymBool ask their node.
+
+    value: its node in the graph, or a number that is known. kind: int, float or bool. variables: what hold the captured
+    numbers in it."""
+
+    __slots__ = ("kind", "recorder", "value", "variables")
+
+    def __init__(self, recorder: Recorder, value: Any, kind: type, variables: frozenset[str] = frozenset()):
+        self.recorder, self.value, self.kind, self.variables = recorder, value, kind, variables
+
+    def is_int(self) -> bool:
+        return self.kind is int
+
+    def is_float(self) -> bool:
+        return self.kind is float
+
+    def is_bool(self) -> bool:
+        return self.kind is bool
+
+    def is_constant(self) -> bool:
+        return not isinstance(self.value, fx.Node)
+
+    def is_symbolic(self) -> bool:
+        return not self.is_constant()
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def has_hint(self) -> bool:
+        return False
+
+    def clone(self) -> Number:
+        return self
+
+    pos = clone
+
+    def maybe_as_int(self) -> int | None:
+        return self.value if self.is_constant() and self.kind is int else None
+
+    def wrap_int(self, value: int) -> Number:
+        return Number(self.recorder, value, int)
+
+    def wrap_float(self, value: float) -> Number:
+        return Number(self.recorder, value, float)
+
+    def wrap_bool(self, value: bool) -> Number:
+        return Number(self.recorder, value, bool)
+
+    def made(self, function: Callable[..., Any], kind: type, *operands: Any) -> Number:
+        """operands: Numbers, but for the digits that round() keeps."""
+        if len(operands) == 2 and (same := _neutral(function, *operands)) is not None:
+            return same
+        numbers = [x for x in operands if isinstance(x, Number)]
+        node = self.recorder.graph.call_function(function, tuple([x.value for x in numbers]))
+        found = Number(self.recorder, node, kind, frozenset().union(*(x.variables for x in numbers)))
+        node.meta["val"] = _SYMBOLIC[kind](found)
+        return found
+
+    def expect_true(self, *_: Any) -> bool:
+        """Of torch._check, which torch does itself before a power of floats."""
+        return True
+
+    def known(self, *_: Any) -> Any:
+        """Its value, which torch or the mod asks for."""
+        if self.is_constant():
+            return self.value
+        self.recorder.fail(Decides(self.variables))
+
+    def __repr__(self) -> str:
+        return f"{self.kind.__name__} {self.value}"
+
+    str = _graph_repr = known  # a number that is spelled out leaves torch
+
+
+def _neutral(function: Any, a: Any, b: Any) -> Number | None:
+    """x + 0, 0 + x, x - 0, x * 1, 1 * x and 0 * x of ints, as the first pass of a loop has them."""
+    if not isinstance(b, Number) or a.kind is not int or b.kind is not int:
+        return None
+    if function in (operator.add, operator.mul) and a.is_constant():
+        a, b = b, a
+    neutral = {operator.add: 0, operator.sub: 0, operator.mul: 1}.get(function)
+    if b.is_constant() and b.value == neutral:
+        return a
+    return b if function is operator.mul and b.is_constant() and b.value == 0 else None
+
+
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_SYMBOLIC: dict[type, Any] = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}
+
+_ASKED = (
+    "int_", "bool_", "guard_int", "guard_float", "guard_bool", "guard_size_oblivious", "guard_or_false",
+    "guard_or_true", "statically_known_true", "expect_size", "is_integer",
+)  # fmt: skip
+# torch's names -> the function in the graph, and the kind of its result (None: its operands').
+_OPERATIONS: dict[str, tuple[Callable[..., Any], type | None]] = {
+    "add": (operator.add, None), "sub": (operator.sub, None), "mul": (operator.mul, None),
+    "mod": (operator.mod, None), "neg": (operator.neg, None), "abs": (operator.abs, None),
+    "truediv": (operator.truediv, float), "int_truediv": (operator.truediv, float),
+    "float_truediv": (operator.truediv, float), "floordiv": (operator.floordiv, int),
+    "int_floordiv": (operator.floordiv, int), "pow": (operator.pow, float), "float_pow": (operator.pow, float),
+    "pow_by_natural": (operator.pow, int), "sym_float": (torch.sym_float, float),
+    "sym_min": (torch.sym_min, None), "sym_max": (torch.sym_max, None),
+    "bitwise_and": (operator.and_, None), "bitwise_or": (operator.or_, None), "bitwise_xor": (operator.xor, None),
+    "lshift": (operator.lshift, None), "rshift": (operator.rshift, None),
+    "eq": (operator.eq, bool), "ne": (operator.ne, bool), "lt": (operator.lt, bool), "le": (operator.le, bool),
+    "gt": (operator.gt, bool), "ge": (operator.ge, bool), "and_": (operator.and_, bool), "or_": (operator.or_, bool),
+    "sym_not": (operator.not_, bool), "sym_and": (operator.and_, bool), "sym_or": (operator.or_, bool),
+    "floor": (math.floor, int), "ceil": (math.ceil, int), "trunc": (math.trunc, int), "round": (round, float),
+    **{f"sym_{n}": (getattr(torch, f"_sym_{n}"), float) for n in (
+        "sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "log2",
+    )},
+}  # fmt: skip
+def _operation(function: Callable[..., Any], kind: type | None) -> Callable[..., Number]:
+    def call(*operands: Any) -> Number:
+        return operands[0].made(function, kind or operands[0].kind, *operands)
+
+    return call
+
+
+for _name in _ASKED:
+    setattr(Number, _name, Number.known)
+for _name, (_function, _kind) in _OPERATIONS.items():
+    setattr(Number, _name, _operation(_function, _kind))
+
+
+# --- What does not reach ATen as it stands ---
+
+
+class Spelling(TorchFunctionMode):
+    """``table[h, q_idx]`` as an op, where torch itself would read the indices out, and sizes as numbers of the call."""
+
+    def __init__(self, recorder: Recorder):
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        x = args[0] if args else None
+        if isinstance(x, Value):
+            if func is Tensor.__getitem__:
+                keys = args[1] if isinstance(args[1], tuple) else (args[1],)
+                if all(_is_index(k) for k in keys) and 0 < len(keys) <= x.dim():
+                    return _indexed(x, keys)
+            elif x.dim() and func in _SIZES:
+                return _SIZES[func](x, self.recorder, *args[1:], **(kwargs or {}))
+            elif func in _DATA:
+                self.recorder.fail(ControlFlow(f"{func.__name__} asks for the value of a tensor"))
+        return func(*args, **(kwargs or {}))
+
+
+def _is_index(key: Any) -> bool:
+    if isinstance(key, Tensor):
+        return key.dim() == 0 and not key.dtype.is_floating_point and key.dtype is not torch.bool
+    return isinstance(key, int | torch.SymInt) and not isinstance(key, bool)
+
+
+def _indexed(x: Tensor, keys: Sequence[Any]) -> Tensor:
+    for key in keys:
+        if not isinstance(key, Tensor):
+            key = torch.scalar_tensor(key, dtype=torch.int64, device="cpu")
+        x = aten.index.Tensor(x, [key])
+    return x
+
+
+def _shape(x: Value, recorder: Recorder) -> tuple[Any, ...]:
+    return tuple([recorder.size(n) for n in x.meta.shape])
+
+
+def _size(x: Value, recorder: Recorder, dim: int | None = None) -> Any:
+    return _shape(x, recorder) if dim is None else recorder.size(x.meta.shape[dim])
+
+
+def _numel(x: Value, recorder: Recorder) -> Any:
+    return functools.reduce(operator.mul, _shape(x, recorder))
+
+
+def _length(x: Value, recorder: Recorder) -> int:
+    return int(recorder.size(x.meta.shape[0]))
+
+
+def _no_layout(x: Value, recorder: Recorder, *_: Any) -> NoReturn:
+    recorder.fail(Refused("asks for a stride or the bytes of a captured tensor, which may change with every call"))
+
+
+_SIZES: dict[Any, Callable[..., Any]] = {
+    Tensor.shape.__get__: _shape, Tensor.size: _size, Tensor.numel: _numel, Tensor.nelement: _numel,
+    torch.numel: _numel, Tensor.__len__: _length, Tensor.stride: _no_layout, Tensor.nbytes.__get__: _no_layout,
+}  # fmt: skip
+_DATA = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_ptr})
