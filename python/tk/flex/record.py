@@ -21,7 +21,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
-_FIRST_SIZE, _SIZE_STEP = 1680, 16  # of captured tensors: no two alike, and none that a mod would name
+_SIZE = 2  # of captured tensors while they are traced; nothing may depend on it
+
+Size = tuple[fx.Node, int, str, int | None]
+"""Of a captured tensor: its node, the dimension, what holds it (reads.Reads), and its value where this is structure."""
 
 
 class Decides(Exception):
@@ -40,17 +43,23 @@ class Refused(Exception):
 
 
 class Value(Tensor):
-    """A tensor without data. meta: one of the same dtype and sizes. node: what it is in the graph. constant: what it
-    holds, where this does not depend on what the mod is given."""
+    """A tensor of which nothing is known but its dtype and how many dimensions it has.
 
-    meta: Tensor
+    held: one of them, full of ones. node: what it is in the graph. constant: what it holds, where this does not depend
+    on what the mod is given. sizes: where it is a captured tensor, or was read from one by its first dimensions."""
+
+    held: Tensor
     node: fx.Node
     constant: Tensor | None
+    sizes: tuple[Size, ...] | None
 
     @staticmethod
-    def __new__(cls, meta: Tensor, node: fx.Node, constant: Tensor | None = None) -> Value:
-        self: Value = torch.Tensor._make_wrapper_subclass(cls, meta.shape, dtype=meta.dtype, device="cpu")  # type: ignore[attr-defined]
-        self.meta, self.node, self.constant = meta, node, constant
+    def __new__(
+        cls, data: Tensor, node: fx.Node, constant: Tensor | None = None, sizes: tuple[Size, ...] | None = None
+    ) -> Value:
+        make = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+        self: Value = make(cls, data.shape, dtype=data.dtype, device="cpu")
+        self.held, self.node, self.constant, self.sizes = data, node, constant, sizes
         return self
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -79,33 +88,25 @@ class Recorder(TorchDispatchMode):
         self.graph = fx.Graph()
         self.constants: dict[str, Tensor] = {}
         self.failure: Exception | None = None
-        self._sizes: dict[int, tuple[fx.Node, int, str, int | None]] = {}  # see tensor()
 
     # --- What a mod is given ---
 
     def tensor(
         self, name: str, dtype: torch.dtype, rank: int = 0, variable: str = "", known: Mapping[int, int] | None = None
     ) -> Value:
-        """A placeholder. variable: that holds it. known: the sizes that are structure, by dimension; the others are
-        symbols, told by their numbers."""
+        """A placeholder. variable: that holds it. known: the sizes that are structure, by dimension."""
         node = self.graph.placeholder(name)
-        sizes = []
-        for d in range(rank):
-            sizes.append(_FIRST_SIZE + _SIZE_STEP * len(self._sizes))
-            self._sizes[sizes[-1]] = (node, d, size_variable(variable, d), (known or {}).get(d))
-        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]  # this is no doing of the mod's
-            node.meta["val"] = made = Value(torch.empty(sizes, dtype=dtype, device="meta"), node)
+        sizes = tuple([(node, d, size_variable(variable, d), (known or {}).get(d)) for d in range(rank)])
+        node.meta["val"] = made = Value(_ones(dtype, (_SIZE,) * rank), node, sizes=sizes)
         return made
 
     def number(self, name: str, is_int: bool, variable: str) -> torch.SymInt | torch.SymFloat:
         """A placeholder."""
         return self._wrapped(self.graph.placeholder(name), int if is_int else float, variable)
 
-    def size(self, value: int) -> int | torch.SymInt:
-        """A size of a Value as the mod sees it."""
-        if value not in self._sizes:
-            return value
-        node, d, variable, known = self._sizes[value]
+    def size(self, size: Size) -> int | torch.SymInt:
+        """As the mod sees it."""
+        node, d, variable, known = size
         if known is not None:
             return known
         return self._wrapped(self.graph.call_function(aten.sym_size.int, (node, d)), int, variable)
@@ -126,21 +127,24 @@ class Recorder(TorchDispatchMode):
         if _is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
-        call = _Call(self, args, kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.fail(Refused(f"draws random numbers (aten.{func.overloadpacket.__name__}); capture them"))
+        call = _Call(self, func, args, kwargs)
         if _asks_for_data(func):
             return self._asked(func, call)
-        if _takes_device(func):
-            call.meta_kwargs["device"] = "meta"
-        found = _on_meta(func, call)
+        found = call.read()
+        if found is None:
+            found = call.result()
         node = self.graph.call_function(func, call.node_args, call.node_kwargs)
-        return self._result(found, node, call, self._constant(func, call))
+        constant = func(*call.constant_args, **call.constant_kwargs) if call.is_constant else None
+        return self._result(found, node, call, constant)
 
     def constant(self, value: Tensor) -> Value:
         """A tensor that the mod did not get from us."""
         name = f"constant{len(self.constants)}"
         self.constants[name] = held = value.detach().clone()
         node = self.graph.create_node("get_attr", name)
-        made = Value(torch.empty_like(value, device="meta"), node, held.clone())
+        made = Value(_ones(value.dtype, tuple(value.shape)), node, held.clone())
         node.meta["val"] = made
         return made
 
@@ -149,20 +153,14 @@ class Recorder(TorchDispatchMode):
             self.fail(ControlFlow(f"{func} asks for the value of a tensor"))
         return func(*call.constant_args, **call.constant_kwargs)
 
-    def _constant(self, func: OpOverload, call: _Call) -> Any:
-        """What is made of constants alone is one."""
-        if not call.is_constant or torch.Tag.nondeterministic_seeded in func.tags:
-            return None
-        return func(*call.constant_args, **call.constant_kwargs)
-
     def _result(self, found: Any, node: fx.Node, call: _Call, constant: Any) -> Any:
         if isinstance(found, Tensor):
-            value = call.given.get(id(found))
+            value = call.given.get(id(found)) if call.func._schema.is_mutable else None
             if value is None:
-                value = Value(found, node, constant)
+                value = Value(_ones(found.dtype, tuple(found.shape)), node, constant, call.sizes)
             else:  # written in place
                 value.node, value.constant = node, constant
-            node.meta["val"] = Value(value.meta, node)
+            node.meta["val"] = Value(value.held, node)
             return value
         if isinstance(found, list | tuple):
             node.meta["val"] = None
@@ -186,27 +184,24 @@ def size_variable(variable: str, d: int) -> str:
 
 
 class _Call:
-    """An op's arguments in three spellings: as they are in the graph, without data, and where all are constants, as
-    these. given: the values among them, by the id of their meta."""
+    """An op's arguments in three spellings: as they are in the graph, as tensors of ones, and where all are constants,
+    as these. given: the values among them, by the ids of their tensors of ones. sizes: of the result."""
 
-    def __init__(self, recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]):
-        self.recorder = recorder
+    def __init__(self, recorder: Recorder, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]):
+        self.recorder, self.func = recorder, func
         self.given: dict[int, Value] = {}
+        self.sizes: tuple[Size, ...] | None = None
         self.is_constant: bool | None = None  # None: takes no tensors, so that it is a factory
-        values, named = self._values(args), self._values(kwargs)
-        self.node_args, self.node_kwargs = self._nodes(values), self._nodes(named)
-        self.meta_args, self.meta_kwargs = self._metas(values), self._metas(named)
+        self.args, self.kwargs = _mapped(args, self._value), _mapped(kwargs, self._value)
+        self.node_args, self.node_kwargs = _mapped(self.args, _node_of), _mapped(self.kwargs, _node_of)
         if self.is_constant:
-            self.constant_args, self.constant_kwargs = _mapped(values, _constant_of), _mapped(named, _constant_of)
-
-    def _values(self, args: Any) -> Any:
-        return _mapped(args, self._value)
+            self.constant_args = _mapped(self.args, _constant_of)
+            self.constant_kwargs = _mapped(self.kwargs, _constant_of)
 
     def _value(self, x: Any) -> Any:
         if isinstance(x, Tensor):
             if not isinstance(x, Value):
                 x = self.recorder.constant(x)
-            self.given[id(x.meta)] = x
             self.is_constant = x.constant is not None and self.is_constant is not False
         elif isinstance(x, torch.SymBool):
             x = x.node.known()  # a bool is structure
@@ -214,11 +209,42 @@ class _Call:
             self.is_constant = False
         return x
 
-    def _nodes(self, args: Any) -> Any:
-        return _mapped(args, _node_of)
+    def read(self) -> Tensor | None:
+        """The result of a read by the first dimensions: the indices, which may be known, need not be in bounds."""
+        if self.func is aten.select.int and self.args[1] == 0:
+            count = 1
+        elif self.func is aten.index.Tensor and all(isinstance(i, Value) and _is_index(i) for i in self.args[1]):
+            count = len(self.args[1])
+        else:
+            return None
+        source = self.args[0]
+        self.sizes = source.sizes and source.sizes[count:]
+        return _ones(source.dtype, tuple(source.held.shape[count:]))
 
-    def _metas(self, args: Any) -> Any:
-        return _mapped(args, _meta_of)
+    def result(self) -> Any:
+        """The op's result for tensors of ones."""
+        try:
+            return self._tried("cpu", torch.clone if self.func._schema.is_mutable else None)
+        except (RuntimeError, IndexError) as error:  # it is not there for this dtype, or not for ones
+            if any(x.dim() for x in self.given.values()):
+                name = self.func.overloadpacket.__name__
+                raise Refused(f"uses aten.{name} on a whole tensor; work it out before and capture it") from error
+            return self._tried("meta", lambda x: x.to("meta"))
+
+    def _tried(self, device: str, prepared: Callable[[Tensor], Tensor] | None) -> Any:
+        self.given = {}
+
+        def held(x: Any) -> Any:
+            if isinstance(x, Value):
+                made = prepared(x.held) if prepared else x.held
+                self.given[id(made)] = x
+                return made
+            return x.node.kind(1) if isinstance(x, _SYMBOLS) else x  # dtypes do not hang on a number's value
+
+        args, kwargs = _mapped(self.args, held), _mapped(self.kwargs, held)
+        if _takes_device(self.func):
+            kwargs["device"] = device
+        return self.func(*args, **kwargs)
 
 
 def _mapped(x: Any, fn: Callable[[Any], Any]) -> Any:
@@ -237,32 +263,15 @@ def _node_of(x: Any) -> Any:
     return x.node.value if isinstance(x, _SYMBOLS) else x
 
 
-def _meta_of(x: Any) -> Any:
-    if isinstance(x, Value):
-        return x.meta
-    return x.node.kind(1) if isinstance(x, _SYMBOLS) else x  # a result's dtype does not hang on a number's value
-
-
 def _constant_of(x: Any) -> Any:
     return x.constant if isinstance(x, Value) else x
 
 
-def _on_meta(func: OpOverload, call: _Call) -> Any:
-    """The op's result without data."""
-    try:
-        return func(*call.meta_args, **call.meta_kwargs)
-    except NotImplementedError:  # it is only there for data
-        if any(x.dim() for x in call.given.values()):
-            raise
-
-    def plain(x: Any) -> Any:
-        return torch.ones((), dtype=x.dtype, device="cpu") if isinstance(x, Tensor) else "cpu" if x == "meta" else x
-
-    return _mapped(func(*_mapped(call.meta_args, plain), **_mapped(call.meta_kwargs, plain)), _without_data)
-
-
-def _without_data(x: Any) -> Any:
-    return x.to("meta") if isinstance(x, Tensor) else x
+@functools.cache
+def _ones(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """In the place of one."""
+    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]  # this is no doing of the mod's
+        return torch.ones((), dtype=dtype, device="cpu").expand(shape)
 
 
 @functools.cache
@@ -451,11 +460,13 @@ def _indexed(x: Tensor, keys: Sequence[Any]) -> Tensor:
 
 
 def _shape(x: Value, recorder: Recorder) -> tuple[Any, ...]:
-    return tuple([recorder.size(n) for n in x.meta.shape])
+    if x.sizes is None:
+        recorder.fail(Refused("asks for the size of a whole tensor that it makes; work it out before and capture it"))
+    return tuple([recorder.size(n) for n in x.sizes])
 
 
 def _size(x: Value, recorder: Recorder, dim: int | None = None) -> Any:
-    return _shape(x, recorder) if dim is None else recorder.size(x.meta.shape[dim])
+    return _shape(x, recorder) if dim is None else _shape(x, recorder)[dim]
 
 
 def _numel(x: Value, recorder: Recorder) -> Any:
@@ -463,7 +474,7 @@ def _numel(x: Value, recorder: Recorder) -> Any:
 
 
 def _length(x: Value, recorder: Recorder) -> int:
-    return int(recorder.size(x.meta.shape[0]))
+    return int(_shape(x, recorder)[0])
 
 
 def _no_layout(x: Value, recorder: Recorder, *_: Any) -> NoReturn:
