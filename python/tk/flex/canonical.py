@@ -17,14 +17,12 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from tk.flex.record import Recorder
+from tk.flex.record import Recorder, ones
 
 aten = torch.ops.aten
 
-_ALIASES = {
-    "alias", "clone", "lift_fresh_copy", "lift_fresh", "lift", "expand", "view", "_unsafe_view", "reshape", "squeeze",
-    "view_as", "expand_as",
-}  # fmt: skip
+_VIEWS = {"alias", "lift_fresh", "lift", "expand", "view", "_unsafe_view", "reshape", "squeeze", "view_as", "expand_as"}
+_ALIASES = {*_VIEWS, "clone", "lift_fresh_copy"}  # of one value
 _CONSTANT = {"new_ones": 1, "ones": 1, "ones_like": 1, "new_zeros": 0, "zeros": 0, "zeros_like": 0}
 _FILLED = {"full": 1, "new_full": 2, "full_like": 1, "scalar_tensor": 0}  # which argument is the value
 
@@ -214,6 +212,7 @@ class _Canonical:
         self.work = fx.Graph()
         self.made: dict[fx.Node, Any] = {}
         self.known: dict[Any, fx.Node] = {}
+        self.memory: dict[fx.Node, fx.Node] = {}  # of a view, and of what is written in place: whose it is
 
     def graph(self) -> Graph:
         result: Any = None
@@ -279,6 +278,8 @@ class _Canonical:
             return self._full(_CONSTANT[packet], meta["dtype"])
         if packet in _FILLED:
             return self._full(args[_FILLED[packet]], meta["dtype"])
+        if packet in _VIEWS or packet == "detach":
+            self.memory[node] = self._memory_of(node)
         if packet in _ALIASES:
             return args[0]
         if packet == "_to_copy":
@@ -332,16 +333,27 @@ class _Canonical:
         return self._node(target, args, kwargs, meta)
 
     def _in_place(self, node: fx.Node, packet: str, args: Any, meta: dict[str, Any]) -> fx.Node:
-        """``x.add_(y)`` as the new value of x."""
-        plain = getattr(getattr(aten, packet[:-1], None), node.target._overloadname, None)  # type: ignore[union-attr]
+        """``x.add_(y)`` as the new value of x, and of all that shares its memory."""
+        plain = _functional(node.target, packet)
         if plain is None:
             raise self.refused(f"uses {node.target}, which no kernel has", None)
+        self.memory[node] = written = self._memory_of(node)
+        if "leaf" in getattr(self.made[written], "meta", {}):
+            name = self.leaves[self.made[written].meta["leaf"]]
+            raise self.refused(f"writes {name}, which it captures (aten.{packet}); write to a .clone()", None)
         dtype = meta["dtype"]
         made = self._node(plain, args, self._of(node.kwargs), {**meta, "dtype": _result_dtype(plain, args, dtype)})
         made = self._cast(made, dtype)
-        for old in [n for n, x in self.made.items() if x is args[0] and n is not node]:
-            self.made[old] = made
+        for old in self.made:
+            if self.memory.get(old, old) is written:
+                self.made[old] = made
         return made
+
+    def _memory_of(self, node: fx.Node) -> fx.Node:
+        """Whose memory its first argument is."""
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        return self.memory.get(source, source)
 
     def _node(self, target: Any, args: Any, kwargs: Any, meta: dict[str, Any]) -> fx.Node:
         """Equal calls are one."""
@@ -437,6 +449,16 @@ def _simpler(packet: str, args: Sequence[Any]) -> fx.Node | None:
     return None
 
 
+def _functional(target: Any, packet: str) -> OpOverload | None:
+    """``add.Tensor`` of ``add_.Tensor``."""
+    plain = getattr(aten, packet[:-1], None)
+    for name in (target._overloadname, f"Tensor_{target._overloadname}"):  # pow has the second
+        found = getattr(plain, name, None)
+        if found is not None and str(found._schema.arguments[0].type) == "Tensor":
+            return found
+    return None
+
+
 def _is_full(x: Any, value: Any) -> bool:
     return isinstance(x, fx.Node) and x.target is aten.full.default and x.args[1] is value
 
@@ -448,11 +470,7 @@ def _result_dtype(op: OpOverload, args: Sequence[Any], default: torch.dtype) -> 
         if not isinstance(x, fx.Node):
             return x
         kind = x.meta["kind"]
-        return (
-            torch.empty((), dtype=x.meta["dtype"], device="meta")
-            if kind == "tensor"
-            else {"int": 1, "float": 1.0}[kind]
-        )
+        return ones(x.meta["dtype"], ()) if kind == "tensor" else {"int": 1, "float": 1.0}[kind]
 
     result = op(*(example(x) for x in args))
     return result.dtype if isinstance(result, torch.Tensor) else default

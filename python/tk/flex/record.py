@@ -57,18 +57,18 @@ class Value(Tensor):
     def __new__(
         cls, data: Tensor, node: fx.Node, constant: Tensor | None = None, sizes: tuple[Size, ...] | None = None
     ) -> Value:
-        make = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+        make: Any = torch.Tensor._make_wrapper_subclass
         self: Value = make(cls, data.shape, dtype=data.dtype, device="cpu")
         self.held, self.node, self.constant, self.sizes = data, node, constant, sizes
         return self
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"<{self.node}: {self.dtype}, traced>"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise Refused(f"keeps a tensor of its arguments past its end, and calls {func} on it")
 
 
@@ -97,7 +97,7 @@ class Recorder(TorchDispatchMode):
         """A placeholder. variable: that holds it. known: the sizes that are structure, by dimension."""
         node = self.graph.placeholder(name)
         sizes = tuple([(node, d, size_variable(variable, d), (known or {}).get(d)) for d in range(rank)])
-        node.meta["val"] = made = Value(_ones(dtype, (_SIZE,) * rank), node, sizes=sizes)
+        node.meta["val"] = made = Value(ones(dtype, (_SIZE,) * rank), node, sizes=sizes)
         return made
 
     def number(self, name: str, is_int: bool, variable: str) -> torch.SymInt | torch.SymFloat:
@@ -144,7 +144,7 @@ class Recorder(TorchDispatchMode):
         name = f"constant{len(self.constants)}"
         self.constants[name] = held = value.detach().clone()
         node = self.graph.create_node("get_attr", name)
-        made = Value(_ones(value.dtype, tuple(value.shape)), node, held.clone())
+        made = Value(ones(value.dtype, tuple(value.shape)), node, held.clone())
         node.meta["val"] = made
         return made
 
@@ -157,7 +157,7 @@ class Recorder(TorchDispatchMode):
         if isinstance(found, Tensor):
             value = call.given.get(id(found)) if call.func._schema.is_mutable else None
             if value is None:
-                value = Value(_ones(found.dtype, tuple(found.shape)), node, constant, call.sizes)
+                value = Value(ones(found.dtype, tuple(found.shape)), node, constant, call.sizes)
             else:  # written in place
                 value.node, value.constant = node, constant
             node.meta["val"] = Value(value.held, node)
@@ -194,6 +194,8 @@ class _Call:
         self.is_constant: bool | None = None  # None: takes no tensors, so that it is a factory
         self.args, self.kwargs = _mapped(args, self._value), _mapped(kwargs, self._value)
         self.node_args, self.node_kwargs = _mapped(self.args, _node_of), _mapped(self.kwargs, _node_of)
+        self.constant_args: Any = None
+        self.constant_kwargs: Any = None
         if self.is_constant:
             self.constant_args = _mapped(self.args, _constant_of)
             self.constant_kwargs = _mapped(self.kwargs, _constant_of)
@@ -219,7 +221,7 @@ class _Call:
             return None
         source = self.args[0]
         self.sizes = source.sizes and source.sizes[count:]
-        return _ones(source.dtype, tuple(source.held.shape[count:]))
+        return ones(source.dtype, tuple(source.held.shape[count:]))
 
     def result(self) -> Any:
         """The op's result for tensors of ones."""
@@ -268,9 +270,9 @@ def _constant_of(x: Any) -> Any:
 
 
 @functools.cache
-def _ones(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def ones(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """In the place of one."""
-    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]  # this is no doing of the mod's
+    with torch._C._DisableTorchDispatch():  # this is no doing of the mod's
         return torch.ones((), dtype=dtype, device="cpu").expand(shape)
 
 
@@ -408,6 +410,8 @@ _OPERATIONS: dict[str, tuple[Callable[..., Any], type | None]] = {
         "sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "log2",
     )},
 }  # fmt: skip
+
+
 def _operation(function: Callable[..., Any], kind: type | None) -> Callable[..., Number]:
     def call(*operands: Any) -> Number:
         return operands[0].made(function, kind or operands[0].kind, *operands)
@@ -481,8 +485,9 @@ def _no_layout(x: Value, recorder: Recorder, *_: Any) -> NoReturn:
     recorder.fail(Refused("asks for a stride or the bytes of a captured tensor, which may change with every call"))
 
 
+_TENSOR: Any = Tensor
 _SIZES: dict[Any, Callable[..., Any]] = {
-    Tensor.shape.__get__: _shape, Tensor.size: _size, Tensor.numel: _numel, Tensor.nelement: _numel,
-    torch.numel: _numel, Tensor.__len__: _length, Tensor.stride: _no_layout, Tensor.nbytes.__get__: _no_layout,
+    _TENSOR.shape.__get__: _shape, Tensor.size: _size, Tensor.numel: _numel, Tensor.nelement: _numel,
+    torch.numel: _numel, Tensor.__len__: _length, Tensor.stride: _no_layout, _TENSOR.nbytes.__get__: _no_layout,
 }  # fmt: skip
 _DATA = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_ptr})

@@ -266,7 +266,8 @@ def _trace(fn: Mod, kind: str) -> _Mod:
     constants: frozenset[str] = frozenset()
     while True:
         try:
-            return _trace_with(fn, kind, constants)
+            with _by_itself():
+                return _trace_with(fn, kind, constants)
         except record.Decides as decides:
             constants |= decides.variables
 
@@ -274,7 +275,7 @@ def _trace(fn: Mod, kind: str) -> _Mod:
 def _trace_with(fn: Mod, kind: str, constants: frozenset[str]) -> _Mod:
     world = _World(constants)
     recorder = world.recorder
-    with _by_itself(), _explaining(fn, kind, recorder), recorder, record.Spelling(recorder):
+    with _explaining(fn, kind, recorder), recorder, record.Spelling(recorder):
         arguments = world.arguments(kind)
         stand_in = world.reads.stand_in(fn, "f", getattr(fn, "__name__", type(fn).__name__))
         result = stand_in(*arguments)
@@ -291,10 +292,12 @@ def _trace_with(fn: Mod, kind: str, constants: frozenset[str]) -> _Mod:
 
 @contextlib.contextmanager
 def _by_itself() -> Iterator[None]:
-    """Whatever the call that needs the trace stands in: a FakeTensorMode, inference mode, a transform of torch.func."""
+    """Whatever the call that needs the trace stands in: a FakeTensorMode, a default device, inference mode, vmap."""
     with contextlib.ExitStack() as stack:
         if torch.utils._python_dispatch._len_torch_dispatch_stack():
             stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
+        for _ in range(torch._C._len_torch_function_stack()):
+            stack.enter_context(torch.overrides._pop_mode_temporarily())
         if torch._C._functorch.peek_interpreter_stack() is not None:
             stack.enter_context(torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack())
         stack.enter_context(torch.inference_mode(False))
