@@ -98,8 +98,13 @@ def with_a_tangent(q: Tensor, bias: Tensor) -> Any:
         return plain(q, bias)
 
 
+def profiled(q: Tensor, bias: Tensor) -> Any:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        return plain(q, bias)
+
+
 CALLS = {
-    "plain": (plain, True), "mode": (under_a_mode, False), "tangents": (with_a_tangent, False),
+    "profiler": (profiled, False), "plain": (plain, True), "mode": (under_a_mode, False), "tangents": (with_a_tangent, False),
     "subclass": (lambda q, bias: plain(q.as_subclass(Subclass), bias), False),
     "captured subclass": (lambda q, bias: plain(q, bias.as_subclass(Subclass)), False),
     "gradient": (lambda q, bias: plain(q.requires_grad_(), bias), False),

@@ -274,12 +274,13 @@ def _is_at_stake(args: Sequence[Any]) -> bool:
 
 
 def _is_alone(args: Sequence[Any]) -> bool:
-    """Whether no dispatch mode, tensor subclass or transform, and no tracer is to see a call."""
+    """Whether no dispatch mode, tensor subclass, transform, tracer or profiler is to see a call."""
     return (
         not torch._C._len_torch_dispatch_stack()
         and torch._C._functorch.peek_interpreter_stack() is None
         and forward_ad._current_level < 0
         and torch._C._get_tracing_state() is None
+        and not torch._C._autograd._profiler_enabled()
         and _PLAIN.issuperset(map(type, (*args[:_PAIR], *args[_TENSORS], *args[_FIRST_LIST : _SINKS + 1])))
     )
 

@@ -30,6 +30,7 @@ from tk import errors
 from tk.flex import reads, record
 from tk.flex.canonical import Graph, Read, canonical
 from tk.flex.canonical import parse as _parse_graph
+from tk.flex.numbers import Decides
 from tk.flex.record import Recorder
 
 __all__ = ["Capture", "Graph", "Pair", "Traced", "pair"]
@@ -268,7 +269,7 @@ def _trace(fn: Mod, kind: str) -> _Mod:
         try:
             with _by_itself():
                 return _trace_with(fn, kind, constants)
-        except record.Decides as decides:
+        except Decides as decides:
             constants |= decides.variables
 
 
@@ -356,7 +357,7 @@ class _explaining:
         if not isinstance(error, Exception) or isinstance(error, errors.Error):
             return
         failure = self.recorder.failure or error  # torch may have made another of it on the way
-        if isinstance(failure, record.Decides):
+        if isinstance(failure, Decides):
             raise failure from None
         first = next(iter(str(failure).strip().splitlines()), type(failure).__name__)
         if isinstance(failure, record.ControlFlow):
