@@ -104,7 +104,8 @@ def profiled(q: Tensor, bias: Tensor) -> Any:
 
 
 CALLS = {
-    "profiler": (profiled, False), "plain": (plain, True), "mode": (under_a_mode, False), "tangents": (with_a_tangent, False),
+    "plain": (plain, True), "mode": (under_a_mode, False), "tangents": (with_a_tangent, False),
+    "profiler": (profiled, False),
     "subclass": (lambda q, bias: plain(q.as_subclass(Subclass), bias), False),
     "captured subclass": (lambda q, bias: plain(q, bias.as_subclass(Subclass)), False),
     "gradient": (lambda q, bias: plain(q.requires_grad_(), bias), False),
