@@ -25,7 +25,8 @@ from tk.ops import _register, flex
 
 forward_op, backward_op = flex.forward, flex.backward
 
-_PAIR, _TENSORS, _FLOATS, _INTS, _FIRST_LIST, _LENGTHS, _SINKS = 3, 4, 5, 6, 7, 15, 17  # where they stand
+# Where they stand; the last is of the gradient alone.
+_PAIR, _TENSORS, _FLOATS, _INTS, _FIRST_LIST, _LENGTHS, _SINKS, _SCALE, _OF_CAPTURES = 3, 4, 5, 6, 7, 15, 17, 18, 21
 
 
 def values_of(traced: Traced, tensors: Sequence[Any], floats: Sequence[Any], ints: Sequence[Any]) -> list[Any]:
@@ -186,14 +187,15 @@ def _known() -> list[Traced]:
 def _own_call(traced: Traced, args: Sequence[Any], suffix: str = "") -> tuple[Any, list[Tensor], list[Any]]:
     """The pair's own op, and its arguments: tensors, with an empty one for what is absent, and numbers."""
     own, floats, ints = _own(traced, args[_TENSORS], args[_FLOATS], args[_INTS], suffix)
-    query, key, value = args[:3]
-    given = zip(args[_FIRST_LIST : _SINKS + 1], _nothing(query.device), strict=True)
+    query, scale = args[0], args[_SCALE]
+    given = zip(args[_FIRST_LIST:_SCALE], _nothing(query.device))  # noqa: B905  # both eleven
     optional = [nothing if x is None else x for x, nothing in given]
-    scale, q_block, kv_block, *wanted = args[_SINKS + 1 :]  # of a backward: whether gradients of captures are
     is_tf32 = query.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
     band = _band(traced, args[_INTS]) if args[_FIRST_LIST] is None else _NO_BAND
-    numbers = [scale, *floats, q_block, kv_block, *band, int(is_tf32), *ints, int(all(wanted)), int(scale < 0)]
-    return own, [query, key, value, *optional], numbers
+    of_captures = args[_OF_CAPTURES] if suffix else True
+    numbers = [scale, *floats, args[_SCALE + 1], args[_SCALE + 2], *band, int(is_tf32), *ints,
+               int(of_captures), int(scale < 0)]  # fmt: skip
+    return own, [query, args[1], args[2], *optional], numbers
 
 
 _RANKS = (*(3 if "num" in name else 4 for name in flex.LISTS), 1, 2, 1)
