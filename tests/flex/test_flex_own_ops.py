@@ -108,8 +108,8 @@ CALLS = {
     "profiler": (profiled, False),
     "subclass": (lambda q, bias: plain(q.as_subclass(Subclass), bias), False),
     "captured subclass": (lambda q, bias: plain(q, bias.as_subclass(Subclass)), False),
-    "gradient": (lambda q, bias: plain(q.requires_grad_(), bias), False),
-    "captured gradient": (lambda q, bias: plain(q, bias.requires_grad_()), False),
+    "gradient": (lambda q, bias: plain(q.requires_grad_(), bias), True),
+    "captured gradient": (lambda q, bias: plain(q, bias.requires_grad_()), True),
     "no_grad": (lambda q, bias: torch.no_grad()(plain)(q.requires_grad_(), bias), True),
     "vmap": (lambda q, bias: torch.vmap(lambda x: (plain(q, bias), x)[1])(torch.ones(2)), False),
     "parameter": (lambda q, bias: plain(torch.nn.Parameter(q, requires_grad=False), bias), True),
@@ -137,7 +137,13 @@ def test_the_dispatcher_is_passed_where_nothing_is_in_it(name: str, monkeypatch:
     assert seen == ["kernel" if is_direct else "op"]
     monkeypatch.undo()
     if is_direct:
-        torch.testing.assert_close(found, plain(q.detach(), bias))
+        expected = plain(q, bias) if name != "no_grad" else plain(q.detach(), bias)
+        torch.testing.assert_close(found, expected)
+        assert found.requires_grad == expected.requires_grad
+    if is_direct and found.requires_grad:
+        wanted = [x for x in (q, bias) if x.requires_grad]
+        grads = [torch.autograd.grad(out.square().sum(), wanted) for out in (found, expected)]
+        torch.testing.assert_close(*grads)
 
 
 def test_the_op_calls_the_kernel_below_autograd(own: dict[str, Recorded], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,9 +261,10 @@ def cuda_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, 
 def attend(traced: Traced, *args: Any) -> tuple[Tensor, Tensor]:
     """:data:`forward_op` with a traced pair in the place of its text. Where nothing would come between the op and its
     CUDA kernel, that is called at once: the dispatcher takes twice as long as the kernel to pass on 28 arguments."""
-    if _has_kernels(args[0]) and not _is_at_stake(args) and _is_alone(args):
-        return _on_cuda(traced, args)
-    return forward_op(*args[:_PAIR], traced.text, *args[_PAIR + 1 :])
+    if not _has_kernels(args[0]) or not _is_alone(args):
+        return forward_op(*args[:_PAIR], traced.text, *args[_PAIR + 1 :])
+    kernel = partial(_on_cuda, traced)
+    return _tracked(kernel, (*args[:_PAIR], traced.text, *args[_PAIR + 1 :])) if _is_at_stake(args) else kernel(args)
 
 
 def _has_kernels(query: Tensor) -> bool:
@@ -294,12 +295,13 @@ _PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None)})
 
 
 class _Attention(_SingleLevelFunction):
-    """The formula; captured tensors are arguments of their own, since autograd does not look into lists."""
+    """The formula. below: the op without it. Captured tensors are arguments of their own, since autograd does not look
+    into lists."""
 
     @staticmethod
-    def forward(ctx: Any, keyset: Any, n_tensors: int, *flat: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, below: Callable[..., Any], n_tensors: int, *flat: Any) -> tuple[Tensor, Tensor]:
         args = (*flat[:_TENSORS], list(flat[len(flat) - n_tensors :]), *flat[_TENSORS : len(flat) - n_tensors])
-        out, lse = _below(keyset, args)
+        out, lse = below(args)
         ctx.set_materialize_grads(False)
         ctx.n_tensors = n_tensors
         ctx.plain = [None if isinstance(x, Tensor) else x for x in flat]
@@ -331,12 +333,17 @@ class _Attention(_SingleLevelFunction):
 def autograd(keyset: Any, *args: Any) -> tuple[Tensor, Tensor]:
     if forward_ad._current_level >= 0 and _register.has_tangent(tuple(_leaves(args))):
         raise NotImplementedError("tk.flex_attention has no formula for forward-mode automatic differentiation")
+    below = partial(_below, keyset)
     if _is_at_stake(args):
-        tensors = args[_TENSORS]
-        flat = (*args[:_TENSORS], *args[_TENSORS + 1 :], *tensors)
         with _register.single_level():
-            return _Attention.apply(keyset, len(tensors), *flat)  # type: ignore[attr-defined]
-    return _below(keyset, args)
+            return _tracked(below, args)
+    return below(args)
+
+
+def _tracked(below: Callable[..., Any], args: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    tensors = args[_TENSORS]
+    flat = (*args[:_TENSORS], *args[_TENSORS + 1 :], *tensors)
+    return _Attention.apply(below, len(tensors), *flat)  # type: ignore[attr-defined]
 
 
 def _below(keyset: Any, args: Sequence[Any]) -> tuple[Tensor, Tensor]:
