@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import random
 import subprocess
 import sys
 import timeit
@@ -325,6 +326,78 @@ def test_what_is_written_is_what_shares_the_memory() -> None:
 def test_powers_in_place() -> None:
     pair = trace.pair(lambda score, b, h, q, kv: score.pow_(2), None)
     assert pair.fingerprint == fingerprint(lambda score, b, h, q, kv: score**2)
+
+
+# --- Random mods ---
+
+
+class Written:
+    """Random mods as text, over captured numbers N, K and F and tensors T [4, 13], S [24] and half H [4]."""
+
+    def __init__(self, seed: int):
+        self.random = random.Random(seed)
+
+    def one_of(self, *texts: str) -> str:
+        return self.random.choice(texts)
+
+    def number(self, depth: int) -> str:
+        if depth == 0 or self.random.random() < 0.4:
+            return self.one_of("N", "K", "F", "3", "1.5", "T.shape[1]", "len(S)", "H.size(0)")
+        return f"({self.number(depth - 1)} {self.one_of(*'+-*/%')} {self.number(depth - 1)})"
+
+    def index(self, depth: int) -> str:
+        if depth == 0 or self.random.random() < 0.2:
+            return self.one_of("b", "h", "q", "kv", "q - kv")
+        inner = self.index(depth - 1)
+        return self.one_of(
+            f"S[({inner}) % S.shape[0]]",
+            f"(({inner}) {self.one_of('+', '-', '*', '//', '%')} {self.one_of('N', 'K', '5')})",
+            f"(({inner}) {self.one_of(*'+-*')} ({self.index(depth - 1)}))", f"torch.clamp({inner}, 0, N - 1)",
+        )  # fmt: skip
+
+    def mask(self, depth: int) -> str:
+        if depth == 0 or self.random.random() < 0.4:
+            compare = self.one_of("<", "<=", ">", ">=", "==", "!=")
+            return f"(({self.index(2)}) {compare} {self.one_of(self.number(2), f'({self.index(1)})')})"
+        return self.one_of(
+            f"~{self.mask(depth - 1)}", f"({self.mask(depth - 1)} {self.one_of(*'&|^')} {self.mask(depth - 1)})"
+        )
+
+    def score(self, depth: int) -> str:
+        if depth == 0 or self.random.random() < 0.15:
+            return self.one_of("s", "s", f"T[h, ({self.index(1)}) % 13]", "T[h][kv % T.shape[1]]", "H[h]")
+        inner = self.score(depth - 1)
+        operator = self.one_of(*"+-*/")
+        return self.one_of(
+            f"torch.{self.one_of('tanh', 'sigmoid', 'abs', 'sin', 'relu')}({inner})",
+            f"({inner} {operator} {self.number(2)})",
+            f"({self.number(1)} {operator} {inner})", f"({inner} {operator} {self.score(depth - 1)})",
+            f"torch.where({self.mask(1)}, {inner}, {self.one_of('0.0', 'F', 's')})",
+            f"({inner}).clone().add_({self.index(1)})",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_random_mod_is_what_its_graph_says(seed: int) -> None:
+    written = Written(seed)
+    known = dict(
+        torch=torch, N=5, K=7, F=2.5, T=torch.randn(4, 13), S=torch.arange(24) * 7 % 24, H=torch.randn(4).half()
+    )
+    for kind, text in (("s, b, h, q, kv", written.score(4)), ("b, h, q, kv", written.mask(3))):
+        mod = eval(f"lambda {kind}: {text}", dict(known))
+        is_score = kind.startswith("s")
+        pair = trace.pair(mod, None) if is_score else trace.pair(None, mod)
+        graph = pair.score or pair.mask
+        arguments = [torch.full((1, 1, 1, 1), i, dtype=torch.int32) for i in (1, 3, 9, 4)]
+        if is_score:
+            arguments = [torch.full((1, 1, 1, 1), 0.75), *arguments]
+        expected = mod(*[x.clone() for x in arguments])
+        if graph is None:
+            assert torch.equal(expected, arguments[0] if is_score else torch.ones_like(expected))
+            continue
+        found = evaluate(graph, [x.clone() for x in arguments], pair.values)
+        assert found.dtype == expected.dtype, text
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, msg=text)
 
 
 # --- Where it is traced ---
