@@ -388,14 +388,14 @@ def test_a_random_mod_is_what_its_graph_says(seed: int) -> None:
         is_score = kind.startswith("s")
         pair = trace.pair(mod, None) if is_score else trace.pair(None, mod)
         graph = pair.score or pair.mask
-        arguments = [torch.full((1, 1, 1, 1), i, dtype=torch.int32) for i in (1, 3, 9, 4)]
+        arguments = [torch.tensor(i, dtype=torch.int32) for i in (1, 3, 9, 4)]
         if is_score:
-            arguments = [torch.full((1, 1, 1, 1), 0.75), *arguments]
+            arguments = [torch.tensor(0.75), *arguments]
         expected = mod(*[x.clone() for x in arguments])
         if graph is None:
-            assert torch.equal(expected, arguments[0] if is_score else torch.ones_like(expected))
+            assert torch.equal(expected, arguments[0] if is_score else torch.tensor(True))
             continue
-        found = evaluate(graph, [x.clone() for x in arguments], pair.values)
+        found = evaluate(graph, [x.view(1, 1, 1, 1).clone() for x in arguments], pair.values).view(())
         assert found.dtype == expected.dtype, text
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, msg=text)
 

@@ -1,9 +1,9 @@
 """Records which ATen ops a mod does, without a value to do them on.
 
-A mod's arguments and the tensors it captures are :class:`Value`: a dtype and a number of dimensions; numbers
-it captures, and sizes, are symbols (numbers.py). What a mod does with them goes into a torch.fx graph as it reaches
-ATen. torch's own tracer does the same and more, but it brings in a compiler and an algebra system, and takes a second
-to be imported and a tenth of one for each mod.
+A mod's arguments and the tensors it captures are :class:`Value`: a dtype and a number of dimensions; numbers it
+captures, and sizes, are symbols (numbers.py). What a mod does with them goes into a torch.fx graph as it reaches ATen.
+torch's own tracer does the same and more, but it brings in a compiler and an algebra system, and takes a second to be
+imported and a tenth of one for each mod.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def _constant_of(x: Any) -> Any:
     return x.constant if isinstance(x, Value) else x
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def ones(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """In the place of one."""
     with torch._C._DisableTorchDispatch():  # this is no doing of the mod's

@@ -270,6 +270,8 @@ def _trace(fn: Mod, kind: str) -> _Mod:
             with _by_itself():
                 return _trace_with(fn, kind, constants)
         except Decides as decides:
+            if decides.variables <= constants:
+                raise errors.Error(f"{described(fn, kind)} changes what it reads while it is traced") from None
             constants |= decides.variables
 
 
