@@ -15,12 +15,15 @@ from tk.aot.grid import Variant, bucket_expr, buckets, enumerate_grid
 from tk.aot.spec import DTYPES
 from tk.kernels.conv.family import FAMILY
 from tk.kernels.conv.op import OP
+from tk.kernels.conv_layout import FAMILY as LAYOUT_FAMILY
+from tk.kernels.conv_layout import OP as LAYOUT
 from tk.kernels.conv_weight_grad.family import FAMILY as WEIGHT_GRAD_FAMILY
 from tk.kernels.conv_weight_grad.op import OP as WEIGHT_GRAD
 from tk.kernels.conv_weight_grad.reduce import SHARE, SPLITS
 
 H200 = {"sm_count": 132, "arch": 90, "shared_optin": 232448, "l2_bytes": 60 << 20}
 GRID = enumerate_grid(FAMILY, 90)
+LAYOUT_GRID = enumerate_grid(LAYOUT_FAMILY, 90)
 WEIGHT_GRAD_GRID = enumerate_grid(WEIGHT_GRAD_FAMILY, 90)
 
 
@@ -262,3 +265,25 @@ def test_the_pixels_of_a_weights_gradient_are_split_to_keep_all_multiprocessors_
         # Beside it, the parts are written and read: 8 bytes for each number of the gradient, at 4 TB/s.
         part_us = case.o * case.c * math.prod(case.kernel) * 2e-6
         assert busiest * step_us + splits * part_us < 1.1 * even * step_us + 13, (v.name, tiles, splits, busiest, even)
+
+
+# --- Copies ---
+
+
+@pytest.mark.parametrize(
+    ("channels", "sizes", "config"),
+    [
+        (512, (1, 3, 3), "128x16_w4"),
+        (256, (1, 56, 56), "64x64_w4"),
+        (256, (1, 14, 14), "64x64_w4"),
+        (64, (1, 1, 1), "128x16_w4"),
+    ],
+)
+def test_filters_are_copied_in_tiles_of_few_pixels(channels, sizes, config):
+    x = value([32, 1, channels, *sizes], range(6))
+    out = value([32, 1, channels, *sizes], (0, 3, 4, 5, 1, 2))
+    bare = Problem([x, out], (), 0, H200)
+    problem = replace(bare, locals=evaluate_locals(LAYOUT.locals.values(), bare))
+    fits = [v for v in LAYOUT_GRID.variants if v.point.bits == "i16"
+            and all(c.holds.evaluate(problem) for c in v.plan.constraints)]  # fmt: skip
+    assert min(fits, key=lambda v: v.plan.cost.evaluate(problem)).point.config.name == config
