@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "conv_launch.h"
+#include "launch.h"
 #include "names.h"
 #include "registration.h"
 

@@ -13,8 +13,6 @@ constexpr int64_t kWorthLaunch = int64_t{1} << 28;
 
 }  // namespace
 
-int32_t target(Device device) { return device.is_cuda() ? device.index : described_device(); }
-
 int64_t precision_of(const Settings& s, int32_t dtype) {
   if (dtype != kFloat32) return 0;
   return s.precision >= 0 ? s.precision : allows_tf32_in_convolutions();

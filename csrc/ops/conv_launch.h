@@ -18,10 +18,6 @@ struct Problem {
   Spatial dilation;
 };
 
-// The CUDA device that a call is for, -1 on the CPU. Tensors on the CPU may stand for some on a device that is
-// described.
-int32_t target(Device device);
-
 void launch_forward(Problem p, const Settings& s);
 // whole: x is the gradient of the result, weight as the forward pass has it, out the gradient of the input.
 void launch_input_gradient(Problem whole, const Geometry& g, const Settings& s);
