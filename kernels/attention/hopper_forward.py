@@ -11,6 +11,8 @@ Tiles that are met partially come first, with the mask; so does everything where
 since bounds are checked with the mask. Full tiles follow, without a comparison.
 """
 
+from collections.abc import Iterator, Sequence
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language import NVMMASharedLayout
@@ -32,6 +34,7 @@ from tk.aot.spec import (
     Int,
     Kernel,
     Launch,
+    Op,
     Plan,
     Point,
     Pointer,
@@ -568,23 +571,28 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...], has_mask: bool
     return Kernel(f"{problem.name}_hopper", op, axes, {90: (_TWO, _THREE, _WIDE)}, plan)
 
 
-def _constraints(op: object, c: Config) -> tuple[Constraint, ...]:
-    has_lists, q_block, kv_block = op.local("has_lists"), op.int("q_block"), op.int("kv_block")  # type: ignore[attr-defined]
+def _constraints(op: Op, c: Config) -> tuple[Constraint, ...]:
+    has_lists, q_block, kv_block = op.local("has_lists"), op.int("q_block"), op.int("kv_block")
     fits = (q_block % c.block_m == 0) & (kv_block % c.block_n == 0)
     found = [
         require(select(has_lists, fits, 1), f"mask blocks that are multiples of {c.block_m} and {c.block_n}"),
-        require(~op.int("negative_scale"), "a scale of 0 or more"),  # type: ignore[attr-defined]
-        require(op.local("N") > 0, "keys"),  # type: ignore[attr-defined]
+        require(~op.int("negative_scale"), "a scale of 0 or more"),
+        require(op.local("N") > 0, "keys"),
     ]
-    for name in ("query", "key", "value", "out"):
-        t = tensor(op, name)  # type: ignore[arg-type]
+    return (*found, *no_repeats(op, ("query", "key", "value", "out")))
+
+
+def no_repeats(op: Op, names: Sequence[str]) -> Iterator[Constraint]:
+    """Of what tensor maps describe."""
+    for name in names:
+        t = tensor(op, name)
         for d in range(3):
-            found.append(require((t.stride(d) > 0) | (t.size(d) == 1), f"{name} without repeated elements"))
-    return tuple(found)
+            yield require((t.stride(d) > 0) | (t.size(d) == 1), f"{name} without repeated elements")
 
 
-def _descriptor(problem: Problem, name: str, dtype: str, rows: int, columns: int) -> TensorMap:
-    t = tensor(problem.op, name)
+def descriptor(op: Op, name: str, dtype: str, rows: int, columns: int) -> TensorMap:
+    """Of [batch, heads, rows, head size]."""
+    t = tensor(op, name)
     layout = NVMMASharedLayout(128, 16, 4)
     # The stride of a dimension of size 1 is 0, which no tensor map takes.
     strides = tuple(maximum(t.stride(d), 8) for d in range(3))
@@ -603,14 +611,14 @@ def _arguments(problem: Problem, point: Point, has_mask: bool) -> dict[str, Arg]
         **problem.list_args(op, "kv", "i32"),  # what all warps hold they hold in registers
         **{n: optional[n] for n in ("kv_lengths", "stride_length", "has_lengths", "sinks", "stride_sink", "has_sinks")},
         **problem.capture_args(op),
-        "query": _descriptor(problem, "query", point.dtype, 64, head.qk),
-        "key": _descriptor(problem, "key", point.dtype, c.block_n, head.qk),
-        "value": _descriptor(problem, "value", point.dtype, c.block_n, head.v),
-        "out": _descriptor(problem, "out", point.dtype, 64, head.v),
+        "query": descriptor(op, "query", point.dtype, 64, head.qk),
+        "key": descriptor(op, "key", point.dtype, c.block_n, head.qk),
+        "value": descriptor(op, "value", point.dtype, c.block_n, head.v),
+        "out": descriptor(op, "out", point.dtype, 64, head.v),
         "lse": Pointer(tensor(op, "lse"), "fp32", aligned=False),
         "counter": Scratch(0, "i32"),
         "B_kv": Int(tensor(op, "key").size(0)),
-        "heads": Int(_heads_at_a_time(op.local("B") * H, N, op.local("group"), head)),
+        "heads": Int(heads_at_a_time(op.local("B") * H, N, op.local("group"), head)),
         "CONSUMERS": Const(c.consumers),
         "BLOCK_N": Const(c.block_n),
         "STAGES": Const(c.num_stages),
@@ -621,6 +629,6 @@ def _arguments(problem: Problem, point: Point, has_mask: bool) -> dict[str, Arg]
     }
 
 
-def _heads_at_a_time(heads: Expr, N: Expr, group: Expr, head: Head) -> Expr:
+def heads_at_a_time(heads: Expr, N: Expr, group: Expr, head: Head) -> Expr:
     fit = maximum(_L2_BYTES // maximum(N * (head.qk + head.v) * 2, 1), 1)
     return minimum(fit * maximum(group, 1), heads)
