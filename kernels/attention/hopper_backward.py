@@ -146,7 +146,7 @@ class KeyWork:
 
     @gluon.jit
     def walk(self, b, h, row0):
-        """No bounds are checked: queries past the end weigh 0, and what keys past the end get is not stored."""
+        """Whole tiles: queries past the end weigh 0, and what keys past the end get is not stored."""
         lo, full_lo, full_hi, hi = band_tiles(row0, row0 + (CONSUMERS * ROWS - 1), self.M, self.band_right,
                                               self.band_left, self.band_exact, self.HAS_MASK, self.STEP)  # fmt: skip
         counts, indices, cb, ch, cn, ib, ih, i_n, ii, n_b, n_h = self.partial
@@ -298,7 +298,7 @@ class Gradient:
     b: gl.tensor
     h: gl.tensor
     row0: gl.tensor
-    kv_end: gl.tensor
+    end: gl.tensor  # of what is walked
     scale: gl.tensor
     captures: gl.tuple
     SCORE_MOD: gl.constexpr
@@ -321,12 +321,9 @@ class Gradient:
 
     @gluon.jit
     def keep(self, q_idx, kv_idx, MASKED: gl.constexpr):
-        keep = kv_idx >= 0
-        if MASKED:
-            if not self.KEYS:
-                keep = kv_idx < self.kv_end
-            if self.HAS_MASK:
-                keep = keep & self.MASK_MOD(self.b, self.h, q_idx, kv_idx, self.captures)
+        keep = (q_idx if self.KEYS else kv_idx) < self.end
+        if MASKED and self.HAS_MASK:
+            keep = keep & self.MASK_MOD(self.b, self.h, q_idx, kv_idx, self.captures)
         return keep
 
     @gluon.jit
@@ -337,7 +334,8 @@ class Gradient:
             x = self.SCORE_MOD(s * self.scale, self.b, self.h, q_idx, kv_idx, self.captures) * 1.4426950408889634 - lse
         else:
             x = s * (self.scale * 1.4426950408889634) - lse
-        if MASKED:
+        # What a score_mod makes of queries past the end may be no number, which their lse of inf would not hide.
+        if MASKED or (self.HAS_SCORE and self.KEYS):
             x = gl.where(self.keep(q_idx, kv_idx, MASKED), x, -float("inf"))
         return gl.exp2(x)
 
@@ -563,16 +561,21 @@ def _config(step: int, stages: int, regs: int, producer_regs: int) -> Config:
 
 
 _CONFIGS = {64: _config(128, 2, 240, 32), 128: _config(64, 3, 240, 32)}  # by the larger head size
+_WITH_SCORE = _config(64, 4, 240, 32)  # head size 64, where derivatives take registers
 
 
-def kernel(problem: Problem, of_keys: object, of_queries: object, heads: tuple[Head, ...], has_mask: bool) -> Kernel:
+def kernel(problem: Problem, of_keys: object, of_queries: object, heads: tuple[Head, ...], has_mask: bool,
+           has_score: bool) -> Kernel:  # fmt: skip
     """The printed entries in front of `attention_hopper_keys` and `attention_hopper_queries`. Smaller heads are served
     too. Gradients of captured tensors are the plain kernel's."""
     op = problem.backward_op
 
+    def config_of(head: Head) -> Config:
+        size = max(head.qk, head.v)
+        return _WITH_SCORE if size == 64 and has_score else _CONFIGS[size]
+
     def plan(point: Point) -> Plan | None:
-        c = point.config
-        if point.dtype == "fp32" or c.name != _CONFIGS[max(point.head.qk, point.head.v)].name:
+        if point.dtype == "fp32" or point.config.name != config_of(point.head).name:
             return None
         names = ("query", "key", "value", "grad_0", "grad_query", "grad_key", "grad_value")
         ways = {} if not problem.grad_captures else {"captures": (0,)}
@@ -586,7 +589,7 @@ def kernel(problem: Problem, of_keys: object, of_queries: object, heads: tuple[H
 
     axes = {"dtype": problem.dtypes, "precision": ("ieee",), "head": heads, "layout": ("aligned",),
             "captures": ("none",)}  # fmt: skip
-    return Kernel(f"{problem.name}_backward_hopper", op, axes, {90: tuple(_CONFIGS.values())}, plan)
+    return Kernel(f"{problem.name}_backward_hopper", op, axes, {90: (*_CONFIGS.values(), _WITH_SCORE)}, plan)
 
 
 def _constraints(problem: Problem, names: tuple[str, ...]) -> tuple[Constraint, ...]:

@@ -109,7 +109,9 @@ def backward_kernels(problem: Problem, mods: Mods, wanted: Wanted) -> tuple[Kern
         )  # fmt: skip
         sizes = dict.fromkeys(h for h in (*wanted.exact, *wanted.rounded) if max(h) <= 128)
         if heads := tuple(Head(*h, False) for h in sizes):
-            found.append(hopper_backward.kernel(problem, of_keys, of_queries, heads, bool(mods.mask)))
+            found.append(
+                hopper_backward.kernel(problem, of_keys, of_queries, heads, bool(mods.mask), bool(mods.score))
+            )
     return tuple(found)
 
 
