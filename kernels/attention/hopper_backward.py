@@ -1,6 +1,6 @@
 """The gradients for Hopper (sm_90a) in Gluon: persistent, TMA, warp-specialised, without atomics.
 
-    warps 0-3, 4-7   consumers: 64 rows of the tile each; every product by wgmma, weights and their gradient in registers
+    warps 0-3, 4-7   consumers: 64 rows of the tile each; every product by wgmma, weights and gradients in registers
     one warp         producer: every TMA load, and which tile comes next
 
 One function is two kernels. Both keep a pair of tiles in shared memory and walk pairs of tiles of the other side, which
@@ -9,23 +9,23 @@ come through a ring; each works out the weights anew:
     of keys      keeps K, V,  walks Q, dO:  S^T = K Q^T,  dP^T = V dO^T,  dV += P^T dO,  dK += dS^T Q
     of queries   keeps Q, dO, walks K, V:   S = Q K^T,    dP = dO V^T,                   dQ += dS K
 
-These are seven products where five would do, with dQ added to from every tile of keys; but there nothing would leave
-registers in another order from call to call only by luck. Here P and dS are the left operands of the last products as
-they lie in registers, and the only thing that consumers share is the ring.
+These are seven products. Five would do, with dQ added to from every tile of keys: in whatever order the GPU takes
+them, so that the same call would not give the same bits, and with dS through shared memory and a barrier between the
+consumers in every step. Here P and dS are the left operands of the last products as they lie in registers, and the ring
+is all that consumers share.
 
-Barriers, with what completes a phase of each. Every wait names the phase that it waits for; all start in phase 0.
+Barriers, with what completes a phase of each. All start in phase 0.
 
-    ring.full[s]     the producer's arrival for where the walked pair begins, its expect, and the bytes of both loads
+    ring.full[s]     the producer's expect and its arrival for where the pair begins, and the bytes of both loads
     ring.empty[s]    one arrival of each consumer, after the wait for its own last product that reads the stage
-    kept.full[s]     expect and the bytes of one consumer's pair; a stage is (slot, consumer), two slots
+    kept.full[s]     the expect and the bytes of one consumer's pair; a stage is (slot, consumer), with two slots
     kept.empty[s]    that consumer's arrival: its gradients, which take the pair's place, have been read by TMA
-    tiles            as in hopper_forward.py: what consumers are told of a tile, a message for each head that it walks
+    tiles            as in hopper_tiles.py: what consumers are told, a message for each head that a tile walks
 
 A wait of the producer for `empty` in the phase before the first passes at once, as everywhere in kernels/hopper. The
-producer never waits for what a consumer does later than it waits for the producer: a message comes before its loads.
+producer tells of a tile before it waits for room for it, so a consumer that asks for its next tile before it gives back
+what it keeps is always answered.
 """
-
-from collections.abc import Sequence
 
 import triton
 import triton.language as tl
@@ -39,27 +39,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tk.aot.expr import Expr, ceil_div, device, maximum, minimum, select
-from tk.aot.spec import (
-    Arg,
-    Buffer,
-    Config,
-    Const,
-    Constraint,
-    Int,
-    Kernel,
-    Launch,
-    Op,
-    Plan,
-    Point,
-    Pointer,
-    Scratch,
-    require,
-)
-from tk.kernels.attention.backward import attention_sink_gradient, capture_launches, pick
-from tk.kernels.attention.hopper_forward import ROWS, Keys, Tiles, Work, _get, _put, _ring, descriptor, no_repeats
+from tk.kernels.attention.hopper_tiles import ROWS, Keys, Tiles, Work, get_number, make_ring, put_number
 from tk.kernels.attention.operands import load_rows
-from tk.kernels.attention.problem import Head, Problem, tensor, tile_time
 from tk.kernels.attention.softmax import LOG2_E
 from tk.kernels.attention.walk import band_tiles, count_tiles
 from tk.kernels.hopper.pipeline import Pipeline, PipelineState
@@ -76,8 +57,8 @@ def attention_statistics(out0, grad_0, out1, grad_1, lse, delta, B, H, M, DV, pa
                          stride_od, stride_gb, stride_gh, stride_gm, stride_gd, stride_lb, stride_lh, stride_lm,
                          stride_grad_lse_b, stride_grad_lse_h, stride_grad_lse_m, EVEN: tl.constexpr,
                          BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
-    """lse in units of base 2 and delta = rowsum(grad_out out) - grad_lse, [B H + 1, padded]. A row that sees nothing, or
-    that is not there (past M, and all of the last): inf and 0, so that its weights are 0 without a comparison."""
+    """lse in units of base 2, and delta = rowsum(grad_out out) - grad_lse; [B H + 1, padded]. A row that sees nothing,
+    or is not there (past M, and in the last head): inf and 0, so that its weights are 0 without a comparison."""
     bh = tl.program_id(1)
     b64 = (bh // H).to(tl.int64)
     h64 = (bh % H).to(tl.int64)
@@ -216,8 +197,8 @@ class Statistics:
 
 @gluon.aggregate
 class Buffers:
-    """Shared memory: pairs that are kept, a place for each slot and consumer, and the ring of pairs that are walked, with
-    where each begins and, of queries, their statistics. 0: query or key; 1: grad_out or value."""
+    """Shared memory: pairs that are kept, a place for each slot and consumer; and the ring of pairs that are walked,
+    with where each begins and, of queries, their statistics. 0: query or key; 1: grad_out or value."""
 
     kept_0: gl.shared_memory_descriptor
     kept_1: gl.shared_memory_descriptor
@@ -277,7 +258,7 @@ def _produce(kept_0, kept_1, walked_0, walked_1, statistics, work, buffers, tile
                 barrier = buffers.ring.full.index(state.stage)
                 _load_pair(walked_0, walked_1, b_w, h_w, start, buffers.ring_0.index(state.stage),
                            buffers.ring_1.index(state.stage), barrier)  # fmt: skip
-                _put(buffers.starts.index(state.stage), start)
+                put_number(buffers.starts.index(state.stage), start)
                 if KEYS:
                     buffers.lse.index(state.stage).store(lse)
                     buffers.delta.index(state.stage).store(delta)
@@ -378,7 +359,7 @@ def _step(place, buffers, gradient, row_lse, row_delta, state, acc_0, acc_1, zer
     dp = warpgroup_mma(_matrix(buffers.kept_1, place), walked_1.permute([1, 0]), zeros - delta, is_async=True)
     col0 = 0
     if MASKED or gradient.HAS_SCORE:
-        col0 = _get(buffers.starts.index(state.stage))
+        col0 = get_number(buffers.starts.index(state.stage))
     s = warpgroup_mma_wait(1, [s])
     lse = buffers.lse.index(state.stage).load(COLUMN)[None, :] if KEYS else row_lse
     p = gradient.weights(s, lse, col0, MASKED)
@@ -486,9 +467,9 @@ def _run(kept_0, kept_1, walked_0, walked_1, grad_0, grad_1, statistics, work, s
     lse = gl.allocate_shared_memory(gl.float32, [STAGES, walked_0.block_shape[2]], number)
     delta = gl.allocate_shared_memory(gl.float32, [STAGES, walked_0.block_shape[2]], number)
     numbers = gl.allocate_shared_memory(gl.int32, [2 * 6, 1], number)
-    buffers = Buffers(smem_0, smem_1, ring_0, ring_1, starts, lse, delta, _ring(PLACES, 1, 1),
-                      _ring(STAGES, 2, CONSUMERS))  # fmt: skip
-    hand_out = Tiles(numbers, _ring(2, 1, CONSUMERS))
+    buffers = Buffers(smem_0, smem_1, ring_0, ring_1, starts, lse, delta, make_ring(PLACES, 1, 1),
+                      make_ring(STAGES, 2, CONSUMERS))  # fmt: skip
+    hand_out = Tiles(numbers, make_ring(2, 1, CONSUMERS))
     fence_async_shared()
     # The first function runs in the kernel's own warps and gets the registers that the others leave.
     gl.warp_specialize([
@@ -547,169 +528,3 @@ def attention_hopper_queries(query, key, value, grad_out, grad_query, lse, delta
     _run(query, grad_out, key, value, grad_query, grad_query, statistics, QueryWork(work, tiles), one, one, one, scale,
          counter, captures, SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, HAS_MASK, False, STAGES, DYNAMIC, CONSUMER_REGS,
          PRODUCER_REGS)  # fmt: skip
-
-
-# --- Plans ---
-
-_TILE = 128  # rows that a program keeps: of both consumers
-_L2_BYTES = 16 << 20  # what is walked at a time, as in the forward pass
-
-
-def _config(step: int, stages: int, regs: int, producer_regs: int) -> Config:
-    shape = dict(step=step, num_stages=stages, consumer_regs=regs, producer_regs=producer_regs)
-    return Config(f"hopper_{_TILE}x{step}_s{stages}", shape)
-
-
-_CONFIGS = {64: _config(128, 2, 240, 32), 128: _config(64, 3, 240, 32)}  # by the larger head size
-_WITH_SCORE = _config(64, 4, 240, 32)  # head size 64, where derivatives take registers
-
-
-def kernel(problem: Problem, of_keys: object, of_queries: object, heads: tuple[Head, ...], has_mask: bool,
-           has_score: bool) -> Kernel:  # fmt: skip
-    """The printed entries in front of `attention_hopper_keys` and `attention_hopper_queries`. Smaller heads are served
-    too. Gradients of captured tensors are the plain kernel's."""
-    op = problem.backward_op
-
-    def config_of(head: Head) -> Config:
-        size = max(head.qk, head.v)
-        return _WITH_SCORE if size == 64 and has_score else _CONFIGS[size]
-
-    def plan(point: Point) -> Plan | None:
-        if point.dtype == "fp32" or point.config.name != config_of(point.head).name:
-            return None
-        names = ("query", "key", "value", "grad_0", "grad_query", "grad_key", "grad_value")
-        ways = {} if not problem.grad_captures else {"captures": (0,)}
-        return Plan(
-            constraints=(*problem.constraints(op, point, (*names, "out0")), *_constraints(problem, names)),
-            serves=problem.serves(point) | ways,
-            launches=tuple(_launches(problem, point, of_keys, of_queries, has_mask)),
-            cost=_cost(problem, point),
-            buffers=_buffers(problem, has_mask),
-        )
-
-    axes = {"dtype": problem.dtypes, "precision": ("ieee",), "head": heads, "layout": ("aligned",),
-            "captures": ("none",)}  # fmt: skip
-    return Kernel(f"{problem.name}_backward_hopper", op, axes, {90: (*_CONFIGS.values(), _WITH_SCORE)}, plan)
-
-
-def _constraints(problem: Problem, names: tuple[str, ...]) -> tuple[Constraint, ...]:
-    op = problem.backward_op
-    has_lists, q_block, kv_block = op.local("has_lists"), op.int("q_block"), op.int("kv_block")
-    fits = (q_block % _TILE == 0) & (kv_block % _TILE == 0)
-    return (
-        require(select(has_lists, fits, 1), f"mask blocks that are multiples of {_TILE}"),
-        require((op.local("M") > 0) & (op.local("N") > 0), "queries and keys"),
-        require(tensor(op, "kv_lengths").size(0) == 0, "no kv_lengths"),
-        require(_rows(problem) * _padded(problem) < 2**31, "fewer rows"),
-        *no_repeats(op, names),
-    )
-
-
-def _padded(problem: Problem) -> Expr:
-    return ceil_div(problem.backward_op.local("M"), _TILE) * _TILE
-
-
-def _rows(problem: Problem) -> Expr:
-    """Of the statistics."""
-    op = problem.backward_op
-    return op.local("B") * op.local("H") + 1
-
-
-def _buffers(problem: Problem, has_mask: bool) -> tuple[Buffer, ...]:
-    size = _rows(problem) * _padded(problem) * 4
-    return Buffer(size), Buffer(size), Buffer(4, zeroed=True) if has_mask else Buffer(4)
-
-
-def _tiles(problem: Problem) -> tuple[Expr, Expr, Expr, Expr]:
-    """Of keys, of one head and in all; of queries, the same."""
-    op = problem.backward_op
-    B, H, M, N, H_kv = (op.local(n) for n in ("B", "H", "M", "N", "H_kv"))
-    n_tiles, m_tiles = ceil_div(N, _TILE), ceil_div(M, _TILE)
-    return n_tiles, n_tiles * H_kv * tensor(op, "key").size(0), m_tiles, m_tiles * B * H
-
-
-def _cost(problem: Problem, point: Point) -> Expr:
-    op, step = problem.backward_op, point.config.step
-    _, key_tiles, _, query_tiles = _tiles(problem)
-    shared = op.local("B") * op.local("H") // maximum(op.local("H_kv") * tensor(op, "key").size(0), 1)
-    time = tile_time(_TILE, step, point.head, 2)  # of two products, at two thirds of what wgmma reaches
-    keys = ceil_div(key_tiles, device.sm_count) * ceil_div(op.local("M"), step) * shared * (time * 4 // 3)
-    return 10_000_000 + keys + ceil_div(query_tiles, device.sm_count) * ceil_div(op.local("N"), step) * time
-
-
-def _launches(problem: Problem, point: Point, of_keys: object, of_queries: object, has_mask: bool) -> list[Launch]:
-    op, c = problem.backward_op, point.config
-    shared = _arguments(problem, point, has_mask)
-    n_tiles, key_tiles, m_tiles, query_tiles = _tiles(problem)
-    B, H, N, D = op.local("B"), op.local("H"), op.local("N"), point.head.qk + point.head.v
-    H_kv, B_kv = op.local("H_kv"), tensor(op, "key").size(0)
-    statistics = Launch(
-        attention_statistics,
-        pick(attention_statistics, shared | {"BLOCK_M": Const(32)}),
-        (_padded(problem) // 32, _rows(problem), 1),
-    )
-    sinks = tensor(op, "sinks")
-    sink = Launch(
-        attention_sink_gradient,
-        pick(attention_sink_gradient, shared | {"BLOCK_M": Const(1024)}),
-        (sinks.size(0), 1, 1),
-    )
-    walked = maximum(_L2_BYTES // maximum(op.local("M") * op.local("group") * D * 2, 1), 1)
-    of_key_tiles = {
-        **_descriptors(op, point, kept=("key", "value", "grad_key", "grad_value"), walked=("query", "grad_0")),
-        "n_tiles": Int(n_tiles),
-        "tiles": Int(key_tiles),
-        "heads": Int(minimum(walked, B_kv * H_kv)),
-        **problem.list_args(op, "q", "i32"),
-    }
-    walked = maximum(_L2_BYTES // maximum(N * D * 2, 1), 1) * maximum(op.local("group"), 1)
-    of_query_tiles = {
-        **_descriptors(op, point, kept=("query", "grad_0", "grad_query"), walked=("key", "value")),
-        "m_tiles": Int(m_tiles),
-        "tiles": Int(query_tiles),
-        "heads": Int(minimum(walked, B * H)),
-        **problem.list_args(op, "kv", "i32"),
-    }
-    found = [*capture_launches(problem, point)[0], statistics, sink]
-    for fn, args, tiles in ((of_keys, of_key_tiles, key_tiles), (of_queries, of_query_tiles, query_tiles)):
-        grid = (minimum(tiles, device.sm_count), 1, 1)
-        found.append(Launch(fn, pick(fn, shared | args), grid, num_warps=4, num_stages=1, max_spill_bytes=4096))
-    return found
-
-
-def _descriptors(op: Op, point: Point, kept: Sequence[str], walked: Sequence[str]) -> dict[str, Arg]:
-    def columns(name: str) -> int:
-        return point.head.v if name in ("value", "grad_0", "grad_value") else point.head.qk
-
-    rows = dict.fromkeys(kept, 64) | dict.fromkeys(walked, point.config.step)
-    return {"grad_out" if n == "grad_0" else n: descriptor(op, n, point.dtype, r, columns(n)) for n, r in rows.items()}
-
-
-def _arguments(problem: Problem, point: Point, has_mask: bool) -> dict[str, Arg]:
-    """What the launches have in common, by name."""
-    op, c = problem.backward_op, point.config
-    lse, grad_lse, optional = tensor(op, "out1"), tensor(op, "grad_1"), problem.optional_args(op)
-    return {
-        **problem.size_args(op, point),
-        **problem.row_args(op, {"out0": "om", "grad_0": "gm"}, point),
-        **{n: optional[n] for n in ("kv_lengths", "stride_length", "has_lengths", "sinks", "stride_sink")},
-        **problem.capture_args(op),
-        "B": Int(op.local("B")),
-        "B_kv": Int(maximum(tensor(op, "key").size(0), 1)),
-        "H_kv": Int(op.local("H_kv")),
-        "out1": Pointer(lse, "fp32", aligned=False),
-        "grad_1": Pointer(grad_lse, "fp32", aligned=False),
-        "grad_sinks": Pointer(tensor(op, "grad_sinks"), "fp32", aligned=False),
-        **{f"stride_l{x}": Int(lse.stride(d), "i64") for d, x in enumerate("bhm")},
-        **{f"stride_grad_lse_{x}": Int(grad_lse.stride(d), "i64") for d, x in enumerate("bhm")},
-        "lse": Scratch(0, "fp32"),
-        "delta": Scratch(1, "fp32"),
-        "counter": Scratch(2, "i32"),
-        "padded": Int(_padded(problem)),
-        "EVEN": Const(point.head.exact),
-        "BLOCK_DV": Const(point.head.v),
-        "STAGES": Const(c.num_stages),
-        "DYNAMIC": Const(has_mask),
-        "CONSUMER_REGS": Const(c.consumer_regs),
-        "PRODUCER_REGS": Const(c.producer_regs),
-    }

@@ -11,7 +11,7 @@ from tk.codegen import source
 from tk.flex import printing
 from tk.flex.registry import Registered
 from tk.flex.trace import Traced
-from tk.kernels.attention import backward, decode, forward, hopper_backward, hopper_forward
+from tk.kernels.attention import backward, decode, forward, hopper_backward, hopper_backward_plans, hopper_forward
 from tk.kernels.attention.entry import Mods, entry
 from tk.kernels.attention.problem import Head, Problem
 
@@ -110,7 +110,7 @@ def backward_kernels(problem: Problem, mods: Mods, wanted: Wanted) -> tuple[Kern
         sizes = dict.fromkeys(h for h in (*wanted.exact, *wanted.rounded) if max(h) <= 128)
         if heads := tuple(Head(*h, False) for h in sizes):
             found.append(
-                hopper_backward.kernel(problem, of_keys, of_queries, heads, bool(mods.mask), bool(mods.score))
+                hopper_backward_plans.kernel(problem, of_keys, of_queries, heads, bool(mods.mask), bool(mods.score))
             )
     return tuple(found)
 
