@@ -1,6 +1,7 @@
 """When Hopper's kernels for gradients run, and with which arguments."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from tk.aot.expr import Expr, ceil_div, device, maximum, minimum, select
 from tk.aot.spec import (
@@ -28,8 +29,8 @@ _TILE = 128  # rows that a program keeps: of both consumers
 _L2_BYTES = 16 << 20  # what is walked at a time, as in the forward pass
 
 
-# Settings that are tried beside those that ship: tools/attention_candidates.py.
-CANDIDATES: tuple[Config, ...] = ()
+# Settings that are tried beside those that ship, by the larger head size: tools/attention_candidates.py.
+CANDIDATES: Mapping[int, tuple[Config, ...]] = {}
 
 
 def config(step: int, stages: int, regs: int, producer_regs: int) -> Config:
@@ -53,7 +54,8 @@ def kernel(problem: Problem, of_keys: object, of_queries: object, heads: tuple[H
 
     def plan(point: Point) -> Plan | None:
         c = point.config
-        if point.dtype == "fp32" or (c.name != config_of(point.head).name and c not in CANDIDATES):
+        is_tried = c in CANDIDATES.get(max(point.head.qk, point.head.v), ())
+        if point.dtype == "fp32" or (c.name != config_of(point.head).name and not is_tried):
             return None
         names = ("query", "key", "value", "grad_0", "grad_query", "grad_key", "grad_value")
         ways = {} if not problem.grad_captures else {"captures": (0,)}
@@ -67,7 +69,7 @@ def kernel(problem: Problem, of_keys: object, of_queries: object, heads: tuple[H
 
     axes = {"dtype": problem.dtypes, "precision": ("ieee",), "head": heads, "layout": ("aligned",),
             "captures": ("none",)}  # fmt: skip
-    configs = {c.name: c for c in (*_CONFIGS.values(), _WITH_SCORE, *CANDIDATES)}
+    configs = {c.name: c for c in (*_CONFIGS.values(), _WITH_SCORE, *chain(*CANDIDATES.values()))}
     return Kernel(f"{problem.name}_backward_hopper", op, axes, {90: tuple(configs.values())}, plan)
 
 
@@ -111,9 +113,10 @@ def _cost(problem: Problem, point: Point) -> Expr:
     op, step = problem.backward_op, point.config.step
     _, key_tiles, _, query_tiles = _tiles(problem)
     shared = op.local("B") * op.local("H") // maximum(op.local("H_kv") * tensor(op, "key").size(0), 1)
-    time = tile_time(_TILE, step, point.head, 2)  # of two products, at two thirds of what wgmma reaches
-    keys = ceil_div(key_tiles, device.sm_count) * ceil_div(op.local("M"), step) * shared * (time * 4 // 3)
-    return 10_000_000 + keys + ceil_div(query_tiles, device.sm_count) * ceil_div(op.local("N"), step) * time
+    time = tile_time(_TILE, step, point.head, 2)  # of two products, at half of what wgmma reaches
+    keys = ceil_div(key_tiles, device.sm_count) * ceil_div(op.local("M"), step) * shared * time
+    queries = ceil_div(query_tiles, device.sm_count) * ceil_div(op.local("N"), step) * (time * 3 // 4)
+    return 10_000_000 + keys + queries
 
 
 def _launches(problem: Problem, point: Point, of_keys: object, of_queries: object, has_mask: bool) -> list[Launch]:
