@@ -1,10 +1,12 @@
 """Runs Gluon kernels on the CPU, for tests: Triton's interpreter does not take them.
 
-The modules of a kernel are executed as plain Python, with what they import of Triton replaced: tensors are numpy arrays,
-each warp-specialised partition is a thread, barriers count arrivals and bytes in phases as mbarrier does, and a wait that
-is not answered is an error. Products are worked out when they are issued, loads when they are asked for, both in an order
-that varies. So this shows wrong coordinates, wrong phases, deadlocks, reads of memory that nothing has written (NaN) and
-addresses out of bounds; not what depends on fences or on when a product ends.
+The modules of a kernel are executed as plain Python, with what they import of Triton replaced: tensors are numpy
+arrays, each warp-specialised partition is a thread, barriers count arrivals and bytes in phases as mbarrier does, and a
+wait that is not answered is an error. Loads come when they are asked for, later or sooner; products are worked out as
+late as a wait allows, from what is in shared memory then, and cannot be read before.
+
+So this shows wrong coordinates and phases, deadlocks, buffers that are given back too soon, missing waits, reads of
+shared memory that nothing has written (NaN) and addresses out of bounds. It does not show missing fences.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ def _divide(a: Any, b: Any) -> Any:
 
 class T:
     """A tensor, or a number that is known at run time only."""
+
+    a: Any
 
     def __init__(self, a: Any):
         self.a = np.asarray(a)
@@ -238,14 +242,48 @@ TMA = types.SimpleNamespace(async_load=_tma_load, async_store=_tma_store, store_
 # --- Products ---
 
 
-def _mma(a: Any, b: Shared, acc: T, use_acc: Any = True, is_async: bool = False) -> T:
-    product = a.a.astype(np.float32) @ b.a.astype(np.float32)
-    assert product.shape == acc.a.shape
-    return T(product + acc.a if use_acc else product)
+class Pending(T):
+    """A product that has been issued. Its accumulator may be one, too."""
+
+    def __init__(self, a: T | Shared, b: Shared, acc: T, use_acc: Any):
+        self.operands = (a, b, acc if use_acc else None)
+        self.of_shape = list(acc.shape)
+        self.value: np.ndarray | None = None
+        assert a.shape[1] == b.shape[0] and [a.shape[0], b.shape[1]] == self.of_shape
+
+    def finish(self) -> None:
+        a, b, acc = self.operands
+        product = a.a.astype(np.float32) @ b.a.astype(np.float32)
+        self.value = product if acc is None else product + acc.a
+
+    shape = property(lambda self: self.of_shape)
+
+    @property
+    def a(self) -> np.ndarray:
+        assert self.value is not None, "a product is read before it is waited for"
+        return self.value
+
+
+class Issued(threading.local):
+    """A thread's products, in order."""
+
+    def __init__(self) -> None:
+        self.products: list[Pending] = []
+
+
+ISSUED = Issued()
+
+
+def _mma(a: T | Shared, b: Shared, acc: T, use_acc: Any = True, is_async: bool = False) -> T:
+    product = Pending(a, b, acc, use_acc)
+    ISSUED.products.append(product)
+    return product if is_async else _mma_wait(0, [product])
 
 
 def _mma_wait(keep: int, deps: Sequence[T]) -> Any:
     _dawdle()
+    while len(ISSUED.products) > keep:
+        ISSUED.products.pop(0).finish()
     return deps[0] if len(deps) == 1 else tuple(deps)
 
 
@@ -370,8 +408,13 @@ _LANGUAGE = Language()
 _GLUON = types.SimpleNamespace(
     jit=lambda f: f, aggregate=_aggregate, constexpr_function=lambda f: f, language=_LANGUAGE
 )
-_TRITON = types.SimpleNamespace(jit=lambda f: f, constexpr_function=lambda f: f, language=_LANGUAGE, cdiv=lambda a, b: -(-a // b),
-                                experimental=types.SimpleNamespace(gluon=_GLUON))  # fmt: skip
+_TRITON = types.SimpleNamespace(
+    jit=lambda f: f,
+    constexpr_function=lambda f: f,
+    cdiv=lambda a, b: -(-a // b),
+    language=_LANGUAGE,
+    experimental=types.SimpleNamespace(gluon=_GLUON),
+)
 _HOPPER = types.SimpleNamespace(
     mbarrier=MBARRIER, tma=TMA, warpgroup_mma=_mma, warpgroup_mma_wait=_mma_wait, fence_async_shared=lambda: None
 )

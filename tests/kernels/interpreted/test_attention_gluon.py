@@ -87,7 +87,9 @@ def run(plan: Plan, problem: Problem, tensors: list[torch.Tensor], floats: list[
     assert all(not b.any() for b, spec in zip(buffers, plan.buffers, strict=True) if spec.zeroed), "counters at 0"
 
 
-def run_hopper(f: Family, named: dict[str, torch.Tensor], ints: list[int], floats: list[float]) -> Iterator[tuple[str, list[torch.Tensor]]]:  # fmt: skip
+def run_hopper(
+    f: Family, named: dict[str, torch.Tensor], ints: list[int], floats: list[float]
+) -> Iterator[tuple[str, list[torch.Tensor]]]:
     """(name, outputs) of every variant for Hopper that fits."""
     op = f.op
     inputs = [as_seen(named[p.name]) for p in op.params if p.kind == "tensor"]
