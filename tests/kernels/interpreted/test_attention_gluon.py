@@ -138,6 +138,19 @@ def test_forward(shape: tuple[int, ...]) -> None:
     check_forward(Pair(mask=causal), Call(*qkv(*shape, torch.float16), band=(MAX_LENGTH, 0, 1)))
 
 
+def test_forward_with_lists_lengths_sinks_and_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one program, which uses every buffer again and again."""
+    monkeypatch.setitem(attention_host.SMALL_GPU, "sm_count", 1)
+    ids = torch.tensor([[0] * 100 + [1] * 80 + [2] * 120, [3] * 250 + [4] * 50])
+    pair = Pair(alibi(torch.rand(2)), document(ids))
+    call = Call(*qkv(2, 2, 1, 300, 300, 64, 64, torch.float16), q_block=384, kv_block=128)
+    call.lists = block_lists(pair.dense(2, 2, 300, 300), 384, 128)
+    check_forward(pair, call)
+    call = Call(*qkv(2, 2, 1, 300, 300, 64, 64, torch.float16), sinks=torch.randn(2))
+    call.kv_lengths = torch.tensor([0, 170], dtype=torch.int32)
+    check_forward(Pair(mask=causal), call)
+
+
 # --- Gradients ---
 
 
