@@ -37,8 +37,8 @@ DECODE = (
     decode.config(16, 128, 3, 8, per_sm=1, dependent=True),
 )
 BACKWARD = {  # by head size
-    64: tuple(hopper_backward_plans.config(step, stages, 240, 32) for step, stages in ((64, 4), (64, 6), (128, 4))),
-    128: (hopper_backward_plans.config(64, 2, 240, 32),),
+    64: tuple(hopper_backward_plans.config(step, stages, 240, 24) for step, stages in ((64, 4), (64, 6), (128, 4))),
+    128: (hopper_backward_plans.config(64, 2, 240, 24),),
 }
 WANTED = Wanted(dtypes=("bf16",), exact=((64, 64), (128, 128)), rounded=((128, 128),))
 

@@ -322,7 +322,7 @@ class Gradient:
 
     @gluon.jit
     def of_products(self, s, p, dp, col0, MASKED: gl.constexpr):
-        """Of P and dp = dO V^T - delta, without the scale."""
+        """Of P and dp = dO V^T - delta; without the scale."""
         ds = p * dp
         if self.HAS_SCORE:
             q_idx, kv_idx = self.positions(s, col0)
@@ -346,7 +346,10 @@ def _matrix(smem, place):
 
 @gluon.jit
 def _step(place, buffers, gradient, row_lse, row_delta, state, acc_0, acc_1, zeros, MASKED: gl.constexpr):
-    """A walked pair. The wait for the last product is at the end: the other consumer's products fill that time."""
+    """A walked pair. The wait for the last product is at the end: the other consumer's products fill that time.
+
+    The statistics are read where they are needed, for registers are short. (dP on top of -delta would save as many, but
+    then ptxas copies accumulators while S is being worked out, and waits for it first.)"""
     KEYS: gl.constexpr = gradient.KEYS
     DTYPE: gl.constexpr = buffers.ring_0.dtype
     COLUMN: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
@@ -354,9 +357,7 @@ def _step(place, buffers, gradient, row_lse, row_delta, state, acc_0, acc_1, zer
     walked_0 = _matrix(buffers.ring_0, state.stage)
     walked_1 = _matrix(buffers.ring_1, state.stage)
     s = warpgroup_mma(_matrix(buffers.kept_0, place), walked_0.permute([1, 0]), zeros, use_acc=False, is_async=True)
-    # On top of -delta, which then needs no registers of its own beside P.
-    delta = buffers.delta.index(state.stage).load(COLUMN)[None, :] if KEYS else row_delta
-    dp = warpgroup_mma(_matrix(buffers.kept_1, place), walked_1.permute([1, 0]), zeros - delta, is_async=True)
+    dp = warpgroup_mma(_matrix(buffers.kept_1, place), walked_1.permute([1, 0]), zeros, use_acc=False, is_async=True)
     col0 = 0
     if MASKED or gradient.HAS_SCORE:
         col0 = get_number(buffers.starts.index(state.stage))
@@ -369,7 +370,8 @@ def _step(place, buffers, gradient, row_lse, row_delta, state, acc_0, acc_1, zer
         dp = warpgroup_mma_wait(1, [dp])
     else:
         dp = warpgroup_mma_wait(0, [dp])
-    ds = _operand(gradient.of_products(s, p, dp, col0, MASKED), acc_0, DTYPE)
+    delta = buffers.delta.index(state.stage).load(COLUMN)[None, :] if KEYS else row_delta
+    ds = _operand(gradient.of_products(s, p, dp - delta, col0, MASKED), acc_0, DTYPE)
     acc_0 = warpgroup_mma(ds, walked_0, acc_0, is_async=True)
     if KEYS:
         acc_0, acc_1, ds, p_operand = warpgroup_mma_wait(0, [acc_0, acc_1, ds, p_operand])

@@ -38,8 +38,8 @@ def config(step: int, stages: int, regs: int, producer_regs: int) -> Config:
     return Config(f"hopper_{_TILE}x{step}_s{stages}", shape)
 
 
-_CONFIGS = {64: config(128, 2, 240, 32), 128: config(64, 3, 240, 32)}  # by the larger head size
-_WITH_SCORE = config(64, 4, 240, 32)  # head size 64, where derivatives take registers
+_CONFIGS = {64: config(128, 2, 240, 24), 128: config(64, 3, 240, 32)}  # by the larger head size
+_WITH_SCORE = config(64, 4, 240, 24)  # head size 64, where derivatives take registers
 
 
 def kernel(problem: Problem, of_keys: object, of_queries: object, heads: tuple[Head, ...], has_mask: bool,
