@@ -65,6 +65,7 @@ def kernel(problem: Problem, of_keys: object, of_queries: object, heads: tuple[H
             launches=tuple(_launches(problem, point, of_keys, of_queries, has_mask)),
             cost=_cost(problem, point),
             buffers=_buffers(problem, has_mask),
+            droppable=True,  # the plain kernel serves the mods whose derivatives leave no registers
         )
 
     axes = {"dtype": problem.dtypes, "precision": ("ieee",), "head": heads, "layout": ("aligned",),
