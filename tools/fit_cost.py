@@ -2,11 +2,12 @@
 
     TK_NO_LIBRARY=1 PYTHONPATH=python python tools/fit_cost.py mm 90
 
-Reads kernels/tuned/sm90/mm_timings.json and writes mm.json beside it. "pins": the fastest config of every product
-measured, with and without a row of bias, where another would be predicted. "coefficients": for every config, precision
-and operand order non-negative weights of the terms that its kernel declares (``Plan.terms``), by least squares of the
-relative error. Prints how the choice that follows compares with the best config measured, with each problem's size left
-out of the fit that chooses for it: what a problem that nobody measured may expect. Needs SciPy.
+of mm, or of bmm, mm_plus_mm, scaled_mm or int4_mm. Reads kernels/tuned/sm90/mm_timings.json and writes mm.json beside
+it. "pins": the fastest config of every product measured, where another would be predicted; of mm and its like also with
+a row of bias, and in the other 16-bit dtype. "coefficients": for every config, precision and operand order non-negative
+weights of the terms that its kernel declares (``Plan.terms``), by least squares of the relative error. Prints how the
+choice that follows compares with the best config measured, with each problem's size left out of the fit that chooses
+for it: what a problem that nobody measured may expect.
 """
 
 from __future__ import annotations
@@ -23,16 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from scipy.optimize import nnls
 
 from tk.aot.expr import MODE_BITS, Problem, TensorValue, evaluate_locals
 from tk.aot.grid import Variant, bucket_key, buckets, enumerate_grid
-from tk.aot.spec import DTYPES, Family
+from tk.aot.spec import DTYPES, Family, Op
 from tk.aot.tuned import load as load_tuned
 from tk.kernels.gemm.cost import weights_name
 from tk.kernels.gemm.problem import DTYPE_AXIS, EPILOGUE_AXIS, ORDER_AXIS
-from tk.kernels.mm.op import OP
-from tk.tune import files
+from tk.tune import files, pins, timings
 
 TUNED = Path(__file__).parents[1] / "kernels" / "tuned"
 H200 = {"sm_count": 132, "arch": 90, "shared_optin": 232448, "l2_bytes": 62914560}
@@ -46,12 +45,15 @@ EARLIER = 0.3  # measured when there were not all of today's configs, on a GPU t
 UNSURE = 1.08  # what a prediction counts beside measured times: the least of several is likely one that is too low
 
 
+Size = tuple[int, ...]  # of a problem: all dims but its mode
+
+
 @dataclass(frozen=True)
 class Sample:
     """What one config took for one problem. name: of its weights. rows: few or many. us: measured. counts: in a fit."""
 
     timing: int
-    size: tuple[int, int, int]
+    size: Size
     config: str
     name: str
     rows: str
@@ -65,7 +67,19 @@ def order_of(timing: Mapping[str, Any]) -> str:
     return ORDER_AXIS[timing["key"]["order"]]
 
 
-def problem_of(timing: Mapping[str, Any], op: Any, arch: int) -> Problem:
+def problem_of(timing: Mapping[str, Any], op: Op, arch: int) -> Problem:
+    """As the op's expressions see what was timed."""
+    bare = _bare_problem(timing, arch) if "tensors" in timing else _bare_product(timing, arch)
+    return replace(bare, locals=evaluate_locals(op.locals.values(), bare))
+
+
+def _bare_problem(timing: Mapping[str, Any], arch: int) -> Problem:
+    problem = pins.problem_of(timing, Path(f"the timings of {timing['op']}"))
+    return Problem(timings.values(problem), problem.ints, problem.mode, DEVICES[arch])
+
+
+def _bare_product(timing: Mapping[str, Any], arch: int) -> Problem:
+    """Of mm, whose timings say no more than what differs."""
     m, n, k = timing["m"], timing["n"], timing["k"]
     dtype = DTYPES[timing["dtype"]]
 
@@ -75,16 +89,19 @@ def problem_of(timing: Mapping[str, Any], op: Any, arch: int) -> Problem:
     a, b = matrix(m, k, order_of(timing)[0]), matrix(k, n, order_of(timing)[1])
     ints = (0, int(timing["precision"] == "tf32"))
     mode = MODE_BITS["static_weights"] * timing["static_weights"]
-    bare = Problem((a, b, None, matrix(m, n, "n")), ints, mode, DEVICES[arch])
-    return replace(bare, locals=evaluate_locals(op.locals.values(), bare))
+    return Problem((a, b, None, matrix(m, n, "n")), ints, mode, DEVICES[arch])
 
 
-def local_of(problem: Problem, name: str) -> int:
-    return problem.locals[list(OP.locals).index(name)]
+def local_of(op: Op, problem: Problem, name: str) -> int:
+    return problem.locals[list(op.locals).index(name)]
 
 
-def rows_of(problem: Problem) -> str:
-    return "few" if local_of(problem, "few_rows") else "many"
+def size_of(op: Op, problem: Problem) -> Size:
+    return tuple(local_of(op, problem, name) for name in op.dims if name != "pdl")
+
+
+def rows_of(op: Op, problem: Problem) -> str:
+    return "few" if local_of(op, problem, "few_rows") else "many"
 
 
 def with_locals_of(variant: Variant, problem: Problem) -> Problem:
@@ -106,7 +123,7 @@ class Variants:
     """Of a family on an architecture, by bucket."""
 
     def __init__(self, family: Family, arch: int):
-        self._op = family.op
+        self.op = family.op
         self._all = enumerate_grid(family, arch).variants
         self._of_bucket = buckets(family.op, self._all)
         self.terms = tuple(self._all[0].plan.terms)  # the same names in all plans
@@ -114,7 +131,7 @@ class Variants:
     def that_fit(self, key: Mapping[str, int], problem: Problem) -> dict[str, Variant]:
         """Config -> the variant that it is for this problem of the bucket."""
         fit: dict[str, Variant] = {}
-        for i in self._of_bucket.get(bucket_key(self._op, key), ()):
+        for i in self._of_bucket.get(bucket_key(self.op, key), ()):
             variant = self._all[i]
             if all(c.holds.evaluate(problem) for c in variant.plan.constraints):
                 fit.setdefault(variant.point.config.name, variant)
@@ -125,8 +142,7 @@ def samples_of(timings: Sequence[Mapping[str, Any]], problems: Sequence[Problem]
     found = []
     for i, (timing, problem) in enumerate(zip(timings, problems, strict=True)):
         fit = variants.that_fit(timing["key"], problem)
-        size = (timing["m"], timing["n"], timing["k"])
-        rows = rows_of(problem)
+        size, rows = size_of(variants.op, problem), rows_of(variants.op, problem)
         counts = 1.0 if fit.keys() <= timing["configs"].keys() else EARLIER
         for config, (_, us, _) in timing["configs"].items():
             if config in fit:  # or it was dropped
@@ -137,27 +153,34 @@ def samples_of(timings: Sequence[Mapping[str, Any]], problems: Sequence[Problem]
 
 def pins_of(timing: Mapping[str, Any], problem: Problem, shipped: Variants,
             fitted: Mapping[tuple[str, str], numpy.ndarray]) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Of a plain product, and of those that cost the same: with a row of bias, with the other 16-bit dtype. None where
-    a config that came later, and was not measured, should be the fastest by its fit, nor where the fastest is what
-    `shipped`, the variants with their new weights, predict."""
+    """Of what was timed, and of what costs the same. None where a config that came later, and was not measured, should
+    be the fastest by its fit, nor where the fastest is what `shipped`, the variants with their new weights, predict."""
+    op = shipped.op
 
     def us(config: str, variant: Variant) -> float:
         if config in timing["configs"]:
             return timing["configs"][config][1]
-        weights = fitted.get((weights_name(variant.point), rows_of(problem)))
+        weights = fitted.get((weights_name(variant.point), rows_of(op, problem)))
         return math.inf if weights is None else UNSURE * float(terms_of(variant, problem) @ weights) * 1e-6
 
-    dims = [local_of(problem, name) for name in OP.dims]
+    dims = [local_of(op, problem, name) for name in op.dims]
+    for key in twins(timing["key"]):
+        fit = shipped.that_fit(key, problem)
+        times = {config: us(config, variant) for config, variant in fit.items()}
+        best = min(times, key=times.__getitem__, default=None)
+        if best in timing["configs"] and best != predicted(fit, problem):
+            yield {"key": key, "dims": dims, "config": best}
+
+
+def twins(key: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """The buckets that cost the same: with a row of bias and in the other 16-bit dtype, where an op has those axes."""
     halves = [DTYPE_AXIS.index(name) for name in ("bf16", "fp16")]
-    dtype = timing["key"]["dtype"]
-    for twin in halves if dtype in halves else [dtype]:
+    if "epilogue" not in key:
+        yield dict(key)
+        return
+    for dtype in halves if key["dtype"] in halves else [key["dtype"]]:
         for epilogue in ("plain", "vector"):
-            key = {**timing["key"], "dtype": twin, "epilogue": EPILOGUE_AXIS.index(epilogue)}
-            fit = shipped.that_fit(key, problem)
-            times = {config: us(config, variant) for config, variant in fit.items()}
-            best = min(times, key=times.__getitem__, default=None)
-            if best in timing["configs"] and best != predicted(fit, problem):
-                yield {"key": key, "dims": dims, "config": best}
+            yield {**key, "dtype": dtype, "epilogue": EPILOGUE_AXIS.index(epilogue)}
 
 
 class Equations:
@@ -192,8 +215,32 @@ class Equations:
             return None
         size = numpy.sqrt(numpy.diag(self.gram).clip(0))
         scale = numpy.divide(1, size, out=numpy.zeros_like(size), where=self.seen > 0)
-        root = numpy.linalg.cholesky(self.gram * scale[:, None] * scale[None, :] + 1e-9 * numpy.eye(len(scale)))
-        return nnls(root.T, numpy.linalg.solve(root, self.sums * scale))[0] * scale
+        scaled = self.gram * scale[:, None] * scale[None, :] + 1e-9 * numpy.eye(len(scale))
+        return non_negative(scaled, self.sums * scale) * scale
+
+
+def non_negative(gram: numpy.ndarray, sums: numpy.ndarray) -> numpy.ndarray:
+    """The x with no negative element that minimises x gram x / 2 - sums x; gram is positive definite.
+
+    By active sets (Lawson and Hanson, Solving Least Squares Problems, 1974): what would gain most by growing from 0 is
+    set free, one after the other, and what the solution of those would make negative returns to 0."""
+    x, free = numpy.zeros_like(sums), numpy.zeros(len(sums), dtype=bool)
+    while True:
+        gain = numpy.where(free, -math.inf, sums - gram @ x)
+        if gain.max() <= 1e-12 * abs(sums).max():
+            return x
+        free[gain.argmax()] = True
+        while True:
+            to = numpy.zeros_like(x)
+            to[free] = numpy.linalg.solve(gram[numpy.ix_(free, free)], sums[free])
+            below = free & (to <= 0)
+            if not below.any():
+                break
+            part = (x[below] / (x[below] - to[below])).min()
+            x += part * (to - x)
+            free &= x > 1e-15 * abs(x).max()
+            x[~free] = 0
+        x = to
 
 
 class Fits:
@@ -212,7 +259,7 @@ class Fits:
         self.kinds = sorted({without_order(s.name) for s in samples})
 
     @functools.cache  # noqa: B019  (one of these lives as long as the program)
-    def weights(self, name: str, rows: str, left_out: tuple[int, int, int] | None = None) -> numpy.ndarray | None:
+    def weights(self, name: str, rows: str, left_out: Size | None = None) -> numpy.ndarray | None:
         kind = without_order(name)
         if (kind, rows) not in self._whole:
             rows = next(r for r in ROWS if r != rows)  # a config that is for few rows alone
@@ -250,6 +297,15 @@ class Regret:
     complete: bool
 
 
+def label_of(timing: Mapping[str, Any], size: Size) -> str:
+    """For people."""
+    if "tensors" not in timing:
+        static = " static" if timing["static_weights"] else ""
+        return " ".join(str(timing[name]) for name in ("m", "n", "k", "dtype", "order")) + static
+    axes = " ".join(f"{name} {value}" for name, value in timing["key"].items() if value)
+    return f"{timing['op']} {' '.join(map(str, size))} {axes}".rstrip()
+
+
 def regrets(timings: Sequence[Mapping[str, Any]], samples: Sequence[Sample], fits: Fits) -> list[Regret]:
     """Of each problem, the size itself left out of the fits; the worst first."""
     of_timing = defaultdict(list)
@@ -263,9 +319,7 @@ def regrets(timings: Sequence[Mapping[str, Any]], samples: Sequence[Sample], fit
             predicted.append(math.inf if weights is None else float(sample.terms @ weights))
         chosen = measured[predicted.index(min(predicted))]
         best = min(measured, key=lambda sample: sample.us)
-        task = " ".join(str(timings[i][name]) for name in ("m", "n", "k", "dtype", "order"))
-        static = " static" if timings[i]["static_weights"] else ""
-        label = f"{task}{static}: {chosen.config}, best {best.config}"
+        label = f"{label_of(timings[i], chosen.size)}: {chosen.config}, best {best.config}"
         found.append(Regret(chosen.us / best.us, label, chosen.rows, chosen.counts == 1))
     return sorted(found, key=lambda regret: -regret.ratio)
 
@@ -275,21 +329,27 @@ def mean(regrets: Sequence[Regret]) -> str:
     return f"{geometric:.4f} ({len(regrets)})"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stem")
-    parser.add_argument("arch", type=int)
-    args = parser.parse_args()
-    table = TUNED / f"sm{args.arch}" / f"{args.stem}.json"
-    measured = json.loads(table.with_name(f"{args.stem}_timings.json").read_text())
-    family: Family = import_module(f"tk.kernels.{args.stem}.family").FAMILY
-    variants = Variants(family, args.arch)
-    timings = measured["timings"]
-    problems = [problem_of(timing, family.op, args.arch) for timing in timings]
-    samples = samples_of(timings, problems, variants)
+def family_of(op: str) -> Family:
+    room = import_module(f"tk.kernels.{timings.room(op)}.family")
+    return next(f for f in getattr(room, "FAMILIES", None) or [room.FAMILY] if f.op.name == op)
+
+
+def orders_of(family: Family) -> list[str]:
+    return list(dict.fromkeys(order for kernel in family.kernels for order in kernel.axes.get("order", ("nn",))))
+
+
+def fit(stem: str, arch: int, folder: Path = TUNED) -> str:
+    """Writes the table of an op from its timings, in the architecture's folder below `folder`; returns a report."""
+    table = folder / f"sm{arch}" / f"{stem}.json"
+    measured = json.loads(table.with_name(f"{stem}_timings.json").read_text())
+    family = family_of(stem)
+    variants = Variants(family, arch)
+    timed = measured["timings"]
+    problems = [problem_of(timing, family.op, arch) for timing in timed]
+    samples = samples_of(timed, problems, variants)
     fits = Fits(samples, variants.terms)
     fitted = {}
-    for name in (f"{kind}/{order}" for kind in fits.kinds for order in ORDER_AXIS):
+    for name in (f"{kind}/{order}" for kind in fits.kinds for order in orders_of(family)):
         for rows in ROWS:
             weights = fits.weights(name, rows)
             if weights is not None:
@@ -300,16 +360,29 @@ def main() -> None:
     record = {name: value for name, value in measured.items() if name != "timings"}
     files.write(table, {**record, "coefficients": coefficients, "pins": []})
     load_tuned.cache_clear()
-    shipped = Variants(family, args.arch)  # with the weights that were just written
-    pins = [pin for t, p in zip(timings, problems, strict=True) for pin in pins_of(t, p, shipped, fitted)]
-    files.write(table, {**record, "coefficients": coefficients, "pins": files.merge([], pins)})
-    found = regrets(timings, samples, fits)
+    shipped = Variants(family, arch)  # with the weights that were just written
+    found_pins = [pin for t, p in zip(timed, problems, strict=True) for pin in pins_of(t, p, shipped, fitted)]
+    files.write(table, {**record, "coefficients": coefficients, "pins": files.merge([], found_pins)})
+    return report(regrets(timed, samples, fits), len(found_pins), len(coefficients))
+
+
+def report(found: Sequence[Regret], n_pins: int, n_fits: int) -> str:
     complete = [r for r in found if r.complete]
     of_rows = ", ".join(f"{rows} rows {mean([r for r in complete if r.rows == rows])}" for rows in ROWS)
-    print(f"{len(pins)} pins; {len(coefficients)} fits; regret of sizes left out, geomean (products): {mean(found)};")
-    print(f"where all configs were measured: {mean(complete)}, {of_rows}; the worst of these:")
-    for regret in complete[:10]:
-        print(f"  {regret.ratio:.3f}  {regret.label}")
+    lines = [
+        f"{n_pins} pins; {n_fits} fits; regret of sizes left out, geomean (products): {mean(found)};",
+        f"where all configs were measured: {mean(complete)}, {of_rows}; the worst of these:",
+        *(f"  {regret.ratio:.3f}  {regret.label}" for regret in complete[:10]),
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stem")
+    parser.add_argument("arch", type=int)
+    args = parser.parse_args()
+    print(fit(args.stem, args.arch))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,10 @@ namespace tk::ops {
 // What tk_ops_capture_device says, -1 where no calls are captured.
 int32_t described_device();
 
+// The CUDA device that a call is for, -1 on the CPU. Tensors on the CPU may stand for some on a device that is
+// described.
+inline int32_t target(Device device) { return device.is_cuda() ? device.index : described_device(); }
+
 // Whether calls are handed to a function instead of being launched.
 bool is_described();
 

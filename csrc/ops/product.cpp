@@ -107,7 +107,7 @@ void compute(Product& p) {
   if (p.out.matrix.is_empty()) return;
   leave_out_nothing(p);
   const Operand& a = p.factors[0].a;
-  if (a.tensor.device.is_cuda() && a.matrix.cols != 0) {
+  if (target(a.tensor.device) >= 0 && a.matrix.cols != 0) {
     launch_product(p);
   } else {
     reference_product(p.all(), p.bias, p.epilogue, p.out);
@@ -216,7 +216,7 @@ void launch_described(tk_op op, const Product& p, std::span<const tk_tensor> ten
   call.op = op;
   call.mode = mode;
   call.config = static_cast<int32_t>(p.settings.config);
-  call.device = device.index;
+  call.device = target(device);
   call.n_tensors = static_cast<uint32_t>(tensors.size());
   call.n_ints = std::size(ints);
   call.n_floats = std::size(floats);

@@ -15,12 +15,14 @@ _BATCH_CHOICE = select(mode("batch_invariant"), 16, A.batch)
 
 
 def _locals():  # type: ignore[no-untyped-def]
-    """Of one matrix as of any product; bytes are those of the whole batch."""
+    """Of one matrix as of any product; bytes are those of the whole batch, and rows are few if all of a batch's are."""
     found = gemm_locals(A, B, OUT)
     bytes_of = {
         "a_bytes": select(A.batch_stride == 0, 1, _BATCH_CHOICE) * found["a_bytes"],
         "b_bytes": select(B.batch_stride == 0, 1, _BATCH_CHOICE) * found["b_bytes"],
         "out_bytes": _BATCH_CHOICE * found["out_bytes"],
+        "k_bytes": _BATCH_CHOICE * found["k_bytes"],
+        "few_rows": _BATCH_CHOICE * found["M_choice"] <= 512,
     }
     return found | bytes_of | {"pdl": const(0), "batch": A.batch, "batch_choice": _BATCH_CHOICE}
 

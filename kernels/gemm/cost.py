@@ -31,7 +31,9 @@ class Work:
     waves: tiles that a program does one after the other. k_blocks: blocks of K in all of these. flops: of one k block.
     dram: bytes from and to memory. tile: rows and columns of a tile of out, which needs so many rows of a and columns
     of b. boxes: rows of a and columns of b that come together or not at all (TMA boxes). fixups: how many partial sums
-    are added up for a tile. sm_k_blocks: k blocks of the busiest multiprocessor, where several programs share one."""
+    are added up for a tile. sm_k_blocks: k blocks of the busiest multiprocessor, where several programs share one.
+    b_reads: how often all of b is read, where that is not once for each row of tiles: of groups, each has a part of
+    it."""
 
     gemm: Gemm
     waves: Expr
@@ -42,6 +44,7 @@ class Work:
     boxes: tuple[int, int]
     fixups: Expr = const(0)
     sm_k_blocks: Expr = const(0)
+    b_reads: Expr | None = None
 
     def terms(self, point: Point) -> dict[str, Expr]:
         """What the predicted time is a sum of. Bytes by the KB: one takes less than a picosecond.
@@ -78,7 +81,8 @@ class Work:
         """Bytes of a and of b: each once for every tile that needs it."""
         gemm, (tile_m, tile_n) = self.gemm, self.tile
         a_bytes, b_bytes = gemm.op.local("a_bytes"), gemm.op.local("b_bytes")
-        return ceil_div(gemm.N, tile_n) * a_bytes, ceil_div(gemm.M_choice, tile_m) * b_bytes
+        b_reads = ceil_div(gemm.M_choice, tile_m) if self.b_reads is None else self.b_reads
+        return ceil_div(gemm.N, tile_n) * a_bytes, b_reads * b_bytes
 
     def _out_of_bounds(self) -> Expr:
         """Bytes."""
@@ -97,24 +101,67 @@ def _kind(point: Point) -> str:
     return point.precision if point.dtype == "fp32" else point.dtype
 
 
+_AS_FAST = {"fp16": "bf16", "fp8e5": "fp8e4nv"}
+
+
 def weights_name(point: Point) -> str:
-    """Of the points that have their weights in common: "config/dtype/order", and what changes a config's pace."""
-    kind = "bf16" if _kind(point) == "fp16" else _kind(point)  # fp16 runs as bf16 does
+    """Of the points that have their weights in common: "config/dtype/order", and what changes a config's pace. What has
+    one order of operands has nn."""
+    kind = _AS_FAST.get(_kind(point), _kind(point))
     loads = "" if point.axes.get("aligned", True) else " unaligned"
     rows = f" {point.rows} rows" if "rows" in point.axes else ""
     sums = f" {point.accumulation}" if "accumulation" in point.axes else ""
-    return f"{point.config.name}{rows}{sums}{loads}/{kind}/{point.order}"
+    return f"{point.config.name}{rows}{sums}{loads}/{kind}/{point.axes.get('order', 'nn')}"
 
 
-def predict(point: Point, work: Work, slowdown: int = 1) -> Expr:
+@dataclass(frozen=True)
+class Like:
+    """What a point of another op takes as long as, until its own op was measured: mm's weights of that name.
+
+    percent: what a k block takes of mm's. launch: picoseconds that a launch takes more."""
+
+    name: str
+    percent: int = 100
+    launch: int = 0
+
+    def weights(self, arch: int) -> Weights:
+        found = fitted("mm", arch, self.name)
+        assert found, f"mm has no weights of {self.name}"
+        return {rows: self._adapted(of_rows) for rows, of_rows in found.items()}
+
+    def _adapted(self, weights: Mapping[str, int]) -> dict[str, int]:
+        of_blocks = {name: weights.get(name, 0) * self.percent // 100 for name in ("k_block", "sm_k_block")}
+        of_launch = {name: weights.get(name, 0) + self.launch for name in ("launch", "pdl_launch")}
+        return {**weights, **of_blocks, **of_launch}
+
+
+def predict(point: Point, work: Work, slowdown: int = 1, like: Like | None = None) -> Expr:
     """Picoseconds: the work's terms, weighted.
 
     The weights, some for few rows and some for many, are fitted to measurements (kernels/tuned/, tools/fit_cost.py);
-    without, the roofline counts `slowdown` times, and starting, a tile and a fix-up cost what they usually do."""
+    without, they are those of `like`; without that too, the roofline counts `slowdown` times, and starting, a tile and
+    a fix-up cost what they usually do."""
+    if like is not None:
+        guess = weighted(point, work, like.weights(point.arch))
+    else:
+        guess = 3_000_000 + 500_000 * work.waves + 3_000_000 * work.fixups + 2000 * slowdown * work.roofline(point)
+    return predict_or(point, work, guess)
+
+
+def predict_or(point: Point, work: Work, guess: Expr) -> Expr:
+    """Picoseconds: the work's terms with the weights that were fitted, or a guess where none were."""
     weights = fitted(work.gemm.op.name, point.arch, weights_name(point))
-    if weights is None:
-        return 3_000_000 + 500_000 * work.waves + 3_000_000 * work.fixups + 2000 * slowdown * work.roofline(point)
-    return weighted(point, work, weights)
+    return guess if weights is None else weighted(point, work, weights)
+
+
+def is_fitted(point: Point, work: Work) -> bool:
+    """Whether the op's own kernels were measured at such points."""
+    return fitted(work.gemm.op.name, point.arch, weights_name(point)) is not None
+
+
+def memory_time(point: Point, work: Work) -> Expr:
+    """Picoseconds of a launch that does nothing but move the operands and the result."""
+    return 2_500_000 + 1000 * (work.dram // _MEMORY[_nearest(point.arch)])
 
 
 def fitted(op: str, arch: int, name: str) -> Weights | None:

@@ -20,7 +20,7 @@ from tk.aot.spec import (
     TensorMap,
     require,
 )
-from tk.kernels.gemm.cost import Work
+from tk.kernels.gemm.cost import Like, Work
 from tk.kernels.gemm.problem import Batch, Gemm, batch_invariant, out_dtype
 
 
@@ -232,3 +232,13 @@ def config(block_m: int, block_n: int, num_stages: int, subtile_n: int, subtile_
                   subtile_n_fp32=subtile_n_fp32, pingpong=pingpong, cooperative=1 if pingpong else 2,
                   kinds=kinds)  # fmt: skip
     return Config(f"{block_m}x{block_n}x64_s{num_stages}_{'pingpong' if pingpong else 'coop'}", params)
+
+
+# What mm has under another name: a square tile of two consumers is the same either way round.
+_OF_MM = {"64x64x64_s10_pingpong": "64x64x64_s10_pingpong_swap_ab"}
+
+
+def like_mm(point: Point) -> Like:
+    """A kernel with mm's loop, at a point whose config is one of ``config``."""
+    name = point.config.name
+    return Like(f"{_OF_MM.get(name, name)}/bf16/{point.order}")

@@ -11,6 +11,7 @@ from triton.experimental.gluon import language as gl
 from tk.aot.expr import ceil_div, device, maximum
 from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
 from tk.kernels.epilogue import finish
+from tk.kernels.gemm.cost import Work, predict_or
 from tk.kernels.gemm.problem import OUT_AXIS, batch_invariant, out_dtype
 from tk.kernels.int4.op import DTYPE_AXIS, GROUP, INT4, OP, SCALES, ZEROS, A, B, reads_words
 from tk.kernels.int4.tile import word_args
@@ -151,8 +152,13 @@ def _plan(point: Point) -> Plan | None:
         )
     )
     launch = Launch(int4_gemv, args, grid=(programs, 1, 1), num_warps=c.num_warps)
-    # Nanoseconds of the busiest multiprocessor, at some 224 instructions each, and of memory.
-    unpacked = ceil_div(programs, device.sm_count) * c.cols * (K + 2048) * (4 + point.rows) // 224
+    # Weights that the busiest multiprocessor unpacks: nanoseconds, at some 224 instructions each, and of memory.
+    waves = ceil_div(programs, device.sm_count)
+    weights = waves * c.cols * (K + 2048)
+    work = Work(INT4, waves, weights // 1024, 0, INT4.traffic(), tile=(point.rows, c.cols), boxes=(1, 1))
+    unpacked = weights * (4 + point.rows) // 224
+    # Of equals the one with whole sectors of b and the fewest scales.
+    guess = 3_000_000 + 3_200_000 // c.cols + 3_200_000 // c.piece + 1200 * maximum(unpacked, INT4.traffic() // 4200)
     return Plan(
         constraints=(
             require((M > fewer) & (M <= point.rows), f"{fewer} < M <= {point.rows}"),
@@ -166,8 +172,8 @@ def _plan(point: Point) -> Plan | None:
         ),
         serves={"dtype": (DTYPE_AXIS.index(point.dtype),), "out": (OUT_AXIS.index(point.out),)},
         launches=(launch,),
-        # Of equals the one with whole sectors of b and the fewest scales.
-        cost=3_000_000 + 3_200_000 // c.cols + 3_200_000 // c.piece + 1200 * maximum(unpacked, INT4.traffic() // 4200),
+        cost=predict_or(point, work, guess),
+        terms=work.terms(point),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import triton.language as tl
 from tk.aot.expr import Expr, Tensor, ceil_div, device
 from tk.aot.spec import Arg, Config, Const, Int, Kernel, Launch, Plan, Point, Pointer
 from tk.kernels.epilogue import finish
+from tk.kernels.gemm.cost import Work, predict_or
 from tk.kernels.gemm.pointer import tile_coordinates
 from tk.kernels.gemm.problem import OUT_AXIS, out_dtype
 from tk.kernels.int4.op import DTYPE_AXIS, GROUP, INT4, OP, SCALES, ZEROS, A, B
@@ -80,12 +81,16 @@ def _plan(point: Point) -> Plan:
     tiles = ceil_div(M, c.block_m) * ceil_div(N, c.block_n)
     launch = Launch(int4_general, args, grid=(tiles, 1, 1), num_warps=c.num_warps, num_stages=2)
     waves = ceil_div(ceil_div(INT4.M_choice, c.block_m) * ceil_div(N, c.block_n), 4 * device.sm_count)
+    k_blocks = waves * ceil_div(K, c.block_k)
+    work = Work(INT4, waves, k_blocks, 0, INT4.traffic(), tile=(c.block_m, c.block_n), boxes=(1, 1))
+    # Some thirty instructions for every weight of a tile.
+    guess = 3_000_000 + k_blocks * (4 * 30 * c.block_n * c.block_k // 224 * 1000)
     return Plan(
         constraints=(INT4.fits_32_bits(),),
         serves={"dtype": (DTYPE_AXIS.index(point.dtype),), "out": (OUT_AXIS.index(point.out),)},
         launches=(launch,),
-        # Some thirty instructions for every weight of a tile.
-        cost=3_000_000 + waves * ceil_div(K, c.block_k) * (4 * 30 * c.block_n * c.block_k // 224 * 1000),
+        cost=predict_or(point, work, guess),
+        terms=work.terms(point),
         general=True,
     )
 

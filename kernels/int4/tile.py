@@ -25,7 +25,7 @@ from tk.aot.spec import (
     require,
 )
 from tk.kernels.epilogue import finish
-from tk.kernels.gemm.cost import Work
+from tk.kernels.gemm.cost import Work, predict_or
 from tk.kernels.gemm.pointer import finish_args, tile_coordinates
 from tk.kernels.gemm.problem import OUT_AXIS, batch_invariant
 from tk.kernels.int4.op import DTYPE_AXIS, GROUP, INT4, OP, SCALES, ZEROS, A, B, reads_words
@@ -170,13 +170,17 @@ def _finish(point: Point) -> dict[str, Arg]:
     return finish_args(INT4, like, "matrix")
 
 
-def _cost(point: Point, waves: Expr, k_blocks: Expr, dram: Expr) -> Expr:
-    """Picoseconds, guessed: a launch, a tile's and a block's beginning and end, and half as much again as the
-    roofline."""
+def _work(point: Point, waves: Expr, k_blocks: Expr, dram: Expr, fixups: Expr = const(0)) -> Work:
     c = point.config
     flops = (2 * c.block_m + _UNPACK) * c.block_n * c.block_k
-    work = Work(INT4, waves, k_blocks, flops, dram, tile=(c.block_m, c.block_n), boxes=(1, 1))
-    return 3_000_000 + 500_000 * waves + 50_000 * k_blocks + 1500 * work.roofline(point)
+    return Work(INT4, waves, k_blocks, flops, dram, tile=(c.block_m, c.block_n), boxes=(1, 1), fixups=fixups)
+
+
+def _cost(point: Point, work: Work) -> Expr:
+    """Picoseconds; as a guess a launch, a tile's and a block's beginning and end, half as much again as the roofline,
+    and for a fix-up a second launch."""
+    guess = 3_000_000 + 500_000 * work.waves + 50_000 * work.k_blocks + 1500 * work.roofline(point)
+    return predict_or(point, work, guess + _SECOND_LAUNCH * work.fixups)
 
 
 def _serves(point: Point) -> dict[str, tuple[int, ...]]:
@@ -197,11 +201,13 @@ def _plan(point: Point) -> Plan:
         num_stages=c.num_stages,
     )
     waves = ceil_div(_tiles(point, INT4.M_choice), device.sm_count * c.occupancy)
+    work = _work(point, waves, waves * c.occupancy * (K // c.block_k), INT4.traffic())
     return Plan(
         constraints=(*_constraints(point), _row_major_out()),
         serves=_serves(point),
         launches=(launch,),
-        cost=_cost(point, waves, waves * c.occupancy * (K // c.block_k), INT4.traffic()),
+        cost=_cost(point, work),
+        terms=work.terms(point),
     )
 
 
@@ -229,14 +235,16 @@ def _plan_split(point: Point) -> Plan:
         num_warps=2,
     )  # fmt: skip
     partials = splits * M * N * 4
-    once = _cost(point, const(1), c.occupancy * (k_per_split // c.block_k), INT4.traffic() + 2 * partials)
+    k_blocks = c.occupancy * (k_per_split // c.block_k)
+    work = _work(point, const(1), k_blocks, INT4.traffic() + 2 * partials, fixups=const(1))
     return Plan(
         constraints=(*_constraints(point), _row_major_out(), batch_invariant()),
         serves=_serves(point),
         launches=(split, reduce),
         locals=(ceil_div(ceil_div(K, c.block_k), wanted) * c.block_k, ceil_div(K, k_per_split)),
         buffers=(Buffer(partials),),
-        cost=once + _SECOND_LAUNCH,
+        cost=_cost(point, work),
+        terms=work.terms(point),
     )
 
 
@@ -263,6 +271,7 @@ _SPLIT = (
     (16, 128, 128, 4, 4, 2),
     (64, 128, 128, 3, 4, 2),
     (16, 128, 64, 4, 4, 2),
+    (64, 128, 64, 4, 4, 2),
     (16, 128, 32, 4, 4, 2),
     (64, 128, 32, 4, 4, 2),
 )

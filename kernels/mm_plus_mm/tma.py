@@ -11,7 +11,7 @@ from tk.kernels.gemm.cost import Work, predict
 from tk.kernels.gemm.problem import EPILOGUE_AXIS, OUT_AXIS, makes_sense, out_dtype, serves
 from tk.kernels.hopper.epilogue import BiasActivation, TmaStore
 from tk.kernels.hopper.pipeline import allocate_barriers
-from tk.kernels.hopper.plans import config, resident_clusters, tensor_map
+from tk.kernels.hopper.plans import config, like_mm, resident_clusters, tensor_map
 from tk.kernels.hopper.stream_k import NoFixup
 from tk.kernels.hopper.tile_scheduler import PersistentScheduler, TileOrder
 from tk.kernels.hopper.tma_load import TmaOperand, TmaOperandPair
@@ -129,7 +129,7 @@ def _plan(point: Point) -> Plan | None:
         constraints=suits_tma(point),
         serves=serves(point, served),
         launches=(Launch(mm_plus_mm_tma, _arguments(point, tiles(M)), grid=(grid, 1, 1), num_warps=4),),
-        cost=predict(point, work),
+        cost=predict(point, work, like=like_mm(point)),
         terms=work.terms(point),
     )
 

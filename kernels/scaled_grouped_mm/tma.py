@@ -92,7 +92,8 @@ def _plan(point: Point) -> Plan | None:
     if not takes(point):
         return None
     n_tiles = ceil_div(N, c.block_n)
-    tiles = GROUPS * ceil_div(longest(SCALED_ROWS.M_choice, GROUPS), c.block_m) * n_tiles
+    of_group = ceil_div(longest(SCALED_ROWS.M_choice, GROUPS), c.block_m)
+    tiles = GROUPS * of_group * n_tiles
     waves = ceil_div(tiles, resident_clusters(1))
     work = Work(
         SCALED_ROWS,
@@ -102,6 +103,7 @@ def _plan(point: Point) -> Plan | None:
         dram=SCALED_ROWS.traffic(),
         tile=(c.block_m, c.block_n),
         boxes=(c.block_m, c.block_n),
+        b_reads=of_group,
     )
     # No more programs than there can be tiles.
     most_tiles = (M // c.block_m + GROUPS) * n_tiles

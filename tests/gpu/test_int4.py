@@ -104,7 +104,7 @@ def test_random_products(chunk: int) -> None:
     assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:10])
 
 
-@pytest.mark.parametrize("m", (1, 16, 511, 512, 1000))
+@pytest.mark.parametrize("m", (1, 16, 127, 128, 511, 1000))
 def test_the_plain_form_is_exact_but_for_the_sum(m: int) -> None:
     """Small whole numbers: every sum is one that float32 has."""
     a = torch.randint(-4, 5, (m, 512), device=DEVICE).to(BF16)

@@ -72,6 +72,45 @@ def test_small_matrices_are_programs_of_a_warp_and_large_ones_go_through_tma(gri
     assert chosen(grids["grouped_mm"], groups(8, 4096, 4096, 4096)).startswith("grouped_mm_tma")
 
 
+def pair(m: int, n: int, k: int, k2: int) -> Problem:
+    """Row-major a, b, c and d."""
+    return described(MM_PLUS_MM, (tensor(m, k), tensor(k, n), tensor(m, k2), tensor(k2, n), None, tensor(m, n)))
+
+
+def config_of(grid: Grid, problem: Problem) -> str:
+    return min(fitting(grid, problem), key=lambda x: x[1] if not x[0].plan.general else 10**18)[0].point.config.name
+
+
+def test_tiles_are_those_that_mm_s_times_say(grids: dict[str, Grid]) -> None:
+    """Where one and a half waves of 256 columns are two, and where short sums are all beginnings and ends of tiles,
+    128 columns are faster, though they fetch more."""
+    assert config_of(grids["mm_plus_mm"], pair(928, 5560, 4616, 5528)).startswith("128x128")
+    for problem in (batch(32, 800, 528, 88), batch(16, 2048, 2048, 128), batch(8, 4096, 4096, 1024)):
+        assert config_of(grids["bmm"], problem) == "128x128x64_s6_pingpong"
+    assert config_of(grids["bmm"], batch(312, 136, 152, 1504)).startswith("128x256"), "a row of tiles for each matrix"
+
+
+def test_a_batch_s_predicted_time_is_at_least_what_memory_takes(grids: dict[str, Grid]) -> None:
+    moved = 2 * 4096 * (64 * 64 + 2 * 64 * 64)
+    assert all(cost > 1000 * moved // 4200 for _, cost in fitting(grids["bmm"], batch(4096, 64, 64, 64)))
+
+
+def test_terms_of_a_batch_are_those_of_all_its_matrices(grids: dict[str, Grid]) -> None:
+    """Of 136 x 152 a tile of 128 x 256 holds more out of bounds than within."""
+    one, many = batch(1, 136, 152, 1504), batch(312, 136, 152, 1504)
+    plan = next(v.plan for v, _ in fitting(grids["bmm"], many) if v.point.config.name.startswith("128x256"))
+    for name in ("oob_kb", "l2_kb", "dram_kb"):
+        # Rounded down to a KB each.
+        assert 0 <= plan.terms[name].evaluate(many) - 312 * plan.terms[name].evaluate(one) < 312, name
+
+
+def test_a_pair_s_pitch_is_unaligned_where_either_s_is(grids: dict[str, Grid]) -> None:
+    for k, k2, expected in ((512, 512, False), (520, 512, True), (512, 520, True)):
+        problem = pair(512, 512, k, k2)
+        plan = fitting(grids["mm_plus_mm"], problem)[0][0].plan
+        assert (plan.terms["unaligned_kb"].evaluate(problem) > 0) == expected
+
+
 def test_a_matrix_that_all_share_is_a_batch_of_one(grids: dict[str, Grid]) -> None:
     for shared, expected in ((True, (1, 0)), (False, (24, 1))):
         problem = batch(24, 256, 256, 256, shared=shared)
@@ -91,13 +130,9 @@ def test_in_batch_invariant_mode_the_choice_depends_on_neither_rows_nor_batch(ar
 
 
 def test_predicted_times_grow_with_the_work(grids: dict[str, Grid]) -> None:
-    def pair(k: int) -> Problem:
-        tensors = (tensor(512, k), tensor(k, 512), tensor(512, 2 * k), tensor(2 * k, 512), None, tensor(512, 512))
-        return described(MM_PLUS_MM, tensors)
-
     for name, little, much in (
         ("bmm", batch(16, 256, 256, 256), batch(64, 1024, 1024, 1024)),
-        ("mm_plus_mm", pair(512), pair(4096)),
+        ("mm_plus_mm", pair(512, 512, 512, 1024), pair(512, 512, 4096, 8192)),
         ("grouped_mm", groups(8, 1024, 1024, 1024), groups(8, 8192, 4096, 4096)),
     ):
         few, many = ({v.name: cost for v, cost in fitting(grids[name], p)} for p in (little, much))

@@ -73,6 +73,11 @@ def test_few_rows_are_cut_along_k_and_many_are_tiles(grid: Grid, accumulation: s
     assert chosen(grid, product(4096, 4096, 4096, accumulation)).kernel.name == "scaled_mm_tma"
 
 
+def test_consumers_that_take_turns_are_not_chosen_to_add_up_every_stage(grid: Grid) -> None:
+    assert chosen(grid, product(338, 2416, 7024, "slow")).point.config.name.startswith("128x128")
+    assert chosen(grid, product(256, 4096, 14336, "fast")).point.config.name == "64x128x128_s8_pingpong"
+
+
 def test_what_tma_does_not_take_is_the_general_kernels(grid: Grid) -> None:
     for problem in (product(64, 64, 100, pitch=100), product(300, 9, 64), product(64, 64, 64, pitch=65)):
         assert {v.kernel.name for v, _ in fitting(grid, problem)} == {"scaled_mm_pointer"}
@@ -98,6 +103,14 @@ def test_predicted_times_grow_with_the_work(grid: Grid, grouped: Grid) -> None:
         few, many = ({v.name: cost for v, cost in fitting(of, p)} for p in (little, much))
         both = few.keys() & many.keys()
         assert len(both) > 2 and all(0 < few[v] < many[v] for v in both)
+
+
+def test_a_group_s_rows_of_tiles_read_its_own_matrix_alone(grouped: Grid) -> None:
+    """8 groups of 512 rows: four rows of tiles of 128 each."""
+    problem = groups(8, 4096, 14336, 4096)
+    plan = next(v.plan for v, _ in fitting(grouped, problem) if v.point.config.name == "128x128x128_s6_coop")
+    a, b = 4096 * 4096, 8 * 14336 * 4096
+    assert plan.terms["l2_kb"].evaluate(problem) == (14336 // 128 * a + 4 * b) // 1024
 
 
 def test_maps_of_the_device_are_asked_for_by_name_alone(grid: Grid) -> None:

@@ -7,6 +7,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import tk.tune
 from tk import errors
 from tk.generated import register
 from tk.generated.signature import DTYPES as ALL_DTYPES
-from tk.tune import generated, pins, timings
+from tk.tune import generated, pins, products, timings
 from tk.tune.measure import DTYPES, PRECISIONS, Operands, Result, Task, cover, measure
 from tk.tune.record import record
 
@@ -68,8 +69,11 @@ def tasks_of(args: argparse.Namespace) -> list[Task]:
 def run(args: argparse.Namespace) -> int:
     """The exit status: 1 when a product, an op or a config failed."""
     if generated.is_meant(args.what):
-        refuse_products_options(args)
+        refuse_products_options(args, "of matrix products alone, not of generated ops")
         return generated.run(args)
+    if products.is_meant(args.what):
+        refuse_products_options(args, f"not of {', '.join(products.OPS)}", accepted=("random",))
+        return products.run(args)
     if not torch.cuda.is_available():
         raise errors.UnsupportedError("tk tune measures on a CUDA GPU, and torch sees none")
     torch.manual_seed(args.seed)
@@ -89,17 +93,19 @@ def run(args: argparse.Namespace) -> int:
     return int(len(results) < len(tasks) or any(r.failures for r in results))
 
 
-def refuse_products_options(args: argparse.Namespace) -> None:
-    given = [name for name, default in PRODUCTS_ONLY.items() if getattr(args, name) != default]
+def refuse_products_options(args: argparse.Namespace, why: str, accepted: Sequence[str] = ()) -> None:
+    given = [name for name, default in PRODUCTS_ONLY.items() if name not in accepted and getattr(args, name) != default]
     if given:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise ValueError(f"tk tune: {options}: of matrix products alone, not of generated ops")
+        raise ValueError(f"tk tune: {options}: {why}")
 
 
-def measure_all(tasks: Sequence[Task], seconds: float = math.inf) -> list[Result]:
+def measure_all(
+    tasks: Sequence[Any], seconds: float = math.inf, measure_one: Callable[[Any], Result] | None = None
+) -> list[Result]:
     """One after the other, printed as they come. What fails (no memory, no variant) costs no other; what does not begin
-    within `seconds` is left out, and said."""
-    operands = Operands()
+    within `seconds` is left out, and said. measure_one: of what is no Task."""
+    measure_one = measure_one or partial(measure, operands=Operands())
     results = []
     end = time.monotonic() + seconds
     for i, task in enumerate(tasks):
@@ -107,7 +113,7 @@ def measure_all(tasks: Sequence[Task], seconds: float = math.inf) -> list[Result
             print(f"out of time: {len(tasks) - i} of {len(tasks)} products not measured", flush=True)
             break
         try:
-            results.append(measure(task, operands))
+            results.append(measure_one(task))
         except (RuntimeError, ValueError) as e:
             print(f"{task}: {type(e).__name__}: {e}", flush=True)
             continue
@@ -187,7 +193,8 @@ def add_parser(subparsers: Any) -> None:
         "what",
         metavar="MxNxK|OP|SHAPE",
         nargs="*",
-        help="products (default: those of Llama-3); or generated ops, or all, and shapes of their largest tensor",
+        help="products (default: those of Llama-3); or bmm, mm_plus_mm, scaled_mm and int4_mm, at "
+        "random or given sizes; or generated ops, or all, and shapes of their largest tensor",
     )
     add(
         "--dtype",
@@ -209,8 +216,13 @@ def add_parser(subparsers: Any) -> None:
         default=PRODUCTS_ONLY["slowdown"],
         help="what a kept config may lose to the best (1.02)",
     )
-    add("--random", type=int, default=0, help="so many random sizes beside the default ones")
-    add("--seconds", type=float, default=math.inf, help="begin no product or op after so long")
+    add("--random", type=int, default=0, help="so many random sizes, beside the default ones")
+    add(
+        "--seconds",
+        type=float,
+        default=math.inf,
+        help="begin no product or op after so long (of bmm and the like: each)",
+    )
     add("--seed", type=int, default=0, help="of the random sizes and inputs")
     add(
         "--write",

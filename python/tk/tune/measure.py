@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -73,9 +73,10 @@ class Measured:
 
 @dataclass
 class Result:
-    """measured: the fastest first. failures: config -> what went wrong."""
+    """task: a Task, or another description of the problem. measured: the fastest first. failures: config -> what went
+    wrong."""
 
-    task: Task
+    task: Any
     problem: capi.Problem
     measured: list[Measured] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
@@ -117,23 +118,37 @@ def product(
 
 
 def measure(task: Task, operands: Operands) -> Result:
-    """Times every config that fits. A config that gives an error or a wrong result is a failure, and not among the
-    measured."""
-    mode = task.mode
+    """Times every config that fits."""
     sets = operands.sets(task)
     precision = PRECISIONS.index(task.precision)
-    described = describe(product, *sets[0], precision, mode=mode)
+    described = describe(product, *sets[0], precision, mode=task.mode)
     if described is None:
         raise ValueError(f"{task}: nothing is launched for it")
-    result = Result(task, described.problem)
-    rows = {c.config_name: c for c in capi.candidates(described.problem) if c.fits}
-    expected = torch.mm(sets[0][0], sets[0][1])
+
+    def call(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: int) -> torch.Tensor:
+        return product(a, b, out, precision, config, task.mode)
+
+    return time_configs(Result(task, described.problem), sets, call, torch.mm(sets[0][0], sets[0][1]))
+
+
+def time_configs(
+    result: Result, sets: Sequence[tuple[torch.Tensor, ...]], call: Callable[..., object], expected: torch.Tensor
+) -> Result:
+    """Times every config that fits the result's problem. A config that gives an error or a wrong result is a failure,
+    and not among the measured.
+
+    Args:
+        result: is filled, and returned.
+        sets: inputs, the memory of their result last; they take turns.
+        call: of a set and a ``config``.
+        expected: of the first set."""
+    rows = {c.config_name: c for c in capi.candidates(result.problem) if c.fits}
     captures: dict[str, timing.Capture] = {}
     best = math.inf
     for name, row in sorted(rows.items(), key=lambda item: item[1].cost):  # the likely best first: it sets the bar
-        calls = [partial(product, *inputs, precision, row.config, mode) for inputs in sets]
+        calls = [partial(call, *inputs, config=row.config) for inputs in sets]
         try:
-            _check(calls[0], sets[0][2], expected)
+            _check(calls[0], sets[0][-1], expected)
             once = _glance(calls)
             if once > max(HOPELESS * best, HOST_US):
                 result.measured.append(_measured(row, once))

@@ -53,7 +53,7 @@ def pin_all(path: Path, device: int) -> int:
     numbers: dict[str, dict[str, int]] = {}
     count = 0
     for entry in read(path):
-        problem, config = _problem_of(entry, path, device), entry["config"]
+        problem, config = problem_of(entry, path, device), entry["config"]
         known = numbers.setdefault(problem.op, {})
         try:
             if config not in known:  # one question answers for all configs of a bucket
@@ -94,14 +94,19 @@ def write(path: Path, entries: Iterable[dict[str, Any]], record: Mapping[str, An
 
 
 def entry_of(problem: capi.Problem, config: str, us: float) -> dict[str, Any]:
-    """A problem and its choice, as the file holds it, without addresses."""
+    """A problem and its choice, as the file holds it."""
+    return {**problem_entry(problem), "config": config, "us": round(us, 3)}
+
+
+def problem_entry(problem: capi.Problem) -> dict[str, Any]:
+    """A problem, without addresses."""
     tensors = [None if t is None else [_NAMES[t.dtype], list(t.sizes), list(t.strides)] for t in problem.tensors]
     ints, floats = list(problem.ints), list(problem.floats)
-    given = {"op": problem.op, "tensors": tensors, "ints": ints, "floats": floats, "mode": problem.mode}
-    return {**given, "config": config, "us": round(us, 3)}
+    return {"op": problem.op, "tensors": tensors, "ints": ints, "floats": floats, "mode": problem.mode}
 
 
-def _problem_of(entry: Mapping[str, Any], path: Path, device: int) -> capi.Problem:
+def problem_of(entry: Mapping[str, Any], path: Path, device: int = 0) -> capi.Problem:
+    """The problem of such an entry of the file at `path`. Raises ValueError where there is none."""
     try:
         tensors = [
             None if t is None else capi.Matrix(_DTYPES[t[0]], tuple(t[1]), tuple(t[2])) for t in entry["tensors"]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tk import capi, errors
-from tk.tune import files
-from tk.tune.measure import Result
+from tk.tune import files, pins
+from tk.tune.measure import Result, Task
 
 if TYPE_CHECKING:
     from tk.aot import expr, spec
@@ -31,9 +31,11 @@ def write(path: Path, results: Sequence[Result], record: Mapping[str, Any]) -> N
 
 
 def _timings(result: Result) -> dict[str, Any]:
-    """A task, its bucket, and for every config [kernel, µs measured, µs predicted]."""
+    """A product's task, or of another op the tensors and numbers of the problem; its bucket; and for every config
+    [kernel, µs measured, µs predicted]."""
     configs = {m.config: [m.kernel, round(m.us, 3), round(m.predicted_us, 3)] for m in result.measured}
-    return {**asdict(result.task), "key": selector_values(result.problem), "configs": configs}
+    problem = asdict(result.task) if isinstance(result.task, Task) else pins.problem_entry(result.problem)
+    return {**problem, "key": selector_values(result.problem), "configs": configs}
 
 
 def twins(problem: capi.Problem, config: str) -> Iterator[capi.Problem]:
@@ -64,9 +66,20 @@ def selector_values(problem: capi.Problem) -> dict[str, int]:
 
 def _declared(problem: capi.Problem) -> tuple[spec.Op, expr.Problem]:
     """The op's declaration, and the problem as its expressions see it."""
-    from tk.aot.expr import Problem, TensorValue, evaluate_locals
+    from tk.aot.expr import Problem, evaluate_locals
 
-    op: spec.Op = import_module(f"tk.kernels.{problem.op}.op").OP
-    tensors = [None if t is None else TensorValue(t.sizes, t.strides, capi.DTYPES[t.dtype]) for t in problem.tensors]
-    bare = Problem(tensors, problem.ints, problem.mode)
+    op: spec.Op = import_module(f"tk.kernels.{room(problem.op)}.op").OP
+    bare = Problem(values(problem), problem.ints, problem.mode)
     return op, replace(bare, locals=evaluate_locals(op.locals.values(), bare))
+
+
+def room(op: str) -> str:
+    """Where the kernels of an op are, below ``tk.kernels``."""
+    return {"int4_mm": "int4"}.get(op, op)
+
+
+def values(problem: capi.Problem) -> list[expr.TensorValue | None]:
+    """The tensors of a problem as an op's expressions see them."""
+    from tk.aot.expr import TensorValue
+
+    return [None if t is None else TensorValue(t.sizes, t.strides, capi.DTYPES[t.dtype]) for t in problem.tensors]

@@ -89,6 +89,16 @@ def learned(table: torch.Tensor) -> Any:
     return lambda score, b, h, q, kv: score + table[h, q, kv]
 
 
+def within(table: torch.Tensor) -> Any:
+    """By the table's own sizes."""
+
+    def score_mod(score, b, h, q, kv):
+        last = table.shape[1] - 1
+        return score + table[h, (q - kv + last // 2).clamp(0, last)] * (1 / table.shape[0])
+
+    return score_mod
+
+
 # --- Running ---
 
 
@@ -170,6 +180,7 @@ SCORES = {
     "soft_cap": soft_cap(3.0),
     "relative": relative(torch.randn(4, 9), 4),
     "learned": learned(torch.randn(4, 50, 70).half()),
+    "within": within(torch.randn(4, 9)),
     "transposed_table": learned(torch.randn(50, 70, 4).permute(2, 0, 1)),
     "constant": lambda score, b, h, q, kv: -score.abs() + 1,
     "no_score": lambda score, b, h, q, kv: (q * 0.1).float(),

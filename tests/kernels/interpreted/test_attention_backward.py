@@ -12,7 +12,19 @@ import torch
 from tk.kernels.attention.hopper_backward import attention_statistics
 
 from .attention_host import Call, block_lists, reference, run_all
-from .test_attention import Pair, alibi, causal, document, heads_differ, learned, qkv, relative, soft_cap, window
+from .test_attention import (
+    Pair,
+    alibi,
+    causal,
+    document,
+    heads_differ,
+    learned,
+    qkv,
+    relative,
+    soft_cap,
+    window,
+    within,
+)
 
 TOLERANCE = {torch.float16: 6e-3, torch.float32: 5e-5}
 
@@ -111,6 +123,7 @@ SCORES = {
     "soft_cap": (lambda: soft_cap(2.0), []),
     "relative": (lambda t: relative(t, 4), [torch.randn(4, 9)]),
     "learned": (learned, [torch.randn(4, 50, 70)]),
+    "within": (within, [torch.randn(4, 9)]),
     "twice": (twice, [torch.randn(4, 7), torch.randn(50).half()]),
 }
 
