@@ -8,5 +8,7 @@ forward.py          the plain kernel, for every GPU
 decode.py           few query rows: split over keys, a second launch puts the parts together
 backward.py         gradients of query, key, value, sinks and captured tensors
 hopper_forward.py   the same forward in Gluon: TMA, a producer warp, two consumer warp groups
+hopper_backward.py  the gradients in Gluon; hopper_backward_plans.py: when they run
+hopper_tiles.py     which tiles there are, and how a producer tells of them, for both
 entry.py            prints the kernels of one pair of mods: flat parameters in front of the shared functions
 """

@@ -64,9 +64,9 @@ def attention_delta(out0, grad_0, grad_1, delta, largest, H, M, DV, stride_ob, s
 
 
 @triton.jit
-def attention_sink_gradient(sinks, out1, delta, grad_sinks, B, H, M, stride_sink, stride_lb, stride_lh, stride_lm,
-                            BLOCK_M: tl.constexpr):  # fmt: skip
-    """Of one head: minus the sum of delta, weighted with the sink's share of each row."""
+def attention_sink_gradient(sinks, out1, delta, grad_sinks, B, H, M, padded, stride_sink, stride_lb, stride_lh,
+                            stride_lm, BLOCK_M: tl.constexpr):  # fmt: skip
+    """Of one head: minus the sum of delta, [B H, padded], weighted with the sink's share of each row."""
     h = tl.program_id(0).to(tl.int64)
     sink = tl.load(sinks + h * stride_sink)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -79,7 +79,7 @@ def attention_sink_gradient(sinks, out1, delta, grad_sinks, B, H, M, stride_sink
                 out1 + b64 * stride_lb + h * stride_lh + rows * stride_lm, mask=inside, other=float("inf")
             )
             row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse)
-            row_delta = tl.load(delta + (b64 * H + h) * M + rows, mask=inside, other=0.0)
+            row_delta = tl.load(delta + (b64 * H + h) * padded + rows, mask=inside, other=0.0)
             total -= tl.exp2((sink - row_lse) * LOG2_E) * row_delta
     tl.store(grad_sinks + h, tl.sum(total, 0))
 
@@ -439,12 +439,10 @@ def _launches(problem: Problem, point: Point, fn: object) -> list[Launch]:
     c, op = point.config, problem.backward_op
     B, H, M = op.local("B"), op.local("H"), op.local("M")
     shared = arguments(problem, point)
-    delta = Launch(
-        attention_delta, _pick(attention_delta, shared | {"BLOCK_M": Const(32)}), (ceil_div(M, 32), B * H, 1)
-    )
+    delta = Launch(attention_delta, pick(attention_delta, shared | {"BLOCK_M": Const(32)}), (ceil_div(M, 32), B * H, 1))
     sink = Launch(
         attention_sink_gradient,
-        _pick(attention_sink_gradient, shared | {"BLOCK_M": Const(1024)}),
+        pick(attention_sink_gradient, shared | {"padded": Int(M), "BLOCK_M": Const(1024)}),
         (tensor(op, "sinks").size(0), 1, 1),
     )
     main = Launch(
@@ -455,7 +453,7 @@ def _launches(problem: Problem, point: Point, fn: object) -> list[Launch]:
         num_stages=c.num_stages,
         max_spill_bytes=8192 if point.layout == "strided" else 4096,
     )
-    before, after = _capture_launches(problem, point)
+    before, after = capture_launches(problem, point)
     return [*before, delta, sink, main, *after]
 
 
@@ -463,13 +461,13 @@ _ONLY_BEFORE = ("out0", "grad_1", "stride_ob", "stride_oh", "stride_om", "stride
                 "stride_grad_lse_h", "stride_grad_lse_m", "grad_sinks", "sinks", "stride_sink")  # fmt: skip
 
 
-def _pick(fn: object, args: dict[str, Arg]) -> dict[str, Arg]:
+def pick(fn: object, args: dict[str, Arg]) -> dict[str, Arg]:
     from tk.kernels.attention.entry import parameters
 
     return {n: args[n] for n in parameters(fn)}
 
 
-def _capture_launches(problem: Problem, point: Point) -> tuple[list[Launch], list[Launch]]:
+def capture_launches(problem: Problem, point: Point) -> tuple[list[Launch], list[Launch]]:
     """Zeros, before; and from the sums to the gradients, after."""
     op = problem.backward_op
     before, after = [], []

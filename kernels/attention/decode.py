@@ -7,6 +7,7 @@ graph stays right when those change.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tk.aot.expr import Expr, ceil_div, device, local, maximum, minimum, mode, select
 from tk.aot.spec import ITEMSIZE, Arg, Buffer, Config, Const, Int, Kernel, Launch, Plan, Point, Scratch, require
@@ -32,9 +33,12 @@ def attention_decode(query, key, value, kv_counts, kv_indices, full_counts, full
                      full_h, stride_length, stride_sink, stride_pb, stride_pp, page_size,
                      has_lengths, has_pages, has_sinks, q_block, kv_block, band_left, band_right, band_exact, captures,
                      SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, HAS_SCORE: tl.constexpr, HAS_MASK: tl.constexpr,
-                     PAGED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
-                     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
+                     PAGED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
+                     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+                     BLOCK_DV: tl.constexpr):  # fmt: skip
     """A program: one part of the keys, for a tile of the rows of one key head."""
+    if DEPENDENT:
+        gdc_launch_dependents()
     part = tl.program_id(0) % splits
     tile = tl.program_id(0) // splits
     h_kv = tl.program_id(1)
@@ -99,8 +103,10 @@ def attention_decode(query, key, value, kv_counts, kv_indices, full_counts, full
 @triton.jit
 def attention_combine(part_out, part_max, part_sum, sinks, out, lse, H, M, DV, splits, stride_ob, stride_oh, stride_om,
                       stride_od, stride_sink, has_sinks, EVEN: tl.constexpr, BLOCK_DV: tl.constexpr,
-                      COLUMNS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+                      COLUMNS: tl.constexpr, CHUNK: tl.constexpr, DEPENDENT: tl.constexpr):  # fmt: skip
     """A program: COLUMNS columns of one row, all parts. What it takes is latency: CHUNK parts are read at a time."""
+    if DEPENDENT:
+        gdc_wait()
     flat = tl.program_id(0).to(tl.int64)
     b = flat // M // H
     h = flat // M % H
@@ -140,16 +146,23 @@ _COLUMNS = {64: (64, 4), 128: (64, 3), 256: (32, 3)}
 _ROWS = 16  # the least that a product takes
 
 
-def _config(rows: int, cols: int, stages: int, warps: int) -> Config:
-    shape = dict(block_m=rows, block_n=cols, num_stages=stages, num_warps=warps)
-    return Config(f"decode_{rows}x{cols}_s{stages}_w{warps}", shape)
+# Settings that are tried beside those that ship: tools/attention_candidates.py.
+CANDIDATES: tuple[Config, ...] = ()
+
+
+def config(rows: int, cols: int, stages: int, warps: int, per_sm: int = 2, dependent: bool = False) -> Config:
+    """per_sm: how many programs a multiprocessor is to have. dependent: the second launch begins before the first has
+    ended (sm_90)."""
+    shape = dict(block_m=rows, block_n=cols, num_stages=stages, num_warps=warps, per_sm=per_sm, dependent=dependent)
+    name = f"decode_{rows}x{cols}_s{stages}_w{warps}" + (f"_p{per_sm}" if per_sm != 2 else "")
+    return Config(name + ("_dependent" if dependent else ""), shape)
 
 
 def _setting(head: Head, dtype: str) -> Config:
     cols, stages = _COLUMNS[max(head.qk, head.v)]
     if dtype == "fp32":
         cols, stages = 32 if max(head.qk, head.v) == 64 else 16, 2  # unrolled whole, without tensor cores
-    return _config(_ROWS, cols, stages, 4)
+    return config(_ROWS, cols, stages, 4)
 
 
 def kernel(problem: Problem, fn: object, heads: tuple[Head, ...]) -> Kernel:
@@ -162,17 +175,18 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...]) -> Kernel:
         c = point.config
         if not problem.makes_sense(point) or point.precision == "tf32":
             return None
-        if c.name != _setting(point.head, point.dtype).name:
+        is_tried = c in CANDIDATES and point.arch == 90 and point.dtype != "fp32"
+        if c.name != _setting(point.head, point.dtype).name and not is_tried:
             return None
         row_tiles = ceil_div(group * M, c.block_m)
         programs = B * H_kv * row_tiles
         buffers = tuple(Buffer(B * H * M * splits * 4 * n) for n in (point.head.v, 1, 1))
         time = tile_time(c.block_m, c.block_n, point.head, ITEMSIZE[point.dtype])
         tiles = ceil_div(ceil_div(N, c.block_n), splits)
-        waves = ceil_div(programs * splits, 2 * device.sm_count)
+        waves = ceil_div(programs * splits, c.per_sm * device.sm_count)
         first = Launch(
             fn,
-            arguments(problem, point) | _parts(point) | {"splits": Int(splits)},
+            arguments(problem, point) | _parts(point) | {"splits": Int(splits), "DEPENDENT": Const(c.dependent)},
             grid=(splits * row_tiles, H_kv, B),
             num_warps=c.num_warps,
             num_stages=c.num_stages,
@@ -183,6 +197,7 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...]) -> Kernel:
             _combine_arguments(problem, point, splits),
             grid=(B * H * M, point.head.v // COLUMNS, 1),
             when=splits > 1,
+            dependent=int(c.dependent),
         )
         return Plan(
             constraints=(
@@ -194,19 +209,19 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...]) -> Kernel:
             serves=problem.serves(point),
             launches=(first, second),
             cost=6_000_000 + waves * tiles * 2 * time,
-            locals=(_splits(op_size=N, block_n=c.block_n, programs=programs),),
+            locals=(_splits(N, c, programs),),
             buffers=buffers,
         )
 
     axes = {"dtype": problem.dtypes, "precision": PRECISIONS[:1], "head": heads, "layout": ("aligned", "paged")}
-    found = {_setting(h, d).name: _setting(h, d) for h in heads for d in problem.dtypes}
+    found = {c.name: c for c in (*(_setting(h, d) for h in heads for d in problem.dtypes), *CANDIDATES)}
     return Kernel(f"{problem.name}_decode", op, axes, dict.fromkeys((80, 90), tuple(found.values())), plan)
 
 
-def _splits(op_size: Expr, block_n: int, programs: Expr) -> Expr:
-    """Enough programs for two on every multiprocessor, each with two tiles or more."""
-    wanted = 2 * device.sm_count // maximum(programs, 1)
-    return maximum(minimum(minimum(wanted, ceil_div(op_size, 2 * block_n)), MAX_SPLITS), 1)
+def _splits(N: Expr, c: Config, programs: Expr) -> Expr:
+    """Enough programs for every multiprocessor, each with two tiles or more."""
+    wanted = c.per_sm * device.sm_count // maximum(programs, 1)
+    return maximum(minimum(minimum(wanted, ceil_div(N, 2 * c.block_n)), MAX_SPLITS), 1)
 
 
 def _one_row_of_blocks(problem: Problem) -> Expr:
@@ -224,4 +239,8 @@ def _combine_arguments(problem: Problem, point: Point, splits: Expr) -> dict[str
     shared = arguments(problem, point) | _parts(point) | {"splits": Int(splits)}
     names = ("part_out", "part_max", "part_sum", "sinks", "out", "lse", "H", "M", "DV", "splits", "stride_ob",
              "stride_oh", "stride_om", "stride_od", "stride_sink", "has_sinks", "EVEN", "BLOCK_DV")  # fmt: skip
-    return {n: shared[n] for n in names} | {"COLUMNS": Const(COLUMNS), "CHUNK": Const(CHUNK)}
+    return {n: shared[n] for n in names} | {
+        "COLUMNS": Const(COLUMNS),
+        "CHUNK": Const(CHUNK),
+        "DEPENDENT": Const(point.config.dependent),
+    }

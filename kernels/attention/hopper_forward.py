@@ -13,7 +13,6 @@ since bounds are checked with the mask. Full tiles follow, without a comparison.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -32,174 +31,25 @@ from tk.aot.spec import (
     Int,
     Kernel,
     Launch,
+    Op,
     Plan,
     Point,
     Pointer,
     Scratch,
-    TensorMap,
     require,
 )
-from tk.kernels.attention.forward import length_of
+from tk.kernels.attention.hopper_tiles import (
+    ROWS,
+    Tiles,
+    Work,
+    descriptor,
+    get_number,
+    make_ring,
+    no_repeats,
+    put_number,
+)
 from tk.kernels.attention.problem import Head, Problem, tensor, tile_time
-from tk.kernels.attention.walk import band_tiles, count_tiles, tile_at
 from tk.kernels.hopper.pipeline import Pipeline, PipelineState
-
-ROWS = gl.constexpr(64)  # of a consumer: the M of wgmma
-
-
-# --- Which tiles ---
-
-
-@gluon.aggregate
-class Keys:
-    """The tiles of keys that one tile of queries meets: `first` of one list, then of the other up to `total`; of these
-    `masked` are met with the mask. At least one is."""
-
-    first: gl.tensor
-    masked: gl.tensor
-    total: gl.tensor
-    partial_indices: gl.tensor
-    full_indices: gl.tensor
-    stride_ii: gl.tensor
-    stride_fii: gl.tensor
-    kv_block: gl.tensor
-    kv_end: gl.tensor
-    has_lists: gl.tensor
-    lo: gl.tensor
-    full_lo: gl.tensor
-    full_hi: gl.tensor
-    BLOCK_N: gl.constexpr
-
-    @gluon.jit
-    def start(self, i):
-        if i < self.first:
-            start, end = tile_at(i, self.partial_indices, self.stride_ii, self.kv_block, self.kv_end, self.has_lists,
-                                 self.lo, self.full_lo, self.full_hi, self.BLOCK_N)  # fmt: skip
-        else:
-            start, end = tile_at(i - self.first, self.full_indices, self.stride_fii, self.kv_block, self.kv_end,
-                                 self.has_lists, self.full_lo, self.full_hi, self.full_hi, self.BLOCK_N)  # fmt: skip
-        return start
-
-
-@gluon.aggregate
-class Work:
-    """Everything that says what there is to do. H, M, N as the field has them; heads: how many heads' tiles are walked
-    together, so that their keys and values stay in L2."""
-
-    B_kv: gl.tensor
-    H: gl.tensor
-    M: gl.tensor
-    N: gl.tensor
-    group: gl.tensor
-    m_tiles: gl.tensor
-    tiles: gl.tensor
-    heads: gl.tensor
-    q_block: gl.tensor
-    kv_block: gl.tensor
-    band_left: gl.tensor
-    band_right: gl.tensor
-    band_exact: gl.tensor
-    kv_lengths: gl.tensor
-    stride_length: gl.tensor
-    has_lengths: gl.tensor
-    partial: gl.tuple  # counts, indices, their strides and sizes
-    full: gl.tuple
-    HAS_MASK: gl.constexpr
-    BLOCK_M: gl.constexpr
-    BLOCK_N: gl.constexpr
-
-    @gluon.jit
-    def place(self, t):
-        """Tile number -> batch entry, head, first row. Late rows first: under a causal mask they take longest."""
-        count = self.heads * self.m_tiles
-        which = t // count
-        rest = t - which * count
-        size = gl.minimum(self.heads, self.tiles // self.m_tiles - which * self.heads)
-        bh = which * self.heads + rest % size
-        return bh // self.H, bh % self.H, (self.m_tiles - 1 - rest // size) * self.BLOCK_M
-
-    @gluon.jit
-    def keys(self, b, h, row0):
-        kv_end = length_of(self.kv_lengths, self.stride_length, b, self.N, self.has_lengths)
-        last = gl.minimum(row0 + self.BLOCK_M, self.M) - 1
-        lo, full_lo, full_hi, hi = band_tiles(row0, last, kv_end, self.band_left, self.band_right, self.band_exact,
-                                              self.HAS_MASK, self.BLOCK_N)  # fmt: skip
-        counts, indices, cb, ch, cn, ib, ih, i_n, ii, n_b, n_h = self.partial
-        full_counts, full_indices, fcb, fch, fcn, fib, fih, fi_n, fii, fn_b, fn_h = self.full
-        number = row0 // self.q_block
-        partial = count_tiles(b, h, number, counts, cb, ch, cn, n_b, n_h, self.kv_block, self.BLOCK_N)
-        full = count_tiles(b, h, number, full_counts, fcb, fch, fcn, fn_b, fn_h, self.kv_block, self.BLOCK_N)
-        has_lists = ((n_b > 0) & (n_h > 0)).to(gl.int32)
-        is_ragged = kv_end % self.BLOCK_N != 0
-        if has_lists == 0:
-            full_hi = gl.where(is_ragged & (full_hi == hi), gl.maximum(hi - 1, full_lo), full_hi)
-            partial = hi - lo - (full_hi - full_lo)
-            full = full_hi - full_lo
-        total = partial + full
-        # Lists may name tiles past the end, in any order.
-        masked = gl.where((is_ragged | (kv_end < self.N)) & (has_lists != 0), total, partial)
-        b64 = b.to(gl.int64)
-        h64 = h.to(gl.int64)
-        return Keys(partial, masked, total, indices + b64 * ib + h64 * ih + number * i_n,
-                    full_indices + b64 * fib + h64 * fih + number * fi_n, ii, fii, self.kv_block, kv_end, has_lists, lo,
-                    full_lo, full_hi, self.BLOCK_N)  # fmt: skip
-
-
-@gluon.aggregate
-class Tile:
-    """What consumers are told of a tile. row: below 0 after the last."""
-
-    b: gl.tensor
-    h: gl.tensor
-    row: gl.tensor
-    masked: gl.tensor
-    total: gl.tensor
-    kv_end: gl.tensor
-
-
-@gluon.aggregate
-class Tiles:
-    """A ring in shared memory through which the producer tells the consumers of its tiles: what they need not work out
-    they need not hold in registers."""
-
-    numbers: gl.shared_memory_descriptor
-    ring: Pipeline
-
-    @gluon.jit
-    def put(self, state, b, h, row, masked, total, kv_end):
-        self.ring.producer_acquire(state)
-        _put(self.numbers.index(state.stage * 6), b)
-        _put(self.numbers.index(state.stage * 6 + 1), h)
-        _put(self.numbers.index(state.stage * 6 + 2), row)
-        _put(self.numbers.index(state.stage * 6 + 3), masked)
-        _put(self.numbers.index(state.stage * 6 + 4), total)
-        _put(self.numbers.index(state.stage * 6 + 5), kv_end)
-        mbarrier.arrive(self.ring.full.index(state.stage), count=1)
-
-    @gluon.jit
-    def get(self, state):
-        self.ring.consumer_wait(state)
-        b = _get(self.numbers.index(state.stage * 6))
-        h = _get(self.numbers.index(state.stage * 6 + 1))
-        row = _get(self.numbers.index(state.stage * 6 + 2))
-        masked = _get(self.numbers.index(state.stage * 6 + 3))
-        total = _get(self.numbers.index(state.stage * 6 + 4))
-        kv_end = _get(self.numbers.index(state.stage * 6 + 5))
-        mbarrier.arrive(self.ring.empty.index(state.stage), count=1)
-        return Tile(b, h, row, masked, total, kv_end)
-
-
-@gluon.jit
-def _put(smem, x):
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    smem.store(gl.full([1], x, gl.int32, layout))
-
-
-@gluon.jit
-def _get(smem):
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    return gl.max(smem.load(layout), 0)
-
 
 # --- The producer ---
 
@@ -232,7 +82,7 @@ def _load(desc, b, h, row, smem, ring, state):
 def _load_keys(desc, b, h, row, buffers, state):
     """The barrier of a stage has two arrivals: the load's, and one for where it begins."""
     _load(desc, b, h, row, buffers.k, buffers.k_ring, state)
-    _put(buffers.starts.index(state.stage), row)
+    put_number(buffers.starts.index(state.stage), row)
     mbarrier.arrive(buffers.k_ring.full.index(state.stage), count=1)
 
 
@@ -355,7 +205,7 @@ def _step(c: gl.constexpr, buffers, scores, unit, k_state, v_state, p, acc, m_i,
     acc = warpgroup_mma(p, v, acc, is_async=True)
     col0 = 0
     if MASKED or scores.HAS_SCORE:
-        col0 = _get(buffers.starts.index(k_state.stage))
+        col0 = get_number(buffers.starts.index(k_state.stage))
     s = warpgroup_mma_wait(1, [s])
     buffers.k_ring.consumer_release(k_state.stage, True)
     s = scores.of(s, col0, MASKED)
@@ -397,7 +247,7 @@ def _consume(c: gl.constexpr, o_desc, lse, H, M, sinks, stride_sink, has_sinks, 
         if tile.total > 0:
             # The first tile, with the mask whichever it is.
             buffers.k_ring.consumer_wait(k_state)
-            col0 = _get(buffers.starts.index(k_state.stage))
+            col0 = get_number(buffers.starts.index(k_state.stage))
             s = warpgroup_mma_wait(0, [_products(buffers, c, k_state.stage, zeros)])
             buffers.k_ring.consumer_release(k_state.stage, True)
             k_state = k_state.next()
@@ -457,16 +307,6 @@ def _consume(c: gl.constexpr, o_desc, lse, H, M, sinks, stride_sink, has_sinks, 
 
 
 @gluon.jit
-def _ring(STAGES: gl.constexpr, ARRIVALS: gl.constexpr, CONSUMERS: gl.constexpr):
-    full = mbarrier.allocate_mbarrier(batch=STAGES)
-    empty = mbarrier.allocate_mbarrier(batch=STAGES)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=ARRIVALS)
-        mbarrier.init(empty.index(i), count=CONSUMERS)
-    return Pipeline(full, empty, empty, STAGES)
-
-
-@gluon.jit
 def attention_hopper_forward(query, key, value, out, lse, kv_counts, kv_indices, full_counts, full_indices, kv_lengths,
                              sinks, counter, B_kv, H, M, N, group, scale, m_tiles, tiles, heads, q_block, kv_block,
                              band_left, band_right, band_exact, stride_cb, stride_ch, stride_cn, stride_ib, stride_ih,
@@ -488,9 +328,9 @@ def attention_hopper_forward(query, key, value, out, lse, kv_counts, kv_indices,
     number: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     starts = gl.allocate_shared_memory(gl.int32, [STAGES, 1], number)
     numbers = gl.allocate_shared_memory(gl.int32, [2 * 6, 1], number)
-    buffers = Buffers(q, k, v, o, starts, _ring(CONSUMERS, 1, 1), _ring(STAGES, 2, CONSUMERS),
-                      _ring(STAGES, 1, CONSUMERS), SHARED)  # fmt: skip
-    hand_out = Tiles(numbers, _ring(2, 1, CONSUMERS))
+    buffers = Buffers(q, k, v, o, starts, make_ring(CONSUMERS, 1, 1), make_ring(STAGES, 2, CONSUMERS),
+                      make_ring(STAGES, 1, CONSUMERS), SHARED)  # fmt: skip
+    hand_out = Tiles(numbers, make_ring(2, 1, CONSUMERS))
     fence_async_shared()
     partial = (kv_counts, kv_indices, stride_cb, stride_ch, stride_cn, stride_ib, stride_ih, stride_in, stride_ii,
                mask_b, mask_h)  # fmt: skip
@@ -568,27 +408,15 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...], has_mask: bool
     return Kernel(f"{problem.name}_hopper", op, axes, {90: (_TWO, _THREE, _WIDE)}, plan)
 
 
-def _constraints(op: object, c: Config) -> tuple[Constraint, ...]:
-    has_lists, q_block, kv_block = op.local("has_lists"), op.int("q_block"), op.int("kv_block")  # type: ignore[attr-defined]
+def _constraints(op: Op, c: Config) -> tuple[Constraint, ...]:
+    has_lists, q_block, kv_block = op.local("has_lists"), op.int("q_block"), op.int("kv_block")
     fits = (q_block % c.block_m == 0) & (kv_block % c.block_n == 0)
     found = [
         require(select(has_lists, fits, 1), f"mask blocks that are multiples of {c.block_m} and {c.block_n}"),
-        require(~op.int("negative_scale"), "a scale of 0 or more"),  # type: ignore[attr-defined]
-        require(op.local("N") > 0, "keys"),  # type: ignore[attr-defined]
+        require(~op.int("negative_scale"), "a scale of 0 or more"),
+        require(op.local("N") > 0, "keys"),
     ]
-    for name in ("query", "key", "value", "out"):
-        t = tensor(op, name)  # type: ignore[arg-type]
-        for d in range(3):
-            found.append(require((t.stride(d) > 0) | (t.size(d) == 1), f"{name} without repeated elements"))
-    return tuple(found)
-
-
-def _descriptor(problem: Problem, name: str, dtype: str, rows: int, columns: int) -> TensorMap:
-    t = tensor(problem.op, name)
-    layout = NVMMASharedLayout(128, 16, 4)
-    # The stride of a dimension of size 1 is 0, which no tensor map takes.
-    strides = tuple(maximum(t.stride(d), 8) for d in range(3))
-    return TensorMap(t, dtype, tuple(t.size(d) for d in range(4)), (*strides, 1), (1, 1, rows, columns), repr(layout))
+    return (*found, *no_repeats(op, ("query", "key", "value", "out")))
 
 
 def _arguments(problem: Problem, point: Point, has_mask: bool) -> dict[str, Arg]:
@@ -603,14 +431,14 @@ def _arguments(problem: Problem, point: Point, has_mask: bool) -> dict[str, Arg]
         **problem.list_args(op, "kv", "i32"),  # what all warps hold they hold in registers
         **{n: optional[n] for n in ("kv_lengths", "stride_length", "has_lengths", "sinks", "stride_sink", "has_sinks")},
         **problem.capture_args(op),
-        "query": _descriptor(problem, "query", point.dtype, 64, head.qk),
-        "key": _descriptor(problem, "key", point.dtype, c.block_n, head.qk),
-        "value": _descriptor(problem, "value", point.dtype, c.block_n, head.v),
-        "out": _descriptor(problem, "out", point.dtype, 64, head.v),
+        "query": descriptor(op, "query", point.dtype, 64, head.qk),
+        "key": descriptor(op, "key", point.dtype, c.block_n, head.qk),
+        "value": descriptor(op, "value", point.dtype, c.block_n, head.v),
+        "out": descriptor(op, "out", point.dtype, 64, head.v),
         "lse": Pointer(tensor(op, "lse"), "fp32", aligned=False),
         "counter": Scratch(0, "i32"),
         "B_kv": Int(tensor(op, "key").size(0)),
-        "heads": Int(_heads_at_a_time(op.local("B") * H, N, op.local("group"), head)),
+        "heads": Int(heads_at_a_time(op.local("B") * H, N, op.local("group"), head)),
         "CONSUMERS": Const(c.consumers),
         "BLOCK_N": Const(c.block_n),
         "STAGES": Const(c.num_stages),
@@ -621,6 +449,6 @@ def _arguments(problem: Problem, point: Point, has_mask: bool) -> dict[str, Arg]
     }
 
 
-def _heads_at_a_time(heads: Expr, N: Expr, group: Expr, head: Head) -> Expr:
+def heads_at_a_time(heads: Expr, N: Expr, group: Expr, head: Head) -> Expr:
     fit = maximum(_L2_BYTES // maximum(N * (head.qk + head.v) * 2, 1), 1)
     return minimum(fit * maximum(group, 1), heads)

@@ -11,7 +11,7 @@ from tk.codegen import source
 from tk.flex import printing
 from tk.flex.registry import Registered
 from tk.flex.trace import Traced
-from tk.kernels.attention import backward, decode, forward, hopper_forward
+from tk.kernels.attention import backward, decode, forward, hopper_backward, hopper_backward_plans, hopper_forward
 from tk.kernels.attention.entry import Mods, entry
 from tk.kernels.attention.problem import Head, Problem
 
@@ -76,7 +76,7 @@ def families(traced: Traced, wanted: Wanted) -> list[Family]:
     kernels = forward_kernels(problem, mods, wanted)
     found = [Family(problem.op, kernels, _sample, portable=_portable, sampled=wanted.sampled)]
     if wanted.backward:
-        found.append(Family(problem.backward_op, (backward_kernel(problem, mods, wanted),), _sample, portable=_portable,
+        found.append(Family(problem.backward_op, backward_kernels(problem, mods, wanted), _sample, portable=_portable,
                             sampled=wanted.sampled))  # fmt: skip
     return found
 
@@ -96,11 +96,23 @@ def forward_kernels(problem: Problem, mods: Mods, wanted: Wanted) -> tuple[Kerne
     return tuple(found)
 
 
-def backward_kernel(problem: Problem, mods: Mods, wanted: Wanted) -> Kernel:
+def backward_kernels(problem: Problem, mods: Mods, wanted: Wanted) -> tuple[Kernel, ...]:
     grads = ["largest", *(f"grad_{c.name}" for c in problem.grad_captures)] if problem.grad_captures else []
     fn = printed(problem, "backward", backward.attention_backward, mods)
     with_captures = printed(problem, "backward_captures", backward.attention_backward, mods, grads) if grads else fn
-    return backward.kernel(problem, fn, with_captures, (*wanted.exact_heads, wanted.rounded_heads[-1]))
+    found = [backward.kernel(problem, fn, with_captures, (*wanted.exact_heads, wanted.rounded_heads[-1]))]
+    if set(wanted.dtypes) & {"bf16", "fp16"}:
+        of_keys, of_queries = (
+            printed(problem, f"backward_hopper_{name}", body, mods, decorator="gluon.jit")
+            for name, body in (("keys", hopper_backward.attention_hopper_keys),
+                               ("queries", hopper_backward.attention_hopper_queries))
+        )  # fmt: skip
+        sizes = dict.fromkeys(h for h in (*wanted.exact, *wanted.rounded) if max(h) <= 128)
+        if heads := tuple(Head(*h, False) for h in sizes):
+            found.append(
+                hopper_backward_plans.kernel(problem, of_keys, of_queries, heads, bool(mods.mask), bool(mods.score))
+            )
+    return tuple(found)
 
 
 def printed(problem: Problem, kind: str, body: Any, mods: Mods, grads: Sequence[str] = (),

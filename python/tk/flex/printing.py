@@ -321,7 +321,10 @@ def _joint(graph: Graph, captures: Sequence[Capture]) -> str:
     for node, x in zip(reads, output[1:], strict=True):
         if x is not None:
             _accumulate(second, printer.reads[node], second.of(x), grads)
-    second.line(f"return tl.where(keep, tl.zeros_like(score) + {cast(score, torch.float32)}, 0.0)")
+    text = cast(score, torch.float32)
+    if "score" not in score.deps:
+        text = f"tl.where(score == score, {text}, {text})"  # of the score's shape
+    second.line(f"return tl.where(keep, {text}, 0.0)")
     arguments = ", ".join(
         ["score", *_INDICES, "captures", "grads", "grad", "keep", "Q_AXIS: tl.constexpr", "WITH_CAPTURES: tl.constexpr"]
     )

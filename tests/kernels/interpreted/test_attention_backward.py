@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+
+from tk.kernels.attention.hopper_backward import attention_statistics
 
 from .attention_host import Call, block_lists, reference, run_all
 from .test_attention import (
@@ -176,3 +179,21 @@ def test_a_mask_without_its_lists_by_key_is_refused() -> None:
                                   out1=torch.zeros(1, 1, 20))  # fmt: skip
     with pytest.raises(ValueError, match="lists by key"):
         list(run_all(pair.families[1], named, call.ints(op), call.floats(op)))
+
+
+@pytest.mark.parametrize(("M", "DV"), [(1, 64), (100, 40), (128, 64), (129, 64)])
+def test_statistics_are_padded_with_rows_that_see_nothing(M: int, DV: int) -> None:
+    """What Hopper's kernels read instead of bounds: Gluon's own have no interpreter."""
+    B, H, padded, block = 2, 3, -(-M // 128) * 128, 32
+    out, grad = (torch.randn(B, H, M, DV).half() for _ in range(2))
+    lse, grad_lse = torch.randn(B, H, M), torch.randn(B, H, M)
+    lse[:, 1, ::2] = float("-inf")
+    found, delta = (torch.full((B * H + 1, padded), float("nan")) for _ in range(2))
+    attention_statistics[(padded // block, B * H + 1)](
+        out, grad, lse, grad_lse, found, delta, B, H, M, DV, padded, *out.stride(), *grad.stride(), *lse.stride(),
+        *grad_lse.stride(), EVEN=DV == 64, BLOCK_M=block, BLOCK_DV=64)  # fmt: skip
+    expected, expected_delta = torch.full((B * H + 1, padded), float("inf")), torch.zeros(B * H + 1, padded)
+    expected[: B * H, :M] = torch.where(lse == float("-inf"), float("inf"), lse / math.log(2)).view(B * H, M)
+    expected_delta[: B * H, :M] = ((out.float() * grad.float()).sum(-1) - grad_lse).view(B * H, M)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(delta, expected_delta, atol=1e-4, rtol=1e-5)

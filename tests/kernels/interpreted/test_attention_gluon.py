@@ -18,7 +18,7 @@ from tk.kernels.attention.problem import MAX_LENGTH
 
 from . import attention_host, gluon_emulator
 from .attention_host import Call, as_seen, block_lists, describe, reference
-from .test_attention import Pair, alibi, causal, document, qkv
+from .test_attention import Pair, alibi, causal, document, heads_differ, learned, qkv, soft_cap, window
 
 WANTED = family.Wanted(("fp16",), ((64, 64), (128, 64)), ((128, 128),))
 _families: dict[str, list[Family]] = {}
@@ -149,3 +149,101 @@ def test_forward_with_lists_lengths_sinks_and_scores(monkeypatch: pytest.MonkeyP
     call = Call(*qkv(2, 2, 1, 300, 300, 64, 64, torch.float16), sinks=torch.randn(2))
     call.kv_lengths = torch.tensor([0, 170], dtype=torch.int32)
     check_forward(Pair(mask=causal), call)
+
+
+# --- Gradients ---
+
+
+def check_backward(make: Any, captured: list[torch.Tensor], call: Call, at_least: int = 1) -> None:
+    """make: the pair of mods from captured tensors, whose own gradients are not wanted."""
+    pair = make(*captured)
+    call.captured = pair.captured
+    given = dict(query=call.query, key=call.key, value=call.value)
+    given |= {} if call.sinks is None else {"sinks": call.sinks}
+    wide = {name: x.detach().double().requires_grad_() for name, x in given.items()}
+    exact_call = Call(**{**vars(call), **wide})
+    out, lse = reference(exact_call, pair.score, pair.mask)
+    grad_out = torch.randn(out.shape).to(call.query.dtype)
+    grad_lse = torch.where(lse.detach() == float("-inf"), 0.0, torch.randn(lse.shape)).float()
+    seen = torch.where(lse == float("-inf"), 0.0, lse)
+    expected = torch.autograd.grad([out, seen], list(wide.values()), [grad_out.double(), grad_lse.double()])
+    f = families_of(pair)[1]
+    named = call.tensors() | dict(grad_0=grad_out, grad_1=grad_lse, out0=out.detach().to(call.query.dtype),
+                                  out1=lse.detach().float())  # fmt: skip
+    count = 0
+    for name, grads in run_hopper(f, named, call.ints(f.op), call.floats(f.op)):
+        for what, g, e in zip(wide, grads, expected, strict=False):
+            scale = max(1.0, e.abs().max().item())
+            torch.testing.assert_close(g.double(), e, atol=6e-3 * scale, rtol=6e-3,
+                                       msg=lambda m: f"{name}, gradient of {what}: {m}")  # noqa: B023  # fmt: skip
+        count += 1
+    assert count >= at_least
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("how", ["none", "band", "lists"])
+def test_backward(shape: tuple[int, ...], how: str) -> None:
+    call = Call(*qkv(*shape, torch.float16))
+    pair = Pair(mask=None if how == "none" else causal)
+    if how == "band":
+        call.band = (MAX_LENGTH, 0, 1)
+    elif how == "lists":
+        B, H, _, M, N = shape[:5]
+        call.q_block, call.kv_block = 256, 128
+        call.lists = block_lists(pair.dense(B, H, M, N), call.q_block, call.kv_block)
+    check_backward(lambda: pair, [], call)
+
+
+MASKS = {
+    "window": window(40),
+    "document": document(torch.tensor([[0] * 100 + [1] * 80 + [2] * 120, [3] * 250 + [4] * 50])),
+    "heads_differ": heads_differ,
+    "nothing": lambda b, h, q, kv: (q < 20) & (kv < 130) & (kv >= 128),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("lists", [False, True])
+def test_masks(mask: Any, lists: bool) -> None:
+    pair = Pair(mask=mask)
+    call = Call(*qkv(2, 2, 1, 200, 300, 64, 64, torch.float16))
+    if lists:
+        call.lists = block_lists(pair.dense(2, 2, 200, 300), 128, 128)
+    check_backward(lambda: pair, [], call)
+
+
+@pytest.mark.parametrize("mask", [None, causal])
+def test_scores(mask: Any) -> None:
+    call = Call(*qkv(1, 4, 2, 130, 150, 64, 64, torch.float16))
+    call.sinks = torch.randn(4)
+    check_backward(lambda slopes: Pair(alibi(slopes), mask), [torch.rand(4)], call)
+    check_backward(lambda: Pair(soft_cap(3.0), mask), [], call)
+    # No number outside of its bounds, where the last tile reads it.
+    check_backward(lambda table: Pair(learned(table), mask), [torch.randn(4, 130, 150).half()], call)
+
+
+def test_layouts() -> None:
+    """Heads inside of rows, and K and V of one batch entry for all."""
+    q, k, v = (torch.randn(2, 150, 3, 64).transpose(1, 2).half() for _ in range(3))
+    check_backward(lambda: Pair(mask=causal), [], Call(q, k, v))
+    check_backward(lambda: Pair(), [], Call(*qkv(3, 2, 1, 140, 130, 64, 64, torch.float16, B_kv=1)))
+
+
+def test_one_program_for_all_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every buffer is used again and again."""
+    monkeypatch.setitem(attention_host.SMALL_GPU, "sm_count", 1)
+    for pair, band in ((Pair(), (MAX_LENGTH, MAX_LENGTH, 1)), (Pair(mask=causal), (MAX_LENGTH, 0, 1))):
+        call = Call(*qkv(1, 4, 2, 400, 420, 64, 64, torch.float16), band=band)
+        check_forward(pair, call)
+        check_backward(lambda: pair, [], call)  # noqa: B023
+
+
+def test_whole_tiles_past_the_end() -> None:
+    """Of a block that is listed as full and larger than the sequence, where lse is so low that weights of nothing would
+    not be finite."""
+    q, k, v = qkv(1, 2, 2, 100, 140, 128, 64, torch.float16)
+    call = Call(q / 16 + 4, k / 16 - 4, v)
+    call.q_block, call.kv_block = 256, 128
+    pair = Pair(mask=lambda b, h, q, kv: q + kv >= 0)
+    call.lists = block_lists(pair.dense(1, 2, 100, 140), call.q_block, call.kv_block)
+    check_backward(lambda: pair, [], call)

@@ -1,0 +1,201 @@
+"""What Gluon's kernels of both directions share: which tiles there are, and how a producer tells consumers of them."""
+
+from collections.abc import Iterator, Sequence
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from tk.aot.expr import maximum
+from tk.aot.spec import Constraint, Op, TensorMap, require
+from tk.kernels.attention.forward import length_of
+from tk.kernels.attention.problem import tensor
+from tk.kernels.attention.walk import band_tiles, count_tiles, tile_at
+from tk.kernels.hopper.pipeline import Pipeline
+
+ROWS = gl.constexpr(64)  # of a consumer: the M of wgmma
+
+
+# --- Which tiles ---
+
+
+@gluon.aggregate
+class Keys:
+    """The tiles of keys that one tile of queries meets: `first` of one list, then of the other up to `total`; of these
+    `masked` are met with the mask. At least one is."""
+
+    first: gl.tensor
+    masked: gl.tensor
+    total: gl.tensor
+    partial_indices: gl.tensor
+    full_indices: gl.tensor
+    stride_ii: gl.tensor
+    stride_fii: gl.tensor
+    kv_block: gl.tensor
+    kv_end: gl.tensor
+    has_lists: gl.tensor
+    lo: gl.tensor
+    full_lo: gl.tensor
+    full_hi: gl.tensor
+    BLOCK_N: gl.constexpr
+
+    @gluon.jit
+    def start(self, i):
+        if i < self.first:
+            start, end = tile_at(i, self.partial_indices, self.stride_ii, self.kv_block, self.kv_end, self.has_lists,
+                                 self.lo, self.full_lo, self.full_hi, self.BLOCK_N)  # fmt: skip
+        else:
+            start, end = tile_at(i - self.first, self.full_indices, self.stride_fii, self.kv_block, self.kv_end,
+                                 self.has_lists, self.full_lo, self.full_hi, self.full_hi, self.BLOCK_N)  # fmt: skip
+        return start
+
+
+@gluon.aggregate
+class Work:
+    """Everything that says what there is to do. H, M, N as the field has them; heads: how many heads' tiles are walked
+    together, so that their keys and values stay in L2."""
+
+    B_kv: gl.tensor
+    H: gl.tensor
+    M: gl.tensor
+    N: gl.tensor
+    group: gl.tensor
+    m_tiles: gl.tensor
+    tiles: gl.tensor
+    heads: gl.tensor
+    q_block: gl.tensor
+    kv_block: gl.tensor
+    band_left: gl.tensor
+    band_right: gl.tensor
+    band_exact: gl.tensor
+    kv_lengths: gl.tensor
+    stride_length: gl.tensor
+    has_lengths: gl.tensor
+    partial: gl.tuple  # counts, indices, their strides and sizes
+    full: gl.tuple
+    HAS_MASK: gl.constexpr
+    BLOCK_M: gl.constexpr
+    BLOCK_N: gl.constexpr
+
+    @gluon.jit
+    def place(self, t):
+        """Tile number -> batch entry, head, first row. Late rows first: under a causal mask they take longest."""
+        count = self.heads * self.m_tiles
+        which = t // count
+        rest = t - which * count
+        size = gl.minimum(self.heads, self.tiles // self.m_tiles - which * self.heads)
+        bh = which * self.heads + rest % size
+        return bh // self.H, bh % self.H, (self.m_tiles - 1 - rest // size) * self.BLOCK_M
+
+    @gluon.jit
+    def keys(self, b, h, row0):
+        kv_end = length_of(self.kv_lengths, self.stride_length, b, self.N, self.has_lengths)
+        last = gl.minimum(row0 + self.BLOCK_M, self.M) - 1
+        lo, full_lo, full_hi, hi = band_tiles(row0, last, kv_end, self.band_left, self.band_right, self.band_exact,
+                                              self.HAS_MASK, self.BLOCK_N)  # fmt: skip
+        counts, indices, cb, ch, cn, ib, ih, i_n, ii, n_b, n_h = self.partial
+        full_counts, full_indices, fcb, fch, fcn, fib, fih, fi_n, fii, fn_b, fn_h = self.full
+        number = row0 // self.q_block
+        partial = count_tiles(b, h, number, counts, cb, ch, cn, n_b, n_h, self.kv_block, self.BLOCK_N)
+        full = count_tiles(b, h, number, full_counts, fcb, fch, fcn, fn_b, fn_h, self.kv_block, self.BLOCK_N)
+        has_lists = ((n_b > 0) & (n_h > 0)).to(gl.int32)
+        is_ragged = kv_end % self.BLOCK_N != 0
+        if has_lists == 0:
+            full_hi = gl.where(is_ragged & (full_hi == hi), gl.maximum(hi - 1, full_lo), full_hi)
+            partial = hi - lo - (full_hi - full_lo)
+            full = full_hi - full_lo
+        total = partial + full
+        # Lists may name tiles past the end, in any order.
+        masked = gl.where((is_ragged | (kv_end < self.N)) & (has_lists != 0), total, partial)
+        b64 = b.to(gl.int64)
+        h64 = h.to(gl.int64)
+        return Keys(partial, masked, total, indices + b64 * ib + h64 * ih + number * i_n,
+                    full_indices + b64 * fib + h64 * fih + number * fi_n, ii, fii, self.kv_block, kv_end, has_lists, lo,
+                    full_lo, full_hi, self.BLOCK_N)  # fmt: skip
+
+
+@gluon.aggregate
+class Tile:
+    """What consumers are told of a tile. row: below 0 after the last."""
+
+    b: gl.tensor
+    h: gl.tensor
+    row: gl.tensor
+    masked: gl.tensor
+    total: gl.tensor
+    kv_end: gl.tensor
+
+
+@gluon.aggregate
+class Tiles:
+    """A ring in shared memory through which the producer tells the consumers of its tiles: what they need not work out
+    they need not hold in registers."""
+
+    numbers: gl.shared_memory_descriptor
+    ring: Pipeline
+
+    @gluon.jit
+    def put(self, state, b, h, row, masked, total, kv_end):
+        self.ring.producer_acquire(state)
+        put_number(self.numbers.index(state.stage * 6), b)
+        put_number(self.numbers.index(state.stage * 6 + 1), h)
+        put_number(self.numbers.index(state.stage * 6 + 2), row)
+        put_number(self.numbers.index(state.stage * 6 + 3), masked)
+        put_number(self.numbers.index(state.stage * 6 + 4), total)
+        put_number(self.numbers.index(state.stage * 6 + 5), kv_end)
+        mbarrier.arrive(self.ring.full.index(state.stage), count=1)
+
+    @gluon.jit
+    def get(self, state):
+        self.ring.consumer_wait(state)
+        b = get_number(self.numbers.index(state.stage * 6))
+        h = get_number(self.numbers.index(state.stage * 6 + 1))
+        row = get_number(self.numbers.index(state.stage * 6 + 2))
+        masked = get_number(self.numbers.index(state.stage * 6 + 3))
+        total = get_number(self.numbers.index(state.stage * 6 + 4))
+        kv_end = get_number(self.numbers.index(state.stage * 6 + 5))
+        mbarrier.arrive(self.ring.empty.index(state.stage), count=1)
+        return Tile(b, h, row, masked, total, kv_end)
+
+
+@gluon.jit
+def put_number(smem, x):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    smem.store(gl.full([1], x, gl.int32, layout))
+
+
+@gluon.jit
+def get_number(smem):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    return gl.max(smem.load(layout), 0)
+
+
+@gluon.jit
+def make_ring(STAGES: gl.constexpr, ARRIVALS: gl.constexpr, CONSUMERS: gl.constexpr):
+    full = mbarrier.allocate_mbarrier(batch=STAGES)
+    empty = mbarrier.allocate_mbarrier(batch=STAGES)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=ARRIVALS)
+        mbarrier.init(empty.index(i), count=CONSUMERS)
+    return Pipeline(full, empty, empty, STAGES)
+
+
+# --- Host side ---
+
+
+def no_repeats(op: Op, names: Sequence[str]) -> Iterator[Constraint]:
+    """Of what tensor maps describe."""
+    for name in names:
+        t = tensor(op, name)
+        for d in range(3):
+            yield require((t.stride(d) > 0) | (t.size(d) == 1), f"{name} without repeated elements")
+
+
+def descriptor(op: Op, name: str, dtype: str, rows: int, columns: int) -> TensorMap:
+    """Of [batch, heads, rows, head size]."""
+    t = tensor(op, name)
+    layout = NVMMASharedLayout(128, 16, 4)
+    # The stride of a dimension of size 1 is 0, which no tensor map takes.
+    strides = tuple(maximum(t.stride(d), 8) for d in range(3))
+    return TensorMap(t, dtype, tuple(t.size(d) for d in range(4)), (*strides, 1), (1, 1, rows, columns), repr(layout))
