@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from tk.aot.expr import ceil_div, device, maximum, select
 from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
 from tk.kernels.epilogue import finish
+from tk.kernels.gemm.cost import Work, predict_or
 from tk.kernels.gemm.problem import OUT_AXIS, batch_invariant, out_dtype
 from tk.kernels.hopper.cluster import cluster_bases
 from tk.kernels.int4.op import DTYPE_AXIS, GROUP, INT4, OP, SCALES, ZEROS, A, B, reads_words
@@ -225,10 +226,13 @@ def _plan(point: Point) -> Plan | None:
         )
     )
     launch = Launch(int4_few_rows, args, grid=(programs, 1, 1), num_warps=c.num_warps, num_ctas=c.cluster)
-    # Nanoseconds of the busiest multiprocessor, which makes some fifty weights in each, and of memory.
-    unpacked = (
-        ceil_div(programs * c.cluster, device.sm_count) * (c.cols // c.cluster) * K * (3 + point.rows // 8) // 200
-    )
+    # Weights of the busiest multiprocessor, which makes some fifty of them in a nanosecond.
+    waves = ceil_div(programs * c.cluster, device.sm_count)
+    weights = waves * (c.cols // c.cluster) * K
+    work = Work(INT4, waves, weights // 1024, 0, INT4.traffic(), tile=(point.rows, c.cols), boxes=(1, 1))
+    unpacked = weights * (3 + point.rows // 8) // 200
+    # And a launch, and what the slices take to become one. Of equals the one with the fewest scales.
+    guess = 3_700_000 + 3_200_000 // c.piece + 1200 * maximum(unpacked, INT4.traffic() // 4200)
     return Plan(
         constraints=(
             require((M > fewer) & (M <= point.rows), f"{fewer} < M <= {point.rows}"),
@@ -244,8 +248,8 @@ def _plan(point: Point) -> Plan | None:
         ),
         serves={"dtype": (DTYPE_AXIS.index(point.dtype),), "out": (OUT_AXIS.index(point.out),)},
         launches=(launch,),
-        # And a launch, and what the slices take to become one. Of equals the one with the fewest scales.
-        cost=3_700_000 + 3_200_000 // c.piece + 1200 * maximum(unpacked, INT4.traffic() // 4200),
+        cost=predict_or(point, work, guess),
+        terms=work.terms(point),
     )  # fmt: skip
 
 
