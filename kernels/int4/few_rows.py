@@ -113,27 +113,72 @@ def _for_each_column(x, SLICES: gl.constexpr, COLS: gl.constexpr, ROWS: gl.const
 
 
 @gluon.jit
+def _load(a, b, scales, zeros, first, N, K, group_shift, b_pitch, scales_pitch, zeros_pitch, has_scales, has_zeros,
+          of_a, of_b, slice_a, slice_b, slice_s, word_b, word_s, PIECE: gl.constexpr, PIECES: gl.constexpr,
+          ONES: gl.constexpr, EIGHTS: gl.constexpr):  # fmt: skip
+    """Of each piece of the step that begins at k = first: words of b and of a, scales, zeros. of_a, of_b: from the
+    step's first words. slice_*, word_*: numbers, in the layouts of what is loaded."""
+    SLICE: gl.constexpr = PIECES * PIECE
+    loaded = ()
+    for i in gl.static_range(PIECES):
+        k = first + i * PIECE
+        in_b = (slice_b * SLICE < K - k) & (word_b < N * 4)
+        w = gl.load(b + k // 2 * (b_pitch * 4) + of_b, mask=in_b, other=0, eviction_policy="evict_first")
+        x = gl.load(a + k // 2 + of_a, mask=slice_a * SLICE < K - k, other=0)
+        in_s = (slice_s * SLICE < K - k) & (word_s < N * 4)
+        g = ((k + slice_s * SLICE) >> group_shift).to(gl.int64)
+        scale = load_four(scales, word_s, N * 4 * has_scales, g, scales_pitch * 4, in_s, ONES)
+        zero = load_four(zeros, word_s, N * 4 * has_zeros, g, zeros_pitch * 4, in_s, EIGHTS)
+        loaded = loaded + ((w, x, scale, zero),)
+    return loaded
+
+
+@gluon.jit
+def _add(acc, loaded, nibbles, ones, SLICES: gl.constexpr, COLS: gl.constexpr, ROWS: gl.constexpr,
+         PIECE: gl.constexpr, PIECES: gl.constexpr, DTYPE: gl.constexpr, EXPONENT: gl.constexpr, OFFSET: gl.constexpr,
+         MMA: gl.constexpr):  # fmt: skip
+    """acc [SLICES, COLS, ROWS] plus what was loaded."""
+    VECTOR: gl.constexpr = COLS // 32
+    CHUNKS: gl.constexpr = PIECE // 32
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
+    OF_COLUMNS: gl.constexpr = gl.SliceLayout(2, MMA)
+    for i in gl.static_range(PIECES):
+        left = _values(loaded[i][0], nibbles, SLICES, CHUNKS, VECTOR, EXPONENT, DTYPE)
+        left = gl.convert_layout(left, LEFT, assert_trivial=True)
+        right = _rows(loaded[i][1], SLICES, CHUNKS, ROWS, DTYPE)
+        right = gl.convert_layout(right, RIGHT, assert_trivial=True)
+        scale = _four_columns(loaded[i][2], SLICES, VECTOR, DTYPE)
+        scale = gl.convert_layout(scale, OF_COLUMNS, assert_trivial=True)
+        zero = _four_columns(loaded[i][3], SLICES, VECTOR, DTYPE)
+        zero = gl.convert_layout(zero, OF_COLUMNS, assert_trivial=True)
+        sums = mma_v2(left, right, gl.zeros([SLICES, COLS, ROWS], gl.float32, MMA))
+        total = mma_v2(ones, right, gl.zeros([SLICES, 16, ROWS], gl.float32, MMA))
+        total = _for_each_column(total, SLICES, COLS, ROWS, MMA)
+        acc += (sums - (OFFSET + zero)[:, :, None] * total) * scale[:, :, None]
+    return acc
+
+
+@gluon.jit
 def int4_few_rows(a, b, scales, zeros, bias, out, M, N, K, group, group_shift, stride_am, b_pitch, scales_pitch,
                   zeros_pitch, has_scales, has_zeros, even_mask, odd_mask, nibbles, stride_bias_m, stride_bias_n,
                   stride_om, stride_on, alpha, beta, activation, has_bias, ROWS: gl.constexpr, COLS: gl.constexpr,
-                  PIECE: gl.constexpr, PIECES: gl.constexpr, BLOCKS: gl.constexpr, DTYPE: gl.constexpr,
-                  EXPONENT: gl.constexpr, OFFSET: gl.constexpr, ONES: gl.constexpr, EIGHTS: gl.constexpr):  # fmt: skip
+                  PIECE: gl.constexpr, PIECES: gl.constexpr, AHEAD: gl.constexpr, BLOCKS: gl.constexpr,
+                  DTYPE: gl.constexpr, EXPONENT: gl.constexpr, OFFSET: gl.constexpr, ONES: gl.constexpr,
+                  EIGHTS: gl.constexpr):  # fmt: skip
     """One cluster of BLOCKS programs: a, of at most ROWS rows, times COLS columns. Each of their warps has a slice of
-    a step of K: PIECES pieces, each PIECE long and in one group. a is words of two k, stride_am in four of them; the
-    rest as of `int4_accumulate`. EXPONENT: of two values, which are OFFSET too large with it."""
+    a step of K: PIECES pieces, each PIECE long and in one group. AHEAD: the next step is loaded before this one is
+    added up. a is words of two k, stride_am in four of them; the rest as of `int4_accumulate`. EXPONENT: of two
+    values, which are OFFSET too large with it."""
     SLICES: gl.constexpr = gl.num_warps() * BLOCKS
     WORDS: gl.constexpr = COLS // 4
     VECTOR: gl.constexpr = COLS // 32
     PAIRS: gl.constexpr = PIECE // 2
-    CHUNKS: gl.constexpr = PIECE // 32
     SLICE: gl.constexpr = PIECES * PIECE
     OF_B: gl.constexpr = _words_layout(PAIRS, WORDS, VECTOR, gl.num_warps(), BLOCKS)
     OF_A: gl.constexpr = _words_layout(PAIRS, ROWS, 1, gl.num_warps(), BLOCKS)
     MMA: gl.constexpr = _mma_layout(gl.num_warps(), BLOCKS)
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
-    RIGHT: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
     OF_SCALES: gl.constexpr = gl.SliceLayout(1, OF_B)
-    OF_COLUMNS: gl.constexpr = gl.SliceLayout(2, MMA)
 
     slice_b = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, OF_B)))[:, None, None]
     pair_b = gl.arange(0, PAIRS, gl.SliceLayout(0, gl.SliceLayout(2, OF_B)))[None, :, None]
@@ -148,33 +193,22 @@ def int4_few_rows(a, b, scales, zeros, bias, out, M, N, K, group, group_shift, s
     # From a step's first row of b, in 32 bits.
     of_b = ((slice_b * (SLICE // 2) + pair_b) * (b_pitch * 4).to(gl.int32) + word_b).to(gl.uint32)
     of_a = row * (stride_am * 4) + (slice_a * (SLICE // 2) + pair_a)
-    ones = gl.full([SLICES, 16, PIECE], 1.0, DTYPE, LEFT)
+    ones = gl.full([SLICES, 16, PIECE], 1.0, DTYPE, gl.DotOperandLayout(0, MMA, 2))
     acc = gl.zeros([SLICES, COLS, ROWS], gl.float32, MMA)
-    for first in range(0, K, SLICES * SLICE):
-        loaded = ()
-        for i in gl.static_range(PIECES):
-            k = first + i * PIECE
-            in_b = (slice_b * SLICE < K - k) & (word_b < N * 4)
-            w = gl.load(b + k // 2 * (b_pitch * 4) + of_b, mask=in_b, other=0, eviction_policy="evict_first")
-            x = gl.load(a + k // 2 + of_a, mask=slice_a * SLICE < K - k, other=0)
-            in_s = (slice_s * SLICE < K - k) & (word_s < N * 4)
-            g = ((k + slice_s * SLICE) >> group_shift).to(gl.int64)
-            scale = load_four(scales, word_s, N * 4 * has_scales, g, scales_pitch * 4, in_s, ONES)
-            zero = load_four(zeros, word_s, N * 4 * has_zeros, g, zeros_pitch * 4, in_s, EIGHTS)
-            loaded = loaded + ((w, x, scale, zero),)
-        for i in gl.static_range(PIECES):
-            left = _values(loaded[i][0], nibbles, SLICES, CHUNKS, VECTOR, EXPONENT, DTYPE)
-            left = gl.convert_layout(left, LEFT, assert_trivial=True)
-            right = _rows(loaded[i][1], SLICES, CHUNKS, ROWS, DTYPE)
-            right = gl.convert_layout(right, RIGHT, assert_trivial=True)
-            scale = _four_columns(loaded[i][2], SLICES, VECTOR, DTYPE)
-            scale = gl.convert_layout(scale, OF_COLUMNS, assert_trivial=True)
-            zero = _four_columns(loaded[i][3], SLICES, VECTOR, DTYPE)
-            zero = gl.convert_layout(zero, OF_COLUMNS, assert_trivial=True)
-            sums = mma_v2(left, right, gl.zeros([SLICES, COLS, ROWS], gl.float32, MMA))
-            total = mma_v2(ones, right, gl.zeros([SLICES, 16, ROWS], gl.float32, MMA))
-            total = _for_each_column(total, SLICES, COLS, ROWS, MMA)
-            acc += (sums - (OFFSET + zero)[:, :, None] * total) * scale[:, :, None]
+    STEP: gl.constexpr = SLICES * SLICE
+    if AHEAD:
+        loaded = _load(a, b, scales, zeros, 0, N, K, group_shift, b_pitch, scales_pitch, zeros_pitch, has_scales,
+                       has_zeros, of_a, of_b, slice_a, slice_b, slice_s, word_b, word_s, PIECE, PIECES, ONES,
+                       EIGHTS)  # fmt: skip
+    for first in range(0, K, STEP):
+        # Past the end nothing is loaded.
+        following = _load(a, b, scales, zeros, first + STEP if AHEAD else first, N, K, group_shift, b_pitch,
+                          scales_pitch, zeros_pitch, has_scales, has_zeros, of_a, of_b, slice_a, slice_b, slice_s,
+                          word_b, word_s, PIECE, PIECES, ONES, EIGHTS)  # fmt: skip
+        acc = _add(acc, loaded if AHEAD else following, nibbles, ones, SLICES, COLS, ROWS, PIECE, PIECES, DTYPE,
+                   EXPONENT, OFFSET, MMA)  # fmt: skip
+        if AHEAD:
+            loaded = following
     whole = gl.sum(gl.convert_layout(acc, _exchange(SLICES, COLS, gl.num_warps(), BLOCKS)), axis=0)
     i = gl.arange(0, COLS, gl.SliceLayout(1, whole.type.layout))
     # Word, pair of columns, column of it: as `_columns` has them.
@@ -219,6 +253,7 @@ def _plan(point: Point) -> Plan | None:
             COLS=Const(c.cols),
             PIECE=Const(c.piece),
             PIECES=Const(c.pieces),
+            AHEAD=Const(c.ahead),
             BLOCKS=Const(c.cluster),
             DTYPE=Const(TYPES[point.dtype]),
             EXPONENT=Const(exponent),
@@ -256,19 +291,22 @@ def _plan(point: Point) -> Plan | None:
 # --- The grid ---
 
 
-def _config(cols: int, blocks: int, piece: int, pieces: int, num_warps: int, rows: int = 16) -> Config:
+def _config(cols: int, blocks: int, piece: int, pieces: int, num_warps: int, rows: int = 16,
+            ahead: bool = False) -> Config:  # fmt: skip
     """cols: of a cluster of `blocks`. rows: of a, at most."""
-    params = dict(cols=cols, cluster=blocks, piece=piece, pieces=pieces, num_warps=num_warps, rows=rows)
-    name = f"few_rows_{cols}x{piece}_p{pieces}_w{num_warps}"
+    params = dict(cols=cols, cluster=blocks, piece=piece, pieces=pieces, num_warps=num_warps, rows=rows, ahead=ahead)
+    name = f"few_rows_{cols}x{piece}_p{pieces}_w{num_warps}{'_ahead' if ahead else ''}"
     return Config(name + (f"_c{blocks}" if blocks > 1 else ""), params)
 
 
 # With four columns of words a lane has 16 bytes of a row; with groups of 32 and 64, slices of as many bytes.
 _CONFIGS = (
     _config(32, 1, 128, 2, 16, rows=8),
+    _config(32, 1, 128, 1, 16, rows=8, ahead=True),
+    _config(32, 1, 128, 1, 8, rows=8, ahead=True),
     _config(32, 1, 128, 1, 8, rows=32),
-    _config(64, 1, 128, 1, 8),
-    _config(64, 2, 128, 1, 8),
+    _config(64, 1, 128, 1, 8, ahead=True),
+    _config(64, 2, 128, 1, 8, ahead=True),
     _config(64, 2, 128, 1, 16, rows=8),
     _config(128, 2, 128, 1, 8, rows=8),
     _config(128, 4, 128, 1, 4, rows=8),

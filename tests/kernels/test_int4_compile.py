@@ -24,7 +24,7 @@ VARIANTS = {
     (
         ("few_rows_32x128_p2_w16", 8, "bf16"),
         ("few_rows_32x128_p1_w8", 32, "fp16"),
-        ("few_rows_64x128_p1_w8_c2", 16, "bf16"),
+        ("few_rows_64x128_p1_w8_ahead_c2", 16, "bf16"),
         ("few_rows_128x128_p1_w4_c4", 8, "fp16"),
         ("few_rows_64x64_p2_w8_c2", 16, "bf16"),
         ("few_rows_64x32_p4_w8_c2", 16, "bf16"),
