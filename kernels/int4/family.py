@@ -5,7 +5,7 @@ from tk.kernels.int4 import dequantize, few_rows, gemv, general, tile
 from tk.kernels.int4.op import DEQUANTIZE, OP
 
 _SAMPLED = {
-    "int4_few_rows": ("few_rows_32x128_p1_w8", "few_rows_64x32_p4_w8_c2"),
+    "int4_few_rows": ("few_rows_64x128_p1_w4_c2", "few_rows_64x128_p1_w8_ahead_c2", "few_rows_64x32_p4_w8_c2"),
     "int4_gemv": ("gemv_32x128_w8", "gemv_32x32_w8"),
     "int4_tile": ("64x128x128_s3_w4", "64x128x32_s4_w4"),
     "int4_split_k": ("64x128x128_s3_w4_split_k", "64x128x32_s4_w4_split_k"),

@@ -1,4 +1,4 @@
-"""Up to 16 rows, on tensor cores by mma.sync: out^T = weight^T a^T, each warp another part of K.
+"""Few rows, on tensor cores by mma.sync: out^T = weight^T a^T, each warp another part of K.
 
 A lane loads words of four columns by two k, and makes of them the very registers that its tensor core reads: of two
 words, eight bits of each side by side, every `and` gives a pair of values of one column, each over an exponent that
@@ -166,10 +166,10 @@ def int4_few_rows(a, b, scales, zeros, bias, out, M, N, K, group, group_shift, s
                   PIECE: gl.constexpr, PIECES: gl.constexpr, AHEAD: gl.constexpr, BLOCKS: gl.constexpr,
                   DTYPE: gl.constexpr, EXPONENT: gl.constexpr, OFFSET: gl.constexpr, ONES: gl.constexpr,
                   EIGHTS: gl.constexpr):  # fmt: skip
-    """One cluster of BLOCKS programs: a, of at most ROWS rows, times COLS columns. Each of their warps has a slice of
-    a step of K: PIECES pieces, each PIECE long and in one group. AHEAD: the next step is loaded before this one is
-    added up. a is words of two k, stride_am in four of them; the rest as of `int4_accumulate`. EXPONENT: of two
-    values, which are OFFSET too large with it."""
+    """One cluster of BLOCKS programs: ROWS rows of a times COLS columns. Each of their warps has a slice of a step of
+    K: PIECES pieces, each PIECE long and in one group. AHEAD: the next step is loaded before this one is added up. a
+    is words of two k, stride_am in four of them; the rest as of `int4_accumulate`. EXPONENT: of two values, which are
+    OFFSET too large with it."""
     SLICES: gl.constexpr = gl.num_warps() * BLOCKS
     WORDS: gl.constexpr = COLS // 4
     VECTOR: gl.constexpr = COLS // 32
@@ -180,15 +180,18 @@ def int4_few_rows(a, b, scales, zeros, bias, out, M, N, K, group, group_shift, s
     MMA: gl.constexpr = _mma_layout(gl.num_warps(), BLOCKS)
     OF_SCALES: gl.constexpr = gl.SliceLayout(1, OF_B)
 
+    row_tiles = gl.cdiv(M, ROWS)  # side by side, so that b comes from memory once
+    tile = gl.program_id(0) // row_tiles
+    first_row = gl.program_id(0) % row_tiles * ROWS
     slice_b = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, OF_B)))[:, None, None]
     pair_b = gl.arange(0, PAIRS, gl.SliceLayout(0, gl.SliceLayout(2, OF_B)))[None, :, None]
-    word_b = gl.program_id(0) * WORDS + gl.arange(0, WORDS, gl.SliceLayout(0, gl.SliceLayout(1, OF_B)))[None, None, :]
+    word_b = tile * WORDS + gl.arange(0, WORDS, gl.SliceLayout(0, gl.SliceLayout(1, OF_B)))[None, None, :]
     slice_a = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, OF_A)))[:, None, None]
     pair_a = gl.arange(0, PAIRS, gl.SliceLayout(0, gl.SliceLayout(2, OF_A)))[None, :, None]
-    row = gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(1, OF_A)))[None, None, :]
+    row = first_row + gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(1, OF_A)))[None, None, :]
     row = gl.minimum(row, M - 1).to(gl.int64)  # what is read twice is not stored
     slice_s = gl.arange(0, SLICES, gl.SliceLayout(1, OF_SCALES))[:, None]
-    word_s = gl.program_id(0) * WORDS + gl.arange(0, WORDS, gl.SliceLayout(0, OF_SCALES))[None, :]
+    word_s = tile * WORDS + gl.arange(0, WORDS, gl.SliceLayout(0, OF_SCALES))[None, :]
 
     # From a step's first row of b, in 32 bits.
     of_b = ((slice_b * (SLICE // 2) + pair_b) * (b_pitch * 4).to(gl.int32) + word_b).to(gl.uint32)
@@ -212,8 +215,8 @@ def int4_few_rows(a, b, scales, zeros, bias, out, M, N, K, group, group_shift, s
     whole = gl.sum(gl.convert_layout(acc, _exchange(SLICES, COLS, gl.num_warps(), BLOCKS)), axis=0)
     i = gl.arange(0, COLS, gl.SliceLayout(1, whole.type.layout))
     # Word, pair of columns, column of it: as `_columns` has them.
-    cols = gl.program_id(0) * COLS + 4 * (i % 8 * VECTOR + i // 32) + i // 16 % 2 * 2 + i // 8 % 2
-    rows = gl.arange(0, ROWS, gl.SliceLayout(0, whole.type.layout))
+    cols = tile * COLS + 4 * (i % 8 * VECTOR + i // 32) + i // 16 % 2 * 2 + i // 8 % 2
+    rows = first_row + gl.arange(0, ROWS, gl.SliceLayout(0, whole.type.layout))
     finish(whole, bias, out, cols, rows, N * 16, M, stride_bias_n, stride_bias_m, stride_on, stride_om, alpha, beta,
            activation, has_bias, "matrix")  # fmt: skip
 
@@ -222,7 +225,8 @@ def int4_few_rows(a, b, scales, zeros, bias, out, M, N, K, group, group_shift, s
 
 # Of bfloat16 and float16: the exponent with which four bits are a number, twice, and what it adds.
 _EXPONENTS = {"bf16": (0x4300_4300, 128), "fp16": (0x6400_6400, 1024)}
-ROWS_AXIS = (8, 16, 32)  # of a, at most
+ROWS_AXIS = (8, 16, 32)  # of a tile
+_MOST_ROWS = 128  # from here on the weight is unpacked by itself
 
 
 # Groups are of 32, 64 or 128, or there is one.
@@ -231,11 +235,12 @@ _GROUP_SHIFT = select(GROUP == 32, 5, select(GROUP == 64, 6, select(GROUP == 128
 
 def _plan(point: Point) -> Plan | None:
     c = point.config
-    if point.rows > c.rows:
+    if not c.least <= point.rows <= c.rows:
         return None
     fewer = max((rows for rows in ROWS_AXIS if rows < point.rows), default=0)
+    most = point.rows if point.rows < ROWS_AXIS[-1] else _MOST_ROWS
     exponent, offset = _EXPONENTS[point.dtype]
-    programs = ceil_div(N, c.cols)
+    programs = ceil_div(N, c.cols) * ceil_div(M, point.rows)
     args = (
         word_args(point)
         | INT4.epilogue_args(point.dtype)
@@ -261,16 +266,17 @@ def _plan(point: Point) -> Plan | None:
         )
     )
     launch = Launch(int4_few_rows, args, grid=(programs, 1, 1), num_warps=c.num_warps, num_ctas=c.cluster)
-    # Weights of the busiest multiprocessor, which makes some fifty of them in a nanosecond.
+    # Weights of the busiest multiprocessor.
     waves = ceil_div(programs * c.cluster, device.sm_count)
     weights = waves * (c.cols // c.cluster) * K
     work = Work(INT4, waves, weights // 1024, 0, INT4.traffic(), tile=(point.rows, c.cols), boxes=(1, 1))
-    unpacked = weights * (3 + point.rows // 8) // 200
+    # Nanoseconds, at 110 instructions each, of which a weight takes 1.7 and its address and scale's the rest; and rows.
+    unpacked = weights * ((170 + 3800 // c.cols) * (7 + point.rows // 8) // 8) // 11000
     # And a launch, and what the slices take to become one. Of equals the one with the fewest scales.
-    guess = 3_700_000 + 3_200_000 // c.piece + 1200 * maximum(unpacked, INT4.traffic() // 4200)
+    guess = 3_700_000 + 3_200_000 // c.piece + 1200 * maximum(unpacked, work.roofline(point))
     return Plan(
         constraints=(
-            require((M > fewer) & (M <= point.rows), f"{fewer} < M <= {point.rows}"),
+            require((M > fewer) & (M <= most), f"{fewer} < M <= {most}"),
             INT4.fits_32_bits(),
             batch_invariant("it takes a few rows only"),
             require((A.stride(1) == 1) & (A.alignment >= 16) & (A.stride(0) % 8 == 0),
@@ -291,10 +297,11 @@ def _plan(point: Point) -> Plan | None:
 # --- The grid ---
 
 
-def _config(cols: int, blocks: int, piece: int, pieces: int, num_warps: int, rows: int = 16,
+def _config(cols: int, blocks: int, piece: int, pieces: int, num_warps: int, rows: int = 16, least: int = 8,
             ahead: bool = False) -> Config:  # fmt: skip
-    """cols: of a cluster of `blocks`. rows: of a, at most."""
-    params = dict(cols=cols, cluster=blocks, piece=piece, pieces=pieces, num_warps=num_warps, rows=rows, ahead=ahead)
+    """cols: of a cluster of `blocks`. rows: of a tile, at most; least: at least."""
+    params = dict(cols=cols, cluster=blocks, piece=piece, pieces=pieces, num_warps=num_warps, rows=rows, least=least,
+                  ahead=ahead)  # fmt: skip
     name = f"few_rows_{cols}x{piece}_p{pieces}_w{num_warps}{'_ahead' if ahead else ''}"
     return Config(name + (f"_c{blocks}" if blocks > 1 else ""), params)
 
@@ -304,7 +311,9 @@ _CONFIGS = (
     _config(32, 1, 128, 2, 16, rows=8),
     _config(32, 1, 128, 1, 16, rows=8, ahead=True),
     _config(32, 1, 128, 1, 8, rows=8, ahead=True),
-    _config(32, 1, 128, 1, 8, rows=32),
+    _config(64, 1, 128, 1, 4, rows=32, least=32),
+    _config(64, 2, 128, 1, 4, rows=32, least=32),
+    _config(64, 2, 128, 1, 8, rows=32, least=32),
     _config(64, 1, 128, 1, 8, ahead=True),
     _config(64, 2, 128, 1, 8, ahead=True),
     _config(64, 2, 128, 1, 16, rows=8),

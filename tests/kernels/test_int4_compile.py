@@ -23,7 +23,7 @@ VARIANTS = {
     "variant",
     (
         ("few_rows_32x128_p2_w16", 8, "bf16"),
-        ("few_rows_32x128_p1_w8", 32, "fp16"),
+        ("few_rows_64x128_p1_w4_c2", 32, "fp16"),
         ("few_rows_64x128_p1_w8_ahead_c2", 16, "bf16"),
         ("few_rows_128x128_p1_w4_c4", 8, "fp16"),
         ("few_rows_64x64_p2_w8_c2", 16, "bf16"),

@@ -48,9 +48,8 @@ def problem(m: int, n: int, k: int, group: int | None = 128, mode: int = 0, out:
 
 
 def test_the_kernel_goes_by_the_rows(grid: Grid) -> None:
-    for m in (1, 2, 8, 16):
+    for m in (1, 2, 8, 16, 64):
         assert chosen(grid, problem(m, 4096, 4096)).startswith("int4_few_rows"), m
-    assert chosen(grid, problem(64, 4096, 4096)).startswith("int4_split_k")
     assert chosen(grid, problem(500, 4096, 4096)).startswith("int4_tile")
     for m in (1, 16, 64):
         assert "x128_" in chosen(grid, problem(m, 4096, 4096)), "the longest block that a group allows"
@@ -74,10 +73,10 @@ def test_few_rows_take_groups_that_a_shift_divides_by_and_single_ones(grid: Grid
 
 
 def test_few_rows_have_as_many_as_their_place_in_the_tile(grid: Grid) -> None:
-    for m, rows in ((1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (32, 32)):
+    for m, rows in ((1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (128, 32)):
         found = [v for v, _ in fitting(grid, problem(m, 4096, 4096)) if v.kernel.name == "int4_few_rows"]
         assert found and {v.point.rows for v in found} == {rows}
-    assert not any(v.kernel.name == "int4_few_rows" for v, _ in fitting(grid, problem(33, 4096, 4096)))
+    assert not any(v.kernel.name == "int4_few_rows" for v, _ in fitting(grid, problem(129, 4096, 4096)))
 
 
 def test_what_has_no_words_is_the_general_kernel_s(grid: Grid) -> None:

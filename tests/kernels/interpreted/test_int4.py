@@ -130,6 +130,11 @@ def test_few_rows_of_more_than_a_step_of_k(v: Variant) -> None:
     check(v, v.point.rows // 2 + 1 if v.point.rows > 8 else 1, 80, step + 3 * c.piece, c.piece, True)
 
 
+def test_few_rows_in_several_tiles() -> None:
+    for m in (33, 70):
+        check(FEW[32], m, 80, 3 * FEW[32].point.config.piece, FEW[32].point.config.piece, True)
+
+
 @pytest.mark.parametrize("values", ("lowest", "highest"))
 @pytest.mark.parametrize("kernel", ("int4_gemv", "int4_few_rows", "int4_tile", "int4_split_k", "int4_general"))
 def test_the_least_and_the_largest_value(kernel: str, values: str) -> None:

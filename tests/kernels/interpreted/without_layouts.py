@@ -58,6 +58,7 @@ gl = SimpleNamespace(
     join=lambda a, b: tl.join(a, b),
     split=lambda x: tl.split(x),
     sum=lambda x, axis: tl.sum(x, axis),
+    cdiv=lambda a, b: tl.cdiv(a, b),
     minimum=lambda a, b: tl.minimum(a, b),
     program_id=lambda axis: tl.program_id(axis),
     int16=tl.int16,
