@@ -1,19 +1,17 @@
 """b2b_gemm against two products of torch's and a pointwise op, where it is one kernel and where it is routed to two
-products; rows `fused` and `two products` force a way, which is what the choice is judged by.
-
-Measured as other_products.py does.
+products; rows `fused` and `two products` force a way, which is what the choice is judged by (cases.py).
 """
 
 from __future__ import annotations
 
 import random
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 import tk
-from benchmarks.other_products import Case, measure, randn
+from benchmarks import cases
+from benchmarks.cases import RANDOM, Case, Kind, randn
 from benchmarks.report import Goal, Report
 from benchmarks.runner import Options
 from tk.ops import b2b
@@ -24,7 +22,6 @@ SHAPES = ((16384, 64, 64, 4096), (16384, 64, 64, 16384), (65536, 64, 64, 2048), 
           (32768, 128, 128, 2048), (8192, 32, 32, 8192), (65536, 64, 32, 1024), (16384, 256, 256, 1024),
           (4096, 4096, 128, 4096), (128, 64, 64, 16384), (2048, 1024, 1024, 4096))  # fmt: skip
 ACTIVATIONS = {"none": lambda x: x, "relu": F.relu, "gelu": F.gelu, "silu": F.silu}
-RANDOM = 20
 
 
 def case(m: int, n: int, k: int, p: int, order: str, f: str, way: str | None = None) -> Case:
@@ -74,13 +71,6 @@ def drawn() -> dict[str, list[Case]]:
 
 
 def run(options: Options, report: Report) -> None:
-    for title, cases in (("", listed()), ("random", drawn())):
-        for op, of_op in cases.items():
-            name = f"{op}_{title}" if title else op
-            group = report.group(name, f"{op}{', random' if title else ''}", "two products and f", GOALS[op])
-            for one in of_op[::6] if options.quick else of_op:
-                label = f"{name} {one.label}"
-                if options.wants(label) and options.has_time():
-                    report.attempt(label, partial(measure, group, one))
-                    torch.cuda.empty_cache()
-        report.write(options.out)
+    of_list, at_random = listed(), drawn()
+    kinds = {name: Kind(goal, "two products and f", of_list[name], at_random[name]) for name, goal in GOALS.items()}
+    cases.run(options, report, kinds)

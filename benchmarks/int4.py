@@ -1,7 +1,7 @@
 """int4_mm and uint4x2_mixed_mm against torch's own int4 product (tinygemm) and the bfloat16 product of the unpacked
 weight: K = N = 4096 and projections of Llama 8B and 70B, at row counts from decoding to prefill.
 
-Measured as other_products.py does; so many weights take turns that those of four bits come from memory.
+So many weights take turns that those of four bits come from memory (cases.py).
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from functools import partial
 import torch
 
 import tk
-from benchmarks.other_products import Case, check, chosen
-from benchmarks.report import Goal, Group, Report, Row
+from benchmarks import cases
+from benchmarks.cases import RANDOM, Case, Kind
+from benchmarks.report import Goal, Report
 from benchmarks.runner import Options
-from tk import timing
 
-GOALS = {"int4_mm_few_rows": Goal(1.8, 1.2), "int4_mm": Goal(0.0, 0.0), "int4_mm_many_rows": Goal(0.90, 0.80)}
+GOALS = {"int4_mm_few_rows": Goal(1.8, 1.2), "int4_mm": None, "int4_mm_many_rows": Goal(0.90, 0.80)}
 WEIGHTS = ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (8192, 8192))  # N, K
 ROWS = (1, 2, 4, 8, 16, 64, 128, 256, 512, 1024, 2048, 4096)
 GROUP = 128
-RANDOM = 20
 
 
 def operands(m: int, n: int, k: int, group: int) -> tuple[torch.Tensor, ...]:
@@ -50,7 +49,7 @@ def int4_mm(m: int, n: int, k: int, group: int = GROUP) -> Case:
     # Its time grows with the rows; past a few hundred it is no peer, and takes long.
     peers = {"torch.mm": mm} | ({"tinygemm": tinygemm} if m <= 256 else {})
     label = f"{m}x{n}x{k}" + (f" group {group}" if group != GROUP else "")
-    return Case(label, partial(operands, m, n, k, group), ours, peers, 2 * m * n * k)
+    return Case(label, partial(operands, m, n, k, group), ours, peers, 2 * m * n * k, read=4)
 
 
 def group_of(m: int) -> str:
@@ -81,35 +80,10 @@ def drawn() -> dict[str, list[Case]]:
     return found
 
 
-def measure(group: Group, case: Case) -> None:
-    first = case.make()
-    check(case, first)
-    moved = sum(x.numel() * x.element_size() for x in first[:4])
-    sets = [first, *(case.make() for _ in range(timing.copies_to_rotate(moved, most=8) - 1))]
-    with torch.no_grad():
-        captures = {"tk": timing.capture([partial(case.ours, *x) for x in sets])} | {
-            name: timing.capture([partial(peer, *x) for x in sets]) for name, peer in case.peers.items()
-        }
-        times = timing.device_times(captures, rounds=5, ms=4, warm_ms=4)
-    best = min(case.peers, key=lambda name: times[name].us)
-    ours, peer = times["tk"].us, times[best].us
-    us = {label: t.us for label, t in times.items()}
-    more = {"peer": best, "config": chosen(case, first), "gbps": moved / ours * 1e-3}
-    group.rows.append(Row(case.label, peer / ours, us, more))
-    rest = "  ".join(f"{label} {t:.1f}" for label, t in us.items())
-    print(f"{group.name:18} {case.label:28} {peer / ours:6.3f}  us: {rest}  {more['config']}", flush=True)
-
-
 def run(options: Options, report: Report) -> None:
-    for title, cases in (("", listed()), ("random", drawn())):
-        for op, of_op in cases.items():
-            name = f"{op}_{title}" if title else op
-            goal = GOALS[op] if GOALS[op].geomean else None
-            peers = "torch.mm" if op.endswith("many_rows") else "the better of torch.mm and tinygemm"
-            group = report.group(name, f"{op}{', random' if title else ''}", peers, goal)
-            for case in of_op[::6] if options.quick else of_op:
-                label = f"{name} {case.label}"
-                if options.wants(label) and options.has_time():
-                    report.attempt(label, partial(measure, group, case))
-                    torch.cuda.empty_cache()
-        report.write(options.out)
+    of_list, at_random = listed(), drawn()
+    kinds = {
+        name: Kind(goal, "the better of torch.mm and, up to 256 rows, tinygemm", of_list[name], at_random[name])
+        for name, goal in GOALS.items()
+    }
+    cases.run(options, report, kinds)

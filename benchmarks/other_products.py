@@ -1,25 +1,17 @@
-"""bmm, mm_plus_mm, grouped_mm and float8 products against torch: listed shapes, and random ones with seeds that no
-table was made from.
-
-Results are checked before anything is timed. What is timed is replayed from CUDA graphs; inputs that fit into L2
-rotate, and variants take turns.
-"""
+"""bmm, mm_plus_mm, grouped_mm and float8 products against torch: listed shapes, and random ones (cases.py)."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 import tk
-from benchmarks.report import Goal, Group, Report, Row
+from benchmarks import cases
+from benchmarks.cases import RANDOM, Case, Kind, randn
+from benchmarks.report import Goal, Report
 from benchmarks.runner import Options
-from tk import timing
-from tk.heuristics.problem import describe
 
 GOALS = {
     "bmm": Goal(1.05, 0.97),
@@ -29,7 +21,6 @@ GOALS = {
     "scaled_mm_few_rows": Goal(1.30, 0.93),
     "scaled_grouped_mm": Goal(1.05, 0.95),
 }
-Call = Callable[..., torch.Tensor]
 BMM = ((64, 512, 512, 512), (10_000, 32, 32, 32), (16, 2048, 2048, 128), (16, 2048, 128, 2048), (256, 128, 128, 64),
        (8, 4096, 4096, 1024), (512, 64, 64, 64), (32, 1000, 1000, 200))  # fmt: skip
 MM_PLUS_MM = ((4096, 4096, 4096, 4096), (1024, 4096, 4096, 1024), (8192, 8192, 1024, 1024), (2048, 2048, 8192, 64),
@@ -42,22 +33,6 @@ SCALED = ((4096, 4096, 4096), (8192, 8192, 8192), (1024, 4096, 4096), (1024, 286
           (4096, 6144, 4096), (512, 8192, 28672), (2048, 2048, 2048))  # fmt: skip
 SCALED_FEW_ROWS = ((16, 4096, 4096), (1, 4096, 4096), (64, 28672, 4096), (16, 4096, 14336), (32, 8192, 8192))
 HOW = ((True, True), (True, False), (False, True), (False, False))  # scales of rows, fast accumulation
-RANDOM = 30
-
-
-@dataclass(frozen=True)
-class Case:
-    """make() gives the arguments of ours and of every peer."""
-
-    label: str
-    make: Callable[[], tuple[torch.Tensor, ...]]
-    ours: Call
-    peers: dict[str, Call]
-    flops: int
-
-
-def randn(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, device="cuda").bfloat16()
 
 
 def bmm(batch: int, m: int, n: int, k: int, order: str) -> Case:
@@ -213,59 +188,16 @@ def drawn() -> dict[str, list[Case]]:
             for _ in range(RANDOM)
         ],
         "grouped_mm": [grouped_case() for _ in range(RANDOM)],
-        "scaled_mm": [scaled_case(65, 8192) for _ in range(2 * RANDOM)],
+        "scaled_mm": [scaled_case(65, 8192) for _ in range(RANDOM)],
         "scaled_mm_few_rows": [scaled_case(1, 64) for _ in range(RANDOM)],
         "scaled_grouped_mm": [scaled_grouped_case() for _ in range(RANDOM)],
     }
 
 
-# --- Measuring ---
-
-
-def measure(group: Group, case: Case) -> None:
-    first = case.make()
-    check(case, first)
-    moved = sum(x.numel() * x.element_size() for x in first)
-    sets = [first, *(case.make() for _ in range(timing.copies_to_rotate(moved, most=8) - 1))]
-    with torch.no_grad():
-        captures = {"tk": timing.capture([partial(case.ours, *x) for x in sets])} | {
-            name: timing.capture([partial(peer, *x) for x in sets]) for name, peer in case.peers.items()
-        }
-        times = timing.device_times(captures, rounds=5, ms=4, warm_ms=4)
-    best = min(case.peers, key=lambda name: times[name].us)
-    ours, peer = times["tk"], times[best]
-    us = {label: t.us for label, t in times.items()}
-    more = {"peer": best, "config": chosen(case, first), "tflops": case.flops / ours.us * 1e-6}
-    group.rows.append(Row(case.label, peer.us / ours.us, us, more))
-    rest = "  ".join(f"{label} {t:.1f}" for label, t in us.items())
-    print(f"{group.name:18} {case.label:44} {peer.us / ours.us:6.3f}  us: {rest}  {more['config']}", flush=True)
-
-
-def chosen(case: Case, arguments: tuple[torch.Tensor, ...]) -> str:
-    from tk import capi
-
-    described = describe(case.ours, *arguments)
-    return "" if described is None else capi.choose(described.problem).config_name
-
-
-def check(case: Case, arguments: tuple[torch.Tensor, ...]) -> None:
-    """Against the first peer, in bfloat16: what is off by more than both may round is wrong."""
-    ours = case.ours(*arguments).float()
-    theirs = next(iter(case.peers.values()))(*arguments).float()
-    error = ((ours - theirs).norm() / theirs.norm()).item()
-    if not error < 1e-2:
-        raise AssertionError(f"{case.label}: off by {error:.3g}")
-
-
 def run(options: Options, report: Report) -> None:
-    for title, cases in (("", listed()), ("random", drawn())):
-        for op, of_op in cases.items():
-            name = f"{op}_{title}" if title else op
-            peers = " or ".join(of_op[0].peers)
-            group = report.group(name, f"{op}{', random' if title else ''}", peers, GOALS[op])
-            for case in of_op[::6] if options.quick else of_op:
-                label = f"{name} {case.label}"
-                if options.wants(label) and options.has_time():
-                    report.attempt(label, partial(measure, group, case))
-                    torch.cuda.empty_cache()
-        report.write(options.out)
+    of_list, at_random = listed(), drawn()
+    kinds = {
+        name: Kind(goal, " or ".join(of_list[name][0].peers), of_list[name], at_random[name])
+        for name, goal in GOALS.items()
+    }
+    cases.run(options, report, kinds)

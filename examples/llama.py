@@ -9,21 +9,18 @@ runs as a CUDA graph; on the CPU a small model shows that all of it works. Needs
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from compared import Step, compare, parser
+from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import tk
 
 LLAMA_8B = dict(hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8)
 SMALL = dict(hidden_size=128, intermediate_size=256, num_attention_heads=8, num_key_value_heads=2)
-Step = Callable[[], Tensor]
 
 
 def build(device: str, layers: int) -> LlamaForCausalLM:
@@ -88,104 +85,26 @@ def random_tokens(model: Any, batch: int, length: int) -> Tensor:
     return torch.randint(model.config.vocab_size, (batch, length), generator=generator).to(model.device)
 
 
-def as_graph(step: Step) -> Step:
-    """The same step as one CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # what is set up by the first calls must not be recorded
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = step()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return out
-
-    return replay
-
-
-def milliseconds(step: Step, device: str, rounds: int) -> float:
-    """The median."""
-    for _ in range(3):
-        step()
-    taken = []
-    for _ in range(rounds):
-        synchronize(device)
-        start = time.perf_counter()
-        step()
-        synchronize(device)
-        taken.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(taken)
-
-
-def synchronize(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-
-
-# --- The comparison ---
-
-
-def difference(a: Tensor, b: Tensor) -> float:
-    """The largest, as a share of the largest value."""
-    return float((a.double() - b.double()).abs().max() / b.double().abs().max())
-
-
-def compare(
-    name: str, make: Callable[[Any], Step], model: nn.Module, device: str, settings: argparse.Namespace
-) -> dict[str, float]:
-    """Eager torch, the same through tk, and compiled: milliseconds of each, and how far tk's result is from torch's."""
-    is_graph = device.startswith("cuda") and name.startswith("decode")
-    finish = as_graph if is_graph else lambda step: step
-    found: dict[str, float] = {}
-    step = finish(make(model))
-    expected = step().clone()
-    found["torch"] = milliseconds(step, device, settings.rounds)
-    if settings.compile and not is_graph:
-        step = make(torch.compile(model))
-        found["compiled"] = milliseconds(step, device, settings.rounds)
-    with tk.use(model, only_faster=not settings.all):
-        step = finish(make(model))
-        found["difference"] = difference(step(), expected)
-        found["tk"] = milliseconds(step, device, settings.rounds)
-        if settings.compile and not is_graph:
-            torch._dynamo.reset()
-            found["tk compiled"] = milliseconds(make(torch.compile(model)), device, settings.rounds)
-    torch._dynamo.reset()
-    times = ", ".join(f"{key} {value:.2f} ms" for key, value in found.items() if key != "difference")
-    print(f"{name}: {times}; {found['torch'] / found['tk']:.2f} × torch, off by {found['difference']:.1e}", flush=True)
-    return found
-
-
 def run(settings: argparse.Namespace) -> dict[str, dict[str, float]]:
-    device = settings.device
-    model = build(device, settings.layers)
+    model = build(settings.device, settings.layers)
     with tk.use(model, only_faster=not settings.all) as report:
         print(report)
-    small = not device.startswith("cuda")
-    length, batches, context = (16, (1, 2), 8) if small else (4096, (1, 4, 16, 64), 1024)
-    found = {
-        f"prefill {length}": compare(f"prefill {length}", lambda m: prefill(m, 1, length), model, device, settings)
-    }
+    is_cuda = settings.device.startswith("cuda")
+    length, batches, context = (4096, (1, 4, 16, 64), 1024) if is_cuda else (16, (1, 2), 8)
+    name = f"prefill {length}"
+    found = {name: compare(name, lambda m: prefill(m, 1, length), model, settings)}
     for batch in batches:
         name = f"decode, batch {batch}"
-        found[name] = compare(name, lambda m, batch=batch: decode(m, batch, context), model, device, settings)
+        found[name] = compare(name, lambda m, batch=batch: decode(m, batch, context), model, settings, is_cuda)
     model.train()
-    found["training step"] = compare("training step", lambda m: train(m, 1, length), model, device, settings)
+    found["training step"] = compare("training step", lambda m: train(m, 1, length), model, settings)
     return found
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--compile", action="store_true", help="time torch.compile as well")
-    parser.add_argument("--all", action="store_true", help="also what no measurement says is as fast")
-    return parser.parse_args(given)
+    options = parser(__doc__.splitlines()[0])
+    options.add_argument("--layers", type=int, default=4)
+    return options.parse_args(given)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from compared import milliseconds
 from torch import Tensor, nn
 
 import tk
@@ -86,23 +87,9 @@ def compare(tokens: int, experts: int, hidden: int, inner: int, top_k: int = 2, 
 
 def say_times(name: str, layer: MixtureOfExperts, x: Tensor) -> None:
     with torch.no_grad():
-        forward = milliseconds(lambda: layer(x))
-    print(f"{name:6} forward {forward:7.3f} ms, with backward {milliseconds(lambda: run(layer, x)):7.3f} ms")
-
-
-def milliseconds(call: Callable[[], object], times: int = 20) -> float:
-    """The median of `times` calls."""
-    for _ in range(3):
-        call()
-    found = []
-    for _ in range(times):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        found.append(begin.elapsed_time(end))
-    return sorted(found)[times // 2]
+        forward = milliseconds(lambda: layer(x), "cuda", rounds=20)
+    both = milliseconds(lambda: run(layer, x), "cuda", rounds=20)
+    print(f"{name:6} forward {forward:7.3f} ms, with backward {both:7.3f} ms")
 
 
 def main() -> None:

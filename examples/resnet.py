@@ -8,17 +8,13 @@ The weights are random: nothing is downloaded. On CUDA everything is bfloat16 an
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from compared import Step, compare, parser
 from torch import Tensor, nn
 
 import tk
-
-Step = Callable[[], Tensor]
 
 
 def build(device: str) -> nn.Module:
@@ -62,47 +58,6 @@ def train(model: nn.Module, x: Tensor) -> Step:
     return step
 
 
-def milliseconds(step: Step, device: str, rounds: int) -> float:
-    """The median."""
-    for _ in range(3):
-        step()
-    taken = []
-    for _ in range(rounds):
-        synchronize(device)
-        start = time.perf_counter()
-        step()
-        synchronize(device)
-        taken.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(taken)
-
-
-def synchronize(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-
-
-def compare(
-    name: str, make: Callable[[nn.Module], Step], model: nn.Module, settings: argparse.Namespace
-) -> dict[str, float]:
-    """Eager torch, the same through tk, and compiled: milliseconds of each, and how far tk's result is from torch's."""
-    found: dict[str, float] = {}
-    expected = make(model)()
-    found["torch"] = milliseconds(make(model), settings.device, settings.rounds)
-    if settings.compile:
-        found["compiled"] = milliseconds(make(torch.compile(model)), settings.device, settings.rounds)
-    with tk.use(model, only_faster=not settings.all):
-        out = make(model)()
-        found["difference"] = float((out.double() - expected.double()).abs().max() / expected.double().abs().max())
-        found["tk"] = milliseconds(make(model), settings.device, settings.rounds)
-        if settings.compile:
-            torch._dynamo.reset()
-            found["tk compiled"] = milliseconds(make(torch.compile(model)), settings.device, settings.rounds)
-    torch._dynamo.reset()
-    times = ", ".join(f"{key} {value:.2f} ms" for key, value in found.items() if key != "difference")
-    print(f"{name}: {times}; {found['torch'] / found['tk']:.2f} × torch, off by {found['difference']:.1e}", flush=True)
-    return found
-
-
 def run(settings: argparse.Namespace, model: nn.Module | None = None) -> dict[str, dict[str, float]]:
     """model: by default ResNet-50."""
     model = as_timed(build(settings.device) if model is None else model, settings.device).eval()
@@ -117,14 +72,10 @@ def run(settings: argparse.Namespace, model: nn.Module | None = None) -> dict[st
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--compile", action="store_true", help="time torch.compile as well")
-    parser.add_argument("--all", action="store_true", help="also what no measurement says is as fast")
-    return parser.parse_args(given)
+    options = parser(__doc__.splitlines()[0])
+    options.add_argument("--batch", type=int, default=32)
+    options.add_argument("--size", type=int, default=224)
+    return options.parse_args(given)
 
 
 if __name__ == "__main__":

@@ -96,7 +96,11 @@ def _plan(point: Point) -> Plan:
         holds = holds & (X.stride(5) == 1) & ((X.size(4) == 1) | (X.stride(4) == pitch))
         holds = holds & ((X.size(3) == 1) | (X.stride(3) == pitch * X.size(4)))
         constraints.append(require(holds, "x with pixels one behind the other, a multiple of 16 of them"))
-    traffic = 2 * IMAGES * CHANNELS * PIXELS * OP.local("itemsize")
+    # Of whole tiles: a 3x3 filter has 9 pixels.
+    tiles = ceil_div(PIXELS, c.block_p) * ceil_div(CHANNELS, c.block_c)
+    traffic = 2 * IMAGES * tiles * c.block_p * c.block_c * OP.local("itemsize")
+    if c.block_p < 64:
+        traffic = traffic * 5 // 4  # reads of 32 bytes at a time
     return Plan(
         constraints=tuple(constraints),
         serves={"bits": (_BITS.index(point.bits),)},
@@ -112,7 +116,10 @@ def _plan(point: Point) -> Plan:
     )
 
 
-_CONFIGS = (Config("64x64_w4", {"block_c": 64, "block_p": 64}),)
+_CONFIGS = (
+    Config("64x64_w4", {"block_c": 64, "block_p": 64}),
+    Config("128x16_w4", {"block_c": 128, "block_p": 16}),
+)
 KERNEL = Kernel(
     "conv_layout", OP, {"bits": _BITS, "joined": (True, False)}, dict.fromkeys((80, 90, 100), _CONFIGS), _plan
 )

@@ -5,18 +5,12 @@
 // its own (docs/conv.md).
 
 #include <algorithm>
-#include <numeric>
-#include <optional>
 #include <vector>
 
-#include "conv_reference.h"
-#include "image.h"
+#include "conv_launch.h"
 #include "launch.h"
-#include "matrix.h"
 #include "names.h"
-#include "product.h"
 #include "registration.h"
-#include "runtime.h"
 
 namespace tk::ops {
 namespace {
@@ -124,8 +118,6 @@ std::string by(const Convolution& c, const Spatial& sizes) {
   return result;
 }
 
-Spatial spatial_sizes(const View& view) { return {view.sizes[3], view.sizes[4], view.sizes[5]}; }
-
 // Of the result.
 Spatial result_sizes(const Convolution& c, const View& x, const View& weight) {
   const Spatial in = spatial_sizes(x);
@@ -154,219 +146,6 @@ std::vector<int64_t> sizes_like(const Convolution& c, const Meta& like, int64_t 
   sizes.push_back(channels);
   sizes.insert(sizes.end(), pixels.end() - c.spatial, pixels.end());
   return sizes;
-}
-
-// --- Launch ---
-
-// One convolution of the core. Padding and dilation may be negative.
-struct Problem {
-  View x;
-  View weight;
-  View bias;  // without a handle: absent
-  View out;
-  Spatial stride;
-  Spatial padding;
-  Spatial dilation;
-};
-
-int64_t precision_of(const Settings& s, int32_t dtype) {
-  if (dtype != kFloat32) return 0;
-  return s.precision >= 0 ? s.precision : allows_tf32_in_convolutions();
-}
-
-void launch_op(tk_op op, std::span<const tk_tensor> tensors, std::span<const int64_t> ints,
-               std::span<const double> floats, const Settings& s, Device device) {
-  tk_call call;
-  call.op = op;
-  call.mode = static_cast<uint32_t>(s.mode) | (wants_deterministic() ? TK_MODE_DETERMINISTIC : 0);
-  call.config = static_cast<int32_t>(s.config);
-  call.device = target(device);
-  call.n_tensors = static_cast<uint32_t>(tensors.size());
-  call.n_ints = static_cast<uint32_t>(ints.size());
-  call.n_floats = static_cast<uint32_t>(floats.size());
-  call.tensors = tensors.data();
-  call.ints = ints.data();
-  call.floats = floats.data();
-  launch(call, device);
-}
-
-// Whether kernels that load 16 bytes of channels at a time could serve. Depthwise ones take any layout.
-bool has_wide_channels(const View& x) {
-  const int64_t channels = x.sizes[View::kChannels];
-  if (x.sizes[1] == 1) return channels % 8 == 0;
-  return channels > 1 && channels * x.sizes[1] % 16 == 0;
-}
-
-// Where channels are apart, a copy in which they are together costs less than reading them one by one, for every tap.
-void put_channels_together(View& view, bool is_weight, const Settings& s, Tensor& memory) {
-  const bool needs = is_weight && view.sizes[0] > 1 ? view.strides[View::kChannels] != 1 : !view.is_channels_last();
-  if (!needs) return;
-  const View copy = channels_last_like(view, is_weight, memory);
-  View from = as_images(view, is_weight);
-  View to = as_images(copy, is_weight);
-  if (from.sizes[1] * from.sizes[2] % 16 == 0 && (!is_weight || view.sizes[0] == 1)) {
-    static const tk_op op = tk_intern_op("conv_layout");
-    const tk_tensor tensors[] = {to_core(from), to_core(to, true)};
-    Settings plain = s;
-    plain.config = -1;
-    if (view.count() > 0) launch_op(op, tensors, {}, {}, plain, view.device);
-  } else {
-    check_shim(aoti_torch_copy_(as_tensor(to).get(), as_tensor(from).get(), 0), "put channels together");
-  }
-  view = copy;
-}
-
-// The pixels of an image as the rows of a matrix. False where they do not run together.
-bool as_rows(const View& image, Matrix& out) {
-  constexpr int kPixelDims[] = {0, 3, 4, 5};
-  out = {1, image.sizes[View::kChannels], 0, image.strides[View::kChannels]};
-  int64_t next = -1;  // the stride that the dimension further out must have
-  for (size_t i = std::size(kPixelDims); i-- > 0;) {
-    const auto d = static_cast<size_t>(kPixelDims[i]);
-    out.rows *= image.sizes[d];
-    if (image.sizes[d] == 1) continue;
-    if (next >= 0 && image.strides[d] != next) return false;
-    if (next < 0) out.row_stride = image.strides[d];
-    next = image.strides[d] * image.sizes[d];
-  }
-  return true;
-}
-
-// A convolution of one tap that reads every pixel once is a product. Of channels-last images it is x weight^T; of a
-// single contiguous one, weight x.
-bool launch_product(const Problem& p, const Settings& s) {
-  constexpr Spatial kOnes = {1, 1, 1};
-  constexpr Spatial kZeros = {0, 0, 0};
-  const bool one_by_one = p.x.sizes[1] == 1 && spatial_sizes(p.weight) == kOnes && p.stride == kOnes &&
-                          p.padding == kZeros && spatial_sizes(p.x) == spatial_sizes(p.out) && s.config < 0;
-  Matrix x;
-  Matrix out;
-  if (!one_by_one || p.x.sizes[View::kChannels] == 0 || !as_rows(p.x, x) || !as_rows(p.out, out)) return false;
-  static const tk_op op = tk_intern_op("mm");
-  const int32_t dtype = p.x.dtype;
-  const void* const x_data = to_core(p.x).data;
-  const void* const weight_data = to_core(p.weight).data;
-  const Matrix weight = {p.weight.sizes[1], p.weight.sizes[2], p.weight.strides[1], p.weight.strides[2]};  // [O, C]
-  const Matrix bias = {out.rows, out.cols, 0, p.bias.strides[View::kChannels]};
-  const auto operand = [&](const Matrix& m, const void* data) { return to_core(normalized_operand(m), data, dtype); };
-  const auto added = [&](const Matrix& m) {
-    return p.bias.handle ? to_core(normalized_bias(m), to_core(p.bias).data, dtype) : absent();
-  };
-  const auto result = [&](const Matrix& m) { return to_core(normalized_output(m), to_core(p.out, true).data, dtype); };
-  const bool upright = out.col_stride == 1 || out.cols == 1;
-  const std::array<tk_tensor, 4> tensors =
-      upright ? std::array{operand(x, x_data), operand(weight.transposed(), weight_data), added(bias), result(out)}
-              : std::array{operand(weight, weight_data), operand(x.transposed(), x_data), added(bias.transposed()),
-                           result(out.transposed())};
-  const int64_t ints[] = {s.activation, precision_of(s, dtype)};
-  const double floats[] = {1, 1};
-  launch_op(op, tensors, ints, floats, s, p.x.device);
-  return true;
-}
-
-std::vector<int64_t> geometry_ints(const Spatial& stride, const Spatial& padding, const Spatial& dilation) {
-  std::vector<int64_t> ints;
-  for (const Spatial* part : {&stride, &padding, &dilation}) ints.insert(ints.end(), part->begin(), part->end());
-  return ints;
-}
-
-void launch_convolution(const Problem& p, const Settings& s) {
-  if (p.out.count() == 0 || launch_product(p, s)) return;
-  static const tk_op op = tk_intern_op("conv");
-  tk_tensor bias = absent();
-  if (p.bias.handle) {
-    bias = to_core(p.bias);
-    bias.ndim = 2;  // [G, O]
-    std::copy_n(bias.sizes + 1, 2, bias.sizes);
-    std::copy_n(bias.strides + 1, 2, bias.strides);
-  }
-  const tk_tensor tensors[] = {to_core(p.x), to_core(p.weight), bias, to_core(p.out, true)};
-  std::vector<int64_t> ints = geometry_ints(p.stride, p.padding, p.dilation);
-  ints.insert(ints.end(), {s.activation, precision_of(s, p.x.dtype)});
-  launch_op(op, tensors, ints, {}, s, p.x.device);
-}
-
-// The places of the input at remainder `first` of a stride, and the taps that reach them: tap + n * tap_step reads
-// result pixel place + shift - n * back.
-struct Phase {
-  int64_t first;
-  int64_t tap;
-  int64_t tap_step;
-  int64_t taps;
-  int64_t shift;
-  int64_t back;
-};
-
-Phase phase_of(int64_t first, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation) {
-  const int64_t common = std::gcd(stride, dilation);
-  Phase phase = {first, 0, stride / common, 0, 0, dilation / common};
-  while (phase.tap < phase.tap_step && (first + padding - phase.tap * dilation) % stride != 0) phase.tap++;
-  if (phase.tap >= std::min(phase.tap_step, kernel)) {
-    phase.tap = 0;
-    return phase;  // no tap reaches them
-  }
-  phase.taps = (kernel - phase.tap + phase.tap_step - 1) / phase.tap_step;
-  phase.shift = (first + padding - phase.tap * dilation) / stride;
-  return phase;
-}
-
-// The part of the input's gradient that lies at these places, one phase for each dimension.
-Problem problem_of(const Problem& whole, const std::array<Phase, 3>& phases, const Spatial& stride) {
-  Problem p = whole;
-  for (size_t d = 0; d < 3; d++) {
-    const Phase& phase = phases[d];
-    const size_t at = View::kSpatial + d;
-    p.out.offset += phase.first * whole.out.strides[at];
-    p.out.sizes[at] = (whole.out.sizes[at] - phase.first + stride[d] - 1) / stride[d];
-    p.out.strides[at] *= stride[d];
-    p.weight.offset += phase.tap * whole.weight.strides[at];
-    p.weight.sizes[at] = phase.taps;
-    p.weight.strides[at] *= phase.tap_step;
-    p.padding[d] = -phase.shift;
-    p.dilation[d] = -phase.back;
-  }
-  return p;
-}
-
-// whole: x is the gradient of the result, weight as the forward pass has it, out the gradient of the input.
-void launch_input_gradient(Problem whole, const Geometry& g, const Settings& s) {
-  Tensor x_memory;
-  Tensor weight_memory;
-  const Spatial kernel = spatial_sizes(whole.weight);
-  whole.weight = exchanged(whole.weight);
-  whole.stride = {1, 1, 1};
-  std::array<Phase, 3> phases;
-  const auto phase = [&](size_t d, int64_t first) {
-    phases[d] = phase_of(first, kernel[d], g.stride[d], g.padding[d], g.dilation[d]);
-  };
-  for (size_t d = 0; d < 3; d++) phase(d, 0);
-  if (g.stride == Spatial{1, 1, 1} && launch_product(problem_of(whole, phases, g.stride), s)) return;
-  if (has_wide_channels(whole.x)) {
-    put_channels_together(whole.x, false, s, x_memory);
-    put_channels_together(whole.weight, true, s, weight_memory);
-  }
-  const Spatial sizes = spatial_sizes(whole.out);
-  const auto count = [&](size_t d) { return std::min(g.stride[d], sizes[d]); };
-  for (int64_t i = 0; i < count(0); i++)
-    for (int64_t j = 0; j < count(1); j++)
-      for (int64_t k = 0; k < count(2); k++) {
-        phase(0, i);
-        phase(1, j);
-        phase(2, k);
-        launch_convolution(problem_of(whole, phases, g.stride), s);
-      }
-}
-
-void launch_weight_gradient(View grad, View x, const View& out, const Geometry& g, const Settings& s) {
-  static const tk_op op = tk_intern_op("conv_weight_grad");
-  Tensor grad_memory;
-  Tensor x_memory;
-  if (has_wide_channels(x)) put_channels_together(x, false, s, x_memory);
-  if (has_wide_channels(grad)) put_channels_together(grad, false, s, grad_memory);
-  const tk_tensor tensors[] = {to_core(grad), to_core(x), to_core(out, true)};
-  std::vector<int64_t> ints = geometry_ints(g.stride, g.padding, g.dilation);
-  ints.push_back(precision_of(s, x.dtype));
-  launch_op(op, tensors, ints, {}, s, x.device);
 }
 
 // --- The ops ---
@@ -423,14 +202,7 @@ Tensor forward(const Convolution& c, const Tensor& input, const Tensor& weight, 
     p.bias.sizes = {1, g.groups, w.sizes[0] / g.groups, 1, 1, 1};
     p.bias.strides = {0, w.sizes[0] / g.groups * b.strides[0], b.strides[0], 0, 0, 0};
   }
-  if (launch_product(p, c.settings)) return out;  // which takes more layouts
-  Tensor x_memory;
-  Tensor weight_memory;
-  if (has_wide_channels(p.x)) {
-    put_channels_together(p.x, false, c.settings, x_memory);
-    put_channels_together(p.weight, true, c.settings, weight_memory);
-  }
-  launch_convolution(p, c.settings);
+  launch_forward(p, c.settings);
   return out;
 }
 
@@ -553,7 +325,7 @@ STABLE_TORCH_LIBRARY_IMPL(tk, CUDA, library) { implement<kOps>(library); }
 
 void reserve_conv_names() {
   for (const Op& op : kOps) check_status(tk_reserve_op(op.name));
-  for (const char* name : {"conv", "conv_layout"}) check_status(tk_reserve_op(name));
+  for (const char* name : {"conv", "conv_layout", "conv_unfold"}) check_status(tk_reserve_op(name));
 }
 
 }  // namespace tk::ops

@@ -46,11 +46,12 @@ constexpr std::array<int, View::kRank> kWeightOrder = {0, 1, 3, 4, 5, 2};  // G 
 
 int64_t View::count() const { return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>()); }
 
-bool View::is_channels_last() const {
+bool View::is_channels_last(bool joins_groups) const {
   if (sizes[kChannels] != 1 && strides[kChannels] != 1) return false;
   const int64_t wide = kWide / item_size(dtype);
+  const bool are_joined = joins_groups && strides[1] == sizes[kChannels];
   for (int d = 0; d < kRank; d++)
-    if (d != kChannels && sizes[d] != 1 && strides[d] % wide != 0) return false;
+    if (d != kChannels && !(d == 1 && are_joined) && sizes[d] != 1 && strides[d] % wide != 0) return false;
   return reinterpret_cast<uintptr_t>(to_core(*this).data) % kWide == 0;
 }
 

@@ -26,9 +26,12 @@ struct View {
   Device device = {};
 
   int64_t count() const;
-  // Has channels beside each other, and everything else on 16-byte boundaries.
-  bool is_channels_last() const;
+  // Has channels beside each other, and everything else on 16-byte boundaries. joins_groups: but for groups, if they
+  // lie beside each other.
+  bool is_channels_last(bool joins_groups = false) const;
 };
+
+inline Spatial spatial_sizes(const View& view) { return {view.sizes[3], view.sizes[4], view.sizes[5]}; }
 
 // Of a tensor of `spatial` spatial dimensions, an image's batch dimension may be missing.
 View image_view(const Meta& tensor, int64_t spatial, int64_t groups);

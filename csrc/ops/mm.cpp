@@ -1,4 +1,5 @@
-// mm, addmm and linear: the product of two matrices (product.h), whatever the leading dimensions of linear's x are.
+// mm, addmm and linear: the product of two matrices (product.h), whatever the leading dimensions of linear's x are. bmm
+// and baddbmm: those of a batch.
 
 #include "names.h"
 #include "product.h"
@@ -7,10 +8,12 @@
 namespace tk::ops {
 namespace {
 
+// kRank: 2, or 3 of batches.
+template <int64_t kRank>
 Tensor multiply(const char* name, const Tensor& a, const Tensor& b, const Tensor& bias, const Epilogue& epilogue,
                 const Settings& settings, Tensor out) {
   Product p{.name = name, .epilogue = epilogue, .settings = settings};
-  set_factors(p, 0, a, b);
+  set_factors(p, 0, a, b, kRank);
   return run(p, meta(bias), Sizes(p.factors[0]), std::move(out));
 }
 
@@ -44,19 +47,20 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const S
 
 // Boxed, with and without `out`.
 
-template <bool kOut>
-void boxed_mm(StableIValue* stack, uint64_t, uint64_t) {
+template <int64_t kRank, bool kOut>
+void boxed_multiply(StableIValue* stack, uint64_t, uint64_t) {
   Arguments args(stack);
   const Tensor a = args.tensor();
   const Tensor b = args.tensor();
   const Tensor bias = args.optional_tensor();
   const Settings settings = read_settings(args);
   Tensor out = kOut ? args.tensor() : Tensor();
-  args.give_back(multiply("tk.mm", a, b, bias, {.activation = settings.activation}, settings, std::move(out)));
+  const Epilogue epilogue = {.activation = settings.activation};
+  args.give_back(multiply<kRank>(kRank == 2 ? "tk.mm" : "tk.bmm", a, b, bias, epilogue, settings, std::move(out)));
 }
 
-template <bool kOut>
-void boxed_addmm(StableIValue* stack, uint64_t, uint64_t) {
+template <int64_t kRank, bool kOut>
+void boxed_add(StableIValue* stack, uint64_t, uint64_t) {
   Arguments args(stack);
   const Tensor bias = args.tensor();
   const Tensor a = args.tensor();
@@ -67,7 +71,8 @@ void boxed_addmm(StableIValue* stack, uint64_t, uint64_t) {
   const Settings settings = read_settings(args);
   epilogue.activation = settings.activation;
   Tensor out = kOut ? args.tensor() : Tensor();
-  args.give_back(multiply("tk.addmm", a, b, bias, epilogue, settings, std::move(out)));
+  args.give_back(
+      multiply<kRank>(kRank == 2 ? "tk.addmm" : "tk.baddbmm", a, b, bias, epilogue, settings, std::move(out)));
 }
 
 template <bool kOut>
@@ -83,11 +88,15 @@ void boxed_linear(StableIValue* stack, uint64_t, uint64_t) {
 
 // --- Registration ---
 
+constexpr const char* kMultiply = "Tensor a, Tensor b, Tensor? bias=None, " TK_SETTINGS;
+constexpr const char* kAdd = "Tensor bias, Tensor a, Tensor b, float beta=1, float alpha=1, " TK_SETTINGS;
+constexpr const char* kLinear = "Tensor x, Tensor weight, Tensor? bias=None, " TK_SETTINGS;
 constexpr Op kOps[] = {
-    {"mm", "Tensor a, Tensor b, Tensor? bias=None, " TK_SETTINGS, boxed_mm<false>, boxed_mm<true>},
-    {"addmm", "Tensor bias, Tensor a, Tensor b, float beta=1, float alpha=1, " TK_SETTINGS, boxed_addmm<false>,
-     boxed_addmm<true>},
-    {"linear", "Tensor x, Tensor weight, Tensor? bias=None, " TK_SETTINGS, boxed_linear<false>, boxed_linear<true>},
+    {"mm", kMultiply, boxed_multiply<2, false>, boxed_multiply<2, true>},
+    {"addmm", kAdd, boxed_add<2, false>, boxed_add<2, true>},
+    {"linear", kLinear, boxed_linear<false>, boxed_linear<true>},
+    {"bmm", kMultiply, boxed_multiply<3, false>, boxed_multiply<3, true>},
+    {"baddbmm", kAdd, boxed_add<3, false>, boxed_add<3, true>},
 };
 
 STABLE_TORCH_LIBRARY(tk, library) { define<kOps>(library); }

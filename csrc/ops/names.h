@@ -3,7 +3,6 @@
 
 namespace tk::ops {
 
-void reserve_bmm_names();
 void reserve_grouped_mm_names();
 void reserve_conv_names();
 void reserve_int4_names();

@@ -49,7 +49,6 @@ void load_user_packs() {
 }
 
 const bool packs_are_found = [] {
-  reserve_bmm_names();
   reserve_grouped_mm_names();
   reserve_conv_names();
   reserve_int4_names();

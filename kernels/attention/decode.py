@@ -16,7 +16,8 @@ from tk.kernels.attention.problem import PRECISIONS, Head, Problem, tensor, tile
 from tk.kernels.attention.softmax import add_sink, end_of_row
 from tk.kernels.attention.walk import band_tiles, count_tiles
 
-MAX_SPLITS = 128
+MAX_SPLITS = 256
+CHUNK, COLUMNS = 128, 32  # of attention_combine
 
 # --- The device functions ---
 
@@ -98,33 +99,38 @@ def attention_decode(query, key, value, kv_counts, kv_indices, full_counts, full
 @triton.jit
 def attention_combine(part_out, part_max, part_sum, sinks, out, lse, H, M, DV, splits, stride_ob, stride_oh, stride_om,
                       stride_od, stride_sink, has_sinks, EVEN: tl.constexpr, BLOCK_DV: tl.constexpr,
-                      BLOCK_S: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """A program: one row, all parts."""
+                      COLUMNS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """A program: COLUMNS columns of one row, all parts. What it takes is latency: CHUNK parts are read at a time."""
     flat = tl.program_id(0).to(tl.int64)
     b = flat // M // H
     h = flat // M % H
     m = flat % M
-    parts = tl.arange(0, BLOCK_S)
-    part_m = tl.load(part_max + flat * splits + parts, mask=parts < splits, other=float("-inf"))
-    part_l = tl.load(part_sum + flat * splits + parts, mask=parts < splits, other=0.0)
-    m_i = tl.max(part_m, 0)
-    base = tl.where(m_i == float("-inf"), 0.0, m_i)
-    l_i = tl.sum(part_l * tl.exp2(part_m - base), 0)
-    acc = tl.zeros([BLOCK_DV], tl.float32)
-    columns = tl.arange(0, BLOCK_DV)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    m_i = tl.full((), float("-inf"), tl.float32)
+    l_i = tl.full((), 0.0, tl.float32)
+    acc = tl.zeros([COLUMNS], tl.float32)
     for start in range(0, splits, CHUNK):
-        chunk = start + tl.arange(0, CHUNK)
-        inside = chunk < splits
-        weight = tl.exp2(tl.load(part_max + flat * splits + chunk, mask=inside, other=float("-inf")) - base)
-        at = part_out + (flat * splits + chunk)[:, None] * BLOCK_DV + columns[None, :]
-        acc += tl.sum(weight[:, None] * tl.load(at, mask=inside[:, None], other=0.0), 0)
+        parts = start + tl.arange(0, CHUNK)
+        inside = parts < splits
+        at = flat * splits + parts
+        x = tl.load(part_out + at[:, None] * BLOCK_DV + columns[None, :], mask=inside[:, None], other=0.0)
+        x_max = tl.load(part_max + at, mask=inside, other=float("-inf"))
+        x_sum = tl.load(part_sum + at, mask=inside, other=0.0)
+        m_new = tl.maximum(m_i, tl.max(x_max, 0))
+        base = tl.where(m_new == float("-inf"), 0.0, m_new)
+        alpha = tl.exp2(m_i - base)
+        weight = tl.exp2(x_max - base)
+        l_i = l_i * alpha + tl.sum(x_sum * weight, 0)
+        acc = acc * alpha + tl.sum(x * weight[:, None], 0)
+        m_i = m_new
     if has_sinks != 0:
         m_i, l_i, alpha = add_sink(m_i, l_i, tl.load(sinks + h * stride_sink))
         acc = acc * alpha
     factor, row_lse = end_of_row(m_i, l_i)
     o_at = out + b * stride_ob + h * stride_oh + m * stride_om + columns * stride_od
     tl.store(o_at, (acc * factor).to(out.dtype.element_ty), mask=columns < (BLOCK_DV if EVEN else DV))
-    tl.store(lse + flat, row_lse)
+    if tl.program_id(1) == 0:
+        tl.store(lse + flat, row_lse)
 
 
 # --- Plans ---
@@ -173,7 +179,10 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...]) -> Kernel:
             max_spill_bytes=2048,
         )
         second = Launch(
-            attention_combine, _combine_arguments(problem, point, splits), (B * H * M, 1, 1), when=splits > 1
+            attention_combine,
+            _combine_arguments(problem, point, splits),
+            grid=(B * H * M, point.head.v // COLUMNS, 1),
+            when=splits > 1,
         )
         return Plan(
             constraints=(
@@ -215,4 +224,4 @@ def _combine_arguments(problem: Problem, point: Point, splits: Expr) -> dict[str
     shared = arguments(problem, point) | _parts(point) | {"splits": Int(splits)}
     names = ("part_out", "part_max", "part_sum", "sinks", "out", "lse", "H", "M", "DV", "splits", "stride_ob",
              "stride_oh", "stride_om", "stride_od", "stride_sink", "has_sinks", "EVEN", "BLOCK_DV")  # fmt: skip
-    return {n: shared[n] for n in names} | {"BLOCK_S": Const(MAX_SPLITS), "CHUNK": Const(8)}
+    return {n: shared[n] for n in names} | {"COLUMNS": Const(COLUMNS), "CHUNK": Const(CHUNK)}

@@ -29,11 +29,23 @@ def predict(point: Point, op: Op, tile: tuple[int, int], tiles: Expr, waves: Exp
     return 3_000_000 * launches + 500_000 * waves + 1000 * (slowest * 100 // percent)
 
 
-def streamed(point: Point, op: Op, percent: int) -> Expr:
-    """Picoseconds of a kernel that memory and L1 bound: every tensor once, at `percent` of what memory has."""
+def step_ns(point: Point, tile: tuple[int, int], block_k: int, percent: int) -> int:
+    """Nanoseconds of a multiprocessor for one block of K of a tile."""
+    arch = max((a for a in _OPERATIONS if a <= point.arch), default=min(_OPERATIONS))
+    kind = point.precision if point.dtype == "fp32" else point.dtype
+    return max(2 * tile[0] * tile[1] * block_k * 100 // (_OPERATIONS[arch][kind] * percent), 1)
+
+
+def plain_cores(point: Point, op: Op, work: Expr, per_ns: int, *, launches: int = 1) -> Expr:
+    """Picoseconds of a kernel without tensor cores. work: multiplications, of which an H200 does `per_ns` a nanosecond;
+    or every tensor once, if memory takes longer."""
     arch = max((a for a in _MEMORY if a <= point.arch), default=min(_MEMORY))
-    work = op.local("M_choice") * op.local("N") * op.local("groups") * op.local("taps")
-    return 3_000_000 + 1000 * (maximum(op.local("traffic"), work) * 100 // (_MEMORY[arch] * percent))
+    per_ns = per_ns if arch >= 90 else per_ns * 6 // 10
+    return 3_000_000 * launches + 1000 * maximum(op.local("traffic") // _MEMORY[arch], work // per_ns)
+
+
+def multiplications(op: Op) -> Expr:
+    return op.local("M_choice") * op.local("N") * op.local("groups") * op.local("taps")
 
 
 def tiles_of(rows: Expr, cols: Expr, tile: tuple[int, int]) -> Expr:

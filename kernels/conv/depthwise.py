@@ -1,4 +1,4 @@
-"""Groups of one input channel: each output is a sum over the taps of one channel, and memory is the limit.
+"""Groups of one input channel, any of them: each output is a sum over the taps of one channel, and no product.
 
 A program has a block of pixels times a block of channels. Which of the two is contiguous in memory is the layout's; the
 loads of neighbouring taps meet in L1.
@@ -9,7 +9,7 @@ import triton.language as tl
 
 from tk.aot.expr import ceil_div
 from tk.aot.spec import Config, Const, Constraint, Kernel, Launch, Plan, Point, require
-from tk.kernels.conv.cost import streamed
+from tk.kernels.conv.cost import multiplications, plain_cores
 from tk.kernels.conv.geometry import inside, pixel, place, tap_of
 from tk.kernels.conv.op import DTYPE_AXIS, OP, OUT, WEIGHT, X, fits_32_bits, serves
 from tk.kernels.conv.pointer import ARCHS, finish_pixels, problem_args
@@ -79,7 +79,7 @@ def _plan(point: Point) -> Plan | None:
         # The precision of fp32 makes no difference where nothing is a product.
         serves=serves(point) | {"precision": (0, 1)},
         launches=(Launch(conv_depthwise, args, grid, num_warps=c.num_warps, num_stages=2),),
-        cost=streamed(point, OP, 50 if point.layout == "channels_last" else 25),
+        cost=plain_cores(point, OP, multiplications(OP), 1000 if point.layout == "channels_last" else 500),
     )
 
 

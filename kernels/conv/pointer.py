@@ -152,6 +152,10 @@ M, N, K = OP.local("M"), OP.local("N"), OP.local("K")
 G, C, TAPS = OP.local("groups"), WEIGHT.size(2), OP.local("taps")
 
 
+def _has_wide_channels(point: Point) -> bool:
+    return point.layout in ("channels_last", "mixed")
+
+
 def strides(point: Point, wide_weight: bool) -> dict[str, Arg]:
     """Of all tensors. One that is 1 by the point's layout is a constant. wide_weight: the weight's are multiples of 16,
     which a group's few channels need not be."""
@@ -163,9 +167,8 @@ def strides(point: Point, wide_weight: bool) -> dict[str, Arg]:
     ones = {
         "channels_last": ("x_c", "weight_c", "out_o"),
         "mixed": ("x_c", "weight_c", "out_w"),
-        "any": (),
-    }[point.layout]
-    aligned = point.layout != "any"
+    }.get(point.layout, ())
+    aligned = _has_wide_channels(point)
     found: dict[str, Arg] = {}
     for name, (tensor, dims) in names.items():
         for i, d in enumerate(dims):
@@ -179,8 +182,8 @@ def strides(point: Point, wide_weight: bool) -> dict[str, Arg]:
 def problem_args(point: Point, wide_weight: bool) -> dict[str, Arg]:
     """All that says which convolution it is."""
     return dict(
-        x=Pointer(X, point.dtype, point.layout != "any"),
-        weight=Pointer(WEIGHT, point.dtype, point.layout != "any" and wide_weight),
+        x=Pointer(X, point.dtype, _has_wide_channels(point)),
+        weight=Pointer(WEIGHT, point.dtype, _has_wide_channels(point) and wide_weight),
         bias=Pointer(BIAS, point.dtype, aligned=False),
         out=Pointer(OUT, point.dtype, point.layout == "channels_last"),
         M=Int(M),
@@ -279,12 +282,14 @@ def _plan(point: Point) -> Plan | None:
     depth = ceil_div(K * merge, c.block_k) * c.block_k if packed else TAPS * ceil_div(C * merge, c.block_k) * c.block_k
     tiles = tiles_of(OP.local("M_choice"), merge * N, tile) * groups
     waves = ceil_div(tiles, device.sm_count * c.occupancy)
+    # The weight of several groups is read by single elements, of which a mask says whether they are on the diagonal.
+    percent = (2 if packed else 6) if point.grouped else (15 if packed else 60)
     return Plan(
         constraints=constraints(point),
         serves=serves(point),
         launches=(launch,),
         locals=(merged_groups(point),),
-        cost=predict(point, OP, tile, tiles, waves * c.occupancy, depth, percent=15 if packed else 60),
+        cost=predict(point, OP, tile, tiles, waves * c.occupancy, depth, percent=percent),
         general=packed,
     )
 

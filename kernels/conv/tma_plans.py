@@ -140,10 +140,19 @@ def weight_map(dtype: str, rows: int, channels: int) -> TensorMap:
 _GATHER = Gather(OP, X, WEIGHT, OUT)
 
 
-def is_dense(t: Tensor) -> Expr:
-    """Pixels lie one behind the other, with nothing between them."""
-    holds = t.stride(2) == 1
+def pixel_pitch(t: Tensor) -> Expr:
+    """From a pixel to the next, if `is_even`; of a single one, its channels."""
     pitch: Expr = t.size(2)
+    for d in (0, 3, 4, 5):
+        pitch = select(t.size(d) == 1, pitch, t.stride(d))
+    return pitch
+
+
+def is_even(t: Tensor, itemsize: int) -> Expr:
+    """Pixels are the rows of a matrix that TMA can have: all as far from each other. Between them may lie the channels
+    of other groups."""
+    pitch = pixel_pitch(t)
+    holds = (t.stride(2) == 1) & (t.alignment >= 16) & (pitch * itemsize % 16 == 0)
     for d in (5, 4, 3, 0):
         holds = holds & ((t.size(d) == 1) | (t.stride(d) == pitch))
         pitch = pitch * t.size(d)
@@ -163,11 +172,11 @@ def _out(point: Point) -> tuple[dict[str, Arg], tuple[Constraint, ...]]:
     size = ITEMSIZE[point.dtype]
     if point.store == "matrix":
         layout = NVMMASharedLayout(min(128, size * subtile), 8 * size, 2)
-        args["out_desc"] = TensorMap(OUT, point.dtype, (M, N), (N, 1), (c.block_m // c.cooperative, subtile),
-                                     layout=repr(layout))  # fmt: skip
-        holds = is_dense(OUT) & (OUT.alignment >= 16) & (N * size % 16 == 0)
+        block = (c.block_m // c.cooperative, subtile)
+        args["out_desc"] = TensorMap(OUT, point.dtype, (M, N), (pixel_pitch(OUT), 1), block, layout=repr(layout))
+        holds = is_even(OUT, size) & (N * size % 16 == 0)
         args |= dict.fromkeys(strides, Const(None)) | {"out": Const(None)}
-        return args, (require(holds, "out dense and channels-last, 16 bytes of channels"),)
+        return args, (require(holds, "out channels-last with evenly spaced pixels, 16 bytes of channels"),)
     if point.store == "channels_last":
         args["out_o"] = Const(1)
         for d in ("n", "d", "h", "w"):

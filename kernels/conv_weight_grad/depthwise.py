@@ -5,7 +5,7 @@ import triton.language as tl
 
 from tk.aot.expr import ceil_div
 from tk.aot.spec import Config, Const, Kernel, Launch, Plan, Point, require
-from tk.kernels.conv.cost import streamed
+from tk.kernels.conv.cost import multiplications, plain_cores
 from tk.kernels.conv.geometry import inside, pixel, place, tap_of
 from tk.kernels.conv.op import DTYPE_AXIS, serves
 from tk.kernels.conv.pointer import ARCHS
@@ -72,9 +72,9 @@ def _plan(point: Point) -> Plan | None:
         # The precision of fp32 makes no difference where nothing is a product.
         serves=serves(point) | {"precision": (0, 1)},
         launches=(launch, reduce_launch(point.dtype)),
-        locals=split_locals(channels * taps, 4, c.block_p, least=4),
+        locals=split_locals(channels * taps, 4, c.block_p, 4, 400),
         buffers=(PARTIALS,),
-        cost=streamed(point, OP, 40 if last else 20) + 3_000_000,
+        cost=plain_cores(point, OP, multiplications(OP), 600 if last else 400, launches=2),
     )
 
 

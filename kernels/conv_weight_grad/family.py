@@ -1,19 +1,20 @@
 """The family `conv_weight_grad`: its kernels, what tests compile of them, and what is kept as PTX."""
 
 from tk.aot.spec import Family, Kernel, Point
-from tk.kernels.conv_weight_grad import depthwise, pointer, tma_plans
+from tk.kernels.conv_weight_grad import depthwise, depthwise_slide, pointer, tma_plans
 from tk.kernels.conv_weight_grad.op import OP
 
 _SAMPLED = {
     "weight_grad_pointer": ("32x32x32_s4_w4", "32x64x32_s2_w4", "32x32x16_s3_w4_fma"),
     "weight_grad_tma": ("128x128x64_s6_coop",),
+    "weight_grad_slide": ("slide_w4_32x32_w4",),
     "weight_grad_depthwise": ("depthwise_32x64_w4", "depthwise_1x1024_w4"),
 }
 
 
 def _sample(kernel: Kernel, point: Point) -> bool:
     """Every value of every axis: bf16, channels-last and without groups, and what differs from it in one respect."""
-    usual = {"dtype": "bf16", "layout": "channels_last", "grouped": False, "spatial": 2}
+    usual = {"dtype": "bf16", "layout": "channels_last", "grouped": False, "spatial": 2, "taps": 3, "stride": 1}
     different = sum(point.axes.get(axis, value) != value for axis, value in usual.items())
     return point.config.name in _SAMPLED[kernel.name] and different <= 1
 
@@ -25,7 +26,7 @@ def _portable(kernel: Kernel, point: Point) -> bool:
 
 FAMILY = Family(
     OP,
-    (*depthwise.KERNELS, *tma_plans.KERNELS, *pointer.KERNELS),
+    (*depthwise_slide.KERNELS, *depthwise.KERNELS, *tma_plans.KERNELS, *pointer.KERNELS),
     _sample,
     tuned="conv_weight_grad",
     portable=_portable,

@@ -21,12 +21,19 @@ from tk.aot.spec import (
     Scratch,
     require,
 )
-from tk.kernels.conv.cost import predict
+from tk.kernels.conv.cost import predict, step_ns
 from tk.kernels.conv.geometry import inside, pixel, place, tap_of
 from tk.kernels.conv.op import DTYPE_AXIS, GEOMETRY, PRECISION_AXIS, SPATIAL, fits_32_bits, makes_sense, serves
 from tk.kernels.conv.pointer import ARCHS, dot, first_channel
 from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
-from tk.kernels.conv_weight_grad.reduce import PARTIALS, PIXELS_PER_SPLIT, SPLITS, reduce_launch, split_locals
+from tk.kernels.conv_weight_grad.reduce import (
+    FREE_LOCAL,
+    PARTIALS,
+    SHARE,
+    SPLITS,
+    reduce_launch,
+    split_locals,
+)
 
 # --- The device function ---
 
@@ -121,7 +128,7 @@ def weight_grad_pointer(grad, x, partials, M, G, OC, C, D, H, W, taps, KH, KW, P
 
 M, N = OP.local("M"), OP.local("N")
 G, C, TAPS = OP.local("groups"), OUT.size(2), OP.local("taps")
-_MERGE = local(len(OP.locals) + 2)
+_MERGE = local(FREE_LOCAL)
 
 
 def strides(point: Point) -> dict[str, Arg]:
@@ -150,7 +157,7 @@ def problem_args(point: Point) -> dict[str, Arg]:
         KH=Int(OUT.size(4)),
         KW=Int(OUT.size(5)),
         **{name: Int(GRAD.size(3 + i)) for i, name in enumerate(("PD", "PH", "PW"))},
-        per_split=Int(PIXELS_PER_SPLIT),
+        per_split=Int(SHARE),
         **{name: Int(OP.int(name)) for name in GEOMETRY},
         **strides(point),
     )
@@ -203,6 +210,8 @@ def _plan(point: Point) -> Plan | None:
     tiles = ceil_div(_MERGE * N, c.block_m) * ceil_div(width, c.block_n) * (1 if packed else TAPS)
     merge = merged_groups(point)
     groups = ceil_div(G, _MERGE)
+    percent = 15 if packed else 50
+    step = c.occupancy * step_ns(point, (c.block_m, c.block_n), c.block_k, percent)
     per_tile = (ceil_div(N, c.block_m) * ceil_div(C * TAPS if packed else C, c.block_n)) * (1 if packed else TAPS)
     args = problem_args(point) | dict(
         C=Int(C),
@@ -223,11 +232,11 @@ def _plan(point: Point) -> Plan | None:
         constraints=_constraints(point),
         serves=serves(point),
         launches=(launch, reduce_launch(point.dtype)),
-        locals=(*split_locals(per_tile * ceil_div(G, merge), c.occupancy, c.block_k, least=8), merge),
+        locals=(*split_locals(per_tile * ceil_div(G, merge), c.occupancy, c.block_k, 8, step), merge),
         buffers=(PARTIALS,),
         cost=predict(
-            point, OP, (c.block_m, c.block_n), programs, waves, PIXELS_PER_SPLIT,
-            percent=15 if packed else 50, extra_bytes=again, launches=2,
+            point, OP, (c.block_m, c.block_n), programs, waves, SHARE,
+            percent=percent, extra_bytes=again, launches=2,
         ),
         general=packed,
     )  # fmt: skip

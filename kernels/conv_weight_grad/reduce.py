@@ -3,50 +3,82 @@
 import triton
 import triton.language as tl
 
-from tk.aot.expr import Expr, ceil_div, device, local, maximum, minimum
+from tk.aot.expr import Expr, ceil_div, device, local, maximum, minimum, select
 from tk.aot.spec import Buffer, Const, Int, Launch, Pointer, Scratch
 from tk.kernels.conv.geometry import place, tap_of
 from tk.kernels.conv.op import SPATIAL
 from tk.kernels.conv_weight_grad.op import OP, OUT
 
 M = OP.local("M")
-_COUNT = OP.local("groups") * OP.local("N") * OP.local("K")
-_BLOCK = 512
+_ROWS = OP.local("groups") * OP.local("N")  # of the gradient, each of `K` numbers
+_COUNT = _ROWS * OP.local("K")
+_PARTS, _BLOCK = 4, 256
 
 
 @triton.jit
-def weight_grad_reduce(partials, out, count, splits, OC, C, taps, KH, KW,
-                       out_g, out_o, out_c, out_d, out_h, out_w, BLOCK: tl.constexpr):  # fmt: skip
-    """partials [splits, G, O, taps, C], fp32: the parts in order, then one rounding."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    exists = i < count
-    acc = tl.zeros((BLOCK,), dtype=tl.float32)
-    at = partials + i
-    for _ in range(splits):
-        acc += tl.load(at, mask=exists, other=0.0)
-        at += count
-    c = i % C
-    rest = i // C
-    tap = rest % taps
-    channel = rest // taps
-    group = channel // OC
+def weight_grad_reduce(partials, out, rows, K, splits, OC, C, KH, KW, out_g, out_o, out_c, out_d, out_h, out_w,
+                       PARTS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """partials [splits, G, O, taps, C], fp32: the parts in order, PARTS at a time, then one rounding. A program has a
+    block of a row, [taps, C]: within it 32-bit numbers do, and a division of 64-bit ones takes a hundred instructions.
+    """
+    blocks = tl.cdiv(K, BLOCK)
+    row = tl.program_id(0) // blocks
+    i = (tl.program_id(0) - row * blocks) * BLOCK + tl.arange(0, BLOCK)
+    exists = i < K
+    parts = tl.arange(0, PARTS)
+    line = rows.to(tl.int64) * K  # from one part to the next
+    at = partials + row.to(tl.int64) * K + parts.to(tl.int64)[:, None] * line + i[None, :]
+    acc = tl.zeros((PARTS, BLOCK), dtype=tl.float32)
+    for first in range(0, splits, PARTS):
+        acc += tl.load(at, mask=(first + parts < splits)[:, None] & exists[None, :], other=0.0)
+        at += PARTS * line
+    tap = i // C
+    c = i - tap * C
+    group = row // OC
     kd, kh, kw = tap_of(tap, KH, KW)
-    at = group * out_g + (channel - group * OC) * out_o + c * out_c + place(kd, kh, kw, out_d, out_h, out_w)
-    tl.store(out + at, acc.to(out.dtype.element_ty), mask=exists)
+    to = out + group.to(tl.int64) * out_g + (row - group * OC).to(tl.int64) * out_o
+    to += c.to(tl.int64) * out_c + place(kd, kh, kw, out_d, out_h, out_w)
+    tl.store(to, tl.sum(acc, axis=0).to(out.dtype.element_ty), mask=exists)
 
 
 # Of a plan: its locals are those of `split_locals`, its buffer PARTIALS, its second launch `reduce_launch`.
-PIXELS_PER_SPLIT, SPLITS = local(len(OP.locals)), local(len(OP.locals) + 1)
+_ROOM = len(OP.locals)
+_MOST_WAVES = 8
+_BEST = _ROOM + _MOST_WAVES
+_CHOSEN = _BEST + _MOST_WAVES - 1
+SHARE, SPLITS = local(_CHOSEN), local(_CHOSEN + 1)
+FREE_LOCAL = _CHOSEN + 2  # the first that is a plan's own
 PARTIALS = Buffer(SPLITS * _COUNT * 4)
 _MOST_SCRATCH = 1 << 28  # bytes
+_BYTES_A_NANOSECOND = 4000
 
 
-def split_locals(tiles: Expr, occupancy: int, step: int, least: int) -> tuple[Expr, Expr]:
-    """As many parts as there is room for, of whole steps, none shorter than `least` of them."""
-    room = maximum(2 * device.sm_count * occupancy // maximum(tiles, 1), 1)
+def split_locals(tiles: Expr, occupancy: int, step: int, least: int, step_ns: Expr | int,
+                 length: Expr = M) -> tuple[Expr, ...]:  # fmt: skip
+    """Into how many parts of whole steps the pixels of a tile are split, none shorter than `least` steps; or whatever
+    there are `length` of.
+
+    As many as make one to eight waves of programs, whichever is done first: more waves waste less of the last one, but
+    every part is written and read once. step_ns: of `step` of them for a tile, while `occupancy` programs share a
+    multiprocessor."""
+    tiles = maximum(tiles, 1)
+    at_once = device.sm_count * occupancy
+    steps = ceil_div(length, step)
     affordable = maximum(_MOST_SCRATCH // maximum(4 * _COUNT, 1), 1)
-    wanted = maximum(minimum(minimum(room, affordable), ceil_div(M, least * step)), 1)
-    return ceil_div(ceil_div(M, step), wanted) * step, ceil_div(M, PIXELS_PER_SPLIT)
+    most = maximum(minimum(affordable, ceil_div(length, least * step)), 1)
+    rooms = tuple(maximum(minimum(wave * at_once // tiles, most), 1) for wave in range(1, _MOST_WAVES + 1))
+
+    def time(parts: Expr) -> Expr:
+        waves = ceil_div(tiles * parts, at_once)
+        return waves * ceil_div(steps, parts) * step_ns + parts * _COUNT * 8 // _BYTES_A_NANOSECOND
+
+    best = [local(_ROOM)]
+    better = []
+    for i in range(1, _MOST_WAVES):
+        this = local(_ROOM + i)
+        better.append(select(time(this) < time(best[-1]), this, best[-1]))
+        best.append(local(_BEST + i - 1))
+    return (*rooms, *better, ceil_div(steps, best[-1]) * step, ceil_div(length, SHARE))
 
 
 def reduce_launch(dtype: str) -> Launch:
@@ -54,14 +86,15 @@ def reduce_launch(dtype: str) -> Launch:
     args = dict(
         partials=Scratch(0, "fp32"),
         out=Pointer(OUT, dtype, aligned=False),
-        count=Int(_COUNT, "i64"),
+        rows=Int(_ROWS),
+        K=Int(OP.local("K")),
         splits=Int(SPLITS),
         OC=Int(OP.local("N")),
         C=Int(OUT.size(2)),
-        taps=Int(OP.local("taps")),
         KH=Int(OUT.size(4)),
         KW=Int(OUT.size(5)),
+        PARTS=Const(_PARTS),
         BLOCK=Const(_BLOCK),
         **strides,
     )
-    return Launch(weight_grad_reduce, args, (ceil_div(_COUNT, _BLOCK), 1, 1), num_warps=4)
+    return Launch(weight_grad_reduce, args, (_ROWS * ceil_div(OP.local("K"), _BLOCK), 1, 1), num_warps=4)

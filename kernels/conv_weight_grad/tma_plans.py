@@ -4,11 +4,11 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 
 from tk.aot.expr import ceil_div, device, minimum
 from tk.aot.spec import ITEMSIZE, Config, Const, Int, Kernel, Launch, Plan, Point, Scratch, TensorMap, require
-from tk.kernels.conv.cost import predict
+from tk.kernels.conv.cost import predict, step_ns
 from tk.kernels.conv.op import fits_32_bits, serves
-from tk.kernels.conv.tma_plans import Gather, is_dense, whole_pieces
+from tk.kernels.conv.tma_plans import Gather, is_even, pixel_pitch, whole_pieces
 from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
-from tk.kernels.conv_weight_grad.reduce import PARTIALS, PIXELS_PER_SPLIT, SPLITS, reduce_launch, split_locals
+from tk.kernels.conv_weight_grad.reduce import PARTIALS, SHARE, SPLITS, reduce_launch, split_locals
 from tk.kernels.conv_weight_grad.tma import weight_grad_tma
 
 _GATHER = Gather(OP, X, OUT, GRAD)
@@ -17,7 +17,7 @@ M, N, C, TAPS = OP.local("M"), OP.local("N"), OUT.size(2), OP.local("taps")
 
 def _grad_map(dtype: str, pixels: int, channels: int) -> TensorMap:
     layout = NVMMASharedLayout(128, 8 * ITEMSIZE[dtype], 2)
-    return TensorMap(GRAD, dtype, (M, N), (N, 1), (pixels, channels), layout=repr(layout))
+    return TensorMap(GRAD, dtype, (M, N), (pixel_pitch(GRAD), 1), (pixels, channels), layout=repr(layout))
 
 
 def _plan(point: Point) -> Plan:
@@ -31,7 +31,7 @@ def _plan(point: Point) -> Plan:
         taps=Int(TAPS),
         splits=Int(SPLITS),
         k_blocks=Int(ceil_div(M, c.block_k)),
-        share=Int(PIXELS_PER_SPLIT // c.block_k),
+        share=Int(SHARE // c.block_k),
         **_GATHER.args(),
         BLOCK_M=Const(c.block_m),
         BLOCK_N=Const(c.block_n),
@@ -50,17 +50,17 @@ def _plan(point: Point) -> Plan:
             fits_32_bits(OP, X),
             require(OP.local("groups") == 1, "1 group"),
             require(whole_pieces(X, (0, 3, 4, 5), itemsize), "x channels-last, in pieces of 16 bytes"),
-            require(is_dense(GRAD) & (GRAD.alignment >= 16), "grad dense and channels-last, on a 16-byte boundary"),
+            require(is_even(GRAD, itemsize), "grad channels-last with evenly spaced pixels, on 16-byte boundaries"),
             require((C * itemsize % 16 == 0) & (N * itemsize % 16 == 0), f"channels a multiple of {16 // itemsize}"),
             require((C > 0) & (M > 0), "channels and pixels"),
             _GATHER.within_reach(point.spatial),
         ),
         serves=serves(point),
         launches=(launch, reduce_launch(point.dtype)),
-        locals=split_locals(tiles, 1, c.block_k, least=16),
+        locals=split_locals(tiles, 1, c.block_k, 16, step_ns(point, (c.block_m, c.block_n), c.block_k, 90)),
         buffers=(PARTIALS,),
         cost=predict(
-            point, OP, (c.block_m, c.block_n), units, ceil_div(units, device.sm_count), PIXELS_PER_SPLIT,
+            point, OP, (c.block_m, c.block_n), units, ceil_div(units, device.sm_count), SHARE,
             percent=90, extra_bytes=again, launches=2,
         ),
     )  # fmt: skip

@@ -78,6 +78,21 @@ def test_compile_takes_masks_made_before(inputs: tuple[Tensor, ...]) -> None:
         torch.testing.assert_close(compiled(q, mask, 2.0), run(q, mask, 2.0))
 
 
+def test_compile_takes_sizes_of_captured_tensors() -> None:
+    def run(q: Tensor, table: Tensor) -> Tensor:
+        def biased(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            return score + table[h, kv_idx.clamp(0, table.shape[1] - 1)] * table.shape[1]
+
+        return tk.flex_attention(q, q, q, biased)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, fullgraph=True, backend="eager", dynamic=True)
+    q = torch.randn(1, H, M, D)
+    for n in (9, 13, 17):
+        table = torch.randn(H, n)
+        torch.testing.assert_close(compiled(q, table), run(q, table))
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_export(strict: bool, inputs: tuple[Tensor, ...]) -> None:
     module = Model()

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tk
 from tk.flex import mods, ops, trace
@@ -34,6 +36,7 @@ def arguments(score_mod: Any, mask: Any, scale: float = 0.5, **optional: Tensor)
 def own(monkeypatch: pytest.MonkeyPatch) -> dict[str, Recorded]:
     found = {"": Recorded(2), "_backward": Recorded(5)}
     monkeypatch.setattr(ops, "_packed", lambda traced, suffix: found[suffix])
+    monkeypatch.setattr(ops, "_matched", {})
     return found
 
 
@@ -66,3 +69,108 @@ def test_backward(own: dict[str, Recorded], of_captures: bool) -> None:
     (call,) = own["_backward"].calls
     assert call[0] is out and call[1] is lse and call[16] is out and call[17] is lse
     assert call[-2:] == (int(of_captures), 0)
+
+
+# --- Without the dispatcher ---
+
+
+class Subclass(Tensor):
+    pass
+
+
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def plain(q: Tensor, bias: Tensor) -> Any:
+    mask = tk.flex.create_block_mask(mods.sliding_window(7), 1, 1, 32, 32, "cpu", 16)
+    return tk.flex_attention(q, q, q, mods.per_head_bias(bias), mask, sinks=torch.ones(2))
+
+
+def under_a_mode(q: Tensor, bias: Tensor) -> Any:
+    with Mode():
+        return plain(q, bias)
+
+
+def with_a_tangent(q: Tensor, bias: Tensor) -> Any:
+    with forward_ad.dual_level():
+        return plain(q, bias)
+
+
+def profiled(q: Tensor, bias: Tensor) -> Any:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        return plain(q, bias)
+
+
+CALLS = {
+    "plain": (plain, True), "mode": (under_a_mode, False), "tangents": (with_a_tangent, False),
+    "profiler": (profiled, False),
+    "subclass": (lambda q, bias: plain(q.as_subclass(Subclass), bias), False),
+    "captured subclass": (lambda q, bias: plain(q, bias.as_subclass(Subclass)), False),
+    "gradient": (lambda q, bias: plain(q.requires_grad_(), bias), True),
+    "captured gradient": (lambda q, bias: plain(q, bias.requires_grad_()), True),
+    "no_grad": (lambda q, bias: torch.no_grad()(plain)(q.requires_grad_(), bias), True),
+    "vmap": (lambda q, bias: torch.vmap(lambda x: (plain(q, bias), x)[1])(torch.ones(2)), False),
+    "parameter": (lambda q, bias: plain(torch.nn.Parameter(q, requires_grad=False), bias), True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_dispatcher_is_passed_where_nothing_is_in_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, is_direct = CALLS[name]
+    seen: list[str] = []
+
+    def kernel(traced: trace.Traced, args: Any) -> Any:
+        seen.append("kernel")
+        return ops.cpu(*args[:3], traced.text, *args[4:])
+
+    def op(*args: Any) -> Any:
+        seen.append("op")
+        return torch.zeros(1, 2, 32, 8), torch.zeros(1, 2, 32)
+
+    monkeypatch.setattr(ops, "_has_kernels", lambda query: True)
+    monkeypatch.setattr(ops, "_on_cuda", kernel)
+    monkeypatch.setattr(ops, "forward_op", op)
+    q, bias = torch.randn(1, 2, 32, 8), torch.randn(2)
+    found = call(q, bias)
+    assert seen == ["kernel" if is_direct else "op"]
+    monkeypatch.undo()
+    if is_direct:
+        expected = plain(q, bias) if name != "no_grad" else plain(q.detach(), bias)
+        torch.testing.assert_close(found, expected)
+        assert found.requires_grad == expected.requires_grad
+    if is_direct and found.requires_grad:
+        wanted = [x for x in (q, bias) if x.requires_grad]
+        grads = [torch.autograd.grad(out.square().sum(), wanted) for out in (found, expected)]
+        torch.testing.assert_close(*grads)
+
+
+def test_the_op_calls_the_kernel_below_autograd(own: dict[str, Recorded], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a gradient is at stake, which then goes through the op of the gradient."""
+    monkeypatch.setattr(ops, "_has_kernels", lambda query: True)
+    args = arguments(mods.per_head_bias(torch.randn(2)), None)
+    assert not ops.forward_op(*args)[0].requires_grad
+    args[0].requires_grad_()
+    out, _ = ops.forward_op(*args)
+    assert len(own[""].calls) == 2 and out.requires_grad
+    one, other = own[""].calls
+    assert all(x is y or x == y for x, y in zip(one, other, strict=True))
+
+
+# --- Numbers spelled out ---
+
+
+def test_a_matched_pair_is_sought_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = trace.pair(None, lambda b, h, q, kv: (q >= kv) & (q - kv < 23)).traced
+    general = trace.pair(None, mods.sliding_window(3)).traced
+    sought: list[Any] = []
+    op = object()
+    monkeypatch.setattr(ops, "_known", lambda: sought.append(1) or [general])
+    monkeypatch.setattr(ops, "_packed", lambda traced, suffix: op if traced is general else None)
+    assert [ops._own(given, [], [], []) for _ in range(3)] == [(op, [], [23])] * 3
+    assert len(sought) == 1
+    n_loaded = ops.register.count()
+    monkeypatch.setattr(ops.register, "count", lambda: n_loaded + 1)  # a pack was loaded, which may have the pair
+    monkeypatch.setattr(ops, "_packed", lambda traced, suffix: "exact" if traced is given else None)
+    assert ops._own(given, [], [], []) == ("exact", [], [])

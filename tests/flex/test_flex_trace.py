@@ -5,15 +5,20 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import random
+import subprocess
+import sys
 import timeit
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import flex_attention as torch_flex
 
 import tk
-from tk.flex import mods, trace
+from tk.flex import mods, registry, trace
+from tk.flex.evaluate import evaluate
 
 from . import dense
 
@@ -219,6 +224,235 @@ def test_text_reads_back() -> None:
         ]
 
 
+def test_packs_made_before_still_match() -> None:
+    """The fingerprints are the names of ops in packs: a change of theirs is one of the packs' format."""
+    found = {name: fingerprint(None, make(*SIZES)) for name, make in dense.MASKS.items()}
+    found |= {f"score {name}": fingerprint(make(*SIZES)[0]) for name, make in dense.SCORES.items()}
+    assert {name: f[:16] for name, f in found.items()} == FINGERPRINTS
+
+
+FINGERPRINTS = {
+    "none": "ff2a3b4b7b04187f",
+    "causal": "889dd3669eb2d98f",
+    "sliding_window": "29294fe79d3474cd",
+    "dilated_window": "f005d0db29db2ec1",
+    "prefix_lm": "5328baa789d33e8c",
+    "prefix_lm_by_entry": "2ee9df7cfc1a4552",
+    "document": "832825c9e52257e6",
+    "document_of_all": "8eb43b0005dc2565",
+    "natten_2d": "a4c12e4d52ca2ef2",
+    "causal_document": "b8ae2b3448439d64",
+    "window_or_prefix": "c022ef544dcc5563",
+    "by_head": "30ef3a0d6419118b",
+    "score none": "ff2a3b4b7b04187f",
+    "score alibi": "6facd7dab25d9e96",
+    "score alibi_slopes": "75bf120fef365dde",
+    "score relative_bias": "40790d99c98236da",
+    "score per_head_bias": "ece3c2a0915eef50",
+    "score soft_cap": "8a1d75e81dc97edc",
+    "score learned_bias_2": "96f29189fd621e5e",
+    "score learned_bias_3": "bc16f5ef117ba887",
+    "score learned_bias_4": "160015934cbe98c4",
+    "score read_twice": "d8d02634e22af66a",
+    "score temperature": "94d3436eedba9b5c",
+}
+
+
+# --- Sizes ---
+
+
+def test_a_size_of_a_captured_tensor_is_read_anew() -> None:
+    def biased(table):
+        return lambda score, b, h, q, kv: score + table[h, q.clamp(0, table.shape[1] - 1)] * table.size(-1)
+
+    q = torch.randn(1, 4, 20, 8)
+    for table in (torch.randn(4, 9), torch.randn(4, 13)):
+        found = tk.flex_attention(q, q, q, biased(table))
+        at = torch.arange(20).clamp(0, table.shape[1] - 1)
+        bias = (table[:, at] * table.shape[1]).view(1, 4, 20, 1)
+        expected = torch.softmax(q @ q.mT * 8**-0.5 + bias, -1) @ q
+        torch.testing.assert_close(found, expected)
+    pairs = [trace.pair(biased(torch.randn(4, n)), None) for n in (9, 13)]
+    assert pairs[0].traced is pairs[1].traced
+    text = registry.source_of(pairs[0].traced)
+    assert "c0.shape[1]" in text
+
+
+def test_a_size_that_is_decided_by_is_structure() -> None:
+    def last(table):
+        def mod(score, b, h, q_idx, kv_idx):
+            assert table.dim() == 2 and len(table) > 1
+            return score + table[h, q_idx] if table.shape[1] > 10 else score
+
+        return mod
+
+    kinds = [trace.pair(last(torch.randn(4, n)), None).traced for n in (3, 13, 3, 14)]
+    assert kinds[0] is kinds[2] and kinds[0].score is None
+    assert kinds[1].fingerprint == kinds[3].fingerprint != kinds[0].fingerprint
+
+
+def test_a_number_that_becomes_text_is_structure() -> None:
+    def named(n):
+        return lambda b, h, q, kv: q < len(f"{n}")
+
+    assert fingerprint(None, named(9)) != fingerprint(None, named(10))
+
+
+# --- In place ---
+
+
+def test_what_is_written_is_what_shares_the_memory() -> None:
+    def copied(score, b, h, q_idx, kv_idx):
+        return score + score.clone().add_(1)
+
+    def viewed(score, b, h, q_idx, kv_idx):
+        view = score.view(())
+        view.add_(1)
+        return score + view
+
+    def twice(score, b, h, q_idx, kv_idx):
+        one, other = score * 2, score * 2
+        one.add_(1)
+        return one + other
+
+    score = torch.tensor(3.0)
+    for mod in (copied, viewed, twice):
+        graph = trace.pair(mod, None).score
+        value = score.view(1, 1, 1, 1).clone()
+        found = evaluate(graph, [value, *[torch.zeros(1, 1, 1, 1, dtype=torch.int32)] * 4], [])
+        assert found.item() == mod(score.clone(), *[torch.tensor(0)] * 4).item(), mod.__name__
+
+
+def test_powers_in_place() -> None:
+    pair = trace.pair(lambda score, b, h, q, kv: score.pow_(2), None)
+    assert pair.fingerprint == fingerprint(lambda score, b, h, q, kv: score**2)
+
+
+# --- Random mods ---
+
+
+class Written:
+    """Random mods as text, over captured numbers N, K and F and tensors T [4, 13], S [24] and half H [4]."""
+
+    def __init__(self, seed: int):
+        self.random = random.Random(seed)
+
+    def one_of(self, *texts: str) -> str:
+        return self.random.choice(texts)
+
+    def number(self, depth: int) -> str:
+        if depth == 0 or self.random.random() < 0.4:
+            return self.one_of("N", "K", "F", "3", "1.5", "T.shape[1]", "len(S)", "H.size(0)")
+        return f"({self.number(depth - 1)} {self.one_of(*'+-*/%')} {self.number(depth - 1)})"
+
+    def index(self, depth: int) -> str:
+        if depth == 0 or self.random.random() < 0.2:
+            return self.one_of("b", "h", "q", "kv", "q - kv")
+        inner = self.index(depth - 1)
+        return self.one_of(
+            f"S[({inner}) % S.shape[0]]",
+            f"(({inner}) {self.one_of('+', '-', '*', '//', '%')} {self.one_of('N', 'K', '5')})",
+            f"(({inner}) {self.one_of(*'+-*')} ({self.index(depth - 1)}))", f"torch.clamp({inner}, 0, N - 1)",
+        )  # fmt: skip
+
+    def mask(self, depth: int) -> str:
+        if depth == 0 or self.random.random() < 0.4:
+            compare = self.one_of("<", "<=", ">", ">=", "==", "!=")
+            return f"(({self.index(2)}) {compare} {self.one_of(self.number(2), f'({self.index(1)})')})"
+        return self.one_of(
+            f"~{self.mask(depth - 1)}", f"({self.mask(depth - 1)} {self.one_of(*'&|^')} {self.mask(depth - 1)})"
+        )
+
+    def score(self, depth: int) -> str:
+        if depth == 0 or self.random.random() < 0.15:
+            return self.one_of("s", "s", f"T[h, ({self.index(1)}) % 13]", "T[h][kv % T.shape[1]]", "H[h]")
+        inner = self.score(depth - 1)
+        operator = self.one_of(*"+-*/")
+        return self.one_of(
+            f"torch.{self.one_of('tanh', 'sigmoid', 'abs', 'sin', 'relu')}({inner})",
+            f"({inner} {operator} {self.number(2)})",
+            f"({self.number(1)} {operator} {inner})", f"({inner} {operator} {self.score(depth - 1)})",
+            f"torch.where({self.mask(1)}, {inner}, {self.one_of('0.0', 'F', 's')})",
+            f"({inner}).clone().add_({self.index(1)})",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_random_mod_is_what_its_graph_says(seed: int) -> None:
+    written = Written(seed)
+    known = dict(
+        torch=torch, N=5, K=7, F=2.5, T=torch.randn(4, 13), S=torch.arange(24) * 7 % 24, H=torch.randn(4).half()
+    )
+    for kind, text in (("s, b, h, q, kv", written.score(4)), ("b, h, q, kv", written.mask(3))):
+        mod = eval(f"lambda {kind}: {text}", dict(known))
+        is_score = kind.startswith("s")
+        pair = trace.pair(mod, None) if is_score else trace.pair(None, mod)
+        graph = pair.score or pair.mask
+        arguments = [torch.tensor(i, dtype=torch.int32) for i in (1, 3, 9, 4)]
+        if is_score:
+            arguments = [torch.tensor(0.75), *arguments]
+        expected = mod(*[x.clone() for x in arguments])
+        if graph is None:
+            assert torch.equal(expected, arguments[0] if is_score else torch.tensor(True))
+            continue
+        found = evaluate(graph, [x.view(1, 1, 1, 1).clone() for x in arguments], pair.values).view(())
+        assert found.dtype == expected.dtype, text
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, msg=text)
+
+
+# --- Where it is traced ---
+
+
+def around(name: str, run: Any) -> Any:
+    found: list[Any] = []
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        found.append(run())
+        return x.sum()
+
+    if name == "vmap":
+        torch.vmap(body)(torch.randn(3))
+    elif name == "grad":
+        torch.func.grad(body)(torch.randn(3))
+    else:
+        with AROUND[name]():
+            body(torch.ones(2))
+    return found[0]
+
+
+AROUND = {
+    "vmap": None, "grad": None, "inference": torch.inference_mode, "fake": FakeTensorMode,
+    "device": lambda: torch.device("meta"), "below autograd": torch._C._AutoDispatchBelowAutograd,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_a_trace_does_not_see_what_is_around_it(name: str) -> None:
+    def made() -> Any:
+        table = torch.ones(4, device="cpu")
+        made = "lambda score, b, h, q, kv: torch.where(q >= kv, score + table[h], torch.tensor(-1.5))"
+        return eval(made, {"table": table, "torch": torch})
+
+    plain = trace.pair(made(), None)
+    found = around(name, lambda: trace.pair(made(), None))
+    assert found.traced is not plain.traced and found.traced.text == plain.traced.text
+
+
+def test_a_first_call_imports_no_compiler() -> None:
+    """Each takes a second of the first call."""
+    code = """
+import sys, torch, tk
+q = torch.randn(1, 2, 16, 16)
+mask = tk.flex.create_block_mask(tk.flex.mods.sliding_window(4), 1, 1, 16, 16, "cpu", 16)
+tk.flex_attention(q, q, q, tk.flex.mods.relative_bias(torch.randn(2, 13), 6), mask)
+tk.flex_attention(q, q, q, lambda score, b, h, q_idx, kv_idx: score.mul_(2.5).clamp(max=9) - q_idx.abs() // 2 + h**2)
+found = {"torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes", "sympy", "triton"}
+assert not found & set(sys.modules), found & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 # --- What is refused ---
 
 
@@ -232,11 +466,25 @@ def test_control_flow_on_tensors_is_refused_with_its_line() -> None:
         trace.pair(None, mod)
 
 
+def _caught(q: Any, kv: Any) -> Any:
+    try:
+        return kv > 0 if q > kv else kv < 0
+    except Exception:
+        return q > kv
+
+
+NUMBER, NUMBERS = torch.tensor(2.0), [2.5]
 REFUSED = {
     "item": (lambda b, h, q, kv: q.item() > kv, tk.UnsupportedError, "control flow on a tensor"),
     "int": (lambda b, h, q, kv: TABLE[int(q)] > 0, tk.UnsupportedError, "control flow on a tensor"),
     "whole tensor": (lambda b, h, q, kv: TABLE.sum() > q, tk.UnsupportedError, "whole tensor"),
     "made tensor": (lambda b, h, q, kv: (TABLE * 2)[h] > q, tk.UnsupportedError, "whole tensor"),
+    "caught": (lambda b, h, q, kv: _caught(q, kv), tk.UnsupportedError, "control flow on a tensor"),
+    "list": (lambda b, h, q, kv: q > q.tolist(), tk.UnsupportedError, "control flow on a tensor"),
+    "written capture": (lambda b, h, q, kv: NUMBER.add_(1) > q, tk.UnsupportedError, "writes NUMBER, which it capt"),
+    "size of a made tensor": (lambda b, h, q, kv: q < TABLE.view(-1).shape[0], tk.UnsupportedError, "whole tensor"),
+    "stride": (lambda b, h, q, kv: q < TABLE.stride(0), tk.UnsupportedError, "asks for a stride"),
+    "floor": (lambda b, h, q, kv: q < math.floor(NUMBERS[0]), tk.UnsupportedError, "uses floor on captured numbers"),
     "random": (lambda b, h, q, kv: torch.rand(()) > 0.5, tk.UnsupportedError, "random"),
     "integer mask": (lambda b, h, q, kv: q - kv, TypeError, "returns int32; a mask must be bool"),
     "no tensor": (lambda b, h, q, kv: True, TypeError, "returns bool; it must return a tensor"),

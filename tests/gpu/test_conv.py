@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -136,6 +137,44 @@ EVERY_CONFIG = tuple(
     for layout in ("channels_last", "contiguous")
     for bias in (False, True)
 )
+
+
+def _large(n: int, c: int, o: int, size: tuple[int, ...], kernel: int, stride: int = 1, groups: int = 1) -> Convolution:
+    dims = len(size)
+    return Convolution(n, c, o, size, (kernel,) * dims, (stride,) * dims, (kernel // 2,) * dims, (1,) * dims, groups)
+
+
+# What is copied, merged or a product where there is enough to multiply.
+LARGE = {
+    "first layer": _large(2, 3, 64, (121, 120), 7, 2),
+    "first layer, three dimensions": _large(1, 3, 48, (9, 44, 43), 5, 2),
+    "patches": _large(4, 3, 96, (128, 96), 4, 4),
+    "waves": _large(3, 1, 256, (20000,), 10, 5),
+    "20 channels": _large(2, 20, 72, (61, 60), 3),
+    "37 channels": _large(2, 37, 65, (50, 49), 3),
+    "one tap": _large(5, 64, 80, (28, 24), 1),
+    "one tap, odd lines": _large(5, 64, 80, (7, 7), 1),
+    "one tap, many channels": _large(3, 1024, 1024, (14, 12), 1),
+    "one tap, apart": _large(2, 64, 128, (33, 30), 1, 2),
+    "32 groups of 8": _large(2, 256, 256, (61, 60), 3, groups=32),
+    "groups of 4, apart": _large(4, 64, 64, (120, 120), 3, 2, groups=16),
+    "2 groups of 80": _large(2, 160, 192, (40, 40), 3, groups=2),
+    "depthwise": _large(3, 96, 96, (57, 61), 7, groups=96),
+    "depthwise, apart": _large(3, 96, 96, (57, 61), 5, 2, groups=96),
+}
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "contiguous"])
+@pytest.mark.parametrize("case", LARGE)
+def test_much_to_multiply(case, layout):
+    """All ways that small ones do not take, and their gradients."""
+    wrong = []
+    for dtype, precision in KINDS:
+        for bias in (False, True):
+            p = replace(LARGE[case], layout=layout, dtype=dtype, precision=precision, bias=bias)
+            if problem := check(p, with_gradients=True):
+                wrong.append(f"{p.label}: {problem}")
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="nothing is chosen on the CPU")

@@ -55,7 +55,16 @@ def carry_out(name: str, tensors: list[Tensor | None], ints: list[int], floats: 
     if name == "conv_layout":
         x, out = tensors
         out.copy_(x)
-    elif name == "mm":
+    elif name == "conv_unfold":
+        x, out = tensors
+        taps, stride, padding, dilation = ints
+        assert out.stride(2) == 1 and all(s % 16 == 0 for s in out.stride()[3:])
+        out.zero_()
+        for tap in range(taps):
+            geometry = [1, 1, stride, 0, 0, padding, 1, 1, dilation]
+            found = gathered(x, (0, 0, tap), out.shape[3:], geometry)
+            out[:, :, tap * x.shape[2] : (tap + 1) * x.shape[2]] = found.to(out.dtype)
+    elif name in ("mm", "bmm"):
         a, b, bias, out = tensors
         z = floats[0] * (a.double() @ b.double())
         out.copy_(ACTIVATIONS[ints[0]](z if bias is None else z + floats[1] * bias.double()))
@@ -78,8 +87,8 @@ def carry_out(name: str, tensors: list[Tensor | None], ints: list[int], floats: 
 
 
 @contextmanager
-def carried_out(device: int) -> Iterator[list[str]]:
-    """The names of the ops that were launched."""
+def carried_out(device: int, modes: list[int] | None = None) -> Iterator[list[str]]:
+    """The names of the ops that were launched; their modes are added to `modes`."""
     names: list[str] = []
     failed: list[Exception] = []
 
@@ -87,6 +96,8 @@ def carried_out(device: int) -> Iterator[list[str]]:
         call = pointer.contents
         name = _library.core().tk_op_name(call.op).decode()
         names.append(name)
+        if modes is not None:
+            modes.append(call.mode)
         try:
             assert call.device == device
             tensors = [tensor_of(call.tensors[i]) for i in range(call.n_tensors)]
@@ -186,7 +197,8 @@ def test_which_calls_are_made(h100):
     point = torch.randn(32, 16, 1, 1)
     assert names("conv2d", last(x), point) == ["mm"]
     assert names("conv2d", x[:1], point) == ["mm"], "a single image, whatever its layout"
-    assert names("conv2d", x, point) == ["conv_layout", "conv"]
+    assert names("conv2d", x, point) == ["conv_layout", "conv"], "36 pixels are no whole pieces of 16"
+    assert names("conv2d", x[..., :4, :4].contiguous(), point) == ["bmm"]
     assert names("conv2d", last(x), point, None, [2, 2]) == ["conv"]
     depthwise = torch.randn(16, 1, 3, 3)
     assert names("conv2d", x, depthwise, None, ones, zeros, ones, 16) == ["conv"]
@@ -199,3 +211,178 @@ def test_which_calls_are_made(h100):
     ]
     assert names("conv_weight_grad", strided, last(x), last(weight), [2, 2], ones, ones) == ["conv_weight_grad"]
     assert names("conv2d", x[:0], weight) == []
+
+
+def check(
+    device: int,
+    dtype: torch.dtype,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry,
+    activation: int = 0,
+    groups: int = 1,
+):
+    """Result and gradients against torch's in float64; the names of what was launched for each of the three."""
+    x, weight = x.to(dtype), weight.to(dtype)
+    bias = None if bias is None else bias.to(dtype)
+    name = f"conv{weight.dim() - 2}d"
+    result, names = launched(device, name, x, weight, bias, *geometry, groups, activation)
+    wide = [t.double().requires_grad_() for t in (x, weight)]
+    exact = expected(*wide, None if bias is None else bias.double(), geometry, groups)
+    eps = 2 * torch.finfo(dtype).eps
+    torch.testing.assert_close(result.double(), ACTIVATIONS[activation](exact.detach()), rtol=eps, atol=eps)
+    grad = torch.randn(result.shape).to(dtype)
+    if suggests_last(result):
+        grad = last(grad)
+    of_gradients = []
+    gradients = torch.autograd.grad(exact, wide, grad.double())
+    for op, reference in zip(("conv_input_grad", "conv_weight_grad"), gradients, strict=True):
+        found, called = launched(device, op, grad, x, weight, *geometry, groups)
+        torch.testing.assert_close(found.double(), reference, rtol=eps, atol=eps)
+        of_gradients.append(called)
+    return names, *of_gradients
+
+
+def suggests_last(x: Tensor) -> bool:
+    return x.stride(1) == 1
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, (4, 6)), (torch.float32, (4, 8))])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", [0, 1])
+def test_one_tap_of_contiguous_images_is_a_product_for_each(h100, dtype, size, bias, activation):
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 32, *size), torch.randn(48, 32, 1, 1)
+    added = torch.randn(48) if bias else None
+    geometry = [[1, 1], [0, 0], [1, 1]]
+    names = check(h100, dtype, x, weight, added, geometry, activation)
+    assert names[:2] == (["bmm"], ["bmm"])
+    # Into a channels-last result, since the weight is; from every second image, a view.
+    names = check(h100, dtype, torch.randn(6, 32, *size)[::2], last(weight.expand(48, 32, 1, 1)), added, geometry, 0)
+    assert names[0] == ["bmm"]
+
+
+@pytest.mark.parametrize(
+    ("size", "channels"), [((4, 5), 32), ((4, 6), 36)], ids=["20 pixels", "36 channels"]
+)  # of 16 bits: no whole pieces of 16 bytes
+def test_what_no_fast_kernel_reads_as_a_batch_is_copied(h100, size, channels):
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, channels, *size), torch.randn(48, channels, 1, 1)
+    names = check(h100, torch.bfloat16, x, weight, None, [[1, 1], [0, 0], [1, 1]])
+    assert "bmm" not in names[0]
+    assert names[0][-1] == "conv"
+
+
+def test_the_input_of_a_convolution_is_no_static_weight(h100):
+    """A product may read its second operand before the kernels ahead have ended: not where that is the input."""
+    static = 8
+    weight = torch.randn(32, 16, 1, 1)
+    modes: list[int] = []
+    for x in (last(torch.randn(2, 16, 4, 4)), torch.randn(1, 16, 4, 4)):
+        arguments = (x, weight, None, [1, 1], [0, 0], [1, 1], 1, 0, -1, -1, static)
+        with carried_out(h100, modes) as names:
+            torch.ops.tk.conv2d.default.redispatch(CUDA, *arguments)
+        assert names == ["mm"]
+    assert [mode & static for mode in modes] == [static, 0]
+
+
+# Enough to multiply for copies of input and weight to pay: 2**26.
+FEW_CHANNELS = {
+    "a line's taps are 21 channels": ((2, 3, 44, 43), (512, 3, 7, 7), [[2, 2], [3, 3], [1, 1]]),
+    "each pixel once": ((1, 3, 80, 144), (2048, 3, 8, 8), [[8, 8], [0, 0], [1, 1]]),
+    "dilated": ((1, 5, 30, 61), (512, 5, 5, 4), [[1, 1], [2, 0], [2, 3]]),
+    "too many for all taps": ((1, 20, 28, 21), (512, 20, 3, 7), [[1, 2], [2, 3], [1, 1]]),
+    "three dimensions": ((2, 3, 5, 20, 21), (512, 3, 3, 5, 4), [[1, 2, 2], [1, 3, 1], [1, 1, 1]]),
+    "one dimension": ((3, 1, 5000), (2304, 1, 10), [[5], [0], [1]]),
+}
+
+
+@pytest.mark.parametrize("case", FEW_CHANNELS)
+def test_few_channels_are_unfolded(h100, case):
+    torch.manual_seed(0)
+    sizes, filters, geometry = FEW_CHANNELS[case]
+    x, weight = torch.randn(sizes), torch.randn(filters)
+    names = check(h100, torch.bfloat16, x, weight, torch.randn(filters[0]), geometry, 1)
+    assert names[0][:2] == ["conv_unfold"] * 2
+    assert "conv_unfold" in names[2]
+    if weight.dim() == 4:
+        assert check(h100, torch.bfloat16, last(x), weight, None, geometry)[0] == names[0], "whatever the layout"
+
+
+def test_unfolding_is_for_much_work_on_tensor_cores(h100):
+    ones, zeros = [1, 1], [0, 0]
+    batch_invariant = 2
+
+    def unfolds(x: Tensor, *, precision: int = 1, config: int = -1, mode: int = 0) -> bool:
+        weight = torch.randn(600, 3, 5, 5, dtype=x.dtype)
+        names = launched(h100, "conv2d", x, weight, None, ones, zeros, ones, 1, 0, precision, config, mode)[1]
+        return names[0] == "conv_unfold"
+
+    few, many = torch.randn(1, 3, 40, 40), torch.randn(2, 3, 40, 40)  # 58 and 117 million multiplications
+    assert not unfolds(few)
+    assert unfolds(many)
+    assert unfolds(few, mode=batch_invariant), "as if there were eight images"
+    assert unfolds(many, mode=batch_invariant)
+    assert not unfolds(many, precision=0), "fp32 without tensor cores"
+    assert unfolds(many.bfloat16(), precision=-1)
+    assert not unfolds(many, config=3), "a config says what is launched on the tensors as they are"
+
+
+def test_the_gradient_of_the_weight_of_one_tap_is_a_product_where_there_are_many_tiles(h100):
+    geometry = [[1, 1], [0, 0], [1, 1]]
+    for is_last, channels, expected_names in ((True, 1024, ["mm"]), (True, 512, ["conv_weight_grad"])):
+        x, weight = torch.randn(2, 1024, 4, 4), torch.randn(channels, 1024, 1, 1)
+        assert check(h100, torch.bfloat16, last(x), weight, None, geometry)[2] == expected_names, is_last
+
+
+def test_places_that_no_tap_reaches_are_zeros(h100):
+    """A stride beyond the taps: one convolution for what they reach."""
+    x, weight = last(torch.randn(2, 16, 7, 8)), torch.randn(32, 16, 1, 2)
+    names = check(h100, torch.float32, x, last(weight), None, [[2, 3], [0, 1], [1, 1]])
+    assert names[1] == ["conv_layout"] + ["conv"] * 2
+    names = check(h100, torch.float32, x, weight[:, :, :, :1], None, [[2, 2], [0, 0], [1, 1]])
+    assert names[1] == ["conv_layout", "conv"]
+
+
+# Sizes of images and filters, groups; how many of these are multiplied as one. 2**28 multiplications for a launch.
+GROUPS = {
+    "of 8 channels": ((2, 128, 61, 60), (128, 8, 3, 3), 16, 8),
+    "of 4 channels": ((1, 64, 86, 85), (64, 4, 3, 3), 16, 16),
+    "fewer than a step takes": ((2, 96, 126, 120), (96, 32, 3, 3), 3, 1),
+    "other channels out": ((2, 64, 90, 86), (128, 8, 3, 3), 8, 4),
+    "of many channels": ((2, 160, 40, 40), (192, 80, 3, 5), 2, 1),
+}
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_groups_with_much_to_multiply_are_convolutions_of_one_group(h100, case):
+    torch.manual_seed(0)
+    sizes, filters, groups, merged = GROUPS[case]
+    x, weight, bias = torch.randn(sizes), torch.randn(filters), torch.randn(filters[0])
+    geometry = [[1, 1], [1, 1], [1, 1]]
+    names = check(h100, torch.bfloat16, last(x), weight, bias, geometry, 1, groups)
+    assert names[0] == ["conv"] * (groups // merged)
+    assert names[1] == ["conv"] * (groups // merged)
+    assert names[2] == ["conv_weight_grad"] * (groups // merged)
+    if case == "of 8 channels":
+        names = check(h100, torch.bfloat16, x, weight, None, geometry, 0, groups)
+        assert names[0] == ["conv_layout"] + ["conv"] * 2
+        strided = [[2, 1], [1, 0], [1, 1]]
+        names = check(h100, torch.bfloat16, last(x.repeat(2, 1, 1, 1)), weight, None, strided, 0, groups)
+        assert names[1] == ["conv"] * 4, "two remainders, two groups of groups"
+
+
+def test_the_gradient_of_a_depthwise_weight_is_of_channels_last_images(h100):
+    torch.manual_seed(0)
+    weight, geometry = torch.randn(64, 1, 7, 7), [[1, 1], [3, 3], [1, 1]]
+    for images, copies in ((3, ["conv_layout"] * 2), (2, [])):  # 77 and 51 million multiplications
+        x = torch.randn(images, 64, 90, 91)
+        assert check(h100, torch.bfloat16, x, weight, None, geometry, 0, 64)[2] == [*copies, "conv_weight_grad"]
+        assert check(h100, torch.bfloat16, last(x), weight, None, geometry, 0, 64)[2] == ["conv_weight_grad"]
+
+
+def test_groups_with_little_to_multiply_are_one_launch(h100):
+    x, weight = last(torch.randn(1, 128, 20, 20)), torch.randn(128, 8, 3, 3)
+    names = check(h100, torch.bfloat16, x, weight, None, [[1, 1], [1, 1], [1, 1]], 0, 16)
+    assert names == (["conv"], ["conv"], ["conv_weight_grad"])

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 import torch.nn.functional as F
-
-FILE = Path(__file__).parents[2] / "examples" / "moe.py"
+from examples import example
 
 
 @pytest.fixture(scope="module")
 def moe() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("examples_moe", FILE)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return example("moe")
 
 
 @pytest.mark.parametrize(("tokens", "experts", "top_k"), ((64, 8, 2), (5, 16, 1)))

@@ -64,7 +64,10 @@ def test_against_fp64(pair: tuple[torch.dtype, torch.dtype], out_dtype: torch.dt
 def test_as_torchs(rowwise: bool) -> None:
     a, b = operands()
     scale_a, scale_b = scales(rowwise)
-    theirs = torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=BF16)
+    try:
+        theirs = torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=BF16)
+    except RuntimeError as error:
+        pytest.skip(f"torch has no such product for this CPU: {error}")
     torch.testing.assert_close(tk.scaled_mm(a, b, scale_a, scale_b), theirs)
     torch.testing.assert_close(tk.scaled_mm(a, b, scale_a, scale_b, use_fast_accum=True), theirs)
 

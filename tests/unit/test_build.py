@@ -626,9 +626,10 @@ def test_the_packages_own_kernels_plan_for_every_wheel_target(tmp_path):
     """Records without contradictions, launches that fit their functions, a sample that touches every axis."""
     from tk.aot.sources import package_families
 
+    families = package_families()
     for target in (SM80, SM90, Target(80, True)):
-        full = plan_pack(package_families(), target, tmp_path)
-        sample = plan_pack(package_families(), target, tmp_path, sample=True)
+        full = plan_pack(families, target, tmp_path)
+        sample = plan_pack(families, target, tmp_path, sample=True)
         for whole, part in zip(full.ops, sample.ops, strict=True):
             assert len(part.variants) <= len(whole.variants)
             has_sample = bool(whole.variants) and whole.grid.family.sampled
@@ -638,24 +639,20 @@ def test_the_packages_own_kernels_plan_for_every_wheel_target(tmp_path):
         assert sum(len(op.variants) for op in sample.ops) < most * sum(len(op.variants) for op in full.ops)
 
 
-@pytest.mark.parametrize("target", [SM80, SM90], ids=lambda t: t.name)
-def test_one_variant_of_each_of_the_packages_kernels_compiles(cache, tmp_path, target):
-    """Within its limits, and Hopper's on its own tensor cores."""
+def test_products_on_hopper_run_on_its_own_tensor_cores(cache, tmp_path):
     from triton.tools.disasm import get_sass
 
-    from tk.aot.sources import package_families
+    from tk.kernels.mm.family import FAMILY
 
-    sampled = plan_pack(package_families(), target, tmp_path / "x.tkpack", sample=True)
+    sampled = plan_pack([FAMILY], SM90, tmp_path / "x.tkpack", sample=True)
     first = {p.variant.kernel.name: p.variant.name for op in sampled.ops for p in reversed(op.variants)}
-    only = "|".join(f"^{re.escape(name)}$" for name in first.values())
-    pack = plan_pack(package_families(), target, tmp_path / "x.tkpack", sample=True, only=only)
+    only = "|".join(f"^{re.escape(name)}$" for name in first.values() if name.startswith("mm_tma"))
+    pack = plan_pack([FAMILY], SM90, tmp_path / "x.tkpack", sample=True, only=only)
     build([pack], cache, jobs=2, out=io.StringIO())
-    written = read_pack(tmp_path / "x.tkpack")
-    assert {written.string(v.kernel) for v in written.variants} == set(first)
     work = find_work([pack], cache)
-    for key, source in work.sources.items():
-        if source.fn.__name__.startswith("mm_tma"):
-            assert "HGMMA" in get_sass(work.done[key].image)
+    assert work.sources
+    for key in work.sources:
+        assert "HGMMA" in get_sass(work.done[key].image)
 
 
 # --- Definitions of generated ops ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,9 +15,16 @@ from tk.aot.grid import Variant, bucket_expr, buckets, enumerate_grid
 from tk.aot.spec import DTYPES
 from tk.kernels.conv.family import FAMILY
 from tk.kernels.conv.op import OP
+from tk.kernels.conv_layout import FAMILY as LAYOUT_FAMILY
+from tk.kernels.conv_layout import OP as LAYOUT
+from tk.kernels.conv_weight_grad.family import FAMILY as WEIGHT_GRAD_FAMILY
+from tk.kernels.conv_weight_grad.op import OP as WEIGHT_GRAD
+from tk.kernels.conv_weight_grad.reduce import SHARE, SPLITS
 
 H200 = {"sm_count": 132, "arch": 90, "shared_optin": 232448, "l2_bytes": 60 << 20}
 GRID = enumerate_grid(FAMILY, 90)
+LAYOUT_GRID = enumerate_grid(LAYOUT_FAMILY, 90)
+WEIGHT_GRAD_GRID = enumerate_grid(WEIGHT_GRAD_FAMILY, 90)
 
 
 @dataclass(frozen=True)
@@ -94,12 +102,33 @@ def fastest(case: Case) -> Variant:
         (conv2d(32, 1024, 2048, 14, kernel=1, stride=2), "conv_tma"),
         (conv2d(32, 3, 64, 224, kernel=7, stride=2), "conv_pointer"),
         (conv2d(32, 8, 8, 56, groups=32), "conv_pointer"),
-        (conv2d(32, 1, 1, 56, kernel=7, groups=96), "conv_depthwise"),
+        (conv2d(32, 1, 1, 56, kernel=7, groups=96), "conv_depthwise_slide"),
+        (conv2d(32, 1, 1, 56, kernel=7, groups=96, last=False), "conv_depthwise_slide"),
+        (conv2d(8, 1, 1, 112, stride=2, groups=32), "conv_depthwise_slide"),
+        (conv2d(1, 1, 1, 14, groups=96), "conv_depthwise"),  # too little for a launch more
+        (conv2d(32, 1, 1, 56, kernel=9, groups=96), "conv_depthwise"),
         (conv2d(32, 16, 32, 56, last=False), "conv_pointer"),
     ],
 )
 def test_which_kernel_is_for_what(case, kernel):
     assert fastest(case).kernel.name == kernel
+
+
+def test_one_group_of_several_is_for_tma():
+    """Its pixels lie as far from each other as all groups' channels are many."""
+    problem = conv2d(32, 64, 64, 56).problem()
+    for name, t in (("x", 0), ("out", 3)):
+        wide = replace(problem.tensors[t], strides=tuple(s if s == 1 else 4 * s for s in problem.tensors[t].strides))
+        tensors = [wide if i == t else other for i, other in enumerate(problem.tensors)]
+        found = fitting(replace(problem, tensors=tensors))
+        stores = {v.point.store for v, _ in found.values() if v.kernel.name == "conv_tma"}
+        assert "matrix" in stores, name
+    # Every second line of a larger result is no matrix.
+    strides = list(problem.tensors[3].strides)
+    strides[0], strides[4] = 2 * strides[0], 2 * strides[4]
+    tensors = [*problem.tensors[:3], replace(problem.tensors[3], strides=tuple(strides))]
+    found = fitting(replace(problem, tensors=tensors))
+    assert {v.point.store for v, _ in found.values() if v.kernel.name == "conv_tma"} == {"channels_last", "contiguous"}
 
 
 def test_in_batch_invariant_mode_the_choice_does_not_depend_on_the_batch():
@@ -193,3 +222,68 @@ def test_tma_gathers_what_a_convolution_reads():
             count += 1
             break
     assert count > 50
+
+
+# --- The weight's gradient ---
+
+
+def gradient_problem(case: Case) -> Problem:
+    image = [case.n, case.groups, case.c, *case.size]
+    weight = [case.groups, case.o, case.c, *case.kernel]
+    grad = [case.n, case.groups, case.o, *case.out]
+    order = (0, 3, 4, 5, 1, 2)
+    tensors = [value(grad, order), value(image, order), value(weight, (0, 1, 3, 4, 5, 2))]
+    bare = Problem(tensors, (*case.stride, *case.padding, *case.dilation, 0), 0, H200)
+    return replace(bare, locals=evaluate_locals(WEIGHT_GRAD.locals.values(), bare))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        conv2d(32, 256, 256, 56),
+        conv2d(32, 64, 128, 224, stride=2),
+        conv2d(32, 64, 64, 56),
+        conv2d(32, 256, 512, 56),  # 72 tiles: two waves of 3 parts would leave a fifth of the GPU idle
+        conv2d(32, 512, 512, 7),  # 144 tiles, in one part twelve more than there are multiprocessors
+        conv2d(32, 256, 512, 56, kernel=1, stride=2),
+        conv2d(32, 1024, 512, 14, kernel=1),
+    ],
+)
+def test_the_pixels_of_a_weights_gradient_are_split_to_keep_all_multiprocessors_busy(case):
+    problem = gradient_problem(case)
+    for v in WEIGHT_GRAD_GRID.variants:
+        if v.kernel.name != "weight_grad_tma" or v.point.dtype != "bf16" or v.point.spatial != 2:
+            continue
+        inner = replace(problem, locals=evaluate_locals(v.plan.locals, problem))
+        tiles = -(-case.o // v.point.config.block_m) * -(-case.c // v.point.config.block_n) * math.prod(case.kernel)
+        steps = -(-problem.locals[0] // 64)
+        splits, share = SPLITS.evaluate(inner), SHARE.evaluate(inner) // 64
+        assert (splits - 1) * share < steps <= splits * share
+        busiest = -(-tiles * splits // 132) * share
+        even = tiles * steps / 132
+        step_us = 2 * 128 * v.point.config.block_n * 64 / 5.6e6
+        # Beside it, the parts are written and read: 8 bytes for each number of the gradient, at 4 TB/s.
+        part_us = case.o * case.c * math.prod(case.kernel) * 2e-6
+        assert busiest * step_us + splits * part_us < 1.1 * even * step_us + 13, (v.name, tiles, splits, busiest, even)
+
+
+# --- Copies ---
+
+
+@pytest.mark.parametrize(
+    ("channels", "sizes", "config"),
+    [
+        (512, (1, 3, 3), "128x16_w4"),
+        (256, (1, 56, 56), "64x64_w4"),
+        (256, (1, 14, 14), "64x64_w4"),
+        (64, (1, 1, 1), "128x16_w4"),
+    ],
+)
+def test_filters_are_copied_in_tiles_of_few_pixels(channels, sizes, config):
+    x = value([32, 1, channels, *sizes], range(6))
+    out = value([32, 1, channels, *sizes], (0, 3, 4, 5, 1, 2))
+    bare = Problem([x, out], (), 0, H200)
+    problem = replace(bare, locals=evaluate_locals(LAYOUT.locals.values(), bare))
+    fits = [v for v in LAYOUT_GRID.variants if v.point.bits == "i16"
+            and all(c.holds.evaluate(problem) for c in v.plan.constraints)]  # fmt: skip
+    assert min(fits, key=lambda v: v.plan.cost.evaluate(problem)).point.config.name == config

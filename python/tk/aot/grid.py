@@ -7,6 +7,7 @@ constraints is checked before every launch.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,14 +59,14 @@ def enumerate_grid(family: Family, arch: int, sample: bool = False, portable: bo
     """All variants of `family` on `arch` (90 for sm_90). sample: only those that the family's sample takes; portable:
     only those that it keeps as PTX.
 
-    Raises GridError when the records contradict themselves, or when a sample misses a value of an axis."""
-    grid = _enumerate(family, arch)
-    if portable:
-        grid.variants = [v for v in grid.variants if family.portable(v.kernel, v.point)]
+    Raises GridError when the records contradict themselves, or when the newest architecture's sample misses a value of
+    an axis."""
+    whole = _enumerate(family, arch)
+    grid = replace(whole, variants=[v for v in whole.variants if not portable or family.portable(v.kernel, v.point)])
     if sample:
         chosen = [v for v in grid.variants if family.sampled and family.sample(v.kernel, v.point)]
         if family.sampled:
-            _check_sample(grid.variants, chosen)
+            _check_sample([v for v in grid.variants if arch == max(v.kernel.configs)], chosen)
         grid.variants = chosen
     buckets(family.op, grid.variants)  # an ambiguity is an error here, before anything is compiled
     return grid
@@ -78,7 +79,9 @@ def points(kernel: Kernel, arch: int) -> Iterator[Point]:
             yield Point(arch, axes, config)
 
 
+@functools.cache
 def _enumerate(family: Family, arch: int) -> Grid:
+    """Once for the cubins and the PTX of an architecture, and for a sample beside the whole."""
     grid = Grid(family, arch)
     for kernel in family.kernels:
         if kernel.op.name != family.op.name:

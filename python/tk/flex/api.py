@@ -166,7 +166,7 @@ def _attend(
         if x.device != query.device:
             _refuse_device(pair, query)
     try:
-        return ops.forward_op(query, key, value, traced.text, tensors, floats, ints, *others, scale, *block)
+        return ops.attend(traced, query, key, value, None, tensors, floats, ints, *others, scale, *block)
     except RuntimeError as error:
         raise errors.typed(error) from None
 
@@ -182,8 +182,11 @@ def _refuse_device(pair: trace.Pair, query: Tensor) -> None:
 
 def _autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """In autocast's dtype where it is on, as ATen's attention."""
-    if isinstance(query, Tensor) and torch.is_autocast_enabled(query.device.type) and query.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(query.device.type)
+    if not isinstance(query, Tensor):
+        return query, key, value
+    kind = "cuda" if query.is_cuda else query.device.type
+    if torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(kind)
         return query.to(dtype), key.to(dtype), value.to(dtype)
     return query, key, value
 

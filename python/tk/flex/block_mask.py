@@ -327,7 +327,7 @@ def _uses(pair: trace.Pair, argument: str) -> bool:
 
 
 def _mask(pair: trace.Pair, at: tuple[Tensor, ...]) -> Tensor:
-    full = tuple(torch.broadcast_shapes(*(x.shape for x in at)))
+    full = tuple(max(sizes) if all(sizes) else 0 for sizes in zip(*(x.shape for x in at), strict=True))
     if pair.mask is None:
         return torch.ones(full, dtype=torch.bool, device=at[0].device)
     return evaluate(pair.mask, at, pair.values).expand(full)

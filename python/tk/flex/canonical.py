@@ -17,12 +17,12 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from tk.flex.record import Recorder, ones
+
 aten = torch.ops.aten
 
-_ALIASES = {
-    "alias", "clone", "lift_fresh_copy", "lift_fresh", "lift", "expand", "view", "_unsafe_view", "reshape", "squeeze",
-    "view_as", "expand_as",
-}  # fmt: skip
+_VIEWS = {"alias", "lift_fresh", "lift", "expand", "view", "_unsafe_view", "reshape", "squeeze", "view_as", "expand_as"}
+_ALIASES = {*_VIEWS, "clone", "lift_fresh_copy"}  # of one value
 _CONSTANT = {"new_ones": 1, "ones": 1, "ones_like": 1, "new_zeros": 0, "zeros": 0, "zeros_like": 0}
 _FILLED = {"full": 1, "new_full": 2, "full_like": 1, "scalar_tensor": 0}  # which argument is the value
 
@@ -194,7 +194,7 @@ def _parsed_value(node: ast.expr, known: Mapping[str, fx.Node]) -> Any:
 
 
 def canonical(
-    recorded: fx.GraphModule,
+    recorded: Recorder,
     names: tuple[Sequence[str], Sequence[str]],
     refused: Callable[[str, str | None], Exception],
 ) -> Graph:
@@ -205,19 +205,21 @@ def canonical(
 class _Canonical:
     """Rewrites values first, by node of the recorded graph, and numbers those that the result needs afterwards."""
 
-    def __init__(self, recorded: fx.GraphModule, names: Any, refused: Callable[[str, str | None], Exception]):
+    def __init__(self, recorded: Recorder, names: Any, refused: Callable[[str, str | None], Exception]):
         self.recorded = recorded
         self.arguments, self.leaves = names
         self.refused = refused
         self.work = fx.Graph()
         self.made: dict[fx.Node, Any] = {}
         self.known: dict[Any, fx.Node] = {}
+        self.memory: dict[fx.Node, fx.Node] = {}  # of a view, and of what is written in place: whose it is
 
     def graph(self) -> Graph:
         result: Any = None
+        nodes = _needed(self.recorded.graph)
         for i, node in enumerate(n for n in self.recorded.graph.nodes if n.op == "placeholder"):
             self.made[node] = self._placeholder(i, node)
-        for node in self.recorded.graph.nodes:
+        for node in nodes:
             if node.op == "output":
                 result = self._of(node.args[0])
             elif node.op == "get_attr":
@@ -240,8 +242,8 @@ class _Canonical:
         return made
 
     def _constant(self, node: fx.Node) -> fx.Node:
-        value = getattr(self.recorded, str(node.target))
-        if not isinstance(value, torch.Tensor) or value.dim() != 0:
+        value = self.recorded.constants[str(node.target)]
+        if value.dim() != 0:
             raise self.refused("makes a tensor of its own; capture it", None)
         return self._full(value.item(), value.dtype)
 
@@ -254,8 +256,10 @@ class _Canonical:
         value = node.meta.get("val")
         if not isinstance(node.target, OpOverload) or node.target is aten.sym_size.int:
             meta = _meta(value)
-            if getattr(node.target, "__module__", "").lstrip("_") not in ("operator", "torch", "torch._ops"):
-                raise self.refused(f"uses {node.target} on captured numbers; work it out before and capture it", None)
+            module = getattr(node.target, "__module__", "").lstrip("_")
+            if node.target is not aten.sym_size.int and module not in ("operator", "torch"):
+                name = node.target.__name__  # type: ignore[union-attr]
+                raise self.refused(f"uses {name} on captured numbers; work it out before and capture it", None)
             if meta["kind"] == "bool":
                 raise self.refused("compares captured numbers; capture the result, a bool", None)
             return self._node(node.target, self._of(node.args), self._of(node.kwargs), meta)
@@ -274,6 +278,8 @@ class _Canonical:
             return self._full(_CONSTANT[packet], meta["dtype"])
         if packet in _FILLED:
             return self._full(args[_FILLED[packet]], meta["dtype"])
+        if packet in _VIEWS or packet == "detach":
+            self.memory[node] = self._memory_of(node)
         if packet in _ALIASES:
             return args[0]
         if packet == "_to_copy":
@@ -327,16 +333,27 @@ class _Canonical:
         return self._node(target, args, kwargs, meta)
 
     def _in_place(self, node: fx.Node, packet: str, args: Any, meta: dict[str, Any]) -> fx.Node:
-        """``x.add_(y)`` as the new value of x."""
-        plain = getattr(getattr(aten, packet[:-1], None), node.target._overloadname, None)  # type: ignore[union-attr]
+        """``x.add_(y)`` as the new value of x, and of all that shares its memory."""
+        plain = _functional(node.target, packet)
         if plain is None:
             raise self.refused(f"uses {node.target}, which no kernel has", None)
+        self.memory[node] = written = self._memory_of(node)
+        if "leaf" in getattr(self.made[written], "meta", {}):
+            name = self.leaves[self.made[written].meta["leaf"]]
+            raise self.refused(f"writes {name}, which it captures (aten.{packet}); write to a .clone()", None)
         dtype = meta["dtype"]
         made = self._node(plain, args, self._of(node.kwargs), {**meta, "dtype": _result_dtype(plain, args, dtype)})
         made = self._cast(made, dtype)
-        for old in [n for n, x in self.made.items() if x is args[0] and n is not node]:
-            self.made[old] = made
+        for old in self.made:
+            if self.memory.get(old, old) is written:
+                self.made[old] = made
         return made
+
+    def _memory_of(self, node: fx.Node) -> fx.Node:
+        """Whose memory its first argument is."""
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        return self.memory.get(source, source)
 
     def _node(self, target: Any, args: Any, kwargs: Any, meta: dict[str, Any]) -> fx.Node:
         """Equal calls are one."""
@@ -375,6 +392,22 @@ class _Canonical:
     def _read(self, node: fx.Node) -> Read:
         leaf = node.meta["leaf"]
         return Read(leaf, node.meta["kind"], node.meta["dtype"], node.meta.get("rank", 0), self.leaves[leaf])
+
+
+def _needed(graph: fx.Graph) -> list[fx.Node]:
+    """Its nodes without those that nothing comes of: that the result does not need, and that write nothing."""
+    needed: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or node in needed or _acts(node.target):
+            needed.add(node)
+            needed.update(node.all_input_nodes)
+    return [n for n in graph.nodes if n in needed]
+
+
+def _acts(target: Any) -> bool:
+    if not isinstance(target, OpOverload):
+        return False
+    return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
 
 
 def _visit(node: fx.Node, seen: set[fx.Node], order: list[fx.Node]) -> None:
@@ -416,6 +449,16 @@ def _simpler(packet: str, args: Sequence[Any]) -> fx.Node | None:
     return None
 
 
+def _functional(target: Any, packet: str) -> OpOverload | None:
+    """``add.Tensor`` of ``add_.Tensor``."""
+    plain = getattr(aten, packet[:-1], None)
+    for name in (target._overloadname, f"Tensor_{target._overloadname}"):  # pow has the second
+        found = getattr(plain, name, None)
+        if found is not None and str(found._schema.arguments[0].type) == "Tensor":
+            return found
+    return None
+
+
 def _is_full(x: Any, value: Any) -> bool:
     return isinstance(x, fx.Node) and x.target is aten.full.default and x.args[1] is value
 
@@ -427,11 +470,7 @@ def _result_dtype(op: OpOverload, args: Sequence[Any], default: torch.dtype) -> 
         if not isinstance(x, fx.Node):
             return x
         kind = x.meta["kind"]
-        return (
-            torch.empty((), dtype=x.meta["dtype"], device="meta")
-            if kind == "tensor"
-            else {"int": 1, "float": 1.0}[kind]
-        )
+        return ones(x.meta["dtype"], ()) if kind == "tensor" else {"int": 1, "float": 1.0}[kind]
 
     result = op(*(example(x) for x in args))
     return result.dtype if isinstance(result, torch.Tensor) else default

@@ -8,12 +8,13 @@ brings.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from tk import errors
@@ -24,7 +25,8 @@ from tk.ops import _register, flex
 
 forward_op, backward_op = flex.forward, flex.backward
 
-_PAIR, _TENSORS, _FLOATS, _INTS, _FIRST_LIST, _LENGTHS, _SINKS = 3, 4, 5, 6, 7, 15, 17  # where they stand
+# Where they stand; the last is of the gradient alone.
+_PAIR, _TENSORS, _FLOATS, _INTS, _FIRST_LIST, _LENGTHS, _SINKS, _SCALE, _OF_CAPTURES = 3, 4, 5, 6, 7, 15, 17, 18, 21
 
 
 def values_of(traced: Traced, tensors: Sequence[Any], floats: Sequence[Any], ints: Sequence[Any]) -> list[Any]:
@@ -35,10 +37,13 @@ def values_of(traced: Traced, tensors: Sequence[Any], floats: Sequence[Any], int
 
 def by_kind(traced: Traced, values: Sequence[Any]) -> tuple[list[Tensor], list[float], list[int]]:
     """:func:`values_of` undone."""
-    held: dict[str, list[Any]] = {"tensor": [], "float": [], "int": []}
+    tensors: list[Tensor] = []
+    floats: list[float] = []
+    ints: list[int] = []
     for capture, value in zip(traced.captures, values, strict=True):
-        held[capture.kind].append(value)
-    return held["tensor"], held["float"], held["int"]
+        kind = capture.kind
+        (tensors if kind == "tensor" else ints if kind == "int" else floats).append(value)
+    return tensors, floats, ints
 
 
 def _differentiable_tensors(traced: Traced) -> list[int]:
@@ -113,11 +118,34 @@ def fake_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, 
 # --- CUDA ---
 
 
+_Own = tuple[Callable[..., Any], Sequence[float], Sequence[int]]
+_matched: dict[Any, tuple[int, _Own]] = {}  # see _general; with how many ops were loaded
+_MAX_MATCHED = 256
+
+
 def _own(
     traced: Traced, tensors: Sequence[Tensor], floats: Sequence[float], ints: Sequence[int], suffix: str = ""
-) -> tuple[Any, Sequence[float], Sequence[int]]:
+) -> _Own:
     """The pair's op of a loaded pack, or one that takes as arguments numbers that are spelled out in the pair; and the
     numbers. Raises tk.VariantNotFoundError."""
+    op = _found.get((traced.fingerprint, suffix))
+    if op is not None:
+        return op, floats, ints
+    first = {id(x): i for i, x in reversed(list(enumerate(tensors)))}  # which tensors are the same one decides too
+    key = (traced.fingerprint, suffix, *floats, *ints, *(first[id(x)] for x in tensors))
+    n_loaded, found = _matched.get(key, (-1, None))
+    if found is None or n_loaded != register.count():
+        n_loaded = register.count()
+        found = _sought(traced, tensors, floats, ints, suffix)
+        if len(_matched) >= _MAX_MATCHED:
+            _matched.clear()
+        _matched[key] = n_loaded, found
+    return found
+
+
+def _sought(
+    traced: Traced, tensors: Sequence[Tensor], floats: Sequence[float], ints: Sequence[int], suffix: str
+) -> _Own:
     op = _packed(traced, suffix)
     if op is not None:
         return op, floats, ints
@@ -134,16 +162,18 @@ def _name(traced: Traced, suffix: str) -> str:
     return f"flex_{traced.fingerprint[:16]}{suffix}"
 
 
-_found: dict[tuple[str, str], Any] = {}  # a loaded pack stays
+_found: dict[tuple[str, str], Callable[..., Any]] = {}  # a loaded pack stays
+_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 
 
-def _packed(traced: Traced, suffix: str) -> Any | None:
+def _packed(traced: Traced, suffix: str) -> Callable[..., Any] | None:
+    """The kernel of an op: nothing else is registered for it."""
     key = (traced.fingerprint, suffix)
     if key not in _found:
         packet = getattr(torch.ops.tk, _name(traced, suffix), None)
         if packet is None:
             return None
-        _found[key] = packet.default
+        _found[key] = partial(packet.default.redispatch, _KERNEL)
     return _found[key]
 
 
@@ -154,27 +184,27 @@ def _known() -> list[Traced]:
     return [trace.parse(text) for text in texts if isinstance(text, str)]
 
 
-def _own_call(args: Sequence[Any], suffix: str = "") -> tuple[Any, list[Tensor], list[Any]]:
+def _own_call(traced: Traced, args: Sequence[Any], suffix: str = "") -> tuple[Any, list[Tensor], list[Any]]:
     """The pair's own op, and its arguments: tensors, with an empty one for what is absent, and numbers."""
-    tensors = args[_TENSORS]
-    own, floats, ints = _own(trace.parse(args[_PAIR]), tensors, args[_FLOATS], args[_INTS], suffix)
-    query = args[0]
-    given = zip(args[_FIRST_LIST : _SINKS + 1], _RANKS, strict=True)
-    optional = [_nothing(rank, query.device) if x is None else x for x, rank in given]
-    scale, q_block, kv_block, *wanted = args[_SINKS + 1 :]  # of a backward: whether gradients of captures are
-    is_tf32 = query.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    band = _band(trace.parse(args[_PAIR]), args[_INTS]) if args[_FIRST_LIST] is None else _NO_BAND
-    numbers = [scale, *floats, q_block, kv_block, *band, int(is_tf32), *ints]
-    return own, [*args[:3], *optional], [*numbers, int(all(wanted)), int(scale < 0)]
+    own, floats, ints = _own(traced, args[_TENSORS], args[_FLOATS], args[_INTS], suffix)
+    query, scale = args[0], args[_SCALE]
+    given = zip(args[_FIRST_LIST:_SCALE], _nothing(query.device))  # noqa: B905  # both eleven
+    optional = [nothing if x is None else x for x, nothing in given]
+    is_tf32 = query.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    band = _band(traced, args[_INTS]) if args[_FIRST_LIST] is None else _NO_BAND
+    of_captures = args[_OF_CAPTURES] if suffix else True
+    numbers = [scale, *floats, args[_SCALE + 1], args[_SCALE + 2], *band, int(is_tf32), *ints,
+               int(of_captures), int(scale < 0)]  # fmt: skip
+    return own, [query, args[1], args[2], *optional], numbers
 
 
 _RANKS = (*(3 if "num" in name else 4 for name in flex.LISTS), 1, 2, 1)
 
 
 @cache
-def _nothing(rank: int, device: torch.device) -> Tensor:
-    """Stands for an argument that is absent; one for all calls, since to make eleven takes longer than the rest."""
-    return torch.empty((0,) * rank, dtype=torch.int32, device=device)
+def _nothing(device: torch.device) -> tuple[Tensor, ...]:
+    """Stand for arguments that are absent; the same in all calls, since to make eleven takes longer than the rest."""
+    return tuple([torch.empty((0,) * rank, dtype=torch.int32, device=device) for rank in _RANKS])
 
 
 _EVERYWHERE = 1 << 29
@@ -183,14 +213,25 @@ _NO_BAND = (_EVERYWHERE, _EVERYWHERE, 0)
 
 def _band(traced: Traced, ints: Sequence[int]) -> tuple[int, int, int]:
     """How far to the left and right a query sees without a block mask, and whether this is all that the mask says."""
-    if traced.mask is None:
-        return _EVERYWHERE, _EVERYWHERE, 1
-    text = traced.mask.renumbered(0).text
-    if text == _mask_text(mods.causal):
-        return _EVERYWHERE, 0, 1
-    if text == _mask_text(mods.sliding_window(1)):
+    kind = _shapes.get(traced.fingerprint)
+    if kind is None:
+        kind = _shapes[traced.fingerprint] = _shape(traced)
+    if kind == "window":
         return max(0, ints[-1] - 1), 0, 1
-    return _NO_BAND
+    return _BANDS[kind]
+
+
+_BANDS = {"all": (_EVERYWHERE, _EVERYWHERE, 1), "causal": (_EVERYWHERE, 0, 1), "other": _NO_BAND}
+_shapes: dict[str, str] = {}
+
+
+def _shape(traced: Traced) -> str:
+    """What :func:`_band` tells apart."""
+    if traced.mask is None:
+        return "all"
+    text = traced.mask.renumbered(0).text
+    known = {_mask_text(mods.causal): "causal", _mask_text(mods.sliding_window(1)): "window"}
+    return known.get(text, "other")
 
 
 def _mask_text(mask_mod: Any) -> str:
@@ -200,27 +241,67 @@ def _mask_text(mask_mod: Any) -> str:
 
 
 def cuda(*args: Any) -> tuple[Tensor, Tensor]:
-    own, tensors, numbers = _own_call(args)
+    return _on_cuda(trace.parse(args[_PAIR]), args)
+
+
+def _on_cuda(traced: Traced, args: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    own, tensors, numbers = _own_call(traced, args)
     return own(*tensors, *args[_TENSORS], *numbers)
 
 
 def cuda_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
-    own, tensors, numbers = _own_call(args, "_backward")
+    own, tensors, numbers = _own_call(trace.parse(args[_PAIR]), args, "_backward")
     query, key, value, sinks, *captured = own(grad_out, grad_lse, *tensors, out, lse, *args[_TENSORS], *numbers)
     return [query, key, value, *([] if args[_SINKS] is None else [sinks]), *(captured if args[-1] else [])]
+
+
+# --- Python's way in ---
+
+
+def attend(traced: Traced, *args: Any) -> tuple[Tensor, Tensor]:
+    """:data:`forward_op` with a traced pair in the place of its text. Where nothing would come between the op and its
+    CUDA kernel, that is called at once: the dispatcher takes twice as long as the kernel to pass on 28 arguments."""
+    if not _has_kernels(args[0]) or not _is_alone(args):
+        return forward_op(*args[:_PAIR], traced.text, *args[_PAIR + 1 :])
+    kernel = partial(_on_cuda, traced)
+    return _tracked(kernel, (*args[:_PAIR], traced.text, *args[_PAIR + 1 :])) if _is_at_stake(args) else kernel(args)
+
+
+def _has_kernels(query: Tensor) -> bool:
+    return query.is_cuda
+
+
+def _is_at_stake(args: Sequence[Any]) -> bool:
+    """Whether a gradient is."""
+    return torch.is_grad_enabled() and torch._C._any_requires_grad(*args[:3], *args[_TENSORS], args[_SINKS])
+
+
+def _is_alone(args: Sequence[Any]) -> bool:
+    """Whether no dispatch mode, tensor subclass, transform, tracer or profiler is to see a call."""
+    return (
+        not torch._C._len_torch_dispatch_stack()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
+        and torch._C._get_tracing_state() is None
+        and not torch._C._autograd._profiler_enabled()
+        and _PLAIN.issuperset(map(type, (*args[:_PAIR], *args[_TENSORS], *args[_FIRST_LIST : _SINKS + 1])))
+    )
+
+
+_PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None)})
 
 
 # --- Gradients ---
 
 
 class _Attention(_SingleLevelFunction):
-    """The formula; captured tensors are arguments of their own, since autograd does not look into lists."""
+    """The formula. below: the op without it. Captured tensors are arguments of their own, since autograd does not look
+    into lists."""
 
     @staticmethod
-    def forward(ctx: Any, keyset: Any, n_tensors: int, *flat: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, below: Callable[..., Any], n_tensors: int, *flat: Any) -> tuple[Tensor, Tensor]:
         args = (*flat[:_TENSORS], list(flat[len(flat) - n_tensors :]), *flat[_TENSORS : len(flat) - n_tensors])
-        with torch._C._AutoDispatchBelowAutograd():
-            out, lse = forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+        out, lse = below(args)
         ctx.set_materialize_grads(False)
         ctx.n_tensors = n_tensors
         ctx.plain = [None if isinstance(x, Tensor) else x for x in flat]
@@ -250,14 +331,26 @@ class _Attention(_SingleLevelFunction):
 
 
 def autograd(keyset: Any, *args: Any) -> tuple[Tensor, Tensor]:
-    if _register.has_tangent(tuple(_leaves(args))):
+    if forward_ad._current_level >= 0 and _register.has_tangent(tuple(_leaves(args))):
         raise NotImplementedError("tk.flex_attention has no formula for forward-mode automatic differentiation")
-    if torch.is_grad_enabled() and any(x.requires_grad for x in _leaves(args)):
-        tensors = args[_TENSORS]
-        flat = (*args[:_TENSORS], *args[_TENSORS + 1 :], *tensors)
+    below = partial(_below, keyset)
+    if _is_at_stake(args):
         with _register.single_level():
-            return _Attention.apply(keyset, len(tensors), *flat)  # type: ignore[attr-defined]
+            return _tracked(below, args)
+    return below(args)
+
+
+def _tracked(below: Callable[..., Any], args: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    tensors = args[_TENSORS]
+    flat = (*args[:_TENSORS], *args[_TENSORS + 1 :], *tensors)
+    return _Attention.apply(below, len(tensors), *flat)  # type: ignore[attr-defined]
+
+
+def _below(keyset: Any, args: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    """The op without its gradient."""
     with torch._C._AutoDispatchBelowAutograd():
+        if _has_kernels(args[0]) and _is_alone(args):
+            return cuda(*args)
         return forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
 

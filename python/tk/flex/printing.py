@@ -162,11 +162,11 @@ class Printer:
 
     def _aten(self, node: fx.Node, name: str) -> Value:
         op, dtype = node.target.overloadpacket.__name__, dtype_of(node)  # type: ignore[union-attr]
-        args = [self.of(a) for a in node.args if not isinstance(a, list | tuple)]
-        deps = frozenset().union(*(a.deps for a in args)) if args else frozenset()
         if op == "sym_size":
             capture = self.captures[node.args[0].meta["capture"]]  # type: ignore[union-attr]
             return Value(f"{capture.name}_size_{node.args[1]}", torch.int64)
+        args = [self.of(a) for a in node.args if not isinstance(a, list | tuple)]
+        deps = frozenset().union(*(a.deps for a in args)) if args else frozenset()
         if op in ("full", "scalar_tensor"):
             value = self.of(node.args[1] if op == "full" else node.args[0])
             text = f"tl.full((), {value.text}, {tl_dtype(dtype)})" if value.dtype is None else cast(value, dtype)
@@ -412,11 +412,21 @@ def _evaluate(graph: Graph, held: Mapping[fx.Node, torch.Tensor]) -> torch.Tenso
         args = fx.node.map_arg(node.args, lambda n: values[n])
         if node.target is aten.full.default:
             values[node] = torch.as_tensor(args[1]).to(dtype_of(node))
+        elif node.target is aten.clamp.default and any(isinstance(x, torch.Tensor) for x in args[1:]):
+            # It takes two numbers or two tensors, not one of each.
+            values[node] = aten.clamp.Tensor(args[0], *(_as_tensor(x) for x in args[1:]))
         elif isinstance(node.target, torch._ops.OpOverload):
             values[node] = node.target.overloadpacket(*args, **node.kwargs)  # numbers are tensors here
         else:
             values[node] = node.target(*args)
     return values[graph.result]
+
+
+def _as_tensor(x: Any) -> torch.Tensor | None:
+    """Of a number, as _example_dtype has it."""
+    if x is None or isinstance(x, torch.Tensor):
+        return x
+    return torch.tensor(x, dtype=torch.float32 if isinstance(x, float) else torch.int32)
 
 
 # --- Texts ---

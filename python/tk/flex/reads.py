@@ -109,8 +109,8 @@ class Reads:
     def _tensor(self, value: Tensor, read: str, name: str) -> Any:
         variable = self._variable(read)
         dtype = self._constant(value.dtype)
-        self._require(f"isinstance({variable}, Tensor) and {variable}.dtype is {dtype}")
-        self._require(f"{variable}.dim() == {value.dim()}")
+        self.require(f"isinstance({variable}, Tensor) and {variable}.dtype is {dtype}")
+        self.require(f"{variable}.dim() == {value.dim()}")
         self.leaves.append(variable)
         return self.leaf(value, name, variable)
 
@@ -123,13 +123,13 @@ class Reads:
         kinds: tuple[type, ...] = (int, torch.SymInt) if _is_int(value) else (float, torch.SymFloat)
         if isinstance(value, np.generic):
             kinds = (type(value),)
-        self._require(f"type({variable}) in {self._constant(kinds)}")
+        self.require(f"type({variable}) in {self._constant(kinds)}")
         self.leaves.append(variable)
         return found
 
     def _module(self, value: types.ModuleType, read: str, name: str) -> Any:
         variable = self._variable(read)
-        self._require(f"{variable} is {self._constant(value)}")
+        self.require(f"{variable} is {self._constant(value)}")
         if _is_trusted_name(value.__name__):
             return value
         return self._keep(value, variable, _Watched(self, value, variable, name))
@@ -137,7 +137,7 @@ class Reads:
     def _function(self, value: types.FunctionType, read: str, name: str) -> Any:
         variable = self._variable(read)
         code = self._constant(value.__code__)
-        self._require(f"type({variable}) is FunctionType and {variable}.__code__ is {code}")
+        self.require(f"type({variable}) is FunctionType and {variable}.__code__ is {code}")
         cells = tuple(types.CellType() for _ in value.__closure__ or ())
         scope: dict[str, Any] = {"__builtins__": builtins, "__name__": value.__module__}
         copy = types.FunctionType(value.__code__, scope, value.__name__, None, cells)
@@ -184,17 +184,17 @@ class Reads:
             self._lines.append(f"{self._variables[read]} = {read}")
         return self._variables[read]
 
-    def _require(self, condition: str) -> None:
+    def require(self, condition: str) -> None:
         self._lines.append(f"if not ({condition}): return None")
 
     def _check(self, read: str, is_so: str) -> str:
         variable = self._variable(read)
-        self._require(f"{variable} {is_so}")
+        self.require(f"{variable} {is_so}")
         return variable
 
     def _check_type(self, value: Any, read: str, more: str = "") -> str:
         variable = self._variable(read)
-        self._require(f"type({variable}) is {self._constant(type(value))}{more.format(variable)}")
+        self.require(f"type({variable}) is {self._constant(type(value))}{more.format(variable)}")
         return variable
 
     def _equal(self, value: Any, read: str) -> None:
@@ -251,7 +251,7 @@ class _Watched:
 
     def __len__(self) -> int:
         reads, value, variable, _ = object.__getattribute__(self, "_tk")
-        reads._require(f"len({variable}) == {len(value)}")
+        reads.require(f"len({variable}) == {len(value)}")
         return len(value)
 
     def __iter__(self) -> Iterator[Any]:
@@ -259,7 +259,7 @@ class _Watched:
 
     def __bool__(self) -> bool:
         reads, value, variable, _ = object.__getattribute__(self, "_tk")
-        reads._require(f"bool({variable}) is {bool(value)}")
+        reads.require(f"bool({variable}) is {bool(value)}")
         return bool(value)
 
 

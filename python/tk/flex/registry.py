@@ -139,6 +139,8 @@ def _call(node: fx.Node) -> str:
     if node.target is torch.ops.aten.index.Tensor:
         source, at = node.args
         return f"{_spelled(source)}[{', '.join(map(_spelled, at))}]"  # type: ignore[arg-type]
+    if node.target is torch.ops.aten.sym_size.int:
+        return f"{_spelled(node.args[0])}.shape[{node.args[1]}]"
     return f"{_target_name(node.target)}({', '.join(inside)})"
 
 

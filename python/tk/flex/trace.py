@@ -13,23 +13,25 @@ Tracing takes milliseconds and happens once for a mod's code and the kinds of wh
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import os
-import re
 import threading
 import types
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tk import errors
-from tk.flex import reads
+from tk.flex import reads, record
 from tk.flex.canonical import Graph, Read, canonical
 from tk.flex.canonical import parse as _parse_graph
+from tk.flex.numbers import Decides
+from tk.flex.record import Recorder
 
 __all__ = ["Capture", "Graph", "Pair", "Traced", "pair"]
 
@@ -225,66 +227,38 @@ def described(fn: Any, kind: str) -> str:
 # --- Tracing ---
 
 
-class _Decides(Exception):
-    """The mod decides by a number."""
-
-    def __init__(self, variables: set[str]):
-        self.variables = variables
-
-
-@dataclass
 class _World:
-    """The symbols of one trace. constants: variables of numbers that are structure."""
+    """What a mod sees in one trace. constants: the variables of numbers and sizes that are structure. names: of what it
+    reads. numbers: the variables of those that are run-time arguments."""
 
-    constants: frozenset[str]
-    env: Any = None
-    mode: Any = None
-    leaves: list[Any] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    symbols: dict[Any, str] = field(default_factory=dict)
+    def __init__(self, constants: frozenset[str]):
+        self.constants = constants
+        self.recorder = Recorder()
+        self.reads = reads.Reads(self.leaf)
+        self.names: list[str] = []
+        self.numbers: set[str] = set()
 
-    def __post_init__(self) -> None:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-        self.env = ShapeEnv(duck_shape=False)
-        self.mode = FakeTensorMode(shape_env=self.env)
+    def arguments(self, kind: str) -> list[Tensor]:
+        score = [self.recorder.tensor("score", torch.float32)] if kind == "score_mod" else []
+        return [*score, *(self.recorder.tensor(name, torch.int32) for name in _INDICES)]
 
     def leaf(self, value: Any, name: str, variable: str) -> Any:
+        place = f"leaf{len(self.names)}"
         if isinstance(value, Tensor):
-            made = self._tensor(value)
+            made: Any = self.recorder.tensor(place, value.dtype, value.dim(), variable, self._sizes(value, variable))
         elif variable in self.constants:
             return value
         else:
-            made = self._number(value, variable)
-        self.leaves.append(made)
+            made = self.recorder.number(place, reads._is_int(value), variable)
+            self.numbers.add(variable)
         self.names.append(name)
         return made
 
-    def _tensor(self, value: Tensor) -> Tensor:
-        from torch._dynamo.source import ConstantSource
-        from torch.fx.experimental.symbolic_shapes import DimDynamic
-
-        sizes = []
-        for _ in range(value.dim()):
-            source = ConstantSource(f"size{len(self.env.var_to_range)}")
-            hint = 1680 + 16 * len(self.env.var_to_range)  # no two alike
-            symbol = self.env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC)
-            sizes.append(self.env.create_symintnode(symbol, hint=hint, source=source))
-        with self.mode:
-            return torch.empty(sizes, dtype=value.dtype, device="cpu")
-
-    def _number(self, value: Any, variable: str) -> Any:
-        with self.env.ignore_fresh_unbacked_symbols():
-            is_int = reads._is_int(value)
-            made = self.env.create_unbacked_symint() if is_int else self.env.create_unbacked_symfloat()
-        self.symbols[made.node.expr] = variable
-        return made
-
-    def arguments(self, kind: str) -> list[Tensor]:
-        with self.mode:
-            indices = [torch.empty((), dtype=torch.int32, device="cpu") for _ in _INDICES]
-            return [torch.empty((), device="cpu"), *indices] if kind == "score_mod" else indices
+    def _sizes(self, value: Tensor, variable: str) -> dict[int, int]:
+        known = {d: int(n) for d, n in enumerate(value.shape) if record.size_variable(variable, d) in self.constants}
+        for d, n in known.items():
+            self.reads.require(f"{record.size_variable(variable, d)} == {n}")
+        return known
 
 
 def _trace(fn: Mod, kind: str) -> _Mod:
@@ -293,33 +267,45 @@ def _trace(fn: Mod, kind: str) -> _Mod:
     constants: frozenset[str] = frozenset()
     while True:
         try:
-            return _trace_with(fn, kind, constants)
-        except _Decides as decides:
+            with _by_itself():
+                return _trace_with(fn, kind, constants)
+        except Decides as decides:
+            if decides.variables <= constants:
+                raise errors.Error(f"{described(fn, kind)} changes what it reads while it is traced") from None
             constants |= decides.variables
 
 
 def _trace_with(fn: Mod, kind: str, constants: frozenset[str]) -> _Mod:
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.utils._python_dispatch import _disable_current_modes
-
     world = _World(constants)
-    read = reads.Reads(world.leaf)
-    with _disable_current_modes(), torch.no_grad(), _explaining(fn, kind, world), world.mode, _indexing():
-        stand_in = read.stand_in(fn, "f", getattr(fn, "__name__", type(fn).__name__))
+    recorder = world.recorder
+    with _explaining(fn, kind, recorder), recorder, record.Spelling(recorder):
         arguments = world.arguments(kind)
-        _check_result(fn, kind, stand_in(*arguments))  # finds all leaves
-
-        def flat(*args: Any) -> Any:
-            return stand_in(*args[: len(arguments)])
-
-        recorded = make_fx(flat, tracing_mode="real")(*arguments, *world.leaves)
-    _check_guards(world)
+        stand_in = world.reads.stand_in(fn, "f", getattr(fn, "__name__", type(fn).__name__))
+        result = stand_in(*arguments)
+        if recorder.failure is not None:  # and the mod caught it
+            raise recorder.failure
+    _check_result(fn, kind, result)
+    recorder.graph.output(result.node if isinstance(result, record.Value) else recorder.constant(result).node)
     names = (("score", *_INDICES) if kind == "score_mod" else _INDICES, world.names)
-    graph = canonical(recorded, names, lambda message, node: _refused(fn, kind, message, node))
+    graph = canonical(recorder, names, lambda message, node: _refused(fn, kind, message, node))
     captures = tuple(_capture(r, kind) for r in graph.reads)
     pick = tuple(r.leaf for r in graph.reads)
-    numbers = frozenset(world.symbols.values())
-    return _Mod(None if graph.is_trivial else graph, captures, read.compiled(), pick, numbers)
+    return _Mod(None if graph.is_trivial else graph, captures, world.reads.compiled(), pick, frozenset(world.numbers))
+
+
+@contextlib.contextmanager
+def _by_itself() -> Iterator[None]:
+    """Whatever the call that needs the trace stands in: a FakeTensorMode, a default device, inference mode, vmap."""
+    with contextlib.ExitStack() as stack:
+        if torch.utils._python_dispatch._len_torch_dispatch_stack():
+            stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
+        for _ in range(torch._C._len_torch_function_stack()):
+            stack.enter_context(torch.overrides._pop_mode_temporarily())
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            stack.enter_context(torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        yield
 
 
 def _capture(read: Read, kind: str) -> Capture:
@@ -357,83 +343,31 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _check_guards(world: _World) -> None:
-    """Torch's own decisions by a number, which it took without asking for one."""
-    for guard in world.env.guards:
-        if variables := {world.symbols[s] for s in guard.expr.free_symbols if s in world.symbols}:
-            raise _Decides(variables)
-
-
-class _indexing(torch.overrides.TorchFunctionMode):
-    """``table[h, q_idx]`` as an op: torch itself would read the indices out."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.__getitem__ and isinstance(args[0], Tensor):
-            keys = args[1] if isinstance(args[1], tuple) else (args[1],)
-            if all(_is_index(k) for k in keys) and 0 < len(keys) <= args[0].dim():
-                return _indexed(args[0], keys)
-        return func(*args, **(kwargs or {}))
-
-
-def _is_index(key: Any) -> bool:
-    if isinstance(key, Tensor):
-        return key.dim() == 0 and not key.dtype.is_floating_point and key.dtype is not torch.bool
-    return isinstance(key, int | torch.SymInt) and not isinstance(key, bool)
-
-
-def _indexed(x: Tensor, keys: Sequence[Any]) -> Tensor:
-    for key in keys:
-        if not isinstance(key, Tensor):
-            key = torch.scalar_tensor(key, dtype=torch.int64, device="cpu")
-        x = torch.ops.aten.index.Tensor(x, [key])
-    return x
-
-
 # --- What is refused ---
 
 
 class _explaining:
     """Errors of the mod, or of torch about it, with the mod's line."""
 
-    def __init__(self, fn: Any, kind: str, world: _World):
-        self.fn, self.kind, self.world = fn, kind, world
+    def __init__(self, fn: Any, kind: str, recorder: Recorder):
+        self.fn, self.kind, self.recorder = fn, kind, recorder
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if error is None or isinstance(error, _Decides | errors.Error) or not isinstance(error, Exception):
+        if not isinstance(error, Exception) or isinstance(error, errors.Error):
             return
-        if isinstance(error, TypeError) and str(error).startswith(described(self.fn, self.kind)):
-            return
-        if variables := self._numbers_in(error):
-            raise _Decides(variables) from None
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        if _is_data_dependent(error):
+        failure = self.recorder.failure or error  # torch may have made another of it on the way
+        if isinstance(failure, Decides):
+            raise failure from None
+        first = next(iter(str(failure).strip().splitlines()), type(failure).__name__)
+        if isinstance(failure, record.ControlFlow):
             first = (
                 "control flow on a tensor (an if, a loop, or .item()): what holds for one score need not hold for the "
                 "next; write it with torch.where, & and |"
             )
         raise _refused(self.fn, self.kind, first, _line(error)) from error
-
-    def _numbers_in(self, error: BaseException | None) -> set[str]:
-        """The captured numbers that torch had to know; empty if it is anything else."""
-        while error is not None:
-            condition = getattr(error, "cond", None)
-            symbols: set[Any] = getattr(condition, "free_symbols", set())
-            if symbols and all(s in self.world.symbols for s in symbols):
-                return {self.world.symbols[s] for s in symbols}
-            error = error.__cause__ or error.__context__
-        return set()
-
-
-def _is_data_dependent(error: Exception) -> bool:
-    from torch._subclasses.fake_tensor import DataDependentOutputException
-    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-
-    if isinstance(error, DataDependentOutputException | GuardOnDataDependentSymNode):
-        return True
-    return re.search(r"data.dependent|unbacked symbols", str(error)) is not None
 
 
 _OWN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.abspath(__file__)) + os.sep)

@@ -261,10 +261,7 @@ def var_mean(
 
     Other arguments and errors as of :func:`sum`.
     """
-    dim, correction = _correction("var_mean", dim, unbiased, correction)
-    if not taken("var_mean", input=input):
-        return torch.var_mean(input, dim, correction=correction, keepdim=keepdim)
-    return _moments("var_mean", input, dim, correction, keepdim, 1.0, config)
+    return _moments("var_mean", torch.var_mean, input, dim, unbiased, keepdim, correction, config)
 
 
 @needs(*var_mean.ops)  # type: ignore[attr-defined]
@@ -278,10 +275,7 @@ def var(
     config: Config = None,
 ) -> Tensor:
     """The variance over ``dim``, as ``torch.var``. Arguments and errors as of :func:`var_mean`."""
-    dim, correction = _correction("var", dim, unbiased, correction)
-    if not taken("var", input=input):
-        return torch.var(input, dim, correction=correction, keepdim=keepdim)
-    return _moments("var", input, dim, correction, keepdim, 1.0, config)[0]
+    return _moments("var", torch.var_mean, input, dim, unbiased, keepdim, correction, config)[0]
 
 
 @needs(*var_mean.ops)  # type: ignore[attr-defined]
@@ -295,10 +289,32 @@ def std(
     config: Config = None,
 ) -> Tensor:
     """The root of the variance over ``dim``, as ``torch.std``. Arguments and errors as of :func:`var_mean`."""
-    dim, correction = _correction("std", dim, unbiased, correction)
-    if not taken("std", input=input):
-        return torch.std(input, dim, correction=correction, keepdim=keepdim)
-    return _moments("std", input, dim, correction, keepdim, 0.5, config)[0]
+    return _moments("std", torch.std_mean, input, dim, unbiased, keepdim, correction, config)[0]
+
+
+def _moments(
+    function: str,
+    of_torch: Callable[..., tuple[Tensor, Tensor]],
+    input: Tensor,
+    dim: Dims | bool,
+    unbiased: bool | None,
+    keepdim: bool,
+    correction: float | None,
+    config: Config,
+) -> tuple[Tensor, Tensor]:
+    """The variance, or with std_mean its root, and the mean."""
+    dim, correction = _correction(function, dim, unbiased, correction)
+    if not taken(function, input=input):
+        return of_torch(input, dim, correction=correction, keepdim=keepdim)
+    dims = _dims(function, input, dim)
+    n = product([input.shape[d] for d in dims])
+    bessel = n / (n - correction) if n > correction else math.inf
+    power = 0.5 if of_torch is torch.std_mean else 1.0
+    if _are_all(input, dims):
+        spread, found = run("total_var_mean", _whole(input), bessel, power, config=config)
+    else:
+        spread, found = run("row_var_mean", _rows(input, dims), bessel, power, config=config)
+    return _kept(spread, dims, keepdim), _kept(found, dims, keepdim)
 
 
 def _correction(function: str, dim: Dims | bool, unbiased: bool | None, correction: float | None) -> tuple[Dims, float]:
@@ -310,19 +326,6 @@ def _correction(function: str, dim: Dims | bool, unbiased: bool | None, correcti
     if correction is None:
         correction = 0 if unbiased is False else 1
     return dim, correction
-
-
-def _moments(
-    function: str, x: Tensor, dim: Dims, correction: float, keepdim: bool, power: float, config: Config
-) -> tuple[Tensor, Tensor]:
-    dims = _dims(function, x, dim)
-    n = product([x.shape[d] for d in dims])
-    bessel = n / (n - correction) if n > correction else math.inf
-    if _are_all(x, dims):
-        variance, found = run("total_var_mean", _whole(x), bessel, power, config=config)
-    else:
-        variance, found = run("row_var_mean", _rows(x, dims), bessel, power, config=config)
-    return _kept(variance, dims, keepdim), _kept(found, dims, keepdim)
 
 
 # --- By rows ---

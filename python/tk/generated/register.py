@@ -38,6 +38,12 @@ def find(name: str) -> GeneratedOp | None:
     return _ops.get(name)
 
 
+def count() -> int:
+    """How many ops the loaded packs have."""
+    _read_new()
+    return len(_ops)
+
+
 def names() -> list[str]:
     """Of the ops with a recorded graph."""
     _read_new()

@@ -30,6 +30,13 @@ def describe(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Describ
     All of the op's checks are made, and its result is allocated. The last call, where copies of operands come first.
     None when it would launch nothing: on the CPU, or with an empty result or inner size. Raises what the op raises.
     """
+    found = describe_all(function, *args, **kwargs)
+    return found[-1] if found else None
+
+
+def describe_all(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Described]:
+    """All calls of ``describe``, those that copy operands included. The addresses of copies are those of memory that is
+    free again."""
     found: list[Described] = []
     callback = _Callback(lambda call, _: found.append(_described(call.contents)))
     _capture()(callback, None)
@@ -38,7 +45,7 @@ def describe(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Describ
             function(*args, **kwargs)
     finally:
         _capture()(_Callback(), None)
-    return found[-1] if found else None
+    return found
 
 
 @cache

@@ -69,7 +69,8 @@ def conv2d(
 
     Args:
         input: ``[N, C, H, W]`` or ``[C, H, W]``, bfloat16, float16 or float32 (float64 on the CPU), any strides.
-            Channels-last is fastest; where channels are apart in memory, a copy in which they are together may be made.
+            Channels-last is fastest; where channels are apart in memory, or no multiple of 16, a copy in which they are
+            may be made.
         weight: ``[O, C / groups, KH, KW]`` of the same dtype and device, any strides; copied likewise.
         bias: ``[O]``, of the same dtype.
         stride, dilation: one number, or one for each dimension.

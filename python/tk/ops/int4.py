@@ -141,8 +141,8 @@ def int4_from_torch(packed: Tensor, scales_and_zeros: Tensor, group_size: int) -
 
 
 def _values_of_cpu(packed: Tensor) -> Tensor:
-    """[K, N] of uint8 [N, K / 2]: blocks of 64 columns, or of what is left, and in each a line for every k. Which
-    columns share a byte goes by the CPU's vectors, so torch is asked: it packs the columns' numbers."""
+    """[K, N] of uint8 [N, K / 2]: blocks of columns, or of what is left, and in each a line for every k. Their width
+    and which columns share a byte go by the CPU's vectors, so torch is asked: it packs the columns' numbers."""
     if packed.dtype is not torch.uint8 or packed.dim() != 2:
         raise ValueError(
             f"tk.int4_from_torch: packed is {packed.dtype} {list(packed.shape)}, must be int32 [N / 8, K / (16 t), 32, "
@@ -150,14 +150,12 @@ def _values_of_cpu(packed: Tensor) -> Tensor:
         )
     N, K = packed.shape[0], 2 * packed.shape[1]
     flat, values = packed.flatten(), torch.empty(K, N, dtype=torch.uint8, device=packed.device)
-    for first in range(0, N, _CPU_BLOCK):
-        width = min(_CPU_BLOCK, N - first)
+    widest = _cpu_block()
+    for first in range(0, N, widest):
+        width = min(widest, N - first)
         block = _nibbles(flat[first * K // 2 : (first + width) * K // 2].view(K, width // 2))
         values[:, first + _cpu_columns(width).to(packed.device)] = block
     return values
-
-
-_CPU_BLOCK = 64
 
 
 def _nibbles(packed: Tensor) -> Tensor:
@@ -166,12 +164,22 @@ def _nibbles(packed: Tensor) -> Tensor:
 
 
 @cache
+def _cpu_block() -> int:
+    """A block's columns: 64 with AVX-512, 32 without. Of a line of zeros and one of ones, the zeros come first."""
+    lines = torch.arange(2, dtype=torch.int32).repeat(64, 1)
+    return int((_packed_by_cpu(lines).flatten().cumsum(0) == 0).sum()) * 2
+
+
+@cache
 def _cpu_columns(width: int) -> Tensor:
     """Which column of a block each nibble of a line is."""
-    columns = torch.arange(width, dtype=torch.int32)[:, None].expand(width, 2)
-    pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
-    low, high = (_nibbles(pack(x.contiguous(), 1).view(2, -1)[0]) for x in (columns % 16, columns // 16))
+    columns = torch.arange(width, dtype=torch.int32)[:, None].repeat(1, 2)
+    low, high = (_nibbles(_packed_by_cpu(x).view(2, -1)[0]) for x in (columns % 16, columns // 16))
     return low.long() + 16 * high.long()
+
+
+def _packed_by_cpu(q: Tensor) -> Tensor:
+    return torch.ops.aten._convert_weight_to_int4pack_for_cpu(q, 1)
 
 
 def _values_of_cuda(packed: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from triton.runtime import interpreter
 
 from tk.aot.expr import Problem, TensorValue, as_expr, evaluate_locals
 from tk.aot.grid import Variant, enumerate_grid
-from tk.aot.spec import Const, Family, Float, Int, Op, Plan, Pointer, Scratch
+from tk.aot.spec import Const, Family, Float, Int, Launch, Op, Plan, Pointer, Scratch
 from tk.kernels.attention.problem import BLOCK_LISTS, MAX_LENGTH, TENSORS
 
 SMALL_GPU = {"sm_count": 6, "arch": 90, "shared_optin": 227 * 1024, "l2_bytes": 60 << 20}
@@ -130,6 +130,17 @@ def launch(plan: Plan, problem: Problem, tensors: Sequence[torch.Tensor], floats
 
     buffers = [torch.full((number(b.bytes),), 255, dtype=torch.uint8) for b in plan.buffers]  # NaN, to be seen
 
+    for one in plan.launches:
+        launch_one(one, problem, tensors, floats, buffers)
+
+
+def launch_one(one: Launch, problem: Problem, tensors: Sequence[torch.Tensor], floats: Sequence[float],
+               buffers: Sequence[torch.Tensor]) -> None:  # fmt: skip
+    """With the plan's locals in `problem`."""
+
+    def number(x: object) -> int:
+        return as_expr(x).evaluate(problem)  # type: ignore[arg-type]
+
     def value(arg: Any) -> Any:
         match arg:
             case Const():
@@ -150,10 +161,9 @@ def launch(plan: Plan, problem: Problem, tensors: Sequence[torch.Tensor], floats
                 return buffers[arg.buffer][number(arg.offset) :].view(TORCH[arg.dtype])
         raise NotImplementedError(arg)
 
-    for one in plan.launches:
-        grid = tuple(number(g) for g in one.grid)
-        if number(one.when) and all(grid):
-            one.fn[grid](**{name: value(arg) for name, arg in one.args.items()})
+    grid = tuple(number(g) for g in one.grid)
+    if number(one.when) and all(grid):
+        one.fn[grid](**{name: value(arg) for name, arg in one.args.items()})
 
 
 # --- The reference, in fp64 ---

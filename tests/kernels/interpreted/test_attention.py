@@ -13,8 +13,10 @@ import torch
 
 from tk.aot.spec import Family
 from tk.flex import family, trace
+from tk.kernels.attention import decode
 from tk.kernels.attention.problem import MAX_LENGTH
 
+from . import attention_host
 from .attention_host import Call, block_lists, reference, run_all
 
 WANTED = family.Wanted(("fp16", "fp32"), ((64, 64),), ((64, 64),), paged=True)
@@ -85,6 +87,16 @@ def relative(table: torch.Tensor, furthest: int) -> Any:
 
 def learned(table: torch.Tensor) -> Any:
     return lambda score, b, h, q, kv: score + table[h, q, kv]
+
+
+def within(table: torch.Tensor) -> Any:
+    """By the table's own sizes."""
+
+    def score_mod(score, b, h, q, kv):
+        last = table.shape[1] - 1
+        return score + table[h, (q - kv + last // 2).clamp(0, last)] * (1 / table.shape[0])
+
+    return score_mod
 
 
 # --- Running ---
@@ -168,6 +180,7 @@ SCORES = {
     "soft_cap": soft_cap(3.0),
     "relative": relative(torch.randn(4, 9), 4),
     "learned": learned(torch.randn(4, 50, 70).half()),
+    "within": within(torch.randn(4, 9)),
     "transposed_table": learned(torch.randn(50, 70, 4).permute(2, 0, 1)),
     "constant": lambda score, b, h, q, kv: -score.abs() + 1,
     "no_score": lambda score, b, h, q, kv: (q * 0.1).float(),
@@ -236,6 +249,15 @@ def test_decode(shape: tuple[int, ...], sinks: bool) -> None:
         call = Call(*qkv(*shape, torch.float16), kv_lengths=lengths)
         call.sinks = torch.randn(H) if sinks else None
         check(pair, call, 1, "decode")
+
+
+def test_decode_of_more_parts_than_are_read_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One head of keys for a whole GPU: as many parts as fill it."""
+    monkeypatch.setitem(attention_host.SMALL_GPU, "sm_count", 132)
+    call = Call(*qkv(1, 2, 1, 1, 2 * decode.CHUNK * 64 + 1000, 64, 64, torch.float16))
+    call.sinks = torch.randn(2)
+    call.kv_lengths = torch.tensor([2 * decode.CHUNK * 64 - 70], dtype=torch.int32)  # the last parts have nothing
+    check(Pair(), call, 1, "decode")
 
 
 def test_decode_with_lists_pages_and_a_band() -> None:

@@ -9,7 +9,19 @@ import pytest
 import torch
 
 from .attention_host import Call, block_lists, reference, run_all
-from .test_attention import Pair, alibi, causal, document, heads_differ, learned, qkv, relative, soft_cap, window
+from .test_attention import (
+    Pair,
+    alibi,
+    causal,
+    document,
+    heads_differ,
+    learned,
+    qkv,
+    relative,
+    soft_cap,
+    window,
+    within,
+)
 
 TOLERANCE = {torch.float16: 6e-3, torch.float32: 5e-5}
 
@@ -108,6 +120,7 @@ SCORES = {
     "soft_cap": (lambda: soft_cap(2.0), []),
     "relative": (lambda t: relative(t, 4), [torch.randn(4, 9)]),
     "learned": (learned, [torch.randn(4, 50, 70)]),
+    "within": (within, [torch.randn(4, 9)]),
     "twice": (twice, [torch.randn(4, 7), torch.randn(50).half()]),
 }
 

@@ -16,8 +16,11 @@ from tk.kernels.conv.family import FAMILY
 from tk.kernels.conv.op import OP
 from tk.kernels.conv_layout import FAMILY as LAYOUT_FAMILY
 from tk.kernels.conv_layout import OP as LAYOUT
+from tk.kernels.conv_unfold import FAMILY as UNFOLD_FAMILY
+from tk.kernels.conv_unfold import OP as UNFOLD
 from tk.kernels.conv_weight_grad.family import FAMILY as WEIGHT_GRAD_FAMILY
 from tk.kernels.conv_weight_grad.op import OP as WEIGHT_GRAD
+from tk.kernels.conv_weight_grad.reduce import SPLITS
 
 from .launcher import describe, run
 
@@ -87,9 +90,25 @@ def cases(v: Variant) -> tuple[Case, ...]:
     general = v.point.layout == "any"
     if v.kernel.name == "conv_depthwise":
         return DEPTHWISE_GENERAL if general else DEPTHWISE
+    if v.kernel.name == "conv_depthwise_slide":
+        return sliding(v)
     if v.point.grouped:
         return GROUPED_GENERAL if general else GROUPED
     return (*CASES[:2], *GENERAL) if general else CASES
+
+
+def sliding(v: Variant) -> tuple[Case, ...]:
+    """More than one block along every dimension, and none that is full; other taps, strides and dilations across."""
+    k, s = v.point.taps, v.point.stride
+    if v.point.layout == "channels_last":
+        return (
+            Case(2, 48, 1, 1, (9, 9 * s + 1), (3, k), (2, s), (1, k // 2), (2, 1), bias=True, activation=4),
+            Case(1, 16, 1, 1, (3, 4, 5 * s + k), (2, 1, k), (1, 1, s), (1, 0, 1), (1, 1, 1)),
+        )
+    return (
+        Case(2, 9, 1, 2, (9 * s + 1, 19), (k, 3), (s, 2), (k // 2, 2), (1, 2), bias=True, activation=4),
+        Case(1, 5, 1, 1, (3, 5 * s + k, 4), (2, k, 1), (1, s, 1), (1, 1, 0), (1, 1, 1)),
+    )
 
 
 def as_3d(values: tuple[int, ...], fill: int) -> tuple[int, ...]:
@@ -163,13 +182,24 @@ def test_against_float64(v):
         torch.testing.assert_close(out.double(), exact, rtol=2 * eps, atol=eps * inner**0.5)
 
 
-@pytest.mark.parametrize("v", [v for v in interpretable() if v.point.config.name.startswith("64x32x16_s")], ids=name)
+WALKED_BACKWARDS = [
+    v
+    for v in interpretable()
+    if v.point.config.name.startswith("64x32x16_s")
+    or (v.kernel.name == "conv_depthwise_slide" and v.point.axes["dtype"] == "fp32" and v.point.taps == 3)
+]
+
+
+@pytest.mark.parametrize("v", [v for v in WALKED_BACKWARDS if v.point.axes.get("stride", 1) == 1], ids=name)
 def test_negative_dilation_is_the_gradient_of_the_input(v):
     """A stride of 1: the gradient reads the result at h + padding - tap * dilation."""
     if v.point.layout == "mixed":
         return
     torch.manual_seed(0)
-    case = replace(GROUPED[0] if v.point.grouped else CASES[0], bias=False, activation=0)
+    if v.kernel.name == "conv_depthwise_slide":
+        case = Case(2, 16, 1, 1, (9, 11), (3, 3), (1, 1), (1, 1), (1, 1))
+    else:
+        case = replace(GROUPED[0] if v.point.grouped else CASES[0], bias=False, activation=0)
     g = case.groups
     x = torch.randn(case.n, g * case.c, *case.sizes, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(g * case.o, case.c, *case.kernel, dtype=torch.float64)
@@ -198,6 +228,8 @@ def test_negative_dilation_is_the_gradient_of_the_input(v):
 
 def gradient_cases(v: Variant) -> tuple[Case, ...]:
     general = v.point.layout == "any"
+    if v.kernel.name == "weight_grad_slide":
+        return sliding(v)
     if v.kernel.name == "weight_grad_depthwise":
         return DEPTHWISE_GENERAL if general else DEPTHWISE
     if v.point.grouped:
@@ -209,30 +241,48 @@ def variants_of_the_weights_gradient() -> list[Variant]:
     return [v for v in enumerate_grid(WEIGHT_GRAD_FAMILY, 80).variants if v.point.dtype in DTYPES]
 
 
+def check_weight_gradient(v: Variant, case: Case) -> None:
+    dtype, layout, g = DTYPES[v.point.dtype], v.point.layout, case.groups
+    sizes, kernel, out_sizes = as_3d(case.sizes, 1), as_3d(case.kernel, 1), as_3d(case.out_sizes, 1)
+    geometry = (*as_3d(case.stride, 1), *as_3d(case.padding, 0), *as_3d(case.dilation, 1))
+    x = torch.randn(case.n, g * case.c, *sizes).half().to(dtype)  # what tf32 has room for
+    grad = torch.randn(case.n, g * case.o, *out_sizes).half().to(dtype)
+    weight = torch.zeros(g * case.o, case.c, *kernel, dtype=torch.float64, requires_grad=True)
+    y = F.conv3d(x.double(), weight, None, *(geometry[i : i + 3] for i in (0, 3, 6)), groups=g)
+    (exact,) = torch.autograd.grad(y, weight, grad.double())
+
+    out = torch.full(weight.shape, math.nan, dtype=dtype)
+    tensors = [
+        split_groups(as_operand(grad, layout, 1), g, 1),
+        split_groups(as_operand(x, layout, 1), g, 1),
+        split_groups(out, g, 0),
+    ]
+    precision = ("ieee", "tf32").index(v.point.precision)
+    run(WEIGHT_GRAD, v.plan, [without_size_one(t) for t in tensors], (*geometry, precision), ())
+    eps, inner = EPSILON[dtype], case.n * math.prod(out_sizes)
+    torch.testing.assert_close(out.double(), exact, rtol=2 * eps, atol=eps * inner**0.5)
+
+
 @pytest.mark.parametrize("v", variants_of_the_weights_gradient(), ids=name)
 def test_weight_gradient_against_float64(v):
     torch.manual_seed(0)
-    dtype, layout = DTYPES[v.point.dtype], v.point.layout
     for case in gradient_cases(v):
-        g = case.groups
-        sizes, kernel, out_sizes = as_3d(case.sizes, 1), as_3d(case.kernel, 1), as_3d(case.out_sizes, 1)
-        geometry = (*as_3d(case.stride, 1), *as_3d(case.padding, 0), *as_3d(case.dilation, 1))
-        x = torch.randn(case.n, g * case.c, *sizes).half().to(dtype)  # what tf32 has room for
-        grad = torch.randn(case.n, g * case.o, *out_sizes).half().to(dtype)
-        weight = torch.zeros(g * case.o, case.c, *kernel, dtype=torch.float64, requires_grad=True)
-        y = F.conv3d(x.double(), weight, None, *(geometry[i : i + 3] for i in (0, 3, 6)), groups=g)
-        (exact,) = torch.autograd.grad(y, weight, grad.double())
+        check_weight_gradient(v, case)
 
-        out = torch.full(weight.shape, math.nan, dtype=dtype)
-        tensors = [
-            split_groups(as_operand(grad, layout, 1), g, 1),
-            split_groups(as_operand(x, layout, 1), g, 1),
-            split_groups(out, g, 0),
-        ]
-        precision = ("ieee", "tf32").index(v.point.precision)
-        run(WEIGHT_GRAD, v.plan, [without_size_one(t) for t in tensors], (*geometry, precision), ())
-        eps, inner = EPSILON[dtype], case.n * math.prod(out_sizes)
-        torch.testing.assert_close(out.double(), exact, rtol=2 * eps, atol=eps * inner**0.5)
+
+def splits(v: Variant, tensors: list[torch.Tensor], ints: tuple[int, ...]) -> int:
+    problem = describe(WEIGHT_GRAD, tensors, ints)
+    return SPLITS.evaluate(replace(problem, locals=evaluate_locals(v.plan.locals, problem)))
+
+
+def test_more_parts_than_are_added_up_at_a_time():
+    v = next(v for v in variants_of_the_weights_gradient() if v.point.config.name == "32x32x16_s3_w4_fma"
+             and v.point.layout == "channels_last" and not v.point.grouped)  # fmt: skip
+    case = Case(1, 1, 16, 16, (27, 31), (1, 2), (1, 1), (0, 0), (1, 1))
+    x, grad, out = (torch.zeros(1, 1, 16, 1, *sizes) for sizes in (case.sizes, case.out_sizes, case.kernel))
+    assert splits(v, [grad, x, out], (1, 1, 1, 0, 0, 0, 1, 1, 1, 0)) > 4
+    torch.manual_seed(0)
+    check_weight_gradient(v, case)
 
 
 def test_the_pixels_are_split():
@@ -240,8 +290,7 @@ def test_the_pixels_are_split():
     v = next(v for v in variants_of_the_weights_gradient() if v.point.config.name == "64x64x32_s4_w4")
     x = torch.zeros(4, 1, 16, 1, 30, 30, dtype=torch.float16)
     grad = torch.zeros(4, 1, 16, 1, 30, 30, dtype=torch.float16)
-    problem = describe(WEIGHT_GRAD, [grad, x, torch.zeros(1, 16, 16, 1, 3, 3, dtype=torch.float16)], (1,) * 9 + (0,))
-    assert evaluate_locals(v.plan.locals, problem)[1] > 4
+    assert splits(v, [grad, x, torch.zeros(1, 16, 16, 1, 3, 3, dtype=torch.float16)], (1,) * 9 + (0,)) > 4
 
 
 # --- The copy with channels together ---
@@ -256,3 +305,26 @@ def test_layout(v, n, channels, sizes):
     tensors = [without_size_one(split_groups(t, 2, 1)) for t in (given, out)]
     run(LAYOUT, v.plan, tensors, (), ())
     assert torch.equal(out, x)
+
+
+# --- Taps as channels ---
+
+
+@pytest.mark.parametrize("v", enumerate_grid(UNFOLD_FAMILY, 80).variants, ids=name)
+@pytest.mark.parametrize(
+    ("channels", "taps", "stride", "padding", "dilation", "room"),
+    [(3, 7, 2, 3, 1, 32), (5, 1, 1, 0, 1, 16), (2, 5, 3, 1, 2, 48), (37, 1, 1, 0, 1, 48), (3, 4, 4, 0, 1, 16)],
+)
+@pytest.mark.parametrize("last", [True, False])
+def test_unfold(v, channels, taps, stride, padding, dilation, room, last):
+    dtype = torch.float32 if v.point.bits == "i32" else torch.float16
+    x = torch.randn(2, channels, 2, 3, 41, dtype=dtype)
+    lines = F.pad(x, (padding, padding)).unfold(-1, dilation * (taps - 1) + 1, stride)[..., ::dilation]
+    pixels = lines.shape[-2]
+    expected = torch.zeros(2, room, 2, 3, pixels, dtype=dtype)
+    expected[:, : taps * channels] = lines.movedim(-1, 1).flatten(1, 2)
+    out = channels_last(torch.full_like(expected, math.nan), 1)
+    given = as_operand(x, "channels_last" if last else "any", 1)
+    tensors = [without_size_one(split_groups(t, 1, 1)) for t in (given, out)]
+    run(UNFOLD, v.plan, tensors, (taps, stride, padding, dilation), ())
+    assert torch.equal(out, expected)

@@ -1,0 +1,209 @@
+#include "conv_copies.h"
+
+#include <algorithm>
+
+#include "launch.h"
+#include "runtime.h"
+
+namespace tk::ops {
+namespace {
+
+constexpr int64_t kWorthCopies = int64_t{1} << 26;  // multiplications
+constexpr int64_t kWorthLaunch = int64_t{1} << 28;
+
+}  // namespace
+
+int64_t precision_of(const Settings& s, int32_t dtype) {
+  if (dtype != kFloat32) return 0;
+  return s.precision >= 0 ? s.precision : allows_tf32_in_convolutions();
+}
+
+void launch_op(tk_op op, std::span<const tk_tensor> tensors, std::span<const int64_t> ints,
+               std::span<const double> floats, const Settings& s, Device device) {
+  tk_call call;
+  call.op = op;
+  call.mode = static_cast<uint32_t>(s.mode) | (wants_deterministic() ? TK_MODE_DETERMINISTIC : 0);
+  call.config = static_cast<int32_t>(s.config);
+  call.device = target(device);
+  call.n_tensors = static_cast<uint32_t>(tensors.size());
+  call.n_ints = static_cast<uint32_t>(ints.size());
+  call.n_floats = static_cast<uint32_t>(floats.size());
+  call.tensors = tensors.data();
+  call.ints = ints.data();
+  call.floats = floats.data();
+  launch(call, device);
+}
+
+bool has_wide_channels(const View& x) {
+  const int64_t channels = x.sizes[View::kChannels];
+  if (x.sizes[1] == 1) return channels % 8 == 0;
+  return channels > 1 && channels * x.sizes[1] % 16 == 0;
+}
+
+bool wants_depthwise_copies(const View& grad, const View& weight) {
+  const bool is_depthwise = weight.sizes[1] == 1 && weight.sizes[View::kChannels] == 1 && weight.sizes[0] % 16 == 0;
+  const int64_t taps = weight.sizes[3] * weight.sizes[4] * weight.sizes[5];
+  return is_depthwise && grad.count() * taps >= kWorthCopies;
+}
+
+void put_channels_together(View& view, bool is_weight, const Settings& s, Tensor& memory) {
+  const bool needs =
+      is_weight && view.sizes[0] > 1 ? view.strides[View::kChannels] != 1 : !view.is_channels_last(!is_weight);
+  if (!needs) return;
+  const View copy = channels_last_like(view, is_weight, memory);
+  View from = as_images(view, is_weight);
+  View to = as_images(copy, is_weight);
+  for (View* image : {&from, &to})
+    if (image->sizes[View::kChannels] == 1) {  // then groups are the channels
+      std::swap(image->sizes[1], image->sizes[View::kChannels]);
+      std::swap(image->strides[1], image->strides[View::kChannels]);
+    }
+  if (from.sizes[1] * from.sizes[2] % 16 == 0 && (!is_weight || view.sizes[0] == 1)) {
+    static const tk_op op = tk_intern_op("conv_layout");
+    const tk_tensor tensors[] = {to_core(from), to_core(to, true)};
+    Settings plain = s;
+    plain.config = -1;
+    if (view.count() > 0) launch_op(op, tensors, {}, {}, plain, view.device);
+  } else {
+    check_shim(aoti_torch_copy_(as_tensor(to).get(), as_tensor(from).get(), 0), "put channels together");
+  }
+  view = copy;
+}
+
+bool wants_unfolding(const View& x, const View& weight, const View& out, const Settings& s) {
+  const int64_t channels = x.sizes[View::kChannels];
+  const bool can_be_read = channels % 16 == 0 || (x.is_channels_last() && channels * item_size(x.dtype) % 16 == 0);
+  if (x.sizes[1] != 1 || can_be_read || weight.count() == 0 || s.config >= 0) return false;
+  if (x.dtype == kFloat32 && precision_of(s, x.dtype) == 0) return false;  // no tensor cores
+  // As for every choice: in batch-invariant mode not by how many images there are.
+  const int64_t images = (s.mode & TK_MODE_BATCH_INVARIANT) != 0 ? 8 : out.sizes[0];
+  return images * (out.count() / std::max<int64_t>(out.sizes[0], 1)) * (weight.count() / weight.sizes[1]) >=
+         kWorthCopies;
+}
+
+Unfolding unfolding_of(const View& weight, int64_t stride) {
+  constexpr int64_t kStep = 64;  // channels that a kernel multiplies at a time
+  const auto padded = [](int64_t channels) { return (channels + 15) / 16 * 16; };
+  const int64_t channels = weight.sizes[View::kChannels];
+  const int64_t taps = weight.sizes[5];
+  // All taps, where one step takes them or pixels are not copied more than twice.
+  const bool all = padded(taps * channels) <= std::max(kStep, 2 * channels * stride);
+  return {all ? taps : 1, padded(all ? taps * channels : channels)};
+}
+
+namespace {
+
+// Of images, or of a weight's filters as images.
+View unfolded(const View& from, bool is_weight, const Unfolding& unfolding, const std::array<int64_t, 4>& ints,
+              int64_t pixels, const Settings& s, Tensor& memory) {
+  View shape = from;
+  shape.sizes[View::kChannels] = unfolding.channels;
+  shape.sizes[5] = pixels;
+  const View copy = channels_last_like(shape, is_weight, memory);
+  static const tk_op op = tk_intern_op("conv_unfold");
+  const tk_tensor tensors[] = {to_core(as_images(from, is_weight)), to_core(as_images(copy, is_weight), true)};
+  if (copy.count() > 0) launch_op(op, tensors, ints, {}, s, from.device);
+  return copy;
+}
+
+}  // namespace
+
+View unfolded_image(const View& x, const Unfolding& unfolding, const Problem& p, const Settings& s, Tensor& memory) {
+  if (unfolding.taps == 1) return unfolded(x, false, unfolding, {1, 1, 0, 1}, x.sizes[5], s, memory);
+  const std::array<int64_t, 4> ints = {unfolding.taps, p.stride[2], p.padding[2], p.dilation[2]};
+  return unfolded(x, false, unfolding, ints, p.out.sizes[5], s, memory);
+}
+
+void unfold_geometry(Problem& p, const Unfolding& unfolding) {
+  if (unfolding.taps == 1) return;
+  p.stride[2] = 1;
+  p.padding[2] = 0;
+  p.dilation[2] = 1;
+}
+
+void unfold(Problem& p, const Settings& s, Tensor& x_memory, Tensor& weight_memory) {
+  const Unfolding unfolding = unfolding_of(p.weight, p.stride[2]);
+  p.x = unfolded_image(p.x, unfolding, p, s, x_memory);
+  const int64_t left = unfolding.taps == 1 ? p.weight.sizes[5] : 1;
+  p.weight = unfolded(p.weight, true, unfolding, {unfolding.taps, 1, 0, 1}, left, s, weight_memory);
+  unfold_geometry(p, unfolding);
+}
+
+// --- Groups ---
+
+View with_merged_groups(View image, int64_t merge) {
+  image.sizes[1] /= merge;
+  image.sizes[View::kChannels] *= merge;
+  image.strides[1] *= merge;
+  return image;
+}
+
+Problem group_of(Problem p, int64_t g) {
+  for (View* image : {&p.x, &p.bias, &p.out}) {
+    image->offset += g * image->strides[1];
+    image->sizes[1] = 1;
+  }
+  p.weight.offset += g * p.weight.strides[0];
+  p.weight.sizes[0] = 1;
+  return p;
+}
+
+int64_t groups_to_merge(const Problem& p, const Settings& s) {
+  constexpr int64_t kChannels = 64;
+  const int64_t groups = p.weight.sizes[0];
+  const int64_t in = p.weight.sizes[View::kChannels];
+  const int64_t out = p.weight.sizes[1];
+  const bool tensor_cores = p.x.dtype != kFloat32 || precision_of(s, p.x.dtype) != 0;
+  if (groups == 1 || in == 1 || out == 0 || p.weight.count() == 0 || s.config >= 0 || !tensor_cores) return 0;
+  int64_t merge = std::max<int64_t>(std::min(kChannels / in, kChannels / out), 1);
+  while (groups % merge != 0) merge--;
+  if (merge * in % 16 != 0 || merge * out % 16 != 0) return 0;
+  const int64_t images = (s.mode & TK_MODE_BATCH_INVARIANT) != 0 ? 8 : p.out.sizes[0];
+  const int64_t pixels = p.out.count() / std::max<int64_t>(p.out.sizes[0] * groups * out, 1);
+  const int64_t taps = p.weight.count() / (groups * in * out);
+  return images * pixels * taps * merge * in * merge * out >= kWorthLaunch ? merge : 0;
+}
+
+Tensor diagonal_of(const View& merged, const View& weight, int64_t merge) {
+  const std::array<int64_t, 7> sizes = {merged.sizes[0], merge,           weight.sizes[1], weight.sizes[2],
+                                        weight.sizes[3], weight.sizes[4], weight.sizes[5]};
+  const std::array<int64_t, 7> strides = {
+      merged.strides[0], weight.sizes[1] * merged.strides[1] + weight.sizes[2] * merged.strides[2],
+      merged.strides[1], merged.strides[2],
+      merged.strides[3], merged.strides[4],
+      merged.strides[5]};
+  AtenTensorHandle handle = nullptr;
+  check_shim(aoti_torch__reinterpret_tensor(merged.handle, 7, sizes.data(), strides.data(), merged.offset, &handle),
+             "view the blocks of a weight");
+  return Tensor(handle);
+}
+
+Tensor groups_of(const View& weight, int64_t merge) {
+  const std::array<int64_t, 7> sizes = {weight.sizes[0] / merge, merge,           weight.sizes[1], weight.sizes[2],
+                                        weight.sizes[3],         weight.sizes[4], weight.sizes[5]};
+  const std::array<int64_t, 7> strides = {merge * weight.strides[0], weight.strides[0], weight.strides[1],
+                                          weight.strides[2],         weight.strides[3], weight.strides[4],
+                                          weight.strides[5]};
+  AtenTensorHandle handle = nullptr;
+  check_shim(aoti_torch__reinterpret_tensor(weight.handle, 7, sizes.data(), strides.data(), weight.offset, &handle),
+             "view the groups of a weight");
+  return Tensor(handle);
+}
+
+View merged_weight_like(const View& weight, int64_t merge, Tensor& memory) {
+  View merged = weight;
+  merged.sizes[0] /= merge;
+  merged.sizes[1] *= merge;
+  merged.sizes[View::kChannels] *= merge;
+  return channels_last_like(merged, true, memory);
+}
+
+View merged_weight(const View& weight, int64_t merge, Tensor& memory) {
+  const View merged = merged_weight_like(weight, merge, memory);
+  check_shim(aoti_torch_zero_(memory.get()), "make a weight of blocks");
+  check_shim(aoti_torch_copy_(diagonal_of(merged, weight, merge).get(), groups_of(weight, merge).get(), 0),
+             "make a weight of blocks");
+  return merged;
+}
+
+}  // namespace tk::ops

@@ -1,0 +1,322 @@
+#include "conv_launch.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "conv_copies.h"
+#include "matrix.h"
+
+namespace tk::ops {
+
+namespace {
+
+// --- Products ---
+
+// The pixels of images as the rows of a matrix, or of one for each image: a batch. False where they do not run
+// together.
+bool as_rows(const View& image, bool is_batch, Matrix& out) {
+  constexpr int kPixelDims[] = {0, 3, 4, 5};
+  out = {1, image.sizes[View::kChannels], 0, image.strides[View::kChannels]};
+  out.is_batch = is_batch;
+  if (is_batch) {
+    out.batch = image.sizes[0];
+    out.batch_stride = image.strides[0];
+  }
+  int64_t next = -1;  // the stride that the dimension further out must have
+  for (size_t i = std::size(kPixelDims); i-- > (is_batch ? 1U : 0U);) {
+    const auto d = static_cast<size_t>(kPixelDims[i]);
+    out.rows *= image.sizes[d];
+    if (image.sizes[d] == 1) continue;
+    if (next >= 0 && image.strides[d] != next) return false;
+    if (next < 0) out.row_stride = image.strides[d];
+    next = image.strides[d] * image.sizes[d];
+  }
+  return true;
+}
+
+// A product's tensors, as the core takes them: a, b, bias and the result.
+using ProductTensors = std::array<tk_tensor, 4>;
+
+// Whether kernels that read and write 16 bytes at a time serve a batch: Hopper's do for 16-bit elements, others want 16
+// elements. What is left reads single ones, and a channels-last copy is faster.
+bool has_wide_matrices(const ProductTensors& tensors) {
+  const int64_t wide = tensors[0].dtype == kFloat32 ? 16 : 8;
+  for (const size_t i : {size_t{0}, size_t{1}, size_t{3}}) {
+    const tk_tensor& t = tensors[i];
+    const int64_t pitch = std::max(t.strides[1], t.strides[2]);
+    const bool is_wide = std::min(t.strides[1], t.strides[2]) == 1 && pitch % wide == 0 && t.strides[0] % wide == 0;
+    if (!is_wide || reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return false;
+  }
+  return tensors[3].sizes[2] % wide == 0;
+}
+
+// The rows of x times the weight's transpose; or, where the result has its rows side by side, all of it transposed.
+// Then the weight is `a`.
+ProductTensors product_tensors(const Problem& p, const Matrix& x, const Matrix& out, bool upright) {
+  const int32_t dtype = p.x.dtype;
+  Matrix weight = {p.weight.sizes[1], p.weight.sizes[2], p.weight.strides[1], p.weight.strides[2]};  // [O, C]
+  weight.is_batch = x.is_batch;
+  weight.batch = x.batch;  // one for all of them
+  const Matrix bias = {out.rows, out.cols, 0, p.bias.strides[View::kChannels], x.is_batch, x.batch, 0};
+  const auto operand = [&](const Matrix& m, const View& view) {
+    return to_core(normalized_operand(m), to_core(view).data, dtype);
+  };
+  const auto added = [&](const Matrix& m) {
+    return p.bias.handle ? to_core(normalized_bias(m), to_core(p.bias).data, dtype) : absent();
+  };
+  const auto result = [&](const Matrix& m) { return to_core(normalized_output(m), to_core(p.out, true).data, dtype); };
+  if (upright) return {operand(x, p.x), operand(weight.transposed(), p.weight), added(bias), result(out)};
+  return {operand(weight, p.weight), operand(x.transposed(), p.x), added(bias.transposed()), result(out.transposed())};
+}
+
+// A convolution of one tap that reads every pixel once is a product. Of channels-last images it is x weight^T; of
+// contiguous ones, weight x of each.
+bool launch_product(const Problem& p, const Settings& s) {
+  constexpr Spatial kOnes = {1, 1, 1};
+  constexpr Spatial kZeros = {0, 0, 0};
+  const bool one_by_one = p.x.sizes[1] == 1 && spatial_sizes(p.weight) == kOnes && p.stride == kOnes &&
+                          p.padding == kZeros && spatial_sizes(p.x) == spatial_sizes(p.out) && s.config < 0;
+  if (!one_by_one || p.x.sizes[View::kChannels] == 0) return false;
+  static const tk_op mm = tk_intern_op("mm");
+  static const tk_op bmm = tk_intern_op("bmm");
+  for (const bool is_batch : {false, true}) {
+    Matrix x;
+    Matrix out;
+    if (!as_rows(p.x, is_batch, x) || !as_rows(p.out, is_batch, out)) continue;
+    const bool upright = out.col_stride == 1 || out.cols == 1;
+    const ProductTensors tensors = product_tensors(p, x, out, upright);
+    if (is_batch && !has_wide_matrices(tensors)) return false;
+    const int64_t ints[] = {s.activation, precision_of(s, p.x.dtype)};
+    const double floats[] = {1, 1};
+    Settings of_product = s;
+    // What a product may read early is its `b`.
+    if (!upright) of_product.mode &= ~static_cast<int64_t>(TK_MODE_STATIC_WEIGHTS);
+    launch_op(is_batch ? bmm : mm, tensors, ints, floats, of_product, p.x.device);
+    return true;
+  }
+  return false;
+}
+
+std::vector<int64_t> geometry_ints(const Spatial& stride, const Spatial& padding, const Spatial& dilation) {
+  std::vector<int64_t> ints;
+  for (const Spatial* part : {&stride, &padding, &dilation}) ints.insert(ints.end(), part->begin(), part->end());
+  return ints;
+}
+
+void launch_convolution(const Problem& p, const Settings& s) {
+  if (p.out.count() == 0 || launch_product(p, s)) return;
+  static const tk_op op = tk_intern_op("conv");
+  tk_tensor bias = absent();
+  if (p.bias.handle) {
+    bias = to_core(p.bias);
+    bias.ndim = 2;  // [G, O]
+    std::copy_n(bias.sizes + 1, 2, bias.sizes);
+    std::copy_n(bias.strides + 1, 2, bias.strides);
+  }
+  const tk_tensor tensors[] = {to_core(p.x), to_core(p.weight), bias, to_core(p.out, true)};
+  std::vector<int64_t> ints = geometry_ints(p.stride, p.padding, p.dilation);
+  ints.insert(ints.end(), {s.activation, precision_of(s, p.x.dtype)});
+  launch_op(op, tensors, ints, {}, s, p.x.device);
+}
+
+// Of several groups: each alone.
+void launch_groups(const Problem& p, const Settings& s) {
+  for (int64_t g = 0; g < p.weight.sizes[0]; g++) launch_convolution(group_of(p, g), s);
+}
+
+// Makes `p` one for `launch_groups`, or for `launch_convolution` where that is better: false.
+bool prepare_groups(Problem& p, const Settings& s, Tensor& weight_memory) {
+  const int64_t merge = groups_to_merge(p, s);
+  if (merge == 0) return false;
+  if (merge == 1) {
+    put_channels_together(p.weight, true, s, weight_memory);
+    return true;
+  }
+  p.weight = merged_weight(p.weight, merge, weight_memory);
+  for (View* image : {&p.x, &p.bias, &p.out}) *image = with_merged_groups(*image, merge);
+  return true;
+}
+
+// --- Gradients ---
+
+// The places of the input at remainder `first` of a stride, and the taps that reach them: tap + n * tap_step reads
+// result pixel place + shift - n * back.
+struct Phase {
+  int64_t first;
+  int64_t tap;
+  int64_t tap_step;
+  int64_t taps;
+  int64_t shift;
+  int64_t back;
+};
+
+Phase phase_of(int64_t first, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation) {
+  const int64_t common = std::gcd(stride, dilation);
+  Phase phase = {first, 0, stride / common, 0, 0, dilation / common};
+  while (phase.tap < phase.tap_step && (first + padding - phase.tap * dilation) % stride != 0) phase.tap++;
+  if (phase.tap >= std::min(phase.tap_step, kernel)) {
+    phase.tap = 0;
+    return phase;  // no tap reaches them
+  }
+  phase.taps = (kernel - phase.tap + phase.tap_step - 1) / phase.tap_step;
+  phase.shift = (first + padding - phase.tap * dilation) / stride;
+  return phase;
+}
+
+// The part of the input's gradient that lies at these places, one phase for each dimension.
+Problem problem_of(const Problem& whole, const std::array<Phase, 3>& phases, const Spatial& stride) {
+  Problem p = whole;
+  for (size_t d = 0; d < 3; d++) {
+    const Phase& phase = phases[d];
+    const size_t at = View::kSpatial + d;
+    p.out.offset += phase.first * whole.out.strides[at];
+    p.out.sizes[at] = (whole.out.sizes[at] - phase.first + stride[d] - 1) / stride[d];
+    p.out.strides[at] *= stride[d];
+    p.weight.offset += phase.tap * whole.weight.strides[at];
+    p.weight.sizes[at] = phase.taps;
+    p.weight.strides[at] *= phase.tap_step;
+    p.padding[d] = -phase.shift;
+    p.dilation[d] = -phase.back;
+  }
+  return p;
+}
+
+// The gradient of the weight of a convolution of one tap that reads every pixel once, where channels are enough for
+// tiles on half of a large GPU's multiprocessors: else its pixels must be split, which mm does for few rows alone.
+bool launch_weight_product(const View& grad, const View& x, const View& out, const Geometry& g, const Settings& s) {
+  constexpr Spatial kOnes = {1, 1, 1};
+  constexpr int64_t kTile = 128;
+  constexpr int64_t kEnoughTiles = 64;
+  const auto tiles = [](int64_t channels) { return (channels + kTile - 1) / kTile; };
+  const bool one_by_one = x.sizes[1] == 1 && spatial_sizes(out) == kOnes && g.stride == kOnes &&
+                          spatial_sizes(x) == spatial_sizes(grad) && g.padding == Spatial{0, 0, 0};
+  Matrix of_grad;
+  Matrix of_x;
+  if (!one_by_one || tiles(out.sizes[1]) * tiles(out.sizes[View::kChannels]) < kEnoughTiles) return false;
+  if (!as_rows(grad, false, of_grad) || !as_rows(x, false, of_x)) return false;
+  static const tk_op op = tk_intern_op("mm");
+  const Matrix result = {out.sizes[1], out.sizes[View::kChannels], out.strides[1], out.strides[View::kChannels]};
+  const tk_tensor tensors[] = {to_core(normalized_operand(of_grad.transposed()), to_core(grad).data, grad.dtype),
+                               to_core(normalized_operand(of_x), to_core(x).data, x.dtype), absent(),
+                               to_core(normalized_output(result), to_core(out, true).data, out.dtype)};
+  const int64_t ints[] = {0, precision_of(s, x.dtype)};
+  const double floats[] = {1, 1};
+  Settings of_product = s;
+  of_product.mode &= ~static_cast<int64_t>(TK_MODE_STATIC_WEIGHTS);  // neither is a weight
+  launch_op(op, tensors, ints, floats, of_product, x.device);
+  return true;
+}
+
+void launch_weight_sum(const View& grad, const View& x, const View& out, const Problem& p, const Settings& s) {
+  static const tk_op op = tk_intern_op("conv_weight_grad");
+  const tk_tensor tensors[] = {to_core(grad), to_core(x), to_core(out, true)};
+  std::vector<int64_t> ints = geometry_ints(p.stride, p.padding, p.dilation);
+  ints.push_back(precision_of(s, x.dtype));
+  launch_op(op, tensors, ints, {}, s, x.device);
+}
+
+// Of an unfolded input: the gradient has a place for each of its channels, of which those of taps are kept.
+void launch_unfolded_weight_gradient(Problem p, const View& grad, const Settings& s) {
+  Tensor x_memory;
+  Tensor sum_memory;
+  const Unfolding unfolding = unfolding_of(p.weight, p.stride[2]);
+  const View x = unfolded_image(p.x, unfolding, p, s, x_memory);
+  View sum = p.weight;
+  sum.sizes[View::kChannels] = unfolding.channels;
+  if (unfolding.taps > 1) sum.sizes[5] = 1;
+  sum = channels_last_like(sum, true, sum_memory);
+  unfold_geometry(p, unfolding);
+  launch_weight_sum(grad, x, sum, p, s);
+  sum.sizes = p.weight.sizes;
+  if (unfolding.taps > 1) sum.strides[5] = p.weight.sizes[View::kChannels];
+  check_shim(aoti_torch_copy_(as_tensor(p.weight).get(), as_tensor(sum).get(), 0), "keep the taps of a gradient");
+}
+
+// Of each group alone, or of several as one: of that gradient the blocks on the diagonal are kept.
+void launch_merged_weight_gradient(Problem p, const View& grad, const View& x, int64_t merge, const Settings& s) {
+  const View weight = p.weight;
+  Tensor memory;
+  p.out = with_merged_groups(grad, merge);
+  p.x = with_merged_groups(x, merge);
+  if (merge > 1) p.weight = merged_weight_like(weight, merge, memory);
+  for (int64_t g = 0; g < p.weight.sizes[0]; g++) {
+    const Problem one = group_of(p, g);
+    launch_weight_sum(one.out, one.x, one.weight, one, s);
+  }
+  if (merge == 1) return;
+  check_shim(aoti_torch_copy_(groups_of(weight, merge).get(), diagonal_of(p.weight, weight, merge).get(), 0),
+             "keep the blocks of a gradient");
+}
+
+}  // namespace
+
+void launch_forward(Problem p, const Settings& s) {
+  if (launch_product(p, s)) return;  // which takes more layouts
+  Tensor x_memory;
+  Tensor weight_memory;
+  if (wants_unfolding(p.x, p.weight, p.out, s)) {
+    unfold(p, s, x_memory, weight_memory);
+  } else if (has_wide_channels(p.x)) {
+    put_channels_together(p.x, false, s, x_memory);
+    if (prepare_groups(p, s, weight_memory)) return launch_groups(p, s);
+    put_channels_together(p.weight, true, s, weight_memory);
+  }
+  launch_convolution(p, s);
+}
+
+void launch_input_gradient(Problem whole, const Geometry& g, const Settings& s) {
+  Tensor x_memory;
+  Tensor weight_memory;
+  const Spatial kernel = spatial_sizes(whole.weight);
+  const Spatial sizes = spatial_sizes(whole.out);
+  whole.weight = exchanged(whole.weight);
+  whole.stride = {1, 1, 1};
+  std::array<std::vector<Phase>, 3> reached;  // by taps
+  bool is_covered = true;
+  for (size_t d = 0; d < 3; d++)
+    for (int64_t first = 0; first < std::min(g.stride[d], sizes[d]); first++) {
+      const Phase phase = phase_of(first, kernel[d], g.stride[d], g.padding[d], g.dilation[d]);
+      if (phase.taps > 0) reached[d].push_back(phase);
+      is_covered = is_covered && phase.taps > 0;
+    }
+  // All other places at once: nothing writes faster.
+  if (!is_covered) check_shim(aoti_torch_zero_(whole.out.handle), "fill a gradient with zeros");
+  if (std::any_of(reached.begin(), reached.end(), [](const auto& phases) { return phases.empty(); })) return;
+  if (g.stride == Spatial{1, 1, 1} &&
+      launch_product(problem_of(whole, {reached[0][0], reached[1][0], reached[2][0]}, g.stride), s))
+    return;
+  bool by_group = false;
+  if (has_wide_channels(whole.x)) {
+    put_channels_together(whole.x, false, s, x_memory);
+    by_group = prepare_groups(whole, s, weight_memory);
+    if (!by_group) put_channels_together(whole.weight, true, s, weight_memory);
+  }
+  for (const Phase& d : reached[0])
+    for (const Phase& h : reached[1])
+      for (const Phase& w : reached[2]) {
+        const Problem part = problem_of(whole, {d, h, w}, g.stride);
+        by_group ? launch_groups(part, s) : launch_convolution(part, s);
+      }
+}
+
+void launch_weight_gradient(View grad, View x, const View& out, const Geometry& g, const Settings& s) {
+  if (launch_weight_product(grad, x, out, g, s)) return;
+  Tensor grad_memory;
+  Tensor x_memory;
+  const Problem p = {
+      .x = x, .weight = out, .bias = {}, .out = grad, .stride = g.stride, .padding = g.padding, .dilation = g.dilation};
+  const bool unfolds = wants_unfolding(x, out, grad, s);
+  const bool depthwise = wants_depthwise_copies(grad, out);
+  if (!unfolds && (depthwise || has_wide_channels(x))) put_channels_together(x, false, s, x_memory);
+  if (depthwise || has_wide_channels(grad)) put_channels_together(grad, false, s, grad_memory);
+  if (unfolds) {
+    launch_unfolded_weight_gradient(p, grad, s);
+  } else if (const int64_t merge = groups_to_merge(p, s); merge > 0 && has_wide_channels(x)) {
+    launch_merged_weight_gradient(p, grad, x, merge, s);
+  } else {
+    launch_weight_sum(grad, x, out, p, s);
+  }
+}
+
+}  // namespace tk::ops

@@ -1,0 +1,352 @@
+"""Records which ATen ops a mod does, without a value to do them on.
+
+A mod's arguments and the tensors it captures are :class:`Value`: a dtype and a number of dimensions; numbers it
+captures, and sizes, are symbols (numbers.py). What a mod does with them goes into a torch.fx graph as it reaches ATen.
+torch's own tracer does the same and more, but it brings in a compiler and an algebra system, and takes a second to be
+imported and a tenth of one for each mod.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tk.flex.numbers import SYMBOLS, symbol
+
+aten = torch.ops.aten
+_SIZE = 2  # of captured tensors while they are traced; nothing may depend on it
+
+Size = tuple[fx.Node, int, str, int | None]
+"""Of a captured tensor: its node, the dimension, what holds it (reads.Reads), and its value where this is structure."""
+
+
+class ControlFlow(Exception):
+    """The mod asks for the value of a tensor."""
+
+
+class Refused(Exception):
+    """Another thing that no graph can hold."""
+
+
+class Value(Tensor):
+    """A tensor of which nothing is known but its dtype and how many dimensions it has.
+
+    held: one of them, full of ones. node: what it is in the graph. constant: what it holds, where this does not depend
+    on what the mod is given. sizes: where it is a captured tensor, or was read from one by its first dimensions."""
+
+    held: Tensor
+    node: fx.Node
+    constant: Tensor | None
+    sizes: tuple[Size, ...] | None
+
+    @staticmethod
+    def __new__(
+        cls, data: Tensor, node: fx.Node, constant: Tensor | None = None, sizes: tuple[Size, ...] | None = None
+    ) -> Value:
+        make: Any = torch.Tensor._make_wrapper_subclass
+        self: Value = make(cls, data.shape, dtype=data.dtype, device="cpu")
+        self.held, self.node, self.constant, self.sizes = data, node, constant, sizes
+        return self
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"<{self.node}: {self.dtype}, traced>"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise Refused(f"keeps a tensor of its arguments past its end, and calls {func} on it")
+
+
+class Recorder(TorchDispatchMode):
+    """The graph of what is done while it is entered.
+
+    Attributes:
+        graph: of calls of ATen overloads and, between numbers, of ``operator``'s and torch's functions. Each node has
+            a stand-in of its result in ``meta["val"]``.
+        constants: the tensors that its get_attr nodes name.
+        failure: the first :class:`Decides`, :class:`ControlFlow` or :class:`Refused` that was raised: the mod may have
+            caught it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self.constants: dict[str, Tensor] = {}
+        self.failure: Exception | None = None
+
+    # --- What a mod is given ---
+
+    def tensor(
+        self, name: str, dtype: torch.dtype, rank: int = 0, variable: str = "", known: Mapping[int, int] | None = None
+    ) -> Value:
+        """A placeholder. variable: that holds it. known: the sizes that are structure, by dimension."""
+        node = self.graph.placeholder(name)
+        sizes = tuple([(node, d, size_variable(variable, d), (known or {}).get(d)) for d in range(rank)])
+        node.meta["val"] = made = Value(ones(dtype, (_SIZE,) * rank), node, sizes=sizes)
+        return made
+
+    def number(self, name: str, is_int: bool, variable: str) -> torch.SymInt | torch.SymFloat:
+        """A placeholder."""
+        return symbol(self, self.graph.placeholder(name), int if is_int else float, variable)
+
+    def size(self, size: Size) -> int | torch.SymInt:
+        """As the mod sees it."""
+        node, d, variable, known = size
+        if known is not None:
+            return known
+        return symbol(self, self.graph.call_function(aten.sym_size.int, (node, d)), int, variable)
+
+    # --- What it does ---
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """To be skipped is to import it."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if _is_composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.fail(Refused(f"draws random numbers (aten.{func.overloadpacket.__name__}); capture them"))
+        call = _Call(self, func, args, kwargs)
+        if _asks_for_data(func):
+            return self._asked(func, call)
+        found = call.read()
+        if found is None:
+            found = call.result()
+        node = self.graph.call_function(func, call.node_args, call.node_kwargs)
+        constant = func(*call.constant_args, **call.constant_kwargs) if call.is_constant else None
+        return self._result(found, node, call, constant)
+
+    def constant(self, value: Tensor) -> Value:
+        """A tensor that the mod did not get from us."""
+        name = f"constant{len(self.constants)}"
+        self.constants[name] = held = value.detach().clone()
+        node = self.graph.create_node("get_attr", name)
+        made = Value(ones(value.dtype, tuple(value.shape)), node, held.clone())
+        node.meta["val"] = made
+        return made
+
+    def _asked(self, func: OpOverload, call: _Call) -> Any:
+        if not call.is_constant:
+            self.fail(ControlFlow(f"{func} asks for the value of a tensor"))
+        return func(*call.constant_args, **call.constant_kwargs)
+
+    def _result(self, found: Any, node: fx.Node, call: _Call, constant: Any) -> Any:
+        if isinstance(found, Tensor):
+            value = call.given.get(id(found)) if call.func._schema.is_mutable else None
+            if value is None:
+                value = Value(ones(found.dtype, tuple(found.shape)), node, constant, call.sizes)
+            else:  # written in place
+                value.node, value.constant = node, constant
+            node.meta["val"] = Value(value.held, node)
+            return value
+        if isinstance(found, list | tuple):
+            node.meta["val"] = None
+            parts = [(x, self.graph.call_function(operator.getitem, (node, i))) for i, x in enumerate(found)]
+            return type(found)([self._result(x, part, call, constant and constant[i])
+                                for i, (x, part) in enumerate(parts)])  # fmt: skip
+        node.meta["val"] = found
+        return found
+
+    # --- What it must not ---
+
+    def fail(self, error: Exception) -> NoReturn:
+        if self.failure is None:
+            self.failure = error
+        raise error
+
+
+def size_variable(variable: str, d: int) -> str:
+    """What holds a size of the tensor that `variable` holds."""
+    return f"{variable}.shape[{d}]"
+
+
+class _Call:
+    """An op's arguments in three spellings: as they are in the graph, as tensors of ones, and where all are constants,
+    as these. given: the values among them, by the ids of their tensors of ones. sizes: of the result."""
+
+    def __init__(self, recorder: Recorder, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]):
+        self.recorder, self.func = recorder, func
+        self.given: dict[int, Value] = {}
+        self.sizes: tuple[Size, ...] | None = None
+        self.is_constant: bool | None = None  # None: takes no tensors, so that it is a factory
+        self.args, self.kwargs = _mapped(args, self._value), _mapped(kwargs, self._value)
+        self.node_args, self.node_kwargs = _mapped(self.args, _node_of), _mapped(self.kwargs, _node_of)
+        self.constant_args: Any = None
+        self.constant_kwargs: Any = None
+        if self.is_constant:
+            self.constant_args = _mapped(self.args, _constant_of)
+            self.constant_kwargs = _mapped(self.kwargs, _constant_of)
+
+    def _value(self, x: Any) -> Any:
+        if isinstance(x, Tensor):
+            if not isinstance(x, Value):
+                x = self.recorder.constant(x)
+            self.is_constant = x.constant is not None and self.is_constant is not False
+        elif isinstance(x, torch.SymBool):
+            x = x.node.known()  # a bool is structure
+        elif isinstance(x, SYMBOLS):
+            self.is_constant = False
+        return x
+
+    def read(self) -> Tensor | None:
+        """The result of a read by the first dimensions: the indices, which may be known, need not be in bounds."""
+        if self.func is aten.select.int and self.args[1] == 0:
+            count = 1
+        elif self.func is aten.index.Tensor and all(isinstance(i, Value) and _is_index(i) for i in self.args[1]):
+            count = len(self.args[1])
+        else:
+            return None
+        source = self.args[0]
+        self.sizes = source.sizes and source.sizes[count:]
+        return ones(source.dtype, tuple(source.held.shape[count:]))
+
+    def result(self) -> Any:
+        """The op's result for tensors of ones."""
+        try:
+            return self._tried("cpu", torch.clone if self.func._schema.is_mutable else None)
+        except (RuntimeError, IndexError) as error:  # it is not there for this dtype, or not for ones
+            if any(x.dim() for x in self.given.values()):
+                name = self.func.overloadpacket.__name__
+                raise Refused(f"uses aten.{name} on a whole tensor; work it out before and capture it") from error
+            return self._tried("meta", lambda x: x.to("meta"))
+
+    def _tried(self, device: str, prepared: Callable[[Tensor], Tensor] | None) -> Any:
+        self.given = {}
+
+        def held(x: Any) -> Any:
+            if isinstance(x, Value):
+                made = prepared(x.held) if prepared else x.held
+                self.given[id(made)] = x
+                return made
+            return x.node.kind(1) if isinstance(x, SYMBOLS) else x  # dtypes do not hang on a number's value
+
+        args, kwargs = _mapped(self.args, held), _mapped(self.kwargs, held)
+        if _takes_device(self.func):
+            kwargs["device"] = device
+        return self.func(*args, **kwargs)
+
+
+def _mapped(x: Any, fn: Callable[[Any], Any]) -> Any:
+    if isinstance(x, tuple):
+        return tuple([_mapped(y, fn) for y in x])
+    if isinstance(x, list):
+        return [_mapped(y, fn) for y in x]
+    if isinstance(x, dict):
+        return {k: _mapped(y, fn) for k, y in x.items()}
+    return fn(x)
+
+
+def _node_of(x: Any) -> Any:
+    if isinstance(x, Value):
+        return x.node
+    return x.node.value if isinstance(x, SYMBOLS) else x
+
+
+def _constant_of(x: Any) -> Any:
+    return x.constant if isinstance(x, Value) else x
+
+
+@functools.lru_cache(maxsize=256)
+def ones(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """In the place of one."""
+    with torch._C._DisableTorchDispatch():  # this is no doing of the mod's
+        return torch.ones((), dtype=dtype, device="cpu").expand(shape)
+
+
+@functools.cache
+def _asks_for_data(func: OpOverload) -> bool:
+    if func is aten.index.Tensor:  # of bools alone
+        return False
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+@functools.cache
+def _takes_device(func: OpOverload) -> bool:
+    return any(a.name == "device" for a in func._schema.arguments)
+
+
+@functools.cache
+def _is_composite(func: OpOverload) -> bool:
+    """Whether autograd would have taken it apart: where autograd is off, it comes whole."""
+    return func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+# --- What does not reach ATen as it stands ---
+
+
+class Spelling(TorchFunctionMode):
+    """``table[h, q_idx]`` as an op, where torch itself would read the indices out, and sizes as numbers of the call."""
+
+    def __init__(self, recorder: Recorder):
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        x = args[0] if args else None
+        if isinstance(x, Value):
+            if func is Tensor.__getitem__:
+                keys = args[1] if isinstance(args[1], tuple) else (args[1],)
+                if all(_is_index(k) for k in keys) and 0 < len(keys) <= x.dim():
+                    return _indexed(x, keys)
+            elif x.dim() and func in _SIZES:
+                return _SIZES[func](x, self.recorder, *args[1:], **(kwargs or {}))
+            elif func in _DATA:
+                self.recorder.fail(ControlFlow(f"{func.__name__} asks for the value of a tensor"))
+        return func(*args, **(kwargs or {}))
+
+
+def _is_index(key: Any) -> bool:
+    if isinstance(key, Tensor):
+        return key.dim() == 0 and not key.dtype.is_floating_point and key.dtype is not torch.bool
+    return isinstance(key, int | torch.SymInt) and not isinstance(key, bool)
+
+
+def _indexed(x: Tensor, keys: Sequence[Any]) -> Tensor:
+    for key in keys:
+        if not isinstance(key, Tensor):
+            key = torch.scalar_tensor(key, dtype=torch.int64, device="cpu")
+        x = aten.index.Tensor(x, [key])
+    return x
+
+
+def _shape(x: Value, recorder: Recorder) -> tuple[Any, ...]:
+    if x.sizes is None:
+        recorder.fail(Refused("asks for the size of a whole tensor that it makes; work it out before and capture it"))
+    return tuple([recorder.size(n) for n in x.sizes])
+
+
+def _size(x: Value, recorder: Recorder, dim: int | None = None) -> Any:
+    return _shape(x, recorder) if dim is None else _shape(x, recorder)[dim]
+
+
+def _numel(x: Value, recorder: Recorder) -> Any:
+    return functools.reduce(operator.mul, _shape(x, recorder))
+
+
+def _length(x: Value, recorder: Recorder) -> int:
+    return int(_shape(x, recorder)[0])
+
+
+def _no_layout(x: Value, recorder: Recorder, *_: Any) -> NoReturn:
+    recorder.fail(Refused("asks for a stride or the bytes of a captured tensor, which may change with every call"))
+
+
+_TENSOR: Any = Tensor
+_SIZES: dict[Any, Callable[..., Any]] = {
+    _TENSOR.shape.__get__: _shape, Tensor.size: _size, Tensor.numel: _numel, Tensor.nelement: _numel,
+    torch.numel: _numel, Tensor.__len__: _length, Tensor.stride: _no_layout, _TENSOR.nbytes.__get__: _no_layout,
+}  # fmt: skip
+_DATA = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_ptr})

@@ -1,0 +1,151 @@
+"""Hopper's kernels for attention in the emulator of Gluon, against float64: plans, coordinates, barriers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from triton.experimental.gluon._runtime import GluonJITFunction
+
+from tk.aot.expr import Problem, as_expr
+from tk.aot.grid import enumerate_grid
+from tk.aot.spec import Const, Family, Float, Int, Plan, Pointer, Scratch, TensorMap
+from tk.flex import family, trace
+from tk.kernels.attention.problem import MAX_LENGTH
+
+from . import attention_host, gluon_emulator
+from .attention_host import Call, as_seen, block_lists, describe, reference
+from .test_attention import Pair, alibi, causal, document, qkv
+
+WANTED = family.Wanted(("fp16",), ((64, 64), (128, 64)), ((128, 128),))
+_families: dict[str, list[Family]] = {}
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def families_of(pair: Pair) -> list[Family]:
+    found = trace.pair(pair.score, pair.mask)
+    if found.fingerprint not in _families:
+        _families[found.fingerprint] = family.families(found.traced, WANTED)
+    return _families[found.fingerprint]
+
+
+# --- Running a plan ---
+
+
+def memory(t: torch.Tensor) -> np.ndarray:
+    """All elements from a tensor's address on."""
+    size = t.untyped_storage().nbytes() // t.itemsize - t.storage_offset()
+    return torch.as_strided(t, (size,), (1,)).numpy() if t.numel() else np.zeros(1, t.numpy().dtype)
+
+
+def run(plan: Plan, problem: Problem, tensors: list[torch.Tensor], floats: list[float]) -> None:
+    """As the engine does: Triton's kernels by Triton's interpreter, Gluon's by the emulator."""
+    assert not plan.locals
+
+    def number(x: object) -> int:
+        return as_expr(x).evaluate(problem)  # type: ignore[arg-type]
+
+    buffers = [torch.full((number(b.bytes),), 0 if b.zeroed else 255, dtype=torch.uint8) for b in plan.buffers]
+
+    def value(arg: Any) -> Any:
+        match arg:
+            case Const():
+                return arg.value
+            case Int():
+                return gluon_emulator.T(number(arg.value))
+            case Float():
+                return gluon_emulator.T(np.float32(floats[arg.index]))
+            case Pointer():
+                return gluon_emulator.Pointer(memory(tensors[arg.tensor.index]))
+            case Scratch():
+                x = buffers[arg.buffer][number(arg.offset) :]
+                return gluon_emulator.Pointer(x.view(attention_host.TORCH[arg.dtype]).numpy())
+            case TensorMap():
+                t = tensors[arg.tensor.index]
+                sizes, strides = ([number(s) for s in x] for x in (arg.sizes, arg.strides))
+                assert all(s > 0 and s * t.itemsize % 16 == 0 for s in strides[:-1])
+                flat = memory(t)
+                view = np.lib.stride_tricks.as_strided(flat, sizes, [s * t.itemsize for s in strides])
+                return gluon_emulator.Descriptor(view, arg.block)
+        raise NotImplementedError(arg)
+
+    for one in plan.launches:
+        grid = tuple(number(g) for g in one.grid)
+        if not number(one.when) or not all(grid):
+            continue
+        if isinstance(one.fn, GluonJITFunction):
+            gluon_emulator.run(one.fn, {n: value(a) for n, a in one.args.items()}, grid[0])
+        else:
+            attention_host.launch_one(one, problem, tensors, floats, buffers)
+    assert all(not b.any() for b, spec in zip(buffers, plan.buffers, strict=True) if spec.zeroed), "counters at 0"
+
+
+def run_hopper(
+    f: Family, named: dict[str, torch.Tensor], ints: list[int], floats: list[float]
+) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    """(name, outputs) of every variant for Hopper that fits."""
+    op = f.op
+    inputs = [as_seen(named[p.name]) for p in op.params if p.kind == "tensor"]
+    before = describe(op, [*inputs, *([None] * len(op.outputs))], ints)
+    assert all(c.holds.evaluate(before) for c in op.checks)
+    axes = {name: s.value.evaluate(before) for name, s in op.selectors.items()}
+    for variant in enumerate_grid(f, 90).variants:
+        plan = variant.plan
+        if "hopper" not in variant.kernel.name or any(axes[n] not in v for n, v in plan.serves.items()):
+            continue
+        outputs = [attention_host._allocate(o, before) for o in op.outputs]
+        tensors = [*inputs, *map(as_seen, outputs)]
+        seen = describe(op, tensors, ints)
+        if all(c.holds.evaluate(seen) for c in plan.constraints):
+            assert plan.cost.evaluate(seen) > 0
+            run(plan, seen, tensors, floats)
+            yield variant.name, outputs
+
+
+# --- Forward ---
+
+
+SHAPES = {  # B, H, H_kv, M, N, D, DV
+    "square": (1, 2, 2, 256, 256, 64, 64),
+    "grouped": (2, 4, 2, 200, 330, 64, 64),
+    "odd": (1, 2, 1, 129, 70, 48, 64),
+    "other_values": (1, 1, 1, 100, 300, 128, 64),
+}
+
+
+def check_forward(pair: Pair, call: Call) -> None:
+    call.captured = pair.captured
+    expected, expected_lse = reference(call, pair.score, pair.mask)
+    f = families_of(pair)[0]
+    names = []
+    for name, (out, lse) in run_hopper(f, call.tensors(), call.ints(f.op), call.floats(f.op)):
+        torch.testing.assert_close(out.double(), expected, atol=3e-3, rtol=3e-3, msg=lambda m: f"{name}: {m}")  # noqa: B023
+        torch.testing.assert_close(lse.double(), expected_lse, atol=1e-3, rtol=1e-3, msg=lambda m: f"{name}: {m}")  # noqa: B023
+        names.append(name)
+    assert names
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_forward(shape: tuple[int, ...]) -> None:
+    check_forward(Pair(), Call(*qkv(*shape, torch.float16)))
+    check_forward(Pair(mask=causal), Call(*qkv(*shape, torch.float16), band=(MAX_LENGTH, 0, 1)))
+
+
+def test_forward_with_lists_lengths_sinks_and_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one program, which uses every buffer again and again."""
+    monkeypatch.setitem(attention_host.SMALL_GPU, "sm_count", 1)
+    ids = torch.tensor([[0] * 100 + [1] * 80 + [2] * 120, [3] * 250 + [4] * 50])
+    pair = Pair(alibi(torch.rand(2)), document(ids))
+    call = Call(*qkv(2, 2, 1, 300, 300, 64, 64, torch.float16), q_block=384, kv_block=128)
+    call.lists = block_lists(pair.dense(2, 2, 300, 300), 384, 128)
+    check_forward(pair, call)
+    call = Call(*qkv(2, 2, 1, 300, 300, 64, 64, torch.float16), sinks=torch.randn(2))
+    call.kv_lengths = torch.tensor([0, 170], dtype=torch.int32)
+    check_forward(Pair(mask=causal), call)
