@@ -96,6 +96,7 @@ def _plan(point: Point) -> Plan | None:
 _CONFIGS = (
     config(64, 64, 10, 32, 16),
     config(64, 128, 8, 64, 32, kinds="plain matrix"),
+    config(128, 64, 8, 32, 16),
     config(128, 128, 6, 32, 16),
     config(128, 128, 6, 64, 32, pingpong=False, kinds="plain matrix fp32"),
     config(128, 256, 4, 64, 32, pingpong=False),

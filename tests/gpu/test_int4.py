@@ -13,7 +13,15 @@ from .device import DEVICE
 from .other_products import BF16, FP16, FP32, LETTERS, activated, draws, every_config, matrices, size
 
 KINDS = ((BF16, None), (BF16, FP32), (FP16, None), (FP16, FP32))
-SIZES = ((1, 128, 256), (2, 4096, 512), (3, 272, 384), (16, 1024, 4096), (77, 144, 256), (200, 512, 1024))
+SIZES = (
+    (1, 128, 256),
+    (2, 4096, 512),
+    (3, 272, 384),
+    (16, 1024, 4096),
+    (20, 1040, 8320),
+    (77, 144, 256),
+    (200, 512, 1024),
+)
 
 
 def packed(k: int, n: int, letter: str = "n") -> tuple[torch.Tensor, torch.Tensor]:

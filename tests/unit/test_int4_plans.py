@@ -48,9 +48,8 @@ def problem(m: int, n: int, k: int, group: int | None = 128, mode: int = 0, out:
 
 
 def test_the_kernel_goes_by_the_rows(grid: Grid) -> None:
-    for m in (1, 2):
-        assert chosen(grid, problem(m, 4096, 4096)).startswith("int4_gemv"), m
-    assert chosen(grid, problem(16, 4096, 4096)).startswith("int4_split_k")
+    for m in (1, 2, 8, 16, 64):
+        assert chosen(grid, problem(m, 4096, 4096)).startswith("int4_few_rows"), m
     assert chosen(grid, problem(500, 4096, 4096)).startswith("int4_tile")
     for m in (1, 16, 64):
         assert "x128_" in chosen(grid, problem(m, 4096, 4096)), "the longest block that a group allows"
@@ -62,6 +61,22 @@ def test_blocks_lie_in_one_group(grid: Grid) -> None:
             if v.kernel.name in ("int4_tile", "int4_split_k"):
                 assert v.point.config.block_k <= block
     assert all(v.kernel.name == "int4_general" for v, _ in fitting(grid, problem(64, 4096, 48, 48)))
+
+
+def test_few_rows_take_groups_that_a_shift_divides_by_and_single_ones(grid: Grid) -> None:
+    """And the shift is what divides."""
+    for group, shift in ((32, 5), (64, 6), (128, 7), (4096, 31), (None, 31)):
+        p = problem(3, 4096, 4096, group)
+        plans = [v.plan for v, _ in fitting(grid, p) if v.kernel.name == "int4_few_rows"]
+        assert plans and {number(plan.launches[0].args["group_shift"].value, p) for plan in plans} == {shift}
+    assert not any(v.kernel.name == "int4_few_rows" for v, _ in fitting(grid, problem(3, 4096, 4096, 256)))
+
+
+def test_few_rows_have_as_many_as_their_place_in_the_tile(grid: Grid) -> None:
+    for m, rows in ((1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (128, 32)):
+        found = [v for v, _ in fitting(grid, problem(m, 4096, 4096)) if v.kernel.name == "int4_few_rows"]
+        assert found and {v.point.rows for v in found} == {rows}
+    assert not any(v.kernel.name == "int4_few_rows" for v, _ in fitting(grid, problem(129, 4096, 4096)))
 
 
 def test_what_has_no_words_is_the_general_kernel_s(grid: Grid) -> None:

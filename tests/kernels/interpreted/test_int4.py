@@ -12,7 +12,7 @@ import torch
 from tk.aot.grid import Variant, enumerate_grid
 from tk.aot.spec import Family
 from tk.kernels.epilogue import ACTIVATIONS
-from tk.kernels.int4 import gemv
+from tk.kernels.int4 import few_rows, gemv
 from tk.kernels.int4.family import FAMILIES
 from tk.kernels.int4.op import DEQUANTIZE, OP
 
@@ -20,10 +20,19 @@ from . import without_layouts
 from .launcher import describe, failed_constraint, run
 from .test_mm import ACTIVATE, ROUNDING, name
 
-# The GEMV is Gluon's.
+# Those of few rows are Gluon's.
 _FOLDER = tempfile.TemporaryDirectory()
-GEMV = without_layouts.load("int4_gemv_without_layouts", Path(gemv.__file__), Path(_FOLDER.name))
-KERNELS = (*GEMV.KERNELS, *(k for f in FAMILIES for k in f.kernels if k not in gemv.KERNELS))
+GEMV, FEW_ROWS = (
+    without_layouts.load(
+        f"int4_{module.__name__.rpartition('.')[2]}_without_layouts", Path(module.__file__), Path(_FOLDER.name)
+    )
+    for module in (gemv, few_rows)
+)
+KERNELS = (
+    *GEMV.KERNELS,
+    *FEW_ROWS.KERNELS,
+    *(k for f in FAMILIES for k in f.kernels if k not in (*gemv.KERNELS, *few_rows.KERNELS)),
+)
 VARIANTS = [
     v
     for op in (OP, DEQUANTIZE)
@@ -95,7 +104,8 @@ def rows_of(v: Variant) -> int:
 def test_every_product(v: Variant) -> None:
     """With a part of a tile at every end."""
     block = block_of(v)
-    check(v, rows_of(v), 16 * 9 if on_words(v) else 70, 4 * block, 2 * block, True)
+    group = block if v.kernel.name == "int4_few_rows" else 2 * block  # no group of 256
+    check(v, rows_of(v), 16 * 9 if on_words(v) else 70, 4 * block, group, True)
 
 
 ONE_OF_EACH = {v.kernel.name: v for v in reversed(PRODUCTS)}
@@ -109,8 +119,24 @@ def test_groups_and_no_zeros(v: Variant, groups: int | None) -> None:
     check(v, rows_of(v), 48, k, groups and k // groups)
 
 
+FEW = {v.point.rows: v for v in PRODUCTS if v.kernel.name == "int4_few_rows"}
+
+
+@pytest.mark.parametrize("v", FEW.values(), ids=name)
+def test_few_rows_of_more_than_a_step_of_k(v: Variant) -> None:
+    """And as few rows as the kernel of so many takes, in columns that fill no tile."""
+    c = v.point.config
+    step = c.num_warps * c.cluster * c.pieces * c.piece
+    check(v, v.point.rows // 2 + 1 if v.point.rows > 8 else 1, 80, step + 3 * c.piece, c.piece, True)
+
+
+def test_few_rows_in_several_tiles() -> None:
+    for m in (33, 70):
+        check(FEW[32], m, 80, 3 * FEW[32].point.config.piece, FEW[32].point.config.piece, True)
+
+
 @pytest.mark.parametrize("values", ("lowest", "highest"))
-@pytest.mark.parametrize("kernel", ("int4_gemv", "int4_tile", "int4_split_k", "int4_general"))
+@pytest.mark.parametrize("kernel", ("int4_gemv", "int4_few_rows", "int4_tile", "int4_split_k", "int4_general"))
 def test_the_least_and_the_largest_value(kernel: str, values: str) -> None:
     v = ONE_OF_EACH[kernel]
     check(v, rows_of(v), 32, 2 * block_of(v), block_of(v), True, values)
