@@ -102,7 +102,7 @@ sample: build-tools test-tools
 .PHONY: test-python
 test-python: sample
 	$(PY) -m pytest tests/unit tests/codegen $(PARALLEL)
-	$(PY) -m pytest tests/kernels
+	$(PY) -m pytest tests/kernels $(PARALLEL)
 	$(PY) -m pytest tests/ops $(PARALLEL)
 	$(PY) -m pytest tests/flex $(PARALLEL)
 	$(PY) -m pytest tests/use $(PARALLEL)

@@ -7,7 +7,6 @@ constraints is checked before every launch.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,8 +60,9 @@ def enumerate_grid(family: Family, arch: int, sample: bool = False, portable: bo
 
     Raises GridError when the records contradict themselves, or when the newest architecture's sample misses a value of
     an axis."""
-    whole = _enumerate(family, arch)
-    grid = replace(whole, variants=[v for v in whole.variants if not portable or family.portable(v.kernel, v.point)])
+    grid = _enumerate(family, arch)
+    if portable:
+        grid.variants = [v for v in grid.variants if family.portable(v.kernel, v.point)]
     if sample:
         chosen = [v for v in grid.variants if family.sampled and family.sample(v.kernel, v.point)]
         if family.sampled:
@@ -79,9 +79,7 @@ def points(kernel: Kernel, arch: int) -> Iterator[Point]:
             yield Point(arch, axes, config)
 
 
-@functools.cache
 def _enumerate(family: Family, arch: int) -> Grid:
-    """Once for the cubins and the PTX of an architecture, and for a sample beside the whole."""
     grid = Grid(family, arch)
     for kernel in family.kernels:
         if kernel.op.name != family.op.name:

@@ -318,7 +318,7 @@ def _everything(kernel: Kernel, point: Point) -> bool:
     return True
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Family:
     """What a kernel file exports as FAMILY. tuned: the stem of kernels/tuned/sm*/<tuned>.json, measured choices.
 
