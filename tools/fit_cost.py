@@ -7,7 +7,7 @@ it. "pins": the fastest config of every product measured, where another would be
 a row of bias, and in the other 16-bit dtype. "coefficients": for every config, precision and operand order non-negative
 weights of the terms that its kernel declares (``Plan.terms``), by least squares of the relative error. Prints how the
 choice that follows compares with the best config measured, with each problem's size left out of the fit that chooses
-for it: what a problem that nobody measured may expect.
+for it: what a problem that nobody measured may expect. Needs SciPy (requirements/test.txt).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+from scipy.optimize import nnls
 
 from tk.aot.expr import MODE_BITS, Problem, TensorValue, evaluate_locals
 from tk.aot.grid import Variant, bucket_key, buckets, enumerate_grid
@@ -220,27 +221,9 @@ class Equations:
 
 
 def non_negative(gram: numpy.ndarray, sums: numpy.ndarray) -> numpy.ndarray:
-    """The x with no negative element that minimises x gram x / 2 - sums x; gram is positive definite.
-
-    By active sets (Lawson and Hanson, Solving Least Squares Problems, 1974): what would gain most by growing from 0 is
-    set free, one after the other, and what the solution of those would make negative returns to 0."""
-    x, free = numpy.zeros_like(sums), numpy.zeros(len(sums), dtype=bool)
-    while True:
-        gain = numpy.where(free, -math.inf, sums - gram @ x)
-        if gain.max() <= 1e-12 * abs(sums).max():
-            return x
-        free[gain.argmax()] = True
-        while True:
-            to = numpy.zeros_like(x)
-            to[free] = numpy.linalg.solve(gram[numpy.ix_(free, free)], sums[free])
-            below = free & (to <= 0)
-            if not below.any():
-                break
-            part = (x[below] / (x[below] - to[below])).min()
-            x += part * (to - x)
-            free &= x > 1e-15 * abs(x).max()
-            x[~free] = 0
-        x = to
+    """The x with no negative element that minimises x gram x / 2 - sums x; gram is positive definite."""
+    root = numpy.linalg.cholesky(gram)
+    return nnls(root.T, numpy.linalg.solve(root, sums))[0]
 
 
 class Fits:

@@ -11,6 +11,21 @@ namespace {
 constexpr int64_t kWorthCopies = int64_t{1} << 26;  // multiplications
 constexpr int64_t kWorthLaunch = int64_t{1} << 28;
 
+bool has_tensor_cores(int32_t dtype, const Settings& s) { return dtype != kFloat32 || precision_of(s, dtype) != 0; }
+
+// By which a choice is made: as for every one, in batch-invariant mode not by how many images there are.
+int64_t images_of(const View& out, const Settings& s) {
+  return (s.mode & TK_MODE_BATCH_INVARIANT) != 0 ? 8 : out.sizes[0];
+}
+
+// The seven dimensions of weights of merged groups.
+Tensor blocks_of(const View& view, const std::array<int64_t, 7>& sizes, const std::array<int64_t, 7>& strides) {
+  AtenTensorHandle handle = nullptr;
+  check_shim(aoti_torch__reinterpret_tensor(view.handle, 7, sizes.data(), strides.data(), view.offset, &handle),
+             "view the groups of a weight");
+  return Tensor(handle);
+}
+
 }  // namespace
 
 int64_t precision_of(const Settings& s, int32_t dtype) {
@@ -74,11 +89,9 @@ bool wants_unfolding(const View& x, const View& weight, const View& out, const S
   const int64_t channels = x.sizes[View::kChannels];
   const bool can_be_read = channels % 16 == 0 || (x.is_channels_last() && channels * item_size(x.dtype) % 16 == 0);
   if (x.sizes[1] != 1 || can_be_read || weight.count() == 0 || s.config >= 0) return false;
-  if (x.dtype == kFloat32 && precision_of(s, x.dtype) == 0) return false;  // no tensor cores
-  // As for every choice: in batch-invariant mode not by how many images there are.
-  const int64_t images = (s.mode & TK_MODE_BATCH_INVARIANT) != 0 ? 8 : out.sizes[0];
-  return images * (out.count() / std::max<int64_t>(out.sizes[0], 1)) * (weight.count() / weight.sizes[1]) >=
-         kWorthCopies;
+  if (!has_tensor_cores(x.dtype, s)) return false;
+  const int64_t of_image = out.count() / std::max<int64_t>(out.sizes[0], 1);
+  return images_of(out, s) * of_image * (weight.count() / weight.sizes[1]) >= kWorthCopies;
 }
 
 Unfolding unfolding_of(const View& weight, int64_t stride) {
@@ -160,42 +173,31 @@ int64_t groups_to_merge(const Problem& p, const Settings& s) {
   const int64_t groups = p.weight.sizes[0];
   const int64_t in = p.weight.sizes[View::kChannels];
   const int64_t out = p.weight.sizes[1];
-  const bool tensor_cores = p.x.dtype != kFloat32 || precision_of(s, p.x.dtype) != 0;
-  if (groups == 1 || in == 1 || out == 0 || p.weight.count() == 0 || s.config >= 0 || !tensor_cores) return 0;
+  if (groups == 1 || in == 1 || out == 0 || p.weight.count() == 0 || s.config >= 0) return 0;
+  if (!has_tensor_cores(p.x.dtype, s)) return 0;
   int64_t merge = std::max<int64_t>(std::min(kChannels / in, kChannels / out), 1);
   while (groups % merge != 0) merge--;
   if (merge * in % 16 != 0 || merge * out % 16 != 0) return 0;
-  const int64_t images = (s.mode & TK_MODE_BATCH_INVARIANT) != 0 ? 8 : p.out.sizes[0];
   const int64_t pixels = p.out.count() / std::max<int64_t>(p.out.sizes[0] * groups * out, 1);
   const int64_t taps = p.weight.count() / (groups * in * out);
   const int64_t launches = has_kernels_for_groups(p.x, merge * in, merge * out) ? 1 : groups / merge;
-  return images * pixels * taps * merge * in * out * groups >= kWorthLaunch * launches ? merge : 0;
+  return images_of(p.out, s) * pixels * taps * merge * in * out * groups >= kWorthLaunch * launches
+             ? merge
+             : 0;
 }
 
 Tensor diagonal_of(const View& merged, const View& weight, int64_t merge) {
-  const std::array<int64_t, 7> sizes = {merged.sizes[0], merge,           weight.sizes[1], weight.sizes[2],
-                                        weight.sizes[3], weight.sizes[4], weight.sizes[5]};
-  const std::array<int64_t, 7> strides = {
-      merged.strides[0], weight.sizes[1] * merged.strides[1] + weight.sizes[2] * merged.strides[2],
-      merged.strides[1], merged.strides[2],
-      merged.strides[3], merged.strides[4],
-      merged.strides[5]};
-  AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch__reinterpret_tensor(merged.handle, 7, sizes.data(), strides.data(), merged.offset, &handle),
-             "view the blocks of a weight");
-  return Tensor(handle);
+  const auto& m = merged.strides;
+  const auto& w = weight.sizes;
+  return blocks_of(merged, {merged.sizes[0], merge, w[1], w[2], w[3], w[4], w[5]},
+                   {m[0], w[1] * m[1] + w[2] * m[2], m[1], m[2], m[3], m[4], m[5]});
 }
 
 Tensor groups_of(const View& weight, int64_t merge) {
-  const std::array<int64_t, 7> sizes = {weight.sizes[0] / merge, merge,           weight.sizes[1], weight.sizes[2],
-                                        weight.sizes[3],         weight.sizes[4], weight.sizes[5]};
-  const std::array<int64_t, 7> strides = {merge * weight.strides[0], weight.strides[0], weight.strides[1],
-                                          weight.strides[2],         weight.strides[3], weight.strides[4],
-                                          weight.strides[5]};
-  AtenTensorHandle handle = nullptr;
-  check_shim(aoti_torch__reinterpret_tensor(weight.handle, 7, sizes.data(), strides.data(), weight.offset, &handle),
-             "view the groups of a weight");
-  return Tensor(handle);
+  const auto& n = weight.sizes;
+  const auto& w = weight.strides;
+  return blocks_of(weight, {n[0] / merge, merge, n[1], n[2], n[3], n[4], n[5]},
+                   {merge * w[0], w[0], w[1], w[2], w[3], w[4], w[5]});
 }
 
 View merged_weight_like(const View& weight, int64_t merge, Tensor& memory) {
