@@ -27,7 +27,7 @@ import torch
 
 from benchmarks import report as reports
 
-FAMILIES = ("mm", "other_products", "int4", "b2b", "conv", "generated", "attention", "everywhere")
+FAMILIES = ("mm", "other_products", "int4", "b2b", "conv", "generated", "attention", "models", "everywhere")
 ROOT = Path(__file__).resolve().parent.parent
 
 
