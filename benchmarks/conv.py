@@ -78,6 +78,17 @@ def drawn(count: int) -> Iterator[Convolution]:
         yield _layer(rng.randint(1, n), c, size, o, kernel, rng.choice((1, 1, 2)))
 
 
+def drawn_groups(count: int) -> Iterator[Convolution]:
+    """Half of them depthwise."""
+    rng = random.Random("groups")
+    for i in range(count):
+        each = 1 if i % 2 else rng.choice((4, 8, 16, 24, 32, 64))
+        groups = rng.choice((4, 8, 16, 32)) if each > 1 else 8 * rng.randint(2, 128)
+        kernel, size = rng.choice((3, 3, 5, 7)), rng.choice((7, 14, 28, 56, 112, rng.randint(7, 100)))
+        n = max(1, min(64, (1 << 26) // (each * groups * size * size)))
+        yield _layer(rng.randint(1, n), each * groups, size, each * groups, kernel, rng.choice((1, 1, 2)), groups)
+
+
 def _forward(p: Convolution, group: Group) -> None:
     x, weight, bias = p.make()
     with torch.no_grad():
@@ -136,6 +147,7 @@ def _add(group: Group, label: str, captures: dict[str, timing.Capture], flops: i
 def run(options: Options, report: Report) -> None:
     torch.backends.cudnn.benchmark = True
     random_layers = list(drawn(24 if options.quick else 200))
+    random_groups = list(drawn_groups(len(random_layers) // 4))
 
     def attempt(group: Group, p: Convolution, measure: Callable[[], None]) -> None:
         label = f"{group.name} {p.label}"
@@ -156,8 +168,19 @@ def run(options: Options, report: Report) -> None:
     for p in (*LISTED, *RESNET[2::4], *GROUPED[:2]):
         for of_input in (True, False):
             attempt(gradients, p, partial(_backward, p, gradients, of_input))
-    for layout in ("channels_last", "contiguous"):
-        group = report.group(f"{layout}_random", f"{layout}, random", "cuDNN", GOALS[layout])
-        for p in random_layers:
-            p = replace(p, layout=layout)
-            attempt(group, p, partial(_forward, p, group))
+
+    def at_random(name: str, title: str, goal: Goal | None) -> Group:
+        return report.group(f"{name}_random", f"{title}, random", "cuDNN", goal)
+
+    layouts = ("channels_last", "contiguous")
+    plain = [at_random(layout, layout, GOALS[layout]) for layout in layouts]
+    grouped = [at_random(f"grouped_{x}", f"groups and depthwise, {x}", GOALS["grouped"]) for x in layouts]
+    gradients = at_random("gradients", gradients.title, None)
+    for i, p in enumerate(random_layers):  # in turn, so that time that runs out is missed by all alike
+        for layout, group in zip(layouts, plain, strict=True):
+            attempt(group, q := replace(p, layout=layout), partial(_forward, q, group))
+        if i % 4 == 0:
+            with_groups = random_groups[i // 4]
+            for layout, group in zip(layouts, grouped, strict=True):
+                attempt(group, q := replace(with_groups, layout=layout), partial(_forward, q, group))
+            attempt(gradients, p, partial(_backward, p, gradients, i % 8 == 0))
