@@ -138,7 +138,7 @@ def test_equal_calls_give_equal_bits(hopper: None) -> None:
 
 def test_long_sequences_take_them() -> None:
     for d in (64, 128):
-        q, k, v = (tensor(1, H, 4096, d, dtype=BF16).requires_grad_() for _ in range(3))
+        q, k, v = (tensor(B, H, 4096, d, dtype=BF16).requires_grad_() for _ in range(3))
         for mask in (None, mods.causal):
             with config_of("_backward") as chosen:
                 out = tk.flex_attention(q, k, v, block_mask=block_mask(mask, 4096, 4096))

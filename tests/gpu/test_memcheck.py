@@ -29,7 +29,7 @@ WATCHED: dict[str, list[list[str]]] = {
           for order in ("nn", "nt", "tn", "tt", "ss")),
         tests("grouped_mm", "outside or gradients"),
     ],
-    "scaled_mm": [tests("scaled_mm", "every_config"), tests("scaled_mm", "edges or static")],
+    "scaled_mm": [tests("scaled_mm", "every_config and not graphs"), tests("scaled_mm", "edges or static")],
     "scaled_grouped_mm": [tests("scaled_grouped_mm", "every_config or outside")],
     "int4": [tests("int4", "every_config"), tests("int4", "extremes or layout")],
     "b2b_gemm": [tests("b2b_gemm", "every_size")],
@@ -46,7 +46,7 @@ WATCHED: dict[str, list[list[str]]] = {
 @pytest.mark.skipif(shutil.which(SANITIZER) is None, reason=f"no {SANITIZER}, which comes with the CUDA toolkit")
 @pytest.mark.parametrize("family", list(WATCHED))
 def test_memcheck_of_every_variant(family: str) -> None:
-    # Every tensor an allocation of its own: one byte too far is seen.
+    # Every tensor an allocation of its own: one byte too far is seen. A graph's capture allows none.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     running = [
         subprocess.Popen([SANITIZER, *OPTIONS, sys.executable, *command], stdout=subprocess.PIPE,
