@@ -181,9 +181,7 @@ int64_t groups_to_merge(const Problem& p, const Settings& s) {
   const int64_t pixels = p.out.count() / std::max<int64_t>(p.out.sizes[0] * groups * out, 1);
   const int64_t taps = p.weight.count() / (groups * in * out);
   const int64_t launches = has_kernels_for_groups(p.x, merge * in, merge * out) ? 1 : groups / merge;
-  return images_of(p.out, s) * pixels * taps * merge * in * out * groups >= kWorthLaunch * launches
-             ? merge
-             : 0;
+  return images_of(p.out, s) * pixels * taps * merge * in * out * groups >= kWorthLaunch * launches ? merge : 0;
 }
 
 Tensor diagonal_of(const View& merged, const View& weight, int64_t merge) {

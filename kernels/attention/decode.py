@@ -144,6 +144,7 @@ def attention_combine(part_out, part_max, part_sum, sinks, out, lse, H, M, DV, s
 # head size -> (columns, stages); fp32's columns are half.
 _COLUMNS = {64: (64, 4), 128: (64, 3), 256: (32, 3)}
 _ROWS = 16  # the least that a product takes
+STEP_PS, COMBINE_PS = 100_000, 2_000_000  # picoseconds of a loop's step beside its bytes, and of the second launch
 
 
 # Settings that are tried beside those that ship: tools/attention_candidates.py.
@@ -158,11 +159,18 @@ def config(rows: int, cols: int, stages: int, warps: int, per_sm: int = 2, depen
     return Config(name + ("_dependent" if dependent else ""), shape)
 
 
-def _setting(head: Head, dtype: str) -> Config:
-    cols, stages = _COLUMNS[max(head.qk, head.v)]
+def _settings(head: Head, dtype: str, arch: int) -> tuple[Config, ...]:
+    size = max(head.qk, head.v)
+    dependent = arch >= 90
     if dtype == "fp32":
-        cols, stages = 32 if max(head.qk, head.v) == 64 else 16, 2  # unrolled whole, without tensor cores
-    return config(_ROWS, cols, stages, 4)
+        return (config(_ROWS, 32 if size == 64 else 16, 2, 4, dependent=dependent),)  # unrolled, without tensor cores
+    columns, stages = _COLUMNS[size]
+    usual = config(_ROWS, columns, stages, 4, dependent=dependent)
+    if not dependent or size == 256:
+        return (usual,)
+    # Fewer, longer walks, so that with many sequences none is split; and shorter ones, for little to read.
+    long = config(_ROWS, 2 * columns, stages, 8, per_sm=1, dependent=True)
+    return usual, long, config(_ROWS, columns // 2, 4, 4, per_sm=3, dependent=True)
 
 
 def kernel(problem: Problem, fn: object, heads: tuple[Head, ...]) -> Kernel:
@@ -176,14 +184,15 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...]) -> Kernel:
         if not problem.makes_sense(point) or point.precision == "tf32":
             return None
         is_tried = c in CANDIDATES and point.arch == 90 and point.dtype != "fp32"
-        if c.name != _setting(point.head, point.dtype).name and not is_tried:
+        if c.name not in [s.name for s in _settings(point.head, point.dtype, point.arch)] and not is_tried:
             return None
         row_tiles = ceil_div(group * M, c.block_m)
         programs = B * H_kv * row_tiles
         buffers = tuple(Buffer(B * H * M * splits * 4 * n) for n in (point.head.v, 1, 1))
-        time = tile_time(c.block_m, c.block_n, point.head, ITEMSIZE[point.dtype])
+        time = tile_time(c.block_m, c.block_n, point.head, ITEMSIZE[point.dtype]) + STEP_PS
         tiles = ceil_div(ceil_div(N, c.block_n), splits)
         waves = ceil_div(programs * splits, c.per_sm * device.sm_count)
+        sharing = minimum(ceil_div(programs * splits, device.sm_count), c.per_sm)  # one multiprocessor's memory traffic
         first = Launch(
             fn,
             arguments(problem, point) | _parts(point) | {"splits": Int(splits), "DEPENDENT": Const(c.dependent)},
@@ -208,14 +217,17 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...]) -> Kernel:
             ),
             serves=problem.serves(point),
             launches=(first, second),
-            cost=6_000_000 + waves * tiles * 2 * time,
+            cost=4_000_000 + select(splits > 1, COMBINE_PS, 0) + waves * tiles * sharing * time,
             locals=(_splits(N, c, programs),),
             buffers=buffers,
         )
 
     axes = {"dtype": problem.dtypes, "precision": PRECISIONS[:1], "head": heads, "layout": ("aligned", "paged")}
-    found = {c.name: c for c in (*(_setting(h, d) for h in heads for d in problem.dtypes), *CANDIDATES)}
-    return Kernel(f"{problem.name}_decode", op, axes, dict.fromkeys((80, 90), tuple(found.values())), plan)
+    configs = {}
+    for arch in (80, 90):
+        settings = (c for h in heads for d in problem.dtypes for c in _settings(h, d, arch))
+        configs[arch] = tuple({c.name: c for c in (*settings, *CANDIDATES)}.values())
+    return Kernel(f"{problem.name}_decode", op, axes, configs, plan)
 
 
 def _splits(N: Expr, c: Config, programs: Expr) -> Expr:
