@@ -232,11 +232,6 @@ def unbatched(x: Tensor | None, dim: int | None, i: int) -> Tensor | None:
     return x if x is None or dim is None else x.select(dim, i)
 
 
-def in_front(x: Tensor | None, dim: int | None) -> Tensor | None:
-    """With the batch first, where there is one."""
-    return x if x is None or dim is None else x.movedim(dim, 0)
-
-
 def loop(op: Any, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Tensor, int]:
     """The batching rule that fits all: one call for each element of the batch."""
 
