@@ -17,8 +17,9 @@ from tk.codegen import index as ix
 from tk.codegen import ir, passes, random
 from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError, where
+from tk.codegen.lazy import IR_DTYPES
 from tk.codegen.lists import GeneratedLists, generate_lists
-from tk.codegen.lower import IR_DTYPES, lower
+from tk.codegen.lower import lower
 from tk.codegen.rules.scatter import NotDeterministic
 from tk.codegen.schedule import (
     Context,
