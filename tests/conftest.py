@@ -8,6 +8,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# Workers share the cores. With as many threads as cores in each, torch's loops wait for each other: tests of numbers
+# take twice as long. Set before anything imports torch, and for the processes that tests start.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--wheel", metavar="FILE", help="the wheel that tests/install looks into and installs")

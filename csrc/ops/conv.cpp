@@ -68,13 +68,6 @@ Geometry read_geometry(const char* op, const Lists& lists, int64_t spatial) {
   return g;
 }
 
-void check_dtype(const char* op, const Meta& input) {
-  const bool half = input.dtype == kBFloat16 || input.dtype == kFloat16;
-  if (half || input.dtype == kFloat32 || (input.dtype == kFloat64 && !input.device.is_cuda())) return;
-  fail_unsupported(text(op, ": input is ", dtype_name(input.dtype),
-                        "; bfloat16, float16 and float32 are supported, and float64 on the CPU"));
-}
-
 void check_ranks(const Convolution& c, const Meta& input, const Meta& weight) {
   const int64_t n = c.spatial;
   if (weight.dim() != n + 2) [[unlikely]]
@@ -173,7 +166,7 @@ Tensor forward(const Convolution& c, const Tensor& input, const Tensor& weight, 
   const Meta w = meta(weight);
   const Meta b = meta(bias);
   check_same(c.op, "input", x, "weight", w);
-  check_dtype(c.op, x);
+  check_dtype(c.op, "input", x);
   check_settings(c.op, c.settings);
   check_ranks(c, x, w);
   check_channels(c, x, w);
@@ -213,7 +206,7 @@ Tensor gradient(const Convolution& c, const Tensor& grad, const Tensor& input, c
   const Meta w = meta(weight);
   check_same(c.op, "input", x, "grad", dy);
   check_same(c.op, "input", x, "weight", w);
-  check_dtype(c.op, x);
+  check_dtype(c.op, "input", x);
   check_settings(c.op, c.settings);
   check_ranks(c, x, w);
   check_channels(c, x, w);

@@ -33,22 +33,6 @@ int64_t precision_of(const Settings& s, int32_t dtype) {
   return s.precision >= 0 ? s.precision : allows_tf32_in_convolutions();
 }
 
-void launch_op(tk_op op, std::span<const tk_tensor> tensors, std::span<const int64_t> ints,
-               std::span<const double> floats, const Settings& s, Device device) {
-  tk_call call;
-  call.op = op;
-  call.mode = static_cast<uint32_t>(s.mode) | (wants_deterministic() ? TK_MODE_DETERMINISTIC : 0);
-  call.config = static_cast<int32_t>(s.config);
-  call.device = target(device);
-  call.n_tensors = static_cast<uint32_t>(tensors.size());
-  call.n_ints = static_cast<uint32_t>(ints.size());
-  call.n_floats = static_cast<uint32_t>(floats.size());
-  call.tensors = tensors.data();
-  call.ints = ints.data();
-  call.floats = floats.data();
-  launch(call, device);
-}
-
 bool has_wide_channels(const View& x) {
   const int64_t channels = x.sizes[View::kChannels];
   if (x.sizes[1] == 1) return channels % 8 == 0;

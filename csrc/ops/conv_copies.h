@@ -8,9 +8,6 @@ namespace tk::ops {
 // Of float32: 0 ieee, 1 tf32; else 0.
 int64_t precision_of(const Settings& s, int32_t dtype);
 
-void launch_op(tk_op op, std::span<const tk_tensor> tensors, std::span<const int64_t> ints,
-               std::span<const double> floats, const Settings& s, Device device);
-
 // --- Layouts ---
 
 // Whether kernels that load 16 bytes of channels at a time could serve. Depthwise ones take any layout.

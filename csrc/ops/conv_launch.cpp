@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "conv_copies.h"
+#include "launch.h"
 #include "matrix.h"
 
 namespace tk::ops {

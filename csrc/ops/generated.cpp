@@ -284,8 +284,6 @@ Tensor empty_joined(const Frame& f, uint32_t i) {
   return Tensor(handle);
 }
 
-void copy(AtenTensorHandle to, AtenTensorHandle from) { check_shim(aoti_torch_copy_(to, from, 0), "copy a tensor"); }
-
 // Leading dimensions that do not join into three: tensors that stand in the way are copied into dense ones and, where
 // they are written, back.
 void launch_copied(Frame& f, int32_t device) {

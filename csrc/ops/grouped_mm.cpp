@@ -99,9 +99,8 @@ void set_ragged_inside(Call& call, const Meta& bias) {
   set_bias(call, bias, call.groups(), f.b.matrix.cols);
 }
 
-void set_out(Call& call, const Tensor& out) {
+void set_out_matrix(Call& call) {
   Product& p = call.p;
-  p.out.tensor = meta(out);
   p.out.matrix = matrix_of(p.out.tensor);
   const bool by_columns = !call.is_ragged_inside && p.factors[0].a_name[0] == 'b';
   if (by_columns) p.out.matrix = p.out.matrix.transposed();
@@ -143,14 +142,8 @@ void launch_groups(const Call& call) {
   static const tk_op ragged_inside = tk_intern_op("grouped_mm_inner");
   const Product& p = call.p;
   const auto& [a, b, a_name, b_name] = p.factors[0];
-  const int32_t dtype = a.tensor.dtype;
-  const Matrix offs{1, call.groups(), 0, call.offs.strides[0]};
   const tk_tensor tensors[] = {
-      to_core(normalized_operand(a.matrix), read_pointer(a.tensor), dtype),
-      to_core(normalized_operand(b.matrix), read_pointer(b.tensor), dtype),
-      to_core(offs, read_pointer(call.offs), kInt32),
-      p.bias.tensor ? to_core(p.bias.matrix, read_pointer(p.bias.tensor), dtype) : absent(),
-      to_core(normalized_output(p.out.matrix), write_pointer(p.out.tensor), p.out.tensor.dtype),
+      core_operand(a), core_operand(b), core_offs(call.offs), core_tensor(p.bias), core_output(p.out),
   };
   launch_described(call.is_ragged_inside ? ragged_inside : ragged_rows, p, tensors);
 }
@@ -160,10 +153,8 @@ Tensor run_groups(Call& call, Tensor out) {
   const Device device = p.factors[0].a.tensor.device;
   const int32_t dtype = out_dtype(p);
   const bool given = static_cast<bool>(out);
-  if (!given) out = empty(call.out_sizes(), dtype, device);
-  p.out.tensor = meta(out);
-  if (given) check_out(p, call.out_sizes(), dtype);
-  set_out(call, out);
+  out = set_out(p, call.out_sizes(), dtype, std::move(out));
+  set_out_matrix(call);
   if (given) check_out_memory(p);
   if (call.zero_rest) check_shim(aoti_torch_zero_(out.get()), "fill the result with zeros");
   if (p.out.matrix.is_empty() || call.groups() == 0) return out;
@@ -199,7 +190,7 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& offs, const Tens
   check_cuda_dtype(f.a.tensor);
   if (!is_ragged) return multiply_batch(call, a, b, meta(bias), std::move(out));
   check_same(kName, "a", f.a.tensor, "b", f.b.tensor);
-  check_dtype(call.p);
+  check_dtype(kName, "a", f.a.tensor);
   check_settings(kName, settings);
   check_inner(f);
   f.a.tensor.dim() == f.b.tensor.dim() ? set_ragged_inside(call, meta(bias)) : set_ragged_rows(call, meta(bias));

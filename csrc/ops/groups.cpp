@@ -21,6 +21,8 @@ bool group_rows(const Meta& tensor, int64_t groups, int64_t cols, Matrix& out) {
   return true;
 }
 
+tk_tensor core_offs(const Meta& offs) { return core_tensor({offs, {1, offs.sizes[0], 0, offs.strides[0]}}); }
+
 Operand matrix_at(const Operand& batch, int64_t i) {
   Operand one = batch;
   one.matrix.is_batch = false;

@@ -15,6 +15,9 @@ void check_groups(const char* op, const char* name, const Meta& tensor, const Me
 // [N], or [groups, N], as a batch of rows, one for each group. False when it is neither.
 bool group_rows(const Meta& tensor, int64_t groups, int64_t cols, Matrix& out);
 
+// As the core takes them: one row.
+tk_tensor core_offs(const Meta& offs);
+
 // Matrix i of a batch; some of a matrix's rows.
 Operand matrix_at(const Operand& batch, int64_t i);
 Operand rows_of(const Operand& x, int64_t begin, int64_t end);

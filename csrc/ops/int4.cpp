@@ -37,7 +37,7 @@ struct Call {
 
 void check_a(const Product& p) {
   const Meta& a = p.factors[0].a.tensor;
-  check_dtype(p);
+  check_dtype(p.name, "a", a);
   if (a.device.is_cuda() && a.dtype == kFloat32)
     fail_unsupported(text(p.name, ": a is float32; on CUDA bfloat16 and float16 are supported"));
 }
@@ -46,9 +46,7 @@ void check_packed(const char* op, const Meta& b, const Meta& a, int64_t k) {
   check_rank(op, "b", b, 2);
   if (b.dtype != kUInt8)
     fail_argument(text(op, ": b is ", dtype_name(b.dtype), ", must be uint8, two values to a byte (tk.pack_int4)"));
-  if (b.device != a.device)
-    fail_argument(text(op, ": a is on ", describe(a.device), ", b on ", describe(b.device),
-                       "; all tensors must be on one device"));
+  check_device(op, "a", a, "b", b);
   if (k % 2 != 0 || b.sizes[0] != k / 2)
     fail_argument(text(op, ": a has ", k, " columns, b is ", describe_sizes(b.sizes),
                        ", must be [K / 2, N]: two values to a byte"));
@@ -89,12 +87,6 @@ void set_bias(Call& call, const Meta& bias) {
 
 // --- On the CPU: the weight in float32, or float64 ---
 
-Tensor converted(const Meta& t, int32_t dtype) {
-  Tensor result = empty(t.sizes, dtype, t.device);
-  check_shim(aoti_torch_copy_(result.get(), t.handle, 0), "convert scales");
-  return result;
-}
-
 template <class T>
 void unpack(const Weight& w, const T* scales, const T* zeros, T* out) {
   const auto* const bytes = static_cast<const uint8_t*>(read_pointer(w.b));
@@ -114,8 +106,8 @@ template <class T>
 Tensor unpacked(const Weight& w, int32_t dtype) {
   const int64_t sizes[] = {2 * w.b.sizes[0], w.b.sizes[1]};
   Tensor result = empty(sizes, dtype, w.b.device);
-  const Tensor scales = w.scales ? converted(w.scales, dtype) : Tensor();
-  const Tensor zeros = w.zeros ? converted(w.zeros, dtype) : Tensor();
+  const Tensor scales = w.scales ? copied(w.scales, dtype) : Tensor();
+  const Tensor zeros = w.zeros ? copied(w.zeros, dtype) : Tensor();
   const auto data = [](const Tensor& t) { return t ? static_cast<const T*>(read_pointer(meta(t))) : nullptr; };
   unpack<T>(w, data(scales), data(zeros), static_cast<T*>(write_pointer(meta(result))));
   return result;
@@ -134,22 +126,14 @@ void compute_on_cpu(const Call& call) {
 
 // --- On the GPU ---
 
-tk_tensor to_core(const Meta& t, int32_t dtype) {
-  return t ? to_core(normalized_operand(matrix_of(t)), read_pointer(t), dtype) : absent();
-}
+tk_tensor core_matrix(const Meta& t) { return t ? core_operand({t, matrix_of(t)}) : absent(); }
 
 void launch_fused(const Call& call) {
   static const tk_op op = tk_intern_op("int4_mm");
   const auto& [p, w] = call;
-  const Operand& a = p.factors[0].a;
-  const int32_t dtype = a.tensor.dtype;
   const tk_tensor tensors[] = {
-      to_core(normalized_operand(a.matrix), read_pointer(a.tensor), dtype),
-      to_core(w.b, kUInt8),
-      to_core(w.scales, dtype),
-      to_core(w.zeros, dtype),
-      p.bias.tensor ? to_core(normalized_bias(p.bias.matrix), read_pointer(p.bias.tensor), dtype) : absent(),
-      to_core(normalized_output(p.out.matrix), write_pointer(p.out.tensor), p.out.tensor.dtype),
+      core_operand(p.factors[0].a), core_matrix(w.b),  core_matrix(w.scales),
+      core_matrix(w.zeros),         core_bias(p.bias), core_output(p.out),
   };
   launch_described(op, p, tensors);
 }
@@ -161,20 +145,11 @@ Tensor dequantized(const Call& call) {
   const int64_t sizes[] = {call.k(), call.n()};
   Tensor result = empty(sizes, a.dtype, a.device);
   const Meta out = meta(result);
-  const tk_tensor tensors[] = {
-      to_core(w.b, kUInt8),
-      to_core(w.scales, a.dtype),
-      to_core(w.zeros, a.dtype),
-      to_core(normalized_output(matrix_of(out)), write_pointer(out), a.dtype),
-  };
-  tk_call described = {};
-  described.op = op;
-  described.mode = static_cast<uint32_t>(call.p.settings.mode);
-  described.config = -1;
-  described.device = target(a.device);
-  described.n_tensors = std::size(tensors);
-  described.tensors = tensors;
-  launch(described, a.device);
+  const tk_tensor tensors[] = {core_matrix(w.b), core_matrix(w.scales), core_matrix(w.zeros),
+                               core_output({out, matrix_of(out)})};
+  Settings settings = call.p.settings;
+  settings.config = -1;  // of int4_mm's
+  launch_op(op, tensors, {}, {}, settings, a.device);
   return result;
 }
 
@@ -206,35 +181,6 @@ void compute(const Call& call, const Tensor& out) {
   dequantizes_first(call) ? launch_apart(call, out) : launch_fused(call);
 }
 
-Tensor contiguous(const Meta& tensor) {
-  Tensor result = empty(tensor.sizes, tensor.dtype, tensor.device);
-  check_shim(aoti_torch_copy_(result.get(), tensor.handle, 0), "make a contiguous");
-  return result;
-}
-
-Tensor run_call(Call& call, Tensor out) {
-  Product& p = call.p;
-  const Meta& a = p.factors[0].a.tensor;
-  std::vector<int64_t> sizes(a.sizes.begin(), a.sizes.end());
-  sizes.back() = call.n();
-  const int32_t dtype = out_dtype(p);
-  const bool given = static_cast<bool>(out);
-  if (!given) out = empty(sizes, dtype, a.device);
-  p.out.tensor = meta(out);
-  if (given) check_out(p, sizes, dtype);
-  if (flatten(p.out.tensor, p.out.matrix)) {
-    if (given) check_out_memory(p);
-    compute(call, out);
-    return out;
-  }
-  const Tensor staging = empty(sizes, dtype, a.device);
-  p.out.tensor = meta(staging);
-  flatten(p.out.tensor, p.out.matrix);
-  compute(call, staging);
-  check_shim(aoti_torch_copy_(out.get(), staging.get(), 0), "copy the result to out");
-  return out;
-}
-
 Tensor multiply(const char* name, const Tensor& a, const Weight& weight, const Tensor& bias, const Settings& settings,
                 Tensor out) {
   Call call{.p = {.name = name, .epilogue = {.activation = settings.activation}, .settings = settings},
@@ -245,16 +191,15 @@ Tensor multiply(const char* name, const Tensor& a, const Weight& weight, const T
   check_a(call.p);
   check_settings(name, settings);
   check_weight(name, weight, x.tensor, x.tensor.sizes.back());
-  Tensor copied;
-  if (!flatten(x.tensor, x.matrix)) {
-    copied = contiguous(x.tensor);
-    x.tensor = meta(copied);
-    flatten(x.tensor, x.matrix);
-  }
+  const Tensor memory = set_rows(x);
   // As it lies, so that what it shares memory with is seen.
   call.p.factors[0].b = {.tensor = weight.b, .matrix = matrix_of(weight.b)};
   set_bias(call, meta(bias));
-  return run_call(call, std::move(out));
+  std::vector<int64_t> sizes(x.tensor.sizes.begin(), x.tensor.sizes.end());
+  sizes.back() = call.n();
+  Result result = make_result(call.p, sizes, std::move(out));
+  compute(call, result.written());
+  return finish(std::move(result));
 }
 
 template <bool kOut>

@@ -70,4 +70,20 @@ void launch(const tk_call& call, Device device) {
   check_status(tk_launch(&call, current_stream(device.index), &allocator));
 }
 
+void launch_op(tk_op op, std::span<const tk_tensor> tensors, std::span<const int64_t> ints,
+               std::span<const double> floats, const Settings& settings, Device device) {
+  const tk_call call = {
+      .op = op,
+      .mode = static_cast<uint32_t>(settings.mode) | (wants_deterministic() ? TK_MODE_DETERMINISTIC : 0),
+      .config = static_cast<int32_t>(settings.config),
+      .device = target(device),
+      .n_tensors = static_cast<uint32_t>(tensors.size()),
+      .n_ints = static_cast<uint32_t>(ints.size()),
+      .n_floats = static_cast<uint32_t>(floats.size()),
+      .tensors = tensors.data(),
+      .ints = ints.data(),
+      .floats = floats.data()};
+  launch(call, device);
+}
+
 }  // namespace tk::ops

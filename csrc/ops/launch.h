@@ -1,8 +1,7 @@
 // From a described call to the GPU: torch's current stream, scratch memory from torch's caching allocator.
 #pragma once
 
-#include "tensor.h"
-#include "tk/tk.h"
+#include "settings.h"
 
 // Instead of being launched, the calls of this thread are handed to `function`, until it is null again. For tk.explain,
 // which asks about exactly the call that an op would make. The call is valid during the callback only.
@@ -25,5 +24,9 @@ bool is_described();
 
 // Launches on torch's current stream of `device`. Throws by the status.
 void launch(const tk_call& call, Device device);
+
+// The same of a call with the config and the mode of `settings`, deterministic where torch wants that.
+void launch_op(tk_op op, std::span<const tk_tensor> tensors, std::span<const int64_t> ints,
+               std::span<const double> floats, const Settings& settings, Device device);
 
 }  // namespace tk::ops

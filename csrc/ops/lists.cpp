@@ -13,8 +13,6 @@
 namespace tk::ops {
 namespace {
 
-constexpr int32_t kInt64 = 4;
-
 struct List {
   const tk_param* param = nullptr;
   std::vector<Tensor> given;   // owned
@@ -34,8 +32,7 @@ struct ListCall {
   std::vector<List> lists;
   std::vector<int64_t> ints;
   std::vector<double> floats;
-  int64_t config = -1;
-  int64_t mode = 0;
+  Settings settings;  // config and mode
 };
 
 // --- Reading ---
@@ -59,8 +56,8 @@ void read(StableIValue* stack, ListCall& c) {
         c.lists.back().given = args.tensors();
     }
   }
-  c.config = args.integer();
-  c.mode = args.integer();
+  c.settings.config = args.integer();
+  c.settings.mode = args.integer();
   for (List& list : c.lists) {
     for (const Tensor& tensor : list.given) list.tensors.push_back(meta(tensor));
     list.copies.resize(list.given.size());
@@ -101,12 +98,6 @@ void check_tensor(const ListCall& c, const List& list, size_t i) {
 
 Layout layout_of(const Meta& x) { return {x.sizes, x.strides, static_cast<uint32_t>(x.sizes.size()), true}; }
 
-int64_t elements(const Meta& x) {
-  int64_t n = 1;
-  for (const int64_t size : x.sizes) n *= size;
-  return n;
-}
-
 // Of elements, from the first to past the last in memory.
 int64_t reach(const Meta& x) {
   int64_t last = 0;
@@ -129,7 +120,7 @@ void check_memory(const ListCall& c) {
   for (const List& list : c.lists)
     for (size_t i = 0; i < c.count(); i++) {
       const Meta& x = list.tensors[i];
-      if (elements(x) == 0) continue;
+      if (x.count() == 0) continue;
       if (list.param->mutated && overlaps_itself(layout_of(x)))
         fail_call(c, text("elements of ", place(list, i),
                           ", which is written, share memory: give each a place of its own (.clone())"));
@@ -173,20 +164,17 @@ bool same_strides(const Meta& x, const Meta& y) {
 // Whether element e of each lies at e in memory, in one order for all.
 bool run_alike(const ListCall& c, size_t i) {
   const Meta& first = c.first_with_sizes()->tensors[i];
-  const bool is_dense = is_row_major(first) || (!overlaps_itself(layout_of(first)) && reach(first) == elements(first));
+  const bool is_dense = is_row_major(first) || (!overlaps_itself(layout_of(first)) && reach(first) == first.count());
   return is_dense && std::ranges::all_of(c.lists, [&](const List& list) {
            return !list.param->leading || same_strides(first, list.tensors[i]);
          });
 }
 
-void copy(AtenTensorHandle to, AtenTensorHandle from) { check_shim(aoti_torch_copy_(to, from, 0), "copy a tensor"); }
-
 void make_row_major(ListCall& c, size_t i) {
   for (List& list : c.lists) {
     Meta& x = list.tensors[i];
     if (!list.param->leading || is_row_major(x)) continue;
-    list.copies[i] = empty(x.sizes, x.dtype, x.device);
-    copy(list.copies[i].get(), x.handle);
+    list.copies[i] = copied(x, x.dtype);
     x = meta(list.copies[i]);
   }
 }
@@ -195,7 +183,7 @@ void arrange(ListCall& c) {
   const List* const sized = c.first_with_sizes();
   if (!sized) return;
   for (size_t i = 0; i < c.count(); i++)
-    if (elements(sized->tensors[i]) != 0 && !run_alike(c, i)) make_row_major(c, i);
+    if (sized->tensors[i].count() != 0 && !run_alike(c, i)) make_row_major(c, i);
 }
 
 void give_back(const ListCall& c) {
@@ -218,7 +206,7 @@ Table table_of(const ListCall& c) {
   Table table{std::vector<int64_t>(static_cast<size_t>(padded))};
   const List* const sized = c.first_with_sizes();
   for (size_t i = 0; i < n; i++) {
-    const int64_t size = sized ? elements(sized->tensors[i]) : 0;
+    const int64_t size = sized ? sized->tensors[i].count() : 0;
     table.words[i] = table.chunks;
     table.words[n + i] = size;
     table.chunks += (size + kListChunk - 1) / kListChunk;
@@ -228,8 +216,9 @@ Table table_of(const ListCall& c) {
   return table;
 }
 
-void store(const Table& table, void* memory, Device device, uint32_t mode) {
+void store(const Table& table, void* memory, Settings settings, Device device) {
   static const tk_op op = tk_intern_op("store_table");
+  settings.config = -1;  // of the op's own
   double words[kStoredWords];
   for (size_t first = 0; first < table.words.size(); first += kStoredWords) {
     // A float of a call is passed on as it is, and no part of what a choice is remembered by.
@@ -241,17 +230,7 @@ void store(const Table& table, void* memory, Device device, uint32_t mode) {
                             .strides = {1},
                             .dtype = kInt64,
                             .ndim = 1};
-    const tk_call call = {.op = op,
-                          .mode = mode,
-                          .config = -1,
-                          .device = device.index,
-                          .n_tensors = 1,
-                          .n_ints = 0,
-                          .n_floats = kStoredWords,
-                          .tensors = &part,
-                          .ints = nullptr,
-                          .floats = words};
-    launch(call, device);
+    launch_op(op, {&part, 1}, {}, words, settings, device);
   }
 }
 
@@ -265,11 +244,9 @@ bool is_aligned(const List& list) {
 void launch_lists(const ListCall& c, Device device) {
   const Table table = table_of(c);
   const auto size = static_cast<int64_t>(table.words.size());
-  const Tensor memory = empty({&size, 1}, kInt64, c.lists.front().tensors.front().device);
+  const Tensor memory = empty({&size, 1}, kInt64, device);
   void* const data = write_pointer(meta(memory));
-  auto mode = static_cast<uint32_t>(c.mode);
-  if (wants_deterministic()) mode |= TK_MODE_DETERMINISTIC;
-  if (!is_described()) store(table, data, device, mode);
+  if (!is_described()) store(table, data, c.settings, device);
   std::vector<tk_tensor> tensors;
   for (const List& list : c.lists)
     tensors.push_back({.data = data,
@@ -277,17 +254,7 @@ void launch_lists(const ListCall& c, Device device) {
                        .strides = {is_aligned(list) ? 16 : 1, 1},
                        .dtype = list.tensors.front().dtype,
                        .ndim = 2});
-  const tk_call call = {.op = c.op.op,
-                        .mode = mode,
-                        .config = static_cast<int32_t>(c.config),
-                        .device = device.index,
-                        .n_tensors = static_cast<uint32_t>(tensors.size()),
-                        .n_ints = static_cast<uint32_t>(c.ints.size()),
-                        .n_floats = static_cast<uint32_t>(c.floats.size()),
-                        .tensors = tensors.data(),
-                        .ints = c.ints.data(),
-                        .floats = c.floats.data()};
-  launch(call, device);
+  launch_op(c.op.op, tensors, c.ints, c.floats, c.settings, device);
 }
 
 }  // namespace
@@ -295,14 +262,14 @@ void launch_lists(const ListCall& c, Device device) {
 void call_lists(const tk_generated_op& op, StableIValue* stack) {
   ListCall c(op);
   read(stack, c);
-  check_settings(op.name, c.config, c.mode);
+  check_settings(op.name, c.settings.config, c.settings.mode);
   check_lengths(c);
   if (c.count() == 0) return;
   for (const List& list : c.lists)
     for (size_t i = 0; i < c.count(); i++) check_tensor(c, list, i);
   check_memory(c);
-  const Device given = c.lists.front().tensors.front().device;
-  const Device device = {given.type, target_device(op.name, given)};
+  const Device device = c.lists.front().tensors.front().device;
+  target_device(op.name, device);  // refuses those that no kernel is for
   arrange(c);
   launch_lists(c, device);
   give_back(c);

@@ -17,24 +17,13 @@ Tensor multiply(const char* name, const Tensor& a, const Tensor& b, const Tensor
   return run(p, meta(bias), Sizes(p.factors[0]), std::move(out));
 }
 
-Tensor contiguous(const Meta& tensor) {
-  Tensor result = empty(tensor.sizes, tensor.dtype, tensor.device);
-  check_shim(aoti_torch_copy_(result.get(), tensor.handle, 0), "make x contiguous");
-  return result;
-}
-
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Settings& settings, Tensor out) {
   Product p{.name = "tk.linear", .epilogue = {.activation = settings.activation}, .settings = settings};
   p.factors[0] = {.a = {meta(x), {}}, .b = {meta(weight), {}}, .a_name = "x", .b_name = "weight"};
   auto& [a, b, a_name, b_name] = p.factors[0];
   if (a.tensor.dim() == 0) fail_argument("tk.linear: x must have at least 1 dimension, has none");
   check_rank(p.name, b_name, b.tensor, 2);
-  Tensor copied;
-  if (!flatten(a.tensor, a.matrix)) {
-    copied = contiguous(a.tensor);
-    a.tensor = meta(copied);
-    flatten(a.tensor, a.matrix);
-  }
+  const Tensor memory = set_rows(a);
   b.matrix = matrix_of(b.tensor).transposed();
   const Meta bias_meta = meta(bias);
   if (bias_meta) check_rank(p.name, "bias", bias_meta, 1);

@@ -9,15 +9,7 @@
 namespace tk::ops {
 namespace {
 
-constexpr int64_t kActivations = 5;
-constexpr int64_t kModeBits = TK_MODE_DETERMINISTIC | TK_MODE_BATCH_INVARIANT | TK_MODE_STRICT | TK_MODE_STATIC_WEIGHTS;
-
 // --- Checks ---
-
-void check_range(const char* op, const char* what, int64_t value, int64_t low, int64_t high) {
-  if (value < low || value > high) [[unlikely]]
-    fail_argument(text(op, ": ", what, " is ", value, ", must be ", low, " to ", high));
-}
 
 [[noreturn]] void fail_shapes(const Product& p, const char* what, const Factors& f) {
   fail_argument(text(p.name, ": the ", what, " sizes differ: ", f.a_name, " is ", describe_sizes(f.a.tensor.sizes),
@@ -59,9 +51,8 @@ bool same_elements(const Extent& x, const Extent& y) {
          x.matrix.col_stride == y.matrix.col_stride && x.matrix.batch_stride == y.matrix.batch_stride;
 }
 
-// As a matrix. False for an `out` whose leading dimensions are no single dimension.
-bool set_out(const Tensor& out, Product& p) {
-  p.out.tensor = meta(out);
+// False for an `out` whose leading dimensions are no single dimension.
+bool set_out_matrix(Product& p) {
   if (!p.factors[0].a.matrix.is_batch) return flatten(p.out.tensor, p.out.matrix);
   p.out.matrix = matrix_of(p.out.tensor);
   return true;
@@ -84,15 +75,14 @@ tk_op core_op(const Product& p) {
 }
 
 void launch_product(const Product& p) {
-  const Meta& a = p.factors[0].a.tensor;
   tk_tensor tensors[2 * kMaxFactors + 2];
   tk_tensor* next = tensors;
   for (const Factors& f : p.all()) {
-    *next++ = to_core(normalized_operand(f.a.matrix), read_pointer(f.a.tensor), a.dtype);
-    *next++ = to_core(normalized_operand(f.b.matrix), read_pointer(f.b.tensor), a.dtype);
+    *next++ = core_operand(f.a);
+    *next++ = core_operand(f.b);
   }
-  *next++ = p.bias.tensor ? to_core(normalized_bias(p.bias.matrix), read_pointer(p.bias.tensor), a.dtype) : absent();
-  *next++ = to_core(normalized_output(p.out.matrix), write_pointer(p.out.tensor), p.out.tensor.dtype);
+  *next++ = core_bias(p.bias);
+  *next++ = core_output(p.out);
   launch_described(core_op(p), p, {tensors, next});
 }
 
@@ -116,35 +106,22 @@ void compute(Product& p) {
 
 }  // namespace
 
-Settings read_settings(Arguments& args) {
-  Settings s;  // in the order of TK_SETTINGS
-  s.activation = args.integer();
-  s.out_dtype = args.optional_dtype();
-  s.precision = args.integer();
-  s.config = args.integer();
-  s.mode = args.integer();
-  return s;
-}
-
 void check_rank(const char* op, const char* what, const Meta& t, int64_t rank) {
   if (t.dim() != rank) [[unlikely]]
     fail_argument(text(op, ": ", what, " must have ", rank, " dimensions, is ", describe_sizes(t.sizes)));
 }
 
-void check_same(const char* op, const char* a_name, const Meta& a, const char* b_name, const Meta& b) {
+void check_device(const char* op, const char* a_name, const Meta& a, const char* b_name, const Meta& b) {
   if (a.device != b.device) [[unlikely]]
     fail_argument(text(op, ": ", a_name, " is on ", describe(a.device), ", ", b_name, " on ", describe(b.device),
                        "; all tensors must be on one device"));
+}
+
+void check_same(const char* op, const char* a_name, const Meta& a, const char* b_name, const Meta& b) {
+  check_device(op, a_name, a, b_name, b);
   if (a.dtype != b.dtype) [[unlikely]]
     fail_argument(text(op, ": ", a_name, " is ", dtype_name(a.dtype), ", ", b_name, " is ", dtype_name(b.dtype),
                        "; they must have one dtype"));
-}
-
-void check_settings(const char* op, const Settings& s) {
-  check_range(op, "activation", s.activation, 0, kActivations - 1);
-  check_range(op, "precision", s.precision, -1, 1);
-  check_range(op, "config", s.config, -1, INT32_MAX);
-  check_range(op, "mode", s.mode, 0, kModeBits);
 }
 
 void check_shapes(const Product& p) {
@@ -161,11 +138,10 @@ void check_shapes(const Product& p) {
   }
 }
 
-void check_dtype(const Product& p) {
-  const Meta& a = p.factors[0].a.tensor;
-  const bool half = a.dtype == kBFloat16 || a.dtype == kFloat16;
-  if (half || a.dtype == kFloat32 || (a.dtype == kFloat64 && !a.device.is_cuda())) return;
-  fail_unsupported(text(p.name, ": ", p.factors[0].a_name, " is ", dtype_name(a.dtype),
+void check_dtype(const char* op, const char* name, const Meta& t) {
+  const bool half = t.dtype == kBFloat16 || t.dtype == kFloat16;
+  if (half || t.dtype == kFloat32 || (t.dtype == kFloat64 && !t.device.is_cuda())) return;
+  fail_unsupported(text(op, ": ", name, " is ", dtype_name(t.dtype),
                         "; bfloat16, float16 and float32 are supported, and float64 on the CPU"));
 }
 
@@ -206,24 +182,24 @@ void check_out_beside(const Product& p, const char* name, const Operand& x) {
   fail_argument(text(p.name, ": out overlaps ", name, " in memory; clone one of them"));
 }
 
+tk_tensor core_operand(const Operand& x) {
+  return to_core(normalized_operand(x.matrix), read_pointer(x.tensor), x.tensor.dtype);
+}
+
+tk_tensor core_output(const Operand& x) {
+  return to_core(normalized_output(x.matrix), write_pointer(x.tensor), x.tensor.dtype);
+}
+
+tk_tensor core_tensor(const Operand& x) {
+  return x.tensor ? to_core(x.matrix, read_pointer(x.tensor), x.tensor.dtype) : absent();
+}
+
+tk_tensor core_bias(const Operand& x) { return core_tensor({x.tensor, normalized_bias(x.matrix)}); }
+
 void launch_described(tk_op op, const Product& p, std::span<const tk_tensor> tensors) {
-  const Device device = p.factors[0].a.tensor.device;
   const int64_t ints[] = {p.epilogue.activation, precision_of(p)};
   const double floats[] = {p.epilogue.alpha, p.epilogue.beta};
-  uint32_t mode = static_cast<uint32_t>(p.settings.mode);
-  if (wants_deterministic()) mode |= TK_MODE_DETERMINISTIC;
-  tk_call call;
-  call.op = op;
-  call.mode = mode;
-  call.config = static_cast<int32_t>(p.settings.config);
-  call.device = target(device);
-  call.n_tensors = static_cast<uint32_t>(tensors.size());
-  call.n_ints = std::size(ints);
-  call.n_floats = std::size(floats);
-  call.tensors = tensors.data();
-  call.ints = ints;
-  call.floats = floats;
-  launch(call, device);
+  launch_op(op, tensors, ints, floats, p.settings, p.factors[0].a.tensor.device);
 }
 
 void set_factors(Product& p, uint32_t which, const Tensor& a, const Tensor& b, int64_t rank) {
@@ -239,30 +215,50 @@ void set_factors(Product& p, uint32_t which, const Tensor& a, const Tensor& b, i
 Sizes::Sizes(const Factors& f)
     : sizes_{f.a.matrix.batch, f.a.matrix.rows, f.b.matrix.cols}, is_batch_(f.a.matrix.is_batch) {}
 
-Tensor run(Product& p, const Meta& bias, std::span<const int64_t> sizes, Tensor out) {
-  check_same(p);
-  check_dtype(p);
-  check_settings(p.name, p.settings);
-  check_shapes(p);
-  set_bias(bias, p);
-  const int32_t dtype = out_dtype(p);
-  const Device device = p.factors[0].a.tensor.device;
+Tensor set_rows(Operand& x) {
+  if (flatten(x.tensor, x.matrix)) return {};
+  Tensor copy = copied(x.tensor, x.tensor.dtype);
+  x.tensor = meta(copy);
+  flatten(x.tensor, x.matrix);
+  return copy;
+}
+
+Tensor set_out(Product& p, std::span<const int64_t> sizes, int32_t dtype, Tensor out) {
   const bool given = static_cast<bool>(out);
-  if (!given) out = empty(sizes, dtype, device);
-  Tensor staging;
-  if (given) {
-    p.out.tensor = meta(out);
-    check_out(p, sizes, dtype);
-  }
-  if (!set_out(out, p)) {
-    staging = empty(sizes, dtype, device);
-    set_out(staging, p);
+  if (!given) out = empty(sizes, dtype, p.factors[0].a.tensor.device);
+  p.out.tensor = meta(out);
+  if (given) check_out(p, sizes, dtype);
+  return out;
+}
+
+Result make_result(Product& p, std::span<const int64_t> sizes, Tensor out) {
+  const bool given = static_cast<bool>(out);
+  const int32_t dtype = out_dtype(p);
+  Result result;
+  result.out = set_out(p, sizes, dtype, std::move(out));
+  if (!set_out_matrix(p)) {
+    result.staging = set_out(p, sizes, dtype, {});
+    set_out_matrix(p);
   } else if (given) {
     check_out_memory(p);
   }
+  return result;
+}
+
+Tensor finish(Result result) {
+  if (result.staging) copy(result.out.get(), result.staging.get());
+  return std::move(result.out);
+}
+
+Tensor run(Product& p, const Meta& bias, std::span<const int64_t> sizes, Tensor out) {
+  check_same(p);
+  check_dtype(p.name, p.factors[0].a_name, p.factors[0].a.tensor);
+  check_settings(p.name, p.settings);
+  check_shapes(p);
+  set_bias(bias, p);
+  Result result = make_result(p, sizes, std::move(out));
   compute(p);
-  if (staging) check_shim(aoti_torch_copy_(out.get(), staging.get(), 0), "copy the result to out");
-  return out;
+  return finish(std::move(result));
 }
 
 }  // namespace tk::ops

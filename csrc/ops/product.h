@@ -2,23 +2,10 @@
 // to the core. An op of the family reads its arguments, fills in a Product, and calls `run` (docs/products.md).
 #pragma once
 
-#include "arguments.h"
 #include "reference.h"
+#include "settings.h"
 
 namespace tk::ops {
-
-// At the end of every product's arguments.
-#define TK_SETTINGS "int activation=0, ScalarType? out_dtype=None, int precision=-1, int config=-1, int mode=0"
-
-struct Settings {
-  int64_t activation = 0;  // none, relu, gelu, gelu_tanh, silu
-  std::optional<int32_t> out_dtype;
-  int64_t precision = -1;  // of float32: 0 ieee, 1 tf32, -1 as torch's switch says
-  int64_t config = -1;
-  int64_t mode = 0;
-};
-
-Settings read_settings(Arguments& args);
 
 inline constexpr uint32_t kMaxFactors = 2;
 
@@ -37,15 +24,14 @@ struct Product {
 };
 
 void check_rank(const char* op, const char* what, const Meta& tensor, int64_t rank);
+void check_device(const char* op, const char* a_name, const Meta& a, const char* b_name, const Meta& b);
 // One device, one dtype.
 void check_same(const char* op, const char* a_name, const Meta& a, const char* b_name, const Meta& b);
-// activation, precision, config and mode within their ranges.
-void check_settings(const char* op, const Settings& settings);
 
 // Sizes that go together.
 void check_shapes(const Product& p);
 // bfloat16, float16 and float32; float64 on the CPU.
-void check_dtype(const Product& p);
+void check_dtype(const char* op, const char* name, const Meta& tensor);
 // What settings.out_dtype asks for. Throws for what the operands' dtype does not have.
 int32_t out_dtype(const Product& p);
 // An `out` that was given: shape, dtype, device.
@@ -69,8 +55,33 @@ class Sizes {
   bool is_batch_;
 };
 
+// As the core takes them: an operand and a result, with the strides that kernels are chosen by (matrix.h); what is read
+// as it lies, or absent.
+tk_tensor core_operand(const Operand& x);
+tk_tensor core_output(const Operand& x);
+tk_tensor core_tensor(const Operand& x);
+tk_tensor core_bias(const Operand& x);
+
 // Calls the core, with the settings' mode and config. ints: activation and precision; floats: alpha and beta.
 void launch_described(tk_op op, const Product& p, std::span<const tk_tensor> tensors);
+
+// x as [rows, K]; where its leading dimensions do not run together of a copy, which is returned.
+Tensor set_rows(Operand& x);
+
+// `out`, once its shape, dtype and device are checked, or allocated. p.out has its tensor.
+Tensor set_out(Product& p, std::span<const int64_t> sizes, int32_t dtype, Tensor out);
+
+// Where the result goes: `out`, or memory whose rows run together, as a given `out` may not have them.
+struct Result {
+  Tensor out;
+  Tensor staging;
+  const Tensor& written() const { return staging ? staging : out; }
+};
+
+// Checks an `out` that was given, its memory too; p.out is what is written.
+Result make_result(Product& p, std::span<const int64_t> sizes, Tensor out);
+// `out`, with the result in it.
+Tensor finish(Result result);
 
 // Checks what is left, allocates unless there is an `out`, and computes. sizes: of the result.
 Tensor run(Product& p, const Meta& bias, std::span<const int64_t> sizes, Tensor out);

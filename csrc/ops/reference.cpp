@@ -55,8 +55,6 @@ Tensor view(const Operand& x) {
   return view(Tensor(handle), x.matrix, x.offset);
 }
 
-void copy(const Tensor& from, const Tensor& to) { check_shim(aoti_torch_copy_(to.get(), from.get(), 0), "copy"); }
-
 // In the order of memory that x has: a conversion that transposes is many times slower.
 Tensor converted(const Operand& x, int32_t dtype) {
   const Matrix& m = x.matrix;
@@ -68,7 +66,7 @@ Tensor converted(const Operand& x, int32_t dtype) {
   const Matrix rows = {m.rows, m.cols, m.cols, 1, m.is_batch, m.batch, batch_stride};
   const Matrix columns = {m.rows, m.cols, 1, m.rows, m.is_batch, m.batch, batch_stride};
   Tensor result = view(memory, by_columns ? columns : rows);
-  copy(view(x), result);
+  copy(result.get(), view(x).get());
   return result;
 }
 
@@ -111,14 +109,14 @@ void reference_product(std::span<const Factors> factors, const Operand& bias, co
   const bool plain = epilogue.alpha == 1 && !bias.tensor && epilogue.activation == 0 && factors.size() == 1;
   if (plain && a.tensor.dtype == out.tensor.dtype &&
       !a.is_part)  // ATen rounds once too, and needs no wide copy of the operands
-    return copy(aten(product, "", view(a), view(b)), view(out));
+    return copy(view(out).get(), aten(product, "", view(a), view(b)).get());
   const int32_t wide = a.tensor.dtype == kFloat64 ? kFloat64 : kFloat32;
   Tensor z = aten(product, "", converted(a, wide), converted(b, wide));
   for (const Factors& more : factors.subspan(1))
     z = add_scaled(z, aten(product, "", converted(more.a, wide), converted(more.b, wide)), 1);
   if (epilogue.alpha != 1) z = multiply(z, epilogue.alpha);
   if (bias.tensor) z = add_scaled(z, view(bias), epilogue.beta);
-  copy(activate(std::move(z), epilogue.activation), view(out));
+  copy(view(out).get(), activate(std::move(z), epilogue.activation).get());
 }
 
 void reference_scaled_product(const Operand& a, const Operand& b, const Operand& scale_a, const Operand& scale_b,
@@ -127,7 +125,7 @@ void reference_scaled_product(const Operand& a, const Operand& b, const Operand&
   Tensor z = aten("aten::mm", "", converted(a, kFloat32), converted(b, kFloat32));
   z = multiply(multiply(z, view(scale_b)), view(scale_a));
   if (bias.tensor) z = add_scaled(z, view(bias), 1);
-  copy(activate(std::move(z), activation), view(out));
+  copy(view(out).get(), activate(std::move(z), activation).get());
 }
 
 }  // namespace tk::ops

@@ -1,7 +1,6 @@
 #include "scaled.h"
 
 #include "launch.h"
-#include "runtime.h"
 
 namespace tk::ops {
 namespace {
@@ -9,13 +8,6 @@ namespace {
 bool is_float8(int32_t dtype) { return dtype == kFloat8E4M3 || dtype == kFloat8E5M2; }
 
 const Factors& factors(const ScaledProduct& s) { return s.p.factors[0]; }
-
-void check_device(const ScaledProduct& s, const char* name, const Meta& t) {
-  const Device device = factors(s).a.tensor.device;
-  if (t.device != device)
-    fail_argument(text(s.p.name, ": ", factors(s).a_name, " is on ", describe(device), ", ", name, " on ",
-                       describe(t.device), "; all tensors must be on one device"));
-}
 
 void check_gpu(const ScaledProduct& s) {
   const Device device = factors(s).a.tensor.device;
@@ -37,14 +29,14 @@ void check_float8(const ScaledProduct& s) {
           text(s.p.name, ": ", name, " is ", dtype_name(t->dtype), "; float8_e4m3fn and float8_e5m2 are supported"));
   if (a.tensor.dtype == kFloat8E5M2 && b.tensor.dtype == kFloat8E5M2)
     fail_unsupported(text(s.p.name, ": the product of two float8_e5m2 matrices is not supported"));
-  check_device(s, b_name, b.tensor);
+  check_device(s.p.name, a_name, a.tensor, b_name, b.tensor);
   check_gpu(s);
 }
 
 void check_scale(const ScaledProduct& s, const char* name, const Meta& scale) {
   if (scale.dtype != kFloat32)
     fail_argument(text(s.p.name, ": ", name, " is ", dtype_name(scale.dtype), ", must be float32"));
-  check_device(s, name, scale);
+  check_device(s.p.name, factors(s).a_name, factors(s).a.tensor, name, scale);
 }
 
 void check_scaled_bias(const ScaledProduct& s, const Meta& bias) {
@@ -52,7 +44,7 @@ void check_scaled_bias(const ScaledProduct& s, const Meta& bias) {
   if (bias.dtype != dtype)
     fail_argument(
         text(s.p.name, ": bias is ", dtype_name(bias.dtype), ", must be ", dtype_name(dtype), " as the result is"));
-  check_device(s, "bias", bias);
+  check_device(s.p.name, factors(s).a_name, factors(s).a.tensor, "bias", bias);
 }
 
 int32_t scaled_out_dtype(const ScaledProduct& s) {
@@ -64,11 +56,8 @@ int32_t scaled_out_dtype(const ScaledProduct& s) {
 
 Tensor scaled_out(ScaledProduct& s, std::span<const int64_t> sizes, Tensor out) {
   Product& p = s.p;
-  const int32_t dtype = scaled_out_dtype(s);
   const bool given = static_cast<bool>(out);
-  if (!given) out = empty(sizes, dtype, factors(s).a.tensor.device);
-  p.out.tensor = meta(out);
-  if (given) check_out(p, sizes, dtype);
+  out = set_out(p, sizes, scaled_out_dtype(s), std::move(out));
   p.out.matrix = matrix_of(p.out.tensor);
   if (given) {
     check_out_memory(p);
@@ -79,21 +68,8 @@ Tensor scaled_out(ScaledProduct& s, std::span<const int64_t> sizes, Tensor out) 
 }
 
 void launch_scaled(tk_op op, const ScaledProduct& s, std::span<const tk_tensor> tensors) {
-  const Device device = factors(s).a.tensor.device;
   const int64_t ints[] = {s.p.settings.activation, s.use_fast_accum};
-  tk_call call;
-  call.op = op;
-  call.mode = static_cast<uint32_t>(s.p.settings.mode);
-  if (wants_deterministic()) call.mode |= TK_MODE_DETERMINISTIC;
-  call.config = static_cast<int32_t>(s.p.settings.config);
-  call.device = device.index;
-  call.n_tensors = static_cast<uint32_t>(tensors.size());
-  call.n_ints = std::size(ints);
-  call.n_floats = 0;
-  call.tensors = tensors.data();
-  call.ints = ints;
-  call.floats = nullptr;
-  launch(call, device);
+  launch_op(op, tensors, ints, {}, s.p.settings, factors(s).a.tensor.device);
 }
 
 }  // namespace tk::ops

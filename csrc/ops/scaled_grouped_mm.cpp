@@ -72,16 +72,9 @@ void launch_groups(const Call& call) {
   static const tk_op op = tk_intern_op("scaled_grouped_mm");
   const ScaledProduct& s = call.s;
   const auto& [a, b, a_name, b_name] = call.factors();
-  const Operand &bias = s.p.bias, &out = s.p.out;
-  const Matrix offs{1, call.groups(), 0, call.offs.strides[0]};
   const tk_tensor tensors[] = {
-      to_core(normalized_operand(a.matrix), read_pointer(a.tensor), a.tensor.dtype),
-      to_core(normalized_operand(b.matrix), read_pointer(b.tensor), b.tensor.dtype),
-      to_core(s.scale_a.matrix, read_pointer(s.scale_a.tensor), kFloat32),
-      to_core(s.scale_b.matrix, read_pointer(s.scale_b.tensor), kFloat32),
-      to_core(offs, read_pointer(call.offs), kInt32),
-      bias.tensor ? to_core(bias.matrix, read_pointer(bias.tensor), bias.tensor.dtype) : absent(),
-      to_core(normalized_output(out.matrix), write_pointer(out.tensor), out.tensor.dtype),
+      core_operand(a),      core_operand(b),       core_tensor(s.scale_a), core_tensor(s.scale_b),
+      core_offs(call.offs), core_tensor(s.p.bias), core_output(s.p.out),
   };
   launch_scaled(op, s, tensors);
 }

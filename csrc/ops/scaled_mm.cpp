@@ -13,13 +13,11 @@ constexpr const char* kName = "tk.scaled_mm";
 // stride is 0 where it repeats.
 void set_scale(const ScaledProduct& s, const char* name, const Meta& scale, bool of_rows, int64_t count, Operand& to) {
   check_scale(s, name, scale);
-  int64_t elements = 1;
-  for (const int64_t n : scale.sizes) elements *= n;
   const int64_t along = of_rows ? 0 : 1;
   int64_t stride = 0;
   if (scale.dim() == 2 && scale.sizes[along] == count && scale.sizes[1 - along] == 1) {
     stride = scale.strides[along];
-  } else if (elements != 1) {
+  } else if (scale.count() != 1) {
     const std::string each = of_rows ? text("[", count, ", 1] for the rows") : text("[1, ", count, "] for the columns");
     fail_argument(text(kName, ": ", name, " is ", describe_sizes(scale.sizes), ", must be one number, or ", each,
                        of_rows ? " of a" : " of b"));
@@ -44,12 +42,8 @@ void compute(const ScaledProduct& s) {
   if (!a.tensor.device.is_cuda() || a.matrix.cols == 0)
     return reference_scaled_product(a, b, s.scale_a, s.scale_b, bias, s.p.settings.activation, out);
   const tk_tensor tensors[] = {
-      to_core(normalized_operand(a.matrix), read_pointer(a.tensor), a.tensor.dtype),
-      to_core(normalized_operand(b.matrix), read_pointer(b.tensor), b.tensor.dtype),
-      to_core(s.scale_a.matrix, read_pointer(s.scale_a.tensor), kFloat32),
-      to_core(s.scale_b.matrix, read_pointer(s.scale_b.tensor), kFloat32),
-      bias.tensor ? to_core(bias.matrix, read_pointer(bias.tensor), bias.tensor.dtype) : absent(),
-      to_core(normalized_output(out.matrix), write_pointer(out.tensor), out.tensor.dtype),
+      core_operand(a),        core_operand(b),   core_tensor(s.scale_a),
+      core_tensor(s.scale_b), core_tensor(bias), core_output(out),
   };
   launch_scaled(op, s, tensors);
 }

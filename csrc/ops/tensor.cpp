@@ -55,6 +55,14 @@ Tensor empty(std::span<const int64_t> sizes, int32_t dtype, Device device) {
   return Tensor(handle);
 }
 
+void copy(AtenTensorHandle to, AtenTensorHandle from) { check_shim(aoti_torch_copy_(to, from, 0), "copy a tensor"); }
+
+Tensor copied(const Meta& tensor, int32_t dtype) {
+  Tensor result = empty(tensor.sizes, dtype, tensor.device);
+  copy(result.get(), tensor.handle);
+  return result;
+}
+
 int64_t item_size(int32_t dtype) { return static_cast<int64_t>(aoti_torch_dtype_element_size(dtype)); }
 
 const char* dtype_name(int32_t dtype) {

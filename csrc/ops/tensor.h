@@ -16,6 +16,7 @@ namespace tk::ops {
 enum Dtype : int32_t {
   kUInt8 = 0,
   kInt32 = 3,
+  kInt64 = 4,
   kFloat16 = 5,
   kFloat32 = 6,
   kFloat64 = 7,
@@ -66,6 +67,11 @@ struct Meta {
 
   explicit operator bool() const { return handle != nullptr; }
   int64_t dim() const { return static_cast<int64_t>(sizes.size()); }
+  int64_t count() const {
+    int64_t n = 1;
+    for (const int64_t size : sizes) n *= size;
+    return n;
+  }
 };
 
 Meta meta(const Tensor& tensor);
@@ -75,6 +81,12 @@ void* write_pointer(const Meta& tensor);
 
 // An uninitialised row-major tensor, without going through the dispatcher.
 Tensor empty(std::span<const int64_t> sizes, int32_t dtype, Device device);
+
+// By torch: converts, and broadcasts.
+void copy(AtenTensorHandle to, AtenTensorHandle from);
+
+// A row-major copy, of `dtype`.
+Tensor copied(const Meta& tensor, int32_t dtype);
 
 int64_t item_size(int32_t dtype);
 const char* dtype_name(int32_t dtype);

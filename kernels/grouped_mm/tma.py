@@ -7,10 +7,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from tk.aot.expr import ceil_div, minimum
-from tk.aot.spec import Arg, Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
+from tk.aot.expr import Expr, ceil_div, minimum
+from tk.aot.spec import Arg, Config, Const, Constraint, Int, Kernel, Launch, Plan, Point, Pointer, require
 from tk.kernels.gemm.cost import Work, predict
-from tk.kernels.gemm.problem import OUT_AXIS, out_dtype
+from tk.kernels.gemm.problem import OUT_AXIS, Gemm, out_dtype
 from tk.kernels.grouped_mm.op import BIAS, DTYPE_AXIS, GROUPS, OF_ROWS, OFFS, OUT, ROWS, STRIDE_OFFS, A, B, longest
 from tk.kernels.grouped_mm.pointer import serves
 from tk.kernels.hopper.epilogue import BatchBiasActivation, BiasActivation, TmaStore, TmaStoreGroupRows
@@ -106,32 +106,44 @@ def _arguments(point: Point) -> dict[str, Arg]:
     )
 
 
-def _plan(point: Point) -> Plan | None:
-    c = point.config
-    if point.out == "fp32" and not c.fp32_out:
-        return None
-    n_tiles = ceil_div(N, c.block_n)
-    tiles = GROUPS * ceil_div(longest(OF_ROWS.M_choice, GROUPS), c.block_m) * n_tiles
-    waves = ceil_div(tiles, resident_clusters(1))
+def tiles_of_groups(
+    gemm: Gemm, groups: Expr, c: Config, each_reads_b: bool = False
+) -> tuple[Work, Expr, tuple[Constraint, ...]]:
+    """What a persistent kernel has to do for groups of rows, with how many programs, and what it cannot count.
+
+    each_reads_b: a row of tiles reads its own group's part of b alone."""
+    n_tiles = ceil_div(gemm.N, c.block_n)
+    of_group = ceil_div(longest(gemm.M_choice, groups), c.block_m)
+    waves = ceil_div(groups * of_group * n_tiles, resident_clusters(1))
     work = Work(
-        OF_ROWS,
+        gemm,
         waves=waves,
-        k_blocks=waves * ceil_div(K, c.block_k),
+        k_blocks=waves * ceil_div(gemm.K, c.block_k),
         flops=2 * c.block_m * c.block_n * c.block_k,
-        dram=OF_ROWS.traffic(),
+        dram=gemm.traffic(),
         tile=(c.block_m, c.block_n),
         boxes=(c.block_m, c.block_n),
+        b_reads=of_group if each_reads_b else None,
     )
     # No more programs than there can be tiles.
-    most_tiles = (M // c.block_m + GROUPS) * n_tiles
-    grid = minimum(resident_clusters(1), most_tiles)
+    most_tiles = (gemm.M // c.block_m + groups) * n_tiles
+    constraints = (
+        require(groups < 2**20, "fewer than 2**20 groups"),
+        require(most_tiles < 2**31 - 2**16, "tiles that 32 bits can count"),
+    )
+    return work, minimum(resident_clusters(1), most_tiles), constraints
+
+
+def _plan(point: Point) -> Plan | None:
+    if point.out == "fp32" and not point.config.fp32_out:
+        return None
+    work, grid, countable = tiles_of_groups(OF_ROWS, GROUPS, point.config)
     constraints = (
         *OF_ROWS.suits_tma(point),
         OF_ROWS.out_suits_tma(point),
         require(K > 0, "K > 0"),
         require(B.batch_stride % 8 == 0, "b's matrices a multiple of 8 elements apart"),
-        require(GROUPS < 2**20, "fewer than 2**20 groups"),
-        require(most_tiles < 2**31 - 2**16, "tiles that 32 bits can count"),
+        *countable,
     )
     return Plan(
         constraints=constraints,

@@ -5,14 +5,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from tk.aot.expr import ceil_div, minimum
 from tk.aot.spec import Arg, Int, Kernel, Launch, Plan, Point, Pointer, require
-from tk.kernels.gemm.cost import Work
 from tk.kernels.gemm.problem import out_dtype
-from tk.kernels.grouped_mm.op import longest
+from tk.kernels.grouped_mm.tma import tiles_of_groups
 from tk.kernels.hopper.epilogue import TmaStore, TmaStoreGroupRows
 from tk.kernels.hopper.pipeline import allocate_barriers
-from tk.kernels.hopper.plans import batch_tensor_map, resident_clusters, tensor_map
+from tk.kernels.hopper.plans import batch_tensor_map, tensor_map
 from tk.kernels.hopper.scales import GroupScales, ScaleBiasActivation
 from tk.kernels.hopper.stream_k import NoFixup
 from tk.kernels.hopper.tile_scheduler import GroupScheduler
@@ -88,34 +86,16 @@ def _arguments(point: Point) -> dict[str, Arg]:
 
 
 def _plan(point: Point) -> Plan | None:
-    c = point.config
     if not takes(point):
         return None
-    n_tiles = ceil_div(N, c.block_n)
-    of_group = ceil_div(longest(SCALED_ROWS.M_choice, GROUPS), c.block_m)
-    tiles = GROUPS * of_group * n_tiles
-    waves = ceil_div(tiles, resident_clusters(1))
-    work = Work(
-        SCALED_ROWS,
-        waves=waves,
-        k_blocks=waves * ceil_div(K, c.block_k),
-        flops=2 * c.block_m * c.block_n * c.block_k,
-        dram=SCALED_ROWS.traffic(),
-        tile=(c.block_m, c.block_n),
-        boxes=(c.block_m, c.block_n),
-        b_reads=of_group,
-    )
-    # No more programs than there can be tiles.
-    most_tiles = (M // c.block_m + GROUPS) * n_tiles
+    work, grid, countable = tiles_of_groups(SCALED_ROWS, GROUPS, point.config, each_reads_b=True)
     constraints = (
         *SCALED_ROWS.suits_tma(point),
         SCALED_ROWS.out_suits_tma(point),
         require(K > 0, "K > 0"),
         require(B.batch_stride % 16 == 0, "b's matrices a multiple of 16 elements apart"),
-        require(GROUPS < 2**20, "fewer than 2**20 groups"),
-        require(most_tiles < 2**31 - 2**16, "tiles that 32 bits can count"),
+        *countable,
     )
-    grid = minimum(resident_clusters(1), most_tiles)
     return Plan(
         constraints=constraints,
         serves=serves(point),

@@ -39,16 +39,28 @@ def tensor_of(t: capi._Tensor) -> Tensor | None:
     return torch.frombuffer(memory, dtype=dtype).as_strided(sizes, strides)
 
 
-def gathered(x: Tensor, tap: tuple[int, ...], pixels: tuple[int, ...], geometry: list[int]) -> Tensor:
-    """[N, G, C, *pixels]: what a tap reads, 0 in the padding."""
-    result = x.double()
-    for d in range(3):
-        stride, padding, dilation = geometry[d], geometry[3 + d], geometry[6 + d]
-        at = torch.arange(pixels[d]) * stride - padding + tap[d] * dilation
-        there = (at >= 0) & (at < x.shape[3 + d])
-        result = result.index_select(3 + d, at.clamp(0, x.shape[3 + d] - 1))
-        result = result * there.view([-1 if i == 3 + d else 1 for i in range(6)])
-    return result
+def read_by_taps(
+    x: Tensor, kernel: tuple[int, ...], pixels: tuple[int, ...], geometry: list[int]
+) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+    """Every tap with what it reads, [N, G, C, *pixels], 0 in the padding."""
+    strides, paddings, dilations = geometry[:3], geometry[3:6], geometry[6:9]
+    pads, starts = [], []
+    for n, taps, count, stride, padding, dilation in zip(
+        x.shape[3:], kernel, pixels, strides, paddings, dilations, strict=True
+    ):
+        first = [tap * dilation - padding for tap in range(taps)]  # of a tap
+        low = min(0, *first)
+        pads.append((-low, max(0, max(first) + (count - 1) * stride - n + 1)))
+        starts.append([place - low for place in first])
+    wide = F.pad(x.double(), [end for pad in reversed(pads) for end in pad])
+    for tap in itertools.product(*map(range, kernel)):
+        found = wide
+        for d in range(3):
+            start = starts[d][tap[d]]
+            found = found[
+                (slice(None),) * (3 + d) + (slice(start, start + (pixels[d] - 1) * strides[d] + 1, strides[d]),)
+            ]
+        yield tap, found
 
 
 def carry_out(name: str, tensors: list[Tensor | None], ints: list[int], floats: list[float]) -> None:
@@ -60,9 +72,8 @@ def carry_out(name: str, tensors: list[Tensor | None], ints: list[int], floats: 
         taps, stride, padding, dilation = ints
         assert out.stride(2) == 1 and all(s % 16 == 0 for s in out.stride()[3:])
         out.zero_()
-        for tap in range(taps):
-            geometry = [1, 1, stride, 0, 0, padding, 1, 1, dilation]
-            found = gathered(x, (0, 0, tap), out.shape[3:], geometry)
+        geometry = [1, 1, stride, 0, 0, padding, 1, 1, dilation]
+        for (_, _, tap), found in read_by_taps(x, (1, 1, taps), out.shape[3:], geometry):
             out[:, :, tap * x.shape[2] : (tap + 1) * x.shape[2]] = found.to(out.dtype)
     elif name in ("mm", "bmm"):
         a, b, bias, out = tensors
@@ -71,17 +82,16 @@ def carry_out(name: str, tensors: list[Tensor | None], ints: list[int], floats: 
     elif name == "conv":
         x, weight, bias, out = tensors
         z = torch.zeros(out.shape, dtype=torch.float64)
-        for tap in itertools.product(*map(range, weight.shape[3:])):
-            filters = weight[..., tap[0], tap[1], tap[2]].double()
-            z += torch.einsum("ngcdhw,goc->ngodhw", gathered(x, tap, out.shape[3:], ints), filters)
+        for (d, h, w), found in read_by_taps(x, weight.shape[3:], out.shape[3:], ints):
+            z += torch.einsum("ngcdhw,goc->ngodhw", found, weight[..., d, h, w].double())
         if bias is not None:
             z += bias.double()[..., None, None, None]
         out.copy_(ACTIVATIONS[ints[9]](z))
     elif name == "conv_weight_grad":
         grad, x, out = tensors
-        for tap in itertools.product(*map(range, out.shape[3:])):
-            found = gathered(x, tap, grad.shape[3:], ints)
-            out[..., tap[0], tap[1], tap[2]] = torch.einsum("ngodhw,ngcdhw->goc", grad.double(), found).to(out.dtype)
+        grad = grad.double()
+        for (d, h, w), found in read_by_taps(x, out.shape[3:], grad.shape[3:], ints):
+            out[..., d, h, w] = torch.einsum("ngodhw,ngcdhw->goc", grad, found).to(out.dtype)
     else:
         raise AssertionError(f"the core has no op {name}")
 

@@ -16,9 +16,10 @@ from tk.aot.spec import DTYPES, Config, Constraint, Family, Kernel, Op, Output, 
 from tk.codegen import index as ix
 from tk.codegen import ir, passes, random
 from tk.codegen.choice import dtype_number, graph_number
-from tk.codegen.errors import TraceError
+from tk.codegen.errors import TraceError, where
+from tk.codegen.lazy import IR_DTYPES
 from tk.codegen.lists import GeneratedLists, generate_lists
-from tk.codegen.lower import IR_DTYPES, lower
+from tk.codegen.lower import lower
 from tk.codegen.rules.scatter import NotDeterministic
 from tk.codegen.schedule import (
     Context,
@@ -32,7 +33,7 @@ from tk.codegen.schedule import (
 from tk.codegen.settings import SELDOM_CALLED, Setting
 from tk.codegen.split import Parts, Splitter
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
-from tk.codegen.trace import LEADING, Trace, flag_values, trace_all, trace_backward, where
+from tk.codegen.trace import LEADING, Trace, flag_values, trace_all, trace_backward
 from tk.codegen.walk import Walk, Walker
 from tk.generated.signature import DTYPES as TORCH_DTYPES
 from tk.generated.signature import Signature, TensorSpec

@@ -40,11 +40,11 @@ from tk.aot.spec import (
 from tk.codegen import debug as debug_variant
 from tk.codegen import ir, passes, source
 from tk.codegen.choice import dtype_number, graph_number
-from tk.codegen.errors import TraceError
+from tk.codegen.errors import TraceError, where
 from tk.codegen.lower import lower
 from tk.codegen.print import TL_DTYPES, Printer
 from tk.codegen.tile import STRIDED, Access, Tile
-from tk.codegen.trace import LEADING, Trace, letter, trace_all, where
+from tk.codegen.trace import LEADING, Trace, letter, trace_all
 from tk.generated.signature import DTYPES as TORCH_DTYPES
 from tk.generated.signature import Signature, TensorSpec
 

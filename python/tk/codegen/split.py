@@ -15,7 +15,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from tk.codegen import index as ix
 from tk.codegen.ir import FLOATS
-from tk.codegen.lower import Emitter, Index, Lazy, Reduction, reduction
+from tk.codegen.lazy import Emitter, Index, Lazy, Reduction, reduction
 
 IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True, "xor": 0}
 

@@ -33,10 +33,9 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
-from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
-from tk.codegen import combine, effects, random
-from tk.codegen.errors import TraceError
+from tk.codegen import combine, effects, guards, random
+from tk.codegen.errors import TraceError, needs_a_number, where
 from tk.codegen.replaced import replacement
 from tk.generated.signature import DTYPES, NumberSpec, Signature, TensorSpec
 
@@ -45,14 +44,6 @@ _PRIMES = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True)
-class Check:
-    """A size expression that must be 0 for the graph to say what the function does."""
-
-    zero: sympy.Expr
-    message: str
 
 
 @dataclass
@@ -70,7 +61,7 @@ class Trace:
     new: tuple[fx.Node, ...]
     mutated: Mapping[str, fx.Node]
     structure: int | None
-    checks: tuple[Check, ...]
+    checks: tuple[guards.Check, ...]
     symbols: Mapping[sympy.Symbol, sympy.Symbol] = field(default_factory=dict)
     equal: Mapping[sympy.Expr, sympy.Symbol] = field(default_factory=dict)  # by the checks
 
@@ -133,10 +124,10 @@ def trace(fn: Callable[..., Any], signature: Signature, dtypes: Mapping[str, str
         _refuse_items(recorded, fn)
         outputs, structure = _outputs(recorded)
         core, new, mutated = _to_core(recorded, arguments)
-    checks = (*_checks(arguments, fn), *_nonempty(recorded, arguments), *_enough(recorded, arguments))
-    _refuse_unknown_sizes(arguments, new, fn)
+    checks = tuple(guards.checks(arguments, recorded, fn))
+    guards.refuse_unknown_sizes(arguments, new, fn)
     nodes = _record(recorded, arguments.names)
-    equal = _equal_sizes(arguments)
+    equal = guards.equal_sizes(arguments)
     result = Trace(signature, dtypes, flags, core, nodes, new, mutated, structure, checks, arguments.symbols, equal)
     if not outputs and not mutated:
         raise TraceError(f"{where(fn)}: the function returns no tensor and changes none of its arguments")
@@ -187,9 +178,9 @@ def trace_backward(
         raise TraceError(f"{where(fn)}: a function that changes its arguments has no gradient; leave out grad=True")
     specs = {n: _grad_spec(arguments, g, dtypes) for n, g in zip(arguments.names, grads, strict=False)}
     full = Signature({**specs, **signature.params}, signature.variables)
-    checks = _checks(arguments, fn)
+    checks = tuple(guards.of_sizes(arguments, fn))
     nodes = _record(recorded, arguments.names)
-    equal = _equal_sizes(arguments)
+    equal = guards.equal_sizes(arguments)
     return Trace(full, dtypes, flags, core, nodes, new, {}, len(new), checks, arguments.symbols, equal)
 
 
@@ -202,17 +193,10 @@ def _grad_spec(arguments: _Arguments, grad: torch.Tensor, dtypes: Mapping[str, s
     name = DTYPE_NAMES[grad.dtype]
     variable = next((v for v, d in dtypes.items() if d == name), name)
     sizes = [sympy.sympify(s.node.expr if isinstance(s, torch.SymInt) else s) for s in grad.shape]
-    sizes = [s.xreplace(arguments.symbols).xreplace(_equal_sizes(arguments)) for s in sizes]
+    sizes = [s.xreplace(arguments.symbols).xreplace(guards.equal_sizes(arguments)) for s in sizes]
     leading = bool(sizes) and sizes[0] == letter(LEADING)
     declared = [str(s) if s.is_Symbol else int(s) if s.is_Integer else s for s in sizes[leading:]]
     return TensorSpec(variable, tuple(declared), leading)
-
-
-def where(fn: Any, line: int | None = None) -> str:
-    code = getattr(fn, "__code__", None)
-    if code is None:
-        return repr(fn)
-    return f"{fn.__name__} ({code.co_filename}:{line or code.co_firstlineno})"
 
 
 # --- Arguments ---
@@ -276,7 +260,7 @@ class _Lines(TorchFunctionMode):
         last = graph._root.prev if graph is not None else None
         if self.arguments and func in _ROW_BY_ROW and isinstance(args[0].shape[0], torch.SymInt):
             size = args[0].shape[0].node.expr.xreplace(self.arguments.symbols)
-            raise TraceError(_needs_a_number(self.fn, self.line, size))
+            raise TraceError(needs_a_number(self.fn, self.line, size))
         func = replacement(func, (*args, *(kwargs or {}).values()))
         result = func(*args, **(kwargs or {}))
         self._refuse_fixed_sizes()
@@ -292,7 +276,7 @@ class _Lines(TorchFunctionMode):
         for symbol, named in self.arguments.symbols.items():
             hint = self.arguments.hints.get(str(named), -1)
             if self.arguments.env.replacements.get(symbol) == hint:
-                raise TraceError(_needs_a_number(self.fn, self.line, named))
+                raise TraceError(needs_a_number(self.fn, self.line, named))
 
     def _find(self) -> int | None:
         frame: types.FrameType | None = sys._getframe(2)
@@ -304,13 +288,6 @@ class _Lines(TorchFunctionMode):
 
 
 _ROW_BY_ROW = (torch.Tensor.__iter__, torch.Tensor.unbind, torch.unbind)
-
-
-def _needs_a_number(fn: Callable[..., Any], line: int | None, size: Any) -> str:
-    return (
-        f"{where(fn, line)}: something that needs {size} as a number, such as a loop over a dimension. One kernel "
-        "serves every size: work on whole tensors, or declare the size as a number"
-    )
 
 
 def _nodes_after(graph: fx.Graph, last: fx.Node) -> Iterator[fx.Node]:
@@ -485,132 +462,7 @@ def _unwrapped(x: Any) -> Any:
     return torch._from_functional_tensor(x.elem)
 
 
-# --- What the trace took for granted ---
-
-
-def _checks(arguments: _Arguments, fn: Callable[..., Any]) -> tuple[Check, ...]:
-    """Guards: a divisibility becomes a check of the op; a decision of the function's own about sizes is refused."""
-    checks: dict[str, Check] = {}
-    for guard in arguments.env.guards:
-        expr = guard.expr.xreplace(arguments.symbols)
-        location: Any = guard.sloc.framework_loc
-        if _is_of_strides(location):
-            continue
-        is_own = getattr(location, "filename", "") == fn.__code__.co_filename
-        if isinstance(expr, sympy.Eq):
-            if expr.lhs.is_Symbol and expr.rhs == arguments.hints.get(str(expr.lhs)):
-                raise TraceError(_needs_a_number(fn, location.lineno if is_own else None, expr.lhs))
-            if expr.lhs.is_Symbol and (expr.rhs.is_Symbol or expr.rhs.is_Integer):
-                raise TraceError(
-                    f"{where(fn, location.lineno if is_own else None)}: holds only where {expr.lhs} == {expr.rhs}; "
-                    "declare the sizes so, with equal letters or a number"
-                )
-            zero = _divisibility(expr)
-            if zero is not None:
-                checks.setdefault(str(zero), Check(zero, f"{zero.args[0]} must be a multiple of {zero.args[1]}"))
-            else:
-                checks.setdefault(str(expr), Check(expr.lhs - expr.rhs, f"{expr.lhs} must be equal to {expr.rhs}"))
-            continue
-        if not is_own and isinstance(expr, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
-            excess = _excess(expr)
-            if not excess.is_nonpositive:
-                checks.setdefault(str(expr), Check(sympy.Max(0, excess), f"{expr} must hold"))
-        if is_own:
-            raise TraceError(
-                f"{where(fn, location.lineno)}: control flow that depends on a size ({expr}). One kernel serves every "
-                "size: declare two ops, or fix the size with a number"
-            )
-    return tuple(checks.values())
-
-
-_NEED_AN_ELEMENT = (aten.amax, aten.amin, aten.argmax, aten.argmin, aten.max, aten.min, aten.aminmax)
-
-
-def _nonempty(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check]:
-    """ATen refuses the largest of no elements."""
-    for node in recorded.graph.nodes:
-        if getattr(node.target, "overloadpacket", None) not in _NEED_AN_ELEMENT:
-            continue
-        shape = node.args[0].meta["val"].shape
-        named = dict(zip([a.name for a in node.target._schema.arguments], node.args, strict=False)) | node.kwargs
-        dims = named.get("dim")
-        if isinstance(dims, fx.Node) or "other" in named:
-            continue
-        dims = range(len(shape)) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
-        for d in dims:
-            size = sympy.sympify(shape[d].node.expr if isinstance(shape[d], torch.SymInt) else shape[d])
-            size = size.xreplace(arguments.symbols)
-            # Letters count as positive for everything else; here they may be 0.
-            if not size.is_Integer:
-                yield Check(
-                    sympy.Max(0, 1 - size, evaluate=False), f"{size} must not be 0: {_base(node)} of no elements"
-                )
-
-
-def _enough(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check]:
-    """Of a row no more can be taken than it has."""
-    for node in recorded.graph.nodes:
-        if getattr(node.target, "overloadpacket", None) not in (aten.topk, aten.kthvalue):
-            continue
-        x, k = node.args[0].meta["val"], node.args[1]
-        dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", -1)
-        k, size = (sympy.sympify(_expr(n)).xreplace(arguments.symbols) for n in (k, x.shape[dim] if x.dim() else 1))
-        low = sympy.Integer(1 if _base(node) == "kthvalue" else 0)
-        for short in (k - size, low - k):
-            if not short.is_nonpositive:
-                message = f"{k} must be {low} to {size}: {_base(node)} along a dimension of size {size}"
-                yield Check(sympy.Max(0, short, evaluate=False), message)
-
-
-def _expr(n: Any) -> Any:
-    n = n.meta["val"] if isinstance(n, fx.Node) else n
-    return n.node.expr if isinstance(n, torch.SymInt) else n
-
-
-def _base(node: fx.Node) -> str:
-    return str(node.target).split(".")[1]
-
-
-def _is_of_strides(location: Any) -> bool:
-    """Whether torch only asked how a tensor lies in memory: a kernel reads by index, so the answer says nothing."""
-    file, name = getattr(location, "filename", ""), getattr(location, "name", "")
-    return file.endswith("torch/_prims_common/__init__.py") and name != "infer_size"
-
-
-def _equal_sizes(arguments: _Arguments) -> dict[sympy.Expr, sympy.Symbol]:
-    """Expressions that the checks make equal to a letter."""
-    found = {}
-    for guard in arguments.env.guards:
-        expr = guard.expr.xreplace(arguments.symbols)
-        if isinstance(expr, sympy.Eq) and not _is_of_strides(guard.sloc.framework_loc):
-            for a, b in ((expr.lhs, expr.rhs), (expr.rhs, expr.lhs)):
-                if a.is_Symbol and not b.is_Symbol and not b.is_number:
-                    found[b] = a
-    return found
-
-
-def _excess(expr: Any) -> sympy.Expr:
-    """By how much the smaller side of a comparison is too large."""
-    small, large = (expr.lhs, expr.rhs) if isinstance(expr, sympy.Le | sympy.Lt) else (expr.rhs, expr.lhs)
-    return small - large + (1 if isinstance(expr, sympy.Lt | sympy.Gt) else 0)
-
-
-def _divisibility(expr: sympy.Eq) -> sympy.Expr | None:
-    for side, other in ((expr.lhs, expr.rhs), (expr.rhs, expr.lhs)):
-        if other == 0 and isinstance(side, Mod | PythonMod):
-            return side
-        for part in sympy.preorder_traversal(side):  # n == k * (n // k)
-            if isinstance(part, FloorDiv) and part.args[0] == other and sympy.expand(part * part.args[1] - side) == 0:
-                return Mod(other, part.args[1], evaluate=False)
-    return None
-
-
-def _refuse_unknown_sizes(arguments: _Arguments, new: Sequence[fx.Node], fn: Callable[..., Any]) -> None:
-    for node in new:
-        sizes = [s for s in node.meta["val"].shape if isinstance(s, torch.SymInt)]
-        unknown = [s for s in sizes if s.node.expr.free_symbols - set(arguments.symbols)]
-        if unknown:
-            raise TraceError(f"{where(fn, node.meta.get('line'))}: the size of a result depends on a tensor's contents")
+# --- Leading dimensions ---
 
 
 def _check_leading(fn: Callable[..., Any], signature: Signature, found: Trace, recorded: fx.GraphModule) -> None:

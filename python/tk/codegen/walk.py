@@ -14,7 +14,7 @@ import sympy
 
 from tk.codegen import index as ix
 from tk.codegen import ir
-from tk.codegen.lower import Fold, Lazy, Reduction, reduction
+from tk.codegen.lazy import Fold, Lazy, Reduction, reduction
 from tk.codegen.tile import ALIGNED, choose_tile
 
 

@@ -322,14 +322,18 @@ def _indexed(x: Tensor, keys: Sequence[Any]) -> Tensor:
     return x
 
 
-def _shape(x: Value, recorder: Recorder) -> tuple[Any, ...]:
+def _sizes(x: Value, recorder: Recorder) -> tuple[Size, ...]:
     if x.sizes is None:
         recorder.fail(Refused("asks for the size of a whole tensor that it makes; work it out before and capture it"))
-    return tuple([recorder.size(n) for n in x.sizes])
+    return x.sizes
+
+
+def _shape(x: Value, recorder: Recorder) -> tuple[Any, ...]:
+    return tuple([recorder.size(n) for n in _sizes(x, recorder)])
 
 
 def _size(x: Value, recorder: Recorder, dim: int | None = None) -> Any:
-    return _shape(x, recorder) if dim is None else _shape(x, recorder)[dim]
+    return _shape(x, recorder) if dim is None else recorder.size(_sizes(x, recorder)[dim])
 
 
 def _numel(x: Value, recorder: Recorder) -> Any:
@@ -337,7 +341,7 @@ def _numel(x: Value, recorder: Recorder) -> Any:
 
 
 def _length(x: Value, recorder: Recorder) -> int:
-    return int(_shape(x, recorder)[0])
+    return int(_size(x, recorder, 0))
 
 
 def _no_layout(x: Value, recorder: Recorder, *_: Any) -> NoReturn:

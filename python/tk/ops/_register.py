@@ -8,7 +8,7 @@ straight to the kernel, else to ``_f_autograd``, where the formula is registered
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -31,18 +31,22 @@ def overloads(name: str) -> tuple[Any, Any]:
 
 
 def fake(name: str, allocate: Callable[..., Tensor]) -> None:
-    """``allocate`` makes an empty result from an op's arguments; it serves the op and its ``out``."""
+    """``allocate`` makes an empty result from all of an op's arguments; it serves the op and its ``out``."""
+    op, op_out = overloads(name)
+
+    def fake_op(*args: Any, **kwargs: Any) -> Tensor:
+        return allocate(*_with_defaults(op, args, kwargs))
 
     def fake_out(*args: Any, out: Tensor, **kwargs: Any) -> Tensor:
-        expected = allocate(*args, **kwargs)
+        expected = fake_op(*args, **kwargs)
         torch._check_value(
             expected.shape == out.shape and expected.dtype == out.dtype,
             lambda: f"tk.{name}: out is {list(out.shape)} {out.dtype}, must be {list(expected.shape)} {expected.dtype}",
         )
         return out
 
-    torch.library.register_fake(f"tk::{name}", allocate)
-    if overloads(name)[1] is not None:
+    torch.library.register_fake(f"tk::{name}", fake_op)
+    if op_out is not None:
         torch.library.register_fake(f"tk::{name}.out", fake_out)
 
 
@@ -144,6 +148,21 @@ def autograd(name: str, setup: Callable[..., None], backward: Callable[..., Any]
     at_autograd(name, kernel)
 
 
+def inference_only(op: Any) -> Callable[..., Any]:
+    """What stands at the Autograd key of an op without a gradient: refuses where one is at stake."""
+    name = op._schema.name.partition("::")[2]
+
+    def refuse(keyset: Any, *args: Any) -> Tensor:
+        if has_tangent(args) or (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)):
+            raise NotImplementedError(
+                f"tk.{name} has no gradient: it is for inference. Call it under torch.no_grad() or "
+                "torch.inference_mode(), or detach its arguments."
+            )
+        return below_autograd(op, keyset, *args)
+
+    return refuse
+
+
 def has_tangent(args: tuple[Any, ...]) -> bool:
     if forward_ad._current_level < 0:
         return False
@@ -159,9 +178,10 @@ def single_level() -> AbstractContextManager[Any]:
     return enable_single_level_autograd_function()
 
 
-def _with_defaults(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The dispatcher drops arguments at the end that are their defaults."""
-    return (*args, *(a.default_value for a in op._schema.arguments[len(args) :]))
+def _with_defaults(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
+    """All arguments in their order: the dispatcher drops those at the end that are their defaults."""
+    named = kwargs or {}
+    return (*args, *(named.get(a.name, a.default_value) for a in op._schema.arguments[len(args) :]))
 
 
 def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:

@@ -223,17 +223,8 @@ def _own(f: str) -> Any:
     return packet.default
 
 
-def _refuse(keyset: Any, *args: Any) -> Tensor:
-    if _register.has_tangent(args) or (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)):
-        raise NotImplementedError(
-            "tk.b2b_gemm has no gradient: it is for inference. Call it under torch.no_grad() or "
-            "torch.inference_mode(), or detach its arguments."
-        )
-    return _register.below_autograd(_b2b_gemm, keyset, *args)
-
-
 torch.library.register_fake("tk::b2b_gemm", _fake, lib=_library)
 _library.impl("b2b_gemm", _cpu, "CPU")
 _library.impl("b2b_gemm", _cuda, "CUDA")
-_library.impl("b2b_gemm", _refuse, "Autograd", with_keyset=True)
+_library.impl("b2b_gemm", _register.inference_only(_b2b_gemm), "Autograd", with_keyset=True)
 _register.autocast("b2b_gemm")

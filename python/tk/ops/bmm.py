@@ -85,34 +85,15 @@ def baddbmm(
 # --- Shapes ---
 
 
-def _fake_bmm(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
-    activation: int = 0,
-    out_dtype: torch.dtype | None = None,
-    *settings: int,
-    **other: int,
-) -> Tensor:
-    for name, t in (("a", a), ("b", b)):
-        torch._check_value(t.dim() == 3, lambda: f"tk.bmm: {name} must have 3 dimensions, is {t.shape}")  # noqa: B023
+def _fake_bmm(a: Tensor, b: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+    product.check_rank("bmm", 3, a=a, b=b)
     torch._check_value(a.shape[0] == b.shape[0], lambda: f"tk.bmm: the batch sizes differ: {a.shape} and {b.shape}")
     product.check_product("bmm", a, b, b.shape[1])
-    return a.new_empty((a.shape[0], a.shape[1], b.shape[2]), dtype=product.result_dtype(a, out_dtype))
+    return product.empty(a, (a.shape[0], a.shape[1], b.shape[2]), *settings)
 
 
-def _fake_baddbmm(
-    bias: Tensor,
-    a: Tensor,
-    b: Tensor,
-    beta: float = 1,
-    alpha: float = 1,
-    activation: int = 0,
-    out_dtype: torch.dtype | None = None,
-    *settings: int,
-    **other: int,
-) -> Tensor:
-    return _fake_bmm(a, b, bias, activation, out_dtype)
+def _fake_baddbmm(bias: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float, *settings: Any) -> Tensor:
+    return _fake_bmm(a, b, bias, *settings)
 
 
 # --- vmap: the new batch goes in front of the one that is there ---

@@ -188,13 +188,12 @@ def _format_of_result(input: Tensor, weight: Tensor) -> bool:
 def _fake_conv(
     input: Tensor,
     weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sequence[int] = (1,),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    groups: int = 1,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
     *settings: int,
-    **other: int,
 ) -> Tensor:
     spatial = weight.dim() - 2
     check = torch._check_value
@@ -227,11 +226,11 @@ def _fake_conv(
     return _empty(input, shape, _format_of_result(input, weight))
 
 
-def _fake_input_grad(grad: Tensor, input: Tensor, weight: Tensor, *settings: Any, **other: Any) -> Tensor:
+def _fake_input_grad(grad: Tensor, input: Tensor, weight: Tensor, *settings: Any) -> Tensor:
     return _empty(input, input.shape, _format_of_result(input, weight))
 
 
-def _fake_weight_grad(grad: Tensor, input: Tensor, weight: Tensor, *settings: Any, **other: Any) -> Tensor:
+def _fake_weight_grad(grad: Tensor, input: Tensor, weight: Tensor, *settings: Any) -> Tensor:
     return _empty(weight, weight.shape, _is_channels_last(weight, weight.dim() - 2))
 
 
@@ -312,15 +311,11 @@ def _backward_weight_grad(ctx: Any, grad_grad: Tensor) -> tuple[Any, ...]:
 def _vmap_conv(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
     input, weight, *others = args
     if any(d is not None for d in in_dims[1:3]):
-        return product.loop(op, info.batch_size, in_dims, args)
+        return product.loop(op, info, in_dims, *args)
     input = input.movedim(in_dims[0], 0)
     if input.dim() == weight.dim():  # what is one image for each is a batch of images
         return op(input, weight, *others), 0
     return op(input.flatten(0, 1), weight, *others).unflatten(0, input.shape[:2]), 0
-
-
-def _vmap_loop(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-    return product.loop(op, info.batch_size, in_dims, args)
 
 
 def _register_all() -> None:
@@ -334,7 +329,7 @@ def _register_all() -> None:
     _register.fake("conv_weight_grad", _fake_weight_grad)
     _register.autograd("conv_weight_grad", _setup_gradient, _backward_weight_grad)
     for name in ("conv_input_grad", "conv_weight_grad"):
-        _register.vmap(name, _vmap_loop)
+        _register.vmap(name, product.loop)
 
 
 _register_all()

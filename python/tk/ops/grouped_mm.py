@@ -72,17 +72,7 @@ def grouped_mm(
 # --- Shapes ---
 
 
-def _fake(
-    a: Tensor,
-    b: Tensor,
-    offs: Tensor | None = None,
-    bias: Tensor | None = None,
-    zero_rest: bool = False,
-    activation: int = 0,
-    out_dtype: torch.dtype | None = None,
-    *settings: int,
-    **other: int,
-) -> Tensor:
+def _fake(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None, zero_rest: bool, *settings: Any) -> Tensor:
     for name, t in (("a", a), ("b", b)):
         torch._check_value(
             t.dim() in (2, 3),
@@ -98,7 +88,7 @@ def _fake(
     for n in groups[1:]:
         torch._check_value(n == groups[0], lambda: f"tk.grouped_mm: the numbers of groups differ: {groups}")
     batch = (groups[0],) if a.dim() == b.dim() else ()
-    return a.new_empty((*batch, a.shape[-2], b.shape[-1]), dtype=product.result_dtype(a, out_dtype))
+    return product.empty(a, (*batch, a.shape[-2], b.shape[-1]), *settings)
 
 
 # --- Gradients: of all kinds, they are grouped products too ---
@@ -142,8 +132,4 @@ def _bias_grad(ctx: Any, grad_z: Tensor, offs: Tensor | None) -> Tensor:
     return (of_groups.sum(0) if len(shape) == 1 else of_groups).to(dtype)
 
 
-def _vmap(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-    return product.loop(op, info.batch_size, in_dims, args)
-
-
-product.register("grouped_mm", _fake, _setup, _backward, _vmap)
+product.register("grouped_mm", _fake, _setup, _backward)

@@ -204,7 +204,7 @@ def _values_of_cuda(packed: Tensor) -> Tensor:
 
 
 def _check_packed(op: str, a: Tensor, b: Tensor) -> None:
-    torch._check_value(b.dim() == 2, lambda: f"tk.{op}: b must have 2 dimensions, is {b.shape}")
+    product.check_rank(op, 2, b=b)
     torch._check_value(b.dtype == torch.uint8, lambda: f"tk.{op}: b is {b.dtype}, must be uint8")
     torch._check_value(a.dim() >= 1, lambda: f"tk.{op}: a must have at least 1 dimension, has none")
     torch._check_value(
@@ -214,21 +214,14 @@ def _check_packed(op: str, a: Tensor, b: Tensor) -> None:
     torch._check_value(a.device == b.device, lambda: f"tk.{op}: devices differ: {a.device} and {b.device}")
 
 
-def _result(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
-    return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=product.result_dtype(a, out_dtype))
-
-
 def _fake(
     a: Tensor,
     b: Tensor,
     scales: Tensor,
-    zeros: Tensor | None = None,
-    group_size: int = 128,
-    bias: Tensor | None = None,
-    activation: int = 0,
-    out_dtype: torch.dtype | None = None,
-    *settings: int,
-    **other: int,
+    zeros: Tensor | None,
+    group_size: int,
+    bias: Tensor | None,
+    *settings: Any,
 ) -> Tensor:
     _check_packed("int4_mm", a, b)
     K = a.shape[-1]
@@ -244,38 +237,13 @@ def _fake(
             t.dim() == 2 and t.shape[0] * group_size == K and t.shape[1] == b.shape[1],
             lambda: f"tk.int4_mm: {name} is {t.shape}, must be [K / group_size, N]",  # noqa: B023
         )
-    return _result(a, b, out_dtype)
+    return product.empty(a, (*a.shape[:-1], b.shape[1]), *settings)
 
 
-def _fake_plain(
-    a: Tensor, b: Tensor, activation: int = 0, out_dtype: torch.dtype | None = None, *settings: int, **other: int
-) -> Tensor:
+def _fake_plain(a: Tensor, b: Tensor, *settings: Any) -> Tensor:
     _check_packed("uint4x2_mixed_mm", a, b)
-    return _result(a, b, out_dtype)
+    return product.empty(a, (*a.shape[:-1], b.shape[1]), *settings)
 
 
-def _vmap(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-    return product.loop(op, info.batch_size, in_dims, args)
-
-
-def register_for_inference(name: str, allocate: Any) -> None:
-    """An op of products that has no gradient: fake, batching, autocast, ``out``, and the error."""
-    op, _ = _register.overloads(name)
-
-    def refuse(keyset: Any, *args: Any) -> Tensor:
-        if _register.has_tangent(args) or (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)):
-            raise NotImplementedError(
-                f"tk.{name} has no gradient: it is for inference. Call it under torch.no_grad() or "
-                "torch.inference_mode(), or detach its arguments."
-            )
-        return _register.below_autograd(op, keyset, *args)
-
-    _register.fake(name, allocate)
-    _register.at_autograd(name, refuse)
-    _register.vmap(name, _vmap)
-    _register.autocast(name)
-    _register.out_form(name)
-
-
-register_for_inference("int4_mm", _fake)
-register_for_inference("uint4x2_mixed_mm", _fake_plain)
+product.register_for_inference("int4_mm", _fake)
+product.register_for_inference("uint4x2_mixed_mm", _fake_plain)

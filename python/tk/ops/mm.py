@@ -128,48 +128,21 @@ def linear(
 # --- Shapes ---
 
 
-def _fake_mm(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None = None,
-    activation: int = 0,
-    out_dtype: torch.dtype | None = None,
-    *settings: int,
-    **other: int,
-) -> Tensor:
-    for name, t in (("a", a), ("b", b)):
-        torch._check_value(t.dim() == 2, lambda: f"tk.mm: {name} must have 2 dimensions, is {t.shape}")  # noqa: B023
+def _fake_mm(a: Tensor, b: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+    product.check_rank("mm", 2, a=a, b=b)
     product.check_product("mm", a, b, b.shape[0])
-    return a.new_empty((a.shape[0], b.shape[1]), dtype=product.result_dtype(a, out_dtype))
+    return product.empty(a, (a.shape[0], b.shape[1]), *settings)
 
 
-def _fake_addmm(
-    bias: Tensor,
-    a: Tensor,
-    b: Tensor,
-    beta: float = 1,
-    alpha: float = 1,
-    activation: int = 0,
-    out_dtype: torch.dtype | None = None,
-    *settings: int,
-    **other: int,
-) -> Tensor:
-    return _fake_mm(a, b, bias, activation, out_dtype)
+def _fake_addmm(bias: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float, *settings: Any) -> Tensor:
+    return _fake_mm(a, b, bias, *settings)
 
 
-def _fake_linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    activation: int = 0,
-    out_dtype: torch.dtype | None = None,
-    *settings: int,
-    **other: int,
-) -> Tensor:
+def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
     torch._check_value(x.dim() >= 1, lambda: "tk.linear: x must have at least 1 dimension")
-    torch._check_value(weight.dim() == 2, lambda: f"tk.linear: weight must have 2 dimensions, is {weight.shape}")
+    product.check_rank("linear", 2, weight=weight)
     product.check_product("linear", x, weight, weight.shape[1])
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=product.result_dtype(x, out_dtype))
+    return product.empty(x, (*x.shape[:-1], weight.shape[0]), *settings)
 
 
 # --- Gradients ---
@@ -207,7 +180,7 @@ def _vmap_mm(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]
     if b_dim is None and _is_one_row(bias, bias_dim):
         a = a.movedim(a_dim, 0)
         return op(product.rows(a), b, bias, *settings).reshape(*a.shape[:-1], b.shape[-1]), 0
-    return product.loop(op, info.batch_size, in_dims, args)
+    return product.loop(op, info, in_dims, *args)
 
 
 def _vmap_addmm(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
@@ -216,7 +189,7 @@ def _vmap_addmm(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, i
     if a_dim is not None and b_dim is None and _is_one_row(bias, bias_dim):
         a = a.movedim(a_dim, 0)
         return op(bias, product.rows(a), b, *settings).reshape(*a.shape[:-1], b.shape[-1]), 0
-    return product.loop(op, info.batch_size, in_dims, args)
+    return product.loop(op, info, in_dims, *args)
 
 
 def _vmap_linear(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
@@ -224,7 +197,7 @@ def _vmap_linear(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, 
     x_dim, weight_dim, bias_dim = in_dims[:3]
     if weight_dim is None and bias_dim is None:
         return op(x.movedim(x_dim, 0), weight, bias, *settings), 0
-    return product.loop(op, info.batch_size, in_dims, args)
+    return product.loop(op, info, in_dims, *args)
 
 
 product.register("mm", _fake_mm, _FORMULA.setup_multiply, _FORMULA.backward_multiply, _vmap_mm)

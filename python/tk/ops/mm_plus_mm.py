@@ -53,22 +53,8 @@ def mm_plus_mm(
         raise product.explained(error, "mm_plus_mm", a=a, b=b, c=c, d=d, bias=bias) from None
 
 
-def _fake(
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    d: Tensor,
-    bias: Tensor | None = None,
-    activation: int = 0,
-    out_dtype: torch.dtype | None = None,
-    *settings: int,
-    **other: int,
-) -> Tensor:
-    for name, t in (("a", a), ("b", b), ("c", c), ("d", d)):
-        torch._check_value(
-            t.dim() == 2,
-            lambda: f"tk.mm_plus_mm: {name} must have 2 dimensions, is {t.shape}",  # noqa: B023
-        )
+def _fake(a: Tensor, b: Tensor, c: Tensor, d: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+    product.check_rank("mm_plus_mm", 2, a=a, b=b, c=c, d=d)
     product.check_product("mm_plus_mm", a, b, b.shape[0])
     product.check_product("mm_plus_mm", c, d, d.shape[0])
     product.check_same("mm_plus_mm", a, c)
@@ -76,7 +62,7 @@ def _fake(
         (a.shape[0] == c.shape[0]) & (b.shape[1] == d.shape[1]),
         lambda: f"tk.mm_plus_mm: the products differ in shape: {a.shape} @ {b.shape} and {c.shape} @ {d.shape}",
     )
-    return a.new_empty((a.shape[0], b.shape[1]), dtype=product.result_dtype(a, out_dtype))
+    return product.empty(a, (a.shape[0], b.shape[1]), *settings)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -105,8 +91,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     )
 
 
-def _vmap(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-    return product.loop(op, info.batch_size, in_dims, args)
-
-
-product.register("mm_plus_mm", _fake, _setup, _backward, _vmap)
+product.register("mm_plus_mm", _fake, _setup, _backward)

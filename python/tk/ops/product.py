@@ -87,8 +87,14 @@ def explained(error: Exception, op: str, optional: Sequence[str] = ("bias",), **
 # --- Shapes ---
 
 
-def result_dtype(a: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
-    return a.dtype if out_dtype is None else out_dtype
+def empty(like: Tensor, sizes: Sequence[Any], activation: int, out_dtype: torch.dtype | None, *settings: int) -> Tensor:
+    """The result that a product's settings ask for."""
+    return like.new_empty(sizes, dtype=out_dtype or like.dtype)
+
+
+def check_rank(op: str, rank: int, **tensors: Tensor) -> None:
+    for name, t in tensors.items():
+        torch._check_value(t.dim() == rank, lambda: f"tk.{op}: {name} must have {rank} dimensions, is {t.shape}")  # noqa: B023
 
 
 def check_product(op: str, a: Tensor, b: Tensor, inner_b: Any) -> None:
@@ -226,18 +232,13 @@ def unbatched(x: Tensor | None, dim: int | None, i: int) -> Tensor | None:
     return x if x is None or dim is None else x.select(dim, i)
 
 
-def in_front(x: Tensor | None, dim: int | None) -> Tensor | None:
-    """With the batch first, where there is one."""
-    return x if x is None or dim is None else x.movedim(dim, 0)
-
-
-def loop(op: Any, size: int, in_dims: Sequence[int | None], args: Sequence[Any]) -> tuple[Tensor, int]:
-    """One call for each element of the batch."""
+def loop(op: Any, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Tensor, int]:
+    """The batching rule that fits all: one call for each element of the batch."""
 
     def pick(i: int) -> list[Any]:
         return [unbatched(x, d, i) if isinstance(x, Tensor) else x for x, d in zip(args, in_dims, strict=True)]
 
-    return torch.stack([op(*pick(i)) for i in range(size)]), 0
+    return torch.stack([op(*pick(i)) for i in range(info.batch_size)]), 0
 
 
 def rows(x: Tensor) -> Tensor:
@@ -245,10 +246,20 @@ def rows(x: Tensor) -> Tensor:
     return torch.atleast_2d(x).flatten(0, -2)
 
 
-def register(name: str, allocate: Any, setup: Any, backward: Any, vmap: Any) -> None:
+def register(name: str, allocate: Any, setup: Any, backward: Any, vmap: Any = loop) -> None:
     """An op of the family: fake, gradients, batching, autocast, and how its ``out`` behaves."""
-    _register.fake(name, allocate)
     _register.autograd(name, setup, backward)
+    _register_rest(name, allocate, vmap)
+
+
+def register_for_inference(name: str, allocate: Any) -> None:
+    """The same of an op that has no gradient."""
+    _register.at_autograd(name, _register.inference_only(_register.overloads(name)[0]))
+    _register_rest(name, allocate, loop)
+
+
+def _register_rest(name: str, allocate: Any, vmap: Any) -> None:
+    _register.fake(name, allocate)
     _register.vmap(name, vmap)
     _register.autocast(name)
     _register.out_form(name)

@@ -30,7 +30,9 @@ def reference(
     return ACTIVATE[activation](z if bias is None else z + bias.to(dtype))
 
 
-def allocate(op: str, a: Tensor, b: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+def allocate(
+    op: str, a: Tensor, b: Tensor, bias: Tensor | None, activation: int, out_dtype: torch.dtype | None, *settings: int
+) -> Tensor:
     """The empty result of ``[M, K]`` and ``[..., K, N]``."""
     torch._check_value(
         a.shape[-1] == b.shape[-2], lambda: f"tk.{op}: the inner sizes differ: a is {a.shape}, b is {b.shape}"
@@ -54,10 +56,7 @@ def register(name: str, fake: Any) -> None:
             f"tk.{name} is for inference and has no gradient: call it under torch.no_grad(), or with detached tensors"
         )
 
-    def vmap(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        return product.loop(op, info.batch_size, in_dims, args)
-
     _register.fake(name, fake)
     _register.autograd(name, setup, backward)
-    _register.vmap(name, vmap)
+    _register.vmap(name, product.loop)
     _register.out_form(name)

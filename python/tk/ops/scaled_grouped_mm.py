@@ -7,6 +7,8 @@ Inference alone. The kernels are declared in kernels/scaled_grouped_mm/.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -64,12 +66,9 @@ def _fake(
     scale_a: Tensor,
     scale_b: Tensor,
     offs: Tensor,
-    bias: Tensor | None = None,
-    use_fast_accum: bool = False,
-    activation: int = 0,
-    out_dtype: torch.dtype | None = None,
-    *settings: int,
-    **other: int,
+    bias: Tensor | None,
+    use_fast_accum: bool,
+    *settings: Any,
 ) -> Tensor:
     torch._check_value(
         a.dim() == 2 and b.dim() == 3 and offs.dim() == 1,
@@ -79,7 +78,7 @@ def _fake(
         b.shape[0] == offs.shape[0],
         lambda: f"tk.scaled_grouped_mm: b has {b.shape[0]} groups, offs has {offs.shape[0]}",
     )
-    return scaled.allocate("scaled_grouped_mm", a, b, bias, out_dtype)
+    return scaled.allocate("scaled_grouped_mm", a, b, bias, *settings)
 
 
 scaled.register("scaled_grouped_mm", _fake)

@@ -7,6 +7,8 @@ Inference alone. The kernels are declared in kernels/scaled_mm/.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -64,23 +66,10 @@ def scaled_mm(
 
 
 def _fake(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    bias: Tensor | None = None,
-    use_fast_accum: bool = False,
-    activation: int = 0,
-    out_dtype: torch.dtype | None = None,
-    *settings: int,
-    **other: int,
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, use_fast_accum: bool, *settings: Any
 ) -> Tensor:
-    for name, t in (("a", a), ("b", b)):
-        torch._check_value(
-            t.dim() == 2,
-            lambda: f"tk.scaled_mm: {name} must have 2 dimensions, is {t.shape}",  # noqa: B023
-        )
-    return scaled.allocate("scaled_mm", a, b, bias, out_dtype)
+    product.check_rank("scaled_mm", 2, a=a, b=b)
+    return scaled.allocate("scaled_mm", a, b, bias, *settings)
 
 
 scaled.register("scaled_mm", _fake)

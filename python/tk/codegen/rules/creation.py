@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tk.codegen.ir import FLOATS
-from tk.codegen.lower import Call, Emitter, Index, Lazy, operand
+from tk.codegen.lazy import Emitter, Index, Lazy
+from tk.codegen.lower import Call, operand
 from tk.codegen.rules.table import RULES, Rule, base_name, rule
 
 

@@ -9,7 +9,8 @@ import sympy
 
 from tk.codegen.errors import TraceError
 from tk.codegen.ir import value_symbol
-from tk.codegen.lower import Call, Emitter, Index, Lazy, operand
+from tk.codegen.lazy import Emitter, Index, Lazy
+from tk.codegen.lower import Call, operand
 from tk.codegen.rules.table import normal_dim, rule
 
 

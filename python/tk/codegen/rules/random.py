@@ -8,7 +8,8 @@ from typing import Any
 import sympy
 
 from tk.codegen import index as ix
-from tk.codegen.lower import Call, Emitter, Index, Lazy
+from tk.codegen.lazy import Emitter, Index, Lazy
+from tk.codegen.lower import Call
 from tk.codegen.rules.table import rule
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import fx
 
 from tk.codegen import index as ix
-from tk.codegen.lower import Call, Emitter, Index, Lazy, reduction
+from tk.codegen.lazy import Emitter, Index, Lazy, reduction
+from tk.codegen.lower import Call
 from tk.codegen.rules.table import RULES, base_name, normal_dim, rule, wide_of
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from tk.codegen import combine
 from tk.codegen.ir import FLOATS, NARROW, Scanned
-from tk.codegen.lower import IR_DTYPES, Call, Lazy, scan
+from tk.codegen.lazy import IR_DTYPES, Lazy, scan
+from tk.codegen.lower import Call
 from tk.codegen.rules.table import base_name, normal_dim, rule, wide_of
 from tk.codegen.trace import DTYPE_NAMES
 

@@ -16,7 +16,8 @@ import sympy
 from tk.codegen import index as ix
 from tk.codegen.errors import TraceError
 from tk.codegen.ir import FLOATS, value_symbol
-from tk.codegen.lower import Call, Emitter, Index, Lazy, operand, scatter
+from tk.codegen.lazy import Emitter, Index, Lazy, scatter
+from tk.codegen.lower import Call, operand
 from tk.codegen.rules.indirect import torch_broadcast, wrapped
 from tk.codegen.rules.table import base_name, normal_dim, rule
 

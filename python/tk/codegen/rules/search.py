@@ -7,7 +7,8 @@ from typing import Any
 import sympy
 
 from tk.codegen.errors import TraceError
-from tk.codegen.lower import Call, Emitter, Index, Lazy, operand, stored
+from tk.codegen.lazy import Emitter, Index, Lazy, stored
+from tk.codegen.lower import Call, operand
 from tk.codegen.rules.table import rule
 
 

@@ -13,7 +13,8 @@ import sympy
 
 from tk.aot.spec import ITEMSIZE
 from tk.codegen.ir import FLOATS, Sorted
-from tk.codegen.lower import Call, Emitter, Index, Lazy, Scan, scan
+from tk.codegen.lazy import Emitter, Index, Lazy, Scan, scan
+from tk.codegen.lower import Call
 from tk.codegen.rules.table import normal_dim, rule
 from tk.codegen.split import Splitter
 

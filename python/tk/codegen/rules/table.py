@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tk.codegen.ir import FLOATS
-from tk.codegen.lower import Call, Lazy, operand
+from tk.codegen.lazy import Lazy
+from tk.codegen.lower import Call, operand
 
 RULES: dict[str, Callable[..., Any]] = {}
 Rule = Callable[..., Any]

@@ -12,7 +12,8 @@ from tk.aot.spec import ITEMSIZE
 from tk.codegen import index as ix
 from tk.codegen.errors import TraceError
 from tk.codegen.ir import value_symbol
-from tk.codegen.lower import Call, Emitter, Index, Lazy, operand
+from tk.codegen.lazy import Emitter, Index, Lazy
+from tk.codegen.lower import Call, operand
 from tk.codegen.rules.table import RULES, base_name, normal_dim, rule
 
 
