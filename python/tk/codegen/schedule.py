@@ -77,7 +77,22 @@ def choices(kernel: ir.Kernel, layout: Layout, kind: str = "") -> tuple[Setting,
     if kind in ("scan", "sort", "top", "runs"):
         can_be_spread = kind == "runs" or (kind == "scan" and scan.can_be_spread(kernel))
         found = tuple(s for s in found if (tile.p or s.p == 1) and (can_be_spread or not s.spread))
+    if any(s.vectors for s in found) and not _has_rows(kernel, tile):
+        found = tuple(s for s in found if not s.vectors)
     return found
+
+
+def _has_rows(kernel: ir.Kernel, tile: Tile) -> bool:
+    """Whether any access is to rows that may be without gaps."""
+    for v in kernel.accesses:
+        factors = coefficients(v, kernel.axes)
+        if factors is None or v.op == "search":
+            continue
+        of = dict(zip((a.name for a in kernel.axes), factors, strict=True))
+        is_whole = all(of[a.name] for a in (*tile.p, *tile.q))
+        if tile.p and is_whole and of[tile.q[-1].name] == {len(v.index) - 1: sympy.Integer(1)}:
+            return True
+    return False
 
 
 def secondary_setting(kernel: ir.Kernel, layout: Layout) -> Setting:
