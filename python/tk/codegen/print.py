@@ -208,7 +208,7 @@ class Printer:
     rereads: bool = False
     ahead: bool = False
     vectors: bool = False
-    level_hint: str = ""
+    level_hints: tuple[str, str] = ("", "")  # while something is read again: of rows, of what has one value a column
     done: set[str] = field(default_factory=set)  # lines that stand already: index variables, masks
     again: set[str] = field(default_factory=set)  # buffers that a later loop reads
 
@@ -297,7 +297,7 @@ class Printer:
         if self.tile.batch:
             self._decompose("pid", self.tile.batch)
         for n in blocks:
-            self._range(n, f"start_{n}")
+            self._flat_vectors() if self.vectors and n == "q" else self._range(n, f"start_{n}")
 
     def offsets(self, n: str | None) -> str:
         """The places in a block along a dimension of the tile."""
@@ -414,6 +414,17 @@ class Printer:
         if self._needs_axes("q"):
             self._repeat(lambda: self._decompose("q", self.tile.q))
 
+    def _flat_vectors(self) -> None:
+        """Of elements that run together: whole vectors. The up to seven behind them are the first program's."""
+        self.out(f"inner = q_size // {VECTOR} * {VECTOR}")
+        self.out(f"q_0 = start_q + {self.offsets('q')}")
+        self.out("q_mask_0 = q_0 < inner")
+        self.out(f"EDGES: tl.constexpr = {EDGE}")
+        self.out(f"q_{EDGES} = inner + {self.offsets('q').replace('BLOCK_Q', 'EDGES')}")
+        self.out(f"q_mask_{EDGES} = q_{EDGES} < tl.where(start_q == 0, q_size, 0)")
+        if self._needs_axes("q"):
+            self._repeat(lambda: self._decompose("q", self.tile.q))
+
     def _row_text(self, v: Value) -> str:
         access = self.accesses[v.number]
         return " + ".join([*access.base, *([access.p] if access.p else [])]) or "0"
@@ -434,8 +445,8 @@ class Printer:
 
     def _in_segments(self) -> None:
         """As at once, with what varies along the row once for every segment, and reductions over all of them."""
-        assert self.reduced_dim == "q"
-        self._whole_row()
+        if self.reduced_dim:
+            self._whole_row()
         for v in self.kernel.values:
             self._of_row(v)
 
@@ -529,15 +540,16 @@ class Printer:
             reduces = [v for v in self.kernel.values if v.op == "reduce" and depth[v.number] == level + 1]
             stores = [v for v in self.kernel.values if v.op == "store" and v.number in along]
             needed = self._needed_in_loop([*reduces, *(([*stores, *folds]) if level == last else [])], along)
-            # Loads that differ in nothing the compiler would make one.
-            self.level_hint = "evict_last" if level == 0 else "evict_first" if level == last else ""
+            # Loads that differ in nothing the compiler would make one. A weight stays in the caches anyway.
+            last_use = "evict_first" if level == last else ""
+            self.level_hints = ("evict_last" if level == 0 else last_use, "" if level % 2 else "evict_last")
             once = {n for n in in_loop - along if depth[n] == level and self.kernel.value(n).op != "reduce"}
             for v in self.kernel.values:
                 if v.number in needed | once:
                     self._of_row(v)
             for v in reduces:
                 self._of_row(v)
-        self.level_hint = ""
+        self.level_hints = ("", "")
 
     def _fetch_ahead(self) -> None:
         """Brings the rows of this program's next turn into the L2 cache, a line at a time."""
@@ -803,10 +815,8 @@ class Printer:
         """
         dims = self._index_dims(v)
         reads = {other.index for other in self.kernel.values if other.op == "load" and other.buffer == v.buffer}
-        if self.rereads and dims != frozenset(self.names):
-            return ""  # a weight stays in the caches anyway
-        if self.level_hint:
-            return f', eviction_policy="{self.level_hint}"'
+        if hint := self.level_hints[dims != frozenset(self.names)]:
+            return f', eviction_policy="{hint}"'
         if not self.looped or self.layout.wide or "q" not in dims or len(reads) > 1 or any(map(values_in, v.index)):
             return ""
         is_once = dims == frozenset(self.names) and v.buffer not in self.again

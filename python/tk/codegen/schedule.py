@@ -90,7 +90,7 @@ def _has_rows(kernel: ir.Kernel, tile: Tile) -> bool:
             continue
         of = dict(zip((a.name for a in kernel.axes), factors, strict=True))
         is_whole = all(of[a.name] for a in (*tile.p, *tile.q))
-        if tile.p and is_whole and of[tile.q[-1].name] == {len(v.index) - 1: sympy.Integer(1)}:
+        if is_whole and of[tile.q[-1].name] == {len(v.index) - 1: sympy.Integer(1)}:
             return True
     return False
 
@@ -247,8 +247,9 @@ class Scheduled:
             assert q is not None
             self.require((q == 1) | (self.extent(self.tile.q) == 1), f"{buffer.name} without gaps along its rows")
             self.unit.add(buffer.name)
-            if p is not None:
-                self.rows_of.setdefault(buffer.name, []).append((self._constant(buffer, v), p))
+            if p is not None or not self.tile.p:
+                step = as_expr(0) if p is None else p
+                self.rows_of.setdefault(buffer.name, []).append((self._constant(buffer, v), step))
         vector = self.per_16_bytes(buffer) if self.layout.aligned and is_unit else 1
         base = [self._product(buffer, "base", None, self._constant(buffer, v), vector)]
         base += [self._product(buffer, f"step_{a.name}", a.name, steps[a.name], vector)
@@ -398,6 +399,8 @@ class Scheduled:
         """All rows of the same number begin as far behind a vector's address, and those that one program walks."""
         self.require(self.sizes["q"] >= EDGE, f"rows of at least {EDGE} elements")
         all_rows = [row for of in self.rows_of.values() for row in of]
+        if not self.tile.p:
+            all_rows = [(as_expr(0), as_expr(0)), *all_rows]  # all begin at an address of 16 bytes
         self.require(bool(all_rows), "rows without gaps")
         for base, step in all_rows:
             for mine, first in zip((base, step), all_rows[0], strict=True):

@@ -106,6 +106,25 @@ def test_what_vectors_ask_of_a_call(columns: int, pitch: int, offset: int, fits:
     assert len(runs) == fits
 
 
+@pytest.mark.parametrize(("count", "offset", "fits"), [
+    (1000, 0, True), (1001, 0, True), (1007, 0, True), (1001, 1, False),
+])  # fmt: skip
+def test_elements_that_end_in_no_vector(count: int, offset: int, fits: bool) -> None:
+    """The last few are there once. Where an operand begins elsewhere, nothing is in vectors."""
+
+    @op(x="fp32[...]", y="fp32[...]")
+    def added(x, y):
+        return x + y * 2
+
+    x, y = torch.randn(count), torch.randn(count + offset)[offset:]
+    setting = Setting(1, 256, 4, vectors=True)
+    with replaced({**SETTINGS, "flat": {**SETTINGS["flat"], "rows": (setting,)}}):
+        runs = list(host.run_all(generated(added), x, y, only=f"rows {setting.name}"))
+    assert len(runs) == fits
+    for _, (found,) in runs:
+        assert torch.equal(found, x + y * 2)
+
+
 WALKS = (Setting(1, 128, 4), Setting(2, 128, 1, stages=2), Setting(4, 128, 1, ahead=True),
          Setting(1, 64, 2, segments=2), Setting(1, 64, 2, segments=2, ahead=True, rereads=True),
          Setting(1, 128, 4, rereads=True), Setting(2, 64, 4, segments=2, rereads=True))  # fmt: skip
