@@ -20,8 +20,8 @@ def generated(declared: Declared, grad: bool = False) -> Generated:
 
 @pytest.mark.parametrize(("rows", "columns"), [(37, 48), (300, 33), (3, 64)])
 def test_several_blocks_of_rows_for_a_program(rows: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU of one multiprocessor there are four programs: more rows than they have, and fewer."""
-    monkeypatch.setitem(host.H200, "sm_count", 1)
+    """On a GPU of two multiprocessors there are eight programs: more rows than they have, and fewer."""
+    monkeypatch.setitem(host.H200, "sm_count", 2)
     g = generated(norms.layer_norm, grad=True).backward
     assert g is not None
     torch.manual_seed(rows)
