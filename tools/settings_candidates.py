@@ -54,14 +54,14 @@ def try_row_sum(x):
     return reductions.row_sum(x)
 
 
-@op(x="T[..., N]", T=BF16)
-def try_row_argmax(x):
-    return reductions.row_argmax(x)
+@op(x="T[..., N]", sign="float", T=BF16)
+def try_row_argmax(x, sign):
+    return reductions.row_argmax(x, sign)
 
 
-@op(x="T[..., N]", T=BF16)
-def try_row_var_mean(x):
-    return reductions.row_var_mean(x)
+@op(x="T[..., N]", bessel="float", power="float", T=BF16)
+def try_row_var_mean(x, bessel, power):
+    return reductions.row_var_mean(x, bessel, power)
 
 
 @op(x="T[M, N]", T=BF16)

@@ -4,6 +4,9 @@
     python tools/time_settings.py time build/candidates.tkpack --out timings.json --seconds 250
     python tools/time_settings.py judge timings.json            # what today's settings and predictions make of them
 
+With `--rows`, `build` and `time` take fewer ops, settings and shapes: rows of 2,000 to 12,000 columns, rows at odd
+addresses, and walks, in a minute and a half.
+
 The ops are those of tools/settings_candidates.py, for bf16 on sm_90. `time` writes, for every op at every shape, each
 config's median and what was predicted for it, in µs. What is worth most comes first, since time may be short.
 """
@@ -87,13 +90,48 @@ def candidates() -> dict[str, dict[str, Any]]:
     }
 
 
+def row_candidates() -> dict[str, dict[str, Any]]:
+    """What ships for long rows, those at odd addresses and walks, and up to four more for each class of sizes."""
+    from tk.codegen.settings import SETTINGS, Setting
+
+    def without_short(found: Sequence[Setting]) -> list[Setting]:
+        return [s for s in found if s.looped or s.row >= 2048]
+
+    tried = dict(vectors=True, ahead=True)
+    walk = (
+        Setting(1, 2048, 4), Setting(1, 2048, 4, ahead=True), Setting(2, 2048, 8, stages=2),
+        Setting(1, 4096, 8), Setting(1, 4096, 8, stages=3), Setting(1, 4096, 16, stages=3),
+        Setting(2, 4096, 16, stages=2), Setting(1, 4096, 8, ahead=True, registers=128), Setting(1, 8192, 8),
+        Setting(1, 8192, 16, stages=2), Setting(1, 2048, 8, segments=3, ahead=True, rereads=True),
+        Setting(1, 4096, 16, segments=3, rereads=True),
+    )  # fmt: skip
+    walk_rows = (
+        Setting(1, 2048, 8, **tried), Setting(1, 4096, 8), Setting(1, 4096, 16, **tried), Setting(1, 4096, 8, **tried),
+        Setting(1, 2048, 8, segments=3, rereads=True, **tried),
+    )  # fmt: skip
+    rows = (
+        Setting(8, 256, 4, vectors=True), Setting(1, 256, 1, vectors=True), Setting(1, 1024, 4, vectors=True),
+        *(Setting(*block, segments=3, vectors=True) for block in ((1, 256, 1), (8, 256, 4))),
+        Setting(1, 1024, 4, segments=3), Setting(1, 2048, 8, segments=5, vectors=True),
+    )  # fmt: skip
+    inner = (Setting(1, 2048, 8, segments=5), Setting(1, 4096, 16, segments=2), Setting(1, 8192, 32, segments=4))
+    new = {"walk": {"aligned": walk, "rows": walk_rows}, "inner": {"aligned": inner, "rows": rows}}
+    found: dict[str, dict[str, Any]] = {kind: dict(of) for kind, of in SETTINGS.items()}
+    for kind, of in new.items():
+        for layout, more in of.items():
+            shipped = SETTINGS[kind][layout]
+            shipped = without_short(shipped) if (kind, layout) == ("inner", "aligned") else shipped
+            found[kind][layout] = tuple(dict.fromkeys((*shipped, *more)))
+    return found
+
+
 def table() -> dict[str, dict[str, Any]]:
     from tk.codegen.settings import SETTINGS
 
     return {kind: {"strided": SETTINGS[kind]["strided"][:1], **of} for kind, of in candidates().items()}
 
 
-def build(out: Path, jobs: int | None) -> None:
+def build(out: Path, jobs: int | None, rows: bool = False) -> None:
     """Every setting compiled; what spills is left out."""
     from tk.aot.build import build as build_packs
     from tk.aot.build import plan_pack
@@ -103,8 +141,12 @@ def build(out: Path, jobs: int | None) -> None:
     from tk.aot.sources import file_families
     from tk.codegen.settings import replaced
 
-    with replaced(table()):
-        planned = plan_pack(file_families([OPS]), Target(90), out)
+    with replaced(row_candidates() if rows else table()):
+        families = file_families([OPS])
+        wanted = {f"try_{name}" for name, _ in ROWS_BEHIND}
+        wanted |= {name.removesuffix("_backward") for name in wanted}  # a backward is found by its op
+        families = [f for f in families if not rows or f.op.name in wanted]
+        planned = plan_pack(families, Target(90), out)
         out.parent.mkdir(parents=True, exist_ok=True)
         with open_cache(print) as cache:
             build_packs([planned], cache, jobs or default_jobs())
@@ -124,6 +166,20 @@ FLAT_SHAPES: Sequence[Shape] = ((32768, 4096), (4096, 4096), (1024, 1024), (1234
 COLUMNS: Sequence[Shape] = ((32768, 4096), (131072, 1024), (4096, 32768), (2048, 4096), (71224, 2593), (1048576, 64),
                             (512, 1024), (16384, 2048), (100003, 768), (8192, 16384), (1048576, 16),
                             (64, 65536))  # fmt: skip
+ROWS_BEHIND: Sequence[tuple[str, Shape]] = (
+    ("layer_norm_backward", (32768, 4096)), ("rms_norm_backward", (32768, 4096)), ("row_var_mean", (400000, 601)),
+    ("softmax", (480000, 237)), ("softmax_backward", (10000, 10112)), ("layer_norm_backward", (20000, 10240)),
+    ("layer_norm_backward", (60000, 2947)), ("softmax_backward", (20000, 8999)), ("rms_norm_backward", (36000, 6272)),
+    ("rms_norm_backward", (14000, 4101)), ("layer_norm_backward", (14000, 12001)), ("rms_norm", (14000, 10624)),
+    ("layer_norm_backward", (14000, 7601)), ("softmax_backward", (21000, 4480)), ("row_sum", (24000, 9009)),
+    ("row_var_mean", (12000, 8801)), ("layer_norm", (7000, 8633)), ("rms_norm_backward", (14000, 12032)),
+    ("layer_norm_backward", (65536, 2048)), ("rms_norm_backward", (12000, 12101)), ("softmax", (70000, 1501)),
+    ("rms_norm_backward", (13000, 3501)), ("softmax", (200000, 493)), ("layer_norm", (70000, 2593)),
+    ("layer_norm_backward", (100000, 1499)), ("row_sum", (30000, 5001)), ("rms_norm", (4096, 32768)),
+    ("softmax", (1000000, 101)), ("layer_norm_backward", (16384, 8192)), ("softmax_backward", (30000, 6501)),
+    ("layer_norm", (150000, 999)), ("rms_norm", (20000, 5504)), ("softmax_backward", (8192, 12544)),
+    ("row_sum", (400000, 333)),
+)  # fmt: skip
 INNER_OPS = ("softmax", "layer_norm", "rms_norm", "row_argmax", "row_sum", "softmax_backward", "add_rms_norm",
              "row_var_mean", "quantize_fp8_rows", "cross_entropy_rows")  # fmt: skip
 FLAT_OPS = ("gelu", "swiglu", "bias_silu")
@@ -131,8 +187,11 @@ COLUMN_OPS = ("column_sum", "layer_norm_backward", "rms_norm_backward")
 LEAST, MOST = 1 << 16, 1 << 27  # elements
 
 
-def tasks() -> Iterator[tuple[str, Shape]]:
+def tasks(rows: bool = False) -> Iterator[tuple[str, Shape]]:
     """The first shapes of all ops, then the rest."""
+    if rows:
+        yield from ROWS_BEHIND
+        return
     for shapes, columns, flat in ((LONG, COLUMNS[:6], FLAT_SHAPES[:4]), (MORE, COLUMNS[6:], FLAT_SHAPES[4:])):
         for shape in flat:
             yield from ((op, shape) for op in FLAT_OPS)
@@ -211,7 +270,7 @@ def wrong(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> str:
     return ""
 
 
-def measure(pack: Path, out: Path, seconds: float, only: str | None) -> None:
+def measure(pack: Path, out: Path, seconds: float, only: str | None, rows: bool = False) -> None:
     import tk
     from tk import timing
     from tk.tune.record import driver_version
@@ -221,7 +280,7 @@ def measure(pack: Path, out: Path, seconds: float, only: str | None) -> None:
     start = time.monotonic()
     copy = timing.copy_bandwidth()
     results, errors = [], {}
-    for name, shape in tasks():
+    for name, shape in tasks(rows):
         if only and only not in name:
             continue
         if time.monotonic() - start > seconds:
@@ -336,20 +395,22 @@ def main() -> int:
     one = commands.add_parser("build")
     one.add_argument("-o", "--out", type=Path, required=True)
     one.add_argument("-j", "--jobs", type=int)
+    one.add_argument("--rows", action="store_true", help="rows that are long or at odd addresses, and walks, alone")
     two = commands.add_parser("time")
     two.add_argument("pack", type=Path)
     two.add_argument("--out", type=Path, required=True)
     two.add_argument("--seconds", type=float, default=250)
+    two.add_argument("--rows", action="store_true", help="of a pack that was built with it")
     two.add_argument("--only", help="ops whose name has this in it")
     three = commands.add_parser("judge")
     three.add_argument("timings", type=Path)
     args = parser.parse_args()
     if args.command == "build":
-        build(args.out, args.jobs)
+        build(args.out, args.jobs, args.rows)
     elif args.command == "judge":
         judge(args.timings)
     else:
-        measure(args.pack, args.out, args.seconds, args.only)
+        measure(args.pack, args.out, args.seconds, args.only, args.rows)
     return 0
 
 

@@ -9,10 +9,10 @@ from tk.codegen.family import Generated, Graph, generate
 from tk.codegen.ir import Kernel
 from tk.codegen.passes import run
 from tk.codegen.print import loops
-from tk.codegen.schedule import kind_of
+from tk.codegen.schedule import choices, kind_of
 from tk.codegen.settings import SETTINGS, Setting, replaced, settings_of
 from tk.codegen.show import text
-from tk.codegen.tile import ALIGNED, LAYOUTS, choose_tile
+from tk.codegen.tile import ALIGNED, LAYOUTS, ROWS, choose_tile
 from tk.generated import Declared, op
 from tk.kernels.generated import losses, norms, reductions, softmax
 
@@ -92,10 +92,9 @@ def test_loops_over_long_rows(declared: Declared, grad: bool, count: int) -> Non
 def test_hints_are_in_loops_alone() -> None:
     """There what is read again stays, and what is read for the last time goes."""
     printed = text(generated(softmax.softmax), "source", (ALIGNED,))
-    once, looped = [p for p in printed.split("# --- ") if "bf16, aligned" in p]
-    if ", looped" in once:
-        once, looped = looped, once
-    assert "eviction_policy" not in once
+    parts = [p for p in printed.split("# --- ") if "bf16, aligned" in p]
+    (looped,) = [p for p in parts if ", looped" in p]
+    assert len(parts) == 3 and not any("eviction_policy" in p for p in parts if p != looped)
     assert looped.index("evict_last") < looped.index("evict_first")
 
 
@@ -144,3 +143,15 @@ def test_a_launch_that_two_ways_have_is_one() -> None:
 
     graph = generated(bias_silu, grad=True).graphs[0]
     assert graph.kernels[1] in graph.split and graph.kernels[0] not in graph.split
+
+
+def test_vectors_at_any_address_want_rows() -> None:
+    """What is read elsewhere in every row has none."""
+
+    @op(x="fp32[M, N]")
+    def reversed_rows(x):
+        return x.flip(-1).sum(-1)
+
+    (backwards,) = generated(reversed_rows).graphs[0].kernels
+    (rows,) = generated(reductions.row_sum).graphs[0].kernels
+    assert any(s.vectors for s in choices(rows, ROWS)) and not any(s.vectors for s in choices(backwards, ROWS))

@@ -38,6 +38,19 @@ def bit_xor(a, b):
 
 
 @triton.jit
+def fetch(rows, mask, n, MOST: tl.constexpr):
+    """Asks for `n` elements of each of these rows, of at most `MOST`, to be brought into the L2 cache."""
+    LINE: tl.constexpr = 1024 // rows.dtype.element_ty.primitive_bitwidth
+    LINES: tl.constexpr = triton.next_power_of_2(triton.cdiv(MOST, LINE))
+    at = tl.arange(0, LINES)[None, :] * LINE
+    wanted = (mask & (at < n)).to(tl.int32)
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+        "=r,l,r", [(rows + at).to(tl.int64), wanted], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def is_above(b, a):
     """Whether b takes the place of a, which came before it. NaN is above all else."""
     return (b > a) | ((b != b) & (a == a))

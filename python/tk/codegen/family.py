@@ -40,6 +40,7 @@ from tk.generated.signature import Signature, TensorSpec
 
 ARCHITECTURES = (80, 90)
 MOST_SPILLED = 64  # bytes a thread. A setting that spills more is left out: one with smaller blocks is faster
+MOST_SPILLED_WALKING = 128  # instead of a walk everything would be read twice
 LAYOUT_BY_NAME: Mapping[str, Layout] = {layout.name: layout for layout in LAYOUTS}
 
 # To compute a graph: see Graph. The prefix of a config's name, but for the first.
@@ -295,7 +296,8 @@ class Generated:
         is_first = setting == settings[0]
         launches = tuple(launch for one, s in parts for launch in one.launches(s))
         if not is_first:
-            launches = tuple(replace(x, max_spill_bytes=MOST_SPILLED) for x in launches)
+            most = MOST_SPILLED_WALKING if way == "walk" else MOST_SPILLED
+            launches = tuple(replace(x, max_spill_bytes=most) for x in launches)
         constraints = {c.holds.encode(): c for one, _ in parts for c in one.constraints}
         cost = as_expr(0)
         for one, s in parts:

@@ -133,15 +133,33 @@ def identity(kind: str, dtype: str) -> str:
     return literal(low if is_low else 2**bits - 1, dtype)
 
 
-def _in_segment(line: str, k: int, along: set[int], axes: set[str]) -> str:
+def _together(names: list[str], how: str) -> str:
+    """These reduced with each other."""
+    if how == "sum":
+        return " + ".join(names)
+    text = names[0]
+    for other in names[1:]:
+        text = f"device.{COMBINE[how]}({text}, {other})"
+    return text
+
+
+VECTOR = 8  # elements that vectors at any address hold
+EDGES = "edges"  # the segment of what lies before a row's first whole vector and behind its last
+EDGE = 2 * VECTOR  # more than these
+
+
+def _in_segment(line: str, k: int | str, along: set[int], axes: set[str]) -> str:
     """A line with the names of what varies along the row those of its segment `k`."""
 
     def own(match: re.Match[str]) -> str:
         name = match[0]
-        is_along = name in ("q", "q_mask") or name in axes or (name[0] == "v" and int(name[1:]) in along)
+        is_along = name in ("q", "q_mask", "place") or name in axes
+        if number := re.fullmatch(r"(?:v|acc)(\d+)", name):
+            is_along = int(number[1]) in along
         return f"{name}_{k}" if is_along else name
 
-    return re.sub(r"\b(q_mask|q|v\d+|[ar]\d+)\b", own, line).replace("SEGMENT", str(k))
+    line = re.sub(r"\b(q_mask|q|place|v\d+|acc\d+|[ar]\d+)\b", own, line).replace("SEGMENT", str(k))
+    return line.replace("BLOCK_Q", "EDGES") if k == EDGES else line
 
 
 def loops(kernel: Kernel, tile: Tile) -> int:
@@ -170,7 +188,9 @@ class Lines:
 class Printer:
     """One kernel with one tile and layout. looped: the reduced axes are run through in blocks, else they are one.
     spread: each of the blocks has a program of its own. segments: so many blocks beside each other make a row; what
-    varies along it is printed once for each."""
+    varies along it is printed once for each. stages: blocks of a walk that are under way. rows: of a block. rows_meet:
+    a thread has the same columns of all of them. rereads, ahead, vectors: see
+    Setting."""
 
     kernel: Kernel
     tile: Tile
@@ -182,6 +202,13 @@ class Printer:
     segments: int = 1
     out: Lines = field(default_factory=Lines)
     spread: bool = False
+    stages: int = 1
+    rows: int = 0
+    rows_meet: bool = False
+    rereads: bool = False
+    ahead: bool = False
+    vectors: bool = False
+    level_hints: tuple[str, str] = ("", "")  # while something is read again: of rows, of what has one value a column
     done: set[str] = field(default_factory=set)  # lines that stand already: index variables, masks
     again: set[str] = field(default_factory=set)  # buffers that a later loop reads
 
@@ -200,8 +227,18 @@ class Printer:
         of = {"p": self.tile.p, "q": self.tile.q}
         return frozenset(n for n in self.names if not {a.name for a in of[n]}.isdisjoint(axes))
 
+    @property
+    def is_one_row(self) -> bool:
+        """Whether what has one value a row is a scalar: it then ties no layout of the segments to that of the edges."""
+        return self.vectors and self.rows == 1
+
+    @property
+    def shape_names(self) -> tuple[str, ...]:
+        """The dimensions of a block in the source."""
+        return ("q",) if self.is_one_row else self.names
+
     def shape_of(self, dims: Iterable[str]) -> str:
-        return "[" + ", ".join(f"BLOCK_{n.upper()}" if n in dims else "1" for n in self.names) + "]"
+        return "[" + ", ".join(f"BLOCK_{n.upper()}" if n in dims else "1" for n in self.shape_names) + "]"
 
     @property
     def reduced_dim(self) -> str | None:
@@ -210,7 +247,7 @@ class Printer:
     @property
     def axis(self) -> int:
         assert self.reduced_dim is not None
-        return self.names.index(self.reduced_dim)
+        return self.shape_names.index(self.reduced_dim)
 
     # --- The whole ---
 
@@ -226,7 +263,7 @@ class Printer:
             self._program()
         if self.looped:
             self._looped()
-        elif self.segments > 1:
+        elif self.is_in_segments:
             self._in_segments()
         else:
             self._once()
@@ -260,18 +297,23 @@ class Printer:
         if self.tile.batch:
             self._decompose("pid", self.tile.batch)
         for n in blocks:
-            self._range(n, f"start_{n}")
+            self._flat_vectors() if self.vectors and n == "q" else self._range(n, f"start_{n}")
 
     def offsets(self, n: str | None) -> str:
         """The places in a block along a dimension of the tile."""
         assert n is not None
-        expand = "" if len(self.names) == 1 else "[:, None]" if n == "p" else "[None, :]"
+        expand = "" if len(self.shape_names) == 1 else "[:, None]" if n == "p" else "[None, :]"
         return f"tl.arange(0, BLOCK_{n.upper()}){expand}" + (".to(tl.int64)" if self.layout.wide else "")
 
-    def _range(self, n: str, start: str) -> None:
-        offsets = self.offsets(n)
-        self.out(f"{n} = {start} + {offsets}" if start != "0" else f"{n} = {offsets}")
-        self.out(f"{n}_mask = {n} < {n}_size")
+    def _range(self, n: str, start: str, is_full: bool = False) -> None:
+        """The places of a block and which of them there are: all where it is full."""
+        if n == "p" and self.is_one_row:
+            self.out(f"p = tl.cast({start}, tl.int32)")
+            is_full = False
+        else:
+            offsets = self.offsets(n)
+            self.out(f"{n} = {start} + {offsets}" if start != "0" else f"{n} = {offsets}")
+        self.out(f"{n}_mask = {f'tl.full({self.shape_of(n)}, True, tl.int1)' if is_full else f'{n} < {n}_size'}")
         axes = self.tile.p if n == "p" else self.tile.q
         if self._needs_axes(n):
             self._decompose(n, axes)
@@ -316,68 +358,130 @@ class Printer:
             else:
                 self._value(v)
 
-    def _in_segments(self) -> None:
-        """As at once, with what varies along the row once for every segment, and reductions over all of them."""
-        assert self.reduced_dim == "q"
-        along = {v.number for v in self.kernel.values if "q" in self.dims_of(v)}
-        axes = {a.name for a in self.tile.q}
+    @property
+    def is_in_segments(self) -> bool:
+        return self.segments > 1 or self.vectors
 
-        def repeat(print_lines: Callable[[], None]) -> None:
-            before = len(self.out.text)
+    @property
+    def _every_segment(self) -> list[int | str]:
+        return [*range(self.segments), *([EDGES] if self.vectors else [])]
+
+    def _repeat(self, print_lines: Callable[[], None]) -> None:
+        """What varies along the row, once for every segment."""
+        if not self.is_in_segments:
             print_lines()
-            lines = self.out.text[before:]
-            del self.out.text[before:]
-            for k in range(self.segments):
-                self.out.text += [_in_segment(line, k, along, axes) for line in lines]
+            return
+        before = len(self.out.text)
+        print_lines()
+        lines = self.out.text[before:]
+        del self.out.text[before:]
+        for k in self._every_segment:
+            self.out.text += [_in_segment(line, k, self._along_q, {a.name for a in self.tile.q}) for line in lines]
 
-        repeat(lambda: self._range("q", "SEGMENT * BLOCK_Q"))
+    @cached_property
+    def _along_q(self) -> set[int]:
+        return {v.number for v in self.kernel.values if "q" in self.dims_of(v)}
+
+    def _whole_row(self) -> None:
+        """Its places and their masks."""
+        if self.vectors:
+            self._whole_vectors()
+        elif self.segments == 1:
+            self._range("q", "0")
+        else:
+            self._repeat(lambda: self._range("q", "SEGMENT * BLOCK_Q"))
         for k in range(self.segments - 1):  # the row is longer than these
             self.out(f"q_mask_{k} = tl.full({self.shape_of('q')}, True, tl.int1)")
-        for v in self.kernel.values:
-            if v.op == "reduce":
-                self._reduce_segments(v, repeat)
-            elif v.number in along:
-                repeat(lambda v=v: self._value(v))  # type: ignore[misc]
-            else:
-                self._value(v)
 
-    def _reduce_segments(self, v: Value, repeat: Callable[[Callable[[], None]], None]) -> None:
+    def _whole_vectors(self) -> None:
+        """A row's places as they lie in memory: vectors between two 16-byte addresses, and the up to seven elements
+        before and behind them. place: counted from the first vector."""
+        row = next(self._row_text(v) for v in self.kernel.accesses if self._is_in_vectors(v))
+        self.out(f"lead = ((0 - ({row})) & {VECTOR - 1}).to(tl.int32)")
+        self.out(f"inner = (q_size - lead) // {VECTOR} * {VECTOR}")
+        for k in range(self.segments):
+            self.out(f"place_{k} = {f'{k} * BLOCK_Q + ' if k else ''}{self.offsets('q')}")
+            self.out(f"q_{k} = lead + place_{k}")
+            self.out(f"q_mask_{k} = place_{k} < inner")
+        # As many as threads have a row, so that the same threads have a row's edges. By turns from both ends: were they
+        # neighbours, the compiler would give a thread several.
+        self.out(f"EDGES: tl.constexpr = {EDGE} if BLOCK_P == 1 or BLOCK_Q <= {16 * VECTOR} else 32")
+        self.out(f"edge = {self.offsets('q').replace('BLOCK_Q', 'EDGES')}")
+        self.out(f"q_{EDGES} = tl.where(edge % 2 == 0, edge // 2, q_size - 1 - edge // 2)")
+        is_edge = f"(q_{EDGES} < lead) | (q_{EDGES} >= lead + inner)"
+        self.out(f"q_mask_{EDGES} = (edge < {EDGE}) & ({is_edge})")
+        self.out(f"place_{EDGES} = q_{EDGES} - lead")
+        if self._needs_axes("q"):
+            self._repeat(lambda: self._decompose("q", self.tile.q))
+
+    def _flat_vectors(self) -> None:
+        """Of elements that run together: whole vectors. The up to seven behind them are the first program's."""
+        self.out(f"inner = q_size // {VECTOR} * {VECTOR}")
+        self.out(f"q_0 = start_q + {self.offsets('q')}")
+        self.out("q_mask_0 = q_0 < inner")
+        self.out(f"EDGES: tl.constexpr = {EDGE}")
+        self.out(f"q_{EDGES} = inner + {self.offsets('q').replace('BLOCK_Q', 'EDGES')}")
+        self.out(f"q_mask_{EDGES} = q_{EDGES} < tl.where(start_q == 0, q_size, 0)")
+        if self._needs_axes("q"):
+            self._repeat(lambda: self._decompose("q", self.tile.q))
+
+    def _row_text(self, v: Value) -> str:
+        access = self.accesses[v.number]
+        return " + ".join([*access.base, *([access.p] if access.p else [])]) or "0"
+
+    def _is_in_vectors(self, v: Value) -> bool:
+        """An access to rows without gaps."""
+        access = self.accesses[v.number]
+        return not access.elementwise and access.q == "q" and self._index_dims(v) == {"p", "q"}
+
+    def _of_row(self, v: Value) -> None:
+        """A value of a program that has whole rows, or a reduction of them."""
+        if v.op == "reduce":
+            self._reduce_segments(v) if self.is_in_segments else self._reduce_at_once(v)
+        elif v.number in self._along_q:
+            self._repeat(lambda: self._value(v))
+        else:
+            self._value(v)
+
+    def _in_segments(self) -> None:
+        """As at once, with what varies along the row once for every segment, and reductions over all of them."""
+        if self.reduced_dim:
+            self._whole_row()
+        for v in self.kernel.values:
+            self._of_row(v)
+
+    def _reduce_segments(self, v: Value) -> None:
         """Element by element over the segments first: what is left is the reduction of one."""
+        repeat = self._repeat
         n, operand = v.number, self.kernel.value(v.args[0])
         kind = v.data.removeprefix("arg")
         x = f"v{v.args[0]}"
         masked = f"tl.where(q_mask, {x}, {identity(v.data, operand.dtype)})"
 
-        def combine(name: str, how: str) -> str:
-            """The segments of a variable put together."""
-            names = [f"{name}_{k}" for k in range(self.segments)]
-            if how == "sum":
-                return " + ".join(names)
-            text = names[0]
-            for other in names[1:]:
-                text = f"device.{COMBINE[how]}({text}, {other})"
-            return text
+        def over_row(name: str, how: str) -> str:
+            """The reduction of a variable. The edges have another shape, and so a reduction of their own."""
+            found = self._combined(how, _together([f"{name}_{k}" for k in range(self.segments)], how))
+            return _together([found, self._combined(how, f"{name}_{EDGES}")], how) if self.vectors else found
 
         if kind in ("mean", "m2"):
             mean = f"mean_{v.args[0]}"
             if mean not in self.done:
                 self.done.add(mean)
                 repeat(lambda: self.out(f"t{n}_SEGMENT = {masked}"))
-                total = self._combined("sum", combine(f"t{n}", "sum"))
-                self.out(f"{mean} = {total} / tl.cast(q_size, {TL_DTYPES[operand.dtype]})")
+                self.out(f"{mean} = ({over_row(f't{n}', 'sum')}) / tl.cast(q_size, {TL_DTYPES[operand.dtype]})")
             if kind == "mean":
                 self.out(f"v{n} = {mean}")
                 return
             zero = identity("sum", operand.dtype)
             repeat(lambda: self.out(f"d{n}_SEGMENT = tl.where(q_mask, {x} - {mean}, {zero})"))
-            squares = " + ".join(f"d{n}_{k} * d{n}_{k}" for k in range(self.segments))
-            self.out(f"v{n} = {self._combined('sum', squares)}")
+            repeat(lambda: self.out(f"s{n}_SEGMENT = d{n}_SEGMENT * d{n}_SEGMENT"))
+            self.out(f"v{n} = {over_row(f's{n}', 'sum')}")
             return
         repeat(lambda: self.out(f"x{n}_SEGMENT = {masked}"))
         if kind == v.data:
-            self.out(f"v{n} = {self._combined(kind, combine(f'x{n}', kind))}")
+            self.out(f"v{n} = {over_row(f'x{n}', kind)}")
             return
-        self.out(f"m{n} = {self._combined(kind, combine(f'x{n}', kind))}")
+        self.out(f"m{n} = {over_row(f'x{n}', kind)}")
         own = f"x{n}_SEGMENT"
         found = f"({own} == m{n})" + (f" | ({own} != {own})" if operand.dtype in FLOATS else "")
         shape = self.shape_of({*self.dims_of(operand), "q"})
@@ -385,37 +489,106 @@ class Printer:
         least = f"at{n}_0"
         for k in range(1, self.segments):
             least = f"tl.minimum({least}, at{n}_{k})"
-        self.out(f"v{n} = tl.min({least}, {self.axis}{self._keep()}).to(tl.int64)")
+        least = f"tl.min({least}, {self.axis}{self._keep()})"
+        if self.vectors:
+            least = f"tl.minimum({least}, tl.min(at{n}_{EDGES}, {self.axis}{self._keep()}))"
+        self.out(f"v{n} = {least}.to(tl.int64)")
 
     def _walked(self) -> None:
         """What no row has a part in, the loop over blocks of rows, and what was added up there."""
         values = self.kernel.values
         self.out("pid = tl.program_id(0)")
         self._decompose("pid", self.tile.batch)
-        self._range("q", "0")
+        if self.vectors:  # all rows of a program begin as far from a vector's address as its first
+            self._range("p", "pid * BLOCK_P")
+        self._whole_row()
         folds = [v for v in values if v.op == "fold"]
         after = {v.number for v in values if v.axes & {a.name for a in self.tile.batch}}
-        rows = {v.number for v in values if "p" in self.dims_of(v) and v.number not in after}
+        in_loop = {v.number for v in values if "p" in self.dims_of(v) and v.number not in after}
+        if self.segments > 1:  # such rows leave no registers for a weight: it is read again for each
+            in_loop |= self._along_q - after
         for v in values:
-            if v.number not in rows and v.number not in after:
-                self._value(v)
+            if v.number not in in_loop and v.number not in after:
+                self._of_row(v)
         for v in folds:
-            shape = self.accumulator_shape(self.kernel.value(v.args[0]), "p")
-            self.out(f"acc{v.number} = tl.zeros({shape}, {TL_DTYPES[v.dtype]})")
-        self.out("for start_p in range(pid * BLOCK_P, p_size, tl.num_programs(0) * BLOCK_P):")
+            self._repeat_fold(v, f"acc{v.number} = tl.zeros({self._fold_shape(v)}, {TL_DTYPES[v.dtype]})")
+        self._loop_over_rows()
         self.out.depth += 1
-        self._range("p", "start_p")
-        for v in values:
-            if v.number in rows:
-                self._reduce_at_once(v) if v.op == "reduce" else self._value(v)
+        if self.ahead:
+            self._fetch_ahead()
+        self._range("p", "start_p", is_full=self.rows == 1)
+        if self.rereads:
+            self._reading_again(in_loop, folds)
+        else:
+            for v in values:
+                if v.number in in_loop:
+                    self._of_row(v)
         for v in folds:
-            self.out(f"acc{v.number} += tl.where(p_mask, {self.name(v.args[0])}, {identity(v.data, v.dtype)})")
+            self._repeat_fold(v, f"acc{v.number} += {self._rows_to_add(v)}")
         self.out.depth -= 1
         for v in values:
             if v.op == "fold":
-                self.out(f"v{v.number} = tl.sum(acc{v.number}, 0, keep_dims=True)")
+                self._repeat_fold(v, f"v{v.number} = {self._folded(v)}")
             elif v.number in after:
-                self._value(v)
+                self._of_row(v)
+
+    def _reading_again(self, in_loop: set[int], folds: list[Value]) -> None:
+        """For every generation of reductions, and for what is stored and added up, what it needs is loaded anew."""
+        depth, along = self._depths(), self._along_q & in_loop
+        last = max(depth[n] for n in in_loop)
+        for level in range(last + 1):
+            reduces = [v for v in self.kernel.values if v.op == "reduce" and depth[v.number] == level + 1]
+            stores = [v for v in self.kernel.values if v.op == "store" and v.number in along]
+            needed = self._needed_in_loop([*reduces, *(([*stores, *folds]) if level == last else [])], along)
+            # Loads that differ in nothing the compiler would make one. A weight stays in the caches anyway.
+            last_use = "evict_first" if level == last else ""
+            self.level_hints = ("evict_last" if level == 0 else last_use, "" if level % 2 else "evict_last")
+            once = {n for n in in_loop - along if depth[n] == level and self.kernel.value(n).op != "reduce"}
+            for v in self.kernel.values:
+                if v.number in needed | once:
+                    self._of_row(v)
+            for v in reduces:
+                self._of_row(v)
+        self.level_hints = ("", "")
+
+    def _fetch_ahead(self) -> None:
+        """Brings the rows of this program's next turn into the L2 cache, a line at a time."""
+        self._range("p", "start_p + tl.num_programs(0) * BLOCK_P")
+        for v in self.kernel.values:
+            if v.op == "load" and self._index_dims(v) == {"p", "q"}:
+                row = f"ptr_{v.buffer} + {self._row_text(v)}"
+                self.out(f"device.fetch({row}, p_mask, q_size, BLOCK_Q * {self.segments})")
+
+    def _loop_over_rows(self) -> None:
+        step = "tl.num_programs(0) * BLOCK_P"
+        if self.stages > 1:
+            self.out(f"for start_p in tl.range(pid * BLOCK_P, p_size, {step}, num_stages={self.stages}):")
+        else:
+            self.out(f"for start_p in range(pid * BLOCK_P, p_size, {step}):")
+
+    @property
+    def _rows_are_added_at_once(self) -> bool:
+        """A block's rows meet in a thread: they are added up before they join the rows before them, so that what is
+        kept is a single row."""
+        return self.rows == 1 or self.rows_meet
+
+    def _fold_shape(self, v: Value) -> str:
+        dims = self.dims_of(self.kernel.value(v.args[0])) - {"p"}
+        return self.shape_of(dims if self._rows_are_added_at_once else {*dims, "p"})
+
+    def _repeat_fold(self, v: Value, line: str) -> None:
+        """A fold has what it adds up along the row in every segment."""
+        self._repeat(lambda: self.out(line)) if v.number in self._along_q else self.out(line)
+
+    def _rows_to_add(self, v: Value) -> str:
+        x = self.name(v.args[0])
+        if self.rows == 1:
+            return x
+        x = f"tl.where(p_mask, {x}, {identity(v.data, v.dtype)})"
+        return f"tl.sum({x}, 0, keep_dims=True)" if self._rows_are_added_at_once else x
+
+    def _folded(self, v: Value) -> str:
+        return f"acc{v.number}" if self._rows_are_added_at_once else f"tl.sum(acc{v.number}, 0, keep_dims=True)"
 
     def _looped(self) -> None:
         """A loop for every generation of reductions, and one more for what is stored along the reduced axes."""
@@ -612,6 +785,8 @@ class Printer:
 
     def _pointer(self, v: Value) -> str:
         access = self.accesses[v.number]
+        if self.vectors and self._is_in_vectors(v):
+            return f"ptr_{v.buffer} + ({self._row_text(v)} + {VECTOR - 1} >> 3) * {VECTOR} + place"
         parts = [f"ptr_{v.buffer}", *access.base]
         if access.elementwise:
             parts += [stride(self.text(e)) for e, stride in zip(v.index, access.strides, strict=True) if e != 0]
@@ -625,7 +800,7 @@ class Printer:
     def mask_text(self, v: Value) -> str:
         """Of the block's ends, and what the load or store itself is guarded by."""
         dims = self._index_dims(v) | self._mask_dims(v)
-        parts = [f"{n}_mask" for n in self.names if n in dims]
+        parts = [f"{n}_mask" for n in self.shape_names if n in dims]  # of one row there is no block's end
         return " & ".join([*parts, *(self.name(a) for a in (v.args if v.op == "load" else v.args[1:]))])
 
     def _mask(self, v: Value) -> str:
@@ -640,6 +815,8 @@ class Printer:
         """
         dims = self._index_dims(v)
         reads = {other.index for other in self.kernel.values if other.op == "load" and other.buffer == v.buffer}
+        if hint := self.level_hints[dims != frozenset(self.names)]:
+            return f', eviction_policy="{hint}"'
         if not self.looped or self.layout.wide or "q" not in dims or len(reads) > 1 or any(map(values_in, v.index)):
             return ""
         is_once = dims == frozenset(self.names) and v.buffer not in self.again
@@ -724,7 +901,7 @@ class Printer:
         return f"{self.reduced_dim}_mask"
 
     def _keep(self) -> str:
-        return "" if len(self.names) == 1 else ", keep_dims=True"
+        return "" if len(self.shape_names) == 1 else ", keep_dims=True"
 
     def _reduce_at_once(self, v: Value) -> None:
         operand = self.kernel.value(v.args[0])

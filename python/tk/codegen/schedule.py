@@ -32,7 +32,7 @@ from tk.codegen import debug, ir, scan, sort, source
 from tk.codegen import device as functions
 from tk.codegen import index as ix
 from tk.codegen.errors import IRError
-from tk.codegen.print import Printer, loops
+from tk.codegen.print import EDGE, VECTOR, Printer, loops
 from tk.codegen.settings import Setting, settings_of
 from tk.codegen.tile import ALIGNED, ROWS, STRIDED, Access, Layout, Tile, choose_tile, coefficients, is_in_fours
 
@@ -42,6 +42,8 @@ INSTRUCTION = 29  # 1/1024 ps, of one for one element when all multiprocessors i
 REDUCTION = 64  # a warp's part in a reduction over the block
 PER_THREAD = 40  # instructions of a thread that do not depend on how many elements it has
 MOST_WARPS = 64  # resident on a multiprocessor
+WALK_REDUCTION = 250_000  # ps, of a walk that waits for a sum over the row
+WALK_REGISTERS = 40, 6  # of a thread, and for each element that it has of a block
 L2_KEPT, L2_LOST = 16 << 20, 40 << 20  # of the rows under way a loop finds all again, and nothing of so many more
 INSTRUCTIONS: Mapping[str, int] = {
     "exp": 6, "exp2": 5, "log": 6, "log2": 5, "div": 8, "sqrt": 8, "rsqrt": 4, "reciprocal": 8, "sigmoid": 14,
@@ -75,7 +77,22 @@ def choices(kernel: ir.Kernel, layout: Layout, kind: str = "") -> tuple[Setting,
     if kind in ("scan", "sort", "top", "runs"):
         can_be_spread = kind == "runs" or (kind == "scan" and scan.can_be_spread(kernel))
         found = tuple(s for s in found if (tile.p or s.p == 1) and (can_be_spread or not s.spread))
+    if any(s.vectors for s in found) and not _has_rows(kernel, tile):
+        found = tuple(s for s in found if not s.vectors)
     return found
+
+
+def _has_rows(kernel: ir.Kernel, tile: Tile) -> bool:
+    """Whether any access is to rows that may be without gaps."""
+    for v in kernel.accesses:
+        factors = coefficients(v, kernel.axes)
+        if factors is None or v.op == "search":
+            continue
+        of = dict(zip((a.name for a in kernel.axes), factors, strict=True))
+        is_whole = all(of[a.name] for a in (*tile.p, *tile.q))
+        if is_whole and of[tile.q[-1].name] == {len(v.index) - 1: sympy.Integer(1)}:
+            return True
+    return False
 
 
 def secondary_setting(kernel: ir.Kernel, layout: Layout) -> Setting:
@@ -161,6 +178,8 @@ class Scheduled:
     constraints: list[Constraint] = field(default_factory=list)
     known: dict[tuple[object, ...], str] = field(default_factory=dict)
     unit: set[str] = field(default_factory=set)  # buffers that are read along q without gaps
+    rows_of: dict[str, list[tuple[Expr, Expr]]] = field(default_factory=dict)  # of these (base, step of a row)
+    in_vectors: bool = False  # see Setting.vectors
     buffers: list[Buffer] = field(default_factory=list)  # beside those of context.scratch
 
     # --- Arguments ---
@@ -228,6 +247,9 @@ class Scheduled:
             assert q is not None
             self.require((q == 1) | (self.extent(self.tile.q) == 1), f"{buffer.name} without gaps along its rows")
             self.unit.add(buffer.name)
+            if p is not None or not self.tile.p:
+                step = as_expr(0) if p is None else p
+                self.rows_of.setdefault(buffer.name, []).append((self._constant(buffer, v), step))
         vector = self.per_16_bytes(buffer) if self.layout.aligned and is_unit else 1
         base = [self._product(buffer, "base", None, self._constant(buffer, v), vector)]
         base += [self._product(buffer, f"step_{a.name}", a.name, steps[a.name], vector)
@@ -330,6 +352,9 @@ class Scheduled:
         if divisible:
             self.require(q_size % 16 == 0, "rows of a multiple of 16 elements")
         self.sizes = {"p": p_size, "q": q_size}
+        self.in_vectors = setting.vectors
+        if setting.vectors:
+            self._require_vectors(setting)
         self._require_fours()
         reduced = self.tile.reduced
         if setting.spread:
@@ -342,7 +367,7 @@ class Scheduled:
             block = setting.p if reduced == "p" else setting.row
             self.require(self.sizes[reduced] <= block, f"at most {block} elements to reduce")
             if setting.segments > 1:
-                least = setting.row - setting.q
+                least = setting.row - setting.q + EDGE * setting.vectors
                 self.require(self.sizes[reduced] > least, f"more than {least} elements to reduce")
         width = "i64" if self.layout.wide else "i32"
         ints: dict[str, Arg] = {"q_size": Int(q_size, width, divisible)}
@@ -366,8 +391,25 @@ class Scheduled:
         when = programs > 0 if any(v.op == "store" and v.data for v in kernel.values) else 1
         return Launch(
             fn, all_args, (programs, 1, 1), num_warps=setting.warps, num_stages=2 if looped else 1, when=when,
+            maxnreg=setting.registers or None,
             options=debug.OPTIONS if self.context.debug else {},
         )  # fmt: skip
+
+    def _require_vectors(self, setting: Setting) -> None:
+        """All rows of the same number begin as far behind a vector's address, and those that one program walks."""
+        self.require(self.sizes["q"] >= EDGE, f"rows of at least {EDGE} elements")
+        all_rows = [row for of in self.rows_of.values() for row in of]
+        if not self.tile.p:
+            all_rows = [(as_expr(0), as_expr(0)), *all_rows]  # all begin at an address of 16 bytes
+        self.require(bool(all_rows), "rows without gaps")
+        for base, step in all_rows:
+            for mine, first in zip((base, step), all_rows[0], strict=True):
+                if not mine.same(first):
+                    self.require((mine - first) % VECTOR == 0, "rows that begin alike beside the addresses of vectors")
+        if self.tile.walk:
+            programs = self.programs(setting)
+            alike = (programs * setting.p % VECTOR == 0) | (programs * setting.p >= self.sizes["p"])
+            self.require(alike, f"programs that are a multiple of {VECTOR}")
 
     def _require_fours(self) -> None:
         """Where four random words are used at once the offset may not begin in the middle of them."""
@@ -382,9 +424,16 @@ class Scheduled:
         looped = setting.looped and self.tile.reduced is not None
         printer = Printer(self.kernel, self.tile, self.layout, accesses, looped, self._size_arg,
                           self.context.op.name if self.context.debug else "", setting.segments,
-                          spread=setting.spread)  # fmt: skip
+                          spread=setting.spread, stages=setting.stages, rows=setting.p,
+                          rows_meet=self._rows_meet(setting), rereads=setting.rereads,
+                          ahead=setting.ahead, vectors=setting.vectors)  # fmt: skip
         text = printer.function(self.kernel.name, ["@PARAMS@"])
         return text, {**ints, **self.args}
+
+    def _rows_meet(self, setting: Setting) -> bool:
+        """Whether a thread has the same columns of all rows of a block, as Triton lays a block out over threads."""
+        vector = VECTOR if self.layout.aligned or setting.vectors else 1
+        return setting.q >= 32 * setting.warps * vector
 
     def _size_arg(self, name: str, expr: sympy.Expr, is_narrow: bool) -> str:
         """A size expression as an argument of the launch."""
@@ -397,7 +446,7 @@ class Scheduled:
             offset = as_expr(0) if is_stored or not b.merged else self._merged_into(b)
             return Scratch(self.context.scratch[b.name], b.dtype, offset)
         t = self.context.tensors[b.name]
-        aligned = self.layout.aligned and b.name in self.unit
+        aligned = b.name in (self.unit if self.layout.aligned else self.rows_of if self.in_vectors else ())
         if aligned:
             self.require(t.alignment >= 16, f"{b.name} on 16 bytes")
         return Pointer(t, b.dtype, aligned)
@@ -442,7 +491,7 @@ class Scheduled:
             blocks = ceil_div(kept, programs * setting.p)
         elif looped:
             blocks = ceil_div(self.sizes[reduced or "q"], block[reduced or "q"])
-        resident = max(1, MOST_WARPS // setting.warps)
+        resident = self._resident(setting)
         # Of what a loop reads again, the share that the L2 cache no longer has, in sixteenths.
         lost = as_expr(0)
         if passes > 1:
@@ -454,10 +503,13 @@ class Scheduled:
             moved = moved * (2 * resident + 1) // (2 * resident)
         moved = moved * {"aligned": 1, "rows": 1, "strided": 2}[self.layout.name] // 4  # 0.25 ps a byte: 4 TB/s
         full = ceil_div(programs, device.sm_count) * device.sm_count * blocks
-        instructions = block["p"] * block["q"] * self._instructions(setting) + 32 * setting.warps * PER_THREAD
+        instructions = block["p"] * block["q"] * self._instructions(setting)
+        instructions += 32 * setting.warps * (PER_THREAD + setting.vectors * self._edge_instructions)
         issued = full * (instructions * INSTRUCTION // 1024 + work.reductions * setting.warps * passes * REDUCTION)
         waves = ceil_div(programs, device.sm_count * resident)
-        per_block = BLOCK if self.layout.aligned else BLOCK * 3 // 2
+        per_block = BLOCK if self.layout.aligned or setting.vectors else BLOCK * 3 // 2
+        if self.tile.walk:  # a program's next rows are not loaded before these are done, unless the setting says so
+            per_block = per_block * (1 if setting.ahead else 2) // setting.stages + work.reductions * WALK_REDUCTION
         waited = waves * (START * (1 + passes) + blocks * (passes * per_block))
         more = as_expr(1_000_000)
         if setting.spread and sort.sorts(self.kernel):  # every merge reads and writes all
@@ -467,10 +519,27 @@ class Scheduled:
         # All but the longest is hidden, to a tenth.
         return (maximum(maximum(moved, issued), waited) * 13 + moved + issued + waited) // 16 + more
 
+    def _resident(self, setting: Setting) -> int:
+        """Programs on a multiprocessor. What a walk keeps of its rows and adds up over them takes registers."""
+        by_warps = max(1, MOST_WARPS // setting.warps)
+        if not self.tile.walk:
+            return by_warps
+        elements = setting.p * setting.row // (32 * setting.warps)
+        wanted = WALK_REGISTERS[0] + WALK_REGISTERS[1] * elements
+        most = min(255, 65_536 // (32 * setting.warps), *([setting.registers] if setting.registers else []))
+        return max(1, min(by_warps, 65_536 // (32 * setting.warps * min(wanted, most))))
+
     def _instructions(self, setting: Setting) -> int:
         """For each element of a block: what is computed, and what loads and stores take."""
         access = {"aligned": 2, "rows": 12 + min(512 // setting.row, 16), "strided": 30}[self.layout.name]
-        return self._work.computed + self._work.accesses * access
+        vectors = len([v for of in self.rows_of.values() for v in of]) if setting.vectors else 0
+        vectors = min(vectors, self._work.accesses)
+        return self._work.computed + (self._work.accesses - vectors) * access + vectors * 2
+
+    @property
+    def _edge_instructions(self) -> int:
+        """Of a thread that has one element of a row's edges, whether there is one or not."""
+        return self._work.computed + 6 * self._work.accesses + 6 * self._work.reductions
 
     @cached_property
     def _work(self) -> Work:

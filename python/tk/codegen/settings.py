@@ -19,6 +19,12 @@ class Setting:
 
     spread: its blocks are programs of their own. segments: a row that one program has at once is this many blocks
     beside each other. It is longer than all but the last, so that only that one has masks, and little is masked.
+    vectors: rows that begin anywhere are read and written in vectors between two addresses of 16 bytes, and what lies
+    before and behind these, up to seven elements, for itself.
+    Of walks: stages: so many blocks of rows are under way, all but the first on their way into shared memory. ahead:
+    the next block's rows are on their way into the L2 cache. rereads: what a reduction has used is loaded again after
+    it, from the caches, so that it needs no registers meanwhile. registers: of a thread at most, 0 for no limit: with
+    fewer, two programs are resident on a multiprocessor.
     everywhere: architectures for which nothing was measured, and fp16, have it as well, as they have the first of
     each layout."""
 
@@ -28,13 +34,20 @@ class Setting:
     looped: bool = False
     spread: bool = False
     segments: int = 1
+    vectors: bool = False
+    stages: int = 1
+    ahead: bool = False
+    rereads: bool = False
+    registers: int = 0
     everywhere: bool = field(default=False, compare=False)
 
     @property
     def name(self) -> str:
         way = "loop_" if self.looped else "spread_" if self.spread else ""
         row = f"{self.segments}x{self.q}" if self.segments > 1 else f"{self.q}"
-        return f"{way}{self.p}x{row}_w{self.warps}"
+        more = "_vectors" * self.vectors + (f"_s{self.stages}" if self.stages > 1 else "")
+        more += "_ahead" * self.ahead + "_rereads" * self.rereads + (f"_r{self.registers}" if self.registers else "")
+        return f"{way}{self.p}x{row}_w{self.warps}{more}"
 
     @property
     def row(self) -> int:
@@ -44,9 +57,14 @@ class Setting:
     @property
     def config(self) -> Config:
         params = {"p": self.p, "q": self.row, "num_warps": self.warps, "looped": self.looped}
-        params |= {"spread": True} if self.spread else {}
-        return Config(self.name, params | ({"segments": self.segments} if self.segments > 1 else {}))
+        params |= {n: getattr(self, n) for n, usual in UNUSUAL.items() if getattr(self, n) != usual}
+        return Config(self.name, params)
 
+
+# Parameters of a config that only those have in whose settings they are another.
+UNUSUAL: Mapping[str, int | bool] = {
+    "spread": False, "segments": 1, "vectors": False, "stages": 1, "ahead": False, "rereads": False, "registers": 0,
+}  # fmt: skip
 
 Table = Mapping[str, Mapping[str, tuple[Setting, ...]]]
 
@@ -56,7 +74,7 @@ Table = Mapping[str, Mapping[str, tuple[Setting, ...]]]
 SETTINGS: Table = {
     "flat": {
         "aligned": (Setting(1, 2048, 4), Setting(1, 1024, 4)),
-        "rows": (Setting(1, 2048, 4),),
+        "rows": (Setting(1, 2048, 4), Setting(1, 2048, 4, vectors=True)),
         "strided": (Setting(1, 1024, 4),),
     },
     "rows": {
@@ -68,12 +86,16 @@ SETTINGS: Table = {
         "aligned": (
             Setting(1, 4096, 16, True), Setting(32, 64, 4), Setting(16, 128, 4), Setting(8, 256, 4), Setting(4, 512, 4),
             Setting(2, 1024, 4, everywhere=True), Setting(1, 2048, 4), Setting(1, 4096, 4),
-            Setting(1, 8192, 8), Setting(1, 16384, 16), Setting(1, 32768, 32), Setting(1, 8192, 32, True),
+            Setting(1, 2048, 8, segments=3), Setting(1, 8192, 8), Setting(1, 4096, 16, segments=3),
+            Setting(1, 16384, 16), Setting(1, 32768, 32), Setting(1, 8192, 32, True),
         ),
         "rows": (
             Setting(1, 2048, 8, True), Setting(32, 64, 4), Setting(4, 512, 4), Setting(2, 1024, 4),
-            Setting(1, 1024, 4, segments=2), Setting(1, 1024, 4, segments=3), Setting(1, 1024, 8, segments=4),
-            Setting(1, 2048, 8, segments=3), Setting(1, 2048, 16, segments=4),
+            Setting(16, 128, 4, vectors=True), Setting(4, 256, 4, vectors=True),
+            *(Setting(4, 256, 4, segments=n, vectors=True) for n in (2, 3, 4)),
+            *(Setting(1, 1024, 4, segments=n, vectors=True) for n in (2, 3)),
+            *(Setting(1, 2048, 8, segments=n, vectors=True) for n in (2, 3)),
+            *(Setting(1, 4096, 16, segments=n, vectors=True) for n in (2, 3, 4)),
         ),
         "strided": (Setting(16, 64, 4, True),),
     },
@@ -84,10 +106,15 @@ SETTINGS: Table = {
     },
     "walk": {
         "aligned": (
-            Setting(2, 1024, 4), Setting(32, 64, 4), Setting(8, 256, 4), Setting(1, 2048, 4), Setting(1, 4096, 8),
-            Setting(1, 8192, 8),
+            Setting(2, 1024, 4), Setting(32, 64, 4), Setting(8, 256, 4), Setting(1, 2048, 4, stages=3, registers=128),
+            Setting(1, 4096, 8, stages=3, registers=128),
+            *(Setting(1, 4096, 16, segments=n, ahead=True, rereads=True) for n in (2, 3)),
         ),
-        "rows": (Setting(1, 2048, 4), Setting(1, 4096, 8)),
+        "rows": (
+            Setting(1, 2048, 4), Setting(1, 2048, 4, vectors=True, ahead=True),
+            Setting(1, 2048, 8, segments=2, vectors=True, ahead=True, rereads=True, registers=128),
+            *(Setting(1, 4096, 16, segments=n, vectors=True, ahead=True, rereads=True) for n in (2, 3)),
+        ),
         "strided": (),
     },
     "full": {
