@@ -17,10 +17,11 @@ from tk.codegen.sort import TILE
 class Setting:
     """Block sizes along the tile's dimensions, warps, and whether the reduced dimension is run through in blocks.
 
-    spread: its blocks are programs of their own. segments: a row that one program has at once is this many blocks
-    beside each other. It is longer than all but the last, so that only that one has masks, and little is masked.
-    everywhere: architectures for which nothing was measured, and fp16, have it as well, as they have the first of
-    each layout."""
+    spread: its blocks are programs of their own. digits: the block is that of the launch that sorts rows by digits.
+    realigned: rows that begin anywhere, in vectors from the 16 bytes in which each begins; up to a vector's elements
+    fewer fit into a block. segments: a row that one program has at once is this many blocks beside each other. It is
+    longer than all but the last, so that only that one has masks, and little is masked. everywhere: architectures for
+    which nothing was measured, and fp16, have it as well, as they have the first of each layout."""
 
     p: int
     q: int
@@ -28,11 +29,14 @@ class Setting:
     looped: bool = False
     spread: bool = False
     segments: int = 1
+    realigned: bool = False
+    digits: bool = False
     everywhere: bool = field(default=False, compare=False)
 
     @property
     def name(self) -> str:
         way = "loop_" if self.looped else "spread_" if self.spread else ""
+        way = f"realigned_{way}" if self.realigned else way
         row = f"{self.segments}x{self.q}" if self.segments > 1 else f"{self.q}"
         return f"{way}{self.p}x{row}_w{self.warps}"
 
@@ -45,6 +49,8 @@ class Setting:
     def config(self) -> Config:
         params = {"p": self.p, "q": self.row, "num_warps": self.warps, "looped": self.looped}
         params |= {"spread": True} if self.spread else {}
+        params |= {"realigned": True} if self.realigned else {}
+        params |= {"digits": True} if self.digits else {}
         return Config(self.name, params | ({"segments": self.segments} if self.segments > 1 else {}))
 
 
@@ -107,7 +113,9 @@ SETTINGS: Table = {
             Setting(1, 4096, 8), Setting(1, 4096, 8, spread=True),
         ),
         "rows": (
-            Setting(1, 4096, 8, True), Setting(8, 256, 4), Setting(1, 2048, 4), Setting(1, 4096, 8, spread=True),
+            Setting(1, 4096, 8, True), Setting(8, 256, 4), Setting(1, 4096, 8, spread=True),
+            Setting(1, 2048, 4, realigned=True), Setting(1, 4096, 8, realigned=True),
+            Setting(1, 4096, 8, True, realigned=True), Setting(1, 4096, 8, spread=True, realigned=True),
         ),
         "strided": (Setting(16, 64, 4, True),),
     },
@@ -123,8 +131,23 @@ SETTINGS: Table = {
     },
     # Of the first few of what is sorted: as many as a block holds are kept while a row is run through.
     "top": {
-        "aligned": (Setting(16, 64, 4, True),),
-        "rows": (Setting(16, 64, 4, True), Setting(1, 512, 1), Setting(1, 2048, 4, everywhere=True)),
+        "aligned": (Setting(16, 64, 4, True), Setting(32, 16, 4, True)),
+        "rows": (
+            Setting(16, 64, 4, True), Setting(32, 16, 4, True), Setting(1, 512, 1),
+            Setting(1, 2048, 4, everywhere=True),
+        ),
+        "strided": (),
+    },
+    # The same in 32 bits, of rows that are not long.
+    "narrow": {
+        "aligned": (Setting(32, 16, 4, True), Setting(16, 64, 4, True)),
+        "rows": (Setting(32, 16, 4, True), Setting(16, 64, 4, True)),
+        "strided": (),
+    },
+    # In shared memory, 16 elements a thread; for 64-bit numbers of 16,384 there is not enough.
+    "digits": {
+        "aligned": (),
+        "rows": tuple(Setting(1, 512 * warps, warps, digits=True) for warps in (4, 8, 16, 32)),
         "strided": (),
     },
     "runs": {
