@@ -50,6 +50,7 @@ INSTRUCTIONS: Mapping[str, int] = {
     "log1p": 25, "constant": 0, "number": 0, "index": 2,
 }  # fmt: skip
 
+LOOK_BACK = 9_000  # picoseconds of a program that looks back, beside all else
 SCANNED = 10  # instructions for an element of a scan
 EXCHANGE: Mapping[str, int] = {"i32": 8, "i64": 18}  # instructions for an element in a stage of a sort
 MERGED = 10  # picoseconds for an element in a merge of runs
@@ -520,7 +521,7 @@ class Scheduled:
         elif setting.spread and sort.sorts(self.kernel):  # every merge reads and writes all
             more = more + sort.passes(self.sizes["q"]) * (elements * MERGED + 10_000_000)
         elif setting.spread:
-            more = as_expr(4_000_000)
+            more = programs * LOOK_BACK + 4_000_000
         # All but the longest is hidden, to a tenth.
         return (maximum(maximum(moved, issued), waited) * 13 + moved + issued + waited) // 16 + more
 

@@ -110,12 +110,14 @@ SETTINGS: Table = {
     "scan": {
         "aligned": (
             Setting(1, 4096, 8, True), Setting(8, 256, 4), Setting(1, 1024, 4), Setting(1, 2048, 4),
-            Setting(1, 4096, 8), Setting(1, 4096, 8, spread=True),
+            Setting(1, 4096, 8), Setting(1, 4096, 8, spread=True), Setting(1, 16384, 16, spread=True),
         ),
         "rows": (
             Setting(1, 4096, 8, True), Setting(8, 256, 4), Setting(1, 4096, 8, spread=True),
-            Setting(1, 2048, 4, realigned=True), Setting(1, 4096, 8, realigned=True),
-            Setting(1, 4096, 8, True, realigned=True), Setting(1, 4096, 8, spread=True, realigned=True),
+            Setting(1, 1024, 4, realigned=True), Setting(1, 2048, 4, realigned=True),
+            Setting(1, 4096, 8, realigned=True, everywhere=True),
+            Setting(1, 4096, 8, True, realigned=True, everywhere=True),
+            Setting(1, 4096, 8, spread=True, realigned=True),
         ),
         "strided": (Setting(16, 64, 4, True),),
     },
@@ -147,7 +149,7 @@ SETTINGS: Table = {
     # In shared memory, 16 elements a thread; for 64-bit numbers of 16,384 there is not enough.
     "digits": {
         "aligned": (),
-        "rows": tuple(Setting(1, 512 * warps, warps, digits=True) for warps in (4, 8, 16, 32)),
+        "rows": tuple(Setting(1, 512 * warps, warps, digits=True, everywhere=True) for warps in (4, 8, 16, 32)),
         "strided": (),
     },
     "runs": {
