@@ -4,11 +4,12 @@
     python tools/time_settings.py time build/candidates.tkpack --out timings.json --seconds 250
     python tools/time_settings.py judge timings.json            # what today's settings and predictions make of them
 
-With `--rows`, `build` and `time` take fewer ops, settings and shapes: rows of 2,000 to 12,000 columns, rows at odd
-addresses, and walks, in a minute and a half.
+With `--rows` they take fewer ops, settings and shapes: rows of 2,000 to 12,000 columns, rows at odd addresses, and
+walks, in a minute and a half. With `--scans` they take scans, sorts and topk.
 
-The ops are those of tools/settings_candidates.py, for bf16 on sm_90. `time` writes, for every op at every shape, each
-config's median and what was predicted for it, in µs. What is worth most comes first, since time may be short.
+The ops are those of tools/settings_candidates.py and tools/scan_candidates.py, for bf16 (fp32 where a name ends so) on
+sm_90. `time` writes, for every op at every shape, each config's median and what was predicted for it, in µs. What is
+worth most comes first, since time may be short.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 OPS = HERE / "settings_candidates.py"
+SCAN_OPS = HERE / "scan_candidates.py"
 
 # --- What is tried: by kind and layout, (p, q, warps) of blocks and of loops ---
 
@@ -60,6 +62,11 @@ WALK_UNALIGNED: Blocks = ((4, 256, 4), (2, 1024, 4), (1, 1024, 4), (1, 2048, 4),
                           (1, 4096, 16), (1, 8192, 16))  # fmt: skip
 OUTER: Blocks = ((64, 32, 8), (32, 32, 4), (32, 64, 4), (64, 32, 4), (64, 64, 8), (128, 32, 8), (32, 128, 8),
                  (16, 128, 4), (8, 256, 4), (16, 256, 8), (128, 64, 8), (8, 512, 4), (128, 16, 4))  # fmt: skip
+SCANS: Blocks = ((8, 256, 4), (1, 1024, 4), (1, 2048, 4), (1, 4096, 4), (1, 4096, 8), (1, 4096, 16), (1, 8192, 8),
+                 (1, 8192, 16), (1, 16384, 16), (1, 16384, 32))  # fmt: skip
+SCAN_LOOPS: Blocks = ((1, 4096, 8), (1, 2048, 4), (1, 4096, 4), (1, 8192, 16))
+SCAN_SPREAD: Blocks = ((1, 4096, 8), (1, 8192, 16), (1, 16384, 16), (1, 16384, 32))
+SORTS: Blocks = ((16, 64, 4), (1, 256, 1), (1, 512, 1), (1, 1024, 2), (1, 2048, 4), (1, 4096, 8))
 OUTER_UNALIGNED: Blocks = ((64, 32, 8), (32, 32, 4), (32, 64, 4), (64, 64, 8), (128, 32, 8), (16, 128, 4), (128, 8, 4))
 
 
@@ -125,31 +132,21 @@ def row_candidates() -> dict[str, dict[str, Any]]:
     return found
 
 
-def table() -> dict[str, dict[str, Any]]:
-    from tk.codegen.settings import SETTINGS
+def scan_candidates() -> dict[str, dict[str, Any]]:
+    """The same for scans and sorts."""
+    from tk.codegen.settings import SETTINGS, Setting
 
-    return {kind: {"strided": SETTINGS[kind]["strided"][:1], **of} for kind, of in candidates().items()}
-
-
-def build(out: Path, jobs: int | None, rows: bool = False) -> None:
-    """Every setting compiled; what spills is left out."""
-    from tk.aot.build import build as build_packs
-    from tk.aot.build import plan_pack
-    from tk.aot.cache import open_cache
-    from tk.aot.compile import Target
-    from tk.aot.pool import default_jobs
-    from tk.aot.sources import file_families
-    from tk.codegen.settings import replaced
-
-    with replaced(row_candidates() if rows else table()):
-        families = file_families([OPS])
-        wanted = {f"try_{name}" for name, _ in ROWS_BEHIND}
-        wanted |= {name.removesuffix("_backward") for name in wanted}  # a backward is found by its op
-        families = [f for f in families if not rows or f.op.name in wanted]
-        planned = plan_pack(families, Target(90), out)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with open_cache(print) as cache:
-            build_packs([planned], cache, jobs or default_jobs())
+    found = [Setting(*b, True) for b in SCAN_LOOPS] + [Setting(*b) for b in SCANS]
+    found += [Setting(*b, spread=True) for b in SCAN_SPREAD]
+    shipped = SETTINGS["scan"]["rows"]
+    realigned = tuple(replace(s, realigned=True) for s in found if s.p == 1)
+    narrow = tuple(Setting(*b, True) for b in ((32, 16, 4), (64, 16, 4), (16, 64, 4), (32, 64, 8), (4, 64, 1)))
+    return {
+        **SETTINGS,
+        "scan": {"aligned": tuple(found), "rows": (*(s for s in shipped if not s.realigned), *realigned)},
+        "sort": {"aligned": (Setting(16, 64, 4),), "rows": tuple(Setting(*b) for b in SORTS)},
+        "narrow": {"aligned": narrow, "rows": narrow},
+    }
 
 
 # --- Where it is tried ---
@@ -187,11 +184,8 @@ COLUMN_OPS = ("column_sum", "layer_norm_backward", "rms_norm_backward")
 LEAST, MOST = 1 << 16, 1 << 27  # elements
 
 
-def tasks(rows: bool = False) -> Iterator[tuple[str, Shape]]:
+def tasks() -> Iterator[tuple[str, Shape]]:
     """The first shapes of all ops, then the rest."""
-    if rows:
-        yield from ROWS_BEHIND
-        return
     for shapes, columns, flat in ((LONG, COLUMNS[:6], FLAT_SHAPES[:4]), (MORE, COLUMNS[6:], FLAT_SHAPES[4:])):
         for shape in flat:
             yield from ((op, shape) for op in FLAT_OPS)
@@ -199,6 +193,66 @@ def tasks(rows: bool = False) -> Iterator[tuple[str, Shape]]:
             yield from ((op, shape) for op in COLUMN_OPS)
         for shape in shapes:
             yield from ((op, shape) for op in INNER_OPS)
+
+
+SCAN_SHAPES: Sequence[Shape] = (
+    (32768, 4096), (14742, 2203), (9671, 12083), (13653, 9728), (33977, 3328), (10540, 4301), (30392, 6833),
+    (4448, 7808), (41670, 1009), (32, 1 << 22), (33, (1 << 22) - 1), (4096, 32768),
+)  # fmt: skip
+SORT_SHAPES: Sequence[Shape] = (
+    (16264, 8832), (47936, 2195), (32768, 4096), (7134, 5504), (20000, 2048), (10028, 11008), (40000, 1000),
+    (3732, 9161),
+)  # fmt: skip
+
+
+def scan_tasks() -> Iterator[tuple[str, Shape]]:
+    """Turn about, so that all have something where time is short."""
+    for i in range(max(len(SCAN_SHAPES), len(SORT_SHAPES))):
+        yield from ((op, shape) for shape in SCAN_SHAPES[i : i + 1] for op in ("cumsum", "cumsum_backward"))
+        yield from ((op, shape) for shape in SORT_SHAPES[i : i + 1] for op in ("sort", "sort_fp32", "topk"))
+        yield from (("cummax", shape) for shape in SCAN_SHAPES[i : i + 1])
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Which settings of which ops are tried where."""
+
+    ops: Path
+    candidates: Callable[[], dict[str, dict[str, Any]]]
+    tasks: Callable[[], Iterable[tuple[str, Shape]]]
+
+    def table(self) -> dict[str, dict[str, Any]]:
+        from tk.codegen.settings import SETTINGS
+
+        return {kind: {"strided": SETTINGS[kind]["strided"][:1], **of} for kind, of in self.candidates().items()}
+
+    def has(self, op: str) -> bool:
+        """A backward is found by its op."""
+        return op.removeprefix("try_") in {name.removesuffix("_backward") for name, _ in self.tasks()}
+
+
+TRIALS = {
+    "all": Trial(OPS, candidates, tasks),
+    "rows": Trial(OPS, row_candidates, lambda: ROWS_BEHIND),
+    "scans": Trial(SCAN_OPS, scan_candidates, scan_tasks),
+}
+
+
+def build(out: Path, jobs: int | None, trial: Trial) -> None:
+    """Every setting compiled; what spills is left out."""
+    from tk.aot.build import build as build_packs
+    from tk.aot.build import plan_pack
+    from tk.aot.cache import open_cache
+    from tk.aot.compile import Target
+    from tk.aot.pool import default_jobs
+    from tk.aot.sources import file_families
+    from tk.codegen.settings import replaced
+
+    with replaced(trial.table()):
+        planned = plan_pack([f for f in file_families([trial.ops]) if trial.has(f.op.name)], Target(90), out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with open_cache(print) as cache:
+            build_packs([planned], cache, jobs or default_jobs())
 
 
 # --- Timing ---
@@ -216,7 +270,7 @@ def time_task(name: str, shape: Shape) -> dict[str, Any]:
 
     op = register.find(f"try_{name}")
     assert op is not None, name
-    example = inputs.of_shape(op, shape, "bf16")
+    example = inputs.of_shape(op, shape, "fp32" if name.endswith("_fp32") else "bf16")
     args = example.arguments("cuda")
     described = describe(call, example, args)
     assert described is not None
@@ -224,6 +278,7 @@ def time_task(name: str, shape: Shape) -> dict[str, Any]:
     copies = timing.copies_to_rotate(inputs.bytes_moved(args, ()), most=16)
     sets = [args, *([x.clone() if torch.is_tensor(x) else x for x in args] for _ in range(copies - 1))]
     expected = interpret.aten(Call(op, [*args, -1, 0]))
+    compared = 1 if name == "topk" else len(expected)  # ATen's order of equal ones is any
     fitting = {c.config_name: c for c in capi.candidates(problem)
                if c.fits and capi.choose(problem, c.config).variant == c.variant}  # fmt: skip
     captures: dict[str, Any] = {}
@@ -232,7 +287,7 @@ def time_task(name: str, shape: Shape) -> dict[str, Any]:
     best = float("inf")
     for config, row in sorted(fitting.items(), key=lambda item: item[1].cost):
         try:
-            if problem_of := wrong(inputs.listed(call(example, args, row.config)), expected):
+            if problem_of := wrong(inputs.listed(call(example, args, row.config))[:compared], expected[:compared]):
                 raise RuntimeError(problem_of)
             captured = timing.capture([partial(call, example, a, row.config) for a in sets], at_least_us=250)
         except (RuntimeError, ValueError) as error:
@@ -270,7 +325,7 @@ def wrong(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> str:
     return ""
 
 
-def measure(pack: Path, out: Path, seconds: float, only: str | None, rows: bool = False) -> None:
+def measure(pack: Path, out: Path, seconds: float, only: str | None, trial: Trial) -> None:
     import tk
     from tk import timing
     from tk.tune.record import driver_version
@@ -280,7 +335,7 @@ def measure(pack: Path, out: Path, seconds: float, only: str | None, rows: bool 
     start = time.monotonic()
     copy = timing.copy_bandwidth()
     results, errors = [], {}
-    for name, shape in tasks(rows):
+    for name, shape in trial.tasks():
         if only and only not in name:
             continue
         if time.monotonic() - start > seconds:
@@ -310,14 +365,14 @@ def measure(pack: Path, out: Path, seconds: float, only: str | None, rows: bool 
 # --- Judging ---
 
 
-def judge(path: Path) -> None:
+def judge(path: Path, trial: Trial) -> None:
     """The table's settings and the predicted times, by what was measured: what choosing costs, and what is missing."""
     from tk.aot.sources import import_file
     from tk.codegen.family import Generated, generate
     from tk.generated.declare import Declared
 
     ops: dict[str, Generated] = {}
-    for declared in vars(import_file(OPS)).values():
+    for declared in vars(import_file(trial.ops)).values():
         if isinstance(declared, Declared):
             op: Generated | None = generate(declared.fn, declared.signature, declared.name, declared.grad)
             while op is not None:
@@ -355,6 +410,7 @@ def predict(op: Any, shape: Sequence[int]) -> dict[str, float]:
     """Of every config that fits a call on dense tensors, what an H200 is predicted to take, in µs."""
     from tk.aot.expr import Problem, TensorValue, as_expr, evaluate_locals
     from tk.codegen.tile import LAYOUTS
+    from tk.generated.inputs import COUNTS
     from tk.generated.signature import TensorSpec
 
     sizes = dict(zip("MN", shape, strict=True))
@@ -363,7 +419,7 @@ def predict(op: Any, shape: Sequence[int]) -> dict[str, float]:
     numbers = dict(bf16=15, fp32=6, i64=4)
     dtypes = [numbers[op.first.dtypes.get(s.dtype, s.dtype)] for s in inputs]
     device = {"sm_count": 132, "arch": 90, "shared_optin": 232_448, "l2_bytes": 50 << 20}
-    ints = tuple(0 for _ in op.op.ints)
+    ints = tuple(COUNTS.get(name, 0) for name in op.op.ints)
     values = [TensorValue(*shape, dtype, 256) for shape, dtype in zip(shapes, dtypes, strict=True)]
     problem = Problem([*values, *([None] * len(op.op.outputs))], ints, 0, device)
     problem = replace(problem, locals=evaluate_locals(op.op.locals.values(), problem))
@@ -395,22 +451,27 @@ def main() -> int:
     one = commands.add_parser("build")
     one.add_argument("-o", "--out", type=Path, required=True)
     one.add_argument("-j", "--jobs", type=int)
-    one.add_argument("--rows", action="store_true", help="rows that are long or at odd addresses, and walks, alone")
     two = commands.add_parser("time")
     two.add_argument("pack", type=Path)
     two.add_argument("--out", type=Path, required=True)
     two.add_argument("--seconds", type=float, default=250)
-    two.add_argument("--rows", action="store_true", help="of a pack that was built with it")
     two.add_argument("--only", help="ops whose name has this in it")
     three = commands.add_parser("judge")
     three.add_argument("timings", type=Path)
+    for command in (one, two, three):
+        trials = command.add_mutually_exclusive_group()
+        trials.add_argument("--rows", dest="trial", action="store_const", const="rows", default="all",
+                            help="rows that are long or at odd addresses, and walks, alone")  # fmt: skip
+        trials.add_argument("--scans", dest="trial", action="store_const", const="scans", default="all",
+                            help="scans, sorts and topk")  # fmt: skip
     args = parser.parse_args()
+    trial = TRIALS[args.trial]
     if args.command == "build":
-        build(args.out, args.jobs, args.rows)
+        build(args.out, args.jobs, trial)
     elif args.command == "judge":
-        judge(args.timings)
+        judge(args.timings, trial)
     else:
-        measure(args.pack, args.out, args.seconds, args.only, args.rows)
+        measure(args.pack, args.out, args.seconds, args.only, trial)
     return 0
 
 

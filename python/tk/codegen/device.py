@@ -86,11 +86,21 @@ def running_min(a, i, b, j):
 @triton.jit
 def last(x, axis: tl.constexpr):
     """The last element along an axis, bit by bit; of two dimensions one of size 1 is left."""
+    return element(x, axis, x.shape[axis] - 1)
+
+
+@triton.jit
+def first(x, axis: tl.constexpr):
+    return element(x, axis, 0)
+
+
+@triton.jit
+def element(x, axis: tl.constexpr, place: tl.constexpr):
     n: tl.constexpr = x.shape[axis]
     bits = x
     if x.dtype.is_floating():
         bits = x.to(tl.int64 if x.dtype.primitive_bitwidth == 64 else tl.int32, bitcast=True)
-    at = tl.arange(0, n) == n - 1
+    at = tl.arange(0, n) == place
     if len(x.shape) == 2:
         at = at[None, :] if axis == 1 else at[:, None]
     found = tl.reduce(tl.where(at, bits, tl.zeros_like(bits)), axis, bit_or, keep_dims=len(x.shape) == 2)

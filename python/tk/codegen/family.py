@@ -14,7 +14,7 @@ import sympy
 from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, const, device, maximum, minimum, select, tensors
 from tk.aot.spec import DTYPES, Config, Constraint, Family, Kernel, Op, Output, Param, Plan, Point, Selector, require
 from tk.codegen import index as ix
-from tk.codegen import ir, passes, random
+from tk.codegen import ir, passes, random, sort
 from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError, where
 from tk.codegen.lazy import IR_DTYPES
@@ -44,7 +44,7 @@ MOST_SPILLED_WALKING = 128  # instead of a walk everything would be read twice
 LAYOUT_BY_NAME: Mapping[str, Layout] = {layout.name: layout for layout in LAYOUTS}
 
 # To compute a graph: see Graph. The prefix of a config's name, but for the first.
-WAYS = ("whole", "split", "walk", "deterministic")
+WAYS = ("whole", "split", "walk", "deterministic", "digits", "narrow")
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,13 @@ class Graph:
     walked: tuple[ir.Kernel, ...] = ()  # the same with sums over rows in the launch that has the rows
     walk: Walk | None = None
     deterministic: tuple[ir.Kernel, ...] = ()  # the same without atomic sums, where the others have any
+    digits: tuple[ir.Kernel, ...] = ()  # the same with its one sort by digits
+    narrow: tuple[ir.Kernel, ...] = ()  # the same with its one sort, of which the first few are read, in 32 bits
 
     def kernels_of(self, way: str) -> tuple[ir.Kernel, ...]:
         """way: one of WAYS."""
-        found = {"whole": self.kernels, "split": self.split, "walk": self.walked, "deterministic": self.deterministic}
+        found = {"whole": self.kernels, "split": self.split, "walk": self.walked, "deterministic": self.deterministic,
+                 "digits": self.digits, "narrow": self.narrow}  # fmt: skip
         return found[way]
 
     @property
@@ -474,6 +477,10 @@ def _graph(trace: Trace, name: str) -> Graph:
             found = lower(trace, f"{name}_deterministic", deterministic=True)
             deterministic = tuple(passes.run(k) for k in found)
     split = tuple(_shared(passes.run(k), whole) for k in lower(trace, f"{name}_split", splitter))
+    sorted_by: dict[str, tuple[ir.Kernel, ...]] = {}
+    for way in ("digits", "narrow") if splitter.has_runs else ():
+        made = lower(trace, f"{name}_{way}", Splitter(f"parts{suffix}", sorts=way))
+        sorted_by[way] = tuple(_shared(passes.run(k), (*whole, *split)) for k in made)
     walker = Walker(whole, f"walks{suffix}")
     walked = tuple(_shared(passes.run(k), whole) for k in lower(trace, f"{name}_walk", walker))
     return Graph(
@@ -484,7 +491,16 @@ def _graph(trace: Trace, name: str) -> Graph:
         walked if walker.walk else (),
         walker.walk,
         deterministic,
+        **{way: kernels for way, kernels in sorted_by.items() if _has_one_sort(kernels, way)},
     )
+
+
+def _has_one_sort(kernels: Sequence[ir.Kernel], way: str) -> bool:
+    """Of one operand, which this way sorts, and nothing else that goes along rows."""
+    along = {(v.op, v.args) for k in kernels for v in k.values if v.op in ("sort", "scan", "reduce")}
+    sorting = [k for k in kernels if sort.sorts(k)]
+    is_first_few = way != "narrow" or all(map(sort.limits, sorting))
+    return len(along) == 1 and any(getattr(v.data, way) for k in sorting for v in sort.sorts(k)) and is_first_few
 
 
 def _shared(kernel: ir.Kernel, others: Sequence[ir.Kernel]) -> ir.Kernel:

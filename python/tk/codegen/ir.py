@@ -95,27 +95,32 @@ class Buffer:
 class Scanned:
     """One result of a scan along the one reduced axis, in its order. kind: a name of SCAN, or "combine": then `combine`
     is the kernel that puts what the rows before have come to (its buffers a0, a1, …) and a row (b0, b1, …) together.
-    Of "max" and "min" the second result is the row of the first."""
+    Of "max" and "min" the second result is the row of the first. backwards: from the last row to the first."""
 
     kind: str
     part: int = 0
     combine: Kernel | None = None
+    backwards: bool = False
 
     def __str__(self) -> str:
-        name = self.combine.name if self.combine else self.kind
+        name = (self.combine.name if self.combine else self.kind) + ("_backwards" if self.backwards else "")
         return name if SCAN.get(self.kind) == 1 else f"{name}.{self.part}"
 
 
 @dataclass(frozen=True)
 class Sorted:
     """One of the operands of a sort along the one reduced axis: integers, in the order of the first and where that is
-    equal of the second. runs: each block of the axis by itself, to be merged."""
+    equal of the second. runs: each block of the axis by itself, to be merged. digits: not at all, a launch of its own
+    sorts whole rows by digits. narrow: numbers of 32 bits of a row that may be too long for them, but for a
+    constraint."""
 
     part: int = 0
     runs: bool = False
+    digits: bool = False
+    narrow: bool = False
 
     def __str__(self) -> str:
-        return f"{'runs' if self.runs else 'sorted'}.{self.part}"
+        return f"{'digits' if self.digits else 'runs' if self.runs else 'sorted'}.{self.part}"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from tk.codegen.ir import FLOATS, NARROW, Builder, Kernel, Value, rebuild, values_in, verify
+import sympy
+
+from tk.codegen.ir import FLOATS, NARROW, Builder, Kernel, Scanned, Value, rebuild, values_in, verify
 
 
 def run(kernel: Kernel) -> Kernel:
@@ -204,6 +206,34 @@ def multiply_by_reciprocal(kernel: Kernel) -> Kernel:
     return rebuild(kernel, rule)
 
 
+# Those that have a value which changes nothing, and no positions that the order would change.
+MIRRORED = ("sum", "prod", "logaddexp")
+
+
+def scan_backwards(kernel: Kernel) -> Kernel:
+    """A scan of what is read from the end, and stored so: from the end of what is read forwards, which is in vectors.
+
+    Where all that is read and stored along the scanned axis has its mirror image as the last index."""
+    found = [v for v in kernel.values if v.op in ("scan", "sort", "reduce")]
+    if not found or not all(isinstance(v.data, Scanned) and v.data.kind in MIRRORED for v in found):
+        return kernel
+    (axis,) = (a for a in kernel.axes if a.reduced)
+    mirror = {axis.symbol: axis.size - 1 - axis.symbol}
+    along = [v for v in kernel.accesses if any(axis.symbol in e.free_symbols for e in v.index)]
+    mirrored = [sympy.expand(v.index[-1].xreplace(mirror)) for v in along]
+    others = [e for v in along for e in v.index[:-1]]
+    if any(e != axis.symbol for e in mirrored) or any(axis.symbol in e.free_symbols for e in others):
+        return kernel
+
+    def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
+        index = tuple(sympy.expand(e.xreplace(mirror)) for e in v.index)
+        data = v.data.xreplace(mirror) if isinstance(v.data, sympy.Expr) else v.data
+        data = replace(data, backwards=not data.backwards) if isinstance(data, Scanned) else data
+        return b.add(v.op, v.dtype, *args, buffer=v.buffer, index=index, data=data, fast=v.fast)
+
+    return rebuild(kernel, rule)
+
+
 PASSES: tuple[Callable[[Kernel], Kernel], ...] = (
     promote,
     simplify,
@@ -211,4 +241,5 @@ PASSES: tuple[Callable[[Kernel], Kernel], ...] = (
     allow_approximations,
     merge_with_one,
     multiply_by_reciprocal,
+    scan_backwards,
 )

@@ -18,7 +18,7 @@ import sympy
 from tk.codegen import debug
 from tk.codegen.errors import IRError
 from tk.codegen.ir import ACCESSES, COMPARE, FLOATS, Kernel, Value, values_in
-from tk.codegen.scan import ScanPrinter
+from tk.codegen.scan import ScanPrinter, is_backwards
 from tk.codegen.sort import print_loop, print_sort
 from tk.codegen.tile import Access, Layout, Tile, is_in_fours, linear_parts
 
@@ -208,6 +208,8 @@ class Printer:
     rereads: bool = False
     ahead: bool = False
     vectors: bool = False
+    realigned: int = 0  # elements of the vectors in which realigned rows are read; 0: they are not
+    row: str = ""  # where such a row begins
     level_hints: tuple[str, str] = ("", "")  # while something is read again: of rows, of what has one value a column
     done: set[str] = field(default_factory=set)  # lines that stand already: index variables, masks
     again: set[str] = field(default_factory=set)  # buffers that a later loop reads
@@ -274,12 +276,20 @@ class Printer:
         wide = ".to(tl.int64)" if self.layout.wide else ""
         is_scan = any(v.op == "scan" for v in self.kernel.values)
         self.out("ticket = tl.atomic_add(ptr_state, 1)" if is_scan else "ticket = tl.program_id(0)")
-        self.out("n_parts = tl.cdiv(q_size, BLOCK_Q).to(tl.int32)")
+        self.out(f"n_parts = tl.cdiv({self._extent('q')}, BLOCK_Q).to(tl.int32)")
         self.out(f"part = (ticket % n_parts){wide}")
         self.out(f"n_programs = {'p_size * ' if self.tile.p else ''}n_parts")
         if self.tile.p:
             self.out(f"start_p = (ticket // n_parts){wide}")
             self._range("p", "start_p")
+
+    @property
+    def is_backwards(self) -> bool:
+        return any(is_backwards(v) for v in self.kernel.values)
+
+    def _extent(self, n: str) -> str:
+        """How many elements blocks along a dimension must cover."""
+        return f"{n}_size + {self.realigned - 1}" if self.realigned and n == "q" else f"{n}_size"
 
     def _program(self) -> None:
         """Which tile this program has."""
@@ -307,16 +317,32 @@ class Printer:
 
     def _range(self, n: str, start: str, is_full: bool = False) -> None:
         """The places of a block and which of them there are: all where it is full."""
-        if n == "p" and self.is_one_row:
+        if self.realigned and n == "q":
+            self._range_in_vectors(start)
+        elif n == "p" and self.is_one_row:
             self.out(f"p = tl.cast({start}, tl.int32)")
-            is_full = False
+            self.out("p_mask = p < p_size")
         else:
             offsets = self.offsets(n)
             self.out(f"{n} = {start} + {offsets}" if start != "0" else f"{n} = {offsets}")
-        self.out(f"{n}_mask = {f'tl.full({self.shape_of(n)}, True, tl.int1)' if is_full else f'{n} < {n}_size'}")
+            self.out(f"{n}_mask = {f'tl.full({self.shape_of(n)}, True, tl.int1)' if is_full else f'{n} < {n}_size'}")
+        if self.realigned and n == "p":
+            self.out(f"shift = ({self.row} % {self.realigned}).to(tl.int32)")
         axes = self.tile.p if n == "p" else self.tile.q
         if self._needs_axes(n):
             self._decompose(n, axes)
+
+    def _range_in_vectors(self, start: str) -> None:
+        """A block of rows that begin `shift` elements into their first vector: which vectors hold any of the row, which
+        hold nothing else, and the elements of those that do."""
+        n, offsets = self.realigned, self.offsets("q")
+        self.out(f"place = {start} + {offsets}" if start != "0" else f"place = {offsets}")
+        self.out("q = place - shift")
+        self.out("q_mask = (q >= 0) & (q < q_size)")
+        self.out(f"vector = place // {n} * {n}")
+        self.out("q_any = vector < q_size + shift")
+        self.out(f"q_all = (vector >= shift) & (vector + {n} <= q_size + shift)")
+        self.out("q_some = q_mask & (q_all == 0)")
 
     def _needs_axes(self, n: str) -> bool:
         """Whether anything reads a single axis of this dimension of the tile."""
@@ -343,7 +369,8 @@ class Printer:
 
     def _once(self) -> None:
         if self.reduced_dim:
-            self._range(self.reduced_dim, "part * BLOCK_Q" if self.spread else "0")
+            part = "(n_parts - 1 - part)" if self.is_backwards else "part"
+            self._range(self.reduced_dim, f"{part} * BLOCK_Q" if self.spread else "0")
         for v in self.kernel.values:
             if v.op == "reduce":
                 self._reduce_at_once(v)
@@ -660,8 +687,11 @@ class Printer:
                 kind = v.data.kind
                 shape = self.shape_of(self.dims_of(v) - {n}) if len(self.names) > 1 else "[]"
                 self.out(f"carry{v.number} = tl.zeros({shape}, {TL_DTYPES[v.dtype]}) + {identity(kind, v.dtype)}")
-        self.out(f"for start in range(0, {n}_size, BLOCK_{n.upper()}):")
+        block, size = f"BLOCK_{n.upper()}", self._extent(n)
+        self.out(f"for {'back' if self.is_backwards else 'start'} in range(0, {size}, {block}):")
         self.out.depth += 1
+        if self.is_backwards:
+            self.out(f"start = ({size} - 1) // {block} * {block} - back")
         self._range(n, "start")
         for v in (self.kernel.value(m) for m in sorted(needed)):
             if v.op == "scan" and not self.scans.is_plain(v):
@@ -700,7 +730,7 @@ class Printer:
         sign = "+" if kind == "sum" else "*"
         inside = f"tl.where({self._mask_of_reduced()}, {self.name(v.args[0])}, {identity(kind, v.dtype)})"
         self.out(f"{x} = {inside}")
-        scanned = f"tl.cum{kind}({x}, {self.axis})"
+        scanned = f"tl.cum{kind}({x}, {self.axis}{', reverse=True' if is_backwards(v) else ''})"
         self.out(f"v{v.number} = {f'{carry} {sign} ' if carry else ''}{scanned}")
         if carry:
             self.out(f"{carry} = {carry} {sign} {self._combined(kind, x)}")
@@ -721,6 +751,10 @@ class Printer:
         if v.op == "store":
             how = "tl.store" if v.data in (None, "set") else f"tl.atomic_{v.data}"
             order = "" if how == "tl.store" else ', sem="relaxed"'
+            if self._is_realigned(v):
+                for mask in ("q_all", "q_some"):
+                    self.out(f"tl.store({self._pointer(v)}, {self.name(v.args[0])}, mask=p_mask & {mask})")
+                return
             self.out(f"{how}({self._pointer(v)}, {self.name(v.args[0])}{self._mask(v)}{order})")
         elif v.op not in ("constant", "number"):
             self.out(f"v{v.number} = {self._right_side(v)}")
@@ -792,7 +826,8 @@ class Printer:
             parts += [stride(self.text(e)) for e, stride in zip(v.index, access.strides, strict=True) if e != 0]
         else:
             dims = self._index_dims(v)
-            parts += [part for n, part in (("p", access.p), ("q", access.q)) if n in dims and part]
+            q = "place" if access.realigned else access.q
+            parts += [part for n, part in (("p", access.p), ("q", q)) if n in dims and part]
         if missing := self._mask_dims(v) - self._index_dims(v):
             parts.append(f"tl.zeros({self.shape_of(missing)}, tl.int32)")
         return " + ".join(parts)
@@ -803,7 +838,13 @@ class Printer:
         parts = [f"{n}_mask" for n in self.shape_names if n in dims]  # of one row there is no block's end
         return " & ".join([*parts, *(self.name(a) for a in (v.args if v.op == "load" else v.args[1:]))])
 
+    def _is_realigned(self, v: Value) -> bool:
+        """Of a realigned row, whole vectors; what is guarded by a mask of its own goes element by element."""
+        return self.accesses[v.number].realigned and len(v.args) == (v.op == "store")
+
     def _mask(self, v: Value) -> str:
+        if v.op == "load" and self._is_realigned(v):
+            return ", mask=p_mask & q_any"
         mask = self.mask_text(v)
         zero = "0.0" if v.dtype.startswith("fp8") else "0"  # of an integer nothing converts to fp8
         other = f", other={zero}" if v.op == "load" and v.args else ""

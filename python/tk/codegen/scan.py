@@ -31,6 +31,22 @@ def key(v: Value) -> tuple[object, ...]:
     return v.args, v.data.kind, v.data.combine
 
 
+def is_backwards(v: Value) -> bool:
+    return isinstance(v.data, Scanned) and v.data.backwards
+
+
+def no_change(kind: str, dtype: str) -> str:
+    """What a scan of this kind may begin with. Of the running extremes the place of it is never the result's."""
+    from tk.codegen.print import identity
+
+    return identity("max" if kind == "logaddexp" else kind, dtype)
+
+
+def can_be_realigned(kernel: Kernel) -> bool:
+    """Whether every scan may begin before its row does."""
+    return all(isinstance(v.data, Scanned) and v.data.kind in SCAN for v in scans(kernel))
+
+
 def can_be_spread(kernel: Kernel) -> bool:
     """Whether programs may share a row: one scan along memory, and nothing else that needs the whole row."""
     others = any(v.op in ("reduce", "sort") for v in kernel.values)
@@ -79,9 +95,9 @@ class ScanPrinter:
         if key(v) not in self.known:
             carries = self.carries(v)
             before = ", ".join(carries)
-            self.known[key(v)] = self._after(v, before, "start == 0")
+            self.known[key(v)] = self._after(v, before, f"{'back' if is_backwards(v) else 'start'} == 0")
             for carry, name in zip(carries, self.known[key(v)], strict=True):
-                self.out(f"{carry} = device.last({name}, {self.printer.axis})")
+                self.out(f"{carry} = device.{self._end(v)}({name}, {self.printer.axis})")
         self._result(v)
 
     def start_carries(self, v: Value) -> None:
@@ -104,7 +120,7 @@ class ScanPrinter:
         if key(v) not in self.known:
             scanned, n = self._scanned(v), len(self.dtypes(v))
             for i, name in enumerate(scanned):
-                self.out(f"whole_{i} = device.last(tl.ravel({name}), 0)")
+                self.out(f"whole_{i} = device.{self._end(v)}(tl.ravel({name}), 0)")
                 self.out(f"tl.store(ptr_blocks_{i} + ticket, whole_{i})")
             self.out("device.raise_flag(ptr_state + 1 + ticket)")
             pointers = [f"ptr_{what}_{i}" for what in ("blocks", "windows") for i in range(n)]
@@ -113,6 +129,10 @@ class ScanPrinter:
             spread = ", ".join(f"tl.broadcast_to(before_{i}, {scanned[0]}.shape)" for i in range(n))
             self.known[key(v)] = self._after(v, spread, "part == 0", scanned)
         self._result(v)
+
+    def _end(self, v: Value) -> str:
+        """Where in a block the scan of all of it stands."""
+        return "first" if is_backwards(v) else "last"
 
     def _after(self, v: Value, before: str, is_first: str, scanned: list[str] | None = None) -> list[str]:
         scanned = scanned or self._scanned(v)
@@ -123,18 +143,24 @@ class ScanPrinter:
         return found
 
     def _scanned(self, v: Value) -> list[str]:
-        """The scan of this block alone. What lies past the row's end comes after all of it."""
+        """The scan of this block alone. What lies past the row's end comes after all of it; what may lie before its
+        first element is made something that changes nothing."""
         p = self.printer
         assert p.reduced_dim is not None
         shape = p.shape_of({*p.dims_of(v), p.reduced_dim})
         whole = set(p.names)
         operands = [p.name(a) if p.dims_of(p.kernel.value(a)) == whole else f"tl.broadcast_to({p.name(a)}, {shape})"
                     for a in v.args]  # fmt: skip
+        if p.realigned or is_backwards(v):
+            assert isinstance(v.data, Scanned)
+            nothing = no_change(v.data.kind, p.kernel.value(v.args[0]).dtype)
+            operands = [f"tl.where({p._mask_of_reduced()}, {x}, {nothing})" for x in operands]
         if isinstance(v.data, Scanned) and v.data.kind in ("max", "min"):
             operands.append(f"tl.broadcast_to({p.reduced_dim}, {shape})")
         names = [f"s{v.number}_{i}" for i in range(len(operands))]
         together = operands[0] if len(operands) == 1 else f"({', '.join(operands)})"
-        self.out(f"{', '.join(names)} = tl.associative_scan({together}, {p.axis}, {self.combine(v)})")
+        how = ", reverse=True" if is_backwards(v) else ""
+        self.out(f"{', '.join(names)} = tl.associative_scan({together}, {p.axis}, {self.combine(v)}{how})")
         return names
 
     def _result(self, v: Value) -> None:

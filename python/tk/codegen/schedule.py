@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import sympy
@@ -33,6 +33,7 @@ from tk.codegen import device as functions
 from tk.codegen import index as ix
 from tk.codegen.errors import IRError
 from tk.codegen.print import EDGE, VECTOR, Printer, loops
+from tk.codegen.rules.sorts import LONGEST_NARROW
 from tk.codegen.settings import Setting, settings_of
 from tk.codegen.tile import ALIGNED, ROWS, STRIDED, Access, Layout, Tile, choose_tile, coefficients, is_in_fours
 
@@ -51,12 +52,25 @@ INSTRUCTIONS: Mapping[str, int] = {
     "log1p": 25, "constant": 0, "number": 0, "index": 2,
 }  # fmt: skip
 
+LOOK_BACK = 9_000  # picoseconds of a program that looks back, beside all else
+REALIGNED = 5  # instructions for an element of a load or store of a realigned row
+SCANNED = 10  # instructions for an element of a scan
+EXCHANGE: Mapping[str, int] = {"i32": 8, "i64": 18}  # instructions for an element in a stage of a sort
+MERGED = 10  # picoseconds for an element in a merge of runs
+DIGIT_PASS = 3_000_000  # picoseconds of a pass of as many rows as a multiprocessor sorts at once by digits
+
+MOST_DIGITS = 64 << 10  # bytes of a row that is sorted by digits: shared memory holds it twice
+
 MAX_INT32 = 2**31 - 2**17  # a block's last index may lie past the last element
 
 
 def kind_of(kernel: ir.Kernel, tile: Tile) -> str:
     """The row of the table of settings."""
     if sort.sorts(kernel):
+        if sort.by_digits(kernel):
+            return "digits"
+        if sort.is_narrow(kernel):
+            return "narrow"
         return "runs" if sort.sorts_runs(kernel) else "top" if sort.limits(kernel) else "sort"
     if tile.reduced == "q" and scan.scans(kernel):
         return "scan"
@@ -74,9 +88,13 @@ def choices(kernel: ir.Kernel, layout: Layout, kind: str = "") -> tuple[Setting,
     tile = choose_tile(kernel, layout)
     kind = kind or kind_of(kernel, tile)
     found = settings_of(kind, layout.name)
-    if kind in ("scan", "sort", "top", "runs"):
+    if kind in ("scan", "sort", "top", "runs", "digits", "narrow"):
         can_be_spread = kind == "runs" or (kind == "scan" and scan.can_be_spread(kernel))
-        found = tuple(s for s in found if (tile.p or s.p == 1) and (can_be_spread or not s.spread))
+        can_be_realigned = kind == "scan" and bool(tile.p) and scan.can_be_realigned(kernel)
+        found = tuple(s for s in found if (tile.p or s.p == 1) and (can_be_spread or not s.spread)
+                      and (can_be_realigned or not s.realigned))  # fmt: skip
+    if kind == "digits":
+        found = tuple(s for s in found if s.row * ITEMSIZE[sort.sorts(kernel)[0].dtype] <= MOST_DIGITS)
     if any(s.vectors for s in found) and not _has_rows(kernel, tile):
         found = tuple(s for s in found if not s.vectors)
     return found
@@ -179,8 +197,10 @@ class Scheduled:
     known: dict[tuple[object, ...], str] = field(default_factory=dict)
     unit: set[str] = field(default_factory=set)  # buffers that are read along q without gaps
     rows_of: dict[str, list[tuple[Expr, Expr]]] = field(default_factory=dict)  # of these (base, step of a row)
-    in_vectors: bool = False  # see Setting.vectors
+    in_vectors: bool = False  # rows that begin anywhere: see Setting.vectors and Setting.realigned
     buffers: list[Buffer] = field(default_factory=list)  # beside those of context.scratch
+    realigned: int = 0  # elements of the vectors in which realigned rows are read; 0: they are not
+    row: tuple[str, Expr] | None = None  # of such rows where they begin, and how far apart
 
     # --- Arguments ---
 
@@ -245,17 +265,34 @@ class Scheduled:
         is_unit = q is not None and of[self.tile.q[-1].name] == {last: sympy.Integer(1)}
         if is_unit:
             assert q is not None
-            self.require((q == 1) | (self.extent(self.tile.q) == 1), f"{buffer.name} without gaps along its rows")
+            is_dense = (q == 1) | (self.extent(self.tile.q) == 1)
+            if not ix.same(buffer.sizes[last], self.tile.q[-1].size):  # of the rows only the first element may be there
+                is_dense = is_dense | (self.context.expr(buffer.sizes[last]) == 1)
+            self.require(is_dense, f"{buffer.name} without gaps along its rows")
             self.unit.add(buffer.name)
             if p is not None or not self.tile.p:
                 step = as_expr(0) if p is None else p
                 self.rows_of.setdefault(buffer.name, []).append((self._constant(buffer, v), step))
+            if self.realigned and p is not None:
+                return self._realigned_access(buffer, v, p)
         vector = self.per_16_bytes(buffer) if self.layout.aligned and is_unit else 1
         base = [self._product(buffer, "base", None, self._constant(buffer, v), vector)]
         base += [self._product(buffer, f"step_{a.name}", a.name, steps[a.name], vector)
                  for a in self.tile.batch if of[a.name]]  # fmt: skip
         q_text = "q" if is_unit else self._product(buffer, "step_q", "q", q, 1)
         return Access(False, tuple(b for b in base if b), self._product(buffer, "step_p", "p", p, vector), q_text)
+
+    def _realigned_access(self, buffer: ir.Buffer, v: ir.Value, p: Expr) -> Access:
+        """From the 16 bytes in which a row begins: in every buffer as far before the row."""
+        self.require(self._constant(buffer, v) % self.realigned == 0, f"{buffer.name} from its first row on")
+        text = self._product(buffer, "step_p", "p", p, 1)
+        if self.row is None:
+            self.row = text, p
+        is_same = ((p - self.row[1]) % self.realigned == 0) | (self.extent(self.tile.p) == 1)
+        self.require(is_same, f"rows of {buffer.name} as far from 16 bytes as those of the others")
+        base = self._product(buffer, "base", None, self._constant(buffer, v), 1)
+        in_vectors = f"({text} - shift) // {self.realigned} * {self.realigned}"
+        return Access(False, (base,) if base else (), in_vectors, "q", realigned=True)
 
     def _step(self, buffer: ir.Buffer, factors: Mapping[int, sympy.Expr]) -> Expr:
         total: Expr = as_expr(0)
@@ -304,6 +341,8 @@ class Scheduled:
 
     def launches(self, setting: Setting) -> list[Launch]:
         """The kernel's launch, and what must come before and after it."""
+        if setting.digits:
+            return [self.launch(replace(setting, q=sort.TILE, warps=4, spread=True)), self._digits(setting)]
         main = self.launch(setting)
         if not setting.spread:
             return [main]
@@ -315,7 +354,7 @@ class Scheduled:
         return [clear, main]
 
     def _programs_spread(self, setting: Setting) -> Expr:
-        return self.extent(self.tile.p) * ceil_div(self.extent(self.tile.q), setting.q)
+        return self.extent(self.tile.p) * ceil_div(self.extent(self.tile.q) + max(self.realigned - 1, 0), setting.q)
 
     def _state(self, setting: Setting) -> dict[str, Arg]:
         """Scratch memory of a scan over programs: flags, and values for blocks and windows."""
@@ -328,6 +367,13 @@ class Scheduled:
             found[name] = Scratch(len(self.context.scratch) + len(self.buffers), dtype)
             self.buffers.append(Buffer(count * ITEMSIZE[dtype]))
         return found
+
+    def _digits(self, setting: Setting) -> Launch:
+        rows, n = self.extent(self.tile.p), self.extent(self.tile.q)
+        self.require(n <= setting.q, f"at most {setting.q} elements to sort")
+        (store,) = (v for v in self.kernel.values if v.op == "store")
+        number = self.context.scratch[store.buffer]
+        return sort.digits(number, store.dtype, rows, n, _half(rows * n, store.dtype), setting.q, setting.warps)
 
     def _merges(self) -> Iterator[Launch]:
         rows, n = self.extent(self.tile.p), self.extent(self.tile.q)
@@ -342,8 +388,13 @@ class Scheduled:
     def launch(self, setting: Setting) -> Launch:
         kernel = self.kernel
         looped = setting.looped and self.tile.reduced is not None
+        self.in_vectors = setting.vectors or setting.realigned
+        if setting.realigned:
+            self.realigned = max(self.per_16_bytes(kernel.buffer(v.buffer)) for v in kernel.accesses)
         accesses = {v.number: self.access(v) for v in kernel.accesses}
         p_size, q_size = self.extent(self.tile.p), self.extent(self.tile.q)
+        if setting.realigned:
+            self.require(q_size > 0 if self.row else False, "something to read in rows")
         divisible = self.layout.aligned and bool(self.unit)
         if self.layout.aligned and not self.unit:
             self.require(False, "something to read in rows")
@@ -352,7 +403,6 @@ class Scheduled:
         if divisible:
             self.require(q_size % 16 == 0, "rows of a multiple of 16 elements")
         self.sizes = {"p": p_size, "q": q_size}
-        self.in_vectors = setting.vectors
         if setting.vectors:
             self._require_vectors(setting)
         self._require_fours()
@@ -363,8 +413,11 @@ class Scheduled:
         elif looped and sort.sorts(kernel):
             for limit in sort.limits(kernel):
                 self.require(self.context.expr(limit) <= setting.q, f"at most {setting.q} elements to keep")
+            if sort.is_narrow(kernel):
+                self.require(q_size <= LONGEST_NARROW, f"rows of at most {LONGEST_NARROW} elements")
         elif reduced and not looped:
             block = setting.p if reduced == "p" else setting.row
+            block -= max(self.realigned - 1, 0)
             self.require(self.sizes[reduced] <= block, f"at most {block} elements to reduce")
             if setting.segments > 1:
                 least = setting.row - setting.q + EDGE * setting.vectors
@@ -426,7 +479,8 @@ class Scheduled:
                           self.context.op.name if self.context.debug else "", setting.segments,
                           spread=setting.spread, stages=setting.stages, rows=setting.p,
                           rows_meet=self._rows_meet(setting), rereads=setting.rereads,
-                          ahead=setting.ahead, vectors=setting.vectors)  # fmt: skip
+                          ahead=setting.ahead, vectors=setting.vectors, realigned=self.realigned,
+                          row=self.row[0] if self.row else "")  # fmt: skip
         text = printer.function(self.kernel.name, ["@PARAMS@"])
         return text, {**ints, **self.args}
 
@@ -505,17 +559,20 @@ class Scheduled:
         full = ceil_div(programs, device.sm_count) * device.sm_count * blocks
         instructions = block["p"] * block["q"] * self._instructions(setting)
         instructions += 32 * setting.warps * (PER_THREAD + setting.vectors * self._edge_instructions)
-        issued = full * (instructions * INSTRUCTION // 1024 + work.reductions * setting.warps * passes * REDUCTION)
+        reductions = work.reductions + len(scan.scans(self.kernel)) * (4 if looped else 1)  # and a scan's carry
+        issued = full * (instructions * INSTRUCTION // 1024 + reductions * setting.warps * passes * REDUCTION)
         waves = ceil_div(programs, device.sm_count * resident)
-        per_block = BLOCK if self.layout.aligned or setting.vectors else BLOCK * 3 // 2
+        per_block = BLOCK if self.layout.aligned or self.in_vectors else BLOCK * 3 // 2
         if self.tile.walk:  # a program's next rows are not loaded before these are done, unless the setting says so
             per_block = per_block * (1 if setting.ahead else 2) // setting.stages + work.reductions * WALK_REDUCTION
         waited = waves * (START * (1 + passes) + blocks * (passes * per_block))
         more = as_expr(1_000_000)
-        if setting.spread and sort.sorts(self.kernel):  # every merge reads and writes all
-            more = more + sort.passes(self.sizes["q"]) * (elements * 4 + 10_000_000)
+        if setting.digits:
+            more = more + self._digits_cost(setting, elements)
+        elif setting.spread and sort.sorts(self.kernel):  # every merge reads and writes all
+            more = more + sort.passes(self.sizes["q"]) * (elements * MERGED + 10_000_000)
         elif setting.spread:
-            more = as_expr(4_000_000)
+            more = programs * LOOK_BACK + 4_000_000
         # All but the longest is hidden, to a tenth.
         return (maximum(maximum(moved, issued), waited) * 13 + moved + issued + waited) // 16 + more
 
@@ -529,12 +586,24 @@ class Scheduled:
         most = min(255, 65_536 // (32 * setting.warps), *([setting.registers] if setting.registers else []))
         return max(1, min(by_warps, 65_536 // (32 * setting.warps * min(wanted, most))))
 
+    def _digits_cost(self, setting: Setting, elements: Expr) -> Expr:
+        """Of the launch that sorts by digits: its passes, and what it reads and writes."""
+        size = ITEMSIZE[sort.sorts(self.kernel)[0].dtype]
+        resident = 32 // setting.warps
+        rows = maximum(elements // maximum(self.sizes["q"], 1), device.sm_count * resident // 3)
+        return rows * (size * 2 * DIGIT_PASS) // (device.sm_count * resident) + elements * size // 2 + 1_000_000
+
     def _instructions(self, setting: Setting) -> int:
         """For each element of a block: what is computed, and what loads and stores take."""
         access = {"aligned": 2, "rows": 12 + min(512 // setting.row, 16), "strided": 30}[self.layout.name]
-        vectors = len([v for of in self.rows_of.values() for v in of]) if setting.vectors else 0
-        vectors = min(vectors, self._work.accesses)
-        return self._work.computed + (self._work.accesses - vectors) * access + vectors * 2
+        access = REALIGNED if setting.realigned else access
+        of_rows = sum(map(len, self.rows_of.values())) if setting.vectors else 0
+        of_rows = min(of_rows, self._work.accesses)
+        found = self._work.computed + (self._work.accesses - of_rows) * access + of_rows * 2
+        if sort.sorts(self.kernel) and not setting.digits:
+            of_one = EXCHANGE[sort.sorts(self.kernel)[0].dtype]
+            found += of_one * sort.stages(setting.q, looped=setting.looped)
+        return found
 
     @property
     def _edge_instructions(self) -> int:
@@ -557,6 +626,7 @@ class Scheduled:
         reductions = [v for v in self.kernel.values if v.op == "reduce"]
         computed = sum(INSTRUCTIONS.get(v.op, 1) for v in inside if v.op not in ("load", "store"))
         computed += sum(5 if v.data in ("argmax", "argmin") else 2 for v in reductions)
+        computed += SCANNED * len({scan.key(v) for v in scan.scans(self.kernel)})
         passes = loops(self.kernel, self.tile)
         return Work(max(1, sum(read.values()) + sum(written.values())), sum(read.values()), computed, accesses,
                     len(reductions), passes)  # fmt: skip

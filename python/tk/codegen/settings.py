@@ -17,10 +17,12 @@ from tk.codegen.sort import TILE
 class Setting:
     """Block sizes along the tile's dimensions, warps, and whether the reduced dimension is run through in blocks.
 
-    spread: its blocks are programs of their own. segments: a row that one program has at once is this many blocks
-    beside each other. It is longer than all but the last, so that only that one has masks, and little is masked.
-    vectors: rows that begin anywhere are read and written in vectors between two addresses of 16 bytes, and what lies
-    before and behind these, up to seven elements, for itself.
+    spread: its blocks are programs of their own. digits: the block is that of the launch that sorts rows by digits.
+    segments: a row that one program has at once is this many blocks beside each other. It is longer than all but the
+    last, so that only that one has masks, and little is masked.
+    Rows that begin anywhere, in vectors. vectors: those between two addresses of 16 bytes; what lies before and behind
+    these, up to seven elements, is read and written for itself. realigned, of scans: from the 16 bytes in which a row
+    begins; up to a vector's elements fewer fit into a block.
     Of walks: stages: so many blocks of rows are under way, all but the first on their way into shared memory. ahead:
     the next block's rows are on their way into the L2 cache. rereads: what a reduction has used is loaded again after
     it, from the caches, so that it needs no registers meanwhile. registers: of a thread at most, 0 for no limit: with
@@ -35,6 +37,8 @@ class Setting:
     spread: bool = False
     segments: int = 1
     vectors: bool = False
+    realigned: bool = False
+    digits: bool = False
     stages: int = 1
     ahead: bool = False
     rereads: bool = False
@@ -44,6 +48,7 @@ class Setting:
     @property
     def name(self) -> str:
         way = "loop_" if self.looped else "spread_" if self.spread else ""
+        way = f"realigned_{way}" if self.realigned else way
         row = f"{self.segments}x{self.q}" if self.segments > 1 else f"{self.q}"
         more = "_vectors" * self.vectors + (f"_s{self.stages}" if self.stages > 1 else "")
         more += "_ahead" * self.ahead + "_rereads" * self.rereads + (f"_r{self.registers}" if self.registers else "")
@@ -63,7 +68,8 @@ class Setting:
 
 # Parameters of a config that only those have in whose settings they are another.
 UNUSUAL: Mapping[str, int | bool] = {
-    "spread": False, "segments": 1, "vectors": False, "stages": 1, "ahead": False, "rereads": False, "registers": 0,
+    "spread": False, "digits": False, "segments": 1, "vectors": False, "realigned": False, "stages": 1, "ahead": False,
+    "rereads": False, "registers": 0,
 }  # fmt: skip
 
 Table = Mapping[str, Mapping[str, tuple[Setting, ...]]]
@@ -131,10 +137,14 @@ SETTINGS: Table = {
     "scan": {
         "aligned": (
             Setting(1, 4096, 8, True), Setting(8, 256, 4), Setting(1, 1024, 4), Setting(1, 2048, 4),
-            Setting(1, 4096, 8), Setting(1, 4096, 8, spread=True),
+            Setting(1, 4096, 8), Setting(1, 4096, 8, spread=True), Setting(1, 16384, 16, spread=True),
         ),
         "rows": (
-            Setting(1, 4096, 8, True), Setting(8, 256, 4), Setting(1, 2048, 4), Setting(1, 4096, 8, spread=True),
+            Setting(1, 4096, 8, True), Setting(8, 256, 4), Setting(1, 4096, 8, spread=True),
+            Setting(1, 1024, 4, realigned=True), Setting(1, 2048, 4, realigned=True),
+            Setting(1, 4096, 8, realigned=True, everywhere=True),
+            Setting(1, 4096, 8, True, realigned=True, everywhere=True),
+            Setting(1, 4096, 8, spread=True, realigned=True),
         ),
         "strided": (Setting(16, 64, 4, True),),
     },
@@ -150,8 +160,23 @@ SETTINGS: Table = {
     },
     # Of the first few of what is sorted: as many as a block holds are kept while a row is run through.
     "top": {
-        "aligned": (Setting(16, 64, 4, True),),
-        "rows": (Setting(16, 64, 4, True), Setting(1, 512, 1), Setting(1, 2048, 4, everywhere=True)),
+        "aligned": (Setting(16, 64, 4, True), Setting(32, 16, 4, True)),
+        "rows": (
+            Setting(16, 64, 4, True), Setting(32, 16, 4, True), Setting(1, 512, 1),
+            Setting(1, 2048, 4, everywhere=True),
+        ),
+        "strided": (),
+    },
+    # The same in 32 bits, of rows that are not long.
+    "narrow": {
+        "aligned": (Setting(32, 16, 4, True), Setting(16, 64, 4, True)),
+        "rows": (Setting(32, 16, 4, True), Setting(16, 64, 4, True)),
+        "strided": (),
+    },
+    # In shared memory, 16 elements a thread; for 64-bit numbers of 16,384 there is not enough.
+    "digits": {
+        "aligned": (),
+        "rows": tuple(Setting(1, 512 * warps, warps, digits=True, everywhere=True) for warps in (4, 8, 16, 32)),
         "strided": (),
     },
     "runs": {

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import sympy
 
 from tk.aot.expr import Expr, as_expr, ceil_div
-from tk.aot.spec import Arg, Const, Int, Launch, Scratch
-from tk.codegen import device, ir
+from tk.aot.spec import ITEMSIZE, Arg, Const, Int, Launch, Scratch
+from tk.codegen import device, ir, radix
 
 if TYPE_CHECKING:
     from tk.codegen.print import Printer
 
 TILE = 2048  # elements that one program merges: not more than the shortest run
+REGISTERS = 64  # of a thread of `digits`: as many as 32 warps may have
 PASSES = 20  # runs of 2048 elements and 20 passes: rows of 2^31
 
 
@@ -26,10 +27,18 @@ def sorts_runs(kernel: ir.Kernel) -> bool:
     return any(v.data.runs for v in sorts(kernel))
 
 
+def is_narrow(kernel: ir.Kernel) -> bool:
+    return any(v.data.narrow for v in sorts(kernel))
+
+
+def by_digits(kernel: ir.Kernel) -> bool:
+    return any(v.data.digits for v in sorts(kernel))
+
+
 def limits(kernel: ir.Kernel) -> list[sympy.Expr]:
     """How much of each row is stored, where that is the first part of what one sort of single numbers gives and nothing
     else needs a whole row: then as much is kept while the row is run through. Else nothing. The numbers are of 64
-    bits: those of 32 have no room for the rows of a long dimension."""
+    bits, or their rows are not long."""
     found: list[sympy.Expr] = []
     if len({v.args for v in sorts(kernel)}) != 1 or any(v.op in ("reduce", "scan") for v in kernel.values):
         return []
@@ -40,7 +49,7 @@ def limits(kernel: ir.Kernel) -> list[sympy.Expr]:
                 return []
             found.append(size)
     first = sorts(kernel)[0]
-    return found if len(first.args) == 1 and first.dtype == "i64" else []
+    return found if len(first.args) == 1 and (first.dtype == "i64" or first.data.narrow) else []
 
 
 def _limit(kernel: ir.Kernel, store: ir.Value) -> sympy.Expr | None:
@@ -62,7 +71,7 @@ def print_loop(p: Printer) -> None:
         if w.number not in along:
             p._value(w)
     shape, largest = p.shape_of({*p.dims_of(v), n}), _largest(operand.dtype)
-    p.out(f"best = tl.zeros({shape}, tl.int64) + {largest}")
+    p.out(f"best = tl.zeros({shape}, {'tl.int32' if operand.dtype == 'i32' else 'tl.int64'}) + {largest}")
     p.out(f"for start in range(0, {n}_size, BLOCK_{n.upper()}):")
     p.out.depth += 1
     p._range(n, "start")
@@ -85,6 +94,9 @@ def _largest(dtype: str) -> str:
 
 def print_sort(p: Printer, v: ir.Value) -> None:
     """Past the row's end stands the largest number, which sorts last."""
+    if v.data.digits:
+        p.out(f"v{v.number} = {p.name(v.args[0])}")
+        return
     together = [w for w in sorts(p.kernel) if w.args == v.args]
     if v is not together[0]:
         return
@@ -103,12 +115,29 @@ def print_sort(p: Printer, v: ir.Value) -> None:
     p.out(f"{', '.join(results)} = device.sort_pairs({', '.join(operands)})")
 
 
+def stages(n: int, looped: bool) -> int:
+    """Exchanges for each element of a block of n: a bitonic sort's, and in a loop those that merge it with the best."""
+    depth = n.bit_length() - 1
+    return depth * (depth + 1) // 2 + (depth + 1 if looped else 0)
+
+
 def passes(n: Expr) -> Expr:
     """How many merges a row of n elements needs."""
     total = as_expr(0)
     for j in range(PASSES):
         total = total + (n > TILE << j)
     return total
+
+
+def digits(number: int, dtype: str, rows: Expr, n: Expr, half: Expr, block: int, warps: int) -> Launch:
+    """The launch that sorts rows of up to `block` elements by digits, into the half of the buffer that merges of as
+    long ones would have left them in. Every second bit of a number is below the key (rules/sorts.py)."""
+    bits = 8 * ITEMSIZE[dtype]
+    args: dict[str, Arg] = {
+        "source": Scratch(number, dtype, as_expr(0)), "target": Scratch(number, dtype, passes(n) % 2 * half),
+        "n": Int(n, "i32"), "LOW": Const(bits // 2), "HIGH": Const(bits), "BLOCK": Const(block), "TWICE": Const(True),
+    }  # fmt: skip
+    return Launch(radix.sort_rows, args, (rows, 1, 1), num_warps=warps, num_stages=1, maxnreg=REGISTERS)
 
 
 def merges(buffers: Mapping[int, tuple[int, str]], rows: Expr, n: Expr, half: Callable[[str], Expr]) -> list[Launch]:

@@ -37,9 +37,10 @@ class Parts:
 @dataclass
 class Splitter:
     """Replaces a graph's reductions by split ones, and its sorts by sorted runs that are merged. parts: those that were
-    needed, in order. has_runs: whether there is anything to sort."""
+    needed, in order. has_runs: whether there is anything to sort. sorts: how, where not in runs (rules/sorts.py)."""
 
     prefix: str = "parts"
+    sorts: str = "runs"
     parts: list[Parts] = field(default_factory=list)
     has_runs: bool = False
     known: dict[int, Lazy | None] = field(default_factory=dict)

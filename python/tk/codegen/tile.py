@@ -48,13 +48,15 @@ LAYOUTS = (ALIGNED, ROWS, STRIDED)
 
 @dataclass(frozen=True)
 class Access:
-    """The source of an address. elementwise: put together from every dimension's index. Else base + p + q."""
+    """The source of an address. elementwise: put together from every dimension's index. Else base + p + q. realigned:
+    p is that of the 16 bytes in which the row begins, and q counts from there."""
 
     elementwise: bool
     base: tuple[str, ...] = ()
     p: str = ""
     q: str = ""
     strides: tuple[Callable[[str], str], ...] = field(default=())
+    realigned: bool = False
 
 
 def coefficients(v: Value, axes: Sequence[Axis]) -> list[dict[int, sympy.Expr]] | None:

@@ -52,6 +52,39 @@ def test_scans_of_rows_that_programs_share(length: int) -> None:
     assert torch.equal(first[0], again[0])
 
 
+@pytest.mark.parametrize("columns", [1, 2041, 4089, 4103])
+@pytest.mark.parametrize("name", ["running_extremes", "running_logsumexp", "backward_cumsum"])
+def test_rows_that_begin_anywhere(name: str, columns: int) -> None:
+    """In vectors from the 16 bytes in which each row begins: once, in a loop, and by programs that share it."""
+    x = special((5, columns)) if "extremes" in name else make((9, columns), torch.bfloat16)
+    check(name, x)
+    found = [v for v in variants(name, x) if "realigned" in v]
+    longest = {2041: "1x2048_w4", 4089: "1x4096_w8"}
+    assert columns not in longest or any(f"realigned_{longest[columns]}" in v for v in found)
+    assert any("realigned_loop" in v for v in found) and any("realigned_spread" in v for v in found) == (
+        name != "running_extremes"
+    )
+
+
+def test_rows_that_begin_each_elsewhere() -> None:
+    """Where one tensor's rows stand otherwise towards 16 bytes than another's, none are read in vectors."""
+    whole = make((5, 120), torch.bfloat16)
+    for x, is_realigned in ((whole[:, :101], False), (whole[:, :112], True), (whole[:, 1:113], False)):
+        check("backward_cumsum", x)
+        assert any("realigned" in v for v in variants("backward_cumsum", x)) == is_realigned, x.shape
+
+
+def test_scans_from_the_end_read_forwards() -> None:
+    """The whole kernel turned round: so its rows are vectors."""
+    for graph in generated("backward_cumsum").graphs:
+        (kernel,) = graph.kernels
+        assert [v.data.backwards for v in kernel.values if v.op == "scan"] == [True]
+        assert all(str(v.index[-1]) == "r0" for v in kernel.accesses)
+    x = make((2, 4096 * 2), torch.float32)
+    check("backward_cumsum", x)
+    assert any("aligned loop" in v for v in variants("backward_cumsum", x))
+
+
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool])
 def test_sort(dtype: torch.dtype, descending: bool) -> None:
@@ -90,7 +123,38 @@ def test_largest_of_long_rows() -> None:
     x = make((1, 2500), torch.float32)
     check("largest", x, 5)
     assert any("loop" in v for v in variants("largest", x, 5))
-    assert all("spread" in v for v in variants("largest", x, 100))
+    assert all("spread" in v or "digits" in v for v in variants("largest", x, 100))
+
+
+@pytest.mark.parametrize("k", [1, 16, 17, 64])
+def test_largest_in_32_bits(k: int) -> None:
+    """Key and place of a 16-bit element: as many of the first as a block holds."""
+    x = special((3, 200), torch.bfloat16)
+    expected = torch.sort(x, dim=-1, stable=True, descending=True)
+    found = dict(host.run_all(generated("largest"), x, k, only="narrow"))
+    assert {v.split("narrow_")[1] for v in found} == {"loop_16x64_w4", *(["loop_32x16_w4"] if k <= 16 else [])}
+    for variant, (values, indices) in found.items():
+        assert torch.equal(indices, expected.indices[:, :k]), variant
+        torch.testing.assert_close(values, expected.values[:, :k], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8])
+@pytest.mark.parametrize("columns", [1, 700, 4097])
+def test_sort_by_digits(dtype: torch.dtype, descending: bool, columns: int) -> None:
+    """Stable, of equal ones, zeros of both signs and NaN, in all blocks that hold a row. 64 bits leave no room for the
+    place, and of numbers of 64 bits shared memory has no room for 16,384."""
+    x = special((2, columns), dtype) if dtype.is_floating_point else torch.randint(-3, 3, (2, columns)).to(dtype)
+    expected = torch.sort(x, dim=-1, stable=True, descending=descending)
+    seen = []
+    for variant, (values, indices) in host.run_all(generated("sorted_rows"), x, descending, only="digits"):
+        seen.append(int(variant.split("x")[1].split("_")[0]))
+        assert torch.equal(indices, expected.indices), variant
+        torch.testing.assert_close(values, expected.values, rtol=0, atol=0, equal_nan=True)
+        if dtype.is_floating_point:
+            assert torch.equal(values.signbit() & ~values.isnan(), expected.values.signbit() & ~expected.values.isnan())
+    largest = {1: 16384, 2: 16384, 4: 8192, 8: 0}[dtype.itemsize]
+    assert seen == [n for n in (2048, 4096, 8192, 16384) if columns <= n <= largest]
 
 
 def recurred(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

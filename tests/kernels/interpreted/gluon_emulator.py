@@ -73,6 +73,7 @@ def _operator(f: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
 for _name, _f in {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.divide, "floordiv": _divide,
     "mod": lambda a, b: a - _divide(a, b) * b, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "lshift": np.left_shift, "rshift": np.right_shift,
 }.items():  # fmt: skip
     _forward, _reverse = _operator(_f)
     setattr(T, f"__{_name}__", _forward)
@@ -88,6 +89,12 @@ class Pointer:
 
     def __init__(self, memory: np.ndarray, offset: Any = 0):
         self.memory, self.offset = memory, np.asarray(offset)
+
+    @property
+    def dtype(self) -> Any:
+        return types.SimpleNamespace(
+            element_ty=types.SimpleNamespace(primitive_bitwidth=8 * self.memory.dtype.itemsize)
+        )
 
     def __add__(self, other: Any) -> Pointer:
         return Pointer(self.memory, self.offset + raw(other))
@@ -140,6 +147,15 @@ class Shared:
     def store(self, x: T) -> None:
         assert x.a.shape == self.a.shape, (x.a.shape, self.a.shape)
         self.a[...] = x.a
+
+    def gather(self, places: T, axis: int) -> T:
+        assert self.a.ndim == 1 and axis == 0 and places.a.min() >= 0, "a place out of bounds"
+        return T(self.a[places.a])
+
+    def scatter(self, x: T, places: T, axis: int) -> None:
+        assert self.a.ndim == 1 and axis == 0 and places.a.min() >= 0, "a place out of bounds"
+        assert len(np.unique(places.a)) == places.a.size, "two elements for one place"
+        self.a[places.a] = x.a
 
 
 class Barrier:
@@ -307,6 +323,7 @@ class Grid(threading.local):
 
     program = 0
     programs = 1
+    warps = 4
 
 
 GRID = Grid()
@@ -358,6 +375,29 @@ def _full(shape: Sequence[int], x: Any, dtype: Any, layout: Any = None) -> T:
     return T(np.full([int(n) for n in shape], raw(x), dtype))
 
 
+def _associative_scan(x: Any, axis: int, combine: Any) -> Any:
+    """As of a tuple, so of one: each element and all before it."""
+    parts = [x] if isinstance(x, T) else list(x)
+    arrays = [np.moveaxis(p.a.copy(), axis, 0) for p in parts]
+    for i in range(1, arrays[0].shape[0]):
+        found = combine(*(T(a[i - 1]) for a in arrays), *(T(a[i]) for a in arrays))
+        for a, new in zip(arrays, (found,) if isinstance(found, T) else found, strict=True):
+            a[i] = new.a
+    done = [T(np.moveaxis(a, 0, axis)) for a in arrays]
+    return done[0] if isinstance(x, T) else tuple(done)
+
+
+def _assembly(text: str, constraints: str, given: Sequence[Any], dtype: Any, is_pure: bool, pack: int) -> T:
+    assert text == "prmt.b32 $0, $1, $2, $3;", text
+    low, high, which = np.broadcast_arrays(*(np.asarray(raw(x)).astype(np.int64) & 0xFFFFFFFF for x in given))
+    both, found = low | (high & 0xFFFFFFFF) << 32, np.zeros(low.shape, np.int64)
+    for i in range(4):
+        wanted = which >> 4 * i & 15
+        byte = both >> 8 * (wanted & 7) & 255
+        found |= np.where(wanted & 8, np.where(byte & 128, 255, 0), byte) << 8 * i
+    return T(found.astype(np.uint32).view(np.int32).reshape(low.shape))
+
+
 def _shared_memory(dtype: Any, shape: Sequence[int], layout: Any) -> Shared:
     a = np.empty([int(n) for n in shape], dtype)
     a[...] = np.nan if np.issubdtype(a.dtype, np.floating) else -(2**30)
@@ -371,6 +411,7 @@ class Language(_Anything):
     program_id = staticmethod(lambda axis: T(GRID.program if axis == 0 else 0))
     num_programs = staticmethod(lambda axis: T(GRID.programs if axis == 0 else 1))
     num_ctas = staticmethod(lambda: 1)
+    num_warps = staticmethod(lambda: GRID.warps)
     arange = staticmethod(lambda low, high, layout=None: T(np.arange(low, high)))
     full = staticmethod(_full)
     zeros = staticmethod(lambda shape, dtype, layout=None: _full(shape, 0, dtype))
@@ -383,6 +424,9 @@ class Language(_Anything):
     convert_layout = staticmethod(lambda x, layout, assert_trivial=False: x)
     static_range = staticmethod(lambda *args: range(*args))
     barrier = staticmethod(lambda: None)
+    associative_scan, inline_asm_elementwise = staticmethod(_associative_scan), staticmethod(_assembly)
+    expand_dims = staticmethod(lambda x, axis: T(np.expand_dims(x.a, axis)))
+    reshape = staticmethod(lambda x, shape: T(x.a.reshape(shape)))
     allocate_shared_memory = staticmethod(_shared_memory)
     warp_specialize = staticmethod(_specialize)
 

@@ -18,6 +18,7 @@ from tk.codegen.lower import Call
 from tk.codegen.rules.table import normal_dim, rule
 from tk.codegen.split import Splitter
 
+LONGEST_NARROW = 1 << 15  # elements of a row whose places a number of 32 bits has room for, beside a key of 16
 BITS = {1: "i8", 2: "i16", 4: "i32", 8: "i64"}
 
 
@@ -30,6 +31,8 @@ class Packing:
     descending: bool
     runs: bool
     long: bool  # rows of any length, else those that fit into a block
+    digits: bool = False  # sorted by digits
+    narrow: bool = False  # the first few of rows of up to LONGEST_NARROW elements
 
     @property
     def size(self) -> int:
@@ -116,14 +119,21 @@ def sorted_along(x: Lazy, dim: int, descending: bool, is_top: bool = False) -> t
     """(values, rows), in order. is_top: the first few will be read, for which a long row is run through."""
     if not x.shape or x.shape[dim] == 1:
         return x, Lazy(x.shape, "i64", lambda e, i: e.constant(0, "i64"))
-    of = {runs: _nodes(Packing(x, descending, runs, runs or is_top), dim) for runs in (False, True)}
+    kinds = {
+        "block": Packing(x, descending, False, is_top),
+        "runs": Packing(x, descending, True, True),
+        "digits": Packing(x, descending, True, False, digits=True),
+        "narrow": Packing(x, descending, False, False, narrow=ITEMSIZE[x.dtype] <= 2),
+    }
+    of = {kind: _nodes(packing, dim) for kind, packing in kinds.items()}
 
     def numbers(e: Emitter, index: Index) -> tuple[Packing, int, int]:
         """The sorted key and row at an index: both are asked for, since both must be merged."""
-        runs = isinstance(e.splitter, Splitter)
+        kind = "block"
         if isinstance(e.splitter, Splitter):
             e.splitter.has_runs = True
-        packing, nodes = of[runs]
+            kind = "runs" if kinds["runs"].is_pair else e.splitter.sorts
+        packing, nodes = of[kind]
         own = _moved(index, dim) if packing.runs else index
         found = [e.read(n, own) for n in nodes]
         return packing, found[0], found[-1]
@@ -160,7 +170,8 @@ def _nodes(packing: Packing, dim: int) -> tuple[Packing, list[Scan]]:
 
     operands = [lazy(packing.key), lazy(lambda e, i: packing.row(e, i, dim))] if packing.is_pair else [lazy(both)]
     along = last if packing.runs else dim
-    return packing, [scan(Sorted(i, packing.runs), operands, along, packing.dtype) for i in range(len(operands))]
+    how = {"runs": packing.runs, "digits": packing.digits, "narrow": packing.narrow}
+    return packing, [scan(Sorted(i, **how), operands, along, packing.dtype) for i in range(len(operands))]
 
 
 @rule("aten.sort")
