@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tk.codegen import ir
-from tk.codegen import print as printer
+from tk.codegen import ir, scalars
 from tk.codegen.ir import Value
 
 
@@ -16,7 +15,7 @@ def test_every_op_has_a_rule(op: str) -> None:
     found = []
     for dtype in ("fp32", "fp64", "i32"):
         try:
-            found.append(printer.expression(v, ["a", "b"], dtype))
+            found.append(scalars.expression(v, ["a", "b"], dtype))
         except ir.IRError:
             assert dtype != "fp64" or not found, f"{op} has a rule for fp32 and none for fp64"
     assert found
@@ -35,7 +34,7 @@ def test_every_op_has_a_rule(op: str) -> None:
     ],
 )
 def test_literals_have_their_dtype(value: object, dtype: str, text: str) -> None:
-    assert printer.literal(value, dtype) == text
+    assert scalars.literal(value, dtype) == text
 
 
 @pytest.mark.parametrize(
@@ -48,4 +47,4 @@ def test_literals_have_their_dtype(value: object, dtype: str, text: str) -> None
     ],
 )
 def test_identities(kind: str, dtype: str, text: str) -> None:
-    assert printer.identity(kind, dtype) == text
+    assert scalars.identity(kind, dtype) == text

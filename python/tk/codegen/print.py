@@ -1,13 +1,12 @@
 """Print: a kernel and its tile -> Triton source.
 
-Scalar operations are rows of a table, one template each for floats and integers. What is around them — the tile's
-indices, masks, loops over the reduced axes and what carries over them — is :class:`Printer`.
+Scalar operations are rows of a table (scalars.py). What is around them — the tile's indices, masks, and loops over the
+reduced axes — is :class:`Printer`; rows in segments, walks and scans have printers of their own.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,150 +15,18 @@ from typing import Any
 import sympy
 
 from tk.codegen import debug
+from tk.codegen.accumulators import Online, Plain, Position, Welford
 from tk.codegen.errors import IRError
 from tk.codegen.ir import ACCESSES, COMPARE, FLOATS, Kernel, Value, values_in
+from tk.codegen.scalars import COMBINE, TL_DTYPES, expression, identity, literal
 from tk.codegen.scan import ScanPrinter, is_backwards
+from tk.codegen.segments import VECTOR, SegmentPrinter
 from tk.codegen.sort import print_loop, print_sort
 from tk.codegen.tile import Access, Layout, Tile, is_in_fours, linear_parts
-
-TL_DTYPES: Mapping[str, str] = {
-    "bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32", "fp64": "tl.float64", "i8": "tl.int8",
-    "i16": "tl.int16", "i32": "tl.int32", "i64": "tl.int64", "u8": "tl.uint8", "i1": "tl.int1",
-    "fp8e4nv": "tl.float8e4nv", "fp8e5": "tl.float8e5",
-}  # fmt: skip
-
-# op -> source. {0}, {1}, … are the operands. "fast" templates serve where the result is rounded to 16 bits anyway.
-_LIBDEVICE = (
-    "expm1", "log10", "log1p", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erfc",
-    "erfinv", "lgamma", "hypot", "copysign", "nextafter", "atan2", "erfcx", "exp", "exp2", "log", "log2", "sin", "cos",
-    "pow", "fmod",
-)  # fmt: skip
-_LIBDEVICE_NAMES = {
-    "lgamma": "lgamma",
-    "bessel_j0": "j0",
-    "bessel_j1": "j1",
-    "i0": "cyl_bessel_i0",
-    "ndtri": "normcdfinv",
-    "bessel_y0": "y0",
-    "bessel_y1": "y1",
-    "i1": "cyl_bessel_i1",
-}
-FLOAT_RULES: Mapping[str, str] = {
-    **{name: f"libdevice.{name}({{0}})" for name in _LIBDEVICE},
-    **{name: f"libdevice.{name}({{0}}, {{1}})"
-       for name in ("hypot", "copysign", "nextafter", "atan2", "pow", "fmod")},
-    **{name: f"libdevice.{theirs}({{0}})" for name, theirs in _LIBDEVICE_NAMES.items()},
-    "neg": "-{0}", "abs": "tl.abs({0})", "sqrt": "tl.sqrt_rn({0})", "rsqrt": "libdevice.rsqrt({0})",
-    "erf": "tl.erf({0})", "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "trunc": "libdevice.trunc({0})",
-    "round": "libdevice.rint({0})", "reciprocal": "tl.div_rn(tl.full((), 1.0, {0}.dtype), {0})",
-    "sign": "({0} > 0).to({0}.dtype) - ({0} < 0).to({0}.dtype)",
-    "sigmoid": "tl.div_rn(tl.full((), 1.0, {0}.dtype), 1.0 + libdevice.exp(-{0}))",
-    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "tl.div_rn({0}, {1})",
-    "trunc_div": "libdevice.trunc(tl.div_rn({0}, {1}))", "floor_div": "device.float_floor_div({0}, {1})",
-    "remainder": "device.float_remainder({0}, {1})",
-    "maximum": "device.maximum({0}, {1})", "minimum": "device.minimum({0}, {1})",
-    "isnan": "{0} != {0}", "isinf": 'tl.abs({0}) == float("inf")', "signbit": "libdevice.signbit({0}) != 0",
-}  # fmt: skip
-FP64_RULES: Mapping[str, str] = {
-    **FLOAT_RULES, "div": "{0} / {1}", "reciprocal": "1.0 / {0}", "sqrt": "libdevice.sqrt({0})",
-    "sigmoid": "1.0 / (1.0 + libdevice.exp(-{0}))", "trunc_div": "libdevice.trunc({0} / {1})",
-    "floor": "libdevice.floor({0})", "ceil": "libdevice.ceil({0})", "erf": "libdevice.erf({0})",
-}  # fmt: skip
-FAST_RULES: Mapping[str, str] = {
-    **FLOAT_RULES, "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})",
-    "div": "{0} / {1}", "sqrt": "tl.sqrt({0})", "rsqrt": "tl.rsqrt({0})", "sigmoid": "1.0 / (1.0 + tl.exp(-{0}))",
-    "reciprocal": "1.0 / {0}", "erfc": "device.erfc({0})",
-}  # fmt: skip
-INT_RULES: Mapping[str, str] = {
-    "neg": "-{0}", "abs": "tl.abs({0})", "sign": "({0} > 0).to({0}.dtype) - ({0} < 0).to({0}.dtype)",
-    "bitwise_not": "~{0}", "not": "{0} == 0",
-    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "trunc_div": "{0} // {1}",
-    "floor_div": "device.floor_div({0}, {1})", "fmod": "{0} % {1}", "remainder": "device.remainder({0}, {1})",
-    "pow": "device.int_pow({0}, {1})", "maximum": "tl.maximum({0}, {1})", "minimum": "tl.minimum({0}, {1})",
-    "shl": "device.shift_left({0}, {1})", "shr": "device.shift_right({0}, {1})",
-}  # fmt: skip
-ANY_RULES: Mapping[str, str] = {
-    "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}", "eq": "{0} == {1}", "ne": "{0} != {1}",
-    "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}", "where": "tl.where({0}, {1}, {2})",
-}  # fmt: skip
-BOOL_RULES: Mapping[str, str] = {
-    "not": "{0} == 0", "maximum": "{0} | {1}", "minimum": "{0} & {1}", "mul": "{0} & {1}", "add": "{0} | {1}",
-}  # fmt: skip
-
-
-def expression(v: Value, operands: list[str], dtype: str) -> str:
-    """The source of a scalar operation on operands of `dtype`. Raises IRError where there is no rule."""
-    if v.op in ANY_RULES:
-        return ANY_RULES[v.op].format(*operands)
-    if dtype in FLOATS:
-        rules = FP64_RULES if dtype == "fp64" else FAST_RULES if v.fast else FLOAT_RULES
-    else:
-        rules = BOOL_RULES if dtype == "i1" else INT_RULES
-    if v.op not in rules:
-        raise IRError(f"{v}: there is no rule for {v.op} of {dtype}")
-    return rules[v.op].format(*operands)
-
+from tk.codegen.walking import WalkPrinter
 
 # Ops beside whose tensor operand a literal of fp32 can stand.
 _INFIX = {"add", "sub", "mul", "where", *COMPARE}
-
-
-def literal(value: Any, dtype: str, plain: bool = True) -> str:
-    """A constant that has exactly this dtype and value. plain: it may be a Python number."""
-    if plain and dtype == "fp32" and math.isfinite(value) and _is_fp32_literal(value):
-        return repr(value)
-    text = f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)
-    return f"tl.full((), {text}, {TL_DTYPES[dtype]})"
-
-
-def _is_fp32_literal(value: float) -> bool:
-    """Triton makes fp32 of a Python float of ordinary size."""
-    return (value == 0.0 and math.copysign(1, value) > 0) or 2.0**-126 <= abs(value) <= (2 - 2**-23) * 2.0**127
-
-
-IDENTITY = {"sum": 0, "prod": 1, "any": 0, "all": 1, "xor": 0, "mean": 0, "m2": 0}
-COMBINE = {"prod": "multiply", "any": "bit_or", "all": "bit_and", "xor": "bit_xor", "max": "maximum", "min": "minimum"}
-
-
-def identity(kind: str, dtype: str) -> str:
-    if kind in IDENTITY:
-        value: Any = IDENTITY[kind]
-        return literal(float(value) if dtype in FLOATS else bool(value) if dtype == "i1" else value, dtype)
-    is_low = kind in ("max", "argmax")
-    if dtype in FLOATS:
-        return literal(-math.inf if is_low else math.inf, dtype)
-    bits = {"u8": 8, "i8": 7, "i16": 15, "i32": 31, "i64": 63}[dtype]
-    low = 0 if dtype == "u8" else -(2**bits)
-    return literal(low if is_low else 2**bits - 1, dtype)
-
-
-def _together(names: list[str], how: str) -> str:
-    """These reduced with each other."""
-    if how == "sum":
-        return " + ".join(names)
-    text = names[0]
-    for other in names[1:]:
-        text = f"device.{COMBINE[how]}({text}, {other})"
-    return text
-
-
-VECTOR = 8  # elements that vectors at any address hold
-EDGES = "edges"  # the segment of what lies before a row's first whole vector and behind its last
-EDGE = 2 * VECTOR  # more than these
-
-
-def _in_segment(line: str, k: int | str, along: set[int], axes: set[str]) -> str:
-    """A line with the names of what varies along the row those of its segment `k`."""
-
-    def own(match: re.Match[str]) -> str:
-        name = match[0]
-        is_along = name in ("q", "q_mask", "place") or name in axes
-        if number := re.fullmatch(r"(?:v|acc)(\d+)", name):
-            is_along = int(number[1]) in along
-        return f"{name}_{k}" if is_along else name
-
-    line = re.sub(r"\b(q_mask|q|place|v\d+|acc\d+|[ar]\d+)\b", own, line).replace("SEGMENT", str(k))
-    return line.replace("BLOCK_Q", "EDGES") if k == EDGES else line
 
 
 def loops(kernel: Kernel, tile: Tile) -> int:
@@ -189,8 +56,7 @@ class Printer:
     """One kernel with one tile and layout. looped: the reduced axes are run through in blocks, else they are one.
     spread: each of the blocks has a program of its own. segments: so many blocks beside each other make a row; what
     varies along it is printed once for each. stages: blocks of a walk that are under way. rows: of a block. rows_meet:
-    a thread has the same columns of all of them. rereads, ahead, vectors: see
-    Setting."""
+    a thread has the same columns of all of them. rereads, ahead, vectors: see Setting."""
 
     kernel: Kernel
     tile: Tile
@@ -209,7 +75,7 @@ class Printer:
     ahead: bool = False
     vectors: bool = False
     realigned: int = 0  # elements of the vectors in which realigned rows are read; 0: they are not
-    row: str = ""  # where such a row begins
+    row_start: str = ""  # where such a row begins
     level_hints: tuple[str, str] = ("", "")  # while something is read again: of rows, of what has one value a column
     done: set[str] = field(default_factory=set)  # lines that stand already: index variables, masks
     again: set[str] = field(default_factory=set)  # buffers that a later loop reads
@@ -251,13 +117,20 @@ class Printer:
         assert self.reduced_dim is not None
         return self.shape_names.index(self.reduced_dim)
 
+    @cached_property
+    def whole_rows(self) -> SegmentPrinter:
+        return SegmentPrinter(self)
+
+    @cached_property
+    def scans(self) -> ScanPrinter:
+        return ScanPrinter(self)
+
     # --- The whole ---
 
     def function(self, name: str, params: list[str]) -> str:
         head = f"@triton.jit\ndef {name}({', '.join(params)}):"
-        self.scans = ScanPrinter(self)
         if self.tile.walk:
-            self._walked()
+            WalkPrinter(self, self.whole_rows).print()
             return "\n".join([head, *self.out.text]) + "\n"
         if self.spread:
             self._part_of_a_row()
@@ -265,8 +138,8 @@ class Printer:
             self._program()
         if self.looped:
             self._looped()
-        elif self.is_in_segments:
-            self._in_segments()
+        elif self.whole_rows.is_needed:
+            self.whole_rows.print()
         else:
             self._once()
         return "\n\n".join([*self.scans.functions(), "\n".join([head, *self.out.text]) + "\n"])
@@ -307,7 +180,7 @@ class Printer:
         if self.tile.batch:
             self._decompose("pid", self.tile.batch)
         for n in blocks:
-            self._flat_vectors() if self.vectors and n == "q" else self._range(n, f"start_{n}")
+            self.whole_rows.flat_vectors() if self.vectors and n == "q" else self._range(n, f"start_{n}")
 
     def offsets(self, n: str | None) -> str:
         """The places in a block along a dimension of the tile."""
@@ -327,7 +200,7 @@ class Printer:
             self.out(f"{n} = {start} + {offsets}" if start != "0" else f"{n} = {offsets}")
             self.out(f"{n}_mask = {f'tl.full({self.shape_of(n)}, True, tl.int1)' if is_full else f'{n} < {n}_size'}")
         if self.realigned and n == "p":
-            self.out(f"shift = ({self.row} % {self.realigned}).to(tl.int32)")
+            self.out(f"shift = ({self.row_start} % {self.realigned}).to(tl.int32)")
         axes = self.tile.p if n == "p" else self.tile.q
         if self._needs_axes(n):
             self._decompose(n, axes)
@@ -384,238 +257,6 @@ class Printer:
                 print_sort(self, v)
             else:
                 self._value(v)
-
-    @property
-    def is_in_segments(self) -> bool:
-        return self.segments > 1 or self.vectors
-
-    @property
-    def _every_segment(self) -> list[int | str]:
-        return [*range(self.segments), *([EDGES] if self.vectors else [])]
-
-    def _repeat(self, print_lines: Callable[[], None]) -> None:
-        """What varies along the row, once for every segment."""
-        if not self.is_in_segments:
-            print_lines()
-            return
-        before = len(self.out.text)
-        print_lines()
-        lines = self.out.text[before:]
-        del self.out.text[before:]
-        for k in self._every_segment:
-            self.out.text += [_in_segment(line, k, self._along_q, {a.name for a in self.tile.q}) for line in lines]
-
-    @cached_property
-    def _along_q(self) -> set[int]:
-        return {v.number for v in self.kernel.values if "q" in self.dims_of(v)}
-
-    def _whole_row(self) -> None:
-        """Its places and their masks."""
-        if self.vectors:
-            self._whole_vectors()
-        elif self.segments == 1:
-            self._range("q", "0")
-        else:
-            self._repeat(lambda: self._range("q", "SEGMENT * BLOCK_Q"))
-        for k in range(self.segments - 1):  # the row is longer than these
-            self.out(f"q_mask_{k} = tl.full({self.shape_of('q')}, True, tl.int1)")
-
-    def _whole_vectors(self) -> None:
-        """A row's places as they lie in memory: vectors between two 16-byte addresses, and the up to seven elements
-        before and behind them. place: counted from the first vector."""
-        row = next(self._row_text(v) for v in self.kernel.accesses if self._is_in_vectors(v))
-        self.out(f"lead = ((0 - ({row})) & {VECTOR - 1}).to(tl.int32)")
-        self.out(f"inner = (q_size - lead) // {VECTOR} * {VECTOR}")
-        for k in range(self.segments):
-            self.out(f"place_{k} = {f'{k} * BLOCK_Q + ' if k else ''}{self.offsets('q')}")
-            self.out(f"q_{k} = lead + place_{k}")
-            self.out(f"q_mask_{k} = place_{k} < inner")
-        # As many as threads have a row, so that the same threads have a row's edges. By turns from both ends: were they
-        # neighbours, the compiler would give a thread several.
-        self.out(f"EDGES: tl.constexpr = {EDGE} if BLOCK_P == 1 or BLOCK_Q <= {16 * VECTOR} else 32")
-        self.out(f"edge = {self.offsets('q').replace('BLOCK_Q', 'EDGES')}")
-        self.out(f"q_{EDGES} = tl.where(edge % 2 == 0, edge // 2, q_size - 1 - edge // 2)")
-        is_edge = f"(q_{EDGES} < lead) | (q_{EDGES} >= lead + inner)"
-        self.out(f"q_mask_{EDGES} = (edge < {EDGE}) & ({is_edge})")
-        self.out(f"place_{EDGES} = q_{EDGES} - lead")
-        if self._needs_axes("q"):
-            self._repeat(lambda: self._decompose("q", self.tile.q))
-
-    def _flat_vectors(self) -> None:
-        """Of elements that run together: whole vectors. The up to seven behind them are the first program's."""
-        self.out(f"inner = q_size // {VECTOR} * {VECTOR}")
-        self.out(f"q_0 = start_q + {self.offsets('q')}")
-        self.out("q_mask_0 = q_0 < inner")
-        self.out(f"EDGES: tl.constexpr = {EDGE}")
-        self.out(f"q_{EDGES} = inner + {self.offsets('q').replace('BLOCK_Q', 'EDGES')}")
-        self.out(f"q_mask_{EDGES} = q_{EDGES} < tl.where(start_q == 0, q_size, 0)")
-        if self._needs_axes("q"):
-            self._repeat(lambda: self._decompose("q", self.tile.q))
-
-    def _row_text(self, v: Value) -> str:
-        access = self.accesses[v.number]
-        return " + ".join([*access.base, *([access.p] if access.p else [])]) or "0"
-
-    def _is_in_vectors(self, v: Value) -> bool:
-        """An access to rows without gaps."""
-        access = self.accesses[v.number]
-        return not access.elementwise and access.q == "q" and self._index_dims(v) == {"p", "q"}
-
-    def _of_row(self, v: Value) -> None:
-        """A value of a program that has whole rows, or a reduction of them."""
-        if v.op == "reduce":
-            self._reduce_segments(v) if self.is_in_segments else self._reduce_at_once(v)
-        elif v.number in self._along_q:
-            self._repeat(lambda: self._value(v))
-        else:
-            self._value(v)
-
-    def _in_segments(self) -> None:
-        """As at once, with what varies along the row once for every segment, and reductions over all of them."""
-        if self.reduced_dim:
-            self._whole_row()
-        for v in self.kernel.values:
-            self._of_row(v)
-
-    def _reduce_segments(self, v: Value) -> None:
-        """Element by element over the segments first: what is left is the reduction of one."""
-        repeat = self._repeat
-        n, operand = v.number, self.kernel.value(v.args[0])
-        kind = v.data.removeprefix("arg")
-        x = f"v{v.args[0]}"
-        masked = f"tl.where(q_mask, {x}, {identity(v.data, operand.dtype)})"
-
-        def over_row(name: str, how: str) -> str:
-            """The reduction of a variable. The edges have another shape, and so a reduction of their own."""
-            found = self._combined(how, _together([f"{name}_{k}" for k in range(self.segments)], how))
-            return _together([found, self._combined(how, f"{name}_{EDGES}")], how) if self.vectors else found
-
-        if kind in ("mean", "m2"):
-            mean = f"mean_{v.args[0]}"
-            if mean not in self.done:
-                self.done.add(mean)
-                repeat(lambda: self.out(f"t{n}_SEGMENT = {masked}"))
-                self.out(f"{mean} = ({over_row(f't{n}', 'sum')}) / tl.cast(q_size, {TL_DTYPES[operand.dtype]})")
-            if kind == "mean":
-                self.out(f"v{n} = {mean}")
-                return
-            zero = identity("sum", operand.dtype)
-            repeat(lambda: self.out(f"d{n}_SEGMENT = tl.where(q_mask, {x} - {mean}, {zero})"))
-            repeat(lambda: self.out(f"s{n}_SEGMENT = d{n}_SEGMENT * d{n}_SEGMENT"))
-            self.out(f"v{n} = {over_row(f's{n}', 'sum')}")
-            return
-        repeat(lambda: self.out(f"x{n}_SEGMENT = {masked}"))
-        if kind == v.data:
-            self.out(f"v{n} = {over_row(f'x{n}', kind)}")
-            return
-        self.out(f"m{n} = {over_row(f'x{n}', kind)}")
-        own = f"x{n}_SEGMENT"
-        found = f"({own} == m{n})" + (f" | ({own} != {own})" if operand.dtype in FLOATS else "")
-        shape = self.shape_of({*self.dims_of(operand), "q"})
-        repeat(lambda: self.out(f"at{n}_SEGMENT = tl.where({found}, tl.broadcast_to(q, {shape}), {self._last()})"))
-        least = f"at{n}_0"
-        for k in range(1, self.segments):
-            least = f"tl.minimum({least}, at{n}_{k})"
-        least = f"tl.min({least}, {self.axis}{self._keep()})"
-        if self.vectors:
-            least = f"tl.minimum({least}, tl.min(at{n}_{EDGES}, {self.axis}{self._keep()}))"
-        self.out(f"v{n} = {least}.to(tl.int64)")
-
-    def _walked(self) -> None:
-        """What no row has a part in, the loop over blocks of rows, and what was added up there."""
-        values = self.kernel.values
-        self.out("pid = tl.program_id(0)")
-        self._decompose("pid", self.tile.batch)
-        if self.vectors:  # all rows of a program begin as far from a vector's address as its first
-            self._range("p", "pid * BLOCK_P")
-        self._whole_row()
-        folds = [v for v in values if v.op == "fold"]
-        after = {v.number for v in values if v.axes & {a.name for a in self.tile.batch}}
-        in_loop = {v.number for v in values if "p" in self.dims_of(v) and v.number not in after}
-        if self.segments > 1:  # such rows leave no registers for a weight: it is read again for each
-            in_loop |= self._along_q - after
-        for v in values:
-            if v.number not in in_loop and v.number not in after:
-                self._of_row(v)
-        for v in folds:
-            self._repeat_fold(v, f"acc{v.number} = tl.zeros({self._fold_shape(v)}, {TL_DTYPES[v.dtype]})")
-        self._loop_over_rows()
-        self.out.depth += 1
-        if self.ahead:
-            self._fetch_ahead()
-        self._range("p", "start_p", is_full=self.rows == 1)
-        if self.rereads:
-            self._reading_again(in_loop, folds)
-        else:
-            for v in values:
-                if v.number in in_loop:
-                    self._of_row(v)
-        for v in folds:
-            self._repeat_fold(v, f"acc{v.number} += {self._rows_to_add(v)}")
-        self.out.depth -= 1
-        for v in values:
-            if v.op == "fold":
-                self._repeat_fold(v, f"v{v.number} = {self._folded(v)}")
-            elif v.number in after:
-                self._of_row(v)
-
-    def _reading_again(self, in_loop: set[int], folds: list[Value]) -> None:
-        """For every generation of reductions, and for what is stored and added up, what it needs is loaded anew."""
-        depth, along = self._depths(), self._along_q & in_loop
-        last = max(depth[n] for n in in_loop)
-        for level in range(last + 1):
-            reduces = [v for v in self.kernel.values if v.op == "reduce" and depth[v.number] == level + 1]
-            stores = [v for v in self.kernel.values if v.op == "store" and v.number in along]
-            needed = self._needed_in_loop([*reduces, *(([*stores, *folds]) if level == last else [])], along)
-            # Loads that differ in nothing the compiler would make one. A weight stays in the caches anyway.
-            last_use = "evict_first" if level == last else ""
-            self.level_hints = ("evict_last" if level == 0 else last_use, "" if level % 2 else "evict_last")
-            once = {n for n in in_loop - along if depth[n] == level and self.kernel.value(n).op != "reduce"}
-            for v in self.kernel.values:
-                if v.number in needed | once:
-                    self._of_row(v)
-            for v in reduces:
-                self._of_row(v)
-        self.level_hints = ("", "")
-
-    def _fetch_ahead(self) -> None:
-        """Brings the rows of this program's next turn into the L2 cache, a line at a time."""
-        self._range("p", "start_p + tl.num_programs(0) * BLOCK_P")
-        for v in self.kernel.values:
-            if v.op == "load" and self._index_dims(v) == {"p", "q"}:
-                row = f"ptr_{v.buffer} + {self._row_text(v)}"
-                self.out(f"device.fetch({row}, p_mask, q_size, BLOCK_Q * {self.segments})")
-
-    def _loop_over_rows(self) -> None:
-        step = "tl.num_programs(0) * BLOCK_P"
-        if self.stages > 1:
-            self.out(f"for start_p in tl.range(pid * BLOCK_P, p_size, {step}, num_stages={self.stages}):")
-        else:
-            self.out(f"for start_p in range(pid * BLOCK_P, p_size, {step}):")
-
-    @property
-    def _rows_are_added_at_once(self) -> bool:
-        """A block's rows meet in a thread: they are added up before they join the rows before them, so that what is
-        kept is a single row."""
-        return self.rows == 1 or self.rows_meet
-
-    def _fold_shape(self, v: Value) -> str:
-        dims = self.dims_of(self.kernel.value(v.args[0])) - {"p"}
-        return self.shape_of(dims if self._rows_are_added_at_once else {*dims, "p"})
-
-    def _repeat_fold(self, v: Value, line: str) -> None:
-        """A fold has what it adds up along the row in every segment."""
-        self._repeat(lambda: self.out(line)) if v.number in self._along_q else self.out(line)
-
-    def _rows_to_add(self, v: Value) -> str:
-        x = self.name(v.args[0])
-        if self.rows == 1:
-            return x
-        x = f"tl.where(p_mask, {x}, {identity(v.data, v.dtype)})"
-        return f"tl.sum({x}, 0, keep_dims=True)" if self._rows_are_added_at_once else x
-
-    def _folded(self, v: Value) -> str:
-        return f"acc{v.number}" if self._rows_are_added_at_once else f"tl.sum(acc{v.number}, 0, keep_dims=True)"
 
     def _looped(self) -> None:
         """A loop for every generation of reductions, and one more for what is stored along the reduced axes."""
@@ -819,8 +460,8 @@ class Printer:
 
     def _pointer(self, v: Value) -> str:
         access = self.accesses[v.number]
-        if self.vectors and self._is_in_vectors(v):
-            return f"ptr_{v.buffer} + ({self._row_text(v)} + {VECTOR - 1} >> 3) * {VECTOR} + place"
+        if self.vectors and self.is_in_vectors(v):
+            return f"ptr_{v.buffer} + ({self.row_text(v)} + {VECTOR - 1} >> 3) * {VECTOR} + place"
         parts = [f"ptr_{v.buffer}", *access.base]
         if access.elementwise:
             parts += [stride(self.text(e)) for e, stride in zip(v.index, access.strides, strict=True) if e != 0]
@@ -831,6 +472,16 @@ class Printer:
         if missing := self._mask_dims(v) - self._index_dims(v):
             parts.append(f"tl.zeros({self.shape_of(missing)}, tl.int32)")
         return " + ".join(parts)
+
+    def row_text(self, v: Value) -> str:
+        """Where the rows of an access begin."""
+        access = self.accesses[v.number]
+        return " + ".join([*access.base, *([access.p] if access.p else [])]) or "0"
+
+    def is_in_vectors(self, v: Value) -> bool:
+        """An access to rows without gaps: see Setting.vectors."""
+        access = self.accesses[v.number]
+        return not access.elementwise and access.q == "q" and self._index_dims(v) == {"p", "q"}
 
     def mask_text(self, v: Value) -> str:
         """Of the block's ends, and what the load or store itself is guarded by."""
@@ -996,159 +647,18 @@ class Printer:
         variances: dict[int, list[Value]] = {}
         for v in reduces:
             if v.number in self.online:
-                found.append(_Online(self, self.kernel.value(self.online[v.number]), v))
+                found.append(Online(self, self.kernel.value(self.online[v.number]), v))
             elif v.number in self.online.values():
                 continue
             elif v.data in ("mean", "m2"):
                 variances.setdefault(v.args[0], []).append(v)
             elif v.data in ("argmax", "argmin"):
-                found.append(_Position(self, v))
+                found.append(Position(self, v))
             else:
-                found.append(_Plain(self, v))
-        return [*found, *(_Welford(self, operand, group) for operand, group in variances.items())]
+                found.append(Plain(self, v))
+        return [*found, *(Welford(self, operand, group) for operand, group in variances.items())]
 
     def accumulator_shape(self, operand: Value, over: str | None = None) -> str:
         """Of what is added up over a dimension, the reduced one where none is named."""
         assert self.reduced_dim is not None
         return self.shape_of({*self.dims_of(operand), over or self.reduced_dim})
-
-
-@dataclass
-class _Plain:
-    printer: Printer
-    v: Value
-
-    @property
-    def operand(self) -> Value:
-        return self.printer.kernel.value(self.v.args[0])
-
-    def start(self) -> None:
-        shape, dtype = self.printer.accumulator_shape(self.operand), self.operand.dtype
-        value = identity(self.v.data, dtype)
-        self.printer.out(
-            f"acc{self.v.number} = tl.zeros({shape}, {TL_DTYPES[dtype]}) + {value}"
-            if dtype != "i1"
-            else f"acc{self.v.number} = tl.full({shape}, {bool(IDENTITY[self.v.data])}, tl.int1)"
-        )
-
-    def step(self) -> None:
-        acc, x = f"acc{self.v.number}", self.printer.name(self.v.args[0])
-        mask = self.printer._mask_of_reduced()
-        after = f"{acc} + {x}" if self.v.data == "sum" else f"device.{COMBINE[self.v.data]}({acc}, {x})"
-        self.printer.out(f"{acc} = tl.where({mask}, {after}, {acc})")
-
-    def finish(self) -> None:
-        self.printer.out(f"v{self.v.number} = {self.printer._combined(self.v.data, f'acc{self.v.number}')}")
-
-
-@dataclass
-class _Online:
-    """A maximum and the sum of exp(x - maximum) in one pass: of every eight elements that a thread has the maximum so
-    far, and the sum relative to it, which is scaled anew when the maximum rises."""
-
-    printer: Printer
-    most: Value
-    total: Value
-
-    @property
-    def shape(self) -> str:
-        operand = self.printer.kernel.value(self.most.args[0])
-        return self.printer.accumulator_shape(operand).replace("BLOCK_Q", "BLOCK_Q // 8")
-
-    @property
-    def eights(self) -> tuple[str, int]:
-        """The block's shape with a dimension for a thread's eight, and which it is: neighbours where it loads vectors,
-        else one of every eighth of the block."""
-        p = self.printer
-        aligned = p.layout.aligned
-        inside = "BLOCK_Q // 8, 8" if aligned else "8, BLOCK_Q // 8"
-        return self.shape.replace("BLOCK_Q // 8", inside), p.axis + aligned
-
-    def guarded(self, most: str) -> str:
-        """What is taken away: no infinity, from which one more differs by NaN. Where the function itself takes the
-        maximum away as it is, that comes at the end."""
-        return f"tl.where(tl.abs({most}) == float('inf'), 0.0, {most})"
-
-    def exp(self, x: str) -> str:
-        return expression(self.printer.kernel.value(self.total.args[0]), [x], self.total.dtype)
-
-    def start(self) -> None:
-        p, n, dtype = self.printer, self.total.number, TL_DTYPES[self.total.dtype]
-        p.out(f"most{n} = tl.zeros({self.shape}, {dtype}) + {identity('max', self.total.dtype)}")
-        p.out(f"acc{n} = tl.zeros({self.shape}, {dtype})")
-
-    def step(self) -> None:
-        p, n, x = self.printer, self.total.number, self.printer.name(self.most.args[0])
-        low, (eights, axis) = identity("max", self.total.dtype), self.eights
-        p.out(f"x{n} = tl.reshape(tl.where({p._mask_of_reduced()}, {x}, {low}), {eights})")
-        p.out(f"higher{n} = device.maximum(most{n}, tl.reduce(x{n}, {axis}, device.maximum))")
-        p.out(f"from{n} = {self.guarded(f'higher{n}')}")
-        terms = self.exp(f"(x{n} - tl.expand_dims(from{n}, {axis}))")
-        p.out(f"acc{n} = acc{n} * {self.exp(f'(most{n} - from{n})')} + tl.sum({terms}, {axis})")
-        p.out(f"most{n} = higher{n}")
-
-    def finish(self) -> None:
-        p, n = self.printer, self.total.number
-        most = f"v{self.most.number}"
-        p.out(f"{most} = {p._combined('max', f'most{n}')}")
-        exp = p.kernel.value(self.total.args[0])
-        is_guarded = p.kernel.value(exp.args[0]).args[1] != self.most.number
-        scaled = f"acc{n} * {self.exp(f'(most{n} - {self.guarded(most) if is_guarded else most})')}"
-        p.out(f"v{n} = {p._combined('sum', scaled)}")
-
-
-@dataclass
-class _Position:
-    """Of every lane the extreme so far and where it was. Positions rise, so that an equal one never takes its place."""
-
-    printer: Printer
-    v: Value
-
-    def start(self) -> None:
-        p, n = self.printer, self.v.number
-        operand = p.kernel.value(self.v.args[0])
-        shape = p.accumulator_shape(operand)
-        p.out(f"acc{n} = tl.zeros({shape}, {TL_DTYPES[operand.dtype]}) + {identity(self.v.data, operand.dtype)}")
-        # Where a lane has nothing but the identity, its first element is the first of them.
-        dtype = "tl.int64" if p.layout.wide else "tl.int32"
-        p.out(f"from{n} = tl.zeros({shape}, {dtype}) + {p.offsets(p.reduced_dim)}")
-
-    def step(self) -> None:
-        p, n, x = self.printer, self.v.number, self.printer.name(self.v.args[0])
-        rule = "is_above" if self.v.data == "argmax" else "is_below"
-        p.out(f"take{n} = {p._mask_of_reduced()} & device.{rule}({x}, acc{n})")
-        p.out(f"acc{n} = tl.where(take{n}, {x}, acc{n})")
-        p.out(f"from{n} = tl.where(take{n}, {p.reduced_dim}, from{n})")
-
-    def finish(self) -> None:
-        self.printer._first_position(self.v, f"acc{self.v.number}", f"from{self.v.number}")
-
-
-@dataclass
-class _Welford:
-    """Mean and squared deviations in one pass: every lane for itself, then the lanes together."""
-
-    printer: Printer
-    operand: int
-    reduces: list[Value]
-
-    def start(self) -> None:
-        p, n = self.printer, self.operand
-        v = p.kernel.value(n)
-        for name in ("mean", "m2", "weight"):
-            p.out(f"{name}_{n} = tl.zeros({p.accumulator_shape(v)}, {TL_DTYPES[v.dtype]})")
-
-    def step(self) -> None:
-        p, n, mask = self.printer, self.operand, self.printer._mask_of_reduced()
-        x = p.name(n)
-        p.out(f"weight_{n} = tl.where({mask}, weight_{n} + 1.0, weight_{n})")
-        p.out(f"delta_{n} = tl.where({mask}, {x} - mean_{n}, 0.0)")
-        p.out(f"mean_{n} += delta_{n} / tl.maximum(weight_{n}, 1.0)")
-        p.out(f"m2_{n} += tl.where({mask}, delta_{n} * ({x} - mean_{n}), 0.0)")
-
-    def finish(self) -> None:
-        p, n = self.printer, self.operand
-        names = f"mean_{n}, m2_{n}, weight_{n}"
-        p.out(f"{names} = tl.reduce(({names}), {p.axis}, device.welford{p._keep()})")
-        for v in self.reduces:
-            p.out(f"v{v.number} = {v.data}_{n}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import sympy
 
 from tk.codegen.ir import SCAN, Kernel, Scanned, Value
+from tk.codegen.scalars import TL_DTYPES, identity
 
 if TYPE_CHECKING:
     from tk.codegen.print import Printer
@@ -37,8 +38,6 @@ def is_backwards(v: Value) -> bool:
 
 def no_change(kind: str, dtype: str) -> str:
     """What a scan of this kind may begin with. Of the running extremes the place of it is never the result's."""
-    from tk.codegen.print import identity
-
     return identity("max" if kind == "logaddexp" else kind, dtype)
 
 
@@ -101,8 +100,6 @@ class ScanPrinter:
         self._result(v)
 
     def start_carries(self, v: Value) -> None:
-        from tk.codegen.print import TL_DTYPES
-
         if key(v) in self.started:
             return
         self.started.add(key(v))

@@ -32,8 +32,9 @@ from tk.codegen import debug, ir, scan, sort, source
 from tk.codegen import device as functions
 from tk.codegen import index as ix
 from tk.codegen.errors import IRError
-from tk.codegen.print import EDGE, VECTOR, Printer, loops
+from tk.codegen.print import Printer, loops
 from tk.codegen.rules.sorts import LONGEST_NARROW
+from tk.codegen.segments import EDGE, VECTOR
 from tk.codegen.settings import Setting, settings_of
 from tk.codegen.tile import ALIGNED, ROWS, STRIDED, Access, Layout, Tile, choose_tile, coefficients, is_in_fours
 
@@ -480,7 +481,7 @@ class Scheduled:
                           spread=setting.spread, stages=setting.stages, rows=setting.p,
                           rows_meet=self._rows_meet(setting), rereads=setting.rereads,
                           ahead=setting.ahead, vectors=setting.vectors, realigned=self.realigned,
-                          row=self.row[0] if self.row else "")  # fmt: skip
+                          row_start=self.row[0] if self.row else "")  # fmt: skip
         text = printer.function(self.kernel.name, ["@PARAMS@"])
         return text, {**ints, **self.args}
 

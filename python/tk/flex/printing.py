@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from tk import errors
-from tk.codegen.print import ANY_RULES, BOOL_RULES, FAST_RULES, FP64_RULES, INT_RULES, TL_DTYPES
+from tk.codegen.scalars import ANY_RULES, BOOL_RULES, FAST_RULES, FP64_RULES, INT_RULES, TL_DTYPES
 from tk.flex.canonical import Graph
 from tk.flex.trace import Traced
 from tk.kernels.attention.entry import Mods
