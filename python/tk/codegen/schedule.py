@@ -55,10 +55,12 @@ INSTRUCTIONS: Mapping[str, int] = {
 
 LOOK_BACK = 9_000  # picoseconds of a program that looks back, beside all else
 REALIGNED = 5  # instructions for an element of a load or store of a realigned row
+COLUMN = 5, 16  # of what has one value a column: neighbours in one load, and beside vectors, every eighth
 SCANNED = 10  # instructions for an element of a scan
 EXCHANGE: Mapping[str, int] = {"i32": 8, "i64": 18}  # instructions for an element in a stage of a sort
 MERGED = 10  # picoseconds for an element in a merge of runs
-DIGIT_PASS = 3_000_000  # picoseconds of a pass of as many rows as a multiprocessor sorts at once by digits
+# Picoseconds of a pass over as many rows as a multiprocessor sorts at once by digits, and for each warp of a row more.
+DIGIT_PASS: Mapping[str, tuple[int, int]] = {"i32": (2_000_000, 45_000), "i64": (3_300_000, 80_000)}
 
 MOST_DIGITS = 64 << 10  # bytes of a row that is sorted by digits: shared memory holds it twice
 
@@ -94,6 +96,8 @@ def choices(kernel: ir.Kernel, layout: Layout, kind: str = "") -> tuple[Setting,
         can_be_realigned = kind == "scan" and bool(tile.p) and scan.can_be_realigned(kernel)
         found = tuple(s for s in found if (tile.p or s.p == 1) and (can_be_spread or not s.spread)
                       and (can_be_realigned or not s.realigned))  # fmt: skip
+        # What is not realigned has a single element a load: where both are there, the first is enough.
+        found = tuple(s for s in found if s == found[0] or s.realigned or replace(s, realigned=True) not in found)
     if kind == "digits":
         found = tuple(s for s in found if s.row * ITEMSIZE[sort.sorts(kernel)[0].dtype] <= MOST_DIGITS)
     if any(s.vectors for s in found) and not _has_rows(kernel, tile):
@@ -175,12 +179,14 @@ class Context:
 @dataclass(frozen=True)
 class Work:
     """Of one launch. bytes: read and written for an element; read: those of them that a loop would read again.
-    computed: instructions for an element. passes: how often a loop goes over what is reduced."""
+    computed: instructions for an element. accesses, columns: loads and stores along rows; those of them that have one
+    value a column are the latter. passes: how often a loop goes over what is reduced."""
 
     bytes: int
     read: int
     computed: int
     accesses: int
+    columns: int
     reductions: int
     passes: int
 
@@ -418,10 +424,11 @@ class Scheduled:
                 self.require(q_size <= LONGEST_NARROW, f"rows of at most {LONGEST_NARROW} elements")
         elif reduced and not looped:
             block = setting.p if reduced == "p" else setting.row
-            block -= max(self.realigned - 1, 0)
+            # Of rows in vectors what does not fill one is an edge, of fewer than two vectors' elements.
+            block += (VECTOR - 1) * setting.vectors - max(self.realigned - 1, 0)
             self.require(self.sizes[reduced] <= block, f"at most {block} elements to reduce")
             if setting.segments > 1:
-                least = setting.row - setting.q + EDGE * setting.vectors
+                least = setting.row - setting.q + (EDGE - 3) * setting.vectors
                 self.require(self.sizes[reduced] > least, f"more than {least} elements to reduce")
         width = "i64" if self.layout.wide else "i32"
         ints: dict[str, Arg] = {"q_size": Int(q_size, width, divisible)}
@@ -554,13 +561,15 @@ class Scheduled:
             live = maximum(live * minimum(device.sm_count * resident, programs) - L2_KEPT, 0)
             lost = minimum(live // (L2_LOST // 16), 16)
         moved = elements * work.bytes + elements * ((passes - 1) * work.read) * lost // 16
-        if not looped:  # while a block computes nothing is loaded but by its neighbours
+        if not looped or passes > 1:  # while a block or pass ends nothing is loaded but by its neighbours
             moved = moved * (2 * resident + 1) // (2 * resident)
         moved = moved * {"aligned": 1, "rows": 1, "strided": 2}[self.layout.name] // 4  # 0.25 ps a byte: 4 TB/s
         full = ceil_div(programs, device.sm_count) * device.sm_count * blocks
         instructions = block["p"] * block["q"] * self._instructions(setting)
-        instructions += 32 * setting.warps * (PER_THREAD + setting.vectors * self._edge_instructions)
-        reductions = work.reductions + len(scan.scans(self.kernel)) * (4 if looped else 1)  # and a scan's carry
+        instructions += 32 * setting.warps * PER_THREAD + setting.vectors * self._edge_instructions(setting)
+        # A scan's carry is one, too. The edges of several rows are reduced for themselves.
+        reductions = work.reductions * (1 + (setting.vectors and setting.p > 1))
+        reductions += len(scan.scans(self.kernel)) * (4 if looped else 1)
         issued = full * (instructions * INSTRUCTION // 1024 + reductions * setting.warps * passes * REDUCTION)
         waves = ceil_div(programs, device.sm_count * resident)
         per_block = BLOCK if self.layout.aligned or self.in_vectors else BLOCK * 3 // 2
@@ -589,27 +598,31 @@ class Scheduled:
 
     def _digits_cost(self, setting: Setting, elements: Expr) -> Expr:
         """Of the launch that sorts by digits: its passes, and what it reads and writes."""
-        size = ITEMSIZE[sort.sorts(self.kernel)[0].dtype]
+        dtype = sort.sorts(self.kernel)[0].dtype
+        size, (of_pass, of_warp) = ITEMSIZE[dtype], DIGIT_PASS[dtype]
         resident = 32 // setting.warps
         rows = maximum(elements // maximum(self.sizes["q"], 1), device.sm_count * resident // 3)
-        return rows * (size * 2 * DIGIT_PASS) // (device.sm_count * resident) + elements * size // 2 + 1_000_000
+        passes = size * 2 * (of_pass + of_warp * setting.warps)
+        return rows * passes // (device.sm_count * resident) + elements * size // 2 + 1_000_000
 
     def _instructions(self, setting: Setting) -> int:
         """For each element of a block: what is computed, and what loads and stores take."""
         access = {"aligned": 2, "rows": 12 + min(512 // setting.row, 16), "strided": 30}[self.layout.name]
-        access = REALIGNED if setting.realigned else access
-        of_rows = sum(map(len, self.rows_of.values())) if setting.vectors else 0
-        of_rows = min(of_rows, self._work.accesses)
-        found = self._work.computed + (self._work.accesses - of_rows) * access + of_rows * 2
+        of_column = COLUMN[setting.vectors] if self.layout.name == "rows" else access
+        if setting.vectors or setting.realigned:
+            access = 2 if setting.vectors else REALIGNED
+        found = self._work.computed + self._work.accesses * access + self._work.columns * of_column
         if sort.sorts(self.kernel) and not setting.digits:
             of_one = EXCHANGE[sort.sorts(self.kernel)[0].dtype]
             found += of_one * sort.stages(setting.q, looped=setting.looped)
         return found
 
-    @property
-    def _edge_instructions(self) -> int:
-        """Of a thread that has one element of a row's edges, whether there is one or not."""
-        return self._work.computed + 6 * self._work.accesses + 6 * self._work.reductions
+    def _edge_instructions(self, setting: Setting) -> int:
+        """Of all threads, each of which has an element of a row's edges, whether there is one or not, and more if the
+        block's rows have more."""
+        work = self._work
+        of_one = work.computed + 6 * (work.accesses + work.columns + work.reductions)
+        return max(32 * setting.warps, setting.p * EDGE) * of_one
 
     @cached_property
     def _work(self) -> Work:
@@ -623,14 +636,15 @@ class Scheduled:
                 (read if v.op == "load" else written)[v.buffer] = ITEMSIZE[self.kernel.buffer(v.buffer).dtype]
         inside = [v for v in self.kernel.values if all(v.axes & d for d in dims)]
         along_q = {a.name for a in self.tile.q}
-        accesses = sum(v.op in ("load", "store") and bool(v.axes & along_q) for v in self.kernel.values)
+        accesses = [v for v in self.kernel.values if v.op in ("load", "store") and v.axes & along_q]
+        columns = [v for v in accesses if not all(v.axes & d for d in dims)]
         reductions = [v for v in self.kernel.values if v.op == "reduce"]
         computed = sum(INSTRUCTIONS.get(v.op, 1) for v in inside if v.op not in ("load", "store"))
         computed += sum(5 if v.data in ("argmax", "argmin") else 2 for v in reductions)
         computed += SCANNED * len({scan.key(v) for v in scan.scans(self.kernel)})
         passes = loops(self.kernel, self.tile)
-        return Work(max(1, sum(read.values()) + sum(written.values())), sum(read.values()), computed, accesses,
-                    len(reductions), passes)  # fmt: skip
+        return Work(max(1, sum(read.values()) + sum(written.values())), sum(read.values()), computed,
+                    len(accesses) - len(columns), len(columns), len(reductions), passes)  # fmt: skip
 
 
 def schedule(kernel: ir.Kernel, layout: Layout, context: Context) -> Scheduled:

@@ -64,7 +64,7 @@ VECTORS = (Setting(1, 128, 1, vectors=True), Setting(1, 64, 4, segments=2, vecto
            Setting(4, 128, 4, vectors=True), Setting(2, 256, 1, vectors=True))  # fmt: skip
 
 
-@pytest.mark.parametrize("columns", [97, 101, 104, 112, 127, 128])
+@pytest.mark.parametrize("columns", [78, 97, 101, 104, 112, 127, 128, 135])
 def test_rows_in_vectors_at_any_address(columns: int) -> None:
     """Eleven rows begin at every distance from a vector's address that there is."""
     torch.manual_seed(columns)
