@@ -6,7 +6,7 @@ import copy
 import pickle
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tk import expr
@@ -67,6 +67,7 @@ def _value(e: Expr) -> int | None:
         return None
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
 @given(trees())
 def test_folded_is_evaluated(tree):
     plain, folded = tree
