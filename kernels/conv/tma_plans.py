@@ -200,13 +200,14 @@ def _out(point: Point) -> tuple[dict[str, Arg], tuple[Constraint, ...]]:
         args |= dict.fromkeys(strides, Const(None)) | {"out": Const(None)}
         return args, (require(holds, "out channels-last with evenly spaced pixels, 16 bytes of channels"),)
     if point.store == "channels_last":
-        args["out_o"] = Const(1)
+        # 16 bytes at a time: the compiler must know that no store is cut off within.
+        args |= {"out_o": Const(1), "cols": Int(_columns(point), divisible=True)}
         for d in ("n", "d", "h", "w"):
             args[f"out_{d}"] = Int(args[f"out_{d}"].value, "i64", divisible=True)  # type: ignore[union-attr]
-        holds = (OUT.alignment >= 16) & (OUT.stride(2) == 1)
+        holds = (OUT.alignment >= 16) & (OUT.stride(2) == 1) & (N % 16 == 0)
         for i in (0, 3, 4, 5):
             holds = holds & (OUT.stride(i) % 16 == 0)
-        return args, (require(holds, "out channels-last, pixels a multiple of 16 channels apart"),)
+        return args, (require(holds, "out channels-last, a multiple of 16 channels, pixels as far apart"),)
     return args, ()
 
 
