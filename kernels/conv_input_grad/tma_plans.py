@@ -29,6 +29,11 @@ ROWS, PHASES, TAPS = OP.local("rows"), OP.local("phases"), OP.local("taps")
 O, C = WEIGHT.size(1), WEIGHT.size(2)  # noqa: E741  as docs/conv.md calls them
 
 
+# Bytes a nanosecond: what TMA fetches from L2 for all multiprocessors, as a forward pass of tiles of 128 x 128 did on
+# an H200, and what one of them stores.
+_FETCHED, _STORED = 11000, 30
+
+
 def _geometry(what: str, d: int) -> Expr:
     return OP.int(f"{what}_{SPATIAL[d]}")
 
@@ -176,7 +181,8 @@ def _plan(point: Point) -> Plan | None:
         serves=serves(point),
         launches=(Launch(input_grad_tma, args, (minimum(device.sm_count, tiles), 1, 1), num_warps=4),),
         cost=predict(
-            point, OP, tile, judged, ceil_div(judged, device.sm_count), steps * c.block_k, percent=percent
+            point, OP, tile, judged, ceil_div(judged, device.sm_count), steps * c.block_k, percent=percent,
+            l2=_FETCHED, alone_ns=0 if c.pingpong else 2 * c.block_m * c.block_n // _STORED,
         ),
     )  # fmt: skip
 
@@ -197,6 +203,7 @@ CONFIGS = (
     _tile(256, 64, 4, 32),
     _tile(256, 128, 4, 32),
     _tile(64, 128, 8, 64, pingpong=True),
+    _tile(128, 64, 8, 32, pingpong=True),
     _tile(128, 128, 6, 32, pingpong=True),
 )
 _AXES = {
