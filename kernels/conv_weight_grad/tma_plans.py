@@ -104,7 +104,7 @@ def _plan(point: Point) -> Plan:
             _GATHER.within_reach(point.spatial),
         ),
         serves=serves(point),
-        launches=(launch, reduce_launch(point.dtype)),
+        launches=(launch, reduce_launch(point.dtype, wide=True)),
         locals=split_locals(tiles, 1, c.block_k, 16, step_ns(point, (c.block_m, c.block_n), c.block_k, 90)),
         buffers=(PARTIALS,),
         cost=predict(
