@@ -210,6 +210,55 @@ bool launch_weight_product(const View& grad, const View& x, const View& out, con
   return true;
 }
 
+bool launch_input_product(Problem p, const Geometry& g, const Settings& s) {
+  p.weight = exchanged(p.weight);
+  p.stride = g.stride;
+  p.dilation = {-g.dilation[0], -g.dilation[1], -g.dilation[2]};
+  p.padding = {-g.padding[0], -g.padding[1], -g.padding[2]};
+  return launch_product(p, s);
+}
+
+// Whether one launch has all places of the input's gradient: Hopper's kernels do, of one group and 16 bits. No
+// dimension may have both a stride and a dilation, nor reach further than an im2col map can say
+// (kernels/conv_input_grad/tma_plans.py).
+bool has_kernels_for_input_gradient(const Problem& whole, const Geometry& g) {
+  int64_t arch = 0;
+  const View& weight = whole.weight;
+  if (item_size(whole.x.dtype) != 2 || g.groups != 1 || weight.count() == 0) return false;
+  if (weight.sizes[1] % 8 != 0 || weight.sizes[View::kChannels] % 8 != 0) return false;
+  const bool is_flat =
+      whole.out.sizes[3] == 1 && whole.x.sizes[3] == 1 && weight.sizes[3] == 1 && g.padding[0] == 0 && g.stride[0] == 1;
+  const int64_t reach = is_flat ? 128 : 16;
+  for (size_t d = is_flat ? 1 : 0; d < 3; d++) {
+    const size_t at = View::kSpatial + d;
+    if (g.stride[d] > 8 || (g.stride[d] != 1 && g.dilation[d] != 1)) return false;
+    const auto parts = [&](int64_t pixels) { return (pixels + g.stride[d] - 1) / g.stride[d]; };
+    const int64_t span = parts((weight.sizes[at] - 1) * g.dilation[d]);
+    const int64_t lower = g.padding[d] / g.stride[d] - span;
+    const int64_t upper = lower + parts(whole.out.sizes[at]) - whole.x.sizes[at];
+    if (span + 1 >= 2 * reach || std::min(lower, upper) < -reach || std::max(lower, upper) >= reach) return false;
+  }
+  constexpr int64_t kMostPixels = int64_t{1} << 28;  // that 32 bits number them and their tiles
+  if (whole.out.count() / weight.sizes[View::kChannels] > kMostPixels) return false;
+  check_status(tk_device_arch(target(whole.x.device), &arch));
+  return arch == 90;
+}
+
+// Of the weight as the forward pass has it.
+bool launch_all_phases(Problem whole, const Geometry& g, const Settings& s) {
+  if (!has_kernels_for_input_gradient(whole, g)) return false;
+  Tensor x_memory;
+  Tensor weight_memory;
+  put_channels_together(whole.x, false, s, x_memory);
+  put_channels_together(whole.weight, true, s, weight_memory);
+  static const tk_op op = tk_intern_op("conv_input_grad");
+  const tk_tensor tensors[] = {to_core(whole.x), to_core(whole.weight), to_core(whole.out, true)};
+  std::vector<int64_t> ints = geometry_ints(g.stride, g.padding, g.dilation);
+  ints.push_back(precision_of(s, whole.x.dtype));
+  launch_op(op, tensors, ints, {}, s, whole.x.device);
+  return true;
+}
+
 void launch_weight_sum(const View& grad, const View& x, const View& out, const Problem& p, const Settings& s) {
   static const tk_op op = tk_intern_op("conv_weight_grad");
   const tk_tensor tensors[] = {to_core(grad), to_core(x), to_core(out, true)};
@@ -268,6 +317,7 @@ void launch_forward(Problem p, const Settings& s) {
 }
 
 void launch_input_gradient(Problem whole, const Geometry& g, const Settings& s) {
+  if (launch_input_product(whole, g, s) || launch_all_phases(whole, g, s)) return;
   Tensor x_memory;
   Tensor weight_memory;
   const Spatial kernel = spatial_sizes(whole.weight);
@@ -285,9 +335,6 @@ void launch_input_gradient(Problem whole, const Geometry& g, const Settings& s) 
   // All other places at once: nothing writes faster.
   if (!is_covered) check_shim(aoti_torch_zero_(whole.out.handle), "fill a gradient with zeros");
   if (std::any_of(reached.begin(), reached.end(), [](const auto& phases) { return phases.empty(); })) return;
-  if (g.stride == Spatial{1, 1, 1} &&
-      launch_product(problem_of(whole, {reached[0][0], reached[1][0], reached[2][0]}, g.stride), s))
-    return;
   bool by_group = false;
   if (has_wide_channels(whole.x)) {
     put_channels_together(whole.x, false, s, x_memory);

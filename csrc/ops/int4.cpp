@@ -15,9 +15,9 @@ namespace tk::ops {
 namespace {
 
 // From as many rows on the weight is unpacked once, for mm. On an H200 256 rows of an 8192 x 8192 weight take the fused
-// kernels 141 us, mm 48 and writing the weight 46; 130 rows of a 5120 x 4288 one 56 and mm 22; with 64 rows of a
-// 4096 x 4096 one the fused ones are ahead, 17 and mm alone 11.
-constexpr int64_t kRowsToDequantize = 128;
+// kernels 141 us, mm 48 and writing the weight 46; 74 rows of a 14592 x 8960 one 325 and mm 77; 67 rows of a 3840 x
+// 3968 one 27 and mm 11. With 64 rows of a 4864 x 2624 one the fused ones are ahead, 17 and mm alone 11.
+constexpr int64_t kRowsToDequantize = 65;
 
 struct Weight {
   Meta b;

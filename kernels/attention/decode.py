@@ -217,7 +217,7 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...]) -> Kernel:
             ),
             serves=problem.serves(point),
             launches=(first, second),
-            cost=4_000_000 + select(splits > 1, COMBINE_PS, 0) + waves * tiles * sharing * time,
+            cost=6_000_000 + select(splits > 1, COMBINE_PS, 0) + waves * tiles * sharing * time,
             locals=(_splits(N, c, programs),),
             buffers=buffers,
         )

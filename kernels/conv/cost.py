@@ -16,17 +16,18 @@ _OPERATIONS = {
 
 
 def predict(point: Point, op: Op, tile: tuple[int, int], tiles: Expr, waves: Expr, k: Expr, *, percent: int = 100,
-            extra_bytes: Expr | int = 0, launches: int = 1) -> Expr:  # fmt: skip
+            extra_bytes: Expr | int = 0, launches: int = 1, l2: int = 0, alone_ns: int = 0) -> Expr:  # fmt: skip
     """Picoseconds. tile: rows and columns; tiles: how many there are, of a sum over `k` each; waves: how many a
-    multiprocessor does one after the other. percent: of the pace of a kernel whose loads TMA does."""
+    multiprocessor does one after the other. percent: of the pace of a kernel whose loads TMA does. l2: bytes a
+    nanosecond from it, in place of the usual. alone_ns: of a tile, in which its multiprocessor does nothing else."""
     arch = max((a for a in _MEMORY if a <= point.arch), default=min(_MEMORY))
     kind = point.precision if point.dtype == "fp32" else point.dtype
     rows, cols = tile
     fetched = tiles * k * (rows + cols) * op.local("itemsize")
     compute = waves * k * (2 * rows * cols) // _OPERATIONS[arch][kind]
     memory = (op.local("traffic") + extra_bytes) // _MEMORY[arch]
-    slowest = maximum(maximum(compute, fetched // _L2[arch]), memory)
-    return 3_000_000 * launches + 500_000 * waves + 1000 * (slowest * 100 // percent)
+    slowest = maximum(maximum(compute, fetched // (l2 or _L2[arch])), memory)
+    return 3_000_000 * launches + (500_000 + 1000 * alone_ns) * waves + 1000 * (slowest * 100 // percent)
 
 
 def step_ns(point: Point, tile: tuple[int, int], block_k: int, percent: int) -> int:

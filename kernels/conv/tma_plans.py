@@ -187,6 +187,7 @@ def _out(point: Point) -> tuple[dict[str, Arg], tuple[Constraint, ...]]:
     args: dict[str, Arg] = strides | {
         "out": Pointer(OUT, point.dtype, aligned=point.store == "channels_last"),
         "out_desc": Const(None),
+        "cols": Int(_columns(point)),
         "SUBTILE_N": Const(subtile),
     }
     size = ITEMSIZE[point.dtype]
@@ -200,13 +201,14 @@ def _out(point: Point) -> tuple[dict[str, Arg], tuple[Constraint, ...]]:
         args |= dict.fromkeys(strides, Const(None)) | {"out": Const(None)}
         return args, (require(holds, "out channels-last with evenly spaced pixels, 16 bytes of channels"),)
     if point.store == "channels_last":
-        args["out_o"] = Const(1)
+        # 16 bytes at a time: the compiler must know that no store is cut off within.
+        args |= {"out_o": Const(1), "cols": Int(_columns(point), divisible=True)}
         for d in ("n", "d", "h", "w"):
             args[f"out_{d}"] = Int(args[f"out_{d}"].value, "i64", divisible=True)  # type: ignore[union-attr]
-        holds = (OUT.alignment >= 16) & (OUT.stride(2) == 1)
+        holds = (OUT.alignment >= 16) & (OUT.stride(2) == 1) & (N % 16 == 0)
         for i in (0, 3, 4, 5):
             holds = holds & (OUT.stride(i) % 16 == 0)
-        return args, (require(holds, "out channels-last, pixels a multiple of 16 channels apart"),)
+        return args, (require(holds, "out channels-last, a multiple of 16 channels, pixels as far apart"),)
     return args, ()
 
 
@@ -234,7 +236,6 @@ def _plan(point: Point) -> Plan | None:
         weight_desc=weight_map(point.dtype, c.block_n, c.block_k, point.grouped),
         bias=Pointer(BIAS, point.dtype, aligned=False),
         rows=Int(M),
-        cols=Int(columns),
         taps=Int(TAPS),
         tiles=Int(tiles),
         tiles_of_group=Int(N // c.block_n),

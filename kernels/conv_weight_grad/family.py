@@ -7,6 +7,7 @@ from tk.kernels.conv_weight_grad.op import OP
 _SAMPLED = {
     "weight_grad_pointer": ("32x32x32_s4_w4", "32x64x32_s2_w4", "32x32x16_s3_w4_fma"),
     "weight_grad_tma": ("128x128x64_s6_coop",),
+    "weight_grad_tma_whole": ("128x128x64_s6_coop_whole",),
     "weight_grad_slide": ("slide_w4_32x32_w4",),
     "weight_grad_depthwise": ("depthwise_32x64_w4", "depthwise_1x1024_w4"),
 }

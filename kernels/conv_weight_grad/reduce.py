@@ -17,10 +17,12 @@ _PARTS, _BLOCK = 4, 256
 
 @triton.jit
 def weight_grad_reduce(partials, out, rows, K, splits, OC, C, KH, KW, out_g, out_o, out_c, out_d, out_h, out_w,
-                       PARTS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                       PARTS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """partials [splits, G, O, taps, C], fp32: the parts in order, PARTS at a time, then one rounding. A program has a
     block of a row, [taps, C]: within it 32-bit numbers do, and a division of 64-bit ones takes a hundred instructions.
-    """
+    WIDE: K is a multiple of 8, and the compiler is told so, for loads of 16 bytes."""
+    if WIDE:
+        K = K // 8 * 8
     blocks = tl.cdiv(K, BLOCK)
     row = tl.program_id(0) // blocks
     i = (tl.program_id(0) - row * blocks) * BLOCK + tl.arange(0, BLOCK)
@@ -81,7 +83,8 @@ def split_locals(tiles: Expr, occupancy: int, step: int, least: int, step_ns: Ex
     return (*rooms, *better, ceil_div(steps, best[-1]) * step, ceil_div(length, SHARE))
 
 
-def reduce_launch(dtype: str) -> Launch:
+def reduce_launch(dtype: str, wide: bool = False) -> Launch:
+    """wide: of a plan that takes a multiple of 8 channels."""
     strides = {f"out_{d}": Int(OUT.stride(i), "i64") for i, d in enumerate(("g", "o", "c", *SPATIAL))}
     args = dict(
         partials=Scratch(0, "fp32"),
@@ -95,6 +98,7 @@ def reduce_launch(dtype: str) -> Launch:
         KW=Int(OUT.size(5)),
         PARTS=Const(_PARTS),
         BLOCK=Const(_BLOCK),
+        WIDE=Const(wide),
         **strides,
     )
     return Launch(weight_grad_reduce, args, (_ROWS * ceil_div(OP.local("K"), _BLOCK), 1, 1), num_warps=4)

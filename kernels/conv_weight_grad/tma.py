@@ -169,17 +169,52 @@ class PartialStore:
         o = row - split * self.below + gl.arange(0, x.shape[0], gl.SliceLayout(1, LAYOUT))
         c = c_first + gl.arange(0, x.shape[1], gl.SliceLayout(0, LAYOUT))
         line = (split.to(gl.int64) * self.rows + o) * self.taps + tap
-        at = self.partials + (line * self.channels)[:, None] + c[None, :]
-        gl.store(at, x, mask=(o < self.rows)[:, None] & (c < self.channels)[None, :])
+        channels = self.channels // 8 * 8  # as they are, and the compiler knows: it stores pairs
+        at = self.partials + (line * channels)[:, None] + c[None, :]
+        gl.store(at, x, mask=(o < self.rows)[:, None] & (c < channels)[None, :])
+
+
+@gluon.aggregate
+class TapStore:
+    """Into the gradient itself, [O, taps, C], where nothing else is to be added to a tile's sum."""
+
+    smem: gl.shared_memory_descriptor
+    desc: gl.nvidia.hopper.tma.tensor_descriptor
+    blocks: gl.tensor  # of channels
+    BLOCK_N: gl.constexpr
+    STAGES: gl.constexpr
+
+    @gluon.jit
+    def of_consumer(self, index: gl.constexpr):
+        return gl.aggregate_replace(self, smem=self.smem.slice(index * self.STAGES, self.STAGES))
+
+    @gluon.jit
+    def of_tile(self, at):
+        return self
+
+    @gluon.jit
+    def put(self, x, buffer: gl.constexpr, row, col):
+        n = col // self.BLOCK_N
+        tap = n // self.blocks
+        smem = self.smem.index(buffer)
+        tma.store_wait(self.STAGES - 1)
+        gl.barrier()
+        smem.store(x)
+        fence_async_shared()
+        gl.barrier()
+        tma.async_store(self.desc, [row, tap, col - tap * self.blocks * self.BLOCK_N],
+                        smem.reshape(self.desc.block_shape))  # fmt: skip
 
 
 @gluon.jit
-def weight_grad_tma(grad_desc, x_desc, partials, rows, taps, channels, splits, k_blocks, share,
+def weight_grad_tma(grad_desc, x_desc, out_desc, partials, rows, taps, channels, splits, k_blocks, share,
                     PD, PH, PW, KH, KW, stride_d, stride_h, stride_w, lower_d, lower_h, lower_w,
                     dilation_d, dilation_h, dilation_w, shift_d, shift_h, shift_w,
                     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-                    SPATIAL: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr):  # fmt: skip
-    """rows: output channels. k_blocks: of all pixels; share: of a split."""
+                    SUBTILE_N: gl.constexpr, SPATIAL: gl.constexpr, CONSUMER_REGS: gl.constexpr,
+                    PRODUCER_REGS: gl.constexpr):  # fmt: skip
+    """rows: output channels. k_blocks: of all pixels; share: of a split. Of one split alone, out_desc has the gradient;
+    else it is None, and partials have the sums."""
     COOPERATIVE: gl.constexpr = 2
     ROWS: gl.constexpr = BLOCK_M // COOPERATIVE
     conv = Convolution(PD, PH, PW, KH, KW, channels, stride_d, stride_h, stride_w, lower_d, lower_h, lower_w,
@@ -197,9 +232,13 @@ def weight_grad_tma(grad_desc, x_desc, partials, rows, taps, channels, splits, k
     producer_a = Producer(GradOperand(grad_desc, a_smem, below, BLOCK_M, COOPERATIVE), pipeline, scheduler, 0, BLOCK_K)
     producer_b = Producer(ImageOperand(x_desc, b_smem, conv, blocks, BLOCK_N), pipeline, scheduler, 1, BLOCK_K)
     mma = Wgmma(a_smem, b_smem, ROWS, BLOCK_N, False, False, COOPERATIVE, 0)
-    store = PartialStore(Elements(gl.float32), partials, rows, channels, taps, blocks, below, BLOCK_N, 1)
+    if out_desc is None:
+        store = PartialStore(Elements(gl.float32), partials, rows, channels, taps, blocks, below, BLOCK_N, 1)
+    else:
+        out_smem = gl.allocate_shared_memory(out_desc.dtype, [4, ROWS, SUBTILE_N], grad_desc.layout)
+        store = TapStore(out_smem, out_desc, blocks, BLOCK_N, 2)
     consumer = Consumer(mma, store, pipeline, order, NoFixup(BLOCK_M), scheduler, Plain("plain"),
-                        BLOCK_M, BLOCK_N, BLOCK_N, COOPERATIVE, False, 0)  # fmt: skip
+                        BLOCK_M, BLOCK_N, SUBTILE_N, COOPERATIVE, False, 0)  # fmt: skip
     other = gl.aggregate_replace(consumer, mma=gl.aggregate_replace(mma, INDEX=1), INDEX=1)
     gl.warp_specialize(
         [(consume, (consumer,)), (consume, (other,)), (produce_pixels, (producer_a,)), (produce_pixels, (producer_b,))],

@@ -1,8 +1,10 @@
 """The plans and the grid of ``weight_grad_tma``."""
 
+from dataclasses import replace
+
 from triton.experimental.gluon.language import NVMMASharedLayout
 
-from tk.aot.expr import ceil_div, device, minimum
+from tk.aot.expr import Expr, Tensor, ceil_div, device, minimum
 from tk.aot.spec import ITEMSIZE, Config, Const, Int, Kernel, Launch, Plan, Point, Scratch, TensorMap, require
 from tk.kernels.conv.cost import predict, step_ns
 from tk.kernels.conv.op import fits_32_bits, serves
@@ -20,12 +22,58 @@ def _grad_map(dtype: str, pixels: int, channels: int) -> TensorMap:
     return TensorMap(GRAD, dtype, (M, N), (pixel_pitch(GRAD), 1), (pixels, channels), layout=repr(layout))
 
 
+def _out_map(dtype: str, channels: int) -> TensorMap:
+    layout = NVMMASharedLayout(128, 8 * ITEMSIZE[dtype], 3)
+    sizes = (N, TAPS, C)
+    strides = (OUT.stride(1), C, 1)
+    return TensorMap(OUT, dtype, sizes, strides, (64, 1, channels), layout=repr(layout))
+
+
+def _is_dense(t: Tensor) -> Expr:
+    """Taps of C channels one behind the other: what a map of [O, taps, C] says."""
+    pitch: Expr = C
+    holds = (t.stride(2) == 1) & (t.alignment >= 16) & (t.stride(1) >= C * TAPS) & (t.stride(1) % 8 == 0)
+    for d in (5, 4, 3):
+        holds = holds & ((t.size(d) == 1) | (t.stride(d) == pitch))
+        pitch = pitch * t.size(d)
+    return holds
+
+
+def _whole_plan(point: Point) -> Plan:
+    """All pixels of a tile in one sum, which is the gradient: no parts, no second launch."""
+    split = _plan(point)
+    c = point.config
+    tiles = ceil_div(N, c.block_m) * ceil_div(C, c.block_n) * TAPS
+    steps = ceil_div(M, c.block_k)
+    (launch, _) = split.launches
+    args = dict(launch.args) | dict(
+        out_desc=_out_map(point.dtype, 64),
+        SUBTILE_N=Const(64),
+        partials=Const(None),
+        splits=Int(1),
+        share=Int(steps),
+    )
+    holds = _is_dense(OUT)
+    return replace(
+        split,
+        constraints=(*split.constraints, require(holds & (N > 1), "out channels-last, its taps side by side")),
+        launches=(Launch(weight_grad_tma, args, (minimum(device.sm_count, tiles), 1, 1), num_warps=4),),
+        locals=(),
+        buffers=(),
+        cost=predict(
+            point, OP, (c.block_m, c.block_n), tiles, ceil_div(tiles, device.sm_count), steps * c.block_k, percent=90
+        ),
+    )
+
+
 def _plan(point: Point) -> Plan:
     c = point.config
     tiles = ceil_div(N, c.block_m) * ceil_div(C, c.block_n) * TAPS
     args = dict(
         grad_desc=_grad_map(point.dtype, c.block_k, c.block_m // 2),
         x_desc=_GATHER.image_map(point.dtype, point.spatial, c.block_k, c.block_n),
+        out_desc=Const(None),
+        SUBTILE_N=Const(c.block_n),
         partials=Scratch(0, "fp32"),
         rows=Int(N),
         taps=Int(TAPS),
@@ -56,7 +104,7 @@ def _plan(point: Point) -> Plan:
             _GATHER.within_reach(point.spatial),
         ),
         serves=serves(point),
-        launches=(launch, reduce_launch(point.dtype)),
+        launches=(launch, reduce_launch(point.dtype, wide=True)),
         locals=split_locals(tiles, 1, c.block_k, 16, step_ns(point, (c.block_m, c.block_n), c.block_k, 90)),
         buffers=(PARTIALS,),
         cost=predict(
@@ -72,6 +120,10 @@ def _tile(block_m: int, block_n: int, num_stages: int) -> Config:
 
 
 _CONFIGS = (_tile(128, 128, 6), _tile(128, 64, 8))
+_WHOLE_CONFIGS = tuple(replace(c, name=f"{c.name}_whole") for c in (_tile(128, 128, 6), _tile(128, 64, 8)))
 _AXES = {"dtype": ("bf16", "fp16"), "precision": ("ieee",), "spatial": (2, 3)}
 
-KERNELS = (Kernel("weight_grad_tma", OP, _AXES, {90: _CONFIGS}, _plan),)
+KERNELS = (
+    Kernel("weight_grad_tma", OP, _AXES, {90: _CONFIGS}, _plan),
+    Kernel("weight_grad_tma_whole", OP, _AXES, {90: _WHOLE_CONFIGS}, _whole_plan),
+)

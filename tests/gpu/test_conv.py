@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ import tk
 from benchmarks import accuracy
 from benchmarks.convolutions import Convolution, judge
 from benchmarks.products import ACTIVATIONS, SHORT
-from tk import _packs
+from tk import _packs, capi
+from tk.heuristics.problem import describe_all
 
 from .device import DEVICE
 
@@ -196,6 +198,47 @@ def test_every_config_of_the_forward_pass():
                 wrong.append(f"{config} {p.label}: {verdict}")
     assert not wrong, "\n".join(wrong[:20])
     assert not left, f"no problem here suits {sorted(left)}"
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="nothing is chosen on the CPU")
+def test_every_config_of_the_gradients():
+    is_hopper = torch.cuda.get_device_capability()[0] == 9
+    left = set(_packs.config_numbers("conv_input_grad")) if is_hopper else set()
+    names = set()
+    wrong = []
+    for p in (replace(p, activation=0) for p in EVERY_CONFIG):  # whose derivative is not the ops'
+        x, weight, _ = (t if t is None else t.requires_grad_() for t in p.make(DEVICE))
+        wide = [t.detach().double().requires_grad_() for t in (x, weight)]
+        exact = p.exact(*wide, None)
+        grad = torch.randn_like(p.run_torch(x, weight, None))
+        references = torch.autograd.grad(exact, wide, grad.double())
+        torchs = torch.autograd.grad(p.run_torch(x, weight, None), (x, weight), grad)
+        inner = (p.o // p.groups * math.prod(p.kernel), exact.numel() // p.o)
+        is_tf32 = p.precision == "tf32"
+        args = (grad, x.detach(), weight.detach(), p.stride, p.padding, p.dilation, p.groups, int(is_tf32))
+        for i, op in enumerate((torch.ops.tk.conv_input_grad, torch.ops.tk.conv_weight_grad)):
+            call = partial(op, *args)
+            for described in describe_all(call):
+                if described.problem.op not in ("conv_input_grad", "conv_weight_grad"):
+                    continue
+                for candidate in capi.candidates(described.problem):
+                    if not candidate.fits:
+                        continue
+                    names.add(candidate.config_name)
+                    if described.problem.op == "conv_input_grad":
+                        left.discard(candidate.config)
+                    capi.pin(described.problem, candidate.config)
+                    try:
+                        result = call()
+                    finally:
+                        capi.pin(described.problem, -1)
+                    tensor_cores = is_tf32 or p.dtype != torch.float32
+                    verdict = judge(result, torchs[i], references[i], inner[i], tensor_cores, is_tf32)
+                    if not verdict.ok:
+                        wrong.append(f"{candidate.config_name} {p.label}: gradient {i}: {verdict}")
+    assert not wrong, "\n".join(wrong[:20])
+    assert not left, f"no problem here suits {sorted(left)}"
+    assert not is_hopper or "128x128x64_s6_coop_whole" in names
 
 
 def test_the_same_bits_every_time():

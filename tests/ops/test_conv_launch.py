@@ -63,6 +63,14 @@ def read_by_taps(
         yield tap, found
 
 
+def reached(tap: int, pixels: int, size: int, stride: int, padding: int, dilation: int) -> tuple[Tensor, Tensor]:
+    """The places of x, `size` of them, that a tap of the pixels of the result reads, and of which pixels."""
+    read = torch.arange(pixels)
+    at = read * stride - padding + tap * dilation
+    there = (at >= 0) & (at < size)
+    return at[there], read[there]
+
+
 def carry_out(name: str, tensors: list[Tensor | None], ints: list[int], floats: list[float]) -> None:
     if name == "conv_layout":
         x, out = tensors
@@ -87,6 +95,19 @@ def carry_out(name: str, tensors: list[Tensor | None], ints: list[int], floats: 
         if bias is not None:
             z += bias.double()[..., None, None, None]
         out.copy_(ACTIVATIONS[ints[9]](z))
+    elif name == "conv_input_grad":
+        grad, weight, out = tensors
+        z = torch.zeros(out.shape, dtype=torch.float64)
+        for tap in itertools.product(*map(range, weight.shape[3:])):
+            filters = weight[..., tap[0], tap[1], tap[2]].double()
+            part = torch.einsum("ngodhw,goc->ngcdhw", grad.double(), filters)
+            places = []
+            for d in range(3):
+                at, read = reached(tap[d], grad.shape[3 + d], out.shape[3 + d], *ints[d:9:3])
+                part = part.index_select(3 + d, read)
+                places.append(at)
+            z[..., places[0][:, None, None], places[1][:, None], places[2]] += part
+        out.copy_(z)
     elif name == "conv_weight_grad":
         grad, x, out = tensors
         grad = grad.double()
@@ -344,6 +365,54 @@ def test_the_gradient_of_the_weight_of_one_tap_is_a_product_where_there_are_many
     for is_last, channels, expected_names in ((True, 1024, ["mm"]), (True, 512, ["conv_weight_grad"])):
         x, weight = torch.randn(2, 1024, 4, 4), torch.randn(channels, 1024, 1, 1)
         assert check(h100, torch.bfloat16, last(x), weight, None, geometry)[2] == expected_names, is_last
+
+
+# Sizes of images and filters, stride, padding, dilation.
+ALL_PHASES = {
+    "3x3": ((2, 16, 6, 8), (32, 16, 3, 3), [[2, 2], [1, 1], [1, 1]]),
+    "no stride": ((2, 16, 6, 8), (32, 16, 3, 3), [[1, 1], [1, 1], [1, 1]]),
+    "no stride, dilated": ((2, 16, 9, 8), (32, 16, 3, 2), [[1, 1], [2, 1], [2, 3]]),
+    "patches": ((2, 16, 8, 8), (32, 16, 2, 2), [[2, 2], [0, 0], [1, 1]]),
+    "one tap of nine places": ((2, 16, 7, 8), (32, 16, 1, 1), [[3, 3], [0, 0], [1, 1]]),
+    "lines left over": ((1, 24, 9, 11), (8, 24, 4, 5), [[3, 2], [2, 1], [1, 1]]),
+    "dilated across": ((1, 16, 9, 11), (16, 16, 3, 3), [[2, 1], [1, 2], [1, 2]]),
+    "more in front than taps": ((1, 16, 6, 5), (16, 16, 2, 3), [[2, 3], [2, 3], [1, 1]]),
+    "three dimensions": ((1, 16, 5, 6, 7), (8, 16, 3, 2, 3), [[2, 1, 3], [1, 0, 1], [1, 1, 1]]),
+    "one dimension": ((2, 16, 31), (8, 16, 5), [[4], [2], [1]]),
+}
+
+
+@pytest.mark.parametrize("case", ALL_PHASES)
+def test_on_hopper_the_gradient_of_the_input_is_one_launch(h100, case):
+    torch.manual_seed(0)
+    sizes, filters, geometry = ALL_PHASES[case]
+    x, weight = torch.randn(sizes), torch.randn(filters)
+    names = check(h100, torch.bfloat16, last(x), last(weight), None, geometry)[1]
+    assert names == ["conv_input_grad"] if weight.dim() == 4 else names[-1] == "conv_input_grad"
+    *copies, name = check(h100, torch.bfloat16, x, weight, None, geometry)[1]
+    assert name == "conv_input_grad" and set(copies) <= {"conv_layout"}
+    assert len(copies) == 2 or case != "3x3"
+    a100 = capi.describe_device(108, 80, 166912, 40 << 20)
+    assert "conv_input_grad" not in check(a100, torch.bfloat16, last(x), last(weight), None, geometry)[1]
+    assert "conv_input_grad" not in check(h100, torch.float32, last(x), last(weight), None, geometry)[1]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "filters", "geometry", "groups"),
+    [
+        ((1, 16, 9, 9), (16, 16, 3, 3), [[2, 1], [1, 1], [2, 1]], 1),  # stride and dilation of one dimension
+        ((1, 16, 19, 9), (16, 16, 3, 3), [[9, 1], [1, 1], [1, 1]], 1),
+        ((1, 20, 9, 9), (16, 20, 3, 3), [[2, 2], [1, 1], [1, 1]], 1),
+        ((1, 16, 9, 9), (16, 8, 3, 3), [[2, 2], [1, 1], [1, 1]], 2),
+        ((1, 16, 270, 3), (16, 16, 260, 1), [[1, 1], [0, 0], [1, 1]], 1),
+    ],
+    ids=["dilated", "a stride of 9", "20 channels", "groups", "260 taps"],
+)
+def test_what_that_launch_does_not_take_is_a_convolution_for_each_remainder(h100, sizes, filters, geometry, groups):
+    torch.manual_seed(0)
+    x, weight = torch.randn(sizes), torch.randn(filters)
+    names = check(h100, torch.bfloat16, last(x), last(weight), None, geometry, 0, groups)[1]
+    assert "conv" in names and "conv_input_grad" not in names
 
 
 def test_places_that_no_tap_reaches_are_zeros(h100):

@@ -34,10 +34,10 @@ def launched(device: int, rows: int, config: int = -1, mode: int = 0) -> list[st
     return names
 
 
-def test_from_128_rows_on_the_weight_is_unpacked_once(h100: int) -> None:
-    for rows in (1, 64, 127):
+def test_from_65_rows_on_the_weight_is_unpacked_once(h100: int) -> None:
+    for rows in (1, 33, 64):
         assert launched(h100, rows) == ["int4_mm"], rows
-    for rows in (128, 200, 4096):
+    for rows in (65, 200, 4096):
         assert launched(h100, rows) == ["int4_dequantize", "mm"], rows
 
 

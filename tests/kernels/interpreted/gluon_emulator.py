@@ -12,6 +12,7 @@ shared memory that nothing has written (NaN) and addresses out of bounds. It doe
 from __future__ import annotations
 
 import builtins
+import copy
 import importlib.util
 import inspect
 import random
@@ -64,6 +65,12 @@ class T:
 
     def __getitem__(self, key: Any) -> T:
         return T(self.a[key])
+
+    def reshape(self, shape: Sequence[int]) -> T:
+        return T(self.a.reshape([int(n) for n in shape]))
+
+    def permute(self, order: Sequence[int]) -> T:
+        return T(self.a.transpose(order))
 
 
 def _operator(f: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
@@ -132,6 +139,10 @@ class Shared:
     def index(self, i: Any) -> Shared:
         assert 0 <= int(i) < self.a.shape[0], "a stage that is not there"
         return Shared(self.a[int(i)])
+
+    def slice(self, start: Any, length: int) -> Shared:
+        assert 0 <= int(start) <= self.a.shape[0] - length, "stages that are not there"
+        return Shared(self.a[int(start) : int(start) + length])
 
     def reshape(self, shape: Sequence[int]) -> Shared:
         view = self.a.reshape([int(n) for n in shape])
@@ -252,7 +263,52 @@ def _tma_store(desc: Descriptor, at: Sequence[Any], smem: Shared, **_: Any) -> N
     desc.a[of_tensor] = smem.a[of_block]
 
 
-TMA = types.SimpleNamespace(async_load=_tma_load, async_store=_tma_store, store_wait=lambda *_, **__: None)
+class Im2colDescriptor:
+    """A tensor map of images [N, ..., C]. A load takes pixels one after the other, by `steps` from `lower` to `upper`
+    behind the image's last, then those of the next image."""
+
+    def __init__(self, a: np.ndarray, block: Sequence[int], lower: Sequence[int], upper: Sequence[int],
+                 steps: Sequence[int]):  # fmt: skip
+        self.a, self.block_shape, self.layout = a, list(block), None
+        self.lower, self.steps = list(lower), list(steps)
+        self.last = [n - 1 + u for n, u in zip(a.shape[1:-1], upper, strict=True)]
+        self.dtype = a.dtype.type
+        self.nbytes_per_cta = int(np.prod(block)) * a.itemsize
+
+    def gather(self, at: Sequence[int], offsets: Sequence[int]) -> np.ndarray:
+        pixels, channels = self.block_shape
+        result = np.zeros((pixels, channels), self.dtype)
+        image, place, c = at[0], list(at[1:-1]), at[-1]
+        assert all(lo <= p <= hi for lo, p, hi in zip(self.lower, place, self.last, strict=True))
+        for row in range(pixels):
+            read = [p + o for p, o in zip(place, offsets, strict=True)]
+            if image < self.a.shape[0] and all(0 <= r < n for r, n in zip(read, self.a.shape[1:-1], strict=True)):
+                found = self.a[(image, *read)][c : c + channels]
+                result[row, : len(found)] = found
+            for d in reversed(range(len(place))):
+                place[d] += self.steps[d]
+                if place[d] <= self.last[d]:
+                    break
+                place[d] = self.lower[d]
+            else:
+                image += 1
+        return result
+
+
+def _tma_load_im2col(
+    desc: Im2colDescriptor, at: Sequence[Any], offsets: Sequence[Any], barrier: Barrier, smem: Shared, **_: Any
+) -> None:
+    offsets = [int(raw(x)) for x in offsets]
+    assert smem.shape == desc.block_shape and min(offsets) >= 0
+    smem.a[...] = np.nan  # while it is on its way
+    _dawdle()
+    smem.a[...] = desc.gather([int(raw(x)) for x in at], offsets)
+    barrier._update(0, -desc.nbytes_per_cta)
+
+
+TMA = types.SimpleNamespace(
+    async_load=_tma_load, async_load_im2col=_tma_load_im2col, async_store=_tma_store, store_wait=lambda *_, **__: None
+)
 
 
 # --- Products ---
@@ -404,9 +460,18 @@ def _shared_memory(dtype: Any, shape: Sequence[int], layout: Any) -> Shared:
     return Shared(a)
 
 
+def _replaced(x: Any, changes: dict[str, Any]) -> Any:
+    result = copy.copy(x)
+    for name, value in changes.items():
+        assert hasattr(result, name)
+        setattr(result, name, value)
+    return result
+
+
 class Language(_Anything):
     constexpr = staticmethod(lambda x=None: x)
-    float32, float16, int32, int64 = np.float32, np.float16, np.int32, np.int64
+    float32, float16 = np.float32, np.float16
+    int16, int32, int64 = np.int16, np.int32, np.int64
     load, store, atomic_add = staticmethod(load), staticmethod(store), staticmethod(_atomic_add)
     program_id = staticmethod(lambda axis: T(GRID.program if axis == 0 else 0))
     num_programs = staticmethod(lambda axis: T(GRID.programs if axis == 0 else 1))
@@ -427,6 +492,8 @@ class Language(_Anything):
     associative_scan, inline_asm_elementwise = staticmethod(_associative_scan), staticmethod(_assembly)
     expand_dims = staticmethod(lambda x, axis: T(np.expand_dims(x.a, axis)))
     reshape = staticmethod(lambda x, shape: T(x.a.reshape(shape)))
+    split = staticmethod(lambda x: (T(x.a[..., 0]), T(x.a[..., 1])))
+    aggregate_replace = staticmethod(lambda x, **changes: _replaced(x, changes))
     allocate_shared_memory = staticmethod(_shared_memory)
     warp_specialize = staticmethod(_specialize)
 

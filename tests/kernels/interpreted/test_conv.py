@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from tk.aot.expr import evaluate_locals
 from tk.aot.grid import Variant, enumerate_grid
+from tk.aot.spec import Const
 from tk.kernels.conv.family import FAMILY
 from tk.kernels.conv.op import OP
 from tk.kernels.conv_layout import FAMILY as LAYOUT_FAMILY
@@ -275,14 +276,17 @@ def splits(v: Variant, tensors: list[torch.Tensor], ints: tuple[int, ...]) -> in
     return SPLITS.evaluate(replace(problem, locals=evaluate_locals(v.plan.locals, problem)))
 
 
-def test_more_parts_than_are_added_up_at_a_time():
+@pytest.mark.parametrize("wide", [False, True])
+def test_more_parts_than_are_added_up_at_a_time(wide):
     v = next(v for v in variants_of_the_weights_gradient() if v.point.config.name == "32x32x16_s3_w4_fma"
              and v.point.layout == "channels_last" and not v.point.grouped)  # fmt: skip
     case = Case(1, 1, 16, 16, (27, 31), (1, 2), (1, 1), (0, 0), (1, 1))
     x, grad, out = (torch.zeros(1, 1, 16, 1, *sizes) for sizes in (case.sizes, case.out_sizes, case.kernel))
     assert splits(v, [grad, x, out], (1, 1, 1, 0, 0, 0, 1, 1, 1, 0)) > 4
     torch.manual_seed(0)
-    check_weight_gradient(v, case)
+    product, reduce = v.plan.launches
+    launches = (product, replace(reduce, args={**reduce.args, "WIDE": Const(wide)}))
+    check_weight_gradient(replace(v, plan=replace(v.plan, launches=launches)), case)
 
 
 def test_the_pixels_are_split():
