@@ -226,7 +226,7 @@ def test_every_config_of_the_gradients():
                         continue
                     names.add(candidate.config_name)
                     if described.problem.op == "conv_input_grad":
-                        left.discard(candidate.config)
+                        left.discard(candidate.config_name)
                     capi.pin(described.problem, candidate.config)
                     try:
                         result = call()

@@ -160,17 +160,17 @@ SETTINGS: Table = {
     },
     # Of the first few of what is sorted: as many as a block holds are kept while a row is run through.
     "top": {
-        "aligned": (Setting(16, 64, 4, True), Setting(32, 16, 4, True)),
+        "aligned": (Setting(16, 64, 4, True),),
         "rows": (
-            Setting(16, 64, 4, True), Setting(32, 16, 4, True), Setting(1, 512, 1),
+            Setting(16, 64, 4, True), Setting(1, 512, 1),
             Setting(1, 2048, 4, everywhere=True),
         ),
         "strided": (),
     },
     # The same in 32 bits, of rows that are not long.
     "narrow": {
-        "aligned": (Setting(32, 16, 4, True), Setting(4, 64, 1, True)),
-        "rows": (Setting(32, 16, 4, True), Setting(4, 64, 1, True)),
+        "aligned": (Setting(4, 64, 1, True),),
+        "rows": (Setting(4, 64, 1, True),),
         "strided": (),
     },
     # In shared memory, 16 elements a thread; for 64-bit numbers of 16,384 there is not enough.
