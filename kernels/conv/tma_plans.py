@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from triton.experimental.gluon.language import NVMMASharedLayout
 
-from tk.aot.expr import Expr, Tensor, ceil_div, device, maximum, minimum, select
+from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, device, maximum, minimum, select
 from tk.aot.spec import (
     ITEMSIZE,
     Arg,
@@ -179,36 +179,46 @@ def _groups(point: Point) -> tuple[Constraint, ...]:
     )
 
 
-def _out(point: Point) -> tuple[dict[str, Arg], tuple[Constraint, ...]]:
-    """The view of out that a kernel stores through, and what it needs."""
-    c = point.config
-    subtile = c.subtile_n // 2 if point.dtype == "fp32" else c.subtile_n
-    strides = {f"out_{d}": Int(OUT.stride(i), "i64") for i, d in ((0, "n"), (2, "o"), (3, "d"), (4, "h"), (5, "w"))}
+def store_args(
+    out: Tensor, point: Point, rows: Expr, columns: Expr, subtile: int, channels: str
+) -> tuple[dict[str, Arg], Expr]:
+    """How a kernel stores a tile, `rows` x `columns` of pixels and channels, in `point.store`'s way; and what of `out`
+    that needs. channels: the letter that the kernel has for their stride."""
+    c, size = point.config, ITEMSIZE[point.dtype]
+    letters = {0: "n", 2: channels, 3: "d", 4: "h", 5: "w"}
+    strides = {f"out_{letter}": Int(out.stride(i), "i64") for i, letter in letters.items()}
     args: dict[str, Arg] = strides | {
-        "out": Pointer(OUT, point.dtype, aligned=point.store == "channels_last"),
+        "out": Pointer(out, point.dtype, aligned=point.store == "channels_last"),
         "out_desc": Const(None),
-        "cols": Int(_columns(point)),
+        "cols": Int(columns),
         "SUBTILE_N": Const(subtile),
     }
-    size = ITEMSIZE[point.dtype]
+    holds = as_expr(1)
     if point.store == "matrix":
-        layout = NVMMASharedLayout(min(128, size * subtile), 8 * size, 2)
+        layout = repr(NVMMASharedLayout(min(128, size * subtile), 8 * size, 2))
         block = (c.block_m // c.cooperative, subtile)
-        args["out_desc"] = TensorMap(
-            OUT, point.dtype, (M, _columns(point)), (pixel_pitch(OUT), 1), block, layout=repr(layout)
-        )
-        holds = is_even(OUT, size) & (N * size % 16 == 0)
+        args["out_desc"] = TensorMap(out, point.dtype, (rows, columns), (pixel_pitch(out), 1), block, layout=layout)
         args |= dict.fromkeys(strides, Const(None)) | {"out": Const(None)}
-        return args, (require(holds, "out channels-last with evenly spaced pixels, 16 bytes of channels"),)
-    if point.store == "channels_last":
+        holds = is_even(out, size)
+    elif point.store == "channels_last":
         # 16 bytes at a time: the compiler must know that no store is cut off within.
-        args |= {"out_o": Const(1), "cols": Int(_columns(point), divisible=True)}
-        for d in ("n", "d", "h", "w"):
-            args[f"out_{d}"] = Int(args[f"out_{d}"].value, "i64", divisible=True)  # type: ignore[union-attr]
-        holds = (OUT.alignment >= 16) & (OUT.stride(2) == 1) & (N % 16 == 0)
+        args |= {f"out_{channels}": Const(1), "cols": Int(columns, divisible=True)}
+        holds = (out.alignment >= 16) & (out.stride(2) == 1)
         for i in (0, 3, 4, 5):
-            holds = holds & (OUT.stride(i) % 16 == 0)
-        return args, (require(holds, "out channels-last, a multiple of 16 channels, pixels as far apart"),)
+            args[f"out_{letters[i]}"] = Int(out.stride(i), "i64", divisible=True)
+            holds = holds & (out.stride(i) % 16 == 0)
+    return args, holds
+
+
+def _out(point: Point) -> tuple[dict[str, Arg], tuple[Constraint, ...]]:
+    subtile = point.config.subtile_n // 2 if point.dtype == "fp32" else point.config.subtile_n
+    args, holds = store_args(OUT, point, M, _columns(point), subtile, "o")
+    if point.store == "matrix":
+        message = "out channels-last with evenly spaced pixels, 16 bytes of channels"
+        return args, (require(holds & (N * ITEMSIZE[point.dtype] % 16 == 0), message),)
+    if point.store == "channels_last":
+        message = "out channels-last, a multiple of 16 channels, pixels as far apart"
+        return args, (require(holds & (N % 16 == 0), message),)
     return args, ()
 
 

@@ -15,13 +15,12 @@ from tk.aot.spec import (
     Launch,
     Plan,
     Point,
-    Pointer,
     TensorMap,
     require,
 )
 from tk.kernels.conv.cost import predict, tiles_of
 from tk.kernels.conv.op import SPATIAL, serves
-from tk.kernels.conv.tma_plans import dense_strides, is_even, pixel_pitch, whole_pieces
+from tk.kernels.conv.tma_plans import dense_strides, store_args, whole_pieces
 from tk.kernels.conv_input_grad.op import GRAD, OP, OUT, WEIGHT, places
 from tk.kernels.conv_input_grad.tma import input_grad_tma
 
@@ -98,28 +97,11 @@ def _weight_map(point: Point) -> TensorMap:
 
 
 def _out(point: Point) -> tuple[dict[str, Arg], tuple[Constraint, ...]]:
-    """How a kernel stores, and what that needs."""
-    c, size = point.config, ITEMSIZE[point.dtype]
-    strides = {f"out_{d}": Int(OUT.stride(i), "i64") for i, d in ((0, "n"), (2, "c"), (3, "d"), (4, "h"), (5, "w"))}
-    args: dict[str, Arg] = strides | {
-        "out": Pointer(OUT, point.dtype, aligned=point.store == "channels_last"),
-        "out_desc": Const(None),
-        "cols": Int(C),
-    }
+    args, holds = store_args(OUT, point, ROWS, C, point.config.subtile_n, "c")
     if point.store == "matrix":
-        block = (c.block_m // c.cooperative, c.subtile_n)
-        layout = repr(NVMMASharedLayout(min(128, size * c.subtile_n), 8 * size, 2))
-        args["out_desc"] = TensorMap(OUT, point.dtype, (ROWS, C), (pixel_pitch(OUT), 1), block, layout=layout)
-        args |= dict.fromkeys(strides, Const(None)) | {"out": Const(None)}
-        return args, (require((PHASES == 1) & is_even(OUT, size), "a stride of 1, out with evenly spaced pixels"),)
+        return args, (require((PHASES == 1) & holds, "a stride of 1, out with evenly spaced pixels"),)
     if point.store == "channels_last":
-        # 16 bytes at a time: the compiler must know that no store is cut off within.
-        args |= {"out_c": Const(1), "cols": Int(C, divisible=True)}
-        holds = (OUT.alignment >= 16) & (OUT.stride(2) == 1) & (C % 16 == 0)
-        for i, d in ((0, "n"), (3, "d"), (4, "h"), (5, "w")):
-            args[f"out_{d}"] = Int(OUT.stride(i), "i64", divisible=True)
-            holds = holds & (OUT.stride(i) % 16 == 0)
-        return args, (require(holds, "out channels-last, a multiple of 16 channels"),)
+        return args, (require(holds & (C % 16 == 0), "out channels-last, a multiple of 16 channels"),)
     return args, ()
 
 
@@ -149,7 +131,6 @@ def _plan(point: Point) -> Plan | None:
         STAGES=Const(c.num_stages),
         COOPERATIVE=Const(c.cooperative),
         PINGPONG=Const(c.pingpong),
-        SUBTILE_N=Const(c.subtile_n),
         EPILOGUE_STAGES=Const(2),
         SPATIAL=Const(point.spatial),
         STORE=Const(point.store),
