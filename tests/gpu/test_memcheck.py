@@ -40,6 +40,8 @@ WATCHED: dict[str, list[list[str]]] = {
         *(tests("attention", f"test_mods and -{mask}]") for mask in ("none", "causal", "window", "document")),
         tests("attention", "prefix or both_ways or of_all or long_ids or dilated or image"),
         tests("attention", "decode or layouts or differ or another"),
+        *(tests("attention_backward", which) for which in
+          ("masks and bfloat16", "masks and float16", "lengths and 64", "lengths and 128", "groups or keys or sizes")),
     ],
 }  # fmt: skip
 
