@@ -29,7 +29,6 @@ LAYOUTS = ("contiguous", "offset", "transposed", "permuted", "channels_last", "g
 SPECIAL = ("nan", "inf", "-inf", "zero")  # "zero": a whole tensor of it
 SCALES = (1.0, 1.0, 1.0, 0.01, 20.0)
 TAME = ("cumprod",)  # larger numbers overflow in the products of parts, wherever they begin
-IN_ANY_ORDER = ("embedding_backward",)  # adds by atomics, unless determinism is asked for
 
 
 # --- Tensors anywhere in memory ---
@@ -204,7 +203,7 @@ def check_call(case: Case, args: list[Any], config: int) -> Outcome:
     try:
         results = ops.run_tk(op, args, config)
         verdicts = ops.judge(op, args, results)
-        if op.name in IN_ANY_ORDER:
+        if op.name in ops.IN_ANY_ORDER:
             config = -1  # one that adds in any order is refused where the order counts
             with deterministic(op):
                 results = ops.run_tk(op, args)
@@ -222,7 +221,7 @@ def check_call(case: Case, args: list[Any], config: int) -> Outcome:
 def deterministic(op: GeneratedOp) -> Iterator[None]:
     """Asked for, of an op that is not so by itself."""
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(before or op.name in IN_ANY_ORDER)
+    torch.use_deterministic_algorithms(before or op.name in ops.IN_ANY_ORDER)
     try:
         yield
     finally:

@@ -38,9 +38,9 @@ def test_the_package_has_generated_ops() -> None:
 ROUNDED_MORE = {"cumprod": "products of parts: one call of 76 is off by 2.9e-5 where ATen is off by 5e-6"}
 
 
-def marked(names: dict[str, str], strict: bool = True) -> list:
-    """The ops, these as failures on a GPU. strict: they fail always."""
-    marks = {n: pytest.mark.xfail(strict=strict, reason=why) for n, why in names.items() if DEVICE == "cuda"}
+def marked(names: dict[str, str]) -> list:
+    """The ops, these as failures on a GPU."""
+    marks = {n: pytest.mark.xfail(strict=True, reason=why) for n, why in names.items() if DEVICE == "cuda"}
     return [pytest.param(n, marks=marks.get(n, ())) for n in NAMES]
 
 
@@ -127,12 +127,8 @@ NOT_ALL_REACHED = {
 }
 
 
-# By the order in which the atomics come.
-BY_CHANCE = {"embedding_backward": "atomic sums of ten thousand rows in one place may round more than sorted ones"}
-
-
 @GPU
-@pytest.mark.parametrize("name", marked(BY_CHANCE, strict=False))
+@pytest.mark.parametrize("name", NAMES)
 def test_every_variant(name: str, request: pytest.FixtureRequest) -> None:
     op = find(name)
     wrong: list[str] = []
