@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import tk
 
 Step = Callable[[], Tensor]
+TURNS = 4  # of eager torch and tk
 
 
 def compare(
@@ -22,23 +23,27 @@ def compare(
     """Milliseconds of eager torch, of tk and, with ``--compile``, of both compiled; and how far tk's result is from
     torch's. as_graph: as one CUDA graph, but for what is compiled."""
     finish = graphed if as_graph else lambda step: step
-    found: dict[str, float] = {}
+    taken: dict[str, list[float]] = {}
 
-    def timed(key: str, step: Step) -> None:
-        found[key] = milliseconds(step, settings.device, settings.rounds)
+    def timed(key: str, step: Step, rounds: int) -> None:
+        taken.setdefault(key, []).extend(each_round(step, settings.device, rounds))
 
-    step = finish(make(model))
-    expected = step().clone()
-    timed("torch", step)
-    if settings.compile and not as_graph:
-        timed("compiled", make(torch.compile(model)))
+    torchs = finish(make(model))
+    expected = torchs().clone()
     with tk.use(model, only_faster=not settings.all):
-        step = finish(make(model))
-        found["difference"] = difference(step(), expected)
-        timed("tk", step)
-        if settings.compile and not as_graph:
-            torch._dynamo.reset()
-            timed("tk compiled", make(torch.compile(model)))
+        ours = finish(make(model))
+        off = difference(ours(), expected)
+    rounds = -(-settings.rounds // TURNS)
+    for _ in range(TURNS):  # clocks and other processes change from second to second
+        timed("torch", torchs, rounds)
+        with tk.use(model, only_faster=not settings.all):
+            timed("tk", ours, rounds)
+    if settings.compile and not as_graph:
+        timed("compiled", make(torch.compile(model)), settings.rounds)
+        torch._dynamo.reset()
+        with tk.use(model, only_faster=not settings.all):
+            timed("tk compiled", make(torch.compile(model)), settings.rounds)
+    found = {key: statistics.median(values) for key, values in taken.items()} | {"difference": off}
     torch._dynamo.reset()
     times = ", ".join(f"{key} {value:.2f} ms" for key, value in found.items() if key != "difference")
     print(f"{name}: {times}; {found['torch'] / found['tk']:.2f} × torch, off by {found['difference']:.1e}", flush=True)
@@ -71,6 +76,11 @@ def graphed(step: Step) -> Step:
 
 def milliseconds(step: Callable[[], object], device: str, rounds: int) -> float:
     """The median."""
+    return statistics.median(each_round(step, device, rounds))
+
+
+def each_round(step: Callable[[], object], device: str, rounds: int) -> list[float]:
+    """Milliseconds, after some rounds that do not count."""
     for _ in range(3):
         step()
     taken = []
@@ -80,7 +90,7 @@ def milliseconds(step: Callable[[], object], device: str, rounds: int) -> float:
         step()
         _synchronize(device)
         taken.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(taken)
+    return taken
 
 
 def _synchronize(device: str) -> None:

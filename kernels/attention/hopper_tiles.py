@@ -106,13 +106,27 @@ class Work:
             partial = hi - lo - (full_hi - full_lo)
             full = full_hi - full_lo
         total = partial + full
-        # Lists may name tiles past the end, in any order.
-        masked = gl.where((is_ragged | (kv_end < self.N)) & (has_lists != 0), total, partial)
+        masked = partial
         b64 = b.to(gl.int64)
         h64 = h.to(gl.int64)
-        return Keys(partial, masked, total, indices + b64 * ib + h64 * ih + number * i_n,
-                    full_indices + b64 * fib + h64 * fih + number * fi_n, ii, fii, self.kv_block, kv_end, has_lists, lo,
-                    full_lo, full_hi, self.BLOCK_N)  # fmt: skip
+        full_indices += b64 * fib + h64 * fih + number * fi_n
+        if (has_lists != 0) & (is_ragged | (kv_end < self.N)):
+            blocks = full // gl.cdiv(self.kv_block, self.BLOCK_N)
+            masked = gl.where(_end_past(full_indices, fii, blocks, self.kv_block, kv_end), total, partial)
+        return Keys(partial, masked, total, indices + b64 * ib + h64 * ih + number * i_n, full_indices, ii, fii,
+                    self.kv_block, kv_end, has_lists, lo, full_lo, full_hi, self.BLOCK_N)  # fmt: skip
+
+
+@gluon.jit
+def _end_past(indices, stride, count, block, end):
+    """Whether any of these blocks, in whatever order they are, has positions from `end` on. Asked by one warp."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    lanes = gl.arange(0, 32, layout)
+    last = gl.full([32], -1, gl.int32, layout)
+    for i in range(0, count, 32):
+        at = i + lanes
+        last = gl.maximum(last, gl.load(indices + at.to(gl.int64) * stride, mask=at < count, other=-1))
+    return (gl.max(last, 0) + 1) * block > end
 
 
 @gluon.aggregate

@@ -59,6 +59,29 @@ def test_where_gradients_cost_more() -> None:
     assert "TkRmsNorm" in type(rms(x).grad_fn).__name__
 
 
+@pytest.mark.parametrize(
+    ("module", "size", "dtype", "served"),
+    [
+        (nn.Conv2d(3, 8, 3), (1, 3, 9, 9), torch.bfloat16, 1),
+        (nn.Conv3d(8, 8, 3), (1, 8, 5, 5, 5), torch.float16, 1),
+        (nn.Conv2d(64, 64, 3, groups=4), (1, 64, 9, 9), torch.bfloat16, 1),
+        (nn.Conv2d(64, 64, 3, groups=8), (1, 64, 9, 9), torch.bfloat16, 0),
+        (nn.Conv1d(8, 8, 3), (1, 8, 9), torch.bfloat16, 0),  # nothing was measured
+        (nn.Conv2d(8, 8, 3), (1, 8, 9, 9), torch.float32, 0),
+    ],
+    ids=str,
+)
+def test_convolutions(module: nn.Module, size: tuple[int, ...], dtype: torch.dtype, served: int) -> None:
+    module, x = module.to(dtype), torch.randn(size, dtype=dtype)
+    _use(module, H100)
+    name = f"conv{x.dim() - 2}d"
+    assert calls(module, x).get(name, 0) == served
+    assert "Convolution" in type(module(x).grad_fn).__name__  # torch's: gradients are slower than cuDNN's
+    if dtype is torch.float32 and served == 0 and x.dim() == 4:
+        with torch.autocast("cpu", torch.bfloat16):
+            assert calls(module, x).get(name, 0) == 1
+
+
 @pytest.fixture
 def tf32() -> Iterator[None]:
     before = torch.backends.cuda.matmul.allow_tf32

@@ -206,7 +206,13 @@ def _conv(spatial: int) -> Callable[[Target, Function], Function]:
                 target.takes(input, weight, optional=(bias,))
                 and weight.dim() == spatial + 2
                 and input.dim() in (spatial + 1, spatial + 2)
-                and target.is_fast("conv", input.shape[0], input, weight, bias)
+                and target.is_fast(
+                    speed.convolution(spatial, target.product_dtype(input), groups),
+                    weight.shape[1],
+                    input,
+                    weight,
+                    bias,
+                )
             ):
                 try:
                     return convolve(input, weight, bias, stride, padding, dilation, groups)

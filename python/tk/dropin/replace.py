@@ -232,7 +232,7 @@ class _Walk:
         """And the condition under which it is that one: weights in float32 are multiplied in 16 bits under autocast."""
         dtype = self._dtype_of(module)
         rule = self._rule_of(op, module, dtype)
-        if rule is None and dtype is torch.float32 and op in _PRODUCTS:
+        if rule is None and dtype is torch.float32 and op in (*_PRODUCTS, *_CONVOLUTIONS):
             return self._rule_of(op, module, torch.bfloat16), "under autocast alone"
         return rule, ""
 
@@ -242,8 +242,8 @@ class _Walk:
             weight = getattr(module, "weight", None)
             k = weight.shape[1] if op == "linear" and isinstance(weight, torch.Tensor) and weight.dim() == 2 else 0
             line = speed.product("linear" if op == "linear" else "mm", dtype, k)
-        elif op.startswith("conv"):
-            line = "conv"
+        elif op in _CONVOLUTIONS:
+            line = speed.convolution(_CONVOLUTIONS.index(op) + 1, dtype, getattr(module, "groups", 1))
         return speed.find(self._target.arch, line)
 
     def _dtype_of(self, module: nn.Module) -> torch.dtype:
@@ -251,6 +251,7 @@ class _Walk:
 
 
 _PRODUCTS = ("linear", "mm", "addmm", "matmul")
+_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 _HOOKS = ("forward_pre_hook", "forward_hook", "backward_pre_hook", "backward_hook")
 
 

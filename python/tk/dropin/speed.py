@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Bands", "Rule", "describe", "find", "holds", "product"]
+__all__ = ["Bands", "Rule", "convolution", "describe", "find", "holds", "product"]
 
 Bands = tuple[tuple[int, int | None], ...]  # from, to (None: no end), both included
 
@@ -48,6 +48,11 @@ _H200: Mapping[str, Rule] = {
     ),
     "mm 16-bit": Rule("rows", ((1, 16),), NONE, "≤ 16: 1.08, above: 0.75 to 0.94"),
     "mm tf32 aligned": Rule("rows", ((257, None),), ((257, None),), "≤ 256: 0.90 to 1.00, above: 1.01 to 1.15"),
+    # Against cuDNN with benchmark on: layers of networks channels-last and contiguous, then random ones. Gradients: 0.95.
+    "conv 16-bit": Rule("channels", ALL, NONE, "1.23 and 1.32, random 1.03 and 0.99"),
+    "conv 16-bit groups": Rule(
+        "channels of a group", ((16, None),), NONE, "0.92 to 2.04; fewer channels: 0.02 to 2.05"
+    ),
     "rms_norm": Rule("columns", ALL, ALL, "1.60, backward 1.12"),
     "layer_norm": Rule("columns", ALL, NONE, "1.90, backward 0.75"),
     "softmax": Rule("columns", ALL, ALL, "2.36, backward 1.55"),
@@ -71,6 +76,12 @@ def product(op: str, dtype: torch.dtype, *pitches: int) -> str:
         return f"{op} float32"
     kind, step = ("16-bit", 64) if dtype in _16_BITS else ("tf32", 32)
     return f"{op} {kind} aligned" if all(p % step == 0 for p in pitches) else f"{op} {kind}"
+
+
+def convolution(spatial: int, dtype: torch.dtype, groups: int) -> str:
+    """The line of a convolution in so many dimensions; images and videos are what was measured."""
+    kind = "conv" if spatial > 1 else "conv1d"
+    return f"{kind} {'16-bit' if dtype in _16_BITS else 'float32'}{'' if groups == 1 else ' groups'}"
 
 
 def holds(rule: Rule, needs_gradient: bool, size: Any) -> bool:

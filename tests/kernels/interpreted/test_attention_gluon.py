@@ -151,6 +151,25 @@ def test_forward_with_lists_lengths_sinks_and_scores(monkeypatch: pytest.MonkeyP
     check_forward(Pair(mask=causal), call)
 
 
+@pytest.mark.parametrize("full", [[1, 0], [2, 0, 1]], ids=["inside", "past_the_end"])
+def test_full_blocks(full: list[int]) -> None:
+    """Of keys that do not fill their last block: no full one is met with the mask unless one of them, wherever it is
+    listed, has keys past the end."""
+    pair = Pair(mask=(lambda b, h, q, kv: kv >= 256) if len(full) == 2 else lambda b, h, q, kv: q + kv >= 0)
+    call = Call(*qkv(1, 2, 1, 200, 300, 64, 64, torch.float16), q_block=384, kv_block=128)
+    call.lists = block_lists(pair.dense(1, 1, 200, 300), 384, 128)
+    for name, blocks in (("kv", [x for x in range(3) if x not in full]), ("full_kv", full)):
+        call.lists[f"{name}_num_blocks"] = torch.full((1, 1, 1), len(blocks), dtype=torch.int32)
+        rest = [x for x in range(3) if x not in blocks]
+        call.lists[f"{name}_indices"] = torch.tensor([[[blocks + rest]]], dtype=torch.int32)
+    expected, _ = reference(call, None, None)
+    f = families_of(pair)[0]
+    found = list(run_hopper(f, call.tensors(), call.ints(f.op), call.floats(f.op)))
+    assert found
+    for name, (out, _) in found:
+        torch.testing.assert_close(out.double(), expected, atol=3e-3, rtol=3e-3, msg=lambda m: f"{name}: {m}")  # noqa: B023
+
+
 # --- Gradients ---
 
 
