@@ -96,7 +96,7 @@ test: test-cpp test-python test-install ## every test that needs no GPU
 
 .PHONY: sample
 sample: build-tools test-tools
-	$(call build_wheel,sample,sample,80$(comma)90$(comma)ptx80)
+	$(call build_wheel,sample,sample,80$(comma)90)
 	$(call install,build/sample/dist/torch_tk-*.whl)
 
 .PHONY: test-python
