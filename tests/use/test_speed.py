@@ -82,6 +82,38 @@ def test_convolutions(module: nn.Module, size: tuple[int, ...], dtype: torch.dty
             assert calls(module, x).get(name, 0) == 1
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "rows", "is_causal", "dtype", "served"),
+    [
+        (128, 1024, True, torch.bfloat16, True),
+        (128, 1023, True, torch.bfloat16, False),
+        (128, 1024, False, torch.bfloat16, False),
+        (64, 1024, True, torch.float16, False),
+        (128, 1024, True, torch.float32, False),
+    ],
+)
+def test_attention(
+    monkeypatch: pytest.MonkeyPatch, head_dim: int, rows: int, is_causal: bool, dtype: torch.dtype, served: bool
+) -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1, dtype=dtype))  # says what the model's dtype is
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=is_causal)
+
+    model = Attention()
+    _use(model, H100)
+    ran: list[bool] = []
+    sdpa = tk.sdpa
+    monkeypatch.setattr(tk, "sdpa", lambda *args: ran.append(True) or sdpa(*args))
+    x = torch.randn(1, 1, rows, head_dim, dtype=dtype)
+    assert model(x).shape == x.shape and bool(ran) == served
+    model(x.requires_grad_())
+    assert len(ran) == served  # gradients are torch's
+
+
 @pytest.fixture
 def tf32() -> Iterator[None]:
     before = torch.backends.cuda.matmul.allow_tf32
@@ -138,11 +170,8 @@ def test_a_module_with_several_ops() -> None:
     model = Llama().bfloat16()
     report: Report = _use(model, H100)
     attention = next(r for r in report if r.type == "Attention")
-    assert attention.op == "rope, sdpa" and not attention.replaced
-    assert attention.reason == (
-        "rope: nothing measured says that it is as fast (bfloat16, sm_90); "
-        "sdpa: nothing measured says that it is as fast (bfloat16, sm_90)"
-    )
+    assert attention.op == "rope, sdpa" and attention.replaced
+    assert attention.reason == ("rope: left to torch; sdpa: causal, head size 128; rows ≥ 1024; with gradients never")
     assert next(r for r in report if r.type == "MLP").replaced
 
 

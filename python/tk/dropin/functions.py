@@ -427,7 +427,7 @@ def _attends(
     needs_gradient = _needs_gradient(q, k, v)
     if _is_transformed():
         return False
-    if not target.is_fast(f"sdpa {kind} {q.shape[-1]}", q.shape[-2], q, k, v):
+    if not target.is_fast(speed.attention(q.dtype, kind, q.shape[-1]), q.shape[-2], q, k, v):
         return False
     if target.device_type == "cpu":
         return True

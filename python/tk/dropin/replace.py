@@ -231,6 +231,8 @@ class _Walk:
     def _rule(self, op: str, module: nn.Module) -> tuple[speed.Rule | None, str]:
         """And the condition under which it is that one: weights in float32 are multiplied in 16 bits under autocast."""
         dtype = self._dtype_of(module)
+        if op == "sdpa":  # a module does not say its mask or head size
+            return speed.find(self._target.arch, speed.attention(dtype, "causal", 128)), "causal, head size 128"
         rule = self._rule_of(op, module, dtype)
         if rule is None and dtype is torch.float32 and op in (*_PRODUCTS, *_CONVOLUTIONS):
             return self._rule_of(op, module, torch.bfloat16), "under autocast alone"

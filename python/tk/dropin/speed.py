@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Bands", "Rule", "convolution", "describe", "find", "holds", "product"]
+__all__ = ["Bands", "Rule", "attention", "convolution", "describe", "find", "holds", "product"]
 
 Bands = tuple[tuple[int, int | None], ...]  # from, to (None: no end), both included
 
@@ -53,6 +53,10 @@ _H200: Mapping[str, Rule] = {
     "conv 16-bit groups": Rule(
         "channels of a group", ((16, None),), NONE, "0.92 to 2.04; fewer channels: 0.02 to 2.05"
     ),
+    # Attention: what F.scaled_dot_product_attention takes of itself is cuDNN's.
+    "sdpa 16-bit causal 128": Rule(
+        "rows", ((1024, None),), NONE, "1.08 to 1.16; fewer rows 0.94; backward 0.46 to 0.96"
+    ),
     "rms_norm": Rule("columns", ALL, ALL, "1.60, backward 1.12"),
     "layer_norm": Rule("columns", ALL, NONE, "1.90, backward 0.75"),
     "softmax": Rule("columns", ALL, ALL, "2.36, backward 1.55"),
@@ -82,6 +86,11 @@ def convolution(spatial: int, dtype: torch.dtype, groups: int) -> str:
     """The line of a convolution in so many dimensions; images and videos are what was measured."""
     kind = "conv" if spatial > 1 else "conv1d"
     return f"{kind} {'16-bit' if dtype in _16_BITS else 'float32'}{'' if groups == 1 else ' groups'}"
+
+
+def attention(dtype: torch.dtype, kind: str, head_dim: int) -> str:
+    """The line of scaled_dot_product_attention. kind: "full", "causal", or its mask's: "bool", "bias"."""
+    return f"sdpa {'16-bit' if dtype in _16_BITS else 'float32'} {kind} {head_dim}"
 
 
 def holds(rule: Rule, needs_gradient: bool, size: Any) -> bool:
