@@ -1,7 +1,7 @@
 """Convolutions against torch's own, which is cuDNN's (``torch.backends.cudnn.benchmark`` on, warmed up).
 
 Layers of ResNet-50 and ConvNeXt-T at batch 32 and of a video network at batch 4, in both layouts; layers drawn at
-random, in one layout or the other; and gradients. Inputs rotate through 300 MB, everything is replayed from CUDA graphs.
+random, in one layout or the other; and gradients. Inputs rotate through 300 MB; all is replayed from CUDA graphs.
 """
 
 from __future__ import annotations
