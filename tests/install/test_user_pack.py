@@ -29,6 +29,38 @@ def test_the_documented_kernel_is_loaded_from_a_pack(pack: Path, clean: Environm
     assert "block_1024" in shown and "block_4096" in shown
 
 
+CALL_ALL = """
+import sys
+import torch, tk
+from tk.generated import Declared, inputs, register
+from torch.testing import assert_close
+tk.load_pack(sys.argv[1])
+sys.path.insert(0, sys.argv[2])
+import my_ops
+names = [name for name, x in vars(my_ops).items() if isinstance(x, Declared)]
+for name in names:
+    op = register.find(name)
+    dtypes, flags = next(inputs.kinds(op))
+    signature = inputs.signature_of(op)
+    leading = (2, 3) if any(t.leading for t in signature.tensors.values()) else ()
+    sizes = {letter: 8 for letter in signature.letters}
+    args = inputs.Example(op, signature, dtypes, leading, sizes, flags).arguments("cpu")
+    own = torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, args)
+    found = getattr(torch.ops.tk, name)(*args)
+    assert_close([found, args], [getattr(my_ops, name)(*own), own])
+print(len(names), "triton" in sys.modules)
+"""
+
+
+def test_a_file_of_twenty_functions(clean: Environment, tmp_path: Path):
+    """Built here; called where there is neither Triton nor a compiler, against the functions themselves."""
+    command = [sys.executable, "-m", "tk", "build", ROOT / "examples/my_ops.py", "--sample", "--arch", "90"]
+    result = subprocess.run([*command, "-o", tmp_path / "my_ops.tkpack"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    shown = clean.run("-c", CALL_ALL, str(tmp_path / "my_ops.tkpack"), str(ROOT / "examples")).stdout
+    assert shown.split() == ["20", "False"]
+
+
 def test_a_pack_on_tk_pack_path_is_loaded_at_import(pack: Path, clean: Environment):
     shown = clean.run("-c", "import tk; print([p.path for p in tk.packs()])", TK_PACK_PATH=str(pack)).stdout
     assert str(pack) in shown
