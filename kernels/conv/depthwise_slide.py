@@ -305,7 +305,7 @@ def _cost(point: Point, lines: Expr, along: Expr, across: Expr, steps: Expr, per
 
 def _channels_last_plan(point: Point) -> Plan:
     c = point.config
-    dependent = point.arch >= 90
+    dependent = c.ahead and point.arch >= 90  # elsewhere nothing is done before the wait, which then costs
     weight = {f"weight_{d}": Int(WEIGHT.stride(i), "i64") for d, i in (("g", 0), ("d", 3), ("h", 4), ("w", 5))}
     copy = dict(
         weight=Pointer(WEIGHT, point.dtype, aligned=False),

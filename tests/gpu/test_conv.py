@@ -160,6 +160,8 @@ LARGE = {
     "one tap, apart": _large(2, 64, 128, (33, 30), 1, 2),
     "32 groups of 8": _large(2, 256, 256, (61, 60), 3, groups=32),
     "groups of 4, apart": _large(4, 64, 64, (120, 120), 3, 2, groups=16),
+    "groups of 4, 7x7 taps": _large(35, 16, 16, (14, 14), 7, groups=4),
+    "groups of 4, 5x5 taps, apart": _large(16, 32, 32, (7, 7), 5, 2, groups=8),
     "2 groups of 80": _large(2, 160, 192, (40, 40), 3, groups=2),
     "depthwise": _large(3, 96, 96, (57, 61), 7, groups=96),
     "depthwise, 168 channels": _large(3, 168, 168, (57, 61), 5, groups=168),
