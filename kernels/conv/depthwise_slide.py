@@ -124,10 +124,6 @@ def depthwise_along_w(x, weight, bias, out, rows, channels, D, H, W, KD, KH, PD,
     x_d = in_pieces(x_d, PIECE)
     x_h = in_pieces(x_h, PIECE)
     x_w = in_pieces(x_w, PIECE)
-    out_n = in_pieces(out_n, PIECE)
-    out_d = in_pieces(out_d, PIECE)
-    out_h = in_pieces(out_h, PIECE)
-    out_w = in_pieces(out_w, PIECE)
     blocks = tl.cdiv(PW, OUTPUTS)
     first = tl.program_id(0) % blocks * OUTPUTS
     row = tl.program_id(0) // blocks * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -178,6 +174,11 @@ def depthwise_along_w(x, weight, bias, out, rows, channels, D, H, W, KD, KH, PD,
                 a = tl.load(line_at, mask=mask, other=0.0).to(tl.float32)
                 line_at += x_w
                 acc = add_taps(acc, a, weights, i, TAPS, STRIDE, OUTPUTS)
+    # Not earlier: they would take registers from the sums.
+    out_n = in_pieces(out_n, PIECE)
+    out_d = in_pieces(out_d, PIECE)
+    out_h = in_pieces(out_h, PIECE)
+    out_w = in_pieces(out_w, PIECE)
     at = image.to(tl.int64) * out_n + place(pd, ph, first, out_d, out_h, out_w)
     # A loop at run time, as in kernels/hopper/epilogue.py: unrolled, the activations are more than the instruction
     # cache holds.
