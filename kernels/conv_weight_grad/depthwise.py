@@ -3,13 +3,13 @@
 import triton
 import triton.language as tl
 
-from tk.aot.expr import ceil_div
+from tk.aot.expr import Expr, ceil_div
 from tk.aot.spec import Config, Const, Kernel, Launch, Plan, Point, require
 from tk.kernels.conv.cost import multiplications, plain_cores
 from tk.kernels.conv.geometry import inside, pixel, place, tap_of
 from tk.kernels.conv.op import DTYPE_AXIS, serves
 from tk.kernels.conv.pointer import ARCHS
-from tk.kernels.conv_weight_grad.op import OP, OUT
+from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
 from tk.kernels.conv_weight_grad.pointer import G, N, layout_constraints, problem_args
 from tk.kernels.conv_weight_grad.reduce import PARTIALS, SPLITS, reduce_launch, split_locals
 
@@ -52,6 +52,11 @@ def weight_grad_depthwise(grad, x, partials, M, G, OC, D, H, W, taps, KH, KW, PD
     tl.store(at, tl.sum(acc, axis=0), mask=col_exists)
 
 
+def side_by_side() -> Expr:
+    """Whether neighbouring groups of one channel are neighbours in memory."""
+    return (X.stride(1) == 1) & (GRAD.stride(1) == 1)
+
+
 def _plan(point: Point) -> Plan | None:
     c = point.config
     if c.layout != point.layout:
@@ -65,7 +70,7 @@ def _plan(point: Point) -> Plan | None:
     taps = OP.local("taps")
     constraints = (*layout_constraints(point), require(OUT.size(2) == 1, "1 input channel in each group"))
     if last:
-        constraints += (require(N == 1, "1 output channel in each group"),)
+        constraints += (require((N == 1) & side_by_side(), "1 output channel in each group, beside each other"),)
     launch = Launch(weight_grad_depthwise, args, (channels, taps, SPLITS), num_warps=c.num_warps, num_stages=2)
     return Plan(
         constraints=constraints,

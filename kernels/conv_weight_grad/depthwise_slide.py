@@ -11,6 +11,7 @@ from tk.kernels.conv.depthwise_slide import with_product, zeros_of
 from tk.kernels.conv.geometry import place
 from tk.kernels.conv.op import DTYPE_AXIS, serves
 from tk.kernels.conv.pointer import ARCHS
+from tk.kernels.conv_weight_grad.depthwise import side_by_side
 from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT
 from tk.kernels.conv_weight_grad.pointer import G, N, layout_constraints, problem_args
 from tk.kernels.conv_weight_grad.reduce import PARTIALS, SHARE, SPLITS, reduce_launch, split_locals
@@ -101,7 +102,7 @@ def _plan(point: Point) -> Plan:
     return Plan(
         constraints=(
             *layout_constraints(point),
-            require((OUT.size(2) == 1) & (N == 1), "1 input and 1 output channel in each group"),
+            require((OUT.size(2) == 1) & (N == 1) & side_by_side(), "groups of 1 channel, beside each other"),
             require(G % 16 == 0, "a multiple of 16 groups"),
             require(lines < 2**31 - 2**16, "less than 2**31 - 65536 lines"),
             require(width == point.taps, f"{point.taps} taps along w"),

@@ -327,6 +327,22 @@ def test_the_pixels_of_a_weights_gradient_are_split_to_keep_all_multiprocessors_
         assert busiest * step_us + splits * part_us < 1.1 * even * step_us + 13, (v.name, tiles, splits, busiest, even)
 
 
+@pytest.mark.parametrize("tensor", [0, 1], ids=["grad", "x"])
+def test_every_second_channel_is_not_read_as_neighbours(tensor):
+    problem = gradient_problem(conv2d(2, 1, 1, 28, groups=32))
+
+    def kernels(problem: Problem) -> set[str]:
+        return {v.kernel.name for v in WEIGHT_GRAD_GRID.variants if v.point.axes.get("layout") == "channels_last"
+                and all(c.holds.evaluate(problem) for c in v.plan.constraints)}  # fmt: skip
+
+    depthwise = {"weight_grad_slide", "weight_grad_depthwise"}
+    assert depthwise <= kernels(problem)
+    apart = problem.tensors[tensor]
+    apart = replace(apart, strides=tuple(s if d == 2 else 2 * s for d, s in enumerate(apart.strides)))
+    tensors = [apart if i == tensor else t for i, t in enumerate(problem.tensors)]
+    assert not depthwise & kernels(replace(problem, tensors=tensors))
+
+
 # --- Copies ---
 
 
