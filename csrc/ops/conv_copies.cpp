@@ -52,7 +52,8 @@ bool has_wide_channels(const View& x) {
 }
 
 bool wants_depthwise_copies(const View& grad, const View& weight) {
-  const bool is_depthwise = weight.sizes[1] == 1 && weight.sizes[View::kChannels] == 1 && weight.sizes[0] % 16 == 0;
+  const int64_t piece = 16 / item_size(weight.dtype);
+  const bool is_depthwise = weight.sizes[1] == 1 && weight.sizes[View::kChannels] == 1 && weight.sizes[0] % piece == 0;
   const int64_t taps = weight.sizes[3] * weight.sizes[4] * weight.sizes[5];
   return is_depthwise && grad.count() * taps >= kWorthCopies;
 }

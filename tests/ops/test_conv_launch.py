@@ -119,10 +119,10 @@ def carry_out(name: str, tensors: list[Tensor | None], ints: list[int], floats: 
 
 @contextmanager
 def carried_out(
-    device: int, modes: list[int] | None = None, seen: list[tuple[int, ...]] | None = None
+    device: int, modes: list[int] | None = None, seen: list[tuple[torch.Size, tuple[int, ...]]] | None = None
 ) -> Iterator[list[str]]:
-    """The names of the ops that were launched; their modes are added to `modes`, the sizes of their first tensors to
-    `seen`."""
+    """The names of the ops that were launched; their modes are added to `modes`, sizes and strides of their first
+    tensors to `seen`."""
     names: list[str] = []
     failed: list[Exception] = []
 
@@ -136,7 +136,7 @@ def carried_out(
             assert call.device == device
             tensors = [tensor_of(call.tensors[i]) for i in range(call.n_tensors)]
             if seen is not None:
-                seen.append(tuple(tensors[0].shape))
+                seen.append((tensors[0].shape, tensors[0].stride()))
             carry_out(name, tensors, call.ints[: call.n_ints], call.floats[: call.n_floats])
         except Exception as error:  # it would not survive the way through C
             failed.append(error)
@@ -470,6 +470,17 @@ def test_the_gradient_of_a_depthwise_weight_is_of_channels_last_images(h100):
         assert check(h100, torch.bfloat16, last(x), weight, None, geometry, 0, 64)[2] == ["conv_weight_grad"]
 
 
+@pytest.mark.parametrize(("channels", "copied"), [(72, True), (76, False)])
+def test_pixels_of_the_copies_for_a_depthwise_weight_begin_on_16_bytes(h100, channels, copied):
+    x, grad = (torch.randn(3, channels, 90, 91).bfloat16() for _ in range(2))
+    weight = torch.randn(channels, 1, 7, 7).bfloat16()
+    seen: list[tuple[torch.Size, tuple[int, ...]]] = []
+    with carried_out(h100, seen=seen) as names:
+        torch.ops.tk.conv_weight_grad.default.redispatch(CUDA, grad, x, weight, [1, 1], [3, 3], [1, 1], channels)
+    assert names == ["conv_weight_grad"]  # torch copies what is no multiple of 16
+    assert (seen[-1][1][1] == 1) == copied
+
+
 def test_groups_with_little_to_multiply_are_one_launch(h100):
     x, weight = last(torch.randn(1, 128, 20, 20)), torch.randn(128, 8, 3, 3)
     names = check(h100, torch.bfloat16, x, weight, None, [[1, 1], [1, 1], [1, 1]], 0, 16)
@@ -492,7 +503,7 @@ def test_groups_of_few_channels_and_many_taps_are_one_product(h100, case):
     sizes, filters, groups, stride = FEW_CHANNELS_OF_GROUPS[case]
     x, weight, bias = torch.randn(sizes), torch.randn(filters), torch.randn(filters[0])
     geometry = [[stride] * 2, [2, 2], [1, 1]]
-    seen: list[tuple[int, ...]] = []
+    seen: list[tuple[torch.Size, tuple[int, ...]]] = []
 
     def merged(image: Tensor, device: int = h100, dtype: torch.dtype = torch.bfloat16) -> int:
         """Groups that were left, of all."""
@@ -502,7 +513,7 @@ def test_groups_of_few_channels_and_many_taps_are_one_product(h100, case):
         with carried_out(device, seen=seen) as names:
             torch.ops.tk.conv2d.default.redispatch(CUDA, *args)
         assert names.count("conv") == 1
-        return seen[-1][1]
+        return seen[-1][0][1]
 
     left = max(groups * filters[1] // 64, 1)
     assert merged(last(x)) == left
@@ -518,7 +529,7 @@ def test_groups_of_few_channels_and_few_taps_stay_apart(h100, kernel, left):
     torch.manual_seed(0)
     x, weight = torch.randn(2, 32, 9, 8).bfloat16(), torch.randn(32, 4, *kernel).bfloat16()
     for image, groups in zip((last(x), x), left, strict=True):
-        seen: list[tuple[int, ...]] = []
+        seen: list[tuple[torch.Size, tuple[int, ...]]] = []
         with carried_out(h100, seen=seen):
             torch.ops.tk.conv2d.default.redispatch(CUDA, image, weight, None, [1, 1], [1, 1], [1, 1], 8)
-        assert seen[-1][1] == groups
+        assert seen[-1][0][1] == groups

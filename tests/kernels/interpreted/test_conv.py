@@ -77,10 +77,6 @@ DEPTHWISE = (
     Case(2, 40, 1, 1, (6, 5), (3, 3), (1, 1), (1, 1), (1, 1), bias=True, activation=4),
     Case(1, 104, 1, 1, (17,), (7,), (2,), (3,), (1,)),
 )
-DEPTHWISE_OF_16 = (
-    Case(2, 48, 1, 1, (6, 5), (3, 3), (1, 1), (1, 1), (1, 1), bias=True, activation=4),
-    Case(1, 32, 1, 1, (17,), (7,), (2,), (3,), (1,)),
-)
 DEPTHWISE_ODD = (
     Case(2, 21, 1, 1, (6, 5), (3, 2), (1, 2), (1, 1), (2, 1), bias=True, activation=4),
     Case(1, 70, 1, 1, (17,), (7,), (2,), (3,), (1,)),
@@ -111,8 +107,6 @@ def sliding(v: Variant) -> tuple[Case, ...]:
     k, s = v.point.taps, v.point.stride
     if v.point.layout != "contiguous":
         many, few = (37, 18) if v.point.layout == "channels_last_odd" else (40, 24)
-        if v.kernel.name == "weight_grad_slide":
-            many, few = 48, 16
         return (
             Case(2, many, 1, 1, (9, 9 * s + 1), (3, k), (2, s), (1, k // 2), (2, 1), bias=True, activation=4),
             Case(1, few, 1, 1, (3, 4, 5 * s + k), (2, 1, k), (1, 1, s), (1, 0, 1), (1, 1, 1)),
@@ -244,7 +238,7 @@ def gradient_cases(v: Variant) -> tuple[Case, ...]:
     if v.kernel.name == "weight_grad_slide":
         return sliding(v)
     if v.kernel.name == "weight_grad_depthwise":
-        return DEPTHWISE_GENERAL if general else DEPTHWISE_OF_16
+        return DEPTHWISE_GENERAL if general else DEPTHWISE
     if v.point.grouped:
         return GROUPED_GENERAL if general else GROUPED
     return (*CASES[:2], *GENERAL) if general else CASES
