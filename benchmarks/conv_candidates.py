@@ -1,6 +1,7 @@
-"""``python -m benchmarks.conv_candidates [REGEX]``: every config that fits a listed layer, in place of the chosen one.
+"""``python -m benchmarks.conv_candidates [REGEX]``: every config that fits a layer, in place of the chosen one.
 
-Forward and gradients, both layouts. The time is that of the whole op, copies included; 1.00 is torch's.
+Of listed layers, and of the first that benchmarks/conv.py draws with groups. Forward and gradients, both
+layouts. The time is that of the whole op, copies included; 1.00 is torch's.
 
 For the numbers in kernels/conv/cost.py, and for what a config is worth.
 """
@@ -52,7 +53,7 @@ def times(ours: Callable[[], torch.Tensor], called: list[Described]) -> Iterator
 
 def main(pattern: str) -> None:
     torch.backends.cudnn.benchmark = True
-    layers = (*conv.LISTED, *conv.RESNET, *conv.CONVNEXT, *conv.VIDEO, *conv.GROUPED)
+    layers = (*conv.LISTED, *conv.RESNET, *conv.CONVNEXT, *conv.VIDEO, *conv.GROUPED, *conv.drawn_groups(12))
     for p in (replace(p, layout=layout) for layout in ("channels_last", "contiguous") for p in layers):
         for what, ours, theirs in calls_of(p):
             label = f"{p.label} {what}"

@@ -10,12 +10,24 @@ namespace {
 
 constexpr int64_t kWorthCopies = int64_t{1} << 26;  // multiplications
 constexpr int64_t kWorthLaunch = int64_t{1} << 28;
+// Kernels for small groups wait for the weight's single elements, 0.8 us for each tap, and where channels of the result
+// are apart for all elements, 2 us: against 6 us in which a weight of blocks is made.
+constexpr int64_t kTapsWorthBlocks = 16;
+constexpr int64_t kTapsWorthBlocksApart = 4;
 
 bool has_tensor_cores(int32_t dtype, const Settings& s) { return dtype != kFloat32 || precision_of(s, dtype) != 0; }
 
 // By which a choice is made: as for every one, in batch-invariant mode not by how many images there are.
 int64_t images_of(const View& out, const Settings& s) {
   return (s.mode & TK_MODE_BATCH_INVARIANT) != 0 ? 8 : out.sizes[0];
+}
+
+// Hopper's, of 16 bits.
+bool has_gathering_kernels(const View& x) {
+  int64_t arch = 0;
+  if (item_size(x.dtype) != 2) return false;
+  check_status(tk_device_arch(target(x.device), &arch));
+  return arch == 90;
 }
 
 // The seven dimensions of weights of merged groups.
@@ -40,7 +52,8 @@ bool has_wide_channels(const View& x) {
 }
 
 bool wants_depthwise_copies(const View& grad, const View& weight) {
-  const bool is_depthwise = weight.sizes[1] == 1 && weight.sizes[View::kChannels] == 1 && weight.sizes[0] % 16 == 0;
+  const int64_t piece = 16 / item_size(weight.dtype);
+  const bool is_depthwise = weight.sizes[1] == 1 && weight.sizes[View::kChannels] == 1 && weight.sizes[0] % piece == 0;
   const int64_t taps = weight.sizes[3] * weight.sizes[4] * weight.sizes[5];
   return is_depthwise && grad.count() * taps >= kWorthCopies;
 }
@@ -146,13 +159,10 @@ Problem group_of(Problem p, int64_t g) {
 }
 
 bool has_kernels_for_groups(const View& x, int64_t in, int64_t out) {
-  int64_t arch = 0;
-  if (item_size(x.dtype) != 2 || in % 64 != 0 || out % 64 != 0) return false;
-  check_status(tk_device_arch(target(x.device), &arch));
-  return arch == 90;
+  return in % 64 == 0 && out % 64 == 0 && has_gathering_kernels(x);
 }
 
-int64_t groups_to_merge(const Problem& p, const Settings& s) {
+int64_t groups_to_merge(const Problem& p, const Settings& s, bool waits_for_taps) {
   constexpr int64_t kChannels = 64;
   const int64_t groups = p.weight.sizes[0];
   const int64_t in = p.weight.sizes[View::kChannels];
@@ -165,6 +175,8 @@ int64_t groups_to_merge(const Problem& p, const Settings& s) {
   const int64_t pixels = p.out.count() / std::max<int64_t>(p.out.sizes[0] * groups * out, 1);
   const int64_t taps = p.weight.count() / (groups * in * out);
   const int64_t launches = has_kernels_for_groups(p.x, merge * in, merge * out) ? 1 : groups / merge;
+  const int64_t least_taps = p.out.strides[View::kChannels] == 1 ? kTapsWorthBlocks : kTapsWorthBlocksApart;
+  if (waits_for_taps && merge > 1 && launches == 1 && taps >= least_taps && has_gathering_kernels(p.x)) return merge;
   return images_of(p.out, s) * pixels * taps * merge * in * out * groups >= kWorthLaunch * launches ? merge : 0;
 }
 

@@ -40,7 +40,8 @@ void unfold(Problem& p, const Settings& s, Tensor& x_memory, Tensor& weight_memo
 
 // How many groups are best multiplied as one, by a weight that is zero but for blocks on its diagonal: those that make
 // 64 channels, which is what the kernels for one group take at a time. 0: not so, the kernels for groups are better.
-int64_t groups_to_merge(const Problem& p, const Settings& s);
+// waits_for_taps: those take a while for each tap, however little there is to multiply.
+int64_t groups_to_merge(const Problem& p, const Settings& s, bool waits_for_taps);
 // Whether one launch has all groups of so many channels in and out: Hopper's kernels do, of 64 channels or a multiple.
 bool has_kernels_for_groups(const View& x, int64_t in, int64_t out);
 // Groups of an image beside each other as one: a view.

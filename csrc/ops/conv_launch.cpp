@@ -129,7 +129,7 @@ void launch_groups(const Problem& p, const Settings& s) {
 
 // Makes `p` one for `launch_groups`, or for `launch_convolution` where that is better: false.
 bool prepare_groups(Problem& p, const Settings& s, Tensor& weight_memory) {
-  const int64_t merge = groups_to_merge(p, s);
+  const int64_t merge = groups_to_merge(p, s, true);
   if (merge == 0) return false;
   if (merge == 1) {
     put_channels_together(p.weight, true, s, weight_memory);
@@ -361,7 +361,7 @@ void launch_weight_gradient(View grad, View x, const View& out, const Geometry& 
   if (depthwise || has_wide_channels(grad)) put_channels_together(grad, false, s, grad_memory);
   if (unfolds) {
     launch_unfolded_weight_gradient(p, grad, s);
-  } else if (const int64_t merge = groups_to_merge(p, s); merge > 0 && has_wide_channels(x)) {
+  } else if (const int64_t merge = groups_to_merge(p, s, false); merge > 0 && has_wide_channels(x)) {
     launch_merged_weight_gradient(p, grad, x, merge, s);
   } else {
     launch_weight_sum(grad, x, out, p, s);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tk.aot.expr import Expr, ceil_div, maximum
+from tk.aot.expr import Expr, ceil_div, device, maximum
 from tk.aot.spec import Op, Point
 
 # What the hardware can do, by architecture: bytes a nanosecond from memory and from L2, and operations a nanosecond of
@@ -37,12 +37,20 @@ def step_ns(point: Point, tile: tuple[int, int], block_k: int, percent: int) -> 
     return max(2 * tile[0] * tile[1] * block_k * 100 // (_OPERATIONS[arch][kind] * percent), 1)
 
 
-def plain_cores(point: Point, op: Op, work: Expr, per_ns: int, *, launches: int = 1) -> Expr:
+def plain_cores(point: Point, op: Op, work: Expr, per_ns: int, *, launches: int = 1,
+                least_ns: Expr | int = 0) -> Expr:  # fmt: skip
     """Picoseconds of a kernel without tensor cores. work: multiplications, of which an H200 does `per_ns` a nanosecond;
-    or every tensor once, if memory takes longer."""
+    or every tensor once, if memory takes longer; or `least_ns`, which it takes however little there is."""
     arch = max((a for a in _MEMORY if a <= point.arch), default=min(_MEMORY))
     per_ns = per_ns if arch >= 90 else per_ns * 6 // 10
-    return 3_000_000 * launches + 1000 * maximum(op.local("traffic") // _MEMORY[arch], work // per_ns)
+    slowest = maximum(op.local("traffic") // _MEMORY[arch], work // per_ns)
+    return 3_000_000 * launches + 1000 * maximum(slowest, least_ns)
+
+
+def waiting_ns(programs: Expr, occupancy: int, steps: Expr, step_ns: int) -> Expr:
+    """Of programs that wait for memory in each of their steps, `occupancy` of them on a multiprocessor at once."""
+    room = device.sm_count * occupancy
+    return steps * step_ns * maximum(programs, room) // room
 
 
 def multiplications(op: Op) -> Expr:

@@ -1,18 +1,28 @@
 """Groups of one input channel, any of them: each output is a sum over the taps of one channel, and no product.
 
 A program has a block of pixels times a block of channels. Which of the two is contiguous in memory is the layout's; the
-loads of neighbouring taps meet in L1.
+loads of neighbouring taps meet in L1. Channels-last, 16 bytes of channels are loaded at a time where pixels begin on
+such boundaries, else single elements.
 """
+
+from collections.abc import Mapping
+from dataclasses import replace
 
 import triton
 import triton.language as tl
 
 from tk.aot.expr import ceil_div
-from tk.aot.spec import Config, Const, Constraint, Kernel, Launch, Plan, Point, require
-from tk.kernels.conv.cost import multiplications, plain_cores
+from tk.aot.spec import ITEMSIZE, Arg, Config, Const, Constraint, Int, Kernel, Launch, Plan, Point, require
+from tk.kernels.conv.cost import multiplications, plain_cores, tiles_of, waiting_ns
 from tk.kernels.conv.geometry import inside, pixel, place, tap_of
 from tk.kernels.conv.op import DTYPE_AXIS, OP, OUT, WEIGHT, X, fits_32_bits, serves
 from tk.kernels.conv.pointer import ARCHS, finish_pixels, problem_args
+
+
+@triton.jit
+def in_pieces(n, PIECE: tl.constexpr):
+    """n, which is a multiple of PIECE: so the compiler sees it, which can be told of an argument only that of 16."""
+    return n // PIECE * PIECE
 
 
 @triton.jit
@@ -20,12 +30,23 @@ def conv_depthwise(x, weight, bias, out, M, G, OC, D, H, W, taps, KH, KW, PD, PH
                    stride_d, stride_h, stride_w, padding_d, padding_h, padding_w, dilation_d, dilation_h, dilation_w,
                    x_n, x_g, x_d, x_h, x_w, weight_g, weight_o, weight_d, weight_h, weight_w,
                    out_n, out_g, out_o, out_d, out_h, out_w, bias_g, bias_o, activation, has_bias,
-                   BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, MULTIPLIER: tl.constexpr):  # fmt: skip
-    """BLOCK_P pixels of BLOCK_C output channels. MULTIPLIER: a group may have more than one output channel."""
+                   BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, MULTIPLIER: tl.constexpr,
+                   PIECE: tl.constexpr):  # fmt: skip
+    """BLOCK_P pixels of BLOCK_C output channels. MULTIPLIER: a group may have more than one output channel. PIECE: what
+    channels and the pitches of both images are multiples of."""
+    channels = in_pieces(G * OC, PIECE)
+    x_n = in_pieces(x_n, PIECE)
+    x_d = in_pieces(x_d, PIECE)
+    x_h = in_pieces(x_h, PIECE)
+    x_w = in_pieces(x_w, PIECE)
+    out_n = in_pieces(out_n, PIECE)
+    out_d = in_pieces(out_d, PIECE)
+    out_h = in_pieces(out_h, PIECE)
+    out_w = in_pieces(out_w, PIECE)
     rows = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     cols = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     exists = rows < M
-    col_exists = cols < G * OC
+    col_exists = cols < channels
     image, pd, ph, pw = pixel(rows, PD, PH, PW)
     d0 = pd * stride_d - padding_d
     h0 = ph * stride_h - padding_h
@@ -53,33 +74,62 @@ def conv_depthwise(x, weight, bias, out, M, G, OC, D, H, W, taps, KH, KW, PD, PH
                   group * bias_g + channel * bias_o, activation, has_bias)  # fmt: skip
 
 
+# Channels-last, as a point's layout: by pieces of 16 bytes, and at any pitch.
+CHANNELS_LAST = ("channels_last", "channels_last_odd")
+_CHANNELS = OP.local("groups") * OP.local("N")
+
+
+def piece_of(point: Point) -> int:
+    """Elements that are loaded at a time."""
+    return 16 // ITEMSIZE[point.dtype] if point.layout == "channels_last" else 1
+
+
+def whole_pixels(point: Point) -> Constraint:
+    """What channels-last kernels of groups of one channel want of images."""
+    piece = piece_of(point)
+    holds = (X.stride(1) == 1) & (OUT.stride(1) == 1) & (WEIGHT.size(1) == 1)
+    if piece == 1:
+        return require(holds, "channels contiguous, one for one")
+    holds = holds & (X.alignment >= 16) & (OUT.alignment >= 16) & (_CHANNELS % piece == 0)
+    for t in (X, OUT):
+        for d in (0, 3, 4, 5):
+            holds = holds & (t.stride(d) % piece == 0)
+    return require(holds, f"channels contiguous, a multiple of {piece}, on 16-byte boundaries, one for one")
+
+
+def without_divisors(args: Mapping[str, Arg]) -> dict[str, Arg]:
+    """Of numbers: the kernel has them in pieces."""
+    return {name: replace(arg, divisible=False) if isinstance(arg, Int) else arg for name, arg in args.items()}
+
+
 def _constraints(point: Point) -> tuple[Constraint, ...]:
     found = (fits_32_bits(OP, X), require(WEIGHT.size(2) == 1, "1 input channel in each group"))
-    if point.layout == "channels_last":
-        holds = (X.stride(1) == 1) & (OUT.stride(1) == 1) & (WEIGHT.size(1) == 1)
-        aligned = (X.alignment >= 16) & (OUT.alignment >= 16)
-        for t in (X, OUT):
-            for d in (0, 3, 4, 5):
-                aligned = aligned & (t.stride(d) % 16 == 0)
-        return (*found, require(holds & aligned, "channels contiguous and on 16-byte boundaries, one for one"))
-    return found
+    return (*found, whole_pixels(point)) if point.layout in CHANNELS_LAST else found
 
 
 def _plan(point: Point) -> Plan | None:
     c = point.config
-    if c.layout != point.layout:
+    is_last = point.layout in CHANNELS_LAST
+    if is_last != (c.layout == "channels_last"):
         return None
     args = {k: v for k, v in problem_args(point, wide_weight=False).items() if k not in ("x_c", "weight_c")}
-    if point.layout == "channels_last":
+    args = without_divisors(args)
+    if is_last:
         args |= dict(x_g=Const(1), out_g=Const(1))
-    args |= dict(BLOCK_P=Const(c.block_p), BLOCK_C=Const(c.block_c), MULTIPLIER=Const(point.layout != "channels_last"))
-    grid = (ceil_div(OP.local("M"), c.block_p), ceil_div(OP.local("groups") * OP.local("N"), c.block_c), 1)
+    args |= dict(
+        BLOCK_P=Const(c.block_p), BLOCK_C=Const(c.block_c), MULTIPLIER=Const(not is_last), PIECE=Const(piece_of(point))
+    )
+    grid = (ceil_div(OP.local("M"), c.block_p), ceil_div(_CHANNELS, c.block_c), 1)
+    # Each tap is waited for: little work takes as long as all of them.
+    programs = tiles_of(OP.local("M_choice"), _CHANNELS, (c.block_p, c.block_c))
+    waits = waiting_ns(programs, 5, OP.local("taps"), 420 if point.layout == "any" else 400)
+    per_ns = {"channels_last": 1000, "channels_last_odd": 600, "any": 500}[point.layout]
     return Plan(
         constraints=_constraints(point),
         # The precision of fp32 makes no difference where nothing is a product.
         serves=serves(point) | {"precision": (0, 1)},
         launches=(Launch(conv_depthwise, args, grid, num_warps=c.num_warps, num_stages=2),),
-        cost=plain_cores(point, OP, multiplications(OP), 1000 if point.layout == "channels_last" else 500),
+        cost=plain_cores(point, OP, multiplications(OP), per_ns, least_ns=waits),
     )
 
 
@@ -89,6 +139,6 @@ def _block(block_p: int, block_c: int, num_warps: int, layout: str) -> Config:
 
 
 _CONFIGS = (_block(32, 64, 4, "channels_last"), _block(512, 1, 4, "any"))
-_AXES = {"dtype": DTYPE_AXIS, "precision": ("ieee",), "layout": ("channels_last", "any")}
+_AXES = {"dtype": DTYPE_AXIS, "precision": ("ieee",), "layout": (*CHANNELS_LAST, "any")}
 
 KERNELS = (Kernel("conv_depthwise", OP, _AXES, dict.fromkeys(ARCHS, _CONFIGS), _plan),)

@@ -8,6 +8,7 @@ lie along h.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tk.aot.expr import Expr, ceil_div, maximum, select
 from tk.aot.spec import (
@@ -25,7 +26,8 @@ from tk.aot.spec import (
     Scratch,
     require,
 )
-from tk.kernels.conv.cost import plain_cores
+from tk.kernels.conv.cost import plain_cores, waiting_ns
+from tk.kernels.conv.depthwise import CHANNELS_LAST, in_pieces, piece_of, whole_pixels, without_divisors
 from tk.kernels.conv.geometry import place, tap_of
 from tk.kernels.conv.op import DTYPE_AXIS, OP, OUT, WEIGHT, X, fits_32_bits, serves
 from tk.kernels.conv.pointer import ARCHS, finish_pixels, problem_args
@@ -61,8 +63,11 @@ def zeros_of(COUNT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 @triton.jit
 def depthwise_weight(weight, copy, channels, taps, KH, KW, is_flipped, weight_g, weight_d, weight_h, weight_w,
-                     BLOCK_C: tl.constexpr):  # fmt: skip
-    """copy [taps, channels], fp32, of weight; is_flipped: taps along w the other way round. Program: channels, tap."""
+                     BLOCK_C: tl.constexpr, DEPENDENT: tl.constexpr):  # fmt: skip
+    """copy [taps, channels], fp32, of weight; is_flipped: taps along w the other way round. Program: channels, tap.
+    DEPENDENT: what reads the copy may begin beside it."""
+    if DEPENDENT:
+        gdc_launch_dependents()
     cols = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     tap = tl.program_id(1)
     kd, kh, kw = tap_of(tap, KH, KW)
@@ -74,12 +79,51 @@ def depthwise_weight(weight, copy, channels, taps, KH, KW, is_flipped, weight_g,
 
 
 @triton.jit
+def line_of_taps(line, KH, d0, h0, D, H, x_d, x_h, dilation_d, dilation_h):
+    """Where x has it, from the first of all taps, and whether it is inside of the image, of each row."""
+    kd = line // KH
+    d = kd * dilation_d
+    h = (line - kd * KH) * dilation_h
+    there = (d0 + d >= 0) & (d0 + d < D) & (h0 + h >= 0) & (h0 + h < H)
+    return d.to(tl.int64) * x_d + h.to(tl.int64) * x_h, there
+
+
+@triton.jit
+def pixels_of_line(at, x_w, w0, W, there, col_exists, COUNT: tl.constexpr):
+    """A tuple of neighbouring ones, as they lie in memory."""
+    found = ()
+    for i in tl.static_range(COUNT):
+        mask = (there & (w0 + i >= 0) & (w0 + i < W))[:, None] & col_exists[None, :]
+        found = found + (tl.load(at, mask=mask, other=0.0),)
+        at += x_w
+    return found
+
+
+@triton.jit
+def weights_of_line(at, channels, exists, TAPS: tl.constexpr):
+    """A tuple."""
+    found = ()
+    for _ in tl.static_range(TAPS):
+        found = found + (tl.load(at, mask=exists, other=0.0),)
+        at += channels
+    return found
+
+
+@triton.jit
 def depthwise_along_w(x, weight, bias, out, rows, channels, D, H, W, KD, KH, PD, PH, PW, stride_d, stride_h,
                       padding_d, padding_h, padding_w, dilation_d, dilation_h, x_n, x_d, x_h, x_w,
                       out_n, out_d, out_h, out_w, bias_g, activation, has_bias,
                       BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, OUTPUTS: tl.constexpr, TAPS: tl.constexpr,
-                      STRIDE: tl.constexpr):  # fmt: skip
-    """Channels-last: BLOCK_R lines of the result, OUTPUTS pixels of each, BLOCK_C channels. weight [taps, channels]."""
+                      STRIDE: tl.constexpr, PIECE: tl.constexpr, AHEAD: tl.constexpr,
+                      DEPENDENT: tl.constexpr):  # fmt: skip
+    """Channels-last: BLOCK_R lines of the result, OUTPUTS pixels of each, BLOCK_C channels. weight [taps, channels].
+    PIECE: what channels and pitches are multiples of. AHEAD: a line of taps is loaded while the one before it is
+    multiplied. DEPENDENT: the kernel ahead, which writes the weight, may still run."""
+    channels = in_pieces(channels, PIECE)
+    x_n = in_pieces(x_n, PIECE)
+    x_d = in_pieces(x_d, PIECE)
+    x_h = in_pieces(x_h, PIECE)
+    x_w = in_pieces(x_w, PIECE)
     blocks = tl.cdiv(PW, OUTPUTS)
     first = tl.program_id(0) % blocks * OUTPUTS
     row = tl.program_id(0) // blocks * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -99,23 +143,42 @@ def depthwise_along_w(x, weight, bias, out, rows, channels, D, H, W, KD, KH, PD,
     # As many addresses as x has, in its layout: that costs loads that meet in L1, a change of layout costs a barrier.
     weight_at = weight + (row * 0)[:, None] + cols[None, :]
     acc = zeros_of(OUTPUTS, BLOCK_R, BLOCK_C)
-    for line in range(KD * KH):
-        kd = line // KH
-        kh = line - kd * KH
-        d = kd * dilation_d
-        h = kh * dilation_h
-        there = exists & (d0 + d >= 0) & (d0 + d < D) & (h0 + h >= 0) & (h0 + h < H)
-        weights = ()
-        for tap in tl.static_range(TAPS):
-            weights = weights + (tl.load(weight_at, mask=col_exists[None, :], other=0.0),)
-            weight_at += channels
-        line_at = x_at + (d.to(tl.int64) * x_d + h.to(tl.int64) * x_h)
-        for i in tl.static_range((OUTPUTS - 1) * STRIDE + TAPS):
-            is_inside = (w0 + i >= 0) & (w0 + i < W)
-            mask = (there & is_inside)[:, None] & col_exists[None, :]
-            a = tl.load(line_at, mask=mask, other=0.0).to(tl.float32)
-            line_at += x_w
-            acc = add_taps(acc, a, weights, i, TAPS, STRIDE, OUTPUTS)
+    COUNT: tl.constexpr = (OUTPUTS - 1) * STRIDE + TAPS
+    if AHEAD:
+        at, there = line_of_taps(0, KH, d0, h0, D, H, x_d, x_h, dilation_d, dilation_h)
+        pixels = pixels_of_line(x_at + at, x_w, w0, W, exists & there, col_exists, COUNT)
+        if DEPENDENT:
+            gdc_wait()
+        weights = weights_of_line(weight_at, channels, col_exists[None, :], TAPS)
+        for line in range(1, KD * KH + 1):
+            is_line = cols * 0 + line < KD * KH  # a block, as above
+            at, there = line_of_taps(line, KH, d0, h0, D, H, x_d, x_h, dilation_d, dilation_h)
+            weight_at += channels * TAPS
+            of_next = col_exists & is_line
+            next_pixels = pixels_of_line(x_at + at, x_w, w0, W, exists & there, of_next, COUNT)
+            next_weights = weights_of_line(weight_at, channels, of_next[None, :], TAPS)
+            for i in tl.static_range(COUNT):
+                acc = add_taps(acc, pixels[i].to(tl.float32), weights, i, TAPS, STRIDE, OUTPUTS)
+            pixels = next_pixels
+            weights = next_weights
+    else:
+        if DEPENDENT:
+            gdc_wait()
+        for line in range(KD * KH):
+            at, there = line_of_taps(line, KH, d0, h0, D, H, x_d, x_h, dilation_d, dilation_h)
+            weights = weights_of_line(weight_at, channels, col_exists[None, :], TAPS)
+            weight_at += channels * TAPS
+            line_at = x_at + at
+            for i in tl.static_range(COUNT):
+                mask = (exists & there & (w0 + i >= 0) & (w0 + i < W))[:, None] & col_exists[None, :]
+                a = tl.load(line_at, mask=mask, other=0.0).to(tl.float32)
+                line_at += x_w
+                acc = add_taps(acc, a, weights, i, TAPS, STRIDE, OUTPUTS)
+    # Not earlier: they would take registers from the sums.
+    out_n = in_pieces(out_n, PIECE)
+    out_d = in_pieces(out_d, PIECE)
+    out_h = in_pieces(out_h, PIECE)
+    out_w = in_pieces(out_w, PIECE)
     at = image.to(tl.int64) * out_n + place(pd, ph, first, out_d, out_h, out_w)
     # A loop at run time, as in kernels/hopper/epilogue.py: unrolled, the activations are more than the instruction
     # cache holds.
@@ -215,11 +278,12 @@ def _slide_constraints(point: Point, dimension: str, taps: Expr) -> tuple[Constr
 def _shared_args(point: Point, left_out: tuple[str, ...], sliding: str) -> dict[str, Arg]:
     names = ("M", "G", "taps", "KH", "KW", "x_c", "weight_c", f"stride_{sliding}", f"dilation_{sliding}", *left_out)
     args = {k: v for k, v in problem_args(point, wide_weight=False).items() if k not in names}
+    args = without_divisors(args)
     padding = OP.int(f"padding_{sliding}")
     args[f"padding_{sliding}"] = Int(select(_backwards(sliding), padding + (point.taps - 1), padding))
     c = point.config
     return args | dict(
-        channels=Int(_CHANNELS, divisible=point.layout == "channels_last"),
+        channels=Int(_CHANNELS),
         KD=Int(WEIGHT.size(3)),
         BLOCK_R=Const(c.block_r),
         OUTPUTS=Const(c.outputs),
@@ -228,56 +292,67 @@ def _shared_args(point: Point, left_out: tuple[str, ...], sliding: str) -> dict[
     )
 
 
-def _work(along: Expr, outputs: int, across: Expr, block: int) -> Expr:
-    """Multiplications, those of outputs that a program has too many of included."""
-    wasted = 1000 * outputs * ceil_div(along, outputs) // maximum(along, 1)
-    wasted = wasted * block * ceil_div(across, block) // maximum(across, 1)
-    return OP.local("M_choice") * _CHANNELS * OP.local("taps") // 1000 * wasted
+def _cost(point: Point, lines: Expr, along: Expr, across: Expr, steps: Expr, per_ns: int, launches: int = 1) -> Expr:
+    """Picoseconds. lines: of the result, of which a program has a block; along, across: outputs of a line, in the two
+    directions that blocks of it have; steps: lines of taps. A program waits for memory in each of them."""
+    c = point.config
+    wasted = 1000 * c.outputs * ceil_div(along, c.outputs) // maximum(along, 1)
+    wasted = wasted * c.block * ceil_div(across, c.block) // maximum(across, 1)
+    work = OP.local("M_choice") * _CHANNELS * OP.local("taps") // 1000 * wasted
+    programs = ceil_div(lines, c.block_r) * ceil_div(along, c.outputs) * ceil_div(across, c.block)
+    waits = waiting_ns(programs, c.occupancy, steps, c.step_ns)
+    return plain_cores(point, OP, work, per_ns, launches=launches, least_ns=waits)
 
 
 def _channels_last_plan(point: Point) -> Plan:
     c = point.config
-    wide = (X.stride(1) == 1) & (OUT.stride(1) == 1) & (X.alignment >= 16) & (OUT.alignment >= 16)
-    for t in (X, OUT):
-        for d in (0, 3, 4, 5):
-            wide = wide & (t.stride(d) % 16 == 0)
+    dependent = c.ahead and point.arch >= 90  # elsewhere nothing is done before the wait, which then costs
     weight = {f"weight_{d}": Int(WEIGHT.stride(i), "i64") for d, i in (("g", 0), ("d", 3), ("h", 4), ("w", 5))}
     copy = dict(
         weight=Pointer(WEIGHT, point.dtype, aligned=False),
         copy=Scratch(0, "fp32"),
-        channels=Int(_CHANNELS, divisible=True),
+        channels=Int(_CHANNELS),
         taps=Int(OP.local("taps")),
         KH=Int(WEIGHT.size(4)),
         KW=Int(WEIGHT.size(5)),
         is_flipped=Int(_backwards("w")),
         BLOCK_C=Const(128),
+        DEPENDENT=Const(dependent),
         **weight,
     )
     left_out = ("OC", "x_g", "out_g", "out_o", "bias_o", "weight_o", *weight)
     rows = OUT.size(0) * OUT.size(3) * OUT.size(4)
+    lines = OP.local("M_choice") // OUT.size(5)
+    per_ns = c.per_ns if point.layout == "channels_last" else c.per_ns // 2  # elements are loaded one by one
     args = _shared_args(point, left_out, "w") | dict(
-        weight=Scratch(0, "fp32"), KH=Int(WEIGHT.size(4)), rows=Int(rows), BLOCK_C=Const(c.block)
+        weight=Scratch(0, "fp32"),
+        KH=Int(WEIGHT.size(4)),
+        rows=Int(rows),
+        BLOCK_C=Const(c.block),
+        PIECE=Const(piece_of(point)),
+        AHEAD=Const(c.ahead),
+        DEPENDENT=Const(dependent),
     )
     grid = (ceil_div(rows, c.block_r) * ceil_div(OUT.size(5), c.outputs), ceil_div(_CHANNELS, c.block), 1)
     return Plan(
         constraints=(
             *_slide_constraints(point, "w", WEIGHT.size(5)),
-            require(WEIGHT.size(1) == 1, "1 output channel in each group"),
-            require(wide & (_CHANNELS % 16 == 0), "channels contiguous, a multiple of 16, on 16-byte boundaries"),
+            whole_pixels(point),
         ),
         serves=serves(point) | {"precision": (0, 1)},
         launches=(
             Launch(depthwise_weight, copy, (ceil_div(_CHANNELS, 128), OP.local("taps"), 1), num_warps=4),
-            Launch(depthwise_along_w, args, grid, num_warps=c.num_warps, num_stages=1),
+            Launch(depthwise_along_w, args, grid, num_warps=c.num_warps, num_stages=1, dependent=int(dependent)),
         ),
         buffers=(Buffer(4 * _CHANNELS * OP.local("taps")),),
-        cost=plain_cores(point, OP, _work(OUT.size(5), c.outputs, _CHANNELS, c.block), 9000, launches=2),
+        cost=_cost(point, lines, OUT.size(5), _CHANNELS, WEIGHT.size(3) * WEIGHT.size(4), per_ns, launches=2),
     )
 
 
 def _contiguous_plan(point: Point) -> Plan:
     c = point.config
     rows = OUT.size(0) * _CHANNELS * OUT.size(3)
+    lines = OP.local("M_choice") // (OUT.size(4) * OUT.size(5)) * _CHANNELS
     args = _shared_args(point, (), "h") | dict(
         KW=Int(WEIGHT.size(5)),
         is_flipped=Int(_backwards("h")),
@@ -294,34 +369,44 @@ def _contiguous_plan(point: Point) -> Plan:
         ),
         serves=serves(point) | {"precision": (0, 1)},
         launches=(Launch(depthwise_along_h, args, grid, num_warps=c.num_warps, num_stages=1),),
-        cost=plain_cores(point, OP, _work(OUT.size(4), c.outputs, OUT.size(5), c.block), 4000),
+        cost=_cost(point, lines, OUT.size(4), OUT.size(5), WEIGHT.size(3) * WEIGHT.size(5), c.per_ns),
     )
 
 
 def _plan(point: Point) -> Plan | None:
-    if point.config.layout != point.layout:
+    c = point.config
+    if point.layout not in c.layouts.split():
         return None
-    return _channels_last_plan(point) if point.layout == "channels_last" else _contiguous_plan(point)
+    return _channels_last_plan(point) if point.layout in CHANNELS_LAST else _contiguous_plan(point)
 
 
 # --- The grid ---
 
 
-def _block(block_r: int, block: int, outputs: int, layout: str) -> Config:
-    along = "w" if layout == "channels_last" else "h"
-    params = dict(block_r=block_r, block=block, outputs=outputs, layout=layout, num_warps=4)
-    return Config(f"slide_{along}{outputs}_{block_r}x{block}_w4", params)
+def _block(block_r: int, block: int, outputs: int, layouts: str, per_ns: int, num_warps: int = 4, occupancy: int = 3,
+           step_ns: int = 1000, ahead: bool = False) -> Config:  # fmt: skip
+    """layouts: those that it is compiled for. per_ns: multiplications of a GPU that is full. occupancy: programs that a
+    multiprocessor holds at once. step_ns: that one takes for a line of taps, alone. ahead: the next is loaded then."""
+    along = "h" if layouts == "contiguous" else "w"
+    params = dict(block_r=block_r, block=block, outputs=outputs, layouts=layouts, per_ns=per_ns, num_warps=num_warps,
+                  occupancy=occupancy, step_ns=step_ns, ahead=ahead)  # fmt: skip
+    return Config(f"slide_{along}{outputs}_{block_r}x{block}_w{num_warps}", params)
 
 
 _CONFIGS = (
-    _block(32, 32, 8, "channels_last"),
-    _block(8, 64, 8, "contiguous"),
-    _block(32, 16, 8, "contiguous"),
+    _block(32, 32, 8, "channels_last", 9000, occupancy=2),
+    # Small images: eight times as many programs, which wait less. Of single elements, more outputs would not stay in
+    # registers.
+    _block(8, 32, 4, "channels_last channels_last_odd", 7500, num_warps=2, occupancy=7, step_ns=500, ahead=True),
+    _block(8, 64, 8, "contiguous", 4000, occupancy=4, step_ns=1300),
+    _block(32, 16, 8, "contiguous", 4000, occupancy=4, step_ns=1300),
+    # Lines of 7 pixels, and few of any.
+    _block(8, 8, 8, "contiguous", 3000, num_warps=1, occupancy=14, step_ns=700),
 )
 _AXES = {
     "dtype": DTYPE_AXIS,
     "precision": ("ieee",),
-    "layout": ("channels_last", "contiguous"),
+    "layout": (*CHANNELS_LAST, "contiguous"),
     "taps": (3, 5, 7),
     "stride": (1, 2),
 }

@@ -8,7 +8,7 @@ _SAMPLED = {
     "conv_pointer": ("64x64x32_s2_w4", "128x32x32_s4_w4", "64x32x16_s3_w4_fma"),
     "conv_tma": ("128x128x64_s6_coop", "128x64x64_s8_coop", "64x128x64_s8_pingpong", "128x128x32_s6_coop_tf32"),
     "conv_depthwise": ("depthwise_32x64_w4", "depthwise_1x512_w4"),
-    "conv_depthwise_slide": ("slide_w8_32x32_w4", "slide_h8_8x64_w4"),
+    "conv_depthwise_slide": ("slide_w8_32x32_w4", "slide_w4_8x32_w2", "slide_h8_8x64_w4"),
 }
 
 

@@ -4,13 +4,14 @@ import triton
 import triton.language as tl
 
 from tk.aot.expr import ceil_div
-from tk.aot.spec import Config, Const, Kernel, Launch, Plan, Point, require
+from tk.aot.spec import ITEMSIZE, Config, Const, Constraint, Kernel, Launch, Plan, Point, require
 from tk.kernels.conv.cost import multiplications, plain_cores
+from tk.kernels.conv.depthwise import in_pieces, without_divisors
 from tk.kernels.conv.geometry import inside, pixel, place, tap_of
-from tk.kernels.conv.op import DTYPE_AXIS, serves
+from tk.kernels.conv.op import DTYPE_AXIS, fits_32_bits, serves
 from tk.kernels.conv.pointer import ARCHS
-from tk.kernels.conv_weight_grad.op import OP, OUT
-from tk.kernels.conv_weight_grad.pointer import G, N, layout_constraints, problem_args
+from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
+from tk.kernels.conv_weight_grad.pointer import G, N, problem_args
 from tk.kernels.conv_weight_grad.reduce import PARTIALS, SPLITS, reduce_launch, split_locals
 
 
@@ -19,12 +20,21 @@ def weight_grad_depthwise(grad, x, partials, M, G, OC, D, H, W, taps, KH, KW, PD
                           stride_d, stride_h, stride_w, padding_d, padding_h, padding_w,
                           dilation_d, dilation_h, dilation_w,
                           grad_n, grad_g, grad_o, grad_d, grad_h, grad_w, x_n, x_g, x_d, x_h, x_w,
-                          BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
+                          BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
     """Program (channels, tap, split): its sum, BLOCK_P pixels at a time, goes into partials [splits, G, O, taps]."""
+    grad_n = in_pieces(grad_n, PIECE)
+    grad_d = in_pieces(grad_d, PIECE)
+    grad_h = in_pieces(grad_h, PIECE)
+    grad_w = in_pieces(grad_w, PIECE)
+    x_n = in_pieces(x_n, PIECE)
+    x_d = in_pieces(x_d, PIECE)
+    x_h = in_pieces(x_h, PIECE)
+    x_w = in_pieces(x_w, PIECE)
+    channels = in_pieces(G * OC, PIECE)
     cols = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     tap = tl.program_id(1)
     split = tl.program_id(2)
-    col_exists = cols < G * OC
+    col_exists = cols < channels
     group = (cols // OC).to(tl.int64)
     channel = (cols % OC).to(tl.int64)
     kd, kh, kw = tap_of(tap, KH, KW)
@@ -48,8 +58,24 @@ def weight_grad_depthwise(grad, x, partials, M, G, OC, D, H, W, taps, KH, KW, PD
         a = tl.load(grad_at[None, :] + from_grad[:, None], mask=there, other=0.0)
         b = tl.load(x_at[None, :] + from_x[:, None], mask=there, other=0.0)
         acc += a.to(tl.float32) * b.to(tl.float32)
-    at = partials + (split.to(tl.int64) * G * OC + cols) * taps + tap
+    at = partials + (split.to(tl.int64) * channels + cols) * taps + tap
     tl.store(at, tl.sum(acc, axis=0), mask=col_exists)
+
+
+def piece_of(point: Point) -> int:
+    """Elements that are loaded at a time: channels-last, 16 bytes."""
+    return 16 // ITEMSIZE[point.dtype] if point.layout == "channels_last" else 1
+
+
+def whole_pixels(point: Point) -> Constraint:
+    """What channels-last kernels of groups of one channel want of images."""
+    piece = piece_of(point)
+    holds = (OUT.size(2) == 1) & (N == 1) & (G % piece == 0)
+    for t in (GRAD, X):
+        holds = holds & (t.alignment >= 16) & (t.stride(1) == 1)
+        for d in (0, 3, 4, 5):
+            holds = holds & (t.stride(d) % piece == 0)
+    return require(holds, f"groups of 1 channel, a multiple of {piece}, beside each other on 16-byte boundaries")
 
 
 def _plan(point: Point) -> Plan | None:
@@ -57,18 +83,16 @@ def _plan(point: Point) -> Plan | None:
     if c.layout != point.layout:
         return None
     last = point.layout == "channels_last"
-    args = {k: v for k, v in problem_args(point).items() if k != "x_c"}
+    args = without_divisors({k: v for k, v in problem_args(point).items() if k != "x_c"})
     if last:
         args |= dict(x_g=Const(1), grad_g=Const(1), OC=Const(1))
-    args |= dict(BLOCK_P=Const(c.block_p), BLOCK_C=Const(c.block_c))
+    args |= dict(BLOCK_P=Const(c.block_p), BLOCK_C=Const(c.block_c), PIECE=Const(piece_of(point)))
     channels = ceil_div(G * N, c.block_c)
     taps = OP.local("taps")
-    constraints = (*layout_constraints(point), require(OUT.size(2) == 1, "1 input channel in each group"))
-    if last:
-        constraints += (require(N == 1, "1 output channel in each group"),)
+    shapes = whole_pixels(point) if last else require(OUT.size(2) == 1, "1 input channel in each group")
     launch = Launch(weight_grad_depthwise, args, (channels, taps, SPLITS), num_warps=c.num_warps, num_stages=2)
     return Plan(
-        constraints=constraints,
+        constraints=(fits_32_bits(OP, X), shapes),
         # The precision of fp32 makes no difference where nothing is a product.
         serves=serves(point) | {"precision": (0, 1)},
         launches=(launch, reduce_launch(point.dtype)),

@@ -7,12 +7,14 @@ import triton.language as tl
 from tk.aot.expr import Expr, ceil_div
 from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Scratch, require
 from tk.kernels.conv.cost import multiplications, plain_cores
+from tk.kernels.conv.depthwise import in_pieces, without_divisors
 from tk.kernels.conv.depthwise_slide import with_product, zeros_of
 from tk.kernels.conv.geometry import place
-from tk.kernels.conv.op import DTYPE_AXIS, serves
+from tk.kernels.conv.op import DTYPE_AXIS, fits_32_bits, serves
 from tk.kernels.conv.pointer import ARCHS
-from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT
-from tk.kernels.conv_weight_grad.pointer import G, N, layout_constraints, problem_args
+from tk.kernels.conv_weight_grad.depthwise import piece_of, whole_pixels
+from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
+from tk.kernels.conv_weight_grad.pointer import G, problem_args
 from tk.kernels.conv_weight_grad.reduce import PARTIALS, SHARE, SPLITS, reduce_launch, split_locals
 
 
@@ -30,9 +32,18 @@ def weight_grad_slide(grad, x, partials, lines, channels, taps, D, H, W, KH, PD,
                       stride_d, stride_h, padding_d, padding_h, padding_w, dilation_d, dilation_h,
                       grad_n, grad_d, grad_h, grad_w, x_n, x_d, x_h, x_w,
                       BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PIXELS: tl.constexpr, TAPS: tl.constexpr,
-                      STRIDE: tl.constexpr):  # fmt: skip
+                      STRIDE: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
     """Program (channels, line of taps, split): BLOCK_R lines of the result at a time, PIXELS pixels of each, of `share`
     lines. Into partials [splits, channels, taps]."""
+    channels = in_pieces(channels, PIECE)
+    grad_n = in_pieces(grad_n, PIECE)
+    grad_d = in_pieces(grad_d, PIECE)
+    grad_h = in_pieces(grad_h, PIECE)
+    grad_w = in_pieces(grad_w, PIECE)
+    x_n = in_pieces(x_n, PIECE)
+    x_d = in_pieces(x_d, PIECE)
+    x_h = in_pieces(x_h, PIECE)
+    x_w = in_pieces(x_w, PIECE)
     cols = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     line = tl.program_id(1)
     split = tl.program_id(2)
@@ -80,10 +91,10 @@ def _plan(point: Point) -> Plan:
     c = point.config
     names = ("M", "G", "OC", "KW", "taps", "per_split", "stride_w", "dilation_w", "grad_g", "grad_o", "x_g", "x_c")
     lines: Expr = GRAD.size(0) * GRAD.size(3) * GRAD.size(4)
-    args = {k: v for k, v in problem_args(point).items() if k not in names} | dict(
+    args = without_divisors({k: v for k, v in problem_args(point).items() if k not in names}) | dict(
         partials=Scratch(0, "fp32"),
         lines=Int(lines),
-        channels=Int(G, divisible=True),
+        channels=Int(G),
         taps=Int(OP.local("taps")),
         share=Int(SHARE),
         BLOCK_R=Const(c.block_r),
@@ -91,6 +102,7 @@ def _plan(point: Point) -> Plan:
         PIXELS=Const(c.pixels),
         TAPS=Const(point.taps),
         STRIDE=Const(point.stride),
+        PIECE=Const(piece_of(point)),
     )
     blocks = ceil_div(G, c.block_c)
     lines_of_taps = OUT.size(3) * OUT.size(4)
@@ -100,9 +112,8 @@ def _plan(point: Point) -> Plan:
     width, stride, dilation = OUT.size(5), OP.int("stride_w"), OP.int("dilation_w")
     return Plan(
         constraints=(
-            *layout_constraints(point),
-            require((OUT.size(2) == 1) & (N == 1), "1 input and 1 output channel in each group"),
-            require(G % 16 == 0, "a multiple of 16 groups"),
+            fits_32_bits(OP, X),
+            whole_pixels(point),
             require(lines < 2**31 - 2**16, "less than 2**31 - 65536 lines"),
             require(width == point.taps, f"{point.taps} taps along w"),
             require((stride == point.stride) & (dilation == 1), f"a stride of {point.stride} along w, no dilation"),

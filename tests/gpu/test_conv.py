@@ -135,7 +135,7 @@ EVERY_CONFIG = tuple(
     )
     for dtype, precision in (*KINDS, (torch.float32, "ieee"))
     for size, stride in (((33, 29), (1, 1)), ((33, 29), (2, 2)), ((7, 12, 11), (1, 2, 1)))
-    for c, o, groups in ((64, 80, 1), (72, 136, 1), (64, 64, 8), (48, 48, 48), (5, 7, 1))
+    for c, o, groups in ((64, 80, 1), (72, 136, 1), (64, 64, 8), (48, 48, 48), (40, 40, 40), (21, 21, 21), (5, 7, 1))
     for layout in ("channels_last", "contiguous")
     for bias in (False, True)
 )
@@ -160,8 +160,13 @@ LARGE = {
     "one tap, apart": _large(2, 64, 128, (33, 30), 1, 2),
     "32 groups of 8": _large(2, 256, 256, (61, 60), 3, groups=32),
     "groups of 4, apart": _large(4, 64, 64, (120, 120), 3, 2, groups=16),
+    "groups of 4, 7x7 taps": _large(35, 16, 16, (14, 14), 7, groups=4),
+    "groups of 4, 5x5 taps, apart": _large(16, 32, 32, (7, 7), 5, 2, groups=8),
     "2 groups of 80": _large(2, 160, 192, (40, 40), 3, groups=2),
     "depthwise": _large(3, 96, 96, (57, 61), 7, groups=96),
+    "depthwise, 168 channels": _large(3, 168, 168, (57, 61), 5, groups=168),
+    "depthwise, 58 channels": _large(3, 58, 58, (57, 61), 3, 2, groups=58),
+    "depthwise, lines of 7": _large(21, 104, 104, (7, 7), 7, groups=104),
     "depthwise, apart": _large(3, 96, 96, (57, 61), 5, 2, groups=96),
 }
 

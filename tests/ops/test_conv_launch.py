@@ -118,8 +118,11 @@ def carry_out(name: str, tensors: list[Tensor | None], ints: list[int], floats: 
 
 
 @contextmanager
-def carried_out(device: int, modes: list[int] | None = None) -> Iterator[list[str]]:
-    """The names of the ops that were launched; their modes are added to `modes`."""
+def carried_out(
+    device: int, modes: list[int] | None = None, seen: list[tuple[torch.Size, tuple[int, ...]]] | None = None
+) -> Iterator[list[str]]:
+    """The names of the ops that were launched; their modes are added to `modes`, sizes and strides of their first
+    tensors to `seen`."""
     names: list[str] = []
     failed: list[Exception] = []
 
@@ -132,6 +135,8 @@ def carried_out(device: int, modes: list[int] | None = None) -> Iterator[list[st
         try:
             assert call.device == device
             tensors = [tensor_of(call.tensors[i]) for i in range(call.n_tensors)]
+            if seen is not None:
+                seen.append((tensors[0].shape, tensors[0].stride()))
             carry_out(name, tensors, call.ints[: call.n_ints], call.floats[: call.n_floats])
         except Exception as error:  # it would not survive the way through C
             failed.append(error)
@@ -465,7 +470,66 @@ def test_the_gradient_of_a_depthwise_weight_is_of_channels_last_images(h100):
         assert check(h100, torch.bfloat16, last(x), weight, None, geometry, 0, 64)[2] == ["conv_weight_grad"]
 
 
+@pytest.mark.parametrize(("channels", "copied"), [(72, True), (76, False)])
+def test_pixels_of_the_copies_for_a_depthwise_weight_begin_on_16_bytes(h100, channels, copied):
+    x, grad = (torch.randn(3, channels, 90, 91).bfloat16() for _ in range(2))
+    weight = torch.randn(channels, 1, 7, 7).bfloat16()
+    seen: list[tuple[torch.Size, tuple[int, ...]]] = []
+    with carried_out(h100, seen=seen) as names:
+        torch.ops.tk.conv_weight_grad.default.redispatch(CUDA, grad, x, weight, [1, 1], [3, 3], [1, 1], channels)
+    assert names == ["conv_weight_grad"]  # torch copies what is no multiple of 16
+    assert (seen[-1][1][1] == 1) == copied
+
+
 def test_groups_with_little_to_multiply_are_one_launch(h100):
     x, weight = last(torch.randn(1, 128, 20, 20)), torch.randn(128, 8, 3, 3)
     names = check(h100, torch.bfloat16, x, weight, None, [[1, 1], [1, 1], [1, 1]], 0, 16)
     assert names == (["conv"], ["conv"], ["conv_weight_grad"])
+
+
+# Sizes of images and filters, groups, stride.
+FEW_CHANNELS_OF_GROUPS = {
+    "7x7 taps": ((3, 16, 14, 14), (16, 4, 7, 7), 4, 1),
+    "apart": ((2, 32, 7, 7), (32, 4, 5, 5), 8, 2),
+    "two launches' worth, in one": ((1, 128, 9, 8), (128, 8, 4, 4), 16, 1),
+    "other channels out": ((1, 32, 9, 8), (64, 4, 5, 4), 8, 1),
+}
+
+
+@pytest.mark.parametrize("case", FEW_CHANNELS_OF_GROUPS)
+def test_groups_of_few_channels_and_many_taps_are_one_product(h100, case):
+    """Whatever there is to multiply: the kernels for groups wait for each tap."""
+    torch.manual_seed(0)
+    sizes, filters, groups, stride = FEW_CHANNELS_OF_GROUPS[case]
+    x, weight, bias = torch.randn(sizes), torch.randn(filters), torch.randn(filters[0])
+    geometry = [[stride] * 2, [2, 2], [1, 1]]
+    seen: list[tuple[torch.Size, tuple[int, ...]]] = []
+
+    def merged(image: Tensor, device: int = h100, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Groups that were left, of all."""
+        before = check(device, dtype, image, weight, bias, geometry, 1, groups)[0]
+        assert before[-1] == "conv"
+        args = (image.to(dtype), weight.to(dtype), None, *geometry, groups)
+        with carried_out(device, seen=seen) as names:
+            torch.ops.tk.conv2d.default.redispatch(CUDA, *args)
+        assert names.count("conv") == 1
+        return seen[-1][0][1]
+
+    left = max(groups * filters[1] // 64, 1)
+    assert merged(last(x)) == left
+    assert merged(x) == left, "whatever the layout"
+    a100 = capi.describe_device(108, 80, 166912, 40 << 20)
+    assert merged(last(x), a100) == groups
+    assert merged(last(x), dtype=torch.float32) == groups
+
+
+@pytest.mark.parametrize(("kernel", "left"), [((3, 3), (8, 1)), ((2, 2), (8, 1)), ((1, 3), (8, 8))])
+def test_groups_of_few_channels_and_few_taps_stay_apart(h100, kernel, left):
+    """But for results with channels apart, whose kernel waits longer."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 32, 9, 8).bfloat16(), torch.randn(32, 4, *kernel).bfloat16()
+    for image, groups in zip((last(x), x), left, strict=True):
+        seen: list[tuple[torch.Size, tuple[int, ...]]] = []
+        with carried_out(h100, seen=seen):
+            torch.ops.tk.conv2d.default.redispatch(CUDA, image, weight, None, [1, 1], [1, 1], [1, 1], 8)
+        assert seen[-1][0][1] == groups

@@ -117,6 +117,49 @@ def test_which_kernel_is_for_what(case, kernel):
     assert fastest(case).kernel.name == kernel
 
 
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("channels", [16, 17, 20, 24, 40, 72, 104, 168, 240, 672])
+@pytest.mark.parametrize(("size", "kernel", "stride"), [(112, 5, 1), (28, 7, 2), (56, 3, 2)])
+def test_images_of_any_number_of_channels_slide(channels, size, kernel, stride, last):
+    case = conv2d(64, 1, 1, size, kernel, stride, groups=channels, last=last)
+    v = fastest(case)
+    assert v.kernel.name == "conv_depthwise_slide"
+    assert v.point.layout == ("contiguous" if not last else "channels_last_odd" if channels % 8 else "channels_last")
+
+
+def test_pieces_of_16_bytes_are_for_pixels_that_begin_on_them():
+    """Channels of a larger tensor lie further apart, or begin elsewhere."""
+    problem = conv2d(2, 1, 1, 28, groups=40).problem()
+
+    def layouts(pitch: int, alignment: int) -> set[str]:
+        x = problem.tensors[0]
+        strides = tuple(s if s == 1 else s // 40 * pitch for s in x.strides)
+        tensors = [replace(x, strides=strides, alignment=alignment), *problem.tensors[1:]]
+        found = fitting(replace(problem, tensors=tensors)).values()
+        return {v.point.layout for v, _ in found if v.kernel.name == "conv_depthwise_slide"}
+
+    assert layouts(40, 16) == layouts(48, 256) == {"channels_last", "channels_last_odd"}
+    assert layouts(44, 16) == layouts(40, 8) == layouts(41, 2) == {"channels_last_odd"}
+
+
+@pytest.mark.parametrize(
+    ("case", "config"),
+    [
+        (conv2d(16, 1, 1, 112, 5, groups=168), "slide_w8_32x32_w4"),
+        (conv2d(32, 1, 1, 14, 7, groups=384), "slide_w8_32x32_w4"),
+        (conv2d(14, 1, 1, 7, 7, groups=104), "slide_w4_8x32_w2"),
+        (conv2d(45, 1, 1, 7, 5, groups=480), "slide_w4_8x32_w2"),
+        (conv2d(13, 1, 1, 14, 5, 2, groups=576), "slide_w4_8x32_w2"),
+        (conv2d(14, 1, 1, 7, 7, groups=104, last=False), "slide_h8_8x8_w1"),
+        (conv2d(45, 1, 1, 7, 5, groups=480, last=False), "slide_h8_8x8_w1"),
+        (conv2d(13, 1, 1, 14, 5, 2, groups=576, last=False), "slide_h8_8x8_w1"),
+        (conv2d(16, 1, 1, 112, 5, groups=168, last=False), "slide_h8_32x16_w4"),
+    ],
+)
+def test_small_images_have_smaller_programs(case, config):
+    assert fastest(case).point.config.name == config
+
+
 def test_a_tile_of_a_group_reads_that_groups_channels():
     problem = conv2d(2, 64, 128, 14, groups=4).problem()
     grouped = [v for v, _ in fitting(problem).values() if v.kernel.name == "conv_tma"]
@@ -282,6 +325,22 @@ def test_the_pixels_of_a_weights_gradient_are_split_to_keep_all_multiprocessors_
         # Beside it, the parts are written and read: 8 bytes for each number of the gradient, at 4 TB/s.
         part_us = case.o * case.c * math.prod(case.kernel) * 2e-6
         assert busiest * step_us + splits * part_us < 1.1 * even * step_us + 13, (v.name, tiles, splits, busiest, even)
+
+
+@pytest.mark.parametrize("tensor", [0, 1], ids=["grad", "x"])
+def test_every_second_channel_is_not_read_as_neighbours(tensor):
+    problem = gradient_problem(conv2d(2, 1, 1, 28, groups=32))
+
+    def kernels(problem: Problem) -> set[str]:
+        return {v.kernel.name for v in WEIGHT_GRAD_GRID.variants if v.point.axes.get("layout") == "channels_last"
+                and all(c.holds.evaluate(problem) for c in v.plan.constraints)}  # fmt: skip
+
+    depthwise = {"weight_grad_slide", "weight_grad_depthwise"}
+    assert depthwise <= kernels(problem)
+    apart = problem.tensors[tensor]
+    apart = replace(apart, strides=tuple(s if d == 2 else 2 * s for d, s in enumerate(apart.strides)))
+    tensors = [apart if i == tensor else t for i, t in enumerate(problem.tensors)]
+    assert not depthwise & kernels(replace(problem, tensors=tensors))
 
 
 # --- Copies ---
