@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 
 from tk.aot.expr import ceil_div
-from tk.aot.spec import ITEMSIZE, Config, Const, Constraint, Kernel, Launch, Plan, Point, require
+from tk.aot.spec import Config, Const, Constraint, Kernel, Launch, Plan, Point, require
 from tk.kernels.conv.cost import multiplications, plain_cores
-from tk.kernels.conv.depthwise import in_pieces, without_divisors
+from tk.kernels.conv.depthwise import in_pieces, piece_of, without_divisors
 from tk.kernels.conv.geometry import inside, pixel, place, tap_of
 from tk.kernels.conv.op import DTYPE_AXIS, fits_32_bits, serves
 from tk.kernels.conv.pointer import ARCHS
@@ -60,11 +60,6 @@ def weight_grad_depthwise(grad, x, partials, M, G, OC, D, H, W, taps, KH, KW, PD
         acc += a.to(tl.float32) * b.to(tl.float32)
     at = partials + (split.to(tl.int64) * channels + cols) * taps + tap
     tl.store(at, tl.sum(acc, axis=0), mask=col_exists)
-
-
-def piece_of(point: Point) -> int:
-    """Elements that are loaded at a time: channels-last, 16 bytes."""
-    return 16 // ITEMSIZE[point.dtype] if point.layout == "channels_last" else 1
 
 
 def whole_pixels(point: Point) -> Constraint:

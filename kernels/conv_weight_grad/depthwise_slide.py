@@ -7,12 +7,12 @@ import triton.language as tl
 from tk.aot.expr import Expr, ceil_div
 from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Scratch, require
 from tk.kernels.conv.cost import multiplications, plain_cores
-from tk.kernels.conv.depthwise import in_pieces, without_divisors
+from tk.kernels.conv.depthwise import in_pieces, piece_of, without_divisors
 from tk.kernels.conv.depthwise_slide import with_product, zeros_of
 from tk.kernels.conv.geometry import place
 from tk.kernels.conv.op import DTYPE_AXIS, fits_32_bits, serves
 from tk.kernels.conv.pointer import ARCHS
-from tk.kernels.conv_weight_grad.depthwise import piece_of, whole_pixels
+from tk.kernels.conv_weight_grad.depthwise import whole_pixels
 from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
 from tk.kernels.conv_weight_grad.pointer import G, problem_args
 from tk.kernels.conv_weight_grad.reduce import PARTIALS, SHARE, SPLITS, reduce_launch, split_locals
