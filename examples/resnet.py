@@ -66,6 +66,9 @@ def run(settings: argparse.Namespace, model: nn.Module | None = None) -> dict[st
     x = images(settings.device, settings.batch, settings.size)
     with torch.backends.cudnn.flags(enabled=True, benchmark=True):  # what torch is compared with: the best of cuDNN's
         found = {"inference": compare("inference", lambda m: inference(m, x), model, settings)}
+        if settings.device.startswith("cuda"):  # the kernels alone: eagerly, the host takes longer than they do
+            name = "inference as a CUDA graph"
+            found[name] = compare(name, lambda m: inference(m, x), model, settings, as_graph=True)
         # Batch norms stay in eval mode.
         found["training step"] = compare("training step", lambda m: train(m, x), model, settings)
     return found

@@ -34,8 +34,11 @@ WATCHED: dict[str, list[list[str]]] = {
     "int4": [tests("int4", "every_config"), tests("int4", "extremes or layout")],
     "b2b_gemm": [tests("b2b_gemm", "every_size")],
     "lists": [tests("lists", "steps or odd")],
-    "conv": [tests("conv", "every_config_of_the_forward"), tests("conv", "every_config_of_the_gradients"),
-             tests("conv", "random_convolutions and -0")],
+    "conv": [
+        *(tests("conv", f"every_config_of_the_{what} and [{part}]")
+          for what in ("forward", "gradients") for part in range(5)),
+        tests("conv", "random_convolutions and -0"),
+    ],
     "attention": [
         *(tests("attention", f"test_mods and -{mask}]") for mask in ("none", "causal", "window", "document")),
         tests("attention", "prefix or both_ways or of_all or long_ids or dilated or image"),
