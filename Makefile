@@ -45,11 +45,12 @@ help: ## this list
 
 # --- What is built: a wheel for each purpose, each with its own build tree ---
 
-# $(call build_wheel,NAME,GRID,ARCHS): build/NAME/dist/torch_tk-*.whl. CMake builds only what changed.
+# $(call build_wheel,NAME,GRID,ARCHS[,ONLY]): build/NAME/dist/torch_tk-*.whl, ONLY: a regular expression of kernels.
+# CMake builds only what changed.
 define build_wheel
 	tools/debian_packages.sh g++ libzstd-dev libssl-dev
 	rm -rf build/$(1)/dist
-	TK_BUILD_DIR=build/$(1) CMAKE_ARGS='-DTK_GRID=$(2) -DTK_ARCHS=$(3)' \
+	TK_BUILD_DIR=build/$(1) CMAKE_ARGS='-DTK_GRID=$(2) -DTK_ARCHS=$(3) -DTK_ONLY=$(4)' \
 	  $(PIP) wheel --verbose --no-deps --no-build-isolation --wheel-dir build/$(1)/dist .
 endef
 
@@ -58,9 +59,21 @@ define install
 	$(PIP) install --quiet --no-deps --force-reinstall $(1)
 endef
 
+# What the demo runs (python/tk/cli/demo.py, demo_ops.py): a quarter of the kernels, or of the sample a seventh.
+DEMO = ^(mm_(?!plus)|(rms_norm|add_rms_norm|layer_norm|softmax|swiglu|gelu|column_sum)(?!_))
+
 .PHONY: demo
-demo: install-local ## build the wheel for this machine's GPU (a sample of sm_90 without one), install it, run the demo
+demo: install-demo ## build what it runs, for this machine's GPU (without one a sample of sm_90), install it, run it
 	cd build && $(PY) -m tk demo $(ARGS)
+
+.PHONY: install-demo
+ifeq ($(WHEEL),)
+install-demo: build-tools
+	$(call build_wheel,demo,$(LOCAL_GRID),$(LOCAL_ARCH),$(DEMO))
+	$(call install,build/demo/dist/torch_tk-*.whl)
+else
+install-demo: install-local
+endif
 
 .PHONY: wheel
 wheel: build-tools ## the wheel that ships: sm_80, sm_90 and PTX, in dist/

@@ -22,6 +22,9 @@ if(TK_GRID STREQUAL "sample")
 elseif(NOT TK_GRID STREQUAL "full")
   message(FATAL_ERROR "TK_GRID is ${TK_GRID}; it can be full or sample")
 endif()
+if(TK_ONLY)
+  list(APPEND grid_options --only ${TK_ONLY})
+endif()
 
 add_custom_command(
   OUTPUT ${TK_PACK_FILES} ${TK_ROOTS_INC}
