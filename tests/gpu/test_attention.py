@@ -142,6 +142,17 @@ def test_mods(score: str, mask: str, dtype: torch.dtype) -> None:
         check(tensor(B, H, m, d, dtype=dtype), *(tensor(B, h_kv, n, d, dtype=dtype) for _ in range(2)), score, mask)
 
 
+@pytest.mark.parametrize(("score", "mask"), PAIRS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_few_rows(score: str, mask: str, dtype: torch.dtype) -> None:
+    """Of many keys, as decoding has them: each head alone, groups of heads, one head of keys for all."""
+    if not is_built(score, mask, dtype):
+        pytest.skip("the package has it in bfloat16")
+    for d, h_kv, m, n in ((128, 1, 1, 777), (64, 2, 7, 1025), (80, H, 3, 300), (256, 2, 16, 130)):
+        q, k, v = tensor(B, H, m, d, dtype=dtype), *(tensor(B, h_kv, n, d, dtype=dtype) for _ in range(2))
+        check(q, k, v, score, mask, gradients=False)
+
+
 def test_positions_of_an_image() -> None:
     mask = mods.natten_2d(24, 16, 7)
     q, k, v = (tensor(B, H, 384, 128, dtype=torch.bfloat16) for _ in range(3))

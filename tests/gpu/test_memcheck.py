@@ -42,7 +42,7 @@ WATCHED: dict[str, list[list[str]]] = {
     "attention": [
         *(tests("attention", f"test_mods and -{mask}]") for mask in ("none", "causal", "window", "document")),
         tests("attention", "prefix or both_ways or of_all or long_ids or dilated or image"),
-        tests("attention", "decode or layouts or differ or another"),
+        tests("attention", "decode or few_rows or layouts or differ or another"),
         *(tests("attention_backward", which) for which in
           ("masks and bfloat16", "masks and float16", "lengths and 64", "lengths and 128", "groups or keys or sizes")),
     ],
