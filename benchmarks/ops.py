@@ -89,8 +89,9 @@ def slack(call: Call, reference: Tensor, noisy: Sequence[Tensor]) -> float:
     if where := IN_ANY_ORDER.get(call.op.name):
         # One running sum of each element, which ATen's sorted one is not; most elements nothing is added to.
         steps = 4 + math.sqrt(interpret.seen(call)[where].numel()) / 2
-        return steps * (noise + accuracy.FP32_ROUNDING * _rms(reference[reference != 0]))
-    steps = 4 + math.sqrt(_summed(call, reference)) / 8
+        reference = reference[reference != 0]
+    else:
+        steps = 4 + math.sqrt(_summed(call, reference)) / 8
     return steps * (noise + accuracy.FP32_ROUNDING * _rms(reference))
 
 

@@ -6,6 +6,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,20 +29,21 @@ def compare(
     def timed(key: str, step: Step, rounds: int) -> None:
         taken.setdefault(key, []).extend(each_round(step, settings.device, rounds))
 
+    through_tk = partial(tk.use, model, only_faster=not settings.all)
     torchs = finish(make(model))
     expected = torchs().clone()
-    with tk.use(model, only_faster=not settings.all):
+    with through_tk():
         ours = finish(make(model))
         off = difference(ours(), expected)
     rounds = -(-settings.rounds // TURNS)
     for _ in range(TURNS):  # clocks and other processes change from second to second
         timed("torch", torchs, rounds)
-        with tk.use(model, only_faster=not settings.all):
+        with through_tk():
             timed("tk", ours, rounds)
     if settings.compile and not as_graph:
         timed("compiled", make(torch.compile(model)), settings.rounds)
         torch._dynamo.reset()
-        with tk.use(model, only_faster=not settings.all):
+        with through_tk():
             timed("tk compiled", make(torch.compile(model)), settings.rounds)
     found = {key: statistics.median(values) for key, values in taken.items()} | {"difference": off}
     torch._dynamo.reset()

@@ -22,14 +22,6 @@ int64_t images_of(const View& out, const Settings& s) {
   return (s.mode & TK_MODE_BATCH_INVARIANT) != 0 ? 8 : out.sizes[0];
 }
 
-// Hopper's, of 16 bits.
-bool has_gathering_kernels(const View& x) {
-  int64_t arch = 0;
-  if (item_size(x.dtype) != 2) return false;
-  check_status(tk_device_arch(target(x.device), &arch));
-  return arch == 90;
-}
-
 // The seven dimensions of weights of merged groups.
 Tensor blocks_of(const View& view, const std::array<int64_t, 7>& sizes, const std::array<int64_t, 7>& strides) {
   AtenTensorHandle handle = nullptr;
@@ -156,6 +148,13 @@ Problem group_of(Problem p, int64_t g) {
   p.weight.offset += g * p.weight.strides[0];
   p.weight.sizes[0] = 1;
   return p;
+}
+
+bool has_gathering_kernels(const View& x) {
+  int64_t arch = 0;
+  if (item_size(x.dtype) != 2) return false;
+  check_status(tk_device_arch(target(x.device), &arch));
+  return arch == 90;
 }
 
 bool has_kernels_for_groups(const View& x, int64_t in, int64_t out) {

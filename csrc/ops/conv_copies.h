@@ -42,6 +42,8 @@ void unfold(Problem& p, const Settings& s, Tensor& x_memory, Tensor& weight_memo
 // 64 channels, which is what the kernels for one group take at a time. 0: not so, the kernels for groups are better.
 // waits_for_taps: those take a while for each tap, however little there is to multiply.
 int64_t groups_to_merge(const Problem& p, const Settings& s, bool waits_for_taps);
+// Whether images of this dtype on this device have kernels that gather pixels by TMA: Hopper's, of 16 bits.
+bool has_gathering_kernels(const View& x);
 // Whether one launch has all groups of so many channels in and out: Hopper's kernels do, of 64 channels or a multiple.
 bool has_kernels_for_groups(const View& x, int64_t in, int64_t out);
 // Groups of an image beside each other as one: a view.

@@ -222,9 +222,8 @@ bool launch_input_product(Problem p, const Geometry& g, const Settings& s) {
 // dimension may have both a stride and a dilation, nor reach further than an im2col map can say
 // (kernels/conv_input_grad/tma_plans.py).
 bool has_kernels_for_input_gradient(const Problem& whole, const Geometry& g) {
-  int64_t arch = 0;
   const View& weight = whole.weight;
-  if (item_size(whole.x.dtype) != 2 || g.groups != 1 || weight.count() == 0) return false;
+  if (g.groups != 1 || weight.count() == 0) return false;
   if (weight.sizes[1] % 8 != 0 || weight.sizes[View::kChannels] % 8 != 0) return false;
   const bool is_flat =
       whole.out.sizes[3] == 1 && whole.x.sizes[3] == 1 && weight.sizes[3] == 1 && g.padding[0] == 0 && g.stride[0] == 1;
@@ -239,9 +238,7 @@ bool has_kernels_for_input_gradient(const Problem& whole, const Geometry& g) {
     if (span + 1 >= 2 * reach || std::min(lower, upper) < -reach || std::max(lower, upper) >= reach) return false;
   }
   constexpr int64_t kMostPixels = int64_t{1} << 28;  // that 32 bits number them and their tiles
-  if (whole.out.count() / weight.sizes[View::kChannels] > kMostPixels) return false;
-  check_status(tk_device_arch(target(whole.x.device), &arch));
-  return arch == 90;
+  return whole.out.count() / weight.sizes[View::kChannels] <= kMostPixels && has_gathering_kernels(whole.x);
 }
 
 // Of the weight as the forward pass has it.

@@ -15,7 +15,7 @@ from tk.aot.expr import ceil_div
 from tk.aot.spec import ITEMSIZE, Arg, Config, Const, Constraint, Int, Kernel, Launch, Plan, Point, require
 from tk.kernels.conv.cost import multiplications, plain_cores, tiles_of, waiting_ns
 from tk.kernels.conv.geometry import inside, pixel, place, tap_of
-from tk.kernels.conv.op import DTYPE_AXIS, OP, OUT, WEIGHT, X, fits_32_bits, serves
+from tk.kernels.conv.op import DTYPE_AXIS, OP, OUT, WEIGHT, X, fits_32_bits, has_pieces, serves
 from tk.kernels.conv.pointer import ARCHS, finish_pixels, problem_args
 
 
@@ -23,6 +23,12 @@ from tk.kernels.conv.pointer import ARCHS, finish_pixels, problem_args
 def in_pieces(n, PIECE: tl.constexpr):
     """n, which is a multiple of PIECE: so the compiler sees it, which can be told of an argument only that of 16."""
     return n // PIECE * PIECE
+
+
+@triton.jit
+def pitches_in_pieces(n, d, h, w, PIECE: tl.constexpr):
+    """Those of an image."""
+    return in_pieces(n, PIECE), in_pieces(d, PIECE), in_pieces(h, PIECE), in_pieces(w, PIECE)
 
 
 @triton.jit
@@ -35,14 +41,8 @@ def conv_depthwise(x, weight, bias, out, M, G, OC, D, H, W, taps, KH, KW, PD, PH
     """BLOCK_P pixels of BLOCK_C output channels. MULTIPLIER: a group may have more than one output channel. PIECE: what
     channels and the pitches of both images are multiples of."""
     channels = in_pieces(G * OC, PIECE)
-    x_n = in_pieces(x_n, PIECE)
-    x_d = in_pieces(x_d, PIECE)
-    x_h = in_pieces(x_h, PIECE)
-    x_w = in_pieces(x_w, PIECE)
-    out_n = in_pieces(out_n, PIECE)
-    out_d = in_pieces(out_d, PIECE)
-    out_h = in_pieces(out_h, PIECE)
-    out_w = in_pieces(out_w, PIECE)
+    x_n, x_d, x_h, x_w = pitches_in_pieces(x_n, x_d, x_h, x_w, PIECE)
+    out_n, out_d, out_h, out_w = pitches_in_pieces(out_n, out_d, out_h, out_w, PIECE)
     rows = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     cols = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     exists = rows < M
@@ -87,13 +87,10 @@ def piece_of(point: Point) -> int:
 def whole_pixels(point: Point) -> Constraint:
     """What channels-last kernels of groups of one channel want of images."""
     piece = piece_of(point)
-    holds = (X.stride(1) == 1) & (OUT.stride(1) == 1) & (WEIGHT.size(1) == 1)
     if piece == 1:
+        holds = (X.stride(1) == 1) & (OUT.stride(1) == 1) & (WEIGHT.size(1) == 1)
         return require(holds, "channels contiguous, one for one")
-    holds = holds & (X.alignment >= 16) & (OUT.alignment >= 16) & (_CHANNELS % piece == 0)
-    for t in (X, OUT):
-        for d in (0, 3, 4, 5):
-            holds = holds & (t.stride(d) % piece == 0)
+    holds = (WEIGHT.size(1) == 1) & (_CHANNELS % piece == 0) & has_pieces(X, 1, piece) & has_pieces(OUT, 1, piece)
     return require(holds, f"channels contiguous, a multiple of {piece}, on 16-byte boundaries, one for one")
 
 

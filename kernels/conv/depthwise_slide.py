@@ -27,7 +27,14 @@ from tk.aot.spec import (
     require,
 )
 from tk.kernels.conv.cost import plain_cores, waiting_ns
-from tk.kernels.conv.depthwise import CHANNELS_LAST, in_pieces, piece_of, whole_pixels, without_divisors
+from tk.kernels.conv.depthwise import (
+    CHANNELS_LAST,
+    in_pieces,
+    piece_of,
+    pitches_in_pieces,
+    whole_pixels,
+    without_divisors,
+)
 from tk.kernels.conv.geometry import place, tap_of
 from tk.kernels.conv.op import DTYPE_AXIS, OP, OUT, WEIGHT, X, fits_32_bits, serves
 from tk.kernels.conv.pointer import ARCHS, finish_pixels, problem_args
@@ -120,10 +127,7 @@ def depthwise_along_w(x, weight, bias, out, rows, channels, D, H, W, KD, KH, PD,
     PIECE: what channels and pitches are multiples of. AHEAD: a line of taps is loaded while the one before it is
     multiplied. DEPENDENT: the kernel ahead, which writes the weight, may still run."""
     channels = in_pieces(channels, PIECE)
-    x_n = in_pieces(x_n, PIECE)
-    x_d = in_pieces(x_d, PIECE)
-    x_h = in_pieces(x_h, PIECE)
-    x_w = in_pieces(x_w, PIECE)
+    x_n, x_d, x_h, x_w = pitches_in_pieces(x_n, x_d, x_h, x_w, PIECE)
     blocks = tl.cdiv(PW, OUTPUTS)
     first = tl.program_id(0) % blocks * OUTPUTS
     row = tl.program_id(0) // blocks * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -175,10 +179,7 @@ def depthwise_along_w(x, weight, bias, out, rows, channels, D, H, W, KD, KH, PD,
                 line_at += x_w
                 acc = add_taps(acc, a, weights, i, TAPS, STRIDE, OUTPUTS)
     # Not earlier: they would take registers from the sums.
-    out_n = in_pieces(out_n, PIECE)
-    out_d = in_pieces(out_d, PIECE)
-    out_h = in_pieces(out_h, PIECE)
-    out_w = in_pieces(out_w, PIECE)
+    out_n, out_d, out_h, out_w = pitches_in_pieces(out_n, out_d, out_h, out_w, PIECE)
     at = image.to(tl.int64) * out_n + place(pd, ph, first, out_d, out_h, out_w)
     # A loop at run time, as in kernels/hopper/epilogue.py: unrolled, the activations are more than the instruction
     # cache holds.

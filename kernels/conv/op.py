@@ -89,6 +89,15 @@ def serves(point: Point) -> Mapping[str, tuple[int, ...]]:
     }
 
 
+def has_pieces(t: Tensor, dimension: int, piece: int) -> Expr:
+    """Whether the elements of a pixel along `dimension` lie side by side, and every pixel begins on a 16-byte boundary
+    and a multiple of `piece` elements: so that they can be loaded by 16 bytes."""
+    holds = (t.alignment >= 16) & (t.stride(dimension) == 1)
+    for d in (0, 3, 4, 5):
+        holds = holds & (t.stride(d) % piece == 0)
+    return holds
+
+
 def fits_32_bits(op: Op, x: Tensor) -> Constraint:
     """Rows, columns and coordinates are 32-bit numbers; addresses are not."""
     largest = op.local("M")

@@ -6,9 +6,9 @@ import triton.language as tl
 from tk.aot.expr import ceil_div
 from tk.aot.spec import Config, Const, Constraint, Kernel, Launch, Plan, Point, require
 from tk.kernels.conv.cost import multiplications, plain_cores
-from tk.kernels.conv.depthwise import in_pieces, piece_of, without_divisors
+from tk.kernels.conv.depthwise import in_pieces, piece_of, pitches_in_pieces, without_divisors
 from tk.kernels.conv.geometry import inside, pixel, place, tap_of
-from tk.kernels.conv.op import DTYPE_AXIS, fits_32_bits, serves
+from tk.kernels.conv.op import DTYPE_AXIS, fits_32_bits, has_pieces, serves
 from tk.kernels.conv.pointer import ARCHS
 from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
 from tk.kernels.conv_weight_grad.pointer import G, N, problem_args
@@ -22,14 +22,8 @@ def weight_grad_depthwise(grad, x, partials, M, G, OC, D, H, W, taps, KH, KW, PD
                           grad_n, grad_g, grad_o, grad_d, grad_h, grad_w, x_n, x_g, x_d, x_h, x_w,
                           BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
     """Program (channels, tap, split): its sum, BLOCK_P pixels at a time, goes into partials [splits, G, O, taps]."""
-    grad_n = in_pieces(grad_n, PIECE)
-    grad_d = in_pieces(grad_d, PIECE)
-    grad_h = in_pieces(grad_h, PIECE)
-    grad_w = in_pieces(grad_w, PIECE)
-    x_n = in_pieces(x_n, PIECE)
-    x_d = in_pieces(x_d, PIECE)
-    x_h = in_pieces(x_h, PIECE)
-    x_w = in_pieces(x_w, PIECE)
+    grad_n, grad_d, grad_h, grad_w = pitches_in_pieces(grad_n, grad_d, grad_h, grad_w, PIECE)
+    x_n, x_d, x_h, x_w = pitches_in_pieces(x_n, x_d, x_h, x_w, PIECE)
     channels = in_pieces(G * OC, PIECE)
     cols = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     tap = tl.program_id(1)
@@ -65,11 +59,7 @@ def weight_grad_depthwise(grad, x, partials, M, G, OC, D, H, W, taps, KH, KW, PD
 def whole_pixels(point: Point) -> Constraint:
     """What channels-last kernels of groups of one channel want of images."""
     piece = piece_of(point)
-    holds = (OUT.size(2) == 1) & (N == 1) & (G % piece == 0)
-    for t in (GRAD, X):
-        holds = holds & (t.alignment >= 16) & (t.stride(1) == 1)
-        for d in (0, 3, 4, 5):
-            holds = holds & (t.stride(d) % piece == 0)
+    holds = (OUT.size(2) == 1) & (N == 1) & (G % piece == 0) & has_pieces(GRAD, 1, piece) & has_pieces(X, 1, piece)
     return require(holds, f"groups of 1 channel, a multiple of {piece}, beside each other on 16-byte boundaries")
 
 

@@ -7,7 +7,7 @@ import triton.language as tl
 from tk.aot.expr import Expr, ceil_div
 from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Scratch, require
 from tk.kernels.conv.cost import multiplications, plain_cores
-from tk.kernels.conv.depthwise import in_pieces, piece_of, without_divisors
+from tk.kernels.conv.depthwise import in_pieces, piece_of, pitches_in_pieces, without_divisors
 from tk.kernels.conv.depthwise_slide import with_product, zeros_of
 from tk.kernels.conv.geometry import place
 from tk.kernels.conv.op import DTYPE_AXIS, fits_32_bits, serves
@@ -36,14 +36,8 @@ def weight_grad_slide(grad, x, partials, lines, channels, taps, D, H, W, KH, PD,
     """Program (channels, line of taps, split): BLOCK_R lines of the result at a time, PIXELS pixels of each, of `share`
     lines. Into partials [splits, channels, taps]."""
     channels = in_pieces(channels, PIECE)
-    grad_n = in_pieces(grad_n, PIECE)
-    grad_d = in_pieces(grad_d, PIECE)
-    grad_h = in_pieces(grad_h, PIECE)
-    grad_w = in_pieces(grad_w, PIECE)
-    x_n = in_pieces(x_n, PIECE)
-    x_d = in_pieces(x_d, PIECE)
-    x_h = in_pieces(x_h, PIECE)
-    x_w = in_pieces(x_w, PIECE)
+    grad_n, grad_d, grad_h, grad_w = pitches_in_pieces(grad_n, grad_d, grad_h, grad_w, PIECE)
+    x_n, x_d, x_h, x_w = pitches_in_pieces(x_n, x_d, x_h, x_w, PIECE)
     cols = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     line = tl.program_id(1)
     split = tl.program_id(2)

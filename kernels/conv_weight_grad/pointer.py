@@ -23,7 +23,16 @@ from tk.aot.spec import (
 )
 from tk.kernels.conv.cost import predict, step_ns
 from tk.kernels.conv.geometry import inside, pixel, place, tap_of
-from tk.kernels.conv.op import DTYPE_AXIS, GEOMETRY, PRECISION_AXIS, SPATIAL, fits_32_bits, makes_sense, serves
+from tk.kernels.conv.op import (
+    DTYPE_AXIS,
+    GEOMETRY,
+    PRECISION_AXIS,
+    SPATIAL,
+    fits_32_bits,
+    has_pieces,
+    makes_sense,
+    serves,
+)
 from tk.kernels.conv.pointer import ARCHS, dot, first_channel
 from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
 from tk.kernels.conv_weight_grad.reduce import (
@@ -168,10 +177,9 @@ def layout_constraints(point: Point) -> tuple[Constraint, ...]:
     if point.layout == "any":
         return found
     for t in (GRAD, X):
-        holds = (t.alignment >= 16) & (t.stride(2) == 1)
-        for d in (0, 3, 4, 5):
-            holds = holds & (t.stride(d) % 16 == 0)
-        found += (require(holds, f"{t.name} on a 16-byte boundary, its channels contiguous and 16 to a pixel"),)
+        found += (
+            require(has_pieces(t, 2, 16), f"{t.name} on a 16-byte boundary, its channels contiguous and 16 to a pixel"),
+        )
     return found
 
 

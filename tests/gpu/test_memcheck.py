@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from .test_conv import PARTS
+
 SANITIZER = "compute-sanitizer"
 OPTIONS = ("--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "9")
 HERE = Path(__file__).parent
@@ -36,7 +38,7 @@ WATCHED: dict[str, list[list[str]]] = {
     "lists": [tests("lists", "steps or odd")],
     "conv": [
         *(tests("conv", f"every_config_of_the_{what} and [{part}]")
-          for what in ("forward", "gradients") for part in range(5)),
+          for what in ("forward", "gradients") for part in range(PARTS)),
         tests("conv", "random_convolutions and -0"),
     ],
     "attention": [
