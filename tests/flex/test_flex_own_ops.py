@@ -146,6 +146,29 @@ def test_the_dispatcher_is_passed_where_nothing_is_in_it(name: str, monkeypatch:
         torch.testing.assert_close(*grads)
 
 
+@pytest.mark.parametrize("way", ["plain", "mode", "profiler", "create_graph", "subclass"])
+def test_gradients_pass_the_dispatcher_likewise(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, bias = torch.randn(1, 2, 32, 8, requires_grad=True), torch.randn(2, requires_grad=True)
+    out = plain(q, bias)
+    grad = torch.randn_like(out)
+    expected = torch.autograd.grad(out, (q, bias), grad, retain_graph=True)
+    seen: list[str] = []
+    monkeypatch.setattr(ops, "_has_kernels", lambda query: True)
+    monkeypatch.setattr(ops, "cuda_backward", lambda *args: seen.append("kernel") or ops.cpu_backward(*args))
+    monkeypatch.setattr(ops, "backward_op", lambda *args: seen.append("op") or ops.cpu_backward(*args))
+    if way == "mode":
+        with Mode():
+            found = torch.autograd.grad(out, (q, bias), grad)
+    elif way == "profiler":
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+            found = torch.autograd.grad(out, (q, bias), grad)
+    else:
+        grad = grad.as_subclass(Subclass) if way == "subclass" else grad
+        found = torch.autograd.grad(out, (q, bias), grad, create_graph=way == "create_graph")
+    assert seen == ["kernel" if way == "plain" else "op"]
+    torch.testing.assert_close([x.as_subclass(torch.Tensor) for x in found], list(expected))
+
+
 def test_the_op_calls_the_kernel_below_autograd(own: dict[str, Recorded], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a gradient is at stake, which then goes through the op of the gradient."""
     monkeypatch.setattr(ops, "_has_kernels", lambda query: True)

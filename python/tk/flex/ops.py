@@ -320,7 +320,7 @@ class _Attention(_SingleLevelFunction):
         grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
         places = _differentiable_tensors(trace.parse(args[_PAIR]))
         of_captures = any(ctx.needs_input_grad[2 + first + place] for place in places)
-        found = iter(backward_op(grad_out, grad_lse, out, lse, *args, of_captures))
+        found = iter(_gradients(grad_out, grad_lse, out, lse, *args, of_captures))
         grads: list[Any] = [None] * len(flat)
         grads[:3] = (next(found) for _ in range(3))
         if args[_SINKS] is not None:
@@ -328,6 +328,14 @@ class _Attention(_SingleLevelFunction):
         for place in places if of_captures else ():
             grads[first + place] = next(found)
         return None, None, *(g if n else None for g, n in zip(grads, ctx.needs_input_grad[2:], strict=True))
+
+
+def _gradients(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
+    """:data:`backward_op`; as in :func:`attend`, its kernel where nothing would come between."""
+    is_plain = _PLAIN.issuperset(map(type, (grad_out, grad_lse, out, lse)))
+    if is_plain and _has_kernels(out) and not torch.is_grad_enabled() and _is_alone(args):
+        return cuda_backward(grad_out, grad_lse, out, lse, *args)
+    return backward_op(grad_out, grad_lse, out, lse, *args)
 
 
 def autograd(keyset: Any, *args: Any) -> tuple[Tensor, Tensor]:
