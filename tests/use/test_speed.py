@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,6 +81,22 @@ def test_convolutions(module: nn.Module, size: tuple[int, ...], dtype: torch.dty
     if dtype is torch.float32 and served == 0 and x.dim() == 4:
         with torch.autocast("cpu", torch.bfloat16):
             assert calls(module, x).get(name, 0) == 1
+
+
+def test_convolutions_in_training_once_a_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, rules = "conv 16-bit", speed.MEASURED["sm_90"]
+    monkeypatch.setitem(rules, line, replace(rules[line], training=speed.ALL))  # type: ignore[arg-type]
+    module, x = nn.Conv2d(8, 8, 3).bfloat16(), torch.randn(1, 8, 9, 9, dtype=torch.bfloat16)
+    _use(module, H100)
+    assert calls(module, x) == {"conv2d": 1} and "Convolution" not in type(module(x).grad_fn).__name__
+
+
+def test_what_is_no_tensor_is_for_torch_to_refuse() -> None:
+    model = nn.Conv2d(8, 8, 3).bfloat16()
+    _use(model, H100)
+    for enabled in (False, True):
+        with torch.set_grad_enabled(enabled), pytest.raises(TypeError, match="conv2d"):
+            model([1.0])
 
 
 @pytest.mark.parametrize(

@@ -50,12 +50,15 @@ class Target:
 
     def takes(self, first: Any, *others: Any, optional: tuple[Any, ...] = ()) -> bool:
         """Plain tensors of this device and of one dtype that there are kernels for; under autocast of several."""
-        if not _is_plain(first) or first.device.type != self.device_type or first.dtype not in DTYPES:
+        if not _is_plain(first):
             return False
-        for t in (*others, *(t for t in optional if t is not None)):
-            if not _is_plain(t) or t.device != first.device or t.dtype not in DTYPES:
+        device, dtype = first.device, first.dtype
+        if device.type != self.device_type or dtype not in DTYPES:
+            return False
+        for t in (*others, *[t for t in optional if t is not None]):
+            if not _is_plain(t) or t.device != device or t.dtype not in DTYPES:
                 return False
-            if t.dtype is not first.dtype and not torch.is_autocast_enabled(self.device_type):
+            if t.dtype is not dtype and not torch.is_autocast_enabled(self.device_type):
                 return False
         return forward_ad._current_level < 0  # there are no formulas for forward mode
 
@@ -65,6 +68,10 @@ class Target:
             return True
         rule = speed.find(self.arch, line)
         return rule is not None and speed.holds(rule, _needs_gradient(*tensors), size)
+
+    def serves_training(self, op: str) -> bool:
+        """Whether any call of it that needs a gradient is served; else a stand-in need not look at such a call."""
+        return self.serves_all or speed.serves_training(self.arch, op)
 
     def product_dtype(self, x: Tensor) -> torch.dtype:
         """What a product is computed in."""
@@ -90,10 +97,11 @@ def _is_plain(t: Any) -> bool:
     return t.layout is torch.strided and not t.is_nested
 
 
-def _needs_gradient(*tensors: Tensor | None) -> bool:
+def _needs_gradient(*tensors: Any) -> bool:
+    """What is no tensor, and for torch to refuse, needs none."""
     if torch.is_grad_enabled():
         for t in tensors:
-            if t is not None and t.requires_grad:
+            if getattr(t, "requires_grad", False):
                 return True
     return False
 
@@ -193,6 +201,8 @@ def _conv(spatial: int) -> Callable[[Target, Function], Function]:
     convolve = (tk.conv1d, tk.conv2d, tk.conv3d)[spatial - 1]
 
     def make(target: Target, original: Function) -> Function:
+        serves_training = target.serves_training(speed.convolution_op(spatial))
+
         def conv(
             input: Tensor,
             weight: Tensor,
@@ -203,7 +213,8 @@ def _conv(spatial: int) -> Callable[[Target, Function], Function]:
             groups: int = 1,
         ) -> Tensor:
             if (
-                target.takes(input, weight, optional=(bias,))
+                (serves_training or not _needs_gradient(input, weight, bias))
+                and target.takes(input, weight, optional=(bias,))
                 and weight.dim() == spatial + 2
                 and input.dim() in (spatial + 1, spatial + 2)
                 and target.is_fast(

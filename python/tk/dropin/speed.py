@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-__all__ = ["Bands", "Rule", "attention", "convolution", "describe", "find", "holds", "product"]
+__all__ = ["Bands", "Rule", "attention", "convolution", "convolution_op", "describe", "find", "holds", "product"]
+__all__ += ["serves_training"]
 
 Bands = tuple[tuple[int, int | None], ...]  # from, to (None: no end), both included
 
@@ -72,6 +73,12 @@ def find(arch: str, line: str) -> Rule | None:
     return MEASURED.get(arch, {}).get(line)
 
 
+def serves_training(arch: str, op: str) -> bool:
+    """Whether there is any call of an op that needs a gradient and is served."""
+    rules = MEASURED.get(arch, {}).items()
+    return any(rule.training for line, rule in rules if line.partition(" ")[0] == op)
+
+
 def product(op: str, dtype: torch.dtype, *pitches: int) -> str:
     """The line of a product. pitches: elements from row to row of its operands, or what stands for that."""
     if dtype not in _16_BITS and not torch.backends.cuda.matmul.allow_tf32:
@@ -80,10 +87,14 @@ def product(op: str, dtype: torch.dtype, *pitches: int) -> str:
     return f"{op} {kind} aligned" if all(p % step == 0 for p in pitches) else f"{op} {kind}"
 
 
+def convolution_op(spatial: int) -> str:
+    return "conv" if spatial > 1 else "conv1d"
+
+
 def convolution(spatial: int, dtype: torch.dtype, groups: int) -> str:
     """The line of a convolution in so many dimensions; images and videos are what was measured."""
-    kind = "conv" if spatial > 1 else "conv1d"
-    return f"{kind} {'16-bit' if dtype in _16_BITS else 'float32'}{'' if groups == 1 else ' groups'}"
+    op = convolution_op(spatial)
+    return f"{op} {'16-bit' if dtype in _16_BITS else 'float32'}{'' if groups == 1 else ' groups'}"
 
 
 def attention(dtype: torch.dtype, kind: str, head_dim: int) -> str:
