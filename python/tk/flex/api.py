@@ -128,7 +128,8 @@ def sdpa(
         else:
             score_mod = learned_bias(table)
     q, k, v = _autocast(q, k, v)
-    _check(q, k, v, enable_gqa, None)
+    if _check_quickly(q, k, v, enable_gqa) < 0:
+        _check(q, k, v, enable_gqa, None)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     others = (*_NO_LISTS, None, None, None)  # the mask is asked everywhere: to list its blocks would take longer
     block = (_UNBOUNDED, _UNBOUNDED)
@@ -138,6 +139,8 @@ def sdpa(
         out, _ = ops.forward_op(q, k, v, text, tensors, [], [], *others, scale, *block)
     else:
         out, _ = _attend(q, k, v, score_mod, mask_mod, others, scale, block)
+    if query.dim() == 4:
+        return out
     return out.reshape(*leading, *out.shape[1:]) if query.dim() != 2 else out[0, 0]
 
 

@@ -295,39 +295,34 @@ _PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None)})
 
 
 class _Attention(_SingleLevelFunction):
-    """The formula. below: the op without it. Captured tensors are arguments of their own, since autograd does not look
-    into lists."""
+    """The formula. below: the op without it, of args; after these stand once more what autograd is to see, which does
+    not look into tuples: query, key, value, sinks and the captured tensors."""
 
     @staticmethod
-    def forward(ctx: Any, below: Callable[..., Any], n_tensors: int, *flat: Any) -> tuple[Tensor, Tensor]:
-        args = (*flat[:_TENSORS], list(flat[len(flat) - n_tensors :]), *flat[_TENSORS : len(flat) - n_tensors])
+    def forward(ctx: Any, below: Callable[..., Any], args: Sequence[Any], *_: Tensor | None) -> tuple[Tensor, Tensor]:
         out, lse = below(args)
         ctx.set_materialize_grads(False)
-        ctx.n_tensors = n_tensors
-        ctx.plain = [None if isinstance(x, Tensor) else x for x in flat]
-        ctx.is_tensor = [isinstance(x, Tensor) for x in flat]
-        ctx.save_for_backward(out, lse, *(x for x in flat if isinstance(x, Tensor)))
+        ctx.pair, ctx.numbers, ctx.more = args[_PAIR], args[_FLOATS:_FIRST_LIST], args[_SCALE:]
+        ctx.save_for_backward(out, lse, *args[:_PAIR], *args[_FIRST_LIST:_SCALE], *args[_TENSORS])
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
-        out, lse, *saved = ctx.saved_tensors
-        tensors = iter(saved)
-        flat = [next(tensors) if is_one else x for is_one, x in zip(ctx.is_tensor, ctx.plain, strict=True)]
-        first = len(flat) - ctx.n_tensors
-        args = (*flat[:_TENSORS], flat[first:], *flat[_TENSORS:first])
+        out, lse, *inputs = ctx.saved_tensors
+        first = _PAIR + _SCALE - _FIRST_LIST
+        args = (*inputs[:_PAIR], ctx.pair, inputs[first:], *ctx.numbers, *inputs[_PAIR:first], *ctx.more)
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
-        places = _differentiable_tensors(trace.parse(args[_PAIR]))
-        of_captures = any(ctx.needs_input_grad[2 + first + place] for place in places)
-        found = iter(_gradients(grad_out, grad_lse, out, lse, *args, of_captures))
-        grads: list[Any] = [None] * len(flat)
-        grads[:3] = (next(found) for _ in range(3))
-        if args[_SINKS] is not None:
-            grads[_SINKS - 1] = next(found)  # in `flat` the list of tensors stands last
-        for place in places if of_captures else ():
-            grads[first + place] = next(found)
-        return None, None, *(g if n else None for g, n in zip(grads, ctx.needs_input_grad[2:], strict=True))
+        needed = ctx.needs_input_grad[2:]
+        places = _differentiable_tensors(trace.parse(ctx.pair))
+        of_captures = any([needed[4 + place] for place in places])
+        found = _gradients(grad_out, grad_lse, out, lse, *args, of_captures)
+        with_sinks = [] if args[_SINKS] is None else [3]
+        order = [0, 1, 2, *with_sinks, *([4 + place for place in places] if of_captures else ())]
+        grads: list[Any] = [None] * len(needed)
+        for i, grad in zip(order, found, strict=True):
+            grads[i] = grad if needed[i] else None
+        return None, None, *grads
 
 
 def _gradients(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
@@ -349,9 +344,7 @@ def autograd(keyset: Any, *args: Any) -> tuple[Tensor, Tensor]:
 
 
 def _tracked(below: Callable[..., Any], args: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    tensors = args[_TENSORS]
-    flat = (*args[:_TENSORS], *args[_TENSORS + 1 :], *tensors)
-    return _Attention.apply(below, len(tensors), *flat)  # type: ignore[attr-defined]
+    return _Attention.apply(below, args, *args[:_PAIR], args[_SINKS], *args[_TENSORS])  # type: ignore[attr-defined]
 
 
 def _below(keyset: Any, args: Sequence[Any]) -> tuple[Tensor, Tensor]:
