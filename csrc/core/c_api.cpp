@@ -132,7 +132,7 @@ tk_status tk_choose(const tk_call* call, tk_choice* choice) {
   return guarded_problem(call, [&](Problem& problem) {
     require_argument(choice, "choice");
     const Choice chosen = choose(problem);
-    const format::Variant& variant = problem.pack.all<format::Variant>()[chosen.variant];
+    const format::Variant& variant = problem.pack.row<format::Variant>(chosen.variant);
     *choice = {.config = static_cast<int32_t>(variant.config),
                .variant = chosen.variant,
                .cost = chosen.cost,
@@ -151,7 +151,7 @@ tk_status tk_candidates(const tk_call* call, tk_candidate* rows, uint32_t capaci
     const std::vector<Candidate> found = candidates(problem);
     *count = static_cast<uint32_t>(found.size());
     for (uint32_t i = 0; i < std::min(capacity, *count); i++) {
-      const format::Variant& variant = problem.pack.all<format::Variant>()[found[i].variant];
+      const format::Variant& variant = problem.pack.row<format::Variant>(found[i].variant);
       rows[i] = {.variant = found[i].variant,
                  .config = static_cast<int32_t>(variant.config),
                  .cost = found[i].cost,

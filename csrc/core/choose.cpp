@@ -13,7 +13,7 @@ constexpr char kSharedMemory[] = "more shared memory than this GPU has";
 constexpr char kWithin64Bits[] = "sizes whose products stay within 64 bits";
 
 const format::Variant& variant_of(const Problem& problem, uint32_t number) {
-  return problem.pack.all<format::Variant>()[number];
+  return problem.pack.row<format::Variant>(number);
 }
 
 std::span<const uint32_t> numbers(const Problem& problem) {

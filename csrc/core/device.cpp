@@ -23,7 +23,7 @@ size_t parameter_size(const format::Arg& arg) {
 }
 
 std::string kernel_text(const Pack& pack, const format::Launch& launch) {
-  return text("kernel ", pack.string(pack.all<format::Image>()[launch.image].name), " of ", pack.path());
+  return text("kernel ", pack.string(pack.row<format::Image>(launch.image).name), " of ", pack.path());
 }
 
 }  // namespace
@@ -119,7 +119,7 @@ cu::Module Device::load_module(const Pack& pack, uint32_t image) {
   cu::Module module = nullptr;
   const cu::Result result = driver().cuModuleLoadDataEx(&module, bytes.data(), n_options, options, values);
   if (result != cu::kSuccess) {
-    const char* const name = pack.string(pack.all<format::Image>()[image].name);
+    const char* const name = pack.string(pack.row<format::Image>(image).name);
     fail_driver(driver(), result, "cuModuleLoadDataEx",
                 text("kernel ", name, " of ", pack.path(), log[0] ? ": " : "", log.data()));
   }

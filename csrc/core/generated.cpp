@@ -1,7 +1,5 @@
 #include "generated.h"
 
-#include <algorithm>
-
 #include "interface.h"
 #include "registry.h"
 #include "runtime.h"
@@ -47,14 +45,16 @@ tk_result result_of(const Pack& pack, const format::Output& output) {
 }  // namespace
 
 const GeneratedOps::Entry* GeneratedOps::find(std::string_view name) const {
-  const auto found = std::ranges::find_if(ops_, [&](const Entry& entry) { return name == entry.row.name; });
-  return found == ops_.end() ? nullptr : &*found;
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : found->second;
 }
 
 // False when it is known already. Throws when the name means something else.
 bool GeneratedOps::is_new(const Pack& pack, const format::Op& op) const {
   const char* const name = pack.string(op.name);
   const Entry* const known = find(name);
+  // Of one build: what they say of an op is the same, and need not be read for that.
+  if (known && known->pack->is_rooted() && pack.is_rooted()) return false;
   if (!is_generated(pack, op)) {
     if (known)
       fail(TK_PACK_ERROR, "pack ", pack.path(), " has an op \"", name, "\" without a schema; pack ",
@@ -82,6 +82,7 @@ void GeneratedOps::add(const Pack& pack) {
   for (Entry& entry : added) {
     Entry& kept = ops_.emplace_back(std::move(entry));
     kept.row.twin_schema = kept.twin_schema.c_str();
+    by_name_[kept.row.name] = &kept;
   }
 }
 

@@ -4,6 +4,8 @@
 #include <deque>
 #include <set>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "pack.h"
@@ -38,6 +40,7 @@ class GeneratedOps {
   static void fill(Entry& entry);
 
   std::deque<Entry> ops_;  // entries never move
+  std::unordered_map<std::string_view, const Entry*> by_name_;
   std::set<std::string, std::less<>> reserved_;
 };
 

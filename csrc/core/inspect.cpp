@@ -27,7 +27,7 @@ tk_pack_info describe(const Registry::Listed& row) {
   out.pack = reinterpret_cast<const tk_pack*>(row.pack);
   out.arch = row.pack->arch();
   out.ptx = row.pack->is_ptx();
-  out.n_images = static_cast<uint32_t>(row.pack->all<format::Image>().size());
+  out.n_images = row.pack->count<format::Image>();
   out.file_size = row.pack->file_size();
   out.compiler = row.pack->compiler();
   out.hash = lasting(row.pack->index_hash());
@@ -119,7 +119,7 @@ std::vector<tk_launch_info> launches(const tk_pack* handle, const char* name) {
   std::vector<tk_launch_info> out;
   for_each_variant(op, [&](uint32_t number, const format::Variant& variant) {
     for (const auto& launch : op.pack->rows<format::Launch>(variant.launches)) {
-      const format::Image& image = op.pack->all<format::Image>()[launch.image];
+      const format::Image& image = op.pack->row<format::Image>(launch.image);
       out.push_back({.variant = number,
                      .threads = launch.threads,
                      .shared = launch.shared,
@@ -135,7 +135,7 @@ std::vector<tk_launch_info> launches(const tk_pack* handle, const char* name) {
 
 uint32_t verify(const std::string& path) {
   const auto pack = Pack::open(path);
-  const auto count = static_cast<uint32_t>(pack->all<format::Image>().size());
+  const auto count = pack->count<format::Image>();
   for (uint32_t i = 0; i < count; i++) pack->image(i);
   return count;
 }

@@ -1,10 +1,12 @@
 // An open pack: its index, verified and in memory, and its images, unpacked on demand.
 //
 // The index is read into memory rather than mapped: what was verified is then what is used, whatever becomes of the
-// file.
+// file. A pack of the library's own, whose records are known to be right, is read page by page as records are asked for:
+// the index of a wheel's pack is many times what one op needs.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -54,9 +56,9 @@ struct PinOrder {
 
 class Pack {
  public:
-  // Reads and verifies the index. root: the index's SHA-256 in hexadecimal, if it must be a certain one, whose records
-  // are then known to be right.
-  // Throws TK_PACK_ERROR, naming the file and what is wrong with it.
+  // root: the index_hash in hexadecimal, if it must be a certain one; the records are then known to be right, and pages
+  // of them are read when they are needed. Without it all is read and verified here.
+  // Throws TK_PACK_ERROR, naming the file and what is wrong with it; so does whatever needs a page that is damaged.
   static std::unique_ptr<const Pack> open(const std::string& path, std::string_view root = {});
   ~Pack();
   Pack(const Pack&) = delete;
@@ -68,24 +70,33 @@ class Pack {
   const char* compiler() const { return string(header().compiler); }
   uint64_t file_size() const { return header().file_size; }
   std::string index_hash() const { return hex(header().index_hash); }
+  bool is_rooted() const { return is_rooted_; }
 
-  // All records of a section, or a range of them.
+  // The records of a section: how many there are, all, a range, one.
+  template <class T>
+  uint32_t count() const {
+    return count<T>(kSectionOf<T>);
+  }
   template <class T>
   std::span<const T> all() const {
-    return section<T>(kSectionOf<T>);
+    return rows<T>({0, count<T>()});
   }
   template <class T>
   std::span<const T> rows(format::Range range) const {
-    return all<T>().subspan(range.first, range.count);
+    return rows<T>(kSectionOf<T>, range);
+  }
+  template <class T>
+  const T& row(uint32_t number) const {
+    return rows<T>({number, 1}).front();
   }
   std::span<const format::Expr> locals(format::Range range) const {
-    return section<format::Expr>(format::Section::Locals).subspan(range.first, range.count);
+    return rows<format::Expr>(format::Section::Locals, range);
   }
   std::span<const uint32_t> candidates(const format::Bucket& bucket) const {
-    return section<uint32_t>(format::Section::Candidates).subspan(bucket.candidates.first, bucket.candidates.count);
+    return rows<uint32_t>(format::Section::Candidates, bucket.candidates);
   }
-  Code code(format::Expr expr) const { return section<int64_t>(format::Section::Code).subspan(expr.first, expr.count); }
-  const char* string(uint32_t offset) const { return section<char>(format::Section::Strings).data() + offset; }
+  Code code(format::Expr expr) const { return rows<int64_t>(format::Section::Code, expr); }
+  const char* string(uint32_t offset) const;
 
   const format::Op* find_op(std::string_view name) const;  // nullptr when it is not there
 
@@ -94,15 +105,33 @@ class Pack {
 
  private:
   Pack(std::string path, int file);
-  void read_index();
-  void verify(std::string_view root);  // pack_verify.cpp
+  void read_header();
+  void check_root(std::string_view root);
+  void verify();  // pack_verify.cpp
   const format::Header& header() const { return *reinterpret_cast<const format::Header*>(index_.get()); }
-  std::span<const std::byte> index() const { return {index_.get(), index_size_}; }
+  const format::SectionEntry& section(format::Section s) const { return header().sections[static_cast<uint32_t>(s)]; }
   template <class T>
-  std::span<const T> section(format::Section s) const {
-    const format::SectionEntry& entry = header().sections[static_cast<uint32_t>(s)];
-    return {reinterpret_cast<const T*>(index_.get() + entry.offset), entry.size / sizeof(T)};
+  uint32_t count(format::Section s) const {
+    return static_cast<uint32_t>(section(s).size / sizeof(T));
   }
+  template <class T>
+  std::span<const T> rows(format::Section s, format::Range range) const {
+    return {reinterpret_cast<const T*>(need(section(s).offset + range.first * sizeof(T), range.count * sizeof(T))),
+            range.count};
+  }
+
+  // These bytes of the index, from the file if they are not here yet.
+  const std::byte* need(uint64_t offset, uint64_t size) const {
+    if (size == 0) return nullptr;
+    const uint64_t last = page_of(offset + size - 1);
+    for (uint64_t page = page_of(offset); page <= last; page++)
+      if (!has_page_[page].load(std::memory_order_acquire)) [[unlikely]]
+        fetch(page);
+    return index_.get() + offset;
+  }
+  uint64_t page_of(uint64_t offset) const { return (offset - pages_offset_) / format::kPageSize; }
+  uint64_t end_of(uint64_t page) const;
+  void fetch(uint64_t page) const;
   void read(void* to, uint64_t size, uint64_t offset) const;
   std::vector<std::byte> read_frame(uint64_t offset, uint64_t compressed_size, uint64_t size,
                                     const std::string& what) const;
@@ -119,8 +148,11 @@ class Pack {
 
   std::string path_;
   int file_;
-  std::unique_ptr<std::byte[]> index_;  // no vector: that would fill it with zeros first, half of opening a pack
-  size_t index_size_ = 0;
+  bool is_rooted_ = false;
+  std::unique_ptr<std::byte[]> index_;  // header and page hashes are here, of the rest what has_page_ says
+  uint64_t pages_offset_ = 0;           // where the first page begins
+  mutable std::unique_ptr<std::atomic<bool>[]> has_page_;
+  mutable std::mutex pages_mutex_;
   std::unordered_map<std::string_view, const format::Op*> ops_;
   // By number, each digested when an image first needs it.
   mutable std::mutex dictionaries_mutex_;

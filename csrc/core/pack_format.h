@@ -1,8 +1,8 @@
 // The bytes of a pack. docs/packs.md explains them; python/tk/aot/pack.py writes them; pack.cpp reads them.
 //
 // Little-endian, naturally aligned, offsets from the start of the file. Everything from the header to the end of the
-// last section is the *index*: it is hashed as a whole. Dictionaries and images follow, each compressed, each image
-// hashed by itself.
+// last section is the *index*: the header, the SHA-256 of each page of the sections, the sections. One hash over header
+// and page hashes stands for all of it. Dictionaries and images follow, each compressed, each image hashed by itself.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace tk::format {
 
 inline constexpr char kMagic[8] = {'T', 'K', 'P', 'A', 'C', 'K', '\r', '\n'};
-inline constexpr uint32_t kVersion = 3;
+inline constexpr uint32_t kVersion = 4;
 
 enum class Section : uint32_t {
   Strings,       // NUL-terminated UTF-8, addressed by byte offset; offset 0 is ""
@@ -46,13 +46,19 @@ struct Header {
   uint32_t flags;       // kPtx
   uint32_t n_sections;  // Section::Count
   uint64_t file_size;
-  uint64_t index_size;     // bytes from the start of the file that `index_hash` covers
-  uint8_t index_hash[32];  // SHA-256 of the index with this field as zeros
+  uint64_t index_size;     // bytes from the start of the file to the end of the last section
+  uint8_t index_hash[32];  // SHA-256 of the header, with this field as zeros, and the page hashes
   uint32_t compiler;       // string: "triton 3.9.0, ptxas 12.9"
-  uint32_t reserved;
+  uint32_t n_pages;        // their hashes follow the header, the pages follow these
   SectionEntry sections[static_cast<uint32_t>(Section::Count)];
 };
 inline constexpr uint32_t kPtx = 1;
+
+// Pages are read and hashed one by one, as they are needed: an op uses few. The last is shorter.
+inline constexpr uint64_t kPageSize = 16384;
+struct PageHash {
+  uint8_t sha256[32];
+};
 
 struct Range {  // of entries of another section
   uint32_t first;

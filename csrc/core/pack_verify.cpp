@@ -63,17 +63,15 @@ bool is_width(ArgKind kind, uint32_t width) {
 
 class Pack::Verifier {
  public:
-  Verifier(const Pack& pack, std::string_view root) : pack_(pack), root_(root) {}
+  explicit Verifier(const Pack& pack) : pack_(pack) {}
 
   void run() {
-    verify_hash();
-    if (!root_.empty()) return;  // byte for byte what came with this library, and `tk verify` looks at all of that
     verify_sections();
-    known_code_.resize(pack_.section<int64_t>(Section::Code).size());
-    known_args_.resize(pack_.all<format::Arg>().size());
-    known_constraints_.resize(pack_.all<format::Constraint>().size());
-    known_launches_.resize(pack_.all<format::Launch>().size());
-    budget_ = 4 * pack_.index_size_ + 65536;
+    known_code_.resize(pack_.count<int64_t>(Section::Code));
+    known_args_.resize(pack_.count<format::Arg>());
+    known_constraints_.resize(pack_.count<format::Constraint>());
+    known_launches_.resize(pack_.count<format::Launch>());
+    budget_ = 4 * pack_.header().index_size + 65536;
     require_string(pack_.header().compiler);
     for (const auto& dictionary : pack_.all<format::Dictionary>()) verify_dictionary(dictionary);
     for (const auto& image : pack_.all<format::Image>()) verify_image(image);
@@ -102,35 +100,25 @@ class Pack::Verifier {
 
   // --- The frame ---
 
-  void verify_hash() const {
-    constexpr size_t kHashAt = offsetof(format::Header, index_hash);
-    const format::Header& header = pack_.header();
-    const std::span index = pack_.index();
-    const std::byte zeros[sizeof header.index_hash] = {};
-    const Digest found = sha256({index.first(kHashAt), zeros, index.subspan(kHashAt + sizeof zeros)});
-    require(found == std::bit_cast<Digest>(header.index_hash), "its SHA-256 is not the one it names");
-    if (!root_.empty() && hex(found) != root_)
-      pack_.damaged("it is not the pack that was built with this library; install tk again");
-  }
-
   void verify_sections() const {
     const format::Header& header = pack_.header();
     require(header.n_sections == static_cast<uint32_t>(Section::Count), header.n_sections, " sections");
-    require((header.flags & ~format::kPtx) == 0 && header.reserved == 0, "unknown flags");
+    require((header.flags & ~format::kPtx) == 0, "unknown flags");
     for (uint32_t s = 0; s < header.n_sections; s++) {
       const auto& [offset, size] = header.sections[s];
-      require(offset >= sizeof header && offset <= header.index_size && size <= header.index_size - offset &&
+      require(offset >= pack_.pages_offset_ && offset <= header.index_size && size <= header.index_size - offset &&
                   offset % alignof(uint64_t) == 0 && size % kRecordSizes[s] == 0 && size / kRecordSizes[s] < UINT32_MAX,
               "section ", s, " lies wrong");
     }
-    const auto strings = pack_.section<char>(Section::Strings);
+    pack_.need(pack_.pages_offset_, header.index_size - pack_.pages_offset_);
+    const auto strings = pack_.rows<char>(Section::Strings, {0, pack_.count<char>(Section::Strings)});
     require(!strings.empty() && strings.front() == 0 && strings.back() == 0, "the strings do not end");
   }
 
   // --- Leaves ---
 
   void require_string(uint32_t offset) const {
-    require(offset < pack_.section<char>(Section::Strings).size(), "no string ", offset);
+    require(offset < pack_.count<char>(Section::Strings), "no string ", offset);
   }
 
   void require_range(Range range, size_t size, const char* what) {
@@ -141,7 +129,7 @@ class Pack::Verifier {
 
   template <class T>
   std::span<const T> rows(Range range, const char* what) {
-    require_range(range, pack_.all<T>().size(), what);
+    require_range(range, pack_.count<T>(), what);
     return pack_.rows<T>(range);
   }
 
@@ -176,7 +164,7 @@ class Pack::Verifier {
 
   // Each local may read those before it, `before` of them not of this list.
   void verify_locals(Range range, Needs available) {
-    require_range(range, pack_.section<format::Expr>(Section::Locals).size(), "locals");
+    require_range(range, pack_.count<format::Expr>(Section::Locals), "locals");
     require(available.locals + range.count <= kMaxLocals, "more than ", kMaxLocals, " locals");
     for (const format::Expr& expr : pack_.locals(range)) {
       require(verify_code(expr).within(available), "a local reads what is not there");
@@ -201,7 +189,7 @@ class Pack::Verifier {
     require((image.kind == format::ImageKind::Ptx) == pack_.is_ptx() && image.kind <= format::ImageKind::Ptx,
             "an image of another kind than the pack");
     require_stored(image.offset, image.compressed_size, "an image");
-    require(image.dictionary <= pack_.all<format::Dictionary>().size(), "no dictionary ", image.dictionary);
+    require(image.dictionary <= pack_.count<format::Dictionary>(), "no dictionary ", image.dictionary);
     require(image.size > 0 && image.size <= format::kMaxImageSize, "an image of ", image.size, " bytes");
   }
 
@@ -247,9 +235,9 @@ class Pack::Verifier {
         needs.buffers = count;
         break;
       case ArgKind::TensorMap:
-        require(arg.index < pack_.all<format::TensorMap>().size(), "no tensor map ", arg.index);
+        require(arg.index < pack_.count<format::TensorMap>(), "no tensor map ", arg.index);
         spend(20);
-        return verify_map(pack_.all<format::TensorMap>()[arg.index]);
+        return verify_map(pack_.row<format::TensorMap>(arg.index));
       default:
         break;
     }
@@ -274,8 +262,8 @@ class Pack::Verifier {
 
   Needs verify_launch(uint32_t index) {
     return once(known_launches_, {index, 1}, "launch", [&] {
-      const format::Launch& launch = pack_.all<format::Launch>()[index];
-      require(launch.image < pack_.all<format::Image>().size(), "no image ", launch.image);
+      const format::Launch& launch = pack_.row<format::Launch>(index);
+      require(launch.image < pack_.count<format::Image>(), "no image ", launch.image);
       require_string(launch.entry);
       require(launch.threads >= 1 && launch.threads <= kMaxThreads && launch.shared <= kMaxShared &&
                   launch.cluster >= 1 && launch.cluster <= kMaxCluster && (launch.flags & ~format::kCooperative) == 0,
@@ -335,7 +323,7 @@ class Pack::Verifier {
     for (const format::Bucket& bucket : rows<format::Bucket>(op.buckets, "buckets")) {
       require(!previous || previous->key < bucket.key, "the buckets are not sorted");
       previous = &bucket;
-      require_range(bucket.candidates, pack_.section<uint32_t>(Section::Candidates).size(), "candidates");
+      require_range(bucket.candidates, pack_.count<uint32_t>(Section::Candidates), "candidates");
       for (const uint32_t variant : pack_.candidates(bucket))
         require(variant >= op.variants.first && variant - op.variants.first < op.variants.count,
                 "a candidate of another op");
@@ -440,7 +428,6 @@ class Pack::Verifier {
   }
 
   const Pack& pack_;
-  const std::string_view root_;
   uint64_t budget_ = 0;
   std::vector<Known> known_code_;
   std::vector<Known> known_args_;
@@ -449,6 +436,6 @@ class Pack::Verifier {
   std::set<std::string_view> names_;
 };
 
-void Pack::verify(std::string_view root) { Verifier(*this, root).run(); }
+void Pack::verify() { Verifier(*this).run(); }
 
 }  // namespace tk

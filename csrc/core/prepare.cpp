@@ -162,7 +162,7 @@ class Preparer {
         out_.floats.push_back({add_slot(), arg.index, arg.width});
         return nullptr;
       case ArgKind::TensorMap:
-        return add_map(pack_.all<format::TensorMap>()[arg.index]);
+        return add_map(pack_.row<format::TensorMap>(arg.index));
       case ArgKind::Buffer:
         add_place({buffers_[arg.index].base, buffers_[arg.index].offset + offset});
         return nullptr;

@@ -236,13 +236,16 @@ class Writer {
     header.compiler = string(spec_.compiler);
     section(Section::Dictionaries).assign(spec_.with_dictionary ? sizeof(format::Dictionary) : 0, '\0');
     section(Section::Images).assign(image_records_.size() * sizeof(format::Image), '\0');
-    uint64_t at = sizeof header;
+    uint64_t size = 0;
     for (size_t s = 0; s < kSections; s++) {
-      at = (at + 7) / 8 * 8;
-      header.sections[s] = {at, sections_[s].size()};
-      at += sections_[s].size();
+      size = (size + 7) / 8 * 8;
+      header.sections[s] = {size, sections_[s].size()};
+      size += sections_[s].size();
     }
-    header.index_size = at;
+    header.n_pages = static_cast<uint32_t>((size + format::kPageSize - 1) / format::kPageSize);
+    const uint64_t pages_offset = sizeof header + header.n_pages * sizeof(format::PageHash);
+    for (format::SectionEntry& entry : header.sections) entry.offset += pages_offset;
+    uint64_t at = header.index_size = pages_offset + size;
     if (spec_.with_dictionary) {
       section(Section::Dictionaries).clear();
       append(Section::Dictionaries, format::Dictionary{at, dictionary_frame_.size(), dictionary_.size()});
@@ -331,9 +334,16 @@ void rehash(std::string& bytes) {
   format::Header header;
   std::memcpy(&header, bytes.data(), sizeof header);
   const size_t index_size = std::min<size_t>(header.index_size, bytes.size());
+  const size_t pages_offset = std::min(sizeof header + header.n_pages * sizeof(format::PageHash), index_size);
+  const auto hash = [&](size_t at, size_t end) { return sha256({std::as_bytes(std::span(bytes).subspan(at, end - at))}); };
+  for (size_t page = 0, at = pages_offset; at < index_size; page++, at += format::kPageSize) {
+    const Digest digest = hash(at, std::min<size_t>(at + format::kPageSize, index_size));
+    const size_t to = sizeof header + page * sizeof digest;
+    if (to + sizeof digest <= pages_offset) std::memcpy(bytes.data() + to, digest.data(), sizeof digest);
+  }
   constexpr size_t kAt = offsetof(format::Header, index_hash);
   std::memset(bytes.data() + kAt, 0, sizeof header.index_hash);
-  const Digest digest = sha256({std::as_bytes(std::span(bytes).first(index_size))});
+  const Digest digest = hash(0, pages_offset);
   std::memcpy(bytes.data() + kAt, digest.data(), digest.size());
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstring>
 #include <thread>
 
 #include "fake_driver.h"
@@ -137,7 +138,7 @@ TEST(Pack, RefusesAnotherVersion) {
   std::memcpy(bytes.data() + offsetof(format::Header, version), &version, sizeof version);
   rehash(bytes);
   write_file(dir / "new.tkpack", bytes);
-  expect_refused((dir / "new.tkpack").string(), "version 3");
+  expect_refused((dir / "new.tkpack").string(), "version " + std::to_string(format::kVersion));
 }
 
 TEST(Pack, RefusesAnotherRoot) {
@@ -274,6 +275,137 @@ TEST(Pack, RefusesDamagedDictionaries) {
     }
   }
   EXPECT_GT(refused, 10);
+}
+
+// --- Page by page: what came with the library ---
+
+// Of so many ops that the index has dozens of pages.
+PackSpec large_pack() {
+  PackSpec spec = rich_pack();
+  spec.ops.resize(1);
+  for (int i = 0; i < 300; i++) {
+    spec.ops.push_back(spec.ops[0]);
+    Op& op = spec.ops.back();
+    const std::string name = "rich" + std::to_string(i);
+    op.schema.replace(0, 4, name);
+    op.name = name;
+    op.meta = std::string(2000, static_cast<char>('a' + i % 26));
+    op.variants[0].cost = local(1) * (1000 + i);
+  }
+  return spec;
+}
+
+const format::Header& header_of(const std::string& bytes) {
+  return *reinterpret_cast<const format::Header*>(bytes.data());
+}
+
+uint64_t pages_offset(const std::string& bytes) {
+  return sizeof(format::Header) + header_of(bytes).n_pages * sizeof(format::PageHash);
+}
+
+// All that an op's call reads, in one number.
+uint64_t read_op(const Pack& pack, const char* name) {
+  const format::Op* const op = pack.find_op(name);
+  if (!op) throw std::runtime_error(std::string("no ") + name);
+  uint64_t sum = std::strlen(pack.string(op->schema)) + std::strlen(pack.string(op->meta));
+  const auto add = [&](format::Expr expr) {
+    for (const int64_t word : pack.code(expr)) sum = sum * 31 + static_cast<uint64_t>(word);
+  };
+  for (const format::Bucket& bucket : pack.rows<format::Bucket>(op->buckets))
+    for (const uint32_t number : pack.candidates(bucket)) {
+      const auto& variant = pack.row<format::Variant>(number);
+      add(variant.cost);
+      for (const format::Launch& launch : pack.rows<format::Launch>(variant.launches))
+        for (const format::Arg& arg : pack.rows<format::Arg>(launch.args)) add(arg.value);
+    }
+  return sum;
+}
+
+TEST(PackPages, AreReadAsTheyAreNeeded) {
+  const TempDir dir;
+  const std::string bytes = pack_bytes(large_pack());
+  ASSERT_GT(header_of(bytes).n_pages, 30u);
+  const auto path = dir.write("large.tkpack", large_pack());
+  const auto whole = Pack::open(path);
+  const auto pack = Pack::open(path, whole->index_hash());
+  EXPECT_FALSE(whole->is_rooted());
+  EXPECT_TRUE(pack->is_rooted());
+  EXPECT_EQ(read_op(*pack, "rich7"), read_op(*whole, "rich7"));
+  std::filesystem::resize_file(path, pages_offset(bytes));  // what was read is kept, what was not is missed
+  EXPECT_EQ(read_op(*pack, "rich7"), read_op(*whole, "rich7"));
+  EXPECT_THROW(read_op(*pack, "rich250"), Error);
+  EXPECT_NO_THROW(read_op(*whole, "rich250"));
+}
+
+TEST(PackPages, ReadTheSameAsAll) {
+  const TempDir dir;
+  const auto path = dir.write("large.tkpack", large_pack());
+  const auto whole = Pack::open(path);
+  const auto pack = Pack::open(path, whole->index_hash());
+  for (int i = 299; i >= 0; i--) {
+    const std::string name = "rich" + std::to_string(i);
+    EXPECT_EQ(read_op(*pack, name.c_str()), read_op(*whole, name.c_str())) << name;
+  }
+  EXPECT_EQ(pack->all<format::Variant>().size(), whole->all<format::Variant>().size());
+}
+
+// Many threads need pages that nobody has yet: the thread sanitizer watches.
+TEST(PackPages, AreReadInManyThreads) {
+  const TempDir dir;
+  const auto path = dir.write("large.tkpack", large_pack());
+  const auto whole = Pack::open(path);
+  const auto pack = Pack::open(path, whole->index_hash());
+  std::vector<std::thread> threads;
+  std::atomic<int> right = 0;
+  for (int t = 0; t < 8; t++)
+    threads.emplace_back([&] {
+      for (int i = 0; i < 300; i++) {
+        const std::string name = "rich" + std::to_string(i);
+        right += read_op(*pack, name.c_str()) == read_op(*whole, name.c_str());
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(right, 8 * 300);
+}
+
+// With the right root a damaged page is refused by whoever needs it, each time, and no other.
+TEST(PackPages, AreRefusedWhenTheyAreDamaged) {
+  const TempDir dir;
+  const std::string bytes = pack_bytes(large_pack());
+  const auto path = dir.write("large.tkpack", large_pack());
+  const auto whole = Pack::open(path);
+  int refused = 0;
+  for (uint64_t page = 0; page < header_of(bytes).n_pages; page++) {
+    std::string flipped = bytes;
+    const uint64_t at = pages_offset(bytes) + page * format::kPageSize + page % 7;
+    flipped[at] = static_cast<char>(flipped[at] ^ 4);
+    write_file(path, flipped);
+    for (int again = 0; again < 2; again++) {
+      try {
+        const auto pack = Pack::open(path, whole->index_hash());
+        EXPECT_EQ(read_op(*pack, "rich3"), read_op(*whole, "rich3"));
+      } catch (const Error& error) {
+        refused++;
+        EXPECT_EQ(error.status(), TK_PACK_ERROR);
+        EXPECT_NE(std::string(error.what()).find("page " + std::to_string(page)), std::string::npos) << error.what();
+      }
+    }
+    expect_refused(path, "page " + std::to_string(page));
+  }
+  EXPECT_GT(refused, 10);
+  EXPECT_LT(refused, static_cast<int>(header_of(bytes).n_pages));
+}
+
+// The hash of a page that was changed together with its hash is not the one that the root stands for.
+TEST(PackPages, AreThoseOfTheRoot) {
+  const TempDir dir;
+  std::string bytes = pack_bytes(large_pack());
+  const auto path = dir.write("large.tkpack", large_pack());
+  const std::string root = Pack::open(path)->index_hash();
+  bytes[bytes.find("rich250") + 4] = '9';
+  rehash(bytes);
+  write_file(path, bytes);
+  expect_refused(path, "not the pack that was built with this library", root);
 }
 
 // What was verified is what is used: nothing that happens to the file later can change it.

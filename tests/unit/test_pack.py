@@ -56,11 +56,20 @@ INDEX_SIZE = struct.unpack_from("<Q", PACK, 32)[0]
 
 
 def rehashed(data: bytes | bytearray) -> bytes:
-    """With the index hash made right again, so that the other checks are reached."""
+    """With the hashes of the index made right again, so that the other checks are reached."""
     data = bytearray(data)
-    index = bytes(data[: struct.unpack_from("<Q", data, 32)[0]])
-    data[HASH_AT : HASH_AT + 32] = hashlib.sha256(index[:HASH_AT] + bytes(32) + index[HASH_AT + 32 :]).digest()
+    index_size, begin = struct.unpack_from("<Q", data, 32)[0], pages_offset(data)
+    for page, at in enumerate(range(begin, min(index_size, len(data)), fmt.PAGE_SIZE)):
+        digest = hashlib.sha256(data[at : min(at + fmt.PAGE_SIZE, index_size)]).digest()
+        if HEADER.size + 32 * page + 32 <= begin:
+            data[HEADER.size + 32 * page : HEADER.size + 32 * page + 32] = digest
+    data[HASH_AT : HASH_AT + 32] = bytes(32)
+    data[HASH_AT : HASH_AT + 32] = hashlib.sha256(data[:begin]).digest()
     return bytes(data)
+
+
+def pages_offset(data: bytes | bytearray) -> int:
+    return HEADER.size + 32 * int(struct.unpack_from("<I", data, HASH_AT + 36)[0])
 
 
 def patched(offset: int, code: str, value: int) -> bytes:
@@ -152,6 +161,22 @@ def test_every_flipped_byte_of_an_index_that_hashes_well_is_refused_or_harmless(
     assert refused > INDEX_SIZE // 2
 
 
+def test_pages_have_hashes():
+    """Also where the last is cut, and where an index fills its pages."""
+    for length in (fmt.PAGE_SIZE * 3 + 8, fmt.PAGE_SIZE * 4):
+        w = PackWriter(90, False, "c", ["op"])
+        w.string("x" * (length - len("\0c\0op\0") - 1))
+        data = w.finish()
+        assert len(data) == HEADER.size + 32 * 4 + length and pages_offset(data) == HEADER.size + 32 * 4
+        assert rehashed(data) == data and read_pack(data).arch == 90
+        for page in range(4):
+            flipped = bytearray(data)
+            flipped[pages_offset(data) + page * fmt.PAGE_SIZE + 2] ^= 1
+            with pytest.raises(PackFormatError, match="its hash"):
+                read_pack(bytes(flipped))
+        assert data.index(b"op\0") < pages_offset(data) + 8  # names come first
+
+
 def use_everything(pack: Pack) -> None:
     for op in pack.ops:
         pack.string(op.name)
@@ -186,9 +211,11 @@ def test_more_bytes_than_promised_are_refused():
     [
         (b"", "0 bytes are no pack"),
         (b"ELF" + PACK[3:], "does not begin with its magic"),
-        (patched(8, "I", 1), "pack version 1, this is for version 3"),
+        (patched(8, "I", 1), "pack version 1, this is for version 4"),
         (patched(20, "I", 17), "17 sections instead of 18"),
         (patched(16, "I", 2), "unknown flags"),
+        (patched(HASH_AT + 36, "I", 2), "2 pages in an index of"),
+        (patched(HASH_AT + 36, "I", 2**32 - 1), "an index of"),
         (patched(entry_of("code"), "Q", 2**60), "section code does not lie in the index"),
         (patched(entry_of("code") + 8, "Q", 2**60), "section code does not lie in the index"),
         (patched(entry_of("code"), "Q", struct.unpack_from("<Q", PACK, entry_of("code"))[0] + 4), "section code"),

@@ -249,10 +249,10 @@ def _broken_limits(launch: Launch, artifact: Artifact, shared_limit: int | None)
 
 def write_pack(pack: PlannedPack, work: Work, cache: Cache | None = None, jobs: int = 1) -> bytes:
     """The bytes of one pack. cache: holds what was compressed before. Raises BuildError."""
-    writer = PackWriter(pack.target.arch, pack.target.ptx, compiler_version(pack.target.arch))
-    for op in pack.ops:
-        if not op.variants:
-            continue
+    ops = [op for op in pack.ops if op.variants]
+    names = [op.grid.family.op.name for op in ops]
+    writer = PackWriter(pack.target.arch, pack.target.ptx, compiler_version(pack.target.arch), names)
+    for op in ops:
         compiled = [Compiled(p.variant, tuple(work.done[s.key] for s in p.sources)) for p in op.variants]
         add_op(writer, op.grid, compiled, pack.target, _tuned_table(op.grid.family, pack.target), pack.partial)
     return writer.finish(cache, jobs)
@@ -272,10 +272,10 @@ def write_if_changed(path: Path, data: bytes) -> None:
 def definitions(families: Sequence[Family]) -> bytes:
     """The bytes of ops.tkpack: the generated ops of some families without their kernels, for no architecture. It makes
     them known where there is no GPU."""
-    writer = PackWriter(0, False, "")
-    for family in families:
-        if family.op.params:
-            add_definition(writer, family.op)
+    ops = [family.op for family in families if family.op.params]
+    writer = PackWriter(0, False, "", [op.name for op in ops])
+    for op in ops:
+        add_definition(writer, op)
     return writer.finish()
 
 

@@ -21,8 +21,9 @@ from tk.aot.errors import PackFormatError
 from tk.expr import Expr, as_expr
 
 MAGIC = b"TKPACK\r\n"
-VERSION = 3
+VERSION = 4
 FLAG_PTX = 1
+PAGE_SIZE = 16384
 MAX_IMAGE_SIZE = 64 << 20
 MAX_DICTIONARY_SIZE = 16 << 20
 
@@ -108,14 +109,26 @@ HEADER = struct.Struct("<8sIIIIQQ32sII" + "QQ" * len(SECTIONS))
 _HASH_AT = struct.calcsize("<8sIIIIQQ")
 
 
-def _index_hash(index: bytes) -> bytes:
-    return hashlib.sha256(index[:_HASH_AT] + bytes(32) + index[_HASH_AT + 32 :]).digest()
+def _pages_offset(n_pages: int) -> int:
+    """Where the pages begin, after the header and their hashes."""
+    return HEADER.size + 32 * n_pages
+
+
+def _page_hashes(pages: bytes) -> bytes:
+    starts = range(0, len(pages), PAGE_SIZE)
+    return b"".join(hashlib.sha256(pages[start : start + PAGE_SIZE]).digest() for start in starts)
+
+
+def _index_hash(front: bytes) -> bytes:
+    """Of the header and the hashes of the pages."""
+    return hashlib.sha256(front[:_HASH_AT] + bytes(32) + front[_HASH_AT + 32 :]).digest()
 
 
 class PackWriter:
     """Sections that grow as records are added. Equal strings, expressions and lists of records are kept once."""
 
-    def __init__(self, arch: int, ptx: bool, compiler: str):
+    def __init__(self, arch: int, ptx: bool, compiler: str, names: Sequence[str] = ()):
+        """names: of the ops to come, so that they lie together: whoever opens a pack reads them all."""
         self.arch, self.ptx = arch, ptx
         self._sections = {name: bytearray() for name in SECTIONS}
         self._known: dict[tuple[str, bytes], Range] = {}
@@ -125,6 +138,8 @@ class PackWriter:
         self._image_data: list[bytes] = []  # as it is
         self.string("")
         self._compiler = self.string(compiler)
+        for name in names:
+            self.string(name)
 
     def string(self, text: str) -> int:
         if text not in self._strings:
@@ -161,7 +176,10 @@ class PackWriter:
         stored, dictionary_records = self._compress(cache, jobs)
         for section, records in (("dictionaries", dictionary_records), ("images", self._image_records)):
             self._sections[section] = bytearray(len(records) * RECORDS[section].struct.size)
-        entries, at = [], HEADER.size
+        sizes = [len(data) for data in self._sections.values()]
+        size = sum(map(_aligned, sizes[:-1])) + sizes[-1]
+        n_pages = -(-size // PAGE_SIZE)
+        entries, at = [], _pages_offset(n_pages)
         for data in self._sections.values():
             at = _aligned(at)
             entries.append((at, len(data)))
@@ -174,13 +192,11 @@ class PackWriter:
             self._sections[section] = bytearray(b"".join(map(RECORDS[section].pack, records)))
         flat = [n for entry in entries for n in entry]
         header = HEADER.pack(MAGIC, VERSION, self.arch, FLAG_PTX if self.ptx else 0, len(SECTIONS), at, index_size,
-                             bytes(32), self._compiler, 0, *flat)  # fmt: skip
-        index = bytearray(index_size)
-        index[: len(header)] = header
-        for (offset, size), data in zip(entries, self._sections.values(), strict=True):
-            index[offset : offset + size] = data
-        index[_HASH_AT : _HASH_AT + 32] = _index_hash(bytes(index))
-        return bytes(index) + b"".join(stored)
+                             bytes(32), self._compiler, n_pages, *flat)  # fmt: skip
+        pages = b"".join(data.ljust(_aligned(len(data)), b"\0") for data in self._sections.values())[:size]
+        front = bytearray(header + _page_hashes(pages))
+        front[_HASH_AT : _HASH_AT + 32] = _index_hash(bytes(front))
+        return bytes(front) + pages + b"".join(stored)
 
     def _compress(self, cache: Cache | None, jobs: int) -> tuple[list[bytes], list[dict[str, Any]]]:
         """Fills in the images' records; returns what follows the index, dictionaries first, and their records."""
@@ -346,19 +362,23 @@ def _check(holds: bool, message: str) -> None:
 
 def _read_header(data: bytes) -> SimpleNamespace:
     _check(len(data) >= HEADER.size, f"{len(data)} bytes are no pack")
-    magic, version, arch, flags, n, file_size, index_size, index_hash, compiler, reserved, *flat = (
+    magic, version, arch, flags, n, file_size, index_size, index_hash, compiler, n_pages, *flat = (
         HEADER.unpack_from(data)
     )  # fmt: skip
     _check(magic == MAGIC, "this is no pack: it does not begin with its magic")
     _check(version == VERSION, f"pack version {version}, this is for version {VERSION}")
     _check(n == len(SECTIONS), f"{n} sections instead of {len(SECTIONS)}")
     _check(file_size == len(data), f"the header promises {file_size} bytes, there are {len(data)}")
-    _check(HEADER.size <= index_size <= len(data), f"an index of {index_size} bytes in a file of {len(data)}")
-    _check(flags in (0, FLAG_PTX) and reserved == 0, "unknown flags")
-    _check(_index_hash(data[:index_size]) == index_hash, "the index does not have its hash: the pack is damaged")
+    begin = _pages_offset(n_pages)
+    _check(begin <= index_size <= len(data), f"an index of {index_size} bytes in a file of {len(data)}")
+    _check(n_pages == -(-(index_size - begin) // PAGE_SIZE), f"{n_pages} pages in an index of {index_size} bytes")
+    _check(flags in (0, FLAG_PTX), "unknown flags")
+    are_right = _page_hashes(data[begin:index_size]) == data[HEADER.size : begin]
+    _check(are_right and _index_hash(data[:begin]) == index_hash,
+           "the index does not have its hash: the pack is damaged")  # fmt: skip
     entries = list(zip(flat[::2], flat[1::2], strict=True))
     for name, (offset, size) in zip(SECTIONS, entries, strict=True):
-        _check(offset % 8 == 0 and HEADER.size <= offset <= index_size and size <= index_size - offset,
+        _check(offset % 8 == 0 and begin <= offset <= index_size and size <= index_size - offset,
                f"section {name} does not lie in the index")  # fmt: skip
     return SimpleNamespace(arch=arch, flags=flags, index_size=index_size, index_hash=index_hash, compiler=compiler,
                            sections=entries)  # fmt: skip
