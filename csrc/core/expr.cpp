@@ -87,80 +87,6 @@ int64_t shift_right(int64_t a, int64_t b, bool& overflow) {
   return a >> (b & 63);
 }
 
-int64_t leaf(int64_t word, const Scope& scope) {
-  const int64_t value = operand(word);
-  const auto tensor = [&]() -> const tk_tensor& { return scope.call->tensors[tensor_index(value)]; };
-  switch (opcode(word)) {
-    case Opcode::Const:
-      return value;
-    case Opcode::Size:
-      return dimension(value) < tensor().ndim ? tensor().sizes[dimension(value)] : 0;
-    case Opcode::Stride:
-      return dimension(value) < tensor().ndim ? tensor().strides[dimension(value)] : 0;
-    case Opcode::Dtype:
-      return tensor().ndim < 0 ? -1 : tensor().dtype;
-    case Opcode::Ndim:
-      return tensor().ndim;
-    case Opcode::Alignment:
-      return alignment_of(tensor());
-    case Opcode::Int:
-      return scope.call->ints[value];
-    case Opcode::Mode:
-      return scope.call->mode;
-    case Opcode::Device:
-      return scope.device[value];
-    default:
-      return scope.locals[value];
-  }
-}
-
-int64_t binary(Opcode op, int64_t a, int64_t b, bool& overflow) {
-  int64_t result = 0;
-  switch (op) {
-    case Opcode::Add:
-      overflow |= __builtin_add_overflow(a, b, &result);
-      return result;
-    case Opcode::Sub:
-      overflow |= __builtin_sub_overflow(a, b, &result);
-      return result;
-    case Opcode::Mul:
-      overflow |= __builtin_mul_overflow(a, b, &result);
-      return result;
-    case Opcode::FloorDiv:
-      return floor_div(a, b, overflow);
-    case Opcode::Mod:
-      return floor_mod(a, b);
-    case Opcode::CeilDiv:
-      return ceil_div(a, b, overflow);
-    case Opcode::Min:
-      return std::min(a, b);
-    case Opcode::Max:
-      return std::max(a, b);
-    case Opcode::Eq:
-      return a == b;
-    case Opcode::Ne:
-      return a != b;
-    case Opcode::Lt:
-      return a < b;
-    case Opcode::Le:
-      return a <= b;
-    case Opcode::Gt:
-      return a > b;
-    case Opcode::Ge:
-      return a >= b;
-    case Opcode::And:
-      return a && b;
-    case Opcode::Or:
-      return a || b;
-    case Opcode::BitAnd:
-      return a & b;
-    case Opcode::Shl:
-      return shift_left(a, b, overflow);
-    default:
-      return shift_right(a, b, overflow);
-  }
-}
-
 }  // namespace
 
 void Needs::merge(const Needs& other) {
@@ -188,27 +114,124 @@ std::optional<Needs> verify(Code code) {
   return depth == 1 ? std::optional(needs) : std::nullopt;
 }
 
+// One switch, and the last value in a register: to choose among hundreds of variants is to run through this.
 bool evaluate(Code code, const Scope& scope, int64_t& result) {
-  int64_t stack[kMaxStack + 1];  // `top` is the last value; the first slot is below them all
+  int64_t stack[kMaxStack];  // all values but the last; below the first lies a 0
   int64_t* top = stack;
+  int64_t last = 0;
   bool overflow = false;
+  const auto push = [&](int64_t value) {
+    *top++ = last;
+    last = value;
+  };
+  const auto pop = [&] { return *--top; };
   for (const int64_t word : code) {
-    const Opcode op = opcode(word);
-    if (op < Opcode::Add) {
-      *++top = leaf(word, scope);
-    } else if (op == Opcode::Neg) {
-      overflow |= __builtin_sub_overflow(int64_t{0}, *top, top);
-    } else if (op == Opcode::Not) {
-      *top = !*top;
-    } else if (op == Opcode::Select) {
-      top -= 2;
-      *top = *top ? top[1] : top[2];
-    } else {
-      --top;
-      *top = binary(op, top[0], top[1], overflow);
+    const int64_t value = operand(word);
+    const auto tensor = [&]() -> const tk_tensor& { return scope.call->tensors[tensor_index(value)]; };
+    switch (opcode(word)) {
+      case Opcode::Const:
+        push(value);
+        break;
+      case Opcode::Size:
+        push(dimension(value) < tensor().ndim ? tensor().sizes[dimension(value)] : 0);
+        break;
+      case Opcode::Stride:
+        push(dimension(value) < tensor().ndim ? tensor().strides[dimension(value)] : 0);
+        break;
+      case Opcode::Dtype:
+        push(tensor().ndim < 0 ? -1 : tensor().dtype);
+        break;
+      case Opcode::Ndim:
+        push(tensor().ndim);
+        break;
+      case Opcode::Alignment:
+        push(alignment_of(tensor()));
+        break;
+      case Opcode::Int:
+        push(scope.call->ints[value]);
+        break;
+      case Opcode::Mode:
+        push(scope.call->mode);
+        break;
+      case Opcode::Device:
+        push(scope.device[value]);
+        break;
+      case Opcode::Local:
+        push(scope.locals[value]);
+        break;
+      case Opcode::Add:
+        overflow |= __builtin_add_overflow(pop(), last, &last);
+        break;
+      case Opcode::Sub:
+        overflow |= __builtin_sub_overflow(pop(), last, &last);
+        break;
+      case Opcode::Mul:
+        overflow |= __builtin_mul_overflow(pop(), last, &last);
+        break;
+      case Opcode::FloorDiv:
+        last = floor_div(pop(), last, overflow);
+        break;
+      case Opcode::Mod:
+        last = floor_mod(pop(), last);
+        break;
+      case Opcode::CeilDiv:
+        last = ceil_div(pop(), last, overflow);
+        break;
+      case Opcode::Min:
+        last = std::min(pop(), last);
+        break;
+      case Opcode::Max:
+        last = std::max(pop(), last);
+        break;
+      case Opcode::Neg:
+        overflow |= __builtin_sub_overflow(int64_t{0}, last, &last);
+        break;
+      case Opcode::Eq:
+        last = pop() == last;
+        break;
+      case Opcode::Ne:
+        last = pop() != last;
+        break;
+      case Opcode::Lt:
+        last = pop() < last;
+        break;
+      case Opcode::Le:
+        last = pop() <= last;
+        break;
+      case Opcode::Gt:
+        last = pop() > last;
+        break;
+      case Opcode::Ge:
+        last = pop() >= last;
+        break;
+      case Opcode::And:
+        last = (pop() != 0) & (last != 0);
+        break;
+      case Opcode::Or:
+        last = (pop() != 0) | (last != 0);
+        break;
+      case Opcode::Not:
+        last = !last;
+        break;
+      case Opcode::BitAnd:
+        last &= pop();
+        break;
+      case Opcode::Shl:
+        last = shift_left(pop(), last, overflow);
+        break;
+      case Opcode::Shr:
+        last = shift_right(pop(), last, overflow);
+        break;
+      case Opcode::Select: {
+        const int64_t then = pop();
+        last = pop() ? then : last;
+        break;
+      }
+      case Opcode::Count:
+        break;
     }
   }
-  result = code.empty() ? 0 : *top;
+  result = last;
   return !overflow;
 }
 

@@ -1,9 +1,9 @@
 // Integer expressions in postfix: guards, grids, sizes, predicted times. The one language in which a pack speaks of a
 // problem. A word is an opcode in the low 8 bits and a signed operand in the upper 56.
 //
-// verify() is run over every expression when a pack is opened; evaluate() then needs no checks of its own beyond
-// arithmetic: a result outside int64 (of any part, also of the branch that Select does not take) and a shift by other
-// than 0 to 63 are overflows, division by 0 gives 0.
+// verify() is run over every expression when a user's pack is opened, or any is built; evaluate() then needs no checks
+// of its own beyond arithmetic: a result outside int64 (of any part, also of the branch that Select does not take) and
+// a shift by other than 0 to 63 are overflows, division by 0 gives 0.
 #pragma once
 
 #include <cstdint>

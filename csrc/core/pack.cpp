@@ -81,16 +81,19 @@ uint64_t Pack::end_of(uint64_t page) const {
   return std::min(pages_offset_ + (page + 1) * format::kPageSize, header().index_size);
 }
 
-void Pack::fetch(uint64_t page) const {
-  const std::lock_guard lock(pages_mutex_);
-  if (has_page_[page].load(std::memory_order_relaxed)) return;
-  const uint64_t offset = pages_offset_ + page * format::kPageSize;
-  const std::span bytes(index_.get() + offset, end_of(page) - offset);
-  read(bytes.data(), bytes.size(), offset);
+void Pack::fetch(uint64_t first, uint64_t last) const {
   const auto* const hashes = reinterpret_cast<const format::PageHash*>(index_.get() + sizeof(format::Header));
-  if (sha256({bytes}) != std::bit_cast<Digest>(hashes[page].sha256))
-    damaged("the index is damaged: page ", page, " does not have its hash");
-  has_page_[page].store(true, std::memory_order_release);
+  for (uint64_t page = first; page <= last; page++) {
+    if (has_page(page)) continue;
+    const std::lock_guard lock(pages_mutex_);
+    if (has_page(page)) continue;  // by now
+    const uint64_t offset = pages_offset_ + page * format::kPageSize;
+    const std::span bytes(index_.get() + offset, end_of(page) - offset);
+    read(bytes.data(), bytes.size(), offset);
+    if (sha256({bytes}) != std::bit_cast<Digest>(hashes[page].sha256))
+      damaged("the index is damaged: page ", page, " does not have its hash");
+    has_page_[page].store(true, std::memory_order_release);
+  }
 }
 
 const char* Pack::string(uint32_t offset) const {

@@ -1,8 +1,8 @@
 // An open pack: its index, verified and in memory, and its images, unpacked on demand.
 //
 // The index is read into memory rather than mapped: what was verified is then what is used, whatever becomes of the
-// file. A pack of the library's own, whose records are known to be right, is read page by page as records are asked for:
-// the index of a wheel's pack is many times what one op needs.
+// file. A pack of the library's own, whose records are known to be right, is read page by page as records are asked
+// for: the index of a wheel's pack is many times what one op needs.
 #pragma once
 
 #include <array>
@@ -123,15 +123,15 @@ class Pack {
   // These bytes of the index, from the file if they are not here yet.
   const std::byte* need(uint64_t offset, uint64_t size) const {
     if (size == 0) return nullptr;
-    const uint64_t last = page_of(offset + size - 1);
-    for (uint64_t page = page_of(offset); page <= last; page++)
-      if (!has_page_[page].load(std::memory_order_acquire)) [[unlikely]]
-        fetch(page);
+    const uint64_t first = page_of(offset), last = page_of(offset + size - 1);
+    if (last - first > 1 || !has_page(first) || !has_page(last)) [[unlikely]]
+      fetch(first, last);
     return index_.get() + offset;
   }
+  bool has_page(uint64_t page) const { return has_page_[page].load(std::memory_order_acquire); }
   uint64_t page_of(uint64_t offset) const { return (offset - pages_offset_) / format::kPageSize; }
   uint64_t end_of(uint64_t page) const;
-  void fetch(uint64_t page) const;
+  void fetch(uint64_t first, uint64_t last) const;
   void read(void* to, uint64_t size, uint64_t offset) const;
   std::vector<std::byte> read_frame(uint64_t offset, uint64_t compressed_size, uint64_t size,
                                     const std::string& what) const;

@@ -335,7 +335,9 @@ void rehash(std::string& bytes) {
   std::memcpy(&header, bytes.data(), sizeof header);
   const size_t index_size = std::min<size_t>(header.index_size, bytes.size());
   const size_t pages_offset = std::min(sizeof header + header.n_pages * sizeof(format::PageHash), index_size);
-  const auto hash = [&](size_t at, size_t end) { return sha256({std::as_bytes(std::span(bytes).subspan(at, end - at))}); };
+  const auto hash = [&](size_t at, size_t end) {
+    return sha256({std::as_bytes(std::span(bytes).subspan(at, end - at))});
+  };
   for (size_t page = 0, at = pages_offset; at < index_size; page++, at += format::kPageSize) {
     const Digest digest = hash(at, std::min<size_t>(at + format::kPageSize, index_size));
     const size_t to = sizeof header + page * sizeof digest;

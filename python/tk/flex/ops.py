@@ -315,7 +315,7 @@ class _Attention(_SingleLevelFunction):
         grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
         needed = ctx.needs_input_grad[2:]
         places = _differentiable_tensors(trace.parse(ctx.pair))
-        of_captures = any([needed[4 + place] for place in places])
+        of_captures = any(needed[4 + place] for place in places)
         found = _gradients(grad_out, grad_lse, out, lse, *args, of_captures)
         with_sinks = [] if args[_SINKS] is None else [3]
         order = [0, 1, 2, *with_sinks, *([4 + place for place in places] if of_captures else ())]
