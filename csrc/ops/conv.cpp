@@ -44,8 +44,12 @@ Spatial expand(const char* op, const char* what, std::span<const int64_t> list, 
   return result;
 }
 
+bool any_below(const Spatial& values, int64_t least) {
+  return std::any_of(values.begin(), values.end(), [&](int64_t v) { return v < least; });
+}
+
 void check_all(const char* op, const Spatial& values, int64_t least, const char* otherwise) {
-  if (std::any_of(values.begin(), values.end(), [&](int64_t v) { return v < least; })) [[unlikely]]
+  if (any_below(values, least)) [[unlikely]]
     fail_argument(text(op, ": ", otherwise));
 }
 
@@ -80,16 +84,16 @@ void check_ranks(const Convolution& c, const Meta& input, const Meta& weight) {
 
 void check_channels(const Convolution& c, const Meta& input, const Meta& weight) {
   const int64_t groups = c.geometry.groups;
-  const std::string given = text(c.op, ": Given groups=", groups, ", ");
+  const auto given = [&] { return text(c.op, ": Given groups=", groups, ", "); };
   const int64_t channels = input.sizes[static_cast<size_t>(input.dim() - c.spatial - 1)];
   if (weight.sizes[0] < groups && weight.sizes[0] != 0) [[unlikely]]
-    fail_argument(text(given, "expected weight to be at least ", groups, " at dimension 0, but got weight of size ",
+    fail_argument(text(given(), "expected weight to be at least ", groups, " at dimension 0, but got weight of size ",
                        describe_sizes(weight.sizes), " instead"));
   if (weight.sizes[0] % groups != 0) [[unlikely]]
-    fail_argument(text(given, "expected weight to be divisible by ", groups, " at dimension 0, but got weight of size ",
+    fail_argument(text(given(), "expected weight to be divisible by ", groups, " at dimension 0, but got weight of size ",
                        describe_sizes(weight.sizes), " instead"));
   if (channels != weight.sizes[1] * groups) [[unlikely]]
-    fail_argument(text(given, "weight of size ", describe_sizes(weight.sizes), ", expected input",
+    fail_argument(text(given(), "weight of size ", describe_sizes(weight.sizes), ", expected input",
                        describe_sizes(input.sizes), " to have ", weight.sizes[1] * groups, " channels, but got ",
                        channels, " channels instead"));
 }
@@ -124,7 +128,8 @@ Spatial result_sizes(const Convolution& c, const View& x, const View& weight) {
     span[d] = g.dilation[d] * (kernel[d] - 1) + 1;
     out[d] = (padded[d] - span[d]) / g.stride[d] + 1;
   }
-  check_all(c.op, kernel, 1, text("kernel size should be greater than zero, but got (", by(c, kernel), ")").c_str());
+  if (any_below(kernel, 1)) [[unlikely]]
+    fail_argument(text(c.op, ": kernel size should be greater than zero, but got (", by(c, kernel), ")"));
   for (size_t d = 0; d < 3; d++)
     if (padded[d] < span[d]) [[unlikely]]
       fail_argument(text(c.op, ": Calculated padded input size per channel: (", by(c, padded), "). Kernel size: (",

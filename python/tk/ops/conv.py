@@ -130,9 +130,18 @@ def _convolve(
             padding = _resolved(op, spatial, padding, weight, stride, dilation)
         settings = product.settings("conv", input, activation, None, precision, config)
         settings = settings[:1] + settings[2:]  # there is no choice of the result's dtype
-        return _CONV[spatial](input, weight, bias, stride, padding, dilation, groups, *settings)
+        if settings or groups != 1 or dilation not in _ONES:
+            return _CONV[spatial](input, weight, bias, stride, padding, dilation, groups, *settings)
+        if stride not in _ONES or padding not in _ZEROS:
+            return _CONV[spatial](input, weight, bias, stride, padding)
+        return _CONV[spatial](input, weight, bias)
     except (RuntimeError, AttributeError) as error:
         raise product.explained(error, op, input=input, weight=weight, bias=bias) from None
+
+
+# What need not be handed over: the dispatcher takes half a microsecond for a list of numbers.
+_ONES = (1, (1, 1), (1,), (1, 1, 1))
+_ZEROS = (0, (0, 0), (0,), (0, 0, 0))
 
 
 def _as_list(value: Sizes, spatial: int) -> list[int]:
