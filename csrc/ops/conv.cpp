@@ -90,8 +90,8 @@ void check_channels(const Convolution& c, const Meta& input, const Meta& weight)
     fail_argument(text(given(), "expected weight to be at least ", groups, " at dimension 0, but got weight of size ",
                        describe_sizes(weight.sizes), " instead"));
   if (weight.sizes[0] % groups != 0) [[unlikely]]
-    fail_argument(text(given(), "expected weight to be divisible by ", groups, " at dimension 0, but got weight of size ",
-                       describe_sizes(weight.sizes), " instead"));
+    fail_argument(text(given(), "expected weight to be divisible by ", groups,
+                       " at dimension 0, but got weight of size ", describe_sizes(weight.sizes), " instead"));
   if (channels != weight.sizes[1] * groups) [[unlikely]]
     fail_argument(text(given(), "weight of size ", describe_sizes(weight.sizes), ", expected input",
                        describe_sizes(input.sizes), " to have ", weight.sizes[1] * groups, " channels, but got ",
