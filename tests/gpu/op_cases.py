@@ -265,12 +265,27 @@ VARIANT_SHAPES = ((3, 4096), (5, 4097), (20_000, 32), (20_000, 33), (96, 48), (9
                   (3, 10_240), (1060, 2593))  # fmt: skip
 VARIANT_LAYOUTS = ("contiguous", "strided")
 OF_ALL = (1056, 4096)  # enough elements for as many parts as a GPU of 132 multiprocessors wants: reductions of all
+# Of a group's channels and pixels, whose number is what is reduced; and of one entry of the batch alone, or the gradients'
+# leading dimensions do not run together.
+GROUPS = ((2, 7), (2, 32), (2, 64), (2, 128), (2, 256), (2, 512), (2, 1024), (2, 2048), (3, 2048), (4, 2048), (6, 2048),
+          (8, 2048), (4, 8192), (3, 45), (3, 87), (3, 171), (5, 155), (3, 343), (3, 685), (3, 1023), (3, 1367), (3, 2049),
+          (3, 2733), (3, 4097), (5, 4097), (3, 9001))  # fmt: skip
+# For ops whose variants those above do not reach all, by how the ops' names begin.
+MORE_SHAPES: Mapping[str, Sequence[tuple[int, ...]]] = {
+    "total_": (OF_ALL,),
+    "quantize_fp8_tensor": (OF_ALL,),
+    "group_norm": [(1, 3, *group) for group in GROUPS],
+    # As many rows as whole vectors have elements, too: their targets are read and counted.
+    "cross_entropy": [(32, n) for n in (48, 112, 240, 496, 1008, 2032, 4080, 6144, 8192, 12_288, 16_384, 32_768, 40_960)],
+    "rope": ((5, 1, 2, 4096), (20_000, 1, 2, 64), (5, 1, 2, 33), (20_000, 1, 2, 33)),  # one position, as in decoding
+}
 
 
 def problems(op: GeneratedOp, shapes: Sequence[tuple[int, ...]] = VARIANT_SHAPES) -> Iterator[Case]:
     """Calls that between them suit every variant of an op: all dtypes, flags and classes of strides."""
-    many = [(OF_ALL, "contiguous")] if op.name.startswith("total_") else []
-    places = [*itertools.product(shapes, VARIANT_LAYOUTS), *many]
+    places = list(itertools.product(shapes, VARIANT_LAYOUTS))
+    for name, more in MORE_SHAPES.items():
+        places += [(shape, "contiguous") for shape in more if op.name.startswith(name)]
     for (dtypes, flags), (shape, layout) in itertools.product(inputs.kinds(op), places):
         if layout == "strided":
             shape = (2, 3, *shape)

@@ -32,7 +32,7 @@ from tk.codegen.schedule import (
 )
 from tk.codegen.settings import SELDOM_CALLED, Setting
 from tk.codegen.split import Parts, Splitter
-from tk.codegen.tile import LAYOUTS, Layout, choose_tile
+from tk.codegen.tile import LAYOUTS, ROWS, Layout, choose_tile
 from tk.codegen.trace import LEADING, Trace, flag_values, trace_all, trace_backward
 from tk.codegen.walk import Walk, Walker
 from tk.generated.signature import DTYPES as TORCH_DTYPES
@@ -266,10 +266,12 @@ class Generated:
     ) -> list[tuple[Scheduled, Setting]]:
         """Every launch with its setting: the main one's is given, the others have the first of their kind."""
         context = self._context(kernels)
+        main = kernels[self.main(kernels)]
         found = []
-        for i, kernel in enumerate(kernels):
-            is_main = i == self.main(kernels)
-            found.append((schedule(kernel, layout, context), setting if is_main else secondary_setting(kernel, layout)))
+        for kernel in kernels:
+            own_layout = layout if kernel is main else _layout_beside(main, layout, kernel)
+            own_setting = setting if kernel is main else secondary_setting(kernel, own_layout)
+            found.append((schedule(kernel, own_layout, context), own_setting))
         return found
 
     def choices(self, graph: Graph, layout: Layout, way: str) -> tuple[Setting, ...]:
@@ -401,6 +403,15 @@ class Generated:
 def _has_fp8e4(graph: Graph) -> bool:
     """Triton converts to and from it from sm_89 on."""
     return any(v.dtype == "fp8e4nv" for k in graph.kernels for v in k.values)
+
+
+def _layout_beside(main: ir.Kernel, layout: Layout, kernel: ir.Kernel) -> Layout:
+    """Of a launch beside the main one. What adds up rows of partial results asks nothing of how many there are: as rows
+    of a multiple of 16 they would keep the whole plan from most calls."""
+    tile, of_main = (choose_tile(k, layout) for k in (kernel, main))
+    is_of_parts = all(kernel.buffer(v.buffer).kind == "scratch" for v in kernel.accesses if v.op == "load")
+    is_as_long = ix.same(*(ix.product([a.size for a in t.q]) for t in (tile, of_main)))
+    return ROWS if layout.aligned and tile.reduced == "q" and is_of_parts and not is_as_long else layout
 
 
 def _depends_on_order(kernel: ir.Kernel) -> bool:
