@@ -263,7 +263,9 @@ class Scheduled:
             return None
         of = dict(zip((a.name for a in self.kernel.axes), factors, strict=True))
         for axes in (self.tile.p, self.tile.q):
-            if len({bool(of[a.name]) for a in axes}) > 1:
+            # With one of several axes counted backwards they never run together.
+            ways = {(bool(of[a.name]), any(f.is_negative for f in of[a.name].values())) for a in axes}
+            if len(ways) > 1:
                 return None
         steps = {a.name: self._step(buffer, of[a.name]) for a in self.kernel.axes}
         p = self._merge(buffer, self.tile.p, steps) if any(of[a.name] for a in self.tile.p) else None
