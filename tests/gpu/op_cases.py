@@ -265,11 +265,11 @@ VARIANT_SHAPES = ((3, 4096), (5, 4097), (20_000, 32), (20_000, 33), (96, 48), (9
                   (3, 10_240), (1060, 2593))  # fmt: skip
 VARIANT_LAYOUTS = ("contiguous", "strided")
 OF_ALL = (1056, 4096)  # enough elements for as many parts as a GPU of 132 multiprocessors wants: reductions of all
-# Of a group's channels and pixels, whose number is what is reduced; and of one entry of the batch alone, or the gradients'
-# leading dimensions do not run together.
-GROUPS = ((2, 7), (2, 32), (2, 64), (2, 128), (2, 256), (2, 512), (2, 1024), (2, 2048), (3, 2048), (4, 2048), (6, 2048),
-          (8, 2048), (4, 8192), (3, 45), (3, 87), (3, 171), (5, 155), (3, 343), (3, 685), (3, 1023), (3, 1367), (3, 2049),
-          (3, 2733), (3, 4097), (5, 4097), (3, 9001))  # fmt: skip
+# Channels and pixels of a group, which are reduced together. Of one entry of the batch: leading dimensions of the
+# gradients then run together.
+GROUPS = (*((2, 2**n) for n in range(5, 12)), (2, 7), (3, 2048), (4, 2048), (6, 2048), (8, 2048), (4, 8192), (3, 45),
+          (3, 87), (3, 171), (5, 155), (3, 343), (3, 685), (3, 1023), (3, 1367), (3, 2049), (3, 2733), (3, 4097),
+          (5, 4097), (3, 9001))  # fmt: skip
 # For ops whose variants those above do not reach all, by how the ops' names begin.
 MORE_SHAPES: Mapping[str, Sequence[tuple[int, ...]]] = {
     "total_": (OF_ALL,),
