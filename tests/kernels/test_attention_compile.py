@@ -38,3 +38,15 @@ def test_kernels_compile(pair: tuple, arch: int) -> None:
                 assert artifact.spill_bytes <= launch.max_spill_bytes, launch.fn
                 assert artifact.shared <= SHARED_LIMIT[arch]
     assert len(compiled) == (5 if arch == 90 else 3)
+
+
+def test_a_table_of_scores_keeps_its_addresses_in_registers_on_ampere() -> None:
+    """With tiles of 64x128 it does not: 20 KB go through memory."""
+    pair = trace.pair(mods.learned_bias(torch.zeros(1, 1, 1, 1, dtype=torch.bfloat16)), None).traced
+    wanted = family.Wanted(("bf16",), ((64, 64),), ((128, 128),))
+    (backward,) = (f for f in family.families(pair, wanted) if f.op.name.endswith("_backward"))
+    axes = {"layout": "aligned", "captures": "none", "head": family.Head(64, 64, True)}
+    (variant,) = (v for v in enumerate_grid(backward, 80).variants if axes.items() <= v.point.axes.items())
+    for launch in variant.plan.launches:
+        artifact = compile_source(source_of(variant.plan, launch, Target(80)))
+        assert artifact.spill_bytes <= launch.max_spill_bytes, launch.fn
