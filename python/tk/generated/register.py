@@ -141,7 +141,7 @@ def _register_lists(op: GeneratedOp) -> None:
                 f"tk.{op.name}: it is there on CUDA and the CPU, not on {calls[0].tensors[0].device}"
             )
 
-    torch.library.register_fake(f"tk::{op.name}", fake, lib=_library)
+    _register.register_fake(op.name, fake, _library)
     _library.impl(op.name, cpu, "CPU")
     _library.impl(op.name, elsewhere, "CompositeExplicitAutograd")
 
@@ -161,7 +161,7 @@ def _register_kernels(op: GeneratedOp, name: str, n_results: int) -> None:
         with torch._C._AutoDispatchBelowAutograd():
             return _returned(interpret.run(Call(op, _all_arguments(overload, args, kwargs)))[:n_results])
 
-    torch.library.register_fake(f"tk::{name}", fake, lib=_library)
+    _register.register_fake(name, fake, _library)
     _library.impl(name, cpu, "CPU")
     torch.library.register_vmap(f"tk::{name}", partial(_vmap, op, overload), lib=_library)
 

@@ -45,9 +45,19 @@ def fake(name: str, allocate: Callable[..., Tensor]) -> None:
         )
         return out
 
-    torch.library.register_fake(f"tk::{name}", fake_op)
+    register_fake(name, fake_op, _implementations)
     if op_out is not None:
-        torch.library.register_fake(f"tk::{name}.out", fake_out)
+        register_fake(f"{name}.out", fake_out, _implementations)
+
+
+def register_fake(name: str, fake: Callable[..., Any], library: Library) -> None:
+    """``torch.library.register_fake`` without its search for the caller's source through all modules, which would be
+    most of the time of a process's first call; where this torch does not take the source, with it."""
+    source = f"{fake.__code__.co_filename}:{fake.__code__.co_firstlineno}"
+    try:
+        torch._library.simple_registry.singleton.find(f"tk::{name}").fake_impl.register(fake, source, lib=library)
+    except (AttributeError, TypeError):
+        torch.library.register_fake(f"tk::{name}", fake, lib=library)
 
 
 def vmap(name: str, rule: Callable[..., tuple[Tensor, int]]) -> None:

@@ -223,7 +223,7 @@ def _own(f: str) -> Any:
     return packet.default
 
 
-torch.library.register_fake("tk::b2b_gemm", _fake, lib=_library)
+_register.register_fake("b2b_gemm", _fake, _library)
 _library.impl("b2b_gemm", _cpu, "CPU")
 _library.impl("b2b_gemm", _cuda, "CUDA")
 _library.impl("b2b_gemm", _register.inference_only(_b2b_gemm), "Autograd", with_keyset=True)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.library import Library
 
+from tk.ops import _register
+
 __all__ = ["LISTS", "backward", "forward"]
 
 LISTS = (
@@ -46,7 +48,7 @@ def _of_flex(name: str) -> Callable[..., Any]:
 
 
 for _op, _suffix in (("flex_attention", ""), ("flex_attention_backward", "_backward")):
-    torch.library.register_fake(f"tk::{_op}", _of_flex(f"fake{_suffix}"), lib=_library)
+    _register.register_fake(_op, _of_flex(f"fake{_suffix}"), _library)
     _library.impl(_op, _of_flex(f"cpu{_suffix}"), "CPU")
     _library.impl(_op, _of_flex(f"cuda{_suffix}"), "CUDA")
     _library.impl(_op, _of_flex(f"autograd{_suffix}"), "Autograd", with_keyset=True)
