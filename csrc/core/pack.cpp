@@ -63,12 +63,13 @@ void Pack::read_header() {
     damaged("its index cannot have ", header.n_pages, " pages");
   index_ = std::make_unique_for_overwrite<std::byte[]>(header.index_size);
   has_page_ = std::make_unique<std::atomic<bool>[]>(header.n_pages);
-  read(index_.get(), pages_offset_, 0);
+  std::memcpy(index_.get(), &header, sizeof header);  // not read again: a file may change meanwhile
+  read(index_.get() + sizeof header, pages_offset_ - sizeof header, sizeof header);
   constexpr size_t kHashAt = offsetof(format::Header, index_hash);
   const std::span front(index_.get(), pages_offset_);
   const std::byte zeros[sizeof header.index_hash] = {};
   const Digest found = sha256({front.first(kHashAt), zeros, front.subspan(kHashAt + sizeof zeros)});
-  if (found != std::bit_cast<Digest>(this->header().index_hash))
+  if (found != std::bit_cast<Digest>(header.index_hash))
     damaged("the index is damaged: its SHA-256 is not the one it names");
 }
 

@@ -212,6 +212,9 @@ def test_compiled_with_dynamic_sizes():
     [
         (dict(stride=0), "non-positive stride is not supported"),
         (dict(stride=(1, 2, 3)), "expected stride to be a single integer value or a list of 2 values"),
+        (dict(stride=(1, 1, 1)), "expected stride to be a single integer value or a list of 2 values"),
+        (dict(padding=(0, 0, 0)), "expected padding to be a single integer value or a list of 2 values"),
+        (dict(dilation=(1, 1, 1)), "expected dilation to be a single integer value or a list of 2 values"),
         (dict(padding=-1), "negative padding is not supported"),
         (dict(dilation=0), "dilation should be greater than zero"),
         (dict(groups=0), "non-positive groups is not supported"),
@@ -233,6 +236,13 @@ def test_what_is_refused(arguments, message):
     given = dict(input=torch.zeros(1, 4, 6, 6), weight=torch.zeros(6, 4, 3, 3)) | arguments
     with pytest.raises(ValueError, match=message):
         tk.conv2d(**given)
+
+
+@pytest.mark.parametrize("name", ["stride", "padding", "dilation"])
+@pytest.mark.parametrize("value", [1.0, (1.0, 1.0), (0.0, 0)], ids=str)
+def test_numbers_that_are_no_ints_are_refused(name, value):
+    with pytest.raises(RuntimeError, match="List\\[int\\]"):
+        tk.conv2d(torch.randn(1, 4, 5, 5), torch.randn(4, 4, 1, 1), **{name: value})
 
 
 def test_dtypes_without_kernels():

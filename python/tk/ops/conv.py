@@ -130,18 +130,24 @@ def _convolve(
             padding = _resolved(op, spatial, padding, weight, stride, dilation)
         settings = product.settings("conv", input, activation, None, precision, config)
         settings = settings[:1] + settings[2:]  # there is no choice of the result's dtype
-        if settings or groups != 1 or dilation not in _ONES:
+        if settings or groups != 1 or not _is_all(dilation, 1, spatial):
             return _CONV[spatial](input, weight, bias, stride, padding, dilation, groups, *settings)
-        if stride not in _ONES or padding not in _ZEROS:
+        if not _is_all(stride, 1, spatial) or not _is_all(padding, 0, spatial):
             return _CONV[spatial](input, weight, bias, stride, padding)
         return _CONV[spatial](input, weight, bias)
     except (RuntimeError, AttributeError) as error:
         raise product.explained(error, op, input=input, weight=weight, bias=bias) from None
 
 
-# What need not be handed over: the dispatcher takes half a microsecond for a list of numbers.
-_ONES = (1, (1, 1), (1,), (1, 1, 1))
-_ZEROS = (0, (0, 0), (0,), (0, 0, 0))
+_SAME = {(n, spatial): (n,) * spatial for n in (0, 1) for spatial in (1, 2, 3)}
+
+
+def _is_all(value: Any, n: int, spatial: int) -> bool:
+    """Whether it is the op's default and need not be handed over: the dispatcher takes half a microsecond for a list of
+    numbers. False for what it would refuse, and says so."""
+    if type(value) is int:
+        return value == n
+    return type(value) is tuple and value == _SAME[n, spatial] and float not in map(type, value)
 
 
 def _as_list(value: Sizes, spatial: int) -> list[int]:
