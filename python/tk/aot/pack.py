@@ -176,21 +176,20 @@ class PackWriter:
         stored, dictionary_records = self._compress(cache, jobs)
         for section, records in (("dictionaries", dictionary_records), ("images", self._image_records)):
             self._sections[section] = bytearray(len(records) * RECORDS[section].struct.size)
-        sizes = [len(data) for data in self._sections.values()]
-        size = sum(map(_aligned, sizes[:-1])) + sizes[-1]
-        n_pages = -(-size // PAGE_SIZE)
-        entries, at = [], _pages_offset(n_pages)
+        entries, size = [], 0  # within the pages
         for data in self._sections.values():
-            at = _aligned(at)
-            entries.append((at, len(data)))
-            at += len(data)
-        index_size = at
+            size = _aligned(size)
+            entries.append((size, len(data)))
+            size += len(data)
+        n_pages = -(-size // PAGE_SIZE)
+        begin = _pages_offset(n_pages)
+        index_size = at = begin + size
         for section, records in (("dictionaries", dictionary_records), ("images", self._image_records)):
             for record in records:
                 record["offset"] = at
                 at += record["compressed_size"]
             self._sections[section] = bytearray(b"".join(map(RECORDS[section].pack, records)))
-        flat = [n for entry in entries for n in entry]
+        flat = [n for offset, length in entries for n in (begin + offset, length)]
         header = HEADER.pack(MAGIC, VERSION, self.arch, FLAG_PTX if self.ptx else 0, len(SECTIONS), at, index_size,
                              bytes(32), self._compiler, n_pages, *flat)  # fmt: skip
         pages = b"".join(data.ljust(_aligned(len(data)), b"\0") for data in self._sections.values())[:size]

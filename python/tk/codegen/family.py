@@ -408,10 +408,12 @@ def _has_fp8e4(graph: Graph) -> bool:
 def _layout_beside(main: ir.Kernel, layout: Layout, kernel: ir.Kernel) -> Layout:
     """Of a launch beside the main one. What adds up rows of partial results asks nothing of how many there are: as rows
     of a multiple of 16 they would keep the whole plan from most calls."""
-    tile, of_main = (choose_tile(k, layout) for k in (kernel, main))
     is_of_parts = all(kernel.buffer(v.buffer).kind == "scratch" for v in kernel.accesses if v.op == "load")
+    if not layout.aligned or not is_of_parts:
+        return layout
+    tile, of_main = (choose_tile(k, layout) for k in (kernel, main))
     is_as_long = ix.same(*(ix.product([a.size for a in t.q]) for t in (tile, of_main)))
-    return ROWS if layout.aligned and tile.reduced == "q" and is_of_parts and not is_as_long else layout
+    return ROWS if tile.reduced == "q" and not is_as_long else layout
 
 
 def _depends_on_order(kernel: ir.Kernel) -> bool:

@@ -68,9 +68,7 @@ def flex_attention(
         tk.VariantNotFoundError: no loaded pack has kernels for these mods; the message has the ``tk build`` line.
     """
     query, key, value = _autocast(query, key, value)
-    n_keys = _check_quickly(query, key, value, enable_gqa) if page_table is None else -1
-    if n_keys < 0:
-        n_keys = _check(query, key, value, enable_gqa, page_table)
+    n_keys = _check(query, key, value, enable_gqa, page_table)
     if sinks is not None:
         _check_tensor("sinks", sinks, (query.shape[1],), query, floating=True)
     if kv_lengths is not None:
@@ -128,8 +126,7 @@ def sdpa(
         else:
             score_mod = learned_bias(table)
     q, k, v = _autocast(q, k, v)
-    if _check_quickly(q, k, v, enable_gqa) < 0:
-        _check(q, k, v, enable_gqa, None)
+    _check(q, k, v, enable_gqa, None)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     others = (*_NO_LISTS, None, None, None)  # the mask is asked everywhere: to list its blocks would take longer
     block = (_UNBOUNDED, _UNBOUNDED)
@@ -208,7 +205,7 @@ def _aux(wanted: Any, return_lse: bool, lse: Tensor) -> Any:
 
 
 def _check_quickly(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> int:
-    """The number of keys where all is as it mostly is, in a third of the time of :func:`_check`; else -1."""
+    """The number of keys where all is as it mostly is, in a third of the time that :func:`_check` takes else; or -1."""
     try:
         B, H, _, D = query.shape
         B_kv, H_kv, n_keys, D_key = key.shape
@@ -235,6 +232,8 @@ def _check_quickly(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, page_table: Tensor | None) -> int:
     """Raises for shapes, dtypes and devices that do not go together; the number of keys."""
+    if page_table is None and (n_keys := _check_quickly(query, key, value, enable_gqa)) >= 0:
+        return n_keys
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, Tensor):
             raise TypeError(f"tk.flex_attention: {name} must be a Tensor, is {type(x).__name__}")

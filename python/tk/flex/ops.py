@@ -261,7 +261,7 @@ def cuda_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, 
 def attend(traced: Traced, *args: Any) -> tuple[Tensor, Tensor]:
     """:data:`forward_op` with a traced pair in the place of its text. Where nothing would come between the op and its
     CUDA kernel, that is called at once: the dispatcher takes twice as long as the kernel to pass on 28 arguments."""
-    if not _has_kernels(args[0]) or not _is_alone(args):
+    if not _is_direct(args):
         return forward_op(*args[:_PAIR], traced.text, *args[_PAIR + 1 :])
     kernel = partial(_on_cuda, traced)
     return _tracked(kernel, (*args[:_PAIR], traced.text, *args[_PAIR + 1 :])) if _is_at_stake(args) else kernel(args)
@@ -276,10 +276,12 @@ def _is_at_stake(args: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and torch._C._any_requires_grad(*args[:3], *args[_TENSORS], args[_SINKS])
 
 
-def _is_alone(args: Sequence[Any]) -> bool:
-    """Whether no dispatch mode, tensor subclass, transform, tracer or profiler is to see a call."""
+def _is_direct(args: Sequence[Any]) -> bool:
+    """Whether a call's CUDA kernel may be called at once: no dispatch mode, tensor subclass, transform, tracer or
+    profiler is to see the call."""
     return (
-        not torch._C._len_torch_dispatch_stack()
+        _has_kernels(args[0])
+        and not torch._C._len_torch_dispatch_stack()
         and torch._C._functorch.peek_interpreter_stack() is None
         and forward_ad._current_level < 0
         and torch._C._get_tracing_state() is None
@@ -328,7 +330,7 @@ class _Attention(_SingleLevelFunction):
 def _gradients(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
     """:data:`backward_op`; as in :func:`attend`, its kernel where nothing would come between."""
     is_plain = _PLAIN.issuperset(map(type, (grad_out, grad_lse, out, lse)))
-    if is_plain and _has_kernels(out) and not torch.is_grad_enabled() and _is_alone(args):
+    if is_plain and not torch.is_grad_enabled() and _is_direct(args):
         return cuda_backward(grad_out, grad_lse, out, lse, *args)
     return backward_op(grad_out, grad_lse, out, lse, *args)
 
@@ -350,7 +352,7 @@ def _tracked(below: Callable[..., Any], args: Sequence[Any]) -> tuple[Tensor, Te
 def _below(keyset: Any, args: Sequence[Any]) -> tuple[Tensor, Tensor]:
     """The op without its gradient."""
     with torch._C._AutoDispatchBelowAutograd():
-        if _has_kernels(args[0]) and _is_alone(args):
+        if _is_direct(args):
             return cuda(*args)
         return forward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
