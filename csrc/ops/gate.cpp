@@ -88,7 +88,9 @@ Gate::Gate(const char* name, const char* overload, const std::string& arguments,
     if (argument == "*") continue;
     if (argument.find("[]") != argument.npos && argument.starts_with("Tensor"))
       throw std::logic_error(text("tk::", name, ": the gate knows no lists of tensors"));
-    if (argument.starts_with("Tensor")) tensors_.push_back({index, argument.starts_with("Tensor?")});
+    const bool is_written = argument.starts_with("Tensor(") && argument.find("!)") != argument.npos;
+    if (argument.starts_with("Tensor")) tensors_.push_back({index, argument.starts_with("Tensor?"), is_written});
+    writes_ = writes_ || is_written;
     index++;
   }
   if (index != n_inputs) throw std::logic_error(text("tk::", name, ": the gate does not know this form of schema"));
@@ -117,7 +119,16 @@ bool Gate::is_gradient_at_stake(const StableIValue* stack) const {
   });
 }
 
-void Gate::call(StableIValue* stack) const { is_gradient_at_stake(stack) ? call_tracked(stack) : call_plain(stack); }
+void Gate::count_writes(const StableIValue* stack) const {
+  for (const TensorArgument& argument : tensors_)
+    if (argument.is_written)
+      TorchState::get().bump_version(torch::stable::detail::to<AtenTensorHandle>(stack[argument.index]));
+}
+
+void Gate::call(StableIValue* stack) const {
+  if (writes_) count_writes(stack);
+  is_gradient_at_stake(stack) ? call_tracked(stack) : call_plain(stack);
+}
 
 void Gate::call_plain(StableIValue* stack) const {
   const Carrying carrying;

@@ -1,6 +1,9 @@
 // The gate at an op's Autograd key: decides in C++ whether a gradient is at stake, since a Python kernel there costs
 // every call microseconds. If none is, the op goes on below autograd; if one may be, Python's formula is called.
 //
+// It also counts what an op writes in place, as ATen's kernels at the key below do, so that autograd refuses to go on
+// with what it has saved of it.
+//
 // The stable ABI has no dispatch-key guard, so "below" is the op's twin, tk::_f, which autograd falls through. Only a
 // profiler sees that name: a dispatch mode, a tensor subclass or a functorch transform, which would see it too, sends a
 // call the other way, where Python redispatches the public op.
@@ -37,13 +40,16 @@ class Gate {
   struct TensorArgument {
     size_t index;
     bool is_optional;
+    bool is_written;
   };
   bool is_served(AtenTensorHandle tensor) const;
   bool is_gradient_at_stake(const StableIValue* stack) const;
+  void count_writes(const StableIValue* stack) const;
   void call_plain(StableIValue* stack) const;
   void call_tracked(StableIValue* stack) const;
 
   std::vector<TensorArgument> tensors_;
+  bool writes_ = false;
   std::string plain_;    // tk::_f
   std::string tracked_;  // tk::_f_autograd
   std::string overload_;

@@ -7,6 +7,7 @@
 #include "arguments.h"
 #include "canonical.h"
 #include "launch.h"
+#include "python_error.h"
 #include "runtime.h"
 #include "settings.h"
 
@@ -234,6 +235,27 @@ void store(const Table& table, void* memory, Settings settings, Device device) {
   }
 }
 
+// --- Autograd ---
+//
+// The gate knows no lists: to pass hundreds of tensors on would cost more than the call.
+
+void check_gradients(const ListCall& c) {
+  const TorchState& torch = TorchState::get();
+  if (!torch.is_known() || !aoti_torch_grad_mode_is_enabled()) return;
+  for (const List& list : c.lists)
+    for (const Tensor& tensor : list.given)
+      if (torch.requires_grad(tensor.get()))
+        fail_not_implemented(text("tk.", c.op.name,
+                                  " has no gradient: it is for inference. Call it under torch.no_grad() or "
+                                  "torch.inference_mode(), or detach its arguments."));
+}
+
+void count_writes(const ListCall& c) {
+  for (const List& list : c.lists)
+    for (const Tensor& tensor : list.given)
+      if (list.param->mutated) TorchState::get().bump_version(tensor.get());
+}
+
 // --- Launching ---
 
 bool is_aligned(const List& list) {
@@ -262,6 +284,7 @@ void launch_lists(const ListCall& c, Device device) {
 void call_lists(const tk_generated_op& op, StableIValue* stack) {
   ListCall c(op);
   read(stack, c);
+  check_gradients(c);
   check_settings(op.name, c.settings.config, c.settings.mode);
   check_lengths(c);
   if (c.count() == 0) return;
@@ -270,6 +293,7 @@ void call_lists(const tk_generated_op& op, StableIValue* stack) {
   check_memory(c);
   const Device device = c.lists.front().tensors.front().device;
   target_device(op.name, device);  // refuses those that no kernel is for
+  count_writes(c);
   arrange(c);
   launch_lists(c, device);
   give_back(c);

@@ -41,7 +41,18 @@ class PythonError : public pybind11::builtin_exception {
   std::shared_ptr<void> error_;
 };
 
+class NotImplemented : public pybind11::builtin_exception {
+ public:
+  using builtin_exception::builtin_exception;
+  void set_error() const override { python.set_text(*static_cast<void**>(python.not_implemented), what()); }
+};
+
 }  // namespace
+
+void fail_not_implemented(const std::string& message) {
+  if (python.set_text) throw NotImplemented(message);
+  throw std::runtime_error(message);
+}
 
 std::exception_ptr take_python_error() { return std::exchange(pending, nullptr); }
 

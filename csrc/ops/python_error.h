@@ -4,6 +4,7 @@
 #pragma once
 
 #include <exception>
+#include <string>
 
 #include "tk/tk.h"
 
@@ -14,6 +15,8 @@ extern "C" struct tk_ops_python {
   void (*decrement)(void* object);             // Py_DecRef
   int (*lock)(void);                           // PyGILState_Ensure
   void (*unlock)(int state);                   // PyGILState_Release
+  void (*set_text)(void* type, const char*);   // PyErr_SetString
+  void* not_implemented;                       // the address of PyExc_NotImplementedError
 };
 
 extern "C" TK_API void tk_ops_set_python(const tk_ops_python* functions);
@@ -24,5 +27,8 @@ namespace tk::ops {
 
 // What tk_ops_python_failed left in this thread, or null.
 std::exception_ptr take_python_error();
+
+// Throws what Python sees as a NotImplementedError; a RuntimeError where there is no Python.
+[[noreturn]] void fail_not_implemented(const std::string& message);
 
 }  // namespace tk::ops

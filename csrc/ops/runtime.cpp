@@ -73,6 +73,7 @@ TorchState::TorchState() {
   find(functorch_stack_, kTorch, "_ZN2at9functorch20getDynamicLayerStackEv");
   find(forward_level_, kTorch, "_ZN5torch8autograd14ForwardADLevel14try_get_by_idxEm");
   find(is_subclass_, kTorch, "_ZN2at4impl19tensor_has_dispatchERKNS_6TensorE");
+  find(bump_version_, kTorch, "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE");
   find(requires_grad_, kC10, "_ZNK3c1010TensorImpl13requires_gradEv");
 }
 
@@ -90,6 +91,9 @@ bool TorchState::is_transforming() const {
 bool TorchState::is_subclass(AtenTensorHandle tensor) const { return is_subclass_(tensor); }
 bool TorchState::requires_grad(AtenTensorHandle tensor) const {
   return requires_grad_(*reinterpret_cast<const void* const*>(tensor));
+}
+void TorchState::bump_version(AtenTensorHandle tensor) const {
+  if (bump_version_) bump_version_(tensor);
 }
 
 }  // namespace tk::ops

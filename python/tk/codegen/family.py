@@ -14,7 +14,7 @@ import sympy
 from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, const, device, maximum, minimum, select, tensors
 from tk.aot.spec import DTYPES, Config, Constraint, Family, Kernel, Op, Output, Param, Plan, Point, Selector, require
 from tk.codegen import index as ix
-from tk.codegen import ir, passes, random, sort
+from tk.codegen import derivatives, ir, passes, random, sort
 from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError, where
 from tk.codegen.lazy import IR_DTYPES
@@ -83,6 +83,7 @@ class Generated:
     doc: str = ""
     backward: Generated | None = None
     debug: bool = False
+    differentiable: bool = False  # ATen may differentiate its recorded graph
 
     @property
     def families(self) -> list[Family]:
@@ -230,6 +231,7 @@ class Generated:
                 returns=structure,
                 graphs=graphs,
                 backward=self._backward_meta(),
+                differentiable=self.differentiable,
             ),
             sort_keys=True,
         )
@@ -468,8 +470,12 @@ def generate(
     except TraceError as error:
         at = where(fn)
         raise TraceError(str(error) if at in str(error) else f"{at}: {error}") from None
-    backward = replace(backward, debug=debug) if backward else None
-    return Generated(name, signature, graphs, doc, backward, debug)
+    if backward is None:
+        return Generated(name, signature, graphs, doc, None, debug)
+    pairs = zip(graphs, backward.graphs, strict=True)
+    differentiable = all(derivatives.agree(graph.trace, of_it.trace) for graph, of_it in pairs)
+    backward = replace(backward, debug=debug, differentiable=differentiable)
+    return Generated(name, signature, graphs, doc, backward, debug, differentiable)
 
 
 def _lowered(traces: Sequence[Trace], name: str) -> tuple[Graph, ...]:

@@ -16,7 +16,7 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -118,7 +118,7 @@ def trace(fn: Callable[..., Any], signature: Signature, dtypes: Mapping[str, str
         with random.drawing(signature, named), lines, combine.replaced(fn):
             return fn(**random.own(fn, named))
 
-    with effects.refused(fn), _explaining(fn, lines, arguments), arguments.mode:
+    with effects.refused(fn), _explaining(fn, lines, arguments), arguments.mode, torch.enable_grad():
         recorded = make_fx(flat, tracing_mode="real", decomposition_table=random.decompositions())(*arguments.values)
         _tag_lines(recorded, lines)
         _refuse_items(recorded, fn)
@@ -126,7 +126,7 @@ def trace(fn: Callable[..., Any], signature: Signature, dtypes: Mapping[str, str
         core, new, mutated = _to_core(recorded, arguments)
     checks = tuple(guards.checks(arguments, recorded, fn))
     guards.refuse_unknown_sizes(arguments, new, fn)
-    nodes = _record(recorded, arguments.names)
+    nodes = _record(recorded, arguments.names, lines.constant)
     equal = guards.equal_sizes(arguments)
     result = Trace(signature, dtypes, flags, core, nodes, new, mutated, structure, checks, arguments.symbols, equal)
     if not outputs and not mutated:
@@ -179,7 +179,7 @@ def trace_backward(
     specs = {n: _grad_spec(arguments, g, dtypes) for n, g in zip(arguments.names, grads, strict=False)}
     full = Signature({**specs, **signature.params}, signature.variables)
     checks = tuple(guards.of_sizes(arguments, fn))
-    nodes = _record(recorded, arguments.names)
+    nodes = _record(recorded, arguments.names, lines.constant, is_backward=True)
     equal = guards.equal_sizes(arguments)
     return Trace(full, dtypes, flags, core, nodes, new, {}, len(new), checks, arguments.symbols, equal)
 
@@ -244,7 +244,8 @@ def _has_leading(signature: Signature) -> bool:
 
 
 class _Lines(TorchFunctionMode):
-    """Remembers, for every node that is traced, the line of the user's file that asked for it."""
+    """Remembers, for every node that is traced, the line of the user's file that asked for it, and which nodes are
+    constants to a gradient: what the function detaches, and what it computes where gradients are off."""
 
     def __init__(self, fn: Callable[..., Any], arguments: _Arguments | None = None):
         super().__init__()
@@ -252,6 +253,7 @@ class _Lines(TorchFunctionMode):
         self.file = fn.__code__.co_filename
         self.line: int | None = None
         self.of: dict[str, int] = {}
+        self.constant: set[str] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.line = self._find() or self.line
@@ -264,9 +266,12 @@ class _Lines(TorchFunctionMode):
         func = replacement(func, (*args, *(kwargs or {}).values()))
         result = func(*args, **(kwargs or {}))
         self._refuse_fixed_sizes()
-        if graph is not None and last is not None and self.line is not None:
-            for node in _nodes_after(graph, last):
-                self.of[node.name] = self.line
+        if graph is not None and last is not None:
+            made = [node.name for node in _nodes_after(graph, last)]
+            if self.line is not None:
+                self.of.update(dict.fromkeys(made, self.line))
+            if func in _DETACHING or not torch.is_grad_enabled():
+                self.constant.update(made)
         return result
 
     def _refuse_fixed_sizes(self) -> None:
@@ -287,6 +292,7 @@ class _Lines(TorchFunctionMode):
         return None
 
 
+_DETACHING = (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__)  # type: ignore[attr-defined]
 _ROW_BY_ROW = (torch.Tensor.__iter__, torch.Tensor.unbind, torch.unbind)
 
 
@@ -516,10 +522,18 @@ def _agree(a: torch.Tensor, b: torch.Tensor) -> bool:
 # --- The recorded graph, as JSON ---
 
 
-def _record(graph: fx.GraphModule, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Nodes in order: {"name", "op", "args", "kwargs"}; "input" nodes name their parameter."""
+def _record(
+    graph: fx.GraphModule, names: Sequence[str], constant: Collection[str], is_backward: bool = False
+) -> list[dict[str, Any]]:
+    """Nodes in order: {"name", "op", "args", "kwargs"}; "input" nodes name their parameter.
+
+    The graph may be differentiated, so a detach stands behind what is constant to a gradient, and nowhere else: those
+    with which autograd keeps what its own backward reads are left out."""
+    if is_backward:
+        _drop_detaches(graph, constant)
     live = _live(graph)
     found: list[dict[str, Any]] = []
+    renamed: dict[str, str] = {}
     inputs = iter(names)
     for node in graph.graph.nodes:
         if node.op == "placeholder":
@@ -530,9 +544,30 @@ def _record(graph: fx.GraphModule, names: Sequence[str]) -> list[dict[str, Any]]
                 xs, number, dim = node.args
                 args = (xs, combine.record(number, [DTYPE_NAMES[x.meta["val"].dtype] for x in xs]), dim)
             found.append(
-                dict(name=node.name, op=_target_name(node), args=_json(list(args)), kwargs=_json(dict(node.kwargs)))
+                dict(
+                    name=node.name,
+                    op=_target_name(node),
+                    args=_json(list(args), renamed),
+                    kwargs=_json(dict(node.kwargs), renamed),
+                )
             )
+            if node.name in constant and _carries_gradients(node):
+                renamed[node.name] = f"{node.name}_constant"
+                found.append(dict(name=renamed[node.name], op=_DETACH, args=[{"ref": node.name}], kwargs={}))
     return found
+
+
+_DETACH = str(aten.detach.default)
+
+
+def _drop_detaches(graph: fx.GraphModule, constant: Collection[str]) -> None:
+    for node in graph.graph.nodes:
+        if node.target is aten.detach.default and node.name not in constant:
+            node.replace_all_uses_with(node.args[0])
+
+
+def _carries_gradients(node: fx.Node) -> bool:
+    return node.target is not aten.detach.default and _is_tensor(node) and node.meta["val"].is_floating_point()
 
 
 def _live(graph: fx.GraphModule) -> set[fx.Node]:
@@ -559,13 +594,13 @@ def _target_name(node: fx.Node) -> str:
     return f"{module}.{target.__name__}"
 
 
-def _json(x: Any) -> Any:
+def _json(x: Any, renamed: Mapping[str, str]) -> Any:
     if isinstance(x, fx.Node):
-        return {"ref": x.name}
+        return {"ref": renamed.get(x.name, x.name)}
     if isinstance(x, tuple | list):
-        return [_json(v) for v in x]
+        return [_json(v, renamed) for v in x]
     if isinstance(x, dict):
-        return {k: _json(v) for k, v in x.items() if k not in ("layout", "pin_memory")}
+        return {k: _json(v, renamed) for k, v in x.items() if k not in ("layout", "pin_memory")}
     if isinstance(x, torch.dtype):
         return {"dtype": DTYPE_NAMES[x]}
     if isinstance(x, torch.device):

@@ -152,7 +152,8 @@ def _of_products(ctx: Any, grad: Tensor) -> Any:
 def _of_log_sums(ctx: Any, grad: Tensor) -> Any:
     """grad · exp(x - output) summed from the end, as logarithms of its positive and of its negative part."""
     x, output = (t.float() for t in ctx.saved_tensors)
-    size, none = grad.float().abs().log(), -torch.inf
+    size = grad.float().abs().log()
+    none = torch.finfo(size.dtype).min  # not -inf, of which ATen's own derivatives are wrong
     parts = [torch.where(chosen, size, none) - output for chosen in (grad > 0, grad < 0)]
     positive, negative = ((part.flip(-1).logcumsumexp(-1).flip(-1) + x).exp() for part in parts)
     return (positive - negative).to(grad.dtype), None, None
@@ -176,4 +177,33 @@ FORMULAS: Mapping[str, Formula] = {
     "total_var_mean": (_keep_mean, _of_variance),
     "rope": (_keep_tables, _rotate_back("rope")),
     "rope_interleaved": (_keep_tables, _rotate_back("rope_interleaved")),
+}
+
+# Ops of whose recorded graph ATen has the right derivatives: backwards of those above.
+BY_GRAPH = frozenset({"embedding_backward"})
+
+
+def _norm(dim: int | None) -> Callable[..., Any]:
+    def in_aten(x: Tensor, low: float, high: float, root: float, *_: Any) -> Tensor:
+        return torch.linalg.vector_norm(x, 1 if root == 1 else 2, dim)
+
+    return in_aten
+
+
+def _var_mean(dim: int | None) -> Callable[..., Any]:
+    def in_aten(x: Tensor, bessel: float, power: float, *_: Any) -> tuple[Tensor, Tensor]:
+        wide = x.float() if x.dtype != torch.float64 else x
+        moments = torch.var_mean if power == 1 else torch.std_mean
+        found, mean = moments(wide, dim, correction=0)
+        return (found * bessel**power).to(x.dtype), mean.to(x.dtype)
+
+    return in_aten
+
+
+# What forward mode differentiates in place of a recorded graph whose derivative at 0 is not a number.
+IN_ATEN: Mapping[str, Callable[..., Any]] = {
+    "row_norm": _norm(-1),
+    "total_norm": _norm(None),
+    "row_var_mean": _var_mean(-1),
+    "total_var_mean": _var_mean(None),
 }

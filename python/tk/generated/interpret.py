@@ -17,6 +17,7 @@ from torch import Tensor
 from tk import errors
 from tk.generated import random
 from tk.generated.problem import DTYPES, NAMES, Call
+from tk.generated.records import Result
 
 # What a graph may call besides ATen: arithmetic on sizes and numbers, and picking one of several results.
 _PYTHON: Mapping[str, Callable[..., Any]] = {
@@ -52,14 +53,34 @@ def _associative_scan(xs: Sequence[Tensor], combine: str, dim: int) -> list[Tens
     return found
 
 
+def _view(x: Tensor, size: Sequence[int]) -> Tensor:
+    """Where a graph was traced tensors were dense, so that every shape was a view."""
+    return x.reshape(size)
+
+
 _OURS: Mapping[str, Callable[..., Any]] = {
     "aten.topk.default": _topk,
+    "aten.view.default": _view,
     "tk.associative_scan": _associative_scan,
 }
 
 
+# Of these ATen has no derivative; autograd, where it is asked for one, takes them apart itself.
+_TAKEN_APART = frozenset(
+    f"aten.{name}.default"
+    for name in ("_fused_rms_norm_backward", "logit_backward", "mish_backward", "native_dropout_backward",
+                 "native_group_norm_backward", "silu_backward")
+)  # fmt: skip
+
+
 def run(call: Call) -> list[Tensor]:
-    """The outputs of a call on the CPU, allocated as its kernels would; what is written in place is written."""
+    """The outputs of a call on the CPU, allocated as its kernels would; what is written in place is written. Below
+    autograd and autocast, which have had their say of the op."""
+    with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
+        return _run(call)
+
+
+def _run(call: Call) -> list[Tensor]:
     graph = graph_of(call)
     call.check_written()
     inputs = [_Input(p.kind == "tensor" and p.leading, p.rank, p.mutated, x)
@@ -99,9 +120,27 @@ def aten(call: Call, exact: bool = False, arguments: Mapping[str, Any] | None = 
     instead of the call's own, as ``seen`` gives them; those of an exact evaluation in fp64."""
     nodes, given = graph_of(call)["nodes"], dict(seen(call) if arguments is None else arguments)
     if exact:
-        nodes, given = _in_fp64(nodes), {name: wide(x) for name, x in given.items()}
+        nodes, given = in_fp64(nodes), {name: wide(x) for name, x in given.items()}
     found = evaluate(nodes, given, call.op.name, call.tensors[0].device)
     return [*found, *(given[p.name] for p in call.op.tensors if p.mutated)]
+
+
+def differentiable(call: Call) -> list[Tensor]:
+    """The outputs of a call by ATen ops which autograd sees, on the call's own device: each of its level of torch.func's
+    transforms, with its tangents. They may be views of arguments."""
+    if any(p.mutated for p in call.op.params):
+        raise NotImplementedError(f"tk.{call.op.name} writes its arguments in place, of which there is no derivative")
+    with torch._C._DisableAutocast():
+        found = evaluate(graph_of(call)["nodes"], seen(call), call.op.name, call.tensors[0].device, take_apart=True)
+    return [_with_leading(x, result, call) for x, result in zip(found, call.op.results, strict=True)]
+
+
+def _with_leading(x: Tensor, result: Result, call: Call) -> Tensor:
+    """An output of the graph, which has ``...`` as one dimension."""
+    if result.leading is None:
+        return x
+    like, param = call.tensors[result.leading], call.op.tensors[result.leading]
+    return x.reshape((*like.shape[: like.dim() - param.rank], *x.shape[1:]))
 
 
 def wide(x: Any) -> Any:
@@ -109,13 +148,13 @@ def wide(x: Any) -> Any:
     return x.to(torch.float64) if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
-def _in_fp64(x: Any) -> Any:
+def in_fp64(x: Any) -> Any:
     """A recorded value with every floating-point dtype made fp64."""
     if isinstance(x, Mapping):
         wide = {key: "fp64" for key, name in x.items() if key == "dtype" and isinstance(name, str)
                 and DTYPES[name].is_floating_point}  # fmt: skip
-        return {key: _in_fp64(value) for key, value in x.items()} | wide
-    return list(map(_in_fp64, x)) if isinstance(x, list) else x
+        return {key: in_fp64(value) for key, value in x.items()} | wide
+    return list(map(in_fp64, x)) if isinstance(x, list) else x
 
 
 def graph_of(call: Call) -> Mapping[str, Any]:
@@ -167,9 +206,15 @@ _CPU = torch.device("cpu")
 
 
 def evaluate(
-    nodes: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any], name: str, device: torch.device = _CPU
+    nodes: Sequence[Mapping[str, Any]],
+    inputs: Mapping[str, Any],
+    name: str,
+    device: torch.device = _CPU,
+    take_apart: bool = False,
 ) -> list[Tensor]:
-    """Runs recorded nodes on a device. Raises tk.PackError for what is no graph."""
+    """Runs recorded nodes on a device. Raises tk.PackError for what is no graph.
+
+    take_apart: also into ops of which ATen has the derivative."""
     values: dict[str, Any] = {}
     for node in nodes:
         if node["op"] == "output":
@@ -177,8 +222,15 @@ def evaluate(
             return [x for x in (outputs if isinstance(outputs, list) else [outputs]) if x is not None]
         args = [_value(x, values, device) for x in node.get("args", ())]
         kwargs = {key: _value(x, values, device) for key, x in node.get("kwargs", {}).items()}
-        values[node["name"]] = _function(node["op"], inputs, name)(*args, **kwargs)
+        function = _parts(node["op"]) if take_apart and node["op"] in _TAKEN_APART else None
+        values[node["name"]] = (function or _function(node["op"], inputs, name))(*args, **kwargs)
     raise errors.PackError(f"tk.{name}: its graph has no output")
+
+
+def _parts(op: str) -> Callable[..., Any] | None:
+    from torch._decomp import decomposition_table  # it takes long to import
+
+    return decomposition_table.get(getattr(torch.ops.aten, op.split(".")[1]).default)
 
 
 def _function(op: str, inputs: Mapping[str, Any], name: str) -> Callable[..., Any]:

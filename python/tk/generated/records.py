@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 from tk import _library, errors
@@ -130,6 +131,11 @@ class GeneratedOp:
         vars(found)["params"] = tuple(replace(p, kind="tensor" if p.kind == "tensors" else p.kind) for p in self.params)
         vars(found).pop("tensors", None)
         return found
+
+    @property
+    def is_of_package(self) -> bool:
+        """Not of a user's pack."""
+        return Path(self._record.pack_path.decode()).parent == _library.directory().parent / "packs"
 
     @cached_property
     def locals(self) -> tuple[Expr, ...]:

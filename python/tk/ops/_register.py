@@ -74,7 +74,10 @@ def vmap(name: str, rule: Callable[..., tuple[Tensor, int]]) -> None:
 class _Python(ctypes.Structure):
     """``tk_ops_python``: what of CPython lets the gate pass exceptions on."""
 
-    _functions = ("PyErr_SetObject", "Py_IncRef", "Py_DecRef", "PyGILState_Ensure", "PyGILState_Release")
+    _functions = (
+        "PyErr_SetObject", "Py_IncRef", "Py_DecRef", "PyGILState_Ensure", "PyGILState_Release", "PyErr_SetString",
+        "PyExc_NotImplementedError",
+    )  # fmt: skip
     _fields_ = [(name, ctypes.c_void_p) for name in _functions]
 
 
@@ -114,6 +117,8 @@ def _leaving_errors(kernel: Callable[..., Any], n_results: int) -> Callable[...,
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"
             _gate().tk_ops_python_failed(type(error), error, text.encode(errors="replace"))
+        if n_results == 0:
+            return None
         none = next(x for x in args if isinstance(x, Tensor))  # stands for no result: the gate drops it
         return none if n_results == 1 else (none,) * n_results
 
@@ -123,6 +128,15 @@ def _leaving_errors(kernel: Callable[..., Any], n_results: int) -> Callable[...,
 def below_autograd(op: Any, keyset: Any, *args: Any, **kwargs: Any) -> Any:
     with torch._C._AutoDispatchBelowAutograd():
         return op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+
+
+def below_formula(op: Any, keyset: Any, *args: Any) -> Any:
+    """:func:`below_autograd` for the forward of a formula, where torch has gradients and tangents off: they stay on for
+    the levels of ``torch.func`` further out, and for autograd around them, which would take the results for constants."""
+    if not torch._C._are_functorch_transforms_active():
+        return below_autograd(op, keyset, *args)
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+        return below_autograd(op, keyset, *args)
 
 
 def autograd(name: str, setup: Callable[..., None], backward: Callable[..., Any]) -> None:
@@ -136,7 +150,7 @@ def autograd(name: str, setup: Callable[..., None], backward: Callable[..., Any]
     class Formula(_SingleLevelFunction):
         @staticmethod
         def forward(ctx: Any, keyset: Any, *args: Any) -> Tensor:
-            result = below_autograd(op, keyset, *args)
+            result = below_formula(op, keyset, *args)
             ctx.needs = ctx.needs_input_grad[1:]
             setup(ctx, _with_defaults(op, args), result)
             return result
@@ -158,19 +172,35 @@ def autograd(name: str, setup: Callable[..., None], backward: Callable[..., Any]
     at_autograd(name, kernel)
 
 
-def inference_only(op: Any) -> Callable[..., Any]:
-    """What stands at the Autograd key of an op without a gradient: refuses where one is at stake."""
+def inference_only(op: Any, advice: str = "") -> Callable[..., Any]:
+    """What stands at the Autograd key of an op without a gradient: refuses where one is at stake. advice: how to get
+    one."""
     name = op._schema.name.partition("::")[2]
 
-    def refuse(keyset: Any, *args: Any) -> Tensor:
-        if has_tangent(args) or (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)):
-            raise NotImplementedError(
-                f"tk.{name} has no gradient: it is for inference. Call it under torch.no_grad() or "
-                "torch.inference_mode(), or detach its arguments."
-            )
+    def refuse(keyset: Any, *args: Any) -> Any:
+        if is_at_stake(args):
+            raise NotImplementedError(no_gradient(name, advice))
         return below_autograd(op, keyset, *args)
 
     return refuse
+
+
+def is_at_stake(args: tuple[Any, ...]) -> bool:
+    """Whether a gradient or a tangent of the results is."""
+    return has_tangent(args) or (torch.is_grad_enabled() and torch._C._any_requires_grad(*args))
+
+
+def no_gradient(name: str, advice: str = "") -> str:
+    """advice: how to get one."""
+    if advice:
+        return (
+            f"tk.{name} has no gradient: {advice}, or call it under torch.no_grad(), or detach its arguments where "
+            "they need none."
+        )
+    return (
+        f"tk.{name} has no gradient: it is for inference. Call it under torch.no_grad() or "
+        "torch.inference_mode(), or detach its arguments."
+    )
 
 
 def has_tangent(args: tuple[Any, ...]) -> bool:

@@ -1,0 +1,295 @@
+"""What stands at a generated op's Autograd key, behind the gate of csrc/ops/gate.h.
+
+A gradient is right or refused: of the first order by the op that the pack has for it, or by a formula
+(tk.generated.gradients); beyond that, and in forward mode, by ATen, which differentiates the recorded graph. That is run
+when such a derivative is asked for, not before: the values themselves are the kernels'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
+
+from tk import errors
+from tk.generated import gradients, interpret, lists
+from tk.generated.problem import BY_NUMBER, Call
+from tk.generated.records import GeneratedOp
+from tk.ops import _register
+
+Find = Callable[[str], "GeneratedOp | None"]  # an op of a loaded pack
+
+
+def kernel_of(op: GeneratedOp, find: Find) -> Callable[..., Any] | None:
+    """``kernel(keyset, *args, **kwargs)``; None for an op whose results have no gradient: torch then knows that they are
+    integers."""
+    formula = gradients.FORMULAS.get(op.name)
+    if op.backward or formula:
+        return _kernel(op, lambda: _of_formula(op, find, formula))
+    if op.name in gradients.BY_GRAPH or _is_backward(op, find):
+        return _kernel(op, lambda: _of_graph(op))
+    return _refusing(op) if _may_give_floats(op) else None
+
+
+def all_arguments(overload: Any, args: Sequence[Any], kwargs: Any) -> list[Any]:
+    """In the order of the schema, with its defaults."""
+    found = list(args)
+    for argument in overload._schema.arguments[len(args) :]:
+        found.append(kwargs.get(argument.name, argument.default_value))
+    return found
+
+
+def returned(outputs: Sequence[Tensor]) -> Any:
+    if not outputs:
+        return None
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def listed(value: Any) -> tuple[Tensor, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, Tensor) else tuple(value)
+
+
+def n_returned(op: GeneratedOp) -> int:
+    return op.n_results - op.n_saved
+
+
+def _kernel(op: GeneratedOp, make: Callable[[], Any]) -> Callable[..., Any]:
+    """As tk.ops._register's: a function that stands once per level of torch.func's transforms, and nothing at all where
+    nothing needs a gradient. make: at the first call, for the twin is defined with the gate."""
+    public = getattr(torch.ops.tk, op.name).default
+    function = cache(make)
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        args = tuple(all_arguments(public, args, kwargs))
+        if _register.has_tangent(args):
+            return returned(_by_aten(op, args))
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            with _register.single_level():
+                return returned(function().apply(keyset, *args)[: n_returned(op)])
+        return _register.below_autograd(public, keyset, *args)
+
+    return kernel
+
+
+def _by_aten(op: GeneratedOp, args: Sequence[Any]) -> list[Tensor]:
+    """The op in ATen's words, which have gradients and tangents. What is returned is no view of an argument."""
+    if op.name in gradients.IN_ATEN:
+        return list(listed(gradients.IN_ATEN[op.name](*args)))
+    _require_graph(op, "formula for forward-mode automatic differentiation")
+    return [x.clone() for x in interpret.differentiable(Call(op, args))[: n_returned(op)]]
+
+
+def _require_graph(op: GeneratedOp, what: str) -> None:
+    if not (op.name in gradients.FORMULAS or op.name in gradients.BY_GRAPH or op.meta.get("differentiable")):
+        raise NotImplementedError(
+            f"tk.{op.name} has no {what}: its function is not differentiated as its recorded graph would be (it may have "
+            "a torch.autograd.Function of its own), or its pack was built by an older tk"
+        )
+
+
+# --- By the gradient's own op, or a formula ---
+
+
+def _of_formula(op: GeneratedOp, find: Find, formula: gradients.Formula | None) -> Any:
+    """formula: of an op whose backward is no op of its own. What is called below autograd is the twin where more is saved
+    than returned."""
+    public = getattr(torch.ops.tk, op.name).default
+    below = getattr(torch.ops.tk, f"_{op.name}").default if op.n_saved else public
+    backward_op = cache(lambda: _backward_of(op, find))
+
+    def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
+        outputs = listed(_register.below_formula(below, keyset, *args))
+        if formula is None:
+            _save(ctx, op, args, outputs)
+        else:
+            formula[0](ctx, args, returned(outputs))
+        return outputs
+
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        found = _gradients(ctx, op, backward_op, grads) if formula is None else formula[1](ctx, *grads)
+        return (None, *found)
+
+    return _function(op, forward, backward)
+
+
+def _function(op: GeneratedOp, forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
+    name = "Tk" + "".join(part.capitalize() for part in op.name.split("_"))
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(name, (_SingleLevelFunction,), methods)  # its metaclass names the graph's node
+
+
+def _save(ctx: Any, op: GeneratedOp, args: Sequence[Any], outputs: Sequence[Tensor]) -> None:
+    backward = op.meta["backward"]
+    named = dict(zip((p.name for p in op.params), args, strict=False))
+    ctx.numbers = {name: x for name, x in named.items() if not isinstance(x, Tensor)}
+    inputs = range(len(op.params)) if op.n_saved else backward["saved_inputs"]  # what is only saved may need them all
+    saved = {op.params[i].name: args[i] for i in inputs if isinstance(args[i], Tensor)}
+    saved |= {f"out{i}": outputs[i] for i in backward["saved_outputs"]}
+    ctx.names = tuple(saved)
+    ctx.mode = args[-1]
+    ctx.n_args = len(args)
+    ctx.differentiable = [x.is_floating_point() for x in outputs]
+    ctx.save_for_backward(*saved.values())
+    ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
+    if op.n_saved:  # what is undefined is then None: see _gradients
+        ctx.set_materialize_grads(False)
+        ctx.like = [x.new_empty(()).expand(x.shape) for x in outputs]
+
+
+def _backward_of(op: GeneratedOp, find: Find) -> tuple[GeneratedOp, Any]:
+    name = op.meta["backward"]["op"]
+    found = find(name)
+    if found is None:
+        raise errors.PackError(f"tk.{op.name}: no loaded pack has {name}, which works out its gradient")
+    return found, getattr(torch.ops.tk, name).default
+
+
+def _gradients(ctx: Any, op: GeneratedOp, backward_op: Callable[[], Any], grads: Sequence[Any]) -> list[Any]:
+    """The names of the backward op's arguments say what they are: a param of the forward op, out<i> for an output that
+    was saved, grad_<i> for the gradient of the i-th returned floating-point output."""
+    backward, overload = backward_op()
+    known = dict(zip(ctx.names, ctx.saved_tensors, strict=True)) | ctx.numbers
+    if op.n_saved:
+        if any(g is not None for g in grads[n_returned(op) :]):  # a second derivative goes through what was only saved
+            return _of_all_outputs(ctx, op, known, grads)
+        grads = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, ctx.like, strict=True)]
+    results = (
+        x for x, is_float in zip(grads[: n_returned(op)], ctx.differentiable, strict=False) if is_float
+    )
+    known |= {f"grad_{i}": x for i, x in enumerate(results)}
+    if missing := [p.name for p in backward.params if p.name not in known]:
+        raise errors.PackError(
+            f"tk.{op.name}: its backward {backward.name} takes {', '.join(missing)}; there are {', '.join(known)}"
+        )
+    args = [known[p.name] for p in backward.params]
+    found = listed(_call(overload, (*args, -1, ctx.mode)))
+    out: list[Any] = [None] * ctx.n_args
+    for index, grad in zip(op.meta["backward"]["grads"], found, strict=True):
+        if ctx.needs_input_grad[1 + index]:
+            out[index] = grad
+    return out
+
+
+def _call(overload: Any, args: Sequence[Any]) -> Any:
+    """Of a gradient that needs none itself, which is most often so: past autograd, whose key would cost time."""
+    if torch.is_grad_enabled() or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        return overload(*args)
+    with torch._C._AutoDispatchBelowAutograd():
+        return overload(*args)
+
+
+def _of_all_outputs(ctx: Any, op: GeneratedOp, known: dict[str, Any], grads: Sequence[Any]) -> list[Any]:
+    args = [known[p.name] for p in op.params]
+    grads = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, ctx.like, strict=True)]
+    return _vjp(op, [*args, -1, ctx.mode], grads, ctx.needs_input_grad[1:])
+
+
+# --- By the recorded graph ---
+
+
+def _is_backward(op: GeneratedOp, find: Find) -> bool:
+    forward = find(op.name.removesuffix("_backward")) if op.name.endswith("_backward") else None
+    return forward is not None and forward.backward == op.name
+
+
+def _of_graph(op: GeneratedOp) -> Any:
+    public = getattr(torch.ops.tk, op.name).default
+
+    def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
+        outputs = listed(_register.below_formula(public, keyset, *args))
+        ctx.others = [None if isinstance(x, Tensor) else x for x in args]
+        ctx.is_tensor = [isinstance(x, Tensor) for x in args]
+        ctx.save_for_backward(*(x for x in args if isinstance(x, Tensor)))
+        ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
+        return outputs
+
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        saved = iter(ctx.saved_tensors)
+        args = [next(saved) if is_one else x for is_one, x in zip(ctx.is_tensor, ctx.others, strict=True)]
+        return (None, *_vjp(op, args, grads, ctx.needs_input_grad[1:]))
+
+    return _function(op, forward, backward)
+
+
+def _vjp(op: GeneratedOp, args: Sequence[Any], grads: Sequence[Tensor], needed: Sequence[bool]) -> list[Any]:
+    """The gradient for each argument that needs one, as ATen has it. torch.func's, since what autograd saved
+    belongs to any level of its transforms; its results are differentiable wherever gradients are on."""
+    _require_graph(op, "gradient")
+    wanted = [i for i, is_needed in enumerate(needed) if is_needed]
+    floats: list[int] = []
+
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+        given = list(args)
+        for i, x in zip(wanted, inputs, strict=True):
+            given[i] = x
+        outputs = interpret.differentiable(Call(op, given))
+        floats[:] = [i for i, y in enumerate(outputs) if y.is_floating_point()]
+        return tuple(outputs[i] for i in floats)
+
+    try:
+        _, pull_back = torch.func.vjp(run, *(args[i] for i in wanted))
+        found = pull_back(tuple(grads[i] for i in floats))
+    except RuntimeError as error:
+        raise _not_implemented(op, error) from None
+    out: list[Any] = [None] * len(args)
+    for i, grad in zip(wanted, found, strict=True):
+        out[i] = grad
+    return out
+
+
+def _not_implemented(op: GeneratedOp, error: RuntimeError) -> RuntimeError:
+    """ATen says of a derivative that it lacks that it is not implemented, some as a RuntimeError."""
+    if isinstance(error, NotImplementedError) or "is not implemented" not in str(error):
+        return error
+    return NotImplementedError(f"tk.{op.name}: {error}")
+
+
+# --- Ops without a gradient ---
+
+
+def _may_give_floats(op: GeneratedOp) -> bool:
+    """Without looking at a call's arguments."""
+    known = [result.dtype.value for result in op.results]
+    return any(p.mutated for p in op.params) or any(d is None or _is_float(d) for d in known)
+
+
+def _is_float(dtype: int) -> bool:
+    return BY_NUMBER[dtype].is_floating_point
+
+
+def _gives_floats(op: GeneratedOp, args: Sequence[Any]) -> bool:
+    if any(p.mutated and x.is_floating_point() for p, x in zip(op.params, args, strict=False)):
+        return True
+    call = Call(op, args)
+    return any(_is_float(int(call.evaluate(result.dtype))) for result in op.results)
+
+
+def _refusing(op: GeneratedOp) -> Callable[..., Any]:
+    public = getattr(torch.ops.tk, op.name).default
+    refuse = _register.inference_only(public, _advice(op))
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        args = tuple(all_arguments(public, args, kwargs))
+        if _register.is_at_stake(args) and not _gives_floats(op, args):
+            with torch.no_grad():
+                return _register.below_autograd(public, keyset, *args)
+        return refuse(keyset, *args)
+
+    return kernel
+
+
+def _advice(op: GeneratedOp) -> str:
+    return "" if op.is_of_package else "declare its function with @tk.op(grad=True, ...) and build it again"
+
+
+def refuse_lists(op: GeneratedOp, args: Sequence[Any]) -> None:
+    """Raises NotImplementedError where a gradient is at stake for one of the tensors of lists."""
+    if _register.is_at_stake(tuple(lists.tensors_of(args))):
+        raise NotImplementedError(_register.no_gradient(op.name))  # grad=True is refused for what writes in place
