@@ -19,7 +19,8 @@ import pytest
 import tk.kernels.generated
 from tk.codegen.family import Generated, generate_any
 from tk.codegen.lists import GeneratedLists
-from tk.codegen.show import show, text, text_of_lists
+from tk.codegen import show
+from tk.codegen.stages import text, text_of_lists
 from tk.codegen.tile import ALIGNED, LAYOUTS
 from tk.generated import Declared
 
@@ -66,6 +67,7 @@ def test_no_file_is_left_over() -> None:
 
 
 def test_show() -> None:
+    """More than once in a process."""
     path = Path(ops.__file__)
     assert "kernel softmax(a0 < leading, r0 < N reduced)" in show(path, "softmax", "ir")
     assert "q = r0<N, q reduced" in show(path, "softmax", "schedule")

@@ -34,6 +34,6 @@ def families_of(module: ModuleType, debug: bool = False) -> list[Family]:
 
 def show(path: Path | str, name: str, stage: str) -> str:
     """A stage of the function `name` of the file: "ir", "schedule" or "source". Raises BuildError."""
-    from tk.codegen.show import show as show_stage
+    from tk.codegen import stages
 
-    return show_stage(Path(path), name, stage)
+    return stages.show(Path(path), name, stage)

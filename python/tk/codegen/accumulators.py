@@ -9,7 +9,7 @@ from tk.codegen.ir import Value
 from tk.codegen.scalars import COMBINE, IDENTITY, TL_DTYPES, expression, identity
 
 if TYPE_CHECKING:
-    from tk.codegen.print import Printer
+    from tk.codegen.printing import Printer
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tk.codegen.ir import FLOATS, Value, values_in
 
 if TYPE_CHECKING:
-    from tk.codegen.print import Printer
+    from tk.codegen.printing import Printer
 
 # Asserting that sums and products of integers stay within 64 bits is no part of it: torch wraps them.
 OPTIONS = {"debug": True, "sanitize_overflow": False}

@@ -14,7 +14,7 @@ import sympy
 from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, const, device, maximum, minimum, select, tensors
 from tk.aot.spec import DTYPES, Config, Constraint, Family, Kernel, Op, Output, Param, Plan, Point, Selector, require
 from tk.codegen import index as ix
-from tk.codegen import derivatives, ir, passes, random, sort
+from tk.codegen import derivatives, ir, passes, random, scan, sort
 from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError, where
 from tk.codegen.lazy import IR_DTYPES
@@ -25,6 +25,7 @@ from tk.codegen.schedule import (
     Context,
     Scheduled,
     choices,
+    has_secondary_setting,
     kind_of,
     schedule,
     scratch_buffers,
@@ -259,8 +260,9 @@ class Generated:
         return Context(self.op, by_name, {name: i for i, name in enumerate(scratch)}, self.debug)
 
     def main(self, kernels: Sequence[ir.Kernel]) -> int:
-        """The launch whose setting is the plan's: of those that reduce the one that does most, else the last."""
-        reducing = [i for i, k in enumerate(kernels) if k.reduced]
+        """The launch whose setting is the plan's: of those that sort, or else reduce, the one that does most, else the
+        last."""
+        reducing = [i for i, k in enumerate(kernels) if sort.sorts(k)] or [i for i, k in enumerate(kernels) if k.reduced]
         return max(reducing, key=lambda i: len(kernels[i].values)) if reducing else len(kernels) - 1
 
     def scheduled(
@@ -281,12 +283,15 @@ class Generated:
         kernels = graph.kernels_of(way)
         if not kernels:
             return ()
+        main = kernels[self.main(kernels)]
+        if any(k is not main and not has_secondary_setting(k, _layout_beside(main, layout, k)) for k in kernels):
+            return ()
         kind = self._kind(kernels, layout)
         if kind == "inner" and graph.split and way == "whole" and layout.merged:
             return ()  # the split one is as good where there is little to split
         if kind == "inner" and way == "split" and (graph.walk or self._kind(graph.kernels, layout) != "inner"):
             kind = "parts"
-        found = choices(kernels[self.main(kernels)], layout, kind)
+        found = choices(main, layout, kind)
         return found[:1] if way == "deterministic" else found
 
     def _kind(self, kernels: Sequence[ir.Kernel], layout: Layout) -> str:
@@ -502,13 +507,14 @@ def _graph(trace: Trace, name: str) -> Graph:
         sorted_by[way] = tuple(_shared(passes.run(k), (*whole, *split)) for k in made)
     walker = Walker(whole, f"walks{suffix}")
     walked = tuple(_shared(passes.run(k), whole) for k in lower(trace, f"{name}_walk", walker))
+    has_walk = walker.walk is not None and not any(k.walk and (scan.scans(k) or sort.sorts(k)) for k in walked)
     return Graph(
         trace,
         whole,
         split if splitter.parts or splitter.has_runs else (),
         tuple(splitter.parts),
-        walked if walker.walk else (),
-        walker.walk,
+        walked if has_walk else (),
+        walker.walk if has_walk else None,
         deterministic,
         **{way: kernels for way, kernels in sorted_by.items() if _has_one_sort(kernels, way)},
     )

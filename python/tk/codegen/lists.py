@@ -42,7 +42,7 @@ from tk.codegen import ir, passes, source
 from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError, where
 from tk.codegen.lower import lower
-from tk.codegen.print import Printer
+from tk.codegen.printing import Printer
 from tk.codegen.scalars import TL_DTYPES
 from tk.codegen.tile import STRIDED, Access, Tile
 from tk.codegen.trace import LEADING, Trace, letter, trace_all

@@ -252,23 +252,30 @@ def _scan_candidate(tensor: Lazy, node: Scan, at: Index) -> tuple[Any, ...] | No
 
 
 def _group(seeds: Sequence[Seed]) -> list[list[Seed]]:
-    """Seeds of one domain and level share a launch, and so their reads; a pointwise one joins where its sizes fit."""
-    groups: dict[tuple[int, Domain], list[Seed]] = {}
+    """Seeds of one domain and level share a launch, and so their reads; a pointwise one joins where its sizes fit.
+    Sorted runs share it with those of the same sort alone, since merges follow."""
+    groups: dict[tuple[Any, ...], list[Seed]] = {}
     alone = []
     for seed in seeds:
         if seed.domain.reduced:
-            groups.setdefault((seed.level, seed.domain), []).append(seed)
+            groups.setdefault((seed.level, seed.domain, _unfinished(seed)), []).append(seed)
         else:
             alone.append(seed)
     for seed in alone:
         if seed.alone or not _join(seed, groups):
-            groups.setdefault((seed.level, seed.domain), []).append(seed)
+            groups.setdefault((seed.level, seed.domain, ()), []).append(seed)
     return [groups[key] for key in sorted(groups, key=lambda k: k[0])]
 
 
-def _join(seed: Seed, groups: Mapping[tuple[int, Domain], list[Seed]]) -> bool:
-    for (level, domain), members in groups.items():
-        if level < seed.level or not domain.reduced:
+def _unfinished(seed: Seed) -> tuple[int, ...]:
+    """Which sort the seed has the runs of; () for none."""
+    tensor = seed.tensor
+    return tuple(map(id, tensor.operands)) if isinstance(tensor, Scan) and tensor.is_unfinished else ()
+
+
+def _join(seed: Seed, groups: Mapping[tuple[Any, ...], list[Seed]]) -> bool:
+    for (level, domain, unfinished), members in groups.items():
+        if level < seed.level or not domain.reduced or unfinished:
             continue
         axes = domain.axes()
         for layout in {m.layout for m in members if len(m.layout) == len(seed.layout)}:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tk.codegen import random
+from tk.codegen import places, random
 
 
 def layer_norm(
@@ -91,7 +91,7 @@ RUNTIME_EPS: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
 
 ALWAYS: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
     F.pad: pad, torch.constant_pad_nd: pad, F.dropout: random.dropout, torch.dropout: random.dropout,
-    torch.special.bessel_y0: bessel_y0, torch.special.bessel_y1: bessel_y1,
+    torch.special.bessel_y0: bessel_y0, torch.special.bessel_y1: bessel_y1, **places.ALWAYS,
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from tk.codegen.ir import SCAN, Kernel, Scanned, Value
 from tk.codegen.scalars import TL_DTYPES, identity
 
 if TYPE_CHECKING:
-    from tk.codegen.print import Printer
+    from tk.codegen.printing import Printer
 
 WINDOW = 256  # blocks: each window waits for the one before it, and reads as many at once
 DEVICE = {"sum": "add", "prod": "multiply", "logaddexp": "logaddexp", "max": "running_max", "min": "running_min"}
@@ -210,7 +210,7 @@ def look_back(combine: str, count: int) -> str:
 
 def combine_function(kernel: Kernel) -> str:
     """A scalar kernel — loads, arithmetic, stores — as a device function of its loads, a0, a1, …, b0, b1, …"""
-    from tk.codegen.print import Printer
+    from tk.codegen.printing import Printer
     from tk.codegen.tile import ALIGNED, Tile
 
     p = Printer(kernel, Tile((), ()), ALIGNED, {}, False, _no_size)

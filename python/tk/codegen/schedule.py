@@ -32,7 +32,7 @@ from tk.codegen import debug, ir, scan, sort, source
 from tk.codegen import device as functions
 from tk.codegen import index as ix
 from tk.codegen.errors import IRError
-from tk.codegen.print import Printer, loops
+from tk.codegen.printing import Printer, loops
 from tk.codegen.rules.sorts import LONGEST_NARROW
 from tk.codegen.segments import EDGE, VECTOR
 from tk.codegen.settings import Setting, settings_of
@@ -94,8 +94,10 @@ def choices(kernel: ir.Kernel, layout: Layout, kind: str = "") -> tuple[Setting,
     if kind in ("scan", "sort", "top", "runs", "digits", "narrow"):
         can_be_spread = kind == "runs" or (kind == "scan" and scan.can_be_spread(kernel))
         can_be_realigned = kind == "scan" and bool(tile.p) and scan.can_be_realigned(kernel)
-        found = tuple(s for s in found if (tile.p or s.p == 1) and (can_be_spread or not s.spread)
-                      and (can_be_realigned or not s.realigned))  # fmt: skip
+        fitting = tuple(s for s in found if (tile.p or s.p == 1) and (can_be_spread or not s.spread)
+                        and (can_be_realigned or not s.realigned))  # fmt: skip
+        # What serves a call that nothing else takes serves a single row as well.
+        found = fitting or tuple(replace(s, p=1, q=s.p * s.q) for s in found[:1] if s.looped and kind == "scan")
         # What is not realigned has a single element a load: where both are there, the first is enough.
         found = tuple(s for s in found if s == found[0] or s.realigned or replace(s, realigned=True) not in found)
     if kind == "digits":
@@ -116,6 +118,10 @@ def _has_rows(kernel: ir.Kernel, tile: Tile) -> bool:
         if is_whole and of[tile.q[-1].name] == {len(v.index) - 1: sympy.Integer(1)}:
             return True
     return False
+
+
+def has_secondary_setting(kernel: ir.Kernel, layout: Layout) -> bool:
+    return bool(sort.sorts(kernel) or choices(kernel, layout))
 
 
 def secondary_setting(kernel: ir.Kernel, layout: Layout) -> Setting:

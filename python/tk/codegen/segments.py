@@ -16,7 +16,7 @@ from tk.codegen.ir import FLOATS, Value
 from tk.codegen.scalars import COMBINE, TL_DTYPES, identity
 
 if TYPE_CHECKING:
-    from tk.codegen.print import Lines, Printer
+    from tk.codegen.printing import Lines, Printer
 
 VECTOR = 8  # elements that vectors at any address hold
 EDGES = "edges"  # the segment of what lies before a row's first whole vector and behind its last

@@ -12,7 +12,7 @@ from tk.aot.spec import ITEMSIZE, Arg, Const, Int, Launch, Scratch
 from tk.codegen import device, ir, radix
 
 if TYPE_CHECKING:
-    from tk.codegen.print import Printer
+    from tk.codegen.printing import Printer
 
 TILE = 2048  # elements that one program merges: not more than the shortest run
 REGISTERS = 64  # of a thread of `digits`: as many as 32 warps may have

@@ -265,6 +265,7 @@ class _Lines(TorchFunctionMode):
             raise TraceError(needs_a_number(self.fn, self.line, size))
         func = replacement(func, (*args, *(kwargs or {}).values()))
         result = func(*args, **(kwargs or {}))
+        self._refuse_dtypes(result)
         self._refuse_fixed_sizes()
         if graph is not None and last is not None:
             made = [node.name for node in _nodes_after(graph, last)]
@@ -273,6 +274,15 @@ class _Lines(TorchFunctionMode):
             if func in _DETACHING or not torch.is_grad_enabled():
                 self.constant.update(made)
         return result
+
+    def _refuse_dtypes(self, result: Any) -> None:
+        """What no kernel has, complex numbers above all."""
+        for x in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(x, torch.Tensor) and x.dtype not in DTYPE_NAMES:
+                raise TraceError(
+                    f"{where(self.fn, self.line)}: a tensor of {str(x.dtype).removeprefix('torch.')}, a dtype that no "
+                    f"kernel has; there are {', '.join(str(d).removeprefix('torch.') for d in DTYPE_NAMES)}"
+                )
 
     def _refuse_fixed_sizes(self) -> None:
         """At once: a loop over as many rows as a size stands for would take minutes to trace."""

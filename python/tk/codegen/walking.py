@@ -10,7 +10,7 @@ from tk.codegen.ir import Value
 from tk.codegen.scalars import TL_DTYPES, identity
 
 if TYPE_CHECKING:
-    from tk.codegen.print import Lines, Printer
+    from tk.codegen.printing import Lines, Printer
     from tk.codegen.segments import SegmentPrinter
 
 

@@ -1,0 +1,104 @@
+"""Random functions as ops, against torch: their recorded graphs, and their kernels under Triton's interpreter.
+
+Each run draws other functions. A failure prints the function as a file for ``tk build``, and what it was called with;
+TK_RANDOM_FUNCTIONS_SEED, which is printed too, draws the same ones again, TK_RANDOM_FUNCTIONS says how many.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import host
+import pytest
+import random_judges as judges
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from random_functions import Call, Function, calls, function
+
+from tk.codegen.family import Generated
+
+SHARDS = 12
+COUNT = int(os.environ.get("TK_RANDOM_FUNCTIONS", "300"))
+SEED = int(os.environ.get("TK_RANDOM_FUNCTIONS_SEED") or int.from_bytes(os.urandom(4), "little"))
+REFUSED: list[str] = []
+
+
+def judge(random: Random, folder: Path) -> None:
+    """Raises Wrong for a function that is not as torch has it, or that cannot be built."""
+    drawn = function(random)
+    call = None
+    try:
+        fn = judges.compile_plain(drawn, folder)
+        op = judges.built(drawn, fn)
+        if op is None:
+            REFUSED.append(drawn.text)
+            return
+        for n, call in enumerate(calls(random, drawn, 2)):
+            problems = list(_problems(op, drawn, fn, call, random, n == 0))
+            if problems:
+                raise judges.Wrong("\n".join(problems))
+    except Exception as error:
+        text = str(error) if isinstance(error, judges.Wrong) else traceback.format_exc()
+        raise judges.Wrong(judges.described(drawn, call, text)) from None
+
+
+def _problems(op: Generated, drawn: Function, fn: Any, call: Call, random: Random, is_first: bool) -> Any:
+    args = call.arguments(drawn.params)
+    named = dict(zip((p.name for p in drawn.params), args, strict=True))
+    try:
+        like, exact = judges.results_of(fn, args), judges.results_of(fn, judges.widened(args))
+    except (RuntimeError, IndexError, ValueError):
+        return  # torch refuses these sizes
+    in_one = [x.reshape(y.shape) if x.numel() == y.numel() else x for x, y in zip(judges.recorded(op, named), like, strict=True)]
+    yield from judges.compare("recorded graph", drawn, in_one, like, exact)
+    yield from _of_kernels(op, drawn, named, like, exact, random, is_first)
+    if op.backward is None:
+        return
+    generator = torch.Generator().manual_seed(call.seed)
+    grads = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype) for x in like if x.is_floating_point()]
+    like, exact = (judges.gradients_of(fn, a, g) for a, g in ((args, grads), (judges.widened(args), judges.widened(grads))))
+    named = judges.arguments_of_backward(op, named, grads)
+    yield from _of_kernels(op.backward, drawn, named, like, exact, random, is_first)
+
+
+def _of_kernels(op: Generated, drawn: Function, named: dict[str, Any], like: Any, exact: Any, random: Random,
+                is_first: bool) -> Any:  # fmt: skip
+    ints = [int(named[n]) for n in op.op.ints]
+    floats = [float(named[n]) for n in op.op.floats]
+    try:
+        count = 0
+        for variant in judges.some_variants(op, _graph_of(op, named, ints), random, 2):
+            found = host._run_one(op, named, ints, floats, variant)
+            if found is not None:
+                count += 1
+                name = f"{op.name} {variant[0].name} {variant[2]} {variant[1].name}"
+                yield from judges.compare(name, drawn, found, like, exact)
+        if not count:
+            yield f"{op.name}: no variant takes the call"
+    except ValueError as error:  # a check of the op's: sizes that it does not serve
+        if is_first or "must" not in str(error):
+            yield f"{op.name}: refused: {error}"
+
+
+def _graph_of(op: Generated, named: dict[str, Any], ints: list[int]) -> Any:
+    seen, *_ = host.canonical(op, [named[n] for n in op.signature.tensors])
+    return op.graphs[host.describe(op, seen, ints).locals[0]]
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_random_functions(shard: int, tmp_path: Path) -> None:
+    print(f"TK_RANDOM_FUNCTIONS_SEED={SEED}")
+
+    @seed(SEED * SHARDS + shard)
+    @settings(max_examples=max(1, COUNT // SHARDS), deadline=None, database=None, print_blob=False,
+              phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(st.randoms(use_true_random=False))
+    def run(random: Random) -> None:
+        judge(random, tmp_path)
+
+    run()
