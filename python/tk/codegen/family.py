@@ -535,23 +535,45 @@ def _shared(kernel: ir.Kernel, others: Sequence[ir.Kernel]) -> ir.Kernel:
 
 def _backward(fn: Callable[..., Any], signature: Signature, name: str) -> Generated:
     choices = [(d, f) for d in signature.assignments() for f in flag_values(signature)]
-    traces = [trace_backward(fn, signature, dtypes, flags) for dtypes, flags in choices]
-    specs = {str(t.signature.params) for t in traces}
-    if len(specs) > 1:
-        raise TraceError(
-            f"{name}: a result's dtype or shape is not the same expression for all dtypes and flags, so that its "
-            "gradient cannot be declared; reshape the results alike"
-        )
+    traces = _declared_alike([trace_backward(fn, signature, dtypes, flags) for dtypes, flags in choices], name)
     full = traces[0].signature
     read = {n for t in traces for n in (*t.arguments_read(), *_read_by_recorded(t.recorded))}
     kept = {n: s for n, s in full.params.items() if n in read or n.startswith("grad_") or n in full.numbers}
-    for n, spec in signature.tensors.items():  # what is not read may still be where a size is known from
-        if not _sizes(spec) <= {x for s in kept.values() if isinstance(s, TensorSpec) for x in _sizes(s)}:
+    for n, spec in signature.tensors.items():  # what is not read may still be where a size or a dtype is known from
+        of_others = {x for s in kept.values() if isinstance(s, TensorSpec) for x in (s.dtype, *_sizes(s))}
+        if not _sizes(spec) | ({spec.dtype} & signature.variables.keys()) <= of_others:
             kept[n] = spec
     ordered = {n: s for n, s in full.params.items() if n in kept}
-    reduced = Signature(ordered, signature.variables)
+    reduced = Signature(ordered, full.variables)
     traces = [replace(t, signature=reduced, recorded=_without(t.recorded, ordered, full.params)) for t in traces]
     return Generated(f"{name}_backward", reduced, _lowered(traces, f"{name}_backward"), f"Gradients of {name}.")
+
+
+def _declared_alike(traces: Sequence[Trace], name: str) -> list[Trace]:
+    """With one signature for all. A gradient's dtype, which each trace has by name, is that of a variable, the same for
+    all, or one of its own: a result of ``x.float()`` is fp32 whatever x is."""
+    specs, variables = dict(traces[0].signature.params), dict(traces[0].signature.variables)
+    own: list[dict[str, str]] = [{} for _ in traces]
+    for grad in (n for n in specs if n.startswith("grad_")):
+        found = [t.signature.tensors[grad] for t in traces]
+        if len({(spec.sizes, spec.leading) for spec in found}) > 1:
+            raise TraceError(
+                f"{name}: a result's shape is not the same expression for all dtypes and flags, so that its gradient "
+                "cannot be declared; reshape the results alike"
+            )
+        dtypes = [spec.dtype for spec in found]
+        same = [v for v in traces[0].dtypes if all(t.dtypes[v] == d for t, d in zip(traces, dtypes, strict=True))]
+        variable = same[0] if same else dtypes[0]
+        if not same and len(set(dtypes)) > 1:
+            variable = f"{grad}_dtype"
+            variables[variable] = tuple(dict.fromkeys(dtypes))
+            for one, dtype in zip(own, dtypes, strict=True):
+                one[variable] = dtype
+        specs[grad] = replace(found[0], dtype=variable)
+    signature = Signature(specs, variables)
+    return [
+        replace(t, signature=signature, dtypes={**t.dtypes, **more}) for t, more in zip(traces, own, strict=True)
+    ]
 
 
 def _sizes(spec: TensorSpec) -> set[str]:

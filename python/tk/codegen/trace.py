@@ -25,8 +25,9 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._decomp import core_aten_decompositions, decomposition_table, get_decompositions
 from torch._dynamo.source import ConstantSource
+from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
@@ -118,7 +119,8 @@ def trace(fn: Callable[..., Any], signature: Signature, dtypes: Mapping[str, str
         with random.drawing(signature, named), lines, combine.replaced(fn):
             return fn(**random.own(fn, named))
 
-    with effects.refused(fn), _explaining(fn, lines, arguments), arguments.mode, torch.enable_grad():
+    with effects.refused(fn), _explaining(fn, lines, arguments), arguments.mode, \
+            torch.enable_grad(), enable_python_dispatcher():  # fmt: skip
         recorded = make_fx(flat, tracing_mode="real", decomposition_table=random.decompositions())(*arguments.values)
         _tag_lines(recorded, lines)
         _refuse_items(recorded, fn)
@@ -167,7 +169,7 @@ def trace_backward(
         found = torch.autograd.grad([r for r, _ in pairs], sources, [g for _, g in pairs], allow_unused=True)
         return [torch.zeros_like(s) if g is None else g for s, g in zip(sources, found, strict=True)]
 
-    with _explaining(fn, lines, arguments), arguments.mode:
+    with _explaining(fn, lines, arguments), arguments.mode, enable_python_dispatcher():
         grads = [torch.empty(r.shape, dtype=r.dtype, device="meta") for r in run(arguments.values)]
         arguments.names = [*(f"grad_{i}" for i in range(len(grads))), *own]
         arguments.values = [*grads, *arguments.values]
@@ -176,7 +178,7 @@ def trace_backward(
         core, new, mutated = _to_core(recorded, arguments)
     if mutated:
         raise TraceError(f"{where(fn)}: a function that changes its arguments has no gradient; leave out grad=True")
-    specs = {n: _grad_spec(arguments, g, dtypes) for n, g in zip(arguments.names, grads, strict=False)}
+    specs = {n: _grad_spec(arguments, g) for n, g in zip(arguments.names, grads, strict=False)}
     full = Signature({**specs, **signature.params}, signature.variables)
     checks = tuple(guards.of_sizes(arguments, fn))
     nodes = _record(recorded, arguments.names, lines.constant, is_backward=True)
@@ -188,15 +190,13 @@ def _dtype_name(spec: TensorSpec, dtypes: Mapping[str, str]) -> str:
     return dtypes.get(spec.dtype, spec.dtype)
 
 
-def _grad_spec(arguments: _Arguments, grad: torch.Tensor, dtypes: Mapping[str, str]) -> TensorSpec:
-    """As a declaration would have it, except that a size may be an expression."""
-    name = DTYPE_NAMES[grad.dtype]
-    variable = next((v for v, d in dtypes.items() if d == name), name)
+def _grad_spec(arguments: _Arguments, grad: torch.Tensor) -> TensorSpec:
+    """As a declaration would have it, with the dtype that it has here."""
     sizes = [sympy.sympify(s.node.expr if isinstance(s, torch.SymInt) else s) for s in grad.shape]
     sizes = [s.xreplace(arguments.symbols).xreplace(guards.equal_sizes(arguments)) for s in sizes]
     leading = bool(sizes) and sizes[0] == letter(LEADING)
     declared = [str(s) if s.is_Symbol else int(s) if s.is_Integer else s for s in sizes[leading:]]
-    return TensorSpec(variable, tuple(declared), leading)
+    return TensorSpec(DTYPE_NAMES[grad.dtype], tuple(declared), leading)
 
 
 # --- Arguments ---
@@ -387,11 +387,24 @@ _FURTHER = (
 )  # fmt: skip
 
 
+# Products of matrices stay what they are, so that they can be refused by name.
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "_addmm_activation")
+
+
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Torch's core ones, and whatever else torch or Inductor has for an op without a rule."""
+    from torch._inductor.decomposition import decompositions as of_inductor
+
+    from tk.codegen.rules import RULES
+
     table = {**core_aten_decompositions(), **get_decompositions(_FURTHER)}
+    for op, rule in (*decomposition_table.items(), *of_inductor.items()):
+        if isinstance(op, OpOverload) and op._schema.name.replace("::", ".") not in RULES:
+            table.setdefault(op, rule)
     direct = {getattr(packet, name) for packet in _DIRECT for name in packet.overloads()}
-    return {op: rule for op, rule in table.items() if op not in direct}
+    products = {op for op in table if isinstance(op, OpOverload) and op._schema.name.removeprefix("aten::") in PRODUCTS}
+    return {op: rule for op, rule in table.items() if op not in direct | products}
 
 
 class _Tagging(fx.Interpreter):

@@ -173,10 +173,8 @@ def asked_for(what: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Seque
 
 def kinds(op: GeneratedOp) -> Iterator[tuple[dict[str, str], dict[str, bool]]]:
     """Every choice of dtypes and flags: what the op has a graph for."""
-    signature = signature_of(op)
-    for dtypes in signature.assignments():
-        for values in itertools.product((False, True), repeat=len(signature.flags)):
-            yield dtypes, dict(zip(signature.flags, values, strict=True))
+    for graph in op.meta["graphs"]:
+        yield dict(graph["dtypes"]), dict(graph["flags"])
 
 
 def bytes_moved(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:
