@@ -1,8 +1,10 @@
 """What a function calls, in words that can be traced: ATen's own norms take eps as a number known when they are called,
-its padding makes numbers of sizes, and so do some of its functions that make floats of integers."""
+its padding makes numbers of sizes, and so do some of its functions that make floats of integers. More of these words are
+in :mod:`tk.codegen.numbers` and :mod:`tk.codegen.windows`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tk.codegen import places, random
+from tk.codegen import numbers, places, random, windows
 
 
 def layer_norm(
@@ -54,22 +56,64 @@ def _affine(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + bias
 
 
-def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-    if mode != "constant":
-        raise NotImplementedError(f"padding by {mode!r}: only 'constant' can be generated")
-    result = input
-    for n in range(len(pad) // 2):
-        dim = input.dim() - 1 - n
-        before, after = pad[2 * n], pad[2 * n + 1]
-        inside = result.narrow(dim, max(-before, 0), result.shape[dim] - max(-before, 0) - max(-after, 0))
-        parts = [_filled(result, dim, before, value), inside, _filled(result, dim, after, value)]
-        result = torch.cat([p for p in parts if p is not None], dim) if before > 0 or after > 0 else inside
-    return result
+def batch_norm(
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: float | None = 0.1, eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """ATen's own has no gradient for the statistics that it is given."""
+    x = _opmath(input)
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    if training:
+        dims = [d for d in range(x.dim()) if d != 1]
+        variance, mean = torch.var_mean(x, dims, correction=0)
+        _update_statistics(x, running_mean, running_var, mean, variance, momentum)
+    elif running_mean is None or running_var is None:
+        raise ValueError("Expected running_mean and running_var to be defined when training=False")
+    else:
+        mean, variance = _opmath(running_mean), _opmath(running_var)
+    y = (x - mean.reshape(shape)) * torch.rsqrt(variance.reshape(shape) + eps)
+    parts = [None if t is None else t.reshape(shape) for t in (weight, bias)]
+    return _affine(y, *parts).to(input.dtype)
 
 
-def _filled(like: Tensor, dim: int, size: int, value: float | None) -> Tensor | None:
-    shape = [*like.shape[:dim], size, *like.shape[dim + 1 :]]
-    return like.new_full(shape, 0 if value is None else value) if size > 0 else None
+def _update_statistics(
+    x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor, variance: Tensor,
+    momentum: float | None,
+) -> None:  # fmt: skip
+    by = 0.0 if momentum is None else momentum
+    count = x.numel() // x.shape[1]
+    for running, new in ((running_mean, mean), (running_var, variance * (count / (count - 1)))):
+        if running is not None:
+            running.copy_((1 - by) * running + by * new)
+
+
+def instance_norm(
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+    weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    if not use_input_stats:
+        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    if running_mean is not None or running_var is not None:
+        raise NotImplementedError("instance_norm that updates running statistics")
+    x = _opmath(input)
+    variance, mean = torch.var_mean(x, list(range(2, x.dim())), correction=0, keepdim=True)
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    parts = [None if t is None else t.reshape(shape) for t in (weight, bias)]
+    return _affine((x - mean) * torch.rsqrt(variance + eps), *parts).to(input.dtype)
+
+
+def gaussian_nll_loss(
+    input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Tensor:
+    """ATen's own asks whether a variance is negative."""
+    variance = torch.full_like(input, var) if not isinstance(var, Tensor) else var
+    if variance.dim() == input.dim() - 1:
+        variance = variance.unsqueeze(-1)
+    # The bound takes no part in the gradient, and the gradient is not 0 below it.
+    kept = variance + (variance.clamp_min(eps) - variance).detach()
+    loss = 0.5 * (torch.log(kept) + (input - target) ** 2 / kept) + (0.5 * math.log(2 * math.pi) if full else 0.0)
+    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
 
 
 def bessel_y0(input: Tensor) -> Tensor:
@@ -80,23 +124,28 @@ def bessel_y1(input: Tensor) -> Tensor:
     return torch.special.bessel_y1(input if input.is_floating_point() else input.to(torch.get_default_dtype()))
 
 
-RUNTIME_EPS: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
-    F.layer_norm: layer_norm,
-    torch.layer_norm: layer_norm,
-    F.rms_norm: rms_norm,
-    torch.rms_norm: rms_norm,
-    F.group_norm: group_norm,
-    torch.group_norm: group_norm,
-}
+# Where a number of the call is among the arguments.
+GIVEN: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    F.layer_norm: layer_norm, torch.layer_norm: layer_norm, F.rms_norm: rms_norm, torch.rms_norm: rms_norm,
+    F.group_norm: group_norm, torch.group_norm: group_norm, **numbers.GIVEN,
+}  # fmt: skip
 
-ALWAYS: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
-    F.pad: pad, torch.constant_pad_nd: pad, F.dropout: random.dropout, torch.dropout: random.dropout,
+ALWAYS: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    F.dropout: random.dropout, torch.dropout: random.dropout,
+    F.batch_norm: batch_norm, F.instance_norm: instance_norm, F.gaussian_nll_loss: gaussian_nll_loss,
     torch.special.bessel_y0: bessel_y0, torch.special.bessel_y1: bessel_y1, **places.ALWAYS,
+    **windows.ALWAYS,
 }  # fmt: skip
 
 
 def replacement(func: Callable[..., Any], args: Sequence[Any]) -> Callable[..., Any]:
-    """What is called instead of `func` while it is traced; most often itself."""
-    if func in RUNTIME_EPS and any(isinstance(a, torch.SymFloat) for a in args):
-        return RUNTIME_EPS[func]
+    """What is called instead of `func` while it is traced; most often itself. args: by name, too."""
+    has_number = any(map(numbers.is_given, args))
+    if has_number and func in GIVEN:
+        return GIVEN[func]
+    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
+        if has_number and func in numbers.DIFFERENTIATED:
+            return numbers.DIFFERENTIATED[func]
+        if func in windows.DIFFERENTIATED:
+            return windows.DIFFERENTIATED[func]
     return ALWAYS.get(func, func)

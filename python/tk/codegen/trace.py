@@ -35,7 +35,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDepende
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
-from tk.codegen import combine, effects, guards, random
+from tk.codegen import combine, effects, guards, random, special
 from tk.codegen.errors import TraceError, needs_a_number, where
 from tk.codegen.replaced import replacement
 from tk.generated.signature import DTYPES, NumberSpec, Signature, TensorSpec
@@ -404,7 +404,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
             table.setdefault(op, rule)
     direct = {getattr(packet, name) for packet in _DIRECT for name in packet.overloads()}
     products = {op for op in table if isinstance(op, OpOverload) and op._schema.name.removeprefix("aten::") in PRODUCTS}
-    return {op: rule for op, rule in table.items() if op not in direct | products}
+    return {**{op: rule for op, rule in table.items() if op not in direct | products}, **special.DECOMPOSITIONS}
 
 
 class _Tagging(fx.Interpreter):

@@ -137,6 +137,29 @@ def _diagonal(call: Call, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1)
     return Lazy(call.shape, x.dtype, read)
 
 
+@rule("aten.unfold")
+def _unfold(call: Call, x: Any, dim: int, size: Any, step: Any) -> Lazy:
+    """Windows along a dimension, their elements along a new last one."""
+    if not x.shape:
+        return Lazy(call.shape, x.dtype, lambda e, i: e.read(x, ()))
+    d = normal_dim(dim, len(x.shape))
+    return Lazy(call.shape, x.dtype, lambda e, i: e.read(x, (*i[:d], i[d] * step + i[-1], *i[d + 1 : -1])))
+
+
+@rule("aten.diagonal_scatter")
+def _diagonal_scatter(call: Call, x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Lazy:
+    a, b = normal_dim(dim1, len(x.shape)), normal_dim(dim2, len(x.shape))
+
+    def read(e: Emitter, index: Index) -> int:
+        on_it = e.op("eq", "i1", e.index(index[a] + offset), e.index(index[b]))
+        rest = tuple(i for d, i in enumerate(index) if d not in (a, b))
+        with e.where(on_it):
+            new = e.cast(e.read(source, (*rest, index[a] + min(offset, 0))), call.dtype)
+        return e.op("where", call.dtype, on_it, new, e.read(x, index))
+
+    return Lazy(call.shape, call.dtype, read)
+
+
 @rule("aten.cat", "prims.cat")
 def _cat(call: Call, tensors: Sequence[Lazy], dim: int = 0) -> Lazy:
     d = normal_dim(dim, len(call.shape))

@@ -1,0 +1,90 @@
+"""Functions that neither Triton nor torch takes apart, in arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tk.codegen.errors import TraceError
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+# Of the asymptotic series of digamma and trigamma in 1/x²: Bernoulli numbers, over 2k and as they are.
+_DIGAMMA = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12)
+_TRIGAMMA = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66)
+_SHIFTS = 10  # the series is used from here on
+
+
+def _wide(x: Tensor) -> Tensor:
+    if x.dtype == torch.float64:
+        return x
+    return x.float() if x.is_floating_point() else x.to(torch.get_default_dtype())
+
+
+def _polynomial(z: Tensor, coefficients: tuple[float, ...]) -> Tensor:
+    found = torch.full_like(z, coefficients[-1])
+    for c in reversed(coefficients[:-1]):
+        found = found * z + c
+    return found
+
+
+def digamma(x: Tensor) -> Tensor:
+    """By the recurrence up to where the asymptotic series holds; of negative numbers the reflection."""
+    given, x = x, _wide(x)
+    is_negative = x < 0
+    fraction = x - torch.trunc(x)
+    reflected = torch.where(fraction == 0, math.nan, -math.pi / torch.tan(math.pi * fraction))
+    result = torch.where(is_negative, reflected, 0.0)
+    at = torch.where(is_negative, 1 - x, x)
+    for _ in range(_SHIFTS):
+        is_small = at < _SHIFTS
+        result = torch.where(is_small, result - 1 / at, result)
+        at = torch.where(is_small, at + 1, at)
+    z = 1 / (at * at)
+    result = result + torch.log(at) - 0.5 / at - z * _polynomial(z, _DIGAMMA)
+    result = torch.where(x == 0, torch.copysign(torch.full_like(x, math.inf), -x), result)
+    return result.to(given.dtype if given.is_floating_point() else x.dtype)
+
+
+def polygamma(n: int, x: Tensor) -> Tensor:
+    if n == 0:
+        return digamma(x)
+    if n != 1:
+        raise TraceError(f"polygamma of order {n}: only 0 and 1 can be generated")
+    given, x = x, _wide(x)
+    is_negative = x < 0.5
+    sine = torch.sin(math.pi * (x - torch.round(x)))
+    result = torch.where(is_negative, -(math.pi**2) / (sine * sine), 0.0)
+    at = torch.where(is_negative, 1 - x, x)
+    for _ in range(_SHIFTS):
+        is_small = at < _SHIFTS
+        result = torch.where(is_small, result + 1 / (at * at), result)
+        at = torch.where(is_small, at + 1, at)
+    z = 1 / (at * at)
+    result = result + 1 / at + 0.5 * z + z / at * _polynomial(z, _TRIGAMMA)
+    result = torch.where(is_negative, -result, result)
+    return result.to(given.dtype if given.is_floating_point() else x.dtype)
+
+
+# So many steps Euclid's algorithm takes at most, for two neighbours of Fibonacci's numbers.
+_STEPS: Mapping[torch.dtype, int] = {torch.uint8: 13, torch.int8: 11, torch.int16: 23, torch.int32: 46, torch.int64: 92}
+
+
+def gcd(a: Tensor, b: Tensor) -> Tensor:
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    a, b = torch.broadcast_tensors(a.to(dtype).abs(), b.to(dtype).abs())
+    for _ in range(_STEPS[dtype]):
+        is_done = b == 0
+        rest = torch.fmod(a, torch.where(is_done, 1, b))
+        a, b = torch.where(is_done, a, b), torch.where(is_done, b, rest)
+    return a
+
+
+DECOMPOSITIONS: Mapping[Any, Callable[..., Tensor]] = {
+    aten.digamma.default: digamma, prims.digamma.default: digamma, aten.polygamma.default: polygamma,
+    aten.gcd.default: gcd, prims.gcd.default: gcd,
+}  # fmt: skip
