@@ -7,7 +7,7 @@ import scatter_cases
 import torch
 from test_generated_compile import SM90
 
-from tk.aot.compile import compile_source, source_of
+from tk.aot.compile import Target, compile_source, source_of
 from tk.codegen.errors import TraceError
 from tk.codegen.family import generate
 from tk.codegen.tile import LAYOUTS
@@ -72,3 +72,17 @@ def test_refusals(fn, message: str) -> None:
     texts = {"x": "fp32[M, N]", "at": "i64[K, N]", "y": "fp32[K, N]"}
     with pytest.raises(TraceError, match=message):
         generate(fn, op(**texts)(fn).signature, "f")
+
+
+@pytest.mark.parametrize("at", ["i64[K]", "i64[]", "i32[]"])
+def test_an_index_out_of_bounds_is_a_trap(at: str) -> None:
+    """In the machine's code too, of indices of any number of dimensions."""
+
+    def select(x, at):
+        return x.index_select(0, at)
+
+    found = generate(select, op(x="fp32[M, N]", at=at)(select).signature, "f")
+    plan = found.plan(found.graphs[0], LAYOUTS[-1], found.settings()[-1])
+    assert plan is not None
+    (launch,) = plan.launches
+    assert "@p trap;" in compile_source(source_of(plan, launch, Target(80, ptx=True))).image.decode()

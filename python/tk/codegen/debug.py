@@ -1,5 +1,5 @@
-"""What ``tk build --debug`` adds to a printed kernel: bounds of indirect accesses asserted on the device, and NaN and
-infinities in results reported. Both name the op and the tensor.
+"""What ``tk build --debug`` adds to a printed kernel: an index out of bounds is named (tk.codegen.bounds stops it in any
+case), and NaN and infinities in results are reported. Both name the op and the tensor.
 
 A failed assertion ends the process's CUDA context, as ATen's do; what is not finite is printed and no more, since it
 may be meant.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tk.codegen.ir import FLOATS, Value, values_in
+from tk.codegen.ir import FLOATS, Buffer, Value
 
 if TYPE_CHECKING:
     from tk.codegen.printing import Printer
@@ -19,18 +19,13 @@ if TYPE_CHECKING:
 OPTIONS = {"debug": True, "sanitize_overflow": False}
 
 
-def before(printer: Printer, op: str, v: Value) -> Iterator[str]:
-    """Lines before a load or store: each index that is itself read is one of its dimension's."""
-    buffer = printer.kernel.buffer(v.buffer)
-    for d, expr in enumerate(v.index):
-        if not values_in(expr):
-            continue
-        index, size = printer.text(expr), printer.text(buffer.sizes[d])
-        what = "read" if v.op == "load" else "written"
-        name = buffer.name if buffer.kind != "scratch" else "an intermediate result"
-        message = f"tk.{op}: index out of bounds: dimension {d - len(v.index)} of {name}, which is {what}"
-        mask = printer.mask_text(v)
-        yield f'tl.device_assert(({index} >= 0) & ({index} < {size}), "{message}"{f", mask={mask}" if mask else ""})'
+def assertion(op: str, buffer: Buffer, dim: int, is_written: bool, holds: str, asked: str) -> str:
+    """A line before a load or store: an index that is itself read is one of its dimension's. asked: the lanes that read
+    or write, empty for all."""
+    name = buffer.name if buffer.kind != "scratch" else "an intermediate result"
+    what = "written" if is_written else "read"
+    message = f"tk.{op}: index out of bounds: dimension {dim} of {name}, which is {what}"
+    return f'tl.device_assert({holds}, "{message}"{f", mask={asked}" if asked else ""})'
 
 
 def after(printer: Printer, op: str, v: Value) -> Iterator[str]:

@@ -51,6 +51,22 @@ def fetch(rows, mask, n, MOST: tl.constexpr):
 
 
 @triton.jit
+def is_within(index, size):
+    """0 <= index < size, of 64 bits: as unsigned numbers what is below 0 is above all sizes."""
+    return index.to(tl.uint64) < tl.cast(size, tl.uint64)
+
+
+@triton.jit
+def trap_where(bad):
+    """Ends the kernel, and with it the process's CUDA context, where any lane holds."""
+    lanes = bad.to(tl.int32) + tl.zeros([1], tl.int32)  # never a scalar, which no assembly takes
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $1, 0; @p trap; mov.u32 $0, 0; }",
+        "=r,r", [lanes], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def is_above(b, a):
     """Whether b takes the place of a, which came before it. NaN is above all else."""
     return (b > a) | ((b != b) & (a == a))

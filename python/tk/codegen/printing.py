@@ -14,7 +14,7 @@ from typing import Any
 
 import sympy
 
-from tk.codegen import debug
+from tk.codegen import bounds, debug
 from tk.codegen.accumulators import Online, Plain, Position, Welford
 from tk.codegen.errors import IRError
 from tk.codegen.ir import ACCESSES, COMPARE, FLOATS, Kernel, Value, values_in
@@ -379,14 +379,13 @@ class Printer:
     # --- Values ---
 
     def _value(self, v: Value) -> None:
-        if self.debug and v.op in ("load", "store"):
-            for line in debug.before(self, self.debug, v):
+        if v.op in ACCESSES:
+            for line in bounds.before(self, v):
                 self.out(line)
-            self._plain_value(v)
+        self._plain_value(v)
+        if self.debug and v.op == "store":
             for line in debug.after(self, self.debug, v):
                 self.out(line)
-        else:
-            self._plain_value(v)
 
     def _plain_value(self, v: Value) -> None:
         if v.op == "store":
@@ -484,10 +483,18 @@ class Printer:
         return not access.elementwise and access.q == "q" and self._index_dims(v) == {"p", "q"}
 
     def mask_text(self, v: Value) -> str:
-        """Of the block's ends, and what the load or store itself is guarded by."""
-        dims = self._index_dims(v) | self._mask_dims(v)
+        """Of the block's ends, what the load or store itself is guarded by, and the bounds of its indices."""
+        within = [bounds.name(v)] if bounds.tested(self.kernel, v) else []
+        return " & ".join([*self._guards(v, self._index_dims(v) | self._mask_dims(v)), *within])
+
+    def asked(self, v: Value) -> str:
+        """The lanes of the indices of an access that are used."""
+        tested = [v.index[d] for d in bounds.tested(self.kernel, v)]
+        return " & ".join(self._guards(v, self._dims_over(tested)))
+
+    def _guards(self, v: Value, dims: frozenset[str]) -> list[str]:
         parts = [f"{n}_mask" for n in self.shape_names if n in dims]  # of one row there is no block's end
-        return " & ".join([*parts, *(self.name(a) for a in (v.args if v.op == "load" else v.args[1:]))])
+        return [*parts, *(self.name(a) for a in (v.args if v.op == "load" else v.args[1:]))]
 
     def _is_realigned(self, v: Value) -> bool:
         """Of a realigned row, whole vectors; what is guarded by a mask of its own goes element by element."""
@@ -521,8 +528,11 @@ class Printer:
 
     def _index_dims(self, v: Value) -> frozenset[str]:
         """The dimensions of the tile over which the address varies."""
-        names = {s.name for e in v.index for s in e.free_symbols}
-        for e in v.index:
+        return self._dims_over(v.index)
+
+    def _dims_over(self, index: Iterable[sympy.Expr]) -> frozenset[str]:
+        names = {s.name for e in index for s in e.free_symbols}
+        for e in index:
             for m in values_in(e):
                 names |= self.kernel.value(m).axes
         return self._dims(names)

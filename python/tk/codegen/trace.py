@@ -371,6 +371,8 @@ _DIRECT = (
     aten.cumsum,
     aten.embedding,
     aten.embedding_dense_backward,
+    aten.index_add,  # decomposed into index_put, which counts from the end too
+    aten.index_copy,
 )
 _FURTHER = (
     aten._softmax, aten._log_softmax, aten.gelu, aten.gelu_backward, aten.native_layer_norm,
@@ -383,7 +385,7 @@ _FURTHER = (
     aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten.softshrink, aten.hardshrink, aten.celu, aten.selu,
     aten._prelu_kernel, aten.special_entr, aten.special_xlog1py, aten.special_log_ndtr, aten.huber_loss,
     aten.smooth_l1_loss, aten.mse_loss, aten.nll_loss_forward, aten.nll_loss_backward,
-    aten._fused_rms_norm, aten._fused_rms_norm_backward, aten.index_add, aten.index_copy,
+    aten._fused_rms_norm, aten._fused_rms_norm_backward,
 )  # fmt: skip
 
 

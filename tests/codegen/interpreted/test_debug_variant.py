@@ -54,7 +54,7 @@ def test_what_is_not_finite_is_said(bad: float, capsys: pytest.CaptureFixture) -
         assert f"tk.looked_up: NaN or infinity in {name}, so many times in this program: " in said
 
 
-def test_without_it_nothing_is_checked() -> None:
+def test_without_it_the_message_is_a_trap() -> None:
     weight, at = torch.randn(6, 16)[:5], torch.tensor([[0, 5]])  # there is memory behind the last row
-    found = build(look_up, debug=False, **TEXTS)
-    assert len(list(host.run_all(found, weight, at))) >= 1
+    with pytest.raises(Exception, match="index out of bounds: a trap"):
+        list(host.run_all(build(look_up, debug=False, **TEXTS), weight, at))

@@ -275,6 +275,29 @@ def _index_put(call: Call, x: Any, indices: Sequence[Any], values: Any, accumula
     return scattered(call, "add" if accumulate else "set", x, source, place)
 
 
+@rule("aten.index_add", "aten.index_copy")
+def _index_add(call: Call, x: Any, dim: int, at: Any, source: Any, *, alpha: Any = 1) -> Lazy:
+    """What stands at a place of `dim` in the source is put at the place that `at` has there."""
+    kind = "add" if base_name(call) == "index_add" else "set"
+    if not x.shape:  # one element, as of a dimension of size 1
+        x = Lazy((sympy.Integer(1),), x.dtype, lambda e, i, x=x: e.read(x, ()))
+        found = _index_add(call, x, 0, at, source, alpha=alpha)
+        return Lazy((), x.dtype, lambda e, i: e.read(found, (sympy.Integer(0),)))
+    d = normal_dim(dim, len(x.shape))
+    shape = (*x.shape[:d], at.shape[0] if at.shape else sympy.Integer(1), *x.shape[d + 1 :])
+    factor = operand(alpha, shape, x.dtype)
+
+    def read(e: Emitter, index: Index) -> int:
+        value = e.cast(e.read(source, index if source.shape else ()), x.dtype)
+        return value if alpha == 1 else e.op("mul", x.dtype, value, factor(e, index))
+
+    def place(e: Emitter, index: Index) -> Index:
+        row = wrapped(e, e.read(at, (index[d],) if at.shape else ()), x.shape[d], False)
+        return (*index[:d], row, *index[d + 1 :])
+
+    return scattered(call, kind, x, Lazy(shape, x.dtype, read), place)
+
+
 def _masked_put(call: Call, x: Lazy, masks: Sequence[Lazy], given: Sequence[int], values: Lazy,
                 accumulate: bool) -> Lazy:  # fmt: skip
     """One value for all that a mask selects; several would be counted out by its contents."""
