@@ -2,8 +2,6 @@
 
 #include <dlfcn.h>
 
-#include <optional>
-
 #include "error.h"
 
 namespace tk::ops {
@@ -13,12 +11,25 @@ namespace {
 struct Context;
 using GlobalContext = Context&();
 using ContextFlag = bool(const Context*);
-enum class Float32Op : int { Conv = 1 };  // at::Float32Op
+// Of at::Float32Backend, at::Float32Op and at::Float32Precision, what is asked for here.
+enum class Float32Backend : int { Cuda = 1 };
+enum class Float32Op : int { Conv = 1, Matmul = 3 };
+enum class Float32Precision : int { Tf32 = 2 };
 
 // A const member function of at::Context that takes nothing: called like a function of the object's address.
 bool context_flag(ContextFlag* flag) {
   static auto* const global = torch_symbol<GlobalContext>("libtorch_cpu.so", "_ZN2at13globalContextEv");
   return global && flag && flag(&global());
+}
+
+// What a setting comes to, with those above it that it inherits from. allowTF32CuBLAS and allowTF32CuDNN, which tell of
+// the older switches, raise an error where the newer ones say something else.
+bool is_tf32(Float32Op op) {
+  using Precision = Float32Precision(const Context*, Float32Backend, Float32Op);
+  static auto* const global = torch_symbol<GlobalContext>("libtorch_cpu.so", "_ZN2at13globalContextEv");
+  static auto* const precision = torch_symbol<Precision>(
+      "libtorch_cpu.so", "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE");
+  return global && precision && precision(&global(), Float32Backend::Cuda, op) == Float32Precision::Tf32;
 }
 
 }  // namespace
@@ -40,18 +51,8 @@ void* current_stream(int32_t device) {
   return stream;
 }
 
-bool allows_tf32() {
-  static auto* const flag = torch_symbol<ContextFlag>("libtorch_cpu.so", "_ZNK2at7Context15allowTF32CuBLASEv");
-  return context_flag(flag);
-}
-
-bool allows_tf32_in_convolutions() {
-  using OptionalFlag = bool(const Context*, std::optional<Float32Op>);
-  static auto* const global = torch_symbol<GlobalContext>("libtorch_cpu.so", "_ZN2at13globalContextEv");
-  static auto* const flag =
-      torch_symbol<OptionalFlag>("libtorch_cpu.so", "_ZNK2at7Context14allowTF32CuDNNESt8optionalINS_9Float32OpEE");
-  return global && flag && flag(&global(), Float32Op::Conv);
-}
+bool allows_tf32() { return is_tf32(Float32Op::Matmul); }
+bool allows_tf32_in_convolutions() { return is_tf32(Float32Op::Conv); }
 
 bool wants_deterministic() {
   static auto* const flag = torch_symbol<ContextFlag>("libtorch_cpu.so", "_ZNK2at7Context23deterministicAlgorithmsEv");

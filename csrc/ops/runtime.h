@@ -22,10 +22,11 @@ Function* torch_symbol(const char* library, const char* name) {
 // never a substitute.
 void* current_stream(int32_t device);
 
-// torch.backends.cuda.matmul.allow_tf32; false where this torch does not tell.
+// Whether torch.backends.cuda.matmul.fp32_precision comes to "tf32", which the older allow_tf32 and
+// torch.set_float32_matmul_precision set as well; false where this torch does not tell.
 bool allows_tf32();
 
-// torch.backends.cudnn.conv's, for convolutions; false where this torch does not tell.
+// Likewise torch.backends.cudnn.conv.fp32_precision, for convolutions.
 bool allows_tf32_in_convolutions();
 
 // torch.are_deterministic_algorithms_enabled(); false where this torch does not tell.

@@ -191,10 +191,29 @@ class Changing(nn.Module):
 _offset = 1.0
 
 
-def test_globals_are_those_of_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As documented: what a module's globals become later is not seen."""
+def test_globals_are_those_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Changing()
     with tk.use(model):
-        monkeypatch.setattr(f"{__name__}._offset", 2.0)
         torch.testing.assert_close(model(X), F.gelu(X) + 1)
+        monkeypatch.setattr(f"{__name__}._offset", 2.0)
+        torch.testing.assert_close(model(X), F.gelu(X) + 2)
     torch.testing.assert_close(model(X), F.gelu(X) + 2)
+
+
+def many_names(count: int) -> Callable[[Tensor], Tensor]:
+    """A function that reads so many globals, the one that is replaced last."""
+    sums = " + ".join(f"name_{i}" for i in range(count))
+    names = {f"name_{i}": 0.0 for i in range(count)} | {"F": F}
+    exec(f"def forward(self, x):\n    return self.F * x + {sums} + F.gelu(x) + F.relu(x)", names)
+    return names["forward"]
+
+
+@pytest.mark.parametrize("count", [3, 100, 126, 127, 200, 300])
+def test_how_many_names_there_are(count: int) -> None:
+    """An instruction has a byte for the number of a name, and more where another instruction stands before it."""
+    cls = type("ManyNames", (nn.Module,), {"forward": many_names(count), "F": 2.0})
+    model = cls()
+    report = tk.use(model)
+    torch.testing.assert_close(model(X), 2 * X + F.gelu(X) + F.relu(X))
+    assert report[0].replaced or report[0].reason == "forward reads too many names"
+    assert report[0].replaced or count >= 120

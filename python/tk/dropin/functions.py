@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 import tk
@@ -26,10 +28,44 @@ from tk.functional import find as find_function
 from tk.functional._call import AUTOCAST_TO_FLOAT32
 from tk.heuristics.problem import describe
 
-__all__ = ["StandIn", "Target", "is_served", "stand_ins"]
+__all__ = ["Place", "StandIn", "Target", "is_served", "stand_ins"]
 
 Function = Callable[..., Any]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model's code looks a function up: ``F.gelu`` is the name "F" in the model's module, which leads to the
+    module torch.nn.functional, and there the name "gelu".
+
+    root: the model's module, or what stands for it. first: what its name led to. owner: the module that has the
+    function under ``name``, the root itself for a name alone.
+    """
+
+    root: Any
+    root_name: str
+    first: Any
+    owner: Any
+    name: str
+    original: Function
+
+    def guarded(self, ours: Function) -> Function:
+        """ours, as long as the original stands there: both names are looked at in every call, for either may be
+        patched. Then that is called, as the model wrote it."""
+        root, root_name, first, owner, name, original = (
+            self.root, self.root_name, self.first, self.owner, self.name, self.original,
+        )  # fmt: skip
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if getattr(owner, name, None) is original and getattr(root, root_name, None) is first:
+                return ours(*args, **kwargs)
+            found = getattr(root, root_name)
+            if owner is not root:
+                found = getattr(owner if found is first else found, name)
+            return found(*args, **kwargs)
+
+        return call
 
 
 @dataclass(frozen=True)
@@ -49,8 +85,9 @@ class Target:
         return self.arch == "cpu" or not self.only_faster
 
     def takes(self, first: Any, *others: Any, optional: tuple[Any, ...] = ()) -> bool:
-        """Plain tensors of this device and of one dtype that there are kernels for; under autocast of several."""
-        if not _is_plain(first):
+        """Plain tensors of this device and of one dtype that there are kernels for; under autocast of several. Nothing
+        where a mode wants to see torch's function."""
+        if not _is_plain(first) or _is_intercepted():
             return False
         device, dtype = first.device, first.dtype
         if device.type != self.device_type or dtype not in DTYPES:
@@ -82,10 +119,22 @@ class Target:
 
 @dataclass(frozen=True)
 class StandIn:
-    """op: the function of tk that ``function`` calls."""
+    """op: the function of tk that ``function`` calls in the place of ``original``."""
 
     op: str
     function: Function
+    original: Function
+
+
+def _is_intercepted() -> bool:
+    """By a TorchFunctionMode of the user's, which would see an op of tk where it waits for a function of torch. A
+    default device is one as well, and changes nothing for tensors that there are."""
+    if torch.compiler.is_exporting():
+        return False  # which traces with modes of its own
+    count = torch._C._len_torch_function_stack()
+    if count == 0:
+        return False
+    return any(type(torch._C._get_function_stack_at(i)) is not DeviceContext for i in range(count))
 
 
 def _is_plain(t: Any) -> bool:
@@ -401,6 +450,22 @@ def _is_transformed() -> bool:
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
+def _has_chosen_backends() -> bool:
+    """Whether some of torch's backends are switched off, by ``torch.nn.attention.sdpa_kernel`` or for good: then one of
+    the others is asked for."""
+    backends = torch.backends.cuda
+    return not (
+        backends.flash_sdp_enabled()
+        and backends.mem_efficient_sdp_enabled()
+        and backends.math_sdp_enabled()
+        and backends.cudnn_sdp_enabled()
+    )
+
+
+# While tracing it is run, not traced.
+_has_chosen_backends._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _sdpa(target: Target, original: Function) -> Function:
     def scaled_dot_product_attention(
         query: Tensor,
@@ -436,7 +501,7 @@ def _attends(
             return False
         kind = "bool" if mask.dtype is torch.bool else "bias"
     needs_gradient = _needs_gradient(q, k, v)
-    if _is_transformed():
+    if _is_transformed() or _has_chosen_backends():
         return False
     if not target.is_fast(speed.attention(q.dtype, kind, q.shape[-1]), q.shape[-2], q, k, v):
         return False
@@ -492,40 +557,53 @@ def _own(name: str) -> Function:
     return found
 
 
-# By what stands for it in torch; some functions have two names there.
-_OPS: Mapping[str, tuple[Callable[[Target, Function], Function], tuple[Function, ...]]] = {
-    "linear": (_linear, (F.linear,)),
-    "mm": (_mm, (torch.mm,)),
-    "addmm": (_addmm, (torch.addmm,)),
-    "bmm": (_bmm, (torch.bmm,)),
-    "matmul": (_matmul, (torch.matmul,)),
-    "conv1d": (_conv(1), (F.conv1d,)),
-    "conv2d": (_conv(2), (F.conv2d,)),
-    "conv3d": (_conv(3), (F.conv3d,)),
-    "layer_norm": (_layer_norm, (F.layer_norm,)),
-    "rms_norm": (_rms_norm, (F.rms_norm,)),
-    "group_norm": (_group_norm, (F.group_norm,)),
-    "gelu": (_gelu, (F.gelu,)),
-    "silu": (_silu, (F.silu,)),
-    "softmax": (_softmax("softmax"), (F.softmax, torch.softmax)),
-    "log_softmax": (_softmax("log_softmax"), (F.log_softmax, torch.log_softmax)),
-    "embedding": (_embedding, (F.embedding,)),
-    "sdpa": (_sdpa, (F.scaled_dot_product_attention,)),
+# With where torch has what they stand for; some functions have two names there.
+_OPS: Mapping[str, tuple[Callable[[Target, Function], Function], tuple[tuple[ModuleType, str], ...]]] = {
+    "linear": (_linear, ((F, "linear"),)),
+    "mm": (_mm, ((torch, "mm"),)),
+    "addmm": (_addmm, ((torch, "addmm"),)),
+    "bmm": (_bmm, ((torch, "bmm"),)),
+    "matmul": (_matmul, ((torch, "matmul"),)),
+    "conv1d": (_conv(1), ((F, "conv1d"),)),
+    "conv2d": (_conv(2), ((F, "conv2d"),)),
+    "conv3d": (_conv(3), ((F, "conv3d"),)),
+    "layer_norm": (_layer_norm, ((F, "layer_norm"),)),
+    "rms_norm": (_rms_norm, ((F, "rms_norm"),)),
+    "group_norm": (_group_norm, ((F, "group_norm"),)),
+    "gelu": (_gelu, ((F, "gelu"),)),
+    "silu": (_silu, ((F, "silu"),)),
+    "softmax": (_softmax("softmax"), ((F, "softmax"), (torch, "softmax"))),
+    "log_softmax": (_softmax("log_softmax"), ((F, "log_softmax"), (torch, "log_softmax"))),
+    "embedding": (_embedding, ((F, "embedding"),)),
+    "sdpa": (_sdpa, ((F, "scaled_dot_product_attention"),)),
 }
 _FLEX = "torch.nn.attention.flex_attention"
 
 
 def stand_ins(target: Target) -> dict[Function, StandIn]:
-    """By the function that they stand for. Left out are those whose ops are in no loaded pack."""
+    """By the function that they stand for. Left out are those whose ops are in no loaded pack, and functions that are
+    not torch's own at this time."""
     found = {}
-    for op, (make, originals) in _OPS.items():
+    for op, (make, places) in _OPS.items():
         if op in tk.functional.FUNCTIONS and find_function(op) is None:
             continue
-        for original in originals:
-            found[original] = StandIn(op, make(target, original))
-    if (module := sys.modules.get(_FLEX)) is not None:  # a model that calls it has imported it
-        found[module.flex_attention] = StandIn("flex_attention", _flex_attention(target, module.flex_attention))
+        for module, name in places:
+            if (original := _own_of_torch(module, name)) is not None:
+                found[original] = StandIn(op, make(target, original), original)
+    module_of_flex = sys.modules.get(_FLEX)  # a model that calls it has imported it
+    if module_of_flex is not None and (original := _own_of_torch(module_of_flex, "flex_attention")) is not None:
+        found[original] = StandIn("flex_attention", _flex_attention(target, original), original)
     return found
+
+
+def _own_of_torch(module: ModuleType, name: str) -> Function | None:
+    """A function of torch's under its name; None where something else stands in its place."""
+    function = getattr(module, name, None)
+    if isinstance(function, BuiltinFunctionType):
+        own = (getattr(torch._C._nn, name, None), getattr(torch._C._VariableFunctions, name, None))
+        return function if any(function is f for f in own) else None
+    is_own = isinstance(function, FunctionType) and function.__code__.co_filename == module.__file__
+    return function if is_own else None
 
 
 def is_served(function: Function, *args: Any, needs_gradient: bool = False) -> bool:

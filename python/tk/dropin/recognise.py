@@ -231,7 +231,7 @@ def rope_stand_in(target: Target, model: nn.Module, function: FunctionType) -> S
             return rope(q, cos[0], sin[0]), rope(k, cos[0], sin[0])
         return function(q, k, cos, sin, *args, **kwargs)
 
-    return StandIn("rope", rotate)
+    return StandIn("rope", rotate, function)
 
 
 def _fits(target: Target, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:

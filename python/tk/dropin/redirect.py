@@ -1,15 +1,19 @@
 """Copies of functions that call something else by the names that they use.
 
-A copy has the code, the defaults and the closure of the original, and other globals: those of its module as they are
-now, with the names that lead to a redirected function bound to its stand-in — ``silu``, ``F.silu``,
-``torch.nn.functional.silu``, or a helper that calls one of them, which is copied as well. Nothing that others see is
-changed, a call costs no more than before, and torch.compile and torch.export see plain Python.
+A copy has the defaults, the closure and the globals of the original, and its code, but that the names that lead to a
+redirected function are others: ``silu``, ``F.silu``, ``torch.nn.functional.silu``, or a helper that calls one of them,
+which is copied as well. The other names are added to the module's globals, and are gone with the copies. What the
+module has otherwise is not changed, and neither is what anyone else sees: so the copies see what is patched there, a
+call costs no more than before, and torch.compile and torch.export see plain Python.
 """
 
 from __future__ import annotations
 
 import copy
 import dis
+import itertools
+import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -17,11 +21,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from tk.dropin.functions import StandIn
+from tk.dropin.functions import Place, StandIn
 
 __all__ = ["Redirector", "is_redirected", "mark"]
 
 _MARK = "__tk_redirected__"
+_Path = tuple[str, ...]
 _NOT_FOLLOWED = ("torch", "tk", "typing", "collections", "functools", "math", "logging", "warnings")
 
 
@@ -42,7 +47,7 @@ class Redirector:
         self._replacements = dict(replacements)
         self._copies: dict[FunctionType, FunctionType | None] = {}
         self._ops: dict[FunctionType, tuple[str, ...]] = {}
-        self._shims: dict[int, ModuleType] = {}
+        self._names = _Names()
 
     def add(self, original: Callable[..., Any], stand_in: StandIn) -> None:
         """One more, before anything is copied."""
@@ -83,14 +88,20 @@ class Redirector:
         return self._ops[function]
 
     def copy(self, function: FunctionType) -> FunctionType:
-        """Raises ValueError for what cannot be copied: it writes its module's globals, or asks for ``__name__``, which
-        a copy has not (torch.compile would look its globals up in the module of that name)."""
+        """A method of a model. Raises ValueError for what cannot be copied."""
+        made = self._copy(function)
+        made.__dict__[_NAMES] = self._names  # which live as long as one of these does
+        return made
+
+    def _copy(self, function: FunctionType) -> FunctionType:
         made = self._copies.get(function)
         if made is None:
-            _check(function)
-            own_globals = {k: v for k, v in function.__globals__.items() if k != "__name__"}
             made = FunctionType(
-                function.__code__, own_globals, function.__name__, function.__defaults__, self._closure(function)
+                function.__code__,
+                function.__globals__,
+                function.__name__,
+                function.__defaults__,
+                self._closure(function),
             )
             self._copies[function] = made  # first, for a function that calls itself
             made.__kwdefaults__ = function.__kwdefaults__
@@ -101,20 +112,43 @@ class Redirector:
                 function.__module__,
             )
             made.__annotations__ = function.__annotations__
-            own_globals.update(self._bindings(function))
+            made.__code__ = _renamed(function.__code__, self._other_names(function))
             mark(made)
         return made
 
-    def _bindings(self, function: FunctionType) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def _other_names(self, function: FunctionType) -> dict[_Path, str]:
+        """By the path that leads to what is redirected, the name that stands for the path's first."""
+        found: dict[_Path, str] = {}
         for path, stand_in in self._hits(function):
-            found[path[0]] = stand_in.function if len(path) == 1 else self._shim(function.__globals__[path[0]])
+            place = _place(function, path, stand_in.original)
+            name = self._names.of(function.__globals__, path[0])
+            if len(path) == 1:
+                self._names.put(function.__globals__, name, place.guarded(stand_in.function))
+            else:
+                self._put_below(function, path, name, place.guarded(stand_in.function))
+            found[path] = name
         for name, helper in self._helpers(function):
             if name in function.__globals__ and self.ops(helper):
-                found[name] = self.copy(helper)
-        for name, table in self._tables(function):
-            found[name] = self._redirected_table(function.__globals__[name], table)
+                place = _place(function, (name,), helper)
+                found[name,] = self._names.of(function.__globals__, name)
+                self._names.put(function.__globals__, found[name,], place.guarded(self._copy(helper)))
+        for name, entries in self._tables(function):
+            found[name,] = self._names.of(function.__globals__, name)
+            table = self._redirected_table(function.__globals__[name], entries)
+            self._names.put(function.__globals__, found[name,], table)
         return found
+
+    def _put_below(self, function: FunctionType, path: _Path, name: str, stand_in: Callable[..., Any]) -> None:
+        """In a module that has nothing but stand-ins, and modules like it."""
+        module = function.__globals__.get(name)
+        if module is None:
+            module = ModuleType(path[0])
+            self._names.put(function.__globals__, name, module)
+        for part in path[1:-1]:
+            if part not in vars(module):
+                vars(module)[part] = ModuleType(part)
+            module = vars(module)[part]
+        vars(module)[path[-1]] = stand_in
 
     def _closure(self, function: FunctionType) -> tuple[CellType, ...] | None:
         """A decorator holds the function that it wraps in a cell."""
@@ -124,7 +158,7 @@ class Redirector:
         for cell in function.__closure__:
             content = _content(cell)
             is_changed = isinstance(content, FunctionType) and _is_followed(content) and self.ops(content)
-            cells.append(CellType(self.copy(content)) if is_changed else cell)
+            cells.append(CellType(self._copy(content)) if is_changed else cell)
         return tuple(cells)
 
     # --- What a function calls by name ---
@@ -163,22 +197,111 @@ class Redirector:
         made = copy.copy(table)
         made._local_mapping = dict(table._local_mapping)
         for name, function in entries.items():
-            made[name] = self.copy(function)
+            made[name] = _guarded_entry(table, name, function, self._copy(function))
         return made
 
-    # --- Modules in which functions are looked up ---
 
-    def _shim(self, module: ModuleType) -> ModuleType:
-        """torch, torch.nn or torch.nn.functional with stand-ins."""
-        if id(module) not in self._shims:
-            made = self._shims[id(module)] = ModuleType(module.__name__, module.__doc__)
-            made.__dict__.update(module.__dict__)
-            for name, value in list(vars(module).items()):
-                if any(value is m for m in _LEADING) and value is not module:
-                    made.__dict__[name] = self._shim(value)
-                elif (stand_in := self._stand_in(value)) is not None:
-                    made.__dict__[name] = stand_in.function
-        return self._shims[id(module)]
+# --- What is called while nothing is patched ---
+
+
+def _place(function: FunctionType, path: _Path, original: Callable[..., Any]) -> Place:
+    root: Any = sys.modules.get(function.__module__ or "")
+    if root is None or vars(root) is not function.__globals__:
+        root = _Namespace(function.__globals__)
+    first = owner = function.__globals__[path[0]]
+    for name in path[1:-1]:
+        owner = vars(owner)[name]
+    return Place(root, path[0], first, root if len(path) == 1 else owner, path[-1], original)
+
+
+class _Namespace:
+    """Globals of code that is in no module."""
+
+    def __init__(self, names: dict[str, Any]):
+        self._of = names
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_of"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def _guarded_entry(table: Any, name: str, original: FunctionType, copied: FunctionType) -> Callable[..., Any]:
+    """As ``Place.guarded``, of a table's entry."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        current = table[name]
+        return copied(*args, **kwargs) if current is original else current(*args, **kwargs)
+
+    return call
+
+
+# --- The other names ---
+
+_NAMES = "__tk_names__"
+_numbers = itertools.count()
+
+
+class _Names:
+    """Names in the globals of modules that are a model's own, and go when it does."""
+
+    def __init__(self) -> None:
+        self._given: dict[tuple[int, str], str] = {}
+        self._put: list[tuple[dict[str, Any], str]] = []
+        self._number = next(_numbers)
+        weakref.finalize(self, _take_back, self._put).atexit = False
+
+    def of(self, names: dict[str, Any], original: str) -> str:
+        return self._given.setdefault((id(names), original), f"__tk_{self._number}_{original}")
+
+    def put(self, names: dict[str, Any], name: str, value: Any) -> None:
+        if name not in names:
+            self._put.append((names, name))
+        names[name] = value
+
+
+def _take_back(put: list[tuple[dict[str, Any], str]]) -> None:
+    for names, name in put:
+        names.pop(name, None)
+
+
+def _renamed(code: CodeType, names: Mapping[_Path, str]) -> CodeType:
+    """The code with other names for the first of these paths, wherever it reads one of them.
+
+    Raises ValueError where an instruction has no room for one more name.
+    """
+    consts = tuple(_renamed(c, names) if isinstance(c, CodeType) else c for c in code.co_consts)
+    sites = {i.offset: new for i, path in _reads(code) if (new := _first_of(path, names)) is not None}
+    known, instructions = list(code.co_names), bytearray(code.co_code)
+    by_name: dict[str, set[str | None]] = {}
+    for instruction in dis.get_instructions(code):
+        if instruction.opcode in dis.hasname:
+            by_name.setdefault(instruction.argval, set()).add(sites.get(instruction.offset))
+    for instruction in dis.get_instructions(code):
+        new = sites.get(instruction.offset)
+        if new is None:
+            continue
+        if by_name[instruction.argval] == {new}:  # nothing reads the old one
+            known[code.co_names.index(instruction.argval)] = new
+            continue
+        if new not in known:
+            known.append(new)
+        # From 3.11 on the lowest bit says whether a NULL is pushed as well.
+        is_shifted = sys.version_info >= (3, 11)
+        arg = known.index(new)
+        arg = arg << 1 | (instruction.arg or 0) & 1 if is_shifted else arg
+        at, has_more = instruction.offset, (instruction.arg or 0) > 0xFF
+        if arg > (0xFFFF if has_more else 0xFF):
+            raise ValueError(f"{code.co_name} reads too many names")
+        instructions[at + 1] = arg & 0xFF
+        if has_more:
+            instructions[at - 1] = arg >> 8
+    return code.replace(co_consts=consts, co_names=tuple(known), co_code=bytes(instructions))
+
+
+def _first_of(path: _Path, names: Mapping[_Path, str]) -> str | None:
+    return next((names[path[:n]] for n in range(1, len(path) + 1) if path[:n] in names), None)
 
 
 _LEADING = (torch, nn, nn.functional)
@@ -215,20 +338,30 @@ def _codes(function: FunctionType) -> Iterator[CodeType]:
         waiting += [c for c in code.co_consts if isinstance(c, CodeType)]
 
 
-def _paths(function: FunctionType) -> list[tuple[str, ...]]:
-    """What is read of globals: ("F", "silu") for F.silu."""
-    found: dict[tuple[str, ...], None] = {}
+def _reads(code: CodeType) -> Iterator[tuple[dis.Instruction, _Path]]:
+    """Each instruction that reads a global, with all that is read of that: ("F", "silu") for F.silu."""
+    first: dis.Instruction | None = None
+    path: _Path = ()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "LOAD_GLOBAL":
+            if first is not None:
+                yield first, path
+            first, path = instruction, (instruction.argval,)
+        elif first is not None and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            path = (*path, instruction.argval)
+        elif first is not None and instruction.opname not in ("CACHE", "PUSH_NULL", "EXTENDED_ARG"):
+            yield first, path
+            first = None
+    if first is not None:
+        yield first, path
+
+
+def _paths(function: FunctionType) -> list[_Path]:
+    """What is read of globals, and of what."""
+    found: dict[_Path, None] = {}
     for code in _codes(function):
-        path: tuple[str, ...] = ()
-        for instruction in dis.get_instructions(code):
-            if instruction.opname == "LOAD_GLOBAL":
-                path = (instruction.argval,)
-            elif path and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                path = (*path, instruction.argval)
-            elif instruction.opname not in ("CACHE", "PUSH_NULL", "EXTENDED_ARG"):
-                path = ()
-            if path:
-                found[path] = None
+        for _, path in _reads(code):
+            found.update(dict.fromkeys(path[:n] for n in range(1, len(path) + 1)))
     return list(found)
 
 
@@ -240,12 +373,3 @@ def _resolved(function: FunctionType, path: tuple[str, ...]) -> Any:
             return None
         value = vars(value).get(name)
     return value
-
-
-def _check(function: FunctionType) -> None:
-    for code in _codes(function):
-        for instruction in dis.get_instructions(code):
-            if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-                raise ValueError(f"{function.__qualname__} writes the global {instruction.argval}")
-            if instruction.opname == "LOAD_GLOBAL" and instruction.argval in ("__name__", "globals"):
-                raise ValueError(f"{function.__qualname__} asks for {instruction.argval}")

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from tk.ops.product import allows_tf32
+
 __all__ = ["Bands", "Rule", "attention", "convolution", "convolution_op", "describe", "find", "holds", "product"]
 __all__ += ["serves_training"]
 
@@ -81,7 +83,7 @@ def serves_training(arch: str, op: str) -> bool:
 
 def product(op: str, dtype: torch.dtype, *pitches: int) -> str:
     """The line of a product. pitches: elements from row to row of its operands, or what stands for that."""
-    if dtype not in _16_BITS and not torch.backends.cuda.matmul.allow_tf32:
+    if dtype not in _16_BITS and not allows_tf32():
         return f"{op} float32"
     kind, step = ("16-bit", 64) if dtype in _16_BITS else ("tf32", 32)
     return f"{op} {kind} aligned" if all(p % step == 0 for p in pitches) else f"{op} {kind}"

@@ -22,6 +22,7 @@ from tk.flex import matching, mods, reference, registry, trace
 from tk.flex.trace import Traced
 from tk.generated import register
 from tk.ops import _register, flex
+from tk.ops.product import allows_tf32
 
 forward_op, backward_op = flex.forward, flex.backward
 
@@ -190,7 +191,7 @@ def _own_call(traced: Traced, args: Sequence[Any], suffix: str = "") -> tuple[An
     query, scale = args[0], args[_SCALE]
     given = zip(args[_FIRST_LIST:_SCALE], _nothing(query.device))  # noqa: B905  # both eleven
     optional = [nothing if x is None else x for x, nothing in given]
-    is_tf32 = query.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    is_tf32 = query.dtype is torch.float32 and allows_tf32()
     band = _band(traced, args[_INTS]) if args[_FIRST_LIST] is None else _NO_BAND
     of_captures = args[_OF_CAPTURES] if suffix else True
     numbers = [scale, *floats, args[_SCALE + 1], args[_SCALE + 2], *band, int(is_tf32), *ints,

@@ -76,7 +76,8 @@ def conv2d(
         stride, dilation: one number, or one for each dimension.
         padding: likewise, or "valid" (none) or "same" (the result has the input's size; stride 1 only).
         activation: "none", "relu", "gelu", "gelu_tanh" or "silu", applied before the result is rounded.
-        precision: of float32, "ieee" or "tf32"; by default as torch's switch for cuDNN's convolutions says.
+        precision: of float32, "ieee" or "tf32"; by default as
+            ``torch.backends.cudnn.conv.fp32_precision`` (or the older ``torch.backends.cudnn.allow_tf32``) says.
         config: a config's name or number, for this call; by default the predicted fastest.
 
     Returns:

@@ -47,7 +47,7 @@ def mm(
         activation: "none", "relu", "gelu", "gelu_tanh" or "silu", applied before the result is rounded.
         out_dtype: that of the operands (the default) or float32.
         precision: of float32 products, "ieee" or "tf32"; by default as
-            ``torch.backends.cuda.matmul.allow_tf32`` says.
+            ``torch.backends.cuda.matmul.fp32_precision`` (or the older ``allow_tf32``) says.
         config: a config's name or number, for this call; by default the predicted fastest.
         out: where the result goes, ``[M, N]`` of the result's dtype, sharing no memory with the operands.
 

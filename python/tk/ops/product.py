@@ -76,6 +76,18 @@ def settings(
     return ACTIVATIONS[activation], out_dtype, PRECISIONS[precision], pinned, mode
 
 
+def allows_tf32() -> bool:
+    """Whether torch rounds float32 to tf32 in products on CUDA: what ``torch.backends.cuda.matmul.fp32_precision`` comes
+    to, with the settings that it inherits from. (``allow_tf32`` sets it as well, but cannot be read once that was set.)
+    """
+    return torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32"
+
+
+# torch.compile cannot trace the question, which has the answer of the moment in which it traces; the state that it
+# guards has the switch.
+allows_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def explained(error: Exception, op: str, optional: Sequence[str] = ("bias",), **tensors: Any) -> Exception:
     """The error that the caller should see. optional: those of the tensors that may be None."""
     for name, value in tensors.items():
