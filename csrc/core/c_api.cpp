@@ -73,7 +73,7 @@ uint32_t preload(tk_op op, int32_t ordinal) {
   } else {
     const char* const name = op_names().name(op);
     if (!name) fail(TK_INVALID_ARGUMENT, "op ", op, " was never given out by tk_intern_op");
-    ops.push_back(runtime().registry.find(name, device.arch()));
+    ops = runtime().registry.find(name, device.arch());
   }
   const ContextGuard context(device.driver(), device.context());
   std::set<std::pair<const Pack*, uint32_t>> images;

@@ -83,8 +83,6 @@ class Judge {
 
 // --- Messages ---
 
-std::string build_line(const Problem& problem) { return text("python -m tk build --arch ", problem.device.arch()); }
-
 std::string name_of(const Problem& problem, const Candidate& candidate) {
   const format::Variant& variant = variant_of(problem, candidate.variant);
   return text(problem.pack.string(variant.kernel), " ", problem.config_name(variant.config));
@@ -119,9 +117,9 @@ std::string reasons(const Problem& problem, const std::vector<Candidate>& candid
 [[noreturn]] void fail_nothing_fits(const Problem& problem, const std::vector<Candidate>& candidates) {
   if (candidates.empty())
     fail(TK_VARIANT_NOT_FOUND, "no kernel was compiled for ", problem.text(), " on sm_", problem.device.arch(),
-         " (key ", problem.key, " of ", problem.pack.path(), "); build one: ", build_line(problem));
+         " (key ", problem.key, " of ", problem.pack.path(), "); ", build_advice(problem.device.arch()));
   fail(TK_VARIANT_NOT_FOUND, "none of the ", candidates.size(), " variants for ", problem.text(),
-       " can run: ", reasons(problem, candidates), "; build another: ", build_line(problem));
+       " can run: ", reasons(problem, candidates), "; ", build_advice(problem.device.arch()));
 }
 
 [[noreturn]] void fail_config_missing(const Problem& problem, uint32_t config) {
@@ -240,6 +238,11 @@ Choice choose(Problem& problem) {
   Choice choice;
   if (choose_measured(problem, choice)) return choice;
   return choose_predicted(problem);
+}
+
+bool can_run(Problem& problem) {
+  std::vector<Candidate> failed;
+  return choose_cheapest(problem, numbers(problem), Chosen::Predicted, failed).has_value();
 }
 
 std::vector<Candidate> candidates(Problem& problem) {

@@ -17,6 +17,9 @@ struct Choice {
 // Throws TK_INVALID_ARGUMENT for a config that does not exist or does not fit, TK_VARIANT_NOT_FOUND when nothing fits.
 Choice choose(Problem& problem);
 
+// Whether something fits, whatever config the call names.
+bool can_run(Problem& problem);
+
 // What became of a candidate: its cost, or why it cannot run (a text that lives as long as the process).
 struct Candidate {
   uint32_t variant;

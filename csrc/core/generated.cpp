@@ -13,8 +13,6 @@ static_assert(TK_PARAM_TENSOR == static_cast<int>(format::ParamKind::Tensor) &&
               TK_PARAM_INT == static_cast<int>(format::ParamKind::Int) &&
               TK_PARAM_BOOL == static_cast<int>(format::ParamKind::Bool));
 
-bool is_generated(const Pack& pack, const format::Op& op) { return *pack.string(op.schema) != 0; }
-
 tk_code code_of(const Pack& pack, format::Expr expr) {
   const Code words = pack.code(expr);
   return {words.data(), words.size()};
@@ -43,6 +41,8 @@ tk_result result_of(const Pack& pack, const format::Output& output) {
 }
 
 }  // namespace
+
+bool is_generated(const Pack& pack, const format::Op& op) { return *pack.string(op.schema) != 0; }
 
 const GeneratedOps::Entry* GeneratedOps::find(std::string_view name) const {
   const auto found = by_name_.find(name);

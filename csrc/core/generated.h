@@ -12,6 +12,9 @@
 
 namespace tk {
 
+// Whether the pack says what the op takes and returns.
+bool is_generated(const Pack& pack, const format::Op& op);
+
 // Not locked: the registry is.
 class GeneratedOps {
  public:

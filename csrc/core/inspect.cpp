@@ -67,7 +67,8 @@ std::vector<tk_pack_info> packs() {
 std::vector<tk_op_info> ops(const tk_pack* handle) {
   const Pack& pack = known(handle);
   std::vector<tk_op_info> out;
-  for (const format::Op& op : pack.all<format::Op>())
+  for (const format::Op& op : pack.all<format::Op>()) {
+    const Pack* const first = runtime().registry.before(pack, pack.string(op.name));
     out.push_back({.name = pack.string(op.name),
                    .schema = pack.string(op.schema),
                    .n_tensors = op.n_tensors,
@@ -77,7 +78,9 @@ std::vector<tk_op_info> ops(const tk_pack* handle) {
                    .n_buckets = op.buckets.count,
                    .n_configs = op.configs.count,
                    .n_variants = op.variants.count,
-                   .n_pins = op.pins.count});
+                   .n_pins = op.pins.count,
+                   .served_by = first ? first->path().c_str() : nullptr});
+  }
   return out;
 }
 

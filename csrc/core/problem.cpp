@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "choose.h"
+
 namespace tk {
 namespace {
 
@@ -69,6 +71,24 @@ std::string tensor_text(const tk_tensor& t) {
   return out;
 }
 
+// The op that serves a call; see Problem's first constructor.
+OpInPack serving(const tk_call& call) {
+  const Device& device = runtime().devices.get(call.device);
+  const std::vector<OpInPack> found = runtime().registry.find(name_of(call), device.arch());
+  if (found.size() == 1) return found.front();
+  const OpInPack* accepting = nullptr;
+  for (const OpInPack& op : found) {
+    try {
+      Problem problem(call, op);
+      if (can_run(problem)) return op;
+      if (!accepting) accepting = &op;
+    } catch (const Error& error) {
+      if (error.status() != TK_INVALID_ARGUMENT) throw;  // the arguments are wrong for this pack
+    }
+  }
+  return accepting ? *accepting : found.front();
+}
+
 }  // namespace
 
 void check_call(const tk_call* call) {
@@ -86,12 +106,10 @@ void check_call(const tk_call* call) {
            " are possible, and -1 where it is absent");
 }
 
-Problem::Problem(const tk_call& call)
-    : call(call),
-      device(runtime().devices.get(call.device)),
-      found(runtime().registry.find(name_of(call), device.arch())),
-      pack(*found.pack),
-      op(*found.op) {
+Problem::Problem(const tk_call& call) : Problem(call, serving(call)) {}
+
+Problem::Problem(const tk_call& call, const OpInPack& found)
+    : call(call), device(runtime().devices.get(call.device)), found(found), pack(*found.pack), op(*found.op) {
   check_arguments();
   evaluate_op();
   check_values();

@@ -12,9 +12,12 @@ namespace tk {
 void check_call(const tk_call* call);
 
 struct Problem {
-  // Finds device, op and bucket. Throws as Devices::get and Registry::find, and TK_INVALID_ARGUMENT for a call that
-  // does not have the op's arguments, or whose arguments fail one of its checks.
+  // Finds device, op and bucket. The op is of the pack that serves the call: of those that have it the first with a
+  // kernel for it, else the first whose checks it passes. Throws as Devices::get and Registry::find, and
+  // TK_INVALID_ARGUMENT for a call that does not have the op's arguments, or whose arguments fail one of its checks.
   explicit Problem(const tk_call& call);
+  // As one of the packs has the op.
+  Problem(const tk_call& call, const OpInPack& found);
 
   Scope scope() const { return {&call, device.fields().data(), locals.data()}; }
   const char* op_name() const { return pack.string(op.name); }

@@ -20,18 +20,37 @@ std::optional<uint32_t> suitability(uint32_t arch, bool ptx, uint32_t gpu) {
 }
 
 constexpr char kDefinitions[] = "ops.tkpack";
+constexpr char kSuffix[] = ".tkpack";
 
 std::string arch_text(uint32_t arch, bool ptx) { return text(ptx ? "ptx" : "sm_", arch); }
 
 // sm90.tkpack, ptx80.tkpack
 bool parse_name(std::string_view name, uint32_t& arch, bool& ptx) {
-  constexpr std::string_view kSuffix = ".tkpack";
   ptx = name.starts_with("ptx");
   if ((!ptx && !name.starts_with("sm")) || !name.ends_with(kSuffix)) return false;
   name = name.substr(ptx ? 3 : 2);
-  name.remove_suffix(kSuffix.size());
+  name.remove_suffix(std::strlen(kSuffix));
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), arch);
   return error == std::errc() && end == name.data() + name.size();
+}
+
+// The files that a path stands for: itself where it is there, else those with an architecture before its suffix.
+std::vector<std::string> files_of(const std::string& path) {
+  const std::filesystem::path whole(path);
+  std::error_code missing;
+  if (whole.extension() != kSuffix || std::filesystem::exists(whole, missing)) return {path};
+  std::vector<std::string> found;
+  const std::string stem = whole.stem().string() + ".";
+  const auto folder = whole.has_parent_path() ? whole.parent_path() : std::filesystem::path(".");
+  for (const auto& file : std::filesystem::directory_iterator(folder, missing)) {
+    const std::string name = file.path().filename().string();
+    uint32_t arch;
+    bool ptx;
+    if (name.starts_with(stem) && parse_name(std::string_view(name).substr(stem.size()), arch, ptx))
+      found.push_back((whole.parent_path() / name).string());
+  }
+  std::ranges::sort(found);
+  return found.empty() ? std::vector{path} : found;
 }
 
 bool allows_unrooted() {
@@ -46,6 +65,13 @@ std::string joined(const std::set<std::string>& items) {
 }
 
 }  // namespace
+
+std::string build_advice(uint32_t arch) {
+  if (arch < 80) return "tk build makes none for GPUs older than sm_80";
+  // An sm_80 cubin serves all of 8.x; what is newer than 9.0 compiles PTX itself.
+  const char* const built = arch < 90 ? "80" : arch == 90 ? "90" : "ptx80";
+  return text("build one: python -m tk build FILE.py -o my.tkpack --arch ", built);
+}
 
 std::atomic<uint64_t> Registry::generation_{1};
 
@@ -153,6 +179,10 @@ Registry::Builtin* Registry::best_builtin(uint32_t arch) {
 // --- Packs of users ---
 
 void Registry::load(const std::string& path) {
+  for (const std::string& file : files_of(path)) load_file(file);
+}
+
+void Registry::load_file(const std::string& path) {
   std::unique_ptr<const Pack> pack = Pack::open(path);
   std::unique_lock lock(mutex_);
   find_builtins();
@@ -173,12 +203,14 @@ bool Registry::is_loaded(const Pack& pack) const {
          std::any_of(user_.begin(), user_.end(), [&](const auto& p) { return same(p.get()); });
 }
 
-// Two packs for one architecture with one op name: which of them would run is nobody's guess.
+// Two packs for one architecture with one op name: which of them would run is nobody's guess. Of an op whose packs say
+// what it takes and returns GeneratedOps has made sure that they mean the same: there the first serves, and another
+// what the first has no kernel for.
 void Registry::check_clash(const Pack& pack) const {
   const auto compare = [&](const Pack* other) {
     if (!other || other->arch() != pack.arch() || other->is_ptx() != pack.is_ptx()) return;
     for (const format::Op& op : pack.all<format::Op>())
-      if (other->find_op(pack.string(op.name)))
+      if (!is_generated(pack, op) && other->find_op(pack.string(op.name)))
         fail(TK_PACK_ERROR, "op \"", pack.string(op.name), "\" for ", arch_text(pack.arch(), pack.is_ptx()),
              " is in both ", other->path(), " and ", pack.path(),
              "; leave one of them out, or rename the op and build again");
@@ -189,35 +221,24 @@ void Registry::check_clash(const Pack& pack) const {
 
 // --- Finding an op ---
 
-OpInPack Registry::find(const char* op, uint32_t arch) {
+std::vector<OpInPack> Registry::find(const char* op, uint32_t arch) {
   std::unique_lock lock(mutex_);
-  const OpInPack found = find_open(op, arch);
-  if (!found.op) fail_not_found(op, arch);
+  std::vector<OpInPack> found = find_open(op, arch);
+  if (found.empty()) fail_not_found(op, arch);
   return found;
 }
 
-OpInPack Registry::find_open(const char* op, uint32_t arch) {
-  const OpInPack user = find_open_user(op, arch);
-  Builtin* const builtin = best_builtin(arch);
-  if (!builtin) return user;
-  const auto ours = suitability(builtin->arch, builtin->ptx, arch);
-  if (user.pack && suitability(user.pack->arch(), user.pack->is_ptx(), arch) > ours) return user;
-  const Pack& pack = open(*builtin);
-  const format::Op* const found = pack.find_op(op);
-  return found ? OpInPack{&pack, found} : user;
-}
-
-OpInPack Registry::find_open_user(const char* op, uint32_t arch) const {
-  OpInPack best;
-  std::optional<uint32_t> best_suitability;
-  for (const auto& pack : user_) {
-    const auto suits = suitability(pack->arch(), pack->is_ptx(), arch);
-    const format::Op* const found = pack->find_op(op);
-    if (!found || !suits || suits <= best_suitability) continue;
-    best = {pack.get(), found};
-    best_suitability = suits;
-  }
-  return best;
+std::vector<OpInPack> Registry::find_open(const char* op, uint32_t arch) {
+  std::vector<OpInPack> found;
+  const auto suits = [&](const Pack& pack) { return suitability(pack.arch(), pack.is_ptx(), arch); };
+  const auto add = [&](const Pack& pack) {
+    if (!suits(pack)) return;
+    if (const format::Op* const row = pack.find_op(op)) found.push_back({&pack, row});
+  };
+  if (Builtin* const builtin = best_builtin(arch)) add(open(*builtin));
+  for (const auto& pack : user_) add(*pack);
+  std::ranges::stable_sort(found, std::greater{}, [&](const OpInPack& row) { return *suits(*row.pack); });
+  return found;
 }
 
 std::vector<OpInPack> Registry::all(uint32_t arch) {
@@ -230,7 +251,7 @@ std::vector<OpInPack> Registry::all(uint32_t arch) {
   for (const auto& pack : user_)
     if (suitability(pack->arch(), pack->is_ptx(), arch)) add(*pack);
   std::vector<OpInPack> found;
-  for (const auto& name : names) found.push_back(find_open(name.c_str(), arch));
+  for (const auto& name : names) std::ranges::copy(find_open(name.c_str(), arch), std::back_inserter(found));
   return found;
 }
 
@@ -240,7 +261,7 @@ void Registry::fail_not_found(const char* op, uint32_t arch) {
     if (pack->find_op(op)) archs.insert(arch_text(pack->arch(), pack->is_ptx()));
   for (const Builtin& builtin : builtins_)
     if (!builtin.pack || builtin.pack->find_op(op)) archs.insert(arch_text(builtin.arch, builtin.ptx));
-  const std::string build = text("python -m tk build FILE.py -o my.tkpack --arch ", arch);
+  const std::string build = build_advice(arch);
   if (best_builtin(arch) || archs.empty())
     fail(TK_VARIANT_NOT_FOUND, "no pack has an op \"", op, "\" for sm_", arch,
          archs.empty() ? "" : "; it is there for " + joined(archs),
@@ -248,9 +269,9 @@ void Registry::fail_not_found(const char* op, uint32_t arch) {
              ? ""
              : "; " + unrooted_ +
                    " was left aside, for this library was built without roots (set TK_UNROOTED_PACKS=1 to use it)",
-         "; load a pack that has it (tk.load_pack, TK_PACK_PATH) or build one: ", build);
+         "; load a pack that has it (tk.load_pack, TK_PACK_PATH) or ", build);
   fail(TK_UNSUPPORTED, "op \"", op, "\" has no kernels for this GPU (sm_", arch, "); there are kernels for ",
-       joined(archs), "; build some: ", build);
+       joined(archs), "; ", build);
 }
 
 std::vector<Registry::Listed> Registry::list() {
@@ -267,6 +288,15 @@ std::vector<Registry::Listed> Registry::list() {
   if (definitions_) rows.push_back({definitions_->path(), true, definitions_.get(), ""});
   for (const auto& pack : user_) rows.push_back({pack->path(), false, pack.get(), ""});
   return rows;
+}
+
+const Pack* Registry::before(const Pack& pack, const char* op) {
+  for (const Listed& row : list()) {
+    if (row.pack == &pack) break;
+    if (row.pack && row.pack->arch() == pack.arch() && row.pack->is_ptx() == pack.is_ptx() && row.pack->find_op(op))
+      return row.pack;
+  }
+  return nullptr;
 }
 
 // --- Generated ops ---

@@ -45,6 +45,9 @@ struct OpInPack {
   const format::Op* op = nullptr;
 };
 
+// The end of a message: "build one: " and the line that does, with an architecture that can be built for this GPU.
+std::string build_advice(uint32_t arch);
+
 using PinKey = std::tuple<const format::Op*, int64_t, std::array<int64_t, 4>>;
 
 class Registry {
@@ -54,13 +57,16 @@ class Registry {
   // Opens the definitions of the library's own generated ops, if it has some. Throws TK_PACK_ERROR when there is
   // another directory already, or when they cannot be used; the directory's kernels then still can.
   void set_builtin_directory(const std::string& path);
+  // A file; or, of a pack that was built for several architectures and whose name stands for all of its files
+  // (my.tkpack: my.sm80.tkpack, my.sm90.tkpack), each of them: which one serves is a matter of the GPU of a call.
   // Loading a pack twice does nothing. Throws TK_PACK_ERROR.
   void load(const std::string& path);
 
-  // The pack that serves an op on a GPU: its own architecture's, else an older one's that runs there too, else PTX.
-  // Throws TK_VARIANT_NOT_FOUND or TK_UNSUPPORTED, saying what there is instead.
-  OpInPack find(const char* op, uint32_t arch);
-  // Every op that a GPU has.
+  // The packs that serve an op on a GPU, the first before the others: those of its own architecture, then of an older
+  // one that runs there too, then PTX; of one architecture the library's own pack, then the others as they were loaded.
+  // There is one at least: else throws TK_VARIANT_NOT_FOUND or TK_UNSUPPORTED, saying what there is instead.
+  std::vector<OpInPack> find(const char* op, uint32_t arch);
+  // Every op that a GPU has, from each pack that serves it.
   std::vector<OpInPack> all(uint32_t arch);
 
   // The ops whose packs say what they take and return: see tk_generated_op_at and tk_reserve_op.
@@ -75,6 +81,8 @@ class Registry {
     std::string problem;  // why
   };
   std::vector<Listed> list();
+  // The pack that serves an op before `pack` does, on every GPU; nullptr when that itself is the first.
+  const Pack* before(const Pack& pack, const char* op);
 
   void pin(const PinKey& key, std::optional<uint32_t> config);
   std::optional<uint32_t> pinned(const PinKey& key);
@@ -98,9 +106,9 @@ class Registry {
   const Pack& open(Builtin& builtin);
   Builtin* best_builtin(uint32_t arch);
   bool is_loaded(const Pack& pack) const;
+  void load_file(const std::string& path);
   void check_clash(const Pack& pack) const;
-  OpInPack find_open(const char* op, uint32_t arch);
-  OpInPack find_open_user(const char* op, uint32_t arch) const;
+  std::vector<OpInPack> find_open(const char* op, uint32_t arch);
   [[noreturn]] void fail_not_found(const char* op, uint32_t arch);
 
   const std::span<const Root> roots_;

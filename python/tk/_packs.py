@@ -46,6 +46,7 @@ class OpInfo(ctypes.Structure):
         ("n_configs", ctypes.c_uint32),
         ("n_variants", ctypes.c_uint32),
         ("n_pins", ctypes.c_uint32),
+        ("served_by", ctypes.c_char_p),
     ]
 
 
@@ -103,7 +104,8 @@ def _open_packs() -> Iterator[tuple[PackInfo, ctypes.c_void_p]]:
 @dataclass(frozen=True)
 class Pack:
     """arch: "sm_90", "ptx80" for PTX that serves what is newer, "any" for ops defined without kernels; "" when it
-    cannot be used. size: of the file, bytes. problem: why it cannot be used, "" when it can."""
+    cannot be used. size: of the file, bytes. problem: why it cannot be used, "" when it can. shared: of its ops those
+    that a pack loaded earlier serves, (name, that pack's path): this one serves what that has no kernel for."""
 
     path: str
     arch: str
@@ -114,26 +116,36 @@ class Pack:
     size: int
     is_builtin: bool
     problem: str
+    shared: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         if self.problem:
             return f"{self.path}: not used: {self.problem}"
-        return (
+        text = (
             f"{self.path}: {self.arch}, {', '.join(self.ops)}, {self.variants} variants, {self.images} images, "
             f"{self.size / 1e6:.1f} MB, {self.compiler}"
         )
+        return f"{text}; {self.served_first()}" if self.shared else text
+
+    def served_first(self) -> str:
+        """Which ops another pack serves first, in words; "" when none."""
+        by_path: dict[str, list[str]] = {}
+        for op, path in self.shared:
+            by_path.setdefault(path, []).append(op)
+        return "; ".join(f"{path} first serves {_few(tuple(ops))}" for path, ops in by_path.items())
 
 
 class Packs(Records[Pack]):
     """Packs, the package's own first."""
 
-    header = ("path", "arch", "ops", "variants", "images", "MB", "compiler")
+    header = ("path", "arch", "ops", "variants", "images", "MB", "compiler", "served by another first")
 
     @staticmethod
     def cells(row: Pack) -> tuple[object, ...]:
         if row.problem:
-            return row.path, *[None] * 5, f"not used: {row.problem}"
-        return row.path, row.arch, _few(row.ops), row.variants, row.images, row.size / 1e6, row.compiler
+            return row.path, *[None] * 5, f"not used: {row.problem}", ""
+        counts = (row.variants, row.images, row.size / 1e6)
+        return row.path, row.arch, _few(row.ops), *counts, row.compiler, row.served_first()
 
 
 def _few(names: tuple[str, ...], most: int = 4) -> str:
@@ -195,6 +207,7 @@ def _pack(info: PackInfo) -> Pack:
         info.file_size,
         is_builtin,
         "",
+        tuple((op.name.decode(), op.served_by.decode()) for op in ops if op.served_by),
     )
 
 

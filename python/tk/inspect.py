@@ -90,9 +90,14 @@ def supports(op: str, *args: Any, **kwargs: Any) -> Support:
 def load_pack(path: str | os.PathLike[str]) -> None:
     """Brings the kernels of a pack in, for the life of the process. Its generated ops become ``torch.ops.tk.<name>``.
 
+    Of a pack that was built for several architectures (my.sm80.tkpack, my.sm90.tkpack), ``my.tkpack`` stands for all of
+    its files: each GPU is served by the one that suits it. An op that a loaded pack has as well, the same by its
+    fingerprint or definition, is served by that pack where it has a kernel for the call, and by this one where not;
+    ``tk.packs()`` says so.
+
     Raises:
-        tk.PackError: the file is missing, damaged, of another version, or holds an op that a loaded pack of the same
-            architecture holds as well, or one whose name means something else.
+        tk.PackError: the file is missing, damaged, of another version, or holds an op whose name means something else
+            in a loaded pack.
     """
     status = ctypes.c_int()
     error = _library.ops().tk_ops_load_pack(os.fsencode(path), status)

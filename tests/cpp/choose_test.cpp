@@ -152,7 +152,7 @@ TEST_F(ChooseTest, AKeyWithoutKernelsIsNotFound) {
   Call c("op", {make_tensor({4, 64}, 6)});
   tk_choice choice;
   expect_error(tk_choose(c.get(), &choice), TK_VARIANT_NOT_FOUND,
-               {"float32[4, 64]", "sm_90", "python -m tk build --arch 90"});
+               {"float32[4, 64]", "sm_90", "python -m tk build FILE.py -o my.tkpack --arch 90"});
 }
 
 TEST_F(ChooseTest, EqualTimesGoToTheLowerNumber) {

@@ -74,6 +74,171 @@ TEST_F(RegistryTest, TwoPacksWithOneOpClash) {
   EXPECT_STREQ(choice.kernel_name, "one") << "the first one still serves";
 }
 
+// --- The same op in several packs ---
+
+// An op of one tensor that any number of packs may have: what it takes and returns is the same in all of them. Its only
+// kernel is for a dtype and for columns of a certain size.
+Op shared_op(const std::string& kernel, int64_t columns, int32_t dtype_number = 15, const std::string& meta = "{}") {
+  Op op{.name = "flex_0123456789abcdef",
+        .n_tensors = 2,
+        .variants = {Variant{.kernel = kernel,
+                             .constraints = {{size(0, 1) == columns, "its number of columns"}},
+                             .launches = {Launch{.args = {pointer(0), pointer(1)}}}}},
+        .outputs = {{dtype(0), {size(0, 0)}, {1}}},
+        .params = {{.name = "x", .rank = 2}},
+        .checks = {{dtype(0) == dtype_number, "x must be of its dtype"}},
+        .meta = meta};
+  op.schema = op.name + "(Tensor x, int config=-1, int mode=0) -> Tensor";
+  return op;
+}
+
+class SharedOpTest : public RegistryTest {
+ protected:
+  static constexpr char kName[] = "flex_0123456789abcdef";
+  static Call call(int64_t columns, int32_t dtype_number = 15) {
+    return Call(kName, {make_tensor({4, columns}, dtype_number), make_tensor({4}, dtype_number)});
+  }
+  std::string kernel(int64_t columns, int32_t dtype_number = 15) {
+    tk_choice choice{};
+    Call made = call(columns, dtype_number);
+    return tk_choose(made.get(), &choice) == TK_OK ? choice.kernel_name : tk_last_error();
+  }
+  std::string add(const std::string& file, const Op& op, uint32_t arch = 90) {
+    const std::string path = dir_.write(file, {.ops = {op}, .arch = arch});
+    EXPECT_EQ(tk_load_pack(path.c_str()), TK_OK) << tk_last_error();
+    return path;
+  }
+};
+
+TEST_F(SharedOpTest, TheFirstServesAndTheSecondAddsWhatItLacks) {
+  add("first.tkpack", shared_op("first_64", 64));
+  Op more = shared_op("second_64", 64);
+  more.variants.push_back(shared_op("second_96", 96).variants[0]);
+  add("second.tkpack", more);
+  EXPECT_EQ(kernel(64), "first_64");
+  EXPECT_EQ(kernel(96), "second_96");
+  Call launch = call(96);
+  EXPECT_EQ(launched(launch).size(), 1u);
+  EXPECT_NE(kernel(100).find("first_64"), std::string::npos) << "what the first needs is said";
+  uint32_t modules = 0;
+  ASSERT_EQ(tk_preload(tk_intern_op(kName), 0, &modules), TK_OK) << tk_last_error();
+  EXPECT_EQ(modules, 2u) << "of both packs";
+}
+
+TEST_F(SharedOpTest, AnotherDtypeComesFromAnotherPack) {
+  add("bf16.tkpack", shared_op("bf16", 64, 15));
+  add("fp32.tkpack", shared_op("fp32", 64, 6));
+  EXPECT_EQ(kernel(64, 15), "bf16");
+  EXPECT_EQ(kernel(64, 6), "fp32");
+  EXPECT_NE(kernel(64, 5).find("x must be of its dtype"), std::string::npos);
+  Call made(kName, {make_tensor({4, 64}, 6), absent_tensor()});
+  tk_tensor out{};
+  uint32_t count = 0;
+  ASSERT_EQ(tk_outputs(made.get(), &out, 1, &count), TK_OK) << tk_last_error();
+  EXPECT_EQ(out.dtype, 6) << "the outputs are those of the pack whose checks hold";
+}
+
+TEST_F(SharedOpTest, AConfigIsOneOfThePackThatServes) {
+  add("first.tkpack", shared_op("first", 64));
+  Op other = shared_op("other", 96);
+  other.configs = {"slow", "fast"};
+  other.variants[0].config = 1;
+  add("second.tkpack", other);
+  tk_choice choice{};
+  Call made = call(96);
+  made.call.config = 1;
+  ASSERT_EQ(tk_choose(made.get(), &choice), TK_OK) << tk_last_error();
+  EXPECT_STREQ(choice.config_name, "fast");
+  EXPECT_EQ(choice.pack_path, (dir_ / "second.tkpack").string());
+}
+
+TEST_F(SharedOpTest, AMeasuredConfigIsKeptForThePackThatServes) {
+  add("first.tkpack", shared_op("first", 64));
+  Op other = shared_op("slow", 96);
+  other.configs = {"one", "two"};
+  other.variants.push_back(shared_op("two", 96).variants[0]);
+  other.variants[1].config = 1;
+  other.variants[1].cost = 5;
+  add("second.tkpack", other);
+  EXPECT_EQ(kernel(96), "slow");
+  Call made = call(96);
+  ASSERT_EQ(tk_pin(made.get(), 1), TK_OK) << tk_last_error();
+  EXPECT_EQ(kernel(96), "two");
+  EXPECT_EQ(kernel(64), "first");
+}
+
+TEST_F(SharedOpTest, AnotherDefinitionIsRefusedAndBothPacksAreNamed) {
+  const auto first = add("first.tkpack", shared_op("first", 64));
+  const auto second = dir_.write("second.tkpack", {.ops = {shared_op("second", 64, 15, "{\"other\": 1}")}});
+  expect_error(tk_load_pack(second.c_str()), TK_PACK_ERROR, {first, second, "another one"});
+  EXPECT_EQ(kernel(64), "first");
+}
+
+TEST_F(SharedOpTest, TheListsSayWhoServes) {
+  const auto first = add("first.tkpack", shared_op("first", 64));
+  add("second.tkpack", shared_op("second", 64));
+  add("other.tkpack", shared_op("other", 64), 80);
+  const auto loaded = packs();
+  ASSERT_EQ(loaded.size(), 3u);
+  EXPECT_EQ(ops(loaded[0].pack).at(0).served_by, nullptr);
+  EXPECT_EQ(ops(loaded[1].pack).at(0).served_by, first);
+  EXPECT_EQ(ops(loaded[2].pack).at(0).served_by, nullptr) << "it is for other GPUs";
+}
+
+TEST_F(SharedOpTest, AnOlderArchitectureServesWhatTheOwnLacks) {
+  use({FakeGpu{.major = 8, .minor = 6}});
+  add("sm80.tkpack", shared_op("sm_80", 96), 80);
+  add("sm86.tkpack", shared_op("sm_86", 64), 86);
+  EXPECT_EQ(kernel(64), "sm_86");
+  EXPECT_EQ(kernel(96), "sm_80");
+}
+
+// --- A pack of several files ---
+
+TEST_F(RegistryTest, ANameStandsForTheFilesOfAllArchitectures) {
+  const std::vector<std::tuple<int, int, std::string>> wanted = {{8, 0, "sm_80"}, {8, 6, "sm_80"},  {8, 9, "sm_80"},
+                                                                 {9, 0, "sm_90"}, {10, 0, "ptx80"}, {12, 0, "ptx80"}};
+  for (const auto& [major, minor, expected] : wanted) {
+    use({FakeGpu{.major = major, .minor = minor}});
+    dir_.write("my.sm80.tkpack", sm80);
+    dir_.write("my.sm90.tkpack", sm90);
+    dir_.write("my.ptx80.tkpack", ptx80);
+    dir_.write("my.other.tkpack", pack_for(90, false, "other"));
+    dir_.write("not_my.sm90.tkpack", pack_for(90, false, "other"));
+    ASSERT_EQ(tk_load_pack((dir_ / "my.tkpack").c_str()), TK_OK) << tk_last_error();
+    EXPECT_EQ(packs().size(), 3u);
+    tk_choice choice{};
+    ASSERT_EQ(choose("op", choice), TK_OK) << tk_last_error();
+    EXPECT_EQ(choice.kernel_name, expected);
+  }
+}
+
+TEST_F(RegistryTest, AFileOfThatNameStandsForItselfAlone) {
+  dir_.write("my.tkpack", pack_for(90, false, "mine"));
+  dir_.write("my.sm90.tkpack", sm90);
+  ASSERT_EQ(tk_load_pack((dir_ / "my.tkpack").c_str()), TK_OK) << tk_last_error();
+  EXPECT_EQ(packs().size(), 1u);
+}
+
+TEST_F(RegistryTest, APackOfSeveralFilesIsFoundInTheCurrentFolder) {
+  const auto before = std::filesystem::current_path();
+  dir_.write("my.sm90.tkpack", sm90);
+  std::filesystem::current_path(dir_.string());
+  EXPECT_EQ(tk_load_pack("my.tkpack"), TK_OK) << tk_last_error();
+  std::filesystem::current_path(before);
+}
+
+TEST_F(RegistryTest, AdviceNamesAnArchitectureThatCanBeBuilt) {
+  const std::vector<std::tuple<int, int, std::string>> wanted = {
+      {8, 0, "--arch 80"},     {8, 6, "--arch 80"},     {8, 9, "--arch 80"},       {9, 0, "--arch 90"},
+      {10, 0, "--arch ptx80"}, {12, 1, "--arch ptx80"}, {7, 5, "older than sm_80"}};
+  for (const auto& [major, minor, expected] : wanted) {
+    use({FakeGpu{.major = major, .minor = minor}});
+    tk_choice choice{};
+    expect_error(choose("missing", choice), TK_VARIANT_NOT_FOUND, {expected});
+  }
+}
+
 TEST_F(RegistryTest, ThePackOfAnotherArchitectureDoesNotClash) {
   load(pack_for(90));
   load(pack_for(80));
@@ -186,6 +351,24 @@ TEST_F(BuiltinTest, ClashesWithAUsersPackInEitherOrder) {
   ASSERT_EQ(tk_set_builtin_directory(dir_.string().c_str()), TK_OK);
   tk_choice choice;
   expect_error(choose("op", choice), TK_PACK_ERROR, {"\"op\"", "sm90.tkpack", "user.tkpack"});
+}
+
+TEST_F(BuiltinTest, ServesBeforeAUsersPackWithTheSameOp) {
+  const auto shared = [](const std::string& kernel) {
+    Op op{.name = "gelu",
+          .n_tensors = 1,
+          .schema = "gelu(Tensor(a!) x, int config=-1, int mode_bits=0) -> ()",
+          .params = {{.name = "x", .flags = format::kMutated}}};
+    op.variants[0].kernel = kernel;
+    return op;
+  };
+  install({{"sm90.tkpack", {.ops = {shared("ours")}}}});
+  load(PackSpec{.ops = {shared("theirs")}});
+  tk_choice choice;
+  Call call("gelu", {make_tensor({})});
+  ASSERT_EQ(tk_choose(call.get(), &choice), TK_OK) << tk_last_error();
+  EXPECT_STREQ(choice.kernel_name, "ours");
+  EXPECT_EQ(ops(packs().at(1).pack).at(0).served_by, (dir_ / "sm90.tkpack").string());
 }
 
 TEST_F(BuiltinTest, AUsersPackAddsOps) {

@@ -15,7 +15,7 @@ from environment import ROOT, Environment
 @pytest.fixture(scope="session")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("user")
-    (source,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/add-a-kernel.md").read_text(), re.DOTALL)
+    source = re.findall(r"```python\n(.*?)```", (ROOT / "docs/add-a-kernel.md").read_text(), re.DOTALL)[0]
     (folder / "scale.py").write_text(source)
     command = [sys.executable, "-m", "tk", "build", "scale.py", "-o", "scale.tkpack", "--arch", "90"]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
@@ -27,6 +27,11 @@ def test_the_documented_kernel_is_loaded_from_a_pack(pack: Path, clean: Environm
     show = f"import tk; tk.load_pack({str(pack)!r}); print(tk.coverage().only(op='scale'))"
     shown = clean.run("-c", show).stdout
     assert "block_1024" in shown and "block_4096" in shown
+
+
+def test_the_documented_kernel_is_an_op_of_torch(pack: Path, clean: Environment):
+    call = f"import torch, tk; tk.load_pack({str(pack)!r}); print(torch.ops.tk.scale(torch.ones(2), 3.0).tolist())"
+    assert clean.run("-c", call).stdout.split() == ["[3.0,", "3.0]"]
 
 
 CALL_ALL = """

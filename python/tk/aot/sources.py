@@ -46,7 +46,9 @@ def families_of(module: ModuleType, debug: bool = False) -> list[Family]:
     for family in found:
         if not isinstance(family, Family):
             raise BuildError(f"{module.__name__}: {family!r} is no Family")
-    return [*found, *_generated(module, debug), *_mods(module), *_between_products(module)]
+    own = {family.op.name for family in found}  # of such a function under @tk.op the kernels are written by hand
+    generated = [family for family in _generated(module, debug) if family.op.name not in own]
+    return [*found, *generated, *_mods(module), *_between_products(module)]
 
 
 def _generated(module: ModuleType, debug: bool) -> list[Family]:

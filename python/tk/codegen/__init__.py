@@ -13,9 +13,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tk.aot.spec import Family
+    from tk.aot.spec import Family, Op
+    from tk.generated.declare import Declared
 
-__all__ = ["families_of", "show"]
+__all__ = ["families_of", "op_of", "show"]
 
 
 def families_of(module: ModuleType, debug: bool = False) -> list[Family]:
@@ -30,6 +31,15 @@ def families_of(module: ModuleType, debug: bool = False) -> list[Family]:
     ]
     is_own = module.__name__.startswith("tk.kernels.") and not debug
     return [replace(f, tuned=f.op.name) for f in families] if is_own else families
+
+
+def op_of(declared: Declared) -> Op:
+    """The op that a function under ``@tk.op`` is: schema, fake, CPU path and checks, for kernels written by hand. A
+    FAMILY of this op in the function's file takes the place of the generated one (docs/add-a-kernel.md)."""
+    from tk.codegen.family import generate_any
+
+    op: Op = generate_any(declared.fn, declared.signature, declared.name, declared.grad).op
+    return op
 
 
 def show(path: Path | str, name: str, stage: str) -> str:

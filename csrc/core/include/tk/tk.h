@@ -16,7 +16,7 @@ extern "C" {
 #define TK_API __attribute__((visibility("default")))
 
 /* Bumped whenever a struct or function below changes its meaning. */
-#define TK_ABI_VERSION 1
+#define TK_ABI_VERSION 2
 
 #define TK_MAX_DIMS 8
 #define TK_MAX_TENSORS 32
@@ -84,7 +84,7 @@ typedef struct tk_choice {
   uint32_t n_launches;
   const char* config_name;
   const char* kernel_name;
-  const char* pack_path;
+  const char* pack_path; /* the pack that serves the call */
 } tk_choice;
 
 /* Why a candidate was not taken: one row per candidate of the problem's bucket, in the pack's order. */
@@ -105,7 +105,9 @@ TK_API uint32_t tk_abi_version(void);
 /* The folder of the packs that belong to this library (roots.inc has their hashes). A device's pack is opened when the
  * device is first used. A library built without roots takes packs from there only if TK_UNROOTED_PACKS=1 is set. */
 TK_API tk_status tk_set_builtin_directory(const char* path);
-/* Another pack, checked at once. Loading the same one again does nothing. */
+/* Another pack, checked at once. Loading the same one again does nothing. Of one that was built for several
+ * architectures the name without these, my.tkpack, stands for my.sm80.tkpack, my.sm90.tkpack and so on, where there is
+ * no file of that name: all are loaded, and the GPU of a call decides. */
 TK_API tk_status tk_load_pack(const char* path);
 
 /* --- Generated ops: those whose packs say what they take and return --- */
@@ -243,10 +245,11 @@ typedef struct tk_op_info {
   uint32_t n_configs;
   uint32_t n_variants;
   uint32_t n_pins;
+  const char* served_by; /* the pack, loaded earlier, that serves this op where it has a kernel; NULL: this one does */
 } tk_op_info;
 
 typedef struct tk_config_info {
-  uint32_t number; /* within the op, the same in every pack */
+  uint32_t number; /* within the op, of the pack that serves a call */
   const char* name;
   const char* params; /* a JSON object */
 } tk_config_info;

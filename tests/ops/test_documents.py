@@ -1,0 +1,92 @@
+"""Every Python block of README.md and docs/*.md runs, in order, with small tensors on the CPU; so does every `tk build`.
+
+A block that begins a file of the reader's (a decorator, a registration, a FAMILY) is written to the file that the next
+`tk build` line names."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+INLINE_BUILD = re.compile(r"`(tk build [\w.]+\.py [^`]*)`")
+
+# Smaller sizes, and what is only there with a GPU.
+SMALLER = {"14336": "112", "4096": "64", "512": "8", "1024": "16"}
+NEEDS_A_GPU = "tk.preload()"
+
+
+def blocks(document: Path) -> list[tuple[str, str]]:
+    """Language and text."""
+    return BLOCK.findall(document.read_text())
+
+
+WITH_PYTHON = [d for d in DOCUMENTS if any(language == "python" for language, _ in blocks(d))]
+
+
+def prepared() -> dict[str, Any]:
+    """What the blocks take for granted."""
+    import tk
+
+    S, B, H = 64, 2, 4
+    q, k, v = (torch.randn(B, H, S, 64, dtype=torch.bfloat16) for _ in range(3))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
+    ids = torch.arange(S).div(16, rounding_mode="floor").int()
+    return dict(tk=tk, torch=torch, q=q, k=k, v=v, S=S, B=B, H=H, model=model, ids=ids, x=torch.randn(4, 8),
+                slopes=torch.rand(H))  # fmt: skip
+
+
+def on_the_cpu(source: str) -> str:
+    for large, small in SMALLER.items():
+        source = re.sub(rf"\b{large}\b", small, source)
+    return source.replace('"cuda"', '"cpu"').replace(NEEDS_A_GPU, "pass")
+
+
+def is_a_file(source: str) -> bool:
+    return "@tk.op" in source or ".register(" in source
+
+
+def builds(text: str) -> list[list[str]]:
+    """The commands of a shell block."""
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("tk build ")]
+
+
+def tk_build(arguments: list[str], folder: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "tk", *arguments], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("document", WITH_PYTHON, ids=[d.name for d in WITH_PYTHON])
+def test_the_snippets_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("triton")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names = prepared()
+    written = ""
+    for language, text in blocks(document):
+        if language == "python" and is_a_file(text):
+            written = text
+        elif language == "python":
+            exec(compile(on_the_cpu(text), str(document), "exec"), names)
+        elif language == "sh":
+            for arguments in builds(text):
+                (tmp_path / arguments[1]).write_text(written)
+                tk_build(arguments, tmp_path)
+    for line in INLINE_BUILD.findall(document.read_text()) if written else ():  # of many kernels: what would be built
+        arguments = shlex.split(line)[1:]
+        (tmp_path / arguments[1]).write_text(written)
+        tk_build([*arguments, "--dry-run"], tmp_path)
+
+
+def test_all_documents_are_looked_at():
+    assert {"README.md", "add-a-kernel.md", "attention.md", "use.md"} <= {d.name for d in WITH_PYTHON}
