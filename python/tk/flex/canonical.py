@@ -208,11 +208,12 @@ class _Canonical:
     def __init__(self, recorded: Recorder, names: Any, refused: Callable[[str, str | None], Exception]):
         self.recorded = recorded
         self.arguments, self.leaves = names
-        self.refused = refused
+        self.make_error = refused
         self.work = fx.Graph()
         self.made: dict[fx.Node, Any] = {}
         self.known: dict[Any, fx.Node] = {}
         self.memory: dict[fx.Node, fx.Node] = {}  # of a view, and of what is written in place: whose it is
+        self.line: str | None = None  # of the mod, that asked for what is made
 
     def graph(self) -> Graph:
         result: Any = None
@@ -220,6 +221,7 @@ class _Canonical:
         for i, node in enumerate(n for n in self.recorded.graph.nodes if n.op == "placeholder"):
             self.made[node] = self._placeholder(i, node)
         for node in nodes:
+            self.line = node.meta.get("line", self.line)
             if node.op == "output":
                 result = self._of(node.args[0])
             elif node.op == "get_attr":
@@ -227,6 +229,9 @@ class _Canonical:
             elif node.op == "call_function":
                 self.made[node] = self._call(node)
         return self._numbered(result)
+
+    def refused(self, message: str) -> Exception:
+        return self.make_error(message, self.line)
 
     # --- Values ---
 
@@ -244,7 +249,7 @@ class _Canonical:
     def _constant(self, node: fx.Node) -> fx.Node:
         value = self.recorded.constants[str(node.target)]
         if value.dim() != 0:
-            raise self.refused("makes a tensor of its own; capture it", None)
+            raise self.refused("makes a tensor of its own; capture it")
         return self._full(value.item(), value.dtype)
 
     def _full(self, value: Any, dtype: torch.dtype) -> fx.Node:
@@ -259,9 +264,9 @@ class _Canonical:
             module = getattr(node.target, "__module__", "").lstrip("_")
             if node.target is not aten.sym_size.int and module not in ("operator", "torch"):
                 name = node.target.__name__  # type: ignore[union-attr]
-                raise self.refused(f"uses {name} on captured numbers; work it out before and capture it", None)
+                raise self.refused(f"uses {name} on captured numbers; work it out before and capture it")
             if meta["kind"] == "bool":
-                raise self.refused("compares captured numbers; capture the result, a bool", None)
+                raise self.refused("compares captured numbers; capture the result, a bool")
             return self._node(node.target, self._of(node.args), self._of(node.kwargs), meta)
         packet = node.target.overloadpacket.__name__
         meta = _meta(value)
@@ -271,8 +276,7 @@ class _Canonical:
         if meta.get("rank"):
             raise self.refused(
                 f"uses aten.{packet} on a whole tensor; only single values are read inside a mod: index it with "
-                "b, h, q_idx or kv_idx (or numbers made of them), and work out other things before and capture them",
-                None,
+                "b, h, q_idx or kv_idx (or numbers made of them), and work out other things before and capture them"
             )
         if packet in _CONSTANT:
             return self._full(_CONSTANT[packet], meta["dtype"])
@@ -289,7 +293,7 @@ class _Canonical:
     def _index(self, node: fx.Node, packet: str, args: Any, meta: dict[str, Any]) -> fx.Node:
         if packet == "select":
             if args[1] != 0:
-                raise self.refused("indexes a dimension that is not the first; give the indices from the front", None)
+                raise self.refused("indexes a dimension that is not the first; give the indices from the front")
             indices = [args[2]]
         else:
             indices = list(args[1])
@@ -299,7 +303,7 @@ class _Canonical:
             indices = [*source.args[1], *indices]
             source = source.args[0]
         if source.op != "placeholder" or None in indices:
-            raise self.refused("indexes something that is no captured tensor, or not from the front", None)
+            raise self.refused("indexes something that is no captured tensor, or not from the front")
         return self._node(aten.index.Tensor, (source, indices), {}, meta)
 
     def _scalar_index(self, index: Any) -> Any:
@@ -316,17 +320,17 @@ class _Canonical:
     def _pointwise(self, node: fx.Node, packet: str, args: Any, meta: dict[str, Any]) -> fx.Node:
         target: Any = node.target
         if torch.Tag.nondeterministic_seeded in target.tags:
-            raise self.refused(f"draws random numbers (aten.{packet}); capture them", None)
+            raise self.refused(f"draws random numbers (aten.{packet}); capture them")
         if packet == "_local_scalar_dense":
             raise self.refused(
-                "reads a number out of a tensor (.item(), int(), float()); use the 0-d tensor itself", None
+                "reads a number out of a tensor (.item(), int(), float()); use the 0-d tensor itself"
             )
         if any(isinstance(x, fx.Node) and x.meta.get("rank") for x in _flat(args)):
-            raise self.refused(f"uses aten.{packet} on a whole tensor; work it out before and capture it", None)
+            raise self.refused(f"uses aten.{packet} on a whole tensor; work it out before and capture it")
         if packet.endswith("_") and target._schema.is_mutable:
             return self._in_place(node, packet, args, meta)
         if target._schema.is_mutable or len(target._schema.returns) != 1:
-            raise self.refused(f"uses {target}, which no kernel has", None)
+            raise self.refused(f"uses {target}, which no kernel has")
         if (simpler := _simpler(packet, args)) is not None:
             return simpler
         kwargs = {k: v for k, v in self._of(node.kwargs).items() if k not in ("device", "layout", "pin_memory")}
@@ -336,11 +340,11 @@ class _Canonical:
         """``x.add_(y)`` as the new value of x, and of all that shares its memory."""
         plain = _functional(node.target, packet)
         if plain is None:
-            raise self.refused(f"uses {node.target}, which no kernel has", None)
+            raise self.refused(f"uses {node.target}, which no kernel has")
         self.memory[node] = written = self._memory_of(node)
         if "leaf" in getattr(self.made[written], "meta", {}):
             name = self.leaves[self.made[written].meta["leaf"]]
-            raise self.refused(f"writes {name}, which it captures (aten.{packet}); write to a .clone()", None)
+            raise self.refused(f"writes {name}, which it captures (aten.{packet}); write to a .clone()")
         dtype = meta["dtype"]
         made = self._node(plain, args, self._of(node.kwargs), {**meta, "dtype": _result_dtype(plain, args, dtype)})
         made = self._cast(made, dtype)
@@ -360,7 +364,7 @@ class _Canonical:
         key = (target, _hashable(args), _hashable(kwargs), meta.get("dtype"))
         if key not in self.known:
             node = self.work.call_function(target, args, dict(kwargs))
-            node.meta = meta
+            node.meta = {**meta, "line": self.line}
             self.known[key] = node
         return self.known[key]
 

@@ -8,6 +8,7 @@ they stand.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor, fx
+from torch._decomp import get_decompositions
 
 from tk import errors
+from tk.aot.errors import BuildError
 from tk.codegen import passes
-from tk.codegen.errors import TraceError
 from tk.codegen.ir import COMPARE, FLOATS, TEST, Axis, Builder, Kernel, value_symbol, values_in
 from tk.codegen.lazy import IR_DTYPES, Emitter, Index, Lazy
 from tk.codegen.lower import Call, _op_name
@@ -42,6 +44,13 @@ def derivative(graph: Graph, captures: Sequence[str]) -> Kernel:
     """Stores the gradient of the score as `result`; and into each of `captures`, where it is read, what is to be added
     to its gradient there. All in fp32; for `grad`, the gradient of what the graph gives."""
     return _Lowering(graph).kernel(derivative=True, captures=captures)
+
+
+def check(graph: Graph, with_derivative: bool) -> None:
+    """Raises tk.UnsupportedError for what kernels do not have."""
+    forward(graph)
+    if with_derivative and any(n.name == "score" for n in graph.arguments):
+        derivative(graph, sorted({f"c{n.meta['capture']}" for n in graph.captures if n.meta["dtype"].is_floating_point}))
 
 
 class _Scalars:
@@ -130,11 +139,12 @@ class _Lowering:
         # Meta tensors: decompositions ask for the device, and the CPU's are not those of a GPU.
         examples = [torch.empty((), dtype=self._dtype(n, derivative), device="meta") for n in self.inputs]
         try:
-            made = make_fx(run, decomposition_table=decompositions(), tracing_mode="fake")(
+            made = make_fx(run, decomposition_table=_decompositions(), tracing_mode="fake")(
                 torch.empty((), device="meta"), *examples
             )
         except (RuntimeError, NotImplementedError) as error:  # autograd has no formula
-            raise errors.UnsupportedError(f"a mod has no gradient: {str(error).strip().splitlines()[0]}") from error
+            what = "has no gradient" if derivative else "cannot be taken apart"
+            raise errors.UnsupportedError(f"a mod {what}: {str(error).strip().splitlines()[0]}") from error
         made.graph.eliminate_dead_code()
         return made.graph
 
@@ -165,7 +175,7 @@ class _Lowering:
             elif node.op == "output":
                 return [None if n is None else values[n] for n in node.args[0]]
             else:
-                raise errors.UnsupportedError(f"a mod makes {node.format_node()}, which attention kernels do not have")
+                raise _unsupported(node, "makes a tensor of its own; capture it")
         raise AssertionError("a graph without an output")
 
     def _input(self, node: fx.Node) -> Lazy:
@@ -207,21 +217,36 @@ def _by_length(flat: Sequence[Any], reads: Sequence[_Read]) -> list[list[Any]]:
 
 
 def _by_rule(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+    """What is written in place is the result from then on: make_fx has seen to it."""
     name = _op_name(node.target)
-    if name == "_operator.getitem" or name == "operator.getitem":
-        return values[node.args[0]][node.args[1]]  # type: ignore[index]
     args = fx.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
-    rule: Callable[..., Any] | None = RULES.get(name)
-    if rule is None:
-        raise unsupported(name)
+    if name == "operator.getitem":
+        return args[0][0][args[0][1]]
+    rule: Callable[..., Any] | None = RULES.get(name if name.endswith("__") else name.removesuffix("_"))
+    val = node.meta.get("val")
+    if rule is None or (isinstance(val, Tensor) and val.dim()):
+        raise _unsupported(node, f"uses {name}, which attention kernels do not have")
     try:
         return rule(Call(_Scalars(), node), *args[0], **args[1])  # type: ignore[arg-type]
-    except TraceError as error:
-        raise errors.UnsupportedError(f"a mod uses {name}: {error}") from None
+    except BuildError as error:
+        raise _unsupported(node, f"uses {name}: {error}") from None
 
 
-def unsupported(name: str) -> errors.UnsupportedError:
-    return errors.UnsupportedError(f"a mod uses {name}, which attention kernels do not have")
+def _unsupported(node: fx.Node, message: str) -> errors.UnsupportedError:
+    line = node.meta.get("line")
+    return errors.UnsupportedError(f"{line}: a mod {message}" if line else f"a mod {message}")
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """Those of tk.codegen, and of what autograd alone calls."""
+    shrink = {aten.hardshrink_backward.default: _shrink_backward, aten.softshrink_backward.default: _shrink_backward}
+    zero = {aten._efficientzerotensor.default: torch.zeros}
+    return {**get_decompositions([aten.ldexp]), **decompositions(), **shrink, **zero}
+
+
+def _shrink_backward(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
+    return torch.where((x >= -lambd) & (x <= lambd), 0.0, grad)
 
 
 def _read_of(node: fx.Node) -> _Read | None:
@@ -268,15 +293,17 @@ def _full(node: fx.Node, values: Mapping[fx.Node, Any]) -> Tensor:
 
 
 def _tagged(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-    """What the op gives. A conversion that the mod wrote rounds, others do not."""
+    """What the op gives; what is recorded of it has the mod's line. A conversion that the mod wrote rounds, others do
+    not."""
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
     mode = get_proxy_mode()
     last = mode.tracer.graph._root.prev if mode is not None else None
     result = _called(node, values)
-    if mode is not None and node.target is aten._to_copy.default:
+    if mode is not None:
         for made in _nodes_after(mode.tracer.graph, last):  # type: ignore[arg-type]
-            made.meta.setdefault("is_cast", True)
+            made.meta["is_cast"] = node.target is aten._to_copy.default
+            made.meta["line"] = node.meta.get("line")
     return result
 
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
+import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -23,6 +26,10 @@ from tk.flex.numbers import SYMBOLS, symbol
 
 aten = torch.ops.aten
 _SIZE = 2  # of captured tensors while they are traced; nothing may depend on it
+_DTYPES = frozenset({
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.uint8, torch.bool,
+})  # fmt: skip
 
 Size = tuple[fx.Node, int, str, int | None]
 """Of a captured tensor: its node, the dimension, what holds it (reads.Reads), and its value where this is structure."""
@@ -117,6 +124,10 @@ class Recorder(TorchDispatchMode):
         if _is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
+        if func is aten.log_sigmoid_forward.default:  # of two results, one for its derivative
+            with self:
+                x = args[0]
+                return torch.clamp(x, max=0.0) - torch.log1p(torch.exp(-torch.abs(x))), torch.zeros_like(x)
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.fail(Refused(f"draws random numbers (aten.{func.overloadpacket.__name__}); capture them"))
         call = _Call(self, func, args, kwargs)
@@ -126,6 +137,7 @@ class Recorder(TorchDispatchMode):
         if found is None:
             found = call.result()
         node = self.graph.call_function(func, call.node_args, call.node_kwargs)
+        node.meta["line"] = line_of(sys._getframe())
         constant = func(*call.constant_args, **call.constant_kwargs) if call.is_constant else None
         return self._result(found, node, call, constant)
 
@@ -145,6 +157,7 @@ class Recorder(TorchDispatchMode):
 
     def _result(self, found: Any, node: fx.Node, call: _Call, constant: Any) -> Any:
         if isinstance(found, Tensor):
+            self.check_dtype(found.dtype, f"makes a tensor by aten.{call.func.overloadpacket.__name__}")
             value = call.given.get(id(found)) if call.func._schema.is_mutable else None
             if value is None:
                 value = Value(ones(found.dtype, tuple(found.shape)), node, constant, call.sizes)
@@ -162,10 +175,25 @@ class Recorder(TorchDispatchMode):
 
     # --- What it must not ---
 
+    def check_dtype(self, dtype: torch.dtype, what: str) -> None:
+        if dtype not in _DTYPES:
+            known = ", ".join(sorted(str(d).removeprefix("torch.") for d in _DTYPES))
+            self.fail(Refused(f"{what} of {str(dtype).removeprefix('torch.')}; mods take {known}"))
+
     def fail(self, error: Exception) -> NoReturn:
         if self.failure is None:
             self.failure = error
         raise error
+
+
+_OWN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.abspath(__file__)) + os.sep)
+
+
+def line_of(frame: types.FrameType | None) -> str | None:
+    """file:line of the innermost frame that is neither torch's nor tk's."""
+    while frame is not None and frame.f_code.co_filename.startswith(_OWN):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else None
 
 
 def size_variable(variable: str, d: int) -> str:
@@ -182,7 +210,8 @@ class _Call:
         self.given: dict[int, Value] = {}
         self.sizes: tuple[Size, ...] | None = None
         self.is_constant: bool | None = None  # None: takes no tensors, so that it is a factory
-        self.args, self.kwargs = _mapped(args, self._value), _mapped(kwargs, self._value)
+        self.args = _mapped(args, self._value)
+        self.kwargs = {k: self._value(_known(x) if k == "alpha" else x) for k, x in kwargs.items()}
         self.node_args, self.node_kwargs = _mapped(self.args, _node_of), _mapped(self.kwargs, _node_of)
         self.constant_args: Any = None
         self.constant_kwargs: Any = None
@@ -198,6 +227,8 @@ class _Call:
         elif isinstance(x, torch.SymBool):
             x = x.node.known()  # a bool is structure
         elif isinstance(x, SYMBOLS):
+            if self.func.overloadpacket.__name__.rstrip("_") not in _TAKE_NUMBERS:
+                return x.node.known()
             self.is_constant = False
         return x
 
@@ -221,6 +252,8 @@ class _Call:
             if any(x.dim() for x in self.given.values()):
                 name = self.func.overloadpacket.__name__
                 raise Refused(f"uses aten.{name} on a whole tensor; work it out before and capture it") from error
+            if not any(x.dtype in (torch.float16, torch.bfloat16) for x in self.given.values()):
+                raise
             return self._tried("meta", lambda x: x.to("meta"))
 
     def _tried(self, device: str, prepared: Callable[[Tensor], Tensor] | None) -> Any:
@@ -237,6 +270,20 @@ class _Call:
         if _takes_device(self.func):
             kwargs["device"] = device
         return self.func(*args, **kwargs)
+
+
+# What is a number of the call there may be a tensor as well. Elsewhere it is structure.
+_TAKE_NUMBERS = frozenset({
+    "add", "sub", "rsub", "mul", "div", "true_divide", "floor_divide", "remainder", "fmod", "pow", "eq", "ne", "lt",
+    "le", "gt", "ge", "where", "clamp", "clamp_min", "clamp_max", "bitwise_and", "bitwise_or", "bitwise_xor",
+    "bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__", "__and__", "__or__", "__xor__", "full",
+    "new_full", "full_like", "scalar_tensor", "masked_fill", "fill", "lerp", "xlogy", "copysign", "select", "index",
+})  # fmt: skip
+
+
+def _known(x: Any) -> Any:
+    """A number's value, which is structure then."""
+    return x.node.known() if isinstance(x, SYMBOLS) else x
 
 
 def _mapped(x: Any, fn: Callable[[Any], Any]) -> Any:

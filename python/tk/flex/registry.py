@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tk import errors
 from tk.flex import trace
 from tk.flex.canonical import Graph, _target_name
 from tk.flex.mods import MaskMod, ScoreMod
@@ -62,7 +63,7 @@ def register(
 
     Raises:
         ValueError, TypeError: an argument that is none of these, or another pair under this name.
-        tk.UnsupportedError: a mod that no kernel can have.
+        tk.UnsupportedError: a mod that no kernel can have, or of which none has the gradient; with its line.
     """
     if not isinstance(name, str) or not name:
         raise TypeError(f"tk.flex.register: name must be a string, is {name!r}")
@@ -77,6 +78,9 @@ def register(
     for known in _registered:
         if known.name == name and known.traced.fingerprint != traced.fingerprint:
             raise ValueError(f"tk.flex.register: {name!r} is the name of another pair of mods, in {known.file}")
+    for fn, kind, graph in ((score_mod, "score_mod", traced.score), (mask_mod, "mask_mod", traced.mask)):
+        if graph is not None:
+            _check_ops(graph, backward, f"{trace.described(fn, kind)}: ")
     frame = inspect.currentframe()
     file = frame.f_back.f_code.co_filename if frame is not None and frame.f_back is not None else ""
     made = Registered(name, traced, tuple(head_dims), tuple(dtypes), backward, decode, file)
@@ -89,11 +93,27 @@ def registered(file: str | None = None) -> list[Registered]:
     return [r for r in _registered if file is None or os.path.samefile(r.file, file)]
 
 
+def _check_ops(graph: Graph, backward: bool, where: str = "") -> None:
+    """Raises tk.UnsupportedError for an op that no kernel can have. It takes the build extra to know."""
+    try:
+        from tk.flex import lowering
+    except ModuleNotFoundError:
+        return
+    try:
+        lowering.check(graph, backward)
+    except errors.UnsupportedError as error:
+        raise errors.UnsupportedError(f"{where}{error}") from error
+
+
 # --- Mods that no pack has ---
 
 
 def missing(traced: Traced, op: str) -> str:
-    """The message, after a file to start from was written to the directory for temporary files."""
+    """The message, after a file to start from was written to the directory for temporary files. Raises
+    tk.UnsupportedError for mods that none can have."""
+    for graph in (traced.score, traced.mask):
+        if graph is not None:
+            _check_ops(graph, op.endswith("_backward"), "tk.flex_attention: ")
     path = os.path.join(tempfile.gettempdir(), f"tk_{traced.fingerprint[:16]}.py")
     source = source_of(traced)
     try:

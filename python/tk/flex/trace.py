@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-import os
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -245,6 +244,7 @@ class _World:
     def leaf(self, value: Any, name: str, variable: str) -> Any:
         place = f"leaf{len(self.names)}"
         if isinstance(value, Tensor):
+            self.recorder.check_dtype(value.dtype, f"captures {name}")
             made: Any = self.recorder.tensor(place, value.dtype, value.dim(), variable, self._sizes(value, variable))
         elif variable in self.constants:
             return value
@@ -370,15 +370,12 @@ class _explaining:
         raise _refused(self.fn, self.kind, first, _line(error)) from error
 
 
-_OWN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.abspath(__file__)) + os.sep)
-
-
 def _line(error: BaseException) -> str | None:
     """file:line of the innermost frame that is neither torch's nor tk's."""
     found, tb = None, error.__traceback__
     while tb is not None:
         file = tb.tb_frame.f_code.co_filename
-        if not file.startswith(_OWN) and isinstance(tb, types.TracebackType):
+        if not file.startswith(record._OWN) and isinstance(tb, types.TracebackType):
             found = f"{file}:{tb.tb_lineno}"
         tb = tb.tb_next
     return found
