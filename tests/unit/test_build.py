@@ -28,11 +28,10 @@ from tk.aot.build import (
     Progress,
     Work,
     build,
-    check_limits,
     definitions,
-    drop_spilled,
     dry_run,
     find_work,
+    leave_out,
     plan_pack,
     predict,
     summary,
@@ -457,6 +456,21 @@ def broken(x, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def at_fault(x):
+    return x + tl.no_such_function(x)
+
+
+@triton.jit
+def calling(x, BLOCK: tl.constexpr):
+    tl.store(x + tl.arange(0, BLOCK), at_fault(1.0))
+
+
+@triton.jit
+def copying(x, BLOCK: tl.constexpr):
+    tl.store(x + tl.arange(0, BLOCK), 1.0)
+
+
+@triton.jit
 def spilling(x, BLOCK: tl.constexpr):
     """A product whose sums alone are more than the registers of one warp."""
     rows = x + tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -507,13 +521,15 @@ def test_spills_have_a_bound(cache, tmp_path):
     (artifact,) = work.done.values()
     assert artifact.spill_bytes > 1000
     assert artifact.registers == 32
-    check_limits([pack], work)
-    check_limits(*[[x] if isinstance(x, PlannedPack) else x for x in work_of(artifact.spill_bytes)])
+    assert leave_out([pack], work, io.StringIO(), False) == [pack]
+    pack, work = work_of(artifact.spill_bytes)
+    assert leave_out([pack], work, io.StringIO(), False) == [pack]
     pack, work = work_of(artifact.spill_bytes - 1)
-    with pytest.raises(
-        BuildFailed, match=rf"spilling of .*: {artifact.spill_bytes} bytes of registers spilled with 32"
-    ):
-        check_limits([pack], work)
+    for any_variant in (False, True):
+        with pytest.raises(
+            BuildFailed, match=rf"spilling of .*: {artifact.spill_bytes} bytes of registers spilled with 32"
+        ):
+            leave_out([pack], work, io.StringIO(), any_variant)
 
 
 def test_what_may_be_left_out_is_where_it_spills(cache, tmp_path):
@@ -522,11 +538,39 @@ def test_what_may_be_left_out_is_where_it_spills(cache, tmp_path):
     kernel = replace(spills, plan=lambda point: replace(spills.plan(point), droppable=point.dtype == 1))
     pack = plan_pack([Family(OP, (kernel,), lambda k, p: True)], SM80, tmp_path / "x.tkpack")
     out = io.StringIO()
-    with pytest.raises(BuildFailed, match=r"spilling of spilling\[dtype=0\] .* registers spilled"):
+    with pytest.raises(BuildFailed, match=r"(?s)1 failed.*spilling of spilling\[dtype=0\] .* registers spilled"):
         build([pack], cache, jobs=1, out=out)
-    left = drop_spilled(pack, find_work([pack], cache), out)
-    assert {v.variant.point.dtype for op in left.ops for v in op.variants} == {0}
-    assert "sm80: 1 variants left out, since they spill registers: spilling[dtype=1" in out.getvalue()
+    assert "sm80: 1 variants left out; others take their calls:\n  spilling[dtype=1" in out.getvalue()
+
+
+def test_a_users_variant_that_cannot_be_made_is_left_out_where_another_takes_its_calls(cache, tmp_path):
+    plan = kernel_of(copying).plan
+    fallback = replace(
+        kernel_of(copying),
+        plan=lambda point: replace(plan(point), general=True),
+        configs={80: (Config("fallback", {}),)},
+    )
+    for fn, why in ((broken, "no_such_function"), (spilling, "registers spilled")):
+        options = dict(num_warps=1, maxnreg=32, max_spill_bytes=64) if fn is spilling else {}
+        kernels = (kernel_of(fn, **options), fallback)
+        pack = plan_pack([Family(OP, kernels, lambda k, p: True)], SM80, tmp_path / "x.tkpack")
+        with pytest.raises(BuildFailed, match=why):  # the package's own
+            build([pack], cache, jobs=1, out=io.StringIO())
+        out = io.StringIO()
+        build([pack], cache, jobs=1, out=out, any_variant=True)
+        assert "sm80: 2 variants left out; others take their calls" in out.getvalue() and why in out.getvalue()
+        written = read_pack(pack.path.read_bytes())
+        assert {written.string(v.kernel) for v in written.variants} == {"copying"}
+
+
+def test_failures_name_the_line_that_is_at_fault(cache, tmp_path):
+    """Of a function that others call, whose errors have no words of their own."""
+    pack = plan_pack([Family(OP, (kernel_of(calling),), lambda k, p: True)], SM80, tmp_path / "x.tkpack")
+    with pytest.raises(BuildFailed) as failed:
+        build([pack], cache, jobs=1, out=io.StringIO(), any_variant=True)
+    line = next(i for i, x in enumerate(Path(__file__).read_text().splitlines(), 1) if "+ tl.no_such_function" in x)
+    for said in ("no_such_function", f"test_build.py:{line}, in at_fault: return x + tl.no_such_function(x)"):
+        assert said in str(failed.value), said
 
 
 def test_shared_memory_has_the_architectures_bound(built, cache):
@@ -534,7 +578,7 @@ def test_shared_memory_has_the_architectures_bound(built, cache):
     work = find_work([pack], cache)
     work.done = {k: replace(a, shared=166_913) for k, a in work.done.items()}
     with pytest.raises(BuildFailed, match="166913 bytes of shared memory, the architecture has 166912"):
-        check_limits([pack], work)
+        leave_out([pack], work, io.StringIO(), True)
 
 
 def test_summary_says_what_matters():

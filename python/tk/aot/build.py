@@ -1,7 +1,9 @@
 """Build: families and architectures -> packs. What ``tk build`` does.
 
 enumerate (grid) -> sources (compile) -> images, from the cache or a pool of processes -> packs (assemble, pack).
-Nothing is written when anything failed; all failures are listed by name.
+What cannot be made is left out, and said so, as long as another variant takes its calls: of a user's functions nobody
+knows beforehand which tiles suit them. Of the package's own kernels only those that are said to be droppable may be.
+Nothing is written when anything else failed; all failures are listed by name.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from tk.aot.errors import BuildError, CompileError
 from tk.aot.grid import Grid, Variant, enumerate_grid
 from tk.aot.pack import PackWriter, read_pack, roots_line
 from tk.aot.pool import run as run_pool
-from tk.aot.spec import Family, Launch
+from tk.aot.spec import Family
 
 # What a launch takes before anything is known of it: a matrix product's cubin on one core.
 DEFAULT_SECONDS, DEFAULT_BYTES = 1.0, 12_000
@@ -63,6 +65,7 @@ class Failure:
     name: str
     error: str
     log: Path | None = None
+    is_fatal: bool = True  # it cannot run, else it is slow
 
     def __str__(self) -> str:
         where = f"\n    {self.log}" if self.log else ""
@@ -115,6 +118,7 @@ class Work:
     sources: dict[str, Source] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)  # of the first variant that needs it
     done: dict[str, Artifact] = field(default_factory=dict)
+    failed: dict[str, Failure] = field(default_factory=dict)
 
     @property
     def missing(self) -> list[str]:
@@ -145,12 +149,11 @@ def _planned_sources(packs: Sequence[PlannedPack]) -> Iterator[tuple[PlannedVari
 
 
 def compile_missing(work: Work, cache: Cache, jobs: int, out: TextIO) -> None:
-    """Fill ``work.done``. Raises BuildFailed with everything that failed."""
+    """Fill ``work.done``, and ``work.failed`` with what does not compile."""
     missing = work.missing
     if not missing:
         return
     warm_up()
-    failures = []
     progress = Progress(len(missing), out)
 
     def compile_one(index: int) -> None:
@@ -163,13 +166,11 @@ def compile_missing(work: Work, cache: Cache, jobs: int, out: TextIO) -> None:
         if artifact is None:
             error = outcome.error or "the cache lost it as soon as it was written"
             log = cache.record_failure(key, f"{work.names[key]}\n{error}\n")
-            failures.append(Failure(work.names[key], error, log))
+            work.failed[key] = Failure(work.names[key], error, log)
         else:
             work.done[key] = artifact
-        progress.step(work.names[key], failed=len(failures))
+        progress.step(work.names[key], failed=len(work.failed))
     progress.finish()
-    if failures:
-        raise BuildFailed(sorted(failures, key=lambda f: f.name))
 
 
 class Progress:
@@ -202,49 +203,72 @@ class Progress:
 # --- Check and write ---
 
 
-def drop_spilled(pack: PlannedPack, work: Work, out: TextIO) -> PlannedPack:
-    """The pack without droppable variants of which a launch spills more than it may; `out` is told how many."""
-    dropped = []
+def leave_out(packs: Sequence[PlannedPack], work: Work, out: TextIO, any_variant: bool) -> list[PlannedPack]:
+    """The packs without what cannot be made and may be left out; `out` is told what, and why. any_variant: of all
+    variants, where another takes their calls; else of droppable ones that spill registers.
 
-    def spills(planned: PlannedVariant) -> bool:
-        plan = planned.variant.plan
-        found = plan.droppable and any(
-            work.done[source.key].spill_bytes > launch.max_spill_bytes
-            for launch, source in zip(plan.launches, planned.sources, strict=True)
-        )
-        if found:
-            dropped.append(planned.variant.name)
-        return found
-
-    ops = tuple(replace(op, variants=tuple(v for v in op.variants if not spills(v))) for op in pack.ops)
-    if dropped:
-        out.write(f"{pack.target.name}: {len(dropped)} variants left out, since they spill registers: "
-                  f"{', '.join(dropped[:8])}{', …' if len(dropped) > 8 else ''}\n")  # fmt: skip
-    return replace(pack, ops=ops)
-
-
-def check_limits(packs: Sequence[PlannedPack], work: Work) -> None:
-    """Registers through memory and shared memory, each within its bound. Raises BuildFailed."""
-    failures = []
+    Raises BuildFailed with everything else that failed."""
+    left, failures = [], {}
     for pack in packs:
-        limit = SHARED_LIMIT.get(pack.target.arch)
+        ops, dropped = [], []
         for op in pack.ops:
+            broken = {p.variant.name: found for p in op.variants if (found := list(_failures(p, work, pack.target)))}
+            made = tuple(p for p in op.variants if p.variant.name not in broken)
             for planned in op.variants:
-                for launch, source in zip(planned.variant.plan.launches, planned.sources, strict=True):
-                    for error in _broken_limits(launch, work.done[source.key], limit):
-                        failures.append(Failure(f"{source.fn.__name__} of {planned.variant.name}", error))
+                found = broken.get(planned.variant.name, [])
+                only_spills = not any(f.is_fatal for f in found)
+                may_be = planned.variant.plan.droppable and only_spills
+                may_be |= any_variant and any(_takes(other.variant, planned.variant) for other in made)
+                if found and may_be:
+                    dropped.append(Failure(planned.variant.name, found[0].error, found[0].log))
+                elif found:
+                    failures.update({str(f): f for f in found})
+            ops.append(replace(op, variants=made))
+        _report_left_out(pack, dropped, out)
+        left.append(replace(pack, ops=tuple(ops)))
     if failures:
-        raise BuildFailed(failures)
+        raise BuildFailed(sorted(failures.values(), key=lambda f: f.name))
+    return left
 
 
-def _broken_limits(launch: Launch, artifact: Artifact, shared_limit: int | None) -> Iterator[str]:
-    if artifact.spill_bytes > launch.max_spill_bytes:
-        yield (
-            f"{artifact.spill_bytes} bytes of registers spilled with {artifact.registers} registers a thread; its "
-            f"max_spill_bytes is {launch.max_spill_bytes}"
-        )
-    if shared_limit is not None and artifact.shared > shared_limit:
-        yield f"{artifact.shared} bytes of shared memory, the architecture has {shared_limit}"
+def _failures(planned: PlannedVariant, work: Work, target: Target) -> Iterator[Failure]:
+    """What is wrong with the launches of a variant: they do not compile, or pass their bounds."""
+    for launch, source in zip(planned.variant.plan.launches, planned.sources, strict=True):
+        if source.key in work.failed:
+            yield work.failed[source.key]
+            continue
+        name = f"{source.fn.__name__} of {planned.variant.name}"
+        artifact, limit = work.done[source.key], SHARED_LIMIT.get(target.arch)
+        if artifact.spill_bytes > launch.max_spill_bytes:
+            error = (f"{artifact.spill_bytes} bytes of registers spilled with {artifact.registers} registers a thread; "
+                     f"its max_spill_bytes is {launch.max_spill_bytes}")  # fmt: skip
+            yield Failure(name, error, is_fatal=False)
+        if limit is not None and artifact.shared > limit:
+            yield Failure(name, f"{artifact.shared} bytes of shared memory, the architecture has {limit}")
+
+
+def _takes(other: Variant, variant: Variant) -> bool:
+    """Whether `other` takes every call that `variant` takes: another config of the kernel that asks for no more, or a
+    fallback, which takes every layout and all sizes of heads."""
+    mine, theirs = variant.plan, other.plan
+    if any(n in theirs.serves and not set(values) <= set(theirs.serves[n]) for n, values in mine.serves.items()):
+        return False
+    axes = {n: x for n, x in variant.point.axes.items() if n in other.point.axes}
+    if theirs.general:
+        return all(x == other.point.axes[n] for n, x in axes.items() if n not in ("layout", "head"))
+    asks_no_more = {c.message for c in theirs.constraints} <= {c.message for c in mine.constraints}
+    return asks_no_more and other.kernel.name == variant.kernel.name and axes == other.point.axes
+
+
+def _report_left_out(pack: PlannedPack, dropped: Sequence[Failure], out: TextIO) -> None:
+    if dropped:
+        out.write(f"{pack.target.name}: {len(dropped)} variants left out; others take their calls:\n")
+        out.writelines(f"  {failure}\n" for failure in dropped[:_MOST_TOLD])
+        if len(dropped) > _MOST_TOLD:
+            out.write(f"  and {len(dropped) - _MOST_TOLD} more\n")
+
+
+_MOST_TOLD = 8
 
 
 def write_pack(pack: PlannedPack, work: Work, cache: Cache | None = None, jobs: int = 1) -> bytes:
@@ -280,9 +304,10 @@ def definitions(families: Sequence[Family]) -> bytes:
 
 
 def build(packs: Sequence[PlannedPack], cache: Cache, jobs: int, roots: Path | None = None,
-          out: TextIO = sys.stdout, ops: tuple[Path, bytes] | None = None) -> None:  # fmt: skip
+          out: TextIO = sys.stdout, ops: tuple[Path, bytes] | None = None,
+          any_variant: bool = False) -> None:  # fmt: skip
     """Compile what the cache lacks, write the packs, and `roots` with their hashes. ops: one more pack, of definitions,
-    that is rooted with them. Raises BuildError."""
+    that is rooted with them. any_variant: see leave_out. Raises BuildError."""
     empty = [p.target.name for p in packs if not any(op.variants for op in p.ops)]
     if empty:
         raise BuildError(f"nothing to build for {', '.join(empty)}")
@@ -290,8 +315,7 @@ def build(packs: Sequence[PlannedPack], cache: Cache, jobs: int, roots: Path | N
     work = find_work(packs, cache)
     out.write(f"{len(work.sources)} launches, {len(work.done)} of them in the cache\n")
     compile_missing(work, cache, jobs, out)
-    packs = [drop_spilled(pack, work, out) for pack in packs]
-    check_limits(packs, work)
+    packs = leave_out(packs, work, out, any_variant)
     lines = []
     for pack in packs:
         data = write_pack(pack, work, cache, jobs)

@@ -54,7 +54,7 @@ def _run(args: argparse.Namespace) -> None:
         if args.files or args.dry_run:
             families = file_families(args.files, args.debug) if args.files else package_families(args.debug)
             packs = _planned(args, families, targets, paths)
-            dry_run(packs, cache, jobs) if args.dry_run else build(packs, cache, jobs, args.roots)
+            dry_run(packs, cache, jobs) if args.dry_run else build(packs, cache, jobs, args.roots, any_variant=True)
             return
         outputs = [*paths, args.out / "ops.tkpack", *([args.roots] if args.roots else [])]
         key = finished.digest([*(t.name for t in targets), str(args.sample), str(args.only), str(args.debug)])

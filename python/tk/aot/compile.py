@@ -28,6 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDAOptions, get_ptxas
 from triton.compiler import ASTSource
 from triton.compiler import compile as triton_compile
+from triton.compiler.errors import CompilationError
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.language import constexpr, dtype
 from triton.runtime.jit import DependenciesFinder, JITCallable, JITFunction
@@ -293,7 +294,7 @@ def _environment() -> list[tuple[str, str]]:
 
 
 def compile_source(source: Source) -> Artifact:
-    """Raises CompileError with the compiler's own words."""
+    """Raises CompileError with the compiler's own words, first of all those on the line that is at fault."""
     ast_source = (GluonASTSource if source.fn.is_gluon() else ASTSource)(
         source.fn,
         dict(source.signature),
@@ -308,10 +309,51 @@ def compile_source(source: Source) -> Artifact:
         try:
             compiled = triton_compile(ast_source, GPUTarget("cuda", source.target.arch, WARP_SIZE), options)
         except Exception as e:
-            raise CompileError(f"{type(e).__name__}: {e}") from e
+            raise CompileError(_words(e, source.fn)) from e
         asm = {kind: compiled.asm[kind] for kind in ("ptx", "cubin")}
     image = asm["ptx"].encode() if source.target.ptx else asm["cubin"]
     return _artifact(compiled.metadata, image, log.getvalue(), time.monotonic() - start)
+
+
+def _words(error: Exception, fn: JITFunction) -> str:
+    """The compiler wraps the error of a function that is called into one for each caller, without a word of its own:
+    the innermost says what is wrong."""
+    innermost, chain = None, error
+    while chain is not None:
+        innermost = chain if isinstance(chain, CompilationError) else innermost
+        chain = chain.__cause__  # type: ignore[assignment]
+    if innermost is None:
+        return f"{type(error).__name__}: {error}"
+    message = innermost.error_message or (repr(innermost.__cause__) if innermost.__cause__ else "not understood")
+    where = _where(innermost, fn)
+    return f"error: {' '.join(message.split())}{f' ({where})' if where else ''}\n{error}"
+
+
+def _where(error: CompilationError, fn: JITFunction) -> str:
+    """File, line, function and text of the line that an error is about, as far as they can be found out."""
+    line = getattr(error.node, "lineno", 0)
+    if not error.src or not line:
+        return ""
+    text = error.src.splitlines()[line - 1].strip()
+    for called in _reached(fn):
+        if called.src == error.src:
+            lines, first = inspect.getsourcelines(called.fn)
+            before = next(i for i, x in enumerate(lines) if x.lstrip().startswith("def "))
+            return f"{inspect.getsourcefile(called.fn)}:{first + before + line - 1}, in {called.fn.__name__}: {text}"
+    return text
+
+
+def _reached(fn: JITCallable) -> Iterator[JITCallable]:
+    """`fn` and every function that it refers to, or has as a default."""
+    seen: set[int] = set()
+    pending = [fn]
+    while pending:
+        current = pending.pop()
+        if id(current) not in seen:
+            seen.add(id(current))
+            yield current
+            pending += _Dependencies(current).reached
+            pending += [p.default for p in current.signature.parameters.values() if isinstance(p.default, JITCallable)]
 
 
 @contextlib.contextmanager
