@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import sympy
+from torch.utils._sympy.functions import FloorDiv
 
 from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, const, device, maximum, minimum, select, tensors
 from tk.aot.spec import DTYPES, Config, Constraint, Family, Kernel, Op, Output, Param, Plan, Point, Selector, require
@@ -34,10 +35,10 @@ from tk.codegen.schedule import (
 from tk.codegen.settings import SELDOM_CALLED, Setting
 from tk.codegen.split import Parts, Splitter
 from tk.codegen.tile import LAYOUTS, ROWS, Layout, choose_tile
-from tk.codegen.trace import LEADING, Trace, flag_values, trace_all, trace_backward
+from tk.codegen.trace import LEADING, Trace, flag_values, letter, trace_all, trace_backward
 from tk.codegen.walk import Walk, Walker
 from tk.generated.signature import DTYPES as TORCH_DTYPES
-from tk.generated.signature import Signature, TensorSpec
+from tk.generated.signature import Signature, Size, TensorSpec
 
 ARCHITECTURES = (80, 90)
 MOST_SPILLED = 64  # bytes a thread. A setting that spills more is left out: one with smaller blocks is faster
@@ -127,6 +128,10 @@ class Generated:
             for d, size in enumerate(spec.sizes):
                 if isinstance(size, str):
                     found.setdefault(size, t.size(d + 3 * spec.leading))
+        for unknown, name, d, factor, rest in self.signature.solved():
+            size = by_name[name].size(d + 3 * self.signature.tensors[name].leading)
+            values = {x: as_expr(e) for x, e in found.items()}
+            found[unknown] = as_expr((size - rest.evaluate(values)) // maximum(as_expr(factor.evaluate(values)), 1))
         return found
 
     def _with_parts(self, bare: Op) -> dict[str, Expr]:
@@ -189,7 +194,7 @@ class Generated:
                 if isinstance(size, int):
                     found.append(require(at == size, f"{where} must have size {size}"))
                 elif not isinstance(size, str):
-                    found.append(require(at == context.expr(size), f"{where} must have size {size}"))
+                    found.append(require(at == context.expr(_as_sympy(size)), f"{where} must have size {size}"))
                 elif size in owner:
                     found.append(
                         require(at == context.op.local(size), f"{where} must be as large as {owner[size]} ({size})")
@@ -576,8 +581,12 @@ def _declared_alike(traces: Sequence[Trace], name: str) -> list[Trace]:
     ]
 
 
-def _sizes(spec: TensorSpec) -> set[str]:
-    return {s for s in spec.sizes if isinstance(s, str)} | ({LEADING} if spec.leading else set())
+def _as_sympy(size: Any) -> sympy.Expr:
+    return size.evaluate({x: letter(x) for x in size.letters}, FloorDiv) if isinstance(size, Size) else size
+
+
+def _sizes(spec: TensorSpec) -> set[Any]:
+    return {s for s in spec.sizes if isinstance(s, str | Size)} | ({LEADING} if spec.leading else set())
 
 
 _SIZE = "aten.sym_size.int"

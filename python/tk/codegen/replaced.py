@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 
 from tk.codegen import numbers, places, random, windows
 
@@ -124,6 +125,17 @@ def bessel_y1(input: Tensor) -> Tensor:
     return torch.special.bessel_y1(input if input.is_floating_point() else input.to(torch.get_default_dtype()))
 
 
+def _taken_apart(func: Callable[..., Any]) -> Callable[..., Any]:
+    """As torch's own Python takes it apart, which serves every size, before autograd sees it. Not for everything: traced
+    like this, ``torch.where`` of a number loses its gradient."""
+
+    def word(*args: Any, **named: Any) -> Any:
+        with enable_python_dispatcher():
+            return func(*args, **named)
+
+    return word
+
+
 # Where a number of the call is among the arguments.
 GIVEN: Mapping[Callable[..., Any], Callable[..., Any]] = {
     F.layer_norm: layer_norm, torch.layer_norm: layer_norm, F.rms_norm: rms_norm, torch.rms_norm: rms_norm,
@@ -133,8 +145,8 @@ GIVEN: Mapping[Callable[..., Any], Callable[..., Any]] = {
 ALWAYS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     F.dropout: random.dropout, torch.dropout: random.dropout,
     F.batch_norm: batch_norm, F.instance_norm: instance_norm, F.gaussian_nll_loss: gaussian_nll_loss,
-    torch.special.bessel_y0: bessel_y0, torch.special.bessel_y1: bessel_y1, **places.ALWAYS,
-    **windows.ALWAYS,
+    torch.special.bessel_y0: bessel_y0, torch.special.bessel_y1: bessel_y1, **places.ALWAYS, **windows.ALWAYS,
+    **{func: _taken_apart(func) for func in (F.interpolate, F.unfold, F.fold)},
 }  # fmt: skip
 
 

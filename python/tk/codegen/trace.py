@@ -27,7 +27,6 @@ import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions, decomposition_table, get_decompositions
 from torch._dynamo.source import ConstantSource
-from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
@@ -119,8 +118,7 @@ def trace(fn: Callable[..., Any], signature: Signature, dtypes: Mapping[str, str
         with random.drawing(signature, named), lines, combine.replaced(fn):
             return fn(**random.own(fn, named))
 
-    with effects.refused(fn), _explaining(fn, lines, arguments), arguments.mode, \
-            torch.enable_grad(), enable_python_dispatcher():  # fmt: skip
+    with effects.refused(fn), _explaining(fn, lines, arguments), arguments.mode, torch.enable_grad():
         recorded = make_fx(flat, tracing_mode="real", decomposition_table=random.decompositions())(*arguments.values)
         _tag_lines(recorded, lines)
         _refuse_items(recorded, fn)
@@ -169,7 +167,7 @@ def trace_backward(
         found = torch.autograd.grad([r for r, _ in pairs], sources, [g for _, g in pairs], allow_unused=True)
         return [torch.zeros_like(s) if g is None else g for s, g in zip(sources, found, strict=True)]
 
-    with _explaining(fn, lines, arguments), arguments.mode, enable_python_dispatcher():
+    with _explaining(fn, lines, arguments), arguments.mode:
         grads = [torch.empty(r.shape, dtype=r.dtype, device="meta") for r in run(arguments.values)]
         arguments.names = [*(f"grad_{i}" for i in range(len(grads))), *own]
         arguments.values = [*grads, *arguments.values]
@@ -224,7 +222,7 @@ class _Arguments:
     def _value(self, name: str, spec: Any, dtypes: Mapping[str, str], sizes: Mapping[str, Any]) -> Any:
         if isinstance(spec, TensorSpec):
             assert not spec.is_list, "a function of lists is traced with the tensors of one place"
-            shape = [sizes[LEADING] for _ in range(spec.leading)] + [sizes.get(s, s) for s in spec.sizes]
+            shape = [sizes[LEADING] for _ in range(spec.leading)] + spec.shape(sizes)
             with self.mode:
                 # A meta tensor: decompositions ask for the device, and the CPU's are not those of a GPU.
                 return torch.empty(shape, dtype=DTYPES[dtypes.get(spec.dtype, spec.dtype)], device="meta")
@@ -507,7 +505,7 @@ def _check_leading(fn: Callable[..., Any], signature: Signature, found: Trace, r
             many.append(value)
             one += [] if name in found.flags else [value]
             continue
-        shape = [sizes.get(s, s) for s in spec.sizes]
+        shape = spec.shape(sizes)
         dtype = DTYPES[found.dtypes.get(spec.dtype, spec.dtype)]
         x = torch.randn([2, 3, *shape] if spec.leading else shape, generator=generator).to(dtype)
         many.append(x)

@@ -36,7 +36,7 @@ class Declared:
         return self.fn(*args, **kwargs)
 
 
-def op(*, grad: bool = False, **texts: str | Sequence[str]) -> Callable[[Callable[..., Any]], Declared]:
+def op(*functions: Any, grad: bool = False, **texts: str | Sequence[str]) -> Callable[[Callable[..., Any]], Declared]:
     """Declare a function of tensors and numbers as an op.
 
         @tk.op(x="T[M, N]", bias="T[N]", alpha="float", T=("bf16", "fp16"))
@@ -56,6 +56,9 @@ def op(*, grad: bool = False, **texts: str | Sequence[str]) -> Callable[[Callabl
         ValueError: the texts cannot be read, or do not fit the function's parameters.
     """
 
+    if functions:
+        raise SignatureError(_without_texts(functions[0]))
+
     def declare(fn: Callable[..., Any]) -> Declared:
         try:
             if not isinstance(grad, bool):
@@ -65,6 +68,17 @@ def op(*, grad: bool = False, **texts: str | Sequence[str]) -> Callable[[Callabl
             raise SignatureError(f"@tk.op on {_where(fn)}: {error}") from None
 
     return declare
+
+
+def _without_texts(fn: Any) -> str:
+    """What to write, where ``@tk.op`` stands without its keywords."""
+    if not inspect.isfunction(fn):
+        return f"tk.op takes keywords alone, such as @tk.op(x='T[M, N]', T=('bf16', 'fp16')); it was given {fn!r}"
+    texts = ", ".join(f"{name}='fp32[...]'" for name in inspect.signature(fn).parameters)
+    return (
+        f"@tk.op on {_where(fn)}: it needs a keyword for every parameter, which says what it is: @tk.op({texts}), say; a "
+        "tensor is 'dtype[sizes]', a number 'float', 'int' or 'bool'"
+    )
 
 
 def _parameters(fn: Callable[..., Any]) -> list[str]:

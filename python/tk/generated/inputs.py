@@ -62,8 +62,7 @@ class Example:
 
     def shape(self, tensor: str) -> tuple[int, ...]:
         spec = self.signature.tensors[tensor]
-        declared = (self.sizes[s] if isinstance(s, str) else s for s in spec.sizes)
-        return (*(self.leading if spec.leading else ()), *declared)
+        return (*(self.leading if spec.leading else ()), *spec.shape(self.sizes))
 
     def number(self, name: str) -> float | int | bool:
         kind = self.signature.numbers[name].kind
@@ -135,13 +134,26 @@ def of_shape(
         raise ValueError(f"tk.{op.name}: its largest tensor is {spec}, the shape given is {list(shape)}")
     front, declared = tuple(shape[: len(shape) - rank]), tuple(shape[len(shape) - rank :])
     known = {letter: n for letter, n in zip(spec.sizes, declared, strict=True) if isinstance(letter, str)} | sizes
-    known = dict.fromkeys(signature.letters, UNSAID) | known
+    known = dict.fromkeys(signature.letters, UNSAID) | _solved(signature, spec, declared, known) | known
+    if (found := tuple(spec.shape(known))) != declared:
+        raise ValueError(f"tk.{op.name}: its largest tensor is {spec}, which {list(declared)} is not: {list(found)} is")
     dtypes = {variable: dtype if dtype in allowed else allowed[0] for variable, allowed in signature.variables.items()}
     if dtypes and dtype not in dtypes.values():
         takes = "; ".join(f"{variable} is {', '.join(allowed)}" for variable, allowed in signature.variables.items())
         raise ValueError(f"tk.{op.name}: {takes}, not {dtype}")
     values = {name: bool((flags or {}).get(name)) for name in signature.flags}
     return Example(op, signature, dtypes, front, known, values, places)
+
+
+def _solved(
+    signature: Signature, spec: TensorSpec, declared: Sequence[int], known: Mapping[str, int]
+) -> dict[str, int]:
+    """The letters that stand only inside of an expression of the widest tensor's sizes."""
+    found = dict(known)
+    for letter, name, d, factor, rest in signature.solved():
+        if signature.tensors[name] == spec and factor.evaluate(found):
+            found[letter] = (declared[d] - rest.evaluate(found)) // factor.evaluate(found)
+    return found
 
 
 def asked_for(what: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]) -> Iterator[Example]:

@@ -1,6 +1,7 @@
 """The texts of ``@tk.op``, parsed: what a generated op says of its arguments.
 
 x="T[..., N]"   a tensor: dtype (a name or a variable) and sizes (letters, numbers, a leading ``...``)
+y="T[2*N + 1]"  a size may be an expression of letters: + - * // and parentheses
 xs="T[...]*"    a list of tensors
 alpha="float"   a number: float, int or bool
 T=("bf16",)     the dtypes that a variable may stand for
@@ -8,8 +9,10 @@ T=("bf16",)     the dtypes that a variable may stand for
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -31,9 +34,15 @@ DTYPES: Mapping[str, torch.dtype] = {
     "bool": torch.bool,
 }
 NUMBERS = ("float", "int", "bool")
+# As torch and NumPy spell them.
+ELSEWHERE: Mapping[str, str] = {
+    **{str(dtype).removeprefix("torch."): name for name, dtype in DTYPES.items() if name != "bool"},
+    "half": "fp16", "float": "fp32", "double": "fp64", "f16": "fp16", "f32": "fp32", "f64": "fp64", "short": "i16",
+    "int": "i32", "long": "i64", "byte": "u8", "char": "i8", "fp8e4nv": "fp8e4m3fn", "fp8e5": "fp8e5m2",
+}  # fmt: skip
 MAX_RANK = 5  # a tensor of the core has 8 dimensions, of which "..." takes three
 
-_TENSOR = re.compile(r"\s*(\w+)\s*\[([^\]]*)\]\s*(\*?)\s*")
+_TENSOR = re.compile(r"\s*((?:torch\.)?\w+)\s*\[([^\]]*)\]\s*(\*?)\s*")
 
 
 class SignatureError(ValueError):
@@ -41,9 +50,71 @@ class SignatureError(ValueError):
 
 
 @dataclass(frozen=True)
+class Size:
+    """An expression of letters, such as ``2*N+1``. text: as Python reads it, without spaces."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(n.id for n in ast.walk(self._tree) if isinstance(n, ast.Name)))
+
+    @property
+    def _tree(self) -> ast.expr:
+        return ast.parse(self.text, mode="eval").body
+
+    def evaluate(self, values: Mapping[str, Any], floordiv: Callable[[Any, Any], Any] = operator.floordiv) -> Any:
+        """Of numbers, or whatever else has the operators."""
+
+        def of(node: ast.expr) -> Any:
+            if isinstance(node, ast.Name):
+                return values[node.id]
+            if isinstance(node, ast.Constant):
+                return node.value
+            assert isinstance(node, ast.BinOp)
+            rule = floordiv if isinstance(node.op, ast.FloorDiv) else _OPERATORS[type(node.op)]
+            return rule(of(node.left), of(node.right))
+
+        return of(self._tree)
+
+    def solved(self, letter: str) -> tuple[Size, Size] | None:
+        """(factor, rest) for which it is factor * letter + rest, neither with the letter in it; None: it has no such
+        form."""
+
+        def linear(node: ast.expr) -> tuple[str, str] | None:
+            if not any(isinstance(n, ast.Name) and n.id == letter for n in ast.walk(node)):
+                return "0", ast.unparse(node)
+            if isinstance(node, ast.Name):
+                return "1", "0"
+            if not isinstance(node, ast.BinOp) or isinstance(node.op, ast.FloorDiv):
+                return None
+            left, right = linear(node.left), linear(node.right)
+            if left is None or right is None:
+                return None
+            if isinstance(node.op, ast.Mult):
+                if left[0] != "0" and right[0] != "0":
+                    return None
+                (factor, rest), by = (left, right[1]) if left[0] != "0" else (right, left[1])
+                return f"({factor})*({by})", f"({rest})*({by})"
+            sign = "+" if isinstance(node.op, ast.Add) else "-"
+            return f"({left[0]}){sign}({right[0]})", f"({left[1]}){sign}({right[1]})"
+
+        found = linear(self._tree)
+        return None if found is None else (Size(found[0]), Size(found[1]))
+
+
+_OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
 class TensorSpec:
-    """A tensor argument. sizes: a letter or a number for each declared dimension (of a backward's argument also an
-    expression of letters, as sympy has it). leading: "..." stands in front.
+    """A tensor argument. sizes: a letter, a number or a Size for each declared dimension (of a backward's argument also
+    an expression of letters as sympy has it). leading: "..." stands in front.
 
     dtype: a dtype's name, or that of a variable. is_list: any number of such tensors."""
 
@@ -51,6 +122,11 @@ class TensorSpec:
     sizes: tuple[Any, ...]
     leading: bool = False
     is_list: bool = False
+
+    def shape(self, values: Mapping[str, Any]) -> list[Any]:
+        """The declared sizes. values: of the letters."""
+        return [values.get(s, s) if isinstance(s, str) else s.evaluate(values) if isinstance(s, Size) else s
+                for s in self.sizes]  # fmt: skip
 
     def __str__(self) -> str:
         sizes = ", ".join([*(["..."] if self.leading else []), *map(str, self.sizes)])
@@ -85,8 +161,27 @@ class Signature:
     @property
     def letters(self) -> tuple[str, ...]:
         """In order of first appearance."""
-        found = [s for spec in self.tensors.values() for s in spec.sizes if isinstance(s, str)]
+        sizes = [s for spec in self.tensors.values() for s in spec.sizes]
+        found = [x for s in sizes for x in ([s] if isinstance(s, str) else s.letters if isinstance(s, Size) else [])]
         return tuple(dict.fromkeys(found))
+
+    def solved(self) -> Iterator[tuple[str, str, int, Size, Size]]:
+        """(letter, tensor, dimension, factor, rest), for each letter that stands alone nowhere: the dimension is factor *
+        letter + rest, of letters that are known by then. Raises SignatureError where one cannot be known."""
+        known = {s for spec in self.tensors.values() for s in spec.sizes if isinstance(s, str)}
+        places = [(n, d, s) for n, spec in self.tensors.items() for d, s in enumerate(spec.sizes) if isinstance(s, Size)]
+        while unknown := [x for x in self.letters if x not in known]:
+            found = next(((x, n, d, parts) for x in unknown for n, d, s in places
+                          if known.issuperset(set(s.letters) - {x}) and x in s.letters
+                          and (parts := s.solved(x)) is not None), None)  # fmt: skip
+            if found is None:
+                raise SignatureError(
+                    f"the size {unknown[0]} is known from no tensor: it stands only inside of "
+                    + ", ".join(f"'{s}'" for _, _, s in places if unknown[0] in s.letters)
+                )
+            letter, name, d, (factor, rest) = found
+            known.add(letter)
+            yield letter, name, d, factor, rest
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -103,6 +198,11 @@ def parse(texts: Mapping[str, str | Sequence[str]], parameters: Sequence[str]) -
     """texts: the decorator's keywords. parameters: the function's, in order.
 
     Raises SignatureError, which says of which keyword it is and what would be read."""
+    if wrong := [name for name, value in texts.items() if not isinstance(value, str | tuple | list)]:
+        raise SignatureError(
+            f"{wrong[0]}={texts[wrong[0]]!r}: give a text, such as 'T[M, N]', 'fp32[N]' or 'float', or, for a variable, "
+            f"a tuple of dtypes; these are {', '.join(DTYPES)}"
+        )
     variables = {name: _dtypes(name, value) for name, value in texts.items() if not isinstance(value, str)}
     if both := [name for name in parameters if name in variables]:
         raise SignatureError(f"{both[0]} is a parameter: give it a text such as 'T[M, N]' or 'float'")
@@ -113,7 +213,7 @@ def parse(texts: Mapping[str, str | Sequence[str]], parameters: Sequence[str]) -
         if text not in DTYPES:
             raise SignatureError(
                 f"{name}={text!r}: the function has no parameter {name}, and {text!r} is no dtype that a variable "
-                f"could stand for ({', '.join(DTYPES)})"
+                f"could stand for ({', '.join(DTYPES)}){_spelled(str(text))}"
             )
         variables[name] = (str(text),)
     params = {name: _param(name, str(texts[name]), variables) for name in parameters}
@@ -125,8 +225,15 @@ def parse(texts: Mapping[str, str | Sequence[str]], parameters: Sequence[str]) -
 def _dtypes(name: str, values: Sequence[str]) -> tuple[str, ...]:
     if not values or (unknown := [v for v in values if v not in DTYPES]) or len(set(values)) != len(values):
         what = f"{unknown[0]!r} is no dtype" if values and unknown else "give each dtype once, and at least one"
-        raise SignatureError(f"{name}={tuple(values)!r}: {what}; there are {', '.join(DTYPES)}")
+        hint = _spelled(str(unknown[0])) if unknown else ""
+        raise SignatureError(f"{name}={tuple(values)!r}: {what}; there are {', '.join(DTYPES)}{hint}")
     return tuple(values)
+
+
+def _spelled(dtype: str) -> str:
+    """A hint about a dtype of another's spelling."""
+    ours = ELSEWHERE.get(dtype.removeprefix("torch."))
+    return f". Here {dtype} is {ours!r}" if ours else ""
 
 
 def _param(name: str, text: str, variables: Mapping[str, Sequence[str]]) -> TensorSpec | NumberSpec:
@@ -141,8 +248,8 @@ def _param(name: str, text: str, variables: Mapping[str, Sequence[str]]) -> Tens
     dtype, inside, star = match.groups()
     if dtype not in DTYPES and dtype not in variables:
         raise SignatureError(
-            f"{name}={text!r}: {dtype} is neither a dtype ({', '.join(DTYPES)}) nor a variable of this decorator; "
-            f"declare it with {dtype}=('bf16', 'fp16')"
+            f"{name}={text!r}: {dtype} is neither a dtype ({', '.join(DTYPES)}) nor a variable of this decorator"
+            + (_spelled(dtype) or f"; declare it with {dtype}=('bf16', 'fp16')")
         )
     sizes = [s.strip() for s in inside.split(",")] if inside.strip() else []
     leading = bool(sizes) and sizes[0] == "..."
@@ -152,12 +259,34 @@ def _param(name: str, text: str, variables: Mapping[str, Sequence[str]]) -> Tens
     return TensorSpec(dtype, declared, leading, bool(star))
 
 
-def _size(name: str, text: str, size: str) -> str | int:
+def _size(name: str, text: str, size: str) -> str | int | Size:
     if size.isdigit() and int(size) > 0:
         return int(size)
     if re.fullmatch(r"[A-Za-z]\w*", size):
         return size
-    raise SignatureError(f"{name}={text!r}: size {size!r} is neither a letter, a number above 0, nor '...' in front")
+    if tree := _expression(size):
+        found = Size(ast.unparse(tree).replace(" ", ""))
+        value = None if found.letters else found.evaluate({})
+        if value is None or value > 0:
+            return found if value is None else int(value)
+    raise SignatureError(
+        f"{name}={text!r}: size {size!r} is neither a letter, a number above 0, an expression of such by + - * // nor "
+        "'...' in front"
+    )
+
+
+def _expression(text: str) -> ast.expr | None:
+    """Of letters and numbers alone."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        return None
+    allowed = (ast.BinOp, ast.Name, ast.Constant, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Load)
+    parts = list(ast.walk(tree))
+    is_number = all(type(n.value) is int for n in parts if isinstance(n, ast.Constant))
+    divides = [n.right for n in parts if isinstance(n, ast.BinOp) and isinstance(n.op, ast.FloorDiv)]
+    is_divided = all(isinstance(n, ast.Constant) and isinstance(n.value, int) and n.value > 0 for n in divides)
+    return tree if all(isinstance(n, allowed) for n in parts) and is_number and is_divided else None
 
 
 def _check(signature: Signature) -> None:
@@ -166,6 +295,7 @@ def _check(signature: Signature) -> None:
     used = {spec.dtype for spec in signature.tensors.values()}
     if unused := [v for v in signature.variables if v not in used]:
         raise SignatureError(f"{unused[0]} is neither a parameter of the function nor the dtype of one")
+    list(signature.solved())
     taken = [n for n in signature.letters if n in signature.params or n in signature.variables]
     if taken:
         raise SignatureError(f"{taken[0]} is a size and something else: give it another letter")
