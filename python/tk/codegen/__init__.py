@@ -21,14 +21,14 @@ __all__ = ["families_of", "op_of", "show"]
 
 def families_of(module: ModuleType, debug: bool = False) -> list[Family]:
     """Those of the functions that `module` itself declares, in its order. debug: their debug variants. Of the package's
-    own, choices may have been measured (kernels/tuned/sm*/<op>.json)."""
-    from tk.codegen.family import generate_any
+    own, choices may have been measured (kernels/tuned/sm*/<op>.json).
+
+    Raises BuildError with everything that is refused, of all functions."""
+    from tk.codegen.family import generate_all
     from tk.generated.declare import Declared
 
     found = [x for x in vars(module).values() if isinstance(x, Declared) and x.fn.__module__ == module.__name__]
-    families = [
-        f for d in dict.fromkeys(found) for f in generate_any(d.fn, d.signature, d.name, d.grad, debug).families
-    ]
+    families = generate_all(list(dict.fromkeys(found)), debug)
     is_own = module.__name__.startswith("tk.kernels.") and not debug
     return [replace(f, tuned=f.op.name) for f in families] if is_own else families
 

@@ -12,6 +12,7 @@ from typing import Any
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
+from tk.aot.errors import BuildError
 from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, const, device, maximum, minimum, select, tensors
 from tk.aot.spec import DTYPES, Config, Constraint, Family, Kernel, Op, Output, Param, Plan, Point, Selector, require
 from tk.codegen import index as ix
@@ -37,6 +38,7 @@ from tk.codegen.split import Parts, Splitter
 from tk.codegen.tile import LAYOUTS, ROWS, Layout, choose_tile
 from tk.codegen.trace import LEADING, Trace, flag_values, letter, trace_all, trace_backward
 from tk.codegen.walk import Walk, Walker
+from tk.generated.declare import Declared
 from tk.generated.signature import DTYPES as TORCH_DTYPES
 from tk.generated.signature import Signature, Size, TensorSpec
 
@@ -458,6 +460,21 @@ def generate_any(
     if any(spec.is_list for spec in signature.tensors.values()):
         return generate_lists(fn, signature, name, grad, debug)
     return generate(fn, signature, name, grad, debug)
+
+
+def generate_all(functions: Sequence[Declared], debug: bool = False) -> list[Family]:
+    """The families of declared functions. Raises TraceError for all that are refused at once."""
+    families: list[Family] = []
+    refusals: list[str] = []
+    for one in functions:
+        try:
+            families += generate_any(one.fn, one.signature, one.name, one.grad, debug).families
+        except BuildError as error:
+            refusals.append(str(error))
+    if refusals:
+        several = f"{len(refusals)} of {len(functions)} functions cannot be generated:\n  "
+        raise TraceError((several if len(refusals) > 1 else "") + "\n  ".join(refusals))
+    return families
 
 
 def generate(

@@ -374,13 +374,13 @@ class Graph:
         val = node.meta.get("val")
         if isinstance(val, torch.SymInt | torch.SymFloat | int | float):
             return self.trace.size(val)
-        from tk.codegen.rules import RULES
+        from tk.codegen.rules import RULES, refused
 
         args = fx.map_arg((node.args, dict(node.kwargs)), lambda n: self.values[n])
         name = _op_name(node.target)
         rule = RULES.get(name)
         if rule is None:
-            raise TraceError(f"{self.where(node)}: {name} cannot be generated")
+            raise TraceError(f"{self.where(node)}: {refused.message(name)}")
         try:
             return rule(Call(self, node), *args[0], **args[1])
         except TraceError as error:

@@ -11,6 +11,7 @@ recorded graph is held against the function itself with two leading dimensions, 
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import operator
 import re
@@ -329,7 +330,9 @@ def _refuse_items(recorded: fx.GraphModule, fn: Callable[..., Any]) -> None:
 
 @contextmanager
 def _explaining(fn: Callable[..., Any], lines: _Lines, arguments: _Arguments) -> Iterator[None]:
-    """An exception of the function or of torch's, with the line of the function."""
+    """An exception of the function or of torch's, with the line of the function, and without what torch logs of it."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
     try:
         yield
     except TraceError:
@@ -347,6 +350,8 @@ def _explaining(fn: Callable[..., Any], lines: _Lines, arguments: _Arguments) ->
         for symbol, named in arguments.symbols.items():
             first = re.sub(rf"\b{symbol}\b", str(named), first)
         raise TraceError(f"{where(fn, line)}: {first}") from error
+    finally:
+        logging.disable(before)
 
 
 def _line_of(error: BaseException, file: str) -> int | None:
