@@ -40,7 +40,7 @@ from tk.codegen.trace import LEADING, Trace, flag_values, letter, trace_all, tra
 from tk.codegen.walk import Walk, Walker
 from tk.generated.declare import Declared
 from tk.generated.signature import DTYPES as TORCH_DTYPES
-from tk.generated.signature import Signature, Size, TensorSpec
+from tk.generated.signature import MAX_RANK, MAX_RANK_BESIDE, Signature, Size, TensorSpec
 
 ARCHITECTURES = (80, 90)
 MOST_SPILLED = 64  # bytes a thread. A setting that spills more is left out: one with smaller blocks is faster
@@ -174,6 +174,8 @@ class Generated:
             dtypes = [DTYPES[IR_DTYPES[g.trace.new[i].meta["val"].dtype]] for g in self.graphs]
             has_leading = _has_leading(shape)
             declared = shape[1:] if has_leading else shape
+            if len(declared) > (most := MAX_RANK_BESIDE if has_leading else MAX_RANK):
+                raise TraceError(f"{self.name}: result {i} has {len(shape)} dimensions, it may have {most}")
             found.append(
                 Output(
                     _by_graph(context.op, dtypes),

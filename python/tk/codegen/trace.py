@@ -35,7 +35,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDepende
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
-from tk.codegen import combine, effects, guards, random, special
+from tk.codegen import combine, constants, effects, guards, random, special
 from tk.codegen.errors import TraceError, needs_a_number, where
 from tk.codegen.replaced import replacement
 from tk.generated.signature import DTYPES, NumberSpec, Signature, TensorSpec
@@ -262,8 +262,12 @@ class _Lines(TorchFunctionMode):
         if self.arguments and func in _ROW_BY_ROW and isinstance(args[0].shape[0], torch.SymInt):
             size = args[0].shape[0].node.expr.xreplace(self.arguments.symbols)
             raise TraceError(needs_a_number(self.fn, self.line, size))
-        func = replacement(func, (*args, *(kwargs or {}).values()))
-        result = func(*args, **(kwargs or {}))
+        if self.arguments and (constant := constants.made(func, args, kwargs or {})) is not None:
+            result = constant
+        else:
+            args, kwargs = constants.lifted((args, kwargs or {})) if self.arguments else (args, kwargs or {})
+            func = replacement(func, (*args, *kwargs.values()))
+            result = func(*args, **kwargs)
         self._refuse_dtypes(result)
         self._refuse_fixed_sizes()
         if graph is not None and last is not None:
@@ -335,8 +339,10 @@ def _explaining(fn: Callable[..., Any], lines: _Lines, arguments: _Arguments) ->
     logging.disable(logging.ERROR)
     try:
         yield
-    except TraceError:
-        raise
+    except TraceError as error:
+        if type(error) is not TraceError or lines.file in str(error):
+            raise
+        raise TraceError(f"{where(fn, _line_of(error, lines.file) or lines.line)}: {error}") from None
     except Exception as error:
         line = _line_of(error, lines.file) or lines.line
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -571,6 +577,8 @@ def _record(
             if node.target == torch.ops.tk_trace.associative_scan.default:
                 xs, number, dim = node.args
                 args = (xs, combine.record(number, [DTYPE_NAMES[x.meta["val"].dtype] for x in xs]), dim)
+            if node.target == torch.ops.tk_trace.constant.default:
+                args = (*constants.record(node.args[0]), torch.device("meta"))
             found.append(
                 dict(
                     name=node.name,
@@ -613,6 +621,8 @@ def _target_name(node: fx.Node) -> str:
         return "output"
     if node.target == torch.ops.tk_trace.associative_scan.default:
         return "tk.associative_scan"
+    if node.target == torch.ops.tk_trace.constant.default:
+        return "tk.constant"
     if isinstance(node.target, OpOverload):
         return str(node.target)
     target: Any = node.target

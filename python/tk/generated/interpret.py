@@ -58,7 +58,12 @@ def _view(x: Tensor, size: Sequence[int]) -> Tensor:
     return x.reshape(size)
 
 
+def _constant(values: Sequence[Any], sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=device).reshape(sizes)
+
+
 _OURS: Mapping[str, Callable[..., Any]] = {
+    "tk.constant": _constant,
     "aten.topk.default": _topk,
     "aten.view.default": _view,
     "tk.associative_scan": _associative_scan,

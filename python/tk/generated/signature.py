@@ -40,7 +40,8 @@ ELSEWHERE: Mapping[str, str] = {
     "half": "fp16", "float": "fp32", "double": "fp64", "f16": "fp16", "f32": "fp32", "f64": "fp64", "short": "i16",
     "int": "i32", "long": "i64", "byte": "u8", "char": "i8", "fp8e4nv": "fp8e4m3fn", "fp8e5": "fp8e5m2",
 }  # fmt: skip
-MAX_RANK = 5  # a tensor of the core has 8 dimensions, of which "..." takes three
+MAX_RANK = 8  # of a tensor of the core
+MAX_RANK_BESIDE = 5  # "..." takes three of these
 
 _TENSOR = re.compile(r"\s*((?:torch\.)?\w+)\s*\[([^\]]*)\]\s*(\*?)\s*")
 
@@ -254,8 +255,12 @@ def _param(name: str, text: str, variables: Mapping[str, Sequence[str]]) -> Tens
     sizes = [s.strip() for s in inside.split(",")] if inside.strip() else []
     leading = bool(sizes) and sizes[0] == "..."
     declared = tuple(_size(name, text, s) for s in sizes[leading:])
-    if len(declared) > MAX_RANK:
-        raise SignatureError(f"{name}={text!r}: {len(declared)} declared dimensions, there may be {MAX_RANK}")
+    if len(declared) > (most := MAX_RANK_BESIDE if leading else MAX_RANK):
+        beside = " beside '...'" if leading else ""
+        raise SignatureError(
+            f"{name}={text!r}: {len(declared)} declared dimensions, there may be {most}{beside}; merge some that lie "
+            "behind each other (.flatten)"
+        )
     return TensorSpec(dtype, declared, leading, bool(star))
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import sympy
+
+from tk.codegen import constants
+from tk.codegen import index as ix
 from tk.codegen.ir import FLOATS
 from tk.codegen.lazy import Emitter, Index, Lazy
 from tk.codegen.lower import Call, operand
@@ -61,3 +65,29 @@ def _arange(call: Call, *args: Any, **_: Any) -> Lazy:
         return e.cast(e.index(call.size(start) + call.size(step) * index[0]), call.dtype)
 
     return Lazy(call.shape, call.dtype, read)
+
+
+@rule("tk_trace.constant")
+def _constant(call: Call, number: int) -> Lazy:
+    """Chosen by halves: an instruction for each element, and none where the index is a number."""
+    values = constants.of(number).flatten().tolist()
+
+    def read(e: Emitter, index: Index) -> int:
+        at = sum((i * step for i, step in zip(index, _steps(call.shape), strict=True)), start=sympy.Integer(0))
+        return chosen(e, sympy.expand(at), values)
+
+    def chosen(e: Emitter, at: sympy.Expr, left: list[Any], offset: int = 0) -> int:
+        if len(left) == 1:
+            return e.constant(left[0], call.dtype)
+        if at.is_Integer:
+            return e.constant(left[int(at) - offset], call.dtype)
+        half = len(left) // 2
+        is_before = e.op("lt", "i1", e.index(at), e.index(sympy.Integer(offset + half)))
+        halves = chosen(e, at, left[:half], offset), chosen(e, at, left[half:], offset + half)
+        return e.op("where", call.dtype, is_before, *halves)
+
+    return Lazy(call.shape, call.dtype, read)
+
+
+def _steps(shape: Index) -> list[sympy.Expr]:
+    return [ix.product(shape[d + 1 :]) for d in range(len(shape))]
