@@ -138,7 +138,7 @@ class Pack:
 class Packs(Records[Pack]):
     """Packs, the package's own first."""
 
-    header = ("path", "arch", "ops", "variants", "images", "MB", "compiler", "served by another first")
+    header = ("path", "arch", "ops", "variants", "images", "MB", "compiler", "shared")
 
     @staticmethod
     def cells(row: Pack) -> tuple[object, ...]:

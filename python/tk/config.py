@@ -12,12 +12,14 @@ of its forward. Code that ``torch.compile`` traces keeps the modes that held whe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
-__all__ = ["batch_invariant", "deterministic", "modes", "override", "set_default_modes", "static_weights", "strict"]
+__all__ = ["batch_invariant", "build_missing", "deterministic", "modes", "override", "set_default_modes"]
+__all__ += ["static_weights", "strict"]
 
 # Bits of tk_call.mode, as in tk.h.
 MODE_BITS: Mapping[str, int] = {"deterministic": 1, "batch_invariant": 2, "strict": 4, "static_weights": 8}
@@ -114,6 +116,33 @@ def override(op: str, config: str | int | None) -> Iterator[None]:
         overrides[op] = config
     with _holding(replace(state, overrides=overrides)):
         yield
+
+
+# --- Building what is missing ---
+
+_builds: bool | None = None  # None: as TK_BUILD_MISSING says
+
+
+def builds_missing() -> bool:
+    return os.environ.get("TK_BUILD_MISSING", "") not in ("", "0") if _builds is None else _builds
+
+
+class build_missing(AbstractContextManager[None]):
+    """From now on, in the whole process, attention's mods and functions under ``@tk.op`` that no loaded pack has are
+    built when they are called on CUDA: once, by a child process, into a pack under ``tk/packs`` in ``XDG_CACHE_HOME``
+    or ``~/.cache`` (``packs`` in ``TK_CACHE_DIR``), where later processes find it. It needs the ``build`` extra;
+    without it such a call raises ``tk.VariantNotFoundError`` as before. ``TK_BUILD_MISSING=1`` does the same.
+
+    As a context manager until the end of the ``with``. ``build_missing(False)`` turns it off.
+    """
+
+    def __init__(self, enabled: bool = True):
+        global _builds
+        self._before, _builds = _builds, enabled
+
+    def __exit__(self, *_: object) -> None:
+        global _builds
+        _builds = self._before
 
 
 def set_default_modes(

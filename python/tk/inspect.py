@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tk import _library, capi, errors
 from tk._packs import Coverage, CoverageRow, Pack, Packs, coverage, packs
@@ -33,13 +35,15 @@ class Candidates(Records[capi.Candidate]):
 @dataclass(frozen=True)
 class Explanation:
     """problem: None where no kernel is launched. choice: None also where no variant fits. reason: why it is so.
-    candidates: every variant of the problem's bucket, the fastest first, with the constraint that keeps it out."""
+    candidates: every variant of the problem's bucket, the fastest first, with the constraint that keeps it out.
+    runs: whether the call would, with a kernel or without."""
 
     op: str
     problem: capi.Problem | None
     choice: capi.Choice | None
     candidates: Candidates
     reason: str
+    runs: bool = True
 
     def __str__(self) -> str:
         lines = [f"tk.{self.op}: {self.reason}"]
@@ -65,16 +69,21 @@ class Support:
 def explain(op: str, *args: Any, **kwargs: Any) -> Explanation:
     """Which variant and config ``tk.<op>(*args, **kwargs)`` would run and why, and what keeps out the rest.
 
-    Takes the arguments of the wrapper; nothing is launched. Raises what the call itself would raise for wrong
-    arguments; that no variant fits is not an error here but a ``choice`` of None.
+    Takes the arguments of the function, any of tk's or an op of a loaded pack; of a function that launches several
+    kernels it is about the last. Nothing is launched, and no argument or random generator changes. Raises what the call
+    itself would raise for wrong arguments; that no variant fits is not an error here but a ``choice`` of None.
     """
-    described = describe(_wrapper(op), *args, **kwargs)
+    try:
+        with _leaving_no_trace(op, args, kwargs) as (args, kwargs):
+            described = describe(_wrapper(op), *args, **kwargs)
+    except errors.VariantNotFoundError as error:  # of attention: no pack has an op for these mods
+        return Explanation(op, None, None, Candidates(), str(error), False)
     if described is None:
         return Explanation(op, None, None, Candidates(), _NO_LAUNCH)
     try:
         choice = capi.choose(described.problem, described.config)
     except (errors.UnsupportedError, errors.VariantNotFoundError, ValueError) as error:
-        return Explanation(op, described.problem, None, _candidates(described), str(error))
+        return Explanation(op, described.problem, None, _candidates(described), str(error), False)
     return Explanation(op, described.problem, choice, _candidates(described), _why(choice))
 
 
@@ -82,9 +91,9 @@ def supports(op: str, *args: Any, **kwargs: Any) -> Support:
     """Whether ``tk.<op>(*args, **kwargs)`` would run, and if not, which constraint fails and what is nearest."""
     try:
         explanation = explain(op, *args, **kwargs)
-    except (errors.UnsupportedError, ValueError, TypeError) as error:
+    except (errors.UnsupportedError, ValueError, TypeError, IndexError, NotImplementedError) as error:
         return Support(False, str(error))
-    return Support(explanation.problem is None or explanation.choice is not None, explanation.reason)
+    return Support(explanation.runs, explanation.reason)
 
 
 def load_pack(path: str | os.PathLike[str]) -> None:
@@ -137,7 +146,7 @@ def _device_index(device: torch.device | int | str | None) -> int:
     return torch.cuda.current_device() if found.index is None else found.index
 
 
-_NO_LAUNCH = "no kernel is launched: computed with ATen ops (on the CPU, or with nothing to multiply)"
+_NO_LAUNCH = "no kernel is launched: computed with ATen ops (on the CPU, or with nothing to compute)"
 _REASONS = (
     "has the lowest predicted time of what fits",
     "was measured fastest for this size",
@@ -145,10 +154,31 @@ _REASONS = (
 )
 
 
+@contextmanager
+def _leaving_no_trace(op: str, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+    """Arguments for a call that may compute, on the CPU: what it writes are copies, what it draws is put back."""
+    if op.endswith("_") or kwargs.get("out") is not None:
+        args, kwargs = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+    tensors = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
+    devices = sorted({x.device.index for x in tensors if x.is_cuda})
+    with torch.random.fork_rng(devices):
+        yield args, kwargs
+
+
+_FAMILIES = ("tk.ops.", "tk.functional.", "tk.flex.")
+
+
+def functions() -> list[str]:
+    """The names of tk's functions that compute, of those in a loaded pack."""
+    import tk
+
+    return [name for name in dir(tk) if getattr(getattr(tk, name), "__module__", "").startswith(_FAMILIES)]
+
+
 def _wrapper(op: str) -> Callable[..., Any]:
     import tk
 
-    own = [name for name in tk.__all__ if hasattr(torch.ops.tk, name)]
+    own = functions()
     if op in own:
         return getattr(tk, op)
     from tk.generated import register  # it takes longer to import than the rest of tk

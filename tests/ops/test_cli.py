@@ -59,6 +59,17 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert "inner sizes differ" in capsys.readouterr().err
 
 
+def test_explain_takes_the_functions_own_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "topk", "4x8", "k=2", "dim=-1", "--device", "cpu"]) == 0
+    assert (
+        main(["explain", "cross_entropy", "4x8", "int:4", "reduction=sum", "--dtype", "fp32", "--device", "cpu"]) == 0
+    )
+    assert main(["explain", "layer_norm", "4x8", "normalized_shape=(8,)", "--device", "cpu"]) == 0
+    assert "tk.layer_norm: no kernel is launched" in capsys.readouterr().out
+    assert main(["explain", "softmax", "4x8", "dim=7", "--device", "cpu"]) == 1
+    assert "dim is 7" in capsys.readouterr().err
+
+
 def test_verify_finds_a_flipped_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tiny_pack.write(tmp_path / "whole.tkpack", "verified")
     assert main(["verify", str(path), "--no-gpu"]) == 0

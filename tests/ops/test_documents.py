@@ -1,4 +1,4 @@
-"""Every Python block of README.md and docs/*.md runs, in order, with small tensors on the CPU; so does every `tk build`.
+"""Every Python block of README.md and docs/*.md runs, with small tensors on the CPU; so does every `tk build`.
 
 A block that begins a file of the reader's (a decorator, a registration, a FAMILY) is written to the file that the next
 `tk build` line names."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 import tk
 from tk import _packs, capi
+from tk.cli import _calls
 from tk.heuristics.problem import Described, describe
 
 from . import tiny_pack
@@ -83,7 +85,7 @@ def test_what_is_listed_is_a_sequence_that_prints_as_a_table(loaded: tuple[str, 
     packs = tk.packs()
     assert type(packs[:0]) is type(packs) and len(packs) == len(list(packs))
     lines = str(packs).splitlines()
-    assert lines[0].split() == ["path", "arch", "ops", "variants", "images", "MB", "compiler"]
+    assert lines[0].split() == ["path", "arch", "ops", "variants", "images", "MB", "compiler", "shared"]
     (line,) = [x for x in lines if str(path) in x]
     assert line.split()[1:3] == ["sm_90", name]
 
@@ -187,3 +189,41 @@ def test_config_names_become_numbers(loaded: tuple[str, Path]) -> None:
     assert [overrides._number_of(name, c) for c in ("wide", "narrow")] == [0, 1]
     with pytest.raises(ValueError, match="no config 'huge'; there are narrow, wide"):
         overrides._number_of(name, "huge")
+
+
+# --- Every function ---
+
+
+@pytest.mark.parametrize("name", sorted({call.name for call in _calls.calls()}))
+def test_explain_and_supports_take_the_arguments_of_every_function(name: str) -> None:
+    for call in _calls.calls():
+        if call.name != name:
+            continue
+        before, state = copy.deepcopy((call.args, call.kwargs)), torch.get_rng_state()
+        explanation = tk.explain(name, *call.args, **call.kwargs)
+        assert explanation.runs and explanation.problem is None and "ATen" in explanation.reason
+        assert tk.supports(name, *call.args, **call.kwargs)
+        torch.testing.assert_close((call.args, call.kwargs), before, rtol=0, atol=0)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_they_say_what_is_wrong_in_an_argument() -> None:
+    x = torch.ones(3, 4)
+    for name, args in (
+        ("softmax", (x, 2)),
+        ("topk", (x, 9)),
+        ("sum", ("x",)),
+        ("conv2d", (x, x)),
+        ("sdpa", (x, x[0], x)),
+    ):
+        answer = tk.supports(name, *args)
+        named = f"tk.{name}" in answer.reason.replace("tk::", "tk.") or "expected" in answer.reason
+        assert not answer and named, name
+    with pytest.raises(IndexError, match=r"tk\.softmax: dim is 2"):
+        tk.explain("softmax", x, 2)
+
+
+def test_dropout_without_a_seed_draws_nothing() -> None:
+    state = torch.get_rng_state()
+    assert tk.supports("dropout", torch.ones(4), 0.5)
+    assert torch.equal(torch.get_rng_state(), state)

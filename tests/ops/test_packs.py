@@ -1,4 +1,4 @@
-"""Packs of users beside each other, built by ``tk build``: the same op in two of them, one name for the files of several
+"""Packs of users beside each other, built by ``tk build``: one op in two of them, one name for the files of several
 architectures."""
 
 from __future__ import annotations

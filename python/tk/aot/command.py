@@ -11,7 +11,7 @@ from tk.aot import finished
 from tk.aot.build import PlannedPack, build, definitions, dry_run, plan_pack
 from tk.aot.cache import open_cache
 from tk.aot.compile import Target
-from tk.aot.errors import BuildError
+from tk.aot.errors import BuildError, Refused
 from tk.aot.pool import default_jobs
 from tk.aot.sources import file_families, package_families
 from tk.aot.spec import Family
@@ -34,6 +34,10 @@ def run(args: argparse.Namespace) -> int:
     """The exit status: 0, or 1 after a message, or 130 when interrupted (what was compiled stays in the cache)."""
     try:
         _run(args)
+    except Refused as e:
+        for error in e.errors:
+            print(f"tk build: {error}", file=sys.stderr)
+        return 1
     except (BuildError, ValueError) as e:
         print(f"tk build: {e}", file=sys.stderr)
         return 1

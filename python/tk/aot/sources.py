@@ -6,14 +6,19 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from tk.aot.errors import BuildError
+from tk.aot.errors import BuildError, Refused
 from tk.aot.spec import Family
+from tk.errors import UnsupportedError
+from tk.generated import refusals
 from tk.generated.declare import Declared
 
 
@@ -29,26 +34,75 @@ def package_families(debug: bool = False) -> list[Family]:
 def file_families(paths: Sequence[Path], debug: bool = False) -> list[Family]:
     """Those of the user's files. Raises BuildError for a file that cannot be imported or exports none."""
     found: list[Family] = []
+    refused: list[Exception] = []
     for path in paths:
-        families = families_of(import_file(path), debug)
-        if not families:
+        with _quiet(), refusals.kept() as declarations:
+            module = import_file(path)
+            families = _collected(_parts(module, debug), refused)
+        refused += declarations
+        if not (families or refused):
             raise BuildError(
                 f"{path} declares nothing: no function under @tk.op, no mods (tk.flex.register), no tk.b2b.register, "
                 "no FAMILY, no FAMILIES"
             )
         found += families
+    if refused:
+        raise Refused(refused)
     return _distinct(found)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch logs of a trace that fails: the refusal says it."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 def families_of(module: ModuleType, debug: bool = False) -> list[Family]:
+    """Raises Refused, of all that cannot be built."""
+    refused: list[Exception] = []
+    found = _collected(_parts(module, debug), refused)
+    if refused:
+        raise Refused(refused)
+    return found
+
+
+Part = Callable[[], Sequence[Family]]
+
+
+def _collected(parts: Iterable[Part], refused: list[Exception]) -> list[Family]:
+    """Of all parts, with what of them cannot be built in `refused`."""
+    found: list[Family] = []
+    for part in parts:
+        try:
+            found += part()
+        except Refused as several:
+            refused += several.errors
+        except (BuildError, UnsupportedError) as error:
+            refused.append(error)
+    return found
+
+
+def _parts(module: ModuleType, debug: bool) -> Iterator[Part]:
+    own = _declared_families(module)
+    yield lambda: own
+    names = {family.op.name for family in own}  # of such a function under @tk.op the kernels are written by hand
+    yield lambda: [family for family in _generated(module, debug) if family.op.name not in names]
+    yield from _mods(module)
+    yield from _between_products(module)
+
+
+def _declared_families(module: ModuleType) -> list[Family]:
     one, several = getattr(module, "FAMILY", None), getattr(module, "FAMILIES", ())
     found = [*([] if one is None else [one]), *several]
     for family in found:
         if not isinstance(family, Family):
             raise BuildError(f"{module.__name__}: {family!r} is no Family")
-    own = {family.op.name for family in found}  # of such a function under @tk.op the kernels are written by hand
-    generated = [family for family in _generated(module, debug) if family.op.name not in own]
-    return [*found, *generated, *_mods(module), *_between_products(module)]
+    return found
 
 
 def _generated(module: ModuleType, debug: bool) -> list[Family]:
@@ -60,7 +114,7 @@ def _generated(module: ModuleType, debug: bool) -> list[Family]:
     return codegen.families_of(module, debug)
 
 
-def _mods(module: ModuleType) -> list[Family]:
+def _mods(module: ModuleType) -> list[Part]:
     """Pairs of attention's mods that the module's file announced."""
     if "tk.flex.registry" not in sys.modules or not getattr(module, "__file__", None):
         return []
@@ -70,10 +124,10 @@ def _mods(module: ModuleType) -> list[Family]:
         return []
     from tk.flex.family import registered_families
 
-    return [family for registered in found for family in registered_families(registered)]
+    return [partial(registered_families, registered) for registered in found]
 
 
-def _between_products(module: ModuleType) -> list[Family]:
+def _between_products(module: ModuleType) -> list[Part]:
     """Functions of b2b_gemm that the module's file announced."""
     if "tk.b2b.function" not in sys.modules or not getattr(module, "__file__", None):
         return []
@@ -83,7 +137,7 @@ def _between_products(module: ModuleType) -> list[Family]:
         return []
     from tk.b2b.family import registered_family
 
-    return [registered_family(registered) for registered in found]
+    return [lambda registered=registered: [registered_family(registered)] for registered in found]  # type: ignore[misc]
 
 
 def _distinct(families: list[Family]) -> list[Family]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from tk import errors
 from tk.flex import evaluate, trace
 from tk.flex.trace import Traced
+from tk.generated import refusals
 
 __all__ = ["Registered", "register", "registered"]
 
@@ -48,7 +49,10 @@ def register(f: Function, *, dtypes: Sequence[torch.dtype] = (torch.bfloat16,)) 
     for dtype in dtypes:
         if dtype not in _DTYPES:
             raise ValueError(f"tk.b2b.register: {dtype} in dtypes; they are {', '.join(map(str, _DTYPES))}")
-    traced, _ = traced_function(f, "tk.b2b.register")
+    try:
+        traced, _ = traced_function(f, "tk.b2b.register")
+    except (errors.UnsupportedError, TypeError, ValueError) as error:
+        return refusals.refuse(error)
     frame = inspect.currentframe()
     file = frame.f_back.f_code.co_filename if frame is not None and frame.f_back is not None else ""
     made = Registered(getattr(f, "__name__", type(f).__name__), traced, tuple(dtypes), file)

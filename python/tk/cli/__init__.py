@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(args.rest)}")
     try:
         return args.run(args)
-    except (errors.Error, ValueError) as error:
+    except (errors.Error, ValueError, TypeError, IndexError) as error:
         print(f"tk: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # `tk list | head`

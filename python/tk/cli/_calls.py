@@ -13,7 +13,7 @@ from torch import Tensor
 
 import tk
 
-__all__ = ["Call", "calls", "public_names"]
+__all__ = ["Call", "calls"]
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,6 @@ class Call:
     def function(self) -> Callable[..., Any]:
         found: Callable[..., Any] = getattr(tk, self.name)
         return found
-
-
-_NO_OP = frozenset(
-    {"explain", "supports", "load_pack", "packs", "preload", "coverage", "use", "op"}
-)  # they compute nothing
-
-
-def public_names() -> list[str]:
-    """The functions of tk that compute."""
-    return [name for name in dir(tk) if not name.startswith("_") and name not in _NO_OP and _is_ours(getattr(tk, name))]
-
-
-def _is_ours(x: Any) -> bool:
-    return callable(x) and not isinstance(x, type) and getattr(x, "__module__", "").startswith("tk.")
 
 
 def calls(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, large: bool = False) -> list[Call]:
@@ -114,9 +100,9 @@ class _Maker:
         yield Call("conv3d", (t(1, 4 * c, 5, 6, 7), t(6 * c, 4 * c, 2, 2, 2)), F.conv3d)
 
     def reductions(self) -> Iterator[Call]:
-        names = ("amax", "amin", "sum", "mean", "std", "var", "var_mean", "logsumexp", "norm", "argmax", "argmin", "max",
-                 "min", "prod", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort", "argsort", "softmax",
-                 "log_softmax", "all", "any")  # fmt: skip
+        names = ("amax", "amin", "sum", "mean", "std", "var", "var_mean", "logsumexp", "norm", "argmax", "argmin",
+                 "max", "min", "prod", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort", "argsort",
+                 "softmax", "log_softmax", "all", "any")  # fmt: skip
         for name in names:
             yield Call(name, (self.matrix(), -1), getattr(torch, name))
         yield Call("vector_norm", (self.matrix(),), torch.linalg.vector_norm)
@@ -172,4 +158,4 @@ class _Maker:
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x.chunk(2, -1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import re
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,20 +13,22 @@ import torch
 import tk
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
-EXAMPLE = "tk explain linear 512x4096 14336x4096 --activation silu"
+EXAMPLE = "tk explain linear 512x4096 14336x4096 --activation silu; tk explain topk 512x4096 k=8 dim=-1"
 
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("explain", help="which kernel a call would run, and why", epilog=f"e.g. {EXAMPLE}")
-    parser.add_argument("op", help="mm, linear, …")
+    parser.add_argument("op", help="mm, linear, softmax, … or an op of a loaded pack")
     parser.add_argument(
-        "shapes",
+        "arguments",
         nargs="+",
-        type=_shape,
-        help="of the tensors, as 512x4096; a trailing t: stored transposed (512x4096t)",
+        type=_argument,
+        metavar="SHAPE|NAME=VALUE",
+        help="shapes of the tensors, as 512x4096; a trailing t: stored transposed (512x4096t); int:512 for a tensor of "
+        "indices; other arguments of the function by name, as dim=-1",
     )
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument("--activation", default="none")
+    parser.add_argument("--activation")
     parser.add_argument("--out-dtype", choices=DTYPES)
     parser.add_argument("--precision", choices=("ieee", "tf32"))
     parser.add_argument("--config", help="a config's name")
@@ -31,28 +36,54 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _shape(text: str) -> tuple[tuple[int, ...], bool]:
-    sizes = text.removesuffix("t")
+@dataclass(frozen=True)
+class Shape:
+    """Of a tensor argument. dtype: None for what --dtype says."""
+
+    sizes: tuple[int, ...]
+    is_transposed: bool = False
+    dtype: torch.dtype | None = None
+
+    def tensor(self, dtype: torch.dtype, device: str) -> torch.Tensor:
+        stored = (*self.sizes[:-2], *self.sizes[:-3:-1]) if self.is_transposed else self.sizes
+        tensor = torch.zeros(stored, dtype=self.dtype or dtype, device=device)
+        return tensor.mT if self.is_transposed else tensor
+
+
+def _argument(text: str) -> Shape | tuple[str, Any]:
+    name, separator, value = text.partition("=")
+    if separator and name.isidentifier():
+        return name, _value(value)
+    sizes = text.removeprefix("int:").removesuffix("t")
     try:
-        return tuple(int(s) for s in sizes.split("x")), text.endswith("t")
+        shape = tuple(int(s) for s in sizes.split("x"))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape: write 512x4096") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is no argument: write 512x4096, or NAME=VALUE") from None
+    return Shape(shape, text.endswith("t"), torch.int64 if text.startswith("int:") else None)
 
 
-def _tensor(shape: tuple[int, ...], is_transposed: bool, args: argparse.Namespace) -> torch.Tensor:
-    stored = (*shape[:-2], shape[-1], shape[-2]) if is_transposed else shape
-    tensor = torch.empty(stored, dtype=DTYPES[args.dtype], device=args.device)
-    return tensor.mT if is_transposed else tensor
+def _value(text: str) -> Any:
+    """A number, tuple, True, False or None; the name of a dtype; a shape of floats, as tensors are; else the text."""
+    if text in DTYPES:
+        return DTYPES[text]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return _argument(text) if re.fullmatch(r"(int:)?\d+(x\d+)+t?", text) else text
 
 
 def run(args: argparse.Namespace) -> int:
-    explanation = tk.explain(
-        args.op,
-        *(_tensor(shape, is_transposed, args) for shape, is_transposed in args.shapes),
+    def made(x: Any) -> Any:
+        return x.tensor(DTYPES[args.dtype], args.device) if isinstance(x, Shape) else x
+
+    options = dict(
         activation=args.activation,
         out_dtype=DTYPES[args.out_dtype] if args.out_dtype else None,
         precision=args.precision,
         config=args.config,
     )
+    named = {name: value for name, value in options.items() if value is not None}
+    named |= {x[0]: made(x[1]) for x in args.arguments if isinstance(x, tuple)}
+    explanation = tk.explain(args.op, *(made(x) for x in args.arguments if isinstance(x, Shape)), **named)
     print(explanation)
-    return 0 if explanation.choice or explanation.problem is None else 1
+    return 0 if explanation.runs else 1

@@ -12,7 +12,7 @@ from typing import Any
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
-from tk.aot.errors import BuildError
+from tk.aot.errors import BuildError, Refused
 from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, const, device, maximum, minimum, select, tensors
 from tk.aot.spec import DTYPES, Config, Constraint, Family, Kernel, Op, Output, Param, Plan, Point, Selector, require
 from tk.codegen import index as ix
@@ -465,17 +465,16 @@ def generate_any(
 
 
 def generate_all(functions: Sequence[Declared], debug: bool = False) -> list[Family]:
-    """The families of declared functions. Raises TraceError for all that are refused at once."""
+    """The families of declared functions. Raises Refused for all that are refused at once."""
     families: list[Family] = []
-    refusals: list[str] = []
+    refused: list[Exception] = []
     for one in functions:
         try:
             families += generate_any(one.fn, one.signature, one.name, one.grad, debug).families
         except BuildError as error:
-            refusals.append(str(error))
-    if refusals:
-        several = f"{len(refusals)} of {len(functions)} functions cannot be generated:\n  "
-        raise TraceError((several if len(refusals) > 1 else "") + "\n  ".join(refusals))
+            refused.append(error)
+    if refused:
+        raise Refused(refused)
     return families
 
 

@@ -113,8 +113,16 @@ def sdpa(
         raise errors.UnsupportedError(f"tk.sdpa: dropout_p is {dropout_p}; no kernel drops, use 0")
     if attn_mask is not None and is_causal:
         raise ValueError("tk.sdpa: give attn_mask or is_causal, not both")
+    for name, x in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
+        if not isinstance(x, Tensor) and (x is not None or name != "attn_mask"):
+            raise TypeError(f"tk.sdpa: {name} must be a Tensor, is {type(x).__name__}")
     if query.dim() < 2:
         raise ValueError(f"tk.sdpa: query is {list(query.shape)}, must be [..., H, M, D]")
+    if not query.dim() == key.dim() == value.dim():
+        raise ValueError(
+            f"tk.sdpa: query, key and value must have as many dimensions, are {list(query.shape)}, {list(key.shape)} "
+            f"and {list(value.shape)}"
+        )
     leading = query.shape[:-3]
     q, k, v = (_as_4d(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
     score_mod: ScoreMod | None = None

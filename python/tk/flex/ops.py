@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from tk import errors
+from tk import errors, missing
 from tk.flex import matching, mods, reference, registry, trace
 from tk.flex.trace import Traced
 from tk.generated import register
@@ -246,13 +246,39 @@ def cuda(*args: Any) -> tuple[Tensor, Tensor]:
 
 
 def _on_cuda(traced: Traced, args: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    try:
+        own, tensors, numbers = _own_call(traced, args)
+        return own(*tensors, *args[_TENSORS], *numbers)
+    except (RuntimeError, ValueError) as error:
+        build_missing(error, traced, args)
     own, tensors, numbers = _own_call(traced, args)
     return own(*tensors, *args[_TENSORS], *numbers)
 
 
+def build_missing(error: Exception, traced: Traced, args: Sequence[Any]) -> None:
+    """Kernels for the head sizes and the dtype of a call that no pack has them for, where they may be built; else the
+    error is raised again."""
+    if not missing.is_for(error):
+        raise error
+    query, value = args[0], args[2]
+    head = (query.shape[3], value.shape[3])
+    source = registry.source_of(traced, f"head_dims=({head},)", f"dtypes=({query.dtype},)")
+    missing.load(_name(traced, ""), source, query.device.index)
+
+
 def cuda_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
-    own, tensors, numbers = _own_call(trace.parse(args[_PAIR]), args, "_backward")
-    query, key, value, sinks, *captured = own(grad_out, grad_lse, *tensors, out, lse, *args[_TENSORS], *numbers)
+    traced = trace.parse(args[_PAIR])
+
+    def run() -> Any:
+        own, tensors, numbers = _own_call(traced, args, "_backward")
+        return own(grad_out, grad_lse, *tensors, out, lse, *args[_TENSORS], *numbers)
+
+    try:
+        found = run()
+    except (RuntimeError, ValueError) as error:
+        build_missing(error, traced, args)
+        found = run()
+    query, key, value, sinks, *captured = found
     return [query, key, value, *([] if args[_SINKS] is None else [sinks]), *(captured if args[-1] else [])]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from tk.flex import trace
 from tk.flex.canonical import Graph, _target_name
 from tk.flex.mods import MaskMod, ScoreMod
 from tk.flex.trace import Capture, Traced
+from tk.generated import refusals
 
 __all__ = ["Registered", "register", "registered"]
 
@@ -74,7 +74,10 @@ def register(
     for dtype in dtypes:
         if dtype not in _DTYPES:
             raise ValueError(f"tk.flex.register: {dtype} in dtypes; they are {', '.join(map(str, _DTYPES))}")
-    traced = trace.pair(score_mod, mask_mod).traced
+    try:
+        traced = trace.pair(score_mod, mask_mod).traced
+    except (errors.UnsupportedError, TypeError, ValueError) as error:
+        return refusals.refuse(error)
     for known in _registered:
         if known.name == name and known.traced.fingerprint != traced.fingerprint:
             raise ValueError(f"tk.flex.register: {name!r} is the name of another pair of mods, in {known.file}")
@@ -109,28 +112,21 @@ def _check_ops(graph: Graph, backward: bool, where: str = "") -> None:
 
 
 def missing(traced: Traced, op: str) -> str:
-    """The message, after a file to start from was written to the directory for temporary files. Raises
-    tk.UnsupportedError for mods that none can have."""
+    """The message, with a file to start from. Raises tk.UnsupportedError for mods that no kernel can have."""
     for graph in (traced.score, traced.mask):
         if graph is not None:
             _check_ops(graph, op.endswith("_backward"), "tk.flex_attention: ")
-    path = os.path.join(tempfile.gettempdir(), f"tk_{traced.fingerprint[:16]}.py")
-    source = source_of(traced)
-    try:
-        with open(path, "w") as file:
-            file.write(source)
-        where = f"{path} has them as they were traced:"
-    except OSError:
-        where, path = "Put this into a file:", "FILE.py"
     return (
         f"tk.flex_attention: no loaded pack has kernels for these mods ({op}). Build them, once, on any machine with "
-        f"the build extra:\n    tk build {path} -o mods.tkpack\nand load them with tk.load_pack('mods.tkpack'), or by "
-        f"TK_PACK_PATH. {where}\n\n{source}"
+        "the build extra:\n    tk build mods.py -o mods.tkpack\nand load them with tk.load_pack('mods.tkpack'), or by "
+        "TK_PACK_PATH; or let tk do so, with tk.config.build_missing(). As they were traced, for mods.py:\n\n"
+        f"{source_of(traced)}"
     )
 
 
-def source_of(traced: Traced) -> str:
-    """A file that registers the pair: mods of the same graphs, with stand-ins for what they capture."""
+def source_of(traced: Traced, *more: str) -> str:
+    """A file that registers the pair: mods of the same graphs, with stand-ins for what they capture. more: further
+    arguments of :func:`register`."""
     parts = [_HEAD]
     arguments = []
     for kind, graph in (("score", traced.score), ("mask", traced.mask)):
@@ -139,7 +135,7 @@ def source_of(traced: Traced) -> str:
             parts.append(_factory(kind, graph))
             arguments.append(f"{kind}_mod={kind}({', '.join(map(_example, captures))})")
     name = hashlib.sha256(traced.text.encode()).hexdigest()[:8]
-    parts.append(f"tk.flex.register({', '.join([repr(f'mods_{name}'), *arguments])})\n")
+    parts.append(f"tk.flex.register({', '.join([repr(f'mods_{name}'), *arguments, *more])})\n")
     return "\n\n".join(parts)
 
 

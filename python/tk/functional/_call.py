@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -68,16 +69,21 @@ def autocast(function: str, x: Any) -> Any:
 
 def converted(function: str, x: Tensor, dtype: torch.dtype | None) -> Tensor:
     """x in the dtype that a call asks for, or in autocast's."""
-    return autocast(function, x) if dtype is None else x.to(dtype)
+    if dtype is None:
+        return autocast(function, x)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"tk.{function}: dtype must be a torch.dtype or None, is {dtype!r}")
+    return x.to(dtype) if isinstance(x, Tensor) else x
 
 
 def taken(function: str, **tensors: Tensor | None) -> bool:
     """Whether the kernels take these floating-point tensors; False where ATen shall, on the CPU.
 
-    Raises tk.UnsupportedError on CUDA, TypeError for what is no tensor."""
+    tensors: the first must be there, others may be None. Raises tk.UnsupportedError on CUDA, TypeError for what is no
+    tensor."""
     first, good = None, True
     for name, x in tensors.items():
-        if x is None:
+        if x is None and first is not None:
             continue
         if not isinstance(x, Tensor):
             raise TypeError(f"tk.{function}: {name} must be a Tensor, is {type(x).__name__}")
@@ -86,7 +92,9 @@ def taken(function: str, **tensors: Tensor | None) -> bool:
         elif x.dtype != first.dtype:
             good = False
     if first is None:
-        raise TypeError(f"tk.{function}: {next(iter(tensors))} must be a Tensor, is None")
+        raise TypeError(f"tk.{function}: no tensor is given")
+    if not good:
+        one_device(function, **tensors)
     if not good and first.device.type != "cpu":
         given = ", ".join(f"{name} is {_name(x.dtype)}" for name, x in tensors.items() if x is not None)
         raise errors.UnsupportedError(
@@ -94,6 +102,14 @@ def taken(function: str, **tensors: Tensor | None) -> bool:
             "dtype"
         )
     return good
+
+
+def one_device(function: str, **tensors: Tensor | None) -> None:
+    """What ops check themselves; ATen's, on the CPU, do not all do so."""
+    devices = {name: x.device for name, x in tensors.items() if x is not None}
+    if len(set(devices.values())) > 1:
+        found = ", ".join(f"{name} is on {device}" for name, device in devices.items())
+        raise ValueError(f"tk.{function}: {found}; all tensors must be on one device")
 
 
 def only_aten_has(function: str, x: Tensor, what: str) -> None:
@@ -106,11 +122,49 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+# --- Numbers ---
+
+
+def whole(function: str, name: str, value: Any) -> Any:
+    """An int, or what stands for one. Raises TypeError for all else, bools too, as torch does."""
+    if type(value) is int or isinstance(value, torch.SymInt):
+        return value
+    if not isinstance(value, bool) and not isinstance(value, Tensor):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"tk.{function}: {name} must be an int, is {value!r}")
+
+
+def number(function: str, name: str, value: Any) -> Any:
+    """An int or a float. Raises TypeError for all else."""
+    if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
+        return value
+    raise TypeError(f"tk.{function}: {name} must be a number, is {value!r}")
+
+
+def flag(function: str, name: str, value: Any) -> bool:
+    """True or False. Raises TypeError for all else."""
+    if value is True or value is False:
+        return value
+    raise TypeError(f"tk.{function}: {name} must be a bool, is {value!r}")
+
+
+def shape_of(function: str, name: str, value: Any) -> tuple[Any, ...]:
+    """Sizes, of a list or tuple of ints. Raises TypeError for all else."""
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"tk.{function}: {name} must be a tuple of ints, is {value!r}")
+    return tuple(whole(function, name, size) for size in value)
+
+
 # --- Dimensions ---
 
 
 def wrap(function: str, x: Tensor, dim: int) -> int:
     """A dimension counted from the front; a 0-d tensor has one to count. Raises IndexError."""
+    if type(dim) is not int:
+        dim = whole(function, "dim", dim)
     n = max(x.dim(), 1)
     if not -n <= dim < n:
         raise IndexError(f"tk.{function}: dim is {dim}, must be {-n} to {n - 1} for {list(x.shape)}")

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import _reduction
 
-from tk.functional._call import Config, autocast, needs, only_aten_has, run, taken
+from tk.functional._call import Config, autocast, needs, number, only_aten_has, run, taken
 
 __all__ = ["cross_entropy"]
 
@@ -44,8 +44,10 @@ def cross_entropy(
     input, weight = autocast("cross_entropy", input), autocast("cross_entropy", weight)
     is_taken = taken("cross_entropy", input=input)
     reduction = _reduction_of(size_average, reduce, reduction)
-    if not 0 <= label_smoothing <= 1:
+    if not 0 <= number("cross_entropy", "label_smoothing", label_smoothing) <= 1:
         raise ValueError(f"tk.cross_entropy: label_smoothing is {label_smoothing}, must be 0 to 1")
+    if not isinstance(target, Tensor):
+        raise TypeError(f"tk.cross_entropy: target must be a Tensor, is {type(target).__name__}")
     if target.is_floating_point():
         only_aten_has("cross_entropy", input, "a target of probabilities")
     if weight is not None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tk.functional._call import FLOATS, Config, autocast, needs, product, run, taken
+from tk.functional._call import FLOATS, Config, autocast, needs, product, run, shape_of, taken, whole
 
 __all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "layer_norm", "rms_norm"]
 
@@ -88,7 +88,7 @@ def group_norm(
     """
     input, weight, bias = (autocast("group_norm", t) for t in (input, weight, bias))
     is_taken = taken("group_norm", input=input, weight=weight, bias=bias)
-    if input.dim() < 2 or num_groups < 1 or input.shape[1] % num_groups:
+    if input.dim() < 2 or whole("group_norm", "num_groups", num_groups) < 1 or input.shape[1] % num_groups:
         raise ValueError(
             f"tk.group_norm: input must be [N, C, ...] with C a multiple of num_groups, which is {num_groups}; it is "
             f"{list(input.shape)}"
@@ -140,7 +140,8 @@ def add_layer_norm(
 
 
 def _check(function: str, x: Tensor, normalized_shape: Sequence[int], **affine: Tensor | None) -> tuple[int, ...]:
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    is_one = type(normalized_shape) is int
+    shape = (normalized_shape,) if is_one else shape_of(function, "normalized_shape", normalized_shape)
     if not shape or len(shape) > x.dim() or x.shape[-len(shape) :] != shape:
         raise ValueError(
             f"tk.{function}: input must end in normalized_shape, which is {list(shape)} and must have a dimension; "
@@ -153,6 +154,9 @@ def _check(function: str, x: Tensor, normalized_shape: Sequence[int], **affine: 
 
 
 def _check_sum(function: str, x: Tensor, residual: Tensor, **affine: Tensor | None) -> None:
+    for name, t in (("x", x), ("residual", residual)):
+        if not isinstance(t, Tensor):
+            raise TypeError(f"tk.{function}: {name} must be a Tensor, is {type(t).__name__}")
     if x.dim() == 0 or x.shape != residual.shape:
         raise ValueError(
             f"tk.{function}: x and residual must be [..., N] and of one shape, are {list(x.shape)} and "

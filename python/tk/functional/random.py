@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tk import errors
-from tk.functional._call import FLOATS, Config, needs, run, taken
+from tk.functional._call import FLOATS, Config, needs, number, run, shape_of, taken, whole
 from tk.generated import random
 
 __all__ = ["dropout", "dropout_add", "rand", "randint", "randn"]
@@ -67,6 +67,8 @@ def dropout_add(
 ) -> Tensor:
     """``dropout(x, p) + residual``, of one shape. Other arguments as of :func:`dropout`."""
     is_taken = taken("dropout_add", x=x, residual=residual)
+    if residual is None:
+        raise TypeError("tk.dropout_add: residual must be a Tensor, is None")
     if x.shape != residual.shape:
         raise ValueError(
             f"tk.dropout_add: x and residual must have one shape, are {list(x.shape)} and {list(residual.shape)}"
@@ -117,7 +119,7 @@ def randn(
 
 def _filled(function: str, op: str, shape: Sequence[int], seed: Seed, offset: int | None, dtype: torch.dtype | None,
             device: Device, config: Config) -> Tensor:  # fmt: skip
-    out = torch.empty(tuple(shape), dtype=dtype, device=device)
+    out = torch.empty(shape_of(function, "shape", shape), dtype=dtype, device=device)
     if not out.is_floating_point():
         raise ValueError(f"tk.{function}: dtype is {out.dtype}, must be a floating-point one; tk.randint has integers")
     key, first = _seed(function, seed, out.device), _offset(function, offset)
@@ -151,9 +153,10 @@ def randint(
 
     Other arguments as of :func:`rand`.
     """
+    low, high = whole("randint", "low", low), whole("randint", "high", high)
     if not 0 < high - low < 2**63:
         raise ValueError(f"tk.randint: low is {low} and high {high}; high must be larger, by less than 2**63")
-    out = torch.empty(tuple(shape), dtype=torch.int64, device=device)
+    out = torch.empty(shape_of("randint", "shape", shape), dtype=torch.int64, device=device)
     run("fill_integers", out, _seed("randint", seed, out.device), low, high, _offset("randint", offset), config=config)
     return out.to(dtype)
 
@@ -162,7 +165,7 @@ def randint(
 
 
 def _drops(function: str, p: float, training: bool) -> bool:
-    if not 0 <= p <= 1:
+    if not 0 <= number(function, "p", p) <= 1:
         raise ValueError(f"tk.{function}: p is {p}, must be 0 to 1")
     return training and p > 0
 
@@ -178,12 +181,12 @@ def _seed(function: str, seed: Seed, device: torch.device) -> Tensor:
                 f"{seed.dtype}, {list(seed.shape)}, on {seed.device}"
             )
         return seed.reshape(())
-    if not -(2**63) <= seed < 2**64:
+    if not -(2**63) <= whole(function, "seed", seed) < 2**64:
         raise ValueError(f"tk.{function}: seed is {seed}, must have 64 bits")
     return torch.full((), seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64, device=device)
 
 
 def _offset(function: str, offset: int | None) -> int:
-    if offset is not None and not 0 <= offset < 2**62:
+    if offset is not None and not 0 <= whole(function, "offset", offset) < 2**62:
         raise ValueError(f"tk.{function}: offset is {offset}, must be 0 to 2**62 - 1")
     return offset or 0

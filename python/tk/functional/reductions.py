@@ -10,7 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tk.functional._call import Config, autocast, converted, needs, only_aten_has, product, run, taken, wrap
+from tk.functional._call import (
+    Config,
+    autocast,
+    converted,
+    flag,
+    needs,
+    number,
+    only_aten_has,
+    product,
+    run,
+    taken,
+    wrap,
+)
 
 __all__ = [
     "all", "amax", "amin", "any", "argmax", "argmin", "logsumexp", "max", "mean", "min", "norm", "prod", "std", "sum",
@@ -41,12 +53,12 @@ def sum(
         return torch.sum(x, dim, keepdim, dtype=dtype)
     dims = _dims("sum", x, dim)
     if _are_all(x, dims):
-        return _kept(run("total_sum", _whole(x), 1.0, config=config), dims, keepdim)
+        return _kept("sum", run("total_sum", _whole(x), 1.0, config=config), dims, keepdim)
     if _are_first(x, dims):
         kept = x.shape[len(dims) :]
         columns = x.reshape(product(x.shape[: len(dims)]), product(kept))
-        return _kept(run("column_sum", columns, config=config).reshape(kept), dims, keepdim)
-    return _kept(run("row_sum", _rows(x, dims), config=config), dims, keepdim)
+        return _kept("sum", run("column_sum", columns, config=config).reshape(kept), dims, keepdim)
+    return _kept("sum", run("row_sum", _rows(x, dims), config=config), dims, keepdim)
 
 
 @needs("row_mean", "total_sum")
@@ -60,8 +72,8 @@ def mean(
     dims = _dims("mean", x, dim)
     if _are_all(x, dims):
         n = x.numel()
-        return _kept(run("total_sum", _whole(x), 1 / n if n else math.nan, config=config), dims, keepdim)
-    return _kept(run("row_mean", _rows(x, dims), config=config), dims, keepdim)
+        return _kept("mean", run("total_sum", _whole(x), 1 / n if n else math.nan, config=config), dims, keepdim)
+    return _kept("mean", run("row_mean", _rows(x, dims), config=config), dims, keepdim)
 
 
 @needs("row_prod")
@@ -74,7 +86,7 @@ def prod(
     x = converted("prod", input, dtype)
     if not taken("prod", input=x):
         return torch.prod(x, dtype=dtype) if dim is None else torch.prod(x, dim, keepdim, dtype=dtype)
-    return _reduced("prod", "row_prod", x, dim, keepdim, config)
+    return _reduced("prod", "row_prod", x, None if dim is None else wrap("prod", x, dim), keepdim, config)
 
 
 @needs("logsumexp")
@@ -186,7 +198,7 @@ def vector_norm(
     given = converted("vector_norm", x, dtype)
     if not taken("vector_norm", x=given):
         return torch.linalg.vector_norm(given, ord, dim, keepdim)
-    return _norm("vector_norm", given, float(ord), dim, keepdim, config)
+    return _norm("vector_norm", given, float(number("vector_norm", "ord", ord)), dim, keepdim, config)
 
 
 @needs(*vector_norm.ops)  # type: ignore[attr-defined]
@@ -209,7 +221,7 @@ def norm(
         raise ValueError(f"tk.norm: p is {p!r}, must be a number, 'fro' or 'nuc'")
     if not is_taken or p == "nuc":
         return torch.norm(x, p, dim, keepdim)
-    order = float(p) if isinstance(p, int | float) else 2.0
+    order = 2.0 if p is None or p == "fro" else float(number("norm", "p", p))
     return _norm("norm", x, order, dim, keepdim, config)
 
 
@@ -225,13 +237,15 @@ def _norm(function: str, x: Tensor, order: float, dim: Dims, keepdim: bool, conf
         found = run("total_norm", _whole(x), *_ORDERS[order], config=config)
     else:
         found = run("row_norm", _rows(x, dims), *_ORDERS[order], config=config)
-    return _kept(found, dims, keepdim)
+    return _kept(function, found, dims, keepdim)
 
 
 def _norm_of_powers(function: str, x: Tensor, order: float, dim: Dims, keepdim: bool, config: Config) -> Tensor:
     """As in ATen a zero has the gradient 0."""
     if order == 0:
         return sum((x.detach() != 0).to(x.dtype), dim, keepdim, config=config)
+    if order < 0 and product([x.shape[d] for d in _dims(function, x, dim)]) == 0:
+        raise ValueError(f"tk.{function}: a norm of order {order} of no elements is none; input is {list(x.shape)}")
     is_zero = x == 0
     powers = torch.where(is_zero, 1.0, x.float()).abs() ** order  # no zero's power is differentiated
     total = sum(powers.masked_fill(is_zero, 0.0 if order > 0 else math.inf), dim, keepdim, config=config)
@@ -314,13 +328,15 @@ def _moments(
         spread, found = run("total_var_mean", _whole(input), bessel, power, config=config)
     else:
         spread, found = run("row_var_mean", _rows(input, dims), bessel, power, config=config)
-    return _kept(spread, dims, keepdim), _kept(found, dims, keepdim)
+    return _kept(function, spread, dims, keepdim), _kept(function, found, dims, keepdim)
 
 
 def _correction(function: str, dim: Dims | bool, unbiased: bool | None, correction: float | None) -> tuple[Dims, float]:
     """torch's ways to say it: ``f(input, unbiased)`` is one."""
     if isinstance(dim, bool):
         dim, unbiased = None, dim
+    if unbiased is not None:
+        flag(function, "unbiased", unbiased)
     if unbiased is not None and correction is not None:
         raise ValueError(f"tk.{function}: give unbiased or correction, not both")
     if correction is None:
@@ -333,7 +349,7 @@ def _correction(function: str, dim: Dims | bool, unbiased: bool | None, correcti
 
 def _reduced(function: str, op: str, x: Tensor, dim: Dims, keepdim: bool, config: Config) -> Tensor:
     dims = _dims(function, x, dim)
-    return _kept(run(op, _rows(x, dims), config=config), dims, keepdim)
+    return _kept(function, run(op, _rows(x, dims), config=config), dims, keepdim)
 
 
 def _extreme(function: str, x: Tensor, dim: Dims, keepdim: bool, sign: float, mirror: float, config: Config) -> Tensor:
@@ -344,8 +360,8 @@ def _extreme(function: str, x: Tensor, dim: Dims, keepdim: bool, sign: float, mi
         return run("row_amax", x, sign, mirror, config=config)
 
     if _are_all(x, dims) and not (x.requires_grad and torch.is_grad_enabled()):
-        return _kept(_by_parts(of_rows, x.reshape(-1)), dims, keepdim)
-    return _kept(of_rows(_rows(x, dims)), dims, keepdim)
+        return _kept(function, _by_parts(of_rows, x.reshape(-1)), dims, keepdim)
+    return _kept(function, of_rows(_rows(x, dims)), dims, keepdim)
 
 
 def _truth(function: str, x: Tensor, dim: Dims, keepdim: bool, wanted: int, config: Config) -> Tensor:
@@ -357,20 +373,25 @@ def _truth(function: str, x: Tensor, dim: Dims, keepdim: bool, wanted: int, conf
         return run("row_any", x, wanted, config=config)
 
     truth = x if x.dtype == torch.bool else x != 0
-    found = _by_parts(of_rows, truth.reshape(-1)) if _are_all(x, dims) else of_rows(_rows(truth, dims))
+    if isinstance(dim, list | tuple) and not dim:  # torch reduces none here, where a sum is of all
+        found = truth.clone()
+    elif _are_all(x, dims):
+        found = _by_parts(of_rows, truth.reshape(-1))
+    else:
+        found = of_rows(_rows(truth, dims))
     if x.dtype == torch.uint8:  # as torch has it
         found = found.to(torch.uint8)
-    return _kept(found, dims, keepdim)
+    return _kept(function, found, dims if found.dim() < x.dim() else (), keepdim)
 
 
 def _place(function: str, x: Tensor, dim: int | None, keepdim: bool, sign: float, config: Config) -> Tensor:
-    dims = _dims(function, x, dim)
+    dims = _dims(function, x, None if dim is None else wrap(function, x, dim))
 
     def of_rows(x: Tensor) -> Tensor:
         return run("row_argmax", x, sign, config=config)
 
     found = _place_by_parts(of_rows, x.detach().reshape(-1)) if _are_all(x, dims) else of_rows(_rows(x, dims))
-    return _kept(found, dims, keepdim)
+    return _kept(function, found, dims, keepdim)
 
 
 def _value_and_place(
@@ -384,7 +405,7 @@ def _value_and_place(
         return torchs(x) if dim is None else torchs(x, dim, keepdim)
     if dim is None:
         return _extreme(function, x, None, False, sign, 1.0, config)
-    dim = wrap(function, x, dim)
+    dim, keepdim = wrap(function, x, dim), flag(function, "keepdim", keepdim)
     index = _place(function, x, dim, x.dim() > 0, sign, config)
     value = x.gather(dim, index)
     if x.dim() and not keepdim:
@@ -442,15 +463,14 @@ def _whole(x: Tensor) -> Tensor:
 
 def _dims(function: str, x: Tensor, dim: Dims) -> tuple[int, ...]:
     """In order, counted from the front; all where none is named."""
-    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+    if not isinstance(dim, list | tuple):
+        dim = () if dim is None else (dim,)
+    if len(dim) == 0:
         return tuple(range(x.dim()))
-    if x.dim() == 0:
-        wrap(function, x, dim if isinstance(dim, int) else dim[0])
-        return ()
-    dims = sorted(wrap(function, x, d) for d in ([dim] if isinstance(dim, int) else dim))
+    dims = sorted(wrap(function, x, d) for d in dim)
     if len(set(dims)) < len(dims):
         raise ValueError(f"tk.{function}: dim is {dim}: a dimension is there twice")
-    return tuple(dims)
+    return tuple(dims) if x.dim() else ()
 
 
 def _are_all(x: Tensor, dims: Sequence[int]) -> bool:
@@ -473,8 +493,8 @@ def _rows(x: Tensor, dims: Sequence[int]) -> Tensor:
     return x.reshape(*x.shape[: len(kept)], product(x.shape[len(kept) :]))
 
 
-def _kept(out: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
-    if keepdim:
+def _kept(function: str, out: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
+    if keepdim is not False and flag(function, "keepdim", keepdim):
         for d in dims:
             out = out.unsqueeze(d)
     return out

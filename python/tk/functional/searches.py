@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tk import errors
-from tk.functional._call import Config, needs, only_aten_has, run
+from tk.functional._call import Config, needs, one_device, only_aten_has, run
 
 __all__ = ["bucketize", "searchsorted"]
 
@@ -93,6 +93,7 @@ def _taken(function: str, input: Tensor, row: Tensor) -> bool:
             raise TypeError(f"tk.{function}: {name} must be a Tensor, is {type(x).__name__}")
     if input.dtype in _COMPARED and input.dtype == row.dtype:
         return True
+    one_device(function, input=input, the_sorted_row=row)
     if input.device.type != "cpu":
         raise errors.UnsupportedError(
             f"tk.{function}: input is {input.dtype} and the sorted row {row.dtype}; on {input.device.type} both must "

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tk.functional._call import Config, from_end, needs, run, taken, to_end, wrap
+from tk.functional._call import Config, flag, from_end, needs, run, taken, to_end, whole, wrap
 
 __all__ = ["argsort", "sort", "topk"]
 
@@ -23,9 +23,10 @@ def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = 
     Raises:
         IndexError: a dimension that is none.
     """
+    flag("sort", "stable", stable)
     if not taken("sort", input=input):
         return torch.sort(input, dim=dim, descending=descending, stable=True)
-    dim = wrap("sort", input, dim)
+    dim, descending = wrap("sort", input, dim), flag("sort", "descending", descending)
     values, indices = run("sort", to_end(input, dim), bool(descending), config=config)
     return torch.return_types.sort((from_end(values, input, dim), from_end(indices, input, dim)))
 
@@ -35,6 +36,7 @@ def argsort(
     input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False, *, config: Config = None
 ) -> Tensor:
     """The indices (int64) that :func:`sort` gives, as ``torch.argsort``. Arguments and errors as of :func:`sort`."""
+    flag("argsort", "stable", stable)
     if not taken("argsort", input=input):
         return torch.argsort(input, dim=dim, descending=descending, stable=True)
     return sort(input, dim, descending, stable, config=config).indices
@@ -57,7 +59,7 @@ def topk(
         IndexError: a dimension that is none. ValueError: a ``k`` that is out of range.
     """
     is_taken = taken("topk", input=input)
-    dim = wrap("topk", input, dim)
+    dim, k = wrap("topk", input, dim), whole("topk", "k", k)
     x = to_end(input, dim)
     if not 0 <= k <= x.shape[-1]:
         raise ValueError(f"tk.topk: k is {k}, must be 0 to {x.shape[-1]}, the size of dimension {dim}")

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tk import errors
-from tk.functional._call import Config, needs, only_aten_has, run, taken
+from tk.functional._call import Config, needs, one_device, only_aten_has, run, taken, whole
 
 __all__ = ["embedding", "rope"]
 
@@ -38,15 +38,18 @@ def embedding(
         ``[*input.shape, D]``.
     """
     is_taken = taken("embedding", weight=weight)
+    if not isinstance(input, Tensor):
+        raise TypeError(f"tk.embedding: input must be a Tensor, is {type(input).__name__}")
     if weight.dim() != 2:
         raise ValueError(f"tk.embedding: weight must be [V, D], is {list(weight.shape)}")
     rows = weight.shape[0]
-    if padding_idx is not None and not -rows <= padding_idx < rows:
+    if padding_idx is not None and not -rows <= whole("embedding", "padding_idx", padding_idx) < rows:
         raise ValueError(f"tk.embedding: padding_idx is {padding_idx}, must be {-rows} to {rows - 1}")
     is_plain = max_norm is None and not scale_grad_by_freq and not sparse
     if not is_plain:
         only_aten_has("embedding", weight, "max_norm, scale_grad_by_freq or sparse")
     if not is_taken or not is_plain:
+        one_device("embedding", input=input, weight=weight)
         return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     return run("embedding", weight, input, -1 if padding_idx is None else padding_idx % rows, config=config)
 
@@ -80,11 +83,13 @@ def _takes_tables(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
     for name, table in (("cos", cos), ("sin", sin)):
         if not isinstance(table, Tensor):
             raise TypeError(f"tk.rope: {name} must be a Tensor, is {type(table).__name__}")
+    is_taken = True
+    for name, table in (("cos", cos), ("sin", sin)):
         if table.dtype not in (torch.float32, x.dtype):
             if x.device.type != "cpu":
                 raise errors.UnsupportedError(f"tk.rope: {name} is {table.dtype}, must be float32 or x's {x.dtype}")
-            return False
-    return True
+            is_taken = False
+    return is_taken
 
 
 def _table(x: Tensor, name: str, table: Tensor) -> Tensor:

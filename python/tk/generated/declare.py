@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tk import config
+from tk.generated import refusals
 from tk.generated.signature import Signature, SignatureError, parse
 
 __all__ = ["Declared", "op"]
@@ -14,7 +16,7 @@ __all__ = ["Declared", "op"]
 
 @dataclass(frozen=True, eq=False)
 class Declared:
-    """A declared op. Calling it calls the plain function, eagerly.
+    """A declared op. Calling it calls the plain function, eagerly; under tk.config.build_missing, on CUDA, the op.
 
     grad: its backward is built too."""
 
@@ -33,6 +35,11 @@ class Declared:
         return self.fn.__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if config.builds_missing():
+            from tk import missing  # it needs torch
+
+            if (op := missing.op(self, args, kwargs)) is not None:
+                return op(*args, **kwargs)
         return self.fn(*args, **kwargs)
 
 
@@ -65,7 +72,8 @@ def op(*functions: Any, grad: bool = False, **texts: str | Sequence[str]) -> Cal
                 raise SignatureError(f"grad={grad!r}: it is True or False; a parameter of that name must be renamed")
             return Declared(fn, parse(texts, _parameters(fn)), grad)
         except SignatureError as error:
-            raise SignatureError(f"@tk.op on {_where(fn)}: {error}") from None
+            refusals.refuse(SignatureError(f"@tk.op on {_where(fn)}: {error}"))
+            return fn  # type: ignore[return-value]  # never called: the build ends with the refusals
 
     return declare
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library
+from torch.utils._pytree import tree_leaves
 
 from tk import _library
 
@@ -54,10 +55,25 @@ def register_fake(name: str, fake: Callable[..., Any], library: Library) -> None
     """``torch.library.register_fake`` without its search for the caller's source through all modules, which would be
     most of the time of a process's first call; where this torch does not take the source, with it."""
     source = f"{fake.__code__.co_filename}:{fake.__code__.co_firstlineno}"
+    checked = _on_one_device(name, fake)
     try:
-        torch._library.simple_registry.singleton.find(f"tk::{name}").fake_impl.register(fake, source, lib=library)
+        torch._library.simple_registry.singleton.find(f"tk::{name}").fake_impl.register(checked, source, lib=library)
     except (AttributeError, TypeError):
-        torch.library.register_fake(f"tk::{name}", fake, lib=library)
+        torch.library.register_fake(f"tk::{name}", checked, lib=library)
+
+
+def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """A fake that refuses what its kernels would. torch hands it real tensors too where one beside them is of the meta
+    device: what it allocates would then be taken for a result."""
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        devices = {x.device: None for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        if len(devices) > 1:
+            found = ", ".join(map(str, devices))
+            raise ValueError(f"tk.{name}: its tensors are on {found}; all must be on one device")
+        return fake(*args, **kwargs)
+
+    return checked
 
 
 def vmap(name: str, rule: Callable[..., tuple[Tensor, int]]) -> None:

@@ -92,6 +92,7 @@ def pack_int4(q: Tensor) -> Tensor:
     Raises:
         ValueError: another dtype or rank, an odd K, or values past 15.
     """
+    _check_tensor("pack_int4", "q", q)
     if q.dtype is not torch.uint8 or q.dim() != 2 or q.shape[0] % 2:
         raise ValueError(f"tk.pack_int4: q is {q.dtype} {list(q.shape)}, must be uint8 [K, N] with an even K")
     if q.numel() and int(q.max()) > 15:
@@ -105,6 +106,7 @@ def unpack_int4(p: Tensor) -> Tensor:
     Raises:
         ValueError: another dtype or rank.
     """
+    _check_tensor("unpack_int4", "p", p)
     if p.dtype is not torch.uint8 or p.dim() != 2:
         raise ValueError(f"tk.unpack_int4: p is {p.dtype} {list(p.shape)}, must be uint8 [K / 2, N]")
     return torch.stack((p & 15, p >> 4), 1).flatten(0, 1)
@@ -125,6 +127,10 @@ def int4_from_torch(packed: Tensor, scales_and_zeros: Tensor, group_size: int) -
     Raises:
         ValueError: shapes that do not go together; a scale of 0 with a zero.
     """
+    _check_tensor("int4_from_torch", "packed", packed)
+    _check_tensor("int4_from_torch", "scales_and_zeros", scales_and_zeros)
+    if type(group_size) is not int:
+        raise TypeError(f"tk.int4_from_torch: group_size must be an int, is {group_size!r}")
     values = _values_of_cuda(packed) if packed.dim() == 4 else _values_of_cpu(packed)
     K, N = values.shape
     expected = [K // group_size if group_size > 0 else 0, N, 2]
@@ -138,6 +144,11 @@ def int4_from_torch(packed: Tensor, scales_and_zeros: Tensor, group_size: int) -
         raise ValueError("tk.int4_from_torch: a scale is 0 where its zero is not; such a group has no zero point")
     points = torch.where(scales == 0, 8.0, 8 - zeros.double() / scales.double())
     return pack_int4(values), scales.contiguous(), points.to(scales.dtype)
+
+
+def _check_tensor(function: str, name: str, x: Any) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"tk.{function}: {name} must be a Tensor, is {type(x).__name__}")
 
 
 def _values_of_cpu(packed: Tensor) -> Tensor:

@@ -69,9 +69,9 @@ def settings(
         pinned = overrides.number(op, config, first)
     if not mode and pinned < 0 and activation == "none" and out_dtype is None and precision is None:
         return ()
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ValueError(f"tk.{op}: activation is {activation!r}, must be one of {', '.join(ACTIVATIONS)}")
-    if precision not in PRECISIONS:
+    if not isinstance(precision, str | None) or precision not in PRECISIONS:
         raise ValueError(f"tk.{op}: precision is {precision!r}, must be 'ieee', 'tf32' or None")
     return ACTIVATIONS[activation], out_dtype, PRECISIONS[precision], pinned, mode
 

@@ -1,0 +1,143 @@
+"""What no pack has is built when that is asked for, for a described GPU; nothing is written when it is not."""
+
+from __future__ import annotations
+
+import logging
+import runpy
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import tk
+from tk import capi, missing
+from tk.flex import ops, registry, trace
+
+from .test_attention_build import arguments
+from .test_generated_launch import Kernel
+
+pytest.importorskip("triton")
+
+
+@tk.op(x="T[...]", T=("fp32",))
+def built_when_called(x):
+    return x * 2 + 1
+
+
+def every_fifth(b, h, q_idx, kv_idx):  # type: ignore[no-untyped-def]
+    return (q_idx >= kv_idx) & ((q_idx - kv_idx) % 5 == 0)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of packs; what was compiled is found where it always is."""
+    monkeypatch.delenv("TK_BUILD_MISSING", raising=False)
+    monkeypatch.setattr(missing, "directory", lambda: tmp_path / "packs")
+    return tmp_path / "packs"
+
+
+@pytest.fixture(scope="module")
+def h100() -> int:
+    return capi.describe_device(132, 90, 232448, 50 << 20)
+
+
+def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TK_BUILD_MISSING", raising=False)
+    assert not tk.config.builds_missing()
+    with tk.config.build_missing():
+        assert tk.config.builds_missing()
+        with tk.config.build_missing(False):
+            assert not tk.config.builds_missing()
+    monkeypatch.setenv("TK_BUILD_MISSING", "1")
+    assert tk.config.builds_missing()
+    monkeypatch.setenv("TK_BUILD_MISSING", "0")
+    assert not tk.config.builds_missing()
+
+
+def test_where_packs_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TK_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert missing.directory() == Path("/somewhere/tk/packs")
+    monkeypatch.setenv("TK_CACHE_DIR", "/elsewhere")
+    assert missing.directory() == Path("/elsewhere/packs")
+
+
+@pytest.mark.parametrize(
+    ("arch", "built"), [(80, "80"), (86, "80"), (89, "80"), (90, "90"), (100, "ptx80"), (120, "ptx80")]
+)
+def test_the_architecture_that_is_built(arch: int, built: str) -> None:
+    assert missing.target(arch) == built
+
+
+def test_older_gpus_are_refused() -> None:
+    with pytest.raises(tk.UnsupportedError, match="sm_75"):
+        missing.target(75)
+
+
+def test_a_pair_of_mods_is_built_once_and_loaded(cache: Path, h100: int, caplog: pytest.LogCaptureFixture) -> None:
+    traced = trace.pair(None, every_fifth).traced
+    more = ("head_dims=(64,)", "dtypes=(torch.float16,)", "backward=False", "decode=False")
+    name, source = ops._name(traced, ""), registry.source_of(traced, *more)
+    with caplog.at_level(logging.INFO, "tk.missing"), ThreadPoolExecutor(2) as pool:  # two that want the same
+        paths = list(pool.map(lambda _: missing.build(name, source, 90), range(2)))
+    assert paths[0] == paths[1] and paths[0].parent == cache
+    assert len([r for r in caplog.records if r.name == "tk.missing"]) == 1
+    assert {p.suffix for p in cache.iterdir()} == {".tkpack", ".lock"}
+    missing.load(name, source, h100)
+    described = Kernel(name, h100)(*arguments(4, 4, 256, 256, 64), 1, 0, -1, 0)
+    assert described is not None
+    assert capi.choose(described.problem).pack_path == str(paths[0])
+
+
+def test_a_declared_function_is_built_with_its_file(cache: Path, h100: int, tmp_path: Path) -> None:
+    file = tmp_path / "ops_of_a_user.py"
+    file.write_text('import tk\n\n\n@tk.op(x="T[...]", T=("fp32",))\ndef user_built(x):\n    return x * 2 + 1\n')
+    declared = runpy.run_path(str(file))["user_built"]
+    missing.load_declared(declared, h100)
+    torch.testing.assert_close(torch.ops.tk.user_built(torch.ones(3)), torch.full((3,), 3.0))
+    assert len(list(cache.glob("user_built_*.sm90.tkpack"))) == 1
+
+
+def test_a_build_that_fails_is_said_and_not_tried_again(cache: Path) -> None:
+    source = 'import tk\n\n\n@tk.op(x="T[N]", T=("fp32",))\ndef never(x):\n    return x if x.sum() > 0 else -x\n'
+    with pytest.raises(tk.VariantNotFoundError, match="control flow"):
+        missing.build("never", source, 90)
+    with pytest.raises(tk.VariantNotFoundError, match="failed before"):
+        missing.build("never", source, 90)
+    assert not list(cache.glob("*.tkpack"))
+
+
+def test_a_call_asks_for_its_own_head_size_and_dtype(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    traced = trace.pair(None, every_fifth).traced
+    asked: list[tuple[str, str, int]] = []
+    monkeypatch.setattr(missing, "load", lambda *args: asked.append(args))
+    device = SimpleNamespace(index=3)
+    query, value = (SimpleNamespace(shape=(1, 2, 8, n), dtype=torch.bfloat16, device=device) for n in (96, 64))
+    error = RuntimeError("[tk:VariantNotFound] no kernel")
+    with tk.config.build_missing():
+        ops.build_missing(error, traced, (query, query, value))
+    ((name, source, index),) = asked
+    assert name == ops._name(traced, "") and index == 3
+    (tmp_path / "mods.py").write_text(source)
+    runpy.run_path(str(tmp_path / "mods.py"))
+    (found,) = tk.flex.registered(str(tmp_path / "mods.py"))
+    assert (found.head_dims, found.dtypes, found.traced.fingerprint) == (
+        ((96, 64),),
+        (torch.bfloat16,),
+        traced.fingerprint,
+    )
+
+
+def test_without_the_switch_nothing_is_built(cache: Path) -> None:
+    traced = trace.pair(None, every_fifth).traced
+    with pytest.raises(RuntimeError, match="no kernel"):
+        ops.build_missing(RuntimeError("[tk:VariantNotFound] no kernel"), traced, ())
+    torch.testing.assert_close(built_when_called(torch.ones(2)), torch.full((2,), 3.0))
+    assert not cache.exists()
+    with tk.config.build_missing():  # on the CPU nothing is missing
+        built_when_called(torch.ones(2))
+        with pytest.raises(RuntimeError, match="another matter"):
+            ops.build_missing(RuntimeError("another matter"), traced, ())
+    assert not cache.exists()
