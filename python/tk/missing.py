@@ -1,5 +1,5 @@
-"""Built when asked for, by ``tk.config.build_missing()`` or ``TK_BUILD_MISSING=1``, and with the ``build`` extra there: a
-pair of attention's mods or a function under ``@tk.op`` that no loaded pack has is built once, into a pack of the user's.
+"""Built when asked for: a pair of attention's mods or a function under ``@tk.op`` that no loaded pack has, once, into a
+pack of the user's. It takes ``tk.config.build_missing()`` or ``TK_BUILD_MISSING=1``, and the ``build`` extra.
 
 The packs are in ``packs`` under ``TK_CACHE_DIR``, else in ``tk/packs`` under ``XDG_CACHE_HOME`` or ``~/.cache``. A
 file's name says what it holds, with a digest of the source that it was built from. It is built by a child process,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import tk
-from tk.cli import COMMANDS, demo, demo_ops, main
+from tk.cli import COMMANDS, _verified, demo, demo_ops, main, verify
 from tk.cli._judge import error_ratio
 
 from . import tiny_pack
@@ -114,6 +115,41 @@ def test_a_wrong_generated_op_shows_in_the_demo(
     monkeypatch.setattr(demo_ops, "OPS", {"softmax": (shapes, lambda x: ours(x) * 1.1, torchs)})
     assert main(["demo", "--rows", "2", "--device", "cpu"]) == 1
     assert "WRONG" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["linear", "conv2d", "sdpa", "int4_mm", "grouped_mm", "rand", "scaled_mm", "b2b_gemm"])
+def test_bench_has_every_family(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", name, "--device", "cpu", "--dtype", "fp32"]) == 0
+    assert any(line.startswith(name) for line in capsys.readouterr().out.splitlines())
+
+
+def test_bench_takes_the_functions_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "linear", "4x8", "16x8", "activation=gelu", "--device", "cpu"]) == 0
+    assert "4x8 16x8" in capsys.readouterr().out
+
+
+def test_verify_holds_every_op_against_float64() -> None:
+    checked = [*_verified.functions("cpu"), *itertools.islice(_verified.generated_ops("cpu"), 60)]
+    checked += itertools.islice(_verified.mods("cpu"), 12)
+    assert len(checked) > 200 and not [c for c in checked if not c.is_good]
+
+
+def test_verify_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = tk.linear
+    monkeypatch.setattr(tk, "linear", lambda *args, **kwargs: right(*args, **kwargs) * 1.1)
+    wrong = [c for c in _verified.functions("cpu") if not c.is_good]
+    assert len(wrong) == len(_verified.DTYPES)
+
+
+def test_tf32_is_judged_by_operands_that_were_cut() -> None:
+    """Not by torch, which does not round to tf32 for one row."""
+    a, b = torch.randn(1, 1024), torch.randn(1024, 64) / 32
+    call = verify.Call(a, b, None, "none", None, "tf32")
+    exact = verify._reference(call, torch.float64)
+    rounded = a.double().to(torch.float32).view(torch.int32).add(0x1000).bitwise_and(~0x1FFF).view(torch.float32)
+    ours = (rounded.double() @ verify._cut(b).double()).float()
+    assert error_ratio(ours, verify._peer(call).float(), exact).is_good()
+    assert not error_ratio(ours, verify._reference(call, torch.float32), exact).is_good()
 
 
 def test_bench_outside_a_source_tree(

@@ -320,7 +320,13 @@ def test_results_that_are_integers_have_no_gradient_and_say_so(declare: Callable
     bins = torch.zeros(3, dtype=torch.int64)
     declare(counted_, grad=False, bins="i64[...]", x="fp32[..., N]")(bins, x)
     assert torch.equal(bins, (x > 0).sum(-1))
-    for found in (tk.argmax(x, -1), tk.any(x), tk.argsort(x), tk.searchsorted(x.detach().sort()[0], x), *tk.quantize_fp8(x)):
+    for found in (
+        tk.argmax(x, -1),
+        tk.any(x),
+        tk.argsort(x),
+        tk.searchsorted(x.detach().sort()[0], x),
+        *tk.quantize_fp8(x),
+    ):
         assert not found.requires_grad
     found = torch.func.grad(lambda x: (x * (tk.argmax(x, -1, keepdim=True) + 1)).sum())(x.detach())
     torch.testing.assert_close(found, (x.argmax(-1, keepdim=True) + 1.0).expand(3, 4))
@@ -367,7 +373,9 @@ def _second(result: Tensor, x: Tensor) -> Any:
 # --- Saved tensors ---
 
 
-@pytest.mark.parametrize("case", [c for c in GENERATED if c.name in ("softmax", "rms_norm", "sort", "norm", "rope")], ids=ids)
+@pytest.mark.parametrize(
+    "case", [c for c in GENERATED if c.name in ("softmax", "rms_norm", "sort", "norm", "rope")], ids=ids
+)
 def test_a_saved_tensor_that_is_changed_is_noticed(case: Case) -> None:
     leaves = case.leaves(torch.float32, CPU)
     moved = [x * 1 for x in leaves]

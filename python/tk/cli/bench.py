@@ -1,4 +1,4 @@
-"""``tk bench``: generated ops on this machine's GPU, or the benchmarks of a source tree."""
+"""``tk bench``: tk's functions and generated ops on this machine's GPU, or the benchmarks of a source tree."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import tk
-from tk.cli import bench_ops
+from tk.cli import bench_calls, bench_ops
 
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "bench",
-        help="time generated ops, or run the benchmarks of a source tree",
+        help="time functions and generated ops, or run the benchmarks of a source tree",
         add_help=False,
     )
     parser.set_defaults(run=run, takes_rest=True)
@@ -30,13 +30,19 @@ def _source_tree() -> Path | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """``tk bench OP…`` times ops; anything else goes to benchmarks/ of the source tree that tk, or the current folder,
-    lies in."""
+    """``tk bench OP…`` times functions and ops; anything else goes to benchmarks/ of the source tree that tk, or the
+    current folder, lies in."""
     if bench_ops.is_meant(args.rest):
         return bench_ops.run(args.rest)
+    if bench_calls.is_meant(args.rest):
+        return bench_calls.run(args.rest)
     root = _source_tree()
     if root is None:
-        print("tk: there are no benchmarks here: run this in a checkout of tk's sources", file=sys.stderr)
+        print(
+            "tk: name a function (tk bench linear 512x4096 14336x4096) or an op of a loaded pack; the benchmarks of a "
+            "checkout of tk's sources are not here",
+            file=sys.stderr,
+        )
         return 1
     path = os.pathsep.join(p for p in (str(root), os.environ.get("PYTHONPATH", "")) if p)
     command = [sys.executable, "-m", "benchmarks", *args.rest]

@@ -18,21 +18,21 @@ EXAMPLE = "tk explain linear 512x4096 14336x4096 --activation silu; tk explain t
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("explain", help="which kernel a call would run, and why", epilog=f"e.g. {EXAMPLE}")
-    parser.add_argument("op", help="mm, linear, softmax, … or an op of a loaded pack")
-    parser.add_argument(
+    parser.addargument("op", help="mm, linear, softmax, … or an op of a loaded pack")
+    parser.addargument(
         "arguments",
         nargs="+",
-        type=_argument,
+        type=argument,
         metavar="SHAPE|NAME=VALUE",
         help="shapes of the tensors, as 512x4096; a trailing t: stored transposed (512x4096t); int:512 for a tensor of "
         "indices; other arguments of the function by name, as dim=-1",
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument("--activation")
-    parser.add_argument("--out-dtype", choices=DTYPES)
-    parser.add_argument("--precision", choices=("ieee", "tf32"))
-    parser.add_argument("--config", help="a config's name")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.addargument("--dtype", choices=DTYPES, default="bf16")
+    parser.addargument("--activation")
+    parser.addargument("--out-dtype", choices=DTYPES)
+    parser.addargument("--precision", choices=("ieee", "tf32"))
+    parser.addargument("--config", help="a config's name")
+    parser.addargument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.set_defaults(run=run)
 
 
@@ -50,7 +50,7 @@ class Shape:
         return tensor.mT if self.is_transposed else tensor
 
 
-def _argument(text: str) -> Shape | tuple[str, Any]:
+def argument(text: str) -> Shape | tuple[str, Any]:
     name, separator, value = text.partition("=")
     if separator and name.isidentifier():
         return name, _value(value)
@@ -69,7 +69,7 @@ def _value(text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        return _argument(text) if re.fullmatch(r"(int:)?\d+(x\d+)+t?", text) else text
+        return argument(text) if re.fullmatch(r"(int:)?\d+(x\d+)+t?", text) else text
 
 
 def run(args: argparse.Namespace) -> int:

@@ -76,14 +76,14 @@ def register(
             raise ValueError(f"tk.flex.register: {dtype} in dtypes; they are {', '.join(map(str, _DTYPES))}")
     try:
         traced = trace.pair(score_mod, mask_mod).traced
+        for fn, kind, graph in ((score_mod, "score_mod", traced.score), (mask_mod, "mask_mod", traced.mask)):
+            if graph is not None:
+                _check_ops(graph, backward, f"{trace.described(fn, kind)}: ")
     except (errors.UnsupportedError, TypeError, ValueError) as error:
         return refusals.refuse(error)
     for known in _registered:
         if known.name == name and known.traced.fingerprint != traced.fingerprint:
             raise ValueError(f"tk.flex.register: {name!r} is the name of another pair of mods, in {known.file}")
-    for fn, kind, graph in ((score_mod, "score_mod", traced.score), (mask_mod, "mask_mod", traced.mask)):
-        if graph is not None:
-            _check_ops(graph, backward, f"{trace.described(fn, kind)}: ")
     frame = inspect.currentframe()
     file = frame.f_back.f_code.co_filename if frame is not None and frame.f_back is not None else ""
     made = Registered(name, traced, tuple(head_dims), tuple(dtypes), backward, decode, file)
