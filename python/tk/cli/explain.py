@@ -18,8 +18,8 @@ EXAMPLE = "tk explain linear 512x4096 14336x4096 --activation silu; tk explain t
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("explain", help="which kernel a call would run, and why", epilog=f"e.g. {EXAMPLE}")
-    parser.addargument("op", help="mm, linear, softmax, … or an op of a loaded pack")
-    parser.addargument(
+    parser.add_argument("op", help="mm, linear, softmax, … or an op of a loaded pack")
+    parser.add_argument(
         "arguments",
         nargs="+",
         type=argument,
@@ -27,12 +27,12 @@ def add_parser(subparsers: Any) -> None:
         help="shapes of the tensors, as 512x4096; a trailing t: stored transposed (512x4096t); int:512 for a tensor of "
         "indices; other arguments of the function by name, as dim=-1",
     )
-    parser.addargument("--dtype", choices=DTYPES, default="bf16")
-    parser.addargument("--activation")
-    parser.addargument("--out-dtype", choices=DTYPES)
-    parser.addargument("--precision", choices=("ieee", "tf32"))
-    parser.addargument("--config", help="a config's name")
-    parser.addargument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--activation")
+    parser.add_argument("--out-dtype", choices=DTYPES)
+    parser.add_argument("--precision", choices=("ieee", "tf32"))
+    parser.add_argument("--config", help="a config's name")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.set_defaults(run=run)
 
 
