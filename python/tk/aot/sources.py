@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -36,7 +34,7 @@ def file_families(paths: Sequence[Path], debug: bool = False) -> list[Family]:
     found: list[Family] = []
     refused: list[Exception] = []
     for path in paths:
-        with _quiet(), refusals.kept() as declarations:
+        with refusals.kept() as declarations:
             module = import_file(path)
             families = _collected(_parts(module, debug), refused)
         refused += declarations
@@ -49,17 +47,6 @@ def file_families(paths: Sequence[Path], debug: bool = False) -> list[Family]:
     if refused:
         raise Refused(refused)
     return _distinct(found)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what torch logs of a trace that fails: the refusal says it."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def families_of(module: ModuleType, debug: bool = False) -> list[Family]:
