@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -45,34 +45,44 @@ class Checked:
 def functions(device: str) -> Iterator[Checked]:
     """Of tk's functions over kernels written by hand."""
     for dtype in DTYPES:
-        for call in _calls.calls(device, dtype):
+        for call, is_tf32 in _asked(_calls.calls(device, dtype), dtype):
             run = partial(call.function, *call.args, **call.kwargs)
             with torch.no_grad():
                 described = describe(call.function, *call.args, **call.kwargs)
             if described is None:
                 if device == "cpu":
-                    yield _held("ATen", "", run, call)
+                    yield _held("ATen", "", run, call, False)
                 continue
             if register.find(described.problem.op) is not None and described.problem.op in register.names():
                 continue  # below, with every dtype that it has
             takes_config = "config" in inspect.signature(call.function).parameters
             for row in _fitting(described.problem):
                 if takes_config:
-                    yield _held(row.kernel_name, row.config_name, partial(run, config=row.config), call)
+                    yield _held(row.kernel_name, row.config_name, partial(run, config=row.config), call, is_tf32)
             if not takes_config:
                 chosen = capi.choose(described.problem)
-                yield _held(chosen.kernel_name, chosen.config_name, run, call)
+                yield _held(chosen.kernel_name, chosen.config_name, run, call, is_tf32)
+
+
+def _asked(calls: Iterable[Call], dtype: torch.dtype) -> Iterator[tuple[Call, bool]]:
+    """Of float32, where a call can name its precision, with either; and whether it may round to tf32."""
+    for call in calls:
+        if dtype is not torch.float32 or "precision" not in inspect.signature(call.function).parameters:
+            yield call, dtype is torch.float32 and allows_tf32()
+            continue
+        for precision in ("ieee", "tf32"):
+            yield replace(call, kwargs={**call.kwargs, "precision": precision}), precision == "tf32"
 
 
 def _fitting(problem: capi.Problem) -> list[capi.Candidate]:
     return [row for row in capi.candidates(problem) if row.fits]
 
 
-def _held(kernel: str, config: str, run: Any, call: Call) -> Checked:
+def _held(kernel: str, config: str, run: Any, call: Call, is_tf32: bool) -> Checked:
     try:
         with torch.no_grad():
             found = run()
-        return Checked(kernel, config, _error(found, _exact(call)))
+        return Checked(kernel, config, _error(found, _exact(call), is_tf32))
     except (errors.Error, RuntimeError, ValueError) as error:
         return Checked(f"{kernel} ({call.name})", config, problem=str(error))
 
@@ -88,27 +98,27 @@ def _exact(call: Call) -> Any:
         return call.torchs(*tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, args))
 
 
-def _error(found: Any, exact: Any) -> float:
+def _error(found: Any, exact: Any, is_tf32: bool) -> float:
     pairs = zip(tree_leaves(found), tree_leaves(exact), strict=True)
-    return max((_of_one(x, y) for x, y in pairs if isinstance(x, Tensor)), default=0.0)
+    return max((_of_one(x, y, is_tf32) for x, y in pairs if isinstance(x, Tensor)), default=0.0)
 
 
-def _of_one(found: Tensor, exact: Tensor) -> float:
+def _of_one(found: Tensor, exact: Tensor, is_tf32: bool) -> float:
     """Integers must be equal."""
     found, exact = found.detach().cpu(), exact.detach().cpu()
     if not found.is_floating_point():
         return 0.0 if torch.equal(found, exact.to(found.dtype)) else float("inf")
     reference = exact.double()
-    bound = unit(found.dtype) * float(reference.abs().max()) if reference.numel() else 1.0
+    bound = unit(found.dtype, is_tf32) * float(reference.abs().max()) if reference.numel() else 1.0
     deviation = (found.double() - reference).abs().max() if reference.numel() else torch.zeros(())
     return float("inf") if bool(deviation.isnan()) else float(deviation) / (bound + 1e-30)
 
 
-def unit(dtype: torch.dtype) -> float:
+def unit(dtype: torch.dtype, is_tf32: bool) -> float:
     """Of the largest result what may be wrong in any: a few roundings of what products are made of and of the result.
     Sums of float32 have some in every step."""
     if dtype is torch.float32:
-        return 2.0**-8 if allows_tf32() else 2.0**-17
+        return 2.0**-8 if is_tf32 else 2.0**-17
     return {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9, torch.float64: 2.0**-40}.get(dtype, 2.0**-2)
 
 
@@ -191,7 +201,7 @@ def _pair(name: str, text: str, dtype: torch.dtype, size: int, device: str) -> I
         yield Checked(name, config, problem=f"not run: {error}")
         return
     try:
-        yield Checked(name, config, _of_one(run(device, dtype), exact))
+        yield Checked(name, config, _of_one(run(device, dtype), exact, allows_tf32()))
     except (errors.Error, RuntimeError, ValueError) as error:
         missing = isinstance(errors.typed(error), errors.VariantNotFoundError) or "must be of dtype" in str(error)
         if not missing:  # which dtypes and head sizes there are is the packs' choice

@@ -27,7 +27,7 @@ def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = 
     if not taken("sort", input=input):
         return torch.sort(input, dim=dim, descending=descending, stable=True)
     dim, descending = wrap("sort", input, dim), flag("sort", "descending", descending)
-    values, indices = run("sort", to_end(input, dim), bool(descending), config=config)
+    values, indices = run("sort", to_end(input, dim), descending, config=config)
     return torch.return_types.sort((from_end(values, input, dim), from_end(indices, input, dim)))
 
 
@@ -60,11 +60,12 @@ def topk(
     """
     is_taken = taken("topk", input=input)
     dim, k = wrap("topk", input, dim), whole("topk", "k", k)
+    largest, sorted = flag("topk", "largest", largest), flag("topk", "sorted", sorted)
     x = to_end(input, dim)
     if not 0 <= k <= x.shape[-1]:
         raise ValueError(f"tk.topk: k is {k}, must be 0 to {x.shape[-1]}, the size of dimension {dim}")
     if is_taken:
-        values, indices = run("topk", x, k, bool(largest), config=config)
+        values, indices = run("topk", x, k, largest, config=config)
     else:  # ATen's topk leaves open which of equal ones comes first
-        values, indices = (t[..., :k] for t in torch.sort(x, dim=-1, descending=bool(largest), stable=True))
+        values, indices = (t[..., :k] for t in torch.sort(x, dim=-1, descending=largest, stable=True))
     return torch.return_types.topk((from_end(values, input, dim), from_end(indices, input, dim)))
