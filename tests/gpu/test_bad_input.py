@@ -7,7 +7,6 @@ import warnings
 
 import pytest
 import torch
-
 from tests.ops.bad_input import failures, report
 
 from .device import DEVICE
