@@ -65,16 +65,38 @@ def test_only_what_is_the_same_is_found() -> None:
             assert (found is not None) == (name == other_name), (name, other_name)
 
 
-def test_equations_are_checked() -> None:
-    def clamped(low: int, high: int) -> Any:
-        return lambda score, b, h, q, kv: score + TABLE[h, torch.clamp(kv - q, low, high) + 6]
-
+def test_numbers_of_a_pair_are_found_one_by_one() -> None:
     general = trace.pair(mods.relative_bias(TABLE, 6), None).traced
-    for low, found in ((-6, True), (-5, False)):
+    for low in (-6, -5):
         source = f"lambda score, b, h, q, kv: score + TABLE[h, torch.clamp(kv - q, {low}, 6) + 6]"
         given = trace.pair(eval(source, {"TABLE": TABLE, "torch": torch}), None)
         assert given.values == (TABLE,)
-        assert (matching.numbers(general, given.traced, given.values) is not None) == found
+        assert matching.numbers(general, given.traced, given.values) == [TABLE, low, 6]
+
+
+def test_a_window_of_one_key_is_found() -> None:
+    """Where what is spelled out is 0, the difference stands as a comparison."""
+    general = trace.pair(None, mods.sliding_window(3)).traced
+    given = trace.pair(None, lambda b, h, q, kv: (q >= kv) & (q - kv < 1))
+    assert matching.numbers(general, given.traced, given.values) == [0]
+
+
+def test_wider_captures_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    general = trace.pair(mods.alibi(torch.zeros(4)), mods.document(torch.zeros(8, dtype=torch.int64))).traced
+    slopes, ids = torch.rand(4).half(), torch.zeros(8, dtype=torch.int32)
+    given = trace.pair(mods.alibi(slopes), mods.document(ids))
+    monkeypatch.setattr(ops, "_known", lambda: [general])
+    monkeypatch.setattr(ops, "_packed", lambda traced, suffix: object() if traced is general else None)
+    monkeypatch.setattr(ops, "_matched", {})
+    own = ops._own(given.traced, [slopes, ids], [], [])
+    first, second = own.captured([slopes, ids])
+    assert torch.equal(first, slopes.float()) and torch.equal(second, ids.long()) and second.dtype == torch.int64
+    (grad,) = own.gradients(given.traced, [slopes, ids], [torch.ones(4)])
+    assert grad.dtype == torch.float16
+    expanded = slopes[:1].expand(4)
+    assert own.captured([expanded, ids])[0].stride() == (0,)
+    narrow, wide = trace.pair(mods.alibi(slopes), None), trace.pair(mods.alibi(slopes.float()), None)
+    assert matching.numbers(narrow.traced, wide.traced, wide.values) is None
 
 
 def test_the_op_of_the_general_pair_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +105,8 @@ def test_the_op_of_the_general_pair_is_called(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(ops, "_known", lambda: [general])
     own = object()
     monkeypatch.setattr(ops, "_packed", lambda traced, suffix: own if traced is general else None)
-    assert ops._own(given.traced, [], [], []) == (own, [], [8])
+    found = ops._own(given.traced, [], [], [])
+    assert (found.op, found.ints) == (own, [7])
 
 
 BANDS = {

@@ -1,7 +1,8 @@
 """A mod's recorded graph in one spelling: equal mods give equal graphs, whatever they are called and capture.
 
 Dead and repeated nodes go; nodes stand in the order in which the result needs them; ways of writing the same thing
-(``new_ones``, ``full``, ``torch.tensor``; ``x[i][j]``, ``x[i, j]``; ``+=``) become one.
+(``new_ones``, ``full``, ``torch.tensor``; ``x[i][j]``, ``x[i, j]``; ``+=``) become one, and what is equal by arithmetic
+(normal.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from tk.flex.normal import Normal, described
 from tk.flex.record import Recorder, ones
 
 aten = torch.ops.aten
@@ -29,9 +31,10 @@ _FILLED = {"full": 1, "new_full": 2, "full_like": 1, "scalar_tensor": 0}  # whic
 
 @dataclass(frozen=True)
 class Read:
-    """A capture of a graph. leaf: its place among what the mod read while it was traced."""
+    """A capture of a graph. leaf: its place among what the mod read while it was traced, or of a number that is made
+    of several, an expression of these (normal.py)."""
 
-    leaf: int
+    leaf: Any
     kind: str
     dtype: torch.dtype
     rank: int
@@ -212,6 +215,7 @@ class _Canonical:
         self.work = fx.Graph()
         self.made: dict[fx.Node, Any] = {}
         self.known: dict[Any, fx.Node] = {}
+        self.numbers: dict[Any, fx.Node] = {}
         self.memory: dict[fx.Node, fx.Node] = {}  # of a view, and of what is written in place: whose it is
         self.line: str | None = None  # of the mod, that asked for what is made
 
@@ -228,7 +232,9 @@ class _Canonical:
                 self.made[node] = self._constant(node)
             elif node.op == "call_function":
                 self.made[node] = self._call(node)
-        return self._numbered(result)
+        normal = Normal(self._node, self._number)
+        normal.rewrite(list(self.work.nodes))
+        return self._numbered(normal.made[result])
 
     def refused(self, message: str) -> Exception:
         return self.make_error(message, self.line)
@@ -364,9 +370,19 @@ class _Canonical:
         key = (target, _hashable(args), _hashable(kwargs), meta.get("dtype"))
         if key not in self.known:
             node = self.work.call_function(target, args, dict(kwargs))
-            node.meta = {**meta, "line": self.line}
+            node.meta = {"line": self.line, **meta}
             self.known[key] = node
         return self.known[key]
+
+    def _number(self, expression: Any, kind: str) -> fx.Node:
+        """A capture that the call works out."""
+        key = (kind, _hashable(expression))
+        if key not in self.numbers:
+            dtype = torch.int64 if kind == "int" else torch.float64
+            leaf = expression[1] if expression[0] == "leaf" else expression
+            self.numbers[key] = node = self.work.placeholder(f"number{len(self.numbers)}")
+            node.meta = {"kind": kind, "dtype": dtype, "leaf": leaf}
+        return self.numbers[key]
 
     # --- Order and names ---
 
@@ -395,7 +411,10 @@ class _Canonical:
 
     def _read(self, node: fx.Node) -> Read:
         leaf = node.meta["leaf"]
-        return Read(leaf, node.meta["kind"], node.meta["dtype"], node.meta.get("rank", 0), self.leaves[leaf])
+        return Read(leaf, node.meta["kind"], node.meta["dtype"], node.meta.get("rank", 0), self._name(leaf))
+
+    def _name(self, leaf: Any) -> str:
+        return described(leaf, self.leaves) if isinstance(leaf, tuple) else self.leaves[leaf]
 
 
 def _needed(graph: fx.Graph) -> list[fx.Node]:

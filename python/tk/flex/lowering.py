@@ -320,13 +320,20 @@ def _called(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
 
     def given(a: Any) -> Any:
         if isinstance(a, fx.Node):
-            return values[a] if a.meta["kind"] == "tensor" else values[a].to(dtype)
+            return values[a] if a.meta["kind"] == "tensor" else _converted(values[a], dtype)
         is_number = isinstance(a, int | float) and not isinstance(a, bool)
         return torch.full((), a, dtype=dtype, device="meta") if is_number else a
 
     if packet is aten.clamp:  # it takes two numbers or two tensors, not one of each
         return aten.clamp.Tensor(*map(given, node.args), **{k: given(v) for k, v in node.kwargs.items()})
     return packet(*map(given, node.args), **_kwargs(node, values))
+
+
+def _converted(number: Tensor, dtype: torch.dtype) -> Tensor:
+    """A number that 32 bits do not hold is as far as they go: what is compared with it is within them."""
+    if dtype == torch.int32 and number.dtype == torch.int64:
+        number = number.clamp(-(2**31), 2**31 - 1)
+    return number.to(dtype)
 
 
 def _kwargs(node: fx.Node, values: Mapping[fx.Node, Any]) -> dict[str, Any]:

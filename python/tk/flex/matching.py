@@ -1,47 +1,42 @@
 """A pair whose numbers are spelled out, as torch.compile records them, and the pair that takes them as arguments.
 
-A compiler sees ``sliding_window(128)`` with 128 in it; the pack has the kernel of ``sliding_window(size)``.
-:func:`numbers` tells whether the one is the other, and what the numbers are.
+A compiler sees ``sliding_window(128)`` with 128 in it; the pack has the kernel of ``sliding_window(size)``. And a pair
+that captures int64 or fp32 serves for int32 and 16-bit floats. :func:`numbers` tells whether the one is the other, and
+what it captures then.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from tk.flex.trace import Traced
 
+aten = torch.ops.aten
+
 
 def numbers(general: Traced, given: Traced, values: Sequence[Any]) -> list[Any] | None:
-    """The captures of `general` with which it is `given` with the captures `values`; None where it cannot be.
-
-    Tensors must be captured in the same order."""
+    """The captures of `general` with which it is `given` with the captures `values`; None where it cannot be. Tensors
+    may be given of fewer bits than it captures: they are `values`' all the same."""
     match = _Match(values)
     for one, other in ((general.score, given.score), (general.mask, given.mask)):
         if (one is None) != (other is None):
             return None
         if one is not None and other is not None and not match.value(one.result, other.result):
             return None
-    match.solve()
     found = [match.found.get(i) for i in range(len(general.captures))]
-    is_tensor = [c.kind == "tensor" for c in general.captures]
-    tensors = [v for v, c in zip(values, given.captures, strict=True) if c.kind == "tensor"]
-    in_order = [v for v, is_one in zip(found, is_tensor, strict=True) if is_one]
-    if len(tensors) != len(in_order) or any(a is not b for a, b in zip(tensors, in_order, strict=True)):
-        return None
-    return found if match.equations_hold() else None
+    return None if any(x is None for x in found) else found
 
 
 class _Match:
-    """found: by the number of the general pair's capture. equations: its expressions of numbers, and what they give."""
+    """found: by the number of the general pair's capture."""
 
     def __init__(self, values: Sequence[Any]):
         self.values = values
         self.found: dict[int, Any] = {}
-        self.equations: list[tuple[fx.Node, Any]] = []
         self.seen: set[tuple[fx.Node, fx.Node]] = set()
 
     def value(self, general: Any, given: Any) -> bool:
@@ -61,19 +56,31 @@ class _Match:
         if not isinstance(given, fx.Node) or given.meta["kind"] != "tensor":
             return False
         if "capture" in general.meta:
-            is_alike = all(general.meta.get(k) == given.meta.get(k) for k in ("dtype", "rank"))
+            is_alike = general.meta.get("rank") == given.meta.get("rank")
+            is_alike = is_alike and _holds(general.meta["dtype"], given.meta["dtype"])
             return is_alike and "capture" in given.meta and self._bind(general, self.values[given.meta["capture"]])
         if general.op == "placeholder":
             return given.op == "placeholder" and general.target == given.target
         if (general, given) in self.seen:
             return True
         self.seen.add((general, given))
+        return self._call(general, given) or self._difference(general, given)
+
+    def _call(self, general: fx.Node, given: fx.Node) -> bool:
         return (
             general.target == given.target
             and self.value(general.args, given.args)
             and general.kwargs.keys() == given.kwargs.keys()
             and all(self.value(x, given.kwargs[k]) for k, x in general.kwargs.items())
         )
+
+    def _difference(self, general: fx.Node, given: fx.Node) -> bool:
+        """``a - b <= n`` of ``a <= b``, where n is 0."""
+        if general.target is not aten.le.Scalar or given.target is not aten.le.Tensor:
+            return False
+        difference, n = general.args
+        is_one = isinstance(difference, fx.Node) and difference.target is aten.sub.Tensor and isinstance(n, fx.Node)
+        return is_one and self.value(difference.args, given.args) and self._bind(n, 0)  # type: ignore[union-attr, arg-type]
 
     def _number(self, general: fx.Node, given: Any) -> bool:
         if isinstance(given, fx.Node):
@@ -82,40 +89,18 @@ class _Match:
             given = self.values[given.meta["capture"]]
         if isinstance(given, bool) or not isinstance(given, float if general.meta["kind"] == "float" else int):
             return False
-        if "capture" in general.meta:
-            return self._bind(general, given)
-        self.equations.append((general, given))
-        return True
+        return "capture" in general.meta and self._bind(general, given)
 
     def _bind(self, general: fx.Node, value: Any) -> bool:
         held = self.found.setdefault(general.meta["capture"], value)
         return held is value or (general.meta["kind"] != "tensor" and held == value)
 
-    def solve(self) -> None:
-        """Finds numbers that are only read in a sum or difference with a known one (``height - kernel``)."""
-        for node, value in self.equations:
-            if node.target not in (operator.add, operator.sub) or len(node.args) != 2:
-                continue
-            left, right = (self._result(a) for a in node.args)
-            is_sum = node.target is operator.add
-            if left is None and right is not None:
-                self._bind_unknown(node.args[0], value - right if is_sum else value + right)
-            elif right is None and left is not None:
-                self._bind_unknown(node.args[1], value - left if is_sum else left - value)
 
-    def _bind_unknown(self, node: Any, value: Any) -> None:
-        if isinstance(node, fx.Node) and "capture" in node.meta:
-            self._bind(node, value)
+_WIDER = {
+    torch.float16: (torch.float32,), torch.bfloat16: (torch.float32,), torch.int32: (torch.int64,),
+}  # fmt: skip
 
-    def equations_hold(self) -> bool:
-        return all(self._result(node) == value for node, value in self.equations)
 
-    def _result(self, node: Any) -> Any:
-        if not isinstance(node, fx.Node):
-            return node
-        if "capture" in node.meta:
-            return self.found.get(node.meta["capture"])
-        args = [self._result(a) for a in node.args]
-        if any(not isinstance(a, int | float) for a in args):  # of a size, or of a number that nothing else reads
-            return None
-        return node.target(*args)  # type: ignore[operator]
+def _holds(wide: torch.dtype, dtype: torch.dtype) -> bool:
+    """Whether every number of `dtype` is one of `wide`, and mods reckon with both alike."""
+    return wide == dtype or wide in _WIDER.get(dtype, ())

@@ -9,6 +9,7 @@ brings.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -119,25 +120,60 @@ def fake_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, 
 # --- CUDA ---
 
 
-_Own = tuple[Callable[..., Any], Sequence[float], Sequence[int]]
-_matched: dict[Any, tuple[int, _Own]] = {}  # see _general; with how many ops were loaded
+@dataclass(frozen=True)
+class _Own:
+    """A pair's op of a loaded pack, and what it captures. tensors: which of the call's, and as which dtype; None: they,
+    as they are."""
+
+    op: Callable[..., Any]
+    floats: Sequence[float]
+    ints: Sequence[int]
+    tensors: tuple[tuple[int, torch.dtype], ...] | None = None
+    general: Traced | None = None
+
+    def captured(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self.tensors is None:
+            return tensors
+        return [_converted(tensors[i], dtype) for i, dtype in self.tensors]
+
+    def gradients(self, traced: Traced, tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
+        """Of the call's tensors that can have one, of those of the pair that serves."""
+        if self.tensors is None or self.general is None:
+            return list(grads)
+        found: dict[int, Tensor] = {}
+        for place, grad in zip(_differentiable_tensors(self.general), grads, strict=True):
+            i = self.tensors[place][0]
+            found[i] = found[i] + grad if i in found else grad
+        return [found[i].to(tensors[i].dtype) for i in _differentiable_tensors(traced)]
+
+
+def _converted(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """What an expanded tensor repeats is not copied."""
+    if x.dtype == dtype:
+        return x
+    held = x[tuple(slice(0, 1) if s == 0 and n else slice(None) for n, s in zip(x.shape, x.stride(), strict=True))]
+    return held.to(dtype).expand(x.shape)
+
+
+_matched: dict[Any, tuple[int, _Own]] = {}  # see _own; with how many ops were loaded
 _MAX_MATCHED = 256
 
 
 def _own(
     traced: Traced, tensors: Sequence[Tensor], floats: Sequence[float], ints: Sequence[int], suffix: str = ""
 ) -> _Own:
-    """The pair's op of a loaded pack, or one that takes as arguments numbers that are spelled out in the pair; and the
-    numbers. Raises tk.VariantNotFoundError."""
+    """The pair's own, or of one that takes as arguments numbers that are spelled out in the pair, or that captures
+    wider tensors. Raises tk.VariantNotFoundError."""
     op = _found.get((traced.fingerprint, suffix))
     if op is not None:
-        return op, floats, ints
+        return _Own(op, floats, ints)
     first = {id(x): i for i, x in reversed(list(enumerate(tensors)))}  # which tensors are the same one decides too
-    key = (traced.fingerprint, suffix, *floats, *ints, *(first[id(x)] for x in tensors))
+    places = [first[id(x)] for x in tensors]
+    key = (traced.fingerprint, suffix, *floats, *ints, *places)
     n_loaded, found = _matched.get(key, (-1, None))
     if found is None or n_loaded != register.count():
         n_loaded = register.count()
-        found = _sought(traced, tensors, floats, ints, suffix)
+        found = _sought(traced, places, floats, ints, suffix)
         if len(_matched) >= _MAX_MATCHED:
             _matched.clear()
         _matched[key] = n_loaded, found
@@ -145,18 +181,33 @@ def _own(
 
 
 def _sought(
-    traced: Traced, tensors: Sequence[Tensor], floats: Sequence[float], ints: Sequence[int], suffix: str
+    traced: Traced, places: Sequence[int], floats: Sequence[float], ints: Sequence[int], suffix: str
 ) -> _Own:
+    """places: of the tensors, the first that is the same one."""
     op = _packed(traced, suffix)
     if op is not None:
-        return op, floats, ints
-    values = values_of(traced, tensors, floats, ints)
-    for general in _known():
+        return _Own(op, floats, ints)
+    slots = {i: _Slot(i) for i in places}
+    values = values_of(traced, [slots[i] for i in places], floats, ints)
+    for general in sorted(_known(), key=_bits):  # the narrowest that serves
         found = matching.numbers(general, traced, values)
         if found is not None and (op := _packed(general, suffix)) is not None:
-            _, floats, ints = by_kind(general, found)
-            return op, floats, ints
+            tensors, floats, ints = by_kind(general, found)
+            dtypes = [c.dtype for c in general.captures if c.kind == "tensor"]
+            order = tuple((slot.place, d) for slot, d in zip(tensors, dtypes, strict=True))  # type: ignore[attr-defined]
+            return _Own(op, floats, ints, order, general)
     raise errors.VariantNotFoundError(registry.missing(traced, _name(traced, suffix)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Slot:
+    """Stands for a tensor of the call."""
+
+    place: int
+
+
+def _bits(traced: Traced) -> int:
+    return sum(c.dtype.itemsize for c in traced.captures)
 
 
 def _name(traced: Traced, suffix: str) -> str:
@@ -179,22 +230,22 @@ def _packed(traced: Traced, suffix: str) -> Callable[..., Any] | None:
 
 
 def _known() -> list[Traced]:
-    """The pairs of loaded packs; each op's record has its pair's text."""
+    """The pairs of loaded packs; each op's record has its pair's text. Those of another spelling serve nothing."""
     found = map(register.find, register.attention_names())
     texts = (op.meta.get("flex") for op in found if op is not None)
-    return [trace.parse(text) for text in texts if isinstance(text, str)]
+    return [trace.parse(text) for text in texts if isinstance(text, str) and trace.is_text(text)]
 
 
-def _own_call(traced: Traced, args: Sequence[Any], suffix: str = "") -> tuple[Any, list[Tensor], list[Any]]:
+def _own_call(traced: Traced, args: Sequence[Any], suffix: str = "") -> tuple[_Own, list[Tensor], list[Any]]:
     """The pair's own op, and its arguments: tensors, with an empty one for what is absent, and numbers."""
-    own, floats, ints = _own(traced, args[_TENSORS], args[_FLOATS], args[_INTS], suffix)
+    own = _own(traced, args[_TENSORS], args[_FLOATS], args[_INTS], suffix)
     query, scale = args[0], args[_SCALE]
     given = zip(args[_FIRST_LIST:_SCALE], _nothing(query.device))  # noqa: B905  # both eleven
     optional = [nothing if x is None else x for x, nothing in given]
     is_tf32 = query.dtype is torch.float32 and allows_tf32()
     band = _band(traced, args[_INTS]) if args[_FIRST_LIST] is None else _NO_BAND
     of_captures = args[_OF_CAPTURES] if suffix else True
-    numbers = [scale, *floats, args[_SCALE + 1], args[_SCALE + 2], *band, int(is_tf32), *ints,
+    numbers = [scale, *own.floats, args[_SCALE + 1], args[_SCALE + 2], *band, int(is_tf32), *own.ints,
                int(of_captures), int(scale < 0)]  # fmt: skip
     return own, [query, args[1], args[2], *optional], numbers
 
@@ -218,7 +269,7 @@ def _band(traced: Traced, ints: Sequence[int]) -> tuple[int, int, int]:
     if kind is None:
         kind = _shapes[traced.fingerprint] = _shape(traced)
     if kind == "window":
-        return max(0, ints[-1] - 1), 0, 1
+        return max(0, ints[-1]), 0, 1
     return _BANDS[kind]
 
 
@@ -246,13 +297,15 @@ def cuda(*args: Any) -> tuple[Tensor, Tensor]:
 
 
 def _on_cuda(traced: Traced, args: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    try:
+    def run() -> Any:
         own, tensors, numbers = _own_call(traced, args)
-        return own(*tensors, *args[_TENSORS], *numbers)
+        return own.op(*tensors, *own.captured(args[_TENSORS]), *numbers)
+
+    try:
+        return run()
     except (RuntimeError, ValueError) as error:
         build_missing(error, traced, args)
-    own, tensors, numbers = _own_call(traced, args)
-    return own(*tensors, *args[_TENSORS], *numbers)
+    return run()
 
 
 def build_missing(error: Exception, traced: Traced, args: Sequence[Any]) -> None:
@@ -271,15 +324,17 @@ def cuda_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, 
 
     def run() -> Any:
         own, tensors, numbers = _own_call(traced, args, "_backward")
-        return own(grad_out, grad_lse, *tensors, out, lse, *args[_TENSORS], *numbers)
+        found = own.op(grad_out, grad_lse, *tensors, out, lse, *own.captured(args[_TENSORS]), *numbers)
+        return own, found
 
     try:
-        found = run()
+        own, found = run()
     except (RuntimeError, ValueError) as error:
         build_missing(error, traced, args)
-        found = run()
+        own, found = run()
     query, key, value, sinks, *captured = found
-    return [query, key, value, *([] if args[_SINKS] is None else [sinks]), *(captured if args[-1] else [])]
+    captured = own.gradients(traced, args[_TENSORS], captured) if args[-1] else []
+    return [query, key, value, *([] if args[_SINKS] is None else [sinks]), *captured]
 
 
 # --- Python's way in ---

@@ -29,12 +29,13 @@ from tk import errors
 from tk.flex import reads, record
 from tk.flex.canonical import Graph, Read, canonical
 from tk.flex.canonical import parse as _parse_graph
+from tk.flex.normal import evaluator
 from tk.flex.numbers import Decides
 from tk.flex.record import Recorder
 
 __all__ = ["Capture", "Graph", "Pair", "Traced", "pair"]
 
-_HEAD, _MASK = "tk flex 1\nscore\n", "mask\n"  # with the version of the spelling: graphs of another must not meet
+_HEAD, _MASK = "tk flex 2\nscore\n", "mask\n"  # with the version of the spelling: graphs of another must not meet
 _INDICES = ("b", "h", "q_idx", "kv_idx")
 _MAX_TRACES = 64  # of one code: past that the oldest go
 
@@ -121,13 +122,13 @@ def pair(score_mod: Mod | None, mask_mod: Mod | None) -> Pair:
 
 @dataclass(frozen=True, eq=False)
 class _Mod:
-    """A trace of one mod. pick: which of the tensors and numbers that `match` gives the graph reads, in its order.
+    """A trace of one mod. pick: what the graph reads of the tensors and numbers that `match` gives, in its order.
     numbers: the variables of numbers that are run-time arguments."""
 
     graph: Graph | None
     captures: tuple[Capture, ...]
     match: Callable[[Any], tuple[Any, ...] | None]
-    pick: tuple[int, ...]
+    pick: tuple[Callable[[Sequence[Any]], Any], ...]
     numbers: frozenset[str] = frozenset()
 
 
@@ -144,14 +145,21 @@ def _mod(fn: Mod, kind: str) -> tuple[_Mod, tuple[Any, ...]]:
     for known in _traces.get((anchor, kind), ()):
         leaves = known.match(fn)
         if leaves is not None:
-            return known, tuple([leaves[i] for i in known.pick])
+            return known, _picked(known, leaves, fn, kind)
     with _lock:
         made = _trace(fn, kind)
         _traces[anchor, kind] = (made, *_traces.get((anchor, kind), ()))[:_MAX_TRACES]
     leaves = made.match(fn)
     if leaves is None:
         raise errors.Error(f"{described(fn, kind)} changes what it reads while it is traced")
-    return made, tuple([leaves[i] for i in made.pick])
+    return made, _picked(made, leaves, fn, kind)
+
+
+def _picked(mod: _Mod, leaves: Sequence[Any], fn: Mod, kind: str) -> tuple[Any, ...]:
+    try:
+        return tuple([pick(leaves) for pick in mod.pick])
+    except (ArithmeticError, ValueError, TypeError) as error:  # of what is made of captured numbers
+        raise ValueError(f"{described(fn, kind)}: of the numbers that it captures: {error}") from None
 
 
 def tensors_of(fn: Mod | None) -> list[Tensor]:
@@ -174,7 +182,8 @@ def with_tensors(fn: Mod | None, tensors: Sequence[Any]) -> Mod | None:
     made, values = _mod(fn, "mask_mod")
     if all(a is b for a, b in zip(tensors, (x for x in values if isinstance(x, Tensor)), strict=True)):
         return fn
-    places = [leaf for leaf, x in zip(made.pick, values, strict=True) if isinstance(x, Tensor)]
+    found = made.graph.reads if made.graph is not None else ()
+    places = [r.leaf for r, x in zip(found, values, strict=True) if isinstance(x, Tensor)]
     wanted = dict(zip(places, tensors, strict=True))
     seen: list[None] = []
 
@@ -203,7 +212,7 @@ def parse(text: str) -> Traced:
     """The pair of :attr:`Traced.text`. Captures go by their numbers. Raises ValueError."""
     found = _by_text.get(text)
     if found is None:
-        if not text.startswith(_HEAD) or _MASK not in text:
+        if not is_text(text):
             raise ValueError(f"tk.flex: no pair of mods, or of another version of tk: {text[:40]!r}")
         score, mask = (_parse_graph(t) if t else None for t in text.removeprefix(_HEAD).split(_MASK, 1))
         captures = [_capture(r, "score_mod") for r in (score.reads if score else ())]
@@ -214,6 +223,11 @@ def parse(text: str) -> Traced:
         with _lock:
             found = _by_text.setdefault(text, found)
     return found
+
+
+def is_text(text: str) -> bool:
+    """Whether it is of this spelling's version."""
+    return text.startswith(_HEAD) and _MASK in text
 
 
 def described(fn: Any, kind: str) -> str:
@@ -289,7 +303,7 @@ def _trace_with(fn: Mod, kind: str, constants: frozenset[str]) -> _Mod:
     names = (("score", *_INDICES) if kind == "score_mod" else _INDICES, world.names)
     graph = canonical(recorder, names, lambda message, node: _refused(fn, kind, message, node))
     captures = tuple(_capture(r, kind) for r in graph.reads)
-    pick = tuple(r.leaf for r in graph.reads)
+    pick = tuple(evaluator(r.leaf if isinstance(r.leaf, tuple) else ("leaf", r.leaf)) for r in graph.reads)
     return _Mod(None if graph.is_trivial else graph, captures, world.reads.compiled(), pick, frozenset(world.numbers))
 
 
