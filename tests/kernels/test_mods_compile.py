@@ -21,7 +21,7 @@ from tk.codegen import source
 from tk.flex import printing, trace
 from tk.kernels.attention.entry import Mods
 
-from .mods_to_compile import MASKS, SCORES
+from mods_to_compile import MASKS, SCORES
 
 _BODY = """
     s = {zeros}
