@@ -107,3 +107,40 @@ def test_mods_of_the_library_check(name: str) -> None:
     make, error, message = MODS[name]
     with pytest.raises(error, match=message):
         make()
+
+
+ACCEPTED = [
+    {}, {"PRESCALE_QK": True}, {"ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": False}, {"fwd_USE_TMA": True},
+    {"bwd_WRITE_DQ": False}, {"BACKEND": "AUTO"}, {"BACKEND": "TRITON"}, {"FORCE_USE_FLEX_ATTENTION": False},
+]  # fmt: skip
+REFUSED: list[tuple[Any, type[Exception], str]] = [
+    ({"BLOCK_M": 64}, tk.UnsupportedError, "'BLOCK_M' is 64: kernels are compiled with sizes"),
+    ({"BLOCK_N": 63}, ValueError, "must be a power of two"),
+    ({"bwd_BLOCK_M1": "64"}, TypeError, "must be an integer"),
+    ({"num_warps": 4}, tk.UnsupportedError, "num_warps"),
+    ({"num_warps": -4}, ValueError, "power of two"),
+    ({"fwd_num_stages": 3}, tk.UnsupportedError, "fwd_num_stages"),
+    ({"num_stages": 0}, ValueError, "1 or more"),
+    ({"PRESCALE_QK": "yes"}, TypeError, "True or False"),
+    ({"FORCE_USE_FLEX_ATTENTION": True}, tk.UnsupportedError, "leave it out"),
+    ({"BACKEND": "FLASH"}, tk.UnsupportedError, "takes 'AUTO' and 'TRITON'"),
+    ({"BACKEND": "cudnn"}, ValueError, "must be one of AUTO"),
+    ({"kpack": 2}, tk.UnsupportedError, "AMD"),
+    ({"OUTPUT_LOGSUMEXP": True}, ValueError, "return_lse"),
+    ({"BLOCKS": 64}, ValueError, "torch has BACKEND"),
+    ({3: 64}, ValueError, "no kernel_options 3"),
+    ([("BLOCK_M", 64)], TypeError, "must be a dict"),
+]
+
+
+@pytest.mark.parametrize("options", ACCEPTED)
+def test_options_that_say_what_is_allowed(options: dict[str, Any]) -> None:
+    q = torch.randn(1, 1, 4, 8)
+    assert torch.equal(tk.flex_attention(q, q, q, kernel_options=options), tk.flex_attention(q, q, q))
+
+
+@pytest.mark.parametrize("options, kind, message", REFUSED)
+def test_options_that_are_refused(options: Any, kind: type[Exception], message: str) -> None:
+    q = torch.randn(1, 1, 4, 8)
+    with pytest.raises(kind, match=message):
+        tk.flex_attention(q, q, q, kernel_options=options)

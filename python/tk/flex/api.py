@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tk import errors
-from tk.flex import compiled, ops, trace
+from tk.flex import compiled, kernel_options as options, ops, trace
 from tk.flex.block_mask import BlockMask
 from tk.flex.mods import MaskMod, ScoreMod, causal, learned_bias, of_bool_table
 
@@ -16,12 +16,6 @@ __all__ = ["flex_attention", "sdpa"]
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _UNBOUNDED = 1 << 30  # the block size of torch's mask that masks nothing
-_TUNING = frozenset({
-    "num_warps", "num_stages", "BLOCK_M", "BLOCK_N", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2", "PRESCALE_QK",
-    "ROWS_GUARANTEED_SAFE", "BLOCKS_ARE_CONTIGUOUS", "WRITE_DQ", "FORCE_USE_FLEX_ATTENTION", "USE_TMA", "BACKEND",
-    "kpack", "matrix_instr_nonkdim", "waves_per_eu", "OUTPUT_LOGSUMEXP", "OUTPUT_MAX",
-})  # fmt: skip
-
 
 def flex_attention(
     query: Tensor,
@@ -50,7 +44,7 @@ def flex_attention(
         scale: by default ``D ** -0.5``.
         enable_gqa: H may be a multiple of Hkv; query head h then reads key head ``h // (H // Hkv)``.
         return_lse: return (out, lse).
-        kernel_options: torch's; they are hints for its kernels, and change nothing here.
+        kernel_options: torch's, where they say what is allowed or promised; see tk.flex.kernel_options.
         return_aux: as torch has it; its ``max_scores`` is not there.
         sinks: ``[H]``, one more logit in the sum of each row, that no value belongs to.
         kv_lengths: int32 ``[B]``: how many keys each batch entry has; the others are not read.
@@ -75,7 +69,7 @@ def flex_attention(
         _check_tensor("kv_lengths", kv_lengths, (query.shape[0],), query)
         _check_lengths(kv_lengths, n_keys)
     if kernel_options:
-        _check_options(kernel_options)
+        options.check(kernel_options)
     lists, block, mask_mod = _NO_LISTS, (_UNBOUNDED, _UNBOUNDED), None
     if block_mask is not None:
         lists, block, mask_mod = _check_mask(block_mask, query, n_keys)
@@ -306,12 +300,6 @@ def _check_lengths(kv_lengths: Tensor, n_keys: int) -> None:
     low, high = (int(x) for x in torch.aminmax(kv_lengths))
     if low < 0 or high > n_keys:
         raise ValueError(f"tk.flex_attention: kv_lengths are from {low} to {high}, must be from 0 to {n_keys}")
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    unknown = [k for k in options if k.removeprefix("fwd_").removeprefix("bwd_") not in _TUNING]
-    if unknown:
-        raise ValueError(f"tk.flex_attention: no kernel_options {', '.join(map(repr, unknown))} are known")
 
 
 def _check_mask(

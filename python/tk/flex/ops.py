@@ -419,12 +419,19 @@ def _gradients(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *ar
 
 def autograd(keyset: Any, *args: Any) -> tuple[Tensor, Tensor]:
     if forward_ad._current_level >= 0 and _register.has_tangent(tuple(_leaves(args))):
-        raise NotImplementedError("tk.flex_attention has no formula for forward-mode automatic differentiation")
+        _refuse_forward_mode()
     below = partial(_below, keyset)
     if _is_at_stake(args):
+        _refuse_forward_mode()
         with _register.single_level():
             return _tracked(below, args)
     return below(args)
+
+
+def _refuse_forward_mode() -> None:
+    """Of a transform outside of another one, too: within a formula its tangents are not seen, and would be lost."""
+    if forward_ad._current_level >= 0:
+        raise NotImplementedError("tk.flex_attention has no formula for forward-mode automatic differentiation")
 
 
 def _tracked(below: Callable[..., Any], args: Sequence[Any]) -> tuple[Tensor, Tensor]:
@@ -447,8 +454,81 @@ def _leaves(args: Iterable[Any]) -> Iterable[Tensor]:
             yield from (y for y in x if isinstance(y, Tensor))
 
 
-def autograd_backward(keyset: Any, *args: Any) -> list[Tensor]:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in _leaves(args)):
+class _Gradients(_SingleLevelFunction):
+    """The gradients, which have none of their own: they say so when one is asked for, since torch.func.grad asks for a
+    graph of them in any case."""
+
+    @staticmethod
+    def forward(ctx: Any, below: Callable[..., list[Tensor]], args: Sequence[Any], *_: Tensor) -> tuple[Tensor, ...]:
+        return tuple(below(args))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
         raise NotImplementedError("tk.flex_attention has no gradient of its gradient (create_graph=True)")
+
+
+def autograd_backward(keyset: Any, *args: Any) -> list[Tensor]:
+    below = partial(_backward_below, keyset)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in _leaves(args)):
+        _refuse_forward_mode()
+        with _register.single_level():
+            return list(_Gradients.apply(below, args, *_leaves(args)))  # type: ignore[attr-defined]
+    return below(args)
+
+
+def _backward_below(keyset: Any, args: Sequence[Any]) -> list[Tensor]:
     with torch._C._AutoDispatchBelowAutograd():
         return backward_op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+
+# --- vmap ---
+
+
+def vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
+    """More batch entries where that changes nothing that the mods see, else one call after the other."""
+    if not _is_of_batch(in_dims, args):
+        return _one_by_one(forward_op, info, in_dims, args)
+    n = info.batch_size
+    sizes = [x.shape[0] if d is None else x.movedim(d, 0).shape[1] for x, d in zip(args[:_PAIR], in_dims, strict=False)]
+    size = max(sizes, default=1) if 0 not in sizes else 0
+    joined = [_joined(x, d, n, size) for x, d in zip(args[:_PAIR], in_dims, strict=False)]
+    out, lse = forward_op(*joined, *args[_PAIR:])
+    return tuple(x.unflatten(0, (n, size)) for x in (out, lse)), (0, 0)
+
+
+def vmap_backward(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
+    return _one_by_one(backward_op, info, in_dims, args)
+
+
+def _is_of_batch(in_dims: Sequence[Any], args: Sequence[Any]) -> bool:
+    """Whether only query, key and value have the dimension, nothing else differs by batch entry, and no mod asks for
+    it."""
+    traced = trace.parse(args[_PAIR])
+    graphs = [g for g in (traced.score, traced.mask) if g is not None]
+    asked = any(n.name == "b" and n.users for g in graphs for n in g.arguments)
+    others = [x for x in args[_FIRST_LIST:_SINKS] if x is not None]
+    return not asked and not others and not any(_flat_dims(in_dims[_PAIR:]))
+
+
+def _flat_dims(dims: Sequence[Any]) -> list[bool]:
+    return [y for x in dims for y in (_flat_dims(x) if isinstance(x, list | tuple) else [x is not None])]
+
+
+def _joined(x: Tensor, d: int | None, n: int, size: int) -> Tensor:
+    """``[n * size, ...]``"""
+    x = x.expand(n, *x.shape) if d is None else x.movedim(d, 0)
+    return x.expand(n, size, *x.shape[2:]).flatten(0, 1)
+
+
+def _one_by_one(op: Callable[..., Any], info: Any, in_dims: Sequence[Any], args: Sequence[Any]) -> Any:
+    if not info.batch_size:
+        raise NotImplementedError("tk.flex_attention has no vmap over a dimension of size 0")
+    calls = [op(*[_selected(x, d, i) for x, d in zip(args, in_dims, strict=True)]) for i in range(info.batch_size)]
+    found = [torch.stack(parts) for parts in zip(*calls, strict=True)]
+    return type(calls[0])(found), type(calls[0])([0] * len(found))
+
+
+def _selected(x: Any, d: Any, i: int) -> Any:
+    if isinstance(x, list | tuple):
+        return [_selected(y, e, i) for y, e in zip(x, d, strict=True)] if d is not None else x
+    return x if d is None else x.select(d, i)

@@ -52,3 +52,4 @@ for _op, _suffix in (("flex_attention", ""), ("flex_attention_backward", "_backw
     _library.impl(_op, _of_flex(f"cpu{_suffix}"), "CPU")
     _library.impl(_op, _of_flex(f"cuda{_suffix}"), "CUDA")
     _library.impl(_op, _of_flex(f"autograd{_suffix}"), "Autograd", with_keyset=True)
+    torch.library.register_vmap(f"tk::{_op}", _of_flex(f"vmap{_suffix}"), lib=_library)
