@@ -301,6 +301,11 @@ def _on_cuda(traced: Traced, args: Sequence[Any]) -> tuple[Tensor, Tensor]:
         own, tensors, numbers = _own_call(traced, args)
         return own.op(*tensors, *own.captured(args[_TENSORS]), *numbers)
 
+    return _or_built(run, traced, args)
+
+
+def _or_built(run: Callable[[], Any], traced: Traced, args: Sequence[Any]) -> Any:
+    """What ``run`` returns, once more where a kernel was missing and has been built."""
     try:
         return run()
     except (RuntimeError, ValueError) as error:
@@ -327,11 +332,7 @@ def cuda_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, 
         found = own.op(grad_out, grad_lse, *tensors, out, lse, *own.captured(args[_TENSORS]), *numbers)
         return own, found
 
-    try:
-        own, found = run()
-    except (RuntimeError, ValueError) as error:
-        build_missing(error, traced, args)
-        own, found = run()
+    own, found = _or_built(run, traced, args)
     query, key, value, sinks, *captured = found
     captured = own.gradients(traced, args[_TENSORS], captured) if args[-1] else []
     return [query, key, value, *([] if args[_SINKS] is None else [sinks]), *captured]
