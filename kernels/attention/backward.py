@@ -5,8 +5,12 @@
 One launch works out dK, dV and dQ: some of its programs have a tile of keys and walk the queries that see it, the
 others have a tile of queries and walk its keys. Nothing is added to from two programs but captured tensors' gradients,
 which are sums of integers: the same call gives the same bits. Keys and values that heads or batch entries share are
-walked by one program. The mask is asked of full tiles too: beside five products it costs little, and a loop for each
-list would be twice the code.
+walked by one program. What the mask says of full tiles does not count, as in the forward pass, but it is asked there:
+beside five products it costs little, and a loop for each list would be twice the code.
+
+Captured tensors' gradients are sums of dS over so many places that they cancel: those of a row sum to 0. With delta
+from an output of 16 bits they do not, by much more than all other errors. So where they are wanted the programs of
+queries, which add them up, walk their keys twice, and work delta = rowsum(P dP) - grad_lse out first.
 """
 
 import triton
@@ -29,7 +33,7 @@ from tk.aot.spec import (
     require,
 )
 from tk.kernels.attention.forward import length_of, query_tiles
-from tk.kernels.attention.gradients import finish_gradient, zero_gradient
+from tk.kernels.attention.gradients import WORDS, finish_gradient, largest_of, zero_gradient
 from tk.kernels.attention.operands import load_rows, store_rows
 from tk.kernels.attention.problem import PRECISIONS, Capture, Head, Problem, tensor, tile_time
 from tk.kernels.attention.softmax import LOG2_E
@@ -43,7 +47,8 @@ def attention_delta(out0, grad_0, grad_1, delta, largest, H, M, DV, stride_ob, s
                     stride_gb, stride_gh, stride_gm, stride_gd, stride_grad_lse_b, stride_grad_lse_h, stride_grad_lse_m,
                     WITH_CAPTURES: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr,
                     BLOCK_DV: tl.constexpr):  # fmt: skip
-    """delta = rowsum(grad_out out) - grad_lse, [B, H, M]; and the bits of the largest |grad_out|."""
+    """delta = rowsum(grad_out out) - grad_lse, [B, H, M]. WITH_CAPTURES: behind it grad_lse, and in `largest` the bits
+    of the largest finite magnitude of both gradients."""
     b = tl.program_id(1) // H
     h = tl.program_id(1) % H
     b64 = tl.cast(b, tl.int64)
@@ -59,8 +64,9 @@ def attention_delta(out0, grad_0, grad_1, delta, largest, H, M, DV, stride_ob, s
     value = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1) - grad_lse
     tl.store(delta + (b64 * H + h) * M + rows, value, mask=inside)
     if WITH_CAPTURES:
-        most = tl.max(tl.max(tl.abs(grad.to(tl.float32)), 1), 0)
-        tl.atomic_max(largest, most.to(tl.int32, bitcast=True), sem="relaxed")
+        tl.store(delta + (tl.num_programs(1) + b64 * H + h) * M + rows, grad_lse, mask=inside)
+        most = tl.maximum(tl.max(largest_of(grad.to(tl.float32)), 1), largest_of(grad_lse))
+        tl.atomic_max(largest, tl.max(most, 0), sem="relaxed")
 
 
 @triton.jit
@@ -85,21 +91,30 @@ def attention_sink_gradient(sinks, out1, delta, grad_sinks, B, H, M, padded, str
 
 
 @triton.jit
-def weights_and_gradient(s, dp, lse, delta, scale, b, h, q_idx, kv_idx, inside, captures, grads,
+def weights(score, lse, b, h, q_idx, kv_idx, inside, is_full, captures, SCORE_MOD: tl.constexpr,
+            MASK_MOD: tl.constexpr, HAS_SCORE: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+    """P, and where something is seen: in full tiles whatever the mask says. lse: in units of base 2, inf for rows that
+    see nothing."""
+    keep = inside
+    if MASKED:
+        keep = keep & (MASK_MOD(b, h, q_idx, kv_idx, captures) | is_full)
+    if HAS_SCORE:
+        x = SCORE_MOD(score, b, h, q_idx, kv_idx, captures) * LOG2_E
+    else:
+        x = score * LOG2_E
+    return tl.exp2(tl.where(keep, x, float("-inf")) - lse), keep
+
+
+@triton.jit
+def weights_and_gradient(s, dp, lse, delta, scale, b, h, q_idx, kv_idx, inside, is_full, captures, grads,
                          SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr,
                          HAS_SCORE: tl.constexpr, MASKED: tl.constexpr, Q_AXIS: tl.constexpr,
                          WITH_CAPTURES: tl.constexpr):  # fmt: skip
     """P, and the gradient of the products. s and dp: query key^T and grad_out value^T, either way round (Q_AXIS: the
-    one that queries run along). lse in units of base 2, inf for rows that see nothing."""
-    keep = inside
-    if MASKED:
-        keep = keep & MASK_MOD(b, h, q_idx, kv_idx, captures)
+    one that queries run along)."""
     score = s * scale
-    if HAS_SCORE:
-        p = SCORE_MOD(score, b, h, q_idx, kv_idx, captures) * LOG2_E
-    else:
-        p = score * LOG2_E
-    p = tl.exp2(tl.where(keep, p, float("-inf")) - lse)
+    p, keep = weights(score, lse, b, h, q_idx, kv_idx, inside, is_full, captures, SCORE_MOD, MASK_MOD, HAS_SCORE,
+                      MASKED)  # fmt: skip
     ds = p * (dp - delta)
     if HAS_SCORE:
         ds = SCORE_GRAD(score, b, h, q_idx, kv_idx, captures, grads, ds, keep, Q_AXIS, WITH_CAPTURES)
@@ -117,11 +132,11 @@ def rows_of(lse, delta, b, h, H, M, rows, inside, stride_lb, stride_lh, stride_l
 
 
 @triton.jit
-def walk_queries(dk, dv, k, v, partial, count, b, h, cols, col_inside, query, grad_out, lse, delta, captures, grads,
-                 scale, indices, stride_i, full_indices, stride_fi, q_block, has_lists, lo, full_lo, full_hi, H, M, D,
+def walk_queries(dk, dv, k, v, partial, count, b, h, cols, col_inside, query, grad_out, lse, delta, captures, scale,
+                 indices, stride_i, full_indices, stride_fi, q_block, has_lists, lo, full_lo, full_hi, H, M, D,
                  DV, stride_qm, stride_qd, stride_gm, stride_gd, stride_lb, stride_lh, stride_lm,
                  SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr, HAS_SCORE: tl.constexpr,
-                 HAS_MASK: tl.constexpr, WITH_CAPTURES: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+                 HAS_MASK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
                  BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
     """For a tile of keys: `count` tiles of queries of one head, `partial` of them in the first list. Products stand
     with keys first, so that what comes of them is already the way round in which dK and dV take it."""
@@ -138,35 +153,68 @@ def walk_queries(dk, dv, k, v, partial, count, b, h, cols, col_inside, query, gr
         dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
         p, ds = weights_and_gradient(
             s, dp, row_lse[None, :], row_delta[None, :], scale, b, h, rows[None, :], cols[:, None],
-            col_inside[:, None] & inside[None, :], captures, grads, SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE,
-            HAS_MASK, 1, WITH_CAPTURES)  # fmt: skip
+            col_inside[:, None] & inside[None, :], i >= partial, captures, (), SCORE_MOD, MASK_MOD, SCORE_GRAD,
+            HAS_SCORE, HAS_MASK, 1, False)  # fmt: skip
         dv = tl.dot(p.to(grad.dtype), grad, dv, input_precision=PRECISION)
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
     return dk, dv
 
 
 @triton.jit
-def walk_keys(dq, q, grad, row_lse, row_delta, partial, count, b, h, rows, row_inside, key, value, kv_end, captures,
-              scale, indices, stride_i, full_indices, stride_fi, kv_block, has_lists, lo, full_lo, full_hi, D, DV,
-              stride_kn, stride_kd, stride_vn, stride_vd, SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr,
-              SCORE_GRAD: tl.constexpr, HAS_SCORE: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr,
-              PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-              BLOCK_DV: tl.constexpr):  # fmt: skip
-    """For a tile of queries: `count` tiles of keys."""
+def keys_and_values(i, partial, key, value, kv_end, indices, stride_i, full_indices, stride_fi, kv_block, has_lists, lo,
+                    full_lo, full_hi, D, DV, stride_kn, stride_kd, stride_vn, stride_vd, EVEN: tl.constexpr,
+                    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
+    """The i-th tile: its positions, which of them are, its keys and values."""
+    start, end = tile_of_both(i, partial, indices, stride_i, full_indices, stride_fi, kv_block, kv_end, has_lists, lo,
+                              full_lo, full_hi, BLOCK_N)  # fmt: skip
+    cols = start + tl.arange(0, BLOCK_N)
+    inside = cols < end
+    cols64 = cols.to(tl.int64)
+    k = load_rows(key, cols64 * stride_kn, inside, D, stride_kd, BLOCK_D, EVEN)
+    v = load_rows(value, cols64 * stride_vn, inside, DV, stride_vd, BLOCK_DV, EVEN)
+    return cols, inside, k, v
+
+
+@triton.jit
+def exact_delta(row_delta, q, grad, row_lse, partial, count, b, h, rows, row_inside, key, value, kv_end, captures,
+                scale, indices, stride_i, full_indices, stride_fi, kv_block, has_lists, lo, full_lo, full_hi, D, DV,
+                stride_kn, stride_kd, stride_vn, stride_vd, SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr,
+                HAS_SCORE: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+                BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
+    """row_delta + rowsum(P dP), of the same products as in :func:`walk_keys`."""
     for i in range(count):
-        start, end = tile_of_both(i, partial, indices, stride_i, full_indices, stride_fi, kv_block, kv_end, has_lists,
-                                  lo, full_lo, full_hi, BLOCK_N)  # fmt: skip
-        cols = start + tl.arange(0, BLOCK_N)
-        inside = cols < end
-        cols64 = cols.to(tl.int64)
-        k = load_rows(key, cols64 * stride_kn, inside, D, stride_kd, BLOCK_D, EVEN)
-        v = load_rows(value, cols64 * stride_vn, inside, DV, stride_vd, BLOCK_DV, EVEN)
+        cols, inside, k, v = keys_and_values(
+            i, partial, key, value, kv_end, indices, stride_i, full_indices, stride_fi, kv_block, has_lists, lo,
+            full_lo, full_hi, D, DV, stride_kn, stride_kd, stride_vn, stride_vd, EVEN, BLOCK_N, BLOCK_D,
+            BLOCK_DV)  # fmt: skip
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
+        p, _ = weights(s * scale, row_lse[:, None], b, h, rows[:, None], cols[None, :],
+                       row_inside[:, None] & inside[None, :], i >= partial, captures, SCORE_MOD, MASK_MOD, HAS_SCORE,
+                       HAS_MASK)  # fmt: skip
+        row_delta += tl.sum(p * dp, 1)
+    return row_delta
+
+
+@triton.jit
+def walk_keys(dq, q, grad, row_lse, row_delta, partial, count, b, h, rows, row_inside, key, value, kv_end, captures,
+              grads, scale, indices, stride_i, full_indices, stride_fi, kv_block, has_lists, lo, full_lo, full_hi, D,
+              DV, stride_kn, stride_kd, stride_vn, stride_vd, SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr,
+              SCORE_GRAD: tl.constexpr, HAS_SCORE: tl.constexpr, HAS_MASK: tl.constexpr,
+              WITH_CAPTURES: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
+              BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
+    """For a tile of queries: `count` tiles of keys, `partial` of them in the first list."""
+    for i in range(count):
+        cols, inside, k, v = keys_and_values(
+            i, partial, key, value, kv_end, indices, stride_i, full_indices, stride_fi, kv_block, has_lists, lo,
+            full_lo, full_hi, D, DV, stride_kn, stride_kd, stride_vn, stride_vd, EVEN, BLOCK_N, BLOCK_D,
+            BLOCK_DV)  # fmt: skip
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
         p, ds = weights_and_gradient(
             s, dp, row_lse[:, None], row_delta[:, None], scale, b, h, rows[:, None], cols[None, :],
-            row_inside[:, None] & inside[None, :], captures, (), SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, HAS_MASK,
-            0, False)  # fmt: skip
+            row_inside[:, None] & inside[None, :], i >= partial, captures, grads, SCORE_MOD, MASK_MOD, SCORE_GRAD,
+            HAS_SCORE, HAS_MASK, 0, WITH_CAPTURES)  # fmt: skip
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     return dq
 
@@ -181,9 +229,8 @@ def gradient_of_keys(pid, query, key, value, grad_0, out1, delta, grad_key, grad
                      stride_qcb, stride_qch, stride_qcn, stride_qib, stride_qih, stride_qin, stride_qii, q_mask_b,
                      q_mask_h, stride_fqcb, stride_fqch, stride_fqcn, stride_fqib, stride_fqih, stride_fqin,
                      stride_fqii, full_q_b, full_q_h, stride_length, has_lengths, q_block, kv_block, band_left,
-                     band_right, band_exact, captures, grads, SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr,
-                     SCORE_GRAD: tl.constexpr, HAS_SCORE: tl.constexpr, HAS_MASK: tl.constexpr,
-                     WITH_CAPTURES: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
+                     band_right, band_exact, captures, SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr,
+                     SCORE_GRAD: tl.constexpr, HAS_SCORE: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
                      BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
     """dK and dV of one tile, summed over the heads and batch entries that share it."""
     n_tiles = tl.cdiv(N, kv_block) * tl.cdiv(tl.minimum(kv_block, N), BLOCK_N)
@@ -202,6 +249,7 @@ def gradient_of_keys(pid, query, key, value, grad_0, out1, delta, grad_key, grad
                   EVEN)  # fmt: skip
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
+    is_used = cols < 0
     has_lists = ((q_mask_b > 0) & (q_mask_h > 0)).to(tl.int32)
     sharing = B // B_kv  # 1, or all entries
     for i in range(sharing * group):
@@ -211,6 +259,7 @@ def gradient_of_keys(pid, query, key, value, grad_0, out1, delta, grad_key, grad
         h64 = tl.cast(h, tl.int64)
         kv_end = length_of(kv_lengths, stride_length, b, N, has_lengths)
         col_inside = exists & (cols < kv_end)
+        is_used = is_used | col_inside
         lo, full_lo, full_hi, hi = band_tiles(col0, tl.minimum(col0 + BLOCK_N, col_end) - 1, M, band_right, band_left,
                                               band_exact, HAS_MASK, BLOCK_M)  # fmt: skip
         partial = count_tiles(b, h, number, q_counts, stride_qcb, stride_qch, stride_qcn, q_mask_b, q_mask_h, q_block,
@@ -225,10 +274,11 @@ def gradient_of_keys(pid, query, key, value, grad_0, out1, delta, grad_key, grad
         at = q_indices + b64 * stride_qib + h64 * stride_qih + number * stride_qin
         full_at = full_q_indices + b64 * stride_fqib + h64 * stride_fqih + number * stride_fqin
         dk, dv = walk_queries(
-            dk, dv, k, v, partial, partial + full, b, h, cols, col_inside, q_head, g_head, out1, delta, captures, grads,
-            scale, at, stride_qii, full_at, stride_fqii, q_block, has_lists, lo, full_lo, full_hi, H, M, D, DV,
+            dk, dv, k, v, partial, partial + full, b, h, cols, col_inside, q_head, g_head, out1, delta, captures, scale,
+            at, stride_qii, full_at, stride_fqii, q_block, has_lists, lo, full_lo, full_hi, H, M, D, DV,
             stride_qm, stride_qd, stride_gm, stride_gd, stride_lb, stride_lh, stride_lm, SCORE_MOD, MASK_MOD,
-            SCORE_GRAD, HAS_SCORE, HAS_MASK, WITH_CAPTURES, EVEN, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV)  # fmt: skip
+            SCORE_GRAD, HAS_SCORE, HAS_MASK, EVEN, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV)  # fmt: skip
+    dk = tl.where(is_used[:, None], dk, 0.0)  # past every length keys and values may be no numbers
     store_rows(grad_key + h_kv64 * stride_yh + b_kv64 * stride_yb, cols64 * stride_yn, dk * scale, exists, D, stride_yd,
                BLOCK_D, EVEN)  # fmt: skip
     store_rows(grad_value + h_kv64 * stride_zh + b_kv64 * stride_zb, cols64 * stride_zn, dv, exists, DV, stride_zd,
@@ -237,18 +287,18 @@ def gradient_of_keys(pid, query, key, value, grad_0, out1, delta, grad_key, grad
 
 @triton.jit
 def gradient_of_queries(pid, query, key, value, grad_0, out1, delta, grad_query, kv_counts, kv_indices, full_counts,
-                        full_indices, kv_lengths, H, M, N, D, DV, group, scale,
+                        full_indices, kv_lengths, B, H, M, N, D, DV, group, scale,
                         stride_qb, stride_qh, stride_qm, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
                         stride_vb, stride_vh, stride_vn, stride_vd, stride_gb, stride_gh, stride_gm, stride_gd,
                         stride_xb, stride_xh, stride_xm, stride_xd, stride_lb, stride_lh, stride_lm,
                         stride_cb, stride_ch, stride_cn, stride_ib, stride_ih, stride_in, stride_ii, mask_b, mask_h,
                         stride_fcb, stride_fch, stride_fcn, stride_fib, stride_fih, stride_fin, stride_fii, full_b,
                         full_h, stride_length, has_lengths, q_block, kv_block, band_left, band_right, band_exact,
-                        captures, SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr,
-                        HAS_SCORE: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-                        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-                        BLOCK_DV: tl.constexpr):  # fmt: skip
-    """dQ of one tile."""
+                        captures, grads, SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr,
+                        HAS_SCORE: tl.constexpr, HAS_MASK: tl.constexpr, WITH_CAPTURES: tl.constexpr,
+                        EVEN: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                        BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
+    """dQ of one tile, and what it adds to captured tensors' gradients."""
     n_tiles = tl.cdiv(M, q_block) * tl.cdiv(tl.minimum(q_block, M), BLOCK_M)
     tile = n_tiles - 1 - pid % n_tiles  # under a causal mask the last have the most to do
     h = pid // n_tiles % H
@@ -280,11 +330,18 @@ def gradient_of_queries(pid, query, key, value, grad_0, out1, delta, grad_query,
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     at = kv_indices + b64 * stride_ib + h64 * stride_ih + number * stride_in
     full_at = full_indices + b64 * stride_fib + h64 * stride_fih + number * stride_fin
+    if WITH_CAPTURES:
+        row_grad_lse = tl.load(delta + ((B + b64) * H + h) * M + rows, mask=row_inside, other=0.0)
+        row_delta = exact_delta(
+            -row_grad_lse, q, grad, row_lse, partial, partial + full, b, h, rows, row_inside, k_head, v_head, kv_end,
+            captures, scale, at, stride_ii, full_at, stride_fii, kv_block, has_lists, lo, full_lo, full_hi, D, DV,
+            stride_kn, stride_kd, stride_vn, stride_vd, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK, EVEN, PRECISION,
+            BLOCK_N, BLOCK_D, BLOCK_DV)  # fmt: skip
     dq = walk_keys(
         dq, q, grad, row_lse, row_delta, partial, partial + full, b, h, rows, row_inside, k_head, v_head, kv_end,
-        captures, scale, at, stride_ii, full_at, stride_fii, kv_block, has_lists, lo, full_lo, full_hi, D, DV,
-        stride_kn, stride_kd, stride_vn, stride_vd, SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, HAS_MASK, EVEN,
-        PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV)  # fmt: skip
+        captures, grads, scale, at, stride_ii, full_at, stride_fii, kv_block, has_lists, lo, full_lo, full_hi, D, DV,
+        stride_kn, stride_kd, stride_vn, stride_vd, SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, HAS_MASK,
+        WITH_CAPTURES, EVEN, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV)  # fmt: skip
     store_rows(grad_query + b64 * stride_xb + h64 * stride_xh, rows64 * stride_xm, dq * scale, row_inside, D, stride_xd,
                BLOCK_D, EVEN)  # fmt: skip
 
@@ -318,18 +375,19 @@ def attention_backward(query, key, value, grad_0, out1, delta, grad_query, grad_
             stride_zh, stride_zn, stride_zd, stride_lb, stride_lh, stride_lm, stride_qcb, stride_qch, stride_qcn,
             stride_qib, stride_qih, stride_qin, stride_qii, q_mask_b, q_mask_h, stride_fqcb, stride_fqch, stride_fqcn,
             stride_fqib, stride_fqih, stride_fqin, stride_fqii, full_q_b, full_q_h, stride_length, has_lengths,
-            q_block, kv_block, band_left, band_right, band_exact, captures, grads, SCORE_MOD, MASK_MOD, SCORE_GRAD,
-            HAS_SCORE, HAS_MASK, WITH_CAPTURES, EVEN, PRECISION, SHORT, LONG, BLOCK_D, BLOCK_DV)  # fmt: skip
+            q_block, kv_block, band_left, band_right, band_exact, captures, SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE,
+            HAS_MASK, EVEN, PRECISION, SHORT, LONG, BLOCK_D, BLOCK_DV)  # fmt: skip
     else:
         gradient_of_queries(
             pid - kv_programs, query, key, value, grad_0, out1, delta, grad_query, kv_counts, kv_indices, full_counts,
-            full_indices, kv_lengths, H, M, N, D, DV, group, scale, stride_qb, stride_qh, stride_qm, stride_qd,
+            full_indices, kv_lengths, B, H, M, N, D, DV, group, scale, stride_qb, stride_qh, stride_qm, stride_qd,
             stride_kb, stride_kh, stride_kn, stride_kd, stride_vb, stride_vh, stride_vn, stride_vd, stride_gb,
             stride_gh, stride_gm, stride_gd, stride_xb, stride_xh, stride_xm, stride_xd, stride_lb, stride_lh,
             stride_lm, stride_cb, stride_ch, stride_cn, stride_ib, stride_ih, stride_in, stride_ii, mask_b, mask_h,
             stride_fcb, stride_fch, stride_fcn, stride_fib, stride_fih, stride_fin, stride_fii, full_b, full_h,
-            stride_length, has_lengths, q_block, kv_block, band_left, band_right, band_exact, captures, SCORE_MOD,
-            MASK_MOD, SCORE_GRAD, HAS_SCORE, HAS_MASK, EVEN, PRECISION, LONG, SHORT, BLOCK_D, BLOCK_DV)  # fmt: skip
+            stride_length, has_lengths, q_block, kv_block, band_left, band_right, band_exact, captures, grads,
+            SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, HAS_MASK, WITH_CAPTURES, EVEN, PRECISION, LONG, SHORT, BLOCK_D,
+            BLOCK_DV)  # fmt: skip
 
 
 # --- Plans ---
@@ -424,10 +482,10 @@ def q_programs(problem: Problem, long: int) -> Expr:
 
 def _buffers(problem: Problem, point: Point) -> list[Buffer]:
     op = problem.backward_op
-    found = [Buffer(op.local("B") * op.local("H") * op.local("M") * 4)]
-    if point.captures != "none":
-        found += [Buffer(4), *(Buffer(_numel(op, c) * 8) for c in problem.grad_captures)]
-    return found
+    rows = op.local("B") * op.local("H") * op.local("M") * 4
+    if point.captures == "none":
+        return [Buffer(rows)]
+    return [Buffer(rows * 2), Buffer(4), *(Buffer(_numel(op, c) * WORDS * 8) for c in problem.grad_captures)]
 
 
 def _numel(op: object, c: Capture) -> Expr:
@@ -487,7 +545,8 @@ def capture_launches(problem: Problem, point: Point) -> tuple[list[Launch], list
             before.append(Launch(zero_gradient, {"buffer": out} | common, grid))
             continue
         buffer = Scratch(2 + i, "i64")
-        before.append(Launch(zero_gradient, {"buffer": buffer} | common, grid))
+        words = {"buffer": buffer, "size": Int(size * WORDS, "i64"), "BLOCK": block}
+        before.append(Launch(zero_gradient, words, (ceil_div(size * WORDS, _BLOCK), 1, 1)))
         after.append(
             Launch(finish_gradient, {"buffer": buffer, "largest": Scratch(1, "i32"), "out": out} | common, grid)
         )

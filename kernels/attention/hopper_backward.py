@@ -39,7 +39,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tk.kernels.attention.hopper_tiles import ROWS, Keys, Tiles, Work, get_number, make_ring, put_number
+from tk.kernels.attention.hopper_tiles import (
+    ROWS,
+    Keys,
+    Tiles,
+    Work,
+    get_number,
+    is_full,
+    make_ring,
+    put_number,
+    start_of,
+)
 from tk.kernels.attention.operands import load_rows
 from tk.kernels.attention.softmax import LOG2_E
 from tk.kernels.attention.walk import band_tiles, count_tiles
@@ -198,13 +208,13 @@ class Statistics:
 @gluon.aggregate
 class Buffers:
     """Shared memory: pairs that are kept, a place for each slot and consumer; and the ring of pairs that are walked,
-    with where each begins and, of queries, their statistics. 0: query or key; 1: grad_out or value."""
+    with where each begins (Keys.place) and, of queries, their statistics. 0: query or key; 1: grad_out or value."""
 
     kept_0: gl.shared_memory_descriptor
     kept_1: gl.shared_memory_descriptor
     ring_0: gl.shared_memory_descriptor
     ring_1: gl.shared_memory_descriptor
-    starts: gl.shared_memory_descriptor
+    places: gl.shared_memory_descriptor
     lse: gl.shared_memory_descriptor
     delta: gl.shared_memory_descriptor
     kept: Pipeline
@@ -249,7 +259,8 @@ def _produce(kept_0, kept_1, walked_0, walked_1, statistics, work, buffers, tile
                                buffers.kept_1.index(place), buffers.kept.full.index(place))  # fmt: skip
             b_w, h_w = work.walked(b_q, h_q)
             for j in range(walk.total):
-                start = walk.start(j)
+                where = walk.place(j)
+                start = start_of(where)
                 if KEYS:  # on their way while the stage is waited for
                     at = statistics.at(b_q, h_q, start) + gl.arange(0, STEP, LINE)
                     lse = gl.load(statistics.lse + at)
@@ -258,7 +269,7 @@ def _produce(kept_0, kept_1, walked_0, walked_1, statistics, work, buffers, tile
                 barrier = buffers.ring.full.index(state.stage)
                 _load_pair(walked_0, walked_1, b_w, h_w, start, buffers.ring_0.index(state.stage),
                            buffers.ring_1.index(state.stage), barrier)  # fmt: skip
-                put_number(buffers.starts.index(state.stage), start)
+                put_number(buffers.places.index(state.stage), where)
                 if KEYS:
                     buffers.lse.index(state.stage).store(lse)
                     buffers.delta.index(state.stage).store(delta)
@@ -290,44 +301,44 @@ class Gradient:
     KEYS: gl.constexpr
 
     @gluon.jit
-    def positions(self, s, col0):
+    def positions(self, s, where):
         """q_idx and kv_idx."""
         LAYOUT: gl.constexpr = s.type.layout
         rows = (self.row0 + gl.arange(0, s.shape[0], gl.SliceLayout(1, LAYOUT)))[:, None]
-        cols = (col0 + gl.arange(0, s.shape[1], gl.SliceLayout(0, LAYOUT)))[None, :]
+        cols = (start_of(where) + gl.arange(0, s.shape[1], gl.SliceLayout(0, LAYOUT)))[None, :]
         if self.KEYS:
             return cols, rows
         else:
             return rows, cols
 
     @gluon.jit
-    def keep(self, q_idx, kv_idx, MASKED: gl.constexpr):
+    def keep(self, q_idx, kv_idx, where, MASKED: gl.constexpr):
         keep = (q_idx if self.KEYS else kv_idx) < self.end
         if MASKED and self.HAS_MASK:
-            keep = keep & self.MASK_MOD(self.b, self.h, q_idx, kv_idx, self.captures)
+            keep = keep & (self.MASK_MOD(self.b, self.h, q_idx, kv_idx, self.captures) | is_full(where))
         return keep
 
     @gluon.jit
-    def weights(self, s, lse, col0, MASKED: gl.constexpr):
-        """P of the products s. lse: in units of base 2, broadcast along keys."""
-        q_idx, kv_idx = self.positions(s, col0)
+    def weights(self, s, lse, where, MASKED: gl.constexpr):
+        """P of the products s, of the tile that begins at `where`. lse: in units of base 2, broadcast along keys."""
+        q_idx, kv_idx = self.positions(s, where)
         if self.HAS_SCORE:
             x = self.SCORE_MOD(s * self.scale, self.b, self.h, q_idx, kv_idx, self.captures) * 1.4426950408889634 - lse
         else:
             x = s * (self.scale * 1.4426950408889634) - lse
         # What a score_mod makes of queries past the end may be no number, which their lse of inf would not hide.
         if MASKED or (self.HAS_SCORE and self.KEYS):
-            x = gl.where(self.keep(q_idx, kv_idx, MASKED), x, -float("inf"))
+            x = gl.where(self.keep(q_idx, kv_idx, where, MASKED), x, -float("inf"))
         return gl.exp2(x)
 
     @gluon.jit
-    def of_products(self, s, p, dp, col0, MASKED: gl.constexpr):
+    def of_products(self, s, p, dp, where, MASKED: gl.constexpr):
         """Of P and dp = dO V^T - delta; without the scale."""
         ds = p * dp
         if self.HAS_SCORE:
-            q_idx, kv_idx = self.positions(s, col0)
+            q_idx, kv_idx = self.positions(s, where)
             ds = self.SCORE_GRAD(s * self.scale, self.b, self.h, q_idx, kv_idx, self.captures, (), ds,
-                                 self.keep(q_idx, kv_idx, MASKED), 1 if self.KEYS else 0, False)  # fmt: skip
+                                 self.keep(q_idx, kv_idx, where, MASKED), 1 if self.KEYS else 0, False)  # fmt: skip
         return ds
 
 
@@ -358,12 +369,12 @@ def _step(place, buffers, gradient, row_lse, row_delta, state, acc_0, acc_1, zer
     walked_1 = _matrix(buffers.ring_1, state.stage)
     s = warpgroup_mma(_matrix(buffers.kept_0, place), walked_0.permute([1, 0]), zeros, use_acc=False, is_async=True)
     dp = warpgroup_mma(_matrix(buffers.kept_1, place), walked_1.permute([1, 0]), zeros, use_acc=False, is_async=True)
-    col0 = 0
+    where = gl.to_tensor(0)
     if MASKED or gradient.HAS_SCORE:
-        col0 = get_number(buffers.starts.index(state.stage))
+        where = get_number(buffers.places.index(state.stage))
     s = warpgroup_mma_wait(1, [s])
     lse = buffers.lse.index(state.stage).load(COLUMN)[None, :] if KEYS else row_lse
-    p = gradient.weights(s, lse, col0, MASKED)
+    p = gradient.weights(s, lse, where, MASKED)
     if KEYS:
         p_operand = _operand(p, acc_1, DTYPE)
         acc_1 = warpgroup_mma(p_operand, walked_1, acc_1, is_async=True)
@@ -371,7 +382,7 @@ def _step(place, buffers, gradient, row_lse, row_delta, state, acc_0, acc_1, zer
     else:
         dp = warpgroup_mma_wait(0, [dp])
     delta = buffers.delta.index(state.stage).load(COLUMN)[None, :] if KEYS else row_delta
-    ds = _operand(gradient.of_products(s, p, dp - delta, col0, MASKED), acc_0, DTYPE)
+    ds = _operand(gradient.of_products(s, p, dp - delta, where, MASKED), acc_0, DTYPE)
     acc_0 = warpgroup_mma(ds, walked_0, acc_0, is_async=True)
     if KEYS:
         acc_0, acc_1, ds, p_operand = warpgroup_mma_wait(0, [acc_0, acc_1, ds, p_operand])
@@ -465,11 +476,11 @@ def _run(kept_0, kept_1, walked_0, walked_1, grad_0, grad_1, statistics, work, s
     smem_1 = gl.allocate_shared_memory(dtype, [PLACES] + kept_1.block_shape, kept_1.layout)
     ring_0 = gl.allocate_shared_memory(dtype, [STAGES] + walked_0.block_shape, walked_0.layout)
     ring_1 = gl.allocate_shared_memory(dtype, [STAGES] + walked_1.block_shape, walked_1.layout)
-    starts = gl.allocate_shared_memory(gl.int32, [STAGES, 1], number)
+    places = gl.allocate_shared_memory(gl.int32, [STAGES, 1], number)
     lse = gl.allocate_shared_memory(gl.float32, [STAGES, walked_0.block_shape[2]], number)
     delta = gl.allocate_shared_memory(gl.float32, [STAGES, walked_0.block_shape[2]], number)
     numbers = gl.allocate_shared_memory(gl.int32, [2 * 6, 1], number)
-    buffers = Buffers(smem_0, smem_1, ring_0, ring_1, starts, lse, delta, make_ring(PLACES, 1, 1),
+    buffers = Buffers(smem_0, smem_1, ring_0, ring_1, places, lse, delta, make_ring(PLACES, 1, 1),
                       make_ring(STAGES, 2, CONSUMERS))  # fmt: skip
     hand_out = Tiles(numbers, make_ring(2, 1, CONSUMERS))
     fence_async_shared()

@@ -8,7 +8,8 @@ of P with the values of tile j - 1 together, and does the softmax of j while the
 products fill the rest. Under a mask tiles take unequal time: they are handed out by a counter, the long ones first.
 
 Tiles that are met partially come first, with the mask; so does everything where the keys do not fill their last tile,
-since bounds are checked with the mask. Full tiles follow, without a comparison.
+since bounds are checked with the mask: the producer says which tiles are full, where it does not count. Else full tiles
+follow, without a comparison.
 """
 
 from triton.experimental import gluon
@@ -44,9 +45,11 @@ from tk.kernels.attention.hopper_tiles import (
     Work,
     descriptor,
     get_number,
+    is_full,
     make_ring,
     no_repeats,
     put_number,
+    start_of,
 )
 from tk.kernels.attention.problem import Head, Problem, tensor, tile_time
 from tk.kernels.hopper.pipeline import Pipeline, PipelineState
@@ -57,13 +60,15 @@ from tk.kernels.hopper.pipeline import Pipeline, PipelineState
 @gluon.aggregate
 class Buffers:
     """Shared memory: a tile of queries and of the output for each consumer, rings of keys and values, and where each
-    tile of keys begins. SHARED: the output takes the place of the queries, which are loaded only when it has left."""
+    tile of keys begins (Keys.place). cut: the barrier of values that the producer itself waits for. SHARED: the output
+    takes the place of the queries, which are loaded only when it has left."""
 
     q: gl.shared_memory_descriptor
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
     o: gl.shared_memory_descriptor
-    starts: gl.shared_memory_descriptor
+    places: gl.shared_memory_descriptor
+    cut: gl.shared_memory_descriptor
     q_ring: Pipeline  # a stage for each consumer
     k_ring: Pipeline
     v_ring: Pipeline
@@ -79,11 +84,48 @@ def _load(desc, b, h, row, smem, ring, state):
 
 
 @gluon.jit
-def _load_keys(desc, b, h, row, buffers, state):
+def _load_keys(desc, b, h, place, buffers, state):
     """The barrier of a stage has two arrivals: the load's, and one for where it begins."""
-    _load(desc, b, h, row, buffers.k, buffers.k_ring, state)
-    put_number(buffers.starts.index(state.stage), row)
+    _load(desc, b, h, start_of(place), buffers.k, buffers.k_ring, state)
+    put_number(buffers.places.index(state.stage), place)
     mbarrier.arrive(buffers.k_ring.full.index(state.stage), count=1)
+
+
+@gluon.jit
+def _load_values(desc, b, h, place, kv_end, N, buffers, state, cut_phase):
+    """Past an entry's length memory may hold what is no number, which a weight of 0 does not hide: those rows are made
+    0 before the consumers are told. Returns the phase of `cut`."""
+    BLOCK_N: gl.constexpr = buffers.v.shape[3]
+    start = start_of(place)
+    count = kv_end - start
+    if (kv_end < N) & (count < BLOCK_N):
+        buffers.v_ring.producer_acquire(state)
+        mbarrier.expect(buffers.cut.index(0), desc.nbytes_per_cta)
+        tma.async_load(desc, [b, h, start, 0], buffers.cut.index(0), buffers.v.index(state.stage))
+        mbarrier.wait(buffers.cut.index(0), cut_phase)
+        cut_phase ^= 1
+        _clear_rows(buffers.v.index(state.stage).reshape([BLOCK_N, buffers.v.shape[4]]), count)
+        fence_async_shared()
+        gl.barrier()
+        mbarrier.arrive(buffers.v_ring.full.index(state.stage), count=1)
+    else:
+        _load(desc, b, h, start, buffers.v, buffers.v_ring, state)
+    return cut_phase
+
+
+@gluon.jit
+def _clear_rows(smem, first):
+    """By one warp, in pieces for few registers: as the shared layout has them together."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
+    BLOCK_N: gl.constexpr = smem.shape[0]
+    DV: gl.constexpr = smem.shape[1]
+    for row in gl.static_range(0, BLOCK_N, 8):
+        if row + 8 > first:
+            inside = (row + gl.arange(0, 8, gl.SliceLayout(1, LAYOUT)) < first)[:, None]
+            for column in gl.static_range(0, DV, 64):
+                piece = smem.slice(row, 8).slice(column, 64, dim=1)
+                x = piece.load(LAYOUT)
+                piece.store(gl.where(inside, x, gl.zeros([8, 64], smem.dtype, LAYOUT)))
 
 
 @gluon.jit
@@ -93,6 +135,7 @@ def _produce(q_desc, k_desc, v_desc, work, buffers, tiles, counter, DYNAMIC: gl.
     v_state = buffers.v_ring.begin()
     tile_state = tiles.ring.begin()
     q_phase = 0
+    cut_phase = gl.to_tensor(0)
     t = gl.program_id(0)
     while t < work.tiles:
         b, h, row0 = work.place(t)
@@ -101,10 +144,10 @@ def _produce(q_desc, k_desc, v_desc, work, buffers, tiles, counter, DYNAMIC: gl.
         tile_state = tile_state.next()
         b_kv = gl.minimum(b, work.B_kv - 1)
         h_kv = h // work.group
-        start = gl.to_tensor(0)
+        place = gl.to_tensor(0)
         if keys.total > 0:
-            start = keys.start(0)
-            _load_keys(k_desc, b_kv, h_kv, start, buffers, k_state)
+            place = keys.place(0)
+            _load_keys(k_desc, b_kv, h_kv, place, buffers, k_state)
             k_state = k_state.next()
         for c in gl.static_range(CONSUMERS):
             state = PipelineState(gl.to_tensor(c), gl.to_tensor(q_phase), CONSUMERS)
@@ -116,16 +159,15 @@ def _produce(q_desc, k_desc, v_desc, work, buffers, tiles, counter, DYNAMIC: gl.
             if fetched == work.tiles - 1:
                 gl.store(counter, 0)
             t_next = fetched + gl.num_programs(0)
-        if keys.total > 0:
-            for i in range(1, keys.total):
-                following = keys.start(i)
+        for i in range(keys.total):  # a tile's values after the next one's keys
+            following = place
+            if i + 1 < keys.total:
+                following = keys.place(i + 1)
                 _load_keys(k_desc, b_kv, h_kv, following, buffers, k_state)
                 k_state = k_state.next()
-                _load(v_desc, b_kv, h_kv, start, buffers.v, buffers.v_ring, v_state)
-                v_state = v_state.next()
-                start = following
-            _load(v_desc, b_kv, h_kv, start, buffers.v, buffers.v_ring, v_state)
+            cut_phase = _load_values(v_desc, b_kv, h_kv, place, keys.kv_end, work.N, buffers, v_state, cut_phase)
             v_state = v_state.next()
+            place = following
         t = t_next
     tiles.put(tile_state, 0, 0, -1, 0, 0, 0)
 
@@ -149,17 +191,17 @@ class Scores:
     HAS_MASK: gl.constexpr
 
     @gluon.jit
-    def of(self, s, col0, MASKED: gl.constexpr):
+    def of(self, s, place, MASKED: gl.constexpr):
         """Scores in units of `unit`, -inf where nothing is seen."""
         layout: gl.constexpr = s.type.layout
         rows = (self.row0 + gl.arange(0, s.shape[0], gl.SliceLayout(1, layout)))[:, None]
-        cols = (col0 + gl.arange(0, s.shape[1], gl.SliceLayout(0, layout)))[None, :]
+        cols = (start_of(place) + gl.arange(0, s.shape[1], gl.SliceLayout(0, layout)))[None, :]
         if self.HAS_SCORE:
             s = self.SCORE_MOD(s * self.scale, self.b, self.h, rows, cols, self.captures)
         if MASKED:
             keep = cols < self.kv_end
             if self.HAS_MASK:
-                keep = keep & self.MASK_MOD(self.b, self.h, rows, cols, self.captures)
+                keep = keep & (self.MASK_MOD(self.b, self.h, rows, cols, self.captures) | is_full(place))
             s = gl.where(keep, s, -float("inf"))
         return s
 
@@ -203,12 +245,12 @@ def _step(c: gl.constexpr, buffers, scores, unit, k_state, v_state, p, acc, m_i,
     buffers.v_ring.consumer_wait(v_state)
     v = buffers.v.index(v_state.stage).reshape([zeros.shape[1], acc.shape[1]])
     acc = warpgroup_mma(p, v, acc, is_async=True)
-    col0 = 0
+    place = gl.to_tensor(0)
     if MASKED or scores.HAS_SCORE:
-        col0 = get_number(buffers.starts.index(k_state.stage))
+        place = get_number(buffers.places.index(k_state.stage))
     s = warpgroup_mma_wait(1, [s])
     buffers.k_ring.consumer_release(k_state.stage, True)
-    s = scores.of(s, col0, MASKED)
+    s = scores.of(s, place, MASKED)
     p_next, m_i, l_i, alpha = _softmax(s, m_i, l_i, unit, OPERAND, DTYPE)
     acc, p = warpgroup_mma_wait(0, [acc, p])  # p is named to keep its registers until here
     buffers.v_ring.consumer_release(v_state.stage, True)
@@ -247,11 +289,11 @@ def _consume(c: gl.constexpr, o_desc, lse, H, M, sinks, stride_sink, has_sinks, 
         if tile.total > 0:
             # The first tile, with the mask whichever it is.
             buffers.k_ring.consumer_wait(k_state)
-            col0 = get_number(buffers.starts.index(k_state.stage))
+            place = get_number(buffers.places.index(k_state.stage))
             s = warpgroup_mma_wait(0, [_products(buffers, c, k_state.stage, zeros)])
             buffers.k_ring.consumer_release(k_state.stage, True)
             k_state = k_state.next()
-            s = scores.of(s, col0, True)
+            s = scores.of(s, place, True)
             p, m_i, l_i, alpha = _softmax(s, m_i, l_i, unit, OPERAND, DTYPE)
             for i in range(1, tile.masked):
                 p, acc, m_i, l_i = _step(c, buffers, scores, unit, k_state, v_state, p, acc, m_i, l_i, zeros,
@@ -326,9 +368,11 @@ def attention_hopper_forward(query, key, value, out, lse, kv_counts, kv_indices,
     if not SHARED:
         o = gl.allocate_shared_memory(dtype, [CONSUMERS] + out.block_shape, out.layout)
     number: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    starts = gl.allocate_shared_memory(gl.int32, [STAGES, 1], number)
+    places = gl.allocate_shared_memory(gl.int32, [STAGES, 1], number)
+    cut = mbarrier.allocate_mbarrier(batch=1)
+    mbarrier.init(cut.index(0), count=1)
     numbers = gl.allocate_shared_memory(gl.int32, [2 * 6, 1], number)
-    buffers = Buffers(q, k, v, o, starts, make_ring(CONSUMERS, 1, 1), make_ring(STAGES, 2, CONSUMERS),
+    buffers = Buffers(q, k, v, o, places, cut, make_ring(CONSUMERS, 1, 1), make_ring(STAGES, 2, CONSUMERS),
                       make_ring(STAGES, 1, CONSUMERS), SHARED)  # fmt: skip
     hand_out = Tiles(numbers, make_ring(2, 1, CONSUMERS))
     fence_async_shared()

@@ -41,13 +41,16 @@ class Keys:
     BLOCK_N: gl.constexpr
 
     @gluon.jit
-    def start(self, i):
+    def place(self, i):
+        """The i-th tile's first position, which is even, and 1 more of a full tile: where the bounds of keys are
+        checked the mask is asked, and what it says does not count there."""
         if i < self.first:
             start, end = tile_at(i, self.partial_indices, self.stride_ii, self.kv_block, self.kv_end, self.has_lists,
                                  self.lo, self.full_lo, self.full_hi, self.BLOCK_N)  # fmt: skip
         else:
             start, end = tile_at(i - self.first, self.full_indices, self.stride_fii, self.kv_block, self.kv_end,
                                  self.has_lists, self.full_lo, self.full_hi, self.full_hi, self.BLOCK_N)  # fmt: skip
+            start += 1
         return start
 
 
@@ -115,6 +118,16 @@ class Work:
             masked = gl.where(_end_past(full_indices, fii, blocks, self.kv_block, kv_end), total, partial)
         return Keys(partial, masked, total, indices + b64 * ib + h64 * ih + number * i_n, full_indices, ii, fii,
                     self.kv_block, kv_end, has_lists, lo, full_lo, full_hi, self.BLOCK_N)  # fmt: skip
+
+
+@gluon.jit
+def start_of(place):
+    return place & -2
+
+
+@gluon.jit
+def is_full(place):
+    return (place & 1) != 0
 
 
 @gluon.jit

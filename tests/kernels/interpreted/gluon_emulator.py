@@ -140,9 +140,9 @@ class Shared:
         assert 0 <= int(i) < self.a.shape[0], "a stage that is not there"
         return Shared(self.a[int(i)])
 
-    def slice(self, start: Any, length: int) -> Shared:
-        assert 0 <= int(start) <= self.a.shape[0] - length, "stages that are not there"
-        return Shared(self.a[int(start) : int(start) + length])
+    def slice(self, start: Any, length: int, dim: int = 0) -> Shared:
+        assert 0 <= int(start) <= self.a.shape[dim] - length, "stages that are not there"
+        return Shared(self.a[(builtins.slice(None),) * dim + (builtins.slice(int(start), int(start) + length),)])
 
     def reshape(self, shape: Sequence[int]) -> Shared:
         view = self.a.reshape([int(n) for n in shape])

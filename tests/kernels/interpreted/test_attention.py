@@ -275,6 +275,63 @@ def test_decode_with_lists_pages_and_a_band() -> None:
     check(shifted, Call(q, k, v, kv_lengths=lengths, page_table=pages), 1, "decode")
 
 
+def lists_that_decide(rows: int, columns: int, q_block: int, kv_block: int) -> tuple[dict[str, torch.Tensor], Any]:
+    """Block lists that say something else than any mask_mod: some blocks full, some partial, some neither. And the mask
+    that they are with `causal`."""
+    kinds = (torch.arange(-(-rows // q_block))[:, None] * 2 + torch.arange(-(-columns // kv_block))[None, :] * 4) % 3
+    lists = {}
+    for full, kind in (("", 1), ("full_", 2)):
+        for side, chosen in (("kv", kinds == kind), ("q", (kinds == kind).T)):
+            lists[f"{full}{side}_num_blocks"] = chosen.sum(-1).int()[None, None]
+            lists[f"{full}{side}_indices"] = (~chosen).int().argsort(dim=-1, stable=True).int()[None, None]
+
+    def mask(b, h, q, kv):
+        kind = kinds[q // q_block, kv // kv_block]
+        return (kind == 2) | ((kind == 1) & (q >= kv))
+
+    return lists, mask
+
+
+def test_what_the_mask_says_of_full_blocks_does_not_count() -> None:
+    for rows, blocks in ((70, (32, 20)), (3, (8, 20))):  # the second by decoding, too
+        call = Call(*qkv(1, 2, 1, rows, 90, 64, 64, torch.float32), q_block=blocks[0], kv_block=blocks[1])
+        call.lists, mask = lists_that_decide(rows, 90, *blocks)
+        expected, _ = reference(call, None, mask)
+        pair = Pair(mask=causal)
+        op, names = pair.families[0].op, []
+        for name, (out, _) in run_all(pair.families[0], call.tensors(), call.ints(op), call.floats(op)):
+            torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=2e-5, msg=lambda m: f"{name}: {m}")  # noqa: B023
+            names.append(name)
+        assert rows > 3 or any("decode" in name for name in names)
+
+
+@pytest.mark.parametrize("score", [None, soft_cap(2.0), alibi(torch.tensor([0.5, 0.25]))])
+def test_what_is_past_a_length_may_be_no_numbers(score: Any) -> None:
+    """Of keys, values, and pages that the table names past the last one."""
+    lengths = torch.tensor([0, 7, 64], dtype=torch.int32)
+    for rows in (1, 20):
+        call = Call(*qkv(3, 2, 1, rows, 64, 64, 64, torch.float32), kv_lengths=lengths)
+        pages = torch.arange(12).view(3, 4).int()
+        paged = [x.view(3, 1, 4, 16, 64).transpose(1, 2).flatten(0, 1).contiguous() for x in (call.key, call.value)]
+        expected, _ = reference(call, score, None)
+        for b, length in enumerate(lengths):
+            call.key[b, :, length:] = float("nan")
+            call.value[b, :, length:] = float("-inf")
+            for i, x in enumerate(paged):
+                for place in range(int(length), 64):
+                    x[b * 4 + place // 16, :, place % 16] = float("nan") if i else float("inf")
+            pages[b, -(-int(length) // 16) :] = 2**20
+        pair = Pair(score)
+        paged_call = Call(call.query, *paged, kv_lengths=lengths, page_table=pages)
+        op, count = pair.families[0].op, 0
+        for one in (call, paged_call):
+            one.captured = pair.captured
+            for name, (out, _) in run_all(pair.families[0], one.tensors(), one.ints(op), one.floats(op)):
+                torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=2e-5, msg=lambda m: f"{name}: {m}")  # noqa: B023
+                count += 1
+        assert count >= (4 if rows == 1 else 2)
+
+
 def test_mistakes_are_refused() -> None:
     pair = Pair(mask=causal)
     op = pair.families[0].op

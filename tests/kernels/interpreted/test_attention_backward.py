@@ -19,6 +19,7 @@ from .test_attention import (
     document,
     heads_differ,
     learned,
+    lists_that_decide,
     qkv,
     relative,
     soft_cap,
@@ -124,6 +125,7 @@ SCORES = {
     "relative": (lambda t: relative(t, 4), [torch.randn(4, 9)]),
     "learned": (learned, [torch.randn(4, 50, 70)]),
     "within": (within, [torch.randn(4, 9)]),
+    "temperature": (lambda t: lambda score, b, h, q, kv: score * t, [torch.tensor(1.5)]),
     "twice": (twice, [torch.randn(4, 7), torch.randn(50).half()]),
 }
 
@@ -151,6 +153,96 @@ def test_a_contribution_that_fixed_point_cannot_hold_is_nan() -> None:
     op = pair.families[1].op
     found = list(run_all(pair.families[1], named, call.ints(op), call.floats(op), lambda v: "wanted" in v.name))
     assert found and all(grads[4].isnan().all() for _, grads in found)
+
+
+def captured_gradient(make: Any, captured: torch.Tensor, call: Call, grad_out: torch.Tensor | None = None,
+                      grad_lse: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Of one captured tensor, by the kernels and in float64; from the output as the forward pass rounds it."""
+    exact = captured.double().requires_grad_()
+    out, lse = reference(call, make(exact))
+    grad_out = torch.zeros(out.shape) if grad_out is None else grad_out
+    grad_lse = torch.zeros(lse.shape) if grad_lse is None else grad_lse
+    (expected,) = torch.autograd.grad([out, lse], [exact], [grad_out.double(), grad_lse.double()], allow_unused=True)
+    pair = Pair(make(captured))
+    call.captured = pair.captured | {"grad_captures": 1}
+    dtype = call.query.dtype
+    named = call.tensors() | dict(grad_0=grad_out.to(dtype), grad_1=grad_lse.float(), out0=out.detach().to(dtype),
+                                  out1=lse.detach().float())  # fmt: skip
+    family = pair.families[1]
+    only = "layout=aligned"
+    found = list(run_all(family, named, call.ints(family.op), call.floats(family.op), lambda v: only in v.name))
+    expected = torch.zeros_like(exact) if expected is None else expected
+    return found[0][1][4], expected
+
+
+def per_head(bias: torch.Tensor) -> Any:
+    return lambda score, b, h, q, kv: score + bias[h]
+
+
+def test_sums_over_all_scores_cancel() -> None:
+    """A bias for all scores of a head changes nothing: its gradient is 0, which it is not with delta = rowsum(grad_out
+    out) of an output that was rounded (0.05 here)."""
+    call = Call(*qkv(1, 2, 1, 64, 200, 64, 64, torch.float16))
+    grad = torch.randn(1, 2, 64, 64).half()
+    for make, table in ((per_head, torch.zeros(2)), (alibi, torch.tensor([0.02, 0.1]))):
+        found, expected = captured_gradient(make, table, call, grad)
+        torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-25, 1e15])
+def test_gradients_of_captures_by_the_lse_alone(size: float) -> None:
+    call = Call(*qkv(1, 2, 1, 20, 30, 64, 64, torch.float32))
+    found, expected = captured_gradient(alibi, torch.rand(2), call, grad_lse=torch.randn(1, 2, 20) * size)
+    torch.testing.assert_close(found.double() / size, expected / size, atol=1e-4, rtol=1e-5)
+    found, expected = captured_gradient(alibi, torch.rand(2), call)
+    assert (found == 0).all() and (expected == 0).all()
+
+
+def test_gradients_of_captures_that_are_no_numbers_stay_where_they_are() -> None:
+    call = Call(*qkv(1, 4, 1, 20, 30, 64, 64, torch.float32))
+    grad_lse = torch.randn(1, 4, 20)
+    grad_lse[0, 1, 3], grad_lse[0, 2, 5], grad_lse[0, 3, 5] = float("nan"), float("inf"), float("-inf")
+    found, expected = captured_gradient(per_head, torch.rand(4), call, torch.randn(1, 4, 20, 64), grad_lse)
+    torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5, equal_nan=True)
+
+
+def test_what_the_mask_says_of_full_blocks_does_not_count() -> None:
+    call = Call(*qkv(1, 2, 1, 70, 90, 64, 64, torch.float32), q_block=32, kv_block=20)
+    call.lists, mask = lists_that_decide(70, 90, 32, 20)
+    pair = Pair(mask=causal)
+    exact = Call(**{**vars(call), **{n: getattr(call, n).double().requires_grad_() for n in ("query", "key", "value")}})
+    out, lse = reference(exact, None, mask)
+    grad = torch.randn(out.shape)
+    expected = torch.autograd.grad(out, [exact.query, exact.key, exact.value], grad.double())
+    named = call.tensors() | dict(grad_0=grad, grad_1=torch.zeros(lse.shape), out0=out.float(), out1=lse.float())
+    op = pair.families[1].op
+    found = list(run_all(pair.families[1], named, call.ints(op), call.floats(op)))
+    assert found
+    for name, grads in found:
+        for g, e in zip(grads, expected, strict=False):
+            torch.testing.assert_close(g.double(), e, atol=5e-5, rtol=5e-5, msg=lambda m: f"{name}: {m}")  # noqa: B023
+
+
+def test_gradients_past_a_length_are_zero_whatever_is_there() -> None:
+    lengths = torch.tensor([0, 17, 50], dtype=torch.int32)
+    for score in (None, soft_cap(2.0)):
+        call = Call(*qkv(3, 2, 1, 20, 50, 64, 64, torch.float32), kv_lengths=lengths)
+        pair = Pair(score)
+        wide = {n: getattr(call, n).double().requires_grad_() for n in ("query", "key", "value")}
+        out, lse = reference(Call(**{**vars(call), **wide}), score)
+        grad = torch.randn(out.shape)
+        expected = torch.autograd.grad(out, list(wide.values()), grad.double())
+        for b, length in enumerate(lengths):
+            call.key[b, :, length:], call.value[b, :, length:] = float("nan"), float("inf")
+        call.captured = pair.captured
+        named = call.tensors() | dict(grad_0=grad, grad_1=torch.zeros(lse.shape), out0=out.detach().float(),
+                                      out1=lse.detach().float())  # fmt: skip
+        op = pair.families[1].op
+        found = list(run_all(pair.families[1], named, call.ints(op), call.floats(op)))
+        assert found
+        for name, grads in found:
+            for g, e in zip(grads, expected, strict=False):
+                torch.testing.assert_close(g.double(), e, atol=5e-5, rtol=5e-5, msg=lambda m: f"{name}: {m}")  # noqa: B023
 
 
 def test_lengths_sinks_shared_keys_and_strides() -> None:

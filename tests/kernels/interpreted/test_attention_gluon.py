@@ -153,24 +153,58 @@ def test_forward_with_lists_lengths_sinks_and_scores(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("full", [[1, 0], [2, 0, 1]], ids=["inside", "past_the_end"])
 def test_full_blocks(full: list[int]) -> None:
-    """Of keys that do not fill their last block: no full one is met with the mask unless one of them, wherever it is
-    listed, has keys past the end."""
-    pair = Pair(mask=(lambda b, h, q, kv: kv >= 256) if len(full) == 2 else lambda b, h, q, kv: q + kv >= 0)
+    """What the mask says of them does not count, also where keys do not fill the last, so that bounds are checked."""
+    pair = Pair(mask=lambda b, h, q, kv: kv >= 256)
     call = Call(*qkv(1, 2, 1, 200, 300, 64, 64, torch.float16), q_block=384, kv_block=128)
     call.lists = block_lists(pair.dense(1, 1, 200, 300), 384, 128)
     for name, blocks in (("kv", [x for x in range(3) if x not in full]), ("full_kv", full)):
+        by_key = torch.tensor([[[int(x in blocks) for x in range(3)]]], dtype=torch.int32)
+        call.lists[name.replace("kv", "q") + "_num_blocks"] = by_key
+        call.lists[name.replace("kv", "q") + "_indices"] = torch.zeros(1, 1, 3, 1, dtype=torch.int32)
         call.lists[f"{name}_num_blocks"] = torch.full((1, 1, 1), len(blocks), dtype=torch.int32)
         rest = [x for x in range(3) if x not in blocks]
         call.lists[f"{name}_indices"] = torch.tensor([[[blocks + rest]]], dtype=torch.int32)
-    expected, _ = reference(call, None, None)
-    f = families_of(pair)[0]
-    found = list(run_hopper(f, call.tensors(), call.ints(f.op), call.floats(f.op)))
-    assert found
-    for name, (out, _) in found:
-        torch.testing.assert_close(out.double(), expected, atol=3e-3, rtol=3e-3, msg=lambda m: f"{name}: {m}")  # noqa: B023
+    exact = Call(**{**vars(call), **{n: x.double().requires_grad_() for n, x in qkv_of(call).items()}})
+    out, lse = reference(exact, None, None)
+    grad = torch.randn(out.shape).half()
+    grads = torch.autograd.grad(out, list(qkv_of(exact).values()), grad.double())
+    named = call.tensors() | dict(grad_0=grad, grad_1=torch.zeros(lse.shape), out0=out.half(), out1=lse.float())
+    for f, expected in zip(families_of(pair), ((out,), grads), strict=True):
+        results = list(run_hopper(f, named, call.ints(f.op), call.floats(f.op)))
+        assert results
+        for name, found in results:
+            for x, e in zip(found, expected, strict=False):
+                torch.testing.assert_close(x.double(), e.detach(), atol=6e-3, rtol=6e-3, msg=lambda m: f"{name}: {m}")  # noqa: B023
+
+
+@pytest.mark.parametrize("mask", [None, causal])
+def test_keys_past_a_length_may_be_no_numbers(mask: Any) -> None:
+    """Of recycled memory. A weight of 0 does not hide them."""
+    lengths = torch.tensor([0, 61, 128, 299], dtype=torch.int32)
+    for score in (None, soft_cap(2.0)):
+        call = Call(*qkv(4, 2, 1, 130, 300, 64, 64, torch.float16), kv_lengths=lengths)
+        pair = Pair(score, mask)
+        f, call.captured = families_of(pair)[0], pair.captured
+        if mask is not None:
+            call.q_block, call.kv_block = 384, 128
+            call.lists = block_lists(pair.dense(4, 2, 130, 300), 384, 128)
+        expected, expected_lse = reference(call, score, mask)
+        for b, length in enumerate(lengths):
+            call.key[b, :, length:] = float("nan")
+            call.value[b, :, length:] = float("inf")
+        count = 0
+        for name, (out, lse) in run_hopper(f, call.tensors(), call.ints(f.op), call.floats(f.op)):
+            torch.testing.assert_close(out.double(), expected, atol=3e-3, rtol=3e-3, msg=lambda m: f"{name}: {m}")  # noqa: B023
+            torch.testing.assert_close(lse.double(), expected_lse, atol=1e-3, rtol=1e-3)
+            count += 1
+        assert count
 
 
 # --- Gradients ---
+
+
+def qkv_of(call: Call) -> dict[str, torch.Tensor]:
+    return dict(query=call.query, key=call.key, value=call.value)
 
 
 def check_backward(make: Any, captured: list[torch.Tensor], call: Call, at_least: int = 1) -> None:
