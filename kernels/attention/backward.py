@@ -35,7 +35,7 @@ from tk.aot.spec import (
 from tk.kernels.attention.forward import length_of, query_tiles
 from tk.kernels.attention.gradients import WORDS, finish_gradient, largest_of, zero_gradient
 from tk.kernels.attention.operands import load_rows, store_rows
-from tk.kernels.attention.problem import PRECISIONS, Capture, Head, Problem, tensor, tile_time
+from tk.kernels.attention.problem import PRECISIONS, Capture, Head, Problem, takes_layout, tensor, tile_time
 from tk.kernels.attention.softmax import LOG2_E
 from tk.kernels.attention.walk import band_tiles, count_tiles, tile_in_blocks, tile_of_both
 
@@ -230,8 +230,9 @@ def gradient_of_keys(pid, query, key, value, grad_0, out1, delta, grad_key, grad
                      q_mask_h, stride_fqcb, stride_fqch, stride_fqcn, stride_fqib, stride_fqih, stride_fqin,
                      stride_fqii, full_q_b, full_q_h, stride_length, has_lengths, q_block, kv_block, band_left,
                      band_right, band_exact, captures, SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr,
-                     SCORE_GRAD: tl.constexpr, HAS_SCORE: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
-                     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
+                     SCORE_GRAD: tl.constexpr, HAS_SCORE: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr,
+                     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+                     BLOCK_DV: tl.constexpr):  # fmt: skip
     """dK and dV of one tile, summed over the heads and batch entries that share it."""
     n_tiles = tl.cdiv(N, kv_block) * tl.cdiv(tl.minimum(kv_block, N), BLOCK_N)
     tile = pid % n_tiles
@@ -397,13 +398,13 @@ _16 = {
     90: {64: (32, 128, 3, 4), 128: (64, 64, 2, 4), 256: (64, 64, 1, 8)},
     80: {64: (64, 128, 3, 8), 128: (32, 64, 2, 4), 256: (32, 32, 1, 4)},
 }
-_32 = {64: (32, 32, 2, 4), 128: (16, 32, 2, 4), 256: (16, 16, 1, 4)}
+_32 = {64: (32, 32, 2, 4), 128: (16, 32, 2, 4), 256: (16, 16, 1, 4), 512: (16, 16, 1, 8)}
 LAYOUTS = ("aligned", "strided")
 _BLOCK = 1024  # of gradients of captured tensors
 
 
 # Where addresses of every element, or of captured tensors', take registers.
-_SMALL = {64: (32, 64, 2, 8), 128: (32, 64, 2, 8), 256: (32, 32, 1, 8)}
+_SMALL = {64: (32, 64, 2, 8), 128: (32, 64, 2, 8), 256: (32, 32, 1, 8), 512: (16, 16, 1, 8)}
 
 
 def _config(short: int, long: int, stages: int, warps: int) -> Config:
@@ -423,7 +424,8 @@ def _setting(problem: Problem, point: Point) -> Config:
 
 
 def _configs(heads: tuple[Head, ...], arch: int) -> tuple[Config, ...]:
-    found = [_config(*table[max(h.qk, h.v)]) for table in (_16[arch], _SMALL, _32) for h in heads]
+    tables = (_16[arch], _SMALL, _32)
+    found = [_config(*table[size]) for table in tables for h in heads if (size := max(h.qk, h.v)) in table]
     return tuple({c.name: c for c in found}.values())
 
 
@@ -435,10 +437,10 @@ def kernel(problem: Problem, fn: object, with_captures: object, heads: tuple[Hea
 
     def plan(point: Point) -> Plan | None:
         c = point.config
-        if not problem.makes_sense(point) or c.name != _setting(problem, point).name:
+        if not problem.makes_sense(point) or not takes_layout(point.layout, point.head, heads):
             return None
-        if point.layout == "strided" and point.head != heads[-1]:
-            return None  # one kernel that takes everything
+        if c.name != _setting(problem, point).name:
+            return None
         names = ("query", "key", "value", "grad_0", "out0", "grad_query", "grad_key", "grad_value")
         ways = {} if not grads else {"captures": (int(point.captures != "none"),)}
         time = tile_time(c.long, c.short, point.head, ITEMSIZE[point.dtype], 1 if point.layout == "aligned" else 4)

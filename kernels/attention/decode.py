@@ -14,7 +14,7 @@ from tk.aot.spec import ITEMSIZE, Arg, Buffer, Config, Const, Int, Kernel, Launc
 from tk.kernels.attention.forward import arguments, attend, length_of
 from tk.kernels.attention.operands import load_rows, store_rows
 from tk.kernels.attention.problem import PRECISIONS, Head, Problem, tensor, tile_time
-from tk.kernels.attention.softmax import add_sink, end_of_row
+from tk.kernels.attention.softmax import add_sink, end_of_row, store_statistics
 from tk.kernels.attention.walk import band_tiles, count_tiles
 
 MAX_SPLITS = 256
@@ -25,7 +25,7 @@ CHUNK, COLUMNS = 128, 32  # of attention_combine
 
 @triton.jit
 def attention_decode(query, key, value, kv_counts, kv_indices, full_counts, full_indices, kv_lengths, page_table,
-                     sinks, out, lse, part_out, part_max, part_sum, H, M, N, D, DV, group, scale, splits,
+                     sinks, out, lse, max_at, part_out, part_max, part_sum, H, M, N, D, DV, group, scale, splits,
                      stride_qb, stride_qh, stride_qm, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
                      stride_vb, stride_vh, stride_vn, stride_vd, stride_ob, stride_oh, stride_om, stride_od,
                      stride_cb, stride_ch, stride_cn, stride_ib, stride_ih, stride_in, stride_ii, mask_b, mask_h,
@@ -84,6 +84,7 @@ def attention_decode(query, key, value, kv_counts, kv_indices, full_counts, full
 
     flat = (b64 * H + h) * M + m
     if splits == 1:
+        row_max = m_i
         if has_sinks != 0:
             sink = tl.load(sinks + h.to(tl.int64) * stride_sink)
             m_i, l_i, alpha = add_sink(m_i, l_i, sink)
@@ -91,7 +92,7 @@ def attention_decode(query, key, value, kv_counts, kv_indices, full_counts, full
         factor, row_lse = end_of_row(m_i, l_i)
         o_at = b64 * stride_ob + h.to(tl.int64) * stride_oh + m.to(tl.int64) * stride_om
         store_rows(out, o_at, acc * factor[:, None], row_inside, DV, stride_od, BLOCK_DV, EVEN)
-        tl.store(lse + flat, row_lse, mask=row_inside)
+        store_statistics(lse, max_at, b64 * H + h, m, M, row_lse, row_max, row_inside)
     else:
         at = flat * splits + part
         tl.store(part_max + at, m_i, mask=row_inside)
@@ -101,8 +102,8 @@ def attention_decode(query, key, value, kv_counts, kv_indices, full_counts, full
 
 
 @triton.jit
-def attention_combine(part_out, part_max, part_sum, sinks, out, lse, H, M, DV, splits, stride_ob, stride_oh, stride_om,
-                      stride_od, stride_sink, has_sinks, EVEN: tl.constexpr, BLOCK_DV: tl.constexpr,
+def attention_combine(part_out, part_max, part_sum, sinks, out, lse, max_at, H, M, DV, splits, stride_ob, stride_oh,
+                      stride_om, stride_od, stride_sink, has_sinks, EVEN: tl.constexpr, BLOCK_DV: tl.constexpr,
                       COLUMNS: tl.constexpr, CHUNK: tl.constexpr, DEPENDENT: tl.constexpr):  # fmt: skip
     """A program: COLUMNS columns of one row, all parts. What it takes is latency: CHUNK parts are read at a time."""
     if DEPENDENT:
@@ -129,6 +130,7 @@ def attention_combine(part_out, part_max, part_sum, sinks, out, lse, H, M, DV, s
         l_i = l_i * alpha + tl.sum(x_sum * weight, 0)
         acc = acc * alpha + tl.sum(x * weight[:, None], 0)
         m_i = m_new
+    row_max = m_i
     if has_sinks != 0:
         m_i, l_i, alpha = add_sink(m_i, l_i, tl.load(sinks + h * stride_sink))
         acc = acc * alpha
@@ -136,7 +138,7 @@ def attention_combine(part_out, part_max, part_sum, sinks, out, lse, H, M, DV, s
     o_at = out + b * stride_ob + h * stride_oh + m * stride_om + columns * stride_od
     tl.store(o_at, (acc * factor).to(out.dtype.element_ty), mask=columns < (BLOCK_DV if EVEN else DV))
     if tl.program_id(1) == 0:
-        tl.store(lse + flat, row_lse)
+        store_statistics(lse, max_at, flat // M, m, M, row_lse, row_max, m < M)
 
 
 # --- Plans ---
@@ -249,7 +251,7 @@ def _parts(point: Point) -> dict[str, Arg]:
 
 def _combine_arguments(problem: Problem, point: Point, splits: Expr) -> dict[str, Arg]:
     shared = arguments(problem, point) | _parts(point) | {"splits": Int(splits)}
-    names = ("part_out", "part_max", "part_sum", "sinks", "out", "lse", "H", "M", "DV", "splits", "stride_ob",
+    names = ("part_out", "part_max", "part_sum", "sinks", "out", "lse", "max_at", "H", "M", "DV", "splits", "stride_ob",
              "stride_oh", "stride_om", "stride_od", "stride_sink", "has_sinks", "EVEN", "BLOCK_DV")  # fmt: skip
     return {n: shared[n] for n in names} | {
         "COLUMNS": Const(COLUMNS),

@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 
 from tk.aot.expr import Expr, ceil_div, device, minimum
-from tk.aot.spec import ITEMSIZE, Arg, Config, Const, Kernel, Launch, Op, Plan, Point, Pointer
+from tk.aot.spec import ITEMSIZE, Arg, Config, Const, Int, Kernel, Launch, Op, Plan, Point, Pointer
 from tk.kernels.attention.operands import load_rows, load_rows_transposed, row_offsets, store_rows
-from tk.kernels.attention.problem import LAYOUTS, PRECISIONS, Head, Problem, tensor, tile_time
-from tk.kernels.attention.softmax import add_sink, end_of_row, online_softmax, scores
+from tk.kernels.attention.problem import LAYOUTS, PRECISIONS, Head, Problem, takes_layout, tensor, tile_time
+from tk.kernels.attention.softmax import add_sink, end_of_row, online_softmax, scores, store_statistics
 from tk.kernels.attention.walk import band_tiles, count_tiles, tile_at, tile_in_blocks
 
 # --- The device functions ---
@@ -54,7 +54,7 @@ def length_of(kv_lengths, stride, b, N, has_lengths):
 
 @triton.jit
 def attention_forward(query, key, value, kv_counts, kv_indices, full_counts, full_indices, kv_lengths, page_table,
-                      sinks, out, lse, H, M, N, D, DV, group, scale,
+                      sinks, out, lse, max_at, H, M, N, D, DV, group, scale,
                       stride_qb, stride_qh, stride_qm, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
                       stride_vb, stride_vh, stride_vn, stride_vd, stride_ob, stride_oh, stride_om, stride_od,
                       stride_cb, stride_ch, stride_cn, stride_ib, stride_ih, stride_in, stride_ii, mask_b, mask_h,
@@ -64,7 +64,8 @@ def attention_forward(query, key, value, kv_counts, kv_indices, full_counts, ful
                       SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, HAS_SCORE: tl.constexpr, HAS_MASK: tl.constexpr,
                       PAGED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
                       BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
-    """out = softmax(SCORE_MOD(query key^T scale)) value over what MASK_MOD lets be seen, and its log-sum-exp."""
+    """out = softmax(SCORE_MOD(query key^T scale)) value over what MASK_MOD lets be seen, and its log-sum-exp; max_at as
+    store_statistics has it."""
     bh = tl.program_id(1)
     b = bh // H
     h = bh % H
@@ -107,13 +108,14 @@ def attention_forward(query, key, value, kv_counts, kv_indices, full_counts, ful
         stride_fii, kv_block, has_lists, full_lo, full_hi, full_hi, D, DV, stride_kb, stride_kn, stride_kd, stride_vb,
         stride_vn, stride_vd, SCORE_MOD, MASK_MOD, HAS_SCORE, False, PAGED, EVEN, PRECISION, BLOCK_N, BLOCK_D,
         BLOCK_DV)  # fmt: skip
+    row_max = m_i
     if has_sinks != 0:
         m_i, l_i, alpha = add_sink(m_i, l_i, tl.load(sinks + h64 * stride_sink))
         acc = acc * alpha[:, None]
     factor, row_lse = end_of_row(m_i, l_i)
     o_at = tl.cast(b, tl.int64) * stride_ob + rows.to(tl.int64) * stride_om
     store_rows(out + h64 * stride_oh, o_at, acc * factor[:, None], row_inside, DV, stride_od, BLOCK_DV, EVEN)
-    tl.store(lse + tl.cast(bh, tl.int64) * M + rows, row_lse, mask=row_inside)
+    store_statistics(lse, max_at, tl.cast(bh, tl.int64), rows, M, row_lse, row_max, row_inside)
 
 
 # --- Plans ---
@@ -124,11 +126,11 @@ _16 = {  # head size of query and key -> (rows, columns, stages, warps)
 }
 # Products of fp32: without tensor cores they are unrolled whole.
 _32 = {
-    "ieee": {64: (32, 32, 2, 4), 128: (32, 16, 2, 4), 256: (16, 16, 2, 4)},
-    "tf32": {64: (64, 32, 3, 4), 128: (64, 32, 2, 4), 256: (32, 16, 2, 4)},
+    "ieee": {64: (32, 32, 2, 4), 128: (32, 16, 2, 4), 256: (16, 16, 2, 4), 512: (16, 16, 1, 8)},
+    "tf32": {64: (64, 32, 3, 4), 128: (64, 32, 2, 4), 256: (32, 16, 2, 4), 512: (16, 16, 1, 8)},
 }
 # Of any strides: an address for each element leaves fewer registers.
-_STRIDED = {64: (64, 32, 2, 4), 128: (64, 32, 2, 4), 256: (32, 32, 2, 4)}
+_STRIDED = {64: (64, 32, 2, 4), 128: (64, 32, 2, 4), 256: (32, 32, 2, 4), 512: (32, 16, 1, 8)}
 
 
 def setting(point: Point) -> tuple[int, int, int, int]:
@@ -155,10 +157,10 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...], layouts: tuple
 
     def plan(point: Point) -> Plan | None:
         c = point.config
-        if not problem.makes_sense(point) or c.name != config(*setting(point)).name:
+        if not problem.makes_sense(point) or not takes_layout(point.layout, point.head, heads):
             return None
-        if point.layout == "strided" and point.head != heads[-1]:
-            return None  # one kernel that takes everything
+        if c.name != config(*setting(point)).name:
+            return None
         tiles = query_tiles(problem, op, c.block_m)
         grid = (tiles, op.local("B") * op.local("H"), 1)
         waves = ceil_div(grid[0] * grid[1], device.sm_count)
@@ -188,7 +190,7 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...], layouts: tuple
 
 
 def _configs(heads: tuple[Head, ...], *tables: Mapping[int, tuple[int, int, int, int]]) -> tuple[Config, ...]:
-    found = [config(*table[max(h.qk, h.v)]) for table in tables for h in heads]
+    found = [config(*table[size]) for table in tables for h in heads if (size := max(h.qk, h.v)) in table]
     return tuple({c.name: c for c in found}.values())
 
 
@@ -202,6 +204,7 @@ def arguments(problem: Problem, point: Point) -> dict[str, Arg]:
         **problem.optional_args(op),
         **problem.capture_args(op),
         "lse": Pointer(tensor(op, "lse"), "fp32", aligned=False),
+        "max_at": Int(problem.max_at(op)),
         "PAGED": Const(point.layout != "aligned"),
         "EVEN": Const(point.head.exact),
         "PRECISION": Const(point.precision),

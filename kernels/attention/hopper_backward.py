@@ -208,7 +208,8 @@ class Statistics:
 @gluon.aggregate
 class Buffers:
     """Shared memory: pairs that are kept, a place for each slot and consumer; and the ring of pairs that are walked,
-    with where each begins (Keys.place) and, of queries, their statistics. 0: query or key; 1: grad_out or value."""
+    with where each begins (of keys Keys.place, of queries Keys.start) and, of queries, their statistics. 0: query or
+    key; 1: grad_out or value."""
 
     kept_0: gl.shared_memory_descriptor
     kept_1: gl.shared_memory_descriptor
@@ -259,8 +260,8 @@ def _produce(kept_0, kept_1, walked_0, walked_1, statistics, work, buffers, tile
                                buffers.kept_1.index(place), buffers.kept.full.index(place))  # fmt: skip
             b_w, h_w = work.walked(b_q, h_q)
             for j in range(walk.total):
-                where = walk.place(j)
-                start = start_of(where)
+                where = walk.start(j) if KEYS else walk.place(j)
+                start = where if KEYS else start_of(where)
                 if KEYS:  # on their way while the stage is waited for
                     at = statistics.at(b_q, h_q, start) + gl.arange(0, STEP, LINE)
                     lse = gl.load(statistics.lse + at)
@@ -305,7 +306,8 @@ class Gradient:
         """q_idx and kv_idx."""
         LAYOUT: gl.constexpr = s.type.layout
         rows = (self.row0 + gl.arange(0, s.shape[0], gl.SliceLayout(1, LAYOUT)))[:, None]
-        cols = (start_of(where) + gl.arange(0, s.shape[1], gl.SliceLayout(0, LAYOUT)))[None, :]
+        start = where if self.KEYS else start_of(where)
+        cols = (start + gl.arange(0, s.shape[1], gl.SliceLayout(0, LAYOUT)))[None, :]
         if self.KEYS:
             return cols, rows
         else:
@@ -315,7 +317,8 @@ class Gradient:
     def keep(self, q_idx, kv_idx, where, MASKED: gl.constexpr):
         keep = (q_idx if self.KEYS else kv_idx) < self.end
         if MASKED and self.HAS_MASK:
-            keep = keep & (self.MASK_MOD(self.b, self.h, q_idx, kv_idx, self.captures) | is_full(where))
+            seen = self.MASK_MOD(self.b, self.h, q_idx, kv_idx, self.captures)
+            keep = keep & (seen if self.KEYS else seen | is_full(where))
         return keep
 
     @gluon.jit

@@ -259,9 +259,11 @@ def _step(c: gl.constexpr, buffers, scores, unit, k_state, v_state, p, acc, m_i,
 
 
 @gluon.jit
-def _consume(c: gl.constexpr, o_desc, lse, H, M, sinks, stride_sink, has_sinks, scale, captures, buffers, tiles,
+def _consume(c: gl.constexpr, o_desc, lse, H, M, sinks, stride_sink, extras, scale, captures, buffers, tiles,
              BLOCK_N: gl.constexpr, SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, HAS_SCORE: gl.constexpr,
              HAS_MASK: gl.constexpr):  # fmt: skip
+    """extras: 1 for sinks, and 2 for the largest scores, M behind the log-sum-exps of a head. (One number, for few
+    registers.)"""
     DV: gl.constexpr = buffers.v.shape[4]
     DTYPE: gl.constexpr = o_desc.dtype
     LAYOUT_S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -316,7 +318,11 @@ def _consume(c: gl.constexpr, o_desc, lse, H, M, sinks, stride_sink, has_sinks, 
         elif not buffers.SHARED:
             mbarrier.arrive(buffers.q_ring.empty.index(c), count=1)
 
-        if has_sinks != 0:
+        rows = row0 + gl.arange(0, ROWS, ROW)
+        at = lse + (b * H + h).to(gl.int64) * (M << (extras >> 1)) + rows
+        if extras > 1:
+            gl.store(at + M, m_i * 0.6931471805599453, mask=rows < M)
+        if (extras & 1) != 0:
             sink = gl.load(sinks + h.to(gl.int64) * stride_sink) * 1.4426950408889634
             m_new = gl.maximum(m_i, sink)
             base = gl.where(m_new == -float("inf"), 0.0, m_new)
@@ -333,9 +339,8 @@ def _consume(c: gl.constexpr, o_desc, lse, H, M, sinks, stride_sink, has_sinks, 
         fence_async_shared()
         gl.barrier()
         tma.async_store(o_desc, [b, h, row0, 0], buffers.o.index(c))
-        rows = row0 + gl.arange(0, ROWS, ROW)
         row_lse = gl.where(is_empty, -float("inf"), (m_i + gl.log2(l_safe)) * 0.6931471805599453)
-        gl.store(lse + (b * H + h).to(gl.int64) * M + rows, row_lse, mask=rows < M)
+        gl.store(at, row_lse, mask=rows < M)
         if buffers.SHARED:
             tma.store_wait(0)
             gl.barrier()
@@ -354,7 +359,7 @@ def attention_hopper_forward(query, key, value, out, lse, kv_counts, kv_indices,
                              band_left, band_right, band_exact, stride_cb, stride_ch, stride_cn, stride_ib, stride_ih,
                              stride_in, stride_ii, mask_b, mask_h, stride_fcb, stride_fch, stride_fcn, stride_fib,
                              stride_fih, stride_fin, stride_fii, full_b, full_h, stride_length, has_lengths,
-                             stride_sink, has_sinks, captures, SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr,
+                             stride_sink, extras, captures, SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr,
                              HAS_SCORE: gl.constexpr, HAS_MASK: gl.constexpr, CONSUMERS: gl.constexpr,
                              BLOCK_N: gl.constexpr, STAGES: gl.constexpr, DYNAMIC: gl.constexpr,
                              SHARED: gl.constexpr, CONSUMER_REGS: gl.constexpr,
@@ -385,20 +390,20 @@ def attention_hopper_forward(query, key, value, out, lse, kv_counts, kv_indices,
     # The first function runs in the kernel's own warps and gets the registers that the others leave.
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (_consume, (0, out, lse, H, M, sinks, stride_sink, has_sinks, scale, captures, buffers, hand_out,
+            (_consume, (0, out, lse, H, M, sinks, stride_sink, extras, scale, captures, buffers, hand_out,
                         BLOCK_N, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK)),
-            (_consume, (1, out, lse, H, M, sinks, stride_sink, has_sinks, scale, captures, buffers, hand_out,
+            (_consume, (1, out, lse, H, M, sinks, stride_sink, extras, scale, captures, buffers, hand_out,
                         BLOCK_N, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK)),
             (_produce, (query, key, value, work, buffers, hand_out, counter, DYNAMIC, CONSUMERS)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.static_assert(CONSUMERS == 3)
         gl.warp_specialize([
-            (_consume, (0, out, lse, H, M, sinks, stride_sink, has_sinks, scale, captures, buffers, hand_out,
+            (_consume, (0, out, lse, H, M, sinks, stride_sink, extras, scale, captures, buffers, hand_out,
                         BLOCK_N, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK)),
-            (_consume, (1, out, lse, H, M, sinks, stride_sink, has_sinks, scale, captures, buffers, hand_out,
+            (_consume, (1, out, lse, H, M, sinks, stride_sink, extras, scale, captures, buffers, hand_out,
                         BLOCK_N, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK)),
-            (_consume, (2, out, lse, H, M, sinks, stride_sink, has_sinks, scale, captures, buffers, hand_out,
+            (_consume, (2, out, lse, H, M, sinks, stride_sink, extras, scale, captures, buffers, hand_out,
                         BLOCK_N, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK)),
             (_produce, (query, key, value, work, buffers, hand_out, counter, DYNAMIC, CONSUMERS)),
         ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
@@ -473,7 +478,8 @@ def _arguments(problem: Problem, point: Point, has_mask: bool) -> dict[str, Arg]
             for n in ("H", "M", "N", "group", "scale", "q_block", "kv_block", "band_left", "band_right", "band_exact")
         },
         **problem.list_args(op, "kv", "i32"),  # what all warps hold they hold in registers
-        **{n: optional[n] for n in ("kv_lengths", "stride_length", "has_lengths", "sinks", "stride_sink", "has_sinks")},
+        **{n: optional[n] for n in ("kv_lengths", "stride_length", "has_lengths", "sinks", "stride_sink")},
+        "extras": Int((tensor(op, "sinks").size(0) > 0) + (op.int("max_scores") != 0) * 2),
         **problem.capture_args(op),
         "query": descriptor(op, "query", point.dtype, 64, head.qk),
         "key": descriptor(op, "key", point.dtype, c.block_n, head.qk),

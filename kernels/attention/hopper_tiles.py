@@ -41,17 +41,20 @@ class Keys:
     BLOCK_N: gl.constexpr
 
     @gluon.jit
-    def place(self, i):
-        """The i-th tile's first position, which is even, and 1 more of a full tile: where the bounds of keys are
-        checked the mask is asked, and what it says does not count there."""
+    def start(self, i):
         if i < self.first:
             start, end = tile_at(i, self.partial_indices, self.stride_ii, self.kv_block, self.kv_end, self.has_lists,
                                  self.lo, self.full_lo, self.full_hi, self.BLOCK_N)  # fmt: skip
         else:
             start, end = tile_at(i - self.first, self.full_indices, self.stride_fii, self.kv_block, self.kv_end,
                                  self.has_lists, self.full_lo, self.full_hi, self.full_hi, self.BLOCK_N)  # fmt: skip
-            start += 1
         return start
+
+    @gluon.jit
+    def place(self, i):
+        """The i-th tile's first position, which is even, and 1 more of a full tile: where the bounds of keys are
+        checked the mask is asked, and what it says does not count there."""
+        return self.start(i) + (i >= self.first).to(gl.int32)
 
 
 @gluon.aggregate

@@ -38,9 +38,11 @@ LEARNED = mods.learned_bias(_table(torch.float32, 3))
 
 # --- What is built of them ---
 
-# The masks that language models are made of: prompts in pages, every head size, fp32 for the two plainest.
+# The masks that language models are made of: prompts in pages, every head size; fp32 for the two plainest, and heads
+# past 256.
 _MOST = Wanted(exact=((64, 64), (128, 128)), rounded=((64, 64), (128, 128), (256, 128), (256, 256)), paged=True)
-_EXACT = Wanted(dtypes=("bf16", "fp16", "fp32"), exact=_MOST.exact, rounded=_MOST.rounded, paged=True)
+_EXACT = Wanted(dtypes=("bf16", "fp16", "fp32"), exact=_MOST.exact, rounded=(*_MOST.rounded, (512, 512)),
+                paged=True, wide_dtypes=("bf16", "fp16"))  # fmt: skip
 _USUAL = Wanted(exact=((64, 64), (128, 128)), rounded=((128, 128), (256, 256)))
 _RARE = Wanted(dtypes=("bf16",), exact=((128, 128),), rounded=((128, 128), (256, 256)), decode=False)
 

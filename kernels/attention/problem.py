@@ -57,6 +57,18 @@ class Head:
     def __str__(self) -> str:
         return f"{self.qk}x{self.v}" if self.exact else f"to_{self.qk}x{self.v}"
 
+    @property
+    def is_wide(self) -> bool:
+        """Past what fits into registers beside a tile of scores: such heads have the kernels for every layout alone."""
+        return max(self.qk, self.v) > 256
+
+
+def takes_layout(layout: str, head: Head, heads: Sequence[Head]) -> bool:
+    """Whether there is a kernel: one for every layout of the largest of `heads`, and of the largest not wide."""
+    if layout != "strided":
+        return not head.is_wide
+    return head == heads[-1] or head == next((h for h in reversed(heads) if not h.is_wide), None)
+
 
 BLOCK_LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
                "q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices")  # fmt: skip
@@ -68,8 +80,9 @@ TENSORS: Mapping[str, int] = (
 # this band, so that inside of it the mask function need not be asked.
 INTS = ("q_block", "kv_block", "band_left", "band_right", "band_exact", "precision")
 # After the captured numbers, with defaults. grad_captures: of the backward: whether gradients of captured tensors are
-# wanted. negative_scale: whether it is, which expressions cannot see of a float.
-OPTIONS = {"grad_captures": 1, "negative_scale": 0}
+# wanted. negative_scale: whether it is, which expressions cannot see of a float. max_scores: of the forward: whether
+# lse is twice as wide, with the largest score of each row behind those of a head.
+OPTIONS = {"grad_captures": 1, "negative_scale": 0, "max_scores": 0}
 
 
 @dataclass(frozen=True)
@@ -99,7 +112,7 @@ class Problem:
 
     @cached_property
     def op(self) -> Op:
-        """Forward: -> out [B, H, M, Dv], lse fp32 [B, H, M]."""
+        """Forward: -> out [B, H, M, Dv], lse fp32 [B, H, M]; with max_scores [B, H, 2 M]."""
         names = [*TENSORS, *(c.name for c in self.tensor_captures)]
         return self._op(self.name, names, ["out", "lse"], self._outputs)
 
@@ -155,10 +168,15 @@ class Problem:
     def _outputs(self, op: Op) -> list[Output]:
         q = tensor(op, "query")
         B, H, M, DV = (op.local(n) for n in ("B", "H", "M", "DV"))
+        width = M + self.max_at(op)
         return [
             Output(q.dtype, (B, H, M, DV), rows_strides(q, DV)),  # as the query lies: a transpose back costs no copy
-            Output(DTYPES["fp32"], (B, H, M), (H * M, M, as_expr(1))),
+            Output(DTYPES["fp32"], (B, H, width), (H * width, width, as_expr(1))),
         ]
+
+    def max_at(self, op: Op) -> Expr:
+        """Where in a head's statistics the largest scores begin; 0 where they are not wanted."""
+        return select(op.int("max_scores") != 0, op.local("M"), 0)
 
     def _backward_outputs(self, op: Op) -> list[Output]:
         found = [_rows_like(tensor(op, n)) for n in ("query", "key", "value")]

@@ -55,3 +55,13 @@ def end_of_row(m_i, l_i):
     is_empty = l_i == 0.0
     l_safe = tl.where(is_empty, 1.0, l_i)
     return 1.0 / l_safe, tl.where(is_empty, float("-inf"), (m_i + tl.log2(l_safe)) * LN_2)
+
+
+@triton.jit
+def store_statistics(lse, max_at, head, rows, M, row_lse, row_max, inside):
+    """Of some rows of a head of a batch entry: their log-sum-exp and, unless `max_at` is 0, so far behind it their
+    largest score, given in units of base 2."""
+    at = lse + head * (M + max_at) + rows
+    tl.store(at, row_lse, mask=inside)
+    if max_at != 0:
+        tl.store(at + max_at, row_max * LN_2, mask=inside)

@@ -86,8 +86,6 @@ def test_both_ways_to_ask_for_lse() -> None:
     assert aux.lse.shape == (2, 4, 32) and out.shape == (2, 4, 32, 8)
     with pytest.raises(ValueError, match="not both"):
         tk.flex_attention(**tensors(), return_aux=AuxRequest(lse=True), return_lse=True)
-    with pytest.raises(tk.UnsupportedError, match="max_scores"):
-        tk.flex_attention(**tensors(), return_aux=AuxRequest(max_scores=True))
 
 
 MODS = {

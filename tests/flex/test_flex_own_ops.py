@@ -50,14 +50,14 @@ def test_forward(own: dict[str, Recorded]) -> None:
     assert tensors[3:11] == mask.as_tuple()[2:10] and tensors[13] is sinks and tensors[14] is table
     assert [tuple(x.shape) for x in tensors[11:13]] == [(0,), (0, 0)] and tensors[11].dtype == torch.int32
     everywhere = 1 << 29
-    assert numbers == (0.5, 16, 16, everywhere, everywhere, 0, 0, -6, 6, 6, 1, 0)
+    assert numbers == (0.5, 16, 16, everywhere, everywhere, 0, 0, -6, 6, 6, 1, 0, 0)
 
 
 def test_bands_without_lists_and_a_negative_scale(own: dict[str, Recorded]) -> None:
     args = list(arguments(mods.soft_cap(3.0), None, scale=-0.5))
     args[3] = trace.pair(mods.soft_cap(3.0), mods.causal).traced.text
     ops.cuda(*args)
-    assert own[""].calls[0][14:] == (-0.5, 3.0, 16, 16, 1 << 29, 0, 1, 0, 1, 1)
+    assert own[""].calls[0][14:] == (-0.5, 3.0, 16, 16, 1 << 29, 0, 1, 0, 1, 1, 0)
 
 
 @pytest.mark.parametrize("of_captures", [True, False])
@@ -68,7 +68,7 @@ def test_backward(own: dict[str, Recorded], of_captures: bool) -> None:
     assert len(found) == 3 + of_captures  # no sinks
     (call,) = own["_backward"].calls
     assert call[0] is out and call[1] is lse and call[16] is out and call[17] is lse
-    assert call[-2:] == (int(of_captures), 0)
+    assert call[-3:] == (int(of_captures), 0, 0)
 
 
 # --- Without the dispatcher ---

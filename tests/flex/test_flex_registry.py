@@ -34,7 +34,7 @@ def test_register() -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "head": (dict(head_dims=(512,)), ValueError, "a head of 512 in head_dims; they are 1 to 256"),
+    "head": (dict(head_dims=(640,)), ValueError, "a head of 640 in head_dims; they are 1 to 512"),
     "dtype": (dict(dtypes=(torch.int8,)), ValueError, "torch.int8 in dtypes"),
     "mod": (dict(score_mod=mods.causal), TypeError, r"must take \(score, b, h, q_idx, kv_idx\)"),
 }

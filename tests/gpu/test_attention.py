@@ -302,3 +302,152 @@ def test_rows_that_see_nothing() -> None:
     expected, lse = exact(q, k, v, None, lambda b, h, i, j: seen[i, j])
     assert (lse[:, :, 130:200] == -math.inf).all() and (out[:, :, 130:200] == 0).all()
     close(out, expected, q.dtype, "sdpa")
+
+
+# --- What a result does not depend on ---
+
+KERNELS = ("_forward", "_hopper", "_decode")
+
+
+def by_each_kernel(call: Callable[[], Any]) -> dict[str, Any]:
+    """What a call gives by every kernel of the forward pass that takes it."""
+    from benchmarks.attention_configs import pinned
+
+    found = {}
+    for name in KERNELS:
+        try:
+            with pinned("", name):
+                found[name] = call()
+        except ValueError as e:
+            assert "for this call" in str(e)
+    assert found
+    return found
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="about a GPU's kernels")
+@pytest.mark.parametrize("rows", [1, 300])
+@pytest.mark.parametrize("score", ["none", "alibi", "soft_cap"])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_what_is_past_a_length_may_be_no_number(rows: int, score: str, mask: str) -> None:
+    """A weight of 0 does not hide it."""
+    n = 700
+    lengths = torch.tensor([n - 150, 61], device=DEVICE, dtype=torch.int32)
+    for d in (64, 128, 256):
+        q, k, v = (tensor(B, H, size, d, dtype=torch.bfloat16) for size in (rows, n, n))
+        score_mod, mask_mod = SCORES[score](rows, n)[0], MASKS[mask](n)
+        expected, expected_lse = exact(q, k, v, score_mod, mask_mod, lengths=lengths)
+        for b, length in enumerate(lengths.tolist()):
+            k[b, :, length:], v[b, :, length:] = math.nan, math.inf
+        lists = block_mask(mask_mod, rows, n)
+        found = by_each_kernel(
+            lambda: tk.flex_attention(q, k, v, score_mod, lists, kv_lengths=lengths, return_lse=True)  # noqa: B023
+        )
+        for name, (out, lse) in found.items():
+            close(out, expected, q.dtype, f"{name}, {d}")
+            torch.testing.assert_close(lse.double(), expected_lse, atol=2e-3, rtol=2e-3, msg=f"{name}, {d}")
+
+
+@pytest.mark.parametrize("score", ["none", "alibi", "soft_cap"])
+def test_pages_past_a_length_may_be_anywhere(score: str) -> None:
+    lengths = torch.tensor([33, 100], device=DEVICE, dtype=torch.int32)
+    pages = torch.randperm(32, device=DEVICE)[:16].view(2, 8).int()
+    q = tensor(2, H, 1, 128, dtype=torch.bfloat16)
+    k, v = (tensor(32, 2, 16, 128, dtype=torch.bfloat16) for _ in range(2))
+    score_mod = SCORES[score](1, 128)[0]
+    dense = [x[pages.long()].permute(0, 2, 1, 3, 4).flatten(2, 3) for x in (k, v)]
+    expected, _ = exact(q, *dense, score_mod, None, lengths=lengths)
+    for b, length in enumerate(lengths.tolist()):
+        k[pages[b, length // 16].long(), :, length % 16 :] = math.nan
+        v[pages[b, length // 16].long(), :, length % 16 :] = -math.inf
+        pages[b, -(-length // 16) :] = 1 << 20
+    out = tk.flex_attention(q, k, v, score_mod, enable_gqa=True, kv_lengths=lengths, page_table=pages)
+    close(out, expected, q.dtype, score)
+
+
+def test_gradients_past_a_length_are_zero() -> None:
+    lengths = torch.tensor([200, 61], device=DEVICE, dtype=torch.int32)
+    for score in ("none", "soft_cap"):
+        q, k, v = (tensor(B, H, 256, 64, dtype=torch.bfloat16) for _ in range(3))
+        score_mod = SCORES[score](256, 256)[0]
+        wide = [x.double().requires_grad_() for x in (q, k, v)]
+        grad = torch.randn_like(q)
+        wanted = torch.autograd.grad(exact(*wide, score_mod, None, lengths=lengths)[0], wide, grad.double())
+        for b, length in enumerate(lengths.tolist()):
+            k[b, :, length:], v[b, :, length:] = math.nan, math.inf
+        near = [x.requires_grad_() for x in (q, k, v)]
+        out = tk.flex_attention(*near, score_mod, kv_lengths=lengths)
+        for what, f, w in zip("qkv", torch.autograd.grad(out, near, grad), wanted, strict=True):
+            close(f, w, q.dtype, f"gradient of {what}, {score}")
+            assert what == "q" or (f[1, :, 61:] == 0).all()
+
+
+@pytest.mark.parametrize("rows", [3, 512])
+@pytest.mark.parametrize("n", [512, 700])
+def test_block_lists_decide(rows: int, n: int) -> None:
+    """What the mask_mod says of full blocks does not count: in every kernel, also where keys end within a tile."""
+    at = torch.arange(-(-rows // 128), device=DEVICE)[:, None] + torch.arange(-(-n // 128), device=DEVICE)[None, :]
+    full, partial = at % 3 == 0, at % 3 == 1
+    lists = [(x.sum(-1).int()[None, None], (~x).int().argsort(dim=-1, stable=True).int()[None, None])
+             for x in (partial, full)]  # fmt: skip
+    mask_mod = MASKS["prefix"](30)  # sees little
+    mask = tk.flex.BlockMask.from_kv_blocks(*lists[0], *lists[1], (128, 128), mask_mod, (rows, n))
+    i, j = torch.arange(rows, device=DEVICE)[:, None], torch.arange(n, device=DEVICE)[None, :]
+    seen = full[i // 128, j // 128] | (partial[i // 128, j // 128] & mask_mod(0, 0, i, j))
+    q, k, v = (tensor(B, H, size, 64, dtype=torch.bfloat16) for size in (rows, n, n))
+    wide = [x.double().requires_grad_() for x in (q, k, v)]
+    expected = exact(*wide, None, lambda b, h, q_idx, kv_idx: seen[q_idx, kv_idx])[0]
+    grad = torch.randn_like(q)
+    wanted = torch.autograd.grad(expected, wide, grad.double())
+    if DEVICE == "cuda":
+        for name, out in by_each_kernel(lambda: tk.flex_attention(q, k, v, block_mask=mask)).items():
+            close(out, expected, q.dtype, name)
+    from benchmarks.attention_configs import pinned
+
+    for kernel in ("backward", "backward_hopper") if DEVICE == "cuda" else ():
+        near = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = tk.flex_attention(*near, block_mask=mask)
+        try:
+            with pinned("_backward", kernel):
+                found = torch.autograd.grad(out, near, grad)
+        except ValueError as e:
+            assert kernel == "backward_hopper" and "for this call" in str(e)
+            continue
+        for what, f, w in zip("qkv", found, wanted, strict=True):
+            close(f, w, q.dtype, f"gradient of {what} by {kernel}")
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="about a GPU's kernels")
+@pytest.mark.parametrize("rows", [1, 333])
+@pytest.mark.parametrize(("score", "mask"), [("none", "none"), ("none", "causal"), ("soft_cap", "causal")])
+def test_largest_scores(rows: int, score: str, mask: str) -> None:
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    q, k, v = (tensor(B, H, size, 128, dtype=torch.bfloat16) for size in (rows, 700, 700))
+    score_mod, mask_mod = SCORES[score](rows, 700)[0], MASKS[mask](700)
+    sinks, lengths = tensor(H) * 5, torch.tensor([0, 500], device=DEVICE, dtype=torch.int32)
+    lists = block_mask(mask_mod, rows, 700)
+
+    def call(aux: Any) -> Any:
+        return tk.flex_attention(q, k, v, score_mod, lists, return_aux=aux, sinks=sinks, kv_lengths=lengths)
+
+    s = q.double() @ k.double().mT * 128**-0.5
+    i, j = torch.arange(rows, device=DEVICE)[:, None], torch.arange(700, device=DEVICE)[None, :]
+    s = s if score_mod is None else 2.0 * torch.tanh(s / 2.0)
+    keep = (j < lengths.view(-1, 1, 1, 1)) & (True if mask_mod is None else mask_mod(0, 0, i, j))
+    expected = s.masked_fill(~keep, -math.inf).amax(-1)
+    both = by_each_kernel(lambda: call(AuxRequest(lse=True, max_scores=True)))
+    for name, (out, aux) in both.items():
+        torch.testing.assert_close(aux.max_scores.double(), expected, atol=2e-3, rtol=2e-3, msg=name)
+        alone, plain = by_each_kernel(lambda: call(AuxRequest(lse=True)))[name]
+        assert torch.equal(out, alone) and torch.equal(aux.lse, plain.lse), name
+
+
+@pytest.mark.parametrize("d", [257, 320, 512])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_wide_heads(d: int, mask: str) -> None:
+    for dtype in DTYPES:
+        for rows, n in ((130, 130), (1, 200)):
+            q, k, v = tensor(B, H, rows, d, dtype=dtype), *(tensor(B, 2, n, d, dtype=dtype) for _ in range(2))
+            check(q, k, v, "none", mask, gradients=rows > 1)
+    q, k = (tensor(B, H, 70, 40, dtype=torch.bfloat16) for _ in range(2))
+    check(q, k, tensor(B, H, 70, d, dtype=torch.bfloat16), "none", mask)

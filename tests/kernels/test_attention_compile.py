@@ -12,6 +12,7 @@ from tk.aot.build import SHARED_LIMIT
 from tk.aot.compile import Target, compile_source, source_of
 from tk.aot.grid import enumerate_grid
 from tk.flex import family, mods, trace
+from tk.flex.registry import Registered
 
 WANTED = family.Wanted(("bf16",), ((128, 128),), ((128, 128),), paged=True)
 TABLE = torch.zeros(1, 3, dtype=torch.bfloat16)
@@ -38,6 +39,20 @@ def test_kernels_compile(pair: tuple, arch: int) -> None:
                 assert artifact.spill_bytes <= launch.max_spill_bytes, launch.fn
                 assert artifact.shared <= SHARED_LIMIT[arch]
     assert len(compiled) == (5 if arch == 90 else 3)
+
+
+def test_head_sizes_that_a_file_asks_for() -> None:
+    """Some that differ have a kernel for the largest of both."""
+
+    def heads(*sizes: int | tuple[int, int]) -> set[str]:
+        traced = trace.pair(mods.soft_cap(1.0), None).traced
+        found = family.registered_families(Registered("", traced, sizes, (torch.bfloat16,), True, True, ""))
+        return {str(v.point.head) for f in found for v in enumerate_grid(f, 90).variants if v.point.layout == "strided"}
+
+    assert heads(64) == {"to_64x64"}
+    assert heads((64, 128), (128, 64)) == {"to_128x128"}
+    assert heads(128, 300) == {"to_128x128", "to_512x512"}
+    assert heads((512, 64)) == {"to_512x64"}
 
 
 def test_a_table_of_scores_keeps_its_addresses_in_registers_on_ampere() -> None:

@@ -45,7 +45,9 @@ def flex_attention(
         enable_gqa: H may be a multiple of Hkv; query head h then reads key head ``h // (H // Hkv)``.
         return_lse: return (out, lse).
         kernel_options: torch's, where they say what is allowed or promised; see tk.flex.kernel_options.
-        return_aux: as torch has it; its ``max_scores`` is not there.
+        return_aux: torch's ``AuxRequest``: which of ``lse`` and ``max_scores`` to return, in its ``AuxOutput``.
+            max_scores are float32 ``[B, H, M]``: each row's largest score, after scale and score_mod; -inf for a row
+            that sees no key. They have no gradient.
         sinks: ``[H]``, one more logit in the sum of each row, that no value belongs to.
         kv_lengths: int32 ``[B]``: how many keys each batch entry has; the others are not read.
         page_table: int32 ``[B, pages]``. key and value are then ``[n_pages, Hkv, page_size, D]``, in any strides, and
@@ -76,9 +78,10 @@ def flex_attention(
     if scale is None:
         scale = query.shape[3] ** -0.5
     others = (*lists, kv_lengths, page_table, sinks)
-    out, lse = _attend(query, key, value, score_mod, mask_mod, others, scale, block)
+    max_scores = return_aux is not None and _wants_max_scores(return_aux, return_lse)
+    out, lse = _attend(query, key, value, score_mod, mask_mod, others, scale, block, max_scores)
     if return_aux is not None:
-        return out, _aux(return_aux, return_lse, lse)
+        return out, _aux(return_aux, lse, query.shape[2])
     return (out, lse) if return_lse else out
 
 
@@ -157,10 +160,11 @@ def _attend(
     others: tuple[Any, ...],
     scale: float,
     block: tuple[int, int],
+    max_scores: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """others: the block lists, kv_lengths, page_table and sinks."""
+    """others: the block lists, kv_lengths, page_table and sinks. max_scores: they are behind lse, ``[B, H, 2 M]``."""
     if torch.compiler.is_dynamo_compiling():
-        return compiled.call(query, key, value, score_mod, mask_mod, others, scale, block)
+        return compiled.call(query, key, value, score_mod, mask_mod, others, scale, block, max_scores)
     pair = trace.pair(score_mod, mask_mod)
     traced = pair.traced
     tensors, floats, ints = ops.by_kind(traced, pair.values)
@@ -168,7 +172,8 @@ def _attend(
         if x.device != query.device:
             _refuse_device(pair, query)
     try:
-        return ops.attend(traced, query, key, value, None, tensors, floats, ints, *others, scale, *block)
+        more = (*others, scale, *block, True) if max_scores else (*others, scale, *block)
+        return ops.attend(traced, query, key, value, None, tensors, floats, ints, *more)
     except RuntimeError as error:
         raise errors.typed(error) from None
 
@@ -193,14 +198,23 @@ def _autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor
     return query, key, value
 
 
-def _aux(wanted: Any, return_lse: bool, lse: Tensor) -> Any:
-    from torch.nn.attention.flex_attention import AuxOutput
-
+def _wants_max_scores(wanted: Any, return_lse: bool) -> bool:
     if return_lse:
         raise ValueError("tk.flex_attention: give return_lse or return_aux, not both")
-    if wanted.max_scores:
-        raise errors.UnsupportedError("tk.flex_attention: return_aux asks for max_scores, which no kernel gives")
-    return AuxOutput(lse=lse if wanted.lse else None)
+    if not (hasattr(wanted, "lse") and hasattr(wanted, "max_scores")):
+        raise TypeError(
+            f"tk.flex_attention: return_aux must be an AuxRequest of torch.nn.attention.flex_attention, is "
+            f"{type(wanted).__name__}"
+        )
+    return bool(wanted.max_scores)
+
+
+def _aux(wanted: Any, lse: Tensor, n_queries: int) -> Any:
+    """lse: as :func:`_attend` gives it."""
+    from torch.nn.attention.flex_attention import AuxOutput
+
+    lse, largest = (lse[:, :, :n_queries], lse[:, :, n_queries:].detach()) if wanted.max_scores else (lse, None)
+    return AuxOutput(lse=lse if wanted.lse else None, max_scores=largest)
 
 
 # --- Checks ---

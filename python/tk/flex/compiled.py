@@ -39,9 +39,8 @@ class _Recorded(HigherOrderOperator):
         *others, q_block, kv_block, mask_mod = block_mask
         pair = trace.pair(_bound(score_mod, score_captures), _bound(mask_mod, mask_captures))
         tensors, floats, ints = ops.by_kind(pair.traced, pair.values)
-        return ops.forward_op(
-            query, key, value, pair.traced.text, tensors, floats, ints, *others, scale, q_block, kv_block
-        )
+        more = (*others, scale, q_block, kv_block, *kernel_options.values())
+        return ops.forward_op(query, key, value, pair.traced.text, tensors, floats, ints, *more)
 
 
 _recorded = _Recorded()
@@ -56,12 +55,14 @@ def call(
     others: tuple[Any, ...],
     scale: float,
     block: tuple[int, int],
+    max_scores: bool,
 ) -> tuple[Tensor, Tensor]:
     """others: the block lists, kv_lengths, page_table and sinks."""
     _register()
     score_mod = _same_score if score_mod is None else score_mod
     mask_mod = _everything if mask_mod is None else mask_mod
-    return _recorded(query, key, value, score_mod, (*others, *block, mask_mod), scale, {})
+    options = {"max_scores": True} if max_scores else {}
+    return _recorded(query, key, value, score_mod, (*others, *block, mask_mod), scale, options)
 
 
 def _same_score(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:

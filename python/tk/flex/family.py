@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tk.aot.spec import Family, Kernel, Point
+from tk.aot.spec import Family, Kernel, Plan, Point
 from tk.codegen import source
 from tk.flex import printing
 from tk.flex.registry import Registered
@@ -19,8 +19,9 @@ from tk.kernels.attention.problem import Head, Problem
 @dataclass(frozen=True)
 class Wanted:
     """What is built of a pair. exact: head sizes (query and key, value) with kernels of their own, where they are worth
-    it; rounded: those whose kernels serve every smaller one, the largest last, which alone has gradients. paged: also
-    kernels for whole prompts in pages; decoding has them in any case, but else of the smallest rounded size alone."""
+    it; rounded: those whose kernels serve every smaller one, the largest last, which alone has gradients, and the
+    largest up to 256. paged: also kernels for whole prompts in pages; decoding has them in any case, but else of the
+    smallest rounded size alone. Past 256 there are the kernels for every layout alone, of wide_dtypes."""
 
     dtypes: tuple[str, ...] = ("bf16", "fp16")
     exact: tuple[tuple[int, int], ...] = ((64, 64), (128, 128))
@@ -28,6 +29,7 @@ class Wanted:
     paged: bool = False
     backward: bool = True
     decode: bool = True
+    wide_dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32")
     sampled: bool = False  # among what tests compile
 
     @property
@@ -38,19 +40,26 @@ class Wanted:
     def rounded_heads(self) -> tuple[Head, ...]:
         return tuple(Head(*h, False) for h in self.rounded)
 
+    @property
+    def usual_heads(self) -> tuple[Head, ...]:
+        return tuple(h for h in self.rounded_heads if not h.is_wide)
+
 
 def op_name(traced: Traced) -> str:
     return f"flex_{traced.fingerprint[:16]}"
 
 
 def registered_families(registered: Registered) -> list[Family]:
-    """Of what a user's file announced: kernels for exactly its head sizes, and rounded up."""
+    """Of what a user's file announced: kernels for exactly its head sizes, and rounded up; of sizes that differ one for
+    the largest of both, too, which takes every layout."""
     heads = [h if isinstance(h, tuple) else (h, h) for h in registered.head_dims]
     rounded = dict.fromkeys((_round_up(qk), _round_up(v)) for qk, v in heads)
+    for some in ([h for h in rounded if max(h) <= 256], list(rounded)):
+        rounded |= dict.fromkeys([(max(qk for qk, _ in some), max(v for _, v in some))] if some else [])
     wanted = Wanted(
         dtypes=tuple(printing.NAMES[d] for d in registered.dtypes),
         exact=tuple(h for h in heads if h in _EXACT),
-        rounded=tuple(sorted(rounded)),
+        rounded=tuple(sorted(rounded, key=lambda h: (max(h), h))),
         paged=registered.decode,
         backward=registered.backward,
         decode=registered.decode,
@@ -62,7 +71,7 @@ _EXACT = ((64, 64), (128, 128), (128, 64), (64, 128))  # what the kernels for Ho
 
 
 def _round_up(size: int) -> int:
-    return next(n for n in (64, 128, 256) if size <= n)
+    return next(n for n in (64, 128, 256, 512) if size <= n)
 
 
 def problem_of(traced: Traced, wanted: Wanted) -> Problem:
@@ -85,22 +94,24 @@ def forward_kernels(problem: Problem, mods: Mods, wanted: Wanted) -> tuple[Kerne
     plain = printed(problem, "forward", forward.attention_forward, mods)
     layouts = ("aligned", "paged", "strided") if wanted.paged else ("aligned", "strided")
     found = [forward.kernel(problem, plain, wanted.rounded_heads, layouts)]
-    if wanted.decode:
+    if wanted.decode and wanted.usual_heads:
         split = printed(problem, "decode", decode.attention_decode, mods)
-        heads = wanted.rounded_heads if wanted.paged else wanted.rounded_heads[:1]
+        heads = wanted.usual_heads if wanted.paged else wanted.usual_heads[:1]
         found.append(decode.kernel(problem, split, heads))
     if set(wanted.dtypes) & {"bf16", "fp16"}:
         fn = printed(problem, "hopper", hopper_forward.attention_hopper_forward, mods, decorator="gluon.jit")
-        heads = tuple(dict.fromkeys(Head(*h, False) for h in (*wanted.exact, *wanted.rounded)))
-        found.append(hopper_forward.kernel(problem, fn, heads, bool(mods.mask), bool(mods.score)))
-    return tuple(found)
+        heads = tuple(dict.fromkeys((*(Head(*h, False) for h in wanted.exact), *wanted.usual_heads)))
+        if heads:
+            found.append(hopper_forward.kernel(problem, fn, heads, bool(mods.mask), bool(mods.score)))
+    return tuple(_with_wide_heads(k, wanted) for k in found)
 
 
 def backward_kernels(problem: Problem, mods: Mods, wanted: Wanted) -> tuple[Kernel, ...]:
     grads = ["largest", *(f"grad_{c.name}" for c in problem.grad_captures)] if problem.grad_captures else []
     fn = printed(problem, "backward", backward.attention_backward, mods)
     with_captures = printed(problem, "backward_captures", backward.attention_backward, mods, grads) if grads else fn
-    found = [backward.kernel(problem, fn, with_captures, (*wanted.exact_heads, wanted.rounded_heads[-1]))]
+    heads = tuple(dict.fromkeys((*wanted.exact_heads, *wanted.usual_heads[-1:], wanted.rounded_heads[-1])))
+    found = [backward.kernel(problem, fn, with_captures, heads)]
     if set(wanted.dtypes) & {"bf16", "fp16"}:
         of_keys, of_queries = (
             printed(problem, f"backward_hopper_{name}", body, mods, decorator="gluon.jit")
@@ -112,7 +123,17 @@ def backward_kernels(problem: Problem, mods: Mods, wanted: Wanted) -> tuple[Kern
             found.append(
                 hopper_backward_plans.kernel(problem, of_keys, of_queries, heads, bool(mods.mask), bool(mods.score))
             )
-    return tuple(found)
+    return tuple(_with_wide_heads(k, wanted) for k in found)
+
+
+def _with_wide_heads(kernel: Kernel, wanted: Wanted) -> Kernel:
+    """Without those of dtypes that are not to have them."""
+    plan = kernel.plan
+
+    def chosen(point: Point) -> Plan | None:
+        return None if point.head.is_wide and point.dtype not in wanted.wide_dtypes else plan(point)
+
+    return replace(kernel, plan=chosen)
 
 
 def printed(problem: Problem, kind: str, body: Any, mods: Mods, grads: Sequence[str] = (),

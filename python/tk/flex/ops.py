@@ -27,8 +27,8 @@ from tk.ops.product import allows_tf32
 
 forward_op, backward_op = flex.forward, flex.backward
 
-# Where they stand; the last is of the gradient alone.
-_PAIR, _TENSORS, _FLOATS, _INTS, _FIRST_LIST, _LENGTHS, _SINKS, _SCALE, _OF_CAPTURES = 3, 4, 5, 6, 7, 15, 17, 18, 21
+# Where they stand. The last is an option: of the forward max_scores, which may be absent; of the gradient of_captures.
+_PAIR, _TENSORS, _FLOATS, _INTS, _FIRST_LIST, _LENGTHS, _SINKS, _SCALE, _OPTION = 3, 4, 5, 6, 7, 15, 17, 18, 21
 
 
 def values_of(traced: Traced, tensors: Sequence[Any], floats: Sequence[Any], ints: Sequence[Any]) -> list[Any]:
@@ -65,7 +65,7 @@ def _problem(args: Sequence[Any]) -> reference.Problem:
     values = values_of(traced, args[_TENSORS], args[_FLOATS], args[_INTS])
     lists = None if args[_FIRST_LIST] is None else args[_FIRST_LIST : _FIRST_LIST + 4]
     query, key, value = args[:3]
-    kv_lengths, page_table, sinks, scale, *block = args[_LENGTHS:]
+    kv_lengths, page_table, sinks, scale, *block = args[_LENGTHS:_OPTION]
     return reference.Problem(
         traced, values, query, key, value, lists, (block[0], block[1]), kv_lengths, page_table, sinks, scale
     )
@@ -73,12 +73,13 @@ def _problem(args: Sequence[Any]) -> reference.Problem:
 
 def cpu(*args: Any) -> tuple[Tensor, Tensor]:
     with torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-        return reference.forward(_problem(args))
+        out, lse, largest = reference.forward(_problem(args))
+        return out, torch.cat([lse, largest], -1) if _has_max_scores(args) else lse
 
 
 def cpu_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
     with _autograd_at_work(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-        found = reference.backward(_problem(args[:-1]), out, lse, grad_out, grad_lse, args[-1])
+        found = reference.backward(_problem(args), out, lse, grad_out, grad_lse, args[-1])
     sinks = [] if found.sinks is None else [found.sinks]
     return [found.query, found.key, found.value, *sinks, *found.captures.values()]
 
@@ -108,7 +109,8 @@ def fake(query: Tensor, key: Tensor, value: Tensor, *args: Any) -> tuple[Tensor,
     else:
         out = query.new_empty(B, H, M, value.shape[3])
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    return out, query.new_empty(query.shape[:3], dtype=dtype)
+    width = 2 * M if _has_max_scores((query, key, value, *args)) else M
+    return out, query.new_empty(B, H, width, dtype=dtype)
 
 
 def fake_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
@@ -244,10 +246,15 @@ def _own_call(traced: Traced, args: Sequence[Any], suffix: str = "") -> tuple[_O
     optional = [nothing if x is None else x for x, nothing in given]
     is_tf32 = query.dtype is torch.float32 and allows_tf32()
     band = _band(traced, args[_INTS]) if args[_FIRST_LIST] is None else _NO_BAND
-    of_captures = args[_OF_CAPTURES] if suffix else True
+    of_captures = args[_OPTION] if suffix else True
+    max_scores = not suffix and _has_max_scores(args)
     numbers = [scale, *own.floats, args[_SCALE + 1], args[_SCALE + 2], *band, int(is_tf32), *own.ints,
-               int(of_captures), int(scale < 0)]  # fmt: skip
+               int(of_captures), int(scale < 0), int(max_scores)]  # fmt: skip
     return own, [query, args[1], args[2], *optional], numbers
+
+
+def _has_max_scores(args: Sequence[Any]) -> bool:
+    return len(args) > _OPTION and bool(args[_OPTION])
 
 
 _RANKS = (*(3 if "num" in name else 4 for name in flex.LISTS), 1, 2, 1)
@@ -387,13 +394,16 @@ class _Attention(_SingleLevelFunction):
     def forward(ctx: Any, below: Callable[..., Any], args: Sequence[Any], *_: Tensor | None) -> tuple[Tensor, Tensor]:
         out, lse = below(args)
         ctx.set_materialize_grads(False)
-        ctx.pair, ctx.numbers, ctx.more = args[_PAIR], args[_FLOATS:_FIRST_LIST], args[_SCALE:]
+        ctx.pair, ctx.numbers, ctx.more = args[_PAIR], args[_FLOATS:_FIRST_LIST], args[_SCALE:_OPTION]
         ctx.save_for_backward(out, lse, *args[:_PAIR], *args[_FIRST_LIST:_SCALE], *args[_TENSORS])
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
         out, lse, *inputs = ctx.saved_tensors
+        if lse.shape[2] != out.shape[2]:  # the largest scores, which have no gradient, are behind
+            lse = lse[:, :, : out.shape[2]]
+            grad_lse = None if grad_lse is None else grad_lse[:, :, : out.shape[2]]
         first = _PAIR + _SCALE - _FIRST_LIST
         args = (*inputs[:_PAIR], ctx.pair, inputs[first:], *ctx.numbers, *inputs[_PAIR:first], *ctx.more)
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out

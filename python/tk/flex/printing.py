@@ -231,7 +231,7 @@ class Printer:
             self.lines.append(f"    {name} = tl.sum(tl.sum({name}, 1), 0)")
         elif over:
             self.lines.append(f"    {name} = tl.sum({name}, {over[0]}, keep_dims=True)")
-        inside = place.inside or f"({name} == {name})"
+        inside = place.inside or "tl.cast(True, tl.int1)"
         self.lines.append(f"    add_gradient(grads[{number + 1}], grads[0], {place.dense}, {name}, {inside})")
 
 

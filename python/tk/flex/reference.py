@@ -72,17 +72,21 @@ class _Tile:
     allowed: Tensor | None
 
 
-def forward(p: Problem) -> tuple[Tensor, Tensor]:
-    """out [B, H, M, Dv] in the dtype of query; lse [B, H, M] in float32 (float64 for float64)."""
+def forward(p: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """out [B, H, M, Dv] in the dtype of query; lse and each row's largest score [B, H, M] in float32 (float64 for
+    float64)."""
     out = p.query.new_zeros(p.B, p.H, p.M, p.value.shape[-1])
     lse = torch.full((p.B, p.H, p.M), -_INF, dtype=p.dtype, device=p.query.device)
+    largest = lse.clone()
     for entries in p.entries():
         for q in _spans(p.M, _q_tile(p)):
-            _forward_rows(p, entries, q, out, lse)
-    return out, lse
+            _forward_rows(p, entries, q, out, lse, largest)
+    return out, lse, largest
 
 
-def _forward_rows(p: Problem, entries: list[int], q: tuple[int, int], out: Tensor, lse: Tensor) -> None:
+def _forward_rows(
+    p: Problem, entries: list[int], q: tuple[int, int], out: Tensor, lse: Tensor, largest: Tensor
+) -> None:
     rows = _rows(p, p.query, entries, q)
     n, length = len(entries), q[1] - q[0]
     total = torch.zeros(n, p.H, length, p.value.shape[-1], dtype=p.dtype, device=out.device)
@@ -97,6 +101,7 @@ def _forward_rows(p: Problem, entries: list[int], q: tuple[int, int], out: Tenso
         weight = weight * kept + probability.sum(-1)
         total = total * kept.unsqueeze(-1) + _per_head(p, probability, _columns(p, p.value, entries, tile.keys))
         top = new_top
+    largest[entries, :, q[0] : q[1]] = top
     if p.sinks is not None:
         sink = p.sinks.to(p.dtype).view(1, -1, 1)
         new_top = torch.maximum(top, sink)

@@ -22,7 +22,7 @@ from tk.generated import refusals
 __all__ = ["Registered", "register", "registered"]
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_MAX_HEAD = 256
+_MAX_HEAD = 512
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def register(
         name: in tables and messages.
         score_mod, mask_mod: as for tk.flex_attention; the mask_mod of its block_mask. What they capture here says only
             of which kind it is: numbers, and tensors of a dtype and rank.
-        head_dims: sizes of a head, or pairs of those of query and value; at most 256.
+        head_dims: sizes of a head, or pairs of those of query and value; at most 512.
         dtypes: of query, key and value.
         backward: gradients too. decode: kernels for few queries too.
 

@@ -50,6 +50,7 @@ class Call:
     kv_block: int = 128
     band: tuple[int, int, int] = (MAX_LENGTH, MAX_LENGTH, 0)
     precision: int = 0
+    max_scores: int = 0
 
     def tensors(self) -> dict[str, torch.Tensor]:
         empty = {n: torch.empty([0] * rank, dtype=torch.int32) for n, rank in TENSORS.items() if rank}
@@ -64,7 +65,7 @@ class Call:
         left, right, exact = self.band
         known: dict[str, Any] = dict(q_block=self.q_block, kv_block=self.kv_block, precision=self.precision)
         known |= dict(band_left=left, band_right=right, band_exact=exact, grad_captures=0)
-        known |= {"negative_scale": (self.scale or 0) < 0} | self.captured
+        known |= {"negative_scale": (self.scale or 0) < 0, "max_scores": self.max_scores} | self.captured
         return [int(known[n]) for n in op.ints]
 
     def floats(self, op: Op) -> list[float]:
@@ -179,7 +180,7 @@ def gather_pages(x: torch.Tensor, page_table: torch.Tensor) -> torch.Tensor:
 
 
 def reference(call: Call, score_mod: Any = None, mask_mod: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Differentiable: out and natural log-sum-exp in fp64."""
+    """Differentiable: out and natural log-sum-exp in fp64, behind it the largest scores where they are wanted."""
     q, k, v = (x if x.dtype == torch.float64 else x.double() for x in (call.query, call.key, call.value))
     if call.page_table is not None:
         k, v = gather_pages(k, call.page_table), gather_pages(v, call.page_table)
@@ -195,11 +196,12 @@ def reference(call: Call, score_mod: Any = None, mask_mod: Any = None) -> tuple[
     if call.kv_lengths is not None:
         keep = keep & (j < call.kv_lengths.view(-1, 1, 1, 1))
     s = s.masked_fill(~keep.expand(B, H, M, N), -math.inf)
+    largest = s.amax(-1) if N else torch.full((B, H, M), -math.inf, dtype=torch.float64)
     if call.sinks is not None:
         s = torch.cat([s, call.sinks.double().view(1, H, 1, 1).expand(B, H, M, 1)], -1)
     lse = torch.logsumexp(s, -1)
     weights = torch.exp(s - torch.where(lse == -math.inf, 0.0, lse)[..., None])[..., :N]
-    return weights @ v, lse
+    return weights @ v, torch.cat([lse, largest], -1) if call.max_scores else lse
 
 
 def block_lists(keep: torch.Tensor, q_block: int, kv_block: int) -> dict[str, torch.Tensor]:

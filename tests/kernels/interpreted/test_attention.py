@@ -251,6 +251,15 @@ def test_decode(shape: tuple[int, ...], sinks: bool) -> None:
         check(pair, call, 1, "decode")
 
 
+def test_largest_scores() -> None:
+    """Behind the log-sum-exps of each head: without the sink, -inf for a row that sees nothing."""
+    for rows in (1, 20):
+        lengths = torch.tensor([0, 150], dtype=torch.int32)
+        call = Call(*qkv(2, 4, 2, rows, 200, 64, 64, torch.float16), kv_lengths=lengths, max_scores=1)
+        call.sinks = torch.tensor([50.0, 0.0, -1.0, float("-inf")])
+        check(Pair(alibi(torch.rand(4))), call, 2 if rows == 1 else 1)
+
+
 def test_decode_of_more_parts_than_are_read_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """One head of keys for a whole GPU: as many parts as fill it."""
     monkeypatch.setitem(attention_host.SMALL_GPU, "sm_count", 132)
@@ -330,6 +339,19 @@ def test_what_is_past_a_length_may_be_no_numbers(score: Any) -> None:
                 torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=2e-5, msg=lambda m: f"{name}: {m}")  # noqa: B023
                 count += 1
         assert count >= (4 if rows == 1 else 2)
+
+
+def test_wide_heads() -> None:
+    """Past 256 there is one kernel, for every layout; beside it that of the largest up to 256."""
+    traced = trace.pair(None, causal).traced
+    (wide, _) = family.families(traced, family.Wanted(("fp16", "fp32"), (), ((64, 64), (512, 512)), paged=True))
+    pair = Pair(mask=causal)
+    pair.families = [wide]
+    for D, DV in ((300, 300), (512, 40), (24, 257)):
+        check(pair, Call(*qkv(1, 2, 1, 9, 20, D, DV, torch.float32)), 1, "to_512x512")
+    call = Call(*qkv(1, 2, 1, 9, 20, 48, 48, torch.float16))
+    names = [name for name, _ in run_all(wide, call.tensors(), call.ints(wide.op), call.floats(wide.op))]
+    assert {"layout=aligned" in name for name in names} == {True, False}
 
 
 def test_mistakes_are_refused() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tk.flex import family, trace
 from tk.kernels.attention.hopper_backward import attention_statistics
 
 from .attention_host import Call, block_lists, reference, run_all
@@ -221,6 +222,13 @@ def test_what_the_mask_says_of_full_blocks_does_not_count() -> None:
     for name, grads in found:
         for g, e in zip(grads, expected, strict=False):
             torch.testing.assert_close(g.double(), e, atol=5e-5, rtol=5e-5, msg=lambda m: f"{name}: {m}")  # noqa: B023
+
+
+def test_wide_heads() -> None:
+    traced = trace.pair(None, causal).traced
+    pair = Pair(mask=causal)
+    pair.families = family.families(traced, family.Wanted(("fp32",), (), ((64, 64), (512, 512))))
+    check(lambda: pair, [], Call(*qkv(1, 2, 1, 9, 20, 300, 40, torch.float32)), "to_512x512")
 
 
 def test_gradients_past_a_length_are_zero_whatever_is_there() -> None:

@@ -148,6 +148,7 @@ def test_forward_with_lists_lengths_sinks_and_scores(monkeypatch: pytest.MonkeyP
     check_forward(pair, call)
     call = Call(*qkv(2, 2, 1, 300, 300, 64, 64, torch.float16), sinks=torch.randn(2))
     call.kv_lengths = torch.tensor([0, 170], dtype=torch.int32)
+    call.max_scores = 1
     check_forward(Pair(mask=causal), call)
 
 
