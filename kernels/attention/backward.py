@@ -501,7 +501,9 @@ def _launches(problem: Problem, point: Point, fn: object) -> list[Launch]:
     c, op = point.config, problem.backward_op
     B, H, M = op.local("B"), op.local("H"), op.local("M")
     shared = arguments(problem, point)
-    delta = Launch(attention_delta, pick(attention_delta, shared | {"BLOCK_M": Const(32)}), (ceil_div(M, 32), B * H, 1))
+    rows = 8 if point.head.is_wide else 32
+    args = pick(attention_delta, shared | {"BLOCK_M": Const(rows)})
+    delta = Launch(attention_delta, args, (ceil_div(M, rows), B * H, 1))
     sink = Launch(
         attention_sink_gradient,
         pick(attention_sink_gradient, shared | {"padded": Int(M), "BLOCK_M": Const(1024)}),

@@ -66,14 +66,14 @@ def arguments(heads: int, kv_heads: int, rows: int, keys: int, size: int, device
 )
 def test_the_kernel_that_suits_is_chosen(name: str, shape: tuple[int, ...], kernel: str) -> None:
     call = Kernel(name, capi.describe_device(132, 90, 232448, 50 << 20))
-    described = call(*arguments(*shape), 1, 0, -1, 0)
+    described = call(*arguments(*shape), 1, 0, 0, -1, 0)
     assert described is not None
     assert capi.choose(described.problem).kernel_name == f"{name}_{kernel}"
 
 
 def test_a_negative_scale_is_not_for_hopper_s_kernel(name: str) -> None:
     call = Kernel(name, capi.describe_device(132, 90, 232448, 50 << 20))
-    described = call(*arguments(16, 4, 1024, 1024, 64), 1, 1, -1, 0)
+    described = call(*arguments(16, 4, 1024, 1024, 64), 1, 1, 0, -1, 0)
     assert described is not None
     assert capi.choose(described.problem).kernel_name == f"{name}_forward"
 
@@ -83,7 +83,7 @@ def test_fakes_are_as_kernels_allocate(name: str) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     call = Kernel(name, capi.describe_device(132, 90, 232448, 50 << 20))
-    call(*arguments(16, 4, 128, 256, 64), 1, 0, -1, 0)
+    call(*arguments(16, 4, 128, 256, 64), 1, 0, 0, -1, 0)
     out, lse = call.returned
     with FakeTensorMode():
         args = arguments(16, 4, 128, 256, 64, "cuda")
@@ -96,8 +96,14 @@ def test_fakes_are_as_kernels_allocate(name: str) -> None:
         assert fake[1].shape == lse.shape
 
 
+def test_largest_scores_are_behind_the_log_sum_exps(name: str) -> None:
+    call = Kernel(name, capi.describe_device(132, 90, 232448, 50 << 20))
+    call(*arguments(16, 4, 128, 256, 64), 1, 0, 1, -1, 0)
+    assert call.returned[1].shape == (2, 16, 256)
+
+
 def test_a_query_of_a_wrong_dtype_is_refused(name: str) -> None:
     q, k, v, *others = arguments(4, 4, 16, 16, 64)
     call = Kernel(name, capi.describe_device(132, 90, 232448, 50 << 20))
     with pytest.raises(ValueError, match="query must be of dtype fp16"):
-        call(q.float(), k.float(), v.float(), *others, 1, 0, -1, 0)  # type: ignore[union-attr]
+        call(q.float(), k.float(), v.float(), *others, 1, 0, 0, -1, 0)  # type: ignore[union-attr]
