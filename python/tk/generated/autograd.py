@@ -155,15 +155,15 @@ def _gradients(ctx: Any, op: GeneratedOp, backward_op: Callable[[], Any], grads:
     """The names of the backward op's arguments say what they are: a param of the forward op, out<i> for an output that
     was saved, grad_<i> for the gradient of the i-th returned floating-point output."""
     backward, overload = backward_op()
-    known = dict(zip(ctx.names, ctx.saved_tensors, strict=True)) | ctx.numbers
+    saved = dict(zip(ctx.names, ctx.saved_tensors, strict=True)) | ctx.numbers
     if op.n_saved:
         if any(g is not None for g in grads[n_returned(op) :]):  # a second derivative goes through what was only saved
-            return _of_all_outputs(ctx, op, known, grads)
+            return _of_all_outputs(ctx, op, saved, grads)
         grads = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, ctx.like, strict=True)]
     results = (
         x for x, is_float in zip(grads[: n_returned(op)], ctx.differentiable, strict=False) if is_float
     )
-    known |= {f"grad_{i}": x for i, x in enumerate(results)}
+    known = {f"grad_{i}": x for i, x in enumerate(results)} | saved
     if missing := [p.name for p in backward.params if p.name not in known]:
         raise errors.PackError(
             f"tk.{op.name}: its backward {backward.name} takes {', '.join(missing)}; there are {', '.join(known)}"
@@ -185,8 +185,8 @@ def _call(overload: Any, args: Sequence[Any]) -> Any:
         return overload(*args)
 
 
-def _of_all_outputs(ctx: Any, op: GeneratedOp, known: dict[str, Any], grads: Sequence[Any]) -> list[Any]:
-    args = [known[p.name] for p in op.params]
+def _of_all_outputs(ctx: Any, op: GeneratedOp, saved: dict[str, Any], grads: Sequence[Any]) -> list[Any]:
+    args = [saved[p.name] for p in op.params]
     grads = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, ctx.like, strict=True)]
     return _vjp(op, [*args, -1, ctx.mode], grads, ctx.needs_input_grad[1:])
 

@@ -114,6 +114,8 @@ def _register_op(op: GeneratedOp) -> None:
     is_inner = op.name.startswith(_ATTENTION)  # what calls it has the gradient
     if not is_inner and (kernel := autograd.kernel_of(op, find)):
         _register.at_autograd(op.name, kernel, n_returned(op))
+        if any(p.kind == "int" for p in op.params):
+            _register.at_autograd_of_tracers(op.name, kernel)
         if op.n_saved:
             _register_kernels(op, f"_{op.name}", op.n_results)
 
@@ -130,9 +132,8 @@ def _register_lists(op: GeneratedOp) -> None:
         autograd.refuse_lists(op, args)
         calls = lists.calls(op, args)
         lists.check_memory(op, args)
-        with torch._C._AutoDispatchBelowAutograd():
-            for call in calls:
-                interpret.run(call)
+        for call in calls:
+            interpret.run(call)
 
     def elsewhere(*args: Any, **kwargs: Any) -> None:
         """Of lists without a tensor, which belong to no backend, or to one without kernels."""
@@ -155,8 +156,7 @@ def _register_kernels(op: GeneratedOp, name: str, n_results: int) -> None:
         return returned(Call(op, all_arguments(overload, args, kwargs)).allocate()[:n_results])
 
     def cpu(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            return returned(interpret.run(Call(op, all_arguments(overload, args, kwargs)))[:n_results])
+        return returned(interpret.run(Call(op, all_arguments(overload, args, kwargs)))[:n_results])
 
     _register.register_fake(name, fake, _library)
     _library.impl(name, cpu, "CPU")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -124,6 +124,13 @@ def at_autograd(name: str, kernel: Callable[..., Any], n_results: int = 1) -> No
         _implementations.impl(name, kernel, "Autograd", with_keyset=True)
 
 
+def at_autograd_of_tracers(name: str, kernel: Callable[..., Any]) -> None:
+    """The kernel also where torch dispatches in Python, as it does while it traces with symbolic sizes: a symbolic number
+    does not pass through C++, which makes a constant of it."""
+    op, _ = overloads(name)
+    op.py_impl(torch._C.DispatchKey.Autograd)(partial(kernel, None))
+
+
 def _leaving_errors(kernel: Callable[..., Any], n_results: int) -> Callable[..., Any]:
     """The kernel as the gate calls it: an exception is left with the gate, which raises it again."""
 
@@ -142,7 +149,10 @@ def _leaving_errors(kernel: Callable[..., Any], n_results: int) -> Callable[...,
 
 
 def below_autograd(op: Any, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    """keyset: of the call, None where torch dispatches in Python."""
     with torch._C._AutoDispatchBelowAutograd():
+        if keyset is None:
+            return op(*args, **kwargs)
         return op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
 
 
