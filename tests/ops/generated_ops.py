@@ -87,8 +87,9 @@ def graph(inputs: Sequence[str], nodes: Sequence[dict[str, Any]], outputs: Seque
     return {"dtypes": dtypes, "nodes": [*given, *nodes, node("output", "output", [ref(o) for o in outputs])]}
 
 
-def meta(signature: dict[str, Any], *graphs: Any, backward: Any = None) -> str:
-    return json.dumps({"doc": "", "signature": signature, "graphs": list(graphs), "backward": backward})
+def meta(signature: dict[str, Any], *graphs: Any, backward: Any = None, differentiable: bool = False) -> str:
+    said = {"doc": "", "signature": signature, "graphs": list(graphs), "backward": backward}
+    return json.dumps(said | {"differentiable": differentiable})
 
 
 # --- The ops ---
@@ -218,7 +219,7 @@ def normalized(name: str) -> tuple[Op, Op]:
         meta=meta({"x": "T[..., N]", "eps": "float", "T": ["fp32", "fp64"]},
                   *(graph(["x", "eps"], nodes, ["y", "rstd"], T=t) for t in ("fp32", "fp64")),
                   backward={"op": f"{name}_backward", "saved_inputs": [0], "saved_outputs": [1], "extra_outputs": 1,
-                            "grads": [0]}),
+                            "grads": [0]}, differentiable=True),
     )  # fmt: skip
     x, rstd, grad, dx = tensors("x", "out1", "grad_0", "dx")
     nodes = [
@@ -246,6 +247,7 @@ def normalized(name: str) -> tuple[Op, Op]:
         ),
         checks=(require(grad.size(3) == x.size(3), "N of x and grad must be equal"),),
         meta=meta({"x": "T[..., N]", "out1": "T[...]", "grad_0": "T[..., N]", "T": ["fp32", "fp64"]},
-                  *(graph(["x", "out1", "grad_0"], nodes, ["dx"], T=t) for t in ("fp32", "fp64"))),
+                  *(graph(["x", "out1", "grad_0"], nodes, ["dx"], T=t) for t in ("fp32", "fp64")),
+                  differentiable=True),
     )  # fmt: skip
     return forward, backward

@@ -405,9 +405,27 @@ def test_torch_func_gradients(norm: str) -> None:
     torch.testing.assert_close(mine, theirs)
 
 
-def test_forward_mode_is_refused(norm: str) -> None:
+def test_further_derivatives_go_through_what_was_only_saved(norm: str) -> None:
+    x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(ops(norm), (x,), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(ops(norm), (x,), check_fwd_over_rev=True)
+    third = [torch.func.hessian(torch.func.grad(lambda x, f=f: f(x)[0, 0, 0]))(x.detach()[:1, :1])
+             for f in (ops(norm), expected_norm)]  # fmt: skip
+    torch.testing.assert_close(*third)
+
+
+def test_packs_that_do_not_say_that_their_graphs_may_be_differentiated(tmp_path: Path) -> None:
+    forward, backward = (
+        replace(op, meta=op.meta.replace('"differentiable": true', '"differentiable": false'))
+        for op in normalized("older")
+    )
+    tk.load_pack(generated_ops.write(tmp_path / "older.tkpack", forward, backward))
     with pytest.raises(NotImplementedError, match="forward-mode"):
-        torch.func.jvp(ops(norm), (torch.randn(2, 5),), (torch.randn(2, 5),))
+        torch.func.jvp(ops("older"), (torch.randn(2, 5),), (torch.randn(2, 5),))
+    x = torch.randn(2, 5, requires_grad=True)
+    (grad,) = torch.autograd.grad(ops("older")(x).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="older_backward has no gradient"):
+        grad.sum().backward()
 
 
 # --- Transforms ---

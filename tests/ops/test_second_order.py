@@ -1,5 +1,5 @@
-"""Gradients of gradients: every public function beside ATen, in reverse and forward mode, under torch.func; of functions
-that are declared with @tk.op; and what has none, which says so."""
+"""Gradients of gradients: every public function beside ATen, in reverse and forward mode, under torch.func; of
+functions that are declared with @tk.op; and what has none, which says so."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def declare(tmp_path: Path) -> Callable[..., Any]:
 
     def make(fn: Callable[..., Any], grad: bool = True, **texts: Any) -> Any:
         name = f"{fn.__name__}_{next(_numbers)}"
-        names = [p for p in fn.__code__.co_varnames[: fn.__code__.co_argcount]]
+        names = list(fn.__code__.co_varnames[: fn.__code__.co_argcount])
         made = generate_any(fn, parse(texts, names), name, grad)
         families = made.families if hasattr(made, "families") else [made.family]
         path = tmp_path / f"{name}.tkpack"
@@ -373,17 +373,17 @@ def _second(result: Tensor, x: Tensor) -> Any:
 # --- Saved tensors ---
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in GENERATED if c.name in ("softmax", "rms_norm", "sort", "norm", "rope")], ids=ids
-)
-def test_a_saved_tensor_that_is_changed_is_noticed(case: Case) -> None:
+@pytest.mark.parametrize("name", ["softmax", "rms_norm", "sort", "norm", "rope"])
+def test_a_saved_tensor_that_is_changed_is_noticed(name: str) -> None:
+    case = next(case for case in CASES if case.name == name)
     leaves = case.leaves(torch.float32, CPU)
     moved = [x * 1 for x in leaves]
     found = case.ours(*moved)
     with torch.no_grad():
         moved[0].mul_(2)
-    if case.function in ("sort", "rope"):  # which read nothing of it again
-        return torch.autograd.grad(found.sum(), leaves)
+    if name in ("sort", "rope"):  # which read nothing of it again
+        torch.autograd.grad(found[0].sum(), leaves)
+        return
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(found.sum(), leaves)
 

@@ -1,8 +1,8 @@
 """Whether the recorded graphs of a function and of its gradient may be differentiated in their place.
 
-What ATen differentiates is what was recorded: of a function with a gradient of its own (torch.autograd.Function), or one
-that detaches where a trace does not see it, that is another function. So the gradient that was traced is held against
-that of the recorded graph, and so are their derivatives, on small numbers.
+What ATen differentiates is what was recorded: of a function with a gradient of its own (torch.autograd.Function), or
+one that detaches where a trace does not see it, that is another function. So the gradient that was traced is held
+against that of the recorded graph, and so are their derivatives, on small numbers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tk.generated.signature import DTYPES, NumberSpec
 
 
 def agree(forward: Trace, backward: Trace) -> bool:
-    """Whether the recorded graphs of a function and of its gradient are differentiated alike. False where that cannot be
-    told: ATen has not the derivative, or takes none of the numbers that are made up here."""
+    """Whether the recorded graphs of a function and of its gradient are differentiated alike. False where that cannot
+    be told: ATen has not the derivative, or takes none of the numbers that are made up here."""
     found = [_agree_at(forward, backward, values) for values in _points(forward)]
     return None not in found and any(found)
 

@@ -1,8 +1,8 @@
 """What stands at a generated op's Autograd key, behind the gate of csrc/ops/gate.h.
 
 A gradient is right or refused: of the first order by the op that the pack has for it, or by a formula
-(tk.generated.gradients); beyond that, and in forward mode, by ATen, which differentiates the recorded graph. That is run
-when such a derivative is asked for, not before: the values themselves are the kernels'.
+(tk.generated.gradients); beyond that, and in forward mode, by ATen, which differentiates the recorded graph. That is
+run when such a derivative is asked for, not before: the values themselves are the kernels'.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from tk import errors
@@ -26,8 +25,7 @@ Find = Callable[[str], "GeneratedOp | None"]  # an op of a loaded pack
 
 
 def kernel_of(op: GeneratedOp, find: Find) -> Callable[..., Any] | None:
-    """``kernel(keyset, *args, **kwargs)``; None for an op whose results have no gradient: torch then knows that they are
-    integers."""
+    """``kernel(keyset, *args, **kwargs)``; None for an op whose results have no gradient, since they are integers."""
     formula = gradients.FORMULAS.get(op.name)
     if op.backward or formula:
         return _kernel(op, lambda: _of_formula(op, find, formula))
@@ -71,6 +69,8 @@ def _kernel(op: GeneratedOp, make: Callable[[], Any]) -> Callable[..., Any]:
         if _register.has_tangent(args):
             return returned(_by_aten(op, args))
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            if op.n_saved and torch._C._are_functorch_transforms_active():
+                return returned(_by_aten(op, args))  # further levels would see the twin, which has no formula
             with _register.single_level():
                 return returned(function().apply(keyset, *args)[: n_returned(op)])
         return _register.below_autograd(public, keyset, *args)
@@ -82,15 +82,15 @@ def _by_aten(op: GeneratedOp, args: Sequence[Any]) -> list[Tensor]:
     """The op in ATen's words, which have gradients and tangents. What is returned is no view of an argument."""
     if op.name in gradients.IN_ATEN:
         return list(listed(gradients.IN_ATEN[op.name](*args)))
-    _require_graph(op, "formula for forward-mode automatic differentiation")
+    _require_graph(op, "formula for forward-mode automatic differentiation or a transform")
     return [x.clone() for x in interpret.differentiable(Call(op, args))[: n_returned(op)]]
 
 
 def _require_graph(op: GeneratedOp, what: str) -> None:
     if not (op.name in gradients.FORMULAS or op.name in gradients.BY_GRAPH or op.meta.get("differentiable")):
         raise NotImplementedError(
-            f"tk.{op.name} has no {what}: its function is not differentiated as its recorded graph would be (it may have "
-            "a torch.autograd.Function of its own), or its pack was built by an older tk"
+            f"tk.{op.name} has no {what}: its function is not differentiated as its recorded graph would be (it may "
+            "have a torch.autograd.Function of its own), or its pack was built by an older tk"
         )
 
 
@@ -98,8 +98,8 @@ def _require_graph(op: GeneratedOp, what: str) -> None:
 
 
 def _of_formula(op: GeneratedOp, find: Find, formula: gradients.Formula | None) -> Any:
-    """formula: of an op whose backward is no op of its own. What is called below autograd is the twin where more is saved
-    than returned."""
+    """formula: of an op whose backward is no op of its own. What is called below autograd is the twin where more is
+    saved than returned."""
     public = getattr(torch.ops.tk, op.name).default
     below = getattr(torch.ops.tk, f"_{op.name}").default if op.n_saved else public
     backward_op = cache(lambda: _backward_of(op, find))
@@ -160,29 +160,19 @@ def _gradients(ctx: Any, op: GeneratedOp, backward_op: Callable[[], Any], grads:
         if any(g is not None for g in grads[n_returned(op) :]):  # a second derivative goes through what was only saved
             return _of_all_outputs(ctx, op, saved, grads)
         grads = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, ctx.like, strict=True)]
-    results = (
-        x for x, is_float in zip(grads[: n_returned(op)], ctx.differentiable, strict=False) if is_float
-    )
+    results = (x for x, is_float in zip(grads[: n_returned(op)], ctx.differentiable, strict=False) if is_float)
     known = {f"grad_{i}": x for i, x in enumerate(results)} | saved
     if missing := [p.name for p in backward.params if p.name not in known]:
         raise errors.PackError(
             f"tk.{op.name}: its backward {backward.name} takes {', '.join(missing)}; there are {', '.join(known)}"
         )
     args = [known[p.name] for p in backward.params]
-    found = listed(_call(overload, (*args, -1, ctx.mode)))
+    found = listed(overload(*args, -1, ctx.mode))
     out: list[Any] = [None] * ctx.n_args
     for index, grad in zip(op.meta["backward"]["grads"], found, strict=True):
         if ctx.needs_input_grad[1 + index]:
             out[index] = grad
     return out
-
-
-def _call(overload: Any, args: Sequence[Any]) -> Any:
-    """Of a gradient that needs none itself, which is most often so: past autograd, whose key would cost time."""
-    if torch.is_grad_enabled() or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
-        return overload(*args)
-    with torch._C._AutoDispatchBelowAutograd():
-        return overload(*args)
 
 
 def _of_all_outputs(ctx: Any, op: GeneratedOp, saved: dict[str, Any], grads: Sequence[Any]) -> list[Any]:
@@ -234,7 +224,7 @@ def _vjp(op: GeneratedOp, args: Sequence[Any], grads: Sequence[Tensor], needed: 
         return tuple(outputs[i] for i in floats)
 
     try:
-        _, pull_back = torch.func.vjp(run, *(args[i] for i in wanted))
+        _, pull_back = torch.func.vjp(run, *(args[i] for i in wanted))[:2]
         found = pull_back(tuple(grads[i] for i in floats))
     except RuntimeError as error:
         raise _not_implemented(op, error) from None

@@ -131,8 +131,8 @@ def aten(call: Call, exact: bool = False, arguments: Mapping[str, Any] | None = 
 
 
 def differentiable(call: Call) -> list[Tensor]:
-    """The outputs of a call by ATen ops which autograd sees, on the call's own device: each of its level of torch.func's
-    transforms, with its tangents. They may be views of arguments."""
+    """The outputs of a call by ATen ops that autograd sees, on the call's own device: they have gradients and tangents,
+    and may be views of arguments."""
     if any(p.mutated for p in call.op.params):
         raise NotImplementedError(f"tk.{call.op.name} writes its arguments in place, of which there is no derivative")
     with torch._C._DisableAutocast():

@@ -2,14 +2,14 @@
 
 C++ defines an op's schema and its CUDA kernel when a pack is loaded (csrc/ops/generated.cpp); the rest is added, from
 what the pack says alone, when ``torch.ops.tk`` is first asked for the op (:func:`packet`). At the Autograd key of an op
-whose results may have a gradient stands the gate of csrc/ops/gate.h, in front of a twin ``_name`` without autograd, which
-returns the outputs that are saved for the gradient as well. Behind the gate: tk.generated.autograd.
+whose results may have a gradient stands the gate of csrc/ops/gate.h, in front of a twin ``_name`` without autograd,
+which returns the outputs that are saved for the gradient as well. Behind the gate: tk.generated.autograd.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 

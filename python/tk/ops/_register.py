@@ -125,8 +125,8 @@ def at_autograd(name: str, kernel: Callable[..., Any], n_results: int = 1) -> No
 
 
 def at_autograd_of_tracers(name: str, kernel: Callable[..., Any]) -> None:
-    """The kernel also where torch dispatches in Python, as it does while it traces with symbolic sizes: a symbolic number
-    does not pass through C++, which makes a constant of it."""
+    """The kernel also where torch dispatches in Python, as it does while it traces with symbolic sizes: C++ would make
+    a constant of a symbolic number."""
     op, _ = overloads(name)
     op.py_impl(torch._C.DispatchKey.Autograd)(partial(kernel, None))
 
@@ -158,7 +158,7 @@ def below_autograd(op: Any, keyset: Any, *args: Any, **kwargs: Any) -> Any:
 
 def below_formula(op: Any, keyset: Any, *args: Any) -> Any:
     """:func:`below_autograd` for the forward of a formula, where torch has gradients and tangents off: they stay on for
-    the levels of ``torch.func`` further out, and for autograd around them, which would take the results for constants."""
+    the levels of ``torch.func`` further out, and for autograd around them, which would else see constants."""
     if not torch._C._are_functorch_transforms_active():
         return below_autograd(op, keyset, *args)
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
