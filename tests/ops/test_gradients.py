@@ -113,12 +113,44 @@ def test_func_transforms() -> None:
     )
 
 
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATION_NAMES)
+def test_forward_mode(form: Form, activation: str) -> None:
+    inputs = (leaf(3, 4), leaf(4, 2), leaf(2))
+
+    def call(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return form.call(a, b, bias, activation=activation)
+
+    assert gradcheck(call, inputs, check_forward_ad=True)
+    assert gradgradcheck(call, inputs, check_fwd_over_rev=True)
+
+
 def test_forward_mode_is_refused_rather_than_dropped() -> None:
-    a, b = leaf(3, 4).detach(), leaf(4, 2).detach()
+    a, b = leaf(3, 4).detach(), leaf(2, 4, 2).detach()
+    ends = torch.tensor([1, 3], dtype=torch.int32)
     with pytest.raises(NotImplementedError, match="forward-mode"):
-        torch.func.jvp(lambda a: tk.mm(a, b), (a,), (a,))
+        torch.func.jvp(lambda a: tk.grouped_mm(a, b, offs=ends), (a,), (a,))
     with torch.autograd.forward_ad.dual_level():
-        assert tk.mm(a, b).shape == (3, 2)
+        assert tk.grouped_mm(a, b, offs=ends).shape == (3, 2)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+def test_forward_over_reverse_of_convolutions_with_more_padding_behind(spatial: int, batch: tuple[int, ...]) -> None:
+    ours, torchs = (getattr(module, f"conv{spatial}d") for module in (tk, F))
+    x, w = leaf(*batch, 4, *(3,) * spatial).detach(), leaf(2, 2, *(2,) * spatial).detach()
+
+    def gradients_of(convolve):  # type: ignore[no-untyped-def]
+        def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return convolve(x, w, padding="same", groups=2).sin().sum()
+
+        return torch.func.grad(loss, argnums=(0, 1))
+
+    tangents = (torch.ones_like(x), torch.linspace(-1, 1, w.numel(), dtype=w.dtype).view_as(w))
+    for mine, exact in zip(
+        *(torch.func.jvp(gradients_of(f), (x, w), tangents)[1] for f in (ours, torchs)), strict=True
+    ):
+        torch.testing.assert_close(mine, exact)
 
 
 ZERO_OR_NOT = ((0, 3, 2), (2, 0, 3), (2, 3, 0), (0, 0, 2), (0, 2, 0), (2, 0, 0), (0, 0, 0), (1, 2, 3))

@@ -45,7 +45,7 @@ def test_hessian_vector_products(case: Case) -> None:
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5 + 2e-5 * float(b.abs().max()))
 
 
-@pytest.mark.parametrize("case", GENERATED, ids=ids)
+@pytest.mark.parametrize("case", [case for case in CASES if case.function != "grouped_mm"], ids=ids)
 def test_forward_mode(case: Case) -> None:
     """The tangent of the results, and, forward over reverse, that of the gradients."""
     leaves = [x.detach() for x in case.leaves(torch.float32, CPU)]

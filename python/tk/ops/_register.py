@@ -189,13 +189,23 @@ def autograd(name: str, setup: Callable[..., None], backward: Callable[..., Any]
 
     def kernel(keyset: Any, *args: Any) -> Tensor:
         if has_tangent(args):
-            raise NotImplementedError(f"tk.{name} has no formula for forward-mode automatic differentiation")
+            return _in_aten(name, _with_defaults(op, args))
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
             with single_level():
                 return Formula.apply(keyset, *args)  # type: ignore[attr-defined]
         return below_autograd(op, keyset, *args)
 
     at_autograd(name, kernel)
+
+
+def _in_aten(name: str, args: tuple[Any, ...]) -> Tensor:
+    """What forward mode differentiates."""
+    from tk.ops.in_aten import IN_ATEN  # which imports the ops
+
+    if name not in IN_ATEN:
+        raise NotImplementedError(f"tk.{name} has no formula for forward-mode automatic differentiation")
+    with torch._C._DisableAutocast():
+        return IN_ATEN[name](*args)
 
 
 def inference_only(op: Any, advice: str = "") -> Callable[..., Any]:
