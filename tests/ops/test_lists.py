@@ -12,8 +12,9 @@ from torch.testing import assert_close
 
 import tk
 from tk import capi
+from tk.heuristics.problem import describe
 
-from .test_generated_launch import Kernel
+from .test_generated_launch import CUDA, Kernel, standing_for
 
 SHAPES = ((5,), (3, 4), (), (0, 2), (2, 3, 4))
 RATES: dict[str, Any] = dict(lr=0.1, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.03)
@@ -192,3 +193,20 @@ def test_what_the_kernels_are_told() -> None:
     assert [t.sizes for t in found] == [(len(SHAPES) + 1, chunks)] * 5
     assert [t.strides[0] for t in found[:2]] == [1, 16]
     assert capi.choose(described.problem, -1).kernel_name == "adamw"
+
+
+def test_the_kernel_refuses_a_gradient_and_counts_what_it_writes() -> None:
+    """In C++: the gate knows no lists."""
+    given, numbers = columns(torch.float32), (0.1, 0.9, 0.99, 1e-8, 0.0, 1.0)
+    kernel = Kernel("adamw", capi.describe_device(132, 90, 232448, 50 << 20))
+    before = [column[0]._version for column in given]
+    kernel(*given, *numbers)
+    assert [column[0]._version - n for column, n in zip(given, before, strict=True)] == [1, 0, 1, 1, 1]
+    given[0][1].requires_grad_()
+
+    def with_gradients() -> None:
+        with torch.enable_grad():
+            kernel.op.redispatch(CUDA, *given, *numbers)
+
+    with standing_for(kernel.device), pytest.raises(NotImplementedError, match="tk.adamw has no gradient"):
+        describe(with_gradients)
