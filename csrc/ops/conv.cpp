@@ -323,7 +323,7 @@ STABLE_TORCH_LIBRARY_IMPL(tk, CUDA, library) { implement<kOps>(library); }
 
 void reserve_conv_names() {
   for (const Op& op : kOps) check_status(tk_reserve_op(op.name));
-  for (const char* name : {"conv", "conv_layout", "conv_unfold"}) check_status(tk_reserve_op(name));
+  for (const char* name : {"conv", "conv_contained", "conv_layout", "conv_unfold"}) check_status(tk_reserve_op(name));
 }
 
 }  // namespace tk::ops

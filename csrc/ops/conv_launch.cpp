@@ -105,9 +105,7 @@ std::vector<int64_t> geometry_ints(const Spatial& stride, const Spatial& padding
   return ints;
 }
 
-void launch_convolution(const Problem& p, const Settings& s) {
-  if (p.out.count() == 0 || launch_product(p, s)) return;
-  static const tk_op op = tk_intern_op("conv");
+void launch_conv_op(tk_op op, const Problem& p, const Settings& s) {
   tk_tensor bias = absent();
   if (p.bias.handle) {
     bias = to_core(p.bias);
@@ -121,10 +119,22 @@ void launch_convolution(const Problem& p, const Settings& s) {
   launch_op(op, tensors, ints, {}, s, p.x.device);
 }
 
-// Of several groups: each alone, or all at once where there are kernels for that.
-void launch_groups(const Problem& p, const Settings& s) {
-  if (has_kernels_for_groups(p.x, p.weight.sizes[View::kChannels], p.weight.sizes[1])) return launch_convolution(p, s);
-  for (int64_t g = 0; g < p.weight.sizes[0]; g++) launch_convolution(group_of(p, g), s);
+void launch_convolution(const Problem& p, const Settings& s) {
+  static const tk_op op = tk_intern_op("conv");
+  if (p.out.count() > 0 && !launch_product(p, s)) launch_conv_op(op, p, s);
+}
+
+// Of several groups: each alone, or all at once where there are kernels for that. `separate`: the same before groups
+// were merged. Where they were, 0 * NaN made NaN of results that do not depend on it: those are worked out again.
+void launch_groups(const Problem& p, const Problem& separate, const Settings& s) {
+  static const tk_op contained = tk_intern_op("conv_contained");
+  if (has_kernels_for_groups(p.x, p.weight.sizes[View::kChannels], p.weight.sizes[1])) {
+    launch_convolution(p, s);
+  } else {
+    for (int64_t g = 0; g < p.weight.sizes[0]; g++) launch_convolution(group_of(p, g), s);
+  }
+  const bool is_merged = p.weight.sizes[0] != separate.weight.sizes[0];
+  if (is_merged && p.out.count() > 0) launch_conv_op(contained, separate, s);
 }
 
 // Makes `p` one for `launch_groups`, or for `launch_convolution` where that is better: false.
@@ -307,7 +317,8 @@ void launch_forward(Problem p, const Settings& s) {
     unfold(p, s, x_memory, weight_memory);
   } else if (has_wide_channels(p.x)) {
     put_channels_together(p.x, false, s, x_memory);
-    if (prepare_groups(p, s, weight_memory)) return launch_groups(p, s);
+    const Problem separate = p;
+    if (prepare_groups(p, s, weight_memory)) return launch_groups(p, separate, s);
     put_channels_together(p.weight, true, s, weight_memory);
   }
   launch_convolution(p, s);
@@ -333,8 +344,9 @@ void launch_input_gradient(Problem whole, const Geometry& g, const Settings& s) 
   if (!is_covered) check_shim(aoti_torch_zero_(whole.out.handle), "fill a gradient with zeros");
   if (std::any_of(reached.begin(), reached.end(), [](const auto& phases) { return phases.empty(); })) return;
   bool by_group = false;
+  if (has_wide_channels(whole.x)) put_channels_together(whole.x, false, s, x_memory);
+  const Problem separate = whole;
   if (has_wide_channels(whole.x)) {
-    put_channels_together(whole.x, false, s, x_memory);
     by_group = prepare_groups(whole, s, weight_memory);
     if (!by_group) put_channels_together(whole.weight, true, s, weight_memory);
   }
@@ -342,7 +354,7 @@ void launch_input_gradient(Problem whole, const Geometry& g, const Settings& s) 
     for (const Phase& h : reached[1])
       for (const Phase& w : reached[2]) {
         const Problem part = problem_of(whole, {d, h, w}, g.stride);
-        by_group ? launch_groups(part, s) : launch_convolution(part, s);
+        by_group ? launch_groups(part, problem_of(separate, {d, h, w}, g.stride), s) : launch_convolution(part, s);
       }
 }
 

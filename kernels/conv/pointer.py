@@ -3,7 +3,7 @@
 Rows are output pixels, columns output channels, and the sum runs over taps and input channels. Taps are looped over, a
 block of K has channels of one tap, and a row of x is there or not as a whole; or they are packed, and a block of K runs
 across taps, for few channels. Where groups are small, a program has several of them as one product, whose weight is a
-block diagonal: tensor cores have nothing smaller than 16 x 8 x 16.
+block diagonal: tensor cores have nothing smaller than 16 x 8 x 16. What is NaN then is worked out again (contained.py).
 """
 
 import triton
@@ -11,6 +11,7 @@ import triton.language as tl
 
 from tk.aot.expr import Expr, ceil_div, device, local, maximum, minimum
 from tk.aot.spec import ITEMSIZE, Arg, Config, Const, Constraint, Int, Kernel, Launch, Plan, Point, Pointer, require
+from tk.kernels.conv.contained import has_nan, sum_by_itself
 from tk.kernels.conv.cost import predict, tiles_of
 from tk.kernels.conv.geometry import inside, pixel, place, tap_of
 from tk.kernels.conv.op import (
@@ -91,6 +92,7 @@ def conv_pointer(x, weight, bias, out, M, G, OC, C, D, H, W, taps, KH, KW, PD, P
     # Columns past the last read the last one; what that gives is not stored.
     col = tl.minimum(cols, groups * OC - 1)
     x_at = x + image.to(tl.int64) * x_n + place(d0, h0, w0, x_d, x_h, x_w)
+    x_of_group = x_at
     if GROUPED:
         col_group = col // OC
         col_channel = (col - col_group * OC).to(tl.int64)
@@ -142,6 +144,14 @@ def conv_pointer(x, weight, bias, out, M, G, OC, C, D, H, W, taps, KH, KW, PD, P
         b = tl.load(weight_at[None, :] + in_weight[:, None], mask=of_weight, other=0.0)
         acc = dot(a, b, acc, PRECISION)
 
+    if GROUPED:
+        if has_nan(acc):
+            zeros = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+            alone = sum_by_itself(zeros, x_of_group[:, None] + (of_col * x_g)[None, :], weight_at[None, :],
+                                  d0[:, None], h0[:, None], w0[:, None], D, H, W, C, taps, KH, KW,
+                                  dilation_d, dilation_h, dilation_w, x_c, x_d, x_h, x_w,
+                                  weight_c, weight_d, weight_h, weight_w)  # fmt: skip
+            acc = tl.where(acc == acc, acc, alone)
     pixels = image.to(tl.int64) * out_n + place(pd, ph, pw, out_d, out_h, out_w)
     finish_pixels(acc, bias, out, pixels, exists, out_at, cols < groups * OC, bias_at, activation, has_bias)
 

@@ -28,6 +28,22 @@ def _add_pixels(acc, x, grads, AT: tl.constexpr, TAPS: tl.constexpr, STRIDE: tl.
 
 
 @triton.jit
+def _add_line(acc, grad_at, grad_w, x_at, x_w, w, W, there, col_exists,
+              TAPS: tl.constexpr, STRIDE: tl.constexpr, PIXELS: tl.constexpr):  # fmt: skip
+    """PIXELS neighbouring pixels, all of which exist: an x that only others read would be multiplied with a 0 in their
+    place, and must not be where it is NaN."""
+    grads = ()
+    for _ in tl.static_range(PIXELS):
+        grads = grads + (tl.load(grad_at, mask=there[:, None] & col_exists[None, :], other=0.0).to(tl.float32),)
+        grad_at += grad_w
+    for i in tl.static_range((PIXELS - 1) * STRIDE + TAPS):
+        mask = (there & (w + i >= 0) & (w + i < W))[:, None] & col_exists[None, :]
+        acc = _add_pixels(acc, tl.load(x_at, mask=mask, other=0.0).to(tl.float32), grads, i, TAPS, STRIDE, PIXELS)
+        x_at += x_w
+    return acc
+
+
+@triton.jit
 def weight_grad_slide(grad, x, partials, lines, channels, taps, D, H, W, KH, PD, PH, PW, share,
                       stride_d, stride_h, padding_d, padding_h, padding_w, dilation_d, dilation_h,
                       grad_n, grad_d, grad_h, grad_w, x_n, x_d, x_h, x_w,
@@ -62,20 +78,16 @@ def weight_grad_slide(grad, x, partials, lines, channels, taps, D, H, W, KH, PD,
         of_x = image.to(tl.int64) * x_n + place(d, h, w, x_d, x_h, x_w)
         grad_at = grad + of_grad[:, None] + cols[None, :]
         x_at = x + of_x[:, None] + cols[None, :]
-        for _ in range(0, PW, PIXELS):
-            grads = ()
-            for j in tl.static_range(PIXELS):
-                mask = (there & (pw + j < PW))[:, None] & col_exists[None, :]
-                grads = grads + (tl.load(grad_at, mask=mask, other=0.0).to(tl.float32),)
-                grad_at += grad_w
-            at = x_at
-            for i in tl.static_range((PIXELS - 1) * STRIDE + TAPS):
-                mask = (there & (w + i >= 0) & (w + i < W))[:, None] & col_exists[None, :]
-                acc = _add_pixels(acc, tl.load(at, mask=mask, other=0.0).to(tl.float32), grads, i, TAPS, STRIDE, PIXELS)
-                at += x_w
-            pw += PIXELS
-            w += PIXELS * STRIDE
+        for _ in range(PW // PIXELS):
+            acc = _add_line(acc, grad_at, grad_w, x_at, x_w, w, W, there, col_exists, TAPS, STRIDE, PIXELS)
+            grad_at += PIXELS * grad_w
             x_at += PIXELS * STRIDE * x_w
+            w += PIXELS * STRIDE
+        for _ in range(PW % PIXELS):
+            acc = _add_line(acc, grad_at, grad_w, x_at, x_w, w, W, there, col_exists, TAPS, STRIDE, 1)
+            grad_at += grad_w
+            x_at += STRIDE * x_w
+            w += STRIDE
     at = partials + (split.to(tl.int64) * channels + cols) * taps + line * TAPS
     for tap in tl.static_range(TAPS):
         tl.store(at + tap, tl.sum(acc[tap], axis=0), mask=col_exists)

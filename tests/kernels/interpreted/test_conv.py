@@ -4,6 +4,7 @@ bf16 `tl.dot` is wrong."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -15,6 +16,8 @@ from tk.aot.grid import Variant, enumerate_grid
 from tk.aot.spec import Const
 from tk.kernels.conv.family import FAMILY
 from tk.kernels.conv.op import OP
+from tk.kernels.conv_contained import FAMILY as CONTAINED_FAMILY
+from tk.kernels.conv_contained import OP as CONTAINED
 from tk.kernels.conv_layout import FAMILY as LAYOUT_FAMILY
 from tk.kernels.conv_layout import OP as LAYOUT
 from tk.kernels.conv_unfold import FAMILY as UNFOLD_FAMILY
@@ -29,6 +32,13 @@ DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
 # One rounding to the result; of fp32 the sum and the activation, which is within 1e-6 of its value.
 EPSILON = {torch.float16: 2.0**-10, torch.float32: 2.0**-20}
 ACTIVATIONS = {0: lambda z: z, 1: F.relu, 2: F.gelu, 4: F.silu}
+
+
+Spoil = Callable[[torch.Tensor, torch.Tensor], None]
+
+
+def untouched(x: torch.Tensor, weight: torch.Tensor) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -145,8 +155,8 @@ def without_size_one(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided(x.shape, strides)
 
 
-def convolve(v: Variant, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    """By the variant's plan, and exactly."""
+def convolve(v: Variant, case: Case, spoil: Spoil = untouched) -> tuple[torch.Tensor, torch.Tensor]:
+    """By the variant's plan, and exactly. spoil: what is done to input and weight before."""
     dtype, layout = DTYPES[v.point.dtype], v.point.layout
     g, out_layout = case.groups, "any" if layout == "mixed" else layout
     in_layout = "channels_last" if layout == "mixed" else layout
@@ -157,6 +167,7 @@ def convolve(v: Variant, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     geometry = (*as_3d(case.stride, 1), *as_3d(case.padding, 0), *as_3d(case.dilation, 1))
     if v.point.precision == "tf32":  # what tf32 has room for: both sides see the same numbers
         x, weight = (t.half().float() for t in (x, weight))
+    spoil(x, weight)
     exact = F.conv3d(x.double(), weight.double(), None if bias is None else bias.double(), *(
         geometry[i : i + 3] for i in (0, 3, 6)), groups=g)  # fmt: skip
     exact = ACTIVATIONS[case.activation](exact)
@@ -186,6 +197,62 @@ def test_against_float64(v):
         inner = case.c * math.prod(case.kernel)
         eps = EPSILON[out.dtype]
         torch.testing.assert_close(out.double(), exact, rtol=2 * eps, atol=eps * inner**0.5)
+
+
+def kinds(variants: list[Variant], *axes: str) -> list[Variant]:
+    """One variant of each kernel at each value of these axes, of fp32 and the fewest taps."""
+    found: dict[tuple[object, ...], Variant] = {}
+    for v in variants:
+        if v.point.dtype == "fp32" and v.point.axes.get("precision", "ieee") == "ieee" and v.point.axes.get("taps", 3) == 3:
+            found.setdefault((v.kernel.name, *(v.point.axes.get(axis) for axis in axes)), v)
+    return list(found.values())
+
+
+# What is spoilt: input or weight (of its gradient: the result's gradient or the input), at which of its elements.
+PLACES = [(0, 0.37, math.nan), (0, 0.43, math.inf), (1, 0.6, math.nan)]
+
+
+def spoilt(tensors: tuple[torch.Tensor, ...], which: int, at: float, value: float) -> None:
+    flat = tensors[which].view(-1)
+    flat[int(at * flat.numel())] = value
+
+
+@pytest.mark.parametrize(("which", "at", "value"), PLACES)
+@pytest.mark.parametrize("v", kinds(interpretable(), "layout", "grouped", "stride"), ids=name)
+def test_one_nan_goes_where_atens_goes(v, which, at, value):
+    torch.manual_seed(0)
+    case = cases(v)[0]
+    case = replace(case, activation=min(case.activation, 1))
+    if v.kernel.name == "conv_depthwise" and v.point.layout == "any":
+        case = replace(case, groups=4)  # a program for each channel
+    out, exact = convolve(v, case, lambda x, weight: spoilt((x, weight), which, at, value))
+    assert exact.isfinite().any()
+    torch.testing.assert_close(out.double(), exact, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("v", enumerate_grid(CONTAINED_FAMILY, 80).variants, ids=name)
+@pytest.mark.parametrize("case", [replace(GROUPED[0], o=16), GROUPED_GENERAL[0]], ids=["16 channels", "2 channels"])
+def test_nans_of_merged_groups_are_worked_out_again(v, case):
+    """out as merged groups leave it: NaN in all channels of a pixel that reads one of any group."""
+    dtype = DTYPES.get(v.point.dtype)
+    if dtype is None or (v.point.layout == "channels_last" and case.o != 16):
+        return
+    torch.manual_seed(0)
+    g = case.groups
+    x = torch.randn(case.n, g * case.c, *case.sizes, dtype=dtype)
+    weight, bias = torch.randn(g * case.o, case.c, *case.kernel, dtype=dtype), torch.randn(g * case.o, dtype=dtype)
+    x[0, case.c, 2, 2], x[-1, 0, 0, 3] = math.nan, math.inf
+    geometry = (case.stride, case.padding, case.dilation)
+    exact = F.relu(F.conv2d(x.double(), weight.double(), bias.double(), *geometry, g))
+    assert exact.isnan().any() and exact.isinf().any()
+    merged = torch.where(exact.isfinite().all(1, keepdim=True), exact, math.nan).to(dtype)
+    out = as_operand(merged, v.point.layout, 1)
+    tensors = [split_groups(x, g, 1).unsqueeze(3), split_groups(weight, g, 0).unsqueeze(3), split_groups(bias, g, 0),
+               split_groups(out, g, 1).unsqueeze(3)]  # fmt: skip
+    ints = sum(((fill, *dims) for fill, dims in zip((1, 0, 1), geometry, strict=True)), ()) + (1, 0)
+    run(CONTAINED, v.plan, [without_size_one(t) for t in tensors], ints, ())
+    eps = EPSILON[dtype]
+    torch.testing.assert_close(out.double(), exact, rtol=4 * eps, atol=16 * eps, equal_nan=True)
 
 
 WALKED_BACKWARDS = [
@@ -248,15 +315,21 @@ def variants_of_the_weights_gradient() -> list[Variant]:
     return [v for v in enumerate_grid(WEIGHT_GRAD_FAMILY, 80).variants if v.point.dtype in DTYPES]
 
 
-def check_weight_gradient(v: Variant, case: Case) -> None:
+def check_weight_gradient(v: Variant, case: Case, spoil: Spoil = untouched) -> None:
     dtype, layout, g = DTYPES[v.point.dtype], v.point.layout, case.groups
     sizes, kernel, out_sizes = as_3d(case.sizes, 1), as_3d(case.kernel, 1), as_3d(case.out_sizes, 1)
     geometry = (*as_3d(case.stride, 1), *as_3d(case.padding, 0), *as_3d(case.dilation, 1))
     x = torch.randn(case.n, g * case.c, *sizes).half().to(dtype)  # what tf32 has room for
     grad = torch.randn(case.n, g * case.o, *out_sizes).half().to(dtype)
-    weight = torch.zeros(g * case.o, case.c, *kernel, dtype=torch.float64, requires_grad=True)
-    y = F.conv3d(x.double(), weight, None, *(geometry[i : i + 3] for i in (0, 3, 6)), groups=g)
-    (exact,) = torch.autograd.grad(y, weight, grad.double())
+    spoil(grad, x)
+
+    def gradient(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        weight = torch.zeros(g * case.o, case.c, *kernel, dtype=torch.float64, requires_grad=True)
+        y = F.conv3d(x, weight, None, *(geometry[i : i + 3] for i in (0, 3, 6)), groups=g)
+        return torch.autograd.grad(y, weight, grad)[0]
+
+    exact = gradient(x.double(), grad.double())
+    weight = exact
 
     out = torch.full(weight.shape, math.nan, dtype=dtype)
     tensors = [
@@ -267,7 +340,14 @@ def check_weight_gradient(v: Variant, case: Case) -> None:
     precision = ("ieee", "tf32").index(v.point.precision)
     run(WEIGHT_GRAD, v.plan, [without_size_one(t) for t in tensors], (*geometry, precision), ())
     eps, inner = EPSILON[dtype], case.n * math.prod(out_sizes)
-    torch.testing.assert_close(out.double(), exact, rtol=2 * eps, atol=eps * inner**0.5)
+    found = out.double()
+    if spoil is not untouched:
+        # A gradient that is no number meets zeros of the padding in torch's unfolded images; it need not.
+        must = gradient(torch.ones_like(x).double(), (~grad.isfinite()).double()) > 0
+        free = ~exact.isfinite() & ~must if not grad.isfinite().all() else torch.zeros_like(must)
+        found, exact = found.masked_fill(free, 0), exact.masked_fill(free, 0)
+        assert exact.isfinite().any()
+    torch.testing.assert_close(found, exact, rtol=2 * eps, atol=eps * inner**0.5, equal_nan=True)
 
 
 @pytest.mark.parametrize("v", variants_of_the_weights_gradient(), ids=name)
@@ -275,6 +355,29 @@ def test_weight_gradient_against_float64(v):
     torch.manual_seed(0)
     for case in gradient_cases(v):
         check_weight_gradient(v, case)
+
+
+@pytest.mark.parametrize(("which", "at", "value"), PLACES)
+@pytest.mark.parametrize("v", kinds(variants_of_the_weights_gradient(), "layout", "grouped", "stride"), ids=name)
+def test_one_nan_in_a_weight_gradient(v, which, at, value):
+    torch.manual_seed(0)
+    case = gradient_cases(v)[0]
+    if v.kernel.name == "weight_grad_depthwise" and v.point.layout == "any":
+        case = replace(case, groups=4, kernel=(2, 2))  # a program for each channel and tap
+    check_weight_gradient(v, case, lambda grad, x: spoilt((grad, x), which, at, value))
+
+
+def test_a_pixel_that_no_pixel_of_the_result_reads_by_a_tap():
+    """The last of a line, which the first tap does not reach."""
+    v = next(v for v in variants_of_the_weights_gradient() if v.kernel.name == "weight_grad_slide"
+             and v.point.dtype == "fp32" and (v.point.taps, v.point.stride) == (3, 1))  # fmt: skip
+    case = Case(2, 16, 1, 1, (5, 9), (3, 3), (1, 1), (0, 0), (1, 1))
+    assert case.out_sizes[1] % 4 != 0
+
+    def spoil(grad: torch.Tensor, x: torch.Tensor) -> None:
+        x[:, 0, :, :, -1] = math.nan
+
+    check_weight_gradient(v, case, spoil)
 
 
 def splits(v: Variant, tensors: list[torch.Tensor], ints: tuple[int, ...]) -> int:
