@@ -1,6 +1,7 @@
 #include "scaled.h"
 
 #include "launch.h"
+#include "reference.h"
 
 namespace tk::ops {
 namespace {
@@ -41,10 +42,19 @@ void check_scale(const ScaledProduct& s, const char* name, const Meta& scale) {
 
 void check_scaled_bias(const ScaledProduct& s, const Meta& bias) {
   const int32_t dtype = scaled_out_dtype(s);
-  if (bias.dtype != dtype)
-    fail_argument(
-        text(s.p.name, ": bias is ", dtype_name(bias.dtype), ", must be ", dtype_name(dtype), " as the result is"));
+  const bool is_narrower = dtype == kFloat32 && (bias.dtype == kBFloat16 || bias.dtype == kFloat16);
+  if (bias.dtype != dtype && !is_narrower)
+    fail_argument(text(s.p.name, ": bias is ", dtype_name(bias.dtype), ", must be ", dtype_name(dtype),
+                       " as the result is", dtype == kFloat32 ? ", or bfloat16 or float16" : ""));
   check_device(s.p.name, factors(s).a_name, factors(s).a.tensor, "bias", bias);
+}
+
+Tensor widened_bias(const ScaledProduct& s, const Meta& bias) {
+  if (!bias) return Tensor();
+  check_scaled_bias(s, bias);
+  if (bias.dtype == scaled_out_dtype(s)) return Tensor();
+  const NoGrad no_grad;
+  return copied(bias, kFloat32);
 }
 
 int32_t scaled_out_dtype(const ScaledProduct& s) {

@@ -18,8 +18,10 @@ struct ScaledProduct {
 void check_float8(const ScaledProduct& s);
 // Float32, on a's device.
 void check_scale(const ScaledProduct& s, const char* name, const Meta& scale);
-// Of the result's dtype, on a's device.
+// Of the result's dtype, or of 16 bits for a float32 result; on a's device.
 void check_scaled_bias(const ScaledProduct& s, const Meta& bias);
+// A copy of the result's dtype, which kernels take alone; nothing where the bias has it, or there is none.
+Tensor widened_bias(const ScaledProduct& s, const Meta& bias);
 // bfloat16 (also where settings name none), float16 or float32.
 int32_t scaled_out_dtype(const ScaledProduct& s);
 

@@ -50,7 +50,6 @@ void set_scales(Call& call, const Meta& scale_a, const Meta& scale_b) {
 void set_bias(Call& call, const Meta& bias) {
   if (!bias) return;
   const int64_t cols = call.factors().b.matrix.cols;
-  check_scaled_bias(call.s, bias);
   call.s.p.bias.tensor = bias;
   if (!group_rows(bias, call.groups(), cols, call.s.p.bias.matrix))
     fail_argument(text(kName, ": bias is ", describe_sizes(bias.sizes), ", must be [", cols, "] or [", call.groups(),
@@ -98,7 +97,8 @@ void boxed_scaled_grouped_mm(StableIValue* stack, uint64_t, uint64_t) {
   check_offs(kName, call.offs, call.factors().a.tensor);
   check_groups(kName, "b", call.factors().b.tensor, call.offs);
   set_scales(call, meta(scale_a), meta(scale_b));
-  set_bias(call, meta(bias));
+  const Tensor wide = widened_bias(call.s, meta(bias));
+  set_bias(call, meta(wide ? wide : bias));
   const int64_t sizes[] = {of_a.rows, of_b.cols};
   Tensor result = scaled_out(call.s, sizes, std::move(out));
   const bool is_nothing = call.s.p.out.matrix.is_empty() || call.groups() == 0;

@@ -28,7 +28,6 @@ void set_scale(const ScaledProduct& s, const char* name, const Meta& scale, bool
 
 void set_bias(ScaledProduct& s, const Meta& bias, int64_t cols) {
   if (!bias) return;
-  check_scaled_bias(s, bias);
   if (bias.dim() != 1 || bias.sizes[0] != cols)
     fail_argument(text(kName, ": bias is ", describe_sizes(bias.sizes), ", must be [", cols, "]"));
   s.p.bias = {bias, {1, cols, 0, bias.strides[0]}};
@@ -67,7 +66,8 @@ void boxed_scaled_mm(StableIValue* stack, uint64_t, uint64_t) {
   check_shapes(s.p);
   set_scale(s, "scale_a", meta(scale_a), true, f.a.matrix.rows, s.scale_a);
   set_scale(s, "scale_b", meta(scale_b), false, f.b.matrix.cols, s.scale_b);
-  set_bias(s, meta(bias), f.b.matrix.cols);
+  const Tensor wide = widened_bias(s, meta(bias));
+  set_bias(s, meta(wide ? wide : bias), f.b.matrix.cols);
   Tensor result = scaled_out(s, Sizes(f), std::move(out));
   compute(s);
   args.give_back(std::move(result));

@@ -60,6 +60,25 @@ def test_against_fp64(pair: tuple[torch.dtype, torch.dtype], out_dtype: torch.dt
         close(tk.scaled_mm(a, b, *both, given, out_dtype, activation="silu"), reference(a, b, *both, given, "silu"))
 
 
+@pytest.mark.parametrize("dtype", (BF16, FP16), ids=str)
+def test_a_bias_of_16_bits_with_a_float32_result(dtype: torch.dtype) -> None:
+    a, b = operands()
+    both, bias = scales(), torch.randn(2 * N).to(dtype)[::2]
+    result = tk.scaled_mm(a, b, *both, bias, FP32, activation="silu")
+    assert result.dtype == FP32
+    close(result, reference(a, b, *both, bias, "silu"))
+    meta = tk.scaled_mm(a.to("meta"), b.to("meta"), *(s.to("meta") for s in both), bias.detach().to("meta"), FP32)
+    assert meta.dtype == FP32
+
+
+def test_a_groups_bias_of_16_bits_with_a_float32_result() -> None:
+    a, b, scale_a, scale_b = float8(T, K), float8(G, N, K).transpose(1, 2), torch.rand(T), torch.rand(G, N)
+    bias = torch.randn(G, N).bfloat16()
+    wide = tk.scaled_grouped_mm(a, b, scale_a, scale_b, offs=OFFS, bias=bias.float(), out_dtype=FP32)
+    found = tk.scaled_grouped_mm(a, b, scale_a, scale_b, offs=OFFS, bias=bias, out_dtype=FP32)
+    assert torch.equal(found[: ENDS[-1]], wide[: ENDS[-1]])
+
+
 @pytest.mark.parametrize("rowwise", (True, False))
 def test_as_torchs(rowwise: bool) -> None:
     a, b = operands()
@@ -258,6 +277,8 @@ def grouped(**changed: object) -> Callable[[], torch.Tensor]:
         (lambda: tk.scaled_mm(A, B, SA, SB.t()), r"scale_b is \[32, 1\], must be one number, or \[1, 32\]"),
         (lambda: tk.scaled_mm(A, B, torch.empty(0), SB), r"scale_a is \[0\]"),
         (lambda: tk.scaled_mm(A, B, ONE, ONE, torch.randn(N)), "bias is float32, must be bfloat16"),
+        (lambda: tk.scaled_mm(A, B, ONE, ONE, torch.randn(N).half()), "bias is float16, must be bfloat16"),
+        (lambda: tk.scaled_mm(A, B, ONE, ONE, torch.randn(N).double(), FP32), "must be float32 .*, or bfloat16 or"),
         (lambda: tk.scaled_mm(A, B, ONE, ONE, torch.randn(N + 1).bfloat16()), r"bias is \[33\], must be \[32\]"),
         (lambda: tk.scaled_mm(A, B, ONE, ONE, out=torch.empty(M, N)), "out is float32, must be bfloat16"),
         (lambda: tk.scaled_mm(A, B, ONE, ONE, out=torch.empty(M, M, dtype=BF16)), r"out is \[24, 24\]"),

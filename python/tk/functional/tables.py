@@ -60,8 +60,10 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, *, conf
 
     Args:
         x: ``[..., S, D]``, D even.
-        cos, sin: ``[S, D/2]``, or ``[S, D]`` with equal halves; float32 or the dtype of x. They carry no gradient.
-        interleaved: pairs are neighbours; else element i goes with element i + D/2.
+        cos, sin: ``[S, D/2]``, a value for each pair, or ``[S, D]`` with each of them twice, where the elements of its
+            pair are: in equal halves, or with ``interleaved`` side by side. float32 or the dtype of x. They carry no
+            gradient.
+        interleaved: pairs are neighbours, as in GLM and Cohere; else element i goes with element i + D/2.
 
     Returns:
         The shape and dtype of x.
@@ -69,7 +71,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, *, conf
     is_taken = taken("rope", x=x) & _takes_tables(x, cos, sin)
     if x.dim() < 2 or x.shape[-1] % 2:
         raise ValueError(f"tk.rope: x must be [..., S, D] with an even D, is {list(x.shape)}")
-    cos, sin = _table(x, "cos", cos), _table(x, "sin", sin)
+    cos, sin = _table(x, "cos", cos, interleaved), _table(x, "sin", sin, interleaved)
     if not is_taken:
         return _rotated(x, cos, sin, interleaved)
     cos, sin = cos.float(), sin.float()
@@ -92,7 +94,7 @@ def _takes_tables(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
     return is_taken
 
 
-def _table(x: Tensor, name: str, table: Tensor) -> Tensor:
+def _table(x: Tensor, name: str, table: Tensor, interleaved: bool) -> Tensor:
     """[S, D/2]."""
     rows, half = x.shape[-2], x.shape[-1] // 2
     if table.dim() != 2 or table.shape[0] != rows or table.shape[1] not in (half, 2 * half):
@@ -100,6 +102,8 @@ def _table(x: Tensor, name: str, table: Tensor) -> Tensor:
             f"tk.rope: {name} must be [{rows}, {half}] or [{rows}, {2 * half}] for x of {list(x.shape)}, is "
             f"{list(table.shape)}"
         )
+    if interleaved and table.shape[1] == 2 * half:
+        return table[:, ::2]
     return table[:, :half]
 
 

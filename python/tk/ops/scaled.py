@@ -41,7 +41,11 @@ def allocate(
     dtype = out_dtype or torch.bfloat16
     torch._check_value(dtype in OUT_DTYPES, lambda: f"tk.{op}: out_dtype is {dtype}, must be one of {OUT_DTYPES}")
     if bias is not None:
-        torch._check_value(bias.dtype == dtype, lambda: f"tk.{op}: bias must be {dtype} as the result is")
+        is_narrower = dtype is torch.float32 and bias.dtype in OUT_DTYPES
+        torch._check_value(
+            bias.dtype == dtype or is_narrower,
+            lambda: f"tk.{op}: bias is {bias.dtype}, must be {dtype} as the result is",
+        )
     return a.new_empty((a.shape[0], b.shape[-1]), dtype=dtype)
 
 

@@ -41,7 +41,7 @@ def scaled_grouped_mm(
         scale_a: float32 ``[T]``, one for each row of a. scale_b: float32 ``[G, N]``, one for each column of a matrix.
         offs: int32 ``[G]``, where the groups of T end, rising. What comes after the last end is not read, and of the
             result left unwritten. Ends that fall or pass T are wrong, but nothing outside of the tensors is touched.
-        bias: ``[N]`` or ``[G, N]``, of the result's dtype.
+        bias: ``[N]`` or ``[G, N]``, of the result's dtype; for a float32 result bfloat16 or float16 as well.
         out_dtype, use_fast_accum, activation, config, out: as of :func:`tk.scaled_mm`.
 
     Returns:

@@ -40,7 +40,7 @@ def scaled_mm(
             fast kernels want K contiguous in both, as ``b = weight.t()`` has it, and multiples of 16 bytes.
         scale_a, scale_b: float32, one number each (0-d, or of any rank), or ``[M, 1]`` and ``[1, N]``: one for each row
             of a and each column of b.
-        bias: ``[N]``, of the result's dtype.
+        bias: ``[N]``, of the result's dtype; for a float32 result bfloat16 or float16 as well.
         out_dtype: torch.bfloat16 (the default), float16 or float32. (torch's default is a's own dtype.)
         use_fast_accum: sums stay in the tensor cores, which keep some 14 bits of them. Otherwise every 128 products
             are added up in float32. On the CPU, and where kernels widen their operands, sums are float32 anyway.
