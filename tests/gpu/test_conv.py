@@ -257,6 +257,90 @@ def test_no_config_is_left_out(op):
     assert not (left := wanted - set().union(*REACHED[op].values())), f"no problem here suits {sorted(left)}"
 
 
+# --- NaN and infinities ---
+
+
+def spoilt(t: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    """With one or two elements that are no numbers, in the same layout."""
+    for value in rng.choice(((math.nan,), (math.inf,), (-math.inf, math.nan))):
+        t[tuple(rng.randrange(n) for n in t.shape)] = value
+    return t
+
+
+def no_numbers(
+    p: Convolution, which: str, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Of the result and the gradients of input and weight: what must be no number, and what may be. What depends on an
+    element is told by a convolution of ones. What multiplies the padding's zeros with a weight or a gradient, as torch
+    does with unfolded images, may be NaN: all of a channel, or of a filter."""
+    given = {"input": x, "weight": weight, "gradient": grad}
+    ones = {k: ((~t.isfinite()) if k == which else torch.ones_like(t)).double() for k, t in given.items()}
+    operands = (ones["input"].requires_grad_(), ones["weight"].requires_grad_())
+    y = p.exact(*operands, None)
+    of_input, of_weight = torch.autograd.grad(y, operands, ones["gradient"])
+    counts = {"result": y.detach(), "input": of_input, "weight": of_weight}
+    independent = {"input": "input", "weight": "weight", "gradient": "result"}[which]
+    must = {k: torch.zeros_like(t) > 0 if k == independent else t > 0.5 for k, t in counts.items()}
+    may = dict(must)
+    taps = (1,) * len(p.kernel)
+    bad = ~given[which].isfinite()
+    if which == "weight":
+        may["result"] = must["result"] | bad.flatten(1).any(1).view(-1, *taps)
+        of_group = bad.flatten(2).any(2).unflatten(0, (p.groups, -1)).any(1)  # [groups, input channels of a group]
+        may["input"] = must["input"] | of_group.flatten().view(-1, *taps)
+    elif which == "gradient":
+        may["weight"] = must["weight"] | bad.transpose(0, 1).flatten(1).any(1).view(-1, 1, *taps)
+    return [(must[k], may[k]) for k in ("result", "input", "weight")]
+
+
+@pytest.mark.parametrize("which", ["input", "weight", "gradient"])
+@pytest.mark.parametrize("kind", KINDS, ids=name)
+def test_what_is_no_number_stays_where_it_is_read(kind, which):
+    """Small ones of all kinds, and what is merged, unfolded or copied where there is enough to multiply."""
+    torch.manual_seed(0)
+    rng = random.Random(f"NaN {name(kind)} {which}")
+    problems = [draw(rng, *kind) for _ in range(CASES)]
+    if DEVICE != "cpu":
+        large = [(p, layout) for p in LARGE.values() for layout in ("channels_last", "contiguous")]
+        problems += [replace(p, layout=layout, dtype=kind[0], precision=kind[1]) for p, layout in large]
+    wrong = []
+    for p in problems:
+        p = replace(p, bias=False, activation=0)
+        x, weight, _ = p.make(DEVICE)
+        grad = torch.randn_like(p.run_torch(x, weight, None))
+        spoilt({"input": x, "weight": weight, "gradient": grad}[which], rng)
+        result = p.run_tk(x.requires_grad_(), weight.requires_grad_(), None)
+        found = [result.detach(), *torch.autograd.grad(result, (x, weight), grad)]
+        allowed = no_numbers(p, which, x.detach(), weight.detach(), grad)
+        for what, mine, (must, may) in zip(("result", "input's", "weight's"), found, allowed, strict=True):
+            if (~mine.isfinite() & ~may).any():
+                wrong.append(f"{p.label}: {what} is no number where it does not depend on one")
+            if (mine.isfinite() & must).any():
+                wrong.append(f"{p.label}: {what} is a number where it depends on what is none")
+    assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:8])
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="nothing is chosen on the CPU")
+def test_no_config_lets_a_nan_of_another_group_through():
+    """Of the forward pass; groups are what is multiplied as one."""
+    wrong = []
+    for p in EVERY_CONFIG:
+        if p.groups == 1 or p.bias:
+            continue
+        x, weight, _ = p.make(DEVICE)
+        channel = p.c // p.groups * (p.groups // 2)  # the first of a group in the middle
+        x[:, channel] = math.nan
+        exact = p.exact(x, weight, None)
+        for config in _packs.config_numbers("conv"):
+            try:
+                result = p.run_tk(x, weight, None, config)
+            except ValueError:
+                continue  # not for this problem
+            if not torch.equal(result.isnan(), exact.isnan()):
+                wrong.append(f"{config} {p.label}")
+    assert not wrong, "\n".join(wrong[:20])
+
+
 def test_the_same_bits_every_time():
     p = Convolution(8, 64, 64, (28, 28), (3, 3), (1, 1), (1, 1), (1, 1))
     x, weight, _ = p.make(DEVICE)

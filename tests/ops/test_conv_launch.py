@@ -87,14 +87,15 @@ def carry_out(name: str, tensors: list[Tensor | None], ints: list[int], floats: 
         a, b, bias, out = tensors
         z = floats[0] * (a.double() @ b.double())
         out.copy_(ACTIVATIONS[ints[0]](z if bias is None else z + floats[1] * bias.double()))
-    elif name == "conv":
+    elif name in ("conv", "conv_contained"):
         x, weight, bias, out = tensors
         z = torch.zeros(out.shape, dtype=torch.float64)
         for (d, h, w), found in read_by_taps(x, weight.shape[3:], out.shape[3:], ints):
             z += torch.einsum("ngcdhw,goc->ngodhw", found, weight[..., d, h, w].double())
         if bias is not None:
             z += bias.double()[..., None, None, None]
-        out.copy_(ACTIVATIONS[ints[9]](z))
+        z = ACTIVATIONS[ints[9]](z).to(out.dtype)
+        out.copy_(z if name == "conv" else torch.where(out.isnan(), z, out))
     elif name == "conv_input_grad":
         grad, weight, out = tensors
         z = torch.zeros(out.shape, dtype=torch.float64)
@@ -122,7 +123,7 @@ def carried_out(
     device: int, modes: list[int] | None = None, seen: list[tuple[torch.Size, tuple[int, ...]]] | None = None
 ) -> Iterator[list[str]]:
     """The names of the ops that were launched; their modes are added to `modes`, sizes and strides of their first
-    tensors to `seen`."""
+    tensors to `seen`, but for those that only mend."""
     names: list[str] = []
     failed: list[Exception] = []
 
@@ -135,7 +136,7 @@ def carried_out(
         try:
             assert call.device == device
             tensors = [tensor_of(call.tensors[i]) for i in range(call.n_tensors)]
-            if seen is not None:
+            if seen is not None and name != "conv_contained":
                 seen.append((tensors[0].shape, tensors[0].stride()))
             carry_out(name, tensors, call.ints[: call.n_ints], call.floats[: call.n_floats])
         except Exception as error:  # it would not survive the way through C
@@ -448,17 +449,46 @@ def test_groups_with_much_to_multiply_are_convolutions_of_one_group(h100, case):
     names = check(h100, torch.bfloat16, last(x), weight, bias, geometry, 1, groups)
     is_wide = merged * filters[1] == 64 and merged * filters[0] // groups == 64  # for Hopper's kernels
     launches = 1 if is_wide else groups // merged
-    assert names[0] == ["conv"] * launches
-    assert names[1] == ["conv"] * launches
+    mended = ["conv_contained"] if merged > 1 else []
+    assert names[0] == ["conv"] * launches + mended
+    assert names[1] == ["conv"] * launches + mended
     assert names[2] == ["conv_weight_grad"] * (groups // merged)
     if case == "of 8 channels":
         names = check(h100, torch.bfloat16, x, weight, None, geometry, 0, groups)
-        assert names[0] == ["conv_layout", "conv"]
+        assert names[0] == ["conv_layout", "conv", "conv_contained"]
         strided = [[2, 1], [1, 0], [1, 1]]
         names = check(h100, torch.bfloat16, last(x.repeat(2, 1, 1, 1)), weight, None, strided, 0, groups)
-        assert names[1] == ["conv"] * 2, "two remainders"
+        assert names[1] == ["conv", "conv_contained"] * 2, "two remainders"
         a100 = capi.describe_device(108, 80, 166912, 40 << 20)
-        assert check(a100, torch.bfloat16, last(x), weight, bias, geometry, 1, groups)[0] == ["conv"] * 2
+        found = check(a100, torch.bfloat16, last(x), weight, bias, geometry, 1, groups)[0]
+        assert found == ["conv", "conv", "conv_contained"]
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("as_last", [True, False])
+def test_a_nan_stays_in_its_group(h100, stride, as_last):
+    """Though its group is multiplied as one with others, by a weight of zeros between them."""
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(1, 32, 9, 8), torch.randn(64, 4, 5, 4), torch.randn(64)
+    x[0, 5, 4, 4], x[0, 17, 2, 6] = float("nan"), float("inf")
+    x, weight, bias = (t.bfloat16() for t in (last(x) if as_last else x, weight, bias))
+    geometry = [[stride] * 2, [2, 2], [1, 1]]
+    found, names = launched(h100, "conv2d", x, weight, bias, *geometry, 8, 1)
+    assert names[-2:] == ["conv", "conv_contained"]
+    exact = F.relu(expected(x.double(), weight.double(), bias.double(), geometry, 8))
+    torch.testing.assert_close(found.double(), exact, rtol=2**-7, atol=2**-7, equal_nan=True)
+
+    clean = torch.randn(x.shape).double().requires_grad_()
+    grad = torch.randn(found.shape)
+    grad[0, 40, 3, 2] = float("nan")
+    grad = grad.bfloat16()
+    grad = last(grad) if as_last else grad
+    exact = expected(clean, weight.double(), None, geometry, 8)
+    (exact,) = torch.autograd.grad(exact, clean, grad.double())
+    found, names = launched(h100, "conv_input_grad", grad, clean.detach().bfloat16(), weight, *geometry, 8)
+    assert "conv_contained" in names
+    assert torch.equal(found.isnan(), exact.isnan()) and exact.isnan().any()
+    torch.testing.assert_close(found.double(), exact, rtol=2**-7, atol=2**-6, equal_nan=True)
 
 
 def test_the_gradient_of_a_depthwise_weight_is_of_channels_last_images(h100):
@@ -508,7 +538,7 @@ def test_groups_of_few_channels_and_many_taps_are_one_product(h100, case):
     def merged(image: Tensor, device: int = h100, dtype: torch.dtype = torch.bfloat16) -> int:
         """Groups that were left, of all."""
         before = check(device, dtype, image, weight, bias, geometry, 1, groups)[0]
-        assert before[-1] == "conv"
+        assert [name for name in before if name != "conv_contained"][-1] == "conv"
         args = (image.to(dtype), weight.to(dtype), None, *geometry, groups)
         with carried_out(device, seen=seen) as names:
             torch.ops.tk.conv2d.default.redispatch(CUDA, *args)
