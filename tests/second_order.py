@@ -18,13 +18,12 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Case:
-    """shapes: of the leaves that both functions take. scale: of their values; positive: they are from 0.5 to 1.5."""
+    """shapes: of the leaves that both functions take."""
 
     name: str  # of the function, then what is special
     ours: Function
     torchs: Function
     shapes: tuple[tuple[int, ...], ...]
-    positive: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -37,8 +36,6 @@ class Case:
         """The same numbers for every dtype and device, none of them equal."""
         generator = torch.Generator().manual_seed(1)
         found = [torch.randn(s, generator=generator, dtype=torch.float64) for s in self.shapes]
-        if self.positive:
-            found = [0.5 + torch.rand(s, generator=generator, dtype=torch.float64) for s in self.shapes]
         return [x.to(torch.float32).to(device, dtype).requires_grad_() for x in found]
 
 
