@@ -57,6 +57,10 @@ class Head:
     def __str__(self) -> str:
         return f"{self.qk}x{self.v}" if self.exact else f"to_{self.qk}x{self.v}"
 
+    def covers(self, other: Head) -> bool:
+        """Whether a kernel for these takes a call that one for `other` takes."""
+        return self == other or (not self.exact and self.qk >= other.qk and self.v >= other.v)
+
     @property
     def is_wide(self) -> bool:
         """Past what fits into registers beside a tile of scores: such heads have the kernels for every layout alone."""

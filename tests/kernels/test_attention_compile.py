@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="the kernels are Triton's: install torch-tk[build]")
 
-from tk.aot.build import SHARED_LIMIT
+from tk.aot.build import SHARED_LIMIT, _takes
 from tk.aot.compile import Target, compile_source, source_of
 from tk.aot.grid import enumerate_grid
 from tk.flex import family, mods, trace
@@ -53,6 +53,18 @@ def test_head_sizes_that_a_file_asks_for() -> None:
     assert heads((64, 128), (128, 64)) == {"to_128x128"}
     assert heads(128, 300) == {"to_128x128", "to_512x512"}
     assert heads((512, 64)) == {"to_512x64"}
+
+
+def test_which_variants_take_the_calls_of_another() -> None:
+    """So that a build may leave it out: other configs, and the kernels for every layout, of heads that are as large."""
+    wanted = family.Wanted(("bf16", "fp16"), ((64, 64),), ((128, 128), (512, 512)))
+    for f in family.families(trace.pair(None, mods.causal).traced, wanted):
+        variants = enumerate_grid(f, 90).variants
+        for v in variants:
+            others = [o for o in variants if o is not v and _takes(o, v)]
+            assert all(o.point.layout == "strided" or o.kernel is v.kernel for o in others)
+            assert all(o.point.dtype == v.point.dtype and o.point.head.qk >= v.point.head.qk for o in others)
+            assert bool(others) == (v.point.layout != "strided" or v.point.head.qk < 512), v.name
 
 
 def test_a_table_of_scores_keeps_its_addresses_in_registers_on_ampere() -> None:

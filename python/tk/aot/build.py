@@ -204,8 +204,8 @@ class Progress:
 
 
 def leave_out(packs: Sequence[PlannedPack], work: Work, out: TextIO, any_variant: bool) -> list[PlannedPack]:
-    """The packs without what cannot be made and may be left out; `out` is told what, and why. any_variant: of all
-    variants, where another takes their calls; else of droppable ones that spill registers.
+    """The packs without what cannot be made and may be left out; `out` is told what, and why: droppable variants that
+    spill registers. any_variant: whatever is wrong with them, and other variants where another takes their calls.
 
     Raises BuildFailed with everything else that failed."""
     left, failures = [], {}
@@ -216,8 +216,7 @@ def leave_out(packs: Sequence[PlannedPack], work: Work, out: TextIO, any_variant
             made = tuple(p for p in op.variants if p.variant.name not in broken)
             for planned in op.variants:
                 found = broken.get(planned.variant.name, [])
-                only_spills = not any(f.is_fatal for f in found)
-                may_be = planned.variant.plan.droppable and only_spills
+                may_be = planned.variant.plan.droppable and (any_variant or not any(f.is_fatal for f in found))
                 may_be |= any_variant and any(_takes(other.variant, planned.variant) for other in made)
                 if found and may_be:
                     dropped.append(Failure(planned.variant.name, found[0].error, found[0].log))
@@ -248,16 +247,19 @@ def _failures(planned: PlannedVariant, work: Work, target: Target) -> Iterator[F
 
 
 def _takes(other: Variant, variant: Variant) -> bool:
-    """Whether `other` takes every call that `variant` takes: another config of the kernel that asks for no more, or a
-    fallback, which takes every layout and all sizes of heads."""
+    """Whether `other` takes every call that `variant` takes: another config of the kernel, or a fallback, which takes
+    every layout, that asks for no more. Attention's fallbacks ask for nothing but sizes of heads."""
     mine, theirs = variant.plan, other.plan
     if any(n in theirs.serves and not set(values) <= set(theirs.serves[n]) for n, values in mine.serves.items()):
         return False
     axes = {n: x for n, x in variant.point.axes.items() if n in other.point.axes}
-    if theirs.general:
-        return all(x == other.point.axes[n] for n, x in axes.items() if n not in ("layout", "head"))
+    equal = {n for n, x in axes.items() if x == other.point.axes[n]}
     asks_no_more = {c.message for c in theirs.constraints} <= {c.message for c in mine.constraints}
-    return asks_no_more and other.kernel.name == variant.kernel.name and axes == other.point.axes
+    if theirs.general and "head" in axes:
+        return axes.keys() - equal <= {"layout", "head"} and other.point.head.covers(variant.point.head)
+    if theirs.general:
+        return asks_no_more and axes.keys() - equal <= {"layout"}
+    return asks_no_more and equal == other.point.axes.keys() and other.kernel.name == variant.kernel.name
 
 
 def _report_left_out(pack: PlannedPack, dropped: Sequence[Failure], out: TextIO) -> None:
