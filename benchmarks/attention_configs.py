@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,9 @@ def _wrapped(suffix: str, call: Callable[..., Any]) -> Iterator[None]:
     original = ops._own
 
     def own(*args: Any) -> Any:
-        op, *rest = original(*args)
-        return (partial(call, op) if (args[4] if len(args) > 4 else "") == suffix else op, *rest)
+        found = original(*args)
+        is_wanted = (args[4] if len(args) > 4 else "") == suffix
+        return replace(found, op=partial(call, found.op)) if is_wanted else found
 
     ops._own = own
     try:
