@@ -32,6 +32,7 @@ def behind(mask_mod: mods.MaskMod, offset: int | torch.Tensor) -> mods.MaskMod:
 
     return of_later
 
+
 _SLOPES = torch.zeros(1)
 ALIBI = mods.alibi(_SLOPES)
 ALIBI_OF_HEADS = mods.alibi(8)

@@ -25,16 +25,21 @@ _UNARY = (
     "({a}) * torch.tensor(0.7)", "({a}) / NUMBER", "NUMBER * ({a})", "(1 - {a})", "({a}).masked_fill(q > k, 0.25)",
 )  # fmt: skip
 _BINARY = (
-    "({a} + {b})", "({a} - {b})", "({a} * torch.tanh({b}))", "({a} / (torch.abs({b}) + 1))", "torch.maximum({a}, {b} + s)",
+    "({a} + {b})", "({a} - {b})", "({a} * torch.tanh({b}))", "({a} / (torch.abs({b}) + 1))",
+    "torch.maximum({a}, {b} + s)",
     "torch.minimum({a} + s, {b})", "torch.where({c}, {a}, {b} + s * 0)", "torch.atan2({a} + 3, torch.abs({b}) + 1)",
     "torch.hypot({a} + s * 0, {b} + 1.5)", "torch.where({c}, {a}, 0.5)", "torch.fmod({a}, torch.abs({b}) + 1.3)",
-    "torch.logaddexp({a} + s * 0, {b} + s * 0)", "torch.copysign({a} + s * 0, {b} + 0.05)", "torch.add({a}, {b}, alpha=0.5)",
+    "torch.logaddexp({a} + s * 0, {b} + s * 0)", "torch.copysign({a} + s * 0, {b} + 0.05)",
+    "torch.add({a}, {b}, alpha=0.5)",
     "torch.addcmul({a} + s * 0, torch.tanh({b} + s * 0), s)", "({a} - {b}).where({c}, {b} + s * 0)",
 )  # fmt: skip
-_FLOATS = ("s", "s", "s", "0.5", "NUMBER", "TABLE1[h]", "TABLE2[h, q]", "TABLE3[h, q, k]", "HALF[k]", "WEIGHT[q]", "SCALAR",
-           "(k - q) * 0.05", "(q - k).float() / 9", "h / 3", "TABLE1[h] * (k - q) * 0.02", "WIDE[k]", "FLAGS[q] * 0.5",
+_FLOATS = ("s", "s", "s", "0.5", "NUMBER", "TABLE1[h]", "TABLE2[h, q]", "TABLE3[h, q, k]", "HALF[k]", "WEIGHT[q]",
+           "SCALAR",
+           "(k - q) * 0.05", "(q - k).float() / 9", "h / 3", "TABLE1[h] * (k - q) * 0.02", "WIDE[k]",
+           "FLAGS[q] * 0.5",
            "BYTES[k] * 0.25", "TABLE2[-1, q]", "CLOSED(s)")  # fmt: skip
-_INTS = ("q", "k", "q - k", "b", "h", "WHOLE", "IDS[q]", "IDS[k]", "IDS2[b, k]", "3", "q // 3", "k % 4", "q & 3", "k ^ 1",
+_INTS = ("q", "k", "q - k", "b", "h", "WHOLE", "IDS[q]", "IDS[k]", "IDS2[b, k]", "3", "q // 3", "k % 4", "q & 3",
+        "k ^ 1",
          "(q << 1) - k", "q >> 1", "(q - k).abs()", "(q - k).clamp(-3, 5)", "OFFSET + q", "q + WHOLE",
          "torch.maximum(q, k)", "SHORT[k]")  # fmt: skip
 _COMPARE = ("<", "<=", ">", ">=", "==", "!=")
@@ -79,7 +84,8 @@ def captured_of(rng: random.Random, B: int, H: int, M: int, N: int, device: str 
         "TABLE3": floats(torch.float32, H, M, N), "HALF": floats(rng.choice([torch.float16, torch.bfloat16]), L),
         "WEIGHT": floats(torch.float32, L), "SCALAR": floats(torch.float32), "WIDE": floats(torch.float64, L),
         "FLAGS": ints(torch.bool, 2, L), "BYTES": ints(torch.uint8, 4, L), "SHORT": ints(torch.int16, 5, L),
-        "IDS": ints(rng.choice([torch.int32, torch.int64]), 3, L), "IDS2": ints(torch.int32, 3, B, L), "CLOSED": _closed,
+        "IDS": ints(rng.choice([torch.int32, torch.int64]), 3, L), "IDS2": ints(torch.int32, 3, B, L),
+        "CLOSED": _closed,
     }  # fmt: skip
 
 

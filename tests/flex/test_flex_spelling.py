@@ -82,7 +82,7 @@ MASKS: dict[str, tuple[Any, list[Callable[..., Any]]]] = {
     "prefix": (mods.prefix_lm(PREFIX), [
         lambda b, h, q, k: (q >= k) | (k < PREFIX), lambda b, h, q, k: (k <= q) | (k <= PREFIX),
         torch_flex.or_masks(lambda b, h, q, k: k < PREFIX, torchs_causal), lambda b, h, q, k: ~((k > q) & (k >= PREFIX)),
-        lambda b, h, q, k: (PREFIX > k) | (q >= k),
+        lambda b, h, q, k: (k < PREFIX) | (q >= k),
     ]),
     "prefix_by_entry": (mods.prefix_lm(LENGTHS), [
         lambda b, h, q, k: (q >= k) | (k < LENGTHS[b]), lambda b, h, q, k: (LENGTHS[b] > k) | ~(k > q),
@@ -170,7 +170,9 @@ def random_bool(rng: random.Random, depth: int) -> str:
 
 def random_float(rng: random.Random, depth: int) -> str:
     if depth == 0:
-        return rng.choice(["s", "s", "F[h]", "X", "2.5", "-0.5", f"(k * 0 + {random_int(rng, 2)})", "(q - k)", "(q - k).float()"])
+        return rng.choice(
+            ["s", "s", "F[h]", "X", "2.5", "-0.5", f"(k * 0 + {random_int(rng, 2)})", "(q - k)", "(q - k).float()"]
+        )
     a, b = random_float(rng, depth - 1), random_float(rng, rng.randrange(depth))
     return rng.choice([f"({a} + {b})", f"({a} - {b})", f"({a} * {b})", f"(-({a}))", f"({a} / 3)", f"({a} - {b})",
                        f"torch.where({random_bool(rng, 0)}, {a}, {b} + s)", f"torch.tanh(s * 0 + {a})"])  # fmt: skip
@@ -189,7 +191,9 @@ def test_no_value_changes(kind: str) -> None:
     b, h, q, k = indices((0, 1), (0, 1), (0, 7), (0, 9), "cpu")
     score = torch.randn(2, 2, 7, 9, generator=torch.Generator().manual_seed(seed))
     for _ in range(150):
-        body = random_bool(rng, rng.randint(0, 3)) if kind == "mask" else f"s * 0 + {random_float(rng, rng.randint(1, 4))}"
+        body = (
+            random_bool(rng, rng.randint(0, 3)) if kind == "mask" else f"s * 0 + {random_float(rng, rng.randint(1, 4))}"
+        )
         names = "b, h, q, k" if kind == "mask" else "s, b, h, q, k"
         mod = eval(f"lambda {names}: {body}", captured(rng))
         arguments = [b, h, q, k] if kind == "mask" else [score, b, h, q, k]

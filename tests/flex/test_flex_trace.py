@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import flex_attention as torch_flex
 
 import tk
-from tk.flex import mods, registry, trace
+from tk.flex import mods, trace
 from tk.flex.evaluate import evaluate
 
 from . import dense

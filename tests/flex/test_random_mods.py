@@ -50,7 +50,9 @@ def check(score: random_mods.RandomMod, mask: random_mods.RandomMod, lists: bool
     if lists:
         of_torch = torch_flex.create_block_mask(mask_mod, B, H, M, N, device="cpu")
         with torch.no_grad():
-            eager = torch_flex.flex_attention(*(x.detach() for x in inputs), score_mod=score.function(), block_mask=of_torch)
+            eager = torch_flex.flex_attention(
+                *(x.detach() for x in inputs), score_mod=score.function(), block_mask=of_torch
+            )
         torch.testing.assert_close(out, eager, atol=1e-6, rtol=1e-6, equal_nan=True)
     grad = torch.randn(out.shape, generator=generator, dtype=torch.float64)
     everything = [*inputs, *leaves]

@@ -13,15 +13,13 @@ import torch
 pytest.importorskip("triton", reason="the kernels are Triton's: install torch-tk[build]")
 
 import triton
+from mods_to_compile import MASKS, SCORES
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from tk.codegen import source
 from tk.flex import printing, trace
-from tk.kernels.attention.entry import Mods
-
-from mods_to_compile import MASKS, SCORES
 
 _BODY = """
     s = {zeros}
@@ -74,7 +72,7 @@ def _types(captures: Any) -> dict[str, str]:
     for c in captures:
         names = printing.argument_names(c)
         first = f"*{c.dtype}" if c.kind == "tensor" else {"int": "i64", "float": "fp32"}[c.kind]
-        found |= {n: "i64" for n in names} | {names[0]: first}
+        found |= dict.fromkeys(names, "i64") | {names[0]: first}
     return found
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from tk import errors
-from tk.flex import compiled, kernel_options as options, ops, trace
+from tk.flex import compiled, ops, trace
+from tk.flex import kernel_options as options
 from tk.flex.block_mask import BlockMask
 from tk.flex.mods import MaskMod, ScoreMod, causal, learned_bias, of_bool_table
 
@@ -16,6 +17,7 @@ __all__ = ["flex_attention", "sdpa"]
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _UNBOUNDED = 1 << 30  # the block size of torch's mask that masks nothing
+
 
 def flex_attention(
     query: Tensor,

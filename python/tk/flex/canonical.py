@@ -328,9 +328,7 @@ class _Canonical:
         if torch.Tag.nondeterministic_seeded in target.tags:
             raise self.refused(f"draws random numbers (aten.{packet}); capture them")
         if packet == "_local_scalar_dense":
-            raise self.refused(
-                "reads a number out of a tensor (.item(), int(), float()); use the 0-d tensor itself"
-            )
+            raise self.refused("reads a number out of a tensor (.item(), int(), float()); use the 0-d tensor itself")
         if any(isinstance(x, fx.Node) and x.meta.get("rank") for x in _flat(args)):
             raise self.refused(f"uses aten.{packet} on a whole tensor; work it out before and capture it")
         if packet.endswith("_") and target._schema.is_mutable:

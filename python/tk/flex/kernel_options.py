@@ -1,9 +1,9 @@
 """torch's kernel_options: what they mean to kernels that are compiled already.
 
 Permissions and promises are taken: ``PRESCALE_QK`` (scores may be less exact), ``ROWS_GUARANTEED_SAFE`` and
-``BLOCKS_ARE_CONTIGUOUS`` (of the mask), ``WRITE_DQ`` and ``USE_TMA`` (how a kernel may work), and ``BACKEND`` "AUTO" and
-"TRITON". What asks for another kernel than the one that is chosen is refused by name: sizes of tiles, numbers of warps
-and stages, other backends. ``tk.config`` chooses among kernels.
+``BLOCKS_ARE_CONTIGUOUS`` (of the mask), ``WRITE_DQ`` and ``USE_TMA`` (how a kernel may work), and of ``BACKEND``
+"AUTO" and "TRITON". What asks for another kernel than the one that is chosen is refused by name: sizes of tiles,
+numbers of warps and stages, other backends.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def check(options: Any) -> None:
         known = _OPTIONS.get(str(name).removeprefix("fwd_").removeprefix("bwd_"))
         if known is None:
             raise ValueError(
-                f"tk.flex_attention: no kernel_options {name!r} is known; torch has {', '.join(sorted(_OPTIONS))}, also "
-                "with fwd_ and bwd_ in front"
+                f"tk.flex_attention: no kernel_options {name!r} is known; torch has {', '.join(sorted(_OPTIONS))}, "
+                "also with fwd_ and bwd_ in front"
             )
         if (problem := known(value)) is not None:
             kind, what = problem

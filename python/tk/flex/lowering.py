@@ -50,7 +50,9 @@ def check(graph: Graph, with_derivative: bool) -> None:
     """Raises tk.UnsupportedError for what kernels do not have."""
     forward(graph)
     if with_derivative and any(n.name == "score" for n in graph.arguments):
-        derivative(graph, sorted({f"c{n.meta['capture']}" for n in graph.captures if n.meta["dtype"].is_floating_point}))
+        derivative(
+            graph, sorted({f"c{n.meta['capture']}" for n in graph.captures if n.meta["dtype"].is_floating_point})
+        )
 
 
 class _Scalars:
@@ -131,9 +133,7 @@ class _Lowering:
                 result = values[self.graph.result]
                 found: Sequence[Tensor | None] = [None] * len(sources)
                 if result.requires_grad:
-                    found = torch.autograd.grad(
-                        result.float(), [held[n] for n in sources], grad, allow_unused=True
-                    )
+                    found = torch.autograd.grad(result.float(), [held[n] for n in sources], grad, allow_unused=True)
             return [*found, *(i.detach() for i in self._indices(values))]
 
         # Meta tensors: decompositions ask for the device, and the CPU's are not those of a GPU.
@@ -182,7 +182,9 @@ class _Lowering:
         read = next((r for r in self.reads if r.node is node), None)
         if read is not None:
             dtype = IR_DTYPES[node.meta["dtype"]]
-            return Lazy((), dtype, lambda e, i: e.builder.add("load", dtype, buffer=read.buffer, index=self._index(read)))
+            return Lazy(
+                (), dtype, lambda e, i: e.builder.add("load", dtype, buffer=read.buffer, index=self._index(read))
+            )
         if node.target is aten.sym_size.int:
             source, d = node.args
             return self._number(f"c{source.meta['capture']}_size_{d}", "i64")  # type: ignore[union-attr]

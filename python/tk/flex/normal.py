@@ -1,11 +1,11 @@
 """One spelling for what is equal: ``k <= q``, ``q >= k``, ``~(k > q)`` and ``q - k >= 0`` are one graph.
 
 - Sums of integers are collected: atoms with their factors in one order, and one number. So are comparisons of them, as
-  ``what is added <= what is taken away``, or ``difference <= number``. (They may differ from what was written where that
-  passes 32 bits.)
+  ``what is added <= what is taken away``, or ``difference <= number``. (They may differ from what was written where
+  that passes 32 bits.)
 - Of bools, negations stand at what is compared, and ``&`` and ``|`` have their operands once and in one order.
 - Of floats, operands of ``+`` and ``*`` stand in one order and signs in front. No sum is put together in another way.
-- What is made of captured numbers alone is one number, which the call works out: the kernel is given ``height - kernel``.
+- What is made of captured numbers alone is one number, which the call works out: kernels are given ``height - kernel``.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Sum:
 
 
 class Normal:
-    """make: a node of (target, args, kwargs, meta), where equal ones are one. number: a placeholder for an expression of
-    a kind."""
+    """make: a node of (target, args, kwargs, meta), where equal ones are one. number: a placeholder for an expression
+    of a kind."""
 
     def __init__(self, make: Callable[..., fx.Node], number: Callable[[Expression, str], fx.Node]):
         self.make, self.number = make, number
@@ -225,7 +225,9 @@ class Normal:
             if d.numbers:
                 return None
             value = getattr(operator, name)(d.constant, 0)
-            return self.make(aten.full.default, ([], value), {"dtype": torch.bool}, {"kind": "tensor", "dtype": torch.bool})
+            return self.make(
+                aten.full.default, ([], value), {"dtype": torch.bool}, {"kind": "tensor", "dtype": torch.bool}
+            )
         if name in ("eq", "ne"):
             first = min(d.atoms, key=self._key)
             if d.atoms[first] < 0:

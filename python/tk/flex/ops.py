@@ -182,9 +182,7 @@ def _own(
     return found
 
 
-def _sought(
-    traced: Traced, places: Sequence[int], floats: Sequence[float], ints: Sequence[int], suffix: str
-) -> _Own:
+def _sought(traced: Traced, places: Sequence[int], floats: Sequence[float], ints: Sequence[int], suffix: str) -> _Own:
     """places: of the tensors, the first that is the same one."""
     op = _packed(traced, suffix)
     if op is not None:

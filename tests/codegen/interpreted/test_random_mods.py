@@ -17,8 +17,8 @@ from tk.flex import printing, trace
 
 TESTS = Path(__file__).parents[2]
 sys.path[:0] = [str(TESTS), str(TESTS / "kernels")]
-from flex import random_mods
-from interpreted import attention_host  # noqa: F401  # a comparison of numbers stays a bool
+from flex import random_mods  # noqa: E402
+from interpreted import attention_host  # noqa: E402, F401  # a comparison of numbers stays a bool
 
 COUNT = int(os.environ.get("TK_MODS_COUNT", "40"))
 SEED = int(os.environ.get("TK_MODS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
