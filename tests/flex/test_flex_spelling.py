@@ -81,7 +81,8 @@ MASKS: dict[str, tuple[Any, list[Callable[..., Any]]]] = {
     ]),
     "prefix": (mods.prefix_lm(PREFIX), [
         lambda b, h, q, k: (q >= k) | (k < PREFIX), lambda b, h, q, k: (k <= q) | (k <= PREFIX),
-        torch_flex.or_masks(lambda b, h, q, k: k < PREFIX, torchs_causal), lambda b, h, q, k: ~((k > q) & (k >= PREFIX)),
+        torch_flex.or_masks(lambda b, h, q, k: k < PREFIX, torchs_causal),
+        lambda b, h, q, k: ~((k > q) & (k >= PREFIX)),
         lambda b, h, q, k: (k < PREFIX) | (q >= k),
     ]),
     "prefix_by_entry": (mods.prefix_lm(LENGTHS), [
@@ -156,7 +157,8 @@ def random_int(rng: random.Random, depth: int) -> str:
         return rng.choice(["b", "h", "q", "k", "q", "k", "N1", "N2", "IDS[q]", "IDS[k]", "T", str(rng.randint(-4, 9))])
     a, b = random_int(rng, depth - 1), random_int(rng, rng.randrange(depth))
     return rng.choice([f"({a} + {b})", f"({a} - {b})", f"(-{a})", f"({a} * {rng.randint(-3, 3)})", f"({a} % 5)",
-                       f"({a} // 3)", f"(q * 0 + {a}).clamp(-5, 9)", f"({a} - {b})", f"(q * 0 + {a}).long()"])  # fmt: skip
+                       f"({a} // 3)", f"(q * 0 + {a}).clamp(-5, 9)", f"({a} - {b})",
+                       f"(q * 0 + {a}).long()"])  # fmt: skip
 
 
 def random_bool(rng: random.Random, depth: int) -> str:

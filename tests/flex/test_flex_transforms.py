@@ -63,7 +63,7 @@ def test_a_gradient_of_a_gradient_is_refused_when_it_is_asked_for() -> None:
     k, v = k.detach(), v.detach()
     loss = lambda q: tk.sdpa(q, k, v).sum()  # noqa: E731
     for twice in (torch.func.hessian(loss), torch.func.jacrev(torch.func.jacrev(loss))):
-        with pytest.raises(NotImplementedError, match="no gradient of its gradient|forward-mode"):
+        with pytest.raises(NotImplementedError, match=r"no gradient of its gradient|forward-mode"):
             twice(q.detach())
     with pytest.raises(NotImplementedError, match="forward-mode"):
         torch.func.jvp(torch.func.grad(loss), (q.detach(),), (q.detach(),))

@@ -1,4 +1,4 @@
-"""What people write, by the wheel's own kernels: no pack of the user's, other spellings, wider and narrower captures."""
+"""What people write, by the wheel's own kernels: other spellings, wider and narrower captures."""
 
 from __future__ import annotations
 
