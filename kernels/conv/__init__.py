@@ -5,6 +5,7 @@
     pointer.py      plain Triton, for every GPU, layout and number of groups
     tma.py          for Hopper, of the parts in kernels/hopper/; tma_plans.py: its plans and grid
     depthwise.py    groups of one channel: no product; depthwise_slide.py: with outputs beside each other in a thread
+    contained.py    where groups are multiplied as one: what another group's NaN or infinity made NaN, worked out again
     cost.py         predicted time
 
 What has its channels apart in memory, or few of them, is copied first where that pays: kernels/conv_layout.py and

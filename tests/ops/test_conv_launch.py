@@ -464,6 +464,17 @@ def test_groups_with_much_to_multiply_are_convolutions_of_one_group(h100, case):
         assert found == ["conv", "conv", "conv_contained"]
 
 
+def test_what_is_explained_is_the_convolution(h100):
+    x, weight = last(torch.randn(3, 16, 14, 14)).bfloat16(), torch.randn(16, 4, 7, 7).bfloat16()
+    _library.ops().tk_ops_capture_device(h100)
+    try:
+        call = torch.ops.tk.conv2d.default.redispatch
+        found = _problem.describe(call, CUDA, x, weight, None, [1, 1], [3, 3], [1, 1], 4)
+    finally:
+        _library.ops().tk_ops_capture_device(-1)
+    assert found is not None and found.problem.op == "conv"
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("as_last", [True, False])
 def test_a_nan_stays_in_its_group(h100, stride, as_last):

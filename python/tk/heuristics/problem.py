@@ -27,11 +27,14 @@ class Described:
 def describe(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Described | None:
     """What ``function(*args, **kwargs)``, a tk op or wrapper, would launch, without launching it.
 
-    All of the op's checks are made, and its result is allocated. The last call, where copies of operands come first.
-    None when it would launch nothing: on the CPU, or with an empty result or inner size. Raises what the op raises.
+    All of the op's checks are made, and its result is allocated. The last call, where copies of operands come first, but
+    for one that only looks at its result. None when it would launch nothing: on the CPU, or with an empty result or inner size. Raises what the op raises.
     """
-    found = describe_all(function, *args, **kwargs)
+    found = [d for d in describe_all(function, *args, **kwargs) if d.problem.op not in _AFTERWARDS]
     return found[-1] if found else None
+
+
+_AFTERWARDS = ("conv_contained",)  # what only looks at a result
 
 
 def describe_all(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Described]:
