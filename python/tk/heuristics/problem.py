@@ -28,7 +28,8 @@ def describe(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Describ
     """What ``function(*args, **kwargs)``, a tk op or wrapper, would launch, without launching it.
 
     All of the op's checks are made, and its result is allocated. The last call, where copies of operands come first, but
-    for one that only looks at its result. None when it would launch nothing: on the CPU, or with an empty result or inner size. Raises what the op raises.
+    for one that only looks at its result. None when it would launch nothing: on the CPU, or with an empty result or
+    inner size. Raises what the op raises.
     """
     found = [d for d in describe_all(function, *args, **kwargs) if d.problem.op not in _AFTERWARDS]
     return found[-1] if found else None
