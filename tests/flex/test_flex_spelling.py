@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn.attention import flex_attention as torch_flex
 
+import tk
 from tk.flex import mods, trace
 from tk.flex.evaluate import evaluate, indices
 
@@ -206,3 +207,19 @@ def test_no_value_changes(kind: str) -> None:
         found = expected if graph is None else evaluate(graph, arguments, pair.values)
         torch.testing.assert_close(found.expand(2, 2, 7, 9), expected.expand(2, 2, 7, 9), equal_nan=True, rtol=1e-5,
                                    atol=1e-5, check_dtype=False, msg=lambda m: f"seed {seed}: {body}: {m}")  # noqa: B023  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [2**31, 2**40, 2**62])
+def test_numbers_past_32_bits_do_not_wrap_around(size: int) -> None:
+    q = torch.randn(1, 1, 6, 8)
+    mask = tk.flex.create_block_mask(mods.sliding_window(size), 1, 1, 6, 6, "cpu", 4)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    torch.testing.assert_close(tk.flex_attention(q, q, q, block_mask=mask), expected)
+
+
+def test_numbers_that_cannot_be_are_refused_with_the_mod() -> None:
+    q, zero = torch.randn(1, 1, 6, 8), 0
+    with pytest.raises(ValueError, match=r"test_flex_spelling\.py.*division by zero"):
+        tk.flex_attention(q, q, q, lambda s, b, h, q, k: s * (3.0 / zero))
+    with pytest.raises(ValueError, match="which 64 bits do not hold"):
+        tk.flex.create_block_mask(mods.sliding_window(2**70), 1, 1, 6, 6, "cpu", 4)

@@ -12,6 +12,8 @@ from tk.flex.canonical import Graph
 
 aten = torch.ops.aten
 
+_BOUNDED = frozenset({aten.le.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.gt.Scalar})
+
 Gather = Callable[[fx.Node, Tensor, list[Any]], Tensor]
 """``gather(node, captured, indices)``: what the node, a read of a captured tensor, gives."""
 
@@ -57,6 +59,8 @@ def evaluate(
             values[node] = _read(node, args[0], list(args[1]), allowed, gather)
         elif node.target is aten.full.default:
             values[node] = torch.full((1, 1, 1, 1), args[1], dtype=node.kwargs["dtype"], device=arguments[0].device)
+        elif node.target in _BOUNDED and isinstance(args[1], int) and args[0].dtype == torch.int32:
+            values[node] = node.target(args[0], max(-(2**31), min(args[1], 2**31 - 1)))  # torch would wrap it around
         else:
             values[node] = node.target(*args, **fx.node.map_arg(node.kwargs, value_of))
     return value_of(graph.result)

@@ -157,9 +157,13 @@ def _mod(fn: Mod, kind: str) -> tuple[_Mod, tuple[Any, ...]]:
 
 def _picked(mod: _Mod, leaves: Sequence[Any], fn: Mod, kind: str) -> tuple[Any, ...]:
     try:
-        return tuple([pick(leaves) for pick in mod.pick])
+        values = tuple([pick(leaves) for pick in mod.pick])
     except (ArithmeticError, ValueError, TypeError) as error:  # of what is made of captured numbers
         raise ValueError(f"{described(fn, kind)}: of the numbers that it captures: {error}") from None
+    for value in values:
+        if type(value) is int and not -(2**63) <= value < 2**63:
+            raise ValueError(f"{described(fn, kind)}: captures {value}, which 64 bits do not hold")
+    return values
 
 
 def tensors_of(fn: Mod | None) -> list[Tensor]:
