@@ -27,8 +27,8 @@ class Described:
 def describe(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Described | None:
     """What ``function(*args, **kwargs)``, a tk op or wrapper, would launch, without launching it.
 
-    All of the op's checks are made, and its result is allocated. The last call, where copies of operands come first, but
-    for one that only looks at its result. None when it would launch nothing: on the CPU, or with an empty result or
+    All of the op's checks are made, and its result is allocated. The last call, where copies of operands come first,
+    but for one that only looks at its result. None when it would launch nothing: on the CPU, or with an empty result or
     inner size. Raises what the op raises.
     """
     found = [d for d in describe_all(function, *args, **kwargs) if d.problem.op not in _AFTERWARDS]

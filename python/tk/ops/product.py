@@ -77,9 +77,9 @@ def settings(
 
 
 def allows_tf32() -> bool:
-    """Whether torch rounds float32 to tf32 in products on CUDA: what ``torch.backends.cuda.matmul.fp32_precision`` comes
-    to, with the settings that it inherits from. (``allow_tf32`` sets it as well, but cannot be read once that was set.)
-    """
+    """Whether torch rounds float32 to tf32 in products on CUDA: what ``torch.backends.cuda.matmul.fp32_precision``
+    comes to, with the settings that it inherits from. (``allow_tf32`` sets it as well, but cannot be read once that was
+    set.)"""
     return torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32"
 
 

@@ -203,7 +203,11 @@ def kinds(variants: list[Variant], *axes: str) -> list[Variant]:
     """One variant of each kernel at each value of these axes, of fp32 and the fewest taps."""
     found: dict[tuple[object, ...], Variant] = {}
     for v in variants:
-        if v.point.dtype == "fp32" and v.point.axes.get("precision", "ieee") == "ieee" and v.point.axes.get("taps", 3) == 3:
+        if (
+            v.point.dtype == "fp32"
+            and v.point.axes.get("precision", "ieee") == "ieee"
+            and v.point.axes.get("taps", 3) == 3
+        ):
             found.setdefault((v.kernel.name, *(v.point.axes.get(axis) for axis in axes)), v)
     return list(found.values())
 
