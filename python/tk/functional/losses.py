@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import _reduction
@@ -30,7 +31,8 @@ def cross_entropy(
 
     Args:
         input: ``[C]``, ``[N, C]`` or ``[N, C, ...]``; the last is copied.
-        target: int64, the indices of the classes: the shape of input without C. A loss whose target is no class is NaN.
+        target: int64, the indices of the classes: the shape of input without C. On a GPU the loss of a target that is
+            no class is NaN; on the CPU it raises IndexError.
             On the CPU also probabilities, of the shape of input.
         weight: of the classes, ``[C]``; on the CPU only.
         size_average, reduce: torch's deprecated forms of reduction.
@@ -57,8 +59,27 @@ def cross_entropy(
             input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
         )
     x = _rows(input, target)
+    _check_targets(target, x.shape[-1], ignore_index)
     loss = run(_OPS[reduction], x, target.reshape(-1), ignore_index, label_smoothing, config=config)
     return loss.reshape(target.shape) if reduction == "none" else loss
+
+
+def _check_targets(target: Tensor, classes: int, ignore_index: int) -> None:
+    """What they hold, on the CPU alone, and where they are numbers: not of a trace, or of a batch under vmap."""
+    if (
+        target.device.type != "cpu"
+        or type(target) is not Tensor
+        or not target.numel()
+        or torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
+        return
+    wrong = target[((target < 0) | (target >= classes)) & (target != ignore_index)]
+    if wrong.numel():
+        raise IndexError(
+            f"tk.cross_entropy: target has {wrong[0].item()}, must be 0 to {classes - 1}, or {ignore_index}"
+        )
 
 
 def _reduction_of(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
