@@ -246,8 +246,10 @@ def _determined(call: Call, value: Any) -> Any:
     return value[0] if call.name == "topk" else value
 
 
-# ATen's own answers differ between its kernels: fused affine norms, flash attention.
+# ATen's own answers differ between its kernels: vectorised gelu, fused affine norms, flash attention.
 _FREE_BEYOND_FINITE = (
+    "gelu",
+    "geglu",
     "group_norm",
     "layer_norm",
     "add_layer_norm",
