@@ -69,8 +69,8 @@ def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
     def checked(*args: Any, **kwargs: Any) -> Any:
         devices = {x.device: None for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         if len(devices) > 1:
-            found = ", ".join(map(str, devices))
-            raise ValueError(f"tk.{name}: its tensors are on {found}; all must be on one device")
+            found = " and ".join(map(str, devices))
+            raise ValueError(f"tk.{name}: devices differ: {found}; all tensors must be on one device")
         return fake(*args, **kwargs)
 
     return checked
