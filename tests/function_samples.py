@@ -97,7 +97,6 @@ INDICES = ("any", "all", "argmax", "argmin", "argsort")  # results without a gra
 
 # What tk refuses of torch's samples on CUDA, besides the dtypes that no kernel takes: a part of the message.
 REFUSED_ON_CUDA = {
-    "nn.functional.cross_entropy": "weight is there|a target of probabilities is there",
     "nn.functional.embedding": "max_norm, scale_grad_by_freq or sparse is there",
     "norm": "the nuclear norm is there",
 }

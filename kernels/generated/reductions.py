@@ -8,9 +8,10 @@ import torch
 from tk.generated import op
 
 FLOATS = ("bf16", "fp16", "fp32")
+WIDE = (*FLOATS, "fp64")
 
 
-@op(x="T[..., N]", T=FLOATS, grad=True)
+@op(x="T[..., N]", T=WIDE, grad=True)
 def row_sum(x):
     return x.sum(-1)
 
@@ -20,21 +21,21 @@ def row_mean(x):
     return x.mean(-1)
 
 
-@op(x="T[..., N]", sign="float", mirror="float", T=FLOATS, grad=True)
+@op(x="T[..., N]", sign="float", mirror="float", T=WIDE, grad=True)
 def row_amax(x, sign, mirror):
     """The largest element; with sign -1 the smallest; with mirror -1, instead of 1, of the magnitudes."""
     return (torch.where(x < 0, x * mirror, x) * sign).amax(-1) * sign
 
 
-@op(x="T[..., N]", sign="float", T=FLOATS)
+@op(x="T[..., N]", sign="float", T=WIDE)
 def row_argmax(x, sign):
     """The first index of the largest element, or of the first NaN; with sign -1 of the smallest."""
     return (x * sign).argmax(-1)
 
 
-@op(x="T[..., N]", T=FLOATS)
+@op(x="T[..., N]", T=(*WIDE, "i64"))
 def row_prod(x):
-    """tk.generated.gradients has its gradient."""
+    """Of integers modulo 2^64. tk.generated.gradients has its gradient."""
     return x.prod(-1)
 
 
@@ -44,27 +45,31 @@ def row_any(x, wanted):
     return (x.to(torch.int32) == wanted).any(-1).to(torch.int32) == wanted
 
 
+def _wide(x):
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def _norm(total, root, dtype):
     return (total**root).to(dtype)
 
 
 def _term(x, low, high):
-    size = x.float().abs()
+    size = _wide(x).abs()
     return size * size.clamp(low, high)
 
 
-@op(x="T[..., N]", low="float", high="float", root="float", T=FLOATS)
+@op(x="T[..., N]", low="float", high="float", root="float", T=WIDE)
 def row_norm(x, low, high, root):
     """sum(|x| · clamp(|x|, low, high)) ** root: with (1, 1, 1) the 1-norm, with (0, inf, 0.5) the 2-norm.
     tk.generated.gradients has its gradient."""
     return _norm(_term(x, low, high).sum(-1), root, x.dtype)
 
 
-@op(x="T[..., N]", bessel="float", power="float", T=FLOATS)
+@op(x="T[..., N]", bessel="float", power="float", T=WIDE)
 def row_var_mean(x, bessel, power):
     """((bessel · var) ** power, mean), of the biased variance: bessel is n / (n - 1) for
     the unbiased one. tk.generated.gradients has its gradient."""
-    variance, mean = torch.var_mean(x.float(), -1, correction=0)
+    variance, mean = torch.var_mean(_wide(x), -1, correction=0)
     return ((variance * bessel) ** power).to(x.dtype), mean.to(x.dtype)
 
 

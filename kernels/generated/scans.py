@@ -5,19 +5,21 @@ import torch
 from tk.generated import op
 
 FLOATS = ("bf16", "fp16", "fp32")
+WIDE = (*FLOATS, "fp64")
 
 
-@op(x="T[..., N]", T=FLOATS, grad=True)
+@op(x="T[..., N]", T=WIDE, grad=True)
 def cumsum(x):
     return x.cumsum(-1)
 
 
-@op(x="T[..., N]", T=FLOATS)
+@op(x="T[..., N]", T=(*WIDE, "i64"))
 def cumprod(x):
+    """Of integers modulo 2^64."""
     return x.cumprod(-1)
 
 
-@op(x="T[..., N]", T=FLOATS)
+@op(x="T[..., N]", T=(*FLOATS, "i64"))
 def cummax(x):
     """(values, indices): among equal ones the last index, NaN from the first one on."""
     return torch.cummax(x, -1)
@@ -25,7 +27,7 @@ def cummax(x):
 
 @op(x="T[..., N]", T=FLOATS)
 def cummin(x):
-    """(values, indices): as cummax."""
+    """(values, indices): as cummax. Of integers it is a cummax of what is turned over."""
     return torch.cummin(x, -1)
 
 

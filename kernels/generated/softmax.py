@@ -20,7 +20,7 @@ def log_softmax(x):
     return F.log_softmax(x, -1)
 
 
-@op(x="T[..., N]", T=FLOATS, grad=True)
+@op(x="T[..., N]", T=(*FLOATS, "fp64"), grad=True)
 def logsumexp(x):
     """log(sum(exp(x))) along the last dimension."""
     return torch.logsumexp(x, -1)

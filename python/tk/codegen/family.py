@@ -33,9 +33,9 @@ from tk.codegen.schedule import (
     scratch_buffers,
     secondary_setting,
 )
-from tk.codegen.settings import SELDOM_CALLED, Setting
+from tk.codegen.settings import GENERAL, GENERAL_DTYPES, SELDOM_CALLED, Setting
 from tk.codegen.split import Parts, Splitter
-from tk.codegen.tile import LAYOUTS, ROWS, Layout, choose_tile
+from tk.codegen.tile import ALIGNED, LAYOUTS, ROWS, Layout, choose_tile
 from tk.codegen.trace import LEADING, Trace, flag_values, letter, trace_all, trace_backward
 from tk.codegen.walk import Walk, Walker
 from tk.generated.declare import Declared
@@ -365,6 +365,11 @@ class Generated:
         has_split = bool(graph.parts) and LAYOUT_BY_NAME[point.layout].merged and way == "whole"
         return (place == 0 or setting.everywhere) and not has_split
 
+    def _is_general(self, graph: Graph) -> bool:
+        """Whether it has a single setting of each layout that asks for no alignment."""
+        dtypes = set(graph.trace.dtypes.values())
+        return self.name in GENERAL and not (dtypes and GENERAL_DTYPES.isdisjoint(dtypes))
+
     @cached_property
     def family(self) -> Family:
         by_label = {g.label: g for g in self.graphs}
@@ -384,6 +389,8 @@ class Generated:
             if not can_run(by_label[point.graph], point.arch):
                 return None
             graph = by_label[point.graph]
+            if self._is_general(graph) and (point.layout == ALIGNED.name or place(point) > 0):
+                return None
             has_few = point.arch < 90 or "fp16" in graph.trace.dtypes.values() or self.name in SELDOM_CALLED
             if has_few and not self._is_everywhere(graph, point, setting, way, place(point)):
                 return None

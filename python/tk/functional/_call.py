@@ -13,6 +13,9 @@ from tk import errors
 from tk.generated import register
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+WIDE_FLOATS = (*FLOATS, torch.float64)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+NUMBERS = (*WIDE_FLOATS, *INTEGERS)
 Config = str | int | None
 
 # What ATen's autocast computes in float32; all others of this package's functions keep the dtypes that they are given.
@@ -76,8 +79,8 @@ def converted(function: str, x: Tensor, dtype: torch.dtype | None) -> Tensor:
     return x.to(dtype) if isinstance(x, Tensor) else x
 
 
-def taken(function: str, **tensors: Tensor | None) -> bool:
-    """Whether the kernels take these floating-point tensors; False where ATen shall, on the CPU.
+def taken(function: str, takes: Sequence[torch.dtype] = FLOATS, **tensors: Tensor | None) -> bool:
+    """Whether the kernels take these tensors, all of one dtype of `takes`; False where ATen shall, on the CPU.
 
     tensors: the first must be there, others may be None. Raises tk.UnsupportedError on CUDA, TypeError for what is no
     tensor."""
@@ -88,7 +91,7 @@ def taken(function: str, **tensors: Tensor | None) -> bool:
         if not isinstance(x, Tensor):
             raise TypeError(f"tk.{function}: {name} must be a Tensor, is {type(x).__name__}")
         if first is None:
-            first, good = x, x.dtype in FLOATS
+            first, good = x, x.dtype in takes
         elif x.dtype != first.dtype:
             good = False
     if first is None:
@@ -98,8 +101,8 @@ def taken(function: str, **tensors: Tensor | None) -> bool:
     if not good and first.device.type != "cpu":
         given = ", ".join(f"{name} is {_name(x.dtype)}" for name, x in tensors.items() if x is not None)
         raise errors.UnsupportedError(
-            f"tk.{function}: {given}; on {first.device.type} it takes {', '.join(map(_name, FLOATS))}, and all of one "
-            "dtype"
+            f"tk.{function}: {given}; on {first.device.type} it takes {', '.join(map(_name, takes))}"
+            f"{', and all of one dtype' if len(tensors) > 1 else ''}"
         )
     return good
 

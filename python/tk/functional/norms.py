@@ -27,12 +27,15 @@ def layer_norm(
 
     Args:
         input: ``[..., *normalized_shape]``.
-        weight, bias: ``normalized_shape``; missing ones count as 1 and 0.
+        weight, bias: ``normalized_shape``; missing ones count as 1 and 0. Of the dtype of input, or both in float32.
 
     Returns:
         The shape and dtype of input.
     """
     input, weight, bias = (autocast("layer_norm", t) for t in (input, weight, bias))
+    if _is_mixed(input, weight, bias):
+        wide = layer_norm(input.float(), normalized_shape, weight, bias, eps, config=config)
+        return wide.to(input.dtype)
     is_taken = taken("layer_norm", input=input, weight=weight, bias=bias)
     shape = _check("layer_norm", input, normalized_shape, weight=weight, bias=bias)
     if not is_taken:
@@ -55,10 +58,12 @@ def rms_norm(
 
     Args:
         input: ``[..., *normalized_shape]``.
-        weight: ``normalized_shape``; a missing one counts as 1.
+        weight: ``normalized_shape``; a missing one counts as 1. Of the dtype of input, or float32.
         eps: by default float32's, as torch has it for 16 bits too.
     """
     input, weight = (autocast("rms_norm", t) for t in (input, weight))
+    if _is_mixed(input, weight):
+        return rms_norm(input.float(), normalized_shape, weight, _eps(input, eps), config=config).to(input.dtype)
     is_taken = taken("rms_norm", input=input, weight=weight)
     shape = _check("rms_norm", input, normalized_shape, weight=weight)
     if not is_taken:
@@ -87,6 +92,8 @@ def group_norm(
         weight, bias: ``[C]``; missing ones count as 1 and 0.
     """
     input, weight, bias = (autocast("group_norm", t) for t in (input, weight, bias))
+    if _is_mixed(input, weight, bias):
+        return group_norm(input.float(), num_groups, weight, bias, eps, config=config).to(input.dtype)
     is_taken = taken("group_norm", input=input, weight=weight, bias=bias)
     if input.dim() < 2 or whole("group_norm", "num_groups", num_groups) < 1 or input.shape[1] % num_groups:
         raise ValueError(
@@ -112,6 +119,9 @@ def add_rms_norm(
         x, residual: ``[..., N]``, of one shape. The sum is not rounded before it is normalised.
         weight, eps: as of :func:`rms_norm`.
     """
+    if _is_mixed(x, weight) and residual.dtype == x.dtype:
+        wide = add_rms_norm(x.float(), residual.float(), weight, _eps(x, eps), config=config)
+        return wide[0].to(x.dtype), wide[1].to(x.dtype)
     is_taken = taken("add_rms_norm", x=x, residual=residual, weight=weight)
     _check_sum("add_rms_norm", x, residual, weight=weight)
     if not is_taken:
@@ -131,12 +141,26 @@ def add_layer_norm(
     config: Config = None,
 ) -> tuple[Tensor, Tensor]:
     """``(layer_norm(x + residual), x + residual)``, over the last dimension. Arguments as of :func:`add_rms_norm`."""
+    if _is_mixed(x, weight, bias) and residual.dtype == x.dtype:
+        wide = add_layer_norm(x.float(), residual.float(), weight, bias, eps, config=config)
+        return wide[0].to(x.dtype), wide[1].to(x.dtype)
     is_taken = taken("add_layer_norm", x=x, residual=residual, weight=weight, bias=bias)
     _check_sum("add_layer_norm", x, residual, weight=weight, bias=bias)
     if not is_taken:
         total = x + residual
         return F.layer_norm(total, total.shape[-1:], weight, bias, eps), total
     return run("add_layer_norm", x, residual, _flat(x, weight, 1), _flat(x, bias, 0), eps, config=config)
+
+
+def _is_mixed(input: Tensor, *affine: Tensor | None) -> bool:
+    """Of 16 bits with weights in float32: then the input is converted first, and all is worked out in float32."""
+    given = [t for t in affine if t is not None]
+    return (
+        all(isinstance(t, Tensor) for t in (input, *given))
+        and input.dtype in (torch.bfloat16, torch.float16)
+        and bool(given)
+        and all(t.dtype == torch.float32 for t in given)
+    )
 
 
 def _check(function: str, x: Tensor, normalized_shape: Sequence[int], **affine: Tensor | None) -> tuple[int, ...]:

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from tk.functional._call import (
+    INTEGERS,
+    NUMBERS,
+    WIDE_FLOATS,
     Config,
     autocast,
     converted,
@@ -23,6 +26,7 @@ from tk.functional._call import (
     taken,
     wrap,
 )
+from tk.functional._integers import flip_of, mask_of, signed
 
 __all__ = [
     "all", "amax", "amin", "any", "argmax", "argmin", "logsumexp", "max", "mean", "min", "norm", "prod", "std", "sum",
@@ -34,24 +38,29 @@ Dims = int | list[int] | tuple[int, ...] | None
 # --- Sums ---
 
 
-@needs("row_sum", "column_sum", "total_sum")
+@needs("row_sum", "column_sum", "total_sum", "row_sum_int")
 def sum(
     input: Tensor, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None, *, config: Config = None
 ) -> Tensor:
-    """The sum over ``dim`` (one, several, or all), as ``torch.sum``: of float32, rounded once.
+    """The sum over ``dim`` (one, several, or all), as ``torch.sum``: of float32, rounded once; of float64 in float64, and
+    of integers in int64, modulo 2^64.
 
     Args:
-        input: any shape.
+        input: any shape; a float, an integer or bool.
         keepdim: the reduced dimensions stay, of size 1.
-        dtype: input is converted to it first.
+        dtype: input is converted to it first. Without it the result of integers is int64.
 
     Raises:
         IndexError: a dimension that is none. ValueError: one given twice.
     """
     x = converted("sum", input, dtype)
-    if not taken("sum", input=x):
+    if not taken("sum", NUMBERS, input=x):
         return torch.sum(x, dim, keepdim, dtype=dtype)
     dims = _dims("sum", x, dim)
+    if x.dtype in INTEGERS:
+        return _kept("sum", _sum_of_integers(x, dims, config), dims, keepdim).to(dtype or torch.int64)
+    if x.dtype == torch.float64:
+        return _kept("sum", _sum_of_float64(x, dims, config), dims, keepdim)
     if _are_all(x, dims):
         return _kept("sum", run("total_sum", _whole(x), 1.0, config=config), dims, keepdim)
     if _are_first(x, dims):
@@ -61,15 +70,18 @@ def sum(
     return _kept("sum", run("row_sum", _rows(x, dims), config=config), dims, keepdim)
 
 
-@needs("row_mean", "total_sum")
+@needs("row_mean", "total_sum", "row_sum")
 def mean(
     input: Tensor, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None, *, config: Config = None
 ) -> Tensor:
-    """The mean over ``dim``, as ``torch.mean``. Arguments and errors as of :func:`sum`."""
+    """The mean over ``dim``, as ``torch.mean``, of floats or as ``dtype``. Arguments and errors as of :func:`sum`."""
     x = converted("mean", input, dtype)
-    if not taken("mean", input=x):
+    if not taken("mean", WIDE_FLOATS, input=x):
         return torch.mean(x, dim, keepdim, dtype=dtype)
     dims = _dims("mean", x, dim)
+    if x.dtype == torch.float64:
+        total = _sum_of_float64(x, dims, config)
+        return _kept("mean", total, dims, keepdim) / product([x.shape[d] for d in dims])
     if _are_all(x, dims):
         n = x.numel()
         return _kept("mean", run("total_sum", _whole(x), 1 / n if n else math.nan, config=config), dims, keepdim)
@@ -81,21 +93,29 @@ def prod(
     input: Tensor, dim: int | None = None, keepdim: bool = False, dtype: torch.dtype | None = None, *,
     config: Config = None,
 ) -> Tensor:  # fmt: skip
-    """The product over ``dim``, or of all, as ``torch.prod``: of float32, rounded once. That of all is one program's.
-    Arguments and errors as of :func:`sum`."""
+    """The product over ``dim``, or of all, as ``torch.prod``: of float32, rounded once. That of all floats is one
+    program's. Arguments, dtypes and errors as of :func:`sum`."""
     x = converted("prod", input, dtype)
-    if not taken("prod", input=x):
+    if not taken("prod", NUMBERS, input=x):
         return torch.prod(x, dtype=dtype) if dim is None else torch.prod(x, dim, keepdim, dtype=dtype)
-    return _reduced("prod", "row_prod", x, None if dim is None else wrap("prod", x, dim), keepdim, config)
+    dim = None if dim is None else wrap("prod", x, dim)
+    if x.dtype in INTEGERS:
+        dims = _dims("prod", x, dim)
+        found = _of_parts(lambda rows: run("row_prod", rows, config=config), x.long(), dims)
+        return _kept("prod", found, dims, keepdim).to(dtype or torch.int64)
+    return _reduced("prod", "row_prod", x, dim, keepdim, config)
 
 
 @needs("logsumexp")
 def logsumexp(
     input: Tensor, dim: int | list[int] | tuple[int, ...], keepdim: bool = False, *, config: Config = None
 ) -> Tensor:
-    """``log(sum(exp(x)))`` over ``dim``, as ``torch.logsumexp``. Arguments and errors as of :func:`sum`."""
+    """``log(sum(exp(x)))`` over ``dim``, as ``torch.logsumexp``; integers become torch's default dtype. Arguments and
+    errors as of :func:`sum`."""
     x = autocast("logsumexp", input)
-    if not taken("logsumexp", input=x):
+    if isinstance(x, Tensor) and x.dtype in INTEGERS:
+        x = x.to(torch.get_default_dtype())
+    if not taken("logsumexp", WIDE_FLOATS, input=x):
         return torch.logsumexp(x, dim, keepdim)
     return _reduced("logsumexp", "logsumexp", x, dim, keepdim, config)
 
@@ -103,51 +123,77 @@ def logsumexp(
 # --- Extremes ---
 
 
-@needs("row_amax")
+@needs("row_amax", "row_extreme_int")
 def amax(input: Tensor, dim: Dims = (), keepdim: bool = False, *, config: Config = None) -> Tensor:
     """The largest element, NaN where there is one, as ``torch.amax``: equal ones share the gradient. Arguments and
     errors as of :func:`sum`; no reduced dimension may have size 0 (ValueError)."""
-    if not taken("amax", input=input):
+    if not taken("amax", NUMBERS, input=input):
         return torch.amax(input, () if dim is None else dim, keepdim)
     return _extreme("amax", input, dim, keepdim, 1.0, 1.0, config)
 
 
-@needs("row_amax")
+@needs("row_amax", "row_extreme_int")
 def amin(input: Tensor, dim: Dims = (), keepdim: bool = False, *, config: Config = None) -> Tensor:
     """The smallest element, as ``torch.amin``. All else as of :func:`amax`."""
-    if not taken("amin", input=input):
+    if not taken("amin", NUMBERS, input=input):
         return torch.amin(input, () if dim is None else dim, keepdim)
     return _extreme("amin", input, dim, keepdim, -1.0, 1.0, config)
 
 
-@needs("row_argmax")
+@needs("row_argmax", "row_place_int")
 def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False, *, config: Config = None) -> Tensor:
     """The index (int64) of the largest element, or of the first NaN, as ``torch.argmax``: among equal ones the first.
     Without ``dim`` of the flattened input. Errors as of :func:`amax`."""
-    if not taken("argmax", input=input):
+    if not taken("argmax", NUMBERS, input=input):
         return torch.argmax(input, dim, keepdim)
     return _place("argmax", input, dim, keepdim, 1.0, config)
 
 
-@needs("row_argmax")
+@needs("row_argmax", "row_place_int")
 def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False, *, config: Config = None) -> Tensor:
     """The index (int64) of the smallest element, as ``torch.argmin``. All else as of :func:`argmax`."""
-    if not taken("argmin", input=input):
+    if not taken("argmin", NUMBERS, input=input):
         return torch.argmin(input, dim, keepdim)
     return _place("argmin", input, dim, keepdim, -1.0, config)
 
 
-@needs("row_amax", "row_argmax")
-def max(input: Tensor, dim: int | None = None, keepdim: bool = False, *, config: Config = None) -> Any:
+@needs(*amax.ops, *argmax.ops)  # type: ignore[attr-defined]
+def max(
+    input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False, *, other: Tensor | None = None,
+    config: Config = None,
+) -> Any:  # fmt: skip
     """The largest element of all, or (values, indices) along ``dim``, as ``torch.max``: among equal ones the first, to
-    which the gradient goes. Errors as of :func:`amax`. The larger of two tensors is ``torch.maximum``."""
+    which the gradient goes. Errors as of :func:`amax`.
+
+    Args:
+        dim: or a tensor, as ``other``: the larger of the two at every place is ``torch.maximum``'s.
+    """
+    if (of_two := _second("max", dim, keepdim, other)) is not None:
+        return torch.maximum(input, of_two)
     return _value_and_place("max", torch.max, input, dim, keepdim, 1.0, config)
 
 
-@needs("row_amax", "row_argmax")
-def min(input: Tensor, dim: int | None = None, keepdim: bool = False, *, config: Config = None) -> Any:
+@needs(*max.ops)  # type: ignore[attr-defined]
+def min(
+    input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False, *, other: Tensor | None = None,
+    config: Config = None,
+) -> Any:  # fmt: skip
     """The smallest element of all, or (values, indices) along ``dim``, as ``torch.min``. All else as of :func:`max`."""
+    if (of_two := _second("min", dim, keepdim, other)) is not None:
+        return torch.minimum(input, of_two)
     return _value_and_place("min", torch.min, input, dim, keepdim, -1.0, config)
+
+
+def _second(function: str, dim: Any, keepdim: bool, other: Any) -> Tensor | None:
+    """The other tensor, by place or by name, where there is one."""
+    if other is None and not isinstance(dim, Tensor):
+        return None
+    if (other is not None and dim is not None) or keepdim:
+        raise TypeError(f"tk.{function}: give other, a tensor, or dim and keepdim, not both")
+    found = dim if other is None else other
+    if not isinstance(found, Tensor):
+        raise TypeError(f"tk.{function}: other must be a Tensor, is {type(found).__name__}")
+    return found
 
 
 # --- Truth ---
@@ -196,7 +242,7 @@ def vector_norm(
     Other arguments and errors as of :func:`sum`; of infinite order as of :func:`amax`.
     """
     given = converted("vector_norm", x, dtype)
-    if not taken("vector_norm", x=given):
+    if not taken("vector_norm", WIDE_FLOATS, x=given):
         return torch.linalg.vector_norm(given, ord, dim, keepdim)
     return _norm("vector_norm", given, float(number("vector_norm", "ord", ord)), dim, keepdim, config)
 
@@ -214,7 +260,7 @@ def norm(
     """:func:`vector_norm` of order ``p`` with the arguments of ``torch.norm``: "fro" and None are 2; "nuc" is there on
     the CPU only."""
     x = converted("norm", input, dtype)
-    is_taken = taken("norm", input=x)
+    is_taken = taken("norm", WIDE_FLOATS, input=x)
     if p == "nuc":
         only_aten_has("norm", x, "the nuclear norm")
     elif isinstance(p, str) and p != "fro":
@@ -233,7 +279,9 @@ def _norm(function: str, x: Tensor, order: float, dim: Dims, keepdim: bool, conf
     if order not in _ORDERS:
         return _norm_of_powers(function, x, order, dim, keepdim, config)
     dims = _dims(function, x, dim)
-    if _are_all(x, dims):
+    if x.dtype == torch.float64:  # a norm of norms is one of all
+        found = _of_parts(lambda rows: run("row_norm", rows, *_ORDERS[order], config=config), x, dims)
+    elif _are_all(x, dims):
         found = run("total_norm", _whole(x), *_ORDERS[order], config=config)
     else:
         found = run("row_norm", _rows(x, dims), *_ORDERS[order], config=config)
@@ -247,7 +295,8 @@ def _norm_of_powers(function: str, x: Tensor, order: float, dim: Dims, keepdim: 
     if order < 0 and product([x.shape[d] for d in _dims(function, x, dim)]) == 0:
         raise ValueError(f"tk.{function}: a norm of order {order} of no elements is none; input is {list(x.shape)}")
     is_zero = x == 0
-    powers = torch.where(is_zero, 1.0, x.float()).abs() ** order  # no zero's power is differentiated
+    wide = x if x.dtype == torch.float64 else x.float()
+    powers = torch.where(is_zero, 1.0, wide).abs() ** order  # no zero's power is differentiated
     total = sum(powers.masked_fill(is_zero, 0.0 if order > 0 else math.inf), dim, keepdim, config=config)
     flat = (total == 0) | total.isinf()
     limit = total.detach() ** (1 / order)
@@ -318,17 +367,34 @@ def _moments(
 ) -> tuple[Tensor, Tensor]:
     """The variance, or with std_mean its root, and the mean."""
     dim, correction = _correction(function, dim, unbiased, correction)
-    if not taken(function, input=input):
+    if not taken(function, WIDE_FLOATS, input=input):
         return of_torch(input, dim, correction=correction, keepdim=keepdim)
     dims = _dims(function, input, dim)
     n = product([input.shape[d] for d in dims])
     bessel = n / (n - correction) if n > correction else math.inf
     power = 0.5 if of_torch is torch.std_mean else 1.0
-    if _are_all(input, dims):
+    if _are_all(input, dims) and input.dtype == torch.float64:
+        spread, found = _moments_of_float64(input, n, bessel, power, config)
+    elif _are_all(input, dims):
         spread, found = run("total_var_mean", _whole(input), bessel, power, config=config)
     else:
         spread, found = run("row_var_mean", _rows(input, dims), bessel, power, config=config)
     return _kept(function, spread, dims, keepdim), _kept(function, found, dims, keepdim)
+
+
+def _moments_of_float64(x: Tensor, n: int, bessel: float, power: float, config: Config) -> tuple[Tensor, Tensor]:
+    """Of all, in two passes; few elements are a row. As in ATen a standard deviation of 0 has the gradient 0."""
+    if n < MANY:
+        spread, found = run("row_var_mean", x.reshape(-1), bessel, power, config=config)
+        return spread, found
+    dims = range(x.dim())
+    found = _sum_of_float64(x, dims, config) / n
+    deviations = x - found
+    spread = _sum_of_float64(deviations * deviations, dims, config) / n * bessel
+    if power == 1:
+        return spread, found
+    is_zero = spread == 0
+    return torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, spread) ** power), found
 
 
 def _correction(function: str, dim: Dims | bool, unbiased: bool | None, correction: float | None) -> tuple[Dims, float]:
@@ -355,6 +421,10 @@ def _reduced(function: str, op: str, x: Tensor, dim: Dims, keepdim: bool, config
 def _extreme(function: str, x: Tensor, dim: Dims, keepdim: bool, sign: float, mirror: float, config: Config) -> Tensor:
     """Equal elements share the gradient, which those of parts would not do: with a gradient there are none."""
     dims = _dims(function, x, dim)
+    if x.dtype in INTEGERS:
+        flip = flip_of(x, sign < 0)
+        found = _of_parts(lambda rows: run("row_extreme_int", rows, flip, config=config), signed(x), dims)
+        return _kept(function, found.view(x.dtype), dims, keepdim)
 
     def of_rows(x: Tensor) -> Tensor:
         return run("row_amax", x, sign, mirror, config=config)
@@ -386,8 +456,13 @@ def _truth(function: str, x: Tensor, dim: Dims, keepdim: bool, wanted: int, conf
 
 def _place(function: str, x: Tensor, dim: int | None, keepdim: bool, sign: float, config: Config) -> Tensor:
     dims = _dims(function, x, None if dim is None else wrap(function, x, dim))
+    flip = flip_of(x, sign < 0)
+    if x.dtype in INTEGERS:
+        x = signed(x).to(torch.int64 if x.dtype == torch.int64 else torch.int32)
 
     def of_rows(x: Tensor) -> Tensor:
+        if x.dtype in INTEGERS:
+            return run("row_place_int", x, flip, config=config)
         return run("row_argmax", x, sign, config=config)
 
     found = _place_by_parts(of_rows, x.detach().reshape(-1)) if _are_all(x, dims) else of_rows(_rows(x, dims))
@@ -397,11 +472,7 @@ def _place(function: str, x: Tensor, dim: int | None, keepdim: bool, sign: float
 def _value_and_place(
     function: str, torchs: Callable[..., Any], x: Tensor, dim: int | None, keepdim: bool, sign: float, config: Config
 ) -> Any:
-    if isinstance(dim, Tensor):
-        raise TypeError(
-            f"tk.{function}: dim must be an int or None, is a Tensor; of two tensors it is torch.{function}imum"
-        )
-    if not taken(function, input=x):
+    if not taken(function, NUMBERS, input=x):
         return torchs(x) if dim is None else torchs(x, dim, keepdim)
     if dim is None:
         return _extreme(function, x, None, False, sign, 1.0, config)
@@ -420,7 +491,7 @@ MANY = 1 << 16  # elements; a row of fewer is one program's
 
 
 def _by_parts(of_rows: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Of a reduction whose results are exact, so that it may be applied to its own. x: [n]."""
+    """Of a reduction that may be applied to its own results: which are exact, or of float64. x: [n]."""
     n = x.shape[0]
     if n < MANY:
         return of_rows(x)
@@ -442,6 +513,24 @@ def _place_by_parts(of_rows: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     if n % PART:
         at = torch.cat((at, of_rows(x[rows * PART :]).reshape(1) + rows * PART))
     return at[_place_by_parts(of_rows, x[at])]
+
+
+def _of_parts(of_rows: Callable[[Tensor], Tensor], x: Tensor, dims: Sequence[int]) -> Tensor:
+    """A reduction that may be applied to its own results: of all in parts, else by rows."""
+    return _by_parts(of_rows, x.reshape(-1)) if _are_all(x, dims) else of_rows(_rows(x, dims))
+
+
+def _sum_of_integers(x: Tensor, dims: Sequence[int], config: Config) -> Tensor:
+    mask = mask_of(x)
+
+    def of_rows(rows: Tensor) -> Tensor:
+        return run("row_sum_int", rows, -1 if rows.dtype == torch.int64 else mask, config=config)
+
+    return _of_parts(of_rows, signed(x), dims)
+
+
+def _sum_of_float64(x: Tensor, dims: Sequence[int], config: Config) -> Tensor:
+    return _of_parts(lambda rows: run("row_sum", rows, config=config), x, dims)
 
 
 def _whole(x: Tensor) -> Tensor:

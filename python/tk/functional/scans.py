@@ -2,38 +2,50 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tk.functional._call import Config, converted, from_end, needs, run, taken, to_end, wrap
+from tk.functional._call import (
+    FLOATS,
+    INTEGERS,
+    NUMBERS,
+    WIDE_FLOATS,
+    Config,
+    converted,
+    from_end,
+    needs,
+    run,
+    taken,
+    to_end,
+    wrap,
+)
+from tk.functional._integers import flip_of, key_of, signed
 
 __all__ = ["cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"]
 
 
-@needs("cumsum")
+@needs("cumsum", "cumsum_int")
 def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, config: Config = None) -> Tensor:
-    """The running sum along ``dim``, as ``torch.cumsum``: of float32, rounded once.
+    """The running sum along ``dim``, as ``torch.cumsum``: of float32, rounded once; of float64 in float64, and of integers
+    in int64, modulo 2^64.
 
     Args:
-        input: any shape.
-        dtype: input is converted to it first.
+        input: any shape; a float, an integer or bool.
+        dtype: input is converted to it first. Without it the result of integers is int64.
 
     Raises:
         IndexError: a dimension that is none.
     """
-    x = converted("cumsum", input, dtype)
-    return _scanned("cumsum", partial(torch.cumsum, dtype=dtype), x, dim, config)
+    return _accumulated("cumsum", torch.cumsum, converted("cumsum", input, dtype), dim, dtype, config)
 
 
 @needs("cumprod")
 def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, config: Config = None) -> Tensor:
-    """The running product along ``dim``, as ``torch.cumprod``; its gradient is ATen's. Arguments and errors as of
+    """The running product along ``dim``, as ``torch.cumprod``; its gradient is ATen's. Arguments, dtypes and errors as of
     :func:`cumsum`."""
-    x = converted("cumprod", input, dtype)
-    return _scanned("cumprod", partial(torch.cumprod, dtype=dtype), x, dim, config)
+    return _accumulated("cumprod", torch.cumprod, converted("cumprod", input, dtype), dim, dtype, config)
 
 
 @needs("logcumsumexp")
@@ -47,17 +59,39 @@ def logcumsumexp(input: Tensor, dim: int, *, config: Config = None) -> Tensor:
 def cummax(input: Tensor, dim: int, *, config: Config = None) -> Any:
     """(values, indices) of the running maximum along ``dim``, as ``torch.cummax``: NaN from the first one on; indices
     (int64) of the last of equal ones. Its gradient is ATen's scatter. Errors as of :func:`cumsum`."""
+    if isinstance(input, Tensor) and input.dtype in (*INTEGERS, torch.float64):
+        return torch.return_types.cummax(_extreme_of_integers("cummax", input, dim, False, config))
     return torch.return_types.cummax(_scanned("cummax", torch.cummax, input, dim, config))
 
 
-@needs("cummin")
+@needs("cummin", "cummax")
 def cummin(input: Tensor, dim: int, *, config: Config = None) -> Any:
     """(values, indices) of the running minimum along ``dim``: as :func:`cummax`."""
+    if isinstance(input, Tensor) and input.dtype in (*INTEGERS, torch.float64):
+        return torch.return_types.cummin(_extreme_of_integers("cummin", input, dim, True, config))
     return torch.return_types.cummin(_scanned("cummin", torch.cummin, input, dim, config))
 
 
-def _scanned(name: str, torchs: Any, x: Tensor, dim: int, config: Config) -> Any:
-    if not taken(name, input=x):
+def _accumulated(name: str, torchs: Any, x: Tensor, dim: int, dtype: torch.dtype | None, config: Config) -> Tensor:
+    if not taken(name, NUMBERS, input=x):
+        return torchs(x, dim, dtype=dtype)
+    if x.dtype not in INTEGERS:
+        return _scanned(name, torchs, x, dim, config, WIDE_FLOATS)
+    dim = wrap(name, x, dim)
+    found = run("cumsum_int" if name == "cumsum" else name, to_end(x.long(), dim), config=config)
+    return from_end(found, x, dim).to(dtype or torch.int64)
+
+
+def _extreme_of_integers(name: str, x: Tensor, dim: int, is_least: bool, config: Config) -> tuple[Tensor, Tensor]:
+    """The running maximum of integers that are ordered as the elements are, or, of the least, the other way round."""
+    dim = wrap(name, x, dim)
+    keys = key_of(x, is_least) if x.dtype == torch.float64 else signed(x).long() ^ flip_of(x, is_least)
+    indices = from_end(run("cummax", to_end(keys, dim), config=config)[1], x, dim)
+    return x.gather(dim, indices), indices
+
+
+def _scanned(name: str, torchs: Any, x: Tensor, dim: int, config: Config, takes: Any = FLOATS) -> Any:
+    if not taken(name, takes, input=x):
         return torchs(x, dim)
     dim = wrap(name, x, dim)
     found = run(name, to_end(x, dim), config=config)

@@ -2,53 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from tk import errors
-from tk.functional._call import Config, needs, one_device, only_aten_has, run
+from tk.functional._call import Config, needs, one_device, run, taken
+from tk.functional._integers import key_of, row_key_of
 
 __all__ = ["bucketize", "searchsorted"]
 
-# What the kernels compare in: every number of the other dtype is one of these too.
+# What the kernels compare in: every number of the other dtype is one of these too, or is put into the same order.
 _COMPARED = {
     torch.float32: torch.float32, torch.bfloat16: torch.float32, torch.float16: torch.float32,
     torch.int64: torch.int64, torch.int32: torch.int64, torch.int16: torch.int64, torch.int8: torch.int64,
-    torch.uint8: torch.int64,
+    torch.uint8: torch.int64, torch.float64: torch.int64,
 }  # fmt: skip
+Scalar = bool | int | float
 
 
 @needs("bucketize")
 def bucketize(
-    input: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False, config: Config = None
+    input: Tensor | Scalar, boundaries: Tensor, *, out_int32: bool = False, right: bool = False, config: Config = None
 ) -> Tensor:
     """The bucket of every element, as ``torch.bucketize``: how many boundaries are smaller, or with ``right``
     not larger.
 
     Args:
-        input: any shape; NaN comes after all boundaries.
-        boundaries: ``[K]``, sorted, of the dtype of input: float32, 16 bits (compared in float32) or integers. One of
-            another dtype, and float64, are taken on the CPU only.
+        input: any shape, or a number; NaN comes after all boundaries.
+        boundaries: ``[K]``, sorted: floats (16 bits are compared in float32) or integers; of two dtypes torch's common
+            one.
         out_int32: int32 instead of int64.
 
     Returns:
         The shape of input, 0 to K.
     """
-    if not _taken("bucketize", input, boundaries):
+    input, boundaries = _common("bucketize", input, boundaries)
+    if not taken("bucketize", tuple(_COMPARED), input=input):
         return torch.bucketize(input, boundaries, out_int32=out_int32, right=right)
     if boundaries.dim() != 1:
         raise ValueError(f"tk.bucketize: boundaries must be [K], is {list(boundaries.shape)}")
-    dtype = _COMPARED[input.dtype]
-    found = run("bucketize", input.to(dtype), boundaries.to(dtype), right, config=config)
-    return found.to(torch.int32) if out_int32 else found
+    row, x = _compared(boundaries, input)
+    found = run("bucketize", x, row, right, config=config)
+    return _as_asked(found, "bucketize", boundaries, out_int32)
 
 
 @needs("bucketize", "searchsorted")
 def searchsorted(
     sorted_sequence: Tensor,
-    input: Tensor,
+    input: Tensor | Scalar,
     *,
     out_int32: bool = False,
     right: bool = False,
@@ -60,43 +60,57 @@ def searchsorted(
 
     Args:
         sorted_sequence: ``[K]``, or ``[..., K]`` with a row for each of input's. Dtypes as of :func:`bucketize`.
-        input: any shape; ``[..., N]`` where there are several rows.
+        input: any shape, or a number; ``[..., N]`` where there are several rows.
         right, side: "right" puts it after equal ones.
-        sorter: on the CPU only.
+        sorter: int64, the shape of sorted_sequence: the order in which that is sorted, which is gathered first.
 
     Returns:
         int64, or with ``out_int32`` int32; the shape of input.
     """
-    arguments: dict[str, Any] = dict(out_int32=out_int32, right=right, side=side, sorter=sorter)
-    if sorter is not None and isinstance(input, Tensor):
-        only_aten_has("searchsorted", input, "sorter")
-    if not _taken("searchsorted", input, sorted_sequence) or sorter is not None:
-        return torch.searchsorted(sorted_sequence, input, **arguments)
+    input, sorted_sequence = _common("searchsorted", input, sorted_sequence)
+    if not taken("searchsorted", tuple(_COMPARED), input=input):
+        return torch.searchsorted(sorted_sequence, input, out_int32=out_int32, right=right, side=side, sorter=sorter)
     if side not in (None, "left", "right") or (right and side == "left"):
         raise ValueError(f"tk.searchsorted: side is {side!r} and right {right}; side must be 'left' or 'right'")
+    if sorter is not None:
+        if sorter.dtype != torch.int64 or sorter.shape != sorted_sequence.shape:
+            raise ValueError(
+                f"tk.searchsorted: sorter must be int64 and of the shape {list(sorted_sequence.shape)} of "
+                f"sorted_sequence, is {sorter.dtype} and {list(sorter.shape)}"
+            )
+        sorted_sequence = sorted_sequence.gather(-1, sorter)
     is_right = right or side == "right"
     if sorted_sequence.dim() == 1:
         return bucketize(input, sorted_sequence, out_int32=out_int32, right=is_right, config=config)
-    if sorted_sequence.shape[:-1] != input.shape[:-1] or sorted_sequence.dim() == 0:
+    if sorted_sequence.dim() == 0 or sorted_sequence.shape[:-1] != input.shape[:-1]:
         raise ValueError(
             "tk.searchsorted: sorted_sequence must be [K], or have a row for each of input's; they are "
             f"{list(sorted_sequence.shape)} and {list(input.shape)}"
         )
-    dtype = _COMPARED[input.dtype]
-    found = run("searchsorted", sorted_sequence.to(dtype), input.to(dtype), is_right, config=config)
+    found = run("searchsorted", *_compared(sorted_sequence, input), is_right, config=config)
+    return _as_asked(found, "searchsorted", sorted_sequence, out_int32)
+
+
+def _common(function: str, input: Tensor | Scalar, row: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the dtype that torch promotes them to; a number as a 0-d tensor."""
+    if not isinstance(row, Tensor):
+        raise TypeError(f"tk.{function}: the sorted row must be a Tensor, is {type(row).__name__}")
+    if not isinstance(input, Tensor | bool | int | float):
+        raise TypeError(f"tk.{function}: input must be a Tensor or a number, is {type(input).__name__}")
+    if isinstance(input, Tensor):
+        one_device(function, input=input, the_sorted_row=row)
+    dtype = torch.result_type(input, row)
+    x = input.to(dtype) if isinstance(input, Tensor) else torch.full((), input, dtype=dtype, device=row.device)
+    return x, row.to(dtype)
+
+
+def _compared(row: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    if x.dtype == torch.float64:
+        return row_key_of(row), key_of(x)
+    return row.to(_COMPARED[x.dtype]), x.to(_COMPARED[x.dtype])
+
+
+def _as_asked(found: Tensor, function: str, row: Tensor, out_int32: bool) -> Tensor:
+    if out_int32 and row.shape[-1] >= 2**31:
+        raise ValueError(f"tk.{function}: a row of {row.shape[-1]} elements has places that are no int32")
     return found.to(torch.int32) if out_int32 else found
-
-
-def _taken(function: str, input: Tensor, row: Tensor) -> bool:
-    for name, x in (("input", input), ("the sorted row", row)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"tk.{function}: {name} must be a Tensor, is {type(x).__name__}")
-    if input.dtype in _COMPARED and input.dtype == row.dtype:
-        return True
-    one_device(function, input=input, the_sorted_row=row)
-    if input.device.type != "cpu":
-        raise errors.UnsupportedError(
-            f"tk.{function}: input is {input.dtype} and the sorted row {row.dtype}; on {input.device.type} both must "
-            "be of one dtype: float32, bfloat16, float16 or an integer"
-        )
-    return False

@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tk.functional._call import Config, converted, from_end, needs, run, taken, to_end, wrap
+from tk.functional._call import WIDE_FLOATS, Config, converted, from_end, needs, run, taken, to_end, wrap
+from tk.functional.reductions import logsumexp
 
 __all__ = ["log_softmax", "softmax"]
 
 
-@needs("softmax")
+@needs("softmax", "logsumexp")
 def softmax(
     input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None, *, config: Config = None
 ) -> Tensor:
@@ -30,7 +31,7 @@ def softmax(
     return _along("softmax", input, dim, dtype, config)
 
 
-@needs("log_softmax")
+@needs("log_softmax", "logsumexp")
 def log_softmax(
     input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None, *, config: Config = None
 ) -> Tensor:
@@ -40,12 +41,15 @@ def log_softmax(
 
 def _along(op: str, input: Tensor, dim: int | None, dtype: torch.dtype | None, config: Config) -> Tensor:
     x = converted(op, input, dtype)
-    is_taken = taken(op, input=x)
+    is_taken = taken(op, WIDE_FLOATS, input=x)
     if dim is None:
         dim = _old_choice(op, x)
     at = wrap(op, x, dim)
     if not is_taken:
         return F.softmax(x, at) if op == "softmax" else F.log_softmax(x, at)
+    if x.dtype == torch.float64:  # its one kernel is the sum's
+        lse = logsumexp(x, at, True, config=config)
+        return (x - lse).exp() if op == "softmax" else x - lse
     return from_end(run(op, to_end(x, at), config=config), x, at)
 
 

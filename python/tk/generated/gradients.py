@@ -14,6 +14,11 @@ from tk import errors
 Formula = tuple[Callable[..., None], Callable[..., Any]]  # what it keeps of a call, and the gradients
 
 
+def _wide(x: Tensor) -> Tensor:
+    """What gradients are worked out in."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def _keep_tables(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, cos, sin, _, ctx.mode = inputs
     for table, value in (("cos", cos), ("sin", sin)):
@@ -72,11 +77,11 @@ def _of_variance(ctx: Any, grad: Tensor, grad_mean: Tensor) -> Any:
     none to give."""
     x, found, mean = ctx.saved_tensors
     n = _reduced(x, mean)
-    grad, mean = (_over(t.float(), x) for t in (grad, mean))
+    grad, mean = (_over(_wide(t), x) for t in (grad, mean))
     if ctx.power != 1:
-        result = _over(found.float(), x)
+        result = _over(_wide(found), x)
         grad = (grad * ctx.power * result ** (1 - 1 / ctx.power)).masked_fill(result == 0, 0)
-    of_x = 2 * ctx.bessel / n * grad * (x.float() - mean) + _over(grad_mean.float(), x) / n if n else x
+    of_x = 2 * ctx.bessel / n * grad * (_wide(x) - mean) + _over(_wide(grad_mean), x) / n if n else x
     return of_x.to(x.dtype), None, None, None, None
 
 
@@ -99,8 +104,8 @@ def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _of_norm(ctx: Any, grad: Tensor) -> Any:
     """As in ATen a 2-norm of 0 has the gradient 0."""
     x, output = ctx.saved_tensors
-    grad, norm = _over(grad.float(), x), _over(output.float(), x)
-    found = x.float() * (grad / norm).masked_fill(norm == 0, 0) if ctx.squares else x.float().sgn() * grad
+    grad, norm = _over(_wide(grad), x), _over(_wide(output), x)
+    found = _wide(x) * (grad / norm).masked_fill(norm == 0, 0) if ctx.squares else _wide(x).sgn() * grad
     return found.to(x.dtype), None, None, None, None, None
 
 
@@ -116,11 +121,11 @@ def _to_all(ctx: Any, grad: Tensor) -> Any:
 def _of_product(ctx: Any, grad: Tensor) -> Any:
     """The product of the others, from both ends, so that zeros divide nothing."""
     (x,) = ctx.saved_tensors
-    wide = x.float()
+    wide = _wide(x)
     ones = torch.ones_like(wide[..., :1])
     before = torch.cat((ones, wide[..., :-1]), -1).cumprod(-1)
     after = torch.cat((ones, wide.flip(-1)[..., :-1]), -1).cumprod(-1).flip(-1)
-    return (grad.float().unsqueeze(-1) * before * after).to(x.dtype), None, None
+    return (_wide(grad).unsqueeze(-1) * before * after).to(x.dtype), None, None
 
 
 def _keep_factors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
