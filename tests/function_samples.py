@@ -95,21 +95,17 @@ MIRRORED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 INDICES = ("any", "all", "argmax", "argmin", "argsort")  # results without a gradient
 
-# What tk refuses of torch's samples on CUDA, besides the dtypes that no kernel takes: a part of the message.
-REFUSED_ON_CUDA = {
-    "nn.functional.embedding": "max_norm, scale_grad_by_freq or sparse is there",
-    "norm": "the nuclear norm is there",
-}
-OTHER_DTYPE = r"input is float64; on cuda it takes"  # of a sample that asks for a dtype
-
 VARIANTS = ("", "with_dtype", "unbiased", "reduction_no_dim", "reduction_with_dim", "fro", "inf", "nuc")
 
 
-def samples(name: str, dtype: torch.dtype, requires_grad: bool = False, device: str = "cpu") -> Iterator[Any]:
+def samples(
+    name: str, dtype: torch.dtype, requires_grad: bool = False, device: str = "cpu", supported_on: str = ""
+) -> Iterator[Any]:
+    """supported_on: a device whose dtypes they are, where it is not theirs."""
     found = [info for info in op_db if info.name == name and info.variant_test_name in VARIANTS]
     assert found, f"torch has no samples of {name}"
     for info in found:
-        if dtype in info.supported_dtypes(device):
+        if dtype in info.supported_dtypes(supported_on or device):
             yield from info.sample_inputs(device, dtype, requires_grad)
 
 

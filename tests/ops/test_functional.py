@@ -8,7 +8,6 @@ import importlib
 import inspect
 import itertools
 import pkgutil
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,8 +21,6 @@ import torch.nn.functional as F
 from function_samples import (
     INDICES,
     MIRRORED,
-    OTHER_DTYPE,
-    REFUSED_ON_CUDA,
     TOLERANCE,
     agree,
     gradients,
@@ -225,26 +222,17 @@ def faked(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", MIRRORED)
-def test_what_is_refused_of_torchs_samples_on_cuda(name: str) -> None:
-    """The list is short, each of its lines is needed, and all else has torch's shapes and dtypes."""
+def test_nothing_of_torchs_samples_is_refused_on_cuda(name: str) -> None:
+    """Of every dtype that torch has on CUDA; and all has torch's shapes and dtypes."""
     ours, torchs = MIRRORED[name]
-    refused = set()
-    for s in samples(name, torch.float32):
-        args, kwargs = (s.input, *s.args), s.kwargs
-        expected = torchs(*args, **kwargs)
-        with FakeTensorMode():
-            try:
+    for dtype in _call.NUMBERS:
+        for s in samples(name, dtype, supported_on="cuda"):
+            args, kwargs = (s.input, *s.args), s.kwargs
+            with FakeTensorMode():
                 found = ours(*faked(args), **faked(kwargs))
-            except tk.UnsupportedError as error:
-                refused.add(re.search(f"{REFUSED_ON_CUDA.get(name, OTHER_DTYPE)}|{OTHER_DTYPE}", str(error)))
-                continue
-        pairs = zip(found, expected, strict=True) if isinstance(expected, tuple) else [(found, expected)]
-        assert all((a.shape, a.dtype) == (e.shape, e.dtype) for a, e in pairs)
-    assert None not in refused
-    needed = REFUSED_ON_CUDA[name].split("|") if name in REFUSED_ON_CUDA else []
-    assert {m.group() for m in refused} - {m.group() for m in refused if re.match(OTHER_DTYPE, m.group())} == set(
-        needed
-    )
+                expected = torchs(*faked(args), **faked(kwargs))
+            pairs = zip(found, expected, strict=True) if isinstance(expected, tuple) else [(found, expected)]
+            assert all((a.shape, a.dtype) == (e.shape, e.dtype) for a, e in pairs), (dtype, kwargs)
 
 
 # --- Functions of tk's own ---
@@ -669,14 +657,14 @@ REFUSED_CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
         "rms_norm: input is float32, weight is bfloat16; .* all of one dtype",
     ),
     "table": (lambda t: tk.rope(t(2, 4), *[t(2, 2, dtype=torch.float16)] * 2), "cos is torch.float16, must be float32"),
-    "nuclear": (lambda t: tk.norm(t(3, 3), "nuc"), "norm: the nuclear norm is there on the CPU only"),
+    "nuclear": (lambda t: tk.norm(t(3, 3, dtype=torch.float32), "nuc"), "norm: the nuclear norm: no kernel has it"),
     "gradient of class weights": (
         lambda t: tk.cross_entropy(t(2, 3), t(2, dtype=torch.int64), t(3).requires_grad_()),
-        "the gradient of weight is there on the CPU only",
+        "the gradient of weight: no kernel has it",
     ),
     "max_norm": (
         lambda t: tk.embedding(t(2, dtype=torch.int64), t(3, 4), max_norm=1.0),
-        "max_norm, scale_grad_by_freq or sparse is there on the CPU only",
+        "max_norm, scale_grad_by_freq or sparse: no kernel has it",
     ),
 }
 
@@ -684,8 +672,16 @@ REFUSED_CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
 @pytest.mark.parametrize("name", REFUSED_CALLS)
 def test_what_no_kernel_takes_is_refused_on_cuda(name: str) -> None:
     call, message = REFUSED_CALLS[name]
-    with pytest.raises(tk.UnsupportedError, match=message):
+    with pytest.raises(tk.UnsupportedError, match=message), tk.config.strict():
         on_cuda(call)
+
+
+@pytest.mark.parametrize("name", ["fp64", "nuclear", "max_norm"])
+def test_what_no_kernel_has_is_atens(name: str) -> None:
+    """But for strict mode."""
+    call, _ = REFUSED_CALLS[name]
+    found = on_cuda(call)
+    assert found.device.type == "cuda"
 
 
 x, i = torch.randn(2, 6), torch.tensor([0, 1])

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tk import errors
+from tk import config, errors
 from tk.generated import register
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -80,10 +80,11 @@ def converted(function: str, x: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def taken(function: str, takes: Sequence[torch.dtype] = FLOATS, **tensors: Tensor | None) -> bool:
-    """Whether the kernels take these tensors, all of one dtype of `takes`; False where ATen shall, on the CPU.
+    """Whether the kernels take these tensors, all of one dtype of `takes`; False where ATen shall: on the CPU, and
+    float64 where no kernel has it, but for strict mode.
 
-    tensors: the first must be there, others may be None. Raises tk.UnsupportedError on CUDA, TypeError for what is no
-    tensor."""
+    tensors: the first must be there, others may be None. Raises tk.UnsupportedError for the rest on CUDA, TypeError for
+    what is no tensor."""
     first, good = None, True
     for name, x in tensors.items():
         if x is None and first is not None:
@@ -98,7 +99,8 @@ def taken(function: str, takes: Sequence[torch.dtype] = FLOATS, **tensors: Tenso
         raise TypeError(f"tk.{function}: no tensor is given")
     if not good:
         one_device(function, **tensors)
-    if not good and first.device.type != "cpu":
+    is_float64 = all(x is None or x.dtype == torch.float64 for x in tensors.values()) and not _is_strict()
+    if not good and first.device.type != "cpu" and not is_float64:
         given = ", ".join(f"{name} is {_name(x.dtype)}" for name, x in tensors.items() if x is not None)
         raise errors.UnsupportedError(
             f"tk.{function}: {given}; on {first.device.type} it takes {', '.join(map(_name, takes))}"
@@ -116,9 +118,15 @@ def one_device(function: str, **tensors: Tensor | None) -> None:
 
 
 def only_aten_has(function: str, x: Tensor, what: str) -> None:
-    """Raises tk.UnsupportedError for an argument that no kernel has, unless ATen can take it, on the CPU."""
-    if x.device.type != "cpu":
-        raise errors.UnsupportedError(f"tk.{function}: {what} is there on the CPU only, input is on {x.device}")
+    """Raises tk.UnsupportedError for an argument that no kernel has, in strict mode: ATen takes it."""
+    if x.device.type != "cpu" and _is_strict():
+        raise errors.UnsupportedError(
+            f"tk.{function}: {what}: no kernel has it, and strict mode keeps it from ATen; input is on {x.device}"
+        )
+
+
+def _is_strict() -> bool:
+    return bool(config.current().mode & config.MODE_BITS["strict"])
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -29,7 +29,7 @@ def key_of(x: Tensor, is_least: bool = False, nan: int = _LARGEST) -> Tensor:
     than every number, either way."""
     bits = (x.detach() + 0.0).view(torch.int64)  # -0.0 + 0.0 is 0.0
     ordered = bits ^ ((bits >> 63) & _LARGEST)
-    return torch.where(x.isnan(), nan, ~ordered if is_least else ordered)
+    return torch.where(x.isnan(), nan, ordered ^ -int(is_least))
 
 
 def row_key_of(x: Tensor) -> Tensor:

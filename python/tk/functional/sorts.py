@@ -74,7 +74,8 @@ def topk(
     if not 0 <= k <= x.shape[-1]:
         raise ValueError(f"tk.topk: k is {k}, must be 0 to {x.shape[-1]}, the size of dimension {dim}")
     if is_taken and input.dtype in _PARTS:
-        values, indices = (t[..., :k] for t in _sorted_by_parts(x, x.dim() - 1, bool(largest), config))
+        found = _sorted_by_parts(x, x.dim() - 1, bool(largest), config)
+        values, indices = (t.narrow(-1, 0, k) for t in found)
     elif is_taken:
         values, indices = run("topk", x, k, largest, config=config)
     else:  # ATen's topk leaves open which of equal ones comes first
