@@ -257,8 +257,8 @@ def norm(
     *,
     config: Config = None,
 ) -> Tensor:
-    """:func:`vector_norm` of order ``p`` with the arguments of ``torch.norm``: "fro" and None are 2; "nuc" is there on
-    the CPU only."""
+    """:func:`vector_norm` of order ``p`` with the arguments of ``torch.norm``: "fro" and None are 2; "nuc" is
+    ATen's, but for strict mode on CUDA."""
     x = converted("norm", input, dtype)
     is_taken = taken("norm", WIDE_FLOATS, input=x)
     if p == "nuc":

@@ -32,7 +32,7 @@ def embedding(
         weight: ``[V, D]``. Its gradient in float32 is added up by atomic additions, or in deterministic mode without
             regard to order; in 16 bits it is ATen's.
         padding_idx: a row that gets no gradient.
-        max_norm, norm_type, scale_grad_by_freq, sparse: on the CPU only.
+        max_norm, norm_type, scale_grad_by_freq, sparse: by ATen, but for strict mode on CUDA.
 
     Returns:
         ``[*input.shape, D]``.
