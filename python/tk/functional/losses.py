@@ -2,6 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import _reduction
+
+from tk.functional._call import Config, autocast, needs, number, only_aten_has, product, run, taken
+from tk.functional.reductions import sum
+
+__all__ = ["cross_entropy"]
+
+_OPS = {"none": "cross_entropy_rows", "sum": "cross_entropy_sum", "mean": "cross_entropy_mean"}
+
+
+@needs(*_OPS.values(), "cross_entropy_weighted", "cross_entropy_of_probabilities", "total_sum")
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    config: Config = None,
+) -> Tensor:
+    """``-log(softmax(input)[target])``, as ``torch.nn.functional.cross_entropy``, in one pass over input.
+
+    Args:
+        input: ``[C]``, ``[N, C]`` or ``[N, C, ...]``; the last is copied.
         target: int64 or uint8, the indices of the classes: the shape of input without C. One that is no class and not
             ignore_index is ATen's error on the CPU; on CUDA it ends the kernel, and with it the process's CUDA context.
             Or probabilities, of the shape and dtype of input.
