@@ -69,6 +69,21 @@ for _name, _fn in list(vars(libdevice).items()):
         setattr(libdevice, _name, functools.partial(_fn, _semantic=interpreter.interpreter_semantic))
 
 
+def _is_true(name: str) -> Any:
+    """A comparison's result is a bool. The interpreter calls it what it compared, and a scalar is then made that."""
+    theirs = getattr(interpreter.InterpreterBuilder, name)
+
+    def compare(self: Any, a: Any, b: Any) -> Any:
+        return interpreter.TensorHandle(np.asarray(theirs(self, a, b).data).astype(np.bool_), tl.int1)
+
+    return compare
+
+
+for _name in dir(interpreter.InterpreterBuilder):
+    if _name.startswith(("create_icmp", "create_fcmp")):
+        setattr(interpreter.InterpreterBuilder, _name, _is_true(_name))
+
+
 def _reduce_by_halves(self: Any, input: Any) -> Any:
     """The interpreter goes element by element, in Python; this puts halves together, as the hardware does."""
     parts, axis = self.unravel(input, self.axis)

@@ -31,8 +31,9 @@ LETTERS = ("M", "N", "K")
 # The sizes by which a line is tried. Their sums, halves and products are all different.
 TRIALS = ({"M": 6, "N": 10, "K": 4}, {"M": 9, "N": 5, "K": 14})
 SIZES = (1, 2, 3, 5, 7, 8, 12, 16, 17, 31, 32, 33, 48, 61, 64, 96, 100, 128, 130, 257)
+LARGER_SIZES = (*SIZES, 511, 1000, 2049, 4100)
 MOST_ELEMENTS = 6000  # of anything that is tried
-MOST_CALLED = 640  # of sizes, multiplied: the interpreter takes a hundredth of a second for each program
+MOST_CALLED = 240  # of sizes, multiplied: the interpreter takes a hundredth of a second for each program
 LARGEST = 2000.0  # of what a line may give
 
 
@@ -167,16 +168,16 @@ class Call:
                 for p, x in zip(params, found, strict=True)]  # fmt: skip
 
 
-def calls(random: Random, function: Function, count: int) -> Iterator[Call]:
+def calls(random: Random, function: Function, count: int, most_elements: int = MOST_CALLED) -> Iterator[Call]:
     """The first of sizes above 1, dense; then any."""
     letters = sorted({d for p in function.params for d in p.dims if d in LETTERS})
     for n in range(count):
         leading = random.choice([(2, 3), (7,), ()] if n else [(2, 3), (7,)])
-        most = MOST_CALLED // (math.prod(leading) if any(p.leading for p in function.params) else 1)
+        most = most_elements // (math.prod(leading) if any(p.leading for p in function.params) else 1)
         sizes: dict[str, int] = {}
         for i, name in enumerate(letters):
             room = most // (math.prod(max(s, 1) for s in sizes.values()) * 4 ** (len(letters) - 1 - i))
-            pool = [s for s in SIZES if s <= max(room, 5)]
+            pool = [s for s in LARGER_SIZES if s <= max(room, 5)]
             pool = [s for s in pool if s > 3 and s not in sizes.values()] if n == 0 else [*pool, 0, 1]
             sizes[name] = random.choice(pool or [5 + i])
         layouts = {p.name: random.choice(LAYOUTS) for p in function.params if p.is_tensor} if n else {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tk.aot.errors import BuildError
@@ -13,6 +15,35 @@ class TraceError(BuildError):
 
 class IRError(BuildError):
     """The generator's own mistake: a kernel that its verifier refuses."""
+
+
+class InternalError(IRError):
+    """What should not happen, whatever the function is: to be reported."""
+
+
+@contextmanager
+def reported(what: str) -> Iterator[None]:
+    """Raises InternalError, which names `what`, for anything that is not raised for the user to read."""
+    try:
+        yield
+    except InternalError as error:
+        if what in str(error):
+            raise
+        raise InternalError(f"{what}: {error}") from error
+    except BuildError as error:
+        if not isinstance(error, IRError):
+            raise
+        raise _internal(what, error) from error
+    except Exception as error:
+        raise _internal(what, error) from error
+
+
+def _internal(what: str, error: Exception) -> InternalError:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return InternalError(
+        f"{what}: no kernels can be made of it, and that is a mistake in tk, not in the function: "
+        f"{type(error).__name__}: {first}. Please report it with the function's text"
+    )
 
 
 def where(fn: Any, line: int | None = None) -> str:

@@ -18,7 +18,7 @@ from tk.aot.spec import DTYPES, Config, Constraint, Family, Kernel, Op, Output, 
 from tk.codegen import index as ix
 from tk.codegen import derivatives, ir, passes, random, scan, sort
 from tk.codegen.choice import dtype_number, graph_number
-from tk.codegen.errors import TraceError, where
+from tk.codegen.errors import TraceError, reported, where
 from tk.codegen.lazy import IR_DTYPES
 from tk.codegen.lists import GeneratedLists, generate_lists
 from tk.codegen.lower import lower
@@ -309,6 +309,10 @@ class Generated:
 
     def plan(self, graph: Graph, layout: Layout, setting: Setting, way: str = "whole") -> Plan | None:
         """way: one of WAYS."""
+        with reported(f"{self.name}, {graph.label}, {layout.name}"):
+            return self._plan(graph, layout, setting, way)
+
+    def _plan(self, graph: Graph, layout: Layout, setting: Setting, way: str) -> Plan | None:
         kernels = graph.kernels_of(way)
         settings = self.choices(graph, layout, way)
         if setting not in settings:
@@ -467,7 +471,8 @@ def generate_any(
 ) -> Generated | GeneratedLists:
     """:func:`generate`, of functions of lists too."""
     if any(spec.is_list for spec in signature.tensors.values()):
-        return generate_lists(fn, signature, name, grad, debug)
+        with reported(where(fn)):
+            return generate_lists(fn, signature, name, grad, debug)
     return generate(fn, signature, name, grad, debug)
 
 
@@ -493,6 +498,11 @@ def generate(
     Raises TraceError for what cannot be generated."""
     if not name.isidentifier():
         raise TraceError(f"{where(fn)}: an op needs a name; declare a function that has one")
+    with reported(where(fn)):
+        return _generated(fn, signature, name, grad, debug)
+
+
+def _generated(fn: Callable[..., Any], signature: Signature, name: str, grad: bool, debug: bool) -> Generated:
     try:
         traces = trace_all(fn, signature)
     except random.NeedsSeed:

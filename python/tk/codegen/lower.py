@@ -18,7 +18,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from tk.codegen import index as ix
-from tk.codegen.errors import TraceError
+from tk.codegen.errors import TraceError, reported
 from tk.codegen.ir import (
     INTS,
     Axis,
@@ -278,7 +278,7 @@ def _join(seed: Seed, groups: Mapping[tuple[Any, ...], list[Seed]]) -> bool:
         if level < seed.level or not domain.reduced or unfinished:
             continue
         axes = domain.axes()
-        for layout in {m.layout for m in members if len(m.layout) == len(seed.layout)}:
+        for layout in {m.layout for m in members if len(m.layout) == len(seed.layout) and "w0" not in m.layout}:
             sizes = [axes[a].size if a else sympy.Integer(1) for a in layout]
             if all(ix.same(a, b) for a, b in zip(sizes, seed.tensor.shape, strict=True)):
                 seed.layout, seed.domain = layout, domain
@@ -382,7 +382,8 @@ class Graph:
         if rule is None:
             raise TraceError(f"{self.where(node)}: {refused.message(name)}")
         try:
-            return rule(Call(self, node), *args[0], **args[1])
+            with reported(f"{self.where(node)}: {name}"):
+                return rule(Call(self, node), *args[0], **args[1])
         except TraceError as error:
             raise type(error)(f"{self.where(node)}: {error}") from None
 

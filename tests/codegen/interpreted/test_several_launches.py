@@ -1,0 +1,103 @@
+"""Functions that need several launches, whatever reads what: each against torch, in every variant that takes the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import host
+import pytest
+import torch
+import torch.nn.functional as F
+from test_ops import agree
+
+from tk.codegen.family import generate
+from tk.codegen.tile import STRIDED
+from tk.generated import op
+
+
+def rows_and_columns(x):
+    return x.softmax(0) + x.softmax(1)
+
+
+def centred(x):
+    return x - x.mean(0) - x.mean(1, keepdim=True) + x.mean()
+
+
+def sinkhorn(x):
+    for _ in range(2):
+        x = x - x.logsumexp(1, keepdim=True)
+        x = x - x.logsumexp(0, keepdim=True)
+    return x
+
+
+def total_beside_a_sort(x):
+    return x.sum(-1), x.sort(-1)[0]
+
+
+def everything_beside_a_sort(x):
+    return torch.argsort(x, dim=-1, stable=True), x.square().mean(), torch.maximum(x, x * 2), x.cumsum(-1)
+
+
+def scan_beside_a_softmax(x):
+    return torch.softmax(x, 0) * x.cumsum(1)
+
+
+def middle_column(x):
+    return x[:, x.shape[1] // 2], x[x.shape[0] - 1] * 2, x[..., None, x.shape[1] // 2]
+
+
+def written_at_the_middle(x):
+    x = x.clone()
+    x[:, x.shape[1] // 2] = 7
+    return x
+
+
+FUNCTIONS = (rows_and_columns, centred, sinkhorn, total_beside_a_sort, everything_beside_a_sort, scan_beside_a_softmax,
+             middle_column, written_at_the_middle)  # fmt: skip
+
+
+def check(fn: Callable[..., Any], x: torch.Tensor, grad: bool = False) -> None:
+    letters = ", ".join("MNK"[: x.dim()])
+    made = generate(fn, op(x=f"fp32[{letters}]")(fn).signature, fn.__name__, grad)
+    exact = fn(x.double())
+    exact = exact if isinstance(exact, tuple) else (exact,)
+    names = []
+    for name, results in host.run_all(made, x):
+        names.append(name)
+        for result, wanted in zip(results, exact, strict=True):
+            wanted = wanted.float() if wanted.is_floating_point() else wanted
+            agree(result, wanted, f"{fn.__name__} {name}")
+    assert names, fn.__name__
+    assert any(made.choices(made.graphs[0], STRIDED, way) for way in ("whole", "split")), "nothing takes any strides"
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
+def test_functions_of_rows_and_columns(fn: Callable[..., Any]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    check(fn, torch.randn(5, 33, generator=generator))
+
+
+def test_a_scan_of_one_row_in_any_strides() -> None:
+    def scanned(x):
+        return x.cumsum(0), torch.cummax(x, 0)[0]
+
+    check(scanned, torch.randn(70, generator=torch.Generator().manual_seed(0))[::2])
+
+
+def test_sums_over_rows_beside_a_scan_of_each() -> None:
+    """No walk: its programs cannot scan."""
+
+    def both(x):
+        y = torch.softmax(x, 1) * x.cumsum(1)
+        return y - y.mean(1, keepdim=True) - y.mean(0, keepdim=True)
+
+    check(both, torch.randn(6, 17, generator=torch.Generator().manual_seed(0)))
+
+
+def test_a_pointwise_result_beside_a_walk() -> None:
+    def gradients(x):
+        y = F.log_softmax(F.log_softmax(x, -1), -2)
+        return y.sum(0), y, x * 2
+
+    check(gradients, torch.randn(6, 17, generator=torch.Generator().manual_seed(0)))

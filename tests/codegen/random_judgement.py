@@ -1,0 +1,74 @@
+"""Whether results are as torch has them: against eager torch, and against the same in fp64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+# --- What torch says ---
+
+
+def results_of(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor]:
+    found, _ = tree_flatten(fn(*(a.clone() if isinstance(a, Tensor) else a for a in args)))
+    return [x for x in found if x is not None]
+
+
+def widened(args: Sequence[Any]) -> list[Any]:
+    return [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
+
+
+def gradients_of(fn: Callable[..., Any], args: Sequence[Any], grads: Sequence[Tensor]) -> list[Tensor]:
+    """Those of the floating-point arguments, as autograd has them."""
+    own = [a.detach().clone().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
+    results = [r for r in tree_flatten(fn(*own))[0] if r is not None and r.is_floating_point()]
+    sources = [a for a in own if isinstance(a, Tensor) and a.is_floating_point()]
+    pairs = [(r, g.to(r.dtype)) for r, g in zip(results, grads, strict=True) if r.requires_grad]
+    if not pairs:
+        return [torch.zeros_like(s) for s in sources]
+    found = torch.autograd.grad([r for r, _ in pairs], sources, [g for _, g in pairs], allow_unused=True)
+    return [torch.zeros_like(s) if g is None else g for s, g in zip(sources, found, strict=True)]
+
+
+# --- Numbers ---
+
+RELATIVE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+
+
+def difference(actual: Tensor, like: Tensor, exact: Tensor, is_coarse: bool) -> str:
+    """"" where `actual` is as near to the exact result as torch's own (`like`), or nearly; else what is wrong."""
+    if actual.shape != like.shape or actual.dtype != like.dtype:
+        return f"{actual.dtype} {list(actual.shape)} instead of {like.dtype} {list(like.shape)}"
+    actual, like, exact = (x.detach().cpu() for x in (actual, like, exact))
+    if not like.dtype.is_floating_point:
+        wrong = (actual != like) & (actual != exact)
+        return f"{int(wrong.sum())} of {actual.numel()} differ" if bool(wrong.any()) else ""
+    relative = RELATIVE[torch.bfloat16 if is_coarse else like.dtype if exact.dtype == torch.float64 else torch.float32]
+    actual, own, exact = actual.double(), like.double(), exact.double()
+    away = torch.where(own.isfinite() & exact.isfinite(), (own - exact).abs(), 0.0)
+    slack = 8 * (away.max() if away.numel() else 0.0)
+    scale = exact[exact.isfinite()].abs().max() if bool(exact.isfinite().any()) else 1.0
+    allowed = relative * (exact.abs() + 0.1 * scale + 0.1) + slack
+    near = ((actual - exact).abs() <= allowed) | ((actual - own).abs() <= allowed)
+    near |= (actual == exact) | (actual == own) | (actual.isnan() & (exact.isnan() | own.isnan()))
+    if bool(near.all()):
+        return ""
+    at = tuple((~near).nonzero()[0].tolist())
+    return (
+        f"{int((~near).sum())} of {actual.numel()} differ, first at {list(at)}: {actual[at]:.7g}, exact "
+        f"{exact[at]:.7g}, torch {own[at]:.7g}"
+    )
+
+
+def compare(what: str, is_coarse: bool, actual: Sequence[Tensor], like: Sequence[Tensor],
+            exact: Sequence[Tensor]) -> Iterator[str]:  # fmt: skip
+    """A line for each result that is wrong."""
+    if len(actual) != len(like):
+        yield f"{what}: {len(actual)} results instead of {len(like)}"
+        return
+    for n, (a, b, c) in enumerate(zip(actual, like, exact, strict=True)):
+        if problem := difference(a, b, c, is_coarse):
+            yield f"{what}: result {n}: {problem}"

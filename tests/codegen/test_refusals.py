@@ -1,0 +1,55 @@
+"""What a user's function may meet is said in words; what only tk can have wrong asks for a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tk.aot.errors import BuildError
+from tk.codegen import family, stages
+from tk.codegen.errors import InternalError, TraceError, reported
+from tk.codegen.family import generate
+from tk.generated import op
+
+
+def unsigned(x):
+    return x.to(torch.uint16)
+
+
+def complex_numbers(x):
+    return torch.complex(x, x).abs()
+
+
+@pytest.mark.parametrize(("fn", "dtype"), [(unsigned, "uint16"), (complex_numbers, "complex64")])
+def test_a_dtype_that_no_kernel_has(fn: Callable[..., Any], dtype: str) -> None:
+    with pytest.raises(TraceError, match=rf"{fn.__name__} \(.*test_refusals.py:\d+\): a tensor of {dtype}, a dtype"):
+        generate(fn, op(x="fp32[M]")(fn).signature, fn.__name__)
+
+
+def twice(x):
+    return x * 2
+
+
+def test_a_mistake_of_ours_asks_for_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every step, with the function, and with what went wrong as the cause."""
+    signature = op(x="fp32[M]")(twice).signature
+    made = generate(twice, signature, "twice")
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise KeyError("v7")
+
+    monkeypatch.setattr(family, "lower", broken)
+    with pytest.raises(InternalError, match=r"twice \(.*test_refusals.py:\d+\): .*KeyError: 'v7'. Please report") as error:
+        generate(twice, signature, "twice")
+    assert isinstance(error.value.__cause__, KeyError) and isinstance(error.value, BuildError)
+    monkeypatch.setattr(family, "schedule", broken)
+    with pytest.raises(InternalError, match="twice, only, aligned: .*Please report"):
+        stages.text(made, "source")
+
+
+def test_what_is_meant_for_the_user_stays_as_it_is() -> None:
+    with pytest.raises(TraceError, match="^a reason$"), reported("f"):
+        raise TraceError("a reason")

@@ -1,0 +1,86 @@
+"""Builds random functions into packs, a chunk of them in a process of its own:
+
+    python random_packs.py SEED FIRST COUNT FOLDER ARCH
+
+What cannot be built is written to FOLDER/chunk_FIRST.json with its reason, what can be to FOLDER/chunk_FIRST.tkpack.
+TK_RANDOM_FUNCTIONS_FULL=1 compiles every setting, else those of the sample are.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "codegen"))  # for random_functions
+
+from random_functions import Function, function
+
+
+def drawn(seed: int, first: int, count: int) -> list[Function]:
+    """The same in every process."""
+    return [function(Random(seed * 1_000_003 + n)) for n in range(first, first + count)]
+
+
+def main(seed: int, first: int, count: int, folder: Path, arch: str) -> None:
+    from random_judges import built, compile_plain
+
+    from tk.aot.cache import open_cache
+    from tk.aot.compile import Target
+    from tk.aot.spec import Family
+
+    failures: dict[str, str] = {}
+    families: dict[str, list[Family]] = {}
+    for n, one in enumerate(drawn(seed, first, count), first):
+        try:
+            op = built(one, compile_plain(one, folder / "functions"))
+            if op is not None:
+                families[one.name] = op.families
+                plan(op.families, arch)
+        except Exception:
+            families.pop(one.name, None)
+            failures[one.name] = f"function {n} is not built: {traceback.format_exc()}\n{one.source}"
+    target, path = Target.parse(arch), folder / f"chunk_{first}.tkpack"
+    with open_cache(lambda message: None) as cache:
+        try:
+            write([f for of in families.values() for f in of], target, path, cache)
+        except Exception:
+            working = {}
+            for name, own in families.items():
+                try:
+                    write(own, target, folder / "one" / f"{name}.tkpack", cache)
+                    working[name] = own
+                except Exception:
+                    failures[name] = f"{name} does not compile: {traceback.format_exc()}"
+            families = working
+            write([f for of in families.values() for f in of], target, path, cache)
+    found = dict(built=sorted(families), failures=failures)
+    path.with_suffix(".json").write_text(json.dumps(found, indent=1))
+
+
+def plan(families: Sequence[object], arch: str) -> None:
+    """All of the grid, whatever is compiled: no setting may fail to print."""
+    from tk.aot.grid import enumerate_grid
+
+    for family in families:
+        enumerate_grid(family, int(arch), False, False)  # type: ignore[arg-type]
+
+
+def write(families: Sequence[object], target: object, path: Path, cache: object) -> None:
+    from tk.aot.build import build, plan_pack
+
+    if not families:
+        return
+    path.parent.mkdir(exist_ok=True, parents=True)
+    is_sample = os.environ.get("TK_RANDOM_FUNCTIONS_FULL") != "1"
+    pack = plan_pack(families, target, path, is_sample)  # type: ignore[arg-type]
+    build([pack], cache, 1, out=io.StringIO())  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])
