@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from tk.aot.errors import BuildError
-from tk.codegen import family, stages
+from tk.codegen import family
 from tk.codegen.errors import InternalError, TraceError, reported
 from tk.codegen.family import generate
+from tk.codegen.tile import ALIGNED
 from tk.generated import op
 
 
@@ -46,8 +47,9 @@ def test_a_mistake_of_ours_asks_for_a_report(monkeypatch: pytest.MonkeyPatch) ->
         generate(twice, signature, "twice")
     assert isinstance(error.value.__cause__, KeyError) and isinstance(error.value, BuildError)
     monkeypatch.setattr(family, "schedule", broken)
+    graph = made.graphs[0]
     with pytest.raises(InternalError, match="twice, only, aligned: .*Please report"):
-        stages.text(made, "source")
+        made.plan(graph, ALIGNED, made.choices(graph, ALIGNED, "whole")[0])
 
 
 def test_what_is_meant_for_the_user_stays_as_it_is() -> None:

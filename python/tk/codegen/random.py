@@ -35,7 +35,8 @@ torch.library.register_fake(
     lambda seed, offset, stream, size: torch.empty(size, dtype=torch.int32, device=seed.device),
     lib=_library,
 )
-_library.impl("bits", lambda seed, offset, stream, size: seed.new_empty(size, dtype=torch.int32), "Meta")
+if not torch._C._dispatch_has_kernel_for_dispatch_key("tk_random::bits", "Meta"):  # up to 2.12 the fake one is it, too
+    _library.impl("bits", lambda seed, offset, stream, size: seed.new_empty(size, dtype=torch.int32), "Meta")
 
 
 class NeedsSeed(TraceError):

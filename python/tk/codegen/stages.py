@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tk.aot.errors import BuildError
 from tk.aot.sources import import_file
+from tk.codegen.errors import reported, where
 from tk.codegen.family import WAYS, Generated, Graph, generate_any
 from tk.codegen.lists import ALIGNED, ANY, CHUNK, LANES, GeneratedLists
 from tk.codegen.schedule import choices
@@ -25,8 +26,9 @@ def show(path: Path, name: str, stage: str) -> str:
     declared = getattr(import_file(path), name, None)
     if not isinstance(declared, Declared):
         raise BuildError(f"{path} declares no op {name}")
-    made = generate_any(declared.fn, declared.signature, declared.name, declared.grad)
-    return text_of_lists(made, stage) if isinstance(made, GeneratedLists) else text(made, stage)
+    with reported(where(declared.fn)):
+        made = generate_any(declared.fn, declared.signature, declared.name, declared.grad)
+        return text_of_lists(made, stage) if isinstance(made, GeneratedLists) else text(made, stage)
 
 
 def text_of_lists(op: GeneratedLists, stage: str) -> str:
