@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 
 def opmath(x: Tensor) -> Tensor:
@@ -55,7 +56,7 @@ def pow(input: Any, exponent: Any) -> Any:
         wide = opmath(exponent)
         return torch.pow(_tensor(input, wide), wide).to(exponent.dtype)
     if isinstance(exponent, Tensor) or not (input.is_floating_point() or isinstance(exponent, torch.SymFloat)):
-        return torch.pow(input, exponent)
+        return torch.pow(input, _tensor(exponent, input) if is_given(exponent) else exponent)
     input = _floating(input)
     wide = opmath(input)
     return torch.pow(wide, _tensor(exponent, wide)).to(input.dtype)
@@ -285,8 +286,14 @@ def _both(name: str, word: Callable[..., Any]) -> dict[Any, Callable[..., Any]]:
     return {func: made for func, made in found.items() if func is not None}
 
 
+_POWERS: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    **_both("pow", pow), Tensor.__pow__: pow, Tensor.__ipow__: in_place(pow), Tensor.__rpow__: rpow,
+}  # fmt: skip
+_ASKS_FOR_EXPONENTS = TorchVersion(torch.__version__) < (2, 13)  # whether they are 1, 2 or a half
+
 # What is called where a number of the call is among the arguments.
 GIVEN: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    **(_POWERS if _ASKS_FOR_EXPONENTS else {}),
     **_both("norm", norm), torch.functional.norm: norm, torch.linalg.vector_norm: vector_norm,
     **_both("nan_to_num", nan_to_num), **_both("logit", logit), torch.special.logit: logit,
     **_both("var", var), **_both("std", std), torch.var_mean: var_mean, torch.std_mean: std_mean,
@@ -299,7 +306,6 @@ GIVEN: Mapping[Callable[..., Any], Callable[..., Any]] = {
 
 # The same, but only where a gradient is asked for: ATen's own forward takes any number.
 DIFFERENTIATED: Mapping[Callable[..., Any], Callable[..., Any]] = {
-    **_both("pow", pow), Tensor.__pow__: pow, Tensor.__ipow__: in_place(pow), Tensor.__rpow__: rpow,
-    **_both("lerp", lerp), **_both("add", add), **_both("sub", sub), **_both("subtract", sub), torch.rsub: rsub,
+    **_POWERS, **_both("lerp", lerp), **_both("add", add), **_both("sub", sub), **_both("subtract", sub), torch.rsub: rsub,
     F.celu: celu, torch.celu: celu, F.hardshrink: hardshrink, Tensor.hardshrink: hardshrink, torch.hardshrink: hardshrink,
 }  # fmt: skip

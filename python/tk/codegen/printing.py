@@ -200,7 +200,7 @@ class Printer:
             self.out(f"{n} = {start} + {offsets}" if start != "0" else f"{n} = {offsets}")
             self.out(f"{n}_mask = {f'tl.full({self.shape_of(n)}, True, tl.int1)' if is_full else f'{n} < {n}_size'}")
         if self.realigned and n == "p":
-            self.out(f"shift = ({self.row_start} % {self.realigned}).to(tl.int32)")
+            self.out(f"shift = ({self.row_start or 0} % {self.realigned}).to(tl.int32)")
         axes = self.tile.p if n == "p" else self.tile.q
         if self._needs_axes(n):
             self._decompose(n, axes)

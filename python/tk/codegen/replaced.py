@@ -136,6 +136,22 @@ def _taken_apart(func: Callable[..., Any]) -> Callable[..., Any]:
     return word
 
 
+def _broadcast_first(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Torch's own says what the result of these is with sizes as numbers, unless all tensors are of one shape."""
+    is_in_place = func.__name__.endswith("_")
+
+    def word(*args: Any, **named: Any) -> Any:
+        values = [*args, *named.values()]
+        wide = iter(torch.broadcast_tensors(*(x for x in values if isinstance(x, Tensor))))
+        values = [next(wide) if isinstance(x, Tensor) else x for x in values]
+        values[:is_in_place] = args[:is_in_place]
+        return func(*values[: len(args)], **dict(zip(named, values[len(args) :], strict=True)))
+
+    return word
+
+
+_TERNARY = ("lerp", "addcmul", "addcdiv")
+
 # Where a number of the call is among the arguments.
 GIVEN: Mapping[Callable[..., Any], Callable[..., Any]] = {
     F.layer_norm: layer_norm, torch.layer_norm: layer_norm, F.rms_norm: rms_norm, torch.rms_norm: rms_norm,
@@ -147,6 +163,8 @@ ALWAYS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     F.batch_norm: batch_norm, F.instance_norm: instance_norm, F.gaussian_nll_loss: gaussian_nll_loss,
     torch.special.bessel_y0: bessel_y0, torch.special.bessel_y1: bessel_y1, **places.ALWAYS, **windows.ALWAYS,
     **{func: _taken_apart(func) for func in (F.interpolate, F.unfold, F.fold)},
+    **{f: _broadcast_first(f) for name in _TERNARY
+       for f in (getattr(torch, name), getattr(Tensor, name), getattr(Tensor, f"{name}_"))},
 }  # fmt: skip
 
 

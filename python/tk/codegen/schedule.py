@@ -93,7 +93,8 @@ def choices(kernel: ir.Kernel, layout: Layout, kind: str = "") -> tuple[Setting,
     found = settings_of(kind, layout.name)
     if kind in ("scan", "sort", "top", "runs", "digits", "narrow"):
         can_be_spread = kind == "runs" or (kind == "scan" and scan.can_be_spread(kernel))
-        can_be_realigned = kind == "scan" and bool(tile.p) and scan.can_be_realigned(kernel)
+        has_rows = bool(tile.p) and _has_rows(kernel, tile)
+        can_be_realigned = kind == "scan" and has_rows and scan.can_be_realigned(kernel)
         fitting = tuple(s for s in found if (tile.p or s.p == 1) and (can_be_spread or not s.spread)
                         and (can_be_realigned or not s.realigned))  # fmt: skip
         # What serves a call that nothing else takes serves a single row as well.
