@@ -39,8 +39,8 @@ LARGEST = 2000.0  # of what a line may give
 
 @dataclass(frozen=True)
 class Param:
-    """text: as @tk.op has it. dims: letters and numbers; "..." stands for two dimensions while a function is tried. below: the
-    letter of the size that an index stays below."""
+    """text: as @tk.op has it. dims: letters and numbers; "..." stands for two dimensions while a function is tried.
+    below: the letter of the size that an index stays below."""
 
     name: str
     text: str
@@ -190,13 +190,12 @@ def calls(random: Random, function: Function, count: int, most_elements: int = M
 @dataclass
 class Value:
     """A variable of the function, with what it is for each trial. exact: no arithmetic has rounded it. distinct: no two
-    of its elements are equal. differentiable: autograd has a gradient for it that tk is to have."""
+    of its elements are equal."""
 
     name: str
     values: list[Tensor]
     exact: bool
     distinct: bool = False
-    counts_leading: bool = False
 
     @property
     def rank(self) -> int:
@@ -436,8 +435,9 @@ def _of_exact(text: str, exact: bool = True) -> Template:
 
 JUMPING = [_of_exact(t) for t in (
     "torch.floor({})", "torch.ceil({})", "torch.trunc({})", "torch.round({})", "torch.sign({})", "{} > 0", "{} <= 0.5",
-    "torch.signbit({})", "torch.isnan({})", "torch.isfinite({})", "({} * 4).to(torch.int32)", "({} * 4).to(torch.int64)",
-    "({} * 4).to(torch.int8)", "{} != 0", "torch.logical_not({} > 0)", "F.hardshrink({})", "torch.heaviside({}, {})",
+    "torch.signbit({})", "torch.isnan({})", "torch.isfinite({})", "({} * 4).to(torch.int32)",
+    "({} * 4).to(torch.int64)", "({} * 4).to(torch.int8)", "{} != 0", "torch.logical_not({} > 0)",
+    "F.hardshrink({})", "torch.heaviside({}, {})",
     "torch.copysign({}, {})",
 )] + [_of_exact(t, exact=False) for t in ("torch.frac({})", "torch.remainder({}, 0.7)", "torch.fmod({}, 0.7)",
                                           "F.softshrink({})", "torch.frexp({})[0]", "torch.frexp({})[1]")]  # fmt: skip
@@ -543,8 +543,6 @@ def _reduced(m: Maker) -> Filled:
         "{}.norm(dim=@)", "torch.linalg.vector_norm({}, 1, @)", "(torch.sin({}) * 0.25 + 1).prod(*)",
         "{}.square().mean(@)",
     ])  # fmt: skip
-    if "var" in text or "std" in text:
-        keep = keep if "correction" not in text else keep
     text = text.replace("*)", f"{dims[0]}{keep})") if text.endswith("prod(*)") else text
     text = re.sub(r"@([^)\[]*)\)", lambda found: f"{at}{found[1]}{keep})", text)
     return text.replace("{}", v.name), v.exact and ("amax" in text or "amin" in text), False
@@ -554,7 +552,8 @@ def _reduced_fully(m: Maker) -> Filled:
     v = m.float()
     if m.has_leading and m.random.random() < 0.5:
         return f"{v.name}.amax()", v.exact, False
-    text = m.random.choice(["{}.sum()", "{}.mean()", "{}.amax()", "{}.var()", "{}.norm()", "{}.max()", "{}.square().mean()"])
+    text = m.random.choice(["{}.sum()", "{}.mean()", "{}.amax()", "{}.var()", "{}.norm()", "{}.max()",
+                            "{}.square().mean()"])  # fmt: skip
     return text.replace("{}", v.name), v.exact and ("max" in text), False
 
 
@@ -572,7 +571,8 @@ def _normalized(m: Maker) -> Filled:
         "torch.softmax({}, @)", "torch.softmax({}, @)", "F.log_softmax({}, @)", "F.normalize({}, dim=@)",
         "F.layer_norm({}, ({}.shape[-1],))", "F.rms_norm({}, ({}.shape[-1],))", "{} - {}.mean(@, keepdim=True)",
         "{} / {}.abs().sum(@, keepdim=True).clamp(min=0.5)", "{} - {}.logsumexp(@, keepdim=True)",
-        "{} - {}.amax(@, keepdim=True)", "F.softmin({}, @)", "({} - {}.mean(@, keepdim=True)) / ({}.std(@, keepdim=True) + 1)",
+        "{} - {}.amax(@, keepdim=True)", "F.softmin({}, @)",
+        "({} - {}.mean(@, keepdim=True)) / ({}.std(@, keepdim=True) + 1)",
     ])  # fmt: skip
     return text.replace("{}", v.name).replace("@", str(m.dim(v))), False, False
 
@@ -678,13 +678,15 @@ def _joined(m: Maker) -> Filled | None:
     a, b = m.any(), m.any()
     if a.rank != b.rank or not a.rank or a.is_float != b.is_float:
         return None
-    return f"torch.{m.random.choice(['cat', 'cat', 'stack'])}([{a.name}, {b.name}], {m.dim(a)})", a.exact and b.exact, False
+    how = m.random.choice(["cat", "cat", "stack"])
+    return f"torch.{how}([{a.name}, {b.name}], {m.dim(a)})", a.exact and b.exact, False
 
 
 def _written(m: Maker) -> Filled | None:
     v = m.float()
     text = m.random.choice(["{}.clone().fill_(0.5)", "torch.zeros_like({})", "torch.full_like({}, 2.5)",
-                            "torch.ones_like({}) * {}", "{}.new_zeros({}.shape)", "torch.empty_like({}).copy_({})"])  # fmt: skip
+                            "torch.ones_like({}) * {}", "{}.new_zeros({}.shape)",
+                            "torch.empty_like({}).copy_({})"])  # fmt: skip
     return text.replace("{}", v.name), v.exact, False
 
 
@@ -701,7 +703,7 @@ GRADIENT_GROUPS: Sequence[Sequence[Template]] = (
     [_normalized, _twice], [_moved, _moved, _joined], [_scanned], [_gathered, _cast],
 )  # fmt: skip
 GROUPS: Sequence[Sequence[Template]] = (
-    *GRADIENT_GROUPS, [_scanned, _running], JUMPING, CHOOSING, [_compared, _where, _where], [_integer, _integer_to_float],
-    [_logic, _counted, _written], [_position], [_sorted, _sorted_smooth], [_twice, _normalized], [_moved],
-    [_gathered],
+    *GRADIENT_GROUPS, [_scanned, _running], JUMPING, CHOOSING, [_compared, _where, _where],
+    [_integer, _integer_to_float], [_logic, _counted, _written], [_position], [_sorted, _sorted_smooth],
+    [_twice, _normalized], [_moved], [_gathered],
 )  # fmt: skip

@@ -39,7 +39,7 @@ RELATIVE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch
 
 
 def difference(actual: Tensor, like: Tensor, exact: Tensor, is_coarse: bool) -> str:
-    """"" where `actual` is as near to the exact result as torch's own (`like`), or nearly; else what is wrong."""
+    """What is wrong; nothing where `actual` is as near to the exact result as torch's own (`like`), or nearly."""
     if actual.shape != like.shape or actual.dtype != like.dtype:
         return f"{actual.dtype} {list(actual.shape)} instead of {like.dtype} {list(like.shape)}"
     actual, like, exact = (x.detach().cpu() for x in (actual, like, exact))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import torch
 from random_functions import Call, Function
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from tk.codegen.family import WAYS, Generated, Graph, generate
 from tk.codegen.settings import Setting
 from tk.codegen.tile import LAYOUTS, STRIDED, Layout
 from tk.generated.interpret import evaluate
-from tk.generated.signature import Signature, TensorSpec, parse
+from tk.generated.signature import TensorSpec, parse
 
 # What may be refused, though eager torch takes it. Anything else that is not built is a failure.
 REFUSED = (
@@ -84,10 +83,6 @@ def arguments_of_backward(op: Generated, named: Mapping[str, Any], grads: Sequen
     assert op.backward is not None
     of_grads = {f"grad_{i}": g for i, g in enumerate(grads)}
     return {n: of_grads[n] if n in of_grads else named[n] for n in op.backward.signature.params}
-
-
-def signature_of(function: Function) -> Signature:
-    return parse(function.texts, [p.name for p in function.params])
 
 
 def described(function: Function, call: Call | None, problem: str) -> str:

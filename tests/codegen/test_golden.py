@@ -17,9 +17,9 @@ import ops
 import pytest
 
 import tk.kernels.generated
+from tk.codegen import show
 from tk.codegen.family import Generated, generate_any
 from tk.codegen.lists import GeneratedLists
-from tk.codegen import show
 from tk.codegen.stages import text, text_of_lists
 from tk.codegen.tile import ALIGNED, LAYOUTS
 from tk.generated import Declared

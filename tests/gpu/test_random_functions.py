@@ -143,5 +143,3 @@ def _of_gradients(one: Function, fn: Any, args: Sequence[Any], on_cpu: Sequence[
     like = judgement.gradients_of(fn, on_cpu, grads)
     exact = judgement.gradients_of(fn, judgement.widened(on_cpu), judgement.widened(grads))
     yield from judgement.compare(f"gradient of {one.name}", one.is_coarse, mine, like, exact)
-
-

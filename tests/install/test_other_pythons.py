@@ -117,3 +117,33 @@ except ValueError as error:
 
 def test_functions(torchs: None, run: Run):
     run("-c", USE)
+
+
+DECLARED = """
+import torch, tk
+
+@tk.op(x="T[M, N]", a="float", n="int", T=("bf16", "fp32"), grad=True)
+def powers(x, a, n):
+    return torch.softmax(x.abs() ** a, 0) + x ** n
+
+@tk.op(x="fp32[..., N]", p="float")
+def thinned(x, p):
+    return torch.nn.functional.dropout(x, p)
+"""
+
+LOADED = """
+import sys, torch, tk
+tk.load_pack(sys.argv[1])
+x = torch.rand(5, 7) + 1
+torch.testing.assert_close(torch.ops.tk.powers(x, 1.5, 3), torch.softmax(x ** 1.5, 0) + x ** 3)
+assert torch.ops.tk.thinned(x, 0.0, torch.tensor(3), 0).equal(x)
+"""
+
+
+def test_a_pack_is_built(torchs: None, other: Path, run: Run, tmp_path: Path):
+    """By whichever torch there is: with exponents given at run time, with random numbers, with gradients."""
+    if subprocess.run([other, "-c", "import triton, zstandard"], capture_output=True).returncode:
+        pytest.skip(f"{other} has no Triton or no zstandard, which building needs")
+    (tmp_path / "declared.py").write_text(DECLARED)
+    run("-m", "tk", "build", "declared.py", "-o", "declared.tkpack", "--sample", "--arch", "90")
+    run("-c", LOADED, "declared.tkpack")

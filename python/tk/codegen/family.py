@@ -15,8 +15,8 @@ from torch.utils._sympy.functions import FloorDiv
 from tk.aot.errors import BuildError, Refused
 from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, const, device, maximum, minimum, select, tensors
 from tk.aot.spec import DTYPES, Config, Constraint, Family, Kernel, Op, Output, Param, Plan, Point, Selector, require
-from tk.codegen import index as ix
 from tk.codegen import derivatives, ir, passes, random, scan, sort
+from tk.codegen import index as ix
 from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError, reported, where
 from tk.codegen.lazy import IR_DTYPES
@@ -271,7 +271,8 @@ class Generated:
     def main(self, kernels: Sequence[ir.Kernel]) -> int:
         """The launch whose setting is the plan's: of those that sort, or else reduce, the one that does most, else the
         last."""
-        reducing = [i for i, k in enumerate(kernels) if sort.sorts(k)] or [i for i, k in enumerate(kernels) if k.reduced]
+        sorting = [i for i, k in enumerate(kernels) if sort.sorts(k)]
+        reducing = sorting or [i for i, k in enumerate(kernels) if k.reduced]
         return max(reducing, key=lambda i: len(kernels[i].values)) if reducing else len(kernels) - 1
 
     def scheduled(

@@ -253,8 +253,8 @@ def _scan_candidate(tensor: Lazy, node: Scan, at: Index) -> tuple[Any, ...] | No
 
 def _group(seeds: Sequence[Seed]) -> list[list[Seed]]:
     """Seeds of one domain and level share a launch, and so their reads; a pointwise one joins where its sizes fit.
-    Sorted runs share it with those of the same sort alone, since merges follow."""
-    groups: dict[tuple[Any, ...], list[Seed]] = {}
+    Sorted runs share it with other runs alone, since merges follow."""
+    groups: dict[tuple[int, Domain, bool], list[Seed]] = {}
     alone = []
     for seed in seeds:
         if seed.domain.reduced:
@@ -263,17 +263,16 @@ def _group(seeds: Sequence[Seed]) -> list[list[Seed]]:
             alone.append(seed)
     for seed in alone:
         if seed.alone or not _join(seed, groups):
-            groups.setdefault((seed.level, seed.domain, ()), []).append(seed)
+            groups.setdefault((seed.level, seed.domain, False), []).append(seed)
     return [groups[key] for key in sorted(groups, key=lambda k: k[0])]
 
 
-def _unfinished(seed: Seed) -> tuple[int, ...]:
-    """Which sort the seed has the runs of; () for none."""
-    tensor = seed.tensor
-    return tuple(map(id, tensor.operands)) if isinstance(tensor, Scan) and tensor.is_unfinished else ()
+def _unfinished(seed: Seed) -> bool:
+    """Whether the seed has sorted runs."""
+    return isinstance(seed.tensor, Scan) and seed.tensor.is_unfinished
 
 
-def _join(seed: Seed, groups: Mapping[tuple[Any, ...], list[Seed]]) -> bool:
+def _join(seed: Seed, groups: Mapping[tuple[int, Domain, bool], list[Seed]]) -> bool:
     for (level, domain, unfinished), members in groups.items():
         if level < seed.level or not domain.reduced or unfinished:
             continue

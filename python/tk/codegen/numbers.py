@@ -306,6 +306,7 @@ GIVEN: Mapping[Callable[..., Any], Callable[..., Any]] = {
 
 # The same, but only where a gradient is asked for: ATen's own forward takes any number.
 DIFFERENTIATED: Mapping[Callable[..., Any], Callable[..., Any]] = {
-    **_POWERS, **_both("lerp", lerp), **_both("add", add), **_both("sub", sub), **_both("subtract", sub), torch.rsub: rsub,
+    **_POWERS, **_both("lerp", lerp), **_both("add", add), **_both("sub", sub), **_both("subtract", sub),
+    torch.rsub: rsub,
     F.celu: celu, torch.celu: celu, F.hardshrink: hardshrink, Tensor.hardshrink: hardshrink, torch.hardshrink: hardshrink,
 }  # fmt: skip

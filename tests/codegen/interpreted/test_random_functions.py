@@ -1,13 +1,15 @@
 """Random functions as ops, against torch: their recorded graphs, and their kernels under Triton's interpreter.
 
 Each run draws other functions. A failure prints the function as a file for ``tk build``, and what it was called with;
-TK_RANDOM_FUNCTIONS_SEED, which is printed too, draws the same ones again, TK_RANDOM_FUNCTIONS says how many.
+TK_RANDOM_FUNCTIONS_SEED, which is printed too, draws the same ones again, TK_RANDOM_FUNCTIONS says how many, and with
+TK_RANDOM_FUNCTIONS_SHRINK=1 hypothesis looks for the shortest one that fails.
 """
 
 from __future__ import annotations
 
 import os
 import traceback
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -28,7 +30,10 @@ from tk.codegen.family import Generated, Graph
 
 SHARDS = 12
 COUNT = int(os.environ.get("TK_RANDOM_FUNCTIONS", "300"))
-SEED = int(os.environ.get("TK_RANDOM_FUNCTIONS_SEED") or int.from_bytes(os.urandom(4), "little"))
+RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID", os.urandom(8).hex())  # the same in every worker
+SEED = int(os.environ.get("TK_RANDOM_FUNCTIONS_SEED") or zlib.crc32(RUN.encode()))
+# Shrinking a failure takes minutes: on demand, with the seed that failed.
+PHASES = [Phase.generate, *([Phase.shrink] if os.environ.get("TK_RANDOM_FUNCTIONS_SHRINK") == "1" else [])]
 REFUSED: list[str] = []
 
 
@@ -48,7 +53,7 @@ def judge(random: Random, folder: Path) -> None:
                 raise judges.Wrong("\n".join(problems))
     except Exception as error:
         text = str(error) if isinstance(error, judges.Wrong) else traceback.format_exc()
-        raise judges.Wrong(judges.described(drawn, call, text)) from None
+        raise judges.Wrong(f"TK_RANDOM_FUNCTIONS_SEED={SEED}\n{judges.described(drawn, call, text)}") from None
 
 
 def _problems(op: Generated, drawn: Function, fn: Callable[..., Any], call: Call, random: Random,
@@ -83,7 +88,8 @@ def _of_kernels(op: Generated, drawn: Function, named: Mapping[str, Any], like: 
             if found is not None:
                 count += 1
                 layout, setting, way = variant
-                yield from judgement.compare(f"{op.name}: {layout.name} {way} {setting.name}", drawn.is_coarse, found, like, exact)
+                name = f"{op.name}: {layout.name} {way} {setting.name}"
+                yield from judgement.compare(name, drawn.is_coarse, found, like, exact)
         if not count:
             yield f"{op.name}: no variant takes the call"
     except ValueError as error:  # a check of the op's: sizes that it does not serve
@@ -98,11 +104,9 @@ def _graph_of(op: Generated, named: Mapping[str, Any], ints: Sequence[int]) -> G
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_functions(shard: int, tmp_path: Path) -> None:
-    print(f"TK_RANDOM_FUNCTIONS_SEED={SEED}")
-
     @seed(SEED * SHARDS + shard)
-    @settings(max_examples=max(1, COUNT // SHARDS), deadline=None, database=None, print_blob=False,
-              phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck))  # fmt: skip
+    @settings(max_examples=max(1, COUNT // SHARDS), deadline=None, database=None, print_blob=False, phases=PHASES,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(st.randoms(use_true_random=False))
     def run(random: Random) -> None:
         judge(random, tmp_path)

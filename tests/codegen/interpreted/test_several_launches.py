@@ -1,4 +1,4 @@
-"""Functions that need several launches, whatever reads what: each against torch, in every variant that takes the call."""
+"""Functions that need several launches, whatever reads what: against torch, in every variant that takes the call."""
 
 from __future__ import annotations
 
