@@ -91,7 +91,8 @@ class Generated:
 
     @property
     def families(self) -> list[Family]:
-        return [self.family, *(self.backward.families if self.backward else [])]
+        with reported(self.name):
+            return [self.family, *(self.backward.families if self.backward else [])]
 
     # --- The op ---
 
