@@ -327,7 +327,10 @@ class Maker:
     def any(self, accept: Callable[[Value], bool] = lambda v: True) -> Value:
         """The later, the likelier."""
         found = [v for v in self.known if accept(v)]
-        return found[-1 - min(int(self.random.expovariate(0.6)), len(found) - 1)] if found else found[0]
+        place = len(found) - 1  # of nothing that fits: an IndexError, which the caller knows
+        while place > 0 and self.random.random() < 0.5:
+            place -= 1
+        return found[place]
 
     def float(self) -> Value:
         return self.any(lambda v: v.is_float)
