@@ -39,6 +39,7 @@ from tk.codegen.tile import ALIGNED, LAYOUTS, ROWS, Layout, choose_tile
 from tk.codegen.trace import LEADING, Trace, flag_values, letter, trace_all, trace_backward
 from tk.codegen.walk import Walk, Walker
 from tk.generated.declare import Declared
+from tk.generated.interpret import references
 from tk.generated.signature import DTYPES as TORCH_DTYPES
 from tk.generated.signature import MAX_RANK, MAX_RANK_BESIDE, Signature, Size, TensorSpec
 
@@ -633,15 +634,7 @@ def _read_by_recorded(nodes: Sequence[Mapping[str, Any]]) -> set[str]:
     """The arguments of which the recorded graph reads more than sizes."""
     param_of = {n["name"]: n["args"][0] for n in nodes if n["op"] == "input"}
     readers = (n for n in nodes if n["op"] not in ("input", _SIZE))
-    return {param_of[name] for n in readers for name in _references((n["args"], n["kwargs"])) if name in param_of}
-
-
-def _references(x: Any) -> Iterator[str]:
-    if isinstance(x, Mapping):
-        yield from [x["ref"]] if "ref" in x else _references(list(x.values()))
-    elif isinstance(x, list | tuple):
-        for item in x:
-            yield from _references(item)
+    return {param_of[name] for n in readers for name in references((n["args"], n["kwargs"])) if name in param_of}
 
 
 def _without(

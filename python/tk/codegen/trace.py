@@ -111,7 +111,9 @@ def flag_values(signature: Signature) -> list[dict[str, bool]]:
 
 def trace(fn: Callable[..., Any], signature: Signature, dtypes: Mapping[str, str], flags: Mapping[str, bool]) -> Trace:
     """Raises TraceError for what cannot be traced, with the line of `fn` at fault."""
-    arguments = _Arguments(signature, dtypes)
+    arguments = _Arguments(signature, dtypes, getattr(fn, "sizes", ()))
+    if hasattr(fn, "see"):
+        fn.see(arguments.sizes)
     lines = _Lines(fn, arguments)
 
     def flat(*args: Any) -> Any:
@@ -202,17 +204,18 @@ def _grad_spec(arguments: _Arguments, grad: torch.Tensor) -> TensorSpec:
 
 
 class _Arguments:
-    """Fake tensors with a symbol for each letter, and a symbol for each float and int."""
+    """Fake tensors with a symbol for each letter, and a symbol for each float and int. more: sizes of what is no argument.
+    """
 
-    def __init__(self, signature: Signature, dtypes: Mapping[str, str]):
+    def __init__(self, signature: Signature, dtypes: Mapping[str, str], more: Sequence[str] = ()):
         self.env = ShapeEnv(duck_shape=False)
         self.mode = FakeTensorMode(shape_env=self.env)
         self.symbols: dict[sympy.Symbol, sympy.Symbol] = {}
-        letters = (*signature.letters, LEADING) if _has_leading(signature) else signature.letters
+        letters = (*signature.letters, *([LEADING] if _has_leading(signature) else []), *more)
         self.hints = {name: 1680 * p for name, p in zip(letters, _PRIMES, strict=False)}
-        sizes = {name: self._size(name) for name in letters}
+        self.sizes = {name: self._size(name) for name in letters}
         self.names = [n for n in signature.params if n not in signature.flags]
-        self.values = [self._value(n, signature.params[n], dtypes, sizes) for n in self.names]
+        self.values = [self._value(n, signature.params[n], dtypes, self.sizes) for n in self.names]
 
     def _size(self, name: str) -> Any:
         source, hint = ConstantSource(name), self.hints[name]
@@ -621,8 +624,8 @@ def _target_name(node: fx.Node) -> str:
         return "output"
     if node.target == torch.ops.tk_trace.associative_scan.default:
         return "tk.associative_scan"
-    if node.target == torch.ops.tk_trace.constant.default:
-        return "tk.constant"
+    if node.target in (torch.ops.tk_trace.constant.default, torch.ops.tk_trace.over_places.default):
+        return f"tk.{node.target._opname}"
     if isinstance(node.target, OpOverload):
         return str(node.target)
     target: Any = node.target

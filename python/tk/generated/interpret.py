@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -225,17 +226,34 @@ def evaluate(
         if node["op"] == "output":
             outputs = _value(node["args"][0], values, device)
             return [x for x in (outputs if isinstance(outputs, list) else [outputs]) if x is not None]
-        args = [_value(x, values, device) for x in node.get("args", ())]
-        kwargs = {key: _value(x, values, device) for key, x in node.get("kwargs", {}).items()}
-        function = _parts(node["op"]) if take_apart and node["op"] in _TAKEN_APART else None
-        values[node["name"]] = (function or _function(node["op"], inputs, name))(*args, **kwargs)
+        values[node["name"]] = evaluate_node(node, values, name, device, inputs, take_apart)
     raise errors.PackError(f"tk.{name}: its graph has no output")
+
+
+def evaluate_node(
+    node: Mapping[str, Any], values: Mapping[str, Any], name: str, device: torch.device,
+    inputs: Mapping[str, Any] = MappingProxyType({}), take_apart: bool = False,
+) -> Any:  # fmt: skip
+    """One recorded node, of those before it."""
+    args = [_value(x, values, device) for x in node.get("args", ())]
+    kwargs = {key: _value(x, values, device) for key, x in node.get("kwargs", {}).items()}
+    function = _parts(node["op"]) if take_apart and node["op"] in _TAKEN_APART else None
+    return (function or _function(node["op"], inputs, name))(*args, **kwargs)
 
 
 def _parts(op: str) -> Callable[..., Any] | None:
     from torch._decomp import decomposition_table  # it takes long to import
 
     return decomposition_table.get(getattr(torch.ops.aten, op.split(".")[1]).default)
+
+
+def references(x: Any) -> Iterator[str]:
+    """The values that a recorded argument names."""
+    if isinstance(x, Mapping):
+        yield from [x["ref"]] if "ref" in x else references(list(x.values()))
+    elif isinstance(x, list | tuple):
+        for item in x:
+            yield from references(item)
 
 
 def _function(op: str, inputs: Mapping[str, Any], name: str) -> Callable[..., Any]:

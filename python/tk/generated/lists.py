@@ -2,17 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tk import errors
+from tk.generated import interpret
 from tk.generated.problem import Call, extent, overlaps_itself
 from tk.generated.records import GeneratedOp, Param
 
 Lists = Sequence[tuple[Param, Sequence[Tensor]]]
+
+
+class _Places(list[Any]):
+    """A value for each place of the lists."""
+
+
+def evaluate(nodes: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any], name: str) -> list[Any]:
+    """Runs recorded nodes: those of lists for one place after the other. inputs: lists, and what all places share.
+    Returns a list for each result that has a value for each place."""
+    values: dict[str, Any] = {}
+    for node in nodes:
+        if node["op"] == "output":
+            (outputs,) = node["args"]
+            refs = [x["ref"] for x in (outputs if isinstance(outputs, list) else [outputs]) if x is not None]
+            return [list(values[r]) if isinstance(values[r], _Places) else values[r] for r in refs]
+        if node["op"] == "input":
+            given = inputs[node["args"][0]]
+            values[node["name"]] = _Places(given) if isinstance(given, list | tuple) else given
+            continue
+        if node["op"] == "tk.over_places":
+            values[node["name"]] = torch.stack(list(values[node["args"][0]["ref"]]))
+            continue
+        read = list(interpret.references((node.get("args", ()), node.get("kwargs", {}))))
+        count = next((len(values[r]) for r in read if isinstance(values.get(r), _Places)), None)
+        found = [
+            interpret.evaluate_node(node, {r: values[r][i] if isinstance(values[r], _Places) else values[r] for r in read},
+                                    name, values_device(inputs))
+            for i in range(1 if count is None else count)
+        ]  # fmt: skip
+        values[node["name"]] = found[0] if count is None else _Places(found)
+    raise errors.PackError(f"tk.{name}: its graph has no output")
+
+
+def values_device(inputs: Mapping[str, Any]) -> torch.device:
+    return next((x.device for x in tensors_of(inputs.values())), torch.device("cpu"))
 
 
 def calls(op: GeneratedOp, args: Sequence[Any]) -> list[Call]:

@@ -108,3 +108,99 @@ def test_the_debug_variant_says_what_is_not_finite(layout: str, capsys: pytest.C
         said = capsys.readouterr().out
         assert name == "" or f"tk.halve: NaN or infinity in {name}, so many times in this program: " in said
         assert said.count("tk.halve") == (1 if name else 0), said
+
+
+# --- Results, what all places share, and reductions ---
+
+
+def results(made: GeneratedLists, layout: str, args: dict[str, Any]) -> list[Any] | None:
+    """What the op returns, the tensors in `args` being written; None where the layout asks for more than they have."""
+    tensors = list(made.signature.tensors)
+    numbers = [args[n] for n in made.signature.numbers]
+    like = next((args[n] for n in made.lists if made.signature.tensors[n].leading), args[made.lists[0]])
+    dtypes = [node.meta["val"].dtype for node in made.first.new]
+    shapes = {"each": lambda x: x.shape, "place": lambda x: ()}
+    out = [torch.full((), 77, dtype=d) if kind == "all" else [torch.full(shapes[kind](x), 77, dtype=d) for x in like]
+           for kind, d in zip(made.results, dtypes, strict=True)]  # fmt: skip
+    everything = [*(args[n] for n in tensors), *out]
+    columns = [x for x in everything if isinstance(x, list)]
+    words, chunks = table(columns, [x.numel() for x in like])
+    values, given = [], []
+    for x in everything:
+        aligned = 16 if isinstance(x, list) and all(t.data_ptr() % 16 == 0 for t in x) else 1
+        values.append(TensorValue((len(x), chunks), (aligned, 1), host.NUMBERS[x[0].dtype]) if isinstance(x, list)
+                      else TensorValue((), (), host.NUMBERS[x.dtype]))  # fmt: skip
+        given.append(words if isinstance(x, list) else x)
+    ints = tuple(int(x) for x in numbers if isinstance(x, int))
+    problem = Problem(values, ints, 0, host.H200)
+    problem = replace(problem, locals=evaluate_locals(made.op.locals.values(), problem))
+    plan = made.plan(made.graphs[problem.locals[0]], layout)
+    if not all(c.holds.evaluate(problem) for c in plan.constraints):
+        return None
+    host.launch(plan, problem, given, [x for x in numbers if isinstance(x, float)])
+    return out
+
+
+def clip(grads, most):
+    total = torch.stack([g.norm() for g in grads]).norm()
+    scale = (most / (total + 1e-6)).clamp(max=1)
+    for g in grads:
+        g.mul_(scale)
+    return total
+
+
+def times(xs, ys, a):
+    return [x * a + y for x, y in zip(xs, ys, strict=True)], [(x > y).any() for x, y in zip(xs, ys, strict=True)]
+
+
+def shared(xs, by):
+    for x in xs:
+        x.mul_(by)
+
+
+def largest(xs):
+    sums = torch.stack([x.square().sum() for x in xs])
+    return [x.mean() for x in xs], sums.amax(), sums.log().sum()
+
+
+def centred(xs):
+    return [(x - x.mean()) * torch.rsqrt(x.var() + 1e-3) for x in xs]
+
+
+def counted(xs):
+    torch._foreach_add_(xs, 1)
+    return torch.stack(torch._foreach_norm(xs)).sum()
+
+
+SIZES = (CHUNK + 5, 3, CHUNK, 2 * CHUNK + 1)
+FUNCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "clip": (clip, {"grads": "T[...]*", "most": "float"}),
+    "times": (times, {"xs": "T[...]*", "ys": "T[...]*", "a": "float"}),
+    "shared": (shared, {"xs": "T[...]*", "by": "fp32[]"}),
+    "largest": (largest, {"xs": "T[...]*"}),
+    "centred": (centred, {"xs": "T[...]*"}),
+    "counted": (counted, {"xs": "T[...]*"}),
+}
+
+
+@pytest.mark.parametrize("layout", [ALIGNED, ANY])
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_results_and_reductions(name: str, dtype: str, layout: str) -> None:
+    fn, texts = FUNCTIONS[name]
+    made = generate_lists(fn, op(**texts, T=dtype)(fn).signature, name, False)
+    args: dict[str, Any] = {}
+    for param, text in texts.items():
+        of = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+        args[param] = 0.5 if text == "float" else torch.tensor(1.5) if text == "fp32[]" else [
+            torch.randn(n).to(of) for n in SIZES
+        ]  # fmt: skip
+    exact = {n: [x.double() for x in v] if isinstance(v, list) else v for n, v in args.items()}
+    expected = fn(**exact)
+    found = results(made, layout, args)
+    assert found is not None
+    wanted = [] if expected is None else list(expected) if isinstance(expected, tuple) else [expected]
+    for a, e in zip([*found, *args.values()], [*wanted, *exact.values()], strict=True):
+        for x, y in zip(a if isinstance(a, list) else [a], e if isinstance(e, list) else [e], strict=True):
+            if isinstance(x, Tensor):
+                torch.testing.assert_close(x, y.to(x.dtype), rtol=1e-2 if dtype == "bf16" else 1e-4, atol=1e-2)
