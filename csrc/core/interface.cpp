@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <span>
 
 namespace tk {
 namespace {
@@ -37,23 +38,27 @@ std::string type_of(const format::Param& param, uint32_t& mutated) {
   }
 }
 
-std::string results(uint32_t count) {
-  if (count == 1) return "Tensor";
-  std::string out = "(";
-  for (uint32_t i = 0; i < count; i++) out += i ? ", Tensor" : "Tensor";
-  return out + ")";
+// Of an op of lists a result that follows a list is one.
+std::string results(std::span<const format::Output> outputs, bool takes_lists) {
+  std::string out;
+  for (const format::Output& output : outputs)
+    out += std::string(out.empty() ? "" : ", ") + (takes_lists && output.leading != 0 ? "Tensor[]" : "Tensor");
+  return outputs.size() == 1 ? out : "(" + out + ")";
 }
 
 std::string schema(const Pack& pack, const format::Op& op, const char* prefix, uint32_t n_results) {
   std::string out = std::string(prefix) + pack.string(op.name) + "(";
   uint32_t mutated = 0;
+  bool takes_lists = false;
   for (const format::Param& param : pack.rows<format::Param>(op.params)) {
+    takes_lists |= param.kind == ParamKind::Tensors;
     out += type_of(param, mutated) + " " + pack.string(param.name);
     if (*pack.string(param.default_value)) out += std::string("=") + pack.string(param.default_value);
     out += ", ";
   }
   // torch passes the arguments of an op that writes by name, among others to a function with a `mode` of its own.
-  return out + "int config=-1, int mode" + (mutated ? "_bits" : "") + "=0) -> " + results(n_results);
+  return out + "int config=-1, int mode" + (mutated ? "_bits" : "") + "=0) -> " +
+         results(pack.rows<format::Output>(op.outputs).first(n_results), takes_lists);
 }
 
 }  // namespace

@@ -388,8 +388,11 @@ class Pack::Verifier {
       n_mutated += (param.flags & format::kMutated) != 0;
     }
     require(!tensors.empty(), "a generated op without a tensor");
-    require(n_lists == 0 || (n_lists == tensors.size() && op.outputs.count == 0 && !*pack_.string(op.backward)),
-            "lists of tensors beside other tensors");
+    const auto is_shared = [](const format::Param* tensor) {
+      return tensor->kind == ParamKind::Tensors || (tensor->flags == 0 && tensor->rank == 0);
+    };
+    require(n_lists == 0 || (std::ranges::all_of(tensors, is_shared) && !*pack_.string(op.backward)),
+            "lists of tensors beside tensors with dimensions");
     require(op.n_saved <= op.outputs.count && (op.n_saved == 0 || *pack_.string(op.backward)),
             "outputs that are saved for nothing");
     require(n_mutated <= kMaxMutated, "more than ", kMaxMutated, " arguments written in place");
@@ -398,8 +401,10 @@ class Pack::Verifier {
     for (const format::Output& output : pack_.rows<format::Output>(op.outputs)) {
       require(output.ndim <= max_rank(output.leading), "an output of ", output.ndim, " dimensions");
       require(output.leading <= tensors.size(), "an output that follows no tensor");
-      require(output.leading == 0 || (tensors[output.leading - 1]->flags & format::kLeading),
+      require(output.leading == 0 || (n_lists != 0 ? tensors[output.leading - 1]->kind == ParamKind::Tensors
+                                                   : (tensors[output.leading - 1]->flags & format::kLeading) != 0),
               "an output that follows a tensor without leading dimensions");
+      require(n_lists == 0 || output.ndim <= (output.leading != 0), "an output of lists with dimensions of its own");
     }
     require(schema_of(pack_, op) == pack_.string(op.schema), "a schema that is not that of its arguments");
   }

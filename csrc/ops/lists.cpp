@@ -21,6 +21,20 @@ struct List {
   std::vector<Tensor> copies;  // empty handles where none was needed
 };
 
+// What all places share: a tensor without dimensions.
+struct Shared {
+  const tk_param* param = nullptr;
+  Tensor given;  // owned
+  Meta tensor;
+};
+
+// One of the op's: a list with a tensor for each place, or one tensor.
+struct Made {
+  bool is_list = false;
+  int32_t dtype = 0;
+  std::vector<Tensor> tensors;  // owned
+};
+
 struct ListCall {
   explicit ListCall(const tk_generated_op& described) : op(described) {}
   size_t count() const { return lists.front().given.size(); }
@@ -31,6 +45,8 @@ struct ListCall {
 
   const tk_generated_op& op;
   std::vector<List> lists;
+  std::vector<Shared> shared;
+  std::vector<Made> results;
   std::vector<int64_t> ints;
   std::vector<double> floats;
   Settings settings;  // config and mode
@@ -52,6 +68,10 @@ void read(StableIValue* stack, ListCall& c) {
       case TK_PARAM_BOOL:
         c.ints.push_back(args.boolean());
         break;
+      case TK_PARAM_TENSOR:
+        c.shared.emplace_back().param = &param;
+        c.shared.back().given = args.tensor();
+        break;
       default:
         c.lists.emplace_back().param = &param;
         c.lists.back().given = args.tensors();
@@ -63,6 +83,7 @@ void read(StableIValue* stack, ListCall& c) {
     for (const Tensor& tensor : list.given) list.tensors.push_back(meta(tensor));
     list.copies.resize(list.given.size());
   }
+  for (Shared& one : c.shared) one.tensor = meta(one.given);
 }
 
 // --- Checks ---
@@ -97,6 +118,15 @@ void check_tensor(const ListCall& c, const List& list, size_t i) {
                       describe_sizes(like->tensors[i].sizes), " and ", describe_sizes(x.sizes)));
 }
 
+void check_shared(const ListCall& c, const Shared& one) {
+  const Device device = c.lists.front().tensors.front().device;
+  if (one.tensor.device != device)
+    fail_call(c, text(place(c.lists.front(), 0), " is on ", describe(device), ", ", one.param->name, " on ",
+                      describe(one.tensor.device), "; all tensors must be on one device"));
+  if (one.tensor.dim() != 0)
+    fail_call(c, text(one.param->name, " must have 0 dimensions, is ", describe_sizes(one.tensor.sizes)));
+}
+
 Layout layout_of(const Meta& x) { return {x.sizes, x.strides, static_cast<uint32_t>(x.sizes.size()), true}; }
 
 // Of elements, from the first to past the last in memory.
@@ -111,8 +141,11 @@ const char* address(const Meta& x) { return static_cast<const char*>(read_pointe
 struct Extent {
   const char* first;
   const char* end;
-  const List* list;
+  const List* list;  // null of what all places share
   size_t place;
+  const Shared* shared;
+  bool is_written() const { return list && list->param->mutated; }
+  std::string name() const { return list ? ops::place(*list, place) : shared->param->name; }
 };
 
 // What is written shares memory with nothing else.
@@ -125,20 +158,22 @@ void check_memory(const ListCall& c) {
       if (list.param->mutated && overlaps_itself(layout_of(x)))
         fail_call(c, text("elements of ", place(list, i),
                           ", which is written, share memory: give each a place of its own (.clone())"));
-      extents.push_back({address(x), address(x) + reach(x) * item_size(x.dtype), &list, i});
+      extents.push_back({address(x), address(x) + reach(x) * item_size(x.dtype), &list, i, nullptr});
     }
+  for (const Shared& one : c.shared)
+    extents.push_back({address(one.tensor), address(one.tensor) + item_size(one.tensor.dtype), nullptr, 0, &one});
   std::ranges::sort(extents, {}, &Extent::first);
   const Extent* last = nullptr;          // of those so far the one that ends last,
   const Extent* last_written = nullptr;  // and of those that are written
   for (const Extent& extent : extents) {
-    const bool is_written = extent.list->param->mutated;
+    const bool is_written = extent.is_written();
     const Extent* const other = is_written ? last : last_written;
     if (other && other->end > extent.first) {
-      const bool is_first = other->list->param->mutated;
+      const bool is_first = other->is_written();
       const Extent& written = is_first ? *other : extent;
       const Extent& shared = is_first ? extent : *other;
-      fail_call(c, text(place(*written.list, written.place), ", which is written, overlaps ",
-                        place(*shared.list, shared.place), " in memory; clone one of them"));
+      fail_call(c, text(written.name(), ", which is written, overlaps ", shared.name(),
+                        " in memory; clone one of them"));
     }
     if (!last || extent.end > last->end) last = &extent;
     if (is_written && (!last_written || extent.end > last_written->end)) last_written = &extent;
@@ -162,10 +197,11 @@ bool same_strides(const Meta& x, const Meta& y) {
   return true;
 }
 
-// Whether element e of each lies at e in memory, in one order for all.
+// Whether element e of each lies at e in memory, in one order for all. Results are row-major.
 bool run_alike(const ListCall& c, size_t i) {
   const Meta& first = c.first_with_sizes()->tensors[i];
-  const bool is_dense = is_row_major(first) || (!overlaps_itself(layout_of(first)) && reach(first) == first.count());
+  const bool is_dense = is_row_major(first) || (c.op.n_results == 0 && !overlaps_itself(layout_of(first)) &&
+                                                reach(first) == first.count());
   return is_dense && std::ranges::all_of(c.lists, [&](const List& list) {
            return !list.param->leading || same_strides(first, list.tensors[i]);
          });
@@ -195,6 +231,8 @@ void give_back(const ListCall& c) {
 
 // --- The table ---
 
+int64_t word(const void* address) { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(address)); }
+
 struct Table {
   std::vector<int64_t> words;
   int64_t chunks = 0;
@@ -202,7 +240,8 @@ struct Table {
 
 Table table_of(const ListCall& c) {
   const size_t n = c.count();
-  const auto needed = static_cast<int64_t>((2 + c.lists.size()) * n);
+  const auto n_made = static_cast<size_t>(std::ranges::count_if(c.results, &Made::is_list));
+  const auto needed = static_cast<int64_t>((2 + c.lists.size() + n_made) * n);
   const int64_t padded = (needed + kStoredWords - 1) / kStoredWords * kStoredWords;
   Table table{std::vector<int64_t>(static_cast<size_t>(padded))};
   const List* const sized = c.first_with_sizes();
@@ -212,7 +251,10 @@ Table table_of(const ListCall& c) {
     table.words[n + i] = size;
     table.chunks += (size + kListChunk - 1) / kListChunk;
     for (size_t k = 0; k < c.lists.size(); k++)
-      table.words[(2 + k) * n + i] = static_cast<int64_t>(reinterpret_cast<uintptr_t>(address(c.lists[k].tensors[i])));
+      table.words[(2 + k) * n + i] = word(address(c.lists[k].tensors[i]));
+    size_t column = 2 + c.lists.size();
+    for (const Made& made : c.results)
+      if (made.is_list) table.words[column++ * n + i] = word(write_pointer(meta(made.tensors[i])));
   }
   return table;
 }
@@ -263,20 +305,117 @@ bool is_aligned(const List& list) {
                              [](const Meta& x) { return reinterpret_cast<uintptr_t>(address(x)) % 16 == 0; });
 }
 
+int64_t chunks_of(const ListCall& c) {
+  const List* const sized = c.first_with_sizes();
+  int64_t found = 0;
+  for (size_t i = 0; sized && i < c.count(); i++) found += (sized->tensors[i].count() + kListChunk - 1) / kListChunk;
+  return found;
+}
+
+tk_tensor describe_list(const ListCall& c, void* table, int64_t chunks, bool aligned, int32_t dtype) {
+  return {.data = table,
+          .sizes = {static_cast<int64_t>(c.count()), chunks},
+          .strides = {aligned ? 16 : 1, 1},
+          .dtype = dtype,
+          .ndim = 2};
+}
+
+// The arguments as the core sees them.
+std::vector<tk_tensor> describe_arguments(const ListCall& c, void* table, int64_t chunks) {
+  std::vector<tk_tensor> found;
+  size_t next_list = 0, next_shared = 0;
+  for (uint32_t i = 0; i < c.op.n_params; i++) {
+    if (c.op.params[i].kind == TK_PARAM_TENSORS) {
+      const List& list = c.lists[next_list++];
+      found.push_back(describe_list(c, table, chunks, is_aligned(list), list.tensors.front().dtype));
+    } else if (c.op.params[i].kind == TK_PARAM_TENSOR) {
+      const Meta& x = c.shared[next_shared++].tensor;
+      found.push_back({.data = const_cast<void*>(read_pointer(x)), .sizes = {}, .strides = {}, .dtype = x.dtype,
+                       .ndim = 0});
+    }
+  }
+  return found;
+}
+
+void allocate_results(ListCall& c, Device device) {
+  if (c.op.n_results == 0) return;
+  std::vector<tk_tensor> tensors = describe_arguments(c, nullptr, chunks_of(c));
+  const auto n_inputs = tensors.size();
+  for (uint32_t i = 0; i < c.op.n_results; i++) tensors.push_back({.data = nullptr, .sizes = {}, .strides = {}, .dtype = 0, .ndim = -1});
+  const tk_call call = {.op = c.op.op,
+                        .mode = static_cast<uint32_t>(c.settings.mode),
+                        .config = static_cast<int32_t>(c.settings.config),
+                        .device = target_device(c.op.name, device),
+                        .n_tensors = static_cast<uint32_t>(n_inputs + c.op.n_results),
+                        .n_ints = static_cast<uint32_t>(c.ints.size()),
+                        .n_floats = static_cast<uint32_t>(c.floats.size()),
+                        .tensors = tensors.data(),
+                        .ints = c.ints.data(),
+                        .floats = c.floats.data()};
+  tk_tensor found[TK_MAX_TENSORS];
+  uint32_t count = 0;
+  check_status(tk_outputs(&call, found, c.op.n_results, &count));
+  for (uint32_t i = 0; i < c.op.n_results; i++) {
+    Made& made = c.results[i];
+    made.dtype = found[i].dtype;
+    const bool has_sizes = made.is_list && c.op.results[i].ndim == 0 && c.first_with_sizes();
+    for (size_t at = 0; at < (made.is_list ? c.count() : 1); at++) {
+      const std::span<const int64_t> sizes =
+          has_sizes ? std::span<const int64_t>(c.first_with_sizes()->tensors[at].sizes) : std::span<const int64_t>();
+      made.tensors.push_back(empty(sizes, made.dtype, device));
+    }
+  }
+}
+
 void launch_lists(const ListCall& c, Device device) {
   const Table table = table_of(c);
   const auto size = static_cast<int64_t>(table.words.size());
   const Tensor memory = empty({&size, 1}, kInt64, device);
   void* const data = write_pointer(meta(memory));
   if (!is_described()) store(table, data, c.settings, device);
-  std::vector<tk_tensor> tensors;
-  for (const List& list : c.lists)
-    tensors.push_back({.data = data,
-                       .sizes = {static_cast<int64_t>(c.count()), table.chunks},
-                       .strides = {is_aligned(list) ? 16 : 1, 1},
-                       .dtype = list.tensors.front().dtype,
-                       .ndim = 2});
+  std::vector<tk_tensor> tensors = describe_arguments(c, data, table.chunks);
+  for (const Made& made : c.results)
+    tensors.push_back(made.is_list ? describe_list(c, data, table.chunks, true, made.dtype)
+                                   : tk_tensor{.data = write_pointer(meta(made.tensors.front())),
+                                               .sizes = {},
+                                               .strides = {},
+                                               .dtype = made.dtype,
+                                               .ndim = 0});
   launch_op(c.op.op, tensors, c.ints, c.floats, c.settings, device);
+}
+
+void give_back_results(ListCall& c, StableIValue* stack) {
+  for (Made& made : c.results) {
+    if (!made.is_list) {
+      *stack++ = torch::stable::detail::from(made.tensors.front().release());
+      continue;
+    }
+    StableListHandle list = nullptr;
+    check_shim(torch_new_list_reserve_size(made.tensors.size(), &list), "make a list of tensors");
+    for (Tensor& tensor : made.tensors)
+      check_shim(torch_list_push_back(list, torch::stable::detail::from(tensor.release())), "fill a list of tensors");
+    *stack++ = torch::stable::detail::from(list);
+  }
+}
+
+// Of lists without a tensor results are lists without one.
+void run(ListCall& c) {
+  if (c.count() == 0) {
+    if (std::ranges::any_of(c.results, [](const Made& made) { return !made.is_list; }))
+      fail_call(c, text(c.lists.front().param->name, " is an empty list, of which nothing can be reduced"));
+    return;
+  }
+  for (const List& list : c.lists)
+    for (size_t i = 0; i < c.count(); i++) check_tensor(c, list, i);
+  for (const Shared& one : c.shared) check_shared(c, one);
+  check_memory(c);
+  const Device device = c.lists.front().tensors.front().device;
+  target_device(c.op.name, device);  // refuses those that no kernel is for
+  count_writes(c);
+  arrange(c);
+  allocate_results(c, device);
+  launch_lists(c, device);
+  give_back(c);
 }
 
 }  // namespace
@@ -287,16 +426,9 @@ void call_lists(const tk_generated_op& op, StableIValue* stack) {
   check_gradients(c);
   check_settings(op.name, c.settings.config, c.settings.mode);
   check_lengths(c);
-  if (c.count() == 0) return;
-  for (const List& list : c.lists)
-    for (size_t i = 0; i < c.count(); i++) check_tensor(c, list, i);
-  check_memory(c);
-  const Device device = c.lists.front().tensors.front().device;
-  target_device(op.name, device);  // refuses those that no kernel is for
-  count_writes(c);
-  arrange(c);
-  launch_lists(c, device);
-  give_back(c);
+  for (uint32_t i = 0; i < op.n_results; i++) c.results.emplace_back().is_list = op.results[i].leading >= 0;
+  run(c);
+  give_back_results(c, stack);
 }
 
 }  // namespace tk::ops

@@ -149,8 +149,8 @@ def _check_interface(op: Op) -> None:
     lists = [p for p in tensors if p.kind == "tensors"]
     ints = tuple(p.name for p in op.params if p.kind in ("int", "bool"))
     floats = tuple(p.name for p in op.params if p.kind == "float")
-    if lists and (len(lists) < len(tensors) or op.outputs or op.backward):
-        raise BuildError(f"{where}: an op takes lists of tensors alone, and writes them in place")
+    if lists and (op.backward or any(p.leading or p.rank or p.mutated for p in tensors if p not in lists)):
+        raise BuildError(f"{where}: what is no list beside lists of tensors has no dimensions and is not written")
     if not tensors:
         raise BuildError(f"{where}: a generated op takes at least one tensor")
     if sum(p.mutated for p in tensors) > MAX_MUTATED:
@@ -161,7 +161,8 @@ def _check_interface(op: Op) -> None:
             f"{floats}; it has {len(op.tensors)} tensors, {op.ints} and {op.floats}"
         )
     for o in op.outputs:
-        if o.leading is not None and not (o.leading < len(tensors) and tensors[o.leading].leading):
+        of = tensors[o.leading] if o.leading is not None and o.leading < len(tensors) else None
+        if o.leading is not None and not (of and (of in lists if lists else of.leading)):
             raise BuildError(f"{where}: an output follows tensor {o.leading}, which has no leading dimensions")
         if len(o.sizes) > _max_rank(o.leading is not None):
             raise BuildError(f"{where}: an output of {len(o.sizes)} dimensions")

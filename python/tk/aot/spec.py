@@ -295,7 +295,9 @@ def schema_of(op: Op) -> str:
         is_list = "[]" if p.kind == "tensors" else ""
         arguments.append(f"{types.get(p.kind, 'Tensor')}{written}{is_list} {p.name}{default}")
     count = len(op.outputs) - op.backward.get("extra_outputs", 0)
-    results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+    takes_lists = any(p.kind == "tensors" for p in op.params)
+    kinds = ["Tensor[]" if takes_lists and o.leading is not None else "Tensor" for o in op.outputs[:count]]
+    results = kinds[0] if count == 1 else f"({', '.join(kinds)})"
     mode = "mode_bits" if any(p.mutated for p in op.params) else "mode"
     return f"{op.name}({', '.join([*arguments, 'int config=-1', f'int {mode}=0'])}) -> {results}"
 
