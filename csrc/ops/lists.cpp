@@ -284,12 +284,14 @@ void store(const Table& table, void* memory, Settings settings, Device device) {
 void check_gradients(const ListCall& c) {
   const TorchState& torch = TorchState::get();
   if (!torch.is_known() || !aoti_torch_grad_mode_is_enabled()) return;
-  for (const List& list : c.lists)
-    for (const Tensor& tensor : list.given)
-      if (torch.requires_grad(tensor.get()))
-        fail_not_implemented(text("tk.", c.op.name,
-                                  " has no gradient: it is for inference. Call it under torch.no_grad() or "
-                                  "torch.inference_mode(), or detach its arguments."));
+  const auto check = [&](const Tensor& tensor) {
+    if (torch.requires_grad(tensor.get()))
+      fail_not_implemented(text("tk.", c.op.name,
+                                " has no gradient: it is for inference. Call it under torch.no_grad() or "
+                                "torch.inference_mode(), or detach its arguments."));
+  };
+  for (const List& list : c.lists) std::ranges::for_each(list.given, check);
+  for (const Shared& one : c.shared) check(one.given);
 }
 
 void count_writes(const ListCall& c) {

@@ -739,7 +739,32 @@ def _graph(fn: Callable[..., Any], trace: Trace, name: str, lists: frozenset[str
                 f"{where(fn)}: a function of lists works element by element, or reduces whole tensors and what they come "
                 "to; this one reads a tensor at other places than it writes, or along it"
             )
-    return ListGraph(trace, kernels, _per_place(kernels, lists))
+    per_place = _per_place(kernels, lists)
+    return ListGraph(trace, tuple(part for k in kernels for part in _apart(k, per_place)), per_place)
+
+
+def _apart(kernel: ir.Kernel, per_place: frozenset[str]) -> list[ir.Kernel]:
+    """What each place has is not stored by the one program that goes over all places."""
+    if not is_of(kernel, PLACES):
+        return [kernel]
+    of_place = [v.number for v in kernel.values if v.op == "store" and v.buffer in per_place]
+    others = [v.number for v in kernel.values if v.op == "store" and v.buffer not in per_place]
+    if not of_place or not others:
+        return [kernel]
+    return [_with(kernel, others, kernel.name, kernel.axes), _with(kernel, of_place, f"{kernel.name}_each", ())]
+
+
+def _with(kernel: ir.Kernel, stores: Sequence[int], name: str, axes: tuple[ir.Axis, ...]) -> ir.Kernel:
+    """Of the kernel's stores these alone, and what they store."""
+    needed = set(stores)
+    for v in reversed(kernel.values):
+        if v.number in needed:
+            needed.update(v.args)
+    number = {old: new for new, old in enumerate(sorted(needed))}
+    values = tuple(replace(kernel.value(old), number=new, args=tuple(number[a] for a in kernel.value(old).args))
+                   for old, new in number.items())  # fmt: skip
+    used = {v.buffer for v in values}
+    return ir.verify(ir.Kernel(name, axes, tuple(b for b in kernel.buffers if b.name in used), values))
 
 
 def _per_place(kernels: Sequence[ir.Kernel], lists: frozenset[str]) -> frozenset[str]:
@@ -779,7 +804,8 @@ def _check_places(fn: Callable[..., Any], signature: Signature, trace: Trace) ->
     own = {n: [x.clone() for x in v] if isinstance(v, list) else v for n, v in given.items()}
     expected = fn(**own)
     try:
-        found = evaluate(trace.recorded, {n: v for n, v in given.items() if n not in trace.flags}, "lists")
+        seen = {n: [x.flatten() if x.dim() else x for x in v] if isinstance(v, list) else v for n, v in given.items()}
+        found = evaluate(trace.recorded, seen, "lists")
     except (RuntimeError, ValueError):
         return  # the CPU has no such op for this dtype
     pairs = [(tree_flatten(expected)[0], tree_flatten(found)[0]), (tree_flatten(own)[0], tree_flatten(given)[0])]

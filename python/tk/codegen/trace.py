@@ -619,6 +619,10 @@ def _live(graph: fx.GraphModule) -> set[fx.Node]:
     return live
 
 
+# Decompositions take for granted that their indices are in bounds; what runs the recorded graph checks them.
+_CHECKED = {"aten._unsafe_index.Tensor": "aten.index.Tensor", "aten._unsafe_index_put.default": "aten.index_put.default"}
+
+
 def _target_name(node: fx.Node) -> str:
     if node.op == "output":
         return "output"
@@ -627,7 +631,7 @@ def _target_name(node: fx.Node) -> str:
     if node.target in (torch.ops.tk_trace.constant.default, torch.ops.tk_trace.over_places.default):
         return f"tk.{node.target._opname}"
     if isinstance(node.target, OpOverload):
-        return str(node.target)
+        return _CHECKED.get(str(node.target), str(node.target))
     target: Any = node.target
     if isinstance(target, HigherOrderOperator):
         return f"higher_order.{target.name()}"

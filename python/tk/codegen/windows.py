@@ -328,6 +328,14 @@ def cumprod(input: Tensor, dim: int, *, dtype: Any = None, out: Any = None) -> T
     return _Cumprod.apply(x, dim % max(x.dim(), 1)).to(dtype or input.dtype)  # type: ignore[no-any-return]
 
 
+def trace(input: Tensor) -> Tensor:
+    return input.diagonal().sum()
+
+
+def diag(input: Tensor, diagonal: int = 0) -> Tensor:
+    return input.diagonal(diagonal) if input.dim() == 2 else torch.diag_embed(input, diagonal)
+
+
 ALWAYS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     F.pad: pad, torch.constant_pad_nd: pad,
     F.avg_pool1d: _of_dims(1, _avg_pool), F.avg_pool2d: _of_dims(2, _avg_pool), F.avg_pool3d: _of_dims(3, _avg_pool),
@@ -342,6 +350,7 @@ ALWAYS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     F.adaptive_max_pool2d: _adaptive_max(2), F.adaptive_max_pool2d_with_indices: _indexed(_adaptive_max(2)),
     F.adaptive_max_pool3d: _adaptive_max(3), F.adaptive_max_pool3d_with_indices: _indexed(_adaptive_max(3)),
     torch.take_along_dim: take_along_dim, Tensor.take_along_dim: take_along_dim, F.grid_sample: grid_sample,
+    torch.trace: trace, Tensor.trace: trace, torch.diag: diag, Tensor.diag: diag,
 }  # fmt: skip
 
 # Only where a gradient is asked for.

@@ -89,7 +89,7 @@ def run(call: Call) -> list[Tensor]:
 def _run(call: Call) -> list[Tensor]:
     graph = graph_of(call)
     call.check_written()
-    inputs = [_Input(p.kind == "tensor" and p.leading, p.rank, p.mutated, x)
+    inputs = [Input(p.kind == "tensor" and p.leading, p.rank, p.mutated, x)
               for p, x in zip(call.op.params, call.args, strict=False)]  # fmt: skip
     seen = {p.name: x.seen for p, x in zip(call.op.params, inputs, strict=True)}
     found = evaluate(graph["nodes"], seen, call.op.name)
@@ -113,7 +113,7 @@ def _storage(x: Tensor) -> int:
 def seen(call: Call) -> dict[str, Any]:
     """The arguments as the graph sees them, by name: ``...`` as one dimension, and copies of what it writes."""
     return {
-        p.name: _Input(p.leading, p.rank, p.mutated, x.clone() if p.mutated else x).seen if p.kind == "tensor" else x
+        p.name: Input(p.leading, p.rank, p.mutated, x.clone() if p.mutated else x).seen if p.kind == "tensor" else x
         for p, x in zip(call.op.params, call.args, strict=False)
     }
 
@@ -180,7 +180,7 @@ def graph_of(call: Call) -> Mapping[str, Any]:
     )
 
 
-class _Input:
+class Input:
     """An argument as the graph sees it: leading dimensions as one."""
 
     def __init__(self, has_leading: bool, rank: int, mutated: bool, value: Any):

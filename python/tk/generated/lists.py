@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from tk import errors
 from tk.generated import interpret
-from tk.generated.problem import Call, extent, overlaps_itself
+from tk.generated.problem import BY_NUMBER, Call, extent, overlaps_itself
 from tk.generated.records import GeneratedOp, Param
 
 Lists = Sequence[tuple[Param, Sequence[Tensor]]]
@@ -41,14 +42,14 @@ def evaluate(nodes: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any], name
         count = next((len(values[r]) for r in read if isinstance(values.get(r), _Places)), None)
         found = [
             interpret.evaluate_node(node, {r: values[r][i] if isinstance(values[r], _Places) else values[r] for r in read},
-                                    name, values_device(inputs))
+                                    name, _device_of(inputs))
             for i in range(1 if count is None else count)
         ]  # fmt: skip
         values[node["name"]] = found[0] if count is None else _Places(found)
     raise errors.PackError(f"tk.{name}: its graph has no output")
 
 
-def values_device(inputs: Mapping[str, Any]) -> torch.device:
+def _device_of(inputs: Mapping[str, Any]) -> torch.device:
     return next((x.device for x in tensors_of(inputs.values())), torch.device("cpu"))
 
 
@@ -58,6 +59,9 @@ def calls(op: GeneratedOp, args: Sequence[Any]) -> list[Call]:
     Raises ValueError for lists that do not go together."""
     lists = [(p, xs) for p, xs in zip(op.params, args, strict=False) if p.kind == "tensors"]
     (first, places), *others = lists
+    for p, x in zip(op.params, args, strict=False):
+        if p.kind == "tensor":
+            _check_shared(op, (first, places), p, x)
     for p, xs in others:
         if len(xs) != len(places):
             raise ValueError(
@@ -71,6 +75,59 @@ def calls(op: GeneratedOp, args: Sequence[Any]) -> list[Call]:
         here = [x[i] if p.kind == "tensors" else x for p, x in zip(op.params, args, strict=False)]
         found.append(Call(op.of_one_place, [*here, *args[len(op.params) :]]))
     return found
+
+
+def _check_shared(op: GeneratedOp, first: tuple[Param, Sequence[Tensor]], p: Param, x: Tensor) -> None:
+    """What all places share."""
+    if first[1] and x.device != first[1][0].device:
+        raise ValueError(
+            f"tk.{op.name}: {first[0].name}[0] is on {first[1][0].device}, {p.name} on {x.device}; all tensors must be "
+            "on one device"
+        )
+    if x.dim():
+        raise ValueError(f"tk.{op.name}: {p.name} must have 0 dimensions, is {list(x.shape)}")
+
+
+def results(op: GeneratedOp, args: Sequence[Any], found: Sequence[Call]) -> list[Any]:
+    """An empty tensor for each result, or a list of them. found: of the call's places."""
+    first, places = next((p, xs) for p, xs in zip(op.params, args, strict=False) if p.kind == "tensors")
+    if not found and any(result.leading is None for result in op.results):
+        raise ValueError(f"tk.{op.name}: {first.name} is an empty list, of which nothing can be reduced")
+    sized = next((xs for p, xs in zip(op.params, args, strict=False) if p.kind == "tensors" and p.leading), places)
+    made: list[Any] = []
+    for result in op.results:
+        if not found:
+            made.append([])
+            continue
+        like = {"dtype": BY_NUMBER[int(found[0].evaluate(result.dtype))], "device": places[0].device}
+        shapes = [() if result.sizes else x.shape for x in sized]
+        made.append(torch.empty((), **like) if result.leading is None else [torch.empty(s, **like) for s in shapes])
+    return made
+
+
+def run(op: GeneratedOp, args: Sequence[Any]) -> list[Any]:
+    """The results on the CPU; what is written in place is written."""
+    found = calls(op, args)
+    made = results(op, args, found)
+    if not found:
+        return made
+    check_memory(op, args)
+    inputs = [
+        [interpret.Input(p.leading, 0, p.mutated, x) for x in (xs if p.kind == "tensors" else [xs])]
+        for p, xs in zip(op.params, args, strict=False)
+    ]
+    seen = {
+        p.name: [x.seen for x in xs] if p.kind == "tensors" else xs[0].seen
+        for p, xs in zip(op.params, inputs, strict=True)
+    }
+    returned = evaluate(interpret.graph_of(found[0])["nodes"], seen, op.name)
+    for x in itertools.chain(*inputs):
+        x.write_back()
+    for values, outputs in zip(returned, made, strict=True):
+        pairs = zip(values, outputs, strict=True) if isinstance(outputs, list) else [(values, outputs)]
+        for value, output in pairs:
+            output.copy_(value.reshape(output.shape))
+    return made
 
 
 def _check_alike(op: GeneratedOp, first: tuple[Param, Sequence[Tensor]], p: Param, xs: Sequence[Tensor]) -> None:
@@ -116,7 +173,7 @@ def check_memory(op: GeneratedOp, args: Sequence[Any]) -> None:
         (p, f"{p.name}[{i}]", x)
         for p, xs in zip(op.params, args, strict=False) if p.kind == "tensors"
         for i, x in enumerate(xs) if x.numel()
-    ]  # fmt: skip
+    ] + [(p, p.name, x) for p, x in zip(op.params, args, strict=False) if p.kind == "tensor"]  # fmt: skip
     for p, name, x in given:
         if p.mutated and overlaps_itself(x):
             raise ValueError(

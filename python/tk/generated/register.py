@@ -121,27 +121,28 @@ def _register_op(op: GeneratedOp) -> None:
 
 
 def _register_lists(op: GeneratedOp) -> None:
-    """They write in place alone: there is nothing to return, no gradient, and no batching rule."""
+    """They have no gradient, and no batching rule."""
     overload = getattr(torch.ops.tk, op.name).default
 
-    def fake(*args: Any, **kwargs: Any) -> None:
-        lists.calls(op, all_arguments(overload, args, kwargs))
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        args = tuple(all_arguments(overload, args, kwargs))
+        return returned(lists.results(op, args, lists.calls(op, args)))
 
-    def cpu(*args: Any, **kwargs: Any) -> None:
+    def cpu(*args: Any, **kwargs: Any) -> Any:
         args = tuple(all_arguments(overload, args, kwargs))
         autograd.refuse_lists(op, args)
-        calls = lists.calls(op, args)
-        lists.check_memory(op, args)
-        for call in calls:
-            interpret.run(call)
+        with torch._C._AutoDispatchBelowAutograd():
+            return returned(lists.run(op, args))
 
-    def elsewhere(*args: Any, **kwargs: Any) -> None:
+    def elsewhere(*args: Any, **kwargs: Any) -> Any:
         """Of lists without a tensor, which belong to no backend, or to one without kernels."""
-        calls = lists.calls(op, all_arguments(overload, args, kwargs))
+        args = tuple(all_arguments(overload, args, kwargs))
+        calls = lists.calls(op, args)
         if calls:
             raise errors.UnsupportedError(
                 f"tk.{op.name}: it is there on CUDA and the CPU, not on {calls[0].tensors[0].device}"
             )
+        return returned(lists.results(op, args, calls))
 
     _register.register_fake(op.name, fake, _library)
     _library.impl(op.name, cpu, "CPU")
