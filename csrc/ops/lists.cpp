@@ -172,8 +172,8 @@ void check_memory(const ListCall& c) {
       const bool is_first = other->is_written();
       const Extent& written = is_first ? *other : extent;
       const Extent& shared = is_first ? extent : *other;
-      fail_call(c, text(written.name(), ", which is written, overlaps ", shared.name(),
-                        " in memory; clone one of them"));
+      fail_call(c,
+                text(written.name(), ", which is written, overlaps ", shared.name(), " in memory; clone one of them"));
     }
     if (!last || extent.end > last->end) last = &extent;
     if (is_written && (!last_written || extent.end > last_written->end)) last_written = &extent;
@@ -200,8 +200,8 @@ bool same_strides(const Meta& x, const Meta& y) {
 // Whether element e of each lies at e in memory, in one order for all. Results are row-major.
 bool run_alike(const ListCall& c, size_t i) {
   const Meta& first = c.first_with_sizes()->tensors[i];
-  const bool is_dense = is_row_major(first) || (c.op.n_results == 0 && !overlaps_itself(layout_of(first)) &&
-                                                reach(first) == first.count());
+  const bool is_dense = is_row_major(first) ||
+                        (c.op.n_results == 0 && !overlaps_itself(layout_of(first)) && reach(first) == first.count());
   return is_dense && std::ranges::all_of(c.lists, [&](const List& list) {
            return !list.param->leading || same_strides(first, list.tensors[i]);
          });
@@ -250,8 +250,7 @@ Table table_of(const ListCall& c) {
     table.words[i] = table.chunks;
     table.words[n + i] = size;
     table.chunks += (size + kListChunk - 1) / kListChunk;
-    for (size_t k = 0; k < c.lists.size(); k++)
-      table.words[(2 + k) * n + i] = word(address(c.lists[k].tensors[i]));
+    for (size_t k = 0; k < c.lists.size(); k++) table.words[(2 + k) * n + i] = word(address(c.lists[k].tensors[i]));
     size_t column = 2 + c.lists.size();
     for (const Made& made : c.results)
       if (made.is_list) table.words[column++ * n + i] = word(write_pointer(meta(made.tensors[i])));
@@ -332,8 +331,8 @@ std::vector<tk_tensor> describe_arguments(const ListCall& c, void* table, int64_
       found.push_back(describe_list(c, table, chunks, is_aligned(list), list.tensors.front().dtype));
     } else if (c.op.params[i].kind == TK_PARAM_TENSOR) {
       const Meta& x = c.shared[next_shared++].tensor;
-      found.push_back({.data = const_cast<void*>(read_pointer(x)), .sizes = {}, .strides = {}, .dtype = x.dtype,
-                       .ndim = 0});
+      found.push_back(
+          {.data = const_cast<void*>(read_pointer(x)), .sizes = {}, .strides = {}, .dtype = x.dtype, .ndim = 0});
     }
   }
   return found;
@@ -343,7 +342,8 @@ void allocate_results(ListCall& c, Device device) {
   if (c.op.n_results == 0) return;
   std::vector<tk_tensor> tensors = describe_arguments(c, nullptr, chunks_of(c));
   const auto n_inputs = tensors.size();
-  for (uint32_t i = 0; i < c.op.n_results; i++) tensors.push_back({.data = nullptr, .sizes = {}, .strides = {}, .dtype = 0, .ndim = -1});
+  for (uint32_t i = 0; i < c.op.n_results; i++)
+    tensors.push_back({.data = nullptr, .sizes = {}, .strides = {}, .dtype = 0, .ndim = -1});
   const tk_call call = {.op = c.op.op,
                         .mode = static_cast<uint32_t>(c.settings.mode),
                         .config = static_cast<int32_t>(c.settings.config),

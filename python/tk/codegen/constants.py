@@ -1,5 +1,5 @@
-"""Tensors that a traced function does not get as arguments: those that it makes of numbers (``torch.tensor``), and small
-ones that it captures. They are part of the kernel: a value of its own for each element, chosen by the index."""
+"""Tensors that a traced function does not get as arguments: those that it makes of numbers (``torch.tensor``), and
+small ones that it captures. They are part of the kernel: a value of its own for each element, chosen by the index."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -614,9 +614,7 @@ def _declared_alike(traces: Sequence[Trace], name: str) -> list[Trace]:
                 one[variable] = dtype
         specs[grad] = replace(found[0], dtype=variable)
     signature = Signature(specs, variables)
-    return [
-        replace(t, signature=signature, dtypes={**t.dtypes, **more}) for t, more in zip(traces, own, strict=True)
-    ]
+    return [replace(t, signature=signature, dtypes={**t.dtypes, **more}) for t, more in zip(traces, own, strict=True)]
 
 
 def _as_sympy(size: Any) -> sympy.Expr:

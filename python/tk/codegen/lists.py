@@ -1,9 +1,9 @@
 """Functions over lists of tensors: one launch for all of them, each tensor of its own size.
 
 The function is traced with lists of one tensor, and must do to every place of its lists the same. So what is lowered is
-a function of the tensors of a place. Its kernels find their place in a table in memory (csrc/ops/lists.h): a program has
-a chunk of one place's elements. What has one value a place (0-d tensors, such as a step, and what a tensor is reduced to)
-is worked out by a lane for each place, in a launch of its own.
+a function of the tensors of a place. Its kernels find their place in a table in memory (csrc/ops/lists.h): a program
+has a chunk of one place's elements. What has one value a place (0-d tensors, such as a step, and what a tensor is
+reduced to) is worked out by a lane for each place, in a launch of its own.
 
 A tensor is reduced by two launches: what each chunk comes to, in scratch memory, and then, by a program for each place,
 what its chunks do, in their order. ``torch.stack`` of a number for each tensor goes over the places
@@ -212,8 +212,8 @@ class GeneratedLists:
         )
 
     def _outputs(self, bare: Op) -> tuple[Output, ...]:
-        """A list follows the first list of tensors that have sizes (leading). Without sizes of its own it is as large as
-        these; one of numbers has the size 0."""
+        """A list follows the first list of tensors that have sizes (leading). Without sizes of its own it is as large
+        as these; one of numbers has the size 0."""
         like = next((i for i, s in enumerate(self.signature.tensors.values()) if s.is_list and s.leading),
                     next(i for i, s in enumerate(self.signature.tensors.values()) if s.is_list))  # fmt: skip
         sizes = {EACH: ((), (), like), PLACE: ((0,), (1,), like), ALL: ((), (), None)}
@@ -261,8 +261,14 @@ class GeneratedLists:
         signature = {name: str(spec) for name, spec in self.signature.params.items()}
         variables = {name: list(dtypes) for name, dtypes in self.signature.variables.items()}
         return json.dumps(
-            dict(doc=self.doc, signature=signature, variables=variables, returns=self.first.structure, graphs=graphs,
-                 backward=None),
+            dict(
+                doc=self.doc,
+                signature=signature,
+                variables=variables,
+                returns=self.first.structure,
+                graphs=graphs,
+                backward=None,
+            ),
             sort_keys=True,
         )
 
@@ -329,8 +335,8 @@ def parts_of(kernel: ir.Kernel, names: Iterator[str]) -> Iterator[str]:
 
 @dataclass
 class ListLaunch:
-    """A kernel's launches: a program for each chunk of each place; where that reduces, one for each place behind; a lane
-    for each place where nothing has a size; or one program for all places, which reduces over them.
+    """A kernel's launches: a program for each chunk of each place; where that reduces, one for each place behind; a
+    lane for each place where nothing has a size; or one program for all places, which reduces over them.
 
     scratch: the names of the plan's buffers. partial: those of the kernel's own for what its chunks come to."""
 
@@ -415,7 +421,8 @@ class ListLaunch:
         return found
 
     def _find_place(self) -> list[str]:
-        """The place is the last that begins at this chunk or before; those without elements begin where the next does."""
+        """The place is the last that begins at this chunk or before; those without elements begin where the next
+        does."""
         return [
             "pid = tl.program_id(0).to(tl.int64)",
             "before = tl.zeros([1024], tl.int32)",
@@ -507,9 +514,7 @@ class ListLaunch:
         return [
             *(f"    {line}" for line in (*self._find_place(), *self._pointers("place", ""), *self._start(BLOCK))),
             *self._values(once, ints, "", "", 1, BLOCK),
-            *self._blocks(
-                lambda mask: [*self._values(each, ints, mask, " + q", 3, BLOCK), *self._accumulate(mask, 3)]
-            ),
+            *self._blocks(lambda mask: [*self._values(each, ints, mask, " + q", 3, BLOCK), *self._accumulate(mask, 3)]),
             *(f"    {line}" for line in stores),
         ]
 
@@ -675,7 +680,9 @@ class _OfLists(TorchFunctionMode):
         if func is torch.stack and len(args[0]) == 1:
             (x,) = args[0]
             if x.dim():
-                raise TraceError("torch.stack of tensors with sizes: of a list stack a number for each, such as x.sum()")
+                raise TraceError(
+                    "torch.stack of tensors with sizes: of a list stack a number for each, such as x.sum()"
+                )
             return torch.ops.tk_trace.over_places(x)
         name = getattr(func, "__name__", "")
         if name.startswith("_foreach_") and args and isinstance(args[0], list | tuple):
@@ -707,7 +714,9 @@ def generate_lists(
     if len({tuple(t.mutated) for t in traces}) > 1:
         raise TraceError(f"{where(fn)}: what is changed in place differs between dtypes or flags")
     if shared := [n for n in traces[0].mutated if n not in lists]:
-        raise TraceError(f"{where(fn)}: {shared[0]}, which all places of the lists share, is changed: return it instead")
+        raise TraceError(
+            f"{where(fn)}: {shared[0]}, which all places of the lists share, is changed: return it instead"
+        )
     graphs = tuple(_graph(fn, t, name, lists) for t in traces)
     return GeneratedLists(name, signature, graphs, (fn.__doc__ or "").strip(), debug)
 
@@ -736,8 +745,8 @@ def _graph(fn: Callable[..., Any], trace: Trace, name: str, lists: frozenset[str
         at_own_place = all([str(i) for i in v.index] in ([], own) and v.data is None for v in reads)
         if any(v.op in ("scan", "sort", "search", "random") for v in kernel.values) or not at_own_place or len(own) > 1:
             raise TraceError(
-                f"{where(fn)}: a function of lists works element by element, or reduces whole tensors and what they come "
-                "to; this one reads a tensor at other places than it writes, or along it"
+                f"{where(fn)}: a function of lists works element by element, or reduces whole tensors and what "
+                "they come to; this one reads a tensor at other places than it writes, or along it"
             )
     per_place = _per_place(kernels, lists)
     return ListGraph(trace, tuple(part for k in kernels for part in _apart(k, per_place)), per_place)
@@ -787,8 +796,8 @@ def _per_place(kernels: Sequence[ir.Kernel], lists: frozenset[str]) -> frozenset
 
 
 def _check_places(fn: Callable[..., Any], signature: Signature, trace: Trace) -> None:
-    """The function does to each place what it does to lists of one: seen on small numbers, with two places. What goes over
-    all places is worked out by the recorded graph."""
+    """The function does to each place what it does to lists of one: seen on small numbers, with two places. What goes
+    over all places is worked out by the recorded graph."""
     from tk.generated.lists import evaluate
 
     generator = torch.Generator().manual_seed(0)

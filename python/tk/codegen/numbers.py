@@ -67,8 +67,8 @@ def rpow(input: Tensor, other: Any) -> Tensor:
 
 
 def vector_norm(x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """(sum of |x|^p)^(1/p), and the limits of it: the number of elements that are not 0, the largest, the smallest. Where
-    the sum is 0 the gradient is 0, as ATen's."""
+    """(sum of |x|^p)^(1/p), and the limits of it: the number of elements that are not 0, the largest, the smallest.
+    Where the sum is 0 the gradient is 0, as ATen's."""
     if dim is None and x.dim() != 0:
         flat = x.reshape(-1)
         found = vector_norm(flat, ord, 0, False, dtype=dtype)
@@ -88,7 +88,9 @@ def vector_norm(x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False,
     return torch.where(torch.isinf(p), ends, torch.where(p == 0, count, root)).to(dtype or x.dtype)
 
 
-def norm(input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None) -> Tensor:
+def norm(
+    input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None
+) -> Tensor:
     return vector_norm(input, p, dim, keepdim, dtype=dtype)
 
 
@@ -205,7 +207,12 @@ def huber_loss(
 
 
 def smooth_l1_loss(
-    input: Tensor, target: Tensor, size_average: Any = None, reduce: Any = None, reduction: str = "mean", beta: Any = 1.0
+    input: Tensor,
+    target: Tensor,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+    beta: Any = 1.0,
 ) -> Tensor:
     away = (input - target).abs()
     at = _tensor(beta, opmath(away))

@@ -1,6 +1,6 @@
 """What a function calls, in words that can be traced: ATen's own norms take eps as a number known when they are called,
-its padding makes numbers of sizes, and so do some of its functions that make floats of integers. More of these words are
-in :mod:`tk.codegen.numbers` and :mod:`tk.codegen.windows`."""
+its padding makes numbers of sizes, and so do some of its functions that make floats of integers. More of these words
+are in :mod:`tk.codegen.numbers` and :mod:`tk.codegen.windows`."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def bessel_y1(input: Tensor) -> Tensor:
 
 
 def _taken_apart(func: Callable[..., Any]) -> Callable[..., Any]:
-    """As torch's own Python takes it apart, which serves every size, before autograd sees it. Not for everything: traced
-    like this, ``torch.where`` of a number loses its gradient."""
+    """As torch's own Python takes it apart, which serves every size, before autograd sees it. Not for everything:
+    traced like this, ``torch.where`` of a number loses its gradient."""
 
     def word(*args: Any, **named: Any) -> Any:
         with enable_python_dispatcher():

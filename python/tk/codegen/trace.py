@@ -204,8 +204,8 @@ def _grad_spec(arguments: _Arguments, grad: torch.Tensor) -> TensorSpec:
 
 
 class _Arguments:
-    """Fake tensors with a symbol for each letter, and a symbol for each float and int. more: sizes of what is no argument.
-    """
+    """Fake tensors with a symbol for each letter, and a symbol for each float and int. more: sizes of what is no
+    argument."""
 
     def __init__(self, signature: Signature, dtypes: Mapping[str, str], more: Sequence[str] = ()):
         self.env = ShapeEnv(duck_shape=False)
@@ -620,7 +620,10 @@ def _live(graph: fx.GraphModule) -> set[fx.Node]:
 
 
 # Decompositions take for granted that their indices are in bounds; what runs the recorded graph checks them.
-_CHECKED = {"aten._unsafe_index.Tensor": "aten.index.Tensor", "aten._unsafe_index_put.default": "aten.index_put.default"}
+_CHECKED = {
+    "aten._unsafe_index.Tensor": "aten.index.Tensor",
+    "aten._unsafe_index_put.default": "aten.index_put.default",
+}
 
 
 def _target_name(node: fx.Node) -> str:

@@ -1,7 +1,7 @@
 """Pooling, padding and what else is read at neighbouring places, in words that have gradients.
 
-ATen has a kernel for each of them, and another for its gradient, with atomics. In words the elements at one place of all
-windows are a strided view, and one of these is read after the other: so is the gradient.
+ATen has a kernel for each of them, and another for its gradient, with atomics. In words the elements at one place of
+all windows are a strided view, and one of these is read after the other: so is the gradient.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def _copies(x: Tensor, dim: int, count: int, mode: str, is_front: bool) -> Tenso
 
 
 class _Windows:
-    """Those of the last `n` dimensions. extra: places behind the padding, where the size of the result is rounded up."""
+    """Those of the last `n` dimensions. extra: places behind the padding, where the size of the result is rounded
+    up."""
 
     def __init__(self, x: Tensor, n: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool):
         self.n, self.kernel, self.padding = n, _each(kernel, n), _each(padding, n)
@@ -343,8 +344,8 @@ ALWAYS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     torch.max_pool1d: _values(1), torch.max_pool2d: _values(2), torch.max_pool3d: _values(3),
     F.max_pool1d_with_indices: _with_indices(1), F.max_pool2d_with_indices: _with_indices(2),
     F.max_pool3d_with_indices: _with_indices(3),
-    F.adaptive_avg_pool1d: _adaptive(1, _avg_pool, _mean, _UNEQUAL), torch.adaptive_avg_pool1d: _adaptive(1, _avg_pool, _mean, _UNEQUAL),
-    F.adaptive_avg_pool2d: _adaptive(2, _avg_pool, _mean, _UNEQUAL),
+    F.adaptive_avg_pool1d: _adaptive(1, _avg_pool, _mean, _UNEQUAL), torch.adaptive_avg_pool1d: _adaptive(1, _avg_pool,
+    _mean, _UNEQUAL), F.adaptive_avg_pool2d: _adaptive(2, _avg_pool, _mean, _UNEQUAL),
     F.adaptive_avg_pool3d: _adaptive(3, _avg_pool, _mean, _UNEQUAL),
     F.adaptive_max_pool1d: _adaptive_max(1), F.adaptive_max_pool1d_with_indices: _indexed(_adaptive_max(1)),
     F.adaptive_max_pool2d: _adaptive_max(2), F.adaptive_max_pool2d_with_indices: _indexed(_adaptive_max(2)),

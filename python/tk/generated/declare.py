@@ -84,8 +84,8 @@ def _without_texts(fn: Any) -> str:
         return f"tk.op takes keywords alone, such as @tk.op(x='T[M, N]', T=('bf16', 'fp16')); it was given {fn!r}"
     texts = ", ".join(f"{name}='fp32[...]'" for name in inspect.signature(fn).parameters)
     return (
-        f"@tk.op on {_where(fn)}: it needs a keyword for every parameter, which says what it is: @tk.op({texts}), say; a "
-        "tensor is 'dtype[sizes]', a number 'float', 'int' or 'bool'"
+        f"@tk.op on {_where(fn)}: it needs a keyword for every parameter, which says what it is: @tk.op({texts}), say; "
+        "a tensor is 'dtype[sizes]', a number 'float', 'int' or 'bool'"
     )
 
 

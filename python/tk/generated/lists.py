@@ -41,8 +41,8 @@ def evaluate(nodes: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any], name
         read = list(interpret.references((node.get("args", ()), node.get("kwargs", {}))))
         count = next((len(values[r]) for r in read if isinstance(values.get(r), _Places)), None)
         found = [
-            interpret.evaluate_node(node, {r: values[r][i] if isinstance(values[r], _Places) else values[r] for r in read},
-                                    name, _device_of(inputs))
+            interpret.evaluate_node(node, {r: values[r][i] if isinstance(values[r], _Places) else values[r] for r in
+            read}, name, _device_of(inputs))
             for i in range(1 if count is None else count)
         ]  # fmt: skip
         values[node["name"]] = found[0] if count is None else _Places(found)

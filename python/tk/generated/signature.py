@@ -167,10 +167,12 @@ class Signature:
         return tuple(dict.fromkeys(found))
 
     def solved(self) -> Iterator[tuple[str, str, int, Size, Size]]:
-        """(letter, tensor, dimension, factor, rest), for each letter that stands alone nowhere: the dimension is factor *
-        letter + rest, of letters that are known by then. Raises SignatureError where one cannot be known."""
+        """(letter, tensor, dimension, factor, rest), for each letter that stands alone nowhere: the dimension is
+        factor * letter + rest, of letters that are known by then. Raises SignatureError where one cannot be known."""
         known = {s for spec in self.tensors.values() for s in spec.sizes if isinstance(s, str)}
-        places = [(n, d, s) for n, spec in self.tensors.items() for d, s in enumerate(spec.sizes) if isinstance(s, Size)]
+        places = [
+            (n, d, s) for n, spec in self.tensors.items() for d, s in enumerate(spec.sizes) if isinstance(s, Size)
+        ]
         while unknown := [x for x in self.letters if x not in known]:
             found = next(((x, n, d, parts) for x in unknown for n, d, s in places
                           if known.issuperset(set(s.letters) - {x}) and x in s.letters

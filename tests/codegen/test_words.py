@@ -1,0 +1,77 @@
+"""What users write first: the recorded graph's numbers, and those of its gradient, against the function itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+import wordy
+from wordy import CASES, arguments, close, flat, gradients, made, recorded
+
+from tk.codegen.errors import TraceError
+from tk.codegen.family import generate, generate_all
+from tk.generated import op
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_the_function_itself(name: str) -> None:
+    case, generated = CASES[name], made(name)
+    for number in range(len(generated.graphs)):
+        args = arguments(generated, number)
+        expected = flat((case.eager or case.fn)(**args))
+        for i, (found, e) in enumerate(zip(recorded(generated, number, args), expected, strict=True)):
+            close(found, e, f"result {i}")
+        if generated.backward is not None:
+            wanted, grads = gradients(case, args)
+            found_all = recorded(generated.backward, number, {**args, **grads})
+            for i, (found, e) in enumerate(zip(found_all, wanted, strict=True)):
+                close(found, e, f"gradient {i}")
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.5, float("inf"), -float("inf"), -1.0])
+def test_every_order_of_a_norm(p: float) -> None:
+    """With elements that are 0, whose gradient ATen leaves out."""
+    generated = made("norm")
+    args = {"x": torch.randn(5, 12).masked_fill(torch.rand(5, 12) < 0.2, 0.0) if p >= 0 else torch.randn(5, 12), "p": p}
+    (found,) = recorded(generated, 0, args)
+    close(found, wordy.CASES["norm"].fn(**args), "norm")
+
+
+def test_a_gradients_dtype_that_is_no_variables() -> None:
+    generated = made("a cast to the same dtype")
+    assert generated.backward is not None
+    signature = generated.backward.signature
+    assert signature.params["grad_0"].dtype == "fp32" and "x" in signature.params  # x says of which dtype its own is
+
+
+BIG = torch.ones(300)
+REFUSED = {
+    "a product": (
+        lambda x: x @ x,
+        {"x": "fp32[N, N]"},
+        "aten.mm cannot be generated: a product of matrices: call tk.mm",
+    ),
+    "a convolution": (lambda x: F.conv1d(x, x), {"x": "fp32[B, B, N]"}, "call tk.conv1d"),
+    "a large capture": (lambda x: x * BIG[:3], {"x": "fp32[3]"}, "one of up to 256 becomes part of the kernel"),
+    "a wide window": (
+        lambda x: F.max_pool2d(x, 32),
+        {"x": "fp32[B, C, H, W]"},
+        "windows of 1024 elements; there may be",
+    ),
+    "nine dimensions": (lambda x: x.unsqueeze(0), {"x": "fp32[A, B, C, D, E, F, G, H]"}, "result 0 has 9 dimensions"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name: str) -> None:
+    fn, texts, message = REFUSED[name]
+    with pytest.raises(TraceError, match=message):
+        generate(fn, op(**texts)(fn).signature, "f").op  # noqa: B018
+
+
+def test_all_refusals_of_a_file_at_once() -> None:
+    fns = [REFUSED[name] for name in ("a product", "a convolution")]
+    declared = [op(**texts)(fn) for fn, texts, _ in fns]
+    with pytest.raises(TraceError) as caught:
+        generate_all(declared)
+    assert all(text in str(caught.value) for text in ("2 of 2 functions", "tk.mm", "tk.conv1d", f"{__file__}:"))
