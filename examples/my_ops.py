@@ -1,4 +1,4 @@
-"""Twenty functions of one's own, each an op after
+"""Functions of one's own, each an op after
 
 tk build examples/my_ops.py --arch 90 -o my_ops.tkpack      # on any machine, GPU or not
 tk.load_pack("my_ops.tkpack"); torch.ops.tk.scaled_tanh(x, 0.5)
@@ -128,3 +128,19 @@ def decayed_(x, update, decay):
 def scale_all_(xs, factor):
     for x in xs:
         x.mul_(factor)
+
+
+@op(xs="fp32[...]*", scale="fp32[]", factor="float")
+def scaled_copies(xs, scale, factor):
+    """A list comes back; the scale, a tensor, is all of theirs."""
+    return [x * scale * factor for x in xs]
+
+
+@op(grads="fp32[...]*", most="float")
+def clip_norm_(grads, most):
+    """torch.nn.utils.clip_grad_norm_: all tensors have one norm, put together of theirs."""
+    total = torch.stack([g.norm() for g in grads]).norm()
+    scale = (most / (total + 1e-6)).clamp(max=1)
+    for g in grads:
+        g.mul_(scale)
+    return total

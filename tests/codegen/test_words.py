@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
-import wordy
-from wordy import CASES, arguments, close, flat, gradients, made, recorded
+from wordy import CASES, arguments, close, flat, gradients, made, recorded, traced
 
 from tk.codegen.errors import TraceError
 from tk.codegen.family import generate, generate_all
@@ -15,26 +16,26 @@ from tk.generated import op
 
 @pytest.mark.parametrize("name", CASES)
 def test_as_the_function_itself(name: str) -> None:
-    case, generated = CASES[name], made(name)
-    for number in range(len(generated.graphs)):
-        args = arguments(generated, number)
+    case = CASES[name]
+    for trace, backward in traced(name):
+        args = arguments(trace)
         expected = flat((case.eager or case.fn)(**args))
-        for i, (found, e) in enumerate(zip(recorded(generated, number, args), expected, strict=True)):
+        for i, (found, e) in enumerate(zip(recorded(trace, args), expected, strict=True)):
             close(found, e, f"result {i}")
-        if generated.backward is not None:
+        if backward is not None:
             wanted, grads = gradients(case, args)
-            found_all = recorded(generated.backward, number, {**args, **grads})
-            for i, (found, e) in enumerate(zip(found_all, wanted, strict=True)):
+            for i, (found, e) in enumerate(zip(recorded(backward, {**args, **grads}), wanted, strict=True)):
                 close(found, e, f"gradient {i}")
 
 
-@pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.5, float("inf"), -float("inf"), -1.0])
-def test_every_order_of_a_norm(p: float) -> None:
-    """With elements that are 0, whose gradient ATen leaves out."""
-    generated = made("norm")
-    args = {"x": torch.randn(5, 12).masked_fill(torch.rand(5, 12) < 0.2, 0.0) if p >= 0 else torch.randn(5, 12), "p": p}
-    (found,) = recorded(generated, 0, args)
-    close(found, wordy.CASES["norm"].fn(**args), "norm")
+def test_every_order_of_a_norm() -> None:
+    """With elements that are 0, of which ATen's gradient is none."""
+    ((trace, _),) = traced("norm")
+    x = torch.randn(5, 12)
+    for p in (0.0, 1.0, 2.0, 3.5, math.inf, -math.inf, -1.0):
+        args = {"x": x.masked_fill(x.abs() < 0.2, 0.0) if p >= 0 else x, "p": p}
+        (found,) = recorded(trace, args)
+        close(found, CASES["norm"].fn(**args), f"norm of order {p}")
 
 
 def test_a_gradients_dtype_that_is_no_variables() -> None:

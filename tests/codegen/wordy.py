@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from tk.codegen.family import Generated, generate
+from tk.codegen.lower import lower
+from tk.codegen.trace import Trace, trace_all, trace_backward
 from tk.generated import interpret, op
 from tk.generated.signature import DTYPES, NumberSpec
 
@@ -100,11 +102,22 @@ def made(name: str) -> Generated:
     return generate(case.fn, declared.signature, "f", case.grad)
 
 
-def arguments(generated: Generated, number: int) -> dict[str, Any]:
+def traced(name: str) -> list[tuple[Trace, Trace | None]]:
+    """Every graph and its gradient's, of which the first are lowered."""
+    case = CASES[name]
+    signature = op(grad=case.grad, **case.texts)(case.fn).signature
+    found = [(t, trace_backward(case.fn, signature, t.dtypes, t.flags) if case.grad else None)
+             for t in trace_all(case.fn, signature)]  # fmt: skip
+    for one in found[0]:
+        assert one is None or lower(one, "f")
+    return found
+
+
+def arguments(trace: Trace) -> dict[str, Any]:
     """For a graph."""
-    trace, generator = generated.graphs[number].trace, torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     found: dict[str, Any] = {}
-    for name, spec in generated.signature.params.items():
+    for name, spec in trace.signature.params.items():
         if isinstance(spec, NumberSpec):
             found[name] = NUMBERS[spec.kind]
             continue
@@ -142,6 +155,5 @@ def gradients(case: Case, args: Mapping[str, Any]) -> tuple[list[Tensor], dict[s
     return filled, {f"grad_{i}": g for i, g in enumerate(given)}
 
 
-def recorded(generated: Generated, number: int, args: Mapping[str, Any]) -> list[Tensor]:
-    nodes = json.loads(generated.op.meta)["graphs"][number]["nodes"]
-    return interpret.evaluate(nodes, {n: args[n] for n in generated.signature.params}, "f")
+def recorded(trace: Trace, args: Mapping[str, Any]) -> list[Tensor]:
+    return interpret.evaluate(json.loads(json.dumps(trace.recorded)), args, "f")

@@ -203,8 +203,8 @@ def parse(texts: Mapping[str, str | Sequence[str]], parameters: Sequence[str]) -
     Raises SignatureError, which says of which keyword it is and what would be read."""
     if wrong := [name for name, value in texts.items() if not isinstance(value, str | tuple | list)]:
         raise SignatureError(
-            f"{wrong[0]}={texts[wrong[0]]!r}: give a text, such as 'T[M, N]', 'fp32[N]' or 'float', or, for a variable, "
-            f"a tuple of dtypes; these are {', '.join(DTYPES)}"
+            f"{wrong[0]}={texts[wrong[0]]!r}: give a text, such as 'T[M, N]', 'fp32[N]' or 'float', or, for a "
+            f"variable, a tuple of dtypes; these are {', '.join(DTYPES)}"
         )
     variables = {name: _dtypes(name, value) for name, value in texts.items() if not isinstance(value, str)}
     if both := [name for name in parameters if name in variables]:

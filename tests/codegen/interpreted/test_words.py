@@ -10,7 +10,7 @@ from wordy import CASES, INTERPRETED, arguments, close, flat, gradients, made
 @pytest.mark.parametrize("name", INTERPRETED)
 def test_as_the_function_itself(name: str) -> None:
     case, generated = CASES[name], made(name)
-    args = arguments(generated, 0)
+    args = arguments(generated.first)
     pairs = [(generated, args, flat((case.eager or case.fn)(**args)))]
     if generated.backward is not None:
         wanted, grads = gradients(case, args)
