@@ -1,0 +1,107 @@
+"""What users write first, on a GPU: against the same op on the CPU, gradients too.
+
+Built here where Triton is; TK_TEST_PACKS names a folder with worded_ops.tkpack built elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+import tk
+
+from .device import DEVICE
+
+FILE = Path(__file__).with_name("worded_ops.py")
+pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="about kernels")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
+    if given := os.environ.get("TK_TEST_PACKS"):
+        tk.load_pack(Path(given) / "worded_ops.tkpack")
+        return
+    pytest.importorskip("triton")
+    path = tmp_path_factory.mktemp("packs") / "worded_ops.tkpack"
+    major, minor = torch.cuda.get_device_capability()
+    build = ["build", str(FILE), "-o", str(path), "--arch", f"{major}{minor}"]
+    subprocess.run([sys.executable, "-m", "tk", *build], check=True)
+    tk.load_pack(path)
+
+
+def r(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+SHAPES = ((3,), (64, 65), (), (4096,), (3, 5000), (0,))
+CALLS: dict[str, Any] = {
+    "gpu_power": (r(7, 129), 1.7),
+    "gpu_norm": (r(33, 1000), 3.0),
+    "gpu_huber": (r(65, 100), r(65, 100), 0.7),
+    "gpu_smoothed": (r(40, 130), torch.randint(0, 130, (40,)), 0.1),
+    "gpu_pooled": (r(2, 3, 17, 22),),
+    "gpu_padded": (r(9, 70),),
+    "gpu_cumprod": (r(9, 700).masked_fill(torch.rand(9, 700) < 0.01, 0.0),),
+    "gpu_digamma": (r(5, 300) * 4,),
+    "gpu_gcd": (torch.randint(-(10**12), 10**12, (500,)), torch.randint(0, 10**6, (500,))),
+    "gpu_halves": (r(6, 130, dtype=torch.float16),),
+    "gpu_filtered": (r(300, 3),),
+    "gpu_six": (r(2, 3, 4, 5, 6, 7).transpose(0, 5).contiguous().transpose(0, 5),),
+    "gpu_times": ([r(*s) for s in SHAPES], [r(*s) for s in SHAPES], torch.tensor(1.5), 2.0),
+    "gpu_clip_": ([r(*s) for s in SHAPES], 1.0),
+    "gpu_centred": ([r(*s) for s in SHAPES[:2]] + [r(70, 80).t(), r(3, 5000)],),
+}
+
+
+def moved(args: Any, device: str) -> Any:
+    return tree_map_only(Tensor, lambda x: x.detach().clone().to(device), args)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_as_on_the_cpu(name: str) -> None:
+    """Results, and what is written in place; the same bits again."""
+    function = getattr(torch.ops.tk, name)
+    here, there, again = (moved(CALLS[name], d) for d in ("cpu", DEVICE, DEVICE))
+    expected, found, once_more = function(*here), function(*there), function(*again)
+    for a, e in zip(tree_flatten([found, there])[0], tree_flatten([expected, here])[0], strict=True):
+        if isinstance(a, Tensor):
+            assert a.shape == e.shape and a.stride() == e.stride()
+            assert_close(a.cpu(), e, rtol=2e-3, atol=2e-3, equal_nan=True)
+    for a, b in zip(tree_flatten([found, there])[0], tree_flatten([once_more, again])[0], strict=True):
+        assert not isinstance(a, Tensor) or torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+@pytest.mark.parametrize("name", [n for n in CALLS if n not in ("gpu_gcd", "gpu_times", "gpu_clip_", "gpu_centred")])
+def test_gradients(name: str) -> None:
+    found = []
+    for device in ("cpu", DEVICE):
+        args = [x.requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
+                for x in moved(CALLS[name], device)]  # fmt: skip
+        results = [y for y in tree_flatten(getattr(torch.ops.tk, name)(*args))[0] if y.requires_grad]
+        sources = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
+        weights = [torch.linspace(-1, 1, y.numel(), device=device).reshape(y.shape).to(y.dtype) for y in results]
+        found.append(torch.autograd.grad(results, sources, weights))
+    for a, e in zip(found[1], found[0], strict=True):
+        assert_close(a.cpu(), e, rtol=3e-3, atol=3e-3, equal_nan=True)
+
+
+def test_many_tensors_in_a_captured_graph() -> None:
+    """More places than a block looks at, and two graphs over the same list."""
+    xs = [torch.full((5,), 1.0, device=DEVICE) for _ in range(1500)]
+    torch.ops.tk.gpu_clip_(xs, 1e9)  # loads the kernels
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        total = torch.ops.tk.gpu_clip_(xs, 1.0)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_close(total.cpu(), torch.tensor(7500.0).sqrt())
+    assert_close(torch.stack(xs).norm().cpu(), torch.tensor(1.0), rtol=1e-4, atol=1e-4)
