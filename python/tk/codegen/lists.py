@@ -383,7 +383,7 @@ class ListLaunch:
             if b.name in self.scratch:
                 plain[b.name] = Scratch(self.scratch.index(b.name), b.dtype)
             elif b.name not in self.of.columns:
-                plain[b.name] = Pointer(by_name[b.name], b.dtype)
+                plain[b.name] = Pointer(by_name[b.name], b.dtype, aligned=False)
         for name, v in zip(self.partial, self.reduces, strict=bool(self.partial)):
             plain[name] = Scratch(self.scratch.index(name), _stored_as(v.dtype))
         args: dict[str, Arg] = {
@@ -407,18 +407,15 @@ class ListLaunch:
 
     def _pointers(self, place: str, mask: str) -> list[str]:
         """Of all buffers, at a place, or at a lane's."""
-        found = []
-        for b in self.kernel.buffers:
-            if b.name in self.of.columns:
-                at = f"tl.load(table + {2 + self.of.columns.index(b.name)} * places + {place}{mask})"
-                is_vector = self.aligned and bool(b.sizes) and not mask and b.name in self.of.lists
-                address = f"{at}{self._address(b.dtype)}"
-                found.append(f"ptr_{b.name} = {f'tl.multiple_of({address}, 16)' if is_vector else address}")
-            elif b.name in self.graph.per_place:
-                found.append(f"ptr_{b.name} = {b.name} + {place}")
-            else:
-                found.append(f"ptr_{b.name} = {b.name}")
-        return found
+        return [line for b in self.kernel.buffers for line in self._pointer(b, place, mask)]
+
+    def _pointer(self, b: ir.Buffer, place: str, mask: str) -> list[str]:
+        if b.name in self.of.columns:
+            at = f"tl.load(table + {2 + self.of.columns.index(b.name)} * places + {place}{mask})"
+            is_vector = self.aligned and bool(b.sizes) and not mask and b.name in self.of.lists
+            address = f"{at}{self._address(b.dtype)}"
+            return [f"ptr_{b.name} = {f'tl.multiple_of({address}, 16)' if is_vector else address}"]
+        return [f"ptr_{b.name} = {b.name} + {place}" if b.name in self.graph.per_place else f"ptr_{b.name} = {b.name}"]
 
     def _find_place(self) -> list[str]:
         """The place is the last that begins at this chunk or before; those without elements begin where the next
@@ -551,9 +548,12 @@ class ListLaunch:
     def _over_places(self, ints: dict[str, Arg]) -> list[str]:
         once, each, after = self._split()
         found = [f"    v{v.number} = {_combined(v.data, f'acc{v.number}')}" for v in self.reduces]
-        at_lanes = [f"        {x}" for x in self._pointers("q", ", mask=q_mask, other=0")]
+        of_all = [b for b in self.kernel.buffers if b.name not in self.graph.per_place]
+        of_lanes = [b for b in self.kernel.buffers if b.name in self.graph.per_place]
+        at_lanes = [f"        {x}" for b in of_lanes for x in self._pointer(b, "q", ", mask=q_mask, other=0")]
+        head = [line for b in of_all for line in self._pointer(b, "0", "")]
         return [
-            *(f"    {line}" for line in (*self._pointers("0", ""), *self._start(BLOCK))),
+            *(f"    {line}" for line in (*head, *self._start(BLOCK))),
             *self._values(once, ints, "", "", 1, BLOCK),
             f"    for start in range(0, places, {BLOCK}):",
             f"        q = start + tl.arange(0, {BLOCK})",
