@@ -65,12 +65,25 @@ def test_the_table_compiles() -> None:
 
 
 def returns(xs):
-    return [x + 1 for x in xs]
+    return [x + 1 for x in xs] * 2
 
 
-def sums(xs):
+def places(xs):
+    return [x.argmax() for x in xs]
+
+
+def scans(xs):
     for x in xs:
-        x.div_(x.sum())
+        x.copy_(x.flatten().cumsum(0).reshape(x.shape))
+
+
+def shares(xs, y):
+    for x in xs:
+        y.add_(x.sum())
+
+
+def adds_up(xs):
+    return sum(x.sum() for x in xs)
 
 
 def flips(xs, ys):
@@ -89,11 +102,14 @@ def plain(xs, y):
 
 
 WRONG: dict[str, tuple[Callable[..., Any], dict[str, str], str]] = {
-    "returns": (returns, {"xs": "fp32[...]*"}, "returns nothing: it writes into the tensors"),
-    "reduces": (sums, {"xs": "fp32[...]*"}, "works element by element"),
+    "returns too many": (returns, {"xs": "fp32[...]*"}, "a result that is a list has a tensor for each place"),
+    "places": (places, {"xs": "fp32[...]*"}, "argmax of the tensors of a list: there are sums, products, extremes"),
+    "scans": (scans, {"xs": "fp32[...]*"}, "works element by element"),
+    "changes what is shared": (shares, {"xs": "fp32[...]*", "y": "fp32[]"}, "y, which all places of the lists share"),
+    "adds up in Python": (adds_up, {"xs": "fp32[...]*"}, "but for torch.stack of a number for each tensor"),
     "reads elsewhere": (flips, {"xs": "fp32[...]*", "ys": "fp32[...]*"}, "works element by element"),
     "counts the lists": (mixes, {"xs": "fp32[...]*"}, "depends on the others"),
-    "a tensor beside": (plain, {"xs": "fp32[...]*", "y": "fp32[]"}, "y is no list beside others that are"),
+    "a tensor beside": (plain, {"xs": "fp32[...]*", "y": "fp32[N]"}, "is no list beside others that are"),
     "dimensions": (plain, {"xs": "fp32[M]*", "y": "fp32[M]*"}, r"are 'T\[...\]\*' or 'T\[\]\*'"),
 }
 
@@ -103,6 +119,21 @@ def test_what_is_refused(name: str) -> None:
     fn, texts, message = WRONG[name]
     with pytest.raises(TraceError, match=message):
         made(fn, **texts)
+
+
+def test_results_and_reductions_compile() -> None:
+    """A launch over all places, those of chunks and of places, and one over all elements."""
+
+    def clip(grads, most):
+        total = torch.stack([g.norm() for g in grads]).norm()
+        scale = (most / (total + 1e-6)).clamp(max=1)
+        return total, [g * scale for g in grads], [(g - g.mean()).abs().amax() for g in grads]
+
+    g = made(clip, grads="bf16[...]*", most="float")
+    assert g.op.schema.endswith("-> (Tensor, Tensor[], Tensor[])") and g.results == ("all", "each", "place")
+    plan = g.plan(g.graphs[0], ANY)
+    for launch in plan.launches:
+        assert compile_source(source_of(plan, launch, SM90)).spill_bytes == 0
 
 
 def test_a_gradient_is_refused() -> None:

@@ -53,13 +53,40 @@ def test_one_dtype_may_be_given_alone() -> None:
         ({"x": "T[M]", "T": ("fp32", "fp32")}, "give each dtype once"),
         ({"x": "fp32[M]", "T": ("fp32",)}, "T is neither a parameter of the function nor the dtype of one"),
         ({"x": "fp32[x]"}, "x is a size and something else"),
-        ({"x": "fp32[A, B, C, D, E, F]"}, "6 declared dimensions, there may be 5"),
+        ({"x": "fp32[..., A, B, C, D, E, F]"}, "6 declared dimensions, there may be 5 beside '...'"),
+        ({"x": "fp32[A, B, C, D, E, F, G, H, I]"}, "9 declared dimensions, there may be 8"),
+        ({"x": "float32[M]"}, "Here float32 is 'fp32'"),
+        ({"x": "T[M]", "T": ("torch.float16",)}, "Here torch.float16 is 'fp16'"),
+        ({"x": "fp32[N/2]"}, "size 'N/2' is neither a letter"),
+        ({"x": "fp32[N//2]"}, "the size N is known from no tensor"),
+        ({"x": "fp32[A*B]"}, "the size A is known from no tensor"),
     ],
 )
 def test_refusals(texts, message) -> None:
     with pytest.raises(ValueError, match=r"@tk.op on <lambda> \(.*test_signature.py:\d+\)") as caught:
         declare(**texts)
     assert message in str(caught.value)
+
+
+def test_sizes_may_be_expressions() -> None:
+    signature = declare(lambda x, y: x, x="fp32[M, 2 * N + 1]", y="fp32[(N - K) * 3, M // 2, 2 * 3]").signature
+    assert signature.letters == ("M", "N", "K") and str(signature.params["y"]) == "fp32[(N-K)*3, M//2, 6]"
+    assert signature.params["y"].shape({"M": 5, "N": 9, "K": 2}) == [21, 2, 6]
+    values = {"M": 5}
+    for letter, name, d, factor, rest in signature.solved():
+        size = {"x": (5, 19), "y": (21, 2, 6)}[name][d]
+        values[letter] = (size - rest.evaluate(values)) // factor.evaluate(values)
+    assert values == {"M": 5, "N": 9, "K": 2}
+
+
+def test_without_parentheses() -> None:
+    def scaled(x, alpha):
+        return x * alpha
+
+    with pytest.raises(ValueError, match=r"@tk.op on scaled \(.*@tk.op\(x='fp32\[...\]', alpha='fp32\[...\]'\)"):
+        op(scaled)
+    with pytest.raises(ValueError, match="it was given 'fp32'"):
+        op("fp32")
 
 
 def test_grad_is_no_parameter() -> None:

@@ -131,7 +131,7 @@ def _register_lists(op: GeneratedOp) -> None:
     def cpu(*args: Any, **kwargs: Any) -> Any:
         args = tuple(all_arguments(overload, args, kwargs))
         autograd.refuse_lists(op, args)
-        with torch._C._AutoDispatchBelowAutograd():
+        with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
             return returned(lists.run(op, args))
 
     def elsewhere(*args: Any, **kwargs: Any) -> Any:
