@@ -1,6 +1,6 @@
 """docs/functions.md: which dtypes each function takes on CUDA, found by calling it with tensors that are not there.
 
-    python tools/functions_table.py --write
+python tools/functions_table.py --write
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ HEAD = """# Functions and dtypes
 
 Which dtypes the package's functions take on CUDA. **tk**: a kernel of its own (float64 and integers have one for each
 class of shapes that needs no alignment). *ATen*: no kernel has it, so it is ATen's; in strict mode
-(`tk.config.strict()`) it is a `tk.UnsupportedError`. Empty: refused with `tk.UnsupportedError`, or by torch itself where
-torch has it not either. On the CPU all dtypes go that torch takes.
+(`tk.config.strict()`) it is a `tk.UnsupportedError`. Empty: refused with `tk.UnsupportedError`, or by torch itself
+where torch has it not either. On the CPU all dtypes go that torch takes.
 
 This table is made by `tools/functions_table.py`.
 
@@ -35,8 +35,8 @@ FOOT = """
 - `dtype=` of sums, scans, norms and softmaxes converts the argument first, as in torch.
 - float64 is worked out in float64, all other floats in float32. `softmax` and `log_softmax` of float64 are made of
   `logsumexp`.
-- Integers of 16 bits and fewer are sorted as floats that hold them; those of 32 and 64 bits, and float64, by two or three
-  sorts of parts of them. `topk` of the latter sorts all.
+- Integers of 16 bits and fewer are sorted as floats that hold them; those of 32 and 64 bits, and float64, by two or
+  three sorts of parts of them. `topk` of the latter sorts all.
 - Two dtypes of a search are compared in torch's common one. Norms of 16 bits take weights in float32.
 - `mean`, `var`, `std` and norms of integers are refused, as in torch: give `dtype`, or convert.
 - `rope` takes bfloat16, float16 and float32, and tables in float32 or its own dtype.
@@ -62,7 +62,7 @@ CALLS: Mapping[str, Callable[[Callable[..., Any], Tensor], Any]] = {
     "topk": lambda f, x: f(x, 2),
     "bucketize": lambda f, x: f(x, x.new_empty(4)),
     "searchsorted": lambda f, x: f(x, x),
-    "adamw_": lambda f, x: f([x], [x.clone()], [x.clone()], [x.clone()], [x.new_empty((), dtype=torch.float32)], lr=0.1),
+    "adamw_": lambda f, x: f([x], *([x.clone()] for _ in range(3)), [x.new_empty((), dtype=torch.float32)], lr=0.1),
 }  # fmt: skip
 
 

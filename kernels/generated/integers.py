@@ -1,9 +1,9 @@
 """Reductions and sums of integers along the last dimension.
 
-One op serves several functions and dtypes of tk.functional. A bool or a uint8 comes as the int8 with the same bits. Where
-orders matter each element is turned over by an exclusive or with `flip`, which makes the smallest the largest (-1), or
-what the sign bit says of an unsigned one (-128; 127 of both): no integer has an opposite too large for its dtype, as
-the least one has by its sign.
+One op serves several functions and dtypes of tk.functional. A bool or a uint8 comes as the int8 with the same bits.
+Where orders matter each element is turned over by an exclusive or with `flip`, which makes the smallest the largest
+(-1), or what the sign bit says of an unsigned one (-128; 127 of both): no integer has an opposite too large for its
+dtype, as the least one has by its sign.
 """
 
 from tk.generated import op

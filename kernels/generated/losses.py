@@ -1,5 +1,5 @@
-"""Cross entropy of rows of logits: with the indices of their classes, with weights of these, or with probabilities. Worked
-out in fp32, and rounded once."""
+"""Cross entropy of rows of logits: with the indices of their classes, with weights of these, or with probabilities.
+Worked out in fp32, and rounded once."""
 
 import torch
 

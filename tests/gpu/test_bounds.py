@@ -1,5 +1,5 @@
-"""Indices out of bounds on a GPU: the kernel ends, and reads and writes nothing foreign before. Each call has a process of
-its own, since the trap ends its CUDA context."""
+"""Indices out of bounds on a GPU: the kernel ends, and reads and writes nothing foreign before. Each call has a process
+of its own, since the trap ends its CUDA context."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="about kernels")
 HEAD = "import sys, torch, tk; tk.load_pack(sys.argv[1]); ops = torch.ops.tk; cuda = dict(device='cuda');"
 CALLS = {
     "embedding": "tk.embedding(torch.full((3,), {row}, **cuda), torch.ones(5, 64, **cuda))",
-    "embedding of 32 bits": "tk.embedding(torch.full((3,), {row}, **cuda, dtype=torch.int32), torch.ones(5, 64, **cuda))",
+    "embedding of 32 bits": "tk.embedding(torch.full((3,), {row}, **cuda, dtype=torch.int32), "
+                            "torch.ones(5, 64, **cuda))",
     "embedding's gradient": "ops.embedding_backward(torch.ones(3, 64, **cuda), torch.full((3,), {row}, **cuda), "
                             "torch.ones(5, 64, **cuda), 2)",
     "look-up": "ops.gpu_look_up(torch.ones(5, 64, **cuda), torch.full((2, 3), {row}, **cuda))",

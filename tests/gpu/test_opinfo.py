@@ -1,4 +1,5 @@
-"""OpInfo's samples of every mapped op in every dtype that torch has on CUDA: none is refused, and the results are torch's."""
+"""OpInfo's samples of every mapped op in every dtype that torch has on CUDA: none is refused, and the results are
+torch's."""
 
 from __future__ import annotations
 

@@ -60,7 +60,9 @@ def test_a_sorter(dtype: torch.dtype) -> None:
     row = torch.tensor([3.0, 1.0, 2.0]).to(dtype)
     assert torch.equal(tk.searchsorted(row, row, sorter=row.argsort()), torch.tensor([2, 0, 1]))
     rows = torch.randint(0, 9, (2, 3, 8)).to(dtype)
-    found, expected = (f(rows, rows, sorter=rows.argsort(), side="right") for f in (tk.searchsorted, torch.searchsorted))
+    found, expected = (
+        f(rows, rows, sorter=rows.argsort(), side="right") for f in (tk.searchsorted, torch.searchsorted)
+    )
     assert torch.equal(found, expected)
     with pytest.raises(ValueError, match=r"sorter must be int64 and of the shape \[3\]"):
         tk.searchsorted(row, row, sorter=torch.tensor([0, 1]))

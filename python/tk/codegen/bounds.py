@@ -17,7 +17,7 @@ from tk.codegen import index as ix
 from tk.codegen.ir import INTS, Kernel, Value, value_symbol, values_in
 
 if TYPE_CHECKING:
-    from tk.codegen.print import Printer
+    from tk.codegen.printing import Printer
 
 
 def tested(kernel: Kernel, v: Value) -> list[int]:

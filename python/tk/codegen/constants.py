@@ -55,10 +55,8 @@ def _node(x: Tensor) -> Tensor:
     if x.is_complex() or x.layout != torch.strided:
         raise TraceError(f"a captured tensor of {x.dtype}, {x.layout}: no kernel has such")
     with _disable_current_modes():
-        found = x.detach().cpu().contiguous()
-        if not any(found is y for y in _KNOWN):
-            _KNOWN.append(found)
-    return torch.ops.tk_trace.constant(next(i for i, y in enumerate(_KNOWN) if y is found))  # type: ignore[no-any-return]
+        _KNOWN.append(x.detach().cpu().contiguous())
+    return torch.ops.tk_trace.constant(len(_KNOWN) - 1)
 
 
 def made(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -78,7 +76,7 @@ def _made(func: Callable[..., Any], data: Any, dtype: torch.dtype | None) -> Ten
         return None
     if isinstance(data, torch.SymInt | torch.SymFloat):
         default = torch.int64 if isinstance(data, torch.SymInt) else torch.get_default_dtype()
-        return torch.full((), data, dtype=dtype or default, device="meta")  # type: ignore[arg-type]
+        return torch.full((), data, dtype=dtype or default, device="meta")  # type: ignore[call-overload]
     if tree_any(lambda x: isinstance(x, torch.SymInt | torch.SymFloat | Tensor), data):
         raise TraceError("torch.tensor of several numbers, some of them given at run time; use torch.stack")
     with _disable_current_modes():

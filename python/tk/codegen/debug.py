@@ -1,5 +1,5 @@
-"""What ``tk build --debug`` adds to a printed kernel: an index out of bounds is named (tk.codegen.bounds stops it in any
-case), and NaN and infinities in results are reported. Both name the op and the tensor.
+"""What ``tk build --debug`` adds to a printed kernel: an index out of bounds is named (tk.codegen.bounds stops it in
+any case), and NaN and infinities in results are reported. Both name the op and the tensor.
 
 A failed assertion ends the process's CUDA context, as ATen's do; what is not finite is printed and no more, since it
 may be meant.

@@ -63,7 +63,7 @@ def pow(input: Any, exponent: Any) -> Any:
 
 
 def rpow(input: Tensor, other: Any) -> Tensor:
-    return pow(other, input)  # type: ignore[no-any-return]
+    return pow(other, input)
 
 
 def vector_norm(x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
@@ -296,7 +296,7 @@ def _both(name: str, word: Callable[..., Any]) -> dict[Any, Callable[..., Any]]:
 _POWERS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     **_both("pow", pow), Tensor.__pow__: pow, Tensor.__ipow__: in_place(pow), Tensor.__rpow__: rpow,
 }  # fmt: skip
-_ASKS_FOR_EXPONENTS = TorchVersion(torch.__version__) < (2, 13)  # whether they are 1, 2 or a half
+_ASKS_FOR_EXPONENTS = TorchVersion(torch.__version__) < TorchVersion("2.13")  # whether they are 1, 2 or a half
 
 # What is called where a number of the call is among the arguments.
 GIVEN: Mapping[Callable[..., Any], Callable[..., Any]] = {
@@ -315,5 +315,6 @@ GIVEN: Mapping[Callable[..., Any], Callable[..., Any]] = {
 DIFFERENTIATED: Mapping[Callable[..., Any], Callable[..., Any]] = {
     **_POWERS, **_both("lerp", lerp), **_both("add", add), **_both("sub", sub), **_both("subtract", sub),
     torch.rsub: rsub,
-    F.celu: celu, torch.celu: celu, F.hardshrink: hardshrink, Tensor.hardshrink: hardshrink, torch.hardshrink: hardshrink,
+    F.celu: celu, torch.celu: celu,
+    F.hardshrink: hardshrink, Tensor.hardshrink: hardshrink, torch.hardshrink: hardshrink,
 }  # fmt: skip

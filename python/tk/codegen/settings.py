@@ -196,8 +196,8 @@ SELDOM_CALLED = frozenset({
 # Of these ops of the package, graphs of 64-bit floats and of integers, and those of ops of one dtype, have a single
 # setting, in the layouts that ask for no alignment: enough to be served, for they are called least of all.
 GENERAL = frozenset({
-    "row_sum", "row_sum_backward", "row_amax", "row_amax_backward", "row_argmax", "row_prod", "row_norm", "row_var_mean",
-    "logsumexp", "logsumexp_backward", "cumsum", "cumsum_backward", "cumprod", "cummax", "row_sum_int",
+    "row_sum", "row_sum_backward", "row_amax", "row_amax_backward", "row_argmax", "row_prod", "row_norm",
+    "row_var_mean", "logsumexp", "logsumexp_backward", "cumsum", "cumsum_backward", "cumprod", "cummax", "row_sum_int",
     "row_extreme_int", "row_place_int", "cumsum_int", "cross_entropy_weighted", "cross_entropy_weighted_backward",
     "cross_entropy_of_probabilities", "cross_entropy_of_probabilities_backward",
 })  # fmt: skip

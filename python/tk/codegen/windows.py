@@ -192,7 +192,7 @@ def _of_dims(n: int, pool: Callable[..., Any]) -> Callable[..., Any]:
 
 def _values(n: int) -> Callable[..., Tensor]:
     def word(input: Tensor, *args: Any, return_indices: bool = False, **named: Any) -> Any:
-        found = _max_pool(input, n, *args, **named, return_indices=return_indices)
+        found = _max_pool(input, n, *args, **{**named, "return_indices": return_indices})
         return found if return_indices else found[0]
 
     return word
@@ -200,7 +200,7 @@ def _values(n: int) -> Callable[..., Tensor]:
 
 def _with_indices(n: int) -> Callable[..., tuple[Tensor, Tensor]]:
     def word(input: Tensor, *args: Any, return_indices: bool = True, **named: Any) -> tuple[Tensor, Tensor]:
-        return _max_pool(input, n, *args, **named, return_indices=True)
+        return _max_pool(input, n, *args, **{**named, "return_indices": True})
 
     return word
 
@@ -291,7 +291,7 @@ def grid_sample(
     modes, paddings = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
     if input.dim() != 4 or mode not in modes or padding_mode not in paddings:
         raise NotImplementedError(f"grid_sample of {input.dim()} dimensions, {mode}, {padding_mode}")
-    return grid_sampler_2d(input, grid, modes.index(mode), paddings.index(padding_mode), bool(align_corners))  # type: ignore[no-any-return]
+    return grid_sampler_2d(input, grid, modes.index(mode), paddings.index(padding_mode), bool(align_corners))
 
 
 class _Cumprod(torch.autograd.Function):
@@ -326,7 +326,7 @@ def _later_first(later: Sequence[Tensor], own: Sequence[Tensor]) -> tuple[Tensor
 
 def cumprod(input: Tensor, dim: int, *, dtype: Any = None, out: Any = None) -> Tensor:
     x = opmath(input if dtype is None else input.to(dtype))
-    return _Cumprod.apply(x, dim % max(x.dim(), 1)).to(dtype or input.dtype)  # type: ignore[no-any-return]
+    return _Cumprod.apply(x, dim % max(x.dim(), 1)).to(dtype or input.dtype)
 
 
 def trace(input: Tensor) -> Tensor:

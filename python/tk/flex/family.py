@@ -152,6 +152,8 @@ def _sample(kernel: Kernel, point: Point) -> bool:
         usual |= {"layout": "strided", "head": heads[-1]}
     elif "strided" in kernel.axes["layout"]:
         usual |= {"layout": "aligned"}
+    if point.axes.get("precision") == "tf32":  # which is of fp32 alone
+        usual |= {"dtype": "fp32"}
     return sum(point.axes[axis] != value for axis, value in usual.items()) <= 1
 
 

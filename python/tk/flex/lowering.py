@@ -221,7 +221,7 @@ def _by_length(flat: Sequence[Any], reads: Sequence[_Read]) -> list[list[Any]]:
 def _by_rule(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     """What is written in place is the result from then on: make_fx has seen to it."""
     name = _op_name(node.target)
-    args = fx.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
+    args: Any = fx.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
     if name == "operator.getitem":
         return args[0][0][args[0][1]]
     rule: Callable[..., Any] | None = RULES.get(name if name.endswith("__") else name.removesuffix("_"))
@@ -279,7 +279,7 @@ def evaluate(graph: Graph, held: Mapping[fx.Node, Tensor]) -> dict[fx.Node, Any]
             continue
         if not isinstance(node.target, torch._ops.OpOverload):
             args = fx.node.map_arg(node.args, lambda n: values[n])
-            values[node] = _NUMBERS[node.target.__name__](*args)  # type: ignore[union-attr]
+            values[node] = _NUMBERS[node.target.__name__](*args)
         elif node.target is aten.full.default:
             values[node] = _full(node, values)
         else:
@@ -291,7 +291,7 @@ def _full(node: fx.Node, values: Mapping[fx.Node, Any]) -> Tensor:
     value, dtype = node.args[1], node.kwargs["dtype"]
     if isinstance(value, fx.Node):
         return values[value].to(dtype)
-    return torch.full((), value, dtype=dtype, device="meta")  # type: ignore[arg-type, call-overload]
+    return torch.full((), value, dtype=dtype, device="meta")  # type: ignore[arg-type]
 
 
 def _tagged(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:

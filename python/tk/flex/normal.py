@@ -41,9 +41,9 @@ class Sum:
     def add(self, other: Sum, factor: int = 1) -> Sum:
         for mine, theirs in ((self.atoms, other.atoms), (self.numbers, other.numbers)):
             for x, n in theirs.items():
-                mine[x] = mine.get(x, 0) + factor * n  # type: ignore[index]
-                if not mine[x]:  # type: ignore[index]
-                    del mine[x]  # type: ignore[arg-type]
+                mine[x] = mine.get(x, 0) + factor * n
+                if not mine[x]:
+                    del mine[x]
         self.constant += factor * other.constant
         return self
 
@@ -131,7 +131,7 @@ class Normal:
         return self._collected(x)
 
     def _collected(self, x: fx.Node) -> Sum:
-        args = [self.made.get(a, a) if isinstance(a, fx.Node) else a for a in x.args]
+        args: list[Any] = [self.made.get(a, a) if isinstance(a, fx.Node) else a for a in x.args]
         if x.op != "call_function" or x.meta["dtype"] not in _INTS or not all(map(_is_int, args)):
             return Sum(atoms={x: 1})
         name = x.target.overloadpacket.__name__  # type: ignore[union-attr]
@@ -326,7 +326,7 @@ class Normal:
         if x.target is aten.full.default and x.meta["dtype"] == meta["dtype"]:
             return x.args[1]
         is_cast = x.target is aten._to_copy.default and x.meta["dtype"] == meta["dtype"]
-        if is_cast and x.args[0].meta["dtype"] in (torch.int8, torch.int16, torch.uint8, *_INTS):  # type: ignore[union-attr]
+        if is_cast and x.args[0].meta["dtype"] in (torch.int8, torch.int16, torch.uint8, *_INTS):
             return x.args[0]
         return x
 

@@ -37,8 +37,8 @@ def cross_entropy(
         target: int64 or uint8, the indices of the classes: the shape of input without C. One that is no class and not
             ignore_index is ATen's error on the CPU; on CUDA it ends the kernel, and with it the process's CUDA context.
             Or probabilities, of the shape and dtype of input.
-        weight: of the classes, ``[C]``, of the dtype of input. It has no gradient. With it, or with probabilities, logits
-            of 16 bits are converted to float32 first.
+        weight: of the classes, ``[C]``, of the dtype of input. It has no gradient. With it, or with probabilities,
+            logits of 16 bits are converted to float32 first.
         size_average, reduce: torch's deprecated forms of reduction.
         ignore_index: rows with this target count for nothing.
         reduction: "none", "sum", or "mean" over the rows that count, by their classes' weights.
@@ -99,8 +99,8 @@ def _rows(input: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor,
     shape = (*input.shape[:classes], *input.shape[classes + 1 :])
     if input.dim() == 0 or target.shape != (input.shape if target.is_floating_point() else shape):
         raise ValueError(
-            "tk.cross_entropy: input must be [C], [N, C] or [N, C, ...], and target that without C, or probabilities of "
-            f"the same shape; they are {list(input.shape)} and {list(target.shape)}"
+            "tk.cross_entropy: input must be [C], [N, C] or [N, C, ...], and target that without C, or probabilities "
+            f"of the same shape; they are {list(input.shape)} and {list(target.shape)}"
         )
     if weight is not None and weight.shape != (input.shape[classes],):
         raise ValueError(f"tk.cross_entropy: weight must be [{input.shape[classes]}], is {list(weight.shape)}")

@@ -42,8 +42,8 @@ Dims = int | list[int] | tuple[int, ...] | None
 def sum(
     input: Tensor, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None, *, config: Config = None
 ) -> Tensor:
-    """The sum over ``dim`` (one, several, or all), as ``torch.sum``: of float32, rounded once; of float64 in float64, and
-    of integers in int64, modulo 2^64.
+    """The sum over ``dim`` (one, several, or all), as ``torch.sum``: of float32, rounded once; of float64 in float64,
+    and of integers in int64, modulo 2^64.
 
     Args:
         input: any shape; a float, an integer or bool.
@@ -170,6 +170,7 @@ def max(
     """
     if (of_two := _second("max", dim, keepdim, other)) is not None:
         return torch.maximum(input, of_two)
+    assert not isinstance(dim, Tensor)
     return _value_and_place("max", torch.max, input, dim, keepdim, 1.0, config)
 
 
@@ -181,6 +182,7 @@ def min(
     """The smallest element of all, or (values, indices) along ``dim``, as ``torch.min``. All else as of :func:`max`."""
     if (of_two := _second("min", dim, keepdim, other)) is not None:
         return torch.minimum(input, of_two)
+    assert not isinstance(dim, Tensor)
     return _value_and_place("min", torch.min, input, dim, keepdim, -1.0, config)
 
 

@@ -28,8 +28,8 @@ __all__ = ["cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"]
 
 @needs("cumsum", "cumsum_int")
 def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, config: Config = None) -> Tensor:
-    """The running sum along ``dim``, as ``torch.cumsum``: of float32, rounded once; of float64 in float64, and of integers
-    in int64, modulo 2^64.
+    """The running sum along ``dim``, as ``torch.cumsum``: of float32, rounded once; of float64 in float64, and of
+    integers in int64, modulo 2^64.
 
     Args:
         input: any shape; a float, an integer or bool.
@@ -43,8 +43,8 @@ def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, config:
 
 @needs("cumprod")
 def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, config: Config = None) -> Tensor:
-    """The running product along ``dim``, as ``torch.cumprod``; its gradient is ATen's. Arguments, dtypes and errors as of
-    :func:`cumsum`."""
+    """The running product along ``dim``, as ``torch.cumprod``; its gradient is ATen's. Arguments, dtypes and errors as
+    of :func:`cumsum`."""
     return _accumulated("cumprod", torch.cumprod, converted("cumprod", input, dtype), dim, dtype, config)
 
 

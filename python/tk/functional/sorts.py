@@ -83,8 +83,8 @@ def topk(
     return torch.return_types.topk((from_end(values, input, dim), from_end(indices, input, dim)))
 
 
-# Integers that no float of the kernels holds: sorted by parts of them that one does, the lowest first. A part is (how far
-# from the right it begins, its bits; None: with the sign).
+# Integers that no float of the kernels holds: sorted by parts of them that one does, the lowest first. A part is (how
+# far from the right it begins, its bits; None: with the sign).
 _PARTS = {
     torch.int32: ((0, 16), (16, None)),
     torch.int64: ((0, 22), (22, 22), (44, None)),

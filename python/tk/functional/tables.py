@@ -27,8 +27,8 @@ def embedding(
     """``weight[input]``, as ``torch.nn.functional.embedding``.
 
     Args:
-        input: int64 or int32, any shape. On CUDA an index that is no row ends the kernel, and with it the process's CUDA
-            context, as ATen's assertion does.
+        input: int64 or int32, any shape. On CUDA an index that is no row ends the kernel, and with it the process's
+            CUDA context, as ATen's assertion does.
         weight: ``[V, D]``. Its gradient in float32 is added up by atomic additions, or in deterministic mode without
             regard to order; in 16 bits it is ATen's.
         padding_idx: a row that gets no gradient.

@@ -85,7 +85,7 @@ def test_out_of_bounds(name: str, beyond: int) -> None:
     found, args, at, from_end = made(name)
     bad = ROWS if beyond == 0 else -ROWS - 1 if from_end else -1
     at.view(-1)[-1] = bad
-    for layout, (config, setting, way) in [(x, w) for x in host.LAYOUTS for w in found.ways()]:
+    for layout, (config, _setting, _way) in [(x, w) for x in host.LAYOUTS for w in found.ways()]:
         only = f"{layout.name} {config.name}"
         try:
             ran = list(host.run_all(found, *args, only=only))

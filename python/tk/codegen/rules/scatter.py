@@ -280,8 +280,8 @@ def _index_add(call: Call, x: Any, dim: int, at: Any, source: Any, *, alpha: Any
     """What stands at a place of `dim` in the source is put at the place that `at` has there."""
     kind = "add" if base_name(call) == "index_add" else "set"
     if not x.shape:  # one element, as of a dimension of size 1
-        x = Lazy((sympy.Integer(1),), x.dtype, lambda e, i, x=x: e.read(x, ()))
-        found = _index_add(call, x, 0, at, source, alpha=alpha)
+        row = Lazy((sympy.Integer(1),), x.dtype, lambda e, i: e.read(x, ()))
+        found = _index_add(call, row, 0, at, source, alpha=alpha)
         return Lazy((), x.dtype, lambda e, i: e.read(found, (sympy.Integer(0),)))
     d = normal_dim(dim, len(x.shape))
     shape = (*x.shape[:d], at.shape[0] if at.shape else sympy.Integer(1), *x.shape[d + 1 :])
