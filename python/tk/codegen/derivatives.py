@@ -43,7 +43,7 @@ def _call(forward: Trace, make: Any, generator: torch.Generator) -> dict[str, An
         if isinstance(spec, NumberSpec):
             found[name] = forward.flags.get(name, 1 if spec.kind == "int" else 0.5)
             continue
-        shape = [*([sizes[LEADING]] if spec.leading else []), *(sizes.get(s, s) for s in spec.sizes)]
+        shape = [*([sizes[LEADING]] if spec.leading else []), *spec.shape(sizes)]
         dtype = DTYPES[forward.dtypes.get(spec.dtype, spec.dtype)]
         is_float = dtype.is_floating_point
         found[name] = make(shape) if is_float else torch.randint(0, 2, shape, generator=generator).to(dtype)
