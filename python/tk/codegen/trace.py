@@ -629,9 +629,7 @@ _CHECKED = {
 def _target_name(node: fx.Node) -> str:
     if node.op == "output":
         return "output"
-    if node.target == torch.ops.tk_trace.associative_scan.default:
-        return "tk.associative_scan"
-    if node.target in (torch.ops.tk_trace.constant.default, torch.ops.tk_trace.over_places.default):
+    if isinstance(node.target, OpOverload) and node.target.namespace == "tk_trace":
         return f"tk.{node.target._opname}"
     if isinstance(node.target, OpOverload):
         return _CHECKED.get(str(node.target), str(node.target))
