@@ -348,6 +348,8 @@ class Generated:
 
     def _fastest_layout(self, graph: Graph) -> Layout:
         for layout in LAYOUTS:
+            if layout == ALIGNED and self._is_general(graph):
+                continue
             found = ((way, s) for way in WAYS for s in self.choices(graph, layout, way))
             plan = next((p for way, s in found if (p := self.plan(graph, layout, s, way))), None)
             if plan is not None and not any(c.holds.value == 0 for c in plan.constraints):
