@@ -8,20 +8,9 @@ from tk.generated import op
 FLOATS = ("bf16", "fp16", "fp32")
 
 
-class _Picked(torch.autograd.Function):
-    """x[row, target[row]]: read at an index, which is held against the classes. Its gradient is no scatter: the row is
-    written anyway."""
-
-    @staticmethod
-    def forward(ctx, x, target):
-        ctx.save_for_backward(x, target)
-        return x.gather(1, target.unsqueeze(1)).squeeze(1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, target = ctx.saved_tensors
-        columns = torch.arange(x.shape[1], device=x.device)
-        return torch.where(columns == target.unsqueeze(1), grad.unsqueeze(1), 0.0), None
+def _picked(x, at):
+    """x[row, at[row]]: read at an index, which is held against the classes."""
+    return x.gather(1, at.unsqueeze(1)).squeeze(1)
 
 
 def _logsumexp(x):
@@ -40,7 +29,7 @@ def _rows(x, target, ignore_index, label_smoothing):
     """(1 - s)·(lse - x[target]) + s·(lse - mean(x)) with lse = logsumexp(x); 0 where the target is ignore_index."""
     at = torch.where(target == ignore_index, 0, target)
     lse = _logsumexp(x)
-    loss = (1 - label_smoothing) * (lse - _Picked.apply(x, at)) + _share(label_smoothing, x, lse - x.mean(-1))
+    loss = (1 - label_smoothing) * (lse - _picked(x, at)) + _share(label_smoothing, x, lse - x.mean(-1))
     return torch.where(target == ignore_index, 0.0, loss)
 
 
@@ -72,7 +61,7 @@ def cross_entropy_weighted(x, target, weight, ignore_index, label_smoothing):
     at = torch.where(is_ignored, 0, target)
     lse, of_class = _logsumexp(x), weight.gather(0, at)
     spread = ((lse.unsqueeze(-1) - x) * weight).mean(-1)
-    loss = (1 - label_smoothing) * of_class * (lse - _Picked.apply(x, at)) + _share(label_smoothing, x, spread)
+    loss = (1 - label_smoothing) * of_class * (lse - _picked(x, at)) + _share(label_smoothing, x, spread)
     return torch.where(is_ignored, 0.0, loss), torch.where(is_ignored, 0.0, of_class)
 
 

@@ -71,7 +71,8 @@ HAVE_GRADIENTS = [name for name in NAMES if find(name).backward]
 
 def gradients(results, leaves, grads) -> list[torch.Tensor]:
     pairs = [(r, g.to(r.dtype).reshape(r.shape)) for r, g in zip(results, grads, strict=True) if r.requires_grad]
-    return list(torch.autograd.grad([r for r, _ in pairs], leaves, [g for _, g in pairs]))
+    given = [r for r, _ in pairs], leaves, [g for _, g in pairs]
+    return list(torch.autograd.grad(*given, allow_unused=True, materialize_grads=True))  # of weights there is none
 
 
 def as_leaves(args: list) -> tuple[list, list[torch.Tensor]]:

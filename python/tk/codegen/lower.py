@@ -342,6 +342,11 @@ class Graph:
             elif node in needed:
                 self.values[node] = self._node(node)
 
+    @property
+    def is_backward(self) -> bool:
+        """Whether it is a gradient's: its first arguments are those of the results."""
+        return "grad_0" in self.trace.signature.params
+
     def tensor(self, node: fx.Node) -> Lazy:
         value = self.values[node]
         assert isinstance(value, Lazy), f"{node} is no tensor"

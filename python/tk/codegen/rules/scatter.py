@@ -12,6 +12,8 @@ from functools import partial
 from typing import Any
 
 import sympy
+import torch
+from torch import fx
 
 from tk.codegen import index as ix
 from tk.codegen.errors import TraceError
@@ -213,7 +215,35 @@ def _scatter(call: Call, x: Any, dim: int, at: Any, source: Any = None, *, reduc
     if reduce == "multiply":
         raise TraceError("scatter that multiplies: there are no atomic products")
     kind = "add" if reduce == "add" or base_name(call) == "scatter_add" else "set"
+    if call.graph.is_backward and _is_one_of_each_row(call, x, dim, at):
+        return _put_back(x, normal_dim(dim, len(x.shape)), at, source)
     return scattered(call, kind, x, _source(call, x, at, value if source is None else source), _along(x, dim, at))
+
+
+def _is_one_of_each_row(call: Call, x: Lazy, dim: int, at: Lazy) -> bool:
+    """Whether the node is the gradient of a gather that takes one element of each row."""
+    base = call.node.args[0]
+    d = normal_dim(dim, len(x.shape))
+    return (
+        base_name(call) == "scatter_add"
+        and isinstance(base, fx.Node)
+        and base.target is torch.ops.aten.full.default
+        and base.args[1] == 0
+        and len(at.shape) == len(x.shape) > 0
+        and all(size == (1 if i == d else x.shape[i]) for i, size in enumerate(at.shape))
+    )
+
+
+def _put_back(zeros: Lazy, d: int, at: Lazy, source: Lazy) -> Lazy:
+    """Each element of the result asks whether it is the one: a row is written anyway, and nothing has to be added up in
+    memory. The gather that this is the gradient of has held the index against the row's size."""
+
+    def read(e: Emitter, index: Index) -> int:
+        own = (*index[:d], sympy.Integer(0), *index[d + 1 :])
+        is_here = e.op("eq", "i1", e.cast(e.read(at, own), "i64"), e.index(index[d]))
+        return e.op("where", zeros.dtype, is_here, e.cast(e.read(source, own), zeros.dtype), e.read(zeros, index))
+
+    return Lazy(zeros.shape, zeros.dtype, read)
 
 
 @rule("aten.scatter_reduce")
