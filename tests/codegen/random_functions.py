@@ -338,7 +338,7 @@ class Maker:
     def dim(self, v: Value) -> int:
         """From the end. Of "..." none that it stands for."""
         first = 2 if self.has_leading and v.rank > 1 else 0
-        return self.random.choice(range(first, v.rank)) - v.rank
+        return self.random.choice(range(min(first, v.rank - 1), v.rank)) - v.rank
 
     def dims(self, v: Value) -> list[int]:
         return sorted({self.dim(v) for _ in range(self.random.choice([1, 1, 1, 2, 3]))})

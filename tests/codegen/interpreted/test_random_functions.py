@@ -30,6 +30,8 @@ from tk.codegen.family import Generated, Graph
 
 SHARDS = 12
 COUNT = int(os.environ.get("TK_RANDOM_FUNCTIONS", "300"))
+# Of each function: more of them find more than more of each.
+CALLS, VARIANTS = 1, 1
 RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID", os.urandom(8).hex())  # the same in every worker
 SEED = int(os.environ.get("TK_RANDOM_FUNCTIONS_SEED") or zlib.crc32(RUN.encode()))
 # Shrinking a failure takes minutes: on demand, with the seed that failed.
@@ -47,7 +49,7 @@ def judge(random: Random, folder: Path) -> None:
         if op is None:
             REFUSED.append(drawn.text)
             return
-        for n, call in enumerate(calls(random, drawn, 2)):
+        for n, call in enumerate(calls(random, drawn, CALLS)):
             problems = list(_problems(op, drawn, fn, call, random, n == 0))
             if problems:
                 raise judges.Wrong("\n".join(problems))
@@ -82,7 +84,7 @@ def _of_kernels(op: Generated, drawn: Function, named: Mapping[str, Any], like: 
     floats = [float(named[n]) for n in op.op.floats]
     try:
         graph = _graph_of(op, named, ints)
-        most, count = (1 if any(map(sort.sorts, graph.kernels)) else 3), 0
+        most, count = (1 if any(map(sort.sorts, graph.kernels)) else VARIANTS), 0
         for variant in judges.some_variants(op, graph, random):
             found = host._run_one(op, named, ints, floats, variant) if count < most else None
             if found is not None:

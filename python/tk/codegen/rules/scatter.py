@@ -228,7 +228,7 @@ def _is_one_of_each_row(call: Call, x: Lazy, dim: int, at: Lazy) -> bool:
         base_name(call) == "scatter_add"
         and isinstance(base, fx.Node)
         and base.target is torch.ops.aten.full.default
-        and base.args[1] == 0
+        and bool(base.args[1] == 0)
         and len(at.shape) == len(x.shape) > 0
         and all(size == (1 if i == d else x.shape[i]) for i, size in enumerate(at.shape))
     )
