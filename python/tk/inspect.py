@@ -184,7 +184,7 @@ def _wrapper(op: str) -> Callable[..., Any]:
     from tk.generated import register  # it takes longer to import than the rest of tk
 
     if register.find(op) is None:
-        raise ValueError(f"tk has no op {op!r}; there are {', '.join([*own, *register.names()])}")
+        raise ValueError(f"tk has no op {op!r}; there are {', '.join(dict.fromkeys((*own, *register.names())))}")
     return register.wrapper(op)
 
 

@@ -25,7 +25,7 @@ A, B = torch.randn(4, 3), torch.randn(3, 5)
         (lambda: tk.mm(A, B, torch.randn(1, 4, 5)), "does not broadcast"),
         (lambda: tk.mm(A, B.double()), "a is float32, b is float64; they must have one dtype"),
         (lambda: tk.mm(A, B, torch.randn(5).half()), "a is float32, bias is float16"),
-        (lambda: tk.mm(A, B.to("meta")), "devices differ: cpu and meta"),
+        (lambda: tk.mm(A, B.to("meta")), "a is on cpu, b on meta; all tensors must be on one device"),
         (lambda: tk.mm(A, B, activation="tanh"), "activation is 'tanh', must be one of none, relu"),  # type: ignore[arg-type]
         (lambda: tk.mm(A, B, precision="fp16"), "precision is 'fp16'"),  # type: ignore[arg-type]
         (lambda: torch.ops.tk.mm(A, B, activation=5), "activation is 5, must be 0 to 4"),

@@ -241,7 +241,9 @@ def test_nothing_of_torchs_samples_is_refused_on_cuda(name: str) -> None:
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """By complex numbers."""
     half = x.shape[-1] // 2
-    turn = torch.complex(cos[:, :half].double(), sin[:, :half].double())
+    if cos.shape[-1] != half:
+        cos, sin = (t[:, ::2] if interleaved else t[:, :half] for t in (cos, sin))
+    turn = torch.complex(cos.double(), sin.double())
     if interleaved:
         return torch.view_as_real(torch.view_as_complex(x.double().unflatten(-1, (half, 2))) * turn).flatten(-2)
     turned = torch.complex(x[..., :half].double(), x[..., half:].double()) * turn
@@ -309,7 +311,9 @@ def test_own_functions(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("interleaved", "full"), list(itertools.product((False, True), repeat=2)))
 def test_rope(dtype: torch.dtype, interleaved: bool, full: bool) -> None:
     x = torch.randn(2, 3, 5, 6).to(dtype).requires_grad_()
-    cos, sin = (t.repeat(1, 2) if full else t for t in (torch.randn(5, 3), torch.randn(5, 3)))
+    cos, sin = torch.randn(5, 3), torch.randn(5, 3)
+    if full:
+        cos, sin = (t.repeat_interleave(2, -1) if interleaved else t.repeat(1, 2) for t in (cos, sin))
     agree(tk.rope(x, cos, sin, interleaved), rotated(x, cos, sin, interleaved), dtype)
     assert x.grad is None
     grad = torch.randn_like(x)

@@ -341,7 +341,11 @@ def test_every_hand_written_op_has_its_name_reserved(tmp_path: Path) -> None:
         (dict(name="two words"), "name begins with a letter"),
         (dict(name="class"), "name begins with a letter"),
         (dict(params=(Param("mode", "tensor", leading=True),)), "cannot have this name"),
-        (dict(params=(Param("x", "tensors", leading=True),)), "lists of tensors"),
+        (dict(params=(Param("x", "tensors", leading=True), Param("y", "tensor", rank=1))), "beside lists of tensors"),
+        (dict(params=(Param("x", "tensors", leading=True), Param("y", "tensor", mutated=True))), "is not written"),
+        (dict(params=(Param("x", "tensors", leading=True, rank=1),)), "list have no declared dimensions"),
+        (dict(params=(Param("x", "tensors", leading=True),), outputs=(Output(6, (2, 3), (3, 1), leading=0),)),
+         "output of lists has dimensions of its own"),
         (dict(params=(Param("x", "complex"),)), "kind is one of"),
         (dict(params=(Param("x", "tensor", leading=True, rank=6),)), "6 declared dimensions, there may be 5"),
         (dict(params=(Param("x", "tensor"), Param("x", "float"))), "two arguments have one name"),
@@ -589,5 +593,5 @@ def test_explain_supports_and_coverage(load: Load) -> None:
     answer = tk.supports(op.name, x, bias[:7])
     assert not answer and "N of x and bias" in answer.reason
     assert [row.config for row in tk.coverage().only(op=op.name)] == ["flat", "general"]
-    with pytest.raises(ValueError, match=f"there are addmm, .*linear, .*mm, .*{op.name}"):
+    with pytest.raises(ValueError, match=f"there are adamw_, .*addmm, .*linear, .*mm, .*{op.name}"):
         tk.explain("no_such_op", x)

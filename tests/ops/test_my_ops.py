@@ -53,7 +53,7 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "looked_up": lambda: (r(5, 4), torch.tensor([[0, 4], [2, 2]])),
     "decayed_": lambda: (r(3, 4), r(3, 4), 0.9),
     "scale_all_": lambda: ([r(3), r(2, 2), r(0)], 2.0),
-    "scaled_copies": lambda: ([r(3), r(2, 2).t(), r(0), r(())], r(()), 2.0),
+    "scaled_copies": lambda: ([r(3), r(2, 2).t(), r(0), r()], r(), 2.0),
     "clip_norm_": lambda: ([r(3), r(2, 2).t(), r(5000)], 0.5),
 }
 
@@ -106,7 +106,7 @@ def test_gradients(module: ModuleType, name: str) -> None:
 
 def test_results_of_lists(module: ModuleType) -> None:
     """Their fakes, what is checked of them, and lists without a tensor."""
-    xs, scale = [r(3), r(2, 2).t(), r(0)], r(())
+    xs, scale = [r(3), r(2, 2).t(), r(0)], r()
     opcheck(torch.ops.tk.scaled_copies.default, (xs, scale, 2.0))
     opcheck(torch.ops.tk.clip_norm_.default, (xs[:2], 0.5))
     assert torch.ops.tk.scaled_copies([], scale, 2.0) == []

@@ -283,7 +283,8 @@ def grouped(**changed: object) -> Callable[[], torch.Tensor]:
         (lambda: tk.scaled_mm(A, B, ONE, ONE, out=torch.empty(M, N)), "out is float32, must be bfloat16"),
         (lambda: tk.scaled_mm(A, B, ONE, ONE, out=torch.empty(M, M, dtype=BF16)), r"out is \[24, 24\]"),
         (lambda: tk.scaled_mm(A, B, ONE, ONE, activation="tanh"), "activation is 'tanh'"),  # type: ignore[arg-type]
-        (lambda: tk.scaled_mm(A.to("meta"), B.to("meta").t(), ONE, ONE), "the inner sizes differ"),
+        (lambda: tk.scaled_mm(*(x.to("meta") for x in (A, B.t(), ONE, ONE))), "the inner sizes differ"),
+        (lambda: tk.scaled_mm(A.to("meta"), B, ONE, ONE), "a is on meta, b on cpu; all tensors must be on one device"),
         (grouped(scale_a=GSA[:, None]), r"scale_a is \[24, 1\], must be \[24\]"),
         (grouped(scale_b=GSB[0]), r"scale_b is \[32\], must be \[3, 32\]"),
         (grouped(scale_b=GSB.half()), "scale_b is float16, must be float32"),

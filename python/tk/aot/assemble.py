@@ -166,6 +166,8 @@ def _check_interface(op: Op) -> None:
             raise BuildError(f"{where}: an output follows tensor {o.leading}, which has no leading dimensions")
         if len(o.sizes) > _max_rank(o.leading is not None):
             raise BuildError(f"{where}: an output of {len(o.sizes)} dimensions")
+        if lists and len(o.sizes) > (o.leading is not None):
+            raise BuildError(f"{where}: an output of lists has dimensions of its own")
 
 
 def _check_param(where: str, p: Param) -> None:

@@ -111,10 +111,12 @@ def taken(function: str, takes: Sequence[torch.dtype] = FLOATS, **tensors: Tenso
 
 def one_device(function: str, **tensors: Tensor | None) -> None:
     """What ops check themselves; ATen's, on the CPU, do not all do so."""
-    devices = {name: x.device for name, x in tensors.items() if x is not None}
-    if len(set(devices.values())) > 1:
-        found = ", ".join(f"{name} is on {device}" for name, device in devices.items())
-        raise ValueError(f"tk.{function}: {found}; all tensors must be on one device")
+    (first, device), *others = [(name, x.device) for name, x in tensors.items() if x is not None]
+    for name, other in others:
+        if other != device:
+            raise ValueError(
+                f"tk.{function}: {first} is on {device}, {name} on {other}; all tensors must be on one device"
+            )
 
 
 def only_aten_has(function: str, x: Tensor, what: str) -> None:

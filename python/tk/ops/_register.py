@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -67,13 +67,27 @@ def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
     device: what it allocates would then be taken for a result."""
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        devices = {x.device: None for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        devices = {x.device for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         if len(devices) > 1:
-            found = " and ".join(map(str, devices))
-            raise ValueError(f"tk.{name}: devices differ: {found}; all tensors must be on one device")
+            _refuse_devices(name, args, kwargs)
         return fake(*args, **kwargs)
 
     return checked
+
+
+def _refuse_devices(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NoReturn:
+    """In the words of the kernels: the first tensor, and the first that is elsewhere. Raises ValueError."""
+    stem, _, overload = name.partition(".")
+    schema = getattr(getattr(torch.ops.tk, stem), overload or "default")._schema
+    given = {**{a.name: x for a, x in zip(schema.arguments, args, strict=False)}, **kwargs}
+    tensors = [
+        (f"{argument}[{i}]" if isinstance(x, list | tuple) else argument, y)
+        for argument, x in given.items()
+        for i, y in enumerate(x if isinstance(x, list | tuple) else [x]) if isinstance(y, Tensor)
+    ]  # fmt: skip
+    first, x = tensors[0]
+    other, y = next((argument, y) for argument, y in tensors if y.device != x.device)
+    raise ValueError(f"tk.{name}: {first} is on {x.device}, {other} on {y.device}; all tensors must be on one device")
 
 
 def vmap(name: str, rule: Callable[..., tuple[Tensor, int]]) -> None:

@@ -222,7 +222,6 @@ def _check_packed(op: str, a: Tensor, b: Tensor) -> None:
         a.shape[-1] == 2 * b.shape[0],
         lambda: f"tk.{op}: a is {a.shape}, b is {b.shape}, must be [K / 2, N]: two values to a byte",
     )
-    torch._check_value(a.device == b.device, lambda: f"tk.{op}: devices differ: {a.device} and {b.device}")
 
 
 def _fake(

@@ -116,7 +116,6 @@ def check_product(op: str, a: Tensor, b: Tensor, inner_b: Any) -> None:
 
 def check_same(op: str, a: Tensor, b: Tensor) -> None:
     torch._check_value(a.dtype == b.dtype, lambda: f"tk.{op}: dtypes differ: {a.dtype} and {b.dtype}")
-    torch._check_value(a.device == b.device, lambda: f"tk.{op}: devices differ: {a.device} and {b.device}")
 
 
 # --- Gradients ---

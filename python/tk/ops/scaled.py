@@ -37,7 +37,6 @@ def allocate(
     torch._check_value(
         a.shape[-1] == b.shape[-2], lambda: f"tk.{op}: the inner sizes differ: a is {a.shape}, b is {b.shape}"
     )
-    torch._check_value(a.device == b.device, lambda: f"tk.{op}: a is on {a.device}, b on {b.device}")
     dtype = out_dtype or torch.bfloat16
     torch._check_value(dtype in OUT_DTYPES, lambda: f"tk.{op}: out_dtype is {dtype}, must be one of {OUT_DTYPES}")
     if bias is not None:
