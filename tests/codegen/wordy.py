@@ -93,7 +93,8 @@ CASES: dict[str, Case] = {
 
 # In Triton's interpreter, which is slow: one of each rule.
 INTERPRETED = ("a cast to the same dtype", "type_as", "integer power", "norm", "max pooling", "padding", "repeats",
-               "diagonals", "products before", "gcd", "digamma", "one more", "captured", "code book", "six dimensions")  # fmt: skip
+               "diagonals", "products before", "gcd", "digamma", "one more", "captured", "code book",
+               "six dimensions")  # fmt: skip
 
 
 def made(name: str) -> Generated:

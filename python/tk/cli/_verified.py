@@ -134,7 +134,7 @@ def generated_ops(device: str) -> Iterator[Checked]:
         assert op is not None
         try:
             signature = inputs.signature_of(op)
-        except ValueError as error:
+        except (errors.Error, ValueError) as error:
             yield Checked(name, "", problem=f"not run: {error}")
             continue
         sizes = dict.fromkeys(signature.letters, SIZE)

@@ -184,9 +184,10 @@ def asked_for(what: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Seque
 
 
 def kinds(op: GeneratedOp) -> Iterator[tuple[dict[str, str], dict[str, bool]]]:
-    """Every choice of dtypes and flags: what the op has a graph for."""
+    """Every choice of dtypes and flags: what the op has a graph for. A flag that a graph does not name is false."""
+    flags = dict.fromkeys((p.name for p in op.params if p.kind == "bool"), False)
     for graph in op.meta["graphs"]:
-        yield dict(graph["dtypes"]), dict(graph["flags"])
+        yield dict(graph["dtypes"]), flags | graph.get("flags", {})
 
 
 def bytes_moved(args: Sequence[Any], outputs: Sequence[Tensor]) -> int:

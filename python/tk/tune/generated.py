@@ -167,7 +167,7 @@ def write_tables(folder: Path, tuned: Sequence[Tuned]) -> list[Path]:
 
 def bucket(example: Example, problem: capi.Problem) -> dict[str, Any]:
     """What names a call in such a table: the op's graph, and its first four sizes (``Op.dims``)."""
-    graphs = [(g["dtypes"], g["flags"]) for g in example.op.meta["graphs"]]
+    graphs = list(inputs.kinds(example.op))
     sizes: dict[str, int] = {}
     for spec, t in zip(example.signature.tensors.values(), problem.tensors, strict=False):
         assert t is not None
