@@ -219,6 +219,9 @@ void allocate(const tk_tensor& declared, const tk_result& result, Frame& f) {
   check_shim(aoti_torch_empty_strided(n_leading + ndim, sizes, strides, declared.dtype, f.device.type, f.device.index,
                                       &handle),
              "allocate memory");
+  // No kernel writes what is only described: who looks something up by it finds the first place, not what memory had.
+  if (is_described()) [[unlikely]]
+    check_shim(aoti_torch_zero_(handle), "fill a result with zeros");
   const uint32_t i = f.n_tensors++;
   f.handles[i] = handle;
   f.dtypes[i] = declared.dtype;

@@ -12,7 +12,7 @@ from benchmarks.attention_configs import config_of, pinned
 from tk.flex import mods
 
 from .device import DEVICE
-from .test_attention import MASKS, SCORES, B, H, block_mask, check, close, exact, tensor
+from .test_attention import MASKS, PAIRS, SCORES, B, H, block_mask, check, close, exact, tensor
 
 pytestmark = pytest.mark.skipif(
     DEVICE != "cuda" or not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
@@ -73,8 +73,10 @@ def test_head_sizes(hopper: None, qk: int, v: int) -> None:
         check(*inputs(300, 300, qk, dv=v), "none", mask)
 
 
-@pytest.mark.parametrize("score", ["alibi", "soft_cap", "learned", "relative"])
-@pytest.mark.parametrize("mask", ["none", "causal", "window"])
+@pytest.mark.parametrize(("score", "mask"), [
+    (score, mask) for score, mask in PAIRS
+    if score in ("alibi", "soft_cap", "learned", "relative") and mask in ("none", "causal", "window")
+])  # fmt: skip
 def test_scores(hopper: None, score: str, mask: str) -> None:
     """Without gradients of tables; one that is read outside of its bounds where the last tile ends."""
     for d in (64, 128):

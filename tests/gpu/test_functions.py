@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from function_samples import INDICES, MIRRORED, agree, gradients, samples, wide
 from torch.testing import assert_close
 
 import tk
 
 from .device import DEVICE
+
+pytest.importorskip("expecttest", reason="torch's samples need it: pip install -r requirements/test.txt")
+from function_samples import INDICES, MIRRORED, agree, gradients, samples, wide  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
 

@@ -34,17 +34,7 @@ def test_the_package_has_generated_ops() -> None:
     assert DEVICE != "cuda" or PER_OP * len(NAMES) >= CASES
 
 
-# What rounds more than ATen's, by the order in which it multiplies or adds.
-ROUNDED_MORE = {"cumprod": "products of parts: one call of 76 is off by 2.9e-5 where ATen is off by 5e-6"}
-
-
-def marked(names: dict[str, str]) -> list:
-    """The ops, these as failures on a GPU."""
-    marks = {n: pytest.mark.xfail(strict=True, reason=why) for n, why in names.items() if DEVICE == "cuda"}
-    return [pytest.param(n, marks=marks.get(n, ())) for n in NAMES]
-
-
-@pytest.mark.parametrize("name", marked(ROUNDED_MORE))
+@pytest.mark.parametrize("name", NAMES)
 def test_random_calls(name: str) -> None:
     op, rng = find(name), random.Random(name)
     wrong = []
