@@ -175,4 +175,5 @@ def bucket(example: Example, problem: capi.Problem) -> dict[str, Any]:
             sizes.setdefault("...", math.prod(t.sizes[:LEADING]))
         declared = t.sizes[LEADING:] if spec.leading else t.sizes
         sizes |= {s: n for s, n in zip(spec.sizes, declared, strict=True) if isinstance(s, str) and s not in sizes}
-    return {"key": {"graph": graphs.index((dict(example.dtypes), dict(example.flags)))}, "dims": list(sizes.values())[:4]}
+    graph = graphs.index((dict(example.dtypes), dict(example.flags)))
+    return {"key": {"graph": graph}, "dims": list(sizes.values())[:4]}
