@@ -10,7 +10,7 @@ beside five products it costs little, and a loop for each list would be twice th
 
 Captured tensors' gradients are sums of dS over so many places that they cancel: those of a row sum to 0. With delta
 from an output of 16 bits they do not, by much more than all other errors. So where they are wanted the programs of
-queries, which add them up, walk their keys twice, and work delta = rowsum(P dP) - grad_lse out first.
+queries, which add them up, walk their keys twice, and work delta = rowsum(P dP) / rowsum(P) - grad_lse out first.
 """
 
 import triton
@@ -181,7 +181,12 @@ def exact_delta(row_delta, q, grad, row_lse, partial, count, b, h, rows, row_ins
                 stride_kn, stride_kd, stride_vn, stride_vd, SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr,
                 HAS_SCORE: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
                 BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
-    """row_delta + rowsum(P dP), of the same products as in :func:`walk_keys`."""
+    """row_delta + rowsum(P dP) / rowsum(P), of the same products as in :func:`walk_keys`.
+
+    With a log-sum-exp of hundreds P is off by its rounding, all of a row by the same factor, and dP - delta must sum to
+    0 over what P is. Where a sink has more than that of a row, rowsum(P) is not 1, and nothing is divided."""
+    total = tl.zeros_like(row_lse)
+    sums = tl.zeros_like(row_lse)
     for i in range(count):
         cols, inside, k, v = keys_and_values(
             i, partial, key, value, kv_end, indices, stride_i, full_indices, stride_fi, kv_block, has_lists, lo,
@@ -192,8 +197,10 @@ def exact_delta(row_delta, q, grad, row_lse, partial, count, b, h, rows, row_ins
         p, _ = weights(s * scale, row_lse[:, None], b, h, rows[:, None], cols[None, :],
                        row_inside[:, None] & inside[None, :], i >= partial, captures, SCORE_MOD, MASK_MOD, HAS_SCORE,
                        HAS_MASK)  # fmt: skip
-        row_delta += tl.sum(p * dp, 1)
-    return row_delta
+        total += tl.sum(p, 1)
+        sums += tl.sum(p * dp, 1)
+    rounding = (tl.abs(row_lse) + 4.0) * (2.0**-21)
+    return row_delta + tl.where((total > 0.0) & (tl.abs(total - 1.0) <= rounding), sums / total, sums)
 
 
 @triton.jit

@@ -1,8 +1,8 @@
 """A user's file: functions that draw, write at indices and search, for test_indexed_ops.py and test_debug.py."""
 
 import torch
+import torch._higher_order_ops as higher_order
 import torch.nn.functional as F
-from torch._higher_order_ops import inline_asm_elementwise
 
 import tk
 
@@ -32,9 +32,12 @@ def gpu_searches(x, rows, one):
     return torch.searchsorted(rows, x), torch.bucketize(x, one, right=True), *torch.frexp(x)
 
 
-@tk.op(x="fp32[M, N]")
-def gpu_ptx(x):
-    return inline_asm_elementwise(x, asm_str="ex2.approx.f32 $0, $1;", constraints="=f,f", dtype=torch.float32) * 2
+if hasattr(higher_order, "inline_asm_elementwise"):  # which torch 2.11 lacks
+
+    @tk.op(x="fp32[M, N]")
+    def gpu_ptx(x):
+        assembly = dict(asm_str="ex2.approx.f32 $0, $1;", constraints="=f,f", dtype=torch.float32)
+        return higher_order.inline_asm_elementwise(x, **assembly) * 2
 
 
 @tk.op(weight="fp32[V, D]", at="i64[M, K]")

@@ -1,9 +1,10 @@
-"""Builds random functions into packs, a chunk of them in a process of its own:
+"""Builds random functions into packs, a few of them after another in a process of its own:
 
-    python random_packs.py SEED FIRST COUNT FOLDER ARCH
+    python random_packs.py SEED COUNT WORKERS WORKER FOLDER ARCH END
 
-What cannot be built is written to FOLDER/chunk_FIRST.json with its reason, what can be to FOLDER/chunk_FIRST.tkpack.
-TK_RANDOM_FUNCTIONS_FULL=1 compiles every setting, else those of the sample are.
+The process takes every WORKERS-th chunk of functions from the WORKER-th on, until COUNT or the time END (of time.time).
+What cannot be built is written to FOLDER/chunk_FIRST.json with its reason, what can be to FOLDER/chunk_FIRST.tkpack:
+the .json appears last, whole. TK_RANDOM_FUNCTIONS_FULL=1 compiles every setting, else those of the sample are.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import io
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,13 +23,26 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "codegen"))  # for random_fun
 
 from random_functions import Function, function
 
+CHUNK = 1
+
 
 def drawn(seed: int, first: int, count: int) -> list[Function]:
     """The same in every process."""
     return [function(Random(seed * 1_000_003 + n)) for n in range(first, first + count)]
 
 
-def main(seed: int, first: int, count: int, folder: Path, arch: str) -> None:
+def main(seed: int, count: int, workers: int, worker: int, folder: Path, arch: str, end: float) -> None:
+    for first in range(worker * CHUNK, count, workers * CHUNK):
+        if time.time() >= end:
+            return
+        found = _chunk(seed, first, min(CHUNK, count - first), folder, arch)
+        part = folder / f"chunk_{first}.part"
+        part.write_text(json.dumps(found, indent=1))
+        part.rename(part.with_suffix(".json"))
+
+
+def _chunk(seed: int, first: int, count: int, folder: Path, arch: str) -> dict[str, object]:
+    """names: of all functions that were tried."""
     from random_judges import built, compile_plain
 
     from tk.aot.cache import open_cache
@@ -36,7 +51,8 @@ def main(seed: int, first: int, count: int, folder: Path, arch: str) -> None:
 
     failures: dict[str, str] = {}
     families: dict[str, list[Family]] = {}
-    for n, one in enumerate(drawn(seed, first, count), first):
+    functions = drawn(seed, first, count)
+    for n, one in enumerate(functions, first):
         try:
             op = built(one, compile_plain(one, folder / "functions"))
             if op is not None:
@@ -44,7 +60,7 @@ def main(seed: int, first: int, count: int, folder: Path, arch: str) -> None:
                 plan(op.families, arch)
         except Exception:
             families.pop(one.name, None)
-            failures[one.name] = f"function {n} is not built: {traceback.format_exc()}\n{one.source}"
+            failures[one.name] = f"function {n} is not built: {traceback.format_exc()}"
     target, path = Target.parse(arch), folder / f"chunk_{first}.tkpack"
     with open_cache(lambda message: None) as cache:
         try:
@@ -59,8 +75,7 @@ def main(seed: int, first: int, count: int, folder: Path, arch: str) -> None:
                     failures[name] = f"{name} does not compile: {traceback.format_exc()}"
             families = working
             write([f for of in families.values() for f in of], target, path, cache)
-    found = dict(built=sorted(families), failures=failures)
-    path.with_suffix(".json").write_text(json.dumps(found, indent=1))
+    return dict(names=[f.name for f in functions], built=sorted(families), failures=failures)
 
 
 def plan(families: Sequence[object], arch: str) -> None:
@@ -83,4 +98,5 @@ def write(families: Sequence[object], target: object, path: Path, cache: object)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])
+    numbers = [int(x) for x in sys.argv[1:5]]
+    main(*numbers, Path(sys.argv[5]), sys.argv[6], float(sys.argv[7]))

@@ -54,6 +54,7 @@ def table_of(score: str) -> Tensor:
 @pytest.mark.parametrize("score", ["alibi", "per_head", "relative"])
 @pytest.mark.parametrize("mask", ["none", "causal"])
 def test_no_further_off_than_torchs(score: str, mask: str) -> None:
+    """Torch's compiled kernel of a relative bias takes more shared memory than there is."""
     from torch.nn.attention import flex_attention as torchs
 
     n, table = 1000, table_of(score)
@@ -61,14 +62,16 @@ def test_no_further_off_than_torchs(score: str, mask: str) -> None:
     grad = torch.randn_like(qkv[0])
     expected = exactly(score, mask, qkv, table, grad, None)
     ours = (gradient(score, mask, qkv, table, grad, None).double() - expected).abs()
+    scale = expected.abs().max()
+    assert ours.max() <= 1e-4 * scale + 2e-3, (ours.max(), scale)
+    if score == "relative":
+        return
     theirs_of = table.clone().requires_grad_()
     mask_mod = MASKS[mask](n)
     lists = None if mask_mod is None else torchs.create_block_mask(mask_mod, B, None, n, n, device=DEVICE)
     out = torch.compile(torchs.flex_attention, dynamic=False)(*qkv, mod_of(score, theirs_of), lists)
     theirs = (torch.autograd.grad(out, theirs_of, grad)[0].double() - expected).abs()
-    scale = expected.abs().max()
     assert ours.max() <= 2 * theirs.max() + 1e-5 * scale + 1e-3, (ours.max(), theirs.max(), scale)
-    assert ours.max() <= 1e-4 * scale + 2e-3, (ours.max(), scale)
 
 
 @pytest.mark.parametrize("score", ["alibi", "per_head"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .device import DEVICE
+from .device import DEVICE, environment
 from .test_indexed_ops import pack
 from .test_memcheck import SANITIZER
 
@@ -41,7 +41,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(pack_path: Path, call: str, *under: str) -> subprocess.CompletedProcess[str]:
     code = f"{HEAD} {call}; torch.cuda.synchronize(); print('went on')"
     command = [*under, sys.executable, "-c", code, str(pack_path)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment())
 
 
 @pytest.mark.parametrize("row", [5, -1, 2**40])

@@ -1,7 +1,9 @@
 """Random functions under ``@tk.op``, built here, against torch in fp64 on random sizes and layouts.
 
-TK_RANDOM_FUNCTIONS: how many (default 300); TK_RANDOM_FUNCTIONS_SEED: which; TK_RANDOM_FUNCTIONS_REPORT: a file for the
-list of all that is wrong (default build/random_functions.json). Every core builds.
+TK_RANDOM_FUNCTIONS: how many at most (default 300); TK_RANDOM_FUNCTIONS_SECONDS: how long to build (default 150; those
+that are built by then are judged, for as long again at most); TK_RANDOM_FUNCTIONS_SEED: which;
+TK_RANDOM_FUNCTIONS_REPORT: a file with a line of JSON for each function, written as they are judged (default
+build/random_functions.jsonl). Every core builds, in processes that stay until the time is over.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import json
 import os
 import subprocess
 import sys
+import time
+import traceback
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,7 +28,7 @@ import tk
 from tk.generated import register
 
 from . import random_packs
-from .device import DEVICE
+from .device import DEVICE, environment
 from .op_cases import candidates
 
 # random_packs has put tests/codegen on the path.
@@ -33,56 +37,105 @@ import random_judgement as judgement  # isort: skip
 
 COUNT = int(os.environ.get("TK_RANDOM_FUNCTIONS", "300"))
 SEED = int(os.environ.get("TK_RANDOM_FUNCTIONS_SEED") or int.from_bytes(os.urandom(3), "little"))
-REPORT = Path(os.environ.get("TK_RANDOM_FUNCTIONS_REPORT", "build/random_functions.json"))
-CHUNK = 12
+SECONDS = float(os.environ.get("TK_RANDOM_FUNCTIONS_SECONDS", "150"))
+REPORT = Path(os.environ.get("TK_RANDOM_FUNCTIONS_REPORT", "build/random_functions.jsonl"))
+ARCH = os.environ.get("TK_RANDOM_FUNCTIONS_ARCH")  # to build without a GPU, and judge nothing
 LARGE = 40_000  # of sizes, multiplied
 MOST_REFUSED = 0.1
+ENDED = "ended the CUDA context"
 
 
 def test_random_functions(tmp_path: Path) -> None:
-    if DEVICE != "cuda":
+    if DEVICE != "cuda" and not ARCH:
         pytest.skip("about kernels")
     pytest.importorskip("triton", reason="building needs Triton: pip install torch-tk[build]")
     print(f"TK_RANDOM_FUNCTIONS_SEED={SEED}")
-    failures, built = _built(tmp_path)
-    functions = {f.name: f for f in random_packs.drawn(SEED, 0, COUNT)}
-    for name in built:
-        one = functions[name]
-        for problem in _problems(one, tmp_path):
-            failures.setdefault(name, "")
-            failures[name] += problem + "\n"
-    report = [dict(name=name, problem=text, source=functions[name].source) for name, text in failures.items()]
+    told, wrong, end = Counter[str](), [], time.time() + SECONDS
     REPORT.parent.mkdir(parents=True, exist_ok=True)
-    REPORT.write_text(json.dumps(dict(seed=SEED, count=COUNT, built=len(built), failures=report), indent=1))
-    first = "\n\n".join(f"{r['problem'][-1500:]}\n{r['source']}" for r in report[:10])
-    assert not report, f"{len(report)} of {COUNT} functions, all in {REPORT}; seed {SEED}. The first:\n{first}"
-    assert len(built) >= (1 - MOST_REFUSED) * COUNT, f"{COUNT - len(built)} of {COUNT} refused"
+    with REPORT.open("w") as report:
+        for line in _judged(tmp_path, end):
+            report.write(json.dumps(line) + "\n")
+            report.flush()
+            told[line["verdict"]] += 1
+            if line["verdict"] == "wrong":
+                wrong.append(line)
+    first = "\n\n".join(f"{w['problem'][-1500:]}\n{w['source']}" for w in wrong[:10])
+    assert not wrong, f"{dict(told)} of {COUNT} functions, all in {REPORT}; seed {SEED}. The first:\n{first}"
+    assert told, f"no function was built in {SECONDS:g} s"
+    assert told["refused"] <= max(MOST_REFUSED * told.total(), 3), f"{dict(told)} of {COUNT} functions"
 
 
-def _built(folder: Path) -> tuple[dict[str, str], list[str]]:
-    """(what could not be built, and why; the names of what is loaded)."""
-    major, minor = torch.cuda.get_device_capability()
-    script, failures, names = Path(random_packs.__file__), {}, []
+Line = dict[str, Any]
 
-    def build(first: int) -> subprocess.CompletedProcess[str]:
-        arguments = [SEED, first, min(CHUNK, COUNT - first), folder, f"{major}{minor}"]
-        environment = dict(os.environ, OMP_NUM_THREADS="1")
-        return subprocess.run([sys.executable, str(script), *map(str, arguments)], capture_output=True, text=True,
-                              env=environment)  # fmt: skip
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        done = dict(zip(range(0, COUNT, CHUNK), pool.map(build, range(0, COUNT, CHUNK)), strict=True))
-    for first, process in done.items():
-        path = folder / f"chunk_{first}.json"
-        if process.returncode or not path.exists():
-            failures[random_packs.drawn(SEED, first, 1)[0].name] = f"chunk {first}: {process.stderr[-3000:]}"
-            continue
-        found = json.loads(path.read_text())
-        failures |= found["failures"]
-        names += found["built"]
-        if found["built"]:
+def _judged(folder: Path, end: float) -> Iterator[Line]:
+    """What is built while other processes build on; for each function a verdict: right, wrong, refused, not judged."""
+    stop = end + SECONDS
+    for found in _built(folder, end):
+        for name in found["names"]:
+            one = _function(found, name)
+            line: Line = dict(verdict="right", name=name, number=one[0], problem="", source=one[1].source)
+            if name in found["failures"]:
+                line |= dict(verdict="wrong", problem=found["failures"][name])
+            elif name not in found["built"]:
+                line["verdict"] = "refused"
+            elif ARCH or time.time() > stop:
+                line["verdict"] = "not judged"
+            elif problem := "\n".join(_problems(one[1], folder)):
+                line |= dict(verdict="wrong", problem=problem)
+                if ENDED in problem:
+                    stop = 0.0
+            yield line
+
+
+def _function(found: Line, name: str) -> tuple[int, Function]:
+    number = found["first"] + found["names"].index(name)
+    return number, random_packs.drawn(SEED, number, 1)[0]
+
+
+def _built(folder: Path, end: float) -> Iterator[Line]:
+    """The chunks of functions, as processes on all cores have built and this one has loaded them."""
+    workers = min(os.cpu_count() or 1, -(-COUNT // random_packs.CHUNK))
+    logs = [(folder / f"worker_{n}.log").open("w+") for n in range(workers)]
+    processes = [_worker(n, workers, folder, end, logs[n]) for n in range(workers)]
+    seen: set[Path] = set()
+    try:
+        is_last = False
+        while not is_last:
+            # A chunk that is begun in time may take some more.
+            is_last = all(p.poll() is not None for p in processes) or time.time() > end + 30
+            for path in sorted(set(folder.glob("chunk_*.json")) - seen):
+                seen.add(path)
+                yield _loaded(path)
+            time.sleep(0.2)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    died = [n for n, p in enumerate(processes) if p.returncode not in (0, -9)]
+    said = "".join(Path(logs[n].name).read_text()[-3000:] for n in died[:3])
+    assert not died, f"{len(died)} of {workers} processes that build ended early:\n{said}"
+
+
+def _worker(number: int, workers: int, folder: Path, end: float, log: Any) -> subprocess.Popen[bytes]:
+    arguments = [SEED, COUNT, workers, number, folder, _arch(), end]
+    command = [sys.executable, random_packs.__file__, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=log, stderr=log, env={**environment(), "OMP_NUM_THREADS": "1"})
+
+
+def _arch() -> str:
+    return ARCH or "".join(map(str, torch.cuda.get_device_capability()))
+
+
+def _loaded(path: Path) -> Line:
+    found: Line = json.loads(path.read_text())
+    found["first"] = int(path.stem.removeprefix("chunk_"))
+    if found["built"]:
+        try:
             tk.load_pack(path.with_suffix(".tkpack"))
-    return failures, names
+        except Exception:
+            found["failures"] |= dict.fromkeys(found["built"], f"not loaded: {traceback.format_exc()}")
+    return found
 
 
 def _problems(one: Function, folder: Path) -> Iterator[str]:
@@ -91,6 +144,9 @@ def _problems(one: Function, folder: Path) -> Iterator[str]:
     for n, call in enumerate(calls(random, one, 4, LARGE)):
         try:
             yield from (f"{problem}\n{call}" for problem in _of_call(one, fn, call, n == 0))
+        except torch.AcceleratorError as error:  # nothing runs after it
+            yield f"{ENDED}: {error}\n{call}"
+            return
         except Exception as error:  # what a legal call raises
             yield f"{type(error).__name__}: {error}\n{call}"
 

@@ -6,8 +6,6 @@ Built here where Triton is; TK_TEST_PACKS names a folder with worded_ops.tkpack 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 import tk
 
-from .device import DEVICE
+from .device import DEVICE, build
 
 FILE = Path(__file__).with_name("worded_ops.py")
 pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="about kernels")
@@ -32,10 +30,7 @@ def _loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
         return
     pytest.importorskip("triton")
     path = tmp_path_factory.mktemp("packs") / "worded_ops.tkpack"
-    major, minor = torch.cuda.get_device_capability()
-    build = ["build", str(FILE), "-o", str(path), "--arch", f"{major}{minor}"]
-    subprocess.run([sys.executable, "-m", "tk", *build], check=True)
-    tk.load_pack(path)
+    tk.load_pack(build(FILE, path))
 
 
 def r(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

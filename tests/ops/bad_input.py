@@ -297,8 +297,24 @@ def failures(seed: int, count: int, device: str, other: str | None = None) -> It
         case = changed(made, rng, torch.device(other) if other else None)
         if not case.changes or (device != "cpu" and _may_leave(case)):
             continue
-        if (found := judge(case)) is not None:
+        try:
+            found = judge(case)
+            if device != "cpu":
+                torch.cuda.synchronize()
+        except torch.AcceleratorError as error:
+            raise AssertionError(f"{case} ended the CUDA context: {error}\n{_shown(case.call)}") from error
+        if found is not None:
             yield case, found
+
+
+def _shown(call: Call) -> str:
+    """The arguments, tensors by dtype, sizes and strides: of a context that ended, nothing else can be read."""
+
+    def shown(x: Tensor) -> str:
+        where = f"strides {list(x.stride())}" if x.layout is torch.strided else str(x.layout)
+        return f"{x.dtype} {list(x.shape)} {where} on {x.device}"
+
+    return str(tree_map_only(Tensor, shown, (call.args, call.kwargs)))
 
 
 def _may_leave(case: Changed) -> bool:

@@ -176,6 +176,15 @@ def captured_gradient(make: Any, captured: torch.Tensor, call: Call, grad_out: t
     return found[0][1][4], expected
 
 
+def test_gradients_of_captures_where_the_log_sum_exp_is_large() -> None:
+    """Its rounding makes the weights of a row sum to 1.0001, and far more than that of what a row adds up cancels."""
+    torch.manual_seed(0)
+    call = Call(*qkv(1, 2, 2, 20, 70, 64, 64, torch.float16))
+    found, expected = captured_gradient(lambda t: lambda score, b, h, q, kv: score + t[h] * (kv + 3000),
+                                        torch.rand(2), call, torch.randn(1, 2, 20, 64).half())  # fmt: skip
+    torch.testing.assert_close(found.double(), expected, atol=1e-4 * expected.abs().max().item(), rtol=1e-4)
+
+
 def per_head(bias: torch.Tensor) -> Any:
     return lambda score, b, h, q, kv: score + bias[h]
 
