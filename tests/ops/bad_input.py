@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ RAW = re.compile(
     r"division by zero|mark it as a leaf|aoti_torch"
 )
 
+LAST = Path("build/bad_input_last.txt")  # the call that runs on a GPU, for when the process does not outlive it
 Change = Callable[[Tensor], Any]
 
 TENSOR_CHANGES: dict[str, Change] = {
@@ -297,6 +299,9 @@ def failures(seed: int, count: int, device: str, other: str | None = None) -> It
         case = changed(made, rng, torch.device(other) if other else None)
         if not case.changes or (device != "cpu" and _may_leave(case)):
             continue
+        if device != "cpu":
+            LAST.parent.mkdir(parents=True, exist_ok=True)
+            LAST.write_text(f"{case}\n{_shown(case.call)}\n")
         try:
             found = judge(case)
             if device != "cpu":

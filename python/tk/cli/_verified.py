@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -47,7 +48,7 @@ def functions(device: str) -> Iterator[Checked]:
     for dtype in DTYPES:
         for call, is_tf32 in _asked(_calls.calls(device, dtype), dtype):
             run = partial(call.function, *call.args, **call.kwargs)
-            with torch.no_grad():
+            with torch.no_grad(), _named(f"what describes tk.{call.name}"):
                 described = describe(call.function, *call.args, **call.kwargs)
             if described is None:
                 if device == "cpu":
@@ -80,11 +81,22 @@ def _fitting(problem: capi.Problem) -> list[capi.Candidate]:
 
 def _held(kernel: str, config: str, run: Any, call: Call, is_tf32: bool) -> Checked:
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _named(f"tk.{call.name} by {kernel}/{config}"):
             found = run()
         return Checked(kernel, config, _error(found, _exact(call), is_tf32))
     except (errors.Error, RuntimeError, ValueError) as error:
         return Checked(f"{kernel} ({call.name})", config, problem=str(error))
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """An error on the GPU ends the process's context, and all later calls: it is raised with what ran, at once."""
+    try:
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    except torch.AcceleratorError as error:
+        raise SystemExit(f"tk verify: {what} ended the CUDA context: {error}") from error
 
 
 def _exact(call: Call) -> Any:
@@ -156,9 +168,11 @@ def _example(example: Example, device: str) -> Iterator[Checked]:
         numbers = {-1: (example.op.name, "ATen")}
     for number, (kernel, config) in numbers.items():
         try:  # of a larger error than ATen's by half
-            yield Checked(kernel, config, generated.worst_error(example, args, number) / 2)
-        except (errors.Error, RuntimeError, ValueError, NotImplementedError) as error:
-            yield Checked(kernel, config, problem=f"{example}: {error}")
+            with _named(f"{example} by {kernel}/{config}"):
+                error = generated.worst_error(example, args, number) / 2
+            yield Checked(kernel, config, error)
+        except (errors.Error, RuntimeError, ValueError, NotImplementedError) as problem:
+            yield Checked(kernel, config, problem=f"{example}: {problem}")
 
 
 # --- Attention's mods ---
@@ -201,7 +215,9 @@ def _pair(name: str, text: str, dtype: torch.dtype, size: int, device: str) -> I
         yield Checked(name, config, problem=f"not run: {error}")
         return
     try:
-        yield Checked(name, config, _of_one(run(device, dtype), exact, allows_tf32()))
+        with _named(f"{name} {config}"):
+            found = run(device, dtype)
+        yield Checked(name, config, _of_one(found, exact, allows_tf32()))
     except (errors.Error, RuntimeError, ValueError) as error:
         missing = isinstance(errors.typed(error), errors.VariantNotFoundError) or "must be of dtype" in str(error)
         if not missing:  # which dtypes and head sizes there are is the packs' choice
