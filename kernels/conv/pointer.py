@@ -3,15 +3,18 @@
 Rows are output pixels, columns output channels, and the sum runs over taps and input channels. Taps are looped over, a
 block of K has channels of one tap, and a row of x is there or not as a whole; or they are packed, and a block of K runs
 across taps, for few channels. Where groups are small, a program has several of them as one product, whose weight is a
-block diagonal: tensor cores have nothing smaller than 16 x 8 x 16. What is NaN then is worked out again (contained.py).
+block diagonal: tensor cores have nothing smaller than 16 x 8 x 16. What is NaN then is worked out again, by a launch of
+its own (contained.py): within this kernel, that would leave the sum no registers.
 """
+
+from dataclasses import replace
 
 import triton
 import triton.language as tl
 
-from tk.aot.expr import Expr, ceil_div, device, local, maximum, minimum
+from tk.aot.expr import Expr, ceil_div, device, local, maximum, minimum, select
 from tk.aot.spec import ITEMSIZE, Arg, Config, Const, Constraint, Int, Kernel, Launch, Plan, Point, Pointer, require
-from tk.kernels.conv.contained import has_nan, sum_by_itself
+from tk.kernels.conv.contained import conv_contained
 from tk.kernels.conv.cost import predict, tiles_of
 from tk.kernels.conv.geometry import inside, pixel, place, tap_of
 from tk.kernels.conv.op import (
@@ -92,7 +95,6 @@ def conv_pointer(x, weight, bias, out, M, G, OC, C, D, H, W, taps, KH, KW, PD, P
     # Columns past the last read the last one; what that gives is not stored.
     col = tl.minimum(cols, groups * OC - 1)
     x_at = x + image.to(tl.int64) * x_n + place(d0, h0, w0, x_d, x_h, x_w)
-    x_of_group = x_at
     if GROUPED:
         col_group = col // OC
         col_channel = (col - col_group * OC).to(tl.int64)
@@ -144,14 +146,6 @@ def conv_pointer(x, weight, bias, out, M, G, OC, C, D, H, W, taps, KH, KW, PD, P
         b = tl.load(weight_at[None, :] + in_weight[:, None], mask=of_weight, other=0.0)
         acc = dot(a, b, acc, PRECISION)
 
-    if GROUPED:
-        if has_nan(acc):
-            zeros = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-            alone = sum_by_itself(zeros, x_of_group[:, None] + (of_col * x_g)[None, :], weight_at[None, :],
-                                  d0[:, None], h0[:, None], w0[:, None], D, H, W, C, taps, KH, KW,
-                                  dilation_d, dilation_h, dilation_w, x_c, x_d, x_h, x_w,
-                                  weight_c, weight_d, weight_h, weight_w)  # fmt: skip
-            acc = tl.where(acc == acc, acc, alone)
     pixels = image.to(tl.int64) * out_n + place(pd, ph, pw, out_d, out_h, out_w)
     finish_pixels(acc, bias, out, pixels, exists, out_at, cols < groups * OC, bias_at, activation, has_bias)
 
@@ -211,6 +205,30 @@ def problem_args(point: Point, wide_weight: bool) -> dict[str, Arg]:
         activation=Int(OP.int("activation")),
         has_bias=Int(BIAS.present),
     )
+
+
+_CONTAINED_BLOCK = (64, 32)  # elements in the direction in which they lie beside each other in out, and in the other
+
+
+def contained_launch(point: Point, when: Expr | int = 1) -> Launch:
+    """Works out again what is NaN in the result of groups that were multiplied as one. The point's layout says whether
+    out has wide channels on 16-byte boundaries: channels_last."""
+    last = point.layout == "channels_last"
+    along, across = _CONTAINED_BLOCK
+    block_p, block_c = (across, along) if last else (along, across)
+    args = problem_args(replace(point, axes={**point.axes, "layout": "any"}), wide_weight=False)
+    if last:
+        args |= dict(out=Pointer(OUT, point.dtype), out_o=Const(1), out_g=Int(OUT.stride(1), "i64"))
+        for i, d in ((0, "n"), (3, "d"), (4, "h"), (5, "w")):
+            args[f"out_{d}"] = Int(OUT.stride(i), "i64", divisible=True)
+    args |= dict(C=Int(C), BLOCK_P=Const(block_p), BLOCK_C=Const(block_c), LAST=Const(last))
+    grid = (ceil_div(M, block_p), ceil_div(G * N, block_c), 1)
+    return Launch(conv_contained, args, grid, num_warps=4, num_stages=1, when=when)
+
+
+def contained_cost(point: Point) -> Expr:
+    """Of contained_launch, picoseconds: out is read once, and hardly ever is there more to do."""
+    return 3_000_000 + M * G * N * OP.local("itemsize") // (4 if point.layout == "channels_last" else 3)
 
 
 def merged_groups(point: Point) -> Expr:
@@ -294,12 +312,17 @@ def _plan(point: Point) -> Plan | None:
     waves = ceil_div(tiles, device.sm_count * c.occupancy)
     # The weight of several groups is read by single elements, of which a mask says whether they are on the diagonal.
     percent = (2 if packed else 6) if point.grouped else (15 if packed else 60)
+    cost = predict(point, OP, tile, tiles, waves * c.occupancy, depth, percent=percent)
+    launches: tuple[Launch, ...] = (launch,)
+    if point.grouped:
+        launches += (contained_launch(point, when=merge > 1),)
+        cost += select(merge > 1, contained_cost(point), 0)
     return Plan(
         constraints=constraints(point),
         serves=serves(point),
-        launches=(launch,),
+        launches=launches,
         locals=(merged_groups(point),),
-        cost=predict(point, OP, tile, tiles, waves * c.occupancy, depth, percent=percent),
+        cost=cost,
         general=packed,
     )
 
