@@ -15,7 +15,7 @@ import tk
 from .device import DEVICE
 
 pytest.importorskip("expecttest", reason="torch's samples need it: pip install -r requirements/test.txt")
-from function_samples import INDICES, MIRRORED, agree, gradients, samples, wide  # noqa: E402
+from function_samples import INDICES, MIRRORED, agree, gradients, samples, wide
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
 

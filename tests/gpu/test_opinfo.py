@@ -18,8 +18,8 @@ from tk.functional._call import INTEGERS, NUMBERS
 from .device import DEVICE
 
 pytest.importorskip("expecttest", reason="torch's samples need it: pip install -r requirements/test.txt")
-from function_samples import MIRRORED, agree, samples, wide  # noqa: E402
-from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
+from function_samples import MIRRORED, agree, samples, wide
+from torch.testing._internal.common_methods_invocations import op_db
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
 OF_ALL = ("sum", "prod", "amax", "amin", "argmax", "argmin", "max", "min", "any", "all")

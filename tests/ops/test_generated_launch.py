@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 import tk
 from tk import _library, capi, errors
@@ -99,6 +100,17 @@ def test_deterministic_mode_is_asked_for(load: Load, h100: int) -> None:
         assert problem(kernel, torch.randn(4)).mode == tk.config.MODE_BITS["deterministic"]
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_results_of_what_is_only_described_are_zeros(h100: int) -> None:
+    """Functions look the places up that a kernel would have written: tk.sort of integers, tk.max, tk.cummax."""
+    for name, x in (("cummax", torch.arange(60).reshape(6, 10)), ("row_argmax", torch.randn(6, 10))):
+        kernel = Kernel(name, h100)
+        for _ in range(20):
+            used = [torch.full((n,), 2**62) for n in (60, 6)]
+            del used  # memory that is allocated next
+            problem(kernel, *((x,) if name == "cummax" else (x, 1.0)))
+            assert all((y == 0).all() for y in tree_leaves(kernel.returned))
 
 
 def test_a_choice_is_explained(load: Load, h100: int, monkeypatch: pytest.MonkeyPatch) -> None:
