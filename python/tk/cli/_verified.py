@@ -169,10 +169,10 @@ def _example(example: Example, device: str) -> Iterator[Checked]:
     for number, (kernel, config) in numbers.items():
         try:  # of a larger error than ATen's by half
             with _named(f"{example} by {kernel}/{config}"):
-                error = generated.worst_error(example, args, number) / 2
-            yield Checked(kernel, config, error)
-        except (errors.Error, RuntimeError, ValueError, NotImplementedError) as problem:
-            yield Checked(kernel, config, problem=f"{example}: {problem}")
+                deviation = generated.worst_error(example, args, number) / 2
+            yield Checked(kernel, config, deviation)
+        except (errors.Error, RuntimeError, ValueError, NotImplementedError) as error:
+            yield Checked(kernel, config, problem=f"{example}: {error}")
 
 
 # --- Attention's mods ---
