@@ -158,7 +158,7 @@ def _is_mixed(input: Tensor, *affine: Tensor | None) -> bool:
     return (
         all(isinstance(t, Tensor) for t in (input, *given))
         and input.dtype in (torch.bfloat16, torch.float16)
-        and bool(given)
+        and len(given) > 0
         and all(t.dtype == torch.float32 for t in given)
     )
 
