@@ -68,8 +68,8 @@ const auto& op() {
 
 }  // namespace detail
 
-// Brings the kernels of a file in; its generated ops are then found in torch's dispatcher as tk::<name>. Of a pack built
-// for several architectures, my.sm80.tkpack and my.sm90.tkpack, "my.tkpack" stands for all files. Throws
+// Brings the kernels of a file in; its generated ops are then found in torch's dispatcher as tk::<name>. Of a pack
+// built for several architectures, my.sm80.tkpack and my.sm90.tkpack, "my.tkpack" stands for all files. Throws
 // std::runtime_error when it is missing, damaged or clashes with a loaded one.
 inline void load_pack(const std::string& path) {
   tk_status status = TK_OK;
