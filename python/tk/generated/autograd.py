@@ -34,14 +34,6 @@ def kernel_of(op: GeneratedOp, find: Find) -> Callable[..., Any] | None:
     return _refusing(op) if _may_give_floats(op) else None
 
 
-def all_arguments(overload: Any, args: Sequence[Any], kwargs: Any) -> list[Any]:
-    """In the order of the schema, with its defaults."""
-    found = list(args)
-    for argument in overload._schema.arguments[len(args) :]:
-        found.append(kwargs.get(argument.name, argument.default_value))
-    return found
-
-
 def returned(outputs: Sequence[Tensor]) -> Any:
     if not outputs:
         return None
@@ -65,7 +57,7 @@ def _kernel(op: GeneratedOp, make: Callable[[], Any]) -> Callable[..., Any]:
     function = cache(make)
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        args = tuple(all_arguments(public, args, kwargs))
+        args = _register.with_defaults(public, args, kwargs)
         if _register.has_tangent(args):
             return returned(_by_aten(op, args))
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
@@ -266,7 +258,7 @@ def _refusing(op: GeneratedOp) -> Callable[..., Any]:
     refuse = _register.inference_only(public, _advice(op))
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        args = tuple(all_arguments(public, args, kwargs))
+        args = _register.with_defaults(public, args, kwargs)
         if _register.is_at_stake(args) and not _gives_floats(op, args):
             with torch.no_grad():
                 return _register.below_autograd(public, keyset, *args)

@@ -19,7 +19,7 @@ from torch.library import Library
 
 from tk import errors
 from tk.generated import autograd, interpret, lists, records
-from tk.generated.autograd import all_arguments, listed, n_returned, returned
+from tk.generated.autograd import listed, n_returned, returned
 from tk.generated.problem import Call
 from tk.generated.records import GeneratedOp
 from tk.heuristics import overrides
@@ -125,18 +125,18 @@ def _register_lists(op: GeneratedOp) -> None:
     overload = getattr(torch.ops.tk, op.name).default
 
     def fake(*args: Any, **kwargs: Any) -> Any:
-        args = tuple(all_arguments(overload, args, kwargs))
+        args = _register.with_defaults(overload, args, kwargs)
         return returned(lists.results(op, args, lists.calls(op, args)))
 
     def cpu(*args: Any, **kwargs: Any) -> Any:
-        args = tuple(all_arguments(overload, args, kwargs))
+        args = _register.with_defaults(overload, args, kwargs)
         autograd.refuse_lists(op, args)
         with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
             return returned(lists.run(op, args))
 
     def elsewhere(*args: Any, **kwargs: Any) -> Any:
         """Of lists without a tensor, which belong to no backend, or to one without kernels."""
-        args = tuple(all_arguments(overload, args, kwargs))
+        args = _register.with_defaults(overload, args, kwargs)
         calls = lists.calls(op, args)
         if calls:
             raise errors.UnsupportedError(
@@ -154,10 +154,10 @@ def _register_kernels(op: GeneratedOp, name: str, n_results: int) -> None:
     overload = getattr(torch.ops.tk, name).default
 
     def fake(*args: Any, **kwargs: Any) -> Any:
-        return returned(Call(op, all_arguments(overload, args, kwargs)).allocate()[:n_results])
+        return returned(Call(op, _register.with_defaults(overload, args, kwargs)).allocate()[:n_results])
 
     def cpu(*args: Any, **kwargs: Any) -> Any:
-        return returned(interpret.run(Call(op, all_arguments(overload, args, kwargs)))[:n_results])
+        return returned(interpret.run(Call(op, _register.with_defaults(overload, args, kwargs)))[:n_results])
 
     _register.register_fake(name, fake, _library)
     _library.impl(name, cpu, "CPU")
@@ -170,7 +170,7 @@ def _register_kernels(op: GeneratedOp, name: str, n_results: int) -> None:
 def _vmap(op: GeneratedOp, overload: Any, info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> Any:
     """A batch is one more leading dimension, where every tensor that is batched has them and so has every output; else
     it is a loop."""
-    args = tuple(all_arguments(overload, args, kwargs))
+    args = _register.with_defaults(overload, args, kwargs)
     dims = (*in_dims, *(None,) * (len(args) - len(in_dims)))
     _check_written(op, dims)
     if all(p.leading or d is None for p, d in zip(op.params, dims, strict=False)) and _keeps_leading(op):

@@ -36,7 +36,7 @@ def fake(name: str, allocate: Callable[..., Tensor]) -> None:
     op, op_out = overloads(name)
 
     def fake_op(*args: Any, **kwargs: Any) -> Tensor:
-        return allocate(*_with_defaults(op, args, kwargs))
+        return allocate(*with_defaults(op, args, kwargs))
 
     def fake_out(*args: Any, out: Tensor, **kwargs: Any) -> Tensor:
         expected = fake_op(*args, **kwargs)
@@ -95,7 +95,7 @@ def vmap(name: str, rule: Callable[..., tuple[Tensor, int]]) -> None:
     op, _ = overloads(name)
 
     def bound(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        args = _with_defaults(op, args)
+        args = with_defaults(op, args)
         return rule(op, info, (*in_dims, *(None,) * (len(args) - len(in_dims))), *args)
 
     torch.library.register_vmap(f"tk::{name}", bound)
@@ -192,7 +192,7 @@ def autograd(name: str, setup: Callable[..., None], backward: Callable[..., Any]
         def forward(ctx: Any, keyset: Any, *args: Any) -> Tensor:
             result = below_formula(op, keyset, *args)
             ctx.needs = ctx.needs_input_grad[1:]
-            setup(ctx, _with_defaults(op, args), result)
+            setup(ctx, with_defaults(op, args), result)
             return result
 
         @staticmethod
@@ -203,7 +203,7 @@ def autograd(name: str, setup: Callable[..., None], backward: Callable[..., Any]
 
     def kernel(keyset: Any, *args: Any) -> Tensor:
         if has_tangent(args):
-            return _in_aten(name, _with_defaults(op, args))
+            return _in_aten(name, with_defaults(op, args))
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
             with single_level():
                 return Formula.apply(keyset, *args)  # type: ignore[attr-defined]
@@ -268,7 +268,7 @@ def single_level() -> AbstractContextManager[Any]:
     return enable_single_level_autograd_function()
 
 
-def _with_defaults(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
+def with_defaults(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
     """All arguments in their order: the dispatcher drops those at the end that are their defaults."""
     named = kwargs or {}
     return (*args, *(named.get(a.name, a.default_value) for a in op._schema.arguments[len(args) :]))
