@@ -18,6 +18,7 @@ from tk.generated import op
 log: list[Any] = []
 calls = 0
 WEIGHT = torch.ones(())
+LARGE = torch.ones(4096)
 notes = types.SimpleNamespace(last=None)
 TABLE = {"scale": 2.0}
 
@@ -71,9 +72,21 @@ def writes_a_tensor_of_its_own(x):
     return y
 
 
-def reads_a_tensor_of_its_own(x):
+def writes_a_tensor_of_its_own_by_index(x):
     y = x + 1
-    return y * WEIGHT
+    WEIGHT[...] = 2
+    return y
+
+
+def writes_a_tensor_of_its_own_by_out(x):
+    y = x + 1
+    torch.neg(WEIGHT, out=WEIGHT)
+    return y
+
+
+def reads_a_large_tensor_of_its_own(x):
+    y = x + 1
+    return y * LARGE.sum()
 
 
 def assigns_data(x):
@@ -158,7 +171,9 @@ CASES: dict[Callable[..., Any], tuple[int, str]] = {
     draws_from_numpy: (0, "it draws from NumPy's random"),
     seeds: (0, "it draws from torch's generator, or seeds it"),
     writes_a_tensor_of_its_own: (2, "it changes WEIGHT, which is not its own"),
-    reads_a_tensor_of_its_own: (2, "a tensor that is not among the function's parameters"),
+    writes_a_tensor_of_its_own_by_index: (2, "it changes WEIGHT, which is not its own"),
+    writes_a_tensor_of_its_own_by_out: (2, "it changes WEIGHT, which is not its own"),
+    reads_a_large_tensor_of_its_own: (2, "a tensor of 4096 elements that is not among the function's parameters"),
     assigns_data: (2, "it assigns .data of a tensor"),
     assigns_a_gradient: (2, "it assigns .grad of a tensor"),
     makes_a_number: (2, "a number made of a tensor's contents"),

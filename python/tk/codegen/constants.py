@@ -84,11 +84,19 @@ def _made(func: Callable[..., Any], data: Any, dtype: torch.dtype | None) -> Ten
     return _node(found)
 
 
-def lifted(args: Any) -> Any:
-    """The arguments of a call with captured tensors made part of the graph."""
+def lifted(args: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
+    """The arguments of a call with captured tensors made part of the graph, and these: (the tensor, what stands for it)."""
     if not any(_is_captured(x) for x in tree_flatten(args)[0]):
-        return args
-    return tree_map_only(Tensor, lambda x: _node(x) if _is_captured(x) else x, args)
+        return args, []
+    found: list[tuple[Tensor, Tensor]] = []
+
+    def lift(x: Tensor) -> Tensor:
+        if not _is_captured(x):
+            return x
+        found.append((x, _node(x)))
+        return found[-1][1]
+
+    return tree_map_only(Tensor, lift, args), found
 
 
 def _is_captured(x: Any) -> bool:

@@ -44,6 +44,13 @@ def refused(fn: Callable[..., Any]) -> Iterator[None]:
     _check(fn, printed, before, drawn)
 
 
+def changed(fn: Callable[..., Any], x: torch.Tensor, line: int | None) -> TraceError:
+    """Of a call at this line that writes into a tensor which is not among the function's arguments."""
+    fn = inspect.unwrap(fn)
+    names = [name for name, reached in _reached(fn).items() if reached is x] if isinstance(fn, FunctionType) else []
+    return _error(fn, line, f"changes {(*names, 'a tensor')[0]}, which is not its own: return what should change")
+
+
 def _check(fn: Callable[..., Any], printed: _Printed, before: Mapping[str, Any], drawn: Mapping[str, Any]) -> None:
     if printed.line:
         raise _error(fn, printed.line, "prints, which no kernel does: leave it to the caller")

@@ -82,6 +82,8 @@ def _nonempty(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check
         dims = named.get("dim")
         if isinstance(dims, fx.Node) or "other" in named:
             continue
+        if not shape:
+            continue  # one element, along whichever dimension
         dims = range(len(shape)) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
         for d in dims:
             size = sympy.sympify(shape[d].node.expr if isinstance(shape[d], torch.SymInt) else shape[d])

@@ -268,9 +268,14 @@ class _Lines(TorchFunctionMode):
         if self.arguments and (constant := constants.made(func, args, kwargs or {})) is not None:
             result = constant
         else:
-            args, kwargs = constants.lifted((args, kwargs or {})) if self.arguments else (args, kwargs or {})
+            kwargs, captured = kwargs or {}, []
+            if self.arguments:
+                (args, kwargs), captured = constants.lifted((args, kwargs))
             func = replacement(func, (*args, *kwargs.values()))
             result = func(*args, **kwargs)
+            for x, stand_in in captured:
+                if stand_in._version:
+                    raise effects.changed(self.fn, x, self.line)
         self._refuse_dtypes(result)
         self._refuse_fixed_sizes()
         if graph is not None and last is not None:

@@ -96,12 +96,13 @@ def test_forward_and_backward(name: str, dtype: str, leading: tuple[int, ...], n
         return
     grads = [torch.randn(r.shape).to(DTYPES[dtype]) for r in results]
     sources = [v for v in wide.values() if is_float(v)]
-    expected = torch.autograd.grad(results, sources, [g.double() for g in grads])
+    gradients = torch.autograd.grad(results, sources, [g.double() for g in grads], allow_unused=True)
+    expected = [g for g in gradients if g is not None]  # what a function detaches has none
     assert op.backward is not None
     given = {**{f"grad_{i}": g for i, g in enumerate(grads)}, **args}
     passed = [given[p] for p in op.backward.signature.params]
     count = 0
     for variant, actual in host.run_all(op.backward, *passed):
-        agree(actual, list(expected), dtype, f"{name}_backward {variant}")
+        agree(actual, expected, dtype, f"{name}_backward {variant}")
         count += 1
     assert count
