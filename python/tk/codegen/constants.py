@@ -85,7 +85,7 @@ def _made(func: Callable[..., Any], data: Any, dtype: torch.dtype | None) -> Ten
 
 
 def lifted(args: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
-    """The arguments of a call with captured tensors made part of the graph, and these: (the tensor, what stands for it)."""
+    """The arguments of a call with captured tensors as part of the graph, and each of these with what stands for it."""
     if not any(_is_captured(x) for x in tree_flatten(args)[0]):
         return args, []
     found: list[tuple[Tensor, Tensor]] = []
