@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_map_only
+from torch_samples import op_db
 
 import tk
 

@@ -19,7 +19,7 @@ from .device import DEVICE
 
 pytest.importorskip("expecttest", reason="torch's samples need it: pip install -r requirements/test.txt")
 from function_samples import MIRRORED, agree, samples, wide
-from torch.testing._internal.common_methods_invocations import op_db
+from torch_samples import op_db
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
 OF_ALL = ("sum", "prod", "amax", "amin", "argmax", "argmin", "max", "min", "any", "all")
@@ -86,9 +86,11 @@ def test_rows_of_every_length(name: str, dtype: torch.dtype) -> None:
             found = on_cpu(ours(view.to(DEVICE) if view.is_contiguous() else _strided(view), dim))
             if name in ("max", "min"):  # which of several NaN is left open
                 found, expected = found.values, expected.values
+            is_rounded = name == "logsumexp" and dtype != torch.float64  # of integers torch's is a float32
+            bounds = dict(rtol=1e-5, atol=1e-5) if is_rounded else dict(rtol=1e-11, atol=1e-9)
             assert_close(tuple(found) if isinstance(found, tuple) else found,
                          tuple(expected) if isinstance(expected, tuple) else expected,
-                         rtol=1e-11, atol=1e-9, equal_nan=True)  # fmt: skip
+                         equal_nan=True, **bounds)  # fmt: skip
 
 
 def _strided(view: Tensor) -> Tensor:

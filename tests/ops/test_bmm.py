@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 from torch.library import opcheck
-from torch.testing._internal.common_methods_invocations import op_db
+from torch_samples import op_db
 
 import tk
 

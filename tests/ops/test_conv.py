@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.testing._internal.common_methods_invocations import op_db
+from torch_samples import op_db
 
 import tk
 from tk.ops.product import ACTIVATE

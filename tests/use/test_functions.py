@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.testing import assert_close
-from torch.testing._internal.common_methods_invocations import op_db
+from torch_samples import op_db
 from use_models import calls
 
 from tk.dropin.functions import Target, stand_ins
