@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from test_generated_compile import compile_all
 
+from tk.codegen import source
 from tk.codegen.errors import TraceError
 from tk.codegen.family import generate
 from tk.codegen.tile import ALIGNED, ROWS
@@ -55,8 +56,7 @@ def test_four_words_of_a_block_are_used_in_rows() -> None:
     texts = {}
     for layout in (ALIGNED, ROWS):
         ((one, own),) = found.scheduled(found.graphs[0].kernels, layout, setting)
-        one.launch(own)
-        texts[layout.name] = (one.text, [c.message for c in one.constraints])
+        texts[layout.name] = (source.text_of(one.launch(own).fn), [c.message for c in one.constraints])
     assert "device.random_block(" in texts["aligned"][0] and "device.random_bits(" in texts["rows"][0]
     assert "an offset that is a multiple of 4" in texts["aligned"][1]
     assert "an offset that is a multiple of 4" not in texts["rows"][1]

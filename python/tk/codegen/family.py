@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,8 +14,22 @@ from torch.utils._sympy.functions import FloorDiv
 
 from tk.aot.errors import BuildError, Refused
 from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, const, device, maximum, minimum, select, tensors
-from tk.aot.spec import DTYPES, Config, Constraint, Family, Kernel, Op, Output, Param, Plan, Point, Selector, require
-from tk.codegen import derivatives, ir, passes, random, scan, sort
+from tk.aot.spec import (
+    DTYPES,
+    Config,
+    Constraint,
+    Family,
+    Kernel,
+    Launch,
+    Op,
+    Output,
+    Param,
+    Plan,
+    Point,
+    Selector,
+    require,
+)
+from tk.codegen import combo, derivatives, ir, passes, random, scan, sort
 from tk.codegen import index as ix
 from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError, reported, where
@@ -290,6 +304,17 @@ class Generated:
             found.append((schedule(kernel, own_layout, context), own_setting))
         return found
 
+    def launches(self, parts: Sequence[tuple[Scheduled, Setting]]) -> Iterator[Launch]:
+        """Of each level what can share a launch does, with the warps of the part that has most."""
+        for level in combo.levels([one.kernel for one, _ in parts]):
+            shares = [i for i in level if combo.can_share(parts[i][0].kernel, parts[i][1])]
+            if len(shares) > 1:
+                warps = max(parts[i][1].warps for i in shares)
+                settings = {i: replace(parts[i][1], warps=warps) for i in shares}
+                yield combo.launch([parts[i][0].printed(settings[i], i != shares[0]) for i in shares])
+            for i in level if len(shares) < 2 else (i for i in level if i not in shares):
+                yield from parts[i][0].launches(parts[i][1])
+
     def choices(self, graph: Graph, layout: Layout, way: str) -> tuple[Setting, ...]:
         """The settings that a way to compute a graph has in a layout."""
         kernels = graph.kernels_of(way)
@@ -322,7 +347,7 @@ class Generated:
             return None
         parts = self.scheduled(kernels, layout, setting)
         is_first = setting == settings[0]
-        launches = tuple(launch for one, s in parts for launch in one.launches(s))
+        launches = tuple(self.launches(parts))
         if not is_first:
             most = MOST_SPILLED_WALKING if way == "walk" else MOST_SPILLED
             launches = tuple(replace(x, max_spill_bytes=most) for x in launches)

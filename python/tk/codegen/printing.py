@@ -76,6 +76,7 @@ class Printer:
     vectors: bool = False
     realigned: int = 0  # elements of the vectors in which realigned rows are read; 0: they are not
     row_start: str = ""  # where such a row begins
+    first: str = ""  # the parameter that is the first program's number, where a launch has others before it
     level_hints: tuple[str, str] = ("", "")  # while something is read again: of rows, of what has one value a column
     done: set[str] = field(default_factory=set)  # lines that stand already: index variables, masks
     again: set[str] = field(default_factory=set)  # buffers that a later loop reads
@@ -169,7 +170,7 @@ class Printer:
         blocks = [n for n in reversed(self.names) if n != self.reduced_dim]
         wide = ".to(tl.int64)" if self.layout.wide else ""
         left = "pid"
-        self.out(f"pid = tl.program_id(0){wide}")
+        self.out(f"pid = {f'(tl.program_id(0) - {self.first})' if self.first else 'tl.program_id(0)'}{wide}")
         for i, n in enumerate(blocks):
             is_last = i == len(blocks) - 1 and not self.tile.batch
             self.out(

@@ -6,7 +6,6 @@ the addresses, the launch's arguments and the constraints under which they are r
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,7 +27,7 @@ from tk.aot.spec import (
     Scratch,
     require,
 )
-from tk.codegen import debug, ir, scan, sort, source
+from tk.codegen import combo, debug, ir, scan, sort
 from tk.codegen import device as functions
 from tk.codegen import index as ix
 from tk.codegen.errors import IRError
@@ -402,6 +401,10 @@ class Scheduled:
             yield from sort.merges(group, rows, n, lambda dtype: _half(rows * n, dtype))
 
     def launch(self, setting: Setting) -> Launch:
+        return combo.launch([self.printed(setting)])
+
+    def printed(self, setting: Setting, is_behind: bool = False) -> combo.Printed:
+        """is_behind: in a launch whose first programs do something else."""
         kernel = self.kernel
         looped = setting.looped and self.tile.reduced is not None
         self.in_vectors = setting.vectors or setting.realigned
@@ -443,26 +446,19 @@ class Scheduled:
         ints: dict[str, Arg] = {"q_size": Int(q_size, width, divisible)}
         if self.tile.p:
             ints["p_size"] = Int(p_size, width)
-        text, ints = self._print(accesses, setting, ints)
+        text, ints = self._print(accesses, setting, ints, is_behind)
         pointers = {f"ptr_{b.name}": self._pointer(b) for b in kernel.buffers}
         if setting.spread and scan.scans(kernel):
             pointers |= self._state(setting)
         numbers = {f"arg_{v.data}": self.context.op.float(v.data, "fp64") for v in kernel.values if v.op == "number"}
         blocks: dict[str, Arg] = {"BLOCK_P": Const(setting.p)} if self.tile.p else {}
         blocks["BLOCK_Q"] = Const(setting.q)
-        all_args: dict[str, Arg] = {**pointers, **numbers, **ints, **blocks}
-        params = [f"{n}: tl.constexpr" if n in blocks else n for n in all_args]
-        wrapped = textwrap.fill(", ".join(params), 110, initial_indent="    ", subsequent_indent="    ")
-        full = source.module_text(kernel.name, text.replace("@PARAMS@", f"\n{wrapped},\n"))
-        self.text = full
-        fn = source.function(kernel.name, full)
         programs = self.programs(setting)
         # Nothing to put is no reason not to write the base.
         when = programs > 0 if any(v.op == "store" and v.data for v in kernel.values) else 1
-        return Launch(
-            fn, all_args, (programs, 1, 1), num_warps=setting.warps, num_stages=2 if looped else 1, when=when,
-            maxnreg=setting.registers or None,
-            options=debug.OPTIONS if self.context.debug else {},
+        return combo.Printed(
+            kernel.name, text, {**pointers, **numbers, **ints, **blocks}, programs, setting.warps, 2 if looped else 1,
+            setting.registers, when, debug.OPTIONS if self.context.debug else {},
         )  # fmt: skip
 
     def _require_vectors(self, setting: Setting) -> None:
@@ -489,16 +485,17 @@ class Scheduled:
                 first = self.context.expr(offset.data) if offset.op in ("index", "constant") else as_expr(1)
                 self.require(first % 4 == 0, "an offset that is a multiple of 4")
 
-    def _print(self, accesses: Mapping[int, Access], setting: Setting,
-               ints: dict[str, Arg]) -> tuple[str, dict[str, Arg]]:  # fmt: skip
+    def _print(self, accesses: Mapping[int, Access], setting: Setting, ints: dict[str, Arg],
+               is_behind: bool) -> tuple[str, dict[str, Arg]]:  # fmt: skip
         looped = setting.looped and self.tile.reduced is not None
         printer = Printer(self.kernel, self.tile, self.layout, accesses, looped, self._size_arg,
                           self.context.op.name if self.context.debug else "", setting.segments,
                           spread=setting.spread, stages=setting.stages, rows=setting.p,
                           rows_meet=self._rows_meet(setting), rereads=setting.rereads,
                           ahead=setting.ahead, vectors=setting.vectors, realigned=self.realigned,
-                          row_start=self.row[0] if self.row else "")  # fmt: skip
-        text = printer.function(self.kernel.name, ["@PARAMS@"])
+                          row_start=self.row[0] if self.row else "",
+                          first=combo.FIRST if is_behind else "")  # fmt: skip
+        text = printer.function(self.kernel.name, [combo.PARAMS])
         return text, {**ints, **self.args}
 
     def _rows_meet(self, setting: Setting) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +17,9 @@ _HEAD = {
     "libdevice.": "from triton.language.extra.cuda import libdevice",
     "device.": "from tk.codegen import device",
 }
+
+
+MODULE = "tk_generated_"
 
 
 def module_text(name: str, function: str) -> str:
@@ -38,7 +42,7 @@ def folder() -> Path:
 def function(name: str, text: str) -> Any:
     """The device function `name` of a module's text. Equal texts are one module."""
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    module_name = f"tk_generated_{name}_{digest}"
+    module_name = f"{MODULE}{name}_{digest}"
     if module_name not in sys.modules:
         path = folder() / f"{module_name}.py"
         if not path.is_file() or path.read_text() != text:
@@ -54,3 +58,8 @@ def function(name: str, text: str) -> Any:
         sys.modules[module_name] = module
         spec.loader.exec_module(module)
     return getattr(sys.modules[module_name], name)
+
+
+def text_of(fn: Any) -> str | None:
+    """The module that a device function was printed into; None of one that was not."""
+    return Path(inspect.getfile(fn.fn)).read_text() if fn.fn.__module__.startswith(MODULE) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from tk.aot.errors import BuildError
 from tk.aot.sources import import_file
+from tk.codegen import source
 from tk.codegen.errors import reported, where
 from tk.codegen.family import WAYS, Generated, Graph, generate_any
 from tk.codegen.lists import ALIGNED, ANY, CHUNK, LANES, GeneratedLists
@@ -44,7 +44,7 @@ def text_of_lists(op: GeneratedLists, stage: str) -> str:
                 way = f"a chunk of {CHUNK} elements a program" if kernel.axes else f"{LANES} places a program"
                 parts.append(f"# {layout}: {kernel.name}: {way}")
                 if stage == "source":
-                    parts.append(Path(inspect.getfile(launch.fn.fn)).read_text())
+                    parts.append(source.text_of(launch.fn) or "")
     return "\n".join(parts)
 
 
@@ -82,10 +82,10 @@ def _source(op: Generated, graph: Graph, layouts: Sequence[Layout]) -> Iterator[
     for way in WAYS:
         for layout in layouts:
             for setting in op.choices(graph, layout, way):
-                for one, own in op.scheduled(graph.kernels_of(way), layout, setting):
-                    one.launch(own)
-                    if one.text not in seen:
-                        seen.add(one.text)
-                        how = ", looped" if own.looped else ", spread" if own.spread else ""
+                for launch in op.launches(op.scheduled(graph.kernels_of(way), layout, setting)):
+                    text = source.text_of(launch.fn)
+                    if text is not None and text not in seen:
+                        seen.add(text)
+                        how = ", looped" if setting.looped else ", spread" if setting.spread else ""
                         yield f"# --- {op.name}, {graph.label}, {layout.name}{how}"
-                        yield one.text
+                        yield text

@@ -268,7 +268,8 @@ class _Lines(TorchFunctionMode):
         if self.arguments and (constant := constants.made(func, args, kwargs or {})) is not None:
             result = constant
         else:
-            kwargs, captured = kwargs or {}, []
+            kwargs = kwargs or {}
+            captured: list[tuple[torch.Tensor, torch.Tensor]] = []
             if self.arguments:
                 (args, kwargs), captured = constants.lifted((args, kwargs))
             func = replacement(func, (*args, *kwargs.values()))

@@ -101,3 +101,26 @@ def test_a_pointwise_result_beside_a_walk() -> None:
         return y.sum(0), y, x * 2
 
     check(gradients, torch.randn(6, 17, generator=torch.Generator().manual_seed(0)))
+
+
+def test_results_of_several_sizes_share_a_launch() -> None:
+    """Each has as many programs as its own size asks for, also none."""
+
+    def results(x, y, z, i, w, s):
+        put = torch.zeros_like(y).index_add_(0, i, w)
+        return x.softmax(-1), y * s, z.float().sum(0), torch.tanh(y), z.float().cumsum(-1), put
+
+    texts = dict(x="fp32[M, N]", y="fp32[K]", z="fp16[A, B]", i="i64[C]", w="fp32[C]", s="float")
+    made = generate(results, op(**texts)(results).signature, "results")
+    generator = torch.Generator().manual_seed(0)
+    for (m, n), k, (a, b), c in (((5, 33), 200, (7, 9), 4), ((0, 8), 3, (2, 2), 2), ((40, 3), 1, (0, 5), 0)):
+        x, y, z = (torch.randn(shape, generator=generator) for shape in ((m, n), (k,), (a, b)))
+        i = torch.randint(0, max(k, 1), (c,), generator=generator)
+        args = (x, y, z.half(), i, torch.randn(c, generator=generator), 0.5)
+        exact = results(*args)
+        count = 0
+        for name, found in host.run_all(made, *args):
+            count += 1
+            for result, wanted in zip(found, exact, strict=True):
+                agree(result, wanted, name)
+        assert count
