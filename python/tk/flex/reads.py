@@ -13,12 +13,12 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import numbers
 import types
 from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -121,7 +121,7 @@ class Reads:
             self._equal(value, read)
             return value
         kinds: tuple[type, ...] = (int, torch.SymInt) if _is_int(value) else (float, torch.SymFloat)
-        if isinstance(value, np.generic):
+        if type(value) not in kinds:  # one of numpy's
             kinds = (type(value),)
         self.require(f"type({variable}) in {self._constant(kinds)}")
         self.leaves.append(variable)
@@ -263,14 +263,18 @@ class _Watched:
         return bool(value)
 
 
+# numpy, which torch does without, registers its numbers with Python's classes of them.
+
+
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int | torch.SymInt | np.integer)
+    return isinstance(value, numbers.Integral | torch.SymInt)
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, bool | np.bool_ | Enum):
+    if isinstance(value, bool | Enum):
         return False
-    return isinstance(value, int | float | torch.SymInt | torch.SymFloat | np.integer | np.floating)
+    is_float = isinstance(value, numbers.Real) and not isinstance(value, numbers.Rational)
+    return is_float or _is_int(value) or isinstance(value, torch.SymFloat)
 
 
 def _is_trusted(value: Any) -> bool:
