@@ -11,7 +11,7 @@ import inspect
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -150,6 +150,66 @@ def _inline_asm(self: Any, asm: str, constraints: str, values: Sequence[Any], *_
 
 interpreter.InterpreterBuilder.create_inline_asm = _inline_asm
 
+# --- Memory: what a launch touches outside of its arguments is an IndexError; on a GPU it may be an illegal access ---
+
+VECTOR = 16  # bytes, of which all may be read where some are an argument's
+
+
+@dataclass
+class Memory:
+    """The storages that a launch was given, in order of their addresses."""
+
+    starts: np.ndarray[Any, Any]
+    ends: np.ndarray[Any, Any]
+
+    def check(self, pointers: Any, mask: Any, is_read: bool) -> None:
+        addresses = pointers.data if mask is None else pointers.data[np.broadcast_to(mask.data, pointers.data.shape)]
+        if not addresses.size:
+            return
+        size = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
+        least, most = addresses.min(), addresses.max()
+        if self._holds(least, size, is_read) == self._holds(most, size, is_read) >= 0:
+            return
+        outside = sum(self._holds(a, size, is_read) < 0 for a in addresses.ravel())
+        if outside:
+            what = "read" if is_read else "written"
+            raise IndexError(f"{outside} of {addresses.size} addresses that are {what} belong to no argument")
+
+    def _holds(self, address: Any, size: int, is_read: bool) -> int:
+        """The number of the storage that has these bytes, or -1."""
+        at = int(np.searchsorted(self.starts, address, "right")) - 1
+        if at < 0 or self.starts[at] == self.ends[at]:
+            return -1
+        end = -(-int(self.ends[at]) // VECTOR) * VECTOR if is_read else int(self.ends[at])
+        return at if int(address) + size <= end else -1
+
+
+MEMORY: list[Memory | None] = [None]  # None: unknown, so nothing is checked
+
+
+def _memory_of(tensors: Sequence[torch.Tensor]) -> Memory:
+    found = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}
+    starts = sorted(start for start, size in found.items() if size)
+    return Memory(np.array(starts, np.uint64), np.array([s + found[s] for s in starts], np.uint64))
+
+
+def _checked(name: str, mask_at: int | None) -> Any:
+    """An access of the interpreter's; its arguments are the pointers first, and the mask at a place."""
+    theirs = getattr(interpreter.InterpreterBuilder, name)
+
+    def access(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if MEMORY[0] is not None:
+            pointers = args[1] if name == "create_atomic_rmw" else args[0]
+            MEMORY[0].check(pointers, None if mask_at is None else args[mask_at], name == "create_masked_load")
+        return theirs(self, *args, **kwargs)
+
+    return access
+
+
+for _name, _mask_at in (("create_masked_load", 1), ("create_masked_store", 2), ("create_atomic_cas", None),
+                        ("create_atomic_rmw", 3)):  # fmt: skip
+    setattr(interpreter.InterpreterBuilder, _name, _checked(_name, _mask_at))
+
 # --- Canonical problems ---
 
 
@@ -282,11 +342,15 @@ def _copy(t: torch.Tensor) -> torch.Tensor:
     return out.copy_(t)
 
 
-def launch(plan: Plan, problem: Problem, tensors: Sequence[torch.Tensor], floats: Sequence[float]) -> None:
+def launch(plan: Plan, problem: Problem, tensors: Sequence[torch.Tensor], floats: Sequence[float],
+           in_tables: Sequence[torch.Tensor] = ()) -> None:  # fmt: skip
+    """in_tables: tensors whose addresses others hold."""
+
     def number(x: object) -> int:
         return as_expr(x).evaluate(problem)  # type: ignore[arg-type]
 
     buffers = [torch.full((number(b.bytes),), 255, dtype=torch.uint8) for b in plan.buffers]  # NaN, to be seen
+    memory = _memory_of([*tensors, *buffers, *in_tables])
 
     def value(arg: Any) -> Any:
         match arg:
@@ -314,7 +378,12 @@ def launch(plan: Plan, problem: Problem, tensors: Sequence[torch.Tensor], floats
                 _emulate(one, {name: value(arg) for name, arg in one.args.items()}, grid[0])
                 continue
             interpreter.interpreter_builder.options = interpreter.InterpreterOptions(**one.options)
-            one.fn[grid](**{name: value(arg) for name, arg in one.args.items()})
+            args = {name: value(arg) for name, arg in one.args.items()}
+            MEMORY[0] = memory
+            try:
+                one.fn[grid](**args)
+            finally:
+                MEMORY[0] = None
 
 
 def _emulate(one: Launch, args: dict[str, Any], programs: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 # --- What torch says ---
@@ -35,10 +36,35 @@ def gradients_of(fn: Callable[..., Any], args: Sequence[Any], grads: Sequence[Te
 
 # --- Numbers ---
 
+# In the order of their precision.
 RELATIVE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
-def difference(actual: Tensor, like: Tensor, exact: Tensor, is_coarse: bool) -> str:
+class _Dtypes(TorchDispatchMode):
+    """Notes the dtypes of all that is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.note(result)
+        return result
+
+    def note(self, values: Any) -> None:
+        self.seen |= {x.dtype for x in tree_flatten(values)[0] if isinstance(x, Tensor)}
+
+
+def tolerance(fn: Callable[..., Any], args: Sequence[Any]) -> float:
+    """Relative, of whatever is in the function: what is fp64 in the end may have been rounded to less on the way."""
+    with _Dtypes() as dtypes:
+        fn(*(a.clone() if isinstance(a, Tensor) else a for a in args))
+    dtypes.note(args)
+    return max((RELATIVE[d] for d in dtypes.seen if d in RELATIVE), default=0.0)
+
+
+def difference(actual: Tensor, like: Tensor, exact: Tensor, relative: float) -> str:
     """What is wrong; nothing where `actual` is as near to the exact result as torch's own (`like`), or nearly."""
     if actual.shape != like.shape or actual.dtype != like.dtype:
         return f"{actual.dtype} {list(actual.shape)} instead of {like.dtype} {list(like.shape)}"
@@ -46,7 +72,6 @@ def difference(actual: Tensor, like: Tensor, exact: Tensor, is_coarse: bool) -> 
     if not like.dtype.is_floating_point:
         wrong = (actual != like) & (actual != exact)
         return f"{int(wrong.sum())} of {actual.numel()} differ" if bool(wrong.any()) else ""
-    relative = RELATIVE[torch.bfloat16 if is_coarse else like.dtype if exact.dtype == torch.float64 else torch.float32]
     actual, own, exact = actual.double(), like.double(), exact.double()
     away = torch.where(own.isfinite() & exact.isfinite(), (own - exact).abs(), 0.0)
     slack = 8 * (away.max() if away.numel() else 0.0)
@@ -63,12 +88,12 @@ def difference(actual: Tensor, like: Tensor, exact: Tensor, is_coarse: bool) -> 
     )
 
 
-def compare(what: str, is_coarse: bool, actual: Sequence[Tensor], like: Sequence[Tensor],
+def compare(what: str, relative: float, actual: Sequence[Tensor], like: Sequence[Tensor],
             exact: Sequence[Tensor]) -> Iterator[str]:  # fmt: skip
     """A line for each result that is wrong."""
     if len(actual) != len(like):
         yield f"{what}: {len(actual)} results instead of {len(like)}"
         return
     for n, (a, b, c) in enumerate(zip(actual, like, exact, strict=True)):
-        if problem := difference(a, b, c, is_coarse):
+        if problem := difference(a, b, c, relative):
             yield f"{what}: result {n}: {problem}"

@@ -3,12 +3,14 @@
 TK_RANDOM_FUNCTIONS: how many at most (default 300); TK_RANDOM_FUNCTIONS_SECONDS: how long to build (default 150; those
 that are built by then are judged, for as long again at most); TK_RANDOM_FUNCTIONS_SEED: which;
 TK_RANDOM_FUNCTIONS_REPORT: a file with a line of JSON for each function, written as they are judged (default
-build/random_functions.jsonl). Every core builds, in processes that stay until the time is over.
+build/random_functions.jsonl). Every core builds, in processes that stay until the time is over. One more process
+judges, so that a function which ends the CUDA context, or never ends, costs itself alone: another takes its place.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -42,6 +45,7 @@ REPORT = Path(os.environ.get("TK_RANDOM_FUNCTIONS_REPORT", "build/random_functio
 ARCH = os.environ.get("TK_RANDOM_FUNCTIONS_ARCH")  # to build without a GPU, and judge nothing
 LARGE = 40_000  # of sizes, multiplied
 MOST_REFUSED = 0.1
+PATIENCE = 120.0  # seconds for a function: a kernel that waits for another may wait for ever
 ENDED = "ended the CUDA context"
 
 
@@ -70,22 +74,73 @@ Line = dict[str, Any]
 
 def _judged(folder: Path, end: float) -> Iterator[Line]:
     """What is built while other processes build on; for each function a verdict: right, wrong, refused, not judged."""
-    stop = end + SECONDS
-    for found in _built(folder, end):
-        for name in found["names"]:
-            one = _function(found, name)
-            line: Line = dict(verdict="right", name=name, number=one[0], problem="", source=one[1].source)
-            if name in found["failures"]:
-                line |= dict(verdict="wrong", problem=found["failures"][name])
-            elif name not in found["built"]:
-                line["verdict"] = "refused"
-            elif ARCH or time.time() > stop:
-                line["verdict"] = "not judged"
-            elif problem := "\n".join(_problems(one[1], folder)):
-                line |= dict(verdict="wrong", problem=problem)
-                if ENDED in problem:
-                    stop = 0.0
-            yield line
+    judge = Judge(folder)
+    try:
+        for found in _built(folder, end):
+            for name in found["names"]:
+                number, one = _function(found, name)
+                line: Line = dict(verdict="right", name=name, number=number, problem="", source=one.source)
+                if name in found["failures"]:
+                    line |= dict(verdict="wrong", problem=found["failures"][name])
+                elif name not in found["built"]:
+                    line["verdict"] = "refused"
+                elif ARCH or time.time() > end + SECONDS:
+                    line["verdict"] = "not judged"
+                elif problem := judge.problems(number, found["pack"]):
+                    line |= dict(verdict="wrong", problem=problem)
+                yield line
+    finally:
+        judge.stop()
+
+
+class Judge:
+    """A process that runs functions, one after another, and is started anew where one of them has ended it."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.process: Any = None
+        self.connection: Connection | None = None
+
+    def problems(self, number: int, pack: Path) -> str:
+        """What is wrong with a function of a pack."""
+        if self.connection is None:
+            context = multiprocessing.get_context("spawn")
+            self.connection, theirs = context.Pipe()
+            self.process = context.Process(target=_judge_all, args=(theirs, SEED, self.folder), daemon=True)
+            self.process.start()
+            theirs.close()
+        try:
+            self.connection.send((number, pack))
+            problem = str(self.connection.recv()) if self.connection.poll(PATIENCE) else f"took {PATIENCE:g} s"
+            is_over = ENDED in problem or problem.startswith("took")
+        except (EOFError, OSError):
+            self.process.join()
+            problem, is_over = f"ended its process, with code {self.process.exitcode}", True
+        if is_over:
+            self.stop()
+        return problem
+
+    def stop(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+            self.process.kill()
+            self.process.join()
+            self.connection = None
+
+
+def _judge_all(requests: Connection, seed: int, folder: Path) -> None:
+    """In a process of its own: answers (number, pack) with what is wrong."""
+    while True:
+        try:
+            number, pack = requests.recv()
+        except EOFError:
+            return
+        try:
+            tk.load_pack(pack)
+            found = "\n".join(_problems(random_packs.drawn(seed, number, 1)[0], folder))
+        except Exception:
+            found = f"not judged: {traceback.format_exc()}"
+        requests.send(found)
 
 
 def _function(found: Line, name: str) -> tuple[int, Function]:
@@ -94,7 +149,7 @@ def _function(found: Line, name: str) -> tuple[int, Function]:
 
 
 def _built(folder: Path, end: float) -> Iterator[Line]:
-    """The chunks of functions, as processes on all cores have built and this one has loaded them."""
+    """The chunks of functions, as processes on all cores have built them."""
     workers = min(os.cpu_count() or 1, -(-COUNT // random_packs.CHUNK))
     logs = [(folder / f"worker_{n}.log").open("w+") for n in range(workers)]
     processes = [_worker(n, workers, folder, end, logs[n]) for n in range(workers)]
@@ -106,7 +161,7 @@ def _built(folder: Path, end: float) -> Iterator[Line]:
             is_last = all(p.poll() is not None for p in processes) or time.time() > end + 30
             for path in sorted(set(folder.glob("chunk_*.json")) - seen):
                 seen.add(path)
-                yield _loaded(path)
+                yield _read(path)
             time.sleep(0.2)
     finally:
         for process in processes:
@@ -127,15 +182,9 @@ def _arch() -> str:
     return ARCH or "".join(map(str, torch.cuda.get_device_capability()))
 
 
-def _loaded(path: Path) -> Line:
+def _read(path: Path) -> Line:
     found: Line = json.loads(path.read_text())
-    found["first"] = int(path.stem.removeprefix("chunk_"))
-    if found["built"]:
-        try:
-            tk.load_pack(path.with_suffix(".tkpack"))
-        except Exception:
-            found["failures"] |= dict.fromkeys(found["built"], f"not loaded: {traceback.format_exc()}")
-    return found
+    return found | dict(first=int(path.stem.removeprefix("chunk_")), pack=path.with_suffix(".tkpack"))
 
 
 def _problems(one: Function, folder: Path) -> Iterator[str]:
@@ -159,10 +208,11 @@ def _of_call(one: Function, fn: Any, call: Call, is_first: bool) -> Iterator[str
         like, exact = judgement.results_of(fn, on_cpu), judgement.results_of(fn, judgement.widened(on_cpu))
     except (RuntimeError, IndexError, ValueError):
         return  # torch refuses these sizes
+    relative = judgement.tolerance(fn, on_cpu)
     try:
-        yield from _of_configs(one, args, like, exact)
+        yield from _of_configs(one, relative, args, like, exact)
         if one.has_grad:
-            yield from _of_gradients(one, fn, args, on_cpu, like, call.seed)
+            yield from _of_gradients(one, relative, fn, args, on_cpu, like, call.seed)
     except ValueError as error:
         if is_first or "must" not in str(error):
             raise
@@ -179,7 +229,8 @@ def _with_strides(moved: Any, like: Any) -> Any:
     return found.copy_(moved)
 
 
-def _of_configs(one: Function, args: Sequence[Any], like: Sequence[Tensor], exact: Sequence[Tensor]) -> Iterator[str]:
+def _of_configs(one: Function, relative: float, args: Sequence[Any], like: Sequence[Tensor],
+                exact: Sequence[Tensor]) -> Iterator[str]:  # fmt: skip
     """By the config that the op chooses, and by each of those that take the call."""
     op = register.find(one.name)
     assert op is not None
@@ -188,14 +239,17 @@ def _of_configs(one: Function, args: Sequence[Any], like: Sequence[Tensor], exac
     for config in (-1, *numbers):
         found = packet(*args) if config < 0 else packet(*args, config, 0)
         results = [found] if isinstance(found, Tensor) else list(found)
-        yield from judgement.compare(f"{one.name}, config {config}", one.is_coarse, results, like, exact)
+        yield from judgement.compare(f"{one.name}, config {config}", relative, results, like, exact)
 
 
-def _of_gradients(one: Function, fn: Any, args: Sequence[Any], on_cpu: Sequence[Any], like: Sequence[Tensor],
-                  seed: int) -> Iterator[str]:  # fmt: skip
+def _of_gradients(one: Function, relative: float, fn: Any, args: Sequence[Any], on_cpu: Sequence[Any],
+                  like: Sequence[Tensor], seed: int) -> Iterator[str]:  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
     grads = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in like if x.is_floating_point()]
+    try:
+        like = judgement.gradients_of(fn, on_cpu, grads)
+        exact = judgement.gradients_of(fn, judgement.widened(on_cpu), judgement.widened(grads))
+    except RuntimeError:
+        return  # torch has no gradient of it, as of a loss of two dtypes
     mine = judgement.gradients_of(getattr(torch.ops.tk, one.name), args, [g.to(DEVICE) for g in grads])
-    like = judgement.gradients_of(fn, on_cpu, grads)
-    exact = judgement.gradients_of(fn, judgement.widened(on_cpu), judgement.widened(grads))
-    yield from judgement.compare(f"gradient of {one.name}", one.is_coarse, mine, like, exact)
+    yield from judgement.compare(f"gradient of {one.name}", relative, mine, like, exact)

@@ -181,6 +181,16 @@ class Domain:
 # --- Emitting values ---
 
 
+@dataclass(frozen=True)
+class Missing:
+    """What an earlier launch must store. masked: it is read where a condition holds alone, so that elsewhere the index
+    may be outside of it."""
+
+    node: Node
+    index: Index
+    masked: bool
+
+
 @dataclass
 class Emitter:
     """Reads lazy tensors into the values of a kernel. stored: reductions that an earlier launch has left in scratch.
@@ -191,7 +201,7 @@ class Emitter:
     splitter: Splitter | Walker | None = None
     masks: list[int] = field(default_factory=list)
     memo: dict[Any, int] = field(default_factory=dict)
-    missing: list[tuple[Node, Index]] = field(default_factory=list)
+    missing: list[Missing] = field(default_factory=list)
     storing: Lazy | None = None
 
     @property
@@ -313,13 +323,12 @@ class Emitter:
         """In this kernel where it stands at the kernel's own place, else what was stored."""
         if self.splitter is not None and (other := self.splitter.of(node)) is not None:
             return self.read(other, index)
-        kept = [a.symbol for a in self.builder.axes.values() if not a.reduced and not a.walk]
         reduced = [a for a in self.builder.axes.values() if a.reduced]
-        own = [i for i, size in zip(index, node.shape, strict=True) if size != 1]
+        is_own = self._is_own([(i, size) for i, size in zip(index, node.shape, strict=True) if size != 1])
         sizes_agree = len(reduced) == len(node.sizes) and all(
             ix.same(a.size, s) for a, s in zip(reduced, node.sizes, strict=True)
         )
-        if reduced and sizes_agree and len(own) == len(kept) and set(own) == set(kept):
+        if reduced and sizes_agree and is_own and not self._stores_runs:
             masks, self.masks = self.masks, []  # every program of the kernel runs through all of its own rows
             assert node.operand is not None
             value = self.read(node.operand, node.operand_index(index, [a.symbol for a in reduced]))
@@ -329,24 +338,36 @@ class Emitter:
 
     def scan(self, node: Scan, index: Index) -> int:
         """In this kernel where it is read at the kernel's own place, else what was stored."""
-        if node.is_unfinished and self.storing is not node:
+        if self.storing is not node and (node.is_unfinished or self._stores_runs):
             return self.stored_value(node, index)
-        kept = [a.symbol for a in self.builder.axes.values() if not a.reduced and not a.walk]
         reduced = [a for a in self.builder.axes.values() if a.reduced]
-        own = [i for d, (i, size) in enumerate(zip(index, node.shape, strict=True)) if size != 1 and d != node.dim]
+        places = [p for d, p in enumerate(zip(index, node.shape, strict=True)) if p[1] != 1 and d != node.dim]
         is_along = len(reduced) == 1 and index[node.dim] == reduced[0].symbol
-        if is_along and ix.same(reduced[0].size, node.sizes[0]) and len(own) == len(kept) and set(own) == set(kept):
+        if is_along and ix.same(reduced[0].size, node.sizes[0]) and self._is_own(places):
             masks, self.masks = self.masks, []
             values = [self.read(x, index) for x in node.operands]
             self.masks = masks
             return self.builder.add(node.op, node.dtype, *values, data=node.data)
         return self.stored_value(node, index)
 
+    @property
+    def _stores_runs(self) -> bool:
+        """Whether the programs of this launch have parts of rows, so that nothing else can be done along them."""
+        return isinstance(self.storing, Scan) and self.storing.is_unfinished
+
+    def _is_own(self, places: Sequence[tuple[sympy.Expr, sympy.Expr]]) -> bool:
+        """Whether these (index, size of the dimension) are the kernel's own place, each kept axis once. Where a
+        condition holds alone an axis may be longer than the dimension, of which nothing may be read behind its end."""
+        kept = {a.symbol: a.size for a in self.builder.axes.values() if not a.reduced and not a.walk}
+        if len(places) != len(kept) or {i for i, _ in places} != set(kept):
+            return False
+        return not self.masks or all(ix.same(kept[i], size) for i, size in places)
+
     def search(self, node: Stored, index: Index, value: int, right: bool) -> int:
         """How many elements of a row in memory come before the value. index: of the row, its last entry 0."""
         buffer = self.stored.get(id(node)) or buffer_of(node.operand)
         if buffer is None:
-            self.missing.append((node, index))
+            self.missing.append(Missing(node, index, bool(self.masks)))
             return self.constant(0, "i64")
         self.builder.buffers.setdefault(buffer.name, buffer)
         return self.builder.add("search", "i64", value, buffer=buffer.name, index=index, data=right)
@@ -366,7 +387,7 @@ class Emitter:
         """What an earlier launch has left in memory."""
         if id(node) in self.stored:
             return self.load(self.stored[id(node)], index)
-        self.missing.append((node, index))
+        self.missing.append(Missing(node, index, bool(self.masks)))
         return self.constant(0, node.dtype)
 
 

@@ -34,6 +34,7 @@ from tk.codegen.lazy import (
     Fold,
     Index,
     Lazy,
+    Missing,
     Node,
     Scan,
     Scatter,
@@ -180,7 +181,7 @@ def _place(seed: Seed, splitter: Splitter | Walker | None) -> None:
     probe = Emitter(Builder(axes), splitter=splitter)
     index = tuple(axis_symbol(f"x{d}") if d in dims else sympy.Integer(0) for d in range(len(seed.tensor.shape)))
     probe.read(seed.tensor, index)
-    candidates = [c for node, at in probe.missing if (c := _candidate(seed.tensor, node, at))]
+    candidates = [c for missing in probe.missing if (c := _candidate(seed.tensor, missing))]
     best = max(candidates, key=lambda c: (candidates.count(c), len(c[1])), default=(tuple(dims), (), (), False))
     kept, along, node_sizes, seed.backwards = best
     sizes = [seed.tensor.shape[d] for d in along] or list(node_sizes)
@@ -198,20 +199,21 @@ def _place_alone(seed: Seed, dims: Sequence[int], splitter: Splitter | Walker | 
     seed.layout = tuple(f"a{dims.index(d)}" if d in dims else None for d in range(len(seed.tensor.shape)))
     probe = Emitter(Builder(seed.domain.axes()), splitter=splitter)
     seed.emit(probe)
-    seed.needs = list(dict.fromkeys(node for node, _ in probe.missing))
+    seed.needs = list(dict.fromkeys(m.node for m in probe.missing))
 
 
 def _needs(seed: Seed, splitter: Splitter | Walker | None) -> list[Node]:
     """What it reads that is not worked out at its own place."""
     emitter = Emitter(Builder(seed.domain.axes([seed.tensor])), splitter=splitter)
     seed.emit(emitter, store=False)
-    return list(dict.fromkeys(node for node, _ in emitter.missing))
+    return list(dict.fromkeys(m.node for m in emitter.missing))
 
 
-def _candidate(tensor: Lazy, node: Node, at: Index) -> tuple[Any, ...] | None:
+def _candidate(tensor: Lazy, missing: Missing) -> tuple[Any, ...] | None:
     """(kept dimensions, reduced dimensions, sizes of the reduced, whether they run backwards) under which `node` is
     computed in the same kernel."""
-    if isinstance(node, Scatter | Stored | Fold):
+    node, at = missing.node, missing.index
+    if isinstance(node, Scatter | Stored | Fold) or (missing.masked and _is_shorter(tensor, node, at)):
         return None
     if isinstance(node, Scan):
         return _scan_candidate(tensor, node, at)
@@ -229,6 +231,13 @@ def _candidate(tensor: Lazy, node: Node, at: Index) -> tuple[Any, ...] | None:
     ):
         return None
     return kept, rest, node.sizes, False
+
+
+def _is_shorter(tensor: Lazy, node: Node, at: Index) -> bool:
+    """Whether a dimension of the node that is read along one of the tensor's has another size, as pieces of a cat."""
+    return any(is_axis(i) and not ix.same(tensor.shape[int(i.name[1:])], s)
+               for d, (i, s) in enumerate(zip(at, node.shape, strict=True))
+               if not (isinstance(node, Scan) and d == node.dim))  # fmt: skip
 
 
 def _scan_candidate(tensor: Lazy, node: Scan, at: Index) -> tuple[Any, ...] | None:

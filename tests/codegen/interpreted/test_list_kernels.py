@@ -41,7 +41,8 @@ def run(made: GeneratedLists, layout: str, columns: list[list[Tensor]], numbers:
     plan = made.plan(made.graphs[problem.locals[0]], layout)
     if not all(c.holds.evaluate(problem) for c in plan.constraints):
         return False
-    host.launch(plan, problem, [words] * len(columns), [x for x in numbers if isinstance(x, float)])
+    floats = [x for x in numbers if isinstance(x, float)]
+    host.launch(plan, problem, [words] * len(columns), floats, [x for column in columns for x in column])
     return True
 
 
@@ -137,7 +138,8 @@ def results(made: GeneratedLists, layout: str, args: dict[str, Any]) -> list[Any
     plan = made.plan(made.graphs[problem.locals[0]], layout)
     if not all(c.holds.evaluate(problem) for c in plan.constraints):
         return None
-    host.launch(plan, problem, given, [x for x in numbers if isinstance(x, float)])
+    floats = [x for x in numbers if isinstance(x, float)]
+    host.launch(plan, problem, given, floats, [x for column in columns for x in column])
     return out
 
 

@@ -8,6 +8,8 @@ import torch
 from test_ops import LAYOUTS, check, generated, make, variants
 
 from tk.codegen import scan
+from tk.codegen.family import generate
+from tk.generated import op
 
 SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0)
 
@@ -155,6 +157,20 @@ def test_sort_by_digits(dtype: torch.dtype, descending: bool, columns: int) -> N
             assert torch.equal(values.signbit() & ~values.isnan(), expected.values.signbit() & ~expected.values.isnan())
     largest = {1: 16384, 2: 16384, 4: 8192, 8: 0}[dtype.itemsize]
     assert seen == [n for n in (2048, 4096, 8192, 16384) if columns <= n <= largest]
+
+
+def by_share(x):
+    return torch.sort(x / x.abs().sum(-1, keepdim=True), dim=-1)[0]
+
+
+def test_long_rows_of_what_rows_are_reduced_for() -> None:
+    """A launch that sorts parts of rows reduces none: that is done before."""
+    found, x = generate(by_share, op(x="fp32[M, N]")(by_share).signature, "by_share"), make((2, 2100), torch.float32)
+    seen = []
+    for variant, (values,) in host.run_all(found, x, only="spread"):
+        torch.testing.assert_close(values, by_share(x))
+        seen.append(variant)
+    assert seen
 
 
 def recurred(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -53,8 +53,29 @@ def written_at_the_middle(x):
     return x
 
 
+def scanned_rows_joined(x):
+    """The rows that are stored are more than those that are scanned."""
+    return torch.cat([x.cumsum(-1), torch.logcumsumexp(x, -1)])
+
+
+def normalized_rows_joined(x):
+    return torch.cat([x - x.amax(-1, keepdim=True), x, torch.softmax(x[1:], -1)]), F.pad(x.sum(-1), (2, 1))
+
+
+def sort_of_a_scan_from_the_end(x):
+    return torch.sort(x.flip(-1).cumsum(-1), dim=-1)[0], torch.kthvalue(x, 1, -1)[0]
+
+
+def reductions_of_one_element(x):
+    """Along the dimension that torch lets a tensor without any have."""
+    y = x.amax()
+    found = y.sum(-1, keepdim=True), y.mean(0), y.var(-1, correction=0), y.logsumexp(-1), y.softmax(0), y.cumsum(-1)
+    return *found, y.argmin(-1, keepdim=True), y.min(0)[1], (y > 0).any(-1), y.norm(dim=-1), y.prod(0), y.sort(-1)[0]
+
+
 FUNCTIONS = (rows_and_columns, centred, sinkhorn, total_beside_a_sort, everything_beside_a_sort, scan_beside_a_softmax,
-             middle_column, written_at_the_middle)  # fmt: skip
+             middle_column, written_at_the_middle, scanned_rows_joined, normalized_rows_joined,
+             sort_of_a_scan_from_the_end, reductions_of_one_element)  # fmt: skip
 
 
 def check(fn: Callable[..., Any], x: torch.Tensor, grad: bool = False) -> None:

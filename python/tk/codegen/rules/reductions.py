@@ -17,8 +17,9 @@ from tk.codegen.rules.table import RULES, base_name, normal_dim, rule, wide_of
 
 
 def _dims(x: Lazy, dims: Any) -> tuple[int, ...]:
+    """Of a tensor without dimensions none: torch lets its one element be reduced along dimension 0 or -1."""
     rank = len(x.shape)
-    if dims is None or (isinstance(dims, list | tuple) and not dims):
+    if not rank or dims is None or (isinstance(dims, list | tuple) and not dims):
         return tuple(range(rank))
     return tuple(sorted({normal_dim(d, rank) for d in ([dims] if isinstance(dims, int) else dims)}))
 
