@@ -340,8 +340,8 @@ class Scheduled:
         if step is None or step.value == 0:
             return ""
         if vector > 1:
-            size = 1 if index is None else self._extent_of(index)
-            self.require((step % vector == 0) | (size == 1), f"rows of {buffer.name} that begin at 16 bytes")
+            is_unused = as_expr(False) if index is None else self._extent_of(index) == 1
+            self.require((step % vector == 0) | is_unused, f"rows of {buffer.name} that begin at 16 bytes")
             name = self.int_arg(f"{what}_{buffer.name}", step // vector)
             text = f"({name} * {vector})"
         else:

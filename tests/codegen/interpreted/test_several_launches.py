@@ -145,3 +145,32 @@ def test_results_of_several_sizes_share_a_launch() -> None:
             for result, wanted in zip(found, exact, strict=True):
                 agree(result, wanted, name)
         assert count
+
+
+def columns_from_the_second_on(x):
+    return x[:, 1:17] * 2
+
+
+def columns_behind_others(x):
+    return F.pad(x, (3, 13))
+
+
+def one_of_three(x):
+    return x.narrow(-1, 1, 16)[1] + 1
+
+
+@pytest.mark.parametrize("fn", [columns_from_the_second_on, columns_behind_others, one_of_three],
+                         ids=lambda fn: fn.__name__)  # fmt: skip
+def test_rows_that_are_read_from_any_element_on(fn: Callable[..., Any]) -> None:
+    """Also where all sizes are multiples of 16, so that only the first element is in the way of vectors."""
+    x = torch.randn(32, 32, generator=torch.Generator().manual_seed(0))
+    check(fn, x)
+    backward = generate(fn, op(x="fp32[M, N]")(fn).signature, fn.__name__, grad=True).backward
+    own = x.clone().requires_grad_()
+    result = fn(own)
+    (expected,) = torch.autograd.grad(result.sum(), own)
+    given = {"grad_0": torch.ones_like(result), "x": x}
+    ran = list(host.run_all(backward, *(given[n] for n in backward.signature.params)))
+    assert ran
+    for name, (found,) in ran:
+        assert torch.equal(found, expected), name
