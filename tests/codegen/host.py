@@ -84,6 +84,25 @@ for _name in dir(interpreter.InterpreterBuilder):
         setattr(interpreter.InterpreterBuilder, _name, _is_true(_name))
 
 
+_PATCHED: set[Any] = set()  # modules of Triton's language that are as the interpreter wants them, in this launch
+
+
+@functools.cache
+def _languages(fn: Any) -> frozenset[Any]:
+    return frozenset(m for m in fn.__globals__.values() if inspect.ismodule(m) and m in (tl, tl.core))
+
+
+def _patch_lang_once(fn: Any, theirs: Any = interpreter._patch_lang) -> Any:
+    """The interpreter goes through all of the language whenever a function calls another; once a launch is enough."""
+    if _languages(fn) <= _PATCHED:
+        return interpreter._LangPatchScope()
+    _PATCHED.update(_languages(fn))
+    return theirs(fn)
+
+
+interpreter._patch_lang = _patch_lang_once
+
+
 def _reduce_by_halves(self: Any, input: Any) -> Any:
     """The interpreter goes element by element, in Python; this puts halves together, as the hardware does."""
     parts, axis = self.unravel(input, self.axis)
@@ -380,6 +399,7 @@ def launch(plan: Plan, problem: Problem, tensors: Sequence[torch.Tensor], floats
             interpreter.interpreter_builder.options = interpreter.InterpreterOptions(**one.options)
             args = {name: value(arg) for name, arg in one.args.items()}
             MEMORY[0] = memory
+            _PATCHED.clear()
             try:
                 one.fn[grid](**args)
             finally:

@@ -30,8 +30,11 @@ TORCH_NAMES = {name: str(dtype) for name, dtype in DTYPES.items()}
 LETTERS = ("M", "N", "K")
 # The sizes by which a line is tried. Their sums, halves and products are all different.
 TRIALS = ({"M": 6, "N": 10, "K": 4}, {"M": 9, "N": 5, "K": 14})
+LEADING = (5, 7)  # what "..." stands for then
+LEADING_OF_TRIALS = [(n,) * len(TRIALS) for n in LEADING]
 SIZES = (1, 2, 3, 5, 7, 8, 12, 16, 17, 31, 32, 33, 48, 61, 64, 96, 100, 128, 130, 257)
 LARGER_SIZES = (*SIZES, 511, 1000, 2049, 4100)
+WHOLE_VECTORS = (16, 32, 64)
 MOST_ELEMENTS = 6000  # of anything that is tried
 MOST_CALLED = 240  # of sizes, multiplied: the interpreter takes a hundredth of a second for each program
 LARGEST = 2000.0  # of what a line may give
@@ -163,16 +166,20 @@ class Call:
 
 
 def calls(random: Random, function: Function, count: int, most_elements: int = MOST_CALLED) -> Iterator[Call]:
-    """The first of sizes above 1, dense; then any."""
+    """The first of sizes above 1, dense, and now and then with rows of whole vectors; then any."""
     letters = sorted({d for p in function.params for d in (*p.dims, p.below) if d in LETTERS})
     for n in range(count):
         leading = random.choice([(2, 3), (7,), ()] if n else [(2, 3), (7,)])
         most = most_elements // (math.prod(leading) if any(p.leading for p in function.params) else 1)
         sizes: dict[str, int] = {}
+        last = [p.dims[-1] for p in function.params if p.is_tensor and p.dims and p.dims[-1] in LETTERS]
+        whole = random.choice(last) if n == 0 and last and random.random() < 0.5 else None
         for i, name in enumerate(letters):
             room = most // (math.prod(max(s, 1) for s in sizes.values()) * 4 ** (len(letters) - 1 - i))
             pool = [s for s in LARGER_SIZES if s <= max(room, 5)]
             pool = [s for s in pool if s > 3 and s not in sizes.values()] if n == 0 else [*pool, 0, 1]
+            if name == whole:
+                pool = [s for s in WHOLE_VECTORS if s not in sizes.values()]
             sizes[name] = random.choice(pool or [5 + i])
         layouts = {p.name: random.choice(LAYOUTS) for p in function.params if p.is_tensor} if n else {}
         yield Call(sizes, leading, layouts, random.randrange(1 << 30))
@@ -280,7 +287,7 @@ class Maker:
 
     def _tried(self, param: Param) -> list[Tensor]:
         generator = torch.Generator().manual_seed(len(self.params))
-        return [argument(param, sizes, (5, 7), generator) for sizes in TRIALS]
+        return [argument(param, sizes, LEADING, generator) for sizes in TRIALS]
 
     # --- Lines ---
 
@@ -331,7 +338,9 @@ class Maker:
 
     def dim(self, v: Value) -> int:
         """From the end. Of "..." none that it stands for."""
-        first = 2 if self.has_leading and v.rank > 1 else 0
+        first = len(LEADING) if [v.size(d) for d in range(v.rank)][: len(LEADING)] == LEADING_OF_TRIALS else 0
+        if v.rank == first > 0:
+            raise IndexError("nothing but what ... stands for")
         return self.random.choice(range(min(first, v.rank - 1), v.rank)) - v.rank
 
     def dims(self, v: Value) -> list[int]:
@@ -399,6 +408,13 @@ def _unary(text: str, exact: bool = False) -> Template:
     return fill
 
 
+def _hardswish(m: Maker) -> Filled:
+    """Of its slope at 3 ATen's CPU and CUDA kernels say different things. Numbers of 16 bits are often just that."""
+    v = m.float()
+    text = v.name if not m.has_grad else f"{v.name} * 0.9901" if v.dtype.itemsize > 2 else f"{v.name}.float() * 0.9901"
+    return f"F.hardswish({text})", False, False
+
+
 SMOOTH = [_unary(t) for t in (
     "torch.exp({} * 0.25)", "torch.exp2({} * 0.25)", "torch.expm1({} * 0.25)", "torch.log({}.abs() + 0.5)",
     "torch.log2({}.abs() + 0.5)", "torch.log10({}.abs() + 0.5)", "torch.log1p({}.abs())", "torch.sqrt({}.abs() + 0.5)",
@@ -416,9 +432,8 @@ KINKED = [_unary(t, exact=True) for t in (
     "torch.relu({})", "{}.abs()", "-{}", "{}.clamp(-1, 1.5)", "{}.clamp(min=0.25)", "F.hardtanh({})",
     "torch.where({} > 0, {}, 0.0)", "{}.masked_fill({} < 0, 0.5)", "torch.nan_to_num({})", "{}.clamp_max(0.5)",
 )] + [_unary(t) for t in (
-    "F.leaky_relu({})", "F.elu({})", "F.celu({})", "F.selu({})", "F.hardswish({})", "F.hardsigmoid({})",
-    "F.relu6({})",
-)]  # fmt: skip
+    "F.leaky_relu({})", "F.elu({})", "F.celu({})", "F.selu({})", "F.hardsigmoid({})", "F.relu6({})",
+)] + [_hardswish]  # fmt: skip
 
 
 def _of_exact(text: str, exact: bool = True) -> Template:

@@ -59,6 +59,7 @@ from tk.generated.signature import MAX_RANK, MAX_RANK_BESIDE, Signature, Size, T
 
 ARCHITECTURES = (80, 90)
 MOST_SPILLED = 64  # bytes a thread. A setting that spills more is left out: one with smaller blocks is faster
+MOST_SPILLED_GENERAL = 1 << 16  # of what serves every call: slow is better than nothing
 MOST_SPILLED_WALKING = 128  # instead of a walk everything would be read twice
 LAYOUT_BY_NAME: Mapping[str, Layout] = {layout.name: layout for layout in LAYOUTS}
 
@@ -351,6 +352,8 @@ class Generated:
         if not is_first:
             most = MOST_SPILLED_WALKING if way == "walk" else MOST_SPILLED
             launches = tuple(replace(x, max_spill_bytes=most) for x in launches)
+        elif not layout.merged:
+            launches = tuple(replace(x, max_spill_bytes=MOST_SPILLED_GENERAL) for x in launches)
         constraints = {c.holds.encode(): c for one, _ in parts for c in one.constraints}
         cost = as_expr(0)
         for one, s in parts:
