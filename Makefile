@@ -148,13 +148,14 @@ bench: install-local ## the benchmarks on this machine's GPU; results in benchma
 # --- Form ---
 
 .PHONY: lint
-lint: build-tools test-tools lint-tools ## ruff, mypy, clang-format, and whether README's tables are up to date
+lint: build-tools test-tools lint-tools ## ruff, mypy, clang-format, and whether README's and docs' tables are up to date
 	status=0
 	ruff check . || status=1
 	ruff format --check . || status=1
 	mypy || status=1
 	git ls-files '*.h' '*.cpp' '*.c' | xargs clang-format --dry-run --Werror || status=1
 	$(PY) tools/readme.py --check || status=1
+	if $(HAS_TK); then $(PY) tools/supported.py --check || status=1; fi
 	exit $$status
 
 .PHONY: format
@@ -164,9 +165,14 @@ format: lint-tools ## rewrite the sources as lint wants them
 	git ls-files '*.h' '*.cpp' '*.c' | xargs clang-format -i
 
 .PHONY: readme
-readme: build-tools ## README's tables, from the kernels and from benchmarks/results; pictures of masks
+readme: build-tools ## README's and docs' tables, from the kernels and from benchmarks/results; pictures of masks
 	$(PY) tools/readme.py
 	PYTHONPATH=python $(PY) tools/masks.py
+	if $(HAS_TK); then $(PY) tools/supported.py
+	else echo 'docs/supported.md is as it was: it takes an installed tk (make sample)'; fi
+
+# Whether tk is installed with its library: what calls its functions needs that, and nothing else here does.
+HAS_TK = $(PY) -c 'import tk' 2>/dev/null
 
 .PHONY: clean
 clean: ## remove what was built; the virtual environment and the compiler's cache (~/.cache/tk) stay

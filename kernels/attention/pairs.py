@@ -63,11 +63,11 @@ _RARE = Wanted(dtypes=("bf16",), exact=((128, 128),), rounded=((128, 128), (256,
 
 
 def pairs() -> Iterator[tuple[Traced, Wanted]]:
-    for score, mask, wanted in _chosen():
+    for score, mask, wanted in chosen():
         yield trace.pair(score, mask).traced, wanted
 
 
-def _chosen() -> Iterator[tuple[object, object, Wanted]]:
+def chosen() -> Iterator[tuple[object, object, Wanted]]:
     yield None, None, _EXACT
     yield None, CAUSAL, _EXACT
     yield None, WINDOW, replace(_MOST, sampled=True)

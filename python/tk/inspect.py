@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from tk import _library, capi, errors
+from tk import _library, capi, config, errors
 from tk._packs import Coverage, CoverageRow, Pack, Packs, coverage, packs
 from tk._table import Records
 from tk.heuristics import tuning
@@ -70,8 +70,9 @@ def explain(op: str, *args: Any, **kwargs: Any) -> Explanation:
     """Which variant and config ``tk.<op>(*args, **kwargs)`` would run and why, and what keeps out the rest.
 
     Takes the arguments of the function, any of tk's or an op of a loaded pack; of a function that launches several
-    kernels it is about the last. Nothing is launched, and no argument or random generator changes. Raises what the call
-    itself would raise for wrong arguments; that no variant fits is not an error here but a ``choice`` of None.
+    kernels it is about the last. Where ATen computes the call on CUDA, since no kernel takes it, the reason says so. No
+    kernel is launched, and no argument or random generator changes. Raises what the call itself would raise for wrong
+    arguments; that no variant fits is not an error here but a ``choice`` of None.
     """
     try:
         with _leaving_no_trace(op, args, kwargs) as (args, kwargs):
@@ -79,7 +80,7 @@ def explain(op: str, *args: Any, **kwargs: Any) -> Explanation:
     except errors.VariantNotFoundError as error:  # of attention: no pack has an op for these mods
         return Explanation(op, None, None, Candidates(), str(error), False)
     if described is None:
-        return Explanation(op, None, None, Candidates(), _NO_LAUNCH)
+        return Explanation(op, None, None, Candidates(), _why_no_launch(op, args, kwargs))
     try:
         choice = capi.choose(described.problem, described.config)
     except (errors.UnsupportedError, errors.VariantNotFoundError, ValueError) as error:
@@ -146,7 +147,21 @@ def _device_index(device: torch.device | int | str | None) -> int:
     return torch.cuda.current_device() if found.index is None else found.index
 
 
-_NO_LAUNCH = "no kernel is launched: computed with ATen ops (on the CPU, or with nothing to compute)"
+def _why_no_launch(op: str, args: Any, kwargs: Any) -> str:
+    """On a GPU a function leaves to ATen what no kernel takes, but in strict mode: which says what that is."""
+    if all(x.device.type == "cpu" for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)):
+        return _NO_LAUNCH
+    try:
+        with _leaving_no_trace(op, args, kwargs) as (args, kwargs), config.strict():
+            describe(_wrapper(op), *args, **kwargs)
+    except errors.UnsupportedError as error:
+        return f"no kernel takes it, so ATen computes it, but in strict mode, where it is refused: {error}"
+    return _NO_LAUNCH
+
+
+_NO_LAUNCH = (
+    "no kernel is launched: computed with ATen ops (on the CPU, with nothing to compute, or since it is made of them)"
+)
 _REASONS = (
     "has the lowest predicted time of what fits",
     "was measured fastest for this size",

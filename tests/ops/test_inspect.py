@@ -234,3 +234,36 @@ def test_dropout_without_a_seed_draws_nothing() -> None:
     state = torch.get_rng_state()
     assert tk.supports("dropout", torch.ones(4), 0.5)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+# --- What ATen computes ---
+
+_TO_ATEN = {
+    "gelu": lambda x: ((x.double(),), {}),
+    "layer_norm": lambda x: ((x.double(), (4,)), {}),
+    "cross_entropy": lambda x: ((x.double(), torch.zeros(3, dtype=torch.int64, device=x.device)), {}),
+    "logcumsumexp": lambda x: ((x.double(), -1), {}),
+    "embedding": lambda x: ((torch.zeros(3, dtype=torch.int64, device=x.device), x), {"max_norm": 1.0}),
+    "norm": lambda x: ((x, "nuc"), {}),
+    "dropout": lambda x: ((x.double(), 0.5), {"seed": torch.zeros((), dtype=torch.int64, device=x.device)}),
+    "quantize_fp8": lambda x: ((x.double(),), {}),
+}
+
+
+@pytest.mark.parametrize("name", _TO_ATEN)
+def test_explain_says_what_goes_to_aten(name: str) -> None:
+    """Off the CPU: where the tensors are, the function decides as on CUDA, and nothing is computed."""
+    args, kwargs = _TO_ATEN[name](torch.empty(3, 4, device="meta"))
+    found = tk.explain(name, *args, **kwargs)
+    assert found.runs and found.choice is None
+    assert "ATen computes it" in found.reason and f"tk.{name}: " in found.reason
+    assert tk.supports(name, *args, **kwargs).reason == found.reason
+    with tk.config.strict(), pytest.raises(tk.UnsupportedError):
+        tk.explain(name, *args, **kwargs)
+    on_cpu = [torch.zeros_like(x, device="cpu") if isinstance(x, torch.Tensor) else x for x in args]
+    here = {k: torch.zeros_like(x, device="cpu") if isinstance(x, torch.Tensor) else x for k, x in kwargs.items()}
+    assert "ATen computes it" not in tk.explain(name, *on_cpu, **here).reason
+
+
+def test_what_a_kernel_takes_does_not_go_to_aten() -> None:
+    assert "ATen computes it" not in tk.explain("gelu", torch.empty(3, 4, device="meta")).reason

@@ -4,7 +4,7 @@ A file per family. Of every function holds:
 
 - It takes bfloat16, float16 and float32, any strides, and all floating-point tensors of one dtype. Work is done in
   float32 and rounded once. Reductions, scans, sorts and searches take float64, integers and bool too
-  (docs/functions.md).
+  (docs/supported.md).
 - On the CPU, what the op does not take (other dtypes, an argument that no kernel has) goes to ATen. On CUDA it is a
   ``tk.UnsupportedError``.
 - Under autocast those that ATen's lists have in float32 work and answer in float32.

@@ -103,8 +103,8 @@ def _table(x: Tensor, name: str, table: Tensor, interleaved: bool) -> Tensor:
             f"{list(table.shape)}"
         )
     if interleaved and table.shape[1] == 2 * half:
-        return table[:, ::2]
-    return table[:, :half]
+        return table.unflatten(1, (half, 2)).select(2, 0)
+    return table.narrow(1, 0, half)
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
