@@ -278,13 +278,17 @@ void store(const Table& table, void* memory, Settings settings, Device device) {
 
 // --- Autograd ---
 //
-// The gate knows no lists: to pass hundreds of tensors on would cost more than the call.
+// The gate knows no lists: to pass hundreds of tensors on would cost more than the call. What torch.func transforms
+// does not come here: Python has refused it (tk.generated.register).
 
 void check_gradients(const ListCall& c) {
   const TorchState& torch = TorchState::get();
-  if (!torch.is_known() || !aoti_torch_grad_mode_is_enabled()) return;
+  if (!torch.is_known()) return;
+  const bool is_recording = aoti_torch_grad_mode_is_enabled();
+  const bool is_forward = torch.is_forward_mode();
+  if (!is_recording && !is_forward) return;
   const auto check = [&](const Tensor& tensor) {
-    if (torch.requires_grad(tensor.get()))
+    if ((is_recording && torch.requires_grad(tensor.get())) || (is_forward && torch.has_tangent(tensor.get())))
       fail_not_implemented(text("tk.", c.op.name,
                                 " has no gradient: it is for inference. Call it under torch.no_grad() or "
                                 "torch.inference_mode(), or detach its arguments."));

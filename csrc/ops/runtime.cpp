@@ -76,6 +76,7 @@ TorchState::TorchState() {
   find(is_subclass_, kTorch, "_ZN2at4impl19tensor_has_dispatchERKNS_6TensorE");
   find(bump_version_, kTorch, "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE");
   find(requires_grad_, kC10, "_ZNK3c1010TensorImpl13requires_gradEv");
+  find(tangent_, kC10, "_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE");
 }
 
 bool TorchState::is_known() const {
@@ -85,13 +86,24 @@ bool TorchState::is_known() const {
 bool TorchState::is_transforming() const {
   if (has_mode_()) return true;
   const Vector& layers = functorch_stack_();
-  return layers.begin != layers.end || forward_level_(0);  // levels do not nest: there is no other
+  return layers.begin != layers.end || is_forward_mode();
 }
+
+// Levels do not nest: there is no other.
+bool TorchState::is_forward_mode() const { return forward_level_(0) != nullptr; }
 
 // A handle is the address of an at::Tensor, which is nothing but the address of its implementation.
 bool TorchState::is_subclass(AtenTensorHandle tensor) const { return is_subclass_(tensor); }
 bool TorchState::requires_grad(AtenTensorHandle tensor) const {
   return requires_grad_(*reinterpret_cast<const void* const*>(tensor));
+}
+bool TorchState::has_tangent(AtenTensorHandle tensor) const {
+  if (!tangent_) return true;  // for all that is known
+  const void* tangent = tangent_(*reinterpret_cast<const void* const*>(tensor), 0, tensor);
+  bool is_defined = false;
+  check_shim(aoti_torch_is_defined(static_cast<AtenTensorHandle>(const_cast<void*>(tangent)), &is_defined),
+             "look at a tangent");
+  return is_defined;
 }
 void TorchState::bump_version(AtenTensorHandle tensor) const {
   if (bump_version_) bump_version_(tensor);

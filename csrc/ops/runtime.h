@@ -44,6 +44,9 @@ class TorchState {
   // Whether the tensor has a __torch_dispatch__.
   bool is_subclass(AtenTensorHandle tensor) const;
   bool requires_grad(AtenTensorHandle tensor) const;
+  bool is_forward_mode() const;
+  // In forward mode: whether it differentiates by the tensor, which then has a tangent.
+  bool has_tangent(AtenTensorHandle tensor) const;
   // Counts a change of the tensor's contents, so that autograd notices where it has saved them. As of ATen's in-place
   // ops it throws for an inference tensor outside of inference mode. May be asked of any torch.
   void bump_version(AtenTensorHandle tensor) const;
@@ -59,6 +62,7 @@ class TorchState {
   std::shared_ptr<void> (*forward_level_)(uint64_t index);
   bool (*is_subclass_)(const void* tensor);
   bool (*requires_grad_)(const void* impl);
+  const void* (*tangent_)(const void* impl, uint64_t level, const void* tensor);  // the address of an at::Tensor
   void (*bump_version_)(const void* tensor);
 };
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -107,3 +108,34 @@ def test_the_same_bits_again_on_another_stream() -> None:
     stream.synchronize()
     for column, other in zip(given, again, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(column, other, strict=True))
+
+
+def stepped(grad: torch.Tensor) -> torch.Tensor:
+    param, average, square = (torch.ones_like(grad) for _ in range(3))
+    step = torch.zeros((), device=grad.device)
+    torch.ops.tk.adamw([param], [grad], [average], [square], [step], 0.1, 0.9, 0.99, 1e-8, 0.0, 1.0)
+    return param.sum()
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        torch.func.grad(stepped),
+        lambda x: torch.func.jvp(stepped, (x,), (x,)),
+        lambda x: torch.vmap(stepped)(torch.stack((x, x))),
+        torch.func.hessian(stepped),
+    ],
+    ids=["grad", "jvp", "vmap", "hessian"],
+)
+def test_what_torch_func_transforms_is_refused(transform: Callable[..., Any]) -> None:
+    with pytest.raises(NotImplementedError, match="tk.adamw takes lists of tensors and has neither a gradient nor"):
+        transform(torch.ones(3, device=DEVICE))
+    assert stepped(torch.ones(3, device=DEVICE)) < 3
+
+
+def test_a_tangent_is_refused() -> None:
+    with torch.no_grad(), torch.autograd.forward_ad.dual_level():
+        x = torch.ones(3, device=DEVICE)
+        assert stepped(x) < 3
+        with pytest.raises(NotImplementedError, match="adamw has no gradient"):
+            stepped(torch.autograd.forward_ad.make_dual(x, x))

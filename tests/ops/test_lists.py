@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.testing import assert_close
 
 import tk
@@ -210,3 +212,56 @@ def test_the_kernel_refuses_a_gradient_and_counts_what_it_writes() -> None:
 
     with standing_for(kernel.device), pytest.raises(NotImplementedError, match="adamw has no gradient"):
         describe(with_gradients)
+
+
+def test_the_kernel_refuses_a_tangent() -> None:
+    given, numbers = columns(torch.float32), (0.1, 0.9, 0.99, 1e-8, 0.0, 1.0)
+    kernel = Kernel("adamw", capi.describe_device(132, 90, 232448, 50 << 20))
+    with torch.no_grad(), forward_ad.dual_level():
+        assert kernel(*given, *numbers) is not None
+        given[1][0] = forward_ad.make_dual(given[1][0], torch.ones_like(given[1][0]))
+        with pytest.raises(NotImplementedError, match="adamw has no gradient"):
+            kernel(*given, *numbers)
+        with pytest.raises(NotImplementedError, match="adamw has no gradient"):
+            torch.ops.tk.adamw(*given, *numbers)
+
+
+# --- torch.func ---
+
+
+def stepped(grad: torch.Tensor) -> torch.Tensor:
+    """What a step makes of a parameter of ones."""
+    param, average, square = (torch.ones_like(grad) for _ in range(3))
+    torch.ops.tk.adamw([param], [grad], [average], [square], [torch.zeros(())], 0.1, 0.9, 0.99, 1e-8, 0.0, 1.0)
+    return param.sum()
+
+
+TRANSFORMED = {
+    "grad": lambda x: torch.func.grad(stepped)(x),
+    "vjp": lambda x: torch.func.vjp(stepped, x),
+    "jvp": lambda x: torch.func.jvp(stepped, (x,), (x,)),
+    "vmap": lambda x: torch.vmap(stepped)(torch.stack((x, x))),
+    "hessian": lambda x: torch.func.hessian(stepped)(x),
+    "no_grad": lambda x: torch.func.grad(lambda y: torch.no_grad()(stepped)(y))(x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_what_torch_func_transforms_is_refused(name: str) -> None:
+    """At the key where its transforms begin, which is the same on CUDA; torch's own fallback would be silent."""
+    with pytest.raises(NotImplementedError, match="tk.adamw takes lists of tensors and has neither a gradient nor"):
+        TRANSFORMED[name](torch.ones(3))
+    assert stepped(torch.ones(3)) < 3  # and nothing of a transform is left
+
+
+def test_beside_a_transform_lists_are_what_they_are() -> None:
+    given = columns(torch.float32)
+    expected = copy.deepcopy(given)
+    torch.ops.tk.adamw(*expected, 0.1, 0.9, 0.99, 1e-8, 0.0, 1.0)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        torch.ops.tk.adamw(*given, 0.1, 0.9, 0.99, 1e-8, 0.0, 1.0)
+        return (x * x).sum()
+
+    assert torch.equal(torch.func.grad(function)(torch.ones(3)), torch.full((3,), 2.0))
+    assert all(torch.equal(a, b) for x, y in zip(given, expected, strict=True) for a, b in zip(x, y, strict=True))

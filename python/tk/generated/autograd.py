@@ -275,3 +275,12 @@ def refuse_lists(op: GeneratedOp, args: Sequence[Any]) -> None:
     """Raises NotImplementedError where a gradient is at stake for one of the tensors of lists."""
     if _register.is_at_stake(tuple(lists.tensors_of(args))):
         raise NotImplementedError(_register.no_gradient(op.name))  # grad=True is refused for what writes in place
+
+
+def refuse_transformed(op: GeneratedOp, args: Sequence[Any]) -> None:
+    """Raises NotImplementedError for tensors of lists that a transform of torch.func has wrapped."""
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in lists.tensors_of(args)):
+        raise NotImplementedError(
+            f"tk.{op.name} takes lists of tensors and has neither a gradient nor a batching rule: it cannot be called "
+            "on what torch.func (grad, vjp, jvp, vmap, ...) transforms. Call it outside of the transformed function"
+        )

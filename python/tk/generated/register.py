@@ -121,7 +121,7 @@ def _register_op(op: GeneratedOp) -> None:
 
 
 def _register_lists(op: GeneratedOp) -> None:
-    """They have no gradient, and no batching rule."""
+    """They have no gradient and no batching rule: torch.func refuses what it transforms."""
     overload = getattr(torch.ops.tk, op.name).default
 
     def fake(*args: Any, **kwargs: Any) -> Any:
@@ -144,8 +144,18 @@ def _register_lists(op: GeneratedOp) -> None:
             )
         return returned(lists.results(op, args, calls))
 
+    def under_transforms(*args: Any, **kwargs: Any) -> Any:
+        """Of torch.func, of every kind. Without it torch's fallback would hand the kernels what lies in its wrappers,
+        whose levels then know nothing of the call."""
+        from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack  # it is there with the transform
+
+        autograd.refuse_transformed(op, (*args, *kwargs.values()))
+        with temporarily_clear_interpreter_stack():
+            return overload(*args, **kwargs)
+
     _register.register_fake(op.name, fake, _library)
     _library.impl(op.name, cpu, "CPU")
+    _library.impl(op.name, under_transforms, "FuncTorchDynamicLayerFrontMode")
     _library.impl(op.name, elsewhere, "CompositeExplicitAutograd")
 
 
