@@ -249,7 +249,7 @@ TRANSFORMED = {
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_what_torch_func_transforms_is_refused(name: str) -> None:
     """At the key where its transforms begin, which is the same on CUDA; torch's own fallback would be silent."""
-    with pytest.raises(NotImplementedError, match="tk.adamw takes lists of tensors and has neither a gradient nor"):
+    with pytest.raises(NotImplementedError, match=r"tk\.adamw takes lists of tensors and has neither a gradient nor"):
         TRANSFORMED[name](torch.ones(3))
     assert stepped(torch.ones(3)) < 3  # and nothing of a transform is left
 

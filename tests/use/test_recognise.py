@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from functools import partial
@@ -277,3 +278,110 @@ def test_a_model_without_tables() -> None:
     tk.use(model)
     tables = Rotary(16)(torch.zeros(1), torch.arange(12)[None])
     assert "rope" not in calls(model, torch.randn(2, 12, 64), tables)
+
+
+# --- Rotary positions of neighbours ---
+
+
+class SideBySide(Rotary):
+    """Tables with each value twice, side by side."""
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angles = torch.repeat_interleave(position_ids[..., None].float() * self.inv_freq, 2, dim=-1)
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+def neighbours(x: Tensor) -> Tensor:
+    return torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+
+
+def rotate_as_cohere(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+    dtype = q.dtype
+    q, k = q.float(), k.float()
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    q_embed, k_embed = (q * cos) + (neighbours(q) * sin), (k * cos) + (neighbours(k) * sin)
+    return q_embed.to(dtype=dtype), k_embed.to(dtype=dtype)
+
+
+def rotate_as_glm(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Of tables with equal halves the first, a part of each head."""
+    cos, sin = (t.unsqueeze(1)[..., : t.shape[-1] // 2].repeat_interleave(2, dim=-1) for t in (cos, sin))
+    size = cos.shape[-1]
+    q, q_pass, k, k_pass = q[..., :size], q[..., size:], k[..., :size], k[..., size:]
+    q, k = (q * cos) + (neighbours(q) * sin), (k * cos) + (neighbours(k) * sin)
+    return torch.cat([q, q_pass], dim=-1), torch.cat([k, k_pass], dim=-1)
+
+
+def rotate_as_complex(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Llama's first form; the tables are of pairs."""
+    turn = torch.complex(cos[..., ::2].float(), sin[..., ::2].float())[:, None]
+    pairs = (torch.view_as_complex(x.float().unflatten(-1, (-1, 2))) * turn for x in (q, k))
+    q, k = (torch.view_as_real(x).flatten(-2).to(q.dtype) for x in pairs)
+    return q, k
+
+
+def rotate_by_halves_of_pairs(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """GPT-J's slices, put together otherwise."""
+    cos, sin = (t.unsqueeze(1)[..., ::2] for t in (cos, sin))
+    found = []
+    for x in (q, k):
+        a, b = x[..., ::2], x[..., 1::2]
+        found.append(torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1))
+    return found[0], found[1]
+
+
+class Heads(nn.Module):
+    def __init__(self, rotary: nn.Module, head: int = 16):
+        super().__init__()
+        self.rotary, self.head = rotary, head
+        self.q, self.k = nn.Linear(32, 4 * head), nn.Linear(32, 2 * head)
+
+    def operands(self, x: Tensor) -> tuple[Tensor, ...]:
+        q, k = (p(x).unflatten(-1, (-1, self.head)).transpose(1, 2) for p in (self.q, self.k))
+        return q, k, *self.rotary(x, torch.arange(x.shape[1], device=x.device)[None])
+
+
+class Cohere(Heads):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return rotate_as_cohere(*self.operands(x))
+
+
+class Glm(Heads):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return rotate_as_glm(*self.operands(x))
+
+
+class Complex(Heads):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return rotate_as_complex(*self.operands(x))
+
+
+class Halves(Heads):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return rotate_by_halves_of_pairs(*self.operands(x))
+
+
+INTERLEAVED: dict[str, tuple[Heads, int]] = {
+    "Cohere": (Cohere(SideBySide(16)), 2),
+    "Cohere with tables of halves": (Cohere(Rotary(16)), 0),
+    "GLM": (Glm(Rotary(16)), 0),
+    "GLM with half of each head": (Glm(Rotary(8)), 0),
+    "complex": (Complex(SideBySide(16)), 0),
+    "other halves": (Halves(SideBySide(16)), 0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", INTERLEAVED)
+def test_neighbours_are_rotated_or_left_alone(name: str, dtype: torch.dtype) -> None:
+    """How many calls of tk.rope there are, and that what comes out is the same."""
+    model, count = INTERLEAVED[name]
+    model, x = copy.deepcopy(model).to(dtype), torch.randn(2, 6, 32, dtype=dtype)
+    expected = model(x)
+    report = tk.use(model)
+    seen = calls(model, x)
+    assert (seen.get("rope_interleaved", 0), seen.get("rope", 0)) == (count, 0)
+    for found, e in zip(model(x), expected, strict=True):
+        assert_close(found, e, **(dict(rtol=1e-2, atol=1e-2) if dtype is torch.bfloat16 else {}))
+    report.undo()
+    assert all(torch.equal(found, e) for found, e in zip(model(x), expected, strict=True))

@@ -218,17 +218,30 @@ def gated_forward(target: Target, found: Gated) -> FunctionType:
 # --- Rotary positions ---
 
 
+@dataclass(frozen=True)
+class _Rotation:
+    """formula: as models write it. repeats: whether a table has each value twice, where the elements of its pair are:
+    the formula reads both, the op one."""
+
+    formula: Callable[[Tensor, Tensor, Tensor, Tensor], Any]
+    repeats: Callable[[Tensor], bool]
+    interleaved: bool
+
+
 def rope_stand_in(target: Target, model: nn.Module, function: FunctionType) -> StandIn | None:
-    """For ``function(q, k, cos, sin)`` that rotates halves, in a model whose tables have equal halves; else None."""
+    """For ``function(q, k, cos, sin)`` that rotates halves or neighbours, in a model whose tables have a value for each
+    pair; else None."""
     q, k, table = torch.ones(1, 2, 3, 8), torch.ones(1, 1, 3, 8), torch.ones(1, 3, 8)
-    graph = _graph(function, (q, k, table, table))
-    if graph is None or graph != _graph(_rotated, (q, k, table, table)) or not _has_equal_halves(model):
+    examples = (q, k, table, table)
+    graph = _graph(function, examples)
+    found = next((r for r in _ROTATIONS if graph is not None and graph == _graph(r.formula, examples)), None)
+    if found is None or not _makes_pairs(model, found.repeats):
         return None
-    rope = _own("rope")
+    rope, interleaved = _own("rope"), found.interleaved
 
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
         if not args and not kwargs and target.takes(q, k) and _fits(target, q, k, cos, sin):
-            return rope(q, cos[0], sin[0]), rope(k, cos[0], sin[0])
+            return rope(q, cos[0], sin[0], interleaved), rope(k, cos[0], sin[0], interleaved)
         return function(q, k, cos, sin, *args, **kwargs)
 
     return StandIn("rope", rotate, function)
@@ -245,7 +258,7 @@ def _fits(target: Target, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> boo
     return target.is_fast("rope", q.shape[-2], q, k)
 
 
-def _rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def _rotated_halves(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     def half(x: Tensor) -> Tensor:
         return torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), dim=-1)
 
@@ -253,18 +266,34 @@ def _rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Te
     return q * cos + half(q) * sin, k * cos + half(k) * sin
 
 
-def _has_equal_halves(model: nn.Module) -> bool:
-    """Whether all modules that make tables (known by their ``inv_freq``) make such. A copy of each is asked."""
+def _rotated_neighbours(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Cohere's."""
+
+    def half(x: Tensor) -> Tensor:
+        return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return q * cos + half(q) * sin, k * cos + half(k) * sin
+
+
+_ROTATIONS = (
+    _Rotation(_rotated_halves, lambda t: torch.equal(*t.chunk(2, -1)), False),
+    _Rotation(_rotated_neighbours, lambda t: torch.equal(t[..., ::2], t[..., 1::2]), True),
+)
+
+
+def _makes_pairs(model: nn.Module, repeats: Callable[[Tensor], bool]) -> bool:
+    """Whether the tables of all modules that make some (known by their ``inv_freq``) do so. A copy of each is asked."""
     frequencies = [(m, getattr(m, "inv_freq", None)) for m in model.modules()]
     makers = [(m, f.device) for m, f in frequencies if isinstance(f, Tensor)]
-    return bool(makers) and all(_makes_equal_halves(m, device) for m, device in makers)
+    return bool(makers) and all(_makes(m, device, repeats) for m, device in makers)
 
 
-def _makes_equal_halves(maker: nn.Module, device: torch.device) -> bool:
+def _makes(maker: nn.Module, device: torch.device, repeats: Callable[[Tensor], bool]) -> bool:
     try:
         x, positions = torch.zeros(1, 1, device=device), torch.arange(5, device=device)[None]
         tables = copy.deepcopy(maker)(x, positions)
-        return len(tables) == 2 and all(torch.equal(*t.chunk(2, -1)) for t in tables)
+        return len(tables) == 2 and all(map(repeats, tables))
     except Exception:  # a table of another kind, with other arguments
         return False
 
