@@ -480,6 +480,8 @@ NOTES = """
   tables in float32.
 - Products of 16 bits have results in float32 too (`out_dtype`); float32 goes by `ieee` or `tf32`, as torch's switch or
   `precision` says. Products of float8 need a GPU of compute capability 8.9 or newer.
+- `int4_mm` on CUDA: a result that reads an infinite activation, scale or zero may be NaN where torch has an infinity
+  ([products.md](products.md#int4_mm-and-uint4x2_mixed_mm)).
 - `int4_from_torch`, `pack_int4` and `unpack_int4` are made of torch's ops.
 """
 

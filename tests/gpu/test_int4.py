@@ -177,3 +177,24 @@ def test_the_layer_compiles_and_captures() -> None:
                 out = layer(x)
             graph.replay()
             assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("dtype", (BF16, FP16), ids=str)
+@pytest.mark.parametrize("m", (1, 4, 16, 48, 200))
+def test_what_is_not_finite_stays_so_and_where_it_is(m: int, dtype: torch.dtype) -> None:
+    """An infinity may become NaN (docs/products.md); it reaches its own row or column, all of it, and no other."""
+    k, n = 256, 160
+    a, (b, _) = matrices(m, k, dtype=dtype), packed(k, n)
+    scales, zeros = scaling(k // 64, n, dtype)
+    clean = tk.int4_mm(a, b, scales, zeros, 64)
+    for value in (torch.inf, -torch.inf, torch.nan):
+        spoilt = a.clone()
+        spoilt[0, 5] = value
+        found = tk.int4_mm(spoilt, b, scales, zeros, 64)
+        assert not found[0].isfinite().any() and torch.equal(found[1:], clean[1:])
+        for which in (0, 1):
+            given = [scales.clone(), zeros.clone()]
+            given[which][1, 7] = value
+            found = tk.int4_mm(a, b, *given, 64)
+            others = torch.arange(n, device=DEVICE) != 7
+            assert not found[:, 7].isfinite().any() and torch.equal(found[:, others], clean[:, others])
