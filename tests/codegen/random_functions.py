@@ -408,11 +408,12 @@ def _unary(text: str, exact: bool = False) -> Template:
     return fill
 
 
-def _hardswish(m: Maker) -> Filled:
-    """Of its slope at 3 ATen's CPU and CUDA kernels say different things. Numbers of 16 bits are often just that."""
-    v = m.float()
-    text = v.name if not m.has_grad else f"{v.name} * 0.9901" if v.dtype.itemsize > 2 else f"{v.name}.float() * 0.9901"
-    return f"F.hardswish({text})", False, False
+def _hard(m: Maker) -> Filled:
+    """ATen's constants of these are fp32 whatever the dtype. Of the slope of hardswish at 3 its CPU and CUDA kernels
+    say different things, and numbers of 16 bits are often just that."""
+    v, name = m.float(), m.random.choice(["hardswish", "hardsigmoid"])
+    scale = " * 0.9901" if m.has_grad and name == "hardswish" else ""
+    return f"F.{name}({v.name}{'' if v.dtype == torch.float32 else '.float()'}{scale})", False, False
 
 
 SMOOTH = [_unary(t) for t in (
@@ -432,8 +433,8 @@ KINKED = [_unary(t, exact=True) for t in (
     "torch.relu({})", "{}.abs()", "-{}", "{}.clamp(-1, 1.5)", "{}.clamp(min=0.25)", "F.hardtanh({})",
     "torch.where({} > 0, {}, 0.0)", "{}.masked_fill({} < 0, 0.5)", "torch.nan_to_num({})", "{}.clamp_max(0.5)",
 )] + [_unary(t) for t in (
-    "F.leaky_relu({})", "F.elu({})", "F.celu({})", "F.selu({})", "F.hardsigmoid({})", "F.relu6({})",
-)] + [_hardswish]  # fmt: skip
+    "F.leaky_relu({})", "F.elu({})", "F.celu({})", "F.selu({})", "F.relu6({})",
+)] + [_hard, _hard]  # fmt: skip
 
 
 def _of_exact(text: str, exact: bool = True) -> Template:

@@ -14,6 +14,7 @@ from typing import Any
 
 import sympy
 
+from tk.aot.spec import ITEMSIZE
 from tk.codegen import bounds, debug
 from tk.codegen.accumulators import Online, Plain, Position, Welford
 from tk.codegen.errors import IRError
@@ -503,7 +504,10 @@ class Printer:
 
     def _mask(self, v: Value) -> str:
         if v.op == "load" and self._is_realigned(v):
-            return ", mask=p_mask & q_any"
+            # Of the 16 bytes alone that have some of the row: an element may be larger than those that `vector` counts.
+            n = 16 // ITEMSIZE[self.kernel.buffer(v.buffer).dtype]
+            has_any = "q_any" if n == self.realigned else f"(place // {n} * {n} < q_size + shift)"
+            return f", mask=p_mask & {has_any}"
         mask = self.mask_text(v)
         zero = "0.0" if v.dtype.startswith("fp8") else "0"  # of an integer nothing converts to fp8
         other = f", other={zero}" if v.op == "load" and v.args else ""

@@ -159,6 +159,21 @@ def test_sort_by_digits(dtype: torch.dtype, descending: bool, columns: int) -> N
     assert seen == [n for n in (2048, 4096, 8192, 16384) if columns <= n <= largest]
 
 
+def scanned_beside_bytes(x):
+    return torch.logcumsumexp(x, -1), torch.signbit(x)
+
+
+def test_rows_in_vectors_of_two_widths() -> None:
+    """Nothing is read but the 16 bytes of which some are a row's."""
+    x = make((17, 2), torch.bfloat16)
+    found = generate(scanned_beside_bytes, op(x="bf16[M, N]")(scanned_beside_bytes).signature, "scanned_beside_bytes")
+    ran = list(host.run_all(found, x, only="realigned"))
+    assert ran
+    for variant, (values, signs) in ran:
+        torch.testing.assert_close(values, scanned_beside_bytes(x)[0], msg=variant)
+        assert torch.equal(signs, x.signbit()), variant
+
+
 def by_share(x):
     return torch.sort(x / x.abs().sum(-1, keepdim=True), dim=-1)[0]
 
