@@ -287,11 +287,11 @@ class Scheduled:
             self.unit.add(buffer.name)
             if p is not None or not self.tile.p:
                 step = as_expr(0) if p is None else p
-                self.rows_of.setdefault(buffer.name, []).append((self._constant(buffer, v), step))
+                self.rows_of.setdefault(buffer.name, []).append((self._constant(buffer, v, is_unit), step))
             if self.realigned and p is not None:
                 return self._realigned_access(buffer, v, p)
         vector = self.per_16_bytes(buffer) if self.layout.aligned and is_unit else 1
-        base = [self._product(buffer, "base", None, self._constant(buffer, v), vector)]
+        base = [self._product(buffer, "base", None, self._constant(buffer, v, is_unit), vector)]
         base += [self._product(buffer, f"step_{a.name}", a.name, steps[a.name], vector)
                  for a in self.tile.batch if of[a.name]]  # fmt: skip
         q_text = "q" if is_unit else self._product(buffer, "step_q", "q", q, 1)
@@ -299,13 +299,13 @@ class Scheduled:
 
     def _realigned_access(self, buffer: ir.Buffer, v: ir.Value, p: Expr) -> Access:
         """From the 16 bytes in which a row begins: in every buffer as far before the row."""
-        self.require(self._constant(buffer, v) % self.realigned == 0, f"{buffer.name} from its first row on")
+        self.require(self._constant(buffer, v, True) % self.realigned == 0, f"{buffer.name} from its first row on")
         text = self._product(buffer, "step_p", "p", p, 1)
         if self.row is None:
             self.row = text, p
         is_same = ((p - self.row[1]) % self.realigned == 0) | (self.extent(self.tile.p) == 1)
         self.require(is_same, f"rows of {buffer.name} as far from 16 bytes as those of the others")
-        base = self._product(buffer, "base", None, self._constant(buffer, v), 1)
+        base = self._product(buffer, "base", None, self._constant(buffer, v, True), 1)
         in_vectors = f"({text} - shift) // {self.realigned} * {self.realigned}"
         return Access(False, (base,) if base else (), in_vectors, "q", realigned=True)
 
@@ -315,11 +315,16 @@ class Scheduled:
             total = total + self.context.expr(factor) * self.context.stride(buffer, d)
         return total
 
-    def _constant(self, buffer: ir.Buffer, v: ir.Value) -> Expr:
+    def _constant(self, buffer: ir.Buffer, v: ir.Value, is_unit: bool) -> Expr:
+        """Where every axis is 0. is_unit: of the last dimension the step is taken to be 1. Of one of size 1 it is then
+        1 here as well, whatever the tensor's is: ``q - 1`` is to be its only element where q is 1."""
         zero = {a.symbol: sympy.Integer(0) for a in self.kernel.axes}
         total: Expr = as_expr(0)
         for d, e in enumerate(v.index):
-            total = total + self.context.expr(sympy.expand(e).xreplace(zero)) * self.context.stride(buffer, d)
+            stride = self.context.stride(buffer, d)
+            if is_unit and d == len(v.index) - 1:
+                stride = select(self.context.expr(buffer.sizes[d]) == 1, 1, stride)
+            total = total + self.context.expr(sympy.expand(e).xreplace(zero)) * stride
         return total
 
     def _merge(self, buffer: ir.Buffer, axes: Sequence[ir.Axis], steps: Mapping[str, Expr]) -> Expr:

@@ -174,3 +174,13 @@ def test_rows_that_are_read_from_any_element_on(fn: Callable[..., Any]) -> None:
     assert ran
     for name, (found,) in ran:
         assert torch.equal(found, expected), name
+
+
+@pytest.mark.parametrize("shape", [(6, 1), (32, 1)])
+def test_single_columns_side_by_side(shape: tuple[int, int]) -> None:
+    """Of a dimension of size 1 the stride says nothing."""
+
+    def beside(x):
+        return torch.cat([x, x * 2], 1), F.pad(x, (2, 1))
+
+    check(beside, torch.randn(shape, generator=torch.Generator().manual_seed(0)))
