@@ -32,6 +32,7 @@ def checks(arguments: _Arguments, recorded: fx.GraphModule, fn: Callable[..., An
     yield from of_sizes(arguments, fn)
     yield from _nonempty(recorded, arguments)
     yield from _enough(recorded, arguments)
+    yield from _not_squeezed(recorded, arguments)
 
 
 def of_sizes(arguments: _Arguments, fn: Callable[..., Any]) -> Iterator[Check]:
@@ -108,6 +109,21 @@ def _enough(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check]:
             if not short.is_nonpositive:
                 message = f"{k} must be {low} to {size}: {_base(node)} along a dimension of size {size}"
                 yield Check(sympy.Max(0, short, evaluate=False), message)
+
+
+def _not_squeezed(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check]:
+    """A size that the call gives counts as none of 1 while torch traces, so that nothing is squeezed there."""
+    for node in recorded.graph.nodes:
+        if getattr(node.target, "overloadpacket", None) is not aten.squeeze:
+            continue
+        shape = node.args[0].meta["val"].shape
+        dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", range(len(shape)))
+        for d in [dims] if isinstance(dims, int) else dims:
+            size = sympy.sympify(_expr(shape[d]) if shape else 1).xreplace(arguments.symbols)
+            if not size.is_Integer:
+                # 1 where the size is 1, else 0.
+                is_one = sympy.Max(0, 2 - size, evaluate=False) * sympy.Min(size, 1, evaluate=False)
+                yield Check(is_one, f"{size} must not be 1: squeeze would leave out that dimension")
 
 
 def _expr(n: Any) -> Any:

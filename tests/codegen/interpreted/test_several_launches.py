@@ -184,3 +184,18 @@ def test_single_columns_side_by_side(shape: tuple[int, int]) -> None:
         return torch.cat([x, x * 2], 1), F.pad(x, (2, 1))
 
     check(beside, torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+
+
+def test_a_size_that_would_be_squeezed_is_refused() -> None:
+    """The result of one op has as many dimensions whatever the sizes."""
+
+    def squeezed(x):
+        return x.squeeze() + 1, x.squeeze(1) * 2
+
+    made = generate(squeezed, op(x="fp32[M, 1, N]")(squeezed).signature, "squeezed")
+    for shape in ((4, 1, 3), (0, 1, 3)):
+        x = torch.ones(shape)
+        for name, (all_of_them, one) in host.run_all(made, x):
+            assert torch.equal(all_of_them, squeezed(x)[0]) and torch.equal(one, squeezed(x)[1]), name
+    with pytest.raises(ValueError, match="N must not be 1: squeeze"):
+        list(host.run_all(made, torch.ones(4, 1, 1)))
