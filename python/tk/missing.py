@@ -1,5 +1,6 @@
-"""Built when asked for: a pair of attention's mods or a function under ``@tk.op`` that no loaded pack has, once, into a
-pack of the user's. It takes ``tk.config.build_missing()`` or ``TK_BUILD_MISSING=1``, and the ``build`` extra.
+"""Built when asked for: a pair of attention's mods, a function between b2b_gemm's products or one under ``@tk.op`` that
+no loaded pack has, once, into a pack of the user's. It takes ``tk.config.build_missing()`` or ``TK_BUILD_MISSING=1``,
+and the ``build`` extra.
 
 The packs are in ``packs`` under ``TK_CACHE_DIR``, else in ``tk/packs`` under ``XDG_CACHE_HOME`` or ``~/.cache``. A
 file's name says what it holds, with a digest of the source that it was built from. It is built by a child process,
@@ -103,13 +104,13 @@ def load(name: str, source: str, device: int) -> None:
     load_pack(build(name, source, arch.value))
 
 
-# --- Attention's mods ---
+# --- Attention's mods, and functions between products ---
 
 
 def is_for(error: Exception) -> bool:
-    """Whether this is what attention raises where a build would help, and one is wanted. A pack that has a pair for
-    other dtypes says so as a wrong argument."""
-    is_missing = isinstance(errors.typed(error), errors.VariantNotFoundError) or "query must be of dtype" in str(error)
+    """Whether this is what their ops raise where a build would help, and one is wanted. A pack that has them for other
+    dtypes says so as a wrong argument."""
+    is_missing = isinstance(errors.typed(error), errors.VariantNotFoundError) or "must be of dtype" in str(error)
     return is_missing and is_wanted()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -120,3 +122,25 @@ def test_in_a_graph() -> None:
         out = tk.b2b_gemm(*tensors, f="silu", way="fused")
     graph.replay()
     assert torch.equal(out, expected)
+
+
+def test_a_function_that_no_pack_has_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the build extra, and no pack of the user's that has it from before."""
+    pytest.importorskip("triton")
+    pytest.importorskip("zstandard")
+    monkeypatch.setenv("TK_CACHE_DIR", str(tmp_path))
+    sharpness = 1.75
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x * sharpness) - x / 3
+
+    for dtype in (BF16, FP16):
+        a, b, c = operands(500, 64, 64, 777, dtype)
+        if dtype is BF16:
+            with pytest.raises(tk.VariantNotFoundError, match="build_missing"):
+                tk.b2b_gemm(a, b, c, f=f, way="fused")
+        with tk.config.build_missing():
+            found = tk.b2b_gemm(a, b, c, f=f, way="fused")
+        exact = f(a.double() @ b.double()) @ c.double()
+        torch.testing.assert_close(found.double(), exact, rtol=2e-2, atol=2e-2 * float(exact.abs().max()))
+    assert len(list(tmp_path.glob("packs/b2b_*.tkpack"))) == 2

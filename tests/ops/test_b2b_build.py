@@ -83,11 +83,11 @@ def test_the_package_s_own_kernel_takes_the_activation() -> None:
 
 def test_it_is_found_by_its_fingerprint(name: str) -> None:
     text = function.traced_function(softened(3.0), "test")[0].text
-    assert b2b._own(text) is getattr(torch.ops.tk, name).default
-    assert b2b._own("") is torch.ops.tk.b2b_fused.default
+    assert b2b._own(text, torch.bfloat16, 0) is getattr(torch.ops.tk, name).default
+    assert b2b._own("", torch.bfloat16, 0) is torch.ops.tk.b2b_fused.default
     other = function.traced_function(lambda x: x * x * 3, "test")[0].text
     with pytest.raises(tk.VariantNotFoundError, match=r"tk build FILE.py -o f.tkpack"):
-        b2b._own(other)
+        b2b._own(other, torch.bfloat16, 0)
 
 
 def test_what_does_not_fit_is_refused(name: str) -> None:

@@ -13,7 +13,9 @@ import torch
 
 import tk
 from tk import capi, missing
+from tk.b2b import function
 from tk.flex import ops, registry, trace
+from tk.ops import b2b
 
 from .test_attention_build import arguments
 from .test_generated_launch import Kernel
@@ -89,6 +91,46 @@ def test_a_pair_of_mods_is_built_once_and_loaded(cache: Path, h100: int, caplog:
     described = Kernel(name, h100)(*arguments(4, 4, 256, 256, 64), 1, 0, -1, 0)
     assert described is not None
     assert capi.choose(described.problem).pack_path == str(paths[0])
+
+
+def shifted(by: float, power: int):  # type: ignore[no-untyped-def]
+    return lambda x: torch.sigmoid(x - by) * x**power
+
+
+def test_a_function_between_products_is_built_and_loaded(cache: Path, h100: int) -> None:
+    traced, _ = function.traced_function(shifted(-0.5, 2), "test")
+    name = function.op_name(traced)
+    with pytest.raises(tk.VariantNotFoundError, match=r"or let tk do so, with tk\.config\.build_missing"):
+        b2b._own(traced.text, torch.bfloat16, h100)
+    with tk.config.build_missing():
+        own = b2b._own(traced.text, torch.bfloat16, h100)
+    assert own is getattr(torch.ops.tk, name).default
+    assert b2b._own(traced.text, torch.bfloat16, h100) is own  # no longer missing
+    assert _chosen(name, torch.bfloat16, h100).parent == cache
+    with pytest.raises(ValueError, match="a must be of dtype bf16") as refused:
+        _chosen(name, torch.float16, h100)
+    with tk.config.build_missing():
+        assert missing.is_for(refused.value)
+        b2b._build(traced.text, torch.float16, h100)
+    assert {_chosen(name, dtype, h100) for dtype in (torch.bfloat16, torch.float16)} == set(cache.glob("*.tkpack"))
+
+
+def _chosen(name: str, dtype: torch.dtype, device: int) -> Path:
+    """The pack that serves a call."""
+    a, b, c = (torch.zeros(s, dtype=dtype) for s in ((512, 64), (64, 1024), (1024, 64)))
+    described = Kernel(name, device)(a, b, c, -0.5, 0, 2, -1, 0)
+    assert described is not None
+    return Path(capi.choose(described.problem).pack_path)
+
+
+@pytest.mark.parametrize("f", [lambda x: x, shifted(1.0, 3), lambda x: torch.where(x > -0.5, x, 0.25 * x)])
+def test_the_source_of_a_function_between_products(f, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    traced, _ = function.traced_function(f, "test")
+    (tmp_path / "f.py").write_text(function.source_of(traced, torch.float16))
+    runpy.run_path(str(tmp_path / "f.py"))
+    (found,) = function.registered(str(tmp_path / "f.py"))
+    assert found.traced.fingerprint == traced.fingerprint
+    assert found.dtypes == (torch.float16,)
 
 
 def test_a_declared_function_is_built_with_its_file(cache: Path, h100: int, tmp_path: Path) -> None:

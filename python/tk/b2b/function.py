@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tk import errors
-from tk.flex import evaluate, trace
+from tk.flex import evaluate, registry, trace
 from tk.flex.trace import Traced
 from tk.generated import refusals
 
@@ -98,3 +98,13 @@ def apply(text: str, numbers: Sequence[Any], x: Tensor) -> Tensor:
     index = x.new_zeros((1, 1, 1, 1), dtype=torch.int32)
     result = evaluate.evaluate(graph, (x[None, None], index, index, index, index), numbers)
     return result.to(x.dtype).expand(1, 1, *x.shape)[0, 0]
+
+
+def source_of(traced: Traced, dtype: torch.dtype) -> str:
+    """A file that announces the function: one of the same graph, with stand-ins for the numbers that it captures."""
+    parts = [registry.SOURCE_HEAD]
+    f = "lambda x: x"
+    if traced.score is not None:
+        parts.append(registry.factory_source("f", traced.score, arguments=1))
+        f = registry.factory_call("f", traced.score, traced)
+    return "\n\n".join([*parts, f"tk.b2b.register({f}, dtypes=({dtype},))\n"])

@@ -127,27 +127,34 @@ def missing(traced: Traced, op: str) -> str:
 def source_of(traced: Traced, *more: str) -> str:
     """A file that registers the pair: mods of the same graphs, with stand-ins for what they capture. more: further
     arguments of :func:`register`."""
-    parts = [_HEAD]
+    parts = [SOURCE_HEAD]
     arguments = []
     for kind, graph in (("score", traced.score), ("mask", traced.mask)):
         if graph is not None:
-            captures = [traced.captures[n.meta["capture"]] for n in graph.captures]
-            parts.append(_factory(kind, graph))
-            arguments.append(f"{kind}_mod={kind}({', '.join(map(_example, captures))})")
+            parts.append(factory_source(kind, graph))
+            arguments.append(f"{kind}_mod={factory_call(kind, graph, traced)}")
     name = hashlib.sha256(traced.text.encode()).hexdigest()[:8]
     parts.append(f"tk.flex.register({', '.join([repr(f'mods_{name}'), *arguments, *more])})\n")
     return "\n\n".join(parts)
 
 
-_HEAD = "import operator\n\nimport torch\n\nimport tk\n\naten = torch.ops.aten"
+SOURCE_HEAD = "import operator\n\nimport torch\n\nimport tk\n\naten = torch.ops.aten"
 
 
-def _factory(kind: str, graph: Graph) -> str:
+def factory_source(name: str, graph: Graph, arguments: int | None = None) -> str:
+    """A function of what the graph captures, which returns one that computes it. arguments: how many that one has, all
+    by default; the others are not read."""
     captures = ", ".join(n.name for n in graph.captures)
-    parameters = ", ".join(n.name for n in graph.arguments)
+    parameters = ", ".join(n.name for n in graph.arguments[:arguments])
     lines = [f"        {n.name} = {_call(n)}" for n in graph.graph.nodes if n.op == "call_function"]
     body = "\n".join([*lines, f"        return {graph.result.name}"])
-    return f"def {kind}({captures}):\n    def mod({parameters}):\n{body}\n\n    return mod"
+    return f"def {name}({captures}):\n    def mod({parameters}):\n{body}\n\n    return mod"
+
+
+def factory_call(name: str, graph: Graph, traced: Traced) -> str:
+    """A call of it, with stand-ins for what is captured."""
+    captures = [traced.captures[n.meta["capture"]] for n in graph.captures]
+    return f"{name}({', '.join(map(_example, captures))})"
 
 
 def _call(node: fx.Node) -> str:

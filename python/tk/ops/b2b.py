@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from tk import errors
+from tk import errors, missing
 from tk.ops import _register, product
 from tk.ops.product import ACTIVATIONS
 
@@ -51,7 +51,8 @@ def b2b_gemm(
             the CPU float64 too.
         f: the name of an activation (none, relu, gelu, gelu_tanh, silu), or a function of one tensor that works number
             by number. On CUDA a function needs a pack: announce it with :func:`tk.b2b.register` in the file given to
-            ``tk build``. Numbers that it captures may change from call to call.
+            ``tk build``, or let it be built at the first call (``tk.config.build_missing``). Numbers that it captures
+            may change from call to call.
         way: "fused" for one kernel, "two_products", or None: what is expected to be faster.
 
     Returns:
@@ -194,19 +195,37 @@ def _cuda(a: Tensor, b: Tensor, c: Tensor, right: bool = False, activation: int 
           floats: Sequence[float] = (), ints: Sequence[int] = (), way: int = -1) -> Tensor:  # fmt: skip
     _check(a, b, c)
     _check_dtype(a)
-    own = _own(f)
+    own = _own(f, a.dtype, a.device.index)
     # a @ f(b @ c) is (f(c.t() @ b.t()) @ a.t()).t().
     x, y, z = (c.t(), b.t(), a.t()) if right else (a, b, c)
     is_empty = 0 in (*x.shape, *z.shape)
     if not is_empty and is_fused(x, y, z, bool(f), way):
         numbers = [*floats, int(right), *(ints if f else (activation,))]
-        result = own(x, y, z, *numbers)
+        try:
+            result = own(x, y, z, *numbers)
+        except (RuntimeError, ValueError) as error:  # a pack may have f for another dtype alone
+            if not f or not missing.is_for(error):
+                raise
+            _build(f, a.dtype, a.device.index)
+            result = own(x, y, z, *numbers)
         return result.t() if right else result
     return _two_products(a, b, c, right, activation, f, _numbers(f, floats, ints))
 
 
-def _own(f: str) -> Any:
-    """The op of a loaded pack that has f between its products. Raises tk.VariantNotFoundError."""
+def _build(f: str, dtype: torch.dtype, device: int) -> None:
+    """For a CUDA device, as the core numbers them. Raises tk.VariantNotFoundError for what does not build."""
+    from tk.b2b import function
+    from tk.flex import trace
+
+    traced = trace.parse(f)
+    # What is built of float32 is for other calls: its own are two products.
+    source = function.source_of(traced, dtype if dtype in _FUSED_DTYPES else torch.bfloat16)
+    missing.load(function.op_name(traced), source, device)
+
+
+def _own(f: str, dtype: torch.dtype, device: int) -> Any:
+    """The op of a loaded pack that has f between its products, or of one that is built where that is asked for. Raises
+    tk.VariantNotFoundError."""
     if not f:
         return torch.ops.tk.b2b_fused.default
     from tk.b2b import function
@@ -214,11 +233,15 @@ def _own(f: str) -> Any:
 
     name = function.op_name(trace.parse(f))
     packet = getattr(torch.ops.tk, name, None)
+    if packet is None and missing.is_wanted():
+        _build(f, dtype, device)
+        packet = getattr(torch.ops.tk, name, None)
     if packet is None:
         raise errors.VariantNotFoundError(
             f"tk.b2b_gemm: no loaded pack has a kernel of this f ({name}). Announce it in a file with "
             "tk.b2b.register(f, dtypes=…), build it once, on any machine with the build extra:\n"
-            "    tk build FILE.py -o f.tkpack\nand load it with tk.load_pack('f.tkpack'), or by TK_PACK_PATH."
+            "    tk build FILE.py -o f.tkpack\nand load it with tk.load_pack('f.tkpack'), or by TK_PACK_PATH; or let tk "
+            "do so, with tk.config.build_missing()."
         )
     return packet.default
 

@@ -38,8 +38,8 @@ def int4_mm(
 ) -> Tensor:
     """``activation(a @ ((value - zeros) * scales) + bias)``, each scale and zero for `group_size` k of a column.
 
-    Sums are float32. Where tensor cores multiply, a weight is rounded to a's dtype, once. On CUDA a result that reads an
-    infinite activation, scale or zero may be NaN where torch has an infinity.
+    Sums are float32. Where tensor cores multiply, a weight is rounded to a's dtype, once. On CUDA a result that reads
+    an infinite activation, scale or zero may be NaN where torch has an infinity.
 
     Args:
         a: ``[..., K]``, bfloat16 or float16 (on the CPU float32 and float64 too), any strides.
