@@ -240,8 +240,8 @@ def _own(f: str, dtype: torch.dtype, device: int) -> Any:
         raise errors.VariantNotFoundError(
             f"tk.b2b_gemm: no loaded pack has a kernel of this f ({name}). Announce it in a file with "
             "tk.b2b.register(f, dtypes=…), build it once, on any machine with the build extra:\n"
-            "    tk build FILE.py -o f.tkpack\nand load it with tk.load_pack('f.tkpack'), or by TK_PACK_PATH; or let tk "
-            "do so, with tk.config.build_missing()."
+            "    tk build FILE.py -o f.tkpack\nand load it with tk.load_pack('f.tkpack'), or by TK_PACK_PATH; or let "
+            "tk do so, with tk.config.build_missing()."
         )
     return packet.default
 
