@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tk
-from tk.flex import compiled, matching, mods, ops, trace
+from tk.flex import compiled, evaluate, matching, mods, ops, trace
 
 from . import dense
 
@@ -124,3 +124,74 @@ def test_bands(name: str) -> None:
     pair = trace.pair(mods.relative_bias(TABLE, 6), mask_mod)
     _, _, ints = ops.by_kind(pair.traced, pair.values)
     assert ops._band(pair.traced, ints) == band
+
+
+# --- Signs ---
+
+# Of a number, which may be negative: then it is spelled with its sign elsewhere.
+SIGNED: dict[str, Any] = {
+    "sum": lambda a: lambda s, b, h, i, j: s + a,
+    "difference": lambda a: lambda s, b, h, i, j: s - a,
+    "the other way round": lambda a: lambda s, b, h, i, j: a - s,
+    "product": lambda a: lambda s, b, h, i, j: s * a,
+    "quotient": lambda a: lambda s, b, h, i, j: s / a,
+    "distance": lambda a: lambda s, b, h, i, j: s + a * (i - j),
+    "distance taken off": lambda a: lambda s, b, h, i, j: s - (i - j) * a,
+    "negated": lambda a: lambda s, b, h, i, j: s + (-a) * (i - j),
+    "absolute": lambda a: lambda s, b, h, i, j: s + a * (i - j).abs(),
+    "where": lambda a: lambda s, b, h, i, j: torch.where(i >= j, s, a),
+    "a sum where": lambda a: lambda s, b, h, i, j: torch.where(i >= j, s, s + a),
+    "cap": lambda a: lambda s, b, h, i, j: torch.tanh(s / a) * a,
+    "decay": lambda a: lambda s, b, h, i, j: s + torch.exp(a * (i - j)),
+    "decay taken off": lambda a: lambda s, b, h, i, j: s - torch.exp(a * (i - j)) * a,
+    "clamp": lambda a: lambda s, b, h, i, j: torch.clamp(s, min=a),
+    "comparison": lambda a: lambda s, b, h, i, j: torch.where(s > a, s, s * 0.5),
+    "both": lambda a: lambda s, b, h, i, j: (s - a) * a - a * (s - a * j),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_a_negative_number_that_torch_compile_spells_out_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with what is found, the pair that takes it as an argument computes the same, bit for bit."""
+    make = SIGNED[name]
+    for general_number, number in ((0.75, -0.5), (-0.75, 2.0), (0.75, -1.0)):
+        general = trace.pair(make(general_number), None).traced
+        given = recorded((lambda _, n=number: make(n), None), monkeypatch)
+        found = matching.numbers(general, given.traced, given.values)
+        assert found is not None, number
+        assert torch.equal(scores(general, found), scores(given.traced, given.values)), number
+
+
+def scores(traced: trace.Traced, values: Any) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    s = torch.randn(1, 1, 6, 6, generator=generator)
+    zero = torch.zeros(1, 1, 1, 1, dtype=torch.int32)
+    i, j = torch.arange(6, dtype=torch.int32)[:, None], torch.arange(6, dtype=torch.int32)
+    assert traced.score is not None
+    return evaluate.evaluate(traced.score, (s, zero, zero, i[None, None], j[None, None, None]), values)
+
+
+def test_what_differs_by_more_than_signs_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all pairs of these, what is found computes the same."""
+    given = {name: recorded((lambda _, make=make: make(-0.5), None), monkeypatch) for name, make in SIGNED.items()}
+    found_of_others = 0
+    for name, make in SIGNED.items():
+        general = trace.pair(make(0.75), None).traced
+        for other, pair in given.items():
+            found = matching.numbers(general, pair.traced, pair.values)
+            assert found is not None or other != name
+            if found is not None:
+                found_of_others += other != name
+                assert torch.equal(scores(general, found), scores(pair.traced, pair.values)), (name, other)
+    assert found_of_others < len(SIGNED)
+
+
+def test_a_call_that_is_compiled_with_a_negative_number() -> None:
+    shift, q = -0.5, torch.randn(1, 4, 32, 8)
+
+    def score_mod(score, b, h, q_idx, kv_idx):  # type: ignore[no-untyped-def]
+        return score + shift * (q_idx - kv_idx)
+
+    torch._dynamo.reset()
+    compiled_call = torch.compile(lambda q: tk.flex_attention(q, q, q, score_mod), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled_call(q), tk.flex_attention(q, q, q, score_mod))

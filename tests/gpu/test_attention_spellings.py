@@ -94,3 +94,15 @@ def test_a_narrow_capture_has_its_own_gradient() -> None:
     (expected,) = torch.autograd.grad(tk.flex_attention(q, q, q, mods.alibi(wide), mask).sum(), wide)
     assert grad.dtype == torch.bfloat16
     torch.testing.assert_close(grad.float(), expected, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_negative_number_that_torch_compile_spells_out(backend: str) -> None:
+    """It is the wheel's pair of the cap, though its sign stands elsewhere."""
+    cap = mods.soft_cap(-2.5)
+    q, k, v = (torch.randn(B, H, 96, D, device=DEVICE, dtype=torch.bfloat16) for _ in range(3))
+    torch._dynamo.reset()
+    found = torch.compile(lambda q, k, v: tk.flex_attention(q, k, v, cap), fullgraph=True, backend=backend)(q, k, v)
+    assert torch.equal(found, tk.flex_attention(q, k, v, cap))
+    exact = tk.flex_attention(*(x.cpu().double() for x in (q, k, v)), cap)
+    torch.testing.assert_close(found.cpu().double(), exact, rtol=2e-2, atol=2e-2)
