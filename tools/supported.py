@@ -401,8 +401,8 @@ REFUSED: Mapping[str, Sequence[Refused]] = {
         Refused("tk.sdpa(q, q, q, dropout_p=0.5)", "No kernel draws numbers within attention."),
         Refused("tk.sdpa(q, q, q, q[..., :16], is_causal=True)", "As in torch."),
         Refused("tk.flex_attention(q, q, q, kernel_options={'num_stages': 3})",
-                "Kernels are compiled already: what torch would compile anew is not there."),
-        Refused("tk.flex_attention(q, q, q, kernel_options={'BACKEND': 'FLASH'})", "The same."),
+                "Kernels are compiled already; of the forward pass a config may be named by its tile."),
+        Refused("tk.flex_attention(q, q, q, kernel_options={'BACKEND': 'FLASH'})", "The wheel has no other."),
         Refused("y = tk.flex_attention(q.requires_grad_(), q, q)\n"
                 "g, = torch.autograd.grad(y.sum(), q, create_graph=True)\ng.sum().backward()",
                 "torch's has no gradients of gradients either."),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tk
-from tk.flex import mods
+from tk.flex import kernel_options, mods
 
 
 def tensors(**changed: Any) -> dict[str, Any]:
@@ -110,14 +110,18 @@ def test_mods_of_the_library_check(name: str) -> None:
 ACCEPTED = [
     {}, {"PRESCALE_QK": True}, {"ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": False}, {"fwd_USE_TMA": True},
     {"bwd_WRITE_DQ": False}, {"BACKEND": "AUTO"}, {"BACKEND": "TRITON"}, {"FORCE_USE_FLEX_ATTENTION": False},
+    {"BLOCK_M": 64, "BLOCK_N": 32}, {"fwd_BLOCK_M": 128, "fwd_num_warps": 4, "fwd_num_stages": 3},
 ]  # fmt: skip
 REFUSED: list[tuple[Any, type[Exception], str]] = [
-    ({"BLOCK_M": 64}, tk.UnsupportedError, "'BLOCK_M' is 64: kernels are compiled with sizes"),
+    ({"BLOCK_M1": 64}, tk.UnsupportedError, "'BLOCK_M1' is 64: of the forward pass alone"),
+    ({"bwd_BLOCK_N": 64}, tk.UnsupportedError, "'bwd_BLOCK_N' is 64: of the forward pass alone"),
+    ({"fwd_BLOCK_N2": 64}, tk.UnsupportedError, "fwd_BLOCK_N2"),
+    ({"BLOCK_M": 48}, ValueError, "must be a power of two"),
     ({"BLOCK_N": 63}, ValueError, "must be a power of two"),
     ({"bwd_BLOCK_M1": "64"}, TypeError, "must be an integer"),
     ({"num_warps": 4}, tk.UnsupportedError, "num_warps"),
     ({"num_warps": -4}, ValueError, "power of two"),
-    ({"fwd_num_stages": 3}, tk.UnsupportedError, "fwd_num_stages"),
+    ({"num_stages": 3}, tk.UnsupportedError, "found by BLOCK_M, BLOCK_N, fwd_num_warps and fwd_num_stages"),
     ({"num_stages": 0}, ValueError, "1 or more"),
     ({"PRESCALE_QK": "yes"}, TypeError, "True or False"),
     ({"FORCE_USE_FLEX_ATTENTION": True}, tk.UnsupportedError, "leave it out"),
@@ -142,3 +146,30 @@ def test_options_that_are_refused(options: Any, kind: type[Exception], message: 
     q = torch.randn(1, 1, 4, 8)
     with pytest.raises(kind, match=message):
         tk.flex_attention(q, q, q, kernel_options=options)
+
+
+def test_what_is_asked_of_a_config() -> None:
+    asked = kernel_options.check({"BLOCK_M": 64, "fwd_BLOCK_N": 32, "fwd_num_stages": 2, "PRESCALE_QK": True})
+    assert asked == "BLOCK_M=64 BLOCK_N=32 num_stages=2" and kernel_options.check({"USE_TMA": True}) == ""
+    assert kernel_options.has("64x32_s2_w4", asked) and kernel_options.has("hopper_64x32_s2", asked)
+    assert kernel_options.has("decode_64x32_s2_w4_p3_dependent", asked + " num_warps=4")
+    for other in ("164x32_s2_w4", "64x132_s2_w4", "64x32_s3_w4", "32x64_s2_w4", "hopper_64x32_s22"):
+        assert not kernel_options.has(other, asked)
+    assert not kernel_options.has("hopper_64x32_s2", "num_warps=4")
+
+
+def test_tiles_under_torch_compile() -> None:
+    """They go with the call into the graph; on the CPU there is nothing to choose."""
+    q = torch.randn(1, 1, 16, 8, requires_grad=True)
+    options = {"BLOCK_M": 16, "BLOCK_N": 16}
+    torch._dynamo.reset()
+    run = torch.compile(
+        lambda q: tk.flex_attention(q, q, q, kernel_options=options), fullgraph=True, backend="aot_eager"
+    )
+    torch.testing.assert_close(run(q), tk.flex_attention(q, q, q))
+    (expected,) = torch.autograd.grad(tk.flex_attention(q, q, q).sum(), q)
+    torch.testing.assert_close(torch.autograd.grad(run(q).sum(), q)[0], expected)
+    out, _ = torch.vmap(lambda q: tk.flex_attention(q, q, q, kernel_options=options, return_lse=True))(
+        torch.stack((q, q))
+    )
+    torch.testing.assert_close(out[1], tk.flex_attention(q, q, q))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -106,3 +107,25 @@ def test_a_negative_number_that_torch_compile_spells_out(backend: str) -> None:
     assert torch.equal(found, tk.flex_attention(q, k, v, cap))
     exact = tk.flex_attention(*(x.cpu().double() for x in (q, k, v)), cap)
     torch.testing.assert_close(found.cpu().double(), exact, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("n_queries", [1, 300])
+def test_tiles_that_kernel_options_name(n_queries: int) -> None:
+    """Every config that takes the call may be asked for by its tile; gradients go on as without."""
+    q = torch.randn(B, H, n_queries, D, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+    k, v = (torch.randn(B, H, 300, D, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    expected = tk.flex_attention(q, k, v)
+    (gradient,) = torch.autograd.grad(expected.float().sum(), q)
+    chosen = tk.explain("flex_attention", q, k, v)
+    fitting = [row for row in chosen.candidates if row.fits]
+    assert fitting
+    for row in fitting:
+        rows, cols = re.findall(r"(\d+)x(\d+)", row.config_name)[0]
+        options = {"BLOCK_M": int(rows), "fwd_BLOCK_N": int(cols)}
+        found = tk.flex_attention(q, k, v, kernel_options=options)
+        torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(torch.autograd.grad(found.float().sum(), q)[0], gradient, rtol=2e-2, atol=2e-2)
+        explained = tk.explain("flex_attention", q, k, v, kernel_options=options)
+        assert explained.choice is not None and f"{rows}x{cols}" in explained.choice.config_name
+    with pytest.raises(tk.UnsupportedError, match=r"has BLOCK_M=1024; there are, by .*_s\d"):
+        tk.flex_attention(q, k, v, kernel_options={"BLOCK_M": 1024})

@@ -3,17 +3,20 @@ GPU; fakes have the kernels' strides."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
 
 import tk
 from tk import capi
-from tk.flex import trace
+from tk.flex import ops, trace
+from tk.heuristics.problem import describe
 
-from .test_generated_launch import Kernel
+from .test_generated_launch import CUDA, Kernel, standing_for
 
 pytest.importorskip("triton")
 
@@ -107,3 +110,31 @@ def test_a_query_of_a_wrong_dtype_is_refused(name: str) -> None:
     call = Kernel(name, capi.describe_device(132, 90, 232448, 50 << 20))
     with pytest.raises(ValueError, match="query must be of dtype fp16"):
         call(q.float(), k.float(), v.float(), *others, 1, 0, 0, -1, 0)  # type: ignore[union-attr]
+
+
+def test_a_tile_that_kernel_options_name(name: str) -> None:
+    device = capi.describe_device(132, 90, 232448, 50 << 20)
+    call = Kernel(name, device)
+    given = (*arguments(4, 4, 100, 100, 48), 1, 0, 0)
+    described = call(*given, -1, 0)
+    assert described is not None
+    fitting = [row for row in capi.candidates(described.problem) if row.fits]
+    op = partial(call.op.redispatch, CUDA)
+    for row in fitting:
+        (rows, cols) = re.findall(r"(\d+)x(\d+)", row.config_name)[0]
+        with standing_for(device):
+            number = ops._config_with(f"BLOCK_M={rows} BLOCK_N={cols}", op, given)
+        assert number in [r.config for r in fitting if f"{rows}x{cols}_" in r.config_name]
+        found = call(*given, number, 0)
+        assert found is not None and found.config == number
+    with (
+        standing_for(device),
+        pytest.raises(tk.UnsupportedError, match=f"has BLOCK_M=512; there are, .*{fitting[0].config_name}"),
+    ):
+        ops._config_with("BLOCK_M=512", op, given)
+
+    def within() -> None:  # what describes a call may be described
+        op(*given, ops._config_with("BLOCK_N=32", op, given))
+
+    with standing_for(device):
+        assert describe(within) is not None

@@ -46,7 +46,8 @@ def flex_attention(
         scale: by default ``D ** -0.5``.
         enable_gqa: H may be a multiple of Hkv; query head h then reads key head ``h // (H // Hkv)``.
         return_lse: return (out, lse).
-        kernel_options: torch's, where they say what is allowed or promised; see tk.flex.kernel_options.
+        kernel_options: torch's, where they say what is allowed or promised, or name the tile of a compiled config; see
+            tk.flex.kernel_options.
         return_aux: torch's ``AuxRequest``: which of ``lse`` and ``max_scores`` to return, in its ``AuxOutput``.
             max_scores are float32 ``[B, H, M]``: each row's largest score, after scale and score_mod; -inf for a row
             that sees no key. They have no gradient.
@@ -72,8 +73,7 @@ def flex_attention(
     if kv_lengths is not None:
         _check_tensor("kv_lengths", kv_lengths, (query.shape[0],), query)
         _check_lengths(kv_lengths, n_keys)
-    if kernel_options:
-        options.check(kernel_options)
+    tile = options.check(kernel_options) if kernel_options else ""
     lists, block, mask_mod = _NO_LISTS, (_UNBOUNDED, _UNBOUNDED), None
     if block_mask is not None:
         lists, block, mask_mod = _check_mask(block_mask, query, n_keys)
@@ -81,7 +81,7 @@ def flex_attention(
         scale = query.shape[3] ** -0.5
     others = (*lists, kv_lengths, page_table, sinks)
     max_scores = return_aux is not None and _wants_max_scores(return_aux, return_lse)
-    out, lse = _attend(query, key, value, score_mod, mask_mod, others, scale, block, max_scores)
+    out, lse = _attend(query, key, value, score_mod, mask_mod, others, scale, block, max_scores, tile)
     if return_aux is not None:
         return out, _aux(return_aux, lse, query.shape[2])
     return (out, lse) if return_lse else out
@@ -163,10 +163,12 @@ def _attend(
     scale: float,
     block: tuple[int, int],
     max_scores: bool = False,
+    tile: str = "",
 ) -> tuple[Tensor, Tensor]:
-    """others: the block lists, kv_lengths, page_table and sinks. max_scores: they are behind lse, ``[B, H, 2 M]``."""
+    """others: the block lists, kv_lengths, page_table and sinks. max_scores: they are behind lse, ``[B, H, 2 M]``.
+    tile: what kernel_options ask of the config."""
     if torch.compiler.is_dynamo_compiling():
-        return compiled.call(query, key, value, score_mod, mask_mod, others, scale, block, max_scores)
+        return compiled.call(query, key, value, score_mod, mask_mod, others, scale, block, max_scores, tile)
     pair = trace.pair(score_mod, mask_mod)
     traced = pair.traced
     tensors, floats, ints = ops.by_kind(traced, pair.values)
@@ -174,7 +176,7 @@ def _attend(
         if x.device != query.device:
             _refuse_device(pair, query)
     try:
-        more = (*others, scale, *block, True) if max_scores else (*others, scale, *block)
+        more = (*others, scale, *block, max_scores, tile) if max_scores or tile else (*others, scale, *block)
         return ops.attend(traced, query, key, value, None, tensors, floats, ints, *more)
     except RuntimeError as error:
         raise errors.typed(error) from None

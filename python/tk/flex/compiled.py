@@ -56,12 +56,13 @@ def call(
     scale: float,
     block: tuple[int, int],
     max_scores: bool,
+    tile: str,
 ) -> tuple[Tensor, Tensor]:
     """others: the block lists, kv_lengths, page_table and sinks."""
     _register()
     score_mod = _same_score if score_mod is None else score_mod
     mask_mod = _everything if mask_mod is None else mask_mod
-    options = {"max_scores": True} if max_scores else {}
+    options = {"max_scores": max_scores, "tile": tile} if max_scores or tile else {}
     return _recorded(query, key, value, score_mod, (*others, *block, mask_mod), scale, options)
 
 

@@ -2,18 +2,21 @@
 
 Permissions and promises are taken: ``PRESCALE_QK`` (scores may be less exact), ``ROWS_GUARANTEED_SAFE`` and
 ``BLOCKS_ARE_CONTIGUOUS`` (of the mask), ``WRITE_DQ`` and ``USE_TMA`` (how a kernel may work), and of ``BACKEND``
-"AUTO" and "TRITON". What asks for another kernel than the one that is chosen is refused by name: sizes of tiles,
-numbers of warps and stages, other backends.
+"AUTO" and "TRITON". The tile of the forward pass (``BLOCK_M``, ``BLOCK_N``, ``fwd_num_warps``, ``fwd_num_stages``) is
+obeyed where a compiled config has it: the fastest one that does; where none has, the call is refused with those that
+there are. What asks for another kernel otherwise is refused by name: tiles of the gradients, warps and stages of both
+passes at once, other backends.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tk import errors
 
-__all__ = ["check"]
+__all__ = ["check", "has"]
 
 _Problem = tuple[type[Exception], str] | None
 
@@ -31,17 +34,13 @@ def _unforced(value: Any) -> _Problem:
 def _size(value: Any) -> _Problem:
     if isinstance(value, bool) or not isinstance(value, int):
         return TypeError, "must be an integer"
-    if value <= 0 or value & (value - 1):
-        return ValueError, "must be a power of two"
-    return errors.UnsupportedError, "kernels are compiled with sizes of their own; leave it out"
+    return (ValueError, "must be a power of two") if value <= 0 or value & (value - 1) else None
 
 
 def _stages(value: Any) -> _Problem:
     if isinstance(value, bool) or not isinstance(value, int):
         return TypeError, "must be an integer"
-    if value < 1:
-        return ValueError, "must be 1 or more"
-    return errors.UnsupportedError, "kernels are compiled with stages of their own; leave it out"
+    return (ValueError, "must be 1 or more") if value < 1 else None
 
 
 def _of_amd(value: Any) -> _Problem:
@@ -72,12 +71,23 @@ _OPTIONS: Mapping[str, Callable[[Any], _Problem]] = {
 }  # fmt: skip
 
 
-def check(options: Any) -> None:
-    """Raises for what is no option, no value of one, or not obeyed: ValueError, TypeError, tk.UnsupportedError."""
+# As a config's name has them: "hopper_128x64_s3", "decode_16x32_s4_w4_p3".
+_OF_CONFIG = {
+    "BLOCK_M": re.compile(r"(?:^|_)(\d+)x"), "BLOCK_N": re.compile(r"x(\d+)(?:_|$)"),
+    "num_stages": re.compile(r"_s(\d+)(?:_|$)"), "num_warps": re.compile(r"_w(\d+)(?:_|$)"),
+}  # fmt: skip
+_TILES = ("num_stages", "num_warps", "BLOCK_M", "BLOCK_N", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2")
+
+
+def check(options: Any) -> str:
+    """Raises for what is no option, no value of one, or not obeyed: ValueError, TypeError, tk.UnsupportedError. Returns
+    what :func:`has` is asked of a config of the forward pass; empty: nothing."""
     if not isinstance(options, Mapping):
         raise TypeError(f"tk.flex_attention: kernel_options must be a dict, is {type(options).__name__}")
+    wanted = []
     for name, value in options.items():
-        known = _OPTIONS.get(str(name).removeprefix("fwd_").removeprefix("bwd_"))
+        of_forward, plain = str(name).startswith("fwd_"), str(name).removeprefix("fwd_").removeprefix("bwd_")
+        known = _OPTIONS.get(plain)
         if known is None:
             raise ValueError(
                 f"tk.flex_attention: no kernel_options {name!r} is known; torch has {', '.join(sorted(_OPTIONS))}, "
@@ -86,3 +96,24 @@ def check(options: Any) -> None:
         if (problem := known(value)) is not None:
             kind, what = problem
             raise kind(f"tk.flex_attention: kernel_options {name!r} is {value!r}: {what}")
+        if plain not in _TILES:
+            continue
+        if (of_forward and plain in _OF_CONFIG) or name in ("BLOCK_M", "BLOCK_N"):
+            wanted.append(f"{plain}={value}")
+        else:
+            raise errors.UnsupportedError(
+                f"tk.flex_attention: kernel_options {name!r} is {value!r}: of the forward pass alone a config is found "
+                "by BLOCK_M, BLOCK_N, fwd_num_warps and fwd_num_stages; gradients' are chosen by their time. Leave it "
+                "out"
+            )
+    return " ".join(wanted)
+
+
+def has(config: str, wanted: str) -> bool:
+    """Whether a config, by its name, has all that :func:`check` returned."""
+    for part in wanted.split():
+        name, _, value = part.partition("=")
+        found = _OF_CONFIG[name].search(config)
+        if found is None or found[1] != value:
+            return False
+    return True

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from tk import errors, missing
-from tk.flex import matching, mods, reference, registry, trace
+from tk.flex import kernel_options, matching, mods, reference, registry, trace
 from tk.flex.trace import Traced
 from tk.generated import register
 from tk.ops import _register, flex
@@ -27,8 +27,20 @@ from tk.ops.product import allows_tf32
 
 forward_op, backward_op = flex.forward, flex.backward
 
-# Where they stand. The last is an option: of the forward max_scores, which may be absent; of the gradient of_captures.
-_PAIR, _TENSORS, _FLOATS, _INTS, _FIRST_LIST, _LENGTHS, _SINKS, _SCALE, _OPTION = 3, 4, 5, 6, 7, 15, 17, 18, 21
+# Where they stand. The last are options: of the forward max_scores and tile, which may be absent; of the gradient
+# of_captures.
+_PAIR, _TENSORS, _FLOATS, _INTS, _FIRST_LIST, _LENGTHS, _SINKS, _SCALE, _OPTION, _TILE = (
+    3,
+    4,
+    5,
+    6,
+    7,
+    15,
+    17,
+    18,
+    21,
+    22,
+)
 
 
 def values_of(traced: Traced, tensors: Sequence[Any], floats: Sequence[Any], ints: Sequence[Any]) -> list[Any]:
@@ -304,9 +316,31 @@ def cuda(*args: Any) -> tuple[Tensor, Tensor]:
 def _on_cuda(traced: Traced, args: Sequence[Any]) -> tuple[Tensor, Tensor]:
     def run() -> Any:
         own, tensors, numbers = _own_call(traced, args)
-        return own.op(*tensors, *own.captured(args[_TENSORS]), *numbers)
+        given = (*tensors, *own.captured(args[_TENSORS]), *numbers)
+        if len(args) > _TILE and args[_TILE]:
+            given = (*given, _config_with(args[_TILE], own.op, given))
+        return own.op(*given)
 
     return _or_built(run, traced, args)
+
+
+def _config_with(tile: str, op: Callable[..., Any], given: Sequence[Any]) -> int:
+    """The number of the fastest config that takes a call and has such a tile. Raises tk.UnsupportedError."""
+    from tk import capi
+    from tk.heuristics.problem import describe
+
+    described = describe(op, *given)
+    if described is None:  # there is nothing to compute
+        return -1
+    fitting = [row for row in capi.candidates(described.problem) if row.fits]
+    found = [row for row in fitting if kernel_options.has(row.config_name, tile)]
+    if not found:
+        there = ", ".join(dict.fromkeys(row.config_name for row in sorted(fitting, key=lambda row: row.cost)))
+        raise errors.UnsupportedError(
+            f"tk.flex_attention: kernel_options: no compiled config that takes this call has {tile}; there are, by "
+            f"BLOCK_M x BLOCK_N, stages and warps, {there or 'none'}"
+        )
+    return min(found, key=lambda row: row.cost).config
 
 
 def _or_built(run: Callable[[], Any], traced: Traced, args: Sequence[Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -43,13 +44,19 @@ def describe_all(function: Callable[..., Any], *args: Any, **kwargs: Any) -> lis
     free again."""
     found: list[Described] = []
     callback = _Callback(lambda call, _: found.append(_described(call.contents)))
+    outer = getattr(_held, "callback", None)
+    _held.callback = callback
     _capture()(callback, None)
     try:
         with torch.no_grad():
             function(*args, **kwargs)
     finally:
-        _capture()(_Callback(), None)
+        _held.callback = outer
+        _capture()(outer or _Callback(), None)
     return found
+
+
+_held = threading.local()  # by each thread: the one that is at work, since a function that is described may describe
 
 
 @cache

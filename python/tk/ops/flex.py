@@ -24,8 +24,9 @@ _ARGUMENTS = (
 )
 
 _library = Library("tk", "FRAGMENT")  # keeps what is registered alive
-# max_scores: lse is [B, H, 2 M], with each row's largest score behind those of its head.
-_library.define(f"flex_attention({_ARGUMENTS}, bool max_scores=False) -> (Tensor, Tensor)")
+# max_scores: lse is [B, H, 2 M], with each row's largest score behind those of its head. tile: what a config must have
+# (tk.flex.kernel_options), "" for the fastest of all.
+_library.define(f"flex_attention({_ARGUMENTS}, bool max_scores=False, str tile='') -> (Tensor, Tensor)")
 _library.define(
     f"flex_attention_backward(Tensor grad_out, Tensor grad_lse, Tensor out, Tensor lse, {_ARGUMENTS}, "
     "bool of_captures) -> Tensor[]"
