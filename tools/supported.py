@@ -129,7 +129,8 @@ def _elsewhere(call: Call, device: str) -> str:
 
 # Which of kernels/ declares the op that a function calls.
 _FAMILIES = ("mm", "bmm", "mm_plus_mm", "grouped_mm", "scaled_mm", "scaled_grouped_mm", "int4", "b2b", "conv")
-_BY_RECORDS = {"fp8e4nv": "fp8e4m3fn", "fp8e5": "fp8e5m2"}
+# Bytes are float8 of either format to the kernels that read them so.
+_BY_RECORDS = {"fp8e4nv": ("fp8e4m3fn",), "fp8e5": ("fp8e5m2",), "u8": ("fp8e4m3fn", "fp8e5m2")}
 
 
 @cache
@@ -141,8 +142,7 @@ def kernel_dtypes() -> Mapping[str, frozenset[str]]:
         for family in getattr(module, "FAMILIES", None) or [module.FAMILY]:
             axes = [kernel.axes for kernel in family.kernels]
             dtypes = {str(d) for a in axes for d in (*a.get("dtype", ()), *a.get("b_dtype", ()))}
-            # Kernels that read float8 as bytes say so; which of its formats they take, the others of the family tell.
-            found[family.op.name] = frozenset(_BY_RECORDS.get(d, d) for d in dtypes if d != "u8")
+            found[family.op.name] = frozenset(name for d in dtypes for name in _BY_RECORDS.get(d, (d,)))
     pairs = importlib.import_module("tk.kernels.attention.pairs")
     plain = next(wanted for score, mask, wanted in pairs.chosen() if score is None and mask is None)
     return {**found, "sdpa": frozenset(plain.dtypes), "flex_attention": frozenset(plain.dtypes)}
