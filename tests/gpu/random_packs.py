@@ -4,7 +4,7 @@
 
 The process takes every WORKERS-th chunk of functions from the WORKER-th on, until COUNT or the time END (of time.time).
 What cannot be built is written to FOLDER/chunk_FIRST.json with its reason, what can be to FOLDER/chunk_FIRST.tkpack:
-the .json appears last, whole. TK_RANDOM_FUNCTIONS_FULL=1 compiles every setting, else those of the sample are.
+the .json appears last, whole. TK_RANDOM_FUNCTIONS_FULL=1 compiles every setting, else those are that PTX has.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -93,6 +94,8 @@ def write(families: Sequence[object], target: object, path: Path, cache: object)
         return
     path.parent.mkdir(exist_ok=True, parents=True)
     is_sample = os.environ.get("TK_RANDOM_FUNCTIONS_FULL") != "1"
+    if is_sample:  # of every graph what serves every call, and the fastest layout
+        families = [replace(f, sample=f.portable) for f in families]  # type: ignore[attr-defined, type-var]
     pack = plan_pack(families, target, path, is_sample)  # type: ignore[arg-type]
     build([pack], cache, 1, out=io.StringIO(), any_variant=True)  # type: ignore[arg-type]
 

@@ -316,6 +316,8 @@ def _shown(call: Call) -> str:
     """The arguments, tensors by dtype, sizes and strides: of a context that ended, nothing else can be read."""
 
     def shown(x: Tensor) -> str:
+        if x.is_nested:
+            return f"{x.dtype} nested on {x.device}"
         where = f"strides {list(x.stride())}" if x.layout is torch.strided else str(x.layout)
         return f"{x.dtype} {list(x.shape)} {where} on {x.device}"
 
