@@ -103,6 +103,15 @@ def _patch_lang_once(fn: Any, theirs: Any = interpreter._patch_lang) -> Any:
 interpreter._patch_lang = _patch_lang_once
 
 
+def _run_grid(self: Any, *args: Any, theirs: Any = interpreter.GridExecutor.__call__, **kwargs: Any) -> None:
+    """A launch leaves the language as it was."""
+    _PATCHED.clear()
+    theirs(self, *args, **kwargs)
+
+
+interpreter.GridExecutor.__call__ = _run_grid
+
+
 def _reduce_by_halves(self: Any, input: Any) -> Any:
     """The interpreter goes element by element, in Python; this puts halves together, as the hardware does."""
     parts, axis = self.unravel(input, self.axis)
@@ -399,7 +408,6 @@ def launch(plan: Plan, problem: Problem, tensors: Sequence[torch.Tensor], floats
             interpreter.interpreter_builder.options = interpreter.InterpreterOptions(**one.options)
             args = {name: value(arg) for name, arg in one.args.items()}
             MEMORY[0] = memory
-            _PATCHED.clear()
             try:
                 one.fn[grid](**args)
             finally:

@@ -96,8 +96,10 @@ def test_forward_and_backward(name: str, dtype: str, leading: tuple[int, ...], n
         return
     grads = [torch.randn(r.shape).to(DTYPES[dtype]) for r in results]
     sources = [v for v in wide.values() if is_float(v)]
-    gradients = torch.autograd.grad(results, sources, [g.double() for g in grads], allow_unused=True)
-    expected = [g for g in gradients if g is not None]  # what a function detaches has none
+    pairs = [(r, g.double()) for r, g in zip(results, grads, strict=True) if r.requires_grad]
+    gradients = torch.autograd.grad([r for r, _ in pairs], sources, [g for _, g in pairs], allow_unused=True)
+    # What the function detaches has none, and the op zeros.
+    expected = [torch.zeros_like(x) if g is None else g for x, g in zip(sources, gradients, strict=True)]
     assert op.backward is not None
     given = {**{f"grad_{i}": g for i, g in enumerate(grads)}, **args}
     passed = [given[p] for p in op.backward.signature.params]
