@@ -343,6 +343,11 @@ class Maker:
             raise IndexError("nothing but what ... stands for")
         return self.random.choice(range(min(first, v.rank - 1), v.rank)) - v.rank
 
+    def size_below(self, at: Value) -> tuple[int, ...]:
+        """What the indices stay below, in each trial."""
+        (below,) = (p.below for p in self.params if p.name == at.name)
+        return tuple(int(sizes.get(str(below), below)) for sizes in TRIALS)
+
     def dims(self, v: Value) -> list[int]:
         return sorted({self.dim(v) for _ in range(self.random.choice([1, 1, 1, 2, 3]))})
 
@@ -652,10 +657,13 @@ def _gathered(m: Maker) -> Filled | None:
         "{}.index_add(@, [], torch.index_select({}, @, []))", "{}.scatter_add(@, [], torch.gather({}, @, []))",
         "{}.scatter_reduce(@, [], torch.gather({}, @, []) * 2, 'amax')", "torch.take_along_dim({}, [], @)",
     ])  # fmt: skip
+    d = m.dim(v)
+    if "@" in text and v.size(d) != m.size_below(at):
+        return None  # ATen on the CPU does not hold every index of a gather in 16 bits against the size
     wide = "[].long()" if at.dtype != torch.int64 else "[]"
     text = text.replace("[[[]]]", "[<>]").replace("[[]]", "<>").replace("[]", "<>").replace("<>", wide)
     exact = v.exact and "add" not in text and "reduce" not in text
-    return text.replace("{}", v.name).replace("@", str(m.dim(v))).replace("[]", at.name), exact, False
+    return text.replace("{}", v.name).replace("@", str(d)).replace("[]", at.name), exact, False
 
 
 # --- Views ---
@@ -670,9 +678,10 @@ def _moved(m: Maker) -> Filled:
     rest = ", :" * (-d - 1)
     ways = [f"{{}}[..., {bounds}{rest}]", f"{{}}[..., {places}{rest}]", f"{{}}.flip({d})", f"{{}}.unsqueeze({d})",
             f"{{}}.roll(1, {d})", f"{{}}.narrow({d}, 1, 2)", f"{{}}.chunk(2, {d})[1]", f"torch.cat([{{}}, {{}}], {d})",
-            f"torch.stack([{{}}, {{}}], {d})", "{}.contiguous()", f"{{}}.unsqueeze({d}).expand(SHAPE)"]  # fmt: skip
-    if not m.has_leading:
-        ways += ["{}.transpose(-1, 0)", "{}.reshape(-1)", "{}.flatten(0, 1)", "{}.movedim(0, -1)", "{}.unsqueeze(0)",
+            f"torch.stack([{{}}, {{}}], {d})", "{}.contiguous()"]  # fmt: skip
+    if not m.has_leading:  # of "..." nothing may say how many dimensions it stands for
+        ways += [f"{{}}.unsqueeze({d}).expand(SHAPE)", "{}.transpose(-1, 0)", "{}.reshape(-1)", "{}.flatten(0, 1)",
+                 "{}.movedim(0, -1)", "{}.unsqueeze(0)",
                  "{}[None]", "{}.t()", "{}.mT", "{}.squeeze()", "{}.permute(ORDER)", "{}.diagonal(0, -2, -1)",
                  "{}.reshape({}.shape[-1], -1)", "{}.reshape(-1, {}.shape[0])", "{}.tril()", "{}.triu(1)",
                  "F.pad({}, (1, 2))", "F.pad({}, (0, 1, 2, 0), value=0.5)", "F.pad({}, (-1, 1))",

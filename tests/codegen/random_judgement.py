@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 # --- What torch says ---
 
@@ -19,7 +19,29 @@ def results_of(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor]:
 
 
 def widened(args: Sequence[Any]) -> list[Any]:
-    return [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
+    return [_wide(a) for a in args]
+
+
+class _Widening(TorchDispatchMode):
+    """Everything in fp64, also behind a conversion to fewer bits, which rounds once. Without it, what is made of such a
+    conversion would be rounded at every step as eager torch does it, and no nearer to the exact result than that."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return tree_map(_wide, func(*args, **(kwargs or {})))
+
+
+def _wide(x: Any) -> Any:
+    return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
+
+
+def exact_results_of(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor]:
+    with _Widening():
+        return results_of(fn, widened(args))
+
+
+def exact_gradients_of(fn: Callable[..., Any], args: Sequence[Any], grads: Sequence[Tensor]) -> list[Tensor]:
+    with _Widening():
+        return gradients_of(fn, widened(args), widened(grads))
 
 
 def gradients_of(fn: Callable[..., Any], args: Sequence[Any], grads: Sequence[Tensor]) -> list[Tensor]:

@@ -205,7 +205,7 @@ def _of_call(one: Function, fn: Any, call: Call, is_first: bool) -> Iterator[str
     args = [_with_strides(x, y) for x, y in zip(args, call.arguments(one.params), strict=True)]
     on_cpu = call.arguments(one.params)
     try:
-        like, exact = judgement.results_of(fn, on_cpu), judgement.results_of(fn, judgement.widened(on_cpu))
+        like, exact = judgement.results_of(fn, on_cpu), judgement.exact_results_of(fn, on_cpu)
     except (RuntimeError, IndexError, ValueError):
         return  # torch refuses these sizes
     relative = judgement.tolerance(fn, on_cpu)
@@ -248,7 +248,7 @@ def _of_gradients(one: Function, relative: float, fn: Any, args: Sequence[Any], 
     grads = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in like if x.is_floating_point()]
     try:
         like = judgement.gradients_of(fn, on_cpu, grads)
-        exact = judgement.gradients_of(fn, judgement.widened(on_cpu), judgement.widened(grads))
+        exact = judgement.exact_gradients_of(fn, on_cpu, grads)
     except RuntimeError:
         return  # torch has no gradient of it, as of a loss of two dtypes
     mine = judgement.gradients_of(getattr(torch.ops.tk, one.name), args, [g.to(DEVICE) for g in grads])

@@ -302,7 +302,9 @@ class Printer:
             if v.op != "reduce" or v.data != "sum" or self.reduced_dim != "q" or not self.looped:
                 continue
             exp = self.kernel.value(v.args[0])
-            away = self.kernel.value(exp.args[0]) if exp.op == "exp" else exp
+            if exp.op != "exp":
+                continue
+            away = self.kernel.value(exp.args[0])
             most = self._unguarded(self.kernel.value(away.args[1])) if away.op == "sub" else v
             if most.data == "max" and most.args == away.args[:1] and most.number not in found.values():
                 found[v.number] = most.number

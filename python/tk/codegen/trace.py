@@ -29,9 +29,15 @@ from torch import fx
 from torch._decomp import core_aten_decompositions, decomposition_table, get_decompositions
 from torch._dynamo.source import ConstantSource
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._prims_common import infer_size, is_contiguous_or_false, make_contiguous_strides_for
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    statically_known_true,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
@@ -209,7 +215,7 @@ class _Arguments:
 
     def __init__(self, signature: Signature, dtypes: Mapping[str, str], more: Sequence[str] = ()):
         self.env = ShapeEnv(duck_shape=False)
-        self.mode = FakeTensorMode(shape_env=self.env)
+        self.mode = _Mode(shape_env=self.env)
         self.symbols: dict[sympy.Symbol, sympy.Symbol] = {}
         letters = (*signature.letters, *([LEADING] if _has_leading(signature) else []), *more)
         self.hints = {name: 1680 * p for name, p in zip(letters, _PRIMES, strict=False)}
@@ -236,6 +242,28 @@ class _Arguments:
             value = self.env.create_unbacked_symint() if is_int else self.env.create_unbacked_symfloat()
         self.symbols[value.node.expr] = number(name, spec.kind)
         return value
+
+
+class _Mode(FakeTensorMode):
+    """Says of a view of what is dense nothing but its sizes, where these hold whatever the letters are.
+
+    Torch's own looks for dimensions that can be split and merged, and asks on its way which size is a multiple of which
+    other: questions that such a view does not depend on, and whose answers would become checks of the op."""
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (aten.view.default, aten._unsafe_view.default) and not kwargs and _is_always_legal(*args):
+            x, shape = args[0], infer_size(args[1], args[0].numel())
+            return x.as_strided(shape, make_contiguous_strides_for(shape))
+        return super().dispatch(func, types, args, kwargs)
+
+
+def _is_always_legal(x: torch.Tensor, shape: Sequence[Any]) -> bool:
+    """Whether a dense tensor of several dimensions has these sizes instead, whatever its own are."""
+    if x.dim() < 2 or len(shape) < 2 or not is_contiguous_or_false(x):
+        return False
+    given = [n for n in shape if not (isinstance(n, int) and n == -1)]
+    count, total = math.prod(given), x.numel()
+    return bool(statically_known_true(total == count if len(given) == len(shape) else total % count == 0))
 
 
 def _has_leading(signature: Signature) -> bool:

@@ -92,7 +92,7 @@ def _problems(op: Generated, drawn: Function, fn: Callable[..., Any], call: Call
     args = call.arguments(drawn.params)
     named = dict(zip((p.name for p in drawn.params), args, strict=True))
     try:
-        like, exact = judgement.results_of(fn, args), judgement.results_of(fn, judgement.widened(args))
+        like, exact = judgement.results_of(fn, args), judgement.exact_results_of(fn, args)
     except (RuntimeError, IndexError, ValueError):
         return  # torch refuses these sizes
     relative = judgement.tolerance(fn, args)
@@ -104,7 +104,7 @@ def _problems(op: Generated, drawn: Function, fn: Callable[..., Any], call: Call
     grads = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in like if x.is_floating_point()]
     try:
         like = judgement.gradients_of(fn, args, grads)
-        exact = judgement.gradients_of(fn, judgement.widened(args), judgement.widened(grads))
+        exact = judgement.exact_gradients_of(fn, args, grads)
     except RuntimeError:
         return  # torch has no gradient of it, as of a loss of two dtypes
     named = judges.arguments_of_backward(op, named, grads)

@@ -66,6 +66,22 @@ def sort_of_a_scan_from_the_end(x):
     return torch.sort(x.flip(-1).cumsum(-1), dim=-1)[0], torch.kthvalue(x, 1, -1)[0]
 
 
+def sums_of_what_a_maximum_is_taken_from(x):
+    """Not of their exponentials, which with the maximum come of one pass."""
+    y = x - x.amax(-1, keepdim=True)
+    return (y - y.mean(-1, keepdim=True)) / (y.std(-1, keepdim=True) + 1), y.sum(-1), y.exp().sum(-1)
+
+
+def elements_of_one_element(x):
+    y, at = x.amax(), torch.arange(1, device=x.device)
+    return y.index_select(0, at), y.index_select(-1, at[0]), y.gather(0, at) * 2, torch.take(y, at)
+
+
+def reshaped_across_rows(x):
+    """Sizes that divide nothing but their product."""
+    return x.reshape(-1, x.shape[0]) * 2, x.reshape(x.shape[1], -1), x[:, :3].contiguous().view(3, -1) + 1
+
+
 def reductions_of_one_element(x):
     """Along the dimension that torch lets a tensor without any have."""
     y = x.amax()
@@ -75,7 +91,8 @@ def reductions_of_one_element(x):
 
 FUNCTIONS = (rows_and_columns, centred, sinkhorn, total_beside_a_sort, everything_beside_a_sort, scan_beside_a_softmax,
              middle_column, written_at_the_middle, scanned_rows_joined, normalized_rows_joined,
-             sort_of_a_scan_from_the_end, reductions_of_one_element)  # fmt: skip
+             sort_of_a_scan_from_the_end, sums_of_what_a_maximum_is_taken_from, elements_of_one_element,
+             reshaped_across_rows, reductions_of_one_element)  # fmt: skip
 
 
 def check(fn: Callable[..., Any], x: torch.Tensor, grad: bool = False) -> None:

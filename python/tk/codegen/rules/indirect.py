@@ -34,6 +34,8 @@ def _embedding(call: Call, weight: Any, indices: Any, *_: Any, **__: Any) -> Laz
 
 @rule("aten.gather")
 def _gather(call: Call, x: Any, dim: int, at: Any, **_: Any) -> Lazy:
+    if not x.shape:
+        return _of_one_element(call, x)
     d = normal_dim(dim, len(x.shape))
 
     def read(e: Emitter, index: Index) -> int:
@@ -45,6 +47,8 @@ def _gather(call: Call, x: Any, dim: int, at: Any, **_: Any) -> Lazy:
 
 @rule("aten.index_select")
 def _index_select(call: Call, x: Any, dim: int, at: Any) -> Lazy:
+    if not x.shape:
+        return _of_one_element(call, x)
     d = normal_dim(dim, len(x.shape))
 
     def read(e: Emitter, index: Index) -> int:
@@ -52,6 +56,11 @@ def _index_select(call: Call, x: Any, dim: int, at: Any) -> Lazy:
         return e.read(x, (*index[:d], row, *index[d + 1 :]))
 
     return Lazy(call.shape, x.dtype, read)
+
+
+def _of_one_element(call: Call, x: Any) -> Lazy:
+    """Of a tensor of no dimensions every index takes the same."""
+    return Lazy(call.shape, x.dtype, lambda e, _: e.read(x, ()))
 
 
 @rule("aten.index", "aten._unsafe_index")
