@@ -32,12 +32,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims_common import infer_size, is_contiguous_or_false, make_contiguous_strides_for
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    GuardOnDataDependentSymNode,
-    ShapeEnv,
-    statically_known_true,
-)
+from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
@@ -262,8 +257,9 @@ def _is_always_legal(x: torch.Tensor, shape: Sequence[Any]) -> bool:
     if x.dim() < 2 or len(shape) < 2 or not is_contiguous_or_false(x):
         return False
     given = [n for n in shape if not (isinstance(n, int) and n == -1)]
-    count, total = math.prod(given), x.numel()
-    return bool(statically_known_true(total == count if len(given) == len(shape) else total % count == 0))
+    count, total = (math.prod(n.node.expr if isinstance(n, torch.SymInt) else n for n in s) for s in (given, x.shape))
+    inferred = sympy.cancel(total / sympy.sympify(count))
+    return inferred == 1 if len(given) == len(shape) else sympy.denom(inferred) == 1
 
 
 def _has_leading(signature: Signature) -> bool:
