@@ -149,8 +149,10 @@ int32_t out_dtype(const Product& p) {
   const Meta& a = p.factors[0].a.tensor;
   const int32_t dtype = p.settings.out_dtype.value_or(a.dtype);
   if (dtype == a.dtype || (dtype == kFloat32 && a.dtype != kFloat64)) return dtype;
+  const bool is_alone = a.dtype == kFloat32 || a.dtype == kFloat64;
   fail_unsupported(text(p.name, ": out_dtype is ", dtype_name(dtype), "; for ", dtype_name(a.dtype), " operands ",
-                        dtype_name(a.dtype), a.dtype == kFloat64 ? " is" : " and float32 are", " supported"));
+                        is_alone ? "only " : "", dtype_name(a.dtype), is_alone ? " is" : " and float32 are",
+                        " supported"));
 }
 
 void check_out(const Product& p, std::span<const int64_t> sizes, int32_t dtype) {

@@ -6,6 +6,7 @@ import json
 
 import ops
 import pytest
+import torch
 import torch.nn.functional as F
 
 from tk.codegen.errors import TraceError
@@ -58,6 +59,30 @@ def test_results() -> None:
 @pytest.mark.parametrize("fn", [lambda x: x.sum(0), lambda x: x.flip(0), lambda x: x.transpose(0, 1)])
 def test_counting_from_the_front(fn) -> None:
     refuse(fn, "depends on how many dimensions '...' stands for", x="fp32[..., N]")
+
+
+@pytest.mark.parametrize("fn", [lambda x: x.split(4, 1), lambda x: torch.split(x.t(), split_size_or_sections=4),
+                                lambda x: torch.unsafe_split(x, 4, dim=-1)])  # fmt: skip
+def test_pieces_whose_number_depends_on_a_size(fn) -> None:
+    refuse(fn, "size N into pieces of 4: how many there are depends on N", x="fp32[M, N]")
+    refuse(lambda x: x.reshape(-1).split(7), "M*N into pieces of 7", x="fp32[M, N]")
+
+
+def test_pieces_that_can_be_counted() -> None:
+    def pieces(x, y):
+        found = *x.split(4, 1), *torch.unsafe_split(x, 5, 1), *y.unsafe_chunk(3, 1), *y.split(y.shape[1] // 2, 1)
+        return tuple(piece * 2 for piece in found)
+
+    (found,) = trace_all(pieces, op(x="fp32[M, 12]", y="fp32[M, N]")(pieces).signature)
+    assert found.structure == 3 + 3 + 3 + 2
+
+
+def test_a_view_that_is_always_legal_asks_for_no_multiples() -> None:
+    def turned(x):
+        return x.reshape(8, -1), x.reshape(-1, x.shape[0])
+
+    (found,) = trace_all(turned, op(x="fp32[M, 8]")(turned).signature)
+    assert not found.checks
 
 
 def test_dtypes_that_torch_refuses() -> None:

@@ -278,6 +278,38 @@ def test_a_size_of_a_captured_tensor_is_read_anew() -> None:
     assert pairs[0].values[1:] == (8, 9.0)  # the call works them out
 
 
+ADDED = {
+    "add": lambda score, x, f: torch.add(score, x, alpha=f),
+    "sub": lambda score, x, f: torch.sub(x, score, alpha=f),
+    "rsub": lambda score, x, f: torch.rsub(score, x, alpha=f),
+    "add_": lambda score, x, f: score.clone().add_(x, alpha=f),
+    "a number": lambda score, x, f: torch.add(score, 2, alpha=f) + x,
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_the_factor_of_a_sum_is_read_anew(name: str) -> None:
+    def mod_of(f):
+        return lambda score, b, h, q, kv: ADDED[name](score, q * 0.5, f)
+
+    pairs = [trace.pair(mod_of(f), None) for f in (0.25, -3.5)]
+    assert pairs[0].fingerprint == pairs[1].fingerprint
+    score, position = torch.tensor(0.75), torch.tensor(3, dtype=torch.int32)
+    for f, pair in zip((0.25, -3.5), pairs, strict=True):
+        expected = mod_of(f)(score, position, position, position, position)
+        inputs = [x.view(1, 1, 1, 1) for x in (score, *[position] * 4)]
+        torch.testing.assert_close(evaluate(pair.score, inputs, pair.values).view(()), expected)
+
+
+def test_the_factor_of_a_sum_of_integers() -> None:
+    def near(n):
+        return lambda b, h, q, kv: torch.add(q, kv, alpha=n) < 40
+
+    assert fingerprint(None, near(2)) == fingerprint(None, near(3))
+    with pytest.raises(Exception, match="alpha must not be a floating point number"):
+        trace.pair(None, near(2.5))
+
+
 def test_a_size_that_is_decided_by_is_structure() -> None:
     def last(table):
         def mod(score, b, h, q_idx, kv_idx):

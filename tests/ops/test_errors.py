@@ -53,6 +53,13 @@ def test_out_dtype_must_be_that_of_the_operands_or_float32(out_dtype: torch.dtyp
         tk.mm(A.bfloat16(), B.bfloat16(), out_dtype=out_dtype)
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
+def test_out_dtype_of_operands_that_have_no_other(dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(tk.UnsupportedError, match=f"for {name} operands only {name} is supported"):
+        tk.mm(A.to(dtype), B.to(dtype), out_dtype=torch.bfloat16)
+
+
 @pytest.mark.parametrize("arguments", ((1, B), (A, "b"), (A, B, 3), (A, None)))
 def test_what_is_no_tensor_is_a_type_error(arguments: tuple[object, ...]) -> None:
     with pytest.raises(TypeError, match=r"tk\.mm: (a|b|bias) must be a Tensor, is (int|str|NoneType)"):

@@ -289,6 +289,8 @@ class _Lines(TorchFunctionMode):
         if self.arguments and func in _ROW_BY_ROW and isinstance(args[0].shape[0], torch.SymInt):
             size = args[0].shape[0].node.expr.xreplace(self.arguments.symbols)
             raise TraceError(needs_a_number(self.fn, self.line, size))
+        if self.arguments and func in _SPLITS:
+            self._refuse_uncounted_pieces(*args, **(kwargs or {}))
         if self.arguments and (constant := constants.made(func, args, kwargs or {})) is not None:
             result = constant
         else:
@@ -320,6 +322,18 @@ class _Lines(TorchFunctionMode):
                     f"kernel has; there are {', '.join(str(d).removeprefix('torch.') for d in DTYPE_NAMES)}"
                 )
 
+    def _refuse_uncounted_pieces(self, x: torch.Tensor, length: Any, dim: int = 0, **_: Any) -> None:
+        """At once: torch would make thousands of them."""
+        assert self.arguments is not None
+        size = x.shape[dim] if -x.dim() <= dim < x.dim() else 1
+        if isinstance(length, int) and isinstance(size, torch.SymInt):
+            size = size.node.expr.xreplace(self.arguments.symbols)
+            raise TraceError(
+                f"{where(self.fn, self.line)}: split of a dimension of size {size} into pieces of {length}: how many "
+                f"there are depends on {size}, and an op has as many results whatever the sizes. Declare the size as a "
+                "number, or use chunk, which counts the pieces"
+            )
+
     def _refuse_fixed_sizes(self) -> None:
         """At once: a loop over as many rows as a size stands for would take minutes to trace."""
         if self.arguments is None:
@@ -339,6 +353,7 @@ class _Lines(TorchFunctionMode):
 
 
 _DETACHING = (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__)  # type: ignore[attr-defined]
+_SPLITS = (torch.split, torch.Tensor.split, torch.functional.split, torch.unsafe_split, torch.Tensor.unsafe_split)
 _ROW_BY_ROW = (torch.Tensor.__iter__, torch.Tensor.unbind, torch.unbind)
 
 

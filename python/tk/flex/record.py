@@ -128,6 +128,9 @@ class Recorder(TorchDispatchMode):
             with self:
                 x = args[0]
                 return torch.clamp(x, max=0.0) - torch.log1p(torch.exp(-torch.abs(x))), torch.zeros_like(x)
+        if (dtype := _scaled_dtype(func, args, kwargs)) is not None:
+            with self:
+                return func(*_scaled(func, args, kwargs["alpha"], dtype))
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.fail(Refused(f"draws random numbers (aten.{func.overloadpacket.__name__}); capture them"))
         call = _Call(self, func, args, kwargs)
@@ -329,6 +332,32 @@ def _takes_device(func: OpOverload) -> bool:
 def _is_composite(func: OpOverload) -> bool:
     """Whether autograd would have taken it apart: where autograd is off, it comes whole."""
     return func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+_ADDS = ("add", "add_", "sub", "sub_", "rsub")
+
+
+def _scaled_dtype(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype | None:
+    """That of a + alpha * b with a number of the call for alpha, where it can be a factor. None where it is something
+    else, or torch takes it for no number: a float for integers."""
+    alpha, name = kwargs.get("alpha"), func.overloadpacket.__name__
+    if not isinstance(alpha, torch.SymInt | torch.SymFloat) or name not in _ADDS or len(args) != 2:
+        return None
+    dtype = args[0].dtype if name.endswith("_") else torch.result_type(*(_plain(x) for x in args))
+    is_legal = dtype.is_floating_point or (isinstance(alpha, torch.SymInt) and dtype is not torch.bool)
+    return dtype if is_legal and len(kwargs) == 1 else None
+
+
+def _scaled(func: OpOverload, args: Sequence[Any], alpha: Any, dtype: torch.dtype) -> list[Any]:
+    operands, which = list(args), 0 if func.overloadpacket.__name__ == "rsub" else 1
+    if isinstance(operands[which], Tensor):  # torch scales what is of the result's dtype already
+        operands[which] = operands[which].to(dtype)
+    operands[which] = operands[which] * alpha
+    return operands
+
+
+def _plain(x: Any) -> Any:
+    return x.held if isinstance(x, Value) else x.node.kind(1) if isinstance(x, SYMBOLS) else x
 
 
 # --- What does not reach ATen as it stands ---
