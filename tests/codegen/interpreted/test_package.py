@@ -71,7 +71,7 @@ def agree(actual: list[torch.Tensor], expected: list[torch.Tensor], dtype: str, 
 
 # Called as they are they draw from torch's generator: tests/ops/test_random_numbers.py has them.
 RANDOM = ("dropout", "dropout_add", "fill_uniform", "fill_normal", "fill_integers")
-SHAPES = [((2, 3), 32), ((5,), 33), ((), 48)]
+SHAPES = [((2, 3), 33), ((), 48)]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ SHAPES = [((2, 3), 32), ((5,), 33), ((), 48)]
     [(name, dtype, *shape)
      for name, d in declared().items() if name not in RANDOM
      for dtype in ("fp32", "bf16") if dtype in d.signature.variables.get("T", ("fp32",))
-     for shape in (SHAPES if dtype == "fp32" else SHAPES[1:2])],
+     for shape in (SHAPES if dtype == "fp32" else SHAPES[:1])],
 )  # fmt: skip
 def test_forward_and_backward(name: str, dtype: str, leading: tuple[int, ...], n: int) -> None:
     op, d = generated(name), declared()[name]
