@@ -659,7 +659,7 @@ def _gathered(m: Maker) -> Filled | None:
     ])  # fmt: skip
     d = m.dim(v)
     if "@" in text and v.size(d) != m.size_below(at):
-        return None  # ATen on the CPU does not hold every index of a gather in 16 bits against the size
+        return None  # torch.take_along_dim on the CPU does not hold every index against the size
     wide = "[].long()" if at.dtype != torch.int64 else "[]"
     text = text.replace("[[[]]]", "[<>]").replace("[[]]", "<>").replace("[]", "<>").replace("<>", wide)
     exact = v.exact and "add" not in text and "reduce" not in text

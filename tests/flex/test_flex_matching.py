@@ -12,6 +12,11 @@ from tk.flex import compiled, evaluate, matching, mods, ops, trace
 
 from . import dense
 
+
+def summed(factor: float) -> Any:
+    return lambda score, b, h, q_idx, kv_idx: torch.add(score, (q_idx - kv_idx) * 0.5, alpha=factor)
+
+
 TABLE, SLOPES = torch.randn(4, 13), torch.randn(4)
 PAIRS: dict[str, tuple[Any, Any]] = {
     "window": (None, lambda n: mods.sliding_window(3 + n)),
@@ -20,6 +25,7 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     "natten": (None, lambda n: mods.natten_2d(4 + n, 8, 3)),
     "alibi": (lambda n: mods.alibi(3 + n), None),
     "slopes and window": (lambda n: mods.alibi(SLOPES), lambda n: mods.sliding_window(2 + n)),
+    "factor of a sum": (lambda n: summed(2.5 + n), None),
     "cap": (lambda n: mods.soft_cap(2.5 + n), lambda n: mods.causal),
     "relative": (lambda n: mods.relative_bias(TABLE, 6), lambda n: mods.sliding_window(2 + n)),
     "library": (None, lambda n: mods.or_masks(mods.sliding_window(9 + n), mods.prefix_lm(2))),

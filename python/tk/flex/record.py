@@ -338,14 +338,16 @@ _ADDS = ("add", "add_", "sub", "sub_", "rsub")
 
 
 def _scaled_dtype(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype | None:
-    """That of a + alpha * b with a number of the call for alpha, where it can be a factor. None where it is something
-    else, or torch takes it for no number: a float for integers."""
+    """That of a + alpha * b, where alpha can be a factor like any other: a number of the call, or one that a compiler
+    has spelled out of it. None where it is something else, or torch takes it for no number: a float for integers."""
     alpha, name = kwargs.get("alpha"), func.overloadpacket.__name__
-    if not isinstance(alpha, torch.SymInt | torch.SymFloat) or name not in _ADDS or len(args) != 2:
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float | torch.SymInt | torch.SymFloat):
+        return None
+    if name not in _ADDS or len(args) != 2 or len(kwargs) != 1:
         return None
     dtype = args[0].dtype if name.endswith("_") else torch.result_type(*(_plain(x) for x in args))
-    is_legal = dtype.is_floating_point or (isinstance(alpha, torch.SymInt) and dtype is not torch.bool)
-    return dtype if is_legal and len(kwargs) == 1 else None
+    is_legal = dtype.is_floating_point or (isinstance(alpha, int | torch.SymInt) and dtype is not torch.bool)
+    return dtype if is_legal else None
 
 
 def _scaled(func: OpOverload, args: Sequence[Any], alpha: Any, dtype: torch.dtype) -> list[Any]:
