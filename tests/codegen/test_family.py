@@ -199,3 +199,20 @@ def test_a_function_without_a_name() -> None:
     fn = lambda x: x + 1  # noqa: E731
     with pytest.raises(TraceError, match="an op needs a name"):
         generate(fn, op(x="fp32[M]")(fn).signature, fn.__name__)
+
+
+def test_a_piece_that_others_leave_is_not_negative() -> None:
+    def pieces(x):
+        two, rest = x.split([2, x.shape[1] - 2], 1)
+        return two * 2, rest + 1
+
+    made = generate(pieces, op(x="fp32[M, N]")(pieces).signature, "pieces")
+    (check,) = [c for c in made.op.checks if "would have a size" in c.message]
+    assert check.message == "result 1 would have a size of N - 2"
+
+    def holds(n: int) -> bool:
+        problem = Problem((TensorValue((4, n), (n, 1), 6),), (), 0, {"sm_count": 132})
+        problem = replace(problem, locals=evaluate_locals(made.op.locals.values(), problem))
+        return bool(check.holds.evaluate(problem))
+
+    assert holds(2) and holds(7) and not holds(1)

@@ -225,6 +225,11 @@ class Generated:
         zeros = {str(c.zero): c for g in self.graphs for c in g.trace.checks}
         for check in sorted(zeros.values(), key=lambda c: sympy.count_ops(c.zero)):
             found.append(require(context.expr(check.zero) == 0, check.message))
+        for i, node in enumerate(self.first.new):
+            for size in (sympy.sympify(self.first.size(s)) for s in node.meta["val"].shape):
+                if not size.is_Symbol and not size.is_nonnegative:  # as of a piece that is what others leave
+                    holds = context.expr(sympy.Max(0, -size)) == 0
+                    found.append(require(holds, f"result {i} would have a size of {size}"))
         return tuple(c for c in found if c.holds.value is None)
 
     def _dtype_check(
