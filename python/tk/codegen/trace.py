@@ -210,7 +210,7 @@ class _Arguments:
 
     def __init__(self, signature: Signature, dtypes: Mapping[str, str], more: Sequence[str] = ()):
         self.env = ShapeEnv(duck_shape=False)
-        self.mode = _Mode(shape_env=self.env)
+        self.mode = _mode(self.env)
         self.symbols: dict[sympy.Symbol, sympy.Symbol] = {}
         letters = (*signature.letters, *([LEADING] if _has_leading(signature) else []), *more)
         self.hints = {name: 1680 * p for name, p in zip(letters, _PRIMES, strict=False)}
@@ -239,17 +239,23 @@ class _Arguments:
         return value
 
 
-class _Mode(FakeTensorMode):
+def _mode(env: ShapeEnv) -> FakeTensorMode:
     """Says of a view of what is dense nothing but its sizes, where these hold whatever the letters are.
 
     Torch's own looks for dimensions that can be split and merged, and asks on its way which size is a multiple of which
     other: questions that such a view does not depend on, and whose answers would become checks of the op."""
+    found = FakeTensorMode(shape_env=env)
+    theirs = found.dispatch
 
-    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (aten.view.default, aten._unsafe_view.default) and not kwargs and _is_always_legal(*args):
             x, shape = args[0], infer_size(args[1], args[0].numel())
             return x.as_strided(shape, make_contiguous_strides_for(shape))
-        return super().dispatch(func, types, args, kwargs)
+        return theirs(func, types, args, kwargs)
+
+    # The instance's own: for a class derived from it torch has no rules of higher-order operators.
+    found.dispatch = dispatch  # type: ignore[method-assign]
+    return found
 
 
 def _is_always_legal(x: torch.Tensor, shape: Sequence[Any]) -> bool:
