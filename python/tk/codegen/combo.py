@@ -46,13 +46,14 @@ def launch(parts: Sequence[Printed]) -> Launch:
     head = parts[0]
     if len(parts) == 1:
         name, args, text = head.name, dict(head.args), head.with_params(list(head.args))
-        programs = head.programs
+        programs, when = head.programs, head.when
     else:
         name = f"{head.name}_combo"
         programs, args, text = _together(name, parts)
+        when = programs > 0  # one that has none is no reason not to run the others
     return Launch(
         source.function(name, source.module_text(name, text)), args, (programs, 1, 1), num_warps=head.warps,
-        num_stages=max(part.stages for part in parts), when=head.when, maxnreg=head.registers or None,
+        num_stages=max(part.stages for part in parts), when=when, maxnreg=head.registers or None,
         options=head.options,
     )  # fmt: skip
 

@@ -313,13 +313,15 @@ class Generated:
     def launches(self, parts: Sequence[tuple[Scheduled, Setting]]) -> Iterator[Launch]:
         """Of each level what can share a launch does, with the warps of the part that has most."""
         for level in combo.levels([one.kernel for one, _ in parts]):
-            shares = [i for i in level if combo.can_share(parts[i][0].kernel, parts[i][1])]
-            if len(shares) > 1:
-                warps = max(parts[i][1].warps for i in shares)
-                settings = {i: replace(parts[i][1], warps=warps) for i in shares}
-                yield combo.launch([parts[i][0].printed(settings[i], i != shares[0]) for i in shares])
-            for i in level if len(shares) < 2 else (i for i in level if i not in shares):
-                yield from parts[i][0].launches(parts[i][1])
+            together = [parts[i] for i in level if combo.can_share(parts[i][0].kernel, parts[i][1])]
+            alone = [parts[i] for i in level if not combo.can_share(parts[i][0].kernel, parts[i][1])]
+            if len(together) == 1:
+                alone, together = together + alone, []
+            if together:
+                warps = max(s.warps for _, s in together)
+                yield combo.launch([one.printed(replace(s, warps=warps), i > 0) for i, (one, s) in enumerate(together)])
+            for one, s in alone:
+                yield from one.launches(s)
 
     def choices(self, graph: Graph, layout: Layout, way: str) -> tuple[Setting, ...]:
         """The settings that a way to compute a graph has in a layout."""

@@ -186,9 +186,8 @@ def worst_error(example: Example, args: Sequence[Any], config: int = -1) -> floa
         if not mine.is_floating_point():
             worst = max(worst, 0.0 if torch.equal(mine, reference) else math.inf)
             continue
-        slack = (
-            16 * torch.finfo(torch.float32).eps * reference.abs().max() + torch.finfo(torch.float64).tiny
-        )  # of zeros
+        slack = 16 * torch.finfo(torch.float32).eps * reference.abs().max()
+        slack = slack + torch.finfo(torch.float64).tiny  # where all are zeros
         deviation = ((mine.double() - reference).abs().max() + slack) / (
             (torchs.double() - reference).abs().max() + slack
         )

@@ -216,3 +216,18 @@ def test_a_size_that_would_be_squeezed_is_refused() -> None:
             assert torch.equal(all_of_them, squeezed(x)[0]) and torch.equal(one, squeezed(x)[1]), name
     with pytest.raises(ValueError, match="N must not be 1: squeeze"):
         list(host.run_all(made, torch.ones(4, 1, 1)))
+
+
+def test_nothing_to_put_keeps_no_other_result_back() -> None:
+    def puts(x, i, j, v, w):
+        return torch.zeros_like(x).index_add_(0, i, v), torch.ones_like(x).index_add_(0, j, w)
+
+    texts = dict(x="fp32[M]", i="i64[A]", j="i64[B]", v="fp32[A]", w="fp32[B]")
+    made = generate(puts, op(**texts)(puts).signature, "puts")
+    for a, b in ((0, 3), (3, 0), (2, 2)):
+        args = (torch.ones(5), torch.arange(a), torch.arange(b), torch.ones(a), torch.full((b,), 2.0))
+        ran = list(host.run_all(made, *args))
+        assert ran
+        for name, found in ran:
+            for result, wanted in zip(found, puts(*args), strict=True):
+                assert torch.equal(result, wanted), name
