@@ -235,17 +235,27 @@ MORE = re.compile(
 
 
 def _may_answer(error: BaseException, case: Changed) -> bool:
-    """An AttributeError is that of a formula of tk.cli._calls. True is 1 where tk passes a number on to ATen."""
+    """An AttributeError is that of a formula of tk.cli._calls. True is 1 where tk passes a number on to ATen. softmax
+    without a dimension is torch.nn.functional's, which torch's own is not; torch 2.11 takes None for a name."""
+    is_softmax_of_all = case.call.name in ("softmax", "log_softmax") and len(case.call.args) == 1
     return (
-        any(change.endswith("True") for change in case.changes)
+        is_softmax_of_all
+        or "look up dimensions by name" in str(error)
+        or any(change.endswith("True") for change in case.changes)
         or isinstance(error, AttributeError)
         or bool(MORE.search(str(error)))
     )
 
 
 def _determined(call: Call, value: Any) -> Any:
-    """What torch promises of a result: not which of equal elements topk takes."""
-    return value[0] if call.name == "topk" else value
+    """What torch promises of a result: not which of equal elements topk takes, nor their order in an unstable sort."""
+    if call.name in ("topk", "sort"):
+        return value[0]
+    if call.name == "argsort":
+        dim = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim", -1)
+        given = call.args[0].dequantize() if call.args[0].is_quantized else call.args[0]
+        return given.detach().double().gather(dim, value)
+    return value
 
 
 # ATen's own answers differ between its kernels: vectorised gelu, fused affine norms, flash attention.
@@ -272,7 +282,7 @@ def _differ(ours: Any, theirs: Any, case: Changed) -> str | None:
     for a, b in zip(mine, others, strict=True):
         if not isinstance(a, Tensor) or not isinstance(b, Tensor):
             continue
-        if a.shape != b.shape:
+        if a.shape != b.shape and not (case.call.name == "logsumexp" and a.is_meta):  # ATen raises it on a CPU
             return f"shape {list(a.shape)}, torch's {list(b.shape)}"
         if a.dtype != b.dtype:
             return f"{a.dtype}, torch's {b.dtype}"

@@ -482,6 +482,12 @@ def test_norms_of_zeros_and_their_gradients(order: float) -> None:
         y = y.detach()
 
 
+def test_nan_is_no_order_of_a_norm() -> None:
+    for function in (tk.norm, tk.vector_norm):
+        with pytest.raises(ValueError, match=rf"tk\.{function.__name__}: the order of a norm is a number, not nan"):
+            function(torch.empty(0, 4), float("nan"))
+
+
 def test_group_norm_of_every_layout() -> None:
     y, weight, bias = torch.randn(2, 6, 3, 4), torch.randn(6), torch.randn(6)
     for x in (y, y.to(memory_format=torch.channels_last), y.transpose(2, 3), y[:, :, 0], y[:, :, 0, 0], y[:0]):

@@ -239,7 +239,7 @@ def vector_norm(
 
     Args:
         ord: 1, 2, inf and -inf are one kernel each. Of other orders ATen works out the powers first, in float32. Of
-            order 0 it is the number of elements that are not zero.
+            order 0 it is the number of elements that are not zero; nan is no order (ValueError).
 
     Other arguments and errors as of :func:`sum`; of infinite order as of :func:`amax`.
     """
@@ -275,6 +275,8 @@ def norm(
 
 def _norm(function: str, x: Tensor, order: float, dim: Dims, keepdim: bool, config: Config) -> Tensor:
     """As in ATen a norm of 0 has the gradient 0."""
+    if math.isnan(order):
+        raise ValueError(f"tk.{function}: the order of a norm is a number, not nan")
     if math.isinf(order):
         found = _extreme(function, x, dim, keepdim, math.copysign(1.0, order), -1.0, config)
         return torch.where(found == 0, found.detach(), found) if found.requires_grad else found
