@@ -33,6 +33,24 @@ def test_register() -> None:
         tk.flex.register("window", mask_mod=mods.causal)
 
 
+def test_what_a_helper_registers_belongs_to_the_file_that_calls_it(tmp_path: Path) -> None:
+    """But what an imported file registers by itself belongs to that one."""
+    pytest.importorskip("triton")
+    from tk.aot.sources import file_families
+
+    (tmp_path / "announcing_helper.py").write_text(
+        "import tk\nfrom tk.flex import mods\n\n"
+        "def announce(n):\n    tk.flex.register(f'window {n}', mask_mod=mods.sliding_window(n), head_dims=(n,))\n\n"
+        "tk.flex.register('causal', mask_mod=mods.causal)\n"
+    )
+    file = tmp_path / "calls_it.py"
+    file.write_text("from announcing_helper import announce\n\nannounce(64)\n")
+    assert len(file_families([file])) == 2  # the result and the gradients of one pair
+    assert {r.name: Path(r.file).name for r in tk.flex.registered()} == {
+        "causal": "announcing_helper.py", "window 64": "calls_it.py"
+    }  # fmt: skip
+
+
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "head": (dict(head_dims=(640,)), ValueError, "a head of 640 in head_dims; they are 1 to 512"),
     "dtype": (dict(dtypes=(torch.int8,)), ValueError, "torch.int8 in dtypes"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +12,7 @@ from torch import Tensor
 from tk import errors
 from tk.flex import evaluate, registry, trace
 from tk.flex.trace import Traced
-from tk.generated import refusals
+from tk.generated import files, refusals
 
 __all__ = ["Registered", "register", "registered"]
 
@@ -24,7 +22,7 @@ Function = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Registered:
-    """What :func:`register` announced. file: the one that called it."""
+    """What :func:`register` announced. file: the one that it belongs to."""
 
     name: str
     traced: Traced
@@ -53,16 +51,14 @@ def register(f: Function, *, dtypes: Sequence[torch.dtype] = (torch.bfloat16,)) 
         traced, _ = traced_function(f, "tk.b2b.register")
     except (errors.UnsupportedError, TypeError, ValueError) as error:
         return refusals.refuse(error)
-    frame = inspect.currentframe()
-    file = frame.f_back.f_code.co_filename if frame is not None and frame.f_back is not None else ""
-    made = Registered(getattr(f, "__name__", type(f).__name__), traced, tuple(dtypes), file)
+    made = Registered(getattr(f, "__name__", type(f).__name__), traced, tuple(dtypes), files.declaring())
     if made not in _registered:
         _registered.append(made)
 
 
 def registered(file: str | None = None) -> list[Registered]:
     """What was announced, by one file or all."""
-    return [r for r in _registered if file is None or os.path.samefile(r.file, file)]
+    return [r for r in _registered if file is None or files.is_same(r.file, file)]
 
 
 def op_name(traced: Traced) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +15,7 @@ from tk.flex import trace
 from tk.flex.canonical import Graph, _target_name
 from tk.flex.mods import MaskMod, ScoreMod
 from tk.flex.trace import Capture, Traced
-from tk.generated import refusals
+from tk.generated import files, refusals
 
 __all__ = ["Registered", "register", "registered"]
 
@@ -27,7 +25,7 @@ _MAX_HEAD = 512
 
 @dataclass(frozen=True)
 class Registered:
-    """What :func:`register` announced. file: the one that called it."""
+    """What :func:`register` announced. file: the one that it belongs to."""
 
     name: str
     traced: Traced
@@ -84,16 +82,15 @@ def register(
     for known in _registered:
         if known.name == name and known.traced.fingerprint != traced.fingerprint:
             raise ValueError(f"tk.flex.register: {name!r} is the name of another pair of mods, in {known.file}")
-    frame = inspect.currentframe()
-    file = frame.f_back.f_code.co_filename if frame is not None and frame.f_back is not None else ""
-    made = Registered(name, traced, tuple(head_dims), tuple(dtypes), backward, decode, file)
+    made = Registered(name, traced, tuple(head_dims), tuple(dtypes), backward, decode,
+                      files.declaring())  # fmt: skip
     if made not in _registered:
         _registered.append(made)
 
 
 def registered(file: str | None = None) -> list[Registered]:
     """What was announced, by one file or all."""
-    return [r for r in _registered if file is None or os.path.samefile(r.file, file)]
+    return [r for r in _registered if file is None or files.is_same(r.file, file)]
 
 
 def _check_ops(graph: Graph, backward: bool, where: str = "") -> None:

@@ -20,6 +20,11 @@ def kept() -> Iterator[list[Exception]]:
         _kept = before
 
 
+def are_kept() -> bool:
+    """Whether a file is being read."""
+    return _kept is not None
+
+
 def refuse(error: Exception) -> None:
     """Raises the error, or keeps it."""
     if _kept is None:
