@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "codegen"))  # for random_functions
 
@@ -93,11 +94,16 @@ def write(families: Sequence[object], target: object, path: Path, cache: object)
     if not families:
         return
     path.parent.mkdir(exist_ok=True, parents=True)
-    is_sample = os.environ.get("TK_RANDOM_FUNCTIONS_FULL") != "1"
-    if is_sample:  # of every graph what serves every call, and the fastest layout
-        families = [replace(f, sample=f.portable) for f in families]  # type: ignore[attr-defined, type-var]
-    pack = plan_pack(families, target, path, is_sample)  # type: ignore[arg-type]
+    pack = plan_pack(families, target, path)  # type: ignore[arg-type]
+    if os.environ.get("TK_RANDOM_FUNCTIONS_FULL") != "1":
+        pack = replace(pack, ops=tuple(map(_portable, pack.ops)), partial=True)
     build([pack], cache, 1, out=io.StringIO(), any_variant=True)  # type: ignore[arg-type]
+
+
+def _portable(op: Any) -> Any:
+    """Of every graph what serves every call, and the fastest layout."""
+    portable = op.grid.family.portable
+    return replace(op, variants=tuple(p for p in op.variants if portable(p.variant.kernel, p.variant.point)))
 
 
 if __name__ == "__main__":
