@@ -125,7 +125,11 @@ class Position:
 
 @dataclass
 class Welford:
-    """Mean and squared deviations in one pass: every lane for itself, then the lanes together."""
+    """Mean and squared deviations in one pass: every lane for itself, then the lanes together.
+
+    The deviations are a sum of squares. Welford's product of those from the old mean and from the new one is a square
+    only where the operand rounds as the mean did: a compiler that contracts its last product into the second
+    difference makes it negative, and the deviation of equal numbers NaN."""
 
     printer: Printer
     operand: int
@@ -142,12 +146,15 @@ class Welford:
         x = p.name(n)
         p.out(f"weight_{n} = tl.where({mask}, weight_{n} + 1.0, weight_{n})")
         p.out(f"delta_{n} = tl.where({mask}, {x} - mean_{n}, 0.0)")
-        p.out(f"mean_{n} += delta_{n} / tl.maximum(weight_{n}, 1.0)")
-        p.out(f"m2_{n} += tl.where({mask}, delta_{n} * ({x} - mean_{n}), 0.0)")
+        p.out(f"share_{n} = 1.0 / tl.maximum(weight_{n}, 1.0)")
+        p.out(f"mean_{n} += delta_{n} * share_{n}")
+        p.out(f"m2_{n} += delta_{n} * delta_{n} * (1.0 - share_{n})")
 
     def finish(self) -> None:
         p, n = self.printer, self.operand
         names = f"mean_{n}, m2_{n}, weight_{n}"
         p.out(f"{names} = tl.reduce(({names}), {p.axis}, device.welford{p._keep()})")
+        if any(v.data == "m2" for v in self.reduces):
+            p.out(f"m2_{n} += mean_{n} - mean_{n}  # an infinity has none")
         for v in self.reduces:
             p.out(f"v{v.number} = {v.data}_{n}")

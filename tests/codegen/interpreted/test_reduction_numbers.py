@@ -45,6 +45,17 @@ def test_the_place_of_the_smallest() -> None:
         assert found.tolist() == [1, 1], variant
 
 
+@pytest.mark.parametrize("at", [0, 40, -1])
+def test_the_deviation_from_an_infinity_is_none(at: int) -> None:
+    """And that of equal numbers is 0, in every way of adding up."""
+    x = torch.randn(3, 300)
+    x[0, at], x[1] = math.inf, x[1, 0].item()
+    for variant, (found, mean) in host.run_all(generated("row_var_mean"), x, 300 / 299, 1.0):
+        assert found[0].isnan() and not mean[0].isfinite(), variant
+        torch.testing.assert_close(found[1:], x[1:].var(-1), rtol=1e-5, atol=1e-12, msg=variant)
+        assert found[1] >= 0, variant
+
+
 @pytest.mark.parametrize("n", [0, 1, 33, 48])
 def test_truth(n: int) -> None:
     x = torch.zeros(4, n, dtype=torch.bool)
