@@ -110,14 +110,14 @@ def test_mods_of_the_library_check(name: str) -> None:
 ACCEPTED = [
     {}, {"PRESCALE_QK": True}, {"ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": False}, {"fwd_USE_TMA": True},
     {"bwd_WRITE_DQ": False}, {"BACKEND": "AUTO"}, {"BACKEND": "TRITON"}, {"FORCE_USE_FLEX_ATTENTION": False},
-    {"BLOCK_M": 64, "BLOCK_N": 32}, {"fwd_BLOCK_M": 128, "fwd_num_warps": 4, "fwd_num_stages": 3},
+    {"BLOCK_M": 192, "BLOCK_N": 32}, {"fwd_BLOCK_M": 128, "fwd_num_warps": 4, "fwd_num_stages": 3},
 ]  # fmt: skip
 REFUSED: list[tuple[Any, type[Exception], str]] = [
     ({"BLOCK_M1": 64}, tk.UnsupportedError, "'BLOCK_M1' is 64: of the forward pass alone"),
     ({"bwd_BLOCK_N": 64}, tk.UnsupportedError, "'bwd_BLOCK_N' is 64: of the forward pass alone"),
     ({"fwd_BLOCK_N2": 64}, tk.UnsupportedError, "fwd_BLOCK_N2"),
-    ({"BLOCK_M": 48}, ValueError, "must be a power of two"),
-    ({"BLOCK_N": 63}, ValueError, "must be a power of two"),
+    ({"BLOCK_M": -64}, ValueError, "must be a multiple of 16"),
+    ({"BLOCK_N": 63}, ValueError, "must be a multiple of 16"),
     ({"bwd_BLOCK_M1": "64"}, TypeError, "must be an integer"),
     ({"num_warps": 4}, tk.UnsupportedError, "num_warps"),
     ({"num_warps": -4}, ValueError, "power of two"),

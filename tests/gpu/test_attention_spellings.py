@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import tk
 from tk.flex import mods
@@ -100,7 +101,11 @@ def test_a_narrow_capture_has_its_own_gradient() -> None:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_negative_number_that_torch_compile_spells_out(backend: str) -> None:
     """It is the wheel's pair of the cap, though its sign stands elsewhere."""
-    cap = mods.soft_cap(-2.5)
+    size = -2.5
+
+    def cap(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return size * torch.tanh(score / size)
+
     q, k, v = (torch.randn(B, H, 96, D, device=DEVICE, dtype=torch.bfloat16) for _ in range(3))
     torch._dynamo.reset()
     found = torch.compile(lambda q, k, v: tk.flex_attention(q, k, v, cap), fullgraph=True, backend=backend)(q, k, v)

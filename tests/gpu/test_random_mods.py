@@ -1,5 +1,6 @@
 """Random mods, built into one pack by ``tk build`` on this machine, against float64: forward, gradients, and those of
-captured tensors. Needs the build extra here. TK_MODS_COUNT says how many, TK_MODS_SEED which."""
+captured tensors. TK_MODS_COUNT says how many, TK_MODS_SEED which. Built here where Triton is; TK_TEST_PACKS names a
+folder with random_mods.tkpack built elsewhere, of this count and seed."""
 
 from __future__ import annotations
 
@@ -57,6 +58,9 @@ def announce(seed: int, count: int) -> None:
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> None:
     if DEVICE != "cuda":
+        return
+    if given := os.environ.get("TK_TEST_PACKS"):
+        tk.load_pack(Path(given) / "random_mods.tkpack")
         return
     for needed in ("triton", "zstandard"):
         pytest.importorskip(needed, reason=f"{needed} is not installed here: pip install torch-tk[build]")

@@ -275,6 +275,7 @@ _FREE_BEYOND_FINITE = (
 
 def _differ(ours: Any, theirs: Any, case: Changed) -> str | None:
     mine, others = tree_leaves(ours), tree_leaves(theirs)
+    numbers = [n for n in tree_leaves((case.call.args, case.call.kwargs)) if isinstance(n, int)]
     if mine and isinstance(mine[0], Tensor) and mine[0].requires_grad != others[0].requires_grad:
         return f"requires_grad is {mine[0].requires_grad}, torch's {others[0].requires_grad}"
     if len(mine) != len(others):
@@ -297,6 +298,8 @@ def _differ(ours: Any, theirs: Any, case: Changed) -> str | None:
         if not torch.allclose(x, y, rtol=tolerance, atol=tolerance, equal_nan=True):
             if case.call.name in _FREE_BEYOND_FINITE and not (x.isfinite().all() and y.isfinite().all()):
                 continue
+            if case.call.name in ("norm", "vector_norm") and x.dim() == 0 and {2**31, 2**63 - 1} & set(numbers):
+                continue  # of one number to such a power ATen gives 0 on a CPU and the number on CUDA
             return f"{x.flatten()[:4].tolist()}, torch's {y.flatten()[:4].tolist()}"
     return None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,19 +55,23 @@ class Grid:
 
 
 def enumerate_grid(family: Family, arch: int, sample: bool = False, portable: bool = False) -> Grid:
-    """All variants of `family` on `arch` (90 for sm_90). sample: only those that the family's sample takes; portable:
-    only those that it keeps as PTX.
+    """All variants of `family` on `arch` (90 for sm_90). sample: only those that the family's sample takes, and of
+    a kernel's oldest architecture of several only the first; portable: only those that it keeps as PTX.
 
     Raises GridError when the records contradict themselves, or when the newest architecture's sample misses a value of
     an axis."""
-    grid = _enumerate(family, arch)
+    grid = Grid(family, arch)
+    for kernel in family.kernels:
+        if kernel.op.name != family.op.name:
+            raise GridError(f"kernel {kernel.name} is for op {kernel.op.name}, its family for {family.op.name}")
+        if not sample:
+            grid.variants += _variants(grid, kernel, points(kernel, arch))
+        elif family.sampled:
+            grid.variants += _sample(grid, kernel, portable)
+    if sample and family.sampled:
+        _check_sample(grid)
     if portable:
         grid.variants = [v for v in grid.variants if family.portable(v.kernel, v.point)]
-    if sample:
-        chosen = [v for v in grid.variants if family.sampled and family.sample(v.kernel, v.point)]
-        if family.sampled:
-            _check_sample([v for v in grid.variants if arch == max(v.kernel.configs)], chosen)
-        grid.variants = chosen
     buckets(family.op, grid.variants)  # an ambiguity is an error here, before anything is compiled
     return grid
 
@@ -79,22 +83,27 @@ def points(kernel: Kernel, arch: int) -> Iterator[Point]:
             yield Point(arch, axes, config)
 
 
-def _enumerate(family: Family, arch: int) -> Grid:
-    grid = Grid(family, arch)
-    for kernel in family.kernels:
-        if kernel.op.name != family.op.name:
-            raise GridError(f"kernel {kernel.name} is for op {kernel.op.name}, its family for {family.op.name}")
-        for point in points(kernel, arch):
-            grid.considered[kernel.name] += 1
-            plan = kernel.plan(point)
-            constraints, reason = ((), NO_PLAN) if plan is None else fold(plan.constraints)
-            if plan is None or reason is not None:
-                grid.dropped[kernel.name][reason or NO_PLAN] += 1
-                continue
-            variant = Variant(kernel, point, replace(plan, constraints=constraints))
-            _check_serves(family.op, variant)
-            grid.variants.append(variant)
-    return grid
+def _variants(grid: Grid, kernel: Kernel, among: Iterable[Point]) -> Iterator[Variant]:
+    """Of a kernel at those points where it makes sense; the grid counts the others."""
+    for point in among:
+        grid.considered[kernel.name] += 1
+        plan = kernel.plan(point)
+        constraints, reason = ((), NO_PLAN) if plan is None else fold(plan.constraints)
+        if plan is None or reason is not None:
+            grid.dropped[kernel.name][reason or NO_PLAN] += 1
+            continue
+        variant = Variant(kernel, point, replace(plan, constraints=constraints))
+        _check_serves(grid.op, variant)
+        yield variant
+
+
+def _sample(grid: Grid, kernel: Kernel, portable: bool) -> list[Variant]:
+    family, arch = grid.family, grid.arch
+    taken = (p for p in points(kernel, arch) if family.sample(kernel, p))
+    if arch == min(kernel.configs) < max(kernel.configs):  # it differs in what is compiled, not in what is written
+        of_it = (p for p in taken if not portable or family.portable(kernel, p))
+        return list(itertools.islice(_variants(grid, kernel, of_it), 1))
+    return list(_variants(grid, kernel, taken))
 
 
 def fold(constraints: Sequence[Constraint]) -> tuple[tuple[Constraint, ...], str | None]:
@@ -117,16 +126,24 @@ def _check_serves(op: Op, variant: Variant) -> None:
             raise GridError(f"{variant.name}: serves {what}; {axis} is one of range({size})")
 
 
-def _check_sample(everything: Sequence[Variant], chosen: Sequence[Variant]) -> None:
-    """Every value of every axis that the full grid has must be in the sample."""
-    missing = _touched(everything) - _touched(chosen)
+def _check_sample(grid: Grid) -> None:
+    """Every value of every axis that a kernel's full grid has on its newest architecture must be in the sample."""
+    touched = {(v.kernel.name, axis, str(value)) for v in grid.variants for axis, value in v.point.axes.items()}
+    missing = sorted(
+        f"{kernel.name}: {axis}={value}"
+        for kernel in grid.family.kernels
+        for axis, values in kernel.axes.items()
+        for value in map(str, values)
+        if grid.arch == max(kernel.configs) and (kernel.name, axis, value) not in touched
+        if _is_in_grid(grid, kernel, axis, value)
+    )
     if missing:
-        listed = "; ".join(f"{kernel}: {axis}={value}" for kernel, axis, value in sorted(missing))
-        raise GridError(f"the sample misses values that the grid has: {listed}")
+        raise GridError(f"the sample misses values that the grid has: {'; '.join(missing)}")
 
 
-def _touched(variants: Sequence[Variant]) -> set[tuple[str, str, str]]:
-    return {(v.kernel.name, axis, str(value)) for v in variants for axis, value in v.point.axes.items()}
+def _is_in_grid(grid: Grid, kernel: Kernel, axis: str, value: str) -> bool:
+    among = (p for p in points(kernel, grid.arch) if str(p.axes[axis]) == value)
+    return next(_variants(Grid(grid.family, grid.arch), kernel, among), None) is not None
 
 
 # --- Configs: one list for each op, the same on every architecture ---

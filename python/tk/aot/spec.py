@@ -324,9 +324,9 @@ def _everything(kernel: Kernel, point: Point) -> bool:
 class Family:
     """What a kernel file exports as FAMILY. tuned: the stem of kernels/tuned/sm*/<tuned>.json, measured choices.
 
-    sample: whether a point belongs to the sample that tests compile; on the newest architecture it must touch every
-    axis. portable: whether it is also kept as PTX, for GPUs that no cubin is for; a few settings that do everywhere,
-    since nobody measured there.
+    sample: whether a point belongs to the sample that tests compile. On a kernel's newest architecture it must touch
+    every axis; on the oldest of several only the first is compiled. portable: whether it is also kept as PTX, for GPUs
+    that no cubin is for; a few settings that do everywhere, since nobody measured there.
     sampled: False for one of many families alike, of which the sample has others."""
 
     op: Op

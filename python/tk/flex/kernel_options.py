@@ -31,10 +31,17 @@ def _unforced(value: Any) -> _Problem:
     )
 
 
-def _size(value: Any) -> _Problem:
+def _warps(value: Any) -> _Problem:
     if isinstance(value, bool) or not isinstance(value, int):
         return TypeError, "must be an integer"
     return (ValueError, "must be a power of two") if value <= 0 or value & (value - 1) else None
+
+
+def _block(value: Any) -> _Problem:
+    """Hopper's kernels have blocks of 192 rows, too."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return TypeError, "must be an integer"
+    return (ValueError, "must be a multiple of 16") if value <= 0 or value % 16 else None
 
 
 def _stages(value: Any) -> _Problem:
@@ -64,9 +71,9 @@ def _backend(value: Any) -> _Problem:
 
 _OPTIONS: Mapping[str, Callable[[Any], _Problem]] = {
     "PRESCALE_QK": _flag, "ROWS_GUARANTEED_SAFE": _flag, "BLOCKS_ARE_CONTIGUOUS": _flag, "WRITE_DQ": _flag,
-    "USE_TMA": _flag, "FORCE_USE_FLEX_ATTENTION": _unforced, "BACKEND": _backend, "num_stages": _stages,
-    "OUTPUT_LOGSUMEXP": _internal, "OUTPUT_MAX": _internal,
-    **dict.fromkeys(("num_warps", "BLOCK_M", "BLOCK_N", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2"), _size),
+    "USE_TMA": _flag, "FORCE_USE_FLEX_ATTENTION": _unforced, "BACKEND": _backend,
+    "num_stages": _stages, "num_warps": _warps, "OUTPUT_LOGSUMEXP": _internal, "OUTPUT_MAX": _internal,
+    **dict.fromkeys(("BLOCK_M", "BLOCK_N", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2"), _block),
     **dict.fromkeys(("kpack", "matrix_instr_nonkdim", "waves_per_eu"), _of_amd),
 }  # fmt: skip
 
