@@ -295,6 +295,13 @@ def test_a_compile_error_has_the_compilers_words(tmp_path):
         compile_source(wrong)
 
 
+def test_what_ptxas_would_take_minutes_for_is_refused(tmp_path, monkeypatch):
+    """By its length, not by the time: the same file gives the same pack on every machine."""
+    monkeypatch.setattr("tk.aot.compile.MOST_PTX_LINES", 10)
+    with pytest.raises(CompileError, match=r"^\d+ lines of PTX, .* at most 10$"):
+        compile_source(source(load(tmp_path)))
+
+
 def artifacts(built, target: str) -> dict[str, list]:
     found: dict[str, list] = {}
     work = built[target].work

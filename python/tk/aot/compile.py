@@ -308,6 +308,8 @@ def compile_source(source: Source) -> Artifact:
     with _compiler_settings(), contextlib.redirect_stdout(io.StringIO()) as log:
         try:
             compiled = triton_compile(ast_source, GPUTarget("cuda", source.target.arch, WARP_SIZE), options)
+        except CompileError:
+            raise
         except Exception as e:
             raise CompileError(_words(e, source.fn)) from e
         asm = {kind: compiled.asm[kind] for kind in ("ptx", "cubin")}
@@ -361,13 +363,35 @@ def _compiler_settings() -> Iterator[None]:
     """No line tables (they put paths into the image and are most of it), ptxas's figures, and nothing in the user's
     own Triton cache."""
     with tempfile.TemporaryDirectory(prefix="tk-triton-") as folder, contextlib.ExitStack() as scopes:
-        for group in (knobs.compilation, knobs.nvidia, knobs.cache):
+        for group in (knobs.compilation, knobs.nvidia, knobs.cache, knobs.runtime):
             scopes.enter_context(group.scope())
+        knobs.runtime.add_stages_inspection_hook = _with_bounded_ptx
         knobs.compilation.disable_line_info = True
         knobs.nvidia.dump_ptxas_log = True
         knobs.cache.dir = folder
         scopes.enter_context(_one_ptxas())
         yield
+
+
+# The package's largest kernel has 20 thousand instructions. Over 130 thousand lines, of a mod in fp64, ptxas worked for
+# more than eight minutes; what it makes of half as many spills tens of kilobytes.
+MOST_PTX_LINES = 80_000
+
+
+def _with_bounded_ptx(backend: Any = None, stages: Any = None, *_: Any) -> tuple[str, str]:
+    """Triton's hook for its stages, which it calls without arguments for the key of its own cache."""
+    if stages is not None:
+        to_cubin = stages["cubin"]
+
+        def bounded(ptx: str, metadata: Any) -> Any:
+            if (lines := ptx.count("\n")) > MOST_PTX_LINES:
+                raise CompileError(
+                    f"{lines} lines of PTX, of which ptxas takes minutes to make what spills; at most {MOST_PTX_LINES}"
+                )
+            return to_cubin(ptx, metadata)
+
+        stages["cubin"] = bounded
+    return "", ""
 
 
 @contextlib.contextmanager
