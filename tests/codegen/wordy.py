@@ -65,6 +65,7 @@ CASES: dict[str, Case] = {
     "take_along_dim": Case(lambda x, i: torch.take_along_dim(x, i, 1), {"x": "fp32[M, N]", "i": "i64[M, K]"}),
     "repeats": Case(lambda x: (x.repeat(2, 3), x.tile(2), x.unfold(1, 4, 2), x.roll(1, -1)), X),
     "padding": Case(lambda x: tuple(F.pad(x, (1, 2), mode=m) for m in ("reflect", "replicate", "circular")), X),
+    "flips of what is flat": Case(lambda x: (x.flatten().flip(0), x.mT.flatten().flip(0).cumsum(0)), X),
     "max pooling": Case(lambda x: F.max_pool2d(x, 3, 2, 1), IMAGE),
     "average pooling": Case(lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False), IMAGE),
     "pooling to a size": Case(lambda x: (F.adaptive_avg_pool2d(x, 1), F.adaptive_max_pool2d(x, (4, 5))),
@@ -92,9 +93,9 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 # In Triton's interpreter, which is slow: one of each rule.
-INTERPRETED = ("a cast to the same dtype", "type_as", "integer power", "norm", "max pooling", "padding", "repeats",
-               "diagonals", "products before", "gcd", "digamma", "one more", "captured", "code book",
-               "six dimensions")  # fmt: skip
+INTERPRETED = ("a cast to the same dtype", "type_as", "integer power", "norm", "flips of what is flat",
+               "max pooling", "padding", "repeats", "diagonals", "products before", "gcd", "digamma", "one more",
+               "captured", "code book", "six dimensions")  # fmt: skip
 
 
 def made(name: str) -> Generated:

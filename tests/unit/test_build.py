@@ -414,7 +414,7 @@ def test_only_and_sample_leave_variants_out(cache, tmp_path):
         "copy_triton", "copy_gluon", "copy_device",
     }  # fmt: skip
     sample = planned(SM90, tmp_path, sample=True)
-    assert len(sample.ops[0].variants) == 12
+    assert len(sample.ops[0].variants) == 9  # of what has newer architectures the first
     assert sample.partial
     assert not planned(SM90, tmp_path).partial
 

@@ -22,7 +22,7 @@ def floor_div(expr: sympy.Expr, divisor: sympy.Expr, ranges: Ranges) -> sympy.Ex
     """expr // divisor, for expr >= 0."""
     if divisor == 1:
         return expr
-    whole, rest = _split(expr, divisor)
+    whole, rest = _parts(expr, divisor, ranges)
     if rest == 0 or is_below(rest, divisor, ranges):
         return whole
     return whole + FloorDiv(rest, divisor)
@@ -31,8 +31,15 @@ def floor_div(expr: sympy.Expr, divisor: sympy.Expr, ranges: Ranges) -> sympy.Ex
 def modulo(expr: sympy.Expr, divisor: sympy.Expr, ranges: Ranges) -> sympy.Expr:
     if divisor == 1:
         return sympy.Integer(0)
-    _, rest = _split(expr, divisor)
+    _, rest = _parts(expr, divisor, ranges)
     return rest if rest == 0 or is_below(rest, divisor, ranges) else Mod(rest, divisor)
+
+
+def _parts(expr: sympy.Expr, divisor: sympy.Expr, ranges: Ranges) -> tuple[sympy.Expr, sympy.Expr]:
+    """As :func:`_split`, but whole where that leaves a remainder below 0: its quotient would not be the hardware's."""
+    whole, rest = _split(expr, divisor)
+    keeps = is_never_negative(rest, ranges) or not is_never_negative(expr, ranges)
+    return (whole, rest) if keeps else (sympy.Integer(0), sympy.expand(expr))
 
 
 def _split(expr: sympy.Expr, divisor: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
@@ -67,6 +74,20 @@ def _highest(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr | None:
             return None
         total += replaced
     return total
+
+
+def is_never_negative(expr: sympy.Expr, ranges: Ranges) -> bool:
+    """Whether expr >= 0 whatever the sizes, as far as terms show it: flip's M * N - 1 - r is, for r below M * N."""
+    lowest = sympy.Integer(0)
+    for term in sympy.Add.make_args(sympy.expand(expr)):
+        is_read = any(s.name.startswith("v") and s.name[1:].isdigit() for s in term.free_symbols)
+        if term.is_nonnegative:
+            lowest += 0 if is_read or term.has(FloorDiv, Mod, *ranges) else term
+        elif (-term).is_nonnegative and not is_read and not term.has(FloorDiv, Mod):
+            lowest += term.xreplace({s: ranges[s] - 1 for s in term.free_symbols if s in ranges})
+        else:
+            return False
+    return bool(sympy.expand(lowest).is_nonnegative)
 
 
 def reshape(index: Sequence[sympy.Expr], shape: Sequence[sympy.Expr], target: Sequence[sympy.Expr],

@@ -265,7 +265,7 @@ class Emitter:
             return self.builder.add("index", "i64", data=expr)
         name = type(expr).__name__
         rule = {"Add": "add", "Mul": "mul", "FloatTrueDiv": "div", "IntTrueDiv": "div", "PowByNatural": "pow",
-                "FloatPow": "pow", "Pow": "pow", "ToFloat": "cast", "FloorDiv": "trunc_div", "Mod": "fmod",
+                "FloatPow": "pow", "Pow": "pow", "ToFloat": "cast", "FloorDiv": "floor_div", "Mod": "remainder",
                 "Max": "maximum", "Min": "minimum"}.get(name)  # fmt: skip
         if rule is None:
             raise TraceError(

@@ -16,6 +16,7 @@ import sympy
 
 from tk.aot.spec import ITEMSIZE
 from tk.codegen import bounds, debug
+from tk.codegen import index as ix
 from tk.codegen.accumulators import Online, Plain, Position, Welford
 from tk.codegen.errors import IRError
 from tk.codegen.ir import ACCESSES, COMPARE, FLOATS, Kernel, Value, values_in
@@ -570,7 +571,7 @@ class Printer:
     # --- Index expressions ---
 
     def text(self, expr: sympy.Expr) -> str:
-        """An index expression in 64 bits. All operands of a quotient are at least 0."""
+        """An index expression in 64 bits. Quotients are rounded down, which those of hardware are from 0 on."""
         expr = sympy.sympify(expr)
         if not any(self._is_variable(s.name) for s in expr.free_symbols) and not expr.is_Integer:
             return self.size_arg(f"size_{expr.name}" if expr.is_Symbol else "size", expr, False)
@@ -583,10 +584,10 @@ class Printer:
             return "(" + " + ".join(args) + ")"
         if kind == "Mul":
             return "(" + " * ".join(args) + ")"
-        if kind == "FloorDiv":
-            return f"({args[0]} // {args[1]})"
-        if kind in ("Mod", "PythonMod"):
-            return f"({args[0]} % {args[1]})"
+        if kind in ("FloorDiv", "Mod", "PythonMod"):
+            if not ix.is_never_negative(expr.args[0], {a.symbol: a.size for a in self.kernel.axes}):
+                return f"device.{'floor_div' if kind == 'FloorDiv' else 'remainder'}({args[0]}, {args[1]})"
+            return f"({args[0]} {'//' if kind == 'FloorDiv' else '%'} {args[1]})"
         if kind == "Pow" and expr.args[1].is_Integer and 0 < int(expr.args[1]) < 5:
             return "(" + " * ".join([args[0]] * int(expr.args[1])) + ")"
         if kind in ("Max", "Min"):
