@@ -59,9 +59,7 @@ def _chunk(seed: int, first: int, count: int, folder: Path, arch: str) -> dict[s
             op = built(one, compile_plain(one, folder / "functions"))
             if op is not None:
                 families[one.name] = op.families
-                plan(op.families, arch)
         except Exception:
-            families.pop(one.name, None)
             failures[one.name] = f"function {n} is not built: {traceback.format_exc()}"
     target, path = Target.parse(arch), folder / f"chunk_{first}.tkpack"
     with open_cache(lambda message: None) as cache:
@@ -78,14 +76,6 @@ def _chunk(seed: int, first: int, count: int, folder: Path, arch: str) -> dict[s
             families = working
             write([f for of in families.values() for f in of], target, path, cache)
     return dict(names=[f.name for f in functions], built=sorted(families), failures=failures)
-
-
-def plan(families: Sequence[object], arch: str) -> None:
-    """All of the grid, whatever is compiled: no setting may fail to print."""
-    from tk.aot.grid import enumerate_grid
-
-    for family in families:
-        enumerate_grid(family, int(arch), False, False)  # type: ignore[arg-type]
 
 
 def write(families: Sequence[object], target: object, path: Path, cache: object) -> None:

@@ -249,13 +249,14 @@ def _may_answer(error: BaseException, case: Changed) -> bool:
 
 def _determined(call: Call, value: Any) -> Any:
     """What torch promises of a result: not which of equal elements topk takes, nor their order in an unstable sort."""
-    if call.name in ("topk", "sort"):
+    if call.name == "topk":
         return value[0]
-    if call.name == "argsort":
-        dim = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim", -1)
-        given = call.args[0].dequantize() if call.args[0].is_quantized else call.args[0]
-        return given.detach().double().gather(dim, value)
-    return value
+    if call.name not in ("sort", "argsort"):
+        return value
+    values, indices = value if call.name == "sort" else (None, value)
+    dim = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim", -1)
+    given = call.args[0].dequantize() if call.args[0].is_quantized else call.args[0]
+    return values, given.detach().double().gather(dim, indices)
 
 
 # ATen's own answers differ between its kernels: vectorised gelu, fused affine norms, flash attention.

@@ -80,11 +80,10 @@ def is_never_negative(expr: sympy.Expr, ranges: Ranges) -> bool:
     """Whether expr >= 0 whatever the sizes, as far as terms show it: flip's M * N - 1 - r is, for r below M * N."""
     lowest = sympy.Integer(0)
     for term in sympy.Add.make_args(sympy.expand(expr)):
-        is_read = any(s.name.startswith("v") and s.name[1:].isdigit() for s in term.free_symbols)
         if term.is_nonnegative:
-            lowest += 0 if is_read or term.has(FloorDiv, Mod, *ranges) else term
-        elif (-term).is_nonnegative and not is_read and not term.has(FloorDiv, Mod):
-            lowest += term.xreplace({s: ranges[s] - 1 for s in term.free_symbols if s in ranges})
+            lowest += 0 if term.has(FloorDiv, Mod, *ranges) else term
+        elif not term.has(FloorDiv, Mod) and (most := _highest(-term, ranges)) is not None:
+            lowest -= most
         else:
             return False
     return bool(sympy.expand(lowest).is_nonnegative)

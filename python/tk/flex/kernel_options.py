@@ -31,23 +31,18 @@ def _unforced(value: Any) -> _Problem:
     )
 
 
-def _warps(value: Any) -> _Problem:
-    if isinstance(value, bool) or not isinstance(value, int):
-        return TypeError, "must be an integer"
-    return (ValueError, "must be a power of two") if value <= 0 or value & (value - 1) else None
+def _integer(is_right: Callable[[int], bool], what: str) -> Callable[[Any], _Problem]:
+    def problem(value: Any) -> _Problem:
+        if isinstance(value, bool) or not isinstance(value, int):
+            return TypeError, "must be an integer"
+        return None if value > 0 and is_right(value) else (ValueError, f"must be {what}")
+
+    return problem
 
 
-def _block(value: Any) -> _Problem:
-    """Hopper's kernels have blocks of 192 rows, too."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        return TypeError, "must be an integer"
-    return (ValueError, "must be a multiple of 16") if value <= 0 or value % 16 else None
-
-
-def _stages(value: Any) -> _Problem:
-    if isinstance(value, bool) or not isinstance(value, int):
-        return TypeError, "must be an integer"
-    return (ValueError, "must be 1 or more") if value < 1 else None
+_stages = _integer(lambda n: True, "1 or more")
+_warps = _integer(lambda n: n & (n - 1) == 0, "a power of two")
+_block = _integer(lambda n: n % 16 == 0, "a multiple of 16")  # Hopper's kernels have 192 rows, too
 
 
 def _of_amd(value: Any) -> _Problem:

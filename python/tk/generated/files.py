@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from types import FrameType
 
 from tk.generated import refusals
 
@@ -11,10 +12,11 @@ from tk.generated import refusals
 def declaring() -> str:
     """The file that calls the function which asks. While ``tk build`` reads a file, the one whose module is being run:
     a helper of another file declares for it, and a module that it imports for itself."""
-    caller = frame = sys._getframe(2)
-    while refusals.are_kept() and frame.f_code.co_name != "<module>" and frame.f_back is not None:
+    caller = sys._getframe(2)
+    frame: FrameType | None = caller if refusals.are_kept() else None
+    while frame is not None and frame.f_code.co_name != "<module>":
         frame = frame.f_back
-    return (frame if frame.f_code.co_name == "<module>" else caller).f_code.co_filename
+    return (frame or caller).f_code.co_filename
 
 
 def is_same(one: str, other: str) -> bool:
