@@ -29,7 +29,7 @@ from tk.aot.spec import (
     Selector,
     require,
 )
-from tk.codegen import combo, derivatives, ir, passes, random, scan, sort
+from tk.codegen import combo, comparisons, derivatives, ir, passes, random, scan, sort
 from tk.codegen import index as ix
 from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError, reported, where
@@ -355,7 +355,7 @@ class Generated:
             return None
         parts = self.scheduled(kernels, layout, setting)
         is_first = setting == settings[0]
-        launches = tuple(self.launches(parts))
+        launches = comparisons.uncontracted(kernels, tuple(self.launches(parts)))
         if not is_first:
             most = MOST_SPILLED_WALKING if way == "walk" else MOST_SPILLED
             launches = tuple(replace(x, max_spill_bytes=most) for x in launches)
@@ -574,19 +574,18 @@ def _lowered(traces: Sequence[Trace], name: str) -> tuple[Graph, ...]:
 def _graph(trace: Trace, name: str) -> Graph:
     suffix = "".join(str(int(on)) + "_" for on in trace.flags.values())
     splitter = Splitter(f"parts{suffix}")
-    whole = tuple(passes.run(k) for k in lower(trace, name))
+    whole = passes.run_all(lower(trace, name))
     deterministic: tuple[ir.Kernel, ...] = ()
     if any(map(_depends_on_order, whole)):
         with suppress(NotDeterministic):
-            found = lower(trace, f"{name}_deterministic", deterministic=True)
-            deterministic = tuple(passes.run(k) for k in found)
-    split = tuple(_shared(passes.run(k), whole) for k in lower(trace, f"{name}_split", splitter))
+            deterministic = passes.run_all(lower(trace, f"{name}_deterministic", deterministic=True))
+    split = _shared(passes.run_all(lower(trace, f"{name}_split", splitter)), whole)
     sorted_by: dict[str, tuple[ir.Kernel, ...]] = {}
     for way in ("digits", "narrow") if splitter.has_runs else ():
-        made = lower(trace, f"{name}_{way}", Splitter(f"parts{suffix}", sorts=way))
-        sorted_by[way] = tuple(_shared(passes.run(k), (*whole, *split)) for k in made)
+        made = passes.run_all(lower(trace, f"{name}_{way}", Splitter(f"parts{suffix}", sorts=way)))
+        sorted_by[way] = _shared(made, (*whole, *split))
     walker = Walker(whole, f"walks{suffix}")
-    walked = tuple(_shared(passes.run(k), whole) for k in lower(trace, f"{name}_walk", walker))
+    walked = _shared(passes.run_all(lower(trace, f"{name}_walk", walker)), whole)
     has_walk = walker.walk is not None and not any(k.walk and (scan.scans(k) or sort.sorts(k)) for k in walked)
     return Graph(
         trace,
@@ -608,9 +607,9 @@ def _has_one_sort(kernels: Sequence[ir.Kernel], way: str) -> bool:
     return len(along) == 1 and any(getattr(v.data, way) for k in sorting for v in sort.sorts(k)) and is_first_few
 
 
-def _shared(kernel: ir.Kernel, others: Sequence[ir.Kernel]) -> ir.Kernel:
-    """One of the others, where it differs in its name alone: then it is compiled once."""
-    return next((k for k in others if replace(k, name=kernel.name) == kernel), kernel)
+def _shared(kernels: Sequence[ir.Kernel], others: Sequence[ir.Kernel]) -> tuple[ir.Kernel, ...]:
+    """For each one of the others, where they differ in their names alone: then it is compiled once."""
+    return tuple(next((o for o in others if replace(o, name=k.name) == k), k) for k in kernels)
 
 
 def _backward(fn: Callable[..., Any], signature: Signature, name: str) -> Generated:

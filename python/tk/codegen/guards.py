@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import sympy
 import torch
 from torch import fx
-from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
+from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod, ToFloat
 
 from tk.codegen.errors import TraceError, needs_a_number, where
 
@@ -39,7 +39,7 @@ def of_sizes(arguments: _Arguments, fn: Callable[..., Any]) -> Iterator[Check]:
     """Guards: a divisibility becomes a check of the op; a decision of the function's own about sizes is refused."""
     checks: dict[str, Check] = {}
     for guard in arguments.env.guards:
-        expr = guard.expr.xreplace(arguments.symbols)
+        expr = _of_integers(guard.expr.xreplace(arguments.symbols))
         location: Any = guard.sloc.framework_loc
         if _is_of_strides(location):
             continue
@@ -151,6 +151,12 @@ def equal_sizes(arguments: _Arguments) -> dict[sympy.Expr, sympy.Symbol]:
                 if a.is_Symbol and not b.is_Symbol and not b.is_number:
                     found[b] = a
     return found
+
+
+def _of_integers(expr: Any) -> Any:
+    """As torch compares a count less a correction in floating point."""
+    floats = {x: sympy.Integer(int(x)) for x in expr.atoms(sympy.Float) if float(x).is_integer()}
+    return expr.xreplace(floats).replace(ToFloat, lambda x: x) if floats or expr.has(ToFloat) else expr
 
 
 def _excess(expr: Any) -> sympy.Expr:

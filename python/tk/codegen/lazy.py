@@ -6,7 +6,7 @@ memory but inputs and outputs — and what is read where its own kernel does not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -194,14 +194,17 @@ class Missing:
 @dataclass
 class Emitter:
     """Reads lazy tensors into the values of a kernel. stored: reductions that an earlier launch has left in scratch.
-    splitter: puts split reductions in the place of whole ones. storing: the tensor that is being stored."""
+    splitter: puts split reductions in the place of whole ones. once: what no launch but the one that stores it works
+    out. storing: the tensor that is being stored. made: what was worked out here, by value."""
 
     builder: Builder
     stored: Mapping[int, Buffer] = field(default_factory=dict)
     splitter: Splitter | Walker | None = None
+    once: Collection[Node] = ()
     masks: list[int] = field(default_factory=list)
     memo: dict[Any, int] = field(default_factory=dict)
     missing: list[Missing] = field(default_factory=list)
+    made: dict[int, Node] = field(default_factory=dict)
     storing: Lazy | None = None
 
     @property
@@ -323,6 +326,8 @@ class Emitter:
         """In this kernel where it stands at the kernel's own place, else what was stored."""
         if self.splitter is not None and (other := self.splitter.of(node)) is not None:
             return self.read(other, index)
+        if self._is_elsewhere(node):
+            return self.stored_value(node, index)
         reduced = [a for a in self.builder.axes.values() if a.reduced]
         is_own = self._is_own([(i, size) for i, size in zip(index, node.shape, strict=True) if size != 1])
         sizes_agree = len(reduced) == len(node.sizes) and all(
@@ -333,12 +338,12 @@ class Emitter:
             assert node.operand is not None
             value = self.read(node.operand, node.operand_index(index, [a.symbol for a in reduced]))
             self.masks = masks
-            return self.builder.add("reduce", node.dtype, value, data=node.kind)
+            return self._made(node, self.builder.add("reduce", node.dtype, value, data=node.kind))
         return self.stored_value(node, index)
 
     def scan(self, node: Scan, index: Index) -> int:
         """In this kernel where it is read at the kernel's own place, else what was stored."""
-        if self.storing is not node and (node.is_unfinished or self._stores_runs):
+        if self._is_elsewhere(node) or (self.storing is not node and (node.is_unfinished or self._stores_runs)):
             return self.stored_value(node, index)
         reduced = [a for a in self.builder.axes.values() if a.reduced]
         places = [p for d, p in enumerate(zip(index, node.shape, strict=True)) if p[1] != 1 and d != node.dim]
@@ -347,8 +352,15 @@ class Emitter:
             masks, self.masks = self.masks, []
             values = [self.read(x, index) for x in node.operands]
             self.masks = masks
-            return self.builder.add(node.op, node.dtype, *values, data=node.data)
+            return self._made(node, self.builder.add(node.op, node.dtype, *values, data=node.data))
         return self.stored_value(node, index)
+
+    def _is_elsewhere(self, node: Reduction | Scan) -> bool:
+        return node in self.once and self.storing is not node
+
+    def _made(self, node: Reduction | Scan, value: int) -> int:
+        self.made[value] = node
+        return value
 
     @property
     def _stores_runs(self) -> bool:

@@ -51,9 +51,9 @@ from tk.aot.spec import (
     Selector,
     require,
 )
+from tk.codegen import comparisons, ir, passes, source
 from tk.codegen import debug as debug_variant
 from tk.codegen import index as ix
-from tk.codegen import ir, passes, source
 from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError, where
 from tk.codegen.lazy import IR_DTYPES, Emitter, Index, Lazy, Reduction, reduction, stored
@@ -294,7 +294,7 @@ class GeneratedLists:
         return Plan(
             (*aligned, require(table.alignment >= 16, "a table on 16 bytes")),
             {"graph": (self.graphs.index(graph),)},
-            tuple(made),
+            comparisons.uncontracted(graph.kernels, tuple(made)),
             maximum(cost, const(1)) + 4_000_000 * len(made),
             buffers=tuple(Buffer(maximum(size, 16)) for size in sizes),
             general=layout != ALIGNED,
@@ -736,7 +736,7 @@ def _check_signature(fn: Callable[..., Any], signature: Signature, grad: bool) -
 
 def _graph(fn: Callable[..., Any], trace: Trace, name: str, lists: frozenset[str]) -> ListGraph:
     try:
-        kernels = tuple(passes.run(k) for k in lower(trace, name, _EachStored()))  # type: ignore[arg-type]
+        kernels = passes.run_all(lower(trace, name, _EachStored()))  # type: ignore[arg-type]
     except TraceError as error:
         raise TraceError(f"{where(fn)}: {error}") from None
     for kernel in kernels:

@@ -7,6 +7,7 @@ they run over the same axes; reductions that are read anywhere else are kept in 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,10 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+from torch.utils._pytree import tree_flatten
 
 from tk.codegen import index as ix
+from tk.codegen.comparisons import sums_compared
 from tk.codegen.errors import TraceError, reported
 from tk.codegen.ir import (
     INTS,
@@ -96,21 +99,48 @@ class Seed:
             emitter.store(self.buffer, self.index, value)
 
 
+@dataclass(frozen=True)
+class Replaced:
+    """How nodes are read. splitter: puts others in their place. once: those that no launch but the one that stores
+    them works out."""
+
+    splitter: Splitter | Walker | None = None
+    once: frozenset[Node] = frozenset()
+
+    def emitter(self, axes: Mapping[str, Axis], stored: Mapping[int, Buffer] | None = None) -> Emitter:
+        return Emitter(Builder(axes), stored or {}, self.splitter, self.once)
+
+
 def kernels(name: str, seeds: Sequence[Seed], splitter: Splitter | Walker | None = None) -> list[Kernel]:
     """The launches that store all seeds, in order. Raises TraceError."""
-    everything, stored = _with_scratch(seeds, splitter)
+    once: frozenset[Node] = frozenset()
+    while True:
+        copies = [Seed(s.tensor, s.buffer) for s in seeds]
+        found, made = _kernels(name, copies, Replaced(splitter, once))
+        counts = Counter(node for in_kernel in made for node in set(in_kernel.values()))
+        more = {one for kernel, in_kernel in zip(found, made, strict=True) for n in sums_compared(kernel)
+                if (one := in_kernel.get(n)) is not None and counts[one] > 1} - once  # fmt: skip
+        if not more:
+            return found
+        once |= more
+
+
+def _kernels(name: str, seeds: Sequence[Seed], how: Replaced) -> tuple[list[Kernel], list[dict[int, Node]]]:
+    """And for each what it works out itself, by value."""
+    everything, stored = _with_scratch(seeds, how)
     groups = _group(everything)
-    found = []
+    found, made = [], []
     for i, group in enumerate(groups):
-        emitter = Emitter(Builder(group[0].domain.axes([seed.tensor for seed in group])), stored, splitter)
+        emitter = how.emitter(group[0].domain.axes([seed.tensor for seed in group]), stored)
         for seed in group:
             seed.emit(emitter)
         assert not emitter.missing
         found.append(emitter.builder.finish(name if len(groups) == 1 else f"{name}_{i}"))
-    return found
+        made.append(emitter.made)
+    return found, made
 
 
-def _with_scratch(seeds: Sequence[Seed], splitter: Splitter | Walker | None) -> tuple[list[Seed], dict[int, Buffer]]:
+def _with_scratch(seeds: Sequence[Seed], how: Replaced) -> tuple[list[Seed], dict[int, Buffer]]:
     """All seeds, those of scratch memory included, with their domains and levels."""
     stored: dict[int, Buffer] = {}
     by_node: dict[int, Seed] = {}
@@ -126,7 +156,7 @@ def _with_scratch(seeds: Sequence[Seed], splitter: Splitter | Walker | None) -> 
     while pending:
         seed = pending.pop(0)
         everything.append(seed)
-        _place(seed, splitter)
+        _place(seed, how)
         for node in seed.needs:
             if id(node) not in stored:
                 merged = isinstance(node, Scan) and node.is_unfinished
@@ -167,21 +197,22 @@ def _put_seeds(node: Scatter, buffer: Buffer) -> list[Seed]:
     return [put, first]
 
 
-def _place(seed: Seed, splitter: Splitter | Walker | None) -> None:
+def _place(seed: Seed, how: Replaced) -> None:
     """Choose the seed's domain: that of the reduction it reads at its own place, if there is one."""
     if isinstance(seed.tensor, Fold):
         seed.domain, places = seed.tensor.domain, iter(range(len(seed.tensor.shape)))
         seed.layout = ("w0", *(None if s == 1 else f"r{next(places)}" for s in seed.tensor.shape[1:]))
-        seed.needs = _needs(seed, splitter)
+        seed.needs = _needs(seed, how)
         return
     dims = [d for d, s in enumerate(seed.tensor.shape) if s != 1]
     if seed.alone:
-        return _place_alone(seed, dims, splitter)
+        return _place_alone(seed, dims, how)
     axes = {f"x{d}": Axis(f"x{d}", seed.tensor.shape[d]) for d in dims}
-    probe = Emitter(Builder(axes), splitter=splitter)
+    probe = how.emitter(axes)
     index = tuple(axis_symbol(f"x{d}") if d in dims else sympy.Integer(0) for d in range(len(seed.tensor.shape)))
     probe.read(seed.tensor, index)
-    candidates = [c for missing in probe.missing if (c := _candidate(seed.tensor, missing))]
+    own = [m for m in probe.missing if m.node not in how.once or m.node is seed.tensor]
+    candidates = [c for missing in own if (c := _candidate(seed.tensor, missing))]
     best = max(candidates, key=lambda c: (candidates.count(c), len(c[1])), default=(tuple(dims), (), (), False))
     kept, along, node_sizes, seed.backwards = best
     sizes = [seed.tensor.shape[d] for d in along] or list(node_sizes)
@@ -190,21 +221,21 @@ def _place(seed: Seed, splitter: Splitter | Walker | None) -> None:
     seed.domain = Domain(tuple(seed.tensor.shape[d] for d in kept), tuple(sizes))
     names = {**{d: f"a{i}" for i, d in enumerate(kept)}, **{d: f"r{i}" for i, d in enumerate(along)}}
     seed.layout = tuple(names.get(d) for d in range(len(seed.tensor.shape)))
-    seed.needs = _needs(seed, splitter)
+    seed.needs = _needs(seed, how)
 
 
-def _place_alone(seed: Seed, dims: Sequence[int], splitter: Splitter | Walker | None) -> None:
+def _place_alone(seed: Seed, dims: Sequence[int], how: Replaced) -> None:
     """At its own dimensions: a put is of every element of its kernel's axes, and nothing may come too late."""
     seed.domain = Domain(tuple(seed.tensor.shape[d] for d in dims), ())
     seed.layout = tuple(f"a{dims.index(d)}" if d in dims else None for d in range(len(seed.tensor.shape)))
-    probe = Emitter(Builder(seed.domain.axes()), splitter=splitter)
+    probe = how.emitter(seed.domain.axes())
     seed.emit(probe)
     seed.needs = list(dict.fromkeys(m.node for m in probe.missing))
 
 
-def _needs(seed: Seed, splitter: Splitter | Walker | None) -> list[Node]:
+def _needs(seed: Seed, how: Replaced) -> list[Node]:
     """What it reads that is not worked out at its own place."""
-    emitter = Emitter(Builder(seed.domain.axes([seed.tensor])), splitter=splitter)
+    emitter = how.emitter(seed.domain.axes([seed.tensor]))
     seed.emit(emitter, store=False)
     return list(dict.fromkeys(m.node for m in emitter.missing))
 
@@ -341,6 +372,7 @@ class Graph:
         self.deterministic = deterministic
         self.params: dict[str, Buffer] = {}
         self.values: dict[fx.Node, Any] = {}
+        self.known: dict[Any, Any] = {}
         needed = _reached([*trace.new, *trace.mutated.values()])
         for node in trace.core.graph.nodes:
             if node.op == "placeholder":
@@ -394,11 +426,20 @@ class Graph:
         rule = RULES.get(name)
         if rule is None:
             raise TraceError(f"{self.where(node)}: {refused.message(name)}")
+        key = self._key(node, args)
         try:
             with reported(f"{self.where(node)}: {name}"):
-                return rule(Call(self, node), *args[0], **args[1])
+                if key not in self.known:
+                    self.known[key] = rule(Call(self, node), *args[0], **args[1])
+                return self.known[key]
         except TraceError as error:
             raise type(error)(f"{self.where(node)}: {error}") from None
+
+    def _key(self, node: fx.Node, args: Any) -> Any:
+        """Equal for nodes that are the same function of the same operands, which so become one tensor."""
+        leaves, spec = tree_flatten(args)
+        plain = tuple((type(x), repr(x) if isinstance(x, float) else x) for x in leaves)  # -0.0 is none of 0.0
+        return node.target, spec, plain, bool(node.meta.get("is_cast"))
 
     def where(self, node: fx.Node) -> str:
         line = node.meta.get("line")

@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import sympy
 
+from tk.codegen.comparisons import any_compared, narrow_operands
 from tk.codegen.ir import FLOATS, NARROW, Builder, Kernel, Scanned, Value, rebuild, values_in, verify
 
 
-def run(kernel: Kernel) -> Kernel:
-    """All passes, in order."""
+def run_all(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+    """Of one plan. What is compared with one another is not approximated."""
+    exact = any_compared(kernels)
+    return tuple(run(k, exact) for k in kernels)
+
+
+def run(kernel: Kernel, exact: bool = False) -> Kernel:
+    """All passes, in order. exact: nothing is approximated."""
     kernel = verify(kernel)
     for one in PASSES:
-        kernel = verify(one(kernel))
+        if not exact or one is not allow_approximations:
+            kernel = verify(one(kernel))
     return kernel
 
 
 def promote(kernel: Kernel) -> Kernel:
     """16-bit and 8-bit floats are computed in fp32, and rounded where they are stored or where the function itself
-    converts to them. Between the ops of one kernel nothing is rounded: the result is nearer to the exact one."""
+    converts to them, or compares them. Between the ops of one kernel nothing else is rounded: the result is nearer to
+    the exact one."""
+    narrow = narrow_operands(kernel)
 
     def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
+        args = tuple(
+            b.add("cast", b.values[n].dtype, _rounded(b, n, narrow[v.number, place]))
+            if (v.number, place) in narrow and b.values[n].dtype in ("fp32", "fp64")
+            else n
+            for place, n in enumerate(args)
+        )
         if v.op == "store":
             value = args[0] if b.values[args[0]].dtype == v.dtype else _rounded(b, args[0], v.dtype)
             return b.add("store", v.dtype, value, *args[1:], buffer=v.buffer, index=v.index, data=v.data)
@@ -39,9 +55,8 @@ def promote(kernel: Kernel) -> Kernel:
             bits = args[0] if b.values[args[0]].dtype == v.data else _rounded(b, args[0], v.data)
             made = b.add("bitcast", v.dtype, bits, data=v.data)
             return b.add("cast", "fp32", made) if v.dtype in NARROW else made
-        if v.dtype in NARROW:
-            return b.add(v.op, "fp32", *args, index=v.index, data=v.data)
-        return None
+        dtype = "fp32" if v.dtype in NARROW else v.dtype
+        return b.add(v.op, dtype, *args, buffer=v.buffer, index=v.index, data=v.data)
 
     return rebuild(kernel, rule)
 

@@ -16,19 +16,15 @@ from random import Random
 from typing import Any
 
 import host
-import numpy as np
 import pytest
 import random_judgement as judgement
 import random_judges as judges
 import torch
-import triton.language as tl
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from random_functions import Call, Function, calls, function
 from torch import Tensor
-from triton.runtime import interpreter
 
-from tk.codegen import device
 from tk.codegen.family import Generated, Graph
 
 SHARDS = 12
@@ -44,28 +40,7 @@ REFUSED: list[str] = []
 
 @pytest.fixture(autouse=True)
 def sorted_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sorting networks take half a second a row in the interpreter; they have tests of their own."""
-    for module, name, fn in SORTS:
-        monkeypatch.setattr(module, name, fn)
-
-
-def _like(x: Any, data: Any) -> Any:
-    return tl.tensor(interpreter.TensorHandle(np.ascontiguousarray(data), x.handle.dtype), x.type)
-
-
-def _sort(x: Any, descending: bool = False) -> Any:
-    data = np.sort(x.handle.data, -1)
-    return _like(x, data[..., ::-1] if descending else data)
-
-
-def _sort_pairs(a: Any, b: Any) -> tuple[Any, Any]:
-    order = np.lexsort((b.handle.data, a.handle.data), -1)
-    return _like(a, np.take_along_axis(a.handle.data, order, -1)), _like(
-        b, np.take_along_axis(b.handle.data, order, -1)
-    )
-
-
-SORTS = ((tl, "sort", _sort), (device, "sort_pairs", _sort_pairs))
+    host.sort_by_numpy(monkeypatch)
 
 
 def judge(random: Random, folder: Path) -> None:

@@ -1,0 +1,111 @@
+"""Values that are held against each other, where one of them comes by way of another launch or of a whole row.
+
+In ``y == y.amax()`` the same ``y`` is worked out twice: for the maximum, and for the comparison. Only where both times
+have the same bits does one of them equal the other. So in a graph that has such a comparison
+
+- no launch approximates or contracts products and sums, which depends on what else a launch does with them;
+- 16-bit floats are compared as the 16 bits that torch compares;
+- a sum that what is compared is made of is worked out by one launch, which leaves it in memory for the others: the
+  order of its terms is that of the launch's blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from tk.aot.spec import Launch
+from tk.codegen.ir import COMPARE, FLOATS, NARROW, Kernel, Value
+
+# Of floats: the same bits however they are compiled. All others may be approximated, or depend on an order.
+_EXACT = ("load", "store", "cast", "bitcast", "constant", "number", "neg", "abs", "where", "maximum", "minimum", "sort",
+          "argmax", "argmin", "max", "min")  # fmt: skip
+_FROM_AFAR = ("reduce", "scan", "sort", "fold", "search")
+
+
+def compared(kernel: Kernel) -> list[tuple[Value, tuple[int, ...]]]:
+    """What compares such values, with the places of those among its operands. A difference that is compared with 0
+    stands for its operands."""
+    found: list[tuple[Value, tuple[int, ...]]] = []
+    for v in kernel.values:
+        if v.op in COMPARE and v.args[0] == v.args[1]:
+            continue  # whether it is NaN
+        if v.op in COMPARE and (one := _of_difference(kernel, v)) is not None:
+            found.append((one, (0, 1)))
+        elif v.op in COMPARE or v.op == "search":
+            found.append((v, tuple(range(len(v.args)))))
+    return [(v, places) for v, places in found if _is_held_together(kernel, v)]
+
+
+def _of_difference(kernel: Kernel, v: Value) -> Value | None:
+    a, b = (kernel.value(n) for n in v.args)
+    for one, other in ((a, b), (b, a)):
+        if one.op == "sub" and other.op == "constant" and other.data == 0:
+            return one
+    return None
+
+
+def _is_held_together(kernel: Kernel, v: Value) -> bool:
+    """Whether both come of one tensor, one of them by way of a whole row, and of arithmetic with floats."""
+    if kernel.value(v.args[0]).dtype not in FLOATS:
+        return False
+    sides = [_reached(kernel, n) for n in v.args]
+    sides += [[v]] if v.op == "search" else []
+    scratch = {b.name for b in kernel.buffers if b.kind == "scratch"}  # which may be made of anything
+    one, other = ({x.buffer for x in side if x.op in ("load", "search")} for side in sides)
+    is_one_tensor = bool(one & other) or bool(one and other and (one | other) & scratch)
+    everything = [v, *(x for side in sides for x in side)]
+    is_from_afar = any(x.op in _FROM_AFAR or x.buffer in scratch for x in everything)
+    return is_one_tensor and is_from_afar and any(_is_inexact(kernel, x) for x in everything)
+
+
+def _is_inexact(kernel: Kernel, v: Value) -> bool:
+    """A sum may be contracted with a product, and 16-bit arithmetic is rounded where it is stored, and not before."""
+    kind = v.op if v.op not in ("reduce", "scan") else getattr(v.data, "kind", v.data)
+    if v.op in ("add", "sub", "mul") and v.dtype not in NARROW:
+        return v.dtype in FLOATS and v.op != "mul" and any(kernel.value(n).op == "mul" for n in v.args)
+    return v.dtype in FLOATS and kind not in _EXACT
+
+
+def _reached(kernel: Kernel, number: int) -> list[Value]:
+    """The value and all that it is made of."""
+    found: dict[int, Value] = {}
+    pending = [number]
+    while pending:
+        if (n := pending.pop()) not in found:
+            found[n] = kernel.value(n)
+            pending += found[n].args
+    return list(found.values())
+
+
+def any_compared(kernels: Sequence[Kernel]) -> bool:
+    return any(map(compared, kernels))
+
+
+def uncontracted(kernels: Sequence[Kernel], launches: tuple[Launch, ...]) -> tuple[Launch, ...]:
+    """The launches of a plan with these kernels."""
+    if not any_compared(kernels):
+        return launches
+    return tuple(replace(x, options={**x.options, "enable_fp_fusion": False}) for x in launches)
+
+
+def sums_compared(kernel: Kernel) -> Iterator[int]:
+    """The reductions and scans of the kernel that what it compares is made of, but for those that have the same bits in
+    any order."""
+    for v, places in compared(kernel):
+        for place in places:
+            reached = _reached(kernel, v.args[place])
+            yield from (x.number for x in reached if x.op in _FROM_AFAR and _is_inexact(kernel, x))
+
+
+def narrow_operands(kernel: Kernel) -> dict[tuple[int, int], str]:
+    """(value, place) -> the 16-bit dtype in which that operand is compared."""
+    found = {}
+    for v, places in compared(kernel):
+        for place in places:
+            operand = kernel.value(v.args[place])
+            while operand.op == "cast" and operand.dtype not in NARROW:
+                operand = kernel.value(operand.args[0])
+            if operand.dtype in NARROW:
+                found[v.number, place] = operand.dtype
+    return found
