@@ -63,17 +63,31 @@ def _highest(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr | None:
     """An upper bound free of axes; None where there is none, or where the expression may be negative."""
     total = sympy.Integer(0)
     for term in sympy.Add.make_args(sympy.expand(expr)):
-        if not term.is_nonnegative:
+        most = _highest_of_term(term, ranges) if term.is_nonnegative else None
+        if most is None:
+            return None
+        total += most
+    return total
+
+
+def _highest_of_term(term: sympy.Expr, ranges: Ranges) -> sympy.Expr | None:
+    if term.is_Symbol:
+        is_value = term.name.startswith("v") and term.name[1:].isdigit()  # read from memory: it has no bound
+        return None if is_value else ranges[term] - 1 if term in ranges else term
+    if term.is_Mul or (term.is_Pow and term.args[1].is_Integer):
+        bounds = [_highest(factor, ranges) for factor in (term.args if term.is_Mul else term.args[:1])]
+        if any(bound is None for bound in bounds):
+            return None
+        return product(bounds) if term.is_Mul else bounds[0] ** term.args[1]
+    if isinstance(term, FloorDiv | Mod):
+        dividend, divisor = term.args
+        if not divisor.is_positive or any(s in ranges for s in divisor.free_symbols):
             return None
         if isinstance(term, Mod):
-            total += term.args[1] - 1
-            continue
-        replaced = term.xreplace({s: ranges[s] - 1 for s in term.free_symbols if s in ranges})
-        # A size is its own bound; a value read from memory has none.
-        if any(s.name.startswith("v") and s.name[1:].isdigit() for s in replaced.free_symbols):
-            return None
-        total += replaced
-    return total
+            return divisor - 1
+        most = _highest(dividend, ranges)
+        return None if most is None else FloorDiv(most, divisor)
+    return term if term.is_Integer else None
 
 
 def is_never_negative(expr: sympy.Expr, ranges: Ranges) -> bool:
