@@ -14,6 +14,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+if os.environ.get("TRITON_INTERPRET") == "1":
+    import interpreted_numbers  # noqa: F401
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--wheel", metavar="FILE", help="the wheel that tests/install looks into and installs")
     parser.addoption(

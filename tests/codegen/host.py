@@ -409,7 +409,7 @@ def launch(plan: Plan, problem: Problem, tensors: Sequence[torch.Tensor], floats
                 assert not arg.divisible or found % 16 == 0
                 return found
             case Float():
-                return _float(floats[arg.index])
+                return _float(floats[arg.index], arg.dtype)
             case Pointer():
                 t = tensors[arg.tensor.index]
                 assert not arg.aligned or t.data_ptr() % 16 == 0
@@ -447,9 +447,11 @@ def _emulate(one: Launch, args: dict[str, Any], programs: int) -> None:
     gluon_emulator.run(one.fn, {name: given(name) for name in args}, programs)
 
 
-def _float(x: float) -> Any:
-    """An fp32 argument; the interpreter leaves Python's floats as they are, which cannot be converted."""
-    return tl.tensor(interpreter.TensorHandle(np.array([x], np.float32), tl.float32), tl.float32)
+def _float(x: float, dtype: str) -> Any:
+    """The interpreter leaves Python's floats as they are, which cannot be converted."""
+    kinds = {"fp32": (np.float32, tl.float32), "fp64": (np.float64, tl.float64)}
+    of_numpy, of_triton = kinds[dtype]
+    return tl.tensor(interpreter.TensorHandle(np.array([x], of_numpy), of_triton), of_triton)
 
 
 def _torch_dtype(name: str) -> torch.dtype:
