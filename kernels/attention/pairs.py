@@ -74,8 +74,7 @@ def chosen() -> Iterator[tuple[object, object, Wanted]]:
     yield None, DOCUMENTS, _MOST
     for score in (ALIBI, SOFT_CAP):
         for mask in (None, CAUSAL, WINDOW, DOCUMENTS):
-            wanted = _WITH_FP32 if mask is CAUSAL else _USUAL
-            yield score, mask, replace(wanted, sampled=score is ALIBI and mask is CAUSAL)
+            yield score, mask, _WITH_FP32 if mask is CAUSAL else _USUAL
     yield ALIBI_OF_HEADS, CAUSAL, replace(_SOME, decode=True)
     for mask in (None, CAUSAL):
         yield RELATIVE, mask, _USUAL

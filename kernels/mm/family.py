@@ -40,7 +40,8 @@ def _sample(kernel: Kernel, point: Point) -> bool:
         "out": "same",
     }
     differs = sum(point.axes.get(axis, value) != value for axis, value in usual.items())
-    return differs <= (kernel.name != "mm_tma" or "_coop" in point.config.name or point.epilogue == "vector")
+    is_usual = kernel.name != "mm_tma" or "_coop" in point.config.name or point.epilogue == "vector"
+    return differs <= (1 if is_usual else 0)
 
 
 def _portable(kernel: Kernel, point: Point) -> bool:

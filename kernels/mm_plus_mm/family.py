@@ -21,7 +21,7 @@ def _sample(kernel: Kernel, point: Point) -> bool:
     if point.axes.get("aligned") and point.dtype == "fp32":  # on Hopper nothing else of it suits 16-byte loads
         usual["dtype"] = "fp32"
     differs = sum(point.axes.get(axis, value) != value for axis, value in usual.items())
-    return differs <= (not point.config.name.endswith("_pingpong"))
+    return differs <= (0 if point.config.name.endswith("_pingpong") else 1)
 
 
 def _portable(kernel: Kernel, point: Point) -> bool:
