@@ -82,11 +82,8 @@ def any_compared(kernels: Sequence[Kernel]) -> bool:
     return any(map(compared, kernels))
 
 
-def uncontracted(kernels: Sequence[Kernel], launches: tuple[Launch, ...]) -> tuple[Launch, ...]:
-    """The launches of a plan with these kernels."""
-    if not any_compared(kernels):
-        return launches
-    return tuple(replace(x, options={**x.options, "enable_fp_fusion": False}) for x in launches)
+def uncontracted(launch: Launch) -> Launch:
+    return replace(launch, options={**launch.options, "enable_fp_fusion": False})
 
 
 def sums_compared(kernel: Kernel) -> Iterator[int]:

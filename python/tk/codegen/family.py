@@ -87,6 +87,11 @@ class Graph:
                  "digits": self.digits, "narrow": self.narrow}  # fmt: skip
         return found[way]
 
+    @cached_property
+    def compared(self) -> frozenset[str]:
+        """The ways whose launches hold values against each other."""
+        return frozenset(way for way in WAYS if comparisons.any_compared(self.kernels_of(way)))
+
     @property
     def label(self) -> str:
         flags = [f"{'' if on else 'not_'}{name}" for name, on in self.trace.flags.items()]
@@ -355,7 +360,9 @@ class Generated:
             return None
         parts = self.scheduled(kernels, layout, setting)
         is_first = setting == settings[0]
-        launches = comparisons.uncontracted(kernels, tuple(self.launches(parts)))
+        launches = tuple(self.launches(parts))
+        if way in graph.compared:
+            launches = tuple(map(comparisons.uncontracted, launches))
         if not is_first:
             most = MOST_SPILLED_WALKING if way == "walk" else MOST_SPILLED
             launches = tuple(replace(x, max_spill_bytes=most) for x in launches)

@@ -283,6 +283,8 @@ class GeneratedLists:
         for kernel in graph.kernels:
             own = list(parts_of(kernel, parts))
             made += ListLaunch(kernel, self, graph, layout == ALIGNED, names, own).launches()
+        if comparisons.any_compared(graph.kernels):
+            made = list(map(comparisons.uncontracted, made))
         sized = [t for t, (name, spec) in zip(self.op.tensors, self.signature.tensors.items(), strict=False)
                  if spec.is_list and spec.leading]  # fmt: skip
         aligned = [require(t.stride(0) == 16, f"tensors of {t.name} on 16 bytes") for t in sized if layout == ALIGNED]
@@ -294,7 +296,7 @@ class GeneratedLists:
         return Plan(
             (*aligned, require(table.alignment >= 16, "a table on 16 bytes")),
             {"graph": (self.graphs.index(graph),)},
-            comparisons.uncontracted(graph.kernels, tuple(made)),
+            tuple(made),
             maximum(cost, const(1)) + 4_000_000 * len(made),
             buffers=tuple(Buffer(maximum(size, 16)) for size in sizes),
             general=layout != ALIGNED,
