@@ -76,6 +76,27 @@ def test_as_on_the_cpu(name: str) -> None:
         assert not isinstance(a, Tensor) or torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
+@pytest.mark.parametrize("shape", [(6, 144), (700, 1000), (3, 40000), (1, 8)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_is_held_against_itself(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Ties depend on the rounding of what leads there, so nothing is held against torch."""
+    x, a = r(*shape, dtype=dtype).to(DEVICE), (r(shape[1]).abs() + 0.5).to(DEVICE, dtype)
+    kept, largest, first, past = torch.ops.tk.gpu_kept(x, a)
+    assert (kept.sum(-1) >= 5).all()
+    assert largest.any(0).all()
+    assert (first < past).all()
+
+
+@pytest.mark.parametrize("shape", [(6, 144), (700, 1000), (3, 40000)])
+def test_a_maximum_has_a_gradient(shape: tuple[int, int]) -> None:
+    x, a = r(*shape).to(DEVICE).requires_grad_(), r(shape[1]).to(DEVICE).requires_grad_()
+    torch.ops.tk.gpu_peak(x, a).backward()
+    exact, weight = (t.detach().double().requires_grad_() for t in (x, a))
+    (exact * weight + exact).var(-1).amax().backward()
+    assert_close(x.grad.double(), exact.grad, rtol=1e-4, atol=1e-6)
+    assert_close(a.grad.double(), weight.grad, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "name", [n for n in CALLS if n not in ("gpu_deviation", "gpu_gcd", "gpu_times", "gpu_clip_", "gpu_centred")]
 )

@@ -53,6 +53,20 @@ def gpu_deviation(x):
     return (x / (x.abs() + 1)).std(-1), (x * 0.7).var(-1)
 
 
+@op(x="T[M, N]", a="T[N]", T=("bf16", "fp32"))
+def gpu_kept(x, a):
+    """Of what is contracted, approximated and added up on its way: what holds whatever it comes to."""
+    y = torch.softmax(x * a + x, -1)
+    ordered = y.sort(-1).values
+    return (y >= y.topk(5, -1).values[:, -1:], y == y.amax(0), torch.searchsorted(ordered, y),
+            torch.searchsorted(ordered, y, right=True))  # fmt: skip
+
+
+@op(x="fp32[M, N]", a="fp32[N]", grad=True)
+def gpu_peak(x, a):
+    return (x * a + x).var(-1).amax()
+
+
 @op(x="i64[N]", y="i64[N]")
 def gpu_gcd(x, y):
     return torch.gcd(x, y)
