@@ -1,10 +1,10 @@
-"""Writes what is generated of README and docs: the first table and its picture, the ops, and all figures.
+"""Writes the generated parts of README and docs: the first tables and their picture, the ops, and all figures.
 
     python tools/readme.py [--check]
 
-A part stands between <!-- begin NAME --> and <!-- end NAME -->; the ops come from the kernels' records, all else from
-benchmarks/results. --check writes nothing and fails when something is out of date. Needs what builds packs (Triton),
-and neither the native library nor a GPU.
+A part stands between <!-- begin NAME --> and <!-- end NAME -->. The ops come from the kernels' records, everything else
+from benchmarks/results. With --check it writes nothing and fails when a part is out of date. It needs Triton, as
+building packs does, and neither the native library nor a GPU.
 """
 
 from __future__ import annotations
@@ -75,17 +75,21 @@ def table(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
 
 
 def gains_part(results: Sequence[Result]) -> str:
-    """One table and one picture."""
-    header = ("", "what you have today", "it takes", "tk takes")
-    rows = [*call_rows(results, first=True), *call_rows(results, first=False)]
-    rows += [product_row(p) for p in judged(gains.products(results))]
-    image = "![Products against cuBLAS by number of rows, and first calls](benchmarks/results/gains.svg)"
-    return "\n\n".join((table(header, rows), image, measured_on(results)))
+    """The table of times, the table of speeds and the picture."""
+    calls = [*call_rows(results, first=True), *call_rows(results, first=False)]
+    speeds = [product_row(p) for p in judged(gains.products(results))]
+    parts = [
+        table(("what is timed", "alternative", "its time", "the op's time", "the wrapper's time"), calls),
+        table(("rows", "shapes", "tk's speed", "shapes where cuBLAS is faster", "cuBLAS is faster by at most"), speeds),
+        "![Products against cuBLAS by number of rows, and first calls](benchmarks/results/gains.svg)",
+        measured_on(results),
+    ]
+    return "\n\n".join(parts)
 
 
 def call_rows(results: Sequence[Result], first: bool) -> Iterable[tuple[str, ...]]:
-    """A row for each peer, unless neither its time nor tk's is known. tk's is that of the op, and in brackets that of
-    its wrapper in Python."""
+    """A row for each alternative, unless neither its time nor tk's is known: its time, that of tk's op, and that of the
+    op's Python wrapper."""
 
     def measured(way: peers.Way) -> Measured:
         return gains.figure(results, way.first_figure if first else way.host_figure)
@@ -96,35 +100,36 @@ def call_rows(results: Sequence[Result], first: bool) -> Iterable[tuple[str, ...
         for way in (w for w in peers.WAYS if not w.is_tk and w.fused == fused):
             peer = measured(way)
             if peer.tried or op.tried or wrapper.tried:
-                yield title, code(way.title.removesuffix(", bias and gelu")), str(peer), f"{op} ({wrapper})"
+                yield title, code(way.title.removesuffix(", bias and gelu")), str(peer), str(op), str(wrapper)
 
 
 def code(title: str) -> str:
-    """With names of the program set as code."""
+    """The title with names of the program set as code."""
     return re.sub(r"@?\w+\.\w[\w.]*", lambda name: f"`{name[0]}`", title)
 
 
 def judged(products: Iterable[Products]) -> list[Products]:
-    """Of each band the random shapes, and the listed ones where there are no others."""
+    """The random shapes of each band, and the listed ones where there are no random ones."""
     return list({p.band: p for p in sorted(products, key=lambda p: p.random)}.values())
 
 
 def product_row(p: Products) -> tuple[str, ...]:
-    title = f"speed, {p.band.title}, {len(p.ratios)} {'random' if p.random else 'listed'} shapes"
-    slower = f"cuBLAS is faster in {p.slower}" + (f", at most {1 / p.worst:.2f} times" if p.slower else "")
-    return title, "cuBLAS (`torch.mm`)", "1", f"{p.geomean:.2f}; {slower}"
+    count = len(p.ratios)
+    shapes = f"{count} {'random' if p.random else 'listed'}"
+    lead = f"{1 / p.worst:.2f} ×" if p.slower else ""
+    return p.band.title, shapes, f"{p.geomean:.2f} ×", f"{p.slower} of {count}", lead
 
 
 def measured_on(results: Iterable[Result]) -> str:
     machines = sorted({f"{r['environment']['gpu']} with torch {r['environment']['torch']}" for r in results})
-    return f"On {', '.join(machines)}." if machines else "Nothing was measured yet."
+    return f"Measured on {', '.join(machines)}." if machines else "Nothing was measured yet."
 
 
 # --- Ops ---
 
 
 def ops_table() -> str:
-    """A row for each kernel: what it varies over, and how many variants the wheel has for each architecture."""
+    """A row for each kernel: the axes it is compiled over, and how many variants the wheel has for each architecture."""
     from tk.aot.grid import enumerate_grid
     from tk.aot.sources import package_families
 
@@ -142,7 +147,7 @@ def ops_table() -> str:
 
 
 def figures(results: Sequence[Result]) -> str:
-    """The summary of every results file; that nothing was measured, when there is none."""
+    """The summary of every results file, or a line that says that nothing was measured."""
     return "\n\n".join(summary(r) for r in results) or "Not measured yet."
 
 
@@ -155,9 +160,9 @@ def summary(result: Result) -> str:
     parts = [caption]
     if result.get("groups"):
         rows = ((g["title"], g["peer"], len(g["rows"]), *ratios(g), g["worst_label"]) for g in result["groups"])
-        parts.append(table(("products", "against", "shapes", "geomean", "worst", "worst shape"), rows))
+        parts.append(table(("group", "against", "shapes", "geomean", "worst", "worst shape"), rows))
     if result.get("figures"):
-        rows = ((f["title"], f"{f['value']:.4g} {f['unit']}", limit(f)) for f in result["figures"])
+        rows = ((f["title"], f"{f['value']:.4g} {unit(f)}", limit(f)) for f in result["figures"])
         parts.append(table(("figure", "measured", "goal"), rows))
     if result.get("failures"):
         parts.append(f"{len(result['failures'])} failed: " + "; ".join(f["label"] for f in result["failures"]))
@@ -165,7 +170,7 @@ def summary(result: Result) -> str:
 
 
 def ratios(group: Mapping[str, object]) -> tuple[str, str]:
-    """Geometric mean and worst, each with its goal."""
+    """The geometric mean and the worst ratio, each with its goal."""
     goal = group.get("goal") or {}
 
     def cell(name: str) -> str:
@@ -177,7 +182,11 @@ def ratios(group: Mapping[str, object]) -> tuple[str, str]:
 def limit(figure: Mapping[str, object]) -> str:
     if figure["limit"] is None:
         return ""
-    return f"{'≤' if figure['at_most'] else '≥'} {figure['limit']:g} {figure['unit']}"
+    return f"{'≤' if figure['at_most'] else '≥'} {figure['limit']:g} {unit(figure)}"
+
+
+def unit(figure: Mapping[str, object]) -> str:
+    return {"us": "µs"}.get(figure["unit"], figure["unit"])
 
 
 if __name__ == "__main__":
