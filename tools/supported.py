@@ -452,72 +452,75 @@ def table(header: Sequence[object], rows: Iterable[Iterable[object]]) -> str:
 
 HEAD = """# What is supported, and what is refused
 
-Made by `tools/supported.py` (`make readme`) with torch {torch}, by calling every function: on the CPU, and for CUDA
-with tensors that are not there. What an op of torch's may do within a function of your own under `@tk.op`: [torch-ops.md](torch-ops.md).
+`tools/supported.py` (`make readme`) made this page with torch {torch}, by calling every function: on the CPU, and for
+CUDA with fake tensors. [torch-ops.md](torch-ops.md) says what each of torch's ops may do within a function
+of your own under `@tk.op`.
 
 ## Dtypes
 
 | | |
 |---|---|
-| **tk** | on CUDA a kernel; on the CPU torch's ops |
-| ATen | torch's ops everywhere; on CUDA, where no kernel has this dtype, `tk.config.strict()` makes it a `tk.UnsupportedError`, and `tk.explain` says so |
-| one letter | the error that is raised, U `tk.UnsupportedError`, N `NotImplementedError`, R `RuntimeError`, V `ValueError`, T `TypeError` |
-| two, or with CPU | what happens on CUDA, and on the CPU: U CPU is there on the CPU alone |
+| **tk** | on CUDA a kernel computes it; on the CPU torch's ops do |
+| ATen | torch's ops compute it everywhere; on CUDA, where no kernel has this dtype, `tk.config.strict()` makes it a `tk.UnsupportedError`, and `tk.explain` says so |
+| one letter | the call raises an error: U `tk.UnsupportedError`, N `NotImplementedError`, R `RuntimeError`, V `ValueError`, T `TypeError` |
+| two entries | what happens on CUDA, and then on the CPU; "U CPU" works on the CPU alone |
 
-The dtype is that of the floating-point arguments (of `embedding` the weight; of `scaled_mm` and `scaled_grouped_mm`
-fp8e5m2 is that of `a` alone). N and R of the CPU are torch's own. On CUDA uint16, uint32 and uint64 are refused throughout.
+The dtype is that of the floating-point arguments. For `embedding` it is the weight's, and for `scaled_mm` and
+`scaled_grouped_mm` fp8e5m2 is the dtype of `a` alone. Errors N and R on the CPU are torch's own. On CUDA uint16, uint32
+and uint64 are refused everywhere.
 """  # noqa: E501
 
 NOTES = """
-- Results are of ATen's dtypes: sums, products and their scans of integers and bool are int64 (modulo 2^64), `any` and
-  `all` of uint8 are uint8, positions are int64.
+- Results have ATen's dtypes. Sums and products of integers and bool, and their scans, are int64 (modulo 2^64). `any` and
+  `all` of uint8 are uint8. Positions are int64.
 - `dtype=` of sums, scans, norms and softmaxes converts the argument first, as in torch.
-- float64 is worked out in float64, all other floats in float32. `softmax` and `log_softmax` of float64 are made of
+- float64 is computed in float64, and all other floats in float32. `softmax` and `log_softmax` of float64 are made of
   `logsumexp`.
-- Integers of 16 bits and fewer are sorted as floats that hold them; those of 32 and 64 bits, and float64, by two or
-  three sorts of parts of them. `topk` of the latter sorts all.
-- Two dtypes of a search are compared in torch's common one. Norms of 16 bits take weights in float32, and `rope`
+- Integers of 16 bits and fewer are sorted as floats that hold them. Integers of 32 and 64 bits, and float64, are sorted
+  by two or three sorts of parts of them. `topk` of these sorts everything.
+- A search with two dtypes compares in torch's common dtype. Norms of 16 bits take weights in float32, and `rope` takes
   tables in float32.
-- Products of 16 bits have results in float32 too (`out_dtype`); float32 goes by `ieee` or `tf32`, as torch's switch or
-  `precision` says. Products of float8 need a GPU of compute capability 8.9 or newer.
-- `int4_mm` on CUDA: a result that reads an infinite activation, scale or zero may be NaN where torch has an infinity
+- Products of 16 bits can also have results in float32 (`out_dtype`). float32 products are `ieee` or `tf32`, as torch's
+  switch or `precision` says. Products of float8 need a GPU of compute capability 8.9 or newer.
+- On CUDA a result of `int4_mm` that reads an infinite activation, scale or zero may be NaN where torch has an infinity
   ([products.md](products.md#int4_mm-and-uint4x2_mixed_mm)).
 - `int4_from_torch`, `pack_int4` and `unpack_int4` are made of torch's ops.
 """
 
 WAYS_HEAD = """## Gradients and transforms
 
-An error is raised where that is asked for; empty: there is none, since results are integers, drawn or rounded, or are
-written in place. "second" is a gradient of the gradient. The same holds on CUDA and on the CPU, and under `torch.func`.
-Everything works under `torch.compile(fullgraph=True)` and `torch.export`.
+An error in a cell is raised when that gradient or transform is asked for. In an empty cell there is none, because the
+results are integers, random or rounded, or are written in place. "second" is a gradient of the gradient. The same holds
+on CUDA, on the CPU and under `torch.func`. Everything works under `torch.compile(fullgraph=True)` and `torch.export`.
 """
 
 WAYS_NOTES = """
-The same call gives the same bits, every time, but for two gradients that are summed as threads come:
-that of `embedding`'s weight in float32, unless `tk.config.deterministic()` or
-`torch.use_deterministic_algorithms(True)` asks otherwise, and that of `cummax` and `cummin`, ATen's `scatter_add`,
-unless the latter does. `tk.config.batch_invariant()` makes a row's bits independent of the rows beside it.
+The same call gives the same bits every time, except for two gradients whose terms are added in the order in which threads
+arrive. One is that of `embedding`'s weight in float32. `tk.config.deterministic()` or
+`torch.use_deterministic_algorithms(True)` makes it deterministic. The other is that of `cummax` and `cummin`, which is
+ATen's `scatter_add`. Only torch's switch makes it deterministic. `tk.config.batch_invariant()` makes a row's bits
+independent of the other rows.
 """
 
 PAIRS_HEAD = """## Attention: the wheel's mods
 
-`sdpa` and `flex_attention` without mods are the first row. Numbers and tensors that a mod captures are arguments, and
-mods that mean the same are the same ([attention.md](attention.md)). "some": of some of a mod's forms (ids of int32 and
-int64, tables of two to four dimensions). Of any other pair the call raises `tk.VariantNotFoundError` with the
-`tk build` line that makes it; on the CPU every pair runs.
+The first row is `sdpa`, and `flex_attention` without mods. Numbers and tensors that a mod captures are arguments, and
+equal mods are one mod ([attention.md](attention.md)). "some" means that there are kernels for some of a mod's forms (ids
+of int32 and int64, tables of two to four dimensions). A call with any other pair raises `tk.VariantNotFoundError` with
+the `tk build` line that makes it. On the CPU every pair runs.
 """
 
 REFUSED_HEAD = """## What is refused, and why
 
-By group an example of each kind. `x` is float32 [32, 32], `q` float32 [1, 2, 16, 16], `fp8` float8_e5m2. What
-`tk.use` leaves alone: [use.md](use.md).
+Each group has an example of each kind. `x` is float32 [32, 32], `q` is float32 [1, 2, 16, 16], and `fp8` is float8_e5m2.
+[use.md](use.md) says what `tk.use` leaves alone.
 """
 
 HINTS_HEAD = """## Within a function under `@tk.op`
 
-Op by op: [torch-ops.md](torch-ops.md). Besides those, what [codegen.md](codegen.md#what-is-refused) names: control flow
-by a tensor's contents, side effects, large constants. A function over lists of tensors has no gradients and runs under
-no transform of `torch.func`: it writes in place, or is for inference. Without `grad=True` a gradient is refused.
+[torch-ops.md](torch-ops.md) lists every op. [codegen.md](codegen.md#what-is-refused) names what else is refused: control
+flow by a tensor's contents, side effects, large constants. A function over lists of tensors has no gradients and runs
+under no transform of `torch.func`: it writes in place, or is for inference. Without `grad=True` a gradient is refused.
 """
 
 
