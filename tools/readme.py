@@ -129,7 +129,7 @@ def measured_on(results: Iterable[Result]) -> str:
 
 
 def ops_table() -> str:
-    """A row for each kernel: the axes it is compiled over, and how many variants the wheel has for each architecture."""
+    """A row for each kernel: its axes, and how many variants of it the wheel has for each architecture."""
     from tk.aot.grid import enumerate_grid
     from tk.aot.sources import package_families
 

@@ -471,8 +471,8 @@ and uint64 are refused everywhere.
 """  # noqa: E501
 
 NOTES = """
-- Results have ATen's dtypes. Sums and products of integers and bool, and their scans, are int64 (modulo 2^64). `any` and
-  `all` of uint8 are uint8. Positions are int64.
+- Results have ATen's dtypes. Sums and products of integers and bool, and their scans, are int64 (modulo 2^64). `any`
+  and `all` of uint8 are uint8. Positions are int64.
 - `dtype=` of sums, scans, norms and softmaxes converts the argument first, as in torch.
 - float64 is computed in float64, and all other floats in float32. `softmax` and `log_softmax` of float64 are made of
   `logsumexp`.
@@ -495,8 +495,8 @@ on CUDA, on the CPU and under `torch.func`. Everything works under `torch.compil
 """
 
 WAYS_NOTES = """
-The same call gives the same bits every time, except for two gradients whose terms are added in the order in which threads
-arrive. One is that of `embedding`'s weight in float32. `tk.config.deterministic()` or
+The same call gives the same bits every time, except for two gradients whose terms are added in the order in which
+threads arrive. One is that of `embedding`'s weight in float32. `tk.config.deterministic()` or
 `torch.use_deterministic_algorithms(True)` makes it deterministic. The other is that of `cummax` and `cummin`, which is
 ATen's `scatter_add`. Only torch's switch makes it deterministic. `tk.config.batch_invariant()` makes a row's bits
 independent of the other rows.
@@ -505,22 +505,23 @@ independent of the other rows.
 PAIRS_HEAD = """## Attention: the wheel's mods
 
 The first row is `sdpa`, and `flex_attention` without mods. Numbers and tensors that a mod captures are arguments, and
-equal mods are one mod ([attention.md](attention.md)). "some" means that there are kernels for some of a mod's forms (ids
-of int32 and int64, tables of two to four dimensions). A call with any other pair raises `tk.VariantNotFoundError` with
-the `tk build` line that makes it. On the CPU every pair runs.
+equal mods are one mod ([attention.md](attention.md)). "some" means that there are kernels for some of a mod's forms
+(ids of int32 and int64, tables of two to four dimensions). A call with any other pair raises `tk.VariantNotFoundError`
+with the `tk build` line that makes it. On the CPU every pair runs.
 """
 
 REFUSED_HEAD = """## What is refused, and why
 
-Each group has an example of each kind. `x` is float32 [32, 32], `q` is float32 [1, 2, 16, 16], and `fp8` is float8_e5m2.
-[use.md](use.md) says what `tk.use` leaves alone.
+Each group has an example of each kind. `x` is float32 [32, 32], `q` is float32 [1, 2, 16, 16], and `fp8` is
+float8_e5m2. [use.md](use.md) says what `tk.use` leaves alone.
 """
 
 HINTS_HEAD = """## Within a function under `@tk.op`
 
-[torch-ops.md](torch-ops.md) lists every op. [codegen.md](codegen.md#what-is-refused) names what else is refused: control
-flow by a tensor's contents, side effects, large constants. A function over lists of tensors has no gradients and runs
-under no transform of `torch.func`: it writes in place, or is for inference. Without `grad=True` a gradient is refused.
+[torch-ops.md](torch-ops.md) lists every op. [codegen.md](codegen.md#what-is-refused) names what else is refused:
+control flow by a tensor's contents, side effects, large constants. A function over lists of tensors has no gradients
+and runs under no transform of `torch.func`: it writes in place, or is for inference. Without `grad=True` a gradient is
+refused.
 """
 
 

@@ -1,15 +1,16 @@
-"""Triton for PyTorch without the JIT: kernels compiled ahead of time, called as ``torch.ops.tk.*``.
+"""Triton kernels for PyTorch that are compiled ahead of time, called as ``torch.ops.tk.*``.
 
     import tk
 
     y = tk.linear(x, weight, bias, activation="gelu")
 
-Importing tk registers the ops; it leaves CUDA uninitialised and never imports Triton. Environment variables:
+Importing tk registers the ops. It does not initialise CUDA and never imports Triton. These environment variables are
+read:
 
 - ``TK_PACK_PATH``: packs to load besides the package's own, separated by ``:``.
-- ``TK_LOG``: a level of the ``tk`` logger ("debug", "info", …), printed to stderr.
-- ``TK_LIBRARY_DIR``: where the native libraries are, if not in the package.
-- ``TK_NO_LIBRARY=1``: do without them; only what builds packs can be used.
+- ``TK_LOG``: the level of the ``tk`` logger ("debug", "info", …), which prints to stderr.
+- ``TK_LIBRARY_DIR``: the folder of the native libraries, if they are not in the package.
+- ``TK_NO_LIBRARY=1``: import tk without the native libraries. Only what builds packs can be used then.
 """
 
 import importlib
@@ -52,7 +53,7 @@ if _library.is_wanted():
 
 
 def _functions() -> Any:
-    """tk.functional: imported when it is first asked for. (``from tk import`` would ask for it again.)"""
+    """tk.functional, which is imported when it is first needed. (``from tk import`` would ask for it again.)"""
     return importlib.import_module("tk.functional")
 
 
@@ -60,7 +61,10 @@ _OF_FLEX = ("flex", "flex_attention", "sdpa")
 
 
 def __getattr__(name: str) -> Any:
-    """``tk.op``, for which torch is needed, tk.flex, and what of tk.functional has its ops in a loaded pack."""
+    """Finds what is imported late: ``tk.op``, which needs torch, tk.flex, and functions of tk.functional.
+
+    Such a function exists if a loaded pack has its ops.
+    """
     if name == "op":
         from tk.generated import op
 

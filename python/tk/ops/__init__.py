@@ -1,1 +1,1 @@
-"""A file per family: the wrappers, the fakes, the autograd formulas, side by side."""
+"""The hand-written ops. Each family has a file with its Python wrappers, its fakes and its autograd formulas."""

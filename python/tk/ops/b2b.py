@@ -3,9 +3,9 @@
     order "left":  f(a @ b) @ c
     order "right": a @ f(b @ c)
 
-Where it pays, one kernel does all of it, and what stands between the products never reaches memory (kernels/b2b/); else
-it is two products. Both sum in float32, apply f to the float32 sums and round what it gives to the operands' dtype.
-Inference only.
+Where it pays, one kernel computes both products, and what stands between them never reaches memory (kernels/b2b/).
+Otherwise two products are called. Both ways sum in float32, apply f to the float32 sums and round its result to the
+operands' dtype. The op is for inference and has no gradient.
 """
 
 from __future__ import annotations
@@ -44,25 +44,30 @@ def b2b_gemm(
     f: str | Function = "none",
     way: Literal["fused", "two_products"] | None = None,
 ) -> Tensor:
-    """``f(a @ b) @ c``, or with order "right" ``a @ f(b @ c)``.
+    """Computes ``f(a @ b) @ c``, or with order "right" ``a @ f(b @ c)``.
+
+    The operands have one dtype and device, and any strides. They are bfloat16, float16 or float32 (on the CPU also
+    float64). float32 is always two products.
 
     Args:
-        a, b, c: matrices of one dtype and device, any strides. bfloat16 and float16; float32, which is two products; on
-            the CPU float64 too.
-        f: the name of an activation (none, relu, gelu, gelu_tanh, silu), or a function of one tensor that works number
-            by number. On CUDA a function needs a pack: announce it with :func:`tk.b2b.register` in the file given to
-            ``tk build``, or let it be built at the first call (``tk.config.build_missing``). Numbers that it captures
-            may change from call to call.
-        way: "fused" for one kernel, "two_products", or None: what is expected to be faster.
+        a: ``[M, K]``.
+        b: ``[K, P]``.
+        c: ``[P, N]``.
+        order: which product comes first: "left" or "right".
+        f: the name of an activation (none, relu, gelu, gelu_tanh, silu), or a pointwise function of one tensor. On CUDA
+            a function needs a pack. Register it with :func:`tk.b2b.register` in the file that ``tk build`` reads, or
+            let the first call build it (``tk.config.build_missing``). Numbers that it captures may change from call to
+            call.
+        way: "fused" for one kernel, "two_products", or None for what is expected to be faster.
 
     Returns:
-        A row-major matrix of the operands' dtype.
+        ``[M, N]``, row-major, of the operands' dtype.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not go together; another order, f or way.
+        ValueError: shapes, dtypes or devices do not go together, or order, f or way is none of these.
         NotImplementedError: an operand requires a gradient.
-        tk.VariantNotFoundError: no loaded pack has a kernel of f; or "fused" of an inner size past 256.
-        tk.UnsupportedError: a dtype that tk has no kernels for, or an f that no kernel can have.
+        tk.VariantNotFoundError: no loaded pack has a kernel of f, or way is "fused" and the inner size is past 256.
+        tk.UnsupportedError: tk has no kernels for the dtype, or no kernel can compute f.
     """
     if order not in ("left", "right"):
         raise ValueError(f"tk.b2b_gemm: order is {order!r}, must be 'left' or 'right'")
@@ -102,7 +107,10 @@ _OF_A_TILE, _OF_A_PRODUCT, _MEMORY, _LAUNCH = 3_000, 600_000, 4_000, 3_000
 
 
 def fused_time(M: int, N: int, K: int, P: int, multiprocessors: int) -> float:
-    """Nanoseconds of f(a @ b) @ c in one kernel, a [M, K], c [P, N]. Every tile of columns makes a @ b again."""
+    """The predicted time, in nanoseconds, of f(a @ b) @ c in one kernel, with a [M, K] and c [P, N].
+
+    Every tile of columns computes a @ b again.
+    """
     size = 64 if max(K, N) <= 64 else 128
     block_k = size if size >= K else 256
     rows = 128 if block_k <= 128 else 64
@@ -111,7 +119,10 @@ def fused_time(M: int, N: int, K: int, P: int, multiprocessors: int) -> float:
 
 
 def two_products_time(M: int, N: int, K: int, P: int, itemsize: int, is_function: bool) -> float:
-    """Nanoseconds of two products; a function that is no activation is ATen ops of float32 between them."""
+    """The predicted time, in nanoseconds, of two products.
+
+    A function that is no activation runs between them as ATen ops in float32.
+    """
 
     def one(m: int, n: int, k: int) -> float:
         return _LAUNCH + max(2 * m * n * k / _OF_A_PRODUCT, (m * n + m * k + k * n) * itemsize / _MEMORY)

@@ -2,7 +2,8 @@
 
     out[i] = activation(alpha * a[i] @ b[i] + beta * bias[i])
 
-The kernels are declared in kernels/bmm/. What all of a batch share is ``x.expand(batch, -1, -1)``, and read as it is.
+The kernels are declared in kernels/bmm/. A matrix that the whole batch shares is ``x.expand(batch, -1, -1)``. It is
+read without a copy.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ def bmm(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """``activation(a[i] @ b[i] + bias[i])`` for each i, as ``torch.bmm``.
+    """Computes ``activation(a[i] @ b[i] + bias[i])`` for each i, as ``torch.bmm`` with an epilogue.
 
     Args:
-        a: ``[B, M, K]``, any strides: 0 along the batch where all share one matrix.
+        a: ``[B, M, K]``, with any strides. The batch's stride is 0 where all products share one matrix.
         b: ``[B, K, N]``, likewise.
-        bias: broadcast to ``[B, M, N]`` as torch does.
+        bias: a tensor that broadcasts to ``[B, M, N]`` as in torch, or None.
 
     Returns:
-        ``[B, M, N]``, contiguous (or ``out``). Other arguments and errors as of :func:`tk.mm`.
+        ``[B, M, N]``, contiguous, or ``out``. The other arguments and the errors are those of :func:`tk.mm`.
     """
     try:
         settings = product.settings("bmm", a, activation, out_dtype, precision, config)
@@ -68,10 +69,10 @@ def baddbmm(
     config: str | int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """``activation(beta * bias[i] + alpha * a[i] @ b[i])`` for each i, as ``torch.baddbmm``.
+    """Computes ``activation(beta * bias[i] + alpha * a[i] @ b[i])`` for each i, as ``torch.baddbmm``.
 
-    With ``beta=0`` the bias is not read: NaN and inf in it do not spread. ``out`` may be ``bias`` itself. Other
-    arguments, result and errors as of :func:`bmm`.
+    The bias broadcasts to ``[B, M, N]``. With ``beta=0`` it is not read, so NaN and inf in it do not spread. ``out``
+    may be ``bias`` itself. The other arguments, the result and the errors are those of :func:`bmm`.
     """
     try:
         settings = product.settings("bmm", a, activation, out_dtype, precision, config)

@@ -1,9 +1,10 @@
-"""Convolutions: ``conv1d``, ``conv2d`` and ``conv3d``, with bias and activation in the store.
+"""Convolutions: ``conv1d``, ``conv2d`` and ``conv3d``, with bias and activation in the epilogue.
 
     out = activation(conv(input, weight) + bias)
 
-Accumulated in float32 (float64 for float64) and rounded once. The kernels are declared in kernels/conv/; on the CPU the
-same formula is computed with ATen ops (csrc/ops/conv_reference.cpp). How the gradients come about: docs/conv.md.
+Sums are float32 (float64 for float64 operands), and the result is rounded once. The kernels are declared in
+kernels/conv/. On the CPU ATen ops compute the same formula (csrc/ops/conv_reference.cpp). docs/conv.md explains how the
+gradients are computed.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ def conv1d(
     precision: Precision | None = None,
     config: str | int | None = None,
 ) -> Tensor:
-    """``activation(torch.nn.functional.conv1d(...))``: input ``[N, C, L]`` or ``[C, L]``,
-    weight ``[O, C / groups, K]``.
+    """Computes ``activation(torch.nn.functional.conv1d(...))``.
 
-    Arguments, result and errors as of :func:`conv2d`.
+    The input is ``[N, C, L]`` or ``[C, L]``, and the weight ``[O, C / groups, K]``. The other arguments, the result and
+    the errors are those of :func:`conv2d`.
     """
     return _convolve(1, input, weight, bias, stride, padding, dilation, groups, activation, precision, config)
 
@@ -65,28 +66,31 @@ def conv2d(
     precision: Precision | None = None,
     config: str | int | None = None,
 ) -> Tensor:
-    """``activation(torch.nn.functional.conv2d(...))``.
+    """Computes ``activation(torch.nn.functional.conv2d(...))``.
 
     Args:
-        input: ``[N, C, H, W]`` or ``[C, H, W]``, bfloat16, float16 or float32 (float64 on the CPU), any strides.
-            Channels-last is fastest; where channels are apart in memory, or no multiple of 16, a copy in which they are
-            may be made.
-        weight: ``[O, C / groups, KH, KW]`` of the same dtype and device, any strides; copied likewise.
-        bias: ``[O]``, of the same dtype.
-        stride, dilation: one number, or one for each dimension.
-        padding: likewise, or "valid" (none) or "same" (the result has the input's size; stride 1 only).
-        activation: "none", "relu", "gelu", "gelu_tanh" or "silu", applied before the result is rounded.
-        precision: of float32, "ieee" or "tf32"; by default as
+        input: ``[N, C, H, W]`` or ``[C, H, W]``, bfloat16, float16 or float32 (on the CPU also float64), with any
+            strides. Channels-last is fastest. Where the channels are not contiguous, or their number is no multiple of
+            16, tk may make a copy in which they are.
+        weight: ``[O, C / groups, KH, KW]`` of the same dtype and device, with any strides. It may be copied likewise.
+        bias: ``[O]`` of the same dtype, or None.
+        stride: one number of pixels, or one for each dimension.
+        padding: likewise, or "valid" (none), or "same" (the result has the input's size; only with a stride of 1).
+        dilation: one number of pixels, or one for each dimension.
+        groups: the number of groups that the channels are divided into.
+        activation: "none", "relu", "gelu", "gelu_tanh" or "silu". It is applied before the result is rounded.
+        precision: "ieee" or "tf32" for float32 operands. By default it is what
             ``torch.backends.cudnn.conv.fp32_precision`` (or the older ``torch.backends.cudnn.allow_tf32``) says.
-        config: a config's name or number, for this call; by default the predicted fastest.
+        config: the name or number of a config for this call. By default it is the one that is predicted to be fastest.
 
     Returns:
-        ``[N, O, OH, OW]``: channels-last where input or weight is, as torch has it, else contiguous.
+        ``[N, O, OH, OW]``, channels-last where input or weight is, as in torch, and otherwise contiguous.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not go together; a config that does not fit.
-        tk.UnsupportedError: a dtype that tk has no kernels for.
-        tk.VariantNotFoundError: no loaded pack has a kernel for this problem.
+        TypeError: an argument is not a tensor where one is needed.
+        ValueError: shapes, dtypes or devices do not go together, or the config does not fit the call.
+        tk.UnsupportedError: tk has no kernels for the dtype.
+        tk.VariantNotFoundError: no loaded pack has a kernel for this call.
     """
     return _convolve(2, input, weight, bias, stride, padding, dilation, groups, activation, precision, config)
 
@@ -104,10 +108,10 @@ def conv3d(
     precision: Precision | None = None,
     config: str | int | None = None,
 ) -> Tensor:
-    """``activation(torch.nn.functional.conv3d(...))``: input ``[N, C, D, H, W]`` or ``[C, D, H, W]``, weight
-    ``[O, C / groups, KD, KH, KW]``.
+    """Computes ``activation(torch.nn.functional.conv3d(...))``.
 
-    Arguments, result and errors as of :func:`conv2d`.
+    The input is ``[N, C, D, H, W]`` or ``[C, D, H, W]``, and the weight ``[O, C / groups, KD, KH, KW]``. The other
+    arguments, the result and the errors are those of :func:`conv2d`.
     """
     return _convolve(3, input, weight, bias, stride, padding, dilation, groups, activation, precision, config)
 

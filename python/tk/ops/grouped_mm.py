@@ -1,9 +1,9 @@
-"""``grouped_mm``: a product for each group of a ragged dimension, as a mixture of experts has it.
+"""``grouped_mm``: a product for each group of a ragged dimension, for mixtures of experts.
 
     out[rows of g] = activation(a[rows of g] @ b[g] + bias[g])
 
-Where the groups end is read on the device: nothing waits for it, and empty groups cost nothing. The kernels are
-declared in kernels/grouped_mm/.
+The kernels read on the device where the groups end. So the host does not wait for it, and empty groups cost nothing.
+The kernels are declared in kernels/grouped_mm/.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def grouped_mm(
     config: str | int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The products of groups, as ``torch.nn.functional.grouped_mm``.
+    """Computes one product for each group, as ``torch.nn.functional.grouped_mm``.
+
+    T is a ragged dimension: it is divided into G groups of different lengths.
 
     =====================  ===============  ===========
     a                      b                result
@@ -44,17 +46,21 @@ def grouped_mm(
     =====================  ===============  ===========
 
     Args:
-        a, b: bfloat16 or float16 (on the CPU float32 and float64 too), any strides.
-        offs: int32 ``[G]``, where the groups of T end, rising. A group of no length gives nothing, or zeros where the
-            inner size is ragged. What comes after the last end is not read; of the result it is left unwritten, and its
-            gradient is 0. Ends that fall or pass T are wrong, but nothing outside of the tensors is touched.
-        bias: ``[N]``, or ``[G, N]``; not where columns are ragged.
-        out_dtype: that of the operands (the default) or float32.
-        activation, config, out: as of :func:`tk.mm`.
+        a: bfloat16 or float16 (on the CPU also float32 and float64), with any strides.
+        b: of the same dtype and device, with any strides.
+        offs: int32 ``[G]``: where in T each group ends, in rising order. An empty group gives nothing, or zeros where
+            the inner size is ragged. What comes after the last end is not read. The result is not written there, and
+            its gradient is 0. Ends that fall or pass T give wrong results, but nothing outside of the tensors is read
+            or written. None where there is no ragged dimension.
+        bias: ``[N]`` or ``[G, N]``, or None. Ragged columns take no bias.
+        out_dtype: the result's dtype: that of the operands (the default) or float32.
+        activation: as in :func:`tk.mm`.
+        config: as in :func:`tk.mm`.
+        out: as in :func:`tk.mm`.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not go together; offs that are missing, or not wanted.
-        tk.UnsupportedError: a dtype that tk has no kernels for.
+        ValueError: shapes, dtypes or devices do not go together, or offs are missing or superfluous.
+        tk.UnsupportedError: tk has no kernels for the dtype.
     """
     try:
         settings = product.settings("grouped_mm", a, activation, out_dtype, None, config)

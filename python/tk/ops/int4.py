@@ -1,9 +1,9 @@
-"""``int4_mm`` and ``uint4x2_mixed_mm``: products with a weight of four bits, two values to a byte.
+"""``int4_mm`` and ``uint4x2_mixed_mm``: products with a weight of four-bit values, two values in a byte.
 
     weight[k, n] = (value[k, n] - zeros[k // group_size, n]) * scales[k // group_size, n]
 
-The value of an even k is the low nibble of ``b[k // 2, n]``, that of an odd k the high one. Inference only. The kernels
-are declared in kernels/int4/.
+The value of an even k is the low nibble of ``b[k // 2, n]``, and that of an odd k the high nibble. The ops are for
+inference and have no gradient. The kernels are declared in kernels/int4/.
 """
 
 from __future__ import annotations
@@ -36,23 +36,31 @@ def int4_mm(
     config: str | int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """``activation(a @ ((value - zeros) * scales) + bias)``, each scale and zero for `group_size` k of a column.
+    """Computes ``activation(a @ ((value - zeros) * scales) + bias)``.
 
-    Sums are float32. Where tensor cores multiply, a weight is rounded to a's dtype, once. On CUDA a result that reads
-    an infinite activation, scale or zero may be NaN where torch has an infinity.
+    A scale and a zero serve `group_size` values of k in a column. Sums are float32. Where tensor cores multiply, a
+    weight is rounded once to a's dtype. On CUDA a result that reads an infinite activation, scale or zero may be NaN
+    where torch has an infinity. :func:`int4_from_torch` converts the weights of ``torch.ops.aten._weight_int4pack_mm``.
 
     Args:
-        a: ``[..., K]``, bfloat16 or float16 (on the CPU float32 and float64 too), any strides.
-        b: uint8 ``[K / 2, N]``, as :func:`tk.pack_int4` makes it. Fastest row-major, with N a multiple of 16.
-        scales, zeros: ``[K / group_size, N]``, of a's dtype. zeros None: 8.
-        group_size: 32, 64, 128 or K, and a divisor of K.
-        bias: ``[N]``.
-        out_dtype: that of a (the default) or float32. activation, config, out: as of :func:`tk.mm`.
+        a: ``[..., K]``, bfloat16 or float16 (on the CPU also float32 and float64), with any strides.
+        b: uint8 ``[K / 2, N]``, as :func:`tk.pack_int4` makes it. Row-major with N a multiple of 16 is fastest.
+        scales: ``[K / group_size, N]``, of a's dtype.
+        zeros: likewise. None stands for 8.
+        group_size: 32, 64, 128 or K. It must divide K.
+        bias: ``[N]``, or None.
+        activation: as in :func:`tk.mm`.
+        out_dtype: the result's dtype: that of a (the default) or float32.
+        config: as in :func:`tk.mm`.
+        out: as in :func:`tk.mm`.
+
+    Returns:
+        ``[..., N]``, or ``out``.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not go together, a group_size that is none of these.
+        ValueError: shapes, dtypes or devices do not go together, or group_size is none of these.
         NotImplementedError: an argument requires a gradient.
-        tk.UnsupportedError: a dtype that tk has no kernels for.
+        tk.UnsupportedError: tk has no kernels for the dtype.
     """
     try:
         settings = product.settings("int4_mm", a, activation, out_dtype, None, config)
@@ -74,7 +82,10 @@ def uint4x2_mixed_mm(
     config: str | int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """``activation(a @ (value - 8))``: :func:`tk.int4_mm` without scales. Arguments and errors as there."""
+    """Computes ``activation(a @ (value - 8))``: :func:`tk.int4_mm` without scales, zeros and bias.
+
+    The arguments, the result and the errors are those of :func:`tk.int4_mm`.
+    """
     try:
         settings = product.settings("int4_mm", a, activation, out_dtype, None, config)
         if out is not None:
@@ -88,10 +99,17 @@ def uint4x2_mixed_mm(
 
 
 def pack_int4(q: Tensor) -> Tensor:
-    """uint8 ``[K, N]`` of 0 … 15 -> uint8 ``[K / 2, N]``, two values along K to a byte, the even one low.
+    """Packs values of four bits, two along K into a byte. The value of the even k is in the low nibble.
+
+    Args:
+        q: uint8 ``[K, N]``, with values from 0 to 15 and an even K.
+
+    Returns:
+        uint8 ``[K / 2, N]``.
 
     Raises:
-        ValueError: another dtype or rank, an odd K, or values past 15.
+        TypeError: q is not a tensor.
+        ValueError: q has another dtype or rank, an odd K, or a value past 15.
     """
     _check_tensor("pack_int4", "q", q)
     if q.dtype is not torch.uint8 or q.dim() != 2 or q.shape[0] % 2:
@@ -102,10 +120,17 @@ def pack_int4(q: Tensor) -> Tensor:
 
 
 def unpack_int4(p: Tensor) -> Tensor:
-    """What :func:`pack_int4` packed: uint8 ``[K / 2, N]`` -> uint8 ``[K, N]`` of 0 … 15.
+    """Unpacks what :func:`pack_int4` packed.
+
+    Args:
+        p: uint8 ``[K / 2, N]``.
+
+    Returns:
+        uint8 ``[K, N]``, with values from 0 to 15.
 
     Raises:
-        ValueError: another dtype or rank.
+        TypeError: p is not a tensor.
+        ValueError: p has another dtype or rank.
     """
     _check_tensor("unpack_int4", "p", p)
     if p.dtype is not torch.uint8 or p.dim() != 2:
@@ -114,19 +139,23 @@ def unpack_int4(p: Tensor) -> Tensor:
 
 
 def int4_from_torch(packed: Tensor, scales_and_zeros: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The weight of ``torch.ops.aten._weight_int4pack_mm``, as :func:`int4_mm` takes it: ``(b, scales, zeros)``.
+    """Converts a weight of ``torch.ops.aten._weight_int4pack_mm`` into the arguments of :func:`int4_mm`.
 
-    torch's weight is (value - 8) * scale + zero; so zeros are 8 - zero / scale, rounded to the scales' dtype. Where a
-    scale is 0, which leaves nothing but the zero, there is no such form.
+    torch's weight is (value - 8) * scale + zero. So tk's zeros are 8 - zero / scale, rounded to the scales' dtype. A
+    scale of 0 leaves only torch's zero, which has no such form.
 
     Args:
-        packed: of CUDA: int32 ``[N / 8, K / (16 t), 32, t / 2]``, where t is the inner_k_tiles that it was packed with,
-            2, 4 or 8. Of the CPU: uint8 ``[N, K / 2]``.
+        packed: CUDA's layout, int32 ``[N / 8, K / (16 t), 32, t / 2]``, where t is the inner_k_tiles that it was packed
+            with: 2, 4 or 8. Or the CPU's layout, uint8 ``[N, K / 2]``.
         scales_and_zeros: ``[K / group_size, N, 2]``.
-        group_size: of both.
+        group_size: the number of values of k that share a scale and a zero.
+
+    Returns:
+        ``(b, scales, zeros)``: uint8 ``[K / 2, N]``, and two tensors ``[K / group_size, N]`` of the scales' dtype.
 
     Raises:
-        ValueError: shapes that do not go together; a scale of 0 with a zero.
+        TypeError: an argument is not a tensor, or group_size is not an int.
+        ValueError: shapes do not go together, or a scale is 0 where its zero is not.
     """
     _check_tensor("int4_from_torch", "packed", packed)
     _check_tensor("int4_from_torch", "scales_and_zeros", scales_and_zeros)

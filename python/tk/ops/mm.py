@@ -1,9 +1,9 @@
-"""Matrix products: ``mm``, ``addmm`` and ``linear``, with bias and activation in the store.
+"""Matrix products: ``mm``, ``addmm`` and ``linear``, with bias and activation in the epilogue.
 
     out = activation(alpha * a @ b + beta * bias)
 
-Accumulated in float32 (float64 for float64) and rounded once. The kernels are declared in kernels/mm/; on the CPU the
-same formula is computed with ATen ops (csrc/ops/reference.cpp).
+Sums are float32 (float64 for float64 operands), and the result is rounded once. The kernels are declared in
+kernels/mm/. On the CPU ATen ops compute the same formula (csrc/ops/reference.cpp).
 """
 
 from __future__ import annotations
@@ -38,26 +38,27 @@ def mm(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """``activation(a @ b + bias)``.
+    """Computes ``activation(a @ b + bias)``, as ``torch.mm`` with an epilogue.
 
     Args:
-        a: ``[M, K]``, bfloat16, float16 or float32 (float64 on the CPU), any strides.
-        b: ``[K, N]``, of the same dtype and device, any strides.
-        bias: broadcast to ``[M, N]`` as torch does, of the same dtype.
-        activation: "none", "relu", "gelu", "gelu_tanh" or "silu", applied before the result is rounded.
-        out_dtype: that of the operands (the default) or float32.
-        precision: of float32 products, "ieee" or "tf32"; by default as
+        a: ``[M, K]``, bfloat16, float16 or float32 (on the CPU also float64), with any strides.
+        b: ``[K, N]``, of the same dtype and device, with any strides.
+        bias: a tensor of the same dtype that broadcasts to ``[M, N]`` as in torch, or None.
+        activation: "none", "relu", "gelu", "gelu_tanh" or "silu". It is applied before the result is rounded.
+        out_dtype: the result's dtype: that of the operands (the default) or float32.
+        precision: "ieee" or "tf32" for float32 operands. By default it is what
             ``torch.backends.cuda.matmul.fp32_precision`` (or the older ``allow_tf32``) says.
-        config: a config's name or number, for this call; by default the predicted fastest.
-        out: where the result goes, ``[M, N]`` of the result's dtype, sharing no memory with the operands.
+        config: the name or number of a config for this call. By default it is the one that is predicted to be fastest.
+        out: a tensor for the result, ``[M, N]`` and of the result's dtype. It must share no memory with the operands.
 
     Returns:
-        ``[M, N]``, row-major (or ``out``).
+        ``[M, N]``, row-major, or ``out``.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not go together; a config that does not fit.
-        tk.UnsupportedError: a dtype that tk has no kernels for.
-        tk.VariantNotFoundError: no loaded pack has a kernel for this problem.
+        TypeError: an argument is not a tensor where one is needed.
+        ValueError: shapes, dtypes or devices do not go together, or the config does not fit the call.
+        tk.UnsupportedError: tk has no kernels for the dtype.
+        tk.VariantNotFoundError: no loaded pack has a kernel for this call.
     """
     try:
         settings = product.settings("mm", a, activation, out_dtype, precision, config)
@@ -81,10 +82,10 @@ def addmm(
     config: str | int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """``activation(beta * bias + alpha * a @ b)``, as ``torch.addmm``.
+    """Computes ``activation(beta * bias + alpha * a @ b)``, as ``torch.addmm`` with an activation.
 
-    With ``beta=0`` the bias is not read: NaN and inf in it do not spread. ``out`` may be ``bias`` itself. Other
-    arguments, result and errors as of :func:`mm`.
+    The bias broadcasts to ``[M, N]``. With ``beta=0`` it is not read, so NaN and inf in it do not spread. ``out`` may
+    be ``bias`` itself. The other arguments, the result and the errors are those of :func:`mm`.
     """
     try:
         settings = product.settings("mm", a, activation, out_dtype, precision, config)
@@ -106,15 +107,15 @@ def linear(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """``activation(x @ weight.T + bias)``, as ``torch.nn.functional.linear``.
+    """Computes ``activation(x @ weight.T + bias)``, as ``torch.nn.functional.linear`` with an activation.
 
     Args:
-        x: ``[..., K]``. Leading dimensions that do not run together in memory cost a copy.
+        x: ``[..., K]``. It is copied if its leading dimensions cannot be viewed as one.
         weight: ``[N, K]``.
-        bias: ``[N]``.
+        bias: ``[N]``, or None.
 
     Returns:
-        ``[..., N]``, contiguous (or ``out``). Other arguments and errors as of :func:`mm`.
+        ``[..., N]``, contiguous, or ``out``. The other arguments and the errors are those of :func:`mm`.
     """
     try:
         settings = product.settings("mm", x, activation, out_dtype, precision, config)

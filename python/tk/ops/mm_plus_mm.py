@@ -2,7 +2,7 @@
 
     out = activation(a @ b + c @ d + bias)
 
-Rounded once, where two calls would round twice and write the first product to memory in between. The kernels are
+The sum is rounded once. Two calls would round twice, and write the first product to memory in between. The kernels are
 declared in kernels/mm_plus_mm/.
 """
 
@@ -35,14 +35,19 @@ def mm_plus_mm(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """``activation(a @ b + c @ d + bias)``.
+    """Computes ``activation(a @ b + c @ d + bias)``, as Inductor's kernel of this name.
+
+    All operands have one dtype and device, and any strides.
 
     Args:
-        a: ``[M, K1]``. b: ``[K1, N]``. c: ``[M, K2]``. d: ``[K2, N]``. All of one dtype and device, any strides.
-        bias: broadcast to ``[M, N]`` as torch does.
+        a: ``[M, K1]``.
+        b: ``[K1, N]``.
+        c: ``[M, K2]``.
+        d: ``[K2, N]``.
+        bias: a tensor that broadcasts to ``[M, N]`` as in torch, or None.
 
     Returns:
-        ``[M, N]``, row-major (or ``out``). Other arguments and errors as of :func:`tk.mm`.
+        ``[M, N]``, row-major, or ``out``. The other arguments and the errors are those of :func:`tk.mm`.
     """
     try:
         settings = product.settings("mm_plus_mm", a, activation, out_dtype, precision, config)

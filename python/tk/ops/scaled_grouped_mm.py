@@ -2,7 +2,7 @@
 
     out[rows of g] = activation(scale_a[rows of g] * scale_b[g] * (a[rows of g] @ b[g]) + bias[g])
 
-Inference alone. The kernels are declared in kernels/scaled_grouped_mm/.
+It is for inference and has no gradient. The kernels are declared in kernels/scaled_grouped_mm/.
 """
 
 from __future__ import annotations
@@ -34,18 +34,28 @@ def scaled_grouped_mm(
     config: str | int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The products of groups of rows, as ``torch._scaled_grouped_mm`` has them.
+    """Multiplies groups of rows by a matrix each, as ``torch._scaled_grouped_mm``.
+
+    Dtypes and strides of the operands are those of :func:`tk.scaled_mm`.
 
     Args:
-        a: ``[T, K]``. b: ``[G, K, N]``. Dtypes and strides as of :func:`tk.scaled_mm`.
-        scale_a: float32 ``[T]``, one for each row of a. scale_b: float32 ``[G, N]``, one for each column of a matrix.
-        offs: int32 ``[G]``, where the groups of T end, rising. What comes after the last end is not read, and of the
-            result left unwritten. Ends that fall or pass T are wrong, but nothing outside of the tensors is touched.
-        bias: ``[N]`` or ``[G, N]``, of the result's dtype; for a float32 result bfloat16 or float16 as well.
-        out_dtype, use_fast_accum, activation, config, out: as of :func:`tk.scaled_mm`.
+        a: ``[T, K]``.
+        b: ``[G, K, N]``.
+        scale_a: float32 ``[T]``, one for each row of a.
+        scale_b: float32 ``[G, N]``, one for each column of each matrix of b.
+        offs: int32 ``[G]``: the row at which each group ends, in rising order. Rows after the last end are not read,
+            and the result's rows there are not written. Ends that fall or pass T give wrong rows, but nothing outside
+            of the tensors is read or written.
+        bias: ``[N]`` or ``[G, N]`` of the result's dtype, or None. A float32 result also takes a bfloat16 or float16
+            bias.
+        out_dtype: as in :func:`tk.scaled_mm`.
+        use_fast_accum: as in :func:`tk.scaled_mm`.
+        activation: as in :func:`tk.mm`.
+        config: as in :func:`tk.mm`.
+        out: as in :func:`tk.mm`.
 
     Returns:
-        ``[T, N]``. Without a gradient; errors as of :func:`tk.scaled_mm`.
+        ``[T, N]``, or ``out``. The errors are those of :func:`tk.scaled_mm`.
     """
     try:
         wanted = None if out_dtype is torch.bfloat16 else out_dtype

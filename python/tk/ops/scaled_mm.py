@@ -2,7 +2,7 @@
 
     out = activation(scale_a * scale_b * (a @ b) + bias)
 
-Inference alone. The kernels are declared in kernels/scaled_mm/.
+It is for inference and has no gradient. The kernels are declared in kernels/scaled_mm/.
 """
 
 from __future__ import annotations
@@ -33,26 +33,34 @@ def scaled_mm(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """``activation(scale_a * scale_b * (a @ b) + bias)``, with the conventions of ``torch._scaled_mm``.
+    """Computes ``activation(scale_a * scale_b * (a @ b) + bias)``, with the conventions of ``torch._scaled_mm``.
+
+    The operands are torch.float8_e4m3fn, and one of them may be torch.float8_e5m2. They have any sizes and strides. The
+    fast kernels need K contiguous in both, as ``b = weight.t()`` has it, and rows that are multiples of 16 bytes.
 
     Args:
-        a: ``[M, K]``. b: ``[K, N]``. torch.float8_e4m3fn, or one of them torch.float8_e5m2. Any sizes and strides; the
-            fast kernels want K contiguous in both, as ``b = weight.t()`` has it, and multiples of 16 bytes.
-        scale_a, scale_b: float32, one number each (0-d, or of any rank), or ``[M, 1]`` and ``[1, N]``: one for each row
-            of a and each column of b.
-        bias: ``[N]``, of the result's dtype; for a float32 result bfloat16 or float16 as well.
+        a: ``[M, K]``.
+        b: ``[K, N]``.
+        scale_a: float32, either one number (a tensor of any rank with one element), or ``[M, 1]``: one for each row of
+            a.
+        scale_b: float32, either one number, or ``[1, N]``: one for each column of b.
+        bias: ``[N]`` of the result's dtype, or None. A float32 result also takes a bfloat16 or float16 bias.
         out_dtype: torch.bfloat16 (the default), float16 or float32. (torch's default is a's own dtype.)
-        use_fast_accum: sums stay in the tensor cores, which keep some 14 bits of them. Otherwise every 128 products
-            are added up in float32. On the CPU, and where kernels widen their operands, sums are float32 anyway.
-        activation, config, out: as of :func:`tk.mm`.
+        use_fast_accum: whether sums stay in the tensor cores, which keep about 14 bits of them. Otherwise every 128
+            products are added up in float32. On the CPU, and in kernels that widen their operands, sums are always
+            float32.
+        activation: as in :func:`tk.mm`.
+        config: as in :func:`tk.mm`.
+        out: as in :func:`tk.mm`.
 
     Returns:
-        ``[M, N]``, row-major (or ``out``). It has no gradient: a backward through it raises NotImplementedError.
+        ``[M, N]``, row-major, or ``out``.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not go together.
-        tk.UnsupportedError: a dtype that tk has no kernels for, two e5m2 operands, or a GPU without float8 (older than
-            compute capability 8.9).
+        ValueError: shapes, dtypes or devices do not go together.
+        NotImplementedError: in a backward through the result.
+        tk.UnsupportedError: tk has no kernels for the dtype, both operands are e5m2, or the GPU has no float8 (it is
+            older than compute capability 8.9).
     """
     try:
         settings = product.settings("scaled_mm", a, activation, out_dtype, None, config)
