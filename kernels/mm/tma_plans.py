@@ -171,7 +171,7 @@ def _plan_stream_k(point: Point) -> Plan | None:
 
 # --- The grid ---
 
-# Twice as many were measured: without the others, the best config of a product is 0.1 % slower (docs/performance.md).
+# Twice as many were measured: without the others, the best config of a product is 0.1 % slower (benchmarks/log.md).
 _HALF, _TF32 = 2, 4  # bytes of an operand's element: which dtypes a config is for
 
 
