@@ -64,7 +64,7 @@ def b2b_gemm(
         ``[M, N]``, row-major, of the operands' dtype.
 
     Raises:
-        ValueError: shapes, dtypes or devices do not go together, or order, f or way is none of these.
+        ValueError: shapes, dtypes or devices do not match, or order, f or way is none of these.
         NotImplementedError: an operand requires a gradient.
         tk.VariantNotFoundError: no loaded pack has a kernel of f, or way is "fused" and the inner size is past 256.
         tk.UnsupportedError: tk has no kernels for the dtype, or no kernel can compute f.

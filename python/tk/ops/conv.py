@@ -88,7 +88,7 @@ def conv2d(
 
     Raises:
         TypeError: an argument is not a tensor where one is needed.
-        ValueError: shapes, dtypes or devices do not go together, or the config does not fit the call.
+        ValueError: shapes, dtypes or devices do not match, or the config does not fit the call.
         tk.UnsupportedError: tk has no kernels for the dtype.
         tk.VariantNotFoundError: no loaded pack has a kernel for this call.
     """

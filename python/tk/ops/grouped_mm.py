@@ -59,7 +59,7 @@ def grouped_mm(
         out: as in :func:`tk.mm`.
 
     Raises:
-        ValueError: shapes, dtypes or devices do not go together, or offs are missing or superfluous.
+        ValueError: shapes, dtypes or devices do not match, or offs are missing or superfluous.
         tk.UnsupportedError: tk has no kernels for the dtype.
     """
     try:

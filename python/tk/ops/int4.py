@@ -58,7 +58,7 @@ def int4_mm(
         ``[..., N]``, or ``out``.
 
     Raises:
-        ValueError: shapes, dtypes or devices do not go together, or group_size is none of these.
+        ValueError: shapes, dtypes or devices do not match, or group_size is none of these.
         NotImplementedError: an argument requires a gradient.
         tk.UnsupportedError: tk has no kernels for the dtype.
     """
@@ -155,7 +155,7 @@ def int4_from_torch(packed: Tensor, scales_and_zeros: Tensor, group_size: int) -
 
     Raises:
         TypeError: an argument is not a tensor, or group_size is not an int.
-        ValueError: shapes do not go together, or a scale is 0 where its zero is not.
+        ValueError: shapes do not match, or a scale is 0 where its zero is not.
     """
     _check_tensor("int4_from_torch", "packed", packed)
     _check_tensor("int4_from_torch", "scales_and_zeros", scales_and_zeros)

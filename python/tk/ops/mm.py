@@ -56,7 +56,7 @@ def mm(
 
     Raises:
         TypeError: an argument is not a tensor where one is needed.
-        ValueError: shapes, dtypes or devices do not go together, or the config does not fit the call.
+        ValueError: shapes, dtypes or devices do not match, or the config does not fit the call.
         tk.UnsupportedError: tk has no kernels for the dtype.
         tk.VariantNotFoundError: no loaded pack has a kernel for this call.
     """

@@ -57,7 +57,7 @@ def scaled_mm(
         ``[M, N]``, row-major, or ``out``.
 
     Raises:
-        ValueError: shapes, dtypes or devices do not go together.
+        ValueError: shapes, dtypes or devices do not match.
         NotImplementedError: in a backward through the result.
         tk.UnsupportedError: tk has no kernels for the dtype, both operands are e5m2, or the GPU has no float8 (it is
             older than compute capability 8.9).
