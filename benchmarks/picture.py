@@ -75,7 +75,7 @@ def description(results: Sequence[Result]) -> str:
         for p in products(results)
     ]
     calls = [f"{way.title} {figure(results, way.first_figure)}" for way in FIRST_CALLS]
-    return f"Speed of products, cuBLAS = 1: {'; '.join(said) or 'not measured'}. First call: {'; '.join(calls)}."
+    return f"Speed of products, × cuBLAS's: {'; '.join(said) or 'not measured'}. First call: {'; '.join(calls)}."
 
 
 def _kind(p: Products) -> str:
@@ -96,7 +96,7 @@ def _products(found: Sequence[Products]) -> Iterable[str]:
         inside = min(max(ratio, ticks[0]), ticks[-1])
         return _between(math.log(inside), math.log(ticks[0]), math.log(ticks[-1]), BOTTOM, TOP)
 
-    yield _text(24, 26, "Products: cuBLAS's time over tk's, a point for each shape", "title")
+    yield _text(24, 26, "Products: tk's speed, × cuBLAS's, a point for each shape", "title")
     yield from _legend(24, 48)
     for tick in ticks:
         yield _line(left, y(tick), right, y(tick), "even" if tick == 1 else "grid")
