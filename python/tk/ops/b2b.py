@@ -102,7 +102,7 @@ def _function(f: Any) -> tuple[int, str, list[float], list[int]]:
 _FUSED_DTYPES = (torch.bfloat16, torch.float16)
 MOST_INNER = 256  # kernels/b2b/op.py
 
-# Guesses, by the roofline of an H100: operations and bytes a nanosecond, and nanoseconds of a launch.
+# Estimates from the roofline of an H100: operations and bytes per nanosecond, and nanoseconds per launch.
 _OF_A_TILE, _OF_A_PRODUCT, _MEMORY, _LAUNCH = 3_000, 600_000, 4_000, 3_000
 
 
@@ -132,7 +132,7 @@ def two_products_time(M: int, N: int, K: int, P: int, itemsize: int, is_function
 
 
 def is_fused(a: Tensor, b: Tensor, c: Tensor, is_function: bool, way: int) -> bool:
-    """Of the left form."""
+    """Whether one kernel computes the left form f(a @ b) @ c."""
     M, K, P, N = *a.shape, *c.shape
     if way == 0 or a.dtype not in _FUSED_DTYPES:
         return False
@@ -170,7 +170,7 @@ def _fake(a: Tensor, b: Tensor, c: Tensor, *args: Any) -> Tensor:
 
 
 def _between(x: Tensor, y: Tensor, activation: int, f: str, numbers: Sequence[Any]) -> Tensor:
-    """f(x @ y), rounded once."""
+    """Computes f(x @ y), rounded once."""
     if not f:
         return _mm(x, y, None, activation)
     from tk.b2b import function
@@ -186,7 +186,7 @@ def _two_products(a: Tensor, b: Tensor, c: Tensor, right: bool, *function: Any) 
 
 
 def _numbers(f: str, floats: Sequence[float], ints: Sequence[int]) -> list[Any]:
-    """In the order in which f reads them."""
+    """The captured numbers in the order in which f reads them."""
     if not f:
         return []
     from tk.flex import trace
@@ -214,7 +214,7 @@ def _cuda(a: Tensor, b: Tensor, c: Tensor, right: bool = False, activation: int 
         numbers = [*floats, int(right), *(ints if f else (activation,))]
         try:
             result = own(x, y, z, *numbers)
-        except (RuntimeError, ValueError) as error:  # a pack may have f for another dtype alone
+        except (RuntimeError, ValueError) as error:  # a pack may have f for other dtypes only
             if not f or not missing.is_for(error):
                 raise
             _build(f, a.dtype, a.device.index)
@@ -224,19 +224,25 @@ def _cuda(a: Tensor, b: Tensor, c: Tensor, right: bool = False, activation: int 
 
 
 def _build(f: str, dtype: torch.dtype, device: int) -> None:
-    """For a CUDA device, as the core numbers them. Raises tk.VariantNotFoundError for what does not build."""
+    """Builds and loads a pack with f, for a CUDA device as the core numbers them.
+
+    Raises tk.VariantNotFoundError if it cannot be built.
+    """
     from tk.b2b import function
     from tk.flex import trace
 
     traced = trace.parse(f)
-    # What is built of float32 is for other calls: its own are two products.
+    # A call in float32 is two products and needs no kernel. What it builds serves calls in bfloat16.
     source = function.source_of(traced, dtype if dtype in _FUSED_DTYPES else torch.bfloat16)
     missing.load(function.op_name(traced), source, device)
 
 
 def _own(f: str, dtype: torch.dtype, device: int) -> Any:
-    """The op of a loaded pack that has f between its products, or of one that is built where that is asked for. Raises
-    tk.VariantNotFoundError."""
+    """The op of a loaded pack that has f between its products.
+
+    Where the user asked for it (``tk.config.build_missing``), a missing op is built. Otherwise this raises
+    tk.VariantNotFoundError.
+    """
     if not f:
         return torch.ops.tk.b2b_fused.default
     from tk.b2b import function

@@ -134,7 +134,7 @@ def _convolve(
         if isinstance(padding, str):
             padding = _resolved(op, spatial, padding, weight, stride, dilation)
         settings = product.settings("conv", input, activation, None, precision, config)
-        settings = settings[:1] + settings[2:]  # there is no choice of the result's dtype
+        settings = settings[:1] + settings[2:]  # a convolution has no out_dtype
         if settings or groups != 1 or not _is_all(dilation, 1, spatial):
             return _CONV[spatial](input, weight, bias, stride, padding, dilation, groups, *settings)
         if not _is_all(stride, 1, spatial) or not _is_all(padding, 0, spatial):
@@ -199,7 +199,7 @@ def _empty(like: Tensor, shape: Sequence[Any], channels_last: bool) -> Tensor:
 
 
 def _format_of_result(input: Tensor, weight: Tensor) -> bool:
-    """Whether it is channels-last."""
+    """Whether the result is channels-last."""
     spatial = weight.dim() - 2
     batched = input.dim() == spatial + 2
     return batched and (_is_channels_last(input, spatial) or _is_channels_last(weight, spatial))
@@ -255,14 +255,14 @@ def _fake_weight_grad(grad: Tensor, input: Tensor, weight: Tensor, *settings: An
 
 # --- Gradients ---
 #
-# The three ops are linear in two tensors each, and every derivative of one is another of them: so there are gradients
-# of any order. Of an activation: as for products.
+# Each of the three ops is linear in two tensors, and every derivative of one is another of them. So there are gradients
+# of any order. The derivative of an activation is that of products.
 
 
 def _setup_conv(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     input, weight, bias, stride, padding, dilation, groups, ctx.activation, ctx.precision, _, mode = inputs
     ctx.geometry = (stride, padding, dilation, groups)
-    # The gradient is an operand that is being written: what holds of weights does not hold of it.
+    # The gradient is an operand that other kernels are still writing, so it does not count as static weights.
     ctx.mode = mode & ~_config.STATIC_WEIGHTS
     ctx.save_for_backward(
         input,
@@ -302,7 +302,7 @@ def _setup_gradient(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _forward_again(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
-    """What the gradient of a gradient is with respect to the gradient of the result."""
+    """The gradient of a gradient with respect to the gradient of the result: a convolution."""
     return _CONV[weight.dim() - 2](input, weight, None, *ctx.geometry, 0, ctx.precision, -1, ctx.mode)
 
 
@@ -332,7 +332,7 @@ def _vmap_conv(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, in
     if any(d is not None for d in in_dims[1:3]):
         return product.loop(op, info, in_dims, *args)
     input = input.movedim(in_dims[0], 0)
-    if input.dim() == weight.dim():  # what is one image for each is a batch of images
+    if input.dim() == weight.dim():  # one image for each element of the batch: together a batch of images
         return op(input, weight, *others), 0
     return op(input.flatten(0, 1), weight, *others).unflatten(0, input.shape[:2]), 0
 

@@ -1,5 +1,8 @@
-"""Defines ``torch.ops.tk.flex_attention`` and its gradient with ``import tk``, for programs that hold calls of it (a
-loaded export). What they do is in tk.flex.ops, which is imported with the first call."""
+"""Defines ``torch.ops.tk.flex_attention`` and its gradient.
+
+They are defined with ``import tk``, because a program such as a loaded export may hold calls of them. tk.flex.ops
+implements them, and is imported by the first call.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ _ARGUMENTS = (
 )
 
 _library = Library("tk", "FRAGMENT")  # keeps what is registered alive
-# max_scores: lse is [B, H, 2 M], with each row's largest score behind those of its head. tile: what a config must have
-# (tk.flex.kernel_options), "" for the fastest of all.
+# With max_scores lse is [B, H, 2 M]: the log-sum-exps of a head are followed by its rows' largest scores. tile says
+# what the config must have (tk.flex.kernel_options). "" stands for the fastest of all configs.
 _library.define(f"flex_attention({_ARGUMENTS}, bool max_scores=False, str tile='') -> (Tensor, Tensor)")
 _library.define(
     f"flex_attention_backward(Tensor grad_out, Tensor grad_lse, Tensor out, Tensor lse, {_ARGUMENTS}, "

@@ -1,4 +1,4 @@
-"""The hand-written ops in ATen's words: what forward mode differentiates. The arguments are those of the ops."""
+"""The hand-written ops as ATen ops, with the same arguments. Forward mode differentiates these."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Nothing is rounded to 16 bits on the way."""
+    """In float32 where x has 16 bits, so that nothing is rounded to 16 bits in between."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 

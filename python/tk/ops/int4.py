@@ -182,8 +182,12 @@ def _check_tensor(function: str, name: str, x: Any) -> None:
 
 
 def _values_of_cpu(packed: Tensor) -> Tensor:
-    """[K, N] of uint8 [N, K / 2]: blocks of columns, or of what is left, and in each a line for every k. Their width
-    and which columns share a byte go by the CPU's vectors, so torch is asked: it packs the columns' numbers."""
+    """Unpacks the CPU's layout, uint8 [N, K / 2], into [K, N].
+
+    The layout has blocks of columns, of which the last may be narrower, and in each block a line for every k. The
+    blocks' width, and which columns share a byte, depend on the CPU's vectors. So torch packs the numbers of the
+    columns, and their places show the layout.
+    """
     if packed.dtype is not torch.uint8 or packed.dim() != 2:
         raise ValueError(
             f"tk.int4_from_torch: packed is {packed.dtype} {list(packed.shape)}, must be int32 [N / 8, K / (16 t), 32, "
@@ -200,20 +204,23 @@ def _values_of_cpu(packed: Tensor) -> Tensor:
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """The last dimension's, low ones first."""
+    """Splits the bytes of the last dimension into nibbles, low ones first."""
     return torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
 
 
 @cache
 def _cpu_block() -> int:
-    """A block's columns: 64 with AVX-512, 32 without. Of a line of zeros and one of ones, the zeros come first."""
+    """The number of columns in a block: 64 with AVX-512, 32 without.
+
+    torch packs a line of zeros (k = 0) and a line of ones (k = 1). The zeros that come first are a block's line.
+    """
     lines = torch.arange(2, dtype=torch.int32).repeat(64, 1)
     return int((_packed_by_cpu(lines).flatten().cumsum(0) == 0).sum()) * 2
 
 
 @cache
 def _cpu_columns(width: int) -> Tensor:
-    """Which column of a block each nibble of a line is."""
+    """The column of a block that each nibble of a line belongs to."""
     columns = torch.arange(width, dtype=torch.int32)[:, None].repeat(1, 2)
     low, high = (_nibbles(_packed_by_cpu(x).view(2, -1)[0]) for x in (columns % 16, columns // 16))
     return low.long() + 16 * high.long()

@@ -1,6 +1,6 @@
-"""What every product says the same way: its settings, its gradients, how it is batched and registered.
+"""What all products share: their settings, gradients, batching rules and registration.
 
-The counterpart of csrc/ops/product.h; docs/products.md says what a product adds to it.
+csrc/ops/product.h is the counterpart in C++. docs/products.md says what each product adds.
 
     out = activation(alpha * a @ b + beta * bias)
 """
@@ -36,7 +36,7 @@ def reference(
     alpha: float = 1,
     activation: Activation = "none",
 ) -> Tensor:
-    """What products compute, in plain torch and in the dtype of the arguments: give it float64 to judge by."""
+    """Computes a product in plain torch, in the dtype of its arguments. Tests compare with it in float64."""
     z = alpha * (a @ b)
     if bias is not None and beta != 0:
         z = z + beta * bias
@@ -63,7 +63,10 @@ def settings(
     precision: str | None,
     config: str | int | None,
 ) -> tuple[Any, ...]:
-    """The integer codes that follow an op's operands; none when all are defaults, since every argument costs time."""
+    """The codes that follow an op's operands.
+
+    There are none when all settings are defaults, since every argument costs time.
+    """
     mode, pinned = overrides.find(op, first)
     if config is not None:
         pinned = overrides.number(op, config, first)
@@ -77,19 +80,21 @@ def settings(
 
 
 def allows_tf32() -> bool:
-    """Whether torch rounds float32 to tf32 in products on CUDA: what ``torch.backends.cuda.matmul.fp32_precision``
-    comes to, with the settings that it inherits from. (``allow_tf32`` sets it as well, but cannot be read once that was
-    set.)"""
+    """Whether torch rounds float32 to tf32 in products on CUDA.
+
+    That is the value of ``torch.backends.cuda.matmul.fp32_precision`` with the settings that it inherits from.
+    (``allow_tf32`` sets it as well, but cannot be read once that was set.)
+    """
     return torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32"
 
 
-# torch.compile cannot trace the question, which has the answer of the moment in which it traces; the state that it
-# guards has the switch.
+# torch.compile cannot trace the question, so it takes the answer of the moment in which it traces. The switch is part
+# of the state that torch.compile guards.
 allows_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def explained(error: Exception, op: str, optional: Sequence[str] = ("bias",), **tensors: Any) -> Exception:
-    """The error that the caller should see. optional: those of the tensors that may be None."""
+    """The error that the caller should see. `optional` names the tensors that may be None."""
     for name, value in tensors.items():
         if not isinstance(value, Tensor) and not (value is None and name in optional):
             return TypeError(f"tk.{op}: {name} must be a Tensor, is {type(value).__name__}")
@@ -120,9 +125,10 @@ def check_same(op: str, a: Tensor, b: Tensor) -> None:
 
 # --- Gradients ---
 #
-# What an activation's derivative needs is z = alpha * a @ b + beta * bias. relu's sign is in the result. The others
-# compute z again: so the forward is the same fused kernel, the same bits, with and without gradients, and no [M, N]
-# tensor is kept alive. All formulas are made of differentiable ops: they have second derivatives.
+# The derivative of an activation needs z = alpha * a @ b + beta * bias. For relu the sign of z is in the result. For
+# the others the backward computes z again. So the forward is the same fused kernel with the same bits, with and
+# without gradients, and no [M, N] tensor is kept alive. All formulas consist of differentiable ops, so they have
+# second derivatives.
 
 
 def activation_backward(grad: Tensor, activation: int, out: Tensor, recompute: Callable[[], Tensor]) -> Tensor:
@@ -148,8 +154,13 @@ def _silu_backward(grad: Tensor, z: Tensor) -> Tensor:
 def save(
     ctx: Any, factors: Sequence[Tensor], needs: Sequence[bool], bias: Tensor | None, out: Tensor, *more: Tensor | None
 ) -> None:
-    """Keeps what the gradients that are asked for will read. factors: in pairs, of each of which the gradient of one
-    reads the other. more: kept as they are."""
+    """Keeps what the wanted gradients will read.
+
+    Args:
+        factors: pairs of operands. The gradient of one reads the other.
+        needs: which factors need a gradient.
+        more: tensors that are kept as they are.
+    """
     needs_z = ctx.activation > ACTIVATIONS["relu"]
     ctx.bias_meta = None if bias is None else (bias.shape, bias.dtype)
     ctx.dtype = factors[0].dtype
@@ -162,18 +173,21 @@ def save(
 
 
 def needs(ctx: Any, count: int) -> tuple[bool, ...]:
-    """Which of `count` tensors need a gradient: the dispatcher drops arguments at the end that are their defaults."""
+    """Which of `count` tensors need a gradient.
+
+    The dispatcher drops arguments at the end that equal their defaults, and these need none.
+    """
     return (*ctx.needs, *(False,) * count)[:count]
 
 
 def keep_settings(ctx: Any, activation: int, out_dtype: torch.dtype | None, precision: int, mode: int) -> None:
-    # The gradient is a second operand that is being written: what holds of weights does not hold of it.
+    # The gradient is an operand that other kernels are still writing, so it does not count as static weights.
     ctx.activation, ctx.out_dtype, ctx.precision = activation, out_dtype, precision
     ctx.mode = mode & ~_config.STATIC_WEIGHTS
 
 
 def plain(ctx: Any) -> tuple[Any, ...]:
-    """The settings of a product of the backward."""
+    """The settings of a product in the backward."""
     return 0, None, ctx.precision, -1, ctx.mode
 
 
@@ -193,8 +207,10 @@ def bias_grad(ctx: Any, grad_z: Tensor, beta: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Formula:
-    """The gradients of ``multiply(a, b, bias, *settings)`` and ``add(bias, a, b, beta, alpha, *settings)``, of matrices
-    or of batches of them."""
+    """The gradients of ``multiply(a, b, bias, *settings)`` and ``add(bias, a, b, beta, alpha, *settings)``.
+
+    The operands are matrices or batches of matrices.
+    """
 
     multiply: Any
     add: Any
@@ -219,7 +235,7 @@ class Formula:
         return grad_bias, grad_a, grad_b, *(None,) * 7
 
     def _gradients(self, ctx: Any, grad: Tensor, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
-        """Of a, b and bias."""
+        """The gradients of a, b and bias."""
         a, b, bias, out = ctx.saved_tensors
 
         def recompute() -> Tensor:
@@ -244,7 +260,7 @@ def unbatched(x: Tensor | None, dim: int | None, i: int) -> Tensor | None:
 
 
 def loop(op: Any, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Tensor, int]:
-    """The batching rule that fits all: one call for each element of the batch."""
+    """The batching rule that serves every op: one call for each element of the batch."""
 
     def pick(i: int) -> list[Any]:
         return [unbatched(x, d, i) if isinstance(x, Tensor) else x for x, d in zip(args, in_dims, strict=True)]
@@ -253,18 +269,18 @@ def loop(op: Any, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple
 
 
 def rows(x: Tensor) -> Tensor:
-    """``[..., K]`` as ``[rows, K]``; K may be 0, from which no reshape(-1, K) finds the rows."""
+    """Views ``[..., K]`` as ``[rows, K]``. reshape(-1, K) could not, because K may be 0."""
     return torch.atleast_2d(x).flatten(0, -2)
 
 
 def register(name: str, allocate: Any, setup: Any, backward: Any, vmap: Any = loop) -> None:
-    """An op of the family: fake, gradients, batching, autocast, and how its ``out`` behaves."""
+    """Registers an op of the family: its fake, gradients, batching rule, autocast and ``out`` form."""
     _register.autograd(name, setup, backward)
     _register_rest(name, allocate, vmap)
 
 
 def register_for_inference(name: str, allocate: Any) -> None:
-    """The same of an op that has no gradient."""
+    """Registers an op of the family that has no gradient."""
     _register.at_autograd(name, _register.inference_only(_register.overloads(name)[0]))
     _register_rest(name, allocate, loop)
 

@@ -1,4 +1,4 @@
-"""What products of float8 operands with scales say the same way.
+"""What products of float8 operands with scales share.
 
 out = activation(scale_a * scale_b * (a @ b) + bias)
 """
@@ -25,7 +25,10 @@ def reference(
     activation: Activation = "none",
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """What they compute, in plain torch and in `dtype`: to judge by. The scales: what broadcasts to ``[M, N]``."""
+    """Computes a scaled product in plain torch and in `dtype`, as the reference of tests.
+
+    The scales must broadcast to ``[M, N]``.
+    """
     z = (a.to(dtype) @ b.to(dtype)) * scale_b.to(dtype) * scale_a.to(dtype)
     return ACTIVATE[activation](z if bias is None else z + bias.to(dtype))
 
@@ -33,7 +36,7 @@ def reference(
 def allocate(
     op: str, a: Tensor, b: Tensor, bias: Tensor | None, activation: int, out_dtype: torch.dtype | None, *settings: int
 ) -> Tensor:
-    """The empty result of ``[M, K]`` and ``[..., K, N]``."""
+    """The empty result of a product of ``[M, K]`` and ``[..., K, N]``."""
     torch._check_value(
         a.shape[-1] == b.shape[-2], lambda: f"tk.{op}: the inner sizes differ: a is {a.shape}, b is {b.shape}"
     )
@@ -49,7 +52,10 @@ def allocate(
 
 
 def register(name: str, fake: Any) -> None:
-    """An op without gradients: the backward says so. Not for autocast, whose dtypes are none of the operands'."""
+    """Registers an op whose backward raises NotImplementedError.
+
+    It takes no part in autocast, whose dtypes are not those of the operands.
+    """
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         pass
