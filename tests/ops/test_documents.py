@@ -1,4 +1,5 @@
-"""Every Python block of README.md and docs/*.md runs, with small tensors on the CPU; so does every `tk build`.
+"""Every Python block of README.md and docs/*.md runs, with small tensors on the CPU; so does every `tk build`. Links
+lead to files and headings that exist.
 
 A block that begins a file of the reader's (a decorator, a registration, a FAMILY) is written to the file that the next
 `tk build` line names."""
@@ -17,7 +18,9 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WITH_LINKS = [*DOCUMENTS, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/log.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"")
 INLINE_BUILD = re.compile(r"`(tk build [\w.]+\.py [^`]*)`")
 
 # Smaller sizes, and what is only there with a GPU.
@@ -86,6 +89,24 @@ def test_the_snippets_run(document: Path, tmp_path: Path, monkeypatch: pytest.Mo
         arguments = shlex.split(line)[1:]
         (tmp_path / arguments[1]).write_text(written)
         tk_build([*arguments, "--dry-run"], tmp_path)
+
+
+def anchors(document: Path) -> set[str]:
+    """What a link after # may name: the headings, as GitHub spells them."""
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", document.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", WITH_LINKS, ids=[d.name for d in WITH_LINKS])
+def test_links_resolve(document: Path):
+    prose = re.sub(r"`[^`]*`", "", BLOCK.sub("", document.read_text()))
+    for target in (link or source for link, source in LINK.findall(prose)):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = document.parent / path if path else document
+        assert file.exists(), f"{target} is not there"
+        assert not anchor or anchor in anchors(file), f"{target}: no such heading"
 
 
 def test_all_documents_are_looked_at():
