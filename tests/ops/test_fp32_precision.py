@@ -14,7 +14,7 @@ backends = torch.backends
 backends.cuda.matmul.fp32_precision = "tf32"  # before tk is there
 import tk
 from tk import _library, capi
-from tk.dropin import speed
+from tk.dropin.functions import products
 from tk.heuristics import problem
 from tk.ops.product import allows_tf32
 
@@ -57,7 +57,7 @@ def check(said):
         for op, *args in calls:
             assert set(precisions(op, *args)) == {int(expected)}, (said, op, expected)
     assert allows_tf32() == effective[0], said
-    assert speed.product("mm", torch.float32, 32) == ("mm tf32 aligned" if effective[0] else "mm float32"), said
+    assert products.kind(torch.float32, 32) == ("tf32 aligned" if effective[0] else "float32"), said
     return tuple(effective)
 
 def put(owner, name, value):

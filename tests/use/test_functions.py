@@ -14,7 +14,8 @@ from torch.testing import assert_close
 from torch_samples import op_db
 from use_models import calls
 
-from tk.dropin.functions import Target, stand_ins
+from tk.dropin.functions import stand_ins
+from tk.dropin.target import Target
 
 TARGET = Target("cpu", "cpu", True)
 STAND_INS = stand_ins(TARGET)

@@ -17,6 +17,7 @@ from use_models import MLP, Llama, RMSNorm, Rotary, calls, tokens
 
 import tk
 from tk.dropin import recognise
+from tk.dropin.functions.activations import SWIGLU
 
 
 class Norm(nn.Module):
@@ -230,7 +231,7 @@ def test_other_layers(compute: Callable[[Any, Tensor], Tensor]) -> None:
 
 def test_the_other_order() -> None:
     model = Variant(lambda m, x: m.down_proj(m.up_proj(x) * m.act_fn(m.gate_proj(x))))
-    assert recognise.gated(model) == recognise.Gated("swiglu", "gate_proj", "act_fn", "up_proj", "down_proj", "none")
+    assert recognise.gated(model) == recognise.Gated(SWIGLU, "gate_proj", "act_fn", "up_proj", "down_proj")
 
 
 # --- Rotary positions ---

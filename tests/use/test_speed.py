@@ -14,9 +14,11 @@ from use_models import Llama, calls, tokens
 
 import tk
 from tk.dropin import speed
-from tk.dropin.functions import Target
+from tk.dropin.functions import REPLACEMENTS
+from tk.dropin.functions.convolutions import CONV2D
 from tk.dropin.replace import _use
 from tk.dropin.report import Report
+from tk.dropin.target import Target
 
 H100 = Target("cpu", "sm_90", only_faster=True)
 UNKNOWN = Target("cpu", "sm_80", only_faster=True)
@@ -83,9 +85,9 @@ def test_convolutions(module: nn.Module, size: tuple[int, ...], dtype: torch.dty
             assert calls(module, x).get(name, 0) == 1
 
 
-def test_convolutions_in_training_once_a_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    line, rules = "conv 16-bit", speed.MEASURED["sm_90"]
-    monkeypatch.setitem(rules, line, replace(rules[line], training=speed.ALL))  # type: ignore[arg-type]
+def test_convolutions_in_training_once_a_rule_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, rules = "16-bit", CONV2D.speed.rules["sm_90"]
+    monkeypatch.setitem(rules, kind, replace(rules[kind], training=speed.ALL))  # type: ignore[arg-type]
     module, x = nn.Conv2d(8, 8, 3).bfloat16(), torch.randn(1, 8, 9, 9, dtype=torch.bfloat16)
     _use(module, H100)
     assert calls(module, x) == {"conv2d": 1} and "Convolution" not in type(module(x).grad_fn).__name__
@@ -241,11 +243,17 @@ def test_only_faster_is_of_cuda() -> None:
 
 def test_the_tables() -> None:
     """Bands ascend; training is never served where forward is not."""
-    for rules in speed.MEASURED.values():
-        for line, rule in rules.items():
-            for bands in (rule.forward, rule.training):
-                edges = [e for low, high in bands for e in (low, high if high is not None else 1 << 62)]
-                assert edges == sorted(edges), line
-            for low, high in rule.training:
-                probes = [low, high if high is not None else 1 << 40]
-                assert all(any(a <= p and (b is None or p <= b) for a, b in rule.forward) for p in probes), line
+    for line, rule in measured():
+        for bands in (rule.forward, rule.training):
+            edges = [e for low, high in bands for e in (low, high if high is not None else 1 << 62)]
+            assert edges == sorted(edges), line
+        for low, high in rule.training:
+            probes = [low, high if high is not None else 1 << 40]
+            assert all(any(a <= p and (b is None or p <= b) for a, b in rule.forward) for p in probes), line
+
+
+def measured() -> Iterator[tuple[str, speed.Rule]]:
+    for replacement in REPLACEMENTS:
+        for arch, rules in replacement.speed.rules.items():
+            for kind, rule in rules.items():
+                yield f"{replacement.op} {arch} {kind}", rule

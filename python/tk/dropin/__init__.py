@@ -4,8 +4,10 @@
 |---|---|
 | ``replace.py`` | walks over a model and decides, module by module |
 | ``redirect.py`` | copies of a module's functions that call tk where they called torch |
-| ``functions.py`` | what they call: tk where it takes the arguments and is not slower, else torch |
-| ``speed.py`` | where it is not slower, as measured |
+| ``replacement.py`` | the record of a function: what torch has, what is taken, what tk calls, where it is not slower |
+| ``functions/`` | the records, a file per family: the one place where a function is added |
+| ``target.py`` | where the model is, and which tensors are taken there |
+| ``speed.py`` | rules of where tk is not slower, as measured |
 | ``recognise.py`` | modules and functions of a model's own that compute what an op of tk does |
 | ``report.py`` | what was done |
 """

@@ -19,7 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tk.dropin.functions import StandIn, Target, _own
+from tk.dropin.functions.activations import GEGLU, GELU, SILU, SWIGLU
+from tk.dropin.functions.norms import RMS_NORM
+from tk.dropin.functions.tables import ROPE
+from tk.dropin.replacement import Replacement, StandIn
+from tk.dropin.target import Target
 
 aten = torch.ops.aten
 
@@ -70,14 +74,12 @@ def _normalised(x: Tensor, eps: float) -> Tensor:
 
 
 def rms_norm_forward(target: Target, eps: float, parameter: str) -> FunctionType:
-    norm = _own("rms_norm")
+    takes, call = RMS_NORM.taken_on(target), RMS_NORM.call
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         weight = getattr(self, parameter)
-        if len(args) == 1 and not kwargs and target.takes(args[0], weight) and args[0].dtype is weight.dtype:
-            x = args[0]
-            if x.dim() and x.shape[-1:] == weight.shape and target.is_fast("rms_norm", x.shape[-1], x, weight):
-                return norm(x, weight.shape, weight, eps)
+        if len(args) == 1 and not kwargs and takes(args[0], weight.shape, weight) and args[0].dtype is weight.dtype:
+            return call(args[0], weight.shape, weight, eps)
         return type(self).forward(self, *args, **kwargs)
 
     return forward  # type: ignore[return-value]
@@ -88,10 +90,10 @@ def rms_norm_forward(target: Target, eps: float, parameter: str) -> FunctionType
 
 @dataclass(frozen=True)
 class Activation:
-    """op: "gelu" or "silu"."""
+    """arguments: of the function, after the input."""
 
-    op: str
-    approximate: str = "none"
+    replacement: Replacement
+    arguments: tuple[str, ...] = ()
 
 
 def activation(module: nn.Module) -> Activation | None:
@@ -114,24 +116,21 @@ def _gelu_erf(x: Tensor) -> Tensor:
 
 
 _ACTIVATIONS: Sequence[tuple[Activation, Callable[..., Any]]] = (
-    (Activation("silu"), F.silu),
-    (Activation("gelu"), F.gelu),
-    (Activation("gelu", "tanh"), partial(F.gelu, approximate="tanh")),
-    (Activation("gelu", "tanh"), _gelu_tanh),
-    (Activation("gelu"), _gelu_erf),
-    (Activation("silu"), lambda x: x * torch.sigmoid(x)),
+    (Activation(SILU), F.silu),
+    (Activation(GELU), F.gelu),
+    (Activation(GELU, ("tanh",)), partial(F.gelu, approximate="tanh")),
+    (Activation(GELU, ("tanh",)), _gelu_tanh),
+    (Activation(GELU), _gelu_erf),
+    (Activation(SILU), lambda x: x * torch.sigmoid(x)),
 )
 
 
 def activation_forward(target: Target, found: Activation) -> FunctionType:
-    compute = _own(found.op)
-    more = (None, found.approximate) if found.op == "gelu" else ()
+    takes, call, more = found.replacement.taken_on(target), found.replacement.call, found.arguments
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
-        if len(args) == 1 and not kwargs and target.takes(args[0]) and args[0].dim():
-            x = args[0]
-            if target.is_fast(found.op, x.shape[-1], x):
-                return compute(x, *more)
+        if len(args) == 1 and not kwargs and takes(args[0], *more):
+            return call(args[0], *more)
         return type(self).forward(self, *args, **kwargs)
 
     return forward  # type: ignore[return-value]
@@ -142,14 +141,17 @@ def activation_forward(target: Target, found: Activation) -> FunctionType:
 
 @dataclass(frozen=True)
 class Gated:
-    """``down(activation(gate(x)) * up(x))``, the names of its submodules. op: "swiglu" or "geglu"."""
+    """``down(activation(gate(x)) * up(x))``, the names of its submodules. arguments: of the activation."""
 
-    op: str
+    replacement: Replacement
     gate: str
     activation: str
     up: str
     down: str
-    approximate: str
+    arguments: tuple[str, ...] = ()
+
+
+_GATED = {SILU: SWIGLU, GELU: GEGLU}
 
 
 class _Leaves(fx.Tracer):
@@ -179,8 +181,7 @@ def gated(module: nn.Module) -> Gated | None:
             found = activation(children[names[1]]) if children.keys() == set(names) else None
             if found is None:
                 return None
-            op = "swiglu" if found.op == "silu" else "geglu"
-            return Gated(op, names[0], names[1], names[2], names[3], found.approximate)
+            return Gated(_GATED[found.replacement], names[0], names[1], names[2], names[3], found.arguments)
     return None
 
 
@@ -195,21 +196,12 @@ def _argument(node: Any) -> Any:
 
 
 def gated_forward(target: Target, found: Gated) -> FunctionType:
-    multiply = _own(found.op)
-    more = (found.approximate,) if found.op == "geglu" else ()
+    takes, call, more = found.replacement.taken_on(target), found.replacement.call, found.arguments
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         gate, up = getattr(self, found.gate)(*args, **kwargs), getattr(self, found.up)(*args, **kwargs)
-        if (
-            target.takes(gate, up)
-            and gate.dtype is up.dtype
-            and gate.dim()
-            and gate.shape == up.shape
-            and target.is_fast(found.op, gate.shape[-1], gate, up)
-        ):
-            product = multiply(gate, up, *more)
-        else:
-            product = getattr(self, found.activation)(gate) * up
+        is_taken = takes(gate, up, *more)
+        product = call(gate, up, *more) if is_taken else getattr(self, found.activation)(gate) * up
         return getattr(self, found.down)(product)
 
     return forward  # type: ignore[return-value]
@@ -237,25 +229,14 @@ def rope_stand_in(target: Target, model: nn.Module, function: FunctionType) -> S
     found = next((r for r in _ROTATIONS if graph is not None and graph == _graph(r.formula, examples)), None)
     if found is None or not _makes_pairs(model, found.repeats):
         return None
-    rope, interleaved = _own("rope"), found.interleaved
+    takes, call, interleaved = ROPE.taken_on(target), ROPE.call, found.interleaved
 
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not args and not kwargs and target.takes(q, k) and _fits(target, q, k, cos, sin):
-            return rope(q, cos[0], sin[0], interleaved), rope(k, cos[0], sin[0], interleaved)
+        if not args and not kwargs and takes(q, k, cos, sin, interleaved):
+            return call(q, k, cos, sin, interleaved)
         return function(q, k, cos, sin, *args, **kwargs)
 
-    return StandIn("rope", rotate, function)
-
-
-def _fits(target: Target, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """One table for the whole batch, of the dtype of q and k or of float32's precision with it."""
-    if not target.takes(q, cos, sin) or q.dim() != 4 or k.dim() != 4 or cos.dim() != 3 or cos.shape != sin.shape:
-        return False
-    is_one = cos.shape[0] == 1 and cos.shape[1:] == q.shape[2:] == k.shape[2:]
-    is_alike = q.dtype is k.dtype and cos.dtype is q.dtype and sin.dtype is q.dtype
-    if not is_one or not is_alike or cos.requires_grad or sin.requires_grad:
-        return False
-    return target.is_fast("rope", q.shape[-2], q, k)
+    return StandIn(ROPE, rotate, function)
 
 
 def _rotated_halves(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

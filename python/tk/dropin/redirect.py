@@ -15,13 +15,14 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from tk.dropin.functions import Place, StandIn
+from tk.dropin.replacement import Function, Replacement, StandIn
 
 __all__ = ["Redirector", "is_redirected", "mark"]
 
@@ -41,17 +42,17 @@ def mark(function: FunctionType) -> FunctionType:
 
 
 class Redirector:
-    """replacements: what stands for which function."""
+    """stand_ins: by the functions that they stand for."""
 
-    def __init__(self, replacements: Mapping[Callable[..., Any], StandIn]):
-        self._replacements = dict(replacements)
+    def __init__(self, stand_ins: Mapping[Function, StandIn]):
+        self._stand_ins = dict(stand_ins)
         self._copies: dict[FunctionType, FunctionType | None] = {}
-        self._ops: dict[FunctionType, tuple[str, ...]] = {}
+        self._replaced: dict[FunctionType, tuple[Replacement, ...]] = {}
         self._names = _Names()
 
-    def add(self, original: Callable[..., Any], stand_in: StandIn) -> None:
+    def add(self, stand_in: StandIn) -> None:
         """One more, before anything is copied."""
-        self._replacements[original] = stand_in
+        self._stand_ins[stand_in.original] = stand_in
 
     def methods(self, module: nn.Module) -> dict[str, FunctionType]:
         """The functions of its class that ``forward`` leads to by name, itself included."""
@@ -77,15 +78,15 @@ class Redirector:
                     waiting.append(helper)
         return list(found)
 
-    def ops(self, function: FunctionType) -> tuple[str, ...]:
-        """The ops of tk that a copy calls, in the order of the code; none where it would be the same."""
-        if function not in self._ops:
-            self._ops[function] = ()  # of a function that calls itself
-            found = [stand_in.op for _, stand_in in self._hits(function)]
-            found += [op for _, helper in self._helpers(function) for op in self.ops(helper)]
-            found += [op for _, table in self._tables(function) for f in table.values() for op in self.ops(f)]
-            self._ops[function] = tuple(dict.fromkeys(found))
-        return self._ops[function]
+    def replaced(self, function: FunctionType) -> tuple[Replacement, ...]:
+        """What is replaced in a copy, in the order of the code; nothing where it would be the same."""
+        if function not in self._replaced:
+            self._replaced[function] = ()  # of a function that calls itself
+            found = [stand_in.replacement for _, stand_in in self._hits(function)]
+            found += [r for _, helper in self._helpers(function) for r in self.replaced(helper)]
+            found += [r for _, table in self._tables(function) for f in table.values() for r in self.replaced(f)]
+            self._replaced[function] = tuple(dict.fromkeys(found))
+        return self._replaced[function]
 
     def copy(self, function: FunctionType) -> FunctionType:
         """A method of a model. Raises ValueError for what cannot be copied."""
@@ -128,7 +129,7 @@ class Redirector:
                 self._put_below(function, path, name, place.guarded(stand_in.function))
             found[path] = name
         for name, helper in self._helpers(function):
-            if name in function.__globals__ and self.ops(helper):
+            if name in function.__globals__ and self.replaced(helper):
                 place = _place(function, (name,), helper)
                 found[name,] = self._names.of(function.__globals__, name)
                 self._names.put(function.__globals__, found[name,], place.guarded(self._copy(helper)))
@@ -157,7 +158,7 @@ class Redirector:
         cells = []
         for cell in function.__closure__:
             content = _content(cell)
-            is_changed = isinstance(content, FunctionType) and _is_followed(content) and self.ops(content)
+            is_changed = isinstance(content, FunctionType) and _is_followed(content) and self.replaced(content)
             cells.append(CellType(self._copy(content)) if is_changed else cell)
         return tuple(cells)
 
@@ -169,13 +170,13 @@ class Redirector:
                 yield path, stand_in
 
     def _stand_in(self, value: Any) -> StandIn | None:
-        return self._replacements.get(value) if callable(value) and getattr(type(value), "__hash__", None) else None
+        return self._stand_ins.get(value) if callable(value) and getattr(type(value), "__hash__", None) else None
 
     def _helpers(self, function: FunctionType) -> Iterator[tuple[str, FunctionType]]:
         """Functions of the model's own: global ones, and what a decorator holds."""
         for path in _paths(function):
             value = _resolved(function, path[:1])
-            if isinstance(value, FunctionType) and _is_followed(value) and value not in self._replacements:
+            if isinstance(value, FunctionType) and _is_followed(value) and value not in self._stand_ins:
                 yield path[0], value
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
             content = _content(cell)
@@ -188,7 +189,7 @@ class Redirector:
             value = _resolved(function, path[:1])
             if type(value).__name__ == "AttentionInterface" and hasattr(value, "get_interface"):
                 entries = {name: value[name] for name in value}
-                found = {n: f for n, f in entries.items() if isinstance(f, FunctionType) and self.ops(f)}
+                found = {n: f for n, f in entries.items() if isinstance(f, FunctionType) and self.replaced(f)}
                 if found:
                     yield path[0], found
 
@@ -202,6 +203,40 @@ class Redirector:
 
 
 # --- What is called while nothing is patched ---
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model's code looks a function up: ``F.gelu`` is the name "F" in the model's module, which leads to the
+    module torch.nn.functional, and there the name "gelu".
+
+    root: the model's module, or what stands for it. first: what its name led to. owner: the module that has the
+    function under ``name``, the root itself for a name alone.
+    """
+
+    root: Any
+    root_name: str
+    first: Any
+    owner: Any
+    name: str
+    original: Function
+
+    def guarded(self, ours: Function) -> Function:
+        """ours, as long as the original stands there: both names are looked at in every call, for either may be
+        patched. Then that is called, as the model wrote it."""
+        root, root_name, first, owner, name, original = (
+            self.root, self.root_name, self.first, self.owner, self.name, self.original,
+        )  # fmt: skip
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if getattr(owner, name, None) is original and getattr(root, root_name, None) is first:
+                return ours(*args, **kwargs)
+            found = getattr(root, root_name)
+            if owner is not root:
+                found = getattr(owner if found is first else found, name)
+            return found(*args, **kwargs)
+
+        return call
 
 
 def _place(function: FunctionType, path: _Path, original: Callable[..., Any]) -> Place:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
-from typing import Any
 
 import torch
 from torch import nn
@@ -13,10 +12,14 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 import tk
-from tk.dropin import recognise, speed
-from tk.dropin.functions import DTYPES, Target, is_served, stand_ins
+from tk.dropin import recognise
+from tk.dropin.functions import stand_ins
+from tk.dropin.functions.norms import RMS_NORM
+from tk.dropin.functions.tables import ROPE
 from tk.dropin.redirect import Redirector, is_redirected, mark
+from tk.dropin.replacement import Replacement
 from tk.dropin.report import Record, Report, Swap
+from tk.dropin.target import DTYPES, Target
 
 __all__ = ["use"]
 
@@ -79,9 +82,9 @@ def _target(model: nn.Module, only_faster: bool) -> Target:
 
 @dataclass(frozen=True)
 class _Found:
-    """What could stand in the place of a module's methods, and the ops that it would call."""
+    """What could stand in the place of a module's methods, and what it would replace."""
 
-    ops: tuple[str, ...] = ()
+    replaced: tuple[Replacement, ...] = ()
     methods: Mapping[str, FunctionType] = field(default_factory=dict)
     reason: str | None = None
 
@@ -102,16 +105,16 @@ class _Walk:
         reason = self._why_untouched(path, module)
         found = self._find(module, is_touched=reason is None)
         has_children = next(module.children(), None) is not None
-        if not found.ops and has_children and not module._parameters and path not in self._closed:
+        if not found.replaced and has_children and not module._parameters and path not in self._closed:
             return None
-        reason = reason or found.reason or self._why_torch(found.ops, module)
+        reason = reason or found.reason or self._why_torch(found.replaced, module)
         is_replaced = reason is None
         record = Record(
             path,
             type(module).__name__,
-            ", ".join(found.ops) or None,
+            ", ".join(r.op for r in found.replaced) or None,
             is_replaced,
-            self._when(found.ops, module) if reason is None else reason,
+            self._when(found.replaced, module) if reason is None else reason,
         )
         return record, found.methods if is_replaced else {}
 
@@ -152,45 +155,45 @@ class _Walk:
     # --- What could run through tk ---
 
     def _find(self, module: nn.Module, is_touched: bool) -> _Found:
-        """is_touched: False where only the ops are asked for."""
+        """is_touched: False where only what could be replaced is asked for."""
         is_own = is_touched and not type(module).__module__.startswith("torch.")
         if is_own and (found := self._recognised(module)) is not None:
             return found
         named = self._redirector.methods(module)
-        methods = {name: f for name, f in named.items() if self._redirector.ops(f)}
-        ops = tuple(dict.fromkeys(op for f in methods.values() for op in self._redirector.ops(f)))
-        if is_own and not ops and (activation := self._activation(module)) is not None:
+        methods = {name: f for name, f in named.items() if self._redirector.replaced(f)}
+        replaced = tuple(dict.fromkeys(r for f in methods.values() for r in self._redirector.replaced(f)))
+        if is_own and not replaced and (activation := self._activation(module)) is not None:
             return activation
-        if not ops:
+        if not replaced:
             return _Found(reason="calls nothing by its name that tk has")
         if not is_touched:
-            return _Found(ops)
+            return _Found(replaced)
         if own := [name for name in methods if name in vars(module)]:
-            return _Found(ops, reason=_why_own(module, own[0]))
+            return _Found(replaced, reason=_why_own(module, own[0]))
         try:
-            return _Found(ops, {name: self._redirector.copy(f) for name, f in methods.items()})
+            return _Found(replaced, {name: self._redirector.copy(f) for name, f in methods.items()})
         except ValueError as error:
-            return _Found(ops, reason=str(error))
+            return _Found(replaced, reason=str(error))
 
     def _recognised(self, module: nn.Module) -> _Found | None:
-        if tk.functional.find("rms_norm") is not None and (eps := recognise.rms_norm_eps(module)) is not None:
+        if RMS_NORM.is_there() and (eps := recognise.rms_norm_eps(module)) is not None:
             (parameter,) = module._parameters
-            return _Found(("rms_norm",), {"forward": recognise.rms_norm_forward(self._target, eps, parameter)})
+            return _Found((RMS_NORM,), {"forward": recognise.rms_norm_forward(self._target, eps, parameter)})
         gated = recognise.gated(module)
-        if gated is None or tk.functional.find(gated.op) is None:
+        if gated is None or not gated.replacement.is_there():
             return None
         if self._why_untouched(".", module.get_submodule(gated.activation)) is not None:
             return None  # its hooks would not be called
-        return _Found((gated.op,), {"forward": recognise.gated_forward(self._target, gated)})
+        return _Found((gated.replacement,), {"forward": recognise.gated_forward(self._target, gated)})
 
     def _activation(self, module: nn.Module) -> _Found | None:
         found = recognise.activation(module) if next(module.children(), None) is None else None
-        if found is None or tk.functional.find(found.op) is None:
+        if found is None or not found.replacement.is_there():
             return None
-        return _Found((found.op,), {"forward": recognise.activation_forward(self._target, found)})
+        return _Found((found.replacement,), {"forward": recognise.activation_forward(self._target, found)})
 
     def _redirect_rotations(self, model: nn.Module) -> None:
-        if tk.functional.find("rope") is None:
+        if not ROPE.is_there():
             return
         methods = [f for m in model.modules() for f in self._redirector.methods(m).values()]
         for function in self._redirector.helpers(methods):
@@ -198,62 +201,27 @@ class _Walk:
             if not {"cos", "sin"} <= set(arguments):
                 continue
             if (stand_in := recognise.rope_stand_in(self._target, model, function)) is not None:
-                self._redirector.add(function, stand_in)
+                self._redirector.add(stand_in)
 
     # --- Whether it should ---
 
-    def _why_torch(self, ops: tuple[str, ...], module: nn.Module) -> str | None:
-        """Why all of its ops would be left to torch in every call."""
+    def _why_torch(self, found: tuple[Replacement, ...], module: nn.Module) -> str | None:
+        """Why all that it calls would be left to torch in every call."""
         if self._target.device_type == "cpu" and self._target.serves_all:
             return None
-        reasons = [self._why_torch_has(op, module) for op in ops]
+        reasons = [r.why_left(self._target, module, self._dtype_of(module)) for r in found]
         return None if None in reasons else "; ".join(dict.fromkeys(r for r in reasons if r))
 
-    def _why_torch_has(self, op: str, module: nn.Module) -> str | None:
-        dtype = self._dtype_of(module)
-        if not self._target.serves_all and self._rule(op, module)[0] is None:
-            return f"{op}: nothing measured says that it is as fast ({_name(dtype)}, {self._target.arch})"
-        if self._target.device_type == "cuda" and not _has_kernel(op, module, dtype):
-            return f"{op}: no loaded pack has a kernel for it"
-        return None
-
-    def _when(self, ops: tuple[str, ...], module: nn.Module) -> str:
+    def _when(self, found: tuple[Replacement, ...], module: nn.Module) -> str:
         if self._target.serves_all:
             return ""
-        notes = []
-        for op in ops:
-            rule, condition = self._rule(op, module)
-            note = "left to torch" if rule is None else "; ".join(filter(None, [condition, speed.describe(rule)]))
-            if note:
-                notes.append(f"{op}: {note}" if len(ops) > 1 else note)
-        return "; ".join(notes)
-
-    def _rule(self, op: str, module: nn.Module) -> tuple[speed.Rule | None, str]:
-        """And the condition under which it is that one: weights in float32 are multiplied in 16 bits under autocast."""
-        dtype = self._dtype_of(module)
-        if op == "sdpa":  # a module does not say its mask or head size
-            return speed.find(self._target.arch, speed.attention(dtype, "causal", 128)), "causal, head size 128"
-        rule = self._rule_of(op, module, dtype)
-        if rule is None and dtype is torch.float32 and op in (*_PRODUCTS, *_CONVOLUTIONS):
-            return self._rule_of(op, module, torch.bfloat16), "under autocast alone"
-        return rule, ""
-
-    def _rule_of(self, op: str, module: nn.Module, dtype: torch.dtype) -> speed.Rule | None:
-        line = op
-        if op in _PRODUCTS:
-            weight = getattr(module, "weight", None)
-            k = weight.shape[1] if op == "linear" and isinstance(weight, torch.Tensor) and weight.dim() == 2 else 0
-            line = speed.product("linear" if op == "linear" else "mm", dtype, k)
-        elif op in _CONVOLUTIONS:
-            line = speed.convolution(_CONVOLUTIONS.index(op) + 1, dtype, getattr(module, "groups", 1))
-        return speed.find(self._target.arch, line)
+        notes = [(r.op, r.when(self._target, module, self._dtype_of(module))) for r in found]
+        return "; ".join(f"{op}: {note}" if len(notes) > 1 else note for op, note in notes if note)
 
     def _dtype_of(self, module: nn.Module) -> torch.dtype:
         return next((p.dtype for p in module.parameters(recurse=False) if p.is_floating_point()), self._dtype)
 
 
-_PRODUCTS = ("linear", "mm", "addmm", "matmul")
-_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 _HOOKS = ("forward_pre_hook", "forward_hook", "backward_pre_hook", "backward_hook")
 
 
@@ -285,29 +253,3 @@ def _why_own(module: nn.Module, name: str) -> str:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _has_kernel(op: str, module: nn.Module, dtype: torch.dtype) -> bool:
-    """Whether a small call with the module's parameters would find one; True where no call can be told beforehand."""
-    call = _example(op, module, dtype)
-    return call is None or is_served(*call)
-
-
-def _example(op: str, module: nn.Module, dtype: torch.dtype) -> tuple[Any, ...] | None:
-    weight = getattr(module, "weight", None)
-    if op in ("gelu", "silu"):
-        device = weight.device if isinstance(weight, torch.Tensor) else torch.device("cuda")
-        return getattr(tk, op), torch.empty(16, 128, dtype=dtype, device=device)
-    if not isinstance(weight, torch.Tensor):
-        return None
-    if op == "linear" and weight.dim() == 2:
-        return tk.linear, weight.new_empty(16, weight.shape[1]), weight, getattr(module, "bias", None)
-    if op in ("rms_norm", "layer_norm"):
-        return getattr(tk, op), weight.new_empty(16, *weight.shape), weight.shape, weight
-    if op == "embedding" and weight.dim() == 2:
-        return tk.embedding, torch.zeros(16, dtype=torch.int64, device=weight.device), weight
-    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        sizes = [(k - 1) * d + 8 for k, d in zip(module.kernel_size, module.dilation, strict=True)]
-        x = weight.new_empty(1, module.in_channels, *sizes)
-        return getattr(tk, op), x, weight, module.bias, module.stride, 0, module.dilation, module.groups
-    return None

@@ -1,0 +1,115 @@
+"""Where a used model is, and which tensors are taken there.
+
+Everything is decided from what a tensor says of itself, so that torch.compile and torch.export trace through a stand-in
+and keep the branch that is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from tk.dropin.speed import Rule, Speed, holds
+
+__all__ = ["DTYPES", "Target", "broadcasts", "is_plain", "needs_gradient"]
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the model is when it is used.
+
+    device_type: "cpu" or "cuda". arch: "cpu", "sm_90", … only_faster: leave to torch what no measurement says is as
+    fast; on the CPU, where tk computes with ATen, nothing was measured, and all is served. rules: what was measured on
+    this architecture of one function, by the kind of call.
+    """
+
+    device_type: str
+    arch: str
+    only_faster: bool
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+
+    def of(self, speed: Speed) -> Target:
+        """For calls of the function that has this speed."""
+        return replace(self, rules=speed.rules.get(self.arch, {}))
+
+    @property
+    def serves_all(self) -> bool:
+        return self.arch == "cpu" or not self.only_faster
+
+    @property
+    def serves_training(self) -> bool:
+        """Whether any call that needs a gradient is served; else a predicate need not look at such a call."""
+        return self.serves_all or any(rule.training for rule in self.rules.values())
+
+    def takes(self, first: Any, *others: Any, optional: tuple[Any, ...] = ()) -> bool:
+        """Plain tensors of this device and of one dtype that there are kernels for; under autocast of several. Nothing
+        where a mode wants to see torch's function."""
+        if not is_plain(first) or _is_intercepted():
+            return False
+        device, dtype = first.device, first.dtype
+        if device.type != self.device_type or dtype not in DTYPES:
+            return False
+        for t in (*others, *[t for t in optional if t is not None]):
+            if not is_plain(t) or t.device != device or t.dtype not in DTYPES:
+                return False
+            if t.dtype is not dtype and not torch.is_autocast_enabled(self.device_type):
+                return False
+        return forward_ad._current_level < 0  # there are no formulas for forward mode
+
+    def is_fast(self, kind: str, size: Any, *tensors: Tensor | None) -> bool:
+        """Whether a rule says so for a call of this kind with these operands."""
+        if self.serves_all:
+            return True
+        rule = self.rules.get(kind)
+        return rule is not None and holds(rule, needs_gradient(*tensors), size)
+
+    def product_dtype(self, x: Tensor) -> torch.dtype:
+        """What a product is computed in."""
+        if torch.is_autocast_enabled(self.device_type):
+            return torch.get_autocast_dtype(self.device_type)
+        return x.dtype
+
+
+def _is_intercepted() -> bool:
+    """By a TorchFunctionMode of the user's, which would see an op of tk where it waits for a function of torch. A
+    default device is one as well, and changes nothing for tensors that there are."""
+    if torch.compiler.is_exporting():
+        return False  # which traces with modes of its own
+    count = torch._C._len_torch_function_stack()
+    if count == 0:
+        return False
+    return any(type(torch._C._get_function_stack_at(i)) is not DeviceContext for i in range(count))
+
+
+def is_plain(t: Any) -> bool:
+    """A strided tensor, and no subclass (DTensor, quantised, …) that would have to know tk's ops."""
+    if not isinstance(t, Tensor):
+        return False
+    if type(t) is not Tensor and type(t) is not Parameter and is_traceable_wrapper_subclass(t):
+        return False
+    return t.layout is torch.strided and not t.is_nested
+
+
+def needs_gradient(*tensors: Any) -> bool:
+    """What is no tensor, and for torch to refuse, needs none."""
+    if torch.is_grad_enabled():
+        for t in tensors:
+            if getattr(t, "requires_grad", False):
+                return True
+    return False
+
+
+def broadcasts(t: Tensor, shape: tuple[int, ...]) -> bool:
+    if t.dim() > len(shape):
+        return False
+    return all(m == 1 or m == n for m, n in zip(reversed(t.shape), reversed(shape), strict=False))
