@@ -77,9 +77,11 @@ def rms_norm_forward(target: Target, eps: float, parameter: str) -> FunctionType
     takes, call = RMS_NORM.taken_on(target), RMS_NORM.call
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
-        weight = getattr(self, parameter)
-        if len(args) == 1 and not kwargs and takes(args[0], weight.shape, weight) and args[0].dtype is weight.dtype:
-            return call(args[0], weight.shape, weight, eps)
+        if len(args) == 1 and not kwargs:
+            (x,), weight = args, getattr(self, parameter)
+            shape = weight.shape
+            if takes(x, shape, weight) and x.dtype is weight.dtype:
+                return call(x, shape, weight, eps)
         return type(self).forward(self, *args, **kwargs)
 
     return forward  # type: ignore[return-value]

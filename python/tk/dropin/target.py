@@ -7,7 +7,7 @@ and keep the branch that is taken.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,17 +30,17 @@ class Target:
 
     device_type: "cpu" or "cuda". arch: "cpu", "sm_90", … only_faster: leave to torch what no measurement says is as
     fast; on the CPU, where tk computes with ATen, nothing was measured, and all is served. rules: what was measured on
-    this architecture of one function, by the kind of call.
+    this architecture of one function, by the kind of call; None where all of its calls are served.
     """
 
     device_type: str
     arch: str
     only_faster: bool
-    rules: Mapping[str, Rule] = field(default_factory=dict)
+    rules: Mapping[str, Rule] | None = None
 
     def of(self, speed: Speed) -> Target:
         """For calls of the function that has this speed."""
-        return replace(self, rules=speed.rules.get(self.arch, {}))
+        return replace(self, rules=None if self.serves_all else speed.rules.get(self.arch, {}))
 
     @property
     def serves_all(self) -> bool:
@@ -49,17 +49,20 @@ class Target:
     @property
     def serves_training(self) -> bool:
         """Whether any call that needs a gradient is served; else a predicate need not look at such a call."""
-        return self.serves_all or any(rule.training for rule in self.rules.values())
+        return self.rules is None or any(rule.training for rule in self.rules.values())
 
     def takes(self, first: Any, *others: Any, optional: tuple[Any, ...] = ()) -> bool:
         """Plain tensors of this device and of one dtype that there are kernels for; under autocast of several. Nothing
         where a mode wants to see torch's function."""
-        if not is_plain(first) or _is_intercepted():
+        if not is_plain(first) or (torch._C._len_torch_function_stack() and _is_intercepted()):
             return False
         device, dtype = first.device, first.dtype
         if device.type != self.device_type or dtype not in DTYPES:
             return False
-        for t in (*others, *[t for t in optional if t is not None]):
+        for t in optional:
+            if t is not None:
+                others = (*others, t)
+        for t in others:
             if not is_plain(t) or t.device != device or t.dtype not in DTYPES:
                 return False
             if t.dtype is not dtype and not torch.is_autocast_enabled(self.device_type):
@@ -68,7 +71,7 @@ class Target:
 
     def is_fast(self, kind: str, size: Any, *tensors: Tensor | None) -> bool:
         """Whether a rule says so for a call of this kind with these operands."""
-        if self.serves_all:
+        if self.rules is None:
             return True
         rule = self.rules.get(kind)
         return rule is not None and holds(rule, needs_gradient(*tensors), size)
@@ -85,17 +88,14 @@ def _is_intercepted() -> bool:
     default device is one as well, and changes nothing for tensors that there are."""
     if torch.compiler.is_exporting():
         return False  # which traces with modes of its own
-    count = torch._C._len_torch_function_stack()
-    if count == 0:
-        return False
-    return any(type(torch._C._get_function_stack_at(i)) is not DeviceContext for i in range(count))
+    modes = (torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack()))
+    return any(type(mode) is not DeviceContext for mode in modes)
 
 
 def is_plain(t: Any) -> bool:
     """A strided tensor, and no subclass (DTensor, quantised, …) that would have to know tk's ops."""
-    if not isinstance(t, Tensor):
-        return False
-    if type(t) is not Tensor and type(t) is not Parameter and is_traceable_wrapper_subclass(t):
+    cls = type(t)
+    if cls is not Tensor and cls is not Parameter and (not isinstance(t, Tensor) or is_traceable_wrapper_subclass(t)):
         return False
     return t.layout is torch.strided and not t.is_nested
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -36,26 +37,25 @@ def _rms_norm(target: Target) -> Callable[..., bool]:
 
 
 def _normalises(target: Target, op: str, x: Tensor, shape: Any, *affine: Tensor | None) -> bool:
-    if not target.takes(x, optional=affine) or not _one_dtype(target, op, x, *affine):
+    if not target.takes(x, optional=affine):
         return False
     shape = tuple(shape)
-    if not shape or tuple(x.shape[-len(shape) :]) != shape or any(t is not None and t.shape != shape for t in affine):
+    if not shape or x.shape[-len(shape) :] != shape or not _fit(target, op, x, shape, affine):
         return False
-    return target.is_fast("", _product(shape), x, *affine)
+    return target.is_fast("", math.prod(shape), x, *affine)
 
 
-def _one_dtype(target: Target, op: str, x: Tensor, *others: Tensor | None) -> bool:
-    """As they are, or as autocast makes them."""
-    if all(t is None or t.dtype is x.dtype for t in others):
-        return True
-    return op in AUTOCAST_TO_FLOAT32.get(target.device_type, ()) and torch.is_autocast_enabled(target.device_type)
+def _fit(target: Target, op: str, x: Tensor, shape: tuple[int, ...], affine: tuple[Tensor | None, ...]) -> bool:
+    """Weight and bias have this shape, and the dtype of x, as they are or as autocast makes them."""
+    for t in affine:
+        if t is not None and (t.shape != shape or (t.dtype is not x.dtype and not _is_cast(target, op))):
+            return False
+    return True
 
 
-def _product(shape: tuple[int, ...]) -> Any:
-    n: Any = 1
-    for size in shape:
-        n = n * size
-    return n
+def _is_cast(target: Target, op: str) -> bool:
+    device = target.device_type
+    return op in AUTOCAST_TO_FLOAT32.get(device, ()) and torch.is_autocast_enabled(device)
 
 
 def _example(module: nn.Module, dtype: torch.dtype) -> tuple[Any, ...] | None:
@@ -91,10 +91,9 @@ def _group_norm(target: Target) -> Callable[..., bool]:
     ) -> bool:
         return (
             target.takes(input, optional=(weight, bias))
-            and _one_dtype(target, "group_norm", input, weight, bias)
             and input.dim() >= 2
             and input.shape[1] % num_groups == 0
-            and all(t is None or t.shape == input.shape[1:2] for t in (weight, bias))
+            and _fit(target, "group_norm", input, input.shape[1:2], (weight, bias))
             and target.is_fast("", input.shape[1], input, weight, bias)
         )
 
