@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ from tk.dropin.replacement import Replacement
 from tk.dropin.speed import ALL, Rule, Speed
 from tk.dropin.target import Target
 from tk.functional import norms
-from tk.functional._call import AUTOCAST_TO_FLOAT32
+from tk.functional._call import AUTOCAST_TO_FLOAT32, product
 
 
 def _layer_norm(target: Target) -> Callable[..., bool]:
@@ -42,7 +41,7 @@ def _normalises(target: Target, op: str, x: Tensor, shape: Any, *affine: Tensor 
     shape = tuple(shape)
     if not shape or x.shape[-len(shape) :] != shape or not _fit(target, op, x, shape, affine):
         return False
-    return target.is_fast("", math.prod(shape), x, *affine)
+    return target.is_fast("", product(shape), x, *affine)
 
 
 def _fit(target: Target, op: str, x: Tensor, shape: tuple[int, ...], affine: tuple[Tensor | None, ...]) -> bool:

@@ -12,6 +12,7 @@ import tk
 from tk.dropin.replacement import Replacement
 from tk.dropin.speed import ALL, NONE, SIXTEEN_BITS, Rule, Speed
 from tk.dropin.target import Target, broadcasts
+from tk.functional._call import product
 from tk.ops.product import allows_tf32
 
 # By dtype and pitch ("aligned": rows of 128 bytes or a multiple).
@@ -58,16 +59,9 @@ def _linear(target: Target) -> Callable[..., bool]:
         k = weight.shape[1]
         if input.shape[-1] != k or (bias is not None and bias.shape != weight.shape[:1]):
             return False
-        return target.is_fast(kind(target.product_dtype(input), k), _rows(input), input, weight, bias)
+        return target.is_fast(kind(target.product_dtype(input), k), product(input.shape[:-1]), input, weight, bias)
 
     return linear
-
-
-def _rows(x: Tensor) -> Any:
-    n: Any = 1
-    for size in x.shape[:-1]:
-        n = n * size
-    return n
 
 
 def _linear_kind(module: nn.Module, dtype: torch.dtype) -> str:
