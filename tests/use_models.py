@@ -203,3 +203,8 @@ def calls(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, 
     with _Count() as count, torch.no_grad():
         function(*args, **kwargs)
     return dict(count.ops)
+
+
+def ops_of(program: torch.fx.GraphModule | torch.export.ExportedProgram) -> list[str]:
+    """The ops of tk that a graph calls."""
+    return [str(n.target) for n in program.graph.nodes if str(n.target).startswith("tk.")]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.testing import assert_close
 from torch_samples import op_db
 from use_models import calls
 
-from tk.dropin.functions import stand_ins
+import tk
+from tk.dropin.functions import REPLACEMENTS, stand_ins
+from tk.dropin.replacement import Replacement
 from tk.dropin.target import Target
 
 TARGET = Target("cpu", "cpu", True)
@@ -25,29 +28,35 @@ def stand_in(original: Callable[..., Any]) -> Callable[..., Any]:
     return STAND_INS[original].function
 
 
-# By the name that torch's samples have; the share of them that goes through tk is at least this.
-SAMPLED: dict[str, tuple[Callable[..., Any], float]] = {
-    "nn.functional.linear": (F.linear, 0.9),
-    "mm": (torch.mm, 0.9),
-    "addmm": (torch.addmm, 0.6),
-    "bmm": (torch.bmm, 0.9),
-    "matmul": (torch.matmul, 0.2),
-    "nn.functional.conv1d": (F.conv1d, 0.9),
-    "nn.functional.conv2d": (F.conv2d, 0.9),
-    "nn.functional.conv3d": (F.conv3d, 0.9),
-    "nn.functional.layer_norm": (F.layer_norm, 0.9),
-    "nn.functional.rms_norm": (F.rms_norm, 0.9),
-    "nn.functional.group_norm": (F.group_norm, 0.9),
-    "nn.functional.gelu": (F.gelu, 0.6),
-    "nn.functional.silu": (F.silu, 0.2),
-    "softmax": (torch.softmax, 0.5),
-    "log_softmax": (torch.log_softmax, 0.5),
-    "nn.functional.embedding": (F.embedding, 0.3),
-    "nn.functional.scaled_dot_product_attention": (F.scaled_dot_product_attention, 0.3),
+# The share of torch's samples that goes through tk is at least this.
+SHARES = {
+    "linear": 0.9,
+    "mm": 0.9,
+    "addmm": 0.6,
+    "bmm": 0.9,
+    "matmul": 0.2,
+    "conv1d": 0.9,
+    "conv2d": 0.9,
+    "conv3d": 0.9,
+    "layer_norm": 0.9,
+    "rms_norm": 0.9,
+    "group_norm": 0.9,
+    "gelu": 0.6,
+    "silu": 0.2,
+    "softmax": 0.5,
+    "log_softmax": 0.5,
+    "embedding": 0.3,
+    "sdpa": 0.3,
 }
+SAMPLED = {r.op: r.originals[-1] for r in REPLACEMENTS if r.originals and r.op != "flex_attention"}
 
 
-def samples(name: str, dtype: torch.dtype) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+def test_every_function_is_tried() -> None:
+    assert SAMPLED.keys() == SHARES.keys()
+
+
+def samples(original: str, dtype: torch.dtype) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    name = original.removeprefix("torch.")
     info = next(o for o in op_db if o.name == name and not o.variant_test_name)
     for s in info.sample_inputs("cpu", dtype, requires_grad=False):
         args = (s.input, *s.args)
@@ -55,13 +64,13 @@ def samples(name: str, dtype: torch.dtype) -> Iterator[tuple[tuple[Any, ...], di
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("op", SAMPLED)
 @pytest.mark.filterwarnings("ignore:.*")
-def test_torchs_samples(name: str, dtype: torch.dtype) -> None:
-    original, share = SAMPLED[name]
+def test_torchs_samples(op: str, dtype: torch.dtype) -> None:
+    original = pkgutil.resolve_name(SAMPLED[op])
     ours = stand_in(original)
     through_tk = total = 0
-    for args, kwargs in samples(name, dtype):
+    for args, kwargs in samples(SAMPLED[op], dtype):
         if kwargs.get("dropout_p"):
             continue  # drawn anew
         found, expected = ours(*args, **kwargs), original(*args, **kwargs)
@@ -71,17 +80,17 @@ def test_torchs_samples(name: str, dtype: torch.dtype) -> None:
         through_tk += bool(calls(ours, *args, **kwargs))
         total += 1
     assert total
-    assert through_tk == 0 if dtype is torch.float64 else through_tk >= share * total, (through_tk, total)
+    assert through_tk == 0 if dtype is torch.float64 else through_tk >= SHARES[op] * total, (through_tk, total)
 
 
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("op", SAMPLED)
 @pytest.mark.filterwarnings("ignore:.*")
-def test_torchs_errors(name: str) -> None:
+def test_torchs_errors(op: str) -> None:
     """Word by word: what tk refuses goes to torch."""
-    original, _ = SAMPLED[name]
+    original = pkgutil.resolve_name(SAMPLED[op])
     ours = stand_in(original)
     tried = 0
-    for args, kwargs in samples(name, torch.float32):
+    for args, kwargs in samples(SAMPLED[op], torch.float32):
         if kwargs.get("dropout_p"):
             continue
         tensors = [i for i, a in enumerate(args) if isinstance(a, Tensor) and a.dim()]
@@ -188,3 +197,28 @@ def test_of_the_device_alone() -> None:
     """A model on the CPU does not run through tk elsewhere, where other rules hold."""
     ours = stand_ins(Target("cuda", "sm_90", True))[F.linear].function
     assert calls(ours, torch.randn(4, 8), torch.randn(3, 8)) == {}
+
+
+# --- What a pack is asked for ---
+
+EXAMPLES: dict[str, nn.Module] = {
+    "linear": nn.Linear(8, 4),
+    "conv1d": nn.Conv1d(4, 6, 3, dilation=2),
+    "conv2d": nn.Conv2d(4, 6, (3, 1), stride=2, groups=2),
+    "conv3d": nn.Conv3d(2, 3, 2, padding=1),
+    "layer_norm": nn.LayerNorm((4, 8)),
+    "rms_norm": nn.RMSNorm(8),
+    "gelu": nn.Linear(8, 4),
+    "silu": nn.Linear(8, 4),
+    "embedding": nn.Embedding(10, 8),
+}
+
+
+@pytest.mark.parametrize("replacement", REPLACEMENTS, ids=lambda r: r.op)
+def test_examples_are_calls(replacement: Replacement) -> None:
+    """Of the function of tk, which a used model would make."""
+    op = replacement.op
+    example = replacement.example(EXAMPLES.get(op, nn.ReLU()), torch.float32)
+    assert (example is None) == (op not in EXAMPLES)
+    if example is not None:
+        assert calls(getattr(tk, op), *example) == {op: 1}

@@ -5,16 +5,14 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
-from use_models import MODELS, OPS, Llama, calls
+from use_models import MODELS, OPS, Llama, calls, ops_of
 
 import tk
 from tk.dropin.report import Report
@@ -166,7 +164,7 @@ def test_compiled_as_one_graph(name: str, model: nn.Module, x: Tensor, dynamic: 
     with torch.no_grad():
         assert torch.equal(compiled(x), expected)  # undone: traced anew, without tk
     assert len(seen) == 2
-    assert not [n for n in seen[1].graph.nodes if str(n.target).startswith("tk.")]
+    assert not ops_of(seen[1])
 
 
 def test_compiled_training(name: str, x: Tensor) -> None:
@@ -185,7 +183,7 @@ def test_export(name: str, model: nn.Module, x: Tensor, strict: bool) -> None:
     expected = model(x)
     with tk.use(model):
         program = torch.export.export(model, (x,), strict=strict)
-    ops = [str(n.target) for n in program.graph.nodes if str(n.target).startswith("tk.")]
+    ops = ops_of(program)
     assert len(ops) == sum(OPS[name].values())
     close(program.module()(x), expected)
 
@@ -193,7 +191,7 @@ def test_export(name: str, model: nn.Module, x: Tensor, strict: bool) -> None:
 def test_export_of_any_batch(name: str, model: nn.Module, x: Tensor) -> None:
     with tk.use(model):
         program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
-    assert [n for n in program.graph.nodes if str(n.target).startswith("tk.")]
+    assert ops_of(program)
     more = torch.cat([x, x, x])
     close(program.module()(more), model(more))
 
@@ -292,13 +290,6 @@ def test_pickled_is_as_before(model: nn.Module, x: Tensor) -> None:
     for loaded in (torch.load(file, weights_only=False), pickle.loads(text)):
         assert calls(loaded, x) == {}
         assert torch.equal(loaded(x), expected)
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def test_distributed_data_parallel(group: None, name: str, x: Tensor) -> None:

@@ -20,16 +20,21 @@ from tk.dropin import recognise
 from tk.dropin.functions.activations import SWIGLU
 
 
-class Norm(nn.Module):
-    """A norm with some computation."""
+class Computing(nn.Module):
+    """Some computation of an input and its parameters."""
 
-    def __init__(self, compute: Callable[..., Tensor]):
+    def __init__(self, compute: Callable[..., Tensor], **parameters: Tensor):
         super().__init__()
-        self.weight = nn.Parameter(torch.rand(8) + 0.5)
         self.compute = compute
+        for name, value in parameters.items():
+            self.register_parameter(name, nn.Parameter(value))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.compute(x, self.weight)
+        return self.compute(x, *self._parameters.values())
+
+
+def norm(compute: Callable[..., Tensor]) -> Computing:
+    return Computing(compute, weight=torch.rand(8) + 0.5)
 
 
 def normalised(x: Tensor, eps: float = 1e-5) -> Tensor:
@@ -63,7 +68,7 @@ OTHER_NORMS: dict[str, Callable[..., Tensor]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", RMS_NORMS)
 def test_rms_norms(name: str, dtype: torch.dtype) -> None:
-    model, x = Norm(RMS_NORMS[name]).to(dtype), torch.randn(3, 5, 8, dtype=dtype)
+    model, x = norm(RMS_NORMS[name]).to(dtype), torch.randn(3, 5, 8, dtype=dtype)
     expected = model(x)
     report = tk.use(model)
     assert report[0].op == "rms_norm"
@@ -73,7 +78,7 @@ def test_rms_norms(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", OTHER_NORMS)
 def test_no_rms_norms(name: str) -> None:
-    model = Norm(OTHER_NORMS[name])
+    model = norm(OTHER_NORMS[name])
     assert recognise.rms_norm_eps(model) is None
     assert not tk.use(model)[0].replaced
 
@@ -110,15 +115,6 @@ def test_recognising_changes_nothing() -> None:
 # --- Activations ---
 
 
-class Elementwise(nn.Module):
-    def __init__(self, compute: Callable[..., Tensor]):
-        super().__init__()
-        self.compute = compute
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.compute(x)
-
-
 @pytest.mark.parametrize(
     ("compute", "op"),
     [
@@ -130,7 +126,7 @@ class Elementwise(nn.Module):
     ],
 )
 def test_activations(compute: Callable[..., Tensor], op: str) -> None:
-    model, x = Elementwise(compute), torch.linspace(-4, 4, 48).view(6, 8)
+    model, x = Computing(compute), torch.linspace(-4, 4, 48).view(6, 8)
     expected = model(x)
     assert tk.use(model)[0].op == op
     assert calls(model, x) == {op: 1}
@@ -150,25 +146,15 @@ def test_activations(compute: Callable[..., Tensor], op: str) -> None:
     ],
 )
 def test_no_activations(compute: Callable[..., Tensor]) -> None:
-    assert recognise.activation(Elementwise(compute)) is None
+    assert recognise.activation(Computing(compute)) is None
 
 
 # --- Gated feed-forward layers ---
 
 
-class Squared(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.silu(x) * x
-
-
-class OwnSilu(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.silu(x)
-
-
 @pytest.mark.parametrize(
     ("activation", "op"),
-    [(nn.SiLU(), "swiglu"), (OwnSilu(), "swiglu"), (nn.GELU(), "geglu"), (nn.GELU("tanh"), "geglu")],
+    [(nn.SiLU(), "swiglu"), (Computing(F.silu), "swiglu"), (nn.GELU(), "geglu"), (nn.GELU("tanh"), "geglu")],
     ids=str,
 )
 def test_gated(activation: nn.Module, op: str) -> None:
@@ -199,7 +185,9 @@ def test_a_hook_on_the_activation() -> None:
     assert seen
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU(), Squared(), nn.SiLU(inplace=True), nn.PReLU()], ids=str)
+@pytest.mark.parametrize(
+    "activation", [nn.ReLU(), Computing(lambda x: F.silu(x) * x), nn.SiLU(inplace=True), nn.PReLU()], ids=str
+)
 def test_other_activations(activation: nn.Module) -> None:
     assert recognise.gated(MLP(8, 16, activation)) is None
 

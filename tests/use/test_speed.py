@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
-from use_models import Llama, calls, tokens
+from use_models import Llama, calls, ops_of, tokens
 
 import tk
 from tk.dropin import speed
@@ -200,7 +200,7 @@ def test_compiled(dynamic: bool) -> None:
     ran: list[int] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        ops = len([n for n in graph.graph.nodes if str(n.target).startswith("tk.")])
+        ops = len(ops_of(graph))
 
         def run(*args: Any) -> Any:
             ran.append(ops)
@@ -230,7 +230,7 @@ def test_exported_for_a_range(strict: bool, low: int, high: int | None, ops: int
     x = torch.randn(low + 1, 64, dtype=torch.bfloat16)
     rows = torch.export.Dim("rows", min=low, max=high)
     program = torch.export.export(model, (x,), dynamic_shapes=({0: rows},), strict=strict)
-    assert len([n for n in program.graph.nodes if str(n.target).startswith("tk.")]) == ops
+    assert len(ops_of(program)) == ops
 
 
 def test_only_faster_is_of_cuda() -> None:
