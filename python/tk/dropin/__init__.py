@@ -4,11 +4,13 @@
 |---|---|
 | ``replace.py`` | walks over a model and decides, module by module |
 | ``redirect.py`` | copies of a module's functions that call tk where they called torch |
+| ``bytecode.py`` | what a function's code reads of its globals, and the code with other names |
 | ``replacement.py`` | the record of a function: what torch has, what is taken, what tk calls, where it is not slower |
 | ``functions/`` | the records, a file per family: the one place where a function is added |
 | ``target.py`` | where the model is, and which tensors are taken there |
 | ``speed.py`` | rules of where tk is not slower, as measured |
 | ``recognise.py`` | modules and functions of a model's own that compute what an op of tk does |
+| ``graph.py`` | what a function computes, to be compared |
 | ``report.py`` | what was done |
 """
 

@@ -5,11 +5,10 @@ positions. It is known by what it computes, never by its name: its graph is trac
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -17,15 +16,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from tk.dropin.functions.activations import GEGLU, GELU, SILU, SWIGLU
 from tk.dropin.functions.norms import RMS_NORM
 from tk.dropin.functions.tables import ROPE
+from tk.dropin.graph import graph_of
 from tk.dropin.replacement import Replacement, StandIn
 from tk.dropin.target import Target
-
-aten = torch.ops.aten
 
 __all__ = ["Activation", "Gated", "activation", "activation_forward", "gated", "gated_forward"]
 __all__ += ["rms_norm_eps", "rms_norm_forward", "rope_stand_in"]
@@ -47,12 +44,12 @@ def rms_norm_eps(module: nn.Module) -> float | None:
         return torch.func.functional_call(module, {names[0]: weight}, (x,))
 
     examples = (torch.ones(3, weight.shape[0], dtype=torch.bfloat16), torch.ones(weight.shape[0], dtype=torch.bfloat16))
-    graph = _graph(forward, examples)
+    graph = graph_of(forward, examples)
     if graph is None or len(graph.added) != 1:
         return None
     (eps,) = graph.added
     forms = (_rounded_before_the_weight, _rounded_after_the_weight, _widened_by_the_root)
-    return eps if any(graph == _graph(partial(form, eps), examples) for form in forms) else None
+    return eps if any(graph == graph_of(partial(form, eps), examples) for form in forms) else None
 
 
 def _rounded_before_the_weight(eps: float, x: Tensor, weight: Tensor) -> Tensor:
@@ -103,10 +100,10 @@ def activation(module: nn.Module) -> Activation | None:
     if next(module.parameters(), None) is not None or getattr(module, "inplace", False):
         return None
     x = (torch.ones(3, 8, dtype=torch.bfloat16),)
-    graph = _graph(module, x)
+    graph = graph_of(module, x)
     if graph is None:
         return None
-    return next((found for found, function in _ACTIVATIONS if graph == _graph(function, x)), None)
+    return next((found for found, function in _ACTIVATIONS if graph == graph_of(function, x)), None)
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -227,8 +224,8 @@ def rope_stand_in(target: Target, model: nn.Module, function: FunctionType) -> S
     pair; else None."""
     q, k, table = torch.ones(1, 2, 3, 8), torch.ones(1, 1, 3, 8), torch.ones(1, 3, 8)
     examples = (q, k, table, table)
-    graph = _graph(function, examples)
-    found = next((r for r in _ROTATIONS if graph is not None and graph == _graph(r.formula, examples)), None)
+    graph = graph_of(function, examples)
+    found = next((r for r in _ROTATIONS if graph is not None and graph == graph_of(r.formula, examples)), None)
     if found is None or not _makes_pairs(model, found.repeats):
         return None
     takes, call, interleaved = ROPE.taken_on(target), ROPE.call, found.interleaved
@@ -279,58 +276,3 @@ def _makes(maker: nn.Module, device: torch.device, repeats: Callable[[Tensor], b
         return len(tables) == 2 and all(map(repeats, tables))
     except Exception:  # a table of another kind, with other arguments
         return False
-
-
-# --- Graphs ---
-
-
-@dataclass(frozen=True)
-class _Graph:
-    """identity: equal where the same is computed of the same inputs. added: the numbers that are added to something."""
-
-    identity: str
-    added: frozenset[float] = field(compare=False)
-
-
-def _graph(function: Callable[..., Any], examples: Sequence[Tensor]) -> _Graph | None:
-    """What a function computes; None for what cannot be traced."""
-
-    def call(*args: Tensor) -> Any:
-        return function(*args)
-
-    try:
-        with torch.no_grad():
-            nodes = make_fx(call, tracing_mode="fake")(*examples).graph.nodes
-    except Exception:  # whatever a model's own code raises on tensors without values
-        return None
-    identities: dict[fx.Node, str] = {}
-    added: set[float] = set()
-    for node in nodes:
-        if node.op == "get_attr":
-            return None  # it reads a tensor that is no argument
-        if node.op == "placeholder":
-            identities[node] = f"input {len(identities)}"
-            continue
-        text = _text(node, identities)
-        identities[node] = hashlib.sha256(text.encode()).hexdigest()
-        if node.target in (aten.add.Tensor, aten.add.Scalar):
-            added.update(x for x in node.args if isinstance(x, float))
-    return _Graph(identities[node], frozenset(added))
-
-
-def _text(node: fx.Node, identities: dict[fx.Node, str]) -> str:
-    args = fx.map_arg(node.args, identities.__getitem__)
-    kwargs = fx.map_arg(dict(node.kwargs), identities.__getitem__)
-    target = node.target
-    if target is aten.pow.Tensor_Scalar and args[1] == 2:
-        target, args = aten.mul.Tensor, (args[0], args[0])
-    if target in _OF_NUMBERS:  # where 1 is 1.0
-        args = tuple(float(x) if isinstance(x, int) else x for x in args)
-    if target in (aten.mul.Tensor, aten.add.Tensor):
-        args = tuple(sorted(args, key=str))
-    given = sorted((k, v) for k, v in kwargs.items() if v not in _EXAMPLES_OWN)
-    return f"{target} {args!r} {given!r}"
-
-
-_OF_NUMBERS = (aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.div.Tensor, aten.pow.Tensor_Scalar)
-_EXAMPLES_OWN = (torch.strided, torch.device("cpu"))  # a cast that names them does nothing to them

@@ -10,24 +10,23 @@ call costs no more than before, and torch.compile and torch.export see plain Pyt
 from __future__ import annotations
 
 import copy
-import dis
 import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
+from tk.dropin.bytecode import Path, codes, paths, renamed
 from tk.dropin.replacement import Function, Replacement, StandIn
 
 __all__ = ["Redirector", "is_redirected", "mark"]
 
 _MARK = "__tk_redirected__"
-_Path = tuple[str, ...]
 _NOT_FOLLOWED = ("torch", "tk", "typing", "collections", "functools", "math", "logging", "warnings")
 
 
@@ -64,7 +63,7 @@ class Redirector:
             if name in found or function is None:
                 continue
             found[name] = function
-            waiting += [n for code in _codes(function) for n in code.co_names]
+            waiting += [n for code in codes(function) for n in code.co_names]
         return found
 
     def helpers(self, functions: Iterable[FunctionType]) -> list[FunctionType]:
@@ -113,13 +112,13 @@ class Redirector:
                 function.__module__,
             )
             made.__annotations__ = function.__annotations__
-            made.__code__ = _renamed(function.__code__, self._other_names(function))
+            made.__code__ = renamed(function.__code__, self._other_names(function))
             mark(made)
         return made
 
-    def _other_names(self, function: FunctionType) -> dict[_Path, str]:
+    def _other_names(self, function: FunctionType) -> dict[Path, str]:
         """By the path that leads to what is redirected, the name that stands for the path's first."""
-        found: dict[_Path, str] = {}
+        found: dict[Path, str] = {}
         for path, stand_in in self._hits(function):
             place = _place(function, path, stand_in.original)
             name = self._names.of(function.__globals__, path[0])
@@ -139,7 +138,7 @@ class Redirector:
             self._names.put(function.__globals__, found[name,], table)
         return found
 
-    def _put_below(self, function: FunctionType, path: _Path, name: str, stand_in: Callable[..., Any]) -> None:
+    def _put_below(self, function: FunctionType, path: Path, name: str, stand_in: Callable[..., Any]) -> None:
         """In a module that has nothing but stand-ins, and modules like it."""
         module = function.__globals__.get(name)
         if module is None:
@@ -165,7 +164,7 @@ class Redirector:
     # --- What a function calls by name ---
 
     def _hits(self, function: FunctionType) -> Iterator[tuple[tuple[str, ...], StandIn]]:
-        for path in _paths(function):
+        for path in paths(function):
             if (stand_in := self._stand_in(_resolved(function, path))) is not None:
                 yield path, stand_in
 
@@ -174,7 +173,7 @@ class Redirector:
 
     def _helpers(self, function: FunctionType) -> Iterator[tuple[str, FunctionType]]:
         """Functions of the model's own: global ones, and what a decorator holds."""
-        for path in _paths(function):
+        for path in paths(function):
             value = _resolved(function, path[:1])
             if isinstance(value, FunctionType) and _is_followed(value) and value not in self._stand_ins:
                 yield path[0], value
@@ -185,7 +184,7 @@ class Redirector:
 
     def _tables(self, function: FunctionType) -> Iterator[tuple[str, dict[str, FunctionType]]]:
         """transformers' table of attention functions, of which a model asks for one by name."""
-        for path in _paths(function):
+        for path in paths(function):
             value = _resolved(function, path[:1])
             if type(value).__name__ == "AttentionInterface" and hasattr(value, "get_interface"):
                 entries = {name: value[name] for name in value}
@@ -239,7 +238,7 @@ class Place:
         return call
 
 
-def _place(function: FunctionType, path: _Path, original: Callable[..., Any]) -> Place:
+def _place(function: FunctionType, path: Path, original: Callable[..., Any]) -> Place:
     root: Any = sys.modules.get(function.__module__ or "")
     if root is None or vars(root) is not function.__globals__:
         root = _Namespace(function.__globals__)
@@ -301,44 +300,6 @@ def _take_back(put: list[tuple[dict[str, Any], str]]) -> None:
         names.pop(name, None)
 
 
-def _renamed(code: CodeType, names: Mapping[_Path, str]) -> CodeType:
-    """The code with other names for the first of these paths, wherever it reads one of them.
-
-    Raises ValueError where an instruction has no room for one more name.
-    """
-    consts = tuple(_renamed(c, names) if isinstance(c, CodeType) else c for c in code.co_consts)
-    sites = {i.offset: new for i, path in _reads(code) if (new := _first_of(path, names)) is not None}
-    known, instructions = list(code.co_names), bytearray(code.co_code)
-    by_name: dict[str, set[str | None]] = {}
-    for instruction in dis.get_instructions(code):
-        if instruction.opcode in dis.hasname:
-            by_name.setdefault(instruction.argval, set()).add(sites.get(instruction.offset))
-    for instruction in dis.get_instructions(code):
-        new = sites.get(instruction.offset)
-        if new is None:
-            continue
-        if by_name[instruction.argval] == {new}:  # nothing reads the old one
-            known[code.co_names.index(instruction.argval)] = new
-            continue
-        if new not in known:
-            known.append(new)
-        # From 3.11 on the lowest bit says whether a NULL is pushed as well.
-        is_shifted = sys.version_info >= (3, 11)
-        arg = known.index(new)
-        arg = arg << 1 | (instruction.arg or 0) & 1 if is_shifted else arg
-        at, has_more = instruction.offset, (instruction.arg or 0) > 0xFF
-        if arg > (0xFFFF if has_more else 0xFF):
-            raise ValueError(f"{code.co_name} reads too many names")
-        instructions[at + 1] = arg & 0xFF
-        if has_more:
-            instructions[at - 1] = arg >> 8
-    return code.replace(co_consts=consts, co_names=tuple(known), co_code=bytes(instructions))
-
-
-def _first_of(path: _Path, names: Mapping[_Path, str]) -> str | None:
-    return next((names[path[:n]] for n in range(1, len(path) + 1) if path[:n] in names), None)
-
-
 _LEADING = (torch, nn, nn.functional)
 
 
@@ -362,42 +323,6 @@ def _content(cell: CellType) -> Any:
         return cell.cell_contents
     except ValueError:  # not filled yet
         return None
-
-
-def _codes(function: FunctionType) -> Iterator[CodeType]:
-    """Its code and that of the functions in it."""
-    waiting = [function.__code__]
-    while waiting:
-        code = waiting.pop()
-        yield code
-        waiting += [c for c in code.co_consts if isinstance(c, CodeType)]
-
-
-def _reads(code: CodeType) -> Iterator[tuple[dis.Instruction, _Path]]:
-    """Each instruction that reads a global, with all that is read of that: ("F", "silu") for F.silu."""
-    first: dis.Instruction | None = None
-    path: _Path = ()
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "LOAD_GLOBAL":
-            if first is not None:
-                yield first, path
-            first, path = instruction, (instruction.argval,)
-        elif first is not None and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            path = (*path, instruction.argval)
-        elif first is not None and instruction.opname not in ("CACHE", "PUSH_NULL", "EXTENDED_ARG"):
-            yield first, path
-            first = None
-    if first is not None:
-        yield first, path
-
-
-def _paths(function: FunctionType) -> list[_Path]:
-    """What is read of globals, and of what."""
-    found: dict[_Path, None] = {}
-    for code in _codes(function):
-        for _, path in _reads(code):
-            found.update(dict.fromkeys(path[:n] for n in range(1, len(path) + 1)))
-    return list(found)
 
 
 def _resolved(function: FunctionType, path: tuple[str, ...]) -> Any:

@@ -19,7 +19,7 @@ from tk.dropin.functions.tables import ROPE
 from tk.dropin.redirect import Redirector, is_redirected, mark
 from tk.dropin.replacement import Replacement
 from tk.dropin.report import Record, Report, Swap
-from tk.dropin.target import DTYPES, Target
+from tk.dropin.target import DTYPES, Target, dtype_name
 
 __all__ = ["use"]
 
@@ -149,7 +149,9 @@ class _Walk:
         if parameter.device.type != self._target.device_type:
             return f"{name} is on {parameter.device}, the model on {self._target.device_type}"
         if parameter.dtype not in DTYPES:
-            return f"{name} is {_name(parameter.dtype)}; there are kernels for {', '.join(map(_name, DTYPES))}"
+            return (
+                f"{name} is {dtype_name(parameter.dtype)}; there are kernels for {', '.join(map(dtype_name, DTYPES))}"
+            )
         return None
 
     # --- What could run through tk ---
@@ -249,7 +251,3 @@ def _why_own(module: nn.Module, name: str) -> str:
     """Of a method that stands in front of the class's."""
     is_ours = is_redirected(getattr(vars(module)[name], "__func__", None))
     return "runs through tk already" if is_ours else f"its {name} was set on the instance"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

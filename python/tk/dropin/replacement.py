@@ -13,11 +13,11 @@ from torch import nn
 
 import tk
 from tk import capi, errors
-from tk.dropin import speed
 from tk.dropin.speed import Speed
-from tk.dropin.target import Target
+from tk.dropin.target import Target, dtype_name
 from tk.functional import FUNCTIONS
 from tk.functional import find as find_function
+from tk.generated import register
 from tk.heuristics.problem import describe
 
 __all__ = ["Function", "Replacement", "StandIn", "is_served"]
@@ -69,21 +69,23 @@ class Replacement:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             return call(*args, **kwargs) if takes(*args, **kwargs) else original(*args, **kwargs)
 
+        if not refusals:
+            return StandIn(self, stand_in, original)
+
         def attempt(*args: Any, **kwargs: Any) -> Any:
             if takes(*args, **kwargs):
                 try:
                     return call(*args, **kwargs)
-                except refusals:  # type: ignore[misc]  # this function is of those that have some
+                except refusals:
                     pass
             return original(*args, **kwargs)
 
-        return StandIn(self, attempt if refusals else stand_in, original)
+        return StandIn(self, attempt, original)
 
     def why_left(self, target: Target, module: nn.Module, dtype: torch.dtype) -> str | None:
         """Why every call that a module makes would be left to torch; None where one may be served."""
         if not target.serves_all and self.speed.find(target.arch, module, dtype)[0] is None:
-            given = str(dtype).removeprefix("torch.")
-            return f"{self.op}: nothing measured says that it is as fast ({given}, {target.arch})"
+            return f"{self.op}: nothing measured says that it is as fast ({dtype_name(dtype)}, {target.arch})"
         example = self.example(module, dtype) if target.device_type == "cuda" else None
         if example is not None and not is_served(getattr(tk, self.op), *example):
             return f"{self.op}: no loaded pack has a kernel for it"
@@ -92,7 +94,7 @@ class Replacement:
     def when(self, target: Target, module: nn.Module, dtype: torch.dtype) -> str:
         """Which of a module's calls are served; "" for all."""
         rule, condition = self.speed.find(target.arch, module, dtype)
-        return "left to torch" if rule is None else "; ".join(filter(None, [condition, speed.describe(rule)]))
+        return "left to torch" if rule is None else "; ".join(filter(None, [condition, rule.describe()]))
 
 
 class StandIn(NamedTuple):
@@ -129,6 +131,4 @@ def is_served(function: Function, *args: Any, needs_gradient: bool = False) -> b
 
 
 def _has_backward(op: str) -> bool:
-    from tk.generated import register
-
     return register.find(f"{op}_backward") is not None

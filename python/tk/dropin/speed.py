@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["ALL", "NONE", "SIXTEEN_BITS", "Bands", "Rule", "Speed", "describe", "holds"]
+__all__ = ["ALL", "NONE", "SIXTEEN_BITS", "Bands", "Rule", "Speed"]
 
 Bands = tuple[tuple[int, int | None], ...]  # from, to (None: no end), both included
 
@@ -34,6 +34,23 @@ class Rule:
     forward: Bands
     training: Bands
     why: str
+
+    def holds(self, needs_gradient: bool, size: Any) -> bool:
+        """Whether a call of this size is served. While a program is exported a size may be unknown; then it is served where
+        all that it can be is, since a program has no guards."""
+        bands = self.training if needs_gradient else self.forward
+        if bands is ALL or bands == ALL:
+            return True
+        if torch.compiler.is_exporting():
+            return _holds_for_certain(bands, size)
+        return any(low <= size and (high is None or size <= high) for low, high in bands)
+
+    def describe(self) -> str:
+        """For which calls it holds; "" for all."""
+        forward, training = _bands(self.size, self.forward), _bands(self.size, self.training)
+        if forward == training:
+            return forward
+        return "; ".join(filter(None, [forward, f"with gradients {training or 'all'}"]))
 
 
 def _of_any_module(module: nn.Module, dtype: torch.dtype) -> str:
@@ -64,29 +81,10 @@ class Speed:
         return rule, self.assumes
 
 
-def holds(rule: Rule, needs_gradient: bool, size: Any) -> bool:
-    """Whether a call of this size is served. While a program is exported a size may be unknown; then it is served where
-    all that it can be is, since a program has no guards."""
-    bands = rule.training if needs_gradient else rule.forward
-    if bands is ALL or bands == ALL:
-        return True
-    if torch.compiler.is_exporting():
-        return _holds_for_certain(bands, size)
-    return any(low <= size and (high is None or size <= high) for low, high in bands)
-
-
 def _holds_for_certain(bands: Bands, size: Any) -> bool:
     from torch.fx.experimental.symbolic_shapes import statically_known_true as known
 
     return any(known(size >= low) and (high is None or known(size <= high)) for low, high in bands)
-
-
-def describe(rule: Rule) -> str:
-    """For which calls it holds; "" for all."""
-    forward, training = _bands(rule.size, rule.forward), _bands(rule.size, rule.training)
-    if forward == training:
-        return forward
-    return "; ".join(filter(None, [forward, f"with gradients {training or 'all'}"]))
 
 
 def _bands(size: str, bands: Bands) -> str:

@@ -17,9 +17,9 @@ from torch.nn import Parameter
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from tk.dropin.speed import Rule, Speed, holds
+from tk.dropin.speed import Rule, Speed
 
-__all__ = ["DTYPES", "Target", "broadcasts", "is_plain", "needs_gradient"]
+__all__ = ["DTYPES", "Target", "broadcasts", "dtype_name", "is_plain", "needs_gradient"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -74,7 +74,7 @@ class Target:
         if self.rules is None:
             return True
         rule = self.rules.get(kind)
-        return rule is not None and holds(rule, needs_gradient(*tensors), size)
+        return rule is not None and rule.holds(needs_gradient(*tensors), size)
 
     def product_dtype(self, x: Tensor) -> torch.dtype:
         """What a product is computed in."""
@@ -107,6 +107,11 @@ def needs_gradient(*tensors: Any) -> bool:
             if getattr(t, "requires_grad", False):
                 return True
     return False
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "bfloat16", say."""
+    return str(dtype).removeprefix("torch.")
 
 
 def broadcasts(t: Tensor, shape: tuple[int, ...]) -> bool:
