@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["ALL", "NONE", "SIXTEEN_BITS", "Bands", "Rule", "Speed"]
+__all__ = ["ALL", "NONE", "SIXTEEN_BITS", "Bands", "Rule", "Rules", "Speed"]
 
 Bands = tuple[tuple[int, int | None], ...]  # from, to (None: no end), both included
 
@@ -36,8 +36,8 @@ class Rule:
     why: str
 
     def holds(self, needs_gradient: bool, size: Any) -> bool:
-        """Whether a call of this size is served. While a program is exported a size may be unknown; then it is served where
-        all that it can be is, since a program has no guards."""
+        """Whether a call of this size is served. While a program is exported a size may be unknown; then it is served
+        where all that it can be is, since a program has no guards."""
         bands = self.training if needs_gradient else self.forward
         if bands is ALL or bands == ALL:
             return True
@@ -53,6 +53,9 @@ class Rule:
         return "; ".join(filter(None, [forward, f"with gradients {training or 'all'}"]))
 
 
+Rules = Mapping[str, Mapping[str, Rule]]  # by architecture, and there by the kind of call
+
+
 def _of_any_module(module: nn.Module, dtype: torch.dtype) -> str:
     return ""
 
@@ -61,12 +64,12 @@ def _of_any_module(module: nn.Module, dtype: torch.dtype) -> str:
 class Speed:
     """What was measured of a function.
 
-    rules: by architecture, and there by the kind of call; "" where all calls are of one kind. kind_of: the kind of the
+    rules: of the kind "" where all calls are of one. kind_of: the kind of the
     calls that a module makes, with parameters of this dtype. assumes: what `kind_of` takes for granted, since no module
     says it. under_autocast: whether autocast decides what is computed in, as of products.
     """
 
-    rules: Mapping[str, Mapping[str, Rule]] = field(default_factory=dict)
+    rules: Rules = field(default_factory=dict)
     kind_of: Callable[[nn.Module, torch.dtype], str] = _of_any_module
     assumes: str = ""
     under_autocast: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 import tk
 from tk.dropin.replacement import Replacement
-from tk.dropin.speed import ALL, NONE, SIXTEEN_BITS, Rule, Speed
+from tk.dropin.speed import ALL, NONE, SIXTEEN_BITS, Rule, Rules, Speed
 from tk.dropin.target import Target, needs_gradient
 from tk.errors import UnsupportedError, VariantNotFoundError
 
 # Of images and videos, which is what was measured. Against cuDNN with benchmark on: networks' layers channels-last and
 # contiguous, then random ones. Gradients: 0.95.
-RULES: Mapping[str, Mapping[str, Rule]] = {
+RULES: Rules = {
     "sm_90": {  # an H200
         "16-bit": Rule("channels", ALL, NONE, "1.21 and 1.32, random 1.05 and 1.10"),
         "16-bit groups": Rule("channels of a group", ((8, None),), NONE, "1.12 and 1.24, fewer: 0.79 and 1.23"),
@@ -68,7 +68,7 @@ def _example(module: nn.Module, dtype: torch.dtype) -> tuple[Any, ...] | None:
     return x, module.weight, module.bias, module.stride, 0, module.dilation, module.groups
 
 
-def _replacement(spatial: int, call: Callable[..., Tensor], rules: Mapping[str, Mapping[str, Rule]]) -> Replacement:
+def _replacement(spatial: int, call: Callable[..., Tensor], rules: Rules) -> Replacement:
     refusals = (ValueError, UnsupportedError, VariantNotFoundError)
     return Replacement(
         op=f"conv{spatial}d",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 import tk
 from tk.dropin.replacement import Replacement
-from tk.dropin.speed import ALL, NONE, SIXTEEN_BITS, Rule, Speed
+from tk.dropin.speed import ALL, NONE, SIXTEEN_BITS, Rule, Rules, Speed
 from tk.dropin.target import Target, broadcasts
 from tk.functional._call import product
 from tk.ops.product import allows_tf32
 
 # By dtype and pitch ("aligned": rows of 128 bytes or a multiple).
-_LINEAR_RULES: Mapping[str, Mapping[str, Rule]] = {
+_LINEAR_RULES: Rules = {
     "sm_90": {  # an H200
         "16-bit aligned": Rule(
             "rows",
@@ -29,7 +29,7 @@ _LINEAR_RULES: Mapping[str, Mapping[str, Rule]] = {
         "tf32": Rule("rows", ((1, 16), (257, None)), NONE, "≤ 16: 1.07, ≤ 64: 0.97, above: 1.01"),
     }
 }
-_MM_RULES: Mapping[str, Mapping[str, Rule]] = {
+_MM_RULES: Rules = {
     "sm_90": {  # an H200
         "16-bit aligned": Rule(
             "rows", ((1, 64), (2049, None)), ((2049, None),), "≤ 64: 1.02, ≤ 2048: 0.97 to 1.00, above: 1.02 to 1.06"
