@@ -102,7 +102,7 @@ def test_torchs_errors(op: str) -> None:
                 except Exception as error:
                     with pytest.raises(type(error)) as found:
                         ours(*changed, **kwargs)
-                    assert first_line(found.value) == first_line(error)
+                    assert str(found.value) == str(error)
                     tried += 1
                 else:
                     result = ours(*changed, **kwargs)
@@ -110,11 +110,6 @@ def test_torchs_errors(op: str) -> None:
         if tried > 60:
             break
     assert tried
-
-
-def first_line(error: BaseException) -> str:
-    """Without the types that were given, among which are those of defaults."""
-    return str(error).splitlines()[0].partition(" - got")[0]
 
 
 def test_what_stays_torchs() -> None:
