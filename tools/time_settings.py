@@ -72,7 +72,7 @@ OUTER_UNALIGNED: Blocks = ((64, 32, 8), (32, 32, 4), (32, 64, 4), (64, 64, 8), (
 
 def candidates() -> dict[str, dict[str, Any]]:
     """A table of settings, about three times the one that ships."""
-    from tk.codegen.settings import SETTINGS, Setting
+    from tk.codegen.scheduling.settings import SETTINGS, Setting
 
     def once(blocks: Blocks) -> tuple[Setting, ...]:
         return tuple(Setting(*b) for b in blocks)
@@ -99,7 +99,7 @@ def candidates() -> dict[str, dict[str, Any]]:
 
 def row_candidates() -> dict[str, dict[str, Any]]:
     """What ships for long rows, those at odd addresses and walks, and up to four more for each class of sizes."""
-    from tk.codegen.settings import SETTINGS, Setting
+    from tk.codegen.scheduling.settings import SETTINGS, Setting
 
     def without_short(found: Sequence[Setting]) -> list[Setting]:
         return [s for s in found if s.looped or s.row >= 2048]
@@ -134,7 +134,7 @@ def row_candidates() -> dict[str, dict[str, Any]]:
 
 def scan_candidates() -> dict[str, dict[str, Any]]:
     """The same for scans and sorts."""
-    from tk.codegen.settings import SETTINGS, Setting
+    from tk.codegen.scheduling.settings import SETTINGS, Setting
 
     found = [Setting(*b, True) for b in SCAN_LOOPS] + [Setting(*b) for b in SCANS]
     found += [Setting(*b, spread=True) for b in SCAN_SPREAD]
@@ -222,7 +222,7 @@ class Trial:
     tasks: Callable[[], Iterable[tuple[str, Shape]]]
 
     def table(self) -> dict[str, dict[str, Any]]:
-        from tk.codegen.settings import SETTINGS
+        from tk.codegen.scheduling.settings import SETTINGS
 
         return {kind: {"strided": SETTINGS[kind]["strided"][:1], **of} for kind, of in self.candidates().items()}
 
@@ -246,7 +246,7 @@ def build(out: Path, jobs: int | None, trial: Trial) -> None:
     from tk.aot.compile import Target
     from tk.aot.pool import default_jobs
     from tk.aot.sources import file_families
-    from tk.codegen.settings import replaced
+    from tk.codegen.scheduling.settings import replaced
 
     with replaced(trial.table()):
         planned = plan_pack([f for f in file_families([trial.ops]) if trial.has(f.op.name)], Target(90), out)

@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tk.aot.errors import BuildError
-from tk.codegen.lower import lower
-from tk.codegen.trace import trace_all
+from tk.codegen.lowering.lower import lower
+from tk.codegen.tracing.trace import trace_all
 from tk.generated.signature import DTYPES, Signature, TensorSpec
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "torch-ops.md"

@@ -27,7 +27,7 @@ from tk.aot.expr import Problem, TensorValue, as_expr, evaluate_locals
 from tk.aot.spec import Const, Float, Int, Launch, Plan, Pointer, Scratch
 from tk.codegen import device, radix
 from tk.codegen.family import Generated
-from tk.codegen.settings import Setting
+from tk.codegen.scheduling.settings import Setting
 from tk.codegen.tile import LAYOUTS, Layout
 from tk.generated.signature import DTYPES as TORCH_DTYPES
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tk.codegen.errors import IRError, TraceError
 from tk.codegen.family import WAYS, Generated, Graph, generate
-from tk.codegen.settings import Setting
+from tk.codegen.scheduling.settings import Setting
 from tk.codegen.tile import LAYOUTS, STRIDED, Layout
 from tk.generated.interpret import evaluate
 from tk.generated.signature import TensorSpec, parse

@@ -13,7 +13,7 @@ from torch._higher_order_ops import associative_scan
 
 from tk.codegen.errors import TraceError
 from tk.codegen.family import Generated, generate
-from tk.codegen.scan import can_be_spread
+from tk.codegen.printing.scans import can_be_spread
 from tk.generated import interpret, op
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tk.codegen import ir, scalars
+from tk.codegen import ir
 from tk.codegen.ir import Value
+from tk.codegen.printing import scalars
 
 
 @pytest.mark.parametrize("op", [*ir.UNARY, *ir.BINARY, *ir.COMPARE, *ir.TEST])

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from tk.codegen.errors import TraceError
 from tk.codegen.family import generate
-from tk.codegen.trace import trace_all
+from tk.codegen.tracing.trace import trace_all
 from tk.generated import op
 
 

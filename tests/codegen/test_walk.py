@@ -8,9 +8,9 @@ import pytest
 from tk.codegen.family import Generated, Graph, generate
 from tk.codegen.ir import Kernel
 from tk.codegen.passes import run
-from tk.codegen.printing import loops
-from tk.codegen.schedule import choices, kind_of
-from tk.codegen.settings import SETTINGS, Setting, replaced, settings_of
+from tk.codegen.printing.printer import loops
+from tk.codegen.scheduling.schedule import choices, kind_of
+from tk.codegen.scheduling.settings import SETTINGS, Setting, replaced, settings_of
 from tk.codegen.stages import text
 from tk.codegen.tile import ALIGNED, LAYOUTS, ROWS, choose_tile
 from tk.generated import Declared, op

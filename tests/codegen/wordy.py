@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from tk.codegen.family import Generated, generate
-from tk.codegen.lower import lower
-from tk.codegen.trace import Trace, trace_all, trace_backward
+from tk.codegen.lowering.lower import lower
+from tk.codegen.tracing.trace import Trace, trace_all, trace_backward
 from tk.generated import interpret, op
 from tk.generated.signature import DTYPES, NumberSpec
 

@@ -51,7 +51,7 @@ def test_the_digest_is_of_all_that_is_read(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_sources_are_the_kernels_and_what_makes_packs_of_them() -> None:
     found = {f"{p.parent.name}/{p.name}" for p in finished.sources()}
-    assert {"generated/norms.py", "codegen/settings.py", "codegen/device.py", "aot/compile.py", "sm90/mm.json",
+    assert {"generated/norms.py", "scheduling/settings.py", "codegen/device.py", "aot/compile.py", "sm90/mm.json",
             "tk/expr.py", "rules/reductions.py"} <= found  # fmt: skip
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from tk.aot.expr import Expr, Tensor, as_expr, select
 from tk.aot.spec import DTYPES
-from tk.codegen.lazy import IR_DTYPES
-from tk.codegen.trace import Trace
+from tk.codegen.lowering.lazy import IR_DTYPES
+from tk.codegen.tracing.trace import Trace
 from tk.generated.signature import DTYPES as TORCH_DTYPES
 from tk.generated.signature import Signature
 

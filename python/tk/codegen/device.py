@@ -133,7 +133,7 @@ def at_place(x, place):
     return tl.reduce(chosen, 0, bit_or).to(x.dtype, bitcast=True)
 
 
-# --- Scans over programs (tk.codegen.scan). state: a ticket, a flag for every block, a flag for every window. ---
+# --- Scans over programs (printing/scans.py). state: a ticket, a flag for every block, a flag for every window. ---
 
 
 @triton.jit
@@ -170,7 +170,7 @@ def blocks_before(part, WINDOW: tl.constexpr):
     return tl.where((inside == 0) & (part > 0), WINDOW, inside)
 
 
-# --- Sorts (tk.codegen.sort) ---
+# --- Sorts (printing/sorts.py) ---
 
 
 @triton.constexpr_function

@@ -29,15 +29,20 @@ from tk.aot.spec import (
     Selector,
     require,
 )
-from tk.codegen import combo, comparisons, derivatives, ir, passes, random, scan, sort
+from tk.codegen import comparisons, ir, passes
 from tk.codegen import index as ix
 from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError, reported, where
-from tk.codegen.lazy import IR_DTYPES
 from tk.codegen.lists import GeneratedLists, generate_lists
-from tk.codegen.lower import lower
-from tk.codegen.rules.scatter import NotDeterministic
-from tk.codegen.schedule import (
+from tk.codegen.lowering.lazy import IR_DTYPES
+from tk.codegen.lowering.lower import lower
+from tk.codegen.lowering.rules.scatter import NotDeterministic
+from tk.codegen.lowering.split import Parts, Splitter
+from tk.codegen.lowering.walk import Walk, Walker
+from tk.codegen.printing import scans as scan
+from tk.codegen.printing import sorts as sort
+from tk.codegen.scheduling import combo
+from tk.codegen.scheduling.schedule import (
     Context,
     Scheduled,
     choices,
@@ -47,11 +52,10 @@ from tk.codegen.schedule import (
     scratch_buffers,
     secondary_setting,
 )
-from tk.codegen.settings import GENERAL, GENERAL_DTYPES, SELDOM_CALLED, Setting
-from tk.codegen.split import Parts, Splitter
+from tk.codegen.scheduling.settings import GENERAL, GENERAL_DTYPES, SELDOM_CALLED, Setting
 from tk.codegen.tile import ALIGNED, LAYOUTS, ROWS, Layout, choose_tile
-from tk.codegen.trace import LEADING, Trace, flag_values, letter, trace_all, trace_backward
-from tk.codegen.walk import Walk, Walker
+from tk.codegen.tracing import derivatives, random
+from tk.codegen.tracing.trace import LEADING, Trace, flag_values, letter, trace_all, trace_backward
 from tk.generated.declare import Declared
 from tk.generated.interpret import references
 from tk.generated.signature import DTYPES as TORCH_DTYPES

@@ -52,17 +52,17 @@ from tk.aot.spec import (
     require,
 )
 from tk.codegen import comparisons, ir, passes, source
-from tk.codegen import debug as debug_variant
 from tk.codegen import index as ix
 from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError, where
-from tk.codegen.lazy import IR_DTYPES, Emitter, Index, Lazy, Reduction, reduction, stored
-from tk.codegen.lower import Call, lower
-from tk.codegen.printing import Printer
-from tk.codegen.rules.table import rule
-from tk.codegen.scalars import COMBINE, TL_DTYPES, identity, literal
+from tk.codegen.lowering.lazy import IR_DTYPES, Emitter, Index, Lazy, Reduction, reduction, stored
+from tk.codegen.lowering.lower import Call, lower
+from tk.codegen.lowering.rules.table import rule
+from tk.codegen.printing import debug as debug_variant
+from tk.codegen.printing.printer import Printer
+from tk.codegen.printing.scalars import COMBINE, TL_DTYPES, identity, literal
 from tk.codegen.tile import STRIDED, Access, Tile
-from tk.codegen.trace import LEADING, Trace, letter, trace_all
+from tk.codegen.tracing.trace import LEADING, Trace, letter, trace_all
 from tk.generated.signature import DTYPES as TORCH_DTYPES
 from tk.generated.signature import Signature, TensorSpec
 

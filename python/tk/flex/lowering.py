@@ -23,10 +23,10 @@ from tk import errors
 from tk.aot.errors import BuildError
 from tk.codegen import passes
 from tk.codegen.ir import COMPARE, FLOATS, TEST, Axis, Builder, Kernel, value_symbol, values_in
-from tk.codegen.lazy import IR_DTYPES, Emitter, Index, Lazy
-from tk.codegen.lower import Call, _op_name
-from tk.codegen.rules import RULES
-from tk.codegen.trace import _nodes_after, decompositions
+from tk.codegen.lowering.lazy import IR_DTYPES, Emitter, Index, Lazy
+from tk.codegen.lowering.lower import Call, _op_name
+from tk.codegen.lowering.rules import RULES
+from tk.codegen.tracing.trace import _nodes_after, decompositions
 from tk.flex.canonical import Graph
 
 aten = torch.ops.aten

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from tk.codegen.ir import COMPARE, FLOATS, Kernel, Value, values_in
-from tk.codegen.scalars import FAST_RULES, TL_DTYPES, expression
+from tk.codegen.printing.scalars import FAST_RULES, TL_DTYPES, expression
 from tk.flex import lowering
 from tk.flex.canonical import Graph
 from tk.flex.trace import Traced

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tk.codegen.family import Generated, generate
-from tk.codegen.settings import SETTINGS, Setting, replaced
+from tk.codegen.scheduling.settings import SETTINGS, Setting, replaced
 from tk.generated import Declared, op
 from tk.kernels.generated import norms, softmax
 

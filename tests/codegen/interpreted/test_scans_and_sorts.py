@@ -7,8 +7,8 @@ import pytest
 import torch
 from test_ops import LAYOUTS, check, generated, make, variants
 
-from tk.codegen import scan
 from tk.codegen.family import generate
+from tk.codegen.printing import scans as scan
 from tk.generated import op
 
 SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0)

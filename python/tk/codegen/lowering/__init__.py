@@ -1,0 +1,1 @@
+"""Lower: a core graph -> the kernels of one plan (:mod:`tk.codegen.lowering.lower`)."""

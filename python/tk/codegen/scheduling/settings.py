@@ -1,0 +1,222 @@
+"""Settings: how large a block is, with how many warps. One table, by kind of tile and by layout.
+
+A setting is a config of the op. What is tried before it comes into the table is tools/time_settings.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tk.aot.spec import Config
+from tk.codegen.printing.sorts import TILE
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Block sizes along the tile's dimensions, warps, and whether the reduced dimension is run through in blocks.
+
+    spread: its blocks are programs of their own. digits: the block is that of the launch that sorts rows by digits.
+    segments: a row that one program has at once is this many blocks beside each other. It is longer than all but the
+    last, so that only that one has masks, and little is masked.
+    Rows that begin anywhere, in vectors. vectors: those between two addresses of 16 bytes; what lies before and behind
+    these, up to seven elements, is read and written for itself. realigned, of scans: from the 16 bytes in which a row
+    begins; up to a vector's elements fewer fit into a block.
+    Of walks: stages: so many blocks of rows are under way, all but the first on their way into shared memory. ahead:
+    the next block's rows are on their way into the L2 cache. rereads: what a reduction has used is loaded again after
+    it, from the caches, so that it needs no registers meanwhile. registers: of a thread at most, 0 for no limit: with
+    fewer, two programs are resident on a multiprocessor.
+    everywhere: architectures for which nothing was measured, and fp16, have it as well, as they have the first of
+    each layout."""
+
+    p: int
+    q: int
+    warps: int
+    looped: bool = False
+    spread: bool = False
+    segments: int = 1
+    vectors: bool = False
+    realigned: bool = False
+    digits: bool = False
+    stages: int = 1
+    ahead: bool = False
+    rereads: bool = False
+    registers: int = 0
+    everywhere: bool = field(default=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        way = "loop_" if self.looped else "spread_" if self.spread else ""
+        way = f"realigned_{way}" if self.realigned else way
+        row = f"{self.segments}x{self.q}" if self.segments > 1 else f"{self.q}"
+        more = "_vectors" * self.vectors + (f"_s{self.stages}" if self.stages > 1 else "")
+        more += "_ahead" * self.ahead + "_rereads" * self.rereads + (f"_r{self.registers}" if self.registers else "")
+        return f"{way}{self.p}x{row}_w{self.warps}{more}"
+
+    @property
+    def row(self) -> int:
+        """Elements along q."""
+        return self.q * self.segments
+
+    @property
+    def config(self) -> Config:
+        params = {"p": self.p, "q": self.row, "num_warps": self.warps, "looped": self.looped}
+        params |= {n: getattr(self, n) for n, usual in UNUSUAL.items() if getattr(self, n) != usual}
+        return Config(self.name, params)
+
+
+# Parameters of a config that only those have in whose settings they are another.
+UNUSUAL: Mapping[str, int | bool] = {
+    "spread": False, "digits": False, "segments": 1, "vectors": False, "realigned": False, "stages": 1, "ahead": False,
+    "rereads": False, "registers": 0,
+}  # fmt: skip
+
+Table = Mapping[str, Mapping[str, tuple[Setting, ...]]]
+
+# By kind of launch (schedule.kind_of; "parts" are the inner reductions of a split one). Of a kind's settings those that
+# a layout gets, the first for every size: it is all that PTX has. The strided one serves what nothing else takes.
+# docs/performance.md has what they were chosen by.
+SETTINGS: Table = {
+    "flat": {
+        "aligned": (Setting(1, 2048, 4), Setting(1, 1024, 4)),
+        "rows": (Setting(1, 2048, 4),),
+        "strided": (Setting(1, 1024, 4),),
+    },
+    "rows": {
+        "aligned": (Setting(8, 256, 4), Setting(32, 64, 4)),
+        "rows": (Setting(2, 512, 4), Setting(16, 64, 4)),
+        "strided": (Setting(32, 32, 4),),
+    },
+    "inner": {
+        "aligned": (
+            Setting(1, 4096, 16, True), Setting(32, 64, 4), Setting(16, 128, 4), Setting(8, 256, 4), Setting(4, 512, 4),
+            Setting(2, 1024, 4, everywhere=True), Setting(1, 2048, 4), Setting(1, 4096, 4),
+            Setting(1, 2048, 8, segments=3), Setting(1, 8192, 8), Setting(1, 4096, 16, segments=3),
+            Setting(1, 16384, 16), Setting(1, 32768, 32), Setting(1, 8192, 32, True),
+        ),
+        "rows": (
+            Setting(1, 2048, 8, True), Setting(32, 64, 4), Setting(2, 1024, 4),
+            Setting(16, 128, 4, vectors=True), Setting(4, 256, 4, vectors=True),
+            *(Setting(4, 256, 4, segments=n, vectors=True) for n in (2, 3, 4)),
+            *(Setting(1, 1024, 4, segments=n, vectors=True) for n in (2, 3)), Setting(1, 1024, 4, segments=3),
+            *(Setting(1, 2048, 8, segments=n, vectors=True) for n in (2, 3, 4)),
+            Setting(1, 4096, 16, segments=3, vectors=True),
+        ),
+        "strided": (Setting(16, 64, 4, True),),
+    },
+    "parts": {
+        "aligned": (Setting(1, 4096, 16, True),),
+        "rows": (Setting(1, 2048, 8, True),),
+        "strided": (),
+    },
+    "walk": {
+        "aligned": (
+            Setting(2, 1024, 4), Setting(32, 64, 4), Setting(8, 256, 4), Setting(1, 2048, 4, stages=3, registers=128),
+            Setting(1, 4096, 8, stages=3, registers=128), Setting(1, 8192, 8),
+            Setting(1, 4096, 16, segments=3, ahead=True, rereads=True),
+        ),
+        "rows": (
+            Setting(1, 2048, 4), Setting(1, 2048, 4, vectors=True, ahead=True),
+            Setting(1, 4096, 8, vectors=True, ahead=True),
+            *(Setting(1, 4096, 16, segments=n, vectors=True, ahead=True, rereads=True) for n in (2, 3)),
+        ),
+        "strided": (),
+    },
+    "full": {
+        "aligned": (Setting(1, 4096, 8, True),),
+        "rows": (Setting(1, 4096, 8, True),),
+        "strided": (Setting(1, 1024, 4, True),),
+    },
+    "outer": {
+        "aligned": (Setting(64, 32, 8, True),),
+        "rows": (Setting(64, 32, 8, True),),
+        "strided": (Setting(64, 32, 8, True),),
+    },
+    # Along rows; the spread ones where programs may share a row.
+    "scan": {
+        "aligned": (
+            Setting(1, 2048, 4, True), Setting(8, 256, 4), Setting(1, 1024, 4), Setting(1, 2048, 4),
+            Setting(1, 4096, 8), Setting(1, 4096, 8, spread=True),
+        ),
+        "rows": (
+            Setting(1, 4096, 8, True), Setting(8, 256, 4), Setting(1, 4096, 8, spread=True),
+            Setting(1, 1024, 4, realigned=True), Setting(1, 2048, 4, realigned=True),
+            Setting(1, 4096, 8, realigned=True),
+            Setting(1, 2048, 4, True, realigned=True, everywhere=True),
+            Setting(1, 4096, 8, spread=True, realigned=True),
+        ),
+        "strided": (Setting(16, 64, 4, True),),
+    },
+    # A warp sorts up to 512 elements without a barrier. These kernels take long to compile and wait for no memory:
+    # vector loads would gain nothing, and what has strides of its own is sorted in runs.
+    "sort": {
+        "aligned": (Setting(16, 64, 4),),
+        "rows": (
+            Setting(16, 64, 4), Setting(1, 256, 1), Setting(1, 512, 1, everywhere=True), Setting(1, 1024, 2),
+            Setting(1, 2048, 4, everywhere=True),
+        ),
+        "strided": (),
+    },
+    # Of the first few of what is sorted: as many as a block holds are kept while a row is run through.
+    "top": {
+        "aligned": (Setting(16, 64, 4, True),),
+        "rows": (
+            Setting(16, 64, 4, True), Setting(1, 512, 1),
+            Setting(1, 2048, 4, everywhere=True),
+        ),
+        "strided": (),
+    },
+    # The same in 32 bits, of rows that are not long.
+    "narrow": {
+        "aligned": (Setting(4, 64, 1, True),),
+        "rows": (Setting(4, 64, 1, True),),
+        "strided": (),
+    },
+    # In shared memory, 16 elements a thread; for 64-bit numbers of 16,384 there is not enough.
+    "digits": {
+        "aligned": (),
+        "rows": tuple(Setting(1, 512 * warps, warps, digits=True, everywhere=True) for warps in (4, 8, 16, 32)),
+        "strided": (),
+    },
+    "runs": {
+        "aligned": (),
+        "rows": (Setting(1, TILE, 4, spread=True),),
+        "strided": (Setting(1, TILE, 4, spread=True),),
+    },
+}  # fmt: skip
+
+# Ops of the package that have few settings on every architecture and in every dtype (those that are `everywhere`, and
+# the first of each layout): there is no room in the wheel for all of what is seldom called.
+SELDOM_CALLED = frozenset({
+    "row_any", "row_norm", "row_prod", "row_amax_backward", "logsumexp_backward", "cross_entropy_sum",
+    "cross_entropy_sum_backward",
+})  # fmt: skip
+
+# Of these ops of the package, graphs of 64-bit floats and of integers, and those of ops of one dtype, have a single
+# setting, in the layouts that ask for no alignment: enough to be served, for they are called least of all.
+GENERAL = frozenset({
+    "row_sum", "row_sum_backward", "row_amax", "row_amax_backward", "row_argmax", "row_prod", "row_norm",
+    "row_var_mean", "logsumexp", "logsumexp_backward", "cumsum", "cumsum_backward", "cumprod", "cummax", "row_sum_int",
+    "row_extreme_int", "row_place_int", "cumsum_int", "cross_entropy_weighted", "cross_entropy_weighted_backward",
+    "cross_entropy_of_probabilities", "cross_entropy_of_probabilities_backward",
+})  # fmt: skip
+GENERAL_DTYPES = frozenset({"fp64", "i64", "i32", "i16", "i8"})
+
+_table: Table = SETTINGS
+
+
+def settings_of(kind: str, layout: str) -> tuple[Setting, ...]:
+    """Those of a kind of tile in a layout, the first of them the one that every graph has."""
+    return _table[kind][layout]
+
+
+@contextmanager
+def replaced(table: Table) -> Iterator[None]:
+    """With other settings: to time what is not in the table."""
+    global _table
+    before, _table = _table, table
+    try:
+        yield
+    finally:
+        _table = before

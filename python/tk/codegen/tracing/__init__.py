@@ -1,0 +1,1 @@
+"""Trace: a declared function -> its graphs (:mod:`tk.codegen.tracing.trace`)."""

@@ -1,0 +1,144 @@
+"""What a function does beside returning tensors and writing its arguments: refused, since a kernel would not do it.
+
+A function runs when it is traced and never again. What it prints, appends to a list or counts in a global would happen
+at build time alone; a random number of Python's would be the same in every call.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import io
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from tk.codegen.errors import TraceError
+from tk.codegen.tracing.random import NeedsSeed
+
+_CONTAINERS = (list, dict, set, bytearray)
+_OF_TENSORS = ("data", "grad")  # attributes whose assignment changes a tensor behind autograd's back
+
+
+@contextmanager
+def refused(fn: Callable[..., Any]) -> Iterator[None]:
+    """Raises TraceError, with the line of `fn`, for an effect of what runs inside."""
+    fn = inspect.unwrap(fn)
+    if not isinstance(fn, FunctionType):  # a callable object: there is no code of its own to look at
+        yield
+        return
+    _refuse_assignments(fn)
+    printed = _Printed(fn.__code__.co_filename)
+    before, drawn = _state(fn), _random_state()
+    try:
+        with redirect_stdout(printed):
+            yield
+    except NeedsSeed:  # it is traced again, and would find what it changed
+        _check(fn, printed, before, drawn)
+        raise
+    _check(fn, printed, before, drawn)
+
+
+def changed(fn: Callable[..., Any], x: torch.Tensor, line: int | None) -> TraceError:
+    """Of a call at this line that writes into a tensor which is not among the function's arguments."""
+    fn = inspect.unwrap(fn)
+    names = [name for name, reached in _reached(fn).items() if reached is x] if isinstance(fn, FunctionType) else []
+    return _error(fn, line, f"changes {(*names, 'a tensor')[0]}, which is not its own: return what should change")
+
+
+def _check(fn: Callable[..., Any], printed: _Printed, before: Mapping[str, Any], drawn: Mapping[str, Any]) -> None:
+    if printed.line:
+        raise _error(fn, printed.line, "prints, which no kernel does: leave it to the caller")
+    for name, was in before.items():
+        if _state(fn).get(name) != was:
+            raise _error(fn, _line_of(fn, name), f"changes {name}, which is not its own: return what should change")
+    for what, was in drawn.items():
+        if _random_state()[what] != was:
+            raise _error(
+                fn, None, f"draws from {what}, or seeds it: the number would be the same in every call; draw with "
+                "torch.rand_like and the like, or give the number as a parameter",
+            )  # fmt: skip
+
+
+def _error(fn: Callable[..., Any], line: int | None, text: str) -> TraceError:
+    code = fn.__code__
+    return TraceError(f"{fn.__name__} ({code.co_filename}:{line or code.co_firstlineno}): a side effect: it {text}")
+
+
+class _Printed(io.TextIOBase):
+    """line: where the function first wrote."""
+
+    def __init__(self, file: str):
+        self.file = file
+        self.line = 0
+
+    def write(self, text: str) -> int:
+        frame = sys._getframe(1)
+        while frame is not None and not self.line:
+            if frame.f_code.co_filename == self.file:
+                self.line = frame.f_lineno
+            frame = frame.f_back  # type: ignore[assignment]
+        return len(text)
+
+
+# --- What the function can reach ---
+
+
+def _reached(fn: Callable[..., Any]) -> Mapping[str, Any]:
+    """The globals, closed-over variables and attributes of modules' own that it names."""
+    found = inspect.getclosurevars(fn)
+    return {**found.globals, **found.nonlocals}
+
+
+def _state(fn: Callable[..., Any]) -> dict[str, Any]:
+    return {name: _shallow(x) for name, x in _reached(fn).items()}
+
+
+def _shallow(x: Any) -> Any:
+    """Equal to what it was as long as nothing was put into it or taken out."""
+    if isinstance(x, dict):
+        return id(x), [(id(k), id(v)) for k, v in x.items()]
+    if isinstance(x, _CONTAINERS):
+        return id(x), [id(v) for v in x]
+    if isinstance(x, torch.Tensor):
+        return id(x), x._version
+    if isinstance(x, type | ModuleType) or not hasattr(x, "__dict__"):
+        return id(x)
+    return id(x), [(k, id(v)) for k, v in vars(x).items()]
+
+
+def _random_state() -> dict[str, Any]:
+    found: dict[str, Any] = {"Python's random": random.getstate()}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        found["NumPy's random"] = numpy.random.get_state()[1].tobytes(), numpy.random.get_state()[2]
+    found["torch's generator"] = torch.get_rng_state().tolist()
+    return found
+
+
+# --- Where ---
+
+
+def _refuse_assignments(fn: Callable[..., Any]) -> None:
+    for instruction, line in _instructions(fn):
+        if instruction.opname == "STORE_ATTR" and instruction.argval in _OF_TENSORS:
+            text = f"assigns .{instruction.argval} of a tensor: write it with copy_, or return it"
+            raise _error(fn, line, text)
+
+
+def _line_of(fn: Callable[..., Any], name: str) -> int | None:
+    """Where it is stored, or else first read."""
+    uses = [(i.opname, line) for i, line in _instructions(fn) if i.argval == name]
+    return next((line for opname, line in sorted(uses, key=lambda use: not use[0].startswith("STORE"))), None)
+
+
+def _instructions(fn: Callable[..., Any]) -> Iterator[tuple[dis.Instruction, int | None]]:
+    lines = dict(dis.findlinestarts(fn.__code__))
+    line = None
+    for instruction in dis.get_instructions(fn):
+        line = lines.get(instruction.offset, line)
+        yield instruction, line

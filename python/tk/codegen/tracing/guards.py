@@ -1,0 +1,183 @@
+"""What torch took for granted of sizes while it traced: a check of the op, or a reason to refuse the function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+from torch import fx
+from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod, ToFloat
+
+from tk.codegen.errors import TraceError, needs_a_number, where
+
+if TYPE_CHECKING:
+    from tk.codegen.tracing.trace import _Arguments
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Check:
+    """A size expression that must be 0 for the graph to say what the function does."""
+
+    zero: sympy.Expr
+    message: str
+
+
+def checks(arguments: _Arguments, recorded: fx.GraphModule, fn: Callable[..., Any]) -> Iterator[Check]:
+    """All of them."""
+    yield from of_sizes(arguments, fn)
+    yield from _nonempty(recorded, arguments)
+    yield from _enough(recorded, arguments)
+    yield from _not_squeezed(recorded, arguments)
+
+
+def of_sizes(arguments: _Arguments, fn: Callable[..., Any]) -> Iterator[Check]:
+    """Guards: a divisibility becomes a check of the op; a decision of the function's own about sizes is refused."""
+    checks: dict[str, Check] = {}
+    for guard in arguments.env.guards:
+        expr = _of_integers(guard.expr.xreplace(arguments.symbols))
+        location: Any = guard.sloc.framework_loc
+        if _is_of_strides(location):
+            continue
+        is_own = getattr(location, "filename", "") == fn.__code__.co_filename
+        if isinstance(expr, sympy.Eq):
+            if expr.lhs.is_Symbol and expr.rhs == arguments.hints.get(str(expr.lhs)):
+                raise TraceError(needs_a_number(fn, location.lineno if is_own else None, expr.lhs))
+            if expr.lhs.is_Symbol and (expr.rhs.is_Symbol or expr.rhs.is_Integer):
+                raise TraceError(
+                    f"{where(fn, location.lineno if is_own else None)}: holds only where {expr.lhs} == {expr.rhs}; "
+                    "declare the sizes so, with equal letters or a number"
+                )
+            zero = _divisibility(expr)
+            if zero is not None:
+                checks.setdefault(str(zero), Check(zero, f"{zero.args[0]} must be a multiple of {zero.args[1]}"))
+            else:
+                checks.setdefault(str(expr), Check(expr.lhs - expr.rhs, f"{expr.lhs} must be equal to {expr.rhs}"))
+            continue
+        if not is_own and isinstance(expr, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
+            excess = _excess(expr)
+            if not excess.is_nonpositive:
+                checks.setdefault(str(expr), Check(sympy.Max(0, excess), f"{expr} must hold"))
+        if is_own:
+            raise TraceError(
+                f"{where(fn, location.lineno)}: control flow that depends on a size ({expr}). One kernel serves every "
+                "size: declare two ops, or fix the size with a number"
+            )
+    yield from checks.values()
+
+
+_NEED_AN_ELEMENT = (aten.amax, aten.amin, aten.argmax, aten.argmin, aten.max, aten.min, aten.aminmax)
+
+
+def _nonempty(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check]:
+    """ATen refuses the largest of no elements."""
+    for node in recorded.graph.nodes:
+        if getattr(node.target, "overloadpacket", None) not in _NEED_AN_ELEMENT:
+            continue
+        shape = node.args[0].meta["val"].shape
+        named = dict(zip([a.name for a in node.target._schema.arguments], node.args, strict=False)) | node.kwargs
+        dims = named.get("dim")
+        if isinstance(dims, fx.Node) or "other" in named:
+            continue
+        if not shape:
+            continue  # one element, along whichever dimension
+        dims = range(len(shape)) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
+        for d in dims:
+            size = sympy.sympify(shape[d].node.expr if isinstance(shape[d], torch.SymInt) else shape[d])
+            size = size.xreplace(arguments.symbols)
+            # Letters count as positive for everything else; here they may be 0.
+            if not size.is_Integer:
+                yield Check(
+                    sympy.Max(0, 1 - size, evaluate=False), f"{size} must not be 0: {_base(node)} of no elements"
+                )
+
+
+def _enough(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check]:
+    """Of a row no more can be taken than it has."""
+    for node in recorded.graph.nodes:
+        if getattr(node.target, "overloadpacket", None) not in (aten.topk, aten.kthvalue):
+            continue
+        x, k = node.args[0].meta["val"], node.args[1]
+        dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", -1)
+        k, size = (sympy.sympify(_expr(n)).xreplace(arguments.symbols) for n in (k, x.shape[dim] if x.dim() else 1))
+        low = sympy.Integer(1 if _base(node) == "kthvalue" else 0)
+        for short in (k - size, low - k):
+            if not short.is_nonpositive:
+                message = f"{k} must be {low} to {size}: {_base(node)} along a dimension of size {size}"
+                yield Check(sympy.Max(0, short, evaluate=False), message)
+
+
+def _not_squeezed(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check]:
+    """A size that the call gives counts as none of 1 while torch traces, so that nothing is squeezed there."""
+    for node in recorded.graph.nodes:
+        if getattr(node.target, "overloadpacket", None) is not aten.squeeze:
+            continue
+        shape = node.args[0].meta["val"].shape
+        dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", range(len(shape)))
+        for d in [dims] if isinstance(dims, int) else dims:
+            size = sympy.sympify(_expr(shape[d]) if shape else 1).xreplace(arguments.symbols)
+            if not size.is_Integer:
+                # 1 where the size is 1, else 0.
+                is_one = sympy.Max(0, 2 - size, evaluate=False) * sympy.Min(size, 1, evaluate=False)
+                yield Check(is_one, f"{size} must not be 1: squeeze would leave out that dimension")
+
+
+def _expr(n: Any) -> Any:
+    n = n.meta["val"] if isinstance(n, fx.Node) else n
+    return n.node.expr if isinstance(n, torch.SymInt) else n
+
+
+def _base(node: fx.Node) -> str:
+    return str(node.target).split(".")[1]
+
+
+def _is_of_strides(location: Any) -> bool:
+    """Whether torch only asked how a tensor lies in memory: a kernel reads by index, so the answer says nothing."""
+    file, name = getattr(location, "filename", ""), getattr(location, "name", "")
+    return file.endswith("torch/_prims_common/__init__.py") and name != "infer_size"
+
+
+def equal_sizes(arguments: _Arguments) -> dict[sympy.Expr, sympy.Symbol]:
+    """Expressions that the checks make equal to a letter."""
+    found = {}
+    for guard in arguments.env.guards:
+        expr = guard.expr.xreplace(arguments.symbols)
+        if isinstance(expr, sympy.Eq) and not _is_of_strides(guard.sloc.framework_loc):
+            for a, b in ((expr.lhs, expr.rhs), (expr.rhs, expr.lhs)):
+                if a.is_Symbol and not b.is_Symbol and not b.is_number:
+                    found[b] = a
+    return found
+
+
+def _of_integers(expr: Any) -> Any:
+    """As torch compares a count less a correction in floating point."""
+    floats = {x: sympy.Integer(int(x)) for x in expr.atoms(sympy.Float) if float(x).is_integer()}
+    return expr.xreplace(floats).replace(ToFloat, lambda x: x) if floats or expr.has(ToFloat) else expr
+
+
+def _excess(expr: Any) -> sympy.Expr:
+    """By how much the smaller side of a comparison is too large."""
+    small, large = (expr.lhs, expr.rhs) if isinstance(expr, sympy.Le | sympy.Lt) else (expr.rhs, expr.lhs)
+    return small - large + (1 if isinstance(expr, sympy.Lt | sympy.Gt) else 0)
+
+
+def _divisibility(expr: sympy.Eq) -> sympy.Expr | None:
+    for side, other in ((expr.lhs, expr.rhs), (expr.rhs, expr.lhs)):
+        if other == 0 and isinstance(side, Mod | PythonMod):
+            return side
+        for part in sympy.preorder_traversal(side):  # n == k * (n // k)
+            if isinstance(part, FloorDiv) and part.args[0] == other and sympy.expand(part * part.args[1] - side) == 0:
+                return Mod(other, part.args[1], evaluate=False)
+    return None
+
+
+def refuse_unknown_sizes(arguments: _Arguments, new: Sequence[fx.Node], fn: Callable[..., Any]) -> None:
+    for node in new:
+        sizes = [s for s in node.meta["val"].shape if isinstance(s, torch.SymInt)]
+        unknown = [s for s in sizes if s.node.expr.free_symbols - set(arguments.symbols)]
+        if unknown:
+            raise TraceError(f"{where(fn, node.meta.get('line'))}: the size of a result depends on a tensor's contents")
