@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch._higher_order_ops import associative_scan
 
+from tk.codegen.along import can_be_spread
 from tk.codegen.errors import TraceError
 from tk.codegen.family import Generated, generate
-from tk.codegen.printing.scans import can_be_spread
 from tk.generated import interpret, op
 
 

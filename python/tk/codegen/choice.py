@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tk.aot.expr import Expr, Tensor, as_expr, select
 from tk.aot.spec import DTYPES
-from tk.codegen.lowering.lazy import IR_DTYPES
+from tk.codegen.ir import IR_DTYPES
 from tk.codegen.tracing.trace import Trace
 from tk.generated.signature import DTYPES as TORCH_DTYPES
 from tk.generated.signature import Signature

@@ -29,18 +29,16 @@ from tk.aot.spec import (
     Selector,
     require,
 )
-from tk.codegen import comparisons, ir, passes
+from tk.codegen import along, comparisons, ir, passes
 from tk.codegen import index as ix
 from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError, reported, where
+from tk.codegen.ir import IR_DTYPES
 from tk.codegen.lists import GeneratedLists, generate_lists
-from tk.codegen.lowering.lazy import IR_DTYPES
 from tk.codegen.lowering.lower import lower
 from tk.codegen.lowering.rules.scatter import NotDeterministic
 from tk.codegen.lowering.split import Parts, Splitter
 from tk.codegen.lowering.walk import Walk, Walker
-from tk.codegen.printing import scans as scan
-from tk.codegen.printing import sorts as sort
 from tk.codegen.scheduling import combo
 from tk.codegen.scheduling.schedule import (
     Context,
@@ -302,7 +300,7 @@ class Generated:
     def main(self, kernels: Sequence[ir.Kernel]) -> int:
         """The launch whose setting is the plan's: of those that sort, or else reduce, the one that does most, else the
         last."""
-        sorting = [i for i, k in enumerate(kernels) if sort.sorts(k)]
+        sorting = [i for i, k in enumerate(kernels) if along.sorts(k)]
         reducing = sorting or [i for i, k in enumerate(kernels) if k.reduced]
         return max(reducing, key=lambda i: len(kernels[i].values)) if reducing else len(kernels) - 1
 
@@ -597,7 +595,7 @@ def _graph(trace: Trace, name: str) -> Graph:
         sorted_by[way] = _shared(made, (*whole, *split))
     walker = Walker(whole, f"walks{suffix}")
     walked = _shared(passes.run_all(lower(trace, f"{name}_walk", walker)), whole)
-    has_walk = walker.walk is not None and not any(k.walk and (scan.scans(k) or sort.sorts(k)) for k in walked)
+    has_walk = walker.walk is not None and not any(k.walk and (along.scans(k) or along.sorts(k)) for k in walked)
     return Graph(
         trace,
         whole,
@@ -612,10 +610,10 @@ def _graph(trace: Trace, name: str) -> Graph:
 
 def _has_one_sort(kernels: Sequence[ir.Kernel], way: str) -> bool:
     """Of one operand, which this way sorts, and nothing else that goes along rows."""
-    along = {(v.op, v.args) for k in kernels for v in k.values if v.op in ("sort", "scan", "reduce")}
-    sorting = [k for k in kernels if sort.sorts(k)]
-    is_first_few = way != "narrow" or all(map(sort.limits, sorting))
-    return len(along) == 1 and any(getattr(v.data, way) for k in sorting for v in sort.sorts(k)) and is_first_few
+    going = {(v.op, v.args) for k in kernels for v in k.values if v.op in ("sort", "scan", "reduce")}
+    sorting = [k for k in kernels if along.sorts(k)]
+    is_first_few = way != "narrow" or all(map(along.limits, sorting))
+    return len(going) == 1 and any(getattr(v.data, way) for k in sorting for v in along.sorts(k)) and is_first_few
 
 
 def _shared(kernels: Sequence[ir.Kernel], others: Sequence[ir.Kernel]) -> tuple[ir.Kernel, ...]:

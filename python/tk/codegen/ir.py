@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
+import torch
 
 from tk.codegen.errors import IRError
 
@@ -23,6 +24,11 @@ FLOATS = ("fp8e4nv", "fp8e5", "fp16", "bf16", "fp32", "fp64")
 INTS = ("u8", "i8", "i16", "i32", "i64")
 DTYPES = (*FLOATS, *INTS, "i1")
 NARROW = ("fp8e4nv", "fp8e5", "fp16", "bf16")  # computed in fp32
+IR_DTYPES: Mapping[torch.dtype, str] = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
+    torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5", torch.int8: "i8", torch.int16: "i16",
+    torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8", torch.bool: "i1",
+}  # fmt: skip
 
 # Scalar operations. All operands have the dtype of the result, but for COMPARE and TEST.
 UNARY = (

@@ -55,7 +55,8 @@ from tk.codegen import comparisons, ir, passes, source
 from tk.codegen import index as ix
 from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError, where
-from tk.codegen.lowering.lazy import IR_DTYPES, Emitter, Index, Lazy, Reduction, reduction, stored
+from tk.codegen.ir import IR_DTYPES
+from tk.codegen.lowering.lazy import Emitter, Index, Lazy, Reduction, reduction, stored
 from tk.codegen.lowering.lower import Call, lower
 from tk.codegen.lowering.rules.table import rule
 from tk.codegen.printing import debug as debug_variant

@@ -22,8 +22,8 @@ from torch._decomp import get_decompositions
 from tk import errors
 from tk.aot.errors import BuildError
 from tk.codegen import passes
-from tk.codegen.ir import COMPARE, FLOATS, TEST, Axis, Builder, Kernel, value_symbol, values_in
-from tk.codegen.lowering.lazy import IR_DTYPES, Emitter, Index, Lazy
+from tk.codegen.ir import COMPARE, FLOATS, IR_DTYPES, TEST, Axis, Builder, Kernel, value_symbol, values_in
+from tk.codegen.lowering.lazy import Emitter, Index, Lazy
 from tk.codegen.lowering.lower import Call, _op_name
 from tk.codegen.lowering.rules import RULES
 from tk.codegen.tracing.trace import _nodes_after, decompositions

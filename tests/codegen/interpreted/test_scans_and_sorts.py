@@ -8,7 +8,7 @@ import torch
 from test_ops import LAYOUTS, check, generated, make, variants
 
 from tk.codegen.family import generate
-from tk.codegen.printing import scans as scan
+from tk.codegen.printing import scans
 from tk.generated import op
 
 SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0)
@@ -224,7 +224,7 @@ def test_scans_of_columns_and_from_the_end(layout: str) -> None:
 
 def test_windows_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of two blocks, so that a row has several: each waits for the one before it."""
-    monkeypatch.setattr(scan, "WINDOW", 2)
+    monkeypatch.setattr(scans, "WINDOW", 2)
     a, b = make((2, 4096 * 6 + 5), torch.float32), make((2, 4096 * 6 + 5), torch.float32) + 1
     expected = recurred(a.double(), b.double())
     results = [found for _, (found,) in host.run_all(generated("recurrence"), a, b, only="rows spread")]

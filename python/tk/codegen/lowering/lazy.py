@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import sympy
-import torch
 
 from tk.codegen import index as ix
 from tk.codegen.errors import TraceError
@@ -33,12 +32,6 @@ if TYPE_CHECKING:
     from tk.codegen.lowering.walk import Walker
 
 Index = tuple[sympy.Expr, ...]
-
-IR_DTYPES: Mapping[torch.dtype, str] = {
-    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
-    torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5", torch.int8: "i8", torch.int16: "i16",
-    torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8", torch.bool: "i1",
-}  # fmt: skip
 
 
 @dataclass(eq=False)

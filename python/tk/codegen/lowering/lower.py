@@ -25,6 +25,7 @@ from tk.codegen.comparisons import sums_compared
 from tk.codegen.errors import TraceError, reported
 from tk.codegen.ir import (
     INTS,
+    IR_DTYPES,
     Axis,
     Buffer,
     Builder,
@@ -32,7 +33,6 @@ from tk.codegen.ir import (
     axis_symbol,
 )
 from tk.codegen.lowering.lazy import (
-    IR_DTYPES,
     Domain,
     Emitter,
     Fold,

@@ -16,12 +16,13 @@ import sympy
 
 from tk.aot.spec import ITEMSIZE
 from tk.codegen import index as ix
+from tk.codegen.along import is_backwards
 from tk.codegen.errors import IRError
 from tk.codegen.ir import ACCESSES, COMPARE, FLOATS, Kernel, Value, values_in
 from tk.codegen.printing import bounds, debug
 from tk.codegen.printing.accumulators import Online, Plain, Position, Welford
 from tk.codegen.printing.scalars import COMBINE, TL_DTYPES, expression, identity, literal
-from tk.codegen.printing.scans import ScanPrinter, is_backwards
+from tk.codegen.printing.scans import ScanPrinter
 from tk.codegen.printing.segments import VECTOR, SegmentPrinter
 from tk.codegen.printing.sorts import print_loop, print_sort
 from tk.codegen.printing.walks import WalkPrinter

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import sympy
 
-from tk.codegen.ir import SCAN, Kernel, Scanned, Value
+from tk.codegen.along import carried, is_backwards, scan_key, scans
+from tk.codegen.ir import Kernel, Scanned, Value
 from tk.codegen.printing.scalars import TL_DTYPES, identity
 
 if TYPE_CHECKING:
@@ -22,42 +23,9 @@ WINDOW = 256  # blocks: each window waits for the one before it, and reads as ma
 DEVICE = {"sum": "add", "prod": "multiply", "logaddexp": "logaddexp", "max": "running_max", "min": "running_min"}
 
 
-def scans(kernel: Kernel) -> list[Value]:
-    return [v for v in kernel.values if v.op == "scan"]
-
-
-def key(v: Value) -> tuple[object, ...]:
-    """What the results of one scan have in common."""
-    assert isinstance(v.data, Scanned)
-    return v.args, v.data.kind, v.data.combine
-
-
-def is_backwards(v: Value) -> bool:
-    return isinstance(v.data, Scanned) and v.data.backwards
-
-
 def no_change(kind: str, dtype: str) -> str:
     """What a scan of this kind may begin with. Of the running extremes the place of it is never the result's."""
     return identity("max" if kind == "logaddexp" else kind, dtype)
-
-
-def can_be_realigned(kernel: Kernel) -> bool:
-    """Whether every scan may begin before its row does."""
-    return all(isinstance(v.data, Scanned) and v.data.kind in SCAN for v in scans(kernel))
-
-
-def can_be_spread(kernel: Kernel) -> bool:
-    """Whether programs may share a row: one scan along memory, and nothing else that needs the whole row."""
-    others = any(v.op in ("reduce", "sort") for v in kernel.values)
-    found = scans(kernel)
-    return not others and len({key(v) for v in found}) == 1
-
-
-def carried(kernel: Kernel, v: Value, wide: bool) -> list[str]:
-    """The dtypes of what a scan hands on."""
-    found = [kernel.value(a).dtype for a in v.args]
-    assert isinstance(v.data, Scanned)
-    return found + ["i64" if wide else "i32"] * (SCAN.get(v.data.kind, 1) - 1)
 
 
 @dataclass
@@ -85,24 +53,24 @@ class ScanPrinter:
         return v.data.combine.name if v.data.combine else f"device.{DEVICE[v.data.kind]}"
 
     def in_block(self, v: Value) -> None:
-        if key(v) not in self.known:
-            self.known[key(v)] = self._scanned(v)
+        if scan_key(v) not in self.known:
+            self.known[scan_key(v)] = self._scanned(v)
         self._result(v)
 
     def in_loop(self, v: Value) -> None:
         """After what the blocks before it carry over. Nothing does in the first."""
-        if key(v) not in self.known:
+        if scan_key(v) not in self.known:
             carries = self.carries(v)
             before = ", ".join(carries)
-            self.known[key(v)] = self._after(v, before, f"{'back' if is_backwards(v) else 'start'} == 0")
-            for carry, name in zip(carries, self.known[key(v)], strict=True):
+            self.known[scan_key(v)] = self._after(v, before, f"{'back' if is_backwards(v) else 'start'} == 0")
+            for carry, name in zip(carries, self.known[scan_key(v)], strict=True):
                 self.out(f"{carry} = device.{self._end(v)}({name}, {self.printer.axis})")
         self._result(v)
 
     def start_carries(self, v: Value) -> None:
-        if key(v) in self.started:
+        if scan_key(v) in self.started:
             return
-        self.started.add(key(v))
+        self.started.add(scan_key(v))
         names = self.printer.names
         n = self.printer.reduced_dim
         shape = self.printer.shape_of(self.printer.dims_of(v) - {n}) if len(names) > 1 else "[]"
@@ -110,11 +78,11 @@ class ScanPrinter:
             self.out(f"{carry} = tl.zeros({shape}, {TL_DTYPES[dtype]})")
 
     def carries(self, v: Value) -> list[str]:
-        of = min(w.number for w in scans(self.printer.kernel) if key(w) == key(v))
+        of = min(w.number for w in scans(self.printer.kernel) if scan_key(w) == scan_key(v))
         return [f"carry{of}_{i}" for i in range(len(self.dtypes(v)))]
 
     def over_programs(self, v: Value) -> None:
-        if key(v) not in self.known:
+        if scan_key(v) not in self.known:
             scanned, n = self._scanned(v), len(self.dtypes(v))
             for i, name in enumerate(scanned):
                 self.out(f"whole_{i} = device.{self._end(v)}(tl.ravel({name}), 0)")
@@ -124,7 +92,7 @@ class ScanPrinter:
             before = ", ".join(f"before_{i}" for i in range(n))
             self.out(f"{before} = look_back(ptr_state, {', '.join(pointers)}, ticket, part, n_programs)")
             spread = ", ".join(f"tl.broadcast_to(before_{i}, {scanned[0]}.shape)" for i in range(n))
-            self.known[key(v)] = self._after(v, spread, "part == 0", scanned)
+            self.known[scan_key(v)] = self._after(v, spread, "part == 0", scanned)
         self._result(v)
 
     def _end(self, v: Value) -> str:
@@ -162,7 +130,7 @@ class ScanPrinter:
 
     def _result(self, v: Value) -> None:
         assert isinstance(v.data, Scanned)
-        name = self.known[key(v)][v.data.part]
+        name = self.known[scan_key(v)][v.data.part]
         self.out(f"v{v.number} = {name}.to(tl.int64)" if v.dtype == "i64" else f"v{v.number} = {name}")
 
     def functions(self) -> list[str]:

@@ -15,8 +15,7 @@ from typing import Any
 
 from tk.aot.expr import Expr, as_expr
 from tk.aot.spec import Arg, Const, Int, Launch
-from tk.codegen import ir, source
-from tk.codegen.printing import sorts as sort
+from tk.codegen import along, ir, source
 from tk.codegen.scheduling.settings import Setting
 
 PARAMS = "@PARAMS@"  # in a printed function, until they are known
@@ -95,7 +94,7 @@ def _wrapped(names: Sequence[str], indent: int = 4) -> str:
 def can_share(kernel: ir.Kernel, setting: Setting) -> bool:
     """Whether its launch is one of a plain grid, with what the compiler makes of it: not a sort, nor a scan whose
     programs wait for each other, nor a walk, which has as many programs as are resident."""
-    return not (sort.sorts(kernel) or setting.spread or kernel.walk or setting.registers)
+    return not (along.sorts(kernel) or setting.spread or kernel.walk or setting.registers)
 
 
 def levels(kernels: Sequence[ir.Kernel]) -> list[list[int]]:

@@ -27,17 +27,14 @@ from tk.aot.spec import (
     Scratch,
     require,
 )
+from tk.codegen import along, ir
 from tk.codegen import device as functions
 from tk.codegen import index as ix
-from tk.codegen import ir
 from tk.codegen.errors import IRError
-from tk.codegen.lowering.rules.sorts import LONGEST_NARROW
 from tk.codegen.printing import debug
-from tk.codegen.printing import scans as scan
-from tk.codegen.printing import sorts as sort
 from tk.codegen.printing.printer import Printer, loops
 from tk.codegen.printing.segments import EDGE, VECTOR
-from tk.codegen.scheduling import combo
+from tk.codegen.scheduling import combo, sorts
 from tk.codegen.scheduling.settings import Setting, settings_of
 from tk.codegen.tile import ALIGNED, ROWS, STRIDED, Access, Layout, Tile, choose_tile, coefficients, is_in_fours
 
@@ -72,13 +69,13 @@ MAX_INT32 = 2**31 - 2**17  # a block's last index may lie past the last element
 
 def kind_of(kernel: ir.Kernel, tile: Tile) -> str:
     """The row of the table of settings."""
-    if sort.sorts(kernel):
-        if sort.by_digits(kernel):
+    if along.sorts(kernel):
+        if along.by_digits(kernel):
             return "digits"
-        if sort.is_narrow(kernel):
+        if along.is_narrow(kernel):
             return "narrow"
-        return "runs" if sort.sorts_runs(kernel) else "top" if sort.limits(kernel) else "sort"
-    if tile.reduced == "q" and scan.scans(kernel):
+        return "runs" if along.sorts_runs(kernel) else "top" if along.limits(kernel) else "sort"
+    if tile.reduced == "q" and along.scans(kernel):
         return "scan"
     if tile.walk:
         return "walk"
@@ -95,9 +92,9 @@ def choices(kernel: ir.Kernel, layout: Layout, kind: str = "") -> tuple[Setting,
     kind = kind or kind_of(kernel, tile)
     found = settings_of(kind, layout.name)
     if kind in ("scan", "sort", "top", "runs", "digits", "narrow"):
-        can_be_spread = kind == "runs" or (kind == "scan" and scan.can_be_spread(kernel))
+        can_be_spread = kind == "runs" or (kind == "scan" and along.can_be_spread(kernel))
         has_rows = bool(tile.p) and _has_rows(kernel, tile)
-        can_be_realigned = kind == "scan" and has_rows and scan.can_be_realigned(kernel)
+        can_be_realigned = kind == "scan" and has_rows and along.can_be_realigned(kernel)
         fitting = tuple(s for s in found if (tile.p or s.p == 1) and (can_be_spread or not s.spread)
                         and (can_be_realigned or not s.realigned))  # fmt: skip
         # What serves a call that nothing else takes serves a single row as well.
@@ -105,7 +102,7 @@ def choices(kernel: ir.Kernel, layout: Layout, kind: str = "") -> tuple[Setting,
         # What is not realigned has a single element a load: where both are there, the first is enough.
         found = tuple(s for s in found if s == found[0] or s.realigned or replace(s, realigned=True) not in found)
     if kind == "digits":
-        found = tuple(s for s in found if s.row * ITEMSIZE[sort.sorts(kernel)[0].dtype] <= MOST_DIGITS)
+        found = tuple(s for s in found if s.row * ITEMSIZE[along.sorts(kernel)[0].dtype] <= MOST_DIGITS)
     if any(s.vectors for s in found) and not _has_rows(kernel, tile):
         found = tuple(s for s in found if not s.vectors)
     return found
@@ -125,13 +122,13 @@ def _has_rows(kernel: ir.Kernel, tile: Tile) -> bool:
 
 
 def has_secondary_setting(kernel: ir.Kernel, layout: Layout) -> bool:
-    return bool(sort.sorts(kernel) or choices(kernel, layout))
+    return bool(along.sorts(kernel) or choices(kernel, layout))
 
 
 def secondary_setting(kernel: ir.Kernel, layout: Layout) -> Setting:
     """Of a launch beside the one that a config is about: one that takes as many sizes as it can."""
-    if sort.sorts(kernel):
-        return settings_of("runs" if sort.sorts_runs(kernel) else "sort", "rows")[-1]
+    if along.sorts(kernel):
+        return settings_of("runs" if along.sorts_runs(kernel) else "sort", "rows")[-1]
     return choices(kernel, layout)[0]
 
 
@@ -366,11 +363,11 @@ class Scheduled:
     def launches(self, setting: Setting) -> list[Launch]:
         """The kernel's launch, and what must come before and after it."""
         if setting.digits:
-            return [self.launch(replace(setting, q=sort.TILE, warps=4, spread=True)), self._digits(setting)]
+            return [self.launch(replace(setting, q=sorts.TILE, warps=4, spread=True)), self._digits(setting)]
         main = self.launch(setting)
         if not setting.spread:
             return [main]
-        if sort.sorts(self.kernel):
+        if along.sorts(self.kernel):
             return [main, *self._merges()]
         flags = Int(self._programs_spread(setting) * 2 + 1)
         clear = Launch(functions.clear, {"ptr": main.args["ptr_state"], "n": flags, "BLOCK": Const(1024)},
@@ -383,8 +380,8 @@ class Scheduled:
     def _state(self, setting: Setting) -> dict[str, Arg]:
         """Scratch memory of a scan over programs: flags, and values for blocks and windows."""
         found: dict[str, Arg] = {}
-        programs, v = self._programs_spread(setting), scan.scans(self.kernel)[0]
-        carried = scan.carried(self.kernel, v, self.layout.wide)
+        programs, v = self._programs_spread(setting), along.scans(self.kernel)[0]
+        carried = along.carried(self.kernel, v, self.layout.wide)
         wanted = [("ptr_state", "i32", programs * 2 + 1)]
         wanted += [(f"ptr_{what}_{i}", t, programs) for what in ("blocks", "windows") for i, t in enumerate(carried)]
         for name, dtype, count in wanted:
@@ -397,7 +394,7 @@ class Scheduled:
         self.require(n <= setting.q, f"at most {setting.q} elements to sort")
         (store,) = (v for v in self.kernel.values if v.op == "store")
         number = self.context.scratch[store.buffer]
-        return sort.digits(number, store.dtype, rows, n, _half(rows * n, store.dtype), setting.q, setting.warps)
+        return sorts.digits(number, store.dtype, rows, n, _half(rows * n, store.dtype), setting.q, setting.warps)
 
     def _merges(self) -> Iterator[Launch]:
         rows, n = self.extent(self.tile.p), self.extent(self.tile.q)
@@ -407,7 +404,7 @@ class Scheduled:
                 of, number = self.kernel.value(v.args[0]), self.context.scratch[v.buffer]
                 groups.setdefault(of.args, {})[of.data.part] = (number, v.dtype)
         for group in groups.values():
-            yield from sort.merges(group, rows, n, lambda dtype: _half(rows * n, dtype))
+            yield from sorts.merges(group, rows, n, lambda dtype: _half(rows * n, dtype))
 
     def launch(self, setting: Setting) -> Launch:
         return combo.launch([self.printed(setting)])
@@ -438,11 +435,11 @@ class Scheduled:
         if setting.spread:
             programs = self._programs_spread(setting)
             self.require((q_size < MAX_INT32) & (programs < MAX_INT32 // 4), f"rows of fewer than {MAX_INT32} elements")
-        elif looped and sort.sorts(kernel):
-            for limit in sort.limits(kernel):
+        elif looped and along.sorts(kernel):
+            for limit in along.limits(kernel):
                 self.require(self.context.expr(limit) <= setting.q, f"at most {setting.q} elements to keep")
-            if sort.is_narrow(kernel):
-                self.require(q_size <= LONGEST_NARROW, f"rows of at most {LONGEST_NARROW} elements")
+            if along.is_narrow(kernel):
+                self.require(q_size <= along.LONGEST_NARROW, f"rows of at most {along.LONGEST_NARROW} elements")
         elif reduced and not looped:
             block = setting.p if reduced == "p" else setting.row
             # Of rows in vectors what does not fill one is an edge, of fewer than two vectors' elements.
@@ -457,7 +454,7 @@ class Scheduled:
             ints["p_size"] = Int(p_size, width)
         text, ints = self._print(accesses, setting, ints, is_behind)
         pointers = {f"ptr_{b.name}": self._pointer(b) for b in kernel.buffers}
-        if setting.spread and scan.scans(kernel):
+        if setting.spread and along.scans(kernel):
             pointers |= self._state(setting)
         numbers = {f"arg_{v.data}": self.context.op.float(v.data, "fp64") for v in kernel.values if v.op == "number"}
         blocks: dict[str, Arg] = {"BLOCK_P": Const(setting.p)} if self.tile.p else {}
@@ -531,7 +528,7 @@ class Scheduled:
     def _merged_into(self, b: ir.Buffer) -> Expr:
         """The half of a sort's buffer that its last merge has written."""
         half = _half(self.context.expr(ix.product(b.sizes)), b.dtype)
-        return sort.passes(self.context.expr(b.sizes[-1])) % 2 * half
+        return sorts.passes(self.context.expr(b.sizes[-1])) % 2 * half
 
     def programs(self, setting: Setting) -> Expr:
         if setting.spread:
@@ -584,7 +581,7 @@ class Scheduled:
         instructions += 32 * setting.warps * PER_THREAD + setting.vectors * self._edge_instructions(setting)
         # A scan's carry is one, too. The edges of several rows are reduced for themselves.
         reductions = work.reductions * (1 + (setting.vectors and setting.p > 1))
-        reductions += len(scan.scans(self.kernel)) * (4 if looped else 1)
+        reductions += len(along.scans(self.kernel)) * (4 if looped else 1)
         issued = full * (instructions * INSTRUCTION // 1024 + reductions * setting.warps * passes * REDUCTION)
         waves = ceil_div(programs, device.sm_count * resident)
         per_block = BLOCK if self.layout.aligned or self.in_vectors else BLOCK * 3 // 2
@@ -594,8 +591,8 @@ class Scheduled:
         more = as_expr(1_000_000)
         if setting.digits:
             more = more + self._digits_cost(setting, elements)
-        elif setting.spread and sort.sorts(self.kernel):  # every merge reads and writes all
-            more = more + sort.passes(self.sizes["q"]) * (elements * MERGED + 10_000_000)
+        elif setting.spread and along.sorts(self.kernel):  # every merge reads and writes all
+            more = more + sorts.passes(self.sizes["q"]) * (elements * MERGED + 10_000_000)
         elif setting.spread:
             more = programs * LOOK_BACK + 4_000_000
         # All but the longest is hidden, to a tenth.
@@ -613,7 +610,7 @@ class Scheduled:
 
     def _digits_cost(self, setting: Setting, elements: Expr) -> Expr:
         """Of the launch that sorts by digits: its passes, and what it reads and writes."""
-        dtype = sort.sorts(self.kernel)[0].dtype
+        dtype = along.sorts(self.kernel)[0].dtype
         size, (of_pass, of_warp) = ITEMSIZE[dtype], DIGIT_PASS[dtype]
         resident = 32 // setting.warps
         rows = maximum(elements // maximum(self.sizes["q"], 1), device.sm_count * resident // 3)
@@ -627,9 +624,9 @@ class Scheduled:
         if setting.vectors or setting.realigned:
             access = 2 if setting.vectors else REALIGNED
         found = self._work.computed + self._work.accesses * access + self._work.columns * of_column
-        if sort.sorts(self.kernel) and not setting.digits:
-            of_one = EXCHANGE[sort.sorts(self.kernel)[0].dtype]
-            found += of_one * sort.stages(setting.q, looped=setting.looped)
+        if along.sorts(self.kernel) and not setting.digits:
+            of_one = EXCHANGE[along.sorts(self.kernel)[0].dtype]
+            found += of_one * sorts.stages(setting.q, looped=setting.looped)
         return found
 
     def _edge_instructions(self, setting: Setting) -> int:
@@ -656,7 +653,7 @@ class Scheduled:
         reductions = [v for v in self.kernel.values if v.op == "reduce"]
         computed = sum(INSTRUCTIONS.get(v.op, 1) for v in inside if v.op not in ("load", "store"))
         computed += sum(5 if v.data in ("argmax", "argmin") else 2 for v in reductions)
-        computed += SCANNED * len({scan.key(v) for v in scan.scans(self.kernel)})
+        computed += SCANNED * len({along.scan_key(v) for v in along.scans(self.kernel)})
         passes = loops(self.kernel, self.tile)
         return Work(max(1, sum(read.values()) + sum(written.values())), sum(read.values()), computed,
                     len(accesses) - len(columns), len(columns), len(reductions), passes)  # fmt: skip

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tk.aot.spec import Config
-from tk.codegen.printing.sorts import TILE
+from tk.codegen.scheduling.sorts import TILE
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tk.codegen.ir import FLOATS, NARROW, Scanned
-from tk.codegen.lowering.lazy import IR_DTYPES, Lazy, scan
+from tk.codegen.ir import FLOATS, IR_DTYPES, NARROW, Scanned
+from tk.codegen.lowering.lazy import Lazy, scan
 from tk.codegen.lowering.lower import Call
 from tk.codegen.lowering.rules.table import base_name, normal_dim, rule, wide_of
 from tk.codegen.tracing import combine

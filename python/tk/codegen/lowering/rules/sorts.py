@@ -18,7 +18,6 @@ from tk.codegen.lowering.lower import Call
 from tk.codegen.lowering.rules.table import normal_dim, rule
 from tk.codegen.lowering.split import Splitter
 
-LONGEST_NARROW = 1 << 15  # elements of a row whose places a number of 32 bits has room for, beside a key of 16
 BITS = {1: "i8", 2: "i16", 4: "i32", 8: "i64"}
 
 
@@ -32,7 +31,7 @@ class Packing:
     runs: bool
     long: bool  # rows of any length, else those that fit into a block
     digits: bool = False  # sorted by digits
-    narrow: bool = False  # the first few of rows of up to LONGEST_NARROW elements
+    narrow: bool = False  # the first few of rows of up to along.LONGEST_NARROW elements
 
     @property
     def size(self) -> int:
