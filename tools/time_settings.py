@@ -373,7 +373,7 @@ def measure(pack: Path, out: Path, seconds: float, only: str | None, trial: Tria
 
 def judge(path: Path, trial: Trial) -> None:
     """The table's settings and the predicted times, by what was measured: what choosing costs, and what is missing."""
-    from tk.aot.sources import import_file
+    from tk.aot.files import import_file
     from tk.codegen.family import Generated, generate
     from tk.generated.declare import Declared
 

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tk.aot.errors import BuildError
 from tk.codegen.lowering.lower import lower
+from tk.codegen.lowering.rules import RULED
 from tk.codegen.tracing.trace import trace_all
 from tk.generated.signature import DTYPES, Signature, TensorSpec
 
@@ -84,7 +85,7 @@ def refusal(info: Any, sample: Any) -> str:
              for name, x in tensors.items()}  # fmt: skip
     signal.alarm(SECONDS)
     try:
-        (trace,) = trace_all(call, Signature(specs, {}))
+        (trace,) = trace_all(call, Signature(specs, {}), RULED)
         lower(trace, "op")
         return ""
     except BuildError as error:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from tk.codegen.errors import TraceError
 from tk.codegen.family import generate
+from tk.codegen.lowering.rules import RULED
 from tk.codegen.tracing.trace import trace_all
 from tk.generated import op
 
@@ -73,7 +74,7 @@ def test_pieces_that_can_be_counted() -> None:
         found = *x.split(4, 1), *torch.unsafe_split(x, 5, 1), *y.unsafe_chunk(3, 1), *y.split(y.shape[1] // 2, 1)
         return tuple(piece * 2 for piece in found)
 
-    (found,) = trace_all(pieces, op(x="fp32[M, 12]", y="fp32[M, N]")(pieces).signature)
+    (found,) = trace_all(pieces, op(x="fp32[M, 12]", y="fp32[M, N]")(pieces).signature, RULED)
     assert found.structure == 3 + 3 + 3 + 2
 
 
@@ -81,7 +82,7 @@ def test_a_view_that_is_always_legal_asks_for_no_multiples() -> None:
     def turned(x):
         return x.reshape(8, -1), x.reshape(-1, x.shape[0])
 
-    (found,) = trace_all(turned, op(x="fp32[M, 8]")(turned).signature)
+    (found,) = trace_all(turned, op(x="fp32[M, 8]")(turned).signature, RULED)
     assert not found.checks
 
 
@@ -93,7 +94,7 @@ def test_divisibility_becomes_a_check() -> None:
     def halves(x):
         return x.view(x.shape[0], -1, 2).sum(-1)
 
-    (found,) = trace_all(halves, op(x="fp32[M, N]")(halves).signature)
+    (found,) = trace_all(halves, op(x="fp32[M, N]")(halves).signature, RULED)
     assert any("multiple of 2" in c.message for c in found.checks)
 
 

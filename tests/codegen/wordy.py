@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten
 
 from tk.codegen.family import Generated, generate
 from tk.codegen.lowering.lower import lower
+from tk.codegen.lowering.rules import RULED
 from tk.codegen.tracing.trace import Trace, trace_all, trace_backward
 from tk.generated import interpret, op
 from tk.generated.signature import DTYPES, NumberSpec
@@ -108,8 +109,8 @@ def traced(name: str) -> list[tuple[Trace, Trace | None]]:
     """Every graph and its gradient's, of which the first are lowered."""
     case = CASES[name]
     signature = op(grad=case.grad, **case.texts)(case.fn).signature
-    found = [(t, trace_backward(case.fn, signature, t.dtypes, t.flags) if case.grad else None)
-             for t in trace_all(case.fn, signature)]  # fmt: skip
+    found = [(t, trace_backward(case.fn, signature, t.dtypes, t.flags, RULED) if case.grad else None)
+             for t in trace_all(case.fn, signature, RULED)]  # fmt: skip
     for one in found[0]:
         assert one is None or lower(one, "f")
     return found

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tk import codegen
 from tk.aot import finished
 from tk.aot.build import PlannedPack, build, definitions, dry_run, plan_pack
 from tk.aot.cache import open_cache
@@ -79,8 +80,6 @@ def _planned(
 
 
 def _show(stage: str, where: str) -> None:
-    from tk import codegen
-
     path, separator, name = where.rpartition(":")
     if not separator:
         raise BuildError(f"--show {stage} {where}: write FILE.py:FUNCTION")

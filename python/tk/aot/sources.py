@@ -5,7 +5,6 @@ FAMILIES), as torch functions under ``@tk.op``, which ``tk.codegen`` makes famil
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +12,9 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+from tk import codegen
 from tk.aot.errors import BuildError, Refused
+from tk.aot.files import import_file
 from tk.aot.spec import Family
 from tk.errors import UnsupportedError
 from tk.generated import refusals
@@ -96,8 +97,6 @@ def _generated(module: ModuleType, debug: bool) -> list[Family]:
     """What the module itself declares under @tk.op, not what it imports."""
     if not any(isinstance(x, Declared) for x in vars(module).values()):
         return []
-    from tk import codegen
-
     return codegen.families_of(module, debug)
 
 
@@ -132,24 +131,3 @@ def _distinct(families: list[Family]) -> list[Family]:
     if twice := sorted({n for n in names if names.count(n) > 1}):
         raise BuildError(f"more than one family declares op {', '.join(twice)}")
     return families
-
-
-def import_file(path: Path) -> ModuleType:
-    """As a script would be: its own folder comes first on the path, for good. The file's name enters the keys of what
-    is compiled, the folder's does not."""
-    if not path.is_file():
-        raise BuildError(f"{path}: there is no such file")
-    name = f"tk_user_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise BuildError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    if (folder := str(path.resolve().parent)) not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as e:
-        del sys.modules[name]
-        raise BuildError(f"{path} cannot be imported: {type(e).__name__}: {e}") from e
-    return module

@@ -36,6 +36,7 @@ from tk.codegen.errors import TraceError, reported, where
 from tk.codegen.ir import IR_DTYPES
 from tk.codegen.lists import GeneratedLists, generate_lists
 from tk.codegen.lowering.lower import lower
+from tk.codegen.lowering.rules import RULED
 from tk.codegen.lowering.rules.scatter import NotDeterministic
 from tk.codegen.lowering.split import Parts, Splitter
 from tk.codegen.lowering.walk import Walk, Walker
@@ -53,7 +54,8 @@ from tk.codegen.scheduling.schedule import (
 from tk.codegen.scheduling.settings import GENERAL, GENERAL_DTYPES, SELDOM_CALLED, Setting
 from tk.codegen.tile import ALIGNED, LAYOUTS, ROWS, Layout, choose_tile
 from tk.codegen.tracing import derivatives, random
-from tk.codegen.tracing.trace import LEADING, Trace, flag_values, letter, trace_all, trace_backward
+from tk.codegen.tracing.arguments import LEADING, letter
+from tk.codegen.tracing.trace import Trace, flag_values, trace_all, trace_backward
 from tk.generated.declare import Declared
 from tk.generated.interpret import references
 from tk.generated.signature import DTYPES as TORCH_DTYPES
@@ -553,10 +555,10 @@ def generate(
 
 def _generated(fn: Callable[..., Any], signature: Signature, name: str, grad: bool, debug: bool) -> Generated:
     try:
-        traces = trace_all(fn, signature)
+        traces = trace_all(fn, signature, RULED)
     except random.NeedsSeed:
         signature = random.with_seed(signature)
-        traces = trace_all(fn, signature)
+        traces = trace_all(fn, signature, RULED)
     doc = (fn.__doc__ or "").strip()
     try:
         graphs = _lowered(traces, name)
@@ -623,7 +625,7 @@ def _shared(kernels: Sequence[ir.Kernel], others: Sequence[ir.Kernel]) -> tuple[
 
 def _backward(fn: Callable[..., Any], signature: Signature, name: str) -> Generated:
     choices = [(d, f) for d in signature.assignments() for f in flag_values(signature)]
-    traces = _declared_alike([trace_backward(fn, signature, dtypes, flags) for dtypes, flags in choices], name)
+    traces = _declared_alike([trace_backward(fn, signature, dtypes, flags, RULED) for dtypes, flags in choices], name)
     full = traces[0].signature
     read = {n for t in traces for n in (*t.arguments_read(), *_read_by_recorded(t.recorded))}
     kept = {n: s for n, s in full.params.items() if n in read or n.startswith("grad_") or n in full.numbers}

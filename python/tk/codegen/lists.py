@@ -57,13 +57,15 @@ from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError, where
 from tk.codegen.ir import IR_DTYPES
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy, Reduction, reduction, stored
-from tk.codegen.lowering.lower import Call, lower
-from tk.codegen.lowering.rules.table import rule
+from tk.codegen.lowering.lower import lower
+from tk.codegen.lowering.rules import RULED
 from tk.codegen.printing import debug as debug_variant
 from tk.codegen.printing.printer import Printer
 from tk.codegen.printing.scalars import COMBINE, TL_DTYPES, identity, literal
 from tk.codegen.tile import STRIDED, Access, Tile
-from tk.codegen.tracing.trace import LEADING, Trace, letter, trace_all
+from tk.codegen.tracing.arguments import LEADING, letter
+from tk.codegen.tracing.trace import Trace, trace_all
+from tk.generated.lists import evaluate
 from tk.generated.signature import DTYPES as TORCH_DTYPES
 from tk.generated.signature import Signature, TensorSpec
 
@@ -83,12 +85,6 @@ _library = torch.library.Library("tk_trace", "FRAGMENT")
 _library.define("over_places(Tensor x) -> Tensor")
 torch.library.impl(_library, "over_places", "CompositeExplicitAutograd")(lambda x: x.reshape(1).clone())
 torch.library.register_fake("tk_trace::over_places", lambda x: x.new_empty([_PLACES.get()]), lib=_library)
-
-
-@rule("tk_trace.over_places")
-def _over_places(call: Call, x: Any) -> Lazy:
-    """In memory: every place is worked out by itself."""
-    return stored(Lazy(call.shape, x.dtype, lambda e, i: e.read(x, ())))
 
 
 class _EachStored:
@@ -712,7 +708,7 @@ def generate_lists(
         signature.variables,
     )
     lists = frozenset(n for n, s in signature.tensors.items() if s.is_list)
-    traces = trace_all(_OfOnePlace(fn, lists), element)
+    traces = trace_all(_OfOnePlace(fn, lists), element, RULED)
     _check_places(fn, signature, traces[0])
     if len({tuple(t.mutated) for t in traces}) > 1:
         raise TraceError(f"{where(fn)}: what is changed in place differs between dtypes or flags")
@@ -739,7 +735,7 @@ def _check_signature(fn: Callable[..., Any], signature: Signature, grad: bool) -
 
 def _graph(fn: Callable[..., Any], trace: Trace, name: str, lists: frozenset[str]) -> ListGraph:
     try:
-        kernels = passes.run_all(lower(trace, name, _EachStored()))  # type: ignore[arg-type]
+        kernels = passes.run_all(lower(trace, name, _EachStored()))
     except TraceError as error:
         raise TraceError(f"{where(fn)}: {error}") from None
     for kernel in kernels:
@@ -801,8 +797,6 @@ def _per_place(kernels: Sequence[ir.Kernel], lists: frozenset[str]) -> frozenset
 def _check_places(fn: Callable[..., Any], signature: Signature, trace: Trace) -> None:
     """The function does to each place what it does to lists of one: seen on small numbers, with two places. What goes
     over all places is worked out by the recorded graph."""
-    from tk.generated.lists import evaluate
-
     generator = torch.Generator().manual_seed(0)
     given: dict[str, Any] = {}
     for name, spec in signature.params.items():

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from tk.aot.errors import BuildError
-from tk.aot.sources import import_file
+from tk.aot.files import import_file
 from tk.codegen import source
 from tk.codegen.errors import reported, where
 from tk.codegen.family import WAYS, Generated, Graph, generate_any

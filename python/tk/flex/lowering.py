@@ -23,10 +23,11 @@ from tk import errors
 from tk.aot.errors import BuildError
 from tk.codegen import passes
 from tk.codegen.ir import COMPARE, FLOATS, IR_DTYPES, TEST, Axis, Builder, Kernel, value_symbol, values_in
+from tk.codegen.lowering.graph import Call, op_name
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy
-from tk.codegen.lowering.lower import Call, _op_name
-from tk.codegen.lowering.rules import RULES
-from tk.codegen.tracing.trace import _nodes_after, decompositions
+from tk.codegen.lowering.rules import RULED, RULES
+from tk.codegen.tracing.core import decompositions
+from tk.codegen.tracing.lines import nodes_after
 from tk.flex.canonical import Graph
 
 aten = torch.ops.aten
@@ -220,7 +221,7 @@ def _by_length(flat: Sequence[Any], reads: Sequence[_Read]) -> list[list[Any]]:
 
 def _by_rule(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     """What is written in place is the result from then on: make_fx has seen to it."""
-    name = _op_name(node.target)
+    name = op_name(node.target)
     args: Any = fx.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
     if name == "operator.getitem":
         return args[0][0][args[0][1]]
@@ -244,7 +245,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     """Those of tk.codegen, and of what autograd alone calls."""
     shrink = {aten.hardshrink_backward.default: _shrink_backward, aten.softshrink_backward.default: _shrink_backward}
     zero = {aten._efficientzerotensor.default: torch.zeros}
-    return {**get_decompositions([aten.ldexp]), **decompositions(), **shrink, **zero}
+    return {**get_decompositions([aten.ldexp]), **decompositions(RULED), **shrink, **zero}
 
 
 def _shrink_backward(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
@@ -303,7 +304,7 @@ def _tagged(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     last = mode.tracer.graph._root.prev if mode is not None else None
     result = _called(node, values)
     if mode is not None:
-        for made in _nodes_after(mode.tracer.graph, last):  # type: ignore[arg-type]
+        for made in nodes_after(mode.tracer.graph, last):  # type: ignore[arg-type]
             made.meta["is_cast"] = node.target is aten._to_copy.default
             made.meta["line"] = node.meta.get("line")
     return result

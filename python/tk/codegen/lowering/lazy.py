@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import sympy
 
@@ -26,10 +26,6 @@ from tk.codegen.ir import (
     value_symbol,
     values_in,
 )
-
-if TYPE_CHECKING:
-    from tk.codegen.lowering.split import Splitter
-    from tk.codegen.lowering.walk import Walker
 
 Index = tuple[sympy.Expr, ...]
 
@@ -174,6 +170,13 @@ class Domain:
 # --- Emitting values ---
 
 
+class Substitution(Protocol):
+    """Puts something else in the place of a graph's reductions: split ones, or sums of what walking programs leave."""
+
+    def of(self, node: Reduction) -> Lazy | None:
+        """What is read in place of `node`; None where it stays as it is."""
+
+
 @dataclass(frozen=True)
 class Missing:
     """What an earlier launch must store. masked: it is read where a condition holds alone, so that elsewhere the index
@@ -192,7 +195,7 @@ class Emitter:
 
     builder: Builder
     stored: Mapping[int, Buffer] = field(default_factory=dict)
-    splitter: Splitter | Walker | None = None
+    splitter: Substitution | None = None
     once: Collection[Node] = ()
     masks: list[int] = field(default_factory=list)
     memo: dict[Any, int] = field(default_factory=dict)

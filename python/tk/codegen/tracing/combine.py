@@ -6,13 +6,10 @@ it, for what interprets the recorded graph, and as a kernel of scalars, which th
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -21,10 +18,6 @@ from torch._higher_order_ops import associative_scan as _package
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tk.codegen.errors import TraceError
-from tk.generated.signature import Signature, TensorSpec
-
-if TYPE_CHECKING:
-    from tk.codegen.ir import Kernel
 
 _library = torch.library.Library("tk_trace", "DEF")
 _library.define("associative_scan(Tensor[] xs, int combine, int dim) -> Tensor[]")
@@ -97,49 +90,3 @@ def replaced(fn: Callable[..., Any]) -> Iterator[None]:
             stack.callback(fn.__globals__.__setitem__, name, theirs)
             fn.__globals__[name] = associative_scan
         yield
-
-
-# --- The combine function alone ---
-
-
-def scalars(number: int, dtypes: Sequence[str]) -> Any:
-    """The trace of combine function `number` on single elements, a0, a1, … and b0, b1, …, of these dtypes (the
-    signature's names)."""
-    from tk.codegen.tracing.trace import trace
-
-    combine = FUNCTIONS[number]
-
-    def on_scalars(**values: Tensor) -> tuple[Tensor, ...]:
-        return tuple(combine.fn(*([values[f"{side}{i}"] for i in range(len(dtypes))] for side in "ab")))
-
-    params = {f"{side}{i}": TensorSpec(dtype, ()) for side in "ab" for i, dtype in enumerate(dtypes)}
-    found = trace(on_scalars, Signature(params, {}), {}, {})
-    if found.structure != len(dtypes) or any(n.meta["val"].dim() for n in found.new):
-        raise TraceError(f"the combine function of {len(dtypes)} elements must return as many")
-    return found
-
-
-def record(number: int, dtypes: Sequence[str]) -> str:
-    """The graph as the function wrote it, in JSON."""
-    return json.dumps(scalars(number, dtypes).recorded)
-
-
-def kernel(number: int, dtypes: Sequence[str]) -> Kernel:
-    """The kernel of scalars. Raises TraceError where it is more than arithmetic on what it is given."""
-    from tk.codegen import passes
-    from tk.codegen.lowering.lower import lower
-    from tk.codegen.tracing.trace import DTYPE_NAMES
-
-    found = scalars(number, dtypes)
-    lowered = lower(found, "combine")
-    results = [DTYPE_NAMES[n.meta["val"].dtype] for n in found.new]
-    if len(lowered) != 1 or lowered[0].axes:
-        raise TraceError("the combine function of a scan may hold pointwise operations only")
-    if results != list(dtypes):
-        raise TraceError(
-            f"the combine function of {', '.join(dtypes)} returns {', '.join(results)}; it must be the same"
-        )
-    made = passes.run(lowered[0])
-    digest = hashlib.sha256(str(made).encode()).hexdigest()[:6]
-    word = re.sub(r"\W", "", FUNCTIONS[number].name)
-    return replace(made, name=f"combine_{word}_{digest}")

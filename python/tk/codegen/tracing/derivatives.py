@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tk.codegen.tracing.trace import LEADING, Trace
+from tk.codegen.tracing.arguments import LEADING
+from tk.codegen.tracing.trace import Trace
 from tk.generated import interpret
 from tk.generated.signature import DTYPES, NumberSpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sympy
 import torch
@@ -12,9 +12,7 @@ from torch import fx
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod, ToFloat
 
 from tk.codegen.errors import TraceError, needs_a_number, where
-
-if TYPE_CHECKING:
-    from tk.codegen.tracing.trace import _Arguments
+from tk.codegen.tracing.arguments import Arguments
 
 aten = torch.ops.aten
 
@@ -27,7 +25,7 @@ class Check:
     message: str
 
 
-def checks(arguments: _Arguments, recorded: fx.GraphModule, fn: Callable[..., Any]) -> Iterator[Check]:
+def checks(arguments: Arguments, recorded: fx.GraphModule, fn: Callable[..., Any]) -> Iterator[Check]:
     """All of them."""
     yield from of_sizes(arguments, fn)
     yield from _nonempty(recorded, arguments)
@@ -35,7 +33,7 @@ def checks(arguments: _Arguments, recorded: fx.GraphModule, fn: Callable[..., An
     yield from _not_squeezed(recorded, arguments)
 
 
-def of_sizes(arguments: _Arguments, fn: Callable[..., Any]) -> Iterator[Check]:
+def of_sizes(arguments: Arguments, fn: Callable[..., Any]) -> Iterator[Check]:
     """Guards: a divisibility becomes a check of the op; a decision of the function's own about sizes is refused."""
     checks: dict[str, Check] = {}
     for guard in arguments.env.guards:
@@ -73,7 +71,7 @@ def of_sizes(arguments: _Arguments, fn: Callable[..., Any]) -> Iterator[Check]:
 _NEED_AN_ELEMENT = (aten.amax, aten.amin, aten.argmax, aten.argmin, aten.max, aten.min, aten.aminmax)
 
 
-def _nonempty(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check]:
+def _nonempty(recorded: fx.GraphModule, arguments: Arguments) -> Iterator[Check]:
     """ATen refuses the largest of no elements."""
     for node in recorded.graph.nodes:
         if getattr(node.target, "overloadpacket", None) not in _NEED_AN_ELEMENT:
@@ -96,7 +94,7 @@ def _nonempty(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check
                 )
 
 
-def _enough(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check]:
+def _enough(recorded: fx.GraphModule, arguments: Arguments) -> Iterator[Check]:
     """Of a row no more can be taken than it has."""
     for node in recorded.graph.nodes:
         if getattr(node.target, "overloadpacket", None) not in (aten.topk, aten.kthvalue):
@@ -111,7 +109,7 @@ def _enough(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check]:
                 yield Check(sympy.Max(0, short, evaluate=False), message)
 
 
-def _not_squeezed(recorded: fx.GraphModule, arguments: _Arguments) -> Iterator[Check]:
+def _not_squeezed(recorded: fx.GraphModule, arguments: Arguments) -> Iterator[Check]:
     """A size that the call gives counts as none of 1 while torch traces, so that nothing is squeezed there."""
     for node in recorded.graph.nodes:
         if getattr(node.target, "overloadpacket", None) is not aten.squeeze:
@@ -141,7 +139,7 @@ def _is_of_strides(location: Any) -> bool:
     return file.endswith("torch/_prims_common/__init__.py") and name != "infer_size"
 
 
-def equal_sizes(arguments: _Arguments) -> dict[sympy.Expr, sympy.Symbol]:
+def equal_sizes(arguments: Arguments) -> dict[sympy.Expr, sympy.Symbol]:
     """Expressions that the checks make equal to a letter."""
     found = {}
     for guard in arguments.env.guards:
@@ -175,7 +173,7 @@ def _divisibility(expr: sympy.Eq) -> sympy.Expr | None:
     return None
 
 
-def refuse_unknown_sizes(arguments: _Arguments, new: Sequence[fx.Node], fn: Callable[..., Any]) -> None:
+def refuse_unknown_sizes(arguments: Arguments, new: Sequence[fx.Node], fn: Callable[..., Any]) -> None:
     for node in new:
         sizes = [s for s in node.meta["val"].shape if isinstance(s, torch.SymInt)]
         unknown = [s for s in sizes if s.node.expr.free_symbols - set(arguments.symbols)]

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._decomp import decomposition_table
 from torch.utils._pytree import tree_map
 
+from tk.codegen.tracing.combine import associative_scan
 from tk.codegen.tracing.numbers import opmath
 
 MOST_UNROLLED = 256  # elements of a window
@@ -307,8 +308,6 @@ class _Cumprod(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        from tk.codegen.tracing.combine import associative_scan
-
         (x, y), dim, grad = ctx.saved_tensors, ctx.dim, grads[0]
         if x.dim() == 0:
             return grad, None

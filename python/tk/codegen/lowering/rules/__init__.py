@@ -3,10 +3,10 @@
 from tk.codegen.lowering.rules import (
     creation,
     indirect,
+    lists,
     pointwise,
     random,
     reductions,
-    refused,
     scans,
     scatter,
     search,
@@ -15,7 +15,9 @@ from tk.codegen.lowering.rules import (
 )
 from tk.codegen.lowering.rules.table import RULES
 
+RULED = frozenset(RULES)  # the names of the ops that have a rule
+
 __all__ = [
-    "RULES", "creation", "indirect", "pointwise", "random", "reductions", "refused", "scans", "scatter", "search",
-    "sorts", "views",
+    "RULED", "RULES", "creation", "indirect", "lists", "pointwise", "random", "reductions", "scans", "scatter",
+    "search", "sorts", "views",
 ]  # fmt: skip

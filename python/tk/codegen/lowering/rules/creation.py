@@ -8,9 +8,9 @@ import sympy
 
 from tk.codegen import index as ix
 from tk.codegen.ir import FLOATS
+from tk.codegen.lowering.graph import Call, Rule, operand
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy
-from tk.codegen.lowering.lower import Call, operand
-from tk.codegen.lowering.rules.table import RULES, Rule, base_name, rule
+from tk.codegen.lowering.rules.table import RULES, base_name, rule
 from tk.codegen.tracing import constants
 
 

@@ -9,8 +9,8 @@ import sympy
 
 from tk.codegen.errors import TraceError
 from tk.codegen.ir import value_symbol
+from tk.codegen.lowering.graph import Call, operand
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy
-from tk.codegen.lowering.lower import Call, operand
 from tk.codegen.lowering.rules.table import normal_dim, rule
 
 

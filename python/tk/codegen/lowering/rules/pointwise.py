@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tk.codegen.ir import COMPARE, FLOATS, INTS, TEST
+from tk.codegen.lowering.graph import Call, Rule, operand
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy
-from tk.codegen.lowering.lower import Call, operand
-from tk.codegen.lowering.rules.table import RULES, Rule, base_name, elementwise, plain, rule
+from tk.codegen.lowering.rules.table import RULES, base_name, elementwise, plain, rule
 
 _SAME = {
     "neg": ["neg"], "sqrt": ["sqrt"], "rsqrt": ["rsqrt"], "exp": ["exp"], "exp2": ["exp2"], "expm1": ["expm1"],

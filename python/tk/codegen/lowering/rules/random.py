@@ -8,8 +8,8 @@ from typing import Any
 import sympy
 
 from tk.codegen import index as ix
+from tk.codegen.lowering.graph import Call
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy
-from tk.codegen.lowering.lower import Call
 from tk.codegen.lowering.rules.table import rule
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from tk.codegen import index as ix
+from tk.codegen.lowering.graph import Call
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy, reduction
-from tk.codegen.lowering.lower import Call
 from tk.codegen.lowering.rules.table import RULES, base_name, normal_dim, rule, wide_of
 
 

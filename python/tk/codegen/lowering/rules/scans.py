@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tk.codegen.ir import FLOATS, IR_DTYPES, NARROW, Scanned
+from tk.codegen.lowering.graph import Call
+from tk.codegen.lowering.kernels import combine_kernel
 from tk.codegen.lowering.lazy import Lazy, scan
-from tk.codegen.lowering.lower import Call
 from tk.codegen.lowering.rules.table import base_name, normal_dim, rule, wide_of
-from tk.codegen.tracing import combine
-from tk.codegen.tracing.trace import DTYPE_NAMES
+from tk.codegen.tracing.arguments import DTYPE_NAMES
 
 
 def _is_single(x: Lazy, dim: int) -> bool:
@@ -59,7 +59,7 @@ def _combined(call: Call, xs: list[Lazy], number: int, dim: int) -> list[Lazy]:
     if _is_single(xs[0], dim):
         return list(xs)
     wide = ["fp32" if x.dtype in NARROW else x.dtype for x in xs]
-    kernel = combine.kernel(number, [DTYPE_NAMES[_TORCH[dtype]] for dtype in wide])
+    kernel = combine_kernel(number, [DTYPE_NAMES[_TORCH[dtype]] for dtype in wide], call.graph.rules)
     operands = [_cast(x, dtype) for x, dtype in zip(xs, wide, strict=True)]
     found = [scan(Scanned("combine", i, kernel), operands, dim, dtype) for i, dtype in enumerate(wide)]
     return [_cast(result, x.dtype) for result, x in zip(found, xs, strict=True)]

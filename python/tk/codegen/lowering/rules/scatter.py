@@ -18,8 +18,8 @@ from torch import fx
 from tk.codegen import index as ix
 from tk.codegen.errors import TraceError
 from tk.codegen.ir import FLOATS, value_symbol
+from tk.codegen.lowering.graph import Call, operand
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy, scatter
-from tk.codegen.lowering.lower import Call, operand
 from tk.codegen.lowering.rules.indirect import torch_broadcast, wrapped
 from tk.codegen.lowering.rules.table import base_name, normal_dim, rule
 

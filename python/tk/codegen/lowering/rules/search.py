@@ -7,8 +7,8 @@ from typing import Any
 import sympy
 
 from tk.codegen.errors import TraceError
+from tk.codegen.lowering.graph import Call, operand
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy, stored
-from tk.codegen.lowering.lower import Call, operand
 from tk.codegen.lowering.rules.table import rule
 
 

@@ -13,8 +13,8 @@ import sympy
 
 from tk.aot.spec import ITEMSIZE
 from tk.codegen.ir import FLOATS, Sorted
+from tk.codegen.lowering.graph import Call
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy, Scan, scan
-from tk.codegen.lowering.lower import Call
 from tk.codegen.lowering.rules.table import normal_dim, rule
 from tk.codegen.lowering.split import Splitter
 

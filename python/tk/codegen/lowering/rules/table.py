@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tk.codegen.ir import FLOATS
+from tk.codegen.lowering.graph import Call, Rule, operand
 from tk.codegen.lowering.lazy import Lazy
-from tk.codegen.lowering.lower import Call, operand
 
-RULES: dict[str, Callable[..., Any]] = {}
-Rule = Callable[..., Any]
+RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:

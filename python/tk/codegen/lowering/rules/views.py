@@ -12,8 +12,8 @@ from tk.aot.spec import ITEMSIZE
 from tk.codegen import index as ix
 from tk.codegen.errors import TraceError
 from tk.codegen.ir import value_symbol
+from tk.codegen.lowering.graph import Call, operand
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy
-from tk.codegen.lowering.lower import Call, operand
 from tk.codegen.lowering.rules.table import RULES, base_name, normal_dim, rule
 
 

@@ -1,0 +1,98 @@
+"""What a function is traced with: fake tensors whose sizes are symbols, and symbols for numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._dynamo.source import ConstantSource
+from torch._prims_common import infer_size, is_contiguous_or_false, make_contiguous_strides_for
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from tk.generated.signature import DTYPES, NumberSpec, Signature, TensorSpec
+
+LEADING = "leading"
+_PRIMES = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+aten = torch.ops.aten
+
+
+def letter(name: str) -> sympy.Symbol:
+    return sympy.Symbol(name, integer=True, positive=True)
+
+
+def number(name: str, kind: str) -> sympy.Symbol:
+    return sympy.Symbol(name, integer=True) if kind == "int" else sympy.Symbol(name, real=True)
+
+
+class Arguments:
+    """Fake tensors with a symbol for each letter, and a symbol for each float and int. more: sizes of what is no
+    argument."""
+
+    def __init__(self, signature: Signature, dtypes: Mapping[str, str], more: Sequence[str] = ()):
+        self.env = ShapeEnv(duck_shape=False)
+        self.mode = _mode(self.env)
+        self.symbols: dict[sympy.Symbol, sympy.Symbol] = {}
+        letters = (*signature.letters, *([LEADING] if has_leading(signature) else []), *more)
+        self.hints = {name: 1680 * p for name, p in zip(letters, _PRIMES, strict=False)}
+        self.sizes = {name: self._size(name) for name in letters}
+        self.names = [n for n in signature.params if n not in signature.flags]
+        self.values = [self._value(n, signature.params[n], dtypes, self.sizes) for n in self.names]
+
+    def _size(self, name: str) -> Any:
+        source, hint = ConstantSource(name), self.hints[name]
+        symbol = self.env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+        self.symbols[symbol] = letter(name)
+        return self.env.create_symintnode(symbol, hint=hint, source=source)
+
+    def _value(self, name: str, spec: Any, dtypes: Mapping[str, str], sizes: Mapping[str, Any]) -> Any:
+        if isinstance(spec, TensorSpec):
+            assert not spec.is_list, "a function of lists is traced with the tensors of one place"
+            shape = [sizes[LEADING] for _ in range(spec.leading)] + spec.shape(sizes)
+            with self.mode:
+                # A meta tensor: decompositions ask for the device, and the CPU's are not those of a GPU.
+                return torch.empty(shape, dtype=DTYPES[dtypes.get(spec.dtype, spec.dtype)], device="meta")
+        assert isinstance(spec, NumberSpec)
+        with self.env.ignore_fresh_unbacked_symbols():
+            is_int = spec.kind == "int"
+            value = self.env.create_unbacked_symint() if is_int else self.env.create_unbacked_symfloat()
+        self.symbols[value.node.expr] = number(name, spec.kind)
+        return value
+
+
+def _mode(env: ShapeEnv) -> FakeTensorMode:
+    """Says of a view of what is dense nothing but its sizes, where these hold whatever the letters are.
+
+    Torch's own looks for dimensions that can be split and merged, and asks on its way which size is a multiple of which
+    other: questions that such a view does not depend on, and whose answers would become checks of the op."""
+    found = FakeTensorMode(shape_env=env)
+    theirs = found.dispatch
+
+    def dispatch(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (aten.view.default, aten._unsafe_view.default) and not kwargs and _is_always_legal(*args):
+            x, shape = args[0], infer_size(args[1], args[0].numel())
+            return x.as_strided(shape, make_contiguous_strides_for(shape))
+        return theirs(func, types, args, kwargs)
+
+    # The instance's own: for a class derived from it torch has no rules of higher-order operators.
+    found.dispatch = dispatch  # type: ignore[method-assign]
+    return found
+
+
+def _is_always_legal(x: torch.Tensor, shape: Sequence[Any]) -> bool:
+    """Whether a dense tensor of several dimensions has these sizes instead, whatever its own are."""
+    if x.dim() < 2 or len(shape) < 2 or not is_contiguous_or_false(x):
+        return False
+    given = [n for n in shape if not (isinstance(n, int) and n == -1)]
+    count, total = (math.prod(n.node.expr if isinstance(n, torch.SymInt) else n for n in s) for s in (given, x.shape))
+    inferred = sympy.cancel(total / sympy.sympify(count))
+    return inferred == 1 if len(given) == len(shape) else sympy.denom(inferred) == 1
+
+
+def has_leading(signature: Signature) -> bool:
+    return any(spec.leading for spec in signature.tensors.values())
