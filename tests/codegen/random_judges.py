@@ -14,9 +14,10 @@ from random_functions import Call, Function
 from torch import Tensor
 
 from tk.codegen.errors import IRError, TraceError
-from tk.codegen.family import WAYS, Generated, Graph, generate
+from tk.codegen.family import Generated, generate
 from tk.codegen.scheduling.settings import Setting
 from tk.codegen.tile import LAYOUTS, STRIDED, Layout
+from tk.codegen.ways import WAYS, Graph
 from tk.generated.interpret import evaluate
 from tk.generated.signature import TensorSpec, parse
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tk.codegen.family import WAYS, Generated, generate
+from tk.codegen.family import Generated, generate
 from tk.codegen.tile import LAYOUTS
+from tk.codegen.ways import WAYS
 from tk.generated import op
 
 

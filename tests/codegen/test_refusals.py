@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tk.aot.errors import BuildError
-from tk.codegen import family
+from tk.codegen import family, ways
 from tk.codegen.errors import InternalError, TraceError, reported
 from tk.codegen.family import generate
 from tk.codegen.tile import ALIGNED
@@ -42,7 +42,7 @@ def test_a_mistake_of_ours_asks_for_a_report(monkeypatch: pytest.MonkeyPatch) ->
     def broken(*_: Any, **__: Any) -> Any:
         raise KeyError("v7")
 
-    monkeypatch.setattr(family, "lower", broken)
+    monkeypatch.setattr(ways, "lower", broken)
     with pytest.raises(InternalError, match=r"twice \(.*test_refusals.py:\d+\): .*KeyError: 'v7'\.") as error:
         generate(twice, signature, "twice")
     assert isinstance(error.value.__cause__, KeyError) and isinstance(error.value, BuildError)

@@ -31,7 +31,7 @@ def test_compiles(name: str) -> None:
             plans = [p for s in found.settings(way) if (p := found.plan(found.graphs[0], layout, s, way))]
             for launch in [one for p in plans[:1] for one in p.launches]:
                 compile_source(source_of(plans[0], launch, SM90))
-            assert bool(plans) == (way == "whole" or bool(found.graphs[0].deterministic))
+            assert bool(plans) == (way == "whole" or bool(found.graphs[0].kernels_of("deterministic")))
 
 
 def test_only_what_depends_on_order_is_said_to() -> None:

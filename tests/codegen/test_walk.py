@@ -5,7 +5,7 @@ from __future__ import annotations
 import ops
 import pytest
 
-from tk.codegen.family import Generated, Graph, generate
+from tk.codegen.family import Generated, generate
 from tk.codegen.ir import Kernel
 from tk.codegen.passes import run
 from tk.codegen.printing.printer import loops
@@ -13,6 +13,7 @@ from tk.codegen.scheduling.schedule import choices, kind_of
 from tk.codegen.scheduling.settings import SETTINGS, Setting, replaced, settings_of
 from tk.codegen.stages import text
 from tk.codegen.tile import ALIGNED, LAYOUTS, ROWS, choose_tile
+from tk.codegen.ways import Graph
 from tk.generated import Declared, op
 from tk.kernels.generated import losses, norms, reductions, softmax
 
@@ -33,11 +34,11 @@ def kinds(kernels: tuple[Kernel, ...]) -> list[str]:
 @pytest.mark.parametrize("declared", [norms.rms_norm, norms.layer_norm, norms.add_rms_norm, norms.add_layer_norm])
 def test_the_backward_of_a_norm_reads_everything_once(declared: Declared) -> None:
     graph = generated(declared, grad=True).graphs[0]
-    assert kinds(graph.walked) == ["walk", "outer"]
-    assert reads(graph.walked, "x") == reads(graph.walked, "grad_0") == 1
+    assert kinds(graph.kernels_of("walk")) == ["walk", "outer"]
+    assert reads(graph.kernels_of("walk"), "x") == reads(graph.kernels_of("walk"), "grad_0") == 1
     assert reads(graph.kernels, "x") == 2, "without walking it is read again for the weight"
     assert graph.walk is not None
-    (axis,) = [a for a in graph.walked[0].axes if a.walk]
+    (axis,) = [a for a in graph.kernels_of("walk")[0].axes if a.walk]
     assert axis.size == graph.walk.symbol
 
 
@@ -45,13 +46,13 @@ def test_the_backward_of_a_norm_reads_everything_once(declared: Declared) -> Non
 def test_without_rows_that_are_reduced_nothing_walks(declared: Declared) -> None:
     """Neither where no other launch has the rows, nor where nothing is added up over them."""
     graph = generated(declared).graphs[0]
-    assert graph.walked == () and graph.walk is None
+    assert graph.kernels_of("walk") == () and graph.walk is None
 
 
 def test_sums_over_rows_of_a_split_backward_are_outer() -> None:
     """A row's statistics, read beside the rows themselves, do not make the launch one that reduces rows."""
     graph = generated(norms.layer_norm, grad=True).graphs[0]
-    assert kinds(graph.split).count("inner") == 1
+    assert kinds(graph.kernels_of("split")).count("inner") == 1
 
 
 def test_every_way_has_settings_and_its_configs_their_names() -> None:
@@ -142,7 +143,7 @@ def test_a_launch_that_two_ways_have_is_one() -> None:
     from tk.kernels.generated.activations import bias_silu
 
     graph = generated(bias_silu, grad=True).graphs[0]
-    assert graph.kernels[1] in graph.split and graph.kernels[0] not in graph.split
+    assert graph.kernels[1] in graph.kernels_of("split") and graph.kernels[0] not in graph.kernels_of("split")
 
 
 def test_vectors_at_any_address_want_rows() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -29,17 +28,13 @@ from tk.aot.spec import (
     Selector,
     require,
 )
-from tk.codegen import along, comparisons, ir, passes
+from tk.codegen import along, comparisons, ir
 from tk.codegen import index as ix
 from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError, reported, where
 from tk.codegen.ir import IR_DTYPES
 from tk.codegen.lists import GeneratedLists, generate_lists
-from tk.codegen.lowering.lower import lower
 from tk.codegen.lowering.rules import RULED
-from tk.codegen.lowering.rules.scatter import NotDeterministic
-from tk.codegen.lowering.split import Parts, Splitter
-from tk.codegen.lowering.walk import Walk, Walker
 from tk.codegen.scheduling import combo
 from tk.codegen.scheduling.schedule import (
     Context,
@@ -56,50 +51,15 @@ from tk.codegen.tile import ALIGNED, LAYOUTS, ROWS, Layout, choose_tile
 from tk.codegen.tracing import derivatives, random
 from tk.codegen.tracing.arguments import LEADING, letter
 from tk.codegen.tracing.trace import Trace, flag_values, trace_all, trace_backward
+from tk.codegen.ways import WAYS, Graph, depends_on_order, lowered_graph
 from tk.generated.declare import Declared
 from tk.generated.interpret import references
 from tk.generated.signature import DTYPES as TORCH_DTYPES
 from tk.generated.signature import MAX_RANK, MAX_RANK_BESIDE, Signature, Size, TensorSpec
 
 ARCHITECTURES = (80, 90)
-MOST_SPILLED = 64  # bytes a thread. A setting that spills more is left out: one with smaller blocks is faster
 MOST_SPILLED_GENERAL = 1 << 16  # of what serves every call: slow is better than nothing
-MOST_SPILLED_WALKING = 128  # instead of a walk everything would be read twice
 LAYOUT_BY_NAME: Mapping[str, Layout] = {layout.name: layout for layout in LAYOUTS}
-
-# To compute a graph: see Graph. The prefix of a config's name, but for the first.
-WAYS = ("whole", "split", "walk", "deterministic", "digits", "narrow")
-
-
-@dataclass(frozen=True)
-class Graph:
-    """One choice of dtypes and flags, lowered."""
-
-    trace: Trace
-    kernels: tuple[ir.Kernel, ...]
-    split: tuple[ir.Kernel, ...] = ()  # the same with split reductions, where there are any to split
-    parts: tuple[Parts, ...] = ()
-    walked: tuple[ir.Kernel, ...] = ()  # the same with sums over rows in the launch that has the rows
-    walk: Walk | None = None
-    deterministic: tuple[ir.Kernel, ...] = ()  # the same without atomic sums, where the others have any
-    digits: tuple[ir.Kernel, ...] = ()  # the same with its one sort by digits
-    narrow: tuple[ir.Kernel, ...] = ()  # the same with its one sort, of which the first few are read, in 32 bits
-
-    def kernels_of(self, way: str) -> tuple[ir.Kernel, ...]:
-        """way: one of WAYS."""
-        found = {"whole": self.kernels, "split": self.split, "walk": self.walked, "deterministic": self.deterministic,
-                 "digits": self.digits, "narrow": self.narrow}  # fmt: skip
-        return found[way]
-
-    @cached_property
-    def compared(self) -> frozenset[str]:
-        """The ways whose launches hold values against each other."""
-        return frozenset(way for way in WAYS if comparisons.any_compared(self.kernels_of(way)))
-
-    @property
-    def label(self) -> str:
-        flags = [f"{'' if on else 'not_'}{name}" for name, on in self.trace.flags.items()]
-        return "_".join([*self.trace.dtypes.values(), *flags]) or "only"
 
 
 @dataclass(frozen=True)
@@ -340,20 +300,18 @@ class Generated:
         main = kernels[self.main(kernels)]
         if any(k is not main and not has_secondary_setting(k, _layout_beside(main, layout, k)) for k in kernels):
             return ()
-        kind = self._kind(kernels, layout)
-        if kind == "inner" and graph.split and way == "whole" and layout.merged:
-            return ()  # the split one is as good where there is little to split
-        if kind == "inner" and way == "split" and (graph.walk or self._kind(graph.kernels, layout) != "inner"):
-            kind = "parts"
+        kind = WAYS[way].kind(graph, self._kind(kernels, layout), self._kind(graph.kernels, layout), layout)
+        if kind is None:
+            return ()
         found = choices(main, layout, kind)
-        return found[:1] if way == "deterministic" else found
+        return found[:1] if WAYS[way].has_one_setting else found
 
     def _kind(self, kernels: Sequence[ir.Kernel], layout: Layout) -> str:
         main = kernels[self.main(kernels)]
         return kind_of(main, choose_tile(main, layout))
 
     def plan(self, graph: Graph, layout: Layout, setting: Setting, way: str = "whole") -> Plan | None:
-        """way: one of WAYS."""
+        """way: the name of one of WAYS."""
         with reported(f"{self.name}, {graph.label}, {layout.name}"):
             return self._plan(graph, layout, setting, way)
 
@@ -368,8 +326,7 @@ class Generated:
         if way in graph.compared:
             launches = tuple(map(comparisons.uncontracted, launches))
         if not is_first:
-            most = MOST_SPILLED_WALKING if way == "walk" else MOST_SPILLED
-            launches = tuple(replace(x, max_spill_bytes=most) for x in launches)
+            launches = tuple(replace(x, max_spill_bytes=WAYS[way].most_spilled) for x in launches)
         elif not layout.merged:
             launches = tuple(replace(x, max_spill_bytes=MOST_SPILLED_GENERAL) for x in launches)
         constraints = {c.holds.encode(): c for one, _ in parts for c in one.constraints}
@@ -383,7 +340,7 @@ class Generated:
             cost,
             buffers=(*scratch_buffers(kernels, self._context(kernels)), *(b for one, _ in parts for b in one.buffers)),
             general=not layout.merged,
-            deterministic=not any(_depends_on_order(k) for k in kernels),
+            deterministic=not any(depends_on_order(k) for k in kernels),
             droppable=not is_first,
         )
 
@@ -410,7 +367,7 @@ class Generated:
         """(config, setting, way). A split reduction is a config of its own, and a walk: of the variants of one config
         the engine takes the first that fits, whatever is predicted, and the others never came to be."""
         found = [(s.config, s, "whole") for s in self.settings()]
-        for way in WAYS[1:]:
+        for way in list(WAYS)[1:]:
             found += [(Config(f"{way}_{s.name}", {**s.config.params, way: True}), s, way) for s in self.settings(way)]
         return found
 
@@ -494,12 +451,6 @@ def _layout_beside(main: ir.Kernel, layout: Layout, kernel: ir.Kernel) -> Layout
     return ROWS if tile.reduced == "q" and not is_as_long else layout
 
 
-def _depends_on_order(kernel: ir.Kernel) -> bool:
-    """Of the programs: a sum of floats, and what of several elements for one place stays there."""
-    puts = [v for v in kernel.values if v.op == "store" and v.data]
-    return any(v.data == "set" or (v.data == "add" and v.dtype in ir.FLOATS) for v in puts)
-
-
 def _by_graph(op: Op, values: Sequence[int]) -> Expr:
     result = as_expr(values[0])
     if len(set(values)) == 1:
@@ -579,48 +530,7 @@ def _lowered(traces: Sequence[Trace], name: str) -> tuple[Graph, ...]:
     changed = {tuple(t.mutated) for t in traces}
     if len(shapes) > 1 or len(changed) > 1:
         raise TraceError(f"{name}: the results' shapes, or what is changed in place, differ between dtypes or flags")
-    return tuple(_graph(t, name) for t in traces)
-
-
-def _graph(trace: Trace, name: str) -> Graph:
-    suffix = "".join(str(int(on)) + "_" for on in trace.flags.values())
-    splitter = Splitter(f"parts{suffix}")
-    whole = passes.run_all(lower(trace, name))
-    deterministic: tuple[ir.Kernel, ...] = ()
-    if any(map(_depends_on_order, whole)):
-        with suppress(NotDeterministic):
-            deterministic = passes.run_all(lower(trace, f"{name}_deterministic", deterministic=True))
-    split = _shared(passes.run_all(lower(trace, f"{name}_split", splitter)), whole)
-    sorted_by: dict[str, tuple[ir.Kernel, ...]] = {}
-    for way in ("digits", "narrow") if splitter.has_runs else ():
-        made = passes.run_all(lower(trace, f"{name}_{way}", Splitter(f"parts{suffix}", sorts=way)))
-        sorted_by[way] = _shared(made, (*whole, *split))
-    walker = Walker(whole, f"walks{suffix}")
-    walked = _shared(passes.run_all(lower(trace, f"{name}_walk", walker)), whole)
-    has_walk = walker.walk is not None and not any(k.walk and (along.scans(k) or along.sorts(k)) for k in walked)
-    return Graph(
-        trace,
-        whole,
-        split if splitter.parts or splitter.has_runs else (),
-        tuple(splitter.parts),
-        walked if has_walk else (),
-        walker.walk if has_walk else None,
-        deterministic,
-        **{way: kernels for way, kernels in sorted_by.items() if _has_one_sort(kernels, way)},
-    )
-
-
-def _has_one_sort(kernels: Sequence[ir.Kernel], way: str) -> bool:
-    """Of one operand, which this way sorts, and nothing else that goes along rows."""
-    going = {(v.op, v.args) for k in kernels for v in k.values if v.op in ("sort", "scan", "reduce")}
-    sorting = [k for k in kernels if along.sorts(k)]
-    is_first_few = way != "narrow" or all(map(along.limits, sorting))
-    return len(going) == 1 and any(getattr(v.data, way) for k in sorting for v in along.sorts(k)) and is_first_few
-
-
-def _shared(kernels: Sequence[ir.Kernel], others: Sequence[ir.Kernel]) -> tuple[ir.Kernel, ...]:
-    """For each one of the others, where they differ in their names alone: then it is compiled once."""
-    return tuple(next((o for o in others if replace(o, name=k.name) == k), k) for k in kernels)
+    return tuple(lowered_graph(t, name) for t in traces)
 
 
 def _backward(fn: Callable[..., Any], signature: Signature, name: str) -> Generated:

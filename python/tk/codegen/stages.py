@@ -11,10 +11,11 @@ from tk.aot.errors import BuildError
 from tk.aot.files import import_file
 from tk.codegen import source
 from tk.codegen.errors import reported, where
-from tk.codegen.family import WAYS, Generated, Graph, generate_any
+from tk.codegen.family import Generated, generate_any
 from tk.codegen.lists import ALIGNED, ANY, CHUNK, LANES, GeneratedLists
 from tk.codegen.scheduling.schedule import choices
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
+from tk.codegen.ways import WAYS, Graph
 from tk.generated.declare import Declared
 
 STAGES = ("ir", "schedule", "source")

@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 from random_functions import Call, Function, calls, function
 from torch import Tensor
 
-from tk.codegen.family import Generated, Graph
+from tk.codegen.family import Generated
+from tk.codegen.ways import Graph
 
 SHARDS = 12
 COUNT = int(os.environ.get("TK_RANDOM_FUNCTIONS", "300"))

@@ -1,0 +1,177 @@
+"""The ways to compute a graph, and a choice of dtypes and flags as kernels in each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from tk.codegen import along, comparisons, ir, passes
+from tk.codegen.lowering.lower import lower
+from tk.codegen.lowering.rules.scatter import NotDeterministic
+from tk.codegen.lowering.split import Parts, Splitter
+from tk.codegen.lowering.walk import Walk, Walker
+from tk.codegen.tile import Layout
+from tk.codegen.tracing.trace import Trace
+
+Kernels = tuple[ir.Kernel, ...]
+
+MOST_SPILLED = 64  # bytes a thread. A setting that spills more is left out: one with smaller blocks is faster
+MOST_SPILLED_WALKING = 128  # instead of a walk everything would be read twice
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One choice of dtypes and flags, lowered. by_way: its kernels in each of WAYS, none where it is no way for it.
+    parts: of split reductions. walk: of sums over rows that are added up where the rows are."""
+
+    trace: Trace
+    by_way: Mapping[str, Kernels]
+    parts: tuple[Parts, ...] = ()
+    walk: Walk | None = None
+
+    @property
+    def kernels(self) -> Kernels:
+        return self.by_way["whole"]
+
+    def kernels_of(self, way: str) -> Kernels:
+        """way: the name of one of WAYS."""
+        return self.by_way[way]
+
+    @cached_property
+    def compared(self) -> frozenset[str]:
+        """The ways whose launches hold values against each other."""
+        return frozenset(way for way in WAYS if comparisons.any_compared(self.kernels_of(way)))
+
+    @property
+    def label(self) -> str:
+        flags = [f"{'' if on else 'not_'}{name}" for name, on in self.trace.flags.items()]
+        return "_".join([*self.trace.dtypes.values(), *flags]) or "only"
+
+
+def lowered_graph(trace: Trace, name: str) -> Graph:
+    """In every way. Raises TraceError."""
+    making = _Making(trace, name)
+    for way in WAYS.values():
+        making.by_way[way.name] = way.lower(making)
+    return Graph(trace, making.by_way, tuple(making.splitter.parts), making.walk)
+
+
+def depends_on_order(kernel: ir.Kernel) -> bool:
+    """Of the programs: a sum of floats, and what of several elements for one place stays there."""
+    puts = [v for v in kernel.values if v.op == "store" and v.data]
+    return any(v.data == "set" or (v.data == "add" and v.dtype in ir.FLOATS) for v in puts)
+
+
+@dataclass
+class _Making:
+    """A graph that is lowered in one way after the other. by_way: what came of those before."""
+
+    trace: Trace
+    name: str
+    by_way: dict[str, Kernels] = field(default_factory=dict)
+    walk: Walk | None = None
+
+    def __post_init__(self) -> None:
+        self.suffix = "".join(str(int(on)) + "_" for on in self.trace.flags.values())
+        self.splitter = Splitter(f"parts{self.suffix}")
+
+
+# --- The ways ---
+
+
+def _whole(making: _Making) -> Kernels:
+    return passes.run_all(lower(making.trace, making.name))
+
+
+def _split(making: _Making) -> Kernels:
+    """With split reductions, and sorts in runs that are merged, where there are any."""
+    splitter = making.splitter
+    made = passes.run_all(lower(making.trace, f"{making.name}_split", splitter))
+    return _shared(made, making.by_way["whole"]) if splitter.parts or splitter.has_runs else ()
+
+
+def _walked(making: _Making) -> Kernels:
+    """With sums over rows in the launch that has the rows."""
+    whole = making.by_way["whole"]
+    walker = Walker(whole, f"walks{making.suffix}")
+    made = _shared(passes.run_all(lower(making.trace, f"{making.name}_walk", walker)), whole)
+    if walker.walk is None or any(k.walk and (along.scans(k) or along.sorts(k)) for k in made):
+        return ()
+    making.walk = walker.walk
+    return made
+
+
+def _deterministic(making: _Making) -> Kernels:
+    """Without atomic sums, where the others have any."""
+    if any(map(depends_on_order, making.by_way["whole"])):
+        with suppress(NotDeterministic):
+            return passes.run_all(lower(making.trace, f"{making.name}_deterministic", deterministic=True))
+    return ()
+
+
+def _sorted(making: _Making, way: str) -> Kernels:
+    """With its one sort `way`: by digits, or narrow, of which the first few are read."""
+    if not making.splitter.has_runs:
+        return ()
+    splitter = Splitter(f"parts{making.suffix}", sorts=way)
+    made = passes.run_all(lower(making.trace, f"{making.name}_{way}", splitter))
+    shared = _shared(made, (*making.by_way["whole"], *making.by_way["split"]))
+    return shared if _has_one_sort(shared, way) else ()
+
+
+def _has_one_sort(kernels: Sequence[ir.Kernel], way: str) -> bool:
+    """Of one operand, which this way sorts, and nothing else that goes along rows."""
+    going = {(v.op, v.args) for k in kernels for v in k.values if v.op in ("sort", "scan", "reduce")}
+    sorting = [k for k in kernels if along.sorts(k)]
+    is_first_few = way != "narrow" or all(map(along.limits, sorting))
+    return len(going) == 1 and any(getattr(v.data, way) for k in sorting for v in along.sorts(k)) and is_first_few
+
+
+def _shared(kernels: Sequence[ir.Kernel], others: Sequence[ir.Kernel]) -> Kernels:
+    """For each one of the others, where they differ in their names alone: then it is compiled once."""
+    return tuple(next((o for o in others if replace(o, name=k.name) == k), k) for k in kernels)
+
+
+# --- The settings that they have ---
+
+
+def _own_kind(graph: Graph, kind: str, of_whole: str, layout: Layout) -> str | None:
+    return kind
+
+
+def _kind_of_whole(graph: Graph, kind: str, of_whole: str, layout: Layout) -> str | None:
+    """Of rows that are reduced the split way is as good where there is little to split."""
+    return None if kind == "inner" and graph.kernels_of("split") and layout.merged else kind
+
+
+def _kind_of_split(graph: Graph, kind: str, of_whole: str, layout: Layout) -> str | None:
+    """Rows that only the split way has are its parts."""
+    return "parts" if kind == "inner" and (graph.walk or of_whole != "inner") else kind
+
+
+@dataclass(frozen=True)
+class Way:
+    """name: the prefix of a config's name, but for the first. lower: to kernels, none where it is no way for the graph.
+    kind: the row of the table of settings, of (graph, the kind of its main launch, that of the whole way's, layout);
+    None where it has no settings there. most_spilled: bytes a thread, of all settings but the first."""
+
+    name: str
+    lower: Callable[[_Making], Kernels]
+    kind: Callable[[Graph, str, str, Layout], str | None] = _own_kind
+    most_spilled: int = MOST_SPILLED
+    has_one_setting: bool = False
+
+
+WAYS: Mapping[str, Way] = {
+    way.name: way
+    for way in (
+        Way("whole", _whole, _kind_of_whole),
+        Way("split", _split, _kind_of_split),
+        Way("walk", _walked, most_spilled=MOST_SPILLED_WALKING),
+        Way("deterministic", _deterministic, has_one_setting=True),
+        Way("digits", lambda making: _sorted(making, "digits")),
+        Way("narrow", lambda making: _sorted(making, "narrow")),
+    )
+}
