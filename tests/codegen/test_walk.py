@@ -8,7 +8,7 @@ import pytest
 from tk.codegen.family import Generated, generate
 from tk.codegen.ir import Kernel
 from tk.codegen.passes import run
-from tk.codegen.printing.printer import loops
+from tk.codegen.printing.loops import loops
 from tk.codegen.scheduling.schedule import choices, kind_of
 from tk.codegen.scheduling.settings import SETTINGS, Setting, replaced, settings_of
 from tk.codegen.stages import text

@@ -60,7 +60,7 @@ from tk.codegen.lowering.lazy import Emitter, Index, Lazy, Reduction, reduction,
 from tk.codegen.lowering.lower import lower
 from tk.codegen.lowering.rules import RULED
 from tk.codegen.printing import debug as debug_variant
-from tk.codegen.printing.printer import Printer
+from tk.codegen.printing.body import Body
 from tk.codegen.printing.scalars import COMBINE, TL_DTYPES, identity, literal
 from tk.codegen.tile import STRIDED, Access, Tile
 from tk.codegen.tracing.arguments import LEADING, letter
@@ -567,12 +567,12 @@ class ListLaunch:
     def _values(
         self, values: Sequence[ir.Value], ints: dict[str, Arg], mask: str, at: str, depth: int, lanes: int
     ) -> list[str]:
-        printer = _ListPrinter(self.kernel, self.op, ints, mask, at, self.graph.per_place, lanes)
-        printer.debug = self.op.name if self.of.debug else ""
-        printer.out.depth = depth
+        body = _ListBody(self.kernel, self.op, ints, mask, at, self.graph.per_place, lanes)
+        body.debug = self.op.name if self.of.debug else ""
+        body.out.depth = depth
         for v in values:
-            printer._value(v)
-        return printer.out.text
+            body.value(v)
+        return body.out.text
 
 
 def _stored_as(dtype: str) -> str:
@@ -592,7 +592,7 @@ def _combined(kind: str, x: str) -> str:
     return f"tl.reduce({x}, 0, device.{COMBINE[kind]})"
 
 
-class _ListPrinter(Printer):
+class _ListBody(Body):
     """Prints values; where they lie is what the caller says. at: what is added to the address of a tensor that has
     sizes. mask: of what is loaded and stored there, and, with a lane for each place, of what each place has."""
 
@@ -601,7 +601,7 @@ class _ListPrinter(Printer):
     ):
         tile = Tile((), kernel.axes)
         accesses = {v.number: Access(True) for v in kernel.accesses}
-        super().__init__(kernel, tile, STRIDED, accesses, False, self._argument)
+        super().__init__(kernel, tile, STRIDED, accesses, self._argument)
         self.op, self.ints, self.guard, self.at, self.lanes = op, ints, mask, at, lanes
         self.guarded = per_place if not at else frozenset()
 
@@ -616,16 +616,16 @@ class _ListPrinter(Printer):
     def _is_per_element(self, v: ir.Value) -> bool:
         return any(s == letter(LEADING) for s in self.kernel.buffer(v.buffer).sizes)
 
-    def _pointer(self, v: ir.Value) -> str:
+    def pointer(self, v: ir.Value) -> str:
         return f"ptr_{v.buffer}{self.at if self._is_per_element(v) else ''}"
 
-    def _mask(self, v: ir.Value) -> str:
+    def mask(self, v: ir.Value) -> str:
         return self.guard if self._is_per_element(v) or v.buffer in self.guarded else ""
 
     def mask_text(self, v: ir.Value) -> str:
-        return self._mask(v).removeprefix(", mask=")
+        return self.mask(v).removeprefix(", mask=")
 
-    def shape_of(self, dims: Iterable[str]) -> str:
+    def shape_of(self, dims: Iterable[str], of_q: str = "") -> str:
         return f"[{self.lanes}]"
 
 

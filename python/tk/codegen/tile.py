@@ -48,13 +48,14 @@ LAYOUTS = (ALIGNED, ROWS, STRIDED)
 
 @dataclass(frozen=True)
 class Access:
-    """The source of an address. elementwise: put together from every dimension's index. Else base + p + q. realigned:
-    p is that of the 16 bytes in which the row begins, and q counts from there."""
+    """The source of an address. elementwise: put together from every dimension's index. Else base + p + q * q_step;
+    q_step: empty for 1, None where q has no part in it. realigned: p is that of the 16 bytes in which the row begins,
+    and q counts from there."""
 
     elementwise: bool
     base: tuple[str, ...] = ()
     p: str = ""
-    q: str = ""
+    q_step: str | None = None
     strides: tuple[Callable[[str], str], ...] = field(default=())
     realigned: bool = False
 

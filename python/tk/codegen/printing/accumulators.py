@@ -3,41 +3,56 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tk.codegen.ir import Value
+from tk.codegen.printing.body import Body
+from tk.codegen.printing.reductions import combined, first_position
 from tk.codegen.printing.scalars import COMBINE, IDENTITY, TL_DTYPES, expression, identity
 
-if TYPE_CHECKING:
-    from tk.codegen.printing.printer import Printer
+
+class Accumulator(Protocol):
+    """Lines before a loop, at the end of each of its blocks, and behind it."""
+
+    def start(self) -> None: ...
+    def step(self) -> None: ...
+    def finish(self) -> None: ...
+
+
+def _shape(body: Body, operand: Value, of_q: str = "") -> str:
+    """Of what is added up over the reduced dimension."""
+    assert body.reduced_dim is not None
+    return body.shape_of({*body.dims_of(operand), body.reduced_dim}, of_q)
 
 
 @dataclass
 class Plain:
-    printer: Printer
+    """Lane by lane, and the lanes together at the end."""
+
+    body: Body
     v: Value
 
     @property
     def operand(self) -> Value:
-        return self.printer.kernel.value(self.v.args[0])
+        return self.body.kernel.value(self.v.args[0])
 
     def start(self) -> None:
-        shape, dtype = self.printer.accumulator_shape(self.operand), self.operand.dtype
+        shape, dtype = _shape(self.body, self.operand), self.operand.dtype
         value = identity(self.v.data, dtype)
-        self.printer.out(
+        self.body.out(
             f"acc{self.v.number} = tl.zeros({shape}, {TL_DTYPES[dtype]}) + {value}"
             if dtype != "i1"
             else f"acc{self.v.number} = tl.full({shape}, {bool(IDENTITY[self.v.data])}, tl.int1)"
         )
 
     def step(self) -> None:
-        acc, x = f"acc{self.v.number}", self.printer.name(self.v.args[0])
-        mask = self.printer._mask_of_reduced()
+        acc, x = f"acc{self.v.number}", self.body.name(self.v.args[0])
+        mask = self.body.reduced_mask
         after = f"{acc} + {x}" if self.v.data == "sum" else f"device.{COMBINE[self.v.data]}({acc}, {x})"
-        self.printer.out(f"{acc} = tl.where({mask}, {after}, {acc})")
+        self.body.out(f"{acc} = tl.where({mask}, {after}, {acc})")
 
     def finish(self) -> None:
-        self.printer.out(f"v{self.v.number} = {self.printer._combined(self.v.data, f'acc{self.v.number}')}")
+        self.body.out(f"v{self.v.number} = {combined(self.body, self.v.data, f'acc{self.v.number}')}")
 
 
 @dataclass
@@ -45,23 +60,19 @@ class Online:
     """A maximum and the sum of exp(x - maximum) in one pass: of every eight elements that a thread has the maximum so
     far, and the sum relative to it, which is scaled anew when the maximum rises."""
 
-    printer: Printer
+    body: Body
     most: Value
     total: Value
 
-    @property
-    def shape(self) -> str:
-        operand = self.printer.kernel.value(self.most.args[0])
-        return self.printer.accumulator_shape(operand).replace("BLOCK_Q", "BLOCK_Q // 8")
+    def shape(self, of_q: str = "BLOCK_Q // 8") -> str:
+        return _shape(self.body, self.body.kernel.value(self.most.args[0]), of_q)
 
     @property
     def eights(self) -> tuple[str, int]:
         """The block's shape with a dimension for a thread's eight, and which it is: neighbours where it loads vectors,
         else one of every eighth of the block."""
-        p = self.printer
-        aligned = p.layout.aligned
-        inside = "BLOCK_Q // 8, 8" if aligned else "8, BLOCK_Q // 8"
-        return self.shape.replace("BLOCK_Q // 8", inside), p.axis + aligned
+        aligned = self.body.layout.aligned
+        return self.shape("BLOCK_Q // 8, 8" if aligned else "8, BLOCK_Q // 8"), self.body.axis + aligned
 
     def guarded(self, most: str) -> str:
         """What is taken away: no infinity, from which one more differs by NaN. Where the function itself takes the
@@ -69,58 +80,58 @@ class Online:
         return f"tl.where(tl.abs({most}) == float('inf'), 0.0, {most})"
 
     def exp(self, x: str) -> str:
-        return expression(self.printer.kernel.value(self.total.args[0]), [x], self.total.dtype)
+        return expression(self.body.kernel.value(self.total.args[0]), [x], self.total.dtype)
 
     def start(self) -> None:
-        p, n, dtype = self.printer, self.total.number, TL_DTYPES[self.total.dtype]
-        p.out(f"most{n} = tl.zeros({self.shape}, {dtype}) + {identity('max', self.total.dtype)}")
-        p.out(f"acc{n} = tl.zeros({self.shape}, {dtype})")
+        body, n, dtype = self.body, self.total.number, TL_DTYPES[self.total.dtype]
+        body.out(f"most{n} = tl.zeros({self.shape()}, {dtype}) + {identity('max', self.total.dtype)}")
+        body.out(f"acc{n} = tl.zeros({self.shape()}, {dtype})")
 
     def step(self) -> None:
-        p, n, x = self.printer, self.total.number, self.printer.name(self.most.args[0])
+        body, n, x = self.body, self.total.number, self.body.name(self.most.args[0])
         low, (eights, axis) = identity("max", self.total.dtype), self.eights
-        p.out(f"x{n} = tl.reshape(tl.where({p._mask_of_reduced()}, {x}, {low}), {eights})")
-        p.out(f"higher{n} = device.maximum(most{n}, tl.reduce(x{n}, {axis}, device.maximum))")
-        p.out(f"from{n} = {self.guarded(f'higher{n}')}")
+        body.out(f"x{n} = tl.reshape(tl.where({body.reduced_mask}, {x}, {low}), {eights})")
+        body.out(f"higher{n} = device.maximum(most{n}, tl.reduce(x{n}, {axis}, device.maximum))")
+        body.out(f"from{n} = {self.guarded(f'higher{n}')}")
         terms = self.exp(f"(x{n} - tl.expand_dims(from{n}, {axis}))")
-        p.out(f"acc{n} = acc{n} * {self.exp(f'(most{n} - from{n})')} + tl.sum({terms}, {axis})")
-        p.out(f"most{n} = higher{n}")
+        body.out(f"acc{n} = acc{n} * {self.exp(f'(most{n} - from{n})')} + tl.sum({terms}, {axis})")
+        body.out(f"most{n} = higher{n}")
 
     def finish(self) -> None:
-        p, n = self.printer, self.total.number
+        body, n = self.body, self.total.number
         most = f"v{self.most.number}"
-        p.out(f"{most} = {p._combined('max', f'most{n}')}")
-        exp = p.kernel.value(self.total.args[0])
-        is_guarded = p.kernel.value(exp.args[0]).args[1] != self.most.number
+        body.out(f"{most} = {combined(body, 'max', f'most{n}')}")
+        exp = body.kernel.value(self.total.args[0])
+        is_guarded = body.kernel.value(exp.args[0]).args[1] != self.most.number
         scaled = f"acc{n} * {self.exp(f'(most{n} - {self.guarded(most) if is_guarded else most})')}"
-        p.out(f"v{n} = {p._combined('sum', scaled)}")
+        body.out(f"v{n} = {combined(body, 'sum', scaled)}")
 
 
 @dataclass
 class Position:
     """Of every lane the extreme so far and where it was. Positions rise, so that an equal one never takes its place."""
 
-    printer: Printer
+    body: Body
     v: Value
 
     def start(self) -> None:
-        p, n = self.printer, self.v.number
-        operand = p.kernel.value(self.v.args[0])
-        shape = p.accumulator_shape(operand)
-        p.out(f"acc{n} = tl.zeros({shape}, {TL_DTYPES[operand.dtype]}) + {identity(self.v.data, operand.dtype)}")
+        body, n = self.body, self.v.number
+        operand = body.kernel.value(self.v.args[0])
+        shape = _shape(body, operand)
+        body.out(f"acc{n} = tl.zeros({shape}, {TL_DTYPES[operand.dtype]}) + {identity(self.v.data, operand.dtype)}")
         # Where a lane has nothing but the identity, its first element is the first of them.
-        dtype = "tl.int64" if p.layout.wide else "tl.int32"
-        p.out(f"from{n} = tl.zeros({shape}, {dtype}) + {p.offsets(p.reduced_dim)}")
+        dtype = "tl.int64" if body.layout.wide else "tl.int32"
+        body.out(f"from{n} = tl.zeros({shape}, {dtype}) + {body.offsets(body.reduced_dim)}")
 
     def step(self) -> None:
-        p, n, x = self.printer, self.v.number, self.printer.name(self.v.args[0])
+        body, n, x = self.body, self.v.number, self.body.name(self.v.args[0])
         rule = "is_above" if self.v.data == "argmax" else "is_below"
-        p.out(f"take{n} = {p._mask_of_reduced()} & device.{rule}({x}, acc{n})")
-        p.out(f"acc{n} = tl.where(take{n}, {x}, acc{n})")
-        p.out(f"from{n} = tl.where(take{n}, {p.reduced_dim}, from{n})")
+        body.out(f"take{n} = {body.reduced_mask} & device.{rule}({x}, acc{n})")
+        body.out(f"acc{n} = tl.where(take{n}, {x}, acc{n})")
+        body.out(f"from{n} = tl.where(take{n}, {body.reduced_dim}, from{n})")
 
     def finish(self) -> None:
-        self.printer._first_position(self.v, f"acc{self.v.number}", f"from{self.v.number}")
+        first_position(self.body, self.v, f"acc{self.v.number}", f"from{self.v.number}")
 
 
 @dataclass
@@ -131,30 +142,30 @@ class Welford:
     only where the operand rounds as the mean did: a compiler that contracts its last product into the second
     difference makes it negative, and the deviation of equal numbers NaN."""
 
-    printer: Printer
+    body: Body
     operand: int
     reduces: list[Value]
 
     def start(self) -> None:
-        p, n = self.printer, self.operand
-        v = p.kernel.value(n)
+        body, n = self.body, self.operand
+        v = body.kernel.value(n)
         for name in ("mean", "m2", "weight"):
-            p.out(f"{name}_{n} = tl.zeros({p.accumulator_shape(v)}, {TL_DTYPES[v.dtype]})")
+            body.out(f"{name}_{n} = tl.zeros({_shape(body, v)}, {TL_DTYPES[v.dtype]})")
 
     def step(self) -> None:
-        p, n, mask = self.printer, self.operand, self.printer._mask_of_reduced()
-        x = p.name(n)
-        p.out(f"weight_{n} = tl.where({mask}, weight_{n} + 1.0, weight_{n})")
-        p.out(f"delta_{n} = tl.where({mask}, {x} - mean_{n}, 0.0)")
-        p.out(f"share_{n} = 1.0 / tl.maximum(weight_{n}, 1.0)")
-        p.out(f"mean_{n} += delta_{n} * share_{n}")
-        p.out(f"m2_{n} += delta_{n} * delta_{n} * (1.0 - share_{n})")
+        body, n, mask = self.body, self.operand, self.body.reduced_mask
+        x = body.name(n)
+        body.out(f"weight_{n} = tl.where({mask}, weight_{n} + 1.0, weight_{n})")
+        body.out(f"delta_{n} = tl.where({mask}, {x} - mean_{n}, 0.0)")
+        body.out(f"share_{n} = 1.0 / tl.maximum(weight_{n}, 1.0)")
+        body.out(f"mean_{n} += delta_{n} * share_{n}")
+        body.out(f"m2_{n} += delta_{n} * delta_{n} * (1.0 - share_{n})")
 
     def finish(self) -> None:
-        p, n = self.printer, self.operand
+        body, n = self.body, self.operand
         names = f"mean_{n}, m2_{n}, weight_{n}"
-        p.out(f"{names} = tl.reduce(({names}), {p.axis}, device.welford{p._keep()})")
+        body.out(f"{names} = tl.reduce(({names}), {body.axis}, device.welford{body.keep_dims})")
         if any(v.data == "m2" for v in self.reduces):
-            p.out(f"m2_{n} += mean_{n} - mean_{n}  # an infinity has none")
+            body.out(f"m2_{n} += mean_{n} - mean_{n}  # an infinity has none")
         for v in self.reduces:
-            p.out(f"v{v.number} = {v.data}_{n}")
+            body.out(f"v{v.number} = {v.data}_{n}")

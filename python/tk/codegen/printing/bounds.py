@@ -7,17 +7,13 @@ positions of an extreme — is not tested.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import sympy
 
 from tk.codegen import index as ix
 from tk.codegen.ir import INTS, Kernel, Value, value_symbol, values_in
 from tk.codegen.printing import debug
-
-if TYPE_CHECKING:
-    from tk.codegen.printing.printer import Printer
 
 
 def tested(kernel: Kernel, v: Value) -> list[int]:
@@ -31,25 +27,26 @@ def name(v: Value) -> str:
     return f"inside{v.number}"
 
 
-def before(printer: Printer, v: Value) -> Iterator[str]:
+def before(kernel: Kernel, v: Value, text: Callable[[sympy.Expr], str], asked: str, debug_op: str) -> Iterator[str]:
     """Lines before a load, store or search: which lanes are within bounds, and what ends the kernel where one is not;
-    in the debug variant an assertion that names the op and the tensor."""
-    kernel = printer.kernel
+    in the debug variant an assertion that names the op and the tensor.
+
+    text: of an index expression. asked: the lanes whose indices are used, empty for all. debug_op: the op's name, in
+    the debug variant."""
     dims = tested(kernel, v)
     if not dims:
         return
     buffer = kernel.buffer(v.buffer)
     held = []
     for d in dims:
-        index, size = printer.text(v.index[d]), printer.text(buffer.sizes[d])
+        index, size = text(v.index[d]), text(buffer.sizes[d])
         held.append(f"device.is_within({index}, {size})")
     yield f"{name(v)} = {' & '.join(held)}"
-    asked = printer.asked(v)
-    if not printer.debug:
+    if not debug_op:
         yield f"device.trap_where({f'{asked} & ' if asked else ''}({name(v)} == 0))"
         return
     for d, holds in zip(dims, held, strict=True):
-        yield debug.assertion(printer.debug, buffer, d - len(v.index), v.op == "store", holds, asked)
+        yield debug.assertion(debug_op, buffer, d - len(v.index), v.op == "store", holds, asked)
 
 
 def _is_within(kernel: Kernel, expr: sympy.Expr, size: sympy.Expr) -> bool:

@@ -8,12 +8,8 @@ may be meant.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from tk.codegen.ir import FLOATS, Buffer, Value
-
-if TYPE_CHECKING:
-    from tk.codegen.printing.printer import Printer
 
 # Asserting that sums and products of integers stay within 64 bits is no part of it: torch wraps them.
 OPTIONS = {"debug": True, "sanitize_overflow": False}
@@ -28,14 +24,13 @@ def assertion(op: str, buffer: Buffer, dim: int, is_written: bool, holds: str, a
     return f'tl.device_assert({holds}, "{message}"{f", mask={asked}" if asked else ""})'
 
 
-def after(printer: Printer, op: str, v: Value) -> Iterator[str]:
-    """Lines after a store of a result: how many of a program's numbers are not finite. All its threads say so."""
-    buffer = printer.kernel.buffer(v.buffer)
+def after(op: str, buffer: Buffer, v: Value, operand: str, shape: str, mask: str) -> Iterator[str]:
+    """Lines after a store of a result: how many of a program's numbers are not finite. All its threads say so. shape:
+    of a block. mask: the store's, empty for none."""
     if v.op != "store" or buffer.kind == "scratch" or v.dtype not in FLOATS:
         return
     wide, count = "tl.float64" if v.dtype == "fp64" else "tl.float32", f"bad{v.number}"
-    shape, mask = printer.shape_of(printer.names), printer.mask_text(v)
-    yield f"x{count} = {printer.name(v.args[0])}.to({wide}) + tl.zeros({shape}, {wide})"
+    yield f"x{count} = {operand}.to({wide}) + tl.zeros({shape}, {wide})"
     yield f'{count} = ((x{count} != x{count}) | (tl.abs(x{count}) == float("inf"))){f" & {mask}" if mask else ""}'
     yield f"{count} = tl.sum({count}.to(tl.int32))"
     yield f"if {count} > 0:"

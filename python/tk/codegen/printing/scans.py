@@ -7,17 +7,17 @@ from the block's number alone, not from who was quick: repeated calls give the s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import sympy
 
 from tk.codegen.along import carried, is_backwards, scan_key, scans
 from tk.codegen.ir import Kernel, Scanned, Value
+from tk.codegen.printing.body import Body, Lines
+from tk.codegen.printing.reductions import combined
 from tk.codegen.printing.scalars import TL_DTYPES, identity
-
-if TYPE_CHECKING:
-    from tk.codegen.printing.printer import Printer
+from tk.codegen.tile import ALIGNED, Tile
 
 WINDOW = 256  # blocks: each window waits for the one before it, and reads as many at once
 DEVICE = {"sum": "add", "prod": "multiply", "logaddexp": "logaddexp", "max": "running_max", "min": "running_min"}
@@ -32,20 +32,20 @@ def no_change(kind: str, dtype: str) -> str:
 class ScanPrinter:
     """Prints a kernel's scans. known: those whose lines stand, with the names of their results."""
 
-    printer: Printer
+    body: Body
     known: dict[tuple[object, ...], list[str]] = field(default_factory=dict)
     started: set[tuple[object, ...]] = field(default_factory=set)
 
     @property
-    def out(self):  # type: ignore[no-untyped-def]
-        return self.printer.out
+    def out(self) -> Lines:
+        return self.body.out
 
     def is_plain(self, v: Value) -> bool:
         """Sums and products have a value that changes nothing, and functions of their own."""
         return isinstance(v.data, Scanned) and v.data.kind in ("sum", "prod")
 
     def dtypes(self, v: Value) -> list[str]:
-        return carried(self.printer.kernel, v, self.printer.layout.wide)
+        return carried(self.body.kernel, v, self.body.layout.wide)
 
     def combine(self, v: Value) -> str:
         """The function that puts two neighbours together."""
@@ -53,32 +53,64 @@ class ScanPrinter:
         return v.data.combine.name if v.data.combine else f"device.{DEVICE[v.data.kind]}"
 
     def in_block(self, v: Value) -> None:
+        if self.is_plain(v):
+            self._plain(v, "")
+            return
         if scan_key(v) not in self.known:
             self.known[scan_key(v)] = self._scanned(v)
         self._result(v)
 
+    def start_loop(self, values: Sequence[Value]) -> None:
+        """What the loop that follows carries over from block to block."""
+        self.known.clear()
+        self.started.clear()
+        for v in values:
+            self._start_plain_carry(v) if self.is_plain(v) else self._start_carries(v)
+
     def in_loop(self, v: Value) -> None:
         """After what the blocks before it carry over. Nothing does in the first."""
+        if self.is_plain(v):
+            self._plain(v, f"carry{v.number}")
+            return
         if scan_key(v) not in self.known:
             carries = self.carries(v)
             before = ", ".join(carries)
             self.known[scan_key(v)] = self._after(v, before, f"{'back' if is_backwards(v) else 'start'} == 0")
             for carry, name in zip(carries, self.known[scan_key(v)], strict=True):
-                self.out(f"{carry} = device.{self._end(v)}({name}, {self.printer.axis})")
+                self.out(f"{carry} = device.{self._end(v)}({name}, {self.body.axis})")
         self._result(v)
 
-    def start_carries(self, v: Value) -> None:
+    def _start_plain_carry(self, v: Value) -> None:
+        nothing = identity(v.data.kind, v.dtype)
+        self.out(f"carry{v.number} = tl.zeros({self._carry_shape(v)}, {TL_DTYPES[v.dtype]}) + {nothing}")
+
+    def _plain(self, v: Value, carry: str) -> None:
+        """Of this block, and after what the blocks before it carry over."""
+        body, x, kind = self.body, f"x{v.number}", v.data.kind
+        sign = "+" if kind == "sum" else "*"
+        inside = f"tl.where({body.reduced_mask}, {body.name(v.args[0])}, {identity(kind, v.dtype)})"
+        self.out(f"{x} = {inside}")
+        scanned = f"tl.cum{kind}({x}, {body.axis}{', reverse=True' if is_backwards(v) else ''})"
+        self.out(f"v{v.number} = {f'{carry} {sign} ' if carry else ''}{scanned}")
+        if carry:
+            self.out(f"{carry} = {carry} {sign} {combined(body, kind, x)}")
+
+    def _carry_shape(self, v: Value) -> str:
+        """Of what has one value a row."""
+        assert self.body.reduced_dim is not None
+        kept = self.body.dims_of(v) - {self.body.reduced_dim}
+        return self.body.shape_of(kept) if len(self.body.names) > 1 else "[]"
+
+    def _start_carries(self, v: Value) -> None:
         if scan_key(v) in self.started:
             return
         self.started.add(scan_key(v))
-        names = self.printer.names
-        n = self.printer.reduced_dim
-        shape = self.printer.shape_of(self.printer.dims_of(v) - {n}) if len(names) > 1 else "[]"
+        shape = self._carry_shape(v)
         for carry, dtype in zip(self.carries(v), self.dtypes(v), strict=True):
             self.out(f"{carry} = tl.zeros({shape}, {TL_DTYPES[dtype]})")
 
     def carries(self, v: Value) -> list[str]:
-        of = min(w.number for w in scans(self.printer.kernel) if scan_key(w) == scan_key(v))
+        of = min(w.number for w in scans(self.body.kernel) if scan_key(w) == scan_key(v))
         return [f"carry{of}_{i}" for i in range(len(self.dtypes(v)))]
 
     def over_programs(self, v: Value) -> None:
@@ -110,22 +142,23 @@ class ScanPrinter:
     def _scanned(self, v: Value) -> list[str]:
         """The scan of this block alone. What lies past the row's end comes after all of it; what may lie before its
         first element is made something that changes nothing."""
-        p = self.printer
-        assert p.reduced_dim is not None
-        shape = p.shape_of({*p.dims_of(v), p.reduced_dim})
-        whole = set(p.names)
-        operands = [p.name(a) if p.dims_of(p.kernel.value(a)) == whole else f"tl.broadcast_to({p.name(a)}, {shape})"
-                    for a in v.args]  # fmt: skip
-        if p.realigned or is_backwards(v):
+        body = self.body
+        assert body.reduced_dim is not None
+        shape = body.shape_of({*body.dims_of(v), body.reduced_dim})
+        operands = []
+        for a in v.args:
+            is_whole = body.dims_of(body.kernel.value(a)) == set(body.names)
+            operands.append(body.name(a) if is_whole else f"tl.broadcast_to({body.name(a)}, {shape})")
+        if body.form.realigned or is_backwards(v):
             assert isinstance(v.data, Scanned)
-            nothing = no_change(v.data.kind, p.kernel.value(v.args[0]).dtype)
-            operands = [f"tl.where({p._mask_of_reduced()}, {x}, {nothing})" for x in operands]
+            nothing = no_change(v.data.kind, body.kernel.value(v.args[0]).dtype)
+            operands = [f"tl.where({body.reduced_mask}, {x}, {nothing})" for x in operands]
         if isinstance(v.data, Scanned) and v.data.kind in ("max", "min"):
-            operands.append(f"tl.broadcast_to({p.reduced_dim}, {shape})")
+            operands.append(f"tl.broadcast_to({body.reduced_dim}, {shape})")
         names = [f"s{v.number}_{i}" for i in range(len(operands))]
         together = operands[0] if len(operands) == 1 else f"({', '.join(operands)})"
         how = ", reverse=True" if is_backwards(v) else ""
-        self.out(f"{', '.join(names)} = tl.associative_scan({together}, {p.axis}, {self.combine(v)}{how})")
+        self.out(f"{', '.join(names)} = tl.associative_scan({together}, {body.axis}, {self.combine(v)}{how})")
         return names
 
     def _result(self, v: Value) -> None:
@@ -135,10 +168,10 @@ class ScanPrinter:
 
     def functions(self) -> list[str]:
         """What the kernel calls besides ``device``: its own scans' combine functions, and the look-back."""
-        own = scans(self.printer.kernel)
+        own = scans(self.body.kernel)
         combines = {v.data.combine.name: v.data.combine for v in own if isinstance(v.data, Scanned) and v.data.combine}
         found = [combine_function(c) for c in combines.values()]
-        if self.printer.spread and own:
+        if self.body.form.spread and own:
             found.append(look_back(self.combine(own[0]), len(self.dtypes(own[0]))))
         return found
 
@@ -178,20 +211,17 @@ def look_back(combine: str, count: int) -> str:
 
 def combine_function(kernel: Kernel) -> str:
     """A scalar kernel — loads, arithmetic, stores — as a device function of its loads, a0, a1, …, b0, b1, …"""
-    from tk.codegen.printing.printer import Printer
-    from tk.codegen.tile import ALIGNED, Tile
-
-    p = Printer(kernel, Tile((), ()), ALIGNED, {}, False, _no_size)
-    outputs = {v.buffer: p.name(v.args[0]) for v in kernel.values if v.op == "store"}
+    body = Body(kernel, Tile((), ()), ALIGNED, {}, _no_size)
+    outputs = {v.buffer: body.name(v.args[0]) for v in kernel.values if v.op == "store"}
     sides = [f"{side}{i}" for side in "ab" for i in range(len(outputs))]
     for v in kernel.values:
         if v.op == "load":
-            p.out(f"v{v.number} = {v.buffer}")
+            body.out(f"v{v.number} = {v.buffer}")
         elif v.op not in ("store", "constant", "number"):
-            p.out(f"v{v.number} = {p._right_side(v)}")
+            body.out(f"v{v.number} = {body.right_side(v)}")
     results = ", ".join(outputs[f"out{i}"] for i in range(len(outputs)))
-    p.out(f"return {results}")
-    return "\n".join([f"@triton.jit\ndef {kernel.name}({', '.join(sides)}):", *p.out.text]) + "\n"
+    body.out(f"return {results}")
+    return "\n".join([f"@triton.jit\ndef {kernel.name}({', '.join(sides)}):", *body.out.text]) + "\n"
 
 
 def _no_size(name: str, expr: sympy.Expr, is_narrow: bool) -> str:

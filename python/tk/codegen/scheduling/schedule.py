@@ -32,8 +32,9 @@ from tk.codegen import device as functions
 from tk.codegen import index as ix
 from tk.codegen.errors import IRError
 from tk.codegen.printing import debug
-from tk.codegen.printing.printer import Printer, loops
-from tk.codegen.printing.segments import EDGE, VECTOR
+from tk.codegen.printing.body import EDGE, VECTOR, Body, Form
+from tk.codegen.printing.loops import loops
+from tk.codegen.printing.printer import print_function
 from tk.codegen.scheduling import combo, sorts
 from tk.codegen.scheduling.settings import Setting, settings_of
 from tk.codegen.tile import ALIGNED, ROWS, STRIDED, Access, Layout, Tile, choose_tile, coefficients, is_in_fours
@@ -295,8 +296,8 @@ class Scheduled:
         base = [self._product(buffer, "base", None, self._constant(buffer, v, is_unit), vector)]
         base += [self._product(buffer, f"step_{a.name}", a.name, steps[a.name], vector)
                  for a in self.tile.batch if of[a.name]]  # fmt: skip
-        q_text = "q" if is_unit else self._product(buffer, "step_q", "q", q, 1)
-        return Access(False, tuple(b for b in base if b), self._product(buffer, "step_p", "p", p, vector), q_text)
+        q_step = "" if is_unit else self._product(buffer, "step_q", None, q, 1) or None
+        return Access(False, tuple(b for b in base if b), self._product(buffer, "step_p", "p", p, vector), q_step)
 
     def _realigned_access(self, buffer: ir.Buffer, v: ir.Value, p: Expr) -> Access:
         """From the 16 bytes in which a row begins: in every buffer as far before the row."""
@@ -308,7 +309,7 @@ class Scheduled:
         self.require(is_same, f"rows of {buffer.name} as far from 16 bytes as those of the others")
         base = self._product(buffer, "base", None, self._constant(buffer, v, True), 1)
         in_vectors = f"({text} - shift) // {self.realigned} * {self.realigned}"
-        return Access(False, (base,) if base else (), in_vectors, "q", realigned=True)
+        return Access(False, (base,) if base else (), in_vectors, "", realigned=True)
 
     def _step(self, buffer: ir.Buffer, factors: Mapping[int, sympy.Expr]) -> Expr:
         total: Expr = as_expr(0)
@@ -493,15 +494,23 @@ class Scheduled:
 
     def _print(self, accesses: Mapping[int, Access], setting: Setting, ints: dict[str, Arg],
                is_behind: bool) -> tuple[str, dict[str, Arg]]:  # fmt: skip
-        looped = setting.looped and self.tile.reduced is not None
-        printer = Printer(self.kernel, self.tile, self.layout, accesses, looped, self._size_arg,
-                          self.context.op.name if self.context.debug else "", setting.segments,
-                          spread=setting.spread, stages=setting.stages, rows=setting.p,
-                          rows_meet=self._rows_meet(setting), rereads=setting.rereads,
-                          ahead=setting.ahead, vectors=setting.vectors, realigned=self.realigned,
-                          row_start=self.row[0] if self.row else "",
-                          first=combo.FIRST if is_behind else "")  # fmt: skip
-        text = printer.function(self.kernel.name, [combo.PARAMS])
+        form = Form(
+            looped=setting.looped and self.tile.reduced is not None,
+            spread=setting.spread,
+            segments=setting.segments,
+            stages=setting.stages,
+            rows=setting.p,
+            rows_meet=self._rows_meet(setting),
+            rereads=setting.rereads,
+            ahead=setting.ahead,
+            vectors=setting.vectors,
+            realigned=self.realigned,
+            row_start=self.row[0] if self.row else "",
+            first=combo.FIRST if is_behind else "",
+        )
+        debug_op = self.context.op.name if self.context.debug else ""
+        body = Body(self.kernel, self.tile, self.layout, accesses, self._size_arg, form, debug_op)
+        text = print_function(body, self.kernel.name, [combo.PARAMS])
         return text, {**ints, **self.args}
 
     def _rows_meet(self, setting: Setting) -> bool:
