@@ -7,7 +7,7 @@ import pointwise
 import pytest
 
 from tk.aot.compile import Target, compile_source, source_of
-from tk.codegen import sort
+from tk.codegen import along
 from tk.codegen.family import Generated, generate
 from tk.codegen.tile import ALIGNED, LAYOUTS, ROWS, STRIDED
 from tk.generated import op
@@ -42,7 +42,7 @@ def test_ops(name: str) -> None:
     generated = generate(declared.fn, declared.signature, name)
     only = Generated(name, generated.signature, generated.graphs[:1])
     # A sorting network takes the compiler ten seconds: in the layout that serves every call.
-    is_sorted = any(sort.sorts(kernel) for kernel in only.graphs[0].kernels)
+    is_sorted = any(along.sorts(kernel) for kernel in only.graphs[0].kernels)
     assert compile_all(only, [STRIDED]) >= 1 if is_sorted else compile_all(only) >= 3
 
 

@@ -9,7 +9,7 @@ from tk.codegen.family import Generated, generate
 from tk.codegen.ir import Kernel
 from tk.codegen.passes import run
 from tk.codegen.printing.loops import loops
-from tk.codegen.scheduling.schedule import choices, kind_of
+from tk.codegen.scheduling.kinds import choices, kind_of
 from tk.codegen.scheduling.settings import SETTINGS, Setting, replaced, settings_of
 from tk.codegen.stages import text
 from tk.codegen.tile import ALIGNED, LAYOUTS, ROWS, choose_tile
@@ -28,7 +28,7 @@ def reads(kernels: tuple[Kernel, ...], buffer: str) -> int:
 
 
 def kinds(kernels: tuple[Kernel, ...]) -> list[str]:
-    return [kind_of(k, choose_tile(k, ALIGNED)) for k in kernels]
+    return [kind_of(k, choose_tile(k, ALIGNED)).name for k in kernels]
 
 
 @pytest.mark.parametrize("declared", [norms.rms_norm, norms.layer_norm, norms.add_rms_norm, norms.add_layer_norm])

@@ -36,16 +36,9 @@ from tk.codegen.ir import IR_DTYPES
 from tk.codegen.lists import GeneratedLists, generate_lists
 from tk.codegen.lowering.rules import RULED
 from tk.codegen.scheduling import combo
-from tk.codegen.scheduling.schedule import (
-    Context,
-    Scheduled,
-    choices,
-    has_secondary_setting,
-    kind_of,
-    schedule,
-    scratch_buffers,
-    secondary_setting,
-)
+from tk.codegen.scheduling.context import Context, scratch_buffers
+from tk.codegen.scheduling.kinds import choices, has_secondary_setting, kind_of, schedule, secondary_setting
+from tk.codegen.scheduling.schedule import Scheduled
 from tk.codegen.scheduling.settings import GENERAL, GENERAL_DTYPES, SELDOM_CALLED, Setting
 from tk.codegen.tile import ALIGNED, LAYOUTS, ROWS, Layout, choose_tile
 from tk.codegen.tracing import derivatives, random
@@ -308,7 +301,7 @@ class Generated:
 
     def _kind(self, kernels: Sequence[ir.Kernel], layout: Layout) -> str:
         main = kernels[self.main(kernels)]
-        return kind_of(main, choose_tile(main, layout))
+        return kind_of(main, choose_tile(main, layout)).name
 
     def plan(self, graph: Graph, layout: Layout, setting: Setting, way: str = "whole") -> Plan | None:
         """way: the name of one of WAYS."""

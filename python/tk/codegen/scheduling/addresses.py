@@ -1,0 +1,178 @@
+"""Addresses: what each access of a launch is as arguments, and what it takes for granted of strides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import sympy
+
+from tk.aot.expr import Expr, as_expr, select
+from tk.aot.spec import ITEMSIZE, Arg, Constraint, Int, require
+from tk.codegen import index as ix
+from tk.codegen import ir
+from tk.codegen.scheduling.context import Context
+from tk.codegen.tile import Access, Layout, Tile, coefficients
+
+
+@dataclass
+class Addresses:
+    """The arguments and constraints of a launch, as they are found to be needed. unit: buffers that are read along q
+    without gaps; rows_of: of these (base, step of a row). realigned: elements of the vectors in which realigned rows
+    are read, 0 where they are not; row: of such rows where they begin, and how far apart."""
+
+    kernel: ir.Kernel
+    tile: Tile
+    layout: Layout
+    context: Context
+    args: dict[str, Arg] = field(default_factory=dict)
+    constraints: list[Constraint] = field(default_factory=list)
+    known: dict[tuple[object, ...], str] = field(default_factory=dict)
+    unit: set[str] = field(default_factory=set)
+    rows_of: dict[str, list[tuple[Expr, Expr]]] = field(default_factory=dict)
+    realigned: int = 0
+    row: tuple[str, Expr] | None = None
+
+    # --- Arguments ---
+
+    def int_arg(self, name: str, value: Expr | int, dtype: str = "i64", divisible: bool = False) -> str:
+        """The name of an argument with this value; one value is passed once."""
+        key = (as_expr(value).encode(), dtype, divisible)
+        if key not in self.known:
+            while name in self.args:
+                name += "_"
+            self.known[key] = name
+            self.args[name] = Int(value, dtype, divisible)
+        return self.known[key]
+
+    def require(self, holds: Expr | bool, message: str) -> None:
+        if not any(c.holds.same(as_expr(holds)) for c in self.constraints):
+            self.constraints.append(require(holds, message))
+
+    def extent(self, axes: Sequence[ir.Axis]) -> Expr:
+        return self.context.extent(axes)
+
+    # --- Addresses ---
+
+    def access(self, v: ir.Value) -> Access:
+        """Where a load, store or search finds its elements; with what that takes for granted."""
+        buffer = self.kernel.buffer(v.buffer)
+        if self.layout.merged and v.op != "search":
+            if buffer.leading:
+                t = self.context.tensors[buffer.name]
+                self.require(
+                    (t.size(0) == 1) & (t.size(1) == 1), f"leading dimensions of {buffer.name} that run together"
+                )
+            linear = self._linear(v, buffer)
+            if linear is not None:
+                return linear
+        return Access(True, strides=tuple(self._strider(buffer, d) for d in range(len(v.index))))
+
+    def _strider(self, buffer: ir.Buffer, d: int) -> Callable[[str], str]:
+        dims = self.context.dims(buffer, d)
+        if len(dims) == 1 or self.layout.merged:
+            stride = self.int_arg(f"stride_{buffer.name}_{dims[-1]}", self.context.stride(buffer, d))
+            return lambda text: f"{text} * {stride}"
+        t = self.context.tensors[buffer.name]
+        s0, s1, s2 = (self.int_arg(f"stride_{buffer.name}_{n}", t.stride(n)) for n in dims)
+        n1, n2 = (self.int_arg(f"leading_{n}", self.context.op.local(f"leading_{n}")) for n in (1, 2))
+        return lambda x: f"({x} // ({n1} * {n2})) * {s0} + ({x} // {n2} % {n1}) * {s1} + ({x} % {n2}) * {s2}"
+
+    def _linear(self, v: ir.Value, buffer: ir.Buffer) -> Access | None:
+        """base + p * step + q, where the index is linear and what is merged runs together; None where it is not."""
+        factors = coefficients(v, self.kernel.axes)
+        if factors is None:
+            return None
+        of = dict(zip((a.name for a in self.kernel.axes), factors, strict=True))
+        for axes in (self.tile.p, self.tile.q):
+            # With one of several axes counted backwards they never run together.
+            ways = {(bool(of[a.name]), any(f.is_negative for f in of[a.name].values())) for a in axes}
+            if len(ways) > 1:
+                return None
+        steps = {a.name: self._step(buffer, of[a.name]) for a in self.kernel.axes}
+        p = self._merge(buffer, self.tile.p, steps) if any(of[a.name] for a in self.tile.p) else None
+        q = self._merge(buffer, self.tile.q, steps) if any(of[a.name] for a in self.tile.q) else None
+        last = len(v.index) - 1
+        is_unit = q is not None and of[self.tile.q[-1].name] == {last: sympy.Integer(1)}
+        if is_unit:
+            assert q is not None
+            is_dense = (q == 1) | (self.extent(self.tile.q) == 1)
+            if not ix.same(buffer.sizes[last], self.tile.q[-1].size):  # of the rows only the first element may be there
+                is_dense = is_dense | (self.context.expr(buffer.sizes[last]) == 1)
+            self.require(is_dense, f"{buffer.name} without gaps along its rows")
+            self.unit.add(buffer.name)
+            if p is not None or not self.tile.p:
+                step = as_expr(0) if p is None else p
+                self.rows_of.setdefault(buffer.name, []).append((self._constant(buffer, v, is_unit), step))
+            if self.realigned and p is not None:
+                return self._realigned_access(buffer, v, p)
+        vector = per_16_bytes(buffer) if self.layout.aligned and is_unit else 1
+        base = [self._product(buffer, "base", None, self._constant(buffer, v, is_unit), vector)]
+        base += [self._product(buffer, f"step_{a.name}", a.name, steps[a.name], vector)
+                 for a in self.tile.batch if of[a.name]]  # fmt: skip
+        q_step = "" if is_unit else self._product(buffer, "step_q", None, q, 1) or None
+        return Access(False, tuple(b for b in base if b), self._product(buffer, "step_p", "p", p, vector), q_step)
+
+    def _realigned_access(self, buffer: ir.Buffer, v: ir.Value, p: Expr) -> Access:
+        """From the 16 bytes in which a row begins: in every buffer as far before the row."""
+        self.require(self._constant(buffer, v, True) % self.realigned == 0, f"{buffer.name} from its first row on")
+        text = self._product(buffer, "step_p", "p", p, 1)
+        if self.row is None:
+            self.row = text, p
+        is_same = ((p - self.row[1]) % self.realigned == 0) | (self.extent(self.tile.p) == 1)
+        self.require(is_same, f"rows of {buffer.name} as far from 16 bytes as those of the others")
+        base = self._product(buffer, "base", None, self._constant(buffer, v, True), 1)
+        in_vectors = f"({text} - shift) // {self.realigned} * {self.realigned}"
+        return Access(False, (base,) if base else (), in_vectors, "", realigned=True)
+
+    def _step(self, buffer: ir.Buffer, factors: Mapping[int, sympy.Expr]) -> Expr:
+        total: Expr = as_expr(0)
+        for d, factor in factors.items():
+            total = total + self.context.expr(factor) * self.context.stride(buffer, d)
+        return total
+
+    def _constant(self, buffer: ir.Buffer, v: ir.Value, is_unit: bool) -> Expr:
+        """Where every axis is 0. is_unit: of the last dimension the step is taken to be 1. Of one of size 1 it is then
+        1 here as well, whatever the tensor's is: ``q - 1`` is to be its only element where q is 1."""
+        zero = {a.symbol: sympy.Integer(0) for a in self.kernel.axes}
+        total: Expr = as_expr(0)
+        for d, e in enumerate(v.index):
+            stride = self.context.stride(buffer, d)
+            if is_unit and d == len(v.index) - 1:
+                stride = select(self.context.expr(buffer.sizes[d]) == 1, 1, stride)
+            total = total + self.context.expr(sympy.expand(e).xreplace(zero)) * stride
+        return total
+
+    def _merge(self, buffer: ir.Buffer, axes: Sequence[ir.Axis], steps: Mapping[str, Expr]) -> Expr:
+        """The one step of axes that run together. That of an axis of size 1 says nothing."""
+        step, inner = steps[axes[-1].name], self.context.expr(axes[-1].size)
+        for a in reversed(axes[:-1]):
+            size, own = self.context.expr(a.size), steps[a.name]
+            self.require(
+                (size == 1) | (inner == 1) | (own == step * inner), f"dimensions of {buffer.name} that run together"
+            )
+            step = select(inner == 1, own, step)
+            inner = inner * size
+        return step
+
+    def _product(self, buffer: ir.Buffer, what: str, index: str | None, step: Expr | None, vector: int) -> str:
+        """`index * step`, in 64 bits. vector: the step is passed as a multiple of this many elements, so that the
+        compiler knows that every row begins at 16 bytes."""
+        if step is None or step.value == 0:
+            return ""
+        if vector > 1:
+            is_unused = as_expr(False) if index is None else self._extent_of(index) == 1
+            self.require((step % vector == 0) | is_unused, f"rows of {buffer.name} that begin at 16 bytes")
+            name = self.int_arg(f"{what}_{buffer.name}", step // vector)
+            text = f"({name} * {vector})"
+        else:
+            text = self.int_arg(f"{what}_{buffer.name}", step)
+        return text if index is None else f"{index}.to(tl.int64) * {text}"
+
+    def _extent_of(self, index: str) -> Expr:
+        axes = {"p": self.tile.p, "q": self.tile.q}.get(index) or [a for a in self.kernel.axes if a.name == index]
+        return self.extent(axes)
+
+
+def per_16_bytes(buffer: ir.Buffer) -> int:
+    return 16 // ITEMSIZE[buffer.dtype]

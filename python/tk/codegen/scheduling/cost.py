@@ -1,0 +1,238 @@
+"""Predicted time of a launch with a setting: by the kind of what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from tk.aot.expr import Expr, as_expr, ceil_div, device, maximum, minimum, mode, select
+from tk.aot.spec import ITEMSIZE
+from tk.codegen import along, ir
+from tk.codegen.printing.body import EDGE
+from tk.codegen.printing.loops import loops
+from tk.codegen.scheduling import sorts
+from tk.codegen.scheduling.context import Context
+from tk.codegen.scheduling.settings import Setting
+from tk.codegen.tile import Layout, Tile
+
+# Predicted time, fitted to what tools/time_settings.py measured on an H200: picoseconds.
+START, BLOCK = 335_000, 374_000  # of a program, for each pass; of a block that waits for its loads
+INSTRUCTION = 29  # 1/1024 ps, of one for one element when all multiprocessors issue
+REDUCTION = 64  # a warp's part in a reduction over the block
+PER_THREAD = 40  # instructions of a thread that do not depend on how many elements it has
+MOST_WARPS = 64  # resident on a multiprocessor
+WALK_REDUCTION = 250_000  # ps, of a walk that waits for a sum over the row
+WALK_REGISTERS = 40, 6  # of a thread, and for each element that it has of a block
+L2_KEPT, L2_LOST = 16 << 20, 40 << 20  # of the rows under way a loop finds all again, and nothing of so many more
+INSTRUCTIONS: Mapping[str, int] = {
+    "exp": 6, "exp2": 5, "log": 6, "log2": 5, "div": 8, "sqrt": 8, "rsqrt": 4, "reciprocal": 8, "sigmoid": 14,
+    "erf": 40, "erfc": 20, "tanh": 30, "sin": 40, "cos": 40, "tan": 60, "pow": 60, "lgamma": 100, "expm1": 25,
+    "log1p": 25, "constant": 0, "number": 0, "index": 2,
+}  # fmt: skip
+
+LOOK_BACK = 9_000  # picoseconds of a program that looks back, beside all else
+REALIGNED = 5  # instructions for an element of a load or store of a realigned row
+COLUMN = 5, 16  # of what has one value a column: neighbours in one load, and beside vectors, every eighth
+SCANNED = 10  # instructions for an element of a scan
+EXCHANGE: Mapping[str, int] = {"i32": 8, "i64": 18}  # instructions for an element in a stage of a sort
+MERGED = 10  # picoseconds for an element in a merge of runs
+# Picoseconds of a pass over as many rows as a multiprocessor sorts at once by digits, and for each warp of a row more.
+DIGIT_PASS: Mapping[str, tuple[int, int]] = {"i32": (2_000_000, 45_000), "i64": (3_300_000, 80_000)}
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one launch. bytes: read and written for an element; read: those of them that a loop would read again.
+    computed: instructions for an element. accesses, columns: loads and stores along rows; those of them that have one
+    value a column are the latter. passes: how often a loop goes over what is reduced."""
+
+    bytes: int
+    read: int
+    computed: int
+    accesses: int
+    columns: int
+    reductions: int
+    passes: int
+
+
+@dataclass
+class Cost:
+    """Of a launch. Only the order of two settings counts: `tools/time_settings.py judge` says how far off it is."""
+
+    kernel: ir.Kernel
+    tile: Tile
+    layout: Layout
+    context: Context
+
+    @cached_property
+    def sizes(self) -> dict[str, Expr]:
+        return {"p": self.context.extent(self.tile.p), "q": self.context.extent(self.tile.q)}
+
+    def predicted(self, setting: Setting, programs: Expr) -> Expr:
+        """Picoseconds: what takes longest of moving bytes, issuing instructions, and waiting where programs are few."""
+        work, reduced = self.work, self.tile.reduced
+        looped = setting.looped and reduced is not None
+        passes = work.passes if looped else 1
+        block = {"p": setting.p if self.tile.p else 1, "q": setting.row}
+        across = "p" if reduced == "q" else "q"  # the dimension that is not reduced, where one is
+        kept = self.context.extent(self.batch)
+        for n in ("p", "q"):
+            kept = kept * self.sizes[n] if n != reduced else kept
+        if reduced is not None:
+            # The order of a sum follows from the setting: it may not depend on how many rows came with it.
+            programs = select(mode("batch_invariant"), 1024, programs)
+            kept = select(mode("batch_invariant"), 1024 * block[across], kept)
+        elements = kept * self.sizes[reduced] if reduced else kept
+        blocks = self.blocks(setting, kept, programs)
+        resident = self.resident(setting)
+        # Of what a loop reads again, the share that the L2 cache no longer has, in sixteenths.
+        lost = as_expr(0)
+        if passes > 1:
+            live = self.sizes[reduced or "q"] * (work.read * block[across])
+            live = maximum(live * minimum(device.sm_count * resident, programs) - L2_KEPT, 0)
+            lost = minimum(live // (L2_LOST // 16), 16)
+        moved = elements * work.bytes + elements * ((passes - 1) * work.read) * lost // 16
+        if not looped or passes > 1:  # while a block or pass ends nothing is loaded but by its neighbours
+            moved = moved * (2 * resident + 1) // (2 * resident)
+        moved = moved * {"aligned": 1, "rows": 1, "strided": 2}[self.layout.name] // 4  # 0.25 ps a byte: 4 TB/s
+        full = ceil_div(programs, device.sm_count) * device.sm_count * blocks
+        instructions = block["p"] * block["q"] * self.instructions(setting)
+        instructions += 32 * setting.warps * PER_THREAD + setting.vectors * self._edge_instructions(setting)
+        # A scan's carry is one, too. The edges of several rows are reduced for themselves.
+        reductions = work.reductions * (1 + (setting.vectors and setting.p > 1))
+        reductions += len(along.scans(self.kernel)) * (4 if looped else 1)
+        issued = full * (instructions * INSTRUCTION // 1024 + reductions * setting.warps * passes * REDUCTION)
+        waves = ceil_div(programs, device.sm_count * resident)
+        waited = waves * (START * (1 + passes) + blocks * (passes * self.waits(setting)))
+        more = self.more(setting, elements, programs)
+        # All but the longest is hidden, to a tenth.
+        return (maximum(maximum(moved, issued), waited) * 13 + moved + issued + waited) // 16 + more
+
+    # --- What kinds differ in ---
+
+    @property
+    def batch(self) -> tuple[ir.Axis, ...]:
+        """Axes of which there are more blocks."""
+        return self.tile.batch
+
+    def blocks(self, setting: Setting, kept: Expr, programs: Expr) -> Expr:
+        """How many blocks a program runs through."""
+        reduced = self.tile.reduced
+        if not setting.looped or reduced is None:
+            return as_expr(1)
+        return ceil_div(self.sizes[reduced], setting.p if reduced == "p" else setting.row)
+
+    def resident(self, setting: Setting) -> int:
+        """Programs on a multiprocessor."""
+        return max(1, MOST_WARPS // setting.warps)
+
+    def waits(self, setting: Setting) -> int:
+        """For the loads of a block."""
+        in_vectors = self.layout.aligned or setting.vectors or setting.realigned
+        return BLOCK if in_vectors else BLOCK * 3 // 2
+
+    def instructions(self, setting: Setting) -> int:
+        """For each element of a block: what is computed, and what loads and stores take."""
+        access = {"aligned": 2, "rows": 12 + min(512 // setting.row, 16), "strided": 30}[self.layout.name]
+        of_column = COLUMN[setting.vectors] if self.layout.name == "rows" else access
+        if setting.vectors or setting.realigned:
+            access = 2 if setting.vectors else REALIGNED
+        found = self.work.computed + self.work.accesses * access + self.work.columns * of_column
+        return found
+
+    def more(self, setting: Setting, elements: Expr, programs: Expr) -> Expr:
+        """What other launches take, and waiting for other programs."""
+        return as_expr(1_000_000)
+
+    def _edge_instructions(self, setting: Setting) -> int:
+        """Of all threads, each of which has an element of a row's edges, whether there is one or not, and more if the
+        block's rows have more."""
+        work = self.work
+        of_one = work.computed + 6 * (work.accesses + work.columns + work.reductions)
+        return max(32 * setting.warps, setting.p * EDGE) * of_one
+
+    @cached_property
+    def work(self) -> Work:
+        """Of the values and buffers at every element of the tile: a bias or a row's sum hardly counts."""
+        dims = [{a.name for a in axes} for axes in (self.tile.p, self.tile.q) if axes]
+        read: dict[str, int] = {}
+        written: dict[str, int] = {}
+        for v in self.kernel.accesses:
+            names = {s.name for e in v.index for s in e.free_symbols}
+            if all(names & d for d in dims):
+                (read if v.op == "load" else written)[v.buffer] = ITEMSIZE[self.kernel.buffer(v.buffer).dtype]
+        inside = [v for v in self.kernel.values if all(v.axes & d for d in dims)]
+        along_q = {a.name for a in self.tile.q}
+        accesses = [v for v in self.kernel.values if v.op in ("load", "store") and v.axes & along_q]
+        columns = [v for v in accesses if not all(v.axes & d for d in dims)]
+        reductions = [v for v in self.kernel.values if v.op == "reduce"]
+        computed = sum(INSTRUCTIONS.get(v.op, 1) for v in inside if v.op not in ("load", "store"))
+        computed += sum(5 if v.data in ("argmax", "argmin") else 2 for v in reductions)
+        computed += SCANNED * len({along.scan_key(v) for v in along.scans(self.kernel)})
+        passes = loops(self.kernel, self.tile)
+        return Work(max(1, sum(read.values()) + sum(written.values())), sum(read.values()), computed,
+                    len(accesses) - len(columns), len(columns), len(reductions), passes)  # fmt: skip
+
+
+class WalkCost(Cost):
+    """A program runs through many blocks of rows."""
+
+    @property
+    def batch(self) -> tuple[ir.Axis, ...]:
+        return ()
+
+    def blocks(self, setting: Setting, kept: Expr, programs: Expr) -> Expr:
+        return ceil_div(kept, programs * setting.p)
+
+    def resident(self, setting: Setting) -> int:
+        """What it keeps of its rows and adds up over them takes registers."""
+        elements = setting.p * setting.row // (32 * setting.warps)
+        wanted = WALK_REGISTERS[0] + WALK_REGISTERS[1] * elements
+        most = min(255, 65_536 // (32 * setting.warps), *([setting.registers] if setting.registers else []))
+        return max(1, min(super().resident(setting), 65_536 // (32 * setting.warps * min(wanted, most))))
+
+    def waits(self, setting: Setting) -> int:
+        """A program's next rows are not loaded before these are done, unless the setting says so."""
+        of_loads = super().waits(setting) * (1 if setting.ahead else 2) // setting.stages
+        return of_loads + self.work.reductions * WALK_REDUCTION
+
+
+class ScanCost(Cost):
+    def more(self, setting: Setting, elements: Expr, programs: Expr) -> Expr:
+        return programs * LOOK_BACK + 4_000_000 if setting.spread else super().more(setting, elements, programs)
+
+
+class SortCost(Cost):
+    """In a block, by exchanges."""
+
+    @property
+    def dtype(self) -> str:
+        """Of the numbers that are sorted."""
+        return along.sorts(self.kernel)[0].dtype
+
+    def instructions(self, setting: Setting) -> int:
+        return super().instructions(setting) + EXCHANGE[self.dtype] * sorts.stages(setting.q, looped=setting.looped)
+
+
+class RunsCost(SortCost):
+    def more(self, setting: Setting, elements: Expr, programs: Expr) -> Expr:
+        """Every merge reads and writes all."""
+        merged = sorts.passes(self.sizes["q"]) * (elements * MERGED + 10_000_000)
+        return super().more(setting, elements, programs) + merged
+
+
+class DigitsCost(SortCost):
+    """By a launch of its own, beside one that writes the numbers."""
+
+    def instructions(self, setting: Setting) -> int:
+        return super(SortCost, self).instructions(setting)
+
+    def more(self, setting: Setting, elements: Expr, programs: Expr) -> Expr:
+        """Of the launch that sorts by digits: its passes, and what it reads and writes."""
+        size, (of_pass, of_warp) = ITEMSIZE[self.dtype], DIGIT_PASS[self.dtype]
+        resident = 32 // setting.warps
+        rows = maximum(elements // maximum(self.sizes["q"], 1), device.sm_count * resident // 3)
+        passes = size * 2 * (of_pass + of_warp * setting.warps)
+        own = rows * passes // (device.sm_count * resident) + elements * size // 2 + 1_000_000
+        return super().more(setting, elements, programs) + own

@@ -1,0 +1,235 @@
+"""Kinds of launches: what a kernel does decides which settings it has, what is launched, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import sympy
+
+from tk.aot.expr import Expr, ceil_div
+from tk.aot.spec import ITEMSIZE, Arg, Buffer, Const, Int, Launch, Scratch
+from tk.codegen import along, device, ir
+from tk.codegen.printing.body import VECTOR
+from tk.codegen.scheduling import sorts
+from tk.codegen.scheduling.context import Context, half
+from tk.codegen.scheduling.cost import DigitsCost, RunsCost, ScanCost, SortCost, WalkCost
+from tk.codegen.scheduling.schedule import Scheduled
+from tk.codegen.scheduling.settings import Setting, settings_of
+from tk.codegen.tile import Layout, Tile, choose_tile, coefficients
+
+MOST_DIGITS = 64 << 10  # bytes of a row that is sorted by digits: shared memory holds it twice
+
+
+# --- Launches ---
+
+
+class Walk(Scheduled):
+    """A program runs through many blocks of rows."""
+
+    cost_model = WalkCost
+
+    def programs(self, setting: Setting) -> Expr:
+        return self.extent(self.tile.batch)
+
+    def require_vectors(self, setting: Setting) -> None:
+        """Also the rows that one program walks begin alike."""
+        super().require_vectors(setting)
+        programs = self.programs(setting)
+        is_alike = (programs * setting.p % VECTOR == 0) | (programs * setting.p >= self.sizes["p"])
+        self.require(is_alike, f"programs that are a multiple of {VECTOR}")
+
+
+class Scan(Scheduled):
+    """Along rows, which programs may share."""
+
+    cost_model = ScanCost
+
+    def launches(self, setting: Setting) -> list[Launch]:
+        main = self.launch(setting)
+        if not setting.spread:
+            return [main]
+        flags = Int(self.programs_spread(setting) * 2 + 1)
+        args: dict[str, Arg] = {"ptr": main.args["ptr_state"], "n": flags, "BLOCK": Const(1024)}
+        return [Launch(device.clear, args, (ceil_div(flags.value, 1024), 1, 1)), main]
+
+    def scratch_args(self, setting: Setting) -> dict[str, Arg]:
+        """Of a scan over programs: flags, and values for blocks and windows."""
+        found: dict[str, Arg] = {}
+        if not setting.spread:
+            return found
+        programs, v = self.programs_spread(setting), along.scans(self.kernel)[0]
+        carried = along.carried(self.kernel, v, self.layout.wide)
+        wanted = [("ptr_state", "i32", programs * 2 + 1)]
+        wanted += [(f"ptr_{what}_{i}", t, programs) for what in ("blocks", "windows") for i, t in enumerate(carried)]
+        for name, dtype, count in wanted:
+            found[name] = Scratch(len(self.context.scratch) + len(self.buffers), dtype)
+            self.buffers.append(Buffer(count * ITEMSIZE[dtype]))
+        return found
+
+
+class Sort(Scheduled):
+    """A row in a block."""
+
+    cost_model = SortCost
+
+
+class Top(Sort):
+    """The first few of what is sorted: as many as a block holds are kept while a row is run through."""
+
+    def require_fits(self, setting: Setting) -> None:
+        if not self.is_looped(setting):
+            super().require_fits(setting)
+            return
+        for limit in along.limits(self.kernel):
+            self.require(self.context.expr(limit) <= setting.q, f"at most {setting.q} elements to keep")
+
+
+class Narrow(Top):
+    """The same in numbers of 32 bits."""
+
+    def require_fits(self, setting: Setting) -> None:
+        super().require_fits(setting)
+        if self.is_looped(setting):
+            self.require(self.sizes["q"] <= along.LONGEST_NARROW, f"rows of at most {along.LONGEST_NARROW} elements")
+
+
+class Runs(Sort):
+    """Blocks of a row one by one, which are merged in pairs, pass by pass."""
+
+    cost_model = RunsCost
+
+    def launches(self, setting: Setting) -> list[Launch]:
+        return [self.launch(setting), *self._merges()]
+
+    def _merges(self) -> Iterator[Launch]:
+        rows, n = self.sizes["p"], self.sizes["q"]
+        groups: dict[tuple[int, ...], dict[int, tuple[int, str]]] = {}
+        for v in self.kernel.values:
+            if v.op == "store":
+                of, number = self.kernel.value(v.args[0]), self.context.scratch[v.buffer]
+                groups.setdefault(of.args, {})[of.data.part] = (number, v.dtype)
+        for group in groups.values():
+            yield from sorts.merges(group, rows, n, lambda dtype: half(rows * n, dtype))
+
+
+class Digits(Sort):
+    """The kernel writes the numbers, in blocks of their own programs; a launch of its own sorts them by their digits.
+    The setting is that one's."""
+
+    cost_model = DigitsCost
+
+    def launches(self, setting: Setting) -> list[Launch]:
+        main = self.launch(replace(setting, q=sorts.TILE, warps=4, spread=True))
+        rows, n = self.sizes["p"], self.sizes["q"]
+        self.require(n <= setting.q, f"at most {setting.q} elements to sort")
+        (store,) = (v for v in self.kernel.values if v.op == "store")
+        number, size = self.context.scratch[store.buffer], half(rows * n, store.dtype)
+        return [main, sorts.digits(number, store.dtype, rows, n, size, setting.q, setting.warps)]
+
+
+# --- Settings ---
+
+Settings = tuple[Setting, ...]
+
+
+def _all(kernel: ir.Kernel, tile: Tile, among: Settings) -> Settings:
+    return among
+
+
+def _of_rows(kernel: ir.Kernel, tile: Tile, among: Settings) -> Settings:
+    """Several rows a block only where there are several."""
+    return tuple(s for s in among if tile.p or s.p == 1)
+
+
+def _of_scan(kernel: ir.Kernel, tile: Tile, among: Settings) -> Settings:
+    can_be_spread = along.can_be_spread(kernel)
+    can_be_realigned = bool(tile.p) and has_rows(kernel, tile) and along.can_be_realigned(kernel)
+    fitting = tuple(s for s in _of_rows(kernel, tile, among)
+                    if (can_be_spread or not s.spread) and (can_be_realigned or not s.realigned))  # fmt: skip
+    # What serves a call that nothing else takes serves a single row as well.
+    found = fitting or tuple(replace(s, p=1, q=s.p * s.q) for s in among[:1] if s.looped)
+    # What is not realigned has a single element a load: where both are there, the first is enough.
+    return tuple(s for s in found if s == found[0] or s.realigned or replace(s, realigned=True) not in found)
+
+
+def _of_digits(kernel: ir.Kernel, tile: Tile, among: Settings) -> Settings:
+    size = ITEMSIZE[along.sorts(kernel)[0].dtype]
+    return tuple(s for s in _of_rows(kernel, tile, among) if s.row * size <= MOST_DIGITS)
+
+
+def has_rows(kernel: ir.Kernel, tile: Tile) -> bool:
+    """Whether any access is to rows that may be without gaps."""
+    for v in kernel.accesses:
+        factors = coefficients(v, kernel.axes)
+        if factors is None or v.op == "search":
+            continue
+        of = dict(zip((a.name for a in kernel.axes), factors, strict=True))
+        is_whole = all(of[a.name] for a in (*tile.p, *tile.q))
+        if is_whole and of[tile.q[-1].name] == {len(v.index) - 1: sympy.Integer(1)}:
+            return True
+    return False
+
+
+# --- The table ---
+
+
+@dataclass(frozen=True)
+class Kind:
+    """name: its row in the table of settings. fits: whether a kernel with a tile is of it, where it is of none before
+    it. fitting: those of the row's settings that it may have."""
+
+    name: str
+    fits: Callable[[ir.Kernel, Tile], bool]
+    launch: type[Scheduled] = Scheduled
+    fitting: Callable[[ir.Kernel, Tile, Settings], Settings] = _all
+
+    def settings(self, kernel: ir.Kernel, tile: Tile, layout: Layout) -> Settings:
+        found = self.fitting(kernel, tile, settings_of(self.name, layout.name))
+        if any(s.vectors for s in found) and not has_rows(kernel, tile):
+            found = tuple(s for s in found if not s.vectors)
+        return found
+
+
+KINDS = (
+    Kind("digits", lambda kernel, tile: along.by_digits(kernel), Digits, _of_digits),
+    Kind("narrow", lambda kernel, tile: along.is_narrow(kernel), Narrow, _of_rows),
+    Kind("runs", lambda kernel, tile: along.sorts_runs(kernel), Runs, _of_rows),
+    Kind("top", lambda kernel, tile: bool(along.sorts(kernel) and along.limits(kernel)), Top, _of_rows),
+    Kind("sort", lambda kernel, tile: bool(along.sorts(kernel)), Sort, _of_rows),
+    Kind("scan", lambda kernel, tile: tile.reduced == "q" and bool(along.scans(kernel)), Scan, _of_scan),
+    Kind("walk", lambda kernel, tile: tile.walk, Walk),
+    Kind("rows", lambda kernel, tile: tile.reduced is None and bool(tile.p)),
+    Kind("flat", lambda kernel, tile: tile.reduced is None),
+    Kind("outer", lambda kernel, tile: tile.reduced == "p"),
+    Kind("inner", lambda kernel, tile: bool(tile.p)),
+    Kind("full", lambda kernel, tile: True),
+    Kind("parts", lambda kernel, tile: False),  # rows that only a split reduction has: ways.py says where
+)
+
+
+def kind_of(kernel: ir.Kernel, tile: Tile) -> Kind:
+    return next(kind for kind in KINDS if kind.fits(kernel, tile))
+
+
+def schedule(kernel: ir.Kernel, layout: Layout, context: Context) -> Scheduled:
+    tile = choose_tile(kernel, layout)
+    return kind_of(kernel, tile).launch(kernel, tile, layout, context)
+
+
+def choices(kernel: ir.Kernel, layout: Layout, kind: str = "") -> Settings:
+    """The settings that a launch may have in a layout. kind: the name of another than its own."""
+    tile = choose_tile(kernel, layout)
+    own = next(k for k in KINDS if k.name == kind) if kind else kind_of(kernel, tile)
+    return own.settings(kernel, tile, layout)
+
+
+def has_secondary_setting(kernel: ir.Kernel, layout: Layout) -> bool:
+    return bool(along.sorts(kernel) or choices(kernel, layout))
+
+
+def secondary_setting(kernel: ir.Kernel, layout: Layout) -> Setting:
+    """Of a launch beside the one that a config is about: one that takes as many sizes as it can."""
+    if along.sorts(kernel):
+        return settings_of("runs" if along.sorts_runs(kernel) else "sort", "rows")[-1]
+    return choices(kernel, layout)[0]
