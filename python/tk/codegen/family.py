@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import sympy
-from torch.utils._sympy.functions import FloorDiv
-
 from tk.aot.errors import BuildError, Refused
-from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, const, device, maximum, minimum, select, tensors
+from tk.aot.expr import as_expr
 from tk.aot.spec import (
-    DTYPES,
     Config,
-    Constraint,
     Family,
     Kernel,
     Launch,
-    Op,
-    Output,
-    Param,
     Plan,
     Point,
-    Selector,
-    require,
 )
 from tk.codegen import along, comparisons, ir
 from tk.codegen import index as ix
-from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError, reported, where
-from tk.codegen.ir import IR_DTYPES
 from tk.codegen.lists import GeneratedLists, generate_lists
 from tk.codegen.lowering.rules import RULED
+from tk.codegen.records import OpRecord
 from tk.codegen.scheduling import combo
 from tk.codegen.scheduling.context import Context, scratch_buffers
 from tk.codegen.scheduling.kinds import choices, has_secondary_setting, kind_of, schedule, secondary_setting
@@ -42,13 +30,11 @@ from tk.codegen.scheduling.schedule import Scheduled
 from tk.codegen.scheduling.settings import GENERAL, GENERAL_DTYPES, SELDOM_CALLED, Setting
 from tk.codegen.tile import ALIGNED, LAYOUTS, ROWS, Layout, choose_tile
 from tk.codegen.tracing import derivatives, random
-from tk.codegen.tracing.arguments import LEADING, letter
-from tk.codegen.tracing.trace import Trace, flag_values, trace_all, trace_backward
+from tk.codegen.tracing.backward import backward_traces
+from tk.codegen.tracing.trace import Trace, trace_all
 from tk.codegen.ways import WAYS, Graph, depends_on_order, lowered_graph
 from tk.generated.declare import Declared
-from tk.generated.interpret import references
-from tk.generated.signature import DTYPES as TORCH_DTYPES
-from tk.generated.signature import MAX_RANK, MAX_RANK_BESIDE, Signature, Size, TensorSpec
+from tk.generated.signature import Signature
 
 ARCHITECTURES = (80, 90)
 MOST_SPILLED_GENERAL = 1 << 16  # of what serves every call: slow is better than nothing
@@ -56,194 +42,15 @@ LAYOUT_BY_NAME: Mapping[str, Layout] = {layout.name: layout for layout in LAYOUT
 
 
 @dataclass(frozen=True)
-class Generated:
+class Generated(OpRecord):
     """A traced function under a name: all that its records are made of."""
 
-    name: str
-    signature: Signature
-    graphs: tuple[Graph, ...]
-    doc: str = ""
     backward: Generated | None = None
-    debug: bool = False
-    differentiable: bool = False  # ATen may differentiate its recorded graph
 
     @property
     def families(self) -> list[Family]:
         with reported(self.name):
             return [self.family, *(self.backward.families if self.backward else [])]
-
-    # --- The op ---
-
-    @cached_property
-    def op(self) -> Op:
-        inputs, outputs = list(self.signature.tensors), [f"out{i}" for i in range(len(self.first.new))]
-        named = tensors(*inputs, *outputs)
-        by_name = {t.name: t for t in named}
-        ints = tuple(n for n, s in self.signature.numbers.items() if s.kind in ("int", "bool"))
-        floats = tuple(n for n, s in self.signature.numbers.items() if s.kind == "float")
-        locals_ = self._locals(by_name, ints)
-        letters = [n for n in locals_ if n in (*self.signature.letters, LEADING)]
-        bare = Op(
-            self.name, named, ints, floats, locals_, {"graph": Selector(const(0), len(self.graphs))}, tuple(letters[:4])
-        )
-        bare = replace(bare, locals=self._with_parts(bare))
-        context = Context(bare, by_name, {})
-        selectors = {"graph": Selector(bare.local("graph"), len(self.graphs))}
-        return replace(
-            bare, selectors=selectors, outputs=self._outputs(context), params=self._params(),
-            checks=self._checks(context, by_name), meta=self._meta(),
-        )  # fmt: skip
-
-    @property
-    def first(self) -> Trace:
-        return self.graphs[0].trace
-
-    def _locals(self, by_name: Mapping[str, Tensor], ints: Sequence[str]) -> dict[str, Expr]:
-        found: dict[str, Expr] = {"graph": graph_number([g.trace for g in self.graphs], self.signature, by_name, ints)}
-        for name, spec in self.signature.tensors.items():
-            t = by_name[name]
-            if spec.leading:
-                found.setdefault(LEADING, t.size(0) * t.size(1) * t.size(2))
-                found.setdefault(f"{LEADING}_1", t.size(1))
-                found.setdefault(f"{LEADING}_2", t.size(2))
-            for d, size in enumerate(spec.sizes):
-                if isinstance(size, str):
-                    found.setdefault(size, t.size(d + 3 * spec.leading))
-        for unknown, name, d, factor, rest in self.signature.solved():
-            size = by_name[name].size(d + 3 * self.signature.tensors[name].leading)
-            values = {x: as_expr(e) for x, e in found.items()}
-            found[unknown] = as_expr((size - rest.evaluate(values)) // maximum(as_expr(factor.evaluate(values)), 1))
-        return found
-
-    def _with_parts(self, bare: Op) -> dict[str, Expr]:
-        """The op's locals and, of split reductions, the numbers of parts: enough programs to fill the GPU a few times,
-        each with enough to do. Of programs that walk, as many as are resident."""
-        found = dict(bare.locals)
-        context = Context(bare, {}, {})
-        for p in (p for g in self.graphs for p in g.parts):
-            rows, reduced, kept = (context.expr(e) for e in (p.rows, p.reduced, p.kept))
-            columns = p.kept != 1
-            wanted = 4 * device.sm_count // maximum(ceil_div(kept, 64), 1)
-            most = ceil_div(reduced, 64 if columns else 8192)
-            found[p.name] = maximum(minimum(rows, most, wanted), 1)
-        for w in (g.walk for g in self.graphs if g.walk):
-            found[w.name] = maximum(minimum(context.expr(w.rows), 4 * device.sm_count), 1)
-        return found
-
-    def _params(self) -> tuple[Param, ...]:
-        found = []
-        for name, spec in self.signature.params.items():
-            if isinstance(spec, TensorSpec):
-                kind = "tensors" if spec.is_list else "tensor"
-                in_order = spec.leading and self._counts_leading()
-                found.append(Param(name, kind, spec.leading, len(spec.sizes), name in self.first.mutated, in_order))
-            else:
-                found.append(Param(name, spec.kind))
-        return tuple(found)
-
-    def _counts_leading(self) -> bool:
-        """Random numbers go by the place in the result, so its dimensions may not be seen in another order."""
-        return any(v.op == "random" for g in self.graphs for k in g.kernels for v in k.values)
-
-    def _outputs(self, context: Context) -> tuple[Output, ...]:
-        leading = next((i for i, s in enumerate(self.signature.tensors.values()) if s.leading), None)
-        found = []
-        for i, node in enumerate(self.first.new):
-            shape = tuple(self.first.size(s) for s in node.meta["val"].shape)
-            dtypes = [DTYPES[IR_DTYPES[g.trace.new[i].meta["val"].dtype]] for g in self.graphs]
-            has_leading = _has_leading(shape)
-            declared = shape[1:] if has_leading else shape
-            if len(declared) > (most := MAX_RANK_BESIDE if has_leading else MAX_RANK):
-                raise TraceError(f"{self.name}: result {i} has {len(shape)} dimensions, it may have {most}")
-            found.append(
-                Output(
-                    _by_graph(context.op, dtypes),
-                    tuple(context.expr(s) for s in declared),
-                    tuple(context.expr(ix.product(declared[d + 1 :])) for d in range(len(declared))),
-                    leading if has_leading else None,
-                )
-            )
-        return tuple(found)
-
-    def _checks(self, context: Context, by_name: Mapping[str, Tensor]) -> tuple[Constraint, ...]:
-        found: list[Constraint] = []
-        owner: dict[str, str] = {}
-        for name, spec in self.signature.tensors.items():
-            t = by_name[name]
-            found.append(self._dtype_check(name, spec, t, owner, by_name))
-            for d, size in enumerate(spec.sizes):
-                at = t.size(d + 3 * spec.leading)
-                where = f"dimension {d - len(spec.sizes)} of {name}"
-                if isinstance(size, int):
-                    found.append(require(at == size, f"{where} must have size {size}"))
-                elif not isinstance(size, str):
-                    found.append(require(at == context.expr(_as_sympy(size)), f"{where} must have size {size}"))
-                elif size in owner:
-                    found.append(
-                        require(at == context.op.local(size), f"{where} must be as large as {owner[size]} ({size})")
-                    )
-                else:
-                    owner[size] = where
-        zeros = {str(c.zero): c for g in self.graphs for c in g.trace.checks}
-        for check in sorted(zeros.values(), key=lambda c: sympy.count_ops(c.zero)):
-            found.append(require(context.expr(check.zero) == 0, check.message))
-        for i, node in enumerate(self.first.new):
-            for size in (sympy.sympify(self.first.size(s)) for s in node.meta["val"].shape):
-                if not size.is_Symbol and not size.is_nonnegative:  # as of a piece that is what others leave
-                    holds = context.expr(sympy.Max(0, -size)) == 0
-                    found.append(require(holds, f"result {i} would have a size of {size}"))
-        return tuple(c for c in found if c.holds.value is None)
-
-    def _dtype_check(
-        self, name: str, spec: TensorSpec, t: Tensor, owner: dict[str, str], by_name: Mapping[str, Tensor]
-    ) -> Constraint:
-        if spec.dtype in owner:
-            return require(
-                t.dtype == by_name[owner[spec.dtype]].dtype, f"{name} must have the dtype of {owner[spec.dtype]}"
-            )
-        allowed = self.signature.variables.get(spec.dtype, (spec.dtype,))
-        if spec.dtype in self.signature.variables:
-            owner[spec.dtype] = name
-        holds = as_expr(0)
-        for dtype in allowed:
-            holds = holds | (t.dtype == dtype_number(dtype))
-        names = " or ".join(str(TORCH_DTYPES[d]).removeprefix("torch.") for d in allowed)
-        return require(holds, f"{name} must be of dtype {names}")
-
-    def _meta(self) -> str:
-        graphs = [
-            dict(dtypes=dict(g.trace.dtypes), flags=dict(g.trace.flags), nodes=g.trace.recorded) for g in self.graphs
-        ]
-        signature = {name: str(spec) for name, spec in self.signature.params.items()}
-        variables = {name: list(dtypes) for name, dtypes in self.signature.variables.items()}
-        structure = self.first.structure
-        return json.dumps(
-            dict(
-                doc=self.doc,
-                signature=signature,
-                variables=variables,
-                returns=structure,
-                graphs=graphs,
-                backward=self._backward_meta(),
-                differentiable=self.differentiable,
-            ),
-            sort_keys=True,
-        )
-
-    def _backward_meta(self) -> dict[str, Any] | None:
-        """The backward takes the gradients of the floating-point results, the saved inputs, then all numbers."""
-        if self.backward is None:
-            return None
-        params = list(self.signature.params)
-        of = self.backward.signature.params
-        grads = [n for n, s in self.signature.tensors.items() if is_float(s, self.first.dtypes)]
-        return dict(
-            op=self.backward.name,
-            saved_inputs=[params.index(n) for n in self.signature.tensors if n in of],
-            saved_outputs=[],
-            extra_outputs=0,
-            grads=[params.index(n) for n in grads],
-        )
 
     # --- The kernels ---
 
@@ -444,23 +251,6 @@ def _layout_beside(main: ir.Kernel, layout: Layout, kernel: ir.Kernel) -> Layout
     return ROWS if tile.reduced == "q" and not is_as_long else layout
 
 
-def _by_graph(op: Op, values: Sequence[int]) -> Expr:
-    result = as_expr(values[0])
-    if len(set(values)) == 1:
-        return result
-    for n, value in enumerate(values[1:], 1):
-        result = select(op.local("graph") == n, value, result)
-    return result
-
-
-def _has_leading(shape: Sequence[sympy.Expr]) -> bool:
-    return bool(shape) and shape[0] == sympy.Symbol(LEADING, integer=True, positive=True)
-
-
-def is_float(spec: TensorSpec, dtypes: Mapping[str, str]) -> bool:
-    return TORCH_DTYPES[dtypes.get(spec.dtype, spec.dtype)].is_floating_point
-
-
 def generate_any(
     fn: Callable[..., Any], signature: Signature, name: str, grad: bool = False, debug: bool = False
 ) -> Generated | GeneratedLists:
@@ -527,85 +317,5 @@ def _lowered(traces: Sequence[Trace], name: str) -> tuple[Graph, ...]:
 
 
 def _backward(fn: Callable[..., Any], signature: Signature, name: str) -> Generated:
-    choices = [(d, f) for d in signature.assignments() for f in flag_values(signature)]
-    traces = _declared_alike([trace_backward(fn, signature, dtypes, flags, RULED) for dtypes, flags in choices], name)
-    full = traces[0].signature
-    read = {n for t in traces for n in (*t.arguments_read(), *_read_by_recorded(t.recorded))}
-    kept = {n: s for n, s in full.params.items() if n in read or n.startswith("grad_") or n in full.numbers}
-    for n, spec in signature.tensors.items():  # what is not read may still be where a size or a dtype is known from
-        of_others = {x for s in kept.values() if isinstance(s, TensorSpec) for x in (s.dtype, *_sizes(s))}
-        if not _sizes(spec) | ({spec.dtype} & signature.variables.keys()) <= of_others:
-            kept[n] = spec
-    ordered = {n: s for n, s in full.params.items() if n in kept}
-    reduced = Signature(ordered, full.variables)
-    traces = [replace(t, signature=reduced, recorded=_without(t.recorded, ordered, full.params)) for t in traces]
-    return Generated(f"{name}_backward", reduced, _lowered(traces, f"{name}_backward"), f"Gradients of {name}.")
-
-
-def _declared_alike(traces: Sequence[Trace], name: str) -> list[Trace]:
-    """With one signature for all. A gradient's dtype, which each trace has by name, is that of a variable, the same for
-    all, or one of its own: a result of ``x.float()`` is fp32 whatever x is."""
-    specs, variables = dict(traces[0].signature.params), dict(traces[0].signature.variables)
-    own: list[dict[str, str]] = [{} for _ in traces]
-    for grad in (n for n in specs if n.startswith("grad_")):
-        found = [t.signature.tensors[grad] for t in traces]
-        if len({(spec.sizes, spec.leading) for spec in found}) > 1:
-            raise TraceError(
-                f"{name}: a result's shape is not the same expression for all dtypes and flags, so that its gradient "
-                "cannot be declared; reshape the results alike"
-            )
-        dtypes = [spec.dtype for spec in found]
-        same = [v for v in traces[0].dtypes if all(t.dtypes[v] == d for t, d in zip(traces, dtypes, strict=True))]
-        variable = same[0] if same else dtypes[0]
-        if not same and len(set(dtypes)) > 1:
-            variable = f"{grad}_dtype"
-            variables[variable] = tuple(dict.fromkeys(dtypes))
-            for one, dtype in zip(own, dtypes, strict=True):
-                one[variable] = dtype
-        specs[grad] = replace(found[0], dtype=variable)
-    signature = Signature(specs, variables)
-    return [replace(t, signature=signature, dtypes={**t.dtypes, **more}) for t, more in zip(traces, own, strict=True)]
-
-
-def _as_sympy(size: Any) -> sympy.Expr:
-    return size.evaluate({x: letter(x) for x in size.letters}, FloorDiv) if isinstance(size, Size) else size
-
-
-def _sizes(spec: TensorSpec) -> set[Any]:
-    return {s for s in spec.sizes if isinstance(s, str | Size)} | ({LEADING} if spec.leading else set())
-
-
-_SIZE = "aten.sym_size.int"
-
-
-def _read_by_recorded(nodes: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The arguments of which the recorded graph reads more than sizes."""
-    param_of = {n["name"]: n["args"][0] for n in nodes if n["op"] == "input"}
-    readers = (n for n in nodes if n["op"] not in ("input", _SIZE))
-    return {param_of[name] for n in readers for name in references((n["args"], n["kwargs"])) if name in param_of}
-
-
-def _without(
-    nodes: Sequence[Mapping[str, Any]], kept: Mapping[str, Any], specs: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """The recorded graph less the inputs that are not kept. Their sizes are read of those that are. specs: of all."""
-    name_of = {n["args"][0]: n["name"] for n in nodes if n["op"] == "input"}
-    dropped = {name_of[param]: _dims(spec) for param, spec in specs.items() if param in name_of and param not in kept}
-    known = {
-        size: (name_of[param], d)
-        for param, spec in kept.items() if isinstance(spec, TensorSpec)
-        for d, size in enumerate(_dims(spec))
-    }  # fmt: skip
-    found = []
-    for n in nodes:
-        if n["op"] == _SIZE and n["args"][0]["ref"] in dropped:
-            source, d = known[dropped[n["args"][0]["ref"]][n["args"][1]]]
-            found.append({**n, "args": [{"ref": source}, d]})
-        elif n["name"] not in dropped:
-            found.append(dict(n))
-    return found
-
-
-def _dims(spec: Any) -> tuple[Any, ...]:
-    """The sizes as the graph sees them; none of a number."""
-    return ((LEADING,) * spec.leading + tuple(spec.sizes)) if isinstance(spec, TensorSpec) else ()
+    own, traces = backward_traces(fn, signature, name, RULED)
+    return Generated(f"{name}_backward", own, _lowered(traces, f"{name}_backward"), f"Gradients of {name}.")

@@ -1,0 +1,238 @@
+"""The record of a generated op: what it takes and returns, its checks, and what the run time is told of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import sympy
+from torch.utils._sympy.functions import FloorDiv
+
+from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, const, device, maximum, minimum, select, tensors
+from tk.aot.spec import (
+    DTYPES,
+    Constraint,
+    Op,
+    Output,
+    Param,
+    Selector,
+    require,
+)
+from tk.codegen import index as ix
+from tk.codegen.choice import dtype_number, graph_number
+from tk.codegen.errors import TraceError
+from tk.codegen.ir import IR_DTYPES
+from tk.codegen.scheduling.context import Context
+from tk.codegen.tracing.arguments import LEADING, letter
+from tk.codegen.tracing.trace import Trace
+from tk.codegen.ways import Graph
+from tk.generated.signature import DTYPES as TORCH_DTYPES
+from tk.generated.signature import MAX_RANK, MAX_RANK_BESIDE, Signature, Size, TensorSpec
+
+
+@dataclass(frozen=True)
+class OpRecord:
+    """A function's graphs under a name, as an op."""
+
+    name: str
+    signature: Signature
+    graphs: tuple[Graph, ...]
+    doc: str = ""
+    backward: OpRecord | None = None
+    debug: bool = False
+    differentiable: bool = False  # ATen may differentiate its recorded graph
+
+    @cached_property
+    def op(self) -> Op:
+        inputs, outputs = list(self.signature.tensors), [f"out{i}" for i in range(len(self.first.new))]
+        named = tensors(*inputs, *outputs)
+        by_name = {t.name: t for t in named}
+        ints = tuple(n for n, s in self.signature.numbers.items() if s.kind in ("int", "bool"))
+        floats = tuple(n for n, s in self.signature.numbers.items() if s.kind == "float")
+        locals_ = self._locals(by_name, ints)
+        letters = [n for n in locals_ if n in (*self.signature.letters, LEADING)]
+        bare = Op(
+            self.name, named, ints, floats, locals_, {"graph": Selector(const(0), len(self.graphs))}, tuple(letters[:4])
+        )
+        bare = replace(bare, locals=self._with_parts(bare))
+        context = Context(bare, by_name, {})
+        selectors = {"graph": Selector(bare.local("graph"), len(self.graphs))}
+        return replace(
+            bare, selectors=selectors, outputs=self._outputs(context), params=self._params(),
+            checks=self._checks(context, by_name), meta=self._meta(),
+        )  # fmt: skip
+
+    @property
+    def first(self) -> Trace:
+        return self.graphs[0].trace
+
+    def _locals(self, by_name: Mapping[str, Tensor], ints: Sequence[str]) -> dict[str, Expr]:
+        found: dict[str, Expr] = {"graph": graph_number([g.trace for g in self.graphs], self.signature, by_name, ints)}
+        for name, spec in self.signature.tensors.items():
+            t = by_name[name]
+            if spec.leading:
+                found.setdefault(LEADING, t.size(0) * t.size(1) * t.size(2))
+                found.setdefault(f"{LEADING}_1", t.size(1))
+                found.setdefault(f"{LEADING}_2", t.size(2))
+            for d, size in enumerate(spec.sizes):
+                if isinstance(size, str):
+                    found.setdefault(size, t.size(d + 3 * spec.leading))
+        for unknown, name, d, factor, rest in self.signature.solved():
+            size = by_name[name].size(d + 3 * self.signature.tensors[name].leading)
+            values = {x: as_expr(e) for x, e in found.items()}
+            found[unknown] = as_expr((size - rest.evaluate(values)) // maximum(as_expr(factor.evaluate(values)), 1))
+        return found
+
+    def _with_parts(self, bare: Op) -> dict[str, Expr]:
+        """The op's locals and, of split reductions, the numbers of parts: enough programs to fill the GPU a few times,
+        each with enough to do. Of programs that walk, as many as are resident."""
+        found = dict(bare.locals)
+        context = Context(bare, {}, {})
+        for p in (p for g in self.graphs for p in g.parts):
+            rows, reduced, kept = (context.expr(e) for e in (p.rows, p.reduced, p.kept))
+            columns = p.kept != 1
+            wanted = 4 * device.sm_count // maximum(ceil_div(kept, 64), 1)
+            most = ceil_div(reduced, 64 if columns else 8192)
+            found[p.name] = maximum(minimum(rows, most, wanted), 1)
+        for w in (g.walk for g in self.graphs if g.walk):
+            found[w.name] = maximum(minimum(context.expr(w.rows), 4 * device.sm_count), 1)
+        return found
+
+    def _params(self) -> tuple[Param, ...]:
+        found = []
+        for name, spec in self.signature.params.items():
+            if isinstance(spec, TensorSpec):
+                kind = "tensors" if spec.is_list else "tensor"
+                in_order = spec.leading and self._counts_leading()
+                found.append(Param(name, kind, spec.leading, len(spec.sizes), name in self.first.mutated, in_order))
+            else:
+                found.append(Param(name, spec.kind))
+        return tuple(found)
+
+    def _counts_leading(self) -> bool:
+        """Random numbers go by the place in the result, so its dimensions may not be seen in another order."""
+        return any(v.op == "random" for g in self.graphs for k in g.kernels for v in k.values)
+
+    def _outputs(self, context: Context) -> tuple[Output, ...]:
+        leading = next((i for i, s in enumerate(self.signature.tensors.values()) if s.leading), None)
+        found = []
+        for i, node in enumerate(self.first.new):
+            shape = tuple(self.first.size(s) for s in node.meta["val"].shape)
+            dtypes = [DTYPES[IR_DTYPES[g.trace.new[i].meta["val"].dtype]] for g in self.graphs]
+            has_leading = _has_leading(shape)
+            declared = shape[1:] if has_leading else shape
+            if len(declared) > (most := MAX_RANK_BESIDE if has_leading else MAX_RANK):
+                raise TraceError(f"{self.name}: result {i} has {len(shape)} dimensions, it may have {most}")
+            found.append(
+                Output(
+                    _by_graph(context.op, dtypes),
+                    tuple(context.expr(s) for s in declared),
+                    tuple(context.expr(ix.product(declared[d + 1 :])) for d in range(len(declared))),
+                    leading if has_leading else None,
+                )
+            )
+        return tuple(found)
+
+    def _checks(self, context: Context, by_name: Mapping[str, Tensor]) -> tuple[Constraint, ...]:
+        found: list[Constraint] = []
+        owner: dict[str, str] = {}
+        for name, spec in self.signature.tensors.items():
+            t = by_name[name]
+            found.append(self._dtype_check(name, spec, t, owner, by_name))
+            for d, size in enumerate(spec.sizes):
+                at = t.size(d + 3 * spec.leading)
+                where = f"dimension {d - len(spec.sizes)} of {name}"
+                if isinstance(size, int):
+                    found.append(require(at == size, f"{where} must have size {size}"))
+                elif not isinstance(size, str):
+                    found.append(require(at == context.expr(_as_sympy(size)), f"{where} must have size {size}"))
+                elif size in owner:
+                    found.append(
+                        require(at == context.op.local(size), f"{where} must be as large as {owner[size]} ({size})")
+                    )
+                else:
+                    owner[size] = where
+        zeros = {str(c.zero): c for g in self.graphs for c in g.trace.checks}
+        for check in sorted(zeros.values(), key=lambda c: sympy.count_ops(c.zero)):
+            found.append(require(context.expr(check.zero) == 0, check.message))
+        for i, node in enumerate(self.first.new):
+            for size in (sympy.sympify(self.first.size(s)) for s in node.meta["val"].shape):
+                if not size.is_Symbol and not size.is_nonnegative:  # as of a piece that is what others leave
+                    holds = context.expr(sympy.Max(0, -size)) == 0
+                    found.append(require(holds, f"result {i} would have a size of {size}"))
+        return tuple(c for c in found if c.holds.value is None)
+
+    def _dtype_check(
+        self, name: str, spec: TensorSpec, t: Tensor, owner: dict[str, str], by_name: Mapping[str, Tensor]
+    ) -> Constraint:
+        if spec.dtype in owner:
+            return require(
+                t.dtype == by_name[owner[spec.dtype]].dtype, f"{name} must have the dtype of {owner[spec.dtype]}"
+            )
+        allowed = self.signature.variables.get(spec.dtype, (spec.dtype,))
+        if spec.dtype in self.signature.variables:
+            owner[spec.dtype] = name
+        holds = as_expr(0)
+        for dtype in allowed:
+            holds = holds | (t.dtype == dtype_number(dtype))
+        names = " or ".join(str(TORCH_DTYPES[d]).removeprefix("torch.") for d in allowed)
+        return require(holds, f"{name} must be of dtype {names}")
+
+    def _meta(self) -> str:
+        graphs = [
+            dict(dtypes=dict(g.trace.dtypes), flags=dict(g.trace.flags), nodes=g.trace.recorded) for g in self.graphs
+        ]
+        signature = {name: str(spec) for name, spec in self.signature.params.items()}
+        variables = {name: list(dtypes) for name, dtypes in self.signature.variables.items()}
+        structure = self.first.structure
+        return json.dumps(
+            dict(
+                doc=self.doc,
+                signature=signature,
+                variables=variables,
+                returns=structure,
+                graphs=graphs,
+                backward=self._backward_meta(),
+                differentiable=self.differentiable,
+            ),
+            sort_keys=True,
+        )
+
+    def _backward_meta(self) -> dict[str, Any] | None:
+        """The backward takes the gradients of the floating-point results, the saved inputs, then all numbers."""
+        if self.backward is None:
+            return None
+        params = list(self.signature.params)
+        of = self.backward.signature.params
+        grads = [n for n, s in self.signature.tensors.items() if _is_float(s, self.first.dtypes)]
+        return dict(
+            op=self.backward.name,
+            saved_inputs=[params.index(n) for n in self.signature.tensors if n in of],
+            saved_outputs=[],
+            extra_outputs=0,
+            grads=[params.index(n) for n in grads],
+        )
+
+
+def _as_sympy(size: Any) -> sympy.Expr:
+    return size.evaluate({x: letter(x) for x in size.letters}, FloorDiv) if isinstance(size, Size) else size
+
+
+def _by_graph(op: Op, values: Sequence[int]) -> Expr:
+    result = as_expr(values[0])
+    if len(set(values)) == 1:
+        return result
+    for n, value in enumerate(values[1:], 1):
+        result = select(op.local("graph") == n, value, result)
+    return result
+
+
+def _has_leading(shape: Sequence[sympy.Expr]) -> bool:
+    return bool(shape) and shape[0] == sympy.Symbol(LEADING, integer=True, positive=True)
+
+
+def _is_float(spec: TensorSpec, dtypes: Mapping[str, str]) -> bool:
+    return TORCH_DTYPES[dtypes.get(spec.dtype, spec.dtype)].is_floating_point
