@@ -15,7 +15,7 @@
 
 namespace tk::ops {
 
-inline constexpr int64_t kListChunk = 4096;             // python/tk/codegen/lists.py
+inline constexpr int64_t kListChunk = 4096;             // python/tk/codegen/scheduling/lists.py
 inline constexpr int64_t kStoredWords = TK_MAX_FLOATS;  // of a launch of store_table: kernels/lists/table.py
 
 // A boxed call of an op whose tensors are lists.

@@ -12,8 +12,9 @@ from tk.aot.files import import_file
 from tk.codegen import source
 from tk.codegen.errors import reported, where
 from tk.codegen.family import Generated, generate_any
-from tk.codegen.lists import ALIGNED, ANY, CHUNK, LANES, GeneratedLists
+from tk.codegen.lists import ALIGNED, ANY, GeneratedLists
 from tk.codegen.scheduling.kinds import choices
+from tk.codegen.scheduling.lists import CHUNK, LANES
 from tk.codegen.tile import LAYOUTS, Layout, choose_tile
 from tk.codegen.ways import WAYS, Graph
 from tk.generated.declare import Declared

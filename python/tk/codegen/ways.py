@@ -46,8 +46,7 @@ class Graph:
 
     @property
     def label(self) -> str:
-        flags = [f"{'' if on else 'not_'}{name}" for name, on in self.trace.flags.items()]
-        return "_".join([*self.trace.dtypes.values(), *flags]) or "only"
+        return self.trace.label
 
 
 def lowered_graph(trace: Trace, name: str) -> Graph:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from tk.aot.expr import Problem, TensorValue, evaluate_locals
-from tk.codegen.lists import ALIGNED, ANY, CHUNK, GeneratedLists, generate_lists
+from tk.codegen.lists import ALIGNED, ANY, GeneratedLists, generate_lists
+from tk.codegen.scheduling.lists import CHUNK
 from tk.generated import op
 from tk.kernels.generated import optimizers
 

@@ -50,6 +50,12 @@ class Trace:
     symbols: Mapping[sympy.Symbol, sympy.Symbol] = field(default_factory=dict)
     equal: Mapping[sympy.Expr, sympy.Symbol] = field(default_factory=dict)  # by the checks
 
+    @property
+    def label(self) -> str:
+        """The choice, as a word."""
+        flags = [f"{'' if on else 'not_'}{name}" for name, on in self.flags.items()]
+        return "_".join([*self.dtypes.values(), *flags]) or "only"
+
     def size(self, value: Any) -> sympy.Expr:
         """A size or an integer as an expression of letters and int parameters."""
         if isinstance(value, torch.SymInt | torch.SymFloat):
