@@ -25,7 +25,7 @@ from tk.codegen.lowering.rules import RULED
 from tk.codegen.records import OpRecord
 from tk.codegen.scheduling import combo
 from tk.codegen.scheduling.context import Context, scratch_buffers
-from tk.codegen.scheduling.kinds import choices, has_secondary_setting, kind_of, schedule, secondary_setting
+from tk.codegen.scheduling.kinds import choices, kind_of, schedule, secondary_setting
 from tk.codegen.scheduling.schedule import Scheduled
 from tk.codegen.scheduling.settings import GENERAL, GENERAL_DTYPES, SELDOM_CALLED, Setting
 from tk.codegen.tile import ALIGNED, LAYOUTS, ROWS, Layout, choose_tile
@@ -76,6 +76,7 @@ class Generated(OpRecord):
         for kernel in kernels:
             own_layout = layout if kernel is main else _layout_beside(main, layout, kernel)
             own_setting = setting if kernel is main else secondary_setting(kernel, own_layout)
+            assert own_setting is not None, "a way that has a launch without a setting has none itself"
             found.append((schedule(kernel, own_layout, context), own_setting))
         return found
 
@@ -98,7 +99,8 @@ class Generated(OpRecord):
         if not kernels:
             return ()
         main = kernels[self.main(kernels)]
-        if any(k is not main and not has_secondary_setting(k, _layout_beside(main, layout, k)) for k in kernels):
+        beside = (secondary_setting(k, _layout_beside(main, layout, k)) for k in kernels if k is not main)
+        if None in beside:
             return ()
         kind = WAYS[way].kind(graph, self._kind(kernels, layout), self._kind(graph.kernels, layout), layout)
         if kind is None:

@@ -11,6 +11,7 @@ from tk.aot.expr import Expr, ceil_div
 from tk.aot.spec import ITEMSIZE, Arg, Buffer, Const, Int, Launch, Scratch
 from tk.codegen import along, device, ir
 from tk.codegen.printing.body import VECTOR
+from tk.codegen.printing.printer import ScanFunctionPrinter, SortFunctionPrinter, WalkFunctionPrinter
 from tk.codegen.scheduling import sorts
 from tk.codegen.scheduling.context import Context, half
 from tk.codegen.scheduling.cost import DigitsCost, RunsCost, ScanCost, SortCost, WalkCost
@@ -27,6 +28,7 @@ MOST_DIGITS = 64 << 10  # bytes of a row that is sorted by digits: shared memory
 class Walk(Scheduled):
     """A program runs through many blocks of rows."""
 
+    printer = WalkFunctionPrinter
     cost_model = WalkCost
 
     def programs(self, setting: Setting) -> Expr:
@@ -43,6 +45,7 @@ class Walk(Scheduled):
 class Scan(Scheduled):
     """Along rows, which programs may share."""
 
+    printer = ScanFunctionPrinter
     cost_model = ScanCost
 
     def launches(self, setting: Setting) -> list[Launch]:
@@ -71,6 +74,7 @@ class Scan(Scheduled):
 class Sort(Scheduled):
     """A row in a block."""
 
+    printer = SortFunctionPrinter
     cost_model = SortCost
 
 
@@ -177,12 +181,14 @@ def has_rows(kernel: ir.Kernel, tile: Tile) -> bool:
 @dataclass(frozen=True)
 class Kind:
     """name: its row in the table of settings. fits: whether a kernel with a tile is of it, where it is of none before
-    it. fitting: those of the row's settings that it may have."""
+    it. fitting: those of the row's settings that it may have. beside: the row whose longest setting a launch has beside
+    the one that a config is about, whatever the layout; else it has the first of its own."""
 
     name: str
     fits: Callable[[ir.Kernel, Tile], bool]
     launch: type[Scheduled] = Scheduled
     fitting: Callable[[ir.Kernel, Tile, Settings], Settings] = _all
+    beside: str = ""
 
     def settings(self, kernel: ir.Kernel, tile: Tile, layout: Layout) -> Settings:
         found = self.fitting(kernel, tile, settings_of(self.name, layout.name))
@@ -192,11 +198,11 @@ class Kind:
 
 
 KINDS = (
-    Kind("digits", lambda kernel, tile: along.by_digits(kernel), Digits, _of_digits),
-    Kind("narrow", lambda kernel, tile: along.is_narrow(kernel), Narrow, _of_rows),
-    Kind("runs", lambda kernel, tile: along.sorts_runs(kernel), Runs, _of_rows),
-    Kind("top", lambda kernel, tile: bool(along.sorts(kernel) and along.limits(kernel)), Top, _of_rows),
-    Kind("sort", lambda kernel, tile: bool(along.sorts(kernel)), Sort, _of_rows),
+    Kind("digits", lambda kernel, tile: along.by_digits(kernel), Digits, _of_digits, "sort"),
+    Kind("narrow", lambda kernel, tile: along.is_narrow(kernel), Narrow, _of_rows, "sort"),
+    Kind("runs", lambda kernel, tile: along.sorts_runs(kernel), Runs, _of_rows, "runs"),
+    Kind("top", lambda kernel, tile: bool(along.sorts(kernel) and along.limits(kernel)), Top, _of_rows, "sort"),
+    Kind("sort", lambda kernel, tile: bool(along.sorts(kernel)), Sort, _of_rows, "sort"),
     Kind("scan", lambda kernel, tile: tile.reduced == "q" and bool(along.scans(kernel)), Scan, _of_scan),
     Kind("walk", lambda kernel, tile: tile.walk, Walk),
     Kind("rows", lambda kernel, tile: tile.reduced is None and bool(tile.p)),
@@ -224,12 +230,11 @@ def choices(kernel: ir.Kernel, layout: Layout, kind: str = "") -> Settings:
     return own.settings(kernel, tile, layout)
 
 
-def has_secondary_setting(kernel: ir.Kernel, layout: Layout) -> bool:
-    return bool(along.sorts(kernel) or choices(kernel, layout))
-
-
-def secondary_setting(kernel: ir.Kernel, layout: Layout) -> Setting:
-    """Of a launch beside the one that a config is about: one that takes as many sizes as it can."""
-    if along.sorts(kernel):
-        return settings_of("runs" if along.sorts_runs(kernel) else "sort", "rows")[-1]
-    return choices(kernel, layout)[0]
+def secondary_setting(kernel: ir.Kernel, layout: Layout) -> Setting | None:
+    """Of a launch beside the one that a config is about: one that takes as many sizes as it can; None where it has
+    none."""
+    tile = choose_tile(kernel, layout)
+    kind = kind_of(kernel, tile)
+    if kind.beside:
+        return settings_of(kind.beside, "rows")[-1]
+    return next(iter(kind.settings(kernel, tile, layout)), None)

@@ -20,7 +20,7 @@ from tk.codegen import index as ix
 from tk.codegen import ir
 from tk.codegen.printing import debug
 from tk.codegen.printing.body import EDGE, VECTOR, Body, Form
-from tk.codegen.printing.printer import print_function
+from tk.codegen.printing.printer import FunctionPrinter
 from tk.codegen.scheduling import combo, sorts
 from tk.codegen.scheduling.addresses import Addresses, per_16_bytes
 from tk.codegen.scheduling.context import half
@@ -37,6 +37,7 @@ class Scheduled(Addresses):
 
     buffers: list[Buffer] = field(default_factory=list)
 
+    printer: ClassVar[type[FunctionPrinter]] = FunctionPrinter
     cost_model: ClassVar[type[Cost]] = Cost
 
     @cached_property
@@ -182,7 +183,7 @@ class Scheduled(Addresses):
         )
         debug_op = self.context.op.name if self.context.debug else ""
         body = Body(self.kernel, self.tile, self.layout, accesses, self._size_arg, form, debug_op)
-        text = print_function(body, self.kernel.name, [combo.PARAMS])
+        text = self.printer(body).print(self.kernel.name, [combo.PARAMS])
         return text, {**sizes, **self.args}
 
     def _rows_meet(self, setting: Setting) -> bool:
