@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
-from tk.codegen import ir
+from tk.codegen import ir, printing, scheduling
 from tk.codegen.ir import Value
 from tk.codegen.printing import scalars
 
@@ -49,3 +52,14 @@ def test_literals_have_their_dtype(value: object, dtype: str, text: str) -> None
 )
 def test_identities(kind: str, dtype: str, text: str) -> None:
     assert scalars.identity(kind, dtype) == text
+
+
+@pytest.mark.parametrize("path", [p for room in (printing, scheduling) for p in Path(room.__path__[0]).glob("*.py")],
+                         ids=lambda p: f"{p.parent.name}/{p.stem}")  # fmt: skip
+def test_nobody_reaches_into_another(path: Path) -> None:
+    """Printers stand over a Body, launches over their arguments: what begins with an underscore is one's own."""
+    found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
+    assert not [
+        ast.unparse(node) for node in found if node.attr.startswith("_") and not node.attr.startswith("__")
+        if not (isinstance(node.value, ast.Name) and node.value.id == "self")
+    ]  # fmt: skip
