@@ -47,6 +47,18 @@ def every_reduction(x, y):
             (x * 0.01 + 1).prod(-1), torch.logsumexp(x, -1), scaled.flip(-1))  # fmt: skip
 
 
+@op(x="fp32[M, N]")
+def drawn(x):
+    return torch.rand_like(x) + x.sum(-1, keepdim=True)
+
+
+def test_every_segment_draws_its_own_numbers() -> None:
+    settings = [Setting(1, 256, 1), Setting(1, 64, 1, segments=3)]
+    args = (torch.zeros(3, 176), torch.tensor(7), 4)
+    one, other = results_of(generated(drawn), "inner", "aligned", settings, args).values()
+    assert torch.equal(one[0], other[0]) and one[0].unique().numel() > 500
+
+
 @pytest.mark.parametrize(("columns", "segments"), [(65, 2), (128, 2), (161, 3), (250, 4)])
 def test_rows_in_segments(columns: int, segments: int) -> None:
     """Only the last is masked, whatever ends in it."""

@@ -451,11 +451,17 @@ class Body:
         rest, tail = self._random_place(v)
         head = [offset] if rest == 0 else [offset, self.text(rest)]
         if self.layout.aligned and is_in_fours(self.kernel, self.tile, v):
-            is_reduced = self.reduced_dim == "q"
-            start = "start_q" if not is_reduced else "start" if self.form.looped else ""
-            first = " + ".join([*head, *tail[:-1], *([start] if start else [])])
+            first = " + ".join([*head, *tail[:-1], *self._start_of_block()])
             return f"device.random_block({seed}, {first}, {v.data}, {self.block('q')})"
         return f"device.random_bits({seed}, {' + '.join([*head, *tail])}, {v.data})"
+
+    def _start_of_block(self) -> list[str]:
+        """Where in its row a block begins, if not with it."""
+        if self.segment:
+            return [f"{self.segment} * BLOCK_Q"]
+        if self.reduced_dim != "q":
+            return ["start_q"]
+        return ["start"] if self.form.looped else []
 
     # --- Index expressions ---
 
