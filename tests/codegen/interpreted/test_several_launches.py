@@ -58,6 +58,12 @@ def scanned_rows_joined(x):
     return torch.cat([x.cumsum(-1), torch.logcumsumexp(x, -1)])
 
 
+def sorted_rows_joined(x):
+    """Twice as long as what is sorted, and shorter."""
+    y = x.sort(-1)[0]
+    return torch.cat([y, y * 2], -1), F.pad(y, (3, 1)), torch.cat([y[:, :5], x[:, :2]], -1)
+
+
 def normalized_rows_joined(x):
     return torch.cat([x - x.amax(-1, keepdim=True), x, torch.softmax(x[1:], -1)]), F.pad(x.sum(-1), (2, 1))
 
@@ -90,7 +96,7 @@ def reductions_of_one_element(x):
 
 
 FUNCTIONS = (rows_and_columns, centred, sinkhorn, total_beside_a_sort, everything_beside_a_sort, scan_beside_a_softmax,
-             middle_column, written_at_the_middle, scanned_rows_joined, normalized_rows_joined,
+             middle_column, written_at_the_middle, scanned_rows_joined, sorted_rows_joined, normalized_rows_joined,
              sort_of_a_scan_from_the_end, sums_of_what_a_maximum_is_taken_from, elements_of_one_element,
              reshaped_across_rows, reductions_of_one_element)  # fmt: skip
 

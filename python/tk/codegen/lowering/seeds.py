@@ -246,8 +246,7 @@ def _candidate(tensor: Lazy, missing: Missing) -> tuple[Any, ...] | None:
 def _is_shorter(tensor: Lazy, node: Node, at: Index) -> bool:
     """Whether a dimension of the node that is read along one of the tensor's has another size, as pieces of a cat."""
     return any(is_axis(i) and not ix.same(tensor.shape[int(i.name[1:])], s)
-               for d, (i, s) in enumerate(zip(at, node.shape, strict=True))
-               if not (isinstance(node, Scan) and d == node.dim))  # fmt: skip
+               for i, s in zip(at, node.shape, strict=True))  # fmt: skip
 
 
 def _scan_candidate(tensor: Lazy, node: Scan, at: Index) -> tuple[Any, ...] | None:
@@ -262,7 +261,7 @@ def _scan_candidate(tensor: Lazy, node: Scan, at: Index) -> tuple[Any, ...] | No
         return None
     dims = tuple(d for d, s in enumerate(tensor.shape) if s != 1)
     dim = int(along.name[1:])
-    # Of what is sorted the first part may be all that is read.
+    # Of what is sorted the first part may be all that is read: everywhere, so it is no part that reads under a mask.
     if not ix.same(tensor.shape[dim], size) and (node.op == "scan" or backwards):
         return None
     if {int(i.name[1:]) for i in found} != set(dims):
