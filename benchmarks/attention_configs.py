@@ -14,7 +14,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ import tk
 from benchmarks import attention
 from benchmarks.attention import Inputs, Task
 from tk import capi, timing
-from tk.flex import ops
+from tk.flex import own_ops
 from tk.flex.trace import Traced
 from tk.heuristics.problem import describe
 
@@ -52,18 +51,18 @@ def fitting(own: Any, args: tuple[Any, ...]) -> list[capi.Candidate]:
 @contextmanager
 def _wrapped(suffix: str, call: Callable[..., Any]) -> Iterator[None]:
     """Ops whose name ends in `suffix` ("": forward) are called by ``call(op, *args)``."""
-    original = ops._own
+    original = own_ops.find
 
     def own(*args: Any) -> Any:
         found = original(*args)
         is_wanted = (args[4] if len(args) > 4 else "") == suffix
-        return replace(found, op=partial(call, found.op)) if is_wanted else found
+        return found._replace(op=partial(call, found.op)) if is_wanted else found
 
-    ops._own = own
+    own_ops.find = own
     try:
         yield
     finally:
-        ops._own = original
+        own_ops.find = original
 
 
 @contextmanager
@@ -184,7 +183,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.pack:
         tk.load_pack(args.pack)
-        ops._name = candidate_name
+        own_ops.op_name = candidate_name
     start, rows = time.monotonic(), []
     for task in tasks(args.kind):
         if args.pack and (task.score or task.mask not in ("full", "causal")):

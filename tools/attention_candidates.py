@@ -20,7 +20,7 @@ from benchmarks.attention_configs import candidate_name
 from tk.aot.build import build, plan_pack
 from tk.aot.cache import open_cache
 from tk.aot.compile import Target
-from tk.flex import family, mods, trace
+from tk.flex import family, mods, own_ops, trace
 from tk.flex.family import Wanted
 from tk.kernels.attention import decode, hopper_backward_plans
 
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("-j", "--jobs", type=int, default=2)
     args = parser.parse_args()
     decode.CANDIDATES, hopper_backward_plans.CANDIDATES = DECODE, BACKWARD
-    family.op_name = candidate_name
+    own_ops.op_name = candidate_name
     found = [f for mask in (None, mods.causal) for f in family.families(trace.pair(None, mask).traced, WANTED)]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with open_cache(print) as cache:

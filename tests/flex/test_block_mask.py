@@ -14,10 +14,9 @@ from torch.utils import _pytree
 import tk
 from tk.flex import block_mask as implementation
 from tk.flex import mods, trace
+from tk.ops.flex import LISTS
 
 from . import dense
-
-LISTS = implementation._LISTS
 
 
 def make(mask_mod: Any, B: int, H: int, M: int, N: int, block: Any = 16, **kwargs: Any) -> tk.flex.BlockMask:

@@ -13,6 +13,7 @@ from torch.nn.attention import flex_attention as torch_flex
 
 import tk
 from tk.flex import mods, reference
+from tk.ops.flex import Request
 
 from . import dense
 
@@ -379,10 +380,12 @@ def test_long_sequences_need_no_square(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = inputs(1, 1, 1, S, S, 8, 8, torch.float32)
     with Sizes():
         mask = tk.flex.create_block_mask(mods.sliding_window(100), None, None, S, S, "cpu")
-        problem = reference.Problem(
-            tk.flex.trace.pair(None, mods.sliding_window(100)).traced, (100,), q.detach(), k.detach(), v.detach(),
-            mask.as_tuple()[2:6], (128, 128), None, None, None, 1.0,
-        )  # fmt: skip
+        pair = tk.flex.trace.pair(None, mods.sliding_window(100))
+        operands = (x.detach() for x in (q, k, v))
+        lists = mask.as_tuple()[2:10]
+        captured = pair.traced.by_kind(pair.values)
+        request = Request(*operands, pair.traced.text, *captured, *lists, None, None, None, 1.0, 128, 128)
+        problem = reference.Problem(request)
         out, lse, _ = reference.forward(problem)
         reference.backward(problem, out, lse, torch.ones_like(out), torch.zeros_like(lse))
     assert 0 < largest <= 1 << 22 < S * S

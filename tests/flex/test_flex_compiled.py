@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import tk
-from tk.flex import mods, ops, trace
+from tk.flex import mods, trace
+from tk.ops import flex
 
 from . import dense
 
@@ -97,7 +98,7 @@ def test_compile_takes_sizes_of_captured_tensors() -> None:
 def test_export(strict: bool, inputs: tuple[Tensor, ...]) -> None:
     module = Model()
     program = torch.export.export(module, inputs, strict=strict)
-    calls = [n for n in program.graph.nodes if n.target is ops.forward_op]
+    calls = [n for n in program.graph.nodes if n.target is flex.forward]
     assert len(calls) == 1
     for found, expected in zip(program.module()(*inputs), module(*inputs), strict=True):
         torch.testing.assert_close(found, expected)
@@ -137,11 +138,11 @@ def test_opcheck(inputs: tuple[Tensor, ...]) -> None:
     mask = tk.flex.create_block_mask(mods.document(ids), B, None, M, M, "cpu", 16)
     bias = torch.randn(H, requires_grad=True)
     pair = trace.pair(mods.per_head_bias(bias), mask.mask_mod)
-    tensors, floats, ints = ops.by_kind(pair.traced, pair.values)
+    tensors, floats, ints = pair.traced.by_kind(pair.values)
     lists = mask.as_tuple()[2:10]
     arguments = (q, k, v, pair.traced.text, tensors, floats, ints, *lists, lengths, None, bias, 0.3, 16, 16)
     torch.library.opcheck(
-        ops.forward_op, arguments, test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_static")
+        flex.forward, arguments, test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_static")
     )
 
 

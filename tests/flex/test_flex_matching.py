@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tk
-from tk.flex import compiled, evaluate, matching, mods, ops, trace
+from tk.flex import compiled, evaluate, matching, mods, own_ops, trace
 
 from . import dense
 
@@ -91,10 +91,10 @@ def test_wider_captures_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     general = trace.pair(mods.alibi(torch.zeros(4)), mods.document(torch.zeros(8, dtype=torch.int64))).traced
     slopes, ids = torch.rand(4).half(), torch.zeros(8, dtype=torch.int32)
     given = trace.pair(mods.alibi(slopes), mods.document(ids))
-    monkeypatch.setattr(ops, "_known", lambda: [general])
-    monkeypatch.setattr(ops, "_packed", lambda traced, suffix: object() if traced is general else None)
-    monkeypatch.setattr(ops, "_matched", {})
-    own = ops._own(given.traced, [slopes, ids], [], [])
+    monkeypatch.setattr(own_ops, "_known", lambda: [general])
+    monkeypatch.setattr(own_ops, "_packed", lambda traced, suffix: object() if traced is general else None)
+    monkeypatch.setattr(own_ops, "_matched", {})
+    own = own_ops.find(given.traced, [slopes, ids], [], [])
     first, second = own.captured([slopes, ids])
     assert torch.equal(first, slopes.float()) and torch.equal(second, ids.long()) and second.dtype == torch.int64
     (grad,) = own.gradients(given.traced, [slopes, ids], [torch.ones(4)])
@@ -108,10 +108,10 @@ def test_wider_captures_serve(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_op_of_the_general_pair_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     given = trace.pair(None, lambda b, h, q, kv: (q >= kv) & (q - kv < 8))
     general = trace.pair(None, mods.sliding_window(3)).traced
-    monkeypatch.setattr(ops, "_known", lambda: [general])
+    monkeypatch.setattr(own_ops, "_known", lambda: [general])
     own = object()
-    monkeypatch.setattr(ops, "_packed", lambda traced, suffix: own if traced is general else None)
-    found = ops._own(given.traced, [], [], [])
+    monkeypatch.setattr(own_ops, "_packed", lambda traced, suffix: own if traced is general else None)
+    found = own_ops.find(given.traced, [], [], [])
     assert (found.op, found.ints) == (own, [7])
 
 
@@ -128,8 +128,8 @@ def test_bands(name: str) -> None:
     """Behind a score_mod with numbers of its own."""
     mask_mod, band = BANDS[name]
     pair = trace.pair(mods.relative_bias(TABLE, 6), mask_mod)
-    _, _, ints = ops.by_kind(pair.traced, pair.values)
-    assert ops._band(pair.traced, ints) == band
+    _, _, ints = pair.traced.by_kind(pair.values)
+    assert own_ops._band(pair.traced, ints) == band
 
 
 # --- Signs ---

@@ -11,7 +11,8 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tk
-from tk.flex import mods, ops, trace
+from tk.flex import autograd, mods, ops, own_ops, trace
+from tk.ops import flex
 
 
 class Recorded:
@@ -29,14 +30,14 @@ def arguments(score_mod: Any, mask: Any, scale: float = 0.5, **optional: Tensor)
     pair = trace.pair(score_mod, mask and mask.mask_mod)
     lists = mask.as_tuple()[2:10] if mask else (None,) * 8
     others = [optional.get(name) for name in ("kv_lengths", "page_table", "sinks")]
-    return (q, k, v, pair.traced.text, *ops.by_kind(pair.traced, pair.values), *lists, *others, scale, 16, 16)
+    return (q, k, v, pair.traced.text, *pair.traced.by_kind(pair.values), *lists, *others, scale, 16, 16)
 
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> dict[str, Recorded]:
     found = {"": Recorded(2), "_backward": Recorded(5)}
-    monkeypatch.setattr(ops, "_packed", lambda traced, suffix: found[suffix])
-    monkeypatch.setattr(ops, "_matched", {})
+    monkeypatch.setattr(own_ops, "_packed", lambda traced, suffix: found[suffix])
+    monkeypatch.setattr(own_ops, "_matched", {})
     return found
 
 
@@ -121,17 +122,17 @@ def test_the_dispatcher_is_passed_where_nothing_is_in_it(name: str, monkeypatch:
     call, is_direct = CALLS[name]
     seen: list[str] = []
 
-    def kernel(traced: trace.Traced, args: Any) -> Any:
+    def kernel(request: flex.Request) -> Any:
         seen.append("kernel")
-        return ops.cpu(*args[:3], traced.text, *args[4:])
+        return ops.cpu(*request)
 
     def op(*args: Any) -> Any:
         seen.append("op")
         return torch.zeros(1, 2, 32, 8), torch.zeros(1, 2, 32)
 
-    monkeypatch.setattr(ops, "_has_kernels", lambda query: True)
-    monkeypatch.setattr(ops, "_on_cuda", kernel)
-    monkeypatch.setattr(ops, "forward_op", op)
+    monkeypatch.setattr(autograd, "_has_kernels", lambda query: True)
+    monkeypatch.setattr(ops, "on_cuda", kernel)
+    monkeypatch.setattr(flex, "forward", op)
     q, bias = torch.randn(1, 2, 32, 8), torch.randn(2)
     found = call(q, bias)
     assert seen == ["kernel" if is_direct else "op"]
@@ -153,9 +154,15 @@ def test_gradients_pass_the_dispatcher_likewise(way: str, monkeypatch: pytest.Mo
     grad = torch.randn_like(out)
     expected = torch.autograd.grad(out, (q, bias), grad, retain_graph=True)
     seen: list[str] = []
-    monkeypatch.setattr(ops, "_has_kernels", lambda query: True)
-    monkeypatch.setattr(ops, "cuda_backward", lambda *args: seen.append("kernel") or ops.cpu_backward(*args))
-    monkeypatch.setattr(ops, "backward_op", lambda *args: seen.append("op") or ops.cpu_backward(*args))
+    monkeypatch.setattr(autograd, "_has_kernels", lambda query: True)
+
+    def kernel(*args: Any) -> list[Tensor]:
+        *grads, request, of_captures = args
+        seen.append("kernel")
+        return ops.cpu_backward(*grads, *request.for_gradient, of_captures)
+
+    monkeypatch.setattr(ops, "on_cuda_backward", kernel)
+    monkeypatch.setattr(flex, "backward", lambda *args: seen.append("op") or ops.cpu_backward(*args))
     if way == "mode":
         with Mode():
             found = torch.autograd.grad(out, (q, bias), grad)
@@ -171,11 +178,11 @@ def test_gradients_pass_the_dispatcher_likewise(way: str, monkeypatch: pytest.Mo
 
 def test_the_op_calls_the_kernel_below_autograd(own: dict[str, Recorded], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a gradient is at stake, which then goes through the op of the gradient."""
-    monkeypatch.setattr(ops, "_has_kernels", lambda query: True)
+    monkeypatch.setattr(autograd, "_has_kernels", lambda query: True)
     args = arguments(mods.per_head_bias(torch.randn(2)), None)
-    assert not ops.forward_op(*args)[0].requires_grad
+    assert not flex.forward(*args)[0].requires_grad
     args[0].requires_grad_()
-    out, _ = ops.forward_op(*args)
+    out, _ = flex.forward(*args)
     assert len(own[""].calls) == 2 and out.requires_grad
     one, other = own[""].calls
     assert all(x is y or x == y for x, y in zip(one, other, strict=True))
@@ -189,12 +196,12 @@ def test_a_matched_pair_is_sought_once(monkeypatch: pytest.MonkeyPatch) -> None:
     general = trace.pair(None, mods.sliding_window(3)).traced
     sought: list[Any] = []
     op = object()
-    monkeypatch.setattr(ops, "_known", lambda: sought.append(1) or [general])
-    monkeypatch.setattr(ops, "_packed", lambda traced, suffix: op if traced is general else None)
-    found = [ops._own(given, [], [], []) for _ in range(3)]
+    monkeypatch.setattr(own_ops, "_known", lambda: sought.append(1) or [general])
+    monkeypatch.setattr(own_ops, "_packed", lambda traced, suffix: op if traced is general else None)
+    found = [own_ops.find(given, [], [], []) for _ in range(3)]
     assert [(f.op, f.ints) for f in found] == [(op, [22])] * 3
     assert len(sought) == 1
-    n_loaded = ops.register.count()
-    monkeypatch.setattr(ops.register, "count", lambda: n_loaded + 1)  # a pack was loaded, which may have the pair
-    monkeypatch.setattr(ops, "_packed", lambda traced, suffix: "exact" if traced is given else None)
-    assert ops._own(given, [], [], []) == ops._Own("exact", [], [])
+    n_loaded = own_ops.register.count()
+    monkeypatch.setattr(own_ops.register, "count", lambda: n_loaded + 1)  # a pack was loaded, which may have the pair
+    monkeypatch.setattr(own_ops, "_packed", lambda traced, suffix: "exact" if traced is given else None)
+    assert own_ops.find(given, [], [], []) == own_ops.OwnOp("exact", [], [])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tk
-from tk.flex import mods, ops, registry, trace
+from tk.flex import mods, own_ops, registry, source, trace
 
 from . import dense
 
@@ -70,7 +70,7 @@ def test_register_refuses(name: str) -> None:
 def test_the_printed_file_registers_the_same_pair(score: str, mask: str, tmp_path: Path) -> None:
     traced = trace.pair(dense.SCORES[score](*SIZES)[0], dense.MASKS[mask](*SIZES)).traced
     file = tmp_path / "printed.py"
-    file.write_text(registry.source_of(traced))
+    file.write_text(source.source_of(traced))
     runpy.run_path(str(file))
     (found,) = tk.flex.registered(str(file))
     assert found.traced.fingerprint == traced.fingerprint
@@ -85,7 +85,7 @@ def test_mods_that_no_pack_has_are_said_how_to_build(tmp_path: Path, monkeypatch
 
     traced = trace.pair(grown, None).traced
     with pytest.raises(tk.VariantNotFoundError, match=r"tk build \S+\.py -o mods.tkpack") as caught:
-        ops._own(traced, [], [3.0], [])
+        own_ops.find(traced, [], [3.0], [])
     assert not list(tmp_path.iterdir())  # nothing is ever written
     file = tmp_path / "mods.py"
     file.write_text(str(caught.value).partition("for mods.py:\n\n")[2])

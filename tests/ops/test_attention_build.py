@@ -13,7 +13,7 @@ import torch
 
 import tk
 from tk import capi
-from tk.flex import ops, trace
+from tk.flex import own_ops, trace
 from tk.heuristics.problem import describe
 
 from .test_generated_launch import CUDA, Kernel, standing_for
@@ -123,7 +123,7 @@ def test_a_tile_that_kernel_options_name(name: str) -> None:
     for row in fitting:
         (rows, cols) = re.findall(r"(\d+)x(\d+)", row.config_name)[0]
         with standing_for(device):
-            number = ops._config_with(f"BLOCK_M={rows} BLOCK_N={cols}", op, given)
+            number = own_ops.config_with(f"BLOCK_M={rows} BLOCK_N={cols}", op, given)
         assert number in [r.config for r in fitting if f"{rows}x{cols}_" in r.config_name]
         found = call(*given, number, 0)
         assert found is not None and found.config == number
@@ -131,10 +131,10 @@ def test_a_tile_that_kernel_options_name(name: str) -> None:
         standing_for(device),
         pytest.raises(tk.UnsupportedError, match=f"has BLOCK_M=512; there are, .*{fitting[0].config_name}"),
     ):
-        ops._config_with("BLOCK_M=512", op, given)
+        own_ops.config_with("BLOCK_M=512", op, given)
 
     def within() -> None:  # what describes a call may be described
-        op(*given, ops._config_with("BLOCK_N=32", op, given))
+        op(*given, own_ops.config_with("BLOCK_N=32", op, given))
 
     with standing_for(device):
         assert describe(within) is not None

@@ -14,7 +14,8 @@ import torch
 import tk
 from tk import capi, missing
 from tk.b2b import function
-from tk.flex import ops, registry, trace
+from tk.flex import own_ops, trace
+from tk.flex.source import source_of
 from tk.ops import b2b
 
 from .test_attention_build import arguments
@@ -81,7 +82,7 @@ def test_older_gpus_are_refused() -> None:
 def test_a_pair_of_mods_is_built_once_and_loaded(cache: Path, h100: int, caplog: pytest.LogCaptureFixture) -> None:
     traced = trace.pair(None, every_fifth).traced
     more = ("head_dims=(64,)", "dtypes=(torch.float16,)", "backward=False", "decode=False")
-    name, source = ops._name(traced, ""), registry.source_of(traced, *more)
+    name, source = own_ops.op_name(traced), source_of(traced, *more)
     with caplog.at_level(logging.INFO, "tk.missing"), ThreadPoolExecutor(2) as pool:  # two that want the same
         paths = list(pool.map(lambda _: missing.build(name, source, 90), range(2)))
     assert paths[0] == paths[1] and paths[0].parent == cache
@@ -159,9 +160,9 @@ def test_a_call_asks_for_its_own_head_size_and_dtype(monkeypatch: pytest.MonkeyP
     query, value = (SimpleNamespace(shape=(1, 2, 8, n), dtype=torch.bfloat16, device=device) for n in (96, 64))
     error = RuntimeError("[tk:VariantNotFound] no kernel")
     with tk.config.build_missing():
-        ops.build_missing(error, traced, (query, query, value))
+        own_ops.build_missing(error, traced, SimpleNamespace(query=query, value=value))
     ((name, source, index),) = asked
-    assert name == ops._name(traced, "") and index == 3
+    assert name == own_ops.op_name(traced) and index == 3
     (tmp_path / "mods.py").write_text(source)
     runpy.run_path(str(tmp_path / "mods.py"))
     (found,) = tk.flex.registered(str(tmp_path / "mods.py"))
@@ -175,11 +176,11 @@ def test_a_call_asks_for_its_own_head_size_and_dtype(monkeypatch: pytest.MonkeyP
 def test_without_the_switch_nothing_is_built(cache: Path) -> None:
     traced = trace.pair(None, every_fifth).traced
     with pytest.raises(RuntimeError, match="no kernel"):
-        ops.build_missing(RuntimeError("[tk:VariantNotFound] no kernel"), traced, ())
+        own_ops.build_missing(RuntimeError("[tk:VariantNotFound] no kernel"), traced, SimpleNamespace())
     torch.testing.assert_close(built_when_called(torch.ones(2)), torch.full((2,), 3.0))
     assert not cache.exists()
     with tk.config.build_missing():  # on the CPU nothing is missing
         built_when_called(torch.ones(2))
         with pytest.raises(RuntimeError, match="another matter"):
-            ops.build_missing(RuntimeError("another matter"), traced, ())
+            own_ops.build_missing(RuntimeError("another matter"), traced, SimpleNamespace())
     assert not cache.exists()

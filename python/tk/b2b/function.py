@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tk import errors
-from tk.flex import evaluate, registry, trace
+from tk.flex import evaluate, source, trace
 from tk.flex.trace import Traced
 from tk.generated import files, refusals
 
@@ -98,9 +98,9 @@ def apply(text: str, numbers: Sequence[Any], x: Tensor) -> Tensor:
 
 def source_of(traced: Traced, dtype: torch.dtype) -> str:
     """A file that announces the function: one of the same graph, with stand-ins for the numbers that it captures."""
-    parts = [registry.SOURCE_HEAD]
+    parts = [source.SOURCE_HEAD]
     f = "lambda x: x"
     if traced.score is not None:
-        parts.append(registry.factory_source("f", traced.score, arguments=1))
-        f = registry.factory_call("f", traced.score, traced)
+        parts.append(source.factory_source("f", traced.score, arguments=1))
+        f = source.factory_call("f", traced.score, traced)
     return "\n\n".join([*parts, f"tk.b2b.register({f}, dtypes=({dtype},))\n"])

@@ -16,12 +16,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from tk import capi, errors
 from tk.cli import _calls
 from tk.cli._calls import Call
-from tk.flex import ops as attention
 from tk.flex import trace
 from tk.flex.trace import Capture
 from tk.generated import inputs, register
 from tk.generated.inputs import Example
 from tk.heuristics.problem import describe
+from tk.ops import flex
 from tk.ops.product import allows_tf32
 from tk.tune import ops as generated
 
@@ -201,12 +201,11 @@ def _pair(name: str, text: str, dtype: torch.dtype, size: int, device: str) -> I
 
     def run(device: str, dtype: torch.dtype) -> Tensor:
         there = [x.to(device) if isinstance(x, Tensor) else x for x in values]
-        tensors, floats, ints = attention.by_kind(traced, there)
-        operands = [x.to(device, dtype) for x in (q, k, v)]
+        operands: list[Any] = [x.to(device, dtype) for x in (q, k, v)]
+        absent: list[Any] = [None] * len(flex.OPTIONAL)
         everywhere = 1 << 30
-        out, _ = attention.forward_op(
-            *operands, text, tensors, floats, ints, *[None] * 11, size**-0.5, everywhere, everywhere
-        )
+        request = (*operands, text, *traced.by_kind(there), *absent, size**-0.5, everywhere, everywhere)
+        out, _ = flex.forward(*flex.Request(*request))
         return out
 
     try:

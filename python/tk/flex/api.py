@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from tk import errors
-from tk.flex import compiled, ops, trace
+from tk.flex import autograd, compiled, trace
 from tk.flex import kernel_options as options
 from tk.flex.block_mask import BlockMask
+from tk.flex.checks import NO_LISTS, UNBOUNDED, check_lengths, check_mask, check_operands, check_tensor
 from tk.flex.mods import MaskMod, ScoreMod, causal, learned_bias, of_bool_table
+from tk.ops import flex
+from tk.ops.flex import Request
 
 __all__ = ["flex_attention", "sdpa"]
-
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_UNBOUNDED = 1 << 30  # the block size of torch's mask that masks nothing
 
 
 def flex_attention(
@@ -67,16 +67,16 @@ def flex_attention(
         tk.VariantNotFoundError: no loaded pack has kernels for these mods; the message has the ``tk build`` line.
     """
     query, key, value = _autocast(query, key, value)
-    n_keys = _check(query, key, value, enable_gqa, page_table)
+    n_keys = check_operands(query, key, value, enable_gqa, page_table)
     if sinks is not None:
-        _check_tensor("sinks", sinks, (query.shape[1],), query, floating=True)
+        check_tensor("sinks", sinks, (query.shape[1],), query, floating=True)
     if kv_lengths is not None:
-        _check_tensor("kv_lengths", kv_lengths, (query.shape[0],), query)
-        _check_lengths(kv_lengths, n_keys)
+        check_tensor("kv_lengths", kv_lengths, (query.shape[0],), query)
+        check_lengths(kv_lengths, n_keys)
     tile = options.check(kernel_options) if kernel_options else ""
-    lists, block, mask_mod = _NO_LISTS, (_UNBOUNDED, _UNBOUNDED), None
+    lists, block, mask_mod = NO_LISTS, (UNBOUNDED, UNBOUNDED), None
     if block_mask is not None:
-        lists, block, mask_mod = _check_mask(block_mask, query, n_keys)
+        lists, block, mask_mod = check_mask(block_mask, query, n_keys)
     if scale is None:
         scale = query.shape[3] ** -0.5
     others = (*lists, kv_lengths, page_table, sinks)
@@ -133,14 +133,15 @@ def sdpa(
         else:
             score_mod = learned_bias(table)
     q, k, v = _autocast(q, k, v)
-    _check(q, k, v, enable_gqa, None)
+    check_operands(q, k, v, enable_gqa, None)
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    others = (*_NO_LISTS, None, None, None)  # the mask is asked everywhere: to list its blocks would take longer
-    block = (_UNBOUNDED, _UNBOUNDED)
+    others = (*NO_LISTS, None, None, None)  # the mask is asked everywhere: to list its blocks would take longer
+    block = (UNBOUNDED, UNBOUNDED)
     if torch.compiler.is_dynamo_compiling():  # these mods are known: the compiler need not record them
         tensors = [] if attn_mask is None else [table]
         text = _text(is_causal, None if attn_mask is None else attn_mask.dtype)
-        out, _ = ops.forward_op(q, k, v, text, tensors, [], [], *others, scale, *block)
+        given: tuple[Any, ...] = (q, k, v, text, tensors, [], [], *others, scale, *block)
+        out, _ = flex.forward(*Request(*given))
     else:
         out, _ = _attend(q, k, v, score_mod, mask_mod, others, scale, block)
     if query.dim() == 4:
@@ -149,8 +150,6 @@ def sdpa(
 
 
 # --- The call ---
-
-_NO_LISTS: tuple[Tensor | None, ...] = (None,) * 8
 
 
 def _attend(
@@ -171,13 +170,13 @@ def _attend(
         return compiled.call(query, key, value, score_mod, mask_mod, others, scale, block, max_scores, tile)
     pair = trace.pair(score_mod, mask_mod)
     traced = pair.traced
-    tensors, floats, ints = ops.by_kind(traced, pair.values)
+    tensors, floats, ints = traced.by_kind(pair.values)
     for x in tensors:
         if x.device != query.device:
             _refuse_device(pair, query)
     try:
-        more = (*others, scale, *block, max_scores, tile) if max_scores or tile else (*others, scale, *block)
-        return ops.attend(traced, query, key, value, None, tensors, floats, ints, *more)
+        given = (query, key, value, traced.text, tensors, floats, ints, *others, scale, *block, max_scores, tile)
+        return autograd.attend(Request._make(given))
     except RuntimeError as error:
         raise errors.typed(error) from None
 
@@ -219,144 +218,6 @@ def _aux(wanted: Any, lse: Tensor, n_queries: int) -> Any:
 
     lse, largest = (lse[:, :, :n_queries], lse[:, :, n_queries:].detach()) if wanted.max_scores else (lse, None)
     return AuxOutput(lse=lse if wanted.lse else None, max_scores=largest)
-
-
-# --- Checks ---
-
-
-def _check_quickly(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> int:
-    """The number of keys where all is as it mostly is, in a third of the time that :func:`_check` takes else; or -1."""
-    try:
-        B, H, _, D = query.shape
-        B_kv, H_kv, n_keys, D_key = key.shape
-        B_v, H_v, n_values, D_v = value.shape
-        dtype, device = query.dtype, query.device
-        if (
-            B == B_kv == B_v
-            and H_kv == H_v > 0
-            and (H_kv == H or (enable_gqa and H % H_kv == 0))
-            and n_keys == n_values
-            and D_key == D > 0
-            and D_v > 0
-            and dtype in _DTYPES
-            and key.dtype is dtype
-            and value.dtype is dtype
-            and key.device == device
-            and value.device == device
-        ):
-            return n_keys
-    except (AttributeError, ValueError):
-        pass
-    return -1
-
-
-def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, page_table: Tensor | None) -> int:
-    """Raises for shapes, dtypes and devices that do not go together; the number of keys."""
-    if page_table is None and (n_keys := _check_quickly(query, key, value, enable_gqa)) >= 0:
-        return n_keys
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"tk.flex_attention: {name} must be a Tensor, is {type(x).__name__}")
-        if x.dim() != 4:
-            raise ValueError(f"tk.flex_attention: {name} is {list(x.shape)}, must have 4 dimensions: [B, H, length, D]")
-        if x.dtype != query.dtype:
-            raise ValueError(f"tk.flex_attention: {name} is {x.dtype}, must be {query.dtype} as query is")
-        if x.device != query.device:
-            raise ValueError(f"tk.flex_attention: {name} is on {x.device}, query on {query.device}")
-    if query.dtype not in _DTYPES and not (query.dtype == torch.float64 and query.device.type != "cuda"):
-        raise errors.UnsupportedError(
-            f"tk.flex_attention: query is {query.dtype}; it takes bfloat16, float16 and float32 (float64 on the CPU)"
-        )
-    B, H, _, D = query.shape
-    B_kv, H_kv, n_keys, D_key = key.shape
-    if D_key != D or D == 0:
-        raise ValueError(f"tk.flex_attention: head sizes of query ({D}) and key ({D_key}) must be equal, and not 0")
-    if value.shape[:3] != key.shape[:3] or value.shape[3] == 0:
-        raise ValueError(
-            f"tk.flex_attention: value is {list(value.shape)}, must be {[B_kv, H_kv, n_keys]} as key is, and Dv > 0"
-        )
-    if H_kv != H and not enable_gqa:
-        raise ValueError(
-            f"tk.flex_attention: query has {H} heads and key {H_kv}; for groups of query heads give enable_gqa=True"
-        )
-    if H_kv == 0 or H % H_kv:
-        raise ValueError(f"tk.flex_attention: query's heads ({H}) must be a multiple of key's ({H_kv})")
-    if page_table is not None:
-        return _check_pages(page_table, query, n_keys)
-    if B_kv not in (B, 1):
-        raise ValueError(f"tk.flex_attention: batch size of key is {B_kv}, must be {B} as query's, or 1")
-    return n_keys
-
-
-def _check_pages(page_table: Tensor, query: Tensor, page_size: int) -> int:
-    _check_tensor("page_table", page_table, None, query)
-    if page_table.dim() != 2 or page_table.shape[0] != query.shape[0]:
-        raise ValueError(
-            f"tk.flex_attention: page_table is {list(page_table.shape)}, must be [{query.shape[0]}, pages]: a row for "
-            "each batch entry"
-        )
-    return page_table.shape[1] * page_size
-
-
-def _check_tensor(name: str, x: Any, shape: tuple[int, ...] | None, query: Tensor, floating: bool = False) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"tk.flex_attention: {name} must be a Tensor, is {type(x).__name__}")
-    if shape is not None and tuple(x.shape) != shape:
-        raise ValueError(f"tk.flex_attention: {name} is {list(x.shape)}, must be {list(shape)}")
-    if x.dtype.is_floating_point if not floating else not x.dtype.is_floating_point:
-        raise TypeError(f"tk.flex_attention: {name} is {x.dtype}, must be {'floating-point' if floating else 'int32'}")
-    if not floating and x.dtype != torch.int32:
-        raise TypeError(f"tk.flex_attention: {name} is {x.dtype}, must be int32")
-    if x.device != query.device:
-        raise ValueError(f"tk.flex_attention: {name} is on {x.device}, query on {query.device}")
-
-
-def _check_lengths(kv_lengths: Tensor, n_keys: int) -> None:
-    """What they hold, on the CPU alone: elsewhere it would mean to wait for the device."""
-    if kv_lengths.device.type != "cpu" or torch.compiler.is_compiling() or not kv_lengths.numel():
-        return
-    low, high = (int(x) for x in torch.aminmax(kv_lengths))
-    if low < 0 or high > n_keys:
-        raise ValueError(f"tk.flex_attention: kv_lengths are from {low} to {high}, must be from 0 to {n_keys}")
-
-
-def _check_mask(
-    mask: Any, query: Tensor, n_keys: int
-) -> tuple[tuple[Tensor | None, ...], tuple[int, int], MaskMod | None]:
-    """The lists, the block size and the mask_mod of a BlockMask, tk's or torch's."""
-    try:
-        num, at, mask_mod = mask.kv_num_blocks, mask.kv_indices, mask.mask_mod
-        lengths = mask.seq_lengths
-        q_block, kv_block = mask.BLOCK_SIZE
-    except AttributeError:
-        raise TypeError(
-            f"tk.flex_attention: block_mask must be a BlockMask, is {type(mask).__name__}; make one with "
-            "tk.flex.create_block_mask(mask_mod, B, H, Q_LEN, KV_LEN)"
-        ) from None
-    if q_block >= _UNBOUNDED and kv_block >= _UNBOUNDED and getattr(mask_mod, "__name__", "") == "noop_mask":
-        return _NO_LISTS, (_UNBOUNDED, _UNBOUNDED), mask_mod
-    B, H, n_queries, _ = query.shape
-    if lengths[0] != n_queries or lengths[1] != n_keys:
-        raise ValueError(
-            f"tk.flex_attention: block_mask is for {lengths[0]} queries and {lengths[1]} keys, the call has "
-            f"{n_queries} and {n_keys}; make one for these lengths, or take block_mask.adjust({n_queries}, {n_keys})"
-        )
-    if num.device != query.device:
-        raise ValueError(
-            f"tk.flex_attention: block_mask is on {num.device}, query on {query.device}; move it with .to()"
-        )
-    rows = -(-n_queries // q_block)
-    B_num, H_num, n_rows = num.shape if num.dim() == 3 else (-1, -1, -1)
-    if B_num not in (1, B) or H_num not in (1, H) or n_rows != rows or at.shape[:-1] != num.shape:
-        raise ValueError(
-            f"tk.flex_attention: block_mask has lists of {list(num.shape)} and {list(at.shape)}; for this call they "
-            f"must be [1 or {B}, 1 or {H}, {rows}] and the same with the number of columns"
-        )
-    lists = (
-        num, at, mask.full_kv_num_blocks, mask.full_kv_indices,
-        mask.q_num_blocks, mask.q_indices, mask.full_q_num_blocks, mask.full_q_indices,
-    )  # fmt: skip
-    return lists, (q_block, kv_block), mask_mod
 
 
 # --- scaled_dot_product_attention ---

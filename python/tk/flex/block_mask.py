@@ -17,16 +17,12 @@ from torch.utils import _pytree
 from tk.flex import trace
 from tk.flex.evaluate import evaluate, indices
 from tk.flex.mods import MaskMod
+from tk.ops.flex import LISTS
 
 __all__ = ["BlockMask", "create_block_mask"]
 
 _DEFAULT_BLOCK = 128
 _ELEMENTS = 1 << 20  # of a mask that are worked out at a time: a few megabytes
-
-_LISTS = (
-    "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
-    "q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices",
-)  # fmt: skip
 
 Blocks = Callable[[trace.Pair, int, int, int, int, tuple[int, int], torch.device], Tensor]
 evaluators: dict[str, Blocks] = {}
@@ -152,14 +148,14 @@ class BlockMask:
         return found
 
     def as_tuple(self, flatten: bool = True) -> tuple[Any, ...]:
-        lists = tuple(getattr(self, name) for name in _LISTS)
+        lists = tuple(getattr(self, name) for name in LISTS)
         if flatten:
             return (*self.seq_lengths, *lists, *self.BLOCK_SIZE, self.mask_mod)
         return (self.seq_lengths, *lists, self.BLOCK_SIZE, self.mask_mod)
 
     def to(self, device: torch.device | str) -> BlockMask:
         """The lists on another device. What mask_mod captures stays where it is."""
-        moved = [x if (x := getattr(self, name)) is None else x.to(device) for name in _LISTS]
+        moved = [x if (x := getattr(self, name)) is None else x.to(device) for name in LISTS]
         return BlockMask._of(moved, self.seq_lengths, self.BLOCK_SIZE, self.mask_mod, self.is_derived)
 
     # --- Parts and other lengths ---
@@ -185,7 +181,7 @@ class BlockMask:
                 x = pick.of(x, dim)
             return x
 
-        names = _LISTS[:4]
+        names = LISTS[:4]
         num, at, full_num, full_at = (part(getattr(self, name)) for name in names)
         assert num is not None and at is not None
         return BlockMask.from_kv_blocks(
@@ -505,7 +501,7 @@ def _row_step(pick: _Pick, block: int, device: torch.device) -> Callable[[Tensor
 def _flatten(mask: BlockMask) -> tuple[list[Any], Any]:
     """Tensors that the mask_mod captures are leaves too."""
     captured = trace.tensors_of(mask.mask_mod)
-    present = tuple(name for name in _LISTS if getattr(mask, name) is not None)
+    present = tuple(name for name in LISTS if getattr(mask, name) is not None)
     leaves = [*(getattr(mask, name) for name in present), *captured]
     return leaves, (present, mask.seq_lengths, mask.BLOCK_SIZE, mask.is_derived, _Mod(mask.mask_mod))
 
@@ -513,7 +509,7 @@ def _flatten(mask: BlockMask) -> tuple[list[Any], Any]:
 def _unflatten(leaves: Any, context: Any) -> BlockMask:
     present, seq_lengths, block, is_derived, held = context
     leaves = list(leaves)
-    lists = dict.fromkeys(_LISTS) | dict(zip(present, leaves, strict=False))
+    lists = dict.fromkeys(LISTS) | dict(zip(present, leaves, strict=False))
     mask_mod = trace.with_tensors(held.mod, leaves[len(present) :])
     return BlockMask._of(list(lists.values()), seq_lengths, block, mask_mod, is_derived)
 

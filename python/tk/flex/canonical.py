@@ -108,12 +108,12 @@ def _line(node: fx.Node) -> str:
     if node.op == "placeholder":
         rank = f"[{node.meta['rank']}]" if node.meta.get("rank") else ""
         return f"{node.name}: {kind}{rank}"
-    name = _target_name(node.target)
+    name = target_name(node.target)
     inside = [_spelled(a) for a in node.args] + [f"{k}={_spelled(v)}" for k, v in sorted(node.kwargs.items())]
     return f"{node.name}: {kind} = {name}({', '.join(inside)})"
 
 
-def _target_name(target: Any) -> str:
+def target_name(target: Any) -> str:
     if isinstance(target, OpOverload):
         return str(target)
     return f"{target.__module__.lstrip('_')}.{target.__name__}"  # of operator or torch

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 
-from tk.flex import ops, trace
+from tk.flex import trace
+from tk.ops import flex
+from tk.ops.flex import Request
 
 _NAME = "tk_flex_attention"
 
@@ -38,9 +40,9 @@ class _Recorded(HigherOrderOperator):
     ) -> tuple[Tensor, Tensor]:
         *others, q_block, kv_block, mask_mod = block_mask
         pair = trace.pair(_bound(score_mod, score_captures), _bound(mask_mod, mask_captures))
-        tensors, floats, ints = ops.by_kind(pair.traced, pair.values)
-        more = (*others, scale, q_block, kv_block, *kernel_options.values())
-        return ops.forward_op(query, key, value, pair.traced.text, tensors, floats, ints, *more)
+        captured = pair.traced.by_kind(pair.values)
+        given: list[Any] = [*captured, *others, scale, q_block, kv_block]
+        return flex.forward(*Request(query, key, value, pair.traced.text, *given, **kernel_options))
 
 
 _recorded = _Recorded()

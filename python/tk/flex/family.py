@@ -8,7 +8,7 @@ from typing import Any
 
 from tk.aot.spec import Family, Kernel, Plan, Point
 from tk.codegen import source
-from tk.flex import printing
+from tk.flex import own_ops, printing
 from tk.flex.registry import Registered
 from tk.flex.trace import Traced
 from tk.kernels.attention import backward, decode, forward, hopper_backward, hopper_backward_plans, hopper_forward
@@ -45,10 +45,6 @@ class Wanted:
         return tuple(h for h in self.rounded_heads if not h.is_wide)
 
 
-def op_name(traced: Traced) -> str:
-    return f"flex_{traced.fingerprint[:16]}"
-
-
 def registered_families(registered: Registered) -> list[Family]:
     """Of what a user's file announced: kernels for exactly its head sizes, and rounded up; of sizes that differ one for
     the largest of both, too, which takes every layout."""
@@ -75,7 +71,7 @@ def _round_up(size: int) -> int:
 
 
 def problem_of(traced: Traced, wanted: Wanted) -> Problem:
-    return Problem(op_name(traced), printing.captures_of(traced), wanted.dtypes, traced.text)
+    return Problem(own_ops.op_name(traced), printing.captures_of(traced), wanted.dtypes, traced.text)
 
 
 def families(traced: Traced, wanted: Wanted) -> list[Family]:

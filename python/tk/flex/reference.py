@@ -8,52 +8,46 @@ the derivative of score_mod tile by tile with torch's autograd; sums over tiles 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from tk.flex import trace
+from tk.flex.block_mask import BlockMask
 from tk.flex.evaluate import evaluate, indices, read
-from tk.flex.trace import Traced
+from tk.ops.flex import Request
 
 _INF = float("inf")
 _Q_TILE, _KV_TILE = 256, 512
 _ELEMENTS = 1 << 22  # of scores at a time, over batch entries and heads
 
 
-@dataclass
 class Problem:
-    """The arguments of one call. lists: kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices, or None."""
+    """A request, and what its tiles ask for. kinds: of the blocks, as :func:`_kinds` has them; None without a mask of
+    blocks."""
 
-    traced: Traced
-    values: Sequence[Any]
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    lists: Sequence[Tensor | None] | None
-    block: tuple[int, int]
-    kv_lengths: Tensor | None
-    page_table: Tensor | None
-    sinks: Tensor | None
-    scale: float
-
-    def __post_init__(self) -> None:
-        self.dtype = torch.float64 if self.query.dtype == torch.float64 else torch.float32
-        self.B, self.H, self.M = self.query.shape[:3]
-        self.H_kv = self.key.shape[1]
+    def __init__(self, request: Request):
+        self.request = request
+        self.traced = trace.parse(request.pair)
+        self.values = self.traced.values_of(request.tensors, request.floats, request.ints)
+        self.block = (request.q_block, request.kv_block)
+        self.dtype = torch.float64 if request.query.dtype == torch.float64 else torch.float32
+        self.B, self.H, self.M = request.query.shape[:3]
+        self.H_kv = request.key.shape[1]
         self.group = self.H // self.H_kv if self.H_kv else 1
-        paged = self.page_table
-        self.N = self.key.shape[2] if paged is None else paged.shape[1] * self.key.shape[2]
-        self.lengths = [self.N] * self.B if self.kv_lengths is None else self.kv_lengths.tolist()
-        self.kinds = None if self.lists is None or self.lists[0] is None else _kinds(self.lists)
+        pages, rows = request.page_table, request.key.shape[2]
+        self.N = rows if pages is None else pages.shape[1] * rows
+        self.lengths = [self.N] * self.B if request.kv_lengths is None else request.kv_lengths.tolist()
+        self.kinds = _kinds(request)
 
     def entries(self) -> Iterator[list[int]]:
         """Batch entries that are worked on together: all that share blocks, lengths and pages."""
         if not self.B or not self.H or not self.M:
             return
-        is_shared = self.kv_lengths is None and self.page_table is None
+        is_shared = self.request.kv_lengths is None and self.request.page_table is None
         if is_shared and (self.kinds is None or self.kinds.shape[0] == 1):
             size = max(1, _ELEMENTS // (self.H * _Q_TILE * _KV_TILE))
             for first in range(0, self.B, size):
@@ -75,8 +69,8 @@ class _Tile:
 def forward(p: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """out [B, H, M, Dv] in the dtype of query; lse and each row's largest score [B, H, M] in float32 (float64 for
     float64)."""
-    out = p.query.new_zeros(p.B, p.H, p.M, p.value.shape[-1])
-    lse = torch.full((p.B, p.H, p.M), -_INF, dtype=p.dtype, device=p.query.device)
+    out = p.request.query.new_zeros(p.B, p.H, p.M, p.request.value.shape[-1])
+    lse = torch.full((p.B, p.H, p.M), -_INF, dtype=p.dtype, device=p.request.query.device)
     largest = lse.clone()
     for entries in p.entries():
         for q in _spans(p.M, _q_tile(p)):
@@ -87,9 +81,9 @@ def forward(p: Problem) -> tuple[Tensor, Tensor, Tensor]:
 def _forward_rows(
     p: Problem, entries: list[int], q: tuple[int, int], out: Tensor, lse: Tensor, largest: Tensor
 ) -> None:
-    rows = _rows(p, p.query, entries, q)
+    rows = _rows(p, p.request.query, entries, q)
     n, length = len(entries), q[1] - q[0]
-    total = torch.zeros(n, p.H, length, p.value.shape[-1], dtype=p.dtype, device=out.device)
+    total = torch.zeros(n, p.H, length, p.request.value.shape[-1], dtype=p.dtype, device=out.device)
     top = torch.full((n, p.H, length), -_INF, dtype=p.dtype, device=out.device)
     weight = torch.zeros_like(top)
     for tile in _tiles(p, entries, q):
@@ -99,11 +93,11 @@ def _forward_rows(
         probability = torch.exp(s - shift.unsqueeze(-1))
         kept = torch.exp(top - shift)
         weight = weight * kept + probability.sum(-1)
-        total = total * kept.unsqueeze(-1) + _per_head(p, probability, _columns(p, p.value, entries, tile.keys))
+        total = total * kept.unsqueeze(-1) + _per_head(p, probability, _columns(p, p.request.value, entries, tile.keys))
         top = new_top
     largest[entries, :, q[0] : q[1]] = top
-    if p.sinks is not None:
-        sink = p.sinks.to(p.dtype).view(1, -1, 1)
+    if p.request.sinks is not None:
+        sink = p.request.sinks.to(p.dtype).view(1, -1, 1)
         new_top = torch.maximum(top, sink)
         shift = torch.where(new_top == -_INF, 0, new_top)
         kept = torch.exp(top - shift)
@@ -134,29 +128,24 @@ def backward(
     def zeros(x: Tensor) -> Tensor:
         return torch.zeros(x.shape, dtype=p.dtype, device=x.device)
 
-    captured = {i: zeros(p.values[i]) for i in differentiable(p.traced) if of_captures}
-    sinks_sum = None if p.sinks is None else zeros(p.sinks)
-    sums = Gradients(zeros(p.query), zeros(p.key), zeros(p.value), sinks_sum, captured)
+    captured = {i: zeros(p.values[i]) for i in p.traced.differentiable if of_captures}
+    sinks_sum = None if p.request.sinks is None else zeros(p.request.sinks)
+    sums = Gradients(zeros(p.request.query), zeros(p.request.key), zeros(p.request.value), sinks_sum, captured)
     for entries in p.entries():
         for q in _spans(p.M, _q_tile(p)):
             _backward_rows(p, entries, q, (out, lse, grad_out, grad_lse), sums)
     captures = {i: x.to(p.values[i].dtype) for i, x in sums.captures.items()}
-    sinks = None if p.sinks is None or sums.sinks is None else sums.sinks.to(p.sinks.dtype)
-    query, key, value = sums.query.to(p.query.dtype), sums.key.to(p.key.dtype), sums.value.to(p.value.dtype)
+    request = p.request
+    sinks = None if request.sinks is None or sums.sinks is None else sums.sinks.to(request.sinks.dtype)
+    held = zip((sums.query, sums.key, sums.value), request.operands, strict=True)
+    query, key, value = (total.to(x.dtype) for total, x in held)
     return Gradients(query, key, value, sinks, captures)
-
-
-def differentiable(traced: Traced) -> list[int]:
-    """Which captures can have a gradient: floating-point tensors that the score reads."""
-    return [
-        i for i, c in enumerate(traced.captures) if c.of == "score" and c.kind == "tensor" and c.dtype.is_floating_point
-    ]
 
 
 def _backward_rows(
     p: Problem, entries: list[int], q: tuple[int, int], saved: tuple[Tensor, ...], sums: Gradients
 ) -> None:
-    rows = _rows(p, p.query, entries, q)
+    rows = _rows(p, p.request.query, entries, q)
     out, lse, grad_out, grad_lse = (x[entries, :, q[0] : q[1]].to(p.dtype) for x in saved)
     lse_or_0 = torch.where(lse == -_INF, 0, lse)
     if sums.captures:  # whose sums over many scores cancel, as they do not with an output that was rounded
@@ -164,19 +153,19 @@ def _backward_rows(
     else:
         delta = (grad_out * out).sum(-1) - grad_lse
     for tile in _tiles(p, entries, q):
-        keys = _columns(p, p.key, entries, tile.keys)
-        values = _columns(p, p.value, entries, tile.keys)
+        keys = _columns(p, p.request.key, entries, tile.keys)
+        values = _columns(p, p.request.value, entries, tile.keys)
         product = _products(p, rows, keys)
         reads = _Reads(p, tile, product.shape, set(sums.captures))
         s = _through_mod(p, tile, product, reads)
         probability = torch.exp(s.detach() - lse_or_0.unsqueeze(-1))
         grad_s = probability * (_products(p, grad_out, values) - delta.unsqueeze(-1))
-        grad_product = reads.backward(s, product, grad_s, sums.captures) * p.scale
+        grad_product = reads.backward(s, product, grad_s, sums.captures) * p.request.scale
         sums.query[entries, :, q[0] : q[1]] += _per_head(p, grad_product, keys)
         _add_columns(p, sums.key, entries, tile.keys, _per_group(p, grad_product, rows))
         _add_columns(p, sums.value, entries, tile.keys, _per_group(p, probability, grad_out))
-    if p.sinks is not None and sums.sinks is not None:
-        share = torch.exp(p.sinks.to(p.dtype).view(1, -1, 1) - lse_or_0)
+    if p.request.sinks is not None and sums.sinks is not None:
+        share = torch.exp(p.request.sinks.to(p.dtype).view(1, -1, 1) - lse_or_0)
         sums.sinks -= torch.where(lse == -_INF, 0, share * delta).sum((0, 2))
 
 
@@ -187,7 +176,7 @@ def _exact_delta(
     total = torch.zeros_like(lse)
     for tile in _tiles(p, entries, q):
         probability = torch.exp(_scores(p, tile, rows, entries) - lse.unsqueeze(-1))
-        total += (probability * _products(p, grad_out, _columns(p, p.value, entries, tile.keys))).sum(-1)
+        total += (probability * _products(p, grad_out, _columns(p, p.request.value, entries, tile.keys))).sum(-1)
     return total
 
 
@@ -195,12 +184,12 @@ def _exact_delta(
 
 
 def _scores(p: Problem, tile: _Tile, rows: Tensor, entries: list[int]) -> Tensor:
-    return _through_mod(p, tile, _products(p, rows, _columns(p, p.key, entries, tile.keys)), None)
+    return _through_mod(p, tile, _products(p, rows, _columns(p, p.request.key, entries, tile.keys)), None)
 
 
 def _through_mod(p: Problem, tile: _Tile, product: Tensor, reads: _Reads | None) -> Tensor:
     """[b, H, q, kv]: products with scale and score_mod, -inf where masked."""
-    s = product * p.scale
+    s = product * p.request.scale
     graph = p.traced.score
     if reads is not None:
         s = reads.of_score(s)
@@ -288,7 +277,7 @@ def _tiles(p: Problem, entries: list[int], q: tuple[int, int]) -> Iterator[_Tile
         kinds = None if p.kinds is None else _kinds_of(p, p.kinds, entries, q, kv)
         if kinds is not None and not bool(kinds.any()):
             continue
-        at = indices(entries, range(p.H), q, kv, p.query.device)
+        at = indices(entries, range(p.H), q, kv, p.request.query.device)
         allowed = _allowed(p, kinds, at)
         if allowed is None or bool(allowed.any()):
             yield _Tile(at, kv, allowed)
@@ -308,12 +297,12 @@ def _allowed(p: Problem, kinds: Tensor | None, at: tuple[Tensor, ...]) -> Tensor
     return (kind == 2) | ((kind == 1) & evaluate(p.traced.mask, at, p.values, kind == 1))
 
 
-def _kinds(lists: Sequence[Tensor | None]) -> Tensor:
+def _kinds(request: Request) -> Tensor | None:
     """int8 [B, H, rows, columns] of block lists: 0 none, 1 partial, 2 full."""
-    from tk.flex.block_mask import BlockMask
-
-    num, at, full_num, full_at = lists
-    assert num is not None and at is not None
+    num, at = request.kv_num_blocks, request.kv_indices
+    if num is None or at is None:
+        return None
+    full_num, full_at = request.full_kv_num_blocks, request.full_kv_indices
     return BlockMask((0, 0), num, at, full_num, full_at, None, None, None, None).kinds()
 
 
@@ -333,7 +322,7 @@ def _rows(p: Problem, x: Tensor, entries: list[int], q: tuple[int, int]) -> Tens
 
 def _columns(p: Problem, x: Tensor, entries: list[int], kv: tuple[int, int]) -> Tensor:
     """[b, Hkv, kv, D] of key or value."""
-    if p.page_table is not None:
+    if p.request.page_table is not None:
         page, place = _pages(p, entries[0], kv)
         return x[page, :, place].transpose(0, 1).unsqueeze(0).to(p.dtype)
     x = x if x.shape[0] == 1 else x[entries]
@@ -341,7 +330,7 @@ def _columns(p: Problem, x: Tensor, entries: list[int], kv: tuple[int, int]) -> 
 
 
 def _add_columns(p: Problem, total: Tensor, entries: list[int], kv: tuple[int, int], grad: Tensor) -> None:
-    if p.page_table is not None:
+    if p.request.page_table is not None:
         page, place = _pages(p, entries[0], kv)
         total.permute(0, 2, 1, 3).index_put_((page, place), grad[0].transpose(0, 1), accumulate=True)
     elif total.shape[0] == 1:
@@ -352,10 +341,10 @@ def _add_columns(p: Problem, total: Tensor, entries: list[int], kv: tuple[int, i
 
 def _pages(p: Problem, entry: int, kv: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Page and place in it of the keys of a batch entry. Raises IndexError."""
-    assert p.page_table is not None
-    n_pages, size = p.key.shape[0], p.key.shape[2]
-    positions = torch.arange(*kv, device=p.query.device)
-    page = p.page_table[entry, positions // size].long()
+    assert p.request.page_table is not None
+    n_pages, size = p.request.key.shape[0], p.request.key.shape[2]
+    positions = torch.arange(*kv, device=p.request.query.device)
+    page = p.request.page_table[entry, positions // size].long()
     if bool(((page < 0) | (page >= n_pages)).any()):
         raise IndexError(
             f"tk.flex_attention: page_table names pages {int(page.min())} to {int(page.max())} for keys {kv[0]} to "

@@ -1,20 +1,17 @@
-"""Mods that ``tk build`` is to compile, and what is said of one that no pack has."""
+"""Mods that ``tk build`` is to compile."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import fx
 
 from tk import errors
 from tk.flex import trace
-from tk.flex.canonical import Graph, _target_name
+from tk.flex.canonical import Graph
 from tk.flex.mods import MaskMod, ScoreMod
-from tk.flex.trace import Capture, Traced
+from tk.flex.trace import Traced
 from tk.generated import files, refusals
 
 __all__ = ["Registered", "register", "registered"]
@@ -76,7 +73,7 @@ def register(
         traced = trace.pair(score_mod, mask_mod).traced
         for fn, kind, graph in ((score_mod, "score_mod", traced.score), (mask_mod, "mask_mod", traced.mask)):
             if graph is not None:
-                _check_ops(graph, backward, f"{trace.described(fn, kind)}: ")
+                check_ops(graph, backward, f"{trace.described(fn, kind)}: ")
     except (errors.UnsupportedError, TypeError, ValueError) as error:
         return refusals.refuse(error)
     for known in _registered:
@@ -93,7 +90,7 @@ def registered(file: str | None = None) -> list[Registered]:
     return [r for r in _registered if file is None or files.is_same(r.file, file)]
 
 
-def _check_ops(graph: Graph, backward: bool, where: str = "") -> None:
+def check_ops(graph: Graph, backward: bool, where: str = "") -> None:
     """Raises tk.UnsupportedError for an op that no kernel can have. It takes the build extra to know."""
     try:
         from tk.flex import lowering
@@ -103,78 +100,3 @@ def _check_ops(graph: Graph, backward: bool, where: str = "") -> None:
         lowering.check(graph, backward)
     except errors.UnsupportedError as error:
         raise errors.UnsupportedError(f"{where}{error}") from error
-
-
-# --- Mods that no pack has ---
-
-
-def missing(traced: Traced, op: str) -> str:
-    """The message, with a file to start from. Raises tk.UnsupportedError for mods that no kernel can have."""
-    for graph in (traced.score, traced.mask):
-        if graph is not None:
-            _check_ops(graph, op.endswith("_backward"), "tk.flex_attention: ")
-    return (
-        f"tk.flex_attention: no loaded pack has kernels for these mods ({op}). Build them, once, on any machine with "
-        "the build extra:\n    tk build mods.py -o mods.tkpack\nand load them with tk.load_pack('mods.tkpack'), or by "
-        "TK_PACK_PATH; or let tk do so, with tk.config.build_missing(). As they were traced, for mods.py:\n\n"
-        f"{source_of(traced)}"
-    )
-
-
-def source_of(traced: Traced, *more: str) -> str:
-    """A file that registers the pair: mods of the same graphs, with stand-ins for what they capture. more: further
-    arguments of :func:`register`."""
-    parts = [SOURCE_HEAD]
-    arguments = []
-    for kind, graph in (("score", traced.score), ("mask", traced.mask)):
-        if graph is not None:
-            parts.append(factory_source(kind, graph))
-            arguments.append(f"{kind}_mod={factory_call(kind, graph, traced)}")
-    name = hashlib.sha256(traced.text.encode()).hexdigest()[:8]
-    parts.append(f"tk.flex.register({', '.join([repr(f'mods_{name}'), *arguments, *more])})\n")
-    return "\n\n".join(parts)
-
-
-SOURCE_HEAD = "import operator\n\nimport torch\n\nimport tk\n\naten = torch.ops.aten"
-
-
-def factory_source(name: str, graph: Graph, arguments: int | None = None) -> str:
-    """A function of what the graph captures, which returns one that computes it. arguments: how many that one has, all
-    by default; the others are not read."""
-    captures = ", ".join(n.name for n in graph.captures)
-    parameters = ", ".join(n.name for n in graph.arguments[:arguments])
-    lines = [f"        {n.name} = {_call(n)}" for n in graph.graph.nodes if n.op == "call_function"]
-    body = "\n".join([*lines, f"        return {graph.result.name}"])
-    return f"def {name}({captures}):\n    def mod({parameters}):\n{body}\n\n    return mod"
-
-
-def factory_call(name: str, graph: Graph, traced: Traced) -> str:
-    """A call of it, with stand-ins for what is captured."""
-    captures = [traced.captures[n.meta["capture"]] for n in graph.captures]
-    return f"{name}({', '.join(map(_example, captures))})"
-
-
-def _call(node: fx.Node) -> str:
-    inside = [_spelled(a) for a in node.args] + [f"{k}={_spelled(v)}" for k, v in node.kwargs.items()]
-    if node.target is torch.ops.aten.index.Tensor:
-        source, at = node.args
-        return f"{_spelled(source)}[{', '.join(map(_spelled, at))}]"  # type: ignore[arg-type]
-    if node.target is torch.ops.aten.sym_size.int:
-        return f"{_spelled(node.args[0])}.shape[{node.args[1]}]"
-    return f"{_target_name(node.target)}({', '.join(inside)})"
-
-
-def _spelled(value: Any) -> str:
-    if isinstance(value, fx.Node):
-        return value.name
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_spelled, value))}]"
-    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
-        return f"float('{value}')"
-    return repr(value)
-
-
-def _example(capture: Capture) -> str:
-    if capture.kind != "tensor":
-        return "1" if capture.kind == "int" else "1.0"
-    return f"torch.empty({[1] * capture.rank}, dtype={capture.dtype})"

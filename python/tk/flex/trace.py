@@ -20,6 +20,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -66,6 +67,33 @@ class Traced:
     captures: tuple[Capture, ...]
     fingerprint: str
     text: str
+
+    @cached_property
+    def differentiable(self) -> tuple[int, ...]:
+        """Which captures can have a gradient: floating-point tensors that the score reads."""
+        found = [c.of == "score" and c.kind == "tensor" and c.dtype.is_floating_point for c in self.captures]
+        return tuple(i for i, has_gradient in enumerate(found) if has_gradient)
+
+    @cached_property
+    def differentiable_tensors(self) -> tuple[int, ...]:
+        """:attr:`differentiable` among the captured tensors alone, numbered without the numbers."""
+        tensors = [i for i, c in enumerate(self.captures) if c.kind == "tensor"]
+        return tuple(place for place, i in enumerate(tensors) if i in self.differentiable)
+
+    def by_kind(self, values: Sequence[Any]) -> tuple[list[Tensor], list[float], list[int]]:
+        """The captures' values as the ops take them: tensors, floats and ints."""
+        tensors: list[Tensor] = []
+        floats: list[float] = []
+        ints: list[int] = []
+        for capture, value in zip(self.captures, values, strict=True):
+            kind = capture.kind
+            (tensors if kind == "tensor" else ints if kind == "int" else floats).append(value)
+        return tensors, floats, ints
+
+    def values_of(self, tensors: Sequence[Any], floats: Sequence[Any], ints: Sequence[Any]) -> list[Any]:
+        """:meth:`by_kind` undone."""
+        by_kind = {"tensor": iter(tensors), "float": iter(floats), "int": iter(ints)}
+        return [next(by_kind[c.kind]) for c in self.captures]
 
 
 class Pair:
