@@ -26,7 +26,7 @@ from benchmarks import attention
 from benchmarks.attention import Inputs, Task
 from tk import capi, timing
 from tk.flex import own_ops
-from tk.flex.trace import Traced
+from tk.flex.tracing.trace import Traced
 from tk.heuristics.problem import describe
 
 
@@ -53,12 +53,11 @@ def _wrapped(suffix: str, call: Callable[..., Any]) -> Iterator[None]:
     """Ops whose name ends in `suffix` ("": forward) are called by ``call(op, *args)``."""
     original = own_ops.find
 
-    def own(*args: Any) -> Any:
-        found = original(*args)
-        is_wanted = (args[4] if len(args) > 4 else "") == suffix
-        return found._replace(op=partial(call, found.op)) if is_wanted else found
+    def found(traced: Traced, tensors: Any, floats: Any, ints: Any, of: str = "") -> Any:
+        own = original(traced, tensors, floats, ints, of)
+        return own._replace(op=partial(call, own.op)) if of == suffix else own
 
-    own_ops.find = own
+    own_ops.find = found
     try:
         yield
     finally:

@@ -20,8 +20,10 @@ from benchmarks.attention_configs import candidate_name
 from tk.aot.build import build, plan_pack
 from tk.aot.cache import open_cache
 from tk.aot.compile import Target
-from tk.flex import family, mods, own_ops, trace
-from tk.flex.family import Wanted
+from tk.flex import mods, own_ops
+from tk.flex.codegen import family
+from tk.flex.codegen.family import Wanted
+from tk.flex.tracing import trace
 from tk.kernels.attention import decode, hopper_backward_plans
 
 DECODE = (

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from tk.flex import BlockMask, and_masks, create_block_mask, mods, or_masks
-from tk.flex.evaluate import evaluate, indices
 from tk.flex.mods import MaskMod
-from tk.flex.trace import pair
+from tk.flex.tracing.evaluate import evaluate, indices
+from tk.flex.tracing.trace import pair
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "masks"

@@ -16,6 +16,8 @@ bias of hundreds differ by 2^-15, and where the bias grows with the distance, as
 nothing is fused there.
 """
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -536,10 +538,8 @@ _ONLY_BEFORE = ("out0", "grad_1", "stride_ob", "stride_oh", "stride_om", "stride
                 "stride_grad_lse_h", "stride_grad_lse_m", "grad_sinks", "sinks", "stride_sink")  # fmt: skip
 
 
-def pick(fn: object, args: dict[str, Arg]) -> dict[str, Arg]:
-    from tk.kernels.attention.entry import parameters
-
-    return {n: args[n] for n in parameters(fn)}
+def pick(fn: Any, args: dict[str, Arg]) -> dict[str, Arg]:
+    return {n: args[n] for n in fn.arg_names}
 
 
 def capture_launches(problem: Problem, point: Point) -> tuple[list[Launch], list[Launch]]:

@@ -6,7 +6,6 @@ flat parameters; so for each pair a small module is printed, with the mods and a
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,26 +39,26 @@ def score_grad(score, b, h, q_idx, kv_idx, captures, grads, grad, keep, Q_AXIS, 
 """
 
 
-def parameters(fn: Any) -> list[str]:
-    """Of a device function, interpreted or not."""
-    return list(inspect.signature(fn.fn).parameters)
+_WHAT = "attention with a pair of mods, printed by tk.kernels.attention.entry"
 
 
 def entry(name: str, body: Any, mods: Mods, capture_args: Sequence[str], grad_args: Sequence[str] = (),
-          decorator: str = "triton.jit") -> str:  # fmt: skip
+          decorator: str = "triton.jit", what: str = _WHAT) -> str:  # fmt: skip
     """The module with the kernel `name` in front of `body`. capture_args: its flat parameters in place of `captures`;
-    grad_args: in place of `grads`."""
+    grad_args: in place of `grads`. what: it is, for who reads it; it is part of the module's name, and so of a cubin's
+    key."""
     fixed = {
         "captures": _tuple(capture_args),
         "grads": _tuple(grad_args),
         "SCORE_MOD": "score_mod",
+        "F": "score_mod",
         "MASK_MOD": "mask_mod",
         "SCORE_GRAD": "score_grad",
         "HAS_SCORE": str(bool(mods.score)),
         "HAS_MASK": str(bool(mods.mask)),
     }
     params, passed = [], []
-    for p in parameters(body):
+    for p in body.arg_names:
         if p in fixed:
             passed.append(fixed[p])
             continue
@@ -69,17 +68,17 @@ def entry(name: str, body: Any, mods: Mods, capture_args: Sequence[str], grad_ar
     gluon = ["from triton.experimental import gluon"] if decorator.startswith("gluon") else []
     head = "\n".join(["import triton", "import triton.language as tl", *gluon, *mods.imports, "",
                       f"from {body.fn.__module__} import {body.fn.__name__} as body"])  # fmt: skip
-    texts = [mods.score or _NO_SCORE, mods.mask or _NO_MASK]
-    if "SCORE_GRAD" in parameters(body):
+    texts = [mods.score or _NO_SCORE]
+    if "MASK_MOD" in body.arg_names:
+        texts.append(mods.mask or _NO_MASK)
+    if "SCORE_GRAD" in body.arg_names:
         texts.append(mods.score_grad or _NO_GRAD)
     kernel = f"@{decorator}\ndef {name}({', '.join(params)}):\n    body({', '.join(passed)})\n"
-    return f'"""{name}: attention with a pair of mods, printed by tk.kernels.attention.entry."""\n\n{head}\n\n\n' + (
-        "\n\n".join([*texts, kernel])
-    )
+    return f'"""{name}: {what}."""\n\n{head}\n\n\n' + "\n\n".join([*texts, kernel])
 
 
 # Parameters in capitals that are no constants: sizes, as the field writes them.
-_NUMBERS = ("B", "H", "M", "N", "D", "DV")
+_NUMBERS = ("B", "H", "M", "N", "K", "P", "D", "DV")
 
 
 def _tuple(names: Sequence[str]) -> str:

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import torch
 
-from tk.flex import mods, trace
-from tk.flex.family import Wanted
-from tk.flex.trace import Traced
+from tk.flex import mods
+from tk.flex.codegen.family import Wanted
+from tk.flex.tracing import trace
+from tk.flex.tracing.trace import Traced
 
 # --- Mods, with captures of every kind that they are called with ---
 

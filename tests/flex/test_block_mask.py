@@ -13,7 +13,8 @@ from torch.utils import _pytree
 
 import tk
 from tk.flex import block_mask as implementation
-from tk.flex import mods, trace
+from tk.flex import mods
+from tk.flex.tracing import trace
 from tk.ops.flex import LISTS
 
 from . import dense

@@ -380,7 +380,7 @@ def test_long_sequences_need_no_square(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = inputs(1, 1, 1, S, S, 8, 8, torch.float32)
     with Sizes():
         mask = tk.flex.create_block_mask(mods.sliding_window(100), None, None, S, S, "cpu")
-        pair = tk.flex.trace.pair(None, mods.sliding_window(100))
+        pair = tk.flex.tracing.trace.pair(None, mods.sliding_window(100))
         operands = (x.detach() for x in (q, k, v))
         lists = mask.as_tuple()[2:10]
         captured = pair.traced.by_kind(pair.values)

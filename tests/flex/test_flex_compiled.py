@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import tk
-from tk.flex import mods, trace
+from tk.flex import mods
+from tk.flex.tracing import trace
 from tk.ops import flex
 
 from . import dense

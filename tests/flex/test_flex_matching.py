@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import tk
-from tk.flex import compiled, evaluate, matching, mods, own_ops, trace
+from tk.flex import compiled, matching, mods, own_ops
+from tk.flex.tracing import evaluate, trace
 
 from . import dense
 

@@ -11,7 +11,8 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tk
-from tk.flex import autograd, mods, ops, own_ops, trace
+from tk.flex import autograd, mods, ops, own_ops
+from tk.flex.tracing import trace
 from tk.ops import flex
 
 

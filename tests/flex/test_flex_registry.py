@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import tk
-from tk.flex import mods, own_ops, registry, source, trace
+from tk.flex import mods, own_ops, registry, source
+from tk.flex.tracing import trace
 
 from . import dense
 

@@ -12,8 +12,9 @@ import torch
 from torch.nn.attention import flex_attention as torch_flex
 
 import tk
-from tk.flex import mods, trace
-from tk.flex.evaluate import evaluate, indices
+from tk.flex import mods
+from tk.flex.tracing import trace
+from tk.flex.tracing.evaluate import evaluate, indices
 
 W, OFFSET, PREFIX, CAP, H = 5, 3, 4, 20.0, 8
 T = torch.tensor(3)

@@ -17,8 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import flex_attention as torch_flex
 
 import tk
-from tk.flex import mods, trace
-from tk.flex.evaluate import evaluate
+from tk.flex import mods
+from tk.flex.tracing import trace
+from tk.flex.tracing.evaluate import evaluate
 
 from . import dense
 

@@ -47,7 +47,7 @@ def announce(seed: int, count: int) -> None:
     for i in range(count):
         score, mask = pair_of(seed + i, "cpu")
         try:
-            fingerprint = tk.flex.trace.pair(score.function(), mask.function()).fingerprint
+            fingerprint = tk.flex.tracing.trace.pair(score.function(), mask.function()).fingerprint
             if fingerprint not in seen:
                 tk.flex.register(f"random_{i}", score.function(), mask.function(), head_dims=(D,), decode=False)
             seen.add(fingerprint)

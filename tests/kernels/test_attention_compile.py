@@ -11,8 +11,10 @@ pytest.importorskip("triton", reason="the kernels are Triton's: install torch-tk
 from tk.aot.build import SHARED_LIMIT, _takes
 from tk.aot.compile import Target, compile_source, source_of
 from tk.aot.grid import enumerate_grid
-from tk.flex import family, mods, trace
+from tk.flex import mods
+from tk.flex.codegen import family
 from tk.flex.registry import Registered
+from tk.flex.tracing import trace
 
 WANTED = family.Wanted(("bf16",), ((128, 128),), ((128, 128),), paged=True)
 TABLE = torch.zeros(1, 3, dtype=torch.bfloat16)

@@ -19,7 +19,8 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from tk.codegen import source
-from tk.flex import printing, trace
+from tk.flex.codegen import printing
+from tk.flex.tracing import trace
 
 _BODY = """
     s = {zeros}

@@ -13,7 +13,8 @@ import torch
 
 import tk
 from tk import capi
-from tk.flex import own_ops, trace
+from tk.flex import own_ops
+from tk.flex.tracing import trace
 from tk.heuristics.problem import describe
 
 from .test_generated_launch import CUDA, Kernel, standing_for

@@ -14,8 +14,9 @@ import torch
 import tk
 from tk import capi, missing
 from tk.b2b import function
-from tk.flex import own_ops, trace
+from tk.flex import own_ops
 from tk.flex.source import source_of
+from tk.flex.tracing import trace
 from tk.ops import b2b
 
 from .test_attention_build import arguments

@@ -14,7 +14,7 @@ import torch
 import tk
 from tk import capi
 from tk.cli import main
-from tk.flex import trace
+from tk.flex.tracing import trace
 
 from .test_attention_build import arguments
 from .test_generated_launch import Kernel

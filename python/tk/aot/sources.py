@@ -108,7 +108,7 @@ def _mods(module: ModuleType) -> list[Part]:
 
     if not (found := registry.registered(module.__file__)):
         return []
-    from tk.flex.family import registered_families
+    from tk.flex.codegen.family import registered_families
 
     return [partial(registered_families, registered) for registered in found]
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from tk import errors
-from tk.flex import evaluate, source, trace
-from tk.flex.trace import Traced
+from tk.flex import source
+from tk.flex.tracing import evaluate, trace
+from tk.flex.tracing.trace import Traced
 from tk.generated import files, refusals
 
 __all__ = ["Registered", "register", "registered"]

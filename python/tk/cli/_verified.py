@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from tk import capi, errors
 from tk.cli import _calls
 from tk.cli._calls import Call
-from tk.flex import trace
-from tk.flex.trace import Capture
+from tk.flex.tracing import trace
+from tk.flex.tracing.trace import Capture
 from tk.generated import inputs, register
 from tk.generated.inputs import Example
 from tk.heuristics.problem import describe

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from tk import errors
-from tk.flex import autograd, compiled, trace
+from tk.flex import autograd, compiled
 from tk.flex import kernel_options as options
 from tk.flex.block_mask import BlockMask
 from tk.flex.checks import NO_LISTS, UNBOUNDED, check_lengths, check_mask, check_operands, check_tensor
 from tk.flex.mods import MaskMod, ScoreMod, causal, learned_bias, of_bool_table
+from tk.flex.tracing import trace
 from tk.ops import flex
 from tk.ops.flex import Request
 

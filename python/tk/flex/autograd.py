@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from tk.flex import ops, trace
+from tk.flex import ops
+from tk.flex.tracing import trace
 from tk.ops import _register, flex
 from tk.ops.flex import N_OPERANDS, Request
 

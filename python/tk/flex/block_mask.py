@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from tk.flex import trace
-from tk.flex.evaluate import evaluate, indices
 from tk.flex.mods import MaskMod
+from tk.flex.tracing import trace
+from tk.flex.tracing.evaluate import evaluate, indices
 from tk.ops.flex import LISTS
 
 __all__ = ["BlockMask", "create_block_mask"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 
-from tk.flex import trace
+from tk.flex.tracing import trace
 from tk.ops import flex
 from tk.ops.flex import Request
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tk.flex.trace import Traced
+from tk.flex.tracing.trace import Traced
 
 aten = torch.ops.aten
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tk.flex import own_ops, reference, trace
+from tk.flex import own_ops, reference
+from tk.flex.tracing import trace
 from tk.ops import flex
 from tk.ops.flex import N_OPERANDS, OPTIONAL, Request
 

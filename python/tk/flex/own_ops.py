@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from tk import capi, errors, missing
-from tk.flex import kernel_options, matching, mods, registry, source, trace
-from tk.flex.trace import Traced
+from tk.flex import kernel_options, matching, mods, registry, source
+from tk.flex.tracing import trace
+from tk.flex.tracing.trace import Traced
 from tk.generated import register
 from tk.heuristics.problem import describe
 from tk.ops.flex import OPTIONAL, Request

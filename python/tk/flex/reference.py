@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tk.flex import trace
 from tk.flex.block_mask import BlockMask
-from tk.flex.evaluate import evaluate, indices, read
+from tk.flex.tracing import trace
+from tk.flex.tracing.evaluate import evaluate, indices, read
 from tk.ops.flex import Request
 
 _INF = float("inf")

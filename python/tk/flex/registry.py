@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from tk import errors
-from tk.flex import trace
-from tk.flex.canonical import Graph
 from tk.flex.mods import MaskMod, ScoreMod
-from tk.flex.trace import Traced
+from tk.flex.tracing import trace
+from tk.flex.tracing.canonical import Graph
+from tk.flex.tracing.trace import Traced
 from tk.generated import files, refusals
 
 __all__ = ["Registered", "register", "registered"]
@@ -93,7 +93,7 @@ def registered(file: str | None = None) -> list[Registered]:
 def check_ops(graph: Graph, backward: bool, where: str = "") -> None:
     """Raises tk.UnsupportedError for an op that no kernel can have. It takes the build extra to know."""
     try:
-        from tk.flex import lowering
+        from tk.flex.codegen import lowering
     except ModuleNotFoundError:
         return
     try:

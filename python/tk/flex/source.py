@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from tk.flex.canonical import Graph, target_name
-from tk.flex.trace import Capture, Traced
+from tk.flex.tracing.canonical import Graph, target_name
+from tk.flex.tracing.trace import Capture, Traced
 
 SOURCE_HEAD = "import operator\n\nimport torch\n\nimport tk\n\naten = torch.ops.aten"
 

@@ -189,7 +189,7 @@ def _numbers(f: str, floats: Sequence[float], ints: Sequence[int]) -> list[Any]:
     """The captured numbers in the order in which f reads them."""
     if not f:
         return []
-    from tk.flex import trace
+    from tk.flex.tracing import trace
 
     held = {"float": iter(floats), "int": iter(ints)}
     return [next(held[capture.kind]) for capture in trace.parse(f).captures]
@@ -229,7 +229,7 @@ def _build(f: str, dtype: torch.dtype, device: int) -> None:
     Raises tk.VariantNotFoundError if it cannot be built.
     """
     from tk.b2b import function
-    from tk.flex import trace
+    from tk.flex.tracing import trace
 
     traced = trace.parse(f)
     # A call in float32 is two products and needs no kernel. What it builds serves calls in bfloat16.
@@ -246,7 +246,7 @@ def _own(f: str, dtype: torch.dtype, device: int) -> Any:
     if not f:
         return torch.ops.tk.b2b_fused.default
     from tk.b2b import function
-    from tk.flex import trace
+    from tk.flex.tracing import trace
 
     name = function.op_name(trace.parse(f))
     packet = getattr(torch.ops.tk, name, None)

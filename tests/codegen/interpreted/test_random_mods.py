@@ -13,7 +13,8 @@ import torch
 
 from tk import errors
 from tk.codegen import source
-from tk.flex import printing, trace
+from tk.flex.codegen import printing
+from tk.flex.tracing import trace
 
 TESTS = Path(__file__).parents[2]
 sys.path[:0] = [str(TESTS), str(TESTS / "kernels")]

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tk.aot.spec import Family
-from tk.flex import family, trace
+from tk.flex.codegen import family
+from tk.flex.tracing import trace
 from tk.kernels.attention import decode
 from tk.kernels.attention.problem import MAX_LENGTH
 

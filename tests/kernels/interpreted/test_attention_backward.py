@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tk.flex import family, trace
+from tk.flex.codegen import family
+from tk.flex.tracing import trace
 from tk.kernels.attention.hopper_backward import attention_statistics
 
 from .attention_host import Call, block_lists, reference, run_all

@@ -13,7 +13,8 @@ from triton.experimental.gluon._runtime import GluonJITFunction
 from tk.aot.expr import Problem, as_expr
 from tk.aot.grid import enumerate_grid
 from tk.aot.spec import Const, Family, Float, Int, Plan, Pointer, Scratch, TensorMap
-from tk.flex import family, trace
+from tk.flex.codegen import family
+from tk.flex.tracing import trace
 from tk.kernels.attention.problem import MAX_LENGTH
 
 from . import attention_host, gluon_emulator

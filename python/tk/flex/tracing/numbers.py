@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 if TYPE_CHECKING:
-    from tk.flex.record import Recorder
+    from tk.flex.tracing.record import Recorder
 
 __all__ = ["SYMBOLS", "Decides", "Number", "symbol"]
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from tk.aot.spec import Family, Kernel, Plan, Point
 from tk.codegen import source
-from tk.flex import own_ops, printing
+from tk.flex import own_ops
+from tk.flex.codegen import printing
 from tk.flex.registry import Registered
-from tk.flex.trace import Traced
+from tk.flex.tracing.trace import Traced
 from tk.kernels.attention import backward, decode, forward, hopper_backward, hopper_backward_plans, hopper_forward
 from tk.kernels.attention.entry import Mods, entry
 from tk.kernels.attention.problem import Head, Problem

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tk.flex.canonical import Graph
+from tk.flex.tracing.canonical import Graph
 
 aten = torch.ops.aten
 

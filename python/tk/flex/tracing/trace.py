@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 
 from tk import errors
-from tk.flex import reads, record
-from tk.flex.canonical import Graph, Read, canonical
-from tk.flex.canonical import parse as _parse_graph
-from tk.flex.normal import evaluator
-from tk.flex.numbers import Decides
-from tk.flex.record import Recorder
+from tk.flex.tracing import reads, record
+from tk.flex.tracing.canonical import Graph, Read, canonical
+from tk.flex.tracing.canonical import parse as parse_graph
+from tk.flex.tracing.normal import evaluator
+from tk.flex.tracing.numbers import Decides
+from tk.flex.tracing.record import Recorder
 
 __all__ = ["Capture", "Graph", "Pair", "Traced", "pair"]
 
@@ -246,7 +246,7 @@ def parse(text: str) -> Traced:
     if found is None:
         if not is_text(text):
             raise ValueError(f"tk.flex: no pair of mods, or of another version of tk: {text[:40]!r}")
-        score, mask = (_parse_graph(t) if t else None for t in text.removeprefix(_HEAD).split(_MASK, 1))
+        score, mask = (parse_graph(t) if t else None for t in text.removeprefix(_HEAD).split(_MASK, 1))
         captures = [_capture(r, "score_mod") for r in (score.reads if score else ())]
         if mask is not None:
             mask = Graph(mask.graph, mask.reads, len(captures))
@@ -295,7 +295,7 @@ class _World:
         elif variable in self.constants:
             return value
         else:
-            made = self.recorder.number(place, reads._is_int(value), variable)
+            made = self.recorder.number(place, reads.is_int(value), variable)
             self.numbers.add(variable)
         self.names.append(name)
         return made
@@ -421,7 +421,7 @@ def _line(error: BaseException) -> str | None:
     found, tb = None, error.__traceback__
     while tb is not None:
         file = tb.tb_frame.f_code.co_filename
-        if not file.startswith(record._OWN) and isinstance(tb, types.TracebackType):
+        if not record.is_own(file) and isinstance(tb, types.TracebackType):
             found = f"{file}:{tb.tb_lineno}"
         tb = tb.tb_next
     return found

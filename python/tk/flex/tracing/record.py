@@ -22,7 +22,7 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tk.flex.numbers import SYMBOLS, symbol
+from tk.flex.tracing.numbers import SYMBOLS, symbol
 
 aten = torch.ops.aten
 _SIZE = 2  # of captured tensors while they are traced; nothing may depend on it
@@ -189,12 +189,18 @@ class Recorder(TorchDispatchMode):
         raise error
 
 
-_OWN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.abspath(__file__)) + os.sep)
+_FLEX = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OWN = (os.path.dirname(torch.__file__) + os.sep, _FLEX + os.sep)
+
+
+def is_own(file: str) -> bool:
+    """Whether a file is torch's or tk.flex's, so that no line of it is the mod's."""
+    return file.startswith(_OWN)
 
 
 def line_of(frame: types.FrameType | None) -> str | None:
     """file:line of the innermost frame that is neither torch's nor tk's."""
-    while frame is not None and frame.f_code.co_filename.startswith(_OWN):
+    while frame is not None and is_own(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else None
 

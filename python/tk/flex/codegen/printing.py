@@ -21,9 +21,9 @@ import torch
 
 from tk.codegen.ir import COMPARE, FLOATS, Kernel, Value, values_in
 from tk.codegen.printing.scalars import FAST_RULES, TL_DTYPES, expression
-from tk.flex import lowering
-from tk.flex.canonical import Graph
-from tk.flex.trace import Traced
+from tk.flex.codegen import lowering
+from tk.flex.tracing.canonical import Graph
+from tk.flex.tracing.trace import Traced
 from tk.kernels.attention.entry import Mods
 from tk.kernels.attention.problem import Capture
 

@@ -18,8 +18,8 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from tk.flex.normal import Normal, described
-from tk.flex.record import Recorder, ones
+from tk.flex.tracing.normal import Normal, described
+from tk.flex.tracing.record import Recorder, ones
 
 aten = torch.ops.aten
 

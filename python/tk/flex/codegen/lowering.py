@@ -28,7 +28,7 @@ from tk.codegen.lowering.lazy import Emitter, Index, Lazy
 from tk.codegen.lowering.rules import RULED, RULES
 from tk.codegen.tracing.core import decompositions
 from tk.codegen.tracing.lines import nodes_after
-from tk.flex.canonical import Graph
+from tk.flex.tracing.canonical import Graph
 
 aten = torch.ops.aten
 

@@ -120,7 +120,7 @@ class Reads:
         if found is value:
             self._equal(value, read)
             return value
-        kinds: tuple[type, ...] = (int, torch.SymInt) if _is_int(value) else (float, torch.SymFloat)
+        kinds: tuple[type, ...] = (int, torch.SymInt) if is_int(value) else (float, torch.SymFloat)
         if type(value) not in kinds:  # one of numpy's
             kinds = (type(value),)
         self.require(f"type({variable}) in {self._constant(kinds)}")
@@ -266,7 +266,7 @@ class _Watched:
 # numpy, which torch does without, registers its numbers with Python's classes of them.
 
 
-def _is_int(value: Any) -> bool:
+def is_int(value: Any) -> bool:
     return isinstance(value, numbers.Integral | torch.SymInt)
 
 
@@ -274,7 +274,7 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, bool | Enum):
         return False
     is_float = isinstance(value, numbers.Real) and not isinstance(value, numbers.Rational)
-    return is_float or _is_int(value) or isinstance(value, torch.SymFloat)
+    return is_float or is_int(value) or isinstance(value, torch.SymFloat)
 
 
 def _is_trusted(value: Any) -> bool:

@@ -1,0 +1,8 @@
+"""From a mod to its graph, in one spelling, and to values. Nothing here knows of kernels.
+
+trace.py      a score_mod and a mask_mod -> graphs, captures and a fingerprint; begin here
+reads.py      a copy of a mod that notes what it reads of its surroundings
+record.py     the ATen ops that it does, without a value to do them on; numbers.py: the same of numbers
+canonical.py  one spelling of a graph, and its text; normal.py: of sums, comparisons and what is made of numbers
+evaluate.py   a graph's values for many scores at once
+"""
