@@ -33,11 +33,7 @@ def _has_kernels(query: Tensor) -> bool:
 
 def _is_at_stake(request: Request) -> bool:
     """Whether a gradient is."""
-    return torch.is_grad_enabled() and torch._C._any_requires_grad(*_may_need_gradients(request))
-
-
-def _may_need_gradients(request: Request) -> tuple[Tensor | None, ...]:
-    return (*request.operands, request.sinks, *request.tensors)
+    return torch.is_grad_enabled() and torch._C._any_requires_grad(*request.operands, request.sinks, *request.tensors)
 
 
 def _is_direct(request: Request) -> bool:
@@ -62,7 +58,7 @@ _PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None)})
 
 class _Attention(_SingleLevelFunction):
     """The formula. below: the op without it, of a request; after this stand once more what autograd is to see, which
-    does not look into tuples: :func:`_may_need_gradients`."""
+    does not look into tuples: query, key, value, sinks and the captured tensors."""
 
     @staticmethod
     def forward(ctx: Any, below: Callable[..., Any], request: Request, *_: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -126,7 +122,8 @@ def _refuse_forward_mode() -> None:
 
 
 def _tracked(below: Callable[..., Any], request: Request) -> tuple[Tensor, Tensor]:
-    return _Attention.apply(below, request, *_may_need_gradients(request))  # type: ignore[attr-defined]
+    seen = (*request.operands, request.sinks, *request.tensors)
+    return _Attention.apply(below, request, *seen)  # type: ignore[attr-defined]
 
 
 def _below(keyset: Any, request: Request) -> tuple[Tensor, Tensor]:

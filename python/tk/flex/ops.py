@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tk.flex import own_ops, reference
 from tk.flex.tracing import trace
+from tk.flex.tracing.trace import Traced
 from tk.ops import flex
 from tk.ops.flex import N_OPERANDS, OPTIONAL, Request
 
@@ -83,17 +84,17 @@ def cuda(*args: Any) -> tuple[Tensor, Tensor]:
 
 
 def on_cuda(request: Request) -> tuple[Tensor, Tensor]:
-    traced = trace.parse(request.pair)
+    found: tuple[Tensor, Tensor] = own_ops.or_built(_call, trace.parse(request.pair), request)
+    return found
 
-    def run() -> Any:
-        own = own_ops.find(traced, request.tensors, request.floats, request.ints)
-        tensors, numbers = own_ops.arguments(own, traced, request, max_scores=request.max_scores)
-        given = (*tensors, *own.captured(request.tensors), *numbers)
-        if request.tile:
-            given = (*given, own_ops.config_with(request.tile, own.op, given))
-        return own.op(*given)
 
-    return own_ops.or_built(run, traced, request)
+def _call(traced: Traced, request: Request) -> Any:
+    own = own_ops.find(traced, request.tensors, request.floats, request.ints)
+    tensors, numbers = own_ops.arguments(own, traced, request, max_scores=request.max_scores)
+    given = (*tensors, *own.captured(request.tensors), *numbers)
+    if request.tile:
+        given = (*given, own_ops.config_with(request.tile, own.op, given))
+    return own.op(*given)
 
 
 def cuda_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
@@ -104,17 +105,19 @@ def on_cuda_backward(
     grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, request: Request, of_captures: bool
 ) -> list[Tensor]:
     traced = trace.parse(request.pair)
-
-    def run() -> Any:
-        own = own_ops.find(traced, request.tensors, request.floats, request.ints, "_backward")
-        tensors, numbers = own_ops.arguments(own, traced, request, of_captures=of_captures)
-        found = own.op(grad_out, grad_lse, *tensors, out, lse, *own.captured(request.tensors), *numbers)
-        return own, found
-
-    own, found = own_ops.or_built(run, traced, request)
+    grads = grad_out, grad_lse
+    own, found = own_ops.or_built(_call_backward, traced, request, grads, (out, lse), of_captures)
     query, key, value, sinks, *captured = found
     captured = own.gradients(traced, request.tensors, captured) if of_captures else []
     return [query, key, value, *([] if request.sinks is None else [sinks]), *captured]
+
+
+def _call_backward(
+    traced: Traced, request: Request, grads: Sequence[Tensor], results: Sequence[Tensor], of_captures: bool
+) -> Any:
+    own = own_ops.find(traced, request.tensors, request.floats, request.ints, "_backward")
+    tensors, numbers = own_ops.arguments(own, traced, request, of_captures=of_captures)
+    return own, own.op(*grads, *tensors, *results, *own.captured(request.tensors), *numbers)
 
 
 # --- vmap ---

@@ -152,13 +152,13 @@ def _not_found(traced: Traced, suffix: str) -> str:
     )
 
 
-def or_built(run: Callable[[], Any], traced: Traced, request: Request) -> Any:
-    """What ``run`` returns, once more where a kernel was missing and has been built."""
+def or_built(call: Callable[..., Any], traced: Traced, request: Request, *more: Any) -> Any:
+    """What ``call`` of these returns, once more where a kernel was missing and has been built."""
     try:
-        return run()
+        return call(traced, request, *more)
     except (RuntimeError, ValueError) as error:
         build_missing(error, traced, request)
-    return run()
+    return call(traced, request, *more)
 
 
 def build_missing(error: Exception, traced: Traced, request: Request) -> None:

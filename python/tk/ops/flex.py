@@ -76,15 +76,14 @@ class Request(NamedTuple):
     def with_tensors(self, tensors: Sequence[Any]) -> Request:
         """With others in the place of :attr:`all_tensors`."""
         n, captured = N_OPERANDS, N_OPERANDS + len(OPTIONAL)
-        return self._with(tensors[:n], list(tensors[captured:]), tensors[n:captured])
+        numbers: Any = self[_NUMBERS]
+        given = (self.pair, list(tensors[captured:]), self.floats, self.ints, *tensors[n:captured], *numbers)
+        return Request._make((*tensors[:n], *given))
 
     def without_tensors(self) -> Request:
         """To be kept where no tensor may be, until :meth:`with_tensors`."""
-        return self._with(_NO_OPERANDS, [], _NO_OPTIONAL)
-
-    def _with(self, operands: Sequence[Any], captured: list[Any], optional: Sequence[Any]) -> Request:
         numbers: Any = self[_NUMBERS]
-        return Request._make((*operands, self.pair, captured, self.floats, self.ints, *optional, *numbers))
+        return Request._make((*_NO_OPERANDS, self.pair, [], self.floats, self.ints, *_NO_OPTIONAL, *numbers))
 
 
 _FIELDS = Request._fields
