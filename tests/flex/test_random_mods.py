@@ -45,15 +45,17 @@ def check(score: random_mods.RandomMod, mask: random_mods.RandomMod, lists: bool
     mod, leaves = random_mods.with_gradients(score)
     out, lse = tk.flex_attention(*inputs, score_mod=mod, block_mask=block_mask, return_lse=True)
     expected, expected_lse = dense.attention(*inputs, score_mod=mod, mask=allowed)
-    torch.testing.assert_close(out, expected, atol=1e-7, rtol=1e-7, equal_nan=True)
-    torch.testing.assert_close(lse, expected_lse, atol=1e-7, rtol=1e-7, equal_nan=True)
+    is_half = "HALF" in score.source  # arithmetic of which torch rounds to 16 bits, and a mod does not
+    tolerance = 5e-3 if is_half else 1e-7
+    torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance, equal_nan=True)
+    torch.testing.assert_close(lse, expected_lse, atol=tolerance, rtol=tolerance, equal_nan=True)
     if lists:
         of_torch = torch_flex.create_block_mask(mask_mod, B, H, M, N, device="cpu")
         with torch.no_grad():
             eager = torch_flex.flex_attention(
                 *(x.detach() for x in inputs), score_mod=score.function(), block_mask=of_torch
             )
-        torch.testing.assert_close(out, eager, atol=1e-6, rtol=1e-6, equal_nan=True)
+        torch.testing.assert_close(out, eager, atol=max(tolerance, 1e-6), rtol=max(tolerance, 1e-6), equal_nan=True)
     grad = torch.randn(out.shape, generator=generator, dtype=torch.float64)
     everything = [*inputs, *leaves]
     if not expected.requires_grad:
@@ -62,5 +64,5 @@ def check(score: random_mods.RandomMod, mask: random_mods.RandomMod, lists: bool
     wanted = torch.autograd.grad(expected, everything, grad, allow_unused=True)
     for x, g, e in zip(everything, found, wanted, strict=True):
         g, e = (torch.zeros_like(x) if y is None else y for y in (g, e))
-        tolerance = 2e-2 if "HALF" in score.source else 1e-5 if x.dtype == torch.float32 else 1e-6
+        tolerance = 2e-2 if is_half else 1e-5 if x.dtype == torch.float32 else 1e-6
         torch.testing.assert_close(g, e, atol=tolerance, rtol=tolerance, equal_nan=True)
