@@ -102,7 +102,7 @@ endif
 # --- Tests ---
 
 # By file: what a module's tests build, they build once.
-PARALLEL = --numprocesses $(JOBS) --maxprocesses 8 --dist loadfile
+PARALLEL = --numprocesses $(JOBS) --maxprocesses 8 --dist loadfile --durations 12
 
 .PHONY: test
 test: test-cpp test-python test-install ## every test that needs no GPU
