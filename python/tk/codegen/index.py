@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 import sympy
 from torch.utils._sympy.functions import FloorDiv, Mod
 
+from tk.codegen.ir import values_in
+
 Ranges = Mapping[sympy.Symbol, sympy.Expr]  # axis -> size: 0 <= axis < size
 
 
@@ -72,8 +74,8 @@ def _highest(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr | None:
 
 def _highest_of_term(term: sympy.Expr, ranges: Ranges) -> sympy.Expr | None:
     if term.is_Symbol:
-        is_value = term.name.startswith("v") and term.name[1:].isdigit()  # read from memory: it has no bound
-        return None if is_value else ranges[term] - 1 if term in ranges else term
+        # A value that is read from memory has no bound.
+        return None if values_in(term) else ranges[term] - 1 if term in ranges else term
     if term.is_Mul or (term.is_Pow and term.args[1].is_Integer):
         bounds = [_highest(factor, ranges) for factor in (term.args if term.is_Mul else term.args[:1])]
         if any(bound is None for bound in bounds):

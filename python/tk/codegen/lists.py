@@ -12,14 +12,13 @@ what its chunks do, in their order. ``torch.stack`` of a number for each tensor 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from tk.aot.expr import Tensor as OpTensor
-from tk.aot.expr import as_expr, const, maximum, select, tensors
+from tk.aot.expr import const, maximum, tensors
 from tk.aot.spec import (
     DTYPES,
     ITEMSIZE,
@@ -38,16 +37,16 @@ from tk.aot.spec import (
     require,
 )
 from tk.codegen import comparisons, ir
-from tk.codegen.choice import dtype_number, graph_number
+from tk.codegen.choice import graph_number
 from tk.codegen.errors import TraceError, where
 from tk.codegen.ir import IR_DTYPES
 from tk.codegen.lowering.lists import ListGraph, is_of, lowered_places
 from tk.codegen.lowering.rules import RULED
+from tk.codegen.records import by_graph, dtype_check, meta_text
 from tk.codegen.scheduling.lists import BLOCK, CHUNK, ListLaunch, parts_of
 from tk.codegen.tracing.arguments import LEADING
 from tk.codegen.tracing.lists import PLACES, trace_places
 from tk.codegen.tracing.trace import Trace
-from tk.generated.signature import DTYPES as TORCH_DTYPES
 from tk.generated.signature import Signature, TensorSpec
 
 ALIGNED, ANY = "aligned", "any"
@@ -95,7 +94,8 @@ class GeneratedLists:
             outputs=self._outputs(bare),
             params=self._params(),
             checks=self._checks(by_name),
-            meta=self._meta(),
+            # The graphs are of the tensors of one place.
+            meta=meta_text(self.doc, self.signature, [g.trace for g in self.graphs], backward=None),
         )
 
     @property
@@ -126,10 +126,7 @@ class GeneratedLists:
         found = []
         for i, kind in enumerate(self.results):
             dtypes = [DTYPES[IR_DTYPES[g.trace.new[i].meta["val"].dtype]] for g in self.graphs]
-            dtype = as_expr(dtypes[0])
-            for n, value in enumerate(dtypes[1:], 1):
-                dtype = select(bare.local("graph") == n, value, dtype) if len(set(dtypes)) > 1 else dtype
-            found.append(Output(dtype, *sizes[kind]))
+            found.append(Output(by_graph(bare, dtypes), *sizes[kind]))
         return tuple(found)
 
     def _params(self) -> tuple[Param, ...]:
@@ -141,42 +138,8 @@ class GeneratedLists:
         )
 
     def _checks(self, by_name: Mapping[str, OpTensor]) -> tuple[Constraint, ...]:
-        found: list[Constraint] = []
         owner: dict[str, str] = {}
-        for name, spec in self.signature.tensors.items():
-            t = by_name[name]
-            if spec.dtype in owner:
-                same = t.dtype == by_name[owner[spec.dtype]].dtype
-                found.append(require(same, f"{name} must have the dtype of {owner[spec.dtype]}"))
-                continue
-            allowed = self.signature.variables.get(spec.dtype, (spec.dtype,))
-            if spec.dtype in self.signature.variables:
-                owner[spec.dtype] = name
-            holds = as_expr(0)
-            for dtype in allowed:
-                holds = holds | (t.dtype == dtype_number(dtype))
-            names = " or ".join(str(TORCH_DTYPES[d]).removeprefix("torch.") for d in allowed)
-            found.append(require(holds, f"{name} must be of dtype {names}"))
-        return tuple(found)
-
-    def _meta(self) -> str:
-        """graphs: of the tensors of one place."""
-        graphs = [
-            dict(dtypes=dict(g.trace.dtypes), flags=dict(g.trace.flags), nodes=g.trace.recorded) for g in self.graphs
-        ]
-        signature = {name: str(spec) for name, spec in self.signature.params.items()}
-        variables = {name: list(dtypes) for name, dtypes in self.signature.variables.items()}
-        return json.dumps(
-            dict(
-                doc=self.doc,
-                signature=signature,
-                variables=variables,
-                returns=self.first.structure,
-                graphs=graphs,
-                backward=None,
-            ),
-            sort_keys=True,
-        )
+        return tuple(dtype_check(self.signature, name, owner, by_name) for name in self.signature.tensors)
 
     # --- The kernels ---
 

@@ -128,7 +128,7 @@ class OpRecord:
                 raise TraceError(f"{self.name}: result {i} has {len(shape)} dimensions, it may have {most}")
             found.append(
                 Output(
-                    _by_graph(context.op, dtypes),
+                    by_graph(context.op, dtypes),
                     tuple(context.expr(s) for s in declared),
                     tuple(context.expr(ix.product(declared[d + 1 :])) for d in range(len(declared))),
                     leading if has_leading else None,
@@ -141,7 +141,7 @@ class OpRecord:
         owner: dict[str, str] = {}
         for name, spec in self.signature.tensors.items():
             t = by_name[name]
-            found.append(self._dtype_check(name, spec, t, owner, by_name))
+            found.append(dtype_check(self.signature, name, owner, by_name))
             for d, size in enumerate(spec.sizes):
                 at = t.size(d + 3 * spec.leading)
                 where = f"dimension {d - len(spec.sizes)} of {name}"
@@ -165,41 +165,10 @@ class OpRecord:
                     found.append(require(holds, f"result {i} would have a size of {size}"))
         return tuple(c for c in found if c.holds.value is None)
 
-    def _dtype_check(
-        self, name: str, spec: TensorSpec, t: Tensor, owner: dict[str, str], by_name: Mapping[str, Tensor]
-    ) -> Constraint:
-        if spec.dtype in owner:
-            return require(
-                t.dtype == by_name[owner[spec.dtype]].dtype, f"{name} must have the dtype of {owner[spec.dtype]}"
-            )
-        allowed = self.signature.variables.get(spec.dtype, (spec.dtype,))
-        if spec.dtype in self.signature.variables:
-            owner[spec.dtype] = name
-        holds = as_expr(0)
-        for dtype in allowed:
-            holds = holds | (t.dtype == dtype_number(dtype))
-        names = " or ".join(str(TORCH_DTYPES[d]).removeprefix("torch.") for d in allowed)
-        return require(holds, f"{name} must be of dtype {names}")
-
     def _meta(self) -> str:
-        graphs = [
-            dict(dtypes=dict(g.trace.dtypes), flags=dict(g.trace.flags), nodes=g.trace.recorded) for g in self.graphs
-        ]
-        signature = {name: str(spec) for name, spec in self.signature.params.items()}
-        variables = {name: list(dtypes) for name, dtypes in self.signature.variables.items()}
-        structure = self.first.structure
-        return json.dumps(
-            dict(
-                doc=self.doc,
-                signature=signature,
-                variables=variables,
-                returns=structure,
-                graphs=graphs,
-                backward=self._backward_meta(),
-                differentiable=self.differentiable,
-            ),
-            sort_keys=True,
-        )
+        traces = [g.trace for g in self.graphs]
+        backward = self._backward_meta()
+        return meta_text(self.doc, self.signature, traces, backward=backward, differentiable=self.differentiable)
 
     def _backward_meta(self) -> dict[str, Any] | None:
         """The backward takes the gradients of the floating-point results, the saved inputs, then all numbers."""
@@ -221,7 +190,31 @@ def _as_sympy(size: Any) -> sympy.Expr:
     return size.evaluate({x: letter(x) for x in size.letters}, FloorDiv) if isinstance(size, Size) else size
 
 
-def _by_graph(op: Op, values: Sequence[int]) -> Expr:
+def meta_text(doc: str, signature: Signature, traces: Sequence[Trace], **more: Any) -> str:
+    """What Python reads of a pack about an op: its declaration and its recorded graphs."""
+    graphs = [dict(dtypes=dict(t.dtypes), flags=dict(t.flags), nodes=t.recorded) for t in traces]
+    declared = {name: str(spec) for name, spec in signature.params.items()}
+    variables = {name: list(dtypes) for name, dtypes in signature.variables.items()}
+    found = dict(doc=doc, signature=declared, variables=variables, returns=traces[0].structure, graphs=graphs, **more)
+    return json.dumps(found, sort_keys=True)
+
+
+def dtype_check(signature: Signature, name: str, owner: dict[str, str], by_name: Mapping[str, Tensor]) -> Constraint:
+    """Of a tensor's dtype. owner: by the variable of dtypes its first tensor, which this may become."""
+    t, dtype = by_name[name], signature.tensors[name].dtype
+    if dtype in owner:
+        return require(t.dtype == by_name[owner[dtype]].dtype, f"{name} must have the dtype of {owner[dtype]}")
+    allowed = signature.variables.get(dtype, (dtype,))
+    if dtype in signature.variables:
+        owner[dtype] = name
+    holds = as_expr(0)
+    for one in allowed:
+        holds = holds | (t.dtype == dtype_number(one))
+    names = " or ".join(str(TORCH_DTYPES[d]).removeprefix("torch.") for d in allowed)
+    return require(holds, f"{name} must be of dtype {names}")
+
+
+def by_graph(op: Op, values: Sequence[int]) -> Expr:
     result = as_expr(values[0])
     if len(set(values)) == 1:
         return result
