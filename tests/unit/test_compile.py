@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import linecache
+import struct
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import triton
 import triton.language as tl
+from triton.experimental import gluon
 
 import unit_kernels
 from tk.aot.compile import Source, Target, compile_source, compiler_version, constant_text, source_digest, source_of
@@ -35,6 +38,118 @@ def changed(launch: Launch, **args) -> Launch:
 
 
 # --- Sources ---
+
+
+class Vectors(NamedTuple):
+    x: Any
+    y: Any
+    out: Any
+
+
+class Scaling(NamedTuple):
+    alpha: Any
+    COMBINE: Any
+
+
+@dataclass(frozen=True)
+class Tile:
+    THREADS: int
+
+    @property
+    def BLOCK(self) -> int:
+        return 2 * self.THREADS
+
+
+@triton.jit
+def scale_add_of_bundles(vectors, n, scaling, TILE: tl.constexpr):
+    """As unit_kernels.scale_add."""
+    at = tl.program_id(0) * TILE.BLOCK + tl.arange(0, TILE.BLOCK)
+    inside = at < n
+    z = scaling.COMBINE(tl.load(vectors.x + at, mask=inside), scaling.alpha) + tl.load(vectors.y + at, mask=inside)
+    tl.store(vectors.out + at, z, mask=inside)
+
+
+@gluon.jit
+def copy_of_bundle(maps):
+    """As unit_kernels.copy_gluon."""
+    unit_kernels.copy_gluon(maps.x, maps.out)
+
+
+class Maps(NamedTuple):
+    x: Any
+    out: Any
+
+
+def bundled(launch: Launch) -> Launch:
+    """The same with its arguments in bundles."""
+    a = launch.args
+    if launch.fn is unit_kernels.copy_gluon:
+        return replace(launch, fn=copy_of_bundle, args={"maps": Maps(a["x"], a["out"])})
+    args = {
+        "vectors": Vectors(a["x"], a["y"], a["out"]),
+        "scaling": Scaling(a["alpha"], a["COMBINE"]),
+        "n": a["n"],
+        "TILE": Const(Tile(a["BLOCK"].value // 2)),
+    }
+    return replace(launch, fn=scale_add_of_bundles, args=args)
+
+
+def test_a_bundle_is_one_parameter_of_several_arguments():
+    p = plan("scale_add", even=True, dtype="fp32")
+    source = source_of(p, bundled(p.launches[0]), SM80)
+    assert source.signature == {
+        "vectors": Vectors("*fp32", "*fp32", "*fp32"), "n": "i32", "scaling": Scaling("fp32", "constexpr"),
+        "TILE": "constexpr",
+    }  # fmt: skip
+    assert source.constants == {"scaling.COMBINE": unit_kernels._scaled, "TILE": Tile(128)}
+    assert source.aligned == {"vectors.x", "vectors.y", "vectors.out", "n"}
+
+
+def test_what_is_bundled_is_compiled_as_if_it_were_not():
+    for name in ("scale_add", "copy_gluon"):
+        p = plan(name, dtype="fp16")
+        flat, one = p.launches[0], bundled(p.launches[0])
+        images = [instructions(compile_source(source_of(p, launch, SM90)).image) for launch in (flat, one)]
+        assert images[0] == images[1], name
+
+
+def instructions(cubin: bytes) -> bytes:
+    """Of the only function in an image: its section .text.NAME."""
+    table, size, count, names = (
+        struct.unpack_from(f, cubin, at)[0] for f, at in (("<Q", 40), ("<H", 58), ("<H", 60), ("<H", 62))
+    )
+    sections = [struct.unpack_from("<IIQQQQ", cubin, table + i * size) for i in range(count)]
+    start = sections[names][4]
+    (found,) = [s for s in sections if cubin[start + s[0] :].startswith(b".text.")]
+    return cubin[found[4] : found[4] + found[5]]
+
+
+def test_the_class_of_a_constant_is_in_the_key(tmp_path):
+    """A kernel reads its properties."""
+
+    def text(factor: int, threads: int) -> str:
+        (tmp_path / "tile.py").write_text(TILE.format(factor=factor))
+        linecache.checkcache()
+        spec = importlib.util.spec_from_file_location("tile", tmp_path / "tile.py")
+        module = sys.modules["tile"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return constant_text(module.Tile(threads))
+
+    assert text(2, 64) == text(2, 64)
+    assert len({text(2, 64), text(2, 128), text(40, 64)}) == 3
+
+
+TILE = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Tile:
+    THREADS: int
+
+    @property
+    def BLOCK(self):
+        return {factor} * self.THREADS
+"""
 
 
 def test_signature_follows_the_parameters():

@@ -328,7 +328,7 @@ def _check_alignment(op: Op, variant: Variant) -> None:
     nodes = [node for c in variant.plan.constraints for node in _leaves(op, c.holds)]
     checked = {node.operand for node in nodes if node.op == "alignment"}
     for launch in variant.plan.launches:
-        for name, arg in launch.args.items():
+        for name, arg in launch.leaves():
             if not isinstance(arg, TensorMap | Pointer) or (isinstance(arg, Pointer) and not arg.aligned):
                 continue
             if arg.tensor.index not in checked:
@@ -386,8 +386,7 @@ def _launch(writer: PackWriter, scope: _Scope, variant: Variant, launch: Launch,
 def _args(writer: PackWriter, scope: _Scope, launch: Launch, artifact: Artifact) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     maps = iter(artifact.tensor_maps)
-    for name in launch.fn.arg_names:
-        arg = launch.args[name]
+    for name, arg in launch.leaves():
         inner = replace(scope, where=f"{scope.where}, {launch.fn.__name__}({name})")
         if isinstance(arg, TensorMap):
             meta = next(maps, None)

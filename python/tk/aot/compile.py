@@ -36,7 +36,20 @@ from triton.runtime.jit import DependenciesFinder, JITCallable, JITFunction
 from tk.aot.cache import Artifact, compress
 from tk.aot.errors import CompileError
 from tk.aot.expr import divisor
-from tk.aot.spec import DTYPES, Arg, Const, Float, Int, Launch, Plan, Pointer, Scratch, TensorMap
+from tk.aot.spec import (
+    DTYPES,
+    Arg,
+    Bundle,
+    Const,
+    Float,
+    Int,
+    Launch,
+    Plan,
+    Pointer,
+    Scratch,
+    TensorMap,
+    named_fields,
+)
 
 # What the JIT would tell the compiler of an address or a number that is a multiple of 16.
 DIVISIBLE_BY_16 = [["tt.divisibility", 16]]
@@ -45,6 +58,8 @@ DIVISIBLE_BY_16 = [["tt.divisibility", 16]]
 BASELINE_PTX_VERSION = 80
 
 WARP_SIZE = 32
+
+Types = str | Bundle  # a bundle's are a NamedTuple too
 
 
 @dataclass(frozen=True)
@@ -69,10 +84,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Source:
-    """signature: a type for every parameter, in order. aligned: parameters known to be multiples of 16."""
+    """signature: a type for every parameter, in order; of a bundle a NamedTuple of types. constants, and aligned, which
+    are known to be multiples of 16: by name, those of a bundle as ``bundle.field``."""
 
     fn: JITFunction
-    signature: Mapping[str, str]
+    signature: Mapping[str, Types]
     constants: Mapping[str, Any]
     aligned: frozenset[str]
     options: Mapping[str, Any]
@@ -87,7 +103,7 @@ class Source:
         """SHA-256, hexadecimal, over all that decides the image."""
         parts = {
             "source": source_digest(self.fn),
-            "signature": list(self.signature.items()),
+            "signature": [(name, _types_text(types)) for name, types in self.signature.items()],
             "constants": {name: constant_text(value) for name, value in self.constants.items()},
             "aligned": sorted(self.aligned),
             "options": {name: constant_text(value) for name, value in self.options.items()},
@@ -108,12 +124,11 @@ def source_of(plan: Plan, launch: Launch, target: Target) -> Source:
         hint = ": unset TRITON_INTERPRET" if type(fn).__name__ == "InterpretedFunction" else ""
         raise CompileError(f"{fn!r} is not a function of triton.jit or gluon.jit{hint}")
     _check_arguments(fn, launch.args)
-    signature, constants, aligned = {}, {}, set()
-    for name in fn.arg_names:
-        arg = launch.args[name]
+    signature = {name: _types(name, launch.args[name], target) for name in fn.arg_names}
+    constants, aligned = {}, set()
+    for name, arg in launch.leaves():
         if isinstance(arg, Scratch) and not 0 <= arg.buffer < len(plan.buffers):
             raise CompileError(f"{fn.__name__}: {name} is buffer {arg.buffer}, the plan has {len(plan.buffers)}")
-        signature[name] = _type_text(name, arg, target)
         if isinstance(arg, Const):
             constants[name] = arg.value
         elif is_aligned(arg, plan):
@@ -121,7 +136,7 @@ def source_of(plan: Plan, launch: Launch, target: Target) -> Source:
     return Source(fn, signature, constants, frozenset(aligned), _options(launch), target)
 
 
-def _check_arguments(fn: JITFunction, args: Mapping[str, Arg]) -> None:
+def _check_arguments(fn: JITFunction, args: Mapping[str, Arg | Bundle]) -> None:
     missing = [n for n in fn.arg_names if n not in args]
     extra = [n for n in args if n not in fn.arg_names]
     if missing or extra:
@@ -132,6 +147,18 @@ def _check_arguments(fn: JITFunction, args: Mapping[str, Arg]) -> None:
     for param in fn.params:
         if param.is_constexpr and not isinstance(args[param.name], Const):
             raise CompileError(f"{fn.__name__}: {param.name} is a constexpr, give it a Const")
+
+
+def _types(name: str, arg: Arg | Bundle, target: Target) -> Types:
+    if isinstance(arg, tuple):
+        make: Any = type(arg)
+        return make(*(_types(f"{name}.{field}", inner, target) for field, inner in named_fields(arg)))
+    return _type_text(name, arg, target)
+
+
+def _types_text(types: Types) -> Any:
+    """As they enter the key."""
+    return types if isinstance(types, str) else [(name, _types_text(inner)) for name, inner in named_fields(types)]
 
 
 def _type_text(name: str, arg: Arg, target: Target) -> str:
@@ -268,11 +295,22 @@ def constant_text(value: Any) -> str:
         return constant_text(value.value)
     if isinstance(value, tuple | list):
         return f"({', '.join(map(constant_text, value))})"
-    if value is None or isinstance(value, bool | int | float | str | dtype) or is_dataclass(value):
+    if is_dataclass(value):
+        cls: Any = type(value)
+        return f"{cls.__name__} {value!r}{_class_digest(cls)}"
+    if value is None or isinstance(value, bool | int | float | str | dtype):
         return f"{type(value).__name__} {value!r}"
     raise CompileError(
         f"{value!r} of type {type(value).__name__} cannot be a constant of a kernel compiled ahead of time"
     )
+
+
+@functools.cache
+def _class_digest(cls: Any) -> str:
+    """Of a class whose properties a kernel may read. Triton's own are as Triton's version says."""
+    if cls.__module__.split(".")[0] == "triton":
+        return ""
+    return f" {hashlib.sha256(inspect.getsource(cls).encode()).hexdigest()}"
 
 
 @functools.cache
@@ -298,8 +336,8 @@ def compile_source(source: Source) -> Artifact:
     ast_source = (GluonASTSource if source.fn.is_gluon() else ASTSource)(
         source.fn,
         dict(source.signature),
-        {(source.fn.arg_names.index(n),): v for n, v in source.constants.items()},
-        {(source.fn.arg_names.index(n),): DIVISIBLE_BY_16 for n in sorted(source.aligned)},
+        {_path(source, n): v for n, v in source.constants.items()},
+        {_path(source, n): DIVISIBLE_BY_16 for n in sorted(source.aligned)},
     )
     options = dict(source.options)
     if source.target.ptx:
@@ -315,6 +353,17 @@ def compile_source(source: Source) -> Artifact:
         asm = {kind: compiled.asm[kind] for kind in ("ptx", "cubin")}
     image = asm["ptx"].encode() if source.target.ptx else asm["cubin"]
     return _artifact(compiled.metadata, image, log.getvalue(), time.monotonic() - start)
+
+
+def _path(source: Source, name: str) -> tuple[int, ...]:
+    """Where an argument stands: its parameter's index, and of a bundle the indices of the fields that lead to it."""
+    parameter, *fields_within = name.split(".")
+    path: list[int] = [source.fn.arg_names.index(parameter)]
+    types: Any = source.signature[parameter]
+    for field in fields_within:
+        path.append([name for name, _ in named_fields(types)].index(field))
+        types = types[path[-1]]
+    return tuple(path)
 
 
 def _words(error: Exception, fn: JITFunction) -> str:

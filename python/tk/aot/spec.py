@@ -9,7 +9,7 @@ among them, ``tk.aot.pack`` writes it all down.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,8 @@ ITEMSIZE: Mapping[str, int] = {
 }  # fmt: skip
 
 
-# --- Arguments of a launch: one for every parameter of the device function, by name ---
+# --- Arguments of a launch: one for every parameter of the device function, by name. What belongs together may be a
+# NamedTuple of arguments: the function gets it as one parameter, with the same fields. ---
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,20 @@ class Scratch:
 
 
 Arg = Const | Pointer | Int | Float | TensorMap | Scratch
+Bundle = tuple[Any, ...]  # a NamedTuple, of arguments or of bundles
+
+
+def named_fields(bundle: Bundle) -> Iterator[tuple[str, Any]]:
+    return zip(bundle._fields, bundle, strict=True)  # type: ignore[attr-defined]
+
+
+def leaves(name: str, arg: Arg | Bundle) -> Iterator[tuple[str, Arg]]:
+    """The argument with its name, or all of a bundle's in their order, as ``bundle.field``."""
+    if isinstance(arg, tuple):
+        for field_name, inner in named_fields(arg):
+            yield from leaves(f"{name}.{field_name}", inner)
+    else:
+        yield name, arg
 
 
 @dataclass(frozen=True)
@@ -128,7 +143,7 @@ class Launch:
     max_spill_bytes: more than this going through memory for want of registers fails the build."""
 
     fn: Any
-    args: Mapping[str, Arg]
+    args: Mapping[str, Arg | Bundle]
     grid: tuple[Expr | int, Expr | int, Expr | int]
     num_warps: int = 4
     num_stages: int = 3
@@ -139,6 +154,11 @@ class Launch:
     dependent: Expr | int = 0  # programmatic dependent launch: the kernel waits before it reads
     max_spill_bytes: int = 1024
     options: Mapping[str, Any] = field(default_factory=dict)  # of Triton's backend, beyond the above
+
+    def leaves(self) -> Iterator[tuple[str, Arg]]:
+        """Every argument, in the order of the device function's parameters."""
+        for name in self.fn.arg_names:
+            yield from leaves(name, self.args[name])
 
 
 @dataclass(frozen=True)

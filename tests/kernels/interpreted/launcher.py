@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from tk.aot.expr import Problem, TensorValue, as_expr, evaluate_locals
-from tk.aot.spec import Arg, Const, Float, Int, Op, Plan, Pointer, Scratch
+from tk.aot.spec import Arg, Bundle, Const, Float, Int, Op, Plan, Pointer, Scratch
 
 H200 = {"sm_count": 132, "arch": 90, "shared_optin": 227 * 1024, "l2_bytes": 60 << 20}
 DTYPES = {
@@ -48,7 +48,9 @@ def run(
     # Scratch memory holds anything: NaN shows what is read before it is written.
     buffers = [torch.full((number(b.bytes) // 4,), math.nan) for b in plan.buffers]
 
-    def value(arg: Arg) -> object:
+    def value(arg: Arg | Bundle) -> object:
+        if isinstance(arg, tuple):
+            return type(arg)(*map(value, arg))
         match arg:
             case Const():
                 return arg.value

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from tk.aot.expr import Problem, as_expr
 from tk.aot.grid import Variant, enumerate_grid
-from tk.aot.spec import Arg, Const, Int, Pointer, TensorMap
+from tk.aot.spec import Arg, Bundle, Const, Int, Pointer, TensorMap
 from tk.kernels.conv_input_grad.family import FAMILY
 from tk.kernels.conv_input_grad.op import OP
 from tk.kernels.conv_weight_grad.family import FAMILY as WEIGHT_GRAD_FAMILY
@@ -50,7 +50,9 @@ def run(v: Variant, problem: Problem, tensors: list[torch.Tensor]) -> None:
     def number(x: object) -> int:
         return as_expr(x).evaluate(problem)  # type: ignore[arg-type]
 
-    def value(arg: Arg) -> Any:
+    def value(arg: Arg | Bundle) -> Any:
+        if isinstance(arg, tuple):
+            return type(arg)(*map(value, arg))
         match arg:
             case Const():
                 return arg.value

@@ -53,7 +53,7 @@ class Scan(Scheduled):
         if not setting.spread:
             return [main]
         flags = Int(self.programs_spread(setting) * 2 + 1)
-        args: dict[str, Arg] = {"ptr": main.args["ptr_state"], "n": flags, "BLOCK": Const(1024)}
+        args = {"ptr": main.args["ptr_state"], "n": flags, "BLOCK": Const(1024)}
         return [Launch(device.clear, args, (ceil_div(flags.value, 1024), 1, 1)), main]
 
     def scratch_args(self, setting: Setting) -> dict[str, Arg]:
