@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 PROCESSES = max(1, min(12, (os.cpu_count() or 1) - 2))  # most of the time is the host's: several share the GPU
 
 
-def tests(name: str, which: str) -> list[str]:
+def _tests(name: str, which: str) -> list[str]:
     """Tests of a file, by pytest's -k: those that call every config, or every kernel, at sizes that cut tiles off."""
     return ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", str(HERE / f"test_{name}.py"), "-k", which]
 
@@ -24,28 +24,28 @@ def tests(name: str, which: str) -> list[str]:
 WATCHED: dict[str, list[list[str]]] = {
     "mm": [[str(HERE / "sanitize.py")]],
     "generated": [[str(HERE / "sanitize_generated.py"), "--part", f"{i + 1}/{PROCESSES}"] for i in range(PROCESSES)],
-    "bmm": [tests("bmm", f"every_config and [{order}-") for order in ("nn", "nt", "tn", "tt", "ss")],
-    "mm_plus_mm": [tests("mm_plus_mm", "every_config")],
+    "bmm": [_tests("bmm", f"every_config and [{order}-") for order in ("nn", "nt", "tn", "tt", "ss")],
+    "mm_plus_mm": [_tests("mm_plus_mm", "every_config")],
     "grouped_mm": [
-        *(tests("grouped_mm", f"every_config and {ragged} and {order}") for ragged in ("rows", "columns", "inner")
+        *(_tests("grouped_mm", f"every_config and {ragged} and {order}") for ragged in ("rows", "columns", "inner")
           for order in ("nn", "nt", "tn", "tt", "ss")),
-        tests("grouped_mm", "outside or gradients"),
+        _tests("grouped_mm", "outside or gradients"),
     ],
-    "scaled_mm": [tests("scaled_mm", "every_config and not graphs"), tests("scaled_mm", "edges or static")],
-    "scaled_grouped_mm": [tests("scaled_grouped_mm", "every_config or outside")],
-    "int4": [tests("int4", "every_config"), tests("int4", "extremes or layout")],
-    "b2b_gemm": [tests("b2b_gemm", "every_size")],
-    "lists": [tests("lists", "steps or odd")],
+    "scaled_mm": [_tests("scaled_mm", "every_config and not graphs"), _tests("scaled_mm", "edges or static")],
+    "scaled_grouped_mm": [_tests("scaled_grouped_mm", "every_config or outside")],
+    "int4": [_tests("int4", "every_config"), _tests("int4", "extremes or layout")],
+    "b2b_gemm": [_tests("b2b_gemm", "every_size")],
+    "lists": [_tests("lists", "steps or odd")],
     "conv": [
-        *(tests("conv", f"every_config_of_the_{what} and [{part}]")
+        *(_tests("conv", f"every_config_of_the_{what} and [{part}]")
           for what in ("forward", "gradients") for part in range(PARTS)),
-        tests("conv", "random_convolutions and -0"),
+        _tests("conv", "random_convolutions and -0"),
     ],
     "attention": [
-        *(tests("attention", f"test_mods and -{mask}]") for mask in ("none", "causal", "window", "document")),
-        tests("attention", "prefix or both_ways or of_all or long_ids or dilated or image"),
-        tests("attention", "decode or few_rows or layouts or differ or another"),
-        *(tests("attention_backward", which) for which in
+        *(_tests("attention", f"test_mods and -{mask}]") for mask in ("none", "causal", "window", "document")),
+        _tests("attention", "prefix or both_ways or of_all or long_ids or dilated or image"),
+        _tests("attention", "decode or few_rows or layouts or differ or another"),
+        *(_tests("attention_backward", which) for which in
           ("masks and bfloat16", "masks and float16", "lengths and 64", "lengths and 128", "groups or keys or sizes")),
     ],
 }  # fmt: skip

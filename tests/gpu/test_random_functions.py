@@ -46,6 +46,7 @@ ARCH = os.environ.get("TK_RANDOM_FUNCTIONS_ARCH")  # to build without a GPU, and
 LARGE = 40_000  # of sizes, multiplied
 MOST_REFUSED = 0.1
 PATIENCE = 120.0  # seconds for a function: a kernel that waits for another may wait for ever
+MOST_LOADED = 200  # packs of a process, which can hold 512 ops, those of gradients included
 ENDED = "ended the CUDA context"
 
 
@@ -99,17 +100,22 @@ class Judge:
     def __init__(self, folder: Path):
         self.folder = folder
         self.process: Any = None
+        self.judged = 0
         self.connection: Connection | None = None
 
     def problems(self, number: int, pack: Path) -> str:
         """What is wrong with a function of a pack."""
+        if self.judged == MOST_LOADED:
+            self.stop()
         if self.connection is None:
+            self.judged = 0
             context = multiprocessing.get_context("spawn")
             self.connection, theirs = context.Pipe()
             self.process = context.Process(target=_judge_all, args=(theirs, SEED, self.folder), daemon=True)
             self.process.start()
             theirs.close()
         try:
+            self.judged += 1
             self.connection.send((number, pack))
             problem = str(self.connection.recv()) if self.connection.poll(PATIENCE) else f"took {PATIENCE:g} s"
             is_over = ENDED in problem or problem.startswith("took")

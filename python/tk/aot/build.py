@@ -205,25 +205,33 @@ class Progress:
 
 def leave_out(packs: Sequence[PlannedPack], work: Work, out: TextIO, any_variant: bool) -> list[PlannedPack]:
     """The packs without what cannot be made and may be left out; `out` is told what, and why: droppable variants that
-    spill registers. any_variant: whatever is wrong with them, and other variants where another takes their calls.
+    spill registers. any_variant: whatever is wrong with them, and other variants where another takes their calls. Where
+    none does, what only spills is kept.
 
     Raises BuildFailed with everything else that failed."""
     left, failures = [], {}
     for pack in packs:
-        ops, dropped = [], []
+        ops, dropped, slow = [], [], []
         for op in pack.ops:
             broken = {p.variant.name: found for p in op.variants if (found := list(_failures(p, work, pack.target)))}
-            made = tuple(p for p in op.variants if p.variant.name not in broken)
+            made = [p for p in op.variants if p.variant.name not in broken]
+            kept = []
             for planned in op.variants:
                 found = broken.get(planned.variant.name, [])
-                may_be = planned.variant.plan.droppable and (any_variant or not any(f.is_fatal for f in found))
+                only_spills = not any(f.is_fatal for f in found)
+                may_be = planned.variant.plan.droppable and (any_variant or only_spills)
                 may_be |= any_variant and any(_takes(other.variant, planned.variant) for other in made)
                 if found and may_be:
                     dropped.append(Failure(planned.variant.name, found[0].error, found[0].log))
-                elif found:
+                    continue
+                kept.append(planned)
+                if found and any_variant and only_spills:
+                    slow.append(Failure(planned.variant.name, found[0].error))
+                else:
                     failures.update({str(f): f for f in found})
-            ops.append(replace(op, variants=made))
-        _report_left_out(pack, dropped, out)
+            ops.append(replace(op, variants=tuple(kept)))
+        _report(pack, f"{len(dropped)} variants left out; others take their calls", dropped, out)
+        _report(pack, f"{len(slow)} variants will be slow; no other takes their calls", slow, out)
         left.append(replace(pack, ops=tuple(ops)))
     if failures:
         raise BuildFailed(sorted(failures.values(), key=lambda f: f.name))
@@ -262,12 +270,12 @@ def _takes(other: Variant, variant: Variant) -> bool:
     return asks_no_more and equal == other.point.axes.keys() and other.kernel.name == variant.kernel.name
 
 
-def _report_left_out(pack: PlannedPack, dropped: Sequence[Failure], out: TextIO) -> None:
-    if dropped:
-        out.write(f"{pack.target.name}: {len(dropped)} variants left out; others take their calls:\n")
-        out.writelines(f"  {failure}\n" for failure in dropped[:_MOST_TOLD])
-        if len(dropped) > _MOST_TOLD:
-            out.write(f"  and {len(dropped) - _MOST_TOLD} more\n")
+def _report(pack: PlannedPack, what: str, failures: Sequence[Failure], out: TextIO) -> None:
+    if failures:
+        out.write(f"{pack.target.name}: {what}:\n")
+        out.writelines(f"  {failure}\n" for failure in failures[:_MOST_TOLD])
+        if len(failures) > _MOST_TOLD:
+            out.write(f"  and {len(failures) - _MOST_TOLD} more\n")
 
 
 _MOST_TOLD = 8
