@@ -60,6 +60,7 @@ def cases() -> Iterator[object]:
                 yield pytest.param(of_dtype(case, dtype), dtype, id=f"{case.name}-{dtype}")
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("case", "dtype"), cases())
 def test_every_dtype(case: pointwise.Case, dtype: str) -> None:
     if case.name in REFUSED:

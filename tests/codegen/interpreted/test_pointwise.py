@@ -38,6 +38,7 @@ def arguments(case: pointwise.Case, dtype: str) -> list[torch.Tensor]:
 CASES = [pytest.param(case, dtype, id=f"{case.name}-{dtype}") for case in pointwise.CASES for dtype in case.dtypes]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("case", "dtype"), CASES)
 def test_pointwise(case: pointwise.Case, dtype: str) -> None:
     names = case.fn.__code__.co_varnames[: case.arity]
