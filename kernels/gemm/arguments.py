@@ -1,6 +1,7 @@
 """Bundles of arguments that kernels of all products take. Pointers are no part of them: a batch, or a group, moves
 those on."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 
@@ -10,6 +11,15 @@ class Size(NamedTuple):
     M: Any
     N: Any
     K: Any
+
+
+class Strides(NamedTuple):
+    """Of a [M, K] and b [K, N]."""
+
+    am: Any
+    ak: Any
+    bk: Any
+    bn: Any
 
 
 class Epilogue(NamedTuple):
@@ -39,3 +49,17 @@ class ScaledEpilogue(NamedTuple):
     stride_bias: Any
     activation: Any
     has_bias: Any
+
+
+@dataclass(frozen=True)
+class PointerTile:
+    """Of the kernels in plain Triton. EVEN_K: BLOCK_K divides what a program sums of K. GROUP_M: rows of tiles that are
+    walked together."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    EVEN_K: bool
+    ORDER: str
+    PRECISION: str
+    GROUP_M: int = 8

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tk.aot.expr import Expr, Tensor, const, maximum, mode, select
-from tk.aot.spec import DTYPES, ITEMSIZE, Arg, Constraint, Int, Op, Point, Pointer, Selector, require
+from tk.aot.spec import DTYPES, ITEMSIZE, Constraint, Int, Op, Point, Pointer, Selector, require
 from tk.kernels.gemm.arguments import Epilogue, Size
 
 # Values of the selector axes, in the order of their numbers.
@@ -168,16 +168,6 @@ class Gemm:
         strides = tuple(Int(self.bias.stride(d), "i64") for d in ((1, 0) if swap_ab else (0, 1)))
         return Epilogue(
             *strides,
-            alpha=self.op.float("alpha"),
-            beta=self.op.float("beta"),
-            activation=Int(self.op.int("activation")),
-            has_bias=Int(self.bias.present),
-        )
-
-    def epilogue_args(self, dtype: str) -> dict[str, Arg]:
-        """Those that every kernel's epilogue has."""
-        return dict(
-            bias=Pointer(self.bias, dtype, aligned=False),
             alpha=self.op.float("alpha"),
             beta=self.op.float("beta"),
             activation=Int(self.op.int("activation")),

@@ -132,8 +132,7 @@ def mm_tma_cluster_split_k(a, b, out, bias, size, k_per_split, stride_om, epilog
                            A_K_MAJOR: gl.constexpr):  # fmt: skip
     """D = A B^T of tensor maps: columns of b by rows of a."""
     x, i, j = sum_by_cluster(a, b, size, k_per_split, TILE, A_K_MAJOR, False)
-    finish(x, bias, out, i, j, size.M, size.N, epilogue.stride_bias_m, epilogue.stride_bias_n, 1, stride_om,
-           epilogue.alpha, epilogue.beta, epilogue.activation, epilogue.has_bias, "matrix")  # fmt: skip
+    finish(x, bias, out, i, j, size.M, size.N, 1, stride_om, epilogue, "matrix")
 
 
 # --- The plan ---

@@ -14,8 +14,19 @@ from tk.kernels.hopper.product import multiply, schedule_groups
 from tk.kernels.hopper.scales import GroupScales, ScaleBiasActivation
 from tk.kernels.hopper.stream_k import NoFixup
 from tk.kernels.hopper.tma_load import group_operands
-from tk.kernels.scaled_grouped_mm.op import GROUPS, OP, OUT, SCALE_A, SCALE_B, SCALED_ROWS, A, B
-from tk.kernels.scaled_grouped_mm.pointer import group_args
+from tk.kernels.scaled_grouped_mm.op import (
+    BIAS,
+    GROUPS,
+    OFFS,
+    OP,
+    OUT,
+    SCALE_A,
+    SCALE_B,
+    SCALED_ROWS,
+    STRIDE_OFFS,
+    A,
+    B,
+)
 from tk.kernels.scaled_mm.op import ACCUMULATION_AXIS, OUT_AXIS
 from tk.kernels.scaled_mm.tma import multiplier
 from tk.kernels.scaled_mm.tma_plans import constants, predict, scale_args, serves, takes, tile
@@ -48,12 +59,17 @@ def _arguments(point: Point) -> dict[str, Arg | Bundle]:
     )
     rest = dict(
         maps=maps,
+        offs=Pointer(OFFS, "i32", aligned=False),
+        groups=Int(GROUPS),
+        stride_offs=Int(STRIDE_OFFS, "i64"),
+        stride_scale_bb=Int(SCALE_B.batch_stride, "i64"),
+        stride_bias_b=Int(BIAS.batch_stride, "i64"),
         out=Pointer(OUT, out_dtype(point)),
         stride_om=Int(OUT.stride(0), "i64"),
         b_step=Int(B.batch_stride != 0),
         size=SCALED_ROWS.size(),
     )
-    return rest | scale_args(SCALED_ROWS, point, SCALE_A, SCALE_B) | group_args() | constants(point)
+    return rest | scale_args(SCALED_ROWS, point, SCALE_A, SCALE_B) | constants(point)
 
 
 def _plan(point: Point) -> Plan | None:

@@ -7,6 +7,7 @@ from triton.experimental.gluon import language as gl
 
 from tk.aot.spec import Config, Const, Kernel, Plan, Point
 from tk.kernels.epilogue import finish
+from tk.kernels.gemm.arguments import Epilogue
 from tk.kernels.hopper.plans import ClusterSplitK
 from tk.kernels.mm.cluster_split_k import sum_by_cluster
 from tk.kernels.scaled_mm.op import OP, SCALE_A, SCALE_B, SCALED
@@ -21,8 +22,8 @@ def scaled_mm_tma_cluster_split_k(a, b, out, scales, bias, size, k_per_split, st
     x, i, j = sum_by_cluster(a, b, size, k_per_split, TILE, True, PROMOTED)
     x = scale(x, scales.rows, scales.cols, i, j, size.M, size.N, epilogue.stride_scale_rows,
               epilogue.stride_scale_cols)  # fmt: skip
-    finish(x, bias, out, i, j, size.M, size.N, epilogue.stride_bias, 0, 1, stride_om, 1.0, 1.0, epilogue.activation,
-           epilogue.has_bias, "matrix")  # fmt: skip
+    plain = Epilogue(epilogue.stride_bias, 0, 1.0, 1.0, epilogue.activation, epilogue.has_bias)
+    finish(x, bias, out, i, j, size.M, size.N, 1, stride_om, plain, "matrix")
 
 
 def _plan(point: Point) -> Plan | None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from tk.aot.expr import Expr, Tensor, ceil_div, minimum
 from tk.aot.spec import Arg, Bundle, Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, TensorMap, require
 from tk.kernels.gemm import cost
-from tk.kernels.gemm.arguments import ScaledEpilogue, Scales
+from tk.kernels.gemm.arguments import Scales
 from tk.kernels.gemm.cost import Like, Work
 from tk.kernels.gemm.problem import Gemm, batch_invariant, out_dtype
 from tk.kernels.hopper.arguments import Maps, Schedule
@@ -23,6 +23,7 @@ from tk.kernels.scaled_mm.op import (
     A,
     B,
 )
+from tk.kernels.scaled_mm.pointer import scaled_epilogue
 from tk.kernels.scaled_mm.tma import Matrices, Pitches, scaled_mm_tma, scaled_mm_tma_device_maps
 
 M, N, K = SCALED.M, SCALED.N, SCALED.K
@@ -90,20 +91,11 @@ def scale_args(
     gemm: Gemm, point: Point, scale_a: Tensor, scale_b: Tensor, swap_ab: bool = False
 ) -> dict[str, Arg | Bundle]:
     """Of the epilogue. The scales: [M, 1] and [1, N]."""
-    of_rows = (Pointer(scale_a, "fp32", aligned=False), Int(scale_a.stride(0), "i64"))
-    of_cols = (Pointer(scale_b, "fp32", aligned=False), Int(scale_b.stride(1), "i64"))
-    if swap_ab:
-        of_rows, of_cols = of_cols, of_rows
+    pointers = (Pointer(scale_a, "fp32", aligned=False), Pointer(scale_b, "fp32", aligned=False))
     return dict(
-        scales=Scales(of_rows[0], of_cols[0]),
+        scales=Scales(*(pointers[::-1] if swap_ab else pointers)),
         bias=gemm.bias_pointer(out_dtype(point)),
-        epilogue=ScaledEpilogue(
-            of_rows[1],
-            of_cols[1],
-            stride_bias=Int(gemm.bias.stride(1), "i64"),
-            activation=Int(gemm.op.int("activation")),
-            has_bias=Int(gemm.bias.present),
-        ),
+        epilogue=scaled_epilogue(gemm, scale_a, scale_b, swap_ab),
     )
 
 
