@@ -50,19 +50,20 @@ def activate(x, activation):
 
 
 @triton.jit
-def finish(acc, bias, out, rows, cols, M, N, stride_bias_m, stride_bias_n, stride_om, stride_on,
-           alpha, beta, activation, has_bias, EPILOGUE: tl.constexpr):  # fmt: skip
-    """Store the block `acc` at (rows, cols) of out, M x N, as a thread at a time has it. EPILOGUE "vector": bias is one
-    row; "matrix": any broadcast."""
-    acc *= alpha
+def finish(acc, bias, out, rows, cols, M, N, stride_om, stride_on, epilogue, EPILOGUE: tl.constexpr):
+    """Store the block `acc` at (rows, cols) of out, M x N, as a thread at a time has it. epilogue: an ``Epilogue``
+    (kernels/gemm/arguments.py). EPILOGUE "vector": bias is one row; "matrix": any broadcast."""
+    acc *= epilogue.alpha
     inside = (rows < M)[:, None] & (cols < N)[None, :]
     r = rows.to(tl.int64)
     c = cols.to(tl.int64)
-    if has_bias != 0:
+    if epilogue.has_bias != 0:
         if EPILOGUE == "vector":
-            z = tl.load(bias + c * stride_bias_n, mask=cols < N, other=0.0)[None, :]
+            z = tl.load(bias + c * epilogue.stride_bias_n, mask=cols < N, other=0.0)[None, :]
         else:
-            z = tl.load(bias + r[:, None] * stride_bias_m + c[None, :] * stride_bias_n, mask=inside, other=0.0)
-        acc += beta * z.to(tl.float32)
-    acc = activate(acc, activation)
+            z = tl.load(
+                bias + r[:, None] * epilogue.stride_bias_m + c[None, :] * epilogue.stride_bias_n, mask=inside, other=0.0
+            )
+        acc += epilogue.beta * z.to(tl.float32)
+    acc = activate(acc, epilogue.activation)
     tl.store(out + r[:, None] * stride_om + c[None, :] * stride_on, acc.to(out.dtype.element_ty), mask=inside)

@@ -1,6 +1,8 @@
 """Batches in plain Triton: any strides, any alignment, any size, on every GPU; and everywhere matrices of a tile or
 less, for which a program is a warp, so that a multiprocessor works on 32 of them at a time."""
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -16,7 +18,7 @@ from tk.kernels.gemm.pointer import (
     fits_shared,
     product_args,
     slowdown,
-    tile_coordinates,
+    tile_indices,
 )
 from tk.kernels.gemm.problem import (
     DTYPE_AXIS,
@@ -31,21 +33,26 @@ from tk.kernels.gemm.problem import (
 M, N, K = BMM.M, BMM.N, BMM.K
 
 
+class BatchStrides(NamedTuple):
+    """From one matrix to the next."""
+
+    a: Any
+    b: Any
+    bias: Any
+    out: Any
+
+
 @triton.jit
-def bmm_pointer(a, b, bias, out, M, N, K, stride_ab, stride_am, stride_ak, stride_bb, stride_bk, stride_bn,
-                stride_bias_b, stride_bias_m, stride_bias_n, stride_ob, stride_om, stride_on, alpha, beta, activation,
-                has_bias, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-                EVEN_K: tl.constexpr, ORDER: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """One program, one tile of one matrix of the batch."""
-    tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+def bmm_pointer(a, b, bias, out, size, strides, apart, stride_om, stride_on, epilogue, TILE: tl.constexpr):
+    """One program, one tile of one matrix of the batch. apart: ``BatchStrides``."""
+    tiles = tl.cdiv(size.M, TILE.BLOCK_M) * tl.cdiv(size.N, TILE.BLOCK_N)
     batch = (tl.program_id(0) // tiles).to(tl.int64)
-    m, n = tile_coordinates(tl.program_id(0) % tiles, M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
-    cols = n * BLOCK_N + tl.arange(0, BLOCK_N)
-    acc = accumulate(a + batch * stride_ab, b + batch * stride_bb, rows, cols, M, N, 0, K, stride_am, stride_ak,
-                     stride_bk, stride_bn, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, ORDER, PRECISION)  # fmt: skip
-    finish(acc, bias + batch * stride_bias_b, out + batch * stride_ob, rows, cols, M, N, stride_bias_m, stride_bias_n,
-           stride_om, stride_on, alpha, beta, activation, has_bias, "matrix")  # fmt: skip
+    rows, cols = tile_indices(tl.program_id(0) % tiles, size.M, size.N, TILE)
+    a += batch * apart.a
+    b += batch * apart.b
+    acc = accumulate(a, b, rows, cols, size.M, size.N, 0, size.K, strides, TILE)
+    finish(acc, bias + batch * apart.bias, out + batch * apart.out, rows, cols, size.M, size.N, stride_om, stride_on,
+           epilogue, "matrix")  # fmt: skip
 
 
 def _is_compiled(point: Point) -> bool:
@@ -80,11 +87,11 @@ def _plan(point: Point) -> Plan | None:
     if not _is_compiled(point):
         return None
     c = point.config
-    batch_strides = dict(
-        stride_ab=Int(A.batch_stride, "i64", divisible=point.aligned),
-        stride_bb=Int(B.batch_stride, "i64", divisible=point.aligned),
-        stride_bias_b=Int(BIAS.batch_stride, "i64"),
-        stride_ob=Int(OUT.batch_stride, "i64", divisible=point.aligned),
+    apart = BatchStrides(
+        a=Int(A.batch_stride, "i64", divisible=point.aligned),
+        b=Int(B.batch_stride, "i64", divisible=point.aligned),
+        bias=Int(BIAS.batch_stride, "i64"),
+        out=Int(OUT.batch_stride, "i64", divisible=point.aligned),
     )
 
     def tiles(rows):  # type: ignore[no-untyped-def]
@@ -92,7 +99,7 @@ def _plan(point: Point) -> Plan | None:
 
     launch = Launch(
         bmm_pointer,
-        product_args(BMM, point) | finish_args(BMM, point, "matrix") | batch_strides,
+        product_args(BMM, point) | finish_args(BMM, point, "matrix") | {"apart": apart},
         grid=(tiles(M) * BATCH, 1, 1),
         num_warps=c.num_warps,
         num_stages=c.num_stages,

@@ -1,53 +1,56 @@
 """The plan and the grid of ``bmm_tma``."""
 
 from tk.aot.expr import Expr, ceil_div, maximum, minimum, select
-from tk.aot.spec import Arg, Const, Int, Kernel, Launch, Plan, Point
+from tk.aot.spec import Arg, Bundle, Const, Int, Kernel, Launch, Plan, Point
 from tk.kernels.bmm.op import BATCH, BATCH_CHOICE, BIAS, BMM, OP, OUT, A, B, batches_suit_tma
 from tk.kernels.bmm.tma import bmm_tma
 from tk.kernels.gemm.cost import Work, is_fitted, memory_time, predict
 from tk.kernels.gemm.problem import EPILOGUE_AXIS, OUT_AXIS, Batch, makes_sense, out_dtype, serves
-from tk.kernels.hopper.plans import batch_tensor_map, config, like_mm, resident_clusters
+from tk.kernels.hopper.arguments import Maps
+from tk.kernels.hopper.plans import (
+    batch_tensor_map,
+    config,
+    k_major,
+    like_mm,
+    resident_clusters,
+    subtile,
+    tile_of,
+)
 
 M, N, K = BMM.M, BMM.N, BMM.K
 
 
-def _operands(point: Point) -> dict[str, Arg]:
+def _maps(point: Point) -> Maps:
     c = point.config
     rows = c.block_m // c.cooperative
-    a_k, b_k = point.order[0] == "n", point.order[1] == "t"  # K contiguous
-    subtile = c.subtile_n_fp32 if out_dtype(point) == "fp32" else c.subtile_n
+    a_k, b_k = k_major(point)
+    return Maps(
+        a=batch_tensor_map(A, point.dtype, 1 if a_k else 0, (rows, c.block_k), is_shared=True),
+        b=batch_tensor_map(B, point.dtype, 0 if b_k else 1, (c.block_k, c.block_n), is_shared=True),
+        out=batch_tensor_map(OUT, out_dtype(point), 1, (rows, subtile(point)), round_to_tf32=False),
+    )
 
-    def step(t: Batch) -> Int:
-        return Int(select(t.batch_stride == 0, 0, 1))
 
+def _step(t: Batch) -> Int:
+    return Int(select(t.batch_stride == 0, 0, 1))
+
+
+def _arguments(point: Point) -> dict[str, Arg | Bundle]:
+    a_k, b_k = k_major(point)
     return dict(
-        a_desc=batch_tensor_map(A, point.dtype, 1 if a_k else 0, (rows, c.block_k), is_shared=True),
-        b_desc=batch_tensor_map(B, point.dtype, 0 if b_k else 1, (c.block_k, c.block_n), is_shared=True),
-        out_desc=batch_tensor_map(OUT, out_dtype(point), 1, (rows, subtile), round_to_tf32=False),
-        a_step=step(A),
-        b_step=step(B),
+        maps=_maps(point),
+        bias=BMM.bias_pointer(point.dtype),
+        size=BMM.size(),
+        tiles=Int(_tiles(point, M, BATCH)),
+        a_step=_step(A),
+        b_step=_step(B),
+        group=Const(8),
+        stride_bias_b=Int(BIAS.batch_stride, "i64"),
+        epilogue=BMM.epilogue(),
+        TILE=Const(tile_of(point)),
         A_K_MAJOR=Const(a_k),
         B_K_MAJOR=Const(b_k),
-        SUBTILE_N=Const(subtile),
-    )
-
-
-def _arguments(point: Point) -> dict[str, Arg]:
-    c = point.config
-    constants = dict(BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=c.block_k, COOPERATIVE=c.cooperative,
-                     PINGPONG=c.pingpong, STAGES=c.num_stages, EPILOGUE_STAGES=2, EPILOGUE=point.epilogue,
-                     CONSUMER_REGS=232, PRODUCER_REGS=24)  # fmt: skip
-    strides = dict(
-        stride_bias_b=Int(BIAS.batch_stride, "i64"),
-        stride_bias_m=Int(BIAS.stride(0), "i64"),
-        stride_bias_n=Int(BIAS.stride(1), "i64"),
-    )
-    return (
-        _operands(point)
-        | BMM.epilogue_args(point.dtype)
-        | strides
-        | dict(rows=Int(M), cols=Int(N), K=Int(K), tiles=Int(_tiles(point, M, BATCH)), group=Const(8))
-        | {name: Const(value) for name, value in constants.items()}
+        EPILOGUE=Const(point.epilogue),
     )
 
 

@@ -9,7 +9,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from tk.kernels.conv.geometry import pixel, place
-from tk.kernels.hopper.epilogue import BiasActivation, TmaStore
+from tk.kernels.gemm.arguments import Epilogue
+from tk.kernels.hopper.arguments import Tile
+from tk.kernels.hopper.epilogue import BiasActivation, InMatrix, TmaStore
 from tk.kernels.hopper.pipeline import allocate_barriers
 from tk.kernels.hopper.stream_k import NoFixup
 from tk.kernels.hopper.tile_scheduler import PersistentScheduler, TileOrder
@@ -211,6 +213,11 @@ class PixelStore:
         gl.store(at, x, mask=(i < self.rows)[:, None] & (j < self.cols)[None, :])
 
 
+@gluon.constexpr_function
+def make_tile(block_m, block_n, block_k, stages, cooperative, pingpong, subtile_n):
+    return Tile(block_m, block_n, block_k, stages, cooperative, pingpong, subtile_n)
+
+
 @gluon.jit
 def conv_tma(x_desc, weight_desc, out_desc, out, bias, rows, cols, taps, channels, tiles, tiles_of_group, group,
              PD, PH, PW, KH, KW, stride_d, stride_h, stride_w, lower_d, lower_h, lower_w,
@@ -234,7 +241,7 @@ def conv_tma(x_desc, weight_desc, out_desc, out, bias, rows, cols, taps, channel
     if STORE == "matrix":
         out_smem = gl.allocate_shared_memory(out_desc.dtype, [CONSUMERS * EPILOGUE_STAGES] + out_desc.block_shape,
                                              out_desc.layout)  # fmt: skip
-        store = TmaStore(out_smem, out_desc, False, EPILOGUE_STAGES)
+        store = TmaStore(out_smem, out_desc, InMatrix(False), EPILOGUE_STAGES)
     else:
         out_o = gl.to_tensor(out_o)  # which may be the constant 1
         store = PixelStore(Elements(x_desc.dtype), out, rows, cols, conv, out_n, out_o, out_d, out_h, out_w,
@@ -246,13 +253,13 @@ def conv_tma(x_desc, weight_desc, out_desc, out, bias, rows, cols, taps, channel
                                     TileOrder(gl.cdiv(rows, BLOCK_M), gl.cdiv(cols, BLOCK_N), group))  # fmt: skip
     one = gl.to_tensor(1.0)
     epilogue = BiasActivation(
-        rows, cols, bias, gl.to_tensor(0), bias_o, one, one, activation, has_bias, False, EPILOGUE
+        rows, cols, bias, Epilogue(gl.to_tensor(0), bias_o, one, one, activation, has_bias), False, EPILOGUE
     )
     producer_a = Producer(a, pipeline, scheduler, 0, BLOCK_K)
     producer_b = Producer(b, pipeline, scheduler, 1, BLOCK_K)
     mma = Wgmma(a_smem, b_smem, ROWS, BLOCK_N, True, True, COOPERATIVE, 0)
-    consumer = Consumer(mma, store, pipeline, order, NoFixup(BLOCK_M), scheduler, epilogue,
-                        BLOCK_M, BLOCK_N, SUBTILE_N, COOPERATIVE, PINGPONG, 0)  # fmt: skip
+    TILE: gl.constexpr = make_tile(BLOCK_M, BLOCK_N, BLOCK_K, STAGES, COOPERATIVE, PINGPONG, SUBTILE_N)
+    consumer = Consumer(mma, store, pipeline, order, NoFixup(BLOCK_M), scheduler, epilogue, TILE, 0)
     other = gl.aggregate_replace(consumer, mma=gl.aggregate_replace(mma, INDEX=1 % COOPERATIVE), INDEX=1)
     gl.warp_specialize(
         [(consume, (consumer,)), (consume, (other,)), (produce_taps, (producer_a,)), (produce_taps, (producer_b,))],

@@ -11,7 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from tk.kernels.conv.geometry import pixel, place, tap_of
 from tk.kernels.conv.tma import Elements, Position, _store_layout
 from tk.kernels.conv_weight_grad.tma import Plain
-from tk.kernels.hopper.epilogue import TmaStore, store_tile
+from tk.kernels.hopper.epilogue import InMatrix, TmaStore, store_tile
 from tk.kernels.hopper.pipeline import allocate_barriers
 from tk.kernels.hopper.tile_scheduler import TileOrder
 from tk.kernels.hopper.warp_roles import mainloop
@@ -351,7 +351,7 @@ def input_grad_tma(grad_desc, weight_desc, out_desc, out, rows, cols, channels, 
     if STORE == "matrix":
         out_smem = gl.allocate_shared_memory(out_desc.dtype, [CONSUMERS * EPILOGUE_STAGES] + out_desc.block_shape,
                                              out_desc.layout)  # fmt: skip
-        store = TmaStore(out_smem, out_desc, False, EPILOGUE_STAGES)
+        store = TmaStore(out_smem, out_desc, InMatrix(False), EPILOGUE_STAGES)
     else:
         out_c = gl.to_tensor(out_c)  # which may be the constant 1
         store = PhaseStore(Elements(grad_desc.dtype), out, rows, cols, scheduler, QD, QH, QW, D, H, W,

@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from tk.kernels.conv.geometry import tap_of
-from tk.kernels.conv.tma import Convolution, Elements
+from tk.kernels.conv.tma import Convolution, Elements, make_tile
 from tk.kernels.hopper.pipeline import allocate_barriers
 from tk.kernels.hopper.stream_k import NoFixup
 from tk.kernels.hopper.warp_roles import Consumer, Producer, consume
@@ -39,6 +39,10 @@ class Units:
     def next(self, unit):
         begin = unit // (self.m_tiles * self.n_tiles) * self.share
         return unit + gl.num_programs(0), unit, begin, gl.minimum(begin + self.share, self.k_blocks)
+
+    @gluon.jit
+    def has_k_blocks(self, k_begin, k_end):
+        return True
 
     @gluon.jit
     def coordinates(self, unit):
@@ -237,8 +241,8 @@ def weight_grad_tma(grad_desc, x_desc, out_desc, partials, rows, taps, channels,
     else:
         out_smem = gl.allocate_shared_memory(out_desc.dtype, [4, ROWS, SUBTILE_N], grad_desc.layout)
         store = TapStore(out_smem, out_desc, blocks, BLOCK_N, 2)
-    consumer = Consumer(mma, store, pipeline, order, NoFixup(BLOCK_M), scheduler, Plain("plain"),
-                        BLOCK_M, BLOCK_N, SUBTILE_N, COOPERATIVE, False, 0)  # fmt: skip
+    TILE: gl.constexpr = make_tile(BLOCK_M, BLOCK_N, BLOCK_K, STAGES, COOPERATIVE, False, SUBTILE_N)
+    consumer = Consumer(mma, store, pipeline, order, NoFixup(BLOCK_M), scheduler, Plain("plain"), TILE, 0)
     other = gl.aggregate_replace(consumer, mma=gl.aggregate_replace(mma, INDEX=1), INDEX=1)
     gl.warp_specialize(
         [(consume, (consumer,)), (consume, (other,)), (produce_pixels, (producer_a,)), (produce_pixels, (producer_b,))],

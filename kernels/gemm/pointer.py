@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-from tk.aot.spec import ITEMSIZE, Arg, Const, Constraint, Int, Point, Pointer, Tensor, require
+from tk.aot.spec import ITEMSIZE, Arg, Bundle, Const, Constraint, Int, Point, Pointer, Tensor, require
+from tk.kernels.gemm.arguments import PointerTile, Size, Strides
 from tk.kernels.gemm.problem import Gemm, out_dtype
 
 # --- The device functions ---
@@ -43,18 +44,27 @@ def _round_to_tf32(x):
 
 
 @triton.jit
-def accumulate(a, b, rows, cols, M, N, k_lo, k_hi, stride_am, stride_ak, stride_bk, stride_bn,
-               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-               ORDER: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """fp32 sum over k in [k_lo, k_hi). EVEN_K: BLOCK_K divides k_hi - k_lo."""
+def tile_indices(pid, M, N, TILE: tl.constexpr):
+    """The rows and the columns of a program's tile."""
+    m, n = tile_coordinates(pid, M, N, TILE.BLOCK_M, TILE.BLOCK_N, TILE.GROUP_M)
+    return m * TILE.BLOCK_M + tl.arange(0, TILE.BLOCK_M), n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
+
+
+@triton.jit
+def accumulate(a, b, rows, cols, M, N, k_lo, k_hi, strides, TILE: tl.constexpr):
+    """fp32 sum over k in [k_lo, k_hi). strides: ``Strides``. TILE: a ``PointerTile``."""
+    BLOCK_K: tl.constexpr = TILE.BLOCK_K
+    EVEN_K: tl.constexpr = TILE.EVEN_K
+    ORDER: tl.constexpr = TILE.ORDER
+    PRECISION: tl.constexpr = TILE.PRECISION
     A_MASK: tl.constexpr = ORDER[0] == "t"
     B_MASK: tl.constexpr = ORDER[1] == "n"
     rows, row_inside = _edge(rows, M, A_MASK)
     cols, col_inside = _edge(cols, N, B_MASK)
     ks = (k_lo + tl.arange(0, BLOCK_K)).to(tl.int64)
-    a_at = a + rows[:, None] * stride_am + ks[None, :] * stride_ak
-    b_at = b + ks[:, None] * stride_bk + cols[None, :] * stride_bn
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    a_at = a + rows[:, None] * strides.am + ks[None, :] * strides.ak
+    b_at = b + ks[:, None] * strides.bk + cols[None, :] * strides.bn
+    acc = tl.zeros((TILE.BLOCK_M, TILE.BLOCK_N), dtype=tl.float32)
     for k in range(k_lo, k_hi, BLOCK_K):
         left = tl.arange(0, BLOCK_K) < k_hi - k
         x = masked_load(a_at, row_inside[:, None], left[None, :], A_MASK, not EVEN_K)
@@ -69,8 +79,8 @@ def accumulate(a, b, rows, cols, M, N, k_lo, k_hi, stride_am, stride_ak, stride_
                 y = _round_to_tf32(y)
             acc = tl.dot(x, y, acc, input_precision=PRECISION)
         # 64-bit steps: BLOCK_K * stride may pass 2**31
-        a_at += tl.cast(stride_ak, tl.int64) * BLOCK_K
-        b_at += tl.cast(stride_bk, tl.int64) * BLOCK_K
+        a_at += tl.cast(strides.ak, tl.int64) * BLOCK_K
+        b_at += tl.cast(strides.bk, tl.int64) * BLOCK_K
     return acc
 
 
@@ -120,42 +130,40 @@ def constraints(gemm: Gemm, point: Point) -> tuple[Constraint, ...]:
     return found
 
 
-def product_args(gemm: Gemm, point: Point) -> dict[str, Arg]:
+def product_args(gemm: Gemm, point: Point) -> dict[str, Arg | Bundle]:
     """The arguments of `accumulate`."""
     c = point.config
 
-    def strides(t: Tensor, letter: str, names: tuple[str, str]) -> dict[str, Arg]:
+    def strides(t: Tensor, letter: str) -> list[Arg]:
         both: list[Arg] = [Int(t.stride(d), "i64", divisible=point.aligned) for d in (0, 1)]
         if letter != "s":
             both["tn".index(letter)] = Const(1)
-        return dict(zip(names, both, strict=True))
+        return both
 
-    return dict(
-        a=Pointer(gemm.a, point.dtype, point.aligned),
-        b=Pointer(gemm.b, point.dtype, point.aligned),
-        **strides(gemm.a, point.order[0], ("stride_am", "stride_ak")),
-        **strides(gemm.b, point.order[1], ("stride_bk", "stride_bn")),
+    size = Size(
         M=Int(gemm.M, divisible=point.aligned and _wide_m(point)),
         N=Int(gemm.N, divisible=point.aligned),
         K=Int(gemm.K, divisible=point.aligned and wide_k(point)),
-        BLOCK_M=Const(c.block_m),
-        BLOCK_N=Const(c.block_n),
-        BLOCK_K=Const(c.block_k),
-        GROUP_M=Const(8),
-        EVEN_K=Const(point.even_k),
-        ORDER=Const(point.order),
-        PRECISION=Const(point.precision),
+    )
+    tile = PointerTile(c.block_m, c.block_n, c.block_k, point.even_k, point.order, point.precision)
+    return dict(
+        a=Pointer(gemm.a, point.dtype, point.aligned),
+        b=Pointer(gemm.b, point.dtype, point.aligned),
+        size=size,
+        strides=Strides(*strides(gemm.a, point.order[0]), *strides(gemm.b, point.order[1])),
+        TILE=Const(tile),
     )
 
 
-def finish_args(gemm: Gemm, point: Point, epilogue: str) -> dict[str, Arg]:
+def finish_args(gemm: Gemm, point: Point, epilogue: str) -> dict[str, Arg | Bundle]:
     """The arguments of `finish`."""
-    return gemm.epilogue_args(point.dtype) | dict(
+    of_bias = gemm.epilogue()
+    return dict(
+        bias=gemm.bias_pointer(point.dtype),
         out=Pointer(gemm.out, out_dtype(point), point.aligned),
-        stride_bias_m=Const(0) if epilogue == "vector" else Int(gemm.bias.stride(0), "i64"),
-        stride_bias_n=Int(gemm.bias.stride(1), "i64"),
         stride_om=Int(gemm.out.stride(0), "i64", divisible=point.aligned),
         stride_on=Int(gemm.out.stride(1), "i64") if point.order == "ss" else Const(1),
+        epilogue=of_bias._replace(stride_bias_m=Const(0)) if epilogue == "vector" else of_bias,
     )
 
 

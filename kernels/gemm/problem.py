@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tk.aot.expr import Expr, Tensor, const, maximum, mode, select
-from tk.aot.spec import DTYPES, ITEMSIZE, Arg, Constraint, Int, Op, Point, Pointer, Selector, require
+from tk.aot.spec import DTYPES, ITEMSIZE, Constraint, Int, Op, Point, Pointer, Selector, require
+from tk.kernels.gemm.arguments import Epilogue, Size
 
 # Values of the selector axes, in the order of their numbers.
 DTYPE_AXIS = ("bf16", "fp16", "fp32")
@@ -156,10 +157,17 @@ class Gemm:
 
     # --- Arguments ---
 
-    def epilogue_args(self, dtype: str) -> dict[str, Arg]:
-        """Those that every kernel's epilogue has."""
-        return dict(
-            bias=Pointer(self.bias, dtype, aligned=False),
+    def size(self, swap_ab: bool = False) -> Size:
+        return Size(Int(self.N if swap_ab else self.M), Int(self.M if swap_ab else self.N), Int(self.K))
+
+    def bias_pointer(self, dtype: str) -> Pointer:
+        return Pointer(self.bias, dtype, aligned=False)
+
+    def epilogue(self, swap_ab: bool = False) -> Epilogue:
+        """All but the bias itself. swap_ab: of the transposed result."""
+        strides = tuple(Int(self.bias.stride(d), "i64") for d in ((1, 0) if swap_ab else (0, 1)))
+        return Epilogue(
+            *strides,
             alpha=self.op.float("alpha"),
             beta=self.op.float("beta"),
             activation=Int(self.op.int("activation")),

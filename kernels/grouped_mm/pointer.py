@@ -1,10 +1,12 @@
 """Grouped products in plain Triton: any strides, any alignment, on every GPU."""
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from tk.aot.expr import Expr, ceil_div, device
-from tk.aot.spec import Arg, Config, Const, Constraint, Int, Kernel, Launch, Op, Plan, Point, Pointer, require
+from tk.aot.spec import Arg, Bundle, Config, Const, Constraint, Int, Kernel, Launch, Op, Plan, Point, Pointer, require
 from tk.kernels.epilogue import finish
 from tk.kernels.gemm.cost import Work, predict
 from tk.kernels.gemm.pointer import (
@@ -14,7 +16,7 @@ from tk.kernels.gemm.pointer import (
     fits_shared,
     product_args,
     slowdown,
-    tile_coordinates,
+    tile_indices,
 )
 from tk.kernels.gemm.problem import ORDER_AXIS, OUT_AXIS, Gemm
 from tk.kernels.grouped_mm.op import (
@@ -33,6 +35,14 @@ from tk.kernels.grouped_mm.op import (
 )
 
 # --- The device functions ---
+
+
+class Groups(NamedTuple):
+    """offs: where the groups end, `count` numbers that lie `stride` apart."""
+
+    offs: Any
+    count: Any
+    stride: Any
 
 
 @triton.jit
@@ -64,44 +74,39 @@ def find_group(offs, groups, stride_offs, T, tile, BLOCK_M: tl.constexpr, SEARCH
 
 
 @triton.jit
-def grouped_mm_pointer(a, b, offs, bias, out, M, N, K, groups, stride_offs, stride_am, stride_ak, stride_bb, stride_bk,
-                       stride_bn, stride_bias_b, stride_bias_m, stride_bias_n, stride_om, stride_on, alpha, beta,
-                       activation, has_bias, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                       GROUP_M: tl.constexpr, EVEN_K: tl.constexpr, ORDER: tl.constexpr, PRECISION: tl.constexpr,
-                       SEARCHED: tl.constexpr):  # fmt: skip
-    """Ragged rows. One program, one tile of one group; there are programs for as many tiles as there can be."""
-    n_n = tl.cdiv(N, BLOCK_N)
-    tile = tl.program_id(0) // n_n
-    group, first = find_group(offs, groups, stride_offs, M, tile, BLOCK_M, SEARCHED)
-    if group < groups:
-        begin, end = _ends(offs, group, groups, stride_offs, M)
-        rows = begin + (tile - first) * BLOCK_M + tl.arange(0, BLOCK_M)
-        cols = tl.program_id(0) % n_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        g = group.to(tl.int64)
-        acc = accumulate(a, b + g * stride_bb, rows, cols, end, N, 0, K, stride_am, stride_ak, stride_bk, stride_bn,
-                         BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, ORDER, PRECISION)  # fmt: skip
-        finish(acc, bias + g * stride_bias_b, out, rows, cols, end, N, stride_bias_m, stride_bias_n, stride_om,
-               stride_on, alpha, beta, activation, has_bias, "vector")  # fmt: skip
+def rows_of_group(groups, group, tile, M, TILE: tl.constexpr):
+    """The rows of a group's `tile`-th row of tiles, and where the group's rows end."""
+    begin, end = _ends(groups.offs, group, groups.count, groups.stride, M)
+    return begin + tile * TILE.BLOCK_M + tl.arange(0, TILE.BLOCK_M), end
 
 
 @triton.jit
-def grouped_mm_inner_pointer(a, b, offs, bias, out, M, N, K, groups, stride_offs, stride_am, stride_ak, stride_bk,
-                             stride_bn, stride_bias_b, stride_bias_m, stride_bias_n, stride_ob, stride_om, stride_on,
-                             alpha, beta, activation, has_bias, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                             BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, EVEN_K: tl.constexpr, ORDER: tl.constexpr,
-                             PRECISION: tl.constexpr):  # fmt: skip
+def grouped_mm_pointer(a, b, bias, out, groups, size, strides, stride_bb, stride_bias_b, stride_om, stride_on, epilogue,
+                       TILE: tl.constexpr, SEARCHED: tl.constexpr):  # fmt: skip
+    """Ragged rows. One program, one tile of one group; there are programs for as many tiles as there can be."""
+    n_n = tl.cdiv(size.N, TILE.BLOCK_N)
+    tile = tl.program_id(0) // n_n
+    group, first = find_group(groups.offs, groups.count, groups.stride, size.M, tile, TILE.BLOCK_M, SEARCHED)
+    if group < groups.count:
+        rows, end = rows_of_group(groups, group, tile - first, size.M, TILE)
+        cols = tl.program_id(0) % n_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
+        g = group.to(tl.int64)
+        acc = accumulate(a, b + g * stride_bb, rows, cols, end, size.N, 0, size.K, strides, TILE)
+        finish(acc, bias + g * stride_bias_b, out, rows, cols, end, size.N, stride_om, stride_on, epilogue, "vector")
+
+
+@triton.jit
+def grouped_mm_inner_pointer(a, b, bias, out, groups, size, strides, stride_bias_b, stride_ob, stride_om, stride_on,
+                             epilogue, TILE: tl.constexpr):  # fmt: skip
     """A ragged inner size. One program, one tile of one group's result."""
-    tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    tiles = tl.cdiv(size.M, TILE.BLOCK_M) * tl.cdiv(size.N, TILE.BLOCK_N)
     group = tl.program_id(0) // tiles
-    m, n = tile_coordinates(tl.program_id(0) % tiles, M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    begin, end = _ends(offs, group, groups, stride_offs, K)
-    rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
-    cols = n * BLOCK_N + tl.arange(0, BLOCK_N)
-    acc = accumulate(a, b, rows, cols, M, N, begin, end, stride_am, stride_ak, stride_bk, stride_bn,
-                     BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, ORDER, PRECISION)  # fmt: skip
+    rows, cols = tile_indices(tl.program_id(0) % tiles, size.M, size.N, TILE)
+    begin, end = _ends(groups.offs, group, groups.count, groups.stride, size.K)
+    acc = accumulate(a, b, rows, cols, size.M, size.N, begin, end, strides, TILE)
     g = group.to(tl.int64)
-    finish(acc, bias + g * stride_bias_b, out + g * stride_ob, rows, cols, M, N, stride_bias_m, stride_bias_n,
-           stride_om, stride_on, alpha, beta, activation, has_bias, "vector")  # fmt: skip
+    finish(acc, bias + g * stride_bias_b, out + g * stride_ob, rows, cols, size.M, size.N, stride_om, stride_on,
+           epilogue, "vector")  # fmt: skip
 
 
 # --- Plans ---
@@ -130,12 +135,10 @@ def _is_for_tma(point: Point) -> bool:
     return point.arch == 90 and point.aligned and point.order in ("nn", "nt")
 
 
-def _group_args(gemm: Gemm, point: Point) -> dict[str, Arg]:
+def _group_args(gemm: Gemm, point: Point) -> dict[str, Arg | Bundle]:
     shared = product_args(gemm, point) | finish_args(gemm, point, "vector")
     return shared | dict(
-        offs=Pointer(OFFS, "i32", aligned=False),
-        groups=Int(GROUPS),
-        stride_offs=Int(STRIDE_OFFS, "i64"),
+        groups=Groups(Pointer(OFFS, "i32", aligned=False), Int(GROUPS), Int(STRIDE_OFFS, "i64")),
         stride_bias_b=Int(BIAS.batch_stride, "i64"),
     )
 
@@ -168,7 +171,7 @@ def _finished(point: Point, gemm: Gemm, launch: Launch, waves: Expr, k: Expr, fo
     )
 
 
-def _launch(fn, args: dict[str, Arg], programs: Expr, point: Point) -> Launch:  # type: ignore[no-untyped-def]
+def _launch(fn, args: dict[str, Arg | Bundle], programs: Expr, point: Point) -> Launch:  # type: ignore[no-untyped-def]
     c = point.config
     return Launch(fn, args, grid=(programs, 1, 1), num_warps=c.num_warps, num_stages=c.num_stages)
 

@@ -5,104 +5,65 @@ The rows of all groups are one tensor map, the groups' matrices one of three dim
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from tk.aot.expr import Expr, ceil_div, minimum
-from tk.aot.spec import Arg, Config, Const, Constraint, Int, Kernel, Launch, Plan, Point, Pointer, require
+from tk.aot.spec import Arg, Bundle, Config, Const, Constraint, Int, Kernel, Launch, Plan, Point, Pointer, require
 from tk.kernels.gemm.cost import Work, predict
 from tk.kernels.gemm.problem import OUT_AXIS, Gemm, out_dtype
 from tk.kernels.grouped_mm.op import BIAS, DTYPE_AXIS, GROUPS, OF_ROWS, OFFS, OUT, ROWS, STRIDE_OFFS, A, B, longest
 from tk.kernels.grouped_mm.pointer import serves
-from tk.kernels.hopper.epilogue import BatchBiasActivation, BiasActivation, TmaStore, TmaStoreGroupRows
-from tk.kernels.hopper.pipeline import allocate_barriers
-from tk.kernels.hopper.plans import batch_tensor_map, resident_clusters, tensor_map
+from tk.kernels.hopper.arguments import Maps
+from tk.kernels.hopper.epilogue import BatchBiasActivation, BiasActivation, store_group_rows
+from tk.kernels.hopper.plans import batch_tensor_map, k_major, resident_clusters, subtile, tensor_map, tile_of
+from tk.kernels.hopper.product import multiply, schedule_groups
 from tk.kernels.hopper.stream_k import NoFixup
-from tk.kernels.hopper.tile_scheduler import GroupScheduler
-from tk.kernels.hopper.tma_load import TmaOperand, TmaOperandBatch, TmaOperandGroupRows, layout_of_matrix
-from tk.kernels.hopper.warp_roles import Consumer, Producer, specialize
-from tk.kernels.hopper.wgmma import Wgmma
+from tk.kernels.hopper.tma_load import group_operands
+from tk.kernels.hopper.wgmma import wgmma
 
 M, N, K = OF_ROWS.M, OF_ROWS.N, OF_ROWS.K
 
 
 @gluon.jit
-def grouped_mm_tma(a_desc, b_desc, out_desc, offs, bias, out, rows, cols, K, groups, stride_offs, b_step, stride_bias_b,
-                   stride_bias_n, stride_om, alpha, beta, activation, has_bias,
-                   BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, COOPERATIVE: gl.constexpr,
-                   PINGPONG: gl.constexpr, A_K_MAJOR: gl.constexpr, B_K_MAJOR: gl.constexpr, STAGES: gl.constexpr,
-                   SUBTILE_N: gl.constexpr, EPILOGUE_STAGES: gl.constexpr, CONSUMER_REGS: gl.constexpr,
-                   PRODUCER_REGS: gl.constexpr):  # fmt: skip
+def grouped_mm_tma(maps, offs, bias, out, size, groups, stride_offs, b_step, stride_bias_b, epilogue, stride_om,
+                   TILE: gl.constexpr, A_K_MAJOR: gl.constexpr, B_K_MAJOR: gl.constexpr):  # fmt: skip
     """Parameters as of ``mm_tma`` and ``bmm_tma``."""
-    ROWS: gl.constexpr = BLOCK_M // COOPERATIVE
-    CONSUMERS: gl.constexpr = 2 if PINGPONG else COOPERATIVE
-    a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES * COOPERATIVE] + a_desc.block_shape, a_desc.layout)
-    b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_shape[1:], layout_of_matrix(b_desc.layout))
-    of_all = TmaOperand(a_desc, a_smem, BLOCK_M, COOPERATIVE, A_K_MAJOR, False, None, False)
-    a = TmaOperandGroupRows(of_all, gl.to_tensor(0), BLOCK_M, False)
-    b = TmaOperandBatch(b_desc, b_smem, b_step, gl.to_tensor(0), BLOCK_N, 1, B_K_MAJOR, False)
-    out_smem = gl.allocate_shared_memory(out_desc.dtype, [CONSUMERS * EPILOGUE_STAGES] + out_desc.block_shape,
-                                         out_desc.layout)  # fmt: skip
-    pipeline, order = allocate_barriers(STAGES, 2, COOPERATIVE, 2 if PINGPONG else 1)
-    fence_async_shared()
-    gl.barrier()
-    scheduler = GroupScheduler(offs, stride_offs, groups, rows, gl.cdiv(cols, BLOCK_N), gl.cdiv(K, BLOCK_K), BLOCK_M)
-    whole = TmaStore(out_smem, out_desc, False, EPILOGUE_STAGES)
-    store = TmaStoreGroupRows(whole, out_desc, out, stride_om, cols, gl.to_tensor(0), gl.to_tensor(0), EPILOGUE_STAGES)
-    none = gl.to_tensor(0)
-    of_group = BiasActivation(rows, cols, bias, none, stride_bias_n, alpha, beta, activation, has_bias, False, "vector")
-    epilogue = BatchBiasActivation(of_group, stride_bias_b, "vector")
-    producer_a = Producer(a, pipeline, scheduler, 0, BLOCK_K)
-    producer_b = Producer(b, pipeline, scheduler, 1, BLOCK_K)
-    mma = Wgmma(a_smem, b_smem, ROWS, BLOCK_N, A_K_MAJOR, B_K_MAJOR, COOPERATIVE, 0)
-    consumer = Consumer(mma, store, pipeline, order, NoFixup(BLOCK_M), scheduler, epilogue, BLOCK_M, BLOCK_N, SUBTILE_N,
-                        COOPERATIVE, PINGPONG, 0)  # fmt: skip
-    consumers = (consumer,)
-    for i in gl.static_range(1, CONSUMERS):
-        consumers = consumers + (
-            gl.aggregate_replace(consumer, mma=gl.aggregate_replace(mma, INDEX=i % COOPERATIVE), INDEX=i),
-        )
-    specialize(consumers, (producer_a, producer_b), CONSUMER_REGS, PRODUCER_REGS)
+    a, b = group_operands(maps, b_step, TILE, A_K_MAJOR, B_K_MAJOR)
+    store = store_group_rows(maps.out, out, stride_om, size.N, TILE)
+    scheduler = schedule_groups(offs, stride_offs, groups, size, TILE)
+    of_group = BiasActivation(size.M, size.N, bias, epilogue, False, "vector")
+    finish = BatchBiasActivation(of_group, stride_bias_b, "vector")
+    multiply(a, b, wgmma(a, b, TILE), scheduler, NoFixup(TILE.BLOCK_M), store, finish, TILE)
 
 
 # --- The plan ---
 
 
-def _operands(point: Point) -> dict[str, Arg]:
+def _arguments(point: Point) -> dict[str, Arg | Bundle]:
     c = point.config
     rows = c.block_m // c.cooperative
-    a_k, b_k = point.order[0] == "n", point.order[1] == "t"  # K contiguous
-    subtile = c.subtile_n_fp32 if out_dtype(point) == "fp32" else c.subtile_n
-    return dict(
-        a_desc=tensor_map(A, point.dtype, 1 if a_k else 0, (rows, c.block_k)),
-        b_desc=batch_tensor_map(B, point.dtype, 0 if b_k else 1, (c.block_k, c.block_n), is_shared=True),
-        out_desc=tensor_map(OUT, out_dtype(point), 1, (rows, subtile), round_to_tf32=False),
-        out=Pointer(OUT, out_dtype(point)),
-        stride_om=Int(OUT.stride(0), "i64"),
-        b_step=Int(B.batch_stride != 0),
-        A_K_MAJOR=Const(a_k),
-        B_K_MAJOR=Const(b_k),
-        SUBTILE_N=Const(subtile),
+    a_k, b_k = k_major(point)
+    maps = Maps(
+        a=tensor_map(A, point.dtype, 1 if a_k else 0, (rows, c.block_k)),
+        b=batch_tensor_map(B, point.dtype, 0 if b_k else 1, (c.block_k, c.block_n), is_shared=True),
+        out=tensor_map(OUT, out_dtype(point), 1, (rows, subtile(point)), round_to_tf32=False),
     )
-
-
-def _arguments(point: Point) -> dict[str, Arg]:
-    c = point.config
-    constants = dict(BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=c.block_k, COOPERATIVE=c.cooperative,
-                     PINGPONG=c.pingpong, STAGES=c.num_stages, EPILOGUE_STAGES=2, CONSUMER_REGS=232,
-                     PRODUCER_REGS=24)  # fmt: skip
-    of_groups = dict(
+    # A group's bias is one row.
+    epilogue = OF_ROWS.epilogue()._replace(stride_bias_m=Const(0))
+    return dict(
+        maps=maps,
         offs=Pointer(OFFS, "i32", aligned=False),
+        bias=OF_ROWS.bias_pointer(point.dtype),
+        out=Pointer(OUT, out_dtype(point)),
+        size=OF_ROWS.size(),
         groups=Int(GROUPS),
         stride_offs=Int(STRIDE_OFFS, "i64"),
+        b_step=Int(B.batch_stride != 0),
         stride_bias_b=Int(BIAS.batch_stride, "i64"),
-        stride_bias_n=Int(BIAS.stride(1), "i64"),
-    )
-    return (
-        _operands(point)
-        | OF_ROWS.epilogue_args(point.dtype)
-        | of_groups
-        | dict(rows=Int(M), cols=Int(N), K=Int(K))
-        | {name: Const(value) for name, value in constants.items()}
+        epilogue=epilogue,
+        stride_om=Int(OUT.stride(0), "i64"),
+        TILE=Const(tile_of(point)),
+        A_K_MAJOR=Const(a_k),
+        B_K_MAJOR=Const(b_k),
     )
 
 

@@ -9,6 +9,8 @@
     epilogue.py          from the accumulator to memory: bias and activation, sub-tiles, TMA stores
     scales.py            the same of float8 operands, which have scales
     warp_roles.py        the producer's and the consumer's loop, which call these
+    product.py           the assembly: barriers, producers and consumers around the parts that a kernel has chosen
+    arguments.py         bundles of a launch's arguments, and the constants of a tile
     plans.py             host side: TMA descriptors, how many clusters a GPU holds, what wgmma takes, stream-K's shares
 
 A part is an aggregate: run-time values with the constants that they were compiled for, and methods. Whoever calls a

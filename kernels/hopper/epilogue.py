@@ -9,12 +9,12 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from tk.kernels.epilogue import activate
 from tk.kernels.hopper.cluster import cluster_bases
-from tk.kernels.hopper.tma_load import as_batch
+from tk.kernels.hopper.tma_load import allocate_blocks, as_block
 
 
 @gluon.aggregate
 class BiasActivation:
-    """activation(alpha D + beta bias), D being rows x cols.
+    """activation(alpha D + beta bias), D being rows x cols. terms: an ``Epilogue``.
 
     KIND "plain": alpha alone; "vector": bias is one row of the result, which is a column of D where SWAP_AB; "matrix":
     any bias."""
@@ -22,12 +22,7 @@ class BiasActivation:
     rows: gl.tensor
     cols: gl.tensor
     bias: gl.tensor
-    stride_bias_m: gl.tensor
-    stride_bias_n: gl.tensor
-    alpha: gl.tensor
-    beta: gl.tensor
-    activation: gl.tensor
-    has_bias: gl.tensor
+    terms: object
     SWAP_AB: gl.constexpr
     KIND: gl.constexpr
 
@@ -40,11 +35,11 @@ class BiasActivation:
         """The bias into L1, before the mainloop whose epilogue wants it: from L2 each sub-tile would wait for it."""
         BASES: gl.constexpr = cluster_bases(gl.num_ctas(), 0 if self.SWAP_AB else 1, 1)
         LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0], cga_layout=BASES)
-        if self.has_bias != 0:
+        if self.terms.has_bias != 0:
             if self.SWAP_AB:
-                at = self.bias + gl.minimum(row + gl.arange(0, ROWS, LAYOUT), self.rows - 1) * self.stride_bias_m
+                at = self.bias + gl.minimum(row + gl.arange(0, ROWS, LAYOUT), self.rows - 1) * self.terms.stride_bias_m
             else:
-                at = self.bias + gl.minimum(col + gl.arange(0, COLS, LAYOUT), self.cols - 1) * self.stride_bias_n
+                at = self.bias + gl.minimum(col + gl.arange(0, COLS, LAYOUT), self.cols - 1) * self.terms.stride_bias_n
             gl.inline_asm_elementwise("prefetch.global.L1 [$1]; mov.b32 $0, 0;", "=r,l", [at.to(gl.int64)], gl.int32,
                                       is_pure=False, pack=1)  # fmt: skip
 
@@ -52,25 +47,28 @@ class BiasActivation:
     def apply(self, acc, row, col):
         """Of the block of D at (row, col)."""
         LAYOUT: gl.constexpr = acc.type.layout
-        acc = acc * self.alpha
+        acc = acc * self.terms.alpha
         if self.KIND == "plain":
             return acc
-        if self.has_bias != 0:
+        if self.terms.has_bias != 0:
             i = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))
             j = col + gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT))
             if self.KIND == "vector":
                 if self.SWAP_AB:
-                    z = gl.load(self.bias + i * self.stride_bias_m, mask=i < self.rows, other=0.0)
+                    z = gl.load(self.bias + i * self.terms.stride_bias_m, mask=i < self.rows, other=0.0)
                     z = z.to(gl.float32)[:, None]
                 else:
-                    z = gl.load(self.bias + j * self.stride_bias_n, mask=j < self.cols, other=0.0)
+                    z = gl.load(self.bias + j * self.terms.stride_bias_n, mask=j < self.cols, other=0.0)
                     z = z.to(gl.float32)[None, :]
             else:
-                at = i[:, None].to(gl.int64) * self.stride_bias_m + j[None, :].to(gl.int64) * self.stride_bias_n
+                at = (
+                    i[:, None].to(gl.int64) * self.terms.stride_bias_m
+                    + j[None, :].to(gl.int64) * self.terms.stride_bias_n
+                )
                 inside = (i < self.rows)[:, None] & (j < self.cols)[None, :]
                 z = gl.load(self.bias + at, mask=inside, other=0.0).to(gl.float32)
-            acc = acc + self.beta * z
-        return activate(acc, self.activation)
+            acc = acc + self.terms.beta * z
+        return activate(acc, self.terms.activation)
 
 
 @gluon.aggregate
@@ -87,67 +85,77 @@ class BatchBiasActivation:
 
 
 @gluon.aggregate
-class TmaStore:
-    """Through STAGES buffers of shared memory; TMA cuts off what lies outside. SWAP_AB: the result is D transposed."""
+class InMatrix:
+    """Where a TmaStore writes: a matrix. SWAP_AB: it is D transposed."""
 
-    smem: gl.shared_memory_descriptor
-    desc: gl.nvidia.hopper.tma.tensor_descriptor
     SWAP_AB: gl.constexpr
-    STAGES: gl.constexpr
-
-    @gluon.jit
-    def of_consumer(self, index: gl.constexpr):
-        """With that consumer's own buffers."""
-        smem = self.smem.slice(index * self.STAGES, self.STAGES)
-        return TmaStore(smem, self.desc, self.SWAP_AB, self.STAGES)
 
     @gluon.jit
     def of_tile(self, at):
         return self
 
     @gluon.jit
-    def put(self, x, buffer: gl.constexpr, row, col):
-        smem = self.smem.index(buffer)
-        tma.store_wait(self.STAGES - 1)  # what was stored from here before has left
-        gl.barrier()
+    def coordinates(self, row, col):
         if self.SWAP_AB:
-            smem.permute([1, 0]).store(x)
+            return [col, row]
         else:
-            smem.store(x)
-        fence_async_shared()
-        gl.barrier()
-        if self.SWAP_AB:
-            tma.async_store(self.desc, [col, row], smem)
-        else:
-            tma.async_store(self.desc, [row, col], smem)
+            return [row, col]
 
 
 @gluon.aggregate
-class TmaStoreBatch:
-    """The same into matrix `batch` of a batch."""
+class InBatch:
+    """Matrix `batch` of a batch, which is the third of a tile's coordinates."""
 
-    smem: gl.shared_memory_descriptor
-    desc: gl.nvidia.hopper.tma.tensor_descriptor
     batch: gl.tensor
-    STAGES: gl.constexpr
-
-    @gluon.jit
-    def of_consumer(self, index: gl.constexpr):
-        return gl.aggregate_replace(self, smem=self.smem.slice(index * self.STAGES, self.STAGES))
+    SWAP_AB: gl.constexpr
 
     @gluon.jit
     def of_tile(self, at):
         return gl.aggregate_replace(self, batch=at[2])
 
     @gluon.jit
+    def coordinates(self, row, col):
+        return [self.batch, row, col]
+
+
+@gluon.aggregate
+class TmaStore:
+    """Through STAGES buffers of shared memory, to where `place` has a row and a column of D. TMA cuts off what lies
+    outside."""
+
+    smem: gl.shared_memory_descriptor
+    desc: gl.nvidia.hopper.tma.tensor_descriptor
+    place: object
+    STAGES: gl.constexpr
+
+    @gluon.jit
+    def of_consumer(self, index: gl.constexpr):
+        """With that consumer's own buffers."""
+        return gl.aggregate_replace(self, smem=self.smem.slice(index * self.STAGES, self.STAGES))
+
+    @gluon.jit
+    def of_tile(self, at):
+        return gl.aggregate_replace(self, place=self.place.of_tile(at))
+
+    @gluon.jit
     def put(self, x, buffer: gl.constexpr, row, col):
         smem = self.smem.index(buffer)
-        tma.store_wait(self.STAGES - 1)
+        tma.store_wait(self.STAGES - 1)  # what was stored from here before has left
         gl.barrier()
-        smem.store(x)
+        if self.place.SWAP_AB:
+            smem.permute([1, 0]).store(x)
+        else:
+            smem.store(x)
         fence_async_shared()
         gl.barrier()
-        tma.async_store(self.desc, [self.batch, row, col], as_batch(smem, self.desc))
+        tma.async_store(self.desc, self.place.coordinates(row, col), as_block(smem, self.desc))
+
+
+@gluon.jit
+def tma_store(desc, place, TILE: gl.constexpr):
+    """A TmaStore with buffers for all consumers of a ``Tile``."""
+    smem = allocate_blocks(desc, TILE.CONSUMERS * TILE.EPILOGUE_STAGES)
+    return TmaStore(smem, desc, place, TILE.EPILOGUE_STAGES)
 
 
 @gluon.aggregate
@@ -182,6 +190,14 @@ class TmaStoreGroupRows:
             j = col + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
             at = self.out + i[:, None].to(gl.int64) * self.stride + j[None, :]
             gl.store(at, x, mask=(i < self.end)[:, None] & (j < self.cols)[None, :])
+
+
+@gluon.jit
+def store_group_rows(desc, out, stride, cols, TILE: gl.constexpr):
+    """A TmaStoreGroupRows with buffers for all consumers."""
+    whole = tma_store(desc, InMatrix(False), TILE)
+    none = gl.to_tensor(0)
+    return TmaStoreGroupRows(whole, desc, out, stride, cols, none, none, TILE.EPILOGUE_STAGES)
 
 
 @gluon.jit

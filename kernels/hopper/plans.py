@@ -9,6 +9,7 @@ from tk.aot.spec import (
     ITEMSIZE,
     Arg,
     Buffer,
+    Bundle,
     Config,
     Const,
     Constraint,
@@ -22,6 +23,7 @@ from tk.aot.spec import (
 )
 from tk.kernels.gemm.cost import Like, Work
 from tk.kernels.gemm.problem import Batch, Gemm, batch_invariant, out_dtype
+from tk.kernels.hopper.arguments import ClusterTile, Partials, Schedule, Tile
 
 
 def tensor_map(t: Tensor, dtype: str, contiguous: int, block: tuple[int, int], along: int = 0, blocks: int = 1,
@@ -68,6 +70,11 @@ def resident_clusters(blocks: int, occupancy: int = 1) -> Expr:
     multiprocessors; groups of four leave some over in every part of the GPU."""
     usable = device.sm_count if blocks <= 2 else device.sm_count * 9 // 10
     return usable * occupancy // blocks
+
+
+def whole_tiles(tiles: Expr, group: int) -> dict[str, Bundle]:
+    """What says that no tile is cut, in place of ``StreamK.args``."""
+    return dict(partials=Partials(Const(None), Const(None)), schedule=Schedule(Int(tiles), Const(1), group=Int(group)))
 
 
 @dataclass(frozen=True)
@@ -139,13 +146,10 @@ class StreamK:
             Buffer(self._left * self.consumers * 4, zeroed=True),
         )
 
-    def args(self) -> dict[str, Arg]:
+    def args(self) -> dict[str, Bundle]:
         return dict(
-            workspace=Scratch(0, "fp32"),
-            counters=Scratch(1, "i32"),
-            whole=Int(self._local(0)),
-            share=Int(self._local(1)),
-            group=Const(1),
+            partials=Partials(Scratch(0, "fp32"), Scratch(1, "i32")),
+            schedule=Schedule(Int(self._local(0)), Int(self._local(1)), Const(1)),
         )
 
     def work(self, boxes: tuple[int, int]) -> Work:
@@ -181,20 +185,18 @@ class ClusterSplitK:
         return ceil_div(ceil_div(self.gemm.K, self.config.block_k), self.config.cluster) * self.config.block_k
 
     def launch(
-        self, fn: object, point: Point, a_dtype: str, b_dtype: str, b_k_major: bool, args: dict[str, Arg]
+        self, fn: object, point: Point, a_dtype: str, b_dtype: str, b_k_major: bool, args: dict[str, Arg | Bundle]
     ) -> Launch:
         """args: those of `fn` that the loop and the result's place do not say."""
         g, c = self.gemm, self.config
-        constants = dict(BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=c.block_k, STAGES=c.num_stages, BLOCKS=c.cluster)
-        shared = {name: Const(x) for name, x in constants.items()} | dict(
-            a_desc=tensor_map(g.b, b_dtype, 0 if b_k_major else 1, (c.block_k, c.block_m), 1, c.cluster),
-            b_desc=tensor_map(g.a, a_dtype, 1, (c.block_n, c.block_k), multicast=c.cluster),
+        shared = dict(
+            a=tensor_map(g.b, b_dtype, 0 if b_k_major else 1, (c.block_k, c.block_m), 1, c.cluster),
+            b=tensor_map(g.a, a_dtype, 1, (c.block_n, c.block_k), multicast=c.cluster),
             out=Pointer(g.out, out_dtype(point), aligned=False),
-            rows=Int(g.N),
-            cols=Int(g.M),
-            K=Int(g.K),
+            size=g.size(swap_ab=True),
             k_per_split=Int(self._k_per_split),
             stride_om=Int(g.out.stride(0), "i64"),
+            TILE=Const(ClusterTile(c.block_m, c.block_n, c.block_k, c.num_stages, c.cluster)),
         )
         grid = (self._tiles, 1, 1)
         return Launch(fn, args | shared, grid=grid, num_warps=c.block_m // 16, num_ctas=c.cluster, dependent=g.pdl)
@@ -217,6 +219,23 @@ class ClusterSplitK:
             boxes=(c.block_n, c.block_m),
             sm_k_blocks=ceil_div(tiles * c.cluster, device.sm_count) * k_blocks if c.occupancy > 1 else const(0),
         )
+
+
+def k_major(point: Point) -> tuple[bool, bool]:
+    """Whether K is contiguous in a, and in b."""
+    return point.order[0] == "n", point.order[1] == "t"
+
+
+def subtile(point: Point) -> int:
+    """Columns that go out at a time."""
+    c = point.config
+    return int(c.subtile_n_fp32 if out_dtype(point) == "fp32" else c.subtile_n)
+
+
+def tile_of(point: Point) -> Tile:
+    """Of a point whose config is one of ``config``, or has its names."""
+    c = point.config
+    return Tile(c.block_m, c.block_n, c.block_k, c.num_stages, c.cooperative, c.pingpong, subtile(point))
 
 
 def suits_wgmma(itemsize: int, precision: str, b_k_major: bool) -> bool:

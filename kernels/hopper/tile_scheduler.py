@@ -7,8 +7,11 @@ Producers and consumers of a program walk the same sequence:
         state, tile, k_begin, k_end = scheduler.next(state)
         at = scheduler.coordinates(tile)
 
-at[0] and at[1] are the tile's row and column; what else there is (the matrix of a batch) is for operands, store and
-epilogue, which ``of_tile(at)`` tells of it.
+at[0] and at[1] are the tile's row and column. What else there is (the matrix of a batch) is for the ``locate`` of
+operands and for the ``of_tile`` of store and epilogue.
+
+Where tiles take turns with another consumer's, ``k_blocks_of(state)`` says how many k blocks the next tile has, and
+``skip`` passes over it. ``has_k_blocks`` says whether a tile has any: where each has some, that is a constant.
 """
 
 from triton.experimental import gluon
@@ -66,6 +69,14 @@ class PersistentScheduler:
         return tile + gl.num_programs(0), tile, 0, self.k_blocks
 
     @gluon.jit
+    def k_blocks_of(self, tile):
+        return self.k_blocks
+
+    @gluon.jit
+    def has_k_blocks(self, k_begin, k_end):
+        return True
+
+    @gluon.jit
     def skip(self, tile, count: gl.constexpr):
         """Passes over `count` tiles of this program: another consumer's."""
         return tile + count * gl.num_programs(0)
@@ -116,6 +127,10 @@ class StreamKScheduler:
         next_tile = gl.where(is_whole, state.tile + gl.num_programs(0), state.tile)
         begin = gl.where(is_whole, state.begin, state.begin + k_end - k_begin)
         return StreamKState(next_tile, begin, state.end), tile, k_begin, k_end
+
+    @gluon.jit
+    def has_k_blocks(self, k_begin, k_end):
+        return True
 
     @gluon.jit
     def coordinates(self, tile):
@@ -179,6 +194,14 @@ class GroupScheduler:
     @gluon.jit
     def next(self, state):
         return self.skip(state, 1), state, 0, self.k_blocks
+
+    @gluon.jit
+    def k_blocks_of(self, state):
+        return self.k_blocks
+
+    @gluon.jit
+    def has_k_blocks(self, k_begin, k_end):
+        return True
 
     @gluon.jit
     def skip(self, state, count: gl.constexpr):

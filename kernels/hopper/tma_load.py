@@ -1,6 +1,14 @@
-"""Operands that TMA loads. A producer asks an operand to ``load`` a tile's rows at a block of K into a stage; ``load``
-tells the stage's "full" barrier how many bytes will come. Before, ``of_tile`` says which tile it is: of_tile(at) is the
-operand at the coordinates `at` of a scheduler."""
+"""Operands that TMA loads. For each tile a producer asks the operand for the place where it begins, and then to load
+every block of K into a stage:
+
+    place = operand.locate(row, at)         # row: the tile's first; at: its coordinates, a scheduler's
+    for k in ...:
+        operand.load(pipeline, state, place, k)
+        place = operand.advance(place, BLOCK_K)
+
+``load`` tells the stage's "full" barrier how many bytes will come. ``advance`` is for operands whose blocks of K do not
+follow from `k` alone, such as a convolution's taps; others leave the place as it is.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -35,8 +43,12 @@ class TmaOperand:
     AHEAD: gl.constexpr
 
     @gluon.jit
-    def of_tile(self, at):
-        return self
+    def locate(self, row, at):
+        return row
+
+    @gluon.jit
+    def advance(self, place, BLOCK_K: gl.constexpr):
+        return place
 
     @gluon.jit
     def load(self, pipeline, state, row, k):
@@ -64,8 +76,12 @@ class TmaOperandExtra:
     AHEAD: gl.constexpr
 
     @gluon.jit
-    def of_tile(self, at):
-        return self
+    def locate(self, row, at):
+        return row
+
+    @gluon.jit
+    def advance(self, place, BLOCK_K: gl.constexpr):
+        return place
 
     @gluon.jit
     def load(self, pipeline, state, row, k):
@@ -94,8 +110,12 @@ class TmaOperandRagged:
     AHEAD: gl.constexpr
 
     @gluon.jit
-    def of_tile(self, at):
-        return self
+    def locate(self, row, at):
+        return row
+
+    @gluon.jit
+    def advance(self, place, BLOCK_K: gl.constexpr):
+        return place
 
     @gluon.jit
     def load(self, pipeline, state, row, k):
@@ -124,45 +144,61 @@ class TmaOperandRagged:
 
 
 @gluon.constexpr_function
-def layout_of_matrix(layout):
+def _layout_of_matrix(layout):
     """Of one matrix, where `layout` is a batch's."""
     return gl.NVMMASharedLayout(layout.swizzle_byte_width, layout.element_bitwidth, 2)
 
 
 @gluon.jit
-def as_batch(smem, desc):
-    """A matrix in shared memory as TMA sees it: a batch of one."""
-    return smem.reinterpret(shape=[1] + smem.shape, layout=desc.layout)
+def allocate_blocks(desc, COUNT: gl.constexpr):
+    """Shared memory for COUNT blocks of a tensor map, as matrices: of a batch's map a block is one matrix's."""
+    if len(desc.block_shape) == 3:
+        return gl.allocate_shared_memory(desc.dtype, [COUNT] + desc.block_shape[1:], _layout_of_matrix(desc.layout))
+    else:
+        return gl.allocate_shared_memory(desc.dtype, [COUNT] + desc.block_shape, desc.layout)
+
+
+@gluon.jit
+def as_block(smem, desc):
+    """A matrix in shared memory as TMA sees it: of more dimensions where the tensor map has more."""
+    if len(desc.block_shape) == 2:
+        return smem
+    else:
+        return smem.reinterpret(shape=desc.block_shape, layout=desc.layout)
 
 
 @gluon.aggregate
 class TmaOperandBatch:
-    """As TmaOperand, of matrix `batch` of a batch. step: 0 where all of the batch are the same matrix, of which `desc`
-    then has one, else 1."""
+    """As TmaOperand, of a batch, whose matrix is the third of a tile's coordinates. step: 0 where all of the batch are
+    the same matrix, of which `desc` then has one, else 1."""
 
     desc: gl.nvidia.hopper.tma.tensor_descriptor
     smem: gl.shared_memory_descriptor
     step: gl.tensor
-    batch: gl.tensor
     TILE: gl.constexpr
     BLOCKS: gl.constexpr
     K_MAJOR: gl.constexpr
     AHEAD: gl.constexpr
 
     @gluon.jit
-    def of_tile(self, at):
-        return gl.aggregate_replace(self, batch=at[2] * self.step)
+    def locate(self, row, at):
+        return at[2] * self.step, row
 
     @gluon.jit
-    def load(self, pipeline, state, row, k):
+    def advance(self, place, BLOCK_K: gl.constexpr):
+        return place
+
+    @gluon.jit
+    def load(self, pipeline, state, place, k):
+        batch, row = place
         ROWS: gl.constexpr = self.TILE // self.BLOCKS
         barrier = pipeline.full.index(state.stage)
         mbarrier.expect(barrier, self.desc.nbytes_per_cta * self.BLOCKS)
         for i in gl.static_range(self.BLOCKS):
             first = row + i * ROWS
-            at = [self.batch, first, k] if self.K_MAJOR else [self.batch, k, first]
+            at = [batch, first, k] if self.K_MAJOR else [batch, k, first]
             smem = self.smem.index(state.stage * self.BLOCKS + i)
-            tma.async_load(self.desc, at, barrier, as_batch(smem, self.desc))
+            tma.async_load(self.desc, at, barrier, as_block(smem, self.desc))
 
 
 @gluon.aggregate
@@ -175,11 +211,16 @@ class TmaOperandPair:
     second_begins: gl.tensor
     smem: gl.shared_memory_descriptor
     TILE: gl.constexpr
+    K_MAJOR: gl.constexpr
     AHEAD: gl.constexpr
 
     @gluon.jit
-    def of_tile(self, at):
-        return self
+    def locate(self, row, at):
+        return row
+
+    @gluon.jit
+    def advance(self, place, BLOCK_K: gl.constexpr):
+        return place
 
     @gluon.jit
     def load(self, pipeline, state, row, k):
@@ -191,18 +232,33 @@ class TmaOperandPair:
 
 @gluon.aggregate
 class TmaOperandGroupRows:
-    """As `all`, of a group's rows, which begin at `begin`. A tile's rows past the group's end are the next group's:
-    they go into rows of the result that are not stored."""
+    """As `all`, of a group's rows, which begin at the fourth of a tile's coordinates. A tile's rows past the group's
+    end are the next group's: they go into rows of the result that are not stored."""
 
     all: TmaOperand
-    begin: gl.tensor
+    smem: gl.shared_memory_descriptor
     TILE: gl.constexpr
+    K_MAJOR: gl.constexpr
     AHEAD: gl.constexpr
 
     @gluon.jit
-    def of_tile(self, at):
-        return gl.aggregate_replace(self, begin=at[3])
+    def locate(self, row, at):
+        return at[3] + row
+
+    @gluon.jit
+    def advance(self, place, BLOCK_K: gl.constexpr):
+        return place
 
     @gluon.jit
     def load(self, pipeline, state, row, k):
-        self.all.load(pipeline, state, self.begin + row, k)
+        self.all.load(pipeline, state, row, k)
+
+
+@gluon.jit
+def group_operands(maps, b_step, TILE: gl.constexpr, A_K_MAJOR: gl.constexpr, B_K_MAJOR: gl.constexpr):
+    """Of a grouped product: rows of a group, and the group's matrix. b_step: as of TmaOperandBatch."""
+    a_smem = allocate_blocks(maps.a, TILE.STAGES * TILE.COOPERATIVE)
+    b_smem = allocate_blocks(maps.b, TILE.STAGES)
+    of_all = TmaOperand(maps.a, a_smem, TILE.BLOCK_M, TILE.COOPERATIVE, A_K_MAJOR, False, None, False)
+    a = TmaOperandGroupRows(of_all, a_smem, TILE.BLOCK_M, A_K_MAJOR, False)
+    return a, TmaOperandBatch(maps.b, b_smem, b_step, TILE.BLOCK_N, 1, B_K_MAJOR, False)

@@ -33,18 +33,18 @@ def produce(self):
     while self.scheduler.has_work(work):
         work, tile, k_begin, k_end = self.scheduler.next(work)
         at = self.scheduler.coordinates(tile)
-        operand = self.operand.of_tile(at)
-        row = at[self.SIDE] * operand.TILE
+        place = self.operand.locate(at[self.SIDE] * self.operand.TILE, at)
         for k in range(k_begin, k_end):
             self.pipeline.producer_acquire(state)
-            operand.load(self.pipeline, state, row, k * self.BLOCK_K)
+            self.operand.load(self.pipeline, state, place, k * self.BLOCK_K)
             state = state.next()
+            place = self.operand.advance(place, self.BLOCK_K)
 
 
 @gluon.aggregate
 class Consumer:
     """A warp group that multiplies and stores: the (INDEX % COOPERATIVE)-th rows of a tile, of every tile or, with
-    PINGPONG, of every other one. A tile is BLOCK_M x BLOCK_N and goes out in sub-tiles of SUBTILE_N columns."""
+    PINGPONG, of every other one. TILE: a ``Tile``."""
 
     mma: object
     store: object
@@ -53,11 +53,7 @@ class Consumer:
     fixup: object
     scheduler: object
     epilogue: object
-    BLOCK_M: gl.constexpr
-    BLOCK_N: gl.constexpr
-    SUBTILE_N: gl.constexpr
-    COOPERATIVE: gl.constexpr
-    PINGPONG: gl.constexpr
+    TILE: gl.constexpr
     INDEX: gl.constexpr
 
 
@@ -84,9 +80,9 @@ def mainloop(mma, pipeline, state, k_begin, k_end, last):
 @gluon.jit
 def consume(self):
     """What a Consumer does."""
-    PART: gl.constexpr = self.INDEX % self.COOPERATIVE
-    TURN: gl.constexpr = self.INDEX // self.COOPERATIVE
-    ROWS: gl.constexpr = self.BLOCK_M // self.COOPERATIVE
+    TILE: gl.constexpr = self.TILE
+    PART: gl.constexpr = self.INDEX % TILE.COOPERATIVE
+    TURN: gl.constexpr = self.INDEX // TILE.COOPERATIVE
     store = self.store.of_consumer(self.INDEX)
     work = self.scheduler.begin()
     state = self.pipeline.begin()
@@ -94,33 +90,33 @@ def consume(self):
     turn_phase = 1 - TURN
     if self.epilogue.KIND == "vector":
         wait_for_prerequisites()  # they may write the bias, and L1 would keep what it was
-    if TURN > 0:
-        work = self.scheduler.skip(work, TURN)
-        state = state.skip(TURN * self.scheduler.k_blocks)
+    if TURN > 0:  # the first tile is the other consumer's
+        state = state.skip(self.scheduler.k_blocks_of(work))
+        work = self.scheduler.skip(work, 1)
     while self.scheduler.has_work(work):
         work, tile, k_begin, k_end = self.scheduler.next(work)
         at = self.scheduler.coordinates(tile)
-        row = at[0] * self.BLOCK_M + PART * ROWS
-        col = at[1] * self.BLOCK_N
+        row = at[0] * TILE.BLOCK_M + PART * TILE.ROWS
+        col = at[1] * TILE.BLOCK_N
         tile_store = store.of_tile(at)
         epilogue = self.epilogue.of_tile(at)
         if self.epilogue.KIND == "vector":
-            epilogue.prefetch(row, col, ROWS, _power_of_two(self.BLOCK_N))
-        if self.PINGPONG:
+            epilogue.prefetch(row, col, TILE.ROWS, _power_of_two(TILE.BLOCK_N))
+        if TILE.PINGPONG:
             self.order.wait(TURN, turn_phase)
             turn_phase ^= 1
         acc, state, last = mainloop(self.mma, self.pipeline, state, k_begin, k_end, last)
-        if self.PINGPONG:
+        if TILE.PINGPONG:
             self.order.arrive(1 - TURN)
         acc = self.mma.wait(acc, 0)
-        self.pipeline.consumer_release(last, True)
+        self.pipeline.consumer_release(last, self.scheduler.has_k_blocks(k_begin, k_end))
 
         acc, is_whole = self.fixup.complete(acc, self.scheduler, tile, k_begin, k_end, PART)
         if is_whole:
-            store_tile(acc, row, col, tile_store, epilogue, self.SUBTILE_N, self.BLOCK_N // self.SUBTILE_N)
-        if self.PINGPONG:
+            store_tile(acc, row, col, tile_store, epilogue, TILE.SUBTILE_N, TILE.BLOCK_N // TILE.SUBTILE_N)
+        if TILE.PINGPONG:
+            state = state.skip(self.scheduler.k_blocks_of(work))
             work = self.scheduler.skip(work, 1)
-            state = state.skip(self.scheduler.k_blocks)
     tma.store_wait(0)
 
 

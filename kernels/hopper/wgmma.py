@@ -51,6 +51,11 @@ class Wgmma:
     INDEX: gl.constexpr
 
     @gluon.jit
+    def of_part(self, index: gl.constexpr):
+        """With that block of A."""
+        return gl.aggregate_replace(self, INDEX=index)
+
+    @gluon.jit
     def zeros(self):
         LAYOUT: gl.constexpr = accumulator_layout(self.N, self.a.dtype, gl.num_ctas())
         return (gl.zeros([self.ROWS, self.N], gl.float32, LAYOUT),)
@@ -66,12 +71,22 @@ class Wgmma:
         return (warpgroup_mma_wait(keep, [acc[0]]),)
 
 
+@gluon.jit
+def wgmma(a, b, TILE: gl.constexpr):
+    """What consumer 0 multiplies of two operands with a `smem`."""
+    return Wgmma(a.smem, b.smem, TILE.ROWS, b.TILE, a.K_MAJOR, b.K_MAJOR, TILE.COOPERATIVE, 0)
+
+
 @gluon.aggregate
 class WgmmaExtra:
     """A width that is no power of two: `main`, and beside it the columns of `extra`, an accumulator of its own."""
 
     main: Wgmma
     extra: Wgmma
+
+    @gluon.jit
+    def of_part(self, index: gl.constexpr):
+        return WgmmaExtra(self.main.of_part(index), self.extra.of_part(index))
 
     @gluon.jit
     def zeros(self):
@@ -98,6 +113,11 @@ class WgmmaPromoted:
     N: gl.constexpr
     BLOCKS: gl.constexpr
     INDEX: gl.constexpr
+
+    @gluon.jit
+    def of_part(self, index: gl.constexpr):
+        """With that block of A."""
+        return gl.aggregate_replace(self, INDEX=index)
 
     @gluon.jit
     def zeros(self):

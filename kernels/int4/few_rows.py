@@ -21,7 +21,7 @@ from tk.kernels.gemm.problem import OUT_AXIS, batch_invariant, out_dtype
 from tk.kernels.hopper.cluster import cluster_bases
 from tk.kernels.int4.op import DTYPE_AXIS, GROUP, INT4, OP, SCALES, ZEROS, A, B, reads_words
 from tk.kernels.int4.tile import word_args
-from tk.kernels.int4.unpack import TYPES, four, load_four
+from tk.kernels.int4.unpack import four, load_scales
 
 M, N, K = INT4.M, INT4.N, INT4.K
 
@@ -113,22 +113,20 @@ def _for_each_column(x, SLICES: gl.constexpr, COLS: gl.constexpr, ROWS: gl.const
 
 
 @gluon.jit
-def _load(a, b, scales, zeros, first, N, K, group_shift, b_pitch, scales_pitch, zeros_pitch, has_scales, has_zeros,
-          of_a, of_b, slice_a, slice_b, slice_s, word_b, word_s, PIECE: gl.constexpr, PIECES: gl.constexpr,
-          ONES: gl.constexpr, EIGHTS: gl.constexpr):  # fmt: skip
+def _load(a, weight, first, size, group_shift, of_a, of_b, slice_a, slice_b, slice_s, word_b, word_s,
+          PIECE: gl.constexpr, PIECES: gl.constexpr, FORMAT: gl.constexpr):  # fmt: skip
     """Of each piece of the step that begins at k = first: words of b and of a, scales, zeros. of_a, of_b: from the
     step's first words. slice_*, word_*: numbers, in the layouts of what is loaded."""
     SLICE: gl.constexpr = PIECES * PIECE
     loaded = ()
     for i in gl.static_range(PIECES):
         k = first + i * PIECE
-        in_b = (slice_b * SLICE < K - k) & (word_b < N * 4)
-        w = gl.load(b + k // 2 * (b_pitch * 4) + of_b, mask=in_b, other=0, eviction_policy="evict_first")
-        x = gl.load(a + k // 2 + of_a, mask=slice_a * SLICE < K - k, other=0)
-        in_s = (slice_s * SLICE < K - k) & (word_s < N * 4)
+        in_b = (slice_b * SLICE < size.K - k) & (word_b < size.N * 4)
+        w = gl.load(weight.b + k // 2 * (weight.b_pitch * 4) + of_b, mask=in_b, other=0, eviction_policy="evict_first")
+        x = gl.load(a + k // 2 + of_a, mask=slice_a * SLICE < size.K - k, other=0)
+        in_s = (slice_s * SLICE < size.K - k) & (word_s < size.N * 4)
         g = ((k + slice_s * SLICE) >> group_shift).to(gl.int64)
-        scale = load_four(scales, word_s, N * 4 * has_scales, g, scales_pitch * 4, in_s, ONES)
-        zero = load_four(zeros, word_s, N * 4 * has_zeros, g, zeros_pitch * 4, in_s, EIGHTS)
+        scale, zero = load_scales(weight, word_s, size.N, g, in_s, FORMAT)
         loaded = loaded + ((w, x, scale, zero),)
     return loaded
 
@@ -160,12 +158,10 @@ def _add(acc, loaded, nibbles, ones, SLICES: gl.constexpr, COLS: gl.constexpr, R
 
 
 @gluon.jit
-def int4_few_rows(a, b, scales, zeros, bias, out, M, N, K, group, group_shift, stride_am, b_pitch, scales_pitch,
-                  zeros_pitch, has_scales, has_zeros, even_mask, odd_mask, nibbles, stride_bias_m, stride_bias_n,
-                  stride_om, stride_on, alpha, beta, activation, has_bias, ROWS: gl.constexpr, COLS: gl.constexpr,
-                  PIECE: gl.constexpr, PIECES: gl.constexpr, AHEAD: gl.constexpr, BLOCKS: gl.constexpr,
-                  DTYPE: gl.constexpr, EXPONENT: gl.constexpr, OFFSET: gl.constexpr, ONES: gl.constexpr,
-                  EIGHTS: gl.constexpr):  # fmt: skip
+def int4_few_rows(a, weight, bias, out, size, group_shift, stride_am, nibbles, stride_om, stride_on, epilogue,
+                  ROWS: gl.constexpr, COLS: gl.constexpr, PIECE: gl.constexpr, PIECES: gl.constexpr,
+                  AHEAD: gl.constexpr, BLOCKS: gl.constexpr, FORMAT: gl.constexpr, EXPONENT: gl.constexpr,
+                  OFFSET: gl.constexpr):  # fmt: skip
     """One cluster of BLOCKS programs: ROWS rows of a times COLS columns. Each of their warps has a slice of a step of
     K: PIECES pieces, each PIECE long and in one group. AHEAD: the next step is loaded before this one is added up. a
     is words of two k, stride_am in four of them; the rest as of `int4_accumulate`. EXPONENT: of two values, which are
@@ -180,7 +176,7 @@ def int4_few_rows(a, b, scales, zeros, bias, out, M, N, K, group, group_shift, s
     MMA: gl.constexpr = _mma_layout(gl.num_warps(), BLOCKS)
     OF_SCALES: gl.constexpr = gl.SliceLayout(1, OF_B)
 
-    row_tiles = gl.cdiv(M, ROWS)  # side by side, so that b comes from memory once
+    row_tiles = gl.cdiv(size.M, ROWS)  # side by side, so that b comes from memory once
     tile = gl.program_id(0) // row_tiles
     first_row = gl.program_id(0) % row_tiles * ROWS
     slice_b = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, OF_B)))[:, None, None]
@@ -189,26 +185,24 @@ def int4_few_rows(a, b, scales, zeros, bias, out, M, N, K, group, group_shift, s
     slice_a = gl.arange(0, SLICES, gl.SliceLayout(1, gl.SliceLayout(2, OF_A)))[:, None, None]
     pair_a = gl.arange(0, PAIRS, gl.SliceLayout(0, gl.SliceLayout(2, OF_A)))[None, :, None]
     row = first_row + gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(1, OF_A)))[None, None, :]
-    row = gl.minimum(row, M - 1).to(gl.int64)  # what is read twice is not stored
+    row = gl.minimum(row, size.M - 1).to(gl.int64)  # what is read twice is not stored
     slice_s = gl.arange(0, SLICES, gl.SliceLayout(1, OF_SCALES))[:, None]
     word_s = tile * WORDS + gl.arange(0, WORDS, gl.SliceLayout(0, OF_SCALES))[None, :]
 
     # From a step's first row of b, in 32 bits.
-    of_b = ((slice_b * (SLICE // 2) + pair_b) * (b_pitch * 4).to(gl.int32) + word_b).to(gl.uint32)
+    of_b = ((slice_b * (SLICE // 2) + pair_b) * (weight.b_pitch * 4).to(gl.int32) + word_b).to(gl.uint32)
     of_a = row * (stride_am * 4) + (slice_a * (SLICE // 2) + pair_a)
-    ones = gl.full([SLICES, 16, PIECE], 1.0, DTYPE, gl.DotOperandLayout(0, MMA, 2))
+    ones = gl.full([SLICES, 16, PIECE], 1.0, FORMAT.DTYPE, gl.DotOperandLayout(0, MMA, 2))
     acc = gl.zeros([SLICES, COLS, ROWS], gl.float32, MMA)
     STEP: gl.constexpr = SLICES * SLICE
     if AHEAD:
-        loaded = _load(a, b, scales, zeros, 0, N, K, group_shift, b_pitch, scales_pitch, zeros_pitch, has_scales,
-                       has_zeros, of_a, of_b, slice_a, slice_b, slice_s, word_b, word_s, PIECE, PIECES, ONES,
-                       EIGHTS)  # fmt: skip
-    for first in range(0, K, STEP):
+        loaded = _load(a, weight, 0, size, group_shift, of_a, of_b, slice_a, slice_b, slice_s, word_b, word_s, PIECE,
+                       PIECES, FORMAT)  # fmt: skip
+    for first in range(0, size.K, STEP):
         # Past the end nothing is loaded.
-        following = _load(a, b, scales, zeros, first + STEP if AHEAD else first, N, K, group_shift, b_pitch,
-                          scales_pitch, zeros_pitch, has_scales, has_zeros, of_a, of_b, slice_a, slice_b, slice_s,
-                          word_b, word_s, PIECE, PIECES, ONES, EIGHTS)  # fmt: skip
-        acc = _add(acc, loaded if AHEAD else following, nibbles, ones, SLICES, COLS, ROWS, PIECE, PIECES, DTYPE,
+        following = _load(a, weight, first + STEP if AHEAD else first, size, group_shift, of_a, of_b, slice_a, slice_b,
+                          slice_s, word_b, word_s, PIECE, PIECES, FORMAT)  # fmt: skip
+        acc = _add(acc, loaded if AHEAD else following, nibbles, ones, SLICES, COLS, ROWS, PIECE, PIECES, FORMAT.DTYPE,
                    EXPONENT, OFFSET, MMA)  # fmt: skip
         if AHEAD:
             loaded = following
@@ -217,8 +211,7 @@ def int4_few_rows(a, b, scales, zeros, bias, out, M, N, K, group, group_shift, s
     # Word, pair of columns, column of it: as `_columns` has them.
     cols = tile * COLS + 4 * (i % 8 * VECTOR + i // 32) + i // 16 % 2 * 2 + i // 8 % 2
     rows = first_row + gl.arange(0, ROWS, gl.SliceLayout(0, whole.type.layout))
-    finish(whole, bias, out, cols, rows, N * 16, M, stride_bias_n, stride_bias_m, stride_on, stride_om, alpha, beta,
-           activation, has_bias, "matrix")  # fmt: skip
+    finish(whole, bias, out, cols, rows, size.N * 16, size.M, stride_on, stride_om, epilogue, "matrix")
 
 
 # --- The plan ---
@@ -241,29 +234,24 @@ def _plan(point: Point) -> Plan | None:
     most = point.rows if point.rows < ROWS_AXIS[-1] else _MOST_ROWS
     exponent, offset = _EXPONENTS[point.dtype]
     programs = ceil_div(N, c.cols) * ceil_div(M, point.rows)
-    args = (
-        word_args(point)
-        | INT4.epilogue_args(point.dtype)
-        | dict(
-            a=Pointer(A, "i32"),
-            out=Pointer(INT4.out, out_dtype(point), aligned=False),
-            stride_am=Int(A.stride(0) // 8, "i64"),
-            nibbles=Int(0xF000F),
-            group_shift=Int(_GROUP_SHIFT),
-            stride_bias_m=Int(INT4.bias.stride(0), "i64"),
-            stride_bias_n=Int(INT4.bias.stride(1), "i64"),
-            stride_om=Int(INT4.out.stride(0), "i64"),
-            stride_on=Const(1),
-            ROWS=Const(point.rows),
-            COLS=Const(c.cols),
-            PIECE=Const(c.piece),
-            PIECES=Const(c.pieces),
-            AHEAD=Const(c.ahead),
-            BLOCKS=Const(c.cluster),
-            DTYPE=Const(TYPES[point.dtype]),
-            EXPONENT=Const(exponent),
-            OFFSET=Const(offset),
-        )
+    args = word_args(point) | dict(
+        a=Pointer(A, "i32"),
+        out=Pointer(INT4.out, out_dtype(point), aligned=False),
+        bias=INT4.bias_pointer(point.dtype),
+        epilogue=INT4.epilogue(swap_ab=True),
+        stride_am=Int(A.stride(0) // 8, "i64"),
+        nibbles=Int(0xF000F),
+        group_shift=Int(_GROUP_SHIFT),
+        stride_om=Int(INT4.out.stride(0), "i64"),
+        stride_on=Const(1),
+        ROWS=Const(point.rows),
+        COLS=Const(c.cols),
+        PIECE=Const(c.piece),
+        PIECES=Const(c.pieces),
+        AHEAD=Const(c.ahead),
+        BLOCKS=Const(c.cluster),
+        EXPONENT=Const(exponent),
+        OFFSET=Const(offset),
     )
     launch = Launch(int4_few_rows, args, grid=(programs, 1, 1), num_warps=c.num_warps, num_ctas=c.cluster)
     # Weights of the busiest multiprocessor.

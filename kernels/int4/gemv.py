@@ -15,7 +15,7 @@ from tk.kernels.gemm.cost import Work, predict_or
 from tk.kernels.gemm.problem import OUT_AXIS, batch_invariant, out_dtype
 from tk.kernels.int4.op import DTYPE_AXIS, GROUP, INT4, OP, SCALES, ZEROS, A, B, reads_words
 from tk.kernels.int4.tile import word_args
-from tk.kernels.int4.unpack import TYPES, even_values, four, load_four, odd_values
+from tk.kernels.int4.unpack import even_values, four, load_scales, odd_values
 
 M, N, K = INT4.M, INT4.N, INT4.K
 
@@ -51,11 +51,9 @@ def _scaled(sums, x, scale, zero, i: gl.constexpr, DTYPE: gl.constexpr):
 
 
 @gluon.jit
-def int4_gemv(a, b, scales, zeros, bias, out, M, N, K, group, stride_am, b_pitch, scales_pitch, zeros_pitch,
-              has_scales, has_zeros, even_mask, odd_mask, stride_bias_m, stride_bias_n, stride_om, stride_on, alpha,
-              beta, activation, has_bias, ROWS: gl.constexpr, COLS: gl.constexpr, VECTOR: gl.constexpr,
-              PIECE: gl.constexpr, LINES: gl.constexpr, DTYPE: gl.constexpr, ONES: gl.constexpr,
-              EIGHTS: gl.constexpr):  # fmt: skip
+def int4_gemv(a, weight, bias, out, size, stride_am, stride_om, stride_on, epilogue, ROWS: gl.constexpr,
+              COLS: gl.constexpr, VECTOR: gl.constexpr, PIECE: gl.constexpr, LINES: gl.constexpr,
+              FORMAT: gl.constexpr):  # fmt: skip
     """One program: a, of at most ROWS rows, times COLS columns. Of a piece of K, PIECE long and in one group, a thread
     has LINES lines of a pair of k. a is words of two k, stride_am in four of them; the rest as of
     `int4_accumulate`."""
@@ -66,56 +64,54 @@ def int4_gemv(a, b, scales, zeros, bias, out, M, N, K, group, stride_am, b_pitch
     L: gl.constexpr = _layout(WORDS, VECTOR, gl.num_warps())
     OF_A: gl.constexpr = gl.SliceLayout(2, L)
     OF_B: gl.constexpr = gl.SliceLayout(0, L)
-    m = gl.minimum(gl.arange(0, ROWS, gl.SliceLayout(1, OF_A)), M - 1)  # what is read twice is not stored
+    m = gl.minimum(gl.arange(0, ROWS, gl.SliceLayout(1, OF_A)), size.M - 1)  # what is read twice is not stored
     a_t = gl.arange(0, DEPTH, gl.SliceLayout(0, OF_A))
     b_t = gl.arange(0, DEPTH, gl.SliceLayout(1, OF_B))
     words = (gl.program_id(0) * WORDS + gl.arange(0, WORDS, gl.SliceLayout(0, OF_B)))[None, :]
     # Of a piece's lines the first THREADS come first.
     a_at = a + m.to(gl.int64)[:, None] * (stride_am * 4) + (a_t // THREADS * (PIECE // 2) + a_t % THREADS)[None, :]
     b_line = b_t // THREADS * (PIECE // 2) + b_t % THREADS
-    b_at = b + b_line.to(gl.int64)[:, None] * (b_pitch * 4) + words
+    b_at = weight.b + b_line.to(gl.int64)[:, None] * (weight.b_pitch * 4) + words
     acc0 = gl.zeros([ROWS, DEPTH, WORDS], gl.float32, L)
     acc1 = gl.zeros([ROWS, DEPTH, WORDS], gl.float32, L)
     acc2 = gl.zeros([ROWS, DEPTH, WORDS], gl.float32, L)
     acc3 = gl.zeros([ROWS, DEPTH, WORDS], gl.float32, L)
-    for first in range(0, K, STEP):
-        in_a = (a_t // THREADS * PIECE < K - first)[None, :]
-        in_b = (b_t // THREADS * PIECE < K - first)[:, None] & (words < N * 4)
+    for first in range(0, size.K, STEP):
+        in_a = (a_t // THREADS * PIECE < size.K - first)[None, :]
+        in_b = (b_t // THREADS * PIECE < size.K - first)[:, None] & (words < size.N * 4)
         loaded = ()
         for i in gl.static_range(LINES):
-            w = gl.load(b_at + (b_pitch * 4) * (i * THREADS), mask=in_b, other=0)
+            w = gl.load(b_at + (weight.b_pitch * 4) * (i * THREADS), mask=in_b, other=0)
             x = gl.load(a_at + i * THREADS, mask=in_a, other=0)
             loaded = loaded + ((w, x),)
-        g = ((first + b_t // THREADS * PIECE) // group).to(gl.int64)[:, None]
-        scale = load_four(scales, words, N * 4 * has_scales, g, scales_pitch * 4, in_b, ONES)
-        zero = load_four(zeros, words, N * 4 * has_zeros, g, zeros_pitch * 4, in_b, EIGHTS)
+        g = ((first + b_t // THREADS * PIECE) // weight.group).to(gl.int64)[:, None]
+        scale, zero = load_scales(weight, words, size.N, g, in_b, FORMAT)
         sum0 = gl.zeros([ROWS, DEPTH, WORDS], gl.float32, L)
         sum1 = gl.zeros([ROWS, DEPTH, WORDS], gl.float32, L)
         sum2 = gl.zeros([ROWS, DEPTH, WORDS], gl.float32, L)
         sum3 = gl.zeros([ROWS, DEPTH, WORDS], gl.float32, L)
         x_sum = gl.zeros([ROWS, DEPTH], gl.float32, OF_A)
         for i in gl.static_range(LINES):
-            x, y = _pair(loaded[i][1], DTYPE)
-            e0, e1, e2, e3 = even_values(loaded[i][0], even_mask)
-            o0, o1, o2, o3 = odd_values(loaded[i][0], even_mask)
+            x, y = _pair(loaded[i][1], FORMAT.DTYPE)
+            e0, e1, e2, e3 = even_values(loaded[i][0], weight.even_mask)
+            o0, o1, o2, o3 = odd_values(loaded[i][0], weight.even_mask)
             sum0 = _add(sum0, e0, o0, x, y)
             sum1 = _add(sum1, e1, o1, x, y)
             sum2 = _add(sum2, e2, o2, x, y)
             sum3 = _add(sum3, e3, o3, x, y)
             x_sum += x + y
-        acc0 += _scaled(sum0, x_sum, scale, zero, 0, DTYPE)
-        acc1 += _scaled(sum1, x_sum, scale, zero, 1, DTYPE)
-        acc2 += _scaled(sum2, x_sum, scale, zero, 2, DTYPE)
-        acc3 += _scaled(sum3, x_sum, scale, zero, 3, DTYPE)
+        acc0 += _scaled(sum0, x_sum, scale, zero, 0, FORMAT.DTYPE)
+        acc1 += _scaled(sum1, x_sum, scale, zero, 1, FORMAT.DTYPE)
+        acc2 += _scaled(sum2, x_sum, scale, zero, 2, FORMAT.DTYPE)
+        acc3 += _scaled(sum3, x_sum, scale, zero, 3, FORMAT.DTYPE)
         a_at += STEP // 2
-        b_at += b_pitch * (4 * STEP // 2)
+        b_at += weight.b_pitch * (4 * STEP // 2)
     left = gl.join(gl.sum(acc0, axis=1), gl.sum(acc2, axis=1))
     right = gl.join(gl.sum(acc1, axis=1), gl.sum(acc3, axis=1))
     whole = gl.join(left, right).reshape([ROWS, COLS])
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, whole.type.layout))
     cols = gl.program_id(0) * COLS + gl.arange(0, COLS, gl.SliceLayout(0, whole.type.layout))
-    finish(whole, bias, out, rows, cols, M, N * 16, stride_bias_m, stride_bias_n, stride_om, stride_on, alpha, beta,
-           activation, has_bias, "matrix")  # fmt: skip
+    finish(whole, bias, out, rows, cols, size.M, size.N * 16, stride_om, stride_on, epilogue, "matrix")
 
 
 # --- The plan ---
@@ -132,24 +128,19 @@ def _plan(point: Point) -> Plan | None:
         return None
     fewer = max((rows for rows in ROWS_AXIS if rows < point.rows), default=0)
     programs = ceil_div(N, c.cols)
-    args = (
-        word_args(point)
-        | INT4.epilogue_args(point.dtype)
-        | dict(
-            a=Pointer(A, "i32"),
-            out=Pointer(INT4.out, out_dtype(point), aligned=False),
-            stride_am=Int(A.stride(0) // 8, "i64"),
-            stride_bias_m=Int(INT4.bias.stride(0), "i64"),
-            stride_bias_n=Int(INT4.bias.stride(1), "i64"),
-            stride_om=Int(INT4.out.stride(0), "i64"),
-            stride_on=Const(1),
-            ROWS=Const(point.rows),
-            COLS=Const(c.cols),
-            VECTOR=Const(4 if point.rows < 4 else 2),  # else registers do not last
-            PIECE=Const(c.piece),
-            LINES=Const(_LINES),
-            DTYPE=Const(TYPES[point.dtype]),
-        )
+    args = word_args(point) | dict(
+        a=Pointer(A, "i32"),
+        out=Pointer(INT4.out, out_dtype(point), aligned=False),
+        bias=INT4.bias_pointer(point.dtype),
+        epilogue=INT4.epilogue(),
+        stride_am=Int(A.stride(0) // 8, "i64"),
+        stride_om=Int(INT4.out.stride(0), "i64"),
+        stride_on=Const(1),
+        ROWS=Const(point.rows),
+        COLS=Const(c.cols),
+        VECTOR=Const(4 if point.rows < 4 else 2),  # else registers do not last
+        PIECE=Const(c.piece),
+        LINES=Const(_LINES),
     )
     launch = Launch(int4_gemv, args, grid=(programs, 1, 1), num_warps=c.num_warps)
     # Weights that the busiest multiprocessor unpacks: nanoseconds, at some 224 instructions each, and of memory.

@@ -4,41 +4,37 @@ import triton
 import triton.language as tl
 
 from tk.aot.expr import Expr, Tensor, ceil_div, device
-from tk.aot.spec import Arg, Config, Const, Int, Kernel, Launch, Plan, Point, Pointer
+from tk.aot.spec import Arg, Bundle, Config, Const, Int, Kernel, Launch, Plan, Point, Pointer
 from tk.kernels.epilogue import finish
 from tk.kernels.gemm.cost import Work, predict_or
 from tk.kernels.gemm.pointer import tile_coordinates
 from tk.kernels.gemm.problem import OUT_AXIS, out_dtype
 from tk.kernels.int4.op import DTYPE_AXIS, GROUP, INT4, OP, SCALES, ZEROS, A, B
-from tk.kernels.int4.unpack import TYPES, load_weights
+from tk.kernels.int4.unpack import TYPES, Elements, load_weights
 
 M, N, K = INT4.M, INT4.N, INT4.K
 
 
 @triton.jit
-def int4_general(a, b, scales, zeros, bias, out, M, N, K, group, stride_am, stride_ak, stride_bk, stride_bn, stride_sg,
-                 stride_sn, stride_zg, stride_zn, has_scales, has_zeros, stride_bias_m, stride_bias_n, stride_om,
-                 stride_on, alpha, beta, activation, has_bias, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                 BLOCK_K: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
+def int4_general(a, weight, bias, out, size, stride_am, stride_ak, stride_om, stride_on, epilogue,
+                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                 DTYPE: tl.constexpr):  # fmt: skip
     """One program, one tile of out."""
-    m, n = tile_coordinates(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, 8)
+    m, n = tile_coordinates(tl.program_id(0), size.M, size.N, BLOCK_M, BLOCK_N, 8)
     rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = n * BLOCK_N + tl.arange(0, BLOCK_N)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for k in range(0, K, BLOCK_K):
+    for k in range(0, size.K, BLOCK_K):
         ks = k + tl.arange(0, BLOCK_K)
         at = a + rows.to(tl.int64)[:, None] * stride_am + ks.to(tl.int64)[None, :] * stride_ak
-        x = tl.load(at, mask=(rows < M)[:, None] & (ks < K)[None, :], other=0.0)
-        w = load_weights(b, scales, zeros, ks, cols, K, N, group, stride_bk, stride_bn, stride_sg, stride_sn, stride_zg,
-                         stride_zn, has_scales, has_zeros, DTYPE)  # fmt: skip
+        x = tl.load(at, mask=(rows < size.M)[:, None] & (ks < size.K)[None, :], other=0.0)
+        w = load_weights(weight, ks, cols, size.K, size.N, DTYPE)
         acc = tl.dot(x, w, acc)
-    finish(acc, bias, out, rows, cols, M, N, stride_bias_m, stride_bias_n, stride_om, stride_on, alpha, beta,
-           activation, has_bias, "matrix")  # fmt: skip
+    finish(acc, bias, out, rows, cols, size.M, size.N, stride_om, stride_on, epilogue, "matrix")
 
 
-def element_args(b: Tensor, scales: Tensor, zeros: Tensor, group: Expr, dtype: str) -> dict[str, Arg]:
-    """What `load_weights` has of them."""
-    return dict(
+def elements_of(b: Tensor, scales: Tensor, zeros: Tensor, group: Expr, dtype: str) -> Elements:
+    return Elements(
         b=Pointer(b, "u8", aligned=False),
         scales=Pointer(scales, dtype, aligned=False),
         zeros=Pointer(zeros, dtype, aligned=False),
@@ -51,32 +47,27 @@ def element_args(b: Tensor, scales: Tensor, zeros: Tensor, group: Expr, dtype: s
         stride_zn=Int(zeros.stride(1), "i64"),
         has_scales=Int(scales.present),
         has_zeros=Int(zeros.present),
-        DTYPE=Const(TYPES[dtype]),
     )
 
 
 def _plan(point: Point) -> Plan:
     c = point.config
-    out, bias = INT4.out, INT4.bias
-    args = (
-        element_args(B, SCALES, ZEROS, GROUP, point.dtype)
-        | INT4.epilogue_args(point.dtype)
-        | dict(
-            a=Pointer(A, point.dtype, aligned=False),
-            out=Pointer(out, out_dtype(point), aligned=False),
-            M=Int(M),
-            N=Int(N),
-            K=Int(K),
-            stride_am=Int(A.stride(0), "i64"),
-            stride_ak=Int(A.stride(1), "i64"),
-            stride_bias_m=Int(bias.stride(0), "i64"),
-            stride_bias_n=Int(bias.stride(1), "i64"),
-            stride_om=Int(out.stride(0), "i64"),
-            stride_on=Int(out.stride(1), "i64"),
-            BLOCK_M=Const(c.block_m),
-            BLOCK_N=Const(c.block_n),
-            BLOCK_K=Const(c.block_k),
-        )
+    out = INT4.out
+    args: dict[str, Arg | Bundle] = dict(
+        a=Pointer(A, point.dtype, aligned=False),
+        weight=elements_of(B, SCALES, ZEROS, GROUP, point.dtype),
+        bias=INT4.bias_pointer(point.dtype),
+        out=Pointer(out, out_dtype(point), aligned=False),
+        size=INT4.size(),
+        stride_am=Int(A.stride(0), "i64"),
+        stride_ak=Int(A.stride(1), "i64"),
+        stride_om=Int(out.stride(0), "i64"),
+        stride_on=Int(out.stride(1), "i64"),
+        epilogue=INT4.epilogue(),
+        BLOCK_M=Const(c.block_m),
+        BLOCK_N=Const(c.block_n),
+        BLOCK_K=Const(c.block_k),
+        DTYPE=Const(TYPES[point.dtype]),
     )
     tiles = ceil_div(M, c.block_m) * ceil_div(N, c.block_n)
     launch = Launch(int4_general, args, grid=(tiles, 1, 1), num_warps=c.num_warps, num_stages=2)

@@ -12,6 +12,7 @@ from tk.aot.expr import Expr, Tensor, ceil_div, const, device, local, maximum, m
 from tk.aot.spec import (
     Arg,
     Buffer,
+    Bundle,
     Config,
     Const,
     Constraint,
@@ -25,12 +26,13 @@ from tk.aot.spec import (
     require,
 )
 from tk.kernels.epilogue import finish
+from tk.kernels.gemm.arguments import Size
 from tk.kernels.gemm.cost import Work, predict_or
 from tk.kernels.gemm.pointer import finish_args, tile_coordinates
 from tk.kernels.gemm.problem import OUT_AXIS, batch_invariant
 from tk.kernels.int4.op import DTYPE_AXIS, GROUP, INT4, OP, SCALES, ZEROS, A, B, reads_words
-from tk.kernels.int4.unpack import EVEN_MASK, ODD_MASK, TYPES, load_four, weights
-from tk.kernels.mm.split_k import mm_split_k_reduce
+from tk.kernels.int4.unpack import EVEN_MASK, ODD_MASK, TYPES, Format, Words, load_scales, weights
+from tk.kernels.mm.split_k import mm_split_k_reduce, store_partials
 
 M, N, K = INT4.M, INT4.N, INT4.K
 
@@ -38,13 +40,10 @@ M, N, K = INT4.M, INT4.N, INT4.K
 
 
 @triton.jit
-def int4_accumulate(a, b, scales, zeros, rows, n, M, N, k_lo, k_hi, group, stride_am, b_pitch, scales_pitch,
-                    zeros_pitch, has_scales, has_zeros, even_mask, odd_mask, BLOCK_M: tl.constexpr,
-                    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, ONES: tl.constexpr,
-                    EIGHTS: tl.constexpr):  # fmt: skip
+def int4_accumulate(a, weight, rows, n, M, N, k_lo, k_hi, stride_am, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                    BLOCK_K: tl.constexpr, FORMAT: tl.constexpr):  # fmt: skip
     """fp32 [BLOCK_M, BLOCK_N], the sum over k in [k_lo, k_hi), whole blocks, each in one group, for the n-th tile of
-    columns. b, scales and zeros are words of four columns, the latter of 64 bits; N and pitches are in units of 16
-    columns, so that the compiler knows that 16 bytes are there."""
+    columns. weight: ``Words``. N too is in units of 16 columns."""
     WORDS: tl.constexpr = BLOCK_N // 4
     PAIRS: tl.constexpr = BLOCK_K // 2
     words = n * WORDS + tl.arange(0, WORDS)
@@ -52,53 +51,43 @@ def int4_accumulate(a, b, scales, zeros, rows, n, M, N, k_lo, k_hi, group, strid
     row = tl.minimum(rows, M - 1).to(tl.int64)  # what is read twice is not stored
     a_at = a + row[:, None] * stride_am + (k_lo + tl.arange(0, BLOCK_K)).to(tl.int64)[None, :]
     pairs = (k_lo // 2 + tl.arange(0, PAIRS)).to(tl.int64)
-    b_at = b + pairs[:, None] * (b_pitch * 4) + words[None, :]
+    b_at = weight.b + pairs[:, None] * (weight.b_pitch * 4) + words[None, :]
     acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     for k in range(k_lo, k_hi, BLOCK_K):
         x = tl.load(a_at)
         w = tl.load(b_at, mask=inside[None, :], other=0)
-        scale = load_four(scales, words, N * 4 * has_scales, k // group, scales_pitch * 4, inside, ONES)
-        zero = load_four(zeros, words, N * 4 * has_zeros, k // group, zeros_pitch * 4, inside, EIGHTS)
-        even, odd = weights(w, scale, zero, even_mask, odd_mask, PAIRS, WORDS, DTYPE)
+        scale, zero = load_scales(weight, words, N, k // weight.group, inside, FORMAT)
+        even, odd = weights(w, scale, zero, weight.even_mask, weight.odd_mask, PAIRS, WORDS, FORMAT.DTYPE)
         both = tl.join(even, odd).permute(0, 2, 1).reshape(BLOCK_K, BLOCK_N)
         acc = tl.dot(both.T, x.T, acc)
         a_at += BLOCK_K
-        b_at += b_pitch * (4 * PAIRS)
+        b_at += weight.b_pitch * (4 * PAIRS)
     return acc.T
 
 
 @triton.jit
-def int4_tile(a, b, scales, zeros, bias, out, M, N, K, group, stride_am, b_pitch, scales_pitch, zeros_pitch,
-              has_scales, has_zeros, even_mask, odd_mask, stride_bias_m, stride_bias_n, stride_om, stride_on, alpha,
-              beta, activation, has_bias, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-              DTYPE: tl.constexpr, ONES: tl.constexpr, EIGHTS: tl.constexpr):  # fmt: skip
+def int4_tile(a, weight, bias, out, size, stride_am, stride_om, stride_on, epilogue, BLOCK_M: tl.constexpr,
+              BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FORMAT: tl.constexpr):  # fmt: skip
     """One program, one tile of out."""
-    m, n = tile_coordinates(tl.program_id(0), M, N * 16, BLOCK_M, BLOCK_N, 8)
+    m, n = tile_coordinates(tl.program_id(0), size.M, size.N * 16, BLOCK_M, BLOCK_N, 8)
     rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = n * BLOCK_N + tl.arange(0, BLOCK_N)
-    acc = int4_accumulate(a, b, scales, zeros, rows, n, M, N, 0, K, group, stride_am, b_pitch, scales_pitch,
-                          zeros_pitch, has_scales, has_zeros, even_mask, odd_mask, BLOCK_M, BLOCK_N, BLOCK_K, DTYPE,
-                          ONES, EIGHTS)  # fmt: skip
-    finish(acc, bias, out, rows, cols, M, N * 16, stride_bias_m, stride_bias_n, stride_om, stride_on, alpha, beta,
-           activation, has_bias, "matrix")  # fmt: skip
+    acc = int4_accumulate(a, weight, rows, n, size.M, size.N, 0, size.K, stride_am, BLOCK_M, BLOCK_N, BLOCK_K, FORMAT)
+    finish(acc, bias, out, rows, cols, size.M, size.N * 16, stride_om, stride_on, epilogue, "matrix")
 
 
 @triton.jit
-def int4_split_k(a, b, scales, zeros, partials, M, N, K, group, k_per_split, stride_am, b_pitch, scales_pitch,
-                 zeros_pitch, has_scales, has_zeros, even_mask, odd_mask, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                 BLOCK_K: tl.constexpr, DTYPE: tl.constexpr, ONES: tl.constexpr, EIGHTS: tl.constexpr):  # fmt: skip
+def int4_split_k(a, weight, partials, size, k_per_split, stride_am, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                 BLOCK_K: tl.constexpr, FORMAT: tl.constexpr):  # fmt: skip
     """Program (tile, s) leaves the sum over its k_per_split values of k in partials[s], fp32 [splits, M, 16 N]."""
-    m, n = tile_coordinates(tl.program_id(0), M, N * 16, BLOCK_M, BLOCK_N, 8)
+    m, n = tile_coordinates(tl.program_id(0), size.M, size.N * 16, BLOCK_M, BLOCK_N, 8)
     s = tl.program_id(1)
     rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = n * BLOCK_N + tl.arange(0, BLOCK_N)
     k_lo = s * k_per_split
-    k_hi = k_lo + min(k_per_split, K - k_lo)  # where k_lo + k_per_split may pass 2**31
-    acc = int4_accumulate(a, b, scales, zeros, rows, n, M, N, k_lo, k_hi, group, stride_am, b_pitch, scales_pitch,
-                          zeros_pitch, has_scales, has_zeros, even_mask, odd_mask, BLOCK_M, BLOCK_N, BLOCK_K, DTYPE,
-                          ONES, EIGHTS)  # fmt: skip
-    at = partials + (s.to(tl.int64) * M + rows[:, None]) * (N * 16) + cols[None, :]
-    tl.store(at, acc, mask=(rows < M)[:, None] & (cols < N * 16)[None, :])
+    k_hi = k_lo + min(k_per_split, size.K - k_lo)  # where k_lo + k_per_split may pass 2**31
+    acc = int4_accumulate(a, weight, rows, n, size.M, size.N, k_lo, k_hi, stride_am, BLOCK_M, BLOCK_N, BLOCK_K, FORMAT)
+    store_partials(partials, acc, s, rows, cols, size.M, size.N * 16)
 
 
 # --- Plans ---
@@ -111,13 +100,12 @@ _UNPACK = 128
 _SECOND_LAUNCH = 2_500_000  # picoseconds, with the sums that it adds up
 
 
-def word_constants(dtype: str, b: Tensor, scales: Tensor, zeros: Tensor) -> dict[str, Arg]:
-    """What the device functions that read words have of b, scales and zeros."""
-    one, eight = _BITS[dtype]
-    return dict(
+def words_of(b: Tensor, scales: Tensor, zeros: Tensor, group: Int) -> Words:
+    return Words(
         b=Pointer(b, "i32"),
         scales=Pointer(scales, "i64"),
         zeros=Pointer(zeros, "i64"),
+        group=group,
         b_pitch=Int(b.stride(0) // 16, "i64"),
         scales_pitch=Int(scales.stride(0) // 16, "i64"),
         zeros_pitch=Int(zeros.stride(0) // 16, "i64"),
@@ -125,17 +113,23 @@ def word_constants(dtype: str, b: Tensor, scales: Tensor, zeros: Tensor) -> dict
         has_zeros=Int(zeros.present),
         even_mask=Int(EVEN_MASK),
         odd_mask=Int(ODD_MASK),
-        ONES=Const(one * _REPEATED),
-        EIGHTS=Const(eight * _REPEATED),
     )
 
 
-def word_args(point: Point) -> dict[str, Arg]:
-    sizes = dict(M=Int(M), N=Int(N // 16), K=Int(K, divisible=True), group=Int(GROUP, divisible=True))
-    return word_constants(point.dtype, B, SCALES, ZEROS) | sizes
+def format_of(dtype: str) -> Const:
+    one, eight = _BITS[dtype]
+    return Const(Format(TYPES[dtype], one * _REPEATED, eight * _REPEATED))
 
 
-def _product_args(point: Point) -> dict[str, Arg]:
+def word_args(point: Point) -> dict[str, Arg | Bundle]:
+    return dict(
+        weight=words_of(B, SCALES, ZEROS, Int(GROUP, divisible=True)),
+        size=Size(Int(M), Int(N // 16), Int(K, divisible=True)),
+        FORMAT=format_of(point.dtype),
+    )
+
+
+def _product_args(point: Point) -> dict[str, Arg | Bundle]:
     c = point.config
     return word_args(point) | dict(
         a=Pointer(A, point.dtype),
@@ -143,7 +137,6 @@ def _product_args(point: Point) -> dict[str, Arg]:
         BLOCK_M=Const(c.block_m),
         BLOCK_N=Const(c.block_n),
         BLOCK_K=Const(c.block_k),
-        DTYPE=Const(TYPES[point.dtype]),
     )
 
 
@@ -164,7 +157,7 @@ def _row_major_out() -> Constraint:
     return require(holds, "out row-major and on a 16-byte boundary, its rows a multiple of 16 elements apart")
 
 
-def _finish(point: Point) -> dict[str, Arg]:
+def _finish(point: Point) -> dict[str, Arg | Bundle]:
     # An order and an alignment, which finish_args asks for, are not axes here.
     like = Point(point.arch, {"order": "nn", "aligned": True, **point.axes}, point.config)
     return finish_args(INT4, like, "matrix")

@@ -6,8 +6,55 @@ exponent, a nibble is a float32: bits 16 to 19 over that of 128 are 128 + value,
 makes a weight of them; a conversion from int to float would take four times as long.
 """
 
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
+
+
+class Elements(NamedTuple):
+    """A weight with its scales and zeros, by any strides: of b, scales and zeros along k (or groups) and along n."""
+
+    b: Any
+    scales: Any
+    zeros: Any
+    group: Any
+    stride_bk: Any
+    stride_bn: Any
+    stride_sg: Any
+    stride_sn: Any
+    stride_zg: Any
+    stride_zn: Any
+    has_scales: Any
+    has_zeros: Any
+
+
+class Words(NamedTuple):
+    """The same in words of four columns, those of scales and zeros of 64 bits. Pitches are in units of 16 columns, so
+    that the compiler knows that 16 bytes are there."""
+
+    b: Any
+    scales: Any
+    zeros: Any
+    group: Any
+    b_pitch: Any
+    scales_pitch: Any
+    zeros_pitch: Any
+    has_scales: Any
+    has_zeros: Any
+    even_mask: Any
+    odd_mask: Any
+
+
+@dataclass(frozen=True)
+class Format:
+    """ONES, EIGHTS: four of each, as a word of scales and of zeros that are not there."""
+
+    DTYPE: tl.dtype
+    ONES: int
+    EIGHTS: int
+
 
 TYPES = {"bf16": tl.bfloat16, "fp16": tl.float16}
 
@@ -58,6 +105,16 @@ def load_four(at, words, end, row, stride, mask, DEFAULT: tl.constexpr):
 
 
 @triton.jit
+def load_scales(weight, words, N, group, mask, FORMAT: tl.constexpr):
+    """Scales and zeros of a group, four to a word [...]. weight: ``Words``; N in units of 16 columns."""
+    scale = load_four(
+        weight.scales, words, N * 4 * weight.has_scales, group, weight.scales_pitch * 4, mask, FORMAT.ONES
+    )
+    zero = load_four(weight.zeros, words, N * 4 * weight.has_zeros, group, weight.zeros_pitch * 4, mask, FORMAT.EIGHTS)
+    return scale, zero
+
+
+@triton.jit
 def columns(x0, x1, x2, x3, ROWS: tl.constexpr, COLS: tl.constexpr):
     """[ROWS, COLS / 4] of each of the four columns of words, as [ROWS, COLS]."""
     return tl.join(tl.join(x0, x2), tl.join(x1, x3)).reshape(ROWS, COLS)
@@ -86,16 +143,18 @@ def _scaled(even, odd, scale, zero, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def load_weights(b, scales, zeros, ks, cols, K, N, group, stride_bk, stride_bn, stride_sg, stride_sn, stride_zg,
-                 stride_zn, has_scales, has_zeros, DTYPE: tl.constexpr):  # fmt: skip
-    """The weights at (ks, cols), element by element, rounded once to DTYPE; 0 where there are none. Any strides."""
+def load_weights(weight, ks, cols, K, N, DTYPE: tl.constexpr):
+    """The weights at (ks, cols), element by element, rounded once to DTYPE; 0 where there are none. weight:
+    ``Elements``."""
     inside = (ks < K)[:, None] & (cols < N)[None, :]
     k = ks.to(tl.int64)[:, None]
     n = cols.to(tl.int64)[None, :]
-    g = k // group
-    q = tl.load(b + (k // 2) * stride_bk + n * stride_bn, mask=inside, other=0).to(tl.int32)
+    g = k // weight.group
+    q = tl.load(weight.b + (k // 2) * weight.stride_bk + n * weight.stride_bn, mask=inside, other=0).to(tl.int32)
     value = ((q >> (4 * (k % 2)).to(tl.int32)) & 15).to(tl.float32)
-    scale = tl.load(scales + g * stride_sg + n * stride_sn, mask=inside & (n < N * has_scales), other=1.0)
-    zero = tl.load(zeros + g * stride_zg + n * stride_zn, mask=inside & (n < N * has_zeros), other=8.0)
-    weight = (value - zero.to(tl.float32)) * scale.to(tl.float32)
-    return tl.where(inside, weight, 0.0).to(DTYPE)
+    has_scale = inside & (n < N * weight.has_scales)
+    has_zero = inside & (n < N * weight.has_zeros)
+    scale = tl.load(weight.scales + g * weight.stride_sg + n * weight.stride_sn, mask=has_scale, other=1.0)
+    zero = tl.load(weight.zeros + g * weight.stride_zg + n * weight.stride_zn, mask=has_zero, other=8.0)
+    w = (value - zero.to(tl.float32)) * scale.to(tl.float32)
+    return tl.where(inside, w, 0.0).to(DTYPE)

@@ -33,10 +33,10 @@ from tk.kernels.hopper.cluster import cluster_bases
 from tk.kernels.hopper.dependent_launch import launch_dependents, wait_for_prerequisites
 from tk.kernels.hopper.pipeline import PipelineState
 from tk.kernels.hopper.plans import ClusterSplitK
-from tk.kernels.hopper.tma_load import EVICT_FIRST
+from tk.kernels.hopper.tma_load import EVICT_FIRST, allocate_blocks
 from tk.kernels.hopper.wgmma import accumulator_layout
 from tk.kernels.mm.op import MM, OP
-from tk.kernels.mm.tma_plans import bias_strides, takes
+from tk.kernels.mm.tma_plans import takes
 
 
 @gluon.constexpr_function
@@ -58,15 +58,19 @@ def _load_a(desc, ring, full, stage, row, k, pred, A_K_MAJOR: gl.constexpr, BYTE
 
 
 @gluon.jit
-def sum_by_cluster(a_desc, b_desc, cols, K, k_per_split, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-                   BLOCK_K: gl.constexpr, A_K_MAJOR: gl.constexpr, STAGES: gl.constexpr, BLOCKS: gl.constexpr,
+def sum_by_cluster(a_desc, b_desc, size, k_per_split, TILE: gl.constexpr, A_K_MAJOR: gl.constexpr,
                    PROMOTED: gl.constexpr):  # fmt: skip
-    """This block's share of its cluster's tile of D = A B^T, and the share's rows and columns. k_per_split: how much of
-    K each of the BLOCKS of a cluster sums, a multiple of BLOCK_K. PROMOTED: as in WgmmaPromoted."""
+    """This block's share of its cluster's tile of D = A B^T, and the share's rows and columns. TILE: a ``ClusterTile``.
+    k_per_split: how much of K each block sums, a multiple of BLOCK_K. PROMOTED: as in WgmmaPromoted."""
+    BLOCK_M: gl.constexpr = TILE.BLOCK_M
+    BLOCK_N: gl.constexpr = TILE.BLOCK_N
+    BLOCK_K: gl.constexpr = TILE.BLOCK_K
+    STAGES: gl.constexpr = TILE.STAGES
+    BLOCKS: gl.constexpr = TILE.BLOCKS
     dtype: gl.constexpr = a_desc.dtype
     BYTES: gl.constexpr = a_desc.nbytes_per_cta + b_desc.nbytes_per_cta
-    a_smem = gl.allocate_shared_memory(dtype, [STAGES] + a_desc.block_shape, a_desc.layout)
-    b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_shape, b_desc.layout)
+    a_smem = allocate_blocks(a_desc, STAGES)
+    b_smem = allocate_blocks(b_desc, STAGES)
     full = mbarrier.allocate_mbarrier(batch=STAGES)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
@@ -76,7 +80,7 @@ def sum_by_cluster(a_desc, b_desc, cols, K, k_per_split, BLOCK_M: gl.constexpr, 
     rank = 0
     if BLOCKS > 1:
         rank = gl.inline_asm_elementwise("mov.u32 $0, %cluster_ctarank;", "=r", [], gl.int32, is_pure=True, pack=1)
-    n_tiles = gl.cdiv(cols, BLOCK_N)
+    n_tiles = gl.cdiv(size.N, BLOCK_N)
     tile = gl.program_id(0)
     m = tile // n_tiles
     # To the compiler A's tile has BLOCKS * BLOCK_M rows, of which this block has the rank-th BLOCK_M. They are the same
@@ -84,7 +88,7 @@ def sum_by_cluster(a_desc, b_desc, cols, K, k_per_split, BLOCK_M: gl.constexpr, 
     row = (m - rank) * BLOCK_M
     col = (tile % n_tiles) * BLOCK_N
     k_begin = rank * k_per_split
-    k_blocks = gl.cdiv(gl.minimum(k_per_split, K - k_begin), BLOCK_K)
+    k_blocks = gl.cdiv(gl.minimum(k_per_split, size.K - k_begin), BLOCK_K)
 
     for i in gl.static_range(STAGES - 1):
         _load_a(a_desc, a_smem, full, i, row, k_begin + i * BLOCK_K, i < k_blocks, A_K_MAJOR, BYTES)
@@ -124,15 +128,11 @@ def sum_by_cluster(a_desc, b_desc, cols, K, k_per_split, BLOCK_M: gl.constexpr, 
 
 
 @gluon.jit
-def mm_tma_cluster_split_k(a_desc, b_desc, out, bias, rows, cols, K, k_per_split, stride_om, stride_bias_m,
-                           stride_bias_n, alpha, beta, activation, has_bias,
-                           BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
-                           A_K_MAJOR: gl.constexpr, STAGES: gl.constexpr, BLOCKS: gl.constexpr):  # fmt: skip
-    """D = A B^T, rows x cols: columns of b by rows of a."""
-    x, i, j = sum_by_cluster(a_desc, b_desc, cols, K, k_per_split, BLOCK_M, BLOCK_N, BLOCK_K, A_K_MAJOR, STAGES, BLOCKS,
-                             False)  # fmt: skip
-    finish(x, bias, out, i, j, rows, cols, stride_bias_m, stride_bias_n, 1, stride_om, alpha, beta, activation,
-           has_bias, "matrix")  # fmt: skip
+def mm_tma_cluster_split_k(a, b, out, bias, size, k_per_split, stride_om, epilogue, TILE: gl.constexpr,
+                           A_K_MAJOR: gl.constexpr):  # fmt: skip
+    """D = A B^T of tensor maps: columns of b by rows of a."""
+    x, i, j = sum_by_cluster(a, b, size, k_per_split, TILE, A_K_MAJOR, False)
+    finish(x, bias, out, i, j, size.M, size.N, 1, stride_om, epilogue, "matrix")
 
 
 # --- The plan ---
@@ -145,7 +145,7 @@ def _plan(point: Point) -> Plan | None:
     if not takes(point, swap_ab=True) or (point.dtype == "fp32" and not a_k_major):
         return None
     cut = ClusterSplitK(MM, c)
-    args = MM.epilogue_args(point.dtype) | bias_strides(swap_ab=True) | dict(A_K_MAJOR=Const(a_k_major))
+    args = dict(bias=MM.bias_pointer(point.dtype), epilogue=MM.epilogue(swap_ab=True), A_K_MAJOR=Const(a_k_major))
     work = cut.work()
     return Plan(
         constraints=cut.constraints(point),

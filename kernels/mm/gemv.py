@@ -42,8 +42,8 @@ from tk.kernels.gemm.problem import (
     serves,
 )
 from tk.kernels.hopper.dependent_launch import launch_dependents, wait_for_prerequisites
-from tk.kernels.mm.op import BIAS, MM, OP, OUT, A, B
-from tk.kernels.mm.split_k import K_PER_SPLIT, PARTIALS, SPLITS, reduce_launch, split_k_locals
+from tk.kernels.mm.op import MM, OP, OUT, A, B
+from tk.kernels.mm.split_k import K_PER_SPLIT, PARTIALS, SPLITS, reduce_launch, split_k_locals, store_partials
 
 M, N, K = MM.M, MM.N, MM.K
 
@@ -149,8 +149,7 @@ def _products(a, b, M, N, k_lo, k_hi, stride_am, stride_bk, stride_bn, col,
 
 
 @gluon.jit
-def mm_gemv(a, b, bias, out, M, N, k_units, stride_am, stride_bk, stride_bn, stride_bias_m, stride_bias_n, stride_om,
-            alpha, beta, activation, has_bias,
+def mm_gemv(a, b, bias, out, M, N, k_units, stride_am, stride_bk, stride_bn, stride_om, epilogue,
             ROWS: gl.constexpr, COLS: gl.constexpr, K_THREADS: gl.constexpr, K_PER_THREAD: gl.constexpr,
             VECTOR: gl.constexpr, K_MAJOR: gl.constexpr, AHEAD: gl.constexpr):  # fmt: skip
     """One program: a, of at most ROWS rows, times COLS columns of b. K_MAJOR: b is contiguous along K. VECTOR: elements
@@ -164,8 +163,7 @@ def mm_gemv(a, b, bias, out, M, N, k_units, stride_am, stride_bk, stride_bn, str
                     ROWS, COLS, K_THREADS, K_PER_THREAD, VECTOR, K_MAJOR, AHEAD)  # fmt: skip
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, acc.type.layout))
     cols = col + gl.arange(0, COLS, gl.SliceLayout(0, acc.type.layout))
-    finish(acc, bias, out, rows, cols, M, N, stride_bias_m, stride_bias_n, stride_om, 1, alpha, beta, activation,
-           has_bias, "matrix")  # fmt: skip
+    finish(acc, bias, out, rows, cols, M, N, stride_om, 1, epilogue, "matrix")
 
 
 @gluon.jit
@@ -179,9 +177,9 @@ def mm_gemv_split_k(a, b, partials, M, N, K, k_per_split, stride_am, stride_bk, 
     k_hi = k_lo + gl.minimum(k_per_split, K - k_lo)  # where k_lo + k_per_split may pass 2**31
     x = _products(a, b, M, N, k_lo, k_hi, stride_am, stride_bk, stride_bn, col,
                   ROWS, COLS, K_THREADS, K_PER_THREAD, VECTOR, K_MAJOR, False)  # fmt: skip
-    i = gl.arange(0, ROWS, gl.SliceLayout(1, x.type.layout))[:, None]
-    j = (col + gl.arange(0, COLS, gl.SliceLayout(0, x.type.layout)))[None, :]
-    gl.store(partials + (s.to(gl.int64) * M + i) * N + j, x, mask=(i < M) & (j < N))
+    rows = gl.arange(0, ROWS, gl.SliceLayout(1, x.type.layout))
+    cols = col + gl.arange(0, COLS, gl.SliceLayout(0, x.type.layout))
+    store_partials(partials, x, s, rows, cols, M, N)
 
 
 # --- The plans ---
@@ -264,17 +262,13 @@ def _plan(point: Point) -> Plan | None:
     # Otherwise it costs registers that all other launches miss.
     ahead = point.arch >= 90 and point.aligned and point.rows == 1
     programs = ceil_div(N, c.cols)
-    args = (
-        _product_args(point)
-        | MM.epilogue_args(point.dtype)
-        | dict(
-            out=Pointer(OUT, out_dtype(point), aligned=False),
-            k_units=Int(K // _vector(point)),
-            stride_bias_m=Int(BIAS.stride(0), "i64"),
-            stride_bias_n=Int(BIAS.stride(1), "i64"),
-            stride_om=Int(OUT.stride(0), "i64"),
-            AHEAD=Const(ahead),
-        )
+    args = _product_args(point) | dict(
+        bias=MM.bias_pointer(point.dtype),
+        out=Pointer(OUT, out_dtype(point), aligned=False),
+        k_units=Int(K // _vector(point)),
+        stride_om=Int(OUT.stride(0), "i64"),
+        epilogue=MM.epilogue(),
+        AHEAD=Const(ahead),
     )
     launch = Launch(
         mm_gemv,

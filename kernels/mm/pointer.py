@@ -17,7 +17,7 @@ from tk.kernels.gemm.pointer import (
     fits_shared,
     product_args,
     slowdown,
-    tile_coordinates,
+    tile_indices,
     wide_k,
 )
 from tk.kernels.gemm.problem import DTYPE_AXIS, ORDER_AXIS, OUT_AXIS, PRECISION_AXIS, makes_sense, serves
@@ -29,18 +29,12 @@ M, N, K = MM.M, MM.N, MM.K
 
 
 @triton.jit
-def mm_pointer(a, b, bias, out, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_bias_m, stride_bias_n,
-               stride_om, stride_on, alpha, beta, activation, has_bias,
-               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-               EVEN_K: tl.constexpr, ORDER: tl.constexpr, PRECISION: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+def mm_pointer(a, b, bias, out, size, strides, stride_om, stride_on, epilogue, TILE: tl.constexpr,
+               EPILOGUE: tl.constexpr):  # fmt: skip
     """One program, one tile of out."""
-    m, n = tile_coordinates(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
-    cols = n * BLOCK_N + tl.arange(0, BLOCK_N)
-    acc = accumulate(a, b, rows, cols, M, N, 0, K, stride_am, stride_ak, stride_bk, stride_bn,
-                     BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, ORDER, PRECISION)  # fmt: skip
-    finish(acc, bias, out, rows, cols, M, N, stride_bias_m, stride_bias_n, stride_om, stride_on,
-           alpha, beta, activation, has_bias, EPILOGUE)  # fmt: skip
+    rows, cols = tile_indices(tl.program_id(0), size.M, size.N, TILE)
+    acc = accumulate(a, b, rows, cols, size.M, size.N, 0, size.K, strides, TILE)
+    finish(acc, bias, out, rows, cols, size.M, size.N, stride_om, stride_on, epilogue, EPILOGUE)
 
 
 # --- The plan ---

@@ -14,7 +14,7 @@ from tk.kernels.gemm.pointer import (
     finish_args,
     product_args,
     slowdown,
-    tile_coordinates,
+    tile_indices,
 )
 from tk.kernels.gemm.problem import batch_invariant, serves
 from tk.kernels.mm.op import MM, OP
@@ -26,25 +26,25 @@ M, N, K = MM.M, MM.N, MM.K
 
 
 @triton.jit
-def mm_split_k(a, b, partials, M, N, K, k_per_split, stride_am, stride_ak, stride_bk, stride_bn,
-               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-               EVEN_K: tl.constexpr, ORDER: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Program (tile, s) leaves the sum over its k_per_split values of k in partials[s], fp32 [splits, M, N]."""
-    m, n = tile_coordinates(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    s = tl.program_id(1)
-    rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
-    cols = n * BLOCK_N + tl.arange(0, BLOCK_N)
-    k_lo = s * k_per_split
-    k_hi = k_lo + min(k_per_split, K - k_lo)  # where k_lo + k_per_split may pass 2**31
-    acc = accumulate(a, b, rows, cols, M, N, k_lo, k_hi, stride_am, stride_ak, stride_bk, stride_bn,
-                     BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, ORDER, PRECISION)  # fmt: skip
+def store_partials(partials, x, s, rows, cols, M, N):
+    """The sum of the s-th part of K, into fp32 [splits, M, N]."""
     at = partials + (s.to(tl.int64) * M + rows[:, None]) * N + cols[None, :]
-    tl.store(at, acc, mask=(rows < M)[:, None] & (cols < N)[None, :])
+    tl.store(at, x, mask=(rows < M)[:, None] & (cols < N)[None, :])
 
 
 @triton.jit
-def mm_split_k_reduce(partials, bias, out, M, N, splits, stride_bias_m, stride_bias_n, stride_om, stride_on,
-                      alpha, beta, activation, has_bias, BLOCK_N: tl.constexpr):  # fmt: skip
+def mm_split_k(a, b, partials, size, k_per_split, strides, TILE: tl.constexpr):
+    """Program (tile, s) leaves the sum over its k_per_split values of k in partials[s]."""
+    rows, cols = tile_indices(tl.program_id(0), size.M, size.N, TILE)
+    s = tl.program_id(1)
+    k_lo = s * k_per_split
+    k_hi = k_lo + min(k_per_split, size.K - k_lo)  # where k_lo + k_per_split may pass 2**31
+    acc = accumulate(a, b, rows, cols, size.M, size.N, k_lo, k_hi, strides, TILE)
+    store_partials(partials, acc, s, rows, cols, size.M, size.N)
+
+
+@triton.jit
+def mm_split_k_reduce(partials, bias, out, M, N, splits, stride_om, stride_on, epilogue, BLOCK_N: tl.constexpr):
     """The second pass: the partial sums in the order of K, then the epilogue. Program (m, n): BLOCK_N columns of a
     row."""
     rows = tl.program_id(0) + tl.arange(0, 1)
@@ -55,8 +55,7 @@ def mm_split_k_reduce(partials, bias, out, M, N, splits, stride_bias_m, stride_b
     for _ in range(splits):
         acc += tl.load(at, mask=inside, other=0.0)
         at += M.to(tl.int64) * N
-    finish(acc, bias, out, rows, cols, M, N, stride_bias_m, stride_bias_n, stride_om, stride_on,
-           alpha, beta, activation, has_bias, "matrix")  # fmt: skip
+    finish(acc, bias, out, rows, cols, M, N, stride_om, stride_on, epilogue, "matrix")
 
 
 # --- Plans ---

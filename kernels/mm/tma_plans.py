@@ -4,9 +4,9 @@ from tk.aot.expr import Expr, ceil_div, minimum
 from tk.aot.spec import (
     ITEMSIZE,
     Arg,
+    Bundle,
     Config,
     Const,
-    Int,
     Kernel,
     Launch,
     Plan,
@@ -25,9 +25,18 @@ from tk.kernels.gemm.problem import (
     out_dtype,
     serves,
 )
-from tk.kernels.hopper.plans import StreamK, resident_clusters, suits_wgmma, tensor_map
-from tk.kernels.mm.op import BIAS, MM, OP, OUT, A, B
-from tk.kernels.mm.tma import mm_tma
+from tk.kernels.hopper.arguments import Tile
+from tk.kernels.hopper.plans import (
+    StreamK,
+    k_major,
+    resident_clusters,
+    subtile,
+    suits_wgmma,
+    tensor_map,
+    whole_tiles,
+)
+from tk.kernels.mm.op import MM, OP, OUT, A, B
+from tk.kernels.mm.tma import Maps, mm_tma
 
 M, N, K = MM.M, MM.N, MM.K
 
@@ -41,11 +50,6 @@ def takes(point: Point, swap_ab: bool) -> bool:
     )
 
 
-def bias_strides(swap_ab: bool) -> dict[str, Arg]:
-    m, n = Int(BIAS.stride(0), "i64"), Int(BIAS.stride(1), "i64")
-    return dict(stride_bias_m=n if swap_ab else m, stride_bias_n=m if swap_ab else n)
-
-
 def _box(point: Point, swap_ab: bool) -> int:
     """Rows of a that come or are left out together where a tile reaches past the last of them; 0: all of the tile's.
     More than a few boxes would cost the producer too many registers."""
@@ -56,12 +60,10 @@ def _box(point: Point, swap_ab: bool) -> int:
     return box if point.order[0] == "n" and one_view and box <= rows and box < rows + extra else 0
 
 
-def _operands(point: Point, swap_ab: bool) -> dict[str, Arg]:
-    """The tensor maps, and which way round they are."""
+def _maps(point: Point, swap_ab: bool) -> Maps:
     c = point.config
     rows = c.block_m // c.cooperative
-    subtile = c.subtile_n_fp32 if out_dtype(point) == "fp32" else c.subtile_n
-    a_k, b_k = point.order[0] == "n", point.order[1] == "t"  # K contiguous
+    a_k, b_k = k_major(point)
 
     def of_a(block: int, **cluster: int) -> TensorMap:
         return tensor_map(A, point.dtype, 1 if a_k else 0, (block, c.block_k), 0, **cluster)
@@ -71,35 +73,31 @@ def _operands(point: Point, swap_ab: bool) -> dict[str, Arg]:
 
     first, second = (of_b, of_a) if swap_ab else (of_a, of_b)
     box = _box(point, swap_ab)
-    out_block, out_dim = ((subtile, rows), 1) if swap_ab else ((rows, subtile), 0)
-    return dict(
-        a_desc=first(rows, blocks=c.cluster),
-        b_desc=second(c.main_n, multicast=c.cluster),
-        b_extra_desc=second(c.extra_n, multicast=c.cluster) if c.extra_n else Const(None),
-        box_desc=of_a(box, multicast=c.cluster) if box else Const(None),
-        out_desc=tensor_map(OUT, out_dtype(point), 1, out_block, out_dim, blocks=c.cluster, round_to_tf32=False),
-        A_K_MAJOR=Const(b_k if swap_ab else a_k),
-        B_K_MAJOR=Const(a_k if swap_ab else b_k),
-        SWAP_AB=Const(swap_ab),
-        BOX=Const(box),
-        SUBTILE_N=Const(subtile),
-        EPILOGUE_STAGES=Const(c.epilogue_stages),
+    out_block, out_dim = ((subtile(point), rows), 1) if swap_ab else ((rows, subtile(point)), 0)
+    return Maps(
+        a=first(rows, blocks=c.cluster),
+        b=second(c.main_n, multicast=c.cluster),
+        b_extra=second(c.extra_n, multicast=c.cluster) if c.extra_n else Const(None),
+        box=of_a(box, multicast=c.cluster) if box else Const(None),
+        out=tensor_map(OUT, out_dtype(point), 1, out_block, out_dim, blocks=c.cluster, round_to_tf32=False),
     )
 
 
-def _arguments(point: Point, swap_ab: bool) -> dict[str, Arg]:
+def _arguments(point: Point, swap_ab: bool) -> dict[str, Arg | Bundle]:
     """All but what says how the tiles are scheduled."""
     c = point.config
-    constants = dict(BLOCK_M=c.block_m * c.cluster, MAIN_N=c.main_n, EXTRA_N=c.extra_n, BLOCK_K=c.block_k,
-                     COOPERATIVE=c.cooperative, PINGPONG=c.pingpong, STAGES=c.num_stages, STREAM_K=c.stream_k,
-                     EVICT_FIRST_B=c.evict_first_b, EPILOGUE=point.epilogue, CONSUMER_REGS=c.consumer_regs,
-                     PRODUCER_REGS=24)  # fmt: skip
-    return (
-        _operands(point, swap_ab)
-        | MM.epilogue_args(point.dtype)
-        | bias_strides(swap_ab)
-        | dict(rows=Int(N if swap_ab else M), cols=Int(M if swap_ab else N), K=Int(K))
-        | {name: Const(value) for name, value in constants.items()}
+    a_k, b_k = k_major(point)
+    tile = Tile(c.block_m * c.cluster, c.main_n + c.extra_n, c.block_k, c.num_stages, c.cooperative, c.pingpong,
+                subtile(point), c.epilogue_stages, c.extra_n, c.consumer_regs)  # fmt: skip
+    constants = dict(TILE=tile, BOX=_box(point, swap_ab), A_K_MAJOR=b_k if swap_ab else a_k,
+                     B_K_MAJOR=a_k if swap_ab else b_k, SWAP_AB=swap_ab, STREAM_K=c.stream_k,
+                     EVICT_FIRST_B=c.evict_first_b, EPILOGUE=point.epilogue)  # fmt: skip
+    return dict(
+        maps=_maps(point, swap_ab),
+        bias=MM.bias_pointer(point.dtype),
+        size=MM.size(swap_ab),
+        epilogue=MM.epilogue(swap_ab),
+        **{name: Const(value) for name, value in constants.items()},
     )
 
 
@@ -110,7 +108,7 @@ def _tile_of_out(point: Point, swap_ab: bool) -> tuple[int, int]:
     return tile[::-1] if swap_ab else tile
 
 
-def _launch(args: dict[str, Arg], grid: Expr, cluster: int = 1) -> Launch:
+def _launch(args: dict[str, Arg | Bundle], grid: Expr, cluster: int = 1) -> Launch:
     return Launch(mm_tma, args, grid=(grid, 1, 1), num_warps=4, num_ctas=cluster, dependent=MM.pdl)
 
 
@@ -125,9 +123,7 @@ def _plan(point: Point) -> Plan | None:
     def tiles(rows: Expr) -> Expr:
         return ceil_div(rows, tile_m) * ceil_div(N, tile_n)
 
-    args = _arguments(point, swap_ab) | dict(
-        workspace=Const(None), counters=Const(None), whole=Int(tiles(M)), share=Const(1), group=Int(c.group_m)
-    )
+    args = _arguments(point, swap_ab) | whole_tiles(tiles(M), c.group_m)
     clusters = resident_clusters(c.cluster)
     waves = ceil_div(tiles(MM.M_choice), clusters)
     work = Work(

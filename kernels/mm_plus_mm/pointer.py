@@ -1,10 +1,12 @@
 """Two products in one accumulator, in plain Triton, for every GPU and every layout."""
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
 from tk.aot.expr import ceil_div, device
-from tk.aot.spec import Arg, Config, Kernel, Launch, Plan, Point
+from tk.aot.spec import Arg, Bundle, Config, Kernel, Launch, Plan, Point
 from tk.kernels.epilogue import finish
 from tk.kernels.gemm.cost import Work, predict
 from tk.kernels.gemm.pointer import (
@@ -14,7 +16,7 @@ from tk.kernels.gemm.pointer import (
     fits_shared,
     product_args,
     slowdown,
-    tile_coordinates,
+    tile_indices,
 )
 from tk.kernels.gemm.problem import (
     DTYPE_AXIS,
@@ -31,28 +33,18 @@ M, N, K = FIRST.M, FIRST.N, FIRST.K
 
 
 @triton.jit
-def mm_plus_mm_pointer(a, b, c, d, bias, out, M, N, K, K2, stride_am, stride_ak, stride_bk, stride_bn, stride_cm,
-                       stride_ck, stride_dk, stride_dn, stride_bias_m, stride_bias_n, stride_om, stride_on, alpha, beta,
-                       activation, has_bias, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                       GROUP_M: tl.constexpr, EVEN_K: tl.constexpr, ORDER: tl.constexpr,
-                       PRECISION: tl.constexpr):  # fmt: skip
+def mm_plus_mm_pointer(a, b, c, d, bias, out, size, K2, strides, second_strides, stride_om, stride_on, epilogue,
+                       TILE: tl.constexpr):  # fmt: skip
     """One program, one tile of out: the one product's sum, then the other's on top."""
-    m, n = tile_coordinates(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
-    cols = n * BLOCK_N + tl.arange(0, BLOCK_N)
-    acc = accumulate(a, b, rows, cols, M, N, 0, K, stride_am, stride_ak, stride_bk, stride_bn,
-                     BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, ORDER, PRECISION)  # fmt: skip
-    acc += accumulate(c, d, rows, cols, M, N, 0, K2, stride_cm, stride_ck, stride_dk, stride_dn,
-                      BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, ORDER, PRECISION)  # fmt: skip
-    finish(acc, bias, out, rows, cols, M, N, stride_bias_m, stride_bias_n, stride_om, stride_on,
-           alpha, beta, activation, has_bias, "matrix")  # fmt: skip
+    rows, cols = tile_indices(tl.program_id(0), size.M, size.N, TILE)
+    acc = accumulate(a, b, rows, cols, size.M, size.N, 0, size.K, strides, TILE)
+    acc += accumulate(c, d, rows, cols, size.M, size.N, 0, K2, second_strides, TILE)
+    finish(acc, bias, out, rows, cols, size.M, size.N, stride_om, stride_on, epilogue, "matrix")
 
 
-def _second_args(point: Point) -> dict[str, Arg]:
-    args = product_args(SECOND, point)
-    names = {"a": "c", "b": "d", "K": "K2", "stride_am": "stride_cm", "stride_ak": "stride_ck",
-             "stride_bk": "stride_dk", "stride_bn": "stride_dn"}  # fmt: skip
-    return {new: args[old] for old, new in names.items()}
+def _second_args(point: Point) -> dict[str, Arg | Bundle]:
+    args: dict[str, Any] = product_args(SECOND, point)
+    return dict(c=args["a"], d=args["b"], K2=args["size"].K, second_strides=args["strides"])
 
 
 def _is_compiled(point: Point) -> bool:

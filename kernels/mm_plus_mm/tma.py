@@ -1,105 +1,93 @@
 """Two products in one accumulator for Hopper: the persistent kernel of kernels/mm/tma.py, whose ring first brings the
 blocks of K of the one and then those of the other."""
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from tk.aot.expr import ceil_div, minimum
-from tk.aot.spec import Arg, Const, Int, Kernel, Launch, Plan, Point
+from tk.aot.expr import Expr, Tensor, ceil_div, minimum
+from tk.aot.spec import Arg, Bundle, Const, Int, Kernel, Launch, Plan, Point, TensorMap
 from tk.kernels.gemm.cost import Work, predict
 from tk.kernels.gemm.problem import EPILOGUE_AXIS, OUT_AXIS, makes_sense, out_dtype, serves
-from tk.kernels.hopper.epilogue import BiasActivation, TmaStore
-from tk.kernels.hopper.pipeline import allocate_barriers
-from tk.kernels.hopper.plans import config, like_mm, resident_clusters, tensor_map
+from tk.kernels.hopper.epilogue import BiasActivation, InMatrix, tma_store
+from tk.kernels.hopper.plans import config, k_major, like_mm, resident_clusters, subtile, tensor_map, tile_of
+from tk.kernels.hopper.product import multiply
 from tk.kernels.hopper.stream_k import NoFixup
 from tk.kernels.hopper.tile_scheduler import PersistentScheduler, TileOrder
-from tk.kernels.hopper.tma_load import TmaOperand, TmaOperandPair
-from tk.kernels.hopper.warp_roles import Consumer, Producer, specialize
-from tk.kernels.hopper.wgmma import Wgmma
-from tk.kernels.mm_plus_mm.op import BIAS, FIRST, K2, OP, OUT, A, B, C, D, suits_tma
+from tk.kernels.hopper.tma_load import TmaOperand, TmaOperandPair, allocate_blocks
+from tk.kernels.hopper.wgmma import wgmma
+from tk.kernels.mm_plus_mm.op import FIRST, K2, OP, OUT, A, B, C, D, suits_tma
 
 M, N, K = FIRST.M, FIRST.N, FIRST.K
 
 
+class Maps(NamedTuple):
+    """c and d as a and b: of the second product."""
+
+    a: Any
+    b: Any
+    c: Any
+    d: Any
+    out: Any
+
+
 @gluon.jit
-def _operand(first_desc, second_desc, second_begins, STAGES: gl.constexpr, TILE: gl.constexpr, BLOCKS: gl.constexpr,
+def _operand(first, second, second_begins, TILE_ROWS: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr,
              K_MAJOR: gl.constexpr):  # fmt: skip
-    smem = gl.allocate_shared_memory(first_desc.dtype, [STAGES * BLOCKS] + first_desc.block_shape, first_desc.layout)
-    first = TmaOperand(first_desc, smem, TILE, BLOCKS, K_MAJOR, False, None, False)
-    second = TmaOperand(second_desc, smem, TILE, BLOCKS, K_MAJOR, False, None, False)
-    return TmaOperandPair(first, second, second_begins, smem, TILE, False)
+    """Of the tensor maps of both."""
+    smem = allocate_blocks(first, STAGES * BLOCKS)
+    a = TmaOperand(first, smem, TILE_ROWS, BLOCKS, K_MAJOR, False, None, False)
+    return TmaOperandPair(a, gl.aggregate_replace(a, desc=second), second_begins, smem, TILE_ROWS, K_MAJOR, False)
 
 
 @gluon.jit
-def mm_plus_mm_tma(a_desc, b_desc, c_desc, d_desc, out_desc, bias, rows, cols, K, K2, tiles, group, stride_bias_m,
-                   stride_bias_n, alpha, beta, activation, has_bias,
-                   BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, COOPERATIVE: gl.constexpr,
-                   PINGPONG: gl.constexpr, A_K_MAJOR: gl.constexpr, B_K_MAJOR: gl.constexpr, STAGES: gl.constexpr,
-                   SUBTILE_N: gl.constexpr, EPILOGUE_STAGES: gl.constexpr, EPILOGUE: gl.constexpr,
-                   CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr):  # fmt: skip
+def mm_plus_mm_tma(maps, bias, size, K2, tiles, group, epilogue, TILE: gl.constexpr, A_K_MAJOR: gl.constexpr,
+                   B_K_MAJOR: gl.constexpr, EPILOGUE: gl.constexpr):  # fmt: skip
     """Parameters as of ``mm_tma``. K is a's and b's, K2 c's and d's, which are stored the same way round."""
-    ROWS: gl.constexpr = BLOCK_M // COOPERATIVE
-    CONSUMERS: gl.constexpr = 2 if PINGPONG else COOPERATIVE
-    k_blocks = gl.cdiv(K, BLOCK_K)
-    second_begins = k_blocks * BLOCK_K
-    a = _operand(a_desc, c_desc, second_begins, STAGES, BLOCK_M, COOPERATIVE, A_K_MAJOR)
-    b = _operand(b_desc, d_desc, second_begins, STAGES, BLOCK_N, 1, B_K_MAJOR)
-    out_smem = gl.allocate_shared_memory(out_desc.dtype, [CONSUMERS * EPILOGUE_STAGES] + out_desc.block_shape,
-                                         out_desc.layout)  # fmt: skip
-    pipeline, order = allocate_barriers(STAGES, 2, COOPERATIVE, 2 if PINGPONG else 1)
-    fence_async_shared()
-    gl.barrier()
-    tile_order = TileOrder(gl.cdiv(rows, BLOCK_M), gl.cdiv(cols, BLOCK_N), group)
-    scheduler = PersistentScheduler(tiles, k_blocks + gl.cdiv(K2, BLOCK_K), tile_order)
-    store = TmaStore(out_smem, out_desc, False, EPILOGUE_STAGES)
-    epilogue = BiasActivation(rows, cols, bias, stride_bias_m, stride_bias_n, alpha, beta, activation, has_bias, False,
-                              EPILOGUE)  # fmt: skip
-    producer_a = Producer(a, pipeline, scheduler, 0, BLOCK_K)
-    producer_b = Producer(b, pipeline, scheduler, 1, BLOCK_K)
-    mma = Wgmma(a.smem, b.smem, ROWS, BLOCK_N, A_K_MAJOR, B_K_MAJOR, COOPERATIVE, 0)
-    consumer = Consumer(mma, store, pipeline, order, NoFixup(BLOCK_M), scheduler, epilogue, BLOCK_M, BLOCK_N, SUBTILE_N,
-                        COOPERATIVE, PINGPONG, 0)  # fmt: skip
-    consumers = (consumer,)
-    for i in gl.static_range(1, CONSUMERS):
-        consumers = consumers + (
-            gl.aggregate_replace(consumer, mma=gl.aggregate_replace(mma, INDEX=i % COOPERATIVE), INDEX=i),
-        )
-    specialize(consumers, (producer_a, producer_b), CONSUMER_REGS, PRODUCER_REGS)
+    k_blocks = gl.cdiv(size.K, TILE.BLOCK_K)
+    second_begins = k_blocks * TILE.BLOCK_K
+    a = _operand(maps.a, maps.c, second_begins, TILE.BLOCK_M, TILE.COOPERATIVE, TILE.STAGES, A_K_MAJOR)
+    b = _operand(maps.b, maps.d, second_begins, TILE.BLOCK_N, 1, TILE.STAGES, B_K_MAJOR)
+    store = tma_store(maps.out, InMatrix(False), TILE)
+    order = TileOrder(gl.cdiv(size.M, TILE.BLOCK_M), gl.cdiv(size.N, TILE.BLOCK_N), group)
+    scheduler = PersistentScheduler(tiles, k_blocks + gl.cdiv(K2, TILE.BLOCK_K), order)
+    finish = BiasActivation(size.M, size.N, bias, epilogue, False, EPILOGUE)
+    multiply(a, b, wgmma(a, b, TILE), scheduler, NoFixup(TILE.BLOCK_M), store, finish, TILE)
 
 
 # --- The plan ---
 
 
-def _operands(point: Point) -> dict[str, Arg]:
+def _maps(point: Point) -> Maps:
     c = point.config
     rows = c.block_m // c.cooperative
-    a_k, b_k = point.order[0] == "n", point.order[1] == "t"  # K contiguous
-    subtile = c.subtile_n_fp32 if out_dtype(point) == "fp32" else c.subtile_n
-    maps = {
-        name: tensor_map(t, point.dtype, 1 if a_k else 0, (rows, c.block_k)) for name, t in (("a", A), ("c", C))
-    } | {
-        name: tensor_map(t, point.dtype, 0 if b_k else 1, (c.block_k, c.block_n), 1) for name, t in (("b", B), ("d", D))
-    }
-    return {f"{name}_desc": m for name, m in maps.items()} | dict(
-        out_desc=tensor_map(OUT, out_dtype(point), 1, (rows, subtile), round_to_tf32=False),
+    a_k, b_k = k_major(point)
+
+    def of_a(t: Tensor) -> TensorMap:
+        return tensor_map(t, point.dtype, 1 if a_k else 0, (rows, c.block_k))
+
+    def of_b(t: Tensor) -> TensorMap:
+        return tensor_map(t, point.dtype, 0 if b_k else 1, (c.block_k, c.block_n), 1)
+
+    out = tensor_map(OUT, out_dtype(point), 1, (rows, subtile(point)), round_to_tf32=False)
+    return Maps(of_a(A), of_b(B), of_a(C), of_b(D), out)
+
+
+def _arguments(point: Point, tiles: Expr) -> dict[str, Arg | Bundle]:
+    a_k, b_k = k_major(point)
+    return dict(
+        maps=_maps(point),
+        bias=FIRST.bias_pointer(point.dtype),
+        size=FIRST.size(),
+        K2=Int(K2),
+        tiles=Int(tiles),
+        group=Const(8),
+        epilogue=FIRST.epilogue(),
+        TILE=Const(tile_of(point)),
         A_K_MAJOR=Const(a_k),
         B_K_MAJOR=Const(b_k),
-        SUBTILE_N=Const(subtile),
-    )
-
-
-def _arguments(point: Point, tiles) -> dict[str, Arg]:  # type: ignore[no-untyped-def]
-    c = point.config
-    constants = dict(BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=c.block_k, COOPERATIVE=c.cooperative,
-                     PINGPONG=c.pingpong, STAGES=c.num_stages, EPILOGUE_STAGES=2, EPILOGUE=point.epilogue,
-                     CONSUMER_REGS=232, PRODUCER_REGS=24)  # fmt: skip
-    return (
-        _operands(point)
-        | FIRST.epilogue_args(point.dtype)
-        | dict(stride_bias_m=Int(BIAS.stride(0), "i64"), stride_bias_n=Int(BIAS.stride(1), "i64"))
-        | dict(rows=Int(M), cols=Int(N), K=Int(K), K2=Int(K2), tiles=Int(tiles), group=Const(8))
-        | {name: Const(value) for name, value in constants.items()}
+        EPILOGUE=Const(point.epilogue),
     )
 
 

@@ -4,16 +4,16 @@ import triton
 import triton.language as tl
 
 from tk.aot.expr import ceil_div, device
-from tk.aot.spec import Arg, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
-from tk.kernels.epilogue import finish
+from tk.aot.spec import Arg, Bundle, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
 from tk.kernels.gemm.cost import predict
 from tk.kernels.gemm.pointer import constraints, slowdown
 from tk.kernels.grouped_mm.op import longest
-from tk.kernels.grouped_mm.pointer import _ends, find_group
+from tk.kernels.grouped_mm.pointer import Groups, find_group, rows_of_group
 from tk.kernels.scaled_grouped_mm.op import BIAS, GROUPS, OFFS, OP, SCALE_A, SCALE_B, SCALED_ROWS, STRIDE_OFFS, B
 from tk.kernels.scaled_mm.pointer import (
     AXES,
     accumulate_float8,
+    finish_scaled,
     has_float8,
     is_compiled,
     pointer_args,
@@ -27,35 +27,30 @@ M, N, K = SCALED_ROWS.M, SCALED_ROWS.N, SCALED_ROWS.K
 
 
 @triton.jit
-def scaled_grouped_mm_pointer(a, b, scale_a, scale_b, offs, bias, out, M, N, K, groups, stride_offs, stride_am,
-                              stride_ak, stride_bb, stride_bk, stride_bn, stride_scale_a, stride_scale_bb,
-                              stride_scale_b, stride_bias_b, stride_bias_n, stride_om, stride_on, a_is_e5m2, b_is_e5m2,
-                              activation, has_bias, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                              BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SEARCHED: tl.constexpr):  # fmt: skip
-    """One program, one tile of one group; there are programs for as many tiles as there can be."""
-    n_n = tl.cdiv(N, BLOCK_N)
+def scaled_grouped_mm_pointer(a, b, scales, bias, out, groups, size, strides, stride_bb, stride_scale_bb, stride_bias_b,
+                              formats, stride_om, stride_on, epilogue, TILE: tl.constexpr,
+                              SEARCHED: tl.constexpr):  # fmt: skip
+    """As ``grouped_mm_pointer``, of what ``scaled_mm_pointer`` takes."""
+    n_n = tl.cdiv(size.N, TILE.BLOCK_N)
     tile = tl.program_id(0) // n_n
-    group, first = find_group(offs, groups, stride_offs, M, tile, BLOCK_M, SEARCHED)
-    if group < groups:
-        begin, end = _ends(offs, group, groups, stride_offs, M)
-        rows = begin + (tile - first) * BLOCK_M + tl.arange(0, BLOCK_M)
-        cols = tl.program_id(0) % n_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    group, first = find_group(groups.offs, groups.count, groups.stride, size.M, tile, TILE.BLOCK_M, SEARCHED)
+    if group < groups.count:
+        rows, end = rows_of_group(groups, group, tile - first, size.M, TILE)
+        cols = tl.program_id(0) % n_n * TILE.BLOCK_N + tl.arange(0, TILE.BLOCK_N)
         g = group.to(tl.int64)
-        acc = accumulate_float8(a, b + g * stride_bb, rows, cols, end, N, K, stride_am, stride_ak, stride_bk, stride_bn,
-                                a_is_e5m2, b_is_e5m2, BLOCK_M, BLOCK_N, BLOCK_K)  # fmt: skip
-        acc = scale(acc, scale_a, scale_b + g * stride_scale_bb, rows, cols, end, N, stride_scale_a, stride_scale_b)
-        finish(acc, bias + g * stride_bias_b, out, rows, cols, end, N, 0, stride_bias_n, stride_om, stride_on, 1.0, 1.0,
-               activation, has_bias, "vector")  # fmt: skip
+        acc = accumulate_float8(a, b + g * stride_bb, rows, cols, end, size.N, size.K, strides, formats, TILE)
+        acc = scale(acc, scales.rows, scales.cols + g * stride_scale_bb, rows, cols, end, size.N,
+                    epilogue.stride_scale_rows, epilogue.stride_scale_cols)  # fmt: skip
+        finish_scaled(acc, bias + g * stride_bias_b, out, rows, cols, end, size.N, stride_om, stride_on, epilogue)
 
 
-def group_args() -> dict[str, Arg]:
-    """What every kernel asks of the groups."""
+def _group_args(point: Point) -> dict[str, Arg | Bundle]:
     return dict(
-        offs=Pointer(OFFS, "i32", aligned=False),
-        groups=Int(GROUPS),
-        stride_offs=Int(STRIDE_OFFS, "i64"),
+        groups=Groups(Pointer(OFFS, "i32", aligned=False), Int(GROUPS), Int(STRIDE_OFFS, "i64")),
+        stride_bb=Int(B.batch_stride, "i64", divisible=point.aligned),
         stride_scale_bb=Int(SCALE_B.batch_stride, "i64"),
         stride_bias_b=Int(BIAS.batch_stride, "i64"),
+        SEARCHED=Const(128),
     )
 
 
@@ -64,8 +59,7 @@ def _plan(point: Point) -> Plan | None:
         return None
     c = point.config
     n_n = ceil_div(N, c.block_n)
-    args = pointer_args(SCALED_ROWS, point, SCALE_A, SCALE_B) | group_args()
-    args |= dict(stride_bb=Int(B.batch_stride, "i64", divisible=point.aligned), SEARCHED=Const(128))
+    args = pointer_args(SCALED_ROWS, point, SCALE_A, SCALE_B) | _group_args(point)
     launch = Launch(
         scaled_grouped_mm_pointer,
         args,

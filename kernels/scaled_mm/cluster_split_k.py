@@ -7,6 +7,7 @@ from triton.experimental.gluon import language as gl
 
 from tk.aot.spec import Config, Const, Kernel, Plan, Point
 from tk.kernels.epilogue import finish
+from tk.kernels.gemm.arguments import Epilogue
 from tk.kernels.hopper.plans import ClusterSplitK
 from tk.kernels.mm.cluster_split_k import sum_by_cluster
 from tk.kernels.scaled_mm.op import OP, SCALE_A, SCALE_B, SCALED
@@ -15,15 +16,14 @@ from tk.kernels.scaled_mm.tma_plans import AXES, predict, scale_args, serves, ta
 
 
 @gluon.jit
-def scaled_mm_tma_cluster_split_k(a_desc, b_desc, out, scale_rows, scale_cols, bias, rows, cols, K, k_per_split,
-                                  stride_om, stride_scale_rows, stride_scale_cols, stride_bias, activation, has_bias,
-                                  BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
-                                  STAGES: gl.constexpr, BLOCKS: gl.constexpr, PROMOTED: gl.constexpr):  # fmt: skip
-    """D = A B^T, rows x cols: columns of b by rows of a, whose scales are scale_rows and scale_cols."""
-    x, i, j = sum_by_cluster(a_desc, b_desc, cols, K, k_per_split, BLOCK_M, BLOCK_N, BLOCK_K, True, STAGES, BLOCKS,
-                             PROMOTED)  # fmt: skip
-    x = scale(x, scale_rows, scale_cols, i, j, rows, cols, stride_scale_rows, stride_scale_cols)
-    finish(x, bias, out, i, j, rows, cols, stride_bias, 0, 1, stride_om, 1.0, 1.0, activation, has_bias, "matrix")
+def scaled_mm_tma_cluster_split_k(a, b, out, scales, bias, size, k_per_split, stride_om, epilogue, TILE: gl.constexpr,
+                                  PROMOTED: gl.constexpr):  # fmt: skip
+    """D = A B^T of tensor maps: columns of b by rows of a, with their scales."""
+    x, i, j = sum_by_cluster(a, b, size, k_per_split, TILE, True, PROMOTED)
+    x = scale(x, scales.rows, scales.cols, i, j, size.M, size.N, epilogue.stride_scale_rows,
+              epilogue.stride_scale_cols)  # fmt: skip
+    plain = Epilogue(epilogue.stride_bias, 0, 1.0, 1.0, epilogue.activation, epilogue.has_bias)
+    finish(x, bias, out, i, j, size.M, size.N, 1, stride_om, plain, "matrix")
 
 
 def _plan(point: Point) -> Plan | None:

@@ -5,12 +5,29 @@ them, also in PTX for GPUs that came before float8's own instructions. The tenso
 slow accumulation as for fast.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from tk.aot.expr import Expr, Tensor, ceil_div, device
-from tk.aot.spec import DTYPES, Arg, Config, Const, Constraint, Int, Kernel, Launch, Plan, Point, Pointer, require
+from tk.aot.spec import (
+    DTYPES,
+    Arg,
+    Bundle,
+    Config,
+    Const,
+    Constraint,
+    Int,
+    Kernel,
+    Launch,
+    Plan,
+    Point,
+    Pointer,
+    require,
+)
 from tk.kernels.epilogue import finish
+from tk.kernels.gemm.arguments import Epilogue, ScaledEpilogue, Scales
 from tk.kernels.gemm.cost import Work, predict
 from tk.kernels.gemm.pointer import (
     _edge,
@@ -19,7 +36,7 @@ from tk.kernels.gemm.pointer import (
     masked_load,
     product_args,
     slowdown,
-    tile_coordinates,
+    tile_indices,
 )
 from tk.kernels.gemm.problem import Gemm, out_dtype
 from tk.kernels.scaled_mm.op import (
@@ -38,6 +55,13 @@ M, N, K = SCALED.M, SCALED.N, SCALED.K
 # --- The device functions ---
 
 
+class Formats(NamedTuple):
+    """0: e4m3fn, 1: e5m2."""
+
+    a_is_e5m2: Any
+    b_is_e5m2: Any
+
+
 @triton.jit
 def widen(x, is_e5m2):
     """Bytes of float8_e5m2, or of float8_e4m3fn, as fp16: every value is itself.
@@ -53,22 +77,22 @@ def widen(x, is_e5m2):
 
 
 @triton.jit
-def accumulate_float8(a, b, rows, cols, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, a_is_e5m2, b_is_e5m2,
-                      BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
+def accumulate_float8(a, b, rows, cols, M, N, K, strides, formats, TILE: tl.constexpr):
     """The fp32 sum over K of the products of bytes."""
+    BLOCK_K: tl.constexpr = TILE.BLOCK_K
     rows, _ = _edge(rows, M, False)
     cols, _ = _edge(cols, N, False)
     ks = tl.arange(0, BLOCK_K).to(tl.int64)
-    a_at = a + rows[:, None] * stride_am + ks[None, :] * stride_ak
-    b_at = b + ks[:, None] * stride_bk + cols[None, :] * stride_bn
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    a_at = a + rows[:, None] * strides.am + ks[None, :] * strides.ak
+    b_at = b + ks[:, None] * strides.bk + cols[None, :] * strides.bn
+    acc = tl.zeros((TILE.BLOCK_M, TILE.BLOCK_N), dtype=tl.float32)
     for k in range(0, K, BLOCK_K):
         left = tl.arange(0, BLOCK_K) < K - k
-        x = widen(masked_load(a_at, left[None, :], left[None, :], False, True), a_is_e5m2)
-        y = widen(masked_load(b_at, left[:, None], left[:, None], False, True), b_is_e5m2)
+        x = widen(masked_load(a_at, left[None, :], left[None, :], False, True), formats.a_is_e5m2)
+        y = widen(masked_load(b_at, left[:, None], left[:, None], False, True), formats.b_is_e5m2)
         acc = tl.dot(x, y, acc)
-        a_at += tl.cast(stride_ak, tl.int64) * BLOCK_K
-        b_at += tl.cast(stride_bk, tl.int64) * BLOCK_K
+        a_at += tl.cast(strides.ak, tl.int64) * BLOCK_K
+        b_at += tl.cast(strides.bk, tl.int64) * BLOCK_K
     return acc
 
 
@@ -81,20 +105,21 @@ def scale(acc, scale_a, scale_b, rows, cols, M, N, stride_scale_a, stride_scale_
 
 
 @triton.jit
-def scaled_mm_pointer(a, b, scale_a, scale_b, bias, out, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
-                      stride_scale_a, stride_scale_b, stride_bias_n, stride_om, stride_on, a_is_e5m2, b_is_e5m2,
-                      activation, has_bias,
-                      BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                      GROUP_M: tl.constexpr):  # fmt: skip
+def finish_scaled(acc, bias, out, rows, cols, M, N, stride_om, stride_on, epilogue):
+    """epilogue: a ``ScaledEpilogue``, whose scales `acc` already has. bias: one row."""
+    plain = Epilogue(0, epilogue.stride_bias, 1.0, 1.0, epilogue.activation, epilogue.has_bias)
+    finish(acc, bias, out, rows, cols, M, N, stride_om, stride_on, plain, "vector")
+
+
+@triton.jit
+def scaled_mm_pointer(a, b, scales, bias, out, size, strides, formats, stride_om, stride_on, epilogue,
+                      TILE: tl.constexpr):  # fmt: skip
     """One program, one tile of out."""
-    m, n = tile_coordinates(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
-    cols = n * BLOCK_N + tl.arange(0, BLOCK_N)
-    acc = accumulate_float8(a, b, rows, cols, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, a_is_e5m2,
-                            b_is_e5m2, BLOCK_M, BLOCK_N, BLOCK_K)  # fmt: skip
-    acc = scale(acc, scale_a, scale_b, rows, cols, M, N, stride_scale_a, stride_scale_b)
-    finish(acc, bias, out, rows, cols, M, N, 0, stride_bias_n, stride_om, stride_on, 1.0, 1.0, activation, has_bias,
-           "vector")  # fmt: skip
+    rows, cols = tile_indices(tl.program_id(0), size.M, size.N, TILE)
+    acc = accumulate_float8(a, b, rows, cols, size.M, size.N, size.K, strides, formats, TILE)
+    acc = scale(acc, scales.rows, scales.cols, rows, cols, size.M, size.N, epilogue.stride_scale_rows,
+                epilogue.stride_scale_cols)  # fmt: skip
+    finish_scaled(acc, bias, out, rows, cols, size.M, size.N, stride_om, stride_on, epilogue)
 
 
 # --- Plans ---
@@ -124,27 +149,29 @@ def serves(point: Point) -> dict[str, tuple[int, ...]]:
     }
 
 
-def pointer_args(gemm: Gemm, point: Point, scale_a: Tensor, scale_b: Tensor) -> dict[str, Arg]:
+def pointer_args(gemm: Gemm, point: Point, scale_a: Tensor, scale_b: Tensor) -> dict[str, Arg | Bundle]:
     """Of the kernels' arguments those that have to do with one product. The scales: [M, 1] and [1, N]."""
-    found = product_args(gemm, point)
-    for name in ("EVEN_K", "ORDER", "PRECISION"):
-        del found[name]
 
     def is_e5m2(t: Tensor) -> Int:
         return Int(t.dtype == DTYPES["fp8e5"])
 
-    return found | dict(
-        scale_a=Pointer(scale_a, "fp32", aligned=False),
-        scale_b=Pointer(scale_b, "fp32", aligned=False),
-        bias=Pointer(gemm.bias, out_dtype(point), aligned=False),
+    return product_args(gemm, point) | dict(
+        scales=Scales(Pointer(scale_a, "fp32", aligned=False), Pointer(scale_b, "fp32", aligned=False)),
+        bias=gemm.bias_pointer(out_dtype(point)),
         out=Pointer(gemm.out, out_dtype(point), point.aligned),
-        stride_scale_a=Int(scale_a.stride(0), "i64"),
-        stride_scale_b=Int(scale_b.stride(1), "i64"),
-        stride_bias_n=Int(gemm.bias.stride(1), "i64"),
+        formats=Formats(is_e5m2(gemm.a), is_e5m2(gemm.b)),
         stride_om=Int(gemm.out.stride(0), "i64", divisible=point.aligned),
         stride_on=Const(1) if point.order == "nt" else Int(gemm.out.stride(1), "i64"),
-        a_is_e5m2=is_e5m2(gemm.a),
-        b_is_e5m2=is_e5m2(gemm.b),
+        epilogue=scaled_epilogue(gemm, scale_a, scale_b),
+    )
+
+
+def scaled_epilogue(gemm: Gemm, scale_a: Tensor, scale_b: Tensor, swap_ab: bool = False) -> ScaledEpilogue:
+    """swap_ab: of the transposed result."""
+    strides = (Int(scale_a.stride(0), "i64"), Int(scale_b.stride(1), "i64"))
+    return ScaledEpilogue(
+        *(strides[::-1] if swap_ab else strides),
+        stride_bias=Int(gemm.bias.stride(1), "i64"),
         activation=Int(gemm.op.int("activation")),
         has_bias=Int(gemm.bias.present),
     )

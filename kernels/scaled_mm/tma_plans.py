@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 from tk.aot.expr import Expr, Tensor, ceil_div, minimum
-from tk.aot.spec import Arg, Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, TensorMap, require
+from tk.aot.spec import Arg, Bundle, Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, TensorMap, require
 from tk.kernels.gemm import cost
+from tk.kernels.gemm.arguments import Scales
 from tk.kernels.gemm.cost import Like, Work
 from tk.kernels.gemm.problem import Gemm, batch_invariant, out_dtype
-from tk.kernels.hopper.plans import StreamK, resident_clusters, tensor_map
+from tk.kernels.hopper.arguments import Maps, Schedule
+from tk.kernels.hopper.plans import StreamK, resident_clusters, subtile, tensor_map, tile_of, whole_tiles
 from tk.kernels.scaled_mm.op import (
     ACCUMULATION_AXIS,
     DTYPE_AXIS,
@@ -21,7 +23,8 @@ from tk.kernels.scaled_mm.op import (
     A,
     B,
 )
-from tk.kernels.scaled_mm.tma import scaled_mm_tma, scaled_mm_tma_device_maps
+from tk.kernels.scaled_mm.pointer import scaled_epilogue
+from tk.kernels.scaled_mm.tma import Matrices, Pitches, scaled_mm_tma, scaled_mm_tma_device_maps
 
 M, N, K = SCALED.M, SCALED.N, SCALED.K
 
@@ -65,13 +68,7 @@ def _slow_percent(point: Point) -> int:
     return 200 if point.config.params.get("pingpong") else 110
 
 
-def subtile(point: Point) -> int:
-    c = point.config
-    return int(c.subtile_n_fp32 if point.out == "fp32" else c.subtile_n)
-
-
-def _operands(point: Point) -> dict[str, Arg]:
-    """The tensor maps."""
+def _maps(point: Point) -> Maps:
     c = point.config
     rows = c.block_m // c.cooperative
 
@@ -83,44 +80,29 @@ def _operands(point: Point) -> dict[str, Arg]:
 
     first, second = (of_b, of_a) if c.swap_ab else (of_a, of_b)
     out_block, out_dim = ((subtile(point), rows), 1) if c.swap_ab else ((rows, subtile(point)), 0)
-    return dict(
-        a_desc=first(rows, blocks=c.cluster),
-        b_desc=second(c.block_n, multicast=c.cluster),
-        out_desc=tensor_map(OUT, out_dtype(point), 1, out_block, out_dim, blocks=c.cluster),
-        SWAP_AB=Const(c.swap_ab),
-        STREAM_K=Const(c.stream_k),
+    return Maps(
+        a=first(rows, blocks=c.cluster),
+        b=second(c.block_n, multicast=c.cluster),
+        out=tensor_map(OUT, out_dtype(point), 1, out_block, out_dim, blocks=c.cluster),
     )
 
 
-def scale_args(gemm: Gemm, point: Point, scale_a: Tensor, scale_b: Tensor, swap_ab: bool = False) -> dict[str, Arg]:
+def scale_args(
+    gemm: Gemm, point: Point, scale_a: Tensor, scale_b: Tensor, swap_ab: bool = False
+) -> dict[str, Arg | Bundle]:
     """Of the epilogue. The scales: [M, 1] and [1, N]."""
-    of_rows = (Pointer(scale_a, "fp32", aligned=False), Int(scale_a.stride(0), "i64"))
-    of_cols = (Pointer(scale_b, "fp32", aligned=False), Int(scale_b.stride(1), "i64"))
-    if swap_ab:
-        of_rows, of_cols = of_cols, of_rows
+    pointers = (Pointer(scale_a, "fp32", aligned=False), Pointer(scale_b, "fp32", aligned=False))
     return dict(
-        scale_rows=of_rows[0],
-        stride_scale_rows=of_rows[1],
-        scale_cols=of_cols[0],
-        stride_scale_cols=of_cols[1],
-        bias=Pointer(gemm.bias, out_dtype(point), aligned=False),
-        stride_bias=Int(gemm.bias.stride(1), "i64"),
-        activation=Int(gemm.op.int("activation")),
-        has_bias=Int(gemm.bias.present),
+        scales=Scales(*(pointers[::-1] if swap_ab else pointers)),
+        bias=gemm.bias_pointer(out_dtype(point)),
+        epilogue=scaled_epilogue(gemm, scale_a, scale_b, swap_ab),
     )
 
 
-def constants(point: Point) -> dict[str, Arg]:
+def constants(point: Point) -> dict[str, Arg | Bundle]:
     c = point.config
-    found = dict(BLOCK_M=c.block_m * c.cluster, BLOCK_N=c.block_n, BLOCK_K=c.block_k,
-                 COOPERATIVE=c.cooperative, PINGPONG=c.pingpong, STAGES=c.num_stages, SUBTILE_N=subtile(point),
-                 EPILOGUE_STAGES=c.epilogue_stages, PROMOTED=point.accumulation == "slow", CONSUMER_REGS=232,
-                 PRODUCER_REGS=24)  # fmt: skip
-    return {name: Const(value) for name, value in found.items()}
-
-
-def _sizes(swap_ab: bool) -> dict[str, Arg]:
-    return dict(rows=Int(N if swap_ab else M), cols=Int(M if swap_ab else N), K=Int(K))
+    tile = replace(tile_of(point), BLOCK_M=c.block_m * c.cluster, EPILOGUE_STAGES=c.epilogue_stages)
+    return dict(TILE=Const(tile), PROMOTED=Const(point.accumulation == "slow"))
 
 
 def _tiles(point: Point, rows: Expr) -> Expr:
@@ -149,18 +131,18 @@ def _work(point: Point) -> Work:
     )
 
 
+def _arguments(point: Point) -> dict[str, Arg | Bundle]:
+    """All but what says how the tiles are scheduled."""
+    c = point.config
+    rest = dict(maps=_maps(point), size=SCALED.size(c.swap_ab), SWAP_AB=Const(c.swap_ab), STREAM_K=Const(c.stream_k))
+    return scale_args(SCALED, point, SCALE_A, SCALE_B, c.swap_ab) | constants(point) | rest
+
+
 def _plan(point: Point) -> Plan | None:
     c = point.config
     if not takes(point):
         return None
-    args = _operands(point) | scale_args(SCALED, point, SCALE_A, SCALE_B) | _sizes(swap_ab=False) | constants(point)
-    args |= dict(
-        workspace=Const(None),
-        counters=Const(None),
-        whole=Int(_tiles(point, M)),
-        share=Const(1),
-        group=Int(c.group_m),
-    )
+    args = _arguments(point) | whole_tiles(_tiles(point, M), c.group_m)
     clusters = resident_clusters(c.cluster)
     launch = Launch(
         scaled_mm_tma,
@@ -187,8 +169,7 @@ def _plan_stream_k(point: Point) -> Plan | None:
         return None
     tile_m, tile_n = _tile_of_out(point)
     cut = StreamK(SCALED, (tile_m, tile_n), c.block_k, c.cooperative, itemsize=1)
-    args = _operands(point) | scale_args(SCALED, point, SCALE_A, SCALE_B, swap_ab=True) | _sizes(swap_ab=True)
-    args |= constants(point) | cut.args()
+    args = _arguments(point) | cut.args()
     work = cut.work((tile_m, tile_n))
     few = require(M <= 2 * tile_m, f"M <= {2 * tile_m}")
     return Plan(
@@ -206,16 +187,12 @@ def _plan_device_maps(point: Point) -> Plan | None:
     c = point.config
     if not takes(point):
         return None
-    args = scale_args(SCALED, point, SCALE_A, SCALE_B) | _sizes(swap_ab=False) | constants(point)
+    args = scale_args(SCALED, point, SCALE_A, SCALE_B) | constants(point)
     args |= dict(
-        a=Pointer(A, point.dtype),
-        b=Pointer(B, point.b_dtype),
-        out=Pointer(OUT, out_dtype(point)),
-        stride_a=Int(A.stride(0), "i64"),
-        stride_b=Int(B.stride(1), "i64"),
-        stride_out=Int(OUT.stride(0), "i64"),
-        whole=Int(_tiles(point, M)),
-        group=Int(c.group_m),
+        matrices=Matrices(Pointer(A, point.dtype), Pointer(B, point.b_dtype), Pointer(OUT, out_dtype(point))),
+        size=SCALED.size(),
+        schedule=Schedule(Int(_tiles(point, M)), Const(1), group=Int(c.group_m)),
+        pitches=Pitches(Int(A.stride(0), "i64"), Int(B.stride(1), "i64"), Int(OUT.stride(0), "i64")),
     )
     grid = minimum(resident_clusters(1), _tiles(point, M))
     work = _work(point)

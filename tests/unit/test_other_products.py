@@ -116,8 +116,8 @@ def test_a_matrix_that_all_share_is_a_batch_of_one(grids: dict[str, Grid]) -> No
         problem = batch(24, 256, 256, 256, shared=shared)
         launch = next(v for v, _ in fitting(grids["bmm"], problem) if v.kernel.name == "bmm_tma").plan.launches[0]
         args = launch.args
-        assert (number(args["b_desc"].sizes[0], problem), number(args["b_step"].value, problem)) == expected
-        strides = [number(x, problem) for x in args["b_desc"].strides]
+        assert (number(args["maps"].b.sizes[0], problem), number(args["b_step"].value, problem)) == expected
+        strides = [number(x, problem) for x in args["maps"].b.strides]
         assert strides[0] % 8 == 0 and strides[0] > 0, "the driver takes no stride of 0"
 
 
