@@ -11,7 +11,8 @@ static_assert(TK_PARAM_TENSOR == static_cast<int>(format::ParamKind::Tensor) &&
               TK_PARAM_TENSORS == static_cast<int>(format::ParamKind::Tensors) &&
               TK_PARAM_FLOAT == static_cast<int>(format::ParamKind::Float) &&
               TK_PARAM_INT == static_cast<int>(format::ParamKind::Int) &&
-              TK_PARAM_BOOL == static_cast<int>(format::ParamKind::Bool));
+              TK_PARAM_BOOL == static_cast<int>(format::ParamKind::Bool) &&
+              TK_PARAM_OPTIONAL_TENSOR == static_cast<int>(format::ParamKind::OptionalTensor));
 
 tk_code code_of(const Pack& pack, format::Expr expr) {
   const Code words = pack.code(expr);

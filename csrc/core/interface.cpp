@@ -31,6 +31,8 @@ std::string type_of(const format::Param& param, uint32_t& mutated) {
       return "SymInt";  // so that a graph traced with one value serves others
     case ParamKind::Bool:
       return "bool";
+    case ParamKind::OptionalTensor:
+      return "Tensor?";
     default:
       std::string out = "Tensor";
       if (param.flags & format::kMutated) out += std::string("(") + static_cast<char>('a' + mutated++) + "!)";
@@ -85,6 +87,8 @@ bool is_default(ParamKind kind, std::string_view text) {
       return is_number<int64_t>(text);
     case ParamKind::Bool:
       return text == "True" || text == "False";
+    case ParamKind::OptionalTensor:
+      return text == "None";
     default:
       return false;
   }

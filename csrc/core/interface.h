@@ -22,7 +22,7 @@ std::string twin_schema_of(const Pack& pack, const format::Op& op);
 bool is_identifier(std::string_view name);
 // What every op takes beyond its own arguments.
 bool is_reserved_argument(std::string_view name);
-// Whether a default is spelled as a schema spells one of its kind: "" (none), 3, -1.5e-06, True.
+// Whether a default is spelled as a schema spells one of its kind: "" (there is none), 3, -1.5e-06, True, None.
 bool is_default(format::ParamKind kind, std::string_view text);
 
 // Whether two packs mean the same op by one name, so that kernels of either serve it.

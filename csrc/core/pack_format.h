@@ -94,6 +94,7 @@ enum class ParamKind : uint32_t {
   Float,
   Int,
   Bool,
+  OptionalTensor,  // a tensor, or none: absent in the core
 };
 // An argument of a generated op's schema. Tensors of the core are the tensor params in order, then the outputs; ints
 // are the int and bool params, floats the float params.

@@ -358,15 +358,20 @@ class Pack::Verifier {
     const char* const name = pack_.string(param.name);
     require(is_identifier(name) && !is_reserved_argument(name), "\"", name, "\" is no name of an argument");
     require(is_default(param.kind, pack_.string(param.default_value)), "argument ", name, " has no such default");
-    require(param.kind <= ParamKind::Bool, "argument ", name, " is of a kind that this tk does not know");
-    const bool is_tensor = param.kind == ParamKind::Tensor || param.kind == ParamKind::Tensors;
-    require((param.flags & ~(is_tensor ? format::kLeading | format::kMutated | format::kInOrder : 0u)) == 0,
+    require(param.kind <= ParamKind::OptionalTensor, "argument ", name, " is of a kind that this tk does not know");
+    const bool is_tensor = is_tensor_kind(param.kind);
+    const bool has_flags = is_tensor && param.kind != ParamKind::OptionalTensor;
+    require((param.flags & ~(has_flags ? format::kLeading | format::kMutated | format::kInOrder : 0u)) == 0,
             "argument ", name, " with unknown flags");
     require(!(param.flags & format::kInOrder) || (param.flags & format::kLeading), "argument ", name,
             " with an order of dimensions that it lacks");
     require(param.rank <= (is_tensor ? max_rank(param.flags & format::kLeading) : 0u), "argument ", name, " with ",
             param.rank, " dimensions");
     require(param.kind != ParamKind::Tensors || param.rank == 0, "list ", name, " of tensors with declared dimensions");
+  }
+
+  static bool is_tensor_kind(ParamKind kind) {
+    return kind == ParamKind::Tensor || kind == ParamKind::Tensors || kind == ParamKind::OptionalTensor;
   }
 
   static uint32_t max_rank(bool leading) { return leading ? TK_MAX_DIMS - format::kLeadingDims : TK_MAX_DIMS; }
@@ -377,17 +382,19 @@ class Pack::Verifier {
             "an op's name that no schema can have");
     std::vector<const format::Param*> tensors;
     std::set<std::string_view> names;
-    uint32_t n_ints = 0, n_floats = 0, n_mutated = 0, n_lists = 0;
+    uint32_t n_ints = 0, n_floats = 0, n_mutated = 0, n_lists = 0, n_optional = 0;
     for (const format::Param& param : rows<format::Param>(op.params, "params")) {
       verify_param(param);
       require(names.insert(pack_.string(param.name)).second, "two arguments of one name");
-      if (param.kind == ParamKind::Tensor || param.kind == ParamKind::Tensors) tensors.push_back(&param);
+      if (is_tensor_kind(param.kind)) tensors.push_back(&param);
+      n_optional += param.kind == ParamKind::OptionalTensor;
       n_lists += param.kind == ParamKind::Tensors;
       n_ints += param.kind == ParamKind::Int || param.kind == ParamKind::Bool;
       n_floats += param.kind == ParamKind::Float;
       n_mutated += (param.flags & format::kMutated) != 0;
     }
-    require(!tensors.empty(), "a generated op without a tensor");
+    require(tensors.size() > n_optional, "a generated op without a tensor that is always there");
+    require(n_lists == 0 || n_optional == 0, "lists of tensors beside a tensor that may be absent");
     const auto is_shared = [](const format::Param* tensor) {
       return tensor->kind == ParamKind::Tensors || (tensor->flags == 0 && tensor->rank == 0);
     };

@@ -5,18 +5,25 @@
 #include <torch/csrc/stable/library.h>
 
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "tensor.h"
 
 namespace tk::ops {
 
+// An argument that may be left out.
+class OptionalTensor : public Tensor {
+ public:
+  using Tensor::Tensor;
+};
+
 class Arguments {
  public:
   explicit Arguments(StableIValue* stack) : stack_(stack), next_(stack) {}
 
   Tensor tensor() { return Tensor(take<AtenTensorHandle>()); }
-  Tensor optional_tensor() { return Tensor(take<std::optional<AtenTensorHandle>>().value_or(nullptr)); }
+  OptionalTensor optional_tensor() { return OptionalTensor(take<std::optional<AtenTensorHandle>>().value_or(nullptr)); }
   std::vector<Tensor> tensors() {
     const auto list = take<StableListHandle>();
     size_t count = 0;
@@ -49,6 +56,45 @@ class Arguments {
   StableIValue* stack_;
   StableIValue* next_;
 };
+
+// How a parameter of a C++ function is read from a call: which types it stands for in the schema, and how they become
+// one value. Groups of arguments have specialisations of their own (settings.h, ops.h).
+template <class T>
+struct Reading;
+
+template <>
+struct Reading<Tensor> {
+  static constexpr std::string_view kTypes[] = {"Tensor"};
+  static Tensor read(Arguments& args) { return args.tensor(); }
+};
+template <>
+struct Reading<OptionalTensor> {
+  static constexpr std::string_view kTypes[] = {"Tensor?"};
+  static OptionalTensor read(Arguments& args) { return args.optional_tensor(); }
+};
+template <>
+struct Reading<int64_t> {
+  static constexpr std::string_view kTypes[] = {"int"};
+  static int64_t read(Arguments& args) { return args.integer(); }
+};
+template <>
+struct Reading<double> {
+  static constexpr std::string_view kTypes[] = {"float"};
+  static double read(Arguments& args) { return args.number(); }
+};
+template <>
+struct Reading<bool> {
+  static constexpr std::string_view kTypes[] = {"bool"};
+  static bool read(Arguments& args) { return args.boolean(); }
+};
+
+// Takes the first argument off those of a schema: "Tensor a" off "Tensor a, int[2] stride=1".
+constexpr std::string_view next_argument(std::string_view& arguments) {
+  const size_t comma = arguments.find(", ");
+  const std::string_view argument = arguments.substr(0, comma);
+  arguments.remove_prefix(comma == arguments.npos ? arguments.size() : comma + 2);
+  return argument;
+}
 
 // Where an op of several results, or none, puts them. Takes the handles over.
 class Results {

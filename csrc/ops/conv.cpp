@@ -9,19 +9,10 @@
 
 #include "conv_launch.h"
 #include "launch.h"
-#include "names.h"
-#include "registration.h"
+#include "ops.h"
 
 namespace tk::ops {
 namespace {
-
-// What the caller says of a convolution, in as many numbers as the caller gave.
-struct Lists {
-  std::vector<int64_t> stride;
-  std::vector<int64_t> padding;
-  std::vector<int64_t> dilation;
-  int64_t groups = 1;
-};
 
 struct Convolution {
   const char* op;   // "tk.conv2d", for messages
@@ -53,7 +44,7 @@ void check_all(const char* op, const Spatial& values, int64_t least, const char*
     fail_argument(text(op, ": ", otherwise));
 }
 
-Geometry read_geometry(const char* op, const Lists& lists, int64_t spatial) {
+Geometry read_geometry(const char* op, const ConvolutionLists& lists, int64_t spatial) {
   Geometry g;
   g.stride = expand(op, "stride", lists.stride, spatial, 1);
   g.dilation = expand(op, "dilation", lists.dilation, spatial, 1);
@@ -249,81 +240,60 @@ Tensor gradient(const Convolution& c, const Tensor& grad, const Tensor& input, c
   return out;
 }
 
-// --- Boxed ---
-
-Lists read_lists(Arguments& args) {
-  Lists lists;
-  lists.stride = args.integers();
-  lists.padding = args.integers();
-  lists.dilation = args.integers();
-  lists.groups = args.integer();
-  return lists;
-}
+// --- The ops ---
 
 constexpr const char* kNames[] = {"", "tk.conv1d", "tk.conv2d", "tk.conv3d"};
 
 template <int kSpatial>
-void boxed_conv(StableIValue* stack, uint64_t, uint64_t) {
-  Arguments args(stack);
-  const Tensor input = args.tensor();
-  const Tensor weight = args.tensor();
-  const Tensor bias = args.optional_tensor();
-  const Lists lists = read_lists(args);
-  Convolution c = {.op = kNames[kSpatial], .spatial = kSpatial, .geometry = {}, .settings = {}};
-  c.settings.activation = args.integer();
-  c.settings.precision = args.integer();
-  c.settings.config = args.integer();
-  c.settings.mode = args.integer();
-  c.geometry = read_geometry(c.op, lists, kSpatial);
-  args.give_back(forward(c, input, weight, bias));
+Tensor conv(const Tensor& input, const Tensor& weight, const Tensor& bias, const ConvolutionLists& lists,
+            const ConvolutionSettings& settings) {
+  const Convolution c = {.op = kNames[kSpatial],
+                         .spatial = kSpatial,
+                         .geometry = read_geometry(kNames[kSpatial], lists, kSpatial),
+                         .settings = settings};
+  return forward(c, input, weight, bias);
 }
 
 template <bool kOfInput>
-void boxed_gradient(StableIValue* stack, uint64_t, uint64_t) {
-  Arguments args(stack);
-  const Tensor grad = args.tensor();
-  const Tensor input = args.tensor();
-  const Tensor weight = args.tensor();
-  const Lists lists = read_lists(args);
+Tensor conv_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight, const ConvolutionLists& lists,
+                     int64_t precision, int64_t mode) {
   Convolution c = {.op = kOfInput ? "tk.conv_input_grad" : "tk.conv_weight_grad",
                    .spatial = meta(weight).dim() - 2,
                    .geometry = {},
                    .settings = {}};
-  c.settings.precision = args.integer();
-  c.settings.mode = args.integer();
+  c.settings.precision = precision;
+  c.settings.mode = mode;
   if (c.spatial < 1 || c.spatial > 3) [[unlikely]]
     fail_argument(text(c.op, ": weight must have 3 to 5 dimensions, is ", describe_sizes(meta(weight).sizes)));
   c.geometry = read_geometry(c.op, lists, c.spatial);
-  args.give_back(gradient(c, grad, input, weight, kOfInput));
+  return gradient(c, grad, input, weight, kOfInput);
 }
-
-// --- Registration ---
-
-// padding: a number for each dimension, or twice as many: in front, then behind.
-#define TK_CONV(n)                                                                                       \
-  "Tensor input, Tensor weight, Tensor? bias=None, int[" #n "] stride=1, int[" #n "] padding=0, int[" #n \
-  "] dilation=1, int groups=1, int activation=0, int precision=-1, int config=-1, int mode=0"
-#define TK_CONV_GRADIENT                                                                                  \
-  "Tensor grad, Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation, int groups=1, " \
-  "int precision=-1, int mode=0"
-
-constexpr Op kOps[] = {
-    {"conv1d", TK_CONV(1), boxed_conv<1>, nullptr},
-    {"conv2d", TK_CONV(2), boxed_conv<2>, nullptr},
-    {"conv3d", TK_CONV(3), boxed_conv<3>, nullptr},
-    {"conv_input_grad", TK_CONV_GRADIENT, boxed_gradient<true>, nullptr},
-    {"conv_weight_grad", TK_CONV_GRADIENT, boxed_gradient<false>, nullptr},
-};
-
-STABLE_TORCH_LIBRARY_FRAGMENT(tk, library) { define<kOps>(library); }
-STABLE_TORCH_LIBRARY_IMPL(tk, CPU, library) { implement<kOps>(library); }
-STABLE_TORCH_LIBRARY_IMPL(tk, CUDA, library) { implement<kOps>(library); }
 
 }  // namespace
 
-void reserve_conv_names() {
-  for (const Op& op : kOps) check_status(tk_reserve_op(op.name));
-  for (const char* name : {"conv", "conv_contained", "conv_layout", "conv_unfold"}) check_status(tk_reserve_op(name));
+Tensor conv1d(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, const ConvolutionLists& lists,
+              const ConvolutionSettings& settings) {
+  return conv<1>(input, weight, bias, lists, settings);
+}
+
+Tensor conv2d(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, const ConvolutionLists& lists,
+              const ConvolutionSettings& settings) {
+  return conv<2>(input, weight, bias, lists, settings);
+}
+
+Tensor conv3d(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, const ConvolutionLists& lists,
+              const ConvolutionSettings& settings) {
+  return conv<3>(input, weight, bias, lists, settings);
+}
+
+Tensor conv_input_grad(const Tensor& grad, const Tensor& input, const Tensor& weight, const ConvolutionLists& lists,
+                       int64_t precision, int64_t mode) {
+  return conv_gradient<true>(grad, input, weight, lists, precision, mode);
+}
+
+Tensor conv_weight_grad(const Tensor& grad, const Tensor& input, const Tensor& weight, const ConvolutionLists& lists,
+                        int64_t precision, int64_t mode) {
+  return conv_gradient<false>(grad, input, weight, lists, precision, mode);
 }
 
 }  // namespace tk::ops

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <string_view>
 
+#include "arguments.h"
 #include "python_error.h"
 #include "runtime.h"
 
@@ -62,13 +63,6 @@ Entry* find_gate(const char* op) {
   const std::lock_guard lock(gates().lock);
   const auto found = gates().by_op.find(op);
   return found == gates().by_op.end() ? nullptr : &found->second;
-}
-
-std::string_view next_argument(std::string_view& arguments) {
-  const size_t end = std::min(arguments.find(", "), arguments.size());
-  const std::string_view argument = arguments.substr(0, end);
-  arguments.remove_prefix(std::min(arguments.size(), end + 2));
-  return argument;
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "gate.h"
 #include "launch.h"
 #include "lists.h"
+#include "matrix.h"
 #include "runtime.h"
 #include "settings.h"
 
@@ -43,7 +44,7 @@ struct Frame {
   int64_t config = -1;
   int64_t mode = 0;
   Device device{};
-  AtenTensorHandle handles[TK_MAX_TENSORS];  // owned
+  AtenTensorHandle handles[TK_MAX_TENSORS];  // owned; null of a tensor that is absent
   const tk_param* params[TK_MAX_TENSORS];    // of the inputs
   union {                                    // no constructors
     Layout layouts[TK_MAX_TENSORS];
@@ -69,6 +70,10 @@ void read(StableIValue* stack, Frame& f) {
         break;
       case TK_PARAM_BOOL:
         f.ints[f.n_ints++] = args.boolean();
+        break;
+      case TK_PARAM_OPTIONAL_TENSOR:
+        f.params[f.n_tensors] = &param;
+        f.handles[f.n_tensors++] = args.optional_tensor().release();
         break;
       default:
         f.params[f.n_tensors] = &param;
@@ -104,7 +109,8 @@ Device device_of(AtenTensorHandle handle) {
 std::string given(const Frame& f) {
   std::string out;
   for (uint32_t i = 0; i < f.n_inputs; i++)
-    out += text(i ? ", " : "", f.params[i]->name, " is ", dtype_name(f.dtypes[i]), describe_sizes(f.layouts[i].sizes));
+    out += text(i ? ", " : "", f.params[i]->name, " is ", f.handles[i] ? dtype_name(f.dtypes[i]) : "None",
+                f.handles[i] ? describe_sizes(f.layouts[i].sizes) : "");
   return out;
 }
 
@@ -134,15 +140,24 @@ void check_leading(const Frame& f, uint32_t first, uint32_t i) {
 void look_at_inputs(Frame& f) {
   constexpr uint32_t kNone = UINT32_MAX;
   uint32_t first_leading = kNone;
+  uint32_t first = kNone;
   for (uint32_t i = 0; i < f.n_inputs; i++) {
     const tk_param& param = *f.params[i];
+    if (!f.handles[i]) {
+      f.layouts[i] = {};
+      f.dtypes[i] = -1;
+      continue;
+    }
     f.layouts[i] = layout_of(f.handles[i], param.rank, param.leading, param.leading == 2);
     check_shim(aoti_torch_get_dtype(f.handles[i], &f.dtypes[i]), "read a tensor's dtype");
     check_rank(f, i);
     const Device device = device_of(f.handles[i]);
-    if (i == 0) f.device = device;
+    if (first == kNone) {
+      first = i;
+      f.device = device;
+    }
     if (device != f.device) [[unlikely]]
-      fail_call(f, text(f.params[0]->name, " is on ", ops::describe(f.device), ", ", param.name, " on ",
+      fail_call(f, text(f.params[first]->name, " is on ", ops::describe(f.device), ", ", param.name, " on ",
                         ops::describe(device), "; all tensors must be on one device"));
     if (!param.leading) continue;
     if (first_leading == kNone) first_leading = i;
@@ -152,6 +167,7 @@ void look_at_inputs(Frame& f) {
 
 // Bytes from the first to past the last.
 std::pair<const char*, const char*> extent(const Frame& f, uint32_t i) {
+  if (!f.handles[i]) return {};
   const Layout& layout = f.layouts[i];
   int64_t last = 0;
   for (size_t d = 0; d < layout.sizes.size(); d++) {
@@ -233,6 +249,7 @@ void allocate_outputs(Frame& f, int32_t device) {
   for (uint32_t i = 0; i < f.n_inputs; i++) {
     describe_declared(f.layouts[i], f.tensors[i]);
     f.tensors[i].dtype = f.dtypes[i];
+    if (!f.handles[i]) f.tensors[i].ndim = -1;
   }
   for (uint32_t i = 0; i < n_results; i++) f.tensors[f.n_inputs + i].ndim = -1;
   const tk_call call = call_of(f, device, f.n_inputs + n_results);
@@ -260,6 +277,10 @@ bool has_nothing_to_do(const Frame& f) {
 void launch_frame(Frame& f, const Leading& leading, const AtenTensorHandle* handles, int32_t device) {
   for (uint32_t i = 0; i < f.n_tensors; i++) {
     tk_tensor& t = f.tensors[i];
+    if (!handles[i]) {
+      t = absent();
+      continue;
+    }
     describe(f.layouts[i], leading, t);
     t.dtype = f.dtypes[i];
     if (is_written(f, i)) {

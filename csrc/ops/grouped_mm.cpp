@@ -11,8 +11,7 @@
 #include <algorithm>
 
 #include "groups.h"
-#include "names.h"
-#include "registration.h"
+#include "ops.h"
 
 namespace tk::ops {
 namespace {
@@ -175,8 +174,10 @@ Tensor multiply_batch(Call& call, const Tensor& a, const Tensor& b, const Meta& 
   return run(call.p, rows, Sizes(f), std::move(out));
 }
 
-Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& offs, const Tensor& bias, bool zero_rest,
-                const Settings& settings, Tensor out) {
+}  // namespace
+
+Tensor grouped_mm(const Tensor& a, const Tensor& b, const OptionalTensor& offs, const OptionalTensor& bias,
+                  bool zero_rest, const Settings& settings, Tensor out) {
   Call call{.p = {.name = kName, .epilogue = {.activation = settings.activation}, .settings = settings},
             .offs = meta(offs),
             .zero_rest = zero_rest};
@@ -195,35 +196,6 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& offs, const Tens
   check_inner(f);
   f.a.tensor.dim() == f.b.tensor.dim() ? set_ragged_inside(call, meta(bias)) : set_ragged_rows(call, meta(bias));
   return run_groups(call, std::move(out));
-}
-
-template <bool kOut>
-void boxed_grouped_mm(StableIValue* stack, uint64_t, uint64_t) {
-  Arguments args(stack);
-  const Tensor a = args.tensor();
-  const Tensor b = args.tensor();
-  const Tensor offs = args.optional_tensor();
-  const Tensor bias = args.optional_tensor();
-  const bool zero_rest = args.boolean();
-  const Settings settings = read_settings(args);
-  Tensor out = kOut ? args.tensor() : Tensor();
-  args.give_back(multiply(a, b, offs, bias, zero_rest, settings, std::move(out)));
-}
-
-constexpr Op kOps[] = {
-    {"grouped_mm", "Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, bool zero_rest=False, " TK_SETTINGS,
-     boxed_grouped_mm<false>, boxed_grouped_mm<true>},
-};
-
-STABLE_TORCH_LIBRARY_FRAGMENT(tk, library) { define<kOps>(library); }
-STABLE_TORCH_LIBRARY_IMPL(tk, CPU, library) { implement<kOps>(library); }
-STABLE_TORCH_LIBRARY_IMPL(tk, CUDA, library) { implement<kOps>(library); }
-
-}  // namespace
-
-void reserve_grouped_mm_names() {
-  for (const Op& op : kOps) check_status(tk_reserve_op(op.name));
-  check_status(tk_reserve_op("grouped_mm_inner"));
 }
 
 }  // namespace tk::ops

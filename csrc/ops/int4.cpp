@@ -7,9 +7,8 @@
 #include <algorithm>
 
 #include "launch.h"
-#include "names.h"
+#include "ops.h"
 #include "product.h"
-#include "registration.h"
 
 namespace tk::ops {
 namespace {
@@ -202,49 +201,17 @@ Tensor multiply(const char* name, const Tensor& a, const Weight& weight, const T
   return finish(std::move(result));
 }
 
-template <bool kOut>
-void boxed_int4_mm(StableIValue* stack, uint64_t, uint64_t) {
-  Arguments args(stack);
-  const Tensor a = args.tensor();
-  const Tensor b = args.tensor();
-  const Tensor scales = args.tensor();
-  const Tensor zeros = args.optional_tensor();
-  const int64_t group_size = args.integer();
-  const Tensor bias = args.optional_tensor();
-  const Settings settings = read_settings(args);
-  Tensor out = kOut ? args.tensor() : Tensor();
-  const Weight weight{meta(b), meta(scales), meta(zeros), group_size};
-  args.give_back(multiply("tk.int4_mm", a, weight, bias, settings, std::move(out)));
-}
-
-template <bool kOut>
-void boxed_uint4x2_mixed_mm(StableIValue* stack, uint64_t, uint64_t) {
-  Arguments args(stack);
-  const Tensor a = args.tensor();
-  const Tensor b = args.tensor();
-  const Settings settings = read_settings(args);
-  Tensor out = kOut ? args.tensor() : Tensor();
-  const Weight weight{meta(b), {}, {}, 0};
-  args.give_back(multiply("tk.uint4x2_mixed_mm", a, weight, {}, settings, std::move(out)));
-}
-
-constexpr Op kOps[] = {
-    {"int4_mm",
-     "Tensor a, Tensor b, Tensor scales, Tensor? zeros=None, int group_size=128, Tensor? bias=None, " TK_SETTINGS,
-     boxed_int4_mm<false>, boxed_int4_mm<true>},
-    {"uint4x2_mixed_mm", "Tensor a, Tensor b, " TK_SETTINGS, boxed_uint4x2_mixed_mm<false>,
-     boxed_uint4x2_mixed_mm<true>},
-};
-
-STABLE_TORCH_LIBRARY_FRAGMENT(tk, library) { define<kOps>(library); }
-STABLE_TORCH_LIBRARY_IMPL(tk, CPU, library) { implement<kOps>(library); }
-STABLE_TORCH_LIBRARY_IMPL(tk, CUDA, library) { implement<kOps>(library); }
-
 }  // namespace
 
-void reserve_int4_names() {
-  for (const Op& op : kOps) check_status(tk_reserve_op(op.name));
-  check_status(tk_reserve_op("int4_dequantize"));
+Tensor int4_mm(const Tensor& a, const Tensor& b, const Tensor& scales, const OptionalTensor& zeros, int64_t group_size,
+               const OptionalTensor& bias, const Settings& settings, Tensor out) {
+  const Weight weight{meta(b), meta(scales), meta(zeros), group_size};
+  return multiply("tk.int4_mm", a, weight, bias, settings, std::move(out));
+}
+
+Tensor uint4x2_mixed_mm(const Tensor& a, const Tensor& b, const Settings& settings, Tensor out) {
+  const Weight weight{meta(b), {}, {}, 0};
+  return multiply("tk.uint4x2_mixed_mm", a, weight, {}, settings, std::move(out));
 }
 
 }  // namespace tk::ops

@@ -1,9 +1,8 @@
 // mm, addmm and linear: the product of two matrices (product.h), whatever the leading dimensions of linear's x are. bmm
-// and baddbmm: those of a batch.
+// and baddbmm: those of a batch. mm_plus_mm: two products in one accumulator.
 
-#include "names.h"
+#include "ops.h"
 #include "product.h"
-#include "registration.h"
 
 namespace tk::ops {
 namespace {
@@ -17,7 +16,27 @@ Tensor multiply(const char* name, const Tensor& a, const Tensor& b, const Tensor
   return run(p, meta(bias), Sizes(p.factors[0]), std::move(out));
 }
 
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Settings& settings, Tensor out) {
+}  // namespace
+
+Tensor mm(const Tensor& a, const Tensor& b, const OptionalTensor& bias, const Settings& settings, Tensor out) {
+  return multiply<2>("tk.mm", a, b, bias, {.activation = settings.activation}, settings, std::move(out));
+}
+
+Tensor bmm(const Tensor& a, const Tensor& b, const OptionalTensor& bias, const Settings& settings, Tensor out) {
+  return multiply<3>("tk.bmm", a, b, bias, {.activation = settings.activation}, settings, std::move(out));
+}
+
+Tensor addmm(const Tensor& bias, const Tensor& a, const Tensor& b, double beta, double alpha, const Settings& settings,
+             Tensor out) {
+  return multiply<2>("tk.addmm", a, b, bias, {alpha, beta, settings.activation}, settings, std::move(out));
+}
+
+Tensor baddbmm(const Tensor& bias, const Tensor& a, const Tensor& b, double beta, double alpha,
+               const Settings& settings, Tensor out) {
+  return multiply<3>("tk.baddbmm", a, b, bias, {alpha, beta, settings.activation}, settings, std::move(out));
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const Settings& settings, Tensor out) {
   Product p{.name = "tk.linear", .epilogue = {.activation = settings.activation}, .settings = settings};
   p.factors[0] = {.a = {meta(x), {}}, .b = {meta(weight), {}}, .a_name = "x", .b_name = "weight"};
   auto& [a, b, a_name, b_name] = p.factors[0];
@@ -34,68 +53,15 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const S
   return run(p, bias_meta, sizes, std::move(out));
 }
 
-// Boxed, with and without `out`.
-
-template <int64_t kRank, bool kOut>
-void boxed_multiply(StableIValue* stack, uint64_t, uint64_t) {
-  Arguments args(stack);
-  const Tensor a = args.tensor();
-  const Tensor b = args.tensor();
-  const Tensor bias = args.optional_tensor();
-  const Settings settings = read_settings(args);
-  Tensor out = kOut ? args.tensor() : Tensor();
-  const Epilogue epilogue = {.activation = settings.activation};
-  args.give_back(multiply<kRank>(kRank == 2 ? "tk.mm" : "tk.bmm", a, b, bias, epilogue, settings, std::move(out)));
-}
-
-template <int64_t kRank, bool kOut>
-void boxed_add(StableIValue* stack, uint64_t, uint64_t) {
-  Arguments args(stack);
-  const Tensor bias = args.tensor();
-  const Tensor a = args.tensor();
-  const Tensor b = args.tensor();
-  Epilogue epilogue;
-  epilogue.beta = args.number();
-  epilogue.alpha = args.number();
-  const Settings settings = read_settings(args);
-  epilogue.activation = settings.activation;
-  Tensor out = kOut ? args.tensor() : Tensor();
-  args.give_back(
-      multiply<kRank>(kRank == 2 ? "tk.addmm" : "tk.baddbmm", a, b, bias, epilogue, settings, std::move(out)));
-}
-
-template <bool kOut>
-void boxed_linear(StableIValue* stack, uint64_t, uint64_t) {
-  Arguments args(stack);
-  const Tensor x = args.tensor();
-  const Tensor weight = args.tensor();
-  const Tensor bias = args.optional_tensor();
-  const Settings settings = read_settings(args);
-  Tensor out = kOut ? args.tensor() : Tensor();
-  args.give_back(linear(x, weight, bias, settings, std::move(out)));
-}
-
-// --- Registration ---
-
-constexpr const char* kMultiply = "Tensor a, Tensor b, Tensor? bias=None, " TK_SETTINGS;
-constexpr const char* kAdd = "Tensor bias, Tensor a, Tensor b, float beta=1, float alpha=1, " TK_SETTINGS;
-constexpr const char* kLinear = "Tensor x, Tensor weight, Tensor? bias=None, " TK_SETTINGS;
-constexpr Op kOps[] = {
-    {"mm", kMultiply, boxed_multiply<2, false>, boxed_multiply<2, true>},
-    {"addmm", kAdd, boxed_add<2, false>, boxed_add<2, true>},
-    {"linear", kLinear, boxed_linear<false>, boxed_linear<true>},
-    {"bmm", kMultiply, boxed_multiply<3, false>, boxed_multiply<3, true>},
-    {"baddbmm", kAdd, boxed_add<3, false>, boxed_add<3, true>},
-};
-
-STABLE_TORCH_LIBRARY(tk, library) { define<kOps>(library); }
-STABLE_TORCH_LIBRARY_IMPL(tk, CPU, library) { implement<kOps>(library); }
-STABLE_TORCH_LIBRARY_IMPL(tk, CUDA, library) { implement<kOps>(library); }
-
-}  // namespace
-
-void reserve_mm_names() {
-  for (const Op& op : kOps) check_status(tk_reserve_op(op.name));
+Tensor mm_plus_mm(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& d, const OptionalTensor& bias,
+                  const Settings& settings, Tensor out) {
+  Product p{.name = "tk.mm_plus_mm", .epilogue = {.activation = settings.activation}, .settings = settings};
+  p.n_factors = 2;
+  p.factors[1].a_name = "c";
+  p.factors[1].b_name = "d";
+  set_factors(p, 0, a, b);
+  set_factors(p, 1, c, d);
+  return run(p, meta(bias), Sizes(p.factors[0]), std::move(out));
 }
 
 }  // namespace tk::ops

@@ -10,7 +10,7 @@
 
 #include "error.h"
 #include "generated.h"
-#include "names.h"
+#include "registration.h"
 
 extern "C" TK_API uint32_t tk_ops_abi_version(void) { return TK_ABI_VERSION; }
 
@@ -49,16 +49,7 @@ void load_user_packs() {
 }
 
 const bool packs_are_found = [] {
-  reserve_grouped_mm_names();
-  reserve_conv_names();
-  reserve_int4_names();
-  reserve_mm_names();
-  check_status(tk_reserve_op("store_table"));  // lists.h
-  // Python's, over the ops of attention's pairs (tk/ops/flex.py) and of b2b_gemm's functions (tk/ops/b2b.py).
-  for (const char* name : {"flex_attention", "flex_attention_backward", "b2b_gemm"}) check_status(tk_reserve_op(name));
-  reserve_mm_plus_mm_names();
-  reserve_scaled_grouped_mm_names();
-  reserve_scaled_mm_names();
+  reserve_names();
   find_builtin_packs();
   load_user_packs();
   return true;

@@ -1,16 +1,22 @@
-// What every op registers the same way. An op `f` of a family's table is three names, each with an `.out` overload
-// where the op has one:
+// How an op of the library is registered: a schema and a C++ function are all that it takes. The function's arguments
+// are read by its parameters' types, and an op whose schema has others does not compile. An op `f` is three names, each
+// with an `.out` overload where the function's last parameter is a `Tensor` by value, empty where there is no out:
 //
 //   tk::f            what callers call and tracers see
 //   tk::_f           the same without autograd: where the gate (gate.h) goes when no gradient is at stake
 //   tk::_f_autograd  where the gate goes when one is; Python registers the formula there (python/tk/ops/_register.py)
 #pragma once
 
+#include <stdexcept>
+#include <tuple>
+#include <type_traits>
+
+#include "arguments.h"
 #include "gate.h"
 
 namespace tk::ops {
 
-// A row of a family's table. arguments: of the schema, as torch writes them.
+// arguments: of the schema, as torch writes them.
 struct Op {
   const char* name;
   const char* arguments;
@@ -22,6 +28,64 @@ struct Op {
   }
   Boxed* kernel(bool is_out) const { return is_out ? out_function : function; }
 };
+
+namespace detail {
+
+// The type of a schema's next argument; lists of a given length are lists.
+constexpr std::string_view next_type(std::string_view& arguments) {
+  const std::string_view argument = next_argument(arguments);
+  const std::string_view type = argument.substr(0, argument.find(' '));
+  return type.starts_with("int[") ? "int[]" : type;
+}
+
+template <auto kFunction>
+struct Function;
+
+template <class... Parameters, Tensor (*kFunction)(Parameters...)>
+struct Function<kFunction> {
+  template <class Parameter>
+  static constexpr bool is_out = std::is_same_v<Parameter, Tensor>;
+  static constexpr bool has_out = (is_out<Parameters> || ...);
+
+  static constexpr bool takes(std::string_view arguments) {
+    bool does = true;
+    const auto match = [&]<class Parameter>(std::type_identity<Parameter>) {
+      if constexpr (!is_out<Parameter>)
+        for (const std::string_view type : Reading<std::remove_cvref_t<Parameter>>::kTypes)
+          does = does && next_type(arguments) == type;
+    };
+    (match(std::type_identity<Parameters>()), ...);
+    return does && arguments.empty();
+  }
+
+  template <class Parameter, bool kOut>
+  static std::remove_cvref_t<Parameter> read(Arguments& args) {
+    if constexpr (is_out<Parameter> && !kOut)
+      return {};
+    else
+      return Reading<std::remove_cvref_t<Parameter>>::read(args);
+  }
+
+  template <bool kOut>
+  static void boxed(StableIValue* stack, uint64_t, uint64_t) {
+    Arguments args(stack);
+    // In braces, which are evaluated in their order.
+    std::tuple<std::remove_cvref_t<Parameters>...> values{read<Parameters, kOut>(args)...};
+    args.give_back(std::apply([](auto&... value) { return kFunction(std::forward<Parameters>(value)...); }, values));
+  }
+};
+
+}  // namespace detail
+
+// The op that calls a function.
+template <auto kFunction>
+consteval Op op(const char* name, const char* arguments) {
+  using Function = detail::Function<kFunction>;
+  if (!Function::takes(arguments)) throw std::logic_error("the schema's types are not those of the function");
+  Boxed* out_function = nullptr;
+  if constexpr (Function::has_out) out_function = Function::template boxed<true>;
+  return {name, arguments, Function::template boxed<false>, out_function};
+}
 
 namespace detail {
 
@@ -74,5 +138,8 @@ void implement(torch::stable::detail::StableLibrary& library) {
     library.impl(("_" + name).c_str(), twin);
   });
 }
+
+// Keeps the names that are the library's own: no pack can have a generated op of such a name (library.cpp).
+void reserve_names();
 
 }  // namespace tk::ops

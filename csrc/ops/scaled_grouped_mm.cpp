@@ -2,8 +2,7 @@
 // each column of each of b's matrices.
 
 #include "groups.h"
-#include "names.h"
-#include "registration.h"
+#include "ops.h"
 #include "scaled.h"
 
 namespace tk::ops {
@@ -78,18 +77,11 @@ void launch_groups(const Call& call) {
   launch_scaled(op, s, tensors);
 }
 
-template <bool kOut>
-void boxed_scaled_grouped_mm(StableIValue* stack, uint64_t, uint64_t) {
-  Arguments args(stack);
-  const Tensor a = args.tensor();
-  const Tensor b = args.tensor();
-  const Tensor scale_a = args.tensor();
-  const Tensor scale_b = args.tensor();
-  const Tensor offs = args.tensor();
-  const Tensor bias = args.optional_tensor();
-  const bool use_fast_accum = args.boolean();
-  const Settings settings = read_settings(args);
-  Tensor out = kOut ? args.tensor() : Tensor();
+}  // namespace
+
+Tensor scaled_grouped_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
+                         const Tensor& offs, const OptionalTensor& bias, bool use_fast_accum, const Settings& settings,
+                         Tensor out) {
   Call call{.s = {.p = {.name = kName, .settings = settings}, .use_fast_accum = use_fast_accum}, .offs = meta(offs)};
   set_factors(call, meta(a), meta(b));
   const Matrix &of_a = call.factors().a.matrix, &of_b = call.factors().b.matrix;
@@ -103,24 +95,7 @@ void boxed_scaled_grouped_mm(StableIValue* stack, uint64_t, uint64_t) {
   Tensor result = scaled_out(call.s, sizes, std::move(out));
   const bool is_nothing = call.s.p.out.matrix.is_empty() || call.groups() == 0;
   if (!is_nothing) call.factors().a.tensor.device.is_cuda() ? launch_groups(call) : compute_on_cpu(call);
-  args.give_back(std::move(result));
-}
-
-constexpr Op kOps[] = {
-    {"scaled_grouped_mm",
-     "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor offs, Tensor? bias=None, "
-     "bool use_fast_accum=False, " TK_SETTINGS,
-     boxed_scaled_grouped_mm<false>, boxed_scaled_grouped_mm<true>},
-};
-
-STABLE_TORCH_LIBRARY_FRAGMENT(tk, library) { define<kOps>(library); }
-STABLE_TORCH_LIBRARY_IMPL(tk, CPU, library) { implement<kOps>(library); }
-STABLE_TORCH_LIBRARY_IMPL(tk, CUDA, library) { implement<kOps>(library); }
-
-}  // namespace
-
-void reserve_scaled_grouped_mm_names() {
-  for (const Op& op : kOps) check_status(tk_reserve_op(op.name));
+  return result;
 }
 
 }  // namespace tk::ops

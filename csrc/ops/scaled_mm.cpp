@@ -1,7 +1,6 @@
 // scaled_mm: the product of two matrices of float8, one scale for each or one for each row of a and column of b.
 
-#include "names.h"
-#include "registration.h"
+#include "ops.h"
 #include "scaled.h"
 
 namespace tk::ops {
@@ -47,17 +46,10 @@ void compute(const ScaledProduct& s) {
   launch_scaled(op, s, tensors);
 }
 
-template <bool kOut>
-void boxed_scaled_mm(StableIValue* stack, uint64_t, uint64_t) {
-  Arguments args(stack);
-  const Tensor a = args.tensor();
-  const Tensor b = args.tensor();
-  const Tensor scale_a = args.tensor();
-  const Tensor scale_b = args.tensor();
-  const Tensor bias = args.optional_tensor();
-  const bool use_fast_accum = args.boolean();
-  const Settings settings = read_settings(args);
-  Tensor out = kOut ? args.tensor() : Tensor();
+}  // namespace
+
+Tensor scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
+                 const OptionalTensor& bias, bool use_fast_accum, const Settings& settings, Tensor out) {
   ScaledProduct s{.p = {.name = kName, .settings = settings}, .use_fast_accum = use_fast_accum};
   set_factors(s.p, 0, a, b);
   const Factors& f = s.p.factors[0];
@@ -70,23 +62,7 @@ void boxed_scaled_mm(StableIValue* stack, uint64_t, uint64_t) {
   set_bias(s, meta(wide ? wide : bias), f.b.matrix.cols);
   Tensor result = scaled_out(s, Sizes(f), std::move(out));
   compute(s);
-  args.give_back(std::move(result));
-}
-
-constexpr Op kOps[] = {
-    {"scaled_mm",
-     "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, bool use_fast_accum=False, " TK_SETTINGS,
-     boxed_scaled_mm<false>, boxed_scaled_mm<true>},
-};
-
-STABLE_TORCH_LIBRARY_FRAGMENT(tk, library) { define<kOps>(library); }
-STABLE_TORCH_LIBRARY_IMPL(tk, CPU, library) { implement<kOps>(library); }
-STABLE_TORCH_LIBRARY_IMPL(tk, CUDA, library) { implement<kOps>(library); }
-
-}  // namespace
-
-void reserve_scaled_mm_names() {
-  for (const Op& op : kOps) check_status(tk_reserve_op(op.name));
+  return result;
 }
 
 }  // namespace tk::ops

@@ -15,16 +15,6 @@ void check_range(const char* op, const char* what, int64_t value, int64_t low, i
 
 }  // namespace
 
-Settings read_settings(Arguments& args) {
-  Settings s;  // in the order of TK_SETTINGS
-  s.activation = args.integer();
-  s.out_dtype = args.optional_dtype();
-  s.precision = args.integer();
-  s.config = args.integer();
-  s.mode = args.integer();
-  return s;
-}
-
 void check_settings(const char* op, const Settings& s) {
   check_range(op, "activation", s.activation, 0, kActivations - 1);
   check_range(op, "precision", s.precision, -1, 1);

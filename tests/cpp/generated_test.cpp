@@ -80,6 +80,48 @@ TEST_F(GeneratedTest, AnOpWithAGradientHasATwin) {
   EXPECT_STREQ(tk_generated_op_at(1)->twin_schema, "");
 }
 
+// shifted(x[..., N], bias[N] or none) -> a tensor like x
+Op optional_op() {
+  return {.name = "shifted",
+          .n_tensors = 3,
+          .locals = {size(0, 3)},
+          .variants = {Variant{.launches = {Launch{.args = {pointer(0), pointer(1), pointer(2)}}}}},
+          .outputs = {{dtype(0), {local(0)}, {1}, 1}},
+          .schema = "shifted(Tensor x, Tensor? bias=None, int config=-1, int mode=0) -> Tensor",
+          .params = {{.name = "x", .flags = format::kLeading, .rank = 1},
+                     {.name = "bias", .kind = format::ParamKind::OptionalTensor, .rank = 1, .default_value = "None"}},
+          .checks = {{(dtype(1) == E(-1)) + (size(1, 0) == local(0)), "N of x and bias are equal"}}};
+}
+
+TEST_F(GeneratedTest, ATensorMayBeAbsent) {
+  load({optional_op()});
+  EXPECT_EQ(tk_generated_op_at(0)->params[1].kind, TK_PARAM_OPTIONAL_TENSOR);
+  EXPECT_STREQ(tk_generated_op_at(0)->params[1].default_value, "None");
+  const auto outputs = [](const tk_tensor& bias) {
+    Call call("shifted", {make_tensor({1, 1, 4, 8}), bias, absent_tensor()});
+    tk_tensor found[1];
+    uint32_t n = 0;
+    return tk_outputs(call.get(), found, 1, &n);
+  };
+  EXPECT_EQ(outputs(absent_tensor()), TK_OK) << tk_last_error();
+  EXPECT_EQ(outputs(make_tensor({8})), TK_OK) << tk_last_error();
+  expect_error(outputs(make_tensor({7})), TK_INVALID_ARGUMENT, {"N of x and bias are equal"});
+}
+
+TEST_F(GeneratedTest, WhatAnAbsentTensorMayNotBeIsRefused) {
+  const auto refuse = [&](const std::function<void(Op&)>& change, const char* why) {
+    Op op = optional_op();
+    change(op);
+    expect_error(try_load({op}), TK_PACK_ERROR, {why});
+  };
+  const auto bias = [](Op& op) -> auto& { return op.params[1]; };
+  refuse([&](Op& op) { bias(op).flags = format::kLeading; }, "unknown flags");
+  refuse([&](Op& op) { bias(op).flags = format::kMutated; }, "unknown flags");
+  refuse([&](Op& op) { bias(op).default_value = "0"; }, "no such default");
+  refuse([](Op& op) { op.params[0] = {.name = "x", .kind = format::ParamKind::OptionalTensor, .rank = 1}; },
+         "always there");
+}
+
 TEST_F(GeneratedTest, ListsOfTensors) {
   load({Op{.name = "add",
            .n_tensors = 2,

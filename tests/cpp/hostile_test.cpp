@@ -327,7 +327,7 @@ TEST_F(Forbidden, InterfacesThatContradictThemselves) {
          "list x of tensors with declared dimensions");
   refuse([&](PackSpec& s) { param(s, 0).kind = format::ParamKind::Tensors, param(s, 0).rank = 0; },
          "an output of lists with dimensions of its own");
-  refuse([&](PackSpec& s) { param(s, 0).kind = static_cast<format::ParamKind>(5); }, "kind");
+  refuse([&](PackSpec& s) { param(s, 0).kind = static_cast<format::ParamKind>(6); }, "kind");
   refuse([&](PackSpec& s) { param(s, 0).flags = 8; }, "flags");
   refuse([&](PackSpec& s) { param(s, 0).flags = format::kInOrder; }, "order of dimensions that it lacks");
   refuse([&](PackSpec& s) { param(s, 1).flags = format::kMutated; }, "flags");

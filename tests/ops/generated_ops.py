@@ -146,6 +146,34 @@ SCALED_GELU = Op(
               *(graph(["x", "bias", "alpha"], _scaled, ["y"], T=t) for t in ("fp32", "fp64"))),
 )  # fmt: skip
 
+# shifted(x[..., N], bias[N] or None, alpha) = alpha x + bias, as two graphs
+X, BIAS, OUT = tensors("x", "bias", "out")
+_times = node("s", "aten.mul.Tensor", ref("x"), ref("alpha"))
+SHIFTED = Op(
+    name="shifted",
+    tensors=(X, BIAS, OUT),
+    ints=(),
+    floats=("alpha",),
+    locals={"N": X.size(3)},
+    selectors={},
+    dims=(),
+    outputs=(Output(X.dtype, (X.size(3),), (1,), leading=0),),
+    params=(
+        Param("x", "tensor", leading=True, rank=1),
+        Param("bias", "optional_tensor", rank=1),
+        Param("alpha", "float", default=1.5),
+    ),
+    checks=(
+        _is(X, FP32),
+        require(~BIAS.present | (BIAS.dtype == X.dtype), "x and bias must have one dtype"),
+        require(~BIAS.present | (BIAS.size(0) == X.size(3)), "N of x and bias must be equal"),
+    ),
+    meta=meta({"x": "fp32[..., N]", "bias": "fp32[N]", "alpha": "float"},
+              graph(["x", "alpha"], [_times], ["s"]) | {"flags": {"bias": False}},
+              graph(["x", "bias", "alpha"], [_times, node("b", "aten.add.Tensor", ref("s"), ref("bias"))], ["b"])
+              | {"flags": {"bias": True}}),
+)  # fmt: skip
+
 # rows(x[M, N], n: int, keep: bool) -> (sums [M] fp32, argmax [M] i64), over the first n columns of x
 X, SUMS, INDEX = tensors("x", "sums", "index")
 _rows = [

@@ -30,7 +30,7 @@ from tk.aot.spec import Op, Output, Param
 from tk.generated import register
 
 from . import generated_ops
-from .generated_ops import ADD_, ROWS, SCALED_GELU, TWICE, graph, meta, node, normalized, ref
+from .generated_ops import ADD_, ROWS, SCALED_GELU, SHIFTED, TWICE, graph, meta, node, normalized, ref
 
 Load = Callable[[Op], Op]
 _numbers = itertools.count()
@@ -50,6 +50,52 @@ def norm(tmp_path: Path) -> str:
 
 def expected_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
     return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
+
+
+# --- Tensors that may be left out ---
+
+
+def test_a_tensor_that_may_be_left_out(load: Load) -> None:
+    op = ops(load(SHIFTED).name)
+    assert "(Tensor x, Tensor? bias=None, float alpha=1.5, int config=-1, int mode=0)" in str(op.default._schema)
+    x, bias = torch.randn(2, 3, 8), torch.randn(8)
+    torch.testing.assert_close(op(x), 1.5 * x)
+    torch.testing.assert_close(op(x, None, 2.0), 2 * x)
+    torch.testing.assert_close(op(x, bias), 1.5 * x + bias)
+    with FakeTensorMode() as mode:
+        fake_x, fake_bias = mode.from_tensor(x), mode.from_tensor(bias)
+        assert op(fake_x).shape == op(fake_x, fake_bias).shape == x.shape
+    for args in ((x,), (x, bias)):
+        opcheck(op.default, args)
+    torch.testing.assert_close(torch.vmap(op)(x), 1.5 * x)
+    torch.testing.assert_close(torch.compile(op, backend="eager", fullgraph=True)(x, None, 2.0), 2 * x)
+
+
+def test_what_is_refused_beside_it(load: Load) -> None:
+    op = ops(load(SHIFTED).name)
+    with pytest.raises(ValueError, match=r"x of another dtype; x is float64\[2\], bias is None$"):
+        op(torch.randn(2).double())
+    with pytest.raises(ValueError, match=r"N of x and bias must be equal; x is float32\[2\], bias is float32\[3\]$"):
+        op(torch.randn(2), torch.randn(3))
+    with pytest.raises(NotImplementedError, match="no gradient"):
+        op(torch.randn(2), torch.randn(2, requires_grad=True))
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    (
+        ([Param("x", "optional_tensor", rank=1)], "one tensor that is always there"),
+        ([Param("x", "tensor"), Param("y", "optional_tensor", leading=True)], "has no leading dimensions"),
+        ([Param("x", "tensor"), Param("y", "optional_tensor", mutated=True)], "is not written"),
+        ([Param("x", "tensors"), Param("y", "optional_tensor")], "beside lists"),
+        ([Param("x", "tensor"), Param("y", "optional_tensor"), Param("n", "int")], "without a default follows"),
+    ),
+)
+def test_no_op_has(tmp_path: Path, params: list[Param], message: str) -> None:
+    xs = tensors(*(p.name for p in params if p.is_tensor))
+    op = Op("wrong", xs, tuple(p.name for p in params if p.kind == "int"), (), {}, {}, (), params=tuple(params))
+    with pytest.raises(BuildError, match=message):
+        generated_ops.write(tmp_path / "wrong.tkpack", replace(op, meta=meta({p.name: "fp32" for p in params})))
 
 
 # --- What is registered ---

@@ -24,7 +24,7 @@ from tk.aot.expr import tensors
 from tk.aot.spec import Op, Output, Param
 from tk.heuristics.problem import Described, describe
 
-from .generated_ops import ADD_, ROWS, SCALED_GELU, TWICE, meta
+from .generated_ops import ADD_, ROWS, SCALED_GELU, SHIFTED, TWICE, meta
 
 Load = Callable[[Op], Op]
 CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
@@ -91,6 +91,34 @@ def test_addresses_are_those_of_the_tensors(load: Load, h100: int) -> None:
     p = problem(kernel, x, bias, 0.25)
     assert [t.address for t in p.tensors if t] == [x.data_ptr(), bias.data_ptr(), kernel.returned.data_ptr()]
     assert p.floats == (0.25,)
+
+
+def test_a_tensor_that_is_left_out_is_absent(load: Load, h100: int) -> None:
+    kernel = Kernel(load(SHIFTED).name, h100)
+    x, bias = torch.randn(4, 9), torch.randn(9)
+    p = problem(kernel, x, None, 0.25)
+    assert p.tensors[1] is None and p.floats == (0.25,)
+    assert [layout(t) for t in (p.tensors[0], p.tensors[2])] == [((1, 1, 4, 9), (0, 0, 9, 1))] * 2
+    assert layout(problem(kernel, x, bias, 0.25).tensors[1]) == ((9,), (1,))
+    assert problem(kernel, x).tensors[1] is None, "what was remembered of the other call is another's"
+
+
+def test_where_dimensions_are_copied_it_stays_absent(load: Load, h100: int) -> None:
+    kernel = Kernel(load(SHIFTED).name, h100)
+    x = torch.randn(2, 3, 4, 5, 6, 16)[:, :2, :3, :4, :5, ::2]
+    p = problem(kernel, x, None)
+    assert p.tensors[1] is None and layout(p.tensors[0])[0] == (1, 1, 2 * 2 * 3 * 4 * 5, 8)
+
+
+def test_what_is_refused_beside_a_tensor_that_is_left_out(load: Load, h100: int) -> None:
+    kernel = Kernel(load(SHIFTED).name, h100)
+    x = torch.randn(2, 9)
+    with pytest.raises(ValueError, match=r"x of another dtype; x is float64\[2, 9\], bias is None$"):
+        kernel(x.double(), None)
+    with pytest.raises(ValueError, match=r"N of x and bias must be equal; x is float32\[2, 9\], bias is float32\[8\]$"):
+        kernel(x, torch.randn(8))
+    with pytest.raises(ValueError, match=r"bias must have 1 dimension, is \[1, 9\]"):
+        kernel(x, torch.randn(1, 9))
 
 
 def test_deterministic_mode_is_asked_for(load: Load, h100: int) -> None:

@@ -145,14 +145,18 @@ def _check_interface(op: Op) -> None:
         raise BuildError(f"{where}: its meta is no JSON: {e}") from e
     if not 0 <= saved <= len(op.outputs):
         raise BuildError(f"{where}: {saved} of its {len(op.outputs)} outputs are saved")
-    tensors = [p for p in op.params if p.kind in ("tensor", "tensors")]
+    tensors = [p for p in op.params if p.is_tensor]
     lists = [p for p in tensors if p.kind == "tensors"]
     ints = tuple(p.name for p in op.params if p.kind in ("int", "bool"))
     floats = tuple(p.name for p in op.params if p.kind == "float")
     if lists and (op.backward or any(p.leading or p.rank or p.mutated for p in tensors if p not in lists)):
         raise BuildError(f"{where}: what is no list beside lists of tensors has no dimensions and is not written")
-    if not tensors:
-        raise BuildError(f"{where}: a generated op takes at least one tensor")
+    if lists and any(p.kind == "optional_tensor" for p in tensors):
+        raise BuildError(f"{where}: beside lists of tensors none may be left out")
+    if all(p.kind == "optional_tensor" for p in tensors):
+        raise BuildError(f"{where}: a generated op takes at least one tensor that is always there")
+    if list(map(bool, defaults := [p.default_text for p in op.params])) != sorted(map(bool, defaults)):
+        raise BuildError(f"{where}: an argument without a default follows one with a default")
     if sum(p.mutated for p in tensors) > MAX_MUTATED:
         raise BuildError(f"{where}: more than {MAX_MUTATED} arguments are written in place")
     if (len(op.tensors), op.ints, op.floats) != (len(tensors) + len(op.outputs), ints, floats):
@@ -179,8 +183,10 @@ def _check_param(where: str, p: Param) -> None:
         raise BuildError(f"{where}: the tensors of a list have no declared dimensions")
     if p.kind not in fmt.PARAM_KINDS:
         raise BuildError(f"{where}: its kind is one of {', '.join(fmt.PARAM_KINDS)}, not {p.kind!r}")
-    if p.kind not in ("tensor", "tensors") and (p.leading or p.rank or p.mutated or p.in_order):
+    if not p.is_tensor and (p.leading or p.rank or p.mutated or p.in_order):
         raise BuildError(f"{where}: a number has no dimensions and is not written")
+    if p.kind == "optional_tensor" and (p.leading or p.mutated or p.in_order):
+        raise BuildError(f"{where}: a tensor that may be left out has no leading dimensions and is not written")
     if not 0 <= p.rank <= _max_rank(p.leading):
         raise BuildError(f"{where}: {p.rank} declared dimensions, there may be {_max_rank(p.leading)}")
     default: Mapping[str, Any] = {"float": float, "int": int, "bool": bool}
@@ -198,7 +204,7 @@ def _param(writer: PackWriter, p: Param) -> dict[str, Any]:
         kind=fmt.PARAM_KINDS.index(p.kind),
         flags=fmt.PARAM_LEADING * p.leading | fmt.PARAM_MUTATED * p.mutated | fmt.PARAM_IN_ORDER * p.in_order,
         rank=p.rank,
-        default_value=writer.string("" if p.default is None else repr(p.default)),
+        default_value=writer.string(p.default_text),
     )
 
 

@@ -235,10 +235,10 @@ class Selector:
 class Param:
     """An argument of a generated op's schema.
 
-    kind: "tensor", "tensors" (a list), "float", "int" or "bool". Of a tensor: leading: any dimensions may come before
-    the declared ones, the same for all tensors of the op that have them; rank: how many are declared; mutated: written
-    in place; in_order: the leading ones are seen in their order, whatever their strides. default: of a number, what a
-    call that leaves it out means."""
+    kind: "tensor", "optional_tensor" (that, or None: absent in the core), "tensors" (a list), "float", "int" or "bool".
+    Of a tensor: leading: any dimensions may come before the declared ones, the same for all tensors of the op that have
+    them; rank: how many are declared; mutated: written in place; in_order: the leading ones are seen in their order,
+    whatever their strides. default: of a number, what a call that leaves it out means; an optional tensor is None."""
 
     name: str
     kind: str
@@ -247,6 +247,15 @@ class Param:
     mutated: bool = False
     in_order: bool = False
     default: float | int | bool | None = None
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.kind in ("tensor", "optional_tensor", "tensors")
+
+    @property
+    def default_text(self) -> str:
+        """As a schema spells it; "" where there is none."""
+        return "None" if self.kind == "optional_tensor" else "" if self.default is None else repr(self.default)
 
 
 @dataclass(frozen=True)
@@ -307,11 +316,11 @@ def schema_of(op: Op) -> str:
     """``scaled_gelu(Tensor x, Tensor bias, float alpha, int config=-1, int mode=0) -> Tensor``. Of an op that writes in
     place the last argument is called mode_bits: torch passes its arguments by name, to functions with a ``mode``."""
     letters = iter("abcdefghijklmnopqrstuvwxyz")
-    types = {"float": "float", "int": "SymInt", "bool": "bool"}
+    types = {"float": "float", "int": "SymInt", "bool": "bool", "optional_tensor": "Tensor?"}
     arguments = []
     for p in op.params:
         written = f"({next(letters)}!)" if p.mutated else ""
-        default = "" if p.default is None else f"={p.default!r}"
+        default = f"={p.default_text}" if p.default_text else ""
         is_list = "[]" if p.kind == "tensors" else ""
         arguments.append(f"{types.get(p.kind, 'Tensor')}{written}{is_list} {p.name}{default}")
     count = len(op.outputs) - op.backward.get("extra_outputs", 0)

@@ -98,7 +98,7 @@ def _run(call: Call) -> list[Tensor]:
     outputs = call.allocate()
     if len(found) != len(outputs):
         raise errors.PackError(f"tk.{call.op.name}: its graph has {len(found)} outputs, its pack says {len(outputs)}")
-    taken = {_storage(x) for x in call.tensors}
+    taken = {_storage(x) for _, x in call.present}
     results = []
     for value, out in zip(found, outputs, strict=True):
         results.append(_fit(value, out, call, taken))
@@ -127,7 +127,7 @@ def aten(call: Call, exact: bool = False, arguments: Mapping[str, Any] | None = 
     nodes, given = graph_of(call)["nodes"], dict(seen(call) if arguments is None else arguments)
     if exact:
         nodes, given = in_fp64(nodes), {name: wide(x) for name, x in given.items()}
-    found = evaluate(nodes, given, call.op.name, call.tensors[0].device)
+    found = evaluate(nodes, given, call.op.name, call.device)
     return [*found, *(given[p.name] for p in call.op.tensors if p.mutated)]
 
 
@@ -137,7 +137,7 @@ def differentiable(call: Call) -> list[Tensor]:
     if any(p.mutated for p in call.op.params):
         raise NotImplementedError(f"tk.{call.op.name} writes its arguments in place, of which there is no derivative")
     with torch._C._DisableAutocast():
-        found = evaluate(graph_of(call)["nodes"], seen(call), call.op.name, call.tensors[0].device, take_apart=True)
+        found = evaluate(graph_of(call)["nodes"], seen(call), call.op.name, call.device, take_apart=True)
     return [_with_leading(x, result, call) for x, result in zip(found, call.op.results, strict=True)]
 
 
@@ -164,10 +164,13 @@ def in_fp64(x: Any) -> Any:
 
 
 def graph_of(call: Call) -> Mapping[str, Any]:
-    """The recorded graph for a call's dtypes and flags (bools)."""
+    """The recorded graph for a call's dtypes and flags: bools, and whether an optional tensor is there."""
     signature, graphs = call.op.meta["signature"], call.op.meta["graphs"]
-    given = {p.name: NAMES.get(x.dtype, str(x.dtype)) for p, x in zip(call.op.tensors, call.tensors, strict=True)}
+    given = {p.name: NAMES.get(x.dtype, str(x.dtype)) for p, x in call.present}
     flags = {p.name: bool(x) for p, x in zip(call.op.params, call.args, strict=False) if p.kind == "bool"}
+    flags |= {
+        p.name: x is not None for p, x in zip(call.op.tensors, call.tensors, strict=True) if p.kind == "optional_tensor"
+    }
     declared = {name: signature[name].partition("[")[0].strip() for name in given}
     for graph in graphs:
         has_dtypes = all(graph["dtypes"].get(dtype, dtype) == given[name] for name, dtype in declared.items())

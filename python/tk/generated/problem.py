@@ -39,7 +39,11 @@ class Call:
         self.op = op
         self.args = args
         pairs = list(zip(op.params, args, strict=False))
-        self.tensors: list[Tensor] = [x for p, x in pairs if p.kind == "tensor"]
+        self.tensors: list[Any] = [x for p, x in pairs if p.kind in ("tensor", "optional_tensor")]  # None: it is absent
+        self.present: list[tuple[Param, Tensor]] = [
+            (p, x) for p, x in zip(op.tensors, self.tensors, strict=True) if x is not None
+        ]
+        self.device = self.present[0][1].device
         self.ints = [x for p, x in pairs if p.kind in ("int", "bool")]
         self.config, self.mode = args[len(op.params) :]
         self._locals: dict[int, Any] = {}
@@ -63,14 +67,13 @@ class Call:
             self.fail(f"mode is {self.mode}, must be 0 to {MODE_BITS}")
 
     def _check_tensors(self) -> None:
-        first = self.tensors[0]
+        first = self.present[0][0]
         leading: tuple[Param, Sequence[Any]] | None = None
-        for param, x in zip(self.op.tensors, self.tensors, strict=True):
+        for param, x in self.present:
             self._check_rank(param, x)
-            if x.device != first.device:
+            if x.device != self.device:
                 self.fail(
-                    f"{self.op.tensors[0].name} is on {first.device}, {param.name} on {x.device}; all tensors must be "
-                    "on one device"
+                    f"{first.name} is on {self.device}, {param.name} on {x.device}; all tensors must be on one device"
                 )
             if not param.leading:
                 continue
@@ -108,22 +111,19 @@ class Call:
 
     def _given(self) -> str:
         """As csrc/ops/generated.cpp says it."""
-        return ", ".join(
-            f"{p.name} is {str(x.dtype).removeprefix('torch.')}[{', '.join(map(str, x.shape))}]"
-            for p, x in zip(self.op.tensors, self.tensors, strict=True)
-        )
+        return ", ".join(f"{p.name} is {_described(x)}" for p, x in zip(self.op.tensors, self.tensors, strict=True))
 
     def check_written(self) -> None:
         """A tensor that is written shares memory with no other, not even as the same view: the op was traced with
         different tensors, so what it would do to one that is two of its arguments is not what the function does."""
-        for i, (param, x) in enumerate(zip(self.op.tensors, self.tensors, strict=True)):
+        for i, (param, x) in enumerate(self.present):
             if not param.mutated:
                 continue
             if overlaps_itself(x):
                 self.fail(
                     f"elements of {param.name}, which is written, share memory: give each a place of its own (.clone())"
                 )
-            for j, (other, y) in enumerate(zip(self.op.tensors, self.tensors, strict=True)):
+            for j, (other, y) in enumerate(self.present):
                 if j != i and _overlap(x, y):
                     self.fail(f"{param.name}, which is written, overlaps {other.name} in memory; clone one of them")
 
@@ -154,7 +154,7 @@ class Call:
 
     def _of_tensor(self, node: Expr) -> Any:
         t, d = node.operand & 0xFF, node.operand >> 8
-        if t >= len(self.tensors):  # an output, which is not there yet
+        if t >= len(self.tensors) or self.tensors[t] is None:  # an output is not there yet
             return {"alignment": 256, "size": 0, "stride": 0}.get(node.op, -1)
         x, param = self.tensors[t], self.op.tensors[t]
         front = LEADING_DIMS if param.leading else 0
@@ -188,7 +188,11 @@ class Call:
             n_leading = like.dim() - self.op.tensors[result.leading].rank
             strides = [*_leading_strides(like, n_leading, sizes), *strides]
             sizes = [*like.shape[:n_leading], *sizes]
-        return torch.empty_strided(sizes, strides, dtype=dtype, device=self.tensors[0].device)
+        return torch.empty_strided(sizes, strides, dtype=dtype, device=self.device)
+
+
+def _described(x: Tensor | None) -> str:
+    return "None" if x is None else f"{str(x.dtype).removeprefix('torch.')}[{', '.join(map(str, x.shape))}]"
 
 
 def _leading_strides(like: Tensor, n_leading: int, declared: Sequence[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from tk import _library, errors
 from tk.expr import Expr
 
-KINDS = ("tensor", "tensors", "float", "int", "bool")  # tk_param_kind
+KINDS = ("tensor", "tensors", "float", "int", "bool", "optional_tensor")  # tk_param_kind
 LEADING_DIMS = 3
 MAX_DIMS = 8
 
@@ -116,8 +116,8 @@ class GeneratedOp:
 
     @cached_property
     def tensors(self) -> tuple[Param, ...]:
-        """The tensor arguments, lists too, in order: what expressions count."""
-        return tuple(p for p in self.params if p.kind in ("tensor", "tensors"))
+        """The tensor arguments, lists and optional ones too, in order: what expressions count."""
+        return tuple(p for p in self.params if p.kind in ("tensor", "optional_tensor", "tensors"))
 
     @cached_property
     def takes_lists(self) -> bool:

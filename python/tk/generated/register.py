@@ -139,9 +139,7 @@ def _register_lists(op: GeneratedOp) -> None:
         args = _register.with_defaults(overload, args, kwargs)
         calls = lists.calls(op, args)
         if calls:
-            raise errors.UnsupportedError(
-                f"tk.{op.name}: it is there on CUDA and the CPU, not on {calls[0].tensors[0].device}"
-            )
+            raise errors.UnsupportedError(f"tk.{op.name}: it is there on CUDA and the CPU, not on {calls[0].device}")
         return returned(lists.results(op, args, calls))
 
     def under_transforms(*args: Any, **kwargs: Any) -> Any:

@@ -121,6 +121,7 @@ typedef enum tk_param_kind {
   TK_PARAM_FLOAT = 2,
   TK_PARAM_INT = 3,
   TK_PARAM_BOOL = 4,
+  TK_PARAM_OPTIONAL_TENSOR = 5, /* a tensor, or none: the call then has it absent (ndim -1) */
 } tk_param_kind;
 
 /* An argument. The tensors of a call are the tensor params in order, then the outputs; its ints are the int and bool
