@@ -6,7 +6,6 @@ import triton.language as tl
 from tk.aot.expr import ceil_div, select, tensors
 from tk.aot.spec import (
     DTYPES,
-    Arg,
     Config,
     Const,
     Family,
@@ -20,8 +19,8 @@ from tk.aot.spec import (
     Selector,
     require,
 )
+from tk.kernels.conv.arguments import extents, image_strides, leave_out
 from tk.kernels.conv.geometry import pixel, place
-from tk.kernels.conv.op import SPATIAL
 
 # Both [N, G, C, D, H, W]. Only the size of an element matters.
 X, OUT = tensors("x", "out")
@@ -44,40 +43,35 @@ _BITS = ("i16", "i32")
 
 
 @triton.jit
-def conv_layout(x, out, channels, pixels, D, H, W, x_n, x_c, x_d, x_h, x_w, out_n, out_d, out_h, out_w,
+def conv_layout(x, out, channels, pixels, sizes, x_stride, out_stride,
                 BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr, JOINED: tl.constexpr):  # fmt: skip
     """Program (pixels of an image, channels). JOINED: x's pixels lie one behind the other, and all on 16 bytes."""
     tiles = tl.cdiv(pixels, BLOCK_P)
     image = (tl.program_id(0) // tiles).to(tl.int64)
     p = tl.program_id(0) % tiles * BLOCK_P + tl.arange(0, BLOCK_P)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    _, d, h, w = pixel(p, D, H, W)
+    _, at_pixel = pixel(p, sizes)
     if JOINED:
         at = p.to(tl.int64)
     else:
-        at = place(d, h, w, x_d, x_h, x_w)
+        at = place(at_pixel, x_stride.pixel)
     there = (c < channels)[:, None] & (p < pixels)[None, :]
-    found = tl.load(x + image * x_n + (c.to(tl.int64) * x_c)[:, None] + at[None, :], mask=there, other=0)
-    to = out + image * out_n + place(d, h, w, out_d, out_h, out_w)[:, None] + c[None, :]
+    found = tl.load(x + image * x_stride.n + (c.to(tl.int64) * x_stride.c)[:, None] + at[None, :], mask=there, other=0)
+    to = out + image * out_stride.n + place(at_pixel, out_stride.pixel)[:, None] + c[None, :]
     tl.store(to, found.trans(), mask=there.trans())
 
 
 def _plan(point: Point) -> Plan:
     c = point.config
     aligned = point.joined
-    args: dict[str, Arg] = dict(
+    args = dict(
         x=Pointer(X, point.bits, aligned),
         out=Pointer(OUT, point.bits),
         channels=Int(CHANNELS, divisible=True),
         pixels=Int(PIXELS, divisible=aligned),
-        D=Int(X.size(3)),
-        H=Int(X.size(4)),
-        W=Int(X.size(5)),
-        x_n=Int(X.stride(0), "i64", divisible=aligned),
-        x_c=Int(X.stride(2), "i64", divisible=aligned),
-        **{f"x_{d}": Int(X.stride(3 + i), "i64") for i, d in enumerate(SPATIAL)},
-        out_n=Int(OUT.stride(0), "i64", divisible=True),
-        **{f"out_{d}": Int(OUT.stride(3 + i), "i64", divisible=True) for i, d in enumerate(SPATIAL)},
+        sizes=extents(X),
+        x_stride=leave_out(image_strides(X, divisible=aligned), "g")._replace(pixel=image_strides(X).pixel),
+        out_stride=leave_out(image_strides(OUT, divisible=True), "g", "c"),
         BLOCK_C=Const(c.block_c),
         BLOCK_P=Const(c.block_p),
         JOINED=Const(point.joined),

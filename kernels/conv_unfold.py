@@ -9,7 +9,8 @@ import triton.language as tl
 
 from tk.aot.expr import Expr, ceil_div, select, tensors
 from tk.aot.spec import DTYPES, Config, Const, Family, Int, Kernel, Launch, Op, Plan, Point, Pointer, Selector, require
-from tk.kernels.conv.geometry import pixel, place
+from tk.kernels.conv.arguments import extents, image_strides, leave_out
+from tk.kernels.conv.geometry import Spatial, pixel, place
 
 # x [N, 1, C, D, H, W], out [N, 1, K, D, H, P]. Only the size of an element matters. taps, stride, padding and dilation
 # are those along w.
@@ -32,24 +33,24 @@ _BITS = ("i16", "i32")
 
 
 @triton.jit
-def conv_unfold(x, out, pixels, channels, C, W, D, H, P, taps, stride, padding, dilation,
-                x_n, x_c, x_d, x_h, x_w, out_n, out_d, out_h, out_p,
+def conv_unfold(x, out, pixels, channels, x_channels, x_width, out_sizes, taps, stride, padding, dilation,
+                x_stride, out_stride,
                 BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
     """Program (pixels, channels) of out."""
     rows = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     k = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     exists = rows < pixels
-    image, d, h, p = pixel(rows, D, H, P)
-    tap = k // C
-    c = k - tap * C
-    w0 = p * stride - padding
+    image, at = pixel(rows, out_sizes)
+    tap = k // x_channels
+    c = k - tap * x_channels
+    w0 = at.w * stride - padding
     step = tap * dilation
     w = w0[:, None] + step[None, :]
-    there = exists[:, None] & (tap < taps)[None, :] & (w >= 0) & (w < W)
-    line = image.to(tl.int64) * x_n + place(d, h, w0, x_d, x_h, x_w)
-    of_tap = step.to(tl.int64) * x_w + c.to(tl.int64) * x_c
+    there = exists[:, None] & (tap < taps)[None, :] & (w >= 0) & (w < x_width)
+    line = image.to(tl.int64) * x_stride.n + place(Spatial(at.d, at.h, w0), x_stride.pixel)
+    of_tap = step.to(tl.int64) * x_stride.pixel.w + c.to(tl.int64) * x_stride.c
     found = tl.load(x + line[:, None] + of_tap[None, :], mask=there, other=0)
-    to = out + (image.to(tl.int64) * out_n + place(d, h, p, out_d, out_h, out_p))[:, None] + k[None, :]
+    to = out + (image.to(tl.int64) * out_stride.n + place(at, out_stride.pixel))[:, None] + k[None, :]
     tl.store(to, found, mask=exists[:, None] & (k < channels)[None, :])
 
 
@@ -67,14 +68,12 @@ def _plan(point: Point) -> Plan:
         out=Pointer(OUT, point.bits),
         pixels=Int(PIXELS),
         channels=Int(CHANNELS, divisible=True),
-        C=Int(X.size(2)),
-        W=Int(X.size(5)),
-        D=Int(OUT.size(3)),
-        H=Int(OUT.size(4)),
-        P=Int(OUT.size(5)),
+        x_channels=Int(X.size(2)),
+        x_width=Int(X.size(5)),
+        out_sizes=extents(OUT),
         **{name: Int(OP.int(name)) for name in OP.ints},
-        **{f"x_{d}": Int(X.stride(i), "i64") for d, i in (("n", 0), ("c", 2), ("d", 3), ("h", 4), ("w", 5))},
-        **{f"out_{d}": Int(OUT.stride(i), "i64", divisible=True) for d, i in (("n", 0), ("d", 3), ("h", 4), ("p", 5))},
+        x_stride=leave_out(image_strides(X), "g"),
+        out_stride=leave_out(image_strides(OUT, divisible=True), "g", "c"),
         BLOCK_P=Const(c.block_p),
         BLOCK_C=Const(c.block_c),
     )

@@ -1,7 +1,9 @@
 """Convolutions of one to three dimensions as implicit products (docs/conv.md).
 
     op.py           what the core sees of a convolution; imports no Triton
-    geometry.py     device functions: which element of x a tap of an output pixel reads
+    geometry.py     bundles: sizes, strides, which convolution it is; device functions: which element of x a tap of an
+                    output pixel reads
+    arguments.py    what plans fill the bundles with
     pointer.py      plain Triton, for every GPU, layout and number of groups
     tma.py          for Hopper, of the parts in kernels/hopper/; tma_plans.py: its plans and grid
     depthwise.py    groups of one channel: no product; depthwise_slide.py: with outputs beside each other in a thread

@@ -7,14 +7,16 @@ such boundaries, else single elements.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import triton
 import triton.language as tl
 
 from tk.aot.expr import ceil_div
-from tk.aot.spec import ITEMSIZE, Arg, Config, Const, Constraint, Int, Kernel, Launch, Plan, Point, require
+from tk.aot.spec import ITEMSIZE, Config, Const, Constraint, Int, Kernel, Launch, Plan, Point, require
+from tk.kernels.conv.arguments import leave_out
 from tk.kernels.conv.cost import multiplications, plain_cores, tiles_of, waiting_ns
-from tk.kernels.conv.geometry import inside, pixel, place, tap_of
+from tk.kernels.conv.geometry import ImageStrides, Spatial, first_read, inside, pixel, place, plus, tap_of, times
 from tk.kernels.conv.op import DTYPE_AXIS, OP, OUT, WEIGHT, X, fits_32_bits, has_pieces, serves
 from tk.kernels.conv.pointer import ARCHS, finish_pixels, problem_args
 
@@ -26,52 +28,47 @@ def in_pieces(n, PIECE: tl.constexpr):
 
 
 @triton.jit
-def pitches_in_pieces(n, d, h, w, PIECE: tl.constexpr):
+def pitches_in_pieces(stride, PIECE: tl.constexpr):
     """Those of an image."""
-    return in_pieces(n, PIECE), in_pieces(d, PIECE), in_pieces(h, PIECE), in_pieces(w, PIECE)
+    n = in_pieces(stride.n, PIECE)
+    d, h, w = stride.pixel
+    return ImageStrides(n, stride.g, stride.c, Spatial(in_pieces(d, PIECE), in_pieces(h, PIECE), in_pieces(w, PIECE)))
 
 
 @triton.jit
-def conv_depthwise(x, weight, bias, out, M, G, OC, D, H, W, taps, KH, KW, PD, PH, PW,
-                   stride_d, stride_h, stride_w, padding_d, padding_h, padding_w, dilation_d, dilation_h, dilation_w,
-                   x_n, x_g, x_d, x_h, x_w, weight_g, weight_o, weight_d, weight_h, weight_w,
-                   out_n, out_g, out_o, out_d, out_h, out_w, bias_g, bias_o, activation, has_bias,
+def conv_depthwise(x, weight, bias, out, sizes, geometry, x_stride, weight_stride, out_stride, epilogue,
                    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, MULTIPLIER: tl.constexpr,
                    PIECE: tl.constexpr):  # fmt: skip
     """BLOCK_P pixels of BLOCK_C output channels. MULTIPLIER: a group may have more than one output channel. PIECE: what
     channels and the pitches of both images are multiples of."""
-    channels = in_pieces(G * OC, PIECE)
-    x_n, x_d, x_h, x_w = pitches_in_pieces(x_n, x_d, x_h, x_w, PIECE)
-    out_n, out_d, out_h, out_w = pitches_in_pieces(out_n, out_d, out_h, out_w, PIECE)
+    channels = in_pieces(sizes.groups * sizes.out_channels, PIECE)
+    x_stride = pitches_in_pieces(x_stride, PIECE)
+    out_stride = pitches_in_pieces(out_stride, PIECE)
     rows = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     cols = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    exists = rows < M
+    exists = rows < sizes.pixels
     col_exists = cols < channels
-    image, pd, ph, pw = pixel(rows, PD, PH, PW)
-    d0 = pd * stride_d - padding_d
-    h0 = ph * stride_h - padding_h
-    w0 = pw * stride_w - padding_w
+    image, out_at = pixel(rows, sizes.out)
+    begin = first_read(out_at, geometry)
     if MULTIPLIER:
-        group = (cols // OC).to(tl.int64)
-        channel = (cols % OC).to(tl.int64)
+        group = (cols // sizes.out_channels).to(tl.int64)
+        channel = (cols % sizes.out_channels).to(tl.int64)
     else:
         group = cols.to(tl.int64)
         channel = group * 0
-    x_at = x + (image.to(tl.int64) * x_n + place(d0, h0, w0, x_d, x_h, x_w))[:, None] + (group * x_g)[None, :]
-    weight_at = weight + group * weight_g + channel * weight_o
+    x_at = x + (image.to(tl.int64) * x_stride.n + place(begin, x_stride.pixel))[:, None] + (group * x_stride.g)[None, :]
+    weight_at = weight + group * weight_stride.g + channel * weight_stride.o
     acc = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
-    for tap in range(taps):
-        kd, kh, kw = tap_of(tap, KH, KW)
-        d = kd * dilation_d
-        h = kh * dilation_h
-        w = kw * dilation_w
-        there = (exists & inside(d0 + d, h0 + h, w0 + w, D, H, W))[:, None] & col_exists[None, :]
-        a = tl.load(x_at + place(d, h, w, x_d, x_h, x_w), mask=there, other=0.0)
-        b = tl.load(weight_at + place(kd, kh, kw, weight_d, weight_h, weight_w), mask=col_exists, other=0.0)
+    for tap in range(sizes.taps):
+        kernel_at = tap_of(tap, sizes.kernel)
+        step = times(kernel_at, geometry.dilation)
+        there = (exists & inside(plus(begin, step), sizes.image))[:, None] & col_exists[None, :]
+        a = tl.load(x_at + place(step, x_stride.pixel), mask=there, other=0.0)
+        b = tl.load(weight_at + place(kernel_at, weight_stride.tap), mask=col_exists, other=0.0)
         acc += a.to(tl.float32) * b.to(tl.float32)[None, :]
-    pixels = image.to(tl.int64) * out_n + place(pd, ph, pw, out_d, out_h, out_w)
-    finish_pixels(acc, bias, out, pixels, exists, group * out_g + channel * out_o, col_exists,
-                  group * bias_g + channel * bias_o, activation, has_bias)  # fmt: skip
+    pixels = image.to(tl.int64) * out_stride.n + place(out_at, out_stride.pixel)
+    finish_pixels(acc, bias, out, pixels, exists, group * out_stride.g + channel * out_stride.c, col_exists,
+                  epilogue, group * epilogue.bias_g + channel * epilogue.bias_o)  # fmt: skip
 
 
 # Channels-last, as a point's layout: by pieces of 16 bytes, and at any pitch.
@@ -94,9 +91,15 @@ def whole_pixels(point: Point) -> Constraint:
     return require(holds, f"channels contiguous, a multiple of {piece}, on 16-byte boundaries, one for one")
 
 
-def without_divisors(args: Mapping[str, Arg]) -> dict[str, Arg]:
-    """Of numbers: the kernel has them in pieces."""
-    return {name: replace(arg, divisible=False) if isinstance(arg, Int) else arg for name, arg in args.items()}
+def without_divisors(arg: Any) -> Any:
+    """Of numbers, in bundles too: the kernel has them in pieces."""
+    if isinstance(arg, tuple):
+        return type(arg)(*map(without_divisors, arg))
+    return replace(arg, divisible=False) if isinstance(arg, Int) else arg
+
+
+def args_in_pieces(args: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: without_divisors(arg) for name, arg in args.items()}
 
 
 def _constraints(point: Point) -> tuple[Constraint, ...]:
@@ -104,15 +107,19 @@ def _constraints(point: Point) -> tuple[Constraint, ...]:
     return (*found, whole_pixels(point)) if point.layout in CHANNELS_LAST else found
 
 
+# Of groups of one channel.
+_UNREAD = (("sizes", "channels"), ("x_stride", "c"), ("weight_stride", "c"))
+
+
 def _plan(point: Point) -> Plan | None:
     c = point.config
     is_last = point.layout in CHANNELS_LAST
     if is_last != (c.layout == "channels_last"):
         return None
-    args = {k: v for k, v in problem_args(point, wide_weight=False).items() if k not in ("x_c", "weight_c")}
-    args = without_divisors(args)
+    args = args_in_pieces(problem_args(point, wide_weight=False))
+    args |= {name: leave_out(args[name], field) for name, field in _UNREAD}
     if is_last:
-        args |= dict(x_g=Const(1), out_g=Const(1))
+        args |= {name: args[name]._replace(g=Const(1)) for name in ("x_stride", "out_stride")}
     args |= dict(
         BLOCK_P=Const(c.block_p), BLOCK_C=Const(c.block_c), MULTIPLIER=Const(not is_last), PIECE=Const(piece_of(point))
     )

@@ -6,13 +6,15 @@ Channels-last, threads have channels, and outputs lie along w; contiguous, threa
 lie along h.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tk.aot.expr import Expr, ceil_div, maximum, select
 from tk.aot.spec import (
-    Arg,
     Buffer,
     Config,
     Const,
@@ -26,21 +28,43 @@ from tk.aot.spec import (
     Scratch,
     require,
 )
+from tk.kernels.conv.arguments import extents, geometry_of, leave_out, sizes_of, weight_strides
 from tk.kernels.conv.cost import plain_cores, waiting_ns
 from tk.kernels.conv.depthwise import (
     CHANNELS_LAST,
+    args_in_pieces,
     in_pieces,
     piece_of,
     pitches_in_pieces,
     whole_pixels,
-    without_divisors,
 )
-from tk.kernels.conv.geometry import place, tap_of
+from tk.kernels.conv.geometry import Spatial, line, place, tap_of
 from tk.kernels.conv.op import DTYPE_AXIS, OP, OUT, WEIGHT, X, fits_32_bits, serves
 from tk.kernels.conv.pointer import ARCHS, finish_pixels, problem_args
 from tk.kernels.epilogue import activate
 
 # --- The device functions ---
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a program has of the result: OUTPUTS beside each other of each of ROWS x COLS, from TAPS taps of each, where
+    neighbouring outputs read STRIDE apart."""
+
+    ROWS: int
+    COLS: int
+    OUTPUTS: int
+    TAPS: int
+    STRIDE: int
+
+    @property
+    def READ(self) -> int:
+        """How many elements the outputs read."""
+        return (self.OUTPUTS - 1) * self.STRIDE + self.TAPS
+
+    def is_read(self, i: int, tap: int) -> bool:
+        """Whether one of the outputs reads the i-th of them by this tap: output (i - tap) // STRIDE."""
+        return i >= tap and (i - tap) % self.STRIDE == 0 and (i - tap) // self.STRIDE < self.OUTPUTS
 
 
 @triton.jit
@@ -50,26 +74,45 @@ def with_product(acc, x, weight, J: tl.constexpr):
 
 
 @triton.jit
-def add_taps(acc, x, weights, AT: tl.constexpr, TAPS: tl.constexpr, STRIDE: tl.constexpr, OUTPUTS: tl.constexpr):
-    """Element AT of those that the outputs read, times the taps by which they read it. acc: a tuple of the outputs;
-    weights: of the taps."""
-    for tap in tl.static_range(TAPS):
-        if AT >= tap and (AT - tap) % STRIDE == 0 and (AT - tap) // STRIDE < OUTPUTS:
-            acc = with_product(acc, x, weights[tap], (AT - tap) // STRIDE)
-    return acc
-
-
-@triton.jit
-def zeros_of(COUNT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+def zeros_of(COUNT: tl.constexpr, TILE: tl.constexpr):
     """A tuple."""
-    found = (tl.zeros((ROWS, COLS), dtype=tl.float32),)
+    found = (tl.zeros((TILE.ROWS, TILE.COLS), dtype=tl.float32),)
     for _ in tl.static_range(1, COUNT):
-        found = found + (tl.zeros((ROWS, COLS), dtype=tl.float32),)
+        found = found + (tl.zeros((TILE.ROWS, TILE.COLS), dtype=tl.float32),)
     return found
 
 
 @triton.jit
-def depthwise_weight(weight, copy, channels, taps, KH, KW, is_flipped, weight_g, weight_d, weight_h, weight_w,
+def element_of_line(at, i, first, size, row_exists, col_exists):
+    """The i-th element of a line from its `first` on, as it lies in memory: 0 where that is none of `size`."""
+    mask = (row_exists & (first + i >= 0) & (first + i < size))[:, None] & col_exists[None, :]
+    return tl.load(at, mask=mask, other=0.0)
+
+
+@triton.jit
+def elements_of_line(at, pitch, first, size, row_exists, col_exists, TILE: tl.constexpr):
+    """A tuple of those that the outputs read."""
+    READ: tl.constexpr = TILE.READ
+    found = ()
+    for i in tl.static_range(READ):
+        found = found + (element_of_line(at, i, first, size, row_exists, col_exists),)
+        at += pitch
+    return found
+
+
+@triton.jit
+def add_taps(acc, x, weights, AT: tl.constexpr, TILE: tl.constexpr):
+    """Element AT of those that the outputs read, times the taps by which they read it. acc: a tuple of the outputs;
+    weights: of the taps."""
+    TAPS: tl.constexpr = TILE.TAPS
+    for tap in tl.static_range(TAPS):
+        if TILE.is_read(AT, tap):
+            acc = with_product(acc, x, weights[tap], (AT - tap) // TILE.STRIDE)
+    return acc
+
+
+@triton.jit
+def depthwise_weight(weight, copy, channels, kernel, is_flipped, stride,
                      BLOCK_C: tl.constexpr, DEPENDENT: tl.constexpr):  # fmt: skip
     """copy [taps, channels], fp32, of weight; is_flipped: taps along w the other way round. Program: channels, tap.
     DEPENDENT: what reads the copy may begin beside it."""
@@ -77,38 +120,28 @@ def depthwise_weight(weight, copy, channels, taps, KH, KW, is_flipped, weight_g,
         gdc_launch_dependents()
     cols = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     tap = tl.program_id(1)
-    kd, kh, kw = tap_of(tap, KH, KW)
+    at = tap_of(tap, kernel)
     if is_flipped != 0:
-        kw = KW - 1 - kw
+        at = Spatial(at.d, at.h, kernel.w - 1 - at.w)
     exists = cols < channels
-    found = tl.load(weight + cols.to(tl.int64) * weight_g + place(kd, kh, kw, weight_d, weight_h, weight_w), exists)
+    found = tl.load(weight + cols.to(tl.int64) * stride.g + place(at, stride.tap), exists)
     tl.store(copy + tap.to(tl.int64) * channels + cols, found.to(tl.float32), exists)
 
 
 @triton.jit
-def line_of_taps(line, KH, d0, h0, D, H, x_d, x_h, dilation_d, dilation_h):
+def line_of_taps(number, begin, sizes, geometry, x_stride):
     """Where x has it, from the first of all taps, and whether it is inside of the image, of each row."""
-    kd = line // KH
-    d = kd * dilation_d
-    h = (line - kd * KH) * dilation_h
-    there = (d0 + d >= 0) & (d0 + d < D) & (h0 + h >= 0) & (h0 + h < H)
-    return d.to(tl.int64) * x_d + h.to(tl.int64) * x_h, there
+    kd = number // sizes.kernel.h
+    d = kd * geometry.dilation.d
+    h = (number - kd * sizes.kernel.h) * geometry.dilation.h
+    there = (begin.d + d >= 0) & (begin.d + d < sizes.image.d) & (begin.h + h >= 0) & (begin.h + h < sizes.image.h)
+    return d.to(tl.int64) * x_stride.pixel.d + h.to(tl.int64) * x_stride.pixel.h, there
 
 
 @triton.jit
-def pixels_of_line(at, x_w, w0, W, there, col_exists, COUNT: tl.constexpr):
-    """A tuple of neighbouring ones, as they lie in memory."""
-    found = ()
-    for i in tl.static_range(COUNT):
-        mask = (there & (w0 + i >= 0) & (w0 + i < W))[:, None] & col_exists[None, :]
-        found = found + (tl.load(at, mask=mask, other=0.0),)
-        at += x_w
-    return found
-
-
-@triton.jit
-def weights_of_line(at, channels, exists, TAPS: tl.constexpr):
+def weights_of_line(at, channels, exists, TILE: tl.constexpr):
     """A tuple."""
+    TAPS: tl.constexpr = TILE.TAPS
     found = ()
     for _ in tl.static_range(TAPS):
         found = found + (tl.load(at, mask=exists, other=0.0),)
@@ -117,140 +150,130 @@ def weights_of_line(at, channels, exists, TAPS: tl.constexpr):
 
 
 @triton.jit
-def depthwise_along_w(x, weight, bias, out, rows, channels, D, H, W, KD, KH, PD, PH, PW, stride_d, stride_h,
-                      padding_d, padding_h, padding_w, dilation_d, dilation_h, x_n, x_d, x_h, x_w,
-                      out_n, out_d, out_h, out_w, bias_g, activation, has_bias,
-                      BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, OUTPUTS: tl.constexpr, TAPS: tl.constexpr,
-                      STRIDE: tl.constexpr, PIECE: tl.constexpr, AHEAD: tl.constexpr,
+def depthwise_along_w(x, weight, bias, out, rows, channels, sizes, geometry, x_stride, out_stride, epilogue,
+                      TILE: tl.constexpr, PIECE: tl.constexpr, AHEAD: tl.constexpr,
                       DEPENDENT: tl.constexpr):  # fmt: skip
-    """Channels-last: BLOCK_R lines of the result, OUTPUTS pixels of each, BLOCK_C channels. weight [taps, channels].
-    PIECE: what channels and pitches are multiples of. AHEAD: a line of taps is loaded while the one before it is
-    multiplied. DEPENDENT: the kernel ahead, which writes the weight, may still run."""
+    """Channels-last: a tile has some lines of the result, OUTPUTS pixels of each, and some channels. weight
+    [taps, channels]. PIECE: what channels and pitches are multiples of. AHEAD: a line of taps is loaded while the one
+    before it is multiplied. DEPENDENT: the kernel ahead, which writes the weight, may still run."""
     channels = in_pieces(channels, PIECE)
-    x_n, x_d, x_h, x_w = pitches_in_pieces(x_n, x_d, x_h, x_w, PIECE)
-    blocks = tl.cdiv(PW, OUTPUTS)
-    first = tl.program_id(0) % blocks * OUTPUTS
-    row = tl.program_id(0) // blocks * BLOCK_R + tl.arange(0, BLOCK_R)
-    cols = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    x_stride = pitches_in_pieces(x_stride, PIECE)
+    blocks = tl.cdiv(sizes.out.w, TILE.OUTPUTS)
+    first = tl.program_id(0) % blocks * TILE.OUTPUTS
+    row = tl.program_id(0) // blocks * TILE.ROWS + tl.arange(0, TILE.ROWS)
+    cols = tl.program_id(1) * TILE.COLS + tl.arange(0, TILE.COLS)
     exists = row < rows
     col_exists = cols < channels
-    plane = row // PH
-    ph = row - plane * PH
-    image = plane // PD
-    pd = plane - image * PD
-    d0 = pd * stride_d - padding_d
-    h0 = ph * stride_h - padding_h
+    image, pd, ph = line(row, sizes.out)
     # One number for all rows: blocks of it, since Triton's interpreter makes integers of a mask and a single truth.
     first_of_row = first + row * 0
-    w0 = first_of_row * STRIDE - padding_w
-    x_at = x + (image.to(tl.int64) * x_n + place(d0, h0, w0, x_d, x_h, x_w))[:, None] + cols[None, :]
+    begin = Spatial(pd * geometry.stride.d - geometry.padding.d, ph * geometry.stride.h - geometry.padding.h,
+                    first_of_row * TILE.STRIDE - geometry.padding.w)  # fmt: skip
+    x_at = x + (image.to(tl.int64) * x_stride.n + place(begin, x_stride.pixel))[:, None] + cols[None, :]
     # As many addresses as x has, in its layout: that costs loads that meet in L1, a change of layout costs a barrier.
     weight_at = weight + (row * 0)[:, None] + cols[None, :]
-    acc = zeros_of(OUTPUTS, BLOCK_R, BLOCK_C)
-    COUNT: tl.constexpr = (OUTPUTS - 1) * STRIDE + TAPS
+    acc = zeros_of(TILE.OUTPUTS, TILE)
+    READ: tl.constexpr = TILE.READ
+    lines = sizes.kernel.d * sizes.kernel.h
+    pitch = x_stride.pixel.w
     if AHEAD:
-        at, there = line_of_taps(0, KH, d0, h0, D, H, x_d, x_h, dilation_d, dilation_h)
-        pixels = pixels_of_line(x_at + at, x_w, w0, W, exists & there, col_exists, COUNT)
+        at, there = line_of_taps(0, begin, sizes, geometry, x_stride)
+        pixels = elements_of_line(x_at + at, pitch, begin.w, sizes.image.w, exists & there, col_exists, TILE)
         if DEPENDENT:
             gdc_wait()
-        weights = weights_of_line(weight_at, channels, col_exists[None, :], TAPS)
-        for line in range(1, KD * KH + 1):
-            is_line = cols * 0 + line < KD * KH  # a block, as above
-            at, there = line_of_taps(line, KH, d0, h0, D, H, x_d, x_h, dilation_d, dilation_h)
-            weight_at += channels * TAPS
+        weights = weights_of_line(weight_at, channels, col_exists[None, :], TILE)
+        for number in range(1, lines + 1):
+            is_line = cols * 0 + number < lines  # a block, as above
+            at, there = line_of_taps(number, begin, sizes, geometry, x_stride)
+            weight_at += channels * TILE.TAPS
             of_next = col_exists & is_line
-            next_pixels = pixels_of_line(x_at + at, x_w, w0, W, exists & there, of_next, COUNT)
-            next_weights = weights_of_line(weight_at, channels, of_next[None, :], TAPS)
-            for i in tl.static_range(COUNT):
-                acc = add_taps(acc, pixels[i].to(tl.float32), weights, i, TAPS, STRIDE, OUTPUTS)
+            next_pixels = elements_of_line(x_at + at, pitch, begin.w, sizes.image.w, exists & there, of_next, TILE)
+            next_weights = weights_of_line(weight_at, channels, of_next[None, :], TILE)
+            for i in tl.static_range(READ):
+                acc = add_taps(acc, pixels[i].to(tl.float32), weights, i, TILE)
             pixels = next_pixels
             weights = next_weights
     else:
         if DEPENDENT:
             gdc_wait()
-        for line in range(KD * KH):
-            at, there = line_of_taps(line, KH, d0, h0, D, H, x_d, x_h, dilation_d, dilation_h)
-            weights = weights_of_line(weight_at, channels, col_exists[None, :], TAPS)
-            weight_at += channels * TAPS
+        for number in range(lines):
+            at, there = line_of_taps(number, begin, sizes, geometry, x_stride)
+            weights = weights_of_line(weight_at, channels, col_exists[None, :], TILE)
+            weight_at += channels * TILE.TAPS
             line_at = x_at + at
-            for i in tl.static_range(COUNT):
-                mask = (exists & there & (w0 + i >= 0) & (w0 + i < W))[:, None] & col_exists[None, :]
-                a = tl.load(line_at, mask=mask, other=0.0).to(tl.float32)
-                line_at += x_w
-                acc = add_taps(acc, a, weights, i, TAPS, STRIDE, OUTPUTS)
+            for i in tl.static_range(READ):
+                a = element_of_line(line_at, i, begin.w, sizes.image.w, exists & there, col_exists).to(tl.float32)
+                line_at += pitch
+                acc = add_taps(acc, a, weights, i, TILE)
     # Not earlier: they would take registers from the sums.
-    out_n, out_d, out_h, out_w = pitches_in_pieces(out_n, out_d, out_h, out_w, PIECE)
-    at = image.to(tl.int64) * out_n + place(pd, ph, first, out_d, out_h, out_w)
+    out_stride = pitches_in_pieces(out_stride, PIECE)
+    at = image.to(tl.int64) * out_stride.n + place(Spatial(pd, ph, first), out_stride.pixel)
     # A loop at run time, as in kernels/hopper/epilogue.py: unrolled, the activations are more than the instruction
     # cache holds.
-    for j in range(OUTPUTS):
-        finish_pixels(acc[0], bias, out, at, exists & (first_of_row + j < PW), cols.to(tl.int64), col_exists,
-                      cols.to(tl.int64) * bias_g, activation, has_bias)  # fmt: skip
-        at += out_w
+    for j in range(TILE.OUTPUTS):
+        finish_pixels(acc[0], bias, out, at, exists & (first_of_row + j < sizes.out.w), cols.to(tl.int64), col_exists,
+                      epilogue, cols.to(tl.int64) * epilogue.bias_g)  # fmt: skip
+        at += out_stride.pixel.w
         acc = acc[1:] + acc[:1]
 
 
 @triton.jit
-def depthwise_along_h(x, weight, bias, out, rows, channels, OC, D, H, W, KD, KW, PD, PH, PW, stride_d, stride_w,
-                      padding_d, padding_h, padding_w, dilation_d, dilation_w, is_flipped, x_n, x_g, x_d, x_h, x_w,
-                      weight_g, weight_o, weight_d, weight_h, weight_w, out_n, out_g, out_o, out_d, out_h, out_w,
-                      bias_g, bias_o, activation, has_bias,
-                      BLOCK_R: tl.constexpr, BLOCK_W: tl.constexpr, OUTPUTS: tl.constexpr, TAPS: tl.constexpr,
-                      STRIDE: tl.constexpr):  # fmt: skip
-    """Contiguous: BLOCK_R planes of the result, which are (image, output channel, pd), OUTPUTS lines of each, BLOCK_W
-    pixels. is_flipped: the taps along h are walked backwards."""
-    blocks = tl.cdiv(PH, OUTPUTS)
-    first = tl.program_id(0) % blocks * OUTPUTS
-    row = tl.program_id(0) // blocks * BLOCK_R + tl.arange(0, BLOCK_R)
-    pw = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
+def depthwise_along_h(x, weight, bias, out, rows, channels, sizes, geometry, is_flipped, x_stride,
+                      weight_stride, out_stride, epilogue, TILE: tl.constexpr):  # fmt: skip
+    """Contiguous: a tile has some planes of the result, which are (image, output channel, pd), OUTPUTS lines of each,
+    and some pixels of a line. is_flipped: the taps along h are walked backwards."""
+    blocks = tl.cdiv(sizes.out.h, TILE.OUTPUTS)
+    first = tl.program_id(0) % blocks * TILE.OUTPUTS
+    row = tl.program_id(0) // blocks * TILE.ROWS + tl.arange(0, TILE.ROWS)
+    pw = tl.program_id(1) * TILE.COLS + tl.arange(0, TILE.COLS)
     exists = row < rows
-    of_all = row // PD
-    pd = row - of_all * PD
+    of_all = row // sizes.out.d
+    pd = row - of_all * sizes.out.d
     image = of_all // channels
     channel = of_all - image * channels
-    group = channel // OC
-    channel = (channel - group * OC).to(tl.int64)
+    group = channel // sizes.out_channels
+    channel = (channel - group * sizes.out_channels).to(tl.int64)
     group = group.to(tl.int64)
-    d0 = pd * stride_d - padding_d
     first_of_row = first + row * 0  # as above
-    h0 = first_of_row * STRIDE - padding_h
-    w0 = pw * stride_w - padding_w
-    plane = image.to(tl.int64) * x_n + group * x_g + d0.to(tl.int64) * x_d
-    x_at = x + (plane + h0.to(tl.int64) * x_h)[:, None] + (w0.to(tl.int64) * x_w)[None, :]
-    weight_at = weight + group * weight_g + channel * weight_o
-    acc = zeros_of(OUTPUTS, BLOCK_R, BLOCK_W)
-    for column in range(KD * KW):
-        kd = column // KW
-        kw = column - kd * KW
-        d = kd * dilation_d
-        w = kw * dilation_w
-        row_there = exists & (d0 + d >= 0) & (d0 + d < D)
-        there = (w0 + w >= 0) & (w0 + w < W)
+    begin = Spatial(pd * geometry.stride.d - geometry.padding.d, first_of_row * TILE.STRIDE - geometry.padding.h,
+                    pw * geometry.stride.w - geometry.padding.w)  # fmt: skip
+    of_x, of_out = x_stride.pixel, out_stride.pixel
+    plane = image.to(tl.int64) * x_stride.n + group * x_stride.g + begin.d.to(tl.int64) * of_x.d
+    x_at = x + (plane + begin.h.to(tl.int64) * of_x.h)[:, None] + (begin.w.to(tl.int64) * of_x.w)[None, :]
+    weight_at = weight + group * weight_stride.g + channel * weight_stride.o
+    acc = zeros_of(TILE.OUTPUTS, TILE)
+    TAPS: tl.constexpr = TILE.TAPS
+    READ: tl.constexpr = TILE.READ
+    for column in range(sizes.kernel.d * sizes.kernel.w):
+        kd = column // sizes.kernel.w
+        kw = column - kd * sizes.kernel.w
+        d = kd * geometry.dilation.d
+        w = kw * geometry.dilation.w
+        row_there = exists & (begin.d + d >= 0) & (begin.d + d < sizes.image.d)
+        there = (begin.w + w >= 0) & (begin.w + w < sizes.image.w)
         weights = ()
         for tap in tl.static_range(TAPS):
             kh = tl.where(is_flipped != 0, TAPS - 1 - tap, tap)
-            at = weight_at + place(kd, kh, kw, weight_d, weight_h, weight_w)
+            at = weight_at + place(Spatial(kd, kh, kw), weight_stride.tap)
             weights = weights + (tl.load(at, mask=exists, other=0.0).to(tl.float32)[:, None],)
-        column_at = x_at + (d.to(tl.int64) * x_d + w.to(tl.int64) * x_w)
-        for i in tl.static_range((OUTPUTS - 1) * STRIDE + TAPS):
-            is_inside = (h0 + i >= 0) & (h0 + i < H)
+        column_at = x_at + (d.to(tl.int64) * of_x.d + w.to(tl.int64) * of_x.w)
+        for i in tl.static_range(READ):
+            is_inside = (begin.h + i >= 0) & (begin.h + i < sizes.image.h)
             mask = (row_there & is_inside)[:, None] & there[None, :]
             a = tl.load(column_at, mask=mask, other=0.0).to(tl.float32)
-            column_at += x_h
-            acc = add_taps(acc, a, weights, i, TAPS, STRIDE, OUTPUTS)
-    plane = image.to(tl.int64) * out_n + group * out_g + channel * out_o
-    at = (
-        out
-        + (plane + pd.to(tl.int64) * out_d + first.to(tl.int64) * out_h)[:, None]
-        + (pw.to(tl.int64) * out_w)[None, :]
-    )
-    z = tl.zeros((BLOCK_R,), dtype=tl.float32)
-    if has_bias != 0:
-        z = tl.load(bias + group * bias_g + channel * bias_o, mask=exists, other=0.0).to(tl.float32)
-    for j in range(OUTPUTS):
-        y = activate(acc[0] + z[:, None], activation).to(out.dtype.element_ty)
-        tl.store(at, y, mask=(exists & (first_of_row + j < PH))[:, None] & (pw < PW)[None, :])
-        at += out_h
+            column_at += of_x.h
+            acc = add_taps(acc, a, weights, i, TILE)
+    plane = image.to(tl.int64) * out_stride.n + group * out_stride.g + channel * out_stride.c
+    at = out + (plane + pd.to(tl.int64) * of_out.d + first.to(tl.int64) * of_out.h)[:, None]
+    at += (pw.to(tl.int64) * of_out.w)[None, :]
+    z = tl.zeros((TILE.ROWS,), dtype=tl.float32)
+    if epilogue.has_bias != 0:
+        bias_at = bias + group * epilogue.bias_g + channel * epilogue.bias_o
+        z = tl.load(bias_at, mask=exists, other=0.0).to(tl.float32)
+    for j in range(TILE.OUTPUTS):
+        y = activate(acc[0] + z[:, None], epilogue.activation).to(out.dtype.element_ty)
+        tl.store(at, y, mask=(exists & (first_of_row + j < sizes.out.h))[:, None] & (pw < sizes.out.w)[None, :])
+        at += of_out.h
         acc = acc[1:] + acc[:1]
 
 
@@ -276,20 +299,22 @@ def _slide_constraints(point: Point, dimension: str, taps: Expr) -> tuple[Constr
     )
 
 
-def _shared_args(point: Point, left_out: tuple[str, ...], sliding: str) -> dict[str, Arg]:
-    names = ("M", "G", "taps", "KH", "KW", "x_c", "weight_c", f"stride_{sliding}", f"dilation_{sliding}", *left_out)
-    args = {k: v for k, v in problem_args(point, wide_weight=False).items() if k not in names}
-    args = without_divisors(args)
-    padding = OP.int(f"padding_{sliding}")
-    args[f"padding_{sliding}"] = Int(select(_backwards(sliding), padding + (point.taps - 1), padding))
+def _problem_args(point: Point, along: str, rows: Expr) -> dict[str, Any]:
+    """along: the dimension in which outputs lie beside each other; rows: of blocks of them."""
+    args = args_in_pieces(problem_args(point, wide_weight=False))
+    padding = OP.int(f"padding_{along}")
+    before = Int(select(_backwards(along), padding + (point.taps - 1), padding))
+    places = geometry_of(OP)
+    places = places._replace(padding=places.padding._replace(**{along: before}))
+    unread = ("pixels", "groups", "channels", "taps", f"kernel.{along}")
     c = point.config
     return args | dict(
+        sizes=leave_out(sizes_of(OP, X, WEIGHT, OUT), *unread),
+        geometry=leave_out(places, f"stride.{along}", f"dilation.{along}"),
+        x_stride=leave_out(args["x_stride"], "c"),
+        rows=Int(rows),
         channels=Int(_CHANNELS),
-        KD=Int(WEIGHT.size(3)),
-        BLOCK_R=Const(c.block_r),
-        OUTPUTS=Const(c.outputs),
-        TAPS=Const(point.taps),
-        STRIDE=Const(point.stride),
+        TILE=Const(Tile(c.block_r, c.block, c.outputs, point.taps, point.stride)),
     )
 
 
@@ -308,32 +333,31 @@ def _cost(point: Point, lines: Expr, along: Expr, across: Expr, steps: Expr, per
 def _channels_last_plan(point: Point) -> Plan:
     c = point.config
     dependent = c.ahead and point.arch >= 90  # elsewhere nothing is done before the wait, which then costs
-    weight = {f"weight_{d}": Int(WEIGHT.stride(i), "i64") for d, i in (("g", 0), ("d", 3), ("h", 4), ("w", 5))}
     copy = dict(
         weight=Pointer(WEIGHT, point.dtype, aligned=False),
         copy=Scratch(0, "fp32"),
         channels=Int(_CHANNELS),
-        taps=Int(OP.local("taps")),
-        KH=Int(WEIGHT.size(4)),
-        KW=Int(WEIGHT.size(5)),
+        kernel=extents(WEIGHT),
         is_flipped=Int(_backwards("w")),
+        stride=weight_strides(WEIGHT),
         BLOCK_C=Const(128),
         DEPENDENT=Const(dependent),
-        **weight,
     )
-    left_out = ("OC", "x_g", "out_g", "out_o", "bias_o", "weight_o", *weight)
     rows = OUT.size(0) * OUT.size(3) * OUT.size(4)
     lines = OP.local("M_choice") // OUT.size(5)
     per_ns = c.per_ns if point.layout == "channels_last" else c.per_ns // 2  # elements are loaded one by one
-    args = _shared_args(point, left_out, "w") | dict(
+    args = _problem_args(point, "w", rows)
+    args |= dict(
         weight=Scratch(0, "fp32"),
-        KH=Int(WEIGHT.size(4)),
-        rows=Int(rows),
-        BLOCK_C=Const(c.block),
+        sizes=leave_out(args["sizes"], "out_channels"),
+        x_stride=leave_out(args["x_stride"], "g"),
+        out_stride=leave_out(args["out_stride"], "g", "c"),
+        epilogue=leave_out(args["epilogue"], "bias_o"),
         PIECE=Const(piece_of(point)),
         AHEAD=Const(c.ahead),
         DEPENDENT=Const(dependent),
     )
+    del args["weight_stride"]  # the copy is dense
     grid = (ceil_div(rows, c.block_r) * ceil_div(OUT.size(5), c.outputs), ceil_div(_CHANNELS, c.block), 1)
     return Plan(
         constraints=(
@@ -354,14 +378,11 @@ def _contiguous_plan(point: Point) -> Plan:
     c = point.config
     rows = OUT.size(0) * _CHANNELS * OUT.size(3)
     lines = OP.local("M_choice") // (OUT.size(4) * OUT.size(5)) * _CHANNELS
-    args = _shared_args(point, (), "h") | dict(
-        KW=Int(WEIGHT.size(5)),
-        is_flipped=Int(_backwards("h")),
-        rows=Int(rows),
-        x_w=Const(1),
-        out_w=Const(1),
-        BLOCK_W=Const(c.block),
-    )
+    args = _problem_args(point, "h", rows)
+    args |= dict(weight_stride=leave_out(args["weight_stride"], "c"), is_flipped=Int(_backwards("h")))
+    for name in ("x_stride", "out_stride"):
+        pixel = args[name].pixel
+        args[name] = args[name]._replace(pixel=pixel._replace(w=Const(1)))
     grid = (ceil_div(rows, c.block_r) * ceil_div(OUT.size(4), c.outputs), ceil_div(OUT.size(5), c.block), 1)
     return Plan(
         constraints=(

@@ -7,24 +7,37 @@ block diagonal: tensor cores have nothing smaller than 16 x 8 x 16. What is NaN 
 its own (contained.py): within this kernel, that would leave the sum no registers.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import triton
 import triton.language as tl
 
 from tk.aot.expr import Expr, ceil_div, device, local, maximum, minimum, select
-from tk.aot.spec import ITEMSIZE, Arg, Config, Const, Constraint, Int, Kernel, Launch, Plan, Point, Pointer, require
+from tk.aot.spec import ITEMSIZE, Config, Const, Constraint, Int, Kernel, Launch, Plan, Point, Pointer, require
+from tk.kernels.conv.arguments import geometry_of, image_strides, leave_out, sizes_of, weight_strides
 from tk.kernels.conv.contained import conv_contained
 from tk.kernels.conv.cost import predict, tiles_of
-from tk.kernels.conv.geometry import inside, pixel, place, tap_of
+from tk.kernels.conv.geometry import (
+    Epilogue,
+    ImageStrides,
+    WeightStrides,
+    across,
+    down,
+    first_read,
+    inside,
+    pixel,
+    place,
+    plus,
+    tap_of,
+    times,
+)
 from tk.kernels.conv.op import (
     BIAS,
     DTYPE_AXIS,
-    GEOMETRY,
     OP,
     OUT,
     PRECISION_AXIS,
-    SPATIAL,
     WEIGHT,
     X,
     fits_32_bits,
@@ -60,94 +73,101 @@ def first_channel(group, stride, JOINED: tl.constexpr):
 
 
 @triton.jit
-def finish_pixels(acc, bias, out, pixels, exists, cols, col_exists, bias_at, activation, has_bias):
+def finish_pixels(acc, bias, out, pixels, exists, cols, col_exists, epilogue, bias_at):
     """Store activation(acc + bias): `pixels` and `cols` are offsets of the rows and columns in out."""
-    if has_bias != 0:
+    if epilogue.has_bias != 0:
         acc += tl.load(bias + bias_at, mask=col_exists, other=0.0).to(tl.float32)[None, :]
-    acc = activate(acc, activation)
+    acc = activate(acc, epilogue.activation)
     at = out + pixels[:, None] + cols[None, :]
     tl.store(at, acc.to(out.dtype.element_ty), mask=exists[:, None] & col_exists[None, :])
 
 
-@triton.jit
-def conv_pointer(x, weight, bias, out, M, G, OC, C, D, H, W, taps, KH, KW, PD, PH, PW, merge,
-                 stride_d, stride_h, stride_w, padding_d, padding_h, padding_w, dilation_d, dilation_h, dilation_w,
-                 x_n, x_g, x_c, x_d, x_h, x_w, weight_g, weight_o, weight_c, weight_d, weight_h, weight_w,
-                 out_n, out_g, out_o, out_d, out_h, out_w, bias_g, bias_o, activation, has_bias,
-                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-                 PACKED: tl.constexpr, GROUPED: tl.constexpr, JOINED: tl.constexpr,
-                 PRECISION: tl.constexpr):  # fmt: skip
-    """One program: a tile of out, of `merge` groups. JOINED: the channels of neighbouring groups of x lie beside each
-    other."""
-    first = tl.program_id(1) * merge  # group
-    groups = min(merge, G - first)
-    channels = groups * C
-    if JOINED:
-        channels = tl.multiple_of(channels, 8)
-    m, n = tile_coordinates(tl.program_id(0), M, merge * OC, BLOCK_M, BLOCK_N, GROUP_M)
-    rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
-    cols = n * BLOCK_N + tl.arange(0, BLOCK_N)
-    exists = rows < M
-    image, pd, ph, pw = pixel(tl.minimum(rows, M - 1), PD, PH, PW)
-    d0 = pd * stride_d - padding_d
-    h0 = ph * stride_h - padding_h
-    w0 = pw * stride_w - padding_w
-    # Columns past the last read the last one; what that gives is not stored.
-    col = tl.minimum(cols, groups * OC - 1)
-    x_at = x + image.to(tl.int64) * x_n + place(d0, h0, w0, x_d, x_h, x_w)
-    if GROUPED:
-        col_group = col // OC
-        col_channel = (col - col_group * OC).to(tl.int64)
-        of_col = (first + col_group).to(tl.int64)
-        x_at += first_channel(first, x_g, JOINED)
-        weight_at = weight + of_col * weight_g + col_channel * weight_o
-        out_at = of_col * out_g + col_channel * out_o
-        bias_at = of_col * bias_g + col_channel * bias_o
-    else:  # no product with a group's stride, which is no multiple of anything
-        weight_at = weight + col.to(tl.int64) * weight_o
-        out_at = cols.to(tl.int64) * out_o
-        bias_at = col.to(tl.int64) * bias_o
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+@dataclass(frozen=True)
+class Tile:
+    """What a kernel of implicit products is compiled for: the sizes of its blocks, and how it goes through the
+    channels. PACKED: taps and channels in one line. GROUPED: there are groups. JOINED: the channels of neighbouring
+    groups of x lie beside each other."""
 
-    blocks = tl.cdiv(taps * channels if PACKED else channels, BLOCK_K)
-    steps = blocks if PACKED else taps * blocks
+    M: int
+    N: int
+    K: int
+    PACKED: bool
+    GROUPED: bool
+    JOINED: bool
+    PRECISION: str
+
+
+@triton.jit
+def conv_pointer(x, weight, bias, out, sizes, merge, geometry, x_stride, weight_stride, out_stride, epilogue,
+                 GROUP_M: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """One program: a tile of out, of `merge` groups. GROUP_M: see tile_coordinates."""
+    first = tl.program_id(1) * merge  # group
+    groups = min(merge, sizes.groups - first)
+    channels = groups * sizes.channels
+    if TILE.JOINED:
+        channels = tl.multiple_of(channels, 8)
+    m, n = tile_coordinates(tl.program_id(0), sizes.pixels, merge * sizes.out_channels, TILE.M, TILE.N, GROUP_M)
+    rows = m * TILE.M + tl.arange(0, TILE.M)
+    cols = n * TILE.N + tl.arange(0, TILE.N)
+    exists = rows < sizes.pixels
+    image, out_at = pixel(tl.minimum(rows, sizes.pixels - 1), sizes.out)
+    begin = first_read(out_at, geometry)
+    # Columns past the last read the last one; what that gives is not stored.
+    col = tl.minimum(cols, groups * sizes.out_channels - 1)
+    x_at = x + image.to(tl.int64) * x_stride.n + place(begin, x_stride.pixel)
+    if TILE.GROUPED:
+        col_group = col // sizes.out_channels
+        col_channel = (col - col_group * sizes.out_channels).to(tl.int64)
+        of_col = (first + col_group).to(tl.int64)
+        x_at += first_channel(first, x_stride.g, TILE.JOINED)
+        weight_at = weight + of_col * weight_stride.g + col_channel * weight_stride.o
+        to = of_col * out_stride.g + col_channel * out_stride.c
+        bias_at = of_col * epilogue.bias_g + col_channel * epilogue.bias_o
+    else:  # no product with a group's stride, which is no multiple of anything
+        weight_at = weight + col.to(tl.int64) * weight_stride.o
+        to = cols.to(tl.int64) * out_stride.c
+        bias_at = col.to(tl.int64) * epilogue.bias_o
+    acc = tl.zeros((TILE.M, TILE.N), dtype=tl.float32)
+
+    blocks = tl.cdiv(sizes.taps * channels if TILE.PACKED else channels, TILE.K)
+    steps = blocks if TILE.PACKED else sizes.taps * blocks
     for step in range(steps):
-        if PACKED:
-            k = step * BLOCK_K + tl.arange(0, BLOCK_K)
+        if TILE.PACKED:
+            k = step * TILE.K + tl.arange(0, TILE.K)
             tap = k // channels
             c = k - tap * channels
-            kd, kh, kw = tap_of(tap, KH, KW)
-            k_exists = tap < taps
+            kernel_at = tap_of(tap, sizes.kernel)
+            k_exists = tap < sizes.taps
         else:
             tap = step // blocks
-            c = (step - tap * blocks) * BLOCK_K + tl.arange(0, BLOCK_K)
-            kd, kh, kw = tap_of(tap, KH, KW)
+            c = (step - tap * blocks) * TILE.K + tl.arange(0, TILE.K)
+            kernel_at = tap_of(tap, sizes.kernel)
             k_exists = c < channels
         c_channel = c
-        c_at = c.to(tl.int64) * x_c
-        if GROUPED:
-            c_group = c // C
-            c_channel = c - c_group * C
-            if not JOINED:
-                c_at = c_group.to(tl.int64) * x_g + c_channel.to(tl.int64) * x_c
-        shift = place(kd * dilation_d, kh * dilation_h, kw * dilation_w, x_d, x_h, x_w)
-        in_weight = place(kd, kh, kw, weight_d, weight_h, weight_w) + c_channel.to(tl.int64) * weight_c
-        if PACKED:
-            there = inside(d0[:, None] + (kd * dilation_d)[None, :], h0[:, None] + (kh * dilation_h)[None, :],
-                           w0[:, None] + (kw * dilation_w)[None, :], D, H, W)  # fmt: skip
+        c_at = c.to(tl.int64) * x_stride.c
+        if TILE.GROUPED:
+            c_group = c // sizes.channels
+            c_channel = c - c_group * sizes.channels
+            if not TILE.JOINED:
+                c_at = c_group.to(tl.int64) * x_stride.g + c_channel.to(tl.int64) * x_stride.c
+        of_tap = times(kernel_at, geometry.dilation)
+        shift = place(of_tap, x_stride.pixel)
+        in_weight = place(kernel_at, weight_stride.tap) + c_channel.to(tl.int64) * weight_stride.c
+        if TILE.PACKED:
+            there = inside(plus(down(begin), across(of_tap)), sizes.image)
             at = x_at[:, None] + (shift + c_at)[None, :]
         else:
-            there = inside(d0 + kd * dilation_d, h0 + kh * dilation_h, w0 + kw * dilation_w, D, H, W)[:, None]
+            there = inside(plus(begin, of_tap), sizes.image)[:, None]
             at = (x_at + shift)[:, None] + c_at[None, :]
         a = tl.load(at, mask=there & k_exists[None, :], other=0.0)
         of_weight = k_exists[:, None]
-        if GROUPED:
+        if TILE.GROUPED:
             of_weight = of_weight & (c_group[:, None] == col_group[None, :])
         b = tl.load(weight_at[None, :] + in_weight[:, None], mask=of_weight, other=0.0)
-        acc = dot(a, b, acc, PRECISION)
+        acc = dot(a, b, acc, TILE.PRECISION)
 
-    pixels = image.to(tl.int64) * out_n + place(pd, ph, pw, out_d, out_h, out_w)
-    finish_pixels(acc, bias, out, pixels, exists, out_at, cols < groups * OC, bias_at, activation, has_bias)
+    pixels = image.to(tl.int64) * out_stride.n + place(out_at, out_stride.pixel)
+    finish_pixels(acc, bias, out, pixels, exists, to, cols < groups * sizes.out_channels, epilogue, bias_at)
 
 
 # --- Plans ---
@@ -160,50 +180,41 @@ def _has_wide_channels(point: Point) -> bool:
     return point.layout in ("channels_last", "mixed")
 
 
-def strides(point: Point, wide_weight: bool) -> dict[str, Arg]:
-    """Of all tensors. One that is 1 by the point's layout is a constant. wide_weight: the weight's are multiples of 16,
-    which a group's few channels need not be."""
-    names = {
-        "x": (X, ("n", "g", "c", *SPATIAL)),
-        "weight": (WEIGHT, ("g", "o", "c", *SPATIAL)),
-        "out": (OUT, ("n", "g", "o", *SPATIAL)),
-    }
-    ones = {
-        "channels_last": ("x_c", "weight_c", "out_o"),
-        "mixed": ("x_c", "weight_c", "out_w"),
-    }.get(point.layout, ())
-    aligned = _has_wide_channels(point)
-    found: dict[str, Arg] = {}
-    for name, (tensor, dims) in names.items():
-        for i, d in enumerate(dims):
-            key = f"{name}_{d}"
-            wide = aligned and d != "g" and (name != "out" or point.layout == "channels_last")
-            wide = wide and (name != "weight" or wide_weight)
-            found[key] = Const(1) if key in ones else Int(tensor.stride(i), "i64", divisible=wide)
-    return found
+def _x_strides(point: Point) -> ImageStrides:
+    """One that is 1 by the point's layout is a constant."""
+    wide = _has_wide_channels(point)
+    found = image_strides(X, divisible=wide)
+    return found._replace(c=Const(1)) if wide else found
 
 
-def problem_args(point: Point, wide_weight: bool) -> dict[str, Arg]:
-    """All that says which convolution it is."""
+def _weight_strides(point: Point, divisible: bool) -> WeightStrides:
+    found = weight_strides(WEIGHT, divisible)
+    return found._replace(c=Const(1)) if _has_wide_channels(point) else found
+
+
+def _out_strides(point: Point) -> ImageStrides:
+    found = image_strides(OUT, divisible=point.layout == "channels_last")
+    if point.layout == "channels_last":
+        return found._replace(c=Const(1))
+    return found._replace(pixel=found.pixel._replace(w=Const(1))) if point.layout == "mixed" else found
+
+
+def problem_args(point: Point, wide_weight: bool) -> dict[str, Any]:
+    """All that says which convolution it is. wide_weight: the weight's strides are multiples of 16, which a group's few
+    channels need not be."""
+    wide = _has_wide_channels(point)
+    bias_strides = (Int(BIAS.stride(d), "i64") for d in (0, 1))
     return dict(
-        x=Pointer(X, point.dtype, _has_wide_channels(point)),
-        weight=Pointer(WEIGHT, point.dtype, _has_wide_channels(point) and wide_weight),
+        x=Pointer(X, point.dtype, wide),
+        weight=Pointer(WEIGHT, point.dtype, wide and wide_weight),
         bias=Pointer(BIAS, point.dtype, aligned=False),
         out=Pointer(OUT, point.dtype, point.layout == "channels_last"),
-        M=Int(M),
-        G=Int(G),
-        OC=Int(N),
-        **{name: Int(X.size(3 + i)) for i, name in enumerate(("D", "H", "W"))},
-        taps=Int(TAPS),
-        KH=Int(WEIGHT.size(4)),
-        KW=Int(WEIGHT.size(5)),
-        **{name: Int(OUT.size(3 + i)) for i, name in enumerate(("PD", "PH", "PW"))},
-        **{name: Int(OP.int(name)) for name in GEOMETRY},
-        **strides(point, wide_weight),
-        bias_g=Int(BIAS.stride(0), "i64"),
-        bias_o=Int(BIAS.stride(1), "i64"),
-        activation=Int(OP.int("activation")),
-        has_bias=Int(BIAS.present),
+        sizes=leave_out(sizes_of(OP, X, WEIGHT, OUT), "kernel.d"),
+        geometry=geometry_of(OP),
+        x_stride=_x_strides(point),
+        weight_stride=_weight_strides(point, wide and wide_weight),
+        out_stride=_out_strides(point),
+        epilogue=Epilogue(*bias_strides, Int(OP.int("activation")), Int(BIAS.present)),
     )
 
 
@@ -218,10 +229,9 @@ def contained_launch(point: Point, when: Expr | int = 1) -> Launch:
     block_p, block_c = (across, along) if last else (along, across)
     args = problem_args(replace(point, axes={**point.axes, "layout": "any"}), wide_weight=False)
     if last:
-        args |= dict(out=Pointer(OUT, point.dtype), out_o=Const(1), out_g=Int(OUT.stride(1), "i64"))
-        for i, d in ((0, "n"), (3, "d"), (4, "h"), (5, "w")):
-            args[f"out_{d}"] = Int(OUT.stride(i), "i64", divisible=True)
-    args |= dict(C=Int(C), BLOCK_P=Const(block_p), BLOCK_C=Const(block_c), LAST=Const(last))
+        strides = image_strides(OUT, divisible=True)
+        args |= dict(out=Pointer(OUT, point.dtype), out_stride=strides._replace(c=Const(1)))
+    args |= dict(BLOCK_P=Const(block_p), BLOCK_C=Const(block_c), LAST=Const(last))
     grid = (ceil_div(M, block_p), ceil_div(G * N, block_c), 1)
     return Launch(conv_contained, args, grid, num_warps=4, num_stages=1, when=when)
 
@@ -292,18 +302,11 @@ def _plan(point: Point) -> Plan | None:
     merge = local(len(OP.locals))
     tile = (c.block_m, c.block_n)
     groups = ceil_div(G, merge)
-    args = problem_args(point, not point.grouped) | dict(
-        C=Int(C, divisible=not (packed or point.grouped)),
-        merge=Int(merge),
-        BLOCK_M=Const(c.block_m),
-        BLOCK_N=Const(c.block_n),
-        BLOCK_K=Const(c.block_k),
-        GROUP_M=Const(8),
-        PACKED=Const(packed),
-        GROUPED=Const(point.grouped),
-        JOINED=Const(not packed),
-        PRECISION=Const(point.precision),
-    )
+    args = problem_args(point, not point.grouped)
+    if not (packed or point.grouped):
+        args["sizes"] = args["sizes"]._replace(channels=Int(C, divisible=True))
+    compiled_for = Tile(c.block_m, c.block_n, c.block_k, packed, point.grouped, not packed, point.precision)
+    args |= dict(merge=Int(merge), GROUP_M=Const(8), TILE=Const(compiled_for))
     launch = Launch(
         conv_pointer, args, (tiles_of(M, merge * N, tile), groups, 1), num_warps=c.num_warps, num_stages=c.num_stages
     )

@@ -1,13 +1,13 @@
 """The plans and the grid of ``conv_tma``."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from triton.experimental.gluon.language import NVMMASharedLayout
 
 from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, device, maximum, minimum, select
 from tk.aot.spec import (
     ITEMSIZE,
-    Arg,
     Config,
     Const,
     Constraint,
@@ -22,10 +22,14 @@ from tk.aot.spec import (
     TensorMap,
     require,
 )
+from tk.kernels.conv.arguments import extents, image_strides, leave_out, spatial
 from tk.kernels.conv.cost import predict, tiles_of
+from tk.kernels.conv.geometry import Epilogue
+from tk.kernels.conv.geometry import Gather as GatherBundle
 from tk.kernels.conv.op import BIAS, DTYPE_AXIS, OP, OUT, PRECISION_AXIS, SPATIAL, WEIGHT, X, fits_32_bits, makes_sense
 from tk.kernels.conv.op import serves as serves_bucket
 from tk.kernels.conv.tma import conv_tma
+from tk.kernels.hopper.arguments import Tile
 
 M, N, C, TAPS = OP.local("M"), OP.local("N"), WEIGHT.size(2), OP.local("taps")
 G = OP.local("groups")
@@ -78,16 +82,15 @@ class Gather:
         last = (self.out.size(3 + d) - 1) * self.geometry("stride", d)
         return self.lower(d) + last - (self.x.size(3 + d) - 1)
 
-    def args(self) -> dict[str, Arg]:
-        """Of the device functions' `Convolution`."""
-        found: dict[str, Arg] = {name: Int(self.out.size(3 + i)) for i, name in enumerate(("PD", "PH", "PW"))}
-        found |= dict(KH=Int(self.weight.size(4)), KW=Int(self.weight.size(5)), channels=Int(self.weight.size(2)))
-        for d, letter in enumerate(SPATIAL):
-            found[f"stride_{letter}"] = Int(self.geometry("stride", d))
-            found[f"lower_{letter}"] = Int(self.lower(d))
-            found[f"dilation_{letter}"] = Int(self.geometry("dilation", d))
-            found[f"shift_{letter}"] = Int(self.shift(d))
-        return found
+    def bundle(self) -> GatherBundle:
+        return GatherBundle(
+            out=extents(self.out),
+            kernel=leave_out(extents(self.weight), "d"),
+            stride=spatial(lambda d: self.geometry("stride", d)),
+            lower=spatial(self.lower),
+            dilation=spatial(lambda d: self.geometry("dilation", d)),
+            shift=spatial(self.shift),
+        )
 
     def image_map(self, dtype: str, spatial: int, pixels: int, channels: int, grouped: bool = False) -> TensorMap:
         dims = range(3 - spatial, 3)
@@ -179,40 +182,45 @@ def _groups(point: Point) -> tuple[Constraint, ...]:
     )
 
 
-def store_args(
-    out: Tensor, point: Point, rows: Expr, columns: Expr, subtile: int, channels: str
-) -> tuple[dict[str, Arg], Expr]:
+def store_args(out: Tensor, point: Point, rows: Expr, columns: Expr, subtile: int) -> tuple[dict[str, Any], Expr]:
     """How a kernel stores a tile, `rows` x `columns` of pixels and channels, in `point.store`'s way; and what of `out`
-    that needs. channels: the letter that the kernel has for their stride."""
+    that needs."""
     c, size = point.config, ITEMSIZE[point.dtype]
-    letters = {0: "n", 2: channels, 3: "d", 4: "h", 5: "w"}
-    strides = {f"out_{letter}": Int(out.stride(i), "i64") for i, letter in letters.items()}
-    args: dict[str, Arg] = strides | {
-        "out": Pointer(out, point.dtype, aligned=point.store == "channels_last"),
+    wide = point.store == "channels_last"
+    args: dict[str, Any] = {
+        "out": Pointer(out, point.dtype, aligned=wide),
         "out_desc": Const(None),
-        "cols": Int(columns),
-        "SUBTILE_N": Const(subtile),
+        # 16 bytes at a time: the compiler must know that no store is cut off within.
+        "cols": Int(columns, divisible=wide),
+        "out_stride": leave_out(image_strides(out, divisible=wide), "g"),
     }
     holds = as_expr(1)
     if point.store == "matrix":
         layout = repr(NVMMASharedLayout(min(128, size * subtile), 8 * size, 2))
         block = (c.block_m // c.cooperative, subtile)
         args["out_desc"] = TensorMap(out, point.dtype, (rows, columns), (pixel_pitch(out), 1), block, layout=layout)
-        args |= dict.fromkeys(strides, Const(None)) | {"out": Const(None)}
+        args |= dict(out=Const(None), out_stride=Const(None))
         holds = is_even(out, size)
-    elif point.store == "channels_last":
-        # 16 bytes at a time: the compiler must know that no store is cut off within.
-        args |= {f"out_{channels}": Const(1), "cols": Int(columns, divisible=True)}
+    elif wide:
+        args["out_stride"] = args["out_stride"]._replace(c=Const(1))
         holds = (out.alignment >= 16) & (out.stride(2) == 1)
         for i in (0, 3, 4, 5):
-            args[f"out_{letters[i]}"] = Int(out.stride(i), "i64", divisible=True)
             holds = holds & (out.stride(i) % 16 == 0)
     return args, holds
 
 
-def _out(point: Point) -> tuple[dict[str, Arg], tuple[Constraint, ...]]:
-    subtile = point.config.subtile_n // 2 if point.dtype == "fp32" else point.config.subtile_n
-    args, holds = store_args(OUT, point, M, _columns(point), subtile, "o")
+def subtile_of(point: Point) -> int:
+    """Columns of a tile that are stored at a time."""
+    return point.config.subtile_n // 2 if point.dtype == "fp32" else point.config.subtile_n
+
+
+def hopper_tile(point: Point) -> Tile:
+    c = point.config
+    return Tile(c.block_m, c.block_n, c.block_k, c.num_stages, c.cooperative, c.pingpong, subtile_of(point))
+
+
+def _out(point: Point) -> tuple[dict[str, Any], tuple[Constraint, ...]]:
+    args, holds = store_args(OUT, point, M, _columns(point), subtile_of(point))
     if point.store == "matrix":
         message = "out channels-last with evenly spaced pixels, 16 bytes of channels"
         return args, (require(holds & (N * ITEMSIZE[point.dtype] % 16 == 0), message),)
@@ -235,27 +243,26 @@ def _plan(point: Point) -> Plan | None:
         return None
     out_args, out_constraints = _out(point)
     tile = (c.block_m, c.block_n)
-    constants = dict(BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=c.block_k, STAGES=c.num_stages,
-                     COOPERATIVE=c.cooperative, PINGPONG=c.pingpong, EPILOGUE_STAGES=2, SPATIAL=point.spatial,
-                     STORE=point.store, EPILOGUE=point.epilogue, GROUPED=point.grouped,
-                     CONSUMER_REGS=232, PRODUCER_REGS=24)  # fmt: skip
     columns = _columns(point)
     tiles = tiles_of(M, columns, tile)
-    args: dict[str, Arg] = dict(
+    args: dict[str, Any] = dict(
         x_desc=_GATHER.image_map(point.dtype, point.spatial, c.block_m // c.cooperative, c.block_k, point.grouped),
         weight_desc=weight_map(point.dtype, c.block_n, c.block_k, point.grouped),
         bias=Pointer(BIAS, point.dtype, aligned=False),
         rows=Int(M),
         taps=Int(TAPS),
+        channels=Int(C),
         tiles=Int(tiles),
         tiles_of_group=Int(N // c.block_n),
         group=Int(max(1024 // c.block_m, 1)),
-        **_GATHER.args(),
+        gather=_GATHER.bundle(),
+        bias_activation=Epilogue(Const(None), Int(BIAS.stride(1), "i64"), Int(OP.int("activation")), Int(BIAS.present)),
+        TILE=Const(hopper_tile(point)),
+        SPATIAL=Const(point.spatial),
+        STORE=Const(point.store),
+        EPILOGUE=Const(point.epilogue),
+        GROUPED=Const(point.grouped),
         **out_args,
-        bias_o=Int(BIAS.stride(1), "i64"),
-        activation=Int(OP.int("activation")),
-        has_bias=Int(BIAS.present),
-        **{name: Const(value) for name, value in constants.items()},
     )
     plain = require(~BIAS.present & (OP.int("activation") == 0), "neither bias nor activation")
     judged = tiles_of(OP.local("M_choice"), columns, tile)

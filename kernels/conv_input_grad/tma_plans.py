@@ -1,11 +1,12 @@
 """The plans and the grid of ``input_grad_tma``."""
 
+from typing import Any
+
 from triton.experimental.gluon.language import NVMMASharedLayout
 
 from tk.aot.expr import Expr, ceil_div, device, minimum
 from tk.aot.spec import (
     ITEMSIZE,
-    Arg,
     Config,
     Const,
     Constraint,
@@ -18,11 +19,12 @@ from tk.aot.spec import (
     TensorMap,
     require,
 )
+from tk.kernels.conv.arguments import extents, spatial
 from tk.kernels.conv.cost import predict, tiles_of
 from tk.kernels.conv.op import SPATIAL, serves
-from tk.kernels.conv.tma_plans import dense_strides, store_args, whole_pieces
+from tk.kernels.conv.tma_plans import dense_strides, hopper_tile, store_args, subtile_of, whole_pieces
 from tk.kernels.conv_input_grad.op import GRAD, OP, OUT, WEIGHT, places
-from tk.kernels.conv_input_grad.tma import input_grad_tma
+from tk.kernels.conv_input_grad.tma import Phases, input_grad_tma
 
 ROWS, PHASES, TAPS = OP.local("rows"), OP.local("phases"), OP.local("taps")
 O, C = WEIGHT.size(1), WEIGHT.size(2)  # noqa: E741  as docs/conv.md calls them
@@ -96,8 +98,8 @@ def _weight_map(point: Point) -> TensorMap:
     )
 
 
-def _out(point: Point) -> tuple[dict[str, Arg], tuple[Constraint, ...]]:
-    args, holds = store_args(OUT, point, ROWS, C, point.config.subtile_n, "c")
+def _out(point: Point) -> tuple[dict[str, Any], tuple[Constraint, ...]]:
+    args, holds = store_args(OUT, point, ROWS, C, subtile_of(point))
     if point.store == "matrix":
         return args, (require((PHASES == 1) & holds, "a stride of 1, out with evenly spaced pixels"),)
     if point.store == "channels_last":
@@ -113,7 +115,7 @@ def _plan(point: Point) -> Plan | None:
     tile = (c.block_m, c.block_n)
     tiles_of_phase = tiles_of(ROWS, C, tile)
     tiles = PHASES * tiles_of_phase
-    args: dict[str, Arg] = dict(
+    args: dict[str, Any] = dict(
         grad_desc=_grad_map(point),
         weight_desc=_weight_map(point),
         rows=Int(ROWS),
@@ -121,27 +123,20 @@ def _plan(point: Point) -> Plan | None:
         tiles=Int(tiles),
         tiles_of_phase=Int(tiles_of_phase),
         group=Int(max(1024 // c.block_m, 1)),
-        **{f"Q{letter}": Int(places(d)) for d, letter in enumerate("DHW")},
-        **{letter: Int(OUT.size(3 + d)) for d, letter in enumerate("DHW")},
-        **{f"K{letter}": Int(WEIGHT.size(3 + d)) for d, letter in enumerate("DHW")},
-        **out_args,
-        BLOCK_M=Const(c.block_m),
-        BLOCK_N=Const(c.block_n),
-        BLOCK_K=Const(c.block_k),
-        STAGES=Const(c.num_stages),
-        COOPERATIVE=Const(c.cooperative),
-        PINGPONG=Const(c.pingpong),
-        EPILOGUE_STAGES=Const(2),
+        phases=Phases(
+            places=spatial(places),
+            image=extents(OUT),
+            kernel=extents(WEIGHT),
+            stride=spatial(lambda d: _geometry("stride", d)),
+            padding=spatial(lambda d: _geometry("padding", d)),
+            lower=spatial(_lower),
+            dilation=spatial(lambda d: _geometry("dilation", d)),
+        ),
+        TILE=Const(hopper_tile(point)),
         SPATIAL=Const(point.spatial),
         STORE=Const(point.store),
-        CONSUMER_REGS=Const(232),
-        PRODUCER_REGS=Const(24),
+        **out_args,
     )
-    for d, letter in enumerate(SPATIAL):
-        args[f"stride_{letter}"] = Int(_geometry("stride", d))
-        args[f"padding_{letter}"] = Int(_geometry("padding", d))
-        args[f"lower_{letter}"] = Int(_lower(d))
-        args[f"back_{letter}"] = Int(_geometry("dilation", d))
     judged = PHASES * tiles_of(OP.local("rows_choice"), C, tile)
     steps = ceil_div(TAPS * ceil_div(O, c.block_k), PHASES)  # of a tile, on average
     percent = {"matrix": 100, "channels_last": 95, "contiguous": 80}[point.store]

@@ -5,9 +5,10 @@ import triton.language as tl
 
 from tk.aot.expr import ceil_div
 from tk.aot.spec import Config, Const, Constraint, Kernel, Launch, Plan, Point, require
+from tk.kernels.conv.arguments import leave_out
 from tk.kernels.conv.cost import multiplications, plain_cores
-from tk.kernels.conv.depthwise import in_pieces, piece_of, pitches_in_pieces, without_divisors
-from tk.kernels.conv.geometry import inside, pixel, place, tap_of
+from tk.kernels.conv.depthwise import args_in_pieces, in_pieces, piece_of, pitches_in_pieces
+from tk.kernels.conv.geometry import inside, pixel, place, plus, read_by, tap_of, times
 from tk.kernels.conv.op import DTYPE_AXIS, fits_32_bits, has_pieces, serves
 from tk.kernels.conv.pointer import ARCHS
 from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
@@ -16,44 +17,36 @@ from tk.kernels.conv_weight_grad.reduce import PARTIALS, SPLITS, reduce_launch, 
 
 
 @triton.jit
-def weight_grad_depthwise(grad, x, partials, M, G, OC, D, H, W, taps, KH, KW, PD, PH, PW, per_split,
-                          stride_d, stride_h, stride_w, padding_d, padding_h, padding_w,
-                          dilation_d, dilation_h, dilation_w,
-                          grad_n, grad_g, grad_o, grad_d, grad_h, grad_w, x_n, x_g, x_d, x_h, x_w,
+def weight_grad_depthwise(grad, x, partials, sizes, per_split, geometry, grad_stride, x_stride,
                           BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
     """Program (channels, tap, split): its sum, BLOCK_P pixels at a time, goes into partials [splits, G, O, taps]."""
-    grad_n, grad_d, grad_h, grad_w = pitches_in_pieces(grad_n, grad_d, grad_h, grad_w, PIECE)
-    x_n, x_d, x_h, x_w = pitches_in_pieces(x_n, x_d, x_h, x_w, PIECE)
-    channels = in_pieces(G * OC, PIECE)
+    grad_stride = pitches_in_pieces(grad_stride, PIECE)
+    x_stride = pitches_in_pieces(x_stride, PIECE)
+    channels = in_pieces(sizes.groups * sizes.out_channels, PIECE)
     cols = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     tap = tl.program_id(1)
     split = tl.program_id(2)
     col_exists = cols < channels
-    group = (cols // OC).to(tl.int64)
-    channel = (cols % OC).to(tl.int64)
-    kd, kh, kw = tap_of(tap, KH, KW)
-    d_tap = kd * dilation_d - padding_d
-    h_tap = kh * dilation_h - padding_h
-    w_tap = kw * dilation_w - padding_w
-    grad_at = grad + group * grad_g + channel * grad_o
-    x_at = x + group * x_g
+    group = (cols // sizes.out_channels).to(tl.int64)
+    channel = (cols % sizes.out_channels).to(tl.int64)
+    of_tap = read_by(tap_of(tap, sizes.kernel), geometry)
+    grad_at = grad + group * grad_stride.g + channel * grad_stride.c
+    x_at = x + group * x_stride.g
     acc = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
     begin = split * per_split
-    end = begin + min(per_split, M - begin)
+    end = begin + min(per_split, sizes.pixels - begin)
     for k in range(begin, end, BLOCK_P):
         pixels = k + tl.arange(0, BLOCK_P)
-        image, pd, ph, pw = pixel(pixels, PD, PH, PW)
-        d = pd * stride_d + d_tap
-        h = ph * stride_h + h_tap
-        w = pw * stride_w + w_tap
-        there = ((pixels < end) & inside(d, h, w, D, H, W))[:, None] & col_exists[None, :]
-        from_grad = image.to(tl.int64) * grad_n + place(pd, ph, pw, grad_d, grad_h, grad_w)
-        from_x = image.to(tl.int64) * x_n + place(d, h, w, x_d, x_h, x_w)
+        image, out_at = pixel(pixels, sizes.out)
+        at = plus(times(out_at, geometry.stride), of_tap)
+        there = ((pixels < end) & inside(at, sizes.image))[:, None] & col_exists[None, :]
+        from_grad = image.to(tl.int64) * grad_stride.n + place(out_at, grad_stride.pixel)
+        from_x = image.to(tl.int64) * x_stride.n + place(at, x_stride.pixel)
         a = tl.load(grad_at[None, :] + from_grad[:, None], mask=there, other=0.0)
         b = tl.load(x_at[None, :] + from_x[:, None], mask=there, other=0.0)
         acc += a.to(tl.float32) * b.to(tl.float32)
-    at = partials + (split.to(tl.int64) * channels + cols) * taps + tap
-    tl.store(at, tl.sum(acc, axis=0), mask=col_exists)
+    to = partials + (split.to(tl.int64) * channels + cols) * sizes.taps + tap
+    tl.store(to, tl.sum(acc, axis=0), mask=col_exists)
 
 
 def whole_pixels(point: Point) -> Constraint:
@@ -68,9 +61,11 @@ def _plan(point: Point) -> Plan | None:
     if c.layout != point.layout:
         return None
     last = point.layout == "channels_last"
-    args = without_divisors({k: v for k, v in problem_args(point).items() if k != "x_c"})
+    args = args_in_pieces(problem_args(point))
+    args |= dict(sizes=leave_out(args["sizes"], "channels"), x_stride=leave_out(args["x_stride"], "c"))
     if last:
-        args |= dict(x_g=Const(1), grad_g=Const(1), OC=Const(1))
+        args |= {name: args[name]._replace(g=Const(1)) for name in ("x_stride", "grad_stride")}
+        args |= dict(sizes=args["sizes"]._replace(out_channels=Const(1)))
     args |= dict(BLOCK_P=Const(c.block_p), BLOCK_C=Const(c.block_c), PIECE=Const(piece_of(point)))
     channels = ceil_div(G * N, c.block_c)
     taps = OP.local("taps")

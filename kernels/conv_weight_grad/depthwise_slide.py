@@ -1,15 +1,18 @@
 """The weight's gradient of groups of one channel with 3, 5 or 7 taps along w, channels-last: a thread keeps the sums of
 all of a line's taps for its channels, and an element of x is loaded and converted once for all of them."""
 
+from dataclasses import replace
+
 import triton
 import triton.language as tl
 
 from tk.aot.expr import Expr, ceil_div
-from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Scratch, require
+from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, require
+from tk.kernels.conv.arguments import leave_out
 from tk.kernels.conv.cost import multiplications, plain_cores
-from tk.kernels.conv.depthwise import in_pieces, piece_of, pitches_in_pieces, without_divisors
-from tk.kernels.conv.depthwise_slide import with_product, zeros_of
-from tk.kernels.conv.geometry import place
+from tk.kernels.conv.depthwise import args_in_pieces, in_pieces, piece_of, pitches_in_pieces
+from tk.kernels.conv.depthwise_slide import Tile, element_of_line, with_product, zeros_of
+from tk.kernels.conv.geometry import Spatial, line, place
 from tk.kernels.conv.op import DTYPE_AXIS, fits_32_bits, serves
 from tk.kernels.conv.pointer import ARCHS
 from tk.kernels.conv_weight_grad.depthwise import whole_pixels
@@ -19,97 +22,96 @@ from tk.kernels.conv_weight_grad.reduce import PARTIALS, SHARE, SPLITS, reduce_l
 
 
 @triton.jit
-def _add_pixels(acc, x, grads, AT: tl.constexpr, TAPS: tl.constexpr, STRIDE: tl.constexpr, PIXELS: tl.constexpr):
-    """Element AT of those that PIXELS pixels read, times their gradients, into the taps by which they read it."""
+def _add_pixels(acc, x, grads, AT: tl.constexpr, TILE: tl.constexpr):
+    """Element AT of those that OUTPUTS pixels read, times their gradients, into the taps by which they read it."""
+    TAPS: tl.constexpr = TILE.TAPS
     for tap in tl.static_range(TAPS):
-        if AT >= tap and (AT - tap) % STRIDE == 0 and (AT - tap) // STRIDE < PIXELS:
-            acc = with_product(acc, x, grads[(AT - tap) // STRIDE], tap)
+        if TILE.is_read(AT, tap):
+            acc = with_product(acc, x, grads[(AT - tap) // TILE.STRIDE], tap)
     return acc
 
 
 @triton.jit
-def _add_line(acc, grad_at, grad_w, x_at, x_w, w, W, there, col_exists,
-              TAPS: tl.constexpr, STRIDE: tl.constexpr, PIXELS: tl.constexpr):  # fmt: skip
-    """PIXELS neighbouring pixels, all of which exist: an x that only others read would be multiplied with a 0 in their
+def _add_line(acc, grad_at, grad_pitch, x_at, x_pitch, first, size, there, col_exists, TILE: tl.constexpr):
+    """OUTPUTS neighbouring pixels, all of which exist: an x that only others read would be multiplied with a 0 in their
     place, and must not be where it is NaN."""
+    OUTPUTS: tl.constexpr = TILE.OUTPUTS
+    READ: tl.constexpr = TILE.READ
     grads = ()
-    for _ in tl.static_range(PIXELS):
+    for _ in tl.static_range(OUTPUTS):
         grads = grads + (tl.load(grad_at, mask=there[:, None] & col_exists[None, :], other=0.0).to(tl.float32),)
-        grad_at += grad_w
-    for i in tl.static_range((PIXELS - 1) * STRIDE + TAPS):
-        mask = (there & (w + i >= 0) & (w + i < W))[:, None] & col_exists[None, :]
-        acc = _add_pixels(acc, tl.load(x_at, mask=mask, other=0.0).to(tl.float32), grads, i, TAPS, STRIDE, PIXELS)
-        x_at += x_w
+        grad_at += grad_pitch
+    for i in tl.static_range(READ):
+        a = element_of_line(x_at, i, first, size, there, col_exists).to(tl.float32)
+        acc = _add_pixels(acc, a, grads, i, TILE)
+        x_at += x_pitch
     return acc
 
 
 @triton.jit
-def weight_grad_slide(grad, x, partials, lines, channels, taps, D, H, W, KH, PD, PH, PW, share,
-                      stride_d, stride_h, padding_d, padding_h, padding_w, dilation_d, dilation_h,
-                      grad_n, grad_d, grad_h, grad_w, x_n, x_d, x_h, x_w,
-                      BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PIXELS: tl.constexpr, TAPS: tl.constexpr,
-                      STRIDE: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
-    """Program (channels, line of taps, split): BLOCK_R lines of the result at a time, PIXELS pixels of each, of `share`
-    lines. Into partials [splits, channels, taps]."""
+def weight_grad_slide(grad, x, partials, lines, channels, taps, sizes, share, geometry, grad_stride, x_stride,
+                      TILE: tl.constexpr, SINGLE: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
+    """Program (channels, line of taps, split): TILE.ROWS lines of the result at a time, OUTPUTS pixels of each, of
+    `share` lines. Into partials [splits, channels, taps]. SINGLE: the same of one pixel."""
     channels = in_pieces(channels, PIECE)
-    grad_n, grad_d, grad_h, grad_w = pitches_in_pieces(grad_n, grad_d, grad_h, grad_w, PIECE)
-    x_n, x_d, x_h, x_w = pitches_in_pieces(x_n, x_d, x_h, x_w, PIECE)
-    cols = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    line = tl.program_id(1)
+    grad_stride = pitches_in_pieces(grad_stride, PIECE)
+    x_stride = pitches_in_pieces(x_stride, PIECE)
+    cols = tl.program_id(0) * TILE.COLS + tl.arange(0, TILE.COLS)
+    line_of_taps = tl.program_id(1)
     split = tl.program_id(2)
     col_exists = cols < channels
-    kd = line // KH
-    kh = line - kd * KH
-    acc = zeros_of(TAPS, BLOCK_R, BLOCK_C)
+    kd = line_of_taps // sizes.kernel.h
+    kh = line_of_taps - kd * sizes.kernel.h
+    grad_pitch, x_pitch = grad_stride.pixel.w, x_stride.pixel.w
+    acc = zeros_of(TILE.TAPS, TILE)
     begin = split * share
     end = begin + min(share, lines - begin)
-    for first in range(begin, end, BLOCK_R):
-        row = first + tl.arange(0, BLOCK_R)
-        plane = row // PH
-        ph = row - plane * PH
-        image = plane // PD
-        pd = plane - image * PD
-        d = pd * stride_d - padding_d + kd * dilation_d
-        h = ph * stride_h - padding_h + kh * dilation_h
-        there = (row < end) & (d >= 0) & (d < D) & (h >= 0) & (h < H)
+    for first in range(begin, end, TILE.ROWS):
+        row = first + tl.arange(0, TILE.ROWS)
+        image, pd, ph = line(row, sizes.out)
+        d = pd * geometry.stride.d - geometry.padding.d + kd * geometry.dilation.d
+        h = ph * geometry.stride.h - geometry.padding.h + kh * geometry.dilation.h
+        there = (row < end) & (d >= 0) & (d < sizes.image.d) & (h >= 0) & (h < sizes.image.h)
         pw = row * 0  # one number for all rows, as in kernels/conv/depthwise_slide.py
-        w = pw - padding_w
-        of_grad = image.to(tl.int64) * grad_n + place(pd, ph, pw, grad_d, grad_h, grad_w)
-        of_x = image.to(tl.int64) * x_n + place(d, h, w, x_d, x_h, x_w)
+        w = pw - geometry.padding.w
+        of_grad = image.to(tl.int64) * grad_stride.n + place(Spatial(pd, ph, pw), grad_stride.pixel)
+        of_x = image.to(tl.int64) * x_stride.n + place(Spatial(d, h, w), x_stride.pixel)
         grad_at = grad + of_grad[:, None] + cols[None, :]
         x_at = x + of_x[:, None] + cols[None, :]
-        for _ in range(PW // PIXELS):
-            acc = _add_line(acc, grad_at, grad_w, x_at, x_w, w, W, there, col_exists, TAPS, STRIDE, PIXELS)
-            grad_at += PIXELS * grad_w
-            x_at += PIXELS * STRIDE * x_w
-            w += PIXELS * STRIDE
-        for _ in range(PW % PIXELS):
-            acc = _add_line(acc, grad_at, grad_w, x_at, x_w, w, W, there, col_exists, TAPS, STRIDE, 1)
-            grad_at += grad_w
-            x_at += STRIDE * x_w
-            w += STRIDE
-    at = partials + (split.to(tl.int64) * channels + cols) * taps + line * TAPS
+        for _ in range(sizes.out.w // TILE.OUTPUTS):
+            acc = _add_line(acc, grad_at, grad_pitch, x_at, x_pitch, w, sizes.image.w, there, col_exists, TILE)
+            grad_at += TILE.OUTPUTS * grad_pitch
+            x_at += TILE.OUTPUTS * TILE.STRIDE * x_pitch
+            w += TILE.OUTPUTS * TILE.STRIDE
+        for _ in range(sizes.out.w % TILE.OUTPUTS):
+            acc = _add_line(acc, grad_at, grad_pitch, x_at, x_pitch, w, sizes.image.w, there, col_exists, SINGLE)
+            grad_at += grad_pitch
+            x_at += TILE.STRIDE * x_pitch
+            w += TILE.STRIDE
+    TAPS: tl.constexpr = TILE.TAPS
+    to = partials + (split.to(tl.int64) * channels + cols) * taps + line_of_taps * TAPS
     for tap in tl.static_range(TAPS):
-        tl.store(at + tap, tl.sum(acc[tap], axis=0), mask=col_exists)
+        tl.store(to + tap, tl.sum(acc[tap], axis=0), mask=col_exists)
 
 
 def _plan(point: Point) -> Plan:
     c = point.config
-    names = ("M", "G", "OC", "KW", "taps", "per_split", "stride_w", "dilation_w", "grad_g", "grad_o", "x_g", "x_c")
     lines: Expr = GRAD.size(0) * GRAD.size(3) * GRAD.size(4)
-    args = without_divisors({k: v for k, v in problem_args(point).items() if k not in names}) | dict(
-        partials=Scratch(0, "fp32"),
+    tile = Tile(c.block_r, c.block_c, c.pixels, point.taps, point.stride)
+    args = args_in_pieces(problem_args(point))
+    args |= dict(
         lines=Int(lines),
         channels=Int(G),
-        taps=Int(OP.local("taps")),
+        taps=args["sizes"].taps,
+        sizes=leave_out(args["sizes"], "pixels", "groups", "out_channels", "channels", "taps", "kernel.w"),
         share=Int(SHARE),
-        BLOCK_R=Const(c.block_r),
-        BLOCK_C=Const(c.block_c),
-        PIXELS=Const(c.pixels),
-        TAPS=Const(point.taps),
-        STRIDE=Const(point.stride),
+        geometry=leave_out(args["geometry"], "stride.w", "dilation.w"),
+        TILE=Const(tile),
+        SINGLE=Const(replace(tile, OUTPUTS=1)),
         PIECE=Const(piece_of(point)),
+        **{name: leave_out(args[name], "g", "c") for name in ("grad_stride", "x_stride")},
     )
+    del args["per_split"]  # of pixels: here lines are split
     blocks = ceil_div(G, c.block_c)
     lines_of_taps = OUT.size(3) * OUT.size(4)
     # 60 multiplications a nanosecond of a multiprocessor, which `occupancy` programs share.

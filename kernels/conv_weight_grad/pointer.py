@@ -2,13 +2,14 @@
 all taps in turn, for few channels —, and the sum runs over the pixels of the result. Several small groups are one
 product, of which only the blocks on the diagonal are kept."""
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
-from tk.aot.expr import Expr, ceil_div, device, local, maximum, minimum
+from tk.aot.expr import Expr, Tensor, ceil_div, device, local, maximum, minimum
 from tk.aot.spec import (
     ITEMSIZE,
-    Arg,
     Config,
     Const,
     Constraint,
@@ -21,19 +22,29 @@ from tk.aot.spec import (
     Scratch,
     require,
 )
+from tk.kernels.conv.arguments import geometry_of, image_strides, leave_out, sizes_of
 from tk.kernels.conv.cost import predict, step_ns
-from tk.kernels.conv.geometry import inside, pixel, place, tap_of
+from tk.kernels.conv.geometry import (
+    ImageStrides,
+    across,
+    down,
+    inside,
+    pixel,
+    place,
+    plus,
+    read_by,
+    tap_of,
+    times,
+)
 from tk.kernels.conv.op import (
     DTYPE_AXIS,
-    GEOMETRY,
     PRECISION_AXIS,
-    SPATIAL,
     fits_32_bits,
     has_pieces,
     makes_sense,
     serves,
 )
-from tk.kernels.conv.pointer import ARCHS, dot, first_channel
+from tk.kernels.conv.pointer import ARCHS, Tile, dot, first_channel
 from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
 from tk.kernels.conv_weight_grad.reduce import (
     FREE_LOCAL,
@@ -48,87 +59,78 @@ from tk.kernels.conv_weight_grad.reduce import (
 
 
 @triton.jit
-def weight_grad_pointer(grad, x, partials, M, G, OC, C, D, H, W, taps, KH, KW, PD, PH, PW, merge, per_split,
-                        stride_d, stride_h, stride_w, padding_d, padding_h, padding_w,
-                        dilation_d, dilation_h, dilation_w,
-                        grad_n, grad_g, grad_o, grad_d, grad_h, grad_w, x_n, x_g, x_c, x_d, x_h, x_w,
-                        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                        PACKED: tl.constexpr, GROUPED: tl.constexpr, JOINED: tl.constexpr,
-                        PRECISION: tl.constexpr):  # fmt: skip
+def weight_grad_pointer(grad, x, partials, sizes, merge, per_split, geometry, grad_stride, x_stride,
+                        TILE: tl.constexpr):  # fmt: skip
     """Program (tile, groups, split) leaves its sum in partials [splits, G, O, taps, C], fp32. Tiles: of rows, within
-    them of columns. JOINED: the channels of neighbouring groups lie beside each other."""
+    them of columns; PACKED is of columns, and what lies along K are pixels."""
     first = tl.program_id(1) * merge
-    groups = min(merge, G - first)
-    channels = groups * C
-    if JOINED:
+    groups = min(merge, sizes.groups - first)
+    channels = groups * sizes.channels
+    if TILE.JOINED:
         channels = tl.multiple_of(channels, 8)
-    columns = merge * C * taps if PACKED else merge * C
-    n_tiles = tl.cdiv(columns, BLOCK_N) if PACKED else tl.cdiv(columns, BLOCK_N) * taps
+    columns = merge * sizes.channels * sizes.taps if TILE.PACKED else merge * sizes.channels
+    n_tiles = tl.cdiv(columns, TILE.N) if TILE.PACKED else tl.cdiv(columns, TILE.N) * sizes.taps
     tile = tl.program_id(0)
     m = tile // n_tiles
     n = tile - m * n_tiles
-    rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
-    if PACKED:
-        at_column = n * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = m * TILE.M + tl.arange(0, TILE.M)
+    if TILE.PACKED:
+        at_column = n * TILE.N + tl.arange(0, TILE.N)
         tap = at_column // channels
         col = at_column - tap * channels
-        col_exists = tap < taps
+        col_exists = tap < sizes.taps
     else:
-        tap = n % taps
-        col = n // taps * BLOCK_N + tl.arange(0, BLOCK_N)
+        tap = n % sizes.taps
+        col = n // sizes.taps * TILE.N + tl.arange(0, TILE.N)
         col_exists = col < channels
-    kd, kh, kw = tap_of(tap, KH, KW)
-    row = tl.minimum(rows, groups * OC - 1)
+    kernel_at = tap_of(tap, sizes.kernel)
+    row = tl.minimum(rows, groups * sizes.out_channels - 1)
     row_group = row * 0
     row_channel = row
     col_channel = col
-    grad_at = grad + row.to(tl.int64) * grad_o
-    x_at = x + col.to(tl.int64) * x_c
-    if GROUPED:
-        row_group = row // OC
-        col_group = col // C
-        row_channel = row - row_group * OC
-        col_channel = col - col_group * C
-        if not JOINED:
-            grad_at = grad + row_group.to(tl.int64) * grad_g + row_channel.to(tl.int64) * grad_o
-            x_at = x + col_group.to(tl.int64) * x_g + col_channel.to(tl.int64) * x_c
+    grad_at = grad + row.to(tl.int64) * grad_stride.c
+    x_at = x + col.to(tl.int64) * x_stride.c
+    if TILE.GROUPED:
+        row_group = row // sizes.out_channels
+        col_group = col // sizes.channels
+        row_channel = row - row_group * sizes.out_channels
+        col_channel = col - col_group * sizes.channels
+        if not TILE.JOINED:
+            grad_at = grad + row_group.to(tl.int64) * grad_stride.g + row_channel.to(tl.int64) * grad_stride.c
+            x_at = x + col_group.to(tl.int64) * x_stride.g + col_channel.to(tl.int64) * x_stride.c
         # Only here: no product with a group's stride, which is no multiple of anything, where there is one group.
-        grad_at += first_channel(first, grad_g, JOINED)
-        x_at += first_channel(first, x_g, JOINED)
-    d_tap = kd * dilation_d - padding_d
-    h_tap = kh * dilation_h - padding_h
-    w_tap = kw * dilation_w - padding_w
-    if PACKED:
-        x_at += place(d_tap, h_tap, w_tap, x_d, x_h, x_w)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        grad_at += first_channel(first, grad_stride.g, TILE.JOINED)
+        x_at += first_channel(first, x_stride.g, TILE.JOINED)
+    of_tap = read_by(kernel_at, geometry)
+    if TILE.PACKED:
+        x_at += place(of_tap, x_stride.pixel)
+    acc = tl.zeros((TILE.M, TILE.N), dtype=tl.float32)
     split = tl.program_id(2)
     begin = split * per_split
-    end = begin + min(per_split, M - begin)
-    for k in range(begin, end, BLOCK_K):
-        pixels = k + tl.arange(0, BLOCK_K)
+    end = begin + min(per_split, sizes.pixels - begin)
+    for k in range(begin, end, TILE.K):
+        pixels = k + tl.arange(0, TILE.K)
         pixel_exists = pixels < end
-        image, pd, ph, pw = pixel(pixels, PD, PH, PW)
-        d0 = pd * stride_d
-        h0 = ph * stride_h
-        w0 = pw * stride_w
-        from_grad = image.to(tl.int64) * grad_n + place(pd, ph, pw, grad_d, grad_h, grad_w)
-        if PACKED:
-            there = inside(d0[:, None] + d_tap[None, :], h0[:, None] + h_tap[None, :], w0[:, None] + w_tap[None, :],
-                           D, H, W)  # fmt: skip
+        image, out_at = pixel(pixels, sizes.out)
+        from_out = times(out_at, geometry.stride)
+        from_grad = image.to(tl.int64) * grad_stride.n + place(out_at, grad_stride.pixel)
+        if TILE.PACKED:
+            there = inside(plus(down(from_out), across(of_tap)), sizes.image)
             there = there & pixel_exists[:, None]
-            from_x = image.to(tl.int64) * x_n + place(d0, h0, w0, x_d, x_h, x_w)
+            from_x = image.to(tl.int64) * x_stride.n + place(from_out, x_stride.pixel)
         else:
-            there = (pixel_exists & inside(d0 + d_tap, h0 + h_tap, w0 + w_tap, D, H, W))[:, None]
-            from_x = image.to(tl.int64) * x_n + place(d0 + d_tap, h0 + h_tap, w0 + w_tap, x_d, x_h, x_w)
+            at = plus(from_out, of_tap)
+            there = (pixel_exists & inside(at, sizes.image))[:, None]
+            from_x = image.to(tl.int64) * x_stride.n + place(at, x_stride.pixel)
         a = tl.load(grad_at[None, :] + from_grad[:, None], mask=pixel_exists[:, None], other=0.0)
         b = tl.load(x_at[None, :] + from_x[:, None], mask=there & col_exists[None, :], other=0.0)
-        acc = dot(a.trans(), b, acc, PRECISION)
+        acc = dot(a.trans(), b, acc, TILE.PRECISION)
 
     group = (first + row_group).to(tl.int64)
-    line = (split.to(tl.int64) * G + group) * OC + row_channel
-    at = partials + (line * taps * C)[:, None] + (tap * C + col_channel)[None, :]
-    keep = (rows < groups * OC)[:, None] & col_exists[None, :]
-    if GROUPED:
+    line = (split.to(tl.int64) * sizes.groups + group) * sizes.out_channels + row_channel
+    at = partials + (line * sizes.taps * sizes.channels)[:, None] + (tap * sizes.channels + col_channel)[None, :]
+    keep = (rows < groups * sizes.out_channels)[:, None] & col_exists[None, :]
+    if TILE.GROUPED:
         keep = keep & (row_group[:, None] == col_group[None, :])
     tl.store(at, acc, mask=keep)
 
@@ -140,35 +142,25 @@ G, C, TAPS = OP.local("groups"), OUT.size(2), OP.local("taps")
 _MERGE = local(FREE_LOCAL)
 
 
-def strides(point: Point) -> dict[str, Arg]:
-    """Of grad and x. One that is 1 by the point's layout is a constant."""
+def _strides(t: Tensor, point: Point) -> ImageStrides:
+    """One that is 1 by the point's layout is a constant."""
     last = point.layout == "channels_last"
-    found: dict[str, Arg] = {}
-    for name, tensor, unit in (("grad", GRAD, "o"), ("x", X, "c")):
-        for i, d in enumerate(("n", "g", unit, *SPATIAL)):
-            wide = last and d != "g"
-            found[f"{name}_{d}"] = Const(1) if last and d == unit else Int(tensor.stride(i), "i64", divisible=wide)
-    return found
+    found = image_strides(t, divisible=last)
+    return found._replace(c=Const(1)) if last else found
 
 
-def problem_args(point: Point) -> dict[str, Arg]:
+def problem_args(point: Point) -> dict[str, Any]:
     """All that says which convolution it is, and how it is split."""
     last = point.layout == "channels_last"
     return dict(
         grad=Pointer(GRAD, point.dtype, last),
         x=Pointer(X, point.dtype, last),
         partials=Scratch(0, "fp32"),
-        M=Int(M),
-        G=Int(G),
-        OC=Int(N),
-        **{name: Int(X.size(3 + i)) for i, name in enumerate(("D", "H", "W"))},
-        taps=Int(TAPS),
-        KH=Int(OUT.size(4)),
-        KW=Int(OUT.size(5)),
-        **{name: Int(GRAD.size(3 + i)) for i, name in enumerate(("PD", "PH", "PW"))},
+        sizes=leave_out(sizes_of(OP, X, OUT, GRAD), "kernel.d"),
         per_split=Int(SHARE),
-        **{name: Int(OP.int(name)) for name in GEOMETRY},
-        **strides(point),
+        geometry=geometry_of(OP),
+        grad_stride=_strides(GRAD, point),
+        x_stride=_strides(X, point),
     )
 
 
@@ -221,17 +213,8 @@ def _plan(point: Point) -> Plan | None:
     percent = 15 if packed else 50
     step = c.occupancy * step_ns(point, (c.block_m, c.block_n), c.block_k, percent)
     per_tile = (ceil_div(N, c.block_m) * ceil_div(C * TAPS if packed else C, c.block_n)) * (1 if packed else TAPS)
-    args = problem_args(point) | dict(
-        C=Int(C),
-        merge=Int(_MERGE),
-        BLOCK_M=Const(c.block_m),
-        BLOCK_N=Const(c.block_n),
-        BLOCK_K=Const(c.block_k),
-        PACKED=Const(packed),
-        GROUPED=Const(point.grouped),
-        JOINED=Const(not packed),
-        PRECISION=Const(point.precision),
-    )
+    compiled_for = Tile(c.block_m, c.block_n, c.block_k, packed, point.grouped, not packed, point.precision)
+    args = problem_args(point) | dict(merge=Int(_MERGE), TILE=Const(compiled_for))
     launch = Launch(weight_grad_pointer, args, (tiles, groups, SPLITS), num_warps=c.num_warps, num_stages=c.num_stages)
     programs = tiles * groups * SPLITS
     waves = ceil_div(programs, device.sm_count * c.occupancy) * c.occupancy

@@ -5,8 +5,8 @@ import triton.language as tl
 
 from tk.aot.expr import Expr, ceil_div, device, local, maximum, minimum, select
 from tk.aot.spec import Buffer, Const, Int, Launch, Pointer, Scratch
+from tk.kernels.conv.arguments import extents, leave_out, weight_strides
 from tk.kernels.conv.geometry import place, tap_of
-from tk.kernels.conv.op import SPATIAL
 from tk.kernels.conv_weight_grad.op import OP, OUT
 
 M = OP.local("M")
@@ -16,7 +16,7 @@ _PARTS, _BLOCK = 4, 256
 
 
 @triton.jit
-def weight_grad_reduce(partials, out, rows, K, splits, OC, C, KH, KW, out_g, out_o, out_c, out_d, out_h, out_w,
+def weight_grad_reduce(partials, out, rows, K, splits, out_channels, channels, kernel, out_stride,
                        PARTS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """partials [splits, G, O, taps, C], fp32: the parts in order, PARTS at a time, then one rounding. A program has a
     block of a row, [taps, C]: within it 32-bit numbers do, and a division of 64-bit ones takes a hundred instructions.
@@ -34,12 +34,12 @@ def weight_grad_reduce(partials, out, rows, K, splits, OC, C, KH, KW, out_g, out
     for first in range(0, splits, PARTS):
         acc += tl.load(at, mask=(first + parts < splits)[:, None] & exists[None, :], other=0.0)
         at += PARTS * line
-    tap = i // C
-    c = i - tap * C
-    group = row // OC
-    kd, kh, kw = tap_of(tap, KH, KW)
-    to = out + group.to(tl.int64) * out_g + (row - group * OC).to(tl.int64) * out_o
-    to += c.to(tl.int64) * out_c + place(kd, kh, kw, out_d, out_h, out_w)
+    tap = i // channels
+    c = i - tap * channels
+    group = row // out_channels
+    at_tap = tap_of(tap, kernel)
+    to = out + group.to(tl.int64) * out_stride.g + (row - group * out_channels).to(tl.int64) * out_stride.o
+    to += c.to(tl.int64) * out_stride.c + place(at_tap, out_stride.tap)
     tl.store(to, tl.sum(acc, axis=0).to(out.dtype.element_ty), mask=exists)
 
 
@@ -85,20 +85,18 @@ def split_locals(tiles: Expr, occupancy: int, step: int, least: int, step_ns: Ex
 
 def reduce_launch(dtype: str, wide: bool = False) -> Launch:
     """wide: of a plan that takes a multiple of 8 channels."""
-    strides = {f"out_{d}": Int(OUT.stride(i), "i64") for i, d in enumerate(("g", "o", "c", *SPATIAL))}
     args = dict(
         partials=Scratch(0, "fp32"),
         out=Pointer(OUT, dtype, aligned=False),
         rows=Int(_ROWS),
         K=Int(OP.local("K")),
         splits=Int(SPLITS),
-        OC=Int(OP.local("N")),
-        C=Int(OUT.size(2)),
-        KH=Int(OUT.size(4)),
-        KW=Int(OUT.size(5)),
+        out_channels=Int(OP.local("N")),
+        channels=Int(OUT.size(2)),
+        kernel=leave_out(extents(OUT), "d"),
+        out_stride=weight_strides(OUT),
         PARTS=Const(_PARTS),
         BLOCK=Const(_BLOCK),
         WIDE=Const(wide),
-        **strides,
     )
     return Launch(weight_grad_reduce, args, (_ROWS * ceil_div(OP.local("K"), _BLOCK), 1, 1), num_warps=4)

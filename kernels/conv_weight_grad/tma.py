@@ -6,13 +6,13 @@ the pixels of x that a tap reads, as for the forward pass. Pixels are split over
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from tk.kernels.conv.geometry import tap_of
-from tk.kernels.conv.tma import Convolution, Elements, make_tile
-from tk.kernels.hopper.pipeline import allocate_barriers
+from tk.kernels.conv.geometry import Spatial, tap_of
+from tk.kernels.conv.tma import Convolution, Elements, load_pixels
+from tk.kernels.hopper.epilogue import TmaStore
+from tk.kernels.hopper.product import multiply
 from tk.kernels.hopper.stream_k import NoFixup
-from tk.kernels.hopper.warp_roles import Consumer, Producer, consume
 from tk.kernels.hopper.wgmma import Wgmma
 
 
@@ -62,10 +62,15 @@ class GradOperand:
     below: gl.tensor
     TILE: gl.constexpr
     BLOCKS: gl.constexpr
+    AHEAD: gl.constexpr
 
     @gluon.jit
-    def locate(self, row):
+    def locate(self, row, at):
         return row % self.below
+
+    @gluon.jit
+    def advance(self, place, BLOCK_K: gl.constexpr):
+        return place
 
     @gluon.jit
     def load(self, pipeline, state, channel, pixel):
@@ -85,45 +90,30 @@ class ImageOperand:
     conv: Convolution
     blocks: gl.tensor  # of channels
     TILE: gl.constexpr
+    AHEAD: gl.constexpr
 
     @gluon.jit
-    def locate(self, col):
+    def locate(self, col, at):
         conv = self.conv
         n = col // self.TILE
         tap = n // self.blocks
-        kd, kh, kw = tap_of(tap, conv.KH, conv.KW)
-        return (
-            (kd * conv.dilation_d).to(gl.int16),
-            (kh * conv.dilation_h).to(gl.int16),
-            (kw * conv.dilation_w).to(gl.int16),
-            (n - tap * self.blocks) * self.TILE,
-        )
+        tap_at = tap_of(tap, conv.gather.kernel)
+        dilation = conv.gather.dilation
+        offset = Spatial((tap_at.d * dilation.d).to(gl.int16), (tap_at.h * dilation.h).to(gl.int16),
+                         (tap_at.w * dilation.w).to(gl.int16))  # fmt: skip
+        return offset, (n - tap * self.blocks) * self.TILE
+
+    @gluon.jit
+    def advance(self, place, BLOCK_K: gl.constexpr):
+        return place
 
     @gluon.jit
     def load(self, pipeline, state, place, pixel):
         barrier = pipeline.full.index(state.stage)
         mbarrier.expect(barrier, self.desc.nbytes_per_cta)
-        d_offset, h_offset, w_offset, c = place
-        image, d, h, w = self.conv.locate(pixel)
+        offset, c = place
         smem = self.smem.index(state.stage)
-        if self.conv.SPATIAL == 2:
-            tma.async_load_im2col(self.desc, [image, h, w, c], [h_offset, w_offset], barrier, smem)
-        else:
-            tma.async_load_im2col(self.desc, [image, d, h, w, c], [d_offset, h_offset, w_offset], barrier, smem)
-
-
-@gluon.jit
-def produce_pixels(self):
-    """What a Producer does whose K runs over pixels."""
-    work = self.scheduler.begin()
-    state = self.pipeline.begin()
-    while self.scheduler.has_work(work):
-        work, unit, k_begin, k_end = self.scheduler.next(work)
-        place = self.operand.locate(self.scheduler.coordinates(unit)[self.SIDE] * self.operand.TILE)
-        for k in range(k_begin, k_end):
-            self.pipeline.producer_acquire(state)
-            self.operand.load(self.pipeline, state, place, k * self.BLOCK_K)
-            state = state.next()
+        load_pixels(self.desc, self.conv.locate(pixel), c, offset, barrier, smem, self.conv.SPATIAL)
 
 
 @gluon.aggregate
@@ -179,73 +169,43 @@ class PartialStore:
 
 
 @gluon.aggregate
-class TapStore:
-    """Into the gradient itself, [O, taps, C], where nothing else is to be added to a tile's sum."""
+class InTaps:
+    """Where a TmaStore writes: the gradient itself, [O, taps, C]. Nothing else is added to a tile's sum."""
 
-    smem: gl.shared_memory_descriptor
-    desc: gl.nvidia.hopper.tma.tensor_descriptor
     blocks: gl.tensor  # of channels
     BLOCK_N: gl.constexpr
-    STAGES: gl.constexpr
-
-    @gluon.jit
-    def of_consumer(self, index: gl.constexpr):
-        return gl.aggregate_replace(self, smem=self.smem.slice(index * self.STAGES, self.STAGES))
+    SWAP_AB: gl.constexpr
 
     @gluon.jit
     def of_tile(self, at):
         return self
 
     @gluon.jit
-    def put(self, x, buffer: gl.constexpr, row, col):
-        n = col // self.BLOCK_N
-        tap = n // self.blocks
-        smem = self.smem.index(buffer)
-        tma.store_wait(self.STAGES - 1)
-        gl.barrier()
-        smem.store(x)
-        fence_async_shared()
-        gl.barrier()
-        tma.async_store(self.desc, [row, tap, col - tap * self.blocks * self.BLOCK_N],
-                        smem.reshape(self.desc.block_shape))  # fmt: skip
+    def coordinates(self, row, col):
+        tap = col // self.BLOCK_N // self.blocks
+        return [row, tap, col - tap * self.blocks * self.BLOCK_N]
 
 
 @gluon.jit
-def weight_grad_tma(grad_desc, x_desc, out_desc, partials, rows, taps, channels, splits, k_blocks, share,
-                    PD, PH, PW, KH, KW, stride_d, stride_h, stride_w, lower_d, lower_h, lower_w,
-                    dilation_d, dilation_h, dilation_w, shift_d, shift_h, shift_w,
-                    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-                    SUBTILE_N: gl.constexpr, SPATIAL: gl.constexpr, CONSUMER_REGS: gl.constexpr,
-                    PRODUCER_REGS: gl.constexpr):  # fmt: skip
+def weight_grad_tma(grad_desc, x_desc, out_desc, partials, rows, taps, channels, splits, k_blocks, share, gather,
+                    TILE: gl.constexpr, SPATIAL: gl.constexpr):  # fmt: skip
     """rows: output channels. k_blocks: of all pixels; share: of a split. Of one split alone, out_desc has the gradient;
     else it is None, and partials have the sums."""
-    COOPERATIVE: gl.constexpr = 2
-    ROWS: gl.constexpr = BLOCK_M // COOPERATIVE
-    conv = Convolution(PD, PH, PW, KH, KW, channels, stride_d, stride_h, stride_w, lower_d, lower_h, lower_w,
-                       dilation_d, dilation_h, dilation_w, shift_d, shift_h, shift_w, SPATIAL)  # fmt: skip
-    m_tiles = gl.cdiv(rows, BLOCK_M)
+    BLOCK_N: gl.constexpr = TILE.BLOCK_N
+    conv = Convolution(gather, channels, SPATIAL)
+    m_tiles = gl.cdiv(rows, TILE.BLOCK_M)
     blocks = gl.cdiv(channels, BLOCK_N)
-    below = m_tiles * BLOCK_M
-    a_smem = gl.allocate_shared_memory(grad_desc.dtype, [STAGES * COOPERATIVE] + grad_desc.block_shape,
+    below = m_tiles * TILE.BLOCK_M
+    a_smem = gl.allocate_shared_memory(grad_desc.dtype, [TILE.STAGES * TILE.COOPERATIVE] + grad_desc.block_shape,
                                        grad_desc.layout)  # fmt: skip
-    b_smem = gl.allocate_shared_memory(x_desc.dtype, [STAGES] + x_desc.block_shape, x_desc.layout)
-    pipeline, order = allocate_barriers(STAGES, 2, COOPERATIVE, 1)
-    fence_async_shared()
-    gl.barrier()
-    scheduler = Units(m_tiles, taps * blocks, splits, k_blocks, share)
-    producer_a = Producer(GradOperand(grad_desc, a_smem, below, BLOCK_M, COOPERATIVE), pipeline, scheduler, 0, BLOCK_K)
-    producer_b = Producer(ImageOperand(x_desc, b_smem, conv, blocks, BLOCK_N), pipeline, scheduler, 1, BLOCK_K)
-    mma = Wgmma(a_smem, b_smem, ROWS, BLOCK_N, False, False, COOPERATIVE, 0)
+    b_smem = gl.allocate_shared_memory(x_desc.dtype, [TILE.STAGES] + x_desc.block_shape, x_desc.layout)
+    a = GradOperand(grad_desc, a_smem, below, TILE.BLOCK_M, TILE.COOPERATIVE, True)
+    b = ImageOperand(x_desc, b_smem, conv, blocks, BLOCK_N, True)
+    mma = Wgmma(a_smem, b_smem, TILE.ROWS, BLOCK_N, False, False, TILE.COOPERATIVE, 0)
     if out_desc is None:
         store = PartialStore(Elements(gl.float32), partials, rows, channels, taps, blocks, below, BLOCK_N, 1)
     else:
-        out_smem = gl.allocate_shared_memory(out_desc.dtype, [4, ROWS, SUBTILE_N], grad_desc.layout)
-        store = TapStore(out_smem, out_desc, blocks, BLOCK_N, 2)
-    TILE: gl.constexpr = make_tile(BLOCK_M, BLOCK_N, BLOCK_K, STAGES, COOPERATIVE, False, SUBTILE_N)
-    consumer = Consumer(mma, store, pipeline, order, NoFixup(BLOCK_M), scheduler, Plain("plain"), TILE, 0)
-    other = gl.aggregate_replace(consumer, mma=gl.aggregate_replace(mma, INDEX=1), INDEX=1)
-    gl.warp_specialize(
-        [(consume, (consumer,)), (consume, (other,)), (produce_pixels, (producer_a,)), (produce_pixels, (producer_b,))],
-        [4, 1, 1],
-        [CONSUMER_REGS, PRODUCER_REGS, PRODUCER_REGS],
-    )
+        out_smem = gl.allocate_shared_memory(out_desc.dtype, [4, TILE.ROWS, TILE.SUBTILE_N], grad_desc.layout)
+        store = TmaStore(out_smem, out_desc, InTaps(blocks, BLOCK_N, False), TILE.EPILOGUE_STAGES)
+    scheduler = Units(m_tiles, taps * blocks, splits, k_blocks, share)
+    multiply(a, b, mma, scheduler, NoFixup(TILE.BLOCK_M), store, Plain("plain"), TILE)

@@ -12,6 +12,7 @@ from tk.kernels.conv.tma_plans import Gather, is_even, pixel_pitch, whole_pieces
 from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
 from tk.kernels.conv_weight_grad.reduce import PARTIALS, SHARE, SPLITS, reduce_launch, split_locals
 from tk.kernels.conv_weight_grad.tma import weight_grad_tma
+from tk.kernels.hopper.arguments import Tile
 
 _GATHER = Gather(OP, X, OUT, GRAD)
 M, N, C, TAPS = OP.local("M"), OP.local("N"), OUT.size(2), OP.local("taps")
@@ -39,6 +40,11 @@ def _is_dense(t: Tensor) -> Expr:
     return holds
 
 
+def _compiled_for(point: Point, subtile_n: int) -> Tile:
+    c = point.config
+    return Tile(c.block_m, c.block_n, c.block_k, c.num_stages, 2, False, subtile_n)
+
+
 def _whole_plan(point: Point) -> Plan:
     """All pixels of a tile in one sum, which is the gradient: no parts, no second launch."""
     split = _plan(point)
@@ -48,7 +54,7 @@ def _whole_plan(point: Point) -> Plan:
     (launch, _) = split.launches
     args = dict(launch.args) | dict(
         out_desc=_out_map(point.dtype, 64),
-        SUBTILE_N=Const(64),
+        TILE=Const(_compiled_for(point, subtile_n=64)),
         partials=Const(None),
         splits=Int(1),
         share=Int(steps),
@@ -73,21 +79,16 @@ def _plan(point: Point) -> Plan:
         grad_desc=_grad_map(point.dtype, c.block_k, c.block_m // 2),
         x_desc=_GATHER.image_map(point.dtype, point.spatial, c.block_k, c.block_n),
         out_desc=Const(None),
-        SUBTILE_N=Const(c.block_n),
         partials=Scratch(0, "fp32"),
         rows=Int(N),
         taps=Int(TAPS),
         splits=Int(SPLITS),
         k_blocks=Int(ceil_div(M, c.block_k)),
         share=Int(SHARE // c.block_k),
-        **_GATHER.args(),
-        BLOCK_M=Const(c.block_m),
-        BLOCK_N=Const(c.block_n),
-        BLOCK_K=Const(c.block_k),
-        STAGES=Const(c.num_stages),
+        channels=Int(C),
+        gather=_GATHER.bundle(),
+        TILE=Const(_compiled_for(point, subtile_n=c.block_n)),
         SPATIAL=Const(point.spatial),
-        CONSUMER_REGS=Const(232),
-        PRODUCER_REGS=Const(24),
     )
     units = tiles * SPLITS
     launch = Launch(weight_grad_tma, args, (minimum(device.sm_count, units), 1, 1), num_warps=4)

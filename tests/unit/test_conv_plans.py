@@ -222,9 +222,9 @@ def gathered(case: Case, v: Variant) -> Iterator[tuple[int, tuple[int, ...], tup
     lower, upper, steps = numbers(im2col.lower), numbers(im2col.upper), numbers(im2col.steps)
     first = 3 - len(lower)
     last = [n - 1 + u for n, u in zip(case.size[first:], upper, strict=True)]
-    begin = numbers([launch.args[f"lower_{d}"].value for d in "dhw"])[first:]
+    begin = numbers([n.value for n in launch.args["gather"].lower])[first:]
     assert begin == lower, "a tile begins where the map does"
-    shift = numbers([launch.args[f"shift_{d}"].value for d in "dhw"])[first:]
+    shift = numbers([n.value for n in launch.args["gather"].shift])[first:]
 
     image, at = 0, list(lower)
     for row in range(case.n * case.out[0] * case.out[1] * case.out[2]):

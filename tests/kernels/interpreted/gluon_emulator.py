@@ -149,6 +149,9 @@ class Shared:
         assert np.shares_memory(view, self.a)
         return Shared(view)
 
+    def reinterpret(self, shape: Sequence[int], layout: Any) -> Shared:
+        return self.reshape(shape)
+
     def permute(self, order: Sequence[int]) -> Shared:
         return Shared(self.a.transpose(order))
 
