@@ -16,16 +16,18 @@ bias of hundreds differ by 2^-15, and where the bias grows with the distance, as
 nothing is fused there.
 """
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from tk.aot.expr import Expr, as_expr, ceil_div, device, maximum, minimum
+from tk.aot.expr import Expr, as_expr, ceil_div, device, minimum
 from tk.aot.spec import (
     ITEMSIZE,
     Arg,
     Buffer,
+    Bundle,
     Config,
     Const,
     Int,
@@ -37,19 +39,112 @@ from tk.aot.spec import (
     Scratch,
     require,
 )
+from tk.kernels.attention.bundles import Mods, Positions, Rows, bundle
 from tk.kernels.attention.forward import length_of, query_tiles
 from tk.kernels.attention.gradients import WORDS, finish_gradient, largest_of, zero_gradient
 from tk.kernels.attention.operands import load_rows, store_rows
 from tk.kernels.attention.problem import PRECISIONS, Capture, Head, Problem, takes_layout, tensor, tile_time
 from tk.kernels.attention.softmax import LOG2_E
-from tk.kernels.attention.walk import band_tiles, count_tiles, tile_in_blocks, tile_of_both
+from tk.kernels.attention.walk import BothLists, indices_of, lists_of, tile_in_blocks, tile_of_both, tiles_met
 
 # --- The device functions ---
 
 
+class BackwardTensors(NamedTuple):
+    """Addresses. lse: the forward pass's; delta: of attention_delta."""
+
+    query: Any
+    key: Any
+    value: Any
+    grad_out: Any
+    lse: Any
+    delta: Any
+    grad_query: Any
+    grad_key: Any
+    grad_value: Any
+    q_lists: Any
+    kv_lists: Any
+    kv_lengths: Any
+
+
+class BackwardSizes(NamedTuple):
+    """B_kv: 1, or B. group: heads of queries that share one of keys."""
+
+    B: Any
+    B_kv: Any
+    H: Any
+    H_kv: Any
+    M: Any
+    N: Any
+    D: Any
+    DV: Any
+    group: Any
+    scale: Any
+
+
+class BackwardStrides(NamedTuple):
+    query: Any
+    key: Any
+    value: Any
+    grad_out: Any
+    grad_query: Any
+    grad_key: Any
+    grad_value: Any
+    lse: Any
+
+
+class Lengths(NamedTuple):
+    """Of kv_lengths."""
+
+    stride: Any
+    is_given: Any
+
+
+@dataclass(frozen=True)
+class BackwardTile:
+    """LONG: rows that a program keeps; SHORT: those that it walks at a time. BLOCK_D and BLOCK_DV: head sizes; EVEN:
+    which are the call's. WITH_CAPTURES: gradients of captured tensors are wanted."""
+
+    SHORT: int
+    LONG: int
+    BLOCK_D: int
+    BLOCK_DV: int
+    EVEN: bool
+    PRECISION: str
+    WITH_CAPTURES: bool
+
+
+class Queries(NamedTuple):
+    """Some queries with their gradients and statistics. lse: in units of base 2, inf where there is nothing to be
+    seen."""
+
+    q: Any
+    grad: Any
+    lse: Any
+    delta: Any
+    rows: Any
+    inside: Any
+
+
+class Keys(NamedTuple):
+    """Some keys with their values."""
+
+    k: Any
+    v: Any
+    cols: Any
+    inside: Any
+
+
+class Statistics(NamedTuple):
+    """lse [batch, heads, rows], and delta, dense."""
+
+    lse: Any
+    delta: Any
+    strides: Any
+
+
 @triton.jit
-def attention_delta(out0, grad_0, grad_1, delta, largest, H, M, DV, stride_ob, stride_oh, stride_om, stride_od,
-                    stride_gb, stride_gh, stride_gm, stride_gd, stride_grad_lse_b, stride_grad_lse_h, stride_grad_lse_m,
+def attention_delta(out, grad_out, grad_lse, delta, largest, H, M, DV, out_strides, grad_strides, grad_lse_strides,
                     WITH_CAPTURES: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr,
                     BLOCK_DV: tl.constexpr):  # fmt: skip
     """delta = rowsum(grad_out out) - grad_lse, [B, H, M]. WITH_CAPTURES: behind it grad_lse, and in `largest` the bits
@@ -61,22 +156,23 @@ def attention_delta(out0, grad_0, grad_1, delta, largest, H, M, DV, stride_ob, s
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = rows < M
     rows64 = rows.to(tl.int64)
-    out = load_rows(out0 + h64 * stride_oh, b64 * stride_ob + rows64 * stride_om, inside, DV, stride_od, BLOCK_DV, EVEN)
-    grad = load_rows(grad_0 + h64 * stride_gh, b64 * stride_gb + rows64 * stride_gm, inside, DV, stride_gd, BLOCK_DV,
-                     EVEN)  # fmt: skip
-    at = b64 * stride_grad_lse_b + h64 * stride_grad_lse_h + rows64 * stride_grad_lse_m
-    grad_lse = tl.load(grad_1 + at, mask=inside, other=0.0)
-    value = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1) - grad_lse
+    x = load_rows(out + h64 * out_strides.h, b64 * out_strides.b + rows64 * out_strides.n, inside, DV, out_strides.d,
+                  BLOCK_DV, EVEN)  # fmt: skip
+    grad = load_rows(grad_out + h64 * grad_strides.h, b64 * grad_strides.b + rows64 * grad_strides.n, inside, DV,
+                     grad_strides.d, BLOCK_DV, EVEN)  # fmt: skip
+    at = b64 * grad_lse_strides.b + h64 * grad_lse_strides.h + rows64 * grad_lse_strides.n
+    row_grad_lse = tl.load(grad_lse + at, mask=inside, other=0.0)
+    value = tl.sum(x.to(tl.float32) * grad.to(tl.float32), 1) - row_grad_lse
     tl.store(delta + (b64 * H + h) * M + rows, value, mask=inside)
     if WITH_CAPTURES:
-        tl.store(delta + (tl.num_programs(1) + b64 * H + h) * M + rows, grad_lse, mask=inside)
-        most = tl.maximum(tl.max(largest_of(grad.to(tl.float32)), 1), largest_of(grad_lse))
+        tl.store(delta + (tl.num_programs(1) + b64 * H + h) * M + rows, row_grad_lse, mask=inside)
+        most = tl.maximum(tl.max(largest_of(grad.to(tl.float32)), 1), largest_of(row_grad_lse))
         tl.atomic_max(largest, tl.max(most, 0), sem="relaxed")
 
 
 @triton.jit
-def attention_sink_gradient(sinks, out1, delta, grad_sinks, B, H, M, padded, stride_sink, stride_lb, stride_lh,
-                            stride_lm, BLOCK_M: tl.constexpr):  # fmt: skip
+def attention_sink_gradient(sinks, lse, delta, grad_sinks, B, H, M, padded, stride_sink, lse_strides,
+                            BLOCK_M: tl.constexpr):  # fmt: skip
     """Of one head: minus the sum of delta, [B H, padded], weighted with the sink's share of each row."""
     h = tl.program_id(0).to(tl.int64)
     sink = tl.load(sinks + h * stride_sink)
@@ -86,9 +182,8 @@ def attention_sink_gradient(sinks, out1, delta, grad_sinks, B, H, M, padded, str
             rows = start + tl.arange(0, BLOCK_M)
             inside = rows < M
             b64 = tl.cast(b, tl.int64)
-            row_lse = tl.load(
-                out1 + b64 * stride_lb + h * stride_lh + rows * stride_lm, mask=inside, other=float("inf")
-            )
+            at = lse + b64 * lse_strides.b + h * lse_strides.h + rows * lse_strides.n
+            row_lse = tl.load(at, mask=inside, other=float("inf"))
             row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse)
             row_delta = tl.load(delta + (b64 * H + h) * padded + rows, mask=inside, other=0.0)
             total -= tl.exp2((sink - row_lse) * LOG2_E) * row_delta
@@ -96,311 +191,231 @@ def attention_sink_gradient(sinks, out1, delta, grad_sinks, B, H, M, padded, str
 
 
 @triton.jit
-def weights(score, lse, b, h, q_idx, kv_idx, inside, is_full, captures, SCORE_MOD: tl.constexpr,
-            MASK_MOD: tl.constexpr, HAS_SCORE: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """P, and where something is seen: in full tiles whatever the mask says. lse: in units of base 2, inf for rows that
-    see nothing."""
+def weights(score, lse, at, inside, is_full, mods):
+    """P at some Positions, and where something is seen: in full tiles whatever the mask says. lse: in units of base 2,
+    inf for rows that see nothing."""
     keep = inside
-    if MASKED:
-        keep = keep & (MASK_MOD(b, h, q_idx, kv_idx, captures) | is_full)
-    if HAS_SCORE:
-        x = SCORE_MOD(score, b, h, q_idx, kv_idx, captures) * LOG2_E
+    if mods.MASK is not None:
+        keep = keep & (mods.MASK(at.b, at.h, at.q_idx, at.kv_idx, mods.captures) | is_full)
+    if mods.SCORE is not None:
+        x = mods.SCORE(score, at.b, at.h, at.q_idx, at.kv_idx, mods.captures) * LOG2_E
     else:
         x = score * LOG2_E
     return tl.exp2(tl.where(keep, x, float("-inf")) - lse), keep
 
 
 @triton.jit
-def weights_and_gradient(s, dp, lse, delta, scale, b, h, q_idx, kv_idx, inside, is_full, captures, grads,
-                         SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr,
-                         HAS_SCORE: tl.constexpr, MASKED: tl.constexpr, Q_AXIS: tl.constexpr,
+def weights_and_gradient(s, dp, lse, delta, scale, at, inside, is_full, mods, Q_AXIS: tl.constexpr,
                          WITH_CAPTURES: tl.constexpr):  # fmt: skip
     """P, and the gradient of the products. s and dp: query key^T and grad_out value^T, either way round (Q_AXIS: the
     one that queries run along)."""
     score = s * scale
-    p, keep = weights(score, lse, b, h, q_idx, kv_idx, inside, is_full, captures, SCORE_MOD, MASK_MOD, HAS_SCORE,
-                      MASKED)  # fmt: skip
+    p, keep = weights(score, lse, at, inside, is_full, mods)
     ds = p * (dp - delta)
-    if HAS_SCORE:
-        ds = SCORE_GRAD(score, b, h, q_idx, kv_idx, captures, grads, ds, keep, Q_AXIS, WITH_CAPTURES)
+    if mods.SCORE is not None:
+        ds = mods.SCORE_GRAD(score, at.b, at.h, at.q_idx, at.kv_idx, mods.captures, mods.grads, ds, keep, Q_AXIS,
+                             WITH_CAPTURES)  # fmt: skip
     return p, ds
 
 
 @triton.jit
-def rows_of(lse, delta, b, h, H, M, rows, inside, stride_lb, stride_lh, stride_lm):
-    """The statistics of some query rows. lse: in units of base 2, inf where there is nothing to be seen."""
-    at = tl.cast(b, tl.int64) * stride_lb + tl.cast(h, tl.int64) * stride_lh + rows.to(tl.int64) * stride_lm
-    row_lse = tl.load(lse + at, mask=inside, other=float("inf"))
-    row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse) * LOG2_E
-    row_delta = tl.load(delta + (tl.cast(b, tl.int64) * H + h) * M + rows, mask=inside, other=0.0)
-    return row_lse, row_delta
+def head_of(base, strides, b, h):
+    """The rows of one head of a batch entry."""
+    return Rows(base + b * strides.b + h * strides.h, strides)
 
 
 @triton.jit
-def walk_queries(dk, dv, k, v, partial, count, b, h, cols, col_inside, query, grad_out, lse, delta, captures, scale,
-                 indices, stride_i, full_indices, stride_fi, q_block, has_lists, lo, full_lo, full_hi, H, M, D,
-                 DV, stride_qm, stride_qd, stride_gm, stride_gd, stride_lb, stride_lh, stride_lm,
-                 SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr, HAS_SCORE: tl.constexpr,
-                 HAS_MASK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-                 BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
-    """For a tile of keys: `count` tiles of queries of one head, `partial` of them in the first list. Products stand
-    with keys first, so that what comes of them is already the way round in which dK and dV take it."""
-    for i in range(count):
-        start, end = tile_of_both(i, partial, indices, stride_i, full_indices, stride_fi, q_block, M, has_lists, lo,
-                                  full_lo, full_hi, BLOCK_M)  # fmt: skip
-        rows = start + tl.arange(0, BLOCK_M)
+def head_of_keys(base, strides, b, h):
+    """The same, added up in the order that the machine code of :func:`gradient_of_keys` is made from."""
+    return Rows(base + h * strides.h + b * strides.b, strides)
+
+
+@triton.jit
+def load_of_head(x, rows64, inside, size, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    return load_rows(x.base, rows64 * x.strides.n, inside, size, x.strides.d, BLOCK, EVEN)
+
+
+@triton.jit
+def rows_of(statistics, b, h, rows, inside, sizes):
+    """lse and delta of some rows of queries."""
+    strides = statistics.strides
+    at = tl.cast(b, tl.int64) * strides.b + tl.cast(h, tl.int64) * strides.h + rows.to(tl.int64) * strides.n
+    lse = tl.load(statistics.lse + at, mask=inside, other=float("inf"))
+    lse = tl.where(lse == float("-inf"), float("inf"), lse) * LOG2_E
+    at = statistics.delta + (tl.cast(b, tl.int64) * sizes.H + h) * sizes.M + rows
+    return lse, tl.load(at, mask=inside, other=0.0)
+
+
+@triton.jit
+def walk_queries(dk, dv, keys, tiles, b, h, query, grad_out, statistics, sizes, mods, TILE: tl.constexpr):
+    """For a tile of keys: the tiles of queries of one head. Products stand with keys first, so that what comes of them
+    is already the way round in which dK and dV take it."""
+    for i in range(tiles.met.partial + tiles.met.full):
+        start, end = tile_of_both(i, tiles, TILE.SHORT)
+        rows = start + tl.arange(0, TILE.SHORT)
         inside = rows < end
         rows64 = rows.to(tl.int64)
-        q = load_rows(query, rows64 * stride_qm, inside, D, stride_qd, BLOCK_D, EVEN)
-        grad = load_rows(grad_out, rows64 * stride_gm, inside, DV, stride_gd, BLOCK_DV, EVEN)
-        row_lse, row_delta = rows_of(lse, delta, b, h, H, M, rows, inside, stride_lb, stride_lh, stride_lm)
-        s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-        dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
+        q = load_of_head(query, rows64, inside, sizes.D, TILE.BLOCK_D, TILE.EVEN)
+        grad = load_of_head(grad_out, rows64, inside, sizes.DV, TILE.BLOCK_DV, TILE.EVEN)
+        lse, delta = rows_of(statistics, b, h, rows, inside, sizes)
+        s = tl.dot(keys.k, tl.trans(q), input_precision=TILE.PRECISION)
+        dp = tl.dot(keys.v, tl.trans(grad), input_precision=TILE.PRECISION)
         p, ds = weights_and_gradient(
-            s, dp, row_lse[None, :], row_delta[None, :], scale, b, h, rows[None, :], cols[:, None],
-            col_inside[:, None] & inside[None, :], i >= partial, captures, (), SCORE_MOD, MASK_MOD, SCORE_GRAD,
-            HAS_SCORE, HAS_MASK, 1, False)  # fmt: skip
-        dv = tl.dot(p.to(grad.dtype), grad, dv, input_precision=PRECISION)
-        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+            s, dp, lse[None, :], delta[None, :], sizes.scale, Positions(b, h, rows[None, :], keys.cols[:, None]),
+            keys.inside[:, None] & inside[None, :], i >= tiles.met.partial, mods, 1, False)  # fmt: skip
+        dv = tl.dot(p.to(grad.dtype), grad, dv, input_precision=TILE.PRECISION)
+        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=TILE.PRECISION)
     return dk, dv
 
 
 @triton.jit
-def keys_and_values(i, partial, key, value, kv_end, indices, stride_i, full_indices, stride_fi, kv_block, has_lists, lo,
-                    full_lo, full_hi, D, DV, stride_kn, stride_kd, stride_vn, stride_vd, EVEN: tl.constexpr,
-                    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
-    """The i-th tile: its positions, which of them are, its keys and values."""
-    start, end = tile_of_both(i, partial, indices, stride_i, full_indices, stride_fi, kv_block, kv_end, has_lists, lo,
-                              full_lo, full_hi, BLOCK_N)  # fmt: skip
-    cols = start + tl.arange(0, BLOCK_N)
+def walked_keys(i, tiles, key, value, sizes, TILE: tl.constexpr):
+    """The i-th tile."""
+    start, end = tile_of_both(i, tiles, TILE.SHORT)
+    cols = start + tl.arange(0, TILE.SHORT)
     inside = cols < end
     cols64 = cols.to(tl.int64)
-    k = load_rows(key, cols64 * stride_kn, inside, D, stride_kd, BLOCK_D, EVEN)
-    v = load_rows(value, cols64 * stride_vn, inside, DV, stride_vd, BLOCK_DV, EVEN)
-    return cols, inside, k, v
+    k = load_of_head(key, cols64, inside, sizes.D, TILE.BLOCK_D, TILE.EVEN)
+    v = load_of_head(value, cols64, inside, sizes.DV, TILE.BLOCK_DV, TILE.EVEN)
+    return Keys(k, v, cols, inside)
 
 
 @triton.jit
-def exact_delta(row_delta, q, grad, row_lse, partial, count, b, h, rows, row_inside, key, value, kv_end, captures,
-                scale, indices, stride_i, full_indices, stride_fi, kv_block, has_lists, lo, full_lo, full_hi, D, DV,
-                stride_kn, stride_kd, stride_vn, stride_vd, SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr,
-                HAS_SCORE: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-                BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
-    """row_delta + rowsum(P dP) / rowsum(P), of the same products as in :func:`walk_keys`.
+def exact_delta(queries, tiles, b, h, key, value, sizes, mods, TILE: tl.constexpr):
+    """queries.delta + rowsum(P dP) / rowsum(P), of the same products as in :func:`walk_keys`.
 
     With a log-sum-exp of hundreds P is off by its rounding, all of a row by the same factor, and dP - delta must sum to
     0 over what P is. Where a sink has more than that of a row, rowsum(P) is not 1, and nothing is divided."""
-    total = tl.zeros_like(row_lse)
-    sums = tl.zeros_like(row_lse)
-    for i in range(count):
-        cols, inside, k, v = keys_and_values(
-            i, partial, key, value, kv_end, indices, stride_i, full_indices, stride_fi, kv_block, has_lists, lo,
-            full_lo, full_hi, D, DV, stride_kn, stride_kd, stride_vn, stride_vd, EVEN, BLOCK_N, BLOCK_D,
-            BLOCK_DV)  # fmt: skip
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
-        p, _ = weights(s * scale, row_lse[:, None], b, h, rows[:, None], cols[None, :],
-                       row_inside[:, None] & inside[None, :], i >= partial, captures, SCORE_MOD, MASK_MOD, HAS_SCORE,
-                       HAS_MASK)  # fmt: skip
+    total = tl.zeros_like(queries.lse)
+    sums = tl.zeros_like(queries.lse)
+    for i in range(tiles.met.partial + tiles.met.full):
+        x = walked_keys(i, tiles, key, value, sizes, TILE)
+        s = tl.dot(queries.q, tl.trans(x.k), input_precision=TILE.PRECISION)
+        dp = tl.dot(queries.grad, tl.trans(x.v), input_precision=TILE.PRECISION)
+        p, _ = weights(
+            s * sizes.scale, queries.lse[:, None], Positions(b, h, queries.rows[:, None], x.cols[None, :]),
+            queries.inside[:, None] & x.inside[None, :], i >= tiles.met.partial, mods)  # fmt: skip
         total += tl.sum(p, 1)
         sums += tl.sum(p * dp, 1)
-    rounding = (tl.abs(row_lse) + 4.0) * (2.0**-21)
-    return row_delta + tl.where((total > 0.0) & (tl.abs(total - 1.0) <= rounding), sums / total, sums)
+    rounding = (tl.abs(queries.lse) + 4.0) * (2.0**-21)
+    return queries.delta + tl.where((total > 0.0) & (tl.abs(total - 1.0) <= rounding), sums / total, sums)
 
 
 @triton.jit
-def walk_keys(dq, q, grad, row_lse, row_delta, partial, count, b, h, rows, row_inside, key, value, kv_end, captures,
-              grads, scale, indices, stride_i, full_indices, stride_fi, kv_block, has_lists, lo, full_lo, full_hi, D,
-              DV, stride_kn, stride_kd, stride_vn, stride_vd, SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr,
-              SCORE_GRAD: tl.constexpr, HAS_SCORE: tl.constexpr, HAS_MASK: tl.constexpr,
-              WITH_CAPTURES: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
-              BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
-    """For a tile of queries: `count` tiles of keys, `partial` of them in the first list."""
-    for i in range(count):
-        cols, inside, k, v = keys_and_values(
-            i, partial, key, value, kv_end, indices, stride_i, full_indices, stride_fi, kv_block, has_lists, lo,
-            full_lo, full_hi, D, DV, stride_kn, stride_kd, stride_vn, stride_vd, EVEN, BLOCK_N, BLOCK_D,
-            BLOCK_DV)  # fmt: skip
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
+def walk_keys(dq, queries, tiles, b, h, key, value, sizes, mods, TILE: tl.constexpr):
+    """For a tile of queries: its tiles of keys."""
+    for i in range(tiles.met.partial + tiles.met.full):
+        x = walked_keys(i, tiles, key, value, sizes, TILE)
+        s = tl.dot(queries.q, tl.trans(x.k), input_precision=TILE.PRECISION)
+        dp = tl.dot(queries.grad, tl.trans(x.v), input_precision=TILE.PRECISION)
         p, ds = weights_and_gradient(
-            s, dp, row_lse[:, None], row_delta[:, None], scale, b, h, rows[:, None], cols[None, :],
-            row_inside[:, None] & inside[None, :], i >= partial, captures, grads, SCORE_MOD, MASK_MOD, SCORE_GRAD,
-            HAS_SCORE, HAS_MASK, 0, WITH_CAPTURES)  # fmt: skip
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+            s, dp, queries.lse[:, None], queries.delta[:, None], sizes.scale,
+            Positions(b, h, queries.rows[:, None], x.cols[None, :]), queries.inside[:, None] & x.inside[None, :],
+            i >= tiles.met.partial, mods, 0, TILE.WITH_CAPTURES)  # fmt: skip
+        dq = tl.dot(ds.to(x.k.dtype), x.k, dq, input_precision=TILE.PRECISION)
     return dq
 
 
 @triton.jit
-def gradient_of_keys(pid, query, key, value, grad_0, out1, delta, grad_key, grad_value, q_counts, q_indices,
-                     full_q_counts, full_q_indices, kv_lengths, B, B_kv, H, H_kv, M, N, D, DV, group, scale,
-                     stride_qb, stride_qh, stride_qm, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
-                     stride_vb, stride_vh, stride_vn, stride_vd, stride_gb, stride_gh, stride_gm, stride_gd,
-                     stride_yb, stride_yh, stride_yn, stride_yd, stride_zb, stride_zh, stride_zn, stride_zd,
-                     stride_lb, stride_lh, stride_lm,
-                     stride_qcb, stride_qch, stride_qcn, stride_qib, stride_qih, stride_qin, stride_qii, q_mask_b,
-                     q_mask_h, stride_fqcb, stride_fqch, stride_fqcn, stride_fqib, stride_fqih, stride_fqin,
-                     stride_fqii, full_q_b, full_q_h, stride_length, has_lengths, q_block, kv_block, band_left,
-                     band_right, band_exact, captures, SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr,
-                     SCORE_GRAD: tl.constexpr, HAS_SCORE: tl.constexpr, HAS_MASK: tl.constexpr, EVEN: tl.constexpr,
-                     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-                     BLOCK_DV: tl.constexpr):  # fmt: skip
+def gradient_of_keys(pid, tensors, sizes, strides, q_strides, lengths, mask, mods, TILE: tl.constexpr):
     """dK and dV of one tile, summed over the heads and batch entries that share it."""
-    n_tiles = tl.cdiv(N, kv_block) * tl.cdiv(tl.minimum(kv_block, N), BLOCK_N)
+    n_tiles = tl.cdiv(sizes.N, mask.kv_block) * tl.cdiv(tl.minimum(mask.kv_block, sizes.N), TILE.LONG)
     tile = pid % n_tiles
-    h_kv = pid // n_tiles % H_kv
-    b_kv = pid // n_tiles // H_kv
-    number, col0, col_end = tile_in_blocks(tile, kv_block, N, BLOCK_N)
-    cols = col0 + tl.arange(0, BLOCK_N)
+    h_kv = pid // n_tiles % sizes.H_kv
+    b_kv = pid // n_tiles // sizes.H_kv
+    number, col0, col_end = tile_in_blocks(tile, mask.kv_block, sizes.N, TILE.LONG)
+    cols = col0 + tl.arange(0, TILE.LONG)
     exists = cols < col_end
     cols64 = cols.to(tl.int64)
     b_kv64 = tl.cast(b_kv, tl.int64)
     h_kv64 = tl.cast(h_kv, tl.int64)
-    k = load_rows(key + h_kv64 * stride_kh + b_kv64 * stride_kb, cols64 * stride_kn, exists, D, stride_kd, BLOCK_D,
-                  EVEN)  # fmt: skip
-    v = load_rows(value + h_kv64 * stride_vh + b_kv64 * stride_vb, cols64 * stride_vn, exists, DV, stride_vd, BLOCK_DV,
-                  EVEN)  # fmt: skip
-    dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
-    dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
+    key = head_of_keys(tensors.key, strides.key, b_kv64, h_kv64)
+    k = load_of_head(key, cols64, exists, sizes.D, TILE.BLOCK_D, TILE.EVEN)
+    value = head_of_keys(tensors.value, strides.value, b_kv64, h_kv64)
+    v = load_of_head(value, cols64, exists, sizes.DV, TILE.BLOCK_DV, TILE.EVEN)
+    dk = tl.zeros([TILE.LONG, TILE.BLOCK_D], tl.float32)
+    dv = tl.zeros([TILE.LONG, TILE.BLOCK_DV], tl.float32)
     is_used = cols < 0
-    has_lists = ((q_mask_b > 0) & (q_mask_h > 0)).to(tl.int32)
-    sharing = B // B_kv  # 1, or all entries
-    for i in range(sharing * group):
-        b = b_kv * sharing + i // group
-        h = h_kv * group + i % group
+    partial, full = lists_of(tensors.q_lists, q_strides)
+    statistics = Statistics(tensors.lse, tensors.delta, strides.lse)
+    sharing = sizes.B // sizes.B_kv  # 1, or all entries
+    for i in range(sharing * sizes.group):
+        b = b_kv * sharing + i // sizes.group
+        h = h_kv * sizes.group + i % sizes.group
         b64 = tl.cast(b, tl.int64)
         h64 = tl.cast(h, tl.int64)
-        kv_end = length_of(kv_lengths, stride_length, b, N, has_lengths)
+        kv_end = length_of(tensors.kv_lengths, lengths.stride, b, sizes.N, lengths.is_given)
         col_inside = exists & (cols < kv_end)
         is_used = is_used | col_inside
-        lo, full_lo, full_hi, hi = band_tiles(col0, tl.minimum(col0 + BLOCK_N, col_end) - 1, M, band_right, band_left,
-                                              band_exact, HAS_MASK, BLOCK_M)  # fmt: skip
-        partial = count_tiles(b, h, number, q_counts, stride_qcb, stride_qch, stride_qcn, q_mask_b, q_mask_h, q_block,
-                              BLOCK_M)  # fmt: skip
-        full = count_tiles(b, h, number, full_q_counts, stride_fqcb, stride_fqch, stride_fqcn, full_q_b, full_q_h,
-                           q_block, BLOCK_M)  # fmt: skip
-        if has_lists == 0:
-            partial = full_lo - lo + hi - full_hi
-            full = full_hi - full_lo
-        q_head = query + b64 * stride_qb + h64 * stride_qh
-        g_head = grad_0 + b64 * stride_gb + h64 * stride_gh
-        at = q_indices + b64 * stride_qib + h64 * stride_qih + number * stride_qin
-        full_at = full_q_indices + b64 * stride_fqib + h64 * stride_fqih + number * stride_fqin
-        dk, dv = walk_queries(
-            dk, dv, k, v, partial, partial + full, b, h, cols, col_inside, q_head, g_head, out1, delta, captures, scale,
-            at, stride_qii, full_at, stride_fqii, q_block, has_lists, lo, full_lo, full_hi, H, M, D, DV,
-            stride_qm, stride_qd, stride_gm, stride_gd, stride_lb, stride_lh, stride_lm, SCORE_MOD, MASK_MOD,
-            SCORE_GRAD, HAS_SCORE, HAS_MASK, EVEN, PRECISION, BLOCK_M, BLOCK_D, BLOCK_DV)  # fmt: skip
+        met = tiles_met(b, h, number, col0, tl.minimum(col0 + TILE.LONG, col_end) - 1, sizes.M, partial, full,
+                        mask.q_block, mask.band_right, mask.band_left, mask.band_exact, mods.MASK is not None,
+                        TILE.SHORT)  # fmt: skip
+        query = head_of(tensors.query, strides.query, b64, h64)
+        grad_out = head_of(tensors.grad_out, strides.grad_out, b64, h64)
+        tiles = BothLists(met, indices_of(b, h, number, partial), partial.strides.indices_i,
+                          indices_of(b, h, number, full), full.strides.indices_i, mask.q_block, sizes.M)  # fmt: skip
+        keys = Keys(k, v, cols, col_inside)
+        dk, dv = walk_queries(dk, dv, keys, tiles, b, h, query, grad_out, statistics, sizes, mods, TILE)
     dk = tl.where(is_used[:, None], dk, 0.0)  # past every length keys and values may be no numbers
-    store_rows(grad_key + h_kv64 * stride_yh + b_kv64 * stride_yb, cols64 * stride_yn, dk * scale, exists, D, stride_yd,
-               BLOCK_D, EVEN)  # fmt: skip
-    store_rows(grad_value + h_kv64 * stride_zh + b_kv64 * stride_zb, cols64 * stride_zn, dv, exists, DV, stride_zd,
-               BLOCK_DV, EVEN)  # fmt: skip
+    grad_key = head_of_keys(tensors.grad_key, strides.grad_key, b_kv64, h_kv64)
+    store_rows(grad_key.base, cols64 * strides.grad_key.n, dk * sizes.scale, exists, sizes.D, strides.grad_key.d,
+               TILE.BLOCK_D, TILE.EVEN)  # fmt: skip
+    grad_value = head_of_keys(tensors.grad_value, strides.grad_value, b_kv64, h_kv64)
+    store_rows(grad_value.base, cols64 * strides.grad_value.n, dv, exists, sizes.DV, strides.grad_value.d,
+               TILE.BLOCK_DV, TILE.EVEN)  # fmt: skip
 
 
 @triton.jit
-def gradient_of_queries(pid, query, key, value, grad_0, out1, delta, grad_query, kv_counts, kv_indices, full_counts,
-                        full_indices, kv_lengths, B, H, M, N, D, DV, group, scale,
-                        stride_qb, stride_qh, stride_qm, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
-                        stride_vb, stride_vh, stride_vn, stride_vd, stride_gb, stride_gh, stride_gm, stride_gd,
-                        stride_xb, stride_xh, stride_xm, stride_xd, stride_lb, stride_lh, stride_lm,
-                        stride_cb, stride_ch, stride_cn, stride_ib, stride_ih, stride_in, stride_ii, mask_b, mask_h,
-                        stride_fcb, stride_fch, stride_fcn, stride_fib, stride_fih, stride_fin, stride_fii, full_b,
-                        full_h, stride_length, has_lengths, q_block, kv_block, band_left, band_right, band_exact,
-                        captures, grads, SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr,
-                        HAS_SCORE: tl.constexpr, HAS_MASK: tl.constexpr, WITH_CAPTURES: tl.constexpr,
-                        EVEN: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                        BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
+def gradient_of_queries(pid, tensors, sizes, strides, kv_strides, lengths, mask, mods, TILE: tl.constexpr):
     """dQ of one tile, and what it adds to captured tensors' gradients."""
-    n_tiles = tl.cdiv(M, q_block) * tl.cdiv(tl.minimum(q_block, M), BLOCK_M)
+    n_tiles = tl.cdiv(sizes.M, mask.q_block) * tl.cdiv(tl.minimum(mask.q_block, sizes.M), TILE.LONG)
     tile = n_tiles - 1 - pid % n_tiles  # under a causal mask the last have the most to do
-    h = pid // n_tiles % H
-    b = pid // n_tiles // H
-    number, row0, row_end = tile_in_blocks(tile, q_block, M, BLOCK_M)
-    rows = row0 + tl.arange(0, BLOCK_M)
+    h = pid // n_tiles % sizes.H
+    b = pid // n_tiles // sizes.H
+    number, row0, row_end = tile_in_blocks(tile, mask.q_block, sizes.M, TILE.LONG)
+    rows = row0 + tl.arange(0, TILE.LONG)
     row_inside = rows < row_end
     rows64 = rows.to(tl.int64)
     b64 = tl.cast(b, tl.int64)
     h64 = tl.cast(h, tl.int64)
-    h_kv64 = (h // group).to(tl.int64)
-    q = load_rows(query + b64 * stride_qb + h64 * stride_qh, rows64 * stride_qm, row_inside, D, stride_qd, BLOCK_D,
-                  EVEN)  # fmt: skip
-    grad = load_rows(grad_0 + b64 * stride_gb + h64 * stride_gh, rows64 * stride_gm, row_inside, DV, stride_gd,
-                     BLOCK_DV, EVEN)  # fmt: skip
-    row_lse, row_delta = rows_of(out1, delta, b, h, H, M, rows, row_inside, stride_lb, stride_lh, stride_lm)
-    kv_end = length_of(kv_lengths, stride_length, b, N, has_lengths)
-    has_lists = ((mask_b > 0) & (mask_h > 0)).to(tl.int32)
-    lo, full_lo, full_hi, hi = band_tiles(row0, tl.minimum(row0 + BLOCK_M, row_end) - 1, kv_end, band_left, band_right,
-                                          band_exact, HAS_MASK, BLOCK_N)  # fmt: skip
-    partial = count_tiles(b, h, number, kv_counts, stride_cb, stride_ch, stride_cn, mask_b, mask_h, kv_block, BLOCK_N)
-    full = count_tiles(b, h, number, full_counts, stride_fcb, stride_fch, stride_fcn, full_b, full_h, kv_block,
-                       BLOCK_N)  # fmt: skip
-    if has_lists == 0:
-        partial = full_lo - lo + hi - full_hi
-        full = full_hi - full_lo
-    k_head = key + b64 * stride_kb + h_kv64 * stride_kh
-    v_head = value + b64 * stride_vb + h_kv64 * stride_vh
-    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    at = kv_indices + b64 * stride_ib + h64 * stride_ih + number * stride_in
-    full_at = full_indices + b64 * stride_fib + h64 * stride_fih + number * stride_fin
-    if WITH_CAPTURES:
-        row_grad_lse = tl.load(delta + ((B + b64) * H + h) * M + rows, mask=row_inside, other=0.0)
-        row_delta = exact_delta(
-            -row_grad_lse, q, grad, row_lse, partial, partial + full, b, h, rows, row_inside, k_head, v_head, kv_end,
-            captures, scale, at, stride_ii, full_at, stride_fii, kv_block, has_lists, lo, full_lo, full_hi, D, DV,
-            stride_kn, stride_kd, stride_vn, stride_vd, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK, EVEN, PRECISION,
-            BLOCK_N, BLOCK_D, BLOCK_DV)  # fmt: skip
-    dq = walk_keys(
-        dq, q, grad, row_lse, row_delta, partial, partial + full, b, h, rows, row_inside, k_head, v_head, kv_end,
-        captures, grads, scale, at, stride_ii, full_at, stride_fii, kv_block, has_lists, lo, full_lo, full_hi, D, DV,
-        stride_kn, stride_kd, stride_vn, stride_vd, SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, HAS_MASK,
-        WITH_CAPTURES, EVEN, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV)  # fmt: skip
-    store_rows(grad_query + b64 * stride_xb + h64 * stride_xh, rows64 * stride_xm, dq * scale, row_inside, D, stride_xd,
-               BLOCK_D, EVEN)  # fmt: skip
+    h_kv64 = (h // sizes.group).to(tl.int64)
+    q = load_of_head(head_of(tensors.query, strides.query, b64, h64), rows64, row_inside, sizes.D, TILE.BLOCK_D,
+                     TILE.EVEN)  # fmt: skip
+    grad = load_of_head(head_of(tensors.grad_out, strides.grad_out, b64, h64), rows64, row_inside, sizes.DV,
+                        TILE.BLOCK_DV, TILE.EVEN)  # fmt: skip
+    lse, delta = rows_of(Statistics(tensors.lse, tensors.delta, strides.lse), b, h, rows, row_inside, sizes)
+    queries = Queries(q, grad, lse, delta, rows, row_inside)
+    kv_end = length_of(tensors.kv_lengths, lengths.stride, b, sizes.N, lengths.is_given)
+    partial, full = lists_of(tensors.kv_lists, kv_strides)
+    met = tiles_met(b, h, number, row0, tl.minimum(row0 + TILE.LONG, row_end) - 1, kv_end, partial, full,
+                    mask.kv_block, mask.band_left, mask.band_right, mask.band_exact, mods.MASK is not None,
+                    TILE.SHORT)  # fmt: skip
+    key = head_of(tensors.key, strides.key, b64, h_kv64)
+    value = head_of(tensors.value, strides.value, b64, h_kv64)
+    dq = tl.zeros([TILE.LONG, TILE.BLOCK_D], tl.float32)
+    tiles = BothLists(met, indices_of(b, h, number, partial), partial.strides.indices_i,
+                      indices_of(b, h, number, full), full.strides.indices_i, mask.kv_block, kv_end)  # fmt: skip
+    if TILE.WITH_CAPTURES:
+        at = tensors.delta + ((sizes.B + b64) * sizes.H + h) * sizes.M + rows
+        grad_lse = tl.load(at, mask=row_inside, other=0.0)
+        queries = Queries(queries.q, queries.grad, queries.lse, -grad_lse, rows, row_inside)
+        delta = exact_delta(queries, tiles, b, h, key, value, sizes, mods, TILE)
+        queries = Queries(queries.q, queries.grad, queries.lse, delta, rows, row_inside)
+    dq = walk_keys(dq, queries, tiles, b, h, key, value, sizes, mods, TILE)
+    grad_query = head_of(tensors.grad_query, strides.grad_query, b64, h64)
+    store_rows(grad_query.base, rows64 * strides.grad_query.n, dq * sizes.scale, row_inside, sizes.D,
+               strides.grad_query.d, TILE.BLOCK_D, TILE.EVEN)  # fmt: skip
 
 
 @triton.jit
-def attention_backward(query, key, value, grad_0, out1, delta, grad_query, grad_key, grad_value,
-                       q_counts, q_indices, full_q_counts, full_q_indices, kv_counts, kv_indices, full_counts,
-                       full_indices, kv_lengths, B, B_kv, H, H_kv, M, N, D, DV, group, scale, kv_programs,
-                       stride_qb, stride_qh, stride_qm, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
-                       stride_vb, stride_vh, stride_vn, stride_vd, stride_gb, stride_gh, stride_gm, stride_gd,
-                       stride_xb, stride_xh, stride_xm, stride_xd, stride_yb, stride_yh, stride_yn, stride_yd,
-                       stride_zb, stride_zh, stride_zn, stride_zd, stride_lb, stride_lh, stride_lm,
-                       stride_qcb, stride_qch, stride_qcn, stride_qib, stride_qih, stride_qin, stride_qii, q_mask_b,
-                       q_mask_h, stride_fqcb, stride_fqch, stride_fqcn, stride_fqib, stride_fqih, stride_fqin,
-                       stride_fqii, full_q_b, full_q_h,
-                       stride_cb, stride_ch, stride_cn, stride_ib, stride_ih, stride_in, stride_ii, mask_b, mask_h,
-                       stride_fcb, stride_fch, stride_fcn, stride_fib, stride_fih, stride_fin, stride_fii, full_b,
-                       full_h, stride_length, has_lengths, q_block, kv_block, band_left, band_right, band_exact,
-                       captures, grads, SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr,
-                       HAS_SCORE: tl.constexpr, HAS_MASK: tl.constexpr, WITH_CAPTURES: tl.constexpr,
-                       EVEN: tl.constexpr, PRECISION: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr,
-                       BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
+def attention_backward(tensors, sizes, kv_programs, strides, q_strides, kv_strides, lengths, mask, mods,
+                       TILE: tl.constexpr):  # fmt: skip
     """A program has LONG keys and walks queries by SHORT, or has LONG queries and walks keys by SHORT."""
     pid = tl.program_id(0)
     if pid < kv_programs:
-        gradient_of_keys(
-            pid, query, key, value, grad_0, out1, delta, grad_key, grad_value, q_counts, q_indices, full_q_counts,
-            full_q_indices, kv_lengths, B, B_kv, H, H_kv, M, N, D, DV, group, scale, stride_qb, stride_qh, stride_qm,
-            stride_qd, stride_kb, stride_kh, stride_kn, stride_kd, stride_vb, stride_vh, stride_vn, stride_vd,
-            stride_gb, stride_gh, stride_gm, stride_gd, stride_yb, stride_yh, stride_yn, stride_yd, stride_zb,
-            stride_zh, stride_zn, stride_zd, stride_lb, stride_lh, stride_lm, stride_qcb, stride_qch, stride_qcn,
-            stride_qib, stride_qih, stride_qin, stride_qii, q_mask_b, q_mask_h, stride_fqcb, stride_fqch, stride_fqcn,
-            stride_fqib, stride_fqih, stride_fqin, stride_fqii, full_q_b, full_q_h, stride_length, has_lengths,
-            q_block, kv_block, band_left, band_right, band_exact, captures, SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE,
-            HAS_MASK, EVEN, PRECISION, SHORT, LONG, BLOCK_D, BLOCK_DV)  # fmt: skip
+        gradient_of_keys(pid, tensors, sizes, strides, q_strides, lengths, mask, mods, TILE)
     else:
-        gradient_of_queries(
-            pid - kv_programs, query, key, value, grad_0, out1, delta, grad_query, kv_counts, kv_indices, full_counts,
-            full_indices, kv_lengths, B, H, M, N, D, DV, group, scale, stride_qb, stride_qh, stride_qm, stride_qd,
-            stride_kb, stride_kh, stride_kn, stride_kd, stride_vb, stride_vh, stride_vn, stride_vd, stride_gb,
-            stride_gh, stride_gm, stride_gd, stride_xb, stride_xh, stride_xm, stride_xd, stride_lb, stride_lh,
-            stride_lm, stride_cb, stride_ch, stride_cn, stride_ib, stride_ih, stride_in, stride_ii, mask_b, mask_h,
-            stride_fcb, stride_fch, stride_fcn, stride_fib, stride_fih, stride_fin, stride_fii, full_b, full_h,
-            stride_length, has_lengths, q_block, kv_block, band_left, band_right, band_exact, captures, grads,
-            SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, HAS_MASK, WITH_CAPTURES, EVEN, PRECISION, LONG, SHORT, BLOCK_D,
-            BLOCK_DV)  # fmt: skip
+        gradient_of_queries(pid - kv_programs, tensors, sizes, strides, kv_strides, lengths, mask, mods, TILE)
 
 
 # --- Plans ---
@@ -441,9 +456,7 @@ def _configs(heads: tuple[Head, ...], arch: int) -> tuple[Config, ...]:
     return tuple({c.name: c for c in found}.values())
 
 
-def kernel(problem: Problem, fn: object, with_captures: object, heads: tuple[Head, ...],
-           layouts: tuple[str, ...] = LAYOUTS) -> Kernel:  # fmt: skip
-    """The printed entries in front of `attention_backward`, without and with gradients of captured tensors."""
+def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...], layouts: tuple[str, ...] = LAYOUTS) -> Kernel:
     op = problem.backward_op
     grads = problem.grad_captures
 
@@ -465,7 +478,7 @@ def kernel(problem: Problem, fn: object, with_captures: object, heads: tuple[Hea
                 require(kv_programs(problem, c.long) + q_programs(problem, c.long) < 2**31, "fewer tiles"),
             ),
             serves=problem.serves(point) | ways,
-            launches=tuple(_launches(problem, point, fn if point.captures == "none" else with_captures)),
+            launches=tuple(_launches(problem, mods, point)),
             cost=8_000_000 + steps * time,
             buffers=tuple(_buffers(problem, point)),
             general=point.layout == "strided",
@@ -509,21 +522,21 @@ def _numel(op: object, c: Capture) -> Expr:
     return size
 
 
-def _launches(problem: Problem, point: Point, fn: object) -> list[Launch]:
+def _launches(problem: Problem, mods: Mods, point: Point) -> list[Launch]:
     c, op = point.config, problem.backward_op
     B, H, M = op.local("B"), op.local("H"), op.local("M")
-    shared = arguments(problem, point)
+    shared = row_arguments(problem, point)
     rows = 8 if point.head.is_wide else 32
-    args = pick(attention_delta, shared | {"BLOCK_M": Const(rows)})
-    delta = Launch(attention_delta, args, (ceil_div(M, rows), B * H, 1))
-    sink = Launch(
-        attention_sink_gradient,
-        pick(attention_sink_gradient, shared | {"padded": Int(M), "BLOCK_M": Const(1024)}),
-        (tensor(op, "sinks").size(0), 1, 1),
-    )
+    of_delta: dict[str, Arg | Bundle] = {
+        "delta": Scratch(0, "fp32"),
+        "largest": Scratch(0 if point.captures == "none" else 1, "i32"),
+        "WITH_CAPTURES": Const(point.captures != "none"),
+        "BLOCK_M": Const(rows),
+    }
+    delta = Launch(attention_delta, pick(attention_delta, shared | of_delta), (ceil_div(M, rows), B * H, 1))
     main = Launch(
-        fn,
-        {k: v for k, v in shared.items() if k not in _ONLY_BEFORE and (k != "largest" or point.captures != "none")},
+        attention_backward,
+        _arguments(problem, mods, point),
         (kv_programs(problem, c.long) + q_programs(problem, c.long), 1, 1),
         num_warps=c.num_warps,
         num_stages=c.num_stages,
@@ -531,15 +544,27 @@ def _launches(problem: Problem, point: Point, fn: object) -> list[Launch]:
         options={} if point.captures == "none" else {"enable_fp_fusion": False},
     )
     before, after = capture_launches(problem, point)
-    return [*before, delta, sink, main, *after]
+    return [*before, delta, sink_launch(problem, point, Scratch(0, "fp32"), M), main, *after]
 
 
-_ONLY_BEFORE = ("out0", "grad_1", "stride_ob", "stride_oh", "stride_om", "stride_od", "stride_grad_lse_b",
-                "stride_grad_lse_h", "stride_grad_lse_m", "grad_sinks", "sinks", "stride_sink")  # fmt: skip
-
-
-def pick(fn: Any, args: dict[str, Arg]) -> dict[str, Arg]:
+def pick(fn: Any, args: dict[str, Arg | Bundle]) -> dict[str, Arg | Bundle]:
     return {n: args[n] for n in fn.arg_names}
+
+
+def sink_launch(problem: Problem, point: Point, delta: Scratch, padded: Expr) -> Launch:
+    op = problem.backward_op
+    args: dict[str, Arg | Bundle] = {
+        "sinks": problem.pointer(op, "sinks"),
+        "lse": problem.pointer(op, "out1"),
+        "delta": delta,
+        "grad_sinks": problem.pointer(op, "grad_sinks"),
+        **problem.sizes(op, ("B", "H", "M"), point),
+        "padded": Int(padded),
+        "stride_sink": problem.optional(op)["stride_sink"],
+        "lse_strides": problem.row_strides(op, "out1"),
+        "BLOCK_M": Const(1024),
+    }
+    return Launch(attention_sink_gradient, args, (tensor(op, "sinks").size(0), 1, 1))
 
 
 def capture_launches(problem: Problem, point: Point) -> tuple[list[Launch], list[Launch]]:
@@ -568,38 +593,58 @@ def capture_launches(problem: Problem, point: Point) -> tuple[list[Launch], list
     return before, after
 
 
-def arguments(problem: Problem, point: Point) -> dict[str, Arg]:
-    op, c = problem.backward_op, point.config
-    rows = {"query": "qm", "key": "kn", "value": "vn", "grad_0": "gm", "out0": "om", "grad_query": "xm",
-            "grad_key": "yn", "grad_value": "zn"}  # fmt: skip
-    lse, grad_lse = tensor(op, "out1"), tensor(op, "grad_1")
-    optional = problem.optional_args(op)
-    found = {
-        **problem.size_args(op, point),
-        **problem.row_args(op, rows, point),
-        **problem.list_args(op, "kv"),
-        **problem.list_args(op, "q"),
-        **{n: optional[n] for n in ("kv_lengths", "stride_length", "has_lengths", "sinks", "stride_sink")},
-        **problem.capture_args(op),
-        "B": Int(op.local("B")),
-        "B_kv": Int(maximum(tensor(op, "key").size(0), 1)),
-        "H_kv": Int(op.local("H_kv")),
-        "out1": Pointer(lse, "fp32", aligned=False),
-        "grad_1": Pointer(grad_lse, "fp32", aligned=False),
-        "grad_sinks": Pointer(tensor(op, "grad_sinks"), "fp32", aligned=False),
-        "delta": Scratch(0, "fp32"),
-        "kv_programs": Int(kv_programs(problem, c.long)),
-        **{f"stride_l{x}": Int(lse.stride(d), "i64") for d, x in enumerate("bhm")},
-        **{f"stride_grad_lse_{x}": Int(grad_lse.stride(d), "i64") for d, x in enumerate("bhm")},
-        "largest": Scratch(0 if point.captures == "none" else 1, "i32"),
-        "WITH_CAPTURES": Const(point.captures != "none"),
+def row_arguments(problem: Problem, point: Point) -> dict[str, Arg | Bundle]:
+    """By name: what the launches take that work out statistics of rows of queries."""
+    op = problem.backward_op
+    return {
+        "out": problem.rows(op, "out0", point),
+        "grad_out": problem.rows(op, "grad_0", point),
+        "grad_lse": problem.pointer(op, "grad_1"),
+        **problem.sizes(op, ("B", "H", "M", "DV"), point),
+        "out_strides": problem.strides(op, "out0", point),
+        "grad_strides": problem.strides(op, "grad_0", point),
+        "grad_lse_strides": problem.row_strides(op, "grad_1"),
         "EVEN": Const(point.head.exact),
-        "PRECISION": Const(point.precision),
-        "SHORT": Const(c.short),
-        "LONG": Const(c.long),
-        "BLOCK_D": Const(point.head.qk),
         "BLOCK_DV": Const(point.head.v),
     }
+
+
+def _arguments(problem: Problem, mods: Mods, point: Point) -> dict[str, Arg | Bundle]:
+    op, c = problem.backward_op, point.config
+    optional = problem.optional(op)
+    rows = {name: name for name in ("query", "key", "value", "grad_query", "grad_key", "grad_value")}
+    rows["grad_out"] = "grad_0"
     if point.captures != "none":
-        found |= {f"grad_{c.name}": Scratch(2 + i, "i64") for i, c in enumerate(problem.grad_captures)}
-    return found
+        grads = {f"grad_{c.name}": Scratch(2 + i, "i64") for i, c in enumerate(problem.grad_captures)}
+        mods = mods._replace(grads=bundle("Grads", {"largest": Scratch(1, "i32")} | grads))
+    return {
+        "tensors": BackwardTensors(
+            **{name: problem.rows(op, of, point) for name, of in rows.items()},
+            lse=problem.pointer(op, "out1"),
+            delta=Scratch(0, "fp32"),
+            q_lists=problem.lists(op, "q"),
+            kv_lists=problem.lists(op, "kv"),
+            kv_lengths=problem.pointer(op, "kv_lengths"),
+        ),
+        "sizes": BackwardSizes(**problem.sizes(op, BackwardSizes._fields, point)),
+        "kv_programs": Int(kv_programs(problem, c.long)),
+        "strides": BackwardStrides(
+            **{name: problem.strides(op, of, point) for name, of in rows.items()}, lse=problem.row_strides(op, "out1")
+        ),
+        "q_strides": problem.list_strides(op, "q"),
+        "kv_strides": problem.list_strides(op, "kv"),
+        "lengths": Lengths(optional["stride_length"], optional["has_lengths"]),
+        "mask": problem.mask(op),
+        "mods": mods,
+        "TILE": Const(
+            BackwardTile(
+                SHORT=c.short,
+                LONG=c.long,
+                BLOCK_D=point.head.qk,
+                BLOCK_DV=point.head.v,
+                EVEN=point.head.exact,
+                PRECISION=point.precision,
+                WITH_CAPTURES=point.captures != "none",
+            )
+        ),
+    }

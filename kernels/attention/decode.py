@@ -5,17 +5,34 @@ parts there are depends on the GPU and on the sizes of the tensors alone, not on
 graph stays right when those change.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tk.aot.expr import Expr, ceil_div, device, local, maximum, minimum, mode, select
-from tk.aot.spec import ITEMSIZE, Arg, Buffer, Config, Const, Int, Kernel, Launch, Plan, Point, Scratch, require
-from tk.kernels.attention.forward import arguments, attend, length_of
+from tk.aot.spec import (
+    ITEMSIZE,
+    Arg,
+    Buffer,
+    Bundle,
+    Config,
+    Const,
+    Int,
+    Kernel,
+    Launch,
+    Plan,
+    Point,
+    Scratch,
+    require,
+)
+from tk.kernels.attention.bundles import Mods, Rows
+from tk.kernels.attention.forward import arguments, attend, length_of, pages_of
 from tk.kernels.attention.operands import load_rows, store_rows
 from tk.kernels.attention.problem import PRECISIONS, Head, Problem, tensor, tile_time
 from tk.kernels.attention.softmax import add_sink, end_of_row, store_statistics
-from tk.kernels.attention.walk import band_tiles, count_tiles
+from tk.kernels.attention.walk import TileList, lists_of, tiles_met
 
 MAX_SPLITS = 256
 CHUNK, COLUMNS = 128, 32  # of attention_combine
@@ -23,19 +40,18 @@ CHUNK, COLUMNS = 128, 32  # of attention_combine
 # --- The device functions ---
 
 
+class Parts(NamedTuple):
+    """Of each part of the keys: its output, and each row's maximum and sum; fp32 [B, H, M, parts] and, of the output,
+    [B, H, M, parts, head size]."""
+
+    out: Any
+    max: Any
+    sum: Any
+
+
 @triton.jit
-def attention_decode(query, key, value, kv_counts, kv_indices, full_counts, full_indices, kv_lengths, page_table,
-                     sinks, out, lse, max_at, part_out, part_max, part_sum, H, M, N, D, DV, group, scale, splits,
-                     stride_qb, stride_qh, stride_qm, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
-                     stride_vb, stride_vh, stride_vn, stride_vd, stride_ob, stride_oh, stride_om, stride_od,
-                     stride_cb, stride_ch, stride_cn, stride_ib, stride_ih, stride_in, stride_ii, mask_b, mask_h,
-                     stride_fcb, stride_fch, stride_fcn, stride_fib, stride_fih, stride_fin, stride_fii, full_b,
-                     full_h, stride_length, stride_sink, stride_pb, stride_pp, page_size,
-                     has_lengths, has_pages, has_sinks, q_block, kv_block, band_left, band_right, band_exact, captures,
-                     SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, HAS_SCORE: tl.constexpr, HAS_MASK: tl.constexpr,
-                     PAGED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
-                     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-                     BLOCK_DV: tl.constexpr):  # fmt: skip
+def attention_decode(tensors, max_at, parts, sizes, splits, strides, kv_strides, optional, mask, mods,
+                     DEPENDENT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """A program: one part of the keys, for a tile of the rows of one key head."""
     if DEPENDENT:
         gdc_launch_dependents()
@@ -44,67 +60,63 @@ def attention_decode(query, key, value, kv_counts, kv_indices, full_counts, full
     h_kv = tl.program_id(1)
     b = tl.program_id(2)
     b64 = tl.cast(b, tl.int64)
-    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    row_inside = rows < group * M
+    M = sizes.M
+    rows = tile * TILE.BLOCK_M + tl.arange(0, TILE.BLOCK_M)
+    row_inside = rows < sizes.group * M
     rows = tl.where(row_inside, rows, 0)
-    h = h_kv * group + rows // M
+    h = h_kv * sizes.group + rows // M
     m = rows % M
-    q_at = b64 * stride_qb + h.to(tl.int64) * stride_qh + m.to(tl.int64) * stride_qm
-    q = load_rows(query, q_at, row_inside, D, stride_qd, BLOCK_D, EVEN)
-    kv_end = length_of(kv_lengths, stride_length, b, N, has_lengths)
+    q_at = b64 * strides.query.b + h.to(tl.int64) * strides.query.h + m.to(tl.int64) * strides.query.n
+    q = load_rows(tensors.query, q_at, row_inside, sizes.D, strides.query.d, TILE.BLOCK_D, TILE.EVEN)
+    kv_end = length_of(tensors.kv_lengths, optional.stride_length, b, sizes.N, optional.has_lengths)
 
     # Of this part of the tiles, partial ones first.
-    has_lists = ((mask_b > 0) & (mask_h > 0)).to(tl.int32)
-    lo, full_lo, full_hi, hi = band_tiles(0, M - 1, kv_end, band_left, band_right, band_exact, HAS_MASK, BLOCK_N)
-    partial = count_tiles(b, 0, 0, kv_counts, stride_cb, stride_ch, stride_cn, mask_b, mask_h, kv_block, BLOCK_N)
-    full = count_tiles(b, 0, 0, full_counts, stride_fcb, stride_fch, stride_fcn, full_b, full_h, kv_block, BLOCK_N)
-    if has_lists == 0:
-        partial = full_lo - lo + hi - full_hi
-        full = full_hi - full_lo
-    share = tl.cdiv(partial + full, splits)
+    partial, full = lists_of(tensors.kv_lists, kv_strides)
+    met = tiles_met(b, 0, 0, 0, M - 1, kv_end, partial, full, mask.kv_block, mask.band_left, mask.band_right,
+                    mask.band_exact, mods.MASK is not None, TILE.BLOCK_N)  # fmt: skip
+    share = tl.cdiv(met.partial + met.full, splits)
     first = part * share
-    last = tl.minimum(first + share, partial + full)
+    last = tl.minimum(first + share, met.partial + met.full)
 
-    m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    l_i = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    pages = (page_table, stride_pb, stride_pp, page_size, has_pages)
-    k_head = key + tl.cast(h_kv, tl.int64) * stride_kh
-    v_head = value + tl.cast(h_kv, tl.int64) * stride_vh
-    acc, m_i, l_i = attend(
-        acc, m_i, l_i, q, first, tl.minimum(last, partial), b, h[:, None], m[:, None], k_head, v_head, pages, kv_end,
-        captures, scale, kv_indices + b64 * stride_ib, stride_ii, kv_block, has_lists, lo, full_lo, full_hi, D, DV,
-        stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK,
-        PAGED, EVEN, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV)  # fmt: skip
-    acc, m_i, l_i = attend(
-        acc, m_i, l_i, q, tl.maximum(first - partial, 0), last - partial, b, h[:, None], m[:, None], k_head, v_head,
-        pages, kv_end, captures, scale, full_indices + b64 * stride_fib, stride_fii, kv_block, has_lists, full_lo,
-        full_hi, full_hi, D, DV, stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd, SCORE_MOD, MASK_MOD,
-        HAS_SCORE, False, PAGED, EVEN, PRECISION, BLOCK_N, BLOCK_D, BLOCK_DV)  # fmt: skip
+    m_i = tl.full([TILE.BLOCK_M], float("-inf"), tl.float32)
+    l_i = tl.zeros([TILE.BLOCK_M], tl.float32)
+    acc = tl.zeros([TILE.BLOCK_M, TILE.BLOCK_DV], tl.float32)
+    pages = pages_of(tensors, optional)
+    key = Rows(tensors.key + tl.cast(h_kv, tl.int64) * strides.key.h, strides.key)
+    value = Rows(tensors.value + tl.cast(h_kv, tl.int64) * strides.value.h, strides.value)
+    tiles = TileList(partial.indices + b64 * partial.strides.indices_b, partial.strides.indices_i, mask.kv_block,
+                     kv_end, met.has_lists, met.lo, met.full_lo, met.full_hi)  # fmt: skip
+    sums = attend((acc, m_i, l_i), q, first, tl.minimum(last, met.partial), b, h[:, None], m[:, None], key, value,
+                  pages, tiles, sizes, mods, True, TILE)  # fmt: skip
+    tiles = TileList(full.indices + b64 * full.strides.indices_b, full.strides.indices_i, mask.kv_block, kv_end,
+                     met.has_lists, met.full_lo, met.full_hi, met.full_hi)  # fmt: skip
+    acc, m_i, l_i = attend(sums, q, tl.maximum(first - met.partial, 0), last - met.partial, b, h[:, None], m[:, None],
+                           key, value, pages, tiles, sizes, mods, False, TILE)  # fmt: skip
 
-    flat = (b64 * H + h) * M + m
+    flat = (b64 * sizes.H + h) * M + m
     if splits == 1:
         row_max = m_i
-        if has_sinks != 0:
-            sink = tl.load(sinks + h.to(tl.int64) * stride_sink)
+        if optional.has_sinks != 0:
+            sink = tl.load(tensors.sinks + h.to(tl.int64) * optional.stride_sink)
             m_i, l_i, alpha = add_sink(m_i, l_i, sink)
             acc = acc * alpha[:, None]
         factor, row_lse = end_of_row(m_i, l_i)
-        o_at = b64 * stride_ob + h.to(tl.int64) * stride_oh + m.to(tl.int64) * stride_om
-        store_rows(out, o_at, acc * factor[:, None], row_inside, DV, stride_od, BLOCK_DV, EVEN)
-        store_statistics(lse, max_at, b64 * H + h, m, M, row_lse, row_max, row_inside)
+        o_at = b64 * strides.out.b + h.to(tl.int64) * strides.out.h + m.to(tl.int64) * strides.out.n
+        store_rows(tensors.out, o_at, acc * factor[:, None], row_inside, sizes.DV, strides.out.d, TILE.BLOCK_DV,
+                   TILE.EVEN)  # fmt: skip
+        store_statistics(tensors.lse, max_at, b64 * sizes.H + h, m, M, row_lse, row_max, row_inside)
     else:
         at = flat * splits + part
-        tl.store(part_max + at, m_i, mask=row_inside)
-        tl.store(part_sum + at, l_i, mask=row_inside)
-        columns = tl.arange(0, BLOCK_DV)
-        tl.store(part_out + at[:, None] * BLOCK_DV + columns[None, :], acc, mask=row_inside[:, None])
+        tl.store(parts.max + at, m_i, mask=row_inside)
+        tl.store(parts.sum + at, l_i, mask=row_inside)
+        columns = tl.arange(0, TILE.BLOCK_DV)
+        tl.store(parts.out + at[:, None] * TILE.BLOCK_DV + columns[None, :], acc, mask=row_inside[:, None])
 
 
 @triton.jit
-def attention_combine(part_out, part_max, part_sum, sinks, out, lse, max_at, H, M, DV, splits, stride_ob, stride_oh,
-                      stride_om, stride_od, stride_sink, has_sinks, EVEN: tl.constexpr, BLOCK_DV: tl.constexpr,
-                      COLUMNS: tl.constexpr, CHUNK: tl.constexpr, DEPENDENT: tl.constexpr):  # fmt: skip
+def attention_combine(parts, sinks, out, lse, max_at, H, M, DV, splits, out_strides, stride_sink, has_sinks,
+                      EVEN: tl.constexpr, BLOCK_DV: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
+                      DEPENDENT: tl.constexpr):  # fmt: skip
     """A program: COLUMNS columns of one row, all parts. What it takes is latency: CHUNK parts are read at a time."""
     if DEPENDENT:
         gdc_wait()
@@ -117,12 +129,12 @@ def attention_combine(part_out, part_max, part_sum, sinks, out, lse, max_at, H, 
     l_i = tl.full((), 0.0, tl.float32)
     acc = tl.zeros([COLUMNS], tl.float32)
     for start in range(0, splits, CHUNK):
-        parts = start + tl.arange(0, CHUNK)
-        inside = parts < splits
-        at = flat * splits + parts
-        x = tl.load(part_out + at[:, None] * BLOCK_DV + columns[None, :], mask=inside[:, None], other=0.0)
-        x_max = tl.load(part_max + at, mask=inside, other=float("-inf"))
-        x_sum = tl.load(part_sum + at, mask=inside, other=0.0)
+        chunk = start + tl.arange(0, CHUNK)
+        inside = chunk < splits
+        at = flat * splits + chunk
+        x = tl.load(parts.out + at[:, None] * BLOCK_DV + columns[None, :], mask=inside[:, None], other=0.0)
+        x_max = tl.load(parts.max + at, mask=inside, other=float("-inf"))
+        x_sum = tl.load(parts.sum + at, mask=inside, other=0.0)
         m_new = tl.maximum(m_i, tl.max(x_max, 0))
         base = tl.where(m_new == float("-inf"), 0.0, m_new)
         alpha = tl.exp2(m_i - base)
@@ -135,7 +147,7 @@ def attention_combine(part_out, part_max, part_sum, sinks, out, lse, max_at, H, 
         m_i, l_i, alpha = add_sink(m_i, l_i, tl.load(sinks + h * stride_sink))
         acc = acc * alpha
     factor, row_lse = end_of_row(m_i, l_i)
-    o_at = out + b * stride_ob + h * stride_oh + m * stride_om + columns * stride_od
+    o_at = out + b * out_strides.b + h * out_strides.h + m * out_strides.n + columns * out_strides.d
     tl.store(o_at, (acc * factor).to(out.dtype.element_ty), mask=columns < (BLOCK_DV if EVEN else DV))
     if tl.program_id(1) == 0:
         store_statistics(lse, max_at, flat // M, m, M, row_lse, row_max, m < M)
@@ -175,8 +187,7 @@ def _settings(head: Head, dtype: str, arch: int) -> tuple[Config, ...]:
     return usual, long, config(_ROWS, columns // 2, 4, 4, per_sm=3, dependent=True)
 
 
-def kernel(problem: Problem, fn: object, heads: tuple[Head, ...]) -> Kernel:
-    """`fn`: the printed entry in front of `attention_decode`."""
+def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...]) -> Kernel:
     op = problem.op
     B, H, M, N, H_kv, group = (op.local(n) for n in ("B", "H", "M", "N", "H_kv", "group"))
     splits = local(len(op.locals))
@@ -195,9 +206,11 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...]) -> Kernel:
         tiles = ceil_div(ceil_div(N, c.block_n), splits)
         waves = ceil_div(programs * splits, c.per_sm * device.sm_count)
         sharing = minimum(ceil_div(programs * splits, device.sm_count), c.per_sm)  # one multiprocessor's memory traffic
+        parts = Parts(*(Scratch(i, "fp32") for i in range(3)))
+        own = {"parts": parts, "splits": Int(splits), "DEPENDENT": Const(c.dependent)}
         first = Launch(
-            fn,
-            arguments(problem, point) | _parts(point) | {"splits": Int(splits), "DEPENDENT": Const(c.dependent)},
+            attention_decode,
+            arguments(problem, mods, point) | own,
             grid=(splits * row_tiles, H_kv, B),
             num_warps=c.num_warps,
             num_stages=c.num_stages,
@@ -205,7 +218,7 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...]) -> Kernel:
         )
         second = Launch(
             attention_combine,
-            _combine_arguments(problem, point, splits),
+            _combine_arguments(problem, point) | own,
             grid=(B * H * M, point.head.v // COLUMNS, 1),
             when=splits > 1,
             dependent=int(c.dependent),
@@ -245,16 +258,19 @@ def _one_row_of_blocks(problem: Problem) -> Expr:
     return select(op.local("has_lists"), fits, 1)
 
 
-def _parts(point: Point) -> dict[str, Arg]:
-    return {name: Scratch(i, "fp32") for i, name in enumerate(("part_out", "part_max", "part_sum"))}
-
-
-def _combine_arguments(problem: Problem, point: Point, splits: Expr) -> dict[str, Arg]:
-    shared = arguments(problem, point) | _parts(point) | {"splits": Int(splits)}
-    names = ("part_out", "part_max", "part_sum", "sinks", "out", "lse", "max_at", "H", "M", "DV", "splits", "stride_ob",
-             "stride_oh", "stride_om", "stride_od", "stride_sink", "has_sinks", "EVEN", "BLOCK_DV")  # fmt: skip
-    return {n: shared[n] for n in names} | {
+def _combine_arguments(problem: Problem, point: Point) -> dict[str, Arg | Bundle]:
+    op, optional = problem.op, problem.optional(problem.op)
+    return {
+        "sinks": problem.pointer(op, "sinks"),
+        "out": problem.rows(op, "out", point),
+        "lse": problem.pointer(op, "lse"),
+        "max_at": Int(problem.max_at(op)),
+        **problem.sizes(op, ("H", "M", "DV"), point),
+        "out_strides": problem.strides(op, "out", point),
+        "stride_sink": optional["stride_sink"],
+        "has_sinks": optional["has_sinks"],
+        "EVEN": Const(point.head.exact),
+        "BLOCK_DV": Const(point.head.v),
         "COLUMNS": Const(COLUMNS),
         "CHUNK": Const(CHUNK),
-        "DEPENDENT": Const(point.config.dependent),
     }

@@ -4,44 +4,100 @@
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
 from tk.aot.expr import Expr, ceil_div, device, minimum
-from tk.aot.spec import ITEMSIZE, Arg, Config, Const, Int, Kernel, Launch, Op, Plan, Point, Pointer
+from tk.aot.spec import ITEMSIZE, Arg, Bundle, Config, Const, Int, Kernel, Launch, Op, Plan, Point
+from tk.kernels.attention.bundles import Mods, Pages, Positions, Rows
 from tk.kernels.attention.operands import load_rows, load_rows_transposed, row_offsets, store_rows
-from tk.kernels.attention.problem import LAYOUTS, PRECISIONS, Head, Problem, takes_layout, tensor, tile_time
+from tk.kernels.attention.problem import LAYOUTS, PRECISIONS, Head, Problem, takes_layout, tile_time
 from tk.kernels.attention.softmax import add_sink, end_of_row, online_softmax, scores, store_statistics
-from tk.kernels.attention.walk import band_tiles, count_tiles, tile_at, tile_in_blocks
+from tk.kernels.attention.walk import TileList, indices_of, lists_of, tile_at, tile_in_blocks, tiles_met
 
 # --- The device functions ---
 
 
+class ForwardTensors(NamedTuple):
+    """Addresses, of decoding too."""
+
+    query: Any
+    key: Any
+    value: Any
+    kv_lists: Any
+    kv_lengths: Any
+    page_table: Any
+    sinks: Any
+    out: Any
+    lse: Any
+
+
+class ForwardSizes(NamedTuple):
+    """group: heads of queries that share one of keys."""
+
+    H: Any
+    M: Any
+    N: Any
+    D: Any
+    DV: Any
+    group: Any
+    scale: Any
+
+
+class ForwardStrides(NamedTuple):
+    query: Any
+    key: Any
+    value: Any
+    out: Any
+
+
+class Optional(NamedTuple):
+    """Of kv_lengths, sinks and page_table, and which of them are given."""
+
+    stride_length: Any
+    stride_sink: Any
+    stride_page_b: Any
+    stride_page_p: Any
+    page_size: Any
+    has_lengths: Any
+    has_pages: Any
+    has_sinks: Any
+
+
+@dataclass(frozen=True)
+class ForwardTile:
+    """BLOCK_D and BLOCK_DV: head sizes; EVEN: which are the call's. PAGED: a page table may be given."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_D: int
+    BLOCK_DV: int
+    PAGED: bool
+    EVEN: bool
+    PRECISION: str
+
+
 @triton.jit
-def attend(acc, m_i, l_i, q, first, last, b, h, q_idx, key, value, pages, kv_end, captures, scale,
-           indices, stride_i, kv_block, has_lists, lo, gap_lo, gap_hi,
-           D, DV, stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
-           SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, HAS_SCORE: tl.constexpr, MASKED: tl.constexpr,
-           PAGED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-           BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
-    """Tiles [first, last) of one list. key and value: of the head."""
-    page_table, stride_pb, stride_pp, page_size, has_pages = pages
+def attend(sums, q, first, last, b, h, q_idx, key, value, pages, tiles, sizes, mods, MASKED: tl.constexpr,
+           TILE: tl.constexpr):  # fmt: skip
+    """Tiles [first, last) of one list. sums: the output so far, and each row's maximum and sum. key and value: of the
+    head."""
+    acc, m_i, l_i = sums
     for i in range(first, last):
-        start, end = tile_at(i, indices, stride_i, kv_block, kv_end, has_lists, lo, gap_lo, gap_hi, BLOCK_N)
-        cols = start + tl.arange(0, BLOCK_N)
+        start, end = tile_at(i, tiles, TILE.BLOCK_N)
+        cols = start + tl.arange(0, TILE.BLOCK_N)
         inside = cols < end
-        k_at = row_offsets(cols, inside, b, page_table, stride_pb, stride_pp, page_size, has_pages, stride_kb,
-                           stride_kn, PAGED)  # fmt: skip
-        k = load_rows_transposed(key, k_at, inside, D, stride_kd, BLOCK_D, EVEN)
-        s = tl.dot(q, k, input_precision=PRECISION)
-        s = scores(s, scale, b, h, q_idx, cols[None, :], inside[None, :], captures, SCORE_MOD, MASK_MOD, HAS_SCORE,
-                   MASKED)  # fmt: skip
+        k_at = row_offsets(cols, inside, b, pages, key.strides, TILE.PAGED)
+        k = load_rows_transposed(key.base, k_at, inside, sizes.D, key.strides.d, TILE.BLOCK_D, TILE.EVEN)
+        s = tl.dot(q, k, input_precision=TILE.PRECISION)
+        s = scores(s, sizes.scale, Positions(b, h, q_idx, cols[None, :]), inside[None, :], mods, MASKED)
         p, m_i, l_i, alpha = online_softmax(s, m_i, l_i)
-        v_at = row_offsets(cols, inside, b, page_table, stride_pb, stride_pp, page_size, has_pages, stride_vb,
-                           stride_vn, PAGED)  # fmt: skip
-        v = load_rows(value, v_at, inside, DV, stride_vd, BLOCK_DV, EVEN)
-        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=PRECISION)
+        v_at = row_offsets(cols, inside, b, pages, value.strides, TILE.PAGED)
+        v = load_rows(value.base, v_at, inside, sizes.DV, value.strides.d, TILE.BLOCK_DV, TILE.EVEN)
+        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=TILE.PRECISION)
     return acc, m_i, l_i
 
 
@@ -53,69 +109,58 @@ def length_of(kv_lengths, stride, b, N, has_lengths):
 
 
 @triton.jit
-def attention_forward(query, key, value, kv_counts, kv_indices, full_counts, full_indices, kv_lengths, page_table,
-                      sinks, out, lse, max_at, H, M, N, D, DV, group, scale,
-                      stride_qb, stride_qh, stride_qm, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
-                      stride_vb, stride_vh, stride_vn, stride_vd, stride_ob, stride_oh, stride_om, stride_od,
-                      stride_cb, stride_ch, stride_cn, stride_ib, stride_ih, stride_in, stride_ii, mask_b, mask_h,
-                      stride_fcb, stride_fch, stride_fcn, stride_fib, stride_fih, stride_fin, stride_fii, full_b,
-                      full_h, stride_length, stride_sink, stride_pb, stride_pp, page_size,
-                      has_lengths, has_pages, has_sinks, q_block, kv_block, band_left, band_right, band_exact, captures,
-                      SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr, HAS_SCORE: tl.constexpr, HAS_MASK: tl.constexpr,
-                      PAGED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
-                      BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
-    """out = softmax(SCORE_MOD(query key^T scale)) value over what MASK_MOD lets be seen, and its log-sum-exp; max_at as
+def pages_of(tensors, optional):
+    return Pages(
+        tensors.page_table, optional.stride_page_b, optional.stride_page_p, optional.page_size, optional.has_pages
+    )
+
+
+@triton.jit
+def attention_forward(tensors, max_at, sizes, strides, kv_strides, optional, mask, mods, TILE: tl.constexpr):
+    """out = softmax(SCORE(query key^T scale)) value over what MASK lets be seen, and its log-sum-exp; max_at as
     store_statistics has it."""
     bh = tl.program_id(1)
-    b = bh // H
-    h = bh % H
+    b = bh // sizes.H
+    h = bh % sizes.H
     # The last tiles of queries first: under a causal mask they have the most to do.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    number, row0, row_end = tile_in_blocks(tile, q_block, M, BLOCK_M)
-    rows = row0 + tl.arange(0, BLOCK_M)
+    number, row0, row_end = tile_in_blocks(tile, mask.q_block, sizes.M, TILE.BLOCK_M)
+    rows = row0 + tl.arange(0, TILE.BLOCK_M)
     row_inside = rows < row_end
-    h_kv = (h // group).to(tl.int64)
-    q_at = tl.cast(b, tl.int64) * stride_qb + rows.to(tl.int64) * stride_qm
-    q = load_rows(query + tl.cast(h, tl.int64) * stride_qh, q_at, row_inside, D, stride_qd, BLOCK_D, EVEN)
-    kv_end = length_of(kv_lengths, stride_length, b, N, has_lengths)
+    h_kv = (h // sizes.group).to(tl.int64)
+    q_at = tl.cast(b, tl.int64) * strides.query.b + rows.to(tl.int64) * strides.query.n
+    q = load_rows(tensors.query + tl.cast(h, tl.int64) * strides.query.h, q_at, row_inside, sizes.D, strides.query.d,
+                  TILE.BLOCK_D, TILE.EVEN)  # fmt: skip
+    kv_end = length_of(tensors.kv_lengths, optional.stride_length, b, sizes.N, optional.has_lengths)
 
-    m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    l_i = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    has_lists = ((mask_b > 0) & (mask_h > 0)).to(tl.int32)
-    lo, full_lo, full_hi, hi = band_tiles(row0, tl.minimum(row0 + BLOCK_M, row_end) - 1, kv_end, band_left, band_right,
-                                          band_exact, HAS_MASK, BLOCK_N)  # fmt: skip
-    partial = count_tiles(b, h, number, kv_counts, stride_cb, stride_ch, stride_cn, mask_b, mask_h, kv_block, BLOCK_N)
-    full = count_tiles(b, h, number, full_counts, stride_fcb, stride_fch, stride_fcn, full_b, full_h, kv_block,
-                       BLOCK_N)  # fmt: skip
-    if has_lists == 0:
-        partial = full_lo - lo + hi - full_hi
-        full = full_hi - full_lo
-    pages = (page_table, stride_pb, stride_pp, page_size, has_pages)
-    k_head = key + h_kv * stride_kh
-    v_head = value + h_kv * stride_vh
-    b64 = tl.cast(b, tl.int64)
+    m_i = tl.full([TILE.BLOCK_M], float("-inf"), tl.float32)
+    l_i = tl.zeros([TILE.BLOCK_M], tl.float32)
+    acc = tl.zeros([TILE.BLOCK_M, TILE.BLOCK_DV], tl.float32)
+    partial, full = lists_of(tensors.kv_lists, kv_strides)
+    met = tiles_met(b, h, number, row0, tl.minimum(row0 + TILE.BLOCK_M, row_end) - 1, kv_end, partial, full,
+                    mask.kv_block, mask.band_left, mask.band_right, mask.band_exact, mods.MASK is not None,
+                    TILE.BLOCK_N)  # fmt: skip
+    pages = pages_of(tensors, optional)
+    key = Rows(tensors.key + h_kv * strides.key.h, strides.key)
+    value = Rows(tensors.value + h_kv * strides.value.h, strides.value)
     h64 = tl.cast(h, tl.int64)
-    at = kv_indices + b64 * stride_ib + h64 * stride_ih + number * stride_in
-    acc, m_i, l_i = attend(
-        acc, m_i, l_i, q, 0, partial, b, h, rows[:, None], k_head, v_head, pages, kv_end, captures, scale, at,
-        stride_ii, kv_block, has_lists, lo, full_lo, full_hi, D, DV, stride_kb, stride_kn, stride_kd, stride_vb,
-        stride_vn, stride_vd, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK, PAGED, EVEN, PRECISION, BLOCK_N, BLOCK_D,
-        BLOCK_DV)  # fmt: skip
-    at = full_indices + b64 * stride_fib + h64 * stride_fih + number * stride_fin
-    acc, m_i, l_i = attend(
-        acc, m_i, l_i, q, 0, full, b, h, rows[:, None], k_head, v_head, pages, kv_end, captures, scale, at,
-        stride_fii, kv_block, has_lists, full_lo, full_hi, full_hi, D, DV, stride_kb, stride_kn, stride_kd, stride_vb,
-        stride_vn, stride_vd, SCORE_MOD, MASK_MOD, HAS_SCORE, False, PAGED, EVEN, PRECISION, BLOCK_N, BLOCK_D,
-        BLOCK_DV)  # fmt: skip
+    tiles = TileList(indices_of(b, h, number, partial), partial.strides.indices_i, mask.kv_block, kv_end, met.has_lists,
+                     met.lo, met.full_lo, met.full_hi)  # fmt: skip
+    sums = attend((acc, m_i, l_i), q, 0, met.partial, b, h, rows[:, None], key, value, pages, tiles, sizes, mods, True,
+                  TILE)  # fmt: skip
+    tiles = TileList(indices_of(b, h, number, full), full.strides.indices_i, mask.kv_block, kv_end, met.has_lists,
+                     met.full_lo, met.full_hi, met.full_hi)  # fmt: skip
+    acc, m_i, l_i = attend(sums, q, 0, met.full, b, h, rows[:, None], key, value, pages, tiles, sizes, mods, False,
+                           TILE)  # fmt: skip
     row_max = m_i
-    if has_sinks != 0:
-        m_i, l_i, alpha = add_sink(m_i, l_i, tl.load(sinks + h64 * stride_sink))
+    if optional.has_sinks != 0:
+        m_i, l_i, alpha = add_sink(m_i, l_i, tl.load(tensors.sinks + h64 * optional.stride_sink))
         acc = acc * alpha[:, None]
     factor, row_lse = end_of_row(m_i, l_i)
-    o_at = tl.cast(b, tl.int64) * stride_ob + rows.to(tl.int64) * stride_om
-    store_rows(out + h64 * stride_oh, o_at, acc * factor[:, None], row_inside, DV, stride_od, BLOCK_DV, EVEN)
-    store_statistics(lse, max_at, tl.cast(bh, tl.int64), rows, M, row_lse, row_max, row_inside)
+    o_at = tl.cast(b, tl.int64) * strides.out.b + rows.to(tl.int64) * strides.out.n
+    store_rows(tensors.out + h64 * strides.out.h, o_at, acc * factor[:, None], row_inside, sizes.DV, strides.out.d,
+               TILE.BLOCK_DV, TILE.EVEN)  # fmt: skip
+    store_statistics(tensors.lse, max_at, tl.cast(bh, tl.int64), rows, sizes.M, row_lse, row_max, row_inside)
 
 
 # --- Plans ---
@@ -151,8 +196,7 @@ def query_tiles(problem: Problem, op: Op, rows: int) -> Expr:
     return ceil_div(M, q_block) * ceil_div(minimum(q_block, M), rows)
 
 
-def kernel(problem: Problem, fn: object, heads: tuple[Head, ...], layouts: tuple[str, ...] = LAYOUTS) -> Kernel:
-    """`fn`: the printed entry in front of `attention_forward`."""
+def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...], layouts: tuple[str, ...] = LAYOUTS) -> Kernel:
     op = problem.op
 
     def plan(point: Point) -> Plan | None:
@@ -167,8 +211,8 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...], layouts: tuple
         slowdown = {"aligned": 1, "paged": 2, "strided": 4}[point.layout]
         time = tile_time(c.block_m, c.block_n, point.head, ITEMSIZE[point.dtype], slowdown)
         launch = Launch(
-            fn,
-            arguments(problem, point),
+            attention_forward,
+            arguments(problem, mods, point),
             grid,
             num_warps=c.num_warps,
             num_stages=c.num_stages,
@@ -194,22 +238,32 @@ def _configs(heads: tuple[Head, ...], *tables: Mapping[int, tuple[int, int, int,
     return tuple({c.name: c for c in found}.values())
 
 
-def arguments(problem: Problem, point: Point) -> dict[str, Arg]:
+def arguments(problem: Problem, mods: Mods, point: Point) -> dict[str, Arg | Bundle]:
+    """By name; of decoding too."""
     op, c = problem.op, point.config
-    rows = {"query": "qm", "key": "kn", "value": "vn", "out": "om"}
+    tensors = ForwardTensors(
+        **{name: problem.rows(op, name, point) for name in ("query", "key", "value", "out")},
+        kv_lists=problem.lists(op, "kv"),
+        **{name: problem.pointer(op, name) for name in ("kv_lengths", "page_table", "sinks", "lse")},
+    )
     return {
-        **problem.size_args(op, point),
-        **problem.row_args(op, rows, point),
-        **problem.list_args(op, "kv"),
-        **problem.optional_args(op),
-        **problem.capture_args(op),
-        "lse": Pointer(tensor(op, "lse"), "fp32", aligned=False),
+        "tensors": tensors,
         "max_at": Int(problem.max_at(op)),
-        "PAGED": Const(point.layout != "aligned"),
-        "EVEN": Const(point.head.exact),
-        "PRECISION": Const(point.precision),
-        "BLOCK_M": Const(c.block_m),
-        "BLOCK_N": Const(c.block_n),
-        "BLOCK_D": Const(point.head.qk),
-        "BLOCK_DV": Const(point.head.v),
+        "sizes": ForwardSizes(**problem.sizes(op, ForwardSizes._fields, point)),
+        "strides": ForwardStrides(**{name: problem.strides(op, name, point) for name in ForwardStrides._fields}),
+        "kv_strides": problem.list_strides(op, "kv"),
+        "optional": Optional(**{name: problem.optional(op)[name] for name in Optional._fields}),
+        "mask": problem.mask(op),
+        "mods": mods,
+        "TILE": Const(
+            ForwardTile(
+                BLOCK_M=c.block_m,
+                BLOCK_N=c.block_n,
+                BLOCK_D=point.head.qk,
+                BLOCK_DV=point.head.v,
+                PAGED=point.layout != "aligned",
+                EVEN=point.head.exact,
+                PRECISION=point.precision,
+            )
+        ),
     }

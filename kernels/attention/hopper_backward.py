@@ -27,6 +27,9 @@ producer tells of a tile before it waits for room for it, so a consumer that ask
 what it keeps is always answered.
 """
 
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 from triton.experimental import gluon
@@ -42,6 +45,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tk.kernels.attention.hopper_tiles import (
     ROWS,
     Keys,
+    Lengths,
+    Sizes,
     Tiles,
     Work,
     get_number,
@@ -52,7 +57,15 @@ from tk.kernels.attention.hopper_tiles import (
 )
 from tk.kernels.attention.operands import load_rows
 from tk.kernels.attention.softmax import LOG2_E
-from tk.kernels.attention.walk import band_tiles, count_tiles
+from tk.kernels.attention.walk import (
+    BothLists,
+    Met,
+    band_tiles,
+    count_tiles,
+    has_blocks,
+    indices_of,
+    lists_of,
+)
 from tk.kernels.hopper.pipeline import Pipeline, PipelineState
 
 CONSUMERS = gl.constexpr(2)
@@ -63,25 +76,26 @@ SLOTS = gl.constexpr(2)  # of pairs that are kept: the next tile's comes while t
 
 
 @triton.jit
-def attention_statistics(out0, grad_0, out1, grad_1, lse, delta, B, H, M, DV, padded, stride_ob, stride_oh, stride_om,
-                         stride_od, stride_gb, stride_gh, stride_gm, stride_gd, stride_lb, stride_lh, stride_lm,
-                         stride_grad_lse_b, stride_grad_lse_h, stride_grad_lse_m, EVEN: tl.constexpr,
-                         BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr):  # fmt: skip
-    """lse in units of base 2, and delta = rowsum(grad_out out) - grad_lse; [B H + 1, padded]. A row that sees nothing,
-    or is not there (past M, and in the last head): inf and 0, so that its weights are 0 without a comparison."""
+def attention_statistics(out, grad_out, out_lse, grad_lse, lse, delta, B, H, M, DV, padded, out_strides, grad_strides,
+                         lse_strides, grad_lse_strides, EVEN: tl.constexpr, BLOCK_M: tl.constexpr,
+                         BLOCK_DV: tl.constexpr):  # fmt: skip
+    """lse in units of base 2, of the forward pass's out_lse, and delta = rowsum(grad_out out) - grad_lse; [B H + 1,
+    padded]. A row that sees nothing, or is not there (past M, and in the last head): inf and 0, so that its weights are
+    0 without a comparison."""
     bh = tl.program_id(1)
     b64 = (bh // H).to(tl.int64)
     h64 = (bh % H).to(tl.int64)
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = (rows < M) & (bh < B * H)
     rows64 = rows.to(tl.int64)
-    out = load_rows(out0 + h64 * stride_oh, b64 * stride_ob + rows64 * stride_om, inside, DV, stride_od, BLOCK_DV, EVEN)
-    grad = load_rows(grad_0 + h64 * stride_gh, b64 * stride_gb + rows64 * stride_gm, inside, DV, stride_gd, BLOCK_DV,
-                     EVEN)  # fmt: skip
-    at = b64 * stride_grad_lse_b + h64 * stride_grad_lse_h + rows64 * stride_grad_lse_m
-    value = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1) - tl.load(grad_1 + at, mask=inside, other=0.0)
-    at = b64 * stride_lb + h64 * stride_lh + rows64 * stride_lm
-    row_lse = tl.load(out1 + at, mask=inside, other=float("-inf"))
+    x = load_rows(out + h64 * out_strides.h, b64 * out_strides.b + rows64 * out_strides.n, inside, DV, out_strides.d,
+                  BLOCK_DV, EVEN)  # fmt: skip
+    grad = load_rows(grad_out + h64 * grad_strides.h, b64 * grad_strides.b + rows64 * grad_strides.n, inside, DV,
+                     grad_strides.d, BLOCK_DV, EVEN)  # fmt: skip
+    at = b64 * grad_lse_strides.b + h64 * grad_lse_strides.h + rows64 * grad_lse_strides.n
+    value = tl.sum(x.to(tl.float32) * grad.to(tl.float32), 1) - tl.load(grad_lse + at, mask=inside, other=0.0)
+    at = b64 * lse_strides.b + h64 * lse_strides.h + rows64 * lse_strides.n
+    row_lse = tl.load(out_lse + at, mask=inside, other=float("-inf"))
     row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse * LOG2_E)
     flat = bh.to(tl.int64) * padded + rows
     tl.store(lse + flat, row_lse, mask=rows < padded)
@@ -99,27 +113,26 @@ class KeyWork:
     M: gl.tensor
     group: gl.tensor
     sharing: gl.tensor  # batch entries with the same keys
-    n_tiles: gl.tensor
-    tiles: gl.tensor
-    heads: gl.tensor
-    q_block: gl.tensor
-    kv_block: gl.tensor
-    band_left: gl.tensor
-    band_right: gl.tensor
-    band_exact: gl.tensor
-    partial: gl.tuple  # as Work has them, by key
-    full: gl.tuple
+    schedule: object
+    mask: object
+    partial: object  # as Work has them, by key
+    full: object
     HAS_MASK: gl.constexpr
     STEP: gl.constexpr
 
     @gluon.jit
+    def count(self):
+        return self.schedule.tiles
+
+    @gluon.jit
     def place(self, t):
         """Tile number -> batch entry, head, first row. Early keys first: under a causal mask they take longest."""
-        count = self.heads * self.n_tiles
+        schedule = self.schedule
+        count = schedule.heads * schedule.tiles_of_head
         which = t // count
         rest = t - which * count
-        size = gl.minimum(self.heads, self.tiles // self.n_tiles - which * self.heads)
-        bh = which * self.heads + rest % size
+        size = gl.minimum(schedule.heads, schedule.tiles // schedule.tiles_of_head - which * schedule.heads)
+        bh = which * schedule.heads + rest % size
         return bh // self.H_kv, bh % self.H_kv, rest // size * (CONSUMERS * ROWS)
 
     @gluon.jit
@@ -138,23 +151,22 @@ class KeyWork:
     @gluon.jit
     def walk(self, b, h, row0):
         """Whole tiles: queries past the end weigh 0, and what keys past the end get is not stored."""
-        lo, full_lo, full_hi, hi = band_tiles(row0, row0 + (CONSUMERS * ROWS - 1), self.M, self.band_right,
-                                              self.band_left, self.band_exact, self.HAS_MASK, self.STEP)  # fmt: skip
-        counts, indices, cb, ch, cn, ib, ih, i_n, ii, n_b, n_h = self.partial
-        full_counts, full_indices, fcb, fch, fcn, fib, fih, fi_n, fii, fn_b, fn_h = self.full
-        number = row0 // self.kv_block
-        partial = count_tiles(b, h, number, counts, cb, ch, cn, n_b, n_h, self.q_block, self.STEP)
-        full = count_tiles(b, h, number, full_counts, fcb, fch, fcn, fn_b, fn_h, self.q_block, self.STEP)
-        has_lists = ((n_b > 0) & (n_h > 0)).to(gl.int32)
+        mask = self.mask
+        lo, full_lo, full_hi, hi = band_tiles(row0, row0 + (CONSUMERS * ROWS - 1), self.M, mask.band_right,
+                                              mask.band_left, mask.band_exact, self.HAS_MASK, self.STEP)  # fmt: skip
+        number = row0 // mask.kv_block
+        partial = count_tiles(b, h, number, self.partial, mask.q_block, self.STEP)
+        full = count_tiles(b, h, number, self.full, mask.q_block, self.STEP)
+        has_lists = has_blocks(self.partial).to(gl.int32)
         if has_lists == 0:
             partial = hi - lo - (full_hi - full_lo)
             full = full_hi - full_lo
-        b64 = b.to(gl.int64)
-        h64 = h.to(gl.int64)
         masked = partial if self.HAS_MASK else 0
-        return Keys(partial, gl.to_tensor(masked), partial + full, indices + b64 * ib + h64 * ih + number * i_n,
-                    full_indices + b64 * fib + h64 * fih + number * fi_n, ii, fii, self.q_block, self.M, has_lists, lo,
-                    full_lo, full_hi, self.STEP)  # fmt: skip
+        met = Met(partial, full, has_lists, lo, full_lo, full_hi)
+        tiles = BothLists(met, indices_of(b, h, number, self.partial), self.partial.strides.indices_i,
+                          indices_of(b, h, number, self.full), self.full.strides.indices_i, mask.q_block,
+                          self.M)  # fmt: skip
+        return Keys(gl.to_tensor(masked), partial + full, tiles, self.STEP)
 
 
 @gluon.aggregate
@@ -162,7 +174,10 @@ class QueryWork:
     """Tiles of queries, which walk keys: the forward pass's."""
 
     work: Work
-    tiles: gl.tensor
+
+    @gluon.jit
+    def count(self):
+        return self.work.schedule.tiles
 
     @gluon.jit
     def place(self, t):
@@ -178,7 +193,7 @@ class QueryWork:
 
     @gluon.jit
     def walked(self, b, h):
-        return gl.minimum(b, self.work.B_kv - 1), h // self.work.group
+        return gl.minimum(b, self.work.sizes.B_kv - 1), h // self.work.sizes.group
 
     @gluon.jit
     def walk(self, b, h, row0):
@@ -239,18 +254,18 @@ def _produce(kept_0, kept_1, walked_0, walked_1, statistics, work, buffers, tile
     kept_state = PipelineState(gl.to_tensor(0), gl.to_tensor(0), SLOTS)
     tile_state = tiles.ring.begin()
     t = gl.program_id(0)
-    while t < work.tiles:
+    while t < work.count():
         b, h, row0 = work.place(t)
         t += gl.num_programs(0)
         if DYNAMIC:
             fetched = gl.atomic_add(counter, 1)
-            if fetched == work.tiles - 1:
+            if fetched == work.count() - 1:
                 gl.store(counter, 0)
             t = fetched + gl.num_programs(0)
         for i in range(work.turns()):
             b_q, h_q = work.query(b, h, i)
             walk = work.walk(b_q, h_q, row0)
-            tiles.put(tile_state, b_q, h_q, row0, walk.masked, walk.total, walk.kv_end)
+            tiles.put(tile_state, b_q, h_q, row0, walk.masked, walk.total, walk.tiles.end)
             tile_state = tile_state.next()
             if i == 0:
                 for c in gl.static_range(CONSUMERS):
@@ -293,12 +308,7 @@ class Gradient:
     row0: gl.tensor
     end: gl.tensor  # of what is walked
     scale: gl.tensor
-    captures: gl.tuple
-    SCORE_MOD: gl.constexpr
-    MASK_MOD: gl.constexpr
-    SCORE_GRAD: gl.constexpr
-    HAS_SCORE: gl.constexpr
-    HAS_MASK: gl.constexpr
+    mods: object
     KEYS: gl.constexpr
 
     @gluon.jit
@@ -316,8 +326,8 @@ class Gradient:
     @gluon.jit
     def keep(self, q_idx, kv_idx, where, MASKED: gl.constexpr):
         keep = (q_idx if self.KEYS else kv_idx) < self.end
-        if MASKED and self.HAS_MASK:
-            seen = self.MASK_MOD(self.b, self.h, q_idx, kv_idx, self.captures)
+        if MASKED and self.mods.MASK is not None:
+            seen = self.mods.MASK(self.b, self.h, q_idx, kv_idx, self.mods.captures)
             keep = keep & (seen if self.KEYS else seen | is_full(where))
         return keep
 
@@ -325,12 +335,13 @@ class Gradient:
     def weights(self, s, lse, where, MASKED: gl.constexpr):
         """P of the products s, of the tile that begins at `where`. lse: in units of base 2, broadcast along keys."""
         q_idx, kv_idx = self.positions(s, where)
-        if self.HAS_SCORE:
-            x = self.SCORE_MOD(s * self.scale, self.b, self.h, q_idx, kv_idx, self.captures) * 1.4426950408889634 - lse
+        if self.mods.SCORE is not None:
+            x = self.mods.SCORE(s * self.scale, self.b, self.h, q_idx, kv_idx, self.mods.captures)
+            x = x * 1.4426950408889634 - lse
         else:
             x = s * (self.scale * 1.4426950408889634) - lse
         # What a score_mod makes of queries past the end may be no number, which their lse of inf would not hide.
-        if MASKED or (self.HAS_SCORE and self.KEYS):
+        if MASKED or (self.mods.SCORE is not None and self.KEYS):
             x = gl.where(self.keep(q_idx, kv_idx, where, MASKED), x, -float("inf"))
         return gl.exp2(x)
 
@@ -338,10 +349,11 @@ class Gradient:
     def of_products(self, s, p, dp, where, MASKED: gl.constexpr):
         """Of P and dp = dO V^T - delta; without the scale."""
         ds = p * dp
-        if self.HAS_SCORE:
+        if self.mods.SCORE is not None:
             q_idx, kv_idx = self.positions(s, where)
-            ds = self.SCORE_GRAD(s * self.scale, self.b, self.h, q_idx, kv_idx, self.captures, (), ds,
-                                 self.keep(q_idx, kv_idx, where, MASKED), 1 if self.KEYS else 0, False)  # fmt: skip
+            ds = self.mods.SCORE_GRAD(s * self.scale, self.b, self.h, q_idx, kv_idx, self.mods.captures, (), ds,
+                                      self.keep(q_idx, kv_idx, where, MASKED), 1 if self.KEYS else 0,
+                                      False)  # fmt: skip
         return ds
 
 
@@ -373,7 +385,7 @@ def _step(place, buffers, gradient, row_lse, row_delta, state, acc_0, acc_1, zer
     s = warpgroup_mma(_matrix(buffers.kept_0, place), walked_0.permute([1, 0]), zeros, use_acc=False, is_async=True)
     dp = warpgroup_mma(_matrix(buffers.kept_1, place), walked_1.permute([1, 0]), zeros, use_acc=False, is_async=True)
     where = gl.to_tensor(0)
-    if MASKED or gradient.HAS_SCORE:
+    if MASKED or gradient.mods.SCORE is not None:
         where = get_number(buffers.places.index(state.stage))
     s = warpgroup_mma_wait(1, [s])
     lse = buffers.lse.index(state.stage).load(COLUMN)[None, :] if KEYS else row_lse
@@ -396,9 +408,8 @@ def _step(place, buffers, gradient, row_lse, row_delta, state, acc_0, acc_1, zer
 
 
 @gluon.jit
-def _consume(c: gl.constexpr, grad_0, grad_1, statistics, sharing, group, turns, scale, captures, buffers, tiles,
-             SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, SCORE_GRAD: gl.constexpr, HAS_SCORE: gl.constexpr,
-             HAS_MASK: gl.constexpr, KEYS: gl.constexpr):  # fmt: skip
+def _consume(c: gl.constexpr, grad_0, grad_1, statistics, sharing, group, turns, scale, mods, buffers, tiles,
+             KEYS: gl.constexpr):  # fmt: skip
     STEP: gl.constexpr = buffers.ring_0.shape[3]
     D: gl.constexpr = buffers.kept_0.shape[4]
     DV: gl.constexpr = buffers.kept_1.shape[4]
@@ -429,9 +440,8 @@ def _consume(c: gl.constexpr, grad_0, grad_1, statistics, sharing, group, turns,
             row_delta = gl.load(statistics.delta + at)[:, None]
         mbarrier.wait(buffers.kept.full.index(place), kept_state.phase)
         for _ in range(turns):
-            gradient = Gradient(tile.b, tile.h, row0, tile.kv_end, scale, captures, SCORE_MOD, MASK_MOD, SCORE_GRAD,
-                                HAS_SCORE, HAS_MASK, KEYS)  # fmt: skip
-            if HAS_MASK or not KEYS:
+            gradient = Gradient(tile.b, tile.h, row0, tile.kv_end, scale, mods, KEYS)
+            if mods.MASK is not None or not KEYS:
                 for _i in range(tile.masked):
                     acc_0, acc_1 = _step(place, buffers, gradient, row_lse, row_delta, state, acc_0, acc_1, zeros,
                                          True)  # fmt: skip
@@ -461,17 +471,75 @@ def _consume(c: gl.constexpr, grad_0, grad_1, statistics, sharing, group, turns,
 # --- The kernels ---
 
 
+class KeyTensors(NamedTuple):
+    """Tensor descriptors of [batch, heads, rows, head size], then addresses. lse, delta: of attention_statistics."""
+
+    query: Any
+    key: Any
+    value: Any
+    grad_out: Any
+    grad_key: Any
+    grad_value: Any
+    lse: Any
+    delta: Any
+    q_lists: Any
+    counter: Any
+
+
+class KeySizes(NamedTuple):
+    B_kv: Any
+    B: Any
+    H: Any
+    H_kv: Any
+    M: Any
+    group: Any
+
+
+class QueryTensors(NamedTuple):
+    """As KeyTensors."""
+
+    query: Any
+    key: Any
+    value: Any
+    grad_out: Any
+    grad_query: Any
+    lse: Any
+    delta: Any
+    kv_lists: Any
+    kv_lengths: Any
+    counter: Any
+
+
+class QuerySizes(NamedTuple):
+    B_kv: Any
+    B: Any
+    H: Any
+    M: Any
+    N: Any
+    group: Any
+
+
+@dataclass(frozen=True)
+class Pace:
+    """DYNAMIC: tiles are handed out by a counter, else by a stride."""
+
+    STAGES: int
+    DYNAMIC: bool
+    CONSUMER_REGS: int
+    PRODUCER_REGS: int
+
+
 @gluon.jit
 def _run(kept_0, kept_1, walked_0, walked_1, grad_0, grad_1, statistics, work, sharing, group, turns, scale, counter,
-         captures, SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, SCORE_GRAD: gl.constexpr, HAS_SCORE: gl.constexpr,
-         HAS_MASK: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, DYNAMIC: gl.constexpr,
-         CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr):  # fmt: skip
+         mods, KEYS: gl.constexpr, PACE: gl.constexpr):  # fmt: skip
     """All but the statistics, work and numbers are tensor descriptors of [batch, heads, rows, head size]."""
     gl.static_assert(kept_0.block_shape[2] == ROWS and kept_1.block_shape[2] == ROWS, "a consumer keeps 64 rows")
     gl.static_assert(walked_0.block_shape[2] == walked_1.block_shape[2], "pairs are walked together")
     gl.static_assert(grad_0.block_shape[2] == ROWS and grad_0.block_shape[3] == kept_0.block_shape[3], "in its place")
     gl.static_assert(kept_0.block_shape[3] == walked_0.block_shape[3], "head sizes of query and key")
     gl.static_assert(kept_1.block_shape[3] == walked_1.block_shape[3], "head sizes of grad_out and value")
+    STAGES: gl.constexpr = PACE.STAGES
+    DYNAMIC: gl.constexpr = PACE.DYNAMIC
     dtype: gl.constexpr = kept_0.dtype
     PLACES: gl.constexpr = SLOTS * CONSUMERS
     number: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -489,58 +557,35 @@ def _run(kept_0, kept_1, walked_0, walked_1, grad_0, grad_1, statistics, work, s
     fence_async_shared()
     # The first function runs in the kernel's own warps and gets the registers that the others leave.
     gl.warp_specialize([
-        (_consume, (0, grad_0, grad_1, statistics, sharing, group, turns, scale, captures, buffers, hand_out,
-                    SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, HAS_MASK, KEYS)),
-        (_consume, (1, grad_0, grad_1, statistics, sharing, group, turns, scale, captures, buffers, hand_out,
-                    SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, HAS_MASK, KEYS)),
+        (_consume, (0, grad_0, grad_1, statistics, sharing, group, turns, scale, mods, buffers, hand_out, KEYS)),
+        (_consume, (1, grad_0, grad_1, statistics, sharing, group, turns, scale, mods, buffers, hand_out, KEYS)),
         (_produce, (kept_0, kept_1, walked_0, walked_1, statistics, work, buffers, hand_out, counter, KEYS, DYNAMIC)),
-    ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
+    ], [4, 1], [PACE.CONSUMER_REGS, PACE.PRODUCER_REGS])  # fmt: skip
 
 
 @gluon.jit
-def attention_hopper_keys(query, key, value, grad_out, grad_key, grad_value, lse, delta, q_counts, q_indices,
-                          full_q_counts, full_q_indices, counter, B_kv, B, H, H_kv, M, group, scale, padded, n_tiles,
-                          tiles, heads, q_block, kv_block, band_left, band_right, band_exact, stride_qcb, stride_qch,
-                          stride_qcn, stride_qib, stride_qih, stride_qin, stride_qii, q_mask_b, q_mask_h, stride_fqcb,
-                          stride_fqch, stride_fqcn, stride_fqib, stride_fqih, stride_fqin, stride_fqii, full_q_b,
-                          full_q_h, captures, SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr,
-                          SCORE_GRAD: gl.constexpr, HAS_SCORE: gl.constexpr, HAS_MASK: gl.constexpr,
-                          STAGES: gl.constexpr, DYNAMIC: gl.constexpr, CONSUMER_REGS: gl.constexpr,
-                          PRODUCER_REGS: gl.constexpr):  # fmt: skip
-    """Gradients of key and value. lse, delta: of attention_statistics."""
-    partial = (q_counts, q_indices, stride_qcb, stride_qch, stride_qcn, stride_qib, stride_qih, stride_qin, stride_qii,
-               q_mask_b, q_mask_h)  # fmt: skip
-    full = (full_q_counts, full_q_indices, stride_fqcb, stride_fqch, stride_fqcn, stride_fqib, stride_fqih, stride_fqin,
-            stride_fqii, full_q_b, full_q_h)  # fmt: skip
-    sharing = B // B_kv  # 1, or all entries
-    work = KeyWork(H_kv, M, group, sharing, n_tiles, tiles, heads, q_block, kv_block, band_left, band_right, band_exact,
-                   partial, full, HAS_MASK, query.block_shape[2])  # fmt: skip
-    statistics = Statistics(lse, delta, H, M, padded, B * H * padded)
-    _run(key, value, query, grad_out, grad_key, grad_value, statistics, work, sharing, group, sharing * group, scale,
-         counter, captures, SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, HAS_MASK, True, STAGES, DYNAMIC, CONSUMER_REGS,
-         PRODUCER_REGS)  # fmt: skip
+def attention_hopper_keys(tensors, sizes, scale, padded, schedule, mask, q_strides, mods, PACE: gl.constexpr):
+    """Gradients of key and value."""
+    t = tensors
+    partial, full = lists_of(t.q_lists, q_strides)
+    sharing = sizes.B // sizes.B_kv  # 1, or all entries
+    work = KeyWork(sizes.H_kv, sizes.M, sizes.group, sharing, schedule, mask, partial, full, mods.MASK is not None,
+                   t.query.block_shape[2])  # fmt: skip
+    statistics = Statistics(t.lse, t.delta, sizes.H, sizes.M, padded, sizes.B * sizes.H * padded)
+    _run(t.key, t.value, t.query, t.grad_out, t.grad_key, t.grad_value, statistics, work, sharing, sizes.group,
+         sharing * sizes.group, scale, t.counter, mods, True, PACE)  # fmt: skip
 
 
 @gluon.jit
-def attention_hopper_queries(query, key, value, grad_out, grad_query, lse, delta, kv_counts, kv_indices, full_counts,
-                             full_indices, kv_lengths, counter, B_kv, B, H, M, N, group, scale, padded, m_tiles, tiles,
-                             heads, q_block, kv_block, band_left, band_right, band_exact, stride_cb, stride_ch,
-                             stride_cn, stride_ib, stride_ih, stride_in, stride_ii, mask_b, mask_h, stride_fcb,
-                             stride_fch, stride_fcn, stride_fib, stride_fih, stride_fin, stride_fii, full_b, full_h,
-                             stride_length, has_lengths, captures, SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr,
-                             SCORE_GRAD: gl.constexpr, HAS_SCORE: gl.constexpr, HAS_MASK: gl.constexpr,
-                             STAGES: gl.constexpr, DYNAMIC: gl.constexpr, CONSUMER_REGS: gl.constexpr,
-                             PRODUCER_REGS: gl.constexpr):  # fmt: skip
+def attention_hopper_queries(tensors, sizes, scale, padded, schedule, mask, kv_strides, lengths, mods,
+                             PACE: gl.constexpr):  # fmt: skip
     """The gradient of query."""
-    partial = (kv_counts, kv_indices, stride_cb, stride_ch, stride_cn, stride_ib, stride_ih, stride_in, stride_ii,
-               mask_b, mask_h)  # fmt: skip
-    full = (full_counts, full_indices, stride_fcb, stride_fch, stride_fcn, stride_fib, stride_fih, stride_fin,
-            stride_fii, full_b, full_h)  # fmt: skip
-    work = Work(B_kv, H, M, N, group, m_tiles, tiles, heads, q_block, kv_block, band_left, band_right, band_exact,
-                kv_lengths, stride_length, has_lengths, partial, full, HAS_MASK, CONSUMERS * ROWS,
-                key.block_shape[2])  # fmt: skip
-    statistics = Statistics(lse, delta, H, M, padded, B * H * padded)
+    t = tensors
+    partial, full = lists_of(t.kv_lists, kv_strides)
+    work = Work(Sizes(sizes.B_kv, sizes.H, sizes.M, sizes.N, sizes.group), schedule, mask,
+                Lengths(t.kv_lengths, lengths.stride, lengths.is_given), partial, full, mods.MASK is not None,
+                CONSUMERS * ROWS, t.key.block_shape[2])  # fmt: skip
+    statistics = Statistics(t.lse, t.delta, sizes.H, sizes.M, padded, sizes.B * sizes.H * padded)
     one = gl.to_tensor(1)
-    _run(query, grad_out, key, value, grad_query, grad_query, statistics, QueryWork(work, tiles), one, one, one, scale,
-         counter, captures, SCORE_MOD, MASK_MOD, SCORE_GRAD, HAS_SCORE, HAS_MASK, False, STAGES, DYNAMIC, CONSUMER_REGS,
-         PRODUCER_REGS)  # fmt: skip
+    _run(t.query, t.grad_out, t.key, t.value, t.grad_query, t.grad_query, statistics, QueryWork(work), one, one, one,
+         scale, t.counter, mods, False, PACE)  # fmt: skip

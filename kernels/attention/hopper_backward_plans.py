@@ -7,6 +7,7 @@ from tk.aot.expr import Expr, ceil_div, device, maximum, minimum, select
 from tk.aot.spec import (
     Arg,
     Buffer,
+    Bundle,
     Config,
     Const,
     Constraint,
@@ -16,13 +17,22 @@ from tk.aot.spec import (
     Op,
     Plan,
     Point,
-    Pointer,
     Scratch,
     require,
 )
-from tk.kernels.attention.backward import attention_sink_gradient, capture_launches, pick
-from tk.kernels.attention.hopper_backward import attention_statistics
-from tk.kernels.attention.hopper_tiles import descriptor, no_repeats
+from tk.kernels.attention.backward import Lengths, capture_launches, row_arguments, sink_launch
+from tk.kernels.attention.bundles import Mods
+from tk.kernels.attention.hopper_backward import (
+    KeySizes,
+    KeyTensors,
+    Pace,
+    QuerySizes,
+    QueryTensors,
+    attention_hopper_keys,
+    attention_hopper_queries,
+    attention_statistics,
+)
+from tk.kernels.attention.hopper_tiles import Schedule, descriptor, no_repeats
 from tk.kernels.attention.problem import Head, Problem, tensor, tile_time
 
 _TILE = 128  # rows that a program keeps: of both consumers
@@ -42,11 +52,10 @@ _CONFIGS = {64: config(128, 2, 240, 24), 128: config(64, 3, 240, 32)}  # by the 
 _WITH_SCORE = config(64, 4, 240, 24)  # head size 64, where derivatives take registers
 
 
-def kernel(problem: Problem, of_keys: object, of_queries: object, heads: tuple[Head, ...], has_mask: bool,
-           has_score: bool) -> Kernel:  # fmt: skip
-    """The printed entries in front of `attention_hopper_keys` and `attention_hopper_queries`. Smaller heads are served
-    too. Gradients of captured tensors are the plain kernel's."""
+def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...]) -> Kernel:
+    """Smaller heads are served too. Gradients of captured tensors are the plain kernel's."""
     op = problem.backward_op
+    has_mask, has_score = mods.MASK.value is not None, mods.SCORE.value is not None
 
     def config_of(head: Head) -> Config:
         size = max(head.qk, head.v)
@@ -62,7 +71,7 @@ def kernel(problem: Problem, of_keys: object, of_queries: object, heads: tuple[H
         return Plan(
             constraints=(*problem.constraints(op, point, (*names, "out0")), *_constraints(problem, names)),
             serves=problem.serves(point) | ways,
-            launches=tuple(_launches(problem, point, of_keys, of_queries, has_mask)),
+            launches=tuple(_launches(problem, mods, point)),
             cost=_cost(problem, point),
             buffers=_buffers(problem, has_mask),
             droppable=True,  # the plain kernel serves the mods whose derivatives leave no registers
@@ -120,44 +129,83 @@ def _cost(problem: Problem, point: Point) -> Expr:
     return 10_000_000 + keys + queries
 
 
-def _launches(problem: Problem, point: Point, of_keys: object, of_queries: object, has_mask: bool) -> list[Launch]:
+def _launches(problem: Problem, mods: Mods, point: Point) -> list[Launch]:
     op = problem.backward_op
-    shared = _arguments(problem, point, has_mask)
     n_tiles, key_tiles, m_tiles, query_tiles = _tiles(problem)
     B, H, N, D = op.local("B"), op.local("H"), op.local("N"), point.head.qk + point.head.v
     H_kv, B_kv = op.local("H_kv"), tensor(op, "key").size(0)
-    statistics = Launch(
-        attention_statistics,
-        pick(attention_statistics, shared | {"BLOCK_M": Const(32)}),
-        (_padded(problem) // 32, _rows(problem), 1),
-    )
-    sinks = tensor(op, "sinks")
-    sink = Launch(
-        attention_sink_gradient,
-        pick(attention_sink_gradient, shared | {"BLOCK_M": Const(1024)}),
-        (sinks.size(0), 1, 1),
-    )
     walked = maximum(_L2_BYTES // maximum(op.local("M") * op.local("group") * D * 2, 1), 1)
-    of_key_tiles = {
-        **_descriptors(op, point, kept=("key", "value", "grad_key", "grad_value"), walked=("query", "grad_0")),
-        "n_tiles": Int(n_tiles),
-        "tiles": Int(key_tiles),
-        "heads": Int(minimum(walked, B_kv * H_kv)),
-        **problem.list_args(op, "q", "i32"),
-    }
+    of_keys = Schedule(Int(n_tiles), Int(key_tiles), Int(minimum(walked, B_kv * H_kv)))
     walked = maximum(_L2_BYTES // maximum(N * D * 2, 1), 1) * maximum(op.local("group"), 1)
-    of_query_tiles = {
-        **_descriptors(op, point, kept=("query", "grad_0", "grad_query"), walked=("key", "value")),
-        "m_tiles": Int(m_tiles),
-        "tiles": Int(query_tiles),
-        "heads": Int(minimum(walked, B * H)),
-        **problem.list_args(op, "kv", "i32"),
+    of_queries = Schedule(Int(m_tiles), Int(query_tiles), Int(minimum(walked, B * H)))
+    statistics = {
+        **row_arguments(problem, point),
+        "out_lse": problem.pointer(op, "out1"),
+        "lse_strides": problem.row_strides(op, "out1"),
+        "lse": _LSE,
+        "delta": _DELTA,
+        "padded": Int(_padded(problem)),
+        "BLOCK_M": Const(32),
     }
-    found = [*capture_launches(problem, point)[0], statistics, sink]
-    for fn, args, tiles in ((of_keys, of_key_tiles, key_tiles), (of_queries, of_query_tiles, query_tiles)):
+    found = [
+        *capture_launches(problem, point)[0],
+        Launch(attention_statistics, statistics, (_padded(problem) // 32, _rows(problem), 1)),
+        sink_launch(problem, point, _DELTA, _padded(problem)),
+    ]
+    for fn, args, tiles in (
+        (attention_hopper_keys, _key_arguments(problem, mods, point, of_keys), key_tiles),
+        (attention_hopper_queries, _query_arguments(problem, mods, point, of_queries), query_tiles),
+    ):
         grid = (minimum(tiles, device.sm_count), 1, 1)
-        found.append(Launch(fn, pick(fn, shared | args), grid, num_warps=4, num_stages=1, max_spill_bytes=4096))
+        found.append(Launch(fn, args, grid, num_warps=4, num_stages=1, max_spill_bytes=4096))
     return found
+
+
+_LSE, _DELTA, _COUNTER = Scratch(0, "fp32"), Scratch(1, "fp32"), Scratch(2, "i32")
+
+
+def _key_arguments(problem: Problem, mods: Mods, point: Point, schedule: Schedule) -> dict[str, Arg | Bundle]:
+    op = problem.backward_op
+    maps = _descriptors(op, point, kept=("key", "value", "grad_key", "grad_value"), walked=("query", "grad_0"))
+    tensors = KeyTensors(**maps, lse=_LSE, delta=_DELTA, q_lists=problem.lists(op, "q"), counter=_COUNTER)
+    return {
+        "tensors": tensors,
+        "sizes": KeySizes(**problem.sizes(op, KeySizes._fields, point)),
+        "schedule": schedule,
+        "q_strides": problem.list_strides(op, "q", "i32"),
+        **_shared_arguments(problem, mods, point),
+    }
+
+
+def _query_arguments(problem: Problem, mods: Mods, point: Point, schedule: Schedule) -> dict[str, Arg | Bundle]:
+    op, optional = problem.backward_op, problem.optional(problem.backward_op)
+    tensors = QueryTensors(
+        **_descriptors(op, point, kept=("query", "grad_0", "grad_query"), walked=("key", "value")),
+        lse=_LSE,
+        delta=_DELTA,
+        kv_lists=problem.lists(op, "kv"),
+        kv_lengths=problem.pointer(op, "kv_lengths"),
+        counter=_COUNTER,
+    )
+    return {
+        "tensors": tensors,
+        "sizes": QuerySizes(**problem.sizes(op, QuerySizes._fields, point)),
+        "schedule": schedule,
+        "kv_strides": problem.list_strides(op, "kv", "i32"),
+        "lengths": Lengths(optional["stride_length"], optional["has_lengths"]),
+        **_shared_arguments(problem, mods, point),
+    }
+
+
+def _shared_arguments(problem: Problem, mods: Mods, point: Point) -> dict[str, Arg | Bundle]:
+    op, c = problem.backward_op, point.config
+    return {
+        "scale": op.float("scale"),
+        "padded": Int(_padded(problem)),
+        "mask": problem.mask(op),
+        "mods": mods,
+        "PACE": Const(Pace(c.num_stages, mods.MASK.value is not None, c.consumer_regs, c.producer_regs)),
+    }
 
 
 def _descriptors(op: Op, point: Point, kept: Sequence[str], walked: Sequence[str]) -> dict[str, Arg]:
@@ -166,33 +214,3 @@ def _descriptors(op: Op, point: Point, kept: Sequence[str], walked: Sequence[str
 
     rows = dict.fromkeys(kept, 64) | dict.fromkeys(walked, point.config.step)
     return {"grad_out" if n == "grad_0" else n: descriptor(op, n, point.dtype, r, columns(n)) for n, r in rows.items()}
-
-
-def _arguments(problem: Problem, point: Point, has_mask: bool) -> dict[str, Arg]:
-    """What the launches have in common, by name."""
-    op, c = problem.backward_op, point.config
-    lse, grad_lse, optional = tensor(op, "out1"), tensor(op, "grad_1"), problem.optional_args(op)
-    return {
-        **problem.size_args(op, point),
-        **problem.row_args(op, {"out0": "om", "grad_0": "gm"}, point),
-        **{n: optional[n] for n in ("kv_lengths", "stride_length", "has_lengths", "sinks", "stride_sink")},
-        **problem.capture_args(op),
-        "B": Int(op.local("B")),
-        "B_kv": Int(maximum(tensor(op, "key").size(0), 1)),
-        "H_kv": Int(op.local("H_kv")),
-        "out1": Pointer(lse, "fp32", aligned=False),
-        "grad_1": Pointer(grad_lse, "fp32", aligned=False),
-        "grad_sinks": Pointer(tensor(op, "grad_sinks"), "fp32", aligned=False),
-        **{f"stride_l{x}": Int(lse.stride(d), "i64") for d, x in enumerate("bhm")},
-        **{f"stride_grad_lse_{x}": Int(grad_lse.stride(d), "i64") for d, x in enumerate("bhm")},
-        "lse": Scratch(0, "fp32"),
-        "delta": Scratch(1, "fp32"),
-        "counter": Scratch(2, "i32"),
-        "padded": Int(_padded(problem)),
-        "EVEN": Const(point.head.exact),
-        "BLOCK_DV": Const(point.head.v),
-        "STAGES": Const(c.num_stages),
-        "DYNAMIC": Const(has_mask),
-        "CONSUMER_REGS": Const(c.consumer_regs),
-        "PRODUCER_REGS": Const(c.producer_regs),
-    }

@@ -12,6 +12,9 @@ since bounds are checked with the mask: the producer says which tiles are full, 
 follow, without a comparison.
 """
 
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -26,6 +29,7 @@ from tk.aot.expr import Expr, ceil_div, device, maximum, minimum, select
 from tk.aot.spec import (
     Arg,
     Buffer,
+    Bundle,
     Config,
     Const,
     Constraint,
@@ -35,12 +39,15 @@ from tk.aot.spec import (
     Op,
     Plan,
     Point,
-    Pointer,
     Scratch,
     require,
 )
+from tk.kernels.attention.bundles import Mods
 from tk.kernels.attention.hopper_tiles import (
     ROWS,
+    Lengths,
+    Schedule,
+    Sizes,
     Tiles,
     Work,
     descriptor,
@@ -52,6 +59,7 @@ from tk.kernels.attention.hopper_tiles import (
     start_of,
 )
 from tk.kernels.attention.problem import Head, Problem, tensor, tile_time
+from tk.kernels.attention.walk import lists_of
 from tk.kernels.hopper.pipeline import Pipeline, PipelineState
 
 # --- The producer ---
@@ -129,21 +137,22 @@ def _clear_rows(smem, first):
 
 
 @gluon.jit
-def _produce(q_desc, k_desc, v_desc, work, buffers, tiles, counter, DYNAMIC: gl.constexpr, CONSUMERS: gl.constexpr):
-    """DYNAMIC: tiles are handed out by a counter, else by a stride. The launch's last fetch leaves the counter at 0."""
+def _produce(q_desc, k_desc, v_desc, work, buffers, tiles, counter, TILE: gl.constexpr):
+    """The launch's last fetch leaves the counter at 0."""
+    CONSUMERS: gl.constexpr = TILE.CONSUMERS
     k_state = buffers.k_ring.begin()
     v_state = buffers.v_ring.begin()
     tile_state = tiles.ring.begin()
     q_phase = 0
     cut_phase = gl.to_tensor(0)
     t = gl.program_id(0)
-    while t < work.tiles:
+    while t < work.schedule.tiles:
         b, h, row0 = work.place(t)
         keys = work.keys(b, h, row0)
-        tiles.put(tile_state, b, h, row0, keys.masked, keys.total, keys.kv_end)
+        tiles.put(tile_state, b, h, row0, keys.masked, keys.total, keys.tiles.end)
         tile_state = tile_state.next()
-        b_kv = gl.minimum(b, work.B_kv - 1)
-        h_kv = h // work.group
+        b_kv = gl.minimum(b, work.sizes.B_kv - 1)
+        h_kv = h // work.sizes.group
         place = gl.to_tensor(0)
         if keys.total > 0:
             place = keys.place(0)
@@ -154,9 +163,9 @@ def _produce(q_desc, k_desc, v_desc, work, buffers, tiles, counter, DYNAMIC: gl.
             _load(q_desc, b, h, row0 + c * ROWS, buffers.q, buffers.q_ring, state)
         q_phase ^= 1
         t_next = t + gl.num_programs(0)
-        if DYNAMIC:  # while this tile's first loads fly
+        if TILE.DYNAMIC:  # while this tile's first loads fly
             fetched = gl.atomic_add(counter, 1)
-            if fetched == work.tiles - 1:
+            if fetched == work.schedule.tiles - 1:
                 gl.store(counter, 0)
             t_next = fetched + gl.num_programs(0)
         for i in range(keys.total):  # a tile's values after the next one's keys
@@ -165,7 +174,8 @@ def _produce(q_desc, k_desc, v_desc, work, buffers, tiles, counter, DYNAMIC: gl.
                 following = keys.place(i + 1)
                 _load_keys(k_desc, b_kv, h_kv, following, buffers, k_state)
                 k_state = k_state.next()
-            cut_phase = _load_values(v_desc, b_kv, h_kv, place, keys.kv_end, work.N, buffers, v_state, cut_phase)
+            cut_phase = _load_values(v_desc, b_kv, h_kv, place, keys.tiles.end, work.sizes.N, buffers, v_state,
+                                     cut_phase)  # fmt: skip
             v_state = v_state.next()
             place = following
         t = t_next
@@ -184,11 +194,7 @@ class Scores:
     row0: gl.tensor
     kv_end: gl.tensor
     scale: gl.tensor
-    captures: gl.tuple
-    SCORE_MOD: gl.constexpr
-    MASK_MOD: gl.constexpr
-    HAS_SCORE: gl.constexpr
-    HAS_MASK: gl.constexpr
+    mods: object
 
     @gluon.jit
     def of(self, s, place, MASKED: gl.constexpr):
@@ -196,19 +202,19 @@ class Scores:
         layout: gl.constexpr = s.type.layout
         rows = (self.row0 + gl.arange(0, s.shape[0], gl.SliceLayout(1, layout)))[:, None]
         cols = (start_of(place) + gl.arange(0, s.shape[1], gl.SliceLayout(0, layout)))[None, :]
-        if self.HAS_SCORE:
-            s = self.SCORE_MOD(s * self.scale, self.b, self.h, rows, cols, self.captures)
+        if self.mods.SCORE is not None:
+            s = self.mods.SCORE(s * self.scale, self.b, self.h, rows, cols, self.mods.captures)
         if MASKED:
             keep = cols < self.kv_end
-            if self.HAS_MASK:
-                keep = keep & (self.MASK_MOD(self.b, self.h, rows, cols, self.captures) | is_full(place))
+            if self.mods.MASK is not None:
+                keep = keep & (self.mods.MASK(self.b, self.h, rows, cols, self.mods.captures) | is_full(place))
             s = gl.where(keep, s, -float("inf"))
         return s
 
     @gluon.jit
     def unit(self):
         """What a score is to be multiplied with for base 2: left to the exponential's own multiplication."""
-        if self.HAS_SCORE:
+        if self.mods.SCORE is not None:
             return gl.to_tensor(1.4426950408889634)
         else:
             return self.scale * 1.4426950408889634
@@ -246,7 +252,7 @@ def _step(c: gl.constexpr, buffers, scores, unit, k_state, v_state, p, acc, m_i,
     v = buffers.v.index(v_state.stage).reshape([zeros.shape[1], acc.shape[1]])
     acc = warpgroup_mma(p, v, acc, is_async=True)
     place = gl.to_tensor(0)
-    if MASKED or scores.HAS_SCORE:
+    if MASKED or scores.mods.SCORE is not None:
         place = get_number(buffers.places.index(k_state.stage))
     s = warpgroup_mma_wait(1, [s])
     buffers.k_ring.consumer_release(k_state.stage, True)
@@ -259,9 +265,8 @@ def _step(c: gl.constexpr, buffers, scores, unit, k_state, v_state, p, acc, m_i,
 
 
 @gluon.jit
-def _consume(c: gl.constexpr, o_desc, lse, H, M, sinks, stride_sink, extras, scale, captures, buffers, tiles,
-             BLOCK_N: gl.constexpr, SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr, HAS_SCORE: gl.constexpr,
-             HAS_MASK: gl.constexpr):  # fmt: skip
+def _consume(c: gl.constexpr, o_desc, lse, H, M, sinks, stride_sink, extras, scale, mods, buffers, tiles,
+             BLOCK_N: gl.constexpr):  # fmt: skip
     """extras: 1 for sinks, and 2 for the largest scores, M behind the log-sum-exps of a head. (One number, for few
     registers.)"""
     DV: gl.constexpr = buffers.v.shape[4]
@@ -281,7 +286,7 @@ def _consume(c: gl.constexpr, o_desc, lse, H, M, sinks, stride_sink, extras, sca
         b = tile.b
         h = tile.h
         row0 = tile.row + c * ROWS
-        scores = Scores(b, h, row0, tile.kv_end, scale, captures, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK)
+        scores = Scores(b, h, row0, tile.kv_end, scale, mods)
         unit = scores.unit()
         m_i = gl.full([ROWS], -float("inf"), gl.float32, ROW)
         l_i = gl.full([ROWS], 0.0, gl.float32, ROW)
@@ -353,24 +358,57 @@ def _consume(c: gl.constexpr, o_desc, lse, H, M, sinks, stride_sink, extras, sca
 # --- The kernel ---
 
 
+class HopperTensors(NamedTuple):
+    """query, key, value, out: tensor descriptors of [batch, heads, rows, head size]; the others are addresses."""
+
+    query: Any
+    key: Any
+    value: Any
+    out: Any
+    lse: Any
+    kv_lists: Any
+    kv_lengths: Any
+    sinks: Any
+    counter: Any
+
+
+class HopperOptional(NamedTuple):
+    """Of kv_lengths and sinks, and which are given; extras as _consume has them."""
+
+    stride_length: Any
+    has_lengths: Any
+    stride_sink: Any
+    extras: Any
+
+
+@dataclass(frozen=True)
+class HopperTile:
+    """DYNAMIC: tiles are handed out by a counter, else by a stride. SHARED: as Buffers has it."""
+
+    CONSUMERS: int
+    BLOCK_N: int
+    STAGES: int
+    DYNAMIC: bool
+    SHARED: bool
+    CONSUMER_REGS: int
+    PRODUCER_REGS: int
+
+
 @gluon.jit
-def attention_hopper_forward(query, key, value, out, lse, kv_counts, kv_indices, full_counts, full_indices, kv_lengths,
-                             sinks, counter, B_kv, H, M, N, group, scale, m_tiles, tiles, heads, q_block, kv_block,
-                             band_left, band_right, band_exact, stride_cb, stride_ch, stride_cn, stride_ib, stride_ih,
-                             stride_in, stride_ii, mask_b, mask_h, stride_fcb, stride_fch, stride_fcn, stride_fib,
-                             stride_fih, stride_fin, stride_fii, full_b, full_h, stride_length, has_lengths,
-                             stride_sink, extras, captures, SCORE_MOD: gl.constexpr, MASK_MOD: gl.constexpr,
-                             HAS_SCORE: gl.constexpr, HAS_MASK: gl.constexpr, CONSUMERS: gl.constexpr,
-                             BLOCK_N: gl.constexpr, STAGES: gl.constexpr, DYNAMIC: gl.constexpr,
-                             SHARED: gl.constexpr, CONSUMER_REGS: gl.constexpr,
-                             PRODUCER_REGS: gl.constexpr):  # fmt: skip
-    """query, key, value, out: tensor descriptors of [batch, heads, rows, head size]."""
+def attention_hopper_forward(tensors, sizes, scale, schedule, mask, kv_strides, optional, mods, TILE: gl.constexpr):
+    query = tensors.query
+    key = tensors.key
+    value = tensors.value
+    out = tensors.out
     dtype: gl.constexpr = query.dtype
+    CONSUMERS: gl.constexpr = TILE.CONSUMERS
+    STAGES: gl.constexpr = TILE.STAGES
+    BLOCK_N: gl.constexpr = TILE.BLOCK_N
     q = gl.allocate_shared_memory(dtype, [CONSUMERS] + query.block_shape, query.layout)
     k = gl.allocate_shared_memory(dtype, [STAGES] + key.block_shape, key.layout)
     v = gl.allocate_shared_memory(dtype, [STAGES] + value.block_shape, value.layout)
     o = q
-    if not SHARED:
+    if not TILE.SHARED:
         o = gl.allocate_shared_memory(dtype, [CONSUMERS] + out.block_shape, out.layout)
     number: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     places = gl.allocate_shared_memory(gl.int32, [STAGES, 1], number)
@@ -378,35 +416,32 @@ def attention_hopper_forward(query, key, value, out, lse, kv_counts, kv_indices,
     mbarrier.init(cut.index(0), count=1)
     numbers = gl.allocate_shared_memory(gl.int32, [2 * 6, 1], number)
     buffers = Buffers(q, k, v, o, places, cut, make_ring(CONSUMERS, 1, 1), make_ring(STAGES, 2, CONSUMERS),
-                      make_ring(STAGES, 1, CONSUMERS), SHARED)  # fmt: skip
-    hand_out = Tiles(numbers, make_ring(2, 1, CONSUMERS))
+                      make_ring(STAGES, 1, CONSUMERS), TILE.SHARED)  # fmt: skip
+    tiles = Tiles(numbers, make_ring(2, 1, CONSUMERS))
     fence_async_shared()
-    partial = (kv_counts, kv_indices, stride_cb, stride_ch, stride_cn, stride_ib, stride_ih, stride_in, stride_ii,
-               mask_b, mask_h)  # fmt: skip
-    full = (full_counts, full_indices, stride_fcb, stride_fch, stride_fcn, stride_fib, stride_fih, stride_fin,
-            stride_fii, full_b, full_h)  # fmt: skip
-    work = Work(B_kv, H, M, N, group, m_tiles, tiles, heads, q_block, kv_block, band_left, band_right, band_exact,
-                kv_lengths, stride_length, has_lengths, partial, full, HAS_MASK, CONSUMERS * ROWS, BLOCK_N)  # fmt: skip
+    lengths = Lengths(tensors.kv_lengths, optional.stride_length, optional.has_lengths)
+    partial, full = lists_of(tensors.kv_lists, kv_strides)
+    work = Work(sizes, schedule, mask, lengths, partial, full, mods.MASK is not None, CONSUMERS * ROWS, BLOCK_N)
     # The first function runs in the kernel's own warps and gets the registers that the others leave.
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (_consume, (0, out, lse, H, M, sinks, stride_sink, extras, scale, captures, buffers, hand_out,
-                        BLOCK_N, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK)),
-            (_consume, (1, out, lse, H, M, sinks, stride_sink, extras, scale, captures, buffers, hand_out,
-                        BLOCK_N, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK)),
-            (_produce, (query, key, value, work, buffers, hand_out, counter, DYNAMIC, CONSUMERS)),
-        ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
+            (_consume, (0, out, tensors.lse, sizes.H, sizes.M, tensors.sinks, optional.stride_sink, optional.extras,
+                        scale, mods, buffers, tiles, BLOCK_N)),
+            (_consume, (1, out, tensors.lse, sizes.H, sizes.M, tensors.sinks, optional.stride_sink, optional.extras,
+                        scale, mods, buffers, tiles, BLOCK_N)),
+            (_produce, (query, key, value, work, buffers, tiles, tensors.counter, TILE)),
+        ], [4, 1], [TILE.CONSUMER_REGS, TILE.PRODUCER_REGS])  # fmt: skip
     else:
         gl.static_assert(CONSUMERS == 3)
         gl.warp_specialize([
-            (_consume, (0, out, lse, H, M, sinks, stride_sink, extras, scale, captures, buffers, hand_out,
-                        BLOCK_N, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK)),
-            (_consume, (1, out, lse, H, M, sinks, stride_sink, extras, scale, captures, buffers, hand_out,
-                        BLOCK_N, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK)),
-            (_consume, (2, out, lse, H, M, sinks, stride_sink, extras, scale, captures, buffers, hand_out,
-                        BLOCK_N, SCORE_MOD, MASK_MOD, HAS_SCORE, HAS_MASK)),
-            (_produce, (query, key, value, work, buffers, hand_out, counter, DYNAMIC, CONSUMERS)),
-        ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
+            (_consume, (0, out, tensors.lse, sizes.H, sizes.M, tensors.sinks, optional.stride_sink, optional.extras,
+                        scale, mods, buffers, tiles, BLOCK_N)),
+            (_consume, (1, out, tensors.lse, sizes.H, sizes.M, tensors.sinks, optional.stride_sink, optional.extras,
+                        scale, mods, buffers, tiles, BLOCK_N)),
+            (_consume, (2, out, tensors.lse, sizes.H, sizes.M, tensors.sinks, optional.stride_sink, optional.extras,
+                        scale, mods, buffers, tiles, BLOCK_N)),
+            (_produce, (query, key, value, work, buffers, tiles, tensors.counter, TILE)),
+        ], [4, 4, 1], [TILE.CONSUMER_REGS, TILE.CONSUMER_REGS, TILE.PRODUCER_REGS])  # fmt: skip
 
 
 # --- Plans ---
@@ -424,10 +459,10 @@ _WIDE = _config(2, 64, 2, 240, 24)  # head sizes past 128: sums of 64 x 256 leav
 _L2_BYTES = 16 << 20  # keys and values that are worked on at a time: 594 TF with 32 MB, 609 with 16 (causal, 128)
 
 
-def kernel(problem: Problem, fn: object, heads: tuple[Head, ...], has_mask: bool, has_score: bool) -> Kernel:
-    """`fn`: the printed entry in front of `attention_hopper_forward`. Smaller heads are served too: what a tensor map
-    reads past the end is 0, and what it writes there is nothing."""
+def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...]) -> Kernel:
+    """Smaller heads are served too: what a tensor map reads past the end is 0, and what it writes there is nothing."""
     op = problem.op
+    has_mask, has_score = mods.MASK.value is not None, mods.SCORE.value is not None
 
     def config_of(head: Head) -> Config:
         if max(head.qk, head.v) > 128:
@@ -442,13 +477,20 @@ def kernel(problem: Problem, fn: object, heads: tuple[Head, ...], has_mask: bool
         m_tiles = ceil_div(M, c.block_m)
         tiles = B * H * m_tiles
         programs = minimum(tiles, device.sm_count)
-        args = _arguments(problem, point, has_mask) | {"m_tiles": Int(m_tiles), "tiles": Int(tiles)}
         time = tile_time(c.block_m, c.block_n, point.head, 2) * 3 // 5
         waves = ceil_div(tiles, device.sm_count)
+        launch = Launch(
+            attention_hopper_forward,
+            _arguments(problem, mods, point, m_tiles, tiles),
+            (programs, 1, 1),
+            num_warps=4,
+            num_stages=1,
+            max_spill_bytes=4096,
+        )
         return Plan(
             constraints=(*problem.constraints(op, point, ("query", "key", "value", "out")), *_constraints(op, c)),
             serves=problem.serves(point),
-            launches=(Launch(fn, args, (programs, 1, 1), num_warps=4, num_stages=1, max_spill_bytes=4096),),
+            launches=(launch,),
             cost=5_000_000 + waves * ceil_div(N, c.block_n) * time,
             buffers=(Buffer(4, zeroed=True),) if has_mask else (Buffer(4),),
         )
@@ -468,34 +510,42 @@ def _constraints(op: Op, c: Config) -> tuple[Constraint, ...]:
     return (*found, *no_repeats(op, ("query", "key", "value", "out")))
 
 
-def _arguments(problem: Problem, point: Point, has_mask: bool) -> dict[str, Arg]:
+def _arguments(problem: Problem, mods: Mods, point: Point, m_tiles: Expr, tiles: Expr) -> dict[str, Arg | Bundle]:
     op, c, head = problem.op, point.config, point.head
-    sizes, optional = problem.size_args(op, point), problem.optional_args(op)
-    H, N = op.local("H"), op.local("N")
+    optional = problem.optional(op)
+    has_mask = mods.MASK.value is not None
+    heads = heads_at_a_time(op.local("B") * op.local("H"), op.local("N"), op.local("group"), head)
     return {
-        **{
-            n: sizes[n]
-            for n in ("H", "M", "N", "group", "scale", "q_block", "kv_block", "band_left", "band_right", "band_exact")
-        },
-        **problem.list_args(op, "kv", "i32"),  # what all warps hold they hold in registers
-        **{n: optional[n] for n in ("kv_lengths", "stride_length", "has_lengths", "sinks", "stride_sink")},
-        "extras": Int((tensor(op, "sinks").size(0) > 0) + (op.int("max_scores") != 0) * 2),
-        **problem.capture_args(op),
-        "query": descriptor(op, "query", point.dtype, 64, head.qk),
-        "key": descriptor(op, "key", point.dtype, c.block_n, head.qk),
-        "value": descriptor(op, "value", point.dtype, c.block_n, head.v),
-        "out": descriptor(op, "out", point.dtype, 64, head.v),
-        "lse": Pointer(tensor(op, "lse"), "fp32", aligned=False),
-        "counter": Scratch(0, "i32"),
-        "B_kv": Int(tensor(op, "key").size(0)),
-        "heads": Int(heads_at_a_time(op.local("B") * H, N, op.local("group"), head)),
-        "CONSUMERS": Const(c.consumers),
-        "BLOCK_N": Const(c.block_n),
-        "STAGES": Const(c.num_stages),
-        "DYNAMIC": Const(has_mask),
-        "SHARED": Const(head.qk == head.v == 256),  # there would be no room for both
-        "CONSUMER_REGS": Const(c.consumer_regs),
-        "PRODUCER_REGS": Const(c.producer_regs),
+        "tensors": HopperTensors(
+            query=descriptor(op, "query", point.dtype, 64, head.qk),
+            key=descriptor(op, "key", point.dtype, c.block_n, head.qk),
+            value=descriptor(op, "value", point.dtype, c.block_n, head.v),
+            out=descriptor(op, "out", point.dtype, 64, head.v),
+            kv_lists=problem.lists(op, "kv"),
+            counter=Scratch(0, "i32"),
+            **{name: problem.pointer(op, name) for name in ("lse", "kv_lengths", "sinks")},
+        ),
+        "sizes": Sizes(**problem.sizes(op, Sizes._fields, point) | {"B_kv": Int(tensor(op, "key").size(0))}),
+        "scale": op.float("scale"),
+        "schedule": Schedule(Int(m_tiles), Int(tiles), Int(heads)),
+        "mask": problem.mask(op),
+        "kv_strides": problem.list_strides(op, "kv", "i32"),  # what all warps hold they hold in registers
+        "optional": HopperOptional(
+            **{name: optional[name] for name in ("stride_length", "has_lengths", "stride_sink")},
+            extras=Int((tensor(op, "sinks").size(0) > 0) + (op.int("max_scores") != 0) * 2),
+        ),
+        "mods": mods,
+        "TILE": Const(
+            HopperTile(
+                CONSUMERS=c.consumers,
+                BLOCK_N=c.block_n,
+                STAGES=c.num_stages,
+                DYNAMIC=has_mask,
+                SHARED=head.qk == head.v == 256,  # there would be no room for both
+                CONSUMER_REGS=c.consumer_regs,
+                PRODUCER_REGS=c.producer_regs,
+            )
+        ),
     }
 
 

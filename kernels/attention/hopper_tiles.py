@@ -1,6 +1,7 @@
 """What Gluon's kernels of both directions share: which tiles there are, and how a producer tells consumers of them."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -11,7 +12,16 @@ from tk.aot.expr import maximum
 from tk.aot.spec import Constraint, Op, TensorMap, require
 from tk.kernels.attention.forward import length_of
 from tk.kernels.attention.problem import tensor
-from tk.kernels.attention.walk import band_tiles, count_tiles, tile_at
+from tk.kernels.attention.walk import (
+    BothLists,
+    Met,
+    TileList,
+    band_tiles,
+    count_tiles,
+    has_blocks,
+    indices_of,
+    tile_at,
+)
 from tk.kernels.hopper.pipeline import Pipeline
 
 ROWS = gl.constexpr(64)  # of a consumer: the M of wgmma
@@ -20,66 +30,74 @@ ROWS = gl.constexpr(64)  # of a consumer: the M of wgmma
 # --- Which tiles ---
 
 
+class Sizes(NamedTuple):
+    """Those that tiles depend on. group: heads of queries that share one of keys."""
+
+    B_kv: Any
+    H: Any
+    M: Any
+    N: Any
+    group: Any
+
+
+class Schedule(NamedTuple):
+    """Tiles of one head, and in all. heads: how many heads' tiles are walked together, so that what they walk stays in
+    L2."""
+
+    tiles_of_head: Any
+    tiles: Any
+    heads: Any
+
+
+class Lengths(NamedTuple):
+    """kv_lengths."""
+
+    base: Any
+    stride: Any
+    is_given: Any
+
+
 @gluon.aggregate
 class Keys:
-    """The tiles of keys that one tile of queries meets: `first` of one list, then of the other up to `total`; of these
-    `masked` are met with the mask. At least one is."""
+    """The tiles of keys that one tile of queries meets: in both lists `total`; of these the first `masked` are met with
+    the mask. At least one is."""
 
-    first: gl.tensor
     masked: gl.tensor
     total: gl.tensor
-    partial_indices: gl.tensor
-    full_indices: gl.tensor
-    stride_ii: gl.tensor
-    stride_fii: gl.tensor
-    kv_block: gl.tensor
-    kv_end: gl.tensor
-    has_lists: gl.tensor
-    lo: gl.tensor
-    full_lo: gl.tensor
-    full_hi: gl.tensor
+    tiles: object  # BothLists
     BLOCK_N: gl.constexpr
 
     @gluon.jit
     def start(self, i):
-        if i < self.first:
-            start, end = tile_at(i, self.partial_indices, self.stride_ii, self.kv_block, self.kv_end, self.has_lists,
-                                 self.lo, self.full_lo, self.full_hi, self.BLOCK_N)  # fmt: skip
+        tiles = self.tiles
+        met = tiles.met
+        if i < met.partial:
+            partial = TileList(tiles.indices, tiles.stride, tiles.block, tiles.end, met.has_lists, met.lo, met.full_lo,
+                               met.full_hi)  # fmt: skip
+            start, end = tile_at(i, partial, self.BLOCK_N)
         else:
-            start, end = tile_at(i - self.first, self.full_indices, self.stride_fii, self.kv_block, self.kv_end,
-                                 self.has_lists, self.full_lo, self.full_hi, self.full_hi, self.BLOCK_N)  # fmt: skip
+            full = TileList(tiles.full_indices, tiles.full_stride, tiles.block, tiles.end, met.has_lists, met.full_lo,
+                            met.full_hi, met.full_hi)  # fmt: skip
+            start, end = tile_at(i - met.partial, full, self.BLOCK_N)
         return start
 
     @gluon.jit
     def place(self, i):
         """The i-th tile's first position, which is even, and 1 more of a full tile: where the bounds of keys are
         checked the mask is asked, and what it says does not count there."""
-        return self.start(i) + (i >= self.first).to(gl.int32)
+        return self.start(i) + (i >= self.tiles.met.partial).to(gl.int32)
 
 
 @gluon.aggregate
 class Work:
-    """Everything that says what there is to do. H, M, N as the field has them; heads: how many heads' tiles are walked
-    together, so that their keys and values stay in L2."""
+    """Everything that says what there is to do."""
 
-    B_kv: gl.tensor
-    H: gl.tensor
-    M: gl.tensor
-    N: gl.tensor
-    group: gl.tensor
-    m_tiles: gl.tensor
-    tiles: gl.tensor
-    heads: gl.tensor
-    q_block: gl.tensor
-    kv_block: gl.tensor
-    band_left: gl.tensor
-    band_right: gl.tensor
-    band_exact: gl.tensor
-    kv_lengths: gl.tensor
-    stride_length: gl.tensor
-    has_lengths: gl.tensor
-    partial: gl.tuple  # counts, indices, their strides and sizes
-    full: gl.tuple
+    sizes: object
+    schedule: object
+    mask: object
+    lengths: object
+    partial: object  # BlockList
+    full: object
     HAS_MASK: gl.constexpr
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
@@ -87,25 +105,27 @@ class Work:
     @gluon.jit
     def place(self, t):
         """Tile number -> batch entry, head, first row. Late rows first: under a causal mask they take longest."""
-        count = self.heads * self.m_tiles
+        schedule = self.schedule
+        count = schedule.heads * schedule.tiles_of_head
         which = t // count
         rest = t - which * count
-        size = gl.minimum(self.heads, self.tiles // self.m_tiles - which * self.heads)
-        bh = which * self.heads + rest % size
-        return bh // self.H, bh % self.H, (self.m_tiles - 1 - rest // size) * self.BLOCK_M
+        size = gl.minimum(schedule.heads, schedule.tiles // schedule.tiles_of_head - which * schedule.heads)
+        bh = which * schedule.heads + rest % size
+        H = self.sizes.H
+        return bh // H, bh % H, (schedule.tiles_of_head - 1 - rest // size) * self.BLOCK_M
 
     @gluon.jit
     def keys(self, b, h, row0):
-        kv_end = length_of(self.kv_lengths, self.stride_length, b, self.N, self.has_lengths)
-        last = gl.minimum(row0 + self.BLOCK_M, self.M) - 1
-        lo, full_lo, full_hi, hi = band_tiles(row0, last, kv_end, self.band_left, self.band_right, self.band_exact,
+        mask = self.mask
+        N = self.sizes.N
+        kv_end = length_of(self.lengths.base, self.lengths.stride, b, N, self.lengths.is_given)
+        last = gl.minimum(row0 + self.BLOCK_M, self.sizes.M) - 1
+        lo, full_lo, full_hi, hi = band_tiles(row0, last, kv_end, mask.band_left, mask.band_right, mask.band_exact,
                                               self.HAS_MASK, self.BLOCK_N)  # fmt: skip
-        counts, indices, cb, ch, cn, ib, ih, i_n, ii, n_b, n_h = self.partial
-        full_counts, full_indices, fcb, fch, fcn, fib, fih, fi_n, fii, fn_b, fn_h = self.full
-        number = row0 // self.q_block
-        partial = count_tiles(b, h, number, counts, cb, ch, cn, n_b, n_h, self.kv_block, self.BLOCK_N)
-        full = count_tiles(b, h, number, full_counts, fcb, fch, fcn, fn_b, fn_h, self.kv_block, self.BLOCK_N)
-        has_lists = ((n_b > 0) & (n_h > 0)).to(gl.int32)
+        number = row0 // mask.q_block
+        partial = count_tiles(b, h, number, self.partial, mask.kv_block, self.BLOCK_N)
+        full = count_tiles(b, h, number, self.full, mask.kv_block, self.BLOCK_N)
+        has_lists = has_blocks(self.partial).to(gl.int32)
         is_ragged = kv_end % self.BLOCK_N != 0
         if has_lists == 0:
             full_hi = gl.where(is_ragged & (full_hi == hi), gl.maximum(hi - 1, full_lo), full_hi)
@@ -113,14 +133,18 @@ class Work:
             full = full_hi - full_lo
         total = partial + full
         masked = partial
+        strides = self.full.strides
         b64 = b.to(gl.int64)
         h64 = h.to(gl.int64)
-        full_indices += b64 * fib + h64 * fih + number * fi_n
-        if (has_lists != 0) & (is_ragged | (kv_end < self.N)):
-            blocks = full // gl.cdiv(self.kv_block, self.BLOCK_N)
-            masked = gl.where(_end_past(full_indices, fii, blocks, self.kv_block, kv_end), total, partial)
-        return Keys(partial, masked, total, indices + b64 * ib + h64 * ih + number * i_n, full_indices, ii, fii,
-                    self.kv_block, kv_end, has_lists, lo, full_lo, full_hi, self.BLOCK_N)  # fmt: skip
+        full_indices = self.full.indices
+        full_indices += b64 * strides.indices_b + h64 * strides.indices_h + number * strides.indices_n
+        if (has_lists != 0) & (is_ragged | (kv_end < N)):
+            blocks = full // gl.cdiv(mask.kv_block, self.BLOCK_N)
+            masked = gl.where(_end_past(full_indices, strides.indices_i, blocks, mask.kv_block, kv_end), total, partial)
+        met = Met(partial, full, has_lists, lo, full_lo, full_hi)
+        tiles = BothLists(met, indices_of(b, h, number, self.partial), self.partial.strides.indices_i, full_indices,
+                          strides.indices_i, mask.kv_block, kv_end)  # fmt: skip
+        return Keys(masked, total, tiles, self.BLOCK_N)
 
 
 @gluon.jit

@@ -6,16 +6,15 @@ import triton.language as tl
 
 
 @triton.jit
-def row_offsets(n, inside, b, page_table, stride_page_b, stride_page_p, page_size, has_pages, stride_b, stride_n,
-                PAGED: tl.constexpr):  # fmt: skip
+def row_offsets(n, inside, b, pages, strides, PAGED: tl.constexpr):
     """Where the rows of positions `n` begin, one head's first element being 0. PAGED: a page table may say so; without
     one the page is the batch entry, and holds all positions."""
     if PAGED:
-        at = page_table + tl.cast(b, tl.int64) * stride_page_b + (n // page_size).to(tl.int64) * stride_page_p
-        page = tl.load(at, mask=inside & (has_pages != 0), other=b)
-        return page.to(tl.int64) * stride_b + (n % page_size).to(tl.int64) * stride_n
+        at = pages.table + tl.cast(b, tl.int64) * pages.stride_b + (n // pages.size).to(tl.int64) * pages.stride_p
+        page = tl.load(at, mask=inside & (pages.has_pages != 0), other=b)
+        return page.to(tl.int64) * strides.b + (n % pages.size).to(tl.int64) * strides.n
     else:
-        return tl.cast(b, tl.int64) * stride_b + n.to(tl.int64) * stride_n
+        return tl.cast(b, tl.int64) * strides.b + n.to(tl.int64) * strides.n
 
 
 @triton.jit

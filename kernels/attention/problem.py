@@ -15,6 +15,7 @@ from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, maximum, select, tensor
 from tk.aot.spec import (
     DTYPES,
     Arg,
+    Bundle,
     Const,
     Constraint,
     Int,
@@ -26,6 +27,7 @@ from tk.aot.spec import (
     Selector,
     require,
 )
+from tk.kernels.attention.bundles import BlockStrides, Lists, ListStrides, Mask, RowStrides, Strides, bundle
 
 # Larger lengths and bands would not leave room for their sums in 32 bits.
 MAX_LENGTH = 2**29
@@ -74,12 +76,15 @@ def takes_layout(layout: str, head: Head, heads: Sequence[Head]) -> bool:
     return head == heads[-1] or head == next((h for h in reversed(heads) if not h.is_wide), None)
 
 
-BLOCK_LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
-               "q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices")  # fmt: skip
-TENSORS: Mapping[str, int] = (
-    dict(query=4, key=4, value=4) | {n: 3 if "num" in n else 4 for n in BLOCK_LISTS}
-    | dict(kv_lengths=1, page_table=2, sinks=1)
-)  # fmt: skip
+# The tensors of an op before what is captured, with their ranks.
+TENSORS: Mapping[str, int] = {
+    "query": 4, "key": 4, "value": 4,
+    "kv_num_blocks": 3, "kv_indices": 4, "full_kv_num_blocks": 3, "full_kv_indices": 4,
+    "q_num_blocks": 3, "q_indices": 4, "full_q_num_blocks": 3, "full_q_indices": 4,
+    "kv_lengths": 1, "page_table": 2, "sinks": 1,
+}  # fmt: skip
+BLOCK_LISTS = tuple(name for name in TENSORS if name.endswith(("_num_blocks", "_indices")))
+_INTEGERS = (*BLOCK_LISTS, "kv_lengths", "page_table")  # of 32 bits; other tensors without a dtype of their own: fp32
 # band_left, band_right, band_exact: without a block mask keys in [q - left, q + right] are walked; exact: the mask is
 # this band, so that inside of it the mask function need not be asked.
 INTS = ("q_block", "kv_block", "band_left", "band_right", "band_exact", "precision")
@@ -277,8 +282,8 @@ class Problem:
 
     # --- Arguments that several kernels have ---
 
-    def capture_args(self, op: Op) -> dict[str, Arg]:
-        """In the order in which a printed kernel unpacks them: a tensor's address, sizes and strides; a number."""
+    def captured(self, op: Op) -> Bundle:
+        """What a printed mod unpacks: a tensor's address, sizes and strides; a number."""
         found: dict[str, Arg] = {}
         for c in self.captures:
             if c.kind == "tensor":
@@ -290,57 +295,58 @@ class Problem:
                 found[c.name] = op.float(c.name)
             else:
                 found[c.name] = Int(op.int(c.name))
-        return found
+        return bundle("Captures", found)
 
-    def size_args(self, op: Op, point: Point) -> dict[str, Arg]:
-        found: dict[str, Arg] = {n: Int(op.local(n)) for n in ("H", "M", "N", "group")}
-        found |= {n: Int(op.local(n), divisible=point.layout != "strided") for n in ("D", "DV")}
-        found |= {n: Int(op.int(n)) for n in ("q_block", "kv_block", "band_left", "band_right", "band_exact")}
-        return found | {"scale": op.float("scale")}
+    def pointer(self, op: Op, name: str) -> Pointer:
+        """Of a tensor whose layout nothing is known of."""
+        return Pointer(tensor(op, name), "i32" if name in _INTEGERS else "fp32", aligned=False)
 
-    def row_args(self, op: Op, names: Mapping[str, str], point: Point, dtype: str = "") -> dict[str, Arg]:
-        """Address and strides of [batch, heads, rows, head size] tensors; names: of the tensor -> as the kernel
-        abbreviates its strides."""
-        found: dict[str, Arg] = {}
-        is_aligned = point.layout != "strided"
-        for name, letters in names.items():
-            t = tensor(op, name)
-            found[name] = Pointer(t, dtype or point.dtype, is_aligned)
-            short, row = letters[0], letters[1]
-            for d, letter in enumerate(("b", "h", row)):
-                found[f"stride_{short}{letter}"] = Int(t.stride(d), "i64", divisible=is_aligned)
-            found[f"stride_{short}d"] = Const(1) if is_aligned else Int(t.stride(3), "i64")
-        return found
+    def rows(self, op: Op, name: str, point: Point) -> Pointer:
+        """The address of a [batch, heads, rows, head size] tensor."""
+        return Pointer(tensor(op, name), point.dtype, point.layout != "strided")
 
-    def list_args(self, op: Op, side: str, width: str = "i64") -> dict[str, Arg]:
-        """Of one side's block lists, partial and full. side: "kv" or "q". width: of strides."""
-        found: dict[str, Arg] = {}
-        side_ = side + "_" if side == "q" else ""
-        for full in ("", "full_"):
-            counts, indices = (tensor(op, f"{full}{side}_{n}") for n in ("num_blocks", "indices"))
-            name = f"{full}{side_}" if full or side_ else "kv_"
-            found[f"{name}counts"] = Pointer(counts, "i32", aligned=False)
-            found[f"{name}indices"] = Pointer(indices, "i32", aligned=False)
-            short = f"{full[:1]}{side_[:1]}"
-            for d, letter in enumerate("bhn"):
-                found[f"stride_{short}c{letter}"] = Int(counts.stride(d), width)
-            for d, letter in enumerate("bhni"):
-                found[f"stride_{short}i{letter}"] = Int(indices.stride(d), width)
-            prefix = f"full_{side_}" if full else f"{side_}mask_"
-            found[f"{prefix}b"] = Int(counts.size(0))
-            found[f"{prefix}h"] = Int(counts.size(1))
-        return found
+    def strides(self, op: Op, name: str, point: Point) -> Strides:
+        t, is_aligned = tensor(op, name), point.layout != "strided"
+        outer = [Int(t.stride(d), "i64", divisible=is_aligned) for d in range(3)]
+        return Strides(*outer, Const(1) if is_aligned else Int(t.stride(3), "i64"))
 
-    def optional_args(self, op: Op) -> dict[str, Arg]:
+    def row_strides(self, op: Op, name: str) -> RowStrides:
+        t = tensor(op, name)
+        return RowStrides(*(Int(t.stride(d), "i64") for d in range(3)))
+
+    def sizes(self, op: Op, names: Sequence[str], point: Point) -> dict[str, Arg]:
+        """B_kv: 1 where there are no keys, since sizes are divided by it."""
+        known: dict[str, Arg] = {n: Int(op.local(n)) for n in ("B", "H", "H_kv", "M", "N", "group")}
+        known |= {n: Int(op.local(n), divisible=point.layout != "strided") for n in ("D", "DV")}
+        known |= {"B_kv": Int(maximum(tensor(op, "key").size(0), 1)), "scale": op.float("scale")}
+        return {n: known[n] for n in names}
+
+    def mask(self, op: Op) -> Mask:
+        return Mask(*(Int(op.int(n)) for n in Mask._fields))
+
+    def lists(self, op: Op, side: str) -> Lists:
+        """Addresses of one side's block lists. side: "kv" or "q"."""
+        names = (f"{full}{side}_{what}" for full in ("", "full_") for what in ("num_blocks", "indices"))
+        return Lists(*(self.pointer(op, name) for name in names))
+
+    def list_strides(self, op: Op, side: str, width: str = "i64") -> BlockStrides:
+        """width: of strides, an integer's dtype."""
+
+        def of_list(prefix: str) -> ListStrides:
+            counts, indices = (tensor(op, f"{prefix}{side}_{what}") for what in ("num_blocks", "indices"))
+            strides = [*(counts.stride(d) for d in range(3)), *(indices.stride(d) for d in range(4))]
+            return ListStrides(*(Int(s, width) for s in strides), Int(counts.size(0)), Int(counts.size(1)))
+
+        return BlockStrides(of_list(""), of_list("full_"))
+
+    def optional(self, op: Op) -> dict[str, Arg]:
+        """Of kv_lengths, page_table and sinks."""
         lengths, pages, sinks = (tensor(op, n) for n in ("kv_lengths", "page_table", "sinks"))
         return dict(
-            kv_lengths=Pointer(lengths, "i32", aligned=False),
-            page_table=Pointer(pages, "i32", aligned=False),
-            sinks=Pointer(sinks, "fp32", aligned=False),
             stride_length=Int(lengths.stride(0), "i64"),
             stride_sink=Int(sinks.stride(0), "i64"),
-            stride_pb=Int(pages.stride(0), "i64"),
-            stride_pp=Int(pages.stride(1), "i64"),
+            stride_page_b=Int(pages.stride(0), "i64"),
+            stride_page_p=Int(pages.stride(1), "i64"),
             page_size=Int(op.local("page_size")),
             has_lengths=Int(lengths.size(0) > 0),
             has_pages=Int(op.local("has_pages")),

@@ -1,9 +1,9 @@
 """Scores with the holes for the mods, and online softmax in base 2.
 
-The mods of a pair are device functions that entry.py prints:
+The mods of a pair are device functions that tk.flex.codegen.printing prints (bundles.Mods):
 
-    SCORE_MOD(score, b, h, q_idx, kv_idx, captures) -> score
-    MASK_MOD(b, h, q_idx, kv_idx, captures) -> which pairs of positions see each other
+    SCORE(score, b, h, q_idx, kv_idx, captures) -> score
+    MASK(b, h, q_idx, kv_idx, captures) -> which pairs of positions see each other
 
 score is fp32 [rows, columns] after the scale; b is a number, h one or [rows, 1], q_idx [rows, 1], kv_idx [1, columns].
 They read captured tensors within their bounds only, whatever the positions are.
@@ -17,15 +17,15 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def scores(s, scale, b, h, q_idx, kv_idx, inside, captures, SCORE_MOD: tl.constexpr, MASK_MOD: tl.constexpr,
-           HAS_SCORE: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """From products to scores in units of base 2, -inf where a pair is not seen."""
-    if HAS_SCORE:
-        s = SCORE_MOD(s * scale, b, h, q_idx, kv_idx, captures) * LOG2_E
+def scores(s, scale, at, inside, mods, MASKED: tl.constexpr):
+    """From products at some Positions to scores in units of base 2, -inf where a pair is not seen. MASKED: the mask is
+    asked, if there is one."""
+    if mods.SCORE is not None:
+        s = mods.SCORE(s * scale, at.b, at.h, at.q_idx, at.kv_idx, mods.captures) * LOG2_E
     else:
         s = s * (scale * LOG2_E)
-    if MASKED:
-        inside = inside & MASK_MOD(b, h, q_idx, kv_idx, captures)
+    if MASKED and mods.MASK is not None:
+        inside = inside & mods.MASK(at.b, at.h, at.q_idx, at.kv_idx, mods.captures)
     return tl.where(inside, s, float("-inf"))
 
 

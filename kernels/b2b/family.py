@@ -1,7 +1,7 @@
 """The family of b2b_gemm whose f goes by its name."""
 
 from tk.aot.spec import Family, Kernel, Point
-from tk.kernels.b2b.fused import b2b_named, kernel
+from tk.kernels.b2b.fused import kernel, named
 from tk.kernels.b2b.op import BUILTIN, Problem
 
 PROBLEM = Problem(BUILTIN, ("bf16", "fp16"), (("activation", "int"),))
@@ -19,4 +19,4 @@ def portable(kernel: Kernel, point: Point) -> bool:
     return point.layout == "strided"
 
 
-FAMILY = Family(PROBLEM.op, (kernel(PROBLEM, b2b_named),), sample, tuned="b2b_fused", portable=portable)
+FAMILY = Family(PROBLEM.op, (kernel(PROBLEM, named),), sample, tuned="b2b_fused", portable=portable)

@@ -3,13 +3,14 @@ float32 sums, and what it gives, rounded to the operands' dtype, is multiplied b
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
 from tk.aot.expr import ceil_div, device
-from tk.aot.spec import Arg, Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, Tensor, require
+from tk.aot.spec import Arg, Bundle, Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, Tensor, require
 from tk.kernels.b2b.op import LAYOUTS, Problem, serves, suits
 from tk.kernels.epilogue import activate
 
@@ -21,37 +22,53 @@ def named(score, b, h, q_idx, kv_idx, captures):
 
 
 @triton.jit
-def b2b_fused(a, b, c, out, M, N, K, P, stride_am, stride_ak, stride_bk, stride_bp, stride_cp, stride_cn, stride_om,
-              stride_on, captures, F: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+def unchanged(score, b, h, q_idx, kv_idx, captures):
+    return score
+
+
+class Sizes(NamedTuple):
+    M: Any
+    N: Any
+    K: Any
+    P: Any
+
+
+class Strides(NamedTuple):
+    """Of a [M, K], b [K, P], c [P, N] and out [M, N], in elements; a constant 1 along contiguous rows or columns."""
+
+    am: Any
+    ak: Any
+    bk: Any
+    bp: Any
+    cp: Any
+    cn: Any
+    om: Any
+    on: Any
+
+
+@triton.jit
+def b2b_fused(a, b, c, out, sizes, strides, captures, F: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
               BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
     """Program (m, n): a tile of out. All of K is one block."""
     rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     cols = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     ks = tl.arange(0, BLOCK_K).to(tl.int64)
-    in_rows, in_cols, in_k = rows < M, cols < N, ks < K
-    a_at = a + rows[:, None] * stride_am + ks[None, :] * stride_ak
+    in_rows, in_cols, in_k = rows < sizes.M, cols < sizes.N, ks < sizes.K
+    a_at = a + rows[:, None] * strides.am + ks[None, :] * strides.ak
     x = tl.load(a_at, mask=in_rows[:, None] & in_k[None, :], other=0.0)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for p in range(0, P, BLOCK_P):
+    for p in range(0, sizes.P, BLOCK_P):
         ps = (p + tl.arange(0, BLOCK_P)).to(tl.int64)
-        in_p = ps < P
-        b_at = b + ks[:, None] * stride_bk + ps[None, :] * stride_bp
+        in_p = ps < sizes.P
+        b_at = b + ks[:, None] * strides.bk + ps[None, :] * strides.bp
         y = tl.load(b_at, mask=in_k[:, None] & in_p[None, :], other=0.0)
         s = F(tl.dot(x, y), 0, 0, 0, 0, captures)
         s = tl.where(in_p[None, :], s, 0.0)  # f of 0 may be anything
-        c_at = c + ps[:, None] * stride_cp + cols[None, :] * stride_cn
+        c_at = c + ps[:, None] * strides.cp + cols[None, :] * strides.cn
         z = tl.load(c_at, mask=in_p[:, None] & in_cols[None, :], other=0.0)
         acc = tl.dot(s.to(x.dtype), z, acc)
-    at = out + rows[:, None] * stride_om + cols[None, :] * stride_on
+    at = out + rows[:, None] * strides.om + cols[None, :] * strides.on
     tl.store(at, acc.to(x.dtype), mask=in_rows[:, None] & in_cols[None, :])
-
-
-@triton.jit
-def b2b_named(a, b, c, out, M, N, K, P, stride_am, stride_ak, stride_bk, stride_bp, stride_cp, stride_cn, stride_om,
-              stride_on, activation, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
-              BLOCK_K: tl.constexpr):  # fmt: skip
-    b2b_fused(a, b, c, out, M, N, K, P, stride_am, stride_ak, stride_bk, stride_bp, stride_cp, stride_cn, stride_om,
-              stride_on, (activation,), named, BLOCK_M, BLOCK_N, BLOCK_P, BLOCK_K)  # fmt: skip
 
 
 # --- Plans ---
@@ -75,17 +92,17 @@ _CONFIGS = tuple({s: _config(*s) for s in (*SIZES.values(), _STRIDED)}.values())
 _PORTABLE = (_config(*SIZES[128, 128]), _config(*_STRIDED))
 
 
-def kernel(problem: Problem, fn: Any) -> Kernel:
-    """fn: `b2b_named`, or the printed entry in front of `b2b_fused`."""
+def kernel(problem: Problem, f: Any) -> Kernel:
+    """f: `named`, or a printed function that is called like it."""
 
     def plan(point: Point) -> Plan | None:
-        return _plan(problem, fn, point)
+        return _plan(problem, f, point)
 
     axes = {"dtype": problem.dtypes, "size": tuple(SIZES), "layout": LAYOUTS}
     return Kernel(problem.name, problem.op, axes, {90: _CONFIGS, 80: _PORTABLE}, plan)
 
 
-def _plan(problem: Problem, fn: Any, point: Point) -> Plan | None:
+def _plan(problem: Problem, f: Any, point: Point) -> Plan | None:
     op, c = problem.op, point.config
     is_strided = point.layout == "strided"
     if c.name != _config(*_setting(point)).name or (is_strided and point.size != (256, 128)):
@@ -94,8 +111,8 @@ def _plan(problem: Problem, fn: Any, point: Point) -> Plan | None:
     M, N, K, P = (op.local(n) for n in ("M", "N", "K", "P"))
     programs = ceil_div(M, c.block_m) * ceil_div(N, block_n)
     launch = Launch(
-        fn,
-        _arguments(problem, point),
+        b2b_fused,
+        _arguments(problem, f, point),
         grid=(ceil_div(M, c.block_m), ceil_div(N, block_n), 1),
         num_warps=c.num_warps,
         num_stages=c.num_stages,
@@ -116,21 +133,22 @@ def _plan(problem: Problem, fn: Any, point: Point) -> Plan | None:
     )
 
 
-def _arguments(problem: Problem, point: Point) -> dict[str, Arg]:
+def _arguments(problem: Problem, f: Any, point: Point) -> dict[str, Arg | Bundle]:
     op, c = problem.op, point.config
     aligned = point.layout != "strided"
-    found: dict[str, Arg] = {}
 
-    def operand(t: Tensor, letters: str) -> None:
-        found[t.name] = Pointer(t, point.dtype, aligned)
-        for d, letter in enumerate(letters):
+    def strides(t: Tensor) -> Iterator[Arg]:
+        for d in range(2):
             is_unit = aligned and d == (1 if point.layout == "left" else 0)
-            stride = Int(t.stride(d), "i64", divisible=aligned)
-            found[f"stride_{t.name[0]}{letter}"] = Const(1) if is_unit else stride
+            yield Const(1) if is_unit else Int(t.stride(d), "i64", divisible=aligned)
 
-    for t, letters in zip(op.tensors, ("mk", "kp", "pn", "mn"), strict=True):
-        operand(t, letters)
     along = {"left": "NKP", "right": "MKP", "strided": ""}[point.layout]
-    found |= {n: Int(op.local(n), divisible=n in along) for n in ("M", "N", "K", "P")}
     blocks = dict(BLOCK_M=c.block_m, BLOCK_N=point.size[1], BLOCK_P=c.block_p, BLOCK_K=point.size[0])
-    return found | problem.number_args() | {name: Const(x) for name, x in blocks.items()}
+    return {
+        **{t.name: Pointer(t, point.dtype, aligned) for t in op.tensors},
+        "sizes": Sizes(*(Int(op.local(n), divisible=n in along) for n in Sizes._fields)),
+        "strides": Strides(*(stride for t in op.tensors for stride in strides(t))),
+        "captures": problem.captured(),
+        "F": Const(f),
+        **{name: Const(x) for name, x in blocks.items()},
+    }

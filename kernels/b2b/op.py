@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tk.aot.expr import Expr, Tensor, as_expr, const, maximum, select, tensors
-from tk.aot.spec import DTYPES, Arg, Constraint, Int, Op, Output, Param, Point, Selector, require
+from tk.aot.spec import DTYPES, Bundle, Constraint, Int, Op, Output, Param, Point, Selector, require
+from tk.kernels.attention.bundles import bundle
 
 MOST = 256  # of K: a row of a stays on the chip whole
 LAYOUTS = ("left", "right", "strided")  # row-major operands; column-major ones; anything
@@ -68,9 +69,11 @@ class Problem:
             require(op.local("largest") < 2**31 - 2**16, "sizes must be < 2**31 - 65536"),
         ]
 
-    def number_args(self) -> dict[str, Arg]:
-        """In the order in which a printed f unpacks them."""
-        return {name: self.op.float(name) if kind == "float" else Int(self.op.int(name)) for name, kind in self.numbers}
+    def captured(self) -> Bundle:
+        """What a printed f unpacks."""
+        op = self.op
+        numbers = {name: op.float(name) if kind == "float" else Int(op.int(name)) for name, kind in self.numbers}
+        return bundle("Captures", numbers)
 
 
 def suits(layout: str, operands: Sequence[Tensor]) -> tuple[Constraint, ...]:

@@ -8,6 +8,7 @@ import inspect
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tk.aot.cache import default_folder, write_atomically
@@ -40,7 +41,12 @@ def folder() -> Path:
 
 
 def function(name: str, text: str) -> Any:
-    """The device function `name` of a module's text. Equal texts are one module."""
+    """The device function `name` of a module's text."""
+    return getattr(module(name, text), name)
+
+
+def module(name: str, text: str) -> ModuleType:
+    """A module of this text. Equal texts are one module."""
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     module_name = f"{MODULE}{name}_{digest}"
     if module_name not in sys.modules:
@@ -57,7 +63,7 @@ def function(name: str, text: str) -> Any:
         module = importlib.util.module_from_spec(spec)
         sys.modules[module_name] = module
         spec.loader.exec_module(module)
-    return getattr(sys.modules[module_name], name)
+    return sys.modules[module_name]
 
 
 def text_of(fn: Any) -> str | None:

@@ -143,6 +143,8 @@ def launch_one(one: Launch, problem: Problem, tensors: Sequence[torch.Tensor], f
         return as_expr(x).evaluate(problem)  # type: ignore[arg-type]
 
     def value(arg: Any) -> Any:
+        if isinstance(arg, tuple):
+            return type(arg)(*map(value, arg))
         match arg:
             case Const():
                 return arg.value

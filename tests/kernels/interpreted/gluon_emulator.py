@@ -567,13 +567,20 @@ def _execute(name: str, text: str, path: str) -> types.ModuleType:
     return made
 
 
-def run(fn: Any, args: dict[str, Any], programs: int) -> None:
-    """A printed Gluon kernel, one program after the other. args: by name; constants as they are, numbers as T, Pointers
-    and Descriptors."""
+def function(fn: Any) -> Any:
+    """A device function, of tk.kernels or printed, as plain Python."""
+    name = fn.fn.__module__
+    if name.startswith("tk.kernels."):
+        return getattr(module(name), fn.fn.__name__)
     path = inspect.getsourcefile(fn.fn)
     assert path
-    text = "".join(inspect.findsource(fn.fn)[0])
-    kernel = getattr(_execute(fn.__name__, text, path), fn.__name__)
+    return getattr(_execute(name, "".join(inspect.findsource(fn.fn)[0]), path), fn.fn.__name__)
+
+
+def run(fn: Any, args: dict[str, Any], programs: int) -> None:
+    """A Gluon kernel, one program after the other. args: by name; constants as they are, numbers as T, Pointers and
+    Descriptors."""
+    kernel = function(fn)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:

@@ -11,6 +11,7 @@ import torch
 
 from tk.flex.codegen import family
 from tk.flex.tracing import trace
+from tk.kernels.attention.bundles import RowStrides, Strides
 from tk.kernels.attention.hopper_backward import attention_statistics
 
 from .attention_host import Call, block_lists, reference, run_all
@@ -300,8 +301,9 @@ def test_statistics_are_padded_with_rows_that_see_nothing(M: int, DV: int) -> No
     lse[:, 1, ::2] = float("-inf")
     found, delta = (torch.full((B * H + 1, padded), float("nan")) for _ in range(2))
     attention_statistics[(padded // block, B * H + 1)](
-        out, grad, lse, grad_lse, found, delta, B, H, M, DV, padded, *out.stride(), *grad.stride(), *lse.stride(),
-        *grad_lse.stride(), EVEN=DV == 64, BLOCK_M=block, BLOCK_DV=64)  # fmt: skip
+        out, grad, lse, grad_lse, found, delta, B, H, M, DV, padded, Strides(*out.stride()), Strides(*grad.stride()),
+        RowStrides(*lse.stride()), RowStrides(*grad_lse.stride()), EVEN=DV == 64, BLOCK_M=block,
+        BLOCK_DV=64)  # fmt: skip
     expected, expected_delta = torch.full((B * H + 1, padded), float("inf")), torch.zeros(B * H + 1, padded)
     expected[: B * H, :M] = torch.where(lse == float("-inf"), float("inf"), lse / math.log(2)).view(B * H, M)
     expected_delta[: B * H, :M] = ((out.float() * grad.float()).sum(-1) - grad_lse).view(B * H, M)

@@ -56,7 +56,11 @@ def run(plan: Plan, problem: Problem, tensors: list[torch.Tensor], floats: list[
     buffers = [torch.full((number(b.bytes),), 0 if b.zeroed else 255, dtype=torch.uint8) for b in plan.buffers]
 
     def value(arg: Any) -> Any:
+        if isinstance(arg, tuple):
+            return type(arg)(*map(value, arg))
         match arg:
+            case Const() if callable(arg.value):
+                return gluon_emulator.function(arg.value)
             case Const():
                 return arg.value
             case Int():

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tk.aot.spec import Family, Kernel, Plan, Point
-from tk.codegen import source
 from tk.flex import own_ops
 from tk.flex.codegen import printing
+from tk.flex.codegen.printing import Mods
 from tk.flex.registry import Registered
 from tk.flex.tracing.trace import Traced
-from tk.kernels.attention import backward, decode, forward, hopper_backward, hopper_backward_plans, hopper_forward
-from tk.kernels.attention.entry import Mods, entry
+from tk.kernels.attention import backward, decode, forward, hopper_backward_plans, hopper_forward
 from tk.kernels.attention.problem import Head, Problem
 
 
@@ -88,38 +85,27 @@ def families(traced: Traced, wanted: Wanted) -> list[Family]:
 
 
 def forward_kernels(problem: Problem, mods: Mods, wanted: Wanted) -> tuple[Kernel, ...]:
-    plain = printed(problem, "forward", forward.attention_forward, mods)
+    own = mods.bundle(f"{problem.name}_mods", problem.captured(problem.op))
     layouts = ("aligned", "paged", "strided") if wanted.paged else ("aligned", "strided")
-    found = [forward.kernel(problem, plain, wanted.rounded_heads, layouts)]
+    found = [forward.kernel(problem, own, wanted.rounded_heads, layouts)]
     if wanted.decode and wanted.usual_heads:
-        split = printed(problem, "decode", decode.attention_decode, mods)
         heads = wanted.usual_heads if wanted.paged else wanted.usual_heads[:1]
-        found.append(decode.kernel(problem, split, heads))
+        found.append(decode.kernel(problem, own, heads))
     if set(wanted.dtypes) & {"bf16", "fp16"}:
-        fn = printed(problem, "hopper", hopper_forward.attention_hopper_forward, mods, decorator="gluon.jit")
         heads = tuple(dict.fromkeys((*(Head(*h, False) for h in wanted.exact), *wanted.usual_heads)))
         if heads:
-            found.append(hopper_forward.kernel(problem, fn, heads, bool(mods.mask), bool(mods.score)))
+            found.append(hopper_forward.kernel(problem, own, heads))
     return tuple(_with_wide_heads(k, wanted) for k in found)
 
 
 def backward_kernels(problem: Problem, mods: Mods, wanted: Wanted) -> tuple[Kernel, ...]:
-    grads = ["largest", *(f"grad_{c.name}" for c in problem.grad_captures)] if problem.grad_captures else []
-    fn = printed(problem, "backward", backward.attention_backward, mods)
-    with_captures = printed(problem, "backward_captures", backward.attention_backward, mods, grads) if grads else fn
+    own = mods.bundle(f"{problem.name}_mods", problem.captured(problem.backward_op))
     heads = tuple(dict.fromkeys((*wanted.exact_heads, *wanted.usual_heads[-1:], wanted.rounded_heads[-1])))
-    found = [backward.kernel(problem, fn, with_captures, heads)]
+    found = [backward.kernel(problem, own, heads)]
     if set(wanted.dtypes) & {"bf16", "fp16"}:
-        of_keys, of_queries = (
-            printed(problem, f"backward_hopper_{name}", body, mods, decorator="gluon.jit")
-            for name, body in (("keys", hopper_backward.attention_hopper_keys),
-                               ("queries", hopper_backward.attention_hopper_queries))
-        )  # fmt: skip
         sizes = dict.fromkeys(h for h in (*wanted.exact, *wanted.rounded) if max(h) <= 128)
         if heads := tuple(Head(*h, False) for h in sizes):
-            found.append(
-                hopper_backward_plans.kernel(problem, of_keys, of_queries, heads, bool(mods.mask), bool(mods.score))
-            )
+            found.append(hopper_backward_plans.kernel(problem, own, heads))
     return tuple(_with_wide_heads(k, wanted) for k in found)
 
 
@@ -131,13 +117,6 @@ def _with_wide_heads(kernel: Kernel, wanted: Wanted) -> Kernel:
         return None if point.head.is_wide and point.dtype not in wanted.wide_dtypes else plan(point)
 
     return replace(kernel, plan=chosen)
-
-
-def printed(problem: Problem, kind: str, body: Any, mods: Mods, grads: Sequence[str] = (),
-            decorator: str = "triton.jit") -> Any:  # fmt: skip
-    """The kernel of this pair in front of a shared function."""
-    name = f"{problem.name}_{kind}"
-    return source.function(name, entry(name, body, mods, list(problem.capture_args(problem.op)), grads, decorator))
 
 
 def _sample(kernel: Kernel, point: Point) -> bool:

@@ -15,16 +15,18 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from tk.aot.spec import Bundle, Const
+from tk.codegen import source
 from tk.codegen.ir import COMPARE, FLOATS, Kernel, Value, values_in
 from tk.codegen.printing.scalars import FAST_RULES, TL_DTYPES, expression
 from tk.flex.codegen import lowering
 from tk.flex.tracing.canonical import Graph
 from tk.flex.tracing.trace import Traced
-from tk.kernels.attention.entry import Mods
+from tk.kernels.attention import bundles
 from tk.kernels.attention.problem import Capture
 
 NAMES: Mapping[torch.dtype, str] = {
@@ -42,6 +44,39 @@ _SCORE_RULES = {**FAST_RULES, "tanh": "1.0 - 2.0 / (1.0 + tl.exp2({0} * 2.885390
                 "sin": "tl.sin({0})", "cos": "tl.cos({0})"}  # fmt: skip
 _INFIX = frozenset({"add", "sub", "mul", *COMPARE})
 _NAMED = ("constant", "number", "index")  # written where they are used
+
+
+class Functions(NamedTuple):
+    """The device functions of a pair of mods; None where there is none."""
+
+    SCORE: Any
+    MASK: Any
+    SCORE_GRAD: Any
+
+
+@dataclass(frozen=True)
+class Mods:
+    """The printed functions of a pair: texts of `score_mod`, `mask_mod` and `score_grad`, "" where there is none, and
+    import lines that they need.
+
+    score_grad(score, b, h, q_idx, kv_idx, captures, grads, grad, keep, Q_AXIS, WITH_CAPTURES) -> gradient of
+    score; grads are a scale and the buffers into which it adds those of captured tensors (gradients.py)."""
+
+    score: str = ""
+    mask: str = ""
+    score_grad: str = ""
+    imports: tuple[str, ...] = ()
+
+    def functions(self, name: str) -> Functions:
+        """Of a module `name` that has nothing else."""
+        texts = dict(score_mod=self.score, mask_mod=self.mask, score_grad=self.score_grad)
+        head = "\n".join(["import triton", "import triton.language as tl", *self.imports])
+        text = f'"""{name}: printed by {__name__}."""\n\n{head}\n\n\n' + "\n\n".join(filter(None, texts.values()))
+        return Functions(*(getattr(source.module(name, text), f) if texts[f] else None for f in texts))
+
+    def bundle(self, name: str, captures: Bundle) -> bundles.Mods:
+        """For a kernel's launch: the functions, and what they read."""
+        return bundles.Mods(*map(Const, self.functions(name)), captures, bundles.NOTHING)
 
 
 def captures_of(traced: Traced, gradients: bool = True) -> tuple[Capture, ...]:
