@@ -178,7 +178,8 @@ def calls(random: Random, function: Function, count: int, most_elements: int = M
         whole = random.choice(last) if n == 0 and last and random.random() < 0.5 else None
         for i, name in enumerate(letters):
             room = most // (math.prod(max(s, 1) for s in sizes.values()) * 4 ** (len(letters) - 1 - i))
-            pool = [s for s in LARGER_SIZES if s <= max(room, 5)]
+            power = max([1, *(p.dims.count(name) for p in function.params)])  # 2 of a square
+            pool = [s for s in LARGER_SIZES if s**power <= max(room, 5**power)]
             pool = [s for s in pool if s > 3 and s not in sizes.values()] if n == 0 else [*pool, 0, 1]
             if name == whole:
                 pool = [s for s in WHOLE_VECTORS if s not in sizes.values()]
