@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +29,38 @@ def test_as_the_function_itself(name: str) -> None:
             wanted, grads = gradients(case, args)
             for i, (found, e) in enumerate(zip(recorded(backward, {**args, **grads}), wanted, strict=True)):
                 close(found, e, f"gradient {i}")
+
+
+def _by(name: str, operand: Callable[[torch.Tensor], tuple[Any, ...]]) -> Callable[..., Any]:
+    """x.sigmoid().name_(*operand(x))"""
+    return lambda x: getattr(x.sigmoid(), f"{name}_")(*operand(x))
+
+
+_ALONE = (
+    "abs", "ceil", "cos", "digamma", "erf", "exp", "expm1", "floor", "lgamma", "log", "log1p", "neg", "reciprocal",
+    "relu", "round", "rsqrt", "sigmoid", "sin", "sqrt", "square", "tanh", "trunc",
+)  # fmt: skip
+_BOTH = ("add", "sub", "mul", "div", "copysign", "fmod", "pow", "remainder", "xlogy", "floor_divide")
+_IN_PLACE = {
+    **{name: _by(name, lambda x: ()) for name in _ALONE},
+    **{f"{name} by a tensor": _by(name, lambda x: (x.exp(),)) for name in (*_BOTH, "atan2", "hypot")},
+    **{f"{name} by a number": _by(name, lambda x: (0.3,)) for name in (*_BOTH, "clamp_min")},
+    "clamp": lambda x: x.sigmoid().clamp_(0.1, 0.9),
+    "addcmul": lambda x: x.sigmoid().addcmul_(x, x, value=0.5),
+    "lerp": lambda x: x.sigmoid().lerp_(x, 0.3),
+    "hardswish": lambda x: F.hardswish(x.sigmoid(), inplace=True),
+    "leaky_relu": lambda x: F.leaky_relu(x - 0.5, 0.1, inplace=True),
+    "mish": lambda x: F.mish(x.sigmoid(), inplace=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _IN_PLACE)
+def test_in_place_in_16_bits(name: str) -> None:
+    """Torch does some by Python references, which convert 16 bits."""
+    fn = _IN_PLACE[name]
+    (graph,) = generate(fn, op(x="fp16[M, N]")(fn).signature, "f").graphs
+    x = torch.randn(5, 12).half()
+    close(recorded(graph.trace, {"x": x})[0], fn(x.clone()), name)
 
 
 def test_every_order_of_a_norm() -> None:

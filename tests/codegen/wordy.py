@@ -51,6 +51,16 @@ CASES: dict[str, Case] = {
         {"x": "fp32[M, N]", "t": "i64[M]", "s": "float"},
     ),
     "norm": Case(lambda x, p: x.norm(p, -1) + torch.linalg.vector_norm(x, p), {**X, "p": "float"}),
+    "norms of 16 bits": Case(
+        lambda x: (x.norm(3, -1), F.normalize(x, p=3.0), torch.linalg.vector_norm(x, 1, -2)),
+        {"x": "T[M, N]", "T": BOTH},
+    ),
+    "norms of a single row": Case(
+        lambda x: (torch.linalg.vector_norm(x, 1, -2), x.norm(dim=-2), x.norm(3, -1)), {"x": "fp32[1, N]"}
+    ),
+    "xlogy of a number": Case(
+        lambda x: torch.xlogy(x, 1.5) + torch.special.xlog1py(x, 2) + torch.xlogy(2, x.abs() + 1), X
+    ),
     "normalize": Case(lambda x, p, e: F.normalize(x, p, eps=e), {**X, "p": "float", "e": "float"}),
     "cosine": Case(lambda x, y, e: F.cosine_similarity(x, y, -1, e), {**XY, "e": "float"}),
     "variance": Case(lambda x, c: torch.var(x, -1, correction=c), {**X, "c": "float"}),

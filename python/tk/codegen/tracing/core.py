@@ -81,6 +81,30 @@ class _Tagging(fx.Interpreter):
                 node.meta.setdefault("line", n.meta.get("line"))
                 node.meta.setdefault("is_cast", n.target is aten._to_copy.default)
 
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """What torch does in place by a Python reference cannot be made functional where the reference converts its
+        operands, as it does all of 16 bits: the result is copied instead."""
+        if isinstance(target, OpOverload) and (plain := _out_of_place(target)):
+            return args[0].copy_(plain(*args, **kwargs))
+        return super().call_function(target, args, kwargs)
+
+
+@cache
+def _out_of_place(op: OpOverload) -> OpOverload | None:
+    """Of a pointwise op that writes its first argument the one that leaves it as it is."""
+    name = op._schema.name.removeprefix("aten::")
+    packet = getattr(aten, name[:-1], None) if name.endswith("_") and not name.endswith("__") else None
+    overloads = [getattr(packet, n) for n in packet.overloads()] if packet else []
+    is_pointwise = packet in _UNTAGGED or any(torch.Tag.pointwise in o.tags for o in overloads)
+    return next((o for o in overloads if is_pointwise and _kinds(o) == _kinds(op)), None)
+
+
+_UNTAGGED = (aten.floor_divide, aten.hardswish)  # pointwise, although torch does not say so
+
+
+def _kinds(op: OpOverload) -> list[tuple[str, str]]:
+    return [(a.name, str(a.type)) for a in op._schema.arguments]
+
 
 def outputs_of(graph: fx.GraphModule) -> tuple[list[fx.Node], int | None]:
     """The nodes that are returned, and how: None for a single tensor."""

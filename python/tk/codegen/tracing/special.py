@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 
 from tk.codegen.errors import TraceError
 
@@ -84,7 +85,18 @@ def gcd(a: Tensor, b: Tensor) -> Tensor:
     return a
 
 
+def scalar_tensor(number: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
+    return torch.full((), number, dtype=dtype, device=device)
+
+
+def vector_norm(x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """Torch's, with dimensions counted from the front: torch 2.11 keeps one of size 1 that is counted from the end."""
+    dims = dim if dim is None or x.dim() == 0 else [d % x.dim() for d in dim]
+    return decomposition_table[aten.linalg_vector_norm.default](x, ord, dims, keepdim, dtype=dtype)
+
+
 DECOMPOSITIONS: Mapping[Any, Callable[..., Tensor]] = {
     aten.digamma.default: digamma, prims.digamma.default: digamma, aten.polygamma.default: polygamma,
-    aten.gcd.default: gcd, prims.gcd.default: gcd,
+    aten.gcd.default: gcd, prims.gcd.default: gcd, prims.scalar_tensor.default: scalar_tensor,
+    aten.linalg_vector_norm.default: vector_norm,
 }  # fmt: skip
