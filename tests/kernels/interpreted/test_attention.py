@@ -143,6 +143,7 @@ def test_no_mods(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     check(Pair(), Call(*qkv(*shape, dtype)), 1)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("how", ["dense", "band", "lists", "small_blocks"])
 def test_causal(shape: tuple[int, ...], how: str) -> None:

@@ -53,6 +53,7 @@ def check(v: Variant, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | Non
     torch.testing.assert_close(out.double(), ACTIVATE["relu"](z), rtol=2 * ROUNDING[out.dtype], atol=4 * summed)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("v", VARIANTS, ids=name)
 def test_every_variant(v: Variant) -> None:
     p = v.point

@@ -189,6 +189,7 @@ def name(v: Variant) -> str:
     return "-".join(map(str, (v.kernel.name, v.point.config.name, *v.point.axes.values())))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("v", interpretable(), ids=name)
 def test_against_float64(v):
     torch.manual_seed(0)
@@ -221,6 +222,7 @@ def spoilt(tensors: tuple[torch.Tensor, ...], which: int, at: float, value: floa
     flat[int(at * flat.numel())] = value
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("which", "at", "value"), PLACES)
 @pytest.mark.parametrize("v", kinds(interpretable(), "layout", "grouped", "stride"), ids=name)
 def test_one_nan_goes_where_atens_goes(v, which, at, value):
@@ -354,6 +356,7 @@ def check_weight_gradient(v: Variant, case: Case, spoil: Spoil = untouched) -> N
     torch.testing.assert_close(found, exact, rtol=2 * eps, atol=eps * inner**0.5, equal_nan=True)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("v", variants_of_the_weights_gradient(), ids=name)
 def test_weight_gradient_against_float64(v):
     torch.manual_seed(0)
@@ -361,6 +364,7 @@ def test_weight_gradient_against_float64(v):
         check_weight_gradient(v, case)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("which", "at", "value"), PLACES)
 @pytest.mark.parametrize("v", kinds(variants_of_the_weights_gradient(), "layout", "grouped", "stride"), ids=name)
 def test_one_nan_in_a_weight_gradient(v, which, at, value):
@@ -413,6 +417,7 @@ def test_the_pixels_are_split():
 # --- The copy with channels together ---
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("v", enumerate_grid(LAYOUT_FAMILY, 80).variants, ids=name)
 @pytest.mark.parametrize(("n", "channels", "sizes"), [(2, 80, (1, 8, 10)), (3, 16, (2, 3, 16)), (1, 64, (1, 1, 64))])
 def test_layout(v, n, channels, sizes):
@@ -427,6 +432,7 @@ def test_layout(v, n, channels, sizes):
 # --- Taps as channels ---
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("v", enumerate_grid(UNFOLD_FAMILY, 80).variants, ids=name)
 @pytest.mark.parametrize(
     ("channels", "taps", "stride", "padding", "dilation", "room"),

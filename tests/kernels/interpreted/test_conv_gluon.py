@@ -121,6 +121,7 @@ def suits(v: Variant, case: Case) -> bool:
     return v.point.store == "contiguous" or case.c % 16 == 0
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("v", VARIANTS, ids=lambda v: f"{v.point.store}-{v.point.spatial}-{v.point.config.name}")
 def test_against_float64(v):
     torch.manual_seed(0)

@@ -40,6 +40,7 @@ def check_rows(v: Variant, ends: list[int], a: torch.Tensor, b: torch.Tensor, ou
     assert out[clamped[-1] :].isnan().all(), "what comes after the last end stays"
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("v", ROWS, ids=name)
 def test_every_variant_of_ragged_rows(v: Variant) -> None:
     p, c, step = v.point, v.point.config, 16 if v.point.aligned else 5

@@ -100,6 +100,7 @@ def rows_of(v: Variant) -> int:
     return v.point.axes.get("rows") or v.point.config.block_m + 5
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("v", PRODUCTS, ids=name)
 def test_every_product(v: Variant) -> None:
     """With a part of a tile at every end."""

@@ -136,6 +136,7 @@ def check(x: Operands, bias: torch.Tensor | None = None, activation: str = "none
 # --- Tests ---
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("v", CHOSEN, ids=name)
 def test_every_combination_of_axes(v: Variant) -> None:
     m, n, k = sizes(v)

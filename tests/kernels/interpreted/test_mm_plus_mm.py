@@ -34,6 +34,7 @@ def check(v: Variant, operands: tuple[torch.Tensor, ...], bias: torch.Tensor | N
     torch.testing.assert_close(out.double(), ACTIVATE["gelu"](z), rtol=2 * ROUNDING[out.dtype], atol=atol)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("v", VARIANTS, ids=name)
 def test_every_variant(v: Variant) -> None:
     p, c, step = v.point, v.point.config, 16 if v.point.aligned else 5
@@ -56,6 +57,7 @@ def test_sizes(shape: tuple[int, int, int, int]) -> None:
     check(GENERAL, operands, None, torch.full((m, n), math.nan))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("second", ORDERS)
 @pytest.mark.parametrize("first", ORDERS)
 def test_products_of_two_orders_are_taken_for_strided(first: str, second: str) -> None:

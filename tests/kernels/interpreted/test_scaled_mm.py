@@ -79,6 +79,7 @@ def exact(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torc
 PAIRS = ((E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 @pytest.mark.parametrize("v", VARIANTS, ids=name)
 def test_every_variant(v: Variant, pair: tuple[torch.dtype, torch.dtype]) -> None:
