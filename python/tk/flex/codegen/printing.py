@@ -76,7 +76,8 @@ class Mods:
 
     def bundle(self, name: str, captures: Bundle) -> bundles.Mods:
         """For a kernel's launch: the functions, and what they read."""
-        return bundles.Mods(*map(Const, self.functions(name)), captures, bundles.NOTHING)
+        score, mask, score_grad = map(Const, self.functions(name))
+        return bundles.Mods(score, mask, score_grad, captures, bundles.NOTHING)
 
 
 def captures_of(traced: Traced, gradients: bool = True) -> tuple[Capture, ...]:
