@@ -26,9 +26,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seed = os.environ.get("TK_DRAWN")
     if seed is None:
         return
-    left = [i for i in items if i.get_closest_marker("drawn") and zlib.crc32(f"{seed} {i.nodeid}".encode()) % 2]
+    run, left = [], []
+    for item in items:
+        is_left = item.get_closest_marker("drawn") and zlib.crc32(f"{seed} {item.nodeid}".encode()) % 2
+        (left if is_left else run).append(item)
     config.hook.pytest_deselected(items=left)
-    items[:] = [i for i in items if i not in set(left)]
+    items[:] = run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -147,17 +147,10 @@ SCALED_GELU = Op(
 )  # fmt: skip
 
 # shifted(x[..., N], bias[N] or None, alpha) = alpha x + bias, as two graphs
-X, BIAS, OUT = tensors("x", "bias", "out")
 _times = node("s", "aten.mul.Tensor", ref("x"), ref("alpha"))
-SHIFTED = Op(
+SHIFTED = replace(
+    SCALED_GELU,
     name="shifted",
-    tensors=(X, BIAS, OUT),
-    ints=(),
-    floats=("alpha",),
-    locals={"N": X.size(3)},
-    selectors={},
-    dims=(),
-    outputs=(Output(X.dtype, (X.size(3),), (1,), leading=0),),
     params=(
         Param("x", "tensor", leading=True, rank=1),
         Param("bias", "optional_tensor", rank=1),
