@@ -75,6 +75,22 @@ CASES: dict[str, Case] = {
                     + F.triplet_margin_loss(x, y, x + y, m), {**XY, "m": "float"}),
     "take_along_dim": Case(lambda x, i: torch.take_along_dim(x, i, 1), {"x": "fp32[M, N]", "i": "i64[M, K]"}),
     "repeats": Case(lambda x: (x.repeat(2, 3), x.tile(2), x.unfold(1, 4, 2), x.roll(1, -1)), X),
+    "slices beyond the ends": Case(
+        lambda x: (x[-5:], x[1:9], x[-7:2], x[7:], x[-9:9:2], x[:, -4:], x.mean(0, keepdim=True)[-3:] * 2,
+                   x.unsqueeze(1)[:, -2:, -2:] + 1, x[:-1, :-2], x[-2:-1]),
+        {"x": "fp32[3, N]"},
+    ),
+    "slices written beyond the ends": Case(
+        lambda x, y: (torch.slice_scatter(x, y, 0, -5, None), torch.slice_scatter(x, y[:2], 0, 1, 9),
+                      torch.slice_scatter(x, y[:0], 0, 7, 9), torch.slice_scatter(x, y[:, :4], 1, -4, None),
+                      torch.slice_scatter(x, y[::2], 0, -8, 8, 2), torch.select_scatter(x, y[0], 0, -3)),
+        {"x": "fp32[3, N]", "y": "fp32[3, N]"},
+    ),
+    "turned and cut beyond the ends": Case(
+        lambda x: (x.roll(7, 0), x.roll(-8, 0), F.pad(x, (-1, 2, -2, 1)), x.diagonal(2), x.diagonal(-2), x.T.diagonal(1),
+                   *x.chunk(5, 0), *x.tensor_split(4, 0), x.narrow(0, -2, 2), x.select(0, -3), x.unfold(0, 2, 5)),
+        {"x": "fp32[3, N]"},
+    ),
     "padding": Case(lambda x: tuple(F.pad(x, (1, 2), mode=m) for m in ("reflect", "replicate", "circular")), X),
     "flips of what is flat": Case(lambda x: (x.flatten().flip(0), x.mT.flatten().flip(0).cumsum(0)), X),
     "max pooling": Case(lambda x: F.max_pool2d(x, 3, 2, 1), IMAGE),
@@ -106,7 +122,8 @@ CASES: dict[str, Case] = {
 # In Triton's interpreter, which is slow: one of each rule.
 INTERPRETED = ("a cast to the same dtype", "type_as", "integer power", "norm", "flips of what is flat",
                "max pooling", "padding", "repeats", "diagonals", "products before", "gcd", "digamma", "one more",
-               "captured", "code book", "six dimensions")  # fmt: skip
+               "captured", "code book", "six dimensions", "slices beyond the ends", "slices written beyond the ends",
+               "turned and cut beyond the ends")  # fmt: skip
 
 
 def made(name: str) -> Generated:

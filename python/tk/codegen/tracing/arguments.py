@@ -44,6 +44,11 @@ class Arguments:
         self.names = [n for n in signature.params if n not in signature.flags]
         self.values = [self._value(n, signature.params[n], dtypes, self.sizes) for n in self.names]
 
+    @property
+    def letters(self) -> dict[sympy.Symbol, int]:
+        """With their hints."""
+        return {letter(name): hint for name, hint in self.hints.items()}
+
     def _size(self, name: str) -> Any:
         source, hint = ConstantSource(name), self.hints[name]
         symbol = self.env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC)

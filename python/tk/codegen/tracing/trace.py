@@ -49,6 +49,7 @@ class Trace:
     checks: tuple[guards.Check, ...]
     symbols: Mapping[sympy.Symbol, sympy.Symbol] = field(default_factory=dict)
     equal: Mapping[sympy.Expr, sympy.Symbol] = field(default_factory=dict)  # by the checks
+    hints: Mapping[sympy.Symbol, int] = field(default_factory=dict)  # what the letters were while torch traced
 
     @property
     def label(self) -> str:
@@ -61,6 +62,11 @@ class Trace:
         if isinstance(value, torch.SymInt | torch.SymFloat):
             value = value.node.expr
         return sympy.sympify(value).xreplace(self.symbols).xreplace(self.equal)
+
+    def is_negative(self, size: sympy.Expr) -> bool:
+        """Where the letters leave it open, torch decided at the hints, and its guard is a check of the op."""
+        known = size.is_negative
+        return bool(size.xreplace(self.hints).is_negative if known is None else known)
 
     def arguments_read(self) -> list[str]:
         """The tensors that the results depend on, by more than their shapes."""
@@ -120,7 +126,8 @@ def trace(
     guards.refuse_unknown_sizes(arguments, new, fn)
     nodes = record(recorded, arguments.names, lines.constant, _combined(ruled))
     equal = guards.equal_sizes(arguments)
-    result = Trace(signature, dtypes, flags, core, nodes, new, mutated, structure, checks, arguments.symbols, equal)
+    sizes = (arguments.symbols, equal, arguments.letters)
+    result = Trace(signature, dtypes, flags, core, nodes, new, mutated, structure, checks, *sizes)
     if not outputs and not mutated:
         raise TraceError(f"{where(fn)}: the function returns no tensor and changes none of its arguments")
     if any(spec.leading for spec in signature.tensors.values()):
@@ -177,7 +184,8 @@ def trace_backward(
     checks = tuple(guards.of_sizes(arguments, fn))
     nodes = record(recorded, arguments.names, lines.constant, _combined(ruled), is_backward=True)
     equal = guards.equal_sizes(arguments)
-    return Trace(full, dtypes, flags, core, nodes, new, {}, len(new), checks, arguments.symbols, equal)
+    sizes = (arguments.symbols, equal, arguments.letters)
+    return Trace(full, dtypes, flags, core, nodes, new, {}, len(new), checks, *sizes)
 
 
 def _dtype_name(spec: TensorSpec, dtypes: Mapping[str, str]) -> str:

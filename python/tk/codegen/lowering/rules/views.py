@@ -75,17 +75,28 @@ def _squeeze(call: Call, x: Any, *_: Any) -> Lazy:
 @rule("aten.select")
 def _select(call: Call, x: Any, dim: int, at: Any) -> Lazy:
     d = normal_dim(dim, len(x.shape))
-    at = call.size(at)
-    at = at + x.shape[d] if at.is_negative else at
+    at = _from_the_front(call, at, x.shape[d])
     return Lazy(call.shape, x.dtype, lambda e, i: e.read(x, (*i[:d], at, *i[d:])))
+
+
+def _from_the_front(call: Call, at: Any, size: sympy.Expr) -> sympy.Expr:
+    at = call.size(at)
+    return at + size if call.graph.trace.is_negative(at) else at
+
+
+def _start(call: Call, start: Any, size: sympy.Expr) -> sympy.Expr:
+    """Of a slice, which may lie before a dimension's begin or behind its end."""
+    start = _from_the_front(call, 0 if start is None else start, size)
+    if call.graph.trace.is_negative(start):
+        return sympy.Integer(0)
+    return size if call.graph.trace.is_negative(size - start) else start
 
 
 @rule("aten.slice")
 def _slice(call: Call, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Lazy:
     d = normal_dim(dim, len(x.shape))
-    start = call.size(0 if start is None else start)
-    start = start + x.shape[d] if start.is_negative else start
-    return Lazy(call.shape, x.dtype, lambda e, i: e.read(x, (*i[:d], i[d] * step + start, *i[d + 1 :])))
+    first = _start(call, start, x.shape[d])
+    return Lazy(call.shape, x.dtype, lambda e, i: e.read(x, (*i[:d], i[d] * step + first, *i[d + 1 :])))
 
 
 @rule("aten.split", "aten.split_with_sizes", "aten.unbind")
@@ -187,9 +198,7 @@ def _cat(call: Call, tensors: Sequence[Lazy], dim: int = 0) -> Lazy:
 def _scatter_slice(call: Call, x: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None,
                    step: int = 1) -> Lazy:  # fmt: skip
     d = normal_dim(dim, len(x.shape))
-    size = x.shape[d]
-    first = call.size(0 if start is None else start)
-    first = first + size if first.is_negative else first
+    first = _start(call, start, x.shape[d])
     is_select = base_name(call) == "select_scatter"
     length = sympy.Integer(1) if is_select else source.shape[d]
 
