@@ -245,8 +245,8 @@ class Maker:
         common = random.choice(["fp32"] * 6 + ["bf16", "fp16", "bf16", "fp64"])
         rank = random.choice([1, 2, 2, 2, 2, 3])
         dims = list(LETTERS[:rank]) if rank > 1 or random.random() < 0.7 else ["N"]
-        if random.random() < 0.1:
-            dims[random.randrange(rank)] = random.choice([3, 8, 1])
+        if random.random() < 0.2:
+            dims[random.randrange(rank)] = random.choice([3, 8, 1, 2])
         self._tensor("x", common, dims, self.has_leading)
         for name in ("y", "z", "w")[: random.choice([0, 1, 1, 2])]:
             own = self._beside(dims)
@@ -672,9 +672,21 @@ def _gathered(m: Maker) -> Filled | None:
 # --- Views ---
 
 
+def _cut(m: Maker, v: Value, d: int) -> Filled:
+    """Whatever bounds, of a size that is a number."""
+    start, end = (m.random.choice([None, *range(-9, 10)]) for _ in range(2))
+    step = m.random.choice([1, 1, 1, 2, 3])
+    text = f"{v.name}[..., {'' if start is None else start}:{'' if end is None else end}:{step}{', :' * (-d - 1)}]"
+    if m.random.random() < 0.3:
+        text = f"torch.slice_scatter({v.name}, {text}, {d}, {start}, {end}, {step})"
+    return text, v.exact, v.distinct
+
+
 def _moved(m: Maker) -> Filled:
     v, d = m.any(), 0
     d = m.dim(v)
+    if v.rank and len(set(v.size(d))) == 1 and m.random.random() < 0.5:
+        return _cut(m, v, d)
     bounds = m.random.choice(["1:", ":-1", "::2", "-3:", "1::2", f":{v.name}.shape[{d}] // 2",
                               f"{v.name}.shape[{d}] // 2:", f"{v.name}.shape[{d}] - 2:", "2:4", "0:1"])  # fmt: skip
     places = m.random.choice(["0", "-1", "1", f"{v.name}.shape[{d}] // 2", f"{v.name}.shape[{d}] - 1"])
