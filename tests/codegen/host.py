@@ -60,8 +60,14 @@ def _extern_elementwise(
         name = name.removesuffix("f") if name != "erf" else name
     name = {"signbitd": "signbit"}.get(name, name)
     fn = _LIBDEVICE.get(name) or getattr(torch, name)
-    out = fn(*(torch.from_numpy(np.array(a)) for a in arrays)).numpy()
-    return interpreter.TensorHandle(out, result.scalar)
+    out = fn(*map(_whole_vectors, arrays)).numpy()
+    return interpreter.TensorHandle(out[: arrays[0].size].reshape(arrays[0].shape), result.scalar)
+
+
+def _whole_vectors(x: Any) -> torch.Tensor:
+    """The elements one after the other, and ones up to a multiple of 64. Torch's vectors and what it does with the rest
+    of an array do not give the same last bits (atan2, pow, sinh); on a GPU all elements are alike."""
+    return torch.from_numpy(np.pad(x.reshape(-1), (0, -x.size % 64), constant_values=1))
 
 
 interpreter.InterpreterBuilder.create_extern_elementwise = _extern_elementwise
