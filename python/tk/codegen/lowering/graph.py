@@ -151,6 +151,9 @@ class Call:
     def size(self, x: Any) -> sympy.Expr:
         return self.graph.trace.size(x)
 
+    def is_negative(self, size: sympy.Expr) -> bool:
+        return self.graph.trace.is_negative(size)
+
     def promoted(self, *args: Any) -> str:
         """The dtype in which torch compares or computes these arguments of the node."""
         flat = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]

@@ -39,18 +39,13 @@ class Arguments:
         self.mode = _mode(self.env)
         self.symbols: dict[sympy.Symbol, sympy.Symbol] = {}
         letters = (*signature.letters, *([LEADING] if has_leading(signature) else []), *more)
-        self.hints = {name: 1680 * p for name, p in zip(letters, _PRIMES, strict=False)}
+        self.hints = {letter(name): 1680 * p for name, p in zip(letters, _PRIMES, strict=False)}
         self.sizes = {name: self._size(name) for name in letters}
         self.names = [n for n in signature.params if n not in signature.flags]
         self.values = [self._value(n, signature.params[n], dtypes, self.sizes) for n in self.names]
 
-    @property
-    def letters(self) -> dict[sympy.Symbol, int]:
-        """With their hints."""
-        return {letter(name): hint for name, hint in self.hints.items()}
-
     def _size(self, name: str) -> Any:
-        source, hint = ConstantSource(name), self.hints[name]
+        source, hint = ConstantSource(name), self.hints[letter(name)]
         symbol = self.env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC)
         self.symbols[symbol] = letter(name)
         return self.env.create_symintnode(symbol, hint=hint, source=source)

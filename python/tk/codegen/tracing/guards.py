@@ -43,7 +43,7 @@ def of_sizes(arguments: Arguments, fn: Callable[..., Any]) -> Iterator[Check]:
             continue
         is_own = getattr(location, "filename", "") == fn.__code__.co_filename
         if isinstance(expr, sympy.Eq):
-            if expr.lhs.is_Symbol and expr.rhs == arguments.hints.get(str(expr.lhs)):
+            if expr.lhs.is_Symbol and expr.rhs == arguments.hints.get(expr.lhs):
                 raise TraceError(needs_a_number(fn, location.lineno if is_own else None, expr.lhs))
             if expr.lhs.is_Symbol and (expr.rhs.is_Symbol or expr.rhs.is_Integer):
                 raise TraceError(

@@ -94,7 +94,7 @@ class Lines(TorchFunctionMode):
         if self.arguments is None:
             return
         for symbol, named in self.arguments.symbols.items():
-            hint = self.arguments.hints.get(str(named), -1)
+            hint = self.arguments.hints.get(named, -1)
             if self.arguments.env.replacements.get(symbol) == hint:
                 raise TraceError(needs_a_number(self.fn, self.line, named))
 

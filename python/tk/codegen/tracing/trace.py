@@ -125,9 +125,7 @@ def trace(
     checks = tuple(guards.checks(arguments, recorded, fn))
     guards.refuse_unknown_sizes(arguments, new, fn)
     nodes = record(recorded, arguments.names, lines.constant, _combined(ruled))
-    equal = guards.equal_sizes(arguments)
-    sizes = (arguments.symbols, equal, arguments.letters)
-    result = Trace(signature, dtypes, flags, core, nodes, new, mutated, structure, checks, *sizes)
+    result = Trace(signature, dtypes, flags, core, nodes, new, mutated, structure, checks, **_of_sizes(arguments))
     if not outputs and not mutated:
         raise TraceError(f"{where(fn)}: the function returns no tensor and changes none of its arguments")
     if any(spec.leading for spec in signature.tensors.values()):
@@ -183,9 +181,12 @@ def trace_backward(
     full = Signature({**specs, **signature.params}, signature.variables)
     checks = tuple(guards.of_sizes(arguments, fn))
     nodes = record(recorded, arguments.names, lines.constant, _combined(ruled), is_backward=True)
-    equal = guards.equal_sizes(arguments)
-    sizes = (arguments.symbols, equal, arguments.letters)
-    return Trace(full, dtypes, flags, core, nodes, new, {}, len(new), checks, *sizes)
+    return Trace(full, dtypes, flags, core, nodes, new, {}, len(new), checks, **_of_sizes(arguments))
+
+
+def _of_sizes(arguments: Arguments) -> dict[str, Any]:
+    """What a Trace says of its letters."""
+    return dict(symbols=arguments.symbols, equal=guards.equal_sizes(arguments), hints=arguments.hints)
 
 
 def _dtype_name(spec: TensorSpec, dtypes: Mapping[str, str]) -> str:

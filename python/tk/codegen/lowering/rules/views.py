@@ -81,15 +81,15 @@ def _select(call: Call, x: Any, dim: int, at: Any) -> Lazy:
 
 def _from_the_front(call: Call, at: Any, size: sympy.Expr) -> sympy.Expr:
     at = call.size(at)
-    return at + size if call.graph.trace.is_negative(at) else at
+    return at + size if call.is_negative(at) else at
 
 
 def _start(call: Call, start: Any, size: sympy.Expr) -> sympy.Expr:
     """Of a slice, which may lie before a dimension's begin or behind its end."""
     start = _from_the_front(call, 0 if start is None else start, size)
-    if call.graph.trace.is_negative(start):
+    if call.is_negative(start):
         return sympy.Integer(0)
-    return size if call.graph.trace.is_negative(size - start) else start
+    return size if call.is_negative(size - start) else start
 
 
 @rule("aten.slice")
