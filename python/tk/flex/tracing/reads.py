@@ -2,32 +2,40 @@
 
 :func:`stand_in` makes a copy of a mod whose closure cells, globals, defaults, attributes and items are replaced, as
 they are reached, by stand-ins: a tensor or a number by what ``leaf`` returns for it, a function by a copy that sees
-stand-ins itself, any other object by one that notes which attributes are asked for. Every step is noted in
-:class:`Reads`, which then compiles one Python function: given another mod of the same code it returns the tensors and
-numbers there, or None where anything else is not as it was. So a trace is used again exactly as long as it holds, and
-a closure made anew for every step costs a few hundred nanoseconds per read.
+stand-ins itself, any other object, class or module by one that notes what is asked of it (watched.py). Every step is
+noted in :class:`Reads`, which then compiles one Python function: given another mod of the same code it returns the
+tensors and numbers there, or None where anything else is not as it was. So a trace is used again exactly as long as it
+holds, and a closure made anew for every step costs a few hundred nanoseconds per read. What can be neither noted nor
+guarded, such as a method of an iterator, is refused by name.
 """
 
 from __future__ import annotations
 
-import builtins
 import dis
 import functools
+import inspect
 import numbers
+import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from tk.flex.tracing import states, watched
+from tk.flex.tracing.record import Refused
+
 # Packages whose modules, functions and classes are taken as they are.
 _TRUSTED = frozenset({"torch", "math", "operator", "functools", "itertools", "numpy", "builtins", "typing", "cmath"})
 _CONSTANTS = (
-    bool, type(None), str, bytes, complex, type(Ellipsis), slice, range, Enum, torch.dtype, torch.device,
-    torch.memory_format, torch.layout, set, frozenset,
+    bool, type(None), str, bytes, complex, type(Ellipsis), type(NotImplemented), range, torch.dtype, torch.device,
+    torch.memory_format, torch.layout,
 )  # fmt: skip
+_BOUND = (types.BuiltinMethodType, types.MethodWrapperType)
+_OF_FUNCTIONS = ("__name__", "__qualname__", "__doc__", "__module__", "__annotations__")
 
 _KEYS = (str, int, tuple)  # what may stand between brackets: equal ones are the same place
 
@@ -39,15 +47,38 @@ is then a constant of the trace. Names are for messages and may repeat; variable
 class Reads:
     """The notes of one trace, in order; each is a line of the function that checks them."""
 
-    def __init__(self, leaf: Leaf):
+    def __init__(
+        self,
+        leaf: Leaf,
+        fail: Callable[[Exception], NoReturn] | None = None,
+        outside: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        known_states: dict[Any, Any] | None = None,
+    ):
         self.leaf = leaf
+        self._fail = fail
+        self.outside = outside  # within it other code than the mod's is run
+        self.states = known_states or {}
         self.leaves: list[str] = []  # variables that hold tensors and numbers
         self._lines: list[str] = []
-        self._known: dict[str, Any] = {"Tensor": Tensor, "FunctionType": types.FunctionType}
+        self._known: dict[str, Any] = {
+            "Tensor": Tensor, "FunctionType": types.FunctionType, "frozen": frozen, "lacks": _lacks,
+            "is_empty": _is_empty, "modules": sys.modules, "default_dtype": torch.get_default_dtype,
+            "Parameter": torch.nn.Parameter,
+        }  # fmt: skip
         self._constants: dict[Any, str] = {}
         self._variables: dict[str, str] = {}  # expression -> variable
         self._answers: dict[str, Any] = {}  # expression -> stand-in
         self._stand_ins: dict[int, tuple[str, Any, Any]] = {}
+        self._given: list[tuple[Any, Any, str]] = []  # what a mod could write to, what it held, and its name
+        self._functions: list[tuple[str, types.FunctionType]] = []
+        self.shadows: dict[int, type] = {}
+        self.builtins = watched.builtins_of(self)
+
+    def refuse(self, message: str) -> NoReturn:
+        error = Refused(message)
+        if self._fail is not None:
+            self._fail(error)
+        raise error
 
     def stand_in(self, value: Any, read: str, name: str) -> Any:
         """What stands for `value`, which the expression `read` gives."""
@@ -68,36 +99,55 @@ class Reads:
             return self._number(value, read, name)
         if isinstance(value, types.ModuleType):
             return self._module(value, read, name)
+        if isinstance(value, Enum):
+            return self._enum(value, read, name)
         if isinstance(value, _CONSTANTS):
             self._equal(value, read)
             return value
+        if type(value) in (set, frozenset, slice):
+            return self._plain(value, read, name)
         if type(value) in (tuple, list):
             variable = self._check_type(value, read, f" and len({{}}) == {len(value)}")
-            return type(value)(self.stand_in(x, f"{variable}[{i}]", f"{name}[{i}]") for i, x in enumerate(value))
+            found = [self.stand_in(x, f"{variable}[{i}]", f"{name}[{i}]") for i, x in enumerate(value)]
+            return tuple(found) if type(value) is tuple else self._lent(found, list(found), name)
         if type(value) is dict:
             variable = self._check_type(value, read)
             self._check(f"tuple({variable})", f"== {self._constant(tuple(value))}")
-            return {k: self.stand_in(x, f"{variable}[{self._constant(k)}]", f"{name}[{k!r}]") for k, x in value.items()}
+            held = {k: self.stand_in(x, f"{variable}[{self._constant(k)}]", f"{name}[{k!r}]") for k, x in value.items()}
+            return self._lent(held, dict(held), name)
         if isinstance(value, types.MethodType):
             return self._method(value, read, name)
         if isinstance(value, functools.partial):
             return self._partial(value, read, name)
         if isinstance(value, functools._lru_cache_wrapper):
             variable = self._check_type(value, read)
-            return self.stand_in(value.__wrapped__, f"{variable}.__wrapped__", name)
+            return watched.Cached(self, value, variable, name)
+        if isinstance(value, _BOUND) and not isinstance(value.__self__, types.ModuleType | type | None):
+            return self._bound(value, read, name)
+        if isinstance(value, type) and not _is_trusted_name(value.__module__):
+            variable = self._check(read, f"is {self._constant(value)}")
+            return self._keep(value, variable, watched.Watched(self, value, variable, name))
         if isinstance(value, type) or (callable(value) and _is_trusted(value)):
-            self._check(read, f"is {self._constant(value)}")
-            return value
+            variable = self._check(read, f"is {self._constant(value)}")
+            return states.stand_in(self, value, variable, name)
         if isinstance(value, types.FunctionType):
             return self._function(value, read, name)
         return self._object(value, read, name)
 
+    def check_unwritten(self) -> None:
+        """Refuses a mod that has written to what it reads: eagerly that lasts, and a trace is not run."""
+        for held, before, name in self._given:
+            now = held.cell_contents if isinstance(held, types.CellType) and not _is_empty(held) else held
+            if not _is_same(now, before):
+                self.refuse(f"writes to {name}, which it captures; a mod must leave its surroundings as they are")
+
     def compiled(self) -> Callable[[Any], tuple[Any, ...] | None]:
         """``match(fn)``: the leaves in order, or None."""
+        self._check_functions()
         body = "\n".join(f"        {line}" for line in self._lines) or "        pass"
         source = (
             f"def match(f):\n    try:\n{body}\n"
-            "    except (AttributeError, KeyError, IndexError, TypeError, ValueError):\n        return None\n"
+            "    except Exception:\n        return None\n"  # what it reads is not there: the next trace says so
             f"    return ({''.join(f'{v}, ' for v in self.leaves)})\n"
         )
         scope = dict(self._known)
@@ -130,33 +180,109 @@ class Reads:
     def _module(self, value: types.ModuleType, read: str, name: str) -> Any:
         variable = self._variable(read)
         self.require(f"{variable} is {self._constant(value)}")
+        if value.__name__ == "random":
+            self.refuse(f"uses {name}, which draws random numbers; capture them")
         if _is_trusted_name(value.__name__):
-            return value
-        return self._keep(value, variable, _Watched(self, value, variable, name))
+            return states.module(self, value, variable, name)
+        return self._keep(value, variable, watched.Watched(self, value, variable, name))
 
     def _function(self, value: types.FunctionType, read: str, name: str) -> Any:
+        if (compiled := getattr(value, "_torchdynamo_orig_callable", None)) is not None:
+            return self.stand_in(compiled, f"{read}._torchdynamo_orig_callable", name)
+        if value.__globals__.get("__name__") == "torch.utils._contextlib":
+            self.refuse(f"calls {name}, decorated with a state of torch (no_grad, inference_mode); use .detach()")
         variable = self._variable(read)
         code = self._constant(value.__code__)
         self.require(f"type({variable}) is FunctionType and {variable}.__code__ is {code}")
         cells = tuple(types.CellType() for _ in value.__closure__ or ())
-        scope: dict[str, Any] = {"__builtins__": builtins, "__name__": value.__module__}
+        package = value.__globals__.get("__package__")
+        scope: dict[str, Any] = {
+            "__builtins__": self.builtins, "__name__": value.__globals__.get("__name__"), "__package__": package
+        }  # fmt: skip
         copy = types.FunctionType(value.__code__, scope, value.__name__, None, cells)
+        copy.__qualname__, copy.__doc__, copy.__module__ = value.__qualname__, value.__doc__, value.__module__
+        copy.__annotations__ = value.__annotations__
+        self._functions.append((variable, value))
         self._keep(value, variable, copy)  # before its surroundings, in which it may stand itself
         for i, (cell, label) in enumerate(zip(cells, value.__code__.co_freevars, strict=True)):
-            content = f"{variable}.__closure__[{i}].cell_contents"
             try:
                 held = value.__closure__[i].cell_contents  # type: ignore[index]
-            except ValueError:
-                continue  # not assigned yet: the mod says so itself if it reads it
-            cell.cell_contents = self.stand_in(held, content, label)
+            except ValueError:  # not assigned yet
+                self.require(f"is_empty({variable}.__closure__[{i}])")
+                continue
+            cell.cell_contents = self.stand_in(held, f"{variable}.__closure__[{i}].cell_contents", label)
+            self._given.append((cell, cell.cell_contents, label))
+        absent = [label for label in _globals_of(value.__code__) if label not in value.__globals__]
         for label in _globals_of(value.__code__):
             if label in value.__globals__:
                 scope[label] = self.stand_in(value.__globals__[label], f"{variable}.__globals__[{label!r}]", label)
+        if absent:
+            self.require(" and ".join(f"{label!r} not in {variable}.__globals__" for label in absent))
+        self._lent(scope, dict(scope), f"globals of {name}")
         if value.__defaults__:
             copy.__defaults__ = self.stand_in(value.__defaults__, f"{variable}.__defaults__", f"{name}.__defaults__")
+        else:
+            self.require(f"not {variable}.__defaults__")
         if value.__kwdefaults__:
             copy.__kwdefaults__ = self.stand_in(value.__kwdefaults__, f"{variable}.__kwdefaults__", name)
+        else:
+            self.require(f"not {variable}.__kwdefaults__")
+        if value.__dict__:
+            copy.__dict__.update(self.stand_in(value.__dict__, f"{variable}.__dict__", name))
+            self._lent(copy.__dict__, dict(copy.__dict__), f"attributes of {name}")
+        else:
+            self.require(f"not {variable}.__dict__")
+            self._lent(copy.__dict__, {}, f"attributes of {name}")
         return copy
+
+    def _check_functions(self) -> None:
+        """What functions are called and the like, where anything that was traced may have asked."""
+        asked = {
+            n for _, f in self._functions for n in (*f.__code__.co_names, *f.__code__.co_consts) if n in _OF_FUNCTIONS
+        }
+        for variable, function in self._functions:
+            for attribute in asked:
+                held = self._constant(getattr(function, attribute))
+                self.require(f"{variable}.{attribute} == {held}")
+
+    def _enum(self, value: Enum, read: str, name: str) -> Any:
+        variable = self._check(read, f"is {self._constant(value)}")
+        is_number = isinstance(value, int | float | str)
+        if not is_number and any(
+            isinstance(x, types.FunctionType | property | classmethod | staticmethod) and not n.startswith("_")
+            for kind in type(value).__mro__ if kind.__module__ != "enum" for n, x in vars(kind).items()
+        ):  # fmt: skip
+            return self._keep(value, variable, watched.Watched(self, value, variable, name))
+        try:
+            held = frozen({k: x for k, x in vars(value).items() if k != "__objclass__"})
+        except TypeError:
+            return self._keep(value, variable, watched.Watched(self, value, variable, name))
+        self.require(f"frozen({{k: x for k, x in {variable}.__dict__.items() if k != '__objclass__'}}) == "
+                     f"{self._constant(held)}")  # fmt: skip
+        return value
+
+    def _plain(self, value: Any, read: str, name: str) -> Any:
+        """A set or a slice of things that do not change."""
+        variable = self._check_type(value, read)
+        try:
+            held = frozen(value)
+        except TypeError as error:
+            self.refuse(f"reads {name}, a {type(value).__name__} that holds a {error}; capture a tuple or a dict")
+        self.require(f"frozen({variable}) == {self._constant(held)}")
+        return self._lent(set(value), set(value), name) if type(value) is set else value
+
+    def _bound(self, value: Any, read: str, name: str) -> Any:
+        """A method of something built in, such as a dict's get."""
+        variable = self._check_type(value, read)
+        self.require(f"{variable}.__name__ == {value.__name__!r}")
+        owner = self.stand_in(value.__self__, f"{variable}.__self__", name)
+        if isinstance(owner, watched.Watched) and watched.plain(owner) is None:
+            kind = type(value.__self__).__name__
+            self.refuse(
+                f"calls {name}, a built-in method of a {kind}, of which tk cannot tell what it reads; work it out "
+                "before and capture the result"
+            )
+        return getattr(owner, value.__name__)
 
     def _method(self, value: types.MethodType, read: str, name: str) -> Any:
         variable = self._check_type(value, read)
@@ -172,7 +298,31 @@ class Reads:
 
     def _object(self, value: Any, read: str, name: str) -> Any:
         variable = self._check_type(value, read)
-        return self._keep(value, variable, _Watched(self, value, variable, name))
+        return self._keep(value, variable, watched.Watched(self, value, variable, name))
+
+    # --- What is read through a stand-in (watched.py) ---
+
+    def lacks(self, variable: str, attribute: str) -> None:
+        self.require(f"not hasattr({variable}, {attribute!r})")
+
+    def lacks_item(self, variable: str, key: Any) -> None:
+        self.require(f"lacks({variable}, {self._constant(key)})")
+
+    def result(self, function: Callable[..., Any], args: tuple[Any, ...], variable: str, name: str) -> Any:
+        """Of a call whose arguments are plain: it is called again before the trace is used."""
+        given = ", ".join(self._constant(a) for a in args)
+        read = f"{variable}({given})"
+        if read in self._answers:
+            return self._answers[read]
+        if not args and function in self.states:
+            found = self.states[function]
+        else:
+            with self.outside():
+                found = function(*args)
+        return self.stand_in(found, read, f"{name}()")
+
+    def constant(self, value: Any) -> str:
+        return self._constant(value)
 
     # --- Lines ---
 
@@ -200,12 +350,21 @@ class Reads:
     def _equal(self, value: Any, read: str) -> None:
         if value is None or value is True or value is False or value is Ellipsis:
             self._check(read, f"is {self._constant(value)}")
+        elif isinstance(value, float | complex) and (not value or value != value):
+            self._check_type(value, read)
+            self._check(read, f"is not None and repr({self._variable(read)}) == {repr(value)!r}")
         else:
             self._check_type(value, read)
             self._check(read, f"== {self._constant(value)}")
 
     def _constant(self, value: Any) -> str:
-        key = (type(value), value) if isinstance(value, _KEYS) else id(value)
+        key: Any = id(value)
+        if isinstance(value, _KEYS):
+            try:
+                key = frozen(value)
+                hash(key)
+            except TypeError:
+                key = id(value)
         if key not in self._constants:
             name = f"c{len(self._known)}"
             self._known[name] = value
@@ -216,51 +375,56 @@ class Reads:
         self._stand_ins[id(value)] = (variable, value, stand_in)  # value too, so that its id stays its own
         return stand_in
 
+    def _lent(self, made: Any, before: Any, name: str) -> Any:
+        self._given.append((made, before, name))
+        return made
 
-class _Watched:
-    """Stands for an object or module: what is asked of it is noted and answered with stand-ins."""
 
-    def __init__(self, reads: Reads, value: Any, variable: str, name: str):
-        object.__setattr__(self, "_tk", (reads, value, variable, name))
+# --- What a check calls ---
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:  # so that isinstance answers as the object does
-        return object.__getattribute__(self, "_tk")[1].__class__
 
-    def __getattribute__(self, attribute: str) -> Any:
-        if attribute == "__class__":
-            return object.__getattribute__(self, "_tk")[1].__class__
-        reads, value, variable, name = object.__getattribute__(self, "_tk")
-        found = getattr(value, attribute)
-        return reads.stand_in(found, f"{variable}.{attribute}", f"{name}.{attribute}")
+def frozen(value: Any) -> Any:
+    """Equal for equal values of equal types, now and later. Raises TypeError, with the type of what has no such."""
+    kind = type(value)
+    if isinstance(value, float | complex):
+        return kind, repr(value)
+    if kind in (set, frozenset):
+        return kind, frozenset([frozen(x) for x in value])
+    if kind in (list, tuple):
+        return kind, tuple([frozen(x) for x in value])
+    if kind is dict:
+        return kind, tuple([(frozen(k), frozen(x)) for k, x in value.items()])
+    if kind is slice:
+        return kind, frozen((value.start, value.stop, value.step))
+    if isinstance(value, Tensor) or not isinstance(value, (*_CONSTANTS, int, Enum, type)):
+        raise TypeError(kind.__name__)
+    return kind, value
 
-    def __setattr__(self, attribute: str, to: Any) -> None:
-        raise TypeError(f"a mod must not write {attribute} of {object.__getattribute__(self, '_tk')[3]}")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        reads, value, variable, name = object.__getattribute__(self, "_tk")
-        if isinstance(value, torch.nn.Module):
-            method, read = type(value).forward, f"type({variable}).forward"
-        else:
-            method, read = type(value).__call__, f"type({variable}).__call__"
-        return reads.stand_in(method, read, name)(self, *args, **kwargs)
+def _lacks(value: Any, key: Any) -> bool:
+    try:
+        value[key]
+    except (KeyError, IndexError):
+        return True
+    return False
 
-    def __getitem__(self, key: Any) -> Any:
-        reads, value, variable, name = object.__getattribute__(self, "_tk")
-        return reads.stand_in(value[key], f"{variable}[{reads._constant(key)}]", f"{name}[{key!r}]")
 
-    def __len__(self) -> int:
-        reads, value, variable, _ = object.__getattribute__(self, "_tk")
-        reads.require(f"len({variable}) == {len(value)}")
-        return len(value)
+def _is_empty(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return True
+    return False
 
-    def __iter__(self) -> Iterator[Any]:
-        return (self[i] for i in range(len(self)))
 
-    def __bool__(self) -> bool:
-        reads, value, variable, _ = object.__getattribute__(self, "_tk")
-        reads.require(f"bool({variable}) is {bool(value)}")
-        return bool(value)
+def _is_same(now: Any, before: Any) -> bool:
+    if isinstance(now, set):
+        return now == before
+    if isinstance(now, list) and isinstance(before, list):
+        return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
+    if isinstance(now, dict) and isinstance(before, dict):
+        return list(now) == list(before) and all(now[k] is x for k, x in before.items())
+    return now is before
 
 
 # numpy, which torch does without, registers its numbers with Python's classes of them.
@@ -289,7 +453,11 @@ def _is_trusted(value: Any) -> bool:
 
 
 def _captures(value: Any) -> bool:
-    return isinstance(value, types.FunctionType) and bool(value.__closure__) and not hasattr(value, "__wrapped__")
+    """Whether it is of a user's making, although torch or Python has its code: a closure, or a wrapper of another's."""
+    if not isinstance(value, types.FunctionType) or not value.__closure__:
+        return False
+    inner = inspect.unwrap(value)
+    return inner is value or not _is_trusted(inner)
 
 
 def _is_trusted_name(module: str) -> bool:

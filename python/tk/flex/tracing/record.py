@@ -47,12 +47,14 @@ class Value(Tensor):
     """A tensor of which nothing is known but its dtype and how many dimensions it has.
 
     held: one of them, full of ones. node: what it is in the graph. constant: what it holds, where this does not depend
-    on what the mod is given. sizes: where it is a captured tensor, or was read from one by its first dimensions."""
+    on what the mod is given. sizes: where it is a captured tensor, or was read from one by its first dimensions.
+    source: where it is a captured tensor, this tensor, the variable that holds it, its name, and who notes reads."""
 
     held: Tensor
     node: fx.Node
     constant: Tensor | None
     sizes: tuple[Size, ...] | None
+    source: tuple[Tensor, str, str, Any] | None
 
     @staticmethod
     def __new__(
@@ -60,8 +62,24 @@ class Value(Tensor):
     ) -> Value:
         make: Any = torch.Tensor._make_wrapper_subclass
         self: Value = make(cls, data.shape, dtype=data.dtype, device="cpu")
-        self.held, self.node, self.constant, self.sizes = data, node, constant, sizes
+        self.held, self.node, self.constant, self.sizes, self.source = data, node, constant, sizes, None
         return self
+
+    @property
+    def _is_param(self) -> bool:
+        """Which a Parameter is asked for by isinstance."""
+        if self.source is None:
+            return False
+        tensor, variable, name, reads = self.source
+        found = isinstance(tensor, torch.nn.Parameter)
+        return bool(reads.stand_in(found, f"isinstance({variable}, Parameter)", name))
+
+    def __getattr__(self, attribute: str) -> Any:
+        """What a user has set on a captured tensor."""
+        source = self.__dict__.get("source")
+        if source is None or attribute.startswith("__"):
+            raise AttributeError(attribute)
+        return asked(source, attribute)
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -71,6 +89,16 @@ class Value(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise Refused(f"keeps a tensor of its arguments past its end, and calls {func} on it")
+
+
+def asked(source: tuple[Tensor, str, str, Any], attribute: str) -> Any:
+    """An attribute of a captured tensor, which is guarded by value."""
+    tensor, variable, name, reads = source
+    with reads.outside():
+        if not hasattr(tensor, attribute):
+            reads.lacks(variable, attribute)
+        found = getattr(tensor, attribute)
+    return reads.stand_in(found, f"{variable}.{attribute}", f"{name}.{attribute}")
 
 
 class Recorder(TorchDispatchMode):
@@ -387,6 +415,14 @@ class Spelling(TorchFunctionMode):
                     return _indexed(x, keys)
             elif x.dim() and func in _SIZES:
                 return _SIZES[func](x, self.recorder, *args[1:], **(kwargs or {}))
+            elif func in _PROPERTIES:
+                if x.source is None:
+                    self.recorder.fail(Refused(f"asks for {_PROPERTIES[func]} of a tensor that it makes or is given"))
+                return asked(x.source, _PROPERTIES[func])
+            elif func in _METHODS:
+                if x.source is None:
+                    self.recorder.fail(Refused(f"asks for {func.__name__}() of a tensor that it makes or is given"))
+                return x.source[3].stand_in(func(x.source[0]), f"{x.source[1]}.{func.__name__}()", x.source[2])
             elif func in _DATA:
                 self.recorder.fail(ControlFlow(f"{func.__name__} asks for the value of a tensor"))
         return func(*args, **(kwargs or {}))
@@ -438,3 +474,10 @@ _SIZES: dict[Any, Callable[..., Any]] = {
     torch.numel: _numel, Tensor.__len__: _length, Tensor.stride: _no_layout, _TENSOR.nbytes.__get__: _no_layout,
 }  # fmt: skip
 _DATA = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_ptr})
+# What a captured tensor tells of itself, guarded by value.
+_ASKED = (
+    "requires_grad", "is_leaf", "grad_fn", "grad", "is_cuda", "is_cpu", "is_meta", "_version", "retains_grad",
+    "output_nr", "_base",
+)  # fmt: skip
+_PROPERTIES: dict[Any, str] = {getattr(_TENSOR, n).__get__: n for n in _ASKED}
+_METHODS = frozenset({Tensor.is_inference, Tensor.is_contiguous, Tensor.storage_offset, Tensor.is_pinned})

@@ -18,7 +18,7 @@ import hashlib
 import inspect
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from tk import errors
-from tk.flex.tracing import reads, record
+from tk.flex.tracing import reads, record, states
 from tk.flex.tracing.canonical import Graph, Read, canonical
 from tk.flex.tracing.canonical import parse as parse_graph
 from tk.flex.tracing.normal import evaluator
@@ -276,10 +276,11 @@ class _World:
     """What a mod sees in one trace. constants: the variables of numbers and sizes that are structure. names: of what it
     reads. numbers: the variables of those that are run-time arguments."""
 
-    def __init__(self, constants: frozenset[str]):
+    def __init__(self, constants: frozenset[str], around: Mapping[Any, Any]):
         self.constants = constants
         self.recorder = Recorder()
-        self.reads = reads.Reads(self.leaf)
+        is_grad = around[torch.is_grad_enabled]
+        self.reads = reads.Reads(self.leaf, self.recorder.fail, lambda: _outside(is_grad), dict(around))
         self.names: list[str] = []
         self.numbers: set[str] = set()
 
@@ -292,6 +293,7 @@ class _World:
         if isinstance(value, Tensor):
             self.recorder.check_dtype(value.dtype, f"captures {name}")
             made: Any = self.recorder.tensor(place, value.dtype, value.dim(), variable, self._sizes(value, variable))
+            made.source = (value, variable, name, self.reads)
         elif variable in self.constants:
             return value
         else:
@@ -311,23 +313,26 @@ def _trace(fn: Mod, kind: str) -> _Mod:
     """With every number run-time argument first; those that the mod decides by become structure."""
     _check_parameters(fn, kind)
     constants: frozenset[str] = frozenset()
+    around = states.snapshot()
     while True:
         try:
             with _by_itself():
-                return _trace_with(fn, kind, constants)
+                return _trace_with(fn, kind, constants, around)
         except Decides as decides:
             if decides.variables <= constants:
                 raise errors.Error(f"{described(fn, kind)} changes what it reads while it is traced") from None
             constants |= decides.variables
 
 
-def _trace_with(fn: Mod, kind: str, constants: frozenset[str]) -> _Mod:
-    world = _World(constants)
+def _trace_with(fn: Mod, kind: str, constants: frozenset[str], around: Mapping[Any, Any]) -> _Mod:
+    world = _World(constants, around)
     recorder = world.recorder
     with _explaining(fn, kind, recorder), recorder, record.Spelling(recorder):
         arguments = world.arguments(kind)
         stand_in = world.reads.stand_in(fn, "f", getattr(fn, "__name__", type(fn).__name__))
         result = stand_in(*arguments)
+        world.reads.check_unwritten()
+        world.reads.result(torch.get_default_dtype, (), "default_dtype", "torch.get_default_dtype")  # of 1.5, of q / k
         if recorder.failure is not None:  # and the mod caught it
             raise recorder.failure
     _check_result(fn, kind, result)
@@ -337,6 +342,18 @@ def _trace_with(fn: Mod, kind: str, constants: frozenset[str]) -> _Mod:
     captures = tuple(_capture(r, kind) for r in graph.reads)
     pick = tuple(evaluator(r.leaf if isinstance(r.leaf, tuple) else ("leaf", r.leaf)) for r in graph.reads)
     return _Mod(None if graph.is_trivial else graph, captures, world.reads.compiled(), pick, frozenset(world.numbers))
+
+
+@contextlib.contextmanager
+def _outside(is_grad: bool) -> Iterator[None]:
+    """For code that is not the mod's and may make tensors: none of it is recorded."""
+    with contextlib.ExitStack() as stack:
+        if torch.utils._python_dispatch._len_torch_dispatch_stack():
+            stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
+        for _ in range(torch._C._len_torch_function_stack()):
+            stack.enter_context(torch.overrides._pop_mode_temporarily())
+        stack.enter_context(torch.set_grad_enabled(is_grad))
+        yield
 
 
 @contextlib.contextmanager
