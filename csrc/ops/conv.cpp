@@ -128,6 +128,11 @@ Spatial result_sizes(const Convolution& c, const View& x, const View& weight) {
   return out;
 }
 
+// Of the result. Of an input without channels it has none either, which is ATen's answer, whatever the weight has.
+int64_t result_channels(const View& x, const Meta& weight) {
+  return x.sizes[View::kChannels] == 0 ? 0 : weight.sizes[0];
+}
+
 // The sizes of a tensor like `like`, with other channels and pixels.
 std::vector<int64_t> sizes_like(const Convolution& c, const Meta& like, int64_t channels, const Spatial& pixels) {
   std::vector<int64_t> sizes;
@@ -176,7 +181,7 @@ Tensor forward(const Convolution& c, const Tensor& input, const Tensor& weight, 
                .padding = g.padding,
                .dilation = g.dilation};
   const Spatial pixels = result_sizes(c, p.x, p.weight);
-  Tensor out = empty_image(sizes_like(c, x, w.sizes[0], pixels), result_is_channels_last(c, x, w), x.dtype, x.device);
+  Tensor out = empty_image(sizes_like(c, x, result_channels(p.x, w), pixels), result_is_channels_last(c, x, w), x.dtype, x.device);
   const Meta y = meta(out);
   p.out = image_view(y, c.spatial, g.groups);
   if (p.out.count() == 0) return out;
@@ -209,7 +214,7 @@ Tensor gradient(const Convolution& c, const Tensor& grad, const Tensor& input, c
   const Geometry& g = c.geometry;
   const View x_view = image_view(x, c.spatial, g.groups);
   const View weight_of_x = weight_view(w, c.spatial, g.groups);
-  const std::vector<int64_t> expected = sizes_like(c, x, w.sizes[0], result_sizes(c, x_view, weight_of_x));
+  const std::vector<int64_t> expected = sizes_like(c, x, result_channels(x_view, w), result_sizes(c, x_view, weight_of_x));
   if (!std::equal(expected.begin(), expected.end(), dy.sizes.begin(), dy.sizes.end())) [[unlikely]]
     fail_argument(text(c.op, ": grad is ", describe_sizes(dy.sizes), ", must be ", describe_sizes(expected)));
   const Meta& like = of_input ? x : w;

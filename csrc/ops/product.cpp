@@ -86,8 +86,11 @@ void launch_product(const Product& p) {
   launch_described(core_op(p), p, {tensors, next});
 }
 
-// Factors that add nothing, whose inner size is 0, are left out.
+// Factors that add nothing are left out: those whose inner size is 0, and all where alpha is 0. As with cuBLAS their
+// elements are then not read, so that NaN and inf in them do not count.
 void leave_out_nothing(Product& p) {
+  if (p.epilogue.alpha == 0)
+    for (Factors& f : p.all()) f.a.matrix.cols = f.b.matrix.rows = 0;
   const auto is_nothing = [](const Factors& f) { return f.a.matrix.cols == 0; };
   const auto end = std::remove_if(p.factors, p.factors + p.n_factors, is_nothing);
   p.n_factors = std::max<uint32_t>(1, static_cast<uint32_t>(end - p.factors));
@@ -228,6 +231,7 @@ Tensor set_rows(Operand& x) {
 Tensor set_out(Product& p, std::span<const int64_t> sizes, int32_t dtype, Tensor out) {
   const bool given = static_cast<bool>(out);
   if (!given) out = empty(sizes, dtype, p.factors[0].a.tensor.device);
+  if (given && meta(out).count() == 0) resize(out, sizes);
   p.out.tensor = meta(out);
   if (given) check_out(p, sizes, dtype);
   return out;

@@ -1,5 +1,10 @@
 #include "tensor.h"
 
+#include <torch/csrc/stable/stableivalue_conversions.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
 #include <vector>
 
 namespace tk::ops {
@@ -53,6 +58,17 @@ Tensor empty(std::span<const int64_t> sizes, int32_t dtype, Device device) {
                                       device.index, &handle),
              "allocate memory");
   return Tensor(handle);
+}
+
+void resize(const Tensor& tensor, std::span<const int64_t> sizes) {
+  if (std::ranges::equal(meta(tensor).sizes, sizes)) return;
+  AtenTensorHandle same = nullptr;
+  check_shim(aoti_torch_new_tensor_handle(tensor.get(), &same), "resize a tensor");
+  std::array stack{torch::stable::detail::from(same),
+                   torch::stable::detail::from(std::vector<int64_t>(sizes.begin(), sizes.end())),
+                   torch::stable::detail::from(std::optional<int64_t>())};
+  check_shim(torch_call_dispatcher("aten::resize_", "", stack.data(), TORCH_ABI_VERSION), "resize a tensor");
+  Tensor(torch::stable::detail::to<AtenTensorHandle>(stack[0]));  // the same tensor once more
 }
 
 void copy(AtenTensorHandle to, AtenTensorHandle from) { check_shim(aoti_torch_copy_(to, from, 0), "copy a tensor"); }

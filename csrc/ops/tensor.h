@@ -82,6 +82,9 @@ void* write_pointer(const Meta& tensor);
 // An uninitialised row-major tensor, without going through the dispatcher.
 Tensor empty(std::span<const int64_t> sizes, int32_t dtype, Device device);
 
+// By torch, as its ops do it for an `out` without elements; nothing where the sizes are these already.
+void resize(const Tensor& tensor, std::span<const int64_t> sizes);
+
 // By torch: converts, and broadcasts.
 void copy(AtenTensorHandle to, AtenTensorHandle from);
 

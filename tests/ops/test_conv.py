@@ -250,3 +250,21 @@ def test_dtypes_without_kernels():
         tk.conv2d(torch.zeros(1, 4, 6, 6, dtype=torch.int32), torch.zeros(6, 4, 3, 3, dtype=torch.int32))
     with pytest.raises(TypeError, match="weight must be a Tensor, is int"):
         tk.conv2d(torch.zeros(1, 4, 6, 6), 3)
+
+
+@pytest.mark.parametrize("batch", [(), (0,), (2,)], ids=str)
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("n", CONV)
+def test_an_input_without_channels(n, padding, batch):
+    """ATen's answer is a result without channels, whatever the weight has."""
+    ours, theirs = CONV[n]
+    x, weight, bias = torch.randn(*batch, 0, *SIZES[n]), torch.randn(3, 0, *(3,) * n), torch.randn(3)
+    inputs = [t.requires_grad_() for t in (x, weight, bias)]
+    result, expected = ours(*inputs, padding=padding), theirs(*inputs, padding=padding)
+    assert result.shape == expected.shape
+    found = torch.autograd.grad(result.sum(), inputs)
+    assert all(torch.equal(g, torch.zeros_like(t)) for g, t in zip(found, inputs, strict=True))
+    mode = torch._subclasses.FakeTensorMode()
+    fakes = [mode.from_tensor(t.detach()) for t in inputs]
+    with mode:
+        assert ours(*fakes, padding=padding).shape == expected.shape

@@ -121,3 +121,30 @@ def test_config_and_modes_have_no_effect_on_the_cpu() -> None:
     with tk.config.modes(strict=True, batch_invariant=True, deterministic=True, static_weights=True):
         assert torch.equal(tk.mm(a, b, config="no such config"), plain)
     assert torch.equal(tk.mm(a, b, config=3), plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("beta", [0, 1, -0.5])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_alpha_0_does_not_read_the_product(bad: float, beta: float, dtype: torch.dtype) -> None:
+    for m, k, n in ((1, 1, 1), (3, 4, 5), (33, 64, 48)):
+        a, b = torch.full((2, m, k), bad, dtype=dtype), torch.randn(2, k, n, dtype=dtype)
+        for bias in (torch.randn(n, dtype=dtype), torch.randn(m, n, dtype=dtype), torch.randn(1, dtype=dtype)):
+            expected = (beta * bias.double()).expand(m, n)
+            assert_close(tk.addmm(bias, a[0], b[0], beta=beta, alpha=0), expected, 1)
+            batch = tk.baddbmm(bias, a, b, beta=beta, alpha=0)
+            assert_close(batch, expected.expand(2, m, n), 1)
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4), (0, 4)], ids=str)
+def test_linear_of_a_vector(shape: tuple[int, ...]) -> None:
+    x, weight = torch.randn(shape), torch.randn(4)
+    expected = torch.nn.functional.linear(x.double(), weight.double())
+    assert_close(tk.linear(x, weight), expected, 4)
+    assert_close(tk.linear(x, weight, torch.tensor(2.0)), expected + 2, 4)
+    assert_close(tk.linear(x, weight, out=torch.empty(0)), expected, 4)
+    out = torch.empty(shape[:-1])
+    assert tk.linear(x, weight, out=out) is out
+    assert_close(out, expected, 4)
+    with pytest.raises(ValueError, match=r"bias is \[3\], must be one number"):
+        tk.linear(x, weight, torch.randn(3))

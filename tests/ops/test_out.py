@@ -103,3 +103,26 @@ def test_out_takes_no_gradients() -> None:
         tk.mm(a, b, out=torch.empty(4, 5))
     with torch.no_grad():
         assert_close(tk.mm(a, b, out=torch.empty(4, 5)), exact(a.detach(), b), 3)
+
+
+@pytest.mark.parametrize("empty", [(0,), (0, 7), (3, 0), (2, 0, 5)], ids=str)
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_an_out_without_elements_takes_the_results_shape(form: Form, empty: tuple[int, ...]) -> None:
+    a, b = torch.randn(4, 3), torch.randn(3, 5)
+    out = torch.empty(empty)
+    assert form.call(a, b, None, out=out) is out
+    assert_close(out, exact(a, b), 3)
+
+
+def test_so_does_one_of_a_batch_and_of_two_products() -> None:
+    a, b = torch.randn(2, 4, 3), torch.randn(2, 3, 5)
+    assert_close(tk.bmm(a, b, out=torch.empty(0)), exact(a, b), 3)
+    assert_close(tk.baddbmm(torch.zeros(5), a, b, out=torch.empty(0)), exact(a, b), 3)
+    both = tk.mm_plus_mm(a[0], b[0], a[1], b[1], out=torch.empty(0))
+    assert_close(both, exact(a[0], b[0]) + exact(a[1], b[1]), 6)
+
+
+@pytest.mark.parametrize("shape", [(4,), (5, 4), (20,), (1, 4, 5)], ids=str)
+def test_an_out_with_elements_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"tk.mm: out is .*, must be \[4, 5\]"):
+        tk.mm(torch.randn(4, 3), torch.randn(3, 5), out=torch.empty(shape))

@@ -241,8 +241,14 @@ def _fake_conv(
     pixels = [(n + lo + hi - d * (k - 1) - 1) // s + 1 for n, k, s, lo, hi, d in extents]
     for n in pixels:
         check(n >= 1, lambda: f"tk.conv{spatial}d: Kernel size can't be greater than actual input size")
-    shape = (*input.shape[: -spatial - 1], weight.shape[0], *pixels)
+    shape = (*input.shape[: -spatial - 1], _result_channels(input, weight), *pixels)
     return _empty(input, shape, _format_of_result(input, weight))
+
+
+def _result_channels(input: Tensor, weight: Tensor) -> Any:
+    """An input without channels has a result without, whatever the weight has: ATen's answer."""
+    channels = input.shape[1 - weight.dim()]
+    return 0 if isinstance(channels, int) and channels == 0 else weight.shape[0]  # a symbolic size is never 0
 
 
 def _fake_input_grad(grad: Tensor, input: Tensor, weight: Tensor, *settings: Any) -> Tensor:
@@ -285,14 +291,15 @@ def _backward_conv(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return (
         _input_grad(grad_z, input, weight, *settings) if needs_input else None,
         _weight_grad(grad_z, input, weight, *settings) if needs_weight else None,
-        _bias_grad(grad_z, spatial) if needs_bias else None,
+        _bias_grad(grad_z, weight) if needs_bias else None,
         *(None,) * 8,
     )
 
 
-def _bias_grad(grad: Tensor, spatial: int) -> Tensor:
-    channels = grad.dim() - spatial - 1
-    return grad.sum([d for d in range(grad.dim()) if d != channels])
+def _bias_grad(grad: Tensor, weight: Tensor) -> Tensor:
+    channels = grad.dim() - weight.dim() + 1
+    found = grad.sum([d for d in range(grad.dim()) if d != channels])
+    return found if found.shape[0] == weight.shape[0] else grad.new_zeros(weight.shape[0])  # the result has no channels
 
 
 def _setup_gradient(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -111,19 +111,35 @@ def linear(
 
     Args:
         x: ``[..., K]``. It is copied if its leading dimensions cannot be viewed as one.
-        weight: ``[N, K]``.
-        bias: ``[N]``, or None.
+        weight: ``[N, K]``, or ``[K]`` for a result without its last dimension.
+        bias: ``[N]``, or None. With a vector as weight: one number, or None.
 
     Returns:
         ``[..., N]``, contiguous, or ``out``. The other arguments and the errors are those of :func:`mm`.
     """
     try:
+        if weight.dim() == 1:
+            return _linear_of_vector(x, weight, bias, activation, out_dtype, precision, config, out)
         settings = product.settings("mm", x, activation, out_dtype, precision, config)
         if out is not None:
             return _linear_out(x, weight, bias, *settings, out=out)
         return _linear(x, weight, bias, *settings)
     except (RuntimeError, AttributeError) as error:
         raise product.explained(error, "linear", x=x, weight=weight, bias=bias) from None
+
+
+def _linear_of_vector(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+    """As torch does it: a weight of one row, whose column of results is dropped."""
+    *settings, out = settings  # type: ignore[assignment]
+    if bias is not None and bias.numel() != 1:
+        raise ValueError(f"tk.linear: bias is {list(bias.shape)}, must be one number, since weight is a vector")
+    row = None if bias is None else bias.reshape(1)
+    if out is None:
+        return linear(x, weight.unsqueeze(0), row, *settings).squeeze(-1)
+    if out.numel() == 0:
+        out.resize_(x.shape[:-1])
+    linear(x, weight.unsqueeze(0), row, *settings, out=out.unsqueeze(-1))
+    return out
 
 
 # --- Shapes ---
