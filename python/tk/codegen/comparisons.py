@@ -4,7 +4,6 @@ In ``y == y.amax()`` the same ``y`` is worked out twice: for the maximum, and fo
 have the same bits does one of them equal the other. So in a graph that has such a comparison
 
 - no launch approximates or contracts products and sums, which depends on what else a launch does with them;
-- 16-bit floats are compared as the 16 bits that torch compares;
 - a sum that what is compared is made of is worked out by one launch, which leaves it in memory for the others: the
   order of its terms is that of the launch's blocks.
 """
@@ -20,6 +19,7 @@ from tk.codegen.ir import COMPARE, FLOATS, NARROW, Kernel, Value
 # Of floats: the same bits however they are compiled. All others may be approximated, or depend on an order.
 _EXACT = ("load", "store", "cast", "bitcast", "constant", "number", "neg", "abs", "where", "maximum", "minimum", "sort",
           "argmax", "argmin", "max", "min")  # fmt: skip
+_CHOICES = ("where", "maximum", "minimum")
 _FROM_AFAR = ("reduce", "scan", "sort", "fold", "search")
 
 
@@ -96,13 +96,30 @@ def sums_compared(kernel: Kernel) -> Iterator[int]:
 
 
 def narrow_operands(kernel: Kernel) -> dict[tuple[int, int], str]:
-    """(value, place) -> the 16-bit dtype in which that operand is compared."""
+    """(value, place) -> the 16-bit dtype in which that operand is compared, or may be chosen.
+
+    All operands of a comparison that torch makes in 16 bits are rounded to them, numbers too. What is chosen is rounded
+    where it is a number, or converted to what it competes with: the rest is a result of arithmetic, of which the choice
+    among unrounded values is the same."""
     found = {}
-    for v, places in compared(kernel):
-        for place in places:
-            operand = kernel.value(v.args[place])
-            while operand.op == "cast" and operand.dtype not in NARROW:
-                operand = kernel.value(operand.args[0])
+    for v in kernel.values:
+        for place, n in enumerate(v.args):
+            operand = kernel.value(n)
+            if v.op in COMPARE or v.op == "search":
+                operand = _before_widening(kernel, operand)
+            elif v.op not in _CHOICES or not _is_converted(kernel, operand):
+                continue
             if operand.dtype in NARROW:
                 found[v.number, place] = operand.dtype
     return found
+
+
+def _before_widening(kernel: Kernel, v: Value) -> Value:
+    while v.op == "cast" and v.dtype in FLOATS and v.dtype not in NARROW:
+        v = kernel.value(v.args[0])
+    return v
+
+
+def _is_converted(kernel: Kernel, v: Value) -> bool:
+    """A number, or a tensor without dimensions."""
+    return not v.axes and (v.op == "constant" or (v.op == "cast" and kernel.value(v.args[0]).dtype not in NARROW))

@@ -55,6 +55,14 @@ ARITY: Mapping[str, int] = {
 }  # fmt: skip
 
 
+_TORCH_DTYPES = {name: dtype for dtype, name in IR_DTYPES.items()}
+
+
+def rounded(number: float, dtype: str) -> float:
+    """As a tensor of the dtype holds it."""
+    return float(torch.tensor(number, dtype=torch.float64).to(_TORCH_DTYPES[dtype]))
+
+
 @dataclass(frozen=True)
 class Axis:
     """One loop. symbol: what index expressions call it. walk: it numbers the programs, each of which runs through many

@@ -9,7 +9,19 @@ from dataclasses import replace
 import sympy
 
 from tk.codegen.comparisons import any_compared, narrow_operands
-from tk.codegen.ir import FLOATS, NARROW, Builder, Kernel, Scanned, Value, rebuild, values_in, verify
+from tk.codegen.ir import (
+    COMPARE,
+    FLOATS,
+    NARROW,
+    Builder,
+    Kernel,
+    Scanned,
+    Value,
+    rebuild,
+    rounded,
+    values_in,
+    verify,
+)
 
 
 def run_all(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
@@ -35,7 +47,7 @@ def promote(kernel: Kernel) -> Kernel:
 
     def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
         args = tuple(
-            b.add("cast", b.values[n].dtype, _rounded(b, n, narrow[v.number, place]))
+            _rounded_to(b, n, narrow[v.number, place])
             if (v.number, place) in narrow and b.values[n].dtype in ("fp32", "fp64")
             else n
             for place, n in enumerate(args)
@@ -66,7 +78,7 @@ def _promoted_cast(b: Builder, v: Value, arg: int) -> int:
     if v.dtype not in NARROW:
         return arg if source == v.dtype else b.add("cast", v.dtype, arg)
     if v.data == "round":
-        return b.add("cast", "fp32", _rounded(b, arg, v.dtype))
+        return _rounded_to(b, arg if source == "fp32" else b.add("cast", "fp32", arg), v.dtype)
     return arg if source == "fp32" else b.add("cast", "fp32", arg)
 
 
@@ -75,6 +87,14 @@ def _rounded(b: Builder, arg: int, dtype: str) -> int:
     if dtype in NARROW and b.values[arg].dtype != "fp32":
         arg = b.add("cast", "fp32", arg)
     return b.add("cast", dtype, arg)
+
+
+def _rounded_to(b: Builder, arg: int, narrow: str) -> int:
+    """In the dtype that it has, and with no more digits than the narrow one."""
+    v = b.values[arg]
+    if v.op == "constant":
+        return b.add("constant", v.dtype, data=rounded(v.data, narrow))
+    return b.add("cast", v.dtype, _rounded(b, arg, narrow))
 
 
 def simplify(kernel: Kernel) -> Kernel:
@@ -164,8 +184,11 @@ _NOT_APPROXIMATED = ("load", "store", "constant", "reduce", "fold", "scan", "sor
 def allow_approximations(kernel: Kernel) -> Kernel:
     """fp32 values of which everything that comes is rounded to 16 bits need no correctly rounded functions."""
     exact: set[int] = set()
+    held: set[int] = set()  # what is compared as 16 bits: of an approximation these may be others
     for v in reversed(kernel.values):
-        is_rounding = v.op == "cast" and v.dtype in NARROW
+        if v.op in (*COMPARE, "search") or (v.op == "cast" and v.number in held):
+            held.update(v.args)
+        is_rounding = v.op == "cast" and v.dtype in NARROW and v.number not in held
         demands = v.op == "store" or v.number in exact or v.dtype not in ("fp32", *NARROW) or v.op == "number"
         if is_rounding or (v.op == "store" and v.dtype in NARROW):
             continue

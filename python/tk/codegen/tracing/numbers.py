@@ -150,12 +150,33 @@ def celu(input: Tensor, alpha: Any = 1.0, inplace: bool = False) -> Tensor:
 
 
 def softshrink(input: Tensor, lambd: Any = 0.5) -> Tensor:
+    lambd = _tensor(lambd, input)
     inside = torch.where(input < -lambd, input + lambd, input * 0)
     return torch.where(input > lambd, input - lambd, inside)
 
 
 def hardshrink(input: Tensor, lambd: Any = 0.5) -> Tensor:
     return torch.where((input >= -lambd) & (input <= lambd), torch.zeros_like(input), input)
+
+
+def searchsorted(sorted_sequence: Tensor, input: Any, **named: Any) -> Tensor:
+    if isinstance(input, Tensor):
+        return torch.searchsorted(sorted_sequence, input, **named)
+    row, x = _of_one_dtype(sorted_sequence, input)
+    return torch.searchsorted(row, x, **named)
+
+
+def bucketize(input: Any, boundaries: Tensor, **named: Any) -> Tensor:
+    if isinstance(input, Tensor):
+        return torch.bucketize(input, boundaries, **named)
+    row, x = _of_one_dtype(boundaries, input)
+    return torch.bucketize(x, row, **named)
+
+
+def _of_one_dtype(row: Tensor, number: Any) -> tuple[Tensor, Tensor]:
+    """A sorted row, and a number that is searched in it, which has as many digits."""
+    dtype = torch.result_type(row, 1.0 if isinstance(number, float | torch.SymFloat) else 1)
+    return row.to(dtype), torch.full((), number, dtype=dtype, device=row.device)
 
 
 def hardtanh(input: Tensor, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False) -> Tensor:
@@ -306,7 +327,7 @@ GIVEN: Mapping[Callable[..., Any], Callable[..., Any]] = {
     **_both("var", var), **_both("std", std), torch.var_mean: var_mean, torch.std_mean: std_mean,
     F.normalize: normalize, F.pairwise_distance: pairwise_distance, torch.pairwise_distance: pairwise_distance,
     F.cosine_similarity: cosine_similarity, torch.cosine_similarity: cosine_similarity,
-    F.softshrink: softshrink, F.hardtanh: hardtanh, F.huber_loss: huber_loss, F.smooth_l1_loss: smooth_l1_loss,
+    F.hardtanh: hardtanh, F.huber_loss: huber_loss, F.smooth_l1_loss: smooth_l1_loss,
     F.cross_entropy: cross_entropy, F.margin_ranking_loss: margin_ranking_loss,
     F.hinge_embedding_loss: hinge_embedding_loss, F.triplet_margin_loss: triplet_margin_loss,
 }  # fmt: skip
@@ -316,5 +337,11 @@ DIFFERENTIATED: Mapping[Callable[..., Any], Callable[..., Any]] = {
     **_POWERS, **_both("lerp", lerp), **_both("add", add), **_both("sub", sub), **_both("subtract", sub),
     torch.rsub: rsub,
     F.celu: celu, torch.celu: celu,
-    F.hardshrink: hardshrink, Tensor.hardshrink: hardshrink, torch.hardshrink: hardshrink,
+}  # fmt: skip
+
+# Whatever the arguments are: ATen's gradients of these have no rule for symbolic sizes; and a search for a number has
+# none for what is no tensor.
+ALWAYS: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    F.hardshrink: hardshrink, Tensor.hardshrink: hardshrink, torch.hardshrink: hardshrink, F.softshrink: softshrink,
+    torch.searchsorted: searchsorted, torch.bucketize: bucketize,
 }  # fmt: skip

@@ -85,6 +85,17 @@ def gcd(a: Tensor, b: Tensor) -> Tensor:
     return a
 
 
+def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
+    """Each against all: torch's own asks whether there are so many that sorting them would pay."""
+    dtype = torch.result_type(elements, test_elements)
+    elements, tests = (x.to(dtype) if isinstance(x, Tensor) else x for x in (elements, test_elements))
+    if not isinstance(tests, Tensor):
+        return torch.ne(elements, tests) if invert else torch.eq(elements, tests)
+    each = elements.unsqueeze(-1) if isinstance(elements, Tensor) else elements
+    found = torch.eq(tests.reshape(-1), each).any(-1)
+    return torch.logical_not(found) if invert else found
+
+
 def scalar_tensor(number: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     return torch.full((), number, dtype=dtype, device=device)
 
@@ -98,5 +109,6 @@ def vector_norm(x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False,
 DECOMPOSITIONS: Mapping[Any, Callable[..., Tensor]] = {
     aten.digamma.default: digamma, prims.digamma.default: digamma, aten.polygamma.default: polygamma,
     aten.gcd.default: gcd, prims.gcd.default: gcd, prims.scalar_tensor.default: scalar_tensor,
-    aten.linalg_vector_norm.default: vector_norm,
+    aten.linalg_vector_norm.default: vector_norm, aten.isin.Tensor_Tensor: isin, aten.isin.Tensor_Scalar: isin,
+    aten.isin.Scalar_Tensor: isin,
 }  # fmt: skip

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import sympy
 
 from tk.codegen import index as ix
-from tk.codegen.ir import FLOATS
+from tk.codegen.ir import FLOATS, NARROW
 from tk.codegen.lowering.graph import Call, Rule, operand
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy
 from tk.codegen.lowering.rules.table import RULES, base_name, rule
@@ -19,12 +20,20 @@ def _full(call: Call, *args: Any, **kwargs: Any) -> Lazy:
     value = kwargs.get("fill_value", args[0] if base_name(call) == "scalar_tensor" else args[-1])
     if base_name(call) in ("full", "full_like", "new_full") and "fill_value" not in kwargs:
         value = args[2] if base_name(call) == "new_full" else args[1]
-    return Lazy(call.shape, call.dtype, operand(value, (), call.dtype))
+    return Lazy(call.shape, call.dtype, _held(value, (), call.dtype))
+
+
+def _held(value: Any, shape: Index, dtype: str) -> Callable[[Emitter, Index], int]:
+    """As a tensor holds it: of 16 bits with no more digits than these have, whatever is then worked out of it."""
+    if dtype not in NARROW:
+        return operand(value, shape, dtype)
+    wide = operand(value, shape, "fp32")
+    return lambda e, i: e.cast(wide(e, i), dtype, rounding=True)
 
 
 @rule("aten.fill")
 def _fill(call: Call, x: Any, value: Any) -> Lazy:
-    return Lazy(call.shape, call.dtype, operand(value, call.shape, call.dtype))
+    return Lazy(call.shape, call.dtype, _held(value, call.shape, call.dtype))
 
 
 def _filled(value: int) -> Rule:
