@@ -133,3 +133,15 @@ def test_many_tensors_in_a_captured_graph() -> None:
     torch.cuda.synchronize()
     assert_close(total.cpu(), torch.tensor(7500.0).sqrt())
     assert_close(torch.stack(xs).norm().cpu(), torch.tensor(1.0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_casts_of_what_no_integer_holds(dtype: torch.dtype) -> None:
+    """Against eager on the same device: C leaves them open, and the CPU's differ."""
+    powers = [
+        sign * 2.0**e * f for e in (7, 8, 15, 16, 31, 32, 33, 62, 63, 64, 70) for f in (1, 1.2) for sign in (1, -1)
+    ]
+    special = [float("inf"), -float("inf"), float("nan"), 1e10, -1e10, 3e9, -3e9, 0.5, -0.5, 300.7, -300.7]
+    x = torch.tensor([*powers, *special], dtype=torch.float64).to(dtype).to(DEVICE)
+    for found in torch.ops.tk.gpu_casts(x):
+        assert torch.equal(found, x.to(found.dtype)), found.dtype

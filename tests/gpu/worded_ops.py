@@ -105,3 +105,8 @@ def gpu_clip_(grads, most):
 @op(xs="fp32[...]*")
 def gpu_centred(xs):
     return [(x - x.mean()) * torch.rsqrt(x.var() + 1e-3) for x in xs], torch.stack([x.amax() for x in xs]).amax()
+
+
+@op(x="T[...]", T=("fp64", "fp32", "fp16", "bf16"))
+def gpu_casts(x):
+    return x.to(torch.int8), x.to(torch.int16), x.to(torch.uint8), x.to(torch.int32), x.to(torch.int64)

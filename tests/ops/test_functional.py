@@ -61,6 +61,129 @@ def test_gradients_of_torchs_samples(name: str) -> None:
         assert_close(gradients(ours, args, kwargs), gradients(torchs, args, kwargs), rtol=1e-4, atol=1e-4)
 
 
+# --- Every dtype by one formula ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_softmax_of_large_and_infinite_elements(name: str, dtype: torch.dtype) -> None:
+    inf = float("inf")
+    ours, torchs = MIRRORED[name]
+    rows = [(1e17, 1e17), (inf, 0), (-inf, 0), (-inf, -inf), (inf, inf), (inf, -inf), (float("nan"), 0), (1e30, -1e30)]
+    x = torch.tensor(rows, dtype=dtype)
+    assert_close(ours(x, 1), torchs(x, 1), rtol=0, atol=1e-15, equal_nan=True)
+    assert_close(ours(x.mT, 0), torchs(x, 1).mT, rtol=0, atol=1e-15, equal_nan=True)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e6, -1e9])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_softmax_of_float64_is_as_exact_at_any_offset(name: str, offset: float) -> None:
+    """What an offset takes from the elements is not lost twice; gradients too."""
+    ours, torchs = MIRRORED[name]
+    x = torch.randn(40, 300, dtype=torch.float64) + offset
+    away = x - x.amax(1, keepdim=True)
+    assert_close(ours(x, 1), torchs(away, 1), rtol=4e-15, atol=0)
+    weight = torch.randn_like(x)
+    found, expected = (
+        torch.autograd.grad((f(t, 1) * weight).sum(), t)[0]
+        for f, t in ((ours, x.requires_grad_()), (torchs, away.requires_grad_()))
+    )
+    assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3), ()])
+def test_softmax_of_float64_of_nothing(shape: tuple[int, ...]) -> None:
+    x = torch.ones(shape, dtype=torch.float64, requires_grad=True)
+    found = tk.softmax(x, -1)
+    assert_close(found, torch.softmax(x, -1))
+    found.sum().backward()
+    assert x.grad is not None and x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("order", [0, 0.5, 1, 1.5, 2, 3, float("inf"), -float("inf"), -1])
+def test_norms_of_every_order_have_gradients(order: float, dtype: torch.dtype) -> None:
+    """As torch's: of order 0 undefined, of a zero element 0."""
+    for at in (None, (0, slice(2)), 0):
+        x = (torch.randn(4, 5) * 3).to(dtype)
+        if at is not None:
+            x[at] = 0
+        for dim in (None, 0, 1, (0, 1)):
+            found, expected = x.clone().requires_grad_(), x.float().clone().requires_grad_()
+            result, wanted = tk.norm(found, order, dim), torch.norm(expected, order, dim)
+            assert result.requires_grad and result.dtype == dtype
+            result.sum().backward()
+            wanted.sum().backward()
+            assert (found.grad is None) == (expected.grad is None)
+            if found.grad is None or expected.grad is None:
+                continue
+            tolerance = {torch.float32: 1e-4, torch.float64: 1e-4}.get(dtype, 3e-2)
+            if wanted.isfinite().all() and expected.grad.abs().max() < 100:
+                assert_close(found.grad.float(), expected.grad, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (0, 0, 2), (0,)])
+def test_cross_entropy_of_nothing(shape: tuple[int, ...], reduction: str, smoothing: float) -> None:
+    x = torch.empty(shape)
+    targets = [torch.empty(shape)] if len(shape) > 1 else []
+    if len(shape) > 1 and shape[0] == 0:
+        targets.append(torch.zeros((*shape[:1], *shape[2:]), dtype=torch.int64))
+    for target, weight in itertools.product(targets, (None, torch.ones(shape[min(len(shape) - 1, 1)]))):
+        arguments = (x, target, weight)
+        found, expected = (f(*arguments, reduction=reduction, label_smoothing=smoothing)
+                           for f in (tk.cross_entropy, F.cross_entropy))  # fmt: skip
+        assert_close(found, expected, equal_nan=True)
+
+
+# --- NaN of either sign ---
+
+
+def with_nan_of_both_signs(dtype: torch.dtype, shape: tuple[int, int]) -> Tensor:
+    """Some rows with few, one with many and one with nothing else; infinities of both signs."""
+    x = torch.randn(shape).to(dtype)
+    nan = torch.full((), float("nan"), dtype=dtype)
+    negative = nan.copysign(-torch.ones((), dtype=dtype))
+    assert negative.isnan() and negative.signbit() and not nan.signbit()
+    for row, at, value in (
+        (0, slice(3, 9, 2), nan), (0, slice(4, 9, 2), negative), (1, slice(5, 7), negative), (1, 1, float("inf")),
+        (1, 2, -float("inf")), (2, slice(0, None, 3), negative), (3, slice(None), negative), (4, slice(None), nan),
+    ):  # fmt: skip
+        x[row, at] = value
+    return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("columns", [12, 300, 5000])
+def test_every_nan_is_the_largest_whatever_its_sign(dtype: torch.dtype, columns: int) -> None:
+    x = with_nan_of_both_signs(dtype, (6, columns))
+    for descending in (False, True):
+        expected = torch.sort(x, dim=-1, stable=True, descending=descending)
+        for found in (tk.sort(x, -1, descending), tk.topk(x, 10, -1, largest=descending)):
+            k = found.indices.shape[-1]
+            assert torch.equal(found.indices, expected.indices[:, :k])
+            assert_close(found.values, expected.values[:, :k], rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(tk.argsort(x, -1, descending), expected.indices)
+    for ours, torchs in (
+        (tk.max, torch.max),
+        (tk.min, torch.min),
+        (tk.cummax, torch.cummax),
+        (tk.cummin, torch.cummin),
+    ):
+        found, wanted = ours(x, dim=1), torchs(x, dim=1)
+        assert torch.equal(found.indices, wanted.indices), ours.__name__
+        assert_close(found.values, wanted.values, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(tk.argmax(x, 1), x.argmax(1)) and torch.equal(tk.argmin(x, 1), x.argmin(1))
+    assert torch.equal(tk.argmax(x), x.argmax())
+    for ours, torchs in ((tk.amax, torch.amax), (tk.amin, torch.amin)):
+        assert_close(ours(x, 1), torchs(x, 1), rtol=0, atol=0, equal_nan=True)
+    edges = torch.tensor([-float("inf"), -1, 0, 0.5, float("inf")], dtype=dtype)
+    for right in (False, True):
+        assert torch.equal(tk.bucketize(x, edges, right=right), torch.bucketize(x, edges, right=right))
+        assert torch.equal(tk.searchsorted(edges, x, right=right), torch.searchsorted(edges, x, right=right))
+
+
 @pytest.mark.parametrize("dtype", _call.INTEGERS, ids=str)
 @pytest.mark.parametrize("name", MIRRORED)
 def test_torchs_samples_of_integers(name: str, dtype: torch.dtype) -> None:

@@ -33,7 +33,8 @@ def cross_entropy(
     """``-log(softmax(input)[target])``, as ``torch.nn.functional.cross_entropy``, in one pass over input.
 
     Args:
-        input: ``[C]``, ``[N, C]`` or ``[N, C, ...]``; the last is copied.
+        input: ``[C]``, ``[N, C]`` or ``[N, C, ...]``; the last is copied. Of no classes the loss is ATen's, but for
+            strict mode on CUDA.
         target: int64 or uint8, the indices of the classes: the shape of input without C. One that is no class and not
             ignore_index is ATen's error on the CPU; on CUDA it ends the kernel, and with it the process's CUDA context.
             Or probabilities, of the shape and dtype of input.
@@ -59,6 +60,9 @@ def cross_entropy(
         raise TypeError(f"tk.cross_entropy: target must be a Tensor, is {type(target).__name__}")
     if weight is not None and weight.requires_grad:
         only_aten_has("cross_entropy", input, "the gradient of weight")
+        is_taken = False
+    if input.dim() and input.shape[min(input.dim() - 1, 1)] == 0:  # a row of none has no largest logit
+        only_aten_has("cross_entropy", input, "no classes")
         is_taken = False
     if not is_taken:
         return F.cross_entropy(

@@ -295,7 +295,11 @@ def _norm(function: str, x: Tensor, order: float, dim: Dims, keepdim: bool, conf
 def _norm_of_powers(function: str, x: Tensor, order: float, dim: Dims, keepdim: bool, config: Config) -> Tensor:
     """As in ATen a zero has the gradient 0."""
     if order == 0:
-        return sum((x.detach() != 0).to(x.dtype), dim, keepdim, config=config)
+        count = sum((x.detach() != 0).to(x.dtype), dim, keepdim, config=config)
+        if not x.requires_grad:
+            return count
+        # ATen's count has a gradient that is undefined. That of nothing gives it to this one.
+        return count + torch.linalg.vector_norm((x if x.dim() else x.reshape(1))[:0], 0)
     if order < 0 and product([x.shape[d] for d in _dims(function, x, dim)]) == 0:
         raise ValueError(f"tk.{function}: a norm of order {order} of no elements is none; input is {list(x.shape)}")
     is_zero = x == 0

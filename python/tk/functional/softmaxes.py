@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tk.functional._call import WIDE_FLOATS, Config, converted, from_end, needs, run, taken, to_end, wrap
-from tk.functional.reductions import logsumexp
+from tk.functional.reductions import amax, sum
 
 __all__ = ["log_softmax", "softmax"]
 
 
-@needs("softmax", "logsumexp")
+@needs("softmax", *amax.ops, *sum.ops)  # type: ignore[attr-defined]
 def softmax(
     input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None, *, config: Config = None
 ) -> Tensor:
@@ -31,7 +31,7 @@ def softmax(
     return _along("softmax", input, dim, dtype, config)
 
 
-@needs("log_softmax", "logsumexp")
+@needs("log_softmax", *amax.ops, *sum.ops)  # type: ignore[attr-defined]
 def log_softmax(
     input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None, *, config: Config = None
 ) -> Tensor:
@@ -47,10 +47,19 @@ def _along(op: str, input: Tensor, dim: int | None, dtype: torch.dtype | None, c
     at = wrap(op, x, dim)
     if not is_taken:
         return F.softmax(x, at) if op == "softmax" else F.log_softmax(x, at)
-    if x.dtype == torch.float64:  # its one kernel is the sum's
-        lse = logsumexp(x, at, True, config=config)
-        return (x - lse).exp() if op == "softmax" else x - lse
+    if x.dtype == torch.float64:
+        return _of_float64(op, x, at, config)
     return from_end(run(op, to_end(x, at), config=config), x, at)
+
+
+def _of_float64(op: str, x: Tensor, dim: int, config: Config) -> Tensor:
+    """By the formula of the other dtypes, of the kernels that float64 has: those of its maxima and its sums. What is
+    subtracted first is the maximum, exactly: from logsumexp, which is rounded, large elements differ by too much."""
+    if x.numel() == 0:  # no maximum
+        return x.clone()
+    away = x - amax(x.detach(), dim, True, config=config)
+    total = sum(away.exp(), dim, True, config=config)
+    return away.exp() / total if op == "softmax" else away - total.log()
 
 
 def _old_choice(op: str, x: Tensor) -> int:

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import host
 import pytest
 import torch
 from test_ops import LAYOUTS, check, generated, make, variants
 
-from tk.codegen.family import generate
+from tk.codegen.family import Generated, generate
 from tk.codegen.printing import scans
 from tk.generated import op
+from tk.kernels.generated import sorts
 
 SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0)
+
+
+def negative_nan(dtype: torch.dtype) -> torch.Tensor:
+    """One whose sign is set, which conversions do not keep."""
+    found = torch.full((), float("nan"), dtype=dtype).copysign(torch.full((), -1.0, dtype=dtype))
+    assert found.isnan() and found.signbit()
+    return found
 
 
 def special(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Few values, so that many are equal, NaN, infinities and zeros of both signs among them."""
     generator = torch.Generator().manual_seed(1)
-    x = torch.randint(-3, 3, shape, generator=generator).float()
+    x = torch.randint(-3, 3, shape, generator=generator).to(dtype)
     at = torch.randint(0, 12, shape, generator=generator)
     for i, value in enumerate(SPECIAL):
         x[at == i] = value
-    return x.to(dtype)
+    x[at == len(SPECIAL)] = negative_nan(dtype)
+    return x
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -125,6 +136,29 @@ def test_largest_of_long_rows() -> None:
     check("largest", x, 5)
     assert any("loop" in v for v in variants("largest", x, 5))
     assert all("spread" in v or "digits" in v for v in variants("largest", x, 100))
+
+
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_nan_is_the_largest_in_every_algorithm(dtype: torch.dtype, largest: bool) -> None:
+    """By a loop, by runs and by digits: whatever the signs of NaN, and where nothing else is there."""
+    x = special((3, 5000), dtype)
+    x[0], x[1] = negative_nan(dtype), SPECIAL[0]
+    x[1, ::3] = negative_nan(dtype)
+    expected = torch.sort(x, dim=-1, stable=True, descending=largest)
+    seen = []
+    for variant, (values, indices) in host.run_all(topk(), x, 40, largest):
+        assert torch.equal(indices, expected.indices[:, :40]), variant
+        torch.testing.assert_close(values, expected.values[:, :40], rtol=0, atol=0, equal_nan=True, msg=variant)
+        seen.append(variant)
+    kinds = ["loop", "spread", "digits"] + ["narrow"] * (dtype == torch.bfloat16)
+    assert all(any(kind in variant for variant in seen) for kind in kinds)
+
+
+@cache
+def topk() -> Generated:
+    """The package's own."""
+    return generate(sorts.topk.fn, sorts.topk.signature, "topk")
 
 
 @pytest.mark.parametrize("k", [1, 16, 17, 64])

@@ -29,6 +29,10 @@ EDGE = 2 * VECTOR  # more than these
 # Ops beside whose tensor operand a literal of fp32 can stand.
 _INFIX = {"add", "sub", "mul", "where", *COMPARE}
 
+# By way of which integers ATen's CUDA kernels make narrow ones of floats. The first conversion stops at the ends of its
+# range and the second keeps the low bits, so that it shows which one it was: int16 of 3e9 is -1, uint8 of it is 0.
+_CAST_BY = {"u8": "i64", "i8": "i32", "i16": "i32"}
+
 
 @dataclass
 class Lines:
@@ -340,8 +344,8 @@ class Body:
     def _cast(self, operand: str, source: str, target: str) -> str:
         if target == "fp8e5":
             return f"device.to_fp8e5({operand})"
-        if source in FLOATS and target in ("u8", "i8", "i16"):  # by way of 64 bits, as C does it
-            return f"{operand}.to(tl.int64).to({TL_DTYPES[target]})"
+        if source in FLOATS and target in _CAST_BY:
+            return f"{operand}.to({TL_DTYPES[_CAST_BY[target]]}).to({TL_DTYPES[target]})"
         return f"{operand}.to({TL_DTYPES[target]})"
 
     def _index_value(self, v: Value) -> str:
