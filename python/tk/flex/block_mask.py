@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from tk.flex.mods import MaskMod
@@ -350,8 +351,24 @@ def _kinds_when_compiled(
     for dim in (3, 2, 1, 0):
         mapped = torch.vmap(mapped, in_dims=tuple(0 if d == dim else None for d in range(4)))
     positions = [torch.arange(n, dtype=torch.int32, device=device) for n in sizes]
-    with TransformGetItemToIndex():
+    with TransformGetItemToIndex(), _IntsAsTensors():
         return _kinds(mapped(*positions), block)
+
+
+_ARITHMETIC = frozenset({
+    "__add__", "__radd__", "__sub__", "__mul__", "__rmul__", "__floordiv__", "__truediv__", "add", "sub", "subtract",
+    "mul", "multiply", "div", "divide", "true_divide", "floor_divide",
+})  # fmt: skip
+
+
+class _IntsAsTensors(TorchFunctionMode):
+    """torch.vmap over fake tensors fails where arithmetic has an int that torch.compile holds as a symbol: it hands the
+    symbol to a conversion of tensors. So arithmetic is given tensors there."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _ARITHMETIC and not kwargs:
+            args = tuple([torch.scalar_tensor(x, dtype=torch.int64) if type(x) is int else x for x in args])
+        return func(*args, **(kwargs or {}))
 
 
 # --- Lists ---

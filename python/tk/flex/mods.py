@@ -41,7 +41,7 @@ def sliding_window(size: int) -> MaskMod:
     def window(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return (q_idx >= kv_idx) & (q_idx - kv_idx < size)
 
-    return _named(window, f"sliding_window_{size}")
+    return _named(window, "sliding_window", size)
 
 
 def dilated_window(size: int, dilation: int) -> MaskMod:
@@ -52,7 +52,7 @@ def dilated_window(size: int, dilation: int) -> MaskMod:
         back = q_idx - kv_idx
         return (back >= 0) & (back // dilation < size) & (back % dilation == 0)
 
-    return _named(window, f"dilated_window_{size}_{dilation}")
+    return _named(window, "dilated_window", size, dilation)
 
 
 def prefix_lm(length: int | Tensor) -> MaskMod:
@@ -68,7 +68,7 @@ def prefix_lm(length: int | Tensor) -> MaskMod:
     def prefix_of_all(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return (kv_idx < length) | (q_idx >= kv_idx)
 
-    return _named(prefix_of_all, f"prefix_lm_{length}")
+    return _named(prefix_of_all, "prefix_lm", length)
 
 
 def document(ids: Tensor) -> MaskMod:
@@ -94,7 +94,8 @@ def natten_2d(height: int, width: int, kernel: int) -> MaskMod:
     the window is moved inwards, so that every query has as many."""
     _positive("natten_2d", height=height, width=width, kernel=kernel)
     if kernel > min(height, width):
-        raise ValueError(f"tk.flex.mods.natten_2d: kernel is {kernel}, must fit into {height} x {width}")
+        shown, picture = _shown(kernel), f"{_shown(height)} x {_shown(width)}"
+        raise ValueError(f"tk.flex.mods.natten_2d: kernel is {shown}, must fit into {picture}")
 
     def neighbourhood(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         row = torch.clamp(q_idx // width - kernel // 2, 0, height - kernel)
@@ -102,7 +103,7 @@ def natten_2d(height: int, width: int, kernel: int) -> MaskMod:
         down, right = kv_idx // width - row, kv_idx % width - column
         return (down >= 0) & (down < kernel) & (right >= 0) & (right < kernel)
 
-    return _named(neighbourhood, f"natten_2d_{height}x{width}_{kernel}")
+    return _named(neighbourhood, "natten_2d", height, width, kernel)
 
 
 def and_masks(*mask_mods: MaskMod) -> MaskMod:
@@ -151,7 +152,7 @@ def alibi(slopes: Tensor | int) -> ScoreMod:
     def bias_of_head(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return score + torch.exp2(-8.0 * (h + 1) / n_heads) * (kv_idx - q_idx)
 
-    return _named(bias_of_head, f"alibi_{n_heads}")
+    return _named(bias_of_head, "alibi", n_heads)
 
 
 def relative_bias(table: Tensor, max_distance: int) -> ScoreMod:
@@ -161,15 +162,15 @@ def relative_bias(table: Tensor, max_distance: int) -> ScoreMod:
     _table("relative_bias", "table", table, (2,))
     if table.shape[1] != 2 * max_distance + 1:
         raise ValueError(
-            f"tk.flex.mods.relative_bias: table is {list(table.shape)}, must be [H, {2 * max_distance + 1}] for a "
-            f"max_distance of {max_distance}"
+            f"tk.flex.mods.relative_bias: table is {_shown(list(table.shape))}, must be "
+            f"[H, {_shown(2 * max_distance + 1)}] for a max_distance of {_shown(max_distance)}"
         )
 
     def bias(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         distance = torch.clamp(kv_idx - q_idx, -max_distance, max_distance)
         return score + table[h, distance + max_distance]
 
-    return _named(bias, f"relative_bias_{max_distance}")
+    return _named(bias, "relative_bias", max_distance)
 
 
 def per_head_bias(bias: Tensor) -> ScoreMod:
@@ -190,7 +191,7 @@ def soft_cap(cap: float) -> ScoreMod:
     def capped(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return cap * torch.tanh(score / cap)
 
-    return _named(capped, f"soft_cap_{cap:g}")
+    return _named(capped, "soft_cap", cap)
 
 
 def learned_bias(table: Tensor) -> ScoreMod:
@@ -225,9 +226,18 @@ def of_bool_table(table: Tensor) -> MaskMod:
 # --- Checks ---
 
 
-def _named(mod: Any, name: str) -> Any:
+def _named(mod: Any, name: str, *numbers: float) -> Any:
+    """With the numbers in its name, for messages. torch.compile may hold them as symbols, which have no digits: to ask
+    for some would make another graph for each value, or fail."""
+    if numbers and not torch.compiler.is_dynamo_compiling():
+        name = "_".join([name, *(f"{n:g}" if isinstance(n, float) else str(n) for n in numbers)])
     mod.__name__ = name
     return mod
+
+
+def _shown(value: Any) -> str:
+    """Numbers as a message has them; see _named."""
+    return "a symbol" if torch.compiler.is_dynamo_compiling() else str(value)
 
 
 def _name(mod: Any) -> str:
@@ -237,7 +247,7 @@ def _name(mod: Any) -> str:
 def _positive(function: str, **numbers: float) -> None:
     for name, value in numbers.items():
         if not value > 0:
-            raise ValueError(f"tk.flex.mods.{function}: {name} is {value}, must be more than 0")
+            raise ValueError(f"tk.flex.mods.{function}: {name} is {_shown(value)}, must be more than 0")
 
 
 def _table(function: str, name: str, value: Any, dims: tuple[int, ...], integer: bool = False) -> None:

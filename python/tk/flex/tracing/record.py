@@ -101,6 +101,24 @@ def asked(source: tuple[Tensor, str, str, Any], attribute: str) -> Any:
     return reads.stand_in(found, f"{variable}.{attribute}", f"{name}.{attribute}")
 
 
+def is_on_host(x: Tensor) -> bool:
+    """Whether it is one number that can be had without waiting for a device. (vmap's are many.)"""
+    return x.dim() == 0 and x.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def number_of(source: tuple[Tensor, str, str, Any]) -> Any:
+    """What a captured 0-d tensor holds: a captured number. torch.compile hands floats to a mod in this way; there the
+    tensor has no value yet, and only its kind counts."""
+    tensor, variable, name, reads = source
+    has_value = type(tensor) in (Tensor, torch.nn.Parameter)
+    with reads.outside():
+        held = tensor.item() if has_value else ones(tensor.dtype, ()).item()
+    found = reads.stand_in(held, f"{variable}.item()", name)
+    if not has_value and not isinstance(found, SYMBOLS):
+        reads.refuse(f"decides by {name}, whose value torch.compile does not know")
+    return found
+
+
 class Recorder(TorchDispatchMode):
     """The graph of what is done while it is entered.
 
@@ -423,6 +441,8 @@ class Spelling(TorchFunctionMode):
                 if x.source is None:
                     self.recorder.fail(Refused(f"asks for {func.__name__}() of a tensor that it makes or is given"))
                 return x.source[3].stand_in(func(x.source[0]), f"{x.source[1]}.{func.__name__}()", x.source[2])
+            elif func is Tensor.item and x.source is not None and is_on_host(x.source[0]):
+                return number_of(x.source)
             elif func in _DATA:
                 self.recorder.fail(ControlFlow(f"{func.__name__} asks for the value of a tensor"))
         return func(*args, **(kwargs or {}))
