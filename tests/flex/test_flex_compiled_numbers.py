@@ -14,6 +14,7 @@ from tk.flex import and_masks, create_block_mask, mods, or_masks
 from tk.flex.tracing import trace
 
 S = 64
+attention: Any = tk.flex_attention
 
 
 def scaled(n: Any) -> Any:
@@ -59,11 +60,11 @@ INTS = (2, 3, 5)
 CASES = [(name, INTS) for name in (*SCORES, *MASKS)] + [(name, (2.5, 3.5, 1.25)) for name in FLOATS]
 
 
-def attend(qkv: Any, name: str, mod: Any) -> Tensor:
+def attend(qkv: Any, name: str, mod: Any) -> Any:
     if name in SCORES:
-        return tk.flex_attention(*qkv, score_mod=mod)  # type: ignore[no-any-return]
+        return attention(*qkv, score_mod=mod)
     mask = create_block_mask(mod, None, None, S, S, "cpu", 16)
-    return tk.flex_attention(*qkv, block_mask=mask)  # type: ignore[no-any-return]
+    return attention(*qkv, block_mask=mask)
 
 
 @pytest.fixture
@@ -93,10 +94,10 @@ def test_values(name: str, values: tuple[Any, ...], place: str, qkv: Any) -> Non
 
 @pytest.mark.parametrize("name", ["near", "sliding_window", "prefix_lm"])
 def test_masks_that_were_made_before(name: str, qkv: Any) -> None:
-    run = torch.compile(lambda mask: tk.flex_attention(*qkv, block_mask=mask), backend="aot_eager", fullgraph=True)
+    run = torch.compile(lambda mask: attention(*qkv, block_mask=mask), backend="aot_eager", fullgraph=True)
     for n in INTS:
         mask = create_block_mask(MASKS[name](n), None, None, S, S, "cpu", 16)
-        same(run(mask), tk.flex_attention(*qkv, block_mask=mask), qkv)
+        same(run(mask), attention(*qkv, block_mask=mask), qkv)
 
 
 @pytest.mark.parametrize("name", ["soft_cap", "capped"])
@@ -120,7 +121,7 @@ def test_refused_numbers(n: int, qkv: Any) -> None:
 def test_item_of_a_captured_tensor_is_a_number(x: float) -> None:
     qkv: Any = [torch.randn(1, 2, S, 16) for _ in range(3)]
     held = torch.tensor(x)
-    found = tk.flex_attention(*qkv, score_mod=lambda score, b, h, i, j: score * held.item())
-    torch.testing.assert_close(found, tk.flex_attention(*qkv, score_mod=scaled(x)))
+    found = attention(*qkv, score_mod=lambda score, b, h, i, j: score * held.item())
+    torch.testing.assert_close(found, attention(*qkv, score_mod=scaled(x)))
     pairs = [trace.pair(f, None) for f in (lambda s, b, h, i, j: s * held.item(), scaled(x))]
     assert pairs[0].fingerprint == pairs[1].fingerprint
