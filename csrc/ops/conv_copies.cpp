@@ -37,6 +37,17 @@ int64_t precision_of(const Settings& s, int32_t dtype) {
   return s.precision >= 0 ? s.precision : allows_tf32_in_convolutions();
 }
 
+Settings with_precision(const View& weight, Settings s) {
+  // Tensor cores multiply at least 8 x 8 channels: of one they bring an eighth. And with sums this short the time is
+  // that of memory.
+  constexpr int64_t kShortSum = 16;
+  const int64_t out = weight.sizes[1];
+  const int64_t in = weight.sizes[View::kChannels];
+  const int64_t taps = weight.sizes[3] * weight.sizes[4] * weight.sizes[5];
+  if (weight.dtype == kFloat32 && (std::min(in, out) <= 1 || in * taps <= kShortSum)) s.precision = 0;
+  return s;
+}
+
 bool has_wide_channels(const View& x) {
   const int64_t channels = x.sizes[View::kChannels];
   if (x.sizes[1] == 1) return channels % 8 == 0;

@@ -8,6 +8,10 @@ namespace tk::ops {
 // Of float32: 0 ieee, 1 tf32; else 0.
 int64_t precision_of(const Settings& s, int32_t dtype);
 
+// The settings of a convolution by `weight`, as its forward pass has it. Where tf32 could not be faster than float32, in
+// the result and in both gradients, the precision is ieee.
+Settings with_precision(const View& weight, Settings s);
+
 // --- Layouts ---
 
 // Whether kernels that load 16 bytes of channels at a time could serve. Depthwise ones take any layout.

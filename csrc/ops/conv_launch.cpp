@@ -309,7 +309,8 @@ void launch_merged_weight_gradient(Problem p, const View& grad, const View& x, i
 
 }  // namespace
 
-void launch_forward(Problem p, const Settings& s) {
+void launch_forward(Problem p, const Settings& given) {
+  const Settings s = with_precision(p.weight, given);
   if (launch_product(p, s)) return;  // which takes more layouts
   Tensor x_memory;
   Tensor weight_memory;
@@ -324,7 +325,8 @@ void launch_forward(Problem p, const Settings& s) {
   launch_convolution(p, s);
 }
 
-void launch_input_gradient(Problem whole, const Geometry& g, const Settings& s) {
+void launch_input_gradient(Problem whole, const Geometry& g, const Settings& given) {
+  const Settings s = with_precision(whole.weight, given);
   if (launch_input_product(whole, g, s) || launch_all_phases(whole, g, s)) return;
   Tensor x_memory;
   Tensor weight_memory;
@@ -358,7 +360,8 @@ void launch_input_gradient(Problem whole, const Geometry& g, const Settings& s) 
       }
 }
 
-void launch_weight_gradient(View grad, View x, const View& out, const Geometry& g, const Settings& s) {
+void launch_weight_gradient(View grad, View x, const View& out, const Geometry& g, const Settings& given) {
+  const Settings s = with_precision(out, given);
   if (launch_weight_product(grad, x, out, g, s)) return;
   Tensor grad_memory;
   Tensor x_memory;

@@ -130,8 +130,7 @@ def _plan(point: Point) -> Plan | None:
     per_ns = {"channels_last": 1000, "channels_last_odd": 600, "any": 500}[point.layout]
     return Plan(
         constraints=_constraints(point),
-        # The precision of fp32 makes no difference where nothing is a product.
-        serves=serves(point) | {"precision": (0, 1)},
+        serves=serves(point),
         launches=(Launch(conv_depthwise, args, grid, num_warps=c.num_warps, num_stages=2),),
         cost=plain_cores(point, OP, multiplications(OP), per_ns, least_ns=waits),
     )

@@ -364,7 +364,7 @@ def _channels_last_plan(point: Point) -> Plan:
             *_slide_constraints(point, "w", WEIGHT.size(5)),
             whole_pixels(point),
         ),
-        serves=serves(point) | {"precision": (0, 1)},
+        serves=serves(point),
         launches=(
             Launch(depthwise_weight, copy, (ceil_div(_CHANNELS, 128), OP.local("taps"), 1), num_warps=4),
             Launch(depthwise_along_w, args, grid, num_warps=c.num_warps, num_stages=1, dependent=int(dependent)),
@@ -389,7 +389,7 @@ def _contiguous_plan(point: Point) -> Plan:
             *_slide_constraints(point, "h", WEIGHT.size(4)),
             require((X.stride(5) == 1) & (OUT.stride(5) == 1), "lines contiguous"),
         ),
-        serves=serves(point) | {"precision": (0, 1)},
+        serves=serves(point),
         launches=(Launch(depthwise_along_h, args, grid, num_warps=c.num_warps, num_stages=1),),
         cost=_cost(point, lines, OUT.size(4), OUT.size(5), WEIGHT.size(3) * WEIGHT.size(5), c.per_ns),
     )

@@ -315,6 +315,8 @@ def _plan(point: Point) -> Plan | None:
     waves = ceil_div(tiles, device.sm_count * c.occupancy)
     # The weight of several groups is read by single elements, of which a mask says whether they are on the diagonal.
     percent = (2 if packed else 6) if point.grouped else (15 if packed else 60)
+    if c.fma:  # which is as slow as the loads of single elements are
+        percent = min(5 * percent, 60)
     cost = predict(point, OP, tile, tiles, waves * c.occupancy, depth, percent=percent)
     launches: tuple[Launch, ...] = (launch,)
     if point.grouped:

@@ -73,8 +73,7 @@ def _plan(point: Point) -> Plan | None:
     launch = Launch(weight_grad_depthwise, args, (channels, taps, SPLITS), num_warps=c.num_warps, num_stages=2)
     return Plan(
         constraints=(fits_32_bits(OP, X), shapes),
-        # The precision of fp32 makes no difference where nothing is a product.
-        serves=serves(point) | {"precision": (0, 1)},
+        serves=serves(point),
         launches=(launch, reduce_launch(point.dtype)),
         locals=split_locals(channels * taps, 4, c.block_p, 4, 400),
         buffers=(PARTIALS,),

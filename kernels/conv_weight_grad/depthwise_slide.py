@@ -126,8 +126,7 @@ def _plan(point: Point) -> Plan:
             require(width == point.taps, f"{point.taps} taps along w"),
             require((stride == point.stride) & (dilation == 1), f"a stride of {point.stride} along w, no dilation"),
         ),
-        # The precision of fp32 makes no difference where nothing is a product.
-        serves=serves(point) | {"precision": (0, 1)},
+        serves=serves(point),
         launches=(launch, reduce_launch(point.dtype)),
         locals=split_locals(blocks * lines_of_taps, c.occupancy, c.block_r, 1, step_ns, length=lines),
         buffers=(PARTIALS,),

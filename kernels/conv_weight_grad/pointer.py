@@ -210,7 +210,7 @@ def _plan(point: Point) -> Plan | None:
     tiles = ceil_div(_MERGE * N, c.block_m) * ceil_div(width, c.block_n) * (1 if packed else TAPS)
     merge = merged_groups(point)
     groups = ceil_div(G, _MERGE)
-    percent = 15 if packed else 50
+    percent = (50 if c.fma else 15) if packed else 50
     step = c.occupancy * step_ns(point, (c.block_m, c.block_n), c.block_k, percent)
     per_tile = (ceil_div(N, c.block_m) * ceil_div(C * TAPS if packed else C, c.block_n)) * (1 if packed else TAPS)
     compiled_for = Tile(c.block_m, c.block_n, c.block_k, packed, point.grouped, not packed, point.precision)

@@ -120,10 +120,13 @@ def carry_out(name: str, tensors: list[Tensor | None], ints: list[int], floats: 
 
 @contextmanager
 def carried_out(
-    device: int, modes: list[int] | None = None, seen: list[tuple[torch.Size, tuple[int, ...]]] | None = None
+    device: int,
+    modes: list[int] | None = None,
+    seen: list[tuple[torch.Size, tuple[int, ...]]] | None = None,
+    precisions: list[int] | None = None,
 ) -> Iterator[list[str]]:
     """The names of the ops that were launched; their modes are added to `modes`, sizes and strides of their first
-    tensors to `seen`, but for those that only mend."""
+    tensors to `seen`, but for those that only mend, and the precisions of convolutions to `precisions`."""
     names: list[str] = []
     failed: list[Exception] = []
 
@@ -133,6 +136,8 @@ def carried_out(
         names.append(name)
         if modes is not None:
             modes.append(call.mode)
+        if precisions is not None and name in ("conv", "conv_input_grad", "conv_weight_grad"):
+            precisions.append(call.ints[call.n_ints - 1])
         try:
             assert call.device == device
             tensors = [tensor_of(call.tensors[i]) for i in range(call.n_tensors)]
@@ -574,3 +579,32 @@ def test_groups_of_few_channels_and_few_taps_stay_apart(h100, kernel, left):
         with carried_out(h100, seen=seen):
             torch.ops.tk.conv2d.default.redispatch(CUDA, image, weight, None, [1, 1], [1, 1], [1, 1], 8)
         assert seen[-1][0][1] == groups
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_tf32_only_where_tensor_cores_could_be_faster(h100, groups):
+    """Of one channel in a group on either side, and of sums of at most 16 products, float32 is multiplied as float32,
+    in all three ops, even where tf32 is allowed or asked for."""
+
+    def precisions(channels: int, out: int, taps: int, named: int) -> set[int]:
+        x, weight = torch.randn(2, channels * groups, 9, 9), torch.randn(out * groups, channels, taps, taps)
+        geometry = ([2, 2], [0, 0], [1, 1], groups)
+        seen: list[int] = []
+        with carried_out(h100, precisions=seen):
+            result = torch.ops.tk.conv2d.default.redispatch(CUDA, x, weight, None, *geometry, 0, named)
+            for op in (torch.ops.tk.conv_input_grad, torch.ops.tk.conv_weight_grad):
+                op.default.redispatch(CUDA, torch.randn_like(result), x, weight, *geometry, named)
+        assert len(seen) >= 3
+        return set(seen)
+
+    for channels, out, taps, tf32 in [
+        (1, 8, 3, 0),
+        (1, 1, 3, 0),
+        (8, 1, 3, 0),
+        (4, 8, 2, 0),
+        (16, 8, 1, 0),
+        (2, 8, 3, 1),
+        (24, 8, 1, 1),
+    ]:
+        assert precisions(channels, out, taps, 1) == {tf32}, (channels, out, taps)
+        assert precisions(channels, out, taps, 0) == {0}
