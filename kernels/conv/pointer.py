@@ -231,7 +231,7 @@ def contained_launch(point: Point, when: Expr | int = 1) -> Launch:
     if last:
         strides = image_strides(OUT, divisible=True)
         args |= dict(out=Pointer(OUT, point.dtype), out_stride=strides._replace(c=Const(1)))
-    args |= dict(BLOCK_P=Const(block_p), BLOCK_C=Const(block_c), LAST=Const(last))
+    args |= dict(ALONG=Const(along), ACROSS=Const(across), PIECE=Const(4), LAST=Const(last))
     grid = (ceil_div(M, block_p), ceil_div(G * N, block_c), 1)
     return Launch(conv_contained, args, grid, num_warps=4, num_stages=1, when=when)
 
