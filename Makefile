@@ -14,6 +14,7 @@ WHEEL ?=
 GRID ?=
 JOBS ?= $(shell nproc)
 ARGS ?=
+BASE ?= main
 
 override VENV := $(abspath $(VENV))
 PY := $(VENV)/bin/python
@@ -105,7 +106,15 @@ endif
 PARALLEL = --numprocesses $(JOBS) --maxprocesses 8 --dist loadfile --durations 12
 
 .PHONY: test
-test: test-cpp test-python test-install ## every test that needs no GPU
+test: test-cpp test-python test-install ## the tests that need no GPU; of those that are many alike a fresh half
+
+.PHONY: test-all
+test-all: export TK_DRAWN := all
+test-all: test ## every test that needs no GPU
+
+.PHONY: quick
+quick: sample lint ## lint and the tests of what has changed since BASE=main: minutes, before every commit
+	$(PY) tools/touched_tests.py $(BASE)
 
 .PHONY: sample
 sample: build-tools test-tools

@@ -14,6 +14,30 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_has_changed_names_its_tests() -> None:
+    tests = ["tests/ops/test_bmm.py", "tests/kernels/interpreted/test_bmm.py", "tests/ops/test_mm.py",
+             "tests/flex/test_flex_trace.py", "tests/gpu/test_bmm.py", "tests/use/test_report.py",
+             "tests/ops/test_generated_build.py", "tests/unit/test_grid.py"]  # fmt: skip
+
+    def found(*files: str) -> list[str]:
+        return tool("touched_tests").touched(files, tests)
+
+    assert found("kernels/bmm/pointer.py") == found("csrc/ops/bmm.cpp") == sorted(tests[:2])
+    assert found("python/tk/flex/ops.py") == ["tests/flex/test_flex_trace.py"]
+    assert found("python/tk/dropin/report.py") == ["tests/use/test_report.py"]
+    assert found("python/tk/generated/register.py") == ["tests/ops/test_generated_build.py"]
+    assert found("tests/ops/test_mm.py", "docs/mm.md") == ["tests/ops/test_mm.py"]
+    assert found("tests/gpu/test_bmm.py", "README.md") == []
+
+
 def test_a_system_venv_sees_the_packages_of_a_venv(tmp_path: Path) -> None:
     """TORCH=system where torch is in a virtual environment, by the Makefile's PATH: the new folder first."""
     outer, folder = tmp_path / "outer", tmp_path / "made"
@@ -31,10 +55,7 @@ def test_a_system_venv_sees_the_packages_of_a_venv(tmp_path: Path) -> None:
 @pytest.fixture
 def readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """tools/readme.py on a project of its own, which has markers and results but nothing generated."""
-    spec = importlib.util.spec_from_file_location("readme", ROOT / "tools/readme.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = tool("readme")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "ops_table", lambda: "the ops")
     (tmp_path / "docs").mkdir()
