@@ -78,6 +78,11 @@ def add(a, b):
 
 
 @triton.jit
+def add_both(a, b, other_a, other_b):
+    return a + other_a, b + other_b
+
+
+@triton.jit
 def logaddexp(a, b):
     """log(exp(a) + exp(b)). Of infinities of one sign that infinity."""
     high = maximum(a, b)
@@ -321,12 +326,23 @@ def is_below(b, a):
 
 
 @triton.jit
-def welford(mean, m2, weight, other_mean, other_m2, other_weight):
-    """Mean and sum of squared deviations of two parts (Chan et al., 1979)."""
+def welford(base, mean, m2, weight, other_base, other_mean, other_m2, other_weight):
+    """Mean and sum of squared deviations of two parts (Chan et al., 1979). A mean counts from its base, an element:
+    as a number of its own it would be rounded to what the elements have in common, which may be more than they
+    deviate by."""
     total = weight + other_weight
     share = tl.where(total == 0, 0.0, other_weight / total)
-    delta = other_mean - mean
-    return mean + delta * share, m2 + other_m2 + delta * delta * weight * share, total
+    delta = (other_base - base) + (other_mean - mean)
+    is_empty = weight == 0
+    joint = tl.where(is_empty, other_mean, mean + delta * share)
+    return tl.where(is_empty, other_base, base), joint, m2 + other_m2 + delta * delta * weight * share, total
+
+
+@triton.jit
+def centred(squares, deviations, count):
+    """The sum of squared deviations from the mean, of those from a rounded mean: the square of what the rounding made
+    of each is taken off. Of equal numbers nothing is left, and never less."""
+    return maximum(squares - deviations * (deviations / count), squares * 0)
 
 
 @triton.jit

@@ -399,6 +399,7 @@ def _moments_of_float64(x: Tensor, n: int, bessel: float, power: float, config: 
     found = _sum_of_float64(x, dims, config) / n
     deviations = x - found
     spread = _sum_of_float64(deviations * deviations, dims, config) / n * bessel
+    found = torch.where(spread.isnan(), spread.detach(), found)  # as Welford's method has it of an infinity
     if power == 1:
         return spread, found
     is_zero = spread == 0

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tk.codegen.family import Generated, generate
+from tk.generated import op
 from tk.kernels.generated import reductions
 
 
@@ -54,6 +55,41 @@ def test_the_deviation_from_an_infinity_is_none(at: int) -> None:
         assert found[0].isnan() and not mean[0].isfinite(), variant
         torch.testing.assert_close(found[1:], x[1:].var(-1), rtol=1e-5, atol=1e-12, msg=variant)
         assert found[1] >= 0, variant
+
+
+@pytest.mark.parametrize(("offset", "spread"), [(0, 1.0), (1e3, 0.01), (1e6, 1.0), (-1e6, 0.1)])
+@pytest.mark.parametrize("rows", [40, 1500])
+def test_variances_far_from_zero(rows: int, offset: float, spread: float) -> None:
+    """As exact as the elements are, whatever they have in common: of rows, of columns in groups, and of everything. Of
+    equal numbers it is 0, and never less."""
+    generator = torch.Generator().manual_seed(rows)
+    x = (torch.randn(rows, 6, generator=generator) * spread + offset * (1 + torch.rand(6, generator=generator))).float()
+    x[:, 5] = x[0, 5]
+    exact, mean = torch.var_mean(x.double(), 0, correction=0)
+
+    def hold(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+        torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=0, msg=lambda m: f"{what}: {m}")
+
+    for given in (x.T, x.T.contiguous()):
+        for variant, (found, middle) in host.run_all(generated("row_var_mean"), given, 1.0, 1.0):
+            hold(found[:5], exact[:5], variant)
+            assert 0 <= found[5] <= 1e-13 * mean[5] ** 2, variant
+            torch.testing.assert_close(middle.double(), mean, rtol=3e-7, atol=1e-6, msg=variant)
+    for variant, (found,) in host.run_all(columns(), x):
+        hold(found[:5], exact[:5], variant)
+    assert rows < 1000 or any("split" in variant for variant, _ in host.run_all(columns(), x))
+    one = x[:, :1].reshape(-1, 20).contiguous()
+    for variant, (found, _) in host.run_all(generated("total_var_mean"), one, 1.0, 1.0):
+        hold(found, exact[0], variant)
+
+
+def of_columns(x):
+    return x.var(0, correction=0)
+
+
+@cache
+def columns() -> Generated:
+    return generate(of_columns, op(x="fp32[M, N]")(of_columns).signature, "of_columns")
 
 
 @pytest.mark.parametrize("n", [0, 1, 33, 48])

@@ -11,6 +11,7 @@ from tk.codegen import ir, passes
 from tk.codegen.errors import TraceError, where
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy, Reduction, reduction, stored
 from tk.codegen.lowering.lower import lower
+from tk.codegen.lowering.split import centred, squared
 from tk.codegen.tracing.arguments import letter
 from tk.codegen.tracing.lists import PLACES
 from tk.codegen.tracing.trace import Trace
@@ -119,11 +120,12 @@ class _EachStored:
                 return mean
             kept = [d for d in range(len(x.shape)) if d not in node.dims]
 
-            def square(e: Emitter, index: Index) -> int:
-                away = e.op("sub", dtype, e.read(x, index), e.read(mean, tuple(index[d] for d in kept)))
-                return e.op("mul", dtype, away, away)
+            def away(e: Emitter, index: Index) -> int:
+                return e.op("sub", dtype, e.read(x, index), e.read(mean, tuple(index[d] for d in kept)))
 
-            return self._stored(Lazy(x.shape, dtype, square), node.dims, dtype, "sum")
+            deviations = Lazy(x.shape, dtype, away)
+            sums = (self._stored(t, node.dims, dtype, "sum") for t in (deviations, squared(deviations)))
+            return centred(*sums, ix.product([x.shape[d] for d in node.dims]))
         if node.kind not in ("sum", "prod", "max", "min", "any", "all", "xor"):
             raise TraceError(f"{node.kind} of the tensors of a list: there are sums, products, extremes, any and all")
         assert node.operand is not None

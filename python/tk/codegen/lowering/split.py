@@ -95,7 +95,7 @@ class Splitter:
         return Lazy(shape, operand.dtype, read)
 
     def _moment(self, node: Reduction) -> Lazy:
-        """The mean, or the squared deviations from it, each as a sum: parts of both would not simply add up."""
+        """The mean, or the squared deviations from it, each of sums: parts of both would not simply add up."""
         operand, dtype = node.operand, node.dtype
         assert operand is not None
         total = reduction("sum", operand, node.dims, dtype)
@@ -104,15 +104,36 @@ class Splitter:
         def mean(e: Emitter, index: Index) -> int:
             return e.op("div", dtype, e.read(total, index), e.cast(e.index(count), dtype))
 
-        def deviation(e: Emitter, index: Index) -> int:
+        def away(e: Emitter, index: Index) -> int:
             kept = tuple(i for d, i in enumerate(index) if d not in node.dims)
-            away = e.op("sub", dtype, e.read(operand, index), mean(e, kept))
-            return e.op("mul", dtype, away, away)
+            return e.op("sub", dtype, e.read(operand, index), mean(e, kept))
 
         if node.kind == "mean":
             return Lazy(node.shape, dtype, mean)
-        squares = reduction("sum", Lazy(operand.shape, dtype, deviation), node.dims, dtype)
-        return Lazy(node.shape, dtype, squares.read)
+        deviations = Lazy(operand.shape, dtype, away)
+        return centred(*(reduction("sum", x, node.dims, dtype) for x in (deviations, squared(deviations))), count)
+
+
+def squared(x: Lazy) -> Lazy:
+    def read(e: Emitter, index: Index) -> int:
+        value = e.read(x, index)
+        return e.op("mul", x.dtype, value, value)
+
+    return Lazy(x.shape, x.dtype, read)
+
+
+def centred(deviations: Lazy, squares: Lazy, count: sympy.Expr) -> Lazy:
+    """The squared deviations from a mean, of the sums of those from what it was rounded to and of their squares: as
+    device.centred."""
+    dtype = squares.dtype
+
+    def read(e: Emitter, index: Index) -> int:
+        away, total = e.read(deviations, index), e.read(squares, index)
+        share = e.op("div", dtype, away, e.cast(e.index(count), dtype))
+        found = e.op("sub", dtype, total, e.op("mul", dtype, away, share))
+        return e.op("maximum", dtype, found, e.constant(0.0, dtype))
+
+    return Lazy(squares.shape, dtype, read)
 
 
 def _is_splittable(node: Reduction) -> bool:

@@ -136,7 +136,8 @@ class Position:
 
 @dataclass
 class Welford:
-    """Mean and squared deviations in one pass: every lane for itself, then the lanes together.
+    """Mean and squared deviations in one pass: every lane for itself, then the lanes together. Means count from the
+    first element of a lane (device.welford).
 
     The deviations are a sum of squares. Welford's product of those from the old mean and from the new one is a square
     only where the operand rounds as the mean did: a compiler that contracts its last product into the second
@@ -149,22 +150,24 @@ class Welford:
     def start(self) -> None:
         body, n = self.body, self.operand
         v = body.kernel.value(n)
-        for name in ("mean", "m2", "weight"):
+        for name in ("base", "mean", "m2", "weight"):
             body.out(f"{name}_{n} = tl.zeros({_shape(body, v)}, {TL_DTYPES[v.dtype]})")
 
     def step(self) -> None:
         body, n, mask = self.body, self.operand, self.body.reduced_mask
         x = body.name(n)
+        body.out(f"base_{n} = tl.where({mask} & (weight_{n} == 0.0), {x}, base_{n})")
         body.out(f"weight_{n} = tl.where({mask}, weight_{n} + 1.0, weight_{n})")
-        body.out(f"delta_{n} = tl.where({mask}, {x} - mean_{n}, 0.0)")
+        body.out(f"delta_{n} = tl.where({mask}, ({x} - base_{n}) - mean_{n}, 0.0)")
         body.out(f"share_{n} = 1.0 / tl.maximum(weight_{n}, 1.0)")
         body.out(f"mean_{n} += delta_{n} * share_{n}")
         body.out(f"m2_{n} += delta_{n} * delta_{n} * (1.0 - share_{n})")
 
     def finish(self) -> None:
         body, n = self.body, self.operand
-        names = f"mean_{n}, m2_{n}, weight_{n}"
+        names = f"base_{n}, mean_{n}, m2_{n}, weight_{n}"
         body.out(f"{names} = tl.reduce(({names}), {body.axis}, device.welford{body.keep_dims})")
+        body.out(f"mean_{n} += base_{n}")
         if any(v.data == "m2" for v in self.reduces):
             body.out(f"m2_{n} += mean_{n} - mean_{n}  # an infinity has none")
         for v in self.reduces:

@@ -41,6 +41,11 @@ def past_the_last(body: Body) -> str:
     return "9223372036854775807" if body.layout.wide else "2147483647"
 
 
+def centred(body: Body, n: int, dtype: str) -> str:
+    """Squared deviations from the mean itself, of those from what it was rounded to."""
+    return f"device.centred(squares{n}, away{n}, tl.cast({body.reduced_dim}_size, {TL_DTYPES[dtype]}))"
+
+
 @dataclass
 class BlockReductions:
     """Prints a kernel's reductions. means: those whose lines stand."""
@@ -73,5 +78,8 @@ class BlockReductions:
         if v.data == "mean":
             body.out(f"v{v.number} = {mean}")
         else:
-            body.out(f"d{v.number} = tl.where({mask}, {x} - {mean}, {zero})")
-            body.out(f"v{v.number} = {combined(body, 'sum', f'd{v.number} * d{v.number}')}")
+            n = v.number
+            body.out(f"d{n} = tl.where({mask}, {x} - {mean}, {zero})")
+            both = f"tl.reduce((d{n}, d{n} * d{n}), {body.axis}, device.add_both{body.keep_dims})"
+            body.out(f"away{n}, squares{n} = {both}")
+            body.out(f"v{n} = {centred(body, n, dtype)}")

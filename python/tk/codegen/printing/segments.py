@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tk.codegen.ir import Value
 from tk.codegen.printing.body import EDGE, EDGES, VECTOR, Body, Lines
-from tk.codegen.printing.reductions import BlockReductions, combined, is_extreme, past_the_last
+from tk.codegen.printing.reductions import BlockReductions, centred, combined, is_extreme, past_the_last
 from tk.codegen.printing.scalars import COMBINE, TL_DTYPES, identity
 
 
@@ -157,7 +157,9 @@ class SegmentPrinter:
             return
         self.repeat_line(lambda: f"{self._own('d', n)} = {self._inside(f'{operand()} - {mean}', zero)}")
         self.repeat_line(lambda: f"{self._own('s', n)} = {self._own('d', n)} * {self._own('d', n)}")
-        self.out(f"v{n} = {self._over_row(f's{n}', 'sum')}")
+        self.out(f"away{n} = {self._over_row(f'd{n}', 'sum')}")
+        self.out(f"squares{n} = {self._over_row(f's{n}', 'sum')}")
+        self.out(f"v{n} = {centred(body, n, dtype)}")
 
     def _position(self, v: Value) -> None:
         """The least position of the extreme of x: see reductions.first_position."""
