@@ -1,7 +1,9 @@
 """CPU tests of the public surface. They need the native library (built, installed, or named by TK_LIBRARY_DIR)."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,3 +29,26 @@ def load(tmp_path: Path) -> Callable[..., Op]:
         return renamed
 
     return run
+
+
+@pytest.fixture
+def declare(tmp_path: Path) -> Callable[..., Any]:
+    """torch.ops.tk's op of a function, from a pack that knows it without kernels: it runs on the CPU."""
+    from tk.aot.build import definitions
+    from tk.codegen.family import generate_any
+    from tk.generated.signature import parse
+
+    def make(fn: Callable[..., Any], grad: bool = True, **texts: Any) -> Any:
+        name = f"{fn.__name__}_{next(_numbers)}"
+        names = list(fn.__code__.co_varnames[: fn.__code__.co_argcount])
+        made = generate_any(fn, parse(texts, names), name, grad)
+        families = made.families if hasattr(made, "families") else [made.family]
+        path = tmp_path / f"{name}.tkpack"
+        path.write_bytes(definitions(families))
+        tk.load_pack(path)
+        return getattr(torch.ops.tk, name)
+
+    return make
+
+
+_numbers = itertools.count()

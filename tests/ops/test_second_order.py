@@ -3,9 +3,7 @@ functions that are declared with @tk.op; and what has none, which says so."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,29 +122,6 @@ class Calls(TorchDispatchMode):
 
 
 # --- Declared functions ---
-
-
-@pytest.fixture
-def declare(tmp_path: Path) -> Callable[..., Any]:
-    """torch.ops.tk's op of a function, from a pack that knows it without kernels: it runs on the CPU."""
-    from tk.aot.build import definitions
-    from tk.codegen.family import generate_any
-    from tk.generated.signature import parse
-
-    def make(fn: Callable[..., Any], grad: bool = True, **texts: Any) -> Any:
-        name = f"{fn.__name__}_{next(_numbers)}"
-        names = list(fn.__code__.co_varnames[: fn.__code__.co_argcount])
-        made = generate_any(fn, parse(texts, names), name, grad)
-        families = made.families if hasattr(made, "families") else [made.family]
-        path = tmp_path / f"{name}.tkpack"
-        path.write_bytes(definitions(families))
-        tk.load_pack(path)
-        return getattr(torch.ops.tk, name)
-
-    return make
-
-
-_numbers = itertools.count()
 
 
 def curved(x: Tensor, w: Tensor, a: float) -> Any:

@@ -7,7 +7,7 @@ run when such a derivative is asked for, not before: the values themselves are t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -130,9 +130,9 @@ def _save(ctx: Any, op: GeneratedOp, args: Sequence[Any], outputs: Sequence[Tens
     ctx.differentiable = [x.is_floating_point() for x in outputs]
     ctx.save_for_backward(*saved.values())
     ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
-    if op.n_saved:  # what is undefined is then None: see _gradients
-        ctx.set_materialize_grads(False)
-        ctx.like = [x.new_empty(()).expand(x.shape) for x in outputs]
+    ctx.set_materialize_grads(False)  # what is undefined is then None: see _gradients
+    ctx.results = list(map(_described, outputs))
+    ctx.unsaved = {n: _described(x) for n, x in named.items() if isinstance(x, Tensor) and n not in saved}
 
 
 def _backward_of(op: GeneratedOp, find: Find) -> tuple[GeneratedOp, Any]:
@@ -146,17 +146,21 @@ def _backward_of(op: GeneratedOp, find: Find) -> tuple[GeneratedOp, Any]:
 def _gradients(ctx: Any, op: GeneratedOp, backward_op: Callable[[], Any], grads: Sequence[Any]) -> list[Any]:
     """The names of the backward op's arguments say what they are: a param of the forward op, out<i> for an output that
     was saved, grad_<i> for the gradient of the i-th returned floating-point output."""
+    if all(g is None for g in grads):
+        return [None] * ctx.n_args
     backward, overload = backward_op()
     saved = dict(zip(ctx.names, ctx.saved_tensors, strict=True)) | ctx.numbers
-    if op.n_saved:
-        if any(g is not None for g in grads[n_returned(op) :]):  # a second derivative goes through what was only saved
-            return _of_all_outputs(ctx, op, saved, grads)
-        grads = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, ctx.like, strict=True)]
-    results = (x for x, is_float in zip(grads[: n_returned(op)], ctx.differentiable, strict=False) if is_float)
-    known = {f"grad_{i}": x for i, x in enumerate(results)} | saved
-    if missing := [p.name for p in backward.params if p.name not in known]:
+    if any(g is not None for g in grads[n_returned(op) :]):  # a second derivative goes through what was only saved
+        return _of_given_outputs(ctx, op, saved, grads)
+    floats = [i for i, is_float in enumerate(ctx.differentiable[: n_returned(op)]) if is_float]
+    missing = {f"grad_{n}": ctx.results[i] for n, i in enumerate(floats) if grads[i] is None}
+    if op.meta.get("differentiable") and not all(_zeros_do(backward, name) for name in missing):
+        return _of_given_outputs(ctx, op, saved, grads)
+    zeros = {name: torch.zeros(shape, dtype=dtype, device=device) for name, (shape, dtype, device) in missing.items()}
+    known = {f"grad_{n}": grads[i] for n, i in enumerate(floats)} | zeros | saved
+    if unknown := [p.name for p in backward.params if p.name not in known]:
         raise errors.PackError(
-            f"tk.{op.name}: its backward {backward.name} takes {', '.join(missing)}; there are {', '.join(known)}"
+            f"tk.{op.name}: its backward {backward.name} takes {', '.join(unknown)}; there are {', '.join(known)}"
         )
     args = [known[p.name] for p in backward.params]
     found = listed(overload(*args, -1, ctx.mode))
@@ -167,10 +171,48 @@ def _gradients(ctx: Any, op: GeneratedOp, backward_op: Callable[[], Any], grads:
     return out
 
 
-def _of_all_outputs(ctx: Any, op: GeneratedOp, saved: dict[str, Any], grads: Sequence[Any]) -> list[Any]:
-    args = [saved[p.name] for p in op.params]
-    grads = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, ctx.like, strict=True)]
+def _of_given_outputs(ctx: Any, op: GeneratedOp, saved: Mapping[str, Any], grads: Sequence[Any]) -> list[Any]:
+    """By the recorded graph, of those results alone that have a gradient: zeros for the others would not do, since
+    0 · inf is none. Of what the backward does not read, and so was not saved, any value does."""
+    known = {name: torch.zeros((), dtype=dtype, device=device).expand(shape)
+             for name, (shape, dtype, device) in ctx.unsaved.items()}  # fmt: skip
+    args = [(saved | known)[p.name] for p in op.params]
     return _vjp(op, [*args, -1, ctx.mode], grads, ctx.needs_input_grad[1:])
+
+
+def _described(x: Tensor) -> tuple[Sequence[Any], torch.dtype, torch.device]:
+    return x.shape, x.dtype, x.device
+
+
+# What makes zeros of zeros, whatever the other arguments are.
+_LINEAR = frozenset({
+    "_to_copy", "_unsafe_view", "add", "alias", "clone", "detach", "expand", "flip", "mean", "neg", "permute",
+    "reshape", "select", "select_backward", "slice", "slice_backward", "split", "squeeze", "sub", "sum", "t",
+    "transpose", "unsqueeze", "view", "where",
+})  # fmt: skip
+
+
+@cache
+def _zeros_do(backward: GeneratedOp, grad: str) -> bool:
+    """Whether zeros for this gradient are nothing but added to what comes of the others."""
+    return all(_only_adds(graph["nodes"], grad) for graph in backward.meta["graphs"])
+
+
+def _only_adds(nodes: Sequence[Mapping[str, Any]], grad: str) -> bool:
+    zeros: set[str] = set()
+    for node in nodes:
+        if node["op"] in ("input", "output"):
+            zeros |= {node["name"]} if node["args"] == [grad] else set()
+            continue
+        tensors = set(interpret.references((node["args"], node["kwargs"])))
+        name = node["op"].split(".")[1]
+        if name == "sym_size" or not zeros.intersection(tensors):
+            continue
+        if name not in _LINEAR:
+            return False
+        if name not in ("add", "sub") or zeros.issuperset(tensors):
+            zeros.add(node["name"])
+    return True
 
 
 # --- By the recorded graph ---
@@ -189,10 +231,11 @@ def _of_graph(op: GeneratedOp) -> Any:
         ctx.others = [None if isinstance(x, Tensor) else x for x in args]
         ctx.is_tensor = [isinstance(x, Tensor) for x in args]
         ctx.save_for_backward(*(x for x in args if isinstance(x, Tensor)))
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
         return outputs
 
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
         saved = iter(ctx.saved_tensors)
         args = [next(saved) if is_one else x for is_one, x in zip(ctx.is_tensor, ctx.others, strict=True)]
         return (None, *_vjp(op, args, grads, ctx.needs_input_grad[1:]))
@@ -200,24 +243,26 @@ def _of_graph(op: GeneratedOp) -> Any:
     return _function(op, forward, backward)
 
 
-def _vjp(op: GeneratedOp, args: Sequence[Any], grads: Sequence[Tensor], needed: Sequence[bool]) -> list[Any]:
-    """The gradient for each argument that needs one, as ATen has it. torch.func's, since what autograd saved
-    belongs to any level of its transforms; its results are differentiable wherever gradients are on."""
+def _vjp(op: GeneratedOp, args: Sequence[Any], grads: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Any]:
+    """The gradient for each argument that needs one, as ATen has it, of the results that have one themselves.
+    torch.func's, since what autograd saved belongs to any level of its transforms; its results are differentiable
+    wherever gradients are on."""
     _require_graph(op, "gradient")
     wanted = [i for i, is_needed in enumerate(needed) if is_needed]
-    floats: list[int] = []
+    given_grads = [i for i, g in enumerate(grads) if g is not None]
+    if not given_grads:
+        return [None] * len(args)
 
     def run(*inputs: Tensor) -> tuple[Tensor, ...]:
         given = list(args)
         for i, x in zip(wanted, inputs, strict=True):
             given[i] = x
         outputs = interpret.differentiable(Call(op, given))
-        floats[:] = [i for i, y in enumerate(outputs) if y.is_floating_point()]
-        return tuple(outputs[i] for i in floats)
+        return tuple(outputs[i] for i in given_grads)
 
     try:
         _, pull_back = torch.func.vjp(run, *(args[i] for i in wanted))[:2]
-        found = pull_back(tuple(grads[i] for i in floats))
+        found = pull_back(tuple(grads[i] for i in given_grads))
     except RuntimeError as error:
         raise _not_implemented(op, error) from None
     out: list[Any] = [None] * len(args)

@@ -69,19 +69,24 @@ def _drop_again_and_add(ctx: Any, grad: Tensor) -> Any:
 
 def _keep_mean(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, ctx.bessel, ctx.power, *_ = inputs
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, *output)
 
 
-def _of_variance(ctx: Any, grad: Tensor, grad_mean: Tensor) -> Any:
+def _of_variance(ctx: Any, grad: Tensor | None, grad_mean: Tensor | None) -> Any:
     """Of (bessel · var) ** power. As in ATen a standard deviation of 0 has the gradient 0. A mean of no elements has
-    none to give."""
+    none to give, and a result without a gradient takes no part."""
     x, found, mean = ctx.saved_tensors
     n = _reduced(x, mean)
-    grad, mean = (_over(_wide(t), x) for t in (grad, mean))
-    if ctx.power != 1:
-        result = _over(_wide(found), x)
-        grad = (grad * ctx.power * result ** (1 - 1 / ctx.power)).masked_fill(result == 0, 0)
-    of_x = 2 * ctx.bessel / n * grad * (_wide(x) - mean) + _over(_wide(grad_mean), x) / n if n else x
+    of_x = torch.zeros_like(x)
+    if n and grad is not None:
+        grad, mean = (_over(_wide(t), x) for t in (grad, mean))
+        if ctx.power != 1:
+            result = _over(_wide(found), x)
+            grad = (grad * ctx.power * result ** (1 - 1 / ctx.power)).masked_fill(result == 0, 0)
+        of_x = 2 * ctx.bessel / n * grad * (_wide(x) - mean)
+    if n and grad_mean is not None:
+        of_x = of_x + _over(_wide(grad_mean), x) / n
     return of_x.to(x.dtype), None, None, None, None
 
 

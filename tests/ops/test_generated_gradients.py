@@ -1,0 +1,117 @@
+"""Of several results some are used: what has no gradient takes no part in the backward, however infinite it is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tk
+
+# At x = 0 or w = 0 the derivative of one of the results is not finite.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "moments": lambda x, w: (x.square().mean(-1), torch.log(x)),
+    "roots": lambda x, w: (x * 2 + w, x.sqrt(), (x * w).sum(-1)),
+    "quotients": lambda x, w: (x / w, x - w, w.reciprocal()),
+    "norms": lambda x, w: (x * torch.rsqrt((x * x).mean(-1, keepdim=True)), x + w),
+    "places": lambda x, w: (x.argmax(-1), x.log2(), x.exp()),
+    "shared": lambda x, w: (y := x.pow(0.5), y * 0 + w, x.sin()),
+    "overflowing": lambda x, w: ((x * 60).exp(), x * w),
+}
+TEXTS = {"x": "fp32[..., N]", "w": "fp32[N]"}
+
+
+def some(results: Any, which: tuple[int, ...]) -> Tensor:
+    floats = [y for y in results if y.is_floating_point()]
+    return sum(floats[i].sum() * (i + 1) for i in which if i < len(floats))  # type: ignore[return-value]
+
+
+def leaves() -> tuple[Tensor, Tensor]:
+    x = torch.tensor([[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 2.0, 0.5]]).repeat(2, 1, 1)
+    return x.requires_grad_(), torch.tensor([0.0, 1.0, 2.0, 0.0], requires_grad=True)
+
+
+def gradients(f: Callable[..., Any], which: tuple[int, ...]) -> list[Tensor]:
+    given = leaves()
+    found = torch.autograd.grad(some(f(*given), which), given, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(given, found, strict=True)]
+
+
+SUBSETS = [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_subset_of_the_results(declare: Callable[..., Any], name: str) -> None:
+    fn = FUNCTIONS[name]
+    op = declare(named(lambda x, w: fn(x, w), name), **TEXTS)
+    floats = [y for y in fn(*leaves()) if y.is_floating_point()]
+    for which in SUBSETS:
+        if max(which) < len(floats):
+            close(gradients(op, which), gradients(fn, which), f"{name} {which}")
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_compiled_and_transformed(declare: Callable[..., Any], name: str) -> None:
+    """The unused result stays inside of what is compiled; torch.func's grad, and a graph that could be differentiated
+    again."""
+    fn = FUNCTIONS[name]
+    op = declare(named(lambda x, w: fn(x, w), name), **TEXTS)
+    torch._dynamo.reset()
+    for which in ((0,), (1,)):
+        expected = gradients(fn, which)
+        compiled = torch.compile(lambda x, w, which=which: some(op(x, w), which), backend="aot_eager", fullgraph=True)
+        given = leaves()
+        found = torch.autograd.grad(compiled(*given), given, allow_unused=True)
+        close([torch.zeros_like(x) if g is None else g for x, g in zip(given, found, strict=True)], expected, name)
+        given = tuple(x.detach() for x in leaves())
+        close(torch.func.grad(lambda *a, which=which: some(op(*a), which), (0, 1))(*given), expected, name)
+        given = leaves()
+        again = torch.autograd.grad(some(op(*given), which), given, create_graph=True, allow_unused=True)
+        close([torch.zeros_like(x) if g is None else g for x, g in zip(given, again, strict=True)], expected, name)
+
+
+def named(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
+    fn.__name__ = f"of_{name}"
+    return fn
+
+
+def close(found: Any, expected: Any, message: str) -> None:
+    for a, b in itertools.zip_longest(found, expected):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, equal_nan=True, msg=lambda m: f"{message}: {m}")
+
+
+@pytest.mark.parametrize("name", ["add_rms_norm", "add_layer_norm"])
+@pytest.mark.parametrize("which", [(0,), (1,), (0, 1)])
+def test_norms_of_a_sum(name: str, which: tuple[int, ...]) -> None:
+    """Rows of zeros and no eps: the sum's own gradient is finite. A norm alone is differentiated by its kernel, for
+    which zeros in the sum's place do."""
+    x, residual = (torch.zeros(2, 8, requires_grad=True) for _ in range(2))
+    more = {"bias": torch.zeros(8)} if name == "add_layer_norm" else {}
+    results = getattr(tk, name)(x, residual, weight=torch.ones(8), eps=0.0, **more)
+    with Called() as called:
+        found = torch.autograd.grad(sum(results[i].sum() for i in which), (x, residual))
+    assert (f"tk::{name}_backward" in called.names) == (0 in which)
+    for grad in found:
+        assert grad.isnan().all() if 0 in which else torch.equal(grad, torch.ones(2, 8))
+
+
+@pytest.mark.parametrize("function", [tk.var_mean])
+def test_a_mean_without_its_variance(function: Callable[..., Any]) -> None:
+    x = torch.tensor([[1.0, float("inf")], [2.0, 3.0]], requires_grad=True)
+    (found,) = torch.autograd.grad(function(x, -1)[1].sum(), x)
+    assert torch.equal(found, torch.full((2, 2), 0.5))
+
+
+class Called(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
