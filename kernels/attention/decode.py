@@ -31,7 +31,7 @@ from tk.kernels.attention.bundles import Mods, Rows
 from tk.kernels.attention.forward import arguments, attend, length_of, pages_of
 from tk.kernels.attention.operands import load_rows, store_rows
 from tk.kernels.attention.problem import PRECISIONS, Head, Problem, tensor, tile_time
-from tk.kernels.attention.softmax import add_sink, end_of_row, store_statistics
+from tk.kernels.attention.softmax import LOG2_E, UNFUSED, add_sink, end_of_row, store_statistics
 from tk.kernels.attention.walk import TileList, lists_of, tiles_met
 
 MAX_SPLITS = 256
@@ -137,8 +137,8 @@ def attention_combine(parts, sinks, out, lse, max_at, H, M, DV, splits, out_stri
         x_sum = tl.load(parts.sum + at, mask=inside, other=0.0)
         m_new = tl.maximum(m_i, tl.max(x_max, 0))
         base = tl.where(m_new == float("-inf"), 0.0, m_new)
-        alpha = tl.exp2(m_i - base)
-        weight = tl.exp2(x_max - base)
+        alpha = tl.exp2((m_i - base) * LOG2_E)
+        weight = tl.exp2((x_max - base) * LOG2_E)
         l_i = l_i * alpha + tl.sum(x_sum * weight, 0)
         acc = acc * alpha + tl.sum(x * weight[:, None], 0)
         m_i = m_new
@@ -215,6 +215,7 @@ def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...]) -> Kernel:
             num_warps=c.num_warps,
             num_stages=c.num_stages,
             max_spill_bytes=2048,
+            options=UNFUSED,
         )
         second = Launch(
             attention_combine,
@@ -222,6 +223,7 @@ def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...]) -> Kernel:
             grid=(B * H * M, point.head.v // COLUMNS, 1),
             when=splits > 1,
             dependent=int(c.dependent),
+            options=UNFUSED,
         )
         return Plan(
             constraints=(

@@ -15,7 +15,7 @@ from tk.aot.spec import ITEMSIZE, Arg, Bundle, Config, Const, Int, Kernel, Launc
 from tk.kernels.attention.bundles import Mods, Pages, Positions, Rows
 from tk.kernels.attention.operands import load_rows, load_rows_transposed, row_offsets, store_rows
 from tk.kernels.attention.problem import LAYOUTS, PRECISIONS, Head, Problem, takes_layout, tile_time
-from tk.kernels.attention.softmax import add_sink, end_of_row, online_softmax, scores, store_statistics
+from tk.kernels.attention.softmax import UNFUSED, add_sink, end_of_row, online_softmax, scores, store_statistics
 from tk.kernels.attention.walk import TileList, indices_of, lists_of, tile_at, tile_in_blocks, tiles_met
 
 # --- The device functions ---
@@ -216,6 +216,7 @@ def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...], layouts: tuple
             grid,
             num_warps=c.num_warps,
             num_stages=c.num_stages,
+            options=UNFUSED,
             max_spill_bytes=8192 if point.layout == "strided" else 2048,  # what takes everything is not fast
         )
         return Plan(

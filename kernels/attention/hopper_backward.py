@@ -56,7 +56,6 @@ from tk.kernels.attention.hopper_tiles import (
     start_of,
 )
 from tk.kernels.attention.operands import load_rows
-from tk.kernels.attention.softmax import LOG2_E
 from tk.kernels.attention.walk import (
     BothLists,
     Met,
@@ -79,7 +78,7 @@ SLOTS = gl.constexpr(2)  # of pairs that are kept: the next tile's comes while t
 def attention_statistics(out, grad_out, out_lse, grad_lse, lse, delta, B, H, M, DV, padded, out_strides, grad_strides,
                          lse_strides, grad_lse_strides, EVEN: tl.constexpr, BLOCK_M: tl.constexpr,
                          BLOCK_DV: tl.constexpr):  # fmt: skip
-    """lse in units of base 2, of the forward pass's out_lse, and delta = rowsum(grad_out out) - grad_lse; [B H + 1,
+    """lse, of the forward pass's out_lse, and delta = rowsum(grad_out out) - grad_lse; [B H + 1,
     padded]. A row that sees nothing, or is not there (past M, and in the last head): inf and 0, so that its weights are
     0 without a comparison."""
     bh = tl.program_id(1)
@@ -96,7 +95,7 @@ def attention_statistics(out, grad_out, out_lse, grad_lse, lse, delta, B, H, M, 
     value = tl.sum(x.to(tl.float32) * grad.to(tl.float32), 1) - tl.load(grad_lse + at, mask=inside, other=0.0)
     at = b64 * lse_strides.b + h64 * lse_strides.h + rows64 * lse_strides.n
     row_lse = tl.load(out_lse + at, mask=inside, other=float("-inf"))
-    row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse * LOG2_E)
+    row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse)
     flat = bh.to(tl.int64) * padded + rows
     tl.store(lse + flat, row_lse, mask=rows < padded)
     tl.store(delta + flat, value, mask=rows < padded)
@@ -333,13 +332,12 @@ class Gradient:
 
     @gluon.jit
     def weights(self, s, lse, where, MASKED: gl.constexpr):
-        """P of the products s, of the tile that begins at `where`. lse: in units of base 2, broadcast along keys."""
+        """P of the products s, of the tile that begins at `where`. lse: broadcast along keys."""
         q_idx, kv_idx = self.positions(s, where)
+        score = s * self.scale
         if self.mods.SCORE is not None:
-            x = self.mods.SCORE(s * self.scale, self.b, self.h, q_idx, kv_idx, self.mods.captures)
-            x = x * 1.4426950408889634 - lse
-        else:
-            x = s * (self.scale * 1.4426950408889634) - lse
+            score = self.mods.SCORE(score, self.b, self.h, q_idx, kv_idx, self.mods.captures)
+        x = (score - lse) * 1.4426950408889634
         # What a score_mod makes of queries past the end may be no number, which their lse of inf would not hide.
         if MASKED or (self.mods.SCORE is not None and self.KEYS):
             x = gl.where(self.keep(q_idx, kv_idx, where, MASKED), x, -float("inf"))

@@ -34,6 +34,7 @@ from tk.kernels.attention.hopper_backward import (
 )
 from tk.kernels.attention.hopper_tiles import Schedule, descriptor, no_repeats
 from tk.kernels.attention.problem import Head, Problem, tensor, tile_time
+from tk.kernels.attention.softmax import UNFUSED
 
 _TILE = 128  # rows that a program keeps: of both consumers
 _L2_BYTES = 16 << 20  # what is walked at a time, as in the forward pass
@@ -157,7 +158,7 @@ def _launches(problem: Problem, mods: Mods, point: Point) -> list[Launch]:
         (attention_hopper_queries, _query_arguments(problem, mods, point, of_queries), query_tiles),
     ):
         grid = (minimum(tiles, device.sm_count), 1, 1)
-        found.append(Launch(fn, args, grid, num_warps=4, num_stages=1, max_spill_bytes=4096))
+        found.append(Launch(fn, args, grid, num_warps=4, num_stages=1, max_spill_bytes=4096, options=UNFUSED))
     return found
 
 

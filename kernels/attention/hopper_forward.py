@@ -59,6 +59,7 @@ from tk.kernels.attention.hopper_tiles import (
     start_of,
 )
 from tk.kernels.attention.problem import Head, Problem, tensor, tile_time
+from tk.kernels.attention.softmax import UNFUSED
 from tk.kernels.attention.walk import lists_of
 from tk.kernels.hopper.pipeline import Pipeline, PipelineState
 
@@ -198,7 +199,7 @@ class Scores:
 
     @gluon.jit
     def of(self, s, place, MASKED: gl.constexpr):
-        """Scores in units of `unit`, -inf where nothing is seen."""
+        """Scores; without a score_mod products, of which `scale` makes scores. -inf where nothing is seen."""
         layout: gl.constexpr = s.type.layout
         rows = (self.row0 + gl.arange(0, s.shape[0], gl.SliceLayout(1, layout)))[:, None]
         cols = (start_of(place) + gl.arange(0, s.shape[1], gl.SliceLayout(0, layout)))[None, :]
@@ -213,22 +214,28 @@ class Scores:
 
     @gluon.jit
     def unit(self):
-        """What a score is to be multiplied with for base 2: left to the exponential's own multiplication."""
+        """What a difference is to be multiplied with for base 2."""
         if self.mods.SCORE is not None:
             return gl.to_tensor(1.4426950408889634)
         else:
             return self.scale * 1.4426950408889634
 
+    @gluon.jit
+    def natural(self, m):
+        """The score of what :meth:`of` gives."""
+        if self.mods.SCORE is not None:
+            return m
+        else:
+            return m * self.scale
+
 
 @gluon.jit
 def _softmax(s, m_i, l_i, unit, OPERAND: gl.constexpr, DTYPE: gl.constexpr):
     """One step of online softmax. Returns P as a product's left operand, maximum, sum, and the rescaling."""
-    m_new = gl.maximum(m_i, gl.max(s, 1) * unit)
-    # A row that has seen no key yet. (A large finite number in the place of -inf would not do: s * unit - base is one
-    # fused operation, whose exact product differs from the rounded maximum by more than exp2 can take.)
-    base = gl.where(m_new == -float("inf"), 0.0, m_new)
-    p = gl.exp2(s * unit - base[:, None])
-    alpha = gl.exp2(m_i - base)
+    m_new = gl.maximum(m_i, gl.max(s, 1))
+    base = gl.where(m_new == -float("inf"), 0.0, m_new)  # a row that has seen no key yet
+    p = gl.exp2((s - base[:, None]) * unit)  # the difference first: softmax.py
+    alpha = gl.exp2((m_i - base) * unit)
     l_i = l_i * alpha + gl.sum(p, 1)
     return gl.convert_layout(p.to(DTYPE), OPERAND, assert_trivial=True), m_new, l_i, alpha
 
@@ -324,15 +331,16 @@ def _consume(c: gl.constexpr, o_desc, lse, H, M, sinks, stride_sink, extras, sca
             mbarrier.arrive(buffers.q_ring.empty.index(c), count=1)
 
         rows = row0 + gl.arange(0, ROWS, ROW)
+        m_i = scores.natural(m_i)
         at = lse + (b * H + h).to(gl.int64) * (M << (extras >> 1)) + rows
         if extras > 1:
-            gl.store(at + M, m_i * 0.6931471805599453, mask=rows < M)
+            gl.store(at + M, m_i, mask=rows < M)
         if (extras & 1) != 0:
-            sink = gl.load(sinks + h.to(gl.int64) * stride_sink) * 1.4426950408889634
+            sink = gl.load(sinks + h.to(gl.int64) * stride_sink)
             m_new = gl.maximum(m_i, sink)
             base = gl.where(m_new == -float("inf"), 0.0, m_new)
-            alpha = gl.exp2(m_i - base)
-            l_i = l_i * alpha + gl.exp2(sink - base)
+            alpha = gl.exp2((m_i - base) * 1.4426950408889634)
+            l_i = l_i * alpha + gl.exp2((sink - base) * 1.4426950408889634)
             m_i = m_new
             acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, LAYOUT_O), assert_trivial=True)[:, None]
         is_empty = l_i == 0.0
@@ -344,7 +352,7 @@ def _consume(c: gl.constexpr, o_desc, lse, H, M, sinks, stride_sink, extras, sca
         fence_async_shared()
         gl.barrier()
         tma.async_store(o_desc, [b, h, row0, 0], buffers.o.index(c))
-        row_lse = gl.where(is_empty, -float("inf"), (m_i + gl.log2(l_safe)) * 0.6931471805599453)
+        row_lse = gl.where(is_empty, -float("inf"), m_i + gl.log2(l_safe) * 0.6931471805599453)
         gl.store(at, row_lse, mask=rows < M)
         if buffers.SHARED:
             tma.store_wait(0)
@@ -486,6 +494,7 @@ def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...]) -> Kernel:
             num_warps=4,
             num_stages=1,
             max_spill_bytes=4096,
+            options=UNFUSED,
         )
         return Plan(
             constraints=(*problem.constraints(op, point, ("query", "key", "value", "out")), *_constraints(op, c)),
@@ -504,7 +513,7 @@ def _constraints(op: Op, c: Config) -> tuple[Constraint, ...]:
     fits = (q_block % c.block_m == 0) & (kv_block % c.block_n == 0)
     found = [
         require(select(has_lists, fits, 1), f"mask blocks that are multiples of {c.block_m} and {c.block_n}"),
-        require(~op.int("negative_scale"), "a scale of 0 or more"),
+        require(~op.int("negative_scale"), "a scale of more than 0"),
         require(op.local("N") > 0, "keys"),
     ]
     return (*found, *no_repeats(op, ("query", "key", "value", "out")))

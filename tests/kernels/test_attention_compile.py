@@ -79,3 +79,13 @@ def test_a_table_of_scores_keeps_its_addresses_in_registers_on_ampere() -> None:
     for launch in variant.plan.launches:
         artifact = compile_source(source_of(variant.plan, launch, Target(80)))
         assert artifact.spill_bytes <= launch.max_spill_bytes, launch.fn
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_no_product_is_fused_into_the_difference_from_a_maximum(pair: tuple) -> None:
+    """Of every launch that makes weights of scores."""
+    for f in family.families(trace.pair(*pair).traced, WANTED):
+        for variant in enumerate_grid(f, 90).variants:
+            launches = [x for x in variant.plan.launches if "mods" in x.args or x.fn.__name__ == "attention_combine"]
+            assert launches
+            assert all(x.options["enable_fp_fusion"] is False for x in launches), variant.name

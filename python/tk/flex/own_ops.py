@@ -187,7 +187,7 @@ def arguments(own: OwnOp, traced: Traced, request: Request, max_scores: bool = F
     band = _band(traced, request.ints) if request.kv_num_blocks is None else _NO_BAND
     scale = request.scale
     numbers = [scale, *own.floats, request.q_block, request.kv_block, *band, int(is_tf32), *own.ints,
-               int(of_captures), int(scale < 0), int(max_scores)]  # fmt: skip
+               int(of_captures), int(not scale > 0), int(max_scores)]  # fmt: skip
     return [query, key, value, *optional], numbers
 
 

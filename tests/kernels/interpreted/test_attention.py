@@ -5,6 +5,7 @@ fp32 and fp16 only: the interpreter's bf16 `tl.dot` is wrong.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -375,3 +376,43 @@ def test_mistakes_are_refused() -> None:
     lists = block_lists(pair.dense(2, 4, 30, 40), 16, 16)
     short = {n: x[:, :, :1] for n, x in lists.items()}
     refused(Call(q, k, v, lists=short, q_block=16, kv_block=16), "at least the blocks of the sequence")
+
+
+# --- Very large scores ---
+
+
+def integers(*shape: int, factor: float, dtype: torch.dtype) -> torch.Tensor:
+    """Whose sums of products are exact in any order."""
+    return (torch.randint(-31, 32, shape) * factor).to(dtype)
+
+
+LARGE = {
+    "alibi": alibi(torch.tensor([1e30, -1e30])),
+    "alibi_of_1e8": alibi(torch.tensor([1e8, -3e7])),
+    "scaled": lambda score, b, h, q, kv: score * 3.3e7,
+    "scaled_past_2^31": lambda score, b, h, q, kv: score * 3.3e27,
+    "products": None,
+}
+
+
+@pytest.mark.parametrize("mask", [None, causal])
+@pytest.mark.parametrize("score", LARGE.values(), ids=LARGE)
+def test_very_large_scores(score: Any, mask: Any) -> None:
+    """As torch's float32: what is subtracted is what was compared."""
+    factor = 512.0 if score is None else 1.0
+    q, k = (integers(1, 2, n, 64, factor=factor, dtype=torch.float16) for n in (40, 70))
+    v = torch.randn(1, 2, 70, 64).half()
+    pair, call = Pair(score, mask), Call(q, k, v, scale=0.125)
+    call.captured = pair.captured
+    b, h, i, j = (torch.arange(n).view([-1 if d == e else 1 for e in range(4)]) for d, n in enumerate((1, 2, 40, 70)))
+    s = q.float() @ k.float().mT * 0.125
+    s = s if score is None else score(s, b, h, i, j)
+    s = s if mask is None else s.masked_fill(~mask(b, h, i, j), -math.inf)
+    assert s[s > -math.inf].abs().max() > 5e7
+    op, count = pair.families[0].op, 0
+    for name, (out, lse) in run_all(pair.families[0], call.tensors(), call.ints(op), call.floats(op)):
+        note = lambda m: f"{name}: {m}"  # noqa: B023, E731
+        torch.testing.assert_close(out.float(), s.softmax(-1) @ v.float(), atol=3e-3, rtol=3e-3, msg=note)
+        torch.testing.assert_close(lse, s.logsumexp(-1), atol=0, rtol=2e-7, msg=note)
+        count += 1
+    assert count >= 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -305,7 +304,17 @@ def test_statistics_are_padded_with_rows_that_see_nothing(M: int, DV: int) -> No
         RowStrides(*lse.stride()), RowStrides(*grad_lse.stride()), EVEN=DV == 64, BLOCK_M=block,
         BLOCK_DV=64)  # fmt: skip
     expected, expected_delta = torch.full((B * H + 1, padded), float("inf")), torch.zeros(B * H + 1, padded)
-    expected[: B * H, :M] = torch.where(lse == float("-inf"), float("inf"), lse / math.log(2)).view(B * H, M)
+    expected[: B * H, :M] = torch.where(lse == float("-inf"), float("inf"), lse).view(B * H, M)
     expected_delta[: B * H, :M] = ((out.float() * grad.float()).sum(-1) - grad_lse).view(B * H, M)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(delta, expected_delta, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("slope", [1e30, 1e8])
+def test_very_large_scores(slope: float) -> None:
+    """Every query sees itself alone: exp2 of a score and its log-sum-exp, which is as large, is 1."""
+
+    def own(score, b, h, q, kv):
+        return score + slope * (300 - (q - kv).abs())
+
+    check(lambda: Pair(own, causal), [], Call(*qkv(1, 2, 1, 70, 70, 64, 64, torch.float16)))
