@@ -467,7 +467,7 @@ of your own under `@tk.op`.
 
 The dtype is that of the floating-point arguments. For `embedding` it is the weight's, and for `scaled_mm` and
 `scaled_grouped_mm` fp8e5m2 is the dtype of `a` alone. Errors N and R on the CPU are torch's own. On CUDA uint16, uint32
-and uint64 are refused everywhere.
+and uint64 are taken by `any` and `all` alone, of which ATen makes bools first.
 """  # noqa: E501
 
 NOTES = """
@@ -475,11 +475,15 @@ NOTES = """
   and `all` of uint8 are uint8. Positions are int64.
 - `dtype=` of sums, scans, norms and softmaxes converts the argument first, as in torch.
 - float64 is computed in float64, and all other floats in float32. `softmax` and `log_softmax` of float64 are made of
-  `logsumexp`.
+  the maximum and the sum, by the formula of the other dtypes.
+- Sorts, `topk`, extremes and searches take every NaN for the largest number, whatever its sign. Torch's own sort on
+  CUDA puts those with a negative sign below -inf.
 - Integers of 16 bits and fewer are sorted as floats that hold them. Integers of 32 and 64 bits, and float64, are sorted
   by two or three sorts of parts of them. `topk` of these sorts everything.
-- A search with two dtypes compares in torch's common dtype. Norms of 16 bits take weights in float32, and `rope` takes
-  tables in float32.
+- A search with two dtypes compares in torch's common dtype. Norms of 16 bits take weights in float32, `rms_norm` and
+  `add_rms_norm` weights in any of bfloat16, float16 and float32, and `rope` takes tables in float32.
+- `max(a, b)` and `min(a, b)` of two tensors are ATen's on every device, and so is `cross_entropy` of no classes. In
+  strict mode they are a `tk.UnsupportedError` on CUDA.
 - Products of 16 bits can also have results in float32 (`out_dtype`). float32 products are `ieee` or `tf32`, as torch's
   switch or `precision` says. Products of float8 need a GPU of compute capability 8.9 or newer.
 - On CUDA a result of `int4_mm` that reads an infinite activation, scale or zero may be NaN where torch has an infinity

@@ -137,6 +137,33 @@ def test_cross_entropy_of_nothing(shape: tuple[int, ...], reduction: str, smooth
         assert_close(found, expected, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_gradients_of_log_sums_of_16_bits(dtype: torch.dtype) -> None:
+    """No further off than their own rounding: the sums they are made of are not rounded."""
+    x, weight = (torch.randn(16, 700).to(dtype) for _ in range(2))
+
+    def gradient(f: Callable[..., Tensor], x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(f(x, -1), x, weight.to(x.dtype))[0]
+
+    found, exact = gradient(tk.logcumsumexp, x), gradient(torch.logcumsumexp, x.double())
+    assert_close(found.double(), exact, rtol=torch.finfo(dtype).eps / 2 + 1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "other"), [*itertools.permutations(_call.FLOATS, 2)], ids=str)
+def test_rms_norms_with_weights_of_another_dtype(dtype: torch.dtype, other: torch.dtype) -> None:
+    x, residual, weight = torch.randn(5, 33).to(dtype), torch.randn(5, 33).to(dtype), torch.randn(33).to(other)
+    expected = F.rms_norm(x.double(), (33,), weight.double(), torch.finfo(torch.float32).eps)
+    agree(tk.rms_norm(x, (33,), weight), expected, dtype)
+    total = x.double() + residual.double()
+    found = tk.add_rms_norm(x, residual, weight)
+    agree(found[0], F.rms_norm(total, (33,), weight.double(), torch.finfo(torch.float32).eps), dtype)
+    agree(found[1], total, dtype)
+    given = [t.clone().requires_grad_() for t in (x, weight)]
+    tk.rms_norm(given[0], (33,), given[1]).sum().backward()
+    assert [t.grad.dtype for t in given if t.grad is not None] == [dtype, other]
+
+
 # --- NaN of either sign ---
 
 
@@ -786,10 +813,13 @@ REFUSED_CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "int": (lambda t: tk.mean(t(3, dtype=torch.int64)), "mean: input is int64"),
     "unsigned": (lambda t: tk.sum(t(3, dtype=torch.uint16)), "sum: input is uint16; on cuda it takes .*, uint8, bool$"),
     "mixed": (
-        lambda t: tk.rms_norm(t(2, 3, dtype=torch.float32), (3,), t(3)),
-        "rms_norm: input is float32, weight is bfloat16; .* all of one dtype",
+        lambda t: tk.layer_norm(t(2, 3, dtype=torch.float32), (3,), t(3)),
+        "layer_norm: input is float32, weight is bfloat16; .* all of one dtype",
     ),
     "table": (lambda t: tk.rope(t(2, 4), *[t(2, 2, dtype=torch.float16)] * 2), "cos is torch.float16, must be float32"),
+    "max of two": (lambda t: tk.max(t(3), t(3)), "max: the maximum of two tensors: no kernel has it"),
+    "min of two": (lambda t: tk.min(t(3), other=t(3)), "min: the minimum of two tensors: no kernel has it"),
+    "no classes": (lambda t: tk.cross_entropy(t(0, 0), t(0, 0)), "cross_entropy: no classes: no kernel has it"),
     "nuclear": (lambda t: tk.norm(t(3, 3, dtype=torch.float32), "nuc"), "norm: the nuclear norm: no kernel has it"),
     "gradient of class weights": (
         lambda t: tk.cross_entropy(t(2, 3), t(2, dtype=torch.int64), t(3).requires_grad_()),
@@ -809,7 +839,7 @@ def test_what_no_kernel_takes_is_refused_on_cuda(name: str) -> None:
         on_cuda(call)
 
 
-@pytest.mark.parametrize("name", ["fp64", "nuclear", "max_norm"])
+@pytest.mark.parametrize("name", ["fp64", "nuclear", "max_norm", "max of two", "min of two", "no classes"])
 def test_what_no_kernel_has_is_atens(name: str) -> None:
     """But for strict mode."""
     call, _ = REFUSED_CALLS[name]

@@ -58,12 +58,14 @@ def rms_norm(
 
     Args:
         input: ``[..., *normalized_shape]``.
-        weight: ``normalized_shape``; a missing one counts as 1. Of the dtype of input, or float32.
+        weight: ``normalized_shape``; a missing one counts as 1. Of any dtype that input may have: of another one than
+            input's all is worked out in float32, and the result has input's.
         eps: by default float32's, as torch has it for 16 bits too.
     """
     input, weight = (autocast("rms_norm", t) for t in (input, weight))
-    if _is_mixed(input, weight):
-        return rms_norm(input.float(), normalized_shape, weight, _eps(input, eps), config=config).to(input.dtype)
+    if weight is not None and _differ(input, weight):
+        wide = rms_norm(input.float(), normalized_shape, weight.float(), _eps(input, eps), config=config)
+        return wide.to(input.dtype)
     is_taken = taken("rms_norm", input=input, weight=weight)
     shape = _check("rms_norm", input, normalized_shape, weight=weight)
     if not is_taken:
@@ -119,8 +121,8 @@ def add_rms_norm(
         x, residual: ``[..., N]``, of one shape. The sum is not rounded before it is normalised.
         weight, eps: as of :func:`rms_norm`.
     """
-    if _is_mixed(x, weight) and residual.dtype == x.dtype:
-        wide = add_rms_norm(x.float(), residual.float(), weight, _eps(x, eps), config=config)
+    if weight is not None and _differ(x, weight) and isinstance(residual, Tensor) and residual.dtype == x.dtype:
+        wide = add_rms_norm(x.float(), residual.float(), weight.float(), _eps(x, eps), config=config)
         return wide[0].to(x.dtype), wide[1].to(x.dtype)
     is_taken = taken("add_rms_norm", x=x, residual=residual, weight=weight)
     _check_sum("add_rms_norm", x, residual, weight=weight)
@@ -150,6 +152,12 @@ def add_layer_norm(
         total = x + residual
         return F.layer_norm(total, total.shape[-1:], weight, bias, eps), total
     return run("add_layer_norm", x, residual, _flat(x, weight, 1), _flat(x, bias, 0), eps, config=config)
+
+
+def _differ(input: Tensor, weight: Tensor) -> bool:
+    """Two dtypes that kernels have. ATen's layer and group norms take fewer pairs (:func:`_is_mixed`)."""
+    both = isinstance(input, Tensor) and isinstance(weight, Tensor)
+    return both and input.dtype in FLOATS and weight.dtype in FLOATS and input.dtype != weight.dtype
 
 
 def _is_mixed(input: Tensor, *affine: Tensor | None) -> bool:

@@ -166,9 +166,10 @@ def max(
     which the gradient goes. Errors as of :func:`amax`.
 
     Args:
-        dim: or a tensor, as ``other``: the larger of the two at every place is ``torch.maximum``'s.
+        dim: or a tensor, as ``other``: the larger of the two at every place is ATen's ``maximum``, but for strict mode
+            on CUDA.
     """
-    if (of_two := _second("max", dim, keepdim, other)) is not None:
+    if (of_two := _second("max", input, dim, keepdim, other)) is not None:
         return torch.maximum(input, of_two)
     assert not isinstance(dim, Tensor)
     return _value_and_place("max", torch.max, input, dim, keepdim, 1.0, config)
@@ -180,14 +181,14 @@ def min(
     config: Config = None,
 ) -> Any:  # fmt: skip
     """The smallest element of all, or (values, indices) along ``dim``, as ``torch.min``. All else as of :func:`max`."""
-    if (of_two := _second("min", dim, keepdim, other)) is not None:
+    if (of_two := _second("min", input, dim, keepdim, other)) is not None:
         return torch.minimum(input, of_two)
     assert not isinstance(dim, Tensor)
     return _value_and_place("min", torch.min, input, dim, keepdim, -1.0, config)
 
 
-def _second(function: str, dim: Any, keepdim: bool, other: Any) -> Tensor | None:
-    """The other tensor, by place or by name, where there is one."""
+def _second(function: str, input: Tensor, dim: Any, keepdim: bool, other: Any) -> Tensor | None:
+    """The other tensor, by place or by name, where there is one. The larger ones of two are ATen's to find."""
     if other is None and not isinstance(dim, Tensor):
         return None
     if (other is not None and dim is not None) or keepdim:
@@ -195,6 +196,9 @@ def _second(function: str, dim: Any, keepdim: bool, other: Any) -> Tensor | None
     found = dim if other is None else other
     if not isinstance(found, Tensor):
         raise TypeError(f"tk.{function}: other must be a Tensor, is {type(found).__name__}")
+    if not isinstance(input, Tensor):
+        raise TypeError(f"tk.{function}: input must be a Tensor, is {type(input).__name__}")
+    only_aten_has(function, input, f"the {function}imum of two tensors")
     return found
 
 

@@ -159,9 +159,16 @@ def _of_products(ctx: Any, grad: Tensor) -> Any:
     return torch.ops.aten.cumprod_backward(grad, x, x.dim() - 1, output), None, None
 
 
+def _keep_log_sums(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x = inputs[0]
+    ctx.save_for_backward(x, *([output] if x.dtype == torch.float32 else []))
+
+
 def _of_log_sums(ctx: Any, grad: Tensor) -> Any:
-    """grad · exp(x - output) summed from the end, as logarithms of its positive and of its negative part."""
-    x, output = (t.float() for t in ctx.saved_tensors)
+    """grad · exp(x - output) summed from the end, as logarithms of its positive and of its negative part. An output of
+    16 bits was rounded, and its exponential would be off by as much as that: it is worked out again."""
+    x, *saved = (t.float() for t in ctx.saved_tensors)
+    (output,) = saved or [x.logcumsumexp(-1)]
     size = grad.float().abs().log()
     none = torch.finfo(size.dtype).min  # not -inf, of which ATen's own derivatives are wrong
     parts = [torch.where(chosen, size, none) - output for chosen in (grad > 0, grad < 0)]
@@ -175,7 +182,7 @@ FORMULAS: Mapping[str, Formula] = {
     "cummax": (_keep_places, _to_places),
     "cummin": (_keep_places, _to_places),
     "cumprod": (_keep_scan, _of_products),
-    "logcumsumexp": (_keep_scan, _of_log_sums),
+    "logcumsumexp": (_keep_log_sums, _of_log_sums),
     "sort": (_keep_places, _to_places),
     "topk": (_keep_places, _to_places),
     "embedding": (_keep_index, _scatter),

@@ -37,7 +37,7 @@ def digamma(x: Tensor) -> Tensor:
     """By the recurrence up to where the asymptotic series holds; of negative numbers the reflection."""
     given, x = x, _wide(x)
     is_negative = x < 0
-    fraction = x - torch.trunc(x)
+    fraction = x - torch.round(x)  # near a pole almost 0, where its product with pi has all digits
     reflected = torch.where(fraction == 0, math.nan, -math.pi / torch.tan(math.pi * fraction))
     result = torch.where(is_negative, reflected, 0.0)
     at = torch.where(is_negative, 1 - x, x)
