@@ -48,8 +48,23 @@ def test_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tk.load_pack(tiny_pack.write(tmp_path / "listed.tkpack", "listed"))
     assert main(["list", "--op", "listed", "--arch", "90"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
-    assert main(["list", "--op", "listed", "--arch", "80"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert len(main_error(["list", "--op", "listed", "--arch", "80"], capsys).splitlines()) == 1
+
+
+def main_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command line that chooses nothing says."""
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    return said.err
+
+
+def test_a_list_of_nothing_says_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tk.load_pack(tiny_pack.write(tmp_path / "told.tkpack", "told"))
+    assert "was compiled for sm_90, not for 80" in main_error(["list", "--op", "told", "--arch", "80"], capsys)
+    assert "did you mean told" in main_error(["list", "--op", "tolt"], capsys)
+    assert "there is no kernel of an op 'no such op'; " in main_error(["list", "--op", "no such op"], capsys)
+    assert "no pack is for '91'; there are packs for" in main_error(["list", "--arch", "91"], capsys)
 
 
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:

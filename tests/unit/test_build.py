@@ -657,6 +657,45 @@ def test_the_command_fails_with_a_message(tmp_path, monkeypatch, capsys):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_arguments_that_choose_nothing_say_what_there_is(dry_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TK_CACHE_DIR", str(tmp_path / "cache"))
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    how = ["--dry-run"] if dry_run else ["-o", tmp_path / "made" / "p.tkpack"]
+    for args, message in (
+        (["--arch", "75"], "--arch 75: tk needs compute capability 8.0 or newer; there are kernels for 80, 90"),
+        (["--arch", "86"], "--arch 86: cubins of sm_80 run on it, too: write --arch 80"),
+        (["--arch", "90,89"], "--arch 89: cubins of sm_80 run on it, too: write --arch 80"),
+        (["--arch", "120"], "--arch 120: write --arch ptx80, which its driver translates; there are kernels for 80"),
+        (["--arch", "ptx120"], "--arch ptx120: there is no PTX for it alone; write --arch ptx80"),
+        (["--arch", "90", "--only", "scale_adds"], "the nearest: 'scale_add'"),
+        (["--arch", "90", "--only", "^$"], "--only '^$' matches none of the names of"),
+    ):
+        assert run(parser.parse_args(list(map(str, [unit_kernels.__file__, *how, *args])))) == 2
+        said = capsys.readouterr()
+        assert message in said.err and not said.out
+    assert not list(tmp_path.glob("made/*"))
+
+
+def test_what_cannot_be_written_is_said_before_anything_is_compiled(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("tk.aot.command.build", lambda *args, **kwargs: pytest.fail("compiled"))
+    monkeypatch.setenv("TK_CACHE_DIR", str(tmp_path / "cache"))
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    (tmp_path / "file").write_text("")
+    for args, message in (
+        ([unit_kernels.__file__, "-o", tmp_path], "it is a folder; write the name of the pack, such as"),
+        ([unit_kernels.__file__, "-o", tmp_path / "file" / "p.tkpack"], "file cannot be made: "),
+        ([unit_kernels.__file__, "-o", "/proc/p.tkpack"], "/proc cannot be written to"),
+        ([tmp_path], "is a folder; name the files in it that declare ops or mods"),
+    ):
+        if args[-1] == "/proc/p.tkpack" and os.access("/proc", os.W_OK):
+            continue
+        assert run(parser.parse_args(list(map(str, args)))) == 1
+        assert message in capsys.readouterr().err
+
+
 def test_the_command_fails_with_a_status(tmp_path):
     done = run_cli(tmp_path / "gone.py", cache=tmp_path, check=False)
     assert (done.returncode, done.stderr) == (1, f"tk build: {tmp_path}/gone.py: there is no such file\n")

@@ -12,8 +12,9 @@ from tk.aot import finished
 from tk.aot.build import PlannedPack, build, definitions, dry_run, plan_pack
 from tk.aot.cache import open_cache
 from tk.aot.compile import Target
-from tk.aot.errors import BuildError, Refused
+from tk.aot.errors import BuildError, Refused, SelectsNothing
 from tk.aot.pool import default_jobs
+from tk.aot.selection import check_files, check_out, check_targets, check_variants
 from tk.aot.sources import file_families, package_families
 from tk.aot.spec import Family
 
@@ -32,13 +33,17 @@ def pack_paths(targets: list[Target], files: list[Path], out: Path | None) -> li
 
 
 def run(args: argparse.Namespace) -> int:
-    """The exit status: 0, or 1 after a message, or 130 when interrupted (what was compiled stays in the cache)."""
+    """The exit status: 0, or 1 after a message, or 2 where the arguments choose nothing, or 130 when interrupted (what
+    was compiled stays in the cache)."""
     try:
         _run(args)
     except Refused as e:
         for error in e.errors:
             print(f"tk build: {error}", file=sys.stderr)
         return 1
+    except SelectsNothing as e:
+        print(f"tk build: {e}", file=sys.stderr)
+        return 2
     except (BuildError, ValueError) as e:
         print(f"tk build: {e}", file=sys.stderr)
         return 1
@@ -54,7 +59,10 @@ def _run(args: argparse.Namespace) -> None:
         return
     targets = list(dict.fromkeys(Target.parse(text) for text in args.arch.split(",")))
     jobs = args.jobs or default_jobs()
+    check_files(args.files)
     paths = pack_paths(targets, args.files, args.out) if not args.dry_run else [Path()] * len(targets)
+    if not args.dry_run:
+        check_out(args.files, args.out, paths)
     with open_cache(lambda message: print(f"tk build: {message}", file=sys.stderr)) as cache:
         if args.files or args.dry_run:
             families = file_families(args.files, args.debug) if args.files else package_families(args.debug)
@@ -75,8 +83,11 @@ def _run(args: argparse.Namespace) -> None:
 def _planned(
     args: argparse.Namespace, families: Sequence[Family], targets: Sequence[Target], paths: Sequence[Path]
 ) -> list[PlannedPack]:
-    return [plan_pack(families, target, path, args.sample, args.only)
-            for target, path in zip(targets, paths, strict=True)]  # fmt: skip
+    check_targets(families, targets)
+    packs = [plan_pack(families, target, path, args.sample, args.only)
+             for target, path in zip(targets, paths, strict=True)]  # fmt: skip
+    check_variants(families, packs, args.only, args.sample)
+    return packs
 
 
 def _show(stage: str, where: str) -> None:

@@ -9,6 +9,10 @@ class BuildError(Exception):
     """A record, a tuned table, a source file or a pack that cannot be used; the message names it and says why."""
 
 
+class SelectsNothing(BuildError):
+    """Arguments of a build that choose no kernel at all; the message says what there is."""
+
+
 class Refused(BuildError):
     """Declarations of a file that cannot be built. ``errors`` has all of them."""
 

@@ -1,0 +1,83 @@
+"""What the arguments of a build choose: an argument that chooses nothing is an error, which says what there is."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tk.aot.build import PlannedPack
+from tk.aot.compile import Target
+from tk.aot.errors import BuildError, SelectsNothing
+from tk.aot.grid import enumerate_grid
+from tk.aot.spec import Family
+
+
+def check_targets(families: Sequence[Family], targets: Sequence[Target]) -> None:
+    """Raises SelectsNothing for a target that none of the families has kernels for."""
+    archs = sorted({arch for family in families for kernel in family.kernels for arch in kernel.configs})
+    for target in targets:
+        if target.arch not in archs:
+            raise SelectsNothing(f"--arch {_written(target)}: {_instead(target, archs)}")
+
+
+def _written(target: Target) -> str:
+    return target.name if target.ptx else str(target.arch)
+
+
+def _instead(target: Target, archs: Sequence[int]) -> str:
+    there = (
+        f"there are kernels for {', '.join(map(str, archs))}, and ptx{archs[0]} is PTX for GPUs from sm_{archs[0]} on"
+    )
+    if target.arch < archs[0]:
+        return f"tk needs compute capability {archs[0] // 10}.{archs[0] % 10} or newer; {there}"
+    if target.ptx:
+        return f"there is no PTX for it alone; write --arch ptx{archs[0]}, which runs on it, too"
+    # A cubin runs on later GPUs of its generation, except those of sm_90 on: Triton compiles them for one alone.
+    older = [arch for arch in archs if arch // 10 == target.arch // 10 and arch <= target.arch and arch < 90]
+    if older:
+        return f"cubins of sm_{older[-1]} run on it, too: write --arch {older[-1]}"
+    return f"write --arch ptx{archs[0]}, which its driver translates; {there}"
+
+
+def check_variants(
+    families: Sequence[Family], packs: Sequence[PlannedPack], only: str | None, sample: bool = False
+) -> None:
+    """Raises SelectsNothing where no variant of any pack is left."""
+    if any(op.variants for pack in packs for op in pack.ops):
+        return
+    if only is None:
+        raise SelectsNothing(
+            "--sample: these families have no sample; leave it out" if sample else "there is no kernel"
+        )
+    names = [
+        v.name for f in families for p in packs for v in enumerate_grid(f, p.target.arch, False, p.target.ptx).variants
+    ]
+    nearest = difflib.get_close_matches(only, dict.fromkeys([*(n.split("[")[0] for n in names), *names]), 3, 0.3)
+    raise SelectsNothing(
+        f"--only {only!r} matches none of the names of {len(names)} variants, which are like {names[0]!r}; "
+        f"the nearest: {', '.join(map(repr, nearest)) or 'none'}"
+    )
+
+
+def check_out(files: Sequence[Path], out: Path | None, paths: Sequence[Path]) -> None:
+    """Raises BuildError where the packs cannot be written. Asked before anything is compiled. files: the user's."""
+    for path in (out, *paths) if files and out else paths:
+        if path.is_dir():
+            raise BuildError(f"-o {path}: it is a folder; write the name of the pack, such as {path / 'my.tkpack'}")
+        folder = path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BuildError(f"-o {path}: {folder} cannot be made: {error.strerror}") from None
+        if not os.access(folder, os.W_OK):
+            raise BuildError(f"-o {path}: {folder} cannot be written to: {os.strerror(errno.EACCES)}")
+
+
+def check_files(files: Sequence[Path]) -> None:
+    """Raises BuildError for what is no Python file."""
+    for path in files:
+        if path.is_dir():
+            raise BuildError(f"{path} is a folder; name the files in it that declare ops or mods")
