@@ -129,7 +129,7 @@ class OpRecord:
             found.append(
                 Output(
                     by_graph(context.op, dtypes),
-                    tuple(context.expr(s) for s in declared),
+                    tuple(context.expr(_of_empty(s)) for s in declared),
                     tuple(context.expr(ix.product(declared[d + 1 :])) for d in range(len(declared))),
                     leading if has_leading else None,
                 )
@@ -184,6 +184,12 @@ class OpRecord:
             extra_outputs=0,
             grads=[params.index(n) for n in grads],
         )
+
+
+def _of_empty(size: sympy.Expr) -> sympy.Expr:
+    """A letter counts as positive, so that N - 1 is no negative size; of 0 columns there are 0 others."""
+    may_be_less = size.is_Add and any(term.could_extract_minus_sign() for term in size.args)
+    return sympy.Max(0, size, evaluate=False) if may_be_less else size
 
 
 def _as_sympy(size: Any) -> sympy.Expr:

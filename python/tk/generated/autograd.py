@@ -176,7 +176,8 @@ def _of_given_outputs(ctx: Any, op: GeneratedOp, saved: Mapping[str, Any], grads
     0 · inf is none. Of what the backward does not read, and so was not saved, any value does."""
     known = {name: torch.zeros((), dtype=dtype, device=device).expand(shape)
              for name, (shape, dtype, device) in ctx.unsaved.items()}  # fmt: skip
-    args = [(saved | known)[p.name] for p in op.params]
+    named = {**saved, **known}
+    args = [named[p.name] for p in op.params]
     return _vjp(op, [*args, -1, ctx.mode], grads, ctx.needs_input_grad[1:])
 
 

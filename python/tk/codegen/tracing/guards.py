@@ -31,6 +31,7 @@ def checks(arguments: Arguments, recorded: fx.GraphModule, fn: Callable[..., Any
     yield from _nonempty(recorded, arguments)
     yield from _enough(recorded, arguments)
     yield from _not_squeezed(recorded, arguments)
+    yield from _reached(recorded, arguments)
 
 
 def of_sizes(arguments: Arguments, fn: Callable[..., Any]) -> Iterator[Check]:
@@ -39,7 +40,7 @@ def of_sizes(arguments: Arguments, fn: Callable[..., Any]) -> Iterator[Check]:
     for guard in arguments.env.guards:
         expr = _of_integers(guard.expr.xreplace(arguments.symbols))
         location: Any = guard.sloc.framework_loc
-        if _is_of_strides(location):
+        if _is_of_strides(location) or _is_of_density(location, expr):
             continue
         is_own = getattr(location, "filename", "") == fn.__code__.co_filename
         if isinstance(expr, sympy.Eq):
@@ -54,7 +55,8 @@ def of_sizes(arguments: Arguments, fn: Callable[..., Any]) -> Iterator[Check]:
             if zero is not None:
                 checks.setdefault(str(zero), Check(zero, f"{zero.args[0]} must be a multiple of {zero.args[1]}"))
             else:
-                checks.setdefault(str(expr), Check(expr.lhs - expr.rhs, f"{expr.lhs} must be equal to {expr.rhs}"))
+                zero = _unless_empty(expr.lhs) * (expr.lhs - expr.rhs)
+                checks.setdefault(str(expr), Check(zero, f"{expr.lhs} must be equal to {expr.rhs}"))
             continue
         if not is_own and isinstance(expr, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
             excess = _excess(expr)
@@ -124,6 +126,28 @@ def _not_squeezed(recorded: fx.GraphModule, arguments: Arguments) -> Iterator[Ch
                 yield Check(is_one, f"{size} must not be 1: squeeze would leave out that dimension")
 
 
+def _reached(recorded: fx.GraphModule, arguments: Arguments) -> Iterator[Check]:
+    """A place that is a number lies in its dimension, and so do both ends of a piece of so many elements: while torch
+    traces no size is less than 2."""
+    for node in recorded.graph.nodes:
+        if node.target not in (aten.select.int, aten.slice.Tensor):
+            continue
+        x, dim, *ends = node.args
+        size = sympy.sympify(_expr(x.meta["val"].shape[dim])).xreplace(arguments.symbols)
+        is_place = node.target == aten.select.int
+        is_fixed = is_place or isinstance(node.meta["val"].shape[dim], int)
+        bounds = [n for n in ends[:2] if isinstance(n, int) and abs(n) < _OPEN]
+        if size.is_Integer or not is_fixed or not bounds:
+            continue
+        least = max(n + is_place if n >= 0 else -n for n in bounds)
+        if least > 0:
+            message = f"{size} must be at least {least}: {_base(node)} in a dimension of size {size}"
+            yield Check(sympy.Max(0, least - size, evaluate=False), message)
+
+
+_OPEN = 2**62  # what stands for the end of a dimension is more
+
+
 def _expr(n: Any) -> Any:
     n = n.meta["val"] if isinstance(n, fx.Node) else n
     return n.node.expr if isinstance(n, torch.SymInt) else n
@@ -137,6 +161,20 @@ def _is_of_strides(location: Any) -> bool:
     """Whether torch only asked how a tensor lies in memory: a kernel reads by index, so the answer says nothing."""
     file, name = getattr(location, "filename", ""), getattr(location, "name", "")
     return file.endswith("torch/_prims_common/__init__.py") and name != "infer_size"
+
+
+def _is_of_density(location: Any, expr: Any) -> bool:
+    """Whether torch's C++ only asked if a tensor is dense, for which it compares every size with 2. It does so where a
+    graph is made functional; by then the function has been asked its own questions."""
+    is_of_cpp = getattr(location, "filename", "").endswith("torch/_ops.py")
+    return is_of_cpp and any(isinstance(expr, kind) and expr.rhs == n for kind, n in ((sympy.Ge, 2), (sympy.Gt, 1)))
+
+
+def _unless_empty(expr: sympy.Expr) -> sympy.Expr:
+    """0 where something is divided into pieces of no elements, of which there are as many as the function asks for; 1
+    elsewhere."""
+    pieces = [part.args[1] for part in expr.atoms(FloorDiv) if not part.args[1].is_Integer]
+    return sympy.prod([sympy.Min(1, n, evaluate=False) for n in pieces])
 
 
 def equal_sizes(arguments: Arguments) -> dict[sympy.Expr, sympy.Symbol]:
