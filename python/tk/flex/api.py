@@ -101,7 +101,8 @@ def sdpa(
     """``torch.nn.functional.scaled_dot_product_attention`` over the same kernels.
 
     Args:
-        query, key, value: ``[..., H, M, D]``, ``[..., Hkv, N, D]`` and ``[..., Hkv, N, Dv]``.
+        query, key, value: ``[..., H, M, D]``, ``[..., Hkv, N, D]`` and ``[..., Hkv, N, Dv]``. What stands before
+            M and N is broadcast, the heads only without enable_gqa.
         attn_mask: bool (True: takes part) or added to the scores; broadcast to ``[..., H, M, N]``.
         dropout_p: must be 0.
         is_causal: query i sees keys up to i. Not together with attn_mask.
@@ -118,12 +119,12 @@ def sdpa(
             raise TypeError(f"tk.sdpa: {name} must be a Tensor, is {type(x).__name__}")
     if query.dim() < 2:
         raise ValueError(f"tk.sdpa: query is {list(query.shape)}, must be [..., H, M, D]")
-    if not query.dim() == key.dim() == value.dim():
-        raise ValueError(
-            f"tk.sdpa: query, key and value must have as many dimensions, are {list(query.shape)}, {list(key.shape)} "
-            f"and {list(value.shape)}"
-        )
+    if attn_mask is not None:
+        _check_table(attn_mask, query)
+    dims = max(query.dim(), key.dim(), value.dim())
+    query, key, value = _broadcast(query, key, value, enable_gqa)
     leading = query.shape[:-3]
+    enable_gqa = enable_gqa or key.shape[-3] == 1  # a head that all share is not copied
     q, k, v = (_as_4d(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
     score_mod: ScoreMod | None = None
     mask_mod: MaskMod | None = causal if is_causal else None
@@ -134,7 +135,7 @@ def sdpa(
         else:
             score_mod = learned_bias(table)
     q, k, v = _autocast(q, k, v)
-    check_operands(q, k, v, enable_gqa, None)
+    check_operands(q, k, v, enable_gqa, None, "tk.sdpa")
     scale = q.shape[3] ** -0.5 if scale is None else scale
     others = (*NO_LISTS, None, None, None)  # the mask is asked everywhere: to list its blocks would take longer
     block = (UNBOUNDED, UNBOUNDED)
@@ -145,9 +146,9 @@ def sdpa(
         out, _ = flex.forward(*Request(*given))
     else:
         out, _ = _attend(q, k, v, score_mod, mask_mod, others, scale, block)
-    if query.dim() == 4:
+    if dims == 4:
         return out
-    return out.reshape(*leading, *out.shape[1:]) if query.dim() != 2 else out[0, 0]
+    return out.reshape(*leading, *out.shape[1:]) if dims > 2 else out[0, 0]
 
 
 # --- The call ---
@@ -235,9 +236,40 @@ def _text(is_causal: bool, mask: torch.dtype | None) -> str:
 _text._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while the compiler traces, not traced
 
 
+def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """With equal dimensions before the last two, of which there are one or more; nothing is copied. Keys and values
+    that both have one head, or 1 for a batch, keep it."""
+    named = {"query": query, "key": key, "value": value}
+    for name, x in named.items():
+        if x.dim() < 2:
+            raise ValueError(f"tk.sdpa: {name} is {list(x.shape)}, must be [..., H, length, D]")
+    dims = max(3, *(x.dim() for x in named.values()))
+    q, k, v = (x[(None,) * (dims - x.dim())] for x in named.values())
+    shapes = [x.shape[: -3 if enable_gqa else -2] for x in (q, k, v)]
+    try:
+        batch = torch.broadcast_shapes(*shapes)
+        of_keys = torch.broadcast_shapes(*shapes[1:])
+    except RuntimeError:
+        found = ", ".join(f"{name} {list(x.shape)}" for name, x in named.items())
+        hint = "" if enable_gqa else "; for groups of query heads give enable_gqa=True"
+        raise ValueError(f"tk.sdpa: batches and heads must broadcast, are {found}{hint}") from None
+    outer, of_heads = of_keys[: dims - 3], of_keys[dims - 3 :]
+    if dims > 4 or any(n != 1 for n in outer):  # the kernels take one batch, or 1 for it
+        outer = batch[: dims - 3]
+    if of_heads and of_heads[0] != 1:
+        of_heads = batch[-1:]
+    wanted = (batch, (*outer, *of_heads), (*outer, *of_heads))
+    return tuple(x.expand(*w, *x.shape[len(w) :]) for x, w in zip((q, k, v), wanted, strict=True))  # type: ignore[return-value]
+
+
+def _check_table(attn_mask: Tensor, query: Tensor) -> None:
+    if attn_mask.dtype != torch.bool and not attn_mask.dtype.is_floating_point:
+        raise TypeError(f"tk.sdpa: attn_mask is {attn_mask.dtype}, must be bool or floating-point")
+    if attn_mask.device != query.device:
+        raise ValueError(f"tk.sdpa: attn_mask is on {attn_mask.device}, query on {query.device}; move it")
+
+
 def _as_4d(name: str, x: Tensor) -> Tensor:
-    if x.dim() < 2:
-        raise ValueError(f"tk.sdpa: {name} is {list(x.shape)}, must be [..., H, length, D]")
     if x.dim() < 4:
         return x[(None,) * (4 - x.dim())]
     return x if x.dim() == 4 else x.flatten(0, -4)

@@ -42,41 +42,44 @@ def _check_quickly(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) 
     return -1
 
 
-def check_operands(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, page_table: Tensor | None) -> int:
+def check_operands(
+    query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, page_table: Tensor | None,
+    function: str = "tk.flex_attention",
+) -> int:  # fmt: skip
     """Raises for shapes, dtypes and devices that do not go together; the number of keys."""
     if page_table is None and (n_keys := _check_quickly(query, key, value, enable_gqa)) >= 0:
         return n_keys
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, Tensor):
-            raise TypeError(f"tk.flex_attention: {name} must be a Tensor, is {type(x).__name__}")
+            raise TypeError(f"{function}: {name} must be a Tensor, is {type(x).__name__}")
         if x.dim() != 4:
-            raise ValueError(f"tk.flex_attention: {name} is {list(x.shape)}, must have 4 dimensions: [B, H, length, D]")
+            raise ValueError(f"{function}: {name} is {list(x.shape)}, must have 4 dimensions: [B, H, length, D]")
         if x.dtype != query.dtype:
-            raise ValueError(f"tk.flex_attention: {name} is {x.dtype}, must be {query.dtype} as query is")
+            raise ValueError(f"{function}: {name} is {x.dtype}, must be {query.dtype} as query is")
         if x.device != query.device:
-            raise ValueError(f"tk.flex_attention: {name} is on {x.device}, query on {query.device}")
+            raise ValueError(f"{function}: {name} is on {x.device}, query on {query.device}")
     if query.dtype not in _DTYPES and not (query.dtype == torch.float64 and query.device.type != "cuda"):
         raise errors.UnsupportedError(
-            f"tk.flex_attention: query is {query.dtype}; it takes bfloat16, float16 and float32 (float64 on the CPU)"
+            f"{function}: query is {query.dtype}; it takes bfloat16, float16 and float32 (float64 on the CPU)"
         )
     B, H, _, D = query.shape
     B_kv, H_kv, n_keys, D_key = key.shape
     if D_key != D or D == 0:
-        raise ValueError(f"tk.flex_attention: head sizes of query ({D}) and key ({D_key}) must be equal, and not 0")
+        raise ValueError(f"{function}: head sizes of query ({D}) and key ({D_key}) must be equal, and not 0")
     if value.shape[:3] != key.shape[:3] or value.shape[3] == 0:
         raise ValueError(
-            f"tk.flex_attention: value is {list(value.shape)}, must be {[B_kv, H_kv, n_keys]} as key is, and Dv > 0"
+            f"{function}: value is {list(value.shape)}, must be {[B_kv, H_kv, n_keys]} as key is, and Dv > 0"
         )
     if H_kv != H and not enable_gqa:
         raise ValueError(
-            f"tk.flex_attention: query has {H} heads and key {H_kv}; for groups of query heads give enable_gqa=True"
+            f"{function}: query has {H} heads and key {H_kv}; for groups of query heads give enable_gqa=True"
         )
     if H_kv == 0 or H % H_kv:
-        raise ValueError(f"tk.flex_attention: query's heads ({H}) must be a multiple of key's ({H_kv})")
+        raise ValueError(f"{function}: query's heads ({H}) must be a multiple of key's ({H_kv})")
     if page_table is not None:
         return _check_pages(page_table, query, n_keys)
     if B_kv not in (B, 1):
-        raise ValueError(f"tk.flex_attention: batch size of key is {B_kv}, must be {B} as query's, or 1")
+        raise ValueError(f"{function}: batch size of key is {B_kv}, must be {B} as query's, or 1")
     return n_keys
 
 

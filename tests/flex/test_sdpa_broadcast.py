@@ -1,0 +1,64 @@
+"""tk.sdpa broadcasts batches and heads as torch's does, with the gradients of what is shared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tk
+
+SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
+    "query's batch": ((1, 4, 9, 8), (3, 4, 11, 8), (3, 4, 11, 8)),
+    "key's and value's": ((3, 4, 9, 8), (1, 4, 11, 8), (1, 4, 11, 8)),
+    "value's batch": ((3, 4, 9, 8), (3, 4, 11, 8), (1, 4, 11, 8)),
+    "key's batch": ((3, 4, 9, 8), (1, 4, 11, 8), (3, 4, 11, 8)),
+    "one key head": ((3, 4, 9, 8), (3, 1, 11, 8), (3, 1, 11, 8)),
+    "one head of values": ((3, 4, 9, 8), (3, 4, 11, 8), (3, 1, 11, 6)),
+    "one query head": ((3, 1, 9, 8), (3, 4, 11, 8), (3, 4, 11, 8)),
+    "an outer batch of the query": ((2, 3, 4, 9, 8), (3, 4, 11, 8), (3, 4, 11, 8)),
+    "an outer batch of keys": ((3, 4, 9, 8), (2, 3, 4, 11, 8), (3, 4, 11, 8)),
+    "a batch of the query alone": ((3, 4, 9, 8), (4, 11, 8), (4, 11, 8)),
+    "no heads": ((9, 8), (11, 8), (11, 8)),
+    "no batch": ((4, 9, 8), (4, 11, 8), (4, 11, 8)),
+    "two batches": ((2, 1, 4, 9, 8), (1, 3, 4, 11, 8), (2, 3, 1, 11, 8)),
+}
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+def test_shapes(shapes: Any, is_causal: bool) -> None:
+    given = [torch.randn(s, requires_grad=True) for s in shapes]
+    found = tk.sdpa(*given, is_causal=is_causal)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        expected = F.scaled_dot_product_attention(*given, is_causal=is_causal)
+    torch.testing.assert_close(found, expected)
+    both = [torch.autograd.grad(x.square().sum(), given) for x in (found, expected)]
+    for one, other in zip(*both, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("of_query", [(1, 4, 9, 8), (2, 3, 4, 9, 8)])
+def test_groups(of_query: Any) -> None:
+    q, k, v = (torch.randn(s) for s in (of_query, (3, 2, 11, 8), (3, 2, 11, 8)))
+    expected = F.scaled_dot_product_attention(q, k.repeat_interleave(2, -3), v.repeat_interleave(2, -3))
+    torch.testing.assert_close(tk.sdpa(q, k, v, enable_gqa=True), expected)
+
+
+REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
+    "batch": (dict(shapes=((2, 4, 9, 8), (3, 4, 11, 8), (3, 4, 11, 8))), ValueError, "must broadcast"),
+    "heads": (dict(shapes=((3, 4, 9, 8), (3, 2, 11, 8), (3, 2, 11, 8))), ValueError, "enable_gqa=True"),
+    "head size": (dict(shapes=((3, 4, 9, 8), (3, 4, 11, 7), (3, 4, 11, 8))), ValueError, "head sizes"),
+    "one dimension": (dict(shapes=((3, 4, 9, 8), (8,), (8,))), ValueError, "key is"),
+    "mask": (dict(attn_mask=torch.ones(9, 11, dtype=torch.int64)), TypeError, "attn_mask is torch.int64"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_messages_name_tk_sdpa(case: Any) -> None:
+    given, kind, message = case
+    shapes = given.get("shapes", ((3, 4, 9, 8), (3, 4, 11, 8), (3, 4, 11, 8)))
+    with pytest.raises(kind, match=f"tk.sdpa: .*{message}"):
+        tk.sdpa(*(torch.randn(s) for s in shapes), attn_mask=given.get("attn_mask"))
