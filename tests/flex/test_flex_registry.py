@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +95,23 @@ def test_mods_that_no_pack_has_are_said_how_to_build(tmp_path: Path, monkeypatch
     file.write_text(str(caught.value).partition("for mods.py:\n\n")[2])
     runpy.run_path(str(file))
     assert tk.flex.registered(str(file))[0].traced.fingerprint == traced.fingerprint
+
+
+def test_to_declare_makes_no_folders_and_leaves_cuda_alone(tmp_path: Path) -> None:
+    """So that a program may fork afterwards. In a process of its own, where CUDA seems to be there."""
+    code = """
+import os, torch
+def started(*args, **kwargs):
+    raise SystemExit("CUDA is initialised")
+torch.cuda._lazy_init = torch._C._cuda_init = started
+torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
+import tk
+from tk.flex import mods
+tk.flex.register("declared", score_mod=mods.alibi(4), mask_mod=lambda b, h, i, j: i * 3 >= j, head_dims=(64,))
+print(os.listdir())
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
+    environment |= dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "TK_CACHE_DIR"), str(tmp_path))
+    command = [sys.executable, "-B", "-c", code]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -92,6 +96,7 @@ def registered(file: str | None = None) -> list[Registered]:
 
 def check_ops(graph: Graph, backward: bool, where: str = "") -> None:
     """Raises tk.UnsupportedError for an op that no kernel can have. It takes the build extra to know."""
+    _import_bisector()
     try:
         from tk.flex.codegen import lowering
     except ModuleNotFoundError:
@@ -100,3 +105,16 @@ def check_ops(graph: Graph, backward: bool, where: str = "") -> None:
         lowering.check(graph, backward)
     except errors.UnsupportedError as error:
         raise errors.UnsupportedError(f"{where}{error}") from error
+
+
+def _import_bisector() -> None:
+    """torch's tracer imports this module, which makes the folder of inductor's cache as it is imported, where none is
+    named: to declare mods makes no folders."""
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    if "torch._inductor.compiler_bisector" in sys.modules or name in os.environ:
+        return
+    os.environ[name] = tempfile.gettempdir()  # which is there
+    try:
+        importlib.import_module("torch._inductor.compiler_bisector")
+    finally:
+        del os.environ[name]
