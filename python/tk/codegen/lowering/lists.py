@@ -124,8 +124,8 @@ class _EachStored:
                 return e.op("sub", dtype, e.read(x, index), e.read(mean, tuple(index[d] for d in kept)))
 
             deviations = Lazy(x.shape, dtype, away)
-            sums = (self._stored(t, node.dims, dtype, "sum") for t in (deviations, squared(deviations)))
-            return centred(*sums, ix.product([x.shape[d] for d in node.dims]))
+            away_sum, squares = (self._stored(t, node.dims, dtype, "sum") for t in (deviations, squared(deviations)))
+            return centred(away_sum, squares, ix.product([x.shape[d] for d in node.dims]))
         if node.kind not in ("sum", "prod", "max", "min", "any", "all", "xor"):
             raise TraceError(f"{node.kind} of the tensors of a list: there are sums, products, extremes, any and all")
         assert node.operand is not None

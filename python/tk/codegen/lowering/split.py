@@ -111,7 +111,8 @@ class Splitter:
         if node.kind == "mean":
             return Lazy(node.shape, dtype, mean)
         deviations = Lazy(operand.shape, dtype, away)
-        return centred(*(reduction("sum", x, node.dims, dtype) for x in (deviations, squared(deviations))), count)
+        away_sum, squares = (reduction("sum", x, node.dims, dtype) for x in (deviations, squared(deviations)))
+        return centred(away_sum, squares, count)
 
 
 def squared(x: Lazy) -> Lazy:

@@ -65,18 +65,11 @@ class Value(Tensor):
         self.held, self.node, self.constant, self.sizes, self.source = data, node, constant, sizes, None
         return self
 
-    @property
-    def _is_param(self) -> bool:
-        """Which a Parameter is asked for by isinstance."""
-        if self.source is None:
-            return False
-        tensor, variable, name, reads = self.source
-        found = isinstance(tensor, torch.nn.Parameter)
-        return bool(reads.stand_in(found, f"isinstance({variable}, Parameter)", name))
-
     def __getattr__(self, attribute: str) -> Any:
-        """What a user has set on a captured tensor."""
+        """What a user has set on a captured tensor; and _is_param, which isinstance asks for a Parameter."""
         source = self.__dict__.get("source")
+        if attribute == "_is_param":
+            return source is not None and _is_parameter(source)
         if source is None or attribute.startswith("__"):
             raise AttributeError(attribute)
         return asked(source, attribute)
@@ -89,6 +82,12 @@ class Value(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise Refused(f"keeps a tensor of its arguments past its end, and calls {func} on it")
+
+
+def _is_parameter(source: tuple[Tensor, str, str, Any]) -> bool:
+    tensor, variable, name, reads = source
+    found = isinstance(tensor, torch.nn.Parameter)
+    return bool(reads.stand_in(found, f"isinstance({variable}, Parameter)", name))
 
 
 def asked(source: tuple[Tensor, str, str, Any], attribute: str) -> Any:

@@ -150,7 +150,8 @@ class Watched:
         reads, value, variable, name = _held(self)
         if (method := _of_class(type(value), "__iter__")) and isinstance(method, types.FunctionType):
             if isinstance(value, type):  # of an Enum
-                return iter(reads.stand_in(tuple(value), f"tuple({variable})", name))
+                members: Any = value
+                return iter(reads.stand_in(tuple(members), f"tuple({variable})", name))
             return iter(reads.stand_in(method, f"type({variable}).__iter__", name)(self))
         if (held := plain(self)) is not None:
             return iter(held)
@@ -420,7 +421,7 @@ def builtins_of(reads: Reads) -> dict[str, Any]:
             args = (frame.f_locals["__class__"], frame.f_locals[code.co_varnames[0] if code.co_varnames else "self"])
         if all(map(_is_watched, args)):
             return _Super(*args)
-        return super(*map(_plain_of, args))  # type: ignore[misc]
+        return super(*map(_plain_of, args))
 
     def import_(name: str, scope: Any = None, names: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         found = builtins.__import__(name, scope, names, fromlist, level)
