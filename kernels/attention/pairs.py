@@ -18,6 +18,7 @@ from tk.flex.tracing.trace import Traced
 # --- Mods, with captures of every kind that they are called with ---
 
 IDS = torch.zeros(1, 1, dtype=torch.int32)
+OFFSET = torch.zeros((), dtype=torch.int64, device="meta")  # in the GPU's memory: one of the CPU's is a number
 LONG_IDS = torch.zeros(1, 1, dtype=torch.int64)
 CAUSAL = mods.causal
 WINDOW = mods.sliding_window(1)
@@ -96,7 +97,7 @@ def chosen() -> Iterator[tuple[object, object, Wanted]]:
     yield None, WINDOW_DOCUMENTS, _SOME
     for ids in (LONG_IDS, IDS[0]):
         yield None, mods.and_masks(mods.causal, mods.document(ids)), _RARE
-    for offset in (1, torch.zeros((), dtype=torch.int64)):
+    for offset in (1, OFFSET):
         yield None, behind(mods.causal, offset), _DECODED
     yield None, mods.dilated_window(1, 1), _RARE
     yield None, mods.natten_2d(4, 4, 3), _RARE

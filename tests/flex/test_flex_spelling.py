@@ -17,7 +17,7 @@ from tk.flex.tracing import trace
 from tk.flex.tracing.evaluate import evaluate, indices
 
 W, OFFSET, PREFIX, CAP, H = 5, 3, 4, 20.0, 8
-T = torch.tensor(3)
+T, ON_HOST = torch.tensor(3, device="meta"), torch.tensor(3)  # one on a GPU, and a number
 IDS = torch.zeros(64, dtype=torch.int32)
 BATCH_IDS = torch.zeros(2, 64, dtype=torch.int32)
 LENGTHS = torch.zeros(2, dtype=torch.int32)
@@ -76,6 +76,8 @@ MASKS: dict[str, tuple[Any, list[Callable[..., Any]]]] = {
     "offset": (offset_of(mods.causal, OFFSET), [
         lambda b, h, q, k: k <= q + OFFSET, lambda b, h, q, k: k - OFFSET <= q, lambda b, h, q, k: OFFSET + q >= k,
         lambda b, h, q, k: q >= k - OFFSET, lambda b, h, q, k: q - k >= -OFFSET, lambda b, h, q, k: ~(k > q + OFFSET),
+        lambda b, h, q, k: k <= q + ON_HOST, lambda b, h, q, k: ON_HOST * 1 + q >= k,
+        lambda b, h, q, k: k - q <= ON_HOST,
     ]),
     "offset_of_tensor": (offset_of(mods.causal, T), [
         lambda b, h, q, k: k <= q + T, lambda b, h, q, k: T + q >= k, lambda b, h, q, k: ~(k > q + T),

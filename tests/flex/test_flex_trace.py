@@ -113,7 +113,9 @@ def test_a_global_that_changes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trace.pair(None, global_number).values == (4,)
     monkeypatch.setitem(globals(), "WIDTH", 12)
     assert trace.pair(None, global_number).values == (11,)
-    monkeypatch.setitem(globals(), "WIDTH", torch.tensor(3))  # of another kind: another graph
+    monkeypatch.setitem(globals(), "WIDTH", torch.tensor(3))  # a number as well
+    assert trace.pair(None, global_number).values == (2,)
+    monkeypatch.setitem(globals(), "WIDTH", torch.tensor(3, device="meta"))  # of another kind: another graph
     pair = trace.pair(None, global_number)
     assert pair.captures[0].kind == "tensor" and pair.captures[0].rank == 0
 
@@ -173,7 +175,7 @@ def test_dtype_rank_structure_and_role_count() -> None:
 
     found = [
         fingerprint(table(torch.randn(4))), fingerprint(table(torch.randn(4, dtype=torch.float16))),
-        fingerprint(scaled(2.0)), fingerprint(scaled(torch.tensor(2.0))),
+        fingerprint(scaled(2.0)), fingerprint(scaled(torch.tensor(2.0, device="meta"))),
         fingerprint(None, flagged(True)), fingerprint(None, flagged(False)),
         fingerprint(lambda score, b, h, q, kv: score * 2.0), fingerprint(lambda score, b, h, q, kv: score * 3.0),
         fingerprint(lambda score, b, h, q, kv: score - kv), fingerprint(lambda score, b, h, q, kv: kv - score),

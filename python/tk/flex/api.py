@@ -11,7 +11,7 @@ from tk import errors
 from tk.flex import autograd, compiled
 from tk.flex import kernel_options as options
 from tk.flex.block_mask import BlockMask
-from tk.flex.checks import NO_LISTS, UNBOUNDED, check_lengths, check_mask, check_operands, check_tensor
+from tk.flex.checks import NO_LISTS, UNBOUNDED, check_lengths, check_mask, check_operands, check_tensor, moved
 from tk.flex.mods import MaskMod, ScoreMod, causal, learned_bias, of_bool_table
 from tk.flex.tracing import trace
 from tk.ops import flex
@@ -173,6 +173,7 @@ def _attend(
     pair = trace.pair(score_mod, mask_mod)
     traced = pair.traced
     tensors, floats, ints = traced.by_kind(pair.values)
+    tensors = moved(tensors, query)
     for x in tensors:
         if x.device != query.device:
             _refuse_device(pair, query)
@@ -185,7 +186,7 @@ def _attend(
 
 def _refuse_device(pair: trace.Pair, query: Tensor) -> None:
     for c in pair.captures:
-        if c.kind == "tensor" and c.value.device != query.device:
+        if c.kind == "tensor" and moved([c.value], query)[0].device != query.device:
             raise ValueError(
                 f"tk.flex_attention: {c.name}, which the {c.of}_mod captures, is on {c.value.device}, query on "
                 f"{query.device}; move it"

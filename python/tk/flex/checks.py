@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -152,3 +153,10 @@ def check_mask(
         mask.q_num_blocks, mask.q_indices, mask.full_q_num_blocks, mask.full_q_indices,
     )  # fmt: skip
     return lists, (q_block, kv_block), mask_mod
+
+
+def moved(tensors: Sequence[Tensor], query: Tensor) -> list[Tensor]:
+    """What mods capture. A tensor of no dimensions on the CPU goes beside tensors of any device, as torch has it; its
+    gradient goes back."""
+    device = query.device
+    return [x.to(device) if not x.dim() and x.device != device and x.device.type == "cpu" else x for x in tensors]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 
+from tk.flex.checks import moved
 from tk.flex.tracing import trace
 from tk.ops import flex
 from tk.ops.flex import Request
@@ -40,8 +41,8 @@ class _Recorded(HigherOrderOperator):
     ) -> tuple[Tensor, Tensor]:
         *others, q_block, kv_block, mask_mod = block_mask
         pair = trace.pair(_bound(score_mod, score_captures), _bound(mask_mod, mask_captures))
-        captured = pair.traced.by_kind(pair.values)
-        given: list[Any] = [*captured, *others, scale, q_block, kv_block]
+        tensors, floats, ints = pair.traced.by_kind(pair.values)
+        given: list[Any] = [moved(tensors, query), floats, ints, *others, scale, q_block, kv_block]
         return flex.forward(*Request(query, key, value, pair.traced.text, *given, **kernel_options))
 
 

@@ -55,7 +55,8 @@ def register(
     Args:
         name: in tables and messages.
         score_mod, mask_mod: as for tk.flex_attention; the mask_mod of its block_mask. What they capture here says only
-            of which kind it is: numbers, and tensors of a dtype and rank.
+            of which kind it is: numbers, and tensors of a dtype and rank. A tensor of no dimensions on the CPU is a
+            number; device="meta" says one that is on the GPU.
         head_dims: sizes of a head, or pairs of those of query and value; at most 512.
         dtypes: of query, key and value.
         backward: gradients too. decode: kernels for few queries too.

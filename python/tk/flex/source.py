@@ -66,4 +66,5 @@ def _spelled(value: Any) -> str:
 def _example(capture: Capture) -> str:
     if capture.kind != "tensor":
         return "1" if capture.kind == "int" else "1.0"
-    return f"torch.empty({[1] * capture.rank}, dtype={capture.dtype})"
+    where = "" if capture.rank else ", device='meta'"  # on the CPU it would be a number
+    return f"torch.empty({[1] * capture.rank}, dtype={capture.dtype}{where})"

@@ -346,8 +346,10 @@ class _Canonical:
         if plain is None:
             raise self.refused(f"uses {node.target}, which no kernel has")
         self.memory[node] = written = self._memory_of(node)
+        name = written.meta.get("captured")
         if "leaf" in getattr(self.made[written], "meta", {}):
             name = self.leaves[self.made[written].meta["leaf"]]
+        if name is not None:
             raise self.refused(f"writes {name}, which it captures (aten.{packet}); write to a .clone()")
         dtype = meta["dtype"]
         made = self._node(plain, args, self._of(node.kwargs), {**meta, "dtype": _result_dtype(plain, args, dtype)})

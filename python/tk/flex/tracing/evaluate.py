@@ -40,7 +40,7 @@ def evaluate(
     for node in graph.captures:
         value = captures[node.meta["capture"]]
         is_number = node.meta["kind"] != "tensor"
-        values[node] = value if is_number or node.meta.get("rank") else (value, [])
+        values[node] = value if is_number or node.meta.get("rank") else (value.to(arguments[0].device), [])
 
     def value_of(x: fx.Node) -> Any:
         value = values[x]

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from tk.flex.tracing import states, watched
-from tk.flex.tracing.record import Refused
+from tk.flex.tracing.record import Refused, is_number, number_of
 
 # Packages whose modules, functions and classes are taken as they are.
 _TRUSTED = frozenset({"torch", "math", "operator", "functools", "itertools", "numpy", "builtins", "typing", "cmath"})
@@ -63,7 +63,7 @@ class Reads:
         self._known: dict[str, Any] = {
             "Tensor": Tensor, "FunctionType": types.FunctionType, "frozen": frozen, "lacks": _lacks,
             "is_empty": _is_empty, "modules": sys.modules, "default_dtype": torch.get_default_dtype,
-            "Parameter": torch.nn.Parameter,
+            "Parameter": torch.nn.Parameter, "is_number": is_number,
         }  # fmt: skip
         self._constants: dict[Any, str] = {}
         self._variables: dict[str, str] = {}  # expression -> variable
@@ -161,7 +161,12 @@ class Reads:
         dtype = self._constant(value.dtype)
         self.require(f"isinstance({variable}, Tensor) and {variable}.dtype is {dtype}")
         self.require(f"{variable}.dim() == {value.dim()}")
-        self.leaves.append(variable)
+        if value.dim() == 0:
+            self.require(f"is_number({variable}) is {is_number(value)}")
+        if is_number(value):
+            number_of((value, variable, name, self))  # which is what the kernels are given
+        else:
+            self.leaves.append(variable)
         return self.leaf(value, name, variable)
 
     def _number(self, value: Any, read: str, name: str) -> Any:

@@ -105,6 +105,13 @@ def is_on_host(x: Tensor) -> bool:
     return x.dim() == 0 and x.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
+def is_number(x: Tensor) -> bool:
+    """Whether a captured tensor is a number, as torch takes it beside tensors of any device. One with a gradient, or of
+    bool, is a tensor that the call moves to the query's device."""
+    is_plain = type(x) in (Tensor, torch.nn.Parameter) and x.dtype is not torch.bool
+    return is_plain and not x.requires_grad and is_on_host(x)
+
+
 def number_of(source: tuple[Tensor, str, str, Any]) -> Any:
     """What a captured 0-d tensor holds: a captured number. torch.compile hands floats to a mod in this way; there the
     tensor has no value yet, and only its kind counts."""
@@ -156,6 +163,21 @@ class Recorder(TorchDispatchMode):
         if known is not None:
             return known
         return symbol(self, self.graph.call_function(aten.sym_size.int, (node, d)), int, variable)
+
+    def filled(self, source: tuple[Tensor, str, str, Any]) -> Value:
+        """A 0-d tensor of a captured number."""
+        tensor, _, name, reads = source
+        number = number_of(source)
+        value, held = number, None
+        if isinstance(number, SYMBOLS):
+            value = number.node.value
+        else:  # it is structure
+            with reads.outside():
+                held = torch.full((), number, dtype=tensor.dtype)
+        node = self.graph.call_function(aten.full.default, ([], value), {"dtype": tensor.dtype})
+        node.meta["val"] = made = Value(ones(tensor.dtype, ()), node, held, ())
+        made.source, node.meta["captured"] = source, name
+        return made
 
     # --- What it does ---
 

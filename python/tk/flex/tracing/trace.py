@@ -220,7 +220,8 @@ def with_tensors(fn: Mod | None, tensors: Sequence[Any]) -> Mod | None:
     seen: list[None] = []
 
     def leaf(value: Any, name: str, variable: str) -> Any:
-        if not isinstance(value, Tensor) and variable not in made.numbers:
+        is_tensor = isinstance(value, Tensor) and not record.is_number(value)
+        if not is_tensor and variable not in made.numbers:
             return value
         seen.append(None)
         return wanted.get(len(seen) - 1, value)
@@ -292,6 +293,8 @@ class _World:
         place = f"leaf{len(self.names)}"
         if isinstance(value, Tensor):
             self.recorder.check_dtype(value.dtype, f"captures {name}")
+            if record.is_number(value):
+                return self.recorder.filled((value, variable, name, self.reads))
             made: Any = self.recorder.tensor(place, value.dtype, value.dim(), variable, self._sizes(value, variable))
             made.source = (value, variable, name, self.reads)
         elif variable in self.constants:
