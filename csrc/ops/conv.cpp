@@ -181,7 +181,8 @@ Tensor forward(const Convolution& c, const Tensor& input, const Tensor& weight, 
                .padding = g.padding,
                .dilation = g.dilation};
   const Spatial pixels = result_sizes(c, p.x, p.weight);
-  Tensor out = empty_image(sizes_like(c, x, result_channels(p.x, w), pixels), result_is_channels_last(c, x, w), x.dtype, x.device);
+  Tensor out = empty_image(sizes_like(c, x, result_channels(p.x, w), pixels), result_is_channels_last(c, x, w), x.dtype,
+                           x.device);
   const Meta y = meta(out);
   p.out = image_view(y, c.spatial, g.groups);
   if (p.out.count() == 0) return out;
@@ -214,7 +215,8 @@ Tensor gradient(const Convolution& c, const Tensor& grad, const Tensor& input, c
   const Geometry& g = c.geometry;
   const View x_view = image_view(x, c.spatial, g.groups);
   const View weight_of_x = weight_view(w, c.spatial, g.groups);
-  const std::vector<int64_t> expected = sizes_like(c, x, result_channels(x_view, w), result_sizes(c, x_view, weight_of_x));
+  const std::vector<int64_t> expected =
+      sizes_like(c, x, result_channels(x_view, w), result_sizes(c, x_view, weight_of_x));
   if (!std::equal(expected.begin(), expected.end(), dy.sizes.begin(), dy.sizes.end())) [[unlikely]]
     fail_argument(text(c.op, ": grad is ", describe_sizes(dy.sizes), ", must be ", describe_sizes(expected)));
   const Meta& like = of_input ? x : w;

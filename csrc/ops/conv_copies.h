@@ -8,8 +8,8 @@ namespace tk::ops {
 // Of float32: 0 ieee, 1 tf32; else 0.
 int64_t precision_of(const Settings& s, int32_t dtype);
 
-// The settings of a convolution by `weight`, as its forward pass has it. Where tf32 could not be faster than float32, in
-// the result and in both gradients, the precision is ieee.
+// The settings of a convolution by `weight`, as its forward pass has it. Where tf32 could not be faster than float32,
+// in the result and in both gradients, the precision is ieee.
 Settings with_precision(const View& weight, Settings s);
 
 // --- Layouts ---
