@@ -57,6 +57,9 @@ class OpRecord:
         bare = Op(
             self.name, named, ints, floats, locals_, {"graph": Selector(const(0), len(self.graphs))}, tuple(letters[:4])
         )
+        for piece, size in self._pieces().items():
+            if piece not in bare.locals:
+                bare = replace(bare, locals={**bare.locals, piece: Context(bare, {}, {}).expr(size)})
         bare = replace(bare, locals=self._with_parts(bare))
         context = Context(bare, by_name, {})
         selectors = {"graph": Selector(bare.local("graph"), len(self.graphs))}
@@ -85,6 +88,10 @@ class OpRecord:
             values = {x: as_expr(e) for x, e in found.items()}
             found[unknown] = as_expr((size - rest.evaluate(values)) // maximum(as_expr(factor.evaluate(values)), 1))
         return found
+
+    def _pieces(self) -> dict[str, sympy.Expr]:
+        """How many elements slices have."""
+        return {s.name: size for g in self.graphs for s, size in g.trace.pieces.items()}
 
     def _with_parts(self, bare: Op) -> dict[str, Expr]:
         """The op's locals and, of split reductions, the numbers of parts: enough programs to fill the GPU a few times,
@@ -155,6 +162,10 @@ class OpRecord:
                     )
                 else:
                     owner[size] = where
+        for piece, size in self._pieces().items():
+            if piece in owner:
+                holds = context.op.local(piece) == context.expr(size)
+                found.append(require(holds, f"{owner[piece]} must have size {size}"))
         zeros = {str(c.zero): c for g in self.graphs for c in g.trace.checks}
         for check in sorted(zeros.values(), key=lambda c: sympy.count_ops(c.zero)):
             found.append(require(context.expr(check.zero) == 0, check.message))

@@ -8,11 +8,11 @@ from typing import Any
 
 import sympy
 import torch
-from torch._dynamo.source import ConstantSource
 from torch._prims_common import infer_size, is_contiguous_or_false, make_contiguous_strides_for
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from tk.codegen.tracing.slices import WAYS, Slices, letter, size_symbol
 from tk.generated.signature import DTYPES, NumberSpec, Signature, TensorSpec
 
 LEADING = "leading"
@@ -22,21 +22,26 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 aten = torch.ops.aten
 
 
-def letter(name: str) -> sympy.Symbol:
-    return sympy.Symbol(name, integer=True, positive=True)
-
-
 def number(name: str, kind: str) -> sympy.Symbol:
     return sympy.Symbol(name, integer=True) if kind == "int" else sympy.Symbol(name, real=True)
 
 
 class Arguments:
     """Fake tensors with a symbol for each letter, and a symbol for each float and int. more: sizes of what is no
-    argument."""
+    argument. slices: what those of the trace have. n_asked: of the guards those that the function itself asked for, as
+    it was called, while the others come of taking it apart."""
 
-    def __init__(self, signature: Signature, dtypes: Mapping[str, str], more: Sequence[str] = ()):
+    def __init__(
+        self,
+        signature: Signature,
+        dtypes: Mapping[str, str],
+        more: Sequence[str] = (),
+        slices: Slices | None = None,
+    ):
         self.env = ShapeEnv(duck_shape=False)
-        self.mode = _mode(self.env)
+        self.n_asked = 0
+        self.slices = slices or Slices(WAYS[-1])
+        self.mode = self._mode()
         self.symbols: dict[sympy.Symbol, sympy.Symbol] = {}
         letters = (*signature.letters, *([LEADING] if has_leading(signature) else []), *more)
         self.hints = {letter(name): 1680 * p for name, p in zip(letters, _PRIMES, strict=False)}
@@ -45,10 +50,9 @@ class Arguments:
         self.values = [self._value(n, signature.params[n], dtypes, self.sizes) for n in self.names]
 
     def _size(self, name: str) -> Any:
-        source, hint = ConstantSource(name), self.hints[letter(name)]
-        symbol = self.env.create_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+        size, symbol = size_symbol(self.env, name, self.hints[letter(name)])
         self.symbols[symbol] = letter(name)
-        return self.env.create_symintnode(symbol, hint=hint, source=source)
+        return size
 
     def _value(self, name: str, spec: Any, dtypes: Mapping[str, str], sizes: Mapping[str, Any]) -> Any:
         if isinstance(spec, TensorSpec):
@@ -64,24 +68,28 @@ class Arguments:
         self.symbols[value.node.expr] = number(name, spec.kind)
         return value
 
+    def _mode(self) -> FakeTensorMode:
+        """Says of a view of what is dense nothing but its sizes, where these hold whatever the letters are.
 
-def _mode(env: ShapeEnv) -> FakeTensorMode:
-    """Says of a view of what is dense nothing but its sizes, where these hold whatever the letters are.
+        Torch's own looks for dimensions that can be split and merged, and asks on its way which size is a multiple of
+        which other: questions that such a view does not depend on, and whose answers would become checks of the op. And
+        it says of a slice what it has where the dimension is as large as it is while torch traces."""
+        found = FakeTensorMode(shape_env=self.env)
+        theirs = found.dispatch
 
-    Torch's own looks for dimensions that can be split and merged, and asks on its way which size is a multiple of which
-    other: questions that such a view does not depend on, and whose answers would become checks of the op."""
-    found = FakeTensorMode(shape_env=env)
-    theirs = found.dispatch
+        def dispatch(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in (aten.view.default, aten._unsafe_view.default) and not kwargs and _is_always_legal(*args):
+                x, shape = args[0], infer_size(args[1], args[0].numel())
+                return x.as_strided(shape, make_contiguous_strides_for(shape))
+            if func is aten.slice.Tensor:
+                made = self.slices.made(self, *args, **(kwargs or {}))
+                if made is not None:
+                    return made
+            return theirs(func, types, args, kwargs)
 
-    def dispatch(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (aten.view.default, aten._unsafe_view.default) and not kwargs and _is_always_legal(*args):
-            x, shape = args[0], infer_size(args[1], args[0].numel())
-            return x.as_strided(shape, make_contiguous_strides_for(shape))
-        return theirs(func, types, args, kwargs)
-
-    # The instance's own: for a class derived from it torch has no rules of higher-order operators.
-    found.dispatch = dispatch  # type: ignore[method-assign]
-    return found
+        # The instance's own: for a class derived from it torch has no rules of higher-order operators.
+        found.dispatch = dispatch  # type: ignore[method-assign]
+        return found
 
 
 def _is_always_legal(x: torch.Tensor, shape: Sequence[Any]) -> bool:

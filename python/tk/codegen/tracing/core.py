@@ -75,11 +75,20 @@ class _Tagging(fx.Interpreter):
         graph = mode.tracer.graph
         last = graph._root.prev
         try:
-            return super().run_node(n)
+            return self._pieces(n) if n.target is aten.split.Tensor else super().run_node(n)
         finally:
             for node in nodes_after(graph, last):
                 node.meta.setdefault("line", n.meta.get("line"))
                 node.meta.setdefault("is_cast", n.target is aten._to_copy.default)
+
+    def _pieces(self, n: fx.Node) -> Any:
+        """A split, with what the last piece has. Torch writes into it as if it were as large as the others, which holds
+        for sizes that are multiples."""
+        (x, size, *dims), named = self.fetch_args_kwargs_from_env(n)
+        dim = dims[0] if dims else named.get("dim", 0)
+        others = len(n.meta["val"]) - 1
+        sizes = [size] * others + [x.shape[dim] - others * size]
+        return list(self.call_function(aten.split_with_sizes.default, (x, sizes, dim), {}))
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """What torch does in place by a Python reference cannot be made functional where the reference converts its

@@ -13,6 +13,7 @@ from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod, ToFloat
 
 from tk.codegen.errors import TraceError, needs_a_number, where
 from tk.codegen.tracing.arguments import Arguments
+from tk.codegen.tracing.slices import OPEN, Decided, length, of_any_size
 
 aten = torch.ops.aten
 
@@ -28,20 +29,21 @@ class Check:
 def checks(arguments: Arguments, recorded: fx.GraphModule, fn: Callable[..., Any]) -> Iterator[Check]:
     """All of them."""
     yield from of_sizes(arguments, fn)
-    yield from _nonempty(recorded, arguments)
-    yield from _enough(recorded, arguments)
-    yield from _not_squeezed(recorded, arguments)
-    yield from _reached(recorded, arguments)
+    for kind in (_nonempty, _enough, _not_squeezed, _reached, _cut):
+        for check in kind(recorded, arguments):
+            yield Check(check.zero, arguments.slices.said(check.message))
 
 
 def of_sizes(arguments: Arguments, fn: Callable[..., Any]) -> Iterator[Check]:
     """Guards: a divisibility becomes a check of the op; a decision of the function's own about sizes is refused."""
     checks: dict[str, Check] = {}
-    for guard in arguments.env.guards:
+    for n, guard in enumerate(arguments.env.guards):
         expr = _of_integers(guard.expr.xreplace(arguments.symbols))
         location: Any = guard.sloc.framework_loc
-        if _is_of_strides(location) or _is_of_density(location, expr):
+        if _is_of_strides(location) or (n >= arguments.n_asked and _is_of_cpp(location, expr)):
             continue
+        if arguments.slices.of(expr) and not isinstance(expr, sympy.Ne):
+            raise Decided(f"{where(fn)}: holds only where {arguments.slices.said(str(expr))}")
         is_own = getattr(location, "filename", "") == fn.__code__.co_filename
         if isinstance(expr, sympy.Eq):
             if expr.lhs.is_Symbol and expr.rhs == arguments.hints.get(expr.lhs):
@@ -55,7 +57,7 @@ def of_sizes(arguments: Arguments, fn: Callable[..., Any]) -> Iterator[Check]:
             if zero is not None:
                 checks.setdefault(str(zero), Check(zero, f"{zero.args[0]} must be a multiple of {zero.args[1]}"))
             else:
-                zero = _unless_empty(expr.lhs) * (expr.lhs - expr.rhs)
+                zero = _unless_empty(expr) * (expr.lhs - expr.rhs)
                 checks.setdefault(str(expr), Check(zero, f"{expr.lhs} must be equal to {expr.rhs}"))
             continue
         if not is_own and isinstance(expr, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
@@ -120,6 +122,8 @@ def _not_squeezed(recorded: fx.GraphModule, arguments: Arguments) -> Iterator[Ch
         dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", range(len(shape)))
         for d in [dims] if isinstance(dims, int) else dims:
             size = sympy.sympify(_expr(shape[d]) if shape else 1).xreplace(arguments.symbols)
+            if arguments.slices.of(size):
+                raise Decided(f"squeeze of a dimension of size {arguments.slices.said(str(size))}")
             if not size.is_Integer:
                 # 1 where the size is 1, else 0.
                 is_one = sympy.Max(0, 2 - size, evaluate=False) * sympy.Min(size, 1, evaluate=False)
@@ -127,25 +131,38 @@ def _not_squeezed(recorded: fx.GraphModule, arguments: Arguments) -> Iterator[Ch
 
 
 def _reached(recorded: fx.GraphModule, arguments: Arguments) -> Iterator[Check]:
-    """A place that is a number lies in its dimension, and so do both ends of a piece of so many elements: while torch
-    traces no size is less than 2."""
+    """A place that is a number lies in its dimension: while torch traces no size is less than 2."""
     for node in recorded.graph.nodes:
-        if node.target not in (aten.select.int, aten.slice.Tensor):
+        if node.target is not aten.select.int or not isinstance(node.args[2], int):
             continue
-        x, dim, *ends = node.args
-        size = sympy.sympify(_expr(x.meta["val"].shape[dim])).xreplace(arguments.symbols)
-        is_place = node.target == aten.select.int
-        is_fixed = is_place or isinstance(node.meta["val"].shape[dim], int)
-        bounds = [n for n in ends[:2] if isinstance(n, int) and abs(n) < _OPEN]
-        if size.is_Integer or not is_fixed or not bounds:
-            continue
-        least = max(n + is_place if n >= 0 else -n for n in bounds)
-        if least > 0:
-            message = f"{size} must be at least {least}: {_base(node)} in a dimension of size {size}"
+        size, at = _size(node.args[0], node.args[1], arguments), node.args[2]
+        least = at + 1 if at >= 0 else -at
+        if not size.is_Integer:
+            message = f"{size} must be at least {least}: select in a dimension of size {size}"
             yield Check(sympy.Max(0, least - size, evaluate=False), message)
 
 
-_OPEN = 2**62  # what stands for the end of a dimension is more
+def _cut(recorded: fx.GraphModule, arguments: Arguments) -> Iterator[Check]:
+    """A slice has as many elements as the function was traced with, where it is traced with a number of them, or with
+    as many as a dimension has that is large enough."""
+    for node in recorded.graph.nodes:
+        if node.target is not aten.slice.Tensor or not all(n is None or isinstance(n, int) for n in node.args[2:]):
+            continue
+        bounds: Any = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
+        dim, start, end, step = bounds
+        size, traced = _size(node.args[0], dim, arguments), _size(node, dim, arguments)
+        has = length(of_any_size(size), start, end, step)
+        if size.is_Integer or arguments.slices.of(traced) or has == of_any_size(traced):
+            continue
+        least = max(0 if n is None or n >= OPEN else n if n >= 0 else -n for n in (start, end))
+        if not traced.is_Integer:
+            least = (start or 0) - min(end or 0, 0)
+        message = f"{size} must be at least {least}: slice in a dimension of size {size}"
+        yield Check(has - of_any_size(traced), message)
+
+
+def _size(node: fx.Node, dim: int, arguments: Arguments) -> sympy.Expr:
+    return sympy.sympify(_expr(node.meta["val"].shape[dim])).xreplace(arguments.symbols)
 
 
 def _expr(n: Any) -> Any:
@@ -163,14 +180,13 @@ def _is_of_strides(location: Any) -> bool:
     return file.endswith("torch/_prims_common/__init__.py") and name != "infer_size"
 
 
-def _is_of_density(location: Any, expr: Any) -> bool:
-    """Whether torch's C++ only asked if a tensor is dense, for which it compares every size with 2. It does so where a
-    graph is made functional; by then the function has been asked its own questions."""
-    is_of_cpp = getattr(location, "filename", "").endswith("torch/_ops.py")
-    return is_of_cpp and any(isinstance(expr, kind) and expr.rhs == n for kind, n in ((sympy.Ge, 2), (sympy.Gt, 1)))
+def _is_of_cpp(location: Any, expr: Any) -> bool:
+    """Whether torch's C++ compared sizes. Where a graph is made functional it does so to find out how tensors lie in
+    memory; by then the function has been asked its own questions."""
+    return getattr(location, "filename", "").endswith("torch/_ops.py") and not isinstance(expr, sympy.Eq)
 
 
-def _unless_empty(expr: sympy.Expr) -> sympy.Expr:
+def _unless_empty(expr: Any) -> sympy.Expr:
     """0 where something is divided into pieces of no elements, of which there are as many as the function asks for; 1
     elsewhere."""
     pieces = [part.args[1] for part in expr.atoms(FloorDiv) if not part.args[1].is_Integer]

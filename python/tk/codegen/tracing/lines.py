@@ -41,9 +41,8 @@ class Lines(TorchFunctionMode):
         mode = get_proxy_mode()
         graph = mode.tracer.graph if mode else None
         last = graph._root.prev if graph is not None else None
-        if self.arguments and func in _ROW_BY_ROW and isinstance(args[0].shape[0], torch.SymInt):
-            size = args[0].shape[0].node.expr.xreplace(self.arguments.symbols)
-            raise TraceError(needs_a_number(self.fn, self.line, size))
+        if self.arguments and func in _ROW_BY_ROW:
+            self._refuse_uncounted_rows(*args, **(kwargs or {}))
         if self.arguments and func in _SPLITS:
             self._refuse_uncounted_pieces(*args, **(kwargs or {}))
         if self.arguments and (constant := constants.made(func, args, kwargs or {})) is not None:
@@ -76,6 +75,13 @@ class Lines(TorchFunctionMode):
                     f"{where(self.fn, self.line)}: a tensor of {str(x.dtype).removeprefix('torch.')}, a dtype that no "
                     f"kernel has; there are {', '.join(str(d).removeprefix('torch.') for d in DTYPE_NAMES)}"
                 )
+
+    def _refuse_uncounted_rows(self, x: torch.Tensor, dim: int = 0) -> None:
+        """At once: torch would make as many as the size is while it traces."""
+        assert self.arguments is not None
+        size = x.shape[dim] if -x.dim() <= dim < x.dim() else 1
+        if isinstance(size, torch.SymInt):
+            raise TraceError(needs_a_number(self.fn, self.line, size.node.expr.xreplace(self.arguments.symbols)))
 
     def _refuse_uncounted_pieces(self, x: torch.Tensor, length: Any, dim: int = 0, **_: Any) -> None:
         """At once: torch would make thousands of them."""

@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten
 
 from tk.codegen.errors import TraceError, where
-from tk.codegen.tracing import combine, effects, guards, random
+from tk.codegen.tracing import combine, effects, guards, random, slices
 from tk.codegen.tracing.arguments import DTYPE_NAMES, LEADING, Arguments, letter
 from tk.codegen.tracing.core import is_tensor, outputs_of, to_core
 from tk.codegen.tracing.lines import Lines, explaining, refuse_items, tag_lines
@@ -50,6 +50,7 @@ class Trace:
     symbols: Mapping[sympy.Symbol, sympy.Symbol] = field(default_factory=dict)
     equal: Mapping[sympy.Expr, sympy.Symbol] = field(default_factory=dict)  # by the checks
     hints: Mapping[sympy.Symbol, int] = field(default_factory=dict)  # what the letters were while torch traced
+    pieces: Mapping[sympy.Symbol, sympy.Expr] = field(default_factory=dict)  # how many elements slices have
 
     @property
     def label(self) -> str:
@@ -106,7 +107,18 @@ def trace(
     ruled: frozenset[str],
 ) -> Trace:
     """Raises TraceError for what cannot be traced, with the line of `fn` at fault."""
-    arguments = Arguments(signature, dtypes, getattr(fn, "sizes", ()))
+    return slices.traced(lambda made: _trace(fn, signature, dtypes, flags, ruled, made))
+
+
+def _trace(
+    fn: Callable[..., Any],
+    signature: Signature,
+    dtypes: Mapping[str, str],
+    flags: Mapping[str, bool],
+    ruled: frozenset[str],
+    made: slices.Slices,
+) -> Trace:
+    arguments = Arguments(signature, dtypes, getattr(fn, "sizes", ()), made)
     if hasattr(fn, "see"):
         fn.see(arguments.sizes)
     lines = Lines(fn, arguments)
@@ -118,6 +130,7 @@ def trace(
 
     with effects.refused(fn), explaining(fn, lines, arguments), arguments.mode, torch.enable_grad():
         recorded = make_fx(flat, tracing_mode="real", decomposition_table=random.decompositions())(*arguments.values)
+        arguments.n_asked = len(arguments.env.guards)
         tag_lines(recorded, lines)
         refuse_items(recorded, fn)
         outputs, structure = outputs_of(recorded)
@@ -145,7 +158,18 @@ def trace_backward(
     The graph's arguments are ``grad_0`` …, one for each floating-point result, and then those of `fn`: what the forward
     worked out is worked out again, since reading it again would take longer. Its results are the gradients, in the
     order of the tensors. The trace's signature has all arguments; the caller drops those that are not read."""
-    arguments = Arguments(signature, dtypes)
+    return slices.traced(lambda made: _trace_backward(fn, signature, dtypes, flags, ruled, made))
+
+
+def _trace_backward(
+    fn: Callable[..., Any],
+    signature: Signature,
+    dtypes: Mapping[str, str],
+    flags: Mapping[str, bool],
+    ruled: frozenset[str],
+    made: slices.Slices,
+) -> Trace:
+    arguments = Arguments(signature, dtypes, slices=made)
     lines = Lines(fn, arguments)
     own = list(arguments.names)
     wanted = [n for n in signature.tensors if DTYPES[_dtype_name(signature.tensors[n], dtypes)].is_floating_point]
@@ -173,6 +197,7 @@ def trace_backward(
         arguments.names = [*(f"grad_{i}" for i in range(len(grads))), *own]
         arguments.values = [*grads, *arguments.values]
         recorded = make_fx(joint, tracing_mode="real", decomposition_table=random.decompositions())(*arguments.values)
+        arguments.n_asked = len(arguments.env.guards)
         tag_lines(recorded, lines)
         core, new, mutated = to_core(recorded, arguments, ruled)
     if mutated:
@@ -186,7 +211,10 @@ def trace_backward(
 
 def _of_sizes(arguments: Arguments) -> dict[str, Any]:
     """What a Trace says of its letters."""
-    return dict(symbols=arguments.symbols, equal=guards.equal_sizes(arguments), hints=arguments.hints)
+    return dict(
+        symbols=arguments.symbols, equal=guards.equal_sizes(arguments), hints=arguments.hints,
+        pieces=arguments.slices.pieces,
+    )  # fmt: skip
 
 
 def _dtype_name(spec: TensorSpec, dtypes: Mapping[str, str]) -> str:
