@@ -3,7 +3,7 @@
 In ``y == y.amax()`` the same ``y`` is worked out twice: for the maximum, and for the comparison. Only where both times
 have the same bits does one of them equal the other. So in a graph that has such a comparison
 
-- no launch approximates or contracts products and sums, which depends on what else a launch does with them;
+- no launch approximates, which depends on what else a launch does with a value;
 - a sum that what is compared is made of is worked out by one launch, which leaves it in memory for the others: the
   order of its terms is that of the launch's blocks.
 """
@@ -56,15 +56,14 @@ def _is_held_together(kernel: Kernel, v: Value) -> bool:
     is_one_tensor = bool(one & other) or bool(one and other and (one | other) & scratch)
     everything = [v, *(x for side in sides for x in side)]
     is_from_afar = any(x.op in _FROM_AFAR or x.buffer in scratch for x in everything)
-    return is_one_tensor and is_from_afar and any(_is_inexact(kernel, x) for x in everything)
+    return is_one_tensor and is_from_afar and any(_is_inexact(x) for x in everything)
 
 
-def _is_inexact(kernel: Kernel, v: Value) -> bool:
-    """A sum may be contracted with a product, and 16-bit arithmetic is rounded where it is stored, and not before."""
+def _is_inexact(v: Value) -> bool:
+    """16-bit arithmetic is rounded where it is stored, and not before; that of fp32 has the same bits everywhere."""
     kind = v.op if v.op not in ("reduce", "scan") else getattr(v.data, "kind", v.data)
-    if v.op in ("add", "sub", "mul") and v.dtype not in NARROW:
-        return v.dtype in FLOATS and v.op != "mul" and any(kernel.value(n).op == "mul" for n in v.args)
-    return v.dtype in FLOATS and kind not in _EXACT
+    is_exact = kind in _EXACT or (v.op in ("add", "sub", "mul") and v.dtype not in NARROW)
+    return v.dtype in FLOATS and not is_exact
 
 
 def _reached(kernel: Kernel, number: int) -> list[Value]:
@@ -83,6 +82,8 @@ def any_compared(kernels: Sequence[Kernel]) -> bool:
 
 
 def uncontracted(launch: Launch) -> Launch:
+    """Every launch: a product that is contracted into a sum is another than the one that is stored or compared, so that
+    even ``x - x`` would not be 0."""
     return replace(launch, options={**launch.options, "enable_fp_fusion": False})
 
 
@@ -92,7 +93,7 @@ def sums_compared(kernel: Kernel) -> Iterator[int]:
     for v, places in compared(kernel):
         for place in places:
             reached = _reached(kernel, v.args[place])
-            yield from (x.number for x in reached if x.op in _FROM_AFAR and _is_inexact(kernel, x))
+            yield from (x.number for x in reached if x.op in _FROM_AFAR and _is_inexact(x))
 
 
 def narrow_operands(kernel: Kernel) -> dict[tuple[int, int], str]:

@@ -17,8 +17,9 @@ from tk.aot.spec import (
     Plan,
     Point,
 )
-from tk.codegen import along, comparisons, ir
+from tk.codegen import along, ir
 from tk.codegen import index as ix
+from tk.codegen.comparisons import uncontracted
 from tk.codegen.errors import TraceError, reported, where
 from tk.codegen.lists import GeneratedLists, generate_lists
 from tk.codegen.lowering.rules import RULED
@@ -124,9 +125,7 @@ class Generated(OpRecord):
             return None
         parts = self.scheduled(kernels, layout, setting)
         is_first = setting == settings[0]
-        launches = tuple(self.launches(parts))
-        if way in graph.compared:
-            launches = tuple(map(comparisons.uncontracted, launches))
+        launches = tuple(map(uncontracted, self.launches(parts)))
         if not is_first:
             launches = tuple(replace(x, max_spill_bytes=WAYS[way].most_spilled) for x in launches)
         elif not layout.merged:

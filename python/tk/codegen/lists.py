@@ -36,8 +36,9 @@ from tk.aot.spec import (
     Selector,
     require,
 )
-from tk.codegen import comparisons, ir
+from tk.codegen import ir
 from tk.codegen.choice import graph_number
+from tk.codegen.comparisons import uncontracted
 from tk.codegen.errors import TraceError, where
 from tk.codegen.ir import IR_DTYPES
 from tk.codegen.lowering.lists import ListGraph, is_of, lowered_places
@@ -152,8 +153,7 @@ class GeneratedLists:
         for kernel in graph.kernels:
             own = list(parts_of(kernel, parts))
             made += self._launch(kernel, graph, layout, names, own).launches()
-        if comparisons.any_compared(graph.kernels):
-            made = list(map(comparisons.uncontracted, made))
+        made = list(map(uncontracted, made))
         sized = [t for t, (name, spec) in zip(self.op.tensors, self.signature.tensors.items(), strict=False)
                  if spec.is_list and spec.leading]  # fmt: skip
         aligned = [require(t.stride(0) == 16, f"tensors of {t.name} on 16 bytes") for t in sized if layout == ALIGNED]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
-from tk.codegen import along, comparisons, ir, passes
+from tk.codegen import along, ir, passes
 from tk.codegen.lowering.lower import lower
 from tk.codegen.lowering.rules.scatter import NotDeterministic
 from tk.codegen.lowering.split import Parts, Splitter
@@ -38,11 +37,6 @@ class Graph:
     def kernels_of(self, way: str) -> Kernels:
         """way: the name of one of WAYS."""
         return self.by_way[way]
-
-    @cached_property
-    def compared(self) -> frozenset[str]:
-        """The ways whose launches hold values against each other."""
-        return frozenset(way for way in WAYS if comparisons.any_compared(self.kernels_of(way)))
 
     @property
     def label(self) -> str:
