@@ -67,7 +67,7 @@ def test_a_finished_build_traces_nothing(
 
     monkeypatch.setenv("TK_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(command, "package_families", lambda debug: [])
-    monkeypatch.setattr(command, "plan_pack", lambda *args: args)
+    monkeypatch.setattr(command, "_planned", lambda *args: args)
     monkeypatch.setattr(command, "definitions", lambda families: b"")
     monkeypatch.setattr(command, "build", build)
     args = argparse.Namespace(show=None, arch="90", jobs=1, files=[], out=tmp_path, dry_run=False, debug=False,
