@@ -127,7 +127,8 @@ SCORES = {
     "relative": (lambda t: relative(t, 4), [torch.randn(4, 9)]),
     "learned": (learned, [torch.randn(4, 50, 70)]),
     "within": (within, [torch.randn(4, 9)]),
-    "temperature": (lambda t: lambda score, b, h, q, kv: score * t, [torch.tensor(1.5)]),
+    # One without dimensions is a number, unless it needs a gradient.
+    "temperature": (lambda t: lambda score, b, h, q, kv: score * t, [torch.tensor(1.5, requires_grad=True)]),
     "twice": (twice, [torch.randn(4, 7), torch.randn(50).half()]),
 }
 
