@@ -62,3 +62,26 @@ def test_messages_name_tk_sdpa(case: Any) -> None:
     shapes = given.get("shapes", ((3, 4, 9, 8), (3, 4, 11, 8), (3, 4, 11, 8)))
     with pytest.raises(kind, match=f"tk.sdpa: .*{message}"):
         tk.sdpa(*(torch.randn(s) for s in shapes), attn_mask=given.get("attn_mask"))
+
+
+NO_VALUES: dict[str, tuple[tuple[int, ...], ...]] = {
+    "values of no batch": ((1, 2, 9, 8), (1, 2, 11, 8), (0, 2, 11, 8)),
+    "keys and values of no batch": ((1, 2, 9, 8), (0, 2, 11, 8), (0, 2, 11, 4)),
+    "values of no heads": ((3, 2, 9, 8), (3, 2, 11, 8), (3, 0, 11, 8)),
+    "no keys": ((3, 1, 9, 8), (3, 2, 0, 8), (3, 2, 0, 8)),
+    "values of size 0": ((9, 8), (11, 8), (11, 0)),
+    "outer batches of values": ((2, 9, 8), (2, 11, 8), (0, 2, 11, 8)),
+    "batches that do not broadcast": ((3, 2, 9, 8), (2, 2, 11, 8), (0, 2, 11, 8)),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("shapes", NO_VALUES.values(), ids=NO_VALUES)
+def test_values_without_elements(shapes: Any, device: str) -> None:
+    given = [torch.randn(s, device=device, requires_grad=True) for s in shapes]
+    found, expected = tk.sdpa(*given), F.scaled_dot_product_attention(*given)
+    assert (found.shape, found.dtype, found.device) == (expected.shape, expected.dtype, expected.device)
+    gradients = torch.autograd.grad(found.sum(), given)
+    assert [x.shape for x in gradients] == [x.shape for x in given]
+    if device == "cpu":
+        assert not any(x.any() for x in (found, *gradients))

@@ -108,7 +108,8 @@ def sdpa(
         is_causal: query i sees keys up to i. Not together with attn_mask.
 
     Returns:
-        ``[..., H, M, Dv]``; a row that sees no key is 0. Raises as :func:`flex_attention`.
+        ``[..., H, M, Dv]``; a row that sees no key is 0. Where value has no elements, zeros of query's batches and
+        heads. Raises as :func:`flex_attention`.
     """
     if dropout_p != 0:
         raise errors.UnsupportedError(f"tk.sdpa: dropout_p is {dropout_p}; no kernel drops, use 0")
@@ -121,6 +122,8 @@ def sdpa(
         raise ValueError(f"tk.sdpa: query is {list(query.shape)}, must be [..., H, M, D]")
     if attn_mask is not None:
         _check_table(attn_mask, query)
+    if value.dim() >= 2 and value.numel() == 0:
+        return _of_no_values(query, key, value)
     dims = max(query.dim(), key.dim(), value.dim())
     query, key, value = _broadcast(query, key, value, enable_gqa)
     leading = query.shape[:-3]
@@ -198,6 +201,8 @@ def _autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor
     if not isinstance(query, Tensor):
         return query, key, value
     kind = "cuda" if query.is_cuda else query.device.type
+    if not torch.amp.is_autocast_available(kind):  # "meta" has no autocast, and asking for its state raises
+        return query, key, value
     if torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(kind)
         return query.to(dtype), key.to(dtype), value.to(dtype)
@@ -261,6 +266,13 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> t
         of_heads = batch[-1:]
     wanted = (batch, (*outer, *of_heads), (*outer, *of_heads))
     return tuple(x.expand(*w, *x.shape[len(w) :]) for x, w in zip((q, k, v), wanted, strict=True))  # type: ignore[return-value]
+
+
+def _of_no_values(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Zeros, shaped as ATen shapes them: nothing is broadcast with a value without elements. The gradients are 0."""
+    query, key, value = _autocast(query, key, value)
+    out = query.new_zeros(*query.shape[:-1], value.shape[-1])
+    return out + sum(x.flatten()[:0].sum() for x in (query, key, value))
 
 
 def _check_table(attn_mask: Tensor, query: Tensor) -> None:
