@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import tk
-from tk.cli import _calls, _verified, bench_calls, main, verify
+from tk.cli import _calls, _verified, _verified_attention, bench_calls, main, verify
 
 from .device import DEVICE
 
 
 def wrong(checked: list[_verified.Checked]) -> list[_verified.Checked]:
-    return [c for c in checked if not c.is_good and not c.problem.startswith("not run")]
+    return [c for c in checked if c.was_run and not c.is_good]
 
 
 def test_functions():
@@ -25,20 +27,38 @@ def test_generated_ops():
     assert len(checked) > 200 and not wrong(checked)
 
 
-def test_mods():
-    checked = list(_verified.mods(DEVICE))
-    assert len(checked) > 20 and not wrong(checked)
+def test_convolutions_and_their_gradients():
+    checked = list(_verified.convolutions(DEVICE))
+    assert len(checked) > 200 and not wrong(checked)
+
+
+def test_mods_and_their_gradients():
+    checked = list(_verified_attention.mods(DEVICE))
+    names = {c.kernel for c in checked if c.was_run}
+    assert any("_backward" in name for name in names) and len(names) > 2 and not wrong(checked)
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="the command runs kernels on a GPU alone")
+@pytest.mark.slow
+def test_the_command_says_what_it_did_not_run(capsys: pytest.CaptureFixture[str]):
+    status = main(["verify"])
+    said = capsys.readouterr().out
+    assert status == 0, said
+    found = re.search(r"(\d+) of (\d+) compiled configs were run", said)
+    assert found, said
+    ran, there = map(int, found.groups())
+    assert ran > 0.8 * there and (ran == there or "not run, since" in said), said
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="products are verified on a GPU alone")
 def test_tf32_of_one_row_is_right():
     """Where torch itself rounds to nothing: its error is not what ours is judged by."""
     sizes = [(1, 1024, 1024)]
-    tallies: dict[tuple[str, str], verify.Tally] = {}
+    report = verify.Report()
     for call in verify._calls():
         if call.precision == "tf32" and (call.a.shape[0], call.b.shape[1], call.a.shape[1]) in sizes:
-            verify._run_candidates(call, tallies)
-    assert tallies and all(t.is_good for t in tallies.values()), [k for k, t in tallies.items() if not t.is_good]
+            verify._run_candidates(call, report)
+    assert report.tallies and report.is_good, [k for k, t in report.tallies.items() if not t.is_good]
 
 
 def test_bench_of_every_function(capsys: pytest.CaptureFixture[str]):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tk
-from tk.cli import COMMANDS, _calls, _verified, demo, demo_ops, main, verify
+from tk.cli import COMMANDS, _calls, _verified, _verified_attention, demo, demo_ops, main, verify
 from tk.cli._judge import error_ratio
 
 from . import tiny_pack
@@ -145,8 +145,11 @@ def test_bench_takes_the_functions_arguments(capsys: pytest.CaptureFixture[str])
 
 def test_verify_holds_every_op_against_float64() -> None:
     checked = [*_verified.functions("cpu"), *itertools.islice(_verified.generated_ops("cpu"), 20)]
-    checked += itertools.islice(_verified.mods("cpu"), 6)
-    assert len(checked) > 200 and not [c for c in checked if not c.is_good]
+    checked += itertools.islice(_verified_attention.mods("cpu"), 1, 40)  # two pairs, forward and backward
+    checked += _verified.convolutions("cpu", _verified.GEOMETRIES[4:6])
+    assert len(checked) > 300 and not [c for c in checked if not c.is_good]
+    names = {c.kernel for c in checked}
+    assert {"tk.conv_input_grad", "tk.conv_weight_grad"} <= names and any(n.endswith("_backward") for n in names)
 
 
 def test_verify_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +157,7 @@ def test_verify_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_calls, "calls", lambda *_: calls)
     monkeypatch.setattr(tk, "linear", lambda *args, **kwargs: right(*args, **kwargs) * 1.1)
     wrong = [c for c in _verified.functions("cpu") if not c.is_good]
-    assert len(wrong) == len(_verified.DTYPES)
+    assert len(wrong) == 2 * len(_verified.DTYPES)  # ragged and whole tiles
 
 
 def test_tf32_is_judged_by_operands_that_were_cut() -> None:

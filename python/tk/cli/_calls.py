@@ -31,18 +31,26 @@ class Call:
         return found
 
 
-def calls(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, large: bool = False) -> list[Call]:
-    """One at least of each function; large: of sizes at which times mean something. dtype: of floating-point tensors,
-    where a function takes several."""
-    return list(_Maker(torch.device(device), dtype, large))
+# What rows and columns are multiples of; and channels, heads and batches.
+_SCALES = {"small": (1, 1), "medium": (32, 4), "large": (256, 16)}
+
+
+def calls(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, scale: str = "small") -> list[Call]:
+    """One at least of each function. dtype: of floating-point tensors, where a function takes several. scale: "small",
+    with ragged sizes; "medium", of whole tiles; "large", at which times mean something."""
+    return list(_Maker(torch.device(device), dtype, *_SCALES[scale]))
+
+
+def written_by_hand(device: torch.device | str, dtype: torch.dtype, scale: str) -> list[Call]:
+    """Those of ``calls`` whose kernels are not generated, and have the most configs."""
+    maker = _Maker(torch.device(device), dtype, *_SCALES[scale])
+    return [*maker.products(), *maker.quantized(), *maker.few_rows(), *maker.convolutions(), *maker.attention()]
 
 
 class _Maker:
-    def __init__(self, device: torch.device, dtype: torch.dtype, large: bool):
-        self.device, self.dtype = device, dtype
+    def __init__(self, device: torch.device, dtype: torch.dtype, n: int, c: int):
+        self.device, self.dtype, self.n, self.c = device, dtype, n, c
         self.generator = torch.Generator().manual_seed(0)
-        self.n = 256 if large else 1  # rows and columns are multiples of it
-        self.c = 16 if large else 1  # channels, heads, batches
 
     def __call__(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.randn(shape, generator=self.generator).to(self.device, dtype or self.dtype)
@@ -92,6 +100,16 @@ class _Maker:
         of_torch = torch.zeros(1, 4, 32, 1, dtype=torch.int32, device=device)
         yield Call("int4_from_torch", (of_torch, torch.ones(4, 8, 2, device=device), 32))
         yield Call("quantize_fp8", (t(4 * n, 6 * n),))
+
+    def few_rows(self) -> Iterator[Call]:
+        """Of packed weights, for which there are kernels by the number of rows."""
+        q = (torch.arange(32 * self.n * 16 * self.n, device=self.device) % 16).to(torch.uint8)
+        packed = tk.pack_int4(q.reshape(32 * self.n, 16 * self.n))
+        for rows in (1, 2, 12, 100):
+            a, scales = (
+                self(*shape, dtype=torch.bfloat16) for shape in ((rows, 32 * self.n), (self.n // 4, 16 * self.n))
+            )
+            yield Call("int4_mm", (a, packed, scales, None, 128))
 
     def convolutions(self) -> Iterator[Call]:
         c, t = self.c, self

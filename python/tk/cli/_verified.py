@@ -1,37 +1,43 @@
-"""Calls of every op of the loaded packs besides mm's, each with every config that fits, held against float64."""
+"""Calls of every op of the loaded packs besides mm's, each with every config that fits, held against float64.
+
+A call is made with each config of each kernel that it launches: the config is pinned for the problem that the call
+describes to the engine, and so no function needs an argument for it. Attention is in _verified_attention.py.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tk import capi, errors
 from tk.cli import _calls
 from tk.cli._calls import Call
-from tk.flex.tracing import trace
-from tk.flex.tracing.trace import Capture
 from tk.generated import inputs, register
 from tk.generated.inputs import Example
-from tk.heuristics.problem import describe
-from tk.ops import flex
-from tk.ops.product import allows_tf32
+from tk.generated.signature import Signature
+from tk.heuristics.overrides import CHOOSE
+from tk.heuristics.problem import describe, describe_all
+from tk.ops.product import PRECISIONS, allows_tf32
 from tk.tune import ops as generated
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+NOT_RUN = "not run: "
+_WRONG = (errors.Error, RuntimeError, ValueError, NotImplementedError)
 
 
 @dataclass(frozen=True)
 class Checked:
     """error: the largest deviation from float64 over what the precision that was asked for allows; problem: why there
-    is none."""
+    is none. Of a kernel whose call was not made it begins with NOT_RUN."""
 
     kernel: str
     config: str
@@ -39,53 +45,96 @@ class Checked:
     problem: str = ""
 
     @property
+    def was_run(self) -> bool:
+        return not self.problem.startswith(NOT_RUN)
+
+    @property
     def is_good(self) -> bool:
         return not self.problem and self.error <= 1.0
 
 
-def functions(device: str) -> Iterator[Checked]:
-    """Of tk's functions over kernels written by hand."""
-    for dtype in DTYPES:
-        for call, is_tf32 in _asked(_calls.calls(device, dtype), dtype):
-            run = partial(call.function, *call.args, **call.kwargs)
-            with torch.no_grad(), _named(f"what describes tk.{call.name}"):
-                described = describe(call.function, *call.args, **call.kwargs)
-            if described is None:
-                if device == "cpu":
-                    yield _held("ATen", "", run, call, False)
-                continue
-            if register.find(described.problem.op) is not None and described.problem.op in register.names():
-                continue  # below, with every dtype that it has
-            takes_config = "config" in inspect.signature(call.function).parameters
-            for row in _fitting(described.problem):
-                if takes_config:
-                    yield _held(row.kernel_name, row.config_name, partial(run, config=row.config), call, is_tf32)
-            if not takes_config:
-                chosen = capi.choose(described.problem)
-                yield _held(chosen.kernel_name, chosen.config_name, run, call, is_tf32)
+@dataclass(frozen=True)
+class Case:
+    """A call of `function`, in words `what`, and what is to come of it. exactly: on the CPU, in float64. magnitudes: of
+    each exact result what its errors are a part of, where that is not the result itself, because its terms cancel."""
+
+    function: str
+    what: str
+    run: Callable[[], Any]
+    exactly: Callable[[], Any]
+    is_tf32: bool = False
+    magnitudes: Callable[[Any], Sequence[Tensor]] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.function} of {self.what}"
+
+    @cached_property
+    def exact(self) -> Any:
+        with torch.no_grad():
+            return self.exactly()
+
+    @cached_property
+    def sizes(self) -> list[Tensor]:
+        return tree_leaves(self.exact) if self.magnitudes is None else list(self.magnitudes(self.exact))
+
+    def error_of(self, found: Any) -> float:
+        """The largest deviation from what is exact over what is allowed."""
+        triples = zip(tree_leaves(found), tree_leaves(self.exact), self.sizes, strict=True)
+        errors = (_error(x, exact, size, self.is_tf32) for x, exact, size in triples if isinstance(x, Tensor))
+        return max(errors, default=0.0)
 
 
-def _asked(calls: Iterable[Call], dtype: torch.dtype) -> Iterator[tuple[Call, bool]]:
-    """Of float32, where a call can name its precision, with either; and whether it may round to tf32."""
-    for call in calls:
-        if dtype is not torch.float32 or "precision" not in inspect.signature(call.function).parameters:
-            yield call, dtype is torch.float32 and allows_tf32()
-            continue
-        for precision in ("ieee", "tf32"):
-            yield replace(call, kwargs={**call.kwargs, "precision": precision}), precision == "tf32"
-
-
-def _fitting(problem: capi.Problem) -> list[capi.Candidate]:
-    return [row for row in capi.candidates(problem) if row.fits]
-
-
-def _held(kernel: str, config: str, run: Any, call: Call, is_tf32: bool) -> Checked:
+def every_config(case: Case, device: str, skipped: Sequence[str] = ()) -> Iterator[Checked]:
+    """Of each kernel that the call launches, while the others are chosen as ever. skipped: ops of other calls."""
     try:
-        with torch.no_grad(), _named(f"tk.{call.name} by {kernel}/{config}"):
-            found = run()
-        return Checked(kernel, config, _error(found, _exact(call), is_tf32))
-    except (errors.Error, RuntimeError, ValueError) as error:
-        return Checked(f"{kernel} ({call.name})", config, problem=str(error))
+        with torch.no_grad(), _named(f"what describes {case}"):
+            problems = {(d.problem.op, d.problem.tensors): d.problem for d in describe_all(case.run)}.values()
+    except _WRONG as error:
+        yield Checked(case.function, case.what, problem=_why(error))
+        return
+    if not problems:
+        if device == "cpu":
+            yield _held(case, case.function, "ATen")
+        else:
+            yield Checked(case.function, case.what, problem=f"{NOT_RUN}ATen computes it, no kernel")
+    for problem in problems:
+        if problem.op not in skipped:
+            yield from _pinned_to_each(case, problem)
+
+
+def _why(error: Exception) -> str:
+    """Which dtypes and sizes there are kernels for is the packs' choice."""
+    missing = isinstance(errors.typed(error), errors.VariantNotFoundError) or "must be of dtype" in str(error)
+    return f"{NOT_RUN}no pack has a kernel for it" if missing else str(error)
+
+
+def _pinned_to_each(case: Case, problem: capi.Problem) -> Iterator[Checked]:
+    done: set[int] = set()  # a config has a variant for each class of strides; the engine says which it runs
+    for row in capi.candidates(problem):
+        if not row.fits:
+            yield Checked(row.kernel_name, row.config_name, problem=f"{NOT_RUN}{row.failed_constraint}")
+        elif row.config not in done:
+            done.add(row.config)
+            yield _with_config(case, problem, row.config)
+
+
+def _with_config(case: Case, problem: capi.Problem, config: int) -> Checked:
+    capi.pin(problem, config)
+    try:
+        chosen = capi.choose(problem)
+        assert chosen.config == config, f"{case}: {chosen.config_name} would run in the place of {config}"
+        return _held(case, chosen.kernel_name, chosen.config_name)
+    finally:
+        capi.pin(problem, CHOOSE)
+
+
+def _held(case: Case, kernel: str, config: str) -> Checked:
+    try:
+        with torch.no_grad(), _named(f"{case} by {kernel}/{config}"):
+            found = case.run()
+        return Checked(kernel, config, case.error_of(found))
+    except _WRONG as error:
+        return Checked(kernel, config, problem=f"{case}: {error}")
 
 
 @contextmanager
@@ -99,29 +148,13 @@ def _named(what: str) -> Iterator[None]:
         raise SystemExit(f"tk verify: {what} ended the CUDA context: {error}") from error
 
 
-def _exact(call: Call) -> Any:
-    """On the CPU: by torch in float64; where torch has no such function, by tk's reference."""
-    args, kwargs = tree_map_only(Tensor, lambda x: x.cpu(), (call.args, call.kwargs))
-    if "device" in kwargs:
-        kwargs["device"] = "cpu"
-    with torch.no_grad():
-        if call.torchs is None:
-            return call.function(*args, **kwargs)
-        return call.torchs(*tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, args))
-
-
-def _error(found: Any, exact: Any, is_tf32: bool) -> float:
-    pairs = zip(tree_leaves(found), tree_leaves(exact), strict=True)
-    return max((_of_one(x, y, is_tf32) for x, y in pairs if isinstance(x, Tensor)), default=0.0)
-
-
-def _of_one(found: Tensor, exact: Tensor, is_tf32: bool) -> float:
+def _error(found: Tensor, exact: Tensor, size: Tensor, is_tf32: bool) -> float:
     """Integers must be equal."""
     found, exact = found.detach().cpu(), exact.detach().cpu()
     if not found.is_floating_point():
         return 0.0 if torch.equal(found, exact.to(found.dtype)) else float("inf")
     reference = exact.double()
-    bound = unit(found.dtype, is_tf32) * float(reference.abs().max()) if reference.numel() else 1.0
+    bound = unit(found.dtype, is_tf32) * float(size.double().abs().max()) if reference.numel() else 1.0
     deviation = (found.double() - reference).abs().max() if reference.numel() else torch.zeros(())
     return float("inf") if bool(deviation.isnan()) else float(deviation) / (bound + 1e-30)
 
@@ -134,12 +167,132 @@ def unit(dtype: torch.dtype, is_tf32: bool) -> float:
     return {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9, torch.float64: 2.0**-40}.get(dtype, 2.0**-2)
 
 
+# --- Functions ---
+
+
+def functions(device: str) -> Iterator[Checked]:
+    """Of tk's functions over kernels written by hand, with ragged sizes and with whole tiles."""
+    generated_ones = register.names()  # below, with every dtype that they have
+    for dtype in DTYPES:
+        calls = [*_calls.calls(device, dtype), *_calls.written_by_hand(device, dtype, "medium")]
+        for call, is_tf32 in _asked(calls, dtype):
+            run = partial(call.function, *call.args, **call.kwargs)
+            case = Case(f"tk.{call.name}", str(dtype), run, partial(_exact, call), is_tf32)
+            yield from every_config(case, device, generated_ones)
+
+
+def _asked(calls: Iterable[Call], dtype: torch.dtype) -> Iterator[tuple[Call, bool]]:
+    """Of float32, where a call can name its precision, with either; and whether it may round to tf32."""
+    for call in calls:
+        if dtype is not torch.float32 or "precision" not in inspect.signature(call.function).parameters:
+            yield call, dtype is torch.float32 and allows_tf32()
+            continue
+        for precision in ("ieee", "tf32"):
+            yield replace(call, kwargs={**call.kwargs, "precision": precision}), precision == "tf32"
+
+
+def _exact(call: Call) -> Any:
+    """On the CPU: by torch in float64; where torch has no such function, by tk's reference."""
+    args, kwargs = tree_map_only(Tensor, lambda x: x.cpu(), (call.args, call.kwargs))
+    if "device" in kwargs:
+        kwargs["device"] = "cpu"
+    if call.torchs is None:
+        return call.function(*args, **kwargs)
+    return call.torchs(*tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, args))
+
+
+# --- Convolutions and their gradients ---
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Of a convolution. input: [N, C, ...]; weight: [C_out, C / groups, ...]."""
+
+    input: tuple[int, ...]
+    weight: tuple[int, ...]
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+    groups: int = 1
+
+    @property
+    def lists(self) -> list[list[int]]:
+        return [[n] * (len(self.input) - 2) for n in (self.stride, self.padding, self.dilation)]
+
+
+# Of each kind of kernel one: channels for tensor cores, 1 x 1, strides, few channels a group, depthwise, all rows at
+# once (a window as large as the input), one and three dimensions.
+GEOMETRIES = (
+    Geometry((2, 64, 16, 16), (128, 64, 3, 3), padding=1),
+    Geometry((4, 128, 14, 14), (64, 128, 1, 1)),
+    Geometry((2, 64, 17, 15), (32, 64, 3, 3), stride=2, padding=1),
+    Geometry((2, 64, 16, 16), (64, 64, 3, 3), padding=2, dilation=2),
+    Geometry((2, 64, 14, 14), (64, 2, 3, 3), padding=1, groups=32),
+    Geometry((2, 64, 14, 14), (64, 1, 3, 3), padding=1, groups=64),
+    Geometry((2, 96, 14, 14), (96, 1, 7, 7), padding=3, groups=96),
+    Geometry((2, 3, 32, 32), (64, 3, 8, 8), stride=8),
+    Geometry((2, 5, 9, 7), (6, 5, 3, 3), padding=1),
+    Geometry((2, 64, 50), (64, 64, 3), padding=1),
+    Geometry((2, 64, 60), (64, 1, 4), padding=3, groups=64),
+    Geometry((1, 32, 6, 8, 8), (64, 32, 3, 3, 3), padding=1),
+)
+
+_ATEN: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+def convolutions(device: str, geometries: Sequence[Geometry] = GEOMETRIES) -> Iterator[Checked]:
+    """Forward, the gradient of the input and of the weight, with rows of pixels and with rows of channels."""
+    for geometry in geometries:
+        for dtype in DTYPES:
+            for precision in ("ieee", "tf32") if dtype is torch.float32 else (None,):
+                for is_channels_last in (False, True):
+                    for case in _of_convolution(geometry, dtype, precision, is_channels_last, device):
+                        yield from every_config(case, device)
+
+
+def _of_convolution(
+    g: Geometry, dtype: torch.dtype, precision: str | None, is_channels_last: bool, device: str
+) -> Iterator[Case]:
+    generator, dims = torch.Generator().manual_seed(0), len(g.input) - 2
+
+    def made(shape: Sequence[int]) -> Tensor:
+        x = torch.randn(shape, generator=generator).to(dtype)
+        return x.movedim(1, -1).contiguous().movedim(-1, 1) if is_channels_last else x
+
+    aten = _ATEN[dims]
+    x, weight = made(g.input), made(g.weight)
+    settings = (*g.lists, g.groups)
+    grad = made(aten(x.to("meta"), weight.to("meta"), None, *settings).shape)
+    x64, weight64, grad64 = x.double(), weight.double(), grad.double()
+    there = [t.to(device) for t in (grad, x, weight)]
+    asked = (*settings, PRECISIONS[precision])
+
+    def gradient(place: int) -> Tensor:
+        wanted = [place == 0, place == 1, False]
+        zeros = [0] * dims
+        found = torch.ops.aten.convolution_backward(
+            grad64, x64, weight64, None, *g.lists, False, zeros, g.groups, wanted
+        )
+        return found[place]
+
+    ops, is_tf32 = torch.ops.tk, precision == "tf32"
+    what = f"{list(g.input)} and {list(g.weight)}, {precision or dtype}"
+    forward = partial(
+        getattr(ops, f"conv{dims}d").default, there[1], there[2], None, *settings, 0, PRECISIONS[precision]
+    )
+    yield Case(f"tk.conv{dims}d", what, forward, lambda: aten(x64, weight64, None, *settings), is_tf32)
+    for place, op in enumerate((ops.conv_input_grad, ops.conv_weight_grad)):
+        run = partial(op.default, *there, *asked)
+        yield Case(f"tk.{op.__name__}", what, run, partial(gradient, place), is_tf32)
+
+
 # --- Generated ops ---
 
-SIZE, LEADING = 40, (3, 5)
+ROWS = (40, 1024, 20_000)  # how long those of the widest tensor are, since configs are for some lengths
+SIZE, LEADING, MOST_ELEMENTS = 40, (3, 5), 1 << 22
 
 
-def generated_ops(device: str) -> Iterator[Checked]:
+def generated_ops(device: str, rows: Sequence[int] = ROWS) -> Iterator[Checked]:
     """Of the package and of users: for every choice of dtypes and flags, against the recorded graph in float64."""
     for name in register.names():
         op = register.find(name)
@@ -147,84 +300,49 @@ def generated_ops(device: str) -> Iterator[Checked]:
         try:
             signature = inputs.signature_of(op)
         except (errors.Error, ValueError) as error:
-            yield Checked(name, "", problem=f"not run: {error}")
+            yield Checked(name, "", problem=f"{NOT_RUN}{error}")
             continue
-        sizes = dict.fromkeys(signature.letters, SIZE)
         leading = LEADING if any(t.leading for t in signature.tensors.values()) else ()
         for dtypes, flags in inputs.kinds(op):
-            yield from _example(Example(op, signature, dtypes, leading, sizes, flags, places=2), device)
+            for n in rows:
+                known = dict.fromkeys(signature.letters, _beside(n, signature)) | _row_of(signature, n)
+                yield from _example(Example(op, signature, dtypes, leading, known, flags, places=2), device)
+
+
+def _beside(n: int, signature: Signature) -> int:
+    """The size of all other letters, so that no tensor is large."""
+    others = max(1, len(inputs.widest(signature).sizes) - 1)
+    return SIZE if n <= SIZE else min(SIZE, int((MOST_ELEMENTS / n) ** (1 / others)))
+
+
+def _row_of(signature: Signature, n: int) -> dict[str, int]:
+    last = inputs.widest(signature).sizes[-1:]
+    return {letter: n for letter in last if isinstance(letter, str)}
 
 
 def _example(example: Example, device: str) -> Iterator[Checked]:
     try:
         args = example.arguments(device)
         described = describe(generated.call, example, args)
-    except (errors.Error, RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-        yield Checked(example.op.name, "", problem=f"not run: {example}: {error}")
+    except (*_WRONG, TypeError) as error:
+        yield Checked(example.op.name, str(example), problem=f"{NOT_RUN}{error}")
         return
-    rows = [] if described is None else _fitting(described.problem)
-    numbers = {row.config: (row.kernel_name, row.config_name) for row in rows}
+    rows = [] if described is None else capi.candidates(described.problem)
     if described is None and device == "cpu":
-        numbers = {-1: (example.op.name, "ATen")}
-    for number, (kernel, config) in numbers.items():
-        try:  # of a larger error than ATen's by half
-            with _named(f"{example} by {kernel}/{config}"):
-                deviation = generated.worst_error(example, args, number) / 2
-            yield Checked(kernel, config, deviation)
-        except (errors.Error, RuntimeError, ValueError, NotImplementedError) as error:
-            yield Checked(kernel, config, problem=f"{example}: {error}")
+        yield _of_example(example, args, -1, example.op.name, "ATen")
+    numbers = {row.config: row for row in rows if row.fits}
+    for row in rows:
+        if row.config not in numbers:
+            yield Checked(row.kernel_name, row.config_name, problem=f"{NOT_RUN}{row.failed_constraint}")
+    for number, row in numbers.items():
+        yield _of_example(example, args, number, row.kernel_name, row.config_name)
 
 
-# --- Attention's mods ---
-
-HEADS, ROWS, HEAD_SIZES = 2, 64, (64, 128)
-
-
-def mods(device: str) -> Iterator[Checked]:
-    """The pairs of all packs, forward, with what they capture made up."""
-    for name in register.attention_names():
-        op = register.find(name)
-        text = op.meta.get("flex") if op is not None else None
-        if name.endswith("_backward") or not isinstance(text, str):
-            continue
-        for dtype in DTYPES:
-            for size in HEAD_SIZES:
-                yield from _pair(name, text, dtype, size, device)
-
-
-def _pair(name: str, text: str, dtype: torch.dtype, size: int, device: str) -> Iterator[Checked]:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, HEADS, ROWS, size, generator=generator).to(dtype) for _ in range(3))
-    traced = trace.parse(text)
-    values = [_captured(c) for c in traced.captures]
-    config = f"{str(dtype).removeprefix('torch.')} {size}"
-
-    def run(device: str, dtype: torch.dtype) -> Tensor:
-        there = [x.to(device) if isinstance(x, Tensor) else x for x in values]
-        operands: list[Any] = [x.to(device, dtype) for x in (q, k, v)]
-        absent: list[Any] = [None] * len(flex.OPTIONAL)
-        everywhere = 1 << 30
-        request = (*operands, text, *traced.by_kind(there), *absent, size**-0.5, everywhere, everywhere)
-        out, _ = flex.forward(*flex.Request(*request))
-        return out
-
+def _of_example(example: Example, args: Sequence[Any], number: int, kernel: str, config: str) -> Checked:
+    """What is wrong is an error larger than ATen's by half."""
     try:
-        exact = run("cpu", torch.float64)
-    except (IndexError, RuntimeError, ValueError) as error:  # what was made up does not go together
-        yield Checked(name, config, problem=f"not run: {error}")
-        return
-    try:
-        with _named(f"{name} {config}"):
-            found = run(device, dtype)
-        yield Checked(name, config, _of_one(found, exact, allows_tf32()))
-    except (errors.Error, RuntimeError, ValueError) as error:
-        missing = isinstance(errors.typed(error), errors.VariantNotFoundError) or "must be of dtype" in str(error)
-        if not missing:  # which dtypes and head sizes there are is the packs' choice
-            yield Checked(name, config, problem=str(error))
-
-
-def _captured(c: Capture) -> Any:
-    if c.kind != "tensor":
-        return 1 if c.kind == "int" else 1.0
-    sizes = [ROWS] * c.rank if c.rank <= 3 else [*[HEADS] * (c.rank - 2), ROWS, ROWS]  # batch and heads first
-    return torch.ones(sizes, dtype=c.dtype)
+        with _named(f"{example} by {kernel}/{config}"):
+            deviation = generated.worst_error(example, args, number) / 2
+        return Checked(kernel, config, deviation)
+    except _WRONG as error:
+        return Checked(kernel, config, problem=f"{example}: {error}")

@@ -67,7 +67,9 @@ def wanted(what: Sequence[str], dtype: torch.dtype, device: str) -> Iterator[Cal
     """The calls that a command line names. Raises ValueError."""
     names = [text for text in what if text in inspect.functions()]
     given = [argument(text) for text in what if text not in names]
-    known = [call for call in _calls.calls(device, dtype, large=device != "cpu") if call.name in names]
+    known = [
+        call for call in _calls.calls(device, dtype, "small" if device == "cpu" else "large") if call.name in names
+    ]
     if not given:
         yield from known
         return

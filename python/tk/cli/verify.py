@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from torch import Tensor
 
 import tk
 from tk import _packs, capi, errors
+from tk._packs import CoverageRow
 from tk._table import table
-from tk.cli import _verified
+from tk.cli import _verified, _verified_attention
 from tk.cli._judge import error_ratio
+from tk.cli._verified import Checked
 from tk.heuristics.problem import describe
 from tk.ops.mm import ACTIVATIONS, reference
 
@@ -52,8 +55,11 @@ def run(args: argparse.Namespace) -> int:
         return 1 if broken else 0
     for path in args.packs:
         tk.load_pack(path)
-    good = [_run_products(), _run_others()]
-    return 0 if all(good) and not broken else 1
+    report = Report()
+    _run_products(report)
+    _run_others(report)
+    report.print_left_out(_of_this_gpu(tk.coverage()))
+    return 0 if report.is_good and not broken else 1
 
 
 def _rehash(path: Path) -> bool:
@@ -66,35 +72,100 @@ def _rehash(path: Path) -> bool:
     return True
 
 
-def _run_others(device: str = "cuda") -> bool:
-    """Every other op of the packs. What no arguments could be made up for is said, and counts for nothing."""
-    tallies: dict[tuple[str, str], Tally] = {}
-    for checked in itertools.chain(
-        _verified.functions(device), _verified.generated_ops(device), _verified.mods(device)
-    ):
+@dataclass
+class Report:
+    """By kernel and config what ran, and why the rest did not: of a config what keeps it out of a call, of a function
+    why no call of it was made."""
+
+    tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
+    left_out: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
+
+    @property
+    def is_good(self) -> bool:
+        return all(t.is_good for t in self.tallies.values())
+
+    def add(self, checked: Checked) -> None:
+        if not checked.was_run:
+            why = checked.problem.removeprefix(_verified.NOT_RUN)
+            self.left_out.setdefault((checked.kernel, checked.config), {})[why] = None
+            return
         if checked.problem:
             print(f"{checked.kernel} {checked.config}: {checked.problem}")
-            if checked.problem.startswith("not run"):
-                continue
-        tally = tallies.setdefault((checked.kernel, checked.config), Tally())
+        tally = self.tallies.setdefault((checked.kernel, checked.config), Tally())
         tally.runs += 1
         tally.max = _worse(tally.max, checked.error)
         tally.is_good &= checked.is_good
-    rows = [(*name, t.runs, t.max, "ok" if t.is_good else "WRONG") for name, t in sorted(tallies.items())]
+
+    def print_left_out(self, compiled: Iterable[CoverageRow]) -> None:
+        """Of what is compiled for this GPU, and of the calls that could not be made; the same reason once."""
+        known = {(row.kernel, row.config): row for row in compiled}
+        missing = known.keys() - self.tallies.keys()
+        rows = [(known[key].op, *key, self._why(key)) for key in sorted(missing)]
+        print(f"{len(known) - len(missing)} of {len(known)} compiled configs were run.")
+        if rows:
+            print(table(("op", "kernel", "config", "not run, since"), rows))
+        calls: dict[tuple[str, str], list[str]] = {}
+        for (function, what), reasons in self.left_out.items():
+            if (function, what) not in known:
+                for why in reasons:
+                    calls.setdefault((function, why), []).append(what)
+        for (function, why), whats in sorted(calls.items()):
+            more = f" and {len(whats) - 1} more" if len(whats) > 1 else ""
+            print(f"{function}: not run: {why}{': ' if whats[0] else ''}{whats[0]}{more}")
+
+    def _why(self, key: tuple[str, str]) -> str:
+        reasons = list(self.left_out.get(key, {}))
+        if not reasons:
+            return "no call of its kind was made"
+        return f"it needs {' or '.join(reasons[:3])}{' or more' if len(reasons) > 3 else ''}"
+
+
+def _of_this_gpu(rows: Iterable[CoverageRow]) -> list[CoverageRow]:
+    """Of each op the configs for the newest architecture that the current GPU runs; PTX where it has no cubins."""
+    major, minor = torch.cuda.get_device_capability()
+    serving: dict[str, list[CoverageRow]] = {}
+    for row in sorted((row for row in rows if _runs(row.arch, 10 * major + minor)), key=_preference):
+        found = serving.setdefault(row.op, [])
+        if not found or found[0].arch == row.arch:
+            found.append(row)
+    return [row for found in serving.values() for row in found]
+
+
+def _runs(arch: str, capability: int) -> bool:
+    number = int(re.sub(r"\D", "", arch) or 0)
+    return number <= capability and (arch.startswith("ptx") or number // 10 == capability // 10)
+
+
+def _preference(row: CoverageRow) -> tuple[bool, int]:
+    return row.arch.startswith("ptx"), -int(re.sub(r"\D", "", row.arch))
+
+
+def _run_others(report: Report, device: str = "cuda") -> None:
+    """Every other op of the packs."""
+    others = Report(left_out=report.left_out)
+    for checked in itertools.chain(
+        _verified.functions(device),
+        _verified.convolutions(device),
+        _verified.generated_ops(device),
+        _verified_attention.mods(device),
+    ):
+        others.add(checked)
+    rows = [(*name, t.runs, t.max, "ok" if t.is_good else "WRONG") for name, t in sorted(others.tallies.items())]
     print(table(("kernel", "config", "runs", "error", "verdict"), rows))
     print("Errors are the largest deviation from float64 over what the precision that was asked for allows.")
-    return all(t.is_good for t in tallies.values())
+    for name, tally in others.tallies.items():  # mm's of bmm's and the like count once more
+        known = report.tallies.setdefault(name, tally)
+        known.is_good &= tally.is_good
 
 
-def _run_products() -> bool:
-    tallies: dict[tuple[str, str], Tally] = {}
+def _run_products(report: Report) -> None:
     with torch.inference_mode():
         for call in _calls():
-            _run_candidates(call, tallies)
+            _run_candidates(call, report)
+    tallies = report.tallies
     rows = [(*name, t.runs, t.mean, t.max, "ok" if t.is_good else "WRONG") for name, t in sorted(tallies.items())]
     print(table(("kernel", "config", "runs", "mean error", "max error", "verdict"), rows))
     print("Errors are tk's over torch's, both against float64.")
-    return all(t.is_good for t in tallies.values())
 
 
 @dataclass(frozen=True)
@@ -137,15 +208,17 @@ def _laid_out(x: Tensor, letter: str) -> Tensor:
     return spread.copy_(x)
 
 
-def _run_candidates(call: Call, tallies: dict[tuple[str, str], Tally]) -> None:
+def _run_candidates(call: Call, report: Report) -> None:
     described = describe(tk.mm, call.a, call.b, call.bias, **call.settings())
     assert described is not None  # no size is 0
     exact = _reference(call, torch.float64)
     torchs = _peer(call).to(call.out_dtype or call.a.dtype)
     for candidate in capi.candidates(described.problem):
+        name = candidate.kernel_name, candidate.config_name
         if not candidate.fits:
+            report.add(Checked(*name, problem=f"{_verified.NOT_RUN}{candidate.failed_constraint}"))
             continue
-        tally = tallies.setdefault((candidate.kernel_name, candidate.config_name), Tally())
+        tally = report.tallies.setdefault(name, Tally())
         tally.runs += 1
         try:
             result = tk.mm(call.a, call.b, call.bias, config=candidate.config, **call.settings())
