@@ -22,7 +22,7 @@ from tk.aot.assemble import Compiled, add_definition, add_op
 from tk.aot.cache import Artifact, Cache, write_atomically
 from tk.aot.compile import Source, Target, compile_source, compiler_version, source_of, warm_up
 from tk.aot.compress import share_of_zlib
-from tk.aot.errors import BuildError, CompileError
+from tk.aot.errors import BuildError, CompileError, Refused
 from tk.aot.grid import Grid, Variant, enumerate_grid
 from tk.aot.pack import PackWriter, read_pack, roots_line
 from tk.aot.pool import run as run_pool
@@ -94,10 +94,14 @@ def plan_pack(families: Sequence[Family], target: Target, path: Path, sample: bo
               only: str | None = None) -> PlannedPack:  # fmt: skip
     """All that would be compiled for one pack. sample: the families' samples. only: variants whose name matches.
 
-    Raises BuildFailed where launches do not fit their functions, BuildError where records contradict themselves."""
-    ops, failures = [], []
+    Raises BuildFailed where launches do not fit their functions, Refused where records contradict themselves."""
+    ops, failures, refused = [], [], []
     for family in families:
-        grid = enumerate_grid(family, target.arch, sample, target.ptx)
+        try:
+            grid = enumerate_grid(family, target.arch, sample, target.ptx)
+        except BuildError as e:
+            refused.append(e)
+            continue
         chosen = [v for v in grid.variants if only is None or re.search(only, v.name)]
         variants = []
         for v in chosen:
@@ -106,6 +110,8 @@ def plan_pack(families: Sequence[Family], target: Target, path: Path, sample: bo
             except CompileError as e:
                 failures.append(Failure(v.name, str(e)))
         ops.append(PlannedOp(grid, tuple(variants)))
+    if refused:
+        raise Refused([*refused, *([BuildFailed(failures)] if failures else [])])
     if failures:
         raise BuildFailed(failures)
     return PlannedPack(target, path, tuple(ops), sample or only is not None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from tk import codegen
 from tk.aot import finished
 from tk.aot.build import PlannedPack, build, definitions, dry_run, plan_pack
-from tk.aot.cache import open_cache
+from tk.aot.cache import Cache, open_cache
 from tk.aot.compile import Target
 from tk.aot.errors import BuildError, Refused, SelectsNothing
 from tk.aot.pool import default_jobs
@@ -60,14 +60,16 @@ def _run(args: argparse.Namespace) -> None:
     targets = list(dict.fromkeys(Target.parse(text) for text in args.arch.split(",")))
     jobs = args.jobs or default_jobs()
     check_files(args.files)
-    paths = pack_paths(targets, args.files, args.out) if not args.dry_run else [Path()] * len(targets)
+    paths = pack_paths(targets, args.files, args.out) if not args.dry_run else []
     if not args.dry_run:
         check_out(args.files, args.out, paths)
     with open_cache(lambda message: print(f"tk build: {message}", file=sys.stderr)) as cache:
-        if args.files or args.dry_run:
-            families = file_families(args.files, args.debug) if args.files else package_families(args.debug)
-            packs = _planned(args, families, targets, paths)
-            dry_run(packs, cache, jobs) if args.dry_run else build(packs, cache, jobs, args.roots, any_variant=True)
+        if args.dry_run:
+            _dry_run(args, cache, targets, jobs)
+            return
+        if args.files:
+            packs = _planned(args, file_families(args.files, args.debug), targets, paths)
+            build(packs, cache, jobs, args.roots, any_variant=True)
             return
         outputs = [*paths, args.out / "ops.tkpack", *([args.roots] if args.roots else [])]
         key = finished.digest([*(t.name for t in targets), str(args.sample), str(args.only), str(args.debug)])
@@ -78,6 +80,19 @@ def _run(args: argparse.Namespace) -> None:
         packs = _planned(args, families, targets, paths)
         build(packs, cache, jobs, args.roots, ops=(args.out / "ops.tkpack", definitions(families)))
         finished.record(cache, key, outputs)
+
+
+def _dry_run(args: argparse.Namespace, cache: Cache, targets: Sequence[Target], jobs: int) -> None:
+    """Lists what can be built; raises Refused for the rest, if there is any."""
+    refused = None
+    try:
+        families = file_families(args.files, args.debug) if args.files else package_families(args.debug)
+    except Refused as error:
+        refused, families = error, list(error.families)
+    if families:
+        dry_run(_planned(args, families, targets, [Path()] * len(targets)), cache, jobs, sys.stdout)
+    if refused is not None:
+        raise refused
 
 
 def _planned(

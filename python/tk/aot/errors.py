@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tk.aot.spec import Family
 
 
 class BuildError(Exception):
@@ -14,11 +18,11 @@ class SelectsNothing(BuildError):
 
 
 class Refused(BuildError):
-    """Declarations of a file that cannot be built. ``errors`` has all of them."""
+    """Declarations that cannot be built. ``errors`` has all of them, ``families`` what the others came to."""
 
-    def __init__(self, errors: Sequence[Exception]):
+    def __init__(self, errors: Sequence[Exception], families: Sequence[Family] = ()):
         super().__init__("\n".join(map(str, errors)))
-        self.errors = tuple(errors)
+        self.errors, self.families = tuple(errors), tuple(families)
 
 
 class GridError(BuildError):

@@ -7,97 +7,121 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from tk import codegen
 from tk.aot.errors import BuildError, Refused
 from tk.aot.files import import_file
 from tk.aot.spec import Family
-from tk.errors import UnsupportedError
+from tk.errors import Error
 from tk.generated import refusals
 from tk.generated.declare import Declared
 
 
 def package_families(debug: bool = False) -> list[Family]:
     """Those of every module of tk.kernels, in the order of the modules' names. debug: of the generated ones the debug
-    variants."""
+    variants. Raises Refused, of all that cannot be built."""
     import tk.kernels
 
     modules = sorted(m.name for m in pkgutil.walk_packages(tk.kernels.__path__, "tk.kernels."))
-    return _distinct([f for name in modules for f in families_of(importlib.import_module(name), debug)])
+    found = _Found()
+    for name in modules:
+        found.add_module(importlib.import_module(name), debug)
+    return found.checked()
 
 
 def file_families(paths: Sequence[Path], debug: bool = False) -> list[Family]:
-    """Those of the user's files. Raises BuildError for a file that cannot be imported or exports none."""
-    found: list[Family] = []
-    refused: list[Exception] = []
+    """Those of the user's files. Raises Refused, of all that cannot be built in any of them: declarations, and files
+    that cannot be imported or declare nothing."""
+    found = _Found()
     for path in paths:
+        before = len(found.families) + len(found.refused)
         with refusals.kept() as declarations:
-            module = import_file(path)
-            families = _collected(_parts(module, debug), refused)
-        refused += declarations
-        if not (families or refused):
-            raise BuildError(
+            found.add(lambda path=path: found.add_module(import_file(path), debug))  # type: ignore[misc]
+        found.refused += declarations
+        if len(found.families) + len(found.refused) == before:
+            found.refused.append(BuildError(
                 f"{path} declares nothing: no function under @tk.op, no mods (tk.flex.register), no tk.b2b.register, "
                 "no FAMILY, no FAMILIES"
-            )
-        found += families
-    if refused:
-        raise Refused(refused)
-    return _distinct(found)
+            ))  # fmt: skip
+    return found.checked()
 
 
 def families_of(module: ModuleType, debug: bool = False) -> list[Family]:
     """Raises Refused, of all that cannot be built."""
-    refused: list[Exception] = []
-    found = _collected(_parts(module, debug), refused)
-    if refused:
-        raise Refused(refused)
-    return found
+    found = _Found()
+    found.add_module(module, debug)
+    return found.checked()
 
 
-Part = Callable[[], Sequence[Family]]
+Part = Callable[[], Sequence[Family] | None]
 
 
-def _collected(parts: Iterable[Part], refused: list[Exception]) -> list[Family]:
-    """Of all parts, with what of them cannot be built in `refused`."""
-    found: list[Family] = []
-    for part in parts:
+@dataclass
+class _Found:
+    """What declarations come to, and why some cannot be built: one of them hides no other."""
+
+    families: list[Family] = field(default_factory=list)
+    refused: list[Exception] = field(default_factory=list)
+
+    def add(self, part: Part) -> None:
         try:
-            found += part()
+            self.families += part() or ()
         except Refused as several:
-            refused += several.errors
-        except (BuildError, UnsupportedError) as error:
-            refused.append(error)
-    return found
+            self.families += several.families
+            self.refused += several.errors
+        except (BuildError, Error, ValueError, TypeError) as error:
+            self.refused.append(error)
+
+    def add_module(self, module: ModuleType, debug: bool) -> None:
+        for part in _parts(module, debug):
+            self.add(part)
+
+    def checked(self) -> list[Family]:
+        """The families. Raises Refused where anything is refused."""
+        by_name: dict[str, Family] = {}
+        for family in self.families:
+            if by_name.setdefault(family.op.name, family) is not family:
+                self.refused.append(BuildError(f"more than one family declares op {family.op.name}"))
+        if self.refused:
+            raise Refused(self.refused, list(by_name.values()))
+        return self.families
 
 
 def _parts(module: ModuleType, debug: bool) -> Iterator[Part]:
     own = _declared_families(module)
-    yield lambda: own
-    names = {family.op.name for family in own}  # of such a function under @tk.op the kernels are written by hand
-    yield lambda: [family for family in _generated(module, debug) if family.op.name not in names]
+    yield from (partial(_checked_family, module, one) for one in own)
+    by_hand = {one.op.name for one in own if isinstance(one, Family)}  # an op under @tk.op may have such kernels
+    yield lambda: _generated(module, debug, by_hand)
     yield from _mods(module)
     yield from _between_products(module)
 
 
-def _declared_families(module: ModuleType) -> list[Family]:
+def _declared_families(module: ModuleType) -> list[Any]:
     one, several = getattr(module, "FAMILY", None), getattr(module, "FAMILIES", ())
-    found = [*([] if one is None else [one]), *several]
-    for family in found:
-        if not isinstance(family, Family):
-            raise BuildError(f"{module.__name__}: {family!r} is no Family")
-    return found
+    return [*([] if one is None else [one]), *several]
 
 
-def _generated(module: ModuleType, debug: bool) -> list[Family]:
-    """What the module itself declares under @tk.op, not what it imports."""
+def _checked_family(module: ModuleType, family: Any) -> list[Family]:
+    if not isinstance(family, Family):
+        raise BuildError(f"{module.__name__}: {family!r} is no Family")
+    return [family]
+
+
+def _generated(module: ModuleType, debug: bool, by_hand: Set[str]) -> list[Family]:
+    """What the module itself declares under @tk.op, not what it imports, but for ops whose kernels are written by
+    hand."""
     if not any(isinstance(x, Declared) for x in vars(module).values()):
         return []
-    return codegen.families_of(module, debug)
+    try:
+        return [f for f in codegen.families_of(module, debug) if f.op.name not in by_hand]
+    except Refused as several:
+        raise Refused(several.errors, [f for f in several.families if f.op.name not in by_hand]) from None
 
 
 def _mods(module: ModuleType) -> list[Part]:
@@ -124,10 +148,3 @@ def _between_products(module: ModuleType) -> list[Part]:
     from tk.b2b.family import registered_family
 
     return [lambda registered=registered: [registered_family(registered)] for registered in found]  # type: ignore[misc]
-
-
-def _distinct(families: list[Family]) -> list[Family]:
-    names = [f.op.name for f in families]
-    if twice := sorted({n for n in names if names.count(n) > 1}):
-        raise BuildError(f"more than one family declares op {', '.join(twice)}")
-    return families

@@ -45,10 +45,10 @@ def register(f: Function, *, dtypes: Sequence[torch.dtype] = (torch.bfloat16,)) 
         ValueError, TypeError: an argument that is none of these.
         tk.UnsupportedError: a function that no kernel can have.
     """
-    for dtype in dtypes:
-        if dtype not in _DTYPES:
-            raise ValueError(f"tk.b2b.register: {dtype} in dtypes; they are {', '.join(map(str, _DTYPES))}")
     try:
+        for dtype in dtypes:
+            if dtype not in _DTYPES:
+                raise ValueError(f"tk.b2b.register: {dtype} in dtypes; they are {', '.join(map(str, _DTYPES))}")
         traced, _ = traced_function(f, "tk.b2b.register")
     except (errors.UnsupportedError, TypeError, ValueError) as error:
         return refusals.refuse(error)

@@ -23,7 +23,7 @@ def families_of(module: ModuleType, debug: bool = False) -> list[Family]:
     """Those of the functions that `module` itself declares, in its order. debug: their debug variants. Of the package's
     own, choices may have been measured (kernels/tuned/sm*/<op>.json).
 
-    Raises tk.aot.errors.Refused with everything that is refused, of all functions."""
+    Raises tk.aot.errors.Refused with everything that is refused, of all functions, and the families of the others."""
     from tk.codegen.family import generate_all
     from tk.generated.declare import Declared
 

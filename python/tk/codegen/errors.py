@@ -48,9 +48,13 @@ def _internal(what: str, error: Exception) -> InternalError:
 
 def where(fn: Any, line: int | None = None) -> str:
     code = getattr(fn, "__code__", None)
-    if code is None:
-        return repr(fn)
-    return f"{fn.__name__} ({code.co_filename}:{line or code.co_firstlineno})"
+    return repr(fn) if code is None else f"{of_function(fn)}{line or code.co_firstlineno})"
+
+
+def of_function(fn: Any) -> str:
+    """What :func:`where` begins with, whatever the line."""
+    code = getattr(fn, "__code__", None)
+    return repr(fn) if code is None else f"{fn.__name__} ({code.co_filename}:"
 
 
 def needs_a_number(fn: Any, line: int | None, size: Any) -> str:

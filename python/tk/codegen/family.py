@@ -20,7 +20,7 @@ from tk.aot.spec import (
 from tk.codegen import along, ir
 from tk.codegen import index as ix
 from tk.codegen.comparisons import uncontracted
-from tk.codegen.errors import TraceError, reported, where
+from tk.codegen.errors import TraceError, of_function, reported, where
 from tk.codegen.lists import GeneratedLists, generate_lists
 from tk.codegen.lowering.rules import RULED
 from tk.codegen.records import OpRecord
@@ -263,7 +263,7 @@ def generate_any(
 
 
 def generate_all(functions: Sequence[Declared], debug: bool = False) -> list[Family]:
-    """The families of declared functions. Raises Refused for all that are refused at once."""
+    """The families of declared functions. Raises Refused, of all that are refused, with the others' families."""
     families: list[Family] = []
     refused: list[Exception] = []
     for one in functions:
@@ -272,7 +272,7 @@ def generate_all(functions: Sequence[Declared], debug: bool = False) -> list[Fam
         except BuildError as error:
             refused.append(error)
     if refused:
-        raise Refused(refused)
+        raise Refused(refused, families)
     return families
 
 
@@ -297,10 +297,9 @@ def _generated(fn: Callable[..., Any], signature: Signature, name: str, grad: bo
     doc = (fn.__doc__ or "").strip()
     try:
         graphs = _lowered(traces, name)
-        backward = _backward(fn, signature, name) if grad else None
+        backward = _backward(fn, signature, name, traces) if grad else None
     except TraceError as error:
-        at = where(fn)
-        raise TraceError(str(error) if at in str(error) else f"{at}: {error}") from None
+        raise TraceError(str(error) if of_function(fn) in str(error) else f"{where(fn)}: {error}") from None
     if backward is None:
         return Generated(name, signature, graphs, doc, None, debug)
     pairs = zip(graphs, backward.graphs, strict=True)
@@ -317,6 +316,8 @@ def _lowered(traces: Sequence[Trace], name: str) -> tuple[Graph, ...]:
     return tuple(lowered_graph(t, name) for t in traces)
 
 
-def _backward(fn: Callable[..., Any], signature: Signature, name: str) -> Generated:
+def _backward(fn: Callable[..., Any], signature: Signature, name: str, forward: Sequence[Trace]) -> Generated:
+    if any(trace.mutated for trace in forward):
+        raise TraceError(f"{where(fn)}: a function that changes its arguments has no gradient; leave out grad=True")
     own, traces = backward_traces(fn, signature, name, RULED)
     return Generated(f"{name}_backward", own, _lowered(traces, f"{name}_backward"), f"Gradients of {name}.")

@@ -65,6 +65,25 @@ def register(
         ValueError, TypeError: an argument that is none of these, or another pair under this name.
         tk.UnsupportedError: a mod that no kernel can have, or of which none has the gradient; with its line.
     """
+    try:
+        _check(name, head_dims, dtypes)
+        traced = trace.pair(score_mod, mask_mod).traced
+        for fn, kind, graph in ((score_mod, "score_mod", traced.score), (mask_mod, "mask_mod", traced.mask)):
+            if graph is not None:
+                check_ops(graph, backward, f"{trace.described(fn, kind)}: ")
+    except (errors.UnsupportedError, TypeError, ValueError) as error:
+        return refusals.refuse(error)
+    for known in _registered:
+        if known.name == name and known.traced.fingerprint != traced.fingerprint:
+            taken = f"tk.flex.register: {name!r} is the name of another pair of mods, in {known.file}"
+            return refusals.refuse(ValueError(taken))
+    made = Registered(name, traced, tuple(head_dims), tuple(dtypes), backward, decode,
+                      files.declaring())  # fmt: skip
+    if made not in _registered:
+        _registered.append(made)
+
+
+def _check(name: str, head_dims: Sequence[int | tuple[int, int]], dtypes: Sequence[torch.dtype]) -> None:
     if not isinstance(name, str) or not name:
         raise TypeError(f"tk.flex.register: name must be a string, is {name!r}")
     for head in head_dims:
@@ -74,20 +93,6 @@ def register(
     for dtype in dtypes:
         if dtype not in _DTYPES:
             raise ValueError(f"tk.flex.register: {dtype} in dtypes; they are {', '.join(map(str, _DTYPES))}")
-    try:
-        traced = trace.pair(score_mod, mask_mod).traced
-        for fn, kind, graph in ((score_mod, "score_mod", traced.score), (mask_mod, "mask_mod", traced.mask)):
-            if graph is not None:
-                check_ops(graph, backward, f"{trace.described(fn, kind)}: ")
-    except (errors.UnsupportedError, TypeError, ValueError) as error:
-        return refusals.refuse(error)
-    for known in _registered:
-        if known.name == name and known.traced.fingerprint != traced.fingerprint:
-            raise ValueError(f"tk.flex.register: {name!r} is the name of another pair of mods, in {known.file}")
-    made = Registered(name, traced, tuple(head_dims), tuple(dtypes), backward, decode,
-                      files.declaring())  # fmt: skip
-    if made not in _registered:
-        _registered.append(made)
 
 
 def registered(file: str | None = None) -> list[Registered]:

@@ -199,9 +199,7 @@ def _trace_backward(
         recorded = make_fx(joint, tracing_mode="real", decomposition_table=random.decompositions())(*arguments.values)
         arguments.n_asked = len(arguments.env.guards)
         tag_lines(recorded, lines)
-        core, new, mutated = to_core(recorded, arguments, ruled)
-    if mutated:
-        raise TraceError(f"{where(fn)}: a function that changes its arguments has no gradient; leave out grad=True")
+        core, new, _ = to_core(recorded, arguments, ruled)
     specs = {n: _grad_spec(arguments, g) for n, g in zip(arguments.names, grads, strict=False)}
     full = Signature({**specs, **signature.params}, signature.variables)
     checks = tuple(guards.of_sizes(arguments, fn))
