@@ -229,7 +229,8 @@ MORE = re.compile(
     r"same dtype|out_dtype|takes \d+ positional argument|unexpected keyword|mixed dtype|mixed|"
     r"missing \d+ required|NoneType|"
     r"at least 1 at dimension 0|Could not run|int too big|match the broadcast shape|does not support bool|"
-    r"dtypes? .* not supported|Only Tensors of floating point|Unsupported|unsupported|should be same with",
+    r"dtypes? .* not supported|Only Tensors of floating point|Unsupported|unsupported|should be same with|"
+    r"requires quantized dtype",
     re.IGNORECASE,
 )
 

@@ -214,6 +214,8 @@ def test_compiled_with_dynamic_sizes():
         (dict(stride=(1, 2, 3)), "expected stride to be a single integer value or a list of 2 values"),
         (dict(stride=(1, 1, 1)), "expected stride to be a single integer value or a list of 2 values"),
         (dict(padding=(0, 0, 0)), "expected padding to be a single integer value or a list of 2 values"),
+        (dict(padding=(0, 1, 0, 1)), "expected padding to be a single integer value or a list of 2 values"),
+        (dict(padding=[]), "expected padding to be a single integer value or a list of 2 values"),
         (dict(dilation=(1, 1, 1)), "expected dilation to be a single integer value or a list of 2 values"),
         (dict(padding=-1), "negative padding is not supported"),
         (dict(dilation=0), "dilation should be greater than zero"),
@@ -232,8 +234,10 @@ def test_compiled_with_dynamic_sizes():
         (dict(precision="fp8"), "precision is 'fp8'"),
     ],
 )
-def test_what_is_refused(arguments, message):
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_what_is_refused(arguments, message, device):
     given = dict(input=torch.zeros(1, 4, 6, 6), weight=torch.zeros(6, 4, 3, 3)) | arguments
+    given = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
     with pytest.raises(ValueError, match=message):
         tk.conv2d(**given)
 

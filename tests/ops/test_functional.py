@@ -621,6 +621,19 @@ def test_truth_of_other_dtypes() -> None:
     assert tk.any(torch.empty(2, 0), 1).tolist() == [False, False] and tk.all(torch.empty(0)).item() is True
 
 
+@pytest.mark.parametrize("order", [0.5, 3, -1, 300.0, -(2.0**63), 2.0**63, 1e-300])
+@pytest.mark.parametrize(
+    ("shape", "dim"), [((), None), ((1,), 0), ((5, 1), 1), ((5, 1), -1), ((1, 1, 1), (0, 2)), ((1, 1), None)]
+)
+def test_norms_of_one_element_are_its_size(shape: tuple[int, ...], dim: Any, order: float) -> None:
+    """At orders whose powers overflow too."""
+    for keepdim in (False, True):
+        x = torch.randn(shape, requires_grad=True)
+        found, wanted = (f(x, order, dim, keepdim) for f in (tk.vector_norm, torch.linalg.vector_norm))
+        assert_close(found, wanted, rtol=0, atol=0)
+        assert_close(torch.autograd.grad(found.sum(), x)[0], x.sign(), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("order", [0, 0.5, 1, 2, 3, -1, -2, float("inf"), float("-inf")])
 def test_norms_of_zeros_and_their_gradients(order: float) -> None:
     y = torch.tensor([[0.0, 0.0, 0.0], [0.0, 3.0, -4.0], [1.0, -2.0, 2.0]])

@@ -304,8 +304,12 @@ def _norm_of_powers(function: str, x: Tensor, order: float, dim: Dims, keepdim: 
             return count
         # ATen's count has a gradient that is undefined. That of nothing gives it to this one.
         return count + torch.linalg.vector_norm((x if x.dim() else x.reshape(1))[:0], 0)
-    if order < 0 and product([x.shape[d] for d in _dims(function, x, dim)]) == 0:
+    dims = _dims(function, x, dim)
+    n = product([x.shape[d] for d in dims])
+    if order < 0 and n == 0:
         raise ValueError(f"tk.{function}: a norm of order {order} of no elements is none; input is {list(x.shape)}")
+    if n == 1:  # as in ATen: the power and its root would lose bits, and overflow at high orders
+        return x.abs() if keepdim else x.abs().squeeze(dims)
     is_zero = x == 0
     wide = x if x.dtype == torch.float64 else x.float()
     powers = torch.where(is_zero, 1.0, wide).abs() ** order  # no zero's power is differentiated

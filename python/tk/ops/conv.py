@@ -9,6 +9,7 @@ gradients are computed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -133,6 +134,8 @@ def _convolve(
     try:
         if isinstance(padding, str):
             padding = _resolved(op, spatial, padding, weight, stride, dilation)
+        elif isinstance(padding, list | tuple) and len(padding) == 2 * spatial:
+            raise ValueError(_wrong_number(spatial, "padding", padding))  # the op itself takes both ends apart
         settings = product.settings("conv", input, activation, None, precision, config)
         settings = settings[:1] + settings[2:]  # a convolution has no out_dtype
         if settings or groups != 1 or not _is_all(dilation, 1, spatial):
@@ -142,6 +145,13 @@ def _convolve(
         return _CONV[spatial](input, weight, bias)
     except (RuntimeError, AttributeError) as error:
         raise product.explained(error, op, input=input, weight=weight, bias=bias) from None
+
+
+def _wrong_number(spatial: int, name: str, values: Sequence[int]) -> str:
+    return (
+        f"tk.conv{spatial}d: expected {name} to be a single integer value or a list of {spatial} values to match the "
+        f"convolution dimensions, but got {name}={list(values)}"
+    )
 
 
 _SAME = {(n, spatial): (n,) * spatial for n in (0, 1) for spatial in (1, 2, 3)}
@@ -176,6 +186,8 @@ def _resolved(op: str, spatial: int, padding: str, weight: Tensor, stride: Sizes
 
 # --- Shapes ---
 
+_check = torch._check_value
+
 
 def _split(padding: Sequence[int], spatial: int) -> tuple[list[int], list[int]]:
     """In front and behind."""
@@ -206,6 +218,7 @@ def _format_of_result(input: Tensor, weight: Tensor) -> bool:
 
 
 def _fake_conv(
+    spatial: int,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -215,34 +228,89 @@ def _fake_conv(
     groups: int,
     *settings: int,
 ) -> Tensor:
-    spatial = weight.dim() - 2
-    check = torch._check_value
-    check(
-        input.dim() in (spatial + 1, spatial + 2),
-        lambda: (
-            f"tk.conv{spatial}d: Expected {spatial + 1}D (unbatched) or {spatial + 2}D (batched) input to "
-            f"conv{spatial}d, but got input of size: {list(input.shape)}"
-        ),
-    )
-    check(input.dtype == weight.dtype, lambda: f"tk.conv{spatial}d: dtypes differ: {input.dtype} and {weight.dtype}")
-    channels = input.shape[-spatial - 1]
-    check(
-        channels == weight.shape[1] * groups,
-        lambda: (
-            f"tk.conv{spatial}d: Given groups={groups}, weight of size {list(weight.shape)}, expected input"
-            f"{list(input.shape)} to have {weight.shape[1] * groups} channels, but got {channels} channels instead"
-        ),
-    )
+    """Refuses what the op refuses, in its words: a program of fake tensors that compiles is one that runs."""
+    _check_geometry(spatial, stride, padding, dilation, groups)
+    _check_operands(spatial, input, weight, bias, groups)
     low, high = _split(padding, spatial)
-    extents = zip(
-        input.shape[-spatial:], weight.shape[2:], _as_list(stride, spatial), low, high, _as_list(dilation, spatial),
-        strict=True,
-    )  # fmt: skip
-    pixels = [(n + lo + hi - d * (k - 1) - 1) // s + 1 for n, k, s, lo, hi, d in extents]
-    for n in pixels:
-        check(n >= 1, lambda: f"tk.conv{spatial}d: Kernel size can't be greater than actual input size")
+    steps = _as_list(stride, spatial)
+    padded = [n + lo + hi for n, lo, hi in zip(input.shape[-spatial:], low, high, strict=True)]
+    spans = [d * (k - 1) + 1 for d, k in zip(_as_list(dilation, spatial), weight.shape[2:], strict=True)]
+    for n, span in zip(padded, spans, strict=True):
+        _check(
+            n >= span,
+            lambda: (
+                f"tk.conv{spatial}d: Calculated padded input size per channel: ({' x '.join(map(str, padded))}). "
+                f"Kernel size: ({' x '.join(map(str, spans))}). Kernel size can't be greater than actual input size"
+            ),
+        )
+    pixels = [(n - span) // s + 1 for n, span, s in zip(padded, spans, steps, strict=True)]
     shape = (*input.shape[: -spatial - 1], _result_channels(input, weight), *pixels)
     return _empty(input, shape, _format_of_result(input, weight))
+
+
+def _check_geometry(
+    spatial: int, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> None:
+    op = f"tk.conv{spatial}d"
+    low, high = _split(padding, spatial)
+    for name, values, least, otherwise in (
+        ("stride", stride, 1, "non-positive stride is not supported"),
+        ("padding", low, 0, "negative padding is not supported"),
+        ("padding", high, 0, "negative padding is not supported"),
+        ("dilation", dilation, 1, "dilation should be greater than zero"),
+    ):
+        _check(len(values) in (1, spatial), lambda n=name, v=values: _wrong_number(spatial, n, v))
+        _check(all(v >= least for v in values), lambda text=otherwise: f"{op}: {text}")
+    _check(groups > 0, lambda: f"{op}: non-positive groups is not supported")
+
+
+def _check_operands(spatial: int, input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
+    op, of_weight = f"tk.conv{spatial}d", f"weight of size {list(weight.shape)}"
+    _check(weight.dim() == spatial + 2, lambda: f"{op}: expected {spatial + 2}-dimensional weight, but got {of_weight}")
+    _check(
+        input.dim() in (spatial + 1, spatial + 2),
+        lambda: (
+            f"{op}: Expected {spatial + 1}D (unbatched) or {spatial + 2}D (batched) input to conv{spatial}d, but got "
+            f"input of size: {list(input.shape)}"
+        ),
+    )
+    for name, x in (("weight", weight), ("bias", bias)):
+        if x is not None:
+            _check(
+                x.dtype == input.dtype,
+                lambda n=name, x=x: f"{op}: input is {_dtype(input)}, {n} is {_dtype(x)}; they must have one dtype",
+            )
+    _check(
+        weight.shape[0] % groups == 0,
+        lambda: (
+            f"{op}: Given groups={groups}, expected weight to be divisible by {groups} at dimension 0, but got "
+            f"{of_weight} instead"
+        ),
+    )
+    channels = input.shape[-spatial - 1]
+    _check(
+        channels == weight.shape[1] * groups,
+        lambda: (
+            f"{op}: Given groups={groups}, {of_weight}, expected input{list(input.shape)} to have "
+            f"{weight.shape[1] * groups} channels, but got {channels} channels instead"
+        ),
+    )
+    _check(
+        all(n > 0 for n in weight.shape[2:]),
+        lambda: f"{op}: kernel size should be greater than zero, but got ({' x '.join(map(str, weight.shape[2:]))})",
+    )
+    if bias is not None:
+        _check(
+            bias.dim() == 1 and bias.shape[0] == weight.shape[0],
+            lambda: (
+                f"{op}: Given {of_weight}, expected bias to be 1-dimensional with {weight.shape[0]} elements, but got "
+                f"bias of size {list(bias.shape)} instead"
+            ),
+        )
+
+
+def _dtype(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
 
 
 def _result_channels(input: Tensor, weight: Tensor) -> Any:
@@ -346,7 +414,7 @@ def _vmap_conv(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, in
 
 def _register_all() -> None:
     for n in _CONV:
-        _register.fake(f"conv{n}d", _fake_conv)
+        _register.fake(f"conv{n}d", functools.partial(_fake_conv, n))
         _register.autograd(f"conv{n}d", _setup_conv, _backward_conv)
         _register.vmap(f"conv{n}d", _vmap_conv)
         _register.autocast(f"conv{n}d")
