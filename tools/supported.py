@@ -432,7 +432,7 @@ def said(error: Exception) -> str:
 
 def hints_table() -> str:
     """What stands in a function under @tk.op, and what to do instead."""
-    from tk.codegen.lowering import refused as refused_ops  # it needs Triton, as the records of kernels do
+    from tk.codegen import unsupported as refused_ops  # it needs Triton, as the records of kernels do
 
     by_hint: dict[str, list[str]] = {}
     for name, hint in refused_ops.HINTS.items():

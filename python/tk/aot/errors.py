@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tk.errors import Error
+
 if TYPE_CHECKING:
     from tk.aot.spec import Family
 
 
-class BuildError(Exception):
+class BuildError(Error):
     """A record, a tuned table, a source file or a pack that cannot be used; the message names it and says why."""
 
 

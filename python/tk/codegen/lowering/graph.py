@@ -14,9 +14,9 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 from torch.utils._pytree import tree_flatten
 
+from tk.codegen import unsupported
 from tk.codegen.errors import TraceError, reported
 from tk.codegen.ir import INTS, IR_DTYPES, Buffer
-from tk.codegen.lowering import refused
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy
 from tk.codegen.tracing.trace import Trace
 
@@ -84,7 +84,7 @@ class LazyGraph:
         name = op_name(node.target)
         rule = self.rules.get(name)
         if rule is None:
-            raise TraceError(f"{self.where(node)}: {refused.message(name)}")
+            raise TraceError(f"{self.where(node)}: {unsupported.message(name)}")
         key = self._key(node, args)
         try:
             with reported(f"{self.where(node)}: {name}"):

@@ -45,6 +45,8 @@ def record(number: int) -> list[Any]:
 
 
 def _node(x: Tensor) -> Tensor:
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        raise TraceError("torch.func or torch.vmap: apply them to the op, outside of the function")
     if x.numel() > MOST_ELEMENTS:
         raise TraceError(
             f"a tensor of {x.numel()} elements that is not among the function's parameters; one of up to "

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten
 from tk.codegen.errors import TraceError
 from tk.codegen.tracing import special
 from tk.codegen.tracing.arguments import Arguments
-from tk.codegen.tracing.lines import nodes_after
+from tk.codegen.tracing.lines import OpFailed, nodes_after
 
 aten = torch.ops.aten
 
@@ -69,6 +69,10 @@ def decompositions(ruled: frozenset[str]) -> dict[Any, Callable[..., Any]]:
 class _Tagging(fx.Interpreter):
     """Runs the recorded graph; every core node remembers the recorded one that it comes of."""
 
+    def __init__(self, graph: fx.GraphModule):
+        super().__init__(graph)
+        self.extra_traceback = False  # it would write the node into the message of an exception
+
     def run_node(self, n: fx.Node) -> Any:
         mode = get_proxy_mode()
         assert mode is not None
@@ -76,6 +80,10 @@ class _Tagging(fx.Interpreter):
         last = graph._root.prev
         try:
             return self._pieces(n) if n.target is aten.split.Tensor else super().run_node(n)
+        except TraceError:
+            raise
+        except Exception as error:
+            raise OpFailed(n) from error
         finally:
             for node in nodes_after(graph, last):
                 node.meta.setdefault("line", n.meta.get("line"))

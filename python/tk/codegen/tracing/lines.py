@@ -8,6 +8,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,12 +17,15 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 
+from tk.codegen import unsupported
 from tk.codegen.errors import TraceError, needs_a_number, where
 from tk.codegen.tracing import constants, effects
 from tk.codegen.tracing.arguments import DTYPE_NAMES, Arguments
 from tk.codegen.tracing.replaced import replacement
 
 aten = torch.ops.aten
+
+_TK = Path(__file__).parents[2]
 
 
 class Lines(TorchFunctionMode):
@@ -34,6 +38,7 @@ class Lines(TorchFunctionMode):
         self.file = fn.__code__.co_filename
         self.line: int | None = None
         self.of: dict[str, int] = {}
+        self.failed: Callable[..., Any] | None = None  # the function of torch's that raised
         self.constant: set[str] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -52,8 +57,12 @@ class Lines(TorchFunctionMode):
             captured: list[tuple[torch.Tensor, torch.Tensor]] = []
             if self.arguments:
                 (args, kwargs), captured = constants.lifted((args, kwargs))
-            func = replacement(func, (*args, *kwargs.values()))
-            result = func(*args, **kwargs)
+            asked, func = func, replacement(func, (*args, *kwargs.values()))
+            try:
+                result = func(*args, **kwargs)
+            except Exception:
+                self.failed = self.failed or asked
+                raise
             for x, stand_in in captured:
                 if stand_in._version:
                     raise effects.changed(self.fn, x, self.line)
@@ -141,9 +150,21 @@ def refuse_items(recorded: fx.GraphModule, fn: Callable[..., Any]) -> None:
             )
 
 
+class OpFailed(Exception):
+    """An op of a graph could not be taken apart; the cause says why."""
+
+    def __init__(self, node: fx.Node):
+        super().__init__(str(node))
+        self.node = node
+
+
 @contextmanager
-def explaining(fn: Callable[..., Any], lines: Lines, arguments: Arguments) -> Iterator[None]:
-    """An exception of the function or of torch's, with the line of the function, and without what torch logs of it."""
+def explaining(
+    fn: Callable[..., Any], lines: Lines, arguments: Arguments, own_error: Callable[[], Exception | None]
+) -> Iterator[None]:
+    """An exception of the function or of torch's, with the line of the function, and without what torch logs of it.
+    own_error: what torch raises of the function outside of a trace. Where it raises nothing, what it says here is of
+    its tracer, and no reader of the function could use it."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -151,22 +172,65 @@ def explaining(fn: Callable[..., Any], lines: Lines, arguments: Arguments) -> It
     except TraceError as error:
         if type(error) is not TraceError or lines.file in str(error):
             raise
-        raise TraceError(f"{where(fn, _line_of(error, lines.file) or lines.line)}: {error}") from None
+        line = _line_of(error, lines.file) or lines.line
+        raise TraceError(f"{where(fn, line)}: {_in_letters(str(error), arguments)}") from None
+    except OpFailed as error:
+        message = _explained(error.__cause__, arguments, own_error, error.node.target)
+        raise TraceError(f"{where(fn, error.node.meta.get('line'))}: {message}") from error
     except Exception as error:
         line = _line_of(error, lines.file) or lines.line
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if isinstance(error, GuardOnDataDependentSymNode) or "data-dependent" in first or "data dependent" in first:
-            first = (
-                "control flow that depends on the contents of a tensor or on a number given at run time. Write it with "
-                "torch.where, or make the number a bool parameter"
-            )
-        if "convert all Tensors to FakeTensors" in first:
-            first = "a tensor that is not among the function's parameters: an op reads what it is given; make it one"
-        for symbol, named in arguments.symbols.items():
-            first = re.sub(rf"\b{symbol}\b", str(named), first)
-        raise TraceError(f"{where(fn, line)}: {first}") from error
+        message = _explained(error, arguments, own_error, lines.failed)
+        raise TraceError(f"{where(fn, line)}: {message}") from error
     finally:
         logging.disable(before)
+
+
+def _explained(
+    error: BaseException | None, arguments: Arguments, own_error: Callable[[], Exception | None], func: Any
+) -> str:
+    """func: what was called, of torch's functions or of ATen's ops; None: none of them."""
+    said = _first_line(error)
+    if isinstance(error, GuardOnDataDependentSymNode) or "data-dependent" in said or "data dependent" in said:
+        return (
+            "control flow that depends on the contents of a tensor or on a number given at run time. Write it with "
+            "torch.where, or make the number a bool parameter"
+        )
+    if "convert all Tensors to FakeTensors" in said:
+        return "a tensor that is not among the function's parameters: an op reads what it is given; make it one"
+    if error is not None and _is_of_tk(error):
+        return said
+    if own := own_error():
+        eagerly = _first_line(own)
+        return _in_letters(said, arguments) if _is_alike(said, eagerly) else eagerly
+    return unsupported.of_function(func, getattr(error, "func", None))
+
+
+def _is_of_tk(error: BaseException) -> bool:
+    """Whether what stands for a function of torch's raised it, for the user to read."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    return tb is not None and Path(tb.tb_frame.f_code.co_filename).is_relative_to(_TK)
+
+
+def _first_line(error: BaseException | None) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _in_letters(text: str, arguments: Arguments) -> str:
+    for symbol, named in arguments.symbols.items():
+        text = re.sub(rf"\b{symbol}\b", str(named), text)
+    return text
+
+
+def _is_alike(a: str, b: str) -> bool:
+    """Whether two messages differ in sizes alone."""
+    return _without_sizes(a) == _without_sizes(b)
+
+
+def _without_sizes(text: str) -> str:
+    return re.sub(r"\b([su]\d+|\d+)(\*([su]\d+|\d+))*\b", "#", text).rstrip(").")
 
 
 def _line_of(error: BaseException, file: str) -> int | None:

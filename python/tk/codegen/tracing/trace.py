@@ -14,6 +14,7 @@ import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import sympy
@@ -23,7 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten
 
 from tk.codegen.errors import TraceError, where
-from tk.codegen.tracing import combine, effects, guards, random, slices
+from tk.codegen.tracing import combine, eager, effects, guards, random, slices
 from tk.codegen.tracing.arguments import DTYPE_NAMES, LEADING, Arguments, letter
 from tk.codegen.tracing.core import is_tensor, outputs_of, to_core
 from tk.codegen.tracing.lines import Lines, explaining, refuse_items, tag_lines
@@ -128,7 +129,8 @@ def _trace(
         with random.drawing(signature, named), lines, combine.replaced(fn):
             return fn(**random.own(fn, named))
 
-    with effects.refused(fn), explaining(fn, lines, arguments), arguments.mode, torch.enable_grad():
+    own_error = partial(eager.error_of, fn, signature, dtypes, flags)
+    with effects.refused(fn), explaining(fn, lines, arguments, own_error), arguments.mode, torch.enable_grad():
         recorded = make_fx(flat, tracing_mode="real", decomposition_table=random.decompositions())(*arguments.values)
         arguments.n_asked = len(arguments.env.guards)
         tag_lines(recorded, lines)
@@ -189,11 +191,19 @@ def _trace_backward(
             results = run(inputs)
         sources = [inputs[own.index(n)] for n in wanted]
         pairs = [(r, g) for r, g in zip(results, grads, strict=True) if r.requires_grad]
+        if not pairs:  # comparisons, and what is rounded: no gradient gets through
+            return [torch.zeros_like(s) for s in sources]
         found = torch.autograd.grad([r for r, _ in pairs], sources, [g for _, g in pairs], allow_unused=True)
         return [torch.zeros_like(s) if g is None else g for s, g in zip(sources, found, strict=True)]
 
-    with explaining(fn, lines, arguments), arguments.mode:
+    own_error = partial(eager.error_of, fn, signature, dtypes, flags, is_differentiated=True)
+    with explaining(fn, lines, arguments, own_error), arguments.mode:
         grads = [torch.empty(r.shape, dtype=r.dtype, device="meta") for r in run(arguments.values)]
+        if not (grads and wanted):
+            what = "result" if wanted else "parameter"
+            raise TraceError(
+                f"{where(fn)}: no {what} is a floating-point tensor, so it has no gradient; leave out grad=True"
+            )
         arguments.names = [*(f"grad_{i}" for i in range(len(grads))), *own]
         arguments.values = [*grads, *arguments.values]
         recorded = make_fx(joint, tracing_mode="real", decomposition_table=random.decompositions())(*arguments.values)
@@ -256,25 +266,15 @@ def _combined(ruled: frozenset[str]) -> Callable[[int, Sequence[str]], str]:
 
 def _check_leading(fn: Callable[..., Any], signature: Signature, found: Trace, recorded: fx.GraphModule) -> None:
     """ "..." is one dimension in the graph: whether the function agrees is seen on small numbers, with two of them."""
-    generator = torch.Generator().manual_seed(0)
     sizes = {name: 2 * (i + 2) for i, name in enumerate(signature.letters)}
-    many, one = [], []
-    for name, spec in signature.params.items():
-        if isinstance(spec, NumberSpec):
-            value: Any = found.flags.get(name, 1 if spec.kind == "int" else 0.5)
-            many.append(value)
-            one += [] if name in found.flags else [value]
-            continue
-        shape = spec.shape(sizes)
-        dtype = DTYPES[found.dtypes.get(spec.dtype, spec.dtype)]
-        x = torch.randn([2, 3, *shape] if spec.leading else shape, generator=generator).to(dtype)
-        many.append(x)
-        one.append(x.clone().flatten(0, 1) if spec.leading else x.clone())
+    named = eager.numbers(signature, found.dtypes, found.flags, sizes)
+    one = [_of_one(x, signature.params[name]) for name, x in named.items() if name not in found.flags]
     try:
-        named = dict(zip(signature.params, many, strict=True))
         with random.drawing(signature, named), Lines(fn), random.Eager(), combine.replaced(fn):
             expected, _ = tree_flatten(fn(**random.own(fn, named)))
         actual, _ = tree_flatten(fx.Interpreter(_on_cpu(recorded)).run(*one))
+    except TraceError:
+        raise
     except (RuntimeError, IndexError, ValueError, NotImplementedError):
         return  # the CPU has no such op for this dtype, or the indices or numbers are out of range
     if not all(_agree(a, b) for a, b in zip(expected, actual, strict=True) if a is not None):
@@ -282,6 +282,13 @@ def _check_leading(fn: Callable[..., Any], signature: Signature, found: Trace, r
             f"{where(fn)}: what the function computes depends on how many dimensions '...' stands for. Count "
             "dimensions from the end, and treat the leading ones alike"
         )
+
+
+def _of_one(x: Any, spec: TensorSpec | NumberSpec) -> Any:
+    """An argument with one leading dimension instead of two."""
+    if isinstance(spec, NumberSpec):
+        return x
+    return x.clone().flatten(0, 1) if spec.leading else x.clone()
 
 
 def _on_cpu(graph: fx.GraphModule) -> fx.GraphModule:
