@@ -23,6 +23,21 @@ BAD = {
     "parameters": ("@tk.op(x='fp32[M]')\ndef parameters(x, y):\n    return x + y\n", r"@tk\.op on parameters"),
     "no_texts": ("@tk.op\ndef no_texts(x):\n    return x + 1\n", r"@tk\.op on no_texts .*needs a keyword"),
     "product": ("@tk.op(x='fp32[M, M]')\ndef product(x):\n    return x @ x\n", r"product \(.*call tk\.mm"),
+    "softmax": ("@tk.op(x='fp32[M, N]')\ndef softmax(x):\n    return x + 1\n", r"softmax \(.*of tk's own"),
+    "mm": ("@tk.op(x='fp32[M, N]')\ndef mm(x):\n    return x + 1\n", r"mm \(.*of tk's own"),
+    "mode": ("@tk.op(x='fp32[M, N]', mode='float')\ndef of_mode(x, mode):\n    return x * mode\n", r"parameter mode"),
+    "left_out": (
+        "@tk.op(x='fp32[M, N]', b='fp32[N]')\ndef left_out(x, b=None):\n    return x if b is None else x + b\n",
+        r"parameter b has the default None",
+    ),
+    "wrong_default": (
+        "@tk.op(x='fp32[M, N]', n='int')\ndef wrong_default(x, n=0.5):\n    return x * n\n",
+        r"default 0\.5 is no finite int",
+    ),
+    "logs": (
+        "import logging\n@tk.op(x='fp32[M]')\ndef logs(x):\n    logging.info('x')\n    return x + 1\n",
+        r"logs \(.*it logs",
+    ),
     "flow": ("@tk.op(x='fp32[M]')\ndef flow(x):\n    return x if x.sum() > 0 else -x\n", r"flow \(.*control flow"),
     "mistake": ("@tk.op(x='fp32[M]')\ndef mistake(x):\n    return x.summ()\n", r"mistake \(.*summ"),
     "gradient": ("@tk.op(x='fp32[M]', grad=True)\ndef gradient(x):\n    x.add_(1)\n", r"gradient \(.*grad=True"),
@@ -30,7 +45,10 @@ BAD = {
     "mod": ("tk.flex.register('mod', lambda s, b, h, q, k: s if s > 0 else -s)\n", r"score_mod"),
     "dtype": ("tk.b2b.register(torch.relu, dtypes=(torch.int8,))\n", r"torch\.int8 in dtypes"),
     "no_family": ("FAMILIES = ['no family']\n", r"'no family' is no Family"),
-    "twice": ("first = good\n@tk.op(x='fp32[M]')\ndef good(x):\n    return x - 1\n", r"more than one .* op good"),
+    "twice": (
+        "first = good\n@tk.op(x='fp32[M]')\ndef good(x):\n    return x - 1\n",
+        r"@tk\.op on good \(.*has this name already",
+    ),
 }
 GOOD = "@tk.op(x='fp32[M, N]')\ndef good(x):\n    return x.sum(-1)\n"
 LISTED = re.compile(r"^sm90 good good: \d+ combinations", re.MULTILINE)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import random
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +17,7 @@ from tk.codegen.errors import TraceError
 from tk.codegen.family import generate, generate_any
 from tk.generated import op
 
+logger = logging.getLogger(__name__)
 log: list[Any] = []
 calls = 0
 WEIGHT = torch.ones(())
@@ -51,6 +54,22 @@ def prints(x):
     y = x + 1
     print(y)
     return y
+
+
+def logs(x):
+    y = x + 1
+    logger.debug(y)
+    return y
+
+
+def asks_for_the_time(x):
+    y = x + 1
+    return y * time.time()
+
+
+def opens_a_file(x):
+    with open(__file__) as file:
+        return x * file.fileno()
 
 
 def draws_from_python(x):
@@ -167,6 +186,9 @@ CASES: dict[Callable[..., Any], tuple[int, str]] = {
     notes_down: (2, "it changes notes, which is not its own"),
     puts_into_a_dict: (1, "it changes TABLE, which is not its own"),
     prints: (2, "it prints, which no kernel does"),
+    logs: (2, "it logs, which no kernel does"),
+    asks_for_the_time: (2, "it asks for the time, which would be that of the build"),
+    opens_a_file: (1, "it opens a file"),
     draws_from_python: (0, "it draws from Python's random"),
     draws_from_numpy: (0, "it draws from NumPy's random"),
     seeds: (0, "it draws from torch's generator, or seeds it"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
+from tk.codegen.family import generate
 from tk.generated import op
-from tk.generated.signature import NumberSpec, TensorSpec
+from tk.generated.signature import NumberSpec, SignatureError, TensorSpec
 
 
 def declare(fn=lambda x: x, **texts):
@@ -105,3 +108,39 @@ def test_declaring_imports_no_triton() -> None:
         "assert 'triton' not in sys.modules and 'tk.codegen' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_numbers_may_have_defaults() -> None:
+    @op(x="fp32[M]", a="float", n="int", flag="bool")
+    def fn(x, a=1e-5, n=-3, flag=True):
+        return x
+
+    numbers = fn.signature.numbers
+    assert [(spec.kind, spec.default) for spec in numbers.values()] == [("float", 1e-5), ("int", -3), ("bool", True)]
+    assert "Tensor x, float a=1e-05, SymInt n=-3, bool flag=True," in generate(fn.fn, fn.signature, "fn").op.schema
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ("x=None", "no tensor of an op may be left out"),
+        ("x, a='1'", "default '1' is no finite float"),
+        ("x, a=float('inf')", "default inf is no finite float"),
+        ("x, a=True", "default True is no finite float"),
+        ("x, *, a=1, n", "parameter n has no default and follows one that has"),
+    ],
+)
+def test_defaults_that_are_refused(parameters: str, message: str) -> None:
+    scope: dict[str, Any] = {}
+    exec(f"def fn({parameters}): return x", scope)
+    texts = {"x": "fp32[M]", "a": "float", "n": "int"}
+    with pytest.raises(SignatureError, match=message):
+        op(**{name: texts[name] for name in inspect.signature(scope["fn"]).parameters})(scope["fn"])
+
+
+@pytest.mark.parametrize("name", ["config", "mode", "mode_bits", "größe"])
+def test_names_that_no_parameter_may_have(name: str) -> None:
+    scope: dict[str, Any] = {}
+    exec(f"def fn(x, {name}): return x", scope)
+    with pytest.raises(SignatureError, match=f"parameter {name}: .*call it something else"):
+        op(x="fp32[M]", **{name: "float"})(scope["fn"])

@@ -39,10 +39,10 @@ from tk.aot.spec import (
     Scratch,
     TensorMap,
 )
+from tk.generated.signature import RESERVED_ARGUMENTS
 
 MAX_TENSORS, MAX_INTS, MAX_FLOATS, MAX_LOCALS = 32, 32, 448, 64  # tk.h, csrc/core/expr.h
 MAX_DIMS = 8
-RESERVED_ARGUMENTS = ("config", "mode", "mode_bits")
 MAX_MUTATED = 26  # csrc/core/interface.h: a letter of the schema for each
 
 # A power of two, up to what any allocation of the driver has.

@@ -14,7 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tk import codegen
+import torch
+
+from tk import _library, codegen
 from tk.aot.errors import BuildError, Refused
 from tk.aot.files import import_file
 from tk.aot.spec import Family
@@ -42,7 +44,7 @@ def file_families(paths: Sequence[Path], debug: bool = False) -> list[Family]:
     for path in paths:
         before = len(found.families) + len(found.refused)
         with refusals.kept() as declarations:
-            found.add(lambda path=path: found.add_module(import_file(path), debug))  # type: ignore[misc]
+            found.add(lambda path=path: found.add_file(path, debug))  # type: ignore[misc]
         found.refused += declarations
         if len(found.families) + len(found.refused) == before:
             found.refused.append(BuildError(
@@ -82,6 +84,11 @@ class _Found:
         for part in _parts(module, debug):
             self.add(part)
 
+    def add_file(self, path: Path, debug: bool) -> None:
+        module = import_file(path)
+        self.add_module(module, debug)
+        self.refused += _named_as_tks(module, path)
+
     def checked(self) -> list[Family]:
         """The families. Raises Refused where anything is refused."""
         by_name: dict[str, Family] = {}
@@ -91,6 +98,23 @@ class _Found:
         if self.refused:
             raise Refused(self.refused, list(by_name.values()))
         return self.families
+
+
+def _named_as_tks(module: ModuleType, path: Path) -> Iterator[BuildError]:
+    """Of a user's ops: a pack with them would be built, and then refused by every load."""
+    import tk.kernels
+
+    if not _library.is_wanted() or any(path.resolve().is_relative_to(Path(p).resolve()) for p in tk.kernels.__path__):
+        return
+    loaded = tk.packs()
+    users = {op for pack in loaded if not pack.is_builtin for op in pack.ops}
+    own = {op for pack in loaded if pack.is_builtin for op in pack.ops}
+    for declared in vars(module).values():
+        if not isinstance(declared, Declared) or declared.fn.__module__ != module.__name__:
+            continue
+        name = declared.name
+        if name in own or (name not in users and torch._C._jit_get_schemas_for_operator(f"tk::{name}")):
+            yield BuildError(f"{name} ({path}) has the name of an op of tk's own: call it something else")
 
 
 def _parts(module: ModuleType, debug: bool) -> Iterator[Part]:

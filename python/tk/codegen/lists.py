@@ -134,7 +134,7 @@ class GeneratedLists:
         return tuple(
             Param(name, "tensors" if spec.is_list else "tensor", spec.leading, 0, name in self.first.mutated)
             if isinstance(spec, TensorSpec)
-            else Param(name, spec.kind)
+            else Param(name, spec.kind, default=spec.default)
             for name, spec in self.signature.params.items()
         )
 

@@ -116,7 +116,7 @@ class OpRecord:
                 in_order = spec.leading and self._counts_leading()
                 found.append(Param(name, kind, spec.leading, len(spec.sizes), name in self.first.mutated, in_order))
             else:
-                found.append(Param(name, spec.kind))
+                found.append(Param(name, spec.kind, default=spec.default))
         return tuple(found)
 
     def _counts_leading(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,8 @@ def op(*functions: Any, grad: bool = False, **texts: str | Sequence[str]) -> Cal
         grad: build the backward as well.
         texts: a keyword for every parameter — ``dtype[sizes]``, ``float``, ``int`` or ``bool`` — and one for every
             dtype variable. Sizes are letters (equal letters are equal sizes), numbers, and ``...`` in front. Every
-            dimension that ``...`` stands for must be treated alike: the kernels see them as one.
+            dimension that ``...`` stands for must be treated alike: the kernels see them as one. A number may have
+            a default, which the op then has too.
 
     Returns:
         The function, still callable. ``tk build`` on its file compiles it.
@@ -73,7 +74,7 @@ def op(*functions: Any, grad: bool = False, **texts: str | Sequence[str]) -> Cal
         try:
             if not isinstance(grad, bool):
                 raise SignatureError(f"grad={grad!r}: it is True or False; a parameter of that name must be renamed")
-            return Declared(fn, parse(texts, _parameters(fn)), grad)
+            return Declared(fn, _signature(fn, texts), grad)
         except SignatureError as error:
             refusals.refuse(SignatureError(f"@tk.op on {_where(fn)}: {error}"))
             return fn  # type: ignore[return-value]  # never called: the build ends with the refusals
@@ -92,14 +93,16 @@ def _without_texts(fn: Any) -> str:
     )
 
 
-def _parameters(fn: Callable[..., Any]) -> list[str]:
+def _signature(fn: Callable[..., Any], texts: Mapping[str, str | Sequence[str]]) -> Signature:
     if not inspect.isfunction(fn):
         raise SignatureError(f"{fn!r} is no plain function")
+    refusals.check_once(fn.__module__, fn.__name__, _where(fn))
     params = inspect.signature(fn).parameters.values()
     for p in params:
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             raise SignatureError(f"parameter {p} stands for any number of arguments; name each")
-    return [p.name for p in params]
+    defaults = {p.name: p.default for p in params if p.default is not p.empty}
+    return parse(texts, [p.name for p in params], defaults)
 
 
 def _where(fn: Any) -> str:

@@ -6,18 +6,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tk.generated.signature import SignatureError
+
 _kept: list[Exception] | None = None
+_declared: dict[tuple[str, str], str] = {}  # where, by module and name, in the file that is being read
 
 
 @contextmanager
 def kept() -> Iterator[list[Exception]]:
     """Within it :func:`refuse` fills the list."""
-    global _kept
-    before, _kept = _kept, []
+    global _kept, _declared
+    before, _kept, _declared = (_kept, _declared), [], {}
     try:
         yield _kept
     finally:
-        _kept = before
+        _kept, _declared = before
 
 
 def are_kept() -> bool:
@@ -30,3 +33,12 @@ def refuse(error: Exception) -> None:
     if _kept is None:
         raise error from None
     _kept.append(error)
+
+
+def check_once(module: str, name: str, where: str) -> None:
+    """Of two functions of one name in a file that is being built, Python keeps the last. Raises SignatureError."""
+    if _kept is None:  # in a notebook a cell is run again
+        return
+    before = _declared.setdefault((module, name), where)
+    if before != where:
+        raise SignatureError(f"{before} has this name already: Python keeps the last of the two; rename one")

@@ -10,6 +10,7 @@ T=("bf16",)     the dtypes that a variable may stand for
 from __future__ import annotations
 
 import ast
+import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "bool": torch.bool,
 }
 NUMBERS = ("float", "int", "bool")
+RESERVED_ARGUMENTS = ("config", "mode", "mode_bits")  # what the schema of every op has behind its own
 # As torch and NumPy spell them.
 ELSEWHERE: Mapping[str, str] = {
     **{str(dtype).removeprefix("torch."): name for name, dtype in DTYPES.items() if name != "bool"},
@@ -136,9 +138,10 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class NumberSpec:
-    """A number, given at run time. kind: "float", "int" or "bool"."""
+    """A number, given at run time. kind: "float", "int" or "bool". default: what a call that leaves it out means."""
 
     kind: str
+    default: float | int | bool | None = None
 
     def __str__(self) -> str:
         return self.kind
@@ -197,8 +200,10 @@ class Signature:
             yield dict(zip(self.variables, values, strict=True))
 
 
-def parse(texts: Mapping[str, str | Sequence[str]], parameters: Sequence[str]) -> Signature:
-    """texts: the decorator's keywords. parameters: the function's, in order.
+def parse(
+    texts: Mapping[str, str | Sequence[str]], parameters: Sequence[str], defaults: Mapping[str, Any] | None = None
+) -> Signature:
+    """texts: the decorator's keywords. parameters: the function's, in order. defaults: those of some of them.
 
     Raises SignatureError, which says of which keyword it is and what would be read."""
     if wrong := [name for name, value in texts.items() if not isinstance(value, str | tuple | list)]:
@@ -209,6 +214,12 @@ def parse(texts: Mapping[str, str | Sequence[str]], parameters: Sequence[str]) -
     variables = {name: _dtypes(name, value) for name, value in texts.items() if not isinstance(value, str)}
     if both := [name for name in parameters if name in variables]:
         raise SignatureError(f"{both[0]} is a parameter: give it a text such as 'T[M, N]' or 'float'")
+    for name in parameters:
+        if name in RESERVED_ARGUMENTS or not name.isascii():
+            raise SignatureError(
+                f"parameter {name}: {' and '.join(RESERVED_ARGUMENTS)} are arguments that every op has, and a name is "
+                "of ASCII letters; call it something else"
+            )
     if missing := [name for name in parameters if name not in texts]:
         raise SignatureError(f"parameter {missing[0]} is not declared: give {missing[0]}='T[M, N]' or 'float'")
     single = {name: text for name, text in texts.items() if name not in parameters and name not in variables}
@@ -220,6 +231,7 @@ def parse(texts: Mapping[str, str | Sequence[str]], parameters: Sequence[str]) -
             )
         variables[name] = (str(text),)
     params = {name: _param(name, str(texts[name]), variables) for name in parameters}
+    params = _with_defaults(params, defaults or {})
     signature = Signature(params, variables)
     _check(signature)
     return signature
@@ -264,6 +276,30 @@ def _param(name: str, text: str, variables: Mapping[str, Sequence[str]]) -> Tens
             "behind each other (.flatten)"
         )
     return TensorSpec(dtype, declared, leading, bool(star))
+
+
+_OF_KIND: Mapping[str, tuple[type, ...]] = {"float": (float, int), "int": (int,), "bool": (bool,)}
+
+
+def _with_defaults(
+    params: Mapping[str, TensorSpec | NumberSpec], defaults: Mapping[str, Any]
+) -> dict[str, TensorSpec | NumberSpec]:
+    found = dict(params)
+    for name, value in defaults.items():
+        spec = params[name]
+        if isinstance(spec, TensorSpec):
+            raise SignatureError(
+                f"parameter {name} has the default {value!r}: no tensor of an op may be left out; take the default "
+                f"away, and declare a second function without {name} if calls go without it"
+            )
+        if type(value) not in _OF_KIND[spec.kind] or not math.isfinite(value):
+            raise SignatureError(f"parameter {name} is '{spec}', and its default {value!r} is no finite {spec}")
+        found[name] = NumberSpec(spec.kind, float(value) if spec.kind == "float" else value)
+    has_default = [isinstance(s, NumberSpec) and s.default is not None for s in found.values()]
+    if has_default != sorted(has_default):
+        without = list(found)[has_default.index(True) :][has_default[has_default.index(True) :].index(False)]
+        raise SignatureError(f"parameter {without} has no default and follows one that has: put it in front")
+    return found
 
 
 def _size(name: str, text: str, size: str) -> str | int | Size:

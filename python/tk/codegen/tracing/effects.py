@@ -1,23 +1,32 @@
 """What a function does beside returning tensors and writing its arguments: refused, since a kernel would not do it.
 
-A function runs when it is traced and never again. What it prints, appends to a list or counts in a global would happen
-at build time alone; a random number of Python's would be the same in every call.
+A function runs when it is traced and never again. What it prints, logs, appends to a list or counts in a global would
+happen at build time alone; a random number of Python's, or the time, would be the same in every call.
 """
 
 from __future__ import annotations
 
+import builtins
 import dis
 import inspect
 import io
+import logging
+import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+import sympy
 import torch
 
+import tk
 from tk.codegen.errors import TraceError
 from tk.codegen.tracing.random import NeedsSeed
 
@@ -34,14 +43,15 @@ def refused(fn: Callable[..., Any]) -> Iterator[None]:
         return
     _refuse_assignments(fn)
     printed = _Printed(fn.__code__.co_filename)
+    noted: list[_Noted] = []
     before, drawn = _state(fn), _random_state()
     try:
-        with redirect_stdout(printed):
+        with redirect_stdout(printed), _calls_noted(fn, noted):
             yield
     except NeedsSeed:  # it is traced again, and would find what it changed
-        _check(fn, printed, before, drawn)
+        _check(fn, printed, noted, before, drawn)
         raise
-    _check(fn, printed, before, drawn)
+    _check(fn, printed, noted, before, drawn)
 
 
 def changed(fn: Callable[..., Any], x: torch.Tensor, line: int | None) -> TraceError:
@@ -51,7 +61,15 @@ def changed(fn: Callable[..., Any], x: torch.Tensor, line: int | None) -> TraceE
     return _error(fn, line, f"changes {(*names, 'a tensor')[0]}, which is not its own: return what should change")
 
 
-def _check(fn: Callable[..., Any], printed: _Printed, before: Mapping[str, Any], drawn: Mapping[str, Any]) -> None:
+def _check(
+    fn: Callable[..., Any],
+    printed: _Printed,
+    noted: Sequence[_Noted],
+    before: Mapping[str, Any],
+    drawn: Mapping[str, Any],
+) -> None:
+    if noted:
+        raise _error(fn, noted[0].line, noted[0].text)
     if printed.line:
         raise _error(fn, printed.line, "prints, which no kernel does: leave it to the caller")
     for name, was in before.items():
@@ -84,6 +102,62 @@ class _Printed(io.TextIOBase):
                 self.line = frame.f_lineno
             frame = frame.f_back  # type: ignore[assignment]
         return len(text)
+
+
+# --- What it calls ---
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """A call of the user's code. line: of the function's file, None in another."""
+
+    line: int | None
+    text: str
+
+
+_LEFT = "which no kernel does: leave it to the caller"
+_CALLS: Sequence[tuple[Any, tuple[str, ...], str]] = (
+    (logging.Logger, ("debug", "info", "warning", "error", "critical", "exception", "log"), f"logs, {_LEFT}"),
+    (builtins, ("open",), f"opens a file, {_LEFT}"),
+    (
+        time,
+        ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "sleep"),
+        "asks for the time, which would be that of the build in every call: give it as a parameter",
+    ),
+)
+_NOT_THE_USERS = tuple(str(Path(m.__file__).parent) + os.sep for m in (torch, sympy, tk) if m.__file__)
+
+
+@contextmanager
+def _calls_noted(fn: Callable[..., Any], noted: list[_Noted]) -> Iterator[None]:
+    """Within it such calls of the user's code are noted; they still do what they do."""
+    file = fn.__code__.co_filename
+    undo = []
+    for owner, names, text in _CALLS:
+        for name in names:
+            undo.append((owner, name, original := getattr(owner, name)))
+            setattr(owner, name, _noting(original, text, file, noted))
+    try:
+        yield
+    finally:
+        for owner, name, original in undo:
+            setattr(owner, name, original)
+
+
+def _noting(original: Callable[..., Any], text: str, file: str, noted: list[_Noted]) -> Callable[..., Any]:
+    thread = threading.get_ident()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename == logging.__file__:
+            frame = frame.f_back  # type: ignore[assignment]
+        if threading.get_ident() == thread and frame is not None:
+            where = frame.f_code.co_filename
+            if not where.startswith(_NOT_THE_USERS):
+                noted.append(_Noted(frame.f_lineno if where == file else None, text))
+        return original(*args, **kwargs)
+
+    return call
 
 
 # --- What the function can reach ---
