@@ -18,6 +18,17 @@ def row_offsets(n, inside, b, pages, strides, PAGED: tl.constexpr):
 
 
 @triton.jit
+def load_integers(base, offset, inside, words):
+    """Of a tensor of 32 bits, words = 1, or 64, words = 2, which is told at run time: as 64 bits, and 0 outside. base:
+    of its words of 32 bits."""
+    at = base + offset * words
+    low = tl.load(at, mask=inside, other=0)
+    high = tl.load(at + 1, mask=inside & (words == 2), other=0)
+    both = (high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)
+    return tl.where(words == 2, both, low.to(tl.int64))
+
+
+@triton.jit
 def load_rows(base, offsets, inside, D, stride_d, BLOCK_D: tl.constexpr, EVEN: tl.constexpr):
     """[rows, BLOCK_D]: zeros outside."""
     d = tl.arange(0, BLOCK_D)

@@ -47,6 +47,11 @@ class Capture:
     rank: int = 0
     grad: bool = False
 
+    @property
+    def has_two_widths(self) -> bool:
+        """Integers of 64 bits: kernels read those of 32 as well, at their own width (operands.load_integers)."""
+        return self.kind == "tensor" and self.dtype == "i64"
+
 
 @dataclass(frozen=True)
 class Head:
@@ -201,7 +206,12 @@ class Problem:
     def _checks(self, op: Op) -> list[Constraint]:
         found = [*self._shape_checks(op), *self._list_checks(op), *self._optional_checks(op)]
         for c in self.tensor_captures:
-            found.append(require(tensor(op, c.name).dtype == DTYPES[c.dtype], f"captured {c.name} must be {c.dtype}"))
+            dtype = tensor(op, c.name).dtype
+            if c.has_two_widths:
+                is_right = (dtype == DTYPES["i64"]) | (dtype == DTYPES["i32"])
+                found.append(require(is_right, f"captured {c.name} must be i64 or i32"))
+            else:
+                found.append(require(dtype == DTYPES[c.dtype], f"captured {c.name} must be {c.dtype}"))
         return found
 
     def _shape_checks(self, op: Op) -> list[Constraint]:
@@ -288,7 +298,9 @@ class Problem:
         for c in self.captures:
             if c.kind == "tensor":
                 t = tensor(op, c.name)
-                found[c.name] = Pointer(t, c.dtype, aligned=False)
+                found[c.name] = Pointer(t, "i32" if c.has_two_widths else c.dtype, aligned=False)
+                if c.has_two_widths:
+                    found[f"{c.name}_words"] = Int(select(t.dtype == DTYPES["i64"], 2, 1))
                 found |= {f"{c.name}_size_{d}": Int(t.size(d)) for d in range(c.rank)}
                 found |= {f"{c.name}_stride_{d}": Int(t.stride(d), "i64") for d in range(c.rank)}
             elif c.kind == "float":

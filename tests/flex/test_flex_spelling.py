@@ -226,3 +226,124 @@ def test_numbers_that_cannot_be_are_refused_with_the_mod() -> None:
         tk.flex_attention(q, q, q, lambda s, b, h, q, k: s * (3.0 / zero))
     with pytest.raises(ValueError, match="which 64 bits do not hold"):
         tk.flex.create_block_mask(mods.sliding_window(2**70), 1, 1, 6, 6, "cpu", 4)
+
+
+# --- Masks that are written as scores ---
+
+INF = float("inf")
+MASKED: list[Callable[..., Any]] = [
+    lambda s, b, h, q, k: torch.where(q >= k, s, -INF), lambda s, b, h, q, k: torch.where(k > q, -INF, s),
+    lambda s, b, h, q, k: torch.where(~(k > q), s, torch.tensor(-INF)),
+    lambda s, b, h, q, k: s.masked_fill(k > q, -INF), lambda s, b, h, q, k: s + torch.where(q >= k, 0.0, -INF),
+    lambda s, b, h, q, k: s - torch.where(q >= k, 0.0, INF), lambda s, b, h, q, k: torch.where(q < k, -INF, 0.0) + s,
+    lambda s, b, h, q, k: torch.where(q - k >= 0, s, s.new_full((), -INF)),
+    lambda s, b, h, q, k: torch.where(q >= k, torch.where(k <= q, s, -INF), -INF),
+    lambda s, b, h, q, k: torch.where(torch.logical_not(q < k), s, torch.full_like(s, -INF)),
+    lambda s, b, h, q, k: torch.where(q >= k, s, torch.tensor(1.0) * -INF),
+    lambda s, b, h, q, k: torch.where(torch.ones_like(q, dtype=torch.bool) & (q >= k), s, -INF),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("i", range(len(MASKED)))
+def test_a_mask_written_as_a_score_is_the_mask(i: int) -> None:
+    assert trace.pair(MASKED[i], None).fingerprint == trace.pair(None, mods.causal).fingerprint
+    q = torch.randn(1, 2, 9, 8)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    torch.testing.assert_close(tk.flex_attention(q, q, q, MASKED[i]), expected)
+
+
+def test_the_rest_of_such_a_score_is_the_score() -> None:
+    def capped(s, b, h, q, k):  # type: ignore[no-untyped-def]
+        return torch.where((q >= k) & (q - k < W), CAP * torch.tanh(s / CAP), -INF)
+
+    expected = trace.pair(mods.soft_cap(CAP), mods.sliding_window(W))
+    pair = trace.pair(capped, None)
+    assert (pair.fingerprint, pair.values) == (expected.fingerprint, expected.values)
+    biased = trace.pair(lambda s, b, h, q, k: torch.where(IDS[q] == IDS[k], s + BIAS[h, q, k], -INF), None)
+    assert biased.fingerprint == trace.pair(mods.learned_bias(BIAS), mods.document(IDS)).fingerprint
+
+
+@pytest.mark.parametrize("score_mod", [
+    lambda s, b, h, q, k: torch.where(s > 0, s, -INF), lambda s, b, h, q, k: torch.where(q >= k, s, -1e30),
+    lambda s, b, h, q, k: torch.where(q >= k, s, INF), lambda s, b, h, q, k: torch.where(q >= k, -INF, s) * 2,
+    lambda s, b, h, q, k: s + torch.where(q >= k, 0.5, -INF), lambda s, b, h, q, k: torch.where(q >= k, 0.0, -INF) - s,
+])  # fmt: skip
+def test_what_is_no_mask_is_none(score_mod: Any) -> None:
+    assert trace.pair(score_mod, None).mask is None
+
+
+def test_with_a_block_mask_such_a_score_stays_one() -> None:
+    """The blocks that a mask's lists call full are not asked about."""
+    q = torch.randn(1, 2, 32, 8)
+    block_mask = tk.flex.create_block_mask(lambda b, h, q, k: k < 16, 1, 1, 32, 32, "cpu", 16)
+    assert block_mask.full_kv_num_blocks is not None and block_mask.full_kv_num_blocks.sum() > 0
+    i, j = torch.arange(32)[:, None], torch.arange(32)
+    seen = (i >= j) & (j < 16)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=seen)
+    torch.testing.assert_close(tk.flex_attention(q, q, q, MASKED[0], block_mask), expected)
+    lists = block_mask.as_tuple()[2:6]
+    bare = tk.flex.BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=16, seq_lengths=(32, 32))  # without a mask_mod
+    torch.testing.assert_close(tk.flex_attention(q, q, q, MASKED[0], bare), expected)
+
+
+def test_random_masks_written_as_scores() -> None:
+    """One fingerprint with the mask, and the same values."""
+    seed = random.randrange(1 << 30)
+    rng = random.Random(seed)
+    q = torch.randn(2, 2, 7, 8, generator=torch.Generator().manual_seed(seed))
+    forms = ["torch.where({m}, s, -INF)", "torch.where(~{m}, -INF, s)", "s.masked_fill(~{m}, -INF)",
+             "s + torch.where({m}, 0.0, -INF)", "torch.where({m}, s, torch.tensor(-INF))"]  # fmt: skip
+    for _ in range(60):
+        mask = random_bool(rng, rng.randint(0, 2))
+        scope = captured(rng) | {"INF": INF}
+        form = rng.choice(forms).format(m=mask)
+        score_mod, mask_mod = (
+            eval(f"lambda {n}: {x}", scope) for n, x in (("s, b, h, q, k", form), ("b, h, q, k", mask))
+        )
+        one, other = trace.pair(score_mod, None), trace.pair(None, mask_mod)
+        if other.mask is None or other.mask.result.target is torch.ops.aten.full.default:
+            continue  # it masks everything or nothing, and the choice is folded
+        assert one.fingerprint == other.fingerprint, (seed, form)
+        block_mask = tk.flex.create_block_mask(mask_mod, 2, 2, 7, 7, "cpu", 16)
+        found = tk.flex_attention(q, q, q, score_mod)
+        torch.testing.assert_close(found, tk.flex_attention(q, q, q, None, block_mask), msg=f"seed {seed}: {form}")
+
+
+# --- Integers of both widths ---
+
+
+@pytest.mark.parametrize("make", [
+    lambda ids: mods.document(ids), lambda ids: mods.document(ids[None]), lambda ids: mods.prefix_lm(ids),
+    lambda ids: mods.and_masks(mods.causal, mods.document(ids)),
+    lambda ids: mods.and_masks(mods.document(ids), mods.sliding_window(W)),
+    lambda ids: lambda b, h, q, k: ids[q] * 2 - ids[k] >= q % 5, lambda ids: lambda b, h, q, k: k <= q + ids[b],
+    lambda ids: lambda b, h, q, k: (ids[q] // 3).long() == ids[k].long() - 1,
+    lambda ids: lambda b, h, q, k: torch.where(q > 3, ids[q], ids[k]) < k,
+    lambda ids: lambda b, h, q, k: ids[ids[q]] == torch.minimum(ids[k], q),
+    lambda ids: lambda b, h, q, k: (ids[q].float() > 2.0) & (-ids[k] < q.clamp(max=3)),
+])  # fmt: skip
+def test_ids_of_both_widths_are_one_mask(make: Any) -> None:
+    ids = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 3, 4, 4, 5])
+    narrow, wide = (trace.pair(None, make(ids.to(d))) for d in (torch.int32, torch.int64))
+    assert narrow.fingerprint == wide.fingerprint
+    masks = [tk.flex.create_block_mask(make(ids.to(d)), 1, 1, 12, 12, "cpu", 4) for d in (torch.int32, torch.int64)]
+    assert torch.equal(masks[0].to_dense(), masks[1].to_dense())
+
+
+def test_ids_past_32_bits_are_told_apart() -> None:
+    ids = torch.tensor([5, 5, 5 + 2**32, 5 + 2**32])
+    q = torch.randn(1, 1, 4, 8)
+    block_mask = tk.flex.create_block_mask(mods.document(ids), 1, 1, 4, 4, "cpu", 16)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=ids[:, None] == ids)
+    torch.testing.assert_close(tk.flex_attention(q, q, q, None, block_mask), expected)
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    ("s * (torch.tensor(2.0) * torch.tensor(3.0))", "s * 6.0"), ("s + torch.tensor(2.0).exp().log()", "s + 2.0"),
+    ("torch.where(torch.tensor(True), s, s * 2)", "s"), ("torch.where(q >= k, s, h)", "torch.where(k > q, h, s)"),
+    ("torch.where(q.new_ones(()) > 0, s - 1.5, s)", "s - 1.5"), ("s + torch.tensor(1.0) / 4", "s + 0.25"),
+    ("torch.clamp(s, max=2.0) * torch.tensor(4.0).sqrt()", "torch.clamp(s, max=2.0) * 2.0"),
+])  # fmt: skip
+def test_constants_are_folded(one: str, other: str) -> None:
+    pairs = [trace.pair(eval(f"lambda s, b, h, q, k: {x}", {"torch": torch}), None) for x in (one, other)]
+    assert pairs[0].fingerprint == pairs[1].fingerprint

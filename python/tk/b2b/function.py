@@ -76,7 +76,7 @@ def traced_function(f: Any, caller: str) -> tuple[Traced, tuple[Any, ...]]:
 
     name = getattr(f, "__name__", type(f).__name__)
     try:
-        pair = trace.pair(of_score, None)
+        pair = trace.pair(of_score, None, whole=True)
     except (TypeError, errors.UnsupportedError) as error:
         raise type(error)(f"{caller}: f is {name}: {error}") from None
     for capture in pair.traced.captures:

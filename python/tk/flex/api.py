@@ -173,7 +173,7 @@ def _attend(
     tile: what kernel_options ask of the config."""
     if torch.compiler.is_dynamo_compiling():
         return compiled.call(query, key, value, score_mod, mask_mod, others, scale, block, max_scores, tile)
-    pair = trace.pair(score_mod, mask_mod)
+    pair = trace.pair(score_mod, mask_mod, others[0] is not None)
     traced = pair.traced
     tensors, floats, ints = traced.by_kind(pair.values)
     tensors = moved(tensors, query)

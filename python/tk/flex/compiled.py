@@ -40,7 +40,8 @@ class _Recorded(HigherOrderOperator):
         mask_captures: tuple[Any, ...] = (),
     ) -> tuple[Tensor, Tensor]:
         *others, q_block, kv_block, mask_mod = block_mask
-        pair = trace.pair(_bound(score_mod, score_captures), _bound(mask_mod, mask_captures))
+        mods = _bound(score_mod, score_captures), _bound(mask_mod, mask_captures)
+        pair = trace.pair(*mods, others[0] is not None)
         tensors, floats, ints = pair.traced.by_kind(pair.values)
         given: list[Any] = [moved(tensors, query), floats, ints, *others, scale, q_block, kv_block]
         return flex.forward(*Request(query, key, value, pair.traced.text, *given, **kernel_options))

@@ -1,7 +1,7 @@
 """A pair whose numbers are spelled out, as torch.compile records them, and the pair that takes them as arguments.
 
 A compiler sees ``sliding_window(128)`` with 128 in it; the pack has the kernel of ``sliding_window(size)``. And a pair
-that captures int64 or fp32 serves for int32 and 16-bit floats. :func:`numbers` tells whether the one is the other, and
+that captures fp32 serves for 16-bit floats. :func:`numbers` tells whether the one is the other, and
 what it captures then. Where a number is negative, its sign stands elsewhere in what is spelled out: ``score - 0.5 * x``
 is the pair of ``score + a * x``.
 """
@@ -177,9 +177,7 @@ def _is_tensor(x: Any) -> bool:
     return isinstance(x, fx.Node) and x.meta["kind"] == "tensor"
 
 
-_WIDER = {
-    torch.float16: (torch.float32,), torch.bfloat16: (torch.float32,), torch.int32: (torch.int64,),
-}  # fmt: skip
+_WIDER = {torch.float16: (torch.float32,), torch.bfloat16: (torch.float32,)}
 
 
 def _holds(wide: torch.dtype, dtype: torch.dtype) -> bool:

@@ -49,8 +49,8 @@ class OwnOp(NamedTuple):
 
 
 def _converted(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """What an expanded tensor repeats is not copied."""
-    if x.dtype == dtype:
+    """What an expanded tensor repeats is not copied. Kernels read integers of 32 bits where they read those of 64."""
+    if x.dtype == dtype or (x.dtype == torch.int32 and dtype == torch.int64):
         return x
     held = x[tuple(slice(0, 1) if s == 0 and n else slice(None) for n, s in zip(x.shape, x.stride(), strict=True))]
     return held.to(dtype).expand(x.shape)

@@ -78,6 +78,14 @@ def as_seen(t: torch.Tensor) -> torch.Tensor:
     return t.as_strided(t.shape, [0 if n == 1 else s for n, s in zip(t.shape, t.stride(), strict=True)])
 
 
+def as_words(t: torch.Tensor, dtype: str) -> torch.Tensor:
+    """int64 where a kernel takes the address of words of 32 bits."""
+    if t.dtype != torch.int64 or dtype != "i32":
+        return t
+    memory = torch.empty(0, dtype=torch.int32).set_(t.untyped_storage())
+    return memory[2 * t.storage_offset() :]
+
+
 def alignment(t: torch.Tensor) -> int:
     return math.gcd(t.data_ptr(), 256) or 256
 
@@ -157,7 +165,7 @@ def launch_one(one: Launch, problem: Problem, tensors: Sequence[torch.Tensor], f
                 x = np.array([floats[arg.index]], np.float32)
                 return tl.tensor(interpreter.TensorHandle(x, tl.float32), tl.float32)
             case Pointer():
-                t = tensors[arg.tensor.index]
+                t = as_words(tensors[arg.tensor.index], arg.dtype)
                 assert not arg.aligned or t.data_ptr() % 16 == 0
                 return t if t.numel() else torch.zeros(1, dtype=t.dtype)
             case Scratch():

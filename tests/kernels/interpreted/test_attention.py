@@ -162,6 +162,8 @@ def test_causal(shape: tuple[int, ...], how: str) -> None:
 MASKS = {
     "window": window(9),
     "document": document(torch.tensor([[0] * 20 + [1] * 30 + [2] * 50, [3] * 70 + [4] * 30])),
+    "document_of_32_bits": document(torch.tensor([[0] * 20 + [-1] * 30 + [2] * 50, [3] * 70 + [-4] * 30]).int()),
+    "document_past_32_bits": document(torch.tensor([[5] * 20 + [5 + 2**32] * 80, [-1] * 70 + [2**32 - 1] * 30])),
     "heads_differ": heads_differ,
     "nothing": lambda b, h, q, kv: (q < 20) & (kv < 30),
 }

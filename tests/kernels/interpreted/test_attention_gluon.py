@@ -68,7 +68,7 @@ def run(plan: Plan, problem: Problem, tensors: list[torch.Tensor], floats: list[
             case Float():
                 return gluon_emulator.T(np.float32(floats[arg.index]))
             case Pointer():
-                return gluon_emulator.Pointer(memory(tensors[arg.tensor.index]))
+                return gluon_emulator.Pointer(memory(attention_host.as_words(tensors[arg.tensor.index], arg.dtype)))
             case Scratch():
                 x = buffers[arg.buffer][number(arg.offset) :]
                 return gluon_emulator.Pointer(x.view(attention_host.TORCH[arg.dtype]).numpy())
@@ -256,6 +256,7 @@ def test_backward(shape: tuple[int, ...], how: str) -> None:
 MASKS = {
     "window": window(40),
     "document": document(torch.tensor([[0] * 100 + [1] * 80 + [2] * 120, [3] * 250 + [4] * 50])),
+    "document_of_32_bits": document(torch.tensor([[0] * 100 + [-1] * 80 + [2] * 120, [3] * 250 + [4] * 50]).int()),
     "heads_differ": heads_differ,
     "nothing": lambda b, h, q, kv: (q < 20) & (kv < 130) & (kv >= 128),
 }

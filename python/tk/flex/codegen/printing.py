@@ -38,6 +38,7 @@ _IMPORTS = {
     r"\blibdevice\.": "from triton.language.extra.cuda import libdevice",
     r"\bdevice\.": "from tk.codegen import device",
     r"\badd_gradient\(": "from tk.kernels.attention.gradients import add_gradient",
+    r"\bload_integers\(": "from tk.kernels.attention.operands import load_integers",
 }
 # tanh by exp2: off by 1e-7 at most, which is as good for a score, at a third of libdevice's time.
 _SCORE_RULES = {**FAST_RULES, "tanh": "1.0 - 2.0 / (1.0 + tl.exp2({0} * 2.8853900817779268))",
@@ -139,7 +140,13 @@ def argument_names(c: Capture) -> list[str]:
     """As Problem.capture_args has them."""
     if c.kind != "tensor":
         return [c.name]
-    return [c.name, *(f"{c.name}_size_{d}" for d in range(c.rank)), *(f"{c.name}_stride_{d}" for d in range(c.rank))]
+    words = [f"{c.name}_words"] if c.has_two_widths else []
+    return [
+        c.name,
+        *words,
+        *(f"{c.name}_size_{d}" for d in range(c.rank)),
+        *(f"{c.name}_stride_{d}" for d in range(c.rank)),
+    ]
 
 
 @dataclass
@@ -223,6 +230,11 @@ class Printer:
 
     def _load(self, v: Value) -> None:
         place = self._place(v)
+        if next(c for c in self.captures if c.name == v.buffer).has_two_widths:
+            inside = place.inside or "tl.cast(True, tl.int1)"
+            at = f"0{place.offset}"
+            self.lines.append(f"t{v.number} = load_integers({v.buffer}, {at}, {inside}, {v.buffer}_words)")
+            return
         mask = f", mask={place.inside}, other={_missing(v.dtype)}" if place.inside else ""
         self.lines.append(f"t{v.number} = tl.load({v.buffer}{place.offset}{mask})")
 

@@ -200,9 +200,10 @@ def canonical(
     recorded: Recorder,
     names: tuple[Sequence[str], Sequence[str]],
     refused: Callable[[str, str | None], Exception],
-) -> Graph:
-    """names: of the mod's arguments and of what it read. refused: makes the error for a message."""
-    return _Canonical(recorded, names, refused).graph()
+) -> list[Graph]:
+    """The mod's; and of a score_mod that masks, the graphs of its score and its mask. names: of the mod's arguments and
+    of what it read. refused: makes the error for a message."""
+    return _Canonical(recorded, names, refused).graphs()
 
 
 class _Canonical:
@@ -219,7 +220,7 @@ class _Canonical:
         self.memory: dict[fx.Node, fx.Node] = {}  # of a view, and of what is written in place: whose it is
         self.line: str | None = None  # of the mod, that asked for what is made
 
-    def graph(self) -> Graph:
+    def graphs(self) -> list[Graph]:
         result: Any = None
         nodes = _needed(self.recorded.graph)
         for i, node in enumerate(n for n in self.recorded.graph.nodes if n.op == "placeholder"):
@@ -234,7 +235,12 @@ class _Canonical:
                 self.made[node] = self._call(node)
         normal = Normal(self._node, self._number)
         normal.rewrite(list(self.work.nodes))
-        return self._numbered(normal.made[result])
+        whole = normal.made[result]
+        found = [self._numbered(whole)]
+        score, allowed = normal.without_mask(whole)
+        if allowed is not None:
+            found += [self._numbered(score), self._numbered(allowed, is_mask=True)]
+        return found
 
     def refused(self, message: str) -> Exception:
         return self.make_error(message, self.line)
@@ -250,6 +256,8 @@ class _Canonical:
         made.meta = _meta(node.meta["val"])
         if not own:
             made.meta["leaf"] = i - len(self.arguments)
+            if made.meta["kind"] == "tensor" and made.meta["dtype"] == torch.int32:
+                made.meta["dtype"] = torch.int64  # kernels read either: what a mod makes of them fits 32 bits
         return made
 
     def _constant(self, node: fx.Node) -> fx.Node:
@@ -275,8 +283,8 @@ class _Canonical:
                 raise self.refused("compares captured numbers; capture the result, a bool")
             return self._node(node.target, self._of(node.args), self._of(node.kwargs), meta)
         packet = node.target.overloadpacket.__name__
-        meta = _meta(value)
         args = self._of(node.args)
+        meta = _widened(_meta(value), packet, args)
         if packet in ("index", "select"):
             return self._index(node, packet, args, meta)
         if meta.get("rank"):
@@ -294,6 +302,15 @@ class _Canonical:
             return args[0]
         if packet == "_to_copy":
             return self._cast(args[0], meta["dtype"])
+        if packet == "masked_fill":
+            x, is_filled, value = args
+            value = (
+                value
+                if isinstance(value, fx.Node) and value.meta["kind"] == "tensor"
+                else self._full(value, x.meta["dtype"])
+            )
+            value = self._cast(value, x.meta["dtype"])
+            return self._node(aten.where.self, (is_filled, value, x), {}, meta)
         return self._pointwise(node, packet, args, meta)
 
     def _index(self, node: fx.Node, packet: str, args: Any, meta: dict[str, Any]) -> fx.Node:
@@ -386,13 +403,14 @@ class _Canonical:
 
     # --- Order and names ---
 
-    def _numbered(self, result: fx.Node) -> Graph:
-        """A new graph of what the result needs, operands first, from left to right."""
+    def _numbered(self, result: fx.Node, is_mask: bool = False) -> Graph:
+        """A new graph of what the result needs, operands first, from left to right. is_mask: it has no score."""
         order: list[fx.Node] = []
         _visit(result, set(), order)
         leaves = [n for n in order if "leaf" in n.meta]
         graph, made = fx.Graph(), {}
-        for node in (n for n in self.work.nodes if n.op == "placeholder" and "leaf" not in n.meta):
+        own = (n for n in self.work.nodes if n.op == "placeholder" and "leaf" not in n.meta)
+        for node in (n for n in own if not (is_mask and n.name == "score")):
             made[node] = graph.placeholder(node.target)
             made[node].meta = dict(node.meta)
         for number, node in enumerate(leaves):
@@ -443,6 +461,15 @@ def _visit(node: fx.Node, seen: set[fx.Node], order: list[fx.Node]) -> None:
             seen.add(current)
             stack.append((current, True))
             stack.extend((x, False) for x in reversed(current.all_input_nodes))
+
+
+def _widened(meta: dict[str, Any], packet: str, args: Any) -> dict[str, Any]:
+    """Of what is made of an int32 capture, which stands as int64."""
+    if meta["dtype"] != torch.int32 or packet == "_to_copy":
+        return meta
+    tensors = [x for x in _flat(args if packet != "index" else args[0]) if isinstance(x, fx.Node)]
+    is_wide = any(x.meta["kind"] == "tensor" and x.meta["dtype"] == torch.int64 for x in tensors)
+    return meta | {"dtype": torch.int64} if is_wide else meta
 
 
 def _meta(value: Any) -> dict[str, Any]:

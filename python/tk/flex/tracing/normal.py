@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,7 +56,7 @@ class Normal:
     def __init__(self, make: Callable[..., fx.Node], number: Callable[[Expression, str], fx.Node]):
         self.make, self.number = make, number
         self.made: dict[fx.Node, Any] = {}
-        self.keys: dict[fx.Node, str] = {}
+        self.keys: dict[fx.Node, tuple[str, str]] = {}
 
     def rewrite(self, nodes: Iterable[fx.Node]) -> None:
         """In order; what comes of each is in `made`."""
@@ -66,11 +67,15 @@ class Normal:
         name = node.target.overloadpacket.__name__  # type: ignore[union-attr]
         meta = dict(node.meta)
         args = [self._given(a) for a in node.args]
+        if (folded := self._folded(node, args, meta)) is not None:
+            return folded
         if node.target is aten.index.Tensor:
             at = [i if _is_tensor(i) else self._number(i, "int") for i in args[1]]
             return self.make(aten.index.Tensor, (args[0], at), {}, meta)
         if node.target is aten.full.default:
             return self._full(node.args[1], meta)
+        if node.target is aten.where.self:
+            return self._where(args, meta)
         if not node.kwargs:
             dtypes = [a.meta["dtype"] for a in args if _is_tensor(a)]
             found = None
@@ -113,6 +118,22 @@ class Normal:
 
     def _full(self, value: Any, meta: dict[str, Any]) -> fx.Node:
         return self.make(aten.full.default, ([], self._numbers(value, "")), {"dtype": meta["dtype"]}, meta)
+
+    # --- Constants ---
+
+    def _folded(self, node: fx.Node, args: Sequence[Any], meta: dict[str, Any]) -> fx.Node | None:
+        """What is made of constants alone, and what a constant decides."""
+        tensors = [a for a in _flat(args) if isinstance(a, fx.Node)]
+        if node.target is aten.where.self and _is_constant(args[0]):
+            chosen = args[1] if args[0].args[1] else args[2]
+            return _cast(self.make, chosen, meta["dtype"])
+        if node.target is aten.full.default or not tensors or not all(map(_is_constant, tensors)):
+            return None
+        given = [torch.full((), a.args[1], dtype=a.meta["dtype"]) if isinstance(a, fx.Node) else a for a in args]
+        if any(isinstance(x, fx.Node) for x in _flat([node.kwargs.values()])):
+            return None
+        value = node.target(*given, **node.kwargs)  # type: ignore[operator]
+        return self._full(value.to(meta["dtype"]).item(), meta)
 
     # --- Integers ---
 
@@ -294,6 +315,44 @@ class Normal:
             return self._compared(_OPPOSITE[name], a, b) or self._truth(aten.bitwise_not.default, x)
         return self._truth(aten.bitwise_not.default, x)
 
+    def _where(self, args: Sequence[Any], meta: dict[str, Any]) -> fx.Node:
+        """By whichever of a condition and its opposite comes first."""
+        condition, x, y = args
+        opposite = self._not(condition)
+        if self._key(opposite) < self._key(condition):
+            condition, x, y = opposite, y, x
+        return self.make(aten.where.self, (condition, x, y), {}, meta)
+
+    # --- Masks ---
+
+    def without_mask(self, x: fx.Node) -> tuple[fx.Node, fx.Node | None]:
+        """A score without the condition under which it is another thing than -inf; and this condition."""
+        conditions: list[fx.Node] = []
+        while (found := self._allowed(x)) is not None:
+            x, condition = found
+            conditions.append(condition)
+        return x, self._joined("and", conditions) if conditions else None
+
+    def _allowed(self, x: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+        if x.target is aten.where.self:
+            condition, *choices = x.args
+            for score, other, allowed in ((*choices, condition), (*choices[::-1], self._not(condition))):  # type: ignore[arg-type]
+                if _is_full_of(other, -math.inf) and _is_tensor(score) and not _depends_on_score(condition):
+                    return (score, allowed) if score.meta["dtype"] == x.meta["dtype"] else None
+        if x.target in (aten.add.Tensor, aten.sub.Tensor) and all(map(_is_tensor, x.args)):
+            sign = 1 if x.target is aten.add.Tensor else -1
+            for score, mask in ((x.args[0], x.args[1]), (x.args[1], x.args[0]))[: 2 if sign == 1 else 1]:
+                if score.meta["dtype"] != x.meta["dtype"] or mask.target is not aten.where.self:  # type: ignore[union-attr]
+                    continue
+                condition, one, other = mask.args  # type: ignore[union-attr]
+                if _depends_on_score(condition):
+                    continue
+                if _is_full_of(one, 0) and _is_full_of(other, -sign * math.inf):
+                    return score, condition  # type: ignore[return-value]
+                if _is_full_of(other, 0) and _is_full_of(one, -sign * math.inf):
+                    return score, self._not(condition)  # type: ignore[return-value, arg-type]
+        return None
+
     # --- Floats ---
 
     def _float(self, name: str, args: list[Any], meta: dict[str, Any]) -> fx.Node | None:
@@ -362,28 +421,47 @@ class Normal:
 
     # --- Order ---
 
-    def _key(self, x: Any) -> str:
-        """The same for whatever a thing captures: numbers are all alike, and so are tensors of a dtype and rank."""
+    def _key(self, x: Any) -> tuple[str, str]:
+        """The same for whatever a thing captures: numbers are all alike, and so are tensors of a rank. Their dtypes
+        come last: what a pair of wider tensors serves stands in its order."""
         if not isinstance(x, fx.Node):
-            return "#" if isinstance(x, int | float) else repr(x)
+            return "#" if isinstance(x, int | float) else repr(x), ""
         if not _is_tensor(x):
-            return "#"
+            return "#", ""
         if x not in self.keys:
             if x.op == "placeholder":
-                rank = x.meta.get("rank", 0)
-                self.keys[x] = f"~{x.meta['dtype']}{rank}" if "leaf" in x.meta else x.name
+                is_captured = "leaf" in x.meta
+                key = f"~{x.meta.get('rank', 0)}" if is_captured else x.name
+                self.keys[x] = key, f"{x.meta['dtype']} " if is_captured else ""
             else:
-                inside = ",".join(self._key(a) for a in _flat((x.args, tuple(x.kwargs.values()))))
-                self.keys[x] = f"{x.target.overloadpacket.__name__}({inside})"  # type: ignore[union-attr]
-                if len(self.keys[x]) > 400:  # of a long graph: its beginning, and which it is
-                    self.keys[x] = f"{self.keys[x][:300]}{_digest(self.keys[x])}"
+                parts = [self._key(a) for a in _flat((x.args, tuple(x.kwargs.values())))]
+                text = f"{x.target.overloadpacket.__name__}({','.join(key for key, _ in parts)})"  # type: ignore[union-attr]
+                self.keys[x] = _short(text), _short("".join(dtypes for _, dtypes in parts))
         return self.keys[x]
 
 
-def _digest(text: str) -> str:
-    import hashlib
+def _short(text: str) -> str:
+    """Of a long graph: its beginning, and which it is."""
+    return text if len(text) <= 400 else f"{text[:300]}{hashlib.sha256(text.encode()).hexdigest()}"
 
-    return hashlib.sha256(text.encode()).hexdigest()
+
+def _is_constant(x: Any) -> bool:
+    return isinstance(x, fx.Node) and x.target is aten.full.default and not isinstance(x.args[1], fx.Node)
+
+
+def _is_full_of(x: Any, value: float) -> bool:
+    x = x.args[1] if _is_constant(x) else x
+    return isinstance(x, int | float) and not isinstance(x, bool) and x == value
+
+
+def _depends_on_score(x: Any) -> bool:
+    seen, pending = set(), [x]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, fx.Node) and node not in seen:
+            seen.add(node)
+            pending += node.all_input_nodes
+    return any(n.op == "placeholder" and n.name == "score" for n in seen)
 
 
 def _flat(x: Any) -> list[Any]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import math
 import numbers
 import sys
 import types
@@ -63,7 +64,7 @@ class Reads:
         self._known: dict[str, Any] = {
             "Tensor": Tensor, "FunctionType": types.FunctionType, "frozen": frozen, "lacks": _lacks,
             "is_empty": _is_empty, "modules": sys.modules, "default_dtype": torch.get_default_dtype,
-            "Parameter": torch.nn.Parameter, "is_number": is_number,
+            "Parameter": torch.nn.Parameter, "is_number": is_number, "is_infinite": is_infinite,
         }  # fmt: skip
         self._constants: dict[Any, str] = {}
         self._variables: dict[str, str] = {}  # expression -> variable
@@ -179,6 +180,8 @@ class Reads:
         if type(value) not in kinds:  # one of numpy's
             kinds = (type(value),)
         self.require(f"type({variable}) in {self._constant(kinds)}")
+        if not is_int(value):
+            self.require(f"not is_infinite({variable})")
         self.leaves.append(variable)
         return found
 
@@ -444,6 +447,11 @@ def _is_number(value: Any) -> bool:
         return False
     is_float = isinstance(value, numbers.Real) and not isinstance(value, numbers.Rational)
     return is_float or is_int(value) or isinstance(value, torch.SymFloat)
+
+
+def is_infinite(value: Any) -> bool:
+    """Of a number. Such a one says what a mod masks, and is structure."""
+    return type(value) not in (int, torch.SymInt, torch.SymFloat) and abs(value) == math.inf
 
 
 def _is_trusted(value: Any) -> bool:

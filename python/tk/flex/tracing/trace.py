@@ -19,7 +19,7 @@ import inspect
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -36,7 +36,7 @@ from tk.flex.tracing.record import Recorder
 
 __all__ = ["Capture", "Graph", "Pair", "Traced", "pair"]
 
-_HEAD, _MASK = "tk flex 2\nscore\n", "mask\n"  # with the version of the spelling: graphs of another must not meet
+_HEAD, _MASK = "tk flex 3\nscore\n", "mask\n"  # with the version of the spelling: graphs of another must not meet
 _INDICES = ("b", "h", "q_idx", "kv_idx")
 _MAX_TRACES = 64  # of one code: past that the oldest go
 
@@ -130,15 +130,23 @@ class Pair:
         return f"Pair({self.fingerprint[:16]}: {self.traced.score or 'score'}, {self.traced.mask or 'no mask'})"
 
 
-def pair(score_mod: Mod | None, mask_mod: Mod | None) -> Pair:
-    """Traces what was not traced yet.
+def pair(score_mod: Mod | None, mask_mod: Mod | None, whole: bool = False) -> Pair:
+    """Traces what was not traced yet. A score_mod that gives -inf where a condition does not hold is a mask as well,
+    unless there is another. whole: it stays a score_mod, as it must where a block mask has lists, of which the blocks
+    called full are not masked.
 
     Raises:
         TypeError: no function, another number of parameters, or a result of another dtype or shape than a mod's.
         tk.UnsupportedError: control flow on tensors, or an op that no kernel can have. The message has the mod's line.
     """
-    score, score_values = _mod(score_mod, "score_mod") if score_mod is not None else (_NOTHING, ())
     mask, mask_values = _mod(mask_mod, "mask_mod") if mask_mod is not None else (_NOTHING, ())
+    score, score_values = _NOTHING, ()
+    if score_mod is not None:
+        score, leaves = _known(score_mod, "score_mod")
+        if score.parts is not None and mask.graph is None and not whole:
+            score, mask = score.parts
+            mask_values = _picked(mask, leaves, score_mod, "score_mod")
+        score_values = _picked(score, leaves, score_mod, "score_mod")
     found = _pairs.get((id(score), id(mask)))
     if found is None:
         found = _joined(score, mask)
@@ -151,13 +159,15 @@ def pair(score_mod: Mod | None, mask_mod: Mod | None) -> Pair:
 @dataclass(frozen=True, eq=False)
 class _Mod:
     """A trace of one mod. pick: what the graph reads of the tensors and numbers that `match` gives, in its order.
-    numbers: the variables of numbers that are run-time arguments."""
+    numbers: the variables of numbers that are run-time arguments. parts: of a score_mod that masks, the score and the
+    mask."""
 
     graph: Graph | None
     captures: tuple[Capture, ...]
     match: Callable[[Any], tuple[Any, ...] | None]
     pick: tuple[Callable[[Sequence[Any]], Any], ...]
     numbers: frozenset[str] = frozenset()
+    parts: tuple[_Mod, _Mod] | None = None
 
 
 _NOTHING = _Mod(None, (), lambda fn: (), ())
@@ -169,18 +179,24 @@ _kept: list[_Mod] = []  # those in _pairs: their ids must stay theirs
 
 
 def _mod(fn: Mod, kind: str) -> tuple[_Mod, tuple[Any, ...]]:
+    known, leaves = _known(fn, kind)
+    return known, _picked(known, leaves, fn, kind)
+
+
+def _known(fn: Mod, kind: str) -> tuple[_Mod, Sequence[Any]]:
+    """Its trace, and the tensors and numbers that it reads now."""
     anchor = reads.anchor(fn)
     for known in _traces.get((anchor, kind), ()):
         leaves = known.match(fn)
         if leaves is not None:
-            return known, _picked(known, leaves, fn, kind)
+            return known, leaves
     with _lock:
         made = _trace(fn, kind)
         _traces[anchor, kind] = (made, *_traces.get((anchor, kind), ()))[:_MAX_TRACES]
     leaves = made.match(fn)
     if leaves is None:
         raise errors.Error(f"{described(fn, kind)} changes what it reads while it is traced")
-    return made, _picked(made, leaves, fn, kind)
+    return made, leaves
 
 
 def _picked(mod: _Mod, leaves: Sequence[Any], fn: Mod, kind: str) -> tuple[Any, ...]:
@@ -297,7 +313,7 @@ class _World:
                 return self.recorder.filled((value, variable, name, self.reads))
             made: Any = self.recorder.tensor(place, value.dtype, value.dim(), variable, self._sizes(value, variable))
             made.source = (value, variable, name, self.reads)
-        elif variable in self.constants:
+        elif variable in self.constants or reads.is_infinite(value):
             return value
         else:
             made = self.recorder.number(place, reads.is_int(value), variable)
@@ -341,10 +357,20 @@ def _trace_with(fn: Mod, kind: str, constants: frozenset[str], around: Mapping[A
     _check_result(fn, kind, result)
     recorder.graph.output(result.node if isinstance(result, record.Value) else recorder.constant(result).node)
     names = (("score", *_INDICES) if kind == "score_mod" else _INDICES, world.names)
-    graph = canonical(recorder, names, lambda message, node: _refused(fn, kind, message, node))
+    graphs = canonical(recorder, names, lambda message, node: _refused(fn, kind, message, node))
+    match, numbers = world.reads.compiled(), frozenset(world.numbers)
+    whole, *parts = (
+        _of_graph(g, k, match, numbers) for g, k in zip(graphs, (kind, "score_mod", "mask_mod"), strict=False)
+    )
+    return replace(whole, parts=(parts[0], parts[1])) if parts else whole
+
+
+def _of_graph(graph: Graph, kind: str, match: Any, numbers: frozenset[str]) -> _Mod:
     captures = tuple(_capture(r, kind) for r in graph.reads)
     pick = tuple(evaluator(r.leaf if isinstance(r.leaf, tuple) else ("leaf", r.leaf)) for r in graph.reads)
-    return _Mod(None if graph.is_trivial else graph, captures, world.reads.compiled(), pick, frozenset(world.numbers))
+    if graph.is_trivial:
+        return _Mod(None, (), match, (), numbers)
+    return _Mod(graph, captures, match, pick, numbers)
 
 
 @contextlib.contextmanager
