@@ -510,7 +510,7 @@ PAIRS_HEAD = """## Attention: the wheel's mods
 
 The first row is `sdpa`, and `flex_attention` without mods. Numbers and tensors that a mod captures are arguments, and
 equal mods are one mod ([attention.md](attention.md)). "some" means that there are kernels for some of a mod's forms
-(ids of int32 and int64, tables of two to four dimensions). A call with any other pair raises `tk.VariantNotFoundError`
+(ids `[S]` and `[B, S]`, tables of two to four dimensions). A call with any other pair raises `tk.VariantNotFoundError`
 with the `tk build` line that makes it. On the CPU every pair runs.
 """
 

@@ -17,9 +17,8 @@ from tk.flex.tracing.trace import Traced
 
 # --- Mods, with captures of every kind that they are called with ---
 
-IDS = torch.zeros(1, 1, dtype=torch.int32)
+IDS = torch.zeros(1, 1, dtype=torch.int32)  # which serves for int64 too
 OFFSET = torch.zeros((), dtype=torch.int64, device="meta")  # in the GPU's memory: one of the CPU's is a number
-LONG_IDS = torch.zeros(1, 1, dtype=torch.int64)
 CAUSAL = mods.causal
 WINDOW = mods.sliding_window(1)
 DOCUMENTS = mods.and_masks(mods.causal, mods.document(IDS))
@@ -93,10 +92,8 @@ def chosen() -> Iterator[tuple[object, object, Wanted]]:
     yield None, mods.prefix_lm(torch.zeros(1, dtype=torch.int32)), _RARE
     yield None, mods.document(IDS), _USUAL
     yield None, mods.document(IDS[0]), _RARE
-    yield None, mods.document(LONG_IDS), _RARE
     yield None, WINDOW_DOCUMENTS, _SOME
-    for ids in (LONG_IDS, IDS[0]):
-        yield None, mods.and_masks(mods.causal, mods.document(ids)), _RARE
+    yield None, mods.and_masks(mods.causal, mods.document(IDS[0])), _RARE
     for offset in (1, OFFSET):
         yield None, behind(mods.causal, offset), _DECODED
     yield None, mods.dilated_window(1, 1), _RARE

@@ -72,7 +72,8 @@ def _types(captures: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     for c in captures:
         names = printing.argument_names(c)
-        first = f"*{c.dtype}" if c.kind == "tensor" else {"int": "i64", "float": "fp32"}[c.kind]
+        pointer = f"*{'i32' if c.has_two_widths else c.dtype}"
+        first = pointer if c.kind == "tensor" else {"int": "i64", "float": "fp32"}[c.kind]
         found |= dict.fromkeys(names, "i64") | {names[0]: first}
     return found
 

@@ -53,7 +53,8 @@ def check(make: Callable[..., Pair], captured: list[torch.Tensor], call: Call, e
     grad_out = torch.randn(out.shape).to(call.query.dtype)
     grad_lse = torch.randn(lse.shape)
     grad_lse = torch.where(lse.detach() == float("-inf"), 0.0, grad_lse).float()
-    wanted = [*wide.values(), *(t for t in tables if t.is_floating_point())]
+    in_order = [i for value in pair.captured.values() for i, x in enumerate(captured) if x is value]  # the op's
+    wanted = [*wide.values(), *(tables[i] for i in in_order if tables[i].is_floating_point())]
     seen = torch.where(lse == float("-inf"), 0.0, lse)
     expected = torch.autograd.grad([out, seen], wanted, [grad_out.double(), grad_lse.double()], allow_unused=True)
     expected = [torch.zeros_like(x) if g is None else g for g, x in zip(expected, wanted, strict=True)]
@@ -64,7 +65,7 @@ def check(make: Callable[..., Pair], captured: list[torch.Tensor], call: Call, e
     call.captured = call.captured | {"grad_captures": int(captures)}
     count = 0
     for name, grads in run_all(family, named, call.ints(family.op), call.floats(family.op), lambda v: expect in v.name):
-        grads = [g for g, o in zip(grads, ("query", "key", "value", "sinks", *captured), strict=False)
+        grads = [g for g, o in zip(grads, ("query", "key", "value", "sinks", *in_order), strict=False)
                  if not isinstance(o, str) or o in wide]  # fmt: skip
         for i, (g, e) in enumerate(zip(grads, expected, strict=True)):
             tolerance = TOLERANCE[g.dtype]
