@@ -148,7 +148,7 @@ class Normal:
         if not isinstance(x, fx.Node):
             return Sum(constant=int(x))
         if not _is_tensor(x):
-            return Sum(numbers={_expression(x): 1})
+            return _linear(_expression(x))
         return self._collected(x)
 
     def _collected(self, x: fx.Node) -> Sum:
@@ -507,6 +507,21 @@ def _expression(x: Any) -> Expression:
     if x.target is aten.sym_size.int:
         return ("size", x.args[0].meta["leaf"], x.args[1])  # type: ignore[union-attr]
     return (x.target, *map(_expression, x.args))
+
+
+def _linear(expression: Expression) -> Sum:
+    """An integer as a sum: what was put together is taken apart, so that ``n + 1 - 1`` is n."""
+    if not isinstance(expression, tuple):
+        return Sum(constant=int(expression))
+    function, *parts = expression
+    if function in (operator.add, operator.sub):
+        first, second = map(_linear, parts)
+        return first.add(second, 1 if function is operator.add else -1)
+    if function is operator.neg:
+        return Sum().add(_linear(parts[0]), -1)
+    if function is operator.mul and (factors := [p for p in parts if isinstance(p, int)]):
+        return Sum().add(_linear(parts[1] if parts[0] is factors[0] else parts[0]), factors[0])
+    return Sum(numbers={expression: 1})
 
 
 def leaves_of(expression: Expression) -> list[int]:
