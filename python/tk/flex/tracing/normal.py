@@ -129,7 +129,7 @@ class Normal:
             return _cast(self.make, chosen, meta["dtype"])
         if node.target is aten.full.default or not tensors or not all(map(_is_constant, tensors)):
             return None
-        given = [torch.full((), a.args[1], dtype=a.meta["dtype"]) if isinstance(a, fx.Node) else a for a in args]
+        given = [_value(a) if isinstance(a, fx.Node) else a for a in args]
         if any(isinstance(x, fx.Node) for x in _flat([node.kwargs.values()])):
             return None
         value = node.target(*given, **node.kwargs)  # type: ignore[operator]
@@ -333,24 +333,24 @@ class Normal:
             conditions.append(condition)
         return x, self._joined("and", conditions) if conditions else None
 
-    def _allowed(self, x: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    def _allowed(self, x: Any) -> tuple[fx.Node, fx.Node] | None:
         if x.target is aten.where.self:
             condition, *choices = x.args
-            for score, other, allowed in ((*choices, condition), (*choices[::-1], self._not(condition))):  # type: ignore[arg-type]
+            for score, other, allowed in ((*choices, condition), (*choices[::-1], self._not(condition))):
                 if _is_full_of(other, -math.inf) and _is_tensor(score) and not _depends_on_score(condition):
                     return (score, allowed) if score.meta["dtype"] == x.meta["dtype"] else None
         if x.target in (aten.add.Tensor, aten.sub.Tensor) and all(map(_is_tensor, x.args)):
             sign = 1 if x.target is aten.add.Tensor else -1
             for score, mask in ((x.args[0], x.args[1]), (x.args[1], x.args[0]))[: 2 if sign == 1 else 1]:
-                if score.meta["dtype"] != x.meta["dtype"] or mask.target is not aten.where.self:  # type: ignore[union-attr]
+                if score.meta["dtype"] != x.meta["dtype"] or mask.target is not aten.where.self:
                     continue
-                condition, one, other = mask.args  # type: ignore[union-attr]
+                condition, one, other = mask.args
                 if _depends_on_score(condition):
                     continue
                 if _is_full_of(one, 0) and _is_full_of(other, -sign * math.inf):
-                    return score, condition  # type: ignore[return-value]
+                    return score, condition
                 if _is_full_of(other, 0) and _is_full_of(one, -sign * math.inf):
-                    return score, self._not(condition)  # type: ignore[return-value, arg-type]
+                    return score, self._not(condition)
         return None
 
     # --- Floats ---
@@ -447,6 +447,10 @@ def _short(text: str) -> str:
 
 def _is_constant(x: Any) -> bool:
     return isinstance(x, fx.Node) and x.target is aten.full.default and not isinstance(x.args[1], fx.Node)
+
+
+def _value(constant: Any) -> torch.Tensor:
+    return torch.full((), constant.args[1], dtype=constant.meta["dtype"])
 
 
 def _is_full_of(x: Any, value: float) -> bool:
