@@ -80,6 +80,19 @@ def test_a_gradients_dtype_that_is_no_variables() -> None:
     assert signature.params["grad_0"].dtype == "fp32" and "x" in signature.params  # x says of which dtype its own is
 
 
+@pytest.mark.parametrize("wrong", [-1, 5, 2**40])
+def test_a_class_that_is_none(wrong: int) -> None:
+    """On the CPU, as eager torch; a kernel ends with a trap."""
+    fn = lambda x: F.one_hot(x, 5)  # noqa: E731
+    (graph,) = generate(fn, op(x="i64[N]")(fn).signature, "f").graphs
+    x = torch.tensor([0, 4, 2])
+    assert torch.equal(recorded(graph.trace, {"x": x})[0], fn(x))
+    with pytest.raises(RuntimeError):
+        fn(torch.tensor([0, wrong]))
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        recorded(graph.trace, {"x": torch.tensor([0, wrong])})
+
+
 BIG = torch.ones(300)
 REFUSED = {
     "a product": (
@@ -88,6 +101,9 @@ REFUSED = {
         "aten.mm cannot be generated: a product of matrices: call tk.mm",
     ),
     "a convolution": (lambda x: F.conv1d(x, x), {"x": "fp32[B, B, N]"}, "call tk.conv1d"),
+    "classes without a number": (lambda x: F.one_hot(x), {"x": "i64[N]"}, "one_hot without num_classes: how many"),
+    "no classes": (lambda x: F.one_hot(x, 0), {"x": "i64[N]"}, "num_classes must be at least 1, is 0"),
+    "classes of another dtype": (lambda x: F.one_hot(x, 5), {"x": "i32[N]"}, "one_hot: the classes must be int64"),
     "a large capture": (lambda x: x * BIG[:3], {"x": "fp32[3]"}, "one of up to 256 becomes part of the kernel"),
     "a wide window": (
         lambda x: F.max_pool2d(x, 32),

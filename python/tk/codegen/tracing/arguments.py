@@ -28,8 +28,9 @@ def number(name: str, kind: str) -> sympy.Symbol:
 
 class Arguments:
     """Fake tensors with a symbol for each letter, and a symbol for each float and int. more: sizes of what is no
-    argument. slices: what those of the trace have. n_asked: of the guards those that the function itself asked for, as
-    it was called, while the others come of taking it apart."""
+    argument. slices: what those of the trace have. order: the letters, each of which stands for a larger size than
+    those before it; as they are declared, if it is left out. n_asked: of the guards those that the function itself
+    asked for, as it was called, while the others come of taking it apart."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class Arguments:
         dtypes: Mapping[str, str],
         more: Sequence[str] = (),
         slices: Slices | None = None,
+        order: Sequence[str] = (),
     ):
         self.env = ShapeEnv(duck_shape=False)
         self.n_asked = 0
@@ -44,7 +46,9 @@ class Arguments:
         self.mode = self._mode()
         self.symbols: dict[sympy.Symbol, sympy.Symbol] = {}
         letters = (*signature.letters, *([LEADING] if has_leading(signature) else []), *more)
-        self.hints = {letter(name): 1680 * p for name, p in zip(letters, _PRIMES, strict=False)}
+        rising = dict.fromkeys((*order, *letters))
+        primes = dict(zip(rising, _PRIMES, strict=False))
+        self.hints = {letter(name): 1680 * primes[name] for name in letters}
         self.sizes = {name: self._size(name) for name in letters}
         self.names = [n for n in signature.params if n not in signature.flags]
         self.values = [self._value(n, signature.params[n], dtypes, self.sizes) for n in self.names]
@@ -100,6 +104,21 @@ def _is_always_legal(x: torch.Tensor, shape: Sequence[Any]) -> bool:
     count, total = (math.prod(n.node.expr if isinstance(n, torch.SymInt) else n for n in s) for s in (given, x.shape))
     inferred = sympy.cancel(total / sympy.sympify(count))
     return inferred == 1 if len(given) == len(shape) else sympy.denom(inferred) == 1
+
+
+def orders(signature: Signature) -> list[Sequence[str]]:
+    """Of the letters, from the smallest to the largest: a function may ask that one size is no larger than another.
+    Those of indices are small, as they lie within what they index."""
+    letters = signature.letters
+    indices = {name: t for name, t in signature.tensors.items() if _may_index(t, signature)}
+    of_indices = Signature({**indices}, signature.variables).letters
+    first = [n for n in letters if n in of_indices]
+    found = (tuple(letters), tuple(reversed(letters)), (*first, *(n for n in letters if n not in first)))
+    return list(dict.fromkeys(found))
+
+
+def _may_index(spec: TensorSpec, signature: Signature) -> bool:
+    return {"i32", "i64"} >= set(signature.variables.get(spec.dtype, (spec.dtype,)))
 
 
 def has_leading(signature: Signature) -> bool:

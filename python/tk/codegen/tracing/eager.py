@@ -3,9 +3,10 @@ of them, too, the function has wrong; what it computes there has no kernel."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_flatten
 
 from tk.codegen.errors import TraceError
 from tk.codegen.tracing import combine, random
+from tk.codegen.tracing.arguments import orders
 from tk.generated.signature import DTYPES, NumberSpec, Signature
 
 # By their contents alone: of other numbers torch may have a result.
@@ -47,7 +49,8 @@ def error_of(
 ) -> Exception | None:  # fmt: skip
     """What torch raises whatever the sizes and numbers are; None where it has a result of some."""
     first: Exception | None = None
-    for sizes, draw in zip(_sizes(signature.letters), (torch.randn, torch.rand), strict=True):
+    for order, draw in itertools.product(orders(signature), (torch.randn, torch.rand)):
+        sizes = {name: 4 * (i + 2) for i, name in enumerate(order)}
         try:
             with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
                 warnings.simplefilter("ignore")
@@ -58,13 +61,6 @@ def error_of(
         except Exception as error:
             first = first or error
     return first
-
-
-def _sizes(letters: Sequence[str]) -> Iterator[dict[str, int]]:
-    """Each smaller than the next, and the other way round."""
-    rising = [4 * (i + 2) for i in range(len(letters))]
-    for values in (rising, rising[::-1]):
-        yield dict(zip(letters, values, strict=True))
 
 
 def _call(fn: Callable[..., Any], signature: Signature, named: dict[str, Any], is_differentiated: bool) -> None:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 
-from tk.codegen.tracing import numbers, places, random, windows
+from tk.codegen.tracing import numbers, places, random, scattering, windows
 
 
 def layer_norm(
@@ -163,7 +163,7 @@ ALWAYS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     F.batch_norm: batch_norm, F.instance_norm: instance_norm, F.gaussian_nll_loss: gaussian_nll_loss,
     torch.unsafe_chunk: torch.chunk, Tensor.unsafe_chunk: Tensor.chunk,  # which counts the pieces
     torch.special.bessel_y0: bessel_y0, torch.special.bessel_y1: bessel_y1, **places.ALWAYS, **windows.ALWAYS,
-    **numbers.ALWAYS,
+    **numbers.ALWAYS, **scattering.ALWAYS,
     **{func: _taken_apart(func) for func in (F.interpolate, F.unfold, F.fold)},
     **{f: _broadcast_first(f) for name in _TERNARY
        for f in (getattr(torch, name), getattr(Tensor, name), getattr(Tensor, f"{name}_"))},

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten
 
 from tk.codegen.errors import TraceError, where
 from tk.codegen.tracing import combine, eager, effects, guards, random, slices
-from tk.codegen.tracing.arguments import DTYPE_NAMES, LEADING, Arguments, letter
+from tk.codegen.tracing.arguments import DTYPE_NAMES, LEADING, Arguments, letter, orders
 from tk.codegen.tracing.core import is_tensor, outputs_of, to_core
 from tk.codegen.tracing.lines import Lines, explaining, refuse_items, tag_lines
 from tk.codegen.tracing.recorded import record
@@ -108,7 +108,22 @@ def trace(
     ruled: frozenset[str],
 ) -> Trace:
     """Raises TraceError for what cannot be traced, with the line of `fn` at fault."""
-    return slices.traced(lambda made: _trace(fn, signature, dtypes, flags, ruled, made))
+    return _of_any_order(signature, lambda made, order: _trace(fn, signature, dtypes, flags, ruled, made, order))
+
+
+def _of_any_order(signature: Signature, trace: Callable[[slices.Slices, Sequence[str]], Trace]) -> Trace:
+    """In the first order of the sizes in which the function can be traced. What it asked of them is a check of the
+    op."""
+    first: TraceError | None = None
+    for order in orders(signature):
+        try:
+            return slices.traced(lambda made, order=order: trace(made, order))  # type: ignore[misc]
+        except random.NeedsSeed:
+            raise
+        except TraceError as error:
+            first = first or error
+    assert first is not None
+    raise first
 
 
 def _trace(
@@ -118,8 +133,9 @@ def _trace(
     flags: Mapping[str, bool],
     ruled: frozenset[str],
     made: slices.Slices,
+    order: Sequence[str],
 ) -> Trace:
-    arguments = Arguments(signature, dtypes, getattr(fn, "sizes", ()), made)
+    arguments = Arguments(signature, dtypes, getattr(fn, "sizes", ()), made, order)
     if hasattr(fn, "see"):
         fn.see(arguments.sizes)
     lines = Lines(fn, arguments)
@@ -160,7 +176,9 @@ def trace_backward(
     The graph's arguments are ``grad_0`` …, one for each floating-point result, and then those of `fn`: what the forward
     worked out is worked out again, since reading it again would take longer. Its results are the gradients, in the
     order of the tensors. The trace's signature has all arguments; the caller drops those that are not read."""
-    return slices.traced(lambda made: _trace_backward(fn, signature, dtypes, flags, ruled, made))
+    return _of_any_order(
+        signature, lambda made, order: _trace_backward(fn, signature, dtypes, flags, ruled, made, order)
+    )
 
 
 def _trace_backward(
@@ -170,8 +188,9 @@ def _trace_backward(
     flags: Mapping[str, bool],
     ruled: frozenset[str],
     made: slices.Slices,
+    order: Sequence[str],
 ) -> Trace:
-    arguments = Arguments(signature, dtypes, slices=made)
+    arguments = Arguments(signature, dtypes, slices=made, order=order)
     lines = Lines(fn, arguments)
     own = list(arguments.names)
     wanted = [n for n in signature.tensors if DTYPES[_dtype_name(signature.tensors[n], dtypes)].is_floating_point]
