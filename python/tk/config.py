@@ -110,6 +110,8 @@ def override(op: str, config: str | int | None) -> Iterator[None]:
     nothing to choose, it has no effect. It is the Python wrappers (``tk.mm``) that look here; ``torch.ops.tk.mm`` takes
     a config's number as an argument.
     """
+    if not isinstance(op, str):
+        raise TypeError(f"tk.config.override: op must be a string, is {op!r}")
     state = current()
     overrides = {name: pinned for name, pinned in state.overrides.items() if name != op}
     if config is not None:

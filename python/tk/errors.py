@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 __all__ = ["DriverError", "Error", "PackError", "UnsupportedError", "VariantNotFoundError"]
 
@@ -36,6 +37,12 @@ _BY_NAME: dict[str, type[Exception]] = {
 }
 _PREFIX = re.compile(r"\[tk:(\w+)\] ")
 
+# What the dispatcher says, as a RuntimeError, of an argument that is not what the op's schema has.
+_MISMATCH = re.compile(
+    r"tk::(\w+)\(\) Expected a value of type '(.+?)' for argument '(\w+)' but instead found type '(.+?)'"
+)
+_KINDS = {"float": "a float", "int": "an int", "bool": "a bool", "List[int]": "an int or a list of ints"}
+
 # tk_status of tk.h.
 _BY_STATUS = {1: ValueError, 2: UnsupportedError, 3: VariantNotFoundError, 4: PackError, 5: DriverError}
 
@@ -45,8 +52,25 @@ def typed(error: Exception) -> Exception:
     text = str(error)
     found = _PREFIX.match(text)
     if not found:
-        return error
+        mismatch = _MISMATCH.search(text)
+        return error if mismatch is None else _wrong_type(*mismatch.groups())
     return (_out_of_memory() if found[1] == "OutOfMemory" else _BY_NAME[found[1]])(text[found.end() :])
+
+
+def _wrong_type(op: str, wanted: str, name: str, given: str) -> TypeError:
+    """With a schema's type in a user's words; a dtype is an int there."""
+    kind = "a torch.dtype or None" if name == "out_dtype" else _KINDS.get(wanted, f"of type {wanted}")
+    return TypeError(f"tk.{op}: {name} must be {kind}, is of type {given}")
+
+
+def not_dense(function: str, name: str, x: Any) -> UnsupportedError | None:
+    """What to raise for a tensor whose elements do not lie at strides: a sparse or a nested one."""
+    layout = str(x.layout).removeprefix("torch.")
+    if layout == "strided" and not x.is_nested:
+        return None
+    kind = "nested" if x.is_nested else layout
+    remedy = "to_padded_tensor(0)" if x.is_nested else "to_dense()"
+    return UnsupportedError(f"tk.{function}: {name} is {kind}, must be a dense tensor, as x.{remedy} makes one")
 
 
 def _out_of_memory() -> type[Exception]:

@@ -109,6 +109,8 @@ def load_pack(path: str | os.PathLike[str]) -> None:
         tk.PackError: the file is missing, damaged, of another version, or holds an op whose name means something else
             in a loaded pack.
     """
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise TypeError(f"tk.load_pack: path must be a str or a path, is {path!r}")
     status = ctypes.c_int()
     error = _library.ops().tk_ops_load_pack(os.fsencode(path), status)
     if error is not None:

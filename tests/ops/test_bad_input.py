@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import torch
 import tk
 from tk.cli import _calls
 
-from .bad_input import failures, report
+from .bad_input import TENSOR_CHANGES, failures, judge_names, report
 
 CASES = 2000
 
@@ -65,3 +67,81 @@ def test_sdpa_with_batches_that_do_not_broadcast():
     q = torch.ones(3, 2, 4, 8)
     with pytest.raises(ValueError, match="must broadcast"):
         tk.sdpa(q, torch.ones(5, 2, 2, 4, 8), q)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "sparse csr", "nested"])
+def test_a_tensor_that_is_not_dense_is_refused_by_the_name_of_its_argument(kind: str):
+    """Of every function every tensor that it takes by itself."""
+    tried = 0
+    for call in _calls.calls():
+        names = list(inspect.signature(call.function).parameters)
+        for i, x in enumerate(call.args):
+            if not isinstance(x, torch.Tensor):
+                continue
+            try:
+                changed = TENSOR_CHANGES[kind](x)
+            except (RuntimeError, NotImplementedError):  # torch has no such tensor
+                continue
+            tried += 1
+            with pytest.raises(
+                tk.UnsupportedError, match=rf"tk\.{call.name}: {names[i]} is \w+, must be a dense tensor"
+            ):
+                call.function(*call.args[:i], changed, *call.args[i + 1 :], **call.kwargs)
+    assert tried > 80
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: tk.layer_norm(torch.ones(2, 3), (3,), None, None, "x"),
+            r"tk\.layer_norm: eps must be a float, is of type str",
+        ),
+        (
+            lambda: tk.conv1d(torch.ones(1, 2, 5), torch.ones(3, 2, 2), None, 1.5),
+            r"stride must be an int or a list of ints",
+        ),
+        (
+            lambda: tk.mm(torch.ones(2, 3), torch.ones(3, 2), out_dtype="x"),
+            r"tk\.mm: out_dtype must be a torch\.dtype or None",
+        ),
+        (
+            lambda: tk.mm(torch.ones(2, 3), torch.ones(3, 2), out_dtype=5),
+            r"tk\.mm: out_dtype must be a torch\.dtype or None",
+        ),
+        (lambda: tk.addmm(None, torch.ones(2, 3), torch.ones(3, 2)), r"tk\.addmm: bias must be a Tensor, is NoneType"),
+        (lambda: tk.load_pack(3), r"tk\.load_pack: path must be a str or a path"),
+        (lambda: tk.config.override(["mm"], 1).__enter__(), r"tk\.config\.override: op must be a string"),
+        (lambda: tk.flex.create_block_mask(tk.flex.mods.causal, 1, "x", 8, 8), r"create_block_mask: H must be an int"),
+        (
+            lambda: tk.flex.create_block_mask(tk.flex.mods.causal, 1, 1, None, 8),
+            r"create_block_mask: Q_LEN must be an int",
+        ),
+        (lambda: tk.flex.register("m", None, tk.flex.mods.causal, head_dims=64), r"register: head_dims must be a list"),
+        (
+            lambda: tk.flex.register("m", None, tk.flex.mods.causal, dtypes=torch.half),
+            r"register: dtypes must be a list",
+        ),
+    ],
+)
+def test_a_wrong_type_is_said_by_name(call, message: str):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (NotImplementedError("Could not run 'tk::softmax' with arguments from the 'SparseCPU' backend."), "softmax"),
+        (RuntimeError("it is a pity that this did not work"), "mm"),
+        (RuntimeError("tk.mm: something is wrong"), "mm"),
+        (TypeError("len() of a 0-d tensor"), "adamw_"),
+    ],
+)
+def test_an_error_that_names_no_argument_is_seen(error: Exception, name: str):
+    (call, *_) = [call for call in _calls.calls() if call.name == name]
+    assert judge_names(error, replace(call, torchs=None)) is not None
+    assert (
+        judge_names(ValueError(f"tk.{name}: {next(iter(inspect.signature(call.function).parameters))} is 1"), call)
+        is None
+    )

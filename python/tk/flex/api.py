@@ -118,11 +118,16 @@ def sdpa(
     for name, x in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
         if not isinstance(x, Tensor) and (x is not None or name != "attn_mask"):
             raise TypeError(f"tk.sdpa: {name} must be a Tensor, is {type(x).__name__}")
+        if x is not None and (refused := errors.not_dense("sdpa", name, x)) is not None:
+            raise refused
     if query.dim() < 2:
         raise ValueError(f"tk.sdpa: query is {list(query.shape)}, must be [..., H, M, D]")
     if attn_mask is not None:
         _check_table(attn_mask, query)
     if value.dim() >= 2 and value.numel() == 0:
+        for name, x in (("key", key), ("value", value)):
+            if x.device != query.device:
+                raise ValueError(f"tk.sdpa: {name} is on {x.device}, must be on query's {query.device}")
         return _of_no_values(query, key, value)
     dims = max(query.dim(), key.dim(), value.dim())
     query, key, value = _broadcast(query, key, value, enable_gqa)
@@ -184,6 +189,9 @@ def _attend(
         given = (query, key, value, traced.text, tensors, floats, ints, *others, scale, *block, max_scores, tile)
         return autograd.attend(Request._make(given))
     except RuntimeError as error:
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            if (refused := errors.not_dense("flex_attention", name, x)) is not None:
+                raise refused from None
         raise errors.typed(error) from None
 
 

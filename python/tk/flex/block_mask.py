@@ -284,6 +284,10 @@ def create_block_mask(
     """
     q_block, kv_block = _block_size(BLOCK_SIZE)
     for name, value in (("B", B), ("H", H), ("Q_LEN", Q_LEN), ("KV_LEN", KV_LEN)):
+        if not isinstance(value, int | torch.SymInt) and (value is not None or name not in ("B", "H")):
+            raise TypeError(f"tk.flex.create_block_mask: {name} must be an int, is {value!r}")
+        if isinstance(value, int) and value >= 2**31:  # what a mod is given is int32
+            raise ValueError(f"tk.flex.create_block_mask: {name} is {value}, must be less than 2**31")
         if value is not None and value < 0:
             raise ValueError(f"tk.flex.create_block_mask: {name} is {value}, must not be negative")
     if device is None:
@@ -414,7 +418,7 @@ def _check_lists(num_blocks: Tensor, at: Tensor, name: str) -> None:
 
 
 def _block_size(given: int | tuple[int, int]) -> tuple[int, int]:
-    pair = (given, given) if isinstance(given, int) else tuple(given)
+    pair = tuple(given) if isinstance(given, list | tuple) else (given, given)
     if len(pair) != 2 or not all(isinstance(n, int | torch.SymInt) and n > 0 for n in pair):
         raise ValueError(f"tk.flex: BLOCK_SIZE is {given}, must be a positive number or two: of queries and of keys")
     return pair

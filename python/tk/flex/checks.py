@@ -38,7 +38,7 @@ def _check_quickly(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) 
             and value.device == device
         ):
             return n_keys
-    except (AttributeError, ValueError):
+    except (AttributeError, RuntimeError, ValueError):  # RuntimeError: nested tensors have no sizes
         pass
     return -1
 
@@ -53,6 +53,8 @@ def check_operands(
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{function}: {name} must be a Tensor, is {type(x).__name__}")
+        if (refused := errors.not_dense(function.removeprefix("tk."), name, x)) is not None:
+            raise refused
         if x.dim() != 4:
             raise ValueError(f"{function}: {name} is {list(x.shape)}, must have 4 dimensions: [B, H, length, D]")
         if x.dtype != query.dtype:

@@ -86,6 +86,9 @@ def register(
 def _check(name: str, head_dims: Sequence[int | tuple[int, int]], dtypes: Sequence[torch.dtype]) -> None:
     if not isinstance(name, str) or not name:
         raise TypeError(f"tk.flex.register: name must be a string, is {name!r}")
+    for argument, value in (("head_dims", head_dims), ("dtypes", dtypes)):
+        if not isinstance(value, list | tuple):
+            raise TypeError(f"tk.flex.register: {argument} must be a list or a tuple, is {value!r}")
     for head in head_dims:
         for size in head if isinstance(head, tuple) else (head,):
             if not isinstance(size, int) or not 0 < size <= _MAX_HEAD:

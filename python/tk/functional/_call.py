@@ -90,7 +90,9 @@ def taken(function: str, takes: Sequence[torch.dtype] = FLOATS, **tensors: Tenso
         if x is None and first is not None:
             continue
         if not isinstance(x, Tensor):
-            raise TypeError(f"tk.{function}: {name} must be a Tensor, is {type(x).__name__}")
+            raise _not_a_tensor(function, name, x)
+        if x.layout is not torch.strided or x.is_nested:
+            check_tensor(function, name, x)
         if first is None:
             first, good = x, x.dtype in takes
         elif x.dtype != first.dtype:
@@ -107,6 +109,18 @@ def taken(function: str, takes: Sequence[torch.dtype] = FLOATS, **tensors: Tenso
             f"{', and all of one dtype' if len(tensors) > 1 else ''}"
         )
     return good
+
+
+def check_tensor(function: str, name: str, x: Any) -> None:
+    """Raises TypeError for what is no tensor, tk.UnsupportedError for one that is not dense."""
+    if not isinstance(x, Tensor):
+        raise _not_a_tensor(function, name, x)
+    if (refused := errors.not_dense(function, name, x)) is not None:
+        raise refused
+
+
+def _not_a_tensor(function: str, name: str, x: Any) -> TypeError:
+    return TypeError(f"tk.{function}: {name} must be a Tensor, is {type(x).__name__}")
 
 
 def one_device(function: str, **tensors: Tensor | None) -> None:

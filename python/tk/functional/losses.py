@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import _reduction
 
-from tk.functional._call import Config, autocast, needs, number, only_aten_has, product, run, taken
+from tk.functional._call import Config, autocast, check_tensor, needs, number, only_aten_has, product, run, taken
 from tk.functional.reductions import sum
 
 __all__ = ["cross_entropy"]
@@ -56,8 +56,7 @@ def cross_entropy(
     reduction = _reduction_of(size_average, reduce, reduction)
     if not 0 <= number("cross_entropy", "label_smoothing", label_smoothing) <= 1:
         raise ValueError(f"tk.cross_entropy: label_smoothing is {label_smoothing}, must be 0 to 1")
-    if not isinstance(target, Tensor):
-        raise TypeError(f"tk.cross_entropy: target must be a Tensor, is {type(target).__name__}")
+    check_tensor("cross_entropy", "target", target)
     if weight is not None and weight.requires_grad:
         only_aten_has("cross_entropy", input, "the gradient of weight")
         is_taken = False

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tk.functional._call import FLOATS, Config, autocast, needs, product, run, shape_of, taken, whole
+from tk.functional._call import FLOATS, Config, autocast, check_tensor, needs, product, run, shape_of, taken, whole
 
 __all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "layer_norm", "rms_norm"]
 
@@ -187,8 +187,7 @@ def _check(function: str, x: Tensor, normalized_shape: Sequence[int], **affine: 
 
 def _check_sum(function: str, x: Tensor, residual: Tensor, **affine: Tensor | None) -> None:
     for name, t in (("x", x), ("residual", residual)):
-        if not isinstance(t, Tensor):
-            raise TypeError(f"tk.{function}: {name} must be a Tensor, is {type(t).__name__}")
+        check_tensor(function, name, t)
     if x.dim() == 0 or x.shape != residual.shape:
         raise ValueError(
             f"tk.{function}: x and residual must be [..., N] and of one shape, are {list(x.shape)} and "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tk import errors
-from tk.functional._call import FLOATS, Config, needs, run
+from tk.functional._call import FLOATS, Config, check_tensor, needs, run
 
 __all__ = ["adamw_"]
 
@@ -44,12 +44,16 @@ def adamw_(
     """
     columns = {"params": params, "grads": grads, "exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs, "steps": steps}
     for name, column in columns.items():
+        if not isinstance(column, list | tuple):
+            raise TypeError(f"tk.adamw_: {name} must be a list of tensors, is a {type(column).__name__}")
         if len(column) != len(params):
             raise ValueError(
                 f"tk.adamw_: lists must have one length; params has {len(params)} tensors, {name} {len(column)}"
             )
         if wrong := [x for x in column if not isinstance(x, Tensor)]:
             raise TypeError(f"tk.adamw_: {name} must hold tensors, holds a {type(wrong[0]).__name__}")
+        for x in column:
+            check_tensor("adamw_", name, x)
     groups: dict[tuple[object, ...], list[tuple[Tensor, ...]]] = {}
     for row in zip(*columns.values(), strict=True):
         groups.setdefault((row[0].device, *(x.dtype for x in row)), []).append(row)
@@ -77,6 +81,8 @@ def _step(
             f"tk.adamw_: params, grads, exp_avgs, exp_avg_sqs and steps are {given}; it takes bfloat16, float16 and "
             "float32, gradients of the parameters' dtype, both moments of that or of float32, and steps of float32"
         )
+    if not step.is_floating_point:
+        raise ValueError(f"tk.adamw_: steps must be of floating point, as torch.optim's are, is {step}")
     for count in columns[4]:
         count += 1
     lr, beta1, beta2, eps, weight_decay = numbers

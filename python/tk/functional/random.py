@@ -119,7 +119,7 @@ def randn(
 
 def _filled(function: str, op: str, shape: Sequence[int], seed: Seed, offset: int | None, dtype: torch.dtype | None,
             device: Device, config: Config) -> Tensor:  # fmt: skip
-    out = torch.empty(shape_of(function, "shape", shape), dtype=dtype, device=device)
+    out = torch.empty(_sizes(function, shape), dtype=dtype, device=device)
     if not out.is_floating_point():
         raise ValueError(f"tk.{function}: dtype is {out.dtype}, must be a floating-point one; tk.randint has integers")
     key, first = _seed(function, seed, out.device), _offset(function, offset)
@@ -156,12 +156,19 @@ def randint(
     low, high = whole("randint", "low", low), whole("randint", "high", high)
     if not 0 < high - low < 2**63:
         raise ValueError(f"tk.randint: low is {low} and high {high}; high must be larger, by less than 2**63")
-    out = torch.empty(shape_of("randint", "shape", shape), dtype=torch.int64, device=device)
+    out = torch.empty(_sizes("randint", shape), dtype=torch.int64, device=device)
     run("fill_integers", out, _seed("randint", seed, out.device), low, high, _offset("randint", offset), config=config)
     return out.to(dtype)
 
 
 # --- Arguments ---
+
+
+def _sizes(function: str, shape: Sequence[int]) -> tuple[int, ...]:
+    sizes = shape_of(function, "shape", shape)
+    if any(type(size) is int and size < 0 for size in sizes):
+        raise ValueError(f"tk.{function}: shape is {list(sizes)}, must have no negative size")
+    return sizes
 
 
 def _drops(function: str, p: float, training: bool) -> bool:

@@ -16,6 +16,7 @@ from tk.functional._call import (
     WIDE_FLOATS,
     Config,
     autocast,
+    check_tensor,
     converted,
     flag,
     needs,
@@ -194,10 +195,8 @@ def _second(function: str, input: Tensor, dim: Any, keepdim: bool, other: Any) -
     if (other is not None and dim is not None) or keepdim:
         raise TypeError(f"tk.{function}: give other, a tensor, or dim and keepdim, not both")
     found = dim if other is None else other
-    if not isinstance(found, Tensor):
-        raise TypeError(f"tk.{function}: other must be a Tensor, is {type(found).__name__}")
-    if not isinstance(input, Tensor):
-        raise TypeError(f"tk.{function}: input must be a Tensor, is {type(input).__name__}")
+    check_tensor(function, "other", found)
+    check_tensor(function, "input", input)
     only_aten_has(function, input, f"the {function}imum of two tensors")
     return found
 
@@ -280,7 +279,8 @@ def norm(
 def _norm(function: str, x: Tensor, order: float, dim: Dims, keepdim: bool, config: Config) -> Tensor:
     """As in ATen a norm of 0 has the gradient 0."""
     if math.isnan(order):
-        raise ValueError(f"tk.{function}: the order of a norm is a number, not nan")
+        name = "p" if function == "norm" else "ord"
+        raise ValueError(f"tk.{function}: {name} is nan, must be a number: it is the order of the norm")
     if math.isinf(order):
         found = _extreme(function, x, dim, keepdim, math.copysign(1.0, order), -1.0, config)
         return torch.where(found == 0, found.detach(), found) if found.requires_grad else found
@@ -438,6 +438,7 @@ def _reduced(function: str, op: str, x: Tensor, dim: Dims, keepdim: bool, config
 def _extreme(function: str, x: Tensor, dim: Dims, keepdim: bool, sign: float, mirror: float, config: Config) -> Tensor:
     """Equal elements share the gradient, which those of parts would not do: with a gradient there are none."""
     dims = _dims(function, x, dim)
+    _check_some(function, x, dims)
     if x.dtype in INTEGERS:
         flip = flip_of(x, sign < 0)
         found = _of_parts(lambda rows: run("row_extreme_int", rows, flip, config=config), signed(x), dims)
@@ -451,9 +452,16 @@ def _extreme(function: str, x: Tensor, dim: Dims, keepdim: bool, sign: float, mi
     return _kept(function, of_rows(_rows(x, dims)), dims, keepdim)
 
 
+def _check_some(function: str, x: Tensor, dims: Sequence[int]) -> None:
+    """Raises ValueError where there is nothing to choose from."""
+    for dim in dims if x.dim() else ():
+        size = x.shape[dim]
+        if type(size) is int and size == 0:
+            raise ValueError(f"tk.{function}: input is {list(x.shape)}, dim {dim} of it is reduced and must not be 0")
+
+
 def _truth(function: str, x: Tensor, dim: Dims, keepdim: bool, wanted: int, config: Config) -> Tensor:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"tk.{function}: input must be a Tensor, is {type(x).__name__}")
+    check_tensor(function, "input", x)
     dims = _dims(function, x, dim)
 
     def of_rows(x: Tensor) -> Tensor:
@@ -473,6 +481,7 @@ def _truth(function: str, x: Tensor, dim: Dims, keepdim: bool, wanted: int, conf
 
 def _place(function: str, x: Tensor, dim: int | None, keepdim: bool, sign: float, config: Config) -> Tensor:
     dims = _dims(function, x, None if dim is None else wrap(function, x, dim))
+    _check_some(function, x, dims)
     flip = flip_of(x, sign < 0)
     if x.dtype in INTEGERS:
         x = signed(x).to(torch.int64 if x.dtype == torch.int64 else torch.int32)

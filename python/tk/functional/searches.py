@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tk.functional._call import Config, needs, one_device, run, taken
+from tk.functional._call import Config, check_tensor, needs, one_device, run, taken
 from tk.functional._integers import key_of, row_key_of
 
 __all__ = ["bucketize", "searchsorted"]
@@ -93,12 +93,13 @@ def searchsorted(
 
 def _common(function: str, input: Tensor | Scalar, row: Tensor) -> tuple[Tensor, Tensor]:
     """Both in the dtype that torch promotes them to; a number as a 0-d tensor."""
-    if not isinstance(row, Tensor):
-        raise TypeError(f"tk.{function}: the sorted row must be a Tensor, is {type(row).__name__}")
+    name = "boundaries" if function == "bucketize" else "sorted_sequence"
+    check_tensor(function, name, row)
     if not isinstance(input, Tensor | bool | int | float):
         raise TypeError(f"tk.{function}: input must be a Tensor or a number, is {type(input).__name__}")
     if isinstance(input, Tensor):
-        one_device(function, input=input, the_sorted_row=row)
+        check_tensor(function, "input", input)
+        one_device(function, **{"input": input, name: row})
     dtype = torch.result_type(input, row)
     x = input.to(dtype) if isinstance(input, Tensor) else torch.full((), input, dtype=dtype, device=row.device)
     return x, row.to(dtype)

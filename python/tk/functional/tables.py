@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tk import errors
-from tk.functional._call import Config, needs, one_device, only_aten_has, run, taken, whole
+from tk.functional._call import Config, check_tensor, needs, one_device, only_aten_has, run, taken, whole
 
 __all__ = ["embedding", "rope"]
 
@@ -38,8 +38,9 @@ def embedding(
         ``[*input.shape, D]``.
     """
     is_taken = taken("embedding", weight=weight)
-    if not isinstance(input, Tensor):
-        raise TypeError(f"tk.embedding: input must be a Tensor, is {type(input).__name__}")
+    check_tensor("embedding", "input", input)
+    if input.is_quantized:
+        raise errors.UnsupportedError("tk.embedding: input is quantized, must be int64 or int32")
     if weight.dim() != 2:
         raise ValueError(f"tk.embedding: weight must be [V, D], is {list(weight.shape)}")
     rows = weight.shape[0]
@@ -83,8 +84,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, *, conf
 
 def _takes_tables(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
     for name, table in (("cos", cos), ("sin", sin)):
-        if not isinstance(table, Tensor):
-            raise TypeError(f"tk.rope: {name} must be a Tensor, is {type(table).__name__}")
+        check_tensor("rope", name, table)
     is_taken = True
     for name, table in (("cos", cos), ("sin", sin)):
         if table.dtype not in (torch.float32, x.dtype):

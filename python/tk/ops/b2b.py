@@ -152,8 +152,8 @@ def _check(a: Tensor, b: Tensor, c: Tensor) -> None:
             t.dim() == 2,
             lambda: f"tk.b2b_gemm: {name} must have 2 dimensions, is {list(t.shape)}",  # noqa: B023
         )
-    product.check_product("b2b_gemm", a, b, b.shape[0])
-    product.check_product("b2b_gemm", b, c, c.shape[0])
+    product.check_product("b2b_gemm", b.shape[0], a=a, b=b)
+    product.check_product("b2b_gemm", c.shape[0], b=b, c=c)
 
 
 def _check_dtype(a: Tensor) -> None:

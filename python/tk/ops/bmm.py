@@ -80,7 +80,7 @@ def baddbmm(
             return _baddbmm_out(bias, a, b, beta, alpha, *settings, out=out)
         return _baddbmm(bias, a, b, beta, alpha, *settings)
     except (RuntimeError, AttributeError) as error:
-        raise product.explained(error, "baddbmm", bias=bias, a=a, b=b) from None
+        raise product.explained(error, "baddbmm", optional=(), bias=bias, a=a, b=b) from None
 
 
 # --- Shapes ---
@@ -89,7 +89,7 @@ def baddbmm(
 def _fake_bmm(a: Tensor, b: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
     product.check_rank("bmm", 3, a=a, b=b)
     torch._check_value(a.shape[0] == b.shape[0], lambda: f"tk.bmm: the batch sizes differ: {a.shape} and {b.shape}")
-    product.check_product("bmm", a, b, b.shape[1])
+    product.check_product("bmm", b.shape[1], a=a, b=b)
     return product.empty(a, (a.shape[0], a.shape[1], b.shape[2]), *settings)
 
 

@@ -84,7 +84,7 @@ def _fake(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None, zero_r
             t.dim() in (2, 3),
             lambda: f"tk.grouped_mm: {name} must have 2 or 3 dimensions, is {t.shape}",  # noqa: B023
         )
-    product.check_product("grouped_mm", a, b, b.shape[-2])
+    product.check_product("grouped_mm", b.shape[-2], a=a, b=b)
     is_ragged = a.dim() == 2 or b.dim() == 2
     torch._check_value(
         (offs is not None) == is_ragged,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tk import errors
 from tk.ops import _register, product
 from tk.ops.product import Activation
 
@@ -114,7 +115,7 @@ def pack_int4(q: Tensor) -> Tensor:
     _check_tensor("pack_int4", "q", q)
     if q.dtype is not torch.uint8 or q.dim() != 2 or q.shape[0] % 2:
         raise ValueError(f"tk.pack_int4: q is {q.dtype} {list(q.shape)}, must be uint8 [K, N] with an even K")
-    if q.numel() and int(q.max()) > 15:
+    if q.numel() and not q.is_meta and int(q.max()) > 15:
         raise ValueError(f"tk.pack_int4: q has {int(q.max())}; values are 0 to 15")
     return q[::2] | (q[1::2] << 4)
 
@@ -161,6 +162,11 @@ def int4_from_torch(packed: Tensor, scales_and_zeros: Tensor, group_size: int) -
     _check_tensor("int4_from_torch", "scales_and_zeros", scales_and_zeros)
     if type(group_size) is not int:
         raise TypeError(f"tk.int4_from_torch: group_size must be an int, is {group_size!r}")
+    if packed.device != scales_and_zeros.device:
+        raise ValueError(
+            f"tk.int4_from_torch: packed is on {packed.device}, scales_and_zeros on {scales_and_zeros.device};"
+            " both must be on one device"
+        )
     values = _values_of_cuda(packed) if packed.dim() == 4 else _values_of_cpu(packed)
     K, N = values.shape
     expected = [K // group_size if group_size > 0 else 0, N, 2]
@@ -170,7 +176,7 @@ def int4_from_torch(packed: Tensor, scales_and_zeros: Tensor, group_size: int) -
             f"{expected}: packed is {list(packed.shape)}, K {K}, N {N}, group_size {group_size}"
         )
     scales, zeros = scales_and_zeros.unbind(-1)
-    if bool(((scales == 0) & (zeros != 0)).any()):
+    if not scales.is_meta and bool(((scales == 0) & (zeros != 0)).any()):
         raise ValueError("tk.int4_from_torch: a scale is 0 where its zero is not; such a group has no zero point")
     points = torch.where(scales == 0, 8.0, 8 - zeros.double() / scales.double())
     return pack_int4(values), scales.contiguous(), points.to(scales.dtype)
@@ -179,6 +185,8 @@ def int4_from_torch(packed: Tensor, scales_and_zeros: Tensor, group_size: int) -
 def _check_tensor(function: str, name: str, x: Any) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"tk.{function}: {name} must be a Tensor, is {type(x).__name__}")
+    if (refused := errors.not_dense(function, name, x)) is not None:
+        raise refused
 
 
 def _values_of_cpu(packed: Tensor) -> Tensor:
@@ -279,7 +287,7 @@ def _fake(
     for name, t in (("scales", scales), ("zeros", zeros)):
         if t is None:
             continue
-        product.check_same("int4_mm", a, t)
+        product.check_same("int4_mm", **{"a": a, name: t})
         torch._check_value(
             t.dim() == 2 and t.shape[0] * group_size == K and t.shape[1] == b.shape[1],
             lambda: f"tk.int4_mm: {name} is {t.shape}, must be [K / group_size, N]",  # noqa: B023

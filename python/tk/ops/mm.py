@@ -93,7 +93,7 @@ def addmm(
             return _addmm_out(bias, a, b, beta, alpha, *settings, out=out)
         return _addmm(bias, a, b, beta, alpha, *settings)
     except (RuntimeError, AttributeError) as error:
-        raise product.explained(error, "addmm", bias=bias, a=a, b=b) from None
+        raise product.explained(error, "addmm", optional=(), bias=bias, a=a, b=b) from None
 
 
 def linear(
@@ -147,7 +147,7 @@ def _linear_of_vector(x: Tensor, weight: Tensor, bias: Tensor | None, *settings:
 
 def _fake_mm(a: Tensor, b: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
     product.check_rank("mm", 2, a=a, b=b)
-    product.check_product("mm", a, b, b.shape[0])
+    product.check_product("mm", b.shape[0], a=a, b=b)
     return product.empty(a, (a.shape[0], b.shape[1]), *settings)
 
 
@@ -158,7 +158,7 @@ def _fake_addmm(bias: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float, *
 def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
     torch._check_value(x.dim() >= 1, lambda: "tk.linear: x must have at least 1 dimension")
     product.check_rank("linear", 2, weight=weight)
-    product.check_product("linear", x, weight, weight.shape[1])
+    product.check_product("linear", weight.shape[1], x=x, weight=weight)
     return product.empty(x, (*x.shape[:-1], weight.shape[0]), *settings)
 
 

@@ -60,9 +60,9 @@ def mm_plus_mm(
 
 def _fake(a: Tensor, b: Tensor, c: Tensor, d: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
     product.check_rank("mm_plus_mm", 2, a=a, b=b, c=c, d=d)
-    product.check_product("mm_plus_mm", a, b, b.shape[0])
-    product.check_product("mm_plus_mm", c, d, d.shape[0])
-    product.check_same("mm_plus_mm", a, c)
+    product.check_product("mm_plus_mm", b.shape[0], a=a, b=b)
+    product.check_product("mm_plus_mm", d.shape[0], c=c, d=d)
+    product.check_same("mm_plus_mm", a=a, c=c)
     torch._check_value(
         (a.shape[0] == c.shape[0]) & (b.shape[1] == d.shape[1]),
         lambda: f"tk.mm_plus_mm: the products differ in shape: {a.shape} @ {b.shape} and {c.shape} @ {d.shape}",

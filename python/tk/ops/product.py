@@ -76,6 +76,8 @@ def settings(
         raise ValueError(f"tk.{op}: activation is {activation!r}, must be one of {', '.join(ACTIVATIONS)}")
     if not isinstance(precision, str | None) or precision not in PRECISIONS:
         raise ValueError(f"tk.{op}: precision is {precision!r}, must be 'ieee', 'tf32' or None")
+    if not isinstance(out_dtype, torch.dtype | None):
+        raise TypeError(f"tk.{op}: out_dtype must be a torch.dtype or None, is {out_dtype!r}")
     return ACTIVATIONS[activation], out_dtype, PRECISIONS[precision], pinned, mode
 
 
@@ -98,6 +100,10 @@ def explained(error: Exception, op: str, optional: Sequence[str] = ("bias",), **
     for name, value in tensors.items():
         if not isinstance(value, Tensor) and not (value is None and name in optional):
             return TypeError(f"tk.{op}: {name} must be a Tensor, is {type(value).__name__}")
+        if value is not None and (refused := errors.not_dense(op, name, value)) is not None:
+            return refused
+        if value is not None and value.is_quantized:
+            return errors.UnsupportedError(f"tk.{op}: {name} is quantized, must not be, as x.dequantize() makes one")
     return errors.typed(error)
 
 
@@ -114,13 +120,25 @@ def check_rank(op: str, rank: int, **tensors: Tensor) -> None:
         torch._check_value(t.dim() == rank, lambda: f"tk.{op}: {name} must have {rank} dimensions, is {t.shape}")  # noqa: B023
 
 
-def check_product(op: str, a: Tensor, b: Tensor, inner_b: Any) -> None:
-    torch._check_value(a.shape[-1] == inner_b, lambda: f"tk.{op}: the inner sizes differ: {a.shape} and {b.shape}")
-    check_same(op, a, b)
+def check_product(op: str, inner: Any, **operands: Tensor) -> None:
+    """Of two operands, by name. inner: the inner size of the second."""
+    (left, a), (right, b) = operands.items()
+    torch._check_value(
+        a.shape[-1] == inner,
+        lambda: f"tk.{op}: the inner sizes differ: {left} is {list(a.shape)}, {right} is {list(b.shape)}",
+    )
+    check_same(op, **operands)
 
 
-def check_same(op: str, a: Tensor, b: Tensor) -> None:
-    torch._check_value(a.dtype == b.dtype, lambda: f"tk.{op}: dtypes differ: {a.dtype} and {b.dtype}")
+def check_same(op: str, **operands: Tensor) -> None:
+    (left, a), (right, b) = operands.items()
+    torch._check_value(
+        a.dtype == b.dtype, lambda: f"tk.{op}: dtypes differ: {left} is {_name(a.dtype)}, {right} is {_name(b.dtype)}"
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 # --- Gradients ---
