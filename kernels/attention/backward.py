@@ -537,7 +537,7 @@ def _launches(problem: Problem, mods: Mods, point: Point) -> list[Launch]:
         (kv_programs(problem, c.long) + q_programs(problem, c.long), 1, 1),
         num_warps=c.num_warps,
         num_stages=c.num_stages,
-        max_spill_bytes=8192 if point.layout == "strided" else 4096,
+        max_spill_bytes=8192 if point.layout == "strided" else 2048,
         options=UNFUSED,
     )
     before, after = capture_launches(problem, point)

@@ -158,7 +158,7 @@ def _launches(problem: Problem, mods: Mods, point: Point) -> list[Launch]:
         (attention_hopper_queries, _query_arguments(problem, mods, point, of_queries), query_tiles),
     ):
         grid = (minimum(tiles, device.sm_count), 1, 1)
-        found.append(Launch(fn, args, grid, num_warps=4, num_stages=1, max_spill_bytes=4096, options=UNFUSED))
+        found.append(Launch(fn, args, grid, num_warps=4, num_stages=1, max_spill_bytes=2048, options=UNFUSED))
     return found
 
 

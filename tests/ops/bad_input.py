@@ -230,8 +230,8 @@ def _judge_error(error: BaseException) -> str | None:
 # What ATen says of a dtype or a size on the CPU, where it computes what no kernel does, with no name of an argument.
 ATEN = re.compile(
     r"not implemented for|Promotion for |promoteTypes with quantized|supports? floating|floating point|"
-    r"expected scalar type|mixed dtype \(CPU\)|Sort does not support|Could not run 'aten::|out of memory|allocate memory|"
-    r"index out of range in self|is out of bounds for dimension|"
+    r"expected scalar type|mixed dtype \(CPU\)|Sort does not support|Could not run 'aten::|"
+    r"out of memory|allocate memory|index out of range in self|is out of bounds for dimension|"
     r"accelerator device|Device index|Storage size calculation|Overflow when unpacking|primitive descriptor|"
     r"kernel size should be"
 )

@@ -1,8 +1,9 @@
 """Build: families and architectures -> packs. What ``tk build`` does.
 
 enumerate (grid) -> sources (compile) -> images, from the cache or a pool of processes -> packs (assemble, pack).
-What cannot be made is left out, and said so, as long as another variant takes its calls: of a user's functions nobody
-knows beforehand which tiles suit them. Of the package's own kernels only those that are said to be droppable may be.
+What spills registers past its bound is left out, and said so, as long as another variant takes its calls; else it is
+built, and that is said. What cannot be made at all may be left out likewise of a user's functions: nobody knows
+beforehand which tiles suit them.
 Nothing is written when anything else failed; all failures are listed by name.
 """
 
@@ -65,7 +66,7 @@ class Failure:
     name: str
     error: str
     log: Path | None = None
-    is_fatal: bool = True  # it cannot run, else it is slow
+    spill_bytes: int = 0  # it is slow, else it cannot run
 
     def __str__(self) -> str:
         where = f"\n    {self.log}" if self.log else ""
@@ -210,9 +211,8 @@ class Progress:
 
 
 def leave_out(packs: Sequence[PlannedPack], work: Work, out: TextIO, any_variant: bool) -> list[PlannedPack]:
-    """The packs without what cannot be made and may be left out; `out` is told what, and why: droppable variants that
-    spill registers. any_variant: whatever is wrong with them, and other variants where another takes their calls. Where
-    none does, what only spills is kept.
+    """The packs without what spills registers while another variant takes its calls; where none does, it is kept. `out`
+    is told of both. any_variant: without what cannot be made, likewise.
 
     Raises BuildFailed with everything else that failed."""
     left, failures = [], {}
@@ -220,28 +220,34 @@ def leave_out(packs: Sequence[PlannedPack], work: Work, out: TextIO, any_variant
         ops, dropped, slow = [], [], []
         for op in pack.ops:
             broken = {p.variant.name: found for p in op.variants if (found := list(_failures(p, work, pack.target)))}
-            made = [p for p in op.variants if p.variant.name not in broken]
-            kept = []
-            for planned in op.variants:
-                found = broken.get(planned.variant.name, [])
-                only_spills = not any(f.is_fatal for f in found)
-                may_be = planned.variant.plan.droppable and (any_variant or only_spills)
-                may_be |= any_variant and any(_takes(other.variant, planned.variant) for other in made)
-                if found and may_be:
+            serving = [p for p in op.variants if p.variant.name not in broken]
+            for planned in sorted(
+                (p for p in op.variants if p.variant.name in broken), key=lambda p: _spilled(p, broken)
+            ):
+                found = broken[planned.variant.name]
+                only_spills = all(f.spill_bytes for f in found)
+                is_served = planned.variant.plan.droppable or any(_takes(p.variant, planned.variant) for p in serving)
+                if is_served and (any_variant or only_spills):
                     dropped.append(Failure(planned.variant.name, found[0].error, found[0].log))
-                    continue
-                kept.append(planned)
-                if found and any_variant and only_spills:
+                elif only_spills:
                     slow.append(Failure(planned.variant.name, found[0].error))
+                    serving.append(planned)
                 else:
                     failures.update({str(f): f for f in found})
-            ops.append(replace(op, variants=tuple(kept)))
+            names = {p.variant.name for p in serving}
+            ops.append(replace(op, variants=tuple(p for p in op.variants if p.variant.name in names)))
         _report(pack, f"{len(dropped)} variants left out; others take their calls", dropped, out)
         _report(pack, f"{len(slow)} variants will be slow; no other takes their calls", slow, out)
         left.append(replace(pack, ops=tuple(ops)))
     if failures:
         raise BuildFailed(sorted(failures.values(), key=lambda f: f.name))
     return left
+
+
+def _spilled(planned: PlannedVariant, broken: Mapping[str, Sequence[Failure]]) -> int:
+    """The order in which those that spill are looked at: one that spills less takes the calls of one that spills
+    more."""
+    return sum(f.spill_bytes for f in broken[planned.variant.name])
 
 
 def _failures(planned: PlannedVariant, work: Work, target: Target) -> Iterator[Failure]:
@@ -255,7 +261,7 @@ def _failures(planned: PlannedVariant, work: Work, target: Target) -> Iterator[F
         if artifact.spill_bytes > launch.max_spill_bytes:
             error = (f"{artifact.spill_bytes} bytes of registers spilled with {artifact.registers} registers a thread; "
                      f"its max_spill_bytes is {launch.max_spill_bytes}")  # fmt: skip
-            yield Failure(name, error, is_fatal=False)
+            yield Failure(name, error, spill_bytes=artifact.spill_bytes)
         if limit is not None and artifact.shared > limit:
             yield Failure(name, f"{artifact.shared} bytes of shared memory, the architecture has {limit}")
 

@@ -140,7 +140,8 @@ class Launch:
     """One kernel launch: a device function with all its arguments. What decides the cubin is `fn`, the kinds and
     dtypes of `args`, and the options; the rest is the recipe.
 
-    max_spill_bytes: more than this going through memory for want of registers fails the build."""
+    max_spill_bytes: a variant of which more than this goes through memory for want of registers is not built where
+    another takes its calls."""
 
     fn: Any
     args: Mapping[str, Arg | Bundle]

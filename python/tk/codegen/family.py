@@ -38,7 +38,6 @@ from tk.generated.declare import Declared
 from tk.generated.signature import Signature
 
 ARCHITECTURES = (80, 90)
-MOST_SPILLED_GENERAL = 1 << 16  # of what serves every call: slow is better than nothing
 LAYOUT_BY_NAME: Mapping[str, Layout] = {layout.name: layout for layout in LAYOUTS}
 
 
@@ -128,8 +127,6 @@ class Generated(OpRecord):
         launches = tuple(map(uncontracted, self.launches(parts)))
         if not is_first:
             launches = tuple(replace(x, max_spill_bytes=WAYS[way].most_spilled) for x in launches)
-        elif not layout.merged:
-            launches = tuple(replace(x, max_spill_bytes=MOST_SPILLED_GENERAL) for x in launches)
         constraints = {c.holds.encode(): c for one, _ in parts for c in one.constraints}
         cost = as_expr(0)
         for one, s in parts:
