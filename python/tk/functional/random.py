@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tk import errors
-from tk.functional._call import FLOATS, Config, needs, number, run, shape_of, taken, whole
+from tk.functional._call import FLOATS, Config, needs, number, one_device, run, shape_of, taken, whole
 from tk.generated import random
 
 __all__ = ["dropout", "dropout_add", "rand", "randint", "randn"]
@@ -73,6 +73,7 @@ def dropout_add(
         raise ValueError(
             f"tk.dropout_add: x and residual must have one shape, are {list(x.shape)} and {list(residual.shape)}"
         )
+    one_device("dropout_add", x=x, residual=residual)
     if not _drops("dropout_add", p, training):
         return x + residual
     key, first = _seed("dropout_add", seed, x.device), _offset("dropout_add", offset)
