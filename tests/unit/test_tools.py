@@ -124,3 +124,16 @@ def test_readme_without_a_marker_is_an_error(readme: ModuleType, tmp_path: Path)
     (tmp_path / "README.md").write_text("nothing to fill")
     with pytest.raises(ValueError, match=r"README\.md has the part gains 0 times"):
         readme.main([])
+
+
+def test_cubins_of_two_packs_are_compared() -> None:
+    """By what is compiled, whatever the order of variants."""
+    cubins = tool("cubins")
+    before = {("mm", "mm_tma", "64x64"): ["a", "b"], ("mm", "mm_tma", "128x64"): ["c"], ("f", "f", "w4"): ["d+e"]}
+    assert cubins.differences(before, dict(reversed(before.items()))) == []
+    after = {("mm", "mm_tma", "64x64"): ["a", "x"], ("mm", "mm_tma", "128x64"): ["c"], ("g", "g", "w4"): ["h"]}
+    assert cubins.differences(before, after) == [
+        "f f w4: only before: 1 variants",
+        "g g w4: only after: 1 variants",
+        "mm mm_tma 64x64: 2 variants, then 2; gone b; new x",
+    ]
