@@ -369,7 +369,9 @@ class Problem:
 
     def constraints(self, op: Op, point: Point, aligned: Sequence[str]) -> tuple[Constraint, ...]:
         """aligned: the tensors whose rows the layout promises to be contiguous and on 16 bytes."""
-        found = [self._fits_head(op, point.head)]
+        # The key has chosen by dtype already: it stands here for people (tk.flex.own_ops), as all that a kernel takes.
+        found = [require(op.local("dtype") == self.dtypes.index(point.dtype), f"operands of {point.dtype}")]
+        found.append(self._fits_head(op, point.head))
         if point.layout == "aligned":
             found.append(require(~op.local("has_pages"), "key and value without pages"))
         if point.layout == "paged":

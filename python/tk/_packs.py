@@ -13,7 +13,10 @@ from typing import Any, TypeVar
 from tk import _library
 from tk._table import Records
 
-__all__ = ["Coverage", "CoverageRow", "Pack", "Packs", "config_numbers", "config_params", "coverage", "packs", "verify"]
+__all__ = [
+    "Coverage", "CoverageRow", "Pack", "Packs", "config_numbers", "config_params", "coverage", "needs", "packs",
+    "verify",
+]  # fmt: skip
 
 
 # --- tk.h's structs ---
@@ -63,6 +66,10 @@ class VariantInfo(ctypes.Structure):
         ("general", ctypes.c_int32),
         ("deterministic", ctypes.c_int32),
     ]
+
+
+class ConstraintInfo(ctypes.Structure):
+    _fields_ = [("variant", ctypes.c_uint32), ("message", ctypes.c_char_p)]
 
 
 class LaunchInfo(ctypes.Structure):
@@ -268,6 +275,20 @@ def config_params(op: str) -> dict[str, dict[str, Any]]:
         if found.name == wanted
         for config in _listed("tk_list_configs", ConfigInfo, pack, wanted)
     }
+
+
+def needs(op: str) -> list[tuple[str, ...]]:
+    """What the kernels of an op need of a call, in all packs: the constraints of each in words, equal ones once."""
+    wanted = op.encode()
+    found: dict[tuple[str, ...], None] = {}
+    for _, pack in _open_packs():
+        if not any(row.name == wanted for row in _listed("tk_list_ops", OpInfo, pack)):
+            continue
+        of_variant: dict[int, list[str]] = {}
+        for row in _listed("tk_list_constraints", ConstraintInfo, pack, wanted):
+            of_variant.setdefault(row.variant, []).append(row.message.decode())
+        found |= dict.fromkeys(map(tuple, of_variant.values()))
+    return list(found)
 
 
 def verify(path: str | os.PathLike[str]) -> int:

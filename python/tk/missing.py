@@ -26,7 +26,7 @@ from typing import Any
 from tk import _library, config, errors
 from tk._version import __version__
 
-__all__ = ["build", "directory", "is_for", "is_wanted", "load", "op"]
+__all__ = ["build", "directory", "is_for", "is_lack", "is_wanted", "load", "op"]
 
 _log = logging.getLogger("tk.missing")
 _failed: set[str] = set()  # of this process: a build that failed is not tried at every call
@@ -107,11 +107,15 @@ def load(name: str, source: str, device: int) -> None:
 # --- Attention's mods, and functions between products ---
 
 
+def is_lack(error: Exception) -> bool:
+    """Whether this is what their ops raise where a build would help. A pack that has them for other dtypes says so as a
+    wrong argument."""
+    return isinstance(errors.typed(error), errors.VariantNotFoundError) or "must be of dtype" in str(error)
+
+
 def is_for(error: Exception) -> bool:
-    """Whether this is what their ops raise where a build would help, and one is wanted. A pack that has them for other
-    dtypes says so as a wrong argument."""
-    is_missing = isinstance(errors.typed(error), errors.VariantNotFoundError) or "must be of dtype" in str(error)
-    return is_missing and is_wanted()
+    """Whether it is, and one is wanted."""
+    return is_lack(error) and is_wanted()
 
 
 # --- Functions under @tk.op ---

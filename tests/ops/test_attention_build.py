@@ -4,18 +4,21 @@ GPU; fakes have the kernels' strides."""
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 import tk
 from tk import capi
-from tk.flex import own_ops
+from tk.flex import ops, own_ops
 from tk.flex.tracing import trace
 from tk.heuristics.problem import describe
+from tk.ops.flex import OPTIONAL, Request
 
 from .test_generated_launch import CUDA, Kernel, standing_for
 
@@ -111,6 +114,70 @@ def test_a_query_of_a_wrong_dtype_is_refused(name: str) -> None:
     call = Kernel(name, capi.describe_device(132, 90, 232448, 50 << 20))
     with pytest.raises(ValueError, match="query must be of dtype fp16"):
         call(q.float(), k.float(), v.float(), *others, 1, 0, 0, -1, 0)  # type: ignore[union-attr]
+
+
+def _request(heads: tuple[int, int], dtype: torch.dtype) -> Request:
+    q, k, v = (torch.zeros(1, 2, 8, size, dtype=dtype) for size in (heads[0], *heads))
+    text = trace.pair(None, every_third).traced.text
+    return Request(q, k, v, text, [], [], [], *[None] * len(OPTIONAL), 0.125, 1 << 30, 1 << 30)
+
+
+@pytest.mark.parametrize(("heads", "dtype", "said"), [
+    ((64, 64), torch.float32, "for float16 with head sizes up to 64, and the call is of float32 with head size 64"),
+    ((64, 64), torch.bfloat16, "the call is of bfloat16 with head size 64"),
+    ((96, 96), torch.float16, "for float16 with head sizes up to 64, and the call is of float16 with head size 96"),
+    ((64, 128), torch.float16, "float16 with head size 64 of query and 128 of value"),
+    ((128, 64), torch.bfloat16, "bfloat16 with head size 128 of query and 64 of value"),
+])  # fmt: skip
+def test_what_a_pack_lacks_is_said_with_the_code_that_builds_it(
+    name: str, heads: tuple[int, int], dtype: torch.dtype, said: str, tmp_path: Path
+) -> None:
+    request, traced = _request(heads, dtype), trace.pair(None, every_third).traced
+    error = RuntimeError("[tk:VariantNotFound] none of the 2 variants can run")
+    with pytest.raises(tk.VariantNotFoundError) as lack:
+        own_ops.build_missing(error, traced, request)
+    message = str(lack.value)
+    assert message.startswith("tk.flex_attention: the loaded packs have these mods") and said in message
+    assert "tk build mods.py -o mods.tkpack" in message and "strides" not in message
+    file = tmp_path / "mods.py"
+    file.write_text(message[message.index("import operator") :])
+    runpy.run_path(str(file))
+    (found,) = tk.flex.registered(str(file))
+    size = heads[0] if heads[0] == heads[1] else heads
+    assert (found.head_dims, found.dtypes) == ((size,), (dtype,)) and own_ops.op_name(found.traced) == name
+
+
+def test_what_a_pack_has_is_not_said_to_be_missing(name: str) -> None:
+    """A call that it has kernels for fails as it does: here for want of a device."""
+    traced, request = trace.pair(None, every_third).traced, _request((64, 64), torch.float16)
+    other = RuntimeError("[tk:VariantNotFound] none of the 2 variants can run")
+    with pytest.raises(RuntimeError, match="none of the 2 variants"):
+        own_ops.build_missing(other, traced, request)
+
+
+def test_mods_without_their_gradient_are_said_to_be(name: str) -> None:
+    request = _request((64, 64), torch.float16)
+    out, lse = torch.zeros(1, 2, 8, 64).half(), torch.zeros(1, 2, 8)
+    with pytest.raises(
+        tk.VariantNotFoundError, match=f"these mods without their gradient .{name}_backward.: they were"
+    ):
+        ops.on_cuda_backward(out, lse, out, lse, request, False)
+
+
+def test_heads_that_no_kernel_has_are_refused(name: str) -> None:
+    traced, error = trace.pair(None, every_third).traced, RuntimeError("[tk:VariantNotFound] none of the 2 variants")
+    with pytest.raises(tk.UnsupportedError, match="head sizes go up to 512 on CUDA, and are 520"):
+        own_ops.build_missing(error, traced, _request((520, 520), torch.float16))
+
+
+def test_a_call_of_a_dtype_that_no_pack_has_says_so(name: str) -> None:
+    with (
+        standing_for(capi.describe_device(132, 90, 232448, 50 << 20)),
+        pytest.raises(
+            tk.VariantNotFoundError, match="for float16 with head sizes up to 64, and the call is of float32"
+        ),
+    ):
+        describe(ops.on_cuda, _request((64, 64), torch.float32))
 
 
 def test_a_tile_that_kernel_options_name(name: str) -> None:

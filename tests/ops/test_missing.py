@@ -175,9 +175,11 @@ def test_a_call_asks_for_its_own_head_size_and_dtype(monkeypatch: pytest.MonkeyP
 
 
 def test_without_the_switch_nothing_is_built(cache: Path) -> None:
-    traced = trace.pair(None, every_fifth).traced
-    with pytest.raises(RuntimeError, match="no kernel"):
-        own_ops.build_missing(RuntimeError("[tk:VariantNotFound] no kernel"), traced, SimpleNamespace())
+    traced = trace.pair(None, lambda b, h, q, k: (q - k) % 23 == 7).traced  # which nothing builds
+    x = SimpleNamespace(shape=(1, 2, 8, 64), dtype=torch.bfloat16)
+    request = SimpleNamespace(query=x, value=x, tensors=[], floats=[], ints=[])
+    with pytest.raises(tk.VariantNotFoundError, match="no loaded pack has kernels for these mods"):
+        own_ops.build_missing(RuntimeError("[tk:VariantNotFound] no kernel"), traced, request)
     torch.testing.assert_close(built_when_called(torch.ones(2)), torch.full((2,), 3.0))
     assert not cache.exists()
     with tk.config.build_missing():  # on the CPU nothing is missing

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from tk import capi, errors
+from tk import capi, errors, missing
 from tk.cli import _calls
 from tk.cli._calls import Call
 from tk.generated import inputs, register
@@ -104,8 +104,7 @@ def every_config(case: Case, device: str, skipped: Sequence[str] = ()) -> Iterat
 
 def _why(error: Exception) -> str:
     """Which dtypes and sizes there are kernels for is the packs' choice."""
-    missing = isinstance(errors.typed(error), errors.VariantNotFoundError) or "must be of dtype" in str(error)
-    return f"{NOT_RUN}no pack has a kernel for it" if missing else str(error)
+    return f"{NOT_RUN}no pack has a kernel for it" if missing.is_lack(error) else str(error)
 
 
 def _pinned_to_each(case: Case, problem: capi.Problem) -> Iterator[Checked]:

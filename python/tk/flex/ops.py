@@ -106,7 +106,8 @@ def on_cuda_backward(
 ) -> list[Tensor]:
     traced = trace.parse(request.pair)
     grads = grad_out, grad_lse
-    own, found = own_ops.or_built(_call_backward, traced, request, grads, (out, lse), of_captures)
+    given = (traced, request, grads, (out, lse), of_captures)
+    own, found = own_ops.or_built(_call_backward, *given, suffix="_backward")
     query, key, value, sinks, *captured = found
     captured = own.gradients(traced, request.tensors, captured) if of_captures else []
     return [query, key, value, *([] if request.sinks is None else [sinks]), *captured]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tk import capi, errors, missing
+from tk import _packs, capi, errors, missing
 from tk.flex import kernel_options, matching, mods, registry, source
 from tk.flex.tracing import trace
 from tk.flex.tracing.trace import Traced
@@ -144,32 +145,103 @@ def _not_found(traced: Traced, suffix: str) -> str:
         if graph is not None:
             registry.check_ops(graph, suffix == "_backward", "tk.flex_attention: ")
     op = op_name(traced, suffix)
+    what = f"no loaded pack has kernels for these mods ({op})"
+    if suffix and _packed(traced, ""):
+        what = f"the loaded packs have these mods without their gradient ({op}): they were built with backward=False"
+    return _to_be_built(what, source.source_of(traced))
+
+
+def _to_be_built(what: str, text: str) -> str:
     return (
-        f"tk.flex_attention: no loaded pack has kernels for these mods ({op}). Build them, once, on any machine with "
-        "the build extra:\n    tk build mods.py -o mods.tkpack\nand load them with tk.load_pack('mods.tkpack'), or by "
-        "TK_PACK_PATH; or let tk do so, with tk.config.build_missing(). As they were traced, for mods.py:\n\n"
-        f"{source.source_of(traced)}"
+        f"tk.flex_attention: {what}. Build them, once, on any machine with the build extra:\n"
+        "    tk build mods.py -o mods.tkpack\nand load them with tk.load_pack('mods.tkpack'), or by TK_PACK_PATH; or "
+        f"let tk do so, with tk.config.build_missing(). As they were traced, for mods.py:\n\n{text}"
     )
 
 
-def or_built(call: Callable[..., Any], traced: Traced, request: Request, *more: Any) -> Any:
+def or_built(call: Callable[..., Any], traced: Traced, request: Request, *more: Any, suffix: str = "") -> Any:
     """What ``call`` of these returns, once more where a kernel was missing and has been built."""
     try:
         return call(traced, request, *more)
     except (RuntimeError, ValueError) as error:
-        build_missing(error, traced, request)
+        build_missing(error, traced, request, suffix)
     return call(traced, request, *more)
 
 
-def build_missing(error: Exception, traced: Traced, request: Request) -> None:
-    """Kernels for the head sizes and the dtype of a call that no pack has them for, where they may be built; else the
-    error is raised again."""
-    if not missing.is_for(error):
+def build_missing(error: Exception, traced: Traced, request: Request, suffix: str = "") -> None:
+    """Kernels for the head sizes and the dtype of a call that no pack has them for, where they may be built. Else the
+    error is raised again, or one that says for which there are some."""
+    if not missing.is_lack(error):
         raise error
     query, value = request.query, request.value
     head = (query.shape[3], value.shape[3])
+    if not missing.is_wanted():
+        if isinstance(error, errors.VariantNotFoundError):  # no pack has these mods
+            raise error
+        own = find(traced, request.tensors, request.floats, request.ints, suffix)
+        _raise_lack(own.general or traced, head, query.dtype, suffix)
+        raise error
     text = source.source_of(traced, f"head_dims=({head},)", f"dtypes=({query.dtype},)")
     missing.load(op_name(traced), text, query.device.index)
+
+
+class _Kernels(NamedTuple):
+    """For which operands some are, of query and key, and of value."""
+
+    dtype: torch.dtype
+    sizes: tuple[int, int]
+    is_exact: bool
+
+    def cover(self, other: _Kernels) -> bool:
+        if self.dtype != other.dtype or self.is_exact:
+            return self == other
+        return self.sizes[0] >= other.sizes[0] and self.sizes[1] >= other.sizes[1]
+
+    def __str__(self) -> str:
+        return f"{_bare(self.dtype)} with head size{'' if self.is_exact else 's up to'} {_sizes(self.sizes)}"
+
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+# As tk.kernels.attention.problem words them.
+_OF_DTYPE, _OF_HEAD = re.compile(r"operands of (\w+)"), re.compile(r"head sizes (up to )?(\d+) and (\d+)")
+
+
+def _raise_lack(traced: Traced, head: tuple[int, int], dtype: torch.dtype, suffix: str) -> None:
+    """Says what the packs have, where none has kernels for such operands."""
+    wanted = _Kernels(dtype, head, True)
+    held = _held(op_name(traced, suffix))
+    if any(kernels.cover(wanted) for kernels in held):
+        return
+    if max(head) > registry.MAX_HEAD:
+        raise errors.UnsupportedError(
+            f"tk.flex_attention: head sizes go up to {registry.MAX_HEAD} on CUDA, and are {_sizes(head)}"
+        )
+    most = [x for x in held if not any(y.cover(x) for y in held if y != x)]
+    what = (
+        f"the loaded packs have these mods ({op_name(traced, suffix)}) for {'; '.join(map(str, most))}, and the call "
+        f"is of {_bare(dtype)} with head size {_sizes(head)}"
+    )
+    size = head[0] if head[0] == head[1] else head
+    text = source.source_of(traced, f"head_dims=({size},)", f"dtypes=({dtype},)")
+    raise errors.VariantNotFoundError(_to_be_built(what, text))
+
+
+def _held(op: str) -> list[_Kernels]:
+    """What the packs have kernels for."""
+    found: dict[_Kernels, None] = {}
+    for needs in map("; ".join, _packs.needs(op)):
+        dtype, head = _OF_DTYPE.search(needs), _OF_HEAD.search(needs)
+        if dtype is not None and head is not None:
+            found[_Kernels(_DTYPES[dtype[1]], (int(head[2]), int(head[3])), head[1] is None)] = None
+    return list(found)
+
+
+def _sizes(head: tuple[int, int]) -> str:
+    return f"{head[0]}" if head[0] == head[1] else f"{head[0]} of query and {head[1]} of value"
+
+
+def _bare(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 # --- Its arguments ---

@@ -21,7 +21,7 @@ from tk.generated import files, refusals
 __all__ = ["Registered", "register", "registered"]
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_MAX_HEAD = 512
+MAX_HEAD = 512
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ def _check(name: str, head_dims: Sequence[int | tuple[int, int]], dtypes: Sequen
             raise TypeError(f"tk.flex.register: {argument} must be a list or a tuple, is {value!r}")
     for head in head_dims:
         for size in head if isinstance(head, tuple) else (head,):
-            if not isinstance(size, int) or not 0 < size <= _MAX_HEAD:
-                raise ValueError(f"tk.flex.register: a head of {size!r} in head_dims; they are 1 to {_MAX_HEAD}")
+            if not isinstance(size, int) or not 0 < size <= MAX_HEAD:
+                raise ValueError(f"tk.flex.register: a head of {size!r} in head_dims; they are 1 to {MAX_HEAD}")
     for dtype in dtypes:
         if dtype not in _DTYPES:
             raise ValueError(f"tk.flex.register: {dtype} in dtypes; they are {', '.join(map(str, _DTYPES))}")
