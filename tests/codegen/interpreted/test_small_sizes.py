@@ -3,16 +3,23 @@ more. What torch's internals ask of contiguity is no condition."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import host
+import ops
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
 from tk.codegen.family import generate
 from tk.generated import op
+from tk.generated.declare import Declared
+from tk.generated.signature import DTYPES, NumberSpec, Signature
 
 WRITING: dict[str, Callable[[Tensor], object]] = {
     "rest of the columns": lambda x: x[:, 1:].add_(1),
@@ -156,3 +163,116 @@ def test_gradients_of_what_torch_clamps(name: str) -> None:
             torch.testing.assert_close(found[0], expected, msg=f"{shape}, {variant}")
             count += 1
         assert count
+
+
+# --- Every function of the tests ---
+
+DECLARED = {name: x for name, x in vars(ops).items() if isinstance(x, Declared)}
+# Torch has associative_scan on the CPU where it is compiled alone, and `dropped` draws.
+WITHOUT_EAGER = {"recurrence", "last_positive", "dropped"}
+IN_PLACE = {"add_in_place", "shift_in_place"}
+# Two halves of an odd row differ in size: where one has a single element, torch broadcasts it, and tk refuses the call.
+BROADCAST = {"swiglu": {(1,), (3,)}}
+WITHOUT_GRADIENT = {"total", "add_in_place", "shift_in_place", "scans", "running_extremes", "backward_cumsum",
+                    "sorted_rows", "searched"}  # fmt: skip
+
+
+def drawn_sizes(signature: Signature, name: str) -> list[tuple[int, ...]]:
+    """Each size for all letters, and three draws of one for each."""
+    n, draw = len(signature.letters), random.Random(name)
+    found = [(k,) * n for k in range(4)] + [tuple(draw.randrange(4) for _ in range(n)) for _ in range(3)]
+    return list(dict.fromkeys(found))
+
+
+def drawn(signature: Signature, sizes: tuple[int, ...]) -> dict[str, Any]:
+    values = dict(zip(signature.letters, sizes, strict=True))
+    found: dict[str, Any] = {}
+    for name, spec in signature.params.items():
+        if isinstance(spec, NumberSpec):
+            found[name] = {"int": 1, "float": 0.5, "bool": True}[spec.kind]
+            continue
+        dtype = DTYPES["fp32" if "fp32" in signature.variables.get(spec.dtype, ()) else spec.dtype]
+        shape = [*([2] if spec.leading else []), *spec.shape(values)]
+        found[name] = torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
+    return found
+
+
+def eager(declared: Declared, args: dict[str, Any]) -> list[Tensor] | None:
+    """None where torch raises."""
+    try:
+        return [x for x in tree_flatten(declared.fn(**args))[0] if x is not None]
+    except (RuntimeError, IndexError, ValueError, TypeError):
+        return None
+
+
+@pytest.mark.parametrize("name", sorted(DECLARED.keys() - WITHOUT_EAGER - IN_PLACE))
+def test_every_function(name: str) -> None:
+    """Forward: as torch has it, wherever torch has a result."""
+    declared = DECLARED[name]
+    made = generate(declared.fn, declared.signature, name)
+    for sizes in drawn_sizes(declared.signature, name):
+        args = drawn(declared.signature, sizes)
+        expected = eager(declared, args)
+        if expected is None:
+            continue
+        if sizes in BROADCAST.get(name, ()):
+            with pytest.raises(ValueError, match="must be equal"):
+                list(host.run_all(made, *args.values()))
+            continue
+        count = 0
+        for variant, found in host.run_all(made, *args.values()):
+            count += 1
+            for one, value in zip(found, expected, strict=True):
+                torch.testing.assert_close(
+                    one, value, equal_nan=True, rtol=1e-4, atol=1e-5, msg=lambda m, v=variant, s=sizes: f"{s}, {v}: {m}"
+                )
+        assert count, sizes
+
+
+@pytest.mark.parametrize("name", sorted(DECLARED.keys() - WITHOUT_EAGER - WITHOUT_GRADIENT))
+def test_every_gradient(name: str) -> None:
+    """The backward serves what the forward does."""
+    declared = DECLARED[name]
+    made = generate(declared.fn, declared.signature, name, True).backward
+    assert made is not None
+    for sizes in drawn_sizes(declared.signature, name):
+        args = drawn(declared.signature, sizes)
+        own = [x.requires_grad_() for x in args.values() if isinstance(x, Tensor) and x.is_floating_point()]
+        results = eager(declared, args)
+        if results is None or sizes in BROADCAST.get(name, ()):
+            continue
+        results = [r for r in results if r.is_floating_point()]
+        grads = [torch.randn_like(r) for r in results]
+        pairs = [(r, g) for r, g in zip(results, grads, strict=True) if r.requires_grad]
+        try:
+            wanted = torch.autograd.grad([r for r, _ in pairs], own, [g for _, g in pairs], allow_unused=True)
+        except RuntimeError:  # torch's own gradient has no such size: index_select of no rows
+            continue
+        given = {**{n: x.detach() if isinstance(x, Tensor) else x for n, x in args.items()},
+                 **{f"grad_{i}": g for i, g in enumerate(grads)}}  # fmt: skip
+        count = 0
+        for variant, found in host.run_all(made, *(given[n] for n in made.signature.params)):
+            count += 1
+            for one, x, value in zip(found, own, wanted, strict=True):
+                torch.testing.assert_close(
+                    one, torch.zeros_like(x) if value is None else value, equal_nan=True, rtol=1e-3, atol=1e-4,
+                    msg=lambda m, v=variant, s=sizes: f"{s}, {v}: {m}",
+                )  # fmt: skip
+        assert count, sizes
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (0, 1), (7, 1)])
+def test_layer_norm_over_one_element(shape: tuple[int, int]) -> None:
+    """Its result does not depend on x, so that x has a gradient of exactly 0."""
+    fn = lambda x, w, b, eps: F.layer_norm(x, (x.shape[-1],), w, b, eps)  # noqa: E731
+    texts = {"x": "fp32[M, N]", "w": "fp32[N]", "b": "fp32[N]", "eps": "float"}
+    made = generate(fn, op(**texts)(fn).signature, "one", True).backward
+    assert made is not None
+    x, w, grad = torch.randn(shape) * 100, torch.randn(1), torch.randn(shape)
+    given = {"x": x, "w": w, "b": torch.randn(1), "eps": 1e-5, "grad_0": grad}
+    count = 0
+    for variant, (of_x, of_w, of_b) in host.run_all(made, *(given[n] for n in made.signature.params)):
+        assert not of_x.any() and not of_w.any(), variant
+        torch.testing.assert_close(of_b, grad.sum(0))
+        count += 1
+    assert count

@@ -218,10 +218,9 @@ def _trace_backward(
     own_error = partial(eager.error_of, fn, signature, dtypes, flags, is_differentiated=True)
     with explaining(fn, lines, arguments, own_error), arguments.mode:
         grads = [torch.empty(r.shape, dtype=r.dtype, device="meta") for r in run(arguments.values)]
-        if not (grads and wanted):
-            what = "result" if wanted else "parameter"
+        if not wanted:
             raise TraceError(
-                f"{where(fn)}: no {what} is a floating-point tensor, so it has no gradient; leave out grad=True"
+                f"{where(fn)}: no parameter is a floating-point tensor, so it has no gradient; leave out grad=True"
             )
         arguments.names = [*(f"grad_{i}" for i in range(len(grads))), *own]
         arguments.values = [*grads, *arguments.values]
