@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 import zipfile
@@ -37,3 +38,19 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> environment.
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", clean.python]
     subprocess.run([*pip, "install", "--quiet", "--no-index", "--no-cache-dir", wheel], check=True)
     return clean
+
+
+OLDEST_TORCH = "2.11"  # that the wheel is for
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One environment has one torch: the run says aloud which it was not."""
+    there = importlib.metadata.version("torch")
+    missing = [] if there.startswith(f"{OLDEST_TORCH}.") else [f"torch {OLDEST_TORCH}, the oldest"]
+    missing.append(f"any torch newer than {there}")
+    terminalreporter.write_line(
+        f"WARNING: the wheel was tested with torch {there} alone; not with {' and not with '.join(missing)}. Run "
+        "tests/install in an environment that has it.",
+        yellow=True,
+        bold=True,
+    )
