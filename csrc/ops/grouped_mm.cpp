@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "groups.h"
+#include "launch.h"
 #include "ops.h"
 
 namespace tk::ops {
@@ -55,7 +56,7 @@ void check_inner(const Factors& f) {
 }
 
 void check_cuda_dtype(const Meta& a) {
-  if (a.device.is_cuda() && a.dtype != kBFloat16 && a.dtype != kFloat16)
+  if (target(a.device) >= 0 && a.dtype != kBFloat16 && a.dtype != kFloat16)
     fail_unsupported(text(kName, ": a is ", dtype_name(a.dtype), "; on CUDA bfloat16 and float16 are supported"));
 }
 
@@ -157,7 +158,7 @@ Tensor run_groups(Call& call, Tensor out) {
   if (given) check_out_memory(p);
   if (call.zero_rest) check_shim(aoti_torch_zero_(out.get()), "fill the result with zeros");
   if (p.out.matrix.is_empty() || call.groups() == 0) return out;
-  device.is_cuda() ? launch_groups(call) : compute_on_cpu(call);
+  target(device) >= 0 ? launch_groups(call) : compute_on_cpu(call);
   return out;
 }
 

@@ -37,7 +37,7 @@ struct Call {
 void check_a(const Product& p) {
   const Meta& a = p.factors[0].a.tensor;
   check_dtype(p.name, "a", a);
-  if (a.device.is_cuda() && a.dtype == kFloat32)
+  if (target(a.device) >= 0 && a.dtype == kFloat32)
     fail_unsupported(text(p.name, ": a is float32; on CUDA bfloat16 and float16 are supported"));
 }
 

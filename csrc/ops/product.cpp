@@ -143,7 +143,7 @@ void check_shapes(const Product& p) {
 
 void check_dtype(const char* op, const char* name, const Meta& t) {
   const bool half = t.dtype == kBFloat16 || t.dtype == kFloat16;
-  if (half || t.dtype == kFloat32 || (t.dtype == kFloat64 && !t.device.is_cuda())) return;
+  if (half || t.dtype == kFloat32 || (t.dtype == kFloat64 && target(t.device) < 0)) return;
   fail_unsupported(text(op, ": ", name, " is ", dtype_name(t.dtype),
                         "; bfloat16, float16 and float32 are supported, and float64 on the CPU"));
 }

@@ -12,9 +12,9 @@ const Factors& factors(const ScaledProduct& s) { return s.p.factors[0]; }
 
 void check_gpu(const ScaledProduct& s) {
   const Device device = factors(s).a.tensor.device;
-  if (!device.is_cuda()) return;
+  if (target(device) < 0) return;
   int64_t arch = 0;
-  check_status(tk_device_arch(device.index, &arch));
+  check_status(tk_device_arch(target(device), &arch));
   if (arch < 89)
     fail_unsupported(text(s.p.name, ": ", describe(device), " has compute capability ", arch / 10, ".", arch % 10,
                           "; float8 products need 8.9 or newer"));

@@ -2,6 +2,7 @@
 // each column of each of b's matrices.
 
 #include "groups.h"
+#include "launch.h"
 #include "ops.h"
 #include "scaled.h"
 
@@ -94,7 +95,7 @@ Tensor scaled_grouped_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a
   const int64_t sizes[] = {of_a.rows, of_b.cols};
   Tensor result = scaled_out(call.s, sizes, std::move(out));
   const bool is_nothing = call.s.p.out.matrix.is_empty() || call.groups() == 0;
-  if (!is_nothing) call.factors().a.tensor.device.is_cuda() ? launch_groups(call) : compute_on_cpu(call);
+  if (!is_nothing) target(call.factors().a.tensor.device) >= 0 ? launch_groups(call) : compute_on_cpu(call);
   return result;
 }
 

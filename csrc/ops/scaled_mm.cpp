@@ -1,5 +1,6 @@
 // scaled_mm: the product of two matrices of float8, one scale for each or one for each row of a and column of b.
 
+#include "launch.h"
 #include "ops.h"
 #include "scaled.h"
 
@@ -37,7 +38,7 @@ void compute(const ScaledProduct& s) {
   const auto& [a, b, a_name, b_name] = s.p.factors[0];
   const Operand &bias = s.p.bias, &out = s.p.out;
   if (out.matrix.is_empty()) return;
-  if (!a.tensor.device.is_cuda() || a.matrix.cols == 0)
+  if (target(a.tensor.device) < 0 || a.matrix.cols == 0)
     return reference_scaled_product(a, b, s.scale_a, s.scale_b, bias, s.p.settings.activation, out);
   const tk_tensor tensors[] = {
       core_operand(a),        core_operand(b),   core_tensor(s.scale_a),

@@ -29,6 +29,7 @@ if _library.is_wanted():
     from tk import config
     from tk.generated import namespace as _namespace
     from tk.heuristics import tuning as _tuning
+    from tk.heuristics.checking import check
     from tk.inspect import coverage, explain, load_pack, packs, preload, supports
     from tk.ops import flex as _flex_ops  # noqa: F401
     from tk.ops.b2b import b2b_gemm
@@ -46,7 +47,7 @@ if _library.is_wanted():
     __all__ += ["addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "grouped_mm", "linear", "mm", "mm_plus_mm"]
     __all__ += ["scaled_grouped_mm", "scaled_mm"]
     __all__ += ["b2b_gemm", "int4_from_torch", "int4_mm", "nn", "pack_int4", "uint4x2_mixed_mm", "unpack_int4"]
-    __all__ += ["config", "coverage", "explain", "load_pack", "packs", "preload", "supports"]
+    __all__ += ["check", "config", "coverage", "explain", "load_pack", "packs", "preload", "supports"]
 
     _namespace.install()
     _tuning.load_with_cuda()

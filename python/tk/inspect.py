@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from tk import _library, capi, config, errors
 from tk._packs import Coverage, CoverageRow, Pack, Packs, coverage, packs
 from tk._table import Records
-from tk.heuristics import tuning
-from tk.heuristics.problem import Described, describe
+from tk.heuristics import described, tuning
+from tk.heuristics import problem as here
+from tk.heuristics.problem import Described
 
 __all__ = ["Candidates", "Coverage", "CoverageRow", "Explanation", "Pack", "Packs", "Support"]
 __all__ += ["coverage", "explain", "load_pack", "packs", "preload", "supports"]
@@ -66,26 +68,30 @@ class Support:
         return f"{'yes' if self.is_supported else 'no'}: {self.reason}"
 
 
-def explain(op: str, *args: Any, **kwargs: Any) -> Explanation:
+def explain(op: str, *args: Any, arch: int | str | None = None, **kwargs: Any) -> Explanation:
     """Which variant and config ``tk.<op>(*args, **kwargs)`` would run and why, and what keeps out the rest.
 
     Takes the arguments of the function, any of tk's or an op of a loaded pack; of a function that launches several
     kernels it is about the last. Where ATen computes the call on CUDA, since no kernel takes it, the reason says so. No
     kernel is launched, and no argument or random generator changes. Raises what the call itself would raise for wrong
     arguments; that no variant fits is not an error here but a ``choice`` of None.
+
+    arch: 80 or 90, for what would run on an A100 or an H100, which this machine need not have; tensors may then be of
+    any device, such as "meta". Raises ValueError for another.
     """
+    describe = here.describe if arch is None else partial(described.describe, described.gpu(arch))
     try:
         with _leaving_no_trace(op, args, kwargs) as (args, kwargs):
-            described = describe(_wrapper(op), *args, **kwargs)
+            found = describe(_wrapper(op), *args, **kwargs)
     except errors.VariantNotFoundError as error:  # of attention: no pack has an op for these mods
         return Explanation(op, None, None, Candidates(), str(error), False)
-    if described is None:
-        return Explanation(op, None, None, Candidates(), _why_no_launch(op, args, kwargs))
+    if found is None:
+        return Explanation(op, None, None, Candidates(), _why_no_launch(describe, op, args, kwargs))
     try:
-        choice = capi.choose(described.problem, described.config)
+        choice = capi.choose(found.problem, found.config)
     except (errors.UnsupportedError, errors.VariantNotFoundError, ValueError) as error:
-        return Explanation(op, described.problem, None, _candidates(described), str(error), False)
-    return Explanation(op, described.problem, choice, _candidates(described), _why(choice))
+        return Explanation(op, found.problem, None, _candidates(found), str(error), False)
+    return Explanation(op, found.problem, choice, _candidates(found), _why(choice))
 
 
 def supports(op: str, *args: Any, **kwargs: Any) -> Support:
@@ -149,9 +155,11 @@ def _device_index(device: torch.device | int | str | None) -> int:
     return torch.cuda.current_device() if found.index is None else found.index
 
 
-def _why_no_launch(op: str, args: Any, kwargs: Any) -> str:
+def _why_no_launch(describe: Callable[..., Any], op: str, args: Any, kwargs: Any) -> str:
     """On a GPU a function leaves to ATen what no kernel takes, but in strict mode: which says what that is."""
-    if all(x.device.type == "cpu" for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)):
+    if describe is here.describe and all(
+        x.device.type == "cpu" for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)
+    ):
         return _NO_LAUNCH
     try:
         with _leaving_no_trace(op, args, kwargs) as (args, kwargs), config.strict():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import tk
-from tk.cli import COMMANDS, _calls, _verified, _verified_attention, demo, demo_ops, main, verify
+from tk.cli import COMMANDS, _calls, _verified, _verified_attention, bench, demo, demo_ops, main, verify
 from tk.cli._judge import error_ratio
 
 from . import tiny_pack
@@ -30,12 +31,64 @@ def test_as_a_module() -> None:
     assert done.returncode == 0 and done.stdout.strip() == f"tk {tk.__version__}"
 
 
-@pytest.mark.parametrize("arguments", (["nonsense"], ["info", "--nonsense"], []))
+@pytest.mark.parametrize("arguments", (["nonsense"], ["info", "--nonsense"]))
 def test_wrong_command_lines(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
         main(arguments)
     assert done.value.code == 2
     assert "usage: tk" in capsys.readouterr().err
+
+
+def test_no_command_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert all(name in main_error([], capsys) for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["explain", "softmx", "4x8"], "tk explain: there is no op 'softmx'; did you mean softmax"),
+        (["explain", "softmax", "4x8", "--arch", "91"], "tk explain: there is no described GPU of architecture '91'"),
+        (["bench", "sofmax", "4x8"], "tk bench: there is no function, op or family of benchmarks 'sofmax'; did you"),
+        (["bench", "atention"], "did you mean attention"),
+        (["bench"], ""),
+    ],
+)  # fmt: skip
+def test_arguments_that_choose_nothing(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    if not torch.cuda.is_available():
+        assert main(["explain", "mm", "4x8", "8x8", "--device", "cuda"]) == 1
+        assert "torch sees no CUDA device; --arch 90 asks as on an H100" in capsys.readouterr().err
+
+
+def test_info_is_short(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) < 300
+    assert main(["info", "--all"]) == 0
+    assert "bias_gelu_backward" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", (["info"], ["list"], ["explain", "softmax", "4x8", "dim=-1", "--arch", "90"]))
+def test_json(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    if arguments[0] == "explain":
+        assert (found["op"], found["runs"], found["choice"]["kernel_name"]) == ("softmax", True, "softmax")
+        assert found["candidates"][0]["cost"] == found["choice"]["cost"] > 0
+    elif arguments[0] == "list":
+        assert {"arch", "op", "kernel", "config", "variants", "size"} <= found[0].keys()
+    else:
+        assert found["tk"].startswith(tk.__version__) and found["packs"][0]["ops"]
+
+
+def test_the_benchmarks_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    source = (Path(__file__).parents[2] / "benchmarks" / "runner.py").read_text()
+    assert f"FAMILIES = {bench.FAMILIES!r}".replace("'", '"') in source
+    assert main(["bench", "--help"]) == 0
+    assert "tk bench FUNCTION" in capsys.readouterr().out
 
 
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,8 +116,8 @@ def test_a_list_of_nothing_says_what_there_is(tmp_path: Path, capsys: pytest.Cap
     tk.load_pack(tiny_pack.write(tmp_path / "told.tkpack", "told"))
     assert "was compiled for sm_90, not for 80" in main_error(["list", "--op", "told", "--arch", "80"], capsys)
     assert "did you mean told" in main_error(["list", "--op", "tolt"], capsys)
-    assert "there is no kernel of an op 'no such op'; " in main_error(["list", "--op", "no such op"], capsys)
-    assert "no pack is for '91'; there are packs for" in main_error(["list", "--arch", "91"], capsys)
+    assert "there is no kernel of an op '?'; there are " in main_error(["list", "--op", "?"], capsys)
+    assert "there is no pack for '?'; there are sm_" in main_error(["list", "--arch", "?"], capsys)
 
 
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,7 +229,7 @@ def test_bench_outside_a_source_tree(
 ) -> None:
     monkeypatch.setattr(tk, "__file__", str(tmp_path / "a" / "b" / "c.py"))
     monkeypatch.chdir(tmp_path)
-    assert main(["bench", "--quick"]) == 1
+    assert main(["bench", "--quick"]) == 2
     assert "checkout" in capsys.readouterr().err
 
 

@@ -44,7 +44,7 @@ def explain(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
 
     def run(p: capi.Problem, config: int = -1) -> tk.inspect.Explanation:  # type: ignore[name-defined]
         monkeypatch.setattr(tk.inspect, "_wrapper", lambda op: None)  # type: ignore[attr-defined]
-        monkeypatch.setattr(tk.inspect, "describe", lambda wrapper: Described(p, config))  # type: ignore[attr-defined]
+        monkeypatch.setattr(tk.inspect.here, "describe", lambda wrapper: Described(p, config))  # type: ignore[attr-defined]
         return tk.explain(p.op)
 
     return run

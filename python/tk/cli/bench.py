@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import tk
+from tk import inspect
 from tk.cli import bench_calls, bench_ops
+from tk.cli._shown import Usage, unknown
+from tk.generated import register
 
 
 def add_parser(subparsers: Any) -> None:
@@ -20,6 +23,20 @@ def add_parser(subparsers: Any) -> None:
         add_help=False,
     )
     parser.set_defaults(run=run, takes_rest=True)
+
+
+USAGE = """\
+tk bench FUNCTION [SHAPE|NAME=VALUE …]   a function of tk beside torch's: tk bench linear 512x4096 14336x4096
+tk bench OP [SHAPE …]                    a generated op, every config with --configs, a picture with --plot FILE.svg
+tk bench all [SHAPE …]                   every generated op
+tk bench FAMILY …                        in a checkout: python -m benchmarks FAMILY, such as mm, conv, attention
+
+`tk bench softmax --help` has the options of functions, `tk bench row_norm --help` those of ops. All of them measure on
+a CUDA GPU; --device cpu times a function's reference."""
+
+
+# Of benchmarks/ (its runner.FAMILIES).
+FAMILIES = ("mm", "other_products", "int4", "b2b", "conv", "generated", "attention", "models", "everywhere")
 
 
 def _source_tree() -> Path | None:
@@ -36,14 +53,16 @@ def run(args: argparse.Namespace) -> int:
         return bench_ops.run(args.rest)
     if bench_calls.is_meant(args.rest):
         return bench_calls.run(args.rest)
+    if not args.rest or set(args.rest) & {"-h", "--help"}:
+        print(USAGE)
+        return 0 if args.rest else 2
     root = _source_tree()
+    first = args.rest[0]
+    if not first.startswith("-") and first not in FAMILIES:
+        known = (*inspect.functions(), *register.names(), *FAMILIES)
+        raise unknown("function, op or family of benchmarks", first, known)
     if root is None:
-        print(
-            "tk: name a function (tk bench linear 512x4096 14336x4096) or an op of a loaded pack; the benchmarks of a "
-            "checkout of tk's sources are not here",
-            file=sys.stderr,
-        )
-        return 1
+        raise Usage(f"{first}: benchmarks lie in a checkout of tk's sources, which is not here")
     path = os.pathsep.join(p for p in (str(root), os.environ.get("PYTHONPATH", "")) if p)
     command = [sys.executable, "-m", "benchmarks", *args.rest]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode

@@ -11,6 +11,9 @@ from typing import Any
 import torch
 
 import tk
+from tk.cli._shown import add_json, as_json, unknown
+from tk.generated import register
+from tk.heuristics.described import GPUS
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
 EXAMPLE = "tk explain linear 512x4096 14336x4096 --activation silu; tk explain topk 512x4096 k=8 dim=-1"
@@ -32,7 +35,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--out-dtype", choices=DTYPES)
     parser.add_argument("--precision", choices=("ieee", "tf32"))
     parser.add_argument("--config", help="a config's name")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add_json(parser)
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--device", help="cuda where there is one, else cpu", default=None)
+    where.add_argument("--arch", help="80 or 90: as on an A100 or H100, on a machine without a GPU too")
     parser.set_defaults(run=run)
 
 
@@ -73,17 +79,28 @@ def _value(text: str) -> Any:
 
 
 def run(args: argparse.Namespace) -> int:
+    known = (*tk.inspect.functions(), *register.names())
+    if args.op not in known:
+        raise unknown("op", args.op, known)
+    if args.arch is not None and str(args.arch).removeprefix("sm_") not in map(str, GPUS):
+        raise unknown("described GPU of architecture", args.arch, map(str, GPUS))
+    has_gpu = torch.cuda.is_available()
+    device = args.device or ("meta" if args.arch else "cuda" if has_gpu else "cpu")
+    if device.startswith("cuda") and not has_gpu:
+        raise ValueError("tk explain --device cuda: torch sees no CUDA device; --arch 90 asks as on an H100")
+
     def made(x: Any) -> Any:
-        return x.tensor(DTYPES[args.dtype], args.device) if isinstance(x, Shape) else x
+        return x.tensor(DTYPES[args.dtype], device) if isinstance(x, Shape) else x
 
     options = dict(
         activation=args.activation,
         out_dtype=DTYPES[args.out_dtype] if args.out_dtype else None,
         precision=args.precision,
         config=args.config,
+        arch=args.arch,
     )
     named = {name: value for name, value in options.items() if value is not None}
     named |= {x[0]: made(x[1]) for x in args.arguments if isinstance(x, tuple)}
     explanation = tk.explain(args.op, *(made(x) for x in args.arguments if isinstance(x, Shape)), **named)
-    print(explanation)
+    print(as_json(explanation) if args.json else explanation)
     return 0 if explanation.runs else 1

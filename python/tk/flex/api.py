@@ -156,7 +156,7 @@ def sdpa(
         out, _ = _attend(q, k, v, score_mod, mask_mod, others, scale, block)
     if dims == 4:
         return out
-    return out.reshape(*leading, *out.shape[1:]) if dims > 2 else out[0, 0]
+    return out.reshape(*leading, *out.shape[1:]) if dims > 2 else out.view(out.shape[2:])
 
 
 # --- The call ---
@@ -258,7 +258,7 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> t
         if x.dim() < 2:
             raise ValueError(f"tk.sdpa: {name} is {list(x.shape)}, must be [..., H, length, D]")
     dims = max(3, *(x.dim() for x in named.values()))
-    q, k, v = (x[(None,) * (dims - x.dim())] for x in named.values())
+    q, k, v = (_padded(x, dims) for x in named.values())
     shapes = [x.shape[: -3 if enable_gqa else -2] for x in (q, k, v)]
     try:
         batch = torch.broadcast_shapes(*shapes)
@@ -291,9 +291,11 @@ def _check_table(attn_mask: Tensor, query: Tensor) -> None:
 
 
 def _as_4d(name: str, x: Tensor) -> Tensor:
-    if x.dim() < 4:
-        return x[(None,) * (4 - x.dim())]
-    return x if x.dim() == 4 else x.flatten(0, -4)
+    return _padded(x, 4) if x.dim() <= 4 else x.flatten(0, -4)
+
+
+def _padded(x: Tensor, dims: int) -> Tensor:
+    return x if x.dim() == dims else x.view((1,) * (dims - x.dim()) + x.shape)
 
 
 def _mask_table(attn_mask: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -32,7 +32,12 @@ def describe(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Describ
     but for one that only looks at its result. None when it would launch nothing: on the CPU, or with an empty result or
     inner size. Raises what the op raises.
     """
-    found = [d for d in describe_all(function, *args, **kwargs) if d.problem.op not in _AFTERWARDS]
+    return last(describe_all(function, *args, **kwargs))
+
+
+def last(calls: Sequence[Described]) -> Described | None:
+    """The call that computes the result."""
+    found = [d for d in calls if d.problem.op not in _AFTERWARDS]
     return found[-1] if found else None
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.library import Library
 
 from tk import errors, missing
+from tk.heuristics.described import multiprocessors
 from tk.ops import _register, product
 from tk.ops.product import ACTIVATIONS
 
@@ -138,8 +139,7 @@ def is_fused(a: Tensor, b: Tensor, c: Tensor, is_function: bool, way: int) -> bo
         return False
     if way == 1 or K > MOST_INNER:
         return way == 1
-    multiprocessors = torch.cuda.get_device_properties(a.device).multi_processor_count
-    fused = fused_time(M, N, K, P, multiprocessors)
+    fused = fused_time(M, N, K, P, multiprocessors(a.device))
     return fused < two_products_time(M, N, K, P, a.element_size(), is_function)
 
 

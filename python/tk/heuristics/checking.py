@@ -1,0 +1,97 @@
+"""``tk.check``: what would serve the calls of a program on a GPU, found out without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from tk import capi, errors
+from tk._table import table
+from tk.heuristics import described, problem
+
+__all__ = ["CheckedCall", "Checks", "check"]
+
+_NOT_SERVED = (errors.Error, ValueError, TypeError, NotImplementedError)
+
+
+@dataclass
+class CheckedCall:
+    """Calls of one op with tensors of the same dtypes, sizes and strides. count: how many there were. kernel: with its
+    config, "" where none is launched. us: predicted, of all that one call launches. problem: why none fits, and the
+    line that builds it; "" where one does."""
+
+    op: str
+    tensors: str
+    count: int = 1
+    kernel: str = ""
+    us: float = 0.0
+    problem: str = ""
+
+
+class Checks:
+    """What :func:`check` found, in the order of first calls. It prints as a table; `missing` are the calls that no
+    kernel serves."""
+
+    def __init__(self, gpu: described.Gpu):
+        self.gpu = gpu
+        self.calls: list[CheckedCall] = []
+        self._by_call: dict[Any, CheckedCall] = {}
+
+    @property
+    def missing(self) -> list[CheckedCall]:
+        return [call for call in self.calls if call.problem]
+
+    def __str__(self) -> str:
+        header = ("op", "tensors", "calls", "kernel", "predicted us")
+        rows = [(c.op, c.tensors, c.count, c.kernel or "-", c.us if c.kernel else None) for c in self.calls]
+        lines = [f"On an {self.gpu.name} (sm_{self.gpu.arch}):", table(header, rows)] if rows else ["no op of tk's"]
+        return "\n".join([*lines, *(f"{c.op} {c.tensors}: {c.problem}" for c in self.missing)])
+
+    def add(self, op: Any, *args: Any, **kwargs: Any) -> None:
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        layouts = tuple((x.dtype, x.shape, x.stride()) for x in tensors)
+        others = tuple(str(x) for x in tree_leaves((args, kwargs)) if not isinstance(x, torch.Tensor))
+        key = (op, layouts, others)
+        if (known := self._by_call.get(key)) is not None:
+            known.count += 1
+            return
+        name = op._schema.name.removeprefix("tk::")
+        found = CheckedCall(name, " ".join("x".join(map(str, x.shape)) or "()" for x in tensors))
+        self._by_call[key] = found
+        self.calls.append(found)
+        try:
+            launches = described.launches(self.gpu, op, *args, **kwargs)
+            choices = [capi.choose(d.problem, d.config) for d in launches]
+        except _NOT_SERVED as error:
+            found.problem = str(error)
+        except RuntimeError as error:
+            found.problem = str(errors.typed(error))
+        else:
+            if (last := problem.last(launches)) is not None:
+                chosen = choices[launches.index(last)]
+                found.kernel = f"{chosen.kernel_name}/{chosen.config_name}"
+            found.us = sum(c.cost for c in choices) * 1e-6
+
+
+@contextmanager
+def check(arch: int | str = 90) -> Iterator[Checks]:
+    """Lists every call of tk's ops within it, and what would serve each on a GPU, which this machine need not have.
+
+        with tk.check() as found, torch.device("meta"):
+            model(torch.empty(8, 1024, 4096, dtype=torch.bfloat16))
+        print(found)
+        assert not found.missing
+
+    Calls with tensors of the device "meta" cost nothing; others run where their tensors are as well.
+
+    Args:
+        arch: 80 (as on an A100) or 90 (an H100). Raises ValueError for another.
+    """
+    found = Checks(described.gpu(arch))
+    with described.Recording(found.add):
+        yield found

@@ -1,0 +1,147 @@
+"""GPUs that this machine need not have: what tk's ops would run on one is found out with tensors of any device, whose
+contents are never looked at."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+from tk import _library, capi, errors
+from tk.heuristics import problem
+from tk.heuristics.problem import Described
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """As the driver describes it. arch: 90 for 9.0. shared: the most shared memory of a block, bytes; l2: bytes."""
+
+    name: str
+    arch: int
+    multiprocessors: int
+    shared: int
+    l2: int
+
+
+# One of each architecture that packs are built for: its datacentre GPU.
+GPUS: Mapping[int, Gpu] = {
+    80: Gpu("A100", 80, 108, 166912, 40 << 20),
+    90: Gpu("H100", 90, 132, 232448, 50 << 20),
+}
+_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+_at_work = threading.local()
+
+
+def gpu(arch: int | str) -> Gpu:
+    """Of an architecture, written 90, "90" or "sm_90". Raises ValueError for one that no GPU is described of."""
+    text = str(arch).removeprefix("sm_")
+    if text.isdigit() and int(text) in GPUS:
+        return GPUS[int(text)]
+    raise ValueError(f"arch is {arch!r}; GPUs are described of {', '.join(f'{a} ({g.name})' for a, g in GPUS.items())}")
+
+
+@cache
+def _number(gpu: Gpu) -> int:
+    return capi.describe_device(gpu.multiprocessors, gpu.arch, gpu.shared, gpu.l2)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Of the GPU that is being described to, else of a real one."""
+    described: Gpu | None = getattr(_at_work, "gpu", None)
+    if described is not None:
+        return described.multiprocessors
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@contextmanager
+def _standing_for(gpu: Gpu) -> Iterator[None]:
+    before = getattr(_at_work, "gpu", None)
+    _at_work.gpu = gpu
+    _library.ops().tk_ops_capture_device(_number(gpu))
+    try:
+        yield
+    finally:
+        _at_work.gpu = before
+        _library.ops().tk_ops_capture_device(-1 if before is None else _number(before))
+
+
+class _OnCuda(TorchDispatchMode):
+    """tk's ops run their CUDA kernels, whatever the device of their arguments."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace != "tk":
+            return func(*args, **kwargs)
+        with self:  # kernels call ops themselves
+            return func.redispatch(_CUDA, *args, **kwargs)
+
+
+def launches(gpu: Gpu, op: Any, *args: Any, **kwargs: Any) -> list[Described]:
+    """Of an op (``torch.ops.tk.mm.default``) with these arguments on such a GPU. Raises what the op raises."""
+    with _disable_current_modes(), _standing_for(gpu), torch.no_grad():
+        args, kwargs = tree_map_only(torch.Tensor, _dense, (args, kwargs))
+
+        def call() -> Any:
+            with _OnCuda():
+                return op(*args, **kwargs)
+
+        return problem.describe_all(call)
+
+
+def _dense(x: torch.Tensor, device: str = "cpu") -> torch.Tensor:
+    """Uninitialised, of the same sizes and strides, as far from a 16-byte boundary. The CPU finds memory for what is
+    touched alone, which is nothing."""
+    offset = x.storage_offset() % 16
+    extent = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+    return torch.empty(offset + extent, dtype=x.dtype, device=device).as_strided(x.shape, x.stride(), offset)
+
+
+class Recording(TorchDispatchMode):
+    """Hands every call of an op of tk's to `take`, with the arguments that the op was called with."""
+
+    def __init__(self, take: Callable[..., None]):
+        super().__init__()
+        self.take = take
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "tk":
+            self.take(func, *args, **kwargs)
+        return func(*args, **kwargs)
+
+
+# What torch says of a fake tensor whose contents are wanted, and a torch without CUDA of one on CUDA.
+_LOOKS_INSIDE = re.compile("DataDependent|not linked with support for cuda")
+
+
+def describe(gpu: Gpu, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Described | None:
+    """:func:`tk.heuristics.problem.describe` of a call whose tensors are taken for such a GPU's."""
+    return problem.last(describe_all(gpu, function, *args, **kwargs))
+
+
+def describe_all(gpu: Gpu, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Described]:
+    """:func:`tk.heuristics.problem.describe_all` likewise."""
+    from torch._subclasses import FakeTensorMode  # it takes a while to import
+
+    found: list[Described] = []
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        args, kwargs = tree_map_only(torch.Tensor, lambda x: _dense(x, "cuda"), (args, kwargs))
+        with Recording(lambda op, *a, **k: found.extend(launches(gpu, op, *a, **k))):
+            try:
+                function(*args, **kwargs)
+            except RuntimeError as error:
+                if not _LOOKS_INSIDE.search(f"{type(error).__name__}: {error}"):
+                    raise
+                name = getattr(function, "__name__", str(function))
+                raise errors.UnsupportedError(
+                    f"tk.{name}: looks into its arguments, of which a described GPU has none; ask without arch"
+                ) from None
+    return found
