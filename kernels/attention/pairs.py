@@ -58,6 +58,7 @@ _EXACT = Wanted(dtypes=("bf16", "fp16", "fp32"), exact=_MOST.exact, rounded=(*_M
                 paged=True, wide_dtypes=("bf16", "fp16"))  # fmt: skip
 _USUAL = Wanted(exact=((64, 64), (128, 128)), rounded=((128, 128), (256, 256)))
 _WITH_FP32 = replace(_USUAL, dtypes=("bf16", "fp16", "fp32"))
+_TABLE = replace(_WITH_FP32, decode_dtypes=("bf16", "fp16"))  # encoders in fp32 have masks too, and do not decode
 _SOME = replace(_USUAL, exact=((128, 128),), decode=False)
 _DECODED = Wanted(exact=(), rounded=((128, 128),), backward=False)
 _RARE = Wanted(dtypes=("bf16",), exact=((128, 128),), rounded=((128, 128), (256, 256)), decode=False)
@@ -86,8 +87,8 @@ def chosen() -> Iterator[tuple[object, object, Wanted]]:
     # scaled_dot_product_attention's additive masks: of the model's dtype, and in fp32, which serves for any.
     for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16")):
         yield mods.learned_bias(_table(dtype, 4)), None, replace(_USUAL, dtypes=(name,))
-    yield mods.learned_bias(_table(torch.float32, 4)), None, _USUAL
-    yield None, mods.of_bool_table(_table(torch.bool, 4)), _USUAL
+    yield mods.learned_bias(_table(torch.float32, 4)), None, _TABLE
+    yield None, mods.of_bool_table(_table(torch.bool, 4)), _TABLE
     yield None, mods.prefix_lm(1), _USUAL
     yield None, mods.prefix_lm(torch.zeros(1, dtype=torch.int32)), _RARE
     yield None, mods.document(IDS), _USUAL

@@ -15,6 +15,7 @@ from tk.flex import mods
 from tk.flex.codegen import family
 from tk.flex.registry import Registered
 from tk.flex.tracing import trace
+from tk.kernels.attention import pairs
 
 WANTED = family.Wanted(("bf16",), ((128, 128),), ((128, 128),), paged=True)
 TABLE = torch.zeros(1, 3, dtype=torch.bfloat16)
@@ -89,3 +90,15 @@ def test_no_product_is_fused_into_the_difference_from_a_maximum(pair: tuple) -> 
             launches = [x for x in variant.plan.launches if "mods" in x.args or x.fn.__name__ == "attention_combine"]
             assert launches
             assert all(x.options["enable_fp_fusion"] is False for x in launches), variant.name
+
+
+@pytest.mark.parametrize("table", [torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1, dtype=torch.bool)])
+def test_the_wheel_has_masks_of_float32_queries(table: torch.Tensor) -> None:
+    """As tk.sdpa makes them of an attn_mask; with gradients, in both precisions and every head size up to 256."""
+    mods_ = (None, mods.of_bool_table(table)) if table.dtype == torch.bool else (mods.learned_bias(table), None)
+    traced = trace.pair(*mods_).traced
+    (wanted,) = (w for t, w in pairs.pairs() if t is traced)
+    for found in family.families(traced, wanted):
+        points = [v.point for v in enumerate_grid(found, 90).variants if v.point.dtype == "fp32"]
+        largest = {(p.precision, p.layout) for p in points if p.head.qk == 256}
+        assert largest == {(p, layout) for p in ("ieee", "tf32") for layout in ("aligned", "strided")}

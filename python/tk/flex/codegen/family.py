@@ -19,7 +19,8 @@ class Wanted:
     """What is built of a pair. exact: head sizes (query and key, value) with kernels of their own, where they are worth
     it; rounded: those whose kernels serve every smaller one, the largest last, which alone has gradients, and the
     largest up to 256. paged: also kernels for whole prompts in pages; decoding has them in any case, but else of the
-    smallest rounded size alone. Past 256 there are the kernels for every layout alone, of wide_dtypes."""
+    smallest rounded size alone, and of decode_dtypes. Past 256 there are the kernels for every layout alone, of
+    wide_dtypes."""
 
     dtypes: tuple[str, ...] = ("bf16", "fp16")
     exact: tuple[tuple[int, int], ...] = ((64, 64), (128, 128))
@@ -28,6 +29,7 @@ class Wanted:
     backward: bool = True
     decode: bool = True
     wide_dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32")
+    decode_dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32")
     sampled: bool = False  # among what tests compile
 
     @property
@@ -90,7 +92,7 @@ def forward_kernels(problem: Problem, mods: Mods, wanted: Wanted) -> tuple[Kerne
     found = [forward.kernel(problem, own, wanted.rounded_heads, layouts)]
     if wanted.decode and wanted.usual_heads:
         heads = wanted.usual_heads if wanted.paged else wanted.usual_heads[:1]
-        found.append(decode.kernel(problem, own, heads))
+        found.append(_of_dtypes(decode.kernel(problem, own, heads), wanted.decode_dtypes))
     if set(wanted.dtypes) & {"bf16", "fp16"}:
         heads = tuple(dict.fromkeys((*(Head(*h, False) for h in wanted.exact), *wanted.usual_heads)))
         if heads:
@@ -107,6 +109,11 @@ def backward_kernels(problem: Problem, mods: Mods, wanted: Wanted) -> tuple[Kern
         if heads := tuple(Head(*h, False) for h in sizes):
             found.append(hopper_backward_plans.kernel(problem, own, heads))
     return tuple(_with_wide_heads(k, wanted) for k in found)
+
+
+def _of_dtypes(kernel: Kernel, dtypes: tuple[str, ...]) -> Kernel:
+    plan = kernel.plan
+    return replace(kernel, plan=lambda point: plan(point) if point.dtype in dtypes else None)
 
 
 def _with_wide_heads(kernel: Kernel, wanted: Wanted) -> Kernel:
