@@ -180,6 +180,10 @@ readme: build-tools ## README's and docs' tables, from the kernels and from benc
 	if $(HAS_TK); then $(PY) tools/supported.py
 	else echo 'docs/supported.md is as it was: it takes an installed tk (make sample)'; fi
 
+.PHONY: docs
+docs: sample docs-tools ## the site of docs/, in build/docs; follows every link of it
+	$(PY) -m pytest tests/site --site build/docs
+
 # Whether tk is installed with its library: what calls its functions needs that, and nothing else here does.
 HAS_TK = $(PY) -c 'import tk' 2>/dev/null
 
@@ -207,5 +211,5 @@ $(VENV)/.%-tools: requirements/%.txt $(VENV)/.torch
 	$(PIP) install --quiet -r $<
 	touch $@
 
-.PHONY: build-tools test-tools lint-tools
-build-tools test-tools lint-tools: %: $(VENV)/.%
+.PHONY: build-tools test-tools lint-tools docs-tools
+build-tools test-tools lint-tools docs-tools: %: $(VENV)/.%
