@@ -1,4 +1,4 @@
-"""The API reference: a block {tk-api} has names, whose docstrings are set; {tk-schemas} lists the ops of torch.ops.tk."""
+"""The API reference: a block {tk-api} has names, whose docstrings are set; {tk-schemas} lists torch.ops.tk."""
 
 from __future__ import annotations
 
