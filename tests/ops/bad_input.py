@@ -338,7 +338,7 @@ def _differ(ours: Any, theirs: Any, case: Changed) -> str | None:
         if not torch.allclose(x, y, rtol=tolerance, atol=tolerance, equal_nan=True):
             if case.call.name in _FREE_BEYOND_FINITE and not (x.isfinite().all() and y.isfinite().all()):
                 continue
-            if case.call.name in ("norm", "vector_norm") and x.dim() == 0 and {-100, 2**31, 2**63 - 1} & set(numbers):
+            if case.call.name in ("norm", "vector_norm") and x.dim() == 0 and {2**31, 2**63 - 1} & set(numbers):
                 continue  # of one number to such a power ATen gives 0 on a CPU and the number on CUDA
             return f"{x.flatten()[:4].tolist()}, torch's {y.flatten()[:4].tolist()}"
     return None

@@ -284,7 +284,9 @@ def create_block_mask(
     """
     q_block, kv_block = _block_size(BLOCK_SIZE)
     for name, value in (("B", B), ("H", H), ("Q_LEN", Q_LEN), ("KV_LEN", KV_LEN)):
-        if not isinstance(value, int | torch.SymInt) and (value is not None or name not in ("B", "H")):
+        if (not isinstance(value, int | torch.SymInt) or isinstance(value, bool)) and (
+            value is not None or name not in ("B", "H")
+        ):
             raise TypeError(f"tk.flex.create_block_mask: {name} must be an int, is {value!r}")
         if isinstance(value, int) and value >= 2**31:  # what a mod is given is int32
             raise ValueError(f"tk.flex.create_block_mask: {name} is {value}, must be less than 2**31")

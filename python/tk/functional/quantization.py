@@ -37,6 +37,8 @@ def quantize_fp8(
         raise ValueError(f"tk.quantize_fp8: per is {per!r}, must be 'tensor' or 'row'")
     if dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
         raise ValueError(f"tk.quantize_fp8: dtype is {dtype}, must be torch.float8_e4m3fn or torch.float8_e5m2")
+    if (x.numel() if per == "tensor" or not x.dim() else x.shape[-1]) == 0:
+        raise ValueError(f"tk.quantize_fp8: x is {list(x.shape)}: there is no largest of no elements")
     x = x.detach()
     if not is_taken:
         return _quantized(x, per, dtype)

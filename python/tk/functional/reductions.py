@@ -307,7 +307,8 @@ def _norm_of_powers(function: str, x: Tensor, order: float, dim: Dims, keepdim: 
     dims = _dims(function, x, dim)
     n = product([x.shape[d] for d in dims])
     if order < 0 and n == 0:
-        raise ValueError(f"tk.{function}: a norm of order {order} of no elements is none; input is {list(x.shape)}")
+        name = "input" if function == "norm" else "x"
+        raise ValueError(f"tk.{function}: {name} is {list(x.shape)}: of no elements there is no norm of order {order}")
     if n == 1:  # as in ATen: the power and its root would lose bits, and overflow at high orders
         return x.abs() if keepdim else x.abs().squeeze(dims)
     is_zero = x == 0
