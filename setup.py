@@ -58,6 +58,7 @@ class AnyPythonWheel(bdist_wheel):
 
 
 setup(
+    py_modules=["_tk_command"],
     packages=[*find_packages("python"), *(f"tk.kernels.{p}" for p in find_packages("kernels"))],
     distclass=PlatformDistribution,
     options={"global": {"quiet": "1"}},  # what CMake says is worth seeing, the copying of files is not

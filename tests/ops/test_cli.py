@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,23 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "tk", "--version"], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.strip() == f"tk {tk.__version__}"
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["-h"], [], ["nonsense"], ["--nonsense", "info"]])
+def test_what_needs_no_torch_imports_none(arguments: list[str], tmp_path: Path) -> None:
+    """It answers where the import of torch fails, as the whole program does, and at once."""
+    (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')")
+    code = "import sys, _tk_command; sys.exit(_tk_command.main())"
+    places = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    command = [sys.executable, "-c", code, *arguments]
+    took = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        short = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": places})
+        took.append(time.perf_counter() - begin)
+    full = subprocess.run([sys.executable, "-m", "tk", *arguments], capture_output=True, text=True)
+    assert (short.returncode, short.stdout, short.stderr) == (full.returncode, full.stdout, full.stderr)
+    assert min(took) < 0.3
 
 
 @pytest.mark.parametrize("arguments", (["nonsense"], ["info", "--nonsense"]))

@@ -3,36 +3,25 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
-from tk import __version__, errors
+import _tk_command
+from tk import errors
 from tk.cli._shown import Usage
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "main", "run"]
 
-# In the order of --help. Only the module of the command at hand is imported.
-COMMANDS: Mapping[str, str] = {
-    "info": "tk.cli.info",
-    "list": "tk.cli.coverage",
-    "explain": "tk.cli.explain",
-    "build": "tk.cli.build",
-    "bench": "tk.cli.bench",
-    "tune": "tk.tune",
-    "verify": "tk.cli.verify",
-    "demo": "tk.cli.demo",
-}
+main = _tk_command.main
+
+COMMANDS = _tk_command.COMMANDS
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line; returns the exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser(arguments)
-    if not arguments:
-        parser.print_help(sys.stderr)
-        return 2
+def run(arguments: Sequence[str]) -> int:
+    """Runs a command line that begins with a command; returns the exit status."""
+    parser = _tk_command.parser(arguments[:1], _add_command)
     args, rest = parser.parse_known_args(arguments)
     args.rest = rest
     if args.rest and not getattr(args, "takes_rest", False):
@@ -50,11 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tk", description="Triton for PyTorch without the JIT.")
-    parser.add_argument("--version", action="version", version=f"tk {__version__}")
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
-    named = [name for name in arguments[:1] if name in COMMANDS]
-    for name in named or COMMANDS:
-        import_module(COMMANDS[name]).add_parser(subparsers)
-    return parser
+def _add_command(subparsers: Any, name: str) -> None:
+    """With its arguments. No other command's module is imported."""
+    import_module(COMMANDS[name][0]).add_parser(subparsers)

@@ -19,7 +19,6 @@ from tk.generated import register
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "bench",
-        help="time functions and generated ops, or run the benchmarks of a source tree",
         add_help=False,
     )
     parser.set_defaults(run=run, takes_rest=True)

@@ -53,7 +53,6 @@ def add_parser(subparsers: Any) -> None:
     """As a subcommand of ``tk``."""
     parser = subparsers.add_parser(
         "build",
-        help="compile kernels into packs",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

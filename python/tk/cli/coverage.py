@@ -11,7 +11,7 @@ from tk.inspect import Coverage
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("list", help="everything compiled, by architecture, kernel and config")
+    parser = subparsers.add_parser("list")
     parser.add_argument("--op", help="only this op")
     parser.add_argument("--arch", help="only this architecture: 80, 90, ptx80, …")
     add_json(parser)

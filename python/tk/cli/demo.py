@@ -55,7 +55,7 @@ HEADER = ("projection", "product", "tk us", "torch us", "speedup", "tk TFLOP/s",
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("demo", help="a Llama-3-8B layer's projections, and generated ops")
+    parser = subparsers.add_parser("demo")
     parser.add_argument(
         "--rows",
         type=int,

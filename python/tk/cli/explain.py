@@ -20,7 +20,7 @@ EXAMPLE = "tk explain linear 512x4096 14336x4096 --activation silu; tk explain t
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("explain", help="which kernel a call would run, and why", epilog=f"e.g. {EXAMPLE}")
+    parser = subparsers.add_parser("explain", epilog=f"e.g. {EXAMPLE}")
     parser.add_argument("op", help="mm, linear, softmax, … or an op of a loaded pack")
     parser.add_argument(
         "arguments",

@@ -20,7 +20,7 @@ VARIABLES = ("TK_PACK_PATH", "TK_LOG", "TK_LIBRARY_DIR", "TK_CACHE_DIR")
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("info", help="versions, GPUs, libraries and packs", description=__doc__)
+    parser = subparsers.add_parser("info", description=__doc__)
     parser.add_argument("--all", action="store_true", help="the names of the ops of every pack, too")
     add_json(parser)
     parser.set_defaults(run=run)

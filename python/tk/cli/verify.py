@@ -41,7 +41,7 @@ class Tally:
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("verify", help="re-hash packs and run every kernel against torch")
+    parser = subparsers.add_parser("verify")
     parser.add_argument("packs", nargs="*", type=Path, help="pack files (default: those that are loaded)")
     parser.add_argument("--no-gpu", action="store_true", help="only re-hash")
     parser.set_defaults(run=run)

@@ -184,7 +184,6 @@ def add_parser(subparsers: Any) -> None:
     """As a subcommand of ``tk``."""
     parser = subparsers.add_parser(
         "tune",
-        help="measure which configs are fastest on this GPU",
         description=tk.tune.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

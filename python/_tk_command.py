@@ -1,0 +1,65 @@
+"""The console script ``tk``. It stands outside of the package, since importing that takes torch, which takes a second:
+what needs neither torch nor the libraries (``tk --version``, ``tk --help``, a mistyped command) is answered here."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+__all__ = ["COMMANDS", "main", "parser"]
+
+# In the order of --help: the module of each command, and what the command does.
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "info": ("tk.cli.info", "versions, GPUs, libraries and packs"),
+    "list": ("tk.cli.coverage", "everything compiled, by architecture, kernel and config"),
+    "explain": ("tk.cli.explain", "which kernel a call would run, and why"),
+    "build": ("tk.cli.build", "compile kernels into packs"),
+    "bench": ("tk.cli.bench", "time functions and generated ops, or run the benchmarks of a source tree"),
+    "tune": ("tk.tune", "measure which configs are fastest on this GPU"),
+    "verify": ("tk.cli.verify", "re-hash packs and run every kernel against torch"),
+    "demo": ("tk.cli.demo", "a Llama-3-8B layer's projections, and generated ops"),
+}
+
+
+def _add_name(subparsers: Any, name: str) -> None:
+    """A command without its arguments: a line of --help."""
+    subparsers.add_parser(name, help=COMMANDS[name][1])
+
+
+def parser(
+    commands: Iterable[str] = tuple(COMMANDS), add: Callable[[Any, str], None] = _add_name
+) -> argparse.ArgumentParser:
+    """The parser of the command line. add(subparsers, name) adds one of the commands."""
+    top = argparse.ArgumentParser(prog="tk", description="Triton for PyTorch without the JIT.")
+    top.add_argument("--version", action="version", version=f"tk {version()}")
+    subparsers = top.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
+    for name in commands:
+        add(subparsers, name)
+    return top
+
+
+def version() -> str:
+    """Of the package tk, which is found and not imported."""
+    spec = find_spec("tk")
+    if spec is None or spec.origin is None:
+        sys.exit("tk: the package tk is not there; reinstall torch-tk")
+    return re.findall(r'__version__ = "(.*)"', Path(spec.origin).with_name("_version.py").read_text())[0]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments:
+        parser().print_help(sys.stderr)
+        return 2
+    if arguments[0] not in COMMANDS:
+        found = parser().parse_args(arguments)  # ends the process with the answer, or with what is wrong
+        arguments = arguments[arguments.index(found.command) :]  # of `tk -- info`
+    from tk import cli
+
+    return cli.run(arguments)
