@@ -18,6 +18,9 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import long_description  # noqa: E402
 
 
 class PlatformDistribution(Distribution):
@@ -58,6 +61,8 @@ class AnyPythonWheel(bdist_wheel):
 
 
 setup(
+    long_description=long_description.of_project(),
+    long_description_content_type="text/markdown",
     py_modules=["_tk_command"],
     packages=[*find_packages("python"), *(f"tk.kernels.{p}" for p in find_packages("kernels"))],
     distclass=PlatformDistribution,

@@ -6,6 +6,7 @@ import base64
 import csv
 import email
 import hashlib
+import re
 import zipfile
 from pathlib import Path
 
@@ -35,11 +36,8 @@ def test_one_wheel_serves_every_python(wheel: Path, metadata: email.message.Mess
 def test_it_requires_torch_alone(metadata: email.message.Message):
     requirements = metadata.get_all("Requires-Dist")
     assert [r for r in requirements if "extra" not in r] == ["torch>=2.11"]
-    assert {r.split(";")[0].strip() for r in requirements if "extra" in r} == {
-        "triton==3.9.0",
-        "numpy",
-        "zstandard==0.25.0",
-    }
+    extra = {re.split(r"[>=;]", r)[0] for r in requirements if "extra" in r}
+    assert extra == {"triton", "numpy", "zstandard"}
 
 
 def test_every_python_source_is_there(wheel: Path):
@@ -62,7 +60,8 @@ def test_the_rest_is_libraries_packs_headers_and_the_cmake_config(wheel: Path):
     packs = {n for n in rest if n.startswith("packs/")}
     assert packs and all(n.endswith(".tkpack") for n in packs)
     assert rest == config | headers | libraries | packs
-    assert {n.split("/")[0] for n in names(wheel)} == {"tk", wheel.name[: wheel.name.index("-py3")] + ".dist-info"}
+    tops = {"tk", "_tk_command.py", wheel.name[: wheel.name.index("-py3")] + ".dist-info"}
+    assert {n.split("/")[0] for n in names(wheel)} == tops
 
 
 def test_the_licences_of_what_is_linked_in_are_there(wheel: Path):
