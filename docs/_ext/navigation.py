@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 PAGES: dict[str, tuple[str, ...]] = {
-    "Begin": ("install", "tk.use <use>", "determinism"),
+    "Begin": ("install", "first-steps", "tk.use <use>", "determinism"),
     "Functions": ("products", "conv", "attention", "What is supported <supported>"),
-    "Of your own": ("add-a-kernel", "Torch ops in a function <torch-ops>", "packs", "cpp"),
+    "Of your own": (
+        "Ops of your own <ops-of-your-own>",
+        "add-a-kernel",
+        "Torch ops in a function <torch-ops>",
+        "packs",
+        "cpp",
+    ),
     "Reference": ("api", "Glossary <glossary>"),
     "Performance": ("Performance <performance>", "Figures <benchmarks>", "/benchmarks/log"),
     "How it works": ("Design <design>", "Generated kernels <codegen>", "attention-kernels"),

@@ -1,5 +1,6 @@
-"""Every Python block of README.md and docs/*.md runs, with small tensors on the CPU; so does every `tk build`. Links
-lead to files and headings that exist.
+"""Every Python block of README.md and docs/*.md runs, with small tensors on the CPU; so does every command of
+tk that needs no GPU. Links lead to files and headings that exist. What docs/ops-of-your-own.md says is taken is taken,
+and what it says is refused is refused.
 
 A block that begins a file of the reader's (a decorator, a registration, a FAMILY) is written to the file that the next
 `tk build` line names."""
@@ -54,17 +55,31 @@ def on_the_cpu(source: str) -> str:
     return source.replace('"cuda"', '"cpu"').replace(NEEDS_A_GPU, "pass")
 
 
+REFUSED = re.compile(r"^def (\w+)\(.*# refused: (.*)$", re.MULTILINE)
+
+
 def is_a_file(source: str) -> bool:
     return "@tk.op" in source or ".register(" in source
 
 
-def builds(text: str) -> list[list[str]]:
-    """The commands of a shell block."""
+def declares(source: str) -> bool:
+    """Whether it is of functions under @tk.op alone, which are plain functions to the blocks that follow."""
+    return "@tk.op" in source and "import triton" not in source and not REFUSED.search(source)
+
+
+def commands(text: str) -> list[list[str]]:
+    """Of a shell block, those of tk that need no GPU."""
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-    return [shlex.split(line)[1:] for line in lines if line.startswith("tk build ")]
+    run = re.compile(r"tk (build|info|explain .*--arch|bench .*--device cpu)\b")
+    return [shlex.split(line)[1:] for line in lines if run.match(line)]
 
 
-def tk_build(arguments: list[str], folder: Path) -> None:
+def variables(text: str) -> dict[str, str]:
+    """What a shell block exports."""
+    return dict(re.findall(r"^export (\w+)=(\S+)$", text, re.MULTILINE))
+
+
+def run_tk(arguments: list[str], folder: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "tk", *arguments], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
 
@@ -79,16 +94,57 @@ def test_the_snippets_run(document: Path, tmp_path: Path, monkeypatch: pytest.Mo
     for language, text in blocks(document):
         if language == "python" and is_a_file(text):
             written = text
+            if declares(text):
+                exec(compile(text, str(document), "exec"), names)
         elif language == "python":
             exec(compile(on_the_cpu(text), str(document), "exec"), names)
         elif language == "sh":
-            for arguments in builds(text):
-                (tmp_path / arguments[1]).write_text(written)
-                tk_build(arguments, tmp_path)
+            for name, value in variables(text).items():
+                monkeypatch.setenv(name, value)
+            for arguments in commands(text):
+                if arguments[0] == "build":
+                    (tmp_path / arguments[1]).write_text(written)
+                run_tk(arguments, tmp_path)
     for line in INLINE_BUILD.findall(document.read_text()) if written else ():  # of many kernels: what would be built
         arguments = shlex.split(line)[1:]
         (tmp_path / arguments[1]).write_text(written)
-        tk_build([*arguments, "--dry-run"], tmp_path)
+        run_tk([*arguments, "--dry-run"], tmp_path)
+
+
+def python_blocks(*documents: Path) -> list[str]:
+    return [text for document in documents for language, text in blocks(document) if language == "python"]
+
+
+def dry_run(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str, str]:
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TK_CACHE_DIR", str(folder / "cache"))
+    (folder / "documented.py").write_text(source)
+    command = [sys.executable, "-m", "tk", "build", "documented.py", "--arch", "90", "--dry-run"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+OPS_OF_YOUR_OWN = ROOT / "docs" / "ops-of-your-own.md"
+
+
+def test_every_declaration_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source = "\n".join(filter(declares, python_blocks(OPS_OF_YOUR_OWN)))
+    names = re.findall(r"^def (\w+)\(", source, re.MULTILINE)
+    status, listed, said = dry_run(source, tmp_path, monkeypatch)
+    assert status == 0, said
+    assert len(names) >= 15
+    assert [name for name in names if not re.search(rf"^sm90 {name} ", listed, re.MULTILINE)] == []
+
+
+def test_what_is_refused_is_refused_with_these_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (source,) = filter(REFUSED.search, python_blocks(OPS_OF_YOUR_OWN))
+    status, _, said = dry_run(source, tmp_path, monkeypatch)
+    lines = [line for line in said.splitlines() if line.startswith("tk build: ")]
+    assert status == 1
+    wanted = REFUSED.findall(source)
+    assert len(lines) == len(wanted) >= 8, said
+    missed = [n for n, words in wanted if not any(f"{n} (" in line and words in line for line in lines)]
+    assert not missed, said
 
 
 def anchors(document: Path) -> set[str]:
