@@ -46,6 +46,11 @@ help: ## this list
 
 # --- What is built: a wheel for each purpose, each with its own build tree ---
 
+# What torch's own wheels need (manylinux_2_28). The tag of a wheel follows from what its libraries need, not from this.
+OLDEST_GLIBC ?= 2.28
+# The time of all files in what is built: the commit's, so that it is the same bytes whenever it is built.
+EPOCH = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null || date +%s))
+
 # $(call build_wheel,NAME,GRID,ARCHS[,ONLY]): build/NAME/dist/torch_tk-*.whl, ONLY: a regular expression of kernels.
 # CMake builds only what changed.
 define build_wheel
@@ -80,8 +85,21 @@ endif
 wheel: build-tools ## the wheel that ships: sm_80, sm_90 and PTX, in dist/
 	$(call build_wheel,wheel,$(or $(GRID),full),80$(comma)90$(comma)ptx80)
 	mkdir -p dist
+	rm -f dist/*.whl
 	cp build/wheel/dist/torch_tk-*.whl dist/
 	ls -l dist
+
+.PHONY: dist
+dist: wheel ## what a release has, in dist/: the wheel, the source distribution, their checksums
+	rm -f dist/*.tar.gz
+	SOURCE_DATE_EPOCH=$(EPOCH) $(PY) -c 'from setuptools import build_meta; build_meta.build_sdist("dist")'
+	cd dist && sha256sum torch_tk-* >SHA256SUMS
+
+.PHONY: check-dist
+check-dist: release-tools ## look at what is in dist/ as an index does (twine), and at the wheel's tag (auditwheel)
+	cd dist && sha256sum --check SHA256SUMS
+	$(PY) -m twine check --strict dist/torch_tk-*
+	$(PY) -m auditwheel show --json dist/torch_tk-*.whl | $(PY) tools/check_audit.py
 
 .PHONY: build-times
 build-times: build-tools ## time the whole grid with an empty cache (dist/build.json, for the benchmarks); up to an hour
@@ -211,5 +229,5 @@ $(VENV)/.%-tools: requirements/%.txt $(VENV)/.torch
 	$(PIP) install --quiet -r $<
 	touch $@
 
-.PHONY: build-tools test-tools lint-tools docs-tools
-build-tools test-tools lint-tools docs-tools: %: $(VENV)/.%
+.PHONY: build-tools test-tools lint-tools docs-tools release-tools
+build-tools test-tools lint-tools docs-tools release-tools: %: $(VENV)/.%

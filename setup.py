@@ -1,26 +1,31 @@
 """Hands over to CMake, which builds the libraries and the packs and installs them into the package.
 
 The package's metadata is in pyproject.toml. From the environment: CMAKE_ARGS (options of CMakeLists.txt, such as
-``-DTK_ARCHS=90``), TK_BUILD_DIR (CMake's build tree, kept between builds; default build/wheel), and what CMake itself
+``-DTK_ARCHS=90``), TK_BUILD_DIR (CMake's build tree, kept between builds; default build/wheel), SOURCE_DATE_EPOCH (the
+time of all files in what is built: with the same one, the same sources give the same bytes), and what CMake itself
 reads (CMAKE_BUILD_PARALLEL_LEVEL, CXX, CXXFLAGS).
 """
 
+import gzip
 import os
 import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 from setuptools import Distribution, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 import long_description  # noqa: E402
+import platform_tag  # noqa: E402
 
 
 class PlatformDistribution(Distribution):
@@ -54,10 +59,34 @@ class CMakeBuild(build_ext):
 
 
 class AnyPythonWheel(bdist_wheel):
-    """For one platform, and for every Python: the libraries do not depend on its version."""
+    """For every Python, since the libraries do not depend on its version, and for all systems that they run on."""
 
     def get_tag(self):
-        return "py3", "none", super().get_tag()[2]
+        libraries = sorted(Path(self.bdist_dir, "tk", "lib").glob("*.so"))  # none before there is a wheel
+        return "py3", "none", platform_tag.needs(libraries).platform() if libraries else super().get_tag()[2]
+
+
+class SameBytes(sdist):
+    """An archive that tells nothing of when, by whom and in which order it was made, where SOURCE_DATE_EPOCH is set."""
+
+    def make_archive(self, base_name, format, root_dir=None, base_dir=None, owner=None, group=None):
+        epoch = os.environ.get("SOURCE_DATE_EPOCH")
+        if format != "gztar" or epoch is None or root_dir is not None:
+            return super().make_archive(base_name, format, root_dir, base_dir, owner, group)
+
+        def plain(member):
+            member.mtime, member.uid, member.gid, member.uname, member.gname = int(epoch), 0, 0, "", ""
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            return member
+
+        path = f"{base_name}.tar.gz"
+        with (
+            open(path, "wb") as file,
+            gzip.GzipFile("", "wb", fileobj=file, mtime=int(epoch)) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            archive.add(base_dir, filter=plain)  # in the order of the names
+        return path
 
 
 setup(
@@ -67,5 +96,5 @@ setup(
     packages=[*find_packages("python"), *(f"tk.kernels.{p}" for p in find_packages("kernels"))],
     distclass=PlatformDistribution,
     options={"global": {"quiet": "1"}},  # what CMake says is worth seeing, the copying of files is not
-    cmdclass={"build_py": CleanBuildPy, "build_ext": CMakeBuild, "bdist_wheel": AnyPythonWheel},
+    cmdclass={"build_py": CleanBuildPy, "build_ext": CMakeBuild, "bdist_wheel": AnyPythonWheel, "sdist": SameBytes},
 )

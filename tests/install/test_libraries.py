@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,10 @@ import pytest
 from elf import Library
 from environment import ROOT
 
-# glibc 2.34 took libdl and libpthread in; 2.35 and GLIBCXX 3.4.30 are what Ubuntu 22.04 and Debian 12 have.
-NEWEST_GLIBC, NEWEST_GLIBCXX = (2, 35), (3, 4, 30)
-RUNTIME = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
+# manylinux_2_28, which torch's own wheels need: RHEL 8, Debian 10, Ubuntu 20.04 and what is newer.
+NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
+RUNTIME = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "libstdc++.so.6", "libgcc_s.so.1"}
+RUNTIME |= {"ld-linux-x86-64.so.2"}
 
 
 @pytest.fixture
@@ -53,7 +56,15 @@ def test_what_is_linked_in_stays_hidden(core: Library, ops: Library):
 
 def test_they_run_on_the_oldest_systems_promised(core: Library, ops: Library):
     for library in (core, ops):
-        glibc, glibcxx = library.newest("GLIBC"), library.newest("GLIBCXX")
-        print(f"{library.path.name}: glibc {'.'.join(map(str, glibc))}, GLIBCXX {'.'.join(map(str, glibcxx))}")
-        assert glibc <= NEWEST_GLIBC
-        assert glibcxx <= NEWEST_GLIBCXX
+        needed = {name: library.newest(name) for name in NEWEST}
+        print(library.path.name, needed)
+        assert all(needed[name] <= newest for name, newest in NEWEST.items())
+        assert needed["GLIBC"] > (2, 0) and needed["GLIBCXX"] > (3, 0)  # it was read
+
+
+def test_the_wheels_tag_is_what_its_libraries_need(wheel: Path, core: Library, ops: Library):
+    """As another tool reads them."""
+    command = [sys.executable, ROOT / "tools/platform_tag.py", core.path, ops.path]
+    platform = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]
+    assert platform == "manylinux_2_28_x86_64"
+    assert wheel.name.endswith(f"-py3-none-{platform}.whl")

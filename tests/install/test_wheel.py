@@ -30,7 +30,7 @@ def metadata(unpacked: Path) -> email.message.Message:
 
 
 def test_one_wheel_serves_every_python(wheel: Path, metadata: email.message.Message):
-    assert wheel.name == f"torch_tk-{metadata['Version']}-py3-none-linux_x86_64.whl"
+    assert wheel.name.startswith(f"torch_tk-{metadata['Version']}-py3-none-")
 
 
 def test_it_requires_torch_alone(metadata: email.message.Message):
@@ -66,7 +66,7 @@ def test_the_rest_is_libraries_packs_headers_and_the_cmake_config(wheel: Path):
 
 def test_the_licences_of_what_is_linked_in_are_there(wheel: Path):
     licences = {Path(n).name for n in names(wheel) if "/licenses/" in n}
-    assert licences == {"LICENSE", "zstd.txt", "openssl.txt"}
+    assert licences == {"LICENSE", "zstd.txt", "openssl.txt", "libstdc++.txt"}
 
 
 def test_the_record_has_the_hash_of_every_file(unpacked: Path):
