@@ -44,7 +44,7 @@ def generated(root: Path) -> dict[Path, str]:
     results = gains.read(root / "benchmarks" / "results")
     readme, benchmarks = root / "README.md", root / "docs" / "benchmarks.md"
     return {
-        readme: fill(readme, {"gains": gains_part(results)}),
+        readme: fill(readme, {"gains": gains_part(results), "strengths": strengths_part(results)}),
         benchmarks: fill(benchmarks, {"ops": ops_table(), "figures": figures(results)}),
         root / "benchmarks" / "results" / "gains.svg": picture.draw(results),
     }
@@ -121,8 +121,62 @@ def product_row(p: Products) -> tuple[str, ...]:
 
 
 def measured_on(results: Iterable[Result]) -> str:
-    machines = sorted({f"{r['environment']['gpu']} with torch {r['environment']['torch']}" for r in results})
+    machines = sorted({"{gpu} with torch {torch} on {date}".format(**r["environment"]) for r in results})
     return f"Measured on {', '.join(machines)}." if machines else "Nothing was measured yet."
+
+
+# --- Where tk is fast, and where not ---
+
+# What is computed, the family of the results, and the group: of random shapes where there is one.
+STRENGTHS = (
+    ("softmax and log_softmax, rows of 4,096 columns and more", "generated", "softmax_long_random"),
+    ("gelu", "generated", "gelu_random"),
+    ("argmax along rows", "generated", "argmax_random"),
+    ("norms, pointwise, softmax, reductions, 64 MB and more", "generated", "memory_random"),
+    ("scans", "generated", "scan_random"),
+    ("sorts of rows up to 2,048", "generated", "sort_short_random"),
+    ("sorts of longer rows", "generated", "sort_long_random"),
+    ("topk", "generated", "topk"),
+    ("convolutions, channels-last", "conv", "channels_last_random"),
+    ("convolutions, contiguous", "conv", "contiguous_random"),
+    ("depthwise and grouped convolutions, channels-last", "conv", "grouped_channels_last_random"),
+    ("attention with mods, forward", "attention", "forward1_random"),
+    ("attention with mods, backward", "attention", "backward1_random"),
+    ("plain and causal attention, forward", "attention", "forward_random"),
+    ("plain and causal attention, backward", "attention", "backward_random"),
+    ("decoding", "attention", "decode_random"),
+    ("two products in a row, as one kernel", "b2b", "b2b_gemm_random"),
+    ("float8 products of groups", "other_products", "scaled_grouped_mm_random"),
+    ("float8 products, up to 64 rows", "other_products", "scaled_mm_few_rows_random"),
+    ("float8 products, more rows", "other_products", "scaled_mm_random"),
+    ("batched products", "other_products", "bmm_random"),
+    ("four-bit weights, up to 16 rows", "int4", "int4_mm_few_rows_random"),
+    ("four-bit weights, 17 to 1,000 rows", "int4", "int4_mm_random"),
+    ("products, up to 16 rows", "mm", "random_16"),
+    ("products, 17 to 256 rows", "mm", "random_256"),
+    ("products, 257 to 1,024 rows", "mm", "random_1024"),
+    ("products, more rows", "mm", "random_above"),
+    ("products with bias and activation", "mm", "fused_random"),
+    ("four Llama-3 8B layers, 4,096 tokens of prefill", "models", "llama_prefill"),
+    ("four Llama-3 8B layers, decoding in a CUDA graph", "models", "llama_decode"),
+    ("four Llama-3 8B layers, a training step", "models", "llama_training"),
+    ("ResNet-50, inference", "models", "resnet_inference"),
+    ("ResNet-50, inference", "models", "resnet_inference_compiled"),
+)
+
+
+def strengths_part(results: Sequence[Result]) -> str:
+    """Groups of shapes, those where tk leads by most first."""
+    found = []
+    for title, family, name in STRENGTHS:
+        for group in (g for r in results if r["family"] == family for g in r.get("groups", ()) if g["name"] == name):
+            ratios = [row["ratio"] for row in group["rows"]]
+            slower = sum(ratio < 1 for ratio in ratios)
+            speed = f"{group['geomean']:.2f} ×"
+            found.append((group["geomean"], (title, group["peer"], speed, f"{slower} of {len(ratios)}")))
+    rows = [row for _, row in sorted(found, key=lambda one: -one[0])]
+    header = ("what is computed", "alternative", "tk's speed", "shapes where the alternative is faster")
+    return "\n\n".join((table(header, rows), measured_on(r for r in results if r.get("groups"))))
 
 
 # --- Ops ---
@@ -165,7 +219,8 @@ def summary(result: Result) -> str:
         rows = ((f["title"], f"{f['value']:.4g} {unit(f)}", limit(f)) for f in result["figures"])
         parts.append(table(("figure", "measured", "goal"), rows))
     if result.get("failures"):
-        parts.append(f"{len(result['failures'])} failed: " + "; ".join(f["label"] for f in result["failures"]))
+        failed = "; ".join(f"{f['label']} ({f['error']})" for f in result["failures"])
+        parts.append(f"{len(result['failures'])} failed: {failed}")
     return "\n\n".join(parts)
 
 

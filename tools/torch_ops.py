@@ -91,11 +91,18 @@ def refusal(info: Any, sample: Any) -> str:
     except BuildError as error:
         if TimeoutError.__name__ in str(error):
             return f"torch works on its symbolic sizes for more than {SECONDS} s"
-        return re.sub(r"^call \(.*?\): |line \d+: ", "", str(error).splitlines()[0])
+        return plain(re.sub(r"^call \(.*?\): |line \d+: ", "", str(error).splitlines()[0]))
     except Exception as error:  # a raw exception is a mistake of the generator's
         return f"a mistake of the generator's: {type(error).__name__}: {error}".splitlines()[0]
     finally:
         signal.alarm(0)
+
+
+def plain(reason: str) -> str:
+    """Without the places in torch's own source that its errors name."""
+    reason = re.sub(r'^\d+ INTERNAL ASSERT FAILED at "[^"]*":\d+, please report a bug to PyTorch\. ', "", reason)
+    reason = re.sub(r"(?:/[\w.+-]+)+\.\w+:\d+: ", "", reason)
+    return re.sub(r"^dispatch_on_subclass called with *$", "torch fails in its own code on symbolic sizes", reason)
 
 
 def _give_up(*_: Any) -> None:

@@ -165,5 +165,29 @@ def test_links_resolve(document: Path):
         assert not anchor or anchor in anchors(file), f"{target}: no such heading"
 
 
+COMMAND = re.compile(r"^(?:.*&& )?(make|tk) ([a-z][a-z-]*)", re.MULTILINE)
+
+
+def named_commands(document: Path) -> set[tuple[str, str]]:
+    """("make", "test"), ("tk", "info"), …, of shell blocks and of code within sentences."""
+    shell = [text for language, text in blocks(document) if language == "sh"]
+    inline = re.findall(r"`((?:make|tk) [^`]*)`", BLOCK.sub("", document.read_text()))
+    return {found for text in (*shell, *inline) for found in COMMAND.findall(text)}
+
+
+@pytest.mark.parametrize("document", WITH_LINKS, ids=[d.name for d in WITH_LINKS])
+def test_commands_exist(document: Path):
+    if document.name in ("CHANGELOG.md", "log.md"):
+        pytest.skip("tells of what was")
+    targets = set(re.findall(r"^([a-z-]+(?: [a-z-]+)*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    make = {name for line in targets for name in line.split()}
+    usage = subprocess.run([sys.executable, "-m", "tk", "--help"], capture_output=True, text=True, check=True).stdout
+    known = {("make", name) for name in make} | {
+        ("tk", name) for name in re.findall(r"^    (\w+) ", usage, re.MULTILINE)
+    }
+    assert ("tk", "info") in known and ("make", "docs") in known
+    assert named_commands(document) <= known
+
+
 def test_all_documents_are_looked_at():
     assert {"README.md", "add-a-kernel.md", "attention.md", "use.md"} <= {d.name for d in WITH_PYTHON}

@@ -18,6 +18,7 @@ def tool(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look for it
     spec.loader.exec_module(module)
     return module
 
@@ -60,7 +61,9 @@ def readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(module, "ops_table", lambda: "the ops")
     (tmp_path / "docs").mkdir()
     (tmp_path / "benchmarks/results").mkdir(parents=True)
-    (tmp_path / "README.md").write_text("# x\n<!-- begin gains -->\nold\n<!-- end gains -->\nend\n")
+    (tmp_path / "README.md").write_text(
+        "# x\n<!-- begin gains -->\nold\n<!-- end gains -->\n<!-- begin strengths -->\n<!-- end strengths -->\n"
+    )
     parts = ("<!-- begin figures -->\n<!-- end figures -->", "<!-- begin ops -->\n<!-- end ops -->")
     (tmp_path / "docs/benchmarks.md").write_text("\n".join(parts) + "\n")
     return module
@@ -108,7 +111,30 @@ def test_readme_shows_what_was_measured_and_where_cublas_is_faster(readme: Modul
     assert "| first call" not in text and "bias" not in text, "rows of which nothing is known"
     tables = (tmp_path / "docs/benchmarks.md").read_text()
     assert "| few rows | torch.mm | 2 | 0.90 | 0.80 | w |" in tables
-    assert "the ops" in tables and "1 failed: host_jit" in tables
+    assert "the ops" in tables and "1 failed: host_jit (no compiler)" in tables
+
+
+def test_readme_sorts_groups_by_how_fast_they_are_and_says_where_and_when(readme: ModuleType, tmp_path: Path) -> None:
+    def group(name: str, *ratios: float) -> dict[str, object]:
+        more = {"name": name, "title": name, "peer": "torch", "worst": min(ratios), "worst_label": "w"}
+        return more | {"geomean": sum(ratios) / len(ratios), "rows": [{"m": 4, "ratio": r} for r in ratios]}
+
+    write_results(tmp_path, groups=[group("random_16", 0.5, 0.9), group("unnamed", 3.0), group("random_above", 2.0)])
+    assert readme.main([]) == 0
+    text = (tmp_path / "README.md").read_text()
+    fast, slow = (
+        "| products, more rows | torch | 2.00 × | 0 of 1 |",
+        "| products, up to 16 rows | torch | 0.70 × | 2 of 2 |",
+    )
+    assert fast in text and slow in text and text.index(fast) < text.index(slow)
+    assert "unnamed" not in text
+    assert "Measured on X with torch X on X." in text
+
+
+def test_every_group_of_readmes_table_was_measured() -> None:
+    module = tool("readme")
+    measured = {(r["family"], g["name"]) for r in module.gains.read(ROOT / "benchmarks/results") for g in r["groups"]}
+    assert {(family, name) for _, family, name in module.STRENGTHS} <= measured
 
 
 def test_readme_takes_random_shapes_where_there_are_any(readme: ModuleType, tmp_path: Path) -> None:
@@ -137,3 +163,16 @@ def test_cubins_of_two_packs_are_compared() -> None:
         "g g w4: only after: 1 variants",
         "mm mm_tma 64x64: 2 variants, then 2; gone b; new x",
     ]
+
+
+def test_reasons_of_refused_ops_name_no_place_in_torchs_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TK_NO_LIBRARY", "1")  # which the tool would set for good
+    plain = tool("torch_ops").plain
+    assert plain("/__w/pytorch/build/aten/src/Register_0.cpp:4963: expected integers") == "expected integers"
+    failed = '0 INTERNAL ASSERT FAILED at "/__w/torch/csrc/arg_parser.cpp":659, please report a bug to PyTorch. '
+    assert plain(failed + "dispatch_on_subclass called with ") == "torch fails in its own code on symbolic sizes"
+    assert plain(failed + "a reason") == "a reason"
+    for unchanged in ("aten.mm cannot be generated: call tk.mm", "a size: 3 / 4: none", "kernels/mm.py: x"):
+        assert plain(unchanged) == unchanged
+    reasons = (ROOT / "docs/torch-ops.md").read_text()
+    assert not [line for line in reasons.splitlines() if plain(line) != line or "INTERNAL ASSERT" in line]
