@@ -105,6 +105,13 @@ tk_status tk_set_builtin_directory(const char* path) {
   });
 }
 
+tk_status tk_add_pack_directory(const char* path) {
+  return guarded([&] {
+    require_argument(path, "path");
+    runtime().registry.add_directory(path);
+  });
+}
+
 tk_status tk_load_pack(const char* path) {
   return guarded([&] {
     require_argument(path, "path");

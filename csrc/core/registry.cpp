@@ -130,25 +130,51 @@ void Registry::open_definitions() {
 // pack takes its place in silence.
 void Registry::find_builtins() {
   if (searched_ || directory_.empty()) return;
-  builtins_.clear();
   const std::filesystem::path directory(directory_);
+  std::vector<Builtin> own;
   Builtin found;
   for (const Root& root : roots_) {
     if (std::string_view(root.file) == kDefinitions) continue;
     if (!parse_name(root.file, found.arch, found.ptx))
       fail(TK_PACK_ERROR, "roots.inc names ", root.file, "; it must be ops.tkpack or like sm90.tkpack or ptx80.tkpack");
-    builtins_.push_back({(directory / root.file).string(), root.hash, found.arch, found.ptx, nullptr});
+    own.push_back({(directory / root.file).string(), root.hash, found.arch, found.ptx, nullptr});
   }
   std::error_code missing;  // a folder that is not there has no packs
   for (const auto& file : std::filesystem::directory_iterator(directory, missing)) {
     if (!roots_.empty() || !parse_name(file.path().filename().string(), found.arch, found.ptx)) continue;
     if (allows_unrooted()) {
-      builtins_.push_back({file.path().string(), "", found.arch, found.ptx, nullptr});
+      own.push_back({file.path().string(), "", found.arch, found.ptx, nullptr});
     } else {
       unrooted_ = file.path().string();
     }
   }
+  // Before those of added folders: of two for one architecture the library's own serves.
+  builtins_.insert(builtins_.begin(), std::make_move_iterator(own.begin()), std::make_move_iterator(own.end()));
   searched_ = true;
+}
+
+void Registry::add_directory(const std::string& path) {
+  std::unique_lock lock(mutex_);
+  if (std::ranges::find(added_, path) != added_.end()) return;
+  find_builtins();
+  std::vector<Builtin> added;
+  std::error_code missing;
+  for (const auto& file : std::filesystem::directory_iterator(path, missing)) {
+    Builtin found;
+    if (!parse_name(file.path().filename().string(), found.arch, found.ptx)) continue;
+    found.path = file.path().string();
+    for (const Builtin& other : builtins_)
+      if (other.arch == found.arch && other.ptx == found.ptx)
+        fail(TK_PACK_ERROR, "pack ", found.path, " is for ", arch_text(found.arch, found.ptx), ", as ", other.path,
+             " is; leave one of them out");
+    added.push_back(std::move(found));
+  }
+  if (added.empty())
+    fail(TK_PACK_ERROR, "there are no packs in ", path, "; their names must be like sm100.tkpack or ptx100.tkpack");
+  std::ranges::sort(added, {}, &Builtin::path);
+  std::ranges::move(added, std::back_inserter(builtins_));
+  added_.push_back(path);
+  next_generation();
 }
 
 const Pack& Registry::open(Builtin& builtin) {

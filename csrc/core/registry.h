@@ -57,6 +57,10 @@ class Registry {
   // Opens the definitions of the library's own generated ops, if it has some. Throws TK_PACK_ERROR when there is
   // another directory already, or when they cannot be used; the directory's kernels then still can.
   void set_builtin_directory(const std::string& path);
+  // A folder of packs of the library's kernels for more GPUs, by name (sm100.tkpack). Each is opened, and verified as a
+  // whole, when a GPU first needs it. Throws TK_PACK_ERROR where the folder has none, or one for an architecture that
+  // the library has a pack for. Adding a folder twice does nothing.
+  void add_directory(const std::string& path);
   // A file; or, of a pack that was built for several architectures and whose name stands for all of its files
   // (my.tkpack: my.sm80.tkpack, my.sm90.tkpack), each of them: which one serves is a matter of the GPU of a call.
   // Loading a pack twice does nothing. Throws TK_PACK_ERROR.
@@ -94,7 +98,7 @@ class Registry {
  private:
   struct Builtin {
     std::string path;
-    std::string root;  // "": any
+    std::string root;  // "": any, of an add-on
     uint32_t arch;
     bool ptx;
     std::unique_ptr<const Pack> pack;  // once it was needed
@@ -114,6 +118,7 @@ class Registry {
   const std::span<const Root> roots_;
   std::shared_mutex mutex_;
   std::string directory_;
+  std::vector<std::string> added_;  // directories
   bool searched_ = false;
   std::string unrooted_;  // a file of the directory that was not taken for want of roots
   std::vector<Builtin> builtins_;

@@ -26,7 +26,7 @@ _log.set_up()
 
 if _library.is_wanted():
     _library.load()
-    from tk import config
+    from tk import _addons, config
     from tk.generated import namespace as _namespace
     from tk.heuristics import tuning as _tuning
     from tk.heuristics.checking import check
@@ -49,6 +49,7 @@ if _library.is_wanted():
     __all__ += ["b2b_gemm", "int4_from_torch", "int4_mm", "nn", "pack_int4", "uint4x2_mixed_mm", "unpack_int4"]
     __all__ += ["check", "config", "coverage", "explain", "load_pack", "packs", "preload", "supports"]
 
+    _addons.load()
     _namespace.install()
     _tuning.load_with_cuda()
 

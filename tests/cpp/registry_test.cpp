@@ -341,6 +341,73 @@ TEST_F(BuiltinTest, WithoutRootsThePacksMustBeAskedFor) {
   EXPECT_STREQ(choice.kernel_name, "sm_90");
 }
 
+// --- Packs of add-on packages ---
+
+class AddedTest : public BuiltinTest {
+ protected:
+  // The pack that serves a GPU where the library has some of its own and a folder is added, before or after these.
+  std::string serving_with(int major, int minor, bool added_first) {
+    use({FakeGpu{.major = major, .minor = minor}});
+    reset_runtime_for_tests(roots_);
+    const auto add = [&] { EXPECT_EQ(tk_add_pack_directory(added_.string().c_str()), TK_OK) << tk_last_error(); };
+    if (added_first) add();
+    EXPECT_EQ(tk_set_builtin_directory(dir_.string().c_str()), TK_OK) << tk_last_error();
+    if (!added_first) add();
+    tk_choice choice{};
+    return choose("op", choice) == TK_OK ? choice.kernel_name : tk_last_error();
+  }
+  TempDir added_;
+};
+
+TEST_F(AddedTest, ServesTheGpusThatItIsFor) {
+  install({{"sm80.tkpack", sm80}, {"ptx80.tkpack", ptx80}});
+  added_.write("sm100.tkpack", sm100);
+  for (const bool added_first : {false, true}) {
+    EXPECT_EQ(serving_with(8, 0, added_first), "sm_80");
+    EXPECT_EQ(serving_with(8, 9, added_first), "sm_80");
+    EXPECT_EQ(serving_with(9, 0, added_first), "ptx80");
+    EXPECT_EQ(serving_with(10, 0, added_first), "sm_100");
+    EXPECT_EQ(serving_with(10, 3, added_first), "ptx80");
+    EXPECT_EQ(serving_with(12, 0, added_first), "ptx80");
+  }
+}
+
+TEST_F(AddedTest, WhereNothingFitsTheMessageNamesItToo) {
+  install({{"sm80.tkpack", sm80}});
+  added_.write("sm100.tkpack", sm100);
+  const std::string said = serving_with(12, 0, false);
+  for (const char* part : {"sm_120", "sm_80", "sm_100"}) EXPECT_NE(said.find(part), std::string::npos) << said;
+}
+
+TEST_F(AddedTest, ADamagedPackFailsWhereItIsNeededAlone) {
+  install({{"sm80.tkpack", sm80}, {"ptx80.tkpack", ptx80}});
+  added_.write("sm100.tkpack", pack_for(90, false, "op", "of another architecture"));
+  EXPECT_EQ(serving_with(8, 0, false), "sm_80");
+  const std::string said = serving_with(10, 0, false);
+  EXPECT_NE(said.find("sm100.tkpack is for sm_90, not what its name says"), std::string::npos) << said;
+}
+
+TEST_F(AddedTest, AFolderMustHavePacksForWhatTheLibraryHasNone) {
+  install({{"sm80.tkpack", sm80}, {"ptx80.tkpack", ptx80}});
+  expect_error(tk_add_pack_directory(added_.string().c_str()), TK_PACK_ERROR, {added_.string(), "no packs"});
+  expect_error(tk_add_pack_directory("/no/such"), TK_PACK_ERROR, {"/no/such", "no packs"});
+  expect_error(tk_add_pack_directory(nullptr), TK_INVALID_ARGUMENT, {"path"});
+  added_.write("sm100.tkpack", sm100);
+  added_.write("sm80.tkpack", sm80);
+  const std::string own = (dir_ / "sm80.tkpack").string();
+  expect_error(tk_add_pack_directory(added_.string().c_str()), TK_PACK_ERROR,
+               {(added_ / "sm80.tkpack").string(), own, "leave one of them out"});
+}
+
+TEST_F(AddedTest, IsAddedOnce) {
+  install({{"sm80.tkpack", sm80}});
+  added_.write("sm100.tkpack", sm100);
+  for (int i = 0; i < 2; i++) ASSERT_EQ(tk_add_pack_directory(added_.string().c_str()), TK_OK) << tk_last_error();
+  uint32_t count = 0;
+  ASSERT_EQ(tk_list_packs(nullptr, 0, &count), TK_OK);
+  EXPECT_EQ(count, 2u);
+}
+
 TEST_F(BuiltinTest, ClashesWithAUsersPackInEitherOrder) {
   install({{"sm90.tkpack", sm90}});
   const auto user = dir_.write("user.tkpack", pack_for(90, false, "op", "mine"));

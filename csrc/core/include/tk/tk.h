@@ -105,6 +105,10 @@ TK_API uint32_t tk_abi_version(void);
 /* The folder of the packs that belong to this library (roots.inc has their hashes). A device's pack is opened when the
  * device is first used. A library built without roots takes packs from there only if TK_UNROOTED_PACKS=1 is set. */
 TK_API tk_status tk_set_builtin_directory(const char* path);
+/* A folder of packs of this library's kernels for more GPUs, as an add-on package brings them: sm100.tkpack. Each is
+ * opened, and checked as a whole, when a device first needs it. It is an error where the folder has no pack, or one for
+ * an architecture that this library has a pack for. */
+TK_API tk_status tk_add_pack_directory(const char* path);
 /* Another pack, checked at once. Loading the same one again does nothing. Of one that was built for several
  * architectures the name without these, my.tkpack, stands for my.sm80.tkpack, my.sm90.tkpack and so on, where there is
  * no file of that name: all are loaded, and the GPU of a call decides. */
