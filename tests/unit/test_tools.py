@@ -176,3 +176,15 @@ def test_reasons_of_refused_ops_name_no_place_in_torchs_source(monkeypatch: pyte
         assert plain(unchanged) == unchanged
     reasons = (ROOT / "docs/torch-ops.md").read_text()
     assert not [line for line in reasons.splitlines() if plain(line) != line or "INTERNAL ASSERT" in line]
+
+
+def test_readme_names_the_alternatives_that_are_ahead() -> None:
+    """The sentence above the table, held against the results: a new measurement may ask for another."""
+    results = tool("readme").gains.read(ROOT / "benchmarks/results")
+    speed = {(r["family"], g["name"]): g["geomean"] for r in results for g in r["groups"]}
+    ahead = {("mm", name) for name in ("random_256", "random_1024", "random_above")}
+    ahead |= {("other_products", "bmm_random"), ("other_products", "scaled_mm_random")}
+    ahead |= {("models", "resnet_inference_compiled")}
+    assert all(speed[group] < 1 for group in ahead), "README says of these that the alternative is ahead"
+    assert speed["mm", "random_16"] >= 1
+    assert "cuBLAS is ahead" in (ROOT / "README.md").read_text()
