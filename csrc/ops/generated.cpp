@@ -98,7 +98,7 @@ Layout layout_of(AtenTensorHandle handle, uint32_t rank, bool has_leading, bool 
 
 Device device_of(AtenTensorHandle handle) {
   Device device{};
-  check_shim(aoti_torch_get_device_type(handle, &device.type), "read a tensor's device");
+  device.type = read_device_type(handle);
   check_shim(aoti_torch_get_device_index(handle, &device.index), "read a tensor's device");
   return device;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -209,7 +210,10 @@ def _wrapper(op: str) -> Callable[..., Any]:
     from tk.generated import register  # it takes longer to import than the rest of tk
 
     if register.find(op) is None:
-        raise ValueError(f"tk has no op {op!r}; there are {', '.join(dict.fromkeys((*own, *register.names())))}")
+        names = tuple(dict.fromkeys((*own, *register.names())))
+        nearest = difflib.get_close_matches(op, names, 3, 0.5)
+        hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"there are {', '.join(names)}"
+        raise ValueError(f"tk has no op {op!r}; {hint}")
     return register.wrapper(op)
 
 

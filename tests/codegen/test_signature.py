@@ -15,6 +15,7 @@ from tk.generated.signature import NumberSpec, SignatureError, TensorSpec
 
 
 def declare(fn=lambda x: x, **texts):
+    fn.__name__ = "fn"  # a lambda has no name that an op could have
     return op(**texts)(fn)
 
 
@@ -66,7 +67,7 @@ def test_one_dtype_may_be_given_alone() -> None:
     ],
 )
 def test_refusals(texts, message) -> None:
-    with pytest.raises(ValueError, match=r"@tk.op on <lambda> \(.*test_signature.py:\d+\)") as caught:
+    with pytest.raises(ValueError, match=r"@tk.op on fn \(.*test_signature.py:\d+\)") as caught:
         declare(**texts)
     assert message in str(caught.value)
 
@@ -104,7 +105,7 @@ def test_any_number_of_arguments_is_refused() -> None:
 
 def test_declaring_imports_no_triton() -> None:
     code = (
-        "import sys; from tk.generated import op; op(x='fp32[M]')(lambda x: x); "
+        "import sys; from tk.generated import op\ndef fn(x): return x\nop(x='fp32[M]')(fn)\n"
         "assert 'triton' not in sys.modules and 'tk.codegen' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

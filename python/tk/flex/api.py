@@ -265,7 +265,9 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> t
         of_keys = torch.broadcast_shapes(*shapes[1:])
     except RuntimeError:
         found = ", ".join(f"{name} {list(x.shape)}" for name, x in named.items())
-        hint = "" if enable_gqa else "; for groups of query heads give enable_gqa=True"
+        heads = [x.shape[-3] for x in (q, k, v)]
+        are_groups = not enable_gqa and heads[1] == heads[2] and 0 < heads[1] < heads[0] and heads[0] % heads[1] == 0
+        hint = "; for groups of query heads give enable_gqa=True" if are_groups else ""
         raise ValueError(f"tk.sdpa: batches and heads must broadcast, are {found}{hint}") from None
     outer, of_heads = of_keys[: dims - 3], of_keys[dims - 3 :]
     if dims > 4 or any(n != 1 for n in outer):  # the kernels take one batch, or 1 for it

@@ -73,12 +73,15 @@ def check_operands(
         raise ValueError(
             f"{function}: value is {list(value.shape)}, must be {[B_kv, H_kv, n_keys]} as key is, and Dv > 0"
         )
+    if H_kv == 0 or H % H_kv:
+        raise ValueError(
+            f"{function}: query has {H} heads and key {H_kv}; query's must be as many, or with enable_gqa=True a "
+            "multiple of key's"
+        )
     if H_kv != H and not enable_gqa:
         raise ValueError(
             f"{function}: query has {H} heads and key {H_kv}; for groups of query heads give enable_gqa=True"
         )
-    if H_kv == 0 or H % H_kv:
-        raise ValueError(f"{function}: query's heads ({H}) must be a multiple of key's ({H_kv})")
     if page_table is not None:
         return _check_pages(page_table, query, n_keys)
     if B_kv not in (B, 1):

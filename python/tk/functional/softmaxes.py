@@ -45,6 +45,8 @@ def _along(op: str, input: Tensor, dim: int | None, dtype: torch.dtype | None, c
     if dim is None:
         dim = _old_choice(op, x)
     at = wrap(op, x, dim)
+    if not (x.is_floating_point() or x.is_complex()):
+        raise TypeError(f"tk.{op}: input is {x.dtype}, must be floating-point: give dtype=torch.float32")
     if not is_taken:
         return F.softmax(x, at) if op == "softmax" else F.log_softmax(x, at)
     if x.dtype == torch.float64:

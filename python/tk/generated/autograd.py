@@ -308,12 +308,20 @@ def _refusing(op: GeneratedOp) -> Callable[..., Any]:
         if _register.is_at_stake(args) and not _gives_floats(op, args):
             with torch.no_grad():
                 return _register.below_autograd(public, keyset, *args)
+        for p, x in zip(op.params, args, strict=False):
+            if p.mutated and isinstance(x, Tensor) and x.is_leaf and x.requires_grad and torch.is_grad_enabled():
+                raise RuntimeError(
+                    f"tk.{op.name}: a leaf Variable that requires grad is being used in an in-place operation, which "
+                    f"writes {p.name}; call it under torch.no_grad()"
+                )
         return refuse(keyset, *args)
 
     return kernel
 
 
 def _advice(op: GeneratedOp) -> str:
+    if any(p.mutated for p in op.params):
+        return "return what it writes in place, with @tk.op(grad=True, ...)"
     return "" if op.is_of_package else "declare its function with @tk.op(grad=True, ...) and build it again"
 
 

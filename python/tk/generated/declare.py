@@ -65,7 +65,7 @@ def op(*functions: Any, grad: bool = False, **texts: str | Sequence[str]) -> Cal
     """
 
     if functions:
-        refusals.refuse(SignatureError(_without_texts(functions[0])))
+        refusals.refuse(SignatureError(_with_function(functions[0], texts)))
         # Such a declaration is never called: the build ends with the refusals.
         undeclared = functions[0] if inspect.isfunction(functions[0]) else lambda fn: fn
         return undeclared
@@ -82,13 +82,16 @@ def op(*functions: Any, grad: bool = False, **texts: str | Sequence[str]) -> Cal
     return declare
 
 
-def _without_texts(fn: Any) -> str:
-    """What to write, where ``@tk.op`` stands without its keywords."""
+def _with_function(fn: Any, texts: Mapping[str, Any]) -> str:
+    """What to write, where tk.op is given the function itself: without its keywords, or beside them."""
     if not inspect.isfunction(fn):
         return f"tk.op takes keywords alone, such as @tk.op(x='T[M, N]', T=('bf16', 'fp16')); it was given {fn!r}"
-    texts = ", ".join(f"{name}='fp32[...]'" for name in inspect.signature(fn).parameters)
+    if texts:
+        written = ", ".join(f"{name}={text!r}" for name, text in texts.items())
+        return f"tk.op({fn.__name__}, {written}): the function comes behind: tk.op({written})({fn.__name__})"
+    wanted = ", ".join(f"{name}='fp32[...]'" for name in inspect.signature(fn).parameters)
     return (
-        f"@tk.op on {_where(fn)}: it needs a keyword for every parameter, which says what it is: @tk.op({texts}), say; "
+        f"@tk.op on {_where(fn)}: it needs a keyword for every parameter, which says what it is: @tk.op({wanted}); "
         "a tensor is 'dtype[sizes]', a number 'float', 'int' or 'bool'"
     )
 
@@ -96,6 +99,8 @@ def _without_texts(fn: Any) -> str:
 def _signature(fn: Callable[..., Any], texts: Mapping[str, str | Sequence[str]]) -> Signature:
     if not inspect.isfunction(fn):
         raise SignatureError(f"{fn!r} is no plain function")
+    if not fn.__name__.isidentifier():
+        raise SignatureError("a lambda has no name that an op could have: write a def")
     refusals.check_once(fn.__module__, fn.__name__, _where(fn))
     params = inspect.signature(fn).parameters.values()
     for p in params:

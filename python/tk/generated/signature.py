@@ -224,6 +224,10 @@ def parse(
         raise SignatureError(f"parameter {missing[0]} is not declared: give {missing[0]}='T[M, N]' or 'float'")
     single = {name: text for name, text in texts.items() if name not in parameters and name not in variables}
     for name, text in single.items():
+        if text in NUMBERS or "[" in str(text):
+            raise SignatureError(
+                f"{name}={text!r}: the function has no parameter {name}; its parameters are {', '.join(parameters)}"
+            )
         if text not in DTYPES:
             raise SignatureError(
                 f"{name}={text!r}: the function has no parameter {name}, and {text!r} is no dtype that a variable "

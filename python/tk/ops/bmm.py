@@ -75,7 +75,7 @@ def baddbmm(
     may be ``bias`` itself. The other arguments, the result and the errors are those of :func:`bmm`.
     """
     try:
-        settings = product.settings("bmm", a, activation, out_dtype, precision, config)
+        settings = product.settings("bmm", a, activation, out_dtype, precision, config, "baddbmm")
         if out is not None:
             return _baddbmm_out(bias, a, b, beta, alpha, *settings, out=out)
         return _baddbmm(bias, a, b, beta, alpha, *settings)

@@ -136,7 +136,7 @@ def _convolve(
             padding = _resolved(op, spatial, padding, weight, stride, dilation)
         elif isinstance(padding, list | tuple) and len(padding) == 2 * spatial:
             raise ValueError(_wrong_number(spatial, "padding", padding))  # the op itself takes both ends apart
-        settings = product.settings("conv", input, activation, None, precision, config)
+        settings = product.settings("conv", input, activation, None, precision, config, op)
         settings = settings[:1] + settings[2:]  # a convolution has no out_dtype
         if settings or groups != 1 or not _is_all(dilation, 1, spatial):
             return _CONV[spatial](input, weight, bias, stride, padding, dilation, groups, *settings)

@@ -88,7 +88,7 @@ def addmm(
     be ``bias`` itself. The other arguments, the result and the errors are those of :func:`mm`.
     """
     try:
-        settings = product.settings("mm", a, activation, out_dtype, precision, config)
+        settings = product.settings("mm", a, activation, out_dtype, precision, config, "addmm")
         if out is not None:
             return _addmm_out(bias, a, b, beta, alpha, *settings, out=out)
         return _addmm(bias, a, b, beta, alpha, *settings)
@@ -120,7 +120,7 @@ def linear(
     try:
         if weight.dim() == 1:
             return _linear_of_vector(x, weight, bias, activation, out_dtype, precision, config, out)
-        settings = product.settings("mm", x, activation, out_dtype, precision, config)
+        settings = product.settings("mm", x, activation, out_dtype, precision, config, "linear")
         if out is not None:
             return _linear_out(x, weight, bias, *settings, out=out)
         return _linear(x, weight, bias, *settings)

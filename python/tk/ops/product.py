@@ -62,8 +62,9 @@ def settings(
     out_dtype: torch.dtype | None,
     precision: str | None,
     config: str | int | None,
+    function: str = "",
 ) -> tuple[Any, ...]:
-    """The codes that follow an op's operands.
+    """The codes that follow an op's operands. function: the caller's name, where it is not the op's.
 
     There are none when all settings are defaults, since every argument costs time.
     """
@@ -72,12 +73,14 @@ def settings(
         pinned = overrides.number(op, config, first)
     if not mode and pinned < 0 and activation == "none" and out_dtype is None and precision is None:
         return ()
+    function = function or op
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise ValueError(f"tk.{op}: activation is {activation!r}, must be one of {', '.join(ACTIVATIONS)}")
+        same = "; swish is 'silu'" if activation == "swish" else ""
+        raise ValueError(f"tk.{function}: activation is {activation!r}, must be one of {', '.join(ACTIVATIONS)}{same}")
     if not isinstance(precision, str | None) or precision not in PRECISIONS:
-        raise ValueError(f"tk.{op}: precision is {precision!r}, must be 'ieee', 'tf32' or None")
+        raise ValueError(f"tk.{function}: precision is {precision!r}, must be 'ieee', 'tf32' or None")
     if not isinstance(out_dtype, torch.dtype | None):
-        raise TypeError(f"tk.{op}: out_dtype must be a torch.dtype or None, is {out_dtype!r}")
+        raise TypeError(f"tk.{function}: out_dtype must be a torch.dtype or None, is {out_dtype!r}")
     return ACTIVATIONS[activation], out_dtype, PRECISIONS[precision], pinned, mode
 
 

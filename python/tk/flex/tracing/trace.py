@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import inspect
 import threading
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -447,19 +448,26 @@ class _explaining:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, at: Any) -> None:
         if not isinstance(error, Exception) or isinstance(error, errors.Error):
             return
         failure = self.recorder.failure or error  # torch may have made another of it on the way
         if isinstance(failure, Decides):
             raise failure from None
         first = next(iter(str(failure).strip().splitlines()), type(failure).__name__)
-        if isinstance(failure, record.ControlFlow):
+        if isinstance(failure, record.ControlFlow) and _is_in_numpy(failure):
+            first = "NumPy is given a tensor, which has no numbers yet: call torch's function of that name"
+        elif isinstance(failure, record.ControlFlow):
             first = (
                 "control flow on a tensor (an if, a loop, or .item()): what holds for one score need not hold for the "
                 "next; write it with torch.where, & and |"
             )
         raise _refused(self.fn, self.kind, first, _line(error)) from error
+
+
+def _is_in_numpy(error: BaseException) -> bool:
+    """Whether it was raised while a tensor was to become an array."""
+    return any(frame.name in ("__array__", "numpy", "tolist") for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _line(error: BaseException) -> str | None:

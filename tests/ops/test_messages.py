@@ -1,0 +1,96 @@
+"""What a wrong call is told: what was given, what is taken, and the line that would work. The table is to be read from
+top to bottom; each message is whole, but for `...`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tk
+
+x = torch.ones(4, 8)
+i = torch.ones(4, 8, dtype=torch.int64)
+q = torch.ones(1, 4, 16, 16)
+three = torch.ones(1, 3, 16, 16)
+on_meta = torch.ones(16, device="meta")
+
+
+def twice(x):
+    return x * 2
+
+
+# (the call, its error, what it says)
+MESSAGES: list[tuple[str, type[Exception], str]] = [
+    # Products
+    ("tk.mm(x, x)", ValueError, "tk.mm: the inner sizes differ: a is [4, 8], b is [4, 8]"),
+    ("tk.mm(x, i.T)", ValueError, "tk.mm: a is float32, b is int64; they must have one dtype"),
+    ("tk.mm(x, None)", TypeError, "tk.mm: b must be a Tensor, is NoneType"),
+    ("torch.ops.tk.mm(x, None)", RuntimeError,
+     "tk: an argument is None where a tensor must be given; only a bias and the like may be left out"),
+    ("tk.linear(x, x, activation='swish')", ValueError,
+     "tk.linear: activation is 'swish', must be one of none, relu, gelu, gelu_tanh, silu; swish is 'silu'"),
+    ("tk.addmm(x, x, x.T, precision='fp8')", ValueError,
+     "tk.addmm: precision is 'fp8', must be 'ieee', 'tf32' or None"),
+    ("tk.mm(x, x.T, out_dtype='bf16')", TypeError, "tk.mm: out_dtype must be a torch.dtype or None, is 'bf16'"),
+    # Convolutions
+    ("tk.conv1d(x[None], x[:, :4, None], padding=(1, 2))", ValueError,
+     "tk.conv1d: expected padding to be a single integer value or a list of 1 values to match the convolution "
+     "dimensions, but got padding=[1, 2]"),
+    ("tk.conv2d(q, q, stride=0)", ValueError, "tk.conv2d: non-positive stride is not supported"),
+    # Functions
+    ("tk.softmax(i, -1)", TypeError,
+     "tk.softmax: input is torch.int64, must be floating-point: give dtype=torch.float32"),
+    ("tk.softmax(x, 5)", IndexError,
+     "tk.softmax: dim is 5, must be -2 to 1 for [4, 8]"),
+    ("tk.amax(x[:0], 0)", ValueError, "tk.amax: input is [0, 8], dim 0 of it is reduced and must not be 0"),
+    ("tk.norm(x, 'nuclear')", ValueError, "tk.norm: p is 'nuclear', must be a number, 'fro' or 'nuc'"),
+    ("tk.quantize_fp8(x, per='column')", ValueError, "tk.quantize_fp8: per is 'column', must be 'tensor' or 'row'"),
+    # Attention
+    ("tk.flex_attention(q, three, three)", ValueError,
+     "tk.flex_attention: query has 4 heads and key 3; query's must be as many, or with enable_gqa=True a multiple of "
+     "key's"),
+    ("tk.flex_attention(q, q[:, :2], q[:, :2])", ValueError,
+     "tk.flex_attention: query has 4 heads and key 2; for groups of query heads give enable_gqa=True"),
+    ("tk.sdpa(q, q[:, :2], q[:, :2])", ValueError,
+     "tk.sdpa: batches and heads must broadcast, are query [1, 4, 16, 16], key [1, 2, 16, 16], value [1, 2, 16, 16]; "
+     "for groups of query heads give enable_gqa=True"),
+    ("tk.sdpa(q, q, q, dropout_p=0.1)", tk.UnsupportedError,
+     "tk.sdpa: dropout_p is 0.1; no kernel drops, use 0"),
+    ("tk.flex_attention(q, q, q, lambda s, b, h, m, n: np.tanh(s))", tk.UnsupportedError,
+     "...: NumPy is given a tensor, which has no numbers yet: call torch's function of that name"),
+    ("tk.flex_attention(q, q, q, lambda s, b, h, m, n: s if m > n else -s)", tk.UnsupportedError,
+     "...: control flow on a tensor (an if, a loop, or .item()): what holds for one score need not hold for the next; "
+     "write it with torch.where, & and |"),
+    ("tk.flex_attention(q, q, q, lambda s, b, h, m, n: s + on_meta[n])", ValueError,
+     "tk.flex_attention: on_meta, which the score_mod captures, is on meta, query on cpu; move it"),
+    # Declarations
+    ("tk.op(twice, x='fp32[M]')", ValueError,
+     "tk.op(twice, x='fp32[M]'): the function comes behind: tk.op(x='fp32[M]')(twice)"),
+    ("tk.op(twice)", ValueError,
+     "@tk.op on twice (...): it needs a keyword for every parameter, which says what it is: @tk.op(x='fp32[...]'); a "
+     "tensor is 'dtype[sizes]', a number 'float', 'int' or 'bool'"),
+    ("tk.op(x='fp32[M]')(lambda x: x)", ValueError,
+     "@tk.op on <lambda> (...): a lambda has no name that an op could have: write a def"),
+    ("tk.op(x='fp32[M]', z='float')(twice)", ValueError,
+     "@tk.op on twice (...): z='float': the function has no parameter z; its parameters are x"),
+    ("tk.op(x='f32[M]')(twice)", ValueError,
+     "@tk.op on twice (...): x='f32[M]': f32 is neither a dtype (...) nor a variable of this decorator. Here f32 is "
+     "'fp32'"),
+    # What there is
+    ("tk.explain('softmx', x)", ValueError, "tk has no op 'softmx'; did you mean softmax...?"),
+    ("tk.explain('mm', x, x.T, arch=91)", ValueError, "arch is 91; GPUs are described of 80 (A100), 90 (H100)"),
+    ("tk.load_pack('missing.tkpack')", tk.PackError, "...missing.tkpack cannot be opened: No such file or directory"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "kind", "said"), MESSAGES, ids=[call for call, *_ in MESSAGES])
+def test_what_is_said(call: str, kind: type[Exception], said: str) -> None:
+    scope: dict[str, Any] = {**globals(), "np": np}
+    with pytest.raises(kind) as caught:
+        eval(call, scope)
+    pattern = ".*".join(map(re.escape, said.split("...")))
+    assert re.fullmatch(pattern, str(caught.value), re.DOTALL), str(caught.value)
