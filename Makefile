@@ -56,7 +56,8 @@ EPOCH = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null ||
 define build_wheel
 	tools/debian_packages.sh g++ libzstd-dev libssl-dev
 	rm -rf build/$(1)/dist
-	TK_BUILD_DIR=build/$(1) CMAKE_ARGS='-DTK_GRID=$(2) -DTK_ARCHS=$(3) -DTK_ONLY=$(4)' \
+	SOURCE_DATE_EPOCH=$(EPOCH) TK_BUILD_DIR=build/$(1) \
+	  CMAKE_ARGS='-DTK_GRID=$(2) -DTK_ARCHS=$(3) -DTK_ONLY=$(4) -DTK_OLDEST_GLIBC=$(OLDEST_GLIBC)' \
 	  $(PIP) wheel --verbose --no-deps --no-build-isolation --wheel-dir build/$(1)/dist .
 endef
 
@@ -93,11 +94,11 @@ wheel: build-tools ## the wheel that ships: sm_80, sm_90 and PTX, in dist/
 dist: wheel ## what a release has, in dist/: the wheel, the source distribution, their checksums
 	rm -f dist/*.tar.gz
 	SOURCE_DATE_EPOCH=$(EPOCH) $(PY) -c 'from setuptools import build_meta; build_meta.build_sdist("dist")'
-	cd dist && sha256sum torch_tk-* >SHA256SUMS
+	(cd dist && sha256sum torch_tk-* >SHA256SUMS)
 
 .PHONY: check-dist
 check-dist: release-tools ## look at what is in dist/ as an index does (twine), and at the wheel's tag (auditwheel)
-	cd dist && sha256sum --check SHA256SUMS
+	(cd dist && sha256sum --check SHA256SUMS)
 	$(PY) -m twine check --strict dist/torch_tk-*
 	$(PY) -m auditwheel show --json dist/torch_tk-*.whl | $(PY) tools/check_audit.py
 

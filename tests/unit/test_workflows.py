@@ -27,6 +27,15 @@ def test_every_target_that_a_workflow_makes_is_there() -> None:
     assert len(made) >= 7 and made <= targets
 
 
+def test_every_wheel_is_built_for_the_oldest_glibc_and_with_the_commits_time() -> None:
+    """As `make` would run it, also in a release."""
+    command = ["make", "--dry-run", "--always-make", "VENV=/none", "JOBS=1", "dist", "sample"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    built = [line for line in done.stdout.replace("\\\n", " ").splitlines() if "-DTK_GRID" in line]
+    assert len(built) == 2, done.stdout + done.stderr
+    assert all("-DTK_OLDEST_GLIBC=2.28" in line and re.search(r"SOURCE_DATE_EPOCH=\d{9,}", line) for line in built)
+
+
 def test_every_script_that_a_workflow_runs_is_there() -> None:
     found = {name for path in WORKFLOWS for name in re.findall(r"tools/[\w.]+", path.read_text())}
     assert found and all((ROOT / name).is_file() for name in found)
