@@ -31,7 +31,7 @@ tk bench all [SHAPE …]                   every generated op
 tk bench FAMILY …                        in a checkout: python -m benchmarks FAMILY, such as mm, conv, attention
 
 `tk bench softmax --help` has the options of functions, `tk bench row_norm --help` those of ops. All of them measure on
-a CUDA GPU; --device cpu times a function's reference."""
+a CUDA GPU; of a function, --device cpu times the reference."""
 
 
 # Of benchmarks/ (its runner.FAMILIES).

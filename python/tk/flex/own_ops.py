@@ -217,10 +217,12 @@ def _raise_lack(traced: Traced, head: tuple[int, int], dtype: torch.dtype, suffi
             f"tk.flex_attention: head sizes go up to {registry.MAX_HEAD} on CUDA, and are {_sizes(head)}"
         )
     most = [x for x in held if not any(y.cover(x) for y in held if y != x)]
-    what = (
-        f"the loaded packs have these mods ({op_name(traced, suffix)}) for {'; '.join(map(str, most))}, and the call "
-        f"is of {_bare(dtype)} with head size {_sizes(head)}"
-    )
+    what = f"no loaded pack has kernels for these mods ({op_name(traced, suffix)})"
+    if most:
+        what = (
+            f"the loaded packs have these mods ({op_name(traced, suffix)}) for {'; '.join(map(str, most))}, and the "
+            f"call is of {_bare(dtype)} with head size {_sizes(head)}"
+        )
     size = head[0] if head[0] == head[1] else head
     text = source.source_of(traced, f"head_dims=({size},)", f"dtypes=({dtype},)")
     raise errors.VariantNotFoundError(_to_be_built(what, text))

@@ -16,6 +16,7 @@ from tk.heuristics import described, problem
 
 __all__ = ["CheckedCall", "Checks", "check"]
 
+_MOST_SHOWN = 4  # tensors of a call: attention has lists of blocks behind its operands
 _NOT_SERVED = (errors.Error, ValueError, TypeError, NotImplementedError)
 
 
@@ -61,7 +62,9 @@ class Checks:
             known.count += 1
             return
         name = op._schema.name.removeprefix("tk::")
-        found = CheckedCall(name, " ".join("x".join(map(str, x.shape)) or "()" for x in tensors))
+        shown = ["x".join(map(str, x.shape)) or "()" for x in tensors[:_MOST_SHOWN]]
+        more = [f"and {len(tensors) - _MOST_SHOWN} more"] if len(tensors) > _MOST_SHOWN else []
+        found = CheckedCall(name, " ".join([*shown, *more]))
         self._by_call[key] = found
         self.calls.append(found)
         try:
