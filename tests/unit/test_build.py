@@ -657,9 +657,9 @@ def test_dry_run(built, cache, tmp_path):
     out = io.StringIO()
     dry_run([planned(SM90, tmp_path), planned(Target(120), tmp_path)], cache, jobs=2, out=out)
     lines = out.getvalue().splitlines()
-    assert lines[0] == "sm90 unit_test_op scale_add: 8 combinations, 2 dropped, 6 variants, 6 launches, 6 cached"
-    assert lines[1] == "    2 dropped: fp16 with at most 512 elements a program"
-    assert lines[2] == "sm90 unit_test_op reduce: 2 combinations, 0 dropped, 2 variants, 4 launches, 4 cached"
+    assert lines[0] == "sm90 unit_test_op scale_add: 8 combinations, 2 excluded, 6 variants, 6 launches, 6 cached"
+    assert lines[1] == "    2 excluded: fp16 with at most 512 elements a program"
+    assert lines[2] == "sm90 unit_test_op reduce: 2 combinations, 0 excluded, 2 variants, 4 launches, 4 cached"
     size = sum(i.compressed_size for i in built["sm90"].pack.images) / 1e6
     assert lines[-1] == f"16 distinct launches, 16 in the cache; predicted {size:.1f} MB, 0 s with 2 jobs"
 
@@ -667,7 +667,7 @@ def test_dry_run(built, cache, tmp_path):
 def test_dry_run_counts_what_is_left_out(cache, tmp_path):
     out = io.StringIO()
     dry_run([planned(SM90, tmp_path, only="even=True.*block256")], cache, jobs=1, out=out)
-    assert "8 combinations, 2 dropped, 4 left out, 2 variants, 2 launches" in out.getvalue()
+    assert "8 combinations, 2 excluded, 4 left out, 2 variants, 2 launches" in out.getvalue()
 
 
 def test_predictions_come_from_what_is_known(built, cache, tmp_path):

@@ -50,3 +50,21 @@ def test_pickled_it_holds_no_model() -> None:
 
 def test_an_empty_report_prints_its_header() -> None:
     assert str(tk.use(nn.Sequential())).splitlines()[0].split() == ["module", "type", "op", "replaced", "reason"]
+
+
+def test_undone_it_says_so() -> None:
+    report = tk.use(nn.Sequential(nn.Linear(4, 4)))
+    assert "undone" not in str(report)
+    report.undo()
+    assert str(report).splitlines()[0] == "undone: the model is as it was before"
+    assert str(report[:1]).startswith("undone")
+
+
+def test_of_a_large_model_the_answer_comes_first() -> None:
+    model = nn.Sequential(*(m for _ in range(20) for m in (nn.Linear(4, 4), nn.Dropout(0.1))))
+    report = tk.use(model)
+    lines = str(report).splitlines()
+    assert lines[0].startswith("20 of 40 modules that could be replaced were")
+    assert len(lines) == 5 and lines[3].split() == ["20", "Linear", "linear", "yes"]
+    assert "tk.dropout draws other random numbers" in lines[4]
+    assert len(report.table.splitlines()) == 42

@@ -367,7 +367,7 @@ def _report_spills(work: Work, out: TextIO) -> None:
 
 
 def dry_run(packs: Sequence[PlannedPack], cache: Cache, jobs: int, out: TextIO = sys.stdout) -> None:
-    """What a build would do: for each kernel what is considered, dropped and why; compilations, size and time."""
+    """What a build would do: for each kernel what is considered, excluded and why; compilations, size and time."""
     work = find_work(packs, cache)
     for pack in packs:
         for op in pack.ops:
@@ -387,11 +387,11 @@ def _describe_kernel(pack: PlannedPack, op: PlannedOp, kernel: str, work: Work, 
     keys = {s.key for p in variants for s in p.sources}
     cached = sum(key in work.done for key in keys)
     left_out = considered - dropped.total() - len(variants)
-    out.write(f"{pack.target.name} {op.grid.op.name} {kernel}: {considered} combinations, {dropped.total()} dropped, "
+    out.write(f"{pack.target.name} {op.grid.op.name} {kernel}: {considered} combinations, {dropped.total()} excluded, "
               f"{f'{left_out} left out, ' if left_out else ''}{len(variants)} variants, {len(keys)} launches, "
               f"{cached} cached\n")  # fmt: skip
     for reason, count in dropped.most_common(5):
-        out.write(f"    {count} dropped: {reason}\n")
+        out.write(f"    {count} excluded: {reason}\n")
     if op.grid.op.params:  # a generated op: by its axes calls differ, by its configs what runs them
         classes = Counter(" ".join(map(str, p.variant.point.axes.values())) for p in variants)
         listed = ", ".join(f"{name} ({count})" for name, count in classes.items())

@@ -17,7 +17,7 @@ from tk.aot.errors import GridError
 from tk.aot.expr import Expr, select
 from tk.aot.spec import Config, Constraint, Family, Kernel, Op, Plan, Point
 
-NO_PLAN = "the kernel has no plan for this combination"
+NO_PLAN = "no combination that the kernel is for"
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ class _Walk:
         if is_own and not replaced and (activation := self._activation(module)) is not None:
             return activation
         if not replaced:
-            return _Found(reason="calls nothing by its name that tk has")
+            return _Found(reason=_reason_of(module))
         if not is_touched:
             return _Found(replaced)
         if own := [name for name in methods if name in vars(module)]:
@@ -251,3 +251,10 @@ def _why_own(module: nn.Module, name: str) -> str:
     """Of a method that stands in front of the class's."""
     is_ours = is_redirected(getattr(vars(module)[name], "__func__", None))
     return "runs through tk already" if is_ours else f"its {name} was set on the instance"
+
+
+def _reason_of(module: nn.Module) -> str:
+    """Why a module is left that calls no function of tk's."""
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return "tk.dropout draws other random numbers than torch's: call it where these may differ"
+    return "calls nothing by its name that tk has"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import MethodType
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from tk._table import Records
+from tk._table import Records, table
 
 __all__ = ["Record", "Records", "Report", "Swap"]
 
@@ -45,20 +46,48 @@ class Swap(NamedTuple):
         return True
 
 
+class _Swaps(list[Swap]):
+    """Of one model, shared by its report and its slices. is_undone: whether they were taken back."""
+
+    is_undone = False
+
+
+_MOST_ROWS = 24  # of a table that is printed whole
+
+
 class Report(Records[Record]):
     """A record for each module that could be replaced, in the order of ``model.named_modules()``.
 
-    Prints as a table. ``undo()`` restores the model; as a context manager it does so at the end. Slices and
-    ``replaced``, ``left`` are tables too, of the same model: what is undone is always the whole of it.
+    Prints as a table, which of a large model has a row for each type of module; ``report.table`` has all modules.
+    ``undo()`` restores the model; as a context manager it does so at the end. Slices and ``replaced``, ``left`` are
+    tables too, of the same model: what is undone is always the whole of it.
     """
 
     header = ("module", "type", "op", "replaced", "reason")
-    _swaps: list[Swap]
+    _swaps: _Swaps
 
-    def __new__(cls, records: Iterable[Record], swaps: list[Swap] | None = None) -> Report:
+    def __new__(cls, records: Iterable[Record], swaps: Iterable[Swap] = ()) -> Report:
         self = super().__new__(cls, tuple(records))
-        self._swaps = [] if swaps is None else swaps
+        self._swaps = swaps if isinstance(swaps, _Swaps) else _Swaps(swaps)
         return self
+
+    def __str__(self) -> str:
+        undone = ["undone: the model is as it was before"] if self._swaps.is_undone else []
+        if len(self) <= _MOST_ROWS:
+            return "\n".join([*undone, self.table])
+        counts = Counter((r.type, r.op, r.replaced, r.reason) for r in self)
+        rows = [
+            (n, kind, op, "yes" if replaced else "no", reason) for (kind, op, replaced, reason), n in counts.items()
+        ]
+        said = f"{len(self.replaced)} of {len(self)} modules that could be replaced were; report.table has each of them"
+        return "\n".join([*undone, said, table(("modules", *self.header[1:]), rows)])
+
+    __repr__ = __str__
+
+    @property
+    def table(self) -> str:
+        """A row for each module."""
+        return table(self.header, map(self.cells, self))
 
     @staticmethod
     def cells(row: Record) -> tuple[object, ...]:
@@ -87,6 +116,7 @@ class Report(Records[Record]):
         """
         changed = _undo(self._swaps)
         self._swaps.clear()
+        self._swaps.is_undone = True
         if changed:
             raise RuntimeError(
                 f"tk.use: cannot undo {', '.join(changed)}: replaced by something else since; undo that before, in the "
