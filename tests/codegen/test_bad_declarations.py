@@ -34,6 +34,7 @@ BAD = {
         "@tk.op(x='fp32[M, N]', n='int')\ndef wrong_default(x, n=0.5):\n    return x * n\n",
         r"default 0\.5 is no finite int",
     ),
+    "unnamed": ("unnamed = tk.op(x='fp32[M]')(lambda x: x + 1)\n", r"@tk\.op on <lambda> \(.*a lambda has no name"),
     "logs": (
         "import logging\n@tk.op(x='fp32[M]')\ndef logs(x):\n    logging.info('x')\n    return x + 1\n",
         r"logs \(.*it logs",

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tk.codegen.errors import TraceError
+from tk.codegen.errors import SideEffect, TraceError
 from tk.codegen.family import generate, generate_any
 from tk.generated import op
 
@@ -275,3 +275,20 @@ def test_globals_stay_as_the_function_left_them() -> None:
     with pytest.raises(TraceError):
         generate(counts, op(x="fp32[M]")(counts).signature, "counts")
     assert calls > before
+
+
+seen: dict[str, float] = {}
+
+
+def is_cut_and_remembers(x, y):
+    """Its sizes have to be tried in another order, in which it would find what it has left behind."""
+    seen["width"] = 1.0
+    return x + y.gather(0, torch.zeros(x.shape, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("texts", [{"x": "fp32[M, N]", "y": "fp32[K, L]"}, {"x": "fp32[K, L]", "y": "fp32[M, N]"}])
+def test_an_effect_is_found_though_the_function_is_traced_again(texts: dict[str, str]) -> None:
+    seen.clear()
+    declared = op(**texts)(is_cut_and_remembers)
+    with pytest.raises(SideEffect, match="it changes seen, which is not its own"):
+        generate(is_cut_and_remembers, declared.signature, "is_cut_and_remembers")

@@ -73,8 +73,6 @@ MESSAGES: list[tuple[str, type[Exception], str]] = [
     ("tk.op(twice)", ValueError,
      "@tk.op on twice (...): it needs a keyword for every parameter, which says what it is: @tk.op(x='fp32[...]'); a "
      "tensor is 'dtype[sizes]', a number 'float', 'int' or 'bool'"),
-    ("tk.op(x='fp32[M]')(lambda x: x)", ValueError,
-     "@tk.op on <lambda> (...): a lambda has no name that an op could have: write a def"),
     ("tk.op(x='fp32[M]', z='float')(twice)", ValueError,
      "@tk.op on twice (...): z='float': the function has no parameter z; its parameters are x"),
     ("tk.op(x='f32[M]')(twice)", ValueError,

@@ -13,6 +13,10 @@ class TraceError(BuildError):
     """A function that cannot become a kernel. The message names its source line."""
 
 
+class SideEffect(TraceError):
+    """Something that a function does beside returning tensors and writing its arguments."""
+
+
 class IRError(BuildError):
     """The generator's own mistake: a kernel that its verifier refuses."""
 

@@ -27,8 +27,7 @@ import sympy
 import torch
 
 import tk
-from tk.codegen.errors import TraceError
-from tk.codegen.tracing.random import NeedsSeed
+from tk.codegen.errors import SideEffect, TraceError
 
 _CONTAINERS = (list, dict, set, bytearray)
 _OF_TENSORS = ("data", "grad")  # attributes whose assignment changes a tensor behind autograd's back
@@ -48,7 +47,7 @@ def refused(fn: Callable[..., Any]) -> Iterator[None]:
     try:
         with redirect_stdout(printed), _calls_noted(fn, noted):
             yield
-    except NeedsSeed:  # it is traced again, and would find what it changed
+    except Exception:  # it may be traced again, and would find what it changed
         _check(fn, printed, noted, before, drawn)
         raise
     _check(fn, printed, noted, before, drawn)
@@ -85,7 +84,7 @@ def _check(
 
 def _error(fn: Callable[..., Any], line: int | None, text: str) -> TraceError:
     code = fn.__code__
-    return TraceError(f"{fn.__name__} ({code.co_filename}:{line or code.co_firstlineno}): a side effect: it {text}")
+    return SideEffect(f"{fn.__name__} ({code.co_filename}:{line or code.co_firstlineno}): a side effect: it {text}")
 
 
 class _Printed(io.TextIOBase):

@@ -23,7 +23,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten
 
-from tk.codegen.errors import TraceError, where
+from tk.codegen.errors import SideEffect, TraceError, where
 from tk.codegen.tracing import combine, eager, effects, guards, random, slices
 from tk.codegen.tracing.arguments import DTYPE_NAMES, LEADING, Arguments, letter, orders
 from tk.codegen.tracing.core import is_tensor, outputs_of, to_core
@@ -118,7 +118,7 @@ def _of_any_order(signature: Signature, trace: Callable[[slices.Slices, Sequence
     for order in orders(signature):
         try:
             return slices.traced(lambda made, order=order: trace(made, order))  # type: ignore[misc]
-        except random.NeedsSeed:
+        except (random.NeedsSeed, SideEffect):
             raise
         except TraceError as error:
             first = first or error
