@@ -30,6 +30,7 @@ HINTS: Mapping[str, str] = {
     **dict.fromkeys(("nonzero", "masked_select", "unique_dim", "_unique2", "unique_consecutive", "bincount"), _SIZE),
     **dict.fromkeys(("_local_scalar_dense", "equal", "allclose", "is_nonzero"), _CONTENTS),
     **dict.fromkeys(("cov", "corrcoef"), _COVARIANCE), "bilinear": _PRODUCT.format("tk.bmm"),
+    "addcmul": "of integers its value must be one, too: ATen cuts the fraction off, so write what is left of it",
     "masked_scatter": "which element goes where depends on the mask's contents; write torch.where with a source of the "
     "mask's shape, or call it outside of the function",
     **dict.fromkeys(("numpy", "cpu", "cuda", "data_ptr"), _HOST),

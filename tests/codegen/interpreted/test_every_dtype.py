@@ -20,7 +20,7 @@ from tk.generated.signature import DTYPES
 ONE_SIZE = "only dtypes of one size can be viewed as each other"  # ATen makes it more elements, or fewer
 REFUSED = {
     **dict.fromkeys(("bits_of_fp32", "bits_of_bf16", "bits_to_bf16", "bits_of_i64"), ONE_SIZE),
-    "addcmul": "cannot be safely cast to type",  # a float for integers; ATen's CPU kernel cuts it off
+    "addcmul": "of integers its value must be one, too",  # ATen's CPU kernel cuts a fraction off
 }
 # Where the function itself cannot be compared: the kernel does not round to 16 bits between ops, and the interpreter
 # loses the carry when it rounds to fp8. What is compared in its place, beside that it can be generated.

@@ -19,7 +19,7 @@ from tk.flex.tracing import trace
 TESTS = Path(__file__).parents[2]
 sys.path[:0] = [str(TESTS), str(TESTS / "kernels")]
 from flex import random_mods  # noqa: E402
-from interpreted import attention_host  # noqa: E402, F401  # a comparison of numbers stays a bool
+from interpreted import attention_host  # noqa: E402  # a comparison of numbers stays a bool
 
 COUNT = int(os.environ.get("TK_MODS_COUNT", "40"))
 SEED = int(os.environ.get("TK_MODS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
@@ -49,8 +49,14 @@ def kernel_of(pair: Any, name: str) -> tuple[Any, list[Any]]:
     mods, captures = printing.mods_of(pair.traced, True), printing.captures_of(pair.traced)
     names = [n for c in captures for n in printing.argument_names(c)]
     given: list[Any] = []
-    for value in pair.values:
-        given += [value, *value.shape, *value.stride()] if isinstance(value, torch.Tensor) else [value]
+    for capture, value in zip(captures, pair.values, strict=True):
+        if not isinstance(value, torch.Tensor):
+            given.append(value)
+        elif capture.has_two_widths:
+            words = 2 if value.dtype == torch.int64 else 1
+            given += [attention_host.as_words(value, "i32"), words, *value.shape, *value.stride()]
+        else:
+            given += [value, *value.shape, *value.stride()]
     texts = [getattr(mods, part) or nothing for part, nothing in _NOTHING.items()]
     head = "import triton\nimport triton.language as tl\n" + "\n".join(mods.imports)
     passed = f"    captures = ({''.join(f'{n}, ' for n in names)})"
