@@ -35,7 +35,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "heads": (dict(key=sized(2, 2, 32, 8), value=sized(2, 2, 32, 8)), ValueError, "give enable_gqa=True"),
     "groups": (
         dict(key=sized(2, 3, 32, 8), value=sized(2, 3, 32, 8), enable_gqa=True), ValueError,
-        r"heads \(4\) must be a multiple of key's \(3\)",
+        r"query has 4 heads and key 3; query's must be as many, or with enable_gqa=True a multiple of key's",
     ),
     "batch": (dict(key=sized(3, 4, 32, 8), value=sized(3, 4, 32, 8)), ValueError, "batch size of key is 3, must be 2"),
     "integers": (
