@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tk import _library, capi, config, errors
+from tk._names import did_you_mean
 from tk._packs import Coverage, CoverageRow, Pack, Packs, coverage, packs
 from tk._table import Records
 from tk.heuristics import described, tuning
@@ -211,8 +211,7 @@ def _wrapper(op: str) -> Callable[..., Any]:
 
     if register.find(op) is None:
         names = tuple(dict.fromkeys((*own, *register.names())))
-        nearest = difflib.get_close_matches(op, names, 3, 0.5)
-        hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"there are {', '.join(names)}"
+        hint = did_you_mean(op, names, 0.5) or f"there are {', '.join(names)}"
         raise ValueError(f"tk has no op {op!r}; {hint}")
     return register.wrapper(op)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from tk._names import did_you_mean
 
 
 class Usage(ValueError):
@@ -30,8 +31,7 @@ def _plain(x: Any) -> Any:
 def unknown(kind: str, name: str, known: Iterable[str], most: int = 12) -> Usage:
     """What to raise for a name that nothing has: the nearest names, or some of what there is."""
     names: Sequence[str] = list(dict.fromkeys(known))
-    nearest = difflib.get_close_matches(name, names, 3, 0.4)
-    if nearest:
-        return Usage(f"there is no {kind} {name!r}; did you mean {' or '.join(nearest)}?")
+    if question := did_you_mean(name, names, 0.4):
+        return Usage(f"there is no {kind} {name!r}; {question}")
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return Usage(f"there is no {kind} {name!r}; there are {', '.join(names[:most])}{more}")

@@ -13,7 +13,7 @@ import torch
 import tk
 from tk.cli._shown import add_json, as_json, unknown
 from tk.generated import register
-from tk.heuristics.described import GPUS
+from tk.heuristics import described
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
 EXAMPLE = "tk explain linear 512x4096 14336x4096 --activation silu; tk explain topk 512x4096 k=8 dim=-1"
@@ -82,8 +82,11 @@ def run(args: argparse.Namespace) -> int:
     known = (*tk.inspect.functions(), *register.names())
     if args.op not in known:
         raise unknown("op", args.op, known)
-    if args.arch is not None and str(args.arch).removeprefix("sm_") not in map(str, GPUS):
-        raise unknown("described GPU of architecture", args.arch, map(str, GPUS))
+    if args.arch is not None:
+        try:
+            described.gpu(args.arch)
+        except ValueError:
+            raise unknown("described GPU of architecture", args.arch, map(str, described.GPUS)) from None
     has_gpu = torch.cuda.is_available()
     device = args.device or ("meta" if args.arch else "cuda" if has_gpu else "cpu")
     if device.startswith("cuda") and not has_gpu:

@@ -87,7 +87,7 @@ class Report(Records[Record]):
     @property
     def table(self) -> str:
         """A row for each module."""
-        return table(self.header, map(self.cells, self))
+        return super().__str__()
 
     @staticmethod
     def cells(row: Record) -> tuple[object, ...]:

@@ -299,10 +299,12 @@ def _with_defaults(
         if type(value) not in _OF_KIND[spec.kind] or not math.isfinite(value):
             raise SignatureError(f"parameter {name} is '{spec}', and its default {value!r} is no finite {spec}")
         found[name] = NumberSpec(spec.kind, float(value) if spec.kind == "float" else value)
-    has_default = [isinstance(s, NumberSpec) and s.default is not None for s in found.values()]
-    if has_default != sorted(has_default):
-        without = list(found)[has_default.index(True) :][has_default[has_default.index(True) :].index(False)]
-        raise SignatureError(f"parameter {without} has no default and follows one that has: put it in front")
+    behind_a_default = False
+    for name, spec in found.items():
+        has_default = isinstance(spec, NumberSpec) and spec.default is not None
+        if behind_a_default and not has_default:
+            raise SignatureError(f"parameter {name} has no default and follows one that has: put it in front")
+        behind_a_default |= has_default
     return found
 
 

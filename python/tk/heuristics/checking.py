@@ -54,10 +54,9 @@ class Checks:
         return "\n".join([*lines, *(f"{c.op} {c.tensors}: {c.problem}" for c in self.missing)])
 
     def add(self, op: Any, *args: Any, **kwargs: Any) -> None:
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        layouts = tuple((x.dtype, x.shape, x.stride()) for x in tensors)
-        others = tuple(str(x) for x in tree_leaves((args, kwargs)) if not isinstance(x, torch.Tensor))
-        key = (op, layouts, others)
+        leaves = tree_leaves((args, kwargs))
+        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        key = op, *((x.dtype, x.shape, x.stride()) if isinstance(x, torch.Tensor) else str(x) for x in leaves)
         if (known := self._by_call.get(key)) is not None:
             known.count += 1
             return

@@ -14,7 +14,7 @@ import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import sympy
@@ -100,33 +100,46 @@ def flag_values(signature: Signature) -> list[dict[str, bool]]:
     return [dict(zip(signature.flags, v, strict=True)) for v in values]
 
 
-def trace(
-    fn: Callable[..., Any],
-    signature: Signature,
-    dtypes: Mapping[str, str],
-    flags: Mapping[str, bool],
-    ruled: frozenset[str],
-) -> Trace:
-    """Raises TraceError for what cannot be traced, with the line of `fn` at fault."""
-    return _of_any_order(signature, lambda made, order: _trace(fn, signature, dtypes, flags, ruled, made, order))
+_Asked = Callable[[Callable[..., Any], Signature, Mapping[str, str], Mapping[str, bool], frozenset[str]], Trace]
+_InOneOrder = Callable[
+    [
+        Callable[..., Any], Signature, Mapping[str, str], Mapping[str, bool], frozenset[str], slices.Slices,
+        Sequence[str],
+    ],
+    Trace,
+]  # fmt: skip
 
 
-def _of_any_order(signature: Signature, trace: Callable[[slices.Slices, Sequence[str]], Trace]) -> Trace:
+def _in_any_order(trace: _InOneOrder) -> _Asked:
     """In the first order of the sizes in which the function can be traced. What it asked of them is a check of the
     op."""
-    first: TraceError | None = None
-    for order in orders(signature):
-        try:
-            return slices.traced(lambda made, order=order: trace(made, order))  # type: ignore[misc]
-        except (random.NeedsSeed, SideEffect):
-            raise
-        except TraceError as error:
-            first = first or error
-    assert first is not None
-    raise first
+
+    @wraps(trace)
+    def tried(
+        fn: Callable[..., Any],
+        signature: Signature,
+        dtypes: Mapping[str, str],
+        flags: Mapping[str, bool],
+        ruled: frozenset[str],
+    ) -> Trace:
+        first: TraceError | None = None
+        for order in orders(signature):
+            try:
+                return slices.traced(
+                    lambda made, order=order: trace(fn, signature, dtypes, flags, ruled, made, order)  # type: ignore[misc]
+                )
+            except (random.NeedsSeed, SideEffect):
+                raise
+            except TraceError as error:
+                first = first or error
+        assert first is not None
+        raise first
+
+    return tried
 
 
-def _trace(
+@_in_any_order
+def trace(
     fn: Callable[..., Any],
     signature: Signature,
     dtypes: Mapping[str, str],
@@ -135,6 +148,7 @@ def _trace(
     made: slices.Slices,
     order: Sequence[str],
 ) -> Trace:
+    """Raises TraceError for what cannot be traced, with the line of `fn` at fault."""
     arguments = Arguments(signature, dtypes, getattr(fn, "sizes", ()), made, order)
     if hasattr(fn, "see"):
         fn.see(arguments.sizes)
@@ -164,24 +178,8 @@ def _trace(
     return result
 
 
+@_in_any_order
 def trace_backward(
-    fn: Callable[..., Any],
-    signature: Signature,
-    dtypes: Mapping[str, str],
-    flags: Mapping[str, bool],
-    ruled: frozenset[str],
-) -> Trace:
-    """The gradients of `fn` with respect to its floating-point tensors, as autograd has them.
-
-    The graph's arguments are ``grad_0`` …, one for each floating-point result, and then those of `fn`: what the forward
-    worked out is worked out again, since reading it again would take longer. Its results are the gradients, in the
-    order of the tensors. The trace's signature has all arguments; the caller drops those that are not read."""
-    return _of_any_order(
-        signature, lambda made, order: _trace_backward(fn, signature, dtypes, flags, ruled, made, order)
-    )
-
-
-def _trace_backward(
     fn: Callable[..., Any],
     signature: Signature,
     dtypes: Mapping[str, str],
@@ -190,6 +188,11 @@ def _trace_backward(
     made: slices.Slices,
     order: Sequence[str],
 ) -> Trace:
+    """The gradients of `fn` with respect to its floating-point tensors, as autograd has them.
+
+    The graph's arguments are ``grad_0`` …, one for each floating-point result, and then those of `fn`: what the forward
+    worked out is worked out again, since reading it again would take longer. Its results are the gradients, in the
+    order of the tensors. The trace's signature has all arguments; the caller drops those that are not read."""
     arguments = Arguments(signature, dtypes, slices=made, order=order)
     lines = Lines(fn, arguments)
     own = list(arguments.names)
