@@ -187,6 +187,12 @@ def write_atomically(path: Path, text: str) -> None:
     os.replace(f.name, path)
 
 
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Of a file of JSON lines, which holds whatever ends the process next."""
+    with path.open("a") as f:
+        f.write(json.dumps(rounded(record)) + "\n")
+
+
 def plot(results: dict[str, Any], path: Path) -> bool:
     """The ratio of every row, a column of dots for each group. False where matplotlib is missing."""
     try:

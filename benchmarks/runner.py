@@ -27,7 +27,8 @@ import torch
 
 from benchmarks import report as reports
 
-FAMILIES = ("mm", "other_products", "int4", "b2b", "conv", "generated", "attention", "models", "everywhere")
+FAMILIES = ("mm", "other_products", "int4", "b2b", "conv", "generated", "attention", "models", "everywhere",
+            "anywhere")  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -35,7 +36,8 @@ ROOT = Path(__file__).resolve().parent.parent
 class Options:
     """out: where results go. quick: a part of the shapes. compiled: also the peer that autotunes, minutes. only: rows
     whose group and label match. seconds: no row is begun after that many. jobs: processes that compile the peers of
-    several rows at once; what runs on the GPU takes turns."""
+    several rows at once; what runs on the GPU takes turns. draws, seed: of anywhere; without a
+    seed it is a fresh one."""
 
     out: Path
     quick: bool = False
@@ -43,6 +45,8 @@ class Options:
     only: str = ""
     seconds: float = float("inf")
     jobs: int = 1
+    draws: int = 3000
+    seed: int | None = None
     begun: float = field(default_factory=time.monotonic)
     left_out: int = 0
 
@@ -70,6 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", default="", help="only rows whose group and label match this regular expression")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after so many seconds")
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile peers (generated)")
+    parser.add_argument("--draws", type=int, default=3000, help="how many calls to draw at most (anywhere)")
+    parser.add_argument("--seed", type=int, help="of the draws; by default a fresh one, which is printed (anywhere)")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="print the report of an anywhere.jsonl, and end")
     parser.add_argument(
         "--commit", default=os.environ.get("TK_COMMIT", ""), help="for the record, where git is missing"
     )
@@ -80,11 +87,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code: 1 when a row failed."""
+    if args.report is not None:
+        print(importlib.import_module("benchmarks.anywhere").reprinted(args.report))
+        return 0
     if not torch.cuda.is_available():
         print("the benchmarks need a CUDA GPU", file=sys.stderr)
         return 2
     torch.manual_seed(0)
-    options = Options(args.out, args.quick, args.compiled, args.only, args.seconds, args.jobs)
+    options = Options(args.out, args.quick, args.compiled, args.only, args.seconds, args.jobs, args.draws, args.seed)
     finished = [_run_family(name, options, environment(args.commit, args.date)) for name in args.families]
     for report in finished:
         print(f"\n### {report.family}\n{report.markdown()}", flush=True)
