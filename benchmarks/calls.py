@@ -45,10 +45,11 @@ LIMITS = Limits()
 
 
 class Room:
-    """What a function's arguments are drawn in: the dtype, and the layout of its first tensor, are one draw's."""
+    """What a function's arguments are drawn in: the dtype, and the layout of its first tensor, are one draw's.
+    is_written: the function writes to its arguments."""
 
-    def __init__(self, rng: Random, dtype: str, limits: Limits, requires_grad: bool):
-        self.rng, self.dtype, self.requires_grad = rng, dtype, requires_grad
+    def __init__(self, rng: Random, dtype: str, limits: Limits, requires_grad: bool, is_written: bool = False):
+        self.rng, self.dtype, self.requires_grad, self.is_written = rng, dtype, requires_grad, is_written
         self.elements = layouts.log_uniform(rng, limits.least, limits.most)
         self.layout = ""
 
@@ -60,7 +61,7 @@ class Room:
 
     def tensor(self, shape: Sequence[int], dtype: str = "", values: str = "normal") -> Strided:
         """The first one has the draw's layout. Others have it too, or are contiguous, or have one of their own."""
-        drawn = layouts.drawn_layout(self.rng, len(shape))
+        drawn = layouts.drawn_layout(self.rng, len(shape), self.is_written)
         layout = self.rng.choice((self.layout, self.layout, "contiguous", drawn)) if self.layout else drawn
         self.layout = self.layout or layout
         strides, offset = layouts.placed(self.rng, shape, layout)
@@ -611,7 +612,7 @@ def drawn(seed: int, index: int, ops: Mapping[str, Op], limits: Limits = LIMITS)
     op, rng = ops[name], Random(f"{seed} draw {index}")
     dtypes = {d: w for d, w in (op.dtypes or FLOATS).items() if not is_backward or getattr(torch, d).is_floating_point}
     dtype = rng.choices(list(dtypes), list(dtypes.values()))[0]
-    room = Room(rng, dtype, limits, is_backward)
+    room = Room(rng, dtype, limits, is_backward, bool(op.writes))
     args, kwargs = op.arguments(room)
     found = Draw(seed, index, name, is_backward, dtype, room.layout, tuple(args), kwargs)
     return replace(found, gradients=_gradients(op, found, room)) if is_backward else found

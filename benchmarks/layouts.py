@@ -83,7 +83,11 @@ class Strided:
         memory = torch.randn(n, dtype=dtype, device=device)
         if self.values == "near one":  # a product of all of them is then about e
             return memory.div_(math.sqrt(n)).add_(1)
-        return memory.abs_() if self.values == "positive" else memory
+        if self.values == "positive":
+            return memory.abs_()
+        # Of mean 1/8, so that no sum is near zero by chance, where all that is compared is rounding. In float16 a sum
+        # of many would not be finite.
+        return memory if dtype == torch.float16 else memory.add_(0.125)
 
     def __str__(self) -> str:
         sizes = "x".join(map(str, self.shape)) or "scalar"
@@ -101,9 +105,11 @@ def dense(shape: Sequence[int], order: Sequence[int] | None = None, pitch: int |
     return tuple(strides)
 
 
-def drawn_layout(rng: Random, dims: int) -> str:
-    """One that a tensor of so many dimensions can have."""
+def drawn_layout(rng: Random, dims: int, is_written: bool = False) -> str:
+    """One that a tensor of so many dimensions can have. is_written: no two elements may be one."""
     found = {name: w for name, w in LAYOUTS.items() if dims > 1 or name not in OF_SEVERAL_DIMENSIONS}
+    if is_written:
+        found.pop("expanded", None)
     return rng.choices(list(found), list(found.values()))[0]
 
 
