@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -165,10 +166,10 @@ def launches(op: Op, draw: Draw, device: str, arch: str) -> tuple[list[str], flo
     return [f"{c.kernel_name} {c.config_name}" for c in chosen], sum(c.cost for c in chosen) * 1e-6
 
 
-def _explained(op: Op, draw: Draw) -> tuple[list[str], float | None]:
+def _explained(op: Op, draw: Draw, device: str) -> tuple[list[str], float | None]:
     """What the call runs on this GPU. The call itself has run: that it cannot be explained is said, and it is timed."""
     try:
-        return launches(op, draw, "cuda", "90" if torch.cuda.get_device_capability()[0] >= 9 else "80")
+        return launches(op, draw, device, "90" if torch.cuda.get_device_capability()[0] >= 9 else "80")
     except errors.Error as error:
         return [f"not explained: {error}"], None
 
@@ -176,14 +177,14 @@ def _explained(op: Op, draw: Draw) -> tuple[list[str], float | None]:
 # --- Measuring ---
 
 
-def measure(op: Op, draw: Draw) -> dict[str, Any]:
+def measure(op: Op, draw: Draw, device: str = "cuda") -> dict[str, Any]:
     """Of a result that is right. Inputs that fit into L2 rotate; tk and torch take turns."""
-    check(op, draw, "cuda")
+    check(op, draw, device)
     torch.cuda.synchronize()
-    kernels, predicted = _explained(op, draw)
+    kernels, predicted = _explained(op, draw, device)
     copies = timing.copies_to_rotate(draw.bytes, most=MOST_ROTATED)
     functions = {"tk": op.ours(), "torch": op.torchs}
-    turns = {name: [prepared(f, draw, draw.make("cuda")) for _ in range(copies)] for name, f in functions.items()}
+    turns = {name: [prepared(f, draw, draw.make(device)) for _ in range(copies)] for name, f in functions.items()}
     with torch.set_grad_enabled(draw.is_backward):
         captures = {name: timing.capture(turn) for name, turn in turns.items()}
         us = {name: t.us for name, t in timing.device_times(captures, rounds=3, ms=2, warm_ms=1).items()}
@@ -318,60 +319,72 @@ def _off(predicted: float, measured: float) -> float:
 
 
 def markdown(lines: Sequence[dict[str, Any]], environment: dict[str, Any]) -> str:
-    """All calls, by layout, by dtype and by op, the slowest op first; the worst calls; those that failed."""
+    """All calls, by layout, by dtype and by op, the slowest op first; where they are slow; those that failed."""
     timed = [line for line in lines if "error" not in line]
     failed = [line for line in lines if "error" in line]
     names = ("gpu", "driver", "torch", "compiler", "commit", "date", "seed")
     out = [", ".join(f"{name} {environment[name]}" for name in names if name in environment)]
     out += [f"{len(timed)} calls timed, {len(failed)} failed."]
     if timed:
-        out += _tables(timed)
-        out += ["", "The worst calls:", "", "| ratio | torch µs | tk µs | call | kernels |", "|---|---|---|---|---|"]
-        out += [_call_row(line) for line in _worst(timed, 10)]
-        out += [
-            "",
-            "Of every op the worst:",
-            "",
-            "| ratio | torch µs | tk µs | call | kernels |",
-            "|---|---|---|---|---|",
-        ]
-        for name, _ in _by(timed, "op"):
-            of_op = [line for line in timed if line["op"] == name]
-            out += [_call_row(line) for line in _worst(of_op, 10) if line["ratio"] < SLOW]
+        for title, key in KEYS.items():
+            out += _table(title, _by(timed, key), timed)
+        out += ["", "host: torch's time of a call on the host over tk's. predicted: within 1.5 × of what is measured."]
+        out += _table("op and layout, the slowest", _by(timed, _op_and_layout)[:MOST_CLASSES], timed)
+        out += _table("last kernel, the slowest", _by(timed, _kernel)[:MOST_CLASSES], timed)
+        out += ["", "The worst calls:", *_calls(_worst(timed))]
+        out += ["", f"Of every op the worst, below {SLOW}:"]
+        slow = [line for line in timed if line["ratio"] < SLOW]
+        out += _calls([line for name, _ in _by(slow, KEYS["op"]) for line in _worst(slow, name)])
     if failed:
         out += ["", "Failed:", ""] + [f"- {label_of(line)}: {line['error']}" for line in failed]
     return "\n".join(out)
 
 
-def _tables(timed: Sequence[dict[str, Any]]) -> list[str]:
+KEYS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "layout": itemgetter("layout"),
+    "dtype": itemgetter("dtype"),
+    "op": itemgetter("op"),
+}
+MOST_CLASSES, MOST_CALLS = 20, 10
+
+
+def _op_and_layout(line: dict[str, Any]) -> str:
+    return f"{line['op']}, {line['layout']}"
+
+
+def _kernel(line: dict[str, Any]) -> str:
+    return line["kernels"][-1] if line["kernels"] else "none of tk's"
+
+
+def _table(title: str, rows: Sequence[tuple[str, Summary]], timed: Sequence[dict[str, Any]]) -> list[str]:
     slow = f"below {SLOW} | below {BAD}, torch ≥ {LEAST_US:g} µs"
-    head = f"calls | geomean | worst tenth | worst | {slow} | host | predicted"
-    out = []
-    for key in ("layout", "dtype", "op"):
-        out += ["", f"| {key} | {head} |", "|---" * 9 + "|"]
-        out += [summary.row(name) for name, summary in _by(timed, key)]
-        out += [Summary(timed).row("all")]
-    return out + [
-        "",
-        "host: torch's time of a call on the host over tk's. predicted: the share within 1.5 × of measured.",
-    ]
+    out = ["", f"| {title} | calls | geomean | worst tenth | worst | {slow} | host | predicted |", "|---" * 9 + "|"]
+    return [*out, *(summary.row(name) for name, summary in rows), Summary(timed).row("all")]
 
 
-def _by(timed: Sequence[dict[str, Any]], key: str) -> list[tuple[str, Summary]]:
+def _by(timed: Sequence[dict[str, Any]], key: Callable[[dict[str, Any]], str]) -> list[tuple[str, Summary]]:
     """The slowest first."""
-    names = dict.fromkeys(line[key] for line in timed)
-    found = [(name, Summary([line for line in timed if line[key] == name])) for name in names]
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for line in timed:
+        groups.setdefault(key(line), []).append(line)
+    found = [(name, Summary(group)) for name, group in groups.items()]
     return sorted(found, key=lambda one: one[1].geomean)
 
 
-def _worst(timed: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    return sorted(timed, key=lambda line: line["ratio"])[:count]
+def _worst(timed: Sequence[dict[str, Any]], op: str | None = None) -> list[dict[str, Any]]:
+    of_op = [line for line in timed if op in (None, line["op"])]
+    return sorted(of_op, key=itemgetter("ratio"))[:MOST_CALLS]
+
+
+def _calls(lines: Sequence[dict[str, Any]]) -> list[str]:
+    head = ["", "| ratio | torch µs | tk µs | predicted | call | kernels |", "|---" * 6 + "|"]
+    return head + [_call_row(line) for line in lines]
 
 
 def _call_row(line: dict[str, Any]) -> str:
-    us = line["us"]
-    kernels = "; ".join(line["kernels"])
-    return f"| {line['ratio']:.2f} | {us['torch']:.1f} | {us['tk']:.1f} | {label_of(line)} | {kernels} |"
+    us, kernels = line["us"], "; ".join(line["kernels"])
+    predicted = "" if line["predicted_us"] is None else f"{line['predicted_us']:.1f}"
+    return f"| {line['ratio']:.2f} | {us['torch']:.1f} | {us['tk']:.1f} | {predicted} | {label_of(line)} | {kernels} |"
 
 
 def reprinted(path: Path) -> str:

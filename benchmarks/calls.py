@@ -450,6 +450,7 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+# The gradients of prod and cumprod are ATen's, which wait for the host: no graph can hold them.
 OPS = (
     Op("gelu", _gelu, _torch_gelu, has_grad=True),
     Op("silu", _biased, _torch_silu, has_grad=True),
@@ -463,8 +464,8 @@ OPS = (
     Op("amin", _extremes, torch.amin, dtypes=NUMBERS, has_grad=True),
     Op("argmax", _over_one(), torch.argmax, dtypes=NUMBERS),
     Op("argmin", _over_one(), torch.argmin, dtypes=NUMBERS),
-    Op("max", _over_one(), torch.max, dtypes=NUMBERS),
-    Op("min", _over_one(), torch.min, dtypes=NUMBERS),
+    Op("max", _over_one(), torch.max, dtypes=NUMBERS, has_grad=True),
+    Op("min", _over_one(), torch.min, dtypes=NUMBERS, has_grad=True),
     Op("any", _reduced, torch.any, dtypes={"bool": 3, "float32": 1}),
     Op("all", _reduced, torch.all, dtypes={"bool": 3, "float32": 1}),
     Op("norm", _norm, torch.norm, dtypes=WIDE, has_grad=True),
@@ -476,12 +477,12 @@ OPS = (
     Op("log_softmax", _along(), torch.log_softmax, dtypes=WIDE, has_grad=True),
     Op("cumsum", _along(), torch.cumsum, dtypes=NUMBERS, has_grad=True),
     Op("cumprod", _along("near one"), torch.cumprod),
-    Op("cummax", _along(), torch.cummax, dtypes=NUMBERS),
-    Op("cummin", _along(), torch.cummin, dtypes=NUMBERS),
-    Op("logcumsumexp", _along(), torch.logcumsumexp),
-    Op("sort", _sorted, torch.sort, _stable_sort, dtypes=NUMBERS),
+    Op("cummax", _along(), torch.cummax, dtypes=NUMBERS, has_grad=True),
+    Op("cummin", _along(), torch.cummin, dtypes=NUMBERS, has_grad=True),
+    Op("logcumsumexp", _along(), torch.logcumsumexp, has_grad=True),
+    Op("sort", _sorted, torch.sort, _stable_sort, dtypes=NUMBERS, has_grad=True),
     Op("argsort", _sorted, torch.argsort, lambda *args: _stable_sort(*args)[1], dtypes=NUMBERS),
-    Op("topk", _topk, torch.topk, _stable_topk, dtypes=NUMBERS),
+    Op("topk", _topk, torch.topk, _stable_topk, dtypes=NUMBERS, has_grad=True),
     Op("layer_norm", _layer_norm, F.layer_norm, has_grad=True),
     Op("rms_norm", _rms_norm, F.rms_norm, has_grad=True),
     Op("group_norm", _group_norm, F.group_norm, has_grad=True),

@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -25,7 +26,7 @@ from benchmarks.calls import Draw, Limits, Op  # noqa: E402
 from benchmarks.layouts import Strided  # noqa: E402
 from benchmarks.report import Report  # noqa: E402
 from benchmarks.runner import Options  # noqa: E402
-from tk import functional  # noqa: E402
+from tk import functional, timing  # noqa: E402
 from tk.generated import register  # noqa: E402
 from tk.generated.declare import Declared  # noqa: E402
 from tk.heuristics.described import Recording  # noqa: E402
@@ -263,6 +264,37 @@ def test_a_run_writes_every_line_at_once_and_stops_at_a_broken_device(
     assert str(calls.drawn(7, 3, calls.table())) in printed and "CUDA is unusable after this draw, seed 7" in printed
 
 
+@pytest.mark.parametrize("name", ["softmax", "adamw_", "dropout", "rand"])
+def test_what_is_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the graphs and the clock: a GPU that repeats every call once."""
+    counts: dict[int, int] = {}
+
+    def capture(turn: Sequence[Callable[[], Any]]) -> int:
+        for call in [*turn, *turn]:
+            call()
+        counts[id(turn)] = len(turn)
+        return id(turn)
+
+    def host_times(variants: Mapping[str, Callable[[], Any]], **_: Any) -> dict[str, timing.Timing]:
+        for call in variants.values():
+            call()
+        return dict.fromkeys(variants, timing.Timing(5.0, 5.0, 5.0))
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(timing, "capture", capture)
+    monkeypatch.setattr(timing, "host_times", host_times)
+    times = {"torch": timing.Timing(30.0, 29.0, 31.0), "tk": timing.Timing(20.0, 19.0, 21.0)}
+    monkeypatch.setattr(timing, "device_times", lambda captures, **_: {n: times[n] for n in captures})
+    ops = {name: TABLE[name]}
+    for i in range(1 + TABLE[name].has_grad):
+        found = anywhere.measure(TABLE[name], calls.drawn(3, i, ops, SMALL), "cpu")
+        assert found["ratio"] == 1.5 and found["us"] == {"torch": 30.0, "tk": 20.0}
+        assert found["host_us"] == {"torch": 5.0, "tk": 5.0}
+        assert found["kernels"]
+    assert set(counts.values()) == {anywhere.MOST_ROTATED}
+
+
 def test_one_draw_is_run_again_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     met: list[int] = []
     monkeypatch.setattr(
@@ -314,7 +346,8 @@ def test_the_report_is_printed_again_from_its_file(tmp_path: Path, capsys: pytes
     assert "| slice | 3 | 0.63 | 0.50 | 0.50 | 2 | 1 | 2.00 | 50 % |" in text
     assert "| all | 5 | 0.93 |" in text
     assert text.index("| sum | 3 |") < text.index("| gelu | 2 |"), "the slowest first"
-    assert "| 0.50 | 20.0 | 40.0 | #2 sum slice: float32[8](1) | sum 1x2 |" in text
+    assert "| 0.50 | 20.0 | 40.0 |  | #2 sum slice: float32[8](1) | sum 1x2 |" in text
+    assert "| sum, slice | 2 | 0.50 |" in text and "| gelu 1x2 | 2 | 2.00 |" in text
     assert "- #5 sort offset: float32[8](1): WrongResult: off" in text
 
 
