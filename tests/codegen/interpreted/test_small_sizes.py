@@ -134,12 +134,85 @@ def test_what_is_cut_out(name: str) -> None:
     assert n_right
 
 
+def half(x: Tensor) -> int:
+    return x.shape[-1] // 2
+
+
+# Where torch raises, at some sizes, tk refuses them.
+BY_SIZES: dict[str, Callable[[Tensor], object]] = {
+    "the first half": lambda x: x[:, : half(x)] * 2,
+    "the second half": lambda x: x[:, half(x) :] * 2,
+    "the last half": lambda x: x[:, -half(x) :] * 2,
+    "turned": lambda x: torch.cat([-x[:, half(x) :], x[:, : half(x)]], -1),
+    "all but the last": lambda x: x[:, : x.shape[-1] - 1] + 1,
+    "all but two": lambda x: x[:, : x.shape[-1] - 2] + 1,
+    "the last two": lambda x: x[:, x.shape[-1] - 2 : x.shape[-1]] + 1,
+    "the last three": lambda x: x[:, x.shape[-1] - 3 :].sum(-1),
+    "before the last": lambda x: x[:, x.shape[-1] - 4 : x.shape[-1] - 1] * 2,
+    "by the other size": lambda x: x[:, x.shape[0] - 3 : x.shape[0] + 1] + 1,
+    "in steps": lambda x: x[:, half(x) - 1 :: 2] + 1,
+    "a third": lambda x: x[:, x.shape[-1] // 3 : 2 * x.shape[-1] // 3] + 1,
+    "neighbours": lambda x: x[:, 1:] - x[:, : x.shape[-1] - 1],
+    "narrow": lambda x: x.narrow(1, 1, x.shape[1] - 1) + 1,
+    "pieces of half": lambda x: torch.cat(x.split([half(x), x.shape[-1] - half(x)], -1)[::-1], -1),
+    "tensor_split": lambda x: torch.tensor_split(x, 3, 1),
+    "tensor_split of rows": lambda x: x.tensor_split(2),
+    "hsplit": lambda x: torch.hsplit(x, 2),
+    "four rows": lambda x: x.reshape(4, -1) + 1,
+    "rows of four": lambda x: x.reshape(-1, 4) * 2,
+    "in two": lambda x: x.view(x.shape[0], 2, x.shape[1] // 2).sum(1),
+    "in pairs": lambda x: x.view(x.shape[0], -1, 2).sum(-1),
+    "all in two": lambda x: x.flatten().reshape(2, -1) + 1,
+    "unflatten": lambda x: x.unflatten(-1, (2, -1)).amax(-2),
+    "unflatten by sizes": lambda x: x.unflatten(-1, (2, half(x))) + 1,
+    "repeated": lambda x: x.reshape(x.shape[0], -1, 1).expand(-1, -1, 2).flatten(1) + 1,
+}
+
+
+@pytest.mark.parametrize("name", BY_SIZES)
+def test_what_sizes_cut(name: str) -> None:
+    fn = BY_SIZES[name]
+    made = built(fn, False)
+    n_right = 0
+    for shape in [*SIZES, (4, 6), (2, 5), (8, 4)]:
+        x = torch.randn(shape)
+        try:
+            expected = results(fn, x, False)
+        except (IndexError, RuntimeError, ValueError):
+            with pytest.raises(ValueError, match="must"):
+                list(host.run_all(made, x))
+            continue
+        for variant, found in host.run_all(made, x):
+            n_right += 1
+            for one, value in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, value, equal_nan=True, msg=f"{shape}, {variant}")
+    assert n_right
+
+
+def test_halves_by_split() -> None:
+    """Torch has one piece of no columns, where the function unpacks two."""
+
+    def fn(x):
+        a, b = x.split(half(x), -1)
+        return a + b
+
+    made = built(fn, False)
+    for shape in ((3, 0), (3, 1), (3, 3)):
+        with pytest.raises(ValueError, match="must be"):
+            list(host.run_all(made, torch.randn(shape)))
+    x = torch.randn(3, 4)
+    found = [found for _, found in host.run_all(made, x)]
+    assert found and all(torch.equal(one, fn(x)) for (one,) in found)
+
+
 DIFFERENTIATED: dict[str, Callable[[Tensor], Tensor]] = {
     "the last three": lambda x: x[:, -3:].sin(),
     "two to five": lambda x: x[:, 2:5] * x[:, 2:5],
     "the rest": lambda x: x[:, 1:].sum(-1),
     "neighbours": lambda x: x[:, 1:] * x[:, :-1],
     "beside others": lambda x: torch.cat([x[:, 2:] * x[:, :-2], x], 1),
+    "by sizes": lambda x: x[:, x.shape[-1] - 3 :].sin(),
+    "half": lambda x: x[:, half(x) :] * 2,
 }
 
 

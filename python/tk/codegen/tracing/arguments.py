@@ -29,8 +29,9 @@ def number(name: str, kind: str) -> sympy.Symbol:
 class Arguments:
     """Fake tensors with a symbol for each letter, and a symbol for each float and int. more: sizes of what is no
     argument. slices: what those of the trace have. order: the letters, each of which stands for a larger size than
-    those before it; as they are declared, if it is left out. n_asked: of the guards those that the function itself
-    asked for, as it was called, while the others come of taking it apart."""
+    those before it; as they are declared, if it is left out. asked: (size, the least that it may be, whose condition
+    that is), of functions of torch's that were called. n_asked: of the guards those that the function itself asked for,
+    as it was called, while the others come of taking it apart."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Arguments:
     ):
         self.env = ShapeEnv(duck_shape=False)
         self.n_asked = 0
+        self.asked: list[tuple[sympy.Expr, int, str]] = []
         self.slices = slices or Slices(WAYS[-1])
         self.mode = self._mode()
         self.symbols: dict[sympy.Symbol, sympy.Symbol] = {}
@@ -73,7 +75,7 @@ class Arguments:
         return value
 
     def _mode(self) -> FakeTensorMode:
-        """Says of a view of what is dense nothing but its sizes, where these hold whatever the letters are.
+        """Says of a view of what is dense nothing but its sizes, which hold as many elements.
 
         Torch's own looks for dimensions that can be split and merged, and asks on its way which size is a multiple of
         which other: questions that such a view does not depend on, and whose answers would become checks of the op. And
@@ -82,8 +84,10 @@ class Arguments:
         theirs = found.dispatch
 
         def dispatch(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func in (aten.view.default, aten._unsafe_view.default) and not kwargs and _is_always_legal(*args):
+            if func in (aten.view.default, aten._unsafe_view.default) and not kwargs and _is_dense(*args):
                 x, shape = args[0], infer_size(args[1], args[0].numel())
+                if not _is_always_legal(*args):
+                    torch._check(math.prod(shape) == x.numel(), lambda: _SHAPE.format(list(shape), x.numel()))
                 return x.as_strided(shape, make_contiguous_strides_for(shape))
             if func is aten.slice.Tensor:
                 made = self.slices.made(self, *args, **(kwargs or {}))
@@ -96,10 +100,16 @@ class Arguments:
         return found
 
 
+_SHAPE = "shape '{}' is invalid for input of size {}"  # as ATen has it
+
+
+def _is_dense(x: torch.Tensor, shape: Sequence[Any]) -> bool:
+    """Whether it can have any sizes instead of its own, of as many elements."""
+    return x.dim() > 0 and len(shape) > 0 and is_contiguous_or_false(x)
+
+
 def _is_always_legal(x: torch.Tensor, shape: Sequence[Any]) -> bool:
-    """Whether a dense tensor of several dimensions has these sizes instead, whatever its own are."""
-    if x.dim() < 2 or len(shape) < 2 or not is_contiguous_or_false(x):
-        return False
+    """Whether a dense tensor has as many elements with these sizes, whatever its own are."""
     given = [n for n in shape if not (isinstance(n, int) and n == -1)]
     count, total = (math.prod(n.node.expr if isinstance(n, torch.SymInt) else n for n in s) for s in (given, x.shape))
     inferred = sympy.cancel(total / sympy.sympify(count))

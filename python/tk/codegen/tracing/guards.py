@@ -13,7 +13,7 @@ from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod, ToFloat
 
 from tk.codegen.errors import TraceError, needs_a_number, where
 from tk.codegen.tracing.arguments import Arguments
-from tk.codegen.tracing.slices import OPEN, Decided, length, of_any_size
+from tk.codegen.tracing.slices import OPEN, Decided, length, of_any_size, place
 
 aten = torch.ops.aten
 
@@ -29,7 +29,7 @@ class Check:
 def checks(arguments: Arguments, recorded: fx.GraphModule, fn: Callable[..., Any]) -> Iterator[Check]:
     """All of them."""
     yield from of_sizes(arguments, fn)
-    for kind in (_nonempty, _enough, _not_squeezed, _reached, _cut):
+    for kind in (_nonempty, _enough, _not_squeezed, _reached, _cut, _inferred):
         for check in kind(recorded, arguments):
             yield Check(check.zero, arguments.slices.said(check.message))
 
@@ -70,6 +70,15 @@ def of_sizes(arguments: Arguments, fn: Callable[..., Any]) -> Iterator[Check]:
                 "size: declare two ops, or fix the size with a number"
             )
     yield from checks.values()
+    yield from _asked(arguments)
+
+
+def _asked(arguments: Arguments) -> Iterator[Check]:
+    """What functions of torch's refuse sizes for. Torch's own guards are none: to it every size is 2 at least."""
+    for size, least, of in dict.fromkeys(arguments.asked):
+        short = sympy.Max(0, least - of_any_size(sympy.sympify(size).xreplace(arguments.symbols)))
+        if short != 0:
+            yield Check(short, f"{size.xreplace(arguments.symbols)} must be at least {least}: {of}")
 
 
 _NEED_AN_ELEMENT = (aten.amax, aten.amin, aten.argmax, aten.argmin, aten.max, aten.min, aten.aminmax)
@@ -146,10 +155,13 @@ def _cut(recorded: fx.GraphModule, arguments: Arguments) -> Iterator[Check]:
     """A slice has as many elements as the function was traced with, where it is traced with a number of them, or with
     as many as a dimension has that is large enough."""
     for node in recorded.graph.nodes:
-        if node.target is not aten.slice.Tensor or not all(n is None or isinstance(n, int) for n in node.args[2:]):
+        if node.target is not aten.slice.Tensor:
             continue
         bounds: Any = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])
         dim, start, end, step = bounds
+        if not all(n is None or isinstance(n, int) for n in (start, end, step)):
+            yield from _cut_by_sizes(node, dim, (start, end), step, arguments)
+            continue
         size, traced = _size(node.args[0], dim, arguments), _size(node, dim, arguments)
         has = length(of_any_size(size), start, end, step)
         if size.is_Integer or arguments.slices.of(traced) or has == of_any_size(traced):
@@ -159,6 +171,54 @@ def _cut(recorded: fx.GraphModule, arguments: Arguments) -> Iterator[Check]:
             least = (start or 0) - min(end or 0, 0)
         message = f"{size} must be at least {least}: slice in a dimension of size {size}"
         yield Check(has - of_any_size(traced), message)
+
+
+def _cut_by_sizes(node: Any, dim: int, bounds: Sequence[Any], step: Any, arguments: Arguments) -> Iterator[Check]:
+    """The same of a slice whose bounds are sizes: it begins and ends where torch has it while it traces."""
+    size, traced = _size(node.args[0], dim, arguments), _size(node, dim, arguments)
+    first, last = (
+        of_any_size(sympy.sympify(e).xreplace(arguments.symbols)) if isinstance(e := _expr(b), sympy.Expr) else e
+        for b in bounds
+    )
+    letters = set().union(*(b.free_symbols for b in (first, last) if isinstance(b, sympy.Expr)))
+    if not isinstance(step, int) or not {of_any_size(s) for s in arguments.hints} >= letters:
+        return
+    if size.is_Integer or arguments.slices.of(traced):
+        return
+    has = length(of_any_size(size), first, last, step)
+    wrong = [has - of_any_size(traced)]
+    if isinstance(first, sympy.Expr):
+        begin = _as_traced(first, of_any_size(size), arguments)
+        wrong.append(place(of_any_size(size), first) - begin)
+    for zero in wrong:
+        if zero != 0:
+            yield Check(
+                zero,
+                f"a slice of a dimension of size {size} must have {traced} elements, as it has where sizes are large",
+            )
+
+
+def _as_traced(bound: sympy.Expr, size: sympy.Expr, arguments: Arguments) -> sympy.Expr:
+    """Where a slice begins by torch, at the sizes with which it traces."""
+    hints = {of_any_size(s): n for s, n in arguments.hints.items()}
+    at, end = bound.subs(hints), size.subs(hints)
+    if at < 0:
+        return sympy.Integer(0) if at < -end else bound + size
+    return size if at > end else bound
+
+
+def _inferred(recorded: fx.GraphModule, arguments: Arguments) -> Iterator[Check]:
+    """Torch refuses a view of no elements with a -1 beside a size of 0: any number would do for it."""
+    for node in recorded.graph.nodes:
+        if node.target not in (aten.view.default, aten._unsafe_view.default, aten.reshape.default):
+            continue
+        shape = [_expr(n) for n in node.args[1]]
+        if -1 not in shape:
+            continue
+        for size in (sympy.sympify(n).xreplace(arguments.symbols) for n in shape if n != -1):
+            if not size.is_Integer:
+                message = f"{size} must not be 0: a view with a -1, which any number would do for"
+                yield Check(sympy.Max(0, 1 - of_any_size(size)), message)
 
 
 def _size(node: fx.Node, dim: int, arguments: Arguments) -> sympy.Expr:

@@ -50,6 +50,8 @@ class Lines(TorchFunctionMode):
             self._refuse_uncounted_rows(*args, **(kwargs or {}))
         if self.arguments and func in _SPLITS:
             self._refuse_uncounted_pieces(*args, **(kwargs or {}))
+        if self.arguments and func in _NARROWS:
+            self._ask_for_length(*args, **(kwargs or {}))
         if self.arguments and (constant := constants.made(func, args, kwargs or {})) is not None:
             result = constant
         else:
@@ -93,7 +95,7 @@ class Lines(TorchFunctionMode):
             raise TraceError(needs_a_number(self.fn, self.line, size.node.expr.xreplace(self.arguments.symbols)))
 
     def _refuse_uncounted_pieces(self, x: torch.Tensor, length: Any, dim: int = 0, **_: Any) -> None:
-        """At once: torch would make thousands of them."""
+        """At once: torch would make thousands of them. Pieces of no elements are as many as torch likes."""
         assert self.arguments is not None
         size = x.shape[dim] if -x.dim() <= dim < x.dim() else 1
         if isinstance(length, int) and isinstance(size, torch.SymInt):
@@ -103,6 +105,13 @@ class Lines(TorchFunctionMode):
                 f"there are depends on {size}, and an op has as many results whatever the sizes. Declare the size as a "
                 "number, or use chunk, which counts the pieces"
             )
+        if isinstance(length, torch.SymInt):
+            self.arguments.asked.append((length.node.expr, 1, "split into pieces of so many"))
+
+    def _ask_for_length(self, x: torch.Tensor, dim: int, start: Any, length: Any) -> None:
+        assert self.arguments is not None
+        if isinstance(length, torch.SymInt):
+            self.arguments.asked.append((length.node.expr, 0, "the length of a narrow"))
 
     def _refuse_fixed_sizes(self) -> None:
         """At once: a loop over as many rows as a size stands for would take minutes to trace."""
@@ -124,6 +133,7 @@ class Lines(TorchFunctionMode):
 
 _DETACHING = (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__)  # type: ignore[attr-defined]
 _SPLITS = (torch.split, torch.Tensor.split, torch.functional.split, torch.unsafe_split, torch.Tensor.unsafe_split)
+_NARROWS = (torch.narrow, torch.Tensor.narrow, torch.narrow_copy, torch.Tensor.narrow_copy)
 _ROW_BY_ROW = (torch.Tensor.__iter__, torch.Tensor.unbind, torch.unbind)
 
 

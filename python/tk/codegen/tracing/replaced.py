@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 
-from tk.codegen.tracing import numbers, places, random, scattering, windows
+from tk.codegen.tracing import numbers, places, random, scattering, shapes, windows
 
 
 def layer_norm(
@@ -39,7 +39,9 @@ def group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     x = _opmath(input)
-    groups = x.reshape(x.shape[0], num_groups, -1)
+    torch._check(x.shape[1] % num_groups == 0, lambda: f"{x.shape[1]} channels in {num_groups} groups")
+    each = x.shape[1] // num_groups * math.prod(x.shape[2:])  # no -1, which torch refuses of no rows
+    groups = x.reshape(x.shape[0], num_groups, each)
     variance, mean = torch.var_mean(groups, -1, correction=0, keepdim=True)
     y = ((groups - mean) * torch.rsqrt(variance + eps)).reshape(x.shape)
     shape = [1, -1] + [1] * (x.dim() - 2)
@@ -163,7 +165,7 @@ ALWAYS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     F.batch_norm: batch_norm, F.instance_norm: instance_norm, F.gaussian_nll_loss: gaussian_nll_loss,
     torch.unsafe_chunk: torch.chunk, Tensor.unsafe_chunk: Tensor.chunk,  # which counts the pieces
     torch.special.bessel_y0: bessel_y0, torch.special.bessel_y1: bessel_y1, **places.ALWAYS, **windows.ALWAYS,
-    **numbers.ALWAYS, **scattering.ALWAYS,
+    **numbers.ALWAYS, **scattering.ALWAYS, **shapes.ALWAYS,
     **{func: _taken_apart(func) for func in (F.interpolate, F.unfold, F.fold)},
     **{f: _broadcast_first(f) for name in _TERNARY
        for f in (getattr(torch, name), getattr(Tensor, name), getattr(Tensor, f"{name}_"))},

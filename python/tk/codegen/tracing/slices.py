@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import sympy
 import torch
@@ -41,8 +41,20 @@ def of_any_size(expr: sympy.Expr) -> sympy.Expr:
     return expr.subs({s: sympy.Symbol(s.name, integer=True) for s in expr.free_symbols}, simultaneous=True)
 
 
-def length(size: sympy.Expr, start: int | None, end: int | None, step: int) -> sympy.Expr:
-    """How many elements a slice has. size: of letters that may be 0."""
+Bound: TypeAlias = int | sympy.Expr | None  # of a slice; None: where the dimension begins or ends
+
+
+def length(size: sympy.Expr, start: Bound, end: Bound, step: int) -> sympy.Expr:
+    """How many elements a slice has. size, and bounds that are no numbers: of letters that may be 0."""
+    if not _is_number(start) or not _is_number(end):
+        last = size if end is None or (isinstance(end, int) and end >= OPEN) else place(size, end)
+        found = _larger(sympy.Integer(0), last - place(size, start or 0))
+    else:
+        found = _length_by_numbers(size, start, end)
+    return found if step == 1 or found == 0 else FloorDiv(found + step - 1, step)
+
+
+def _length_by_numbers(size: sympy.Expr, start: Any, end: Any) -> sympy.Expr:
     start = start or 0
     end = None if end is None or end >= OPEN else end
     if start == 0 and end is None:
@@ -57,7 +69,49 @@ def length(size: sympy.Expr, start: int | None, end: int | None, step: int) -> s
         found = sympy.Max(0, size + end) - sympy.Max(0, size + start) if end > start else sympy.Integer(0)
     else:
         found = sympy.Max(0, sympy.Min(size, end) - sympy.Max(0, size + start))
-    return found if step == 1 or found == 0 else FloorDiv(found + step - 1, step)
+    return found
+
+
+def place(size: sympy.Expr, bound: Any) -> sympy.Expr:
+    """Where a bound of a slice lies in a dimension of this size: one below 0 counts from the end, and none lies outside
+    of the dimension. Both of letters that may be 0."""
+    bound = sympy.sympify(bound)
+    if bound - size in (-1, -2):  # below 0 it would count from the end, and lie before the begin even so
+        return _larger(sympy.Integer(0), bound)
+    if not never_negative(bound):
+        is_below = sympy.Min(1, sympy.Max(0, -bound))
+        bound = _larger(sympy.Integer(0), bound + size * is_below)
+    return size if never_negative(bound - size) else bound if never_negative(size - bound) else sympy.Min(size, bound)
+
+
+def _larger(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    return b if never_negative(b - a) else a if never_negative(a - b) else sympy.Max(a, b)
+
+
+def never_negative(expr: sympy.Expr) -> bool:
+    """Whether it is at least 0 for letters that are, as far as its terms show: a quotient n // 2 lies between
+    (n - 1) / 2 and n / 2."""
+    total = sympy.Integer(0)
+    for term in sympy.Add.make_args(sympy.expand(expr)):
+        factor, rest = term.as_coeff_Mul()
+        if isinstance(rest, FloorDiv) and rest.args[1].is_Integer and rest.args[1] > 0:
+            dividend, divisor = rest.args
+            rest = dividend / divisor - (0 if factor < 0 else (divisor - 1) / divisor)
+        total += factor * rest
+    constant, terms = sympy.expand(total).as_coeff_add()
+    # It is an integer, so that what lies above -1 is at least 0.
+    return bool(constant > -1 and all(_is_product(t) for t in terms))
+
+
+def _is_product(term: sympy.Expr) -> bool:
+    factor, rest = term.as_coeff_Mul()
+    return factor > 0 and all(
+        f.is_Symbol or (isinstance(f, FloorDiv) and _counts(f)) for f in sympy.Mul.make_args(rest)
+    )
+
+
+def _counts(quotient: sympy.Expr) -> bool:
+    return all(never_negative(a) for a in quotient.args)
 
 
 class Slices:
@@ -72,22 +126,32 @@ class Slices:
              step: Any = 1) -> torch.Tensor | None:  # fmt: skip
         """aten.slice; None where torch's own says what it has."""
         n = x.shape[dim] if -x.dim() <= dim < x.dim() else 0
-        if self.way == WAYS[2] or not isinstance(n, torch.SymInt) or not all(map(_is_number, (start, end, step))):
+        if self.way == WAYS[2] or not isinstance(n, torch.SymInt) or not _is_number(step):
             return None
-        size = sympy.sympify(n.node.expr).xreplace(arguments.symbols)
-        if not arguments.hints.keys() >= size.free_symbols:
+        is_by_numbers = _is_number(start) and _is_number(end)
+        size, first, last = (bound_of(b, arguments.symbols) for b in (n, start, end))
+        if any(isinstance(b, sympy.Expr) and not arguments.hints.keys() >= b.free_symbols for b in (size, first, last)):
             return None  # a number of the call, or of a tensor's contents
-        definition = length(of_any_size(size), start, end, step)
+        size, first, last = (of_any_size(b) if isinstance(b, sympy.Expr) else b for b in (size, first, last))
+        definition = length(size, first, last, step)
         if step < 1 or not definition.has(sympy.Min, sympy.Max):
             return None
-        if self.way == WAYS[1] and self._is_number_where_large(definition, arguments):
+        if self.way == WAYS[1] and (not is_by_numbers or self._is_number_where_large(definition, arguments)):
             return None
         sizes, strides, dim = list(x.shape), list(x.stride()), dim % x.dim()
-        first = (start or 0) if (start or 0) >= 0 else torch.sym_max(n + start, 0)
+        first = self._first(arguments, n, start, size, first)
         offset = x.storage_offset() + first * strides[dim]
         sizes[dim] = self._symint(arguments, definition)
         strides[dim] = strides[dim] * step
         return x.as_strided(sizes, strides, offset)
+
+    def _first(self, arguments: Any, n: Any, start: Any, size: sympy.Expr, bound: Bound) -> Any:
+        """Where a slice begins."""
+        if _is_number(bound):
+            return (start or 0) if (start or 0) >= 0 else torch.sym_max(n + start, 0)
+        begin = place(size, bound)
+        known = {bound: start, size: n, sympy.Integer(0): 0}
+        return known[begin] if begin in known else self._symint(arguments, begin)
 
     def _is_number_where_large(self, definition: sympy.Expr, arguments: Any) -> bool:
         hints = {s.name: n for s, n in arguments.hints.items()}
@@ -119,6 +183,11 @@ class Slices:
 
 def _is_number(bound: Any) -> bool:
     return bound is None or isinstance(bound, int)
+
+
+def bound_of(bound: Any, symbols: Any) -> Bound:
+    """A size or a bound of a slice: an expression of letters where it is none of numbers."""
+    return sympy.sympify(bound.node.expr).xreplace(symbols) if isinstance(bound, torch.SymInt) else bound
 
 
 def _name(definition: sympy.Expr, taken: set[str]) -> str:

@@ -51,7 +51,9 @@ class Trace:
     symbols: Mapping[sympy.Symbol, sympy.Symbol] = field(default_factory=dict)
     equal: Mapping[sympy.Expr, sympy.Symbol] = field(default_factory=dict)  # by the checks
     hints: Mapping[sympy.Symbol, int] = field(default_factory=dict)  # what the letters were while torch traced
-    pieces: Mapping[sympy.Symbol, sympy.Expr] = field(default_factory=dict)  # how many elements slices have
+    pieces: Mapping[sympy.Symbol, sympy.Expr] = field(
+        default_factory=dict
+    )  # how many elements slices have, and where they begin
 
     @property
     def label(self) -> str:
@@ -64,6 +66,13 @@ class Trace:
         if isinstance(value, torch.SymInt | torch.SymFloat):
             value = value.node.expr
         return sympy.sympify(value).xreplace(self.symbols).xreplace(self.equal)
+
+    def begin(self, size: sympy.Expr, bound: Any) -> sympy.Symbol | None:
+        """The letter for where a slice by sizes begins, if there is one."""
+        if not isinstance(bound, sympy.Expr) or bound.is_Integer:
+            return None
+        definition = slices.place(slices.of_any_size(size), slices.of_any_size(bound))
+        return next((piece for piece, d in self.pieces.items() if d == definition), None)
 
     def is_negative(self, size: sympy.Expr) -> bool:
         """Where the letters leave it open, torch decided at the hints, and its guard is a check of the op."""

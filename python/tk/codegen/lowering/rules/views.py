@@ -88,6 +88,9 @@ def _start(call: Call, start: Any, size: sympy.Expr) -> sympy.Expr:
     """Of a slice, which may lie before a dimension's begin or behind its end."""
     if isinstance(start, int) and start < 0 and not size.is_Integer:
         return sympy.Max(0, size + start)
+    known = call.graph.trace.begin(size, start)
+    if known is not None:
+        return known
     start = _from_the_front(call, 0 if start is None else start, size)
     if call.is_negative(start):
         return sympy.Integer(0)
