@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -153,10 +155,32 @@ def sdpa(
         given: tuple[Any, ...] = (q, k, v, text, tensors, [], [], *others, scale, *block)
         out, _ = flex.forward(*Request(*given))
     else:
-        out, _ = _attend(q, k, v, score_mod, mask_mod, others, scale, block)
+        with _named_sdpa(is_causal, attn_mask):
+            out, _ = _attend(q, k, v, score_mod, mask_mod, others, scale, block)
     if dims == 4:
         return out
     return out.reshape(*leading, *out.shape[1:]) if dims > 2 else out.view(out.shape[2:])
+
+
+@contextlib.contextmanager
+def _named_sdpa(is_causal: bool, attn_mask: Tensor | None) -> Iterator[None]:
+    """What :func:`flex_attention` says, of the function and the arguments that were called."""
+    try:
+        yield
+    except (errors.Error, ValueError, TypeError, NotImplementedError) as error:
+        if "tk.flex_attention" not in (text := str(error)):
+            raise
+        mask = "is_causal=True" if is_causal else "no attn_mask"
+        if attn_mask is not None:
+            mask = f"an attn_mask of {attn_mask.dtype}"
+        said, *registering = text.split("As they were traced", 1)  # what follows is a file, whose words stay
+        for theirs, own in (
+            ("tk.flex_attention", "tk.sdpa"),
+            ("has kernels for these mods", f"has kernels for {mask}"),
+            ("have these mods", f"have {mask}"),
+        ):
+            said = said.replace(theirs, own)
+        raise type(error)("As they were traced".join([said, *registering])) from error
 
 
 # --- The call ---

@@ -200,6 +200,9 @@ class Reads:
         if value.__globals__.get("__name__") == "torch.utils._contextlib":
             self.refuse(f"calls {name}, decorated with a state of torch (no_grad, inference_mode); use .detach()")
         variable = self._variable(read)
+        if value.__globals__.get("__name__") == "logging":  # refused where it is called
+            self.require(f"{variable} is {self._constant(value)}")
+            return lambda *args, **kwargs: self.refuse(f"logs ({name}), {watched.LEFT_OUT}")
         code = self._constant(value.__code__)
         self.require(f"type({variable}) is FunctionType and {variable}.__code__ is {code}")
         cells = tuple(types.CellType() for _ in value.__closure__ or ())

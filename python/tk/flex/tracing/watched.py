@@ -413,6 +413,10 @@ class _Super:
         return reads.stand_in(found, f"super({of_kind}, {variable}).{attribute}", f"{name}.{attribute}")
 
 
+# A mod runs when it is traced and never again, as what @tk.op declares (tk.codegen.tracing.effects).
+LEFT_OUT = "which no kernel does, and tracing would do once: leave it to the caller"
+
+
 def builtins_of(reads: Reads) -> dict[str, Any]:
     def super_(*args: Any) -> Any:
         if not args:
@@ -435,5 +439,6 @@ def builtins_of(reads: Reads) -> dict[str, Any]:
         "issubclass": lambda a, b: issubclass(_plain_of(a), _class_of(b)),
         "callable": lambda x: callable(_held(x)[1] if _is_watched(x) else x),
     }  # fmt: skip
+    made["print"] = lambda *args, **kwargs: reads.refuse(f"prints, {LEFT_OUT}")
     made |= {name: refusing(name) for name in ("eval", "exec", "globals", "open", "input", "id", "compile")}
     return {**vars(builtins), **made}
