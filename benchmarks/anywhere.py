@@ -17,8 +17,8 @@ import json
 import math
 import secrets
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -69,19 +69,16 @@ def prepared(function: Callable[..., Any], draw: Draw, given: Arguments) -> Call
     return partial(torch.autograd.grad, results, calls.sources(args, kwargs), gradients, True)
 
 
-class _on_capture_stream:
-    def __enter__(self) -> None:
-        self.inner = nullcontext()
-        if torch.cuda.is_available():
-            stream = timing.capture_stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            self.inner = torch.cuda.stream(stream)
-        self.inner.__enter__()
-
-    def __exit__(self, *_: Any) -> None:
-        self.inner.__exit__(None, None, None)
-        if torch.cuda.is_available():
-            torch.cuda.current_stream().wait_stream(timing.capture_stream())
+@contextmanager
+def _on_capture_stream() -> Iterator[None]:
+    if not torch.cuda.is_available():
+        yield
+        return
+    stream = timing.capture_stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
 
 
 def results_of(function: Callable[..., Any], op: Op, draw: Draw, given: Arguments) -> list[Tensor]:

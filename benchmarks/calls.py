@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 from types import ModuleType
@@ -101,7 +101,7 @@ class Op:
     arguments: Callable[[Room], Arguments]
     torchs: Function
     exact: Function | None = None
-    dtypes: Mapping[str, float] = None  # type: ignore[assignment]  # FLOATS
+    dtypes: Mapping[str, float] = field(default_factory=lambda: FLOATS)
     has_grad: bool = False
     is_random: bool = False
     writes: tuple[int, ...] = ()
@@ -416,12 +416,13 @@ def _torch_adamw(params: Any, grads: Any, means: Any, squares: Any, steps: Any, 
     rates: dict[str, Any] = dict(lr=lr, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=1e-2)
     for step in steps:
         step += 1
+    counts = [step.float() for step in steps]  # on CUDA it reads float32, whatever the tensors are
     if params[0].dtype == means[0].dtype:
-        torch._fused_adamw_(params, grads, means, squares, [], steps, **rates, amsgrad=False, maximize=False)
+        torch._fused_adamw_(params, grads, means, squares, [], counts, **rates, amsgrad=False, maximize=False)
         return
     wide = [p.to(means[0].dtype) for p in params]
     gradients = [g.to(means[0].dtype) for g in grads]
-    torch._fused_adamw_(wide, gradients, means, squares, [], steps, **rates, amsgrad=False, maximize=False)
+    torch._fused_adamw_(wide, gradients, means, squares, [], counts, **rates, amsgrad=False, maximize=False)
     torch._foreach_copy_(params, wide)
 
 
@@ -611,7 +612,7 @@ def drawn(seed: int, index: int, ops: Mapping[str, Op], limits: Limits = LIMITS)
     Random(f"{seed} round {round_}").shuffle(ways)
     name, is_backward = ways[place]
     op, rng = ops[name], Random(f"{seed} draw {index}")
-    dtypes = {d: w for d, w in (op.dtypes or FLOATS).items() if not is_backward or getattr(torch, d).is_floating_point}
+    dtypes = {d: w for d, w in op.dtypes.items() if not is_backward or getattr(torch, d).is_floating_point}
     dtype = rng.choices(list(dtypes), list(dtypes.values()))[0]
     room = Room(rng, dtype, limits, is_backward, bool(op.writes))
     args, kwargs = op.arguments(room)
