@@ -17,12 +17,24 @@ from tk.flex.tracing.trace import Traced
 
 # --- Mods, with captures of every kind that they are called with ---
 
-IDS = torch.zeros(1, 1, dtype=torch.int32)  # which serves for int64 too
+IDS = torch.zeros(1, 1, dtype=torch.int32)  # which serves for int64 too, and for ids of all batch entries
 OFFSET = torch.zeros((), dtype=torch.int64, device="meta")  # in the GPU's memory: one of the CPU's is a number
 CAUSAL = mods.causal
-WINDOW = mods.sliding_window(1)
 DOCUMENTS = mods.and_masks(mods.causal, mods.document(IDS))
-WINDOW_DOCUMENTS = mods.and_masks(WINDOW, mods.document(IDS))
+
+
+def band(left: int, right: int) -> mods.MaskMod:
+    def of_distance(b: torch.Tensor, h: torch.Tensor, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+        return (kv_idx - q_idx <= right) & (q_idx - kv_idx <= left)
+
+    return of_distance
+
+
+def documents_at(offset: int, ids_of_queries: torch.Tensor, ids_of_keys: torch.Tensor) -> mods.MaskMod:
+    def same(b: torch.Tensor, h: torch.Tensor, q_idx: torch.Tensor, kv_idx: torch.Tensor) -> torch.Tensor:
+        return ids_of_queries[b, q_idx + offset] == ids_of_keys[b, kv_idx]
+
+    return same
 
 
 def behind(mask_mod: mods.MaskMod, offset: int | torch.Tensor) -> mods.MaskMod:
@@ -34,9 +46,27 @@ def behind(mask_mod: mods.MaskMod, offset: int | torch.Tensor) -> mods.MaskMod:
     return of_later
 
 
+# What these capture of the same kind is captured apart, so that each may be bound by itself (tk.flex.matching): to no
+# bound, to no offset.
+BAND = band(1, 2)
+DOCUMENTS_IN_BAND = mods.and_masks(BAND, documents_at(3, IDS, IDS.clone()))
+BEHIND_TENSOR = behind(mods.sliding_window(1), OFFSET)
+
+
 _SLOPES = torch.zeros(1)
-ALIBI = mods.alibi(_SLOPES)
-ALIBI_OF_HEADS = mods.alibi(8)
+ALIBI = mods.alibi(_SLOPES)  # and slopes that a mod works out of its head
+
+
+def alibi_at(offset: int) -> mods.ScoreMod:
+    def bias(
+        score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, q_idx: torch.Tensor, kv_idx: torch.Tensor
+    ) -> torch.Tensor:
+        return score + _SLOPES[h] * (kv_idx - (q_idx + offset))
+
+    return bias
+
+
+ALIBI_AT = alibi_at(1)
 SOFT_CAP = mods.soft_cap(1.0)
 RELATIVE = mods.relative_bias(torch.zeros(1, 3), 1)
 
@@ -59,8 +89,7 @@ _EXACT = Wanted(dtypes=("bf16", "fp16", "fp32"), exact=_MOST.exact, rounded=(*_M
 _USUAL = Wanted(exact=((64, 64), (128, 128)), rounded=((128, 128), (256, 256)))
 _WITH_FP32 = replace(_USUAL, dtypes=("bf16", "fp16", "fp32"))
 _TABLE = replace(_WITH_FP32, decode_dtypes=("bf16", "fp16"))  # encoders in fp32 have masks too, and do not decode
-_SOME = replace(_USUAL, exact=((128, 128),), decode=False)
-_DECODED = Wanted(exact=(), rounded=((128, 128),), backward=False)
+_BEHIND = replace(_MOST, exact=((128, 128),), rounded=((128, 128), (256, 256)), backward=False)
 _RARE = Wanted(dtypes=("bf16",), exact=((128, 128),), rounded=((128, 128), (256, 256)), decode=False)
 
 
@@ -72,17 +101,18 @@ def pairs() -> Iterator[tuple[Traced, Wanted]]:
 def chosen() -> Iterator[tuple[object, object, Wanted]]:
     yield None, None, _EXACT
     yield None, CAUSAL, _EXACT
-    yield None, WINDOW, replace(_MOST, sampled=True)
-    yield None, DOCUMENTS, _MOST
-    for score in (ALIBI, SOFT_CAP):
-        for mask in (None, CAUSAL, WINDOW, DOCUMENTS):
-            yield score, mask, _WITH_FP32 if mask is CAUSAL else _USUAL
-    yield ALIBI_OF_HEADS, CAUSAL, replace(_SOME, decode=True)
+    yield None, BAND, replace(_MOST, dtypes=("bf16", "fp16", "fp32"), sampled=True)
+    yield None, DOCUMENTS, replace(_MOST, dtypes=("bf16", "fp16", "fp32"))
+    yield None, DOCUMENTS_IN_BAND, _WITH_FP32
+    for score, at in ((ALIBI, ALIBI_AT), (SOFT_CAP, SOFT_CAP)):
+        yield score, CAUSAL, _WITH_FP32
+        yield at, BAND, _WITH_FP32
+        yield at, DOCUMENTS_IN_BAND, _WITH_FP32
     for mask in (None, CAUSAL):
         yield RELATIVE, mask, _USUAL
         yield PER_HEAD, mask, _RARE
         yield LEARNED, mask, _RARE
-    for mask in (WINDOW, DOCUMENTS):
+    for mask in (BAND, DOCUMENTS_IN_BAND):
         yield RELATIVE, mask, _RARE
     # scaled_dot_product_attention's additive masks: of the model's dtype, and in fp32, which serves for any.
     for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16")):
@@ -91,11 +121,6 @@ def chosen() -> Iterator[tuple[object, object, Wanted]]:
     yield None, mods.of_bool_table(_table(torch.bool, 4)), _TABLE
     yield None, mods.prefix_lm(1), _USUAL
     yield None, mods.prefix_lm(torch.zeros(1, dtype=torch.int32)), _RARE
-    yield None, mods.document(IDS), _USUAL
-    yield None, mods.document(IDS[0]), _RARE
-    yield None, WINDOW_DOCUMENTS, _SOME
-    yield None, mods.and_masks(mods.causal, mods.document(IDS[0])), _RARE
-    for offset in (1, OFFSET):
-        yield None, behind(mods.causal, offset), _DECODED
+    yield None, BEHIND_TENSOR, _BEHIND
     yield None, mods.dilated_window(1, 1), _RARE
     yield None, mods.natten_2d(4, 4, 3), _RARE

@@ -138,8 +138,9 @@ def _magnitudes_of_terms(
 
 
 def _captured(c: Capture) -> Any:
-    """Slopes and biases are small, so that scores are no larger than what float32 has digits for."""
+    """Slopes and biases are small, so that scores are no larger than what float32 has digits for. Ids are for one
+    position more than there are: an offset is 1."""
     if c.kind != "tensor":
         return 1 if c.kind == "int" else 1.0
-    sizes = [KEYS] * c.rank if c.rank <= 3 else [*[HEADS] * (c.rank - 2), KEYS, KEYS]  # batch and heads first
+    sizes = [KEYS + 1] * c.rank if c.rank <= 3 else [*[HEADS] * (c.rank - 2), KEYS, KEYS]  # batch and heads first
     return torch.full(sizes, 2.0**-4 if c.dtype.is_floating_point else 1, dtype=c.dtype)

@@ -91,7 +91,7 @@ def on_cuda(request: Request) -> tuple[Tensor, Tensor]:
 def _call(traced: Traced, request: Request) -> Any:
     own = own_ops.find(traced, request.tensors, request.floats, request.ints)
     tensors, numbers = own_ops.arguments(own, traced, request, max_scores=request.max_scores)
-    given = (*tensors, *own.captured(request.tensors), *numbers)
+    given = (*tensors, *own.captured(request.tensors, request.query), *numbers)
     if request.tile:
         given = (*given, own_ops.config_with(request.tile, own.op, given))
     return own.op(*given)
@@ -118,7 +118,7 @@ def _call_backward(
 ) -> Any:
     own = own_ops.find(traced, request.tensors, request.floats, request.ints, "_backward")
     tensors, numbers = own_ops.arguments(own, traced, request, of_captures=of_captures)
-    return own, own.op(*grads, *tensors, *results, *own.captured(request.tensors), *numbers)
+    return own, own.op(*grads, *tensors, *results, *own.captured(request.tensors, request.query), *numbers)
 
 
 # --- vmap ---

@@ -9,10 +9,11 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch.utils import _python_dispatch
 
 from tk import _packs, capi, errors, missing
-from tk.flex import kernel_options, matching, mods, registry, source
+from tk.flex import kernel_options, matching, registry, source
 from tk.flex.tracing import trace
 from tk.flex.tracing.trace import Traced
 from tk.generated import register
@@ -23,30 +24,69 @@ from tk.ops.product import allows_tf32
 # --- Which op ---
 
 
+class Source(NamedTuple):
+    """Of a tensor that an own op captures: the call's, as another dtype, repeated for `dims` further dimensions; or
+    what is worked out of numbers."""
+
+    place: int
+    dtype: torch.dtype
+    dims: int = 0
+    computed: matching.Computed | None = None
+
+
 class OwnOp(NamedTuple):
-    """A pair's op of a loaded pack, and what it captures. tensors: which of the call's, and as which dtype; None: they,
-    as they are."""
+    """A pair's op of a loaded pack, and what it captures. sources: of its tensors; None: the call's, as they are.
+    values: of the call's numbers, at their places among its captures."""
 
     op: Callable[..., Any]
     floats: Sequence[float]
     ints: Sequence[int]
-    tensors: tuple[tuple[int, torch.dtype], ...] | None = None
+    sources: tuple[Source, ...] | None = None
     general: Traced | None = None
+    values: Sequence[Any] = ()
 
-    def captured(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        if self.tensors is None:
+    def captured(self, tensors: Sequence[Tensor], query: Tensor) -> Sequence[Tensor]:
+        if self.sources is None:
             return tensors
-        return [_converted(tensors[i], dtype) for i, dtype in self.tensors]
+        return [self._captured(source, tensors, query) for source in self.sources]
+
+    def _captured(self, source: Source, tensors: Sequence[Tensor], query: Tensor) -> Tensor:
+        if source.computed is not None:
+            return _worked_out(source.computed, self.values, query.shape[1], query.device)
+        x = _converted(tensors[source.place], source.dtype)
+        return matching.repeated(x, source.dims) if source.dims else x
 
     def gradients(self, traced: Traced, tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
         """Of the call's tensors that can have one, of those of the pair that serves."""
-        if self.tensors is None or self.general is None:
+        if self.sources is None or self.general is None:
             return list(grads)
         found: dict[int, Tensor] = {}
         for place, grad in zip(self.general.differentiable_tensors, grads, strict=True):
-            i = self.tensors[place][0]
-            found[i] = found[i] + grad if i in found else grad
+            source = self.sources[place]
+            if source.computed is None:
+                i = source.place
+                found[i] = found[i] + grad if i in found else grad
         return [found[i].to(tensors[i].dtype) for i in traced.differentiable_tensors]
+
+
+_worked: dict[Any, Tensor] = {}  # see _worked_out
+_MAX_WORKED = 64
+
+
+def _worked_out(computed: matching.Computed, values: Sequence[Any], n_heads: int, device: torch.device) -> Tensor:
+    """Once for the same numbers: a mod is called in every layer and step. What is made while a CUDA graph is recorded
+    is the graph's, and what is made under a mode, such as fake tensors', is the mode's: these are not kept."""
+    is_cuda = device.type == "cuda"
+    if _python_dispatch._len_torch_dispatch_stack() or (is_cuda and torch.cuda.is_current_stream_capturing()):
+        return computed.of(values, n_heads, device)
+    stream = torch.cuda.current_stream(device).cuda_stream if is_cuda else 0  # another one would not wait for it
+    key = (computed, *values, n_heads, device, stream)
+    made = _worked.get(key)
+    if made is None:
+        if len(_worked) >= _MAX_WORKED:
+            _worked.clear()
+        made = _worked[key] = computed.of(values, n_heads, device)
+    return made
 
 
 def _converted(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -57,36 +97,70 @@ def _converted(x: Tensor, dtype: torch.dtype) -> Tensor:
     return held.to(dtype).expand(x.shape)
 
 
-_matched: dict[Any, tuple[int, OwnOp]] = {}  # see find; with how many ops were loaded
+_matched: dict[Any, tuple[int, _Served | None]] = {}  # see _sought; with how many ops were loaded
 _MAX_MATCHED = 256
 
 
 def find(
     traced: Traced, tensors: Sequence[Tensor], floats: Sequence[float], ints: Sequence[int], suffix: str = ""
 ) -> OwnOp:
-    """The pair's own, or of one that takes as arguments numbers that are spelled out in the pair, or that captures
-    wider tensors. suffix: "" or "_backward". Raises tk.VariantNotFoundError."""
+    """The pair's own, or of one that serves it (matching.py). suffix: "" or "_backward". Raises
+    tk.VariantNotFoundError."""
     op = _found.get((traced.fingerprint, suffix))
     if op is not None:
         return OwnOp(op, floats, ints)
     first = {id(x): i for i, x in reversed(list(enumerate(tensors)))}  # which tensors are the same one decides too
-    places = [first[id(x)] for x in tensors]
-    key = (traced.fingerprint, suffix, *floats, *ints, *places)
+    places = tuple([first[id(x)] for x in tensors])
+    numbers = [*floats, *ints]
+    # Whatever the numbers are, where that is possible: an offset is another one in every step.
+    served = _sought(traced, places, suffix, None) or _sought(traced, places, suffix, numbers)
+    if served is None:
+        raise errors.VariantNotFoundError(_not_found(traced, suffix))
+    return served.call(traced.values_of([None] * len(places), floats, ints))
+
+
+class _Served(NamedTuple):
+    """A pair that serves others, and what it captures of a call."""
+
+    op: Callable[..., Any]
+    general: Traced
+    sources: tuple[Source, ...] | None
+    floats: Sequence[Any]
+    ints: Sequence[Any]
+
+    def call(self, values: Sequence[Any]) -> OwnOp:
+        floats, ints = ([_number(x, values) for x in some] for some in (self.floats, self.ints))
+        if self.sources is None:
+            return OwnOp(self.op, floats, ints)
+        return OwnOp(self.op, floats, ints, self.sources, self.general, values)
+
+
+def _number(x: Any, values: Sequence[Any]) -> Any:
+    return x.of(values) if isinstance(x, matching.Symbol) else x
+
+
+def _sought(traced: Traced, places: Sequence[int], suffix: str, numbers: Sequence[Any] | None) -> _Served | None:
+    """places: of the tensors, the first that is the same one. numbers: None, whatever they are."""
+    key = (traced.fingerprint, suffix, places, *(("any",) if numbers is None else map(_exactly, numbers)))
     n_loaded, found = _matched.get(key, (-1, None))
-    if found is None or n_loaded != register.count():
+    if n_loaded != register.count():
         n_loaded = register.count()
-        found = _sought(traced, places, floats, ints, suffix)
+        found = _serving(traced, places, suffix, numbers)
         if len(_matched) >= _MAX_MATCHED:
             _matched.clear()
         _matched[key] = n_loaded, found
     return found
 
 
-def _sought(traced: Traced, places: Sequence[int], floats: Sequence[float], ints: Sequence[int], suffix: str) -> OwnOp:
-    """places: of the tensors, the first that is the same one."""
-    op = _packed(traced, suffix)
-    if op is not None:
-        return OwnOp(op, floats, ints)
+def _exactly(x: float) -> Any:
+    """Equal only for what is the same in every respect: 1 and 1.0, 0.0 and -0.0 are not, and nan is nan."""
+    return (type(x), x.hex() if isinstance(x, float) else x)
+
+
+def _serving(traced: Traced, places: Sequence[int], suffix: str, numbers: Sequence[Any] | None) -> _Served | None:
+    floats, ints = _as_given(traced, numbers)
+    if (op := _packed(traced, suffix)) is not None:
+        return _Served(op, traced, None, floats, ints)
     slots = {i: _Slot(i) for i in places}
     values = traced.values_of([slots[i] for i in places], floats, ints)
     for general in sorted(_known(), key=_bits):  # the narrowest that serves
@@ -94,9 +168,18 @@ def _sought(traced: Traced, places: Sequence[int], floats: Sequence[float], ints
         if found is not None and (op := _packed(general, suffix)) is not None:
             tensors, floats, ints = general.by_kind(found)
             dtypes = [c.dtype for c in general.captures if c.kind == "tensor"]
-            order = tuple((slot.place, d) for slot, d in zip(tensors, dtypes, strict=True))  # type: ignore[attr-defined]
-            return OwnOp(op, floats, ints, order, general)
-    raise errors.VariantNotFoundError(_not_found(traced, suffix))
+            sources = tuple(_source(x, dtype) for x, dtype in zip(tensors, dtypes, strict=True))
+            return _Served(op, general, sources, floats, ints)
+    return None
+
+
+def _as_given(traced: Traced, numbers: Sequence[Any] | None) -> tuple[list[Any], list[Any]]:
+    """Floats and integers: these, or what stands for them whatever they are."""
+    kinds = [(c.kind, i) for i, c in enumerate(traced.captures)]
+    floats, ints = ([matching.Symbol(i, kind) for kind, i in kinds if kind == wanted] for wanted in ("float", "int"))
+    if numbers is None:
+        return floats, ints
+    return list(numbers[: len(floats)]), list(numbers[len(floats) :])
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +187,14 @@ class _Slot:
     """Stands for a tensor of the call."""
 
     place: int
+
+
+def _source(x: Any, dtype: torch.dtype) -> Source:
+    if isinstance(x, matching.Computed):
+        return Source(-1, dtype, computed=x)
+    if isinstance(x, matching.Repeated):
+        return Source(x.value.place, dtype, x.dims)
+    return Source(x.place, dtype)
 
 
 def _bits(traced: Traced) -> int:
@@ -280,31 +371,54 @@ _NO_BAND = (_EVERYWHERE, _EVERYWHERE, 0)
 
 def _band(traced: Traced, ints: Sequence[int]) -> tuple[int, int, int]:
     """How far to the left and right a query sees without a block mask, and whether this is all that the mask says."""
-    kind = _shapes.get(traced.fingerprint)
-    if kind is None:
-        kind = _shapes[traced.fingerprint] = _shape(traced)
-    if kind == "window":
-        return max(0, ints[-1]), 0, 1
-    return _BANDS[kind]
+    band = _bands.get(traced.fingerprint)
+    if band is None:
+        bounds = bounds_of(traced)
+        is_known = all(b.place is None for b in (*bounds.left, *bounds.right))
+        band = _bands[traced.fingerprint] = bounds.band(()) if is_known else bounds.band
+    return band(ints) if callable(band) else band
 
 
-_BANDS = {"all": (_EVERYWHERE, _EVERYWHERE, 1), "causal": (_EVERYWHERE, 0, 1), "other": _NO_BAND}
-_shapes: dict[str, str] = {}
+class _Bound(NamedTuple):
+    """A number, or the place among the captured integers of one."""
+
+    value: int
+    place: int | None = None
 
 
-def _shape(traced: Traced) -> str:
-    """What :func:`_band` tells apart."""
-    if traced.mask is None:
-        return "all"
-    text = traced.mask.renumbered(0).text
-    known = {_mask_text(mods.causal): "causal", _mask_text(mods.sliding_window(1)): "window"}
-    return known.get(text, "other")
+class _Bounds(NamedTuple):
+    """How far a query sees, of each side the least; and whether that is all that the mask says."""
+
+    left: list[_Bound]
+    right: list[_Bound]
+    is_all: bool
+
+    def band(self, ints: Sequence[int]) -> tuple[int, int, int]:
+        """What kernels walk contains the query's own position: a band that does not is asked inside of it too."""
+        left, right = (
+            min([_EVERYWHERE, *(b.value if b.place is None else ints[b.place] for b in side)])
+            for side in (self.left, self.right)
+        )
+        return max(left, 0), max(right, 0), int(self.is_all and left >= 0 and right >= 0)
 
 
-def _mask_text(mask_mod: Any) -> str:
-    graph = trace.pair(None, mask_mod).mask
-    assert graph is not None
-    return graph.text
+_bands: dict[str, tuple[int, int, int] | Callable[[Sequence[int]], tuple[int, int, int]]] = {}
+
+
+def bounds_of(traced: Traced) -> _Bounds:
+    """What a mask's conditions say of the difference of positions (normal.py spells it in one way)."""
+    places = [i for i, c in enumerate(traced.captures) if c.kind == "int"]
+    found = _Bounds([], [], True)
+    for condition in matching.conjuncts(traced.mask):
+        difference = matching.difference_of(condition)
+        if difference is None:
+            found = found._replace(is_all=False)
+            continue
+        first, number = difference
+        is_captured = isinstance(number, fx.Node)
+        bound = _Bound(0, places.index(number.meta["capture"])) if is_captured else _Bound(number)
+        (found.right if first == "kv_idx" else found.left).append(bound)
+    return found
 
 
 def config_with(tile: str, op: Callable[..., Any], given: Sequence[Any]) -> int:

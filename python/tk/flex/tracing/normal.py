@@ -3,6 +3,7 @@
 - Sums of integers are collected: atoms with their factors in one order, and one number. So are comparisons of them, as
   ``what is added <= what is taken away``, or ``difference <= number``. (They may differ from what was written where
   that passes 32 bits.)
+- A size, ``abs(x) <= n``, is compared as ``x <= n`` and ``-x <= n``.
 - Of bools, negations stand at what is compared, and ``&`` and ``|`` have their operands once and in one order.
 - Of floats, operands of ``+`` and ``*`` stand in one order and signs in front. No sum is put together in another way.
 - What is made of captured numbers alone is one number, which the call works out: kernels are given ``height - kernel``.
@@ -257,7 +258,19 @@ class Normal:
         sign, more = _ORDER[name]
         d = Sum().add(d, sign)
         d.constant += more
-        return self._sides("le", d)
+        return self._by_signs(d) or self._sides("le", d)
+
+    def _by_signs(self, d: Sum) -> fx.Node | None:
+        """``abs(x) <= n`` as ``x <= n`` and ``-x <= n``, which is a band where x is a distance."""
+        found = [x for x in d.atoms if x.target is aten.abs.default and abs(d.atoms[x]) == 1]
+        if len(found) != 1 or not _is_int(found[0].args[0]):
+            return None
+        size = found[0]
+        which = "and" if d.atoms[size] == 1 else "or"
+        rest = Sum().add(d).add(Sum(atoms={size: 1}), -d.atoms[size])
+        inside = self._sum_of(size.args[0])
+        sides = [self._compared("le", Sum().add(rest).add(inside, sign), Sum()) for sign in (1, -1)]
+        return None if None in sides else self._joined(which, sides)  # type: ignore[arg-type]
 
     def _sides(self, name: str, d: Sum) -> fx.Node:
         """d name 0"""
