@@ -64,6 +64,8 @@ MASKS: dict[str, tuple[Any, list[Callable[..., Any]]]] = {
         lambda b, h, q, k: torch.logical_not(k > q), lambda b, h, q, k: torch.ge(q, k), lambda b, h, q, k: k - q < 1,
         lambda b, h, q, k: (q >= k) | (k <= q), lambda b, h, q, k: (q - k + 1) > 0,
         mods.and_masks(mods.causal, mods.causal), torch_flex.and_masks(mods.causal), transformers_and(mods.causal),
+        lambda b, h, q, k: q - k > -1, lambda b, h, q, k: torch.logical_and(q >= k, k < q + 1),
+        lambda b, h, q, k: torch.sub(k, q).le(0), lambda b, h, q, k: torch.logical_not(q - k <= -1),
         lambda b, h, q, k: (q >= k) == True, lambda b, h, q, k: -q <= -k,  # noqa: E712
     ]),
     "window": (mods.sliding_window(W), [
@@ -72,6 +74,17 @@ MASKS: dict[str, tuple[Any, list[Callable[..., Any]]]] = {
         transformers_and(transformers_causal, transformers_window),
         transformers_and(transformers_window, transformers_causal),
         torch_flex.and_masks(lambda b, h, q, k: q - k <= W, torchs_causal), lambda b, h, q, k: ~((q < k) | (q - k > W)),
+    ]),
+    "distance": (lambda b, h, q, k: (q - k <= W) & (k - q <= W), [
+        lambda b, h, q, k: (q - k).abs() <= W, lambda b, h, q, k: torch.abs(k - q) < W + 1,
+        lambda b, h, q, k: (k - q).abs() <= W, lambda b, h, q, k: ~((q - k).abs() > W),
+        lambda b, h, q, k: torch.logical_and(q - W <= k, k <= q + W), lambda b, h, q, k: (q - k).abs() - W <= 0,
+    ]),
+    "far": (lambda b, h, q, k: (q - k > W) | (k - q > W), [
+        lambda b, h, q, k: (q - k).abs() > W, lambda b, h, q, k: ~((k - q).abs() <= W),
+    ]),
+    "distance_at_offset": (lambda b, h, q, k: (q + OFFSET - k <= W) & (k - q - OFFSET <= W), [
+        offset_of(lambda b, h, q, k: (q - k).abs() <= W, OFFSET),
     ]),
     "offset": (offset_of(mods.causal, OFFSET), [
         lambda b, h, q, k: k <= q + OFFSET, lambda b, h, q, k: k - OFFSET <= q, lambda b, h, q, k: OFFSET + q >= k,
