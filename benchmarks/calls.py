@@ -474,6 +474,7 @@ OPS = (
     Op("var", _moments, torch.var, dtypes=WIDE, has_grad=True),
     Op("std", _moments, torch.std, dtypes=WIDE, has_grad=True),
     Op("var_mean", _moments, torch.var_mean, dtypes=WIDE, has_grad=True),
+    Op("std_mean", _moments, torch.std_mean, dtypes=WIDE, has_grad=True),
     Op("softmax", _along(), torch.softmax, dtypes=WIDE, has_grad=True),
     Op("log_softmax", _along(), torch.log_softmax, dtypes=WIDE, has_grad=True),
     Op("cumsum", _along(), torch.cumsum, dtypes=NUMBERS, has_grad=True),

@@ -83,6 +83,7 @@ MIRRORED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "var": (tk.var, torch.var),
     "std": (tk.std, torch.std),
     "var_mean": (tk.var_mean, torch.var_mean),
+    "std_mean": (tk.std_mean, torch.std_mean),
     "logsumexp": (tk.logsumexp, torch.logsumexp),
     "cumsum": (tk.cumsum, torch.cumsum),
     "cumprod": (tk.cumprod, torch.cumprod),

@@ -120,6 +120,7 @@ def _cases() -> list[Case]:
         Case("std", lambda x: tk.std(x, -1), lambda x: x.std(-1), row),
         Case("std all", tk.std, torch.std, row),
         Case("var_mean", lambda x: tk.var_mean(x, 1), lambda x: torch.var_mean(x, 1), row),
+        Case("std_mean", lambda x: tk.std_mean(x, 1), lambda x: torch.std_mean(x, 1), row),
         Case("cumsum", lambda x: tk.cumsum(x, -1), lambda x: x.cumsum(-1), row),
         Case("cumprod", lambda x: tk.cumprod(x, -1), lambda x: x.cumprod(-1), row),
         Case("cummax", lambda x: tk.cummax(x, -1)[0], lambda x: x.cummax(-1)[0], row),

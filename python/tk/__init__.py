@@ -105,7 +105,7 @@ if TYPE_CHECKING:
     from tk.functional.optimizers import adamw_  # noqa: F401
     from tk.functional.quantization import quantize_fp8  # noqa: F401
     from tk.functional.random import dropout, dropout_add, rand, randint, randn  # noqa: F401
-    from tk.functional.reductions import amax, argmax, logsumexp, mean, sum, var_mean  # noqa: F401
+    from tk.functional.reductions import amax, argmax, logsumexp, mean, std_mean, sum, var_mean  # noqa: F401
     from tk.functional.scans import cummax, cummin, cumprod, cumsum, logcumsumexp  # noqa: F401
     from tk.functional.searches import bucketize, searchsorted  # noqa: F401
     from tk.functional.softmaxes import log_softmax, softmax  # noqa: F401

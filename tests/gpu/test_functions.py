@@ -52,7 +52,7 @@ def test_gradients_of_torchs_samples(name: str) -> None:
 
 
 WHOLE = ("sum", "mean", "amax", "amin", "argmax", "argmin", "max", "min", "any", "all", "norm", "linalg.vector_norm",
-         "var", "std", "var_mean")  # fmt: skip
+         "var", "std", "var_mean", "std_mean")  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

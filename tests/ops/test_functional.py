@@ -517,7 +517,7 @@ ALONG = {
     name: MIRRORED[name]
     for name in (
         "softmax", "log_softmax", "sum", "mean", "prod", "amax", "amin", "argmax", "argmin", "max", "min", "any", "all",
-        "norm", "var", "std", "var_mean", "logsumexp",
+        "norm", "var", "std", "var_mean", "std_mean", "logsumexp",
     )
 }  # fmt: skip
 ALONG["norm"] = (
@@ -552,6 +552,29 @@ def test_nothing_and_next_to_nothing(name: str) -> None:
             ours(torch.empty(2, 0), 1)
 
 
+OF_INTEGERS = ("sum", "prod", *EXTREMES, "any", "all")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, torch.float32) for name in ALONG if "softmax" not in name] + [(name, torch.int64) for name in OF_INTEGERS],
+    ids=str,
+)
+def test_dimensions_of_more_than_64_are_refused_as_in_torch(name: str, dtype: torch.dtype) -> None:
+    """Where some are named: a bit set in ATen has no room for them. All of the tensor may be reduced."""
+    ours, torchs = ALONG[name]
+    most, more = (torch.full((1,) * n, 3, dtype=dtype) for n in (64, 65))
+    for dim in (0, -1, *([] if name in ONE_DIM else [(0, 64), [3]])):
+        for function in (ours, torchs):
+            with pytest.raises(RuntimeError, match="only tensors with up to 64 dims are supported"):
+                function(more, dim)
+        with pytest.raises(tk.UnsupportedError, match=rf"tk.{name}: input has 65 dimensions.*flatten"):
+            ours(more, dim)
+    assert_close(ours(most, 63), torchs(most, 63), equal_nan=True)
+    if name not in ("norm", "any", "all", "logsumexp"):
+        assert_close(ours(more), torchs(more), equal_nan=True)
+
+
 @pytest.mark.parametrize("n", [1000, 1024, 999, 16])
 @pytest.mark.parametrize("name", ["amax", "amin", "max", "argmax", "argmin", "any", "all"])
 def test_all_of_a_tensor_by_parts(name: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -579,7 +602,7 @@ def test_all_of_a_tensor_by_parts(name: str, n: int, monkeypatch: pytest.MonkeyP
             assert ours(x, keepdim=True).shape == (1,) * x.dim()
 
 
-WHOLE = ("sum", "mean", "amax", "amin", "norm", "var", "std", "var_mean")
+WHOLE = ("sum", "mean", "amax", "amin", "norm", "var", "std", "var_mean", "std_mean")
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -771,7 +794,7 @@ def everything(x: Tensor, weight: Tensor, index: Tensor, cos: Tensor, sin: Tenso
         *tk.add_rms_norm(x, x, weight), *tk.add_layer_norm(x, x), tk.rope(x, cos, sin), tk.rope(x, cos, sin, True),
         *tk.quantize_fp8(x, "row"), tk.embedding(index, x[0], 2), tk.cross_entropy(x, index, label_smoothing=0.1),
         tk.cumsum(x, 1), tk.cumprod(x, -1), *tk.cummax(x, 0), *tk.cummin(x, 2), tk.logcumsumexp(x, 1),
-        *tk.sort(x, 1, True), *tk.topk(x, 3, 1), tk.argsort(x),
+        *tk.sort(x, 1, True), *tk.topk(x, 3, 1), tk.argsort(x), *tk.std_mean(x, 0),
     ]  # fmt: skip
 
 
@@ -885,6 +908,7 @@ WRONG: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
     "fp8 dtype": (ValueError, "dtype is torch.float16, must be", lambda: tk.quantize_fp8(x, dtype=torch.float16)),
     "padding_idx": (ValueError, "padding_idx is 2, must be -2 to 1", lambda: tk.embedding(i, x, 2)),
     "unbiased": (ValueError, "not both", lambda: tk.var_mean(x, 0, True, correction=1)),
+    "unbiased of a deviation": (ValueError, "std_mean: .*not both", lambda: tk.std_mean(x, 0, True, correction=1)),
 }
 
 

@@ -100,7 +100,7 @@ def test_norms_of_a_sum(name: str, which: tuple[int, ...]) -> None:
         assert grad.isnan().all() if 0 in which else torch.equal(grad, torch.ones(2, 8))
 
 
-@pytest.mark.parametrize("function", [tk.var_mean])
+@pytest.mark.parametrize("function", [tk.var_mean, tk.std_mean])
 def test_a_mean_without_its_variance(function: Callable[..., Any]) -> None:
     x = torch.tensor([[1.0, float("inf")], [2.0, 3.0]], requires_grad=True)
     (found,) = torch.autograd.grad(function(x, -1)[1].sum(), x)

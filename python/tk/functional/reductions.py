@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tk import errors
 from tk.functional._call import (
     INTEGERS,
     NUMBERS,
@@ -30,8 +31,8 @@ from tk.functional._call import (
 from tk.functional._integers import flip_of, mask_of, signed
 
 __all__ = [
-    "all", "amax", "amin", "any", "argmax", "argmin", "logsumexp", "max", "mean", "min", "norm", "prod", "std", "sum",
-    "var", "var_mean", "vector_norm",
+    "all", "amax", "amin", "any", "argmax", "argmin", "logsumexp", "max", "mean", "min", "norm", "prod", "std",
+    "std_mean", "sum", "var", "var_mean", "vector_norm",
 ]  # fmt: skip
 
 Dims = int | list[int] | tuple[int, ...] | None
@@ -52,7 +53,8 @@ def sum(
         dtype: input is converted to it first. Without it the result of integers is int64.
 
     Raises:
-        IndexError: a dimension that is none. ValueError: one given twice.
+        IndexError: a dimension that is none. ValueError: one given twice. tk.UnsupportedError: dimensions are named of
+            a tensor that has more than 64, which torch refuses too.
     """
     x = converted("sum", input, dtype)
     if not taken("sum", NUMBERS, input=x):
@@ -372,6 +374,21 @@ def std(
     return _moments("std", torch.std_mean, input, dim, unbiased, keepdim, correction, config)[0]
 
 
+@needs(*var_mean.ops)  # type: ignore[attr-defined]
+def std_mean(
+    input: Tensor,
+    dim: Dims | bool = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+    config: Config = None,
+) -> tuple[Tensor, Tensor]:
+    """The root of the variance, and the mean, over ``dim``, as ``torch.std_mean``. Arguments and errors as of
+    :func:`var_mean`."""
+    return _moments("std_mean", torch.std_mean, input, dim, unbiased, keepdim, correction, config)
+
+
 def _moments(
     function: str,
     of_torch: Callable[..., tuple[Tensor, Tensor]],
@@ -576,13 +593,20 @@ def _whole(x: Tensor) -> Tensor:
 
 # --- Dimensions ---
 
+MOST_DIMS = 64  # of a tensor of which torch reduces dimensions that are named
+
 
 def _dims(function: str, x: Tensor, dim: Dims) -> tuple[int, ...]:
-    """In order, counted from the front; all where none is named."""
+    """In order, counted from the front; all where none is named. Raises tk.UnsupportedError, IndexError, ValueError."""
     if not isinstance(dim, list | tuple):
         dim = () if dim is None else (dim,)
     if len(dim) == 0:
         return tuple(range(x.dim()))
+    if x.dim() > MOST_DIMS:
+        raise errors.UnsupportedError(
+            f"tk.{function}: input has {x.dim()} dimensions: as in torch, only tensors with up to {MOST_DIMS} dims are "
+            "supported where dim names some; leave dim out, or flatten some of them"
+        )
     dims = sorted(wrap(function, x, d) for d in dim)
     if len(set(dims)) < len(dims):
         raise ValueError(f"tk.{function}: dim is {dim}: a dimension is there twice")
