@@ -8,7 +8,9 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 
+from tk._dtypes import DTYPES
 from tk.codegen.family import generate
 from tk.generated import op
 from tk.generated.signature import NumberSpec, SignatureError, TensorSpec
@@ -41,6 +43,24 @@ def test_one_dtype_may_be_given_alone() -> None:
     assert dict(declare(x="T[M]", T="bf16").signature.variables) == {"T": ("bf16",)}
 
 
+SPELLINGS = [(n, d) for n, dtype in DTYPES.items() for d in (n, dtype, str(dtype), str(dtype).removeprefix("torch."))]
+
+
+@pytest.mark.parametrize(("name", "spelled"), SPELLINGS, ids=str)
+def test_a_dtype_has_torch_s_names_too(name: str, spelled: str | torch.dtype) -> None:
+    """One signature, and so the same kernels, whichever is written."""
+    wanted = declare(x="T[M]", T=(name,)).signature
+    assert declare(x="T[M]", T=(spelled,)).signature == wanted == declare(x="T[M]", T=[spelled]).signature
+    assert declare(x=f"{spelled}[M]").signature == declare(x=f"{name}[M]").signature
+    if spelled != "bool":  # which as a text is a number
+        assert declare(x="T[M]", T=spelled).signature == wanted
+
+
+def test_a_variable_may_have_the_name_of_a_dtype_of_torch() -> None:
+    """What the decorator itself says goes first."""
+    assert declare(x="float32[M]", float32=("bf16",)).signature.variables == {"float32": ("bf16",)}
+
+
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
@@ -58,8 +78,17 @@ def test_one_dtype_may_be_given_alone() -> None:
         ({"x": "fp32[x]"}, "x is a size and something else"),
         ({"x": "fp32[..., A, B, C, D, E, F]"}, "6 declared dimensions, there may be 5 beside '...'"),
         ({"x": "fp32[A, B, C, D, E, F, G, H, I]"}, "9 declared dimensions, there may be 8"),
-        ({"x": "float32[M]"}, "Here float32 is 'fp32'"),
-        ({"x": "T[M]", "T": ("torch.float16",)}, "Here torch.float16 is 'fp16'"),
+        ({"x": "f32[M]"}, "Here f32 is 'fp32'"),
+        ({"x": "T[M]", "T": ("half",)}, "Here half is 'fp16'"),
+        ({"x": "T[M]", "T": ("bfloat61",)}, "T=('bfloat61'): 'bfloat61' is no dtype; there are bf16, fp16, "),
+        ({"x": "T[M]", "T": ("bfloat61",)}, "or torch's names for them, such as torch.bfloat16; did you mean bfloat16"),
+        ({"x": "T[M]", "T": torch.complex64}, "torch.complex64 is no dtype that a variable could stand for"),
+        ({"x": "T[M]", "T": (torch.bfloat16, None)}, "T=(torch.bfloat16, None): None is no dtype"),
+        ({"x": "T[M]", "T": (torch.bfloat16, "bf16")}, "give each dtype once"),
+        ({"x": "T[M]", "T": ("torch.bf16",)}, "Here torch.bf16 is 'bf16'"),
+        ({"x": "T[M]", "T": float}, "T=float: give a text"),
+        ({"x": "T[M]", "T": float}, "Here float is 'fp32'"),
+        ({"x": torch.bfloat16}, "x=torch.bfloat16: x is a parameter; its sizes belong to it: x='bf16[...]'"),
         ({"x": "fp32[N/2]"}, "size 'N/2' is neither a letter"),
         ({"x": "fp32[N//2]"}, "the size N is known from no tensor"),
         ({"x": "fp32[A*B]"}, "the size A is known from no tensor"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import os
@@ -105,7 +106,10 @@ def test_json(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_benchmarks_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     source = (Path(__file__).parents[2] / "benchmarks" / "runner.py").read_text()
-    assert f"FAMILIES = {bench.FAMILIES!r}".replace("'", '"') in source
+    named = [
+        x.value for x in ast.parse(source).body if isinstance(x, ast.Assign) and "FAMILIES" in ast.unparse(x.targets)
+    ]
+    assert [ast.literal_eval(value) for value in named] == [bench.FAMILIES]
     assert main(["bench", "--help"]) == 0
     assert "tk bench FUNCTION" in capsys.readouterr().out
 
@@ -156,6 +160,25 @@ def test_explain_takes_the_functions_own_arguments(capsys: pytest.CaptureFixture
     assert "tk.layer_norm: no kernel is launched" in capsys.readouterr().out
     assert main(["explain", "softmax", "4x8", "dim=7", "--device", "cpu"]) == 1
     assert "dim is 7" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("spelled", ["float16", "torch.float16"])
+def test_a_dtype_has_torch_s_names_too(spelled: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for dtype in ("fp16", spelled, "fp32"):
+        shapes = ["mm", "64x64", "64x64", f"out_dtype={dtype}"]
+        assert main(["explain", *shapes, "--dtype", dtype, "--arch", "90"]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != said[2]
+
+
+@pytest.mark.parametrize("command", ["explain mm 64x64", "bench mm 64x64", "bench gelu 64x64", "tune 64x64x64"])
+def test_a_wrong_dtype_says_what_there_is(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*command.split(), "--dtype", "half"])
+    said = capsys.readouterr().err
+    assert caught.value.code == 2 and "'half' is no dtype; there are bf16, fp16, " in said
+    assert said.strip().endswith("Here half is 'fp16'")
 
 
 def test_verify_finds_a_flipped_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

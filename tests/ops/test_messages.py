@@ -78,6 +78,15 @@ MESSAGES: list[tuple[str, type[Exception], str]] = [
     ("tk.op(x='f32[M]')(twice)", ValueError,
      "@tk.op on twice (...): x='f32[M]': f32 is neither a dtype (...) nor a variable of this decorator. Here f32 is "
      "'fp32'"),
+    ("tk.op(x='T[M]', T=(torch.bfloat16, 'fp61'))(twice)", ValueError,
+     "@tk.op on twice (...): T=(torch.bfloat16, 'fp61'): 'fp61' is no dtype; there are bf16, fp16, fp32, fp64, "
+     "fp8e4m3fn, fp8e5m2, i8, i16, i32, i64, u8, bool, or torch's names for them, such as torch.bfloat16; did you mean "
+     "fp64 or fp16?"),
+    ("tk.op(x='T[M]', T=torch.complex64)(twice)", ValueError,
+     "@tk.op on twice (...): T=torch.complex64: the function has no parameter T, and torch.complex64 is no dtype that "
+     "a variable could stand for; there are ..."),
+    ("tk.op(x=torch.float32)(twice)", ValueError,
+     "@tk.op on twice (...): x=torch.float32: x is a parameter; its sizes belong to it: x='fp32[...]'"),
     # What there is
     ("tk.explain('softmx', x)", ValueError, "tk has no op 'softmx'; did you mean softmax...?"),
     ("tk.explain('mm', x, x.T, arch=91)", ValueError, "arch is 91; GPUs are described of 80 (A100), 90 (H100)"),

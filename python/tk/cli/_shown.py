@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tk import _dtypes
 from tk._names import did_you_mean
 
 
@@ -26,6 +27,13 @@ def as_json(found: Any) -> str:
 
 def _plain(x: Any) -> Any:
     return {f.name: getattr(x, f.name) for f in dataclasses.fields(x)} if dataclasses.is_dataclass(x) else str(x)
+
+
+def dtype_name(text: str) -> str:
+    """For argparse: "bf16" of that, "bfloat16" or "torch.bfloat16"."""
+    if (name := _dtypes.named(text)) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no dtype; there are {_dtypes.there_are()}{_dtypes.hint(text)}")
+    return name
 
 
 def unknown(kind: str, name: str, known: Iterable[str], most: int = 12) -> Usage:

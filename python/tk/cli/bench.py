@@ -35,7 +35,8 @@ a CUDA GPU; of a function, --device cpu times the reference."""
 
 
 # Of benchmarks/ (its runner.FAMILIES).
-FAMILIES = ("mm", "other_products", "int4", "b2b", "conv", "generated", "attention", "models", "everywhere")
+FAMILIES = ("mm", "other_products", "int4", "b2b", "conv", "generated", "attention", "models", "everywhere",
+            "anywhere")  # fmt: skip
 
 
 def _source_tree() -> Path | None:

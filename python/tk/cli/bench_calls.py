@@ -13,11 +13,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tk import errors, inspect, timing
+from tk._dtypes import DTYPES
 from tk._table import table
 from tk.cli import _calls
 from tk.cli._calls import Call
 from tk.cli._judge import host_us
-from tk.cli.explain import DTYPES, Shape, argument
+from tk.cli._shown import dtype_name
+from tk.cli.explain import Shape, argument
 from tk.heuristics.problem import describe
 
 HEADER = ("function", "tensors", "tk us", "torch us", "speedup", "GB/s")
@@ -38,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="FUNCTION|SHAPE|NAME=VALUE",
         help="functions; or one, and its arguments as of explain",
     )
-    add("--dtype", choices=DTYPES, default="bf16", help="of floating-point tensors (bf16)")
+    add("--dtype", type=dtype_name, default="bf16", help="of floating-point tensors (bf16)")
     add("--device", default="cuda", help="cpu times the reference")
     return found
 

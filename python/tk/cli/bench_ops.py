@@ -12,6 +12,7 @@ import torch
 
 from tk import errors, timing
 from tk._table import table
+from tk.cli._shown import dtype_name
 from tk.generated import inputs, register
 from tk.generated.inputs import Example
 from tk.tune import files
@@ -37,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="OP|SHAPE",
         help="ops, or all; shapes of their largest tensor, as 32768x4096; of lists how many tensors, and their shape",
     )
-    add("--dtype", default="bf16", help="of every variable of the signature (bf16)")
+    add("--dtype", type=dtype_name, default="bf16", help="of every variable of the signature (bf16)")
     add("--configs", action="store_true", help="time every config that fits, too")
     add("--write", type=Path, metavar="FILE", help="the timings as JSON; those of other calls in it are kept")
     add("--plot", type=Path, metavar="FILE", help="GB/s beside the copy ceiling, as SVG")

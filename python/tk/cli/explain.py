@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 import tk
-from tk.cli._shown import add_json, as_json, unknown
+from tk._dtypes import DTYPES, named
+from tk.cli._shown import add_json, as_json, dtype_name, unknown
 from tk.generated import register
 from tk.heuristics import described
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
 EXAMPLE = "tk explain linear 512x4096 14336x4096 --activation silu; tk explain topk 512x4096 k=8 dim=-1"
 
 
@@ -30,9 +30,11 @@ def add_parser(subparsers: Any) -> None:
         help="shapes of the tensors, as 512x4096; a trailing t: stored transposed (512x4096t); int:512 for a tensor of "
         "indices; other arguments of the function by name, as dim=-1",
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument(
+        "--dtype", type=dtype_name, default="bf16", help="of the tensors: bf16, torch.bfloat16, … (bf16)"
+    )
     parser.add_argument("--activation")
-    parser.add_argument("--out-dtype", choices=DTYPES)
+    parser.add_argument("--out-dtype", type=dtype_name)
     parser.add_argument("--precision", choices=("ieee", "tf32"))
     parser.add_argument("--config", help="a config's name")
     add_json(parser)
@@ -70,8 +72,8 @@ def argument(text: str) -> Shape | tuple[str, Any]:
 
 def _value(text: str) -> Any:
     """A number, tuple, True, False or None; the name of a dtype; a shape of floats, as tensors are; else the text."""
-    if text in DTYPES:
-        return DTYPES[text]
+    if (name := named(text)) is not None:
+        return DTYPES[name]
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -102,8 +104,8 @@ def run(args: argparse.Namespace) -> int:
         config=args.config,
         arch=args.arch,
     )
-    named = {name: value for name, value in options.items() if value is not None}
-    named |= {x[0]: made(x[1]) for x in args.arguments if isinstance(x, tuple)}
-    explanation = tk.explain(args.op, *(made(x) for x in args.arguments if isinstance(x, Shape)), **named)
+    keywords = {name: value for name, value in options.items() if value is not None}
+    keywords |= {x[0]: made(x[1]) for x in args.arguments if isinstance(x, tuple)}
+    explanation = tk.explain(args.op, *(made(x) for x in args.arguments if isinstance(x, Shape)), **keywords)
     print(as_json(explanation) if args.json else explanation)
     return 0 if explanation.runs else 1

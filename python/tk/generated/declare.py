@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tk import config
 from tk.generated import refusals
-from tk.generated.signature import Signature, SignatureError, parse
+from tk.generated.signature import Declaration, Signature, SignatureError, parse
 
 __all__ = ["Declared", "op"]
 
@@ -43,7 +43,7 @@ class Declared:
         return self.fn(*args, **kwargs)
 
 
-def op(*functions: Any, grad: bool = False, **texts: str | Sequence[str]) -> Callable[[Callable[..., Any]], Declared]:
+def op(*functions: Any, grad: bool = False, **texts: Declaration) -> Callable[[Callable[..., Any]], Declared]:
     """Declare a function of tensors and numbers as an op.
 
         @tk.op(x="T[M, N]", bias="T[N]", alpha="float", T=("bf16", "fp16"))
@@ -53,7 +53,8 @@ def op(*functions: Any, grad: bool = False, **texts: str | Sequence[str]) -> Cal
     Args:
         grad: build the backward as well.
         texts: a keyword for every parameter — ``dtype[sizes]``, ``float``, ``int`` or ``bool`` — and one for every
-            dtype variable. Sizes are letters (equal letters are equal sizes), numbers, and ``...`` in front. Every
+            dtype variable, which stands for one dtype or a tuple of them: ``"bf16"``, ``"bfloat16"`` or
+            ``torch.bfloat16``. Sizes are letters (equal letters are equal sizes), numbers, and ``...`` in front. Every
             dimension that ``...`` stands for must be treated alike: the kernels see them as one. A number may have
             a default, which the op then has too.
 
@@ -96,7 +97,7 @@ def _with_function(fn: Any, texts: Mapping[str, Any]) -> str:
     )
 
 
-def _signature(fn: Callable[..., Any], texts: Mapping[str, str | Sequence[str]]) -> Signature:
+def _signature(fn: Callable[..., Any], texts: Mapping[str, Declaration]) -> Signature:
     if not inspect.isfunction(fn):
         raise SignatureError(f"{fn!r} is no plain function")
     if refusals.are_kept() and not fn.__name__.isidentifier():  # a build, whose op would be called so

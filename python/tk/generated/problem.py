@@ -15,15 +15,10 @@ import torch
 from torch import Tensor
 
 from tk import capi
+from tk._dtypes import DTYPES
 from tk.expr import DEVICE_FIELDS, Expr
 from tk.generated.records import LEADING_DIMS, GeneratedOp, Param, Result
 
-# By the names that signatures use.
-DTYPES: Mapping[str, torch.dtype] = {
-    "u8": torch.uint8, "i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64,
-    "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64, "bool": torch.bool, "bf16": torch.bfloat16,
-    "fp8e5m2": torch.float8_e5m2, "fp8e4m3fn": torch.float8_e4m3fn,
-}  # fmt: skip
 NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 NUMBERS: Mapping[torch.dtype, int] = capi.DTYPES
 BY_NUMBER: Mapping[int, torch.dtype] = {number: dtype for dtype, number in NUMBERS.items()}

@@ -4,7 +4,7 @@ x="T[..., N]"   a tensor: dtype (a name or a variable) and sizes (letters, numbe
 y="T[2*N + 1]"  a size may be an expression of letters: + - * // and parentheses
 xs="T[...]*"    a list of tensors
 alpha="float"   a number: float, int or bool
-T=("bf16",)     the dtypes that a variable may stand for
+T=("bf16",)     the dtypes that a variable may stand for: ours or torch's names, or torch.bfloat16 itself
 """
 
 from __future__ import annotations
@@ -16,32 +16,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-DTYPES: Mapping[str, torch.dtype] = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp32": torch.float32,
-    "fp64": torch.float64,
-    "fp8e4m3fn": torch.float8_e4m3fn,
-    "fp8e5m2": torch.float8_e5m2,
-    "i8": torch.int8,
-    "i16": torch.int16,
-    "i32": torch.int32,
-    "i64": torch.int64,
-    "u8": torch.uint8,
-    "bool": torch.bool,
-}
+from tk import _dtypes
+from tk._dtypes import DTYPES
+
 NUMBERS = ("float", "int", "bool")
 RESERVED_ARGUMENTS = ("config", "mode", "mode_bits")  # what the schema of every op has behind its own
-# As torch and NumPy spell them.
-ELSEWHERE: Mapping[str, str] = {
-    **{str(dtype).removeprefix("torch."): name for name, dtype in DTYPES.items() if name != "bool"},
-    "half": "fp16", "float": "fp32", "double": "fp64", "f16": "fp16", "f32": "fp32", "f64": "fp64", "short": "i16",
-    "int": "i32", "long": "i64", "byte": "u8", "char": "i8", "fp8e4nv": "fp8e4m3fn", "fp8e5": "fp8e5m2",
-}  # fmt: skip
+Declaration: TypeAlias = str | torch.dtype | Sequence[str | torch.dtype]  # of a parameter or a variable
 MAX_RANK = 8  # of a tensor of the core
 MAX_RANK_BESIDE = 5  # "..." takes three of these
 
@@ -201,17 +185,21 @@ class Signature:
 
 
 def parse(
-    texts: Mapping[str, str | Sequence[str]], parameters: Sequence[str], defaults: Mapping[str, Any] | None = None
+    texts: Mapping[str, Declaration], parameters: Sequence[str], defaults: Mapping[str, Any] | None = None
 ) -> Signature:
     """texts: the decorator's keywords. parameters: the function's, in order. defaults: those of some of them.
 
     Raises SignatureError, which says of which keyword it is and what would be read."""
-    if wrong := [name for name, value in texts.items() if not isinstance(value, str | tuple | list)]:
-        raise SignatureError(
-            f"{wrong[0]}={texts[wrong[0]]!r}: give a text, such as 'T[M, N]', 'fp32[N]' or 'float', or, for a "
-            f"variable, a tuple of dtypes; these are {', '.join(DTYPES)}"
-        )
-    variables = {name: _dtypes(name, value) for name, value in texts.items() if not isinstance(value, str)}
+    for name, value in texts.items():
+        if isinstance(value, torch.dtype) and name in parameters:
+            word = _dtypes.named(value) or "fp32"
+            raise SignatureError(f"{name}={value}: {name} is a parameter; its sizes belong to it: {name}='{word}[...]'")
+        if not isinstance(value, str | tuple | list | torch.dtype):
+            raise SignatureError(
+                f"{name}={_said(value)}: give a text, such as 'T[M, N]', 'fp32[N]' or 'float', or, for a "
+                f"variable, a tuple of dtypes; these are {_dtypes.there_are()}{_dtypes.hint(value)}"
+            )
+    variables = {name: _choice(name, value) for name, value in texts.items() if isinstance(value, tuple | list)}
     if both := [name for name in parameters if name in variables]:
         raise SignatureError(f"{both[0]} is a parameter: give it a text such as 'T[M, N]' or 'float'")
     for name in parameters:
@@ -228,12 +216,12 @@ def parse(
             raise SignatureError(
                 f"{name}={text!r}: the function has no parameter {name}; its parameters are {', '.join(parameters)}"
             )
-        if text not in DTYPES:
+        if (named := _dtypes.named(text)) is None:
             raise SignatureError(
                 f"{name}={text!r}: the function has no parameter {name}, and {text!r} is no dtype that a variable "
-                f"could stand for ({', '.join(DTYPES)}){_spelled(str(text))}"
+                f"could stand for; there are {_dtypes.there_are()}{_dtypes.hint(text)}"
             )
-        variables[name] = (str(text),)
+        variables[name] = (named,)
     params = {name: _param(name, str(texts[name]), variables) for name in parameters}
     params = _with_defaults(params, defaults or {})
     signature = Signature(params, variables)
@@ -241,18 +229,23 @@ def parse(
     return signature
 
 
-def _dtypes(name: str, values: Sequence[str]) -> tuple[str, ...]:
-    if not values or (unknown := [v for v in values if v not in DTYPES]) or len(set(values)) != len(values):
-        what = f"{unknown[0]!r} is no dtype" if values and unknown else "give each dtype once, and at least one"
-        hint = _spelled(str(unknown[0])) if unknown else ""
-        raise SignatureError(f"{name}={tuple(values)!r}: {what}; there are {', '.join(DTYPES)}{hint}")
-    return tuple(values)
+def _choice(name: str, values: Sequence[Any]) -> tuple[str, ...]:
+    """The dtypes that a variable may stand for."""
+    words = [_dtypes.named(value) for value in values]
+    found = tuple(word for word in words if word is not None)
+    if words and len(set(found)) == len(words):
+        return found
+    unknown = [value for value, word in zip(values, words, strict=True) if word is None]
+    what = f"{_said(unknown[0])} is no dtype" if unknown else "give each dtype once, and at least one"
+    raise SignatureError(
+        f"{name}=({', '.join(map(_said, values))}): {what}; there are {_dtypes.there_are()}"
+        + (_dtypes.hint(unknown[0]) if unknown else "")
+    )
 
 
-def _spelled(dtype: str) -> str:
-    """A hint about a dtype of another's spelling."""
-    ours = ELSEWHERE.get(dtype.removeprefix("torch."))
-    return f". Here {dtype} is {ours!r}" if ours else ""
+def _said(value: Any) -> str:
+    """As a program writes it: float, not <class 'float'>."""
+    return value.__name__ if isinstance(value, type) else repr(value)
 
 
 def _param(name: str, text: str, variables: Mapping[str, Sequence[str]]) -> TensorSpec | NumberSpec:
@@ -264,11 +257,12 @@ def _param(name: str, text: str, variables: Mapping[str, Sequence[str]]) -> Tens
             f"{name}={text!r} is neither a tensor such as 'T[M, N]', 'T[..., N]' or 'bf16[]' nor one of "
             f"{', '.join(NUMBERS)}"
         )
-    dtype, inside, star = match.groups()
-    if dtype not in DTYPES and dtype not in variables:
+    written, inside, star = match.groups()
+    dtype = written if written in variables else _dtypes.named(written)
+    if dtype is None:
         raise SignatureError(
-            f"{name}={text!r}: {dtype} is neither a dtype ({', '.join(DTYPES)}) nor a variable of this decorator"
-            + (_spelled(dtype) or f"; declare it with {dtype}=('bf16', 'fp16')")
+            f"{name}={text!r}: {written} is neither a dtype ({', '.join(DTYPES)}) nor a variable of this decorator"
+            + (_dtypes.hint(written) or f"; declare it with {written}=('bf16', 'fp16')")
         )
     sizes = [s.strip() for s in inside.split(",")] if inside.strip() else []
     leading = bool(sizes) and sizes[0] == "..."

@@ -15,8 +15,8 @@ import torch
 
 import tk.tune
 from tk import errors
+from tk.cli._shown import dtype_name
 from tk.generated import register
-from tk.generated.signature import DTYPES as ALL_DTYPES
 from tk.tune import generated, pins, products, timings
 from tk.tune.measure import DTYPES, PRECISIONS, Operands, Result, Task, cover, measure
 from tk.tune.record import record
@@ -172,6 +172,11 @@ def list_of(accepted: Sequence[str]) -> Callable[[str], list[str]]:
     return read
 
 
+def list_of_dtypes(text: str) -> list[str]:
+    """Reads "bf16,torch.float16"."""
+    return [dtype_name(part) for part in text.split(",")]
+
+
 def slowdown(text: str) -> float:
     """At least 1."""
     value = float(text)
@@ -197,7 +202,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add(
         "--dtype",
-        type=list_of(tuple(ALL_DTYPES)),
+        type=list_of_dtypes,
         default=["bf16"],
         help=f"of products {', '.join(DTYPES)} (bf16, pinned for fp16 too); of ops also others of their signatures",
     )
