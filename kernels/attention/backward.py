@@ -509,7 +509,7 @@ def _buffers(problem: Problem, point: Point) -> list[Buffer]:
     rows = op.local("B") * op.local("H") * op.local("M") * 4
     if point.captures == "none":
         return [Buffer(rows)]
-    return [Buffer(rows * 2), Buffer(4), *(Buffer(_numel(op, c) * WORDS * 8) for c in problem.grad_captures)]
+    return [Buffer(rows * 2), Buffer(4), *(Buffer(_numel(op, c) * WORDS * 8) for c in problem.summed_captures)]
 
 
 def _numel(op: object, c: Capture) -> Expr:
@@ -569,25 +569,34 @@ def capture_launches(problem: Problem, point: Point) -> tuple[list[Launch], list
     op = problem.backward_op
     before, after = [], []
     block = Const(_BLOCK)
+    sums = _sums(problem)
     if point.captures != "none":
         before.append(
             Launch(zero_gradient, {"buffer": Scratch(1, "i32"), "size": Int(1, "i64"), "BLOCK": block}, (1, 1, 1))
         )
-    for i, c in enumerate(problem.grad_captures):
+    for c in problem.grad_captures:
         size = _numel(op, c)
         grid = (ceil_div(size, _BLOCK), 1, 1)
         common: dict[str, Arg] = {"size": Int(size, "i64"), "BLOCK": block}
-        out = Pointer(tensor(op, f"grad_{c.name}"), c.dtype, aligned=False)
-        if point.captures == "none":
+        out = _gradient_of(problem, c)
+        if point.captures == "none" or c.is_per_score:  # where no score reads an element, its gradient is 0
             before.append(Launch(zero_gradient, {"buffer": out} | common, grid))
             continue
-        buffer = Scratch(2 + i, "i64")
+        buffer = sums[c]
         words = {"buffer": buffer, "size": Int(size * WORDS, "i64"), "BLOCK": block}
         before.append(Launch(zero_gradient, words, (ceil_div(size * WORDS, _BLOCK), 1, 1)))
         after.append(
             Launch(finish_gradient, {"buffer": buffer, "largest": Scratch(1, "i32"), "out": out} | common, grid)
         )
     return before, after
+
+
+def _sums(problem: Problem) -> dict[Capture, Scratch]:
+    return {c: Scratch(2 + i, "i64") for i, c in enumerate(problem.summed_captures)}
+
+
+def _gradient_of(problem: Problem, c: Capture) -> Pointer:
+    return Pointer(tensor(problem.backward_op, f"grad_{c.name}"), c.dtype, aligned=False)
 
 
 def row_arguments(problem: Problem, point: Point) -> dict[str, Arg | Bundle]:
@@ -612,7 +621,8 @@ def _arguments(problem: Problem, mods: Mods, point: Point) -> dict[str, Arg | Bu
     rows = {name: name for name in ("query", "key", "value", "grad_query", "grad_key", "grad_value")}
     rows["grad_out"] = "grad_0"
     if point.captures != "none":
-        grads = {f"grad_{c.name}": Scratch(2 + i, "i64") for i, c in enumerate(problem.grad_captures)}
+        sums = _sums(problem)
+        grads = {f"grad_{c.name}": sums.get(c) or _gradient_of(problem, c) for c in problem.grad_captures}
         mods = mods._replace(grads=bundle("Grads", {"largest": Scratch(1, "i32")} | grads))
     return {
         "tensors": BackwardTensors(

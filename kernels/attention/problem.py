@@ -39,13 +39,15 @@ LAYOUTS = ("aligned", "paged", "strided")
 
 @dataclass(frozen=True)
 class Capture:
-    """A run-time argument that a mod captured. kind: "tensor", "float" or "int". grad: its gradient is worked out."""
+    """A run-time argument that a mod captured. kind: "tensor", "float" or "int". grad: its gradient is worked out.
+    is_per_score: each element is read by one score at most, so that its gradient is written and no sum."""
 
     name: str
     kind: str
     dtype: str = ""
     rank: int = 0
     grad: bool = False
+    is_per_score: bool = False
 
     @property
     def has_two_widths(self) -> bool:
@@ -118,6 +120,11 @@ class Problem:
     @cached_property
     def grad_captures(self) -> tuple[Capture, ...]:
         return tuple(c for c in self.tensor_captures if c.grad)
+
+    @cached_property
+    def summed_captures(self) -> tuple[Capture, ...]:
+        """Those whose gradients are sums (gradients.py)."""
+        return tuple(c for c in self.grad_captures if not c.is_per_score)
 
     def numbers(self, kind: str) -> tuple[str, ...]:
         return tuple(c.name for c in self.captures if c.kind == kind)

@@ -99,6 +99,22 @@ def describe(op: Op, tensors: Sequence[torch.Tensor | None], ints: Sequence[int]
 def run_all(family: Family, named: dict[str, torch.Tensor], ints: Sequence[int], floats: Sequence[float],
             only: Callable[[Variant], bool] = lambda v: True) -> Iterator[tuple[str, list[torch.Tensor]]]:  # fmt: skip
     """(name, outputs) of every variant whose constraints hold. Raises ValueError with the first check that fails."""
+    for variant, seen, tensors in _fitting(family, named, ints, only):
+        launch(variant.plan, seen, tensors, floats)
+        yield variant.name, list(tensors[-len(family.op.outputs) :])
+
+
+def scratch_bytes(family: Family, named: dict[str, torch.Tensor], ints: Sequence[int],
+                  only: Callable[[Variant], bool] = lambda v: True) -> Iterator[int]:  # fmt: skip
+    """What every variant whose constraints hold asks for."""
+    for variant, seen, _ in _fitting(family, named, ints, only):
+        problem = replace(seen, locals=evaluate_locals(variant.plan.locals, seen))
+        yield sum(as_expr(b.bytes).evaluate(problem) for b in variant.plan.buffers)
+
+
+def _fitting(family: Family, named: dict[str, torch.Tensor], ints: Sequence[int],
+             only: Callable[[Variant], bool]) -> Iterator[tuple[Variant, Problem, list[torch.Tensor]]]:  # fmt: skip
+    """Variants whose constraints hold, with the call as they see it, and its tensors, outputs last."""
     op = family.op
     inputs = [as_seen(named[p.name]) for p in op.params if p.kind == "tensor"]
     absent = [None] * len(op.outputs)
@@ -116,12 +132,10 @@ def run_all(family: Family, named: dict[str, torch.Tensor], ints: Sequence[int],
             )
         ):
             continue
-        outputs = [_allocate(o, problem) for o in op.outputs]
-        everything = [*inputs, *map(as_seen, outputs)]
+        everything = [*inputs, *(as_seen(_allocate(o, problem)) for o in op.outputs)]
         seen = describe(op, everything, ints)
         if all(c.holds.evaluate(seen) for c in variant.plan.constraints):
-            launch(variant.plan, seen, everything, floats)
-            yield variant.name, outputs
+            yield variant, seen, everything
 
 
 def _allocate(output: Any, problem: Problem) -> torch.Tensor:

@@ -13,7 +13,7 @@ from tk.flex.tracing import trace
 from tk.kernels.attention.bundles import RowStrides, Strides
 from tk.kernels.attention.hopper_backward import attention_statistics
 
-from .attention_host import Call, block_lists, reference, run_all
+from .attention_host import Call, block_lists, reference, run_all, scratch_bytes
 from .test_attention import (
     Pair,
     alibi,
@@ -139,6 +139,76 @@ SCORES = {
 def test_scores(make: Any, captured: list[torch.Tensor], mask: Any) -> None:
     call = Call(*qkv(1, 4, 2, 50, 70, 64, 64, torch.float32))
     check(lambda *x: Pair(make(*x), mask), captured, call)
+
+
+# --- Tables with an element of their own for each score: their gradients are written, and take no other memory ---
+
+
+def of_entry(table: torch.Tensor) -> Any:
+    return lambda score, b, h, q, kv: score + table[b, h, q, kv]
+
+
+def turned(table: torch.Tensor) -> Any:
+    """Dimensions in another order, and one more; not linear, and read where it is part of its own derivative."""
+    return lambda score, b, h, q, kv: torch.tanh(score * table[kv, 1, q, h, b]) * (1 + score)
+
+
+PER_SCORE = {
+    "of_entry": (of_entry, lambda B, H, M, N, dtype: torch.randn(B, H, M, N).to(dtype)),
+    "of_heads": (of_entry, lambda B, H, M, N, dtype: torch.randn(1, H, M, N).to(dtype).expand(B, -1, -1, -1)),
+    "of_all": (of_entry, lambda B, H, M, N, dtype: torch.randn(1, 1, M, N).to(dtype).expand(B, H, -1, -1)),
+    "matrix": (of_entry, lambda B, H, M, N, dtype: torch.randn(M, N).to(dtype).expand(B, H, -1, -1)),
+    "of_batch": (of_entry, lambda B, H, M, N, dtype: torch.randn(B, 1, M, N).to(dtype).expand(-1, H, -1, -1)),
+    "of_keys": (of_entry, lambda B, H, M, N, dtype: torch.randn(B, 1, 1, N).to(dtype).expand(-1, H, M, -1)),
+    "larger": (of_entry, lambda B, H, M, N, dtype: torch.randn(B + 1, H, M + 3, N + 1).to(dtype)),
+    "turned": (turned, lambda B, H, M, N, dtype: torch.randn(N, 2, M, H, B).to(dtype)),
+}
+
+
+@pytest.mark.parametrize(("make", "table"), PER_SCORE.values(), ids=PER_SCORE)
+@pytest.mark.parametrize(("dtype", "of_table"), [(torch.float32, torch.float32), (torch.float16, torch.float32),
+                                                 (torch.float16, torch.float16)])  # fmt: skip
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradients_of_tables_of_scores(make: Any, table: Any, dtype: torch.dtype, of_table: torch.dtype,
+                                       masked: bool) -> None:  # fmt: skip
+    B, H, M, N = 2, 3, 37, 45
+    call = Call(*qkv(B, H, 1, M, N, 64, 64, dtype))
+    if masked:  # what is not walked, or is hidden, has a gradient of 0
+        call.kv_lengths = torch.tensor([N, 11], dtype=torch.int32)
+        call.q_block, call.kv_block = 16, 16
+        call.lists = block_lists(Pair(mask=causal).dense(1, 1, M, N), 16, 16)
+    mask = causal if masked else None
+    captured = [table(B, H, M, N, of_table)]
+    check(lambda t: Pair(make(t), mask), captured, call, "captures=wanted")
+
+
+def scratch(make: Any, table: torch.Tensor, call: Call) -> set[int]:
+    """The bytes that the gradients with those of the table ask for."""
+    pair = Pair(make(table))
+    call.captured = pair.captured | {"grad_captures": 1}
+    family = pair.families[1]
+    statistics = torch.zeros(call.query.shape[:3])
+    out = torch.zeros(*call.query.shape[:3], call.value.shape[3], dtype=call.query.dtype)
+    named = call.tensors() | dict(grad_0=out, grad_1=statistics, out0=out, out1=statistics)
+    return set(scratch_bytes(family, named, call.ints(family.op), lambda v: "captures=wanted" in v.name))
+
+
+def test_gradients_of_tables_of_scores_take_no_scratch_for_their_elements() -> None:
+    """And others 16 bytes an element of what is captured, whatever it is expanded to."""
+    B, H, M, N = 2, 3, 37, 45
+    of_rows = 2 * 4 * B * H * M + 4
+
+    def call() -> Call:
+        return Call(*qkv(B, H, 1, M, N, 64, 64, torch.float16))
+
+    for make, table in PER_SCORE.values():
+        assert scratch(make, table(B, H, M, N, torch.float16), call()) == {of_rows}
+    of_heads = torch.randn(H, M, N)
+    assert scratch(learned, of_heads, call()) == {of_rows + 16 * H * M * N}
+    first = lambda t: lambda score, b, h, q, kv: score + t[0, h, q, kv]  # noqa: E731
+    assert scratch(first, of_heads[None], call()) == {of_rows + 16 * H * M * N}
+    both = lambda t: lambda score, b, h, q, kv: score * t[b, h, q, kv] + t[b, h, 0, kv]  # noqa: E731
+    assert scratch(both, torch.randn(B, H, M, N), call()) == {of_rows + 16 * B * H * M * N}
 
 
 def test_gradients_of_captures_that_nobody_wants_are_zero() -> None:

@@ -61,7 +61,8 @@ class Mods:
     import lines that they need.
 
     score_grad(score, b, h, q_idx, kv_idx, captures, grads, grad, keep, Q_AXIS, WITH_CAPTURES) -> gradient of
-    score; grads are a scale and the buffers into which it adds those of captured tensors (gradients.py)."""
+    score; grads are a scale, and for each captured tensor the buffer into which it adds the gradient (gradients.py), or
+    the gradient itself, where no other score has a part in an element's."""
 
     score: str = ""
     mask: str = ""
@@ -89,8 +90,20 @@ def captures_of(traced: Traced, gradients: bool = True) -> tuple[Capture, ...]:
             found.append(Capture(f"c{i}", c.kind))
             continue
         grad = gradients and c.of == "score" and c.dtype.is_floating_point
-        found.append(Capture(f"c{i}", "tensor", NAMES[c.dtype], c.rank, grad))
+        is_per_score = grad and traced.score is not None and _is_per_score(traced.score, i)
+        found.append(Capture(f"c{i}", "tensor", NAMES[c.dtype], c.rank, grad, is_per_score))
     return tuple(found)
+
+
+def _is_per_score(score: Graph, number: int) -> bool:
+    """Whether each score reads an element of its own of a captured tensor: at one place, whose indices have every
+    position among them. What is equal is one node (canonical.py), so one read is one node."""
+    source = next((n for n in score.captures if n.meta["capture"] == number), None)
+    reads = [] if source is None else [n for n in source.users if n.target is torch.ops.aten.index.Tensor]
+    if len(reads) != 1:
+        return False
+    at = [i for i in reads[0].args[1] if isinstance(i, torch.fx.Node)]  # type: ignore[union-attr]
+    return {i.target for i in at if i in score.arguments} >= set(_INDICES)
 
 
 def mods_of(traced: Traced, backward: bool) -> Mods:
@@ -268,10 +281,18 @@ class Printer:
 
     def _accumulate(self, v: Value, x: Value) -> None:
         """Adds x where a captured tensor is read: summed over what the place does not vary with, so that it is added to
-        once."""
+        once. Where no other score reads there, x is written."""
         place = self._place(v)
         name = f"a{v.number}"
-        number = [c.name for c in self.captures if c.grad].index(v.buffer)
+        captures = [c for c in self.captures if c.grad]
+        number = [c.name for c in captures].index(v.buffer)
+        if captures[number].is_per_score:
+            inside = " & ".join(filter(None, ["keep", place.inside]))
+            at, value = f"grads[{number + 1}] + {place.dense}", f"tl.zeros_like(score) + {self.named(x)}"
+            dtype = TL_DTYPES[captures[number].dtype]
+            self.lines.append("if WITH_CAPTURES:")
+            self.lines.append(f"    tl.store({at}, ({value}).to({dtype}), mask={inside})")
+            return
         self.lines.append("if WITH_CAPTURES:")
         self.lines.append(f"    {name} = tl.where(keep, tl.zeros_like(score) + {self.named(x)}, 0.0)")
         over = [axis for axis, index in (("Q_AXIS", "q_idx"), ("1 - Q_AXIS", "kv_idx")) if index not in place.deps]
