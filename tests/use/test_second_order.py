@@ -35,5 +35,5 @@ def test_gradient_penalty(name: str) -> None:
 def test_attention_refuses_the_gradient_of_its_gradient() -> None:
     make, inputs = MODELS["llama"]
     model, x = make().eval(), inputs()
-    with tk.use(model), pytest.raises(NotImplementedError, match=r"tk\.flex_attention has no gradient of its gradient"):
+    with tk.use(model), pytest.raises(NotImplementedError, match=r"tk\.sdpa has no gradient of its gradient"):
         gradients_of_penalty(model, x)

@@ -74,7 +74,7 @@ class _Pair:
         captured: Any = self.traced.by_kind(there)
         absent = [None] * len(flex.OPTIONAL)
         numbers = self.size**-0.5, _EVERYWHERE, _EVERYWHERE
-        return flex.Request._make((*operands, self.traced.text, *captured, *absent, *numbers, False, ""))
+        return flex.Request(*(*operands, self.traced.text, *captured, *absent, *numbers))
 
     def forward(self, device: str) -> Tensor:
         out, _ = flex.forward(*self.request(device, self.dtype))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -152,35 +150,13 @@ def sdpa(
     if torch.compiler.is_dynamo_compiling():  # these mods are known: the compiler need not record them
         tensors = [] if attn_mask is None else [table]
         text = _text(is_causal, None if attn_mask is None else attn_mask.dtype)
-        given: tuple[Any, ...] = (q, k, v, text, tensors, [], [], *others, scale, *block)
+        given: tuple[Any, ...] = (q, k, v, text, tensors, [], [], *others, scale, *block, "sdpa")
         out, _ = flex.forward(*Request(*given))
     else:
-        with _named_sdpa(is_causal, attn_mask):
-            out, _ = _attend(q, k, v, score_mod, mask_mod, others, scale, block)
+        out, _ = _attend(q, k, v, score_mod, mask_mod, others, scale, block, caller="sdpa")
     if dims == 4:
         return out
     return out.reshape(*leading, *out.shape[1:]) if dims > 2 else out.view(out.shape[2:])
-
-
-@contextlib.contextmanager
-def _named_sdpa(is_causal: bool, attn_mask: Tensor | None) -> Iterator[None]:
-    """What :func:`flex_attention` says, of the function and the arguments that were called."""
-    try:
-        yield
-    except (errors.Error, ValueError, TypeError, NotImplementedError) as error:
-        if "tk.flex_attention" not in (text := str(error)):
-            raise
-        mask = "is_causal=True" if is_causal else "no attn_mask"
-        if attn_mask is not None:
-            mask = f"an attn_mask of {attn_mask.dtype}"
-        said, *registering = text.split("As they were traced", 1)  # what follows is a file, whose words stay
-        for theirs, own in (
-            ("tk.flex_attention", "tk.sdpa"),
-            ("has kernels for these mods", f"has kernels for {mask}"),
-            ("have these mods", f"have {mask}"),
-        ):
-            said = said.replace(theirs, own)
-        raise type(error)("As they were traced".join([said, *registering])) from error
 
 
 # --- The call ---
@@ -197,6 +173,7 @@ def _attend(
     block: tuple[int, int],
     max_scores: bool = False,
     tile: str = "",
+    caller: str = "flex_attention",
 ) -> tuple[Tensor, Tensor]:
     """others: the block lists, kv_lengths, page_table and sinks. max_scores: they are behind lse, ``[B, H, 2 M]``.
     tile: what kernel_options ask of the config."""
@@ -210,11 +187,12 @@ def _attend(
         if x.device != query.device:
             _refuse_device(pair, query)
     try:
-        given = (query, key, value, traced.text, tensors, floats, ints, *others, scale, *block, max_scores, tile)
+        given = (query, key, value, traced.text, tensors, floats, ints, *others, scale, *block, caller)
+        given = (*given, max_scores, tile)
         return autograd.attend(Request._make(given))
     except RuntimeError as error:
         for name, x in (("query", query), ("key", key), ("value", value)):
-            if (refused := errors.not_dense("flex_attention", name, x)) is not None:
+            if (refused := errors.not_dense(caller, name, x)) is not None:
                 raise refused from None
         raise errors.typed(error) from None
 

@@ -102,10 +102,10 @@ def _gradients(
 def autograd(keyset: Any, *args: Any) -> tuple[Tensor, Tensor]:
     request = Request(*args)
     if forward_ad._current_level >= 0 and _register.has_tangent(_given(request.all_tensors)):
-        _refuse_forward_mode()
+        _refuse_forward_mode(request)
     below = partial(_below, keyset)
     if _is_at_stake(request):
-        _refuse_forward_mode()
+        _refuse_forward_mode(request)
         with _register.single_level():
             return _tracked(below, request)
     return below(request)
@@ -115,10 +115,10 @@ def _given(tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
     return tuple(x for x in tensors if x is not None)
 
 
-def _refuse_forward_mode() -> None:
+def _refuse_forward_mode(request: Request) -> None:
     """Of a transform outside of another one, too: within a formula its tangents are not seen, and would be lost."""
     if forward_ad._current_level >= 0:
-        raise NotImplementedError("tk.flex_attention has no formula for forward-mode automatic differentiation")
+        raise NotImplementedError(f"tk.{request.caller} has no formula for forward-mode automatic differentiation")
 
 
 def _tracked(below: Callable[..., Any], request: Request) -> tuple[Tensor, Tensor]:
@@ -140,22 +140,28 @@ class _Gradients(_SingleLevelFunction):
 
     @staticmethod
     def forward(ctx: Any, below: Callable[..., list[Tensor]], args: Sequence[Any], *_: Tensor) -> tuple[Tensor, ...]:
+        ctx.caller = _request_of(args).caller
         return tuple(below(args))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        raise NotImplementedError("tk.flex_attention has no gradient of its gradient (create_graph=True)")
+        raise NotImplementedError(f"tk.{ctx.caller} has no gradient of its gradient (create_graph=True)")
 
 
 def autograd_backward(keyset: Any, *args: Any) -> list[Tensor]:
     below = partial(_backward_below, keyset)
-    grad_out, grad_lse, out, lse, *given, _ = args
-    tensors = _given((grad_out, grad_lse, out, lse, *Request(*given).all_tensors))
+    request = _request_of(args)
+    tensors = _given((*args[:4], *request.all_tensors))
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        _refuse_forward_mode()
+        _refuse_forward_mode(request)
         with _register.single_level():
             return list(_Gradients.apply(below, args, *tensors))  # type: ignore[attr-defined]
     return below(args)
+
+
+def _request_of(args: Sequence[Any]) -> Request:
+    """Of the arguments of the gradient's op: after grad_out, grad_lse, out and lse, before of_captures."""
+    return Request(*args[4:-1])
 
 
 def _backward_below(keyset: Any, args: Sequence[Any]) -> list[Tensor]:

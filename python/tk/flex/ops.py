@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tk.flex import own_ops, reference
+from tk.flex import callers, own_ops, reference
 from tk.flex.tracing import trace
 from tk.flex.tracing.trace import Traced
 from tk.ops import flex
@@ -84,7 +84,12 @@ def cuda(*args: Any) -> tuple[Tensor, Tensor]:
 
 
 def on_cuda(request: Request) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = own_ops.or_built(_call, trace.parse(request.pair), request)
+    try:
+        found: tuple[Tensor, Tensor] = own_ops.or_built(_call, trace.parse(request.pair), request)
+    except callers.NAMED as error:
+        if (named := callers.named(error, request)) is not None:
+            raise named from error
+        raise
     return found
 
 
@@ -107,7 +112,12 @@ def on_cuda_backward(
     traced = trace.parse(request.pair)
     grads = grad_out, grad_lse
     given = (traced, request, grads, (out, lse), of_captures)
-    own, found = own_ops.or_built(_call_backward, *given, suffix="_backward")
+    try:
+        own, found = own_ops.or_built(_call_backward, *given, suffix="_backward")
+    except callers.NAMED as error:
+        if (named := callers.named(error, request)) is not None:
+            raise named from error
+        raise
     query, key, value, sinks, *captured = found
     captured = own.gradients(traced, request.tensors, captured) if of_captures else []
     return [query, key, value, *([] if request.sinks is None else [sinks]), *captured]
@@ -126,8 +136,9 @@ def _call_backward(
 
 def vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
     """More batch entries where that changes nothing that the mods see, else one call after the other."""
-    if not _is_of_batch(in_dims, Request(*args)):
-        return _one_by_one(flex.forward, info, in_dims, args)
+    request = Request(*args)
+    if not _is_of_batch(in_dims, request):
+        return _one_by_one(flex.forward, request.caller, info, in_dims, args)
     n = info.batch_size
     operands = list(zip(args[:N_OPERANDS], in_dims[:N_OPERANDS], strict=True))
     sizes = [x.shape[0] if d is None else x.movedim(d, 0).shape[1] for x, d in operands]
@@ -137,7 +148,7 @@ def vmap(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
 
 
 def vmap_backward(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
-    return _one_by_one(flex.backward, info, in_dims, args)
+    return _one_by_one(flex.backward, Request(*args[4:-1]).caller, info, in_dims, args)
 
 
 def _is_of_batch(in_dims: Sequence[Any], request: Request) -> bool:
@@ -160,9 +171,9 @@ def _joined(x: Tensor, d: int | None, n: int, size: int) -> Tensor:
     return x.expand(n, size, *x.shape[2:]).flatten(0, 1)
 
 
-def _one_by_one(op: Callable[..., Any], info: Any, in_dims: Sequence[Any], args: Sequence[Any]) -> Any:
+def _one_by_one(op: Callable[..., Any], caller: str, info: Any, in_dims: Sequence[Any], args: Sequence[Any]) -> Any:
     if not info.batch_size:
-        raise NotImplementedError("tk.flex_attention has no vmap over a dimension of size 0")
+        raise NotImplementedError(f"tk.{caller} has no vmap over a dimension of size 0")
     calls = [op(*[_selected(x, d, i) for x, d in zip(args, in_dims, strict=True)]) for i in range(info.batch_size)]
     found = [torch.stack(parts) for parts in zip(*calls, strict=True)]
     return type(calls[0])(found), type(calls[0])([0] * len(found))

@@ -7,7 +7,7 @@ They are defined with ``import tk``, because a program such as a loaded export m
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, get_type_hints
 
 import torch
@@ -22,12 +22,13 @@ __all__ = ["LISTS", "N_OPERANDS", "OPTIONAL", "Request", "backward", "forward"]
 class Request(NamedTuple):
     """A call of attention: the arguments of ``torch.ops.tk.flex_attention`` in their order.
 
-    The op's schema is made from these fields. Fields with a default belong to the forward pass alone. The gradient's op
-    takes all others.
+    The op's schema is made from these fields. The last two belong to the forward pass alone. The gradient's op takes
+    all others, without defaults.
 
     pair is the text of the mods (tk.flex.tracing.trace.Traced.text). tensors, floats and ints are what they capture.
     With max_scores lse is [B, H, 2 M]: the log-sum-exps of a head are followed by its rows' largest scores. tile says
-    what the config must have (tk.flex.kernel_options). "" stands for the fastest of all configs.
+    what the config must have (tk.flex.kernel_options). "" stands for the fastest of all configs. caller is the function
+    of tk that errors name, whenever they are raised.
     """
 
     query: Tensor
@@ -51,6 +52,7 @@ class Request(NamedTuple):
     scale: float
     q_block: int
     kv_block: int
+    caller: str = "flex_attention"
     max_scores: bool = False
     tile: str = ""
 
@@ -91,7 +93,7 @@ N_OPERANDS = _FIELDS.index("pair")
 _OPERANDS = slice(0, N_OPERANDS)
 _OPTIONAL = slice(_FIELDS.index("kv_num_blocks"), _FIELDS.index("scale"))
 _NUMBERS = slice(_FIELDS.index("scale"), None)
-_FOR_GRADIENT = slice(0, -len(Request._field_defaults))
+_FOR_GRADIENT = slice(0, _FIELDS.index("max_scores"))
 OPTIONAL = _FIELDS[_OPTIONAL]
 _NO_OPERANDS, _NO_OPTIONAL = (None,) * N_OPERANDS, (None,) * len(OPTIONAL)
 LISTS = OPTIONAL[: OPTIONAL.index("kv_lengths")]  # the blocks of a block mask
@@ -102,17 +104,17 @@ _TYPES = {
 }  # fmt: skip
 
 
-def _schema(names: Sequence[str]) -> str:
-    hints, defaults = get_type_hints(Request), Request._field_defaults
+def _schema(names: Sequence[str], defaults: Mapping[str, Any]) -> str:
+    hints = get_type_hints(Request)
     given = (f"{name}={defaults[name]!r}" if name in defaults else name for name in names)
     return ", ".join(f"{_TYPES[hints[name]]} {text}" for name, text in zip(names, given, strict=True))
 
 
 _library = Library("tk", "FRAGMENT")  # keeps what is registered alive
-_library.define(f"flex_attention({_schema(_FIELDS)}) -> (Tensor, Tensor)")
+_library.define(f"flex_attention({_schema(_FIELDS, Request._field_defaults)}) -> (Tensor, Tensor)")
 _library.define(
     "flex_attention_backward(Tensor grad_out, Tensor grad_lse, Tensor out, Tensor lse, "
-    f"{_schema(_FIELDS[_FOR_GRADIENT])}, bool of_captures) -> Tensor[]"
+    f"{_schema(_FIELDS[_FOR_GRADIENT], {})}, bool of_captures) -> Tensor[]"
 )
 
 forward = torch.ops.tk.flex_attention.default
