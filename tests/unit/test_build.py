@@ -24,14 +24,18 @@ from tk.aot import pack as fmt
 from tk.aot import tuned
 from tk.aot.assemble import TENSOR_MAP_TF32, Compiled, add_op
 from tk.aot.build import (
+    KINDS,
     BuildFailed,
     PlannedPack,
     Progress,
     Work,
     build,
     definitions,
+    describe_build,
     dry_run,
+    duration,
     find_work,
+    kind_of,
     leave_out,
     plan_pack,
     predict,
@@ -429,8 +433,8 @@ def test_nothing_to_build_is_an_error(cache, tmp_path):
 
 def test_progress_is_told(built):
     log = built["sm80"].log
-    assert f"{len(built['sm100'].work.sources)} " not in log.splitlines()[0], "one count for all four"
-    assert "46/46 compiled" in log
+    assert re.search(r"^46 launches\b", log, re.MULTILINE), "one count for all four"
+    assert re.search(r"^(\d+)/\1 compiled, 0 s left$", log, re.MULTILINE)
     assert "sm90.tkpack: 14 variants, 16 images" in log
 
 
@@ -543,8 +547,8 @@ def test_what_may_be_left_out_is_where_it_spills(cache, tmp_path):
     pack = plan_pack([Family(OP, (kernel,), lambda k, p: True)], SM80, tmp_path / "x.tkpack")
     out = io.StringIO()
     build([pack], cache, jobs=1, out=out)
-    assert "sm80: 1 variants left out; others take their calls:\n  spilling[dtype=1" in out.getvalue()
-    assert "sm80: 1 variants will be slow; no other takes their calls:\n  spilling[dtype=0" in out.getvalue()
+    assert "sm80: 1 variant left out; others take their calls:\n  spilling[dtype=1" in out.getvalue()
+    assert "sm80: 1 variant will be slow; no other takes their calls:\n  spilling[dtype=0" in out.getvalue()
     assert len(read_pack(pack.path.read_bytes()).variants) == 1
 
 
@@ -570,7 +574,7 @@ def test_of_configs_that_take_the_same_calls_those_that_spill_are_left_out(
     (left,) = leave_out([pack], work, out, any_variant)
     assert "".join(p.variant.point.config.name for p in left.ops[0].variants) == kept
     assert ("will be slow; no other takes their calls" in out.getvalue()) == bool(slow)
-    assert ("1 variants will be slow" in out.getvalue()) == bool(slow)
+    assert ("1 variant will be slow" in out.getvalue()) == bool(slow)
     assert ("left out; others take their calls" in out.getvalue()) == (len(kept) < 3)
 
 
@@ -581,7 +585,7 @@ def test_a_config_that_asks_for_more_serves_no_other(tmp_path: Path) -> None:
 
     out = io.StringIO()
     pack, work = fake_work({"a": 0, "b": 5000}, tmp_path, plan)
-    assert leave_out([pack], work, out, False) == [pack] and "1 variants will be slow" in out.getvalue()
+    assert leave_out([pack], work, out, False) == [pack] and "1 variant will be slow" in out.getvalue()
 
 
 def fake_work(spilled: dict[str, int], tmp_path: Path, changed: Callable[[Plan], Plan]) -> tuple[PlannedPack, Work]:
@@ -670,7 +674,10 @@ def test_dry_run_counts_what_is_left_out(cache, tmp_path):
     assert "8 combinations, 2 excluded, 4 left out, 2 variants, 2 launches" in out.getvalue()
 
 
-def test_predictions_come_from_what_is_known(built, cache, tmp_path):
+def test_predictions_come_from_what_is_known(built, cache, tmp_path, monkeypatch):
+    """The same function's mean; of a function that is new the mean of its kind, which is what else is in the cache."""
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(2)))
     work = find_work([planned(SM90, tmp_path)], cache)
     keys = [k for k, s in work.sources.items() if s.fn is unit_kernels.scale_add]
     known = [work.done[k] for k in keys[1:]]
@@ -678,10 +685,87 @@ def test_predictions_come_from_what_is_known(built, cache, tmp_path):
     size, seconds = predict(work, jobs=2)
     mean_size = sum(len(a.compressed) for a in known) / len(known)
     mean_seconds = sum(a.seconds for a in known) / len(known)
-    others = len(work.missing) - 1
-    in_cache = sum(len(a.compressed) for a in known) + mean_size + others * 12_000
+    in_cache = sum(len(a.compressed) for a in known) + len(work.missing) * mean_size
     assert size == pytest.approx(in_cache * share_of_zlib(len(work.sources)))
-    assert seconds == pytest.approx((mean_seconds + others) / 2)
+    assert seconds == pytest.approx(len(work.missing) * mean_seconds / 2)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "cores", "load", "seconds"),
+    [(1, 8, 0.0, 8.0), (4, 8, 0.0, 2.0), (8, 2, 0.0, 4.0), (2, 2, 2.0, 8.0), (4, 8, 4.0, 2.0), (99, 8, 0.0, 1.0)],
+)
+def test_predictions_count_the_cores_and_what_else_runs(cache, tmp_path, monkeypatch, jobs, cores, load, seconds):
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr("tk.aot.build.KINDS", (("", 1.0, 1),))
+    work = find_work([planned(SM90, tmp_path)], Cache(tmp_path / "empty"))
+    work.sources = dict(list(work.sources.items())[:8])
+    assert len(work.missing) == 8
+    assert predict(work, jobs)[1] == pytest.approx(seconds)
+
+
+def test_kinds_are_told_apart_by_their_modules():
+    from tk.kernels.attention.decode import attention_decode
+    from tk.kernels.attention.hopper_forward import attention_hopper_forward
+    from tk.kernels.mm.pointer import mm_pointer
+
+    def kind(fn):
+        return kind_of(SimpleNamespace(fn=fn))
+
+    functions = (attention_hopper_forward, attention_decode, mm_pointer, unit_kernels.scale_add)
+    assert list(map(kind, functions)) == [name for name, *_ in KINDS]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.2, "0 s"), (31.0, "31 s"), (110.0, "2 min"), (3600.0, "60 min"), (9000.0, "2.5 h")]
+)
+def test_durations(seconds, said):
+    assert duration(seconds) == said
+
+
+def test_a_build_begins_with_what_it_does(cache, tmp_path):
+    """In ten lines, however many ops there are."""
+    out = io.StringIO()
+    pack = planned(SM90, tmp_path / "x.tkpack")
+    (op,) = pack.ops
+    ops = []
+    for i in range(9):
+        family = replace(op.grid.family, op=replace(op.grid.op, name=f"op{i}"))
+        ops.append(replace(op, grid=replace(op.grid, family=family)))
+    work = find_work([pack], Cache(tmp_path / "empty"))
+    describe_build([replace(pack, ops=tuple(ops))], work, 2, out)
+    lines = out.getvalue().splitlines()
+    assert lines[:3] == ["9 ops for sm90", "  op0: 14 variants", "  op1: 14 variants"]
+    assert lines[5] == "  and 5 more ops: 70 variants"
+    launches = f"{len(work.sources)} launches; about "
+    assert re.fullmatch(launches + r"0\.\d MB and \d+ s with 2 jobs", lines[6])
+    assert len(lines) == 7
+
+
+def test_where_nobody_looks_progress_is_a_line_every_few_seconds(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    out = io.StringIO()
+    progress = Progress(100, out)
+    for i in range(100):
+        now[0] += 1.0
+        progress.step(f"kernel{i}", failed=0)
+    progress.finish()
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "6/100 compiled, 94 s left"
+    assert lines[-2:] == ["100/100 compiled, 0 s left", "100 compiled in 100 s"]
+    assert 15 <= len(lines) <= 20
+
+
+def test_the_end_of_a_build_names_nothing_that_was_left_out(cache, tmp_path):
+    kernel = kernel_of(spilling, num_warps=1, maxnreg=32, max_spill_bytes=64)
+    kernel = replace(kernel, plan=lambda point, plan=kernel.plan: replace(plan(point), droppable=point.dtype == 0))
+    pack = plan_pack([Family(OP, (kernel,), lambda k, p: True)], SM80, tmp_path / "x.tkpack")
+    out = io.StringIO()
+    build([pack], cache, jobs=1, out=out, any_variant=True)
+    assert "sm80: 1 variant left out; others take their calls: " in out.getvalue()
+    assert "dtype=0" not in out.getvalue()
+    assert re.search(r"1 launch spills registers, the most \d+ bytes: spilling of spilling\[dtype=1", out.getvalue())
 
 
 # --- The command ---
@@ -711,7 +795,7 @@ def test_the_command_fails_with_a_message(tmp_path, monkeypatch, capsys):
         ([tmp_path / "bad.py"], "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
         ([tmp_path / "gone.py"], "there is no such file"),
         ([unit_kernels.__file__, "--arch", "hopper"], "'hopper' names no architecture"),
-        ([], "say with -o into which folder"),
+        (["--all"], "say with -o into which folder"),
     ):
         assert run(parser.parse_args(list(map(str, args)))) == 1
         assert message in capsys.readouterr().err
@@ -736,6 +820,19 @@ def test_arguments_that_choose_nothing_say_what_there_is(dry_run, tmp_path, monk
         said = capsys.readouterr()
         assert message in said.err and not said.out
     assert not list(tmp_path.glob("made/*"))
+
+
+@pytest.mark.parametrize("arguments", [[], ["--arch", "90"], ["-o", "there"]])
+def test_without_a_file_it_says_what_it_would_do(arguments, tmp_path, monkeypatch, capsys):
+    """All kernels take an hour: nobody is to start that by leaving a name out."""
+    monkeypatch.setattr("tk.aot.command.package_families", lambda debug: pytest.fail("traced"))
+    monkeypatch.chdir(tmp_path)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert run(parser.parse_args(arguments)) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("tk build: no FILE.py is named.") and "tk build --all -o FOLDER" in said
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_written_is_said_before_anything_is_compiled(tmp_path, monkeypatch, capsys):

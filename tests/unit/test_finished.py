@@ -71,7 +71,7 @@ def test_a_finished_build_traces_nothing(
     monkeypatch.setattr(command, "definitions", lambda families: b"")
     monkeypatch.setattr(command, "build", build)
     args = argparse.Namespace(show=None, arch="90", jobs=1, files=[], out=tmp_path, dry_run=False, debug=False,
-                              sample=True, only=None, roots=tmp_path / "roots.inc")  # fmt: skip
+                              all=True, sample=True, only=None, roots=tmp_path / "roots.inc")  # fmt: skip
     assert command.run(args) == command.run(args) == 0
     assert len(made) == 1
     assert "sm90.tkpack, ops.tkpack, roots.inc: nothing has changed" in capsys.readouterr().out

@@ -9,4 +9,5 @@ parser = argparse.ArgumentParser(
     prog="python -m tk.aot", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
 )
 add_arguments(parser)
+parser.set_defaults(all=True)
 sys.exit(run(parser.parse_args()))

@@ -9,6 +9,7 @@ Nothing is written when anything else failed; all failures are listed by name.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -29,8 +30,14 @@ from tk.aot.pack import PackWriter, read_pack, roots_line
 from tk.aot.pool import run as run_pool
 from tk.aot.spec import Family
 
-# What a launch takes before anything is known of it: a matrix product's cubin on one core.
-DEFAULT_SECONDS, DEFAULT_BYTES = 1.0, 12_000
+# What a launch takes before the cache has any of its kind: seconds of one core of an AMD EPYC, and compressed bytes, by
+# the module of its function, the first that fits. Means over the sample for sm_90; generated: of examples/my_ops.py.
+KINDS = (
+    ("tk.kernels.attention.hopper_", 3.0, 40_000),
+    ("tk.kernels.attention.", 1.1, 20_000),
+    ("tk.kernels.", 0.6, 12_000),
+    ("", 0.13, 4_300),
+)
 
 # Shared memory of a block, bytes, by architecture (CUDA programming guide, technical specifications).
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448,
@@ -180,8 +187,15 @@ def compile_missing(work: Work, cache: Cache, jobs: int, out: TextIO) -> None:
     progress.finish()
 
 
+def duration(seconds: float) -> str:
+    """As a person says it."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 class Progress:
-    """A bar on a terminal; elsewhere a line at every tenth, and one a minute."""
+    """A bar on a terminal; elsewhere a line every five seconds, of a long build twenty lines or so."""
 
     def __init__(self, total: int, out: TextIO):
         self.total, self.out, self.done = total, out, 0
@@ -191,11 +205,11 @@ class Progress:
         self.done += 1
         now = time.monotonic()
         left = (now - self.start) / self.done * (self.total - self.done)
-        status = f"{self.done}/{self.total} compiled{f', {failed} FAILED' if failed else ''}, {left:.0f} s left"
+        status = f"{self.done}/{self.total} compiled{f', {failed} FAILED' if failed else ''}, {duration(left)} left"
         if self.out.isatty():
             width = 30 * self.done // self.total
             self.out.write(f"\r\x1b[K[{'=' * width}{' ' * (30 - width)}] {status}  {name[:60]}")
-        elif 10 * self.done // self.total > 10 * (self.done - 1) // self.total or now - self.last > 60:
+        elif self.done == self.total or now - self.last > max(5.0, (now - self.start) / 20):
             self.last = now
             self.out.write(f"{status}\n")
         self.out.flush()
@@ -236,8 +250,12 @@ def leave_out(packs: Sequence[PlannedPack], work: Work, out: TextIO, any_variant
                     failures.update({str(f): f for f in found})
             names = {p.variant.name for p in serving}
             ops.append(replace(op, variants=tuple(p for p in op.variants if p.variant.name in names)))
-        _report(pack, f"{len(dropped)} variants left out; others take their calls", dropped, out)
-        _report(pack, f"{len(slow)} variants will be slow; no other takes their calls", slow, out)
+        told = f"{_counted(len(dropped), 'variant')} left out; others take their calls"
+        if dropped and any_variant:  # nobody asked for these: the reason is enough
+            out.write(f"{pack.target.name}: {told}: {summary(dropped[0].error)}\n")
+        else:
+            _report(pack, told, dropped, out)
+        _report(pack, f"{_counted(len(slow), 'variant')} will be slow; no other takes their calls", slow, out)
         left.append(replace(pack, ops=tuple(ops)))
     if failures:
         raise BuildFailed(sorted(failures.values(), key=lambda f: f.name))
@@ -335,7 +353,7 @@ def build(packs: Sequence[PlannedPack], cache: Cache, jobs: int, roots: Path | N
         raise BuildError(f"nothing to build for {', '.join(empty)}")
     start = time.monotonic()
     work = find_work(packs, cache)
-    out.write(f"{len(work.sources)} launches, {len(work.done)} of them in the cache\n")
+    describe_build(packs, work, jobs, out)
     compile_missing(work, cache, jobs, out)
     packs = leave_out(packs, work, out, any_variant)
     lines = []
@@ -345,22 +363,53 @@ def build(packs: Sequence[PlannedPack], cache: Cache, jobs: int, roots: Path | N
         write_if_changed(pack.path, data)
         lines.append(roots_line(pack.path, checked))
         variants = sum(len(op.variants) for op in pack.ops)
-        out.write(f"{pack.path}: {variants} variants, {len(checked.images)} images, {len(data) / 1e6:.2f} MB\n")
+        out.write(
+            f"{pack.path}: {_counted(variants, 'variant')}, {len(checked.images)} images, {len(data) / 1e6:.2f} MB\n"
+        )
     if ops is not None:
         path, data = ops
         write_if_changed(path, data)
         lines.append(roots_line(path, read_pack(data)))
     if roots is not None:
         write_if_changed(roots, "".join(lines).encode())
-    _report_spills(work, out)
+    _report_spills(packs, work, out)
     out.write(f"done in {time.monotonic() - start:.1f} s\n")
 
 
-def _report_spills(work: Work, out: TextIO) -> None:
-    spilled = [(a.spill_bytes, work.names[key]) for key, a in work.done.items() if a.spill_bytes]
+_MOST_OPS = 4  # that a build's beginning lists
+
+
+def describe_build(packs: Sequence[PlannedPack], work: Work, jobs: int, out: TextIO) -> None:
+    """What will be compiled: the ops with most variants by name, and how long it may take."""
+    variants: Counter[str] = Counter()
+    for pack in packs:
+        variants.update({op.grid.op.name: len(op.variants) for op in pack.ops if op.variants})
+    out.write(f"{_counted(len(variants), 'op')} for {', '.join(p.target.name for p in packs)}\n")
+    for name, count in variants.most_common(_MOST_OPS):
+        out.write(f"  {name}: {_counted(count, 'variant')}\n")
+    if len(variants) > _MOST_OPS:
+        rest = variants.total() - sum(count for _, count in variants.most_common(_MOST_OPS))
+        out.write(f"  and {_counted(len(variants) - _MOST_OPS, 'more op')}: {_counted(rest, 'variant')}\n")
+    size, seconds = predict(work, jobs)
+    cached = f", {len(work.done)} of them in the cache" if work.done else ""
+    out.write(f"{_counted(len(work.sources), 'launch', 'launches')}{cached}; about {size / 1e6:.1f} MB and "
+              f"{duration(seconds)} with {_counted(jobs, 'job')}\n")  # fmt: skip
+    out.flush()
+
+
+def _counted(n: int, one: str, many: str | None = None) -> str:
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def _report_spills(packs: Sequence[PlannedPack], work: Work, out: TextIO) -> None:
+    """Of what was written: `packs` are without what was left out."""
+    written = {s.key: f"{s.fn.__name__} of {planned.variant.name}" for planned, s in _planned_sources(packs)}
+    spilled = [(work.done[key].spill_bytes, name) for key, name in written.items() if work.done[key].spill_bytes]
     if spilled:
         most, name = max(spilled)
-        out.write(f"{len(spilled)} launches spill registers, the most {most} bytes: {name}\n")
+        out.write(
+            f"{_counted(len(spilled), 'launch spills', 'launches spill')} registers, the most {most} bytes: {name}\n"
+        )
 
 
 # --- Dry run ---
@@ -375,7 +424,7 @@ def dry_run(packs: Sequence[PlannedPack], cache: Cache, jobs: int, out: TextIO =
                 _describe_kernel(pack, op, kernel.name, work, out)
     size, seconds = predict(work, jobs)
     out.write(f"\n{len(work.sources)} distinct launches, {len(work.done)} in the cache; predicted {size / 1e6:.1f} MB, "
-              f"{seconds:.0f} s with {jobs} jobs\n")  # fmt: skip
+              f"{duration(seconds)} with {_counted(jobs, 'job')}\n")  # fmt: skip
 
 
 def _describe_kernel(pack: PlannedPack, op: PlannedOp, kernel: str, work: Work, out: TextIO) -> None:
@@ -399,18 +448,33 @@ def _describe_kernel(pack: PlannedPack, op: PlannedOp, kernel: str, work: Work, 
 
 
 def predict(work: Work, jobs: int) -> tuple[float, float]:
-    """(bytes, seconds) of a build: known where the cache has it, else the mean of the same function's, else a guess."""
-    bytes_of = _mean_by_function(work, lambda a: len(a.compressed), DEFAULT_BYTES)
-    seconds_of = _mean_by_function(work, lambda a: a.seconds, DEFAULT_SECONDS)
+    """(bytes, seconds) of a build: known where the cache has it, else the mean of the same function's, else of its
+    kind's, else a guess."""
     missing = work.missing
+    bytes_of = _mean_of(work, lambda a: len(a.compressed), {kind: size for kind, _, size in KINDS})
+    seconds_of = _mean_of(work, lambda a: a.seconds, {kind: seconds for kind, seconds, _ in KINDS})
     size = sum(len(a.compressed) for a in work.done.values()) + sum(bytes_of(work.sources[k]) for k in missing)
-    seconds = sum(seconds_of(work.sources[k]) for k in missing) / max(1, min(jobs, len(missing)))
+    of_one_core = sum(seconds_of(work.sources[k]) for k in missing)
+    seconds = of_one_core / cores_for(min(jobs, len(missing))) if missing else 0.0
     return size * share_of_zlib(len(work.sources)), seconds
 
 
-def _mean_by_function(work: Work, figure: Callable[[Artifact], float], default: float) -> Callable[[Source], float]:
+def cores_for(jobs: int) -> float:
+    """How many cores so many processes get, beside what else runs now."""
+    return min(jobs, len(os.sched_getaffinity(0)) * jobs / (jobs + os.getloadavg()[0]))
+
+
+def kind_of(source: Source) -> str:
+    return next(kind for kind, *_ in KINDS if (source.fn.__module__ or "").startswith(kind))
+
+
+def _mean_of(
+    work: Work, figure: Callable[[Artifact], float], guesses: Mapping[str, float]
+) -> Callable[[Source], float]:
+    """By function, else by kind."""
     known: dict[object, list[float]] = {}
     for key, artifact in work.done.items():
-        known.setdefault(work.sources[key].fn, []).append(figure(artifact))
-    means = {fn: sum(v) / len(v) for fn, v in known.items()}
-    return lambda source: means.get(source.fn, default)
+        for group in (work.sources[key].fn, kind_of(work.sources[key])):
+            known.setdefault(group, []).append(figure(artifact))
+    means = dict[object, float](guesses) | {group: sum(v) / len(v) for group, v in known.items()}
+    return lambda source: means.get(source.fn, means[kind_of(source)])

@@ -29,7 +29,8 @@ class Artifact:
     """A compiled launch: the image, and what its launch needs to know of it.
 
     entry: the kernel's symbol. threads: of a block. shared, *_scratch: bytes. tensor_maps: one entry for each tensor
-    map parameter, as the compiler's metadata has it. spill_bytes: stores and loads of registers that did not fit."""
+    map parameter, as the compiler's metadata has it. spill_bytes: stores and loads of registers that did not fit.
+    seconds: of one core, to compile it."""
 
     entry: str
     threads: int

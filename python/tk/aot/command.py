@@ -59,6 +59,8 @@ def _run(args: argparse.Namespace) -> None:
         return
     targets = list(dict.fromkeys(Target.parse(text) for text in args.arch.split(",")))
     jobs = args.jobs or default_jobs()
+    if not (args.files or args.all or args.sample or args.only or args.dry_run):
+        raise SelectsNothing(_ALL)
     check_files(args.files)
     paths = pack_paths(targets, args.files, args.out) if not args.dry_run else []
     if not args.dry_run:
@@ -70,6 +72,8 @@ def _run(args: argparse.Namespace) -> None:
         if args.files:
             packs = _planned(args, file_families(args.files, args.debug), targets, paths)
             build(packs, cache, jobs, args.roots, any_variant=True)
+            named = args.out or Path(args.files[0].stem + ".tkpack")
+            print(f"tk.load_pack({str(named)!r}) loads {'the one for the GPU' if len(paths) > 1 else 'it'}")
             return
         outputs = [*paths, args.out / "ops.tkpack", *([args.roots] if args.roots else [])]
         key = finished.digest([*(t.name for t in targets), str(args.sample), str(args.only), str(args.debug)])
@@ -80,6 +84,14 @@ def _run(args: argparse.Namespace) -> None:
         packs = _planned(args, families, targets, paths)
         build(packs, cache, jobs, args.roots, ops=(args.out / "ops.tkpack", definitions(families)))
         finished.record(cache, key, outputs)
+
+
+_ALL = """\
+no FILE.py is named. Without one the kernels that ship with tk are compiled, all of them: thousands of
+launches for each architecture, which take an hour on a few cores. The wheel has them already.
+  tk build my_ops.py -o my_ops.tkpack      compiles the functions and mods that a file of yours declares
+  tk build --dry-run                       counts what ships with tk, and compiles nothing
+  tk build --all -o FOLDER                 compiles it"""
 
 
 def _dry_run(args: argparse.Namespace, cache: Cache, targets: Sequence[Target], jobs: int) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 DESCRIPTION = """\
 Compile kernels ahead of time into packs, one file for each architecture.
 
-Without FILE: the kernels that ship with tk, into the folder OUT, as sm80.tkpack and so on. With FILE: the functions
-that the user's file puts under @tk.op, and its FAMILY or FAMILIES, into OUT (default FILE's name with .tkpack), or
-OUT.sm80.tkpack and so on when there are several architectures. The same inputs and compiler give the same bytes.
+With FILE: the functions that the user's file puts under @tk.op, the mods that it registers, and its FAMILY or
+FAMILIES, into OUT (default FILE's name with .tkpack), or OUT.sm80.tkpack and so on when there are several
+architectures. With --all: the kernels that ship with tk, into the folder OUT, as sm80.tkpack and so on; --sample and
+--only choose some of them. The same inputs and compiler give the same bytes.
 
 TK_CACHE_DIR: where compiled launches are kept (default ~/.cache/tk). TK_JOBS: how many are compiled at once.
 """
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--out", type=Path, help="the pack, or the folder for the package's own packs")
     parser.add_argument("--arch", default="80,90", help="architectures: 80, 90, …, ptx80 for PTX (default %(default)s)")
+    parser.add_argument("--all", action="store_true", help="without FILE: the kernels that ship with tk, all of them")
     parser.add_argument("--sample", action="store_true", help="only the sample that tests compile")
     parser.add_argument("--only", metavar="REGEX", help="only variants whose name matches (--dry-run counts them)")
     parser.add_argument("--jobs", type=positive, help="compilations at once (default TK_JOBS, else the cores)")
