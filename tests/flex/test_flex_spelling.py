@@ -67,6 +67,15 @@ MASKS: dict[str, tuple[Any, list[Callable[..., Any]]]] = {
         lambda b, h, q, k: q - k > -1, lambda b, h, q, k: torch.logical_and(q >= k, k < q + 1),
         lambda b, h, q, k: torch.sub(k, q).le(0), lambda b, h, q, k: torch.logical_not(q - k <= -1),
         lambda b, h, q, k: (q >= k) == True, lambda b, h, q, k: -q <= -k,  # noqa: E712
+        lambda b, h, q, k: (q > k) | (q == k), lambda b, h, q, k: (k == q) | (k < q),
+        lambda b, h, q, k: ~((k > q) & (q != k)),
+        lambda b, h, q, k: torch.gt(q, k).logical_or(torch.eq(k, q)), lambda b, h, q, k: (q - k == 0) | (q - k > 0),
+        lambda b, h, q, k: (q == k) | (q == k + 1) | (q > k + 1), lambda b, h, q, k: (q == k + 7) | (q >= k),
+        lambda b, h, q, k: (q >= k) & (k <= q + 3), lambda b, h, q, k: (q - k >= -1) & (k != q + 1),
+    ]),
+    "before": (lambda b, h, q, k: k < q, [
+        lambda b, h, q, k: (k <= q) & (k != q), lambda b, h, q, k: ~((k > q) | (k == q)),
+        lambda b, h, q, k: (k - q <= 1) & (q != k) & (k - q != 1), lambda b, h, q, k: (q > k) & (q != k),
     ]),
     "window": (mods.sliding_window(W), [
         gym_window, lambda b, h, q, k: (q - k < W) & (k <= q), lambda b, h, q, k: (k <= q) & (k > q - W),
@@ -90,7 +99,8 @@ MASKS: dict[str, tuple[Any, list[Callable[..., Any]]]] = {
         lambda b, h, q, k: k <= q + OFFSET, lambda b, h, q, k: k - OFFSET <= q, lambda b, h, q, k: OFFSET + q >= k,
         lambda b, h, q, k: q >= k - OFFSET, lambda b, h, q, k: q - k >= -OFFSET, lambda b, h, q, k: ~(k > q + OFFSET),
         lambda b, h, q, k: k <= q + ON_HOST, lambda b, h, q, k: ON_HOST * 1 + q >= k,
-        lambda b, h, q, k: k - q <= ON_HOST,
+        lambda b, h, q, k: k - q <= ON_HOST, lambda b, h, q, k: (k < q + OFFSET) | (k == q + OFFSET),
+        lambda b, h, q, k: (q - k == -OFFSET) | ~(k >= OFFSET + q),
     ]),
     "offset_of_tensor": (offset_of(mods.causal, T), [
         lambda b, h, q, k: k <= q + T, lambda b, h, q, k: T + q >= k, lambda b, h, q, k: ~(k > q + T),
@@ -187,6 +197,19 @@ def random_bool(rng: random.Random, depth: int) -> str:
                        f"torch.logical_and({a}, {b})", f"(({a}) == False)", f"(({a}) != ({b}))"])  # fmt: skip
 
 
+def random_bounds(rng: random.Random) -> str:
+    """Of one difference, or of its opposite."""
+
+    def one() -> str:
+        number = rng.choice([*map(str, range(-3, 4)), "N1", "(N1 + 1)", "(N1 - 1)"])
+        return f"({rng.choice(['q - k', 'k - q', 'q'])} {rng.choice(['<', '<=', '>', '>=', '==', '!='])} {number})"
+
+    body = one()
+    for _ in range(rng.randint(1, 4)):
+        body = rng.choice([f"({body} | {one()})", f"({one()} & {body})", f"(~{body})"])
+    return body
+
+
 def random_float(rng: random.Random, depth: int) -> str:
     if depth == 0:
         return rng.choice(
@@ -203,19 +226,20 @@ def captured(rng: random.Random) -> dict[str, Any]:
             "F": torch.tensor([0.5, -1.5])}  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["mask", "score"])
+@pytest.mark.parametrize("kind", ["mask", "bounds", "score"])
 def test_no_value_changes(kind: str) -> None:
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)
     b, h, q, k = indices((0, 1), (0, 1), (0, 7), (0, 9), "cpu")
     score = torch.randn(2, 2, 7, 9, generator=torch.Generator().manual_seed(seed))
     for _ in range(150):
-        body = (
-            random_bool(rng, rng.randint(0, 3)) if kind == "mask" else f"s * 0 + {random_float(rng, rng.randint(1, 4))}"
-        )
-        names = "b, h, q, k" if kind == "mask" else "s, b, h, q, k"
+        if kind == "score":
+            body = f"s * 0 + {random_float(rng, rng.randint(1, 4))}"
+        else:
+            body = random_bool(rng, rng.randint(0, 3)) if kind == "mask" else random_bounds(rng)
+        names = "s, b, h, q, k" if kind == "score" else "b, h, q, k"
         mod = eval(f"lambda {names}: {body}", captured(rng))
-        arguments = [b, h, q, k] if kind == "mask" else [score, b, h, q, k]
+        arguments = [score, b, h, q, k] if kind == "score" else [b, h, q, k]
         with torch.no_grad():
             expected = mod(*arguments)
         pair = trace.pair(mod, None) if kind == "score" else trace.pair(None, mod)

@@ -4,7 +4,8 @@
   ``what is added <= what is taken away``, or ``difference <= number``. (They may differ from what was written where
   that passes 32 bits.)
 - A size, ``abs(x) <= n``, is compared as ``x <= n`` and ``-x <= n``.
-- Of bools, negations stand at what is compared, and ``&`` and ``|`` have their operands once and in one order.
+- Of bools, negations stand at what is compared, and ``&`` and ``|`` have their operands once and in one order, with one
+  bound of a sum: ``x < n | x == n`` is ``x <= n``.
 - Of floats, operands of ``+`` and ``*`` stand in one order and signs in front. No sum is put together in another way.
 - What is made of captured numbers alone is one number, which the call works out: kernels are given ``height - kernel``.
 """
@@ -307,10 +308,46 @@ class Normal:
                 found[x] = None
         if not found:
             return neutral
-        first, *rest = sorted(found, key=self._key)
+        first, *rest = sorted(self._absorbed(list(found), is_or=decisive), key=self._key)
         for x in rest:
             first = self._truth(target, first, x)
         return first
+
+    def _absorbed(self, conditions: list[fx.Node], is_or: bool) -> list[fx.Node]:
+        """What bounds one sum as one bound, with the points that it has or ends at: ``x < n | x == n`` is ``x <= n``,
+        and ``x <= n & x != n`` is ``x < n``."""
+        given: dict[Any, fx.Node] = {}
+        bounds: dict[Any, Sum] = {}
+        points, found = [], []
+        for x in conditions:
+            name, d = self._difference(x)
+            if name == "le":
+                key = _but_constant(d)
+                given[key, d.constant] = x
+                held = bounds.setdefault(key, d)
+                held.constant = (min if is_or else max)(held.constant, d.constant)
+            elif name == ("eq" if is_or else "ne"):
+                points.append((x, d))
+            else:
+                found.append(x)
+        n_points = -1
+        while n_points != len(points):  # where one was absorbed, another one may stand next
+            n_points = len(points)
+            points = [(x, d) for x, d in points if not _absorbs(bounds, d, is_or)]
+        found += [x for x, _ in points]
+        for key, d in bounds.items():
+            x = given.get((key, d.constant)) or self._compared("le", d, Sum())
+            assert x is not None  # a sum without atoms is no comparison
+            found.append(x)
+        return found
+
+    def _difference(self, x: fx.Node) -> tuple[str, Sum]:
+        """Of a comparison of integers: "le", "eq" or "ne", and what is compared with 0; else ""."""
+        name = x.target.overloadpacket.__name__ if x.op == "call_function" else ""  # type: ignore[union-attr]
+        if name not in ("le", "ge", "eq", "ne") or not all(map(_is_int, x.args)):
+            return "", Sum()
+        a, b = (self._sum_of(y) for y in (x.args[::-1] if name == "ge" else x.args))
+        return "le" if name == "ge" else name, Sum().add(a).add(b, -1)
 
     def _not(self, x: fx.Node) -> fx.Node:
         name = x.target.overloadpacket.__name__ if x.op == "call_function" else ""  # type: ignore[union-attr]
@@ -451,6 +488,25 @@ class Normal:
                 text = f"{x.target.overloadpacket.__name__}({','.join(key for key, _ in parts)})"  # type: ignore[union-attr]
                 self.keys[x] = _short(text), _short("".join(dtypes for _, dtypes in parts))
         return self.keys[x]
+
+
+def _but_constant(of: Sum) -> Any:
+    return frozenset(of.atoms.items()), frozenset(of.numbers.items())
+
+
+def _absorbs(bounds: Mapping[Any, Sum], point: Sum, is_or: bool) -> bool:
+    """Whether a bound, ``d <= 0``, has the point, or is moved by one so that it has."""
+    for p in (point, Sum().add(point, -1)):
+        d = bounds.get(_but_constant(p))
+        if d is None:
+            continue
+        at = d.constant - p.constant  # what d is there
+        if at == int(is_or):
+            d.constant += -1 if is_or else 1
+            return True
+        if (at <= 0) == is_or:
+            return True
+    return False
 
 
 def _short(text: str) -> str:
