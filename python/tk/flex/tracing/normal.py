@@ -336,9 +336,9 @@ class Normal:
             points = [(x, d) for x, d in points if not _absorbs(bounds, d, is_or)]
         found += [x for x, _ in points]
         for key, d in bounds.items():
-            x = given.get((key, d.constant)) or self._compared("le", d, Sum())
-            assert x is not None  # a sum without atoms is no comparison
-            found.append(x)
+            bound = given.get((key, d.constant)) or self._compared("le", d, Sum())
+            assert bound is not None  # it is None of a sum without atoms, which is no comparison
+            found.append(bound)
         return found
 
     def _difference(self, x: fx.Node) -> tuple[str, Sum]:
