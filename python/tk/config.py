@@ -50,6 +50,19 @@ def _bits(mode: int, changes: Mapping[str, bool | None]) -> int:
     return mode
 
 
+def _check_modes(function: str, changes: Mapping[str, bool | None]) -> None:
+    """A text would turn a mode on, "no" too."""
+    for name, wanted in changes.items():
+        if not isinstance(wanted, bool | None):
+            accepted = "True, False or None, which leaves it as it is"
+            raise TypeError(f"tk.config.{function}: {name} is {wanted!r}, must be {accepted}")
+
+
+def _check_switch(function: str, enabled: bool) -> None:
+    if not isinstance(enabled, bool):
+        raise TypeError(f"tk.config.{function}: enabled is {enabled!r}, must be True or False")
+
+
 @contextmanager
 def _holding(state: State) -> Iterator[None]:
     token = _state.set(state)
@@ -77,6 +90,7 @@ def modes(
     changes = dict(
         deterministic=deterministic, batch_invariant=batch_invariant, strict=strict, static_weights=static_weights
     )
+    _check_modes("modes", changes)
     state = current()
     with _holding(replace(state, mode=_bits(state.mode, changes))):
         yield
@@ -84,21 +98,25 @@ def modes(
 
 def deterministic(enabled: bool = True) -> AbstractContextManager[None]:
     """``modes(deterministic=enabled)``."""
+    _check_switch("deterministic", enabled)
     return modes(deterministic=enabled)
 
 
 def batch_invariant(enabled: bool = True) -> AbstractContextManager[None]:
     """``modes(batch_invariant=enabled)``."""
+    _check_switch("batch_invariant", enabled)
     return modes(batch_invariant=enabled)
 
 
 def strict(enabled: bool = True) -> AbstractContextManager[None]:
     """``modes(strict=enabled)``."""
+    _check_switch("strict", enabled)
     return modes(strict=enabled)
 
 
 def static_weights(enabled: bool = True) -> AbstractContextManager[None]:
     """``modes(static_weights=enabled)``."""
+    _check_switch("static_weights", enabled)
     return modes(static_weights=enabled)
 
 
@@ -112,6 +130,8 @@ def override(op: str, config: str | int | None) -> Iterator[None]:
     """
     if not isinstance(op, str):
         raise TypeError(f"tk.config.override: op must be a string, is {op!r}")
+    if isinstance(config, bool) or not isinstance(config, str | int | None):
+        raise TypeError(f"tk.config.override: config must be a config's name or number, or None, is {config!r}")
     state = current()
     overrides = {name: pinned for name, pinned in state.overrides.items() if name != op}
     if config is not None:
@@ -140,6 +160,7 @@ class build_missing(AbstractContextManager[None]):
 
     def __init__(self, enabled: bool = True):
         global _builds
+        _check_switch("build_missing", enabled)
         self._before, _builds = _builds, enabled
 
     def __exit__(self, *_: object) -> None:
@@ -159,4 +180,5 @@ def set_default_modes(
     changes = dict(
         deterministic=deterministic, batch_invariant=batch_invariant, strict=strict, static_weights=static_weights
     )
+    _check_modes("set_default_modes", changes)
     _default = replace(_default, mode=_bits(_default.mode, changes))

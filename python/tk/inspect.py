@@ -81,9 +81,10 @@ def explain(op: str, *args: Any, arch: int | str | None = None, **kwargs: Any) -
     any device, such as "meta". Raises ValueError for another.
     """
     describe = here.describe if arch is None else partial(described.describe, described.gpu(arch))
+    function = _wrapper(op)
     try:
         with _leaving_no_trace(op, args, kwargs) as (args, kwargs):
-            found = describe(_wrapper(op), *args, **kwargs)
+            found = describe(function, *args, **kwargs)
     except errors.VariantNotFoundError as error:  # of attention: no pack has an op for these mods
         return Explanation(op, None, None, Candidates(), str(error), False)
     if found is None:
@@ -118,6 +119,9 @@ def load_pack(path: str | os.PathLike[str]) -> None:
     """
     if not isinstance(path, str | bytes | os.PathLike):
         raise TypeError(f"tk.load_pack: path must be a str or a path, is {path!r}")
+    if not path or os.path.isdir(path):
+        what = "is a folder" if path else "is empty"
+        raise errors.PackError(f"tk.load_pack: path {str(path)!r} {what}; name a pack, such as 'my.tkpack'")
     status = ctypes.c_int()
     error = _library.ops().tk_ops_load_pack(os.fsencode(path), status)
     if error is not None:
@@ -204,6 +208,9 @@ def functions() -> list[str]:
 def _wrapper(op: str) -> Callable[..., Any]:
     import tk
 
+    if not isinstance(op, str):
+        name = getattr(op, "__name__", "mm")
+        raise TypeError(f"tk.explain: op must be the name of a function of tk or of an op, such as {name!r}, is {op!r}")
     own = functions()
     if op in own:
         return getattr(tk, op)

@@ -70,6 +70,7 @@ def test_no_command_is_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain", "softmax", "4x8", "--arch", "91"], "tk explain: there is no described GPU of architecture '91'"),
         (["bench", "sofmax", "4x8"], "tk bench: there is no function, op or family of benchmarks 'sofmax'; did you"),
         (["bench", "atention"], "did you mean attention"),
+        (["bench", "--hlep"], "tk bench: --hlep: a function, an op or a family comes first\ntk bench FUNCTION"),
         (["bench"], ""),
     ],
 )  # fmt: skip

@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
         return 0 if args.rest else 2
     root = _source_tree()
     first = args.rest[0]
+    if first.startswith("-") and root is not None:
+        raise Usage(f"{first}: a function, an op or a family comes first\n{USAGE}")
     if not first.startswith("-") and first not in FAMILIES:
         known = (*inspect.functions(), *register.names(), *FAMILIES)
         raise unknown("function, op or family of benchmarks", first, known)

@@ -51,7 +51,9 @@ def use(model: nn.Module, *, only_faster: bool = True) -> Report:
         tk.UnsupportedError: it is on a device that is neither the CPU nor a CUDA GPU.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"tk.use: model must be a torch.nn.Module, is {type(model).__name__}")
+        is_class = isinstance(model, type)
+        given = f"the class {model.__name__}: make one first" if is_class else type(model).__name__
+        raise TypeError(f"tk.use: model must be a torch.nn.Module, is {given}")
     return _use(model, _target(model, only_faster))
 
 

@@ -99,7 +99,7 @@ def _with_function(fn: Any, texts: Mapping[str, Any]) -> str:
 
 def _signature(fn: Callable[..., Any], texts: Mapping[str, Declaration]) -> Signature:
     if not inspect.isfunction(fn):
-        raise SignatureError(f"{fn!r} is no plain function")
+        raise SignatureError(f"a {type(fn).__name__} is no plain function: write a def that calls it")
     if refusals.are_kept() and not fn.__name__.isidentifier():  # a build, whose op would be called so
         raise SignatureError("a lambda has no name that an op could have: write a def")
     refusals.check_once(fn.__module__, fn.__name__, _where(fn))

@@ -244,7 +244,9 @@ def _choice(name: str, values: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _said(value: Any) -> str:
-    """As a program writes it: float, not <class 'float'>."""
+    """As a program writes it, in one short line: float, not <class 'float'>, and no tensor's contents."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of {value.dtype} {list(value.shape)}"
     return value.__name__ if isinstance(value, type) else repr(value)
 
 

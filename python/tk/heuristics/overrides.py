@@ -31,8 +31,11 @@ def find(op: str, first: Tensor) -> tuple[int, int]:
     return state.mode, number(op, state.overrides[op], first)
 
 
-def number(op: str, wanted: str | int, first: Tensor) -> int:
-    """The number of a config; CHOOSE on the CPU, where nothing is chosen."""
+def number(op: str, wanted: str | int, first: Tensor, function: str | None = None) -> int:
+    """The number of a config; CHOOSE on the CPU, where nothing is chosen. function: the caller's name, where it is not
+    the op's."""
+    if isinstance(wanted, bool) or not isinstance(wanted, str | int):
+        raise TypeError(f"tk.{function or op}: config must be a config's name or number, or None, is {wanted!r}")
     if isinstance(wanted, int):
         return wanted
     return _number_of(op, wanted) if first.is_cuda else CHOOSE

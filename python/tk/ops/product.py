@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tk import config as _config
 from tk import errors
+from tk._names import did_you_mean
 from tk.heuristics import overrides
 from tk.ops import _register
 
@@ -70,13 +71,13 @@ def settings(
     """
     mode, pinned = overrides.find(op, first)
     if config is not None:
-        pinned = overrides.number(op, config, first)
+        pinned = overrides.number(op, config, first, function)
     if not mode and pinned < 0 and activation == "none" and out_dtype is None and precision is None:
         return ()
     function = function or op
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        same = "; swish is 'silu'" if activation == "swish" else ""
-        raise ValueError(f"tk.{function}: activation is {activation!r}, must be one of {', '.join(ACTIVATIONS)}{same}")
+        raise ValueError(f"tk.{function}: activation is {activation!r}, must be one of {', '.join(ACTIVATIONS)}"
+                         f"{_same_activation(activation)}")  # fmt: skip
     if not isinstance(precision, str | None) or precision not in PRECISIONS:
         raise ValueError(f"tk.{function}: precision is {precision!r}, must be 'ieee', 'tf32' or None")
     if not isinstance(out_dtype, torch.dtype | None):
@@ -111,6 +112,20 @@ def explained(error: Exception, op: str, optional: Sequence[str] = ("bias",), **
 
 
 # --- Shapes ---
+
+
+def _same_activation(given: Any) -> str:
+    """What was meant by a function or module of torch, by None, or by another's name."""
+    name = given if isinstance(given, str) else "none" if given is None else _name_of(given)
+    ours = {"swish": "silu"}.get(name.lower(), name.lower())
+    if ours not in ACTIVATIONS:
+        question = did_you_mean(ours, ACTIVATIONS, 0.6)
+        return f"; {question}" if question else ""
+    return f"; {name if isinstance(given, str) else 'that'} is {ours!r}"
+
+
+def _name_of(given: Any) -> str:
+    return str(getattr(given, "__name__", type(given).__name__))
 
 
 def empty(like: Tensor, sizes: Sequence[Any], activation: int, out_dtype: torch.dtype | None, *settings: int) -> Tensor:
