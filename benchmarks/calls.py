@@ -316,6 +316,37 @@ def _embedding(room: Room) -> Arguments:
     return [index, room.tensor((table, width))], {}
 
 
+def _gathered(room: Room) -> Arguments:
+    """Along any dimension, as many as input has there, fewer or more."""
+    shape = room.shape()
+    dim = room.dim(shape)
+    places = min(layouts.log_uniform(room.rng, 1, 2 * shape[dim]), room.elements)
+    sizes = (*shape[:dim], places, *shape[dim % len(shape) + 1 :])
+    dtype = room.rng.choice(("int64", "int64", "int32"))
+    return [room.tensor(shape), dim, room.plain(sizes, dtype, f"below {shape[dim]}")], {}
+
+
+def _scatter_added(room: Room) -> Arguments:
+    (x, dim, index), _ = _gathered(room)
+    return [x, dim, replace(index, dtype="int64"), room.tensor(index.shape)], {}
+
+
+def _index_added(room: Room) -> Arguments:
+    (x, dim, index), _ = _gathered(room)
+    n = index.shape[dim]
+    return [x, dim, room.plain((n,), "int64", f"below {x.shape[dim]}"), room.tensor(index.shape)], {}
+
+
+def _index_put(room: Room) -> Arguments:
+    """At rows, or at places of the first two dimensions, with values for each or one row for all."""
+    shape = room.shape(1, 4)
+    n_indices = room.rng.randint(1, min(2, len(shape)))
+    n = layouts.log_uniform(room.rng, 1, max(1, room.elements // max(1, math.prod(shape[n_indices:]))))
+    indices = [room.plain((n,), "int64", f"below {size}") for size in shape[:n_indices]]
+    values = (n, *shape[n_indices:]) if room.chance(0.8) else shape[n_indices:]
+    return [room.tensor(shape), indices, room.tensor(values), room.chance(0.5)], {}
+
+
 def _rope(room: Room) -> Arguments:
     half = room.rng.choice((32, 64, 64, 128, 48, layouts.log_uniform(room.rng, 1, 160)))
     half = min(half, max(1, room.elements // 4))
@@ -442,6 +473,20 @@ def _stable_topk(x: Tensor, k: int, dim: int, largest: bool) -> Any:
     return tuple(t.narrow(dim, 0, k) for t in _stable_sort(x, dim, largest))
 
 
+def _last_put(x: Tensor, indices: list[Tensor], values: Tensor, accumulate: bool) -> Tensor:
+    """Of several values for one place the last, and, as in torch, the gradient of the place for all of them."""
+    found = torch.index_put(x, indices, values, accumulate)
+    if accumulate:
+        return found
+    places = torch.arange(x.numel(), device=x.device).view(x.shape)[tuple(indices)]
+    order = torch.arange(places.numel(), device=x.device)
+    none = torch.full((x.numel(),), -1, device=x.device)
+    last = none.scatter_reduce(0, places.flatten(), order, "amax").view(x.shape)
+    chosen = values.detach().expand(places.shape).flatten()[last.clamp(min=0)]
+    found.detach().copy_(torch.where(last < 0, x.detach(), chosen))
+    return found
+
+
 def _on_cuda(function: Function) -> Function:
     """Of a function that makes a tensor: on CUDA where there is one."""
     return lambda *args, **kwargs: function(*args, device=device(), **kwargs)
@@ -494,6 +539,10 @@ OPS = (
     Op("dropout", _dropout, _torch_dropout, has_grad=True, is_random=True),
     Op("dropout_add", _dropout_add, _torch_dropout_add, has_grad=True, is_random=True),
     Op("embedding", _embedding, F.embedding, has_grad=True),
+    Op("gather", _gathered, torch.gather, dtypes=NUMBERS, has_grad=True),
+    Op("scatter_add", _scatter_added, torch.scatter_add, dtypes=NUMBERS, has_grad=True),
+    Op("index_add", _index_added, torch.index_add, dtypes=NUMBERS, has_grad=True),
+    Op("index_put", _index_put, torch.index_put, _last_put, dtypes=NUMBERS, has_grad=True),
     Op("rope", _rope, _torch_rope, has_grad=True),
     Op("quantize_fp8", _quantize, _torch_quantize),
     Op("bucketize", _bucketize, torch.bucketize, dtypes=NUMBERS),

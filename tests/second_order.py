@@ -48,6 +48,10 @@ _ROWS = _index(3, 0, 3, 1)
 _ENDS = _index(2, 3)
 
 
+def _places(x: Tensor) -> Tensor:
+    return torch.stack([_index(3, 0, 3, 1, 2, 0)(x), _index(0, 0, 1, 2, 2, 3)(x)])
+
+
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     a, b = x.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else x.chunk(2, -1)
     first, second = a * cos - b * sin, b * cos + a * sin
@@ -129,6 +133,13 @@ def _cases() -> list[Case]:
         Case("sort", lambda x: tk.sort(x, -1, True)[0], lambda x: x.sort(-1, True)[0], row),
         Case("topk", lambda x: tk.topk(x, 2)[0], lambda x: x.topk(2)[0], row),
         Case("embedding", lambda w: tk.embedding(_ROWS(w), w, 1), lambda w: F.embedding(_ROWS(w), w, 1), row),
+        Case("gather", lambda x: tk.gather(x, 0, _places(x)), lambda x: x.gather(0, _places(x)), row),
+        Case("scatter_add", lambda x, y: tk.scatter_add(x, 0, _places(x), y[:2]),
+             lambda x, y: x.scatter_add(0, _places(x), y[:2]), ((4, 6), (4, 6))),
+        Case("index_add", lambda x, y: tk.index_add(x, 0, _places(x)[:, 0], y[:2]),
+             lambda x, y: x.index_add(0, _places(x)[:, 0], y[:2]), ((4, 6), (4, 6))),
+        Case("index_put", lambda x, y: tk.index_put(x, (_places(x)[:, 0],), y[:2]),
+             lambda x, y: x.index_put((_places(x)[:, 0],), y[:2]), ((4, 6), (4, 6))),
         Case("rope", lambda x: tk.rope(x, *_angles(x)), lambda x: _rotated(x, *_angles(x)), ((2, 4, 6),)),
         Case("rope interleaved", lambda x: tk.rope(x, *_angles(x), interleaved=True),
              lambda x: _rotated(x, *_angles(x), interleaved=True), ((2, 4, 6),)),

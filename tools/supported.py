@@ -499,10 +499,11 @@ on CUDA, on the CPU and under `torch.func`. Everything works under `torch.compil
 """
 
 WAYS_NOTES = """
-The same call gives the same bits every time, except for two gradients whose terms are added in the order in which
-threads arrive. One is that of `embedding`'s weight in float32. `tk.config.deterministic()` or
-`torch.use_deterministic_algorithms(True)` makes it deterministic. The other is that of `cummax` and `cummin`, which is
-ATen's `scatter_add`. Only torch's switch makes it deterministic. `tk.config.batch_invariant()` makes a row's bits
+The same call gives the same bits every time, except for sums whose terms are added in the order in which threads
+arrive. Those of floats by `scatter_add`, `index_add` and `index_put(accumulate=True)`, the gradient of `gather`, and
+that of `embedding`'s weight in float32 become deterministic by `tk.config.deterministic()` or
+`torch.use_deterministic_algorithms(True)`, and sums of float64 are then refused. The gradient of `cummax` and `cummin`
+is ATen's `scatter_add`. Only torch's switch makes it deterministic. `tk.config.batch_invariant()` makes a row's bits
 independent of the other rows.
 """
 

@@ -744,6 +744,7 @@ def autocast(device: str) -> Iterator[None]:
         torch.set_autocast_enabled(device, False)
 
 
+OF_INDICES = ("gather", "scatter_add", "index_add", "index_put")  # whose dtype is that of both tensors
 UNDER_AUTOCAST: dict[str, tuple[Any, ...]] = {
     "softmax": (-1,), "log_softmax": (-1,), "nn.functional.layer_norm": ((4,),), "nn.functional.rms_norm": ((4,),),
     "nn.functional.group_norm": (2,), "nn.functional.gelu": (), "nn.functional.silu": (), "topk": (2,), "cumsum": (0,),
@@ -752,7 +753,9 @@ UNDER_AUTOCAST: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("name", [n for n in MIRRORED if not n.endswith(("cross_entropy", "embedding"))])
+@pytest.mark.parametrize(
+    "name", [n for n in MIRRORED if not n.endswith(("cross_entropy", "embedding")) and n not in OF_INDICES]
+)
 def test_autocast_as_aten(name: str, device: str) -> None:
     """On the CPU a few of ATen's are in float32, on CUDA many; a dtype that is asked for is kept."""
     ours, torchs = MIRRORED[name]
@@ -795,6 +798,8 @@ def everything(x: Tensor, weight: Tensor, index: Tensor, cos: Tensor, sin: Tenso
         *tk.quantize_fp8(x, "row"), tk.embedding(index, x[0], 2), tk.cross_entropy(x, index, label_smoothing=0.1),
         tk.cumsum(x, 1), tk.cumprod(x, -1), *tk.cummax(x, 0), *tk.cummin(x, 2), tk.logcumsumexp(x, 1),
         *tk.sort(x, 1, True), *tk.topk(x, 3, 1), tk.argsort(x), *tk.std_mean(x, 0),
+        tk.gather(x, 2, index[..., None]), tk.scatter_add(x, 1, index[:, None], x), tk.index_add(x, 1, index[0], x),
+        tk.index_put(x, (None, index[0]), weight), tk.index_put(x, (None, index[0]), x, True),
     ]  # fmt: skip
 
 
@@ -945,7 +950,7 @@ def test_importing_tk_leaves_the_functions_alone() -> None:
 # Of integers, or of the dtypes that others are converted to.
 OTHER_DTYPES = (
     "fill_integers", "row_any", "bucketize", "searchsorted", "embedding_backward", "row_sum_int", "row_extreme_int",
-    "row_place_int", "cumsum_int", "cross_entropy_weighted", "cross_entropy_of_probabilities",
+    "last_of", "flat_index", "row_place_int", "cumsum_int", "cross_entropy_weighted", "cross_entropy_of_probabilities",
 )  # fmt: skip
 
 
@@ -961,7 +966,7 @@ def test_every_function_takes_a_config_and_is_described(name: str) -> None:
         expected = _call.FLOATS[:2] if op == "adamw_mixed" else _call.FLOATS  # its moments are in float32
         found = tuple(DTYPES[d] for d in meta["variables"]["T"])
         assert found[: len(expected)] == expected, f"{op} takes other dtypes"
-        assert set(found[len(expected) :]) <= {torch.float64, torch.int64}
+        assert set(found[len(expected) :]) <= {torch.float64, torch.int64, torch.int32, torch.int16, torch.int8}
 
 
 def test_a_config_reaches_the_op() -> None:

@@ -151,6 +151,11 @@ class _Maker:
         n, t = self.n, self
         rows = (torch.arange(4 * n, device=self.device) * 3 % (5 * n)).reshape(2, 2 * n)
         yield Call("embedding", (rows, t(5 * n, 6 * n)), F.embedding)
+        at = (torch.arange(4 * n * 6 * n, device=self.device) * 7 % (4 * n)).reshape(4 * n, 6 * n)
+        yield Call("gather", (self.matrix(), 0, at), torch.gather)
+        yield Call("scatter_add", (self.matrix(), 0, at, self.matrix()), torch.scatter_add)
+        yield Call("index_add", (t(5 * n, 6 * n), 0, rows[0], t(2 * n, 6 * n)), torch.index_add)
+        yield Call("index_put", (t(5 * n, 6 * n), (rows[0],), t(2 * n, 6 * n)), torch.index_put)
         yield Call("bucketize", (self.matrix(), t(5 * n).sort()[0]), torch.bucketize)
         yield Call("searchsorted", (t(5 * n).sort()[0], self.matrix()), torch.searchsorted)
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from tk.functional import (
     activations,
+    indexing,
     losses,
     norms,
     optimizers,
@@ -42,7 +43,19 @@ def _functions(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = _functions(
-    activations, losses, norms, optimizers, quantization, random, reductions, scans, searches, softmaxes, sorts, tables
+    activations,
+    indexing,
+    losses,
+    norms,
+    optimizers,
+    quantization,
+    random,
+    reductions,
+    scans,
+    searches,
+    softmaxes,
+    sorts,
+    tables,
 )
 
 

@@ -51,6 +51,55 @@ def _scatter(ctx: Any, grad: Tensor) -> Any:
     return found, None, None, None, None
 
 
+def _keep_index_of(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, index, *_, ctx.mode = inputs
+    ctx.shape, ctx.n_inputs = x.shape, len(inputs)
+    ctx.save_for_backward(index)
+
+
+def _scatter_back(name: str) -> Callable[..., Any]:
+    """Of what was gathered: added where it came from."""
+
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (index,) = ctx.saved_tensors
+        zeros = torch.zeros(ctx.shape, dtype=grad.dtype, device=grad.device)
+        found = getattr(torch.ops.tk, name)(zeros, index, grad, -1, ctx.mode)
+        return (found, *[None] * (ctx.n_inputs - 1))
+
+    return backward
+
+
+def _gather_back(name: str) -> Callable[..., Any]:
+    """Of what was added at indices: the gradient of its place."""
+
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (index,) = ctx.saved_tensors
+        of_source = getattr(torch.ops.tk, name)(grad, index, -1, ctx.mode) if ctx.needs_input_grad[3] else None
+        return grad, None, of_source, None, None
+
+    return backward
+
+
+def _select_back(ctx: Any, grad: Tensor) -> Any:
+    (index,) = ctx.saved_tensors
+    return grad, None, grad.index_select(-2, index), None, None
+
+
+def _keep_last(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:3])
+
+
+def _take_back(dim: int) -> Callable[..., Any]:
+    """As in ATen all values for a place have its gradient, not the last alone, which stayed."""
+
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        last, index = ctx.saved_tensors
+        is_kept = last.unsqueeze(-1) < 0 if dim == -2 else last < 0
+        return torch.where(is_kept, grad, 0), None, None, grad.index_select(dim, index), None, None
+
+    return backward
+
+
 def _keep_seed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     *_, seed, ctx.p, ctx.offset, _, ctx.mode = inputs
     ctx.save_for_backward(seed)
@@ -186,6 +235,13 @@ FORMULAS: Mapping[str, Formula] = {
     "sort": (_keep_places, _to_places),
     "topk": (_keep_places, _to_places),
     "embedding": (_keep_index, _scatter),
+    "gather": (_keep_index_of, _scatter_back("scatter_add")),
+    "gather_columns": (_keep_index_of, _scatter_back("scatter_add_columns")),
+    "index_add": (_keep_index_of, _select_back),
+    "put": (_keep_last, _take_back(-1)),
+    "put_rows": (_keep_last, _take_back(-2)),
+    "scatter_add": (_keep_index_of, _gather_back("gather")),
+    "scatter_add_columns": (_keep_index_of, _gather_back("gather_columns")),
     "row_norm": (_keep_norm, _of_norm),
     "row_prod": (_keep_factors, _of_product),
     "row_var_mean": (_keep_mean, _of_variance),
