@@ -41,10 +41,10 @@ def calls(dtype: torch.dtype) -> dict[str, tuple[Callable[..., Tensor], tuple[An
         found |= {
             f"{name} rows": (tk.index_put, (x, (rows,), numbers(dtype, 500, 33, 70), accumulate)),
             f"{name} elements": (tk.index_put, (x, (rows, rows % 33, rows - 60), numbers(dtype, 500), accumulate)),
-            f"{name} columns": (tk.index_put, (x, (None, None, last), numbers(dtype, 60, 1, 33), accumulate)),
+            f"{name} columns": (tk.index_put, (x, (None, None, last), numbers(dtype, 60, 1), accumulate)),
             f"{name} apart": (tk.index_put, (x, (rows, None, rows), numbers(dtype, 500, 33), accumulate)),
             f"{name} a mask": (tk.index_put, (x, (x > 1,), numbers(dtype, int((x > 1).sum())), accumulate)),
-            f"{name} one by a mask": (tk.index_put, (x, (x[:, 0] > 1,), numbers(dtype, 70), accumulate)),
+            f"{name} one by a mask": (tk.index_put, (x, (x[:, :, 0] > 1,), numbers(dtype, 70), accumulate)),
             f"{name} nothing": (tk.index_put, (x, (rows[:0],), numbers(dtype, 70), accumulate)),
         }
     return found

@@ -245,7 +245,7 @@ def test_random_sizes_depend_on_the_seed_alone() -> None:
     assert command.default_sizes(5, 1)[: len(base)] == base
 
 
-@pytest.mark.parametrize("argv", [["--dtype", "int8"], ["--order", "n"], ["--slowdown", "0.9"]])
+@pytest.mark.parametrize("argv", [["--dtype", "int7"], ["--order", "n"], ["--slowdown", "0.9"]])
 def test_wrong_arguments_are_refused(argv: list[str]) -> None:
     with pytest.raises(SystemExit):
         parsed(*argv)
