@@ -42,9 +42,11 @@ def find(name: str) -> GeneratedOp:
 
 
 def shape_of(op: GeneratedOp) -> tuple[int, ...]:
-    """[3, 8], or the sizes that an op of more dimensions takes."""
+    """[3, 8], or the sizes that an op of more dimensions, or of one alone, takes."""
     spec = inputs.widest(inputs.signature_of(op))
-    return (3, 8) if len(spec.sizes) <= 2 else tuple(n if isinstance(n, int) else 4 for n in spec.sizes)
+    if len(spec.sizes) > 2:
+        return tuple(n if isinstance(n, int) else 4 for n in spec.sizes)
+    return (3, 8)[2 - (2 if spec.leading else len(spec.sizes)) :]
 
 
 def test_every_op_of_the_package_can_be_called() -> None:

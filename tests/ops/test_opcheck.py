@@ -15,7 +15,10 @@ NAMES = [name for name in register.names() if not register.find(name).takes_list
 def example(op: GeneratedOp, needs_grad: bool) -> list[object]:
     """Small, in float32 or the first dtype that the op has, all flags false; with gradients where the op has them."""
     spec = inputs.widest(inputs.signature_of(op))
-    shape = (3, 8) if len(spec.sizes) <= 2 else tuple(n if isinstance(n, int) else 4 for n in spec.sizes)
+    rank = len(spec.sizes)
+    shape = (3, 8)[2 - (2 if spec.leading else min(rank, 2)) :]
+    if rank > 2:
+        shape = tuple(n if isinstance(n, int) else 4 for n in spec.sizes)
     dtypes = [dtype for allowed in inputs.signature_of(op).variables.values() for dtype in allowed]
     made = inputs.of_shape(op, shape, "fp32" if not dtypes or "fp32" in dtypes else dtypes[0])
     args = made.arguments("cpu")
