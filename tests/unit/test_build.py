@@ -695,7 +695,7 @@ def test_predictions_come_from_what_is_known(built, cache, tmp_path, monkeypatch
     [(1, 8, 0.0, 8.0), (4, 8, 0.0, 2.0), (8, 2, 0.0, 4.0), (2, 2, 2.0, 8.0), (4, 8, 4.0, 2.0), (99, 8, 0.0, 1.0)],
 )
 def test_predictions_count_the_cores_and_what_else_runs(cache, tmp_path, monkeypatch, jobs, cores, load, seconds):
-    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, load, 2 * load))
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.setattr("tk.aot.build.KINDS", (("", 1.0, 1),))
     work = find_work([planned(SM90, tmp_path)], Cache(tmp_path / "empty"))

@@ -460,8 +460,10 @@ def predict(work: Work, jobs: int) -> tuple[float, float]:
 
 
 def cores_for(jobs: int) -> float:
-    """How many cores so many processes get, beside what else runs now."""
-    return min(jobs, len(os.sched_getaffinity(0)) * jobs / (jobs + os.getloadavg()[0]))
+    """How many cores so many processes get, beside what else runs: as much as did in the last minutes. The mean of the
+    three averages, since the last minute's alone says too little of the next."""
+    others = sum(os.getloadavg()) / 3
+    return min(jobs, len(os.sched_getaffinity(0)) * jobs / (jobs + others))
 
 
 def kind_of(source: Source) -> str:
