@@ -57,6 +57,11 @@ def test_what_a_helper_registers_belongs_to_the_file_that_calls_it(tmp_path: Pat
 
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "head": (dict(head_dims=(640,)), ValueError, "a head of 640 in head_dims; they are 1 to 512"),
+    "word": (
+        dict(dtypes=("half",)),
+        ValueError,
+        "half in dtypes; there are bf16, fp16, fp32, or torch's names for them",
+    ),
     "dtype": (dict(dtypes=(torch.int8,)), ValueError, "torch.int8 in dtypes"),
     "mod": (dict(score_mod=mods.causal), TypeError, r"must take \(score, b, h, q_idx, kv_idx\)"),
 }

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tk import errors
+from tk import _dtypes, errors
+from tk._dtypes import DTYPES
 from tk.flex.mods import MaskMod, ScoreMod
 from tk.flex.tracing import trace
 from tk.flex.tracing.canonical import Graph
@@ -20,7 +21,7 @@ from tk.generated import files, refusals
 
 __all__ = ["Registered", "register", "registered"]
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_DTYPES = {name: DTYPES[name] for name in ("bf16", "fp16", "fp32")}
 MAX_HEAD = 512
 
 
@@ -46,7 +47,7 @@ def register(
     mask_mod: MaskMod | None = None,
     *,
     head_dims: Sequence[int | tuple[int, int]] = (64, 128),
-    dtypes: Sequence[torch.dtype] = (torch.bfloat16,),
+    dtypes: Sequence[torch.dtype | str] = (torch.bfloat16,),
     backward: bool = True,
     decode: bool = True,
 ) -> None:
@@ -58,7 +59,7 @@ def register(
             of which kind it is: numbers, and tensors of a dtype and rank. A tensor of no dimensions on the CPU is a
             number; device="meta" says one that is on the GPU.
         head_dims: sizes of a head, or pairs of those of query and value; at most 512.
-        dtypes: of query, key and value.
+        dtypes: of query, key and value: torch.bfloat16, "bfloat16" or "bf16".
         backward: gradients too. decode: kernels for few queries too.
 
     Raises:
@@ -77,13 +78,14 @@ def register(
         if known.name == name and known.traced.fingerprint != traced.fingerprint:
             taken = f"tk.flex.register: {name!r} is the name of another pair of mods, in {known.file}"
             return refusals.refuse(ValueError(taken))
-    made = Registered(name, traced, tuple(head_dims), tuple(dtypes), backward, decode,
+    taken_dtypes = tuple(DTYPES[str(_dtypes.named(d))] for d in dtypes)
+    made = Registered(name, traced, tuple(head_dims), taken_dtypes, backward, decode,
                       files.declaring())  # fmt: skip
     if made not in _registered:
         _registered.append(made)
 
 
-def _check(name: str, head_dims: Sequence[int | tuple[int, int]], dtypes: Sequence[torch.dtype]) -> None:
+def _check(name: str, head_dims: Sequence[int | tuple[int, int]], dtypes: Sequence[torch.dtype | str]) -> None:
     if not isinstance(name, str) or not name:
         raise TypeError(f"tk.flex.register: name must be a string, is {name!r}")
     for argument, value in (("head_dims", head_dims), ("dtypes", dtypes)):
@@ -94,8 +96,9 @@ def _check(name: str, head_dims: Sequence[int | tuple[int, int]], dtypes: Sequen
             if not isinstance(size, int) or not 0 < size <= MAX_HEAD:
                 raise ValueError(f"tk.flex.register: a head of {size!r} in head_dims; they are 1 to {MAX_HEAD}")
     for dtype in dtypes:
-        if dtype not in _DTYPES:
-            raise ValueError(f"tk.flex.register: {dtype} in dtypes; they are {', '.join(map(str, _DTYPES))}")
+        if _dtypes.named(dtype) not in _DTYPES:
+            raise ValueError(f"tk.flex.register: {dtype} in dtypes; there are {_dtypes.there_are(_DTYPES)}"
+                             f"{_dtypes.hint(dtype, _DTYPES)}")  # fmt: skip
 
 
 def registered(file: str | None = None) -> list[Registered]:
