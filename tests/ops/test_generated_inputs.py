@@ -41,18 +41,12 @@ def find(name: str) -> GeneratedOp:
 # --- Inputs ---
 
 
-def shape_of(op: GeneratedOp) -> tuple[int, ...]:
-    """[3, 8], or the sizes that an op of more dimensions, or of one alone, takes."""
-    spec = inputs.widest(inputs.signature_of(op))
-    if len(spec.sizes) > 2:
-        return tuple(n if isinstance(n, int) else 4 for n in spec.sizes)
-    return (3, 8)[2 - (2 if spec.leading else len(spec.sizes)) :]
-
-
 def test_every_op_of_the_package_can_be_called() -> None:
     for name in NAMES:
         for dtypes, flags in inputs.kinds(find(name)):
-            example = inputs.of_shape(find(name), shape_of(find(name)), next(iter(dtypes.values()), ""), flags)
+            example = inputs.of_shape(
+                find(name), op_cases.shape_of(find(name), (3, 8)), next(iter(dtypes.values()), ""), flags
+            )
             args = example.arguments("cpu")
             results = inputs.listed(getattr(torch.ops.tk, name)(*args))
             assert inputs.bytes_moved(args, results) > 0

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from tk.generated import inputs, register
 from tk.generated.records import GeneratedOp
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))  # for benchmarks/
+
+from tests.gpu import op_cases  # noqa: E402
 
 # The package's, less those of lists (test_lists.py): no test has loaded a pack yet.
 NAMES = [name for name in register.names() if not register.find(name).takes_lists]  # type: ignore[union-attr]
@@ -14,11 +23,7 @@ NAMES = [name for name in register.names() if not register.find(name).takes_list
 
 def example(op: GeneratedOp, needs_grad: bool) -> list[object]:
     """Small, in float32 or the first dtype that the op has, all flags false; with gradients where the op has them."""
-    spec = inputs.widest(inputs.signature_of(op))
-    rank = len(spec.sizes)
-    shape = (3, 8)[2 - (2 if spec.leading else min(rank, 2)) :]
-    if rank > 2:
-        shape = tuple(n if isinstance(n, int) else 4 for n in spec.sizes)
+    shape = op_cases.shape_of(op, (3, 8))
     dtypes = [dtype for allowed in inputs.signature_of(op).variables.values() for dtype in allowed]
     made = inputs.of_shape(op, shape, "fp32" if not dtypes or "fp32" in dtypes else dtypes[0])
     args = made.arguments("cpu")
