@@ -1,7 +1,8 @@
 """conv_contained: after a convolution whose groups were merged into one, by a weight of zeros between them. A NaN or an
 infinity of one group made NaN of others' results: what is NaN is worked out again, of each group by itself.
 
-out is read once, and nothing is written where it has no NaN. kernels/conv/contained.py has the kernel.
+Of each pixel two elements are read, and nothing is written where they are no NaN. kernels/conv/contained.py has the
+kernel.
 """
 
 from tk.aot.expr import select
@@ -10,11 +11,11 @@ from tk.kernels.conv.op import BIAS, DTYPE_AXIS, OUT, WEIGHT, X, conv_locals, fi
 from tk.kernels.conv.op import OP as CONV
 from tk.kernels.conv.pointer import ARCHS, contained_cost, contained_launch
 
-# Everything as `conv` has it; the precision makes no difference.
+# Everything as `conv` has it, and how many groups were multiplied as one; the precision makes no difference.
 OP = Op(
     name="conv_contained",
     tensors=(X, WEIGHT, BIAS, OUT),
-    ints=CONV.ints,
+    ints=(*CONV.ints, "merge"),
     floats=(),
     locals=conv_locals(X, WEIGHT, OUT),
     selectors={
@@ -27,7 +28,8 @@ OP = Op(
 
 
 def _plan(point: Point) -> Plan:
-    constraints = [fits_32_bits(OP, X)]
+    merge = OP.int("merge")
+    constraints = [fits_32_bits(OP, X), require(merge > 1, "groups that were multiplied as one")]
     if point.layout == "channels_last":
         holds = (OUT.alignment >= 16) & (OUT.stride(2) == 1)
         for i in (0, 3, 4, 5):
@@ -36,12 +38,12 @@ def _plan(point: Point) -> Plan:
     return Plan(
         constraints=tuple(constraints),
         serves={"dtype": (DTYPE_AXIS.index(point.dtype),)},
-        launches=(contained_launch(point),),
-        cost=contained_cost(point),
+        launches=(contained_launch(point, merge),),
+        cost=contained_cost(point, merge),
     )
 
 
-_CONFIGS = (Config("64x32_w4", {}),)
+_CONFIGS = (Config("128_w4", {}),)
 _AXES = {"dtype": DTYPE_AXIS, "layout": ("channels_last", "any")}
 KERNEL = Kernel("conv_contained", OP, _AXES, dict.fromkeys(ARCHS, _CONFIGS), _plan)
 FAMILY = Family(OP, (KERNEL,), sample=lambda kernel, point: True)

@@ -1,6 +1,7 @@
 #include "conv_launch.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <numeric>
 #include <vector>
 
@@ -105,7 +106,8 @@ std::vector<int64_t> geometry_ints(const Spatial& stride, const Spatial& padding
   return ints;
 }
 
-void launch_conv_op(tk_op op, const Problem& p, const Settings& s) {
+// more: ints of the op behind those that all of them have.
+void launch_conv_op(tk_op op, const Problem& p, const Settings& s, std::initializer_list<int64_t> more = {}) {
   tk_tensor bias = absent();
   if (p.bias.handle) {
     bias = to_core(p.bias);
@@ -116,6 +118,7 @@ void launch_conv_op(tk_op op, const Problem& p, const Settings& s) {
   const tk_tensor tensors[] = {to_core(p.x), to_core(p.weight), bias, to_core(p.out, true)};
   std::vector<int64_t> ints = geometry_ints(p.stride, p.padding, p.dilation);
   ints.insert(ints.end(), {s.activation, precision_of(s, p.x.dtype)});
+  ints.insert(ints.end(), more);
   launch_op(op, tensors, ints, {}, s, p.x.device);
 }
 
@@ -133,8 +136,8 @@ void launch_groups(const Problem& p, const Problem& separate, const Settings& s)
   } else {
     for (int64_t g = 0; g < p.weight.sizes[0]; g++) launch_convolution(group_of(p, g), s);
   }
-  const bool is_merged = p.weight.sizes[0] != separate.weight.sizes[0];
-  if (is_merged && p.out.count() > 0) launch_conv_op(contained, separate, s);
+  const int64_t merge = separate.weight.sizes[0] / p.weight.sizes[0];
+  if (merge > 1 && p.out.count() > 0) launch_conv_op(contained, separate, s, {merge});
 }
 
 // Makes `p` one for `launch_groups`, or for `launch_convolution` where that is better: false.

@@ -12,6 +12,7 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from tk.aot.expr import Expr, ceil_div, device, local, maximum, minimum, select
 from tk.aot.spec import ITEMSIZE, Config, Const, Constraint, Int, Kernel, Launch, Plan, Point, Pointer, require
@@ -99,8 +100,11 @@ class Tile:
 
 @triton.jit
 def conv_pointer(x, weight, bias, out, sizes, merge, geometry, x_stride, weight_stride, out_stride, epilogue,
-                 GROUP_M: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """One program: a tile of out, of `merge` groups. GROUP_M: see tile_coordinates."""
+                 GROUP_M: tl.constexpr, TILE: tl.constexpr, DEPENDENT: tl.constexpr):  # fmt: skip
+    """One program: a tile of out, of `merge` groups. GROUP_M: see tile_coordinates. DEPENDENT: what looks at out
+    afterwards may begin beside it."""
+    if DEPENDENT:
+        gdc_launch_dependents()
     first = tl.program_id(1) * merge  # group
     groups = min(merge, sizes.groups - first)
     channels = groups * sizes.channels
@@ -218,27 +222,31 @@ def problem_args(point: Point, wide_weight: bool) -> dict[str, Any]:
     )
 
 
-_CONTAINED_BLOCK = (64, 32)  # elements in the direction in which they lie beside each other in out, and in the other
+_LOOK = 128  # pixels of a program that looks for NaN, one for each thread
+_PIECE = ((128, 2), (4, 64))  # pixels and channels that it works out at once: where pixels, or channels, lie together
 
 
-def contained_launch(point: Point, when: Expr | int = 1) -> Launch:
-    """Works out again what is NaN in the result of groups that were multiplied as one. The point's layout says whether
-    out has wide channels on 16-byte boundaries: channels_last."""
+def contained_launch(point: Point, merge: Expr, when: Expr | int = 1) -> Launch:
+    """Works out again what is NaN in the result of groups of which `merge` were multiplied as one. The point's layout
+    says whether out has wide channels on 16-byte boundaries: channels_last."""
     last = point.layout == "channels_last"
-    along, across = _CONTAINED_BLOCK
-    block_p, block_c = (across, along) if last else (along, across)
+    rows, cols = _PIECE[last]
     args = problem_args(replace(point, axes={**point.axes, "layout": "any"}), wide_weight=False)
     if last:
         strides = image_strides(OUT, divisible=True)
         args |= dict(out=Pointer(OUT, point.dtype), out_stride=strides._replace(c=Const(1)))
-    args |= dict(ALONG=Const(along), ACROSS=Const(across), PIECE=Const(4), LAST=Const(last))
-    grid = (ceil_div(M, block_p), ceil_div(G * N, block_c), 1)
-    return Launch(conv_contained, args, grid, num_warps=4, num_stages=1, when=when)
+    dependent = point.arch >= 90
+    args |= dict(merge=Int(merge), PIXELS=Const(_LOOK), ROWS=Const(rows), COLS=Const(cols), LAST=Const(last),
+                 DEPENDENT=Const(dependent))  # fmt: skip
+    grid = (ceil_div(M, _LOOK), ceil_div(G, merge), 1)
+    return Launch(conv_contained, args, grid, num_warps=4, num_stages=1, when=when, dependent=int(dependent))
 
 
-def contained_cost(point: Point) -> Expr:
-    """Of contained_launch, picoseconds: out is read once, and hardly ever is there more to do."""
-    return 3_000_000 + M * G * N * OP.local("itemsize") // (4 if point.layout == "channels_last" else 3)
+def contained_cost(point: Point, merge: Expr) -> Expr:
+    """Of contained_launch, picoseconds: of each pixel and each product two elements are read, which lie in one sector
+    of 32 bytes or beside those of other pixels, and hardly ever is there more to do."""
+    bytes_read = 32 if point.layout == "channels_last" else 2 * OP.local("itemsize")
+    return 2_000_000 + OP.local("M_choice") * ceil_div(G, merge) * bytes_read // 4
 
 
 def merged_groups(point: Point) -> Expr:
@@ -306,7 +314,12 @@ def _plan(point: Point) -> Plan | None:
     if not (packed or point.grouped):
         args["sizes"] = args["sizes"]._replace(channels=Int(C, divisible=True))
     compiled_for = Tile(c.block_m, c.block_n, c.block_k, packed, point.grouped, not packed, point.precision)
-    args |= dict(merge=Int(merge), GROUP_M=Const(8), TILE=Const(compiled_for))
+    args |= dict(
+        merge=Int(merge),
+        GROUP_M=Const(8),
+        TILE=Const(compiled_for),
+        DEPENDENT=Const(point.grouped and point.arch >= 90),
+    )
     launch = Launch(
         conv_pointer, args, (tiles_of(M, merge * N, tile), groups, 1), num_warps=c.num_warps, num_stages=c.num_stages
     )
@@ -320,8 +333,8 @@ def _plan(point: Point) -> Plan | None:
     cost = predict(point, OP, tile, tiles, waves * c.occupancy, depth, percent=percent)
     launches: tuple[Launch, ...] = (launch,)
     if point.grouped:
-        launches += (contained_launch(point, when=merge > 1),)
-        cost += select(merge > 1, contained_cost(point), 0)
+        launches += (contained_launch(point, merge, when=merge > 1),)
+        cost += select(merge > 1, contained_cost(point, merge), 0)
     return Plan(
         constraints=constraints(point),
         serves=serves(point),

@@ -228,4 +228,5 @@ def conv_tma(x_desc, weight_desc, out_desc, out, bias, rows, cols, taps, channel
     terms = Epilogue(gl.to_tensor(0), bias_activation.bias_o, one, one, bias_activation.activation,
                      bias_activation.has_bias)  # fmt: skip
     finish = BiasActivation(rows, cols, bias, terms, False, EPILOGUE)
-    multiply(a, b, mma, scheduler, NoFixup(TILE.BLOCK_M), store, finish, TILE)
+    # What looks at the result of merged groups (contained.py) may begin beside the last tiles.
+    multiply(a, b, mma, scheduler, NoFixup(TILE.BLOCK_M), store, finish, TILE, DEPENDENT=GROUPED)

@@ -236,29 +236,76 @@ def test_one_nan_goes_where_atens_goes(v, which, at, value):
     torch.testing.assert_close(out.double(), exact, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
+def multiplied_as_one(x, weight, case, merge):
+    """What groups give of which `merge` are one product: 0 * NaN and 0 * inf are NaN."""
+    c, o = case.c, case.o
+    blocks = []
+    for first in range(0, case.groups, merge):
+        count = min(merge, case.groups - first)
+        block = torch.zeros(count * o, count * c, *case.kernel, dtype=torch.double)
+        for g in range(count):
+            block[g * o : (g + 1) * o, g * c : (g + 1) * c] = weight[(first + g) * o : (first + g + 1) * o].double()
+        part = x[:, first * c : (first + count) * c].double()
+        read = F.unfold(part, case.kernel, case.dilation, case.padding, case.stride)
+        blocks.append((block.flatten(1)[None, :, :, None] * read[:, None]).sum(2))
+    return torch.cat(blocks, 1).unflatten(2, case.out_sizes)
+
+
+CONTAINED_CASES = (replace(GROUPED[0], o=16), GROUPED_GENERAL[0])  # 4 groups of 16 channels, 5 of 2
+
+
 @pytest.mark.parametrize("v", enumerate_grid(CONTAINED_FAMILY, 80).variants, ids=name)
-@pytest.mark.parametrize("case", [replace(GROUPED[0], o=16), GROUPED_GENERAL[0]], ids=["16 channels", "2 channels"])
-def test_nans_of_merged_groups_are_worked_out_again(v, case):
-    """out as merged groups leave it: NaN in all channels of a pixel that reads one of any group."""
+@pytest.mark.parametrize("case", CONTAINED_CASES, ids=["16 channels", "2 channels"])
+@pytest.mark.parametrize("merge", [2, 4])
+def test_nans_of_merged_groups_are_worked_out_again(v, case, merge):
+    """Of out as merged groups leave it, whichever group has what is no number; and numbers stay as they are."""
     dtype = DTYPES.get(v.point.dtype)
     if dtype is None or (v.point.layout == "channels_last" and case.o != 16):
         return
-    torch.manual_seed(0)
     g = case.groups
-    x = torch.randn(case.n, g * case.c, *case.sizes, dtype=dtype)
-    weight, bias = torch.randn(g * case.o, case.c, *case.kernel, dtype=dtype), torch.randn(g * case.o, dtype=dtype)
-    x[0, case.c, 2, 2], x[-1, 0, 0, 3] = math.nan, math.inf
-    geometry = (case.stride, case.padding, case.dilation)
-    exact = F.relu(F.conv2d(x.double(), weight.double(), bias.double(), *geometry, g))
-    assert exact.isnan().any() and exact.isinf().any()
-    merged = torch.where(exact.isfinite().all(1, keepdim=True), exact, math.nan).to(dtype)
+    for group in (0, 1, g - 1):
+        torch.manual_seed(group)
+        x = torch.randn(case.n, g * case.c, *case.sizes, dtype=dtype)
+        weight, bias = torch.randn(g * case.o, case.c, *case.kernel, dtype=dtype), torch.randn(g * case.o, dtype=dtype)
+        x[0, group * case.c, 2, 2], x[-1, (group + 1) * case.c - 1, 0, 3] = math.nan, math.inf
+        exact = F.conv2d(x.double(), weight.double(), bias.double(), case.stride, case.padding, case.dilation, g)
+        exact = F.relu(exact)
+        merged = F.relu(multiplied_as_one(x, weight, case, merge) + bias.double()[:, None, None]).to(dtype)
+        assert exact.isnan().any() and exact.isinf().any()
+        alone = group // merge * merge == g - 1
+        assert alone or merged.isnan().sum() > exact.isnan().sum()
+        out = contained(v, case, merge, x, weight, bias, merged)
+        eps = EPSILON[dtype]
+        torch.testing.assert_close(out.double(), exact, rtol=4 * eps, atol=16 * eps, equal_nan=True)
+        assert torch.equal(out[~merged.isnan()], merged[~merged.isnan()])
+
+
+@pytest.mark.parametrize("v", enumerate_grid(CONTAINED_FAMILY, 80).variants, ids=name)
+def test_two_elements_of_each_pixel_are_looked_at(v):
+    """What is carried over from another group is in one of them. So a NaN elsewhere is its group's own, and stays."""
+    case = CONTAINED_CASES[0]
+    dtype = DTYPES.get(v.point.dtype)
+    if dtype is None:
+        return
+    x, weight, bias = (torch.zeros(n, dtype=dtype) for n in ((1, 32, 5, 6), (64, 8, 3, 3), (64,)))
+    looked_at = torch.tensor([15, 16])
+    for channel in (0, 14, 15, 16, 17, 63):
+        out = torch.ones(1, 64, 5, 6, dtype=dtype)
+        out[0, channel, 3, 4] = math.nan
+        found = contained(v, case, 4, x, weight, bias, out)[0, channel, 3, 4]
+        assert found == 0 if channel in looked_at else found.isnan()
+
+
+def contained(v, case, merge, x, weight, bias, merged):
+    """`merged` after a launch of conv_contained."""
+    g = case.groups
     out = as_operand(merged, v.point.layout, 1)
     tensors = [split_groups(x, g, 1).unsqueeze(3), split_groups(weight, g, 0).unsqueeze(3), split_groups(bias, g, 0),
                split_groups(out, g, 1).unsqueeze(3)]  # fmt: skip
-    ints = sum(((fill, *dims) for fill, dims in zip((1, 0, 1), geometry, strict=True)), ()) + (1, 0)
+    geometry = (case.stride, case.padding, case.dilation)
+    ints = sum(((fill, *dims) for fill, dims in zip((1, 0, 1), geometry, strict=True)), ()) + (1, 0, merge)
     run(CONTAINED, v.plan, [without_size_one(t) for t in tensors], ints, ())
-    eps = EPSILON[dtype]
-    torch.testing.assert_close(out.double(), exact, rtol=4 * eps, atol=16 * eps, equal_nan=True)
+    return out
 
 
 WALKED_BACKWARDS = [
