@@ -56,7 +56,7 @@ View with_merged_groups(View image, int64_t merge);
 Problem group_of(Problem p, int64_t g);
 // Uninitialised memory for a weight of merged groups, [G / merge, merge * O, merge * C, taps].
 View merged_weight_like(const View& weight, int64_t merge, Tensor& memory);
-View merged_weight(const View& weight, int64_t merge, Tensor& memory);
+View merged_weight(const View& weight, int64_t merge, const Settings& s, Tensor& memory);
 // The blocks on the diagonal of `merged`, and the groups of `weight`, as tensors [G / merge, merge, O, C, taps].
 Tensor diagonal_of(const View& merged, const View& weight, int64_t merge);
 Tensor groups_of(const View& weight, int64_t merge);

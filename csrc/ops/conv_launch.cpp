@@ -148,7 +148,7 @@ bool prepare_groups(Problem& p, const Settings& s, Tensor& weight_memory) {
     put_channels_together(p.weight, true, s, weight_memory);
     return true;
   }
-  p.weight = merged_weight(p.weight, merge, weight_memory);
+  p.weight = merged_weight(p.weight, merge, s, weight_memory);
   for (View* image : {&p.x, &p.bias, &p.out}) *image = with_merged_groups(*image, merge);
   return true;
 }

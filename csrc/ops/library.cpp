@@ -44,7 +44,8 @@ constexpr Op kOps[] = {
 
 // What the core calls beneath these, and beneath ops of lists (lists.h).
 constexpr const char* kBeneath[] = {
-    "grouped_mm_inner", "int4_dequantize", "conv", "conv_contained", "conv_layout", "conv_unfold", "store_table",
+    "grouped_mm_inner", "int4_dequantize", "conv",        "conv_blocks",
+    "conv_contained",   "conv_layout",     "conv_unfold", "store_table",
 };
 
 // Python's, over the ops of attention's pairs (tk/ops/flex.py) and of b2b_gemm's functions (tk/ops/b2b.py).

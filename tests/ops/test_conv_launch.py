@@ -92,6 +92,13 @@ def carry_out(name: str, tensors: list[Tensor | None], ints: list[int], floats: 
         geometry = [1, 1, stride, 0, 0, padding, 1, 1, dilation]
         for (_, _, tap), found in read_by_taps(x, (1, 1, taps), out.shape[3:], geometry):
             out[:, :, tap * x.shape[2] : (tap + 1) * x.shape[2]] = found.to(out.dtype)
+    elif name == "conv_blocks":
+        weight, out = tensors
+        out.zero_()
+        for g, filters in enumerate(weight):
+            m, at = divmod(g, weight.shape[0] // out.shape[0])
+            o, c = at * weight.shape[1], at * weight.shape[2]
+            out[m, o : o + weight.shape[1], c : c + weight.shape[2]] = filters
     elif name in ("mm", "bmm"):
         a, b, bias, out = tensors
         z = floats[0] * (a.double() @ b.double())
@@ -463,19 +470,19 @@ def test_groups_with_much_to_multiply_are_convolutions_of_one_group(h100, case):
     names = check(h100, torch.bfloat16, last(x), weight, bias, geometry, 1, groups)
     is_wide = merged * filters[1] == 64 and merged * filters[0] // groups == 64  # for Hopper's kernels
     launches = 1 if is_wide else groups // merged
-    mended = ["conv_contained"] if merged > 1 else []
-    assert names[0] == ["conv"] * launches + mended
-    assert names[1] == ["conv"] * launches + mended
+    blocks, mended = (["conv_blocks"], ["conv_contained"]) if merged > 1 else ([], [])
+    assert names[0] == blocks + ["conv"] * launches + mended
+    assert names[1] == blocks + ["conv"] * launches + mended
     assert names[2] == ["conv_weight_grad"] * (groups // merged)
     if case == "of 8 channels":
         names = check(h100, torch.bfloat16, x, weight, None, geometry, 0, groups)
-        assert names[0] == ["conv_layout", "conv", "conv_contained"]
+        assert names[0] == ["conv_layout", "conv_blocks", "conv", "conv_contained"]
         strided = [[2, 1], [1, 0], [1, 1]]
         names = check(h100, torch.bfloat16, last(x.repeat(2, 1, 1, 1)), weight, None, strided, 0, groups)
-        assert names[1] == ["conv", "conv_contained"] * 2, "two remainders"
+        assert names[1] == ["conv_blocks"] + ["conv", "conv_contained"] * 2, "two remainders"
         a100 = capi.describe_device(108, 80, 166912, 40 << 20)
         found = check(a100, torch.bfloat16, last(x), weight, bias, geometry, 1, groups)[0]
-        assert found == ["conv", "conv", "conv_contained"]
+        assert found == ["conv_blocks", "conv", "conv", "conv_contained"]
 
 
 def test_what_is_explained_is_the_convolution(h100):

@@ -16,6 +16,8 @@ from tk.aot.grid import Variant, enumerate_grid
 from tk.aot.spec import Const
 from tk.kernels.conv.family import FAMILY
 from tk.kernels.conv.op import OP
+from tk.kernels.conv_blocks import FAMILY as BLOCKS_FAMILY
+from tk.kernels.conv_blocks import OP as BLOCKS
 from tk.kernels.conv_contained import FAMILY as CONTAINED_FAMILY
 from tk.kernels.conv_contained import OP as CONTAINED
 from tk.kernels.conv_layout import FAMILY as LAYOUT_FAMILY
@@ -249,6 +251,26 @@ def multiplied_as_one(x, weight, case, merge):
         read = F.unfold(part, case.kernel, case.dilation, case.padding, case.stride)
         blocks.append((block.flatten(1)[None, :, :, None] * read[:, None]).sum(2))
     return torch.cat(blocks, 1).unflatten(2, case.out_sizes)
+
+
+@pytest.mark.parametrize("v", enumerate_grid(BLOCKS_FAMILY, 80).variants, ids=name)
+@pytest.mark.parametrize("exchanged", [False, True], ids=["forward", "for the way back"])
+def test_weights_of_groups_are_blocks_on_a_diagonal(v, exchanged):
+    """Whatever the weight's strides."""
+    torch.manual_seed(0)
+    dtype = torch.float16 if v.point.bits == "i16" else torch.float32
+    for groups, merge, o, c, kernel in ((6, 3, 7, 16, (1, 3, 2)), (4, 2, 40, 40, (2, 1, 3))):
+        sizes = (groups, c, o) if exchanged else (groups, o, c)
+        weight = torch.randn(*sizes, *kernel, dtype=dtype)
+        weight = weight.transpose(1, 2) if exchanged else weight
+        out = torch.full((groups // merge, *kernel, merge * c), 77, dtype=dtype)
+        out = out[:, None].repeat(1, merge * o, 1, 1, 1, 1).movedim(-1, 2)
+        run(BLOCKS, v.plan, [without_size_one(t) for t in (weight, out)], (), ())
+        for m, product in enumerate(weight.unflatten(0, (-1, merge))):
+            expected = torch.zeros_like(out[m])
+            for i, filters in enumerate(product):
+                expected[i * o : (i + 1) * o, i * c : (i + 1) * c] = filters
+            assert torch.equal(out[m], expected)
 
 
 CONTAINED_CASES = (replace(GROUPED[0], o=16), GROUPED_GENERAL[0])  # 4 groups of 16 channels, 5 of 2
