@@ -99,6 +99,18 @@ def test_divisibility_becomes_a_check() -> None:
     assert any("multiple of 2" in c.message for c in found.checks)
 
 
+def test_a_reshape_asks_for_as_many_elements() -> None:
+    """Not for what decides whether torch has a view of it or a copy."""
+
+    def in_three(x):
+        return x.t().reshape(3, -1) + 1, x[:, 1:].reshape(2, -1) * 2, x.t().reshape(x.shape)
+
+    (found,) = trace_all(in_three, op(x="fp32[M, N]")(in_three).signature, RULED)
+    assert [c.message for c in found.checks] == [
+        "M*N must be a multiple of 3", "M*Max(0, N - 1) must be a multiple of 2",
+    ]  # fmt: skip
+
+
 def test_the_recorded_graph_is_that_of_the_call() -> None:
     declared = ops.scaled_gelu
     meta = json.loads(generate(declared.fn, declared.signature, "scaled_gelu").op.meta)

@@ -165,6 +165,17 @@ BY_SIZES: dict[str, Callable[[Tensor], object]] = {
     "all in two": lambda x: x.flatten().reshape(2, -1) + 1,
     "unflatten": lambda x: x.unflatten(-1, (2, -1)).amax(-2),
     "unflatten by sizes": lambda x: x.unflatten(-1, (2, half(x))) + 1,
+    "three rows of the transposed": lambda x: x.t().reshape(3, -1) + 1,
+    "rows of three of the transposed": lambda x: x.t().reshape(-1, 3) + 1,
+    "the transposed in the other's rows": lambda x: x.t().reshape(x.shape) - x,
+    "the transposed as the other": lambda x: (x.t() * 2).reshape_as(x) - x,
+    "the transposed in two": lambda x: x.t().reshape(2 * x.shape[0], x.shape[1] // 2) + 1,
+    "some of the transposed, flat": lambda x: torch.flatten(x.t()[:, :, None], 1) + 1,
+    "the rest in two": lambda x: x[:, 1:].reshape(2, -1) + 1,
+    "two to five in two": lambda x: x[:, 2:5].reshape(2, -1) * 2,
+    "every other in two": lambda x: x[:, ::2].reshape(2, -1) + 1,
+    "the first half in two": lambda x: x[:, : half(x)].reshape(-1, 2) + 1,
+    "each twice, in three": lambda x: x[:, None].expand(-1, 2, -1).reshape(3, -1) + 1,
     "repeated": lambda x: x.reshape(x.shape[0], -1, 1).expand(-1, -1, 2).flatten(1) + 1,
 }
 
@@ -186,6 +197,41 @@ def test_what_sizes_cut(name: str) -> None:
             n_right += 1
             for one, value in zip(found, expected, strict=True):
                 torch.testing.assert_close(one, value, equal_nan=True, msg=f"{shape}, {variant}")
+    assert n_right
+
+
+# Whether a reshape is a view or a copy is seen where it is written, and goes by the sizes.
+WRITTEN: dict[str, Callable[[Tensor], object]] = {
+    "the reshaped": lambda x: x.t().reshape(3, -1).add_(1),
+    "what is reshaped": lambda x: [x.t().reshape(2, -1), x.add_(1)][0] * 1,
+    "something else": lambda x: x.t().reshape(2, -1) + torch.zeros_like(x).add_(1).sum(),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_is_written_of_a_reshaped_one(name: str) -> None:
+    """Right, or refused."""
+    fn = WRITTEN[name]
+
+    def whole(x):
+        return fn(x)
+
+    made = generate(whole, op(x="fp32[M, N]")(whole).signature, "small")
+    n_right = 0
+    for shape in [*SIZES, (4, 6), (6, 4), (3, 12), (12, 3)]:
+        x = torch.randn(shape)
+        try:
+            same = x.clone()
+            expected = [fn(same), *([same] if made.op.params[0].mutated else [])]
+        except RuntimeError:
+            continue
+        try:
+            for variant, found in host.run_all(made, x):
+                for one, value in zip(found, expected, strict=True):
+                    torch.testing.assert_close(one, value, msg=f"{shape}, {variant}")
+                n_right += 1
+        except ValueError as error:
+            assert name != "something else" and "must" in str(error), shape
     assert n_right
 
 
@@ -213,6 +259,8 @@ DIFFERENTIATED: dict[str, Callable[[Tensor], Tensor]] = {
     "beside others": lambda x: torch.cat([x[:, 2:] * x[:, :-2], x], 1),
     "by sizes": lambda x: x[:, x.shape[-1] - 3 :].sin(),
     "half": lambda x: x[:, half(x) :] * 2,
+    "the transposed in the other's rows": lambda x: x.t().reshape(x.shape) * x,
+    "the rest in a row": lambda x: x[:, 1:].reshape(-1).sin(),
 }
 
 

@@ -13,6 +13,7 @@ from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod, ToFloat
 
 from tk.codegen.errors import TraceError, needs_a_number, where
 from tk.codegen.tracing.arguments import Arguments
+from tk.codegen.tracing.shapes import copied_where_torch_does
 from tk.codegen.tracing.slices import OPEN, Decided, length, of_any_size, place
 
 aten = torch.ops.aten
@@ -37,13 +38,19 @@ def checks(arguments: Arguments, recorded: fx.GraphModule, fn: Callable[..., Any
 def of_sizes(arguments: Arguments, fn: Callable[..., Any]) -> Iterator[Check]:
     """Guards: a divisibility becomes a check of the op; a decision of the function's own about sizes is refused."""
     checks: dict[str, Check] = {}
+    copied = copied_where_torch_does()
+    is_copied = bool(copied)
     for n, guard in enumerate(arguments.env.guards):
         expr = _of_integers(guard.expr.xreplace(arguments.symbols))
         location: Any = guard.sloc.framework_loc
         if _is_of_strides(location) or (n >= arguments.n_asked and _is_of_cpp(location, expr)):
             continue
-        if arguments.slices.of(expr) and not isinstance(expr, sympy.Ne):
+        if arguments.slices.of(expr) and not isinstance(expr, sympy.Ne) and not _is_divisibility(expr):
             raise Decided(f"{where(fn)}: holds only where {arguments.slices.said(str(expr))}")
+        if is_copied and isinstance(expr, sympy.Ne):
+            unequal = sympy.Max(0, 1 - sympy.Max(expr.lhs - expr.rhs, expr.rhs - expr.lhs))
+            checks.setdefault(str(expr), Check(unequal, f"{expr.lhs} must not be {expr.rhs}: {_MAY_BE_A_VIEW}"))
+            continue
         is_own = getattr(location, "filename", "") == fn.__code__.co_filename
         if isinstance(expr, sympy.Eq):
             if expr.lhs.is_Symbol and expr.rhs == arguments.hints.get(expr.lhs):
@@ -69,8 +76,14 @@ def of_sizes(arguments: Arguments, fn: Callable[..., Any]) -> Iterator[Check]:
                 f"{where(fn, location.lineno)}: control flow that depends on a size ({expr}). One kernel serves every "
                 "size: declare two ops, or fix the size with a number"
             )
-    yield from checks.values()
-    yield from _asked(arguments)
+    for size in dict.fromkeys(sympy.sympify(n.node.expr).xreplace(arguments.symbols) for n in copied):
+        short = sympy.Max(0, 2 - of_any_size(size))
+        checks[f"{size} > 1"] = Check(short, f"{size} must be at least 2: {_MAY_BE_A_VIEW}")
+    for check in (*checks.values(), *_asked(arguments)):
+        yield Check(check.zero, arguments.slices.said(check.message))
+
+
+_MAY_BE_A_VIEW = "a reshape may be a view there, and is written"
 
 
 def _asked(arguments: Arguments) -> Iterator[Check]:
@@ -243,7 +256,9 @@ def _is_of_strides(location: Any) -> bool:
 def _is_of_cpp(location: Any, expr: Any) -> bool:
     """Whether torch's C++ compared sizes. Where a graph is made functional it does so to find out how tensors lie in
     memory; by then the function has been asked its own questions."""
-    return getattr(location, "filename", "").endswith("torch/_ops.py") and not isinstance(expr, sympy.Eq)
+    file = getattr(location, "filename", "")
+    is_cpp = file.endswith(("torch/_ops.py", "torch/_subclasses/functional_tensor.py"))
+    return is_cpp and not isinstance(expr, sympy.Eq)
 
 
 def _unless_empty(expr: Any) -> sympy.Expr:
@@ -285,6 +300,10 @@ def _divisibility(expr: sympy.Eq) -> sympy.Expr | None:
             if isinstance(part, FloorDiv) and part.args[0] == other and sympy.expand(part * part.args[1] - side) == 0:
                 return Mod(other, part.args[1], evaluate=False)
     return None
+
+
+def _is_divisibility(expr: Any) -> bool:
+    return isinstance(expr, sympy.Eq) and _divisibility(expr) is not None
 
 
 def refuse_unknown_sizes(arguments: Arguments, new: Sequence[fx.Node], fn: Callable[..., Any]) -> None:

@@ -41,7 +41,7 @@ def group_norm(
     x = _opmath(input)
     torch._check(x.shape[1] % num_groups == 0, lambda: f"{x.shape[1]} channels in {num_groups} groups")
     each = x.shape[1] // num_groups * math.prod(x.shape[2:])  # no -1, which torch refuses of no rows
-    groups = x.reshape(x.shape[0], num_groups, each)
+    groups = shapes.reshape(x, x.shape[0], num_groups, each)
     variance, mean = torch.var_mean(groups, -1, correction=0, keepdim=True)
     y = ((groups - mean) * torch.rsqrt(variance + eps)).reshape(x.shape)
     shape = [1, -1] + [1] * (x.dim() - 2)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any
@@ -24,7 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten
 
 from tk.codegen.errors import SideEffect, TraceError, where
-from tk.codegen.tracing import combine, eager, effects, guards, random, slices
+from tk.codegen.tracing import combine, eager, effects, guards, random, shapes, slices
 from tk.codegen.tracing.arguments import DTYPE_NAMES, LEADING, Arguments, letter, orders
 from tk.codegen.tracing.core import is_tensor, outputs_of, to_core
 from tk.codegen.tracing.lines import Lines, explaining, refuse_items, tag_lines
@@ -133,10 +134,15 @@ def _in_any_order(trace: _InOneOrder) -> _Asked:
     ) -> Trace:
         first: TraceError | None = None
         for order in orders(signature):
+
+            def in_order(made: slices.Slices, is_copied: bool, order: Sequence[str] = order) -> Trace:
+                with shapes.copying(is_copied):
+                    return trace(fn, signature, dtypes, flags, ruled, made, order)
+
             try:
-                return slices.traced(
-                    lambda made, order=order: trace(fn, signature, dtypes, flags, ruled, made, order)  # type: ignore[misc]
-                )
+                with suppress(shapes.Written):
+                    return slices.traced(partial(in_order, is_copied=True))
+                return slices.traced(partial(in_order, is_copied=False))
             except (random.NeedsSeed, SideEffect):
                 raise
             except TraceError as error:
@@ -176,6 +182,7 @@ def trace(
         refuse_items(recorded, fn)
         outputs, structure = outputs_of(recorded)
         core, new, mutated = to_core(recorded, arguments, ruled)
+    shapes.check_written(recorded)
     checks = tuple(guards.checks(arguments, recorded, fn))
     guards.refuse_unknown_sizes(arguments, new, fn)
     nodes = record(recorded, arguments.names, lines.constant, _combined(ruled))
@@ -240,6 +247,7 @@ def trace_backward(
         arguments.n_asked = len(arguments.env.guards)
         tag_lines(recorded, lines)
         core, new, _ = to_core(recorded, arguments, ruled)
+    shapes.check_written(recorded)
     specs = {n: _grad_spec(arguments, g) for n, g in zip(arguments.names, grads, strict=False)}
     full = Signature({**specs, **signature.params}, signature.variables)
     checks = tuple(guards.of_sizes(arguments, fn))
