@@ -53,8 +53,8 @@ def _wrapped(suffix: str, call: Callable[..., Any]) -> Iterator[None]:
     """Ops whose name ends in `suffix` ("": forward) are called by ``call(op, *args)``."""
     original = own_ops.find
 
-    def found(traced: Traced, tensors: Any, floats: Any, ints: Any, of: str = "") -> Any:
-        own = original(traced, tensors, floats, ints, of)
+    def found(traced: Traced, tensors: Any, floats: Any, ints: Any, of: str = "", without: Any = ()) -> Any:
+        own = original(traced, tensors, floats, ints, of, without)
         return own._replace(op=partial(call, own.op)) if of == suffix else own
 
     own_ops.find = found

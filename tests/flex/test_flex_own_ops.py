@@ -73,6 +73,65 @@ def test_backward(own: dict[str, Recorded], of_captures: bool) -> None:
     assert call[-3:] == (int(of_captures), 0, 0)
 
 
+# --- A pair without kernels for the call's operands ---
+
+
+class Lacking(Recorded):
+    """A pair's op without kernels for fp32, which says so as a kernel does."""
+
+    def __call__(self, *args: Any) -> tuple[Tensor, ...]:
+        super().__call__(*args)
+        raise ValueError("tk.flex_x: query must be of dtype bf16; query is float32[1, 2, 32, 8]")
+
+
+def window_of_seven(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return (q_idx >= kv_idx) & (q_idx - kv_idx < 7)
+
+
+BF16 = own_ops._Kernels(torch.bfloat16, (64, 64), False)
+FP32 = own_ops._Kernels(torch.float32, (16, 16), False)
+FP32_WIDE = own_ops._Kernels(torch.float32, (32, 32), True)
+
+
+@pytest.fixture
+def two_pairs(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Recorded], dict[str, list[own_ops._Kernels]]]:
+    """A pack has the window of seven for bf16, and another one windows of every size. By fingerprint their ops, and by
+    op what they have kernels for."""
+    exact, general = (trace.pair(None, m).traced for m in (window_of_seven, mods.sliding_window(3)))
+    found: dict[str, Recorded] = {exact.fingerprint: Lacking(2), general.fingerprint: Recorded(2)}
+    held = {own_ops.op_name(exact): [BF16], own_ops.op_name(general): [FP32]}
+    monkeypatch.setattr(own_ops, "_known", lambda: [exact, general])
+    monkeypatch.setattr(own_ops, "_packed", lambda traced, suffix: found.get(traced.fingerprint))
+    monkeypatch.setattr(own_ops, "_held", lambda op: held[op])
+    for name in ("_matched", "_found", "_aside"):
+        monkeypatch.setattr(own_ops, name, {})
+    return found, held
+
+
+def test_a_more_general_pair_serves_what_the_pair_lacks(two_pairs: Any) -> None:
+    (exact, general), _ = two_pairs[0].values(), two_pairs[1]
+    args = arguments(None, None)
+    args = (*args[:3], trace.pair(None, window_of_seven).traced.text, *args[4:])
+    for n in (1, 2):
+        ops.cuda(*args)
+        assert len(exact.calls) == 1 and len(general.calls) == n  # it is asked once
+    assert 6 in general.calls[0][14:]
+
+
+def test_what_no_pair_has_is_said_of_all_that_serve(two_pairs: Any) -> None:
+    (exact, general), held = two_pairs[0].values(), two_pairs[1]
+    for op in held:
+        held[op] = [BF16] if held[op] == [BF16] else [FP32_WIDE]
+    args = arguments(None, None)
+    args = (*args[:3], trace.pair(None, window_of_seven).traced.text, *args[4:])
+    with pytest.raises(tk.VariantNotFoundError) as caught:
+        ops.cuda(*args)
+    said = str(caught.value)
+    assert "for bfloat16 with head sizes up to 64; float32 with head size 32, and the call is of float32 with" in said
+    assert "tk build mods.py -o mods.tkpack" in said and "head_dims=(8,)" in said and "dtypes=(torch.float32,)" in said
+    assert len(exact.calls) == 1 and not general.calls
+
+
 # --- Without the dispatcher ---
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,13 +35,22 @@ def every_third(b, h, q_idx, kv_idx):
     return (q_idx >= kv_idx) & ((q_idx - kv_idx) % 3 == 0)
 
 
-tk.flex.register("every_third", mask_mod=every_third, head_dims=(64,), dtypes=(torch.float16,), backward=False)
+def window_of_77(b, h, q_idx, kv_idx):
+    return (q_idx >= kv_idx) & (q_idx - kv_idx < 77)
+
+
+for mask_mod in (every_third, window_of_77):
+    tk.flex.register(mask_mod.__name__, mask_mod=mask_mod, head_dims=(64,), dtypes=(torch.float16,), backward=False)
 """
 EVERYWHERE = 1 << 29
 
 
 def every_third(b, h, q_idx, kv_idx):  # type: ignore[no-untyped-def]
     return (q_idx >= kv_idx) & ((q_idx - kv_idx) % 3 == 0)
+
+
+def window_of_77(b, h, q_idx, kv_idx):  # type: ignore[no-untyped-def]
+    return (q_idx >= kv_idx) & (q_idx - kv_idx < 77)
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +126,9 @@ def test_a_query_of_a_wrong_dtype_is_refused(name: str) -> None:
         call(q.float(), k.float(), v.float(), *others, 1, 0, 0, -1, 0)  # type: ignore[union-attr]
 
 
-def _request(heads: tuple[int, int], dtype: torch.dtype) -> Request:
+def _request(heads: tuple[int, int], dtype: torch.dtype, mask: Any = every_third) -> Request:
     q, k, v = (torch.zeros(1, 2, 8, size, dtype=dtype) for size in (heads[0], *heads))
-    text = trace.pair(None, every_third).traced.text
+    text = trace.pair(None, mask).traced.text
     return Request(q, k, v, text, [], [], [], *[None] * len(OPTIONAL), 0.125, 1 << 30, 1 << 30)
 
 
@@ -145,6 +155,18 @@ def test_what_a_pack_lacks_is_said_with_the_code_that_builds_it(
     (found,) = tk.flex.registered(str(file))
     size = heads[0] if heads[0] == heads[1] else heads
     assert (found.head_dims, found.dtypes) == ((size,), (dtype,)) and own_ops.op_name(found.traced) == name
+
+
+@pytest.mark.parametrize(("head", "dtype"), [(64, torch.bfloat16), (128, torch.float16), (64, torch.float16)])
+def test_where_a_pair_has_no_such_kernels_a_more_general_one_serves(name: str, head: int, dtype: torch.dtype) -> None:
+    """A user's window of 77, for fp16 and 64: the wheel's window of any size has the rest."""
+    request = _request((head, head), dtype, window_of_77)
+    own = own_ops.op_name(trace.parse(request.pair))
+    with standing_for(capi.describe_device(132, 90, 232448, 50 << 20)):
+        for _ in range(2):
+            described = describe(ops.on_cuda, request)
+            assert described is not None
+            assert (described.problem.op == own) == (head == 64 and dtype == torch.float16)
 
 
 def test_what_a_pack_has_is_not_said_to_be_missing(name: str) -> None:

@@ -94,7 +94,8 @@ def on_cuda(request: Request) -> tuple[Tensor, Tensor]:
 
 
 def _call(traced: Traced, request: Request) -> Any:
-    own = own_ops.find(traced, request.tensors, request.floats, request.ints)
+    without = own_ops.set_aside(traced, request)
+    own = own_ops.find(traced, request.tensors, request.floats, request.ints, "", without)
     tensors, numbers = own_ops.arguments(own, traced, request, max_scores=request.max_scores)
     given = (*tensors, *own.captured(request.tensors, request.query), *numbers)
     if request.tile:
@@ -126,7 +127,8 @@ def on_cuda_backward(
 def _call_backward(
     traced: Traced, request: Request, grads: Sequence[Tensor], results: Sequence[Tensor], of_captures: bool
 ) -> Any:
-    own = own_ops.find(traced, request.tensors, request.floats, request.ints, "_backward")
+    without = own_ops.set_aside(traced, request, "_backward")
+    own = own_ops.find(traced, request.tensors, request.floats, request.ints, "_backward", without)
     tensors, numbers = own_ops.arguments(own, traced, request, of_captures=of_captures)
     return own, own.op(*grads, *tensors, *results, *own.captured(request.tensors, request.query), *numbers)
 

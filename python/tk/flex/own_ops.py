@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from tk.flex import kernel_options, matching, registry, source
 from tk.flex.tracing import trace
 from tk.flex.tracing.trace import Traced
 from tk.generated import register
-from tk.heuristics.problem import describe
+from tk.heuristics.problem import describe, is_describing
 from tk.ops.flex import OPTIONAL, Request
 from tk.ops.product import allows_tf32
 
@@ -102,18 +102,19 @@ _MAX_MATCHED = 256
 
 
 def find(
-    traced: Traced, tensors: Sequence[Tensor], floats: Sequence[float], ints: Sequence[int], suffix: str = ""
-) -> OwnOp:
-    """The pair's own, or of one that serves it (matching.py). suffix: "" or "_backward". Raises
-    tk.VariantNotFoundError."""
-    op = _found.get((traced.fingerprint, suffix))
+    traced: Traced, tensors: Sequence[Tensor], floats: Sequence[float], ints: Sequence[int], suffix: str = "",
+    without: Collection[str] = (),
+) -> OwnOp:  # fmt: skip
+    """The pair's own, or of one that serves it (matching.py). suffix: "" or "_backward". without: fingerprints of pairs
+    that are left out (:func:`set_aside`). Raises tk.VariantNotFoundError."""
+    op = _found.get((traced.fingerprint, suffix)) if not without else None
     if op is not None:
         return OwnOp(op, floats, ints)
     first = {id(x): i for i, x in reversed(list(enumerate(tensors)))}  # which tensors are the same one decides too
     places = tuple([first[id(x)] for x in tensors])
     numbers = [*floats, *ints]
     # Whatever the numbers are, where that is possible: an offset is another one in every step.
-    served = _sought(traced, places, suffix, None) or _sought(traced, places, suffix, numbers)
+    served = _sought(traced, places, suffix, None, without) or _sought(traced, places, suffix, numbers, without)
     if served is None:
         raise errors.VariantNotFoundError(_not_found(traced, suffix))
     return served.call(traced.values_of([None] * len(places), floats, ints))
@@ -139,13 +140,16 @@ def _number(x: Any, values: Sequence[Any]) -> Any:
     return x.of(values) if isinstance(x, matching.Symbol) else x
 
 
-def _sought(traced: Traced, places: Sequence[int], suffix: str, numbers: Sequence[Any] | None) -> _Served | None:
+def _sought(
+    traced: Traced, places: Sequence[int], suffix: str, numbers: Sequence[Any] | None, without: Collection[str]
+) -> _Served | None:
     """places: of the tensors, the first that is the same one. numbers: None, whatever they are."""
-    key = (traced.fingerprint, suffix, places, *(("any",) if numbers is None else map(_exactly, numbers)))
+    exactly = ("any",) if numbers is None else map(_exactly, numbers)
+    key = (traced.fingerprint, suffix, places, tuple(without), *exactly)
     n_loaded, found = _matched.get(key, (-1, None))
     if n_loaded != register.count():
         n_loaded = register.count()
-        found = _serving(traced, places, suffix, numbers)
+        found = _serving(traced, places, suffix, numbers, without)
         if len(_matched) >= _MAX_MATCHED:
             _matched.clear()
         _matched[key] = n_loaded, found
@@ -157,13 +161,16 @@ def _exactly(x: float) -> Any:
     return (type(x), x.hex() if isinstance(x, float) else x)
 
 
-def _serving(traced: Traced, places: Sequence[int], suffix: str, numbers: Sequence[Any] | None) -> _Served | None:
+def _serving(
+    traced: Traced, places: Sequence[int], suffix: str, numbers: Sequence[Any] | None, without: Collection[str]
+) -> _Served | None:
     floats, ints = _as_given(traced, numbers)
-    if (op := _packed(traced, suffix)) is not None:
+    if traced.fingerprint not in without and (op := _packed(traced, suffix)) is not None:
         return _Served(op, traced, None, floats, ints)
     slots = {i: _Slot(i) for i in places}
     values = traced.values_of([slots[i] for i in places], floats, ints)
-    for general in sorted(_known(), key=_bits):  # the narrowest that serves
+    known = (general for general in _known() if general.fingerprint not in without)
+    for general in sorted(known, key=_bits):  # the narrowest that serves
         found = matching.numbers(general, traced, values)
         if found is not None and (op := _packed(general, suffix)) is not None:
             tensors, floats, ints = general.by_kind(found)
@@ -251,12 +258,70 @@ def _to_be_built(what: str, text: str) -> str:
 
 
 def or_built(call: Callable[..., Any], traced: Traced, request: Request, *more: Any, suffix: str = "") -> Any:
-    """What ``call`` of these returns, once more where a kernel was missing and has been built."""
-    try:
-        return call(traced, request, *more)
-    except (RuntimeError, ValueError) as error:
-        build_missing(error, traced, request, suffix)
+    """What ``call`` of these returns: once more with another pair, where the narrowest that serves has no kernels for
+    such operands, and once more where a kernel was missing and has been built."""
+    if is_describing():  # nothing is launched, so that nothing would be seen to lack
+        _set_aside(traced, request, suffix)
+    while True:
+        try:
+            return call(traced, request, *more)
+        except (RuntimeError, ValueError) as error:
+            if not (missing.is_lack(error) and _set_aside(traced, request, suffix)):
+                build_missing(error, traced, request, suffix)
+                break
     return call(traced, request, *more)
+
+
+_aside: dict[Any, tuple[int, tuple[str, ...]]] = {}  # see set_aside; with how many ops were loaded
+_MAX_ASIDE = 256
+
+
+def set_aside(traced: Traced, request: Request, suffix: str = "") -> Sequence[str]:
+    """Fingerprints of the pairs that serve these mods and have no kernels for operands of such a dtype and such heads,
+    where another has. Nothing is known of a call before one has failed, so that the others need not ask."""
+    if not _aside:
+        return ()
+    n_loaded, found = _aside.get(_operands(traced, request, suffix), (-1, ()))
+    return found if n_loaded == register.count() else ()
+
+
+def _operands(traced: Traced, request: Request, suffix: str) -> Any:
+    return traced.fingerprint, suffix, request.query.dtype, *_head(request)
+
+
+def _head(request: Request) -> tuple[int, int]:
+    return request.query.shape[3], request.value.shape[3]
+
+
+def _set_aside(traced: Traced, request: Request, suffix: str) -> bool:
+    """Whether a pair that a call has asked for kernels in vain, and others without, are left out from now on."""
+    wanted = _Kernels(request.query.dtype, _head(request), True)
+    without: list[str] = []
+    for pair in _pairs_that_serve(traced, request, suffix):
+        if any(kernels.cover(wanted) for kernels in _held(op_name(pair, suffix))):
+            break
+        without.append(pair.fingerprint)
+    else:
+        return False
+    if tuple(without) == tuple(set_aside(traced, request, suffix)):
+        return False
+    if len(_aside) >= _MAX_ASIDE:
+        _aside.clear()
+    _aside[_operands(traced, request, suffix)] = register.count(), tuple(without)
+    return True
+
+
+def _pairs_that_serve(traced: Traced, request: Request, suffix: str) -> Iterator[Traced]:
+    """The narrowest first."""
+    without: list[str] = []
+    while True:
+        try:
+            own = find(traced, request.tensors, request.floats, request.ints, suffix, without)
+        except (errors.VariantNotFoundError, errors.UnsupportedError):
+            return
+        pair = own.general or traced
+        yield pair
+        without = [*without, pair.fingerprint]
 
 
 def build_missing(error: Exception, traced: Traced, request: Request, suffix: str = "") -> None:
@@ -264,13 +329,14 @@ def build_missing(error: Exception, traced: Traced, request: Request, suffix: st
     error is raised again, or one that says for which there are some."""
     if not missing.is_lack(error):
         raise error
-    query, value = request.query, request.value
-    head = (query.shape[3], value.shape[3])
+    query, head = request.query, _head(request)
     if not missing.is_wanted():
         if isinstance(error, errors.VariantNotFoundError):  # no pack has these mods
             raise error
-        own = find(traced, request.tensors, request.floats, request.ints, suffix)
-        _raise_lack(own.general or traced, head, query.dtype, suffix)
+        serving = list(_pairs_that_serve(traced, request, suffix))
+        if not serving:
+            raise errors.VariantNotFoundError(_not_found(traced, suffix))
+        _raise_lack(serving[0], head, query.dtype, suffix, serving[1:])
         raise error
     text = source.source_of(traced, f"head_dims=({head},)", f"dtypes=({query.dtype},)")
     missing.load(op_name(traced), text, query.device.index)
@@ -297,10 +363,12 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _OF_DTYPE, _OF_HEAD = re.compile(r"operands of (\w+)"), re.compile(r"head sizes (up to )?(\d+) and (\d+)")
 
 
-def _raise_lack(traced: Traced, head: tuple[int, int], dtype: torch.dtype, suffix: str) -> None:
-    """Says what the packs have, where none has kernels for such operands."""
+def _raise_lack(
+    traced: Traced, head: tuple[int, int], dtype: torch.dtype, suffix: str, others: Sequence[Traced] = ()
+) -> None:
+    """Says what the packs have, where none has kernels for such operands. others: more pairs that serve the mods."""
     wanted = _Kernels(dtype, head, True)
-    held = _held(op_name(traced, suffix))
+    held = list(dict.fromkeys(kernels for pair in (traced, *others) for kernels in _held(op_name(pair, suffix))))
     if any(kernels.cover(wanted) for kernels in held):
         return
     if max(head) > registry.MAX_HEAD:

@@ -61,6 +61,11 @@ def describe_all(function: Callable[..., Any], *args: Any, **kwargs: Any) -> lis
     return found
 
 
+def is_describing() -> bool:
+    """Whether this thread's calls are described, and launch nothing."""
+    return getattr(_held, "callback", None) is not None
+
+
 _held = threading.local()  # by each thread: the one that is at work, since a function that is described may describe
 
 
