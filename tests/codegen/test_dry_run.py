@@ -22,6 +22,6 @@ def test_classes_are_listed_and_counted(tmp_path: Path) -> None:
     dry_run([planned], Cache(tmp_path / "cache"), jobs=1, out=out)
     (line,) = (x for x in out.getvalue().splitlines() if "classes of calls" in x)
     wanted = Counter((p.variant.point.graph, p.variant.point.layout) for p in planned.ops[0].variants)
-    assert len(wanted) == 6 and line.startswith("    6 classes of calls, with their variants: ")
+    assert len(wanted) == 10 and line.startswith("    10 classes of calls, with their variants: ")
     for (graph, layout), count in wanted.items():
         assert f"{graph} {layout} ({count})" in line

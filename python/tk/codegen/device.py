@@ -51,6 +51,25 @@ def fetch(rows, mask, n, MOST: tl.constexpr):
 
 
 @triton.jit
+def divided(x, n, magic):
+    """x // n, from 0 on, by a multiplication. magic: (2**31 - 1) // n for x of 32 bits, (2**55 - 1) // n for one of 64
+    that is below 2**54. The product is at most 1 too small."""
+    if x.dtype.primitive_bitwidth == 32:
+        found = tl.umulhi(x.to(tl.uint32) * 2, tl.cast(magic, tl.uint32)).to(tl.int32)
+    else:
+        found = tl.umulhi(x.to(tl.uint64) * 512, tl.cast(magic, tl.uint64)).to(tl.int64)
+    return found + (x - found * n >= n).to(found.dtype)
+
+
+@triton.jit
+def leading(x, size_1, size_2, magic_1, magic_2, stride_0, stride_1, stride_2):
+    """Where element x of three dimensions is."""
+    rows = divided(x, size_2, magic_2)
+    blocks = divided(rows, size_1, magic_1)
+    return blocks * stride_0 + (rows - blocks * size_1) * stride_1 + (x - rows * size_2) * stride_2
+
+
+@triton.jit
 def is_within(index, size):
     """0 <= index < size, of 64 bits: as unsigned numbers what is below 0 is above all sizes."""
     return index.to(tl.uint64) < tl.cast(size, tl.uint64)

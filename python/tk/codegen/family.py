@@ -29,7 +29,7 @@ from tk.codegen.scheduling.context import Context, scratch_buffers
 from tk.codegen.scheduling.kinds import choices, kind_of, schedule, secondary_setting
 from tk.codegen.scheduling.schedule import Scheduled
 from tk.codegen.scheduling.settings import GENERAL, GENERAL_DTYPES, SELDOM_CALLED, Setting
-from tk.codegen.tile import ALIGNED, LAYOUTS, ROWS, Layout, choose_tile
+from tk.codegen.tile import GATHERED, LAYOUTS, ROWS, STRIDED, Layout, is_for, laid_out
 from tk.codegen.tracing import derivatives, random
 from tk.codegen.tracing.backward import backward_traces
 from tk.codegen.tracing.trace import Trace, trace_all
@@ -109,8 +109,7 @@ class Generated(OpRecord):
         return found[:1] if WAYS[way].has_one_setting else found
 
     def _kind(self, kernels: Sequence[ir.Kernel], layout: Layout) -> str:
-        main = kernels[self.main(kernels)]
-        return kind_of(main, choose_tile(main, layout)).name
+        return kind_of(*laid_out(kernels[self.main(kernels)], layout)).name
 
     def plan(self, graph: Graph, layout: Layout, setting: Setting, way: str = "whole") -> Plan | None:
         """way: the name of one of WAYS."""
@@ -149,7 +148,7 @@ class Generated(OpRecord):
 
     def _fastest_layout(self, graph: Graph) -> Layout:
         for layout in LAYOUTS:
-            if layout == ALIGNED and self._is_general(graph):
+            if layout.aligned and self._is_general(graph):
                 continue
             found = ((way, s) for way in WAYS for s in self.choices(graph, layout, way))
             plan = next((p for way, s in found if (p := self.plan(graph, layout, s, way))), None)
@@ -199,7 +198,7 @@ class Generated(OpRecord):
             if not can_run(by_label[point.graph], point.arch):
                 return None
             graph = by_label[point.graph]
-            if self._is_general(graph) and (point.layout == ALIGNED.name or place(point) > 0):
+            if self._is_general(graph) and (LAYOUT_BY_NAME[point.layout].aligned or place(point) > 0):
                 return None
             has_few = point.arch < 90 or "fp16" in graph.trace.dtypes.values() or self.name in SELDOM_CALLED
             if has_few and not self._is_everywhere(graph, point, setting, way, place(point)):
@@ -241,12 +240,15 @@ def _has_fp8e4(graph: Graph) -> bool:
 def _layout_beside(main: ir.Kernel, layout: Layout, kernel: ir.Kernel) -> Layout:
     """Of a launch beside the main one. What adds up rows of partial results asks nothing of how many there are: as rows
     of a multiple of 16 they would keep the whole plan from most calls."""
+    if not is_for(kernel, layout):
+        return STRIDED
     is_of_parts = all(kernel.buffer(v.buffer).kind == "scratch" for v in kernel.accesses if v.op == "load")
     if not layout.aligned or not is_of_parts:
         return layout
-    tile, of_main = (choose_tile(k, layout) for k in (kernel, main))
+    tile, of_main = (laid_out(k, layout)[1] for k in (kernel, main))
     is_as_long = ix.same(*(ix.product([a.size for a in t.q]) for t in (tile, of_main)))
-    return ROWS if tile.reduced == "q" and not is_as_long else layout
+    others = GATHERED if layout.pitched else ROWS
+    return others if tile.reduced == "q" and not is_as_long else layout
 
 
 def generate_any(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import sympy
@@ -47,6 +48,9 @@ SCAN: Mapping[str, int] = {"sum": 1, "prod": 1, "logaddexp": 1, "max": 2, "min":
 ACCESSES = ("load", "store", "search")
 PUT = ("set", "add", "max", "min")  # a store at indices that are themselves values; all but "set" are atomic
 ATOMIC = {"add": ("fp32", "fp64", "i32", "i64"), "max": ("i32", "i64"), "min": ("i32", "i64")}
+# How many elements "..." has, and the three dimensions that it is at run time.
+LEADING = sympy.Symbol("leading", integer=True, positive=True)
+LEADING_SIZES = tuple(sympy.Symbol(f"leading_{d}", integer=True, positive=True) for d in range(3))
 REDUCE = ("sum", "prod", "max", "min", "any", "all", "xor", "argmax", "argmin", "mean", "m2")
 ARITY: Mapping[str, int] = {
     **dict.fromkeys(UNARY, 1), **dict.fromkeys(BINARY, 2), **dict.fromkeys(COMPARE, 2), **dict.fromkeys(TEST, 1),
@@ -203,6 +207,12 @@ class Kernel:
     def accesses(self) -> Iterator[Value]:
         return (v for v in self.values if v.op in ACCESSES)
 
+    @cached_property
+    def opened(self) -> Kernel:
+        """The same with an axis for each of the three dimensions of "...", which then need not run together. The kernel
+        itself where it has no such axis, or reads "..." in another order than along it."""
+        return _opened(self)
+
     def __str__(self) -> str:
         axes = ", ".join(
             f"{a.name} < {a.size}{' reduced' if a.reduced else ' walk' if a.walk else ''}" for a in self.axes
@@ -269,6 +279,38 @@ def rebuild(kernel: Kernel, rule: Callable[[Builder, Value, tuple[int, ...]], in
         if made is None:
             made = builder.add(v.op, v.dtype, *args, buffer=v.buffer, index=moved.index, data=v.data, fast=v.fast)
         new[v.number] = made
+    return builder.finish(kernel.name)
+
+
+def _opened(kernel: Kernel) -> Kernel:
+    leading = [a for a in kernel.axes if a.size == LEADING]
+    symbols = {a.symbol for a in leading}
+    is_along = all(v.index[0] in symbols for v in kernel.accesses if kernel.buffer(v.buffer).leading)
+    has_order = any(v.op in ("scan", "sort") for v in kernel.values) and any(a.reduced for a in leading)
+    if not leading or not is_along or has_order:
+        return kernel
+    parts = {a.symbol: [replace(a, name=f"{a.name}_{d}", size=n) for d, n in enumerate(LEADING_SIZES)] for a in leading}
+    replaced: dict[sympy.Expr, sympy.Expr] = {LEADING: sympy.Mul(*LEADING_SIZES)}
+    for symbol, axes in parts.items():
+        replaced[symbol] = sympy.Integer(0)
+        for a in axes:
+            replaced[symbol] = replaced[symbol] * a.size + a.symbol
+
+    def moved(expr: sympy.Expr) -> sympy.Expr:
+        return sympy.expand(expr.xreplace(replaced)) if expr.free_symbols & replaced.keys() else expr
+
+    axes = [one for a in kernel.axes for one in parts.get(a.symbol, [replace(a, size=moved(a.size))])]
+    builder = Builder({a.name: a for a in axes})
+    for b in kernel.buffers:
+        sizes = tuple(map(moved, b.sizes[b.leading :]))
+        builder.buffers[b.name] = replace(b, sizes=(*LEADING_SIZES, *sizes) if b.leading else sizes, leading=False)
+    for v in kernel.values:
+        index = tuple(map(moved, v.index))
+        if v.buffer and kernel.buffer(v.buffer).leading:
+            index = (*(a.symbol for a in parts[v.index[0]]), *index[1:])
+        data = moved(v.data) if isinstance(v.data, sympy.Expr) else v.data
+        number = builder.add(v.op, v.dtype, *v.args, buffer=v.buffer, index=index, data=data, fast=v.fast)
+        assert number == v.number, "values that differed have become equal"
     return builder.finish(kernel.name)
 
 

@@ -22,6 +22,7 @@ from tk.aot.spec import (
     require,
 )
 from tk.codegen import index as ix
+from tk.codegen import ir
 from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError
 from tk.codegen.ir import IR_DTYPES
@@ -78,8 +79,8 @@ class OpRecord:
             t = by_name[name]
             if spec.leading:
                 found.setdefault(LEADING, t.size(0) * t.size(1) * t.size(2))
-                found.setdefault(f"{LEADING}_1", t.size(1))
-                found.setdefault(f"{LEADING}_2", t.size(2))
+                for d, size in enumerate(ir.LEADING_SIZES):
+                    found.setdefault(size.name, t.size(d))
             for d, size in enumerate(spec.sizes):
                 if isinstance(size, str):
                     found.setdefault(size, t.size(d + 3 * spec.leading))

@@ -15,7 +15,7 @@ from tk.codegen.family import Generated, generate_any
 from tk.codegen.lists import ALIGNED, ANY, GeneratedLists
 from tk.codegen.scheduling.kinds import choices
 from tk.codegen.scheduling.lists import CHUNK, LANES
-from tk.codegen.tile import LAYOUTS, Layout, choose_tile
+from tk.codegen.tile import LAYOUTS, Layout, is_for, laid_out
 from tk.codegen.ways import WAYS, Graph
 from tk.generated.declare import Declared
 
@@ -70,7 +70,9 @@ def _schedule(op: Generated, graph: Graph) -> Iterator[str]:
     yield f"{op.name}, {graph.label}"
     for layout in LAYOUTS:
         for kernel in (k for way in WAYS for k in graph.kernels_of(way)):
-            tile = choose_tile(kernel, layout)
+            if not is_for(kernel, layout):
+                continue
+            _, tile = laid_out(kernel, layout)
             axes = {"batch": tile.batch, "p": tile.p, "q": tile.q}
             merged = ", ".join(f"{n} = {' '.join(f'{a.name}<{a.size}' for a in x)}" for n, x in axes.items() if x)
             settings = ", ".join(s.name for s in choices(kernel, layout))

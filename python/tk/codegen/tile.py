@@ -29,32 +29,44 @@ class Tile:
 class Layout:
     """What is taken for granted of strides.
 
-    merged: the axes of a dimension of the tile run together in every tensor, so that one stride does. aligned: rows
-    begin at 16 bytes and hold a multiple of 16 elements. What is not merged has a stride for every axis, and indices of
-    64 bits."""
+    merged: along q what is in a tensor at all runs together, so that one stride does, and 32 bits count it. pitched:
+    every axis of p has a stride of its own, and each dimension of "..."; else they run together as well. dense: rows
+    have no gaps. aligned: they begin at 16 bytes and hold a multiple of 16 elements. across: memory runs along what is
+    kept where the kernel is written to be read along what is reduced, or the other way round.
+
+    What is not merged has a stride for every axis, and indices of 64 bits."""
 
     name: str
-    merged: bool
-    aligned: bool
+    merged: bool = True
+    dense: bool = False
+    aligned: bool = False
+    pitched: bool = False
+    across: bool = False
 
     @property
     def wide(self) -> bool:
         return not self.merged
 
 
-ALIGNED, ROWS, STRIDED = Layout("aligned", True, True), Layout("rows", True, False), Layout("strided", False, False)
-LAYOUTS = (ALIGNED, ROWS, STRIDED)
+ALIGNED = Layout("aligned", dense=True, aligned=True)
+ROWS = Layout("rows", dense=True)
+PITCHED = Layout("pitched", dense=True, aligned=True, pitched=True)
+GATHERED = Layout("gathered", pitched=True)
+COLUMNS = Layout("columns", pitched=True, across=True)
+STRIDED = Layout("strided", merged=False)
+LAYOUTS = (ALIGNED, ROWS, PITCHED, GATHERED, COLUMNS, STRIDED)
 
 
 @dataclass(frozen=True)
 class Access:
     """The source of an address. elementwise: put together from every dimension's index. Else base + p + q * q_step;
-    q_step: empty for 1, None where q has no part in it. realigned: p is that of the 16 bytes in which the row begins,
-    and q counts from there."""
+    q_step: empty for 1, None where q has no part in it. axes: those of p that `p` is put together from; none where it
+    counts p itself. realigned: p is that of the 16 bytes in which the row begins, and q counts from there."""
 
     elementwise: bool
     base: tuple[str, ...] = ()
     p: str = ""
+    axes: frozenset[str] = frozenset()
     q_step: str | None = None
     strides: tuple[Callable[[str], str], ...] = field(default=())
     realigned: bool = False
@@ -119,6 +131,32 @@ def is_in_fours(kernel: Kernel, tile: Tile, v: Value) -> bool:
     return all(t == 0 or sympy.fraction(sympy.cancel(t / parts.row))[1] == 1 for t in terms)
 
 
+def laid_out(kernel: Kernel, layout: Layout) -> tuple[Kernel, Tile]:
+    """The kernel as a layout has it, and its tile."""
+    if layout.pitched:
+        kernel = kernel.opened
+    tile = choose_tile(kernel, layout)
+    return kernel, _turned(kernel, tile) if layout.across else tile
+
+
+def is_for(kernel: Kernel, layout: Layout) -> bool:
+    """Whether a layout says anything of the kernel that those before it do not."""
+    opened, tile = laid_out(kernel, layout)
+    if layout.across:
+        return tile != choose_tile(opened, layout)
+    return not layout.pitched or bool(tile.p)
+
+
+def _turned(kernel: Kernel, tile: Tile) -> Tile:
+    """Read along the other dimension; itself where nothing of it can be."""
+    along_rows = any(v.op in ("scan", "sort") for v in kernel.values)
+    if tile.walk or along_rows or tile.reduced is None or not kernel.kept:
+        return tile
+    if tile.reduced == "q":
+        return Tile(kernel.reduced, kernel.kept[-1:], kernel.kept[:-1], "p")
+    return Tile(kernel.kept, kernel.reduced, (), "q")
+
+
 def choose_tile(kernel: Kernel, layout: Layout) -> Tile:
     """The reduced axes are one dimension; of the kept ones those that every access has entirely or not at all run
     along memory together."""
@@ -134,10 +172,10 @@ def choose_tile(kernel: Kernel, layout: Layout) -> Tile:
 
 
 def _suffix(kernel: Kernel, axes: tuple[Axis, ...], layout: Layout) -> tuple[Axis, ...]:
-    """As many of the last axes as every access takes together. In the strided layout one: its quotients and remainders
-    are then worked out once a row."""
+    """As many of the last axes as every access takes together. Where others have strides of their own one: places along
+    them are then worked out once a row."""
     count = min(1, len(axes))
-    while layout.merged and count < len(axes) and _run_together(kernel, axes[-count - 1 :]):
+    while layout.merged and not layout.pitched and count < len(axes) and _run_together(kernel, axes[-count - 1 :]):
         count += 1
     return axes[len(axes) - count :]
 

@@ -78,6 +78,12 @@ class Form:
 
 # Name, size expression, whether 32 bits hold it -> the argument.
 SizeArgument = Callable[[str, sympy.Expr, bool], str]
+# Size expression, whether it divides numbers of 64 bits -> what device.divided takes beside it.
+MagicArgument = Callable[[sympy.Expr, bool], str]
+
+
+def no_argument(*wanted: object) -> str:
+    raise AssertionError("a function without arguments for sizes")
 
 
 @dataclass
@@ -90,7 +96,8 @@ class Body:
     tile: Tile
     layout: Layout
     accesses: Mapping[int, Access]
-    size_arg: SizeArgument
+    size_arg: SizeArgument = no_argument
+    magic_arg: MagicArgument = no_argument
     form: Form = Form()
     debug: str = ""
     out: Lines = field(default_factory=Lines)
@@ -251,7 +258,7 @@ class Body:
         """The places along each axis of a dimension of the tile, where anything reads one."""
         axes = self.tile.p if n == "p" else self.tile.q
         if self._needs_axes({a.name for a in axes}):
-            self.decompose(self.place(n), axes)
+            self.decompose(self.place(n), axes, f"{n}_size" if n == "p" else "")
 
     def _needs_axes(self, names: set[str]) -> bool:
         for v in self.kernel.values:
@@ -259,19 +266,39 @@ class Body:
                 return True
             if v.op == "random" and any(s.name in names for s in self._random_place(v)[0].free_symbols):
                 return True
-            is_elementwise = v.op in ACCESSES and self.accesses[v.number].elementwise
-            if is_elementwise and any(s.name in names for e in v.index for s in e.free_symbols):
+            if v.op not in ACCESSES:
+                continue
+            access = self.accesses[v.number]
+            read = {s.name for e in v.index for s in e.free_symbols} if access.elementwise else access.axes
+            if not names.isdisjoint(read):
                 return True
         return False
 
-    def decompose(self, merged: str, axes: Sequence[Axis]) -> None:
-        """The places along axes of which `merged` counts the points."""
-        inner = sympy.Integer(1)
-        for i, a in reversed(list(enumerate(axes))):
-            text = merged if inner == 1 else f"{merged} // {self.count(f'inner_{a.name}', inner)}"
-            rest = f" % {self.count(f'count_{a.name}', a.size)}" if i > 0 else ""
-            self.out(f"{self._symbol_of_axis(a.name)} = {text}{rest}")
-            inner = inner * a.size
+    def decompose(self, merged: str, axes: Sequence[Axis], extent: str = "") -> None:
+        """The places along axes of which `merged` counts the points. extent: how many it counts; where the last axis
+        has them all there is nothing to divide, which is as usual as divisions are slow."""
+        names = [self._symbol_of_axis(a.name) for a in axes]
+        self.out(f"{names[-1]} = {merged}")
+        if len(axes) == 1:
+            return
+        counts = [self.count(f"count_{a.name}", a.size) for a in axes]
+        if not extent or axes[-1].size.is_Integer:
+            self._divide(merged, names, axes, counts)
+            return
+        for name in names[:-1]:
+            self.out(f"{name} = {merged} * 0")
+        with self.out.block(f"if {extent} > {counts[-1]}:"):
+            self._divide(merged, names, axes, counts)
+
+    def _divide(self, merged: str, names: Sequence[str], axes: Sequence[Axis], counts: Sequence[str]) -> None:
+        left = merged
+        for name, outer, axis, count in reversed(list(zip(names[1:], names, axes[1:], counts[1:], strict=False))):
+            divided = f"{left} // {count}"
+            if not axis.size.is_Integer:
+                divided = f"device.divided({left}, {count}, {self.magic_arg(axis.size, self.layout.wide)})"
+            self.out(f"{outer} = {divided}")
+            self.out(f"{name} = {left} - {outer} * {count}")
+            left = outer
 
     def _symbol_of_axis(self, name: str) -> str:
         return self.of_segment(name) if name in {a.name for a in self.tile.q} else name

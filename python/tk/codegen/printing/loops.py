@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import sympy
-
 from tk.codegen.ir import Kernel, Value, values_in
 from tk.codegen.printing.accumulators import Accumulator, Online, Plain, Position, Welford
 from tk.codegen.printing.body import Body, Form
@@ -20,15 +18,11 @@ def loops(kernel: Kernel, tile: Tile) -> int:
     """How often a looped launch goes over what is reduced."""
     if tile.reduced is None or tile.walk:
         return 1
-    body = Body(kernel, tile, Layout("", True, False), {}, _no_size, Form(looped=True))
+    body = Body(kernel, tile, Layout(""), {}, form=Form(looped=True))
     depth = depths(kernel, online(body))
     varying = {v.number for v in kernel.values if tile.reduced in body.dims_of(v)}
     stores = {depth[v.number] for v in kernel.values if v.op == "store" and v.number in varying}
     return len(stores | {depth[v.number] - 1 for v in kernel.values if v.op == "reduce"})
-
-
-def _no_size(name: str, expr: sympy.Expr, is_narrow: bool) -> str:
-    return ""
 
 
 # --- What a loop needs ---

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import sympy
-
 from tk.codegen.along import carried, is_backwards, scan_key, scans
 from tk.codegen.ir import Kernel, Scanned, Value
 from tk.codegen.printing.body import Body, Lines
@@ -211,7 +209,7 @@ def look_back(combine: str, count: int) -> str:
 
 def combine_function(kernel: Kernel) -> str:
     """A scalar kernel — loads, arithmetic, stores — as a device function of its loads, a0, a1, …, b0, b1, …"""
-    body = Body(kernel, Tile((), ()), ALIGNED, {}, _no_size)
+    body = Body(kernel, Tile((), ()), ALIGNED, {})
     outputs = {v.buffer: body.name(v.args[0]) for v in kernel.values if v.op == "store"}
     sides = [f"{side}{i}" for side in "ab" for i in range(len(outputs))]
     for v in kernel.values:
@@ -222,7 +220,3 @@ def combine_function(kernel: Kernel) -> str:
     results = ", ".join(outputs[f"out{i}"] for i in range(len(outputs)))
     body.out(f"return {results}")
     return "\n".join([f"@triton.jit\ndef {kernel.name}({', '.join(sides)}):", *body.out.text]) + "\n"
-
-
-def _no_size(name: str, expr: sympy.Expr, is_narrow: bool) -> str:
-    raise AssertionError("a combine function has no sizes")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from tk.aot.expr import Expr, as_expr, select
+from tk.aot.expr import Expr, as_expr, maximum, select
 from tk.aot.spec import ITEMSIZE, Arg, Constraint, Int, require
 from tk.codegen import index as ix
 from tk.codegen import ir
@@ -45,6 +45,12 @@ class Addresses:
             self.args[name] = Int(value, dtype, divisible)
         return self.known[key]
 
+    def magic_arg(self, size: sympy.Expr, is_wide: bool) -> str:
+        """What device.divided takes beside a divisor."""
+        n, bits = maximum(self.context.expr(size), 1), 55 if is_wide else 31
+        name = f"magic_{size.name}" if size.is_Symbol else "magic"
+        return self.int_arg(name, as_expr((1 << bits) - 1) // n, "i64" if is_wide else "i32")
+
     def require(self, holds: Expr | bool, message: str) -> None:
         if not any(c.holds.same(as_expr(holds)) for c in self.constraints):
             self.constraints.append(require(holds, message))
@@ -57,12 +63,12 @@ class Addresses:
     def access(self, v: ir.Value) -> Access:
         """Where a load, store or search finds its elements; with what that takes for granted."""
         buffer = self.kernel.buffer(v.buffer)
-        if self.layout.merged and v.op != "search":
+        is_opened = not (self.layout.pitched and buffer.leading)
+        if self.layout.merged and is_opened and v.op != "search":
             if buffer.leading:
                 t = self.context.tensors[buffer.name]
-                self.require(
-                    (t.size(0) == 1) & (t.size(1) == 1), f"leading dimensions of {buffer.name} that run together"
-                )
+                is_one = (t.size(0) == 1) & (t.size(1) == 1)
+                self.require(is_one, f"leading dimensions of {buffer.name} that run together")
             linear = self._linear(v, buffer)
             if linear is not None:
                 return linear
@@ -70,13 +76,15 @@ class Addresses:
 
     def _strider(self, buffer: ir.Buffer, d: int) -> Callable[[str], str]:
         dims = self.context.dims(buffer, d)
-        if len(dims) == 1 or self.layout.merged:
+        if len(dims) == 1 or (self.layout.merged and not self.layout.pitched):
             stride = self.int_arg(f"stride_{buffer.name}_{dims[-1]}", self.context.stride(buffer, d))
             return lambda text: f"{text} * {stride}"
         t = self.context.tensors[buffer.name]
-        s0, s1, s2 = (self.int_arg(f"stride_{buffer.name}_{n}", t.stride(n)) for n in dims)
-        n1, n2 = (self.int_arg(f"leading_{n}", self.context.op.local(f"leading_{n}")) for n in (1, 2))
-        return lambda x: f"({x} // ({n1} * {n2})) * {s0} + ({x} // {n2} % {n1}) * {s1} + ({x} % {n2}) * {s2}"
+        strides = [self.int_arg(f"stride_{buffer.name}_{n}", t.stride(n)) for n in dims]
+        inner = ir.LEADING_SIZES[1:]
+        sizes = [self.int_arg(n.name, self.context.expr(n)) for n in inner]
+        magics = [self.magic_arg(n, is_wide=True) for n in inner]
+        return lambda x: f"device.leading({', '.join([x, *sizes, *magics, *strides])})"
 
     def _linear(self, v: ir.Value, buffer: ir.Buffer) -> Access | None:
         """base + p * step + q, where the index is linear and what is merged runs together; None where it is not."""
@@ -84,16 +92,17 @@ class Addresses:
         if factors is None:
             return None
         of = dict(zip((a.name for a in self.kernel.axes), factors, strict=True))
-        for axes in (self.tile.p, self.tile.q):
+        for axes in (() if self.layout.pitched else self.tile.p, self.tile.q):
             # With one of several axes counted backwards they never run together.
             ways = {(bool(of[a.name]), any(f.is_negative for f in of[a.name].values())) for a in axes}
             if len(ways) > 1:
                 return None
         steps = {a.name: self._step(buffer, of[a.name]) for a in self.kernel.axes}
-        p = self._merge(buffer, self.tile.p, steps) if any(of[a.name] for a in self.tile.p) else None
+        of_p = [a for a in self.tile.p if of[a.name]]
+        p = self._merge(buffer, self.tile.p, steps) if of_p and not self.layout.pitched else None
         q = self._merge(buffer, self.tile.q, steps) if any(of[a.name] for a in self.tile.q) else None
         last = len(v.index) - 1
-        is_unit = q is not None and of[self.tile.q[-1].name] == {last: sympy.Integer(1)}
+        is_unit = self.layout.dense and q is not None and of[self.tile.q[-1].name] == {last: sympy.Integer(1)}
         if is_unit:
             assert q is not None
             is_dense = (q == 1) | (self.extent(self.tile.q) == 1)
@@ -111,7 +120,32 @@ class Addresses:
         base += [self._product(buffer, f"step_{a.name}", a.name, steps[a.name], vector)
                  for a in self.tile.batch if of[a.name]]  # fmt: skip
         q_step = "" if is_unit else self._product(buffer, "step_q", None, q, 1) or None
-        return Access(False, tuple(b for b in base if b), self._product(buffer, "step_p", "p", p, vector), q_step)
+        parts = tuple(b for b in base if b)
+        if not self.layout.pitched:
+            return Access(False, parts, self._product(buffer, "step_p", "p", p, vector), q_step=q_step)
+        is_along_p = self._is_along_results(v, {a.name: of[a.name] for a in of_p})
+        return Access(False, parts, self._by_axes(buffer, of_p, steps, vector, is_along_p),
+                      frozenset(a.name for a in of_p), q_step)  # fmt: skip
+
+    def _by_axes(self, buffer: ir.Buffer, axes: Sequence[ir.Axis], steps: Mapping[str, Expr], vector: int,
+                 is_unit: bool) -> str:  # fmt: skip
+        """The sum of every axis's place times its step. is_unit: that of the last is 1."""
+        found = []
+        for a in axes:
+            if is_unit and a is axes[-1]:
+                size = self.extent([a])
+                self.require((steps[a.name] == 1) | (size == 1), f"{buffer.name} without gaps along its results")
+                found.append(a.name)
+            else:
+                found.append(self._product(buffer, f"step_{a.name}", a.name, steps[a.name], vector))
+        return " + ".join(text for text in found if text)
+
+    def _is_along_results(self, v: ir.Value, of_p: Mapping[str, Mapping[int, sympy.Expr]]) -> bool:
+        """Whether new tensors are written where they lie one behind the other along p: Triton then turns the block that
+        was read along q."""
+        is_new = v.op == "store" and self.kernel.buffer(v.buffer).kind == "output"
+        last = self.tile.p[-1].name if self.tile.p else ""
+        return self.layout.across and is_new and of_p.get(last) == {len(v.index) - 1: sympy.Integer(1)}
 
     def _realigned_access(self, buffer: ir.Buffer, v: ir.Value, p: Expr) -> Access:
         """From the 16 bytes in which a row begins: in every buffer as far before the row."""
@@ -123,7 +157,7 @@ class Addresses:
         self.require(is_same, f"rows of {buffer.name} as far from 16 bytes as those of the others")
         base = self._product(buffer, "base", None, self._constant(buffer, v, True), 1)
         in_vectors = f"({text} - shift) // {self.realigned} * {self.realigned}"
-        return Access(False, (base,) if base else (), in_vectors, "", realigned=True)
+        return Access(False, (base,) if base else (), in_vectors, q_step="", realigned=True)
 
     def _step(self, buffer: ir.Buffer, factors: Mapping[int, sympy.Expr]) -> Expr:
         total: Expr = as_expr(0)

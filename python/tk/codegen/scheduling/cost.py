@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +14,7 @@ from tk.codegen.printing.loops import loops
 from tk.codegen.scheduling import sorts
 from tk.codegen.scheduling.context import Context
 from tk.codegen.scheduling.settings import Setting
-from tk.codegen.tile import Layout, Tile
+from tk.codegen.tile import Layout, Tile, coefficients
 
 # Predicted time, fitted to what tools/time_settings.py measured on an H200: picoseconds.
 START, BLOCK = 335_000, 374_000  # of a program, for each pass; of a block that waits for its loads
@@ -24,6 +24,9 @@ PER_THREAD = 40  # instructions of a thread that do not depend on how many eleme
 MOST_WARPS = 64  # resident on a multiprocessor
 WALK_REDUCTION = 250_000  # ps, of a walk that waits for a sum over the row
 WALK_REGISTERS = 40, 6  # of a thread, and for each element that it has of a block
+STRIDED = 75  # instructions of an access whose place is put together from all strides
+SECTOR = 32  # bytes that memory moves at once
+ROW_BY_AXES = 500_000  # ps, of a launch whose rows have a stride for every axis
 L2_KEPT, L2_LOST = 16 << 20, 40 << 20  # of the rows under way a loop finds all again, and nothing of so many more
 INSTRUCTIONS: Mapping[str, int] = {
     "exp": 6, "exp2": 5, "log": 6, "log2": 5, "div": 8, "sqrt": 8, "rsqrt": 4, "reciprocal": 8, "sigmoid": 14,
@@ -43,12 +46,12 @@ DIGIT_PASS: Mapping[str, tuple[int, int]] = {"i32": (2_000_000, 45_000), "i64": 
 
 @dataclass(frozen=True)
 class Work:
-    """Of one launch. bytes: read and written for an element; read: those of them that a loop would read again.
-    computed: instructions for an element. accesses, columns: loads and stores along rows; those of them that have one
-    value a column are the latter. passes: how often a loop goes over what is reduced."""
+    """Of one launch. read, written: accesses of the buffers that have a value for every element, those that are read
+    would be again by a loop. computed: instructions for an element. accesses, columns: loads and stores along rows;
+    those of them that have one value a column are the latter. passes: how often a loop goes over what is reduced."""
 
-    bytes: int
-    read: int
+    read: tuple[ir.Value, ...]
+    written: tuple[ir.Value, ...]
     computed: int
     accesses: int
     columns: int
@@ -88,14 +91,16 @@ class Cost:
         resident = self.resident(setting)
         # Of what a loop reads again, the share that the L2 cache no longer has, in sixteenths.
         lost = as_expr(0)
+        read = self._bytes(work.read, setting)
+        written = self._bytes(work.written, setting)
         if passes > 1:
-            live = self.sizes[reduced or "q"] * (work.read * block[across])
+            live = self.sizes[reduced or "q"] * (read * block[across])
             live = maximum(live * minimum(device.sm_count * resident, programs) - L2_KEPT, 0)
             lost = minimum(live // (L2_LOST // 16), 16)
-        moved = elements * work.bytes + elements * ((passes - 1) * work.read) * lost // 16
+        moved = elements * maximum(read + written, 1) + elements * ((passes - 1) * read) * lost // 16
         if not looped or passes > 1:  # while a block or pass ends nothing is loaded but by its neighbours
             moved = moved * (2 * resident + 1) // (2 * resident)
-        moved = moved * {"aligned": 1, "rows": 1, "strided": 2}[self.layout.name] // 4  # 0.25 ps a byte: 4 TB/s
+        moved = moved // 4  # 0.25 ps a byte: 4 TB/s
         full = ceil_div(programs, device.sm_count) * device.sm_count * blocks
         instructions = block["p"] * block["q"] * self.instructions(setting)
         instructions += 32 * setting.warps * PER_THREAD + setting.vectors * self._edge_instructions(setting)
@@ -105,7 +110,7 @@ class Cost:
         issued = full * (instructions * INSTRUCTION // 1024 + reductions * setting.warps * passes * REDUCTION)
         waves = ceil_div(programs, device.sm_count * resident)
         waited = waves * (START * (1 + passes) + blocks * (passes * self.waits(setting)))
-        more = self.more(setting, elements, programs)
+        more = self.more(setting, elements, programs) + ROW_BY_AXES * self.layout.pitched
         # All but the longest is hidden, to a tenth.
         return (maximum(maximum(moved, issued), waited) * 13 + moved + issued + waited) // 16 + more
 
@@ -134,12 +139,45 @@ class Cost:
 
     def instructions(self, setting: Setting) -> int:
         """For each element of a block: what is computed, and what loads and stores take."""
-        access = {"aligned": 2, "rows": 12 + min(512 // setting.row, 16), "strided": 30}[self.layout.name]
-        of_column = COLUMN[setting.vectors] if self.layout.name == "rows" else access
+        access = of_column = 2 if self.layout.aligned else STRIDED
+        if self.layout.merged and not self.layout.aligned:
+            access, of_column = 12 + min(512 // setting.row, 16), COLUMN[setting.vectors]
         if setting.vectors or setting.realigned:
             access = 2 if setting.vectors else REALIGNED
-        found = self.work.computed + self.work.accesses * access + self.work.columns * of_column
-        return found
+        return self.work.computed + self.work.accesses * access + self.work.columns * of_column
+
+    # --- Bytes ---
+
+    def _bytes(self, accesses: Sequence[ir.Value], setting: Setting) -> Expr:
+        """Of memory that is moved for an element."""
+        total = as_expr(0)
+        for v in accesses:
+            total = total + self._bytes_of(v, setting)
+        return total
+
+    def _bytes_of(self, v: ir.Value, setting: Setting) -> Expr:
+        """Its own where neighbours lie beside each other, else a sector at most. A load's neighbours in the next row of
+        the block find it in the L1 cache, if half as well."""
+        size = ITEMSIZE[self.kernel.buffer(v.buffer).dtype]
+        is_turned = self.layout.across and v.op == "store"  # the block, before it is written
+        if self.layout.dense or is_turned or coefficients(v, self.kernel.axes) is None:
+            return as_expr(size)
+        found = self._apart(v, self.tile.q) * size
+        if v.op == "load" and setting.p * size >= SECTOR // 2:
+            found = minimum(found, self._apart(v, self.tile.p) * 2 * size)
+        return minimum(found, SECTOR)
+
+    def _apart(self, v: ir.Value, axes: Sequence[ir.Axis]) -> Expr:
+        """How many elements lie from one place to the next along the last of these axes that has several."""
+        buffer, factors = self.kernel.buffer(v.buffer), coefficients(v, self.kernel.axes)
+        assert factors is not None
+        step = as_expr(1)
+        for a in axes:
+            own = as_expr(0)
+            for d, factor in factors[self.kernel.axes.index(a)].items():
+                own = own + self.context.expr(factor) * self.context.stride(buffer, d)
+            step = select(self.context.extent([a]) == 1, step, own)
+        return maximum(maximum(step, 0 - step), 1)
 
     def more(self, setting: Setting, elements: Expr, programs: Expr) -> Expr:
         """What other launches take, and waiting for other programs."""
@@ -156,12 +194,12 @@ class Cost:
     def work(self) -> Work:
         """Of the values and buffers at every element of the tile: a bias or a row's sum hardly counts."""
         dims = [{a.name for a in axes} for axes in (self.tile.p, self.tile.q) if axes]
-        read: dict[str, int] = {}
-        written: dict[str, int] = {}
+        read: dict[str, ir.Value] = {}
+        written: dict[str, ir.Value] = {}
         for v in self.kernel.accesses:
             names = {s.name for e in v.index for s in e.free_symbols}
             if all(names & d for d in dims):
-                (read if v.op == "load" else written)[v.buffer] = ITEMSIZE[self.kernel.buffer(v.buffer).dtype]
+                (read if v.op == "load" else written)[v.buffer] = v
         inside = [v for v in self.kernel.values if all(v.axes & d for d in dims)]
         along_q = {a.name for a in self.tile.q}
         accesses = [v for v in self.kernel.values if v.op in ("load", "store") and v.axes & along_q]
@@ -171,7 +209,7 @@ class Cost:
         computed += sum(5 if v.data in ("argmax", "argmin") else 2 for v in reductions)
         computed += SCANNED * len({along.scan_key(v) for v in along.scans(self.kernel)})
         passes = loops(self.kernel, self.tile)
-        return Work(max(1, sum(read.values()) + sum(written.values())), sum(read.values()), computed,
+        return Work(tuple(read.values()), tuple(written.values()), computed,
                     len(accesses) - len(columns), len(columns), len(reductions), passes)  # fmt: skip
 
 

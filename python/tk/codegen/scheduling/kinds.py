@@ -17,7 +17,7 @@ from tk.codegen.scheduling.context import Context, half
 from tk.codegen.scheduling.cost import DigitsCost, RunsCost, ScanCost, SortCost, WalkCost
 from tk.codegen.scheduling.schedule import Scheduled
 from tk.codegen.scheduling.settings import Setting, settings_of
-from tk.codegen.tile import Layout, Tile, choose_tile, coefficients
+from tk.codegen.tile import Layout, Tile, coefficients, is_for, laid_out
 
 MOST_DIGITS = 64 << 10  # bytes of a row that is sorted by digits: shared memory holds it twice
 
@@ -219,13 +219,15 @@ def kind_of(kernel: ir.Kernel, tile: Tile) -> Kind:
 
 
 def schedule(kernel: ir.Kernel, layout: Layout, context: Context) -> Scheduled:
-    tile = choose_tile(kernel, layout)
+    kernel, tile = laid_out(kernel, layout)
     return kind_of(kernel, tile).launch(kernel, tile, layout, context)
 
 
 def choices(kernel: ir.Kernel, layout: Layout, kind: str = "") -> Settings:
     """The settings that a launch may have in a layout. kind: the name of another than its own."""
-    tile = choose_tile(kernel, layout)
+    if not is_for(kernel, layout):
+        return ()
+    kernel, tile = laid_out(kernel, layout)
     own = next(k for k in KINDS if k.name == kind) if kind else kind_of(kernel, tile)
     return own.settings(kernel, tile, layout)
 
@@ -233,7 +235,7 @@ def choices(kernel: ir.Kernel, layout: Layout, kind: str = "") -> Settings:
 def secondary_setting(kernel: ir.Kernel, layout: Layout) -> Setting | None:
     """Of a launch beside the one that a config is about: one that takes as many sizes as it can; None where it has
     none."""
-    tile = choose_tile(kernel, layout)
+    kernel, tile = laid_out(kernel, layout)
     kind = kind_of(kernel, tile)
     if kind.beside:
         return settings_of(kind.beside, "rows")[-1]

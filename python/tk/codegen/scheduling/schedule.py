@@ -182,7 +182,7 @@ class Scheduled(Addresses):
             first=combo.FIRST if is_behind else "",
         )
         debug_op = self.context.op.name if self.context.debug else ""
-        body = Body(self.kernel, self.tile, self.layout, accesses, self._size_arg, form, debug_op)
+        body = Body(self.kernel, self.tile, self.layout, accesses, self._size_arg, self.magic_arg, form, debug_op)
         text = self.printer(body).print(self.kernel.name, [combo.PARAMS])
         return text, {**sizes, **self.args}
 

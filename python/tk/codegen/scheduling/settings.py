@@ -75,8 +75,8 @@ UNUSUAL: Mapping[str, int | bool] = {
 Table = Mapping[str, Mapping[str, tuple[Setting, ...]]]
 
 # By kind of launch (schedule.kind_of; "parts" are the inner reductions of a split one). Of a kind's settings those that
-# a layout gets, the first for every size: it is all that PTX has. The strided one serves what nothing else takes.
-# docs/performance.md has what they were chosen by.
+# a layout gets, the first for every size: it is all that PTX has. The strided one serves what nothing else takes. Of
+# one name a call has that of the first layout that it fits. docs/performance.md has what they were chosen by.
 SETTINGS: Table = {
     "flat": {
         "aligned": (Setting(1, 2048, 4), Setting(1, 1024, 4)),
@@ -86,6 +86,8 @@ SETTINGS: Table = {
     "rows": {
         "aligned": (Setting(8, 256, 4), Setting(32, 64, 4)),
         "rows": (Setting(2, 512, 4), Setting(16, 64, 4)),
+        "pitched": (Setting(4, 512, 4), Setting(32, 64, 4)),
+        "gathered": (Setting(1, 512, 4), Setting(16, 64, 4)),
         "strided": (Setting(32, 32, 4),),
     },
     "inner": {
@@ -103,12 +105,17 @@ SETTINGS: Table = {
             *(Setting(1, 2048, 8, segments=n, vectors=True) for n in (2, 3, 4)),
             Setting(1, 4096, 16, segments=3, vectors=True),
         ),
+        "pitched": (Setting(1, 4096, 16, True), Setting(32, 64, 4), Setting(4, 512, 4), Setting(1, 4096, 4)),
+        "gathered": (Setting(1, 2048, 8, True), Setting(16, 64, 4), Setting(4, 256, 4)),
+        "columns": (Setting(4, 512, 4, True),),
         "strided": (Setting(16, 64, 4, True),),
     },
     "parts": {
         "aligned": (Setting(1, 4096, 16, True),),
         "rows": (Setting(1, 2048, 8, True),),
-        "strided": (),
+        "pitched": (Setting(1, 4096, 16, True),),
+        "gathered": (Setting(1, 2048, 8, True),),
+        "strided": (Setting(1, 1024, 4, True), Setting(16, 64, 4, True)),
     },
     "walk": {
         "aligned": (
@@ -121,7 +128,8 @@ SETTINGS: Table = {
             Setting(1, 4096, 8, vectors=True, ahead=True),
             *(Setting(1, 4096, 16, segments=n, vectors=True, ahead=True, rereads=True) for n in (2, 3)),
         ),
-        "strided": (),
+        "pitched": (Setting(2, 1024, 4), Setting(32, 64, 4)),
+        "gathered": (Setting(1, 2048, 4),),
     },
     "full": {
         "aligned": (Setting(1, 4096, 8, True),),
@@ -131,6 +139,9 @@ SETTINGS: Table = {
     "outer": {
         "aligned": (Setting(64, 32, 8, True),),
         "rows": (Setting(64, 32, 8, True),),
+        "pitched": (Setting(64, 32, 8, True),),
+        "gathered": (Setting(64, 32, 8, True),),
+        "columns": (Setting(64, 32, 8, True), Setting(64, 32, 4)),
         "strided": (Setting(64, 32, 8, True),),
     },
     # Along rows; the spread ones where programs may share a row.
@@ -146,6 +157,8 @@ SETTINGS: Table = {
             Setting(1, 2048, 4, True, realigned=True, everywhere=True),
             Setting(1, 4096, 8, spread=True, realigned=True),
         ),
+        "pitched": (Setting(1, 2048, 4, True), Setting(32, 64, 4), Setting(8, 256, 4)),
+        "gathered": (Setting(1, 2048, 4, True),),
         "strided": (Setting(16, 64, 4, True),),
     },
     # A warp sorts up to 512 elements without a barrier. These kernels take long to compile and wait for no memory:
@@ -156,7 +169,6 @@ SETTINGS: Table = {
             Setting(16, 64, 4), Setting(1, 256, 1), Setting(1, 512, 1, everywhere=True), Setting(1, 1024, 2),
             Setting(1, 2048, 4, everywhere=True),
         ),
-        "strided": (),
     },
     # Of the first few of what is sorted: as many as a block holds are kept while a row is run through.
     "top": {
@@ -165,22 +177,17 @@ SETTINGS: Table = {
             Setting(16, 64, 4, True), Setting(1, 512, 1),
             Setting(1, 2048, 4, everywhere=True),
         ),
-        "strided": (),
     },
     # The same in 32 bits, of rows that are not long.
     "narrow": {
         "aligned": (Setting(4, 64, 1, True),),
         "rows": (Setting(4, 64, 1, True),),
-        "strided": (),
     },
     # In shared memory, 16 elements a thread; for 64-bit numbers of 16,384 there is not enough.
     "digits": {
-        "aligned": (),
         "rows": tuple(Setting(1, 512 * warps, warps, digits=True, everywhere=True) for warps in (4, 8, 16, 32)),
-        "strided": (),
     },
     "runs": {
-        "aligned": (),
         "rows": (Setting(1, TILE, 4, spread=True),),
         "strided": (Setting(1, TILE, 4, spread=True),),
     },
@@ -209,7 +216,7 @@ _table: Table = SETTINGS
 
 def settings_of(kind: str, layout: str) -> tuple[Setting, ...]:
     """Those of a kind of tile in a layout, the first of them the one that every graph has."""
-    return _table[kind][layout]
+    return _table[kind].get(layout, ())
 
 
 @contextmanager
