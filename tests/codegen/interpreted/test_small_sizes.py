@@ -251,6 +251,60 @@ def test_halves_by_split() -> None:
     assert found and all(torch.equal(one, fn(x)) for (one,) in found)
 
 
+# Halves of an odd dimension, which torch broadcasts where one of them has size 1.
+HALVES: dict[str, Callable[[Tensor], object]] = {
+    "gated": lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
+    "the product": lambda x: x[:, : half(x)] * x[:, half(x) :],
+    "the difference": lambda x: x[:, half(x) :] - x[:, : half(x)],
+    "one or the other": lambda x: torch.where(x[:, : half(x)] > 0, x[:, half(x) :], 0.0),
+    "of the transposed": lambda x: x.t()[: half(x)] * x.t()[half(x) :],
+    "between them": lambda x: torch.lerp(x[:, : half(x)], x[:, half(x) :], 0.25),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_halves_that_torch_broadcasts(name: str) -> None:
+    """Refused with these words where torch computes, and without them where it does not."""
+    fn = HALVES[name]
+    made = built(fn, False)
+    seen = set()
+    for shape in [*SIZES, (2, 4), (2, 5)]:
+        x = torch.randn(shape)
+        try:
+            expected = results(fn, x, False)
+        except (IndexError, RuntimeError, ValueError):
+            with pytest.raises(ValueError, match="must") as caught:
+                list(host.run_all(made, x))
+            assert "broadcast" not in str(caught.value), shape
+            seen.add("torch refuses")
+            continue
+        if shape[1] % 2:
+            with pytest.raises(ValueError, match=r"must be equal to .*: torch would broadcast the one of size 1"):
+                list(host.run_all(made, x))
+            seen.add("torch broadcasts")
+            continue
+        for variant, found in host.run_all(made, x):
+            torch.testing.assert_close(found, expected, msg=f"{shape}, {variant}")
+            seen.add("equal")
+    assert seen == {"torch refuses", "torch broadcasts", "equal"}
+
+
+@pytest.mark.parametrize("name", ["gated", "the product"])
+def test_the_broadcast_of_a_declared_size(name: str) -> None:
+    """As the refusal says."""
+    fn = HALVES[name]
+
+    def whole(x):
+        return fn(x)
+
+    made = generate(whole, op(x="fp32[M, 3]")(whole).signature, "small")
+    x = torch.randn(4, 3)
+    found = [found for _, (found,) in host.run_all(made, x)]
+    assert found
+    for one in found:
+        torch.testing.assert_close(one, fn(x))
+
+
 DIFFERENTIATED: dict[str, Callable[[Tensor], Tensor]] = {
     "the last three": lambda x: x[:, -3:].sin(),
     "two to five": lambda x: x[:, 2:5] * x[:, 2:5],
@@ -292,7 +346,7 @@ DECLARED = {name: x for name, x in vars(ops).items() if isinstance(x, Declared)}
 # Torch has associative_scan on the CPU where it is compiled alone, and `dropped` draws.
 WITHOUT_EAGER = {"recurrence", "last_positive", "dropped"}
 IN_PLACE = {"add_in_place", "shift_in_place"}
-# Two halves of an odd row differ in size: where one has a single element, torch broadcasts it, and tk refuses the call.
+# Two halves of an odd row differ in size: where one has a single element, torch broadcasts it, and tk says so.
 BROADCAST = {"swiglu": {(1,), (3,)}}
 WITHOUT_GRADIENT = {"total", "add_in_place", "shift_in_place", "scans", "running_extremes", "backward_cumsum",
                     "sorted_rows", "searched"}  # fmt: skip
@@ -337,7 +391,7 @@ def test_every_function(name: str) -> None:
         if expected is None:
             continue
         if sizes in BROADCAST.get(name, ()):
-            with pytest.raises(ValueError, match="must be equal"):
+            with pytest.raises(ValueError, match="torch would broadcast"):
                 list(host.run_all(made, *args.values()))
             continue
         count = 0

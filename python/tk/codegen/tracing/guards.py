@@ -64,8 +64,8 @@ def of_sizes(arguments: Arguments, fn: Callable[..., Any]) -> Iterator[Check]:
             if zero is not None:
                 checks.setdefault(str(zero), Check(zero, f"{zero.args[0]} must be a multiple of {zero.args[1]}"))
             else:
-                zero = _unless_empty(expr) * (expr.lhs - expr.rhs)
-                checks.setdefault(str(expr), Check(zero, f"{expr.lhs} must be equal to {expr.rhs}"))
+                for check in _equality(expr, location):
+                    checks.setdefault(check.message, check)
             continue
         if not is_own and isinstance(expr, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
             excess = _excess(expr)
@@ -83,6 +83,24 @@ def of_sizes(arguments: Arguments, fn: Callable[..., Any]) -> Iterator[Check]:
         yield Check(check.zero, arguments.slices.said(check.message))
 
 
+def _equality(expr: sympy.Eq, location: Any) -> Iterator[Check]:
+    """Of two sizes. Where one is 1 torch may broadcast it, which is said: no other call is refused with those words."""
+    message = f"{expr.lhs} must be equal to {expr.rhs}"
+    unequal = _unless_empty(expr) * (expr.lhs - expr.rhs)
+    if not _is_of_broadcast(location):
+        yield Check(unequal, message)
+        return
+    left_is_one, right_is_one = (_is_one(of_any_size(size)) for size in expr.args)
+    yield Check(unequal * (1 - left_is_one) * (1 - right_is_one), message)
+    yield Check(unequal * (left_is_one + right_is_one), f"{message}: {_BROADCAST}")
+
+
+def _is_one(size: sympy.Expr) -> sympy.Expr:
+    """1 where the size is 1, else 0."""
+    return sympy.Max(0, 2 - size, evaluate=False) * sympy.Min(size, 1, evaluate=False)
+
+
+_BROADCAST = "torch would broadcast the one of size 1, which takes an op that is declared with that size as a number"
 _MAY_BE_A_VIEW = "a reshape may be a view there, and is written"
 
 
@@ -147,9 +165,7 @@ def _not_squeezed(recorded: fx.GraphModule, arguments: Arguments) -> Iterator[Ch
             if arguments.slices.of(size):
                 raise Decided(f"squeeze of a dimension of size {arguments.slices.said(str(size))}")
             if not size.is_Integer:
-                # 1 where the size is 1, else 0.
-                is_one = sympy.Max(0, 2 - size, evaluate=False) * sympy.Min(size, 1, evaluate=False)
-                yield Check(is_one, f"{size} must not be 1: squeeze would leave out that dimension")
+                yield Check(_is_one(size), f"{size} must not be 1: squeeze would leave out that dimension")
 
 
 def _reached(recorded: fx.GraphModule, arguments: Arguments) -> Iterator[Check]:
@@ -250,7 +266,17 @@ def _base(node: fx.Node) -> str:
 def _is_of_strides(location: Any) -> bool:
     """Whether torch only asked how a tensor lies in memory: a kernel reads by index, so the answer says nothing."""
     file, name = getattr(location, "filename", ""), getattr(location, "name", "")
-    return file.endswith("torch/_prims_common/__init__.py") and name != "infer_size"
+    is_of_common = file.endswith("torch/_prims_common/__init__.py") and name != "infer_size"
+    return is_of_common or (file.endswith("torch/_refs/__init__.py") and name == "lerp")
+
+
+_BROADCASTING = ("_broadcast_shapes", "broadcast_shapes", "broadcast_tensors", "infer_size", "should_expand")
+
+
+def _is_of_broadcast(location: Any) -> bool:
+    """Whether torch asked while it broadcast one tensor to another."""
+    file, name = getattr(location, "filename", ""), getattr(location, "name", "")
+    return name in _BROADCASTING and not file.endswith("torch/_prims_common/__init__.py")  # which infers a -1
 
 
 def _is_of_cpp(location: Any, expr: Any) -> bool:
