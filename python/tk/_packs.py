@@ -14,9 +14,13 @@ from tk import _library
 from tk._table import Records
 
 __all__ = [
-    "Coverage", "CoverageRow", "Pack", "Packs", "config_numbers", "config_params", "coverage", "needs", "packs",
-    "verify",
+    "OF_FUNCTIONS", "Coverage", "CoverageRow", "Pack", "Packs", "config_numbers", "config_params", "coverage", "needs",
+    "op_names", "packs", "verify",
 ]  # fmt: skip
+
+
+# How the names of ops begin whose kernels hold a user's functions: attention's mods and what stands in b2b_gemm.
+OF_FUNCTIONS = ("flex_", "b2b_")
 
 
 # --- tk.h's structs ---
@@ -251,6 +255,12 @@ def _coverage_of(arch: str, pack: ctypes.c_void_p, op: bytes) -> list[CoverageRo
         for key in sorted(variants)
         for kernel, number, config in [key]
     ]
+
+
+def op_names() -> set[str]:
+    """The ops that a pin may name, of all packs. Kernels of a user's mods and functions take none."""
+    names = {op.name.decode() for _, pack in _open_packs() for op in _listed("tk_list_ops", OpInfo, pack)}
+    return {name for name in names if not name.startswith(OF_FUNCTIONS)}
 
 
 def config_numbers(op: str) -> dict[str, int]:

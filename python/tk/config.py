@@ -18,6 +18,10 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
+from tk import _packs
+from tk._arguments import flag
+from tk._names import did_you_mean
+
 __all__ = ["batch_invariant", "build_missing", "deterministic", "modes", "override", "set_default_modes"]
 __all__ += ["static_weights", "strict"]
 
@@ -58,11 +62,6 @@ def _check_modes(function: str, changes: Mapping[str, bool | None]) -> None:
             raise TypeError(f"tk.config.{function}: {name} is {wanted!r}, must be {accepted}")
 
 
-def _check_switch(function: str, enabled: bool) -> None:
-    if not isinstance(enabled, bool):
-        raise TypeError(f"tk.config.{function}: enabled is {enabled!r}, must be True or False")
-
-
 @contextmanager
 def _holding(state: State) -> Iterator[None]:
     token = _state.set(state)
@@ -98,25 +97,25 @@ def modes(
 
 def deterministic(enabled: bool = True) -> AbstractContextManager[None]:
     """``modes(deterministic=enabled)``."""
-    _check_switch("deterministic", enabled)
+    flag("config.deterministic", "enabled", enabled)
     return modes(deterministic=enabled)
 
 
 def batch_invariant(enabled: bool = True) -> AbstractContextManager[None]:
     """``modes(batch_invariant=enabled)``."""
-    _check_switch("batch_invariant", enabled)
+    flag("config.batch_invariant", "enabled", enabled)
     return modes(batch_invariant=enabled)
 
 
 def strict(enabled: bool = True) -> AbstractContextManager[None]:
     """``modes(strict=enabled)``."""
-    _check_switch("strict", enabled)
+    flag("config.strict", "enabled", enabled)
     return modes(strict=enabled)
 
 
 def static_weights(enabled: bool = True) -> AbstractContextManager[None]:
     """``modes(static_weights=enabled)``."""
-    _check_switch("static_weights", enabled)
+    flag("config.static_weights", "enabled", enabled)
     return modes(static_weights=enabled)
 
 
@@ -124,12 +123,13 @@ def static_weights(enabled: bool = True) -> AbstractContextManager[None]:
 def override(op: str, config: str | int | None) -> Iterator[None]:
     """Pins a config of an op inside a ``with``, by its name or number (``tk.coverage()`` lists them); None lifts a pin.
 
-    A call that the config cannot serve raises ``ValueError`` with the constraint that fails. On the CPU, where there is
-    nothing to choose, it has no effect. It is the Python wrappers (``tk.mm``) that look here; ``torch.ops.tk.mm`` takes
-    a config's number as an argument.
+    An op that no loaded pack has raises ``ValueError``, and so does a call that the config cannot serve, with the
+    constraint that fails. On the CPU, where there is nothing to choose, it has no effect. It is the Python wrappers
+    (``tk.mm``) that look here; ``torch.ops.tk.mm`` takes a config's number as an argument.
     """
     if not isinstance(op, str):
         raise TypeError(f"tk.config.override: op must be a string, is {op!r}")
+    _check_op(op)
     if isinstance(config, bool) or not isinstance(config, str | int | None):
         raise TypeError(f"tk.config.override: config must be a config's name or number, or None, is {config!r}")
     state = current()
@@ -138,6 +138,25 @@ def override(op: str, config: str | int | None) -> Iterator[None]:
         overrides[op] = config
     with _holding(replace(state, overrides=overrides)):
         yield
+
+
+# Functions whose kernels are those of another op.
+_KERNELS_OF: Mapping[str, str] = {
+    "addmm": "mm", "linear": "mm", "baddbmm": "bmm", "conv1d": "conv", "conv2d": "conv", "conv3d": "conv",
+    "uint4x2_mixed_mm": "int4_mm",
+}  # fmt: skip
+
+
+def _check_op(op: str) -> None:
+    """A pin of a name that no kernel looks for would have no effect."""
+    known = _packs.op_names()
+    if op in known:
+        return
+    if (runs := _KERNELS_OF.get(op)) is not None:
+        hint = f"tk.{op} runs the kernels of {runs!r}"
+    else:
+        hint = did_you_mean(op, known, 0.5) or "tk.coverage() lists them"
+    raise ValueError(f"tk.config.override: op is {op!r}, must be an op of a loaded pack; {hint}")
 
 
 # --- Building what is missing ---
@@ -160,7 +179,7 @@ class build_missing(AbstractContextManager[None]):
 
     def __init__(self, enabled: bool = True):
         global _builds
-        _check_switch("build_missing", enabled)
+        flag("config.build_missing", "enabled", enabled)
         self._before, _builds = _builds, enabled
 
     def __exit__(self, *_: object) -> None:

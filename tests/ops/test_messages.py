@@ -127,11 +127,11 @@ MESSAGES: list[tuple[str, type[Exception], str]] = [
     ("tk.config.modes(deterministic='no').__enter__()", TypeError,
      "tk.config.modes: deterministic is 'no', must be True, False or None, which leaves it as it is"),
     ("tk.config.batch_invariant('off').__enter__()", TypeError,
-     "tk.config.batch_invariant: enabled is 'off', must be True or False"),
+     "tk.config.batch_invariant: enabled must be a bool, is 'off'"),
     ("tk.config.set_default_modes(strict=0)", TypeError,
      "tk.config.set_default_modes: strict is 0, must be True, False or None, which leaves it as it is"),
     ("tk.config.build_missing('no')", TypeError,
-     "tk.config.build_missing: enabled is 'no', must be True or False"),
+     "tk.config.build_missing: enabled must be a bool, is 'no'"),
     ("tk.config.override('mm', 3.5).__enter__()", TypeError,
      "tk.config.override: config must be a config's name or number, or None, is 3.5"),
     # Models

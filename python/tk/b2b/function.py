@@ -46,6 +46,8 @@ def register(f: Function, *, dtypes: Sequence[torch.dtype] = (torch.bfloat16,)) 
         tk.UnsupportedError: a function that no kernel can have.
     """
     try:
+        if not isinstance(dtypes, list | tuple):
+            raise TypeError(f"tk.b2b.register: dtypes must be a list or a tuple, is {dtypes!r}")
         for dtype in dtypes:
             if dtype not in _DTYPES:
                 raise ValueError(f"tk.b2b.register: {dtype} in dtypes; they are {', '.join(map(str, _DTYPES))}")

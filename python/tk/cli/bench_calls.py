@@ -37,12 +37,18 @@ def parser() -> argparse.ArgumentParser:
     add(
         "what",
         nargs="+",
+        type=_meant,
         metavar="FUNCTION|SHAPE|NAME=VALUE",
         help="functions; or one, and its arguments as of explain",
     )
     add("--dtype", type=dtype_name, default="bf16", help="of floating-point tensors (bf16)")
     add("--device", default="cuda", help="cpu times the reference")
     return found
+
+
+def _meant(text: str) -> str | Shape | tuple[str, Any]:
+    """The name of a function, or an argument of one."""
+    return text if text in inspect.functions() else argument(text)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -65,10 +71,10 @@ def run(arguments: Sequence[str]) -> int:
     return int(failed > 0)
 
 
-def wanted(what: Sequence[str], dtype: torch.dtype, device: str) -> Iterator[Call]:
+def wanted(what: Sequence[str | Shape | tuple[str, Any]], dtype: torch.dtype, device: str) -> Iterator[Call]:
     """The calls that a command line names. Raises ValueError."""
-    names = [text for text in what if text in inspect.functions()]
-    given = [argument(text) for text in what if text not in names]
+    names = [x for x in what if isinstance(x, str)]
+    given = [x for x in what if not isinstance(x, str)]
     known = [
         call for call in _calls.calls(device, dtype, "small" if device == "cpu" else "large") if call.name in names
     ]
@@ -77,10 +83,14 @@ def wanted(what: Sequence[str], dtype: torch.dtype, device: str) -> Iterator[Cal
         return
     if len(names) != 1:
         raise ValueError("tk bench: arguments are those of one function")
-    tensors = tuple(x.tensor(dtype, device) for x in given if isinstance(x, Shape))
-    named = dict(x for x in given if isinstance(x, tuple))
     torch.manual_seed(0)
-    args = tree_map_only(Tensor, lambda x: torch.randn_like(x) if x.is_floating_point() else x, tensors)
+
+    def made(x: Shape) -> Tensor:
+        tensor = x.tensor(dtype, device)
+        return torch.randn_like(tensor) if tensor.is_floating_point() else tensor
+
+    args = tuple(made(x) for x in given if isinstance(x, Shape))
+    named = tree_map_only(Shape, made, dict(x for x in given if isinstance(x, tuple)))
     yield replace(known[0], args=args, kwargs=named)
 
 

@@ -12,6 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 import tk
+from tk._arguments import flag
 from tk.dropin import recognise
 from tk.dropin.functions import stand_ins
 from tk.dropin.functions.norms import RMS_NORM
@@ -54,7 +55,7 @@ def use(model: nn.Module, *, only_faster: bool = True) -> Report:
         is_class = isinstance(model, type)
         given = f"the class {model.__name__}: make one first" if is_class else type(model).__name__
         raise TypeError(f"tk.use: model must be a torch.nn.Module, is {given}")
-    return _use(model, _target(model, only_faster))
+    return _use(model, _target(model, flag("use", "only_faster", only_faster)))
 
 
 def _use(model: nn.Module, target: Target) -> Report:

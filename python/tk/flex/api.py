@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tk import errors
+from tk._arguments import flag, number
 from tk.flex import autograd, compiled
 from tk.flex import kernel_options as options
 from tk.flex.block_mask import BlockMask
@@ -67,6 +68,8 @@ def flex_attention(
         tk.UnsupportedError: a dtype or a mod that no kernel can have.
         tk.VariantNotFoundError: no loaded pack has kernels for these mods; the message has the ``tk build`` line.
     """
+    flag("flex_attention", "enable_gqa", enable_gqa)
+    flag("flex_attention", "return_lse", return_lse)
     query, key, value = _autocast(query, key, value)
     n_keys = check_operands(query, key, value, enable_gqa, page_table)
     if sinks is not None:
@@ -78,8 +81,7 @@ def flex_attention(
     lists, block, mask_mod = NO_LISTS, (UNBOUNDED, UNBOUNDED), None
     if block_mask is not None:
         lists, block, mask_mod = check_mask(block_mask, query, n_keys)
-    if scale is None:
-        scale = query.shape[3] ** -0.5
+    scale = _scale("flex_attention", scale, query)
     others = (*lists, kv_lengths, page_table, sinks)
     max_scores = return_aux is not None and _wants_max_scores(return_aux, return_lse)
     out, lse = _attend(query, key, value, score_mod, mask_mod, others, scale, block, max_scores, tile)
@@ -111,7 +113,9 @@ def sdpa(
         ``[..., H, M, Dv]``; a row that sees no key is 0. Where value has no elements, zeros of query's batches and
         heads. Raises as :func:`flex_attention`.
     """
-    if dropout_p != 0:
+    flag("sdpa", "is_causal", is_causal)
+    flag("sdpa", "enable_gqa", enable_gqa)
+    if number("sdpa", "dropout_p", dropout_p) != 0:
         raise errors.UnsupportedError(f"tk.sdpa: dropout_p is {dropout_p}; no kernel drops, use 0")
     if attn_mask is not None and is_causal:
         raise ValueError("tk.sdpa: give attn_mask or is_causal, not both")
@@ -144,7 +148,7 @@ def sdpa(
             score_mod = learned_bias(table)
     q, k, v = _autocast(q, k, v)
     check_operands(q, k, v, enable_gqa, None, "tk.sdpa")
-    scale = q.shape[3] ** -0.5 if scale is None else scale
+    scale = _scale("sdpa", scale, q)
     others = (*NO_LISTS, None, None, None)  # the mask is asked everywhere: to list its blocks would take longer
     block = (UNBOUNDED, UNBOUNDED)
     if torch.compiler.is_dynamo_compiling():  # these mods are known: the compiler need not record them
@@ -195,6 +199,10 @@ def _attend(
             if (refused := errors.not_dense(caller, name, x)) is not None:
                 raise refused from None
         raise errors.typed(error) from None
+
+
+def _scale(function: str, scale: float | None, query: Tensor) -> Any:
+    return query.shape[3] ** -0.5 if scale is None else number(function, "scale", scale)
 
 
 def _refuse_device(pair: trace.Pair, query: Tensor) -> None:

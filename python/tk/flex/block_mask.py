@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
+from tk._arguments import flag
 from tk.flex.mods import MaskMod
 from tk.flex.tracing import trace
 from tk.flex.tracing.evaluate import evaluate, indices
@@ -84,6 +85,7 @@ class BlockMask:
         is_derived: bool = False,
     ) -> BlockMask:
         """From the lists by rows. Without seq_lengths the last blocks are whole. Raises ValueError."""
+        flag("flex.BlockMask", "compute_q_blocks", compute_q_blocks)
         _check_lists(kv_num_blocks, kv_indices, "kv")
         if (full_kv_num_blocks is None) != (full_kv_indices is None):
             raise ValueError("tk.flex.BlockMask: give full_kv_num_blocks and full_kv_indices both, or neither")
@@ -150,7 +152,7 @@ class BlockMask:
 
     def as_tuple(self, flatten: bool = True) -> tuple[Any, ...]:
         lists = tuple(getattr(self, name) for name in LISTS)
-        if flatten:
+        if flag("flex.BlockMask", "flatten", flatten):
             return (*self.seq_lengths, *lists, *self.BLOCK_SIZE, self.mask_mod)
         return (self.seq_lengths, *lists, self.BLOCK_SIZE, self.mask_mod)
 
@@ -282,6 +284,7 @@ def create_block_mask(
     Raises:
         ValueError: sizes that are no sizes. TypeError, tk.UnsupportedError: as of tk.flex_attention for a mod.
     """
+    flag("flex.create_block_mask", "separate_full_blocks", separate_full_blocks)
     q_block, kv_block = _block_size(BLOCK_SIZE)
     for name, value in (("B", B), ("H", H), ("Q_LEN", Q_LEN), ("KV_LEN", KV_LEN)):
         if (not isinstance(value, int | torch.SymInt) or isinstance(value, bool)) and (
@@ -421,7 +424,8 @@ def _check_lists(num_blocks: Tensor, at: Tensor, name: str) -> None:
 
 def _block_size(given: int | tuple[int, int]) -> tuple[int, int]:
     pair = tuple(given) if isinstance(given, list | tuple) else (given, given)
-    if len(pair) != 2 or not all(isinstance(n, int | torch.SymInt) and n > 0 for n in pair):
+    are_ints = all(isinstance(n, int | torch.SymInt) and not isinstance(n, bool) for n in pair)
+    if len(pair) != 2 or not are_ints or not all(n > 0 for n in pair):
         raise ValueError(f"tk.flex: BLOCK_SIZE is {given}, must be a positive number or two: of queries and of keys")
     return pair
 

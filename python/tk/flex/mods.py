@@ -11,11 +11,14 @@ needs no other kernel. docs/attention.md has a picture of each mask.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from tk._arguments import whole
 
 __all__ = [
     "alibi", "and_masks", "causal", "dilated_window", "document", "learned_bias", "natten_2d", "or_masks",
@@ -36,7 +39,7 @@ def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
 
 def sliding_window(size: int) -> MaskMod:
     """Causal: the last `size` keys, with the query's own."""
-    _positive("sliding_window", size=size)
+    _positive_ints("sliding_window", size=size)
 
     def window(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return (q_idx >= kv_idx) & (q_idx - kv_idx < size)
@@ -46,7 +49,7 @@ def sliding_window(size: int) -> MaskMod:
 
 def dilated_window(size: int, dilation: int) -> MaskMod:
     """Causal: `size` keys, every `dilation`-th back from the query's own."""
-    _positive("dilated_window", size=size, dilation=dilation)
+    _positive_ints("dilated_window", size=size, dilation=dilation)
 
     def window(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         back = q_idx - kv_idx
@@ -64,6 +67,7 @@ def prefix_lm(length: int | Tensor) -> MaskMod:
             return (kv_idx < length[b]) | (q_idx >= kv_idx)
 
         return _named(prefix, "prefix_lm")
+    _not_negative("prefix_lm", "length", length)
 
     def prefix_of_all(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return (kv_idx < length) | (q_idx >= kv_idx)
@@ -92,7 +96,7 @@ def document(ids: Tensor) -> MaskMod:
 def natten_2d(height: int, width: int, kernel: int) -> MaskMod:
     """Neighbourhood attention on a picture in row-major order: ``kernel * kernel`` keys around each query. At borders
     the window is moved inwards, so that every query has as many."""
-    _positive("natten_2d", height=height, width=width, kernel=kernel)
+    _positive_ints("natten_2d", height=height, width=width, kernel=kernel)
     if kernel > min(height, width):
         shown, picture = _shown(kernel), f"{_shown(height)} x {_shown(width)}"
         raise ValueError(f"tk.flex.mods.natten_2d: kernel is {shown}, must fit into {picture}")
@@ -146,7 +150,7 @@ def alibi(slopes: Tensor | int) -> ScoreMod:
             return score + slopes[h] * (kv_idx - q_idx)
 
         return _named(bias, "alibi")
-    _positive("alibi", slopes=slopes)
+    _positive_ints("alibi", slopes=slopes)
     n_heads = slopes
 
     def bias_of_head(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
@@ -160,6 +164,7 @@ def relative_bias(table: Tensor, max_distance: int) -> ScoreMod:
 
     table: ``[H, 2 * max_distance + 1]``; it may have a gradient."""
     _table("relative_bias", "table", table, (2,))
+    _not_negative("relative_bias", "max_distance", max_distance)
     if table.shape[1] != 2 * max_distance + 1:
         raise ValueError(
             f"tk.flex.mods.relative_bias: table is {_shown(list(table.shape))}, must be "
@@ -185,7 +190,10 @@ def per_head_bias(bias: Tensor) -> ScoreMod:
 
 def soft_cap(cap: float) -> ScoreMod:
     """``cap * tanh(score / cap)``: scores stay between -cap and cap."""
-    _positive("soft_cap", cap=cap)
+    if isinstance(cap, bool) or not isinstance(cap, int | float | torch.SymInt | torch.SymFloat):
+        raise TypeError(f"tk.flex.mods.soft_cap: cap must be a number, is {cap!r}")
+    if not 0 < cap < math.inf:
+        raise ValueError(f"tk.flex.mods.soft_cap: cap is {_shown(cap)}, must be more than 0, and finite")
     cap = float(cap)
 
     def capped(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
@@ -225,6 +233,8 @@ def of_bool_table(table: Tensor) -> MaskMod:
 
 # --- Checks ---
 
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
 
 def _named(mod: Any, name: str, *numbers: float) -> Any:
     """With the numbers in its name, for messages. torch.compile may hold them as symbols, which have no digits: to ask
@@ -244,10 +254,15 @@ def _name(mod: Any) -> str:
     return getattr(mod, "__name__", type(mod).__name__)
 
 
-def _positive(function: str, **numbers: float) -> None:
+def _positive_ints(function: str, **numbers: int) -> None:
     for name, value in numbers.items():
-        if not value > 0:
+        if not whole(f"flex.mods.{function}", name, value) > 0:
             raise ValueError(f"tk.flex.mods.{function}: {name} is {_shown(value)}, must be more than 0")
+
+
+def _not_negative(function: str, name: str, value: int) -> None:
+    if whole(f"flex.mods.{function}", name, value) < 0:
+        raise ValueError(f"tk.flex.mods.{function}: {name} is {_shown(value)}, must not be negative")
 
 
 def _table(function: str, name: str, value: Any, dims: tuple[int, ...], integer: bool = False) -> None:
@@ -256,7 +271,8 @@ def _table(function: str, name: str, value: Any, dims: tuple[int, ...], integer:
     if value.dim() not in dims:
         wanted = " or ".join(map(str, dims))
         raise ValueError(f"tk.flex.mods.{function}: {name} has {value.dim()} dimensions, must have {wanted}")
-    if integer == (value.dtype.is_floating_point or value.dtype.is_complex):
+    is_of_kind = value.dtype in _INTEGERS if integer else value.dtype.is_floating_point
+    if not is_of_kind:
         kind = "of integers" if integer else "floating-point"
         raise TypeError(f"tk.flex.mods.{function}: {name} is {value.dtype}, must be {kind}")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from tk import _dtypes, errors
+from tk._arguments import flag
 from tk._dtypes import DTYPES
 from tk.flex.mods import MaskMod, ScoreMod
 from tk.flex.tracing import trace
@@ -68,6 +69,8 @@ def register(
     """
     try:
         _check(name, head_dims, dtypes)
+        flag("flex.register", "backward", backward)
+        flag("flex.register", "decode", decode)
         traced = trace.pair(score_mod, mask_mod).traced
         for fn, kind, graph in ((score_mod, "score_mod", traced.score), (mask_mod, "mask_mod", traced.mask)):
             if graph is not None:
@@ -93,7 +96,7 @@ def _check(name: str, head_dims: Sequence[int | tuple[int, int]], dtypes: Sequen
             raise TypeError(f"tk.flex.register: {argument} must be a list or a tuple, is {value!r}")
     for head in head_dims:
         for size in head if isinstance(head, tuple) else (head,):
-            if not isinstance(size, int) or not 0 < size <= MAX_HEAD:
+            if type(size) is not int or not 0 < size <= MAX_HEAD:
                 raise ValueError(f"tk.flex.register: a head of {size!r} in head_dims; they are 1 to {MAX_HEAD}")
     for dtype in dtypes:
         if _dtypes.named(dtype) not in _DTYPES:

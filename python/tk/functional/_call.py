@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tk import config, errors
+from tk._arguments import whole
 from tk.generated import register
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -147,42 +147,6 @@ def _is_strict() -> bool:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-# --- Numbers ---
-
-
-def whole(function: str, name: str, value: Any) -> Any:
-    """An int, or what stands for one. Raises TypeError for all else, bools too, as torch does."""
-    if type(value) is int or isinstance(value, torch.SymInt):
-        return value
-    if not isinstance(value, bool) and not isinstance(value, Tensor):
-        try:
-            return operator.index(value)
-        except TypeError:
-            pass
-    raise TypeError(f"tk.{function}: {name} must be an int, is {value!r}")
-
-
-def number(function: str, name: str, value: Any) -> Any:
-    """An int or a float. Raises TypeError for all else."""
-    if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
-        return value
-    raise TypeError(f"tk.{function}: {name} must be a number, is {value!r}")
-
-
-def flag(function: str, name: str, value: Any) -> bool:
-    """True or False. Raises TypeError for all else."""
-    if value is True or value is False:
-        return value
-    raise TypeError(f"tk.{function}: {name} must be a bool, is {value!r}")
-
-
-def shape_of(function: str, name: str, value: Any) -> tuple[Any, ...]:
-    """Sizes, of a list or tuple of ints. Raises TypeError for all else."""
-    if not isinstance(value, list | tuple):
-        raise TypeError(f"tk.{function}: {name} must be a tuple of ints, is {value!r}")
-    return tuple(whole(function, name, size) for size in value)
 
 
 # --- Dimensions ---

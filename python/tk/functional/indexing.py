@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from tk import errors
+from tk._arguments import flag, number
 from tk.functional._call import (
     FLOATS,
     INTEGERS,
     NUMBERS,
     Config,
     check_tensor,
-    flag,
     needs,
-    number,
     one_device,
     only_aten_has,
     product,

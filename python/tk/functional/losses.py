@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import _reduction
 
-from tk.functional._call import Config, autocast, check_tensor, needs, number, only_aten_has, product, run, taken
+from tk._arguments import number, optional_flag, whole
+from tk.functional._call import Config, autocast, check_tensor, needs, only_aten_has, product, run, taken
 from tk.functional.reductions import sum
 
 __all__ = ["cross_entropy"]
@@ -56,6 +57,7 @@ def cross_entropy(
     reduction = _reduction_of(size_average, reduce, reduction)
     if not 0 <= number("cross_entropy", "label_smoothing", label_smoothing) <= 1:
         raise ValueError(f"tk.cross_entropy: label_smoothing is {label_smoothing}, must be 0 to 1")
+    whole("cross_entropy", "ignore_index", ignore_index)
     check_tensor("cross_entropy", "target", target)
     if weight is not None and weight.requires_grad:
         only_aten_has("cross_entropy", input, "the gradient of weight")
@@ -89,6 +91,8 @@ def cross_entropy(
 
 
 def _reduction_of(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
+    optional_flag("cross_entropy", "size_average", size_average)
+    optional_flag("cross_entropy", "reduce", reduce)
     if size_average is not None or reduce is not None:
         reduction = _reduction.legacy_get_string(size_average, reduce)
     if reduction not in _OPS:

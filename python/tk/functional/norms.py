@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tk.functional._call import FLOATS, Config, autocast, check_tensor, needs, product, run, shape_of, taken, whole
+from tk._arguments import shape_of, whole
+from tk.functional._call import FLOATS, Config, autocast, check_tensor, needs, product, run, taken
 
 __all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "layer_norm", "rms_norm"]
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tk import errors
+from tk._arguments import flag
 from tk.functional._call import FLOATS, Config, check_tensor, needs, run
 
 __all__ = ["adamw_"]
@@ -57,10 +58,18 @@ def adamw_(
     groups: dict[tuple[object, ...], list[tuple[Tensor, ...]]] = {}
     for row in zip(*columns.values(), strict=True):
         groups.setdefault((row[0].device, *(x.dtype for x in row)), []).append(row)
-    numbers = (lr, *betas, eps, weight_decay)
+    numbers = (lr, *_pair(betas), eps, weight_decay)
+    flag("adamw_", "maximize", maximize)
     with torch.no_grad():
         for rows in groups.values():
             _step([list(column) for column in zip(*rows, strict=True)], numbers, maximize, config)
+
+
+def _pair(betas: Any) -> tuple[float, float]:
+    are_numbers = isinstance(betas, list | tuple) and all(isinstance(beta, int | float | Tensor) for beta in betas)
+    if not are_numbers or len(betas) != 2:
+        raise TypeError(f"tk.adamw_: betas must be a tuple of two numbers, is {betas!r}")
+    return betas[0], betas[1]
 
 
 def _step(

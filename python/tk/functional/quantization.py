@@ -33,6 +33,8 @@ def quantize_fp8(
         q: the shape of x. scale: float32, 0-d or ``[..., 1]``, at least 2⁻¹²⁶, so that zeros have one too.
     """
     is_taken = taken("quantize_fp8", x=x)
+    if not x.is_floating_point():
+        raise TypeError(f"tk.quantize_fp8: x is {x.dtype}, must be floating-point")
     if per not in ("tensor", "row"):
         raise ValueError(f"tk.quantize_fp8: per is {per!r}, must be 'tensor' or 'row'")
     if dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):

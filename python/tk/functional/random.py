@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from tk import errors
-from tk.functional._call import FLOATS, Config, needs, number, one_device, run, shape_of, taken, whole
+from tk._arguments import flag, number, shape_of, whole
+from tk.functional._call import FLOATS, Config, needs, one_device, run, taken
 from tk.generated import random
 
 __all__ = ["dropout", "dropout_add", "rand", "randint", "randn"]
@@ -175,7 +176,7 @@ def _sizes(function: str, shape: Sequence[int]) -> tuple[int, ...]:
 def _drops(function: str, p: float, training: bool) -> bool:
     if not 0 <= number(function, "p", p) <= 1:
         raise ValueError(f"tk.{function}: p is {p}, must be 0 to 1")
-    return training and p > 0
+    return flag(function, "training", training) and p > 0
 
 
 def _seed(function: str, seed: Seed, device: torch.device) -> Tensor:

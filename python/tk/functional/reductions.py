@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tk import errors
+from tk._arguments import flag, number, optional_flag
 from tk.functional._call import (
     INTEGERS,
     NUMBERS,
@@ -19,9 +20,7 @@ from tk.functional._call import (
     autocast,
     check_tensor,
     converted,
-    flag,
     needs,
-    number,
     only_aten_has,
     product,
     run,
@@ -436,13 +435,12 @@ def _correction(function: str, dim: Dims | bool, unbiased: bool | None, correcti
     """torch's ways to say it: ``f(input, unbiased)`` is one."""
     if isinstance(dim, bool):
         dim, unbiased = None, dim
-    if unbiased is not None:
-        flag(function, "unbiased", unbiased)
+    optional_flag(function, "unbiased", unbiased)
     if unbiased is not None and correction is not None:
         raise ValueError(f"tk.{function}: give unbiased or correction, not both")
     if correction is None:
         correction = 0 if unbiased is False else 1
-    return dim, correction
+    return dim, number(function, "correction", correction)
 
 
 # --- By rows ---

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tk._arguments import flag
 from tk.functional._call import Config, check_tensor, needs, one_device, run, taken
 from tk.functional._integers import key_of, row_key_of
 
@@ -35,6 +36,7 @@ def bucketize(
     Returns:
         The shape of input, 0 to K.
     """
+    _check_flags("bucketize", out_int32, right)
     input, boundaries = _common("bucketize", input, boundaries)
     if not taken("bucketize", tuple(_COMPARED), input=input):
         return torch.bucketize(input, boundaries, out_int32=out_int32, right=right)
@@ -67,6 +69,7 @@ def searchsorted(
     Returns:
         int64, or with ``out_int32`` int32; the shape of input.
     """
+    _check_flags("searchsorted", out_int32, right)
     input, sorted_sequence = _common("searchsorted", input, sorted_sequence)
     if not taken("searchsorted", tuple(_COMPARED), input=input):
         return torch.searchsorted(sorted_sequence, input, out_int32=out_int32, right=right, side=side, sorter=sorter)
@@ -89,6 +92,11 @@ def searchsorted(
         )
     found = run("searchsorted", *_compared(sorted_sequence, input), is_right, config=config)
     return _as_asked(found, "searchsorted", sorted_sequence, out_int32)
+
+
+def _check_flags(function: str, out_int32: bool, right: bool) -> None:
+    flag(function, "out_int32", out_int32)
+    flag(function, "right", right)
 
 
 def _common(function: str, input: Tensor | Scalar, row: Tensor) -> tuple[Tensor, Tensor]:

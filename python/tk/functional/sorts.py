@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tk.functional._call import NUMBERS, Config, flag, from_end, needs, run, taken, to_end, whole, wrap
+from tk._arguments import flag, whole
+from tk.functional._call import NUMBERS, Config, from_end, needs, run, taken, to_end, wrap
 from tk.functional._integers import FLOAT_OF, key_of
 
 __all__ = ["argsort", "sort", "topk"]
@@ -24,10 +25,11 @@ def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = 
     Raises:
         IndexError: a dimension that is none.
     """
+    flag("sort", "descending", descending)
     flag("sort", "stable", stable)
     if not taken("sort", NUMBERS, input=input):
         return torch.sort(input, dim=dim, descending=descending, stable=True)
-    dim, descending = wrap("sort", input, dim), flag("sort", "descending", descending)
+    dim = wrap("sort", input, dim)
     if input.dtype in FLOAT_OF:
         values, indices = sort(input.to(FLOAT_OF[input.dtype]), dim, descending, stable, config=config)
         return torch.return_types.sort((values.to(input.dtype), indices))
@@ -42,6 +44,7 @@ def argsort(
     input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False, *, config: Config = None
 ) -> Tensor:
     """The indices (int64) that :func:`sort` gives, as ``torch.argsort``. Arguments and errors as of :func:`sort`."""
+    flag("argsort", "descending", descending)
     flag("argsort", "stable", stable)
     if not taken("argsort", NUMBERS, input=input):
         return torch.argsort(input, dim=dim, descending=descending, stable=True)

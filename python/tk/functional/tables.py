@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tk import errors
-from tk.functional._call import Config, check_tensor, needs, one_device, only_aten_has, run, taken, whole
+from tk._arguments import flag, number, whole
+from tk.functional._call import Config, check_tensor, needs, one_device, only_aten_has, run, taken
 
 __all__ = ["embedding", "rope"]
 
@@ -46,6 +47,11 @@ def embedding(
     rows = weight.shape[0]
     if padding_idx is not None and not -rows <= whole("embedding", "padding_idx", padding_idx) < rows:
         raise ValueError(f"tk.embedding: padding_idx is {padding_idx}, must be {-rows} to {rows - 1}")
+    flag("embedding", "scale_grad_by_freq", scale_grad_by_freq)
+    flag("embedding", "sparse", sparse)
+    number("embedding", "norm_type", norm_type)
+    if max_norm is not None:
+        number("embedding", "max_norm", max_norm)
     is_plain = max_norm is None and not scale_grad_by_freq and not sparse
     if not is_plain:
         only_aten_has("embedding", weight, "max_norm, scale_grad_by_freq or sparse")
@@ -70,6 +76,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, *, conf
         The shape and dtype of x.
     """
     is_taken = taken("rope", x=x) & _takes_tables(x, cos, sin)
+    flag("rope", "interleaved", interleaved)
     if x.dim() < 2 or x.shape[-1] % 2:
         raise ValueError(f"tk.rope: x must be [..., S, D] with an even D, is {list(x.shape)}")
     cos, sin = _table(x, "cos", cos, interleaved), _table(x, "sin", sin, interleaved)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.library import Library
 
 from tk import errors
+from tk._packs import OF_FUNCTIONS
 from tk.generated import autograd, interpret, lists, records
 from tk.generated.autograd import listed, n_returned, returned
 from tk.generated.problem import Call
@@ -47,17 +48,14 @@ def count() -> int:
 def names() -> list[str]:
     """Of the ops with a recorded graph."""
     _read_new()
-    return sorted(name for name in _ops if not name.startswith(_ATTENTION))
+    return sorted(name for name in _ops if not name.startswith(OF_FUNCTIONS))
 
 
 def attention_names() -> list[str]:
     """Of attention's pairs of mods (flex_<fingerprint>). They have no recorded graph: torch.ops.tk.flex_attention,
     which calls them, is what has a CPU path and gradients."""
     _read_new()
-    return sorted(name for name in _ops if name.startswith(_ATTENTION))
-
-
-_ATTENTION = ("flex_", "b2b_")  # and b2b_gemm's functions
+    return sorted(name for name in _ops if name.startswith(OF_FUNCTIONS))
 
 
 def _read_new() -> None:
@@ -111,7 +109,7 @@ def _register_op(op: GeneratedOp) -> None:
     if op.takes_lists:
         return _register_lists(op)
     _register_kernels(op, op.name, n_returned(op))
-    is_inner = op.name.startswith(_ATTENTION)  # what calls it has the gradient
+    is_inner = op.name.startswith(OF_FUNCTIONS)  # what calls it has the gradient
     if not is_inner and (kernel := autograd.kernel_of(op, find)):
         _register.at_autograd(op.name, kernel, n_returned(op))
         if any(p.kind == "int" for p in op.params):

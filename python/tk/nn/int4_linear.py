@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from tk._arguments import flag, whole
 from tk.ops import int4
 
 
@@ -35,6 +36,8 @@ class Int4Linear(nn.Module):
         dtype: torch.dtype = torch.bfloat16,
     ):
         super().__init__()
+        whole("nn.Int4Linear", "out_features", out_features)
+        flag("nn.Int4Linear", "bias", bias)
         check_group_size(in_features, group_size)
         self.in_features, self.out_features, self.group_size = in_features, out_features, group_size
         groups = in_features // group_size
@@ -71,6 +74,8 @@ class Int4Linear(nn.Module):
 
 def check_group_size(in_features: int, group_size: int) -> None:
     """Raises ValueError for a group_size that :func:`tk.int4_mm` has no kernels for."""
+    whole("nn.Int4Linear", "in_features", in_features)
+    whole("nn.Int4Linear", "group_size", group_size)
     if in_features % 2:
         raise ValueError(f"tk.nn.Int4Linear: in_features is {in_features}, must be even: two values share a byte")
     if group_size not in (32, 64, 128, in_features) or in_features % group_size:

@@ -72,7 +72,7 @@ def b2b_gemm(
     """
     if order not in ("left", "right"):
         raise ValueError(f"tk.b2b_gemm: order is {order!r}, must be 'left' or 'right'")
-    if way not in WAYS:
+    if way not in tuple(WAYS):
         raise ValueError(f"tk.b2b_gemm: way is {way!r}, must be 'fused', 'two_products' or None")
     activation, text, floats, ints = _function(f)
     try:

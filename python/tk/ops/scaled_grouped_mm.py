@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tk._arguments import flag
 from tk.ops import _register, product, scaled
 from tk.ops.product import Activation
 
@@ -58,6 +59,7 @@ def scaled_grouped_mm(
         ``[T, N]``, or ``out``. The errors are those of :func:`tk.scaled_mm`.
     """
     try:
+        flag("scaled_grouped_mm", "use_fast_accum", use_fast_accum)
         wanted = None if out_dtype is torch.bfloat16 else out_dtype
         settings = product.settings("scaled_grouped_mm", a, activation, wanted, None, config)
         operands = (a, b, scale_a, scale_b, offs, bias, use_fast_accum)

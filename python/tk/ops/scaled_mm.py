@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tk._arguments import flag
 from tk.ops import _register, product, scaled
 from tk.ops.product import Activation
 
@@ -63,6 +64,7 @@ def scaled_mm(
             older than compute capability 8.9).
     """
     try:
+        flag("scaled_mm", "use_fast_accum", use_fast_accum)
         settings = product.settings("scaled_mm", a, activation, out_dtype, None, config)
         if out is not None:
             return _scaled_mm_out(a, b, scale_a, scale_b, bias, use_fast_accum, *settings, out=out)
