@@ -29,7 +29,7 @@ from tk.codegen.scheduling.context import Context, scratch_buffers
 from tk.codegen.scheduling.kinds import choices, kind_of, schedule, secondary_setting
 from tk.codegen.scheduling.schedule import Scheduled
 from tk.codegen.scheduling.settings import GENERAL, GENERAL_DTYPES, SELDOM_CALLED, Setting
-from tk.codegen.tile import GATHERED, LAYOUTS, ROWS, STRIDED, Layout, is_for, laid_out
+from tk.codegen.tile import ALIGNED, GATHERED, LAYOUTS, ROWS, STRIDED, Layout, is_for, laid_out
 from tk.codegen.tracing import derivatives, random
 from tk.codegen.tracing.backward import backward_traces
 from tk.codegen.tracing.trace import Trace, trace_all
@@ -241,7 +241,8 @@ def _layout_beside(main: ir.Kernel, layout: Layout, kernel: ir.Kernel) -> Layout
     """Of a launch beside the main one. What adds up rows of partial results asks nothing of how many there are: as rows
     of a multiple of 16 they would keep the whole plan from most calls."""
     if not is_for(kernel, layout):
-        return STRIDED
+        has_rows = bool(laid_out(kernel, layout)[1].p)
+        layout = (ALIGNED if layout.dense else GATHERED) if has_rows else STRIDED
     is_of_parts = all(kernel.buffer(v.buffer).kind == "scratch" for v in kernel.accesses if v.op == "load")
     if not layout.aligned or not is_of_parts:
         return layout

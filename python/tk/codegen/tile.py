@@ -144,6 +144,8 @@ def is_for(kernel: Kernel, layout: Layout) -> bool:
     opened, tile = laid_out(kernel, layout)
     if layout.across:
         return tile != choose_tile(opened, layout)
+    if layout.pitched and layout.dense:
+        return len(tile.p) > 1
     return not layout.pitched or bool(tile.p)
 
 

@@ -142,7 +142,7 @@ SETTINGS: Table = {
         "pitched": (Setting(64, 32, 8, True),),
         "gathered": (Setting(64, 32, 8, True),),
         "columns": (Setting(64, 32, 8, True), Setting(64, 32, 4)),
-        "strided": (Setting(64, 32, 8, True),),
+        "strided": (Setting(32, 32, 4, True),),
     },
     # Along rows; the spread ones where programs may share a row.
     "scan": {
