@@ -95,7 +95,7 @@ class Op:
 
     torchs: what a user of torch calls. exact: what results are compared with where torch leaves a choice open.
     has_grad: its backward is drawn as well. is_random: results are compared by their moments. writes: arguments that it
-    writes to, by place. is_users: of examples/my_ops.py."""
+    writes to, by place. makes_new: of no other tensor, on CUDA where there is one. is_users: of examples/my_ops.py."""
 
     function: str
     arguments: Callable[[Room], Arguments]
@@ -105,13 +105,14 @@ class Op:
     has_grad: bool = False
     is_random: bool = False
     writes: tuple[int, ...] = ()
+    makes_new: bool = False
     is_users: bool = False
 
     def ours(self) -> Function:
         import tk
 
         found: Function = getattr(torch.ops.tk if self.is_users else tk, self.function)
-        return found
+        return _on_cuda(found) if self.makes_new else found
 
 
 @dataclass(frozen=True)
@@ -548,9 +549,9 @@ OPS = (
     Op("bucketize", _bucketize, torch.bucketize, dtypes=NUMBERS),
     Op("searchsorted", _searchsorted, torch.searchsorted, dtypes=NUMBERS),
     Op("adamw_", _adamw, _torch_adamw, writes=(0, 2, 3, 4)),
-    Op("rand", _filled, _on_cuda(torch.rand), is_random=True),
-    Op("randn", _filled, _on_cuda(torch.randn), is_random=True),
-    Op("randint", _integers, _on_cuda(torch.randint), is_random=True),
+    Op("rand", _filled, _on_cuda(torch.rand), is_random=True, makes_new=True),
+    Op("randn", _filled, _on_cuda(torch.randn), is_random=True, makes_new=True),
+    Op("randint", _integers, _on_cuda(torch.randint), is_random=True, makes_new=True),
 )
 EXCLUDED: Mapping[str, str] = {}  # function: why it is not drawn
 

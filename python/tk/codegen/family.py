@@ -175,7 +175,7 @@ class Generated(OpRecord):
         return (place == 0 or setting.everywhere) and not has_split
 
     def _is_general(self, graph: Graph) -> bool:
-        """Whether it has a single setting of each layout that asks for no alignment."""
+        """Whether it has a single setting of each layout that asks for no alignment, and those that are everywhere."""
         dtypes = set(graph.trace.dtypes.values())
         return self.name in GENERAL and not (dtypes and GENERAL_DTYPES.isdisjoint(dtypes))
 
@@ -198,7 +198,8 @@ class Generated(OpRecord):
             if not can_run(by_label[point.graph], point.arch):
                 return None
             graph = by_label[point.graph]
-            if self._is_general(graph) and (LAYOUT_BY_NAME[point.layout].aligned or place(point) > 0):
+            is_more = LAYOUT_BY_NAME[point.layout].aligned or (place(point) > 0 and not setting.everywhere)
+            if self._is_general(graph) and is_more:
                 return None
             has_few = point.arch < 90 or "fp16" in graph.trace.dtypes.values() or self.name in SELDOM_CALLED
             if has_few and not self._is_everywhere(graph, point, setting, way, place(point)):
