@@ -242,8 +242,11 @@ def _layout_beside(main: ir.Kernel, layout: Layout, kernel: ir.Kernel) -> Layout
     """Of a launch beside the main one. What adds up rows of partial results asks nothing of how many there are: as rows
     of a multiple of 16 they would keep the whole plan from most calls."""
     if not is_for(kernel, layout):
-        has_rows = bool(laid_out(kernel, layout)[1].p)
-        layout = (ALIGNED if layout.dense else GATHERED) if has_rows else STRIDED
+        opened, tile = laid_out(kernel, layout)
+        if not tile.p:
+            layout = STRIDED
+        elif not any(b.leading for b in opened.buffers):  # "..." keeps its three strides
+            layout = ALIGNED if layout.dense else GATHERED
     is_of_parts = all(kernel.buffer(v.buffer).kind == "scratch" for v in kernel.accesses if v.op == "load")
     if not layout.aligned or not is_of_parts:
         return layout
