@@ -23,7 +23,8 @@ from tk.generated.problem import Call
 from tk.generated.records import GeneratedOp
 
 Verdicts = list[accuracy.Verdict]
-IN_ANY_ORDER = {"embedding_backward": "index"}  # add by atomics unless determinism is asked for, where this one says
+# Add by atomics unless determinism is asked for, where this argument says.
+IN_ANY_ORDER = dict.fromkeys(("embedding_backward", "scatter_add", "scatter_add_columns", "index_add"), "index")
 
 OF_PRODUCTS = ("cumprod",)  # an element of a row is the product of all up to it
 

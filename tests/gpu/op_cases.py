@@ -205,6 +205,8 @@ def check_call(case: Case, args: list[Any], config: int) -> Outcome:
     try:
         results = ops.run_tk(op, args, config)
         verdicts = ops.judge(op, args, results)
+        if op.name in ops.IN_ANY_ORDER and "fp64" in case.example.dtypes.values():
+            return Outcome("", verdicts)  # no kernel adds these in one order
         if op.name in ops.IN_ANY_ORDER:
             config = -1  # one that adds in any order is refused where the order counts
             with deterministic(op):
@@ -293,6 +295,8 @@ def problems(op: GeneratedOp, shapes: Sequence[tuple[int, ...]] = VARIANT_SHAPES
               if layout in VARIANT_LAYOUTS[:2] or shape in FEW_SHAPES]  # fmt: skip
     for name, more in MORE_SHAPES.items():
         places += [(shape, "contiguous") for shape in more if op.name.startswith(name)]
+    if op.name.startswith("group_norm"):
+        places += [(group, "block") for group in GROUPS[:7:3]]
     for (dtypes, flags), (shape, layout) in itertools.product(inputs.kinds(op), places):
         if layout != "contiguous":
             shape = (2, 3, *shape)

@@ -554,7 +554,7 @@ def _place_by_parts(of_rows: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     at = of_rows(x[: rows * PART].view(rows, PART)) + first
     if n % PART:
         at = torch.cat((at, of_rows(x[rows * PART :]).reshape(1) + rows * PART))
-    return at[_place_by_parts(of_rows, x[at])]
+    return at.take(_place_by_parts(of_rows, x[at]))  # an index without dimensions would wait for its value
 
 
 def _of_parts(of_rows: Callable[[Tensor], Tensor], x: Tensor, dims: Sequence[int]) -> Tensor:
