@@ -345,17 +345,21 @@ def _allocate(op: Generated, inputs: list[torch.Tensor], problem: Problem, count
 
 
 def run_all(op: Generated, *args: Any, only: str | None = None) -> Iterator[tuple[str, list[torch.Tensor]]]:
-    """(name, results) of every variant that may run. Tensors changed in place are changed anew in copies; their new
-    contents come after the results."""
+    """(name, results) of every variant that may run. Where rows run together each layout that is for others has one:
+    there are many, and calls that need them run them all. Tensors changed in place are changed anew in copies; their
+    new contents come after the results."""
     names = list(op.signature.params)
     given = dict(zip(names, args, strict=True))
     ints = [int(given[n]) for n in op.op.ints]
     floats = [float(given[n]) for n in op.op.floats]
+    ran: set[tuple[str, str]] = set()
     for layout, (config, setting, way) in product(LAYOUTS, op.ways()):
         name = f"{layout.name} {config.name}"
-        if only is None or only in name:
+        is_enough = layout.pitched and (layout.name, way) in ran and ("rows", way) in ran
+        if (only is None and not is_enough) or (only and only in name):
             found = _run_one(op, given, ints, floats, (layout, setting, way))
             if found is not None:
+                ran.add((layout.name, way))
                 yield name, found
 
 
