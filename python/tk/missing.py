@@ -61,7 +61,9 @@ def build(name: str, source: str, arch: int) -> Path:
     if path.exists():
         return path
     if str(path) in _failed:
-        raise errors.VariantNotFoundError(f"tk: building {name} failed before, in this process")
+        raise errors.VariantNotFoundError(
+            f"tk: building {name} failed before, in this process; the first call that needed it said why"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path):
         if not path.exists():

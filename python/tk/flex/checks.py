@@ -60,7 +60,7 @@ def check_operands(
         if x.dtype != query.dtype:
             raise ValueError(f"{function}: {name} is {x.dtype}, must be {query.dtype} as query is")
         if x.device != query.device:
-            raise ValueError(f"{function}: {name} is on {x.device}, query on {query.device}")
+            raise ValueError(f"{function}: {name} is on {x.device}, query on {query.device}; move it")
     if query.dtype not in _DTYPES and not (query.dtype == torch.float64 and query.device.type != "cuda"):
         raise errors.UnsupportedError(
             f"{function}: query is {query.dtype}; it takes bfloat16, float16 and float32 (float64 on the CPU)"
@@ -104,12 +104,10 @@ def check_tensor(name: str, x: Any, shape: tuple[int, ...] | None, query: Tensor
         raise TypeError(f"tk.flex_attention: {name} must be a Tensor, is {type(x).__name__}")
     if shape is not None and tuple(x.shape) != shape:
         raise ValueError(f"tk.flex_attention: {name} is {list(x.shape)}, must be {list(shape)}")
-    if x.dtype.is_floating_point if not floating else not x.dtype.is_floating_point:
+    if not (x.dtype.is_floating_point if floating else x.dtype == torch.int32):
         raise TypeError(f"tk.flex_attention: {name} is {x.dtype}, must be {'floating-point' if floating else 'int32'}")
-    if not floating and x.dtype != torch.int32:
-        raise TypeError(f"tk.flex_attention: {name} is {x.dtype}, must be int32")
     if x.device != query.device:
-        raise ValueError(f"tk.flex_attention: {name} is on {x.device}, query on {query.device}")
+        raise ValueError(f"tk.flex_attention: {name} is on {x.device}, query on {query.device}; move it")
 
 
 def check_lengths(kv_lengths: Tensor, n_keys: int) -> None:

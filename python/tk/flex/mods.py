@@ -280,4 +280,4 @@ def _table(function: str, name: str, value: Any, dims: tuple[int, ...], integer:
 def _functions(function: str, mods: tuple[Any, ...]) -> None:
     for mod in mods:
         if not callable(mod):
-            raise TypeError(f"tk.flex.{function}: {mod!r} is no mask_mod")
+            raise TypeError(f"tk.flex.{function}: {mod!r} is no mask_mod, which is a function of (b, h, q_idx, kv_idx)")

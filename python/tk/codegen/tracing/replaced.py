@@ -98,7 +98,10 @@ def instance_norm(
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     if running_mean is not None or running_var is not None:
-        raise NotImplementedError("instance_norm that updates running statistics")
+        raise NotImplementedError(
+            "instance_norm that updates running statistics: leave out running_mean and running_var, or give "
+            "use_input_stats=False"
+        )
     x = _opmath(input)
     variance, mean = torch.var_mean(x, list(range(2, x.dim())), correction=0, keepdim=True)
     shape = [1, -1] + [1] * (x.dim() - 2)

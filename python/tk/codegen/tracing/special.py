@@ -55,7 +55,7 @@ def polygamma(n: int, x: Tensor) -> Tensor:
     if n == 0:
         return digamma(x)
     if n != 1:
-        raise TraceError(f"polygamma of order {n}: only 0 and 1 can be generated")
+        raise TraceError(f"polygamma of order {n}: there are 0 (digamma) and 1")
     given, x = x, _wide(x)
     is_negative = x < 0.5
     sine = torch.sin(math.pi * (x - torch.round(x)))

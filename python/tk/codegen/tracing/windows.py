@@ -291,7 +291,10 @@ def grid_sample(
 
     modes, paddings = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
     if input.dim() != 4 or mode not in modes or padding_mode not in paddings:
-        raise NotImplementedError(f"grid_sample of {input.dim()} dimensions, {mode}, {padding_mode}")
+        raise NotImplementedError(
+            f"grid_sample of an input of {input.dim()} dimensions, mode={mode!r} and padding_mode={padding_mode!r}: an "
+            f"input has 4, a mode is one of {', '.join(modes)}, a padding_mode one of {', '.join(paddings)}"
+        )
     return grid_sampler_2d(input, grid, modes.index(mode), paddings.index(padding_mode), bool(align_corners))
 
 

@@ -213,7 +213,7 @@ _KINDS = {"sum": "add", "add": "add", "amax": "max", "amin": "min"}
 def _scatter(call: Call, x: Any, dim: int, at: Any, source: Any = None, *, reduce: str | None = None,
              value: Any = None) -> Lazy:  # fmt: skip
     if reduce == "multiply":
-        raise TraceError("scatter that multiplies: there are no atomic products")
+        raise TraceError("scatter with reduce='multiply': there are no atomic products; there are sums (reduce='add')")
     kind = "add" if reduce == "add" or base_name(call) == "scatter_add" else "set"
     if call.graph.is_backward and _is_one_of_each_row(call, x, dim, at):
         return _put_back(x, normal_dim(dim, len(x.shape)), at, source)
@@ -250,7 +250,9 @@ def _put_back(zeros: Lazy, d: int, at: Lazy, source: Lazy) -> Lazy:
 def _scatter_reduce(call: Call, x: Any, dim: int, at: Any, source: Any, reduce: str, *,
                     include_self: bool = True) -> Lazy:  # fmt: skip
     if reduce not in (*_KINDS, "mean"):
-        raise TraceError(f"scatter_reduce by {reduce!r}: there are no atomic products")
+        raise TraceError(
+            f"scatter_reduce by {reduce!r}: there are no atomic products; there are {', '.join((*_KINDS, 'mean'))}"
+        )
     place, values, dtype = _along(x, dim, at), _source(call, x, at, source), x.dtype
     kind = _KINDS.get(reduce, "add")
     counts = scatter("add", _filled(x.shape, "i32", int(include_self)), _filled(at.shape, "i32", 1), place)
@@ -349,7 +351,7 @@ def _masked_put(call: Call, x: Lazy, masks: Sequence[Lazy], given: Sequence[int]
 def _embedding_backward(call: Call, grad: Any, indices: Any, n: Any, padding_idx: Any, by_frequency: bool) -> Lazy:
     """Rows are added up in fp32."""
     if by_frequency:
-        raise TraceError("embedding with scale_grad_by_freq cannot be generated")
+        raise TraceError("embedding with scale_grad_by_freq=True has no gradient in a kernel: leave it out")
     padding = operand(padding_idx, (), "i64")
 
     def row(e: Emitter, index: Index) -> int:

@@ -28,7 +28,7 @@ def _searchsorted(call: Call, row: Any, x: Any, *, out_int32: bool = False, righ
 def _search(call: Call, rows: Lazy, x: Any, right: bool) -> Lazy:
     """A row for each of x's, or one for all. Compared in the dtype of the rows, as ATen has both of one."""
     if rows.dtype == "i1":
-        raise TraceError("a search among bools")
+        raise TraceError("a search among bools: convert them to an integer first (.to(torch.uint8))")
     node = stored(rows)
     value = operand(x, call.shape, rows.dtype)
 
