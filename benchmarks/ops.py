@@ -23,8 +23,8 @@ from tk.generated.problem import Call
 from tk.generated.records import GeneratedOp
 
 Verdicts = list[accuracy.Verdict]
-# Add by atomics unless determinism is asked for, where this argument says.
-IN_ANY_ORDER = dict.fromkeys(("embedding_backward", "scatter_add", "scatter_add_columns", "index_add"), "index")
+# Add by atomics where their argument `index` says, unless determinism is asked for.
+IN_ANY_ORDER = ("embedding_backward", "scatter_add", "scatter_add_columns", "index_add")
 
 OF_PRODUCTS = ("cumprod",)  # an element of a row is the product of all up to it
 
@@ -103,9 +103,9 @@ def _off(x: Any) -> Any:
 def slack(call: Call, reference: Tensor, noisy: Sequence[Tensor]) -> float:
     """Of one output. noisy: what it would be if everything were rounded to fp32."""
     noise = max(_rms(x - reference) for x in noisy)
-    if where := IN_ANY_ORDER.get(call.op.name):
+    if call.op.name in IN_ANY_ORDER:
         # One running sum of each element, which ATen's sorted one is not; most elements nothing is added to.
-        steps = 4 + math.sqrt(interpret.seen(call)[where].numel()) / 2
+        steps = 4 + math.sqrt(interpret.seen(call)["index"].numel()) / 2
         reference = reference[reference != 0]
     else:
         steps = 4 + math.sqrt(_summed(call, reference)) / 8

@@ -242,7 +242,7 @@ def by_graph(op: Op, values: Sequence[int]) -> Expr:
 
 
 def _has_leading(shape: Sequence[sympy.Expr]) -> bool:
-    return bool(shape) and shape[0] == sympy.Symbol(LEADING, integer=True, positive=True)
+    return bool(shape) and shape[0] == ir.LEADING
 
 
 def _is_float(spec: TensorSpec, dtypes: Mapping[str, str]) -> bool:

@@ -97,7 +97,7 @@ class Addresses:
             ways = {(bool(of[a.name]), any(f.is_negative for f in of[a.name].values())) for a in axes}
             if len(ways) > 1:
                 return None
-        steps = {a.name: self._step(buffer, of[a.name]) for a in self.kernel.axes}
+        steps = {a.name: self.context.step(buffer, of[a.name]) for a in self.kernel.axes}
         of_p = [a for a in self.tile.p if of[a.name]]
         p = self._merge(buffer, self.tile.p, steps) if of_p and not self.layout.pitched else None
         q = self._merge(buffer, self.tile.q, steps) if any(of[a.name] for a in self.tile.q) else None
@@ -158,12 +158,6 @@ class Addresses:
         base = self._product(buffer, "base", None, self._constant(buffer, v, True), 1)
         in_vectors = f"({text} - shift) // {self.realigned} * {self.realigned}"
         return Access(False, (base,) if base else (), in_vectors, q_step="", realigned=True)
-
-    def _step(self, buffer: ir.Buffer, factors: Mapping[int, sympy.Expr]) -> Expr:
-        total: Expr = as_expr(0)
-        for d, factor in factors.items():
-            total = total + self.context.expr(factor) * self.context.stride(buffer, d)
-        return total
 
     def _constant(self, buffer: ir.Buffer, v: ir.Value, is_unit: bool) -> Expr:
         """Where every axis is 0. is_unit: of the last dimension the step is taken to be 1. Of one of size 1 it is then

@@ -62,6 +62,13 @@ class Context:
             return self.expr(ix.product(buffer.sizes[d + 1 :]))
         return self.tensors[buffer.name].stride(self.dims(buffer, d)[-1])
 
+    def step(self, buffer: ir.Buffer, factors: Mapping[int, sympy.Expr]) -> Expr:
+        """How many elements lie between neighbours along an axis. factors: of its place in each dimension's index."""
+        total = as_expr(0)
+        for d, factor in factors.items():
+            total = total + self.expr(factor) * self.stride(buffer, d)
+        return total
+
 
 # --- Scratch memory ---
 

@@ -158,25 +158,25 @@ class Cost:
     def _bytes_of(self, v: ir.Value, setting: Setting) -> Expr:
         """Its own where neighbours lie beside each other, else a sector at most. A load's neighbours in the next row of
         the block find it in the L1 cache, if half as well."""
-        size = ITEMSIZE[self.kernel.buffer(v.buffer).dtype]
+        buffer = self.kernel.buffer(v.buffer)
+        size = ITEMSIZE[buffer.dtype]
         is_turned = self.layout.across and v.op == "store"  # the block, before it is written
-        if self.layout.dense or is_turned or coefficients(v, self.kernel.axes) is None:
+        if self.layout.dense or is_turned:
             return as_expr(size)
-        found = self._apart(v, self.tile.q) * size
+        factors = coefficients(v, self.kernel.axes)
+        if factors is None:
+            return as_expr(size)
+        steps = {a.name: self.context.step(buffer, of) for a, of in zip(self.kernel.axes, factors, strict=True)}
+        found = self._apart(self.tile.q, steps) * size
         if v.op == "load" and setting.p * size >= SECTOR // 2:
-            found = minimum(found, self._apart(v, self.tile.p) * 2 * size)
+            found = minimum(found, self._apart(self.tile.p, steps) * 2 * size)
         return minimum(found, SECTOR)
 
-    def _apart(self, v: ir.Value, axes: Sequence[ir.Axis]) -> Expr:
+    def _apart(self, axes: Sequence[ir.Axis], steps: Mapping[str, Expr]) -> Expr:
         """How many elements lie from one place to the next along the last of these axes that has several."""
-        buffer, factors = self.kernel.buffer(v.buffer), coefficients(v, self.kernel.axes)
-        assert factors is not None
         step = as_expr(1)
         for a in axes:
-            own = as_expr(0)
-            for d, factor in factors[self.kernel.axes.index(a)].items():
-                own = own + self.context.expr(factor) * self.context.stride(buffer, d)
-            step = select(self.context.extent([a]) == 1, step, own)
+            step = select(self.context.extent([a]) == 1, step, steps[a.name])
         return maximum(maximum(step, 0 - step), 1)
 
     def more(self, setting: Setting, elements: Expr, programs: Expr) -> Expr:

@@ -63,7 +63,7 @@ class ListLaunch:
 
     @property
     def is_per_place(self) -> bool:
-        return not any(a.size == letter(LEADING) for a in self.kernel.axes)
+        return not any(a.size == ir.LEADING for a in self.kernel.axes)
 
     def launches(self) -> Iterator[Launch]:
         per_chunk = self.op.local("chunks")
@@ -313,15 +313,15 @@ class _ListBody(Body):
         self.guarded = per_place if not at else frozenset()
 
     def _argument(self, name: str, expr: sympy.Expr, is_narrow: bool) -> str:
-        if expr in (letter(LEADING), letter(PLACES)):
-            return "size" if expr == letter(LEADING) else "places"
+        if expr in (ir.LEADING, letter(PLACES)):
+            return "size" if expr == ir.LEADING else "places"
         if not (expr.is_Symbol and expr.name in self.op.ints):
             raise TraceError(f"{self.kernel.name}: a function of lists cannot compute with {expr}")
         self.ints[f"int_{expr.name}"] = Int(self.op.int(expr.name), "i64")
         return f"int_{expr.name}"
 
     def _is_per_element(self, v: ir.Value) -> bool:
-        return any(s == letter(LEADING) for s in self.kernel.buffer(v.buffer).sizes)
+        return any(s == ir.LEADING for s in self.kernel.buffer(v.buffer).sizes)
 
     def pointer(self, v: ir.Value) -> str:
         return f"ptr_{v.buffer}{self.at if self._is_per_element(v) else ''}"

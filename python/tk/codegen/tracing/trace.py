@@ -24,9 +24,10 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten
 
+from tk.codegen import ir
 from tk.codegen.errors import SideEffect, TraceError, where
 from tk.codegen.tracing import combine, eager, effects, guards, random, shapes, slices
-from tk.codegen.tracing.arguments import DTYPE_NAMES, LEADING, Arguments, letter, orders
+from tk.codegen.tracing.arguments import DTYPE_NAMES, Arguments, orders
 from tk.codegen.tracing.core import is_tensor, outputs_of, to_core
 from tk.codegen.tracing.lines import Lines, explaining, refuse_items, tag_lines
 from tk.codegen.tracing.recorded import record
@@ -271,7 +272,7 @@ def _grad_spec(arguments: Arguments, grad: torch.Tensor) -> TensorSpec:
     """As a declaration would have it, with the dtype that it has here."""
     sizes = [sympy.sympify(s.node.expr if isinstance(s, torch.SymInt) else s) for s in grad.shape]
     sizes = [s.xreplace(arguments.symbols).xreplace(guards.equal_sizes(arguments)) for s in sizes]
-    leading = bool(sizes) and sizes[0] == letter(LEADING)
+    leading = bool(sizes) and sizes[0] == ir.LEADING
     declared = [str(s) if s.is_Symbol else int(s) if s.is_Integer else s for s in sizes[leading:]]
     return TensorSpec(DTYPE_NAMES[grad.dtype], tuple(declared), leading)
 
