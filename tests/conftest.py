@@ -18,6 +18,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     import interpreted_numbers  # noqa: F401
+    import quick_interpreter  # noqa: F401
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

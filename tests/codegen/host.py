@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import os
+import random
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from triton.language.extra.cuda import libdevice
 from triton.runtime import interpreter
 
 from tk.aot.expr import Problem, TensorValue, as_expr, evaluate_locals
-from tk.aot.spec import Const, Float, Int, Launch, Plan, Pointer, Scratch
+from tk.aot.spec import Config, Const, Float, Int, Launch, Plan, Pointer, Scratch
 from tk.codegen import device, radix
 from tk.codegen.family import Generated
 from tk.codegen.scheduling.settings import Setting
@@ -91,34 +93,6 @@ for _name in dir(interpreter.InterpreterBuilder):
         setattr(interpreter.InterpreterBuilder, _name, _is_true(_name))
 
 
-_PATCHED: set[Any] = set()  # modules of Triton's language that are as the interpreter wants them, in this launch
-
-
-@functools.cache
-def _languages(fn: Any) -> frozenset[Any]:
-    return frozenset(m for m in fn.__globals__.values() if inspect.ismodule(m) and m in (tl, tl.core))
-
-
-def _patch_lang_once(fn: Any, theirs: Any = interpreter._patch_lang) -> Any:
-    """The interpreter goes through all of the language whenever a function calls another; once a launch is enough."""
-    if _languages(fn) <= _PATCHED:
-        return interpreter._LangPatchScope()
-    _PATCHED.update(_languages(fn))
-    return theirs(fn)
-
-
-interpreter._patch_lang = _patch_lang_once
-
-
-def _run_grid(self: Any, *args: Any, theirs: Any = interpreter.GridExecutor.__call__, **kwargs: Any) -> None:
-    """A launch leaves the language as it was."""
-    _PATCHED.clear()
-    theirs(self, *args, **kwargs)
-
-
-interpreter.GridExecutor.__call__ = _run_grid
-
-
 def _reduce_by_halves(self: Any, input: Any) -> Any:
     """The interpreter goes element by element, in Python; this puts halves together, as the hardware does."""
     parts, axis = self.unravel(input, self.axis)
@@ -137,6 +111,20 @@ def _reduce_by_halves(self: Any, input: Any) -> Any:
 
 
 interpreter.ReduceOps.generic_reduce = _reduce_by_halves
+
+
+def _sum_by_halves(self: Any, input: Any) -> Any:
+    """Likewise: numpy adds the rows of a block up one by one, with a larger error than a GPU's."""
+    x = input.handle.data
+    for axis in range(x.ndim) if self.axis is None else (self.axis,):
+        while x.shape[axis] > 1:
+            x = np.add(*np.split(x, 2, axis))
+    if not self.keep_dims:
+        x = x.reshape(()) if self.axis is None else np.squeeze(x, self.axis)
+    return self.to_tensor(x, input.dtype)
+
+
+interpreter.ReduceOps.sum = _sum_by_halves
 
 
 def _scan_by_doubling(self: Any, input: Any) -> Any:
@@ -345,50 +333,103 @@ def _allocate(op: Generated, inputs: list[torch.Tensor], problem: Problem, count
 
 
 def run_all(op: Generated, *args: Any, only: str | None = None) -> Iterator[tuple[str, list[torch.Tensor]]]:
-    """(name, results) of every variant that may run. Where rows run together each layout that is for others has one:
-    there are many, and calls that need them run them all. Tensors changed in place are changed anew in copies; their
-    new contents come after the results."""
-    names = list(op.signature.params)
-    given = dict(zip(names, args, strict=True))
-    ints = [int(given[n]) for n in op.op.ints]
-    floats = [float(given[n]) for n in op.op.floats]
-    ran: set[tuple[str, str]] = set()
-    for layout, (config, setting, way) in product(LAYOUTS, op.ways()):
+    """(name, results) of every variant that may run; without `only` of those that a run needs (Enough). Tensors changed
+    in place are changed anew in copies; their new contents come after the results."""
+    call = Call.of(op, args)
+    enough = Enough(os.environ.get("TK_DRAWN", "all"))
+    for layout, (config, setting, way) in product(LAYOUTS, enough.in_order(op)):
         name = f"{layout.name} {config.name}"
-        is_enough = layout.pitched and (layout.name, way) in ran and ("rows", way) in ran
-        if (only is None and not is_enough) or (only and only in name):
-            found = _run_one(op, given, ints, floats, (layout, setting, way))
+        if only in name if only else enough.lacks(layout, setting, way):
+            found = call.run((layout, setting, way))
             if found is not None:
-                ran.add((layout.name, way))
+                enough.ran(layout, setting, way)
                 yield name, found
 
 
-def _run_one(op: Generated, given: dict[str, Any], ints: list[int], floats: list[float],
-             variant: tuple[Layout, Setting, str]) -> list[torch.Tensor] | None:  # fmt: skip
-    inputs = [given[n] for n in op.signature.tensors]
-    changed = [n for n in op.signature.tensors if n in op.first.mutated]
-    inputs = [_copy(t) if n in changed else t for n, t in zip(op.signature.tensors, inputs, strict=True)]
-    seen, problem, count, with_leading = canonical(op, inputs)
-    problem = describe(op, seen, ints)
-    graph_number = problem.locals[0]
-    assert graph_number >= 0, "no graph has these dtypes"
-    graph = op.graphs[graph_number]
-    outputs = _allocate(op, inputs, problem, count)
-    for t in outputs:
-        t.copy_(torch.full_like(t, 77))
-    everything = list(seen) + [_as_is(t) for t in outputs]
-    follow = [len(seen) + i for i, o in enumerate(op.op.outputs) if o.leading is not None]
-    joint = [*with_leading, *follow]
-    if joint:
-        raw = [*inputs, *outputs]
-        for i, t in zip(joint, _merged([raw[i] for i in joint], count, _in_order(op)), strict=True):
-            everything[i] = t
-    problem = describe(op, everything, ints)
-    plan = op.plan(graph, *variant)
-    if plan is None or any(not c.holds.evaluate(problem) for c in plan.constraints):
-        return None
-    launch(plan, problem, everything, floats)
-    return [*outputs, *(t for n, t in zip(op.signature.tensors, inputs, strict=True) if n in changed)]
+def variants(op: Generated, *args: Any) -> list[str]:
+    """The names of all that may run."""
+    call = Call.of(op, args)
+    every = product(LAYOUTS, op.ways())
+    return [f"{layout.name} {c.name}" for layout, (c, *which) in every if call.prepared((layout, *which)) is not None]
+
+
+@dataclass
+class Enough:
+    """Which variants of a call a run needs. Where rows run together each layout that is for others has one: calls that
+    need that layout run more. Of settings that differ in their blocks' shape alone one is drawn (TK_DRAWN), and all run
+    where it is "all"."""
+
+    drawn: str
+    seen: set[tuple[object, ...]] = field(default_factory=set)
+
+    def in_order(self, op: Generated) -> list[tuple[Config, Setting, str]]:
+        ways = op.ways()
+        if self.drawn != "all":
+            random.Random(f"{self.drawn} {op.name}").shuffle(ways)
+        return ways
+
+    def lacks(self, layout: Layout, setting: Setting, way: str) -> bool:
+        if layout.pitched and {("rows", way), (layout.name, way)} <= self.seen:
+            return False
+        return self.drawn == "all" or (layout.name, way, _form(setting)) not in self.seen
+
+    def ran(self, layout: Layout, setting: Setting, way: str) -> None:
+        self.seen |= {(layout.name, way), (layout.name, way, _form(setting))}
+
+
+def _form(setting: Setting) -> Setting:
+    return replace(setting, p=1, q=1, warps=1, segments=min(setting.segments, 2), registers=0)
+
+
+@dataclass(frozen=True)
+class Call:
+    """An op and what it is called with."""
+
+    op: Generated
+    given: dict[str, Any]
+
+    @classmethod
+    def of(cls, op: Generated, args: Sequence[Any]) -> Call:
+        return cls(op, dict(zip(op.signature.params, args, strict=True)))
+
+    def run(self, variant: tuple[Layout, Setting, str]) -> list[torch.Tensor] | None:
+        """The results, None where the variant may not run."""
+        prepared = self.prepared(variant)
+        if prepared is None:
+            return None
+        plan, problem, tensors, results = prepared
+        launch(plan, problem, tensors, [float(self.given[n]) for n in self.op.op.floats])
+        return results
+
+    def prepared(
+        self, variant: tuple[Layout, Setting, str]
+    ) -> tuple[Plan, Problem, list[torch.Tensor], list[torch.Tensor]] | None:
+        """(plan, problem, tensors as the core sees them, results), None where the variant may not run."""
+        op = self.op
+        ints = [int(self.given[n]) for n in op.op.ints]
+        inputs = [self.given[n] for n in op.signature.tensors]
+        changed = [n for n in op.signature.tensors if n in op.first.mutated]
+        inputs = [_copy(t) if n in changed else t for n, t in zip(op.signature.tensors, inputs, strict=True)]
+        seen, problem, count, with_leading = canonical(op, inputs)
+        problem = describe(op, seen, ints)
+        graph_number = problem.locals[0]
+        assert graph_number >= 0, "no graph has these dtypes"
+        outputs = _allocate(op, inputs, problem, count)
+        for t in outputs:
+            t.copy_(torch.full_like(t, 77))
+        everything = list(seen) + [_as_is(t) for t in outputs]
+        follow = [len(seen) + i for i, o in enumerate(op.op.outputs) if o.leading is not None]
+        joint = [*with_leading, *follow]
+        if joint:
+            raw = [*inputs, *outputs]
+            for i, t in zip(joint, _merged([raw[i] for i in joint], count, _in_order(op)), strict=True):
+                everything[i] = t
+        problem = describe(op, everything, ints)
+        plan = op.plan(op.graphs[graph_number], *variant)
+        if plan is None or any(not c.holds.evaluate(problem) for c in plan.constraints):
+            return None
+        results = [*outputs, *(t for n, t in zip(op.signature.tensors, inputs, strict=True) if n in changed)]
+        return plan, problem, everything, results
 
 
 def _copy(t: torch.Tensor) -> torch.Tensor:
@@ -435,7 +476,8 @@ def launch(plan: Plan, problem: Problem, tensors: Sequence[torch.Tensor], floats
                 _emulate(one, {name: value(arg) for name, arg in one.args.items()}, grid[0])
                 continue
             options = {name: x for name, x in one.options.items() if name != "enable_fp_fusion"}  # numpy has none
-            interpreter.interpreter_builder.options = interpreter.InterpreterOptions(**options)
+            usual = interpreter.InterpreterOptions(sanitize_overflow=False)
+            interpreter.interpreter_builder.options = replace(usual, **options)
             args = {name: value(arg) for name, arg in one.args.items()}
             MEMORY[0] = memory
             try:

@@ -102,6 +102,11 @@ def add_both(a, b, other_a, other_b):
 
 
 @triton.jit
+def add_three(a, b, c, other_a, other_b, other_c):
+    return a + other_a, b + other_b, c + other_c
+
+
+@triton.jit
 def logaddexp(a, b):
     """log(exp(a) + exp(b)). Of infinities of one sign that infinity."""
     high = maximum(a, b)
@@ -342,19 +347,6 @@ def is_later_max(a, i, b, j):
 @triton.jit
 def is_below(b, a):
     return (b < a) | ((b != b) & (a == a))
-
-
-@triton.jit
-def welford(base, mean, m2, weight, other_base, other_mean, other_m2, other_weight):
-    """Mean and sum of squared deviations of two parts (Chan et al., 1979). A mean counts from its base, an element:
-    as a number of its own it would be rounded to what the elements have in common, which may be more than they
-    deviate by."""
-    total = weight + other_weight
-    share = tl.where(total == 0, 0.0, other_weight / total)
-    delta = (other_base - base) + (other_mean - mean)
-    is_empty = weight == 0
-    joint = tl.where(is_empty, other_mean, mean + delta * share)
-    return tl.where(is_empty, other_base, base), joint, m2 + other_m2 + delta * delta * weight * share, total
 
 
 @triton.jit

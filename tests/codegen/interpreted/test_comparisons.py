@@ -60,6 +60,7 @@ def each(
     assert count >= 3
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("chain", CHAINS)
 def test_the_extremes_are_among_them(chain: str, dtype: str) -> None:
@@ -73,6 +74,7 @@ def test_the_extremes_are_among_them(chain: str, dtype: str) -> None:
         assert of_all.any(), name
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("chain", CHAINS)
 def test_so_many_are_kept(chain: str) -> None:
     """As samplers keep the logits of the most likely tokens."""
@@ -85,6 +87,7 @@ def test_so_many_are_kept(chain: str) -> None:
         assert (above_least.sum(-1) < 144).all(), name
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("chain", CHAINS)
 def test_every_element_is_found_among_the_sorted(chain: str) -> None:
     def places(y):
@@ -95,6 +98,7 @@ def test_every_element_is_found_among_the_sorted(chain: str) -> None:
         assert (first < past).all(), name
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("chain", CHAINS)
 def test_a_maximum_has_a_gradient(chain: str) -> None:
     """Which goes to the elements that equal it: all of it."""

@@ -97,6 +97,7 @@ def found_by(fn: Fn, dtype: str, seed: str, is_given: bool, grad: bool = False) 
     return list(expected) if isinstance(expected, tuple) else [expected], results
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("is_given", [False, True], ids=["constant", "argument"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -106,6 +107,7 @@ def test_numbers(name: str, dtype: str, is_given: bool) -> None:
         assert torch.equal(a, b), drawn(dtype, name)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("is_given", [False, True], ids=["constant", "argument"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", GRADIENTS)

@@ -74,6 +74,7 @@ RANDOM = ("dropout", "dropout_add", "fill_uniform", "fill_normal", "fill_integer
 SHAPES = [((2, 3), 33), ((), 48)]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("name", "dtype", "leading", "n"),
     [(name, dtype, *shape)

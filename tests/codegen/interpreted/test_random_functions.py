@@ -90,12 +90,11 @@ def _problems(op: Generated, drawn: Function, fn: Callable[..., Any], call: Call
 def _of_kernels(op: Generated, relative: float, named: Mapping[str, Any], like: Sequence[Tensor],
                 exact: Sequence[Tensor], random: Random, is_first: bool) -> Iterator[str]:  # fmt: skip
     ints = [int(named[n]) for n in op.op.ints]
-    floats = [float(named[n]) for n in op.op.floats]
     try:
         graph = _graph_of(op, named, ints)
         count = 0
         for variant in judges.some_variants(op, graph, random):
-            found = host._run_one(op, named, ints, floats, variant) if count < VARIANTS else None
+            found = host.Call(op, dict(named)).run(variant) if count < VARIANTS else None
             if found is not None:
                 count += 1
                 layout, setting, way = variant

@@ -180,6 +180,7 @@ BY_SIZES: dict[str, Callable[[Tensor], object]] = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", BY_SIZES)
 def test_what_sizes_cut(name: str) -> None:
     fn = BY_SIZES[name]
@@ -380,6 +381,7 @@ def eager(declared: Declared, args: dict[str, Any]) -> list[Tensor] | None:
         return None
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", sorted(DECLARED.keys() - WITHOUT_EAGER - IN_PLACE))
 def test_every_function(name: str) -> None:
     """Forward: as torch has it, wherever torch has a result."""
@@ -404,6 +406,7 @@ def test_every_function(name: str) -> None:
         assert count, sizes
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", sorted(DECLARED.keys() - WITHOUT_EAGER - WITHOUT_GRADIENT))
 def test_every_gradient(name: str) -> None:
     """The backward serves what the forward does."""

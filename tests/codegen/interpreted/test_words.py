@@ -7,6 +7,7 @@ import pytest
 from wordy import CASES, INTERPRETED, arguments, close, flat, gradients, made
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", INTERPRETED)
 def test_as_the_function_itself(name: str) -> None:
     case, generated = CASES[name], made(name)

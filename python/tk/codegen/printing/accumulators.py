@@ -136,8 +136,9 @@ class Position:
 
 @dataclass
 class Welford:
-    """Mean and squared deviations in one pass: every lane for itself, then the lanes together. Means count from the
-    first element of a lane (device.welford).
+    """Mean and squared deviations in one pass: every lane for itself, then the lanes together. A lane's mean counts
+    from its first element: as a number of its own it would be rounded to what the elements have in common, which may
+    be more than they deviate by. Put together, the lanes' means count from what the mean of all is rounded to.
 
     The deviations are a sum of squares. Welford's product of those from the old mean and from the new one is a square
     only where the operand rounds as the mean did: a compiler that contracts its last product into the second
@@ -165,10 +166,20 @@ class Welford:
 
     def finish(self) -> None:
         body, n = self.body, self.operand
-        names = f"base_{n}, mean_{n}, m2_{n}, weight_{n}"
-        body.out(f"{names} = tl.reduce(({names}), {body.axis}, device.welford{body.keep_dims})")
-        body.out(f"mean_{n} += base_{n}")
+        dtype = TL_DTYPES[body.kernel.value(n).dtype]
+        body.out(f"count_{n} = tl.cast({body.reduced_dim}_size, {dtype})")
+        terms = f"(base_{n} + mean_{n}) * (weight_{n} / count_{n})"
+        body.out(f"around_{n} = {combined(body, 'sum', terms)}")
+        body.out(f"away_{n} = base_{n} - around_{n}")
+        # It is rounded alike for all elements of a binade, so that the errors add up.
+        body.out(f"lost_{n} = (base_{n} - away_{n}) - around_{n}")
+        body.out(f"away_{n} += mean_{n}")
+        terms = ", ".join(f"weight_{n} * {x}" for x in (f"lost_{n}", f"away_{n}", f"away_{n} * away_{n}"))
+        found = f"lost_{n}, away_{n}, squares_{n}"
+        body.out(f"{found} = tl.reduce(({terms} + m2_{n}), {body.axis}, device.add_three{body.keep_dims})")
+        body.out(f"mean_{n} = around_{n} + (away_{n} + lost_{n}) / count_{n}")
         if any(v.data == "m2" for v in self.reduces):
+            body.out(f"m2_{n} = device.centred(squares_{n}, away_{n}, count_{n})")
             body.out(f"m2_{n} += mean_{n} - mean_{n}  # an infinity has none")
         for v in self.reduces:
             body.out(f"v{v.number} = {v.data}_{n}")
