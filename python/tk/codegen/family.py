@@ -28,7 +28,7 @@ from tk.codegen.scheduling import combo
 from tk.codegen.scheduling.context import Context, scratch_buffers
 from tk.codegen.scheduling.kinds import choices, kind_of, schedule, secondary_setting
 from tk.codegen.scheduling.schedule import Scheduled
-from tk.codegen.scheduling.settings import GENERAL, GENERAL_DTYPES, SELDOM_CALLED, Setting
+from tk.codegen.scheduling.settings import GENERAL, GENERAL_DTYPES, SELDOM_CALLED, Setting, kept
 from tk.codegen.tile import ALIGNED, GATHERED, LAYOUTS, ROWS, STRIDED, Layout, is_for, laid_out
 from tk.codegen.tracing import derivatives, random
 from tk.codegen.tracing.backward import backward_traces
@@ -93,6 +93,7 @@ class Generated(OpRecord):
             for one, s in alone:
                 yield from one.launches(s)
 
+    @kept
     def choices(self, graph: Graph, layout: Layout, way: str) -> tuple[Setting, ...]:
         """The settings that a way to compute a graph has in a layout."""
         kernels = graph.kernels_of(way)
@@ -111,6 +112,7 @@ class Generated(OpRecord):
     def _kind(self, kernels: Sequence[ir.Kernel], layout: Layout) -> str:
         return kind_of(*laid_out(kernels[self.main(kernels)], layout)).name
 
+    @kept
     def plan(self, graph: Graph, layout: Layout, setting: Setting, way: str = "whole") -> Plan | None:
         """way: the name of one of WAYS."""
         with reported(f"{self.name}, {graph.label}, {layout.name}"):

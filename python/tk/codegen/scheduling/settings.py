@@ -5,12 +5,16 @@ A setting is a config of the op. What is tried before it comes into the table is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, TypeVar
 
 from tk.aot.spec import Config
 from tk.codegen.scheduling.sorts import TILE
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -217,6 +221,24 @@ _table: Table = SETTINGS
 def settings_of(kind: str, layout: str) -> tuple[Setting, ...]:
     """Those of a kind of tile in a layout, the first of them the one that every graph has."""
     return _table[kind].get(layout, ())
+
+
+def kept(method: Callable[..., T]) -> Callable[..., T]:
+    """What a method of an op gives for a graph is worked out once: it is asked for by every target, layout and setting.
+    Not while the table is another."""
+    name = f"_kept_{method.__name__}"
+
+    @wraps(method)
+    def found(op: Any, graph: Any, *which: object) -> T:
+        if _table is not SETTINGS:
+            return method(op, graph, *which)
+        known = op.__dict__.setdefault(name, {})
+        key = (graph.label, *which)
+        if key not in known:
+            known[key] = method(op, graph, *which)
+        return known[key]
+
+    return found
 
 
 @contextmanager
