@@ -213,12 +213,19 @@ def attempt(op: Op, draw: Draw) -> dict[str, Any]:
         text = f"{type(error).__name__}: {str(error)[:500]}"
         where = traceback.format_exc()
     try:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+        settle()
     except RuntimeError:
         print(where, flush=True)
         raise BrokenDevice(f"{draw}: {text}") from None
     return line_of(draw) | {"error": text}
+
+
+def settle() -> None:
+    """Waits for the GPU, and sees whether it can go on. A capture that fails may leave torch's generator in it: then no
+    later one takes random numbers."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.rand(1, device="cuda")
 
 
 def run(options: Options, report: Report) -> None:

@@ -36,6 +36,7 @@ def compile_all(generated: Generated, layouts=LAYOUTS, first_setting: bool = Tru
     return count
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", [n for n, x in vars(ops).items() if isinstance(x, Declared)])
 def test_ops(name: str) -> None:
     declared = getattr(ops, name)
@@ -54,6 +55,7 @@ def test_pointwise(case: pointwise.Case) -> None:
         assert compile_all(generate(case.fn, declared.signature, "f"), [ALIGNED]) == 1
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", ["running_extremes", "running_logsumexp", "backward_cumsum"])
 def test_every_setting_of_a_scan(name: str) -> None:
     """A loop with a carry, and programs that look back, too."""

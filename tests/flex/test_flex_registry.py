@@ -56,7 +56,11 @@ def test_what_a_helper_registers_belongs_to_the_file_that_calls_it(tmp_path: Pat
 
 
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "head": (dict(head_dims=(640,)), ValueError, "a head of 640 in head_dims; they are 1 to 512"),
+    "head": (dict(head_dims=(640,)), ValueError, "640 in head_dims; a head's size is 1 to 512"),
+    "three heads": (dict(head_dims=((64, 64, 64),)), ValueError, r"\(64, 64, 64\) in head_dims"),
+    "one of two heads": (dict(head_dims=((64, 0),)), ValueError, r"\(64, 0\) in head_dims"),
+    "no head": (dict(head_dims=()), ValueError, "head_dims is empty"),
+    "no dtype": (dict(dtypes=[]), ValueError, "dtypes is empty"),
     "word": (
         dict(dtypes=("half",)),
         ValueError,

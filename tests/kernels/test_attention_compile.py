@@ -27,6 +27,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 def test_kernels_compile(pair: tuple, arch: int) -> None:

@@ -243,7 +243,7 @@ def test_a_run_writes_every_line_at_once_and_stops_at_a_broken_device(
         if draw.index == 1:
             raise ValueError("this one only")
         if draw.index == 3:
-            monkeypatch.setattr(torch.cuda, "synchronize", broken)
+            monkeypatch.setattr(anywhere, "settle", broken)
             raise RuntimeError("illegal memory access")
         return {"us": {"torch": 30.0, "tk": 20.0}, "host_us": {"torch": 5.0, "tk": 4.0}, "ratio": 1.5,
                 "predicted_us": 22.0, "kernels": ["k 1x2"]}  # fmt: skip
@@ -251,7 +251,7 @@ def test_a_run_writes_every_line_at_once_and_stops_at_a_broken_device(
     def broken() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(anywhere, "settle", lambda: None)
     monkeypatch.setattr(anywhere, "measure", measure)
     found = Report("anywhere", {"gpu": "G"})
     anywhere.run(Options(tmp_path, draws=6, seed=7), found)

@@ -94,10 +94,15 @@ def _check(name: str, head_dims: Sequence[int | tuple[int, int]], dtypes: Sequen
     for argument, value in (("head_dims", head_dims), ("dtypes", dtypes)):
         if not isinstance(value, list | tuple):
             raise TypeError(f"tk.flex.register: {argument} must be a list or a tuple, is {value!r}")
+        if not value:
+            raise ValueError(f"tk.flex.register: {argument} is empty: nothing would be compiled")
     for head in head_dims:
-        for size in head if isinstance(head, tuple) else (head,):
-            if type(size) is not int or not 0 < size <= MAX_HEAD:
-                raise ValueError(f"tk.flex.register: a head of {size!r} in head_dims; they are 1 to {MAX_HEAD}")
+        sizes = head if isinstance(head, tuple) else (head, head)
+        if len(sizes) != 2 or any(type(size) is not int or not 0 < size <= MAX_HEAD for size in sizes):
+            raise ValueError(
+                f"tk.flex.register: {head!r} in head_dims; a head's size is 1 to {MAX_HEAD}, or a tuple of query's and "
+                "value's: head_dims=(64, (192, 128))"
+            )
     for dtype in dtypes:
         if _dtypes.named(dtype) not in _DTYPES:
             raise ValueError(f"tk.flex.register: {dtype} in dtypes; there are {_dtypes.there_are(_DTYPES)}"
