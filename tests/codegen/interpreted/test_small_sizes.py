@@ -58,6 +58,8 @@ CLAMPED: dict[str, Callable[[Tensor], object]] = {
     "a running sum": lambda x: x[:, -3:].cumsum(-1),
     "neighbours": lambda x: x[:, 1:] - x[:, :-1],
     "of a wider one": lambda x: torch.cat([x, x], 1)[:, 1:4] * 2,
+    "the first two and the last two": lambda x: x[:2] + x[-2:],
+    "the first three and the last three": lambda x: x[:, :3] * x[:, -3:],
 }
 CUT: dict[str, Callable[[Tensor], object]] = {
     "a place": lambda x: x[:, 1] + 1,

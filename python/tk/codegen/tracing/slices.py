@@ -63,6 +63,8 @@ def _length_by_numbers(size: sympy.Expr, start: Any, end: Any) -> sympy.Expr:
         found = sympy.Max(0, size + (end or 0) - start)
     elif end is None:
         found = sympy.Min(size, -start)
+    elif start == 0 and end > 0:
+        found = sympy.Min(size, end)  # as of the last so many: both are one letter
     elif start >= 0 and end >= 0:
         found = sympy.Max(0, sympy.Min(size, end) - start) if end > start else sympy.Integer(0)
     elif end < 0:
