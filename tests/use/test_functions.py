@@ -142,10 +142,25 @@ def test_what_stays_torchs() -> None:
             assert torch.equal(found, expected)
 
 
+def test_results_lie_in_memory_as_torchs() -> None:
+    """Or the call is torch's: a model may look at the result by .view."""
+    x = torch.randn(2, 3, 16, 8)
+    permuted = x.permute(0, 2, 1, 3)
+    for fn in (F.softmax, F.log_softmax):
+        for given, dim in ((x, 1), (x, 0), (permuted, -1), (permuted, 2)):
+            assert calls(stand_in(fn), given, dim) == {}
+        in_order = x, x.mT, x[:, :2], x[..., 1:5], x[:, 0], x[:, :1].permute(0, 2, 1, 3), x[:1].expand(4, -1, -1, -1)
+        for given in in_order:
+            assert calls(stand_in(fn), given, -1) == {fn.__name__: 1}
+    for fn in (F.layer_norm, F.rms_norm):
+        assert calls(stand_in(fn), permuted, (8,)) == {}
+        assert calls(stand_in(fn), x.permute(0, 2, 3, 1), (3,)) == {fn.__name__: 1}, "images, pixel by pixel"
+
+
 def test_arguments_by_name() -> None:
     x, w = torch.randn(4, 8), torch.randn(3, 8)
     assert calls(stand_in(F.linear), input=x, weight=w, bias=None) == {"linear": 1}
-    assert calls(stand_in(F.softmax), input=x, dim=0, _stacklevel=5, dtype=torch.bfloat16) == {"softmax": 1}
+    assert calls(stand_in(F.softmax), input=x, dim=1, _stacklevel=5, dtype=torch.bfloat16) == {"softmax": 1}
     assert calls(stand_in(F.layer_norm), x, normalized_shape=[8], eps=1e-3) == {"layer_norm": 1}
     assert calls(stand_in(F.conv1d), input=x[None], weight=torch.randn(4, 4, 3), padding="same") == {"conv1d": 1}
 

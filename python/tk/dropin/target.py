@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tk.dropin.speed import Rule, Speed
 
-__all__ = ["DTYPES", "Target", "broadcasts", "dtype_name", "is_plain", "needs_gradient"]
+__all__ = ["DTYPES", "Target", "broadcasts", "dtype_name", "is_in_order", "is_plain", "needs_gradient"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -107,6 +108,15 @@ def needs_gradient(*tensors: Any) -> bool:
             if getattr(t, "requires_grad", False):
                 return True
     return False
+
+
+def is_in_order(x: Tensor, row: int = 1) -> bool:
+    """Whether the dimensions before a row's, its last `row`, lie in memory in their order. tk's results of rows follow
+    that order; torch's are contiguous, and a model may count on it (``.view``)."""
+    if x.is_contiguous():
+        return True
+    strides = [stride for size, stride in zip(x.shape[:-row], x.stride(), strict=False) if size != 1]
+    return 0 in strides or all(outer >= inner for outer, inner in pairwise(strides))  # what repeats has no order
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tk.dropin.replacement import Replacement
 from tk.dropin.speed import ALL, Rule, Speed
-from tk.dropin.target import Target
+from tk.dropin.target import Target, is_in_order
 from tk.functional import norms
 from tk.functional._call import AUTOCAST_TO_FLOAT32, product
 
@@ -39,9 +39,9 @@ def _normalises(target: Target, op: str, x: Tensor, shape: Any, *affine: Tensor 
     if not target.takes(x, optional=affine):
         return False
     shape = tuple(shape)
-    if not shape or x.shape[-len(shape) :] != shape or not _fit(target, op, x, shape, affine):
+    if not shape or x.shape[-len(shape) :] != shape or not is_in_order(x, len(shape)):
         return False
-    return target.is_fast("", product(shape), x, *affine)
+    return _fit(target, op, x, shape, affine) and target.is_fast("", product(shape), x, *affine)
 
 
 def _fit(target: Target, op: str, x: Tensor, shape: tuple[int, ...], affine: tuple[Tensor | None, ...]) -> bool:

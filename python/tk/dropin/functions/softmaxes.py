@@ -10,19 +10,22 @@ from torch import Tensor
 
 from tk.dropin.replacement import Replacement
 from tk.dropin.speed import ALL, Rule, Speed
-from tk.dropin.target import DTYPES, Target
+from tk.dropin.target import DTYPES, Target, is_in_order
 from tk.functional import softmaxes
 
 
 def _softmax(target: Target) -> Callable[..., bool]:
     def softmax(input: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> bool:
-        """Arguments after dim: those of torch.nn.functional (_stacklevel, dtype) and of torch (dtype)."""
+        """Arguments after dim: those of torch.nn.functional (_stacklevel, dtype) and of torch (dtype). Along another
+        dimension than the last the result lies otherwise in memory than torch's."""
         if args or dim is None or not kwargs.keys() <= {"dtype", "_stacklevel"}:
             return False
         dtype = kwargs.get("dtype")
         if not target.takes(input) or not isinstance(dim, int) or (dtype is not None and dtype not in DTYPES):
             return False
-        return -input.dim() <= dim < input.dim() and target.is_fast("", input.shape[dim], input)
+        if dim not in (-1, input.dim() - 1) or not input.dim() or not is_in_order(input):
+            return False
+        return target.is_fast("", input.shape[dim], input)
 
     return softmax
 
