@@ -7,6 +7,9 @@ A file per family. Of every function holds:
   (docs/supported.md).
 - On the CPU, what the op does not take (other dtypes, an argument that no kernel has) goes to ATen. On CUDA it is a
   ``tk.UnsupportedError``.
+- A result of rows lies in memory row by row, the rows in the order in which those of its input lie. Along another
+  dimension than the last it is a permuted view of that, where ATen's is contiguous: ``.view`` may refuse it, and
+  ``.reshape`` does not.
 - Under autocast those that ATen's lists have in float32 work and answer in float32.
 - Shapes that do not go together are a ``ValueError``, what is no tensor a ``TypeError``.
 - ``config``: a config's name or number, for this call; by default the predicted fastest.
