@@ -291,6 +291,25 @@ def test_all_of_a_large_tensor(name: str, dtype: torch.dtype) -> None:
         assert_close(found, expected, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("given", ["rows", "every other", "transposed", "one column"])
+def test_sorts_read_elements_that_lie_beside_each_other(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They read a row several times. What lies so already is not copied."""
+    x = torch.randn(6, 10, 8)
+    x = {"rows": x[:, 1:5], "every other": x[..., ::2], "transposed": x.mT, "one column": x[..., :1]}[given]
+    seen: list[Tensor] = []
+
+    def noted(op: str, rows: Tensor, *args: Any, **kwargs: Any) -> Any:
+        seen.append(rows)
+        return _call.run(op, rows, *args, **kwargs)
+
+    monkeypatch.setattr(functional.sorts, "run", noted)
+    for dim in (-1, 0, 1):
+        assert torch.equal(tk.sort(x, dim).values, x.sort(dim).values)
+        assert torch.equal(tk.topk(x, 1, dim).values, x.topk(1, dim).values)
+    assert len(seen) == 6 and all(rows.stride(-1) == 1 or rows.shape[-1] == 1 for rows in seen)
+    assert (seen[0].data_ptr() == x.data_ptr()) == (given in ("rows", "one column"))
+
+
 @pytest.mark.parametrize("name", ["sum", "mean", "norm", "std", "amax", "logsumexp", "softmax", "cummax", "sort"])
 def test_gradients_of_float64(name: str) -> None:
     ours, _ = MIRRORED[name]
