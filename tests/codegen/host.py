@@ -337,7 +337,7 @@ def run_all(op: Generated, *args: Any, only: str | None = None) -> Iterator[tupl
     in place are changed anew in copies; their new contents come after the results."""
     call = Call.of(op, args)
     enough = Enough(os.environ.get("TK_DRAWN", "all"))
-    for layout, (config, setting, way) in product(LAYOUTS, enough.in_order(op)):
+    for layout, (config, setting, way) in product(LAYOUTS, op.ways() if only else enough.in_order(op)):
         name = f"{layout.name} {config.name}"
         if only in name if only else enough.lacks(layout, setting, way):
             found = call.run((layout, setting, way))

@@ -42,7 +42,7 @@ BAD = {
     "flow": ("@tk.op(x='fp32[M]')\ndef flow(x):\n    return x if x.sum() > 0 else -x\n", r"flow \(.*control flow"),
     "mistake": ("@tk.op(x='fp32[M]')\ndef mistake(x):\n    return x.summ()\n", r"mistake \(.*summ"),
     "gradient": ("@tk.op(x='fp32[M]', grad=True)\ndef gradient(x):\n    x.add_(1)\n", r"gradient \(.*grad=True"),
-    "head": ("tk.flex.register('head', head_dims=(4096,))\n", r"a head of 4096 in head_dims"),
+    "head": ("tk.flex.register('head', head_dims=(4096,))\n", r"4096 in head_dims; a head's size is 1 to 512"),
     "mod": ("tk.flex.register('mod', lambda s, b, h, q, k: s if s > 0 else -s)\n", r"score_mod"),
     "dtype": ("tk.b2b.register(torch.relu, dtypes=(torch.int8,))\n", r"torch\.int8 in dtypes"),
     "no_family": ("FAMILIES = ['no family']\n", r"'no family' is no Family"),
