@@ -110,6 +110,14 @@ def test_a_tensor_that_is_not_dense_is_refused_by_the_name_of_its_argument(kind:
             r"tk\.mm: out_dtype must be a torch\.dtype or None",
         ),
         (lambda: tk.addmm(None, torch.ones(2, 3), torch.ones(3, 2)), r"tk\.addmm: bias must be a Tensor, is NoneType"),
+        (
+            lambda: tk.scatter_add(torch.ones(3, 4), 0, torch.zeros(3, 4).long(), None),
+            r"tk\.scatter_add: src must be a Tensor, is NoneType",
+        ),
+        (
+            lambda: tk.index_add(torch.ones(3, 4), 0, torch.zeros(3).long(), None),
+            r"tk\.index_add: source must be a Tensor, is NoneType",
+        ),
         (lambda: tk.load_pack(3), r"tk\.load_pack: path must be a str or a path"),
         (lambda: tk.config.override(["mm"], 1).__enter__(), r"tk\.config\.override: op must be a string"),
         (lambda: tk.flex.create_block_mask(tk.flex.mods.causal, 1, "x", 8, 8), r"create_block_mask: H must be an int"),

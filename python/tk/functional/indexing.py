@@ -83,6 +83,7 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor, *, config: 
     Returns:
         The shape of input.
     """
+    check_tensor("scatter_add", "src", src)
     input, src = _widest(input, src)
     is_taken = taken("scatter_add", NUMBERS, input=input, src=src)
     _check_index("scatter_add", "index", index)
@@ -116,6 +117,7 @@ def index_add(
     Returns:
         The shape of input.
     """
+    check_tensor("index_add", "source", source)
     is_taken = taken("index_add", NUMBERS, input=input, source=source)
     _check_index("index_add", "index", index)
     dim = wrap("index_add", input, dim)

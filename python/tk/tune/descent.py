@@ -15,6 +15,7 @@ Params = Mapping[str, int | str | bool]
 Times = Mapping[str, float]  # of some configs, in µs
 
 LEAST_GAIN = 0.01  # what a step must win: less is noise
+FEW = 8  # configs that no step has reached, and that are timed all the same
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Descent:
 
 
 def descend(start: str, params: Mapping[str, Params], compare: Callable[[Sequence[str]], Times]) -> Descent:
-    """The config that no step along any parameter improves.
+    """The config that no step along any parameter improves, and none of a few that no step reaches.
 
     Args:
         start: one of `params`.
@@ -48,7 +49,11 @@ def descend(start: str, params: Mapping[str, Params], compare: Callable[[Sequenc
                 looked_at.update(new)
                 if not _step(found, compare([found.config, *new])):
                     break
-        if found.config == before:
+        if found.config != before:
+            continue
+        rest = [n for n in params if n not in looked_at]
+        looked_at.update(rest)
+        if not 0 < len(rest) <= FEW or not _step(found, compare([found.config, *rest])):
             break
     if not found.times:  # there is nothing beside it
         _step(found, compare([start]))
