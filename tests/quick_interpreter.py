@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,10 +61,7 @@ def _block_type(self: Any, element_ty: Any, shape: Sequence[Any]) -> None:
 @functools.cache
 def _as_constants(sizes: tuple[int, ...]) -> tuple[Any, Any]:
     """(shape, elements) of a tensor."""
-    elements = 1
-    for size in sizes:
-        elements *= size
-    return tl.tuple([constexpr(size) for size in sizes]), constexpr(elements)
+    return tl.tuple([constexpr(size) for size in sizes]), constexpr(math.prod(sizes))
 
 
 def _tensor(self: Any, handle: Any, type: Any) -> None:
@@ -93,3 +91,15 @@ block_type.__init__ = _block_type
 tl.tensor.__init__ = _tensor
 TritonSemantic.broadcast_impl_value = _broadcast
 interpreter._get_np_dtype = _numpy_dtype
+
+# --- Integers are looked at for overflow by an assertion, which runs with `debug` alone ---
+
+
+def _look_for_overflow(
+    self: Any, *operation: Any, theirs: Any = TritonSemantic.binary_op_sanitize_overflow_impl
+) -> None:
+    if self.builder.options.debug:
+        theirs(self, *operation)
+
+
+TritonSemantic.binary_op_sanitize_overflow_impl = _look_for_overflow

@@ -476,8 +476,7 @@ def launch(plan: Plan, problem: Problem, tensors: Sequence[torch.Tensor], floats
                 _emulate(one, {name: value(arg) for name, arg in one.args.items()}, grid[0])
                 continue
             options = {name: x for name, x in one.options.items() if name != "enable_fp_fusion"}  # numpy has none
-            usual = interpreter.InterpreterOptions(sanitize_overflow=False)
-            interpreter.interpreter_builder.options = replace(usual, **options)
+            interpreter.interpreter_builder.options = interpreter.InterpreterOptions(**options)
             args = {name: value(arg) for name, arg in one.args.items()}
             MEMORY[0] = memory
             try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tk.dropin.speed import Rule, Speed
+from tk.generated.problem import memory_order
 
 __all__ = ["DTYPES", "Target", "broadcasts", "dtype_name", "is_in_order", "is_plain", "needs_gradient"]
 
@@ -113,10 +113,8 @@ def needs_gradient(*tensors: Any) -> bool:
 def is_in_order(x: Tensor, row: int = 1) -> bool:
     """Whether the dimensions before a row's, its last `row`, lie in memory in their order. tk's results of rows follow
     that order; torch's are contiguous, and a model may count on it (``.view``)."""
-    if x.is_contiguous():
-        return True
-    strides = [stride for size, stride in zip(x.shape[:-row], x.stride(), strict=False) if size != 1]
-    return 0 in strides or all(outer >= inner for outer, inner in pairwise(strides))  # what repeats has no order
+    n = x.dim() - row
+    return x.is_contiguous() or memory_order(x, n) == list(range(n))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -92,9 +92,10 @@ def _of_kernels(op: Generated, relative: float, named: Mapping[str, Any], like: 
     ints = [int(named[n]) for n in op.op.ints]
     try:
         graph = _graph_of(op, named, ints)
+        call = host.Call(op, dict(named))
         count = 0
         for variant in judges.some_variants(op, graph, random):
-            found = host.Call(op, dict(named)).run(variant) if count < VARIANTS else None
+            found = call.run(variant) if count < VARIANTS else None
             if found is not None:
                 count += 1
                 layout, setting, way = variant
