@@ -45,8 +45,8 @@ def sorted_beside(x, y, z):
 def test_independent_results_are_one_launch(fn: Callable[..., object]) -> None:
     found = plans(made(fn))
     assert found and min(len(plan.launches) for plan in found) == 1
-    # A split sum has a second launch, over its parts.
-    assert max(len(plan.launches) for plan in found) <= 2
+    # A split sum has a second launch, over its parts; a softmax of shared rows has its maxima, its sums and itself.
+    assert max(len(plan.launches) for plan in found) <= 5
 
 
 def test_what_follows_is_a_launch_behind() -> None:

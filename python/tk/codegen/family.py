@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from tk.aot.errors import BuildError, Refused
-from tk.aot.expr import as_expr
+from tk.aot.expr import as_expr, mode
 from tk.aot.spec import (
     Config,
     Family,
@@ -16,6 +16,7 @@ from tk.aot.spec import (
     Launch,
     Plan,
     Point,
+    require,
 )
 from tk.codegen import along, ir
 from tk.codegen import index as ix
@@ -26,7 +27,7 @@ from tk.codegen.lowering.rules import RULED
 from tk.codegen.records import OpRecord
 from tk.codegen.scheduling import combo
 from tk.codegen.scheduling.context import Context, scratch_buffers
-from tk.codegen.scheduling.kinds import choices, kind_of, schedule, secondary_setting
+from tk.codegen.scheduling.kinds import SHORT, choices, kind_of, schedule, secondary_settings
 from tk.codegen.scheduling.schedule import Scheduled
 from tk.codegen.scheduling.settings import GENERAL, GENERAL_DTYPES, SELDOM_CALLED, Setting, kept
 from tk.codegen.tile import ALIGNED, GATHERED, LAYOUTS, ROWS, STRIDED, Layout, is_for, laid_out
@@ -69,22 +70,36 @@ class Generated(OpRecord):
     def scheduled(
         self, kernels: Sequence[ir.Kernel], layout: Layout, setting: Setting
     ) -> list[tuple[Scheduled, Setting]]:
-        """Every launch with its setting: the main one's is given, the others have the first of their kind."""
+        """Every launch with its setting: the main one's is given, the others have the first of their kind, or where
+        they run along parts of its rows one for short and one for long ones."""
         context = self._context(kernels)
         main = kernels[self.main(kernels)]
         found = []
         for kernel in kernels:
-            own_layout = layout if kernel is main else _layout_beside(main, layout, kernel)
-            own_setting = setting if kernel is main else secondary_setting(kernel, own_layout)
-            assert own_setting is not None, "a way that has a launch without a setting has none itself"
-            found.append((schedule(kernel, own_layout, context), own_setting))
+            if kernel is main:
+                found.append((schedule(kernel, layout, context), setting))
+                continue
+            own_layout = _layout_beside(main, layout, kernel)
+            settings = secondary_settings(kernel, own_layout, main)
+            assert settings, "a way that has a launch without a setting has none itself"
+            beside = [schedule(kernel, own_layout, context) for _ in settings]
+            if len(beside) > 1:
+                is_short = beside[0].sizes["q"] <= SHORT
+                beside[0].only, beside[1].only = is_short, ~is_short
+                beside[1].suffix = "_long"
+            found += zip(beside, settings, strict=True)
         return found
 
     def launches(self, parts: Sequence[tuple[Scheduled, Setting]]) -> Iterator[Launch]:
         """Of each level what can share a launch does, with the warps of the part that has most."""
-        for level in combo.levels([one.kernel for one, _ in parts]):
-            together = [parts[i] for i in level if combo.can_share(parts[i][0].kernel, parts[i][1])]
-            alone = [parts[i] for i in level if not combo.can_share(parts[i][0].kernel, parts[i][1])]
+        by_kernel: dict[str, list[tuple[Scheduled, Setting]]] = {}
+        for one, s in parts:
+            by_kernel.setdefault(one.kernel.name, []).append((one, s))
+        of_level = list(by_kernel.values())
+        for level in combo.levels([of[0][0].kernel for of in of_level]):
+            own = [part for i in level for part in of_level[i]]
+            together = [(one, s) for one, s in own if combo.can_share(one.kernel, s)]
+            alone = [(one, s) for one, s in own if not combo.can_share(one.kernel, s)]
             if len(together) == 1:
                 alone, together = together + alone, []
             if together:
@@ -100,8 +115,8 @@ class Generated(OpRecord):
         if not kernels:
             return ()
         main = kernels[self.main(kernels)]
-        beside = (secondary_setting(k, _layout_beside(main, layout, k)) for k in kernels if k is not main)
-        if None in beside:
+        beside = (secondary_settings(k, _layout_beside(main, layout, k), main) for k in kernels if k is not main)
+        if not all(beside):
             return ()
         kind = WAYS[way].kind(graph, self._kind(kernels, layout), self._kind(graph.kernels, layout), layout)
         if kind is None:
@@ -129,9 +144,14 @@ class Generated(OpRecord):
         if not is_first:
             launches = tuple(replace(x, max_spill_bytes=WAYS[way].most_spilled) for x in launches)
         constraints = {c.holds.encode(): c for one, _ in parts for c in one.constraints}
+        if not WAYS[way].is_batch_invariant:
+            off = require(~mode("batch_invariant"), "batch_invariant mode off, since rows are split")
+            constraints[off.holds.encode()] = off
         cost = as_expr(0)
         for one, s in parts:
             cost = cost + one.cost(s)
+        if (sixteenths := WAYS[way].costs) != 16:
+            cost = cost * sixteenths // 16
         return Plan(
             tuple(constraints.values()),
             {"graph": (self.graphs.index(graph),)},
@@ -173,7 +193,7 @@ class Generated(OpRecord):
     def _is_everywhere(self, graph: Graph, point: Point, setting: Setting, way: str, place: int) -> bool:
         """Whether an architecture on which nothing was measured has it, and fp16, and an op that is seldom called: the
         wheel has no room for all, nor for twice all. A reduction that is split there is so in every merged layout."""
-        has_split = bool(graph.parts) and LAYOUT_BY_NAME[point.layout].merged and way == "whole"
+        has_split = any(not p.are_rows for p in graph.parts) and LAYOUT_BY_NAME[point.layout].merged and way == "whole"
         return (place == 0 or setting.everywhere) and not has_split
 
     def _is_general(self, graph: Graph) -> bool:
@@ -241,8 +261,8 @@ def _has_fp8e4(graph: Graph) -> bool:
 
 
 def _layout_beside(main: ir.Kernel, layout: Layout, kernel: ir.Kernel) -> Layout:
-    """Of a launch beside the main one. What adds up rows of partial results asks nothing of how many there are: as rows
-    of a multiple of 16 they would keep the whole plan from most calls."""
+    """Of a launch beside the main one. What adds up partial results asks nothing of how many there are, unless the main
+    one has rows as long: a multiple of 16 would keep the whole plan from most calls."""
     if not is_for(kernel, layout):
         opened, tile = laid_out(kernel, layout)
         if not tile.p:
@@ -254,8 +274,7 @@ def _layout_beside(main: ir.Kernel, layout: Layout, kernel: ir.Kernel) -> Layout
         return layout
     tile, of_main = (laid_out(k, layout)[1] for k in (kernel, main))
     is_as_long = ix.same(*(ix.product([a.size for a in t.q]) for t in (tile, of_main)))
-    others = GATHERED if layout.pitched else ROWS
-    return others if tile.reduced == "q" and not is_as_long else layout
+    return layout if is_as_long else GATHERED if layout.pitched else ROWS
 
 
 def generate_any(

@@ -100,11 +100,11 @@ class OpRecord:
         found = dict(bare.locals)
         context = Context(bare, {}, {})
         for p in (p for g in self.graphs for p in g.parts):
-            rows, reduced, kept = (context.expr(e) for e in (p.rows, p.reduced, p.kept))
-            columns = p.kept != 1
-            wanted = 4 * device.sm_count // maximum(ceil_div(kept, 64), 1)
-            most = ceil_div(reduced, 64 if columns else 8192)
-            found[p.name] = maximum(minimum(rows, most, wanted), 1)
+            cut, reduced, kept = (context.expr(e) for e in (p.cut, p.reduced, p.kept))
+            are_columns = p.kept != 1 and not p.are_rows
+            wanted = 4 * device.sm_count // maximum(kept if p.are_rows else ceil_div(kept, 64), 1)
+            most = ceil_div(reduced, 64 if are_columns else 8192)
+            found[p.name] = maximum(minimum(cut, most, wanted), 1)
         for w in (g.walk for g in self.graphs if g.walk):
             found[w.name] = maximum(minimum(context.expr(w.rows), 4 * device.sm_count), 1)
         return found

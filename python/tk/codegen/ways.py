@@ -11,7 +11,8 @@ from tk.codegen.lowering.lower import lower
 from tk.codegen.lowering.rules.scatter import NotDeterministic
 from tk.codegen.lowering.split import Parts, Splitter
 from tk.codegen.lowering.walk import Walk, Walker
-from tk.codegen.tile import Layout
+from tk.codegen.scheduling.settings import SHORT_ROWS
+from tk.codegen.tile import GATHERED, Layout
 from tk.codegen.tracing.trace import Trace
 
 Kernels = tuple[ir.Kernel, ...]
@@ -48,7 +49,7 @@ def lowered_graph(trace: Trace, name: str) -> Graph:
     making = _Making(trace, name)
     for way in WAYS.values():
         making.by_way[way.name] = way.lower(making)
-    return Graph(trace, making.by_way, tuple(making.splitter.parts), making.walk)
+    return Graph(trace, making.by_way, tuple(making.parts), making.walk)
 
 
 def depends_on_order(kernel: ir.Kernel) -> bool:
@@ -64,6 +65,7 @@ class _Making:
     trace: Trace
     name: str
     by_way: dict[str, Kernels] = field(default_factory=dict)
+    parts: list[Parts] = field(default_factory=list)
     walk: Walk | None = None
 
     def __post_init__(self) -> None:
@@ -82,7 +84,18 @@ def _split(making: _Making) -> Kernels:
     """With split reductions, and sorts in runs that are merged, where there are any."""
     splitter = making.splitter
     made = passes.run_all(lower(making.trace, f"{making.name}_split", splitter))
+    making.parts += splitter.parts
     return _shared(made, making.by_way["whole"]) if splitter.parts or splitter.has_runs else ()
+
+
+def _long(making: _Making) -> Kernels:
+    """With rows split over programs: for a few long ones."""
+    if making.name.removesuffix("_backward") in SHORT_ROWS:
+        return ()
+    splitter = Splitter(f"longs{making.suffix}", rows=True)
+    made = passes.run_all(lower(making.trace, f"{making.name}_long", splitter))
+    making.parts += splitter.parts
+    return _shared(made, making.by_way["whole"]) if splitter.parts else ()
 
 
 def _walked(making: _Making) -> Kernels:
@@ -144,16 +157,25 @@ def _kind_of_split(graph: Graph, kind: str, of_whole: str, layout: Layout) -> st
     return "parts" if kind == "inner" and (graph.walk or of_whole != "inner") else kind
 
 
+def _kind_of_long(graph: Graph, kind: str, of_whole: str, layout: Layout) -> str | None:
+    """In the one layout that takes every pitch and step: what is seldom called has no more."""
+    return None if layout is not GATHERED else "parts" if kind == "inner" else kind
+
+
 @dataclass(frozen=True)
 class Way:
     """name: the prefix of a config's name, but for the first. lower: to kernels, none where it is no way for the graph.
     kind: the row of the table of settings, of (graph, the kind of its main launch, that of the whole way's, layout);
-    None where it has no settings there. most_spilled: bytes a thread, of all settings but the first."""
+    None where it has no settings there. most_spilled: bytes a thread, of all settings but the first.
+    is_batch_invariant: what a row gives does not depend on how many came with it. costs: as measured, in sixteenths of
+    what its launches are predicted to take."""
 
     name: str
     lower: Callable[[_Making], Kernels]
     kind: Callable[[Graph, str, str, Layout], str | None] = _own_kind
     most_spilled: int = MOST_SPILLED
+    is_batch_invariant: bool = True
+    costs: int = 16
     has_one_setting: bool = False
 
 
@@ -162,6 +184,7 @@ WAYS: Mapping[str, Way] = {
     for way in (
         Way("whole", _whole, _kind_of_whole),
         Way("split", _split, _kind_of_split),
+        Way("long", _long, _kind_of_long, is_batch_invariant=False, costs=26, has_one_setting=True),
         Way("walk", _walked, most_spilled=MOST_SPILLED_WALKING),
         Way("deterministic", _deterministic, has_one_setting=True),
         Way("digits", lambda making: _sorted(making, "digits")),

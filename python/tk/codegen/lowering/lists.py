@@ -11,7 +11,7 @@ from tk.codegen import ir, passes
 from tk.codegen.errors import TraceError, where
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy, Reduction, reduction, stored
 from tk.codegen.lowering.lower import lower
-from tk.codegen.lowering.split import centred, squared
+from tk.codegen.lowering.runs import centred, squared
 from tk.codegen.tracing.arguments import letter
 from tk.codegen.tracing.lists import PLACES
 from tk.codegen.tracing.trace import Trace

@@ -1,14 +1,15 @@
-"""Split reductions: columns, and whole tensors, have too few programs for a GPU when each reduces all rows by itself.
+"""Split reductions: columns, whole tensors and a few long rows have too few programs for a GPU when each reduces all of
+its own by itself.
 
-The first reduced dimension is cut into parts. An earlier launch leaves each part's result in scratch memory,
-[parts, …], and the last one reduces over the parts. How many there are is worked out for the problem and the GPU, so a
-call gives the same bits on one GPU every time. Rows are never cut here: what a row gives does not depend on how many
-came with it.
+A reduced dimension is cut into parts. An earlier launch leaves each part's result in scratch memory, [parts, …], and
+the last one reduces over the parts. How many there are is worked out for the problem and the GPU, so a call gives the
+same bits on one GPU every time. Rows are cut in a way of their own, which batch-invariant mode does not take: their
+parts depend on how many rows there are.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import sympy
 from torch.utils._sympy.functions import FloorDiv
@@ -16,18 +17,21 @@ from torch.utils._sympy.functions import FloorDiv
 from tk.codegen import index as ix
 from tk.codegen.ir import FLOATS
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy, Reduction, reduction
+from tk.codegen.lowering.runs import by_sums
 
 IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True, "xor": 0}
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A number of parts: a local of the op. rows: what is cut; reduced and kept: elements."""
+    """A number of parts: a local of the op. cut: the size that is; reduced and kept: elements. are_rows: what is
+    reduced lies beside each other."""
 
     name: str
-    rows: sympy.Expr
+    cut: sympy.Expr
     reduced: sympy.Expr
     kept: sympy.Expr
+    are_rows: bool = False
 
     @property
     def symbol(self) -> sympy.Symbol:
@@ -37,9 +41,11 @@ class Parts:
 @dataclass
 class Splitter:
     """Replaces a graph's reductions by split ones, and its sorts by sorted runs that are merged. parts: those that were
-    needed, in order. has_runs: whether there is anything to sort. sorts: how, where not in runs (rules/sorts.py)."""
+    needed, in order. rows: rows are split, instead of all else. has_runs: whether there is anything to sort. sorts:
+    how, where not in runs (rules/sorts.py)."""
 
     prefix: str = "parts"
+    rows: bool = False
     sorts: str = "runs"
     parts: list[Parts] = field(default_factory=list)
     has_runs: bool = False
@@ -50,14 +56,15 @@ class Splitter:
         """What is read in place of `node`; None where it stays as it is."""
         if id(node) not in self.known:
             self.own.append(node)
-            self.known[id(node)] = self._split(node) if _is_splittable(node) else None
+            self.known[id(node)] = self._split(node) if self._is_splittable(node) else None
         return self.known[id(node)]
 
     def _split(self, node: Reduction) -> Lazy:
         if node.kind in ("mean", "m2"):
-            return self._moment(node)
+            return by_sums(node)
         assert node.operand is not None
-        cut = next(d for d in node.dims if node.operand.shape[d] != 1)
+        wide = [d for d in node.dims if node.operand.shape[d] != 1]
+        cut = wide[-1] if self.rows else wide[0]
         parts = self._parts(node, node.operand.shape[cut])
         chunk = FloorDiv(node.operand.shape[cut] + parts.symbol - 1, parts.symbol)
         pieces = self._pieces(node, cut, parts, chunk)
@@ -69,13 +76,24 @@ class Splitter:
         self.known[id(node)] = None
         return node
 
-    def _parts(self, node: Reduction, rows: sympy.Expr) -> Parts:
+    def _parts(self, node: Reduction, cut: sympy.Expr) -> Parts:
         reduced, kept = ix.product(node.sizes), ix.product(node.shape)
+        wanted = Parts(f"{self.prefix}{len(self.parts)}", cut, reduced, kept, self.rows)
         for p in self.parts:
-            if (p.rows, p.reduced, p.kept) == (rows, reduced, kept):
+            if replace(wanted, name=p.name) == p:
                 return p
-        self.parts.append(Parts(f"{self.prefix}{len(self.parts)}", rows, reduced, kept))
-        return self.parts[-1]
+        self.parts.append(wanted)
+        return wanted
+
+    def _is_splittable(self, node: Reduction) -> bool:
+        """Rows, or else columns and everything, of kinds whose parts combine by the kind itself. What another reduction
+        has left is little already."""
+        assert node.operand is not None
+        if node.kind in ("argmax", "argmin") or isinstance(node.operand, Reduction) or not node.sizes:
+            return False
+        wide = [d for d, s in enumerate(node.operand.shape) if s != 1]
+        are_rows = wide[-1] in node.dims and not all(d in node.dims for d in wide)
+        return are_rows == self.rows
 
     def _pieces(self, node: Reduction, cut: int, parts: Parts, chunk: sympy.Expr) -> Lazy:
         """The operand as [parts, …, chunk, …]; past the end the value that changes nothing."""
@@ -93,57 +111,6 @@ class Splitter:
             return e.op("where", operand.dtype, inside, value, nothing)
 
         return Lazy(shape, operand.dtype, read)
-
-    def _moment(self, node: Reduction) -> Lazy:
-        """The mean, or the squared deviations from it, each of sums: parts of both would not simply add up."""
-        operand, dtype = node.operand, node.dtype
-        assert operand is not None
-        total = reduction("sum", operand, node.dims, dtype)
-        count = ix.product(node.sizes)
-
-        def mean(e: Emitter, index: Index) -> int:
-            return e.op("div", dtype, e.read(total, index), e.cast(e.index(count), dtype))
-
-        def away(e: Emitter, index: Index) -> int:
-            kept = tuple(i for d, i in enumerate(index) if d not in node.dims)
-            return e.op("sub", dtype, e.read(operand, index), mean(e, kept))
-
-        if node.kind == "mean":
-            return Lazy(node.shape, dtype, mean)
-        deviations = Lazy(operand.shape, dtype, away)
-        away_sum, squares = (reduction("sum", x, node.dims, dtype) for x in (deviations, squared(deviations)))
-        return centred(away_sum, squares, count)
-
-
-def squared(x: Lazy) -> Lazy:
-    def read(e: Emitter, index: Index) -> int:
-        value = e.read(x, index)
-        return e.op("mul", x.dtype, value, value)
-
-    return Lazy(x.shape, x.dtype, read)
-
-
-def centred(deviations: Lazy, squares: Lazy, count: sympy.Expr) -> Lazy:
-    """The squared deviations from a mean, of the sums of those from what it was rounded to and of their squares: as
-    device.centred."""
-    dtype = squares.dtype
-
-    def read(e: Emitter, index: Index) -> int:
-        away, total = e.read(deviations, index), e.read(squares, index)
-        share = e.op("div", dtype, away, e.cast(e.index(count), dtype))
-        found = e.op("sub", dtype, total, e.op("mul", dtype, away, share))
-        return e.op("maximum", dtype, found, e.constant(0.0, dtype))
-
-    return Lazy(squares.shape, dtype, read)
-
-
-def _is_splittable(node: Reduction) -> bool:
-    """Columns or everything, of kinds whose parts combine by the kind itself."""
-    assert node.operand is not None
-    if node.kind in ("argmax", "argmin"):
-        return False
-    dims = [d for d, s in enumerate(node.operand.shape) if s != 1]
-    return bool(node.sizes) and (dims[-1] not in node.dims or all(d in node.dims for d in dims))
 
 
 def _neutral(kind: str, dtype: str) -> float | int | bool:

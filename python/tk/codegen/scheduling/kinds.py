@@ -10,6 +10,7 @@ import sympy
 from tk.aot.expr import Expr, ceil_div
 from tk.aot.spec import ITEMSIZE, Arg, Buffer, Const, Int, Launch, Scratch
 from tk.codegen import along, device, ir
+from tk.codegen import index as ix
 from tk.codegen.printing.body import VECTOR
 from tk.codegen.printing.printer import ScanFunctionPrinter, SortFunctionPrinter, WalkFunctionPrinter
 from tk.codegen.scheduling import sorts
@@ -19,6 +20,7 @@ from tk.codegen.scheduling.schedule import Scheduled
 from tk.codegen.scheduling.settings import Setting, settings_of
 from tk.codegen.tile import Layout, Tile, coefficients, is_for, laid_out
 
+SHORT = 2048  # elements of a row of which one program reduces several
 MOST_DIGITS = 64 << 10  # bytes of a row that is sorted by digits: shared memory holds it twice
 
 
@@ -232,11 +234,18 @@ def choices(kernel: ir.Kernel, layout: Layout, kind: str = "") -> Settings:
     return own.settings(kernel, tile, layout)
 
 
-def secondary_setting(kernel: ir.Kernel, layout: Layout) -> Setting | None:
-    """Of a launch beside the one that a config is about: one that takes as many sizes as it can; None where it has
-    none."""
+def secondary_settings(kernel: ir.Kernel, layout: Layout, main: ir.Kernel) -> Settings:
+    """Of a launch beside `main`, which a config is about: one that takes as many sizes as it can; none where it has
+    none. Of two the first is for rows of at most SHORT elements."""
     kernel, tile = laid_out(kernel, layout)
     kind = kind_of(kernel, tile)
     if kind.beside:
-        return settings_of(kind.beside, "rows")[-1]
-    return next(iter(kind.settings(kernel, tile, layout)), None)
+        return settings_of(kind.beside, "rows")[-1:]
+    short = settings_of("short", "rows") if kind.name == "inner" and _has_parts_of_rows(kernel, main) else ()
+    return (*short, *kind.settings(kernel, tile, layout)[:1])
+
+
+def _has_parts_of_rows(kernel: ir.Kernel, main: ir.Kernel) -> bool:
+    """Whether several of the rows that it reduces are one that `main` does: they have a dozen elements or a million."""
+    own, whole = ([a.size for a in k.reduced] for k in (kernel, main))
+    return len(own) < len(whole) and all(map(ix.same, own, whole[len(whole) - len(own) :]))

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import sympy
 
-from tk.aot.expr import Expr, as_expr, ceil_div
+from tk.aot.expr import Expr, as_expr, ceil_div, select
 from tk.aot.spec import Arg, Buffer, Const, Int, Launch, Pointer, Scratch
 from tk.codegen import index as ix
 from tk.codegen import ir
@@ -33,12 +33,19 @@ MAX_INT32 = 2**31 - 2**17  # a block's last index may lie past the last element
 
 @dataclass
 class Scheduled(Addresses):
-    """A launch being put together. buffers: beside those of the context's scratch memory."""
+    """A launch being put together. buffers: beside those of the context's scratch memory. Where a kernel has
+    several launches, only: whether a call takes this one; suffix: of its name."""
 
     buffers: list[Buffer] = field(default_factory=list)
+    only: Expr = field(default_factory=lambda: as_expr(1))
+    suffix: str = ""
 
     printer: ClassVar[type[FunctionPrinter]] = FunctionPrinter
     cost_model: ClassVar[type[Cost]] = Cost
+
+    @property
+    def name(self) -> str:
+        return f"{self.kernel.name}{self.suffix}"
 
     @cached_property
     def sizes(self) -> Mapping[str, Expr]:
@@ -50,7 +57,7 @@ class Scheduled(Addresses):
     def cost(self, setting: Setting) -> Expr:
         """Predicted time, in picoseconds."""
         model = self.cost_model(self.kernel, self.tile, self.layout, self.context)
-        return model.predicted(setting, self.programs(setting))
+        return select(self.only, model.predicted(setting, self.programs(setting)), 0)
 
     def launch(self, setting: Setting) -> Launch:
         return combo.launch([self.printed(setting)])
@@ -71,11 +78,12 @@ class Scheduled(Addresses):
         numbers = {f"arg_{v.data}": self.context.op.float(v.data, "fp64") for v in kernel.values if v.op == "number"}
         blocks: dict[str, Arg] = {"BLOCK_P": Const(setting.p)} if self.tile.p else {}
         blocks["BLOCK_Q"] = Const(setting.q)
-        programs = self.programs(setting)
+        programs = select(self.only, self.programs(setting), 0)
         # Nothing to put is no reason not to write the base.
-        when = programs > 0 if any(v.op == "store" and v.data for v in kernel.values) else 1
+        is_put = any(v.op == "store" and v.data for v in kernel.values)
+        when = programs > 0 if is_put or self.only.value != 1 else 1
         return combo.Printed(
-            kernel.name, text, {**pointers, **numbers, **ints, **blocks}, programs, setting.warps,
+            self.name, text, {**pointers, **numbers, **ints, **blocks}, programs, setting.warps,
             2 if self.is_looped(setting) else 1, setting.registers, when, debug.OPTIONS if self.context.debug else {},
         )  # fmt: skip
 
@@ -183,7 +191,7 @@ class Scheduled(Addresses):
         )
         debug_op = self.context.op.name if self.context.debug else ""
         body = Body(self.kernel, self.tile, self.layout, accesses, self._size_arg, self.magic_arg, form, debug_op)
-        text = self.printer(body).print(self.kernel.name, [combo.PARAMS])
+        text = self.printer(body).print(self.name, [combo.PARAMS])
         return text, {**sizes, **self.args}
 
     def _rows_meet(self, setting: Setting) -> bool:

@@ -121,6 +121,10 @@ SETTINGS: Table = {
         "gathered": (Setting(1, 2048, 8, True),),
         "strided": (Setting(1, 1024, 4, True), Setting(16, 64, 4, True)),
     },
+    # Beside a launch along whole rows: along parts of them, where these are short.
+    "short": {
+        "rows": (Setting(4, 256, 4, True),),
+    },
     "walk": {
         "aligned": (
             Setting(2, 1024, 4), Setting(32, 64, 4), Setting(8, 256, 4), Setting(1, 2048, 4, stages=3, registers=128),
@@ -202,6 +206,12 @@ SETTINGS: Table = {
 SELDOM_CALLED = frozenset({
     "row_any", "row_norm", "row_prod", "row_amax_backward", "logsumexp_backward", "cross_entropy_sum",
     "cross_entropy_sum_backward",
+})  # fmt: skip
+
+# Ops of the package whose rows are seldom both few and long, and are not split over programs: no room in the wheel.
+SHORT_ROWS = frozenset({
+    "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "quantize_fp8_rows", "cross_entropy_rows",
+    "cross_entropy_sum", "cross_entropy_mean", "cross_entropy_weighted", "cross_entropy_of_probabilities",
 })  # fmt: skip
 
 # Of these ops of the package, graphs of 64-bit floats and of integers, and those of ops of one dtype, have a single

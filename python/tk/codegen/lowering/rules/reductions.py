@@ -14,6 +14,7 @@ from tk.codegen import index as ix
 from tk.codegen.lowering.graph import Call
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy, reduction
 from tk.codegen.lowering.rules.table import RULES, base_name, normal_dim, rule, wide_of
+from tk.codegen.lowering.runs import reduced
 
 
 def _dims(x: Lazy, dims: Any) -> tuple[int, ...]:
@@ -35,7 +36,7 @@ def _reduce(kind: str, x: Lazy, dims: Any, keepdim: bool, dtype: str, accumulate
             lambda e, i: e.read(wide, _with_ones(i, at, len(x.shape))),
         )
     else:
-        result = reduction(kind, wide, at, accumulate)
+        result = reduced(kind, wide, at, accumulate)
     kept = tuple(sympy.Integer(1) if d in at else s for d, s in enumerate(x.shape)) if keepdim else result.shape
 
     def read(e: Emitter, index: Index) -> int:

@@ -1,0 +1,137 @@
+"""Few long rows, which programs share, and reductions over dimensions that do not lie beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import host
+import pytest
+import torch
+from test_ops import agree
+
+from tk.codegen.family import Generated, generate
+from tk.codegen.ways import WAYS
+from tk.generated import op
+
+LONG = (2, 17_001)  # elements: three parts of a row
+
+
+def sums(x):
+    return x.sum(-1), x.square().mean(-1), x.abs().amax(-1), (x > 2).any(-1)
+
+
+def moments(x):
+    return torch.var_mean(x, -1)
+
+
+def softmax(x):
+    return torch.softmax(x, -1)
+
+
+def logsumexp(x):
+    return torch.logsumexp(x, -1)
+
+
+def largest(x):
+    return x.amax(-1)
+
+
+def sum_of_channels(x):
+    return x.sum((0, 2))
+
+
+def made_of(fn: Callable[..., Any], letters: str, grad: bool = False) -> Generated:
+    return generate(fn, op(x=f"fp32[{letters}]")(fn).signature, fn.__name__, grad)
+
+
+def compare(made: Generated, wanted: Any, *args: Any, only: str | None = None) -> list[str]:
+    """The names of the variants that ran."""
+    wanted, names = wanted if isinstance(wanted, tuple) else (wanted,), []
+    for name, results in host.run_all(made, *args, only=only):
+        names.append(name)
+        for result, one in zip(results, wanted, strict=True):
+            agree(result, one.float() if one.is_floating_point() else one, f"{made.name} {name}")
+    return names
+
+
+@pytest.mark.parametrize("step", [1, 2], ids=["rows", "every_other"])
+@pytest.mark.parametrize("fn", [sums, moments, softmax, logsumexp], ids=lambda fn: fn.__name__)
+def test_programs_share_a_row(fn: Callable[..., Any], step: int) -> None:
+    x = torch.randn(LONG[0], LONG[1] * step, generator=torch.Generator().manual_seed(0))[:, ::step]
+    assert len(compare(made_of(fn, "M, N"), fn(x.double()), x, only="gathered long_")) == 1
+
+
+def test_gradients_of_a_long_row() -> None:
+    """Equal elements share that of the largest."""
+    x = torch.randn(LONG, generator=torch.Generator().manual_seed(0)).round(decimals=1)
+    made, grad = made_of(largest, "M, N", grad=True).backward, torch.tensor([1.0, -2.0])
+    leaf = x.double().requires_grad_()
+    (wanted,) = torch.autograd.grad(leaf.amax(-1), leaf, grad.double())
+    assert made is not None
+    assert len(compare(made, wanted, grad, x, only="gathered long_")) == 1
+
+
+def test_batch_invariant_rows_are_not_shared() -> None:
+    made = made_of(sums, "M, N")
+    call = host.Call.of(made, (torch.zeros(LONG),))
+    (setting,) = made.settings("long")
+    gathered = next(layout for layout in host.LAYOUTS if made.choices(made.graphs[0], layout, "long"))
+    plan = made.plan(made.graphs[0], gathered, setting, "long")
+    assert plan is not None and any("batch_invariant" in c.message for c in plan.constraints)
+    assert [w.name for w in WAYS.values() if not w.is_batch_invariant] == ["long"]
+    assert call.prepared((gathered, setting, "long")) is not None
+
+
+# --- Dimensions apart ---
+
+
+def outer_and_last(x):
+    return x.sum((0, 2)), x.amax((0, 2)), x.mean((0, 2)), (x > 1).any(2).any(0), x.prod(2).prod(0)
+
+
+def moments_of_channels(x):
+    return torch.var_mean(x, (0, 2), correction=0)
+
+
+def batch_norm(x):
+    variance, mean = torch.var_mean(x, (0, 2), correction=0, keepdim=True)
+    return (x - mean) * torch.rsqrt(variance + 1e-3)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (1, 4, 40), (6, 1, 33), (9, 16, 1)], ids=str)
+@pytest.mark.parametrize("fn", [outer_and_last, moments_of_channels, batch_norm], ids=lambda fn: fn.__name__)
+def test_dimensions_apart(fn: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)) + 2
+    assert any(not name.startswith("strided") for name in compare(made_of(fn, "B, C, S"), fn(x.double()), x))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 0), (0, 3, 2)], ids=str)
+def test_no_elements_apart(shape: tuple[int, ...]) -> None:
+    assert compare(made_of(sum_of_channels, "B, C, S"), torch.zeros(3), torch.zeros(shape))
+
+
+def test_what_is_apart_is_read_in_runs() -> None:
+    """So that rows that run together are enough, and nothing asks batches and positions to."""
+    made = made_of(sum_of_channels, "B, C, S")
+    x = torch.zeros(4, 16, 64)
+    assert any(name.startswith("aligned") for name in host.variants(made, x))
+
+
+@pytest.mark.parametrize("positions", [5, 2100])
+def test_parts_of_rows_are_short_or_long(positions: int) -> None:
+    """Gradients of a group norm: along channels' positions, of which a group's rows have several."""
+
+    def grouped(x, weight):
+        variance, mean = torch.var_mean(x, (1, 2), correction=0, keepdim=True)
+        return (x - mean) * torch.rsqrt(variance + 1e-3) * weight[:, None]
+
+    generator = torch.Generator().manual_seed(2)
+    x, weight, grad = (torch.randn(s, generator=generator) for s in ((3, 4, positions), (4,), (3, 4, positions)))
+    made = generate(grouped, op(x="fp32[B, C, S]", weight="fp32[C]")(grouped).signature, "grouped", True).backward
+    assert made is not None
+    leaves = [t.double().requires_grad_() for t in (x, weight)]
+    wanted = torch.autograd.grad(grouped(*leaves), leaves, grad.double())
+    given = dict(grad_0=grad, x=x, weight=weight)
+    ran = compare(made, wanted, *(given[name] for name in made.signature.params))
+    assert any(name.startswith("rows") for name in ran)
