@@ -125,7 +125,7 @@ endif
 PARALLEL = --numprocesses $(JOBS) --maxprocesses 8 --dist loadfile --durations 12
 
 .PHONY: test
-test: test-cpp test-python test-install ## the tests that need no GPU; of those that are many alike a fresh half
+test: test-cpp test-python test-install ## the tests that need no GPU; of those that are many alike a fresh third
 
 .PHONY: test-all
 test-all: export TK_DRAWN := all

@@ -866,19 +866,20 @@ def test_jobs_are_a_positive_number(text):
         parser.parse_args(["--jobs", text])
 
 
-def test_the_packages_own_kernels_plan_for_every_wheel_target(tmp_path):
+@pytest.mark.drawn  # make sample plans sm_80 and sm_90 as well
+@pytest.mark.parametrize("target", [SM80, SM90, Target(80, True)], ids=str)
+def test_the_packages_own_kernels_plan_for_every_wheel_target(target, tmp_path):
     """Records without contradictions, launches that fit their functions. What a sample lacks, its build says."""
     from tk.aot.sources import package_families
 
-    for target in (SM80, SM90, Target(80, True)):
-        counts = Counter()
-        for op in plan_pack(package_families(), target, tmp_path).ops:
-            family = op.grid.family
-            sampled = [v for v in op.grid.variants if family.sampled and family.sample(v.kernel, v.point)]
-            assert bool(sampled) == (family.sampled and bool(op.variants)), "an op of the target is in its sample too"
-            counts.update(sampled=len(sampled), all=len(op.variants))
-        # Where nothing was measured there are few settings beside the sample's.
-        assert counts["sampled"] < (0.5 if target == SM90 else 1.0) * counts["all"]
+    counts = Counter()
+    for op in plan_pack(package_families(), target, tmp_path).ops:
+        family = op.grid.family
+        sampled = [v for v in op.grid.variants if family.sampled and family.sample(v.kernel, v.point)]
+        assert bool(sampled) == (family.sampled and bool(op.variants)), "an op of the target is in its sample too"
+        counts.update(sampled=len(sampled), all=len(op.variants))
+    # Where nothing was measured there are few settings beside the sample's.
+    assert counts["sampled"] < (0.5 if target == SM90 else 1.0) * counts["all"]
 
 
 def test_products_on_hopper_run_on_its_own_tensor_cores(cache, tmp_path):

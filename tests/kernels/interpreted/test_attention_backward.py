@@ -100,6 +100,7 @@ MASKS = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("lists", [False, True])
 def test_masks(mask: Any, lists: bool) -> None:
@@ -134,6 +135,7 @@ SCORES = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("make", "captured"), SCORES.values(), ids=SCORES)
 @pytest.mark.parametrize("mask", [None, causal])
 def test_scores(make: Any, captured: list[torch.Tensor], mask: Any) -> None:
@@ -165,6 +167,7 @@ PER_SCORE = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("make", "table"), PER_SCORE.values(), ids=PER_SCORE)
 @pytest.mark.parametrize(("dtype", "of_table"), [(torch.float32, torch.float32), (torch.float16, torch.float32),
                                                  (torch.float16, torch.float16)])  # fmt: skip

@@ -239,6 +239,7 @@ def check_backward(make: Any, captured: list[torch.Tensor], call: Call, at_least
     assert count >= at_least
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("how", ["none", "band", "lists"])
 def test_backward(shape: tuple[int, ...], how: str) -> None:
@@ -262,6 +263,7 @@ MASKS = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("lists", [False, True])
 def test_masks(mask: Any, lists: bool) -> None:

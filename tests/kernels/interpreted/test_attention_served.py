@@ -95,6 +95,7 @@ def call_of(pair: Served, M: int, N: int, lists: bool, dtype: torch.dtype) -> Ca
     return call
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("lists", [False, True])
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_masks(mask: Any, lists: bool) -> None:
@@ -103,6 +104,7 @@ def test_masks(mask: Any, lists: bool) -> None:
     test_attention_backward.check(lambda: pair, [], call_of(pair, 77, 139, lists, torch.float16))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("mask", [None, "window of a chunk", "documents of a chunk"])
 @pytest.mark.parametrize("score", [s for s in SCORES if s != "none"])
 def test_scores(score: str, mask: str | None) -> None:
