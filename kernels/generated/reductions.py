@@ -11,12 +11,13 @@ FLOATS = ("bf16", "fp16", "fp32")
 WIDE = (*FLOATS, "fp64")
 
 
-@op(x="T[..., N]", T=WIDE, grad=True)
+@op(x="T[..., N]", T=WIDE)
 def row_sum(x):
+    """tk.generated.gradients has the gradient of sums and means."""
     return x.sum(-1)
 
 
-@op(x="T[..., N]", T=FLOATS, grad=True)
+@op(x="T[..., N]", T=FLOATS)
 def row_mean(x):
     return x.mean(-1)
 
@@ -73,7 +74,7 @@ def row_var_mean(x, bessel, power):
     return ((variance * bessel) ** power).to(x.dtype), mean.to(x.dtype)
 
 
-@op(x="T[M, N]", T=FLOATS, grad=True)
+@op(x="T[M, N]", T=FLOATS)
 def column_sum(x):
     return x.sum(0)
 

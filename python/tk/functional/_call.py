@@ -169,11 +169,11 @@ def to_end(x: Tensor, dim: int) -> Tensor:
     return x if dim == x.dim() - 1 else x.movedim(dim, -1)
 
 
-def dense_rows(x: Tensor, dim: int) -> Tensor:
-    """:func:`to_end`, a copy where elements of a row lie apart: kernels that sort or scan rows share them out, or read
-    them several times, only where they lie beside each other."""
+def dense_rows(x: Tensor, dim: int, least: int = 2) -> Tensor:
+    """:func:`to_end`, a copy where `least` elements of a row, or more, lie apart: kernels that sort or scan rows share
+    them out, or read them several times, only where they lie beside each other."""
     x = to_end(x, dim)
-    return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.clone(memory_format=torch.contiguous_format)
+    return x if x.stride(-1) == 1 or x.shape[-1] < least else x.clone(memory_format=torch.contiguous_format)
 
 
 def from_end(out: Tensor, like: Tensor, dim: int) -> Tensor:

@@ -576,14 +576,10 @@ def _sum_of_float64(x: Tensor, dims: Sequence[int], config: Config) -> Tensor:
 
 
 def _whole(x: Tensor) -> Tensor:
-    """For the ops over all of a tensor, in any order of its elements: [..., N], which they cut along all but N. Rows of
-    a multiple of 16 elements are read as vectors."""
-    if x.dim() == 2 and x.t().is_contiguous():
-        x = x.t()
-    elif x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
-        x = x.permute(0, 2, 3, 1)
+    """For the ops over all of a tensor: [rows, N] of its elements in the order of memory, where they have gaps of a
+    copy. Rows of a multiple of 16 elements are read as vectors."""
     if not x.is_contiguous():
-        return x.unsqueeze(-1) if x.dim() == 1 else x
+        x = x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).contiguous()
     n = x.numel()
     row = next(row for row in (PART, 256, 16, 1) if n % row == 0)
     return x.view(n // row, row)

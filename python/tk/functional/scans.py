@@ -1,4 +1,5 @@
-"""Scans along any dimension, which is made the last; where its elements lie apart in memory that costs a copy."""
+"""Scans along any dimension, which is made the last; where the elements of long rows lie apart that costs a
+copy."""
 
 from __future__ import annotations
 
@@ -22,6 +23,8 @@ from tk.functional._call import (
     wrap,
 )
 from tk.functional._integers import flip_of, key_of, signed
+
+LONG = 128  # elements of a row; of fewer one program has several rows, however they lie
 
 __all__ = ["cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"]
 
@@ -78,7 +81,7 @@ def _accumulated(name: str, torchs: Any, x: Tensor, dim: int, dtype: torch.dtype
     if x.dtype not in INTEGERS:
         return _scanned(name, torchs, x, dim, config, WIDE_FLOATS)
     dim = wrap(name, x, dim)
-    found = run("cumsum_int" if name == "cumsum" else name, dense_rows(x.long(), dim), config=config)
+    found = run("cumsum_int" if name == "cumsum" else name, dense_rows(x.long(), dim, LONG), config=config)
     return from_end(found, x, dim).to(dtype or torch.int64)
 
 
@@ -86,7 +89,7 @@ def _extreme_of_integers(name: str, x: Tensor, dim: int, is_least: bool, config:
     """The running maximum of integers that are ordered as the elements are, or, of the least, the other way round."""
     dim = wrap(name, x, dim)
     keys = key_of(x, is_least) if x.dtype == torch.float64 else signed(x).long() ^ flip_of(x, is_least)
-    indices = from_end(run("cummax", dense_rows(keys, dim), config=config)[1], x, dim)
+    indices = from_end(run("cummax", dense_rows(keys, dim, LONG), config=config)[1], x, dim)
     return x.gather(dim, indices), indices
 
 
@@ -94,7 +97,7 @@ def _scanned(name: str, torchs: Any, x: Tensor, dim: int, config: Config, takes:
     if not taken(name, takes, input=x):
         return torchs(x, dim)
     dim = wrap(name, x, dim)
-    found = run(name, dense_rows(x, dim), config=config)
+    found = run(name, dense_rows(x, dim, LONG), config=config)
     if isinstance(found, Tensor):
         return from_end(found, x, dim)
     return tuple(from_end(t, x, dim) for t in found)

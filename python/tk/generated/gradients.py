@@ -172,6 +172,20 @@ def _to_all(ctx: Any, grad: Tensor) -> Any:
     return (grad * ctx.scale).expand(ctx.shape), None, None, None
 
 
+def _to_dim(dim: int, is_mean: bool = False) -> Callable[..., Any]:
+    """Of the sum, or mean, over a dimension: the same for all its elements, without a copy of it for each."""
+
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        shared = grad / ctx.shape[dim] if is_mean else grad
+        return shared.unsqueeze(dim).expand(ctx.shape), None, None
+
+    return backward
+
+
+def _keep_sizes(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.shape = inputs[0].shape
+
+
 def _of_product(ctx: Any, grad: Tensor) -> Any:
     """The product of the others, from both ends, so that zeros divide nothing."""
     (x,) = ctx.saved_tensors
@@ -242,8 +256,11 @@ FORMULAS: Mapping[str, Formula] = {
     "put_rows": (_keep_last, _take_back(-2)),
     "scatter_add": (_keep_index_of, _gather_back("gather")),
     "scatter_add_columns": (_keep_index_of, _gather_back("gather_columns")),
+    "column_sum": (_keep_sizes, _to_dim(0)),
+    "row_mean": (_keep_sizes, _to_dim(-1, is_mean=True)),
     "row_norm": (_keep_norm, _of_norm),
     "row_prod": (_keep_factors, _of_product),
+    "row_sum": (_keep_sizes, _to_dim(-1)),
     "row_var_mean": (_keep_mean, _of_variance),
     "total_norm": (_keep_norm, _of_norm),
     "total_sum": (_keep_shape, _to_all),

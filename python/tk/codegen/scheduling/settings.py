@@ -210,14 +210,14 @@ SELDOM_CALLED = frozenset({
 
 # Ops of the package whose rows are seldom both few and long, and are not split over programs: no room in the wheel.
 SHORT_ROWS = frozenset({
-    "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "quantize_fp8_rows", "cross_entropy_rows",
-    "cross_entropy_sum", "cross_entropy_mean", "cross_entropy_weighted", "cross_entropy_of_probabilities",
+    "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "cross_entropy_rows", "cross_entropy_sum",
+    "cross_entropy_mean", "cross_entropy_weighted", "cross_entropy_of_probabilities",
 })  # fmt: skip
 
 # Of these ops of the package, graphs of 64-bit floats and of integers, and those of ops of one dtype, have a single
 # setting, in the layouts that ask for no alignment: enough to be served, for they are called least of all.
 GENERAL = frozenset({
-    "row_sum", "row_sum_backward", "row_amax", "row_amax_backward", "row_argmax", "row_prod", "row_norm",
+    "row_sum", "row_amax", "row_amax_backward", "row_argmax", "row_prod", "row_norm",
     "row_var_mean", "logsumexp", "logsumexp_backward", "cumsum", "cumsum_backward", "cumprod", "cummax", "row_sum_int",
     "row_extreme_int", "row_place_int", "cumsum_int", "cross_entropy_weighted", "cross_entropy_weighted_backward",
     "cross_entropy_of_probabilities", "cross_entropy_of_probabilities_backward", "gather", "gather_columns",
