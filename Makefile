@@ -124,6 +124,10 @@ endif
 # By file: what a module's tests build, they build once.
 PARALLEL = --numprocesses $(JOBS) --maxprocesses 8 --dist loadfile --durations 12
 
+# Which of them, by a number that pytest prints: TK_DRAWN=NUMBER make test runs the same ones.
+DRAWN := $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
+export TK_DRAWN ?= $(DRAWN)
+
 .PHONY: test
 test: test-cpp test-python test-install ## the tests that need no GPU; of those that are many alike a fresh third
 

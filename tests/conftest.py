@@ -35,6 +35,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = run
 
 
+def pytest_report_header() -> str | None:
+    drawn = os.environ.get("TK_DRAWN")
+    return f"TK_DRAWN={drawn}" if drawn else None
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--wheel", metavar="FILE", help="the wheel that tests/install looks into and installs")
     parser.addoption(
