@@ -124,10 +124,6 @@ endif
 # By file: what a module's tests build, they build once.
 PARALLEL = --numprocesses $(JOBS) --maxprocesses 8 --dist loadfile --durations 12
 
-# Which of them, by a number that pytest prints: TK_DRAWN=NUMBER make test runs the same ones.
-DRAWN := $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
-export TK_DRAWN ?= $(DRAWN)
-
 .PHONY: test
 test: test-cpp test-python test-install ## the tests that need no GPU; of those that are many alike a fresh third
 
@@ -145,7 +141,9 @@ sample: build-tools test-tools
 	$(call install,build/sample/dist/torch_tk-*.whl)
 
 .PHONY: test-python
+# TK_DRAWN names those of the many alike that run. Pytest prints it: given again, the same ones run.
 test-python: sample
+	export TK_DRAWN=$${TK_DRAWN:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}
 	$(PY) -m pytest tests/unit tests/codegen $(PARALLEL)
 	$(PY) -m pytest tests/kernels $(PARALLEL)
 	$(PY) -m pytest tests/ops $(PARALLEL)

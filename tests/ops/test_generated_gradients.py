@@ -117,10 +117,12 @@ class Called(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", ["row_sum", "row_mean", "column_sum"])
-def test_gradients_of_sums_are_no_copies(name: str) -> None:
+SUMS = {"row_sum": lambda x: x.sum(-1), "row_mean": lambda x: x.mean(-1), "column_sum": lambda x: x.sum(0)}
+
+
+@pytest.mark.parametrize(("name", "torchs"), SUMS.items(), ids=SUMS)
+def test_gradients_of_sums_are_no_copies(name: str, torchs: Callable[..., Tensor]) -> None:
     """What all elements share is there once, as in ATen."""
-    torchs = {"row_sum": lambda x: x.sum(-1), "row_mean": lambda x: x.mean(-1), "column_sum": lambda x: x.sum(0)}[name]
     x = torch.randn(3, 5, requires_grad=True)
     grad = torch.randn_like(torchs(x))
     (found,) = torch.autograd.grad(getattr(torch.ops.tk, name)(x), x, grad)
@@ -129,14 +131,13 @@ def test_gradients_of_sums_are_no_copies(name: str) -> None:
     assert 0 in found.stride()
 
 
-@pytest.mark.parametrize("name", ["row_sum", "row_mean", "column_sum"])
-def test_sums_are_differentiated_twice(name: str) -> None:
+@pytest.mark.parametrize(("name", "torchs"), SUMS.items(), ids=SUMS)
+def test_sums_are_differentiated_twice(name: str, torchs: Callable[..., Tensor]) -> None:
     x = torch.randn(3, 4, dtype=torch.float64 if name == "row_sum" else torch.float32, requires_grad=True)
     found = getattr(torch.ops.tk, name)(x.square())
     (first,) = torch.autograd.grad(found.square().sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
     y = x.detach().double().requires_grad_()
-    of = {"row_sum": lambda x: x.sum(-1), "row_mean": lambda x: x.mean(-1), "column_sum": lambda x: x.sum(0)}[name]
-    (first,) = torch.autograd.grad(of(y.square()).square().sum(), y, create_graph=True)
+    (first,) = torch.autograd.grad(torchs(y.square()).square().sum(), y, create_graph=True)
     (wanted,) = torch.autograd.grad(first.sum(), y)
     torch.testing.assert_close(second.double(), wanted, rtol=1e-5, atol=1e-5)

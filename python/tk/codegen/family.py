@@ -92,14 +92,9 @@ class Generated(OpRecord):
 
     def launches(self, parts: Sequence[tuple[Scheduled, Setting]]) -> Iterator[Launch]:
         """Of each level what can share a launch does, with the warps of the part that has most."""
-        by_kernel: dict[str, list[tuple[Scheduled, Setting]]] = {}
-        for one, s in parts:
-            by_kernel.setdefault(one.kernel.name, []).append((one, s))
-        of_level = list(by_kernel.values())
-        for level in combo.levels([of[0][0].kernel for of in of_level]):
-            own = [part for i in level for part in of_level[i]]
-            together = [(one, s) for one, s in own if combo.can_share(one.kernel, s)]
-            alone = [(one, s) for one, s in own if not combo.can_share(one.kernel, s)]
+        for level in combo.levels([one.kernel for one, _ in parts]):
+            together = [parts[i] for i in level if combo.can_share(parts[i][0].kernel, parts[i][1])]
+            alone = [parts[i] for i in level if not combo.can_share(parts[i][0].kernel, parts[i][1])]
             if len(together) == 1:
                 alone, together = together + alone, []
             if together:

@@ -28,6 +28,7 @@ from tk.functional._call import (
     wrap,
 )
 from tk.functional._integers import flip_of, mask_of, signed
+from tk.generated.problem import memory_order
 
 __all__ = [
     "all", "amax", "amin", "any", "argmax", "argmin", "logsumexp", "max", "mean", "min", "norm", "prod", "std",
@@ -95,8 +96,8 @@ def prod(
     input: Tensor, dim: int | None = None, keepdim: bool = False, dtype: torch.dtype | None = None, *,
     config: Config = None,
 ) -> Tensor:  # fmt: skip
-    """The product over ``dim``, or of all, as ``torch.prod``: of float32, rounded once. That of all floats is one
-    program's. Arguments, dtypes and errors as of :func:`sum`."""
+    """The product over ``dim``, or of all, as ``torch.prod``: of float32, rounded once. Arguments,
+    dtypes and errors as of :func:`sum`."""
     x = converted("prod", input, dtype)
     if not taken("prod", NUMBERS, input=x):
         return torch.prod(x, dtype=dtype) if dim is None else torch.prod(x, dim, keepdim, dtype=dtype)
@@ -579,7 +580,7 @@ def _whole(x: Tensor) -> Tensor:
     """For the ops over all of a tensor: [rows, N] of its elements in the order of memory, where they have gaps of a
     copy. Rows of a multiple of 16 elements are read as vectors."""
     if not x.is_contiguous():
-        x = x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).contiguous()
+        x = x.permute(memory_order(x, x.dim())).contiguous()
     n = x.numel()
     row = next(row for row in (PART, 256, 16, 1) if n % row == 0)
     return x.view(n // row, row)

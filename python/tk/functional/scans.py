@@ -1,5 +1,4 @@
-"""Scans along any dimension, which is made the last; where the elements of long rows lie apart that costs a
-copy."""
+"""Scans along any dimension, which is made the last; where elements of long rows lie apart that costs a copy."""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ from tk.functional._call import (
 )
 from tk.functional._integers import flip_of, key_of, signed
 
-LONG = 128  # elements of a row; of fewer one program has several rows, however they lie
-
 __all__ = ["cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"]
+
+LONG = 128  # elements of a row; of fewer one program has several rows, however they lie
 
 
 @needs("cumsum", "cumsum_int")

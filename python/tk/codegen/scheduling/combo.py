@@ -98,10 +98,11 @@ def can_share(kernel: ir.Kernel, setting: Setting) -> bool:
 
 
 def levels(kernels: Sequence[ir.Kernel]) -> list[list[int]]:
-    """The numbers of those that need only what earlier levels leave."""
+    """The numbers of those that need only what earlier levels leave. Of launches of one kernel a call takes one."""
     level: list[int] = []
     for i, kernel in enumerate(kernels):
-        before = [level[j] for j in range(i) if _conflict(kernels[j], kernel)]
+        others = [j for j in range(i) if kernels[j].name != kernel.name]
+        before = [level[j] for j in others if _conflict(kernels[j], kernel)]
         level.append(1 + max(before, default=-1))
     return [[i for i, of in enumerate(level) if of == n] for n in range(max(level, default=-1) + 1)]
 
