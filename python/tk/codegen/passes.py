@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -27,7 +28,7 @@ from tk.codegen.ir import (
 def run_all(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
     """Of one plan. What is compared with one another is not approximated."""
     exact = any_compared(kernels)
-    return tuple(run(k, exact) for k in kernels)
+    return share_scratch([run(k, exact) for k in kernels])
 
 
 def run(kernel: Kernel, exact: bool = False) -> Kernel:
@@ -37,6 +38,32 @@ def run(kernel: Kernel, exact: bool = False) -> Kernel:
         if not exact or one is not allow_approximations:
             kernel = verify(one(kernel))
     return kernel
+
+
+def share_scratch(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+    """What two functions of one tensor both have left in memory, as a mean and a variance their sums: once."""
+    n_stores = Counter(v.buffer for k in kernels for v in k.values if v.op == "store")
+    same: dict[str, str] = {}  # the buffer that is read in its place
+
+    def read_shared(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
+        if v.buffer not in same:
+            return None
+        return b.add(v.op, v.dtype, *args, buffer=same[v.buffer], index=v.index, data=v.data, fast=v.fast)
+
+    shared = []
+    for kernel in kernels:
+        buffers = {name: replace(b, name=name) for b in kernel.buffers for name in [same.get(b.name, b.name)]}
+        kernel = replace(rebuild(kernel, read_shared), buffers=tuple(buffers.values()))
+        first: dict[object, str] = {}
+        again = set()
+        for v in kernel.values:
+            if v.op == "store" and kernel.buffer(v.buffer).kind == "scratch" and n_stores[v.buffer] == 1:
+                left = (replace(kernel.buffer(v.buffer), name=""), v.args, v.index, repr(v.data))
+                if (name := first.setdefault(left, v.buffer)) != v.buffer:
+                    same[v.buffer] = name
+                    again.add(v.number)
+        shared.append(verify(drop_unused(_renumbered(kernel, [v for v in kernel.values if v.number not in again]))))
+    return tuple(shared)
 
 
 def promote(kernel: Kernel) -> Kernel:
@@ -244,6 +271,25 @@ def multiply_by_reciprocal(kernel: Kernel) -> Kernel:
     return rebuild(kernel, rule)
 
 
+def take_means(kernel: Kernel) -> Kernel:
+    """The sum of what has a variance, divided by how many it is of, is the mean that the variance has."""
+    moments = {v.args for v in kernel.values if v.op == "reduce" and v.data == "m2"}
+    count = sympy.Mul(*(a.size for a in kernel.reduced))
+
+    def is_count(v: Value) -> bool:
+        return is_count(kernel.value(v.args[0])) if v.op == "cast" else v.op == "index" and v.data == count
+
+    def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
+        if v.op != "div":
+            return None
+        total, by = (kernel.value(a) for a in v.args)
+        if total.op != "reduce" or total.data != "sum" or total.args not in moments or not is_count(by):
+            return None
+        return b.add("reduce", v.dtype, *b.values[args[0]].args, data="mean")
+
+    return rebuild(kernel, rule) if moments else kernel
+
+
 # Those that have a value which changes nothing, and no positions that the order would change.
 MIRRORED = ("sum", "prod", "logaddexp")
 
@@ -275,6 +321,7 @@ def scan_backwards(kernel: Kernel) -> Kernel:
 PASSES: tuple[Callable[[Kernel], Kernel], ...] = (
     promote,
     simplify,
+    take_means,
     drop_unused,
     allow_approximations,
     merge_with_one,

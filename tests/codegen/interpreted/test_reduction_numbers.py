@@ -9,6 +9,7 @@ from functools import cache
 import host
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tk.codegen.family import Generated, generate
 from tk.generated import op
@@ -81,6 +82,32 @@ def test_variances_far_from_zero(rows: int, offset: float, spread: float) -> Non
     one = x[:, :1].reshape(-1, 20).contiguous()
     for variant, (found, _) in host.run_all(generated("total_var_mean"), one, 1.0, 1.0):
         hold(found, exact[0], variant)
+
+
+def normed(x, eps):
+    wide = x.reshape(x.shape[0], 4, -1)
+    return (
+        F.layer_norm(x, x.shape[-1:], eps=eps),
+        F.group_norm(x, 2, eps=eps),
+        F.layer_norm(wide, wide.shape[1:], eps=eps),
+    )
+
+
+@pytest.mark.parametrize("n", [5, 45, 300, 1030])
+def test_equal_numbers_are_their_mean(n: int) -> None:
+    """To the last bit, or else a small eps makes much of what rounding has left."""
+    numbers = torch.randn(3, 1, 1) * torch.tensor([1.0, 1e3, 1e-3]).view(3, 1, 1)
+    x = numbers.expand(3, 4, n).contiguous()
+    fn = generate(normed, op(x="fp32[B, C, N]", eps="float")(normed).signature, "normed", True)
+    for variant, results in host.run_all(fn, x, 1e-12):
+        assert all(found.count_nonzero() == 0 for found in results), variant
+    gradients = [torch.randn_like(x), torch.randn_like(x), torch.randn(3, 4, n)]
+    given = dict(x=x, eps=1e-5) | {f"grad_{k}": g for k, g in enumerate(gradients)}
+    wide = x.double().requires_grad_()
+    expected = torch.autograd.grad(normed(wide, 1e-5), wide, [g.double() for g in gradients])[0]
+    assert fn.backward is not None
+    for variant, (found,) in host.run_all(fn.backward, *(given[p] for p in fn.backward.signature.params)):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3, msg=variant)
 
 
 def of_columns(x):

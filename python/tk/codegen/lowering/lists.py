@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tk.codegen import index as ix
 from tk.codegen import ir, passes
 from tk.codegen.errors import TraceError, where
-from tk.codegen.lowering.lazy import Emitter, Index, Lazy, Reduction, reduction, stored
+from tk.codegen.lowering.lazy import Lazy, Reduction, reduction, stored
 from tk.codegen.lowering.lower import lower
-from tk.codegen.lowering.runs import centred, squared
+from tk.codegen.lowering.runs import by_sums
 from tk.codegen.tracing.arguments import letter
 from tk.codegen.tracing.lists import PLACES
 from tk.codegen.tracing.trace import Trace
@@ -113,19 +112,7 @@ class _EachStored:
 
     def _found(self, node: Reduction) -> Lazy:
         if node.kind in ("mean", "m2"):
-            assert node.operand is not None
-            x, dtype = node.operand, node.dtype
-            mean = self._mean(x, node.dims, dtype)
-            if node.kind == "mean":
-                return mean
-            kept = [d for d in range(len(x.shape)) if d not in node.dims]
-
-            def away(e: Emitter, index: Index) -> int:
-                return e.op("sub", dtype, e.read(x, index), e.read(mean, tuple(index[d] for d in kept)))
-
-            deviations = Lazy(x.shape, dtype, away)
-            away_sum, squares = (self._stored(t, node.dims, dtype, "sum") for t in (deviations, squared(deviations)))
-            return centred(away_sum, squares, ix.product([x.shape[d] for d in node.dims]))
+            return by_sums(node, lambda x: self._stored(x, node.dims, node.dtype, "sum"))
         if node.kind not in ("sum", "prod", "max", "min", "any", "all", "xor"):
             raise TraceError(f"{node.kind} of the tensors of a list: there are sums, products, extremes, any and all")
         assert node.operand is not None
@@ -135,9 +122,3 @@ class _EachStored:
         made = reduction(kind, operand, dims, dtype)
         self.own.append(made)
         return stored(made)
-
-    def _mean(self, x: Lazy, dims: Sequence[int], dtype: str) -> Lazy:
-        total, count = self._stored(x, dims, dtype, "sum"), ix.product([x.shape[d] for d in dims])
-        return Lazy(
-            total.shape, dtype, lambda e, i: e.op("div", dtype, e.read(total, i), e.cast(e.index(count), dtype))
-        )

@@ -6,7 +6,7 @@ and what is left of the others then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import sympy
 
@@ -34,25 +34,28 @@ def _runs(operand: Lazy, dims: Sequence[int]) -> tuple[list[int], list[int]]:
     return (first, last) if any(d in wide for d in first) else ([], list(dims))
 
 
-def by_sums(node: Reduction) -> Lazy:
-    """The mean, or the squared deviations from it, each of sums: parts of both would not simply add up."""
+def by_sums(node: Reduction, summed: Callable[[Lazy], Lazy] | None = None) -> Lazy:
+    """The mean, or the squared deviations from it, each of sums: parts of both would not simply add up. summed: a
+    sum over the node's dimensions, which is worked out run by run if none is given.
+
+    The quotient of a rounded sum may miss what equal numbers are: the deviations from it say by how much."""
     operand, dtype = node.operand, node.dtype
     assert operand is not None
-    total = reduced("sum", operand, node.dims, dtype)
-    count = ix.product(node.sizes)
+    of = summed or (lambda x: reduced("sum", x, node.dims, dtype))
+    total, count = of(operand), ix.product(node.sizes)
 
-    def mean(e: Emitter, index: Index) -> int:
-        return e.op("div", dtype, e.read(total, index), e.cast(e.index(count), dtype))
+    def share(e: Emitter, x: Lazy, index: Index) -> int:
+        return e.op("div", dtype, e.read(x, index), e.cast(e.index(count), dtype))
 
     def away(e: Emitter, index: Index) -> int:
         kept = tuple(i for d, i in enumerate(index) if d not in node.dims)
-        return e.op("sub", dtype, e.read(operand, index), mean(e, kept))
+        return e.op("sub", dtype, e.read(operand, index), share(e, total, kept))
 
-    if node.kind == "mean":
-        return Lazy(node.shape, dtype, mean)
     deviations = Lazy(operand.shape, dtype, away)
-    away_sum, squares = (reduced("sum", x, node.dims, dtype) for x in (deviations, squared(deviations)))
-    return centred(away_sum, squares, count)
+    away_sum = of(deviations)
+    if node.kind == "m2":
+        return centred(away_sum, of(squared(deviations)), count)
+    return Lazy(node.shape, dtype, lambda e, i: e.op("add", dtype, share(e, total, i), share(e, away_sum, i)))
 
 
 def squared(x: Lazy) -> Lazy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tk.codegen.ir import FLOATS, Value
@@ -41,17 +42,25 @@ def past_the_last(body: Body) -> str:
     return "9223372036854775807" if body.layout.wide else "2147483647"
 
 
-def centred(body: Body, n: int, dtype: str) -> str:
-    """Squared deviations from the mean itself, of those from what it was rounded to."""
-    return f"device.centred(squares{n}, away{n}, tl.cast({body.reduced_dim}_size, {TL_DTYPES[dtype]}))"
+def moments(body: Body, n: int, total: str, away: Callable[[str], tuple[str, str]]) -> None:
+    """The mean of operand n, and the squared deviations from it. total: its sum. away: prints
+    deviations from what it is given, and names their sum and that of their squares.
+
+    A quotient of a rounded sum may miss what equal numbers are: the deviations from it say by how much. Of a row with
+    an infinity the mean is NaN, as by Welford's method."""
+    count = f"tl.cast({body.reduced_dim}_size, {TL_DTYPES[body.kernel.value(n).dtype]})"
+    body.out(f"around_{n} = ({total}) / {count}")
+    found, squares = away(f"around_{n}")
+    body.out(f"mean_{n} = around_{n} + {found} / {count}")
+    body.out(f"m2_{n} = device.centred({squares}, {found}, {count})")
 
 
 @dataclass
 class BlockReductions:
-    """Prints a kernel's reductions. means: those whose lines stand."""
+    """Prints a kernel's reductions. variances: the operands of those whose lines stand."""
 
     body: Body
-    means: set[str] = field(default_factory=set)
+    variances: set[int] = field(default_factory=set)
 
     def print(self, v: Value) -> None:
         body, x = self.body, self.body.name(v.args[0])
@@ -68,18 +77,16 @@ class BlockReductions:
 
     def _variance(self, v: Value, x: str) -> None:
         """In two passes over the block."""
-        body, mean = self.body, f"mean_{v.args[0]}"
-        dtype, mask = body.kernel.value(v.args[0]).dtype, body.reduced_mask
-        zero = identity("sum", dtype)
-        if mean not in self.means:
-            self.means.add(mean)
-            total = combined(body, "sum", f"tl.where({mask}, {x}, {zero})")
-            body.out(f"{mean} = {total} / tl.cast({body.reduced_dim}_size, {TL_DTYPES[dtype]})")
-        if v.data == "mean":
-            body.out(f"v{v.number} = {mean}")
-        else:
-            n = v.number
-            body.out(f"d{n} = tl.where({mask}, {x} - {mean}, {zero})")
-            both = f"tl.reduce((d{n}, d{n} * d{n}), {body.axis}, device.add_both{body.keep_dims})"
-            body.out(f"away{n}, squares{n} = {both}")
-            body.out(f"v{n} = {centred(body, n, dtype)}")
+        body, n, mask = self.body, v.args[0], self.body.reduced_mask
+        zero = identity("sum", body.kernel.value(n).dtype)
+
+        def away(mean: str) -> tuple[str, str]:
+            body.out(f"d_{n} = tl.where({mask}, {x} - {mean}, {zero})")
+            both = f"tl.reduce((d_{n}, d_{n} * d_{n}), {body.axis}, device.add_both{body.keep_dims})"
+            body.out(f"away_{n}, squares_{n} = {both}")
+            return f"away_{n}", f"squares_{n}"
+
+        if n not in self.variances:
+            self.variances.add(n)
+            moments(body, n, combined(body, "sum", f"tl.where({mask}, {x}, {zero})"), away)
+        body.out(f"v{v.number} = {v.data}_{n}")

@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 
 from tk.codegen.ir import Value
 from tk.codegen.printing.body import EDGE, EDGES, VECTOR, Body, Lines
-from tk.codegen.printing.reductions import BlockReductions, centred, combined, is_extreme, past_the_last
-from tk.codegen.printing.scalars import COMBINE, TL_DTYPES, identity
+from tk.codegen.printing.reductions import BlockReductions, combined, is_extreme, moments, past_the_last
+from tk.codegen.printing.scalars import COMBINE, identity
 
 
 @dataclass
 class SegmentPrinter:
-    """Prints what a program does with whole rows; where they are one block, as such. means: those whose lines stand."""
+    """Prints what a program does with whole rows; where they are one block, as such. variances: the operands of those
+    whose lines stand."""
 
     body: Body
-    means: set[str] = field(default_factory=set)
+    variances: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.of_block = BlockReductions(self.body)
@@ -141,25 +142,24 @@ class SegmentPrinter:
         return _together([found, combined(body, how, f"{name}_{EDGES}")], how) if body.form.vectors else found
 
     def _variance(self, v: Value) -> None:
-        body, n = self.body, v.number
-        dtype, mean = body.kernel.value(v.args[0]).dtype, f"mean_{v.args[0]}"
-        zero = identity("sum", dtype)
+        body, n = self.body, v.args[0]
+        zero = identity("sum", body.kernel.value(n).dtype)
 
         def operand() -> str:
-            return body.variable(v.args[0])
+            return body.variable(n)
 
-        if mean not in self.means:
-            self.means.add(mean)
+        def away(mean: str) -> tuple[str, str]:
+            self.repeat_line(lambda: f"{self._own('d', n)} = {self._inside(f'{operand()} - {mean}', zero)}")
+            self.repeat_line(lambda: f"{self._own('s', n)} = {self._own('d', n)} * {self._own('d', n)}")
+            self.out(f"away_{n} = {self._over_row(f'd{n}', 'sum')}")
+            self.out(f"squares_{n} = {self._over_row(f's{n}', 'sum')}")
+            return f"away_{n}", f"squares_{n}"
+
+        if n not in self.variances:
+            self.variances.add(n)
             self.repeat_line(lambda: f"{self._own('t', n)} = {self._inside(operand(), zero)}")
-            self.out(f"{mean} = ({self._over_row(f't{n}', 'sum')}) / tl.cast(q_size, {TL_DTYPES[dtype]})")
-        if v.data == "mean":
-            self.out(f"v{n} = {mean}")
-            return
-        self.repeat_line(lambda: f"{self._own('d', n)} = {self._inside(f'{operand()} - {mean}', zero)}")
-        self.repeat_line(lambda: f"{self._own('s', n)} = {self._own('d', n)} * {self._own('d', n)}")
-        self.out(f"away{n} = {self._over_row(f'd{n}', 'sum')}")
-        self.out(f"squares{n} = {self._over_row(f's{n}', 'sum')}")
-        self.out(f"v{n} = {centred(body, n, dtype)}")
+            moments(body, n, self._over_row(f"t{n}", "sum"), away)
+        self.out(f"v{v.number} = {v.data}_{n}")
 
     def _position(self, v: Value) -> None:
         """The least position of the extreme of x: see reductions.first_position."""

@@ -136,19 +136,13 @@ def _variance(call: Call, x: Any, dims: Any, correction: Any, keepdim: bool) -> 
     return Lazy(mean.shape, x.dtype, read), Lazy(mean.shape, x.dtype, lambda e, i: e.cast(e.read(mean, i), x.dtype))
 
 
-def _returned_mean(x: Lazy, dims: Any, keepdim: bool, mean: Lazy) -> Lazy:
-    """The mean as a result: NaN where a row has an infinity, as of Welford's method, whatever method the setting has,
-    and where it has no elements. Where it is only taken off the elements, they are NaN by themselves."""
-    wide = wide_of(x.dtype)
-    squares = _reduce("m2", x, dims, keepdim, wide, wide)
+def _returned_mean(x: Lazy, dims: Any, mean: Lazy) -> Lazy:
+    """The mean as a result: NaN where it is of no elements. Where it is only taken off them there is nothing to be."""
     count = ix.product([x.shape[d] for d in _dims(x, dims)])
 
     def read(e: Emitter, index: Index) -> int:
-        away, found = e.read(squares, index), e.read(mean, index)
-        is_lost = e.op("ne", "i1", away, away)
-        found = e.op("where", x.dtype, is_lost, e.cast(away, x.dtype), found)
         is_empty = e.op("eq", "i1", e.index(count), e.index(0))
-        return e.op("where", x.dtype, is_empty, e.constant(math.nan, x.dtype), found)
+        return e.op("where", x.dtype, is_empty, e.constant(math.nan, x.dtype), e.read(mean, index))
 
     return Lazy(mean.shape, x.dtype, read)
 
@@ -163,7 +157,7 @@ def _var_mean(call: Call, x: Any, dims: Any = None, correction: Any = None, keep
     variance, mean = _variance(call, x, dims, correction, keepdim)
     picks = [n for n in call.node.users if n.args[1] == 1]
     if any(map(_is_returned, picks)):
-        return variance, _returned_mean(x, dims, bool(keepdim), mean)
+        return variance, _returned_mean(x, dims, mean)
     return variance, mean
 
 
