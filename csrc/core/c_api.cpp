@@ -1,7 +1,7 @@
 // tk.h: the core behind functions that never throw.
 
 #include <algorithm>
-#include <set>
+#include <map>
 
 #include "choose.h"
 #include "inspect.h"
@@ -76,17 +76,20 @@ uint32_t preload(tk_op op, int32_t ordinal) {
     ops = runtime().registry.find(name, device.arch());
   }
   const ContextGuard context(device.driver(), device.context());
-  std::set<std::pair<const Pack*, uint32_t>> images;
+  uint32_t n_images = 0;
   for (const auto& [pack, row] : ops) {
+    std::map<std::pair<uint32_t, uint32_t>, std::vector<const format::Launch*>> of_image;  // in order of their frames
     for (const auto& variant : pack->rows<format::Variant>(row->variants)) {
       for (const auto& launch : pack->rows<format::Launch>(variant.launches)) {
         if (launch.shared > device.field(DeviceField::SharedOptin)) continue;  // it is never chosen here
-        device.function(*pack, launch, false);
-        images.insert({pack, launch.image});
+        of_image[{pack->row<format::Image>(launch.image).frame, launch.image}].push_back(&launch);
       }
     }
+    for (const auto& [image, launches] : of_image)
+      for (const format::Launch* const launch : launches) device.function(*pack, *launch, false);
+    n_images += static_cast<uint32_t>(of_image.size());
   }
-  return static_cast<uint32_t>(images.size());
+  return n_images;
 }
 
 }  // namespace

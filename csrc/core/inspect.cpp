@@ -1,6 +1,8 @@
 #include "inspect.h"
 
+#include <algorithm>
 #include <mutex>
+#include <numeric>
 #include <unordered_set>
 
 #include "runtime.h"
@@ -123,12 +125,13 @@ std::vector<tk_launch_info> launches(const tk_pack* handle, const char* name) {
   for_each_variant(op, [&](uint32_t number, const format::Variant& variant) {
     for (const auto& launch : op.pack->rows<format::Launch>(variant.launches)) {
       const format::Image& image = op.pack->row<format::Image>(launch.image);
+      const format::Frame& frame = op.pack->row<format::Frame>(image.frame);
       out.push_back({.variant = number,
                      .threads = launch.threads,
                      .shared = launch.shared,
                      .cluster = launch.cluster,
                      .size = image.size,
-                     .compressed_size = image.compressed_size,
+                     .compressed_size = image.size * frame.compressed_size / frame.size,
                      .image = op.pack->string(image.name),
                      .entry = op.pack->string(launch.entry)});
     }
@@ -138,9 +141,12 @@ std::vector<tk_launch_info> launches(const tk_pack* handle, const char* name) {
 
 uint32_t verify(const std::string& path) {
   const auto pack = Pack::open(path);
-  const auto count = pack->count<format::Image>();
-  for (uint32_t i = 0; i < count; i++) pack->image(i);
-  return count;
+  const auto images = pack->all<format::Image>();
+  std::vector<uint32_t> by_frame(images.size());
+  std::iota(by_frame.begin(), by_frame.end(), 0);
+  std::ranges::stable_sort(by_frame, {}, [&](uint32_t i) { return images[i].frame; });
+  for (const uint32_t i : by_frame) pack->image(i);
+  return static_cast<uint32_t>(images.size());
 }
 
 }  // namespace tk::inspect

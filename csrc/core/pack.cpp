@@ -9,7 +9,6 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <new>
 
 namespace tk {
 
@@ -123,54 +122,44 @@ const format::Op* Pack::find_op(std::string_view name) const {
   return found == ops_.end() ? nullptr : found->second;
 }
 
-void Pack::DictionaryDeleter::operator()(ZSTD_DDict* dictionary) const { ZSTD_freeDDict(dictionary); }
-
-// A compressed frame as it is in the file, when it is whole and promises `size` bytes: what is allocated for its
-// content is what the index says, and never more is written.
-std::vector<std::byte> Pack::read_frame(uint64_t offset, uint64_t compressed_size, uint64_t size,
-                                        const std::string& what) const {
-  std::vector<std::byte> frame(compressed_size);
-  read(frame.data(), frame.size(), offset);
+// What is allocated for its content is what the index says, and never more is written.
+Pack::Bytes Pack::unpacked(uint32_t index) const {
+  const format::Frame& record = row<format::Frame>(index);
+  const std::string what = "frame " + std::to_string(index);
+  Bytes frame(record.compressed_size);
+  read(frame.data(), frame.size(), record.offset);
   if (ZSTD_findFrameCompressedSize(frame.data(), frame.size()) != frame.size() ||
-      ZSTD_getFrameContentSize(frame.data(), frame.size()) != size)
-    damaged(what, " is damaged: it is no zstd frame of ", size, " bytes");
-  return frame;
+      ZSTD_getFrameContentSize(frame.data(), frame.size()) != record.size)
+    damaged(what, " is damaged: it is no zstd frame of ", record.size, " bytes");
+  Bytes content(record.size);
+  const size_t size = ZSTD_decompress(content.data(), content.size(), frame.data(), frame.size());
+  if (size != content.size())
+    damaged(what, " is damaged: ", ZSTD_isError(size) ? ZSTD_getErrorName(size) : "it ends early");
+  return content;
 }
 
-// Digested once, by whoever needs it first. No reference to it outlives the pack.
-const ZSTD_DDict* Pack::dictionary(uint32_t index) const {
-  const std::lock_guard lock(dictionaries_mutex_);
-  auto& digested = dictionaries_[index];
-  if (digested) return digested.get();
-  const format::Dictionary& record = row<format::Dictionary>(index);
-  const std::string what = "dictionary " + std::to_string(index);
-  const auto frame = read_frame(record.offset, record.compressed_size, record.size, what);
-  const auto content = std::make_unique_for_overwrite<std::byte[]>(record.size);
-  const size_t size = ZSTD_decompress(content.get(), record.size, frame.data(), frame.size());
-  if (size != record.size)
-    damaged(what, " is damaged: ", ZSTD_isError(size) ? ZSTD_getErrorName(size) : "it ends early");
-  digested.reset(ZSTD_createDDict(content.get(), record.size));
-  // Bytes that are no dictionary pass as one without a number.
-  if (!digested || ZSTD_getDictID_fromDDict(digested.get()) == 0) {
-    digested.reset();
-    damaged(what, " is damaged: it is no zstd dictionary");
+// A few are kept, for what is needed next is likely to lie in one of them.
+std::shared_ptr<const Pack::Bytes> Pack::frame(uint32_t index) const {
+  {
+    const std::lock_guard lock(frames_mutex_);
+    for (const KeptFrame& kept : frames_)
+      if (kept.content && kept.index == index) return kept.content;
   }
-  return digested.get();
+  auto content = std::make_shared<const Bytes>(unpacked(index));
+  const std::lock_guard lock(frames_mutex_);
+  frames_[next_frame_] = {index, content};
+  next_frame_ = (next_frame_ + 1) % frames_.size();
+  return content;
 }
 
 std::vector<std::byte> Pack::image(uint32_t index) const {
   const format::Image& image = row<format::Image>(index);
-  const std::string what = std::string("the image of ") + string(image.name);
-  const auto frame = read_frame(image.offset, image.compressed_size, image.size, what);
-  const ZSTD_DDict* const with = image.dictionary ? dictionary(image.dictionary - 1) : nullptr;
-  const std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)> context(ZSTD_createDCtx(), ZSTD_freeDCtx);
-  if (!context) throw std::bad_alloc();
+  const auto content = frame(image.frame);
+  const std::span<const std::byte> bytes = std::span(*content).subspan(image.begin, image.size);
+  if (sha256({bytes}) != std::bit_cast<Digest>(image.hash))
+    damaged("the image of ", string(image.name), " is damaged: it does not have its hash");
   std::vector<std::byte> out(image.size + 1);  // the last stays 0
-  const size_t size =
-      ZSTD_decompress_usingDDict(context.get(), out.data(), image.size, frame.data(), frame.size(), with);
-  if (ZSTD_isError(size)) damaged(what, " is damaged: ", ZSTD_getErrorName(size));
-  if (size != image.size || sha256({std::span(out).first(image.size)}) != std::bit_cast<Digest>(image.hash))
-    damaged(what, " is damaged: it does not have its hash");
+  std::ranges::copy(bytes, out.begin());
   return out;
 }
 

@@ -21,8 +21,6 @@
 #include "hash.h"
 #include "pack_format.h"
 
-struct ZSTD_DDict_s;
-
 namespace tk {
 
 // A record's section, so that a Range is read as what it is.
@@ -44,7 +42,7 @@ TK_SECTION(Image, Images)
 TK_SECTION(Output, Outputs)
 TK_SECTION(Pin, Pins)
 TK_SECTION(Param, Params)
-TK_SECTION(Dictionary, Dictionaries)
+TK_SECTION(Frame, Frames)
 #undef TK_SECTION
 
 // The order of pins: by key, then by size.
@@ -104,6 +102,8 @@ class Pack {
   std::vector<std::byte> image(uint32_t index) const;
 
  private:
+  using Bytes = std::vector<std::byte>;
+
   Pack(std::string path, int file);
   void read_header();
   void check_root(std::string_view root);
@@ -133,17 +133,17 @@ class Pack {
   uint64_t end_of(uint64_t page) const;
   void fetch(uint64_t first, uint64_t last) const;
   void read(void* to, uint64_t size, uint64_t offset) const;
-  std::vector<std::byte> read_frame(uint64_t offset, uint64_t compressed_size, uint64_t size,
-                                    const std::string& what) const;
-  const ZSTD_DDict_s* dictionary(uint32_t index) const;
+  Bytes unpacked(uint32_t frame) const;
+  std::shared_ptr<const Bytes> frame(uint32_t index) const;  // unpacked, by whoever needs it
   template <class... Parts>
   [[noreturn]] void damaged(const Parts&... parts) const {
     fail(TK_PACK_ERROR, "pack ", path_, ": ", parts...);
   }
 
   class Verifier;
-  struct DictionaryDeleter {
-    void operator()(ZSTD_DDict_s* dictionary) const;
+  struct KeptFrame {
+    uint32_t index = 0;
+    std::shared_ptr<const Bytes> content;
   };
 
   std::string path_;
@@ -154,9 +154,9 @@ class Pack {
   mutable std::unique_ptr<std::atomic<bool>[]> has_page_;
   mutable std::mutex pages_mutex_;
   std::unordered_map<std::string_view, const format::Op*> ops_;
-  // By number, each digested when an image first needs it.
-  mutable std::mutex dictionaries_mutex_;
-  mutable std::unordered_map<uint32_t, std::unique_ptr<ZSTD_DDict_s, DictionaryDeleter>> dictionaries_;
+  mutable std::mutex frames_mutex_;
+  mutable std::array<KeptFrame, 4> frames_;  // those that were unpacked last
+  mutable size_t next_frame_ = 0;
 };
 
 }  // namespace tk

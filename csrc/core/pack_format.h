@@ -2,7 +2,7 @@
 //
 // Little-endian, naturally aligned, offsets from the start of the file. Everything from the header to the end of the
 // last section is the *index*: the header, the SHA-256 of each page of the sections, the sections. One hash over header
-// and page hashes stands for all of it. Dictionaries and images follow, each compressed, each image hashed by itself.
+// and page hashes stands for all of it. Frames follow: images, many compressed together, each hashed by itself.
 #pragma once
 
 #include <cstdint>
@@ -10,27 +10,27 @@
 namespace tk::format {
 
 inline constexpr char kMagic[8] = {'T', 'K', 'P', 'A', 'C', 'K', '\r', '\n'};
-inline constexpr uint32_t kVersion = 4;
+inline constexpr uint32_t kVersion = 5;
 
 enum class Section : uint32_t {
-  Strings,       // NUL-terminated UTF-8, addressed by byte offset; offset 0 is ""
-  Code,          // int64 words: expressions, see expr.h
-  Ops,           // Op
-  Locals,        // Expr: values computed once per problem (op) or per variant
-  Configs,       // Config
-  Buckets,       // Bucket, sorted by (op, key)
-  Candidates,    // uint32 variant numbers, grouped by bucket
-  Variants,      // Variant
-  Constraints,   // Constraint
-  Buffers,       // Buffer
-  Launches,      // Launch
-  Args,          // Arg
-  TensorMaps,    // TensorMap
-  Images,        // Image
-  Outputs,       // Output
-  Pins,          // Pin, sorted by (op, key, dims)
-  Params,        // Param
-  Dictionaries,  // Dictionary
+  Strings,      // NUL-terminated UTF-8, addressed by byte offset; offset 0 is ""
+  Code,         // int64 words: expressions, see expr.h
+  Ops,          // Op
+  Locals,       // Expr: values computed once per problem (op) or per variant
+  Configs,      // Config
+  Buckets,      // Bucket, sorted by (op, key)
+  Candidates,   // uint32 variant numbers, grouped by bucket
+  Variants,     // Variant
+  Constraints,  // Constraint
+  Buffers,      // Buffer
+  Launches,     // Launch
+  Args,         // Arg
+  TensorMaps,   // TensorMap
+  Images,       // Image
+  Outputs,      // Output
+  Pins,         // Pin, sorted by (op, key, dims)
+  Params,       // Param
+  Frames,       // Frame
   Count
 };
 
@@ -212,16 +212,15 @@ enum class ImageKind : uint32_t { Cubin, Ptx };
 struct Image {
   ImageKind kind;
   uint32_t name;  // of what it was compiled from, for messages
-  uint64_t offset;
-  uint64_t compressed_size;  // one zstd frame that says its content's size
-  uint64_t size;
-  uint8_t hash[32];     // SHA-256 of the image itself
-  uint32_t dictionary;  // 1 + the dictionary that it was compressed with; 0: none
+  uint32_t frame;
   uint32_t reserved;
+  uint64_t begin;  // in the unpacked frame
+  uint64_t size;
+  uint8_t hash[32];  // SHA-256 of the image itself
 };
 
-// What many images have in common: a trained zstd dictionary. It needs no hash of its own: images have one.
-struct Dictionary {
+// Images that are alike, one after the other. It needs no hash of its own: images have one.
+struct Frame {
   uint64_t offset;
   uint64_t compressed_size;  // one zstd frame that says its content's size
   uint64_t size;
@@ -245,12 +244,10 @@ struct Pin {
 static_assert(sizeof(Header) == 80 + 16 * static_cast<uint32_t>(Section::Count));
 static_assert(sizeof(Op) == 124 && sizeof(Config) == 12 && sizeof(Bucket) == 16 && sizeof(Variant) == 56);
 static_assert(sizeof(Constraint) == 12 && sizeof(Buffer) == 16 && sizeof(Launch) == 88 && sizeof(Arg) == 24);
-static_assert(sizeof(TensorMap) == 216 && sizeof(Image) == 72 && sizeof(Output) == 144 && sizeof(Pin) == 48);
-static_assert(sizeof(Param) == 20 && sizeof(Dictionary) == 24);
+static_assert(sizeof(TensorMap) == 216 && sizeof(Image) == 64 && sizeof(Output) == 144 && sizeof(Pin) == 48);
+static_assert(sizeof(Param) == 20 && sizeof(Frame) == 24);
 
-// The largest image we are ready to unpack: the biggest cubin seen is 0.3 MB.
-inline constexpr uint64_t kMaxImageSize = 64u << 20;
-// The largest dictionary; builds make them of up to 1 MiB.
-inline constexpr uint64_t kMaxDictionarySize = 16u << 20;
+// The largest frame we are ready to unpack. Builds make them of 1 MiB and one image more; the biggest seen is 0.3 MB.
+inline constexpr uint64_t kMaxFrameSize = 64u << 20;
 
 }  // namespace tk::format

@@ -35,7 +35,7 @@ constexpr size_t kRecordSizes[] = {1,
                                    sizeof(format::Output),
                                    sizeof(format::Pin),
                                    sizeof(format::Param),
-                                   sizeof(format::Dictionary)};
+                                   sizeof(format::Frame)};
 static_assert(std::size(kRecordSizes) == static_cast<size_t>(Section::Count));
 
 // What the driver guarantees of any allocation, and so the most that a recipe may ask for.
@@ -73,7 +73,7 @@ class Pack::Verifier {
     known_launches_.resize(pack_.count<format::Launch>());
     budget_ = 4 * pack_.header().index_size + 65536;
     require_string(pack_.header().compiler);
-    for (const auto& dictionary : pack_.all<format::Dictionary>()) verify_dictionary(dictionary);
+    for (const auto& frame : pack_.all<format::Frame>()) verify_frame(frame);
     for (const auto& image : pack_.all<format::Image>()) verify_image(image);
     for (const auto& op : pack_.all<format::Op>()) verify_op(op);
   }
@@ -172,25 +172,22 @@ class Pack::Verifier {
     }
   }
 
-  void require_stored(uint64_t offset, uint64_t size, const char* what) const {
+  void verify_frame(const format::Frame& frame) const {
     const uint64_t file_size = pack_.file_size();
-    require(offset >= pack_.header().index_size && offset <= file_size && size <= file_size - offset, what,
-            " lies outside the file");
-  }
-
-  void verify_dictionary(const format::Dictionary& dictionary) const {
-    require_stored(dictionary.offset, dictionary.compressed_size, "a dictionary");
-    require(dictionary.size > 0 && dictionary.size <= format::kMaxDictionarySize, "a dictionary of ", dictionary.size,
-            " bytes");
+    require(frame.offset >= pack_.header().index_size && frame.offset <= file_size &&
+                frame.compressed_size <= file_size - frame.offset,
+            "a frame lies outside the file");
+    require(frame.size > 0 && frame.size <= format::kMaxFrameSize, "a frame of ", frame.size, " bytes");
   }
 
   void verify_image(const format::Image& image) const {
     require_string(image.name);
     require((image.kind == format::ImageKind::Ptx) == pack_.is_ptx() && image.kind <= format::ImageKind::Ptx,
             "an image of another kind than the pack");
-    require_stored(image.offset, image.compressed_size, "an image");
-    require(image.dictionary <= pack_.count<format::Dictionary>(), "no dictionary ", image.dictionary);
-    require(image.size > 0 && image.size <= format::kMaxImageSize, "an image of ", image.size, " bytes");
+    require(image.frame < pack_.count<format::Frame>(), "no frame ", image.frame);
+    const uint64_t frame_size = pack_.row<format::Frame>(image.frame).size;
+    require(image.size > 0 && image.begin <= frame_size && image.size <= frame_size - image.begin,
+            "an image lies outside its frame");
   }
 
   // --- Launches ---

@@ -38,7 +38,7 @@ PackSpec small_pack() {
                    {.name = "alpha", .kind = format::ParamKind::Float, .default_value = "0.5"}},
         .checks = {{size(0, 1) == 16, "x with 16 columns"}},
         .meta = "{}"};
-  return {.ops = {op}, .with_dictionary = true};
+  return {.ops = {op}, .images_per_frame = 2};
 }
 
 class Hostile : public CoreTest {
@@ -198,13 +198,12 @@ TEST_F(Hostile, HugePromisesAreRefused) {
   }
   const auto* const header = reinterpret_cast<const format::Header*>(bytes.data());
   const uint64_t images = header->sections[static_cast<size_t>(format::Section::Images)].offset;
-  for (const size_t field :
-       {offsetof(format::Image, offset), offsetof(format::Image, compressed_size), offsetof(format::Image, size)})
+  for (const size_t field : {offsetof(format::Image, begin), offsetof(format::Image, size)})
     fields.push_back(images + field);
-  const uint64_t dictionaries = header->sections[static_cast<size_t>(format::Section::Dictionaries)].offset;
-  for (const size_t field : {offsetof(format::Dictionary, offset), offsetof(format::Dictionary, compressed_size),
-                             offsetof(format::Dictionary, size)})
-    fields.push_back(dictionaries + field);
+  const uint64_t frames = header->sections[static_cast<size_t>(format::Section::Frames)].offset;
+  for (const size_t field :
+       {offsetof(format::Frame, offset), offsetof(format::Frame, compressed_size), offsetof(format::Frame, size)})
+    fields.push_back(frames + field);
   for (const size_t field : fields) {
     for (const uint64_t value : {huge, ~uint64_t{0}, ~uint64_t{7}}) {
       std::string changed = bytes;

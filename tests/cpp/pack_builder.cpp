@@ -2,7 +2,6 @@
 
 #include <stdlib.h>
 #include <unistd.h>
-#include <zdict.h>
 #include <zstd.h>
 
 #include <cstring>
@@ -21,10 +20,7 @@ constexpr size_t kSections = static_cast<size_t>(Section::Count);
 
 class Writer {
  public:
-  explicit Writer(const PackSpec& spec) : spec_(spec) {
-    string("");
-    if (spec.with_dictionary) add_dictionary();
-  }
+  explicit Writer(const PackSpec& spec) : spec_(spec) { string(""); }
 
   std::string run() {
     for (const Op& op : spec_.ops) ops_.push_back(add(op));
@@ -71,23 +67,18 @@ class Writer {
   uint32_t image(const std::string& content) {
     const auto [at, is_new] = images_.emplace(content, image_records_.size());
     if (!is_new) return at->second;
-    const std::string frame = compressed(content, dictionary_);
     format::Image record{};
     record.kind = spec_.ptx ? format::ImageKind::Ptx : format::ImageKind::Cubin;
     record.name = string("image " + std::to_string(image_records_.size()));
-    record.compressed_size = frame.size();
     record.size = content.size();
     const Digest digest = sha256({std::as_bytes(std::span(content))});
     std::memcpy(record.hash, digest.data(), digest.size());
-    record.dictionary = spec_.with_dictionary ? 1 : 0;
+    if (image_records_.size() % spec_.images_per_frame == 0) frame_contents_.emplace_back();
+    record.frame = static_cast<uint32_t>(frame_contents_.size() - 1);
+    record.begin = frame_contents_.back().size();
+    frame_contents_.back() += content;
     image_records_.push_back(record);
-    image_data_.push_back(frame);
     return at->second;
-  }
-
-  void add_dictionary() {
-    dictionary_ = trained_dictionary(40000);
-    dictionary_frame_ = compressed(dictionary_);
   }
 
   uint32_t add(const Map& map) {
@@ -234,8 +225,8 @@ class Writer {
     header.flags = spec_.ptx ? format::kPtx : 0;
     header.n_sections = kSections;
     header.compiler = string(spec_.compiler);
-    section(Section::Dictionaries).assign(spec_.with_dictionary ? sizeof(format::Dictionary) : 0, '\0');
-    section(Section::Images).assign(image_records_.size() * sizeof(format::Image), '\0');
+    for (const format::Image& image : image_records_) append(Section::Images, image);
+    section(Section::Frames).assign(frame_contents_.size() * sizeof(format::Frame), '\0');
     uint64_t size = 0;
     for (size_t s = 0; s < kSections; s++) {
       size = (size + 7) / 8 * 8;
@@ -246,27 +237,22 @@ class Writer {
     const uint64_t pages_offset = sizeof header + header.n_pages * sizeof(format::PageHash);
     for (format::SectionEntry& entry : header.sections) entry.offset += pages_offset;
     uint64_t at = header.index_size = pages_offset + size;
-    if (spec_.with_dictionary) {
-      section(Section::Dictionaries).clear();
-      append(Section::Dictionaries, format::Dictionary{at, dictionary_frame_.size(), dictionary_.size()});
-      at += dictionary_frame_.size();
-    }
-    for (format::Image& image : image_records_) {
-      image.offset = at;
-      at += image.compressed_size;
+    section(Section::Frames).clear();
+    std::string frames;
+    for (const std::string& content : frame_contents_) {
+      const std::string frame = compressed(content);
+      append(Section::Frames, format::Frame{at, frame.size(), content.size()});
+      frames += frame;
+      at += frame.size();
     }
     header.file_size = at;
-    section(Section::Images).clear();
-    for (const format::Image& image : image_records_) append(Section::Images, image);
 
     std::string bytes(header.index_size, '\0');
     std::memcpy(bytes.data(), &header, sizeof header);
     for (size_t s = 0; s < kSections; s++)
       std::memcpy(bytes.data() + header.sections[s].offset, sections_[s].data(), sections_[s].size());
     rehash(bytes);
-    bytes += dictionary_frame_;
-    for (const std::string& data : image_data_) bytes += data;
-    return bytes;
+    return bytes + frames;
   }
 
   const PackSpec& spec_;
@@ -274,9 +260,7 @@ class Writer {
   std::map<std::string, uint32_t> strings_;
   std::map<std::string, uint32_t> images_;
   std::vector<format::Image> image_records_;
-  std::vector<std::string> image_data_;
-  std::string dictionary_;
-  std::string dictionary_frame_;
+  std::vector<std::string> frame_contents_;
   std::vector<format::Op> ops_;
 };
 
@@ -299,33 +283,12 @@ std::string fake_image(const Launch& launch) {
   return text;
 }
 
-std::string compressed(const std::string& content, const std::string& dictionary) {
+std::string compressed(const std::string& content) {
   std::string frame(ZSTD_compressBound(content.size()), '\0');
-  ZSTD_CCtx* const context = ZSTD_createCCtx();
-  const size_t size = ZSTD_compress_usingDict(context, frame.data(), frame.size(), content.data(), content.size(),
-                                              dictionary.data(), dictionary.size(), 19);
-  ZSTD_freeCCtx(context);
+  const size_t size = ZSTD_compress(frame.data(), frame.size(), content.data(), content.size(), 19);
   if (ZSTD_isError(size)) throw std::runtime_error(ZSTD_getErrorName(size));
   frame.resize(size);
   return frame;
-}
-
-std::string trained_dictionary(uint32_t id) {
-  std::string samples;
-  std::vector<size_t> sizes;
-  for (int i = 0; i < 400; i++) {
-    const std::string sample = "FAKE entry" + std::to_string(i * 7919 % 1000) + " 8 8 4 128 8 " +
-                               std::to_string(i % 9) + " 8 " + std::to_string(i % 5) + " 4 4 16 8 ";
-    sizes.push_back(sample.size());
-    samples += sample;
-  }
-  std::string dictionary(4096, '\0');
-  const size_t size = ZDICT_trainFromBuffer(dictionary.data(), dictionary.size(), samples.data(), sizes.data(),
-                                            static_cast<unsigned>(sizes.size()));
-  if (ZDICT_isError(size)) throw std::runtime_error(ZDICT_getErrorName(size));
-  dictionary.resize(size);
-  std::memcpy(dictionary.data() + 4, &id, sizeof id);  // after the magic
-  return dictionary;
 }
 
 std::string pack_bytes(const PackSpec& spec) { return Writer(spec).run(); }

@@ -167,7 +167,7 @@ struct PackSpec {
   uint32_t arch = 90;
   bool ptx = false;
   std::string compiler = "test compiler 1.0";
-  bool with_dictionary = false;  // that all images are compressed with
+  size_t images_per_frame = 1;
 };
 
 // The image that the fake driver loads: one kernel, by its parameters' sizes in bytes.
@@ -176,10 +176,7 @@ std::string fake_image(const Launch& launch);
 std::string pack_bytes(const PackSpec& spec);
 
 // A zstd frame.
-std::string compressed(const std::string& content, const std::string& dictionary = {});
-
-// A zstd dictionary for the fake driver's images, with this number.
-std::string trained_dictionary(uint32_t id);
+std::string compressed(const std::string& content);
 
 // Puts the right hash over whatever the index holds now.
 void rehash(std::string& bytes);

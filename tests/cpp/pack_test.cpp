@@ -12,7 +12,7 @@ namespace tk::test {
 namespace {
 
 // A pack that uses every section.
-PackSpec rich_pack(bool with_dictionary = true) {
+PackSpec rich_pack(size_t images_per_frame = 2) {
   Map map{.tensor = 0, .sizes = {size(0, 0), size(0, 1)}, .strides = {stride(0, 0), 1}, .box = {64, 32}};
   Launch first{.entry = "first",
                .args = {pointer(0, 16), integer(local(1), 8), floating(0), tensor_map(map), buffer(0), buffer(1, 8),
@@ -51,7 +51,7 @@ PackSpec rich_pack(bool with_dictionary = true) {
         .checks = {{dtype(0) == dtype(1), "a and b of one dtype"}},
         .meta = "{}"};
   op.variants[0].bucket = op.variants[1].bucket = 1;
-  return {.ops = {op, Op{.name = "plain"}}, .with_dictionary = with_dictionary};
+  return {.ops = {op, Op{.name = "plain"}}, .images_per_frame = images_per_frame};
 }
 
 TEST(Pack, HoldsWhatWasWritten) {
@@ -84,17 +84,20 @@ TEST(Pack, HoldsWhatWasWritten) {
 
 TEST(Pack, UnpacksImages) {
   const TempDir dir;
-  for (const bool with_dictionary : {false, true}) {
-    const auto pack = Pack::open(dir.write("rich.tkpack", rich_pack(with_dictionary)));
-    EXPECT_EQ(pack->all<format::Dictionary>().size(), with_dictionary ? 1u : 0u);
-    const auto& launch = pack->all<format::Launch>()[0];
-    const std::vector<std::byte> image = pack->image(launch.image);
-    EXPECT_STREQ(reinterpret_cast<const char*>(image.data()), "FAKE first 8 8 4 128 8 8 8 8");
-    EXPECT_EQ(image.back(), std::byte{0}) << "PTX must end in NUL";
+  for (const size_t per_frame : {1, 2, 9}) {
+    const auto pack = Pack::open(dir.write("rich.tkpack", rich_pack(per_frame)));
+    const auto n_images = pack->all<format::Image>().size();
+    EXPECT_EQ(pack->all<format::Frame>().size(), (n_images + per_frame - 1) / per_frame);
+    const char* const expected[] = {"FAKE first 8 8 4 128 8 8 8 8", "FAKE second 8 8"};
+    for (int i = 0; i < 2; i++) {
+      const std::vector<std::byte> image = pack->image(pack->all<format::Launch>()[i].image);
+      EXPECT_STREQ(reinterpret_cast<const char*>(image.data()), expected[i]);
+      EXPECT_EQ(image.back(), std::byte{0}) << "PTX must end in NUL";
+    }
   }
 }
 
-// Many threads need the dictionary at once, as nobody has yet: the thread sanitizer watches.
+// Many threads need a frame at once, as nobody has yet: the thread sanitizer watches.
 TEST(Pack, UnpacksImagesInManyThreads) {
   const TempDir dir;
   const auto pack = Pack::open(dir.write("rich.tkpack", rich_pack()));
@@ -150,27 +153,6 @@ TEST(Pack, RefusesAnotherRoot) {
   expect_refused(path, "not the pack that was built with this library", std::string(64, '0'));
 }
 
-TEST(Pack, RefusesDamagedImages) {
-  const TempDir dir;
-  const std::string bytes = pack_bytes(rich_pack());
-  const auto path = dir.write("rich.tkpack", rich_pack());
-  const auto intact = Pack::open(path);
-  const format::Image image = intact->all<format::Image>()[0];
-  for (uint64_t at = image.offset; at < image.offset + image.compressed_size; at++) {
-    std::string flipped = bytes;
-    flipped[at] = static_cast<char>(flipped[at] ^ 1);
-    write_file(path, flipped);
-    const auto pack = Pack::open(path);
-    try {
-      // A flip may leave the same image: a frame has bits that mean nothing.
-      EXPECT_EQ(pack->image(0), intact->image(0)) << "byte " << at;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.status(), TK_PACK_ERROR);
-      EXPECT_NE(std::string(error.what()).find("image"), std::string::npos) << error.what();
-    }
-  }
-}
-
 // The bytes of a pack whose one record of `section` has `value` in a field.
 template <class T>
 std::string with_field(std::string bytes, format::Section section, size_t field, T value) {
@@ -195,83 +177,80 @@ void expect_damaged(const TempDir& dir, const std::string& bytes, const std::str
   }
 }
 
-TEST(Pack, RefusesAnImageOfAnotherSize) {
+TEST(Pack, RefusesAnImageOfAnotherPlaceOrSize) {
   const TempDir dir;
-  const std::string bytes = pack_bytes(rich_pack());
-  const uint64_t size = Pack::open(dir.write("x", rich_pack()))->all<format::Image>()[0].size;
-  for (const uint64_t other : {size - 1, size + 1, uint64_t{1}, format::kMaxImageSize})
-    expect_damaged(dir, with_field(bytes, format::Section::Images, offsetof(format::Image, size), other),
-                   "no zstd frame of " + std::to_string(other) + " bytes");
+  const std::string bytes = pack_bytes(rich_pack(1));
+  const uint64_t size = Pack::open(dir.write("x", rich_pack(1)))->all<format::Image>()[0].size;
+  const auto changed = [&](size_t field, uint64_t value) {
+    return with_field(bytes, format::Section::Images, field, value);
+  };
+  for (const uint64_t smaller : {size - 1, uint64_t{1}})
+    expect_damaged(dir, changed(offsetof(format::Image, size), smaller), "it does not have its hash");
+  for (const uint64_t larger : {size + 1, format::kMaxFrameSize, ~uint64_t{0}}) {
+    write_file(dir / "x.tkpack", changed(offsetof(format::Image, size), larger));
+    expect_refused((dir / "x.tkpack").string(), "an image lies outside its frame");
+  }
+  for (const uint64_t begin : {uint64_t{1}, size + 1, ~uint64_t{0}}) {
+    write_file(dir / "x.tkpack", changed(offsetof(format::Image, begin), begin));
+    expect_refused((dir / "x.tkpack").string(), "an image lies outside its frame");
+  }
+  write_file(dir / "x.tkpack", with_field(bytes, format::Section::Images, offsetof(format::Image, frame), uint32_t{9}));
+  expect_refused((dir / "x.tkpack").string(), "no frame 9");
 }
 
 TEST(Pack, RefusesAFrameThatIsNotWhole) {
   const TempDir dir;
   const std::string bytes = pack_bytes(rich_pack());
-  const uint64_t size = Pack::open(dir.write("x", rich_pack()))->all<format::Image>()[0].compressed_size;
-  for (const uint64_t other : {uint64_t{0}, size - 1, size + 1})
-    expect_damaged(dir, with_field(bytes, format::Section::Images, offsetof(format::Image, compressed_size), other),
+  const format::Frame frame = Pack::open(dir.write("x", rich_pack()))->all<format::Frame>()[0];
+  for (const uint64_t other : {uint64_t{0}, frame.compressed_size - 1, frame.compressed_size + 1})
+    expect_damaged(dir, with_field(bytes, format::Section::Frames, offsetof(format::Frame, compressed_size), other),
                    "no zstd frame");
+  for (const uint64_t other : {frame.size + 1, format::kMaxFrameSize})
+    expect_damaged(dir, with_field(bytes, format::Section::Frames, offsetof(format::Frame, size), other),
+                   "no zstd frame of " + std::to_string(other) + " bytes");
 }
 
-TEST(Pack, RefusesAnImageWithoutItsDictionary) {
-  const TempDir dir;
-  const std::string bytes = pack_bytes(rich_pack());
-  const auto number = [&](uint32_t n) {
-    return with_field(bytes, format::Section::Images, offsetof(format::Image, dictionary), n);
-  };
-  expect_damaged(dir, number(0), "Dictionary mismatch");
-  write_file(dir / "x.tkpack", number(2));
-  expect_refused((dir / "x.tkpack").string(), "no dictionary 2");
-}
-
-// `rich_pack` with other bytes of the same size where its dictionary is.
-std::string with_dictionary_frame(const TempDir& dir, const std::string& frame, uint64_t unpacked) {
+// `rich_pack` with another frame in place of its first.
+std::string with_frame(const TempDir& dir, const std::string& content, uint64_t unpacked) {
   std::string bytes = pack_bytes(rich_pack());
-  const format::Dictionary record = Pack::open(dir.write("x", rich_pack()))->all<format::Dictionary>()[0];
-  bytes += frame;
-  const format::Dictionary moved{
-      .offset = bytes.size() - frame.size(), .compressed_size = frame.size(), .size = unpacked};
+  const format::Frame record = Pack::open(dir.write("x", rich_pack()))->all<format::Frame>()[0];
+  const std::string frame = compressed(content);
+  const format::Frame moved{.offset = bytes.size(), .compressed_size = frame.size(), .size = unpacked};
   EXPECT_NE(record.offset, moved.offset);
+  bytes += frame;
   const uint64_t size = bytes.size();
   std::memcpy(bytes.data() + offsetof(format::Header, file_size), &size, sizeof size);
-  return with_field(bytes, format::Section::Dictionaries, 0, moved);
+  return with_field(bytes, format::Section::Frames, 0, moved);
 }
 
-TEST(Pack, RefusesAnotherDictionary) {
+TEST(Pack, RefusesAnotherFrame) {
   const TempDir dir;
-  const std::string right = trained_dictionary(40000);
-  const auto replaced = [&](const std::string& content, uint64_t size) {
-    return with_dictionary_frame(dir, compressed(content), size);
-  };
-  write_file(dir / "right", replaced(right, right.size()));
-  EXPECT_FALSE(Pack::open((dir / "right").string())->image(0).empty());
-  const std::string other = trained_dictionary(40001);
-  expect_damaged(dir, replaced(other, other.size()), "Dictionary mismatch");
-  const std::string text(4096, 'x');
-  expect_damaged(dir, replaced(text, text.size()), "it is no zstd dictionary");
-  std::string broken = right;  // the magic and a number, then tables that are none
-  std::fill(broken.begin() + 8, broken.begin() + 100, '\xff');
-  expect_damaged(dir, replaced(broken, broken.size()), "it is no zstd dictionary");
-  expect_damaged(dir, replaced(right, right.size() + 1), "dictionary 0 is damaged");
-  expect_damaged(dir, replaced(std::string(8 << 20, 'x'), right.size()), "dictionary 0 is damaged");
+  const uint64_t size = Pack::open(dir.write("x", rich_pack()))->all<format::Frame>()[0].size;
+  expect_damaged(dir, with_frame(dir, std::string(size, 'x'), size), "it does not have its hash");
+  expect_damaged(dir, with_frame(dir, std::string(8 << 20, 'x'), size), "frame 0 is damaged");
+  write_file(dir / "empty.tkpack", with_frame(dir, "", 0));
+  expect_refused((dir / "empty.tkpack").string(), "a frame of 0 bytes");
 }
 
-TEST(Pack, RefusesDamagedDictionaries) {
+TEST(Pack, RefusesDamagedFrames) {
   const TempDir dir;
   const std::string bytes = pack_bytes(rich_pack());
-  const auto intact = Pack::open(dir.write("rich.tkpack", rich_pack()));
-  const format::Dictionary dictionary = intact->all<format::Dictionary>()[0];
+  const auto path = dir.write("rich.tkpack", rich_pack());
+  const auto intact = Pack::open(path);
+  const format::Frame frame = intact->all<format::Frame>()[0];
   int refused = 0;
-  for (uint64_t at = dictionary.offset; at < dictionary.offset + dictionary.compressed_size; at++) {
+  for (uint64_t at = frame.offset; at < frame.offset + frame.compressed_size; at++) {
     std::string flipped = bytes;
     flipped[at] = static_cast<char>(flipped[at] ^ 1);
-    write_file(dir / "flipped.tkpack", flipped);
-    const auto pack = Pack::open((dir / "flipped.tkpack").string());
+    write_file(path, flipped);
+    const auto pack = Pack::open(path);
     try {
-      EXPECT_EQ(pack->image(0), intact->image(0)) << "byte " << at;  // of a part that the image does not use
+      // A flip may leave the same image: a frame has bits that mean nothing.
+      EXPECT_EQ(pack->image(0), intact->image(0)) << "byte " << at;
     } catch (const Error& error) {
       refused++;
       EXPECT_EQ(error.status(), TK_PACK_ERROR);
+      EXPECT_NE(std::string(error.what()).find("is damaged"), std::string::npos) << error.what();
     }
   }
   EXPECT_GT(refused, 10);

@@ -20,7 +20,7 @@ TYPES = {"uint32_t": "I", "uint64_t": "Q", "int64_t": "q", "Range": "R", "Expr":
 STRUCTS = {
     "Op": "ops", "Config": "configs", "Bucket": "buckets", "Variant": "variants", "Constraint": "constraints",
     "Buffer": "buffers", "Launch": "launches", "Arg": "args", "TensorMap": "tensor_maps", "Image": "images",
-    "Output": "outputs", "Pin": "pins", "Param": "params", "Dictionary": "dictionaries",
+    "Output": "outputs", "Pin": "pins", "Param": "params", "Frame": "frames",
 }  # fmt: skip
 
 
@@ -86,8 +86,7 @@ def test_constants():
         "kMutated": str(pack.PARAM_MUTATED),
         "kInOrder": str(pack.PARAM_IN_ORDER),
         "kLeadingDims": str(pack.LEADING_DIMS),
-        "kMaxImageSize": f"{pack.MAX_IMAGE_SIZE >> 20}u << 20",
-        "kMaxDictionarySize": f"{pack.MAX_DICTIONARY_SIZE >> 20}u << 20",
+        "kMaxFrameSize": f"{pack.MAX_FRAME_SIZE >> 20}u << 20",
         "kMaxStack": str(expr.MAX_STACK),
         "kMaxLocals": str(assemble.MAX_LOCALS),
     }

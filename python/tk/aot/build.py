@@ -23,7 +23,7 @@ from tk.aot import tuned
 from tk.aot.assemble import Compiled, add_definition, add_op
 from tk.aot.cache import Artifact, Cache, write_atomically
 from tk.aot.compile import Source, Target, compile_source, compiler_version, source_of, warm_up
-from tk.aot.compress import share_of_zlib
+from tk.aot.compress import SHARE_OF_ZLIB
 from tk.aot.errors import BuildError, CompileError, Refused
 from tk.aot.grid import Grid, Variant, enumerate_grid
 from tk.aot.pack import PackWriter, read_pack, roots_line
@@ -456,7 +456,7 @@ def predict(work: Work, jobs: int) -> tuple[float, float]:
     size = sum(len(a.compressed) for a in work.done.values()) + sum(bytes_of(work.sources[k]) for k in missing)
     of_one_core = sum(seconds_of(work.sources[k]) for k in missing)
     seconds = of_one_core / cores_for(min(jobs, len(missing))) if missing else 0.0
-    return size * share_of_zlib(len(work.sources)), seconds
+    return size * SHARE_OF_ZLIB, seconds
 
 
 def cores_for(jobs: int) -> float:

@@ -1,15 +1,14 @@
-"""Images as they go into a pack: zstd frames, most of them compressed with a dictionary of what they have in common.
+"""Images as they go into a pack: many in one zstd frame, beside those that they are most like.
 
-Kernels of a family are much alike, and each is small: with a dictionary they take about half of what they take alone.
-Images that follow each other share one, trained on them all. It is kept small (1 MiB unpacked), since a process
-unpacks it before its first kernel: a millisecond. Everything is a function of the images: no clock, no chance.
+Kernels of an op are much alike, and each is small. Whoever needs one unpacks the frame that has it: a megabyte, which
+takes a millisecond. Everything is a function of the images: no clock, no chance.
 """
 
 from __future__ import annotations
 
 import hashlib
-import struct
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -18,130 +17,68 @@ import zstandard
 from tk.aot.cache import Cache
 from tk.aot.errors import PackFormatError
 
-LEVEL = 19  # with a dictionary, 22 gives the same sizes
-# A group of images with a dictionary of their own. From GROUP_BYTES on it ends at an image whose hash says so, one in
-# GROUP_END, so that a kernel that changes changes the groups near it alone; at the latest at twice as many.
-GROUP_BYTES, GROUP_END = 8 << 20, 32
-# Of a smaller group a dictionary takes more than it saves, or little less.
-MIN_IMAGES, MIN_BYTES = 64, 512 << 10
-# A share of the group, with a bound.
-DICTIONARY_SHARE, MAX_DICTIONARY = 11, 1 << 20
-# zstd's "fastCover": segments of k bytes that have most in common by their strings of d bytes, counted in 2**f places.
-TRAINING = dict(k=2048, d=8, f=22, accel=1, split_point=1.0, steps=1, threads=0, level=3)
-# Dictionary numbers below are zstd's to give, and those from 2**31 on are kept for it.
-FIRST_ID, LAST_ID = 32768, 2**31 - 1
-# Of what zlib makes of images, about what is left here: for predictions.
-SHARE_OF_ZLIB, SHARE_OF_ZLIB_ALONE = 0.53, 0.87
+LEVEL = 19  # 22 gives the same sizes
+FRAME_BYTES = 1 << 20  # of images in a frame, the last one's end apart
+SHARE_OF_ZLIB = 0.49  # of what zlib makes of each image, about what is left here: for predictions
 
 
 @dataclass(frozen=True)
-class Dictionary:
-    """size: unpacked, bytes."""
+class Frame:
+    """size: unpacked, bytes. images: the numbers of those that it has, one after the other."""
 
+    images: tuple[int, ...]
     size: int
-    frame: bytes
+    data: bytes
 
 
-@dataclass(frozen=True)
-class Group:
-    """Compressed images, in order, and the dictionary that all of them need, if there is one."""
+def compress(images: Sequence[bytes], groups: Sequence[str], cache: Cache | None = None, jobs: int = 1) -> list[Frame]:
+    """groups: what each image belongs to: those of a group share frames. cache: holds what was compressed before.
+    jobs: frames at once."""
 
-    dictionary: Dictionary | None
-    frames: tuple[bytes, ...]
+    def made(numbers: tuple[int, ...]) -> Frame:
+        content = b"".join(images[n] for n in numbers)
+        return Frame(numbers, len(content), _cached(content, cache))
 
-
-def compress(images: Sequence[bytes], cache: Cache | None = None, jobs: int = 1) -> list[Group]:
-    """The images in order, in groups of some MB. cache: holds what was compressed before. jobs: groups at once."""
     with ThreadPoolExecutor(max(1, jobs)) as pool:  # zstd lets go of Python's lock
-        return list(pool.map(lambda group: _cached(group, cache), _split(images)))
+        return list(pool.map(made, _split(images, groups)))
 
 
-def share_of_zlib(count: int) -> float:
-    """About what part of their size in the cache this many images take in a pack."""
-    return SHARE_OF_ZLIB if count >= MIN_IMAGES else SHARE_OF_ZLIB_ALONE
-
-
-def _split(images: Sequence[bytes]) -> list[list[bytes]]:
-    groups: list[list[bytes]] = [[]]
+def _split(images: Sequence[bytes], groups: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    """Group by group, in each by size: images of nearly one size are those that differ least. A frame that is half full
+    ends with its group, so that a kernel that changes changes frames of its own op, and hardly others."""
+    first = {group: number for number, group in reversed(list(enumerate(groups)))}
+    order = sorted(range(len(images)), key=lambda n: (first[groups[n]], len(images[n]), n))
+    frame: list[int] = []
     size = 0
-    for image in images:
-        groups[-1].append(image)
-        size += len(image)
-        ends = hashlib.sha256(image).digest()[0] % GROUP_END == 0
-        if size >= 2 * GROUP_BYTES or (size >= GROUP_BYTES and ends):
-            groups.append([])
-            size = 0
-    if len(groups) > 1 and size < GROUP_BYTES // 2:  # the rest is too little for one more
-        rest = groups.pop()
-        groups[-1] += rest
-    return groups
+    for number, following in itertools.zip_longest(order, order[1:]):
+        frame.append(number)
+        size += len(images[number])
+        is_last = following is None or groups[following] != groups[number]
+        if size >= (FRAME_BYTES // 2 if is_last else FRAME_BYTES) or following is None:
+            yield tuple(frame)
+            frame, size = [], 0
 
 
-def _cached(images: Sequence[bytes], cache: Cache | None) -> Group:
+def _cached(content: bytes, cache: Cache | None) -> bytes:
     if cache is None:
-        return _compress_group(images)
-    settings = (zstandard.__version__, zstandard.ZSTD_VERSION, LEVEL, MIN_IMAGES, MIN_BYTES, DICTIONARY_SHARE,
-                MAX_DICTIONARY, sorted(TRAINING.items()))  # fmt: skip
-    key = hashlib.sha256(repr(settings).encode() + _hashes(images)).hexdigest()
-    if (data := cache.load_bytes(key)) is not None:
-        return _decode(data)
-    group = _compress_group(images)
-    cache.store_bytes(key, _encode(group))
-    return group
+        return _compressed(content)
+    settings = repr((zstandard.__version__, zstandard.ZSTD_VERSION, LEVEL))
+    key = hashlib.sha256(settings.encode() + hashlib.sha256(content).digest()).hexdigest()
+    if (data := cache.load_bytes(key)) is None:
+        data = _compressed(content)
+        cache.store_bytes(key, data)
+    return data
 
 
-def _hashes(images: Sequence[bytes]) -> bytes:
-    return b"".join(hashlib.sha256(image).digest() for image in images)
+def _compressed(content: bytes) -> bytes:
+    return zstandard.ZstdCompressor(level=LEVEL).compress(content)
 
 
-def _compress_group(images: Sequence[bytes]) -> Group:
-    total = sum(map(len, images))
-    if len(images) < MIN_IMAGES or total < MIN_BYTES:
-        alone = zstandard.ZstdCompressor(level=LEVEL)
-        return Group(None, tuple(map(alone.compress, images)))
-    number = int.from_bytes(hashlib.sha256(_hashes(images)).digest()[:4], "little")
-    size = min(total // DICTIONARY_SHARE, MAX_DICTIONARY)
-    dict_id = FIRST_ID + number % (LAST_ID - FIRST_ID)
-    dictionary = zstandard.train_dictionary(size, list(images), dict_id=dict_id, **TRAINING)  # type: ignore[arg-type]
-    content = dictionary.as_bytes()
-    together = zstandard.ZstdCompressor(level=LEVEL, dict_data=dictionary)
-    frame = zstandard.ZstdCompressor(level=LEVEL).compress(content)
-    return Group(Dictionary(len(content), frame), tuple(map(together.compress, images)))
-
-
-# --- In the cache: the size of the dictionary (0: none), then each frame's size, its own first, then the frames ---
-
-
-def _encode(group: Group) -> bytes:
-    dictionary = group.dictionary or Dictionary(0, b"")
-    frames = [dictionary.frame, *group.frames]
-    sizes = struct.pack(f"<QQ{len(frames)}Q", dictionary.size, len(frames), *map(len, frames))
-    return sizes + b"".join(frames)
-
-
-def _decode(data: bytes) -> Group:
-    dictionary_size, count = struct.unpack_from("<QQ", data)
-    at = struct.calcsize(f"<QQ{count}Q")
-    frames = []
-    for size in struct.unpack_from(f"<{count}Q", data, struct.calcsize("<QQ")):
-        frames.append(data[at : at + size])
-        at += size
-    return Group(Dictionary(dictionary_size, frames[0]) if dictionary_size else None, tuple(frames[1:]))
-
-
-# --- Unpacking ---
-
-
-def unpack(frame: bytes, size: int, dictionary: bytes | None = None) -> bytes:
-    """One whole frame of `size` bytes. dictionary: a trained one. Raises PackFormatError before more than `size` bytes
-    are made of it."""
+def unpack(frame: bytes, size: int) -> bytes:
+    """One whole frame of `size` bytes. Raises PackFormatError before more than `size` bytes are made of it."""
     try:
         if zstandard.frame_content_size(frame) != size:
             raise PackFormatError(f"no zstd frame of {size} bytes")
-        with_dictionary = (
-            zstandard.ZstdCompressionDict(dictionary, zstandard.DICT_TYPE_FULLDICT) if dictionary else None
-        )
-        unpacker = zstandard.ZstdDecompressor(dict_data=with_dictionary)
-        return unpacker.decompress(frame, max_output_size=size, allow_extra_data=False)
+        return zstandard.ZstdDecompressor().decompress(frame, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as e:
         raise PackFormatError(str(e)) from e

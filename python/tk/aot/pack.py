@@ -16,16 +16,15 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from tk.aot.cache import Cache
-from tk.aot.compress import compress, unpack
+from tk.aot.compress import Frame, compress, unpack
 from tk.aot.errors import PackFormatError
 from tk.expr import Expr, as_expr
 
 MAGIC = b"TKPACK\r\n"
-VERSION = 4
+VERSION = 5
 FLAG_PTX = 1
 PAGE_SIZE = 16384
-MAX_IMAGE_SIZE = 64 << 20
-MAX_DICTIONARY_SIZE = 16 << 20
+MAX_FRAME_SIZE = 64 << 20
 
 # Section -> fields of its record, as in pack_format.h: I is 32 bits unsigned, Q 64 unsigned, q 64 signed, H a SHA-256,
 # R a range of another section; a number before it counts.
@@ -46,11 +45,11 @@ SECTIONS: Mapping[str, str] = {
     "args": "kind:I width:I index:I reserved:I value:R",
     "tensor_maps": "tensor:I rank:I element_type:I element_size:I swizzle:I l2_promotion:I oob_fill:I is_im2col:I "
     "reserved:I box:5I offset:R sizes:5R strides:5R lower:3R upper:3R steps:3R",
-    "images": "kind:I name:I offset:Q compressed_size:Q size:Q hash:H dictionary:I reserved:I",
+    "images": "kind:I name:I frame:I reserved:I begin:Q size:Q hash:H",
     "outputs": "dtype:R ndim:I leading:I sizes:8R strides:8R",
     "pins": "key:q dims:4q config:I reserved:I",
     "params": "name:I kind:I flags:I rank:I default_value:I",
-    "dictionaries": "offset:Q compressed_size:Q size:Q",
+    "frames": "offset:Q compressed_size:Q size:Q",
 }
 
 VARIANT_GENERAL, VARIANT_NONDETERMINISTIC = 1, 2
@@ -136,6 +135,7 @@ class PackWriter:
         self._images: dict[tuple[int, bytes], int] = {}
         self._image_records: list[dict[str, Any]] = []
         self._image_data: list[bytes] = []  # as it is
+        self._image_groups: list[str] = []
         self.string("")
         self._compiler = self.string(compiler)
         for name in names:
@@ -162,20 +162,21 @@ class PackWriter:
     def count(self, section: str) -> int:
         return len(self._sections[section]) // RECORDS[section].struct.size
 
-    def image(self, kind: int, name: str, content: bytes) -> int:
-        """Equal images are kept once, under the first name."""
+    def image(self, kind: int, name: str, content: bytes, group: str = "") -> int:
+        """Equal images are kept once, under the first name. group: of those that are much alike."""
         hash = hashlib.sha256(content).digest()
         if (kind, hash) not in self._images:
             self._images[kind, hash] = len(self._image_records)
             self._image_records.append(dict(kind=kind, name=self.string(name), size=len(content), hash=hash))
             self._image_data.append(content)
+            self._image_groups.append(group)
         return self._images[kind, hash]
 
     def finish(self, cache: Cache | None = None, jobs: int = 1) -> bytes:
         """The pack. cache: holds what was compressed before. jobs: threads that compress."""
-        stored, dictionary_records = self._compress(cache, jobs)
-        for section, records in (("dictionaries", dictionary_records), ("images", self._image_records)):
-            self._sections[section] = bytearray(len(records) * RECORDS[section].struct.size)
+        frames = compress(self._image_data, self._image_groups, cache, jobs)
+        self._add_images(frames)
+        self._sections["frames"] = bytearray(len(frames) * RECORDS["frames"].struct.size)
         entries, size = [], 0  # within the pages
         for data in self._sections.values():
             size = _aligned(size)
@@ -184,33 +185,27 @@ class PackWriter:
         n_pages = -(-size // PAGE_SIZE)
         begin = _pages_offset(n_pages)
         index_size = at = begin + size
-        for section, records in (("dictionaries", dictionary_records), ("images", self._image_records)):
-            for record in records:
-                record["offset"] = at
-                at += record["compressed_size"]
-            self._sections[section] = bytearray(b"".join(map(RECORDS[section].pack, records)))
+        records = []
+        for frame in frames:
+            records.append(dict(offset=at, compressed_size=len(frame.data), size=frame.size))
+            at += len(frame.data)
+        self._sections["frames"] = bytearray(b"".join(map(RECORDS["frames"].pack, records)))
         flat = [n for offset, length in entries for n in (begin + offset, length)]
         header = HEADER.pack(MAGIC, VERSION, self.arch, FLAG_PTX if self.ptx else 0, len(SECTIONS), at, index_size,
                              bytes(32), self._compiler, n_pages, *flat)  # fmt: skip
         pages = b"".join(data.ljust(_aligned(len(data)), b"\0") for data in self._sections.values())[:size]
         front = bytearray(header + _page_hashes(pages))
         front[_HASH_AT : _HASH_AT + 32] = _index_hash(bytes(front))
-        return bytes(front) + pages + b"".join(stored)
+        return bytes(front) + pages + b"".join(frame.data for frame in frames)
 
-    def _compress(self, cache: Cache | None, jobs: int) -> tuple[list[bytes], list[dict[str, Any]]]:
-        """Fills in the images' records; returns what follows the index, dictionaries first, and their records."""
-        dictionaries: list[bytes] = []
-        frames: list[bytes] = []
-        records: list[dict[str, Any]] = []
-        for group in compress(self._image_data, cache, jobs):
-            if group.dictionary:
-                dictionaries.append(group.dictionary.frame)
-                records.append(dict(compressed_size=len(group.dictionary.frame), size=group.dictionary.size))
-            for frame in group.frames:
-                number = len(records) if group.dictionary else 0
-                self._image_records[len(frames)].update(compressed_size=len(frame), dictionary=number)
-                frames.append(frame)
-        return dictionaries + frames, records
+    def _add_images(self, frames: Sequence[Frame]) -> None:
+        for number, frame in enumerate(frames):
+            begin = 0
+            for image in frame.images:
+                record = self._image_records[image]
+                record.update(frame=number, begin=begin)
+                begin += record["size"]
+        self._sections["images"] = bytearray(b"".join(map(RECORDS["images"].pack, self._image_records)))
 
     def _keep(self, section: str, data: bytes, count: int) -> Range:
         if not count:
@@ -256,7 +251,7 @@ _REFERENCES: Mapping[str, Mapping[str, str]] = {
     "variants": dict(kernel="strings"),
     "constraints": dict(message="strings"),
     "launches": dict(image="images", entry="strings"),
-    "images": dict(name="strings"),
+    "images": dict(name="strings", frame="frames"),
 }
 
 
@@ -295,31 +290,26 @@ class Pack:
 
     def image(self, number: int) -> bytes:
         """Unpacked and held against its hash. Raises PackFormatError."""
-        return self._image(number, self._dictionary(self.sections["images"][number].dictionary))
+        return self._image(number, self._frame(self.sections["images"][number].frame))
 
-    def _dictionary(self, number: int) -> bytes | None:
-        """Unpacked. number: as an image's record has it, from 1 on."""
-        if number == 0:
-            return None
-        record = self.sections["dictionaries"][number - 1]
-        _check(record.size <= MAX_DICTIONARY_SIZE, f"dictionary {number - 1} promises {record.size} bytes")
-        return self._unpacked(record, f"dictionary {number - 1}", None)
-
-    def _image(self, number: int, dictionary: bytes | None) -> bytes:
-        record = self.sections["images"][number]
-        _check(record.size <= MAX_IMAGE_SIZE, f"image {number} promises {record.size} bytes")
-        image = self._unpacked(record, f"image {number}", dictionary)
-        _check(hashlib.sha256(image).digest() == record.hash,
-               f"image {number} does not have its hash: the pack is damaged")  # fmt: skip
-        return image
-
-    def _unpacked(self, record: SimpleNamespace, what: str, dictionary: bytes | None) -> bytes:
+    def _frame(self, number: int) -> bytes:
+        """Unpacked."""
+        record, what = self.sections["frames"][number], f"frame {number}"
+        _check(record.size <= MAX_FRAME_SIZE, f"{what} promises {record.size} bytes")
         end = record.offset + record.compressed_size
         _check(end <= len(self.data), f"{what} leaves the file")
         try:
-            return unpack(self.data[record.offset : end], record.size, dictionary)
+            return unpack(self.data[record.offset : end], record.size)
         except PackFormatError as e:
             raise PackFormatError(f"{what}: {e}") from e
+
+    def _image(self, number: int, frame: bytes) -> bytes:
+        record = self.sections["images"][number]
+        _check(record.begin + record.size <= len(frame), f"image {number} leaves its frame")
+        image = frame[record.begin : record.begin + record.size]
+        _check(hashlib.sha256(image).digest() == record.hash,
+               f"image {number} does not have its hash: the pack is damaged")  # fmt: skip
+        return image
 
 
 def read_pack(source: Path | str | bytes) -> Pack:
@@ -344,14 +334,14 @@ def read_pack(source: Path | str | bytes) -> Pack:
 
 
 def _check_images(pack: Pack, index_size: int) -> None:
-    dictionaries: list[bytes | None] = [None]
-    for number, record in enumerate(pack.sections["dictionaries"]):
-        _check(record.offset >= index_size, f"dictionary {number} lies in the index")
-        dictionaries.append(pack._dictionary(number + 1))
+    by_frame: dict[int, list[int]] = {number: [] for number in range(len(pack.sections["frames"]))}
     for number, record in enumerate(pack.sections["images"]):
-        _check(record.offset >= index_size, f"image {number} lies in the index")
-        _check(record.dictionary < len(dictionaries), f"image {number} needs dictionary {record.dictionary - 1}")
-        pack._image(number, dictionaries[record.dictionary])
+        by_frame[record.frame].append(number)
+    for number, images in by_frame.items():
+        _check(pack.sections["frames"][number].offset >= index_size, f"frame {number} lies in the index")
+        frame = pack._frame(number)
+        for image in images:
+            pack._image(image, frame)
 
 
 def _check(holds: bool, message: str) -> None:

@@ -280,7 +280,7 @@ typedef struct tk_launch_info {
   uint32_t shared;          /* dynamic shared memory of a block, bytes */
   uint32_t cluster;         /* blocks */
   uint64_t size;            /* of the cubin or PTX, bytes */
-  uint64_t compressed_size; /* in the pack */
+  uint64_t compressed_size; /* its share of the frame that it is compressed in */
   const char* image;        /* what it was compiled from */
   const char* entry;        /* the function in it */
 } tk_launch_info;
