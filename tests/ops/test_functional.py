@@ -291,11 +291,14 @@ def test_all_of_a_large_tensor(name: str, dtype: torch.dtype) -> None:
         assert_close(found, expected, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("given", ["rows", "every other", "transposed", "one column"])
+@pytest.mark.parametrize("given", ["rows", "uneven", "expanded", "every other", "transposed", "one column"])
 def test_sorts_read_elements_that_lie_beside_each_other(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They read a row several times. What lies so already is not copied."""
+    """They read a row several times, and have one pitch for all rows. What lies so already is not copied."""
     x = torch.randn(6, 10, 8)
-    x = {"rows": x[:, 1:5], "every other": x[..., ::2], "transposed": x.mT, "one column": x[..., :1]}[given]
+    x = {
+        "rows": x[..., 1:5], "uneven": x[:, 1:5], "expanded": x[:1].expand(6, 10, 8), "every other": x[..., ::2],
+        "transposed": x.mT, "one column": x[..., :1],
+    }[given]  # fmt: skip
     seen: list[Tensor] = []
 
     def noted(op: str, rows: Tensor, *args: Any, **kwargs: Any) -> Any:

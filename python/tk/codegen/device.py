@@ -474,13 +474,23 @@ def random_block(seed, first, stream, n: tl.constexpr):
 def search(row, mask, step, count, value, right: tl.constexpr):
     """How many elements of a sorted row come before the value; with `right` the equal ones too. NaN comes last. mask:
     where there is a row."""
-    low = row.to(tl.int64) * 0 + (value == value).to(tl.int64) * 0
-    high = low + count
-    left = tl.zeros((), tl.int64) + count
+    if count <= 2147483647:
+        found = _search(row, mask, step, count, value, right, tl.int32).to(tl.int64)
+    else:
+        found = _search(row, mask, step, count, value, right, tl.int64)
+    return found
+
+
+@triton.jit
+def _search(row, mask, step, count, value, right: tl.constexpr, dtype: tl.constexpr):
+    """In the dtype that counts them. Its places are those where ATen looks, whatever there is."""
+    low = (row.to(tl.int64) * 0 + (value == value).to(tl.int64) * 0).to(dtype)
+    high = low + tl.cast(count, dtype)
+    left = tl.zeros((), dtype) + tl.cast(count, dtype)
     while left > 0:
-        middle = (low + high) >> 1
+        middle = low + ((high - low) >> 1)
         inside = (low < high) & mask
-        element = tl.load(row + middle * step, mask=inside, other=0).to(value.dtype)
+        element = tl.load(row + middle.to(tl.int64) * step, mask=inside, other=0).to(value.dtype)
         # As ATen asks it, which puts a NaN past everything.
         before = (element > value) == 0 if right else (element >= value) == 0
         low = tl.where(inside & before, middle + 1, low)

@@ -61,11 +61,12 @@ class Generated(OpRecord):
         return Context(self.op, by_name, {name: i for i, name in enumerate(scratch)}, self.debug)
 
     def main(self, kernels: Sequence[ir.Kernel]) -> int:
-        """The launch whose setting is the plan's: of those that sort, or else reduce, the one that does most, else the
-        last."""
+        """The launch whose setting is the plan's: of those that sort, or else reduce, the one that does most, and more
+        than to put partial results together; else the last."""
         sorting = [i for i, k in enumerate(kernels) if along.sorts(k)]
         reducing = sorting or [i for i, k in enumerate(kernels) if k.reduced]
-        return max(reducing, key=lambda i: len(kernels[i].values)) if reducing else len(kernels) - 1
+        does = {i: (not _is_of_parts(kernels[i]), len(kernels[i].values)) for i in reducing}
+        return max(does, key=does.__getitem__) if does else len(kernels) - 1
 
     def scheduled(
         self, kernels: Sequence[ir.Kernel], layout: Layout, setting: Setting
@@ -255,6 +256,11 @@ def _has_fp8e4(graph: Graph) -> bool:
     return any(v.dtype == "fp8e4nv" for k in graph.kernels for v in k.values)
 
 
+def _is_of_parts(kernel: ir.Kernel) -> bool:
+    """Whether all that it reads is what other launches have left."""
+    return all(kernel.buffer(v.buffer).kind == "scratch" for v in kernel.accesses if v.op == "load")
+
+
 def _layout_beside(main: ir.Kernel, layout: Layout, kernel: ir.Kernel) -> Layout:
     """Of a launch beside the main one. What adds up partial results asks nothing of how many there are, unless the main
     one has rows as long: a multiple of 16 would keep the whole plan from most calls."""
@@ -264,8 +270,7 @@ def _layout_beside(main: ir.Kernel, layout: Layout, kernel: ir.Kernel) -> Layout
             layout = STRIDED
         elif not any(b.leading for b in opened.buffers):  # "..." keeps its three strides
             layout = ALIGNED if layout.dense else GATHERED
-    is_of_parts = all(kernel.buffer(v.buffer).kind == "scratch" for v in kernel.accesses if v.op == "load")
-    if not layout.aligned or not is_of_parts:
+    if not layout.aligned or not _is_of_parts(kernel):
         return layout
     tile, of_main = (laid_out(k, layout)[1] for k in (kernel, main))
     is_as_long = ix.same(*(ix.product([a.size for a in t.q]) for t in (tile, of_main)))

@@ -12,7 +12,7 @@ from tk.codegen.lowering.rules.scatter import NotDeterministic
 from tk.codegen.lowering.split import Parts, Splitter
 from tk.codegen.lowering.walk import Walk, Walker
 from tk.codegen.scheduling.settings import SHORT_ROWS
-from tk.codegen.tile import GATHERED, Layout
+from tk.codegen.tile import COLUMNS, GATHERED, Layout
 from tk.codegen.tracing.trace import Trace
 
 Kernels = tuple[ir.Kernel, ...]
@@ -158,8 +158,8 @@ def _kind_of_split(graph: Graph, kind: str, of_whole: str, layout: Layout) -> st
 
 
 def _kind_of_long(graph: Graph, kind: str, of_whole: str, layout: Layout) -> str | None:
-    """In the one layout that takes every pitch and step: what is seldom called has no more."""
-    return None if layout is not GATHERED else "parts" if kind == "inner" else kind
+    """In the layouts that take every pitch and step: what is seldom called has no more."""
+    return None if layout not in (GATHERED, COLUMNS) else "parts" if kind == "inner" else kind
 
 
 @dataclass(frozen=True)

@@ -176,6 +176,19 @@ def dense_rows(x: Tensor, dim: int, least: int = 2) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] < least else x.clone(memory_format=torch.contiguous_format)
 
 
+def even_rows(x: Tensor, dim: int) -> Tensor:
+    """:func:`dense_rows`, a copy too where rows do not all lie as far from the next as the first from the second: what
+    sorts them has one pitch."""
+    x = dense_rows(x, dim)
+    pitch = None
+    for size, stride in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
+        if size != 1:
+            if pitch is not None and stride != pitch:
+                return x.contiguous()
+            pitch = stride * size
+    return x
+
+
 def from_end(out: Tensor, like: Tensor, dim: int) -> Tensor:
     """:func:`to_end` undone, in a result of the same shape."""
     if like.dim() < 2:

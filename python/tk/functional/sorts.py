@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tk._arguments import flag, whole
-from tk.functional._call import NUMBERS, Config, dense_rows, from_end, needs, run, taken, to_end, wrap
+from tk.functional._call import NUMBERS, Config, even_rows, from_end, needs, run, taken, to_end, wrap
 from tk.functional._integers import FLOAT_OF, key_of
 
 __all__ = ["argsort", "sort", "topk"]
@@ -33,7 +33,7 @@ def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = 
     if input.dtype in FLOAT_OF:
         values, indices = sort(input.to(FLOAT_OF[input.dtype]), dim, descending, stable, config=config)
         return torch.return_types.sort((values.to(input.dtype), indices))
-    x = dense_rows(input, dim)
+    x = even_rows(input, dim)
     if input.dtype in _PARTS:
         values, indices = _sorted_by_parts(x, x.dim() - 1, descending, config)
     else:
@@ -75,7 +75,7 @@ def topk(
     if is_taken and input.dtype in FLOAT_OF:
         values, indices = topk(input.to(FLOAT_OF[input.dtype]), k, dim, largest, sorted, config=config)
         return torch.return_types.topk((values.to(input.dtype), indices))
-    x = dense_rows(input, dim) if is_taken else to_end(input, dim)
+    x = even_rows(input, dim) if is_taken else to_end(input, dim)
     if not 0 <= k <= x.shape[-1]:
         raise ValueError(f"tk.topk: k is {k}, must be 0 to {x.shape[-1]}, the size of dimension {dim}")
     if is_taken and input.dtype in _PARTS:

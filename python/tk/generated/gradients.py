@@ -124,19 +124,21 @@ def _keep_mean(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor])
 
 def _of_variance(ctx: Any, grad: Tensor | None, grad_mean: Tensor | None) -> Any:
     """Of (bessel · var) ** power. As in ATen a standard deviation of 0 has the gradient 0. A mean of no elements has
-    none to give, and a result without a gradient takes no part."""
+    none to give, and a result without a gradient takes no part. What is of x's size is in its dtype, as in ATen: a
+    pass more over wider elements would take as long as all of it."""
     x, found, mean = ctx.saved_tensors
     n = _reduced(x, mean)
-    of_x = torch.zeros_like(x)
+    parts = []
     if n and grad is not None:
-        grad, mean = (_over(_wide(t), x) for t in (grad, mean))
+        slope = _wide(grad)
         if ctx.power != 1:
-            result = _over(_wide(found), x)
-            grad = (grad * ctx.power * result ** (1 - 1 / ctx.power)).masked_fill(result == 0, 0)
-        of_x = 2 * ctx.bessel / n * grad * (_wide(x) - mean)
+            result = _wide(found)
+            slope = (slope * ctx.power * result ** (1 - 1 / ctx.power)).masked_fill(result == 0, 0)
+        parts.append((x - _over(mean, x)) * _over((slope * (2 * ctx.bessel / n)).to(x.dtype), x))
     if n and grad_mean is not None:
-        of_x = of_x + _over(_wide(grad_mean), x) / n
-    return of_x.to(x.dtype), None, None, None, None
+        parts.append(_over((_wide(grad_mean) / n).to(x.dtype), x).expand_as(x))
+    of_x = sum(parts[1:], parts[0]) if parts else torch.zeros_like(x)
+    return of_x, None, None, None, None
 
 
 def _reduced(x: Tensor, result: Tensor) -> int:
@@ -157,10 +159,9 @@ def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _of_norm(ctx: Any, grad: Tensor) -> Any:
     """As in ATen a 2-norm of 0 has the gradient 0."""
-    x, output = ctx.saved_tensors
-    grad, norm = _over(_wide(grad), x), _over(_wide(output), x)
-    found = _wide(x) * (grad / norm).masked_fill(norm == 0, 0) if ctx.squares else _wide(x).sgn() * grad
-    return found.to(x.dtype), None, None, None, None, None
+    x, norm = ctx.saved_tensors
+    found = x * _over((grad / norm).masked_fill(norm == 0, 0), x) if ctx.squares else x.sgn() * _over(grad, x)
+    return found, None, None, None, None, None
 
 
 def _keep_shape(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -207,10 +208,20 @@ def _keep_places(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 
 def _to_places(ctx: Any, grad: Tensor, _: Any) -> Any:
-    """Of values that were picked along the last dimension: added where they came from."""
+    """Of values that were picked along the last dimension, each once: to where they came from."""
     (index,) = ctx.saved_tensors
-    found = torch.zeros(ctx.shape, dtype=grad.dtype, device=grad.device).scatter_add(-1, index, grad)
-    return (found, *[None] * (ctx.n_inputs - 1))
+    return (_zeros(ctx.shape, grad).scatter(-1, index, grad), *[None] * (ctx.n_inputs - 1))
+
+
+def _add_to_places(ctx: Any, grad: Tensor, _: Any) -> Any:
+    """The same of values that were picked again and again."""
+    (index,) = ctx.saved_tensors
+    return (_zeros(ctx.shape, grad).scatter_add(-1, index, grad), *[None] * (ctx.n_inputs - 1))
+
+
+def _zeros(shape: torch.Size, like: Tensor) -> Tensor:
+    """One zero, wherever it is read: an op that changes a copy of them has not to read them."""
+    return like.new_zeros(()).expand(shape)
 
 
 def _keep_scan(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -242,8 +253,8 @@ def _of_log_sums(ctx: Any, grad: Tensor) -> Any:
 FORMULAS: Mapping[str, Formula] = {
     "dropout": (_keep_seed, _drop_again),
     "dropout_add": (_keep_seed, _drop_again_and_add),
-    "cummax": (_keep_places, _to_places),
-    "cummin": (_keep_places, _to_places),
+    "cummax": (_keep_places, _add_to_places),
+    "cummin": (_keep_places, _add_to_places),
     "cumprod": (_keep_scan, _of_products),
     "logcumsumexp": (_keep_log_sums, _of_log_sums),
     "sort": (_keep_places, _to_places),

@@ -55,11 +55,14 @@ def compare(made: Generated, wanted: Any, *args: Any, only: str | None = None) -
     return names
 
 
-@pytest.mark.parametrize("step", [1, 2], ids=["rows", "every_other"])
+@pytest.mark.parametrize("lie", ["in rows", "every other", "in columns"])
 @pytest.mark.parametrize("fn", [sums, moments, softmax, logsumexp], ids=lambda fn: fn.__name__)
-def test_programs_share_a_row(fn: Callable[..., Any], step: int) -> None:
+def test_programs_share_a_row(fn: Callable[..., Any], lie: str) -> None:
+    step = 2 if lie == "every other" else 1
     x = torch.randn(LONG[0], LONG[1] * step, generator=torch.Generator().manual_seed(0))[:, ::step]
-    assert len(compare(made_of(fn, "M, N"), fn(x.double()), x, only="gathered long_")) == 1
+    x = x.T.contiguous().T if lie == "in columns" else x
+    for layout in ("gathered", "columns"):  # either takes them however they lie
+        assert len(compare(made_of(fn, "M, N"), fn(x.double()), x, only=f"{layout} long_")) == 1
 
 
 def test_gradients_of_a_long_row() -> None:
@@ -69,18 +72,21 @@ def test_gradients_of_a_long_row() -> None:
     leaf = x.double().requires_grad_()
     (wanted,) = torch.autograd.grad(leaf.amax(-1), leaf, grad.double())
     assert made is not None
-    assert len(compare(made, wanted, grad, x, only="gathered long_")) == 1
+    for layout in ("gathered", "columns"):
+        assert len(compare(made, wanted, grad, x, only=f"{layout} long_")) == 1
 
 
 def test_batch_invariant_rows_are_not_shared() -> None:
     made = made_of(sums, "M, N")
     call = host.Call.of(made, (torch.zeros(LONG),))
-    (setting,) = made.settings("long")
-    gathered = next(layout for layout in host.LAYOUTS if made.choices(made.graphs[0], layout, "long"))
-    plan = made.plan(made.graphs[0], gathered, setting, "long")
-    assert plan is not None and any("batch_invariant" in c.message for c in plan.constraints)
+    graph = made.graphs[0]
+    shared = [(layout, s) for layout in host.LAYOUTS for s in made.choices(graph, layout, "long")]
+    assert [layout.name for layout, _ in shared] == ["gathered", "columns"]
+    for layout, setting in shared:
+        plan = made.plan(graph, layout, setting, "long")
+        assert plan is not None and any("batch_invariant" in c.message for c in plan.constraints)
+        assert call.prepared((layout, setting, "long")) is not None
     assert [w.name for w in WAYS.values() if not w.is_batch_invariant] == ["long"]
-    assert call.prepared((gathered, setting, "long")) is not None
 
 
 # --- Dimensions apart ---

@@ -91,7 +91,7 @@ SETTINGS: Table = {
         "aligned": (Setting(8, 256, 4), Setting(32, 64, 4)),
         "rows": (Setting(2, 512, 4), Setting(16, 64, 4)),
         "pitched": (Setting(4, 512, 4), Setting(32, 64, 4)),
-        "gathered": (Setting(1, 512, 4), Setting(16, 64, 4), Setting(128, 16, 4)),
+        "gathered": (Setting(1, 512, 4), Setting(16, 64, 4), Setting(512, 4, 4, everywhere=True)),
         "strided": (Setting(32, 32, 4),),
     },
     "inner": {
@@ -107,10 +107,13 @@ SETTINGS: Table = {
             *(Setting(4, 256, 4, segments=n, vectors=True) for n in (2, 3, 4)),
             *(Setting(1, 1024, 4, segments=n, vectors=True) for n in (2, 3)),
             *(Setting(1, 2048, 8, segments=n, vectors=True) for n in (2, 3, 4)),
-            Setting(128, 16, 4), Setting(1, 8192, 32, True),
+            Setting(128, 16, 4), Setting(512, 4, 4), Setting(1, 8192, 32, True),
         ),
         "pitched": (Setting(1, 4096, 16, True), Setting(32, 64, 4), Setting(4, 512, 4), Setting(1, 4096, 4)),
-        "gathered": (Setting(1, 2048, 8, True), Setting(16, 64, 4), Setting(4, 256, 4), Setting(128, 16, 4)),
+        "gathered": (
+            Setting(1, 2048, 8, True), Setting(16, 64, 4), Setting(4, 256, 4), Setting(128, 16, 4),
+            Setting(512, 4, 4, everywhere=True),
+        ),
         "columns": (Setting(4, 512, 4, True),),
         "strided": (Setting(16, 64, 4, True),),
     },
@@ -148,7 +151,10 @@ SETTINGS: Table = {
         "aligned": (Setting(64, 32, 8, True), Setting(2, 1024, 4, True, everywhere=True)),
         "rows": (Setting(64, 32, 8, True), Setting(2, 1024, 4, True, everywhere=True)),
         "pitched": (Setting(64, 32, 8, True), Setting(2, 1024, 4, True, everywhere=True)),
-        "gathered": (Setting(64, 32, 8, True), Setting(2, 1024, 4, True, everywhere=True)),
+        "gathered": (
+            Setting(64, 32, 8, True), Setting(2, 1024, 4, True, everywhere=True),
+            Setting(512, 4, 4, True, everywhere=True),
+        ),
         "columns": (Setting(64, 32, 8, True), Setting(64, 32, 4)),
         "strided": (Setting(32, 32, 4, True),),
     },
@@ -166,7 +172,7 @@ SETTINGS: Table = {
             Setting(1, 4096, 8, spread=True, realigned=True),
         ),
         "pitched": (Setting(1, 2048, 4, True), Setting(32, 64, 4), Setting(8, 256, 4)),
-        "gathered": (Setting(1, 2048, 4, True),),
+        "gathered": (Setting(1, 2048, 4, True), Setting(128, 16, 4, everywhere=True), Setting(32, 64, 4)),
         "strided": (Setting(16, 64, 4, True),),
     },
     # A warp sorts up to 512 elements without a barrier. These kernels take long to compile and wait for no memory:
@@ -174,7 +180,8 @@ SETTINGS: Table = {
     "sort": {
         "aligned": (Setting(16, 64, 4),),
         "rows": (
-            Setting(16, 64, 4), Setting(1, 256, 1), Setting(1, 512, 1, everywhere=True), Setting(1, 1024, 2),
+            Setting(16, 64, 4), Setting(128, 8, 4, everywhere=True), Setting(1, 256, 1),
+            Setting(1, 512, 1, everywhere=True), Setting(1, 1024, 2),
             Setting(1, 2048, 4, everywhere=True),
         ),
     },
@@ -182,7 +189,7 @@ SETTINGS: Table = {
     "top": {
         "aligned": (Setting(16, 64, 4, True),),
         "rows": (
-            Setting(16, 64, 4, True), Setting(1, 512, 1),
+            Setting(16, 64, 4, True), Setting(128, 8, 4, everywhere=True), Setting(1, 512, 1),
             Setting(1, 2048, 4, everywhere=True),
         ),
     },
