@@ -350,6 +350,14 @@ def is_below(b, a):
 
 
 @triton.jit
+def corrected(mean, squares, deviations, count):
+    """A mean of rounded sums, by the deviations from it, where numbers deviate by little: it may miss what equal ones
+    are. Where they deviate by more the deviations are rounded themselves, and all alike. NaN where one is infinite."""
+    is_near = (squares * 16.0 >= mean * mean * count) == 0
+    return tl.where(is_near, mean + deviations / count, mean)
+
+
+@triton.jit
 def centred(squares, deviations, count):
     """The sum of squared deviations from the mean, of those from a rounded mean: the square of what the rounding made
     of each is taken off. Of equal numbers nothing is left, and never less."""

@@ -81,7 +81,7 @@ class Generated(OpRecord):
                 found.append((schedule(kernel, layout, context), setting))
                 continue
             own_layout = _layout_beside(main, layout, kernel)
-            settings = secondary_settings(kernel, own_layout, main)
+            settings = _settings_beside(kernel, own_layout, main, layout, setting)
             assert settings, "a way that has a launch without a setting has none itself"
             beside = [schedule(kernel, own_layout, context) for _ in settings]
             if len(beside) > 1:
@@ -259,6 +259,17 @@ def _has_fp8e4(graph: Graph) -> bool:
 def _is_of_parts(kernel: ir.Kernel) -> bool:
     """Whether all that it reads is what other launches have left."""
     return all(kernel.buffer(v.buffer).kind == "scratch" for v in kernel.accesses if v.op == "load")
+
+
+def _settings_beside(
+    kernel: ir.Kernel, own: Layout, main: ir.Kernel, layout: Layout, setting: Setting
+) -> tuple[Setting, ...]:
+    """Of a launch beside the main one, which has `setting`: that as well where neither reduces anything, for their rows
+    are as short."""
+    is_alike = not (kernel.reduced or main.reduced) and kind_of(*laid_out(main, layout)) is kind_of(
+        *laid_out(kernel, own)
+    )
+    return (setting,) if is_alike and setting in choices(kernel, own) else secondary_settings(kernel, own, main)
 
 
 def _layout_beside(main: ir.Kernel, layout: Layout, kernel: ir.Kernel) -> Layout:

@@ -234,7 +234,7 @@ def _of_products(ctx: Any, grad: Tensor) -> Any:
 
 
 def _keep_log_sums(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x = inputs[0]
+    x, _, ctx.mode = inputs
     ctx.save_for_backward(x, *([output] if x.dtype == torch.float32 else []))
 
 
@@ -242,11 +242,15 @@ def _of_log_sums(ctx: Any, grad: Tensor) -> Any:
     """grad · exp(x - output) summed from the end, as logarithms of its positive and of its negative part. An output of
     16 bits was rounded, and its exponential would be off by as much as that: it is worked out again."""
     x, *saved = (t.float() for t in ctx.saved_tensors)
-    (output,) = saved or [x.logcumsumexp(-1)]
+
+    def summed(x: Tensor) -> Tensor:
+        return torch.ops.tk.logcumsumexp(x, -1, ctx.mode)  # type: ignore[no-any-return]
+
+    (output,) = saved or [summed(x)]
     size = grad.float().abs().log()
     none = torch.finfo(size.dtype).min  # not -inf, of which ATen's own derivatives are wrong
     parts = [torch.where(chosen, size, none) - output for chosen in (grad > 0, grad < 0)]
-    positive, negative = ((part.flip(-1).logcumsumexp(-1).flip(-1) + x).exp() for part in parts)
+    positive, negative = ((summed(part.flip(-1)).flip(-1) + x).exp() for part in parts)
     return (positive - negative).to(grad.dtype), None, None
 
 

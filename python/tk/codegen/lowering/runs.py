@@ -36,26 +36,24 @@ def _runs(operand: Lazy, dims: Sequence[int]) -> tuple[list[int], list[int]]:
 
 def by_sums(node: Reduction, summed: Callable[[Lazy], Lazy] | None = None) -> Lazy:
     """The mean, or the squared deviations from it, each of sums: parts of both would not simply add up. summed: a
-    sum over the node's dimensions, which is worked out run by run if none is given.
-
-    The quotient of a rounded sum may miss what equal numbers are: the deviations from it say by how much."""
+    sum over the node's dimensions, which is worked out run by run if none is given."""
     operand, dtype = node.operand, node.dtype
     assert operand is not None
     of = summed or (lambda x: reduced("sum", x, node.dims, dtype))
     total, count = of(operand), ix.product(node.sizes)
 
-    def share(e: Emitter, x: Lazy, index: Index) -> int:
-        return e.op("div", dtype, e.read(x, index), e.cast(e.index(count), dtype))
+    def rounded(e: Emitter, index: Index) -> int:
+        return e.op("div", dtype, e.read(total, index), e.cast(e.index(count), dtype))
 
     def away(e: Emitter, index: Index) -> int:
         kept = tuple(i for d, i in enumerate(index) if d not in node.dims)
-        return e.op("sub", dtype, e.read(operand, index), share(e, total, kept))
+        return e.op("sub", dtype, e.read(operand, index), rounded(e, kept))
 
     deviations = Lazy(operand.shape, dtype, away)
-    away_sum = of(deviations)
-    if node.kind == "m2":
-        return centred(away_sum, of(squared(deviations)), count)
-    return Lazy(node.shape, dtype, lambda e, i: e.op("add", dtype, share(e, total, i), share(e, away_sum, i)))
+    away_sum, squares = of(deviations), of(squared(deviations))
+    if node.kind == "mean":
+        return corrected(Lazy(node.shape, dtype, rounded), away_sum, squares, count)
+    return centred(away_sum, squares, count)
 
 
 def squared(x: Lazy) -> Lazy:
@@ -78,3 +76,18 @@ def centred(deviations: Lazy, squares: Lazy, count: sympy.Expr) -> Lazy:
         return e.op("maximum", dtype, found, e.constant(0.0, dtype))
 
     return Lazy(squares.shape, dtype, read)
+
+
+def corrected(mean: Lazy, deviations: Lazy, squares: Lazy, count: sympy.Expr) -> Lazy:
+    """A mean of rounded sums, by the deviations from it, where these are small: as device.corrected."""
+    dtype = mean.dtype
+
+    def read(e: Emitter, index: Index) -> int:
+        around, away, total = (e.read(x, index) for x in (mean, deviations, squares))
+        n = e.cast(e.index(count), dtype)
+        size = e.op("mul", dtype, e.op("mul", dtype, around, around), n)
+        is_far = e.op("ge", "i1", e.op("mul", dtype, total, e.constant(16.0, dtype)), size)
+        moved = e.op("add", dtype, around, e.op("div", dtype, away, n))
+        return e.op("where", dtype, is_far, around, moved)
+
+    return Lazy(mean.shape, dtype, read)

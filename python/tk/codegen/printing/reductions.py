@@ -46,12 +46,11 @@ def moments(body: Body, n: int, total: str, away: Callable[[str], tuple[str, str
     """The mean of operand n, and the squared deviations from it. total: its sum. away: prints
     deviations from what it is given, and names their sum and that of their squares.
 
-    A quotient of a rounded sum may miss what equal numbers are: the deviations from it say by how much. Of a row with
-    an infinity the mean is NaN, as by Welford's method."""
+    Of a row with an infinity the mean is NaN, as by Welford's method."""
     count = f"tl.cast({body.reduced_dim}_size, {TL_DTYPES[body.kernel.value(n).dtype]})"
     body.out(f"around_{n} = ({total}) / {count}")
     found, squares = away(f"around_{n}")
-    body.out(f"mean_{n} = around_{n} + {found} / {count}")
+    body.out(f"mean_{n} = device.corrected(around_{n}, {squares}, {found}, {count})")
     body.out(f"m2_{n} = device.centred({squares}, {found}, {count})")
 
 
