@@ -155,7 +155,7 @@ SETTINGS: Table = {
             Setting(64, 32, 8, True), Setting(2, 1024, 4, True, everywhere=True),
             Setting(512, 4, 4, True, everywhere=True),
         ),
-        "columns": (Setting(64, 32, 8, True), Setting(64, 32, 4), Setting(4, 512, 4, True, everywhere=True)),
+        "columns": (Setting(64, 32, 8, True), Setting(64, 32, 4), Setting(8, 256, 4, everywhere=True)),
         "strided": (Setting(32, 32, 4, True),),
     },
     # Along rows; the spread ones where programs may share a row.
