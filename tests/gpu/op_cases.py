@@ -265,8 +265,8 @@ def config_name(op: GeneratedOp, args: list[Any], config: int) -> str:
 Runs, Rests = dict[int, int], dict[int, str]
 # Columns and rows: whole vectors and not, one block and many, and every number of segments.
 VARIANT_SHAPES = ((3, 4096), (5, 4097), (20_000, 32), (20_000, 33), (96, 48), (96, 47), (4, 1), (96, 3), (3, 1500),
-                  (70, 7), (3, 2593), (3, 7001), (9, 235), (9, 391), (9, 593), (9, 999), (3, 5001), (3, 9001), (3, 13_001),
-                  (3, 5120), (3, 10_240), (1060, 2593))  # fmt: skip
+                  (70, 7), (3, 2593), (3, 7001), (9, 235), (9, 391), (9, 593), (9, 999), (3, 5001), (3, 9001),
+                  (3, 13_001), (3, 5120), (3, 10_240), (1060, 2593))  # fmt: skip
 # How tensors lie, with more dimensions than they need but for the first; the last layouts have few settings.
 VARIANT_LAYOUTS = ("contiguous", "gaps", "block", "transposed")
 FEW_SHAPES = VARIANT_SHAPES[:10]
