@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 
 #include "choose.h"
 #include "inspect.h"
@@ -76,20 +77,19 @@ uint32_t preload(tk_op op, int32_t ordinal) {
     ops = runtime().registry.find(name, device.arch());
   }
   const ContextGuard context(device.driver(), device.context());
-  uint32_t n_images = 0;
+  // By pack, frame and number: ops share images, and images frames.
+  std::map<std::tuple<const Pack*, uint32_t, uint32_t>, std::vector<const format::Launch*>> images;
   for (const auto& [pack, row] : ops) {
-    std::map<std::pair<uint32_t, uint32_t>, std::vector<const format::Launch*>> of_image;  // in order of their frames
     for (const auto& variant : pack->rows<format::Variant>(row->variants)) {
       for (const auto& launch : pack->rows<format::Launch>(variant.launches)) {
         if (launch.shared > device.field(DeviceField::SharedOptin)) continue;  // it is never chosen here
-        of_image[{pack->row<format::Image>(launch.image).frame, launch.image}].push_back(&launch);
+        images[{pack, pack->row<format::Image>(launch.image).frame, launch.image}].push_back(&launch);
       }
     }
-    for (const auto& [image, launches] : of_image)
-      for (const format::Launch* const launch : launches) device.function(*pack, *launch, false);
-    n_images += static_cast<uint32_t>(of_image.size());
   }
-  return n_images;
+  for (const auto& [image, launches] : images)
+    for (const format::Launch* const launch : launches) device.function(*std::get<0>(image), *launch, false);
+  return static_cast<uint32_t>(images.size());
 }
 
 }  // namespace

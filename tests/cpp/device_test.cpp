@@ -58,6 +58,14 @@ TEST_F(DeviceTest, PreloadLoadsEverythingOfAnOp) {
   EXPECT_TRUE(FakeDriver::contexts().empty());
 }
 
+TEST_F(DeviceTest, PreloadCountsAnImageOfTwoOpsOnce) {
+  load({Op{.name = "one"}, Op{.name = "two"}});
+  uint32_t modules = 0;
+  ASSERT_EQ(tk_preload(UINT32_MAX, 0, &modules), TK_OK) << tk_last_error();
+  EXPECT_EQ(modules, 1u);
+  EXPECT_EQ(fake().modules_loaded(), 1);
+}
+
 TEST_F(DeviceTest, PreloadOfWhatIsNotThere) {
   expect_error(tk_preload(tk_intern_op("missing"), 0, nullptr), TK_VARIANT_NOT_FOUND, {"\"missing\""});
   expect_error(tk_preload(1u << 30, 0, nullptr), TK_INVALID_ARGUMENT, {"tk_intern_op"});

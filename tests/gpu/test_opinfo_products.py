@@ -50,7 +50,7 @@ def test_samples(name: str, dtype: torch.dtype) -> None:
         bound = TOLERANCE[dtype] * max(1.0, float(expected.abs().max()) if expected.numel() else 0.0)
         torch.testing.assert_close(found.double().cpu(), expected, rtol=0, atol=bound, equal_nan=True)
         compared += 1
-    assert compared, name
+    assert compared >= (1 if name == "bmm" else 2), name  # of bmm torch has one
 
 
 def _wide(x: Any) -> Tensor:

@@ -46,8 +46,8 @@ def compress(images: Sequence[bytes], groups: Sequence[str], cache: Cache | None
 def _split(images: Sequence[bytes], groups: Sequence[str]) -> Iterator[tuple[int, ...]]:
     """Group by group, in each by size: images of nearly one size are those that differ least. A frame that is half full
     ends with its group, so that a kernel that changes changes frames of its own op, and hardly others."""
-    first = {group: number for number, group in reversed(list(enumerate(groups)))}
-    order = sorted(range(len(images)), key=lambda n: (first[groups[n]], len(images[n]), n))
+    place = {group: n for n, group in enumerate(dict.fromkeys(groups))}
+    order = sorted(range(len(images)), key=lambda n: (place[groups[n]], len(images[n])))
     frame: list[int] = []
     size = 0
     for number, following in itertools.zip_longest(order, order[1:]):

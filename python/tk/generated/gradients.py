@@ -207,21 +207,16 @@ def _keep_places(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
     ctx.save_for_backward(output[1])
 
 
-def _to_places(ctx: Any, grad: Tensor, _: Any) -> Any:
-    """Of values that were picked along the last dimension, each once: to where they came from."""
-    (index,) = ctx.saved_tensors
-    return (_zeros(ctx.shape, grad).scatter(-1, index, grad), *[None] * (ctx.n_inputs - 1))
+def _to_places(scatter: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Of values that were picked along the last dimension: to where they came from. scatter: adds where a value may
+    have been picked again and again."""
 
+    def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
+        (index,) = ctx.saved_tensors
+        zeros = grad.new_zeros(()).expand(ctx.shape)  # what is scattered into is a copy: one zero is enough to read
+        return (scatter(zeros, -1, index, grad), *[None] * (ctx.n_inputs - 1))
 
-def _add_to_places(ctx: Any, grad: Tensor, _: Any) -> Any:
-    """The same of values that were picked again and again."""
-    (index,) = ctx.saved_tensors
-    return (_zeros(ctx.shape, grad).scatter_add(-1, index, grad), *[None] * (ctx.n_inputs - 1))
-
-
-def _zeros(shape: torch.Size, like: Tensor) -> Tensor:
-    """One zero, wherever it is read: an op that changes a copy of them has not to read them."""
-    return like.new_zeros(()).expand(shape)
+    return backward
 
 
 def _keep_scan(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -257,12 +252,12 @@ def _of_log_sums(ctx: Any, grad: Tensor) -> Any:
 FORMULAS: Mapping[str, Formula] = {
     "dropout": (_keep_seed, _drop_again),
     "dropout_add": (_keep_seed, _drop_again_and_add),
-    "cummax": (_keep_places, _add_to_places),
-    "cummin": (_keep_places, _add_to_places),
+    "cummax": (_keep_places, _to_places(torch.scatter_add)),
+    "cummin": (_keep_places, _to_places(torch.scatter_add)),
     "cumprod": (_keep_scan, _of_products),
     "logcumsumexp": (_keep_log_sums, _of_log_sums),
-    "sort": (_keep_places, _to_places),
-    "topk": (_keep_places, _to_places),
+    "sort": (_keep_places, _to_places(torch.scatter)),
+    "topk": (_keep_places, _to_places(torch.scatter)),
     "embedding": (_keep_index, _scatter),
     "gather": (_keep_index_of, _scatter_back("scatter_add")),
     "gather_columns": (_keep_index_of, _scatter_back("scatter_add_columns")),

@@ -42,16 +42,16 @@ def past_the_last(body: Body) -> str:
     return "9223372036854775807" if body.layout.wide else "2147483647"
 
 
-def moments(body: Body, n: int, total: str, away: Callable[[str], tuple[str, str]]) -> None:
-    """The mean of operand n, and the squared deviations from it. total: its sum. away: prints
-    deviations from what it is given, and names their sum and that of their squares.
+def moments(body: Body, n: int, total: str, deviate: Callable[[str], None]) -> None:
+    """The mean of operand n, and the squared deviations from it. total: its sum. deviate: prints `away_{n}`, the sum of
+    the deviations from what it is given, and `squares_{n}`, that of their squares.
 
     Of a row with an infinity the mean is NaN, as by Welford's method."""
     count = f"tl.cast({body.reduced_dim}_size, {TL_DTYPES[body.kernel.value(n).dtype]})"
     body.out(f"around_{n} = ({total}) / {count}")
-    found, squares = away(f"around_{n}")
-    body.out(f"mean_{n} = device.corrected(around_{n}, {squares}, {found}, {count})")
-    body.out(f"m2_{n} = device.centred({squares}, {found}, {count})")
+    deviate(f"around_{n}")
+    body.out(f"mean_{n} = device.corrected(around_{n}, squares_{n}, away_{n}, {count})")
+    body.out(f"m2_{n} = device.centred(squares_{n}, away_{n}, {count})")
 
 
 @dataclass
@@ -79,13 +79,12 @@ class BlockReductions:
         body, n, mask = self.body, v.args[0], self.body.reduced_mask
         zero = identity("sum", body.kernel.value(n).dtype)
 
-        def away(mean: str) -> tuple[str, str]:
+        def deviate(mean: str) -> None:
             body.out(f"d_{n} = tl.where({mask}, {x} - {mean}, {zero})")
             both = f"tl.reduce((d_{n}, d_{n} * d_{n}), {body.axis}, device.add_both{body.keep_dims})"
             body.out(f"away_{n}, squares_{n} = {both}")
-            return f"away_{n}", f"squares_{n}"
 
         if n not in self.variances:
             self.variances.add(n)
-            moments(body, n, combined(body, "sum", f"tl.where({mask}, {x}, {zero})"), away)
+            moments(body, n, combined(body, "sum", f"tl.where({mask}, {x}, {zero})"), deviate)
         body.out(f"v{v.number} = {v.data}_{n}")

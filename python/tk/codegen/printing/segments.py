@@ -148,17 +148,16 @@ class SegmentPrinter:
         def operand() -> str:
             return body.variable(n)
 
-        def away(mean: str) -> tuple[str, str]:
+        def deviate(mean: str) -> None:
             self.repeat_line(lambda: f"{self._own('d', n)} = {self._inside(f'{operand()} - {mean}', zero)}")
             self.repeat_line(lambda: f"{self._own('s', n)} = {self._own('d', n)} * {self._own('d', n)}")
             self.out(f"away_{n} = {self._over_row(f'd{n}', 'sum')}")
             self.out(f"squares_{n} = {self._over_row(f's{n}', 'sum')}")
-            return f"away_{n}", f"squares_{n}"
 
         if n not in self.variances:
             self.variances.add(n)
             self.repeat_line(lambda: f"{self._own('t', n)} = {self._inside(operand(), zero)}")
-            moments(body, n, self._over_row(f"t{n}", "sum"), away)
+            moments(body, n, self._over_row(f"t{n}", "sum"), deviate)
         self.out(f"v{v.number} = {v.data}_{n}")
 
     def _position(self, v: Value) -> None:
