@@ -49,6 +49,13 @@ def test_randint() -> None:
     assert wide.min() >= 0 and wide.max() > 2**61 and wide.max() < 2**62
 
 
+@pytest.mark.parametrize("high", [1, 2, 1000, 2**31, 2**32 + 1, 2**62 + 12345, 2**63 - 1])
+def test_randint_is_the_share_of_64_bits(high: int) -> None:
+    low_words, high_words = (random.bits(torch.tensor(1), 0, stream, (500,)).tolist() for stream in (0, 1))
+    words = [(h % 2**32 << 32) + low % 2**32 for low, h in zip(low_words, high_words, strict=True)]
+    assert tk.randint(0, high, (500,), seed=1).tolist() == [word * high >> 64 for word in words]
+
+
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_dropout(dtype: torch.dtype, p: float) -> None:

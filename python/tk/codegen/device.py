@@ -479,6 +479,17 @@ def random_block(seed, first, stream, n: tl.constexpr):
 
 
 @triton.jit
+def random_run(seed, first, odd, stream, n: tl.constexpr):
+    """The same wherever the elements begin: odd, a number, is a multiple of 4 only where all of `first` is."""
+    if odd % 4 == 0:
+        found = random_block(seed, first, stream, n)
+    else:
+        element = first + tl.arange(0, n)
+        found = random_bits(seed, element, stream)
+    return found
+
+
+@triton.jit
 def search(row, mask, step, count, value, right: tl.constexpr):
     """How many elements of a sorted row come before the value; with `right` the equal ones too. NaN comes last. mask:
     where there is a row."""

@@ -122,15 +122,6 @@ def _counted(expr: sympy.Expr, axes: Sequence[Axis], step: sympy.Expr) -> sympy.
     return None if left.free_symbols & {a.symbol for a in axes} else left
 
 
-def is_in_fours(kernel: Kernel, tile: Tile, v: Value) -> bool:
-    """Whether in rows of a multiple of 16 elements each row begins at a multiple of 4, whatever the sizes."""
-    parts = linear_parts(kernel, tile, v)
-    if parts is None:
-        return False
-    terms = sympy.Add.make_args(sympy.expand(parts.rest))
-    return all(t == 0 or sympy.fraction(sympy.cancel(t / parts.row))[1] == 1 for t in terms)
-
-
 def laid_out(kernel: Kernel, layout: Layout) -> tuple[Kernel, Tile]:
     """The kernel as a layout has it, and its tile."""
     if layout.pitched:

@@ -148,7 +148,7 @@ def randint(
     device: Device = None,
     config: Config = None,
 ) -> Tensor:
-    """Integers, ``low <= x < high``: 63 bits modulo the range, which may be up to 2⁶³ - 1.
+    """Integers, ``low <= x < high``: of the range, which may be up to 2⁶³ - 1, the share that 64 random bits are.
 
     Args:
         dtype: int64; any other is converted to.

@@ -207,14 +207,16 @@ def _keep_places(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
     ctx.save_for_backward(output[1])
 
 
-def _to_places(scatter: Callable[..., Tensor]) -> Callable[..., Any]:
-    """Of values that were picked along the last dimension: to where they came from. scatter: adds where a value may
-    have been picked again and again."""
+def _to_places(name: str) -> Callable[..., Any]:
+    """Of values that were picked along the last dimension: to where they came from. name: of torch's function, which
+    adds where a value may have been picked again and again."""
 
     def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
         (index,) = ctx.saved_tensors
-        zeros = grad.new_zeros(()).expand(ctx.shape)  # what is scattered into is a copy: one zero is enough to read
-        return (scatter(zeros, -1, index, grad), *[None] * (ctx.n_inputs - 1))
+        # A copy less in place, which a transform may refuse: zeros are of no batch where an index is.
+        in_place = "" if torch._C._are_functorch_transforms_active() else "_"
+        found = getattr(grad.new_zeros(ctx.shape), name + in_place)(-1, index, grad)
+        return (found, *[None] * (ctx.n_inputs - 1))
 
     return backward
 
@@ -252,12 +254,12 @@ def _of_log_sums(ctx: Any, grad: Tensor) -> Any:
 FORMULAS: Mapping[str, Formula] = {
     "dropout": (_keep_seed, _drop_again),
     "dropout_add": (_keep_seed, _drop_again_and_add),
-    "cummax": (_keep_places, _to_places(torch.scatter_add)),
-    "cummin": (_keep_places, _to_places(torch.scatter_add)),
+    "cummax": (_keep_places, _to_places("scatter_add")),
+    "cummin": (_keep_places, _to_places("scatter_add")),
     "cumprod": (_keep_scan, _of_products),
     "logcumsumexp": (_keep_log_sums, _of_log_sums),
-    "sort": (_keep_places, _to_places(torch.scatter)),
-    "topk": (_keep_places, _to_places(torch.scatter)),
+    "sort": (_keep_places, _to_places("scatter")),
+    "topk": (_keep_places, _to_places("scatter")),
     "embedding": (_keep_index, _scatter),
     "gather": (_keep_index_of, _scatter_back("scatter_add")),
     "gather_columns": (_keep_index_of, _scatter_back("scatter_add_columns")),

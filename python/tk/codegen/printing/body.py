@@ -20,7 +20,7 @@ from tk.codegen.errors import IRError
 from tk.codegen.ir import ACCESSES, COMPARE, FLOATS, Axis, Kernel, Value, values_in
 from tk.codegen.printing import bounds, debug
 from tk.codegen.printing.scalars import TL_DTYPES, expression, literal
-from tk.codegen.tile import Access, Layout, Tile, is_in_fours, linear_parts
+from tk.codegen.tile import Access, Layout, LinearParts, Tile, linear_parts
 
 VECTOR = 8  # elements that vectors at any address hold
 EDGES = "edges"  # the segment of what lies before a row's first whole vector and behind its last
@@ -264,7 +264,7 @@ class Body:
         for v in self.kernel.values:
             if v.op == "index" and v.axes & names:
                 return True
-            if v.op == "random" and any(s.name in names for s in self._random_place(v)[0].free_symbols):
+            if v.op == "random" and any(s.name in names for s in self._linear_rest(v).free_symbols):
                 return True
             if v.op not in ACCESSES:
                 continue
@@ -467,24 +467,40 @@ class Body:
 
     # --- Random bits ---
 
-    def _random_place(self, v: Value) -> tuple[sympy.Expr, list[str]]:
-        """A random value's linear index: what is put together from single axes, and the texts of the rest but for q,
-        which is in it where there are any."""
-        parts = self.layout.merged and linear_parts(self.kernel, self.tile, v)
-        if not parts:
-            return v.index[0], []
-        rows = [f"p.to(tl.int64) * {self.count('row', parts.row)}"] if parts.rows else []
-        return parts.rest, [*rows, self.place("q")]
+    def _linear_parts(self, v: Value) -> LinearParts | None:
+        return linear_parts(self.kernel, self.tile, v) if self.layout.merged else None
+
+    def _linear_rest(self, v: Value) -> sympy.Expr:
+        """What of a random value's linear index is put together from single axes."""
+        parts = self._linear_parts(v)
+        return parts.rest if parts else v.index[0]
 
     def _random(self, v: Value) -> str:
-        """In rows that begin at a multiple of 4 elements all four words of a block are used, else one."""
+        """Where the elements of a tile's rows follow each other all four words of a Philox block are used, else one."""
         seed, offset = (self.name(a) for a in v.args)
-        rest, tail = self._random_place(v)
-        head = [offset] if rest == 0 else [offset, self.text(rest)]
-        if self.layout.aligned and is_in_fours(self.kernel, self.tile, v):
-            first = " + ".join([*head, *tail[:-1], *self._start_of_block()])
-            return f"device.random_block({seed}, {first}, {v.data}, {self.block('q')})"
-        return f"device.random_bits({seed}, {' + '.join([*head, *tail])}, {v.data})"
+        parts = self._linear_parts(v)
+        head = [offset, self.text(self._linear_rest(v))] if self._linear_rest(v) != 0 else [offset]
+        rows = [f"p.to(tl.int64) * {self.count('row', parts.row)}"] if parts and parts.rows else []
+        steps = self._steps(parts) if parts else None
+        # Rows in vectors begin as addresses say; across rows a block's faster dimension is another; and a seed that is
+        # read under a mask has an element's shape.
+        by_address = self.form.vectors or self.form.realigned
+        if steps is None or by_address or self.layout.across or self.kernel.value(v.args[0]).args:
+            places = [*head, *rows, *([self.place("q")] if parts else [])]
+            return f"device.random_bits({seed}, {' + '.join(places)}, {v.data})"
+        first = " + ".join([*head, *rows, *self._start_of_block()])
+        return f"device.random_run({seed}, {first}, {' | '.join([offset, *steps])}, {v.data}, {self.block('q')})"
+
+    def _steps(self, parts: LinearParts) -> list[str] | None:
+        """What the linear index of a row's first element is made of multiples of; None where it is no such sum."""
+        found = [parts.row] if parts.rows else []
+        for term in sympy.Add.make_args(sympy.expand(parts.rest)):
+            for a in self.tile.p:
+                term = sympy.cancel(term / a.symbol) if a.symbol in term.free_symbols else term
+            if term.free_symbols & {a.symbol for a in self.tile.p}:
+                return None
+            found.append(term)
+        return [self.count("row", x) if x == parts.row else self.text(x) for x in found if x != 0]
 
     def _start_of_block(self) -> list[str]:
         """Where in its row a block begins, if not with it."""

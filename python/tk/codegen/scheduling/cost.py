@@ -31,7 +31,7 @@ L2_KEPT, L2_LOST = 16 << 20, 40 << 20  # of the rows under way a loop finds all 
 INSTRUCTIONS: Mapping[str, int] = {
     "exp": 6, "exp2": 5, "log": 6, "log2": 5, "div": 8, "sqrt": 8, "rsqrt": 4, "reciprocal": 8, "sigmoid": 14,
     "erf": 40, "erfc": 20, "tanh": 30, "sin": 40, "cos": 40, "tan": 60, "pow": 60, "lgamma": 100, "expm1": 25,
-    "log1p": 25, "constant": 0, "number": 0, "index": 2,
+    "log1p": 25, "random": 40, "constant": 0, "number": 0, "index": 2,
 }  # fmt: skip
 
 LOOK_BACK = 9_000  # picoseconds of a program that looks back, beside all else

@@ -26,7 +26,7 @@ from tk.codegen.scheduling.addresses import Addresses, per_16_bytes
 from tk.codegen.scheduling.context import half
 from tk.codegen.scheduling.cost import Cost
 from tk.codegen.scheduling.settings import Setting
-from tk.codegen.tile import Access, is_in_fours
+from tk.codegen.tile import Access
 
 MAX_INT32 = 2**31 - 2**17  # a block's last index may lie past the last element
 
@@ -71,7 +71,6 @@ class Scheduled(Addresses):
         self._require_layout(setting)
         if setting.vectors:
             self.require_vectors(setting)
-        self._require_fours()
         self.require_fits(setting)
         text, ints = self._print(accesses, setting, is_behind)
         pointers = {f"ptr_{b.name}": self._pointer(b, setting) for b in kernel.buffers} | self.scratch_args(setting)
@@ -158,14 +157,6 @@ class Scheduled(Addresses):
         if setting.segments > 1:
             least = setting.row - setting.q + (EDGE - 3) * setting.vectors
             self.require(size > least, f"more than {least} elements to reduce")
-
-    def _require_fours(self) -> None:
-        """Where four random words are used at once the offset may not begin in the middle of them."""
-        for v in self.kernel.values:
-            if self.layout.aligned and v.op == "random" and is_in_fours(self.kernel, self.tile, v):
-                offset = self.kernel.value(v.args[1])
-                first = self.context.expr(offset.data) if offset.op in ("index", "constant") else as_expr(1)
-                self.require(first % 4 == 0, "an offset that is a multiple of 4")
 
     # --- Source and arguments ---
 
