@@ -465,7 +465,7 @@ def _extreme(function: str, x: Tensor, dim: Dims, keepdim: bool, sign: float, mi
         return run("row_amax", x, sign, mirror, config=config)
 
     if _are_all(x, dims) and not (x.requires_grad and torch.is_grad_enabled()):
-        return _kept(function, _by_parts(of_rows, x.reshape(-1)), dims, keepdim)
+        return _kept(function, _of_all(of_rows, x), dims, keepdim)
     return _kept(function, of_rows(_rows(x, dims)), dims, keepdim)
 
 
@@ -488,7 +488,7 @@ def _truth(function: str, x: Tensor, dim: Dims, keepdim: bool, wanted: int, conf
     if isinstance(dim, list | tuple) and not dim:  # torch reduces none here, where a sum is of all
         found = truth.clone()
     elif _are_all(x, dims):
-        found = _by_parts(of_rows, truth.reshape(-1))
+        found = _of_all(of_rows, truth)
     else:
         found = of_rows(_rows(truth, dims))
     if x.dtype == torch.uint8:  # as torch has it
@@ -530,18 +530,37 @@ def _value_and_place(
 # --- All of a tensor ---
 
 PART = 4096  # elements of a row that all of a tensor is cut into
+PARTS = (PART, 1024, 256)  # the longest of which nothing is left over, where there is one
 MANY = 1 << 16  # elements; a row of fewer is one program's
 
 
+def _of_all(of_rows: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Of a reduction that may be applied to its own results in any order, which are exact, or of float64. Elements
+    that are no run in memory come as the rows that there are: there is no copy."""
+    x = x.permute(memory_order(x, x.dim()))
+    if x.is_contiguous():
+        return _by_parts(of_rows, x.reshape(-1))
+    first = x.dim() - 1
+    while first > 0 and x.stride(first - 1) == x.stride(first) * x.shape[first]:
+        first -= 1
+    rows = x.flatten(first)
+    if not first:
+        return _by_parts(of_rows, rows)
+    n = rows.shape[-1]
+    part = next((size for size in PARTS if n > MANY and n % size == 0), n)
+    return _by_parts(of_rows, of_rows(rows.unflatten(-1, (n // part, part)) if part < n else rows).reshape(-1))
+
+
 def _by_parts(of_rows: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Of a reduction that may be applied to its own results: which are exact, or of float64. x: [n]."""
+    """x: [n]."""
     n = x.shape[0]
     if n < MANY:
         return of_rows(x)
-    rows = n // PART
-    found = of_rows(x[: rows * PART].view(rows, PART))
-    if n % PART:
-        found = torch.cat((found, of_rows(x[rows * PART :]).reshape(1)))
+    part = next((size for size in PARTS if n % size == 0), PART)
+    rows = n // part
+    found = of_rows(x[: rows * part].unflatten(0, (rows, part)))
+    if n % part:
+        found = torch.cat((found, of_rows(x[rows * part :]).reshape(1)))
     return _by_parts(of_rows, found)
 
 
@@ -559,8 +578,8 @@ def _place_by_parts(of_rows: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def _of_parts(of_rows: Callable[[Tensor], Tensor], x: Tensor, dims: Sequence[int]) -> Tensor:
-    """A reduction that may be applied to its own results: of all in parts, else by rows."""
-    return _by_parts(of_rows, x.reshape(-1)) if _are_all(x, dims) else of_rows(_rows(x, dims))
+    """Such a reduction, of all or by rows."""
+    return _of_all(of_rows, x) if _are_all(x, dims) else of_rows(_rows(x, dims))
 
 
 def _sum_of_integers(x: Tensor, dims: Sequence[int], config: Config) -> Tensor:

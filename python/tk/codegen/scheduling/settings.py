@@ -211,7 +211,7 @@ SETTINGS: Table = {
 # Ops of the package that have few settings on every architecture and in every dtype (those that are `everywhere`, and
 # the first of each layout): there is no room in the wheel for all of what is seldom called.
 SELDOM_CALLED = frozenset({
-    "row_any", "row_norm", "row_prod", "row_amax_backward", "logsumexp_backward", "cross_entropy_sum",
+    "row_norm", "row_prod", "row_amax_backward", "logsumexp_backward", "cross_entropy_sum",
     "cross_entropy_sum_backward",
 })  # fmt: skip
 
