@@ -666,7 +666,7 @@ def test_truth_of_other_dtypes() -> None:
     assert tk.any(torch.empty(2, 0), 1).tolist() == [False, False] and tk.all(torch.empty(0)).item() is True
 
 
-@pytest.mark.parametrize("order", [0.5, 3, -1, 300.0, -(2.0**63), 2.0**63, 1e-300])
+@pytest.mark.parametrize("order", [0.5, 1, 2, 3, -1, 300.0, -(2.0**63), 2.0**63, 1e-300, float("inf"), float("-inf")])
 @pytest.mark.parametrize(
     ("shape", "dim"), [((), None), ((1,), 0), ((5, 1), 1), ((5, 1), -1), ((1, 1, 1), (0, 2)), ((1, 1), None)]
 )
@@ -688,6 +688,17 @@ def test_norms_of_zeros_and_their_gradients(order: float) -> None:
             args = [y.requires_grad_(), order, dim]
             assert_close(gradients(tk.vector_norm, args), gradients(torch.linalg.vector_norm, args))
         y = y.detach()
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 0.0, 60000.0])
+def test_gradient_of_a_norm_in_16_bits_is_finite(size: float) -> None:
+    """However small the norm is that it is divided by."""
+    x = torch.full((3, 5), size, dtype=torch.float16)
+    for dim in (None, -1, 0):
+        found, expected = (
+            gradients(f, (x.clone().requires_grad_(), 2, dim)) for f in (tk.vector_norm, torch.linalg.vector_norm)
+        )
+        assert_close(found, expected)
 
 
 def test_nan_is_no_order_of_a_norm() -> None:

@@ -283,12 +283,15 @@ def _norm(function: str, x: Tensor, order: float, dim: Dims, keepdim: bool, conf
     if math.isnan(order):
         name = "p" if function == "norm" else "ord"
         raise ValueError(f"tk.{function}: {name} is nan, must be a number: it is the order of the norm")
+    dims = _dims(function, x, dim)
+    if order != 0 and product([x.shape[d] for d in dims]) == 1:
+        # As in ATen: a power and its root would lose bits, and overflow at high orders. Nor is there anything to add.
+        return _kept(function, x.abs().squeeze(dims), dims, keepdim)
     if math.isinf(order):
         found = _extreme(function, x, dim, keepdim, math.copysign(1.0, order), -1.0, config)
         return torch.where(found == 0, found.detach(), found) if found.requires_grad else found
     if order not in _ORDERS:
         return _norm_of_powers(function, x, order, dim, keepdim, config)
-    dims = _dims(function, x, dim)
     if x.dtype == torch.float64:  # a norm of norms is one of all
         found = _of_parts(lambda rows: run("row_norm", rows, *_ORDERS[order], config=config), x, dims)
     elif _are_all(x, dims):
@@ -307,12 +310,9 @@ def _norm_of_powers(function: str, x: Tensor, order: float, dim: Dims, keepdim: 
         # ATen's count has a gradient that is undefined. That of nothing gives it to this one.
         return count + torch.linalg.vector_norm((x if x.dim() else x.reshape(1))[:0], 0)
     dims = _dims(function, x, dim)
-    n = product([x.shape[d] for d in dims])
-    if order < 0 and n == 0:
+    if order < 0 and product([x.shape[d] for d in dims]) == 0:
         name = "input" if function == "norm" else "x"
         raise ValueError(f"tk.{function}: {name} is {list(x.shape)}: of no elements there is no norm of order {order}")
-    if n == 1:  # as in ATen: the power and its root would lose bits, and overflow at high orders
-        return x.abs() if keepdim else x.abs().squeeze(dims)
     is_zero = x == 0
     wide = x if x.dtype == torch.float64 else x.float()
     powers = torch.where(is_zero, 1.0, wide).abs() ** order  # no zero's power is differentiated

@@ -160,8 +160,9 @@ def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _of_norm(ctx: Any, grad: Tensor) -> Any:
     """As in ATen a 2-norm of 0 has the gradient 0."""
     x, norm = ctx.saved_tensors
-    found = x * _over((grad / norm).masked_fill(norm == 0, 0), x) if ctx.squares else x.sgn() * _over(grad, x)
-    return found, None, None, None, None, None
+    # grad / norm, which is as small as its result, would overflow in 16 bits.
+    slope = x / _over(norm.masked_fill(norm == 0, torch.inf), x) if ctx.squares else x.sgn()
+    return slope * _over(grad, x), None, None, None, None, None
 
 
 def _keep_shape(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
