@@ -86,6 +86,8 @@ INSIDE = frozenset({
     "needs a gradient", "one more dimension",
 })  # fmt: skip
 READ_WHERE_TOLD = ("embedding", "cross_entropy", "grouped_mm", "scaled_grouped_mm")
+# Along a dimension that is a number among the arguments.
+ALONG_A_DIMENSION = ("gather", "scatter_add", "index_add", "index_put")
 
 NUMBERS: Sequence[Any] = (
     *(
@@ -378,8 +380,10 @@ def _shown(call: Call) -> str:
 
 
 def _may_leave(case: Changed) -> bool:
-    """Whether the call may read outside of a tensor."""
-    kinds = {change.rpartition(": ")[2] for change in case.changes if ": " in change}
+    """Whether the call may read or write outside of a tensor, at which a kernel stops, ATen's too."""
+    kinds = {change.rpartition(": ")[2] for change in case.changes}
+    if case.call.name in ALONG_A_DIMENSION:
+        return not kinds <= INSIDE
     return case.call.name in READ_WHERE_TOLD and bool(kinds & (TENSOR_CHANGES.keys() - INSIDE))
 
 

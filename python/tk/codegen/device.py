@@ -479,9 +479,9 @@ def random_block(seed, first, stream, n: tl.constexpr):
 
 
 @triton.jit
-def random_run(seed, first, odd, stream, n: tl.constexpr):
-    """The same wherever the elements begin: odd, a number, is a multiple of 4 only where all of `first` is."""
-    if odd % 4 == 0:
+def random_run(seed, first, together, stream, n: tl.constexpr):
+    """The same wherever the elements begin. together: a number; where it is a multiple of 4, all of `first` are."""
+    if together % 4 == 0:
         found = random_block(seed, first, stream, n)
     else:
         element = first + tl.arange(0, n)

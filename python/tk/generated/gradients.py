@@ -160,7 +160,7 @@ def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _of_norm(ctx: Any, grad: Tensor) -> Any:
     """As in ATen a 2-norm of 0 has the gradient 0."""
     x, norm = ctx.saved_tensors
-    # grad / norm, which is as small as its result, would overflow in 16 bits.
+    # As in ATen x is divided, not grad: a gradient divided by a small norm overflows in 16 bits.
     slope = x / _over(norm.masked_fill(norm == 0, torch.inf), x) if ctx.squares else x.sgn()
     return slope * _over(grad, x), None, None, None, None, None
 

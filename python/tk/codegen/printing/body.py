@@ -478,8 +478,8 @@ class Body:
     def _random(self, v: Value) -> str:
         """Where the elements of a tile's rows follow each other all four words of a Philox block are used, else one."""
         seed, offset = (self.name(a) for a in v.args)
-        parts = self._linear_parts(v)
-        head = [offset, self.text(self._linear_rest(v))] if self._linear_rest(v) != 0 else [offset]
+        parts, rest = self._linear_parts(v), self._linear_rest(v)
+        head = [offset] if rest == 0 else [offset, self.text(rest)]
         rows = [f"p.to(tl.int64) * {self.count('row', parts.row)}"] if parts and parts.rows else []
         steps = self._steps(parts) if parts else None
         # Rows in vectors begin as addresses say; across rows a block's faster dimension is another; and a seed that is
