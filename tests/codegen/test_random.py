@@ -55,6 +55,7 @@ def test_four_words_of_a_block_are_used_in_rows() -> None:
     for layout in (ALIGNED, ROWS):
         ((one, own),) = found.scheduled(found.graphs[0].kernels, layout, found.settings()[0])
         assert "device.random_run(" in source.text_of(one.launch(own).fn)
+        assert not any("offset" in c.message for c in one.constraints)  # wherever it begins
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from random import Random, SystemRandom
+from random import Random
 
 import pytest
 import torch
+from drawn_layouts import SEED, placed
 from torch import Tensor
 
 import tk
-
-SEED = int(os.environ.get("TK_LAYOUTS_SEED", "0")) or SystemRandom().randrange(1, 1 << 30)
 
 TOTALS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "amax": (tk.amax, torch.amax),
@@ -30,21 +28,10 @@ TOTALS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]
 
 
 def drawn(random: Random) -> Tensor:
-    """Up to four dimensions, in any order in memory, with steps, gaps, an offset and dimensions that repeat."""
-    sizes = [random.choice([1, 2, 3, 5, 16, 33]) for _ in range(random.randint(1, 4))]
-    steps = [random.choice([1, 1, 1, 2, 3]) for _ in sizes]
-    more = [random.choice([0, 0, 0, 1, 7]) for _ in sizes]
-    order = random.sample(range(len(sizes)), len(sizes))
-    base = torch.randn([sizes[d] * steps[d] + more[d] for d in order])
-    x = base.permute([order.index(d) for d in range(len(sizes))])
-    for d, (size, step) in enumerate(zip(sizes, steps, strict=True)):
-        x = x.narrow(d, random.randint(0, x.shape[d] - size * step), size * step)[
-            (slice(None),) * d + (slice(None, None, step),)
-        ]
-    if random.random() < 0.2:
-        d = random.randrange(x.dim())
-        x = x.narrow(d, 0, 1).expand(*(n if k != d else 4 for k, n in enumerate(x.shape)))
-    return x
+    """Of up to four dimensions; some with one that repeats."""
+    x = placed(random, tuple(random.choice([1, 2, 3, 5, 16, 33]) for _ in range(random.randint(1, 4))), torch.float32)
+    d = random.randrange(x.dim())
+    return x.narrow(d, 0, 1).expand(x.shape) if random.random() < 0.2 else x
 
 
 @pytest.mark.parametrize("name", TOTALS)

@@ -485,12 +485,8 @@ def _truth(function: str, x: Tensor, dim: Dims, keepdim: bool, wanted: int, conf
         return run("row_any", x, wanted, config=config)
 
     truth = x if x.dtype == torch.bool else x != 0
-    if isinstance(dim, list | tuple) and not dim:  # torch reduces none here, where a sum is of all
-        found = truth.clone()
-    elif _are_all(x, dims):
-        found = _of_all(of_rows, truth)
-    else:
-        found = of_rows(_rows(truth, dims))
+    is_none = isinstance(dim, list | tuple) and not dim  # torch reduces none here, where a sum is of all
+    found = truth.clone() if is_none else _of_parts(of_rows, truth, dims)
     if x.dtype == torch.uint8:  # as torch has it
         found = found.to(torch.uint8)
     return _kept(function, found, dims if found.dim() < x.dim() else (), keepdim)
@@ -530,7 +526,7 @@ def _value_and_place(
 # --- All of a tensor ---
 
 PART = 4096  # elements of a row that all of a tensor is cut into
-PARTS = (PART, 1024, 256)  # the longest of which nothing is left over, where there is one
+PARTS = (PART, 1024, 256)
 MANY = 1 << 16  # elements; a row of fewer is one program's
 
 
@@ -547,8 +543,8 @@ def _of_all(of_rows: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     if not first:
         return _by_parts(of_rows, rows)
     n = rows.shape[-1]
-    part = next((size for size in PARTS if n > MANY and n % size == 0), n)
-    return _by_parts(of_rows, of_rows(rows.unflatten(-1, (n // part, part)) if part < n else rows).reshape(-1))
+    part = _part_of(n, n) if n >= MANY else n
+    return _by_parts(of_rows, of_rows(rows.unflatten(-1, (n // part, part))).reshape(-1))
 
 
 def _by_parts(of_rows: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -556,12 +552,17 @@ def _by_parts(of_rows: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     n = x.shape[0]
     if n < MANY:
         return of_rows(x)
-    part = next((size for size in PARTS if n % size == 0), PART)
+    part = _part_of(n, PART)
     rows = n // part
     found = of_rows(x[: rows * part].unflatten(0, (rows, part)))
     if n % part:
         found = torch.cat((found, of_rows(x[rows * part :]).reshape(1)))
     return _by_parts(of_rows, found)
+
+
+def _part_of(n: int, other: int) -> int:
+    """Elements of the longest parts that n are made of, `other` where there are none."""
+    return next((size for size in PARTS if n % size == 0), other)
 
 
 def _place_by_parts(of_rows: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -264,7 +264,7 @@ class Body:
         for v in self.kernel.values:
             if v.op == "index" and v.axes & names:
                 return True
-            if v.op == "random" and any(s.name in names for s in self._linear_rest(v).free_symbols):
+            if v.op == "random" and any(s.name in names for s in self._random_place(v)[1].free_symbols):
                 return True
             if v.op not in ACCESSES:
                 continue
@@ -467,18 +467,15 @@ class Body:
 
     # --- Random bits ---
 
-    def _linear_parts(self, v: Value) -> LinearParts | None:
-        return linear_parts(self.kernel, self.tile, v) if self.layout.merged else None
-
-    def _linear_rest(self, v: Value) -> sympy.Expr:
-        """What of a random value's linear index is put together from single axes."""
-        parts = self._linear_parts(v)
-        return parts.rest if parts else v.index[0]
+    def _random_place(self, v: Value) -> tuple[LinearParts | None, sympy.Expr]:
+        """A random value's linear index, and what of it is put together from single axes."""
+        parts = linear_parts(self.kernel, self.tile, v) if self.layout.merged else None
+        return parts, parts.rest if parts else v.index[0]
 
     def _random(self, v: Value) -> str:
         """Where the elements of a tile's rows follow each other all four words of a Philox block are used, else one."""
         seed, offset = (self.name(a) for a in v.args)
-        parts, rest = self._linear_parts(v), self._linear_rest(v)
+        parts, rest = self._random_place(v)
         head = [offset] if rest == 0 else [offset, self.text(rest)]
         rows = [f"p.to(tl.int64) * {self.count('row', parts.row)}"] if parts and parts.rows else []
         steps = self._steps(parts) if parts else None
