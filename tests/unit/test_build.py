@@ -26,6 +26,7 @@ from tk.aot.assemble import TENSOR_MAP_TF32, Compiled, add_op
 from tk.aot.build import (
     KINDS,
     BuildFailed,
+    Failure,
     PlannedPack,
     Progress,
     Work,
@@ -552,6 +553,9 @@ def test_what_may_be_left_out_is_where_it_spills(cache, tmp_path):
     assert len(read_pack(pack.path.read_bytes()).variants) == 1
 
 
+BROKEN = -1
+
+
 @pytest.mark.parametrize("droppable", [False, True])
 @pytest.mark.parametrize("any_variant", [False, True])
 @pytest.mark.parametrize(
@@ -588,8 +592,18 @@ def test_a_config_that_asks_for_more_serves_no_other(tmp_path: Path) -> None:
     assert leave_out([pack], work, out, False) == [pack] and "1 variant will be slow" in out.getvalue()
 
 
+@pytest.mark.parametrize("spilled", [{"a": BROKEN, "b": 5000}, {"a": BROKEN, "b": 5000, "c": 9000}])
+def test_what_is_slow_takes_the_calls_of_what_cannot_be_made(spilled: dict[str, int], tmp_path: Path) -> None:
+    out = io.StringIO()
+    pack, work = fake_work(spilled, tmp_path, lambda plan: plan)
+    (left,) = leave_out([pack], work, out, True)
+    assert "".join(p.variant.point.config.name for p in left.ops[0].variants) == "b"
+    assert f"{len(spilled) - 1} variant" in out.getvalue() and "1 variant will be slow" in out.getvalue()
+
+
 def fake_work(spilled: dict[str, int], tmp_path: Path, changed: Callable[[Plan], Plan]) -> tuple[PlannedPack, Work]:
-    """A kernel with a config for each name, none of which is compiled: so many bytes are said to have spilled."""
+    """A kernel with a config for each name, none of which is compiled: so many bytes are said to have spilled, or that
+    it is BROKEN."""
     blocks = {name: 16 << i for i, name in enumerate(spilled)}
 
     def plan_one(point: Point) -> Plan:
@@ -602,10 +616,11 @@ def fake_work(spilled: dict[str, int], tmp_path: Path, changed: Callable[[Plan],
     pack = plan_pack([Family(OP, (kernel,), lambda k, p: True)], SM80, tmp_path / "x.tkpack")
     work = Work()
     for planned in pack.ops[0].variants:
-        (source,) = planned.sources
-        work.done[source.key] = SimpleNamespace(
-            spill_bytes=spilled[planned.variant.point.config.name], shared=0, registers=32
-        )
+        (source,), spill_bytes = planned.sources, spilled[planned.variant.point.config.name]
+        if spill_bytes == BROKEN:
+            work.failed[source.key] = Failure(planned.variant.name, "it does not compile")
+        else:
+            work.done[source.key] = SimpleNamespace(spill_bytes=spill_bytes, shared=0, registers=32)
     return pack, work
 
 

@@ -236,7 +236,7 @@ def leave_out(packs: Sequence[PlannedPack], work: Work, out: TextIO, any_variant
             broken = {p.variant.name: found for p in op.variants if (found := list(_failures(p, work, pack.target)))}
             serving = [p for p in op.variants if p.variant.name not in broken]
             for planned in sorted(
-                (p for p in op.variants if p.variant.name in broken), key=lambda p: _spilled(p, broken)
+                (p for p in op.variants if p.variant.name in broken), key=lambda p: _by_use(p, broken)
             ):
                 found = broken[planned.variant.name]
                 only_spills = all(f.spill_bytes for f in found)
@@ -262,10 +262,11 @@ def leave_out(packs: Sequence[PlannedPack], work: Work, out: TextIO, any_variant
     return left
 
 
-def _spilled(planned: PlannedVariant, broken: Mapping[str, Sequence[Failure]]) -> int:
-    """The order in which those that spill are looked at: one that spills less takes the calls of one that spills
-    more."""
-    return sum(f.spill_bytes for f in broken[planned.variant.name])
+def _by_use(planned: PlannedVariant, broken: Mapping[str, Sequence[Failure]]) -> tuple[bool, int]:
+    """The order in which those with failures are looked at: one that spills less takes the calls of one that spills
+    more, and any that spills those of one that cannot be made."""
+    found = broken[planned.variant.name]
+    return not all(f.spill_bytes for f in found), sum(f.spill_bytes for f in found)
 
 
 def _failures(planned: PlannedVariant, work: Work, target: Target) -> Iterator[Failure]:

@@ -12,6 +12,7 @@ from test_ops import LAYOUTS, check, generated, make, variants
 from tk.codegen.family import Generated, generate
 from tk.codegen.printing import scans
 from tk.generated import op
+from tk.kernels.generated import scans as kernels
 from tk.kernels.generated import sorts
 
 SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0)
@@ -77,6 +78,16 @@ def test_rows_that_begin_anywhere(name: str, columns: int) -> None:
     assert any("realigned_loop" in v for v in found) and any("realigned_spread" in v for v in found) == (
         name != "running_extremes"
     )
+
+
+def test_products_of_numbers_near_1() -> None:
+    """Of two that differ from 1 by the root of what float32 keeps, it always drops the same side of the product."""
+    x = 1 + 3e-4 * torch.rand(1, 9000)
+    cumprod = generate(kernels.cumprod.fn, op(x="fp32[..., N]")(kernels.cumprod.fn).signature, "cumprod")
+    for variant, (result,) in host.run_all(cumprod, x):
+        torch.testing.assert_close(
+            result.double(), x.double().cumprod(-1), rtol=2e-7, atol=0, msg=lambda m, v=variant: f"{v}: {m}"
+        )
 
 
 def test_rows_that_begin_each_elsewhere() -> None:

@@ -30,7 +30,10 @@ def _accumulated(kind: str, x: Lazy, dim: int, wide: str, dtype: str) -> Lazy:
 
 @rule("aten.cumsum", "aten.cumprod")
 def _cumulative(call: Call, x: Any, dim: int, *, dtype: Any = None) -> Lazy:
-    return _accumulated(base_name(call).removeprefix("cum"), x, dim, wide_of(call.dtype), call.dtype)
+    """Products of a tree are all rounded to one side where the numbers differ from 1 by the square root of what a dtype
+    keeps; ATen's follow each other, and are not. Products of fp32 are kept in fp64."""
+    kind, wide = base_name(call).removeprefix("cum"), wide_of(call.dtype)
+    return _accumulated(kind, x, dim, "fp64" if (kind, call.dtype) == ("prod", "fp32") else wide, call.dtype)
 
 
 @rule("aten.logcumsumexp")
