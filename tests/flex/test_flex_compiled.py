@@ -63,6 +63,13 @@ def test_compile(backend: str, inputs: tuple[Tensor, ...]) -> None:
         torch.testing.assert_close(found, expected)
 
 
+def test_compile_refuses_masks_that_are_not_bool() -> None:
+    torch._dynamo.reset()
+    make = torch.compile(lambda: tk.flex.create_block_mask(lambda b, h, q, k: q - k, 1, 1, M, M, "cpu", 16))
+    with pytest.raises(TypeError, match=r"returns int32; a mask must be bool"):
+        make()
+
+
 def test_compile_takes_masks_made_before(inputs: tuple[Tensor, ...]) -> None:
     """As an argument, and as a torch BlockMask."""
     from torch.nn.attention.flex_attention import create_block_mask

@@ -361,7 +361,10 @@ def _kinds_when_compiled(
         mapped = torch.vmap(mapped, in_dims=tuple(0 if d == dim else None for d in range(4)))
     positions = [torch.arange(n, dtype=torch.int32, device=device) for n in sizes]
     with TransformGetItemToIndex(), _IntsAsTensors():
-        return _kinds(mapped(*positions), block)
+        is_let = mapped(*positions)
+    if is_let.dtype is not torch.bool:
+        raise TypeError(f"tk.flex.create_block_mask: mask_mod returns {is_let.dtype}; a mask must be bool")
+    return _kinds(is_let.to(torch.uint8), block)  # torch 2.11's Inductor has no view of bools
 
 
 _ARITHMETIC = frozenset({
