@@ -3,8 +3,8 @@
 TK_RANDOM_FUNCTIONS: how many at most (default 300); TK_RANDOM_FUNCTIONS_SECONDS: how long to build (default 150; those
 that are built by then are judged, for as long again at most); TK_RANDOM_FUNCTIONS_SEED: which;
 TK_RANDOM_FUNCTIONS_REPORT: a file with a line of JSON for each function, written as they are judged (default
-build/random_functions.jsonl). Every core builds, in processes that stay until the time is over. One more process
-judges, so that a function which ends the CUDA context, or never ends, costs itself alone: another takes its place.
+build/random_functions.jsonl). Every core builds, in processes that stay until the time is over. Two more for each GPU
+judge, so that a function which ends the CUDA context, or never ends, costs itself alone: another takes its place.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import queue
 import subprocess
 import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
@@ -75,30 +77,46 @@ Line = dict[str, Any]
 
 def _judged(folder: Path, end: float) -> Iterator[Line]:
     """What is built while other processes build on; for each function a verdict: right, wrong, refused, not judged."""
-    judge = Judge(folder)
-    try:
-        for found in _built(folder, end):
-            for name in found["names"]:
-                number, one = _function(found, name)
-                line: Line = dict(verdict="right", name=name, number=number, problem="", source=one.source)
-                if name in found["failures"]:
-                    line |= dict(verdict="wrong", problem=found["failures"][name])
-                elif name not in found["built"]:
-                    line["verdict"] = "refused"
-                elif ARCH or time.time() > end + SECONDS:
-                    line["verdict"] = "not judged"
-                elif problem := judge.problems(number, found["pack"]):
-                    line |= dict(verdict="wrong", problem=problem)
-                yield line
-    finally:
-        judge.stop()
+    judges = [Judge(folder, n // 2) for n in range(2 * torch.cuda.device_count())]
+    free: queue.SimpleQueue[Judge] = queue.SimpleQueue()
+    for judge in judges:
+        free.put(judge)
+
+    def judged(found: Line, name: str) -> Line:
+        number, one = _function(found, name)
+        line: Line = dict(verdict="right", name=name, number=number, problem="", source=one.source)
+        if name in found["failures"]:
+            return line | dict(verdict="wrong", problem=found["failures"][name])
+        if name not in found["built"]:
+            return line | dict(verdict="refused")
+        if ARCH or time.time() > end + SECONDS:
+            return line | dict(verdict="not judged")
+        judge = free.get()
+        try:
+            problem = judge.problems(number, found["pack"])
+        finally:
+            free.put(judge)
+        return line | (dict(verdict="wrong", problem=problem) if problem else {})
+
+    waiting: list[Future[Line]] = []
+    with ThreadPoolExecutor(max(len(judges), 1)) as threads:
+        try:
+            for found in _built(folder, end):
+                waiting += [threads.submit(judged, found, name) for name in found["names"]]
+                while waiting and waiting[0].done():
+                    yield waiting.pop(0).result()
+            yield from (one.result() for one in waiting)
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+            for judge in judges:
+                judge.stop()
 
 
 class Judge:
-    """A process that runs functions, one after another, and is started anew where one of them has ended it."""
+    """A process that runs functions on a GPU, one after another, and is started anew where one of them has ended it."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, gpu: int):
+        self.folder, self.gpu = folder, gpu
         self.process: Any = None
         self.judged = 0
         self.connection: Connection | None = None
@@ -111,7 +129,7 @@ class Judge:
             self.judged = 0
             context = multiprocessing.get_context("spawn")
             self.connection, theirs = context.Pipe()
-            self.process = context.Process(target=_judge_all, args=(theirs, SEED, self.folder), daemon=True)
+            self.process = context.Process(target=_judge_all, args=(theirs, SEED, self.folder, self.gpu), daemon=True)
             self.process.start()
             theirs.close()
         try:
@@ -134,8 +152,10 @@ class Judge:
             self.connection = None
 
 
-def _judge_all(requests: Connection, seed: int, folder: Path) -> None:
+def _judge_all(requests: Connection, seed: int, folder: Path, gpu: int) -> None:
     """In a process of its own: answers (number, pack) with what is wrong."""
+    torch.set_num_threads(2)
+    torch.cuda.set_device(gpu)
     while True:
         try:
             number, pack = requests.recv()

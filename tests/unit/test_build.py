@@ -68,7 +68,7 @@ from tk.aot.spec import (
     Scratch,
     require,
 )
-from tk.cli.build import add_arguments, run
+from tk.cli.build import OLDEST_TRITON, add_arguments, run
 from unit_kernels import ALIGNED, FAMILY, KERNELS, OP, OUT, X
 
 SM80, SM90 = Target(80), Target(90)
@@ -879,6 +879,14 @@ def test_jobs_are_a_positive_number(text):
     add_arguments(parser)
     with pytest.raises((argparse.ArgumentError, SystemExit)):
         parser.parse_args(["--jobs", text])
+
+
+def test_an_older_triton_is_refused_with_what_to_do(monkeypatch):
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert 'build = ["triton>={}.{}"'.format(*OLDEST_TRITON) in project
+    monkeypatch.setattr("triton.__version__", "3.6.0")
+    with pytest.raises(SystemExit, match=r"needs Triton 3\.8 or newer, and this is 3\.6\.0(?s:.*)torch-tk\[build\]"):
+        run(argparse.Namespace())
 
 
 @pytest.mark.drawn  # make sample plans sm_80 and sm_90 as well

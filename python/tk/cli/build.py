@@ -17,6 +17,13 @@ architectures. With --all: the kernels that ship with tk, into the folder OUT, a
 TK_CACHE_DIR: where compiled launches are kept (default ~/.cache/tk). TK_JOBS: how many are compiled at once.
 """
 
+OLDEST_TRITON = (3, 8)  # pyproject.toml's build extra; its Gluon has what attention's kernels are written in
+TOO_OLD = """\
+tk build needs Triton {}.{} or newer, and this is {}. Each torch asks for one Triton exactly, but a pack serves every
+torch: build in an environment of its own, with a newer torch:
+  python3 -m venv build_env && build_env/bin/pip install "torch-tk[build]"
+  build_env/bin/tk build FILE.py"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -62,12 +69,14 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The exit status. Raises SystemExit with what to install when Triton or zstandard is not there."""
+    """The exit status. Raises SystemExit with what to install when Triton or zstandard is not there, or too old."""
     try:
-        import triton  # noqa: F401
+        import triton
         import zstandard  # noqa: F401
     except ImportError:
         raise SystemExit('tk build needs Triton and zstandard: pip install "torch-tk[build]"') from None
+    if tuple(map(int, triton.__version__.split(".")[:2])) < OLDEST_TRITON:
+        raise SystemExit(TOO_OLD.format(*OLDEST_TRITON, triton.__version__))
     from tk.aot.command import run as build
 
     return build(args)

@@ -296,7 +296,7 @@ def create_block_mask(
         if value is not None and value < 0:
             raise ValueError(f"tk.flex.create_block_mask: {name} is {value}, must not be negative")
     if device is None:
-        device = torch.accelerator.current_accelerator() or "cpu"
+        device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     sizes = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN)
     if torch.compiler.is_dynamo_compiling():
         kinds = _kinds_when_compiled(mask_mod, sizes, (q_block, kv_block), torch.device(device))
