@@ -152,6 +152,15 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert "inner sizes differ" in capsys.readouterr().err
 
 
+def test_explain_computes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """ATen would compute for minutes, and take 600 GB."""
+    assert main(["explain", "mm", "200000x200000", "200000x200000", "--device", "cpu"]) == 0
+    assert "tk.mm: " in capsys.readouterr().out
+    if not torch.cuda.is_available():
+        assert main(["explain", "softmax", "4x8", "dim=-1"]) == 0
+        assert capsys.readouterr().out.endswith("asks as on an H100, --arch 80 as on an A100.\n")
+
+
 def test_explain_takes_the_functions_own_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "topk", "4x8", "k=2", "dim=-1", "--device", "cpu"]) == 0
     assert (

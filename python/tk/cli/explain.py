@@ -90,9 +90,11 @@ def run(args: argparse.Namespace) -> int:
         except ValueError:
             raise unknown("described GPU of architecture", args.arch, map(str, described.GPUS)) from None
     has_gpu = torch.cuda.is_available()
-    device = args.device or ("meta" if args.arch else "cuda" if has_gpu else "cpu")
+    device = args.device or ("cuda" if has_gpu and not args.arch else "cpu")
     if device.startswith("cuda") and not has_gpu:
         raise ValueError("tk explain --device cuda: torch sees no CUDA device; --arch 90 asks as on an H100")
+    if not device.startswith("cuda"):
+        device = "meta"  # only shapes are given, and ATen would work for minutes
 
     def made(x: Any) -> Any:
         return x.tensor(DTYPES[args.dtype], device) if isinstance(x, Shape) else x
@@ -108,4 +110,6 @@ def run(args: argparse.Namespace) -> int:
     keywords |= {x[0]: made(x[1]) for x in args.arguments if isinstance(x, tuple)}
     explanation = tk.explain(args.op, *(made(x) for x in args.arguments if isinstance(x, Shape)), **keywords)
     print(as_json(explanation) if args.json else explanation)
+    if not (has_gpu or args.json or args.arch or args.device):
+        print("There is no GPU here: --arch 90 asks as on an H100, --arch 80 as on an A100.")
     return 0 if explanation.runs else 1
