@@ -59,12 +59,12 @@ def create(folder: Path) -> Environment:
 
 
 def with_requirements(name: str) -> list[importlib.metadata.Distribution]:
-    """An installed distribution and what it requires, but Triton: torch's CUDA builds name it, tk must not use it."""
+    """An installed distribution and what it requires."""
     found: dict[str, importlib.metadata.Distribution] = {}
 
     def add(name: str) -> None:
         key = canonical(name)
-        if key in found or key.startswith("triton"):
+        if key in found:
             return
         found[key] = importlib.metadata.distribution(name)
         for requirement in found[key].requires or ():
@@ -91,8 +91,11 @@ def is_installed(requirement: str) -> bool:
 
 
 def link(distribution: importlib.metadata.Distribution, folder: Path) -> None:
-    """Makes a distribution visible from another site-packages without copying it (torch takes gigabytes)."""
+    """Makes a distribution visible from another site-packages without copying it (torch takes gigabytes). Of Triton
+    its metadata alone: torch's CUDA builds require it, and tk must not use it."""
     tops = {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}
+    if canonical(distribution.name).startswith("triton"):
+        tops = {top for top in tops if top.endswith(".dist-info")}
     for top in tops:
         target = folder / top
         if not target.exists():
