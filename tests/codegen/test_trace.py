@@ -141,10 +141,11 @@ def test_norms_over_one_element_have_the_shapes_of_torchs() -> None:
 
     def norms(z: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ends = torch.norm(z, "fro", -2), torch.linalg.vector_norm(z, ord=2, dim=(-2,)), z.norm(2, -2, True)
-        return z.norm(dim=-2), *ends, torch.linalg.vector_norm(z, 2, [-1, -2], keepdim=True), z.norm()
+        all_ = torch.linalg.vector_norm(z, 2, [-1, -2], keepdim=True), z.norm()
+        return z.norm(dim=-2), *ends, *all_, torch.linalg.norm(z, dim=-2), torch.linalg.norm(z, 3, -2)
 
     found = generate(norms, op(z="fp32[..., 1, N]", grad=True)(norms).signature, "norms", True)
     (backward,) = (f.op for f in found.families if f.op.name == "norms_backward")
     assert [(p.leading, p.rank) for p in backward.params if p.name.startswith("grad_")] == [
-        (True, 1), (True, 1), (True, 1), (True, 2), (True, 2), (False, 0),
+        (True, 1), (True, 1), (True, 1), (True, 2), (True, 2), (False, 0), (True, 1), (True, 1),
     ]  # fmt: skip

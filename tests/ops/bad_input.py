@@ -235,7 +235,7 @@ ATEN = re.compile(
     r"expected scalar type|mixed dtype \(CPU\)|Sort does not support|Could not run 'aten::|"
     r"out of memory|allocate memory|index out of range in self|is out of bounds for dimension|"
     r"accelerator device|Device index|Storage size calculation|Overflow when unpacking|primitive descriptor|"
-    r"kernel size should be|Found no NVIDIA driver"
+    r"kernel size should be"
 )
 
 

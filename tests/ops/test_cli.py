@@ -153,7 +153,7 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_explain_computes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """ATen would compute for minutes, and take 600 GB."""
+    """ATen would compute for minutes, and take 240 GB."""
     assert main(["explain", "mm", "200000x200000", "200000x200000", "--device", "cpu"]) == 0
     assert "tk.mm: " in capsys.readouterr().out
     if not torch.cuda.is_available():

@@ -236,10 +236,10 @@ def leave_out(packs: Sequence[PlannedPack], work: Work, out: TextIO, any_variant
             broken = {p.variant.name: found for p in op.variants if (found := list(_failures(p, work, pack.target)))}
             serving = [p for p in op.variants if p.variant.name not in broken]
             for planned in sorted(
-                (p for p in op.variants if p.variant.name in broken), key=lambda p: _by_use(p, broken)
+                (p for p in op.variants if p.variant.name in broken), key=lambda p: _by_use(broken[p.variant.name])
             ):
                 found = broken[planned.variant.name]
-                only_spills = all(f.spill_bytes for f in found)
+                only_spills = _only_spills(found)
                 is_served = planned.variant.plan.droppable or any(_takes(p.variant, planned.variant) for p in serving)
                 if is_served and (any_variant or only_spills):
                     dropped.append(Failure(planned.variant.name, found[0].error, found[0].log))
@@ -262,11 +262,15 @@ def leave_out(packs: Sequence[PlannedPack], work: Work, out: TextIO, any_variant
     return left
 
 
-def _by_use(planned: PlannedVariant, broken: Mapping[str, Sequence[Failure]]) -> tuple[bool, int]:
+def _only_spills(found: Sequence[Failure]) -> bool:
+    """Whether a variant is slow, and nothing worse."""
+    return all(f.spill_bytes for f in found)
+
+
+def _by_use(found: Sequence[Failure]) -> tuple[bool, int]:
     """The order in which those with failures are looked at: one that spills less takes the calls of one that spills
     more, and any that spills those of one that cannot be made."""
-    found = broken[planned.variant.name]
-    return not all(f.spill_bytes for f in found), sum(f.spill_bytes for f in found)
+    return not _only_spills(found), sum(f.spill_bytes for f in found)
 
 
 def _failures(planned: PlannedVariant, work: Work, target: Target) -> Iterator[Failure]:

@@ -332,22 +332,6 @@ GIVEN: Mapping[Callable[..., Any], Callable[..., Any]] = {
     F.hinge_embedding_loss: hinge_embedding_loss, F.triplet_margin_loss: triplet_margin_loss,
 }  # fmt: skip
 
-
-def _from_the_front(word: Callable[..., Any]) -> Callable[..., Any]:
-    """A norm whose dimensions are counted from the front."""
-
-    def counted(input: Tensor, p: Any = 2, dim: Any = None, *args: Any, **named: Any) -> Tensor:
-        if dim is not None and input.dim():
-            dim = [d % input.dim() for d in ([dim] if isinstance(dim, int) else dim)]
-        return word(input, named.pop("ord", p), dim, *args, **named)
-
-    return counted
-
-
-# Where torch 2.11 works out shapes, a norm keeps a dimension of size 1 that is counted from the end.
-_KEEPS_LAST_ONES = TorchVersion(torch.__version__) < TorchVersion("2.12")
-_NORMS = {word: _from_the_front(word) for word in (torch.norm, Tensor.norm, torch.linalg.vector_norm)}
-
 # The same, but only where a gradient is asked for: ATen's own forward takes any number.
 DIFFERENTIATED: Mapping[Callable[..., Any], Callable[..., Any]] = {
     **_POWERS, **_both("lerp", lerp), **_both("add", add), **_both("sub", sub), **_both("subtract", sub),
@@ -359,5 +343,5 @@ DIFFERENTIATED: Mapping[Callable[..., Any], Callable[..., Any]] = {
 # none for what is no tensor.
 ALWAYS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     F.hardshrink: hardshrink, Tensor.hardshrink: hardshrink, torch.hardshrink: hardshrink, F.softshrink: softshrink,
-    torch.searchsorted: searchsorted, torch.bucketize: bucketize, **(_NORMS if _KEEPS_LAST_ONES else {}),
+    torch.searchsorted: searchsorted, torch.bucketize: bucketize,
 }  # fmt: skip

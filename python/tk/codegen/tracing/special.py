@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import decomposition_table
+from torch.torch_version import TorchVersion
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tk.codegen.errors import TraceError
 
@@ -100,15 +102,24 @@ def scalar_tensor(number: Any, *, dtype: Any = None, device: Any = None) -> Tens
     return torch.full((), number, dtype=dtype, device=device)
 
 
-def vector_norm(x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """Torch's, with dimensions counted from the front: torch 2.11 keeps one of size 1 that is counted from the end."""
-    dims = dim if dim is None or x.dim() == 0 else [d % x.dim() for d in dim]
-    return decomposition_table[aten.linalg_vector_norm.default](x, ord, dims, keepdim, dtype=dtype)
+class FrontDims(TorchDispatchMode):
+    """Norms get their dimensions counted from the front. Where torch 2.11 works out shapes, it keeps one of size 1 that
+    is counted from the end."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten.linalg_vector_norm.default and len(args) > 2 and args[2] is not None:
+            args = (*args[:2], [d % max(args[0].dim(), 1) for d in args[2]], *args[3:])
+        return func(*args, **(kwargs or {}))
+
+
+def shapes_of_norms() -> AbstractContextManager[Any]:
+    """In which a function is traced."""
+    is_needed = TorchVersion(torch.__version__) < TorchVersion("2.12")
+    return FrontDims() if is_needed else nullcontext()
 
 
 DECOMPOSITIONS: Mapping[Any, Callable[..., Tensor]] = {
     aten.digamma.default: digamma, prims.digamma.default: digamma, aten.polygamma.default: polygamma,
     aten.gcd.default: gcd, prims.gcd.default: gcd, prims.scalar_tensor.default: scalar_tensor,
-    aten.linalg_vector_norm.default: vector_norm, aten.isin.Tensor_Tensor: isin, aten.isin.Tensor_Scalar: isin,
-    aten.isin.Scalar_Tensor: isin,
+    aten.isin.Tensor_Tensor: isin, aten.isin.Tensor_Scalar: isin, aten.isin.Scalar_Tensor: isin,
 }  # fmt: skip

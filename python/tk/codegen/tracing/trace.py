@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_flatten
 
 from tk.codegen import ir
 from tk.codegen.errors import SideEffect, TraceError, where
-from tk.codegen.tracing import combine, eager, effects, guards, random, shapes, slices
+from tk.codegen.tracing import combine, eager, effects, guards, random, shapes, slices, special
 from tk.codegen.tracing.arguments import DTYPE_NAMES, Arguments, orders
 from tk.codegen.tracing.core import is_tensor, outputs_of, to_core
 from tk.codegen.tracing.lines import Lines, explaining, refuse_items, tag_lines
@@ -172,7 +172,7 @@ def trace(
 
     def flat(*args: Any) -> Any:
         named = {**dict(zip(arguments.names, args, strict=True)), **flags}
-        with random.drawing(signature, named), lines, combine.replaced(fn):
+        with random.drawing(signature, named), special.shapes_of_norms(), lines, combine.replaced(fn):
             return fn(**random.own(fn, named))
 
     own_error = partial(eager.error_of, fn, signature, dtypes, flags)
@@ -217,7 +217,7 @@ def trace_backward(
 
     def run(args: Sequence[Any]) -> list[torch.Tensor]:
         named = {**dict(zip(own, args, strict=True)), **flags}
-        with random.drawing(signature, named), lines, combine.replaced(fn):
+        with random.drawing(signature, named), special.shapes_of_norms(), lines, combine.replaced(fn):
             results, _ = tree_flatten(fn(**random.own(fn, named)))
         return [r for r in results if r is not None and r.dtype.is_floating_point]
 
