@@ -141,9 +141,11 @@ sample: build-tools test-tools
 	$(call install,build/sample/dist/torch_tk-*.whl)
 
 .PHONY: test-python
-# TK_DRAWN names those of the many alike that run. Pytest prints it: given again, the same ones run.
+# What is drawn follows from TK_SEED, TK_DRAWN names those of the many alike that run. Pytest prints both: given again,
+# the same ones run.
 test-python: sample
-	export TK_DRAWN=$${TK_DRAWN:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}
+	export TK_SEED=$${TK_SEED:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}
+	export TK_DRAWN=$${TK_DRAWN:-$$TK_SEED}
 	$(PY) -m pytest tests/unit tests/codegen $(PARALLEL)
 	$(PY) -m pytest tests/kernels $(PARALLEL)
 	$(PY) -m pytest tests/ops $(PARALLEL)

@@ -1,5 +1,4 @@
 import os
-import random
 import subprocess
 import sys
 import zlib
@@ -7,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import seeds
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_report_header() -> str | None:
     drawn = os.environ.get("TK_DRAWN")
-    return f"TK_DRAWN={drawn}" if drawn else None
+    return f"TK_SEED={seeds.RUN}" + (f", TK_DRAWN={drawn}" if drawn else "")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,7 +56,7 @@ def interpret(tmp_path: Path) -> Callable[[Path], None]:
 
     def run(folder: Path) -> None:
         environment = dict(os.environ, TRITON_INTERPRET="1", TK_NO_LIBRARY="1", TK_CACHE_DIR=str(tmp_path))
-        drawn = environment.setdefault("TK_DRAWN", str(random.SystemRandom().randrange(1 << 20)))
+        drawn = environment.setdefault("TK_DRAWN", seeds.RUN)
         print(f"TK_DRAWN={drawn}")
         several = ["--numprocesses", str(min(os.cpu_count() or 1, 8)), "--dist", "worksteal"]
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *several, str(folder)]

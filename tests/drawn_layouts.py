@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from random import Random
 
+import seeds
 import torch
 
-SEED = int(os.environ.get("TK_LAYOUTS_SEED", "0")) or Random().randrange(1 << 30)
+SEED = seeds.seed("TK_LAYOUTS_SEED")
 
 
 def placed(random: Random, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

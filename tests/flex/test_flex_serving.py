@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
 from typing import Any
 
 import pytest
+import seeds
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -196,7 +196,7 @@ def test_other_masks_are_not_taken_for_a_band(mask: Any) -> None:
 
 def test_random_conjunctions() -> None:
     """Conditions of a band and of documents, in any order and spelling, at any offset."""
-    seed = int(os.environ.get("TK_MODS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+    seed = seeds.seed("TK_MODS_SEED")
     for case in range(60):
         rng = random.Random(f"{seed} {case}")
         mask, text = _drawn(rng)

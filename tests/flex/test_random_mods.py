@@ -7,6 +7,7 @@ import os
 import random
 
 import pytest
+import seeds
 import torch
 from torch.nn.attention import flex_attention as torch_flex
 
@@ -15,7 +16,7 @@ import tk
 from . import dense, random_mods
 
 COUNT = int(os.environ.get("TK_MODS_COUNT", "60"))
-SEED = int(os.environ.get("TK_MODS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+SEED = seeds.seed("TK_MODS_SEED")
 B, H, M, N, D = 2, 2, 9, 12, 4
 
 

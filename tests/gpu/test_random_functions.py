@@ -26,6 +26,7 @@ from random import Random
 from typing import Any
 
 import pytest
+import seeds
 import torch
 from torch import Tensor
 
@@ -41,7 +42,7 @@ from random_functions import Call, Function, calls  # isort: skip
 import random_judgement as judgement  # isort: skip
 
 COUNT = int(os.environ.get("TK_RANDOM_FUNCTIONS", "300"))
-SEED = int(os.environ.get("TK_RANDOM_FUNCTIONS_SEED") or int.from_bytes(os.urandom(3), "little"))
+SEED = seeds.seed("TK_RANDOM_FUNCTIONS_SEED")
 SECONDS = float(os.environ.get("TK_RANDOM_FUNCTIONS_SECONDS", "150"))
 REPORT = Path(os.environ.get("TK_RANDOM_FUNCTIONS_REPORT", "build/random_functions.jsonl"))
 ARCH = os.environ.get("TK_RANDOM_FUNCTIONS_ARCH")  # to build without a GPU, and judge nothing

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import seeds
 import torch
 
 import tk
@@ -23,7 +24,7 @@ if str(TESTS) not in sys.path:
 from flex import dense, random_mods  # noqa: E402
 
 COUNT = int(os.environ.get("TK_MODS_COUNT", "100"))
-SEED = int(os.environ.get("TK_MODS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+SEED = seeds.seed("TK_MODS_SEED")
 B, H, M, N, D = 2, 2, 150, 200, 64
 FILE = """
 import sys

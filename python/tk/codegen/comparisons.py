@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tk.aot.spec import Launch
 from tk.codegen.ir import COMPARE, FLOATS, NARROW, Kernel, Value
@@ -20,6 +21,7 @@ from tk.codegen.ir import COMPARE, FLOATS, NARROW, Kernel, Value
 _EXACT = ("load", "store", "cast", "bitcast", "constant", "number", "neg", "abs", "where", "maximum", "minimum", "sort",
           "argmax", "argmin", "max", "min")  # fmt: skip
 _CHOICES = ("where", "maximum", "minimum")
+_COMPARISONS = (*COMPARE, "search")
 _FROM_AFAR = ("reduce", "scan", "sort", "fold", "search")
 
 
@@ -61,9 +63,12 @@ def _is_held_together(kernel: Kernel, v: Value) -> bool:
 
 def _is_inexact(v: Value) -> bool:
     """16-bit arithmetic is rounded where it is stored, and not before; that of fp32 has the same bits everywhere."""
-    kind = v.op if v.op not in ("reduce", "scan") else getattr(v.data, "kind", v.data)
-    is_exact = kind in _EXACT or (v.op in ("add", "sub", "mul") and v.dtype not in NARROW)
+    is_exact = _kind(v) in _EXACT or (v.op in ("add", "sub", "mul") and v.dtype not in NARROW)
     return v.dtype in FLOATS and not is_exact
+
+
+def _kind(v: Value) -> Any:
+    return v.op if v.op not in ("reduce", "scan") else getattr(v.data, "kind", v.data)
 
 
 def _reached(kernel: Kernel, number: int) -> list[Value]:
@@ -106,7 +111,7 @@ def narrow_operands(kernel: Kernel) -> dict[tuple[int, int], str]:
     for v in kernel.values:
         for place, n in enumerate(v.args):
             operand = kernel.value(n)
-            if v.op in COMPARE or v.op == "search":
+            if v.op in _COMPARISONS:
                 operand = _before_widening(kernel, operand)
             elif v.op not in _CHOICES or not _is_converted(kernel, operand):
                 continue
@@ -119,6 +124,32 @@ def _before_widening(kernel: Kernel, v: Value) -> Value:
     while v.op == "cast" and v.dtype in FLOATS and v.dtype not in NARROW:
         v = kernel.value(v.args[0])
     return v
+
+
+def any_widened(kernels: Sequence[Kernel]) -> bool:
+    """Whether what is compared, in any of them, is 16-bit arithmetic that the function converts to more bits, or chosen
+    among such values. Those then have 16 bits in all kernels: a maximum that another kernel has chosen must be one of
+    what it is compared with."""
+    return any(_is_made_of_widened(k, n) for k in kernels for v in k.values if v.op in _COMPARISONS for n in v.args)
+
+
+def is_widening(kernel: Kernel, v: Value) -> bool:
+    """What is only loaded has no more digits than its dtype."""
+    if v.op != "cast" or v.data != "round" or v.dtype not in FLOATS or v.dtype in NARROW:
+        return False
+    source = kernel.value(v.args[0])
+    return source.dtype in NARROW and source.op != "load"
+
+
+def _is_made_of_widened(kernel: Kernel, number: int) -> bool:
+    pending = [number]
+    while pending:
+        v = kernel.value(pending.pop())
+        if is_widening(kernel, v):
+            return True
+        if _kind(v) in _EXACT:
+            pending += v.args
+    return False
 
 
 def _is_converted(kernel: Kernel, v: Value) -> bool:

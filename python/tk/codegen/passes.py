@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import sympy
 
-from tk.codegen.comparisons import any_compared, narrow_operands
+from tk.codegen.comparisons import any_compared, any_widened, is_widening, narrow_operands
 from tk.codegen.ir import (
     COMPARE,
     FLOATS,
@@ -27,6 +27,8 @@ from tk.codegen.ir import (
 
 def run_all(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
     """Of one plan. What is compared with one another is not approximated."""
+    if any_widened(kernels):
+        kernels = [round_widened(k) for k in kernels]
     exact = any_compared(kernels)
     return share_scratch([run(k, exact) for k in kernels])
 
@@ -64,6 +66,18 @@ def share_scratch(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
                     again.add(v.number)
         shared.append(verify(drop_unused(_renumbered(kernel, [v for v in kernel.values if v.number not in again]))))
     return tuple(shared)
+
+
+def round_widened(kernel: Kernel) -> Kernel:
+    """16-bit arithmetic that is converted to more bits has 16 first, as where the function itself converts to them."""
+
+    def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
+        if not is_widening(kernel, v):
+            return None
+        narrow = b.values[args[0]].dtype
+        return b.add("cast", v.dtype, b.add("cast", narrow, b.add("cast", "fp32", args[0]), data="round"))
+
+    return rebuild(kernel, rule)
 
 
 def promote(kernel: Kernel) -> Kernel:

@@ -52,7 +52,7 @@ def each(
     given = dict(zip(("x", "a"), arguments(DTYPES[dtype]), strict=True))
     if grad:
         made = made.backward
-        given["grad_0"] = torch.ones(())
+        given["grad_0"] = torch.ones((), dtype=host._torch_dtype(made.signature.params["grad_0"].dtype))
     count = 0
     for name, found in host.run_all(made, *(given[n] for n in made.signature.params)):
         count += 1
@@ -106,3 +106,28 @@ def test_a_maximum_has_a_gradient(chain: str) -> None:
     CHAINS[chain](exact, a).amax().backward()
     for name, found in each(chain, "fp32", lambda y: y.amax(), grad=True):
         assert torch.allclose(found[0].double(), exact.grad, rtol=1e-4, atol=1e-5), name
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_what_was_widened_is_compared_as_it_is_chosen(chain: str, wide: torch.dtype) -> None:
+    """16-bit values that were converted to more bits, and what is chosen among them in other launches."""
+
+    def extremes(y):
+        y = y.to(wide)
+        chosen = torch.where(y > 0.1, y, -y)
+        return (y == y.amax(), y.amin(0) == y, -y.abs() >= (-y.abs()).amax(-1, keepdim=True),
+                chosen <= chosen.amin(), y == torch.maximum(y, y.amax(0)))  # fmt: skip
+
+    for name, (of_all, of_columns, of_rows, of_chosen, of_largest) in each(chain, "bf16", extremes):
+        assert of_all.any() and of_chosen.any(), name
+        assert of_columns.any(0).all() and of_rows.any(-1).all() and of_largest.any(0).all(), name
+
+
+@pytest.mark.drawn
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_what_was_widened_has_a_gradient(chain: str, wide: torch.dtype) -> None:
+    for name, found in each(chain, "bf16", lambda y: (y * y).sum(-1).to(wide).amin(-1), grad=True):
+        assert found[0].isfinite().all() and found[0].any(), name

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import traceback
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -19,6 +18,7 @@ import host
 import pytest
 import random_judgement as judgement
 import random_judges as judges
+import seeds
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -32,8 +32,7 @@ SHARDS = 12
 COUNT = int(os.environ.get("TK_RANDOM_FUNCTIONS", "300"))
 # Of each function: more of them find more than more of each.
 CALLS, VARIANTS = 1, 1
-RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID", os.urandom(8).hex())  # the same in every worker
-SEED = int(os.environ.get("TK_RANDOM_FUNCTIONS_SEED") or zlib.crc32(RUN.encode()))
+SEED = seeds.seed("TK_RANDOM_FUNCTIONS_SEED")
 # Shrinking a failure takes minutes: on demand, with the seed that failed.
 PHASES = [Phase.generate, *([Phase.shrink] if os.environ.get("TK_RANDOM_FUNCTIONS_SHRINK") == "1" else [])]
 REFUSED: list[str] = []

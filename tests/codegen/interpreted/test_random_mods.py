@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import host  # noqa: F401  # libdevice, which the interpreter has not
+import seeds
 import torch
 
 from tk import errors
@@ -22,7 +23,7 @@ from flex import random_mods  # noqa: E402
 from interpreted import attention_host  # noqa: E402  # a comparison of numbers stays a bool
 
 COUNT = int(os.environ.get("TK_MODS_COUNT", "40"))
-SEED = int(os.environ.get("TK_MODS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+SEED = seeds.seed("TK_MODS_SEED")
 B, H, M, N = 2, 2, 8, 16
 _BODY = """
     rows = tl.arange(0, 8)[:, None]

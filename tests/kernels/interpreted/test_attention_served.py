@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import seeds
 import torch
 
 from tk.aot.spec import Family
@@ -20,7 +21,7 @@ from . import test_attention, test_attention_backward
 from .attention_host import Call, block_lists
 from .test_attention import Pair, qkv
 
-SEED = int(os.environ.get("TK_MODS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+SEED = seeds.seed("TK_MODS_SEED")
 COUNT = int(os.environ.get("TK_MODS_COUNT", "40")) // 10
 LONG = 160
 
