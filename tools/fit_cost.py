@@ -26,6 +26,7 @@ from typing import Any
 import numpy
 from scipy.optimize import nnls
 
+from tk import _cache
 from tk.aot.expr import MODE_BITS, Problem, TensorValue, evaluate_locals
 from tk.aot.grid import Variant, bucket_key, buckets, enumerate_grid
 from tk.aot.spec import DTYPES, Family, Op
@@ -341,11 +342,11 @@ def fit(stem: str, arch: int, folder: Path = TUNED) -> str:
     for (name, rows), weights in fitted.items():
         coefficients[name][rows] = rounded(variants.terms, weights)
     record = {name: value for name, value in measured.items() if name != "timings"}
-    files.write(table, {**record, "coefficients": coefficients, "pins": []})
+    _cache.write_json(table, {**record, "coefficients": coefficients, "pins": []})
     load_tuned.cache_clear()
     shipped = Variants(family, arch)  # with the weights that were just written
     found_pins = [pin for t, p in zip(timed, problems, strict=True) for pin in pins_of(t, p, shipped, fitted)]
-    files.write(table, {**record, "coefficients": coefficients, "pins": files.merge([], found_pins)})
+    _cache.write_json(table, {**record, "coefficients": coefficients, "pins": files.merge([], found_pins)})
     return report(regrets(timed, samples, fits), len(found_pins), len(coefficients))
 
 

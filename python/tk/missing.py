@@ -10,7 +10,6 @@ called, and nothing is written.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
 import logging
@@ -18,12 +17,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tk import _library, config, errors
+from tk import _cache, _library, config, errors
 from tk._version import __version__
 
 __all__ = ["build", "directory", "is_for", "is_lack", "is_wanted", "load", "op"]
@@ -37,9 +36,7 @@ def is_wanted() -> bool:
 
 
 def directory() -> Path:
-    cache = os.environ.get("TK_CACHE_DIR")
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return (Path(cache) if cache else home / "tk") / "packs"
+    return _cache.directory() / "packs"
 
 
 def target(arch: int) -> str:
@@ -64,20 +61,11 @@ def build(name: str, source: str, arch: int) -> Path:
         raise errors.VariantNotFoundError(
             f"tk: building {name} failed before, in this process; the first call that needed it said why"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path):
+    with _cache.locked(path):
         if not path.exists():
             _log.info("building %s for sm_%d into %s", name, arch, path)
             _build(name, source, built, path)
     return path
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """The lock of a pack goes with the process that holds it."""
-    with open(path.with_suffix(".lock"), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _build(name: str, source: str, arch: str, path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,6 +53,40 @@ def is_as_close(found: Tensor, torchs: Tensor, expected: Tensor, dtype: torch.dt
     scale = expected.abs().max()
     error, of_torch = ((x.double() - expected).abs().max() / scale for x in (found, torchs))
     assert error <= max(2 * float(of_torch), TOLERANCE[dtype])
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that was measured on this machine decides."""
+    monkeypatch.setenv("TK_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_measured_on_a_sample(name: str, training: bool) -> None:
+    """Both sides of every class have times of the host and of the device, and the model is as it was."""
+    model, reference, x = made(name, torch.bfloat16)
+    model.train(training)
+    state = {n: t.clone() for n, t in model.state_dict().items()}
+    torch.manual_seed(3)
+    numbers = torch.rand(4, device=DEVICE)
+    torch.manual_seed(3)
+    report = tk.use(model, sample=x)
+    assert torch.equal(torch.rand(4, device=DEVICE), numbers)
+    assert all(torch.equal(t, state[n]) for n, t in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert {m.op for m in report.measured} >= set(OPS[name]) - {"flex_attention"}
+    for m in report.measured:
+        assert m.training is not None
+        for _, one in m.passes:
+            assert min(one.tk.device, one.torch.device) > 0
+    if not training:
+        torchs = made(name, torch.bfloat16)[0]
+        torchs.load_state_dict(state)
+        is_as_close(model(x), torchs(x), reference(wide(x)), torch.bfloat16)
+    again = made(name, torch.bfloat16)[0]
+    tk.use(again)
+    assert calls(again, x) == calls(model.eval(), x)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

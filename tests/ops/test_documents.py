@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 
+from tk.dropin import measured
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 WITH_LINKS = [*DOCUMENTS, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/log.md"))]
@@ -88,6 +90,7 @@ def run_tk(arguments: list[str], folder: Path) -> None:
 def test_the_snippets_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("triton")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(measured, "path_of", lambda device: tmp_path / "use.json")  # and the cache of the rest is warm
     torch.manual_seed(0)
     names = prepared()
     written = ""

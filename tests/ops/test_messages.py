@@ -138,6 +138,11 @@ MESSAGES: list[tuple[str, type[Exception], str]] = [
     ("tk.use('model')", TypeError, "tk.use: model must be a torch.nn.Module, is str"),
     ("tk.use(torch.nn.Linear)", TypeError,
      "tk.use: model must be a torch.nn.Module, is the class Linear: make one first"),
+    ("tk.use(torch.nn.Linear(3, 3), sample=3)", TypeError,
+     "tk.use: sample must be a tensor, a tuple of arguments, a dict of keywords, or a function that returns one of "
+     "these, is int"),
+    ("tk.use(torch.nn.Linear(3, 3), sample=x, only_faster=False)", ValueError,
+     "tk.use: with a sample, what is faster is measured: leave only_faster out"),
     # What there is
     ("tk.explain(tk.mm, x, x.T)", TypeError,
      "tk.explain: op must be the name of a function of tk or of an op, such as 'mm', is <function mm at ...>"),

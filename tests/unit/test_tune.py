@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tk import capi, errors, timing
+from tk import _cache, capi, errors, timing
 from tk.config import STATIC_WEIGHTS
 from tk.tune import command, files, measure, pins, products, timings
 from tk.tune.measure import Measured, Result, Task, cover
@@ -60,7 +60,7 @@ def test_newer_entries_replace_those_of_the_same_problem() -> None:
 def test_a_table_is_one_line_for_each_entry(tmp_path: Path) -> None:
     path = tmp_path / "new" / "t.json"
     value = {"gpu": "G", "pins": [{"dims": [1]}, {"dims": [2]}], "empty": []}
-    files.write(path, value)
+    _cache.write_json(path, value)
     assert json.loads(path.read_text()) == value
     assert '  {"dims": [2]}\n' in path.read_text()
     assert [p.name for p in path.parent.iterdir()] == ["t.json"]  # nothing temporary is left

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,12 @@ import torch.distributed as dist
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that was measured on this machine decides."""
+    monkeypatch.setenv("TK_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.fixture

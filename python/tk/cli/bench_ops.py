@@ -10,12 +10,11 @@ from pathlib import Path
 
 import torch
 
-from tk import errors, timing
+from tk import _cache, errors, timing
 from tk._table import table
 from tk.cli._shown import dtype_name
 from tk.generated import inputs, register
 from tk.generated.inputs import Example
-from tk.tune import files
 from tk.tune.ops import OpTimes, measure
 
 SHAPES = ((32768, 4096),)
@@ -106,7 +105,7 @@ def write(path: Path, found: Sequence[OpTimes], copy: float) -> None:
     seen = [_call_of(t) for t in new]
     kept = [t for t in old if _call_of(t) not in seen]
     about = {"gpu": torch.cuda.get_device_name(), "driver": driver_version(), "torch": torch.__version__}
-    files.write(path, {**about, "copy_gbps": round(copy), "timings": [*kept, *new]})
+    _cache.write_json(path, {**about, "copy_gbps": round(copy), "timings": [*kept, *new]})
 
 
 def _call_of(entry: dict[str, object]) -> tuple[object, ...]:

@@ -81,7 +81,11 @@ def rms_norm_forward(target: Target, eps: float, parameter: str) -> FunctionType
                 return call(x, shape, weight, eps)
         return type(self).forward(self, *args, **kwargs)
 
-    return forward  # type: ignore[return-value]
+    return target.site(forward, _as_written)  # type: ignore[return-value]
+
+
+def _as_written(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return type(self).forward(self, *args, **kwargs)
 
 
 # --- Activations ---
@@ -132,7 +136,7 @@ def activation_forward(target: Target, found: Activation) -> FunctionType:
             return call(args[0], *more)
         return type(self).forward(self, *args, **kwargs)
 
-    return forward  # type: ignore[return-value]
+    return target.site(forward, _as_written)  # type: ignore[return-value]
 
 
 # --- Gated feed-forward layers ---
@@ -197,11 +201,17 @@ def _argument(node: Any) -> Any:
 def gated_forward(target: Target, found: Gated) -> FunctionType:
     takes, call, more = found.replacement.taken_on(target), found.replacement.call, found.arguments
 
+    def as_written(activation: nn.Module, gate: Tensor, up: Tensor) -> Tensor:
+        return activation(gate) * up
+
+    def multiplied(activation: nn.Module, gate: Tensor, up: Tensor) -> Tensor:
+        return call(gate, up, *more) if takes(gate, up, *more) else activation(gate) * up
+
+    multiply = target.site(multiplied, as_written)
+
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         gate, up = getattr(self, found.gate)(*args, **kwargs), getattr(self, found.up)(*args, **kwargs)
-        is_taken = takes(gate, up, *more)
-        product = call(gate, up, *more) if is_taken else getattr(self, found.activation)(gate) * up
-        return getattr(self, found.down)(product)
+        return getattr(self, found.down)(multiply(getattr(self, found.activation), gate, up))
 
     return forward  # type: ignore[return-value]
 
@@ -235,7 +245,7 @@ def rope_stand_in(target: Target, model: nn.Module, function: FunctionType) -> S
             return call(q, k, cos, sin, interleaved)
         return function(q, k, cos, sin, *args, **kwargs)
 
-    return StandIn(ROPE, rotate, function)
+    return StandIn(ROPE, target.site(rotate, function), function)
 
 
 def _rotated_halves(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType, MethodType
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,15 +18,17 @@ from tk.dropin import recognise
 from tk.dropin.functions import stand_ins
 from tk.dropin.functions.norms import RMS_NORM
 from tk.dropin.functions.tables import ROPE
+from tk.dropin.measured import Table, load, save
 from tk.dropin.redirect import Redirector, is_redirected, mark
 from tk.dropin.replacement import Replacement
 from tk.dropin.report import Record, Report, Swap
+from tk.dropin.sample import Recording, call_of, unchanged
 from tk.dropin.target import DTYPES, Target, dtype_name
 
 __all__ = ["use"]
 
 
-def use(model: nn.Module, *, only_faster: bool = True) -> Report:
+def use(model: nn.Module, *, sample: Any = None, only_faster: bool = True) -> Report:
     """Lets a model run through tk's ops, in place: linear layers, products, convolutions, norms, activations, softmax,
     embeddings and attention, where tk takes the call and was measured to be no slower. The rest is left alone.
 
@@ -39,8 +42,15 @@ def use(model: nn.Module, *, only_faster: bool = True) -> Report:
     with hooks, tied or shared parameters, parametrisations, parameters that are no plain tensors, and what is compiled
     to TorchScript or wrapped by FSDP.
 
+    With a sample the model is run on it, and each kind of call is timed both ways on this machine: on the host and on
+    the device, without gradients and, where an argument needs one, with the backward pass. What wins is kept by classes
+    of calls, in the user's cache, where later calls of ``tk.use`` find it too. The model is then as it was before, its
+    buffers, mode and gradients too, and so are the generators of random numbers.
+
     Args:
         model: in training mode or not, on the CPU or a GPU.
+        sample: a tensor, a tuple of arguments or a dict of keywords that the model takes, or a function that returns
+            one of these, which is called three times.
         only_faster: False takes all that there are kernels for. (On the CPU that is so in any case.)
 
     Returns:
@@ -48,18 +58,35 @@ def use(model: nn.Module, *, only_faster: bool = True) -> Report:
         ``with``. Modules that already run through tk are left alone.
 
     Raises:
-        TypeError: model is no torch.nn.Module.
+        TypeError: model is no torch.nn.Module, or sample none of the above.
+        ValueError: there is a sample, and only_faster is False: then nothing is left to be chosen. Or a parameter is
+            not initialised yet.
+        Exception: what the model raises of the sample. The model is left as it was.
         tk.UnsupportedError: it is on a device that is neither the CPU nor a CUDA GPU.
     """
     if not isinstance(model, nn.Module):
         is_class = isinstance(model, type)
         given = f"the class {model.__name__}: make one first" if is_class else type(model).__name__
         raise TypeError(f"tk.use: model must be a torch.nn.Module, is {given}")
-    return _use(model, _target(model, flag("use", "only_faster", only_faster)))
+    device, target = _device(model), _target(model, flag("use", "only_faster", only_faster))
+    if sample is None:
+        return _use(model, replace(target, measured=Table(load(device))) if only_faster else target)
+    if not only_faster:
+        raise ValueError("tk.use: with a sample, what is faster is measured: leave only_faster out")
+    recording = _measure(model, target, sample, device)
+    save(device, recording.found.values())
+    return _use(model, replace(target, measured=Table([*load(device), *recording.found.values()])), recording)
 
 
-def _use(model: nn.Module, target: Target) -> Report:
-    walk = _Walk(model, target)
+def _use(model: nn.Module, target: Target, recording: Recording | None = None) -> Report:
+    walk = _Walk(model, target, recording)
+    records, swaps = _walked(model, walk)
+    for swap in swaps:
+        swap.do()
+    return Report(records, swaps, recording.found.values() if recording else ())
+
+
+def _walked(model: nn.Module, walk: _Walk) -> tuple[list[Record], list[Swap]]:
     swaps: list[Swap] = []
     records = []
     for path, module in model.named_modules():
@@ -67,14 +94,39 @@ def _use(model: nn.Module, target: Target) -> Report:
             record, methods = found
             records.append(record)
             swaps += [Swap(module, name, MethodType(mark(f), module)) for name, f in methods.items()]
-    for swap in swaps:
-        swap.do()
-    return Report(records, swaps)
+    return records, swaps
+
+
+def _measure(model: nn.Module, target: Target, sample: Any, device: torch.device) -> Recording:
+    times, run = call_of(sample)
+    if lazy := [name for name, p in model.named_parameters() if isinstance(p, UninitializedParameter)]:
+        raise ValueError(f"tk.use: {lazy[0]} is not initialised: run the model once before it is measured")
+    recording = Recording(device)
+    # Compiled parts run as they are written: what is timed is calls.
+    with unchanged(model, device), torch.compiler.set_stance("force_eager"), torch.cuda.device(_ordinal(device)):
+        walk = _Walk(model, replace(target, measured=recording))
+        paths = {id(module): path for path, module in model.named_modules()}
+        _, swaps = _walked(model, walk)
+        for module, name, method in swaps:
+            at = recording.at(paths[id(module)], method.__func__)
+            Swap(module, name, MethodType(mark(at), module)).do()  # type: ignore[arg-type]
+        for _ in range(times):
+            run(model)
+    return recording
+
+
+def _ordinal(device: torch.device) -> int:
+    """-1 for none."""
+    return -1 if device.type != "cuda" else torch.cuda.current_device() if device.index is None else device.index
+
+
+def _device(model: nn.Module) -> torch.device:
+    tensors = (t for tensors in (model.parameters(), model.buffers()) for t in tensors)
+    return next((t.device for t in tensors), torch.device("cpu"))
 
 
 def _target(model: nn.Module, only_faster: bool) -> Target:
-    tensors = (t for tensors in (model.parameters(), model.buffers()) for t in tensors)
-    device = next((t.device for t in tensors), torch.device("cpu"))
+    device = _device(model)
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return Target("cuda", f"sm_{major}{minor}", only_faster)
@@ -95,8 +147,8 @@ class _Found:
 class _Walk:
     """Over one model."""
 
-    def __init__(self, model: nn.Module, target: Target):
-        self._target = target
+    def __init__(self, model: nn.Module, target: Target, recording: Recording | None = None):
+        self._target, self._recording = target, recording
         self._redirector = Redirector(stand_ins(target))
         self._shared = _shared_parameters(model)
         self._closed: dict[str, str] = {}  # paths below which nothing is touched, and why
@@ -110,7 +162,7 @@ class _Walk:
         has_children = next(module.children(), None) is not None
         if not found.replaced and has_children and not module._parameters and path not in self._closed:
             return None
-        reason = reason or found.reason or self._why_torch(found.replaced, module)
+        reason = reason or found.reason or self._why_torch(found.replaced, module) or self._why_slower(path)
         is_replaced = reason is None
         record = Record(
             path,
@@ -217,9 +269,17 @@ class _Walk:
         reasons = [r.why_left(self._target, module, self._dtype_of(module)) for r in found]
         return None if None in reasons else "; ".join(dict.fromkeys(r for r in reasons if r))
 
+    def _why_slower(self, path: str) -> str | None:
+        """Why a module is left that made no call in the sample that tk is faster at."""
+        made = self._recording.calls.get(path) if self._recording else None
+        passes = [p for call in made or () for _, p in self._recording.found[call].passes]  # type: ignore[union-attr]
+        if not passes or any(p.wins_ever for p in passes):
+            return None
+        ratios = sorted(p.ratio for p in passes)
+        span = f"{ratios[0]:.2f}" + (f" to {ratios[-1]:.2f}" if len(ratios) > 1 else "")
+        return f"measured: torch is faster (its time over tk's is {span})"
+
     def _when(self, found: tuple[Replacement, ...], module: nn.Module) -> str:
-        if self._target.serves_all:
-            return ""
         notes = [(r.op, r.when(self._target, module, self._dtype_of(module))) for r in found]
         return "; ".join(f"{op}: {note}" if len(notes) > 1 else note for op, note in notes if note)
 

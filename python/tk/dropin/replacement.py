@@ -55,8 +55,11 @@ class Replacement:
         return self.op not in FUNCTIONS or find_function(self.op) is not None
 
     def taken_on(self, target: Target) -> Callable[..., bool]:
-        """The predicate."""
-        return self.takes(target.of(self.speed))
+        """The predicate: by what was measured on this machine, else by rules."""
+        by_rules = self.takes(target.of(self.speed))
+        if target.measured is None or not target.measured.knows(self.op):
+            return by_rules
+        return target.measured.predicate(self.op, self.takes(target.of_all()), by_rules)
 
     def stand_ins(self, target: Target) -> list[StandIn]:
         """One for each of its names where torch's own function stands at this time."""
@@ -70,7 +73,7 @@ class Replacement:
             return call(*args, **kwargs) if takes(*args, **kwargs) else original(*args, **kwargs)
 
         if not refusals:
-            return StandIn(self, stand_in, original)
+            return StandIn(self, target.site(stand_in, original), original)
 
         def attempt(*args: Any, **kwargs: Any) -> Any:
             if takes(*args, **kwargs):
@@ -80,11 +83,12 @@ class Replacement:
                     pass
             return original(*args, **kwargs)
 
-        return StandIn(self, attempt, original)
+        return StandIn(self, target.site(attempt, original), original)
 
     def why_left(self, target: Target, module: nn.Module, dtype: torch.dtype) -> str | None:
         """Why every call that a module makes would be left to torch; None where one may be served."""
-        if not target.serves_all and self.speed.find(target.arch, module, dtype)[0] is None:
+        is_open = target.serves_all or target.has_measured(self.op)
+        if not is_open and self.speed.find(target.arch, module, dtype)[0] is None:
             return f"{self.op}: nothing measured says that it is as fast ({dtype_name(dtype)}, {target.arch})"
         example = self.example(module, dtype) if target.device_type == "cuda" else None
         if example is not None and not is_served(getattr(tk, self.op), *example):
@@ -93,6 +97,10 @@ class Replacement:
 
     def when(self, target: Target, module: nn.Module, dtype: torch.dtype) -> str:
         """Which of a module's calls are served; "" for all."""
+        if target.measured is not None and target.measured.knows(self.op):
+            return target.measured.when(self.op)
+        if target.serves_all:
+            return ""
         rule, condition = self.speed.find(target.arch, module, dtype)
         return "left to torch" if rule is None else "; ".join(filter(None, [condition, rule.describe()]))
 

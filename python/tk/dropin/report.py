@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from tk._table import Records, table
+from tk.dropin.measured import Measurement, Measurements
 
 __all__ = ["Record", "Records", "Report", "Swap"]
 
@@ -59,28 +60,38 @@ class Report(Records[Record]):
     """A record for each module that could be replaced, in the order of ``model.named_modules()``.
 
     Prints as a table, which of a large model has a row for each type of module; ``report.table`` has all modules.
+    ``measured`` has both times of every class of calls that a sample made.
+
     ``undo()`` restores the model; as a context manager it does so at the end. Slices and ``replaced``, ``left`` are
     tables too, of the same model: what is undone is always the whole of it.
     """
 
     header = ("module", "type", "op", "replaced", "reason")
+    measured: Measurements
     _swaps: _Swaps
 
-    def __new__(cls, records: Iterable[Record], swaps: Iterable[Swap] = ()) -> Report:
+    def __new__(
+        cls, records: Iterable[Record], swaps: Iterable[Swap] = (), measured: Iterable[Measurement] = ()
+    ) -> Report:
         self = super().__new__(cls, tuple(records))
+        self.measured = Measurements(measured)
         self._swaps = swaps if isinstance(swaps, _Swaps) else _Swaps(swaps)
         return self
 
     def __str__(self) -> str:
-        undone = ["undone: the model is as it was before"] if self._swaps.is_undone else []
+        said = ["undone: the model is as it was before"] if self._swaps.is_undone else []
+        if self.measured:
+            passes = [p for m in self.measured for _, p in m.passes]
+            won = sum(p.wins(False) for p in passes)
+            said.append(f"tk is faster in {won} of {len(passes)} classes of calls; report.measured has the times")
         if len(self) <= _MOST_ROWS:
-            return "\n".join([*undone, self.table])
+            return "\n".join([*said, self.table])
         counts = Counter((r.type, r.op, r.replaced, r.reason) for r in self)
         rows = [
             (n, kind, op, "yes" if replaced else "no", reason) for (kind, op, replaced, reason), n in counts.items()
         ]
-        said = f"{len(self.replaced)} of {len(self)} modules that could be replaced were; report.table has each of them"
-        return "\n".join([*undone, said, table(("modules", *self.header[1:]), rows)])
+        said.append(f"{len(self.replaced)} of {len(self)} modules that could be replaced were; report.table has each")
+        return "\n".join([*said, table(("modules", *self.header[1:]), rows)])
 
     __repr__ = __str__
 
@@ -95,17 +106,17 @@ class Report(Records[Record]):
 
     def __getitem__(self, index: Any) -> Any:
         found = tuple.__getitem__(self, index)
-        return type(self)(found, self._swaps) if isinstance(index, slice) else found
+        return type(self)(found, self._swaps, self.measured) if isinstance(index, slice) else found
 
     @property
     def replaced(self) -> Report:
         """What was replaced."""
-        return type(self)((r for r in self if r.replaced), self._swaps)
+        return type(self)((r for r in self if r.replaced), self._swaps, self.measured)
 
     @property
     def left(self) -> Report:
         """What was left alone."""
-        return type(self)((r for r in self if not r.replaced), self._swaps)
+        return type(self)((r for r in self if not r.replaced), self._swaps, self.measured)
 
     def undo(self) -> None:
         """Restores what was replaced; a second call does nothing.
@@ -130,7 +141,7 @@ class Report(Records[Record]):
         self.undo()
 
     def __reduce__(self) -> Any:
-        return type(self), (tuple(self),)  # another process has no model to undo
+        return type(self), (tuple(self), (), tuple(self.measured))  # another process has no model to undo
 
 
 def _undo(swaps: Sequence[Swap]) -> list[str]:

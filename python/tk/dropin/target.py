@@ -6,9 +6,9 @@ and keep the branch that is taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tk.dropin.speed import Rule, Speed
 from tk.generated.problem import memory_order
+
+if TYPE_CHECKING:
+    from tk.dropin.measured import Table
+    from tk.dropin.sample import Recording
 
 __all__ = ["DTYPES", "Target", "broadcasts", "dtype_name", "is_in_order", "is_plain", "needs_gradient"]
 
@@ -31,17 +35,31 @@ class Target:
 
     device_type: "cpu" or "cuda". arch: "cpu", "sm_90", … only_faster: leave to torch what no measurement says is as
     fast; on the CPU, where tk computes with ATen, nothing was measured, and all is served. rules: what was measured on
-    this architecture of one function, by the kind of call; None where all of its calls are served.
+    this architecture of one function, by the kind of call; None where all of its calls are served. measured: what was
+    measured on this machine, call by call, or measures it now; it goes before the rules.
     """
 
     device_type: str
     arch: str
     only_faster: bool
     rules: Mapping[str, Rule] | None = None
+    measured: Table | Recording | None = None
 
     def of(self, speed: Speed) -> Target:
         """For calls of the function that has this speed."""
         return replace(self, rules=None if self.serves_all else speed.rules.get(self.arch, {}))
+
+    def of_all(self) -> Target:
+        """For all calls of a function, whether fast or not."""
+        return replace(self, rules=None)
+
+    def has_measured(self, op: str) -> bool:
+        return self.measured is not None and self.measured.knows(op)
+
+    def site(self, ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+        """`ours`, which decides for each call whether it does the same as `theirs`; while a sample runs, with both
+        measured."""
+        return ours if self.measured is None else self.measured.site(ours, theirs)
 
     @property
     def serves_all(self) -> bool:

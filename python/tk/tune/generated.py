@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import tk.tune
-from tk import _packs, capi, errors, timing
+from tk import _cache, _packs, capi, errors, timing
 from tk._table import table
 from tk.generated import inputs, register
 from tk.generated.inputs import Example
@@ -160,7 +160,7 @@ def write_tables(folder: Path, tuned: Sequence[Tuned]) -> list[Path]:
         path = folder / f"{name}.json"
         old = json.loads(path.read_text())["pins"] if path.is_file() else []
         new = [{**bucket(t.example, t.problem), "config": t.found.config} for t in mine]
-        files.write(path, {**record(mine[0].problem), "pins": files.merge(old, new)})
+        _cache.write_json(path, {**record(mine[0].problem), "pins": files.merge(old, new)})
         found.append(path)
     return found
 

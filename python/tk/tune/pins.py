@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tk import capi, errors
+from tk import _cache, capi, errors
 from tk.tune import files
 
 _log = logging.getLogger("tk")
@@ -90,7 +90,7 @@ def write(path: Path, entries: Iterable[dict[str, Any]], record: Mapping[str, An
             old = read(path)
         except ValueError as e:
             _log.warning("%s; it is replaced", e)
-    files.write(path, {"version": FILE_VERSION, **record, "pins": files.merge(old, entries)})
+    _cache.write_json(path, {"version": FILE_VERSION, **record, "pins": files.merge(old, entries)})
 
 
 def entry_of(problem: capi.Problem, config: str, us: float) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tk import capi, errors
+from tk import _cache, capi, errors
 from tk.tune import files, pins
 from tk.tune.measure import Result, Task
 
@@ -27,7 +27,7 @@ HALVES = (torch.bfloat16, torch.float16)
 def write(path: Path, results: Sequence[Result], record: Mapping[str, Any]) -> None:
     """Adds the timings; those of a task that was there replace the old ones."""
     old = json.loads(path.read_text())["timings"] if path.is_file() else []
-    files.write(path, {**record, "timings": files.merge(old, map(_timings, results))})
+    _cache.write_json(path, {**record, "timings": files.merge(old, map(_timings, results))})
 
 
 def _timings(result: Result) -> dict[str, Any]:

@@ -1,0 +1,348 @@
+"""What was measured on this machine: the calls that ``tk.use(model, sample=…)`` timed both ways, by classes of calls,
+and the file in the user's cache that keeps them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tk import _cache
+from tk._table import Records
+from tk._version import __version__
+from tk.generated.problem import memory_order
+
+__all__ = ["Measurement", "Measurements", "Pass", "Table", "Times", "class_of", "load", "save"]
+
+Class = tuple[Any, ...]
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Times:
+    """Microseconds of one call: of the host, and of the device."""
+
+    host: float
+    device: float
+
+    def cost(self, is_captured: bool) -> float:
+        """What a call adds to a model's time. The host does not show in a CUDA graph or a compiled model; otherwise the
+        slower of the two does."""
+        return self.device if is_captured else max(self.host, self.device)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The same work by tk and by torch."""
+
+    tk: Times
+    torch: Times
+
+    def wins(self, is_captured: bool) -> bool:
+        return self.tk.cost(is_captured) <= self.torch.cost(is_captured)
+
+    @property
+    def wins_ever(self) -> bool:
+        return self.wins(False) or self.wins(True)
+
+    @property
+    def ratio(self) -> float:
+        """torch's time over tk's, where Python calls one after the other."""
+        return self.torch.cost(False) / self.tk.cost(False)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Of the calls of a class. call: the class. example: one of them, to be read. forward: without gradients;
+    training: forward and backward, None where no argument needed a gradient."""
+
+    op: str
+    call: Class
+    example: str
+    forward: Pass
+    training: Pass | None
+
+    @property
+    def passes(self) -> list[tuple[str, Pass]]:
+        found = [("forward", self.forward), ("forward and backward", self.training)]
+        return [(name, one) for name, one in found if one is not None]
+
+
+class Measurements(Records[Measurement]):
+    """Prints as a table with both times of every class; in microseconds."""
+
+    header = ("op", "call", "passes", "tk host", "torch host", "tk device", "torch device", "runs through")
+
+    def __str__(self) -> str:
+        from tk._table import table
+
+        rows = []
+        for one in self:
+            for name, times in one.passes:
+                us = (times.tk.host, times.torch.host, times.tk.device, times.torch.device)
+                rows.append((one.op, one.example, name, *(f"{x:.1f}" for x in us), _served(times)))
+        return table(self.header, rows)
+
+    __repr__ = __str__
+
+
+def _served(times: Pass) -> str:
+    eagerly, captured = times.wins(False), times.wins(True)
+    if eagerly == captured:
+        return "tk" if eagerly else "torch"
+    return "tk in CUDA graphs" if captured else "torch in CUDA graphs"
+
+
+# --- Classes of calls ---
+
+# Sizes up to 16 stand for themselves, larger ones for their half of an octave, and for what divides them.
+_BOUNDS = [*range(17), *(n for k in range(4, 48) for n in (3 << (k - 1), 2 << k))]
+
+
+def class_of(args: Iterable[Any], kwargs: Mapping[str, Any]) -> Class | None:
+    """Of a call: dtypes, classes of sizes and the order of dimensions in memory of its tensors; all else as it is, but
+    floats. None for a call with other arguments, as functions. torch.compile traces this, and guards the class."""
+    found: list[Any] = []
+    for value in (*args, *(item for name in sorted(kwargs) for item in (name, kwargs[name]))):
+        part = _part(value)
+        if part is None:
+            return None
+        found.append(part)
+    return tuple(found)
+
+
+def _part(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return (_name(value.dtype), tuple([_size(n) for n in value.shape]), _layout(value))
+    if value is None or isinstance(value, float):
+        return "None" if value is None else "float"
+    if isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, tuple | list):
+        parts = [_part(x) for x in value]
+        return None if None in parts else ("list", *parts)
+    return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _size(n: Any) -> Any:
+    low, high = 0, len(_BOUNDS)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if n >= _BOUNDS[middle]:
+            low = middle
+        else:
+            high = middle
+    if low <= 16:
+        return low
+    return (_BOUNDS[low], 64 if n % 64 == 0 else 8 if n % 8 == 0 else 1)
+
+
+def _layout(x: Tensor) -> Any:
+    """Empty for a contiguous tensor."""
+    if x.is_contiguous():
+        return ()
+    is_repeated = any(x.stride(d) == 0 and x.shape[d] != 1 for d in range(x.dim()))
+    return (*memory_order(x, x.dim()), "repeated" if is_repeated else "rows" if x.stride(-1) == 1 else "steps")
+
+
+def described(args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
+    """A call, to be read: its tensors' dtypes and sizes, and what else it is given."""
+    parts = [_described(x) for x in args] + [f"{name}={_described(x)}" for name, x in kwargs.items()]
+    return ", ".join(parts)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{_name(value.dtype)}[{', '.join(map(str, value.shape))}]"
+    return str(tuple(value)) if isinstance(value, tuple | list) else str(value)
+
+
+# --- Decisions ---
+
+_MOST_SEEN = 4096  # calls of which the class is remembered
+
+
+class Table:
+    """Measurements of one device."""
+
+    def __init__(self, measurements: Iterable[Measurement]):
+        self._found = {(m.op, m.call): m for m in measurements}
+        self._ops = {m.op for m in self._found.values()}
+
+    def knows(self, op: str) -> bool:
+        return op in self._ops
+
+    def predicate(self, op: str, legal: Callable[..., bool], by_rules: Callable[..., bool]) -> Callable[..., bool]:
+        """Whether a call is served. legal: whether tk takes it at all; by_rules: the answer where its class was not
+        measured."""
+        seen: dict[Any, Measurement | None] = {}
+        found = {call: m for (of, call), m in self._found.items() if of == op}
+
+        def find(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Measurement | None:
+            try:
+                key = _exactly(args, kwargs)
+                if key in seen:
+                    return seen[key]
+            except TypeError:  # an argument that cannot be hashed
+                return None
+            if len(seen) >= _MOST_SEEN:
+                seen.clear()
+            call = class_of(args, kwargs)
+            return seen.setdefault(key, None if call is None else found.get((_autocast(args), *call)))
+
+        def wins_compiled(call: Class, needs_gradient: bool) -> bool | None:
+            m = found.get(call)
+            one = None if m is None else m.training if needs_gradient else m.forward
+            return None if one is None else one.wins(is_captured=True)
+
+        wins_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while tracing, not traced
+
+        def takes(*args: Any, **kwargs: Any) -> bool:
+            if torch.compiler.is_compiling():
+                # A program has no guards: it serves what is right for all sizes.
+                call = None if torch.compiler.is_exporting() else class_of(args, kwargs)
+                wins = None if call is None else wins_compiled((_autocast(args), *call), _needs_gradient(args, kwargs))
+                return by_rules(*args, **kwargs) if wins is None else wins and legal(*args, **kwargs)
+            m = find(args, kwargs)
+            one = None if m is None else m.training if _needs_gradient(args, kwargs) else m.forward
+            if one is None:
+                return by_rules(*args, **kwargs)
+            wins = one.wins(False)
+            if one.wins(True) != wins and _is_captured():
+                wins = not wins
+            return wins and legal(*args, **kwargs)
+
+        return takes
+
+    def when(self, op: str) -> str:
+        """For which calls tk is taken."""
+        passes = [p for m in self._found.values() if m.op == op for _, p in m.passes]
+        won = sum(p.wins_ever for p in passes)
+        return f"as measured: tk is faster in {won} of {len(passes)} classes of calls"
+
+    def site(self, ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+        return ours
+
+
+def _exactly(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    values = args if not kwargs else (*args, *kwargs, *kwargs.values())
+    return (_autocast(args), *[(x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else x for x in values])
+
+
+def _autocast(args: tuple[Any, ...]) -> str:
+    """The dtype that autocast computes products in; "" without."""
+    device = args[0].device.type if args and isinstance(args[0], Tensor) else "cpu"
+    return _name(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
+
+
+def _needs_gradient(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if torch.is_grad_enabled():
+        for x in (*args, *kwargs.values()):
+            if isinstance(x, Tensor) and x.requires_grad:
+                return True
+    return False
+
+
+def _is_captured() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Class | None:
+    """The class under which a call is found."""
+    call = class_of(args, kwargs)
+    return None if call is None else (_autocast(args), *call)
+
+
+# --- The file ---
+
+
+def machine(device: torch.device) -> str:
+    """What times are of: a GPU by its name, or this processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {os.cpu_count()} threads"
+
+
+def path_of(device: torch.device) -> Path:
+    name = re.sub(r"[^a-z0-9]+", "-", machine(device).lower()).strip("-")
+    return _cache.directory() / f"use-{name}.json"
+
+
+def _header(device: torch.device) -> dict[str, Any]:
+    return {"format": FORMAT, "tk": __version__, "torch": torch.__version__, "device": machine(device)}
+
+
+def load(device: torch.device) -> list[Measurement]:
+    """What is kept of this device; nothing where there is no file. One that cannot be used is warned of once."""
+    path = path_of(device)
+    try:
+        table = json.loads(path.read_text())
+        header = _header(device)
+        if other := [name for name, now in header.items() if table[name] != now]:
+            _warn_once(path, "; ".join(f"it is of {n} {table[n]}, this is {header[n]}" for n in other))
+            return []
+        return [_loaded(entry) for entry in table["measured"]]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        _warn_once(path, f"it cannot be read ({type(error).__name__}: {error})")
+        return []
+
+
+def save(device: torch.device, measurements: Iterable[Measurement]) -> None:
+    """Adds them; those of a class that was there replace it. A file of another version is replaced. Where the cache
+    cannot be written, that is warned of, and nothing is kept."""
+    path = path_of(device)
+    try:
+        with _cache.locked(path):
+            kept = {(m.op, m.call): m for m in (*load(device), *measurements)}
+            _cache.write_json(path, {**_header(device), "measured": [_saved(m) for m in kept.values()]})
+    except OSError as error:
+        warnings.warn(f"tk.use: what was measured is not kept: {error}", stacklevel=4)
+
+
+def _saved(m: Measurement) -> dict[str, Any]:
+    training = None if m.training is None else _numbers(m.training)
+    return {"op": m.op, "call": m.call, "example": m.example, "forward": _numbers(m.forward), "training": training}
+
+
+def _numbers(one: Pass) -> list[float]:
+    return [round(x, 2) for x in (one.tk.host, one.tk.device, one.torch.host, one.torch.device)]
+
+
+def _loaded(entry: Mapping[str, Any]) -> Measurement:
+    forward, training = entry["forward"], entry["training"]
+    return Measurement(entry["op"], _tuples(entry["call"]), str(entry["example"]), _pass(forward),
+                       None if training is None else _pass(training))  # fmt: skip
+
+
+def _pass(numbers: Iterable[float]) -> Pass:
+    a, b, c, d = map(float, numbers)
+    return Pass(Times(a, b), Times(c, d))
+
+
+def _tuples(value: Any) -> Any:
+    """JSON has lists alone."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+_warned: set[Path] = set()
+
+
+def _warn_once(path: Path, why: str) -> None:
+    if path not in _warned:
+        _warned.add(path)
+        warnings.warn(f"tk.use: {path} is not used: {why}. tk.use(model, sample=…) makes it anew", stacklevel=4)
