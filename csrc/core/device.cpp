@@ -115,7 +115,7 @@ cu::Module Device::load_module(const Pack& pack, uint32_t image) {
   std::array<char, 8192> log{};
   cu::JitOption options[] = {cu::JitOption::ErrorLogBuffer, cu::JitOption::ErrorLogBufferSizeBytes};
   void* values[] = {log.data(), reinterpret_cast<void*>(log.size() - 1)};
-  const unsigned n_options = pack.is_ptx() ? std::size(options) : 0;
+  const unsigned n_options = pack.target().is_ptx() ? std::size(options) : 0;
   cu::Module module = nullptr;
   const cu::Result result = driver().cuModuleLoadDataEx(&module, bytes.data(), n_options, options, values);
   if (result != cu::kSuccess) {

@@ -27,8 +27,9 @@ tk_pack_info describe(const Registry::Listed& row) {
     return out;
   }
   out.pack = reinterpret_cast<const tk_pack*>(row.pack);
-  out.arch = row.pack->arch();
-  out.ptx = row.pack->is_ptx();
+  out.arch = row.pack->target().arch;
+  out.ptx = row.pack->target().is_ptx();
+  out.family = row.pack->target().is_family();
   out.n_images = row.pack->count<format::Image>();
   out.file_size = row.pack->file_size();
   out.compiler = row.pack->compiler();

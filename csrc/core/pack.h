@@ -52,6 +52,17 @@ struct PinOrder {
   }
 };
 
+// What images are for. arch: 90 for 9.0. flags: as in a pack's header.
+struct Target {
+  uint32_t arch = 0;
+  uint32_t flags = 0;
+
+  bool is_ptx() const { return flags & format::kPtx; }
+  bool is_family() const { return flags & format::kFamily; }
+  std::string text() const;  // sm_90, sm_100f, ptx80
+  bool operator==(const Target&) const = default;
+};
+
 class Pack {
  public:
   // root: the index_hash in hexadecimal, if it must be a certain one; the records are then known to be right, and pages
@@ -63,8 +74,7 @@ class Pack {
   Pack& operator=(const Pack&) = delete;
 
   const std::string& path() const { return path_; }
-  uint32_t arch() const { return header().arch; }
-  bool is_ptx() const { return header().flags & format::kPtx; }
+  Target target() const { return {header().arch, header().flags}; }
   const char* compiler() const { return string(header().compiler); }
   uint64_t file_size() const { return header().file_size; }
   std::string index_hash() const { return hex(header().index_hash); }

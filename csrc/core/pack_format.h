@@ -43,7 +43,7 @@ struct Header {
   char magic[8];
   uint32_t version;
   uint32_t arch;        // 10 * major + minor, e.g. 90; for a PTX pack the oldest architecture it serves
-  uint32_t flags;       // kPtx
+  uint32_t flags;       // kPtx, kFamily or neither
   uint32_t n_sections;  // Section::Count
   uint64_t file_size;
   uint64_t index_size;     // bytes from the start of the file to the end of the last section
@@ -53,6 +53,7 @@ struct Header {
   SectionEntry sections[static_cast<uint32_t>(Section::Count)];
 };
 inline constexpr uint32_t kPtx = 1;
+inline constexpr uint32_t kFamily = 2;  // cubins for sm_100f: for 10.0 and what is newer of 10.x
 
 // Pages are read and hashed one by one, as they are needed: an op uses few. The last is shorter.
 inline constexpr uint64_t kPageSize = 16384;

@@ -103,7 +103,7 @@ class Pack::Verifier {
   void verify_sections() const {
     const format::Header& header = pack_.header();
     require(header.n_sections == static_cast<uint32_t>(Section::Count), header.n_sections, " sections");
-    require((header.flags & ~format::kPtx) == 0, "unknown flags");
+    require(header.flags == 0 || header.flags == format::kPtx || header.flags == format::kFamily, "unknown flags");
     for (uint32_t s = 0; s < header.n_sections; s++) {
       const auto& [offset, size] = header.sections[s];
       require(offset >= pack_.pages_offset_ && offset <= header.index_size && size <= header.index_size - offset &&
@@ -182,7 +182,7 @@ class Pack::Verifier {
 
   void verify_image(const format::Image& image) const {
     require_string(image.name);
-    require((image.kind == format::ImageKind::Ptx) == pack_.is_ptx() && image.kind <= format::ImageKind::Ptx,
+    require((image.kind == format::ImageKind::Ptx) == pack_.target().is_ptx() && image.kind <= format::ImageKind::Ptx,
             "an image of another kind than the pack");
     require(image.frame < pack_.count<format::Frame>(), "no frame ", image.frame);
     const uint64_t frame_size = pack_.row<format::Frame>(image.frame).size;

@@ -10,28 +10,30 @@
 namespace tk {
 namespace {
 
-// How well code for `arch` suits a GPU; nullopt when it does not run there. From 9.0 on Triton compiles for exactly one
-// architecture (sm_90a); before, a cubin runs on every later GPU of its generation.
-std::optional<uint32_t> suitability(uint32_t arch, bool ptx, uint32_t gpu) {
-  if (arch > gpu) return std::nullopt;
-  if (ptx) return arch;
-  const bool same = gpu >= 90 ? arch == gpu : arch / 10 == gpu / 10;
-  return same ? std::optional(1u << 16 | arch) : std::nullopt;
+// How well code for a target suits a GPU; nullopt when it does not run there. From 9.0 on Triton compiles for exactly
+// one architecture (sm_90a), unless the target is a family; before, a cubin runs on every later GPU of its generation.
+std::optional<uint32_t> suitability(const Target& target, uint32_t gpu) {
+  if (target.arch > gpu) return std::nullopt;
+  if (target.is_ptx()) return target.arch << 1;
+  const bool is_exact = gpu >= 90 && !target.is_family();
+  const bool runs = is_exact ? target.arch == gpu : target.arch / 10 == gpu / 10;
+  return runs ? std::optional(1u << 16 | target.arch << 1 | is_exact) : std::nullopt;
 }
 
 constexpr char kDefinitions[] = "ops.tkpack";
 constexpr char kSuffix[] = ".tkpack";
 
-std::string arch_text(uint32_t arch, bool ptx) { return text(ptx ? "ptx" : "sm_", arch); }
-
-// sm90.tkpack, ptx80.tkpack
-bool parse_name(std::string_view name, uint32_t& arch, bool& ptx) {
-  ptx = name.starts_with("ptx");
-  if ((!ptx && !name.starts_with("sm")) || !name.ends_with(kSuffix)) return false;
-  name = name.substr(ptx ? 3 : 2);
+// sm90.tkpack, sm100f.tkpack, ptx80.tkpack
+std::optional<Target> target_of_name(std::string_view name) {
+  const bool is_ptx = name.starts_with("ptx");
+  if ((!is_ptx && !name.starts_with("sm")) || !name.ends_with(kSuffix)) return std::nullopt;
+  name = name.substr(is_ptx ? 3 : 2);
   name.remove_suffix(std::strlen(kSuffix));
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), arch);
-  return error == std::errc() && end == name.data() + name.size();
+  const bool is_family = !is_ptx && name.ends_with("f");
+  if (is_family) name.remove_suffix(1);
+  Target found{.flags = is_ptx ? format::kPtx : is_family ? format::kFamily : 0};
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), found.arch);
+  return error == std::errc() && end == name.data() + name.size() ? std::optional(found) : std::nullopt;
 }
 
 // The files that a path stands for: itself where it is there, else those with an architecture before its suffix.
@@ -44,9 +46,7 @@ std::vector<std::string> files_of(const std::string& path) {
   const auto folder = whole.has_parent_path() ? whole.parent_path() : std::filesystem::path(".");
   for (const auto& file : std::filesystem::directory_iterator(folder, missing)) {
     const std::string name = file.path().filename().string();
-    uint32_t arch;
-    bool ptx;
-    if (name.starts_with(stem) && parse_name(std::string_view(name).substr(stem.size()), arch, ptx))
+    if (name.starts_with(stem) && target_of_name(std::string_view(name).substr(stem.size())))
       found.push_back((whole.parent_path() / name).string());
   }
   std::ranges::sort(found);
@@ -65,6 +65,8 @@ std::string joined(const std::set<std::string>& items) {
 }
 
 }  // namespace
+
+std::string Target::text() const { return tk::text(is_ptx() ? "ptx" : "sm_", arch, is_family() ? "f" : ""); }
 
 std::string build_advice(uint32_t arch) {
   if (arch < 80) return "tk build makes none for GPUs older than sm_80";
@@ -119,9 +121,8 @@ void Registry::open_definitions() {
   const bool is_unrooted = roots_.empty() && allows_unrooted() && std::filesystem::exists(path, missing);
   if (!root && !is_unrooted) return;
   auto pack = Pack::open(path.string(), root ? root->hash : "");
-  if (pack->arch() != 0)
-    fail(TK_PACK_ERROR, "pack ", pack->path(), " is for ", arch_text(pack->arch(), pack->is_ptx()),
-         ", it should define ops for any GPU");
+  if (pack->target().arch != 0)
+    fail(TK_PACK_ERROR, "pack ", pack->path(), " is for ", pack->target().text(), ", it should define ops for any GPU");
   generated_.add(*pack);
   definitions_ = std::move(pack);
 }
@@ -132,18 +133,19 @@ void Registry::find_builtins() {
   if (searched_ || directory_.empty()) return;
   const std::filesystem::path directory(directory_);
   std::vector<Builtin> own;
-  Builtin found;
   for (const Root& root : roots_) {
     if (std::string_view(root.file) == kDefinitions) continue;
-    if (!parse_name(root.file, found.arch, found.ptx))
+    const auto target = target_of_name(root.file);
+    if (!target)
       fail(TK_PACK_ERROR, "roots.inc names ", root.file, "; it must be ops.tkpack or like sm90.tkpack or ptx80.tkpack");
-    own.push_back({(directory / root.file).string(), root.hash, found.arch, found.ptx, nullptr});
+    own.push_back({(directory / root.file).string(), root.hash, *target, nullptr});
   }
   std::error_code missing;  // a folder that is not there has no packs
   for (const auto& file : std::filesystem::directory_iterator(directory, missing)) {
-    if (!roots_.empty() || !parse_name(file.path().filename().string(), found.arch, found.ptx)) continue;
+    const auto target = target_of_name(file.path().filename().string());
+    if (!roots_.empty() || !target) continue;
     if (allows_unrooted()) {
-      own.push_back({file.path().string(), "", found.arch, found.ptx, nullptr});
+      own.push_back({file.path().string(), "", *target, nullptr});
     } else {
       unrooted_ = file.path().string();
     }
@@ -160,17 +162,18 @@ void Registry::add_directory(const std::string& path) {
   std::vector<Builtin> added;
   std::error_code missing;
   for (const auto& file : std::filesystem::directory_iterator(path, missing)) {
-    Builtin found;
-    if (!parse_name(file.path().filename().string(), found.arch, found.ptx)) continue;
-    found.path = file.path().string();
+    const auto target = target_of_name(file.path().filename().string());
+    if (!target) continue;
+    Builtin found{file.path().string(), "", *target, nullptr};
     for (const Builtin& other : builtins_)
-      if (other.arch == found.arch && other.ptx == found.ptx)
-        fail(TK_PACK_ERROR, "pack ", found.path, " is for ", arch_text(found.arch, found.ptx), ", as ", other.path,
+      if (other.target == found.target)
+        fail(TK_PACK_ERROR, "pack ", found.path, " is for ", found.target.text(), ", as ", other.path,
              " is; leave one of them out");
     added.push_back(std::move(found));
   }
   if (added.empty())
-    fail(TK_PACK_ERROR, "there are no packs in ", path, "; their names must be like sm100.tkpack or ptx100.tkpack");
+    fail(TK_PACK_ERROR, "there are no packs in ", path,
+         "; their names must be like sm100.tkpack, sm100f.tkpack or ptx100.tkpack");
   std::ranges::sort(added, {}, &Builtin::path);
   std::ranges::move(added, std::back_inserter(builtins_));
   added_.push_back(path);
@@ -180,9 +183,8 @@ void Registry::add_directory(const std::string& path) {
 const Pack& Registry::open(Builtin& builtin) {
   if (builtin.pack) return *builtin.pack;
   auto pack = Pack::open(builtin.path, builtin.root);
-  if (pack->arch() != builtin.arch || pack->is_ptx() != builtin.ptx)
-    fail(TK_PACK_ERROR, "pack ", builtin.path, " is for ", arch_text(pack->arch(), pack->is_ptx()),
-         ", not what its name says");
+  if (pack->target() != builtin.target)
+    fail(TK_PACK_ERROR, "pack ", builtin.path, " is for ", pack->target().text(), ", not what its name says");
   check_clash(*pack);
   generated_.add(*pack);
   builtin.pack = std::move(pack);
@@ -194,7 +196,7 @@ Registry::Builtin* Registry::best_builtin(uint32_t arch) {
   Builtin* best = nullptr;
   uint32_t best_suitability = 0;
   for (Builtin& builtin : builtins_) {
-    const auto suits = suitability(builtin.arch, builtin.ptx, arch);
+    const auto suits = suitability(builtin.target, arch);
     if (!suits || *suits <= best_suitability) continue;
     best = &builtin;
     best_suitability = *suits;
@@ -213,7 +215,7 @@ void Registry::load_file(const std::string& path) {
   std::unique_lock lock(mutex_);
   find_builtins();
   for (Builtin& builtin : builtins_)
-    if (builtin.arch == pack->arch() && builtin.ptx == pack->is_ptx()) open(builtin);
+    if (builtin.target == pack->target()) open(builtin);
   if (is_loaded(*pack)) return;
   check_clash(*pack);
   user_.reserve(user_.size() + 1);  // so that nothing fails once its ops are known
@@ -234,12 +236,11 @@ bool Registry::is_loaded(const Pack& pack) const {
 // what the first has no kernel for.
 void Registry::check_clash(const Pack& pack) const {
   const auto compare = [&](const Pack* other) {
-    if (!other || other->arch() != pack.arch() || other->is_ptx() != pack.is_ptx()) return;
+    if (!other || other->target() != pack.target()) return;
     for (const format::Op& op : pack.all<format::Op>())
       if (!is_generated(pack, op) && other->find_op(pack.string(op.name)))
-        fail(TK_PACK_ERROR, "op \"", pack.string(op.name), "\" for ", arch_text(pack.arch(), pack.is_ptx()),
-             " is in both ", other->path(), " and ", pack.path(),
-             "; leave one of them out, or rename the op and build again");
+        fail(TK_PACK_ERROR, "op \"", pack.string(op.name), "\" for ", pack.target().text(), " is in both ",
+             other->path(), " and ", pack.path(), "; leave one of them out, or rename the op and build again");
   };
   for (const Builtin& builtin : builtins_) compare(builtin.pack.get());
   for (const auto& other : user_) compare(other.get());
@@ -256,7 +257,7 @@ std::vector<OpInPack> Registry::find(const char* op, uint32_t arch) {
 
 std::vector<OpInPack> Registry::find_open(const char* op, uint32_t arch) {
   std::vector<OpInPack> found;
-  const auto suits = [&](const Pack& pack) { return suitability(pack.arch(), pack.is_ptx(), arch); };
+  const auto suits = [&](const Pack& pack) { return suitability(pack.target(), arch); };
   const auto add = [&](const Pack& pack) {
     if (!suits(pack)) return;
     if (const format::Op* const row = pack.find_op(op)) found.push_back({&pack, row});
@@ -275,7 +276,7 @@ std::vector<OpInPack> Registry::all(uint32_t arch) {
   };
   if (Builtin* builtin = best_builtin(arch)) add(open(*builtin));
   for (const auto& pack : user_)
-    if (suitability(pack->arch(), pack->is_ptx(), arch)) add(*pack);
+    if (suitability(pack->target(), arch)) add(*pack);
   std::vector<OpInPack> found;
   for (const auto& name : names) std::ranges::copy(find_open(name.c_str(), arch), std::back_inserter(found));
   return found;
@@ -284,9 +285,9 @@ std::vector<OpInPack> Registry::all(uint32_t arch) {
 void Registry::fail_not_found(const char* op, uint32_t arch) {
   std::set<std::string> archs;  // of those that have the op
   for (const auto& pack : user_)
-    if (pack->find_op(op)) archs.insert(arch_text(pack->arch(), pack->is_ptx()));
+    if (pack->find_op(op)) archs.insert(pack->target().text());
   for (const Builtin& builtin : builtins_)
-    if (!builtin.pack || builtin.pack->find_op(op)) archs.insert(arch_text(builtin.arch, builtin.ptx));
+    if (!builtin.pack || builtin.pack->find_op(op)) archs.insert(builtin.target.text());
   const std::string build = build_advice(arch);
   if (best_builtin(arch) || archs.empty())
     fail(TK_VARIANT_NOT_FOUND, "no pack has an op \"", op, "\" for sm_", arch,
@@ -319,8 +320,7 @@ std::vector<Registry::Listed> Registry::list() {
 const Pack* Registry::before(const Pack& pack, const char* op) {
   for (const Listed& row : list()) {
     if (row.pack == &pack) break;
-    if (row.pack && row.pack->arch() == pack.arch() && row.pack->is_ptx() == pack.is_ptx() && row.pack->find_op(op))
-      return row.pack;
+    if (row.pack && row.pack->target() == pack.target() && row.pack->find_op(op)) return row.pack;
   }
   return nullptr;
 }

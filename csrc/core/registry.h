@@ -34,7 +34,7 @@ class OpNames {
 
 // A pack of the library's own, and the index hash it must have. The table comes from roots.inc.
 struct Root {
-  const char* file;  // sm90.tkpack, ptx80.tkpack, ops.tkpack
+  const char* file;  // sm90.tkpack, sm100f.tkpack, ptx80.tkpack, ops.tkpack
   const char* hash;  // hexadecimal
 };
 std::span<const Root> compiled_roots();
@@ -99,8 +99,7 @@ class Registry {
   struct Builtin {
     std::string path;
     std::string root;  // "": any, of an add-on
-    uint32_t arch;
-    bool ptx;
+    Target target;
     std::unique_ptr<const Pack> pack;  // once it was needed
   };
 

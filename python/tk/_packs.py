@@ -35,6 +35,7 @@ class PackInfo(ctypes.Structure):
         ("arch", ctypes.c_uint32),
         ("ptx", ctypes.c_int32),
         ("n_images", ctypes.c_uint32),
+        ("family", ctypes.c_int32),
         ("file_size", ctypes.c_uint64),
         ("compiler", ctypes.c_char_p),
         ("hash", ctypes.c_char_p),
@@ -114,9 +115,10 @@ def _open_packs() -> Iterator[tuple[PackInfo, ctypes.c_void_p]]:
 
 @dataclass(frozen=True)
 class Pack:
-    """arch: "sm_90", "ptx80" for PTX that serves what is newer, "any" for ops defined without kernels; "" when it
-    cannot be used. size: of the file, bytes. problem: why it cannot be used, "" when it can. shared: of its ops those
-    that a pack loaded earlier serves, (name, that pack's path): this one serves what that has no kernel for."""
+    """arch: "sm_90", "sm_100f" for a family, "ptx80" for PTX that serves what is newer, "any" for ops defined without
+    kernels; "" when it cannot be used. size: of the file, bytes. problem: why it cannot be used, "" when it can.
+    shared: of its ops those that a pack loaded earlier serves, (name, that pack's path): this one serves what that has
+    no kernel for."""
 
     path: str
     arch: str
@@ -193,8 +195,8 @@ class Coverage(Records[CoverageRow]):
         )
 
     def only(self, op: str | None = None, arch: str | None = None) -> Coverage:
-        """The rows of an op, of an architecture ("90", "sm_90", "ptx80")."""
-        wanted = f"sm_{arch}" if arch and arch.isdigit() else arch
+        """The rows of an op, of an architecture ("90", "sm_90", "100f", "ptx80")."""
+        wanted = f"sm_{arch}" if arch and arch[0].isdigit() else arch
         return Coverage(r for r in self if op in (None, r.op) and wanted in (None, r.arch))
 
 
@@ -225,7 +227,7 @@ def _pack(info: PackInfo) -> Pack:
 def _arch(info: PackInfo) -> str:
     if not info.arch:  # definitions of ops, without kernels
         return "any"
-    return f"ptx{info.arch}" if info.ptx else f"sm_{info.arch}"
+    return f"ptx{info.arch}" if info.ptx else f"sm_{info.arch}{'f' if info.family else ''}"
 
 
 def coverage() -> Coverage:

@@ -249,6 +249,7 @@ class Forbidden : public Hostile {
 };
 
 TEST_F(Forbidden, ReadingWhatIsNotThere) {
+  refuse([](PackSpec& s) { s.ptx = s.family = true; }, "unknown flags");
   refuse([](PackSpec& s) { s.ops[0].key = size(2, 0); }, "key");
   refuse([](PackSpec& s) { s.ops[0].key = int_arg(1); }, "key");
   refuse([](PackSpec& s) { s.ops[0].key = local(1); }, "key");

@@ -222,7 +222,7 @@ class Writer {
     std::memcpy(header.magic, format::kMagic, sizeof header.magic);
     header.version = format::kVersion;
     header.arch = spec_.arch;
-    header.flags = spec_.ptx ? format::kPtx : 0;
+    header.flags = (spec_.ptx ? format::kPtx : 0) | (spec_.family ? format::kFamily : 0);
     header.n_sections = kSections;
     header.compiler = string(spec_.compiler);
     for (const format::Image& image : image_records_) append(Section::Images, image);

@@ -166,6 +166,7 @@ struct PackSpec {
   std::vector<Op> ops = {Op{}};
   uint32_t arch = 90;
   bool ptx = false;
+  bool family = false;
   std::string compiler = "test compiler 1.0";
   size_t images_per_frame = 1;
 };

@@ -57,8 +57,7 @@ PackSpec rich_pack(size_t images_per_frame = 2) {
 TEST(Pack, HoldsWhatWasWritten) {
   const TempDir dir;
   const auto pack = Pack::open(dir.write("rich.tkpack", rich_pack()));
-  EXPECT_EQ(pack->arch(), 90u);
-  EXPECT_FALSE(pack->is_ptx());
+  EXPECT_EQ(pack->target().text(), "sm_90");
   EXPECT_STREQ(pack->compiler(), "test compiler 1.0");
   const format::Op* const op = pack->find_op("rich");
   ASSERT_NE(op, nullptr);

@@ -28,6 +28,11 @@ class RegistryTest : public CoreTest {
     const tk_status status = choose("op", choice);
     return status == TK_OK ? choice.kernel_name : "status " + std::to_string(status);
   }
+  static PackSpec family(uint32_t arch) {
+    PackSpec made = pack_for(arch, false, "op", "sm_" + std::to_string(arch) + "f");
+    made.family = true;
+    return made;
+  }
   static const PackSpec sm80, sm86, sm90, sm100, ptx80, ptx90;
 };
 const PackSpec RegistryTest::sm80 = pack_for(80, false, "op", "sm_80");
@@ -50,6 +55,28 @@ TEST_F(RegistryTest, AGpuGetsTheBestPackThatRunsThere) {
   EXPECT_EQ(serving(10, 0, {sm100, ptx80}), "sm_100");
   EXPECT_EQ(serving(7, 5, all), "status 2");
   EXPECT_EQ(serving(8, 0, {sm86}), "status 2") << "a cubin does not run on older GPUs";
+}
+
+TEST_F(RegistryTest, TheCubinsOfAFamilyServeItsNewerGpus) {
+  const std::vector<PackSpec> all = {ptx80, family(100), family(103), family(120), sm100};
+  EXPECT_EQ(serving(10, 0, all), "sm_100") << "what is made for it alone goes before";
+  EXPECT_EQ(serving(10, 0, {ptx80, family(100), family(103)}), "sm_100f");
+  EXPECT_EQ(serving(10, 3, {ptx80, family(100), sm100}), "sm_100f");
+  EXPECT_EQ(serving(10, 3, all), "sm_103f");
+  EXPECT_EQ(serving(12, 0, all), "sm_120f");
+  EXPECT_EQ(serving(12, 1, all), "sm_120f");
+  EXPECT_EQ(serving(11, 0, all), "ptx80") << "of another family";
+  EXPECT_EQ(serving(9, 0, {family(100)}), "status 2");
+  EXPECT_EQ(serving(10, 0, {family(103), family(120)}), "status 2") << "nor on older GPUs of its own";
+  for (const char* part : {"sm_103f", "sm_120f", "sm_100"})
+    EXPECT_NE(std::string(tk_last_error()).find(part), std::string::npos) << tk_last_error();
+}
+
+TEST_F(RegistryTest, AFamilyIsListed) {
+  load(family(100));
+  EXPECT_EQ(packs().at(0).arch, 100u);
+  EXPECT_EQ(packs().at(0).family, 1);
+  EXPECT_EQ(packs().at(0).ptx, 0);
 }
 
 TEST_F(RegistryTest, SaysWhichArchitecturesThereAre) {
@@ -372,6 +399,19 @@ TEST_F(AddedTest, ServesTheGpusThatItIsFor) {
   }
 }
 
+TEST_F(AddedTest, ServesTheFamilyThatItIsFor) {
+  install({{"sm80.tkpack", sm80}, {"ptx80.tkpack", ptx80}});
+  added_.write("sm100f.tkpack", family(100));
+  added_.write("sm120f.tkpack", family(120));
+  added_.write("sm120ff.tkpack", family(120));
+  added_.write("ptx100f.tkpack", family(100));
+  EXPECT_EQ(serving_with(8, 0, false), "sm_80");
+  EXPECT_EQ(serving_with(9, 0, false), "ptx80");
+  EXPECT_EQ(serving_with(10, 0, false), "sm_100f");
+  EXPECT_EQ(serving_with(10, 3, false), "sm_100f");
+  EXPECT_EQ(serving_with(12, 1, false), "sm_120f");
+}
+
 TEST_F(AddedTest, WhereNothingFitsTheMessageNamesItToo) {
   install({{"sm80.tkpack", sm80}});
   added_.write("sm100.tkpack", sm100);
@@ -381,10 +421,10 @@ TEST_F(AddedTest, WhereNothingFitsTheMessageNamesItToo) {
 
 TEST_F(AddedTest, ADamagedPackFailsWhereItIsNeededAlone) {
   install({{"sm80.tkpack", sm80}, {"ptx80.tkpack", ptx80}});
-  added_.write("sm100.tkpack", pack_for(90, false, "op", "of another architecture"));
+  added_.write("sm100.tkpack", family(100));
   EXPECT_EQ(serving_with(8, 0, false), "sm_80");
   const std::string said = serving_with(10, 0, false);
-  EXPECT_NE(said.find("sm100.tkpack is for sm_90, not what its name says"), std::string::npos) << said;
+  EXPECT_NE(said.find("sm100.tkpack is for sm_100f, not what its name says"), std::string::npos) << said;
 }
 
 TEST_F(AddedTest, AFolderMustHavePacksForWhatTheLibraryHasNone) {

@@ -39,7 +39,7 @@ def fresh(op: Op) -> Op:
 
 
 def write(path: Path, *ops: Op, arch: int = 90) -> Path:
-    writer = PackWriter(arch, ptx=False, compiler="triton 0.0, ptxas 0.0")
+    writer = PackWriter(arch, flags=0, compiler="triton 0.0, ptxas 0.0")
     for op in ops:
         grid = enumerate_grid(Family(op, (_kernel(op, arch),), lambda kernel, point: True), arch)
         compiled = [Compiled(v, (_artifact(),)) for v in grid.variants]

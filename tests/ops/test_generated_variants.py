@@ -52,7 +52,7 @@ def h200(tmp_path_factory: pytest.TempPathFactory) -> int:
     """With all variants of the ops above loaded."""
     folder = tmp_path_factory.mktemp("every")
     (folder / "every.py").write_text(SOURCE)
-    writer = PackWriter(90, ptx=False, compiler="triton 0.0, ptxas 0.0")
+    writer = PackWriter(90, flags=0, compiler="triton 0.0, ptxas 0.0")
     for family in file_families([folder / "every.py"]):
         grid = enumerate_grid(family, 90)
         compiled = [Compiled(v, tuple(_artifact() for _ in v.plan.launches)) for v in grid.variants]

@@ -13,7 +13,7 @@ COMPILER = "triton 0.0, ptxas 0.0"
 
 
 def write(path: Path, name: str, arch: int = 90, compiler: str = COMPILER) -> Path:
-    writer = PackWriter(arch, ptx=False, compiler=compiler)
+    writer = PackWriter(arch, flags=0, compiler=compiler)
     (x,) = tensors("x")
     image = writer.image(IMAGE_CUBIN, f"{name}_kernel", IMAGE)
     configs = [

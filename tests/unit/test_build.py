@@ -48,7 +48,7 @@ from tk.aot.compile import Target
 from tk.aot.compress import SHARE_OF_ZLIB
 from tk.aot.errors import BuildError
 from tk.aot.expr import Problem, TensorValue, local, tensors
-from tk.aot.pack import Pack, PackWriter, read_pack
+from tk.aot.pack import FLAG_FAMILY, FLAG_PTX, Pack, PackWriter, read_pack
 from tk.aot.spec import (
     DTYPES,
     Buffer,
@@ -255,7 +255,7 @@ def pack_of(kernels: list[Kernel], target: Target, cache: Cache, table: dict | N
         artifact = compile_source(work.sources[key])
         cache.store(key, artifact)
         work.done[key] = artifact
-    writer = PackWriter(target.arch, target.ptx, "test")
+    writer = PackWriter(target.arch, FLAG_PTX * target.ptx, "test")
     (op,) = planned.ops
     compiled = [Compiled(p.variant, tuple(work.done[s.key] for s in p.sources)) for p in op.variants]
     add_op(writer, op.grid, compiled, target, table or {})
@@ -407,6 +407,24 @@ def test_roots_name_the_packs(built):
     assert lines == [
         f'{{"{name}.tkpack", "{built[name].pack.index_hash}"}},' for name in ("sm80", "sm90", "sm100", "ptx80")
     ]  # fmt: skip
+
+
+ACCELERATED = 8  # of an image's ELF flags: it runs on one architecture alone
+
+
+@pytest.mark.parametrize(
+    ("target", "alone"), [(Target(100, family=True), False), (Target(100), True), (Target(120, family=True), False)]
+)
+def test_cubins_of_a_family_ask_for_nothing_that_it_lacks(target, alone, cache, tmp_path):
+    path = tmp_path / f"{target.name}.tkpack"
+    build([planned(target, path, only="scale_add|copy_triton")], cache, jobs=2, out=io.StringIO())
+    pack = read_pack(path.read_bytes())
+    assert (pack.arch, pack.flags) == (target.arch, FLAG_FAMILY * target.family)
+    assert pack.variants
+    for number in range(len(pack.images)):
+        flags = int.from_bytes(pack.image(number)[48:52], "little")
+        assert flags >> 8 & 0xFF == target.arch
+        assert bool(flags & ACCELERATED) == alone
 
 
 def test_an_unchanged_pack_keeps_its_time(built, cache):
@@ -826,7 +844,7 @@ def test_arguments_that_choose_nothing_say_what_there_is(dry_run, tmp_path, monk
         (["--arch", "75"], "--arch 75: tk needs compute capability 8.0 or newer; there are kernels for 80, 90"),
         (["--arch", "86"], "--arch 86: cubins of sm_80 run on it, too: write --arch 80"),
         (["--arch", "90,89"], "--arch 89: cubins of sm_80 run on it, too: write --arch 80"),
-        (["--arch", "120"], "--arch 120: write --arch ptx80, which its driver translates; there are kernels for 80"),
+        (["--arch", "120"], "--arch 120: write --arch 120f, whose cubins run on newer GPUs of 12.x, too, or ptx80"),
         (["--arch", "ptx120"], "--arch ptx120: there is no PTX for it alone; write --arch ptx80"),
         (["--arch", "90", "--only", "scale_adds"], "the nearest: 'scale_add'"),
         (["--arch", "90", "--only", "^$"], "--only '^$' matches none of the names of"),

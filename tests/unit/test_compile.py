@@ -244,14 +244,21 @@ def test_an_interpreted_function_is_refused():
 
 @pytest.mark.parametrize(
     ("text", "target"),
-    [("80", Target(80)), ("sm_90", Target(90)), ("sm100", Target(100)), ("ptx80", Target(80, ptx=True))],
+    [
+        ("80", Target(80)),
+        ("sm_90", Target(90)),
+        ("sm100", Target(100)),
+        ("ptx80", Target(80, ptx=True)),
+        ("100f", Target(100, family=True)),
+        ("sm_120f", Target(120, family=True)),
+    ],
 )
 def test_target_names(text, target):
     assert Target.parse(text) == target
     assert Target.parse(target.name) == target
 
 
-@pytest.mark.parametrize("text", ["", "hopper", "9.0", "ptx", "ptx_80"])
+@pytest.mark.parametrize("text", ["", "hopper", "9.0", "ptx", "ptx_80", "90f", "ptx100f", "100a", "f"])
 def test_unknown_targets(text):
     with pytest.raises(ValueError, match="names no architecture"):
         Target.parse(text)

@@ -78,6 +78,7 @@ def test_constants():
     assert values == {
         "kVersion": str(pack.VERSION),
         "kPtx": str(pack.FLAG_PTX),
+        "kFamily": str(pack.FLAG_FAMILY),
         "kPageSize": str(pack.PAGE_SIZE),
         "kGeneral": str(pack.VARIANT_GENERAL),
         "kNonDeterministic": str(pack.VARIANT_NONDETERMINISTIC),

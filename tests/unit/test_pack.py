@@ -22,7 +22,7 @@ N_SECTIONS = len(fmt.SECTIONS)
 
 def small_pack() -> bytes:
     """One record of each kind."""
-    w = PackWriter(90, False, "a compiler")
+    w = PackWriter(90, 0, "a compiler")
     image = b"an image " * 50
     number = w.image(fmt.IMAGE_CUBIN, "image", image)
     three, five, eight = ([w.code(const(i)) for i in range(n)] for n in (3, 5, 8))
@@ -89,7 +89,7 @@ def record_field(section: str, offset: int) -> int:
 
 def test_round_trip():
     pack = read_pack(PACK)
-    assert (pack.arch, pack.ptx, pack.compiler, pack.size) == (90, False, "a compiler", len(PACK))
+    assert (pack.arch, pack.flags, pack.compiler, pack.size) == (90, 0, "a compiler", len(PACK))
     op = pack.op("op")
     assert (op.n_tensors, op.n_dims, op.dims) == (3, 2, [1, 2, 0, 0])
     assert [b.key for b in pack.slice("buckets", op.buckets)] == [-3, 7]
@@ -112,7 +112,7 @@ def test_the_same_input_gives_the_same_bytes():
 
 
 def test_equal_things_are_kept_once():
-    w = PackWriter(90, False, "c")
+    w = PackWriter(90, 0, "c")
     assert w.string("twice") == w.string("twice")
     assert w.code(OP.local("n") + 1) == w.code(OP.local("n") + 1)
     assert w.add("locals", [dict(value=Range(0, 1))]) == w.add("locals", [dict(value=Range(0, 1))])
@@ -164,7 +164,7 @@ def test_every_flipped_byte_of_an_index_that_hashes_well_is_refused_or_harmless(
 def test_pages_have_hashes():
     """Also where the last is cut, and where an index fills its pages."""
     for length in (fmt.PAGE_SIZE * 3 + 8, fmt.PAGE_SIZE * 4):
-        w = PackWriter(90, False, "c", ["op"])
+        w = PackWriter(90, 0, "c", ["op"])
         w.string("x" * (length - len("\0c\0op\0") - 1))
         data = w.finish()
         assert len(data) == HEADER.size + 32 * 4 + length and pages_offset(data) == HEADER.size + 32 * 4
@@ -213,7 +213,7 @@ def test_more_bytes_than_promised_are_refused():
         (b"ELF" + PACK[3:], "does not begin with its magic"),
         (patched(8, "I", 1), "pack version 1, this is for version 5"),
         (patched(20, "I", 17), "17 sections instead of 18"),
-        (patched(16, "I", 2), "unknown flags"),
+        (patched(16, "I", 3), "unknown flags"),
         (patched(HASH_AT + 36, "I", 2), "2 pages in an index of"),
         (patched(HASH_AT + 36, "I", 2**32 - 1), "an index of"),
         (patched(entry_of("code"), "Q", 2**60), "section code does not lie in the index"),
@@ -255,7 +255,7 @@ def test_a_promise_of_two_to_the_sixty_bytes_is_refused_at_once(offset):
 
 def test_a_frame_that_unpacks_to_more_than_it_says_is_refused():
     """Without unpacking it all."""
-    w = PackWriter(90, False, "c")
+    w = PackWriter(90, 0, "c")
     w.image(fmt.IMAGE_CUBIN, "bomb", bytes(200 << 20))
     data = bytearray(w.finish())
     with pytest.raises(PackFormatError, match="frame 0 promises 209715200 bytes"):
@@ -277,7 +277,7 @@ def many_images() -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def large() -> bytes:
-    w = PackWriter(90, False, "c")
+    w = PackWriter(90, 0, "c")
     for i, image in enumerate(many_images()):
         w.image(fmt.IMAGE_CUBIN, f"image {i}", image, f"op {i % 3}")
     return w.finish()

@@ -174,6 +174,31 @@ def _measured(op: str, args: tuple[Any, ...], forward: Pass) -> Measurement:
     return Measurement(op, key, "", forward, None)
 
 
+class ByLists(nn.Module):
+    """Sizes in a list, and an argument by name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.softmax(F.layer_norm(x, [16]), dim=-1)
+
+
+def test_other_spellings_are_measured(timed: Callable[[Faster], None]) -> None:
+    timed({"layer_norm": False})
+    model, x = ByLists(), torch.randn(4, 16)
+    report = tk.use(model, sample=x)
+    assert {m.op for m in report.measured} == {"layer_norm", "softmax"}
+    assert calls(model, x) == {"softmax": 1}
+
+
+def test_what_is_no_plain_tensor_is_torchs(timed: Callable[[Faster], None]) -> None:
+    timed({})
+    model, x = nn.Linear(16, 8), torch.randn(4, 16)
+    tk.use(model, sample=x)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x.to_sparse()), model(x))
+    jagged = torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged)
+    torch.testing.assert_close(model(jagged).unbind()[1], model(x[:2]))
+
+
 # --- Samples ---
 
 

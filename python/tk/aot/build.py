@@ -26,7 +26,7 @@ from tk.aot.compile import Source, Target, compile_source, compiler_version, sou
 from tk.aot.compress import SHARE_OF_ZLIB
 from tk.aot.errors import BuildError, CompileError, Refused
 from tk.aot.grid import Grid, Variant, enumerate_grid
-from tk.aot.pack import PackWriter, read_pack, roots_line
+from tk.aot.pack import FLAG_FAMILY, FLAG_PTX, PackWriter, read_pack, roots_line
 from tk.aot.pool import run as run_pool
 from tk.aot.spec import Family
 
@@ -39,6 +39,7 @@ KINDS = (
     ("", 0.13, 4_300),
 )
 
+PORTABLE_ARCH = 80
 # Shared memory of a block, bytes, by architecture (CUDA programming guide, technical specifications).
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448,
                 120: 101_376, 121: 101_376}  # fmt: skip
@@ -106,7 +107,7 @@ def plan_pack(families: Sequence[Family], target: Target, path: Path, sample: bo
     ops, failures, refused = [], [], []
     for family in families:
         try:
-            grid = enumerate_grid(family, target.arch, sample, target.ptx)
+            grid = enumerate_grid(family, arch_of_grid(family, target), sample, target.ptx)
         except BuildError as e:
             refused.append(e)
             continue
@@ -123,6 +124,13 @@ def plan_pack(families: Sequence[Family], target: Target, path: Path, sample: bo
     if failures:
         raise BuildFailed(failures)
     return PlannedPack(target, path, tuple(ops), sample or only is not None)
+
+
+def arch_of_grid(family: Family, target: Target) -> int:
+    """Whose configs a target takes: its own, or where a family has none those that are for PTX. What sm_90 adds to
+    these, as wgmma, newer GPUs lack."""
+    has_own = any(target.arch in kernel.configs for kernel in family.kernels)
+    return PORTABLE_ARCH if target.family and not has_own else target.arch
 
 
 @dataclass
@@ -320,7 +328,9 @@ def write_pack(pack: PlannedPack, work: Work, cache: Cache | None = None, jobs: 
     """The bytes of one pack. cache: holds what was compressed before. Raises BuildError."""
     ops = [op for op in pack.ops if op.variants]
     names = [op.grid.family.op.name for op in ops]
-    writer = PackWriter(pack.target.arch, pack.target.ptx, compiler_version(pack.target.arch), names)
+    target = pack.target
+    flags = FLAG_PTX * target.ptx | FLAG_FAMILY * target.family
+    writer = PackWriter(target.arch, flags, compiler_version(target.arch), names)
     for op in ops:
         compiled = [Compiled(p.variant, tuple(work.done[s.key] for s in p.sources)) for p in op.variants]
         add_op(writer, op.grid, compiled, pack.target, _tuned_table(op.grid.family, pack.target), pack.partial)
@@ -342,7 +352,7 @@ def definitions(families: Sequence[Family]) -> bytes:
     """The bytes of ops.tkpack: the generated ops of some families without their kernels, for no architecture. It makes
     them known where there is no GPU."""
     ops = [family.op for family in families if family.op.params]
-    writer = PackWriter(0, False, "", [op.name for op in ops])
+    writer = PackWriter(0, 0, "", [op.name for op in ops])
     for op in ops:
         add_definition(writer, op)
     return writer.finish()

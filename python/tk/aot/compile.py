@@ -25,6 +25,7 @@ import triton
 from triton import knobs
 from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import compiler as nvidia
 from triton.backends.nvidia.compiler import CUDAOptions, get_ptxas
 from triton.compiler import ASTSource
 from triton.compiler import compile as triton_compile
@@ -64,22 +65,24 @@ Types = str | Bundle  # a bundle's are a NamedTuple too
 
 @dataclass(frozen=True)
 class Target:
-    """arch: 90 for sm_90. ptx: the image is PTX, for any GPU from `arch` on."""
+    """arch: 90 for sm_90. ptx: the image is PTX, for any GPU from `arch` on. family: a cubin for sm_100f, which uses
+    nothing that newer GPUs of 10.x lack."""
 
     arch: int
     ptx: bool = False
+    family: bool = False
 
     @property
     def name(self) -> str:
-        return f"{'ptx' if self.ptx else 'sm'}{self.arch}"
+        return f"{'ptx' if self.ptx else 'sm'}{self.arch}{'f' if self.family else ''}"
 
     @staticmethod
     def parse(text: str) -> Target:
-        """From ``80``, ``sm80``, ``sm_80`` or ``ptx80``."""
-        match = re.fullmatch(r"(?:sm_?|(ptx))?(\d{2,3})", text.strip())
-        if not match:
-            raise ValueError(f"{text!r} names no architecture; write 80, 90, … or ptx80")
-        return Target(int(match[2]), bool(match[1]))
+        """From ``80``, ``sm80``, ``sm_80``, ``100f`` or ``ptx80``."""
+        match = re.fullmatch(r"(?:sm_?|(ptx))?(\d{2,3})(f?)", text.strip())
+        if not match or (match[3] and (match[1] or int(match[2]) < 100)):
+            raise ValueError(f"{text!r} names no architecture; write 80, 90, … or ptx80, or a family from 100f on")
+        return Target(int(match[2]), bool(match[1]), bool(match[3]))
 
 
 @dataclass(frozen=True)
@@ -343,7 +346,7 @@ def compile_source(source: Source) -> Artifact:
     if source.target.ptx:
         options.setdefault("ptx_version", BASELINE_PTX_VERSION)
     start = _cpu_seconds()
-    with _compiler_settings(), contextlib.redirect_stdout(io.StringIO()) as log:
+    with _compiler_settings(), _for_family(source.target), contextlib.redirect_stdout(io.StringIO()) as log:
         try:
             compiled = triton_compile(ast_source, GPUTarget("cuda", source.target.arch, WARP_SIZE), options)
         except CompileError:
@@ -447,6 +450,20 @@ def _with_bounded_ptx(backend: Any = None, stages: Any = None, *_: Any) -> tuple
 
         stages["cubin"] = bounded
     return "", ""
+
+
+@contextlib.contextmanager
+def _for_family(target: Target) -> Iterator[None]:
+    """Triton names an architecture's own target, sm_100a, to LLVM and to ptxas alike, and has no option for another."""
+    if not target.family:
+        yield
+        return
+    own = nvidia.sm_arch_from_capability
+    nvidia.sm_arch_from_capability = lambda capability: f"sm_{capability}f"
+    try:
+        yield
+    finally:
+        nvidia.sm_arch_from_capability = own
 
 
 @contextlib.contextmanager

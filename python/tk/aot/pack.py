@@ -23,6 +23,7 @@ from tk.expr import Expr, as_expr
 MAGIC = b"TKPACK\r\n"
 VERSION = 5
 FLAG_PTX = 1
+FLAG_FAMILY = 2
 PAGE_SIZE = 16384
 MAX_FRAME_SIZE = 64 << 20
 
@@ -126,9 +127,10 @@ def _index_hash(front: bytes) -> bytes:
 class PackWriter:
     """Sections that grow as records are added. Equal strings, expressions and lists of records are kept once."""
 
-    def __init__(self, arch: int, ptx: bool, compiler: str, names: Sequence[str] = ()):
-        """names: of the ops to come, so that they lie together: whoever opens a pack reads them all."""
-        self.arch, self.ptx = arch, ptx
+    def __init__(self, arch: int, flags: int, compiler: str, names: Sequence[str] = ()):
+        """flags: FLAG_PTX, FLAG_FAMILY or 0. names: of the ops to come, so that they lie together: whoever opens a pack
+        reads them all."""
+        self.arch, self.flags = arch, flags
         self._sections = {name: bytearray() for name in SECTIONS}
         self._known: dict[tuple[str, bytes], Range] = {}
         self._strings: dict[str, int] = {}
@@ -191,7 +193,7 @@ class PackWriter:
             at += len(frame.data)
         self._sections["frames"] = bytearray(b"".join(map(RECORDS["frames"].pack, records)))
         flat = [n for offset, length in entries for n in (begin + offset, length)]
-        header = HEADER.pack(MAGIC, VERSION, self.arch, FLAG_PTX if self.ptx else 0, len(SECTIONS), at, index_size,
+        header = HEADER.pack(MAGIC, VERSION, self.arch, self.flags, len(SECTIONS), at, index_size,
                              bytes(32), self._compiler, n_pages, *flat)  # fmt: skip
         pages = b"".join(data.ljust(_aligned(len(data)), b"\0") for data in self._sections.values())[:size]
         front = bytearray(header + _page_hashes(pages))
@@ -260,7 +262,7 @@ class Pack:
     """A pack that passed every check. Sections hold one namespace per record, fields as in pack_format.h."""
 
     arch: int
-    ptx: bool
+    flags: int
     compiler: str
     index_hash: str
     size: int
@@ -325,7 +327,7 @@ def read_pack(source: Path | str | bytes) -> Pack:
             continue
         _check(size % record.struct.size == 0, f"section {name} is cut in a record")
         sections[name] = [record.unpack(data, at) for at in range(offset, offset + size, record.struct.size)]
-    pack = Pack(header.arch, bool(header.flags & FLAG_PTX), _string(data, sections["strings"][0], header.compiler),
+    pack = Pack(header.arch, header.flags, _string(data, sections["strings"][0], header.compiler),
                 header.index_hash.hex(), len(data), sections, data)  # fmt: skip
     _check_references(pack)
     _check_order(pack)
@@ -361,7 +363,7 @@ def _read_header(data: bytes) -> SimpleNamespace:
     begin = _pages_offset(n_pages)
     _check(begin <= index_size <= len(data), f"an index of {index_size} bytes in a file of {len(data)}")
     _check(n_pages == -(-(index_size - begin) // PAGE_SIZE), f"{n_pages} pages in an index of {index_size} bytes")
-    _check(flags in (0, FLAG_PTX), "unknown flags")
+    _check(flags in (0, FLAG_PTX, FLAG_FAMILY), "unknown flags")
     are_right = _page_hashes(data[begin:index_size]) == data[HEADER.size : begin]
     _check(are_right and _index_hash(data[:begin]) == index_hash,
            "the index does not have its hash: the pack is damaged")  # fmt: skip

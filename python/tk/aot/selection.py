@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tk.aot.build import PlannedPack
+from tk.aot.build import PlannedPack, arch_of_grid
 from tk.aot.compile import Target
 from tk.aot.errors import BuildError, SelectsNothing
 from tk.aot.grid import enumerate_grid
@@ -19,12 +19,12 @@ def check_targets(families: Sequence[Family], targets: Sequence[Target]) -> None
     """Raises SelectsNothing for a target that none of the families has kernels for."""
     archs = sorted({arch for family in families for kernel in family.kernels for arch in kernel.configs})
     for target in targets:
-        if target.arch not in archs:
+        if target.arch not in archs and not (target.family and target.arch > archs[0]):
             raise SelectsNothing(f"--arch {_written(target)}: {_instead(target, archs)}")
 
 
 def _written(target: Target) -> str:
-    return target.name if target.ptx else str(target.arch)
+    return target.name.removeprefix("sm")
 
 
 def _instead(target: Target, archs: Sequence[int]) -> str:
@@ -39,7 +39,8 @@ def _instead(target: Target, archs: Sequence[int]) -> str:
     older = [arch for arch in archs if arch // 10 == target.arch // 10 and arch <= target.arch and arch < 90]
     if older:
         return f"cubins of sm_{older[-1]} run on it, too: write --arch {older[-1]}"
-    return f"write --arch ptx{archs[0]}, which its driver translates; {there}"
+    family = f"{target.arch}f, whose cubins run on newer GPUs of {target.arch // 10}.x, too, or "
+    return f"write --arch {family if target.arch >= 100 else ''}ptx{archs[0]}, which its driver translates; {there}"
 
 
 def check_variants(
@@ -53,7 +54,10 @@ def check_variants(
             "--sample: these families have no sample; leave it out" if sample else "there is no kernel"
         )
     names = [
-        v.name for f in families for p in packs for v in enumerate_grid(f, p.target.arch, False, p.target.ptx).variants
+        v.name
+        for f in families
+        for p in packs
+        for v in enumerate_grid(f, arch_of_grid(f, p.target), False, p.target.ptx).variants
     ]
     nearest = difflib.get_close_matches(only, dict.fromkeys([*(n.split("[")[0] for n in names), *names]), 3, 0.3)
     raise SelectsNothing(

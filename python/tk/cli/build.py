@@ -30,7 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files", metavar="FILE.py", nargs="*", type=Path, help="files with functions under @tk.op, or FAMILY"
     )
     parser.add_argument("-o", "--out", type=Path, help="the pack, or the folder for the package's own packs")
-    parser.add_argument("--arch", default="80,90", help="architectures: 80, 90, …, ptx80 for PTX (default %(default)s)")
+    parser.add_argument(
+        "--arch",
+        default="80,90",
+        help="architectures: 80, 90, …, 100f for a family, ptx80 for PTX (default %(default)s)",
+    )
     parser.add_argument("--all", action="store_true", help="without FILE: the kernels that ship with tk, all of them")
     parser.add_argument("--sample", action="store_true", help="only the sample that tests compile")
     parser.add_argument("--only", metavar="REGEX", help="only variants whose name matches (--dry-run counts them)")

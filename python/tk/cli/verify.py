@@ -134,12 +134,15 @@ def _of_this_gpu(rows: Iterable[CoverageRow]) -> list[CoverageRow]:
 
 
 def _runs(arch: str, capability: int) -> bool:
+    """As the core decides: from 9.0 on cubins run on one architecture alone, unless they are a family's."""
     number = int(re.sub(r"\D", "", arch) or 0)
-    return number <= capability and (arch.startswith("ptx") or number // 10 == capability // 10)
+    if arch.startswith("ptx") or number > capability:
+        return 0 < number <= capability
+    return number == capability if capability >= 90 and not arch.endswith("f") else number // 10 == capability // 10
 
 
-def _preference(row: CoverageRow) -> tuple[bool, int]:
-    return row.arch.startswith("ptx"), -int(re.sub(r"\D", "", row.arch))
+def _preference(row: CoverageRow) -> tuple[bool, int, bool]:
+    return row.arch.startswith("ptx"), -int(re.sub(r"\D", "", row.arch)), row.arch.endswith("f")
 
 
 def _run_others(report: Report, device: str = "cuda") -> None:

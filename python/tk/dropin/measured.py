@@ -200,8 +200,8 @@ class Table:
                 return None
             if len(seen) >= _MOST_SEEN:
                 seen.clear()
-            call = class_of(args, kwargs)
-            return seen.setdefault(key, None if call is None else found.get((_autocast(args), *call)))
+            call = key_of(args, kwargs)
+            return seen.setdefault(key, None if call is None else found.get(call))
 
         def wins_compiled(call: Class, needs_gradient: bool) -> bool | None:
             m = found.get(call)
@@ -210,20 +210,25 @@ class Table:
 
         wins_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while tracing, not traced
 
-        def takes(*args: Any, **kwargs: Any) -> bool:
+        def wins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
+            """None where it was not measured."""
+            needs_gradient = _needs_gradient(args, kwargs)
             if torch.compiler.is_compiling():
-                # A program has no guards: it serves what is right for all sizes.
-                call = None if torch.compiler.is_exporting() else class_of(args, kwargs)
-                wins = None if call is None else wins_compiled((_autocast(args), *call), _needs_gradient(args, kwargs))
-                return by_rules(*args, **kwargs) if wins is None else wins and legal(*args, **kwargs)
+                # An exported program has no guards, which a class needs.
+                call = None if torch.compiler.is_exporting() else key_of(args, kwargs)
+                return None if call is None else wins_compiled(call, needs_gradient)
             m = find(args, kwargs)
-            one = None if m is None else m.training if _needs_gradient(args, kwargs) else m.forward
+            one = None if m is None else m.training if needs_gradient else m.forward
             if one is None:
-                return by_rules(*args, **kwargs)
-            wins = one.wins(False)
-            if one.wins(True) != wins and _is_captured():
-                wins = not wins
-            return wins and legal(*args, **kwargs)
+                return None
+            eagerly, captured = one.wins(False), one.wins(True)
+            return eagerly if eagerly == captured or not _is_captured() else captured
+
+        def takes(*args: Any, **kwargs: Any) -> bool:
+            if not legal(*args, **kwargs):  # first: what is no plain tensor has no strides
+                return False
+            is_faster = wins(args, kwargs)
+            return by_rules(*args, **kwargs) if is_faster is None else is_faster
 
         return takes
 
@@ -239,7 +244,13 @@ class Table:
 
 def _exactly(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     values = args if not kwargs else (*args, *kwargs, *kwargs.values())
-    return (_autocast(args), *[(x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else x for x in values])
+    return (_autocast(args), *[_exact(x) for x in values])
+
+
+def _exact(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return x.shape, x.stride(), x.dtype
+    return tuple(x) if isinstance(x, list) else x
 
 
 def _autocast(args: tuple[Any, ...]) -> str:
@@ -257,7 +268,7 @@ def _needs_gradient(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _is_captured() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Class | None:

@@ -234,6 +234,7 @@ typedef struct tk_pack_info {
   uint32_t arch;        /* 90 for 9.0; for PTX the oldest GPU it serves */
   int32_t ptx;          /* 1: PTX, 0: cubins */
   uint32_t n_images;    /* of which several variants may launch one */
+  int32_t family;       /* 1: cubins for a family, sm_100f, which run on newer GPUs of 10.x too */
   uint64_t file_size;   /* bytes */
   const char* compiler; /* what made the images */
   const char* hash;     /* SHA-256 of the index, hexadecimal */
