@@ -299,6 +299,19 @@ def test_real_times() -> None:
             assert all(x > 0 for x in (one.tk.host, one.tk.device, one.torch.host, one.torch.device))
 
 
+def test_what_fails_while_it_is_measured_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model does not: it goes on, and its calls by the rules."""
+
+    def times(of_calls: Mapping[str, Callable[[], object]], device: torch.device) -> Pass:
+        of_calls["tk"]()
+        raise torch.OutOfMemoryError("no memory for both")
+
+    monkeypatch.setattr(sample, "_times", times)
+    model, x = Net(), torch.randn(4, 16)
+    assert not tk.use(model, sample=x).measured
+    assert calls(model, x)["linear"] == 2
+
+
 def test_without_gradients_none_are_measured() -> None:
     model = nn.Linear(16, 8)
     with torch.no_grad():

@@ -21,7 +21,8 @@ from tk._table import Records
 from tk._version import __version__
 from tk.generated.problem import memory_order
 
-__all__ = ["Measurement", "Measurements", "Pass", "Table", "Times", "class_of", "load", "save"]
+__all__ = ["Measurement", "Measurements", "Pass", "Table", "Times", "class_of", "described", "exactly", "key_of"]
+__all__ += ["load", "path_of", "save"]
 
 Class = tuple[Any, ...]
 FORMAT = 1
@@ -193,7 +194,7 @@ class Table:
 
         def find(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Measurement | None:
             try:
-                key = _exactly(args, kwargs)
+                key = exactly(args, kwargs)
                 if key in seen:
                     return seen[key]
             except TypeError:  # an argument that cannot be hashed
@@ -242,7 +243,8 @@ class Table:
         return ours
 
 
-def _exactly(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def exactly(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a call's class follows from."""
     values = args if not kwargs else (*args, *kwargs, *kwargs.values())
     return (_autocast(args), *[_exact(x) for x in values])
 

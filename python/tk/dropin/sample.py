@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
 import time
@@ -14,9 +15,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tk import errors, timing
-from tk.dropin.measured import Class, Measurement, Pass, Times, described, key_of
+from tk.dropin.measured import Class, Measurement, Pass, Times, described, exactly, key_of
 
 __all__ = ["Recording", "call_of", "unchanged"]
+
+_log = logging.getLogger("tk")
 
 BATCHES = 3  # of a function that makes them
 SHORT_US, LONG_US = 2_000.0, 20_000.0  # how long one timing lasts at least; a call that is measured fewer times
@@ -107,8 +110,9 @@ class Recording:
         def takes(*args: Any, **kwargs: Any) -> bool:
             if torch.compiler.is_compiling() or not legal(*args, **kwargs):
                 return False
-            key = key_of(args, kwargs)  # while timed too: a decision costs as much later
-            if not self._is_timing and key is not None:
+            if self._is_timing:
+                exactly(args, kwargs)  # which a decision will cost
+            elif (key := key_of(args, kwargs)) is not None:
                 self._noted.append((op, key, described(args, kwargs)))
             return self._serves
 
@@ -162,7 +166,8 @@ class Recording:
             if leaves:
                 calls = {name: _with_gradients(f, args, kwargs, leaves) for name, f in both.items()}
                 training = _times(calls, self._device)
-        except (errors.Error, ValueError, NotImplementedError):  # no kernel, or no gradient
+        except (errors.Error, ValueError, RuntimeError) as error:  # no kernel, no gradient, or no memory for both
+            _log.info("tk.use: %s of %s is not measured: %s", op, example, error)
             self._refused.add((op, key))
             return
         finally:
