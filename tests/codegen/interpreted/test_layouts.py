@@ -40,7 +40,8 @@ def drawn_shape(random: Random, rank: int) -> tuple[int, ...]:
 @pytest.mark.parametrize("number", range(3))
 def test_any_layout(name: str, number: int) -> None:
     random = Random(f"{SEED} {name} {number}")
-    rank = {"column_sum": 2, "middle": 3}.get(name) or random.choice([2, 3, 4])
+    # More than three leading dimensions may have to be copied before the kernel, and all of total's lead.
+    rank = {"column_sum": 2, "middle": 3}.get(name) or random.choice([2, 3] if name == "total" else [2, 3, 4])
     shape = drawn_shape(random, rank)
     dtype = (
         random.choice([torch.float32, torch.bfloat16])
