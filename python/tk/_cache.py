@@ -5,20 +5,28 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["directory", "locked", "write_json"]
+__all__ = ["directory", "locked", "slug", "write_atomically", "write_json"]
 
 
 def directory() -> Path:
-    """``TK_CACHE_DIR``, else ``tk`` under ``XDG_CACHE_HOME`` or ``~/.cache``."""
+    """``TK_CACHE_DIR``, else ``tk`` under ``XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Raises RuntimeError when there is none of these, nor a home directory."""
     if cache := os.environ.get("TK_CACHE_DIR"):
         return Path(cache)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tk"
+
+
+def slug(name: str) -> str:
+    """A device's name as a part of a file's."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 @contextmanager
@@ -30,17 +38,34 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+def write_atomically(path: Path, data: bytes) -> None:
+    """All or nothing, and on the disk before the name is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
 def write_json(path: Path, table: Mapping[str, Any]) -> None:
     """`table` as JSON, what it holds many of line by line, so that a diff shows what changed. Readers see the old file
     or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = ",\n".join(f" {json.dumps(name)}: {_dump(value)}" for name, value in table.items())
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}", delete=False) as f:
-        f.write(f"{{\n{text}\n}}\n")
-        f.flush()
-        os.fsync(f.fileno())
-    os.chmod(f.name, 0o644)
-    os.replace(f.name, path)
+    write_atomically(path, f"{{\n{text}\n}}\n".encode())
 
 
 def _dump(value: Any) -> str:

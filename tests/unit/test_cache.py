@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from tk.aot import cache as cache_module
-from tk.aot.cache import Artifact, Cache, compress, default_folder, open_cache, write_atomically
+from tk import _cache as cache_module
+from tk._cache import directory, write_atomically
+from tk.aot.cache import Artifact, Cache, compress, open_cache
 
 IMAGE = bytes(range(256)) * 40
 ARTIFACT = Artifact(
@@ -86,11 +87,11 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.delenv("TK_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_folder() == tmp_path / ".cache" / "tk"
+    assert directory() == tmp_path / ".cache" / "tk"
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert str(default_folder()) == "/x/tk"
+    assert str(directory()) == "/x/tk"
     monkeypatch.setenv("TK_CACHE_DIR", "/y")
-    assert str(default_folder()) == "/y"
+    assert str(directory()) == "/y"
 
 
 def test_a_folder_that_cannot_be_written_is_said_and_survived(monkeypatch, tmp_path):

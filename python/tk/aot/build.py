@@ -19,9 +19,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from tk._cache import write_atomically
 from tk.aot import tuned
 from tk.aot.assemble import Compiled, add_definition, add_op
-from tk.aot.cache import Artifact, Cache, write_atomically
+from tk.aot.cache import Artifact, Cache
 from tk.aot.compile import Source, Target, compile_source, compiler_version, source_of, warm_up
 from tk.aot.compress import SHARE_OF_ZLIB
 from tk.aot.errors import BuildError, CompileError, Refused
@@ -107,7 +108,7 @@ def plan_pack(families: Sequence[Family], target: Target, path: Path, sample: bo
     ops, failures, refused = [], [], []
     for family in families:
         try:
-            grid = enumerate_grid(family, arch_of_grid(family, target), sample, target.ptx)
+            grid = grid_of(family, target, sample)
         except BuildError as e:
             refused.append(e)
             continue
@@ -126,11 +127,12 @@ def plan_pack(families: Sequence[Family], target: Target, path: Path, sample: bo
     return PlannedPack(target, path, tuple(ops), sample or only is not None)
 
 
-def arch_of_grid(family: Family, target: Target) -> int:
-    """Whose configs a target takes: its own, or where a family has none those that are for PTX. What sm_90 adds to
-    these, as wgmma, newer GPUs lack."""
+def grid_of(family: Family, target: Target, sample: bool = False) -> Grid:
+    """With the configs of the target's architecture, or where a family of GPUs has none, with those that are for PTX.
+    What sm_90 adds to these, as wgmma, newer GPUs lack."""
     has_own = any(target.arch in kernel.configs for kernel in family.kernels)
-    return PORTABLE_ARCH if target.family and not has_own else target.arch
+    arch = PORTABLE_ARCH if target.family and not has_own else target.arch
+    return enumerate_grid(family, arch, sample, target.ptx)
 
 
 @dataclass

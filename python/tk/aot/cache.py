@@ -12,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from tk._cache import directory, write_atomically
 
 # Part of the path: another meaning of an entry is another folder.
 LAYOUT = "aot-1"
@@ -55,38 +56,6 @@ class Artifact:
 
 def compress(image: bytes) -> bytes:
     return zlib.compress(image, 9)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """All or nothing, and on the disk before the name is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(fd, "wb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def default_folder() -> Path:
-    """Raises RuntimeError when there is neither TK_CACHE_DIR nor XDG_CACHE_HOME nor a home directory."""
-    if folder := os.environ.get("TK_CACHE_DIR"):
-        return Path(folder)
-    if folder := os.environ.get("XDG_CACHE_HOME"):
-        return Path(folder) / "tk"
-    return Path.home() / ".cache" / "tk"
 
 
 class Cache:
@@ -148,7 +117,7 @@ class Cache:
 def open_cache(warn: Callable[[str], object]) -> Iterator[Cache]:
     """The user's cache; where it cannot be written, one for this build alone, and `warn` is told."""
     try:
-        folder = default_folder()
+        folder = directory()
         (folder / LAYOUT).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder / LAYOUT):
             pass

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from tk.aot.cache import Cache, write_atomically
+from tk._cache import write_atomically
+from tk.aot.cache import Cache
 
 PACKAGE = Path(__file__).resolve().parent.parent
 FOLDERS = ("aot", "codegen", "generated")  # of the package; and every folder of kernels

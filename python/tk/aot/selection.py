@@ -8,10 +8,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tk.aot.build import PlannedPack, arch_of_grid
+from tk.aot.build import PlannedPack, grid_of
 from tk.aot.compile import Target
 from tk.aot.errors import BuildError, SelectsNothing
-from tk.aot.grid import enumerate_grid
 from tk.aot.spec import Family
 
 
@@ -53,12 +52,7 @@ def check_variants(
         raise SelectsNothing(
             "--sample: these families have no sample; leave it out" if sample else "there is no kernel"
         )
-    names = [
-        v.name
-        for f in families
-        for p in packs
-        for v in enumerate_grid(f, arch_of_grid(f, p.target), False, p.target.ptx).variants
-    ]
+    names = [v.name for f in families for p in packs for v in grid_of(f, p.target).variants]
     nearest = difflib.get_close_matches(only, dict.fromkeys([*(n.split("[")[0] for n in names), *names]), 3, 0.3)
     raise SelectsNothing(
         f"--only {only!r} matches none of the names of {len(names)} variants, which are like {names[0]!r}; "

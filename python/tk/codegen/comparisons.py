@@ -10,7 +10,7 @@ have the same bits does one of them equal the other. So in a graph that has such
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -71,14 +71,14 @@ def _kind(v: Value) -> Any:
     return v.op if v.op not in ("reduce", "scan") else getattr(v.data, "kind", v.data)
 
 
-def _reached(kernel: Kernel, number: int) -> list[Value]:
-    """The value and all that it is made of."""
+def _reached(kernel: Kernel, number: int, through: Callable[[Value], bool] = lambda v: True) -> list[Value]:
+    """The value and all that it is made of, as far as `through` goes on."""
     found: dict[int, Value] = {}
     pending = [number]
     while pending:
         if (n := pending.pop()) not in found:
             found[n] = kernel.value(n)
-            pending += found[n].args
+            pending += found[n].args if through(found[n]) else ()
     return list(found.values())
 
 
@@ -130,7 +130,8 @@ def any_widened(kernels: Sequence[Kernel]) -> bool:
     """Whether what is compared, in any of them, is 16-bit arithmetic that the function converts to more bits, or chosen
     among such values. Those then have 16 bits in all kernels: a maximum that another kernel has chosen must be one of
     what it is compared with."""
-    return any(_is_made_of_widened(k, n) for k in kernels for v in k.values if v.op in _COMPARISONS for n in v.args)
+    compared = ((k, n) for k in kernels for v in k.values if v.op in _COMPARISONS for n in v.args)
+    return any(is_widening(k, v) for k, n in compared for v in _reached(k, n, lambda v: _kind(v) in _EXACT))
 
 
 def is_widening(kernel: Kernel, v: Value) -> bool:
@@ -139,17 +140,6 @@ def is_widening(kernel: Kernel, v: Value) -> bool:
         return False
     source = kernel.value(v.args[0])
     return source.dtype in NARROW and source.op != "load"
-
-
-def _is_made_of_widened(kernel: Kernel, number: int) -> bool:
-    pending = [number]
-    while pending:
-        v = kernel.value(pending.pop())
-        if is_widening(kernel, v):
-            return True
-        if _kind(v) in _EXACT:
-            pending += v.args
-    return False
 
 
 def _is_converted(kernel: Kernel, v: Value) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tk.aot.cache import default_folder, write_atomically
+from tk._cache import directory, write_atomically
 
 _HEAD = {
     "tl.": "import triton.language as tl",
@@ -37,7 +37,7 @@ def _words(text: str) -> list[str]:
 
 def folder() -> Path:
     """Where printed modules are kept: beside what is compiled of them."""
-    return default_folder() / "generated"
+    return directory() / "generated"
 
 
 def function(name: str, text: str) -> Any:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,8 +16,9 @@ import torch
 from torch import Tensor
 
 from tk import _cache
-from tk._table import Records
+from tk._table import Records, table
 from tk._version import __version__
+from tk.dropin.target import dtype_name, needs_gradient
 from tk.generated.problem import memory_order
 
 __all__ = ["Measurement", "Measurements", "Pass", "Table", "Times", "class_of", "described", "exactly", "key_of"]
@@ -84,8 +84,6 @@ class Measurements(Records[Measurement]):
     header = ("op", "call", "passes", "tk host", "torch host", "tk device", "torch device", "runs through")
 
     def __str__(self) -> str:
-        from tk._table import table
-
         rows = []
         for one in self:
             for name, times in one.passes:
@@ -123,7 +121,7 @@ def class_of(args: Iterable[Any], kwargs: Mapping[str, Any]) -> Class | None:
 
 def _part(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return (_name(value.dtype), tuple([_size(n) for n in value.shape]), _layout(value))
+        return (dtype_name(value.dtype), tuple([_size(n) for n in value.shape]), _layout(value))
     if value is None or isinstance(value, float):
         return "None" if value is None else "float"
     if isinstance(value, bool | int | str):
@@ -132,10 +130,6 @@ def _part(value: Any) -> Any:
         parts = [_part(x) for x in value]
         return None if None in parts else ("list", *parts)
     return None
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _size(n: Any) -> Any:
@@ -167,7 +161,7 @@ def described(args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
 
 def _described(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"{_name(value.dtype)}[{', '.join(map(str, value.shape))}]"
+        return f"{dtype_name(value.dtype)}[{', '.join(map(str, value.shape))}]"
     return str(tuple(value)) if isinstance(value, tuple | list) else str(value)
 
 
@@ -189,12 +183,15 @@ class Table:
     def predicate(self, op: str, legal: Callable[..., bool], by_rules: Callable[..., bool]) -> Callable[..., bool]:
         """Whether a call is served. legal: whether tk takes it at all; by_rules: the answer where its class was not
         measured."""
-        seen: dict[Any, Measurement | None] = {}
-        found = {call: m for (of, call), m in self._found.items() if of == op}
+        # By class and whether a gradient is needed: whether tk is faster, called by Python and in a graph.
+        found = {(m.call, False): m.forward for (of, _), m in self._found.items() if of == op}
+        found |= {(m.call, True): m.training for (of, _), m in self._found.items() if of == op and m.training}
+        faster = {key: (one.wins(False), one.wins(True)) for key, one in found.items()}
+        seen: dict[Any, tuple[bool, bool] | None] = {}
 
-        def find(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Measurement | None:
+        def find(args: tuple[Any, ...], kwargs: dict[str, Any], has_gradient: bool) -> tuple[bool, bool] | None:
             try:
-                key = exactly(args, kwargs)
+                key = exactly(args, kwargs), has_gradient
                 if key in seen:
                     return seen[key]
             except TypeError:  # an argument that cannot be hashed
@@ -202,27 +199,24 @@ class Table:
             if len(seen) >= _MOST_SEEN:
                 seen.clear()
             call = key_of(args, kwargs)
-            return seen.setdefault(key, None if call is None else found.get(call))
+            return seen.setdefault(key, None if call is None else faster.get((call, has_gradient)))
 
-        def wins_compiled(call: Class, needs_gradient: bool) -> bool | None:
-            m = found.get(call)
-            one = None if m is None else m.training if needs_gradient else m.forward
-            return None if one is None else one.wins(is_captured=True)
+        def find_compiled(call: Class, has_gradient: bool) -> bool | None:
+            _, captured = faster.get((call, has_gradient), (None, None))
+            return captured
 
-        wins_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while tracing, not traced
+        find_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while tracing, not traced
 
         def wins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
             """None where it was not measured."""
-            needs_gradient = _needs_gradient(args, kwargs)
+            has_gradient = needs_gradient(*args, *kwargs.values())
             if torch.compiler.is_compiling():
                 # An exported program has no guards, which a class needs.
                 call = None if torch.compiler.is_exporting() else key_of(args, kwargs)
-                return None if call is None else wins_compiled(call, needs_gradient)
-            m = find(args, kwargs)
-            one = None if m is None else m.training if needs_gradient else m.forward
-            if one is None:
+                return None if call is None else find_compiled(call, has_gradient)
+            if (both := find(args, kwargs, has_gradient)) is None:
                 return None
-            eagerly, captured = one.wins(False), one.wins(True)
+            eagerly, captured = both
             return eagerly if eagerly == captured or not _is_captured() else captured
 
         def takes(*args: Any, **kwargs: Any) -> bool:
@@ -258,25 +252,17 @@ def _exact(x: Any) -> Any:
 def _autocast(args: tuple[Any, ...]) -> str:
     """The dtype that autocast computes products in; "" without."""
     device = args[0].device.type if args and isinstance(args[0], Tensor) else "cpu"
-    return _name(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
-
-
-def _needs_gradient(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if torch.is_grad_enabled():
-        for x in (*args, *kwargs.values()):
-            if isinstance(x, Tensor) and x.requires_grad:
-                return True
-    return False
-
-
-def _is_captured() -> bool:
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return dtype_name(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
 
 
 def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Class | None:
     """The class under which a call is found."""
     call = class_of(args, kwargs)
     return None if call is None else (_autocast(args), *call)
+
+
+def _is_captured() -> bool:
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 # --- The file ---
@@ -290,8 +276,7 @@ def machine(device: torch.device) -> str:
 
 
 def path_of(device: torch.device) -> Path:
-    name = re.sub(r"[^a-z0-9]+", "-", machine(device).lower()).strip("-")
-    return _cache.directory() / f"use-{name}.json"
+    return _cache.directory() / f"use-{_cache.slug(machine(device))}.json"
 
 
 def _header(device: torch.device) -> dict[str, Any]:
@@ -302,12 +287,12 @@ def load(device: torch.device) -> list[Measurement]:
     """What is kept of this device; nothing where there is no file. One that cannot be used is warned of once."""
     path = path_of(device)
     try:
-        table = json.loads(path.read_text())
+        content = json.loads(path.read_text())
         header = _header(device)
-        if other := [name for name, now in header.items() if table[name] != now]:
-            _warn_once(path, "; ".join(f"it is of {n} {table[n]}, this is {header[n]}" for n in other))
+        if other := [name for name, now in header.items() if content[name] != now]:
+            _warn_once(path, "; ".join(f"it is of {n} {content[n]}, this is {header[n]}" for n in other))
             return []
-        return [_loaded(entry) for entry in table["measured"]]
+        return [_loaded(entry) for entry in content["measured"]]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -315,16 +300,22 @@ def load(device: torch.device) -> list[Measurement]:
         return []
 
 
-def save(device: torch.device, measurements: Iterable[Measurement]) -> None:
-    """Adds them; those of a class that was there replace it. A file of another version is replaced. Where the cache
-    cannot be written, that is warned of, and nothing is kept."""
+def save(device: torch.device, measurements: Iterable[Measurement]) -> list[Measurement]:
+    """Adds them, and returns all; those of a class that was there replace it. A file of another version is replaced.
+    Where the cache cannot be written, that is warned of, and nothing is kept."""
     path = path_of(device)
+
+    def merged() -> list[Measurement]:
+        return list({(m.op, m.call): m for m in (*load(device), *measurements)}.values())
+
     try:
         with _cache.locked(path):
-            kept = {(m.op, m.call): m for m in (*load(device), *measurements)}
-            _cache.write_json(path, {**_header(device), "measured": [_saved(m) for m in kept.values()]})
+            kept = merged()
+            _cache.write_json(path, {**_header(device), "measured": [_saved(m) for m in kept]})
+            return kept
     except OSError as error:
         warnings.warn(f"tk.use: what was measured is not kept: {error}", stacklevel=4)
+        return merged()
 
 
 def _saved(m: Measurement) -> dict[str, Any]:

@@ -74,8 +74,7 @@ def use(model: nn.Module, *, sample: Any = None, only_faster: bool = True) -> Re
     if not only_faster:
         raise ValueError("tk.use: with a sample, what is faster is measured: leave only_faster out")
     recording = _measure(model, target, sample, device)
-    save(device, recording.found.values())
-    return _use(model, replace(target, measured=Table([*load(device), *recording.found.values()])), recording)
+    return _use(model, replace(target, measured=Table(save(device, recording.found.values()))), recording)
 
 
 def _use(model: nn.Module, target: Target, recording: Recording | None = None) -> Report:
@@ -102,8 +101,9 @@ def _measure(model: nn.Module, target: Target, sample: Any, device: torch.device
     if lazy := [name for name, p in model.named_parameters() if isinstance(p, UninitializedParameter)]:
         raise ValueError(f"tk.use: {lazy[0]} is not initialised: run the model once before it is measured")
     recording = Recording(device)
+    on_gpu = device if device.type == "cuda" else -1
     # Compiled parts run as they are written: what is timed is calls.
-    with unchanged(model, device), torch.compiler.set_stance("force_eager"), torch.cuda.device(_ordinal(device)):
+    with unchanged(model, device), torch.compiler.set_stance("force_eager"), torch.cuda.device(on_gpu):
         walk = _Walk(model, replace(target, measured=recording))
         paths = {id(module): path for path, module in model.named_modules()}
         _, swaps = _walked(model, walk)
@@ -113,11 +113,6 @@ def _measure(model: nn.Module, target: Target, sample: Any, device: torch.device
         for _ in range(times):
             run(model)
     return recording
-
-
-def _ordinal(device: torch.device) -> int:
-    """-1 for none."""
-    return -1 if device.type != "cuda" else torch.cuda.current_device() if device.index is None else device.index
 
 
 def _device(model: nn.Module) -> torch.device:

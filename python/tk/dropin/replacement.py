@@ -57,9 +57,10 @@ class Replacement:
     def taken_on(self, target: Target) -> Callable[..., bool]:
         """The predicate: by what was measured on this machine, else by rules."""
         by_rules = self.takes(target.of(self.speed))
-        if target.measured is None or not target.measured.knows(self.op):
+        measured = target.measured_of(self.op)
+        if measured is None:
             return by_rules
-        return target.measured.predicate(self.op, self.takes(target.of_all()), by_rules)
+        return measured.predicate(self.op, self.takes(target.of_all()), by_rules)
 
     def stand_ins(self, target: Target) -> list[StandIn]:
         """One for each of its names where torch's own function stands at this time."""
@@ -87,7 +88,7 @@ class Replacement:
 
     def why_left(self, target: Target, module: nn.Module, dtype: torch.dtype) -> str | None:
         """Why every call that a module makes would be left to torch; None where one may be served."""
-        is_open = target.serves_all or target.has_measured(self.op)
+        is_open = target.serves_all or target.measured_of(self.op) is not None
         if not is_open and self.speed.find(target.arch, module, dtype)[0] is None:
             return f"{self.op}: nothing measured says that it is as fast ({dtype_name(dtype)}, {target.arch})"
         example = self.example(module, dtype) if target.device_type == "cuda" else None
@@ -97,8 +98,8 @@ class Replacement:
 
     def when(self, target: Target, module: nn.Module, dtype: torch.dtype) -> str:
         """Which of a module's calls are served; "" for all."""
-        if target.measured is not None and target.measured.knows(self.op):
-            return target.measured.when(self.op)
+        if (measured := target.measured_of(self.op)) is not None:
+            return measured.when(self.op)
         if target.serves_all:
             return ""
         rule, condition = self.speed.find(target.arch, module, dtype)

@@ -7,7 +7,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -63,8 +63,7 @@ def unchanged(model: nn.Module, device: torch.device) -> Iterator[None]:
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     numpy = sys.modules.get("numpy")
     states = random.getstate(), numpy.random.get_state() if numpy else None
-    with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             yield
         finally:

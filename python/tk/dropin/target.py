@@ -53,8 +53,9 @@ class Target:
         """For all calls of a function, whether fast or not."""
         return replace(self, rules=None)
 
-    def has_measured(self, op: str) -> bool:
-        return self.measured is not None and self.measured.knows(op)
+    def measured_of(self, op: str) -> Table | Recording | None:
+        """None where nothing was measured of an op."""
+        return self.measured if self.measured is not None and self.measured.knows(op) else None
 
     def site(self, ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
         """`ours`, which decides for each call whether it does the same as `theirs`; while a sample runs, with both

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,7 @@ def user_file(device: int = 0) -> Path:
     """Where this machine's measurements of a GPU are kept: ``$XDG_CACHE_HOME/tk/tuned-<gpu>-sm<arch>.json``."""
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     properties = torch.cuda.get_device_properties(device)
-    gpu = re.sub(r"[^a-z0-9]+", "-", properties.name.lower()).strip("-")
-    return Path(root) / "tk" / f"tuned-{gpu}-sm{properties.major}{properties.minor}.json"
+    return Path(root) / "tk" / f"tuned-{_cache.slug(properties.name)}-sm{properties.major}{properties.minor}.json"
 
 
 def load_user_pins() -> int:
