@@ -7,9 +7,10 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 __all__ = ["COMMANDS", "main", "parser"]
 
@@ -31,13 +32,25 @@ def _add_name(subparsers: Any, name: str) -> None:
     subparsers.add_parser(name, help=COMMANDS[name][1])
 
 
+class _Parser(argparse.ArgumentParser):
+    """Of the whole command line: a mistyped command is told the nearest."""
+
+    def error(self, message: str) -> NoReturn:
+        if mistyped := re.match(r"argument COMMAND: invalid choice: '(.*?)'", message):
+            nearest = get_close_matches(mistyped[1], COMMANDS, 1)
+            message += f"; did you mean {nearest[0]}?" if nearest else ""
+        super().error(message)
+
+
 def parser(
     commands: Iterable[str] = tuple(COMMANDS), add: Callable[[Any, str], None] = _add_name
 ) -> argparse.ArgumentParser:
     """The parser of the command line. add(subparsers, name) adds one of the commands."""
-    top = argparse.ArgumentParser(prog="tk", description="Triton for PyTorch without the JIT.")
+    top = _Parser(prog="tk", description="Triton for PyTorch without the JIT.")
     top.add_argument("--version", action="version", version=f"tk {version()}")
-    subparsers = top.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
+    subparsers = top.add_subparsers(
+        title="commands", metavar="COMMAND", dest="command", required=True, parser_class=argparse.ArgumentParser
+    )
     for name in commands:
         add(subparsers, name)
     return top

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
+
+from tk._names import did_you_mean
 
 __all__ = ["DriverError", "Error", "PackError", "UnsupportedError", "VariantNotFoundError"]
 
@@ -41,6 +44,9 @@ _PREFIX = re.compile(r"\[tk:(\w+)\] ")
 _MISMATCH = re.compile(
     r"tk::(\w+)\(\) Expected a value of type '(.+?)' for argument '(\w+)' but instead found type '(.+?)'"
 )
+_UNKNOWN = re.compile(r"Unknown keyword argument '(\w+)' for operator 'tk::(\w+)'\. Schema: tk::\w+\((.*)\) ->")
+_LEFT_OUT = re.compile(r"tk::(\w+)\(\) is missing value for argument '(\w+)'")
+_TOO_MANY = re.compile(r"tk::(\w+)\(\) expected at most \d+ argument\(s\) but received (\d+)")
 _KINDS = {"float": "a float", "int": "an int", "bool": "a bool", "List[int]": "an int or a list of ints"}
 
 # tk_status of tk.h.
@@ -52,8 +58,10 @@ def typed(error: Exception) -> Exception:
     text = str(error)
     found = _PREFIX.match(text)
     if not found:
-        mismatch = _MISMATCH.search(text)
-        return error if mismatch is None else _wrong_type(*mismatch.groups())
+        for pattern, make in _OF_THE_DISPATCHER:
+            if (said := pattern.search(text)) is not None:
+                return make(*said.groups())
+        return error
     return (_out_of_memory() if found[1] == "OutOfMemory" else _BY_NAME[found[1]])(text[found.end() :])
 
 
@@ -61,6 +69,21 @@ def _wrong_type(op: str, wanted: str, name: str, given: str) -> TypeError:
     """With a schema's type in a user's words; a dtype is an int there."""
     kind = "a torch.dtype or None" if name == "out_dtype" else _KINDS.get(wanted, f"of type {wanted}")
     return TypeError(f"tk.{op}: {name} must be {kind}, is of type {given}")
+
+
+def _unknown_argument(given: str, op: str, schema: str) -> TypeError:
+    names = [part.split("=")[0].split()[-1] for part in schema.split(", ")]
+    hint = did_you_mean(given, names, 0.5)
+    takes = f"there are {', '.join(name for name in names if name.isidentifier())}"
+    return TypeError(f"tk.{op}: there is no argument {given!r}; {hint or takes}")
+
+
+_OF_THE_DISPATCHER: tuple[tuple[re.Pattern[str], Callable[..., TypeError]], ...] = (
+    (_MISMATCH, _wrong_type),
+    (_UNKNOWN, _unknown_argument),
+    (_LEFT_OUT, lambda op, name: TypeError(f"tk.{op}: argument {name!r} is missing")),
+    (_TOO_MANY, lambda op, given: TypeError(f"tk.{op}: there are fewer arguments than the {given} that are given")),
+)
 
 
 def not_dense(function: str, name: str, x: Any) -> UnsupportedError | None:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from tk import _library, capi, config, errors
 from tk._names import did_you_mean
 from tk._packs import Coverage, CoverageRow, Pack, Packs, coverage, packs
-from tk._table import Records
+from tk._table import Records, table
 from tk.heuristics import described, tuning
 from tk.heuristics import problem as here
 from tk.heuristics.problem import Described
@@ -26,13 +26,25 @@ __all__ += ["coverage", "explain", "load_pack", "packs", "preload", "supports"]
 
 
 class Candidates(Records[capi.Candidate]):
-    """Variants that a problem might run: those that fit first, the fastest first."""
+    """Variants that a problem might run: those that fit first, the fastest first. Of a config's variants the table has
+    one, the first that fits; of a config without one, what each of its variants needs."""
 
-    header = ("kernel", "config", "number", "predicted us", "why not")
+    header = ("kernel", "config", "number", "predicted us", "needs")
 
     @staticmethod
     def cells(row: capi.Candidate) -> tuple[object, ...]:
         return row.kernel_name, row.config_name, row.config, _microseconds(row.cost), row.failed_constraint or ""
+
+    def __str__(self) -> str:
+        # A config has a variant for each class of strides, which the columns do not tell apart.
+        fitting: dict[tuple[str, int], tuple[object, ...]] = {}
+        for row in self:
+            if row.fits:
+                fitting.setdefault((row.kernel_name, row.config), self.cells(row))
+        needing = [self.cells(row) for row in self if (row.kernel_name, row.config) not in fitting]
+        return table(self.header, dict.fromkeys([*fitting.values(), *needing]))
+
+    __repr__ = __str__
 
 
 @dataclass(frozen=True)
@@ -219,7 +231,7 @@ def _wrapper(op: str) -> Callable[..., Any]:
     if register.find(op) is None:
         names = tuple(dict.fromkeys((*own, *register.names())))
         hint = did_you_mean(op, names, 0.5) or f"there are {', '.join(names)}"
-        raise ValueError(f"tk has no op {op!r}; {hint}")
+        raise ValueError(f"tk has no op {op!r}, and no loaded pack has (tk.load_pack, TK_PACK_PATH); {hint}")
     return register.wrapper(op)
 
 

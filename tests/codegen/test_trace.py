@@ -52,6 +52,7 @@ def test_the_line_is_named() -> None:
 
 def test_results() -> None:
     refuse(lambda x: 3, "the function returns 3", x="fp32[M]")
+    refuse(lambda x: {"a": x + 1}, "the function returns a dict", x="fp32[M]")
     refuse(lambda x: None, "returns no tensor and changes none", x="fp32[M]")
     refuse(lambda x: x.nonzero(), "the size of a result depends on a tensor's contents", x="fp32[M]")
     refuse(lambda x: x[x > 0], "depends on", x="fp32[M]")

@@ -117,6 +117,20 @@ def test_the_command_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
         pytest.skip("there is a GPU")
     assert cli.main(["bench", "softmax", "64x32"]) == 1
     assert "tk bench measures on a CUDA GPU" in capsys.readouterr().err
+    assert cli.main(["bench", "linear", "64x32", "8x32"]) == 1
+    assert capsys.readouterr().err.endswith("; --device cpu times the reference\n")
+
+
+def test_the_reference_of_an_op_is_timed_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "bias_gelu", "64x32", "--device", "cpu"]) == 0
+    header, _, row = capsys.readouterr().out.splitlines()
+    assert header.split() == ["op", "tensors", "dtype", "us"]
+    assert row.split()[:4] == ["bias_gelu", "64x32", "32", "bf16"]
+
+
+def test_an_op_that_is_a_function_too_takes_the_functions_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "softmax", "64x32", "dim=0", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.startswith("function")
 
 
 def test_what_is_no_op_goes_to_the_benchmarks() -> None:

@@ -58,6 +58,26 @@ def test_mods_that_no_pack_has_come_with_what_builds_them() -> None:
     assert call.problem in str(found)
 
 
+def test_what_several_calls_lack_is_told_once() -> None:
+    def mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score * 0.25 + i
+
+    with tk.check() as found:
+        for rows in (128, 256):
+            q = meta(1, 2, rows, 64)
+            tk.flex_attention(q, q, q, mod)
+    assert len(found.missing) == 2 and str(found).count("tk.flex.register(") == 1
+    assert f"{found.missing[0].tensors} and 1 more: " in str(found)
+
+
+def test_dtypes_are_told() -> None:
+    with tk.check() as found:
+        tk.softmax(meta(4, 64), -1)
+        tk.softmax(meta(4, 64, dtype=torch.float32), -1)
+    assert [call.dtype for call in found.calls] == ["bf16", "fp32"]
+    assert " bf16 " in str(found) and " fp32 " in str(found)
+
+
 def test_nothing_of_tks() -> None:
     with tk.check() as found:
         torch.ones(3) + 1

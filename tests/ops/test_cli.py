@@ -59,6 +59,18 @@ def test_wrong_command_lines(arguments: list[str], capsys: pytest.CaptureFixture
     assert "usage: tk" in capsys.readouterr().err
 
 
+def test_a_mistyped_command_is_told_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    for given, meant in (("inof", "; did you mean info?"), ("bulid", "; did you mean build?"), ("zzz", "'demo')")):
+        with pytest.raises(SystemExit):
+            main([given])
+        assert capsys.readouterr().err.rstrip().endswith(meant)
+
+
+def test_a_mistyped_argument_of_an_op_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "bias_gelu", "4x8", "8", "tanh=0", "bais=8"]) == 1
+    assert capsys.readouterr().err == "tk: tk.bias_gelu: there is no argument 'bais'; did you mean bias?\n"
+
+
 def test_no_command_is_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in main_error([], capsys) for name in COMMANDS)
 
@@ -72,6 +84,10 @@ def test_no_command_is_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "atention"], "did you mean attention"),
         (["bench", "--hlep"], "tk bench: --hlep: a function, an op or a family comes first\ntk bench FUNCTION"),
         (["bench"], ""),
+        (["explain", "first_gelu", "4x8"], "TK_PACK_PATH=my.tkpack tk"),
+        (["bench", "first_gelu", "4x8"], "TK_PACK_PATH=my.tkpack tk"),
+        (["list", "--op", "first_gelu"], "TK_PACK_PATH=my.tkpack tk"),
+        (["bench", "gelu", "4x8", "--device", "cpu", "--configs"], "tk bench: --configs, --write and --plot are of"),
     ],
 )  # fmt: skip
 def test_arguments_that_choose_nothing(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

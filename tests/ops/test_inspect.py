@@ -14,6 +14,7 @@ import tk
 from tk import _packs, capi
 from tk.cli import _calls
 from tk.heuristics.problem import Described, describe
+from tk.inspect import Candidates
 
 from . import tiny_pack
 
@@ -136,7 +137,19 @@ def test_explain_a_constraint_that_fails(loaded: tuple[str, Path], h100: int, ex
     assert found.choice is not None and found.choice.config_name == "narrow"
     assert [c.config_name for c in found.candidates] == ["narrow", "wide"]
     assert found.candidates[1].failed_constraint == "M a multiple of 16"
-    assert "M a multiple of 16" in str(found)
+    header, *_, row = str(found).splitlines()[1:]
+    assert header.split()[-1] == "needs" and row.endswith("M a multiple of 16")
+
+
+def test_the_table_has_a_config_once() -> None:
+    """It has a variant for each class of strides."""
+    rows = [(1, 5, None), (0, 6, None), (1, 7, None), (0, -1, "M <= 8"), (2, -1, "M <= 4"), (2, -1, "M <= 2"),
+            (2, -1, "M <= 4")]  # fmt: skip
+    found = Candidates(
+        capi.Candidate(i, config, cost * 10**6, f"c{config}", "k", need) for i, (config, cost, need) in enumerate(rows)
+    )
+    shown = [" ".join(line.split()) for line in str(found).splitlines()[2:]]
+    assert shown == ["k c1 1 5.00", "k c0 0 6.00", "k c2 2 - M <= 4", "k c2 2 - M <= 2"]
 
 
 def test_explain_a_config_that_is_given(loaded: tuple[str, Path], h100: int, explain) -> None:  # type: ignore[no-untyped-def]
@@ -171,7 +184,7 @@ def test_nothing_is_launched_on_the_cpu() -> None:
 def test_explain_makes_the_ops_checks() -> None:
     with pytest.raises(ValueError, match="the inner sizes differ"):
         tk.explain("mm", torch.randn(4, 3), torch.randn(4, 3))
-    with pytest.raises(ValueError, match=r"no op 'mul'; there are .*addmm, .*linear, .*mm"):
+    with pytest.raises(ValueError, match=r"no op 'mul', and no .*; there are .*addmm, .*linear, .*mm"):
         tk.explain("mul", torch.randn(4))
 
 

@@ -119,6 +119,19 @@ def test_another_device() -> None:
     assert record(model, "1").reason == "weight is on meta, the model on cpu"
 
 
+def test_a_model_on_meta_is_used_as_one_on_the_cpu() -> None:
+    """So that tk.check lists what its calls would run on a GPU."""
+    with torch.device("meta"):
+        model, x = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()), torch.empty(4, 8)
+    report = tk.use(model)
+    assert all(r.replaced for r in report)
+    with tk.check(90) as found:
+        assert model(x).shape == x.shape
+    assert [call.op for call in found.calls] == ["linear", "layer_norm", "gelu"]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(x).shape == x.shape
+
+
 def test_lazy_modules() -> None:
     model = nn.Sequential(nn.LazyLinear(4))
     assert not record(model, "0").replaced

@@ -36,10 +36,13 @@ def dtype_name(text: str) -> str:
     return name
 
 
-def unknown(kind: str, name: str, known: Iterable[str], most: int = 12) -> Usage:
-    """What to raise for a name that nothing has: the nearest names, or some of what there is."""
+# A command line cannot call tk.load_pack.
+OF_A_PACK = "An op of your own is there where TK_PACK_PATH names its pack: TK_PACK_PATH=my.tkpack tk ..."
+
+
+def unknown(kind: str, name: str, known: Iterable[str], most: int = 12, more: str = "") -> Usage:
+    """What to raise for a name that nothing has: the nearest names, or some of what there is. more: a further line."""
     names: Sequence[str] = list(dict.fromkeys(known))
-    if question := did_you_mean(name, names, 0.4):
-        return Usage(f"there is no {kind} {name!r}; {question}")
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return Usage(f"there is no {kind} {name!r}; there are {', '.join(names[:most])}{more}")
+    others = f" and {len(names) - most} more" if len(names) > most else ""
+    hint = did_you_mean(name, names, 0.4) or f"there are {', '.join(names[:most])}{others}"
+    return Usage("\n".join(filter(None, (f"there is no {kind} {name!r}; {hint}", more))))

@@ -12,7 +12,7 @@ from typing import Any
 import tk
 from tk import inspect
 from tk.cli import bench_calls, bench_ops
-from tk.cli._shown import Usage, unknown
+from tk.cli._shown import OF_A_PACK, Usage, unknown
 from tk.generated import register
 
 
@@ -26,12 +26,13 @@ def add_parser(subparsers: Any) -> None:
 
 USAGE = """\
 tk bench FUNCTION [SHAPE|NAME=VALUE …]   a function of tk beside torch's: tk bench linear 512x4096 14336x4096
-tk bench OP [SHAPE …]                    a generated op, every config with --configs, a picture with --plot FILE.svg
+tk bench OP [SHAPE …]                    a generated op, also of your own (TK_PACK_PATH=my.tkpack): every config with
+                                         --configs, a picture with --plot FILE.svg
 tk bench all [SHAPE …]                   every generated op
 tk bench FAMILY …                        in a checkout: python -m benchmarks FAMILY, such as mm, conv, attention
 
-`tk bench softmax --help` has the options of functions, `tk bench row_norm --help` those of ops. All of them measure on
-a CUDA GPU; of a function, --device cpu times the reference."""
+`tk bench linear --help` has the options of functions, `tk bench softmax --help` those of ops. All of them measure on a
+CUDA GPU; --device cpu times the reference of a function or an op."""
 
 
 # Of benchmarks/ (its runner.FAMILIES).
@@ -49,9 +50,10 @@ def _source_tree() -> Path | None:
 def run(args: argparse.Namespace) -> int:
     """``tk bench OP…`` times functions and ops; anything else goes to benchmarks/ of the source tree that tk, or the
     current folder, lies in."""
-    if bench_ops.is_meant(args.rest):
+    is_function = bench_calls.is_meant(args.rest)
+    if bench_ops.is_meant(args.rest) and not (is_function and any("=" in x for x in args.rest if x[:2] != "--")):
         return bench_ops.run(args.rest)
-    if bench_calls.is_meant(args.rest):
+    if is_function:
         return bench_calls.run(args.rest)
     if not args.rest or set(args.rest) & {"-h", "--help"}:
         print(USAGE)
@@ -62,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         raise Usage(f"{first}: a function, an op or a family comes first\n{USAGE}")
     if not first.startswith("-") and first not in FAMILIES:
         known = (*inspect.functions(), *register.names(), *FAMILIES)
-        raise unknown("function, op or family of benchmarks", first, known)
+        raise unknown("function, op or family of benchmarks", first, known, more=OF_A_PACK)
     if root is None:
         raise Usage(f"{first}: benchmarks lie in a checkout of tk's sources, which is not here")
     path = os.pathsep.join(p for p in (str(root), os.environ.get("PYTHONPATH", "")) if p)

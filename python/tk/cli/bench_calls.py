@@ -19,6 +19,7 @@ from tk.cli import _calls
 from tk.cli._calls import Call
 from tk.cli._judge import host_us
 from tk.cli._shown import dtype_name
+from tk.cli.bench_ops import NO_GPU
 from tk.cli.explain import Shape, argument
 from tk.heuristics.problem import describe
 
@@ -55,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
     """The exit status: 1 when a call failed."""
     args = parser().parse_args(arguments)
     if args.device == "cuda" and not torch.cuda.is_available():
-        raise errors.UnsupportedError("tk bench measures on a CUDA GPU, and torch sees none")
+        raise errors.UnsupportedError(NO_GPU)
     rows, failed = [], 0
     with torch.no_grad():
         for call in wanted(args.what, DTYPES[args.dtype], args.device):
@@ -67,7 +68,8 @@ def run(arguments: Sequence[str]) -> int:
             except (errors.Error, RuntimeError, ValueError, TypeError) as error:
                 failed += 1
                 print(f"FAILED tk.{call.name}: {type(error).__name__}: {error}", flush=True)
-    print(table(HEADER, rows))
+    if rows:
+        print(table(HEADER, rows))
     return int(failed > 0)
 
 

@@ -9,18 +9,24 @@ from html import escape
 from pathlib import Path
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tk import _cache, errors, timing
 from tk._table import table
-from tk.cli._shown import dtype_name
+from tk.cli._judge import host_us
+from tk.cli._shown import Usage, dtype_name
 from tk.generated import inputs, register
 from tk.generated.inputs import Example
-from tk.tune.ops import OpTimes, measure
+from tk.tune.ops import OpTimes, call, measure
 
 SHAPES = ((32768, 4096),)
 HEADER = (
     *("op", "shape", "dtype", "config", "ms", "GB", "GB/s", "of copy", "TFLOP/s", "torch ms", "speedup", "verdict"),
 )
+
+
+CPU_HEADER = ("op", "tensors", "dtype", "us")
+NO_GPU = "tk bench measures on a CUDA GPU, and torch sees none; --device cpu times the reference"
 
 
 def is_meant(arguments: Sequence[str]) -> bool:
@@ -40,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     add("--dtype", type=dtype_name, default="bf16", help="of every variable of the signature (bf16)")
     add("--configs", action="store_true", help="time every config that fits, too")
     add("--write", type=Path, metavar="FILE", help="the timings as JSON; those of other calls in it are kept")
+    add("--device", default="cuda", choices=("cuda", "cpu"), help="cpu times the reference, the recorded graph")
     add("--plot", type=Path, metavar="FILE", help="GB/s beside the copy ceiling, as SVG")
     return found
 
@@ -48,8 +55,14 @@ def run(arguments: Sequence[str]) -> int:
     """The exit status: 1 when a call failed or was wrong."""
     args = parser().parse_args(arguments)
     wanted = list(examples(args.what, args.dtype))
+    if args.device == "cpu":
+        if args.configs or args.write or args.plot:
+            raise Usage("--configs, --write and --plot are of kernels, which --device cpu does not run")
+        torch.manual_seed(0)
+        print(table(CPU_HEADER, map(on_cpu, wanted)))
+        return 0
     if not torch.cuda.is_available():
-        raise errors.UnsupportedError("tk bench measures on a CUDA GPU, and torch sees none")
+        raise errors.UnsupportedError(NO_GPU)
     torch.manual_seed(0)
     copy = timing.copy_bandwidth()
     print(f"{torch.cuda.get_device_name()}: a copy moves {copy:.0f} GB/s")
@@ -70,6 +83,15 @@ def run(arguments: Sequence[str]) -> int:
     if args.plot:
         args.plot.write_text(draw(found, copy))
     return int(failed > 0 or any(t.failures or not t.is_right for t in found))
+
+
+def on_cpu(example: Example) -> tuple[object, ...]:
+    """A row of the table of the reference."""
+    arguments = example.arguments("cpu")
+    tensors = [x for x in tree_leaves(arguments) if isinstance(x, torch.Tensor)]
+    sizes = " ".join("x".join(map(str, x.shape)) or "0-d" for x in tensors[:4])
+    with torch.no_grad():
+        return example.op.name, sizes, ",".join(example.dtypes.values()), host_us(lambda: call(example, arguments))
 
 
 def examples(what: Sequence[str], dtype: str) -> Iterator[Example]:

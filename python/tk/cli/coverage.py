@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 import tk
-from tk.cli._shown import Usage, add_json, as_json, unknown
+from tk.cli._shown import OF_A_PACK, Usage, add_json, as_json, unknown
 from tk.inspect import Coverage
 
 
@@ -33,7 +33,7 @@ def _nothing(everything: Coverage, op: str | None, arch: str | None) -> Usage:
     if not everything:
         return Usage("no pack is loaded")
     if op is not None and op not in ops:
-        return unknown("kernel of an op", op, ops)
+        return unknown("kernel of an op", op, ops, more=OF_A_PACK)
     if arch is not None and not everything.only(arch=arch):
         return unknown("pack for", arch, archs)
     of_op = sorted({row.arch for row in everything.only(op=op)})

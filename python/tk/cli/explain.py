@@ -12,7 +12,7 @@ import torch
 
 import tk
 from tk._dtypes import DTYPES, named
-from tk.cli._shown import add_json, as_json, dtype_name, unknown
+from tk.cli._shown import OF_A_PACK, add_json, as_json, dtype_name, unknown
 from tk.generated import register
 from tk.heuristics import described
 
@@ -83,7 +83,7 @@ def _value(text: str) -> Any:
 def run(args: argparse.Namespace) -> int:
     known = (*tk.inspect.functions(), *register.names())
     if args.op not in known:
-        raise unknown("op", args.op, known)
+        raise unknown("op", args.op, known, more=OF_A_PACK)
     if args.arch is not None:
         try:
             described.gpu(args.arch)

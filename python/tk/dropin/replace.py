@@ -146,6 +146,7 @@ class _Walk:
         self._target, self._recording = target, recording
         self._redirector = Redirector(stand_ins(target))
         self._shared = _shared_parameters(model)
+        self._device_type = _device(model).type
         self._closed: dict[str, str] = {}  # paths below which nothing is touched, and why
         self._dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
         self._redirect_rotations(model)
@@ -196,8 +197,8 @@ class _Walk:
         own = f"{path}.{name}" if path else name
         if others := [other for other in self._shared.get(id(parameter), ()) if other != own]:
             return f"{name} is shared with {others[0]}"
-        if parameter.device.type != self._target.device_type:
-            return f"{name} is on {parameter.device}, the model on {self._target.device_type}"
+        if parameter.device.type != self._device_type:
+            return f"{name} is on {parameter.device}, the model on {self._device_type}"
         if parameter.dtype not in DTYPES:
             return (
                 f"{name} is {dtype_name(parameter.dtype)}; there are kernels for {', '.join(map(dtype_name, DTYPES))}"

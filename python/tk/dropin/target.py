@@ -33,10 +33,11 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 class Target:
     """Where the model is when it is used.
 
-    device_type: "cpu" or "cuda". arch: "cpu", "sm_90", … only_faster: leave to torch what no measurement says is as
-    fast; on the CPU, where tk computes with ATen, nothing was measured, and all is served. rules: what was measured on
-    this architecture of one function, by the kind of call; None where all of its calls are served. measured: what was
-    measured on this machine, call by call, or measures it now; it goes before the rules.
+    device_type: "cpu" or "cuda"; for the CPU tensors on meta are taken as well, where `tk.check` lists a model's calls.
+    arch: "cpu", "sm_90", … only_faster: leave to torch what no measurement says is as fast; on the CPU, where tk
+    computes with ATen, nothing was measured, and all is served. rules: what was measured on this architecture of one
+    function, by the kind of call; None where all of its calls are served. measured: what was measured on this machine,
+    call by call, or measures it now; it goes before the rules.
     """
 
     device_type: str
@@ -77,7 +78,9 @@ class Target:
         if not is_plain(first) or (torch._C._len_torch_function_stack() and _is_intercepted()):
             return False
         device, dtype = first.device, first.dtype
-        if device.type != self.device_type or dtype not in DTYPES:
+        if device.type != self.device_type and not (self.device_type == "cpu" and device.type == "meta"):
+            return False
+        if dtype not in DTYPES:
             return False
         for t in optional:
             if t is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from tk import capi, errors
+from tk._dtypes import named
 from tk._table import table
 from tk.heuristics import described, problem
 
@@ -24,7 +25,7 @@ _NOT_SERVED = (errors.Error, ValueError, TypeError, NotImplementedError)
 class CheckedCall:
     """Calls of one op with tensors of the same dtypes, sizes and strides. count: how many there were. kernel: with its
     config, "" where none is launched. us: predicted, of all that one call launches. problem: why none fits, and the
-    line that builds it; "" where one does."""
+    line that builds it; "" where one does. dtype: of the first tensor."""
 
     op: str
     tensors: str
@@ -32,6 +33,7 @@ class CheckedCall:
     kernel: str = ""
     us: float = 0.0
     problem: str = ""
+    dtype: str = ""
 
 
 class Checks:
@@ -48,10 +50,14 @@ class Checks:
         return [call for call in self.calls if call.problem]
 
     def __str__(self) -> str:
-        header = ("op", "tensors", "calls", "kernel", "predicted us")
-        rows = [(c.op, c.tensors, c.count, c.kernel or "-", c.us if c.kernel else None) for c in self.calls]
+        header = ("op", "dtype", "tensors", "calls", "kernel", "predicted us")
+        rows = [(c.op, c.dtype, c.tensors, c.count, c.kernel or "-", c.us if c.kernel else None) for c in self.calls]
         lines = [f"On an {self.gpu.name} (sm_{self.gpu.arch}):", table(header, rows)] if rows else ["no op of tk's"]
-        return "\n".join([*lines, *(f"{c.op} {c.tensors}: {c.problem}" for c in self.missing)])
+        # What builds a kernel can be a whole file: it is told once for all calls that lack the same.
+        lacking: dict[str, list[CheckedCall]] = {}
+        for call in self.missing:
+            lacking.setdefault(call.problem, []).append(call)
+        return "\n".join([*lines, *(f"{_named(calls)}: {problem}" for problem, calls in lacking.items())])
 
     def add(self, op: Any, *args: Any, **kwargs: Any) -> None:
         leaves = tree_leaves((args, kwargs))
@@ -63,7 +69,8 @@ class Checks:
         name = op._schema.name.removeprefix("tk::")
         shown = ["x".join(map(str, x.shape)) or "()" for x in tensors[:_MOST_SHOWN]]
         more = [f"and {len(tensors) - _MOST_SHOWN} more"] if len(tensors) > _MOST_SHOWN else []
-        found = CheckedCall(name, " ".join([*shown, *more]))
+        dtype = str(tensors[0].dtype) if tensors else ""
+        found = CheckedCall(name, " ".join([*shown, *more]), dtype=named(dtype) or dtype)
         self._by_call[key] = found
         self.calls.append(found)
         try:
@@ -78,6 +85,11 @@ class Checks:
                 chosen = choices[launches.index(last)]
                 found.kernel = f"{chosen.kernel_name}/{chosen.config_name}"
             found.us = sum(c.cost for c in choices) * 1e-6
+
+
+def _named(calls: Sequence[CheckedCall]) -> str:
+    first = f"{calls[0].op} {calls[0].tensors}"
+    return f"{first} and {len(calls) - 1} more" if len(calls) > 1 else first
 
 
 @contextmanager

@@ -127,6 +127,8 @@ def outputs_of(graph: fx.GraphModule) -> tuple[list[fx.Node], int | None]:
     """The nodes that are returned, and how: None for a single tensor."""
     (value,) = next(n for n in graph.graph.nodes if n.op == "output").args
     flat, _ = tree_flatten(value)
+    if isinstance(value, dict):  # its tensors would come back without its keys
+        raise TraceError("the function returns a dict; it may return a tensor, a tuple of tensors, or None")
     if wrong := [x for x in flat if x is not None and not (isinstance(x, fx.Node) and is_tensor(x))]:
         raise TraceError(f"the function returns {wrong[0]!r}; it may return a tensor, a tuple of tensors, or None")
     nodes = [x for x in flat if x is not None]
