@@ -174,10 +174,9 @@ def _device_index(device: torch.device | int | str | None) -> int:
 
 def _why_no_launch(describe: Callable[..., Any], op: str, args: Any, kwargs: Any) -> str:
     """On a GPU a function leaves to ATen what no kernel takes, but in strict mode: which says what that is."""
-    if describe is here.describe and all(
-        x.device.type == "cpu" for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)
-    ):
-        return _NO_LAUNCH
+    devices = {x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+    if describe is here.describe and devices <= {"cpu"}:
+        return _ON_THE_CPU if devices else _NO_LAUNCH
     try:
         with _leaving_no_trace(op, args, kwargs) as (args, kwargs), config.strict():
             describe(_wrapper(op), *args, **kwargs)
@@ -188,6 +187,10 @@ def _why_no_launch(describe: Callable[..., Any], op: str, args: Any, kwargs: Any
 
 _NO_LAUNCH = (
     "no kernel is launched: computed with ATen ops (on the CPU, with nothing to compute, or since it is made of them)"
+)
+_ON_THE_CPU = (
+    "no kernel is launched: the tensors are on the CPU, where ATen computes; with arch=90 tk.explain says what an H100 "
+    "would run"
 )
 _REASONS = (
     "has the lowest predicted time of what fits",

@@ -35,6 +35,9 @@ def test_register() -> None:
     assert tk.flex.registered(registry.__file__) == []
     with pytest.raises(ValueError, match="'window' is the name of another pair"):
         tk.flex.register("window", mask_mod=mods.causal)
+    for name, said in (("window", "'window' is there already"), ("band", "'band' computes what 'window' does")):
+        with pytest.raises(ValueError, match=f"{said}, and equal mods are one pair: register it once, with all of its"):
+            tk.flex.register(name, mask_mod=mods.sliding_window(5), head_dims=(128,))
 
 
 def test_what_a_helper_registers_belongs_to_the_file_that_calls_it(tmp_path: Path) -> None:

@@ -174,6 +174,11 @@ def test_explain_an_op_that_no_pack_has(h100: int, explain) -> None:  # type: ig
     assert found.choice is None and found.candidates == () and "no_such_op" in found.reason
 
 
+def test_on_the_cpu_explain_says_how_to_ask_as_on_a_gpu() -> None:
+    reason = tk.explain("mm", torch.ones(4, 4), torch.ones(4, 4)).reason
+    assert "the tensors are on the CPU" in reason and "arch=90" in reason
+
+
 def test_nothing_is_launched_on_the_cpu() -> None:
     a = torch.randn(4, 4)
     assert describe(tk.mm, a, a) is None

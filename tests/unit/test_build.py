@@ -825,6 +825,7 @@ def test_the_command_fails_with_a_message(tmp_path, monkeypatch, capsys):
     add_arguments(parser)
     for args, message in (
         ([tmp_path / "none.py"], "none.py declares nothing: no function under @tk.op"),
+        ([tmp_path / "none.py"], "what it imports is built from the file that declares it"),
         ([tmp_path / "bad.py"], "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
         ([tmp_path / "gone.py"], "there is no such file"),
         ([unit_kernels.__file__, "--arch", "hopper"], "'hopper' names no architecture"),

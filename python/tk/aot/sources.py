@@ -49,7 +49,7 @@ def file_families(paths: Sequence[Path], debug: bool = False) -> list[Family]:
         if len(found.families) + len(found.refused) == before:
             found.refused.append(BuildError(
                 f"{path} declares nothing: no function under @tk.op, no mods (tk.flex.register), no tk.b2b.register, "
-                "no FAMILY, no FAMILIES"
+                "no FAMILY, no FAMILIES; what it imports is built from the file that declares it"
             ))  # fmt: skip
     return found.checked()
 

@@ -64,7 +64,8 @@ def register(
         backward: gradients too. decode: kernels for few queries too.
 
     Raises:
-        ValueError, TypeError: an argument that is none of these, or another pair under this name.
+        ValueError, TypeError: an argument that is none of these, another pair under this name, or the same pair
+            a second time in a file, with other settings.
         tk.UnsupportedError: a mod that no kernel can have, or of which none has the gradient; with its line.
     """
     try:
@@ -84,8 +85,16 @@ def register(
     taken_dtypes = tuple(DTYPES[str(_dtypes.named(d))] for d in dtypes)
     made = Registered(name, traced, tuple(head_dims), taken_dtypes, backward, decode,
                       files.declaring())  # fmt: skip
-    if made not in _registered:
-        _registered.append(made)
+    if made in _registered:
+        return
+    for known in _registered:
+        if (known.file, known.traced.fingerprint) == (made.file, made.traced.fingerprint):
+            same = f"{name!r} computes what {known.name!r} does" if name != known.name else f"{name!r} is there already"
+            return refusals.refuse(ValueError(
+                f"tk.flex.register: {same}, and equal mods are one pair: register it once, with all of its head_dims "
+                "and dtypes, and with backward and decode where any call needs them"
+            ))  # fmt: skip
+    _registered.append(made)
 
 
 def _check(name: str, head_dims: Sequence[int | tuple[int, int]], dtypes: Sequence[torch.dtype | str]) -> None:
