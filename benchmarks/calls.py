@@ -298,6 +298,26 @@ def _cross_entropy(room: Room) -> Arguments:
     return [x, room.plain((rows, *places), "int64", f"below {classes}")], kwargs
 
 
+def _linear_cross_entropy(room: Room) -> Arguments:
+    features = layouts.log_uniform(room.rng, 8, 1024)
+    classes = layouts.log_uniform(room.rng, 2, max(2, min(1 << 17, room.elements // features)))
+    rows = max(1, room.elements // max(classes, features))
+    given = [room.tensor((rows, features)), room.tensor((classes, features))]
+    kwargs: dict[str, Any] = {"reduction": room.rng.choice(("mean", "mean", "sum", "none"))}
+    if room.chance(0.3):
+        kwargs["linear_bias"] = room.plain((classes,))
+    if room.chance(0.3):
+        kwargs["label_smoothing"] = 0.1
+    return [*given, room.plain((rows,), "int64", f"below {classes}")], kwargs
+
+
+def _torch_linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None, **kwargs: Any
+) -> Tensor:
+    """As torch's own, which is there from 2.13 on."""
+    return F.cross_entropy(F.linear(input, linear_weight, linear_bias), target, **kwargs)
+
+
 def _dropout(room: Room) -> Arguments:
     return [*_one(room)[0], room.rng.choice((0.1, 0.5))], {}
 
@@ -537,6 +557,7 @@ OPS = (
     Op("add_layer_norm", _add_norm(True), _torch_add_layer_norm, has_grad=True),
     Op("add_rms_norm", _add_norm(False), _torch_add_rms_norm, has_grad=True),
     Op("cross_entropy", _cross_entropy, F.cross_entropy, has_grad=True),
+    Op("linear_cross_entropy", _linear_cross_entropy, _torch_linear_cross_entropy, has_grad=True),
     Op("dropout", _dropout, _torch_dropout, has_grad=True, is_random=True),
     Op("dropout_add", _dropout_add, _torch_dropout_add, has_grad=True, is_random=True),
     Op("embedding", _embedding, F.embedding, has_grad=True),

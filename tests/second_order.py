@@ -201,7 +201,10 @@ WITHOUT_GRADIENT = (
 )  # fmt: skip
 
 # Refused where a gradient, or a gradient of a gradient, is at stake.
-REFUSED = ("b2b_gemm", "flex_attention", "int4_mm", "scaled_grouped_mm", "scaled_mm", "sdpa", "uint4x2_mixed_mm")
+REFUSED = (
+    "b2b_gemm", "flex_attention", "int4_mm", "linear_cross_entropy", "scaled_grouped_mm", "scaled_mm", "sdpa",
+    "uint4x2_mixed_mm",
+)  # fmt: skip
 
 
 def hessian_product(f: Function, leaves: Sequence[Tensor]) -> list[Tensor]:

@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from tk.flex import flex_attention, sdpa  # noqa: F401
     from tk.functional.activations import geglu, gelu, silu, swiglu  # noqa: F401
     from tk.functional.indexing import gather, index_add, index_put, scatter_add  # noqa: F401
+    from tk.functional.linear_losses import linear_cross_entropy  # noqa: F401
     from tk.functional.losses import cross_entropy  # noqa: F401
     from tk.functional.norms import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm  # noqa: F401
     from tk.functional.optimizers import adamw_  # noqa: F401

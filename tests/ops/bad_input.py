@@ -86,7 +86,8 @@ INSIDE = frozenset({
     "needs a gradient", "one more dimension",
 })  # fmt: skip
 READ_WHERE_TOLD = (
-    "embedding", "cross_entropy", "grouped_mm", "scaled_grouped_mm", "gather", "scatter_add", "index_add", "index_put",
+    "embedding", "cross_entropy", "linear_cross_entropy", "grouped_mm", "scaled_grouped_mm", "gather", "scatter_add",
+    "index_add", "index_put",
 )  # fmt: skip
 
 NUMBERS: Sequence[Any] = (

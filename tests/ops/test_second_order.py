@@ -327,6 +327,9 @@ def test_refused(name: str) -> None:
         "flex_attention": lambda: _second(tk.flex_attention(y, y, y), y),
         "int4_mm": lambda: tk.int4_mm(x, q, torch.ones(1, 16).bfloat16(), group_size=16),
         "uint4x2_mixed_mm": lambda: tk.uint4x2_mixed_mm(x, q),
+        "linear_cross_entropy": lambda: _second(
+            tk.linear_cross_entropy(x, x.detach(), torch.arange(16), reduction="sum"), x
+        ),
         "scaled_mm": lambda: _second(tk.scaled_mm(fp8, fp8.t(), one, one.detach()), one),
         "scaled_grouped_mm": lambda: _second(
             tk.scaled_grouped_mm(

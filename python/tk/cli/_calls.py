@@ -146,6 +146,8 @@ class _Maker:
         yield Call("rope", (t(2, 3 * n, 8), t(3 * n, 4), t(3 * n, 4)), _rotated)
         target = (torch.arange(4 * n, device=self.device) * 5) % width
         yield Call("cross_entropy", (self.matrix(), target), F.cross_entropy)
+        yield Call("linear_cross_entropy", (self.matrix(), t(width, width), target),
+                   lambda x, w, target: F.cross_entropy(F.linear(x, w), target))  # fmt: skip
 
     def indices(self) -> Iterator[Call]:
         n, t = self.n, self

@@ -24,6 +24,7 @@ from typing import Any
 from tk.functional import (
     activations,
     indexing,
+    linear_losses,
     losses,
     norms,
     optimizers,
@@ -48,6 +49,7 @@ def _functions(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
 FUNCTIONS: Mapping[str, Callable[..., Any]] = _functions(
     activations,
     indexing,
+    linear_losses,
     losses,
     norms,
     optimizers,

@@ -1,0 +1,194 @@
+"""Losses of what a linear layer computes, without its result in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tk import errors
+from tk._arguments import number, whole
+from tk.functional._call import AUTOCAST_TO_FLOAT32, Config, check_tensor, needs, one_device, product, taken
+from tk.functional.losses import cross_entropy
+from tk.heuristics import overrides
+from tk.ops.linear_cross_entropy import linear_cross_entropy as _rows
+from tk.ops.mm import linear
+
+__all__ = ["linear_cross_entropy"]
+
+_NAME = "linear_cross_entropy"
+_KERNEL = "logsumexp"
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+@needs("logsumexp", "row_sum", "row_amax", "column_sum", *cross_entropy.ops)  # type: ignore[attr-defined]
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    options: Any = None,
+    config: Config = None,
+) -> Tensor:
+    """The cross entropy of ``input @ linear_weight.T + linear_bias``, as ``torch.nn.functional.linear_cross_entropy``,
+    of which no more than a block of classes is in memory at a time.
+
+    Beside the gradients a call takes at most 96 MiB for a block (more past 131,072 rows) and, in the backward of 16
+    bits, the gradient of input in float32 and 64 MiB. Logits are float32: of 16 bits they are not rounded, as torch's
+    are. The backward computes them again.
+
+    Args:
+        input: ``[in_features]`` or ``[..., in_features]``.
+        linear_weight: ``[C, in_features]``, of the dtype of input. ``[C, d_1, ..., in_features]`` is a loss of more
+            dimensions, for an input of at most two.
+        target: int64 or uint8, the indices of the classes: the shape of input without its last dimension, and with
+            ``d_1, ...`` behind. A wrong one is an IndexError on the CPU; on CUDA it ends the process's CUDA context. Or
+            probabilities, in the dtype and shape of the logits, ``[C]`` or ``[N, C, d_1, ...]``.
+        linear_bias: the shape of linear_weight without its last dimension.
+        weight: of the classes, ``[C]``, of the dtype of input.
+        reduction: "none", "sum", or "mean" over the rows that count, by their classes' weights.
+        ignore_index: rows with this target count for nothing; None is -100. Probabilities take None alone.
+        label_smoothing: 0 to 1: how much of the target is spread over all classes.
+        options: a ``torch.nn.LinearCrossEntropyOptions`` or None. It says how torch divides the logits, and changes
+            nothing here.
+        config: of the kernel that reduces the rows of logits.
+
+    Returns:
+        A 0-d tensor, or the shape of target without its classes; of the dtype of input, and float32 under autocast.
+
+    Logits are whole in memory, as of :func:`tk.linear` and :func:`tk.cross_entropy`, with probabilities, more
+    dimensions of loss, a gradient of weight, no classes, or float64, which is ATen's.
+
+    Raises:
+        ValueError: shapes that do not go together, a reduction that is none, ignore_index with probabilities.
+        TypeError: an argument of the wrong kind. NotImplementedError: a gradient of the gradient.
+        tk.UnsupportedError: dtypes that no kernel has, on CUDA.
+    """
+    device = input.device.type if isinstance(input, Tensor) else ""
+    is_autocast = device in AUTOCAST_TO_FLOAT32 and torch.is_autocast_enabled(device)
+    if is_autocast:
+        input, linear_weight, linear_bias = map(_autocast, (input, linear_weight, linear_bias))
+        weight = weight.float() if isinstance(weight, Tensor) else weight
+    of_one_dtype = None if is_autocast else weight
+    is_taken = taken(_NAME, input=input, linear_weight=linear_weight, linear_bias=linear_bias, weight=of_one_dtype)
+    check_tensor(_NAME, "target", target)
+    if weight is not None:
+        check_tensor(_NAME, "weight", weight)
+    _check_settings(reduction, ignore_index, label_smoothing, options)
+    logits_shape = _logits_shape(input, linear_weight, linear_bias)
+    has_probabilities = target.shape == logits_shape and target.is_floating_point()
+    _check_target(target, has_probabilities, logits_shape, weight, input)
+    if has_probabilities and ignore_index is not None:
+        raise ValueError(f"tk.{_NAME}: ignore_index is {ignore_index}, must be None: target holds probabilities")
+    ignore_index = -100 if ignore_index is None else ignore_index
+    if not is_taken:
+        logits = F.linear(input, *_matrix(linear_weight, linear_bias)).reshape(logits_shape)
+        return F.cross_entropy(logits, target, weight, None, ignore_index, None, reduction, label_smoothing)
+    needs_more = linear_weight.shape[0] == 0 or _has_gradient(weight)
+    if has_probabilities or linear_weight.dim() > 2 or needs_more:
+        logits = linear(input, *_matrix(linear_weight, linear_bias)).reshape(logits_shape)
+        return cross_entropy(
+            logits, target, weight, None, ignore_index, None, reduction, label_smoothing, config=config
+        )
+    mode, number_of = overrides.find(_KERNEL, input)
+    number_of = number_of if config is None else overrides.number(_KERNEL, config, input)
+    numbers = (ignore_index, float(label_smoothing), number_of, mode)
+    at = target.reshape(-1).long()
+    try:
+        loss, *_ = _rows(input.reshape(at.shape[0], input.shape[-1]), linear_weight, at, linear_bias, weight, *numbers)
+    except RuntimeError as error:
+        raise errors.typed(error) from None
+    return _reduced(loss, at, weight, ignore_index, reduction, target.shape).to(
+        torch.float32 if is_autocast else input.dtype
+    )
+
+
+def _has_gradient(weight: Tensor | None) -> bool:
+    return weight is not None and weight.requires_grad and torch.is_grad_enabled()
+
+
+def _autocast(x: Any) -> Any:
+    """As autocast has it for products."""
+    if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64:
+        return x.to(torch.get_autocast_dtype(x.device.type))
+    return x
+
+
+def _matrix(linear_weight: Tensor, linear_bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """With all but in_features one dimension."""
+    matrix = linear_weight.reshape(product(linear_weight.shape[:-1]), linear_weight.shape[-1])
+    return matrix, None if linear_bias is None else linear_bias.reshape(-1)
+
+
+def _reduced(
+    loss: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str, shape: Sequence[int]
+) -> Tensor:
+    if reduction == "none":
+        return loss.reshape(shape)
+    if reduction == "sum":
+        return loss.sum()
+    counts = target != ignore_index
+    if weight is None:
+        return loss.sum() / counts.sum()
+    return loss.sum() / torch.where(counts, weight.float()[torch.where(counts, target, 0)], 0.0).sum()
+
+
+# --- What is refused ---
+
+
+def _check_settings(reduction: Any, ignore_index: Any, label_smoothing: Any, options: Any) -> None:
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f"tk.{_NAME}: reduction is {reduction!r}, must be one of {', '.join(_REDUCTIONS)}")
+    if ignore_index is not None:
+        whole(_NAME, "ignore_index", ignore_index)
+    if not 0 <= number(_NAME, "label_smoothing", label_smoothing) <= 1:
+        raise ValueError(f"tk.{_NAME}: label_smoothing is {label_smoothing}, must be 0 to 1")
+    kind = getattr(torch.nn, "LinearCrossEntropyOptions", type(None))  # torch has it from 2.13 on
+    if not isinstance(options, kind | None):
+        raise TypeError(f"tk.{_NAME}: options must be a torch.nn.LinearCrossEntropyOptions or None, is {options!r}")
+
+
+def _logits_shape(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> tuple[int, ...]:
+    if linear_weight.dim() < 2:
+        raise ValueError(f"tk.{_NAME}: linear_weight must have 2 dimensions or more, is {list(linear_weight.shape)}")
+    more = linear_weight.shape[1:-1]
+    if input.dim() == 0 or (more and input.dim() != 2):
+        wanted = "2 dimensions beside a linear_weight of more" if more else "1 dimension or more"
+        raise ValueError(f"tk.{_NAME}: input must have {wanted}, is {list(input.shape)}")
+    if input.shape[-1] != linear_weight.shape[-1]:
+        raise ValueError(
+            f"tk.{_NAME}: the last sizes differ: input is {list(input.shape)}, linear_weight "
+            f"{list(linear_weight.shape)}"
+        )
+    if linear_bias is not None and linear_bias.shape != linear_weight.shape[:-1]:
+        raise ValueError(
+            f"tk.{_NAME}: linear_bias must be {list(linear_weight.shape[:-1])}, is {list(linear_bias.shape)}"
+        )
+    return (*input.shape[:-1], linear_weight.shape[0], *more)
+
+
+def _check_target(
+    target: Tensor, has_probabilities: bool, logits_shape: Sequence[int], weight: Tensor | None, input: Tensor
+) -> None:
+    classes = min(input.dim() - 1, len(logits_shape) - 1)
+    of_indices = (*logits_shape[:classes], *logits_shape[classes + 1 :])
+    if not has_probabilities and target.shape != of_indices:
+        raise ValueError(
+            f"tk.{_NAME}: target must be {list(of_indices)}, or probabilities {list(logits_shape)}, is "
+            f"{list(target.shape)}"
+        )
+    if not has_probabilities and target.dtype not in (torch.int64, torch.uint8):
+        raise ValueError(
+            f"tk.{_NAME}: target is {target.dtype}, must be int64 or uint8, or floating-point probabilities"
+        )
+    if weight is not None and weight.shape != (logits_shape[classes],):
+        raise ValueError(f"tk.{_NAME}: weight must be [{logits_shape[classes]}], is {list(weight.shape)}")
+    one_device(_NAME, input=input, target=target, weight=weight)

@@ -1,0 +1,322 @@
+"""tk.linear_cross_entropy on the CPU: values and gradients against float64, memory, modes of torch, what is refused."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+import seeds
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.library import opcheck
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import tk
+from tk.ops import linear_cross_entropy as blocks
+
+SEED = seeds.seed("TK_LINEAR_CROSS_ENTROPY_SEED")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def torchs(input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None,
+           ignore_index: int | None = None, **kwargs: Any) -> Tensor:  # fmt: skip
+    """torch's, which is there from 2.13 on."""
+    matrix = linear_weight.flatten(0, -2)
+    bias = None if linear_bias is None else linear_bias.flatten()
+    logits = F.linear(input, matrix, bias).reshape(*input.shape[:-1], *linear_weight.shape[:-1])
+    return F.cross_entropy(logits, target, ignore_index=-100 if ignore_index is None else ignore_index, **kwargs)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 128 classes, and products of a few rows."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(blocks, "SLICE_BYTES", 600)
+
+
+class Problem:
+    def __init__(self, rows: int, features: int, classes: int, dtype: torch.dtype, rng: Random) -> None:
+        generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
+
+        def drawn(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+        layout = (lambda x: x) if rng.random() < 0.5 else (lambda x: x.t().contiguous().t())
+        self.x, self.w = layout(drawn(rows, features)), layout(drawn(classes, features) / max(1, features) ** 0.5)
+        self.bias = drawn(classes) if rng.random() < 0.5 else None
+        self.weight = drawn(classes).abs() if rng.random() < 0.5 else None
+        self.target = torch.randint(classes, (rows,), generator=generator)
+        self.kwargs: dict[str, Any] = {
+            "reduction": rng.choice(("none", "mean", "sum")),
+            "label_smoothing": rng.choice((0.0, 0.1, 1.0)),
+            "ignore_index": rng.choice((None, -100, 0, classes - 1)),
+        }
+        if rows > 2 and self.kwargs["ignore_index"] in (None, -100):
+            self.target[rng.randrange(rows)] = -100
+
+    def found(self, f: Callable[..., Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
+        """The loss and its gradients, each row's weighed by another number."""
+        leaves = [
+            None if x is None else x.detach().to(dtype or x.dtype).requires_grad_() for x in (self.x, self.w, self.bias)
+        ]
+        weight = None if self.weight is None else self.weight.to(dtype or self.weight.dtype)
+        x, w, bias = leaves
+        loss = f(x, w, self.target, linear_bias=bias, weight=weight, **self.kwargs)
+        grad = torch.linspace(0.5, 2, max(1, loss.numel()))[: loss.numel()].to(loss.dtype).reshape(loss.shape)
+        given = [y for y in leaves if y is not None]
+        return [loss.detach(), *torch.autograd.grad(loss, given, grad)]
+
+
+def check(problem: Problem) -> None:
+    """The error is at most twice torch's own, beside a rounding of the largest number."""
+    for ours, theirs, exact in zip(
+        problem.found(tk.linear_cross_entropy), problem.found(torchs), problem.found(torchs, torch.float64), strict=True
+    ):
+        assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+        if not ours.numel() or exact.isnan().any():
+            assert_close(ours.double(), exact, equal_nan=True)
+            continue
+        largest = exact.abs().max()
+        slack = 4 * torch.finfo(ours.dtype).eps * float(largest)
+        slack += 1e-5 if problem.w.shape[0] == 1 else 0.0  # a class alone has no gradient, but for what rounding leaves
+        errors = [(y.double() - exact).abs().max() for y in (ours, theirs)]
+        assert errors[0] <= 2 * errors[1] + slack, (problem.kwargs, errors, largest)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("number", range(12))
+def test_drawn_problems_against_float64(number: int, dtype: torch.dtype, small_blocks: None) -> None:
+    seed = SEED + number
+    print(f"TK_LINEAR_CROSS_ENTROPY_SEED={seed}, number 0 repeats it")
+    rng = Random(seed)
+    check(Problem(rng.randint(1, 40), rng.randint(1, 70), rng.choice((1, 7, 128, 129, 300, 513)), dtype, rng))
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 7), (3, 0, 7), (2, 3, 1), (0, 0, 300)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_nothing(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    for seed in range(4):
+        check(Problem(*shape, dtype, Random(seed)))
+
+
+def test_one_block_is_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(9, 20, 700, torch.bfloat16, Random(1))
+    whole = problem.found(tk.linear_cross_entropy)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    for a, b in zip(whole, problem.found(tk.linear_cross_entropy), strict=True):
+        assert_close(a, b)
+
+
+X, W = torch.randn(6, 5), torch.randn(11, 5)
+T = torch.tensor([0, 10, 3, -100, 5, 7])
+
+
+def test_rows_that_are_ignored() -> None:
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    assert tk.linear_cross_entropy(x, w, torch.full((6,), -100)).isnan()
+    assert tk.linear_cross_entropy(x, w, torch.full((6,), -100), reduction="sum") == 0
+    tk.linear_cross_entropy(x, w, T, reduction="sum").backward()
+    assert x.grad is not None and torch.equal(x.grad[3], torch.zeros(5))
+    assert_close(
+        tk.linear_cross_entropy(x, w, T.clamp(min=0), ignore_index=5), torchs(x, w, T.clamp(min=0), ignore_index=5)
+    )
+
+
+def test_batches_and_single_rows() -> None:
+    x, t = torch.randn(2, 3, 5), T.clamp(min=0).reshape(2, 3)
+    found = tk.linear_cross_entropy(x, W, t, reduction="none")
+    assert_close(found, torchs(x.flatten(0, 1), W, t.flatten(), reduction="none").reshape(2, 3))
+    assert_close(tk.linear_cross_entropy(X[0], W, T[0]), torchs(X[0], W, T[0]))
+    assert_close(tk.linear_cross_entropy(X[1], W, T[1].byte()), torchs(X[1], W, T[1]))
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_probabilities_and_more_dimensions(reduction: str) -> None:
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    for f in (tk.linear_cross_entropy, torchs):
+        f(x, w, torch.rand(6, 11, generator=torch.Generator().manual_seed(0)), reduction=reduction).sum().backward()  # type: ignore[operator]
+        if f is tk.linear_cross_entropy:
+            found, x.grad, w.grad = (x.grad, w.grad), None, None
+    assert_close(found, (x.grad, w.grad))
+    kernel, bias, t = torch.randn(4, 2, 3, 5), torch.randn(4, 2, 3), torch.randint(4, (6, 2, 3))
+    for dtype in (torch.float32, torch.float64):
+        given = [y.to(dtype) for y in (X, kernel)]
+        kwargs = {"linear_bias": bias.to(dtype), "reduction": reduction}
+        assert_close(tk.linear_cross_entropy(*given, t, **kwargs), torchs(*given, t, **kwargs))
+
+
+def test_classes_without_probability() -> None:
+    """A vocabulary is padded with biases of -inf: a whole block of them."""
+    w, t = torch.randn(400, 5), torch.tensor([1, 2, 3, 0, 9, 8])
+    bias = torch.where(torch.arange(400) < 100, 0.0, -torch.inf)
+    for dtype, start in itertools.product((torch.float32, torch.bfloat16), (0, 300)):
+        x = X.to(dtype).requires_grad_()
+        rolled, at = bias.roll(start).to(dtype), (t + start) % 400
+        found = tk.linear_cross_entropy(x, w.to(dtype), at, linear_bias=rolled)
+        expected = torchs(x, w.to(dtype), at, linear_bias=rolled)
+        assert_close(found, expected)
+        assert_close(torch.autograd.grad(found, x), torch.autograd.grad(expected, x), rtol=2e-2, atol=1e-3)
+
+
+# --- Memory ---
+
+
+class Largest(TorchDispatchMode):
+    """The most bytes of a tensor that is made."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor) and func.namespace in ("aten", "tk"):
+                self.bytes = max(self.bytes, x.numel() * x.itemsize)
+        return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_logits_are_never_whole(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that is made inside is larger than a block or a gradient."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 4 * 64 * 256)
+    seen = Largest()
+    for name in ("_forward", "_gradients"):
+        inner = getattr(blocks, name)
+        args = (
+            torch.randn(64, 8).to(dtype),
+            torch.randn(4096, 8).to(dtype),
+            torch.zeros(64).long(),
+            None,
+            None,
+            -100,
+            0.1,
+        )
+        rows = [torch.zeros(64)] * 3 if name == "_gradients" else []
+        with seen, torch.no_grad():
+            inner(*rows, *args, *([[True, True, True]] if rows else []))
+    assert seen.bytes == 4096 * 8 * 4 // (4 // dtype.itemsize) or seen.bytes <= 4 * 64 * 256
+    assert seen.bytes < 64 * 4096 * dtype.itemsize
+
+
+def test_a_block_at_8192_rows_of_131072_classes() -> None:
+    forward, backward = (list(blocks._blocks(8192, 131072, size)) for size in (4, 6))
+    for found in (forward, backward):
+        assert found[0].start == 0 and found[-1].stop == 131072
+        assert all(a.stop == b.start for a, b in itertools.pairwise(found))
+    most = max(8192 * (b.stop - b.start) * 6 for b in backward)
+    assert most + blocks.SLICE_BYTES <= (256 << 20) - (8192 * 2048 * 4)
+
+
+# --- Modes of torch ---
+
+
+def test_autocast_is_torchs() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = (f(X, W, T, weight=torch.rand(11, generator=torch.Generator().manual_seed(0)))
+                           for f in (tk.linear_cross_entropy, torchs))  # fmt: skip
+    assert found.dtype == expected.dtype == torch.float32
+    assert_close(found, expected, rtol=1e-2, atol=1e-2)
+
+
+def test_compile_export_and_fakes() -> None:
+    def loss(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return tk.linear_cross_entropy(x, w, T, linear_bias=b, label_smoothing=0.1)
+
+    leaves = [x.requires_grad_() for x in (X.clone(), W.clone(), torch.randn(11))]
+    expected = torch.autograd.grad(loss(*leaves), leaves)
+    found = torch.autograd.grad(torch.compile(loss, backend="aot_eager", fullgraph=True)(*leaves), leaves)
+    assert_close(found, expected)
+    meta = [x.detach().to("meta").requires_grad_() for x in leaves]
+    result = tk.linear_cross_entropy(meta[0], meta[1], T.to("meta"), linear_bias=meta[2], reduction="none")
+    assert result.shape == (6,) and result.is_meta
+    given = (X.clone().requires_grad_(), W, T, None, torch.rand(11), -100, 0.1)
+    opcheck(torch.ops.tk.linear_cross_entropy.default, given)
+
+
+def test_transforms() -> None:
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        return tk.linear_cross_entropy(x, w, T)
+
+    expected = torch.func.grad(lambda x, w: torchs(x, w, T), argnums=(0, 1))(X, W)
+    assert_close(torch.func.grad(loss, argnums=(0, 1))(X, W), expected)
+    ws = torch.stack((W, -W))
+    assert_close(torch.vmap(loss, (None, 0))(X, ws), torch.stack([torchs(X, w, T) for w in ws]))
+    per_sample = torch.vmap(torch.func.grad(lambda x, t: tk.linear_cross_entropy(x, W, t)))(X, T.clamp(min=0))
+    assert_close(per_sample, torch.vmap(torch.func.grad(lambda x, t: torchs(x, W, t)))(X, T.clamp(min=0)))
+
+
+def test_a_graph_can_be_walked_twice() -> None:
+    x = X.clone().requires_grad_()
+    loss = tk.linear_cross_entropy(x, W, T)
+    first, second = (torch.autograd.grad(loss, x, retain_graph=True) for _ in range(2))
+    assert_close(first, second)
+
+
+def test_a_gradient_of_class_weights_is_torchs() -> None:
+    """Of probabilities alone."""
+    weight = torch.rand(11, requires_grad=True)
+    with pytest.raises(RuntimeError, match="not differentiable with respect to argument 'weight'"):
+        tk.linear_cross_entropy(X, W, T, weight=weight)
+    target = torch.rand(6, 11)
+    found, expected = (torch.autograd.grad(f(X, W, target, weight=weight), weight)
+                       for f in (tk.linear_cross_entropy, torchs))  # fmt: skip
+    assert_close(found, expected)
+    with torch.no_grad():
+        assert_close(tk.linear_cross_entropy(X, W, T, weight=weight), torchs(X, W, T, weight=weight))
+
+
+def test_no_gradient_of_the_gradient() -> None:
+    x = X.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(tk.linear_cross_entropy(x, W, T), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match=r"tk\.linear_cross_entropy has no gradient of its gradient"):
+        torch.autograd.grad(grad.sum(), x)
+    with pytest.raises(NotImplementedError, match=r"tk\.linear_cross_entropy has no formula for forward-mode"):
+        torch.func.jvp(lambda x: tk.linear_cross_entropy(x, W, T), (X,), (X,))
+
+
+def test_torchs_own_agrees() -> None:
+    if not hasattr(F, "linear_cross_entropy"):
+        pytest.skip("torch has it from 2.13 on")
+    options = torch.nn.LinearCrossEntropyOptions()
+    for kwargs in ({}, {"options": options}, {"ignore_index": 3, "reduction": "sum"}):
+        assert_close(
+            tk.linear_cross_entropy(X, W, T.clamp(min=0), **kwargs),
+            F.linear_cross_entropy(X, W, T.clamp(min=0), **kwargs),
+        )  # type: ignore[arg-type]
+
+
+# --- What is refused ---
+
+REFUSED: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
+    "input": (TypeError, "input must be a Tensor, is NoneType", lambda: tk.linear_cross_entropy(None, W, T)),
+    "linear_weight": (TypeError, "linear_weight must be a Tensor", lambda: tk.linear_cross_entropy(X, 3, T)),
+    "target": (TypeError, "target must be a Tensor, is list", lambda: tk.linear_cross_entropy(X, W, [1])),
+    "weight": (TypeError, "weight must be a Tensor", lambda: tk.linear_cross_entropy(X, W, T, weight=3)),
+    "sizes": (ValueError, "the last sizes differ: input is", lambda: tk.linear_cross_entropy(X[:, :3], W, T)),
+    "vector": (ValueError, "linear_weight must have 2", lambda: tk.linear_cross_entropy(X, W[0], T)),
+    "number": (ValueError, "input must have 1", lambda: tk.linear_cross_entropy(X[0, 0], W, T)),
+    "bias": (ValueError, "linear_bias must be", lambda: tk.linear_cross_entropy(X, W, T, linear_bias=W[0])),
+    "rows": (ValueError, r"target must be \[6\], or prob", lambda: tk.linear_cross_entropy(X, W, T[:5])),
+    "classes": (ValueError, r"weight must be \[11\]", lambda: tk.linear_cross_entropy(X, W, T, weight=X[0])),
+    "dtype": (ValueError, "target is torch.int32", lambda: tk.linear_cross_entropy(X, W, T.int())),
+    "class": (IndexError, "target is 11, must be 0 to 10",
+              lambda: tk.linear_cross_entropy(X, W, torch.where(T > 9, 11, T))),
+    "reduction": (ValueError, "reduction is 'max'", lambda: tk.linear_cross_entropy(X, W, T, reduction="max")),
+    "smoothing": (ValueError, "label_smoothing is 2", lambda: tk.linear_cross_entropy(X, W, T, label_smoothing=2)),
+    "index": (TypeError, "ignore_index must be an int", lambda: tk.linear_cross_entropy(X, W, T, ignore_index=1.5)),
+    "options": (TypeError, "options must be a torch", lambda: tk.linear_cross_entropy(X, W, T, options=3)),
+    "ignored": (ValueError, "ignore_index is 2, must be None",
+                lambda: tk.linear_cross_entropy(X, W, torch.rand(6, 11), ignore_index=2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    error, text, call = REFUSED[name]
+    with pytest.raises(error, match=text):
+        call()
