@@ -132,6 +132,15 @@ def test_a_model_on_meta_is_used_as_one_on_the_cpu() -> None:
         assert model(x).shape == x.shape
 
 
+def test_a_model_on_meta_runs_after_a_sample_was_measured() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()), torch.ones(4, 8)
+    tk.use(model, sample=x).undo()
+    tk.use(model.to("meta"))
+    with tk.check(90) as found:
+        assert model(x.to("meta")).shape == x.shape
+    assert [call.op for call in found.calls] == ["linear", "gelu"]
+
+
 def test_lazy_modules() -> None:
     model = nn.Sequential(nn.LazyLinear(4))
     assert not record(model, "0").replaced

@@ -252,6 +252,7 @@ def _exact(x: Any) -> Any:
 def _autocast(args: tuple[Any, ...]) -> str:
     """The dtype that autocast computes products in; "" without."""
     device = args[0].device.type if args and isinstance(args[0], Tensor) else "cpu"
+    device = "cpu" if device == "meta" else device  # which has no autocast of its own
     return dtype_name(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
 
 

@@ -70,7 +70,8 @@ def use(model: nn.Module, *, sample: Any = None, only_faster: bool = True) -> Re
         raise TypeError(f"tk.use: model must be a torch.nn.Module, is {given}")
     device, target = _device(model), _target(model, flag("use", "only_faster", only_faster))
     if sample is None:
-        return _use(model, replace(target, measured=Table(load(device))) if only_faster else target)
+        is_measured = only_faster and device.type != "meta"  # where nothing is computed, no time decides
+        return _use(model, replace(target, measured=Table(load(device))) if is_measured else target)
     if not only_faster:
         raise ValueError("tk.use: with a sample, what is faster is measured: leave only_faster out")
     recording = _measure(model, target, sample, device)
