@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tk
 
@@ -85,3 +86,12 @@ def test_values_without_elements(shapes: Any, device: str) -> None:
     assert [x.shape for x in gradients] == [x.shape for x in given]
     if device == "cpu":
         assert not any(x.any() for x in (found, *gradients))
+
+
+def test_values_of_no_batch_on_cuda() -> None:
+    """There ATen broadcasts them, which its CPU kernel does not."""
+    with FakeTensorMode():
+        query, key, value = (torch.empty(n, 2, m, 8, device="cuda") for n, m in ((1, 9), (1, 11), (0, 11)))
+        assert tk.sdpa(query, key, value).shape == (0, 2, 9, 8)
+        with pytest.raises(ValueError, match="batches and heads must broadcast"):
+            tk.sdpa(query.expand(3, -1, -1, -1), key, value)

@@ -41,16 +41,15 @@ def test_a_write_out_of_bounds(debug: Path) -> None:
 
 
 def test_what_is_not_finite_is_said(debug: Path) -> None:
-    done = run(debug, "ops.gpu_ptx(torch.full((3, 64), float('nan'), **cuda))")
+    done = run(debug, "ops.gpu_look_up(torch.full((5, 64), float('nan'), **cuda), torch.full((1, 3), 4, **cuda))")
     assert done.returncode == 0 and "went on" in done.stdout, done.stderr
-    said = [line for line in done.stdout.splitlines() if "tk.gpu_ptx: NaN or infinity in out0" in line]
+    said = [line for line in done.stdout.splitlines() if "tk.gpu_look_up: NaN or infinity in out0" in line]
     assert said, done.stdout[:2000]  # by every thread of a program
     assert {line.rpartition(": ")[2] for line in said} == {"192"}
 
 
 def test_nothing_is_said_of_what_is_right(debug: Path) -> None:
-    done = run(debug, "ops.gpu_ptx(torch.ones(3, 64, **cuda)); "
-                      "ops.gpu_look_up(torch.ones(5, 64, **cuda), torch.full((2, 3), 4, **cuda)); "
+    done = run(debug, "ops.gpu_look_up(torch.ones(5, 64, **cuda), torch.full((2, 3), 4, **cuda)); "
                       "ops.gpu_scatter_add(torch.ones(5, 64, **cuda), torch.full((3, 64), 4, **cuda), "
                       "torch.full((3, 64), 3e38, **cuda) * 0)")  # fmt: skip
     assert done.returncode == 0 and done.stdout.split() == ["went", "on"], done.stdout + done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,17 +23,20 @@ class ErrorRatio:
         return self.mean <= 1.1 and self.max <= 2.0
 
 
-# What a different order of summation may cost where torch happens to be exact: units in the last place of fp32, times
-# the size of what is summed.
-_SLACK = 16 * torch.finfo(torch.float32).eps
-
-
-def error_ratio(result: Tensor, torchs: Tensor, reference: Tensor) -> ErrorRatio:
-    """reference: float64, the same shape. NaN anywhere gives NaN, which is not good."""
+def error_ratio(result: Tensor, torchs: Tensor, reference: Tensor, terms: int = 1) -> ErrorRatio:
+    """reference: float64, the same shape; terms: how many each element sums. NaN anywhere gives NaN, which is not
+    good."""
     ours, theirs = ((x.double() - reference).abs() for x in (result, torchs))
-    slack = _SLACK * reference.abs().mean()
+    slack = _units(terms) * torch.finfo(torch.float32).eps * reference.abs().mean()
     ratios = torch.stack([ours.mean() / (theirs.mean() + slack), ours.max() / (theirs.max() + slack)]).tolist()
     return ErrorRatio(*ratios)
+
+
+def _units(terms: int) -> float:
+    """What another order of summation may cost where torch happens to be exact, in units in the last place of fp32,
+    times the size of what is summed: one by one the roundings of n terms grow with their root, and torch may split
+    them."""
+    return max(16.0, math.sqrt(terms))
 
 
 def host_us(call: Callable[[], object], repeats: int = 3) -> float:

@@ -227,7 +227,7 @@ def _run_candidates(call: Call, report: Report) -> None:
         tally.runs += 1
         try:
             result = tk.mm(call.a, call.b, call.bias, config=candidate.config, **call.settings())
-            ratio = error_ratio(result, torchs, exact)
+            ratio = error_ratio(result, torchs, exact, terms=call.a.shape[1])
         except errors.Error as error:
             print(f"{candidate.kernel_name}/{candidate.config_name}: {error}")
             tally.is_good = False

@@ -111,7 +111,7 @@ def sdpa(
 
     Returns:
         ``[..., H, M, Dv]``; a row that sees no key is 0. Where value has no elements, zeros of query's batches and
-        heads. Raises as :func:`flex_attention`.
+        heads, but on CUDA no batches where value has none, as ATen has it. Raises as :func:`flex_attention`.
     """
     flag("sdpa", "is_causal", is_causal)
     flag("sdpa", "enable_gqa", enable_gqa)
@@ -128,7 +128,8 @@ def sdpa(
         raise ValueError(f"tk.sdpa: query is {list(query.shape)}, must be [..., H, M, D]")
     if attn_mask is not None:
         _check_table(attn_mask, query)
-    if value.dim() >= 2 and value.numel() == 0:
+    is_broadcast = value.is_cuda and 0 in value.shape[:-3]  # by ATen's math kernel, which CUDA takes then
+    if value.dim() >= 2 and value.numel() == 0 and not is_broadcast:
         for name, x in (("key", key), ("value", value)):
             if x.device != query.device:
                 raise ValueError(f"tk.sdpa: {name} is on {x.device}, must be on query's {query.device}")
