@@ -46,6 +46,13 @@ _mm, _mm_out = _register.overloads("mm")
 # --- Kernels ---
 
 
+def _forward_on_cpu(input: Tensor, linear_weight: Tensor, target: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    ignore_index, classes = args[2], linear_weight.shape[0]
+    if (wrong := target[~_is_right(target, classes, ignore_index)]).numel():
+        raise IndexError(f"tk.linear_cross_entropy: target is {wrong[0].item()}, must be 0 to {classes - 1}")
+    return _forward(input, linear_weight, target, *args)
+
+
 def _forward(
     input: Tensor,
     linear_weight: Tensor,
@@ -58,7 +65,8 @@ def _forward(
     mode: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, classes = input.shape[0], linear_weight.shape[0]
-    _check_classes(target, classes, ignore_index)
+    if target.is_cuda:  # the host does not wait: a wrong one ends the process's context, as in ATen
+        torch._assert_async(_is_right(target, classes, ignore_index).all())
     log_sum = input.new_full((rows,), -torch.inf, dtype=torch.float32)
     base, picked, spread = (torch.zeros_like(log_sum) for _ in range(3))
     with torch._C._DisableAutocast():
@@ -180,19 +188,12 @@ def _factors(
     if weight is None:
         return torch.full_like(target, 1 - label_smoothing, dtype=torch.float32), share, classes
     weight = weight.float()
-    at = torch.where(target == ignore_index, 0, target)
+    at = torch.where((target >= 0) & (target < classes), target, 0)
     return (1 - label_smoothing) * weight[at], share, weight.sum()
 
 
-def _check_classes(target: Tensor, classes: int, ignore_index: int) -> None:
-    """On CUDA, where the host does not wait, a wrong one ends the process's context, as in ATen."""
-    is_right = ((target >= 0) & (target < classes)) | (target == ignore_index)
-    if target.is_cuda:
-        torch._assert_async(is_right.all())
-    elif not is_right.all():
-        raise IndexError(
-            f"tk.linear_cross_entropy: target is {target[~is_right][0].item()}, must be 0 to {classes - 1}"
-        )
+def _is_right(target: Tensor, classes: int, ignore_index: int) -> Tensor:
+    return ((target >= 0) & (target < classes)) | (target == ignore_index)
 
 
 # --- Shapes ---
@@ -292,13 +293,13 @@ def _vmap(op: Any) -> Any:
     return rule
 
 
-for _op, _kernel, _allocate, _with_graph in (
-    (linear_cross_entropy, _forward, _fake, _Formula),
-    (_backward, _gradients, _fake_backward, _FormulaOfGradients),
+for _op, _kernel, _on_cpu, _allocate, _with_graph in (
+    (linear_cross_entropy, _forward, _forward_on_cpu, _fake, _Formula),
+    (_backward, _gradients, _gradients, _fake_backward, _FormulaOfGradients),
 ):
     _name = _op._schema.name.removeprefix("tk::")
     _register.register_fake(_name, _allocate, _library)
-    _library.impl(_name, _kernel, "CPU")
+    _library.impl(_name, _on_cpu, "CPU")
     _library.impl(_name, _kernel, "CUDA")
     _library.impl(_name, _at_autograd(_op, _with_graph), "Autograd", with_keyset=True)
     torch.library.register_vmap(f"tk::{_name}", _vmap(_op), lib=_library)
