@@ -170,7 +170,7 @@ def index_put(
     function = "index_put"
     check_tensor(function, "values", values)
     if isinstance(input, Tensor) and values.dim() == 0:
-        values = values.to(input.device)
+        values = _moved(function, "values", values, input)
     input, values = _widest(input, values)
     is_taken = taken(function, NUMBERS, input=input, values=values)
     given = _indices(input, indices)
@@ -193,6 +193,13 @@ def _check_index(function: str, name: str, index: Any) -> None:
     check_tensor(function, name, index)
     if index.dtype not in (torch.int64, torch.int32) and index.numel():  # as in torch, of none any will do
         raise errors.UnsupportedError(f"tk.{function}: {name} is {index.dtype}, must be int64 or int32")
+
+
+def _moved(function: str, name: str, x: Tensor, input: Tensor) -> Tensor:
+    """To input's device, as in torch; of a tensor on meta there is nothing to move."""
+    if x.is_meta:
+        one_device(function, input=input, **{name: x})
+    return x if x.device == input.device else x.to(input.device)
 
 
 def _rank(x: Tensor) -> int:
@@ -311,7 +318,7 @@ def _indices(x: Tensor, indices: Any) -> list[Tensor | None]:
                 f"{list(x.shape)}, from dimension {n_dims} on"
             )
         n_dims += index.dim() if is_mask else 1
-        index = index if index.device == x.device else index.to(x.device)
+        index = _moved(function, name, index, x)
         found.append(index.bool() if is_mask else index)
     if n_dims > x.dim():
         raise IndexError(f"tk.{function}: indices are for {n_dims} dimensions, input has {x.dim()}")
