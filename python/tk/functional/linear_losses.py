@@ -14,6 +14,7 @@ from tk._arguments import number, whole
 from tk.functional._call import AUTOCAST_TO_FLOAT32, Config, check_tensor, needs, one_device, product, taken
 from tk.functional.losses import cross_entropy
 from tk.heuristics import overrides
+from tk.ops._register import cast
 from tk.ops.linear_cross_entropy import linear_cross_entropy as _rows
 from tk.ops.mm import linear
 
@@ -75,7 +76,8 @@ def linear_cross_entropy(
     device = input.device.type if isinstance(input, Tensor) else ""
     is_autocast = device in AUTOCAST_TO_FLOAT32 and torch.is_autocast_enabled(device)
     if is_autocast:
-        input, linear_weight, linear_bias = map(_autocast, (input, linear_weight, linear_bias))
+        dtype = torch.get_autocast_dtype(device)
+        input, linear_weight, linear_bias = (cast(x, device, dtype) for x in (input, linear_weight, linear_bias))
         weight = weight.float() if isinstance(weight, Tensor) else weight
     of_one_dtype = None if is_autocast else weight
     is_taken = taken(_NAME, input=input, linear_weight=linear_weight, linear_bias=linear_bias, weight=of_one_dtype)
@@ -113,13 +115,6 @@ def linear_cross_entropy(
 
 def _has_gradient(weight: Tensor | None) -> bool:
     return weight is not None and weight.requires_grad and torch.is_grad_enabled()
-
-
-def _autocast(x: Any) -> Any:
-    """As autocast has it for products."""
-    if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64:
-        return x.to(torch.get_autocast_dtype(x.device.type))
-    return x
 
 
 def _matrix(linear_weight: Tensor, linear_bias: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -274,7 +274,8 @@ def with_defaults(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | No
     return (*args, *(named.get(a.name, a.default_value) for a in op._schema.arguments[len(args) :]))
 
 
-def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+def cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+    """As autocast does with an argument of a product."""
     is_eligible = (
         isinstance(value, Tensor)
         and value.is_floating_point()
@@ -298,8 +299,8 @@ def _register_autocast(name: str, device_type: str, key: str) -> None:
         dtype = torch.get_autocast_dtype(device_type)
         with torch._C._ExcludeDispatchKeyGuard(own_key):
             return op(
-                *(_cast(x, device_type, dtype) for x in args),
-                **{k: _cast(x, device_type, dtype) for k, x in kwargs.items()},
+                *(cast(x, device_type, dtype) for x in args),
+                **{k: cast(x, device_type, dtype) for k, x in kwargs.items()},
             )
 
     _implementations.impl(name, cast_then_call, key)

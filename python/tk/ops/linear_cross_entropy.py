@@ -10,6 +10,7 @@ nothing of the size of the weight waits between forward and backward.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.library import Library
 
 from tk.ops import _register
+from tk.ops.product import one_by_one
 
 __all__ = ["linear_cross_entropy"]
 
@@ -277,20 +279,12 @@ def _refuse_forward_mode() -> None:
 # --- vmap ---
 
 
-def _vmap(op: Any) -> Any:
+def _vmap(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """A loop: a batch of rows is one call without it, and a batch of weights has nothing to share."""
-
-    def rule(info: Any, in_dims: Any, *args: Any) -> Any:
-        dims = (*in_dims, *(None,) * (len(args) - len(in_dims)))
-        is_batched = [isinstance(x, Tensor) and d is not None for x, d in zip(args, dims, strict=True)]
-        each = [
-            op(*(x.select(d, i) if is_one else x for x, d, is_one in zip(args, dims, is_batched, strict=True)))
-            for i in range(info.batch_size)
-        ]
-        results = [torch.stack(column) for column in zip(*each, strict=True)]
-        return tuple(results), (0,) * len(results)
-
-    return rule
+    dims = (*in_dims, *(None,) * (len(args) - len(in_dims)))
+    calls = one_by_one(op, info, dims, *args)
+    results = [torch.stack(column) for column in zip(*calls, strict=True)]
+    return tuple(results), (0,) * len(results)
 
 
 for _op, _kernel, _on_cpu, _allocate, _with_graph in (
@@ -302,4 +296,4 @@ for _op, _kernel, _on_cpu, _allocate, _with_graph in (
     _library.impl(_name, _on_cpu, "CPU")
     _library.impl(_name, _kernel, "CUDA")
     _library.impl(_name, _at_autograd(_op, _with_graph), "Autograd", with_keyset=True)
-    torch.library.register_vmap(f"tk::{_name}", _vmap(_op), lib=_library)
+    torch.library.register_vmap(f"tk::{_name}", partial(_vmap, _op), lib=_library)

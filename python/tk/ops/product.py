@@ -295,13 +295,18 @@ def unbatched(x: Tensor | None, dim: int | None, i: int) -> Tensor | None:
     return x if x is None or dim is None else x.select(dim, i)
 
 
-def loop(op: Any, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Tensor, int]:
-    """The batching rule that serves every op: one call for each element of the batch."""
+def one_by_one(op: Any, info: Any, in_dims: Sequence[int | None], *args: Any) -> list[Any]:
+    """What the op makes of each element of the batch."""
 
     def pick(i: int) -> list[Any]:
         return [unbatched(x, d, i) if isinstance(x, Tensor) else x for x, d in zip(args, in_dims, strict=True)]
 
-    return torch.stack([op(*pick(i)) for i in range(info.batch_size)]), 0
+    return [op(*pick(i)) for i in range(info.batch_size)]
+
+
+def loop(op: Any, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Tensor, int]:
+    """The batching rule that serves every op of one result: one call for each element of the batch."""
+    return torch.stack(one_by_one(op, info, in_dims, *args)), 0
 
 
 def rows(x: Tensor) -> Tensor:
