@@ -149,6 +149,8 @@ MESSAGES: list[tuple[str, type[Exception], str]] = [
     ("tk.load_pack('')", tk.PackError, "tk.load_pack: path '' is empty; name a pack, such as 'my.tkpack'"),
     ("tk.load_pack('/')", tk.PackError, "tk.load_pack: path '/' is a folder; name a pack, such as 'my.tkpack'"),
     ("tk.load_pack(None)", TypeError, "tk.load_pack: path must be a str or a path, is None"),
+    ("tk.linear_cross_entropy(x, None, i[:, 0])", TypeError,
+     "tk.linear_cross_entropy: linear_weight must be a Tensor, is NoneType"),
     ("tk.index_put(x, (i,), x.to('meta')[0, 0])", ValueError,
      "tk.index_put: input is on cpu, values on meta; all tensors must be on one device"),
     ("tk.index_put(x, (i.to('meta'),), x[0, 0])", ValueError,

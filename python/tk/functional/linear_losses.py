@@ -81,6 +81,7 @@ def linear_cross_entropy(
         weight = weight.float() if isinstance(weight, Tensor) else weight
     of_one_dtype = None if is_autocast else weight
     is_taken = taken(_NAME, input=input, linear_weight=linear_weight, linear_bias=linear_bias, weight=of_one_dtype)
+    check_tensor(_NAME, "linear_weight", linear_weight)  # which taken lets be None
     check_tensor(_NAME, "target", target)
     if weight is not None:
         check_tensor(_NAME, "weight", weight)
