@@ -76,8 +76,8 @@ def __getattr__(name: str) -> Any:
     if name in _OF_FLEX:
         flex = importlib.import_module("tk.flex")
         return flex if name == "flex" else globals().setdefault(name, getattr(flex, name))
-    if name == "use" and _library.is_wanted():
-        return globals().setdefault(name, importlib.import_module("tk.dropin").use)
+    if name in ("enable", "use") and _library.is_wanted():
+        return globals().setdefault(name, getattr(importlib.import_module("tk.dropin"), name))
     if not name.startswith("_") and _library.is_wanted():
         functional = _functions()
         if name == "functional":
@@ -91,13 +91,13 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    names = {*globals(), "b2b", "use", *_OF_FLEX}
+    names = {*globals(), "b2b", "enable", "use", *_OF_FLEX}
     return sorted(names.union(_functions().available() if _library.is_wanted() else ()))
 
 
 if TYPE_CHECKING:
     from tk import b2b, flex  # noqa: F401
-    from tk.dropin import use  # noqa: F401
+    from tk.dropin import enable, use  # noqa: F401
     from tk.flex import flex_attention, sdpa  # noqa: F401
     from tk.functional.activations import geglu, gelu, silu, swiglu  # noqa: F401
     from tk.functional.indexing import gather, index_add, index_put, scatter_add  # noqa: F401

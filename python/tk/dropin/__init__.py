@@ -12,9 +12,12 @@
 | ``recognise.py`` | modules and functions of a model's own that compute what an op of tk does |
 | ``graph.py`` | what a function computes, to be compared |
 | ``report.py`` | what was done |
+
+Beside it, ``beneath.py``: ``tk.enable``, which serves ATen's own ops in the whole process.
 """
 
+from tk.dropin.beneath import Enabled, enable
 from tk.dropin.replace import use
 from tk.dropin.report import Record, Report
 
-__all__ = ["Record", "Report", "use"]
+__all__ = ["Enabled", "Record", "Report", "enable", "use"]

@@ -227,6 +227,11 @@ class Table:
 
         return takes
 
+    def is_faster_on_device(self, op: str, call: Class) -> bool | None:
+        """Of a class of calls without gradients, by the device's time alone; None where it was not measured."""
+        found = self._found.get((op, ("", *call)))
+        return None if found is None else found.forward.wins(is_captured=True)
+
     def when(self, op: str) -> str:
         """For which calls tk is taken."""
         passes = [p for m in self._found.values() if m.op == op for _, p in m.passes]

@@ -37,7 +37,8 @@ class Target:
     arch: "cpu", "sm_90", … only_faster: leave to torch what no measurement says is as fast; on the CPU, where tk
     computes with ATen, nothing was measured, and all is served. rules: what was measured on this architecture of one
     function, by the kind of call; None where all of its calls are served. measured: what was measured on this machine,
-    call by call, or measures it now; it goes before the rules.
+    call by call, or measures it now; it goes before the rules. is_beneath: the calls are those of ATen's ops, below
+    autograd and modes, which then have no part in whether tk takes them.
     """
 
     device_type: str
@@ -45,6 +46,7 @@ class Target:
     only_faster: bool
     rules: Mapping[str, Rule] | None = None
     measured: Table | Recording | None = None
+    is_beneath: bool = False
 
     def of(self, speed: Speed) -> Target:
         """For calls of the function that has this speed."""
@@ -75,7 +77,9 @@ class Target:
     def takes(self, first: Any, *others: Any, optional: tuple[Any, ...] = ()) -> bool:
         """Plain tensors of this device and of one dtype that there are kernels for; under autocast of several. Nothing
         where a mode wants to see torch's function."""
-        if not is_plain(first) or (torch._C._len_torch_function_stack() and _is_intercepted()):
+        if not is_plain(first):
+            return False
+        if torch._C._len_torch_function_stack() and not self.is_beneath and _is_intercepted():
             return False
         device, dtype = first.device, first.dtype
         if device.type != self.device_type and not (self.device_type == "cpu" and device.type == "meta"):
@@ -90,7 +94,7 @@ class Target:
                 return False
             if t.dtype is not dtype and not torch.is_autocast_enabled(self.device_type):
                 return False
-        return forward_ad._current_level < 0  # there are no formulas for forward mode
+        return self.is_beneath or forward_ad._current_level < 0  # there are no formulas for forward mode
 
     def is_fast(self, kind: str, size: Any, *tensors: Tensor | None) -> bool:
         """Whether a rule says so for a call of this kind with these operands."""
