@@ -37,10 +37,14 @@ def main(seed: int, count: int, workers: int, worker: int, folder: Path, arch: s
     for first in range(worker * CHUNK, count, workers * CHUNK):
         if time.time() >= end:
             return
-        found = _chunk(seed, first, min(CHUNK, count - first), folder, arch)
-        part = folder / f"chunk_{first}.part"
-        part.write_text(json.dumps(found, indent=1))
-        part.rename(part.with_suffix(".json"))
+        say(folder, first, _chunk(seed, first, min(CHUNK, count - first), folder, arch))
+
+
+def say(folder: Path, first: int, found: dict[str, object]) -> None:
+    """Of a chunk, once its pack is there."""
+    part = folder / f"chunk_{first}.part"
+    part.write_text(json.dumps(found, indent=1))
+    part.rename(part.with_suffix(".json"))
 
 
 def _chunk(seed: int, first: int, count: int, folder: Path, arch: str) -> dict[str, object]:
