@@ -27,8 +27,9 @@ def is_backwards(v: Value) -> bool:
 
 
 def can_be_realigned(kernel: Kernel) -> bool:
-    """Whether every scan may begin before its row does."""
-    return all(isinstance(v.data, Scanned) and v.data.kind in SCAN for v in scans(kernel))
+    """Whether every scan may begin before its row does. The lanes of a variance begin with it."""
+    has_variance = any(v.op == "reduce" and v.data in ("mean", "m2") for v in kernel.values)
+    return not has_variance and all(isinstance(v.data, Scanned) and v.data.kind in SCAN for v in scans(kernel))
 
 
 def can_be_spread(kernel: Kernel) -> bool:

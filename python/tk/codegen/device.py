@@ -102,11 +102,6 @@ def add_both(a, b, other_a, other_b):
 
 
 @triton.jit
-def add_three(a, b, c, other_a, other_b, other_c):
-    return a + other_a, b + other_b, c + other_c
-
-
-@triton.jit
 def logaddexp(a, b):
     """log(exp(a) + exp(b)). Of infinities of one sign that infinity."""
     high = maximum(a, b)
@@ -355,6 +350,15 @@ def corrected(mean, squares, deviations, count):
     are. Where they deviate by more the deviations are rounded themselves, and all alike. NaN where one is infinite."""
     is_near = (squares * 16.0 >= mean * mean * count) == 0
     return tl.where(is_near, mean + deviations / count, mean)
+
+
+@triton.jit
+def coarse(x, size):
+    """A number rounded to multiples of a 64th to a 128th of a size: what numbers of that size are above it loses no
+    digit. Above a number of more digits they are rounded alike, all those of a binade, and their mean shows it."""
+    digits: tl.constexpr = 65536.0 if x.dtype == tl.float32 else 35184372088832.0
+    size = tl.minimum(size * digits, 1e30)  # no overflow; of larger numbers it is as it was
+    return (x + size) - size
 
 
 @triton.jit

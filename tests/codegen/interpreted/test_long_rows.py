@@ -65,6 +65,17 @@ def test_programs_share_a_row(fn: Callable[..., Any], lie: str) -> None:
         assert len(compare(made_of(fn, "M, N"), fn(x.double()), x, only=f"{layout} long_")) == 1
 
 
+def test_means_of_many_steps() -> None:
+    """A lane's mean is rounded at every step, and to what it counts from if that is as far away as an element."""
+    made, rows = made_of(moments, "M, N"), torch.randn(4, 6_000, generator=torch.Generator().manual_seed(0))
+    for x in (rows, rows * 0.01 + 1e6, rows + torch.arange(6_000) / 100):
+        variance, mean = torch.var_mean(x.double(), -1)
+        for name, (found, around) in host.run_all(made, x, only="columns loop_64x32"):
+            rounding = 2.0**-24 * mean.abs()
+            assert ((around - mean).abs() <= 4 * rounding + 1.5e-8 * variance.sqrt()).all(), name
+            assert ((found - variance).abs() <= 1e-6 * variance).all(), name
+
+
 def test_gradients_of_a_long_row() -> None:
     """Equal elements share that of the largest."""
     x = torch.randn(LONG, generator=torch.Generator().manual_seed(0)).round(decimals=1)

@@ -136,9 +136,10 @@ class Position:
 
 @dataclass
 class Welford:
-    """Mean and squared deviations in one pass: every lane for itself, then the lanes together. A lane's mean counts
-    from its first element: as a number of its own it would be rounded to what the elements have in common, which may
-    be more than they deviate by. Put together, the lanes' means count from what the mean of all is rounded to.
+    """Mean and squared deviations in one pass: every lane for itself, then the lanes together. Means count from that of
+    the first block, which all lanes have in common. Numbers of their own would be rounded to what the elements have in
+    common, which may be more than they deviate by. Counted from an element, they would be as large as it deviates, and
+    each step would round to that.
 
     The deviations are a sum of squares. Welford's product of those from the old mean and from the new one is a square
     only where the operand rounds as the mean did: a compiler that contracts its last product into the second
@@ -148,36 +149,50 @@ class Welford:
     operand: int
     reduces: list[Value]
 
+    @property
+    def dtype(self) -> str:
+        return TL_DTYPES[self.body.kernel.value(self.operand).dtype]
+
     def start(self) -> None:
         body, n = self.body, self.operand
         v = body.kernel.value(n)
-        for name in ("base", "mean", "m2", "weight"):
-            body.out(f"{name}_{n} = tl.zeros({_shape(body, v)}, {TL_DTYPES[v.dtype]})")
+        of_row = body.shape_of(set(body.dims_of(v)) - {str(body.reduced_dim)}) if body.keep_dims else "()"
+        for name in ("base", "size"):
+            body.out(f"{name}_{n} = tl.full({of_row}, 0.0, {self.dtype})")
+        for name in ("mean", "m2"):
+            body.out(f"{name}_{n} = tl.zeros({_shape(body, v)}, {self.dtype})")
 
     def step(self) -> None:
         body, n, mask = self.body, self.operand, self.body.reduced_mask
-        x = body.name(n)
-        body.out(f"base_{n} = tl.where({mask} & (weight_{n} == 0.0), {x}, base_{n})")
-        body.out(f"weight_{n} = tl.where({mask}, weight_{n} + 1.0, weight_{n})")
+        dim = str(body.reduced_dim)
+        x, block = body.name(n), body.block(dim)
+        with body.out.block("if start == 0:"):
+            # Divided first: a sum may overflow where the mean does not.
+            body.out(f"x_{n} = {x} / tl.cast(tl.minimum({body.extent(dim)}, {block}), {self.dtype})")
+            body.out(f"base_{n} = {combined(body, 'sum', f'tl.where({mask}, x_{n}, 0.0)')}")
+            apart = f"tl.where({mask}, tl.abs({x} - base_{n}), 0.0)"
+            body.out(f"size_{n} = {combined(body, 'max', apart)}")
+            body.out(f"base_{n} = device.coarse(base_{n}, size_{n})")
+        # Every lane that has anything has had an element of each block: nothing that reduces is scanned backwards.
+        body.out(f"share_{n} = 1.0 / tl.cast(start // {block} + 1, {self.dtype})")
         body.out(f"delta_{n} = tl.where({mask}, ({x} - base_{n}) - mean_{n}, 0.0)")
-        body.out(f"share_{n} = 1.0 / tl.maximum(weight_{n}, 1.0)")
         body.out(f"mean_{n} += delta_{n} * share_{n}")
         body.out(f"m2_{n} += delta_{n} * delta_{n} * (1.0 - share_{n})")
 
     def finish(self) -> None:
         body, n = self.body, self.operand
-        dtype = TL_DTYPES[body.kernel.value(n).dtype]
-        body.out(f"count_{n} = tl.cast({body.reduced_dim}_size, {dtype})")
-        terms = f"(base_{n} + mean_{n}) * (weight_{n} / count_{n})"
-        body.out(f"around_{n} = {combined(body, 'sum', terms)}")
-        body.out(f"away_{n} = base_{n} - around_{n}")
-        # It is rounded alike for all elements of a binade, so that the errors add up.
-        body.out(f"lost_{n} = (base_{n} - away_{n}) - around_{n}")
-        body.out(f"away_{n} += mean_{n}")
-        terms = ", ".join(f"weight_{n} * {x}" for x in (f"lost_{n}", f"away_{n}", f"away_{n} * away_{n}"))
-        found = f"lost_{n}, away_{n}, squares_{n}"
-        body.out(f"{found} = tl.reduce(({terms} + m2_{n}), {body.axis}, device.add_three{body.keep_dims})")
-        body.out(f"mean_{n} = around_{n} + (away_{n} + lost_{n}) / count_{n}")
+        dim = str(body.reduced_dim)
+        block, size = body.block(dim), body.extent(dim)
+        body.out(f"count_{n} = tl.cast({size}, {self.dtype})")
+        lanes = f"({size} - {body.offsets(dim)} + {block} - 1) // {block}"
+        body.out(f"weight_{n} = tl.cast({lanes}, {self.dtype})")
+        around = combined(body, "sum", f"mean_{n} * (weight_{n} / count_{n})")
+        body.out(f"around_{n} = device.coarse({around}, size_{n})")
+        body.out(f"away_{n} = mean_{n} - around_{n}")
+        terms = ", ".join(f"weight_{n} * {x}" for x in (f"away_{n}", f"away_{n} * away_{n}"))
+        both = f"tl.reduce(({terms} + m2_{n}), {body.axis}, device.add_both{body.keep_dims})"
+        body.out(f"away_{n}, squares_{n} = {both}")
+        body.out(f"mean_{n} = (base_{n} + around_{n}) + away_{n} / count_{n}")
         if any(v.data == "m2" for v in self.reduces):
             body.out(f"m2_{n} = device.centred(squares_{n}, away_{n}, count_{n})")
             body.out(f"m2_{n} += mean_{n} - mean_{n}  # an infinity has none")
