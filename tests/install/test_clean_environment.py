@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from environment import Environment
+import environment
+from environment import ROOT, Environment
 
 # What tk must not do at run time, refused from the inside: writing, starting a process, opening a connection. Reading
 # is an "open" as well, told by its flags. torch does things of its own on import, so it comes first.
@@ -60,6 +62,30 @@ def test_pip_finds_nothing_missing(clean: Environment):
 
 def test_importing_and_computing_writes_starts_and_connects_nothing(clean: Environment):
     clean.run("-c", GUARD + USE)
+
+
+def test_readmes_first_snippet_runs_as_it_stands(clean: Environment):
+    """Pasted by someone who has only just installed the wheel, on any machine."""
+    (first, *_) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    shown = clean.run("-c", first + "print(list(y.shape), y.device.type, report)").stdout
+    assert shown.startswith("[512, 14336] ")
+
+
+def test_uninstalling_leaves_nothing(wheel: Path, tmp_path: Path):
+    """Also after it was used: what Python compiled is gone, and tk has written nothing."""
+    other = environment.create(tmp_path / "venv")
+    other.run("-c", "import torch")  # of which Python compiles modules, too
+
+    def files() -> set[str]:
+        return {str(path.relative_to(other.folder)) for path in other.folder.rglob("*")}
+
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(other.python)]
+    before = files()
+    subprocess.run([*pip, "install", "--quiet", "--no-index", "--no-cache-dir", wheel], check=True)
+    other.run("-m", "tk", "info")
+    assert files() > before
+    subprocess.run([*pip, "uninstall", "--quiet", "--yes", "torch-tk"], check=True)
+    assert files() == before
 
 
 def test_it_needs_no_home_and_no_writable_file_system(clean: Environment):
