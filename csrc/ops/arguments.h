@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -41,8 +42,10 @@ class Arguments {
   int64_t integer() { return take<int64_t>(); }
   double number() { return take<double>(); }
   bool boolean() { return take<bool>(); }
+  std::string text() { return take<std::string>(); }
   std::vector<int64_t> integers() { return take<std::vector<int64_t>>(); }
   // A ScalarType travels as its number.
+  int32_t dtype() { return take<int32_t>(); }
   std::optional<int32_t> optional_dtype() { return take<std::optional<int32_t>>(); }
 
   void give_back(Tensor&& result) { *stack_ = torch::stable::detail::from(result.release()); }

@@ -12,12 +12,15 @@
 
 #include "arguments.h"
 #include "gate.h"
+#include "generated.h"
 #include "launch.h"
 #include "ops.h"
 #include "runtime.h"
 
 namespace tk::ops {
 namespace {
+
+namespace stable = torch::stable::detail;
 
 // --- Deciding ---
 
@@ -162,11 +165,19 @@ bool describe(std::initializer_list<const Tensor*> tensors, std::initializer_lis
 // --- Serving and leaving ---
 
 struct Calls {
-  void* aten = nullptr;  // at::cuda::f, where calls are left
+  void* aten = nullptr;                        // at::cuda::f, where calls are left
+  const tk_generated_op* generated = nullptr;  // what serves them, if that is a generated op
   std::atomic<int64_t> served{0};
   std::atomic<int64_t> left{0};
 };
 Calls calls[32];
+
+// Another handle of the same tensor.
+Tensor again(const Tensor& tensor) {
+  AtenTensorHandle handle = nullptr;
+  check_shim(aoti_torch_new_tensor_handle(tensor.get(), &handle), "hand on a tensor");
+  return Tensor(handle);
+}
 
 // A function of ATen that returns an at::Tensor gets the address of its result in front. A handle's own is as good as
 // any: it holds a tensor that is not defined, to which no reference is counted.
@@ -195,23 +206,60 @@ Tensor attempt(const Class& call, const Serve& serve) {
   }
 }
 
-// A call: of these tensors and other arguments, by which it is decided; served by `serve`, or left to ATen with
-// `arguments`, as its function takes them.
+// The same of a function that writes to its last argument, `out`.
+Tensor leave_out(int32_t op, const Tensor& a, const Tensor& b, const Tensor& out) {
+  if (!is_inside) calls[op].left.fetch_add(1, std::memory_order_relaxed);
+  using Function = void*(const void*, const void*, void*);
+  reinterpret_cast<Function*>(calls[op].aten)(a.get(), b.get(), out.get());
+  return again(out);
+}
+
+// Whether tk is to serve a call of these tensors and other arguments, by which it is decided.
+bool is_served(std::initializer_list<const Tensor*> tensors, std::initializer_list<int64_t> numbers, Class& call) {
+  return !is_inside && !is_described() && describe(tensors, numbers, call) && is_decided(call);
+}
+
+// A call: served by `serve`, or left to ATen with `arguments`, as its function takes them.
 template <class Serve, class... Parameters>
 Tensor run(int32_t op, std::initializer_list<const Tensor*> tensors, std::initializer_list<int64_t> numbers,
            const Serve& serve, Parameters... arguments) {
-  if (!is_inside && !is_described()) {
-    Class call(op);
-    if (describe(tensors, numbers, call) && is_decided(call))
-      if (Tensor result = attempt(call, serve)) return result;
-  }
+  Class call(op);
+  if (is_served(tensors, numbers, call))
+    if (Tensor result = attempt(call, serve)) return result;
   return leave(op, arguments...);
+}
+
+// By the op's generated op, of these tensors and other arguments.
+Tensor generate(int32_t op, std::initializer_list<const Tensor*> tensors, std::initializer_list<StableIValue> others) {
+  const tk_generated_op& by = *calls[op].generated;
+  StableIValue stack[8];
+  StableIValue* next = stack;
+  for (const Tensor* const tensor : tensors) *next++ = stable::from(again(*tensor).release());
+  next = std::ranges::copy(others, next).out;
+  *next++ = stable::from(int64_t{-1});  // config
+  *next++ = stable::from(int64_t{0});   // mode
+  if (meta(**tensors.begin()).device.is_cuda()) return call_generated(by, stack);
+  check_shim(torch_call_dispatcher(text("tk::", by.name).c_str(), "", stack, TORCH_ABI_VERSION), by.name);
+  return Tensor(stable::to<AtenTensorHandle>(stack[0]));
 }
 
 // --- The ops ---
 
 // Their places in the table.
-enum Place : int32_t { kMm, kBmm, kCount };
+enum Place : int32_t {
+  kMm,
+  kMmOut,
+  kBmm,
+  kBmmOut,
+  kGelu,
+  kGeluBackward,
+  kSilu,
+  kSiluBackward,
+  kSoftmax,
+  kLogSoftmax,
+  kLogSoftmaxBackward,
+  kCount
+};
 
 template <Place kPlace, auto kMultiply>
 void multiply(StableIValue* stack, uint64_t, uint64_t) {
@@ -221,16 +269,98 @@ void multiply(StableIValue* stack, uint64_t, uint64_t) {
   args.give_back(run(kPlace, {&a, &b}, {}, [&] { return kMultiply(a, b, {}, {}, {}); }, a.get(), b.get()));
 }
 
-// aten: the end of the mangled name of at::cuda::f, behind the namespace.
+template <Place kPlace, auto kMultiply>
+void multiply_out(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments args(stack);
+  const Tensor a = args.tensor();
+  const Tensor b = args.tensor();
+  const Tensor out = args.tensor();
+  Class call(kPlace);
+  Tensor result;
+  if (is_served({&a, &b, &out}, {}, call)) result = attempt(call, [&] { return kMultiply(a, b, {}, {}, again(out)); });
+  args.give_back(result ? std::move(result) : leave_out(kPlace, a, b, out));
+}
+
+// "none", "tanh", or what ATen will refuse.
+int64_t form_of(const std::string& approximate) { return approximate == "none" ? 0 : approximate == "tanh" ? 1 : 2; }
+
+void gelu(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments args(stack);
+  const Tensor x = args.tensor();
+  const std::string approximate = args.text();
+  const int64_t form = form_of(approximate);
+  const auto serve = [&] { return generate(kGelu, {&x}, {stable::from(form == 1)}); };
+  args.give_back(run(kGelu, {&x}, {form}, serve, x.get(), std::string_view(approximate)));
+}
+
+void gelu_backward(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments args(stack);
+  const Tensor grad = args.tensor();
+  const Tensor x = args.tensor();
+  const std::string approximate = args.text();
+  const int64_t form = form_of(approximate);
+  const auto serve = [&] { return generate(kGeluBackward, {&grad, &x}, {stable::from(form == 1)}); };
+  args.give_back(run(kGeluBackward, {&grad, &x}, {form}, serve, grad.get(), x.get(), std::string_view(approximate)));
+}
+
+void silu(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments args(stack);
+  const Tensor x = args.tensor();
+  args.give_back(run(kSilu, {&x}, {}, [&] { return generate(kSilu, {&x}, {}); }, x.get()));
+}
+
+void silu_backward(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments args(stack);
+  const Tensor grad = args.tensor();
+  const Tensor x = args.tensor();
+  const auto serve = [&] { return generate(kSiluBackward, {&grad, &x}, {}); };
+  args.give_back(run(kSiluBackward, {&grad, &x}, {}, serve, grad.get(), x.get()));
+}
+
+// _softmax and _log_softmax. to_float: from 16 bits.
+template <Place kPlace>
+void softmax(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments args(stack);
+  const Tensor x = args.tensor();
+  const int64_t dim = args.integer();
+  const bool to_float = args.boolean();
+  args.give_back(
+      run(kPlace, {&x}, {dim, to_float}, [&] { return generate(kPlace, {&x}, {}); }, x.get(), dim, to_float));
+}
+
+// Of the result y. tk's op is of x, which y may stand for: log_softmax(y) is y.
+void log_softmax_backward(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments args(stack);
+  const Tensor grad = args.tensor();
+  const Tensor y = args.tensor();
+  const int64_t dim = args.integer();
+  const auto dtype = static_cast<int8_t>(args.dtype());
+  const auto serve = [&] { return generate(kLogSoftmaxBackward, {&grad, &y}, {}); };
+  args.give_back(run(kLogSoftmaxBackward, {&grad, &y}, {dim, dtype}, serve, grad.get(), y.get(), dim, dtype));
+}
+
+// aten: the end of the mangled name of at::cuda::f, behind the namespace. generated: what serves it, if that is one.
 struct BeneathOp {
   const char* name;
   const char* aten;
   Boxed* kernel;
+  const char* generated = nullptr;
 };
 
 constexpr BeneathOp kOps[kCount] = {
     {"mm", "2mmERKNS_6TensorES3_", multiply<kMm, mm>},
+    {"mm.out", "7mm_outfERKNS_6TensorES3_RS1_", multiply_out<kMmOut, mm>},
     {"bmm", "3bmmERKNS_6TensorES3_", multiply<kBmm, bmm>},
+    {"bmm.out", "8bmm_outfERKNS_6TensorES3_RS1_", multiply_out<kBmmOut, bmm>},
+    {"gelu", "4geluERKNS_6TensorESt17basic_string_viewIcSt11char_traitsIcEE", gelu, "gelu"},
+    {"gelu_backward", "13gelu_backwardERKNS_6TensorES3_St17basic_string_viewIcSt11char_traitsIcEE", gelu_backward,
+     "gelu_backward"},
+    {"silu", "4siluERKNS_6TensorE", silu, "silu"},
+    {"silu_backward", "13silu_backwardERKNS_6TensorES3_", silu_backward, "silu_backward"},
+    {"_softmax", "8_softmaxERKNS_6TensorElb", softmax<kSoftmax>, "softmax"},
+    {"_log_softmax", "12_log_softmaxERKNS_6TensorElb", softmax<kLogSoftmax>, "log_softmax"},
+    {"_log_softmax_backward_data", "26_log_softmax_backward_dataERKNS_6TensorES3_lN3c1010ScalarTypeE",
+     log_softmax_backward, "log_softmax_backward"},
 };
 
 void* find_aten(const BeneathOp& op, bool is_cuda) {
@@ -238,7 +368,7 @@ void* find_aten(const BeneathOp& op, bool is_cuda) {
   return find_torch_symbol(is_cuda ? "libtorch_cuda.so" : "libtorch_cpu.so", name.c_str());
 }
 
-using torch::stable::detail::StableLibrary;
+using stable::StableLibrary;
 StableLibrary* installed = nullptr;  // stays at exit, when torch may be gone
 
 }  // namespace
@@ -249,13 +379,15 @@ using namespace tk::ops;
 const char* tk_ops_beneath_name(int32_t op) { return op < kCount ? kOps[op].name : nullptr; }
 
 int32_t tk_ops_beneath_is_known(int32_t op, int32_t is_cuda) {
-  return TorchState::get().is_known() && find_aten(kOps[op], is_cuda) != nullptr;
+  const char* const generated = kOps[op].generated;
+  return TorchState::get().is_known() && find_aten(kOps[op], is_cuda) && (!generated || find_generated(generated));
 }
 
 int32_t tk_ops_beneath_install(const int32_t* ops, int32_t count, int32_t is_cuda) {
   for (int32_t i = 0; i < count; i++) {
     Calls& of = calls[ops[i]];
     of.aten = find_aten(kOps[ops[i]], is_cuda);
+    if (const char* const generated = kOps[ops[i]].generated) of.generated = find_generated(generated);
     if (!of.aten) return 0;
     of.served = of.left = 0;
   }

@@ -17,7 +17,8 @@ using tk_ops_decide = int32_t(int32_t op, const int64_t* words, int32_t count);
 
 // The table of ops: the name of each in ATen, null past the last.
 extern "C" TK_API const char* tk_ops_beneath_name(int32_t op);
-// 0 where this torch has no function to leave an op's calls to. is_cuda: at the CUDA key, else at the CPU's.
+// 0 where this torch has no function to leave an op's calls to, or no pack has what serves them. is_cuda: at the CUDA
+// key, else at the CPU's.
 extern "C" TK_API int32_t tk_ops_beneath_is_known(int32_t op, int32_t is_cuda);
 // Puts the kernels of `count` ops at a key, which nothing may be at yet. 0 where torch would not have them there.
 extern "C" TK_API int32_t tk_ops_beneath_install(const int32_t* ops, int32_t count, int32_t is_cuda);

@@ -455,6 +455,18 @@ void define_generated_ops() {
   }
 }
 
+const tk_generated_op* find_generated(const char* name) {
+  const std::lock_guard lock(definition);
+  for (uint32_t i = 0; i < n_defined; i++)
+    if (std::string_view(defined[i]->name) == name) return defined[i];
+  return nullptr;
+}
+
+Tensor call_generated(const tk_generated_op& op, StableIValue* stack) {
+  call_generated(op, stack, 1);
+  return Tensor(torch::stable::detail::to<AtenTensorHandle>(stack[0]));
+}
+
 }  // namespace tk::ops
 
 const char* tk_ops_load_pack(const char* path, tk_status* status) {

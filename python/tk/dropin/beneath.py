@@ -16,16 +16,18 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from torch.library import Library
 
 from tk import _library, capi, errors
 from tk._arguments import flag
 from tk._names import did_you_mean
 from tk._table import table
-from tk.dropin.functions import products
+from tk.dropin.functions import activations, products, softmaxes
 from tk.dropin.measured import Table, class_of, load
 from tk.dropin.replacement import Replacement
-from tk.dropin.target import Target
+from tk.dropin.target import Target, needs_gradient
+from tk.generated import register
 
 __all__ = ["Enabled", "enable"]
 
@@ -35,17 +37,51 @@ __all__ = ["Enabled", "enable"]
 
 @dataclass(frozen=True)
 class _Op:
-    """An op of ATen. replacement: the record of the function that it computes, which says what tk takes and where it is
-    not slower. arguments: of that function, from the op's tensors and its other arguments, as numbers."""
+    """An op of ATen. replacement: the record of the function that it computes, or whose gradient, which says what tk
+    takes and where it is not slower. arguments: of that function, from the op's tensors and its other arguments, as
+    numbers; None where tk has no such op. A gradient's have one tensor that needs a gradient: then forward and backward
+    together decide. needs: further ops of tk. is_of_rows: tk's result lies in memory as ATen's only for contiguous
+    tensors."""
 
     replacement: Replacement
-    arguments: Callable[..., tuple[Any, ...]] = lambda *tensors: tensors
+    arguments: Callable[..., tuple[Any, ...] | None] = lambda *tensors: tensors
+    needs: str = ""
+    is_of_rows: bool = True
+
+
+def _product_out(a: Tensor, b: Tensor, out: Tensor) -> tuple[Any, ...] | None:
+    fits = a.dim() == b.dim() and out.shape == (*a.shape[:-1], *b.shape[-1:])
+    return (a, b) if fits else None  # which ATen resizes
+
+
+_FORMS = ("none", "tanh", "")  # of gelu
+
+
+def _softmax(x: Tensor, dim: int, to_float: int) -> tuple[Any, ...] | None:
+    return None if to_float else (x, dim)
+
+
+def _log_softmax_backward(grad: Tensor, y: Tensor, dim: int, dtype: int) -> tuple[Any, ...] | None:
+    return (y.requires_grad_(), dim) if _DTYPES.get(dtype) is y.dtype and grad.shape == y.shape else None
+
+
+def _activation_backward(grad: Tensor, x: Tensor, *form: int) -> tuple[Any, ...] | None:
+    return (x.requires_grad_(), *(_FORMS[f] for f in form)) if grad.shape == x.shape else None
 
 
 # By the names of ATen, as csrc/ops/beneath.cpp has them.
 _OPS = {
-    "mm": _Op(products.MM),
-    "bmm": _Op(products.BMM),
+    "mm": _Op(products.MM, is_of_rows=False),
+    "mm.out": _Op(products.MM, _product_out, is_of_rows=False),
+    "bmm": _Op(products.BMM, is_of_rows=False),
+    "bmm.out": _Op(products.BMM, _product_out, is_of_rows=False),
+    "gelu": _Op(activations.GELU, lambda x, form: (x, _FORMS[form])),
+    "gelu_backward": _Op(activations.GELU, _activation_backward, "gelu_backward"),
+    "silu": _Op(activations.SILU),
+    "silu_backward": _Op(activations.SILU, _activation_backward, "silu_backward"),
+    "_softmax": _Op(softmaxes.SOFTMAX, _softmax),
+    "_log_softmax": _Op(softmaxes.LOG_SOFTMAX, _softmax),
+    "_log_softmax_backward_data": _Op(softmaxes.LOG_SOFTMAX, _log_softmax_backward, "log_softmax_backward"),
 }
 
 
@@ -115,8 +151,11 @@ def _listed() -> str:
 
 def _why_not(name: str, device: str) -> str | None:
     """Why an op cannot be served on a device; None where it can."""
-    if not _OPS[name].replacement.is_there():
-        return f"no loaded pack has tk.{_OPS[name].replacement.op}"
+    op = _OPS[name]
+    if not op.replacement.is_there() or (op.needs and register.find(op.needs) is None):
+        return f"no loaded pack has tk.{op.needs or op.replacement.op}"
+    if op.needs and device == "cpu":
+        return f"tk.{op.needs} has no kernel for the CPU"
     if not _cxx().tk_ops_beneath_is_known(_places()[name], device == "cuda"):
         return f"torch {torch.__version__} does not have ATen's kernel where tk looks for it"
     # What is left goes to ATen's kernel, not to one that somebody else has put in its place.
@@ -254,8 +293,12 @@ def _decider(only_faster: bool, device: str) -> Any:
         if index not in targets:
             targets[index] = _target(device, index, only_faster)
         op, target = _OPS[names[place]], targets[index]
-        with torch._C.DisableTorchFunction(), torch.no_grad(), torch.autocast("cpu", enabled=False):
-            return _is_served(op.replacement, target, op.arguments(*_arguments(words)))
+        with torch._C.DisableTorchFunction(), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+            given = _arguments(words)
+            if op.is_of_rows and not all(x.is_contiguous() for x in given if isinstance(x, Tensor)):
+                return False
+            args = op.arguments(*given)
+            return args is not None and _is_served(op.replacement, target, args)
 
     def decide(place: int, words: Any, count: int) -> int:
         try:
@@ -299,7 +342,7 @@ def _is_served(replacement: Replacement, target: Target, args: tuple[Any, ...]) 
     call = class_of(args, {})
     if isinstance(target.measured, Table) and call is not None:
         # The host's time is the same, since no Python comes in between.
-        is_faster = target.measured.is_faster_on_device(replacement.op, call)
+        is_faster = target.measured.is_faster_on_device(replacement.op, call, needs_gradient(*args))
         if is_faster is not None:
             return is_faster
     return replacement.takes(target.of(replacement.speed))(*args)

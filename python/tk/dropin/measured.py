@@ -227,10 +227,11 @@ class Table:
 
         return takes
 
-    def is_faster_on_device(self, op: str, call: Class) -> bool | None:
-        """Of a class of calls without gradients, by the device's time alone; None where it was not measured."""
+    def is_faster_on_device(self, op: str, call: Class, has_gradient: bool) -> bool | None:
+        """Of a class of calls, by the device's time alone; None where it was not measured."""
         found = self._found.get((op, ("", *call)))
-        return None if found is None else found.forward.wins(is_captured=True)
+        times = None if found is None else found.training if has_gradient else found.forward
+        return None if times is None else times.wins(is_captured=True)
 
     def when(self, op: str) -> str:
         """For which calls tk is taken."""
