@@ -90,6 +90,51 @@ def test_a_tensor_that_is_not_dense_is_refused_by_the_name_of_its_argument(kind:
     assert tried > 80
 
 
+def quantized(*shape: int) -> torch.Tensor:
+    return torch.quantize_per_tensor(torch.ones(shape), 0.1, 0, torch.qint8)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch is about to drop these
+@pytest.mark.parametrize("shape", [(), (0, 6), (4, 6)])
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda q: tk.bucketize(q, torch.ones(3)), "tk.bucketize: input"),
+        (lambda q: tk.bucketize(torch.ones(3), q), "tk.bucketize: boundaries"),
+        (lambda q: tk.searchsorted(q, torch.ones(3)), "tk.searchsorted: sorted_sequence"),
+        (lambda q: tk.searchsorted(torch.ones(3), q), "tk.searchsorted: input"),
+        (lambda q: tk.cummax(q, -1), "tk.cummax: input"),
+        (lambda q: tk.cummin(q, -1), "tk.cummin: input"),
+        (lambda q: tk.gather(torch.ones(4, 6), 0, q), "tk.gather: index"),
+        (lambda q: tk.scatter_add(torch.ones(4, 6), 0, q, torch.ones(4, 6)), "tk.scatter_add: index"),
+        (lambda q: tk.group_norm(q, 2), "tk.group_norm: input"),
+    ],
+)
+def test_a_quantized_tensor_is_refused_by_name_where_aten_takes_none(call, name: str, shape: tuple):
+    """Whatever its shape: of one without dimensions or elements ATen speaks of the quantizer, and of no argument."""
+    with pytest.raises(tk.UnsupportedError, match=rf"{name} is quantized \(qint8\), must be a plain tensor"):
+        call(quantized(*shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool])
+@pytest.mark.parametrize("layout", ["sparse", "sparse csr"])
+def test_a_sparse_tensor_is_refused_in_every_dtype(layout: str, dtype: torch.dtype):
+    """Integers and float64 are scanned by keys, which are made before the op sees the tensor."""
+    sparse = TENSOR_CHANGES[layout](torch.ones(4, 6)).to(dtype)
+    for scan in (tk.cummax, tk.cummin):
+        with pytest.raises(tk.UnsupportedError, match=rf"tk\.{scan.__name__}: input is \w+, must be a dense tensor"):
+            scan(sparse, -1)
+
+
+def test_a_loss_of_a_batch_is_held_against_torchs():
+    """Classes come last, where those of cross_entropy come second."""
+    (call,) = [call for call in _calls.calls() if call.name == "linear_cross_entropy"]
+    x, weight, target = call.args
+    batch = x[None], weight, target[None]
+    torch.testing.assert_close(tk.linear_cross_entropy(*batch), call.torchs(*batch))
+    torch.testing.assert_close(call.torchs(*batch), torch.nn.functional.cross_entropy(x @ weight.mT, target))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -146,8 +146,7 @@ class _Maker:
         yield Call("rope", (t(2, 3 * n, 8), t(3 * n, 4), t(3 * n, 4)), _rotated)
         target = (torch.arange(4 * n, device=self.device) * 5) % width
         yield Call("cross_entropy", (self.matrix(), target), F.cross_entropy)
-        yield Call("linear_cross_entropy", (self.matrix(), t(width, width), target),
-                   lambda x, w, target: F.cross_entropy(F.linear(x, w), target))  # fmt: skip
+        yield Call("linear_cross_entropy", (self.matrix(), t(width, width), target), _linear_loss)
 
     def indices(self) -> Iterator[Call]:
         n, t = self.n, self
@@ -179,6 +178,13 @@ class _Maker:
         params, grads, averages, squares = ([self(3 * self.n, 2).abs(), self(4 * self.n).abs()] for _ in range(4))
         steps = [torch.zeros((), device=self.device) for _ in range(2)]
         yield Call("adamw_", (params, grads, averages, squares, steps), kwargs={"lr": 0.1})
+
+
+def _linear_loss(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """Of a batch by rows: cross_entropy has classes second, linear has them last."""
+    logits = F.linear(x, weight)
+    is_batch = logits.dim() > 2 and logits.shape[:-1] == target.shape
+    return F.cross_entropy(logits.flatten(0, -2), target.flatten()) if is_batch else F.cross_entropy(logits, target)
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

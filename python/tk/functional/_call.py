@@ -119,6 +119,17 @@ def check_tensor(function: str, name: str, x: Any) -> None:
         raise refused
 
 
+def check_plain(function: str, name: str, x: Any) -> None:
+    """:func:`check_tensor`, and tk.UnsupportedError for a quantized tensor: where no function of ATen takes one, what
+    ATen says of a cast of it, or of one without dimensions, names no argument."""
+    check_tensor(function, name, x)
+    if x.is_quantized:
+        raise errors.UnsupportedError(
+            f"tk.{function}: {name} is quantized ({_name(x.dtype)}), must be a plain tensor, as x.dequantize() makes "
+            "one"
+        )
+
+
 def _not_a_tensor(function: str, name: str, x: Any) -> TypeError:
     return TypeError(f"tk.{function}: {name} must be a Tensor, is {type(x).__name__}")
 

@@ -16,6 +16,7 @@ from tk.functional._call import (
     INTEGERS,
     NUMBERS,
     Config,
+    check_plain,
     check_tensor,
     needs,
     one_device,
@@ -190,7 +191,7 @@ def index_put(
 
 
 def _check_index(function: str, name: str, index: Any) -> None:
-    check_tensor(function, name, index)
+    check_plain(function, name, index)
     if index.dtype not in (torch.int64, torch.int32) and index.numel():  # as in torch, of none any will do
         raise errors.UnsupportedError(f"tk.{function}: {name} is {index.dtype}, must be int64 or int32")
 

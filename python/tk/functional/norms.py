@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tk._arguments import shape_of, whole
-from tk.functional._call import FLOATS, Config, autocast, check_tensor, needs, product, run, taken
+from tk.functional._call import FLOATS, Config, autocast, check_plain, check_tensor, needs, product, run, taken
 
 __all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "layer_norm", "rms_norm"]
 
@@ -94,6 +94,7 @@ def group_norm(
             channels-last one it is copied.
         weight, bias: ``[C]``; missing ones count as 1 and 0.
     """
+    check_plain("group_norm", "input", input)
     input, weight, bias = (autocast("group_norm", t) for t in (input, weight, bias))
     if _is_mixed(input, weight, bias):
         return group_norm(input.float(), num_groups, weight, bias, eps, config=config).to(input.dtype)

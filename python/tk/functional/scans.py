@@ -13,6 +13,7 @@ from tk.functional._call import (
     NUMBERS,
     WIDE_FLOATS,
     Config,
+    check_plain,
     converted,
     dense_rows,
     from_end,
@@ -61,7 +62,8 @@ def logcumsumexp(input: Tensor, dim: int, *, config: Config = None) -> Tensor:
 def cummax(input: Tensor, dim: int, *, config: Config = None) -> Any:
     """(values, indices) of the running maximum along ``dim``, as ``torch.cummax``: NaN from the first one on; indices
     (int64) of the last of equal ones. Its gradient is ATen's scatter. Errors as of :func:`cumsum`."""
-    if isinstance(input, Tensor) and input.dtype in (*INTEGERS, torch.float64):
+    check_plain("cummax", "input", input)
+    if input.dtype in (*INTEGERS, torch.float64):
         return torch.return_types.cummax(_extreme_of_integers("cummax", input, dim, False, config))
     return torch.return_types.cummax(_scanned("cummax", torch.cummax, input, dim, config))
 
@@ -69,7 +71,8 @@ def cummax(input: Tensor, dim: int, *, config: Config = None) -> Any:
 @needs("cummin", "cummax")
 def cummin(input: Tensor, dim: int, *, config: Config = None) -> Any:
     """(values, indices) of the running minimum along ``dim``: as :func:`cummax`."""
-    if isinstance(input, Tensor) and input.dtype in (*INTEGERS, torch.float64):
+    check_plain("cummin", "input", input)
+    if input.dtype in (*INTEGERS, torch.float64):
         return torch.return_types.cummin(_extreme_of_integers("cummin", input, dim, True, config))
     return torch.return_types.cummin(_scanned("cummin", torch.cummin, input, dim, config))
 

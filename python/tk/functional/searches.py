@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tk._arguments import flag
-from tk.functional._call import Config, check_tensor, needs, one_device, run, taken
+from tk.functional._call import Config, check_plain, needs, one_device, run, taken
 from tk.functional._integers import key_of, row_key_of
 
 __all__ = ["bucketize", "searchsorted"]
@@ -102,11 +102,11 @@ def _check_flags(function: str, out_int32: bool, right: bool) -> None:
 def _common(function: str, input: Tensor | Scalar, row: Tensor) -> tuple[Tensor, Tensor]:
     """Both in the dtype that torch promotes them to; a number as a 0-d tensor."""
     name = "boundaries" if function == "bucketize" else "sorted_sequence"
-    check_tensor(function, name, row)
+    check_plain(function, name, row)
     if not isinstance(input, Tensor | bool | int | float):
         raise TypeError(f"tk.{function}: input must be a Tensor or a number, is {type(input).__name__}")
     if isinstance(input, Tensor):
-        check_tensor(function, "input", input)
+        check_plain(function, "input", input)
         one_device(function, **{"input": input, name: row})
     dtype = torch.result_type(input, row)
     x = input.to(dtype) if isinstance(input, Tensor) else torch.full((), input, dtype=dtype, device=row.device)
