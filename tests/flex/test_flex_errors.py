@@ -173,3 +173,20 @@ def test_tiles_under_torch_compile() -> None:
         torch.stack((q, q))
     )
     torch.testing.assert_close(out[1], tk.flex_attention(q, q, q))
+
+
+def test_a_mod_of_the_other_kind_is_told_where_it_goes():
+    q = torch.ones(1, 2, 16, 16)
+    takes = r"score_mod causal \(.*\) must take \(score, b, h, q_idx, kv_idx\); it takes \(b.*\)\. "
+    with pytest.raises(TypeError, match=takes + r"A mask_mod does: .*block_mask=tk.flex.create_block_mask.mask_mod, "):
+        tk.flex_attention(q, q, q, score_mod=tk.flex.mods.causal)
+    alibi = tk.flex.mods.alibi(torch.ones(2))
+    takes = r"mask_mod alibi \(.*\) must take \(b, h, q_idx, kv_idx\); it takes \(score.*\)\. "
+    with pytest.raises(TypeError, match=takes + r"A score_mod does: .*score_mod=score_mod\)"):
+        tk.flex.create_block_mask(alibi, 1, 2, 16, 16, device="cpu")
+
+
+def test_a_mod_of_neither_kind_is_told_what_it_takes():
+    q = torch.ones(1, 2, 16, 16)
+    with pytest.raises(TypeError, match=r"must take \(score, b, h, q_idx, kv_idx\); it takes \(a, b\)$"):
+        tk.flex_attention(q, q, q, score_mod=lambda a, b: a)

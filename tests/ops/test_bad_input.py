@@ -198,3 +198,13 @@ def test_an_error_that_names_no_argument_is_seen(error: Exception, name: str):
         judge_names(ValueError(f"tk.{name}: {next(iter(inspect.signature(call.function).parameters))} is 1"), call)
         is None
     )
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_none_for_a_tensor_of_an_op_is_said_by_name(device: str):
+    """A schema's Tensor takes None; the op's checks spoke of its dtype."""
+    x = torch.ones(2, 3, device=device)
+    with pytest.raises(ValueError, match=r"tk\.layer_norm: weight must be a Tensor, is None; x is float32"):
+        torch.ops.tk.layer_norm(x, None, None, 1e-5)
+    with pytest.raises(ValueError, match=r"tk\.gather: index must be a Tensor, is None"):
+        torch.ops.tk.gather(x, None)

@@ -101,8 +101,16 @@ class Call:
             holds = self.evaluate(check.holds)
             self.require(
                 holds if isinstance(holds, bool | torch.SymBool) else holds != 0,
-                lambda check=check: f"{check.message}; {self._given()}",  # type: ignore[misc]
+                lambda check=check: f"{self._left_out() or check.message}; {self._given()}",  # type: ignore[misc]
             )
+
+    def _left_out(self) -> str | None:
+        """Of a tensor that must be given and is None: a check that fails for it speaks of its dtype or sizes."""
+        required = (
+            p.name for p, x in zip(self.op.tensors, self.tensors, strict=True) if p.kind == "tensor" and x is None
+        )
+        name = next(required, None)
+        return None if name is None else f"{name} must be a Tensor, is None"
 
     def _given(self) -> str:
         """As csrc/ops/generated.cpp says it."""

@@ -39,6 +39,7 @@ __all__ = ["Capture", "Graph", "Pair", "Traced", "pair"]
 
 _HEAD, _MASK = "tk flex 3\nscore\n", "mask\n"  # with the version of the spelling: graphs of another must not meet
 _INDICES = ("b", "h", "q_idx", "kv_idx")
+_WANTED = {"score_mod": ("score", *_INDICES), "mask_mod": _INDICES}
 _MAX_TRACES = 64  # of one code: past that the oldest go
 
 Mod = Callable[..., Any]
@@ -406,16 +407,35 @@ def _capture(read: Read, kind: str) -> Capture:
 
 
 def _check_parameters(fn: Any, kind: str) -> None:
-    wanted = ("score", "b", "h", "q_idx", "kv_idx") if kind == "score_mod" else _INDICES
+    wanted = _WANTED[kind]
     if not callable(fn):
         raise TypeError(f"{kind} must be a function of ({', '.join(wanted)}), is {type(fn).__name__}")
     target = fn.forward if isinstance(fn, torch.nn.Module) else fn
     try:
-        inspect.signature(target).bind(*wanted)
-    except TypeError as error:
-        raise TypeError(f"{described(fn, kind)} must take ({', '.join(wanted)}): {error}") from None
+        signature = inspect.signature(target)
     except ValueError:
-        pass  # a builtin that does not tell
+        return  # a builtin that does not tell
+    try:
+        signature.bind(*wanted)
+    except TypeError:
+        bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+        raise TypeError(
+            f"{described(fn, kind)} must take ({', '.join(wanted)}); it takes {inspect.Signature(bare)}"
+            f"{_hint(signature, kind)}"
+        ) from None
+
+
+def _hint(signature: inspect.Signature, kind: str) -> str:
+    """What to write where the function is a mod of the other kind, by how many arguments it takes."""
+    other = "mask_mod" if kind == "score_mod" else "score_mod"
+    try:
+        signature.bind(*_WANTED[other])
+    except TypeError:
+        return ""
+    made = "tk.flex.create_block_mask(mask_mod, B, H, Q_LEN, KV_LEN)"
+    if other == "mask_mod":
+        return f". A mask_mod does: tk.flex_attention(query, key, value, block_mask={made})"
+    return ". A score_mod does: tk.flex_attention(query, key, value, score_mod=score_mod)"
 
 
 def _check_result(fn: Any, kind: str, result: Any) -> None:
