@@ -214,9 +214,15 @@ Tensor leave_out(int32_t op, const Tensor& a, const Tensor& b, const Tensor& out
   return again(out);
 }
 
-// Whether tk is to serve a call of these tensors and other arguments, by which it is decided.
+// Whether tk is to serve a call of these tensors and other arguments, by which it is decided. Not where torch is to be
+// deterministic, for which ATen has conditions and errors of its own; and not what cannot be looked at.
 bool is_served(std::initializer_list<const Tensor*> tensors, std::initializer_list<int64_t> numbers, Class& call) {
-  return !is_inside && !is_described() && describe(tensors, numbers, call) && is_decided(call);
+  if (is_inside || is_described() || wants_deterministic()) return false;
+  try {
+    return describe(tensors, numbers, call) && is_decided(call);
+  } catch (const std::exception&) {
+    return false;
+  }
 }
 
 // A call: served by `serve`, or left to ATen with `arguments`, as its function takes them.

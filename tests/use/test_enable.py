@@ -240,6 +240,17 @@ def test_left(handle: tk.dropin.Enabled, make: Callable[[], tuple[Tensor, Tensor
     assert_close(found, a @ b, rtol=0, atol=0)
 
 
+def test_left_where_torch_is_to_be_deterministic(handle: tk.dropin.Enabled) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        draw(5, 7) @ draw(7, 3)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert handle.calls["mm"] == (0, 1)
+    draw(5, 7) @ draw(7, 3)
+    assert handle.calls["mm"] == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("op", "call"),
     [
@@ -487,6 +498,15 @@ def test_another_librarys_kernel() -> None:
 
 
 # --- Threads and processes ---
+
+
+def test_beside_tk_use(handle: tk.dropin.Enabled) -> None:
+    """tk's own functions compute on the CPU with ATen, whose ops then are tk's: that ends."""
+    model = torch.nn.Sequential(torch.nn.Linear(7, 5, bias=False), torch.nn.GELU(), torch.nn.Softmax(-1))
+    x = draw(3, 7)
+    expected = model(x)
+    with tk.use(model):
+        assert_close(model(x), expected)
 
 
 def test_threads(handle: tk.dropin.Enabled) -> None:
