@@ -9,10 +9,12 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import tk
 from tk.cli import COMMANDS, _calls, _verified, _verified_attention, bench, demo, demo_ops, main, verify
@@ -299,6 +301,22 @@ def test_bench_outside_a_source_tree(
     monkeypatch.chdir(tmp_path)
     assert main(["bench", "--quick"]) == 2
     assert "checkout" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("activation", ["none", "gelu", "relu"])
+def test_sums_one_by_one_are_good_before_any_activation(activation: str) -> None:
+    """Against torch's, which are split; and not with a term too few."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(16, 8192, generator=generator), torch.randn(8192, 512, generator=generator) / 8192**0.5
+    one_by_one = torch.zeros(16, 512)
+    for i in range(a.shape[1]):
+        one_by_one = torch.addcmul(one_by_one, a[:, i : i + 1], b[i : i + 1])
+    call = verify.Call(a, b, None, activation, None, "ieee")
+    sums = verify._reference(replace(call, activation="none"), torch.float64)
+    exact, torchs = verify._reference(call, torch.float64), verify._reference(call, torch.float32)
+    for x, is_good in ((one_by_one, True), (one_by_one - a[:, -1:] * b[-1:], False)):
+        ours = x if activation == "none" else getattr(F, activation)(x)
+        assert error_ratio(ours, torchs, exact, terms=8192, sums=sums).is_good() == is_good
 
 
 def test_error_ratio() -> None:

@@ -246,6 +246,13 @@ def test_compile_export_and_fakes() -> None:
     opcheck(torch.ops.tk.linear_cross_entropy.default, given)
 
 
+@pytest.mark.parametrize("name", ["linear_weight", "target", "linear_bias", "weight"])
+def test_an_argument_on_another_device_is_named(name: str) -> None:
+    given = dict(input=X, linear_weight=W, target=T, linear_bias=torch.zeros(11), weight=torch.ones(11))
+    with pytest.raises(ValueError, match=rf"input is on cpu, {name} on meta; all tensors must be on one device"):
+        tk.linear_cross_entropy(**{**given, name: given[name].to("meta")})
+
+
 def test_transforms() -> None:
     def loss(x: Tensor, w: Tensor) -> Tensor:
         return tk.linear_cross_entropy(x, w, T)

@@ -216,7 +216,7 @@ def _laid_out(x: Tensor, letter: str) -> Tensor:
 def _run_candidates(call: Call, report: Report) -> None:
     described = describe(tk.mm, call.a, call.b, call.bias, **call.settings())
     assert described is not None  # no size is 0
-    exact = _reference(call, torch.float64)
+    exact, sums = (_reference(c, torch.float64) for c in (call, replace(call, activation="none")))
     torchs = _peer(call).to(call.out_dtype or call.a.dtype)
     for candidate in capi.candidates(described.problem):
         name = candidate.kernel_name, candidate.config_name
@@ -227,7 +227,7 @@ def _run_candidates(call: Call, report: Report) -> None:
         tally.runs += 1
         try:
             result = tk.mm(call.a, call.b, call.bias, config=candidate.config, **call.settings())
-            ratio = error_ratio(result, torchs, exact, terms=call.a.shape[1])
+            ratio = error_ratio(result, torchs, exact, terms=call.a.shape[1], sums=sums)
         except errors.Error as error:
             print(f"{candidate.kernel_name}/{candidate.config_name}: {error}")
             tally.is_good = False

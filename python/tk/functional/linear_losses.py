@@ -89,6 +89,8 @@ def linear_cross_entropy(
     logits_shape = _logits_shape(input, linear_weight, linear_bias)
     has_probabilities = target.shape == logits_shape and target.is_floating_point()
     _check_target(target, has_probabilities, logits_shape, weight, input)
+    tensors = dict(input=input, linear_weight=linear_weight, target=target, linear_bias=linear_bias, weight=weight)
+    one_device(_NAME, **tensors)
     if has_probabilities and ignore_index is not None:
         raise ValueError(f"tk.{_NAME}: ignore_index is {ignore_index}, must be None: target holds probabilities")
     ignore_index = -100 if ignore_index is None else ignore_index
@@ -187,4 +189,3 @@ def _check_target(
         )
     if weight is not None and weight.shape != (logits_shape[classes],):
         raise ValueError(f"tk.{_NAME}: weight must be [{logits_shape[classes]}], is {list(weight.shape)}")
-    one_device(_NAME, input=input, target=target, weight=weight)
