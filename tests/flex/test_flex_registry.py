@@ -58,6 +58,20 @@ def test_what_a_helper_registers_belongs_to_the_file_that_calls_it(tmp_path: Pat
     }  # fmt: skip
 
 
+def test_more_tensors_than_an_op_has_are_refused_before_anything_is_compiled(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    file = tmp_path / "many.py"
+    file.write_text(
+        "import torch, tk\n\nmany = [torch.zeros(8) for _ in range(12)]\n\n"
+        "def score(s, b, h, q, k):\n    for table in many:\n        s = s + table[h]\n    return s\n\n"
+        "tk.flex.register('many', score, head_dims=(64,))\n"
+    )
+    command = [sys.executable, "-m", "tk", "build", str(file), "--arch", "90", "-o", str(tmp_path / "many.tkpack")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "many: the mods read 12 tensors, with which its gradient has" in done.stderr
+    assert "there may be 32" in done.stderr and "Traceback" not in done.stderr
+
+
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "head": (dict(head_dims=(640,)), ValueError, "640 in head_dims; a head's size is 1 to 512"),
     "three heads": (dict(head_dims=((64, 64, 64),)), ValueError, r"\(64, 64, 64\) in head_dims"),

@@ -61,6 +61,8 @@ def _built(seed: int, number: int, folder: Path, arch: str) -> dict[str, object]
         return found | dict(failures={name: traceback.format_exc()})
     try:
         write(score, mask, arch, folder / f"chunk_{number}.tkpack", (number + 1) % WHOLE == 0)
+    except tk.UnsupportedError:
+        return found
     except Exception:
         return found | dict(failures={name: f"{name} does not compile: {traceback.format_exc()}"})
     return found | dict(built=[name])

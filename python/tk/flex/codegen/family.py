@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tk import errors
+from tk.aot.assemble import MAX_TENSORS
 from tk.aot.spec import Family, Kernel, Plan, Point
 from tk.flex import own_ops
 from tk.flex.codegen import printing
@@ -60,7 +62,10 @@ def registered_families(registered: Registered) -> list[Family]:
         backward=registered.backward,
         decode=registered.decode,
     )
-    return families(registered.traced, wanted)
+    try:
+        return families(registered.traced, wanted)
+    except errors.UnsupportedError as error:
+        raise errors.UnsupportedError(f"{registered.name}: {error}") from error
 
 
 _EXACT = ((64, 64), (128, 128), (128, 64), (64, 128))  # what the kernels for Hopper are made for
@@ -75,8 +80,17 @@ def problem_of(traced: Traced, wanted: Wanted) -> Problem:
 
 
 def families(traced: Traced, wanted: Wanted) -> list[Family]:
-    """Of the pair's op and, with `backward`, of its gradients' op."""
+    """Of the pair's op and, with `backward`, of its gradients' op. Raises tk.UnsupportedError where it reads more
+    tensors than an op can have."""
     problem = problem_of(traced, wanted)
+    ops = {"attention": problem.op} | ({"its gradient": problem.backward_op} if wanted.backward else {})
+    for what, op in ops.items():
+        if len(op.tensors) > MAX_TENSORS:
+            read = sum(c.kind == "tensor" for c in traced.captures)
+            raise errors.UnsupportedError(
+                f"the mods read {read} tensors, with which {what} has {len(op.tensors)}; there may be {MAX_TENSORS}. "
+                "Put tensors of one shape into one, with a dimension more"
+            )
     mods = printing.mods_of(traced, wanted.backward)
     kernels = forward_kernels(problem, mods, wanted)
     found = [Family(problem.op, kernels, _sample, portable=_portable, sampled=wanted.sampled)]
