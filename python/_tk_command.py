@@ -17,6 +17,7 @@ __all__ = ["COMMANDS", "main", "parser"]
 # In the order of --help: the module of each command, and what the command does.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "info": ("tk.cli.info", "versions, GPUs, libraries and packs"),
+    "packs": ("tk.cli.packs", "the packs that are loaded: for which GPUs, with how many kernels"),
     "list": ("tk.cli.coverage", "everything compiled, by architecture, kernel and config"),
     "explain": ("tk.cli.explain", "which kernel a call would run, and why"),
     "build": ("tk.cli.build", "compile kernels into packs"),

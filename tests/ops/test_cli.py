@@ -221,6 +221,38 @@ def test_verify_finds_a_flipped_byte(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "absent.tkpack" in capsys.readouterr().out
 
 
+def test_verify_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is said on the way goes to stderr."""
+    good, absent = tiny_pack.write(tmp_path / "whole.tkpack", "verified"), tmp_path / "absent.tkpack"
+    assert main(["verify", str(good), str(absent), "--no-gpu", "--json"]) == 1
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert found["is_good"] is False and found["configs"] == []
+    assert found["packs"][0] == {"path": str(good), "images": 1, "problem": ""}
+    assert "absent.tkpack" in found["packs"][1]["problem"] and "No kernel was run." in said.err
+
+
+def test_a_report_of_verify_as_json() -> None:
+    report = verify.Report()
+    report.add(_verified.Checked("mm_tma", "64x64", error=0.5))
+    report.add(_verified.Checked("mm_tma", "wide", problem=f"{_verified.NOT_RUN}N % 8 == 0"))
+    found = report.plain()
+    assert found["is_good"] and found["configs"] == [
+        {"kernel": "mm_tma", "config": "64x64", "runs": 1, "mean": 0.0, "max": 0.5, "is_good": True}
+    ]
+    assert found["left_out"] == [{"kernel": "mm_tma", "config": "wide", "reasons": ["N % 8 == 0"]}]
+
+
+def test_packs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["packs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["arch", "ops", "variants", "MB", "compiler", "path"]
+    assert all(any(pack.path in line for line in lines) for pack in tk.packs())
+    assert main(["packs", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [p["path"] for p in found] == [p.path for p in tk.packs()] and "mm" in found[0]["ops"]
+
+
 def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     small = {name: (k // 64, n // 64) for name, (k, n) in demo.PROJECTIONS.items()}
     monkeypatch.setattr(demo, "PROJECTIONS", small)

@@ -6,8 +6,10 @@ import argparse
 import itertools
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from tk._packs import CoverageRow
 from tk._table import table
 from tk.cli import _verified, _verified_attention
 from tk.cli._judge import error_ratio
+from tk.cli._shown import add_json, as_json
 from tk.cli._verified import Checked
 from tk.heuristics.problem import describe
 from tk.ops.mm import ACTIVATIONS, reference
@@ -44,34 +47,51 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("verify")
     parser.add_argument("packs", nargs="*", type=Path, help="pack files (default: those that are loaded)")
     parser.add_argument("--no-gpu", action="store_true", help="only re-hash")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    paths = args.packs or [Path(p.path) for p in tk.packs()]
-    broken = [path for path in paths if not _rehash(path)]
+    report = Report()
+    with redirect_stdout(sys.stderr) if args.json else nullcontext():
+        _verify(args, report)
+    if args.json:
+        print(as_json(report.plain()))
+    return 0 if report.is_good else 1
+
+
+def _verify(args: argparse.Namespace, report: Report) -> None:
+    for path in args.packs or [Path(p.path) for p in tk.packs()]:
+        report.packs.append(_rehash(path))
     if args.no_gpu or not torch.cuda.is_available():
         print("No kernel was run." if args.no_gpu else "There is no GPU: no kernel was run.")
-        return 1 if broken else 0
+        return
     for path in args.packs:
         tk.load_pack(path)
-    report = Report()
     compiled = _of_this_gpu(tk.coverage())
     if any(row.op == "mm" for row in compiled):
         _run_products(report)
     _run_others(report)
     report.print_left_out(compiled)
-    return 0 if report.is_good and not broken else 1
 
 
-def _rehash(path: Path) -> bool:
+@dataclass(frozen=True)
+class Hashed:
+    """Of a pack how many images have their hashes, or why it cannot be used."""
+
+    path: str
+    images: int = 0
+    problem: str = ""
+
+
+def _rehash(path: Path) -> Hashed:
     try:
-        images = _packs.verify(path)
+        found = Hashed(str(path), images=_packs.verify(path))
     except errors.PackError as error:
         print(error)
-        return False
-    print(f"{path}: {images} images and the index have their hashes")
-    return True
+        return Hashed(str(path), problem=str(error))
+    print(f"{path}: {found.images} images and the index have their hashes")
+    return found
 
 
 @dataclass
@@ -79,12 +99,19 @@ class Report:
     """By kernel and config what ran, and why the rest did not: of a config what keeps it out of a call, of a function
     why no call of it was made."""
 
+    packs: list[Hashed] = field(default_factory=list)
     tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
     left_out: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
 
     @property
     def is_good(self) -> bool:
-        return all(t.is_good for t in self.tallies.values())
+        return not any(p.problem for p in self.packs) and all(t.is_good for t in self.tallies.values())
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        configs = [dict(kernel=k, config=c, **asdict(t)) for (k, c), t in sorted(self.tallies.items())]
+        left_out = [dict(kernel=k, config=c, reasons=list(why)) for (k, c), why in sorted(self.left_out.items())]
+        return dict(is_good=self.is_good, packs=self.packs, configs=configs, left_out=left_out)
 
     def add(self, checked: Checked) -> None:
         if not checked.was_run:
