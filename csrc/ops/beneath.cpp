@@ -133,10 +133,8 @@ bool has_names(AtenTensorHandle tensor) {
 }
 
 bool is_plain(AtenTensorHandle tensor) {
-  bool is_defined = false;
-  check_shim(aoti_torch_is_defined(tensor, &is_defined), "look at a tensor");
   const TorchState& torch = TorchState::get();
-  return is_defined && torch.is_known() && !torch.is_subclass(tensor) && !has_names(tensor);
+  return is_defined(tensor) && torch.is_known() && !torch.is_subclass(tensor) && !has_names(tensor);
 }
 
 // Plain tensors of one floating-point dtype on one device, with elements. Writes them to `call`.

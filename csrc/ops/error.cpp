@@ -10,6 +10,10 @@ namespace tk::ops {
 
 void fail_argument(const std::string& message) { throw std::invalid_argument(message); }
 
+void fail_missing(std::string_view op, std::string_view name) {
+  throw std::runtime_error(text("tk.", op, ": ", name, " must be a Tensor, is None"));
+}
+
 void fail_unsupported(const std::string& message) { throw std::runtime_error("[tk:Unsupported] " + message); }
 
 void fail_shim(const char* what) {

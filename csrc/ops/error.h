@@ -7,13 +7,15 @@
 
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "tk/tk.h"
 
 namespace tk::ops {
 
-[[noreturn]] void fail_argument(const std::string& message);     // ValueError
-[[noreturn]] void fail_unsupported(const std::string& message);  // tk.UnsupportedError
+[[noreturn]] void fail_argument(const std::string& message);                 // ValueError
+[[noreturn]] void fail_missing(std::string_view op, std::string_view name);  // a tensor must be given
+[[noreturn]] void fail_unsupported(const std::string& message);              // tk.UnsupportedError
 [[noreturn]] void fail_shim(const char* what);    // RuntimeError, with torch's own words where it has some
 [[noreturn]] void fail_status(tk_status status);  // by status, with tk_last_error()
 

@@ -69,7 +69,8 @@ Entry* find_gate(const char* op) {
 
 Gate::Gate(const char* name, const char* overload, const std::string& arguments, uint64_t n_inputs, uint64_t n_results,
            uint64_t n_plain, bool is_on_cpu)
-    : plain_(text("tk::_", name)),
+    : name_(name),
+      plain_(text("tk::_", name)),
       tracked_(text("tk::_", name, "_autograd")),
       overload_(overload),
       n_inputs_(n_inputs),
@@ -83,17 +84,23 @@ Gate::Gate(const char* name, const char* overload, const std::string& arguments,
     if (argument.find("[]") != argument.npos && argument.starts_with("Tensor"))
       throw std::logic_error(text("tk::", name, ": the gate knows no lists of tensors"));
     const bool is_written = argument.starts_with("Tensor(") && argument.find("!)") != argument.npos;
-    if (argument.starts_with("Tensor")) tensors_.push_back({index, argument.starts_with("Tensor?"), is_written});
+    if (argument.starts_with("Tensor")) {
+      const std::string_view called = argument.substr(argument.find(' ') + 1);
+      tensors_.push_back(
+          {index, argument.starts_with("Tensor?"), is_written, std::string(called.substr(0, called.find('=')))});
+    }
     writes_ = writes_ || is_written;
     index++;
   }
   if (index != n_inputs) throw std::logic_error(text("tk::", name, ": the gate does not know this form of schema"));
 }
 
-bool Gate::is_served(AtenTensorHandle tensor) const {
+bool Gate::is_served(AtenTensorHandle tensor, const std::string& name) const {
   static const int32_t cpu = aoti_torch_device_type_cpu();
   static const int32_t cuda = aoti_torch_device_type_cuda();
-  const int32_t type = read_device_type(tensor);
+  int32_t type = 0;
+  if (aoti_torch_get_device_type(tensor, &type) != 0) [[unlikely]]
+    fail_missing(name_, name);
   return type == cuda || (type == cpu && is_on_cpu_);
 }
 
@@ -108,7 +115,8 @@ bool Gate::is_gradient_at_stake(const StableIValue* stack) const {
     if (!word) return false;  // not given
     const auto tensor = to<AtenTensorHandle>(*word);
     // A subclass first: it may answer for its device in Python.
-    return torch.is_subclass(tensor) || !is_served(tensor) || (is_recording && torch.requires_grad(tensor));
+    return torch.is_subclass(tensor) || !is_served(tensor, argument.name) ||
+           (is_recording && torch.requires_grad(tensor));
   });
 }
 

@@ -41,8 +41,9 @@ class Gate {
     size_t index;
     bool is_optional;
     bool is_written;
+    std::string name;
   };
-  bool is_served(AtenTensorHandle tensor) const;
+  bool is_served(AtenTensorHandle tensor, const std::string& name) const;
   bool is_gradient_at_stake(const StableIValue* stack) const;
   void count_writes(const StableIValue* stack) const;
   void call_plain(StableIValue* stack) const;
@@ -50,6 +51,7 @@ class Gate {
 
   std::vector<TensorArgument> tensors_;
   bool writes_ = false;
+  std::string name_;
   std::string plain_;    // tk::_f
   std::string tracked_;  // tk::_f_autograd
   std::string overload_;

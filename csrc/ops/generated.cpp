@@ -96,10 +96,12 @@ Layout layout_of(AtenTensorHandle handle, uint32_t rank, bool has_leading, bool 
   return {{sizes, n}, {strides, n}, static_cast<uint32_t>(n) - rank, has_leading, in_order};
 }
 
-Device device_of(AtenTensorHandle handle) {
+// Of an input, which only now shows to be None.
+Device device_of(const Frame& f, uint32_t i) {
   Device device{};
-  device.type = read_device_type(handle);
-  check_shim(aoti_torch_get_device_index(handle, &device.index), "read a tensor's device");
+  if (aoti_torch_get_device_type(f.handles[i], &device.type) != 0) [[unlikely]]
+    fail_missing(f.op.name, f.params[i]->name);
+  check_shim(aoti_torch_get_device_index(f.handles[i], &device.index), "read a tensor's device");
   return device;
 }
 
@@ -148,10 +150,10 @@ void look_at_inputs(Frame& f) {
       f.dtypes[i] = -1;
       continue;
     }
+    const Device device = device_of(f, i);
     f.layouts[i] = layout_of(f.handles[i], param.rank, param.leading, param.leading == 2);
     check_shim(aoti_torch_get_dtype(f.handles[i], &f.dtypes[i]), "read a tensor's dtype");
     check_rank(f, i);
-    const Device device = device_of(f.handles[i]);
     if (first == kNone) {
       first = i;
       f.device = device;

@@ -38,6 +38,26 @@ constexpr std::string_view next_type(std::string_view& arguments) {
   return type.starts_with("int[") ? "int[]" : type;
 }
 
+// A tensor that must be given is None. place: among those that must. Looked for where a call has failed, so that others
+// do not pay for it.
+struct MissingTensor : std::runtime_error {
+  explicit MissingTensor(int place) : std::runtime_error("a tensor is missing"), place(place) {}
+  int place;
+};
+
+template <class... Values>
+int first_missing(const Values&... values) {
+  int place = -1, next = 0;
+  const auto look = [&]<class Value>(const Value& value) {
+    if constexpr (std::is_same_v<Value, Tensor>) {
+      if (value && !is_defined(value.get()) && place < 0) place = next;
+      next++;
+    }
+  };
+  (look(values), ...);
+  return place;
+}
+
 template <auto kFunction>
 struct Function;
 
@@ -71,9 +91,24 @@ struct Function<kFunction> {
     Arguments args(stack);
     // In braces, which are evaluated in their order.
     std::tuple<std::remove_cvref_t<Parameters>...> values{read<Parameters, kOut>(args)...};
-    args.give_back(std::apply([](auto&... value) { return kFunction(std::forward<Parameters>(value)...); }, values));
+    try {
+      args.give_back(std::apply([](auto&... value) { return kFunction(std::forward<Parameters>(value)...); }, values));
+    } catch (const std::exception&) {
+      const int place = std::apply([](const auto&... value) { return first_missing(value...); }, values);
+      if (place >= 0) throw MissingTensor(place);
+      throw;
+    }
   }
 };
+
+// The name of a schema's tensor that must be given, by its place among those.
+inline std::string_view required_tensor(std::string_view arguments, int place) {
+  while (true) {
+    const std::string_view argument = next_argument(arguments);
+    const bool is_required = argument.starts_with("Tensor ") || argument.starts_with("Tensor(");
+    if (is_required && place-- == 0) return argument.substr(argument.rfind(' ') + 1);
+  }
+}
 
 }  // namespace detail
 
@@ -96,19 +131,35 @@ void gate_kernel(StableIValue* stack, uint64_t n_inputs, uint64_t) {
 }
 
 template <const auto& kOps, size_t I, bool kOut>
-void twin_kernel(StableIValue* stack, uint64_t n_inputs, uint64_t n_outputs) {
-  call_carrying(kOps[I].kernel(kOut), stack, n_inputs, n_outputs);
+void kernel(StableIValue* stack, uint64_t n_inputs, uint64_t n_outputs) {
+  const Op& op = kOps[I];
+  try {
+    op.kernel(kOut)(stack, n_inputs, n_outputs);
+  } catch (const MissingTensor& error) {
+    fail_missing(op.name, required_tensor(op.schema_arguments(kOut), error.place));
+  }
 }
+
+template <const auto& kOps, size_t I, bool kOut>
+void twin_kernel(StableIValue* stack, uint64_t n_inputs, uint64_t n_outputs) {
+  call_carrying(kernel<kOps, I, kOut>, stack, n_inputs, n_outputs);
+}
+
+struct Kernels {
+  Boxed* gate;
+  Boxed* own;
+  Boxed* twin;
+};
 
 template <const auto& kOps, bool kOut, class Visit, size_t... I>
 void visit_each(std::index_sequence<I...>, const Visit& visit) {
-  const auto visit_one = [&](const Op& op, Boxed* gate, Boxed* twin) {
-    if (op.kernel(kOut)) visit(op, kOut, gate, twin);
+  const auto visit_one = [&](const Op& op, const Kernels& kernels) {
+    if (op.kernel(kOut)) visit(op, kOut, kernels);
   };
-  (visit_one(kOps[I], gate_kernel<kOps, I, kOut>, twin_kernel<kOps, I, kOut>), ...);
+  (visit_one(kOps[I], {gate_kernel<kOps, I, kOut>, kernel<kOps, I, kOut>, twin_kernel<kOps, I, kOut>}), ...);
 }
 
-// visit(op, is_out, gate, twin) for both overloads of every op.
+// visit(op, is_out, kernels) for both overloads of every op.
 template <const auto& kOps, class Visit>
 void for_each_overload(const Visit& visit) {
   constexpr auto indices = std::make_index_sequence<std::size(kOps)>();
@@ -120,22 +171,22 @@ void for_each_overload(const Visit& visit) {
 
 template <const auto& kOps>
 void define(torch::stable::detail::StableLibrary& library) {
-  detail::for_each_overload<kOps>([&](const Op& op, bool is_out, Boxed* gate, Boxed*) {
+  detail::for_each_overload<kOps>([&](const Op& op, bool is_out, const detail::Kernels& kernels) {
     const char* const overload = is_out ? ".out" : "";
     const char* const result = is_out ? "Tensor(a!)" : "Tensor";
     for (const auto& [prefix, suffix] : {std::pair("", ""), std::pair("_", ""), std::pair("_", "_autograd")})
       library.def(text(prefix, op.name, suffix, overload, "(", op.schema_arguments(is_out), ") -> ", result).c_str());
-    add_gate(std::string(op.name) + overload, gate);
+    add_gate(std::string(op.name) + overload, kernels.gate);
   });
 }
 
 // For a backend's key.
 template <const auto& kOps>
 void implement(torch::stable::detail::StableLibrary& library) {
-  detail::for_each_overload<kOps>([&](const Op& op, bool is_out, Boxed*, Boxed* twin) {
+  detail::for_each_overload<kOps>([&](const Op& op, bool is_out, const detail::Kernels& kernels) {
     const std::string name = std::string(op.name) + (is_out ? ".out" : "");
-    library.impl(name.c_str(), op.kernel(is_out));
-    library.impl(("_" + name).c_str(), twin);
+    library.impl(name.c_str(), kernels.own);
+    library.impl(("_" + name).c_str(), kernels.twin);
   });
 }
 

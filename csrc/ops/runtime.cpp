@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-#include "error.h"
+#include "tensor.h"
 
 namespace tk::ops {
 namespace {
@@ -100,10 +100,7 @@ bool TorchState::requires_grad(AtenTensorHandle tensor) const {
 bool TorchState::has_tangent(AtenTensorHandle tensor) const {
   if (!tangent_) return true;  // for all that is known
   const void* tangent = tangent_(*reinterpret_cast<const void* const*>(tensor), 0, tensor);
-  bool is_defined = false;
-  check_shim(aoti_torch_is_defined(static_cast<AtenTensorHandle>(const_cast<void*>(tangent)), &is_defined),
-             "look at a tangent");
-  return is_defined;
+  return is_defined(static_cast<AtenTensorHandle>(const_cast<void*>(tangent)));
 }
 void TorchState::bump_version(AtenTensorHandle tensor) const {
   if (bump_version_) bump_version_(tensor);

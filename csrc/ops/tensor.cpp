@@ -21,19 +21,17 @@ Meta meta(const Tensor& tensor) {
   check_shim(aoti_torch_get_sizes(m.handle, &sizes), "read a tensor's sizes");
   check_shim(aoti_torch_get_strides(m.handle, &strides), "read a tensor's strides");
   check_shim(aoti_torch_get_dtype(m.handle, &m.dtype), "read a tensor's dtype");
-  m.device.type = read_device_type(m.handle);
+  check_shim(aoti_torch_get_device_type(m.handle, &m.device.type), "read a tensor's device");
   check_shim(aoti_torch_get_device_index(m.handle, &m.device.index), "read a tensor's device");
   m.sizes = {sizes, static_cast<size_t>(dim)};
   m.strides = {strides, static_cast<size_t>(dim)};
   return m;
 }
 
-int32_t read_device_type(AtenTensorHandle tensor) {
-  int32_t type = 0;
-  if (aoti_torch_get_device_type(tensor, &type) != 0) [[unlikely]]
-    throw std::runtime_error(
-        "tk: an argument is None where a tensor must be given; only a bias and the like may be left out");
-  return type;
+bool is_defined(AtenTensorHandle tensor) {
+  bool found = false;
+  check_shim(aoti_torch_is_defined(tensor, &found), "look at a tensor");
+  return found;
 }
 
 const void* read_pointer(const Meta& tensor) {

@@ -76,10 +76,10 @@ struct Meta {
 
 Meta meta(const Tensor& tensor);
 
-const void* read_pointer(const Meta& tensor);
+// torch hands None on as a tensor that is not defined.
+bool is_defined(AtenTensorHandle tensor);
 
-// Throws for None, which torch hands on as a tensor that is not there.
-int32_t read_device_type(AtenTensorHandle tensor);
+const void* read_pointer(const Meta& tensor);
 void* write_pointer(const Meta& tensor);
 
 // An uninitialised row-major tensor, without going through the dispatcher.

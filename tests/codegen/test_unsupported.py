@@ -42,6 +42,17 @@ def test_torch_says_nothing_of_its_tracer(case) -> None:
         assert "\n" not in message and not MACHINERY.search(message), message
 
 
+@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyOptions"), reason="torch 2.13 has it")
+def test_what_torch_calls_otherwise_has_its_public_name() -> None:
+    options = getattr(torch.nn, "LinearCrossEntropyOptions", dict)(batch_chunk_size=2)
+    message = message_of(
+        lambda x, w, t: F.linear_cross_entropy(x, w, t, options=options),
+        dict(x="fp32[M, K]", w="fp32[N, K]", t="i64[M]"),
+    )
+    assert message and "torch.nn.functional.linear_cross_entropy cannot be generated: the loss of a product" in message
+    assert message.endswith("call tk.linear_cross_entropy outside of the function")
+
+
 def test_most_of_these_are_refused() -> None:
     """So that the list keeps its point."""
     assert len(CASES) > 200

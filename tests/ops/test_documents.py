@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,14 @@ def prepared() -> dict[str, Any]:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
     ids = torch.arange(S).div(16, rounding_mode="floor").int()
     return dict(tk=tk, torch=torch, q=q, k=k, v=v, S=S, B=B, H=H, model=model, ids=ids, x=torch.randn(4, 8),
-                slopes=torch.rand(H))  # fmt: skip
+                slopes=torch.rand(H), train=lambda model: model(torch.randn(4, 8)).sum().backward(),
+                enable_on_the_cpu=partial(tk.enable, device="cpu"))  # fmt: skip
 
 
 def on_the_cpu(source: str) -> str:
     for large, small in SMALLER.items():
         source = re.sub(rf"\b{large}\b", small, source)
+    source = source.replace("tk.enable(", "enable_on_the_cpu(")
     return source.replace('"cuda"', '"cpu"').replace(NEEDS_A_GPU, "pass")
 
 

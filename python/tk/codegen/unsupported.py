@@ -9,6 +9,7 @@ from torch._ops import OpOverload
 from torch.overrides import resolve_name
 
 _PRODUCT = "a product of matrices: call {} outside of the function, which may be split around it"
+_LOSS = "the loss of a product of matrices: call tk.linear_cross_entropy outside of the function"
 _LINEAR_ALGEBRA = "linear algebra runs over whole matrices: call it outside of the function"
 _FOURIER = "a Fourier transform: call it outside of the function"
 _CONVOLUTION = "a convolution: call tk.conv1d, tk.conv2d or tk.conv3d outside of the function"
@@ -25,6 +26,7 @@ HINTS: Mapping[str, str] = {
     **dict.fromkeys(("addmm", "_addmm_activation"), _PRODUCT.format("tk.addmm or tk.linear")),
     "bmm": _PRODUCT.format("tk.bmm") + "; a sum of products along one dimension is (a * b).sum(-1)",
     "baddbmm": _PRODUCT.format("tk.baddbmm"), "addbmm": _PRODUCT.format("tk.baddbmm"),
+    "linear_cross_entropy": _LOSS,
     "_scaled_mm": _PRODUCT.format("tk.scaled_mm"), "_grouped_mm": _PRODUCT.format("tk.grouped_mm"),
     "convolution": _CONVOLUTION, "_convolution": _CONVOLUTION, "convolution_backward": _CONVOLUTION,
     **dict.fromkeys(("nonzero", "masked_select", "unique_dim", "_unique2", "unique_consecutive", "bincount"), _SIZE),
@@ -45,10 +47,14 @@ _BEGINNINGS: Mapping[str, str] = {
 }  # fmt: skip
 
 
+# What torch makes of some functions has names of its own.
+_CALLED: Mapping[str, str] = {"torch_nn._linear_cross_entropy": "torch.nn.functional.linear_cross_entropy"}
+
+
 def message(op: str, *others: str) -> str:
     """For an op without a rule, by the name that graphs have for it (aten.mm). others: names of what called it, which
     may say more."""
-    op = op.replace("prims.", "aten.")
+    op = next((called for start, called in _CALLED.items() if op.startswith(start)), op.replace("prims.", "aten."))
     hints = (_hint(name.rpartition(".")[2]) for name in (*others, op))
     return f"{op} cannot be generated: {next((h for h in hints if h), _OTHER)}"
 
