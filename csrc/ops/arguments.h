@@ -99,6 +99,12 @@ constexpr std::string_view next_argument(std::string_view& arguments) {
   return argument;
 }
 
+// "a" of "Tensor a", "stride" of "int[2] stride=1".
+constexpr std::string_view name_of(std::string_view argument) {
+  argument = argument.substr(0, argument.find('='));
+  return argument.substr(argument.rfind(' ') + 1);
+}
+
 // Where an op of several results, or none, puts them. Takes the handles over.
 class Results {
  public:

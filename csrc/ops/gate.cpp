@@ -84,11 +84,8 @@ Gate::Gate(const char* name, const char* overload, const std::string& arguments,
     if (argument.find("[]") != argument.npos && argument.starts_with("Tensor"))
       throw std::logic_error(text("tk::", name, ": the gate knows no lists of tensors"));
     const bool is_written = argument.starts_with("Tensor(") && argument.find("!)") != argument.npos;
-    if (argument.starts_with("Tensor")) {
-      const std::string_view called = argument.substr(argument.find(' ') + 1);
-      tensors_.push_back(
-          {index, argument.starts_with("Tensor?"), is_written, std::string(called.substr(0, called.find('=')))});
-    }
+    if (argument.starts_with("Tensor"))
+      tensors_.push_back({index, argument.starts_with("Tensor?"), is_written, std::string(name_of(argument))});
     writes_ = writes_ || is_written;
     index++;
   }

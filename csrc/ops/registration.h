@@ -106,7 +106,7 @@ inline std::string_view required_tensor(std::string_view arguments, int place) {
   while (true) {
     const std::string_view argument = next_argument(arguments);
     const bool is_required = argument.starts_with("Tensor ") || argument.starts_with("Tensor(");
-    if (is_required && place-- == 0) return argument.substr(argument.rfind(' ') + 1);
+    if (is_required && place-- == 0) return name_of(argument);
   }
 }
 

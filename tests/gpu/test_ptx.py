@@ -26,23 +26,16 @@ pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="about kernels")
 CALL_ALL = """
 import json, sys
 import torch, tk
-from tk.generated import Declared, inputs, register
 tk.load_pack(sys.argv[1])
-sys.path.insert(0, sys.argv[2])
-import my_ops
+sys.path += sys.argv[2:]
+import declared_calls, my_ops
 
 def moved(args, device):
     return torch.utils._pytree.tree_map_only(torch.Tensor, lambda x: x.detach().to(device, copy=True), args)
 
 told = {}  # sizes are multiples of 16, as the sample wants them
 tk.config.set_default_modes(strict=True)  # what no kernel takes is an error, and not ATen's
-for name in (name for name, x in vars(my_ops).items() if isinstance(x, Declared)):
-    op = register.find(name)
-    dtypes, flags = next(inputs.kinds(op))
-    signature = inputs.signature_of(op)
-    leading = (4, 16) if any(t.leading for t in signature.tensors.values()) else ()
-    sizes = {letter: 64 for letter in signature.letters}
-    args = inputs.Example(op, signature, dtypes, leading, sizes, flags).arguments("cpu")
+for name, args in declared_calls.calls(my_ops, 64, (4, 16)):
     here, there = moved(args, "cuda"), moved(args, "cpu")
     try:
         found = getattr(torch.ops.tk, name)(*here)
@@ -68,7 +61,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_the_driver_compiles_functions_and_their_results_are_right(pack: Path) -> None:
-    command = [sys.executable, "-c", CALL_ALL, str(pack), str(ROOT / "examples")]
+    command = [sys.executable, "-c", CALL_ALL, str(pack), str(ROOT / "examples"), str(ROOT / "tests")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
     told = json.loads(done.stdout)

@@ -37,19 +37,13 @@ def test_the_documented_kernel_is_an_op_of_torch(pack: Path, clean: Environment)
 CALL_ALL = """
 import sys
 import torch, tk
-from tk.generated import Declared, inputs, register
 from torch.testing import assert_close
 tk.load_pack(sys.argv[1])
-sys.path.insert(0, sys.argv[2])
-import my_ops
-names = [name for name, x in vars(my_ops).items() if isinstance(x, Declared)]
-for name in names:
-    op = register.find(name)
-    dtypes, flags = next(inputs.kinds(op))
-    signature = inputs.signature_of(op)
-    leading = (2, 3) if any(t.leading for t in signature.tensors.values()) else ()
-    sizes = {letter: 8 for letter in signature.letters}
-    args = inputs.Example(op, signature, dtypes, leading, sizes, flags).arguments("cpu")
+sys.path += sys.argv[2:]
+import declared_calls, my_ops
+names = []
+for name, args in declared_calls.calls(my_ops, 8, (2, 3)):
+    names.append(name)
     own = torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, args)
     found = getattr(torch.ops.tk, name)(*args)
     assert_close([found, args], [getattr(my_ops, name)(*own), own])
@@ -62,7 +56,9 @@ def test_a_file_of_functions(clean: Environment, tmp_path: Path):
     command = [sys.executable, "-m", "tk", "build", ROOT / "examples/my_ops.py", "--sample", "--arch", "90"]
     result = subprocess.run([*command, "-o", tmp_path / "my_ops.tkpack"], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
-    shown = clean.run("-c", CALL_ALL, str(tmp_path / "my_ops.tkpack"), str(ROOT / "examples")).stdout
+    shown = clean.run(
+        "-c", CALL_ALL, str(tmp_path / "my_ops.tkpack"), str(ROOT / "examples"), str(ROOT / "tests")
+    ).stdout
     assert shown.split() == ["22", "False"]
 
 
