@@ -71,12 +71,13 @@ class Mask(NamedTuple):
 
 class Mods(NamedTuple):
     """The device functions of a pair of mods, or None, and what they read: captures, and for the gradients of captured
-    tensors grads (gradients.py)."""
+    tensors grads (gradients.py). PAIRS: as softmax.py has it; None where nothing is read so."""
 
     SCORE: Any
     MASK: Any
     SCORE_GRAD: Any
     captures: Any
+    PAIRS: Any
     grads: Any
 
 

@@ -202,13 +202,18 @@ class Scores:
         """Scores; without a score_mod products, of which `scale` makes scores. -inf where nothing is seen."""
         layout: gl.constexpr = s.type.layout
         rows = (self.row0 + gl.arange(0, s.shape[0], gl.SliceLayout(1, layout)))[:, None]
-        cols = (start_of(place) + gl.arange(0, s.shape[1], gl.SliceLayout(0, layout)))[None, :]
+        start = start_of(place)
+        if self.mods.PAIRS is not None:
+            gl.assume((start >= 0) & (start <= 1 << 29))  # problem.MAX_LENGTH: no column overflows, so offsets need not
+            start = start // 2 * 2  # even, as the compiler should know
+        cols = (start + gl.arange(0, s.shape[1], gl.SliceLayout(0, layout)))[None, :]
         if self.mods.SCORE is not None:
-            s = self.mods.SCORE(s * self.scale, self.b, self.h, rows, cols, self.mods.captures)
+            s = self.mods.SCORE(s * self.scale, self.b, self.h, rows, cols, self.mods.captures, self.mods.PAIRS)
         if MASKED:
             keep = cols < self.kv_end
             if self.mods.MASK is not None:
-                keep = keep & (self.mods.MASK(self.b, self.h, rows, cols, self.mods.captures) | is_full(place))
+                seen = self.mods.MASK(self.b, self.h, rows, cols, self.mods.captures, self.mods.PAIRS)
+                keep = keep & (seen | is_full(place))
             s = gl.where(keep, s, -float("inf"))
         return s
 
@@ -471,6 +476,7 @@ def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...]) -> Kernel:
     """Smaller heads are served too: what a tensor map reads past the end is 0, and what it writes there is nothing."""
     op = problem.op
     has_mask, has_score = mods.MASK.value is not None, mods.SCORE.value is not None
+    pairs = problem.pairs(op)
 
     def config_of(head: Head) -> Config:
         if max(head.qk, head.v) > 128:
@@ -486,10 +492,16 @@ def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...]) -> Kernel:
         tiles = B * H * m_tiles
         programs = minimum(tiles, device.sm_count)
         time = tile_time(c.block_m, c.block_n, point.head, 2) * 3 // 5
+        constraints = [*problem.constraints(op, point, ("query", "key", "value", "out")), *_constraints(op, c)]
+        reads = mods
+        if pairs is not None:
+            reads = mods._replace(PAIRS=Const(point.captured == "pairs"))
+            if point.captured == "pairs":
+                constraints.append(require(pairs, "captured tensors whose elements lie in pairs along keys"))
         waves = ceil_div(tiles, device.sm_count)
         launch = Launch(
             attention_hopper_forward,
-            _arguments(problem, mods, point, m_tiles, tiles),
+            _arguments(problem, reads, point, m_tiles, tiles),
             (programs, 1, 1),
             num_warps=4,
             num_stages=1,
@@ -497,7 +509,7 @@ def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...]) -> Kernel:
             options=UNFUSED,
         )
         return Plan(
-            constraints=(*problem.constraints(op, point, ("query", "key", "value", "out")), *_constraints(op, c)),
+            constraints=tuple(constraints),
             serves=problem.serves(point),
             launches=(launch,),
             cost=5_000_000 + waves * ceil_div(N, c.block_n) * time,
@@ -505,6 +517,8 @@ def kernel(problem: Problem, mods: Mods, heads: tuple[Head, ...]) -> Kernel:
         )
 
     axes = {"dtype": problem.dtypes, "precision": ("ieee",), "head": heads, "layout": ("aligned",)}
+    if pairs is not None:
+        axes["captured"] = ("pairs", "any")  # the first that a call fits is taken
     return Kernel(f"{problem.name}_hopper", op, axes, {90: (_TWO, _THREE, _WIDE)}, plan)
 
 

@@ -29,6 +29,21 @@ def load_integers(base, offset, inside, words):
 
 
 @triton.jit
+def load_pairs(base, offset, kv_idx, size, inside, other):
+    """Elements at offset + kv_idx, `other` where not inside or past `size`, two at a time: offsets, which are of rows,
+    and size are even, base is on the size of two elements, and columns begin with an even one."""
+    IS_BOOL: tl.constexpr = base.dtype.element_ty == tl.int1
+    if IS_BOOL:
+        base = base.to(tl.pointer_type(tl.int8), bitcast=True)
+    BYTES: tl.constexpr = base.dtype.element_ty.primitive_bitwidth // 8
+    at = tl.max_contiguous(tl.multiple_of(base + offset + kv_idx, [1, 2 * BYTES]), [1, 2])
+    x = tl.load(at, mask=inside & (kv_idx < size // 2 * 2), other=other)
+    if IS_BOOL:
+        x = x.to(tl.int32) != 0
+    return x
+
+
+@triton.jit
 def load_rows(base, offsets, inside, D, stride_d, BLOCK_D: tl.constexpr, EVEN: tl.constexpr):
     """[rows, BLOCK_D]: zeros outside."""
     d = tl.arange(0, BLOCK_D)

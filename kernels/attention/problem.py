@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import and_
 
 from tk.aot.expr import Expr, Tensor, as_expr, ceil_div, maximum, select, tensors
 from tk.aot.spec import (
     DTYPES,
+    ITEMSIZE,
     Arg,
     Bundle,
     Const,
@@ -40,7 +42,8 @@ LAYOUTS = ("aligned", "paged", "strided")
 @dataclass(frozen=True)
 class Capture:
     """A run-time argument that a mod captured. kind: "tensor", "float" or "int". grad: its gradient is worked out.
-    is_per_score: each element is read by one score at most, so that its gradient is written and no sum."""
+    is_per_score: each element is read by one score at most, so that its gradient is written and no sum. keys: the
+    dimension that is read at kv_idx, where other queries read other elements."""
 
     name: str
     kind: str
@@ -48,6 +51,7 @@ class Capture:
     rank: int = 0
     grad: bool = False
     is_per_score: bool = False
+    keys: int | None = None
 
     @property
     def has_two_widths(self) -> bool:
@@ -316,6 +320,12 @@ class Problem:
                 found[c.name] = Int(op.int(c.name))
         return bundle("Captures", found)
 
+    def pairs(self, op: Op) -> Expr | None:
+        """Whether neighbours along keys lie together in all that is read so, and begin on the size of two elements;
+        None where nothing is."""
+        found = [_has_pairs(tensor(op, c.name), c) for c in self.tensor_captures if c.keys is not None]
+        return reduce(and_, found) if found else None
+
     def pointer(self, op: Op, name: str) -> Pointer:
         """Of a tensor whose layout nothing is known of."""
         return Pointer(tensor(op, name), "i32" if name in _INTEGERS else "fp32", aligned=False)
@@ -412,6 +422,13 @@ class Problem:
 
 def tensor(op: Op, name: str) -> Tensor:
     return next(t for t in op.tensors if t.name == name)
+
+
+def _has_pairs(t: Tensor, c: Capture) -> Expr:
+    assert c.keys is not None
+    others = [t.stride(d) for d in range(c.rank) if d != c.keys]
+    is_even = [n % 2 == 0 for n in (t.size(c.keys), *others)]
+    return reduce(and_, is_even, (t.alignment >= 2 * ITEMSIZE[c.dtype]) & (t.stride(c.keys) == 1))
 
 
 def _dense_like(t: Tensor, rank: int) -> Output:

@@ -9,11 +9,12 @@ difference either, and the passes for gradients see the very scores of the forwa
 
 The mods of a pair are device functions that tk.flex.codegen.printing prints (bundles.Mods):
 
-    SCORE(score, b, h, q_idx, kv_idx, captures) -> score
-    MASK(b, h, q_idx, kv_idx, captures) -> which pairs of positions see each other
+    SCORE(score, b, h, q_idx, kv_idx, captures, PAIRS) -> score
+    MASK(b, h, q_idx, kv_idx, captures, PAIRS) -> which pairs of positions see each other
 
 score is fp32 [rows, columns] after the scale; b is a number, h one or [rows, 1], q_idx [rows, 1], kv_idx [1, columns].
-They read captured tensors within their bounds only, whatever the positions are.
+They read captured tensors within their bounds only, whatever the positions are. PAIRS: two elements along keys at a
+time (operands.load_pairs); without it whatever their strides are.
 """
 
 import triton

@@ -306,6 +306,40 @@ def test_rows_that_see_nothing() -> None:
     close(out, expected, q.dtype, "sdpa")
 
 
+def one_further(x: Tensor) -> Tensor:
+    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+
+
+# Which of them lie in pairs along keys depends on the number of keys, too.
+MASK_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "dense": lambda x: x,
+    "one_further": one_further,
+    "odd_pitch": lambda x: torch.nn.functional.pad(x, (0, 1 + x.shape[-1] % 2))[..., : x.shape[-1]],
+    "even_pitch": lambda x: torch.nn.functional.pad(x, (0, 2 - x.shape[-1] % 2))[..., : x.shape[-1]],
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "every_other": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    "of_all_heads": lambda x: x[:, :1],
+    "of_all_entries": lambda x: x[0],
+    "of_all_queries": lambda x: x[:, :, :1],
+}
+
+
+@pytest.mark.parametrize("layout", MASK_LAYOUTS)
+@pytest.mark.parametrize("d", [64, 100, 256])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32], ids=str)
+def test_masks_of_any_layout(dtype: torch.dtype, d: int, layout: str) -> None:
+    for m, n in ((200, 330), (130, 129), (64, 2), (3, 1)):
+        q, k, v = tensor(B, H, m, d), tensor(B, H, n, d), tensor(B, H, n, d)
+        q, k, v = (x.bfloat16() for x in (q, k, v))
+        table = MASK_LAYOUTS[layout](tensor(B, H, m, n) > -0.5 if dtype == torch.bool else tensor(B, H, m, n).to(dtype))
+        every = table.expand(B, H, m, n)
+        if dtype == torch.bool:
+            expected, _ = exact(q, k, v, None, lambda b, h, i, j, x=every: x[b, h, i, j])
+        else:
+            expected, _ = exact(q, k, v, lambda s, b, h, i, j, x=every: s + x[b, h, i, j], None)
+        close(tk.sdpa(q, k, v, attn_mask=table), expected, q.dtype, f"{[*table.shape]} {table.stride()}")
+
+
 # --- What a result does not depend on ---
 
 KERNELS = ("_forward", "_hopper", "_decode")

@@ -3,14 +3,21 @@ and Gluon's have no interpreter."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="the kernels are Triton's: install torch-tk[build]")
 
+from triton import knobs
+
 from tk.aot.build import SHARED_LIMIT, _takes
 from tk.aot.compile import Target, compile_source, source_of
-from tk.aot.grid import enumerate_grid
+from tk.aot.grid import Variant, enumerate_grid
 from tk.flex import mods
 from tk.flex.codegen import family
 from tk.flex.registry import Registered
@@ -84,6 +91,37 @@ def test_a_table_of_scores_keeps_its_addresses_in_registers_on_ampere(captures: 
         assert artifact.spill_bytes <= launch.max_spill_bytes, launch.fn
 
 
+def table_of(dtype: torch.dtype) -> trace.Traced:
+    """A mask that tk.sdpa is given."""
+    table = torch.zeros(1, 1, 1, 1, dtype=dtype)
+    is_bool = dtype == torch.bool
+    score, mask = (None, mods.of_bool_table(table)) if is_bool else (mods.learned_bias(table), None)
+    return trace.pair(score, mask).traced
+
+
+@pytest.mark.parametrize(
+    ("dtype", "one", "two"), [(torch.bool, "U8", "U16"), (torch.bfloat16, "U16", "32"), (torch.float32, "32", "64")]
+)
+def test_masks_are_read_by_two_elements(dtype: torch.dtype, one: str, two: str, tmp_path: Path) -> None:
+    """By the variant for those that lie so, which comes before the one for any. A step of a thread has 64 scores, and
+    the tiles' lists are read by 32 bits."""
+    wanted = family.Wanted(("bf16",), ((128, 128),), (), backward=False, decode=False)
+    (found,) = family.families(table_of(dtype), wanted)
+    variants = {v.point.captured: v for v in enumerate_grid(found, 90).variants}
+    assert [*variants] == ["pairs", "any"]
+    loads = {name: loads_of(v, tmp_path / name) for name, v in variants.items()}
+    assert loads["pairs"][two] >= 64 > loads["pairs"][one]
+    assert loads["any"][one] >= 128 > loads["any"][two]
+
+
+def loads_of(variant: Variant, cubin: Path) -> Counter[str]:
+    """From global memory, by their bits."""
+    (launch,) = variant.plan.launches
+    cubin.write_bytes(compile_source(source_of(variant.plan, launch, Target(90))).image)
+    text = subprocess.run([knobs.nvidia.nvdisasm.path, "-c", cubin], check=True, capture_output=True, text=True)
+    return Counter(bits or "32" for bits in re.findall(r"\bLDG\.E(?:\.(U8|U16|64|128))?\b", text.stdout))
+
+
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 def test_no_product_is_fused_into_the_difference_from_a_maximum(pair: tuple) -> None:
     """Of every launch that makes weights of scores."""
@@ -94,11 +132,10 @@ def test_no_product_is_fused_into_the_difference_from_a_maximum(pair: tuple) -> 
             assert all(x.options["enable_fp_fusion"] is False for x in launches), variant.name
 
 
-@pytest.mark.parametrize("table", [torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1, dtype=torch.bool)])
-def test_the_wheel_has_masks_of_float32_queries(table: torch.Tensor) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_the_wheel_has_masks_of_float32_queries(dtype: torch.dtype) -> None:
     """As tk.sdpa makes them of an attn_mask; with gradients, in both precisions and every head size up to 256."""
-    mods_ = (None, mods.of_bool_table(table)) if table.dtype == torch.bool else (mods.learned_bias(table), None)
-    traced = trace.pair(*mods_).traced
+    traced = table_of(dtype)
     (wanted,) = (w for t, w in pairs.pairs() if t is traced)
     for found in family.families(traced, wanted):
         points = [v.point for v in enumerate_grid(found, 90).variants if v.point.dtype == "fp32"]

@@ -39,6 +39,7 @@ _IMPORTS = {
     r"\bdevice\.": "from tk.codegen import device",
     r"\badd_gradient\(": "from tk.kernels.attention.gradients import add_gradient",
     r"\bload_integers\(": "from tk.kernels.attention.operands import load_integers",
+    r"\bload_pairs\(": "from tk.kernels.attention.operands import load_pairs",
 }
 # tanh by exp2: off by 1e-7 at most, which is as good for a score, at a third of libdevice's time.
 _SCORE_RULES = {**FAST_RULES, "tanh": "1.0 - 2.0 / (1.0 + tl.exp2({0} * 2.8853900817779268))",
@@ -79,7 +80,7 @@ class Mods:
     def bundle(self, name: str, captures: Bundle) -> bundles.Mods:
         """For a kernel's launch: the functions, and what they read."""
         score, mask, score_grad = map(Const, self.functions(name))
-        return bundles.Mods(score, mask, score_grad, captures, bundles.NOTHING)
+        return bundles.Mods(score, mask, score_grad, captures, Const(None), bundles.NOTHING)
 
 
 def captures_of(traced: Traced, gradients: bool = True) -> tuple[Capture, ...]:
@@ -91,19 +92,41 @@ def captures_of(traced: Traced, gradients: bool = True) -> tuple[Capture, ...]:
             continue
         grad = gradients and c.of == "score" and c.dtype.is_floating_point
         is_per_score = grad and traced.score is not None and _is_per_score(traced.score, i)
-        found.append(Capture(f"c{i}", "tensor", NAMES[c.dtype], c.rank, grad, is_per_score))
+        keys = _keys_of(traced, i) if c.dtype != torch.int64 else None  # operands.load_integers reads those
+        found.append(Capture(f"c{i}", "tensor", NAMES[c.dtype], c.rank, grad, is_per_score, keys))
     return tuple(found)
+
+
+def _reads_of(graph: Graph | None, number: int) -> list[list[Any]]:
+    """The indices of each read of a captured tensor. What is equal is one node (canonical.py), so one read is one."""
+    source = next((n for n in graph.captures if n.meta["capture"] == number), None) if graph is not None else None
+    reads = [] if source is None else [n for n in source.users if n.target is torch.ops.aten.index.Tensor]
+    return [list(n.args[1]) for n in reads]  # type: ignore[arg-type]
+
+
+def _keys_of(traced: Traced, number: int) -> int | None:
+    """The dimension of a captured tensor in which every read is at kv_idx, while another's index varies with q_idx."""
+    found: set[int | None] = set()
+    for at in _reads_of(traced.score, number) + _reads_of(traced.mask, number):
+        deps = [_arguments_in(i) for i in at]
+        keys = [d for d, names in enumerate(deps) if "kv_idx" in names]
+        is_plain = len(keys) == 1 and at[keys[0]].op == "placeholder" and any("q_idx" in names for names in deps)
+        found.add(keys[0] if is_plain else None)
+    return found.pop() if len(found) == 1 else None
+
+
+def _arguments_in(index: Any) -> set[Any]:
+    """Which of a mod's arguments an index is worked out from."""
+    if not isinstance(index, torch.fx.Node):
+        return set()
+    return {index.target}.union(*map(_arguments_in, index.all_input_nodes))
 
 
 def _is_per_score(score: Graph, number: int) -> bool:
     """Whether each score reads an element of its own of a captured tensor: at one place, whose indices have every
-    position among them. What is equal is one node (canonical.py), so one read is one node."""
-    source = next((n for n in score.captures if n.meta["capture"] == number), None)
-    reads = [] if source is None else [n for n in source.users if n.target is torch.ops.aten.index.Tensor]
-    if len(reads) != 1:
-        return False
-    at = [i for i in reads[0].args[1] if isinstance(i, torch.fx.Node)]  # type: ignore[union-attr]
-    return {i.target for i in at if i in score.arguments} >= set(_INDICES)
+    position among them."""
+    reads = _reads_of(score, number)
+    return len(reads) == 1 and {getattr(i, "target", None) for i in reads[0]} >= set(_INDICES)
 
 
 def mods_of(traced: Traced, backward: bool) -> Mods:
@@ -127,7 +150,8 @@ def _forward(graph: Graph, captures: Sequence[Capture], name: str) -> str:
             text = f"tl.where(score == score, {text}, {text})"  # of the score's shape
     else:
         text = value if deps & {"q_idx", "kv_idx", "h"} else f"(kv_idx >= 0) & {value}"
-    arguments = ", ".join([*(["score"] if name == "score_mod" else []), *_INDICES, "captures"])
+    score = ["score"] if name == "score_mod" else []
+    arguments = ", ".join([*score, *_INDICES, "captures", "PAIRS: tl.constexpr = False"])
     return _function(name, arguments, [*printer.lines, f"return {text}"])
 
 
@@ -164,12 +188,20 @@ def argument_names(c: Capture) -> list[str]:
 
 @dataclass
 class Place:
-    """Where a captured tensor is read: by its own strides, in a dense copy, and whether that is inside ("": it is)."""
+    """Where a captured tensor is read. offsets: a term for each dimension, by the tensor's own strides; dense: the
+    offset in a dense copy; bounds: of each dimension, comparisons that hold inside; deps: what it varies with."""
 
-    offset: str
+    offsets: list[str]
     dense: str
-    inside: str
+    bounds: list[list[str]]
     deps: frozenset[str]
+
+    def offset(self, without: int | None = None) -> str:
+        return " + ".join(text for d, text in enumerate(self.offsets) if d != without) or "0"
+
+    def inside(self, without: int | None = None) -> str:
+        """ "": everywhere."""
+        return " & ".join(text for d, texts in enumerate(self.bounds) if d != without for text in texts)
 
 
 @dataclass
@@ -243,13 +275,20 @@ class Printer:
 
     def _load(self, v: Value) -> None:
         place = self._place(v)
-        if next(c for c in self.captures if c.name == v.buffer).has_two_widths:
-            inside = place.inside or "tl.cast(True, tl.int1)"
-            at = f"0{place.offset}"
+        capture = next(c for c in self.captures if c.name == v.buffer)
+        if capture.has_two_widths:
+            inside = place.inside() or "tl.cast(True, tl.int1)"
+            at = place.offset()
             self.lines.append(f"t{v.number} = load_integers({v.buffer}, {at}, {inside}, {v.buffer}_words)")
             return
-        mask = f", mask={place.inside}, other={_missing(v.dtype)}" if place.inside else ""
-        self.lines.append(f"t{v.number} = tl.load({v.buffer}{place.offset}{mask})")
+        missing = _missing(v.dtype)
+        mask = f", mask={place.inside()}, other={missing}" if place.bounds else ""
+        lines = [f"t{v.number} = tl.load({v.buffer} + {place.offset()}{mask})"]
+        if (d := capture.keys) is not None:
+            row, inside = place.offset(without=d), place.inside(without=d)
+            pairs = f"load_pairs({v.buffer}, {row}, kv_idx, {v.buffer}_size_{d}, {inside}, {missing})"
+            lines = ["if PAIRS:", f"    t{v.number} = {pairs}", "else:", *(f"    {line}" for line in lines)]
+        self.lines += lines
 
     def _place(self, v: Value) -> Place:
         key = (v.buffer, v.index)
@@ -258,26 +297,27 @@ class Printer:
         return self.places[key]
 
     def _new_place(self, v: Value, name: str) -> Place:
-        offset, dense, inside = "", "", []
-        deps: frozenset[str] = frozenset()
+        place = Place([], "0", [], frozenset())
         for d, index in enumerate(v.index):
             size, text = f"{v.buffer}_size_{d}", f"{name}_{d}"
             at = self.kernel.value(values_in(index)[0]) if values_in(index) else None
+            bounds = []
             if at is None:
                 self.lines.append(f"{text} = tl.cast({int(index)}, tl.int64){f' + {size}' if int(index) < 0 else ''}")
-                inside += [f"({text} >= 0)"] if int(index) < 0 else []
+                bounds += [f"({text} >= 0)"] if int(index) < 0 else []
             elif at.op == "index":  # b, h, q_idx or kv_idx: not below 0
                 self.lines.append(f"{text} = {at.data}")
             else:
                 self.lines.append(f"{text} = {self.cast(at, at.dtype if at.dtype == 'i64' else 'i32')}")
                 self.lines.append(f"{text} = tl.where({text} < 0, {text} + {size}, {text})")
-                inside.append(f"({text} >= 0)")
-            deps |= at.axes if at is not None else frozenset()
-            inside.append(f"({text} < {size})")
+                bounds.append(f"({text} >= 0)")
+            bounds.append(f"({text} < {size})")
             wide = f"tl.cast({text}, tl.int64)"
-            offset += f" + {wide} * {v.buffer}_stride_{d}"
-            dense = f"({dense}) * {size} + {wide}" if d else wide
-        return Place(offset, dense or "0", " & ".join(inside), deps)
+            place.deps |= at.axes if at is not None else frozenset()
+            place.bounds.append(bounds)
+            place.offsets.append(f"{wide} * {v.buffer}_stride_{d}")
+            place.dense = f"({place.dense}) * {size} + {wide}" if d else wide
+        return place
 
     def _accumulate(self, v: Value, x: Value) -> None:
         """Adds x where a captured tensor is read: summed over what the place does not vary with, so that it is added to
@@ -287,7 +327,7 @@ class Printer:
         captures = [c for c in self.captures if c.grad]
         number = [c.name for c in captures].index(v.buffer)
         if captures[number].is_per_score:
-            inside = " & ".join(filter(None, ["keep", place.inside]))
+            inside = " & ".join(filter(None, ["keep", place.inside()]))
             at, value = f"grads[{number + 1}] + {place.dense}", f"tl.zeros_like(score) + {self.named(x)}"
             dtype = TL_DTYPES[captures[number].dtype]
             self.lines.append("if WITH_CAPTURES:")
@@ -300,7 +340,7 @@ class Printer:
             self.lines.append(f"    {name} = tl.sum(tl.sum({name}, 1), 0)")
         elif over:
             self.lines.append(f"    {name} = tl.sum({name}, {over[0]}, keep_dims=True)")
-        inside = place.inside or "tl.cast(True, tl.int1)"
+        inside = place.inside() or "tl.cast(True, tl.int1)"
         self.lines.append(f"    add_gradient(grads[{number + 1}], grads[0], {place.dense}, {name}, {inside})")
 
 
