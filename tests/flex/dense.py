@@ -35,6 +35,8 @@ def attention(
     N = key.shape[2]
     key, value = (x.repeat_interleave(H // key.shape[1], 1) for x in (key, value))
     s = query @ key.mT * (D**-0.5 if scale is None else scale)
+    if mask is not None and s.requires_grad:  # autograd would multiply a mod's infinite derivative with 0
+        s.register_hook(lambda grad: grad.masked_fill(~mask, 0))
     if score_mod is not None:
         positions = [torch.arange(n, dtype=torch.int32) for n in (B, H, M, N)]
         with TransformGetItemToIndex():

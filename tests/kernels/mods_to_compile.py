@@ -15,6 +15,7 @@ KEEP = torch.ones(64, dtype=torch.bool)
 TEMPERATURE = torch.tensor(1.5)
 WIDE = torch.rand(4, dtype=torch.float64)
 BYTES = torch.zeros(64, dtype=torch.uint8)
+PICTURE = torch.rand(4, 64, 64)
 CAP, WINDOW, RATE = 20.0, 16, 0.25
 
 SCORES: dict[str, Callable[..., Any]] = {
@@ -30,6 +31,7 @@ SCORES: dict[str, Callable[..., Any]] = {
     "no_score": lambda s, b, h, q, k: SLOPES[h] * torch.ones_like(s),
     "only_query": lambda s, b, h, q, k: (q * 0.5).float(),
     "table": lambda s, b, h, q, k: s + TABLE[h, (k - q).clamp(-4, 4) + 4],
+    "by_keys": lambda s, b, h, q, k: s * PICTURE[h, (q + 1).clamp(max=63), k],
     "from_the_end": lambda s, b, h, q, k: s + SLOPES[-1] * TABLE[h, -2],
     "temperature": lambda s, b, h, q, k: s / TEMPERATURE,
     "double": lambda s, b, h, q, k: s * WIDE[h] + 0.1,

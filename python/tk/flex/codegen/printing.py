@@ -141,7 +141,7 @@ def mods_of(traced: Traced, backward: bool) -> Mods:
 
 
 def _forward(graph: Graph, captures: Sequence[Capture], name: str) -> str:
-    printer = Printer(lowering.forward(graph), captures)
+    printer = Printer(lowering.forward(graph), captures, True)
     result = printer.run()
     value, deps = printer.named(result), result.axes
     if name == "score_mod":
@@ -157,7 +157,7 @@ def _forward(graph: Graph, captures: Sequence[Capture], name: str) -> str:
 
 def _derivative(graph: Graph, captures: Sequence[Capture]) -> str:
     """score_grad: the derivative of the score, and what is added to captured tensors' gradients where they are read."""
-    printer = Printer(lowering.derivative(graph, [c.name for c in captures if c.grad]), captures)
+    printer = Printer(lowering.derivative(graph, [c.name for c in captures if c.grad]), captures, False)
     result = printer.run()
     text = printer.named(result)
     if not result.axes & {"score", "grad"}:
@@ -206,10 +206,12 @@ class Place:
 
 @dataclass
 class Printer:
-    """A kernel of one mod as lines. places: by the captured tensor and its indices."""
+    """A kernel of one mod as lines. has_pairs: whether the function has PAIRS. places: by the captured tensor and its
+    indices."""
 
     kernel: Kernel
     captures: Sequence[Capture]
+    has_pairs: bool
     lines: list[str] = field(default_factory=list)
     places: dict[Any, Place] = field(default_factory=dict)
 
@@ -284,7 +286,7 @@ class Printer:
         missing = _missing(v.dtype)
         mask = f", mask={place.inside()}, other={missing}" if place.bounds else ""
         lines = [f"t{v.number} = tl.load({v.buffer} + {place.offset()}{mask})"]
-        if (d := capture.keys) is not None:
+        if self.has_pairs and (d := capture.keys) is not None:
             row, inside = place.offset(without=d), place.inside(without=d)
             pairs = f"load_pairs({v.buffer}, {row}, kv_idx, {v.buffer}_size_{d}, {inside}, {missing})"
             lines = ["if PAIRS:", f"    t{v.number} = {pairs}", "else:", *(f"    {line}" for line in lines)]
