@@ -96,6 +96,11 @@ MODS = {
     "cap": (lambda: mods.soft_cap(-1.0), ValueError, "cap is -1.0"),
     "table": (lambda: mods.relative_bias(torch.zeros(4, 5), 3), ValueError, r"must be \[H, 7\]"),
     "combination": (lambda: mods.and_masks(mods.causal, 3), TypeError, "3 is no mask_mod"),
+    "combination of a score_mod": (
+        lambda: mods.or_masks(mods.causal, mods.soft_cap(2.0)),
+        TypeError,
+        r"tk.flex.or_masks: mask_mod soft_cap_2 .* must take \(b, h, q_idx, kv_idx\); it takes \(score, b, h, ",
+    ),
     "slopes": (lambda: mods.alibi(torch.zeros(4).int()), TypeError, "must be floating-point"),
 }
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tk._arguments import whole
+from tk.flex.tracing.trace import check_parameters
 
 __all__ = [
     "alibi", "and_masks", "causal", "dilated_window", "document", "learned_bias", "natten_2d", "or_masks",
@@ -281,3 +282,9 @@ def _functions(function: str, mods: tuple[Any, ...]) -> None:
     for mod in mods:
         if not callable(mod):
             raise TypeError(f"tk.flex.{function}: {mod!r} is no mask_mod, which is a function of (b, h, q_idx, kv_idx)")
+        if torch.compiler.is_compiling():  # torch.compile follows no signature
+            continue
+        try:
+            check_parameters(mod, "mask_mod")
+        except TypeError as error:
+            raise TypeError(f"tk.flex.{function}: {error}") from None

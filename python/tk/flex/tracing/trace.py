@@ -332,7 +332,7 @@ class _World:
 
 def _trace(fn: Mod, kind: str) -> _Mod:
     """With every number run-time argument first; those that the mod decides by become structure."""
-    _check_parameters(fn, kind)
+    check_parameters(fn, kind)
     constants: frozenset[str] = frozenset()
     around = states.snapshot()
     while True:
@@ -406,7 +406,8 @@ def _capture(read: Read, kind: str) -> Capture:
     return Capture(read.kind, read.dtype, read.rank, kind.removesuffix("_mod"), read.name)
 
 
-def _check_parameters(fn: Any, kind: str) -> None:
+def check_parameters(fn: Any, kind: str) -> None:
+    """Raises TypeError unless a function takes what a "score_mod" or a "mask_mod" is called with."""
     wanted = _WANTED[kind]
     if not callable(fn):
         raise TypeError(f"{kind} must be a function of ({', '.join(wanted)}), is {type(fn).__name__}")
