@@ -180,12 +180,13 @@ bench: install-local ## the benchmarks on this machine's GPU; results in benchma
 # --- Form ---
 
 .PHONY: lint
-lint: build-tools test-tools lint-tools ## ruff, mypy, clang-format, and whether README's and docs' tables are up to date
+lint: build-tools test-tools lint-tools ## ruff, mypy, clang-format, zizmor, and whether README's and docs' tables are up to date
 	status=0
 	ruff check . || status=1
 	ruff format --check . || status=1
 	mypy || status=1
 	git ls-files '*.h' '*.cpp' '*.c' | xargs clang-format --dry-run --Werror || status=1
+	zizmor --offline --quiet .github/workflows || status=1
 	$(PY) tools/readme.py --check || status=1
 	if $(HAS_TK); then $(PY) tools/supported.py --check || status=1; fi
 	exit $$status
