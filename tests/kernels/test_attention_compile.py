@@ -4,16 +4,14 @@ and Gluon's have no interpreter."""
 from __future__ import annotations
 
 import re
-import subprocess
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="the kernels are Triton's: install torch-tk[build]")
 
-from triton import knobs
+from triton.tools.disasm import get_sass
 
 from tk.aot.build import SHARED_LIMIT, _takes
 from tk.aot.compile import Target, compile_source, source_of
@@ -102,24 +100,23 @@ def table_of(dtype: torch.dtype) -> trace.Traced:
 @pytest.mark.parametrize(
     ("dtype", "one", "two"), [(torch.bool, "U8", "U16"), (torch.bfloat16, "U16", "32"), (torch.float32, "32", "64")]
 )
-def test_masks_are_read_by_two_elements(dtype: torch.dtype, one: str, two: str, tmp_path: Path) -> None:
+def test_masks_are_read_by_two_elements(dtype: torch.dtype, one: str, two: str) -> None:
     """By the variant for those that lie so, which comes before the one for any. A step of a thread has 64 scores, and
     the tiles' lists are read by 32 bits."""
     wanted = family.Wanted(("bf16",), ((128, 128),), (), backward=False, decode=False)
     (found,) = family.families(table_of(dtype), wanted)
     variants = {v.point.captured: v for v in enumerate_grid(found, 90).variants}
     assert [*variants] == ["pairs", "any"]
-    loads = {name: loads_of(v, tmp_path / name) for name, v in variants.items()}
+    loads = {name: loads_of(v) for name, v in variants.items()}
     assert loads["pairs"][two] >= 64 > loads["pairs"][one]
     assert loads["any"][one] >= 128 > loads["any"][two]
 
 
-def loads_of(variant: Variant, cubin: Path) -> Counter[str]:
+def loads_of(variant: Variant) -> Counter[str]:
     """From global memory, by their bits."""
     (launch,) = variant.plan.launches
-    cubin.write_bytes(compile_source(source_of(variant.plan, launch, Target(90))).image)
-    text = subprocess.run([knobs.nvidia.nvdisasm.path, "-c", cubin], check=True, capture_output=True, text=True)
-    return Counter(bits or "32" for bits in re.findall(r"\bLDG\.E(?:\.(U8|U16|64|128))?\b", text.stdout))
+    sass = get_sass(compile_source(source_of(variant.plan, launch, Target(90))).image)
+    return Counter(bits or "32" for bits in re.findall(r"\bLDG\.E(?:\.(U8|U16|64|128))?\b", sass))
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)

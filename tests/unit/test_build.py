@@ -908,14 +908,19 @@ def test_an_older_triton_is_refused_with_what_to_do(monkeypatch):
         run(argparse.Namespace())
 
 
-@pytest.mark.drawn  # make sample plans sm_80 and sm_90 as well
-@pytest.mark.parametrize("target", [SM80, SM90, Target(80, True)], ids=str)
-def test_the_packages_own_kernels_plan_for_every_wheel_target(target, tmp_path):
-    """Records without contradictions, launches that fit their functions. What a sample lacks, its build says."""
+@pytest.fixture(scope="module")
+def own_families():
     from tk.aot.sources import package_families
 
+    return package_families()
+
+
+@pytest.mark.drawn  # make sample plans sm_80 and sm_90 as well
+@pytest.mark.parametrize("target", [SM80, SM90, Target(80, True)], ids=str)
+def test_the_packages_own_kernels_plan_for_every_wheel_target(own_families, target, tmp_path):
+    """Records without contradictions, launches that fit their functions. What a sample lacks, its build says."""
     counts = Counter()
-    for op in plan_pack(package_families(), target, tmp_path).ops:
+    for op in plan_pack(own_families, target, tmp_path).ops:
         family = op.grid.family
         sampled = [v for v in op.grid.variants if family.sampled and family.sample(v.kernel, v.point)]
         assert bool(sampled) == (family.sampled and bool(op.variants)), "an op of the target is in its sample too"
