@@ -95,9 +95,7 @@ Gate::Gate(const char* name, const char* overload, const std::string& arguments,
 bool Gate::is_served(AtenTensorHandle tensor, const std::string& name) const {
   static const int32_t cpu = aoti_torch_device_type_cpu();
   static const int32_t cuda = aoti_torch_device_type_cuda();
-  int32_t type = 0;
-  if (aoti_torch_get_device_type(tensor, &type) != 0) [[unlikely]]
-    fail_missing(name_, name);
+  const int32_t type = read_device_type(tensor, name_, name);
   return type == cuda || (type == cpu && is_on_cpu_);
 }
 

@@ -99,8 +99,7 @@ Layout layout_of(AtenTensorHandle handle, uint32_t rank, bool has_leading, bool 
 // Of an input, which only now shows to be None.
 Device device_of(const Frame& f, uint32_t i) {
   Device device{};
-  if (aoti_torch_get_device_type(f.handles[i], &device.type) != 0) [[unlikely]]
-    fail_missing(f.op.name, f.params[i]->name);
+  device.type = read_device_type(f.handles[i], f.op.name, f.params[i]->name);
   check_shim(aoti_torch_get_device_index(f.handles[i], &device.index), "read a tensor's device");
   return device;
 }

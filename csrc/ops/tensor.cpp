@@ -34,6 +34,13 @@ bool is_defined(AtenTensorHandle tensor) {
   return found;
 }
 
+int32_t read_device_type(AtenTensorHandle tensor, std::string_view op, std::string_view name) {
+  int32_t type = 0;
+  if (aoti_torch_get_device_type(tensor, &type) != 0) [[unlikely]]
+    fail_missing(op, name);
+  return type;
+}
+
 const void* read_pointer(const Meta& tensor) {
   const void* data = nullptr;
   check_shim(torch_get_const_data_ptr(tensor.handle, &data), "read a tensor's address");

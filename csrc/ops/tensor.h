@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "error.h"
@@ -78,6 +79,9 @@ Meta meta(const Tensor& tensor);
 
 // torch hands None on as a tensor that is not defined.
 bool is_defined(AtenTensorHandle tensor);
+
+// Of a tensor that an op must be given. Throws for None, by the argument's name.
+int32_t read_device_type(AtenTensorHandle tensor, std::string_view op, std::string_view name);
 
 const void* read_pointer(const Meta& tensor);
 void* write_pointer(const Meta& tensor);

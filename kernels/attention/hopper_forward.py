@@ -44,6 +44,7 @@ from tk.aot.spec import (
 )
 from tk.kernels.attention.bundles import Mods
 from tk.kernels.attention.hopper_tiles import (
+    LONGEST,
     ROWS,
     Lengths,
     Schedule,
@@ -204,7 +205,7 @@ class Scores:
         rows = (self.row0 + gl.arange(0, s.shape[0], gl.SliceLayout(1, layout)))[:, None]
         start = start_of(place)
         if self.mods.PAIRS is not None:
-            gl.assume((start >= 0) & (start <= 1 << 29))  # problem.MAX_LENGTH: no column overflows, so offsets need not
+            gl.assume((start >= 0) & (start <= LONGEST))  # so no column overflows, and offsets add up in 64 bits
             start = start // 2 * 2  # even, as the compiler should know
         cols = (start + gl.arange(0, s.shape[1], gl.SliceLayout(0, layout)))[None, :]
         if self.mods.SCORE is not None:

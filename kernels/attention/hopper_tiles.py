@@ -11,7 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from tk.aot.expr import maximum
 from tk.aot.spec import Constraint, Op, TensorMap, require
 from tk.kernels.attention.forward import length_of
-from tk.kernels.attention.problem import tensor
+from tk.kernels.attention.problem import MAX_LENGTH, tensor
 from tk.kernels.attention.walk import (
     BothLists,
     Met,
@@ -25,6 +25,7 @@ from tk.kernels.attention.walk import (
 from tk.kernels.hopper.pipeline import Pipeline
 
 ROWS = gl.constexpr(64)  # of a consumer: the M of wgmma
+LONGEST = gl.constexpr(MAX_LENGTH)
 
 
 # --- Which tiles ---

@@ -141,7 +141,7 @@ def mods_of(traced: Traced, backward: bool) -> Mods:
 
 
 def _forward(graph: Graph, captures: Sequence[Capture], name: str) -> str:
-    printer = Printer(lowering.forward(graph), captures, True)
+    printer = Printer(lowering.forward(graph), captures, has_pairs=True)
     result = printer.run()
     value, deps = printer.named(result), result.axes
     if name == "score_mod":
@@ -157,7 +157,7 @@ def _forward(graph: Graph, captures: Sequence[Capture], name: str) -> str:
 
 def _derivative(graph: Graph, captures: Sequence[Capture]) -> str:
     """score_grad: the derivative of the score, and what is added to captured tensors' gradients where they are read."""
-    printer = Printer(lowering.derivative(graph, [c.name for c in captures if c.grad]), captures, False)
+    printer = Printer(lowering.derivative(graph, [c.name for c in captures if c.grad]), captures, has_pairs=False)
     result = printer.run()
     text = printer.named(result)
     if not result.axes & {"score", "grad"}:
@@ -174,7 +174,7 @@ def _function(name: str, arguments: str, lines: Sequence[str]) -> str:
 
 
 def argument_names(c: Capture) -> list[str]:
-    """As Problem.capture_args has them."""
+    """As Problem.captured has them."""
     if c.kind != "tensor":
         return [c.name]
     words = [f"{c.name}_words"] if c.has_two_widths else []
@@ -200,7 +200,7 @@ class Place:
         return " + ".join(text for d, text in enumerate(self.offsets) if d != without) or "0"
 
     def inside(self, without: int | None = None) -> str:
-        """ "": everywhere."""
+        """Empty where everything is."""
         return " & ".join(text for d, texts in enumerate(self.bounds) if d != without for text in texts)
 
 
