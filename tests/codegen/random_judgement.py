@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,24 +25,25 @@ def widened(args: Sequence[Any]) -> list[Any]:
 
 class _Widening(TorchDispatchMode):
     """Everything in fp64, also behind a conversion to fewer bits, which rounds once. Without it, what is made of such a
-    conversion would be rounded at every step as eager torch does it, and no nearer to the exact result than that."""
+    conversion would be rounded at every step as eager torch does it, and no nearer to the exact result than that.
+
+    rounds: whether a conversion rounds at all. One to the dtype that a value has already does nothing in eager torch,
+    which rounded the value before, and nothing in a kernel, which did not; in fp64 it looks like any other."""
+
+    def __init__(self, rounds: bool) -> None:
+        super().__init__()
+        self.rounds = rounds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return tree_map(_wide, func(*args, **(kwargs or {})))
+        found = func(*args, **(kwargs or {}))
+        is_conversion = func is torch.ops.aten._to_copy.default and args[0].is_floating_point()
+        if is_conversion and not self.rounds and found.is_floating_point():
+            return args[0].double().clone()
+        return tree_map(_wide, found)
 
 
 def _wide(x: Any) -> Any:
     return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
-
-
-def exact_results_of(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor]:
-    with _Widening():
-        return results_of(fn, widened(args))
-
-
-def exact_gradients_of(fn: Callable[..., Any], args: Sequence[Any], grads: Sequence[Tensor]) -> list[Tensor]:
-    with _Widening():
-        return gradients_of(fn, widened(args), widened(grads))
 
 
 def gradients_of(fn: Callable[..., Any], args: Sequence[Any], grads: Sequence[Tensor]) -> list[Tensor]:
@@ -54,6 +56,32 @@ def gradients_of(fn: Callable[..., Any], args: Sequence[Any], grads: Sequence[Te
         return [torch.zeros_like(s) for s in sources]
     found = torch.autograd.grad([r for r, _ in pairs], sources, [g for _, g in pairs], allow_unused=True)
     return [torch.zeros_like(s) if g is None else g for s, g in zip(sources, found, strict=True)]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """like: eager torch's own. exact: what it is in fp64. unrounded: the same where no conversion rounds."""
+
+    like: Sequence[Tensor]
+    exact: Sequence[Tensor]
+    unrounded: Sequence[Tensor]
+
+
+def expected_results(fn: Callable[..., Any], args: Sequence[Any]) -> Expected:
+    wide = widened(args)
+    return _expected(results_of(fn, args), lambda: results_of(fn, wide))
+
+
+def expected_gradients(fn: Callable[..., Any], args: Sequence[Any], grads: Sequence[Tensor]) -> Expected:
+    wide, of_wide = widened(args), widened(grads)
+    return _expected(gradients_of(fn, args, grads), lambda: gradients_of(fn, wide, of_wide))
+
+
+def _expected(like: Sequence[Tensor], compute: Callable[[], Sequence[Tensor]]) -> Expected:
+    with _Widening(rounds=True):
+        exact = compute()
+    with _Widening(rounds=False):
+        return Expected(like, exact, compute())
 
 
 # --- Numbers ---
@@ -112,12 +140,13 @@ def difference(actual: Tensor, like: Tensor, exact: Tensor, relative: float) -> 
     )
 
 
-def compare(what: str, relative: float, actual: Sequence[Tensor], like: Sequence[Tensor],
-            exact: Sequence[Tensor]) -> Iterator[str]:  # fmt: skip
+def compare(what: str, relative: float, actual: Sequence[Tensor], expected: Expected) -> Iterator[str]:
     """A line for each result that is wrong."""
-    if len(actual) != len(like):
-        yield f"{what}: {len(actual)} results instead of {len(like)}"
+    if len(actual) != len(expected.like):
+        yield f"{what}: {len(actual)} results instead of {len(expected.like)}"
         return
-    for n, (a, b, c) in enumerate(zip(actual, like, exact, strict=True)):
-        if problem := difference(a, b, c, relative):
+    of_each = zip(actual, expected.like, expected.exact, expected.unrounded, strict=True)
+    for n, (found, like, exact, unrounded) in enumerate(of_each):
+        problem = difference(found, like, exact, relative)
+        if problem and difference(found, like, unrounded, relative):
             yield f"{what}: result {n}: {problem}"

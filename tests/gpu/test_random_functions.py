@@ -78,14 +78,14 @@ def _of_call(one: Function, fn: Any, call: Call, is_first: bool) -> Iterator[str
     args = [_with_strides(x, y) for x, y in zip(args, call.arguments(one.params), strict=True)]
     on_cpu = call.arguments(one.params)
     try:
-        like, exact = judgement.results_of(fn, on_cpu), judgement.exact_results_of(fn, on_cpu)
+        expected = judgement.expected_results(fn, on_cpu)
     except (RuntimeError, IndexError, ValueError):
         return  # torch refuses these sizes
     relative = judgement.tolerance(fn, on_cpu)
     try:
-        yield from _of_configs(one, relative, args, like, exact)
+        yield from _of_configs(one, relative, args, expected)
         if one.has_grad:
-            yield from _of_gradients(one, relative, fn, args, on_cpu, like, call.seed)
+            yield from _of_gradients(one, relative, fn, args, on_cpu, expected.like, call.seed)
     except ValueError as error:
         if is_first or "must" not in str(error):
             raise
@@ -102,8 +102,7 @@ def _with_strides(moved: Any, like: Any) -> Any:
     return found.copy_(moved)
 
 
-def _of_configs(one: Function, relative: float, args: Sequence[Any], like: Sequence[Tensor],
-                exact: Sequence[Tensor]) -> Iterator[str]:  # fmt: skip
+def _of_configs(one: Function, relative: float, args: Sequence[Any], expected: judgement.Expected) -> Iterator[str]:
     """By the config that the op chooses, and by each of those that take the call."""
     op = register.find(one.name)
     assert op is not None
@@ -112,17 +111,16 @@ def _of_configs(one: Function, relative: float, args: Sequence[Any], like: Seque
     for config in (-1, *numbers):
         found = packet(*args) if config < 0 else packet(*args, config, 0)
         results = [found] if isinstance(found, Tensor) else list(found)
-        yield from judgement.compare(f"{one.name}, config {config}", relative, results, like, exact)
+        yield from judgement.compare(f"{one.name}, config {config}", relative, results, expected)
 
 
 def _of_gradients(one: Function, relative: float, fn: Any, args: Sequence[Any], on_cpu: Sequence[Any],
-                  like: Sequence[Tensor], seed: int) -> Iterator[str]:  # fmt: skip
+                  results: Sequence[Tensor], seed: int) -> Iterator[str]:  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
-    grads = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in like if x.is_floating_point()]
+    grads = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in results if x.is_floating_point()]
     try:
-        like = judgement.gradients_of(fn, on_cpu, grads)
-        exact = judgement.exact_gradients_of(fn, on_cpu, grads)
+        expected = judgement.expected_gradients(fn, on_cpu, grads)
     except RuntimeError:
         return  # torch has no gradient of it, as of a loss of two dtypes
     mine = judgement.gradients_of(getattr(torch.ops.tk, one.name), args, [g.to(DEVICE) for g in grads])
-    yield from judgement.compare(f"gradient of {one.name}", relative, mine, like, exact)
+    yield from judgement.compare(f"gradient of {one.name}", relative, mine, expected)

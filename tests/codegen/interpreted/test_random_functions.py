@@ -23,7 +23,6 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from random_functions import Call, Function, calls, function
-from torch import Tensor
 
 from tk.codegen.family import Generated
 from tk.codegen.ways import Graph
@@ -67,27 +66,26 @@ def _problems(op: Generated, drawn: Function, fn: Callable[..., Any], call: Call
     args = call.arguments(drawn.params)
     named = dict(zip((p.name for p in drawn.params), args, strict=True))
     try:
-        like, exact = judgement.results_of(fn, args), judgement.exact_results_of(fn, args)
+        expected = judgement.expected_results(fn, args)
     except (RuntimeError, IndexError, ValueError):
         return  # torch refuses these sizes
     relative = judgement.tolerance(fn, args)
-    yield from judgement.compare("recorded graph", relative, judges.recorded(op, named, like), like, exact)
-    yield from _of_kernels(op, relative, named, like, exact, random, is_first)
+    yield from judgement.compare("recorded graph", relative, judges.recorded(op, named, expected.like), expected)
+    yield from _of_kernels(op, relative, named, expected, random, is_first)
     if op.backward is None:
         return
     generator = torch.Generator().manual_seed(call.seed)
-    grads = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in like if x.is_floating_point()]
+    grads = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in expected.like if x.is_floating_point()]
     try:
-        like = judgement.gradients_of(fn, args, grads)
-        exact = judgement.exact_gradients_of(fn, args, grads)
+        expected = judgement.expected_gradients(fn, args, grads)
     except RuntimeError:
         return  # torch has no gradient of it, as of a loss of two dtypes
     named = judges.arguments_of_backward(op, named, grads)
-    yield from _of_kernels(op.backward, relative, named, like, exact, random, is_first)
+    yield from _of_kernels(op.backward, relative, named, expected, random, is_first)
 
 
-def _of_kernels(op: Generated, relative: float, named: Mapping[str, Any], like: Sequence[Tensor],
-                exact: Sequence[Tensor], random: Random, is_first: bool) -> Iterator[str]:  # fmt: skip
+def _of_kernels(op: Generated, relative: float, named: Mapping[str, Any], expected: judgement.Expected,
+                random: Random, is_first: bool) -> Iterator[str]:  # fmt: skip
     ints = [int(named[n]) for n in op.op.ints]
     try:
         graph = _graph_of(op, named, ints)
@@ -99,7 +97,7 @@ def _of_kernels(op: Generated, relative: float, named: Mapping[str, Any], like: 
                 count += 1
                 layout, setting, way = variant
                 name = f"{op.name}: {layout.name} {way} {setting.name}"
-                yield from judgement.compare(name, relative, found, like, exact)
+                yield from judgement.compare(name, relative, found, expected)
         if not count:
             yield f"{op.name}: no variant takes the call"
     except ValueError as error:  # a check of the op's: sizes that it does not serve
