@@ -151,6 +151,7 @@ test-python: sample
 	$(PY) -m pytest tests/ops $(PARALLEL)
 	$(PY) -m pytest tests/flex $(PARALLEL)
 	$(PY) -m pytest tests/use $(PARALLEL)
+	$(PY) -m pytest tests/parallel $(PARALLEL)
 
 .PHONY: test-install
 test-install: sample
