@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import _reduction
+from torch.nn import Parameter, _reduction
 
 from tk._arguments import number, optional_flag, whole
 from tk.functional._call import Config, autocast, check_tensor, needs, only_aten_has, product, run, taken
 from tk.functional.reductions import sum
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 __all__ = ["cross_entropy"]
 
@@ -35,7 +40,8 @@ def cross_entropy(
 
     Args:
         input: ``[C]``, ``[N, C]`` or ``[N, C, ...]``; the last is copied. Of no classes the loss is ATen's, but for
-            strict mode on CUDA.
+            strict mode on CUDA. Of a DTensor with sharded classes it is worked out without gathering them, and is a
+            DTensor (:func:`tk.parallel.loss.cross_entropy`).
         target: int64 or uint8, the indices of the classes: the shape of input without C. One that is no class and not
             ignore_index is ATen's error on the CPU; on CUDA it ends the kernel, and with it the process's CUDA context.
             Or probabilities, of the shape and dtype of input.
@@ -59,6 +65,10 @@ def cross_entropy(
         raise ValueError(f"tk.cross_entropy: label_smoothing is {label_smoothing}, must be 0 to 1")
     whole("cross_entropy", "ignore_index", ignore_index)
     check_tensor("cross_entropy", "target", target)
+    if type(input) is not Tensor and type(input) is not Parameter and _has_sharded_classes(input):
+        from tk.parallel.loss import cross_entropy as of_shards
+
+        return of_shards(input, target, weight, ignore_index, reduction, label_smoothing, config)
     if weight is not None and weight.requires_grad:
         only_aten_has("cross_entropy", input, "the gradient of weight")
         is_taken = False
@@ -88,6 +98,15 @@ def cross_entropy(
         return _reduced(loss, of_class, reduction, shape, config).to(input.dtype)
     loss = run(_OPS[reduction], rows, target, *numbers, config=config)
     return loss.reshape(shape) if reduction == "none" else loss
+
+
+def _has_sharded_classes(input: Tensor) -> TypeGuard[DTensor]:
+    """Whether it is a DTensor, whose module is there if one is."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None or not isinstance(input, module.DTensor):
+        return False
+    classes = min(input.dim() - 1, 1)
+    return any(getattr(placement, "dim", None) == classes for placement in input.placements)
 
 
 def _reduction_of(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
