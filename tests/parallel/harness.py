@@ -33,6 +33,10 @@ TIMEOUT = 60.0  # seconds that a call may take
 START = 120.0  # that a pool may take to start, on a machine whose cores are taken
 GRACE = 1.0  # that ranks have to come back after one has failed: they may fail as well, and say more
 
+# What the server imports, also what a DTensor's first call does. Not tk: it may call the CUDA driver, and then no fork
+# can.
+PRELOAD = ["torch", "torch.distributed.tensor", "torch._dynamo", "pytest", __name__]
+
 
 class RanksError(AssertionError):
     """Not every rank returned: what each of the others did."""
@@ -121,7 +125,7 @@ class Pool:
 
     def __init__(self, world: int, collectives: float) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed.tensor", __name__])
+        context.set_forkserver_preload(PRELOAD)
         self._folder = tempfile.TemporaryDirectory(prefix="ranks")
         folder = Path(self._folder.name)
         self._ranks: list[_Rank] = []
