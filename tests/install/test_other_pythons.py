@@ -16,6 +16,7 @@ import pytest
 from environment import Environment
 
 OLDEST = (3, 10)  # pyproject.toml's requires-python
+OLDEST_TRITON = (3, 8)  # of pyproject.toml's extra "build"
 Run = Callable[..., str]
 
 
@@ -82,6 +83,18 @@ def test_packs_are_looked_into(other: Path, run: Run, unpacked: Path, table: str
     assert run("-c", WITHOUT_TORCH, str(packs), TK_NO_LIBRARY="1") == table
 
 
+def test_every_source_compiles(other: Path, unpacked: Path, tmp_path: Path):
+    """What a newer Python's grammar alone has would fail here, also in files that only a Python with torch imports."""
+    sources = [*unpacked.rglob("*.py")]
+    assert len(sources) > 100
+    command = [other, "-W", "error", "-m", "compileall", "-q", "-f", unpacked]
+    variables = {"PYTHONPYCACHEPREFIX": str(tmp_path)}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    compiled = (tmp_path / unpacked.relative_to("/")).rglob("*.pyc")  # beside those of Python's own modules
+    assert len(list(compiled)) == len(sources)
+
+
 @pytest.fixture
 def torchs(other: Path) -> None:
     version = subprocess.run([other, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True)
@@ -142,8 +155,12 @@ assert torch.ops.tk.thinned(x, 0.0, torch.tensor(3), 0).equal(x)
 
 def test_a_pack_is_built(torchs: None, other: Path, run: Run, tmp_path: Path):
     """By whichever torch there is: with exponents given at run time, with random numbers, with gradients."""
-    if subprocess.run([other, "-c", "import triton, zstandard"], capture_output=True).returncode:
+    code = "import zstandard, triton; print(triton.__version__)"
+    version = subprocess.run([other, "-c", code], capture_output=True, text=True)
+    if version.returncode:
         pytest.skip(f"{other} has no Triton or no zstandard, which building needs")
+    if tuple(map(int, re.findall(r"\d+", version.stdout)[:2])) < OLDEST_TRITON:
+        pytest.skip(f"{other} has Triton {version.stdout.strip()}, which its torch asks for; building needs 3.8")
     (tmp_path / "declared.py").write_text(DECLARED)
     run("-m", "tk", "build", "declared.py", "-o", "declared.tkpack", "--sample", "--arch", "90")
     run("-c", LOADED, "declared.tkpack")
