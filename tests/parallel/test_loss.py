@@ -149,6 +149,31 @@ def test_classes_without_probability(ranks: Ranks) -> None:
     found(ranks, problem, (2,), [Shard(1)])
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_groups_of_one(ranks: Ranks, reduction: str) -> None:
+    """The classes are sharded over one rank alone, or rows are."""
+    rng = Random(SEED + 3)
+    print(f"TK_PARALLEL_LOSS_SEED={SEED}")
+    for shape in ((2, 1), (1, 2)):
+        problem = Problem((5, 9), torch.float32, rng, reduction=reduction)
+        found(ranks, problem, shape, [Shard(0), Shard(1)])
+
+
+def under_autocast(rank: int, world: World, problem: Problem) -> Any:
+    with torch.autocast(world.device.type, torch.bfloat16):
+        (loss, grad), _ = run(rank, world, problem, (2,), [Shard(1)], False)
+    return loss, grad
+
+
+def test_autocast_works_out_in_float32(ranks: Ranks) -> None:
+    problem = Problem((5, 9), torch.bfloat16, Random(SEED), reduction="none", ignore_index=-100)
+    problem.grad = problem.grad.float()
+    expected, _ = problem.of_one(torch.float64)
+    for loss, grad in ranks(2, under_autocast, problem):
+        assert loss.dtype == torch.float32 and grad.dtype == torch.bfloat16
+        torch.testing.assert_close(loss, expected.float())
+
+
 def in_blocks(rank: int, world: World, problem: Problem) -> Any:
     from tk.parallel import loss
 
