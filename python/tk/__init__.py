@@ -26,7 +26,7 @@ _log.set_up()
 
 if _library.is_wanted():
     _library.load()
-    from tk import _addons, config
+    from tk import _addons, config, parallel
     from tk.generated import namespace as _namespace
     from tk.heuristics import tuning as _tuning
     from tk.heuristics.checking import check
@@ -51,6 +51,7 @@ if _library.is_wanted():
 
     _addons.load()
     _namespace.install()
+    parallel.install()
     _tuning.load_with_cuda()
 
 

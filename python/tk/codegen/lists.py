@@ -83,8 +83,9 @@ class GeneratedLists:
         first = by_name[self.lists[0]]
         ints = tuple(n for n, s in self.signature.numbers.items() if s.kind in ("int", "bool"))
         floats = tuple(n for n, s in self.signature.numbers.items() if s.kind == "float")
+        traces = [g.trace for g in self.graphs]
         locals_ = {
-            "graph": graph_number([g.trace for g in self.graphs], self.signature, by_name, ints),
+            "graph": graph_number(traces, self.signature, by_name, ints),
             "places": first.size(0),
             "chunks": first.size(1),
         }
@@ -95,8 +96,8 @@ class GeneratedLists:
             outputs=self._outputs(bare),
             params=self._params(),
             checks=self._checks(by_name),
-            # The graphs are of the tensors of one place.
-            meta=meta_text(self.doc, self.signature, [g.trace for g in self.graphs], backward=None),
+            # The graphs are of the tensors of one place. DTensor takes no lists of tensors.
+            meta=meta_text(self.doc, self.signature, traces, [[]] * len(traces), backward=None),
         )
 
     @property

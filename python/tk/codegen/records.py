@@ -27,6 +27,7 @@ from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError
 from tk.codegen.ir import IR_DTYPES
 from tk.codegen.scheduling.context import Context
+from tk.codegen.sharding import sharded
 from tk.codegen.tracing.arguments import LEADING, letter
 from tk.codegen.tracing.trace import Trace
 from tk.codegen.ways import Graph
@@ -180,7 +181,8 @@ class OpRecord:
     def _meta(self) -> str:
         traces = [g.trace for g in self.graphs]
         backward = self._backward_meta()
-        return meta_text(self.doc, self.signature, traces, backward=backward, differentiable=self.differentiable)
+        along = [sharded(self.signature, g.trace, g.kernels) for g in self.graphs]
+        return meta_text(self.doc, self.signature, traces, along, backward=backward, differentiable=self.differentiable)
 
     def _backward_meta(self) -> dict[str, Any] | None:
         """The backward takes the gradients of the floating-point results, the saved inputs, then all numbers."""
@@ -208,9 +210,11 @@ def _as_sympy(size: Any) -> sympy.Expr:
     return size.evaluate({x: letter(x) for x in size.letters}, FloorDiv) if isinstance(size, Size) else size
 
 
-def meta_text(doc: str, signature: Signature, traces: Sequence[Trace], **more: Any) -> str:
-    """What Python reads of a pack about an op: its declaration and its recorded graphs."""
-    graphs = [dict(dtypes=dict(t.dtypes), flags=dict(t.flags), nodes=t.recorded) for t in traces]
+def meta_text(doc: str, signature: Signature, traces: Sequence[Trace], along: Sequence[Any], **more: Any) -> str:
+    """What Python reads of a pack about an op: its declaration, its recorded graphs, and along which dimensions each of
+    them may be sharded."""
+    graphs = [dict(dtypes=dict(t.dtypes), flags=dict(t.flags), nodes=t.recorded, sharded=a)
+              for t, a in zip(traces, along, strict=True)]  # fmt: skip
     declared = {name: str(spec) for name, spec in signature.params.items()}
     variables = {name: list(dtypes) for name, dtypes in signature.variables.items()}
     found = dict(doc=doc, signature=declared, variables=variables, returns=traces[0].structure, graphs=graphs, **more)

@@ -18,7 +18,7 @@ from torch import Tensor
 from tk import errors
 from tk.generated import random
 from tk.generated.problem import DTYPES, NAMES, Call
-from tk.generated.records import Result
+from tk.generated.records import GeneratedOp, Result
 
 # What a graph may call besides ATen: arithmetic on sizes and numbers, and picking one of several results.
 _PYTHON: Mapping[str, Callable[..., Any]] = {
@@ -165,12 +165,17 @@ def in_fp64(x: Any) -> Any:
 
 def graph_of(call: Call) -> Mapping[str, Any]:
     """The recorded graph for a call's dtypes and flags: bools, and whether an optional tensor is there."""
-    signature, graphs = call.op.meta["signature"], call.op.meta["graphs"]
     given = {p.name: NAMES.get(x.dtype, str(x.dtype)) for p, x in call.present}
     flags = {p.name: bool(x) for p, x in zip(call.op.params, call.args, strict=False) if p.kind == "bool"}
-    flags |= {
-        p.name: x is not None for p, x in zip(call.op.tensors, call.tensors, strict=True) if p.kind == "optional_tensor"
-    }
+    are_there = {p.name: x is not None for p, x in zip(call.op.tensors, call.tensors, strict=True)}
+    return graph_for(call.op, given, flags | are_there)
+
+
+def graph_for(op: GeneratedOp, given: Mapping[str, str], flags: Mapping[str, bool]) -> Mapping[str, Any]:
+    """given: the dtypes of the tensors that are there. flags: the values of bools, and whether a tensor is there.
+
+    Raises ValueError for dtypes that no graph is of."""
+    signature, graphs = op.meta["signature"], op.meta["graphs"]
     declared = {name: signature[name].partition("[")[0].strip() for name in given}
     for graph in graphs:
         has_dtypes = all(graph["dtypes"].get(dtype, dtype) == given[name] for name, dtype in declared.items())
@@ -178,7 +183,7 @@ def graph_of(call: Call) -> Mapping[str, Any]:
             return graph
     accepted = "; ".join(", ".join(f"{k} {v}" for k, v in graph["dtypes"].items()) for graph in graphs)
     raise ValueError(
-        f"tk.{call.op.name}: it is there for {accepted or 'fixed dtypes'}, not for "
+        f"tk.{op.name}: it is there for {accepted or 'fixed dtypes'}, not for "
         + ", ".join(f"{name} of {dtype}" for name, dtype in given.items())
     )
 

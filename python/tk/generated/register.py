@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from tk import errors
+from tk import errors, parallel
 from tk._packs import OF_FUNCTIONS
 from tk.generated import autograd, interpret, lists, records
 from tk.generated.autograd import listed, n_returned, returned
@@ -80,7 +80,18 @@ def packet(namespace: Any, name: str, make: Callable[[str], Any]) -> Any:
             _register_op(op)
         finally:
             vars(namespace)[name] = _unfinished.pop(name)
+        parallel.follow(op.name)
         return made
+
+
+def registered() -> list[str]:
+    """The ops that somebody asked for."""
+    return sorted(_registered)
+
+
+def has_twin(op: GeneratedOp) -> bool:
+    """``_name``, which returns what is only saved too."""
+    return op.n_saved > 0
 
 
 def wrapper(name: str) -> Callable[..., Any]:

@@ -24,6 +24,10 @@ from tk import _library
 
 _implementations = Library("tk", "IMPL")  # keeps what is registered alive
 
+# By op, how it may be sharded over the GPUs of a device mesh: a text of its dimensions (tk.parallel.rules), or what
+# makes one of the call's arguments.
+DIMS: dict[str, str | Callable[..., str]] = {}
+
 
 def overloads(name: str) -> tuple[Any, Any]:
     """``torch.ops.tk.<name>`` and its ``out``, None where it has none."""

@@ -136,3 +136,4 @@ def _vmap_baddbmm(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor,
 
 product.register("bmm", _fake_bmm, _FORMULA.setup_multiply, _FORMULA.backward_multiply, _vmap_bmm)
 product.register("baddbmm", _fake_baddbmm, _FORMULA.setup_add, _FORMULA.backward_add, _vmap_baddbmm)
+_register.DIMS.update(bmm="bmk,bkn->bmn", baddbmm=",bmk,bkn->bmn")

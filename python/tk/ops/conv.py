@@ -412,6 +412,16 @@ def _vmap_conv(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, in
     return op(input.flatten(0, 1), weight, *others).unflatten(0, input.shape[:2]), 0
 
 
+# --- Sharding ---
+
+
+def _dims(operands: str, input: Tensor, weight: Tensor, groups: int, **_: Any) -> str:
+    """operands: with letters for images (n), output channels (o), input channels (i) and positions (+). Channels are
+    sharded where they are in one group, and positions never: each reads its neighbours."""
+    text = operands.replace("n", "n" if input.ndim == weight.ndim else "").replace("+", "_" * (weight.ndim - 2))
+    return text if groups == 1 else text.replace("o", "_").replace("i", "_")
+
+
 def _register_all() -> None:
     for n in _CONV:
         _register.fake(f"conv{n}d", functools.partial(_fake_conv, n))
@@ -424,6 +434,9 @@ def _register_all() -> None:
     _register.autograd("conv_weight_grad", _setup_gradient, _backward_weight_grad)
     for name in ("conv_input_grad", "conv_weight_grad"):
         _register.vmap(name, product.loop)
+    _register.DIMS.update({f"conv{n}d": functools.partial(_dims, "ni+,oi+,o->no+") for n in _CONV})
+    _register.DIMS.update(conv_input_grad=functools.partial(_dims, "no+,ni+,oi+->ni+"))
+    _register.DIMS.update(conv_weight_grad=functools.partial(_dims, "no+,ni+,oi+->oi+"))
 
 
 _register_all()

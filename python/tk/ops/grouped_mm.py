@@ -139,3 +139,16 @@ def _bias_grad(ctx: Any, grad_z: Tensor, offs: Tensor | None) -> Tensor:
 
 
 product.register("grouped_mm", _fake, _setup, _backward)
+
+
+def _dims(a: Tensor, b: Tensor, bias: Tensor | None, **_: Any) -> str:
+    """A ragged dimension is not sharded, and groups are where none is ragged."""
+    is_ragged = a.ndim == 2 or b.ndim == 2
+    g = "_" if is_ragged else "g"
+    of_bias = f"{g}n" if bias is not None and bias.ndim == 2 else "n"
+    if a.ndim == b.ndim:
+        return f"m_,_n,_,{of_bias}->_mn" if is_ragged else f"gmk,gkn,,{of_bias}->gmn"
+    return f"_k,_kn,_,{of_bias}->_n" if a.ndim == 2 else "_mk,k_,_->m_"
+
+
+_register.DIMS.update(grouped_mm=_dims)

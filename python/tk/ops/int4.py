@@ -302,3 +302,4 @@ def _fake_plain(a: Tensor, b: Tensor, *settings: Any) -> Tensor:
 
 product.register_for_inference("int4_mm", _fake)
 product.register_for_inference("uint4x2_mixed_mm", _fake_plain)
+_register.DIMS.update(int4_mm="..._,_n,_n,_n->...n", uint4x2_mixed_mm="..._,_n->...n")

@@ -220,3 +220,4 @@ def _vmap_linear(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, 
 product.register("mm", _fake_mm, _FORMULA.setup_multiply, _FORMULA.backward_multiply, _vmap_mm)
 product.register("addmm", _fake_addmm, _FORMULA.setup_add, _FORMULA.backward_add, _vmap_addmm)
 product.register("linear", _fake_linear, _FORMULA.setup_multiply, _backward_linear, _vmap_linear)
+_register.DIMS.update(mm="mk,kn->mn", addmm=",mk,kn->mn", linear="...k,nk->...n")

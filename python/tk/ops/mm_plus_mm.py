@@ -97,3 +97,5 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 product.register("mm_plus_mm", _fake, _setup, _backward)
+# No sum over one of the inner sizes: each GPU would add the other product.
+_register.DIMS.update(mm_plus_mm="m_,_n,m_,_n->mn")

@@ -94,3 +94,4 @@ def _fake(
 
 
 scaled.register("scaled_grouped_mm", _fake)
+_register.DIMS.update(scaled_grouped_mm="_k,_kn,_,_n,_->_n")

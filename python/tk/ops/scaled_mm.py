@@ -83,3 +83,4 @@ def _fake(
 
 
 scaled.register("scaled_mm", _fake)
+_register.DIMS.update(scaled_mm="mk,kn,m_,_n->mn")
