@@ -79,7 +79,7 @@ def test_every_document_is_a_page(site: Path):
 
 def test_the_pictures_are_there(site: Path):
     pictures = {p.name for p in (site / "_images").iterdir()}
-    assert {"gains.svg", "mm.svg", "causal.svg", "natten_2d.svg"} <= pictures
+    assert {"gains.svg", "mm.svg", "causal.svg", "natten_2d.svg", "explain.svg"} <= pictures
 
 
 def test_the_reference_has_docstrings_and_schemas(site: Path):

@@ -59,9 +59,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--rows",
         type=int,
-        help=f"of the prompt (default {GPU_ROWS}, of generated ops {demo_ops.GPU_ROWS}; on the CPU {CPU_ROWS})",
+        help=f"how many rows each input has (default {GPU_ROWS}, of generated ops {demo_ops.GPU_ROWS}; on the CPU "
+        f"{CPU_ROWS})",
     )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=device, help=f"cuda where there is one, else cpu (here {device})")
     parser.add_argument("--all", action="store_true", help="list every kernel that was compiled, too")
     parser.set_defaults(run=run)
 

@@ -33,9 +33,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--dtype", type=dtype_name, default="bf16", help="of the tensors: bf16, torch.bfloat16, … (bf16)"
     )
-    parser.add_argument("--activation")
-    parser.add_argument("--out-dtype", type=dtype_name)
-    parser.add_argument("--precision", choices=("ieee", "tf32"))
+    parser.add_argument("--activation", help="of a product: gelu, relu, silu, …")
+    parser.add_argument("--out-dtype", type=dtype_name, help="of the result, where it is not the tensors'")
+    parser.add_argument("--precision", choices=("ieee", "tf32"), help="of fp32 products")
     parser.add_argument("--config", help="a config's name")
     add_json(parser)
     where = parser.add_mutually_exclusive_group()
