@@ -186,39 +186,64 @@ def test_operators_and_methods_are_torchs() -> None:
 # --- Parameters that are no plain tensors ---
 
 
-def test_distributed_tensors(group: None) -> None:
+def test_a_table_that_is_sharded_by_rows(group: None) -> None:
+    """Torch's op looks up what a GPU has itself."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (1,))
+    index = distribute_tensor(torch.tensor([1, 3]), mesh, [Replicate()])
+    for placement, found in ((Shard(0), {}), (Shard(1), {"embedding": 1})):
+        model = nn.Embedding(6, 4)
+        model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, [placement]))
+        expected = model(index).full_tensor()
+        with tk.use(model):
+            assert torch.equal(model(index).full_tensor(), expected)
+            assert calls(model, index) == found
+
+
+def test_distributed_and_plain_tensors(group: None) -> None:
+    """Together they are for torch to refuse, in its words."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, distribute_tensor
 
     mesh = init_device_mesh("cpu", (1,))
-    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4))
-    model[0].weight = nn.Parameter(distribute_tensor(model[0].weight.detach(), mesh, [Replicate()]))
-    assert record(model, "0").reason == "weight is a DTensor, no plain tensor"
-    x = distribute_tensor(torch.randn(2, 4), mesh, [Replicate()])
-    assert calls(model[0], x) == {}
+    model = nn.Linear(4, 4, bias=False)
+    model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, [Replicate()]))
+    tk.use(model)
+    assert calls(model, distribute_tensor(torch.randn(2, 4), mesh, [Replicate()])) == {"linear": 1}
+    with pytest.raises(RuntimeError, match=r"got mixed torch\.Tensor and DTensor"):
+        model(torch.randn(2, 4))
 
 
-def test_a_distributed_input(group: None) -> None:
-    """Of a module that has no parameters to tell by."""
+def test_attention_of_distributed_tensors(group: None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, distribute_tensor
+    from torch.distributed.tensor import Shard, distribute_tensor
 
-    model = nn.GELU()
-    x = distribute_tensor(torch.randn(2, 4), init_device_mesh("cpu", (1,)), [Replicate()])
-    expected = model(x).full_tensor()
+    class Attention(nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, q, q)
+
+    model = Attention()
+    q = distribute_tensor(torch.randn(1, 2, 8, 16), init_device_mesh("cpu", (1,)), [Shard(1)])
+    expected = model(q).full_tensor()
     with tk.use(model):
-        assert torch.equal(model(x).full_tensor(), expected)
-        assert calls(model, torch.randn(2, 4)) == {"gelu": 1}
+        assert torch.equal(model(q).full_tensor(), expected)
+        assert calls(model, q) == {}
+        assert calls(model, q.to_local()) == {"flex_attention": 1}
 
 
-def test_fully_shard(group: None) -> None:
+def test_hooks_of_the_users_beside_those_of_an_engine(group: None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
-    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for layer in model:
+        fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
+    model[1].register_forward_hook(lambda module, args, out: None)
     report = {r.path: r for r in tk.use(model)}
-    assert report["0"].reason == report["2"].reason == "weight is a DTensor, no plain tensor"
+    assert report["0"].replaced
+    assert report["1"].reason == "has a forward hook"
 
 
 def test_fully_sharded_data_parallel(group: None) -> None:

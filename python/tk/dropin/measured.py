@@ -18,7 +18,7 @@ from torch import Tensor
 from tk import _cache
 from tk._table import Records, table
 from tk._version import __version__
-from tk.dropin.target import dtype_name, needs_gradient
+from tk.dropin.target import dtype_name, is_distributed, needs_gradient
 from tk.generated.problem import memory_order
 
 __all__ = ["Measurement", "Measurements", "Pass", "Table", "Times", "class_of", "described", "exactly", "key_of"]
@@ -121,6 +121,8 @@ def class_of(args: Iterable[Any], kwargs: Mapping[str, Any]) -> Class | None:
 
 def _part(value: Any) -> Any:
     if isinstance(value, Tensor):
+        if is_distributed(value):
+            return None  # the ranks would not measure the same
         return (dtype_name(value.dtype), tuple([_size(n) for n in value.shape]), _layout(value))
     if value is None or isinstance(value, float):
         return "None" if value is None else "float"
@@ -251,7 +253,7 @@ def exactly(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _exact(x: Any) -> Any:
     if isinstance(x, Tensor):
-        return x.shape, x.stride(), x.dtype
+        return x.shape, x.stride(), x.dtype, type(x)
     return tuple(x) if isinstance(x, list) else x
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -23,7 +25,7 @@ from tk.dropin.redirect import Redirector, is_redirected, mark
 from tk.dropin.replacement import Replacement
 from tk.dropin.report import Record, Report, Swap
 from tk.dropin.sample import Recording, call_of, unchanged
-from tk.dropin.target import DTYPES, Target, dtype_name
+from tk.dropin.target import DTYPES, Target, dtype_name, is_distributed
 
 __all__ = ["use"]
 
@@ -182,7 +184,7 @@ class _Walk:
             return reason
         if "forward" in vars(module):
             return _why_own(module, "forward")
-        if hooks := [name for name in _HOOKS if getattr(module, f"_{name}s", None)]:
+        if hooks := [name for name in _HOOKS if not all(map(_is_of_torch, _hooks(module, name)))]:
             return f"has a {hooks[0].replace('_', ' ')}"
         for name, parameter in module.named_parameters(recurse=False):
             if (reason := self._why_not_of(name, parameter, path)) is not None:
@@ -192,7 +194,8 @@ class _Walk:
     def _why_not_of(self, name: str, parameter: nn.Parameter, path: str) -> str | None:
         if isinstance(parameter, UninitializedParameter):
             return f"{name} is not initialised; run the model once before"
-        if is_traceable_wrapper_subclass(parameter) or is_traceable_wrapper_subclass(parameter.data):
+        is_wrapped = is_traceable_wrapper_subclass(parameter) or is_traceable_wrapper_subclass(parameter.data)
+        if is_wrapped and not is_distributed(parameter):
             kind = parameter if is_traceable_wrapper_subclass(parameter) else parameter.data
             return f"{name} is a {type(kind).__name__}, no plain tensor"
         own = f"{path}.{name}" if path else name
@@ -285,6 +288,16 @@ class _Walk:
 
 
 _HOOKS = ("forward_pre_hook", "forward_hook", "backward_pre_hook", "backward_hook")
+
+
+def _hooks(module: nn.Module, name: str) -> Iterable[Any]:
+    return (getattr(module, f"_{name}s", None) or {}).values()
+
+
+def _is_of_torch(hook: Any) -> bool:
+    """Whether torch's own engines put it there, which parallelise or shard a module around its forward."""
+    function = inspect.unwrap(hook.func if isinstance(hook, partial) else hook)
+    return getattr(function, "__module__", "").startswith("torch.distributed.")
 
 
 def _why_closed(module: nn.Module) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from torch import nn
 import tk
 from tk import capi, errors
 from tk.dropin.speed import Speed
-from tk.dropin.target import Target, dtype_name
+from tk.dropin.target import Target, dtype_name, is_distributed
 from tk.functional import FUNCTIONS
 from tk.functional import find as find_function
 from tk.generated import register
@@ -39,7 +39,7 @@ class Replacement:
     refusals: by the type of device, the errors with which `call` refuses arguments before anything is launched; then
     torch has a kernel, or says what is wrong. example: arguments of a small call of the function of tk with a module's
     parameters, which shows whether a pack has kernels for it; None where a module does not say enough. speed: where tk
-    is not slower.
+    is not slower. takes_distributed: whether `call` takes DTensors.
     """
 
     op: str
@@ -49,6 +49,7 @@ class Replacement:
     speed: Speed = field(default_factory=Speed)
     example: Callable[[nn.Module, torch.dtype], tuple[Any, ...] | None] = _no_example
     refusals: Mapping[str, tuple[type[Exception], ...]] = field(default_factory=dict)
+    takes_distributed: bool = True
 
     def is_there(self) -> bool:
         """Whether a loaded pack has its ops, which can be called from now on."""
@@ -56,6 +57,7 @@ class Replacement:
 
     def taken_on(self, target: Target) -> Callable[..., bool]:
         """The predicate: by what was measured on this machine, else by rules."""
+        target = replace(target, takes_distributed=self.takes_distributed)
         by_rules = self.takes(target.of(self.speed))
         measured = target.measured_of(self.op)
         if measured is None:
@@ -91,7 +93,8 @@ class Replacement:
         is_open = target.serves_all or target.measured_of(self.op) is not None
         if not is_open and self.speed.find(target.arch, module, dtype)[0] is None:
             return f"{self.op}: nothing measured says that it is as fast ({dtype_name(dtype)}, {target.arch})"
-        example = self.example(module, dtype) if target.device_type == "cuda" else None
+        is_whole = not any(is_distributed(p) for p in module.parameters(recurse=False))
+        example = self.example(module, dtype) if target.device_type == "cuda" and is_whole else None
         if example is not None and not is_served(getattr(tk, self.op), *example):
             return f"{self.op}: no loaded pack has a kernel for it"
         return None

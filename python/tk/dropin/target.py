@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from tk.dropin.measured import Table
     from tk.dropin.sample import Recording
 
-__all__ = ["DTYPES", "Target", "broadcasts", "dtype_name", "is_in_order", "is_plain", "needs_gradient"]
+__all__ = ["DTYPES", "Target", "broadcasts", "dtype_name", "is_distributed", "is_in_order", "is_plain"]
+__all__ += ["needs_gradient"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -38,7 +39,9 @@ class Target:
     computes with ATen, nothing was measured, and all is served. rules: what was measured on this architecture of one
     function, by the kind of call; None where all of its calls are served. measured: what was measured on this machine,
     call by call, or measures it now; it goes before the rules. is_beneath: the calls are those of ATen's ops, below
-    autograd and modes, which then have no part in whether tk takes them.
+    autograd and modes, which then have no part in whether tk takes them. takes_distributed: whether the function takes
+    DTensors, for which rules go by the sizes of the whole tensors: what is measured may differ from rank to rank, and
+    then their collectives would.
     """
 
     device_type: str
@@ -47,6 +50,7 @@ class Target:
     rules: Mapping[str, Rule] | None = None
     measured: Table | Recording | None = None
     is_beneath: bool = False
+    takes_distributed: bool = True
 
     def of(self, speed: Speed) -> Target:
         """For calls of the function that has this speed."""
@@ -75,9 +79,10 @@ class Target:
         return self.rules is None or any(rule.training for rule in self.rules.values())
 
     def takes(self, first: Any, *others: Any, optional: tuple[Any, ...] = ()) -> bool:
-        """Plain tensors of this device and of one dtype that there are kernels for; under autocast of several. Nothing
-        where a mode wants to see torch's function."""
-        if not is_plain(first):
+        """Plain tensors of this device and of one dtype that there are kernels for, or DTensors of such; under autocast
+        of several dtypes. Nothing where a mode wants to see torch's function."""
+        is_whole = is_plain(first)
+        if not is_whole and not (self.takes_distributed and is_distributed(first)):
             return False
         if torch._C._len_torch_function_stack() and not self.is_beneath and _is_intercepted():
             return False
@@ -90,7 +95,7 @@ class Target:
             if t is not None:
                 others = (*others, t)
         for t in others:
-            if not is_plain(t) or t.device != device or t.dtype not in DTYPES:
+            if not (is_plain(t) if is_whole else is_distributed(t)) or t.device != device or t.dtype not in DTYPES:
                 return False
             if t.dtype is not dtype and not torch.is_autocast_enabled(self.device_type):
                 return False
@@ -120,11 +125,23 @@ def _is_intercepted() -> bool:
 
 
 def is_plain(t: Any) -> bool:
-    """A strided tensor, and no subclass (DTensor, quantised, …) that would have to know tk's ops."""
+    """A strided tensor, and no subclass (DTensor, quantised, …) that would have to know tk's ops. A collective's result
+    is one: any op waits for it and then has a plain tensor."""
     cls = type(t)
-    if cls is not Tensor and cls is not Parameter and (not isinstance(t, Tensor) or is_traceable_wrapper_subclass(t)):
-        return False
+    if cls is not Tensor and cls is not Parameter:
+        if not isinstance(t, Tensor):
+            return False
+        if is_traceable_wrapper_subclass(t) and cls.__name__ != "AsyncCollectiveTensor":
+            return False
     return t.layout is torch.strided and not t.is_nested
+
+
+def is_distributed(t: Any) -> bool:
+    """A DTensor: tk's ops have sharding rules (tk.parallel). By its name, since nobody may have imported its class."""
+    cls = type(t)
+    if cls is Tensor or cls is Parameter or cls.__name__ != "DTensor":
+        return False
+    return isinstance(t, Tensor) and cls.__module__.startswith("torch.distributed.")
 
 
 def needs_gradient(*tensors: Any) -> bool:

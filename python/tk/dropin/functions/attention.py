@@ -125,6 +125,7 @@ def _call_sdpa(
 
 SDPA = Replacement(
     op="sdpa",
+    takes_distributed=False,
     originals=("torch.nn.functional.scaled_dot_product_attention",),
     takes=_sdpa,
     call=_call_sdpa,
@@ -148,6 +149,7 @@ def _flex_attention(target: Target) -> Callable[..., bool]:
 
 FLEX_ATTENTION = Replacement(
     op="flex_attention",
+    takes_distributed=False,
     originals=("torch.nn.attention.flex_attention.flex_attention",),
     takes=_flex_attention,
     call=lambda *args, **kwargs: tk.flex_attention(*args, **kwargs),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tk.dropin.replacement import Replacement
-from tk.dropin.target import Target, is_plain
+from tk.dropin.target import Target, is_distributed, is_plain
 from tk.functional import tables
 
 
@@ -27,15 +27,22 @@ def _embedding(target: Target) -> Callable[..., bool]:
             max_norm is None
             and not scale_grad_by_freq
             and not sparse
-            and is_plain(input)
+            and (is_plain(input) or is_distributed(input))
             and input.dtype in (torch.int64, torch.int32)
             and target.takes(weight)
+            and is_distributed(input) == is_distributed(weight)
+            and not _is_sharded_by_rows(weight)
             and weight.dim() == 2
             and input.device == weight.device
             and target.is_fast("", weight.shape[1], weight)
         )
 
     return embedding
+
+
+def _is_sharded_by_rows(weight: Tensor) -> bool:
+    """Of which torch's op looks up each GPU's own rows alone, and marks what the others have; tk's asks for all."""
+    return is_distributed(weight) and any(p.is_shard(0) for p in weight.placements)  # type: ignore[attr-defined]
 
 
 def _embedding_example(module: nn.Module, dtype: torch.dtype) -> tuple[Any, ...] | None:
