@@ -276,8 +276,6 @@ def refused(rank: int, world: World, case: str) -> tuple[str, str]:
         target = target.int()
     elif case == "integers":
         x = distribute_tensor(torch.zeros(4, 6, dtype=torch.int64, device=device), mesh, [Shard(1)])
-    elif case == "sharded target":
-        target = distribute_tensor(target, mesh, [Shard(0)])
     elif case == "no class":
         target[2] = 6
     elif case == "no class on one rank":
@@ -304,7 +302,6 @@ def refused(rank: int, world: World, case: str) -> tuple[str, str]:
         ("rows of a DTensor", "ValueError", "target must be [4], input without its classes, is [5]"),
         ("dtype", "ValueError", "target is torch.int32, must be int64 or uint8"),
         ("integers", "UnsupportedError", "input is torch.int64"),
-        ("sharded target", "UnsupportedError", "target is [Shard(dim=0)], must be [Replicate()]"),
         ("no class", "IndexError", "target is 6, must be 0 to 5"),
         ("none", "UnsupportedError", "input has no classes"),
         ("twice", "UnsupportedError", "input is [Shard(dim=1), Shard(dim=1)], must be Shard(1)"),

@@ -54,7 +54,9 @@ def _along(symbol: sympy.Symbol, signature: Signature, trace: Trace,
     others = {piece for piece, size in trace.pieces.items() if symbol in size.free_symbols}
     flow = _Flow(symbol, others | (set(ir.LEADING_SIZES) if symbol == ir.LEADING else set()))
     inputs = [_declared(spec, symbol) for spec in signature.tensors.values()]
-    if all(place is None for place in inputs) or any(symbol in c.zero.free_symbols for c in trace.checks):
+    is_any = sympy.Integer(0), 1 - symbol  # a check that there are elements, as there are in every part
+    checks = [c for c in trace.checks if symbol in c.zero.free_symbols and set(c.zero.args) != set(is_any)]
+    if all(place is None for place in inputs) or checks:
         raise _NotSharded
     for kernel in kernels:
         flow.follow(kernel)

@@ -18,8 +18,9 @@ from torch import Tensor
 from tk import _cache
 from tk._table import Records, table
 from tk._version import __version__
-from tk.dropin.target import dtype_name, is_distributed, needs_gradient
+from tk.dropin.target import dtype_name, needs_gradient
 from tk.generated.problem import memory_order
+from tk.parallel import is_distributed
 
 __all__ = ["Measurement", "Measurements", "Pass", "Table", "Times", "class_of", "described", "exactly", "key_of"]
 __all__ += ["load", "path_of", "save"]

@@ -25,7 +25,8 @@ from tk.dropin.redirect import Redirector, is_redirected, mark
 from tk.dropin.replacement import Replacement
 from tk.dropin.report import Record, Report, Swap
 from tk.dropin.sample import Recording, call_of, unchanged
-from tk.dropin.target import DTYPES, Target, dtype_name, is_distributed
+from tk.dropin.target import DTYPES, Target, dtype_name
+from tk.parallel import is_distributed
 
 __all__ = ["use"]
 

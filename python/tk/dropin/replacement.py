@@ -14,11 +14,12 @@ from torch import nn
 import tk
 from tk import capi, errors
 from tk.dropin.speed import Speed
-from tk.dropin.target import Target, dtype_name, is_distributed
+from tk.dropin.target import Target, dtype_name
 from tk.functional import FUNCTIONS
 from tk.functional import find as find_function
 from tk.generated import register
 from tk.heuristics.problem import describe
+from tk.parallel import is_distributed
 
 __all__ = ["Function", "Replacement", "StandIn", "is_served"]
 

@@ -19,13 +19,13 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tk.dropin.speed import Rule, Speed
 from tk.generated.problem import memory_order
+from tk.parallel import is_distributed
 
 if TYPE_CHECKING:
     from tk.dropin.measured import Table
     from tk.dropin.sample import Recording
 
-__all__ = ["DTYPES", "Target", "broadcasts", "dtype_name", "is_distributed", "is_in_order", "is_plain"]
-__all__ += ["needs_gradient"]
+__all__ = ["DTYPES", "Target", "broadcasts", "dtype_name", "is_in_order", "is_plain", "needs_gradient"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -134,14 +134,6 @@ def is_plain(t: Any) -> bool:
         if is_traceable_wrapper_subclass(t) and cls.__name__ != "AsyncCollectiveTensor":
             return False
     return t.layout is torch.strided and not t.is_nested
-
-
-def is_distributed(t: Any) -> bool:
-    """A DTensor: tk's ops have sharding rules (tk.parallel). By its name, since nobody may have imported its class."""
-    cls = type(t)
-    if cls is Tensor or cls is Parameter or cls.__name__ != "DTensor":
-        return False
-    return isinstance(t, Tensor) and cls.__module__.startswith("torch.distributed.")
 
 
 def needs_gradient(*tensors: Any) -> bool:

@@ -17,6 +17,7 @@ from tk.flex.mods import MaskMod, ScoreMod, causal, learned_bias, of_bool_table
 from tk.flex.tracing import trace
 from tk.ops import flex
 from tk.ops.flex import Request
+from tk.parallel import is_distributed
 
 __all__ = ["flex_attention", "sdpa"]
 
@@ -70,6 +71,11 @@ def flex_attention(
     """
     flag("flex_attention", "enable_gqa", enable_gqa)
     flag("flex_attention", "return_lse", return_lse)
+    if is_distributed(query):
+        raise errors.UnsupportedError(
+            "tk.flex_attention: query is a DTensor; call it on each rank's part, as by "
+            "torch.distributed.tensor.experimental.local_map"
+        )
     query, key, value = _autocast(query, key, value)
     n_keys = check_operands(query, key, value, enable_gqa, page_table)
     if sinks is not None:
@@ -124,6 +130,10 @@ def sdpa(
             raise TypeError(f"tk.sdpa: {name} must be a Tensor, is {type(x).__name__}")
         if x is not None and (refused := errors.not_dense("sdpa", name, x)) is not None:
             raise refused
+    if is_distributed(query):
+        from tk.parallel import attention  # it needs torch.distributed.tensor
+
+        return attention.sdpa(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
     if query.dim() < 2:
         raise ValueError(f"tk.sdpa: query is {list(query.shape)}, must be [..., H, M, D]")
     if attn_mask is not None:

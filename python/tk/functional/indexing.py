@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tk import errors
+from tk import errors, parallel
 from tk._arguments import flag, number
 from tk.functional._call import (
     FLOATS,
@@ -409,7 +409,7 @@ def _broadcast(indices: Sequence[Tensor]) -> torch.Size:
 
 def _flat(x: Tensor, indices: Sequence[Tensor | None], shape: torch.Size, config: Config) -> Tensor:
     """[N]: the places in the dimensions that have an index, as one; -1 where one of them is out of bounds."""
-    found = torch.zeros((), dtype=torch.int64, device=x.device).expand(shape)
+    found = parallel.full(x, (), 0, torch.int64).expand(shape)
     for d, index in enumerate(indices):
         if index is not None:
             found = run("flat_index", found, index.long().expand(shape), x.shape[d], config=config)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter, _reduction
 
+from tk import parallel
 from tk._arguments import number, optional_flag, whole
 from tk.functional._call import Config, autocast, check_tensor, needs, only_aten_has, product, run, taken
 from tk.functional.reductions import sum
@@ -144,7 +145,7 @@ def _flat(x: Tensor, input: Tensor) -> Tensor:
 def _weights(input: Tensor, weight: Tensor | None) -> Tensor:
     if weight is not None:
         return weight.float()
-    return torch.ones(input.shape[0 if input.dim() == 1 else 1], device=input.device)
+    return parallel.full(input, input.shape[0 if input.dim() == 1 else 1 :][:1], 1.0, torch.float32)
 
 
 def _reduced(loss: Tensor, of_class: Tensor | None, reduction: str, shape: Sequence[int], config: Config) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tk import parallel
 from tk._arguments import shape_of, whole
 from tk.functional._call import FLOATS, Config, autocast, check_plain, check_tensor, needs, product, run, taken
 
@@ -208,7 +209,7 @@ def _rows(x: Tensor, shape: Sequence[int]) -> Tensor:
 def _flat(x: Tensor, affine: Tensor | None, missing: float, size: int | None = None) -> Tensor:
     """A weight as one dimension; made, where there is none."""
     if affine is None:
-        return torch.full((x.shape[-1] if size is None else size,), missing, dtype=x.dtype, device=x.device)
+        return parallel.full(x, (x.shape[-1] if size is None else size,), missing)
     return affine if affine.dim() == 1 else affine.reshape(-1)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from tk import errors
 from tk._arguments import flag
 from tk.functional._call import FLOATS, Config, check_tensor, needs, run
+from tk.parallel import is_distributed
 
 __all__ = ["adamw_"]
 
@@ -33,6 +34,8 @@ def adamw_(
     """A step of AdamW, as torch.optim's fused one: writes ``params``, ``exp_avgs`` and ``exp_avg_sqs``, and advances
     ``steps``.
 
+    Of DTensors, as FSDP2 has them, each rank makes the step of its part.
+
     Args:
         params, grads: any shapes, bfloat16, float16 or float32 (float64 on the CPU); a gradient has its parameter's
             shape and dtype. Tensors of several dtypes or devices are a launch for each.
@@ -40,7 +43,8 @@ def adamw_(
         steps: float32 and 0-d, how many steps came before.
 
     Raises:
-        ValueError: lists of different lengths, shapes that differ, tensors that overlap.
+        ValueError: lists of different lengths, shapes that differ, tensors that overlap; of DTensors, placements that
+            differ or are partial.
         tk.UnsupportedError: dtypes that no kernel has, on CUDA.
     """
     columns = {"params": params, "grads": grads, "exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs, "steps": steps}
@@ -56,13 +60,26 @@ def adamw_(
         for x in column:
             check_tensor("adamw_", name, x)
     groups: dict[tuple[object, ...], list[tuple[Tensor, ...]]] = {}
-    for row in zip(*columns.values(), strict=True):
+    for row in map(_local, zip(*columns.values(), strict=True)):
         groups.setdefault((row[0].device, *(x.dtype for x in row)), []).append(row)
     numbers = (lr, *_pair(betas), eps, weight_decay)
     flag("adamw_", "maximize", maximize)
     with torch.no_grad():
         for rows in groups.values():
             _step([list(column) for column in zip(*rows, strict=True)], numbers, maximize, config)
+
+
+def _local(row: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What this rank has of a parameter, its gradient and its moments. A step may be plain."""
+    if not is_distributed(row[0]):
+        return row
+    placements = [getattr(x, "placements", None) for x in row[:4]]
+    if placements != [placements[0]] * 4 or any(p.is_partial() for p in placements[0]):  # type: ignore[union-attr]
+        raise ValueError(
+            f"tk.adamw_: a parameter, its gradient and its moments are {placements}; they must be DTensors of the same "
+            "placements, and not partial"
+        )
+    return tuple(x.to_local() if is_distributed(x) else x for x in row)
 
 
 def _pair(betas: Any) -> tuple[float, float]:

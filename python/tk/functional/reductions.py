@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tk import errors
+from tk import errors, parallel
 from tk._arguments import flag, number, optional_flag
 from tk.functional._call import (
     INTEGERS,
@@ -598,7 +598,10 @@ def _sum_of_float64(x: Tensor, dims: Sequence[int], config: Config) -> Tensor:
 
 def _whole(x: Tensor) -> Tensor:
     """For the ops over all of a tensor: [rows, N] of its elements in the order of memory, where they have gaps of a
-    copy. Rows of a multiple of 16 elements are read as vectors."""
+    copy. Rows of a multiple of 16 elements are read as vectors. A DTensor keeps the dimensions that it is sharded
+    over."""
+    if parallel.is_distributed(x):
+        return x if x.dim() else x.reshape(1)
     if not x.is_contiguous():
         x = x.permute(memory_order(x, x.dim())).contiguous()
     n = x.numel()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import _SingleLevelFunction
 
-from tk import errors
+from tk import errors, parallel
 from tk.generated import gradients, interpret, lists
 from tk.generated.problem import BY_NUMBER, Call
 from tk.generated.records import GeneratedOp
@@ -156,7 +156,8 @@ def _gradients(ctx: Any, op: GeneratedOp, backward_op: Callable[[], Any], grads:
     missing = {f"grad_{n}": ctx.results[i] for n, i in enumerate(floats) if grads[i] is None}
     if op.meta.get("differentiable") and not all(_zeros_do(backward, name) for name in missing):
         return _of_given_outputs(ctx, op, saved, grads)
-    zeros = {name: torch.zeros(shape, dtype=dtype, device=device) for name, (shape, dtype, device) in missing.items()}
+    given = next(g for g in grads if g is not None)
+    zeros = {name: parallel.full(given, shape, 0, dtype) for name, (shape, dtype) in missing.items()}
     known = {f"grad_{n}": grads[i] for n, i in enumerate(floats)} | zeros | saved
     if unknown := [p.name for p in backward.params if p.name not in known]:
         raise errors.PackError(
@@ -174,15 +175,15 @@ def _gradients(ctx: Any, op: GeneratedOp, backward_op: Callable[[], Any], grads:
 def _of_given_outputs(ctx: Any, op: GeneratedOp, saved: Mapping[str, Any], grads: Sequence[Any]) -> list[Any]:
     """By the recorded graph, of those results alone that have a gradient: zeros for the others would not do, since
     0 · inf is none. Of what the backward does not read, and so was not saved, any value does."""
-    known = {name: torch.zeros((), dtype=dtype, device=device).expand(shape)
-             for name, (shape, dtype, device) in ctx.unsaved.items()}  # fmt: skip
+    given = next(g for g in grads if g is not None)
+    known = {name: parallel.full(given, (), 0, dtype).expand(shape) for name, (shape, dtype) in ctx.unsaved.items()}
     named = {**saved, **known}
     args = [named[p.name] for p in op.params]
     return _vjp(op, [*args, -1, ctx.mode], grads, ctx.needs_input_grad[1:])
 
 
-def _described(x: Tensor) -> tuple[Sequence[Any], torch.dtype, torch.device]:
-    return x.shape, x.dtype, x.device
+def _described(x: Tensor) -> tuple[Sequence[Any], torch.dtype]:
+    return x.shape, x.dtype
 
 
 # What makes zeros of zeros, whatever the other arguments are.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tk import errors
+from tk import errors, parallel
 
 Formula = tuple[Callable[..., None], Callable[..., Any]]  # what it keeps of a call, and the gradients
 
@@ -62,8 +62,7 @@ def _scatter_back(name: str) -> Callable[..., Any]:
 
     def backward(ctx: Any, grad: Tensor) -> Any:
         (index,) = ctx.saved_tensors
-        zeros = torch.zeros(ctx.shape, dtype=grad.dtype, device=grad.device)
-        found = getattr(torch.ops.tk, name)(zeros, index, grad, -1, ctx.mode)
+        found = getattr(torch.ops.tk, name)(parallel.full(grad, ctx.shape, 0), index, grad, -1, ctx.mode)
         return (found, *[None] * (ctx.n_inputs - 1))
 
     return backward

@@ -46,9 +46,8 @@ def cross_entropy(
             dimension of the mesh, evenly or as ``torch.chunk`` divides them. Over each other one it is ``Shard`` of
             another dimension, or ``Replicate``.
         target: int64 or uint8, the indices of the classes, counted over all shards; the shape of input without C. A
-            DTensor that is ``Replicate`` over the mesh dimension of the classes, and over the others is as input or
-            ``Replicate``. A plain tensor is this rank's part of such a DTensor, with the rows that its part of input
-            has.
+            DTensor in any placement; where it is not sharded as the rows of input, it is redistributed. A plain tensor
+            is this rank's part: the rows that its part of input has.
         config: of the kernels that reduce the rows of a shard.
 
     Returns:
@@ -128,11 +127,6 @@ def _local_target(input: DTensor, target: Tensor, shards: _Shards) -> Tensor:
         if target.device_mesh != shards.mesh:
             raise ValueError(f"tk.cross_entropy: input is on {shards.mesh}, target on {target.device_mesh}")
         _check_shape(target, wanted, of)
-        if any(p not in (here, Replicate()) for p, here in zip(target.placements, shards.of_rows, strict=True)):
-            raise _unsupported(
-                f"target is {list(target.placements)}, must be {list(shards.of_rows)}, as input's rows, or Replicate; "
-                "target.redistribute(placements=...) makes one that is"
-            )
         target = target.redistribute(placements=shards.of_rows).to_local()
     local = input.to_local()
     _check_shape(target, _without(local.shape, shards.classes), "this rank's part of " + of)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from tk.dropin.replacement import Replacement
-from tk.dropin.target import Target, is_distributed, is_plain
+from tk.dropin.target import Target, is_plain
 from tk.functional import tables
+from tk.parallel import is_distributed
 
 
 def _embedding(target: Target) -> Callable[..., bool]:
@@ -42,7 +43,7 @@ def _embedding(target: Target) -> Callable[..., bool]:
 
 def _is_sharded_by_rows(weight: Tensor) -> bool:
     """Of which torch's op looks up each GPU's own rows alone, and marks what the others have; tk's asks for all."""
-    return is_distributed(weight) and any(p.is_shard(0) for p in weight.placements)  # type: ignore[attr-defined]
+    return is_distributed(weight) and any(p.is_shard(0) for p in weight.placements)
 
 
 def _embedding_example(module: nn.Module, dtype: torch.dtype) -> tuple[Any, ...] | None:
