@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 PAGES: dict[str, tuple[str, ...]] = {
-    "Begin": ("install", "first-steps", "tk.use <use>", "Determinism <determinism>"),
+    "Begin": ("install", "first-steps", "tk.use <use>", "Several GPUs <parallel>", "Determinism <determinism>"),
     "Functions": ("products", "conv", "attention", "What is supported <supported>"),
     "Of your own": (
         "Ops of your own <ops-of-your-own>",
