@@ -259,7 +259,7 @@ def sensitivity() -> Iterator[Sequence[object]]:
 # --- 64 GPUs: 8 hosts of 8 ---
 
 
-def hosts() -> Iterator[Sequence[object]]:
+def hosts() -> Iterator[tuple[str, float, float]]:
     """What goes over the network in a layer of the 70B model, and what may hide it. 8,192 rows for each host."""
     model, rows, inner, outer = MODELS[1], 8192, 8, 8
     sizes = ((model.qkv, model.hidden), (model.hidden, model.hidden), (model.gate_up, model.hidden),
