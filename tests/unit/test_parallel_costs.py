@@ -40,6 +40,15 @@ def test_what_follows_from_whatever_the_numbers_are(costs: ModuleType) -> None:
                 assert costs.moved(n_bytes) <= last.fused < last.plain
 
 
+def test_what_the_page_compares_with_published_figures(costs: ModuleType) -> None:
+    product = costs.Product(2048, 3584, 8192)
+    plain = product.time() + costs.gathered(2 * product.m * product.k, 8)
+    fused = costs.all_gather_linear(product, 8)
+    page = " ".join((ROOT / "docs/parallel.md").read_text().split())
+    assert f"the model says {plain:.0f} and {fused:.0f} µs" in page
+    assert f"its gain of {plain / fused:.2f} was" in page
+
+
 def test_runs_of_sizes(costs: ModuleType) -> None:
     assert costs._ranges([2, 4, 16], [2, 4, 8, 16]) == "2 to 4, 16"
     assert costs._ranges([], [2, 4]) == "never"
