@@ -52,6 +52,9 @@ CASES: dict[str, tuple[dict[str, str], Callable[..., Any], Any]] = {
     "a transposed one": (dict(x="fp32[M, N]"), lambda x: x.t(), [[[-2], [-1]], [[-1], [-2]]]),
     "backwards": (dict(x="fp32[M, N]"), lambda x: x.flip(0), [[[-1], [-1]]]),
     "what lies beside": (dict(x="fp32[M, N]"), lambda x: x.roll(1, 0), [[[-1], [-1]]]),
+    "rows of pairs": (
+        dict(x="fp32[M, N]"), lambda x: x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2), [[[-2], [-2]]],
+    ),
     "a size twice": (dict(x="fp32[N, N]"), lambda x: x + x.t(), []),
     "a size in another": (dict(x="fp32[2*N]", y="fp32[N]"), lambda x, y: x.reshape(2, -1).sum(0) * y, []),
     "an index": (dict(x="fp32[K, N]", i="i64[M]"), lambda x, i: x[i], [[[-1, None], [-1]], [[None, -1], [-2]]]),

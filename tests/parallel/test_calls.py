@@ -20,11 +20,14 @@ import tk
 SEED = seeds.seed("TK_PLACEMENTS_SEED")
 DRAWS = 6  # placements of each call
 
-Make = Callable[[Any], tuple[Callable[..., Any], tuple[Any, ...]]]  # of a function that draws tensors
-
 
 def _randn(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64)
+
+
+def _of_float32(*shape: int) -> Tensor:
+    """Of ops that are there in float32 at most."""
+    return torch.randn(shape)
 
 
 def _index(below: int, *shape: int) -> Tensor:
@@ -51,8 +54,7 @@ def _products() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
 
 
 def _rows() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
-    r = _randn
-    x = lambda *s: torch.randn(s)  # noqa: E731  # these are there in float32 at most
+    x = _of_float32
     return {
         "gelu": (tk.gelu, (x(4, 6),)),
         "gelu of tanh": (lambda a: tk.gelu(a, approximate="tanh"), (x(4, 6, 2),)),
@@ -102,11 +104,19 @@ def _rows() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
         "index_add": (lambda a, i, b: tk.index_add(a, 0, i, b), (x(4, 6), _index(4, 2), x(2, 6))),
         "embedding": (lambda i, w: tk.embedding(i, w), (_index(4, 2, 6), x(4, 6))),
         "rope": (lambda a, c, s: tk.rope(a, c.detach(), s.detach()), (x(2, 4, 6, 8), x(6, 8), x(6, 8))),
+        "rope of neighbours": (
+            lambda a, c, s: tk.rope(a, c.detach(), s.detach(), True),
+            (x(2, 4, 6, 8), x(6, 8), x(6, 8)),
+        ),
+        "cross_entropy of smoothed rows": (
+            lambda a, t: tk.cross_entropy(a, t, label_smoothing=0.25, ignore_index=2),
+            (x(4, 6), _index(6, 4)),
+        ),
         "searchsorted": (tk.searchsorted, (torch.randn(4, 6).sort().values, x(4, 2))),
         "bucketize": (tk.bucketize, (x(4, 6), torch.randn(4).sort().values)),
         "cross_entropy": (tk.cross_entropy, (x(4, 6), _index(6, 4))),
         "cross_entropy of rows": (lambda a, t: tk.cross_entropy(a, t, reduction="none"), (x(4, 6), _index(6, 4))),
-        "linear_cross_entropy": (tk.linear_cross_entropy, (r(4, 6), r(8, 6), _index(8, 4))),
+        "linear_cross_entropy": (tk.linear_cross_entropy, (x(4, 6), x(8, 6), _index(8, 4))),
         "sdpa": (lambda q, k, v: tk.sdpa(q, k, v, is_causal=True), (x(2, 4, 6, 8), x(2, 4, 6, 8), x(2, 4, 6, 8))),
         "quantize_fp8": (lambda a: tk.quantize_fp8(a, "row")[1], (x(4, 6),)),
     }

@@ -3,6 +3,9 @@ them, and its results are put together and compared with those of the whole."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
@@ -272,6 +275,26 @@ def test_no_rule_of_aten_is_missing(name: str) -> None:
     missing = {(i, o) for i, o in theirs if (i, o) not in ours}
     assert theirs
     assert not missing
+
+
+# --- When they are registered ---
+
+_LATE = """
+import sys
+import tk, torch
+used = torch.ops.tk.gelu.default
+assert "torch.distributed.tensor" not in sys.modules
+before = len(sys.meta_path)
+import torch.distributed.tensor as tensor
+assert len(sys.meta_path) == before - 1 and "tk" not in type(tensor.__spec__.loader).__module__
+known = tensor.DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+assert used in known and torch.ops.tk.mm.default in known and torch.ops.tk.silu.default in known
+"""
+
+
+def test_torch_distributed_tensor_is_imported_after_tk() -> None:
+    """tk does not import it."""
+    subprocess.run([sys.executable, "-c", _LATE], check=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
 
 
 # --- From a call ---

@@ -54,14 +54,18 @@ def _along(symbol: sympy.Symbol, signature: Signature, trace: Trace,
     others = {piece for piece, size in trace.pieces.items() if symbol in size.free_symbols}
     flow = _Flow(symbol, others | (set(ir.LEADING_SIZES) if symbol == ir.LEADING else set()))
     inputs = [_declared(spec, symbol) for spec in signature.tensors.values()]
-    is_any = sympy.Integer(0), 1 - symbol  # a check that there are elements, as there are in every part
-    checks = [c for c in trace.checks if symbol in c.zero.free_symbols and set(c.zero.args) != set(is_any)]
-    if all(place is None for place in inputs) or checks:
+    if all(place is None for place in inputs) or not all(_holds_of_parts(c.zero, symbol) for c in trace.checks):
         raise _NotSharded
     for kernel in kernels:
         flow.follow(kernel)
     results = [tuple(map(sympy.sympify, (trace.size(s) for s in node.meta["val"].shape))) for node in trace.new]
     return [inputs, [flow.result(f"out{i}", sizes) for i, sizes in enumerate(results)]]
+
+
+def _holds_of_parts(zero: sympy.Expr, symbol: sympy.Symbol) -> bool:
+    """Whether what is 0 for the whole dimension is 0 for a part of it, which has elements."""
+    asks_for_some = set(zero.args) == {sympy.Integer(0), 1 - symbol}  # Max(0, 1 - N)
+    return asks_for_some or any(symbol not in sympy.expand(x).free_symbols for x in (zero, zero / symbol))
 
 
 def _declared(spec: TensorSpec, symbol: sympy.Symbol) -> Place:

@@ -17,6 +17,7 @@ from tk.heuristics import overrides
 from tk.ops._register import cast
 from tk.ops.linear_cross_entropy import linear_cross_entropy as _rows
 from tk.ops.mm import linear
+from tk.parallel import is_distributed
 
 __all__ = ["linear_cross_entropy"]
 
@@ -97,7 +98,8 @@ def linear_cross_entropy(
     if not is_taken:
         logits = F.linear(input, *_matrix(linear_weight, linear_bias)).reshape(logits_shape)
         return F.cross_entropy(logits, target, weight, None, ignore_index, None, reduction, label_smoothing)
-    needs_more = linear_weight.shape[0] == 0 or _has_gradient(weight)
+    # Logits of DTensors are sharded, and no rank has all of them.
+    needs_more = linear_weight.shape[0] == 0 or _has_gradient(weight) or is_distributed(input)
     if has_probabilities or linear_weight.dim() > 2 or needs_more:
         logits = linear(input, *_matrix(linear_weight, linear_bias)).reshape(logits_shape)
         return cross_entropy(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Parameter, _reduction
+from torch.nn import _reduction
 
 from tk import parallel
 from tk._arguments import number, optional_flag, whole
@@ -66,7 +65,7 @@ def cross_entropy(
         raise ValueError(f"tk.cross_entropy: label_smoothing is {label_smoothing}, must be 0 to 1")
     whole("cross_entropy", "ignore_index", ignore_index)
     check_tensor("cross_entropy", "target", target)
-    if type(input) is not Tensor and type(input) is not Parameter and _has_sharded_classes(input):
+    if parallel.is_distributed(input) and _has_sharded_classes(input):
         from tk.parallel.loss import cross_entropy as of_shards
 
         return of_shards(input, target, weight, ignore_index, reduction, label_smoothing, config)
@@ -97,15 +96,14 @@ def cross_entropy(
         given = (rows.float(), target, _weights(input, weight))
         loss, of_class = run("cross_entropy_weighted", *given, *numbers, config=config)
         return _reduced(loss, of_class, reduction, shape, config).to(input.dtype)
+    if reduction == "mean" and parallel.is_distributed(rows):  # of rows that are sharded; the op has all or none
+        loss = run(_OPS["sum"], rows, target, *numbers, config=config)
+        return loss / (target != ignore_index).sum()
     loss = run(_OPS[reduction], rows, target, *numbers, config=config)
     return loss.reshape(shape) if reduction == "none" else loss
 
 
-def _has_sharded_classes(input: Tensor) -> TypeGuard[DTensor]:
-    """Whether it is a DTensor, whose module is there if one is."""
-    module = sys.modules.get("torch.distributed.tensor")
-    if module is None or not isinstance(input, module.DTensor):
-        return False
+def _has_sharded_classes(input: DTensor) -> bool:
     classes = min(input.dim() - 1, 1)
     return any(getattr(placement, "dim", None) == classes for placement in input.placements)
 

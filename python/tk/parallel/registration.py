@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.experimental import register_sharding
 
+from tk import errors
 from tk._packs import OF_FUNCTIONS
 from tk.generated import register
 from tk.generated.interpret import graph_for
@@ -57,6 +58,22 @@ def _of_generated(op: GeneratedOp, overload: Any, *args: Any, **kwargs: Any) -> 
     for inputs, outputs in graph.get("sharded", ()):
         for leading in range(n_leading) if "..." in inputs else [None]:
             ways.append(_way((inputs, outputs[: len(results)]), specs, ndims, leading))
+    return _that_keep_what_is_written(op, specs, ways)
+
+
+def _that_keep_what_is_written(op: GeneratedOp, specs: Mapping[str, Any], ways: Ways) -> Ways:
+    """A tensor that the op writes must not be redistributed: the op would write a copy."""
+    present = [p for p in op.tensors if specs[p.name] is not None]
+    for i, param in enumerate(present):
+        if not param.mutated:
+            continue
+        placements = specs[param.name].placements
+        ways = [way for way in ways if way[1][i] == placements[0]]
+        if not ways or len(set(placements)) > 1:
+            raise errors.UnsupportedError(
+                f"tk.{op.name}: {param.name}, which it writes, is {list(placements)}: no kernel writes its parts so. "
+                "Redistribute it before, or call the op on each rank's part (DTensor.to_local)"
+            )
     return ways
 
 
