@@ -35,6 +35,14 @@ def found(declare: Callable[..., Any], fn: Callable[..., Any]) -> Any:
     return sharded(made.signature, made.graphs[0].trace, made.graphs[0].kernels)
 
 
+def _write_sum(total: Tensor, x: Tensor) -> None:
+    total.copy_(x.sum(0))
+
+
+def _write(x: Tensor, y: Tensor) -> None:
+    x.mul_(y)
+
+
 ROWS = [["...", None], ["..."]]  # of x [..., N] and weight [N]
 CASES: dict[str, tuple[dict[str, str], Callable[..., Any], Any]] = {
     "an element": (dict(x="fp32[..., N]"), lambda x: x.exp(), [[["..."], ["..."]], [[-1], [-1]]]),
@@ -52,6 +60,8 @@ CASES: dict[str, tuple[dict[str, str], Callable[..., Any], Any]] = {
     "a transposed one": (dict(x="fp32[M, N]"), lambda x: x.t(), [[[-2], [-1]], [[-1], [-2]]]),
     "backwards": (dict(x="fp32[M, N]"), lambda x: x.flip(0), [[[-1], [-1]]]),
     "what lies beside": (dict(x="fp32[M, N]"), lambda x: x.roll(1, 0), [[[-1], [-1]]]),
+    "a sum in place": (dict(total="fp32[N]", x="fp32[M, N]"), _write_sum, [[[-1, -1], []]]),
+    "an element in place": (dict(x="fp32[N]", y="fp32[N]"), _write, [[[-1, -1], []]]),
     "rows of pairs": (
         dict(x="fp32[M, N]"), lambda x: x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2), [[[-2], [-2]]],
     ),

@@ -202,9 +202,11 @@ class _Values:
         kind = self.partial.get(value.number)
         if v.data is not None:  # a put
             is_everywhere = bool(self.along) and not is_there
-            if kind is not None or (is_everywhere and v.data != "add") or (buffer.kind == "mutated" and is_everywhere):
+            if kind is not None or (is_everywhere and v.data != "add"):
                 raise _NotSharded
             kind = "sum" if is_everywhere else None
+        if kind is not None and buffer.kind == "mutated":  # it is no result, and keeps its placement
+            raise _NotSharded
         self.flow.store(v.buffer, kind, value.op == "constant" and value.data == 0)
         return None
 
