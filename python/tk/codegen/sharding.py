@@ -20,7 +20,7 @@ import sympy
 from tk.codegen import ir
 from tk.codegen.tracing.arguments import letter
 from tk.codegen.tracing.trace import Trace
-from tk.generated.signature import Signature, TensorSpec
+from tk.generated.signature import Signature, Size, TensorSpec
 
 # Of an argument or a result: its dimension, counted from the last; "..." for any of its leading ones; "sum", "max" or
 # "min" of partial results; None for what each GPU has whole.
@@ -72,9 +72,16 @@ def _declared(spec: TensorSpec, symbol: sympy.Symbol) -> Place:
     if symbol == ir.LEADING:
         return "..." if spec.leading else None
     places = [d - len(spec.sizes) for d, size in enumerate(spec.sizes) if size == symbol.name]
-    if len(places) > 1 or any(not isinstance(s, str | int) and symbol.name in s.letters for s in spec.sizes):
+    if len(places) > 1 or any(symbol.name in _letters_inside(size) for size in spec.sizes):
         raise _NotSharded
     return places[0] if places else None
+
+
+def _letters_inside(size: Any) -> set[str]:
+    """Of an expression: of letters, or as sympy has it, which a backward's argument may have."""
+    if isinstance(size, sympy.Expr):
+        return {s.name for s in size.free_symbols}
+    return set(size.letters) if isinstance(size, Size) else set()
 
 
 @dataclass
