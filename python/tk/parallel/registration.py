@@ -33,11 +33,10 @@ def register_all() -> None:
 
 
 def register_generated(name: str) -> None:
-    """An op that takes lists, that attention calls, or that draws random numbers has no rules: torch refuses it."""
+    """An op that takes lists, or that attention calls, has no rules: torch refuses it."""
     op = register.find(name)
     assert op is not None
-    is_random = any(graph.get("sharded", []) is None for graph in op.meta["graphs"])
-    if op.takes_lists or name.startswith(OF_FUNCTIONS) or is_random:
+    if op.takes_lists or name.startswith(OF_FUNCTIONS):
         return
     names = [name, *([f"_{name}"] if register.has_twin(op) else [])]
     for overload in (getattr(torch.ops.tk, n).default for n in names):
@@ -51,11 +50,17 @@ def _of_generated(op: GeneratedOp, overload: Any, *args: Any, **kwargs: Any) -> 
     dtypes = {name: NAMES[s.tensor_meta.dtype] for name, s in specs.items() if s is not None}
     flags = {p.name: bool(given[p.name]) for p in op.params if p.kind == "bool"}
     graph = graph_for(op, dtypes, flags | {name: s is not None for name, s in specs.items()})
+    rules = graph.get("sharded", ())
+    if rules is None:
+        raise errors.UnsupportedError(
+            f"tk.{op.name}: it draws random numbers, and the ranks may have other seeds; call it on each rank's part "
+            "(DTensor.to_local)"
+        )
     n_leading = next((s.ndim - p.rank for p in op.tensors if p.leading and (s := specs[p.name]) is not None), 0)
     results = op.results[: len(overload._schema.returns)]
     ndims = [len(r.sizes) + (0 if r.leading is None else n_leading) for r in results]
     ways = [_replicated(specs, len(results))]
-    for inputs, outputs in graph.get("sharded", ()):
+    for inputs, outputs in rules:
         for leading in range(n_leading) if "..." in inputs else [None]:
             ways.append(_way((inputs, outputs[: len(results)]), specs, ndims, leading))
     return _that_keep_what_is_written(op, specs, ways)
