@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -58,30 +58,29 @@ def gradients_of(fn: Callable[..., Any], args: Sequence[Any], grads: Sequence[Te
     return [torch.zeros_like(s) if g is None else g for s, g in zip(sources, found, strict=True)]
 
 
-@dataclass(frozen=True)
 class Expected:
-    """like: eager torch's own. exact: what it is in fp64. unrounded: the same where no conversion rounds."""
+    """like: eager torch's own. exact: what it is in fp64, by `compute` of widened arguments."""
 
-    like: Sequence[Tensor]
-    exact: Sequence[Tensor]
-    unrounded: Sequence[Tensor]
+    def __init__(self, like: Sequence[Tensor], compute: Callable[[], Sequence[Tensor]]) -> None:
+        self.like, self._compute = like, compute
+        with _Widening(rounds=True):
+            self.exact = compute()
+
+    @cached_property
+    def unrounded(self) -> Sequence[Tensor]:
+        """As exact, where no conversion rounds. Few results are held against it."""
+        with _Widening(rounds=False):
+            return self._compute()
 
 
 def expected_results(fn: Callable[..., Any], args: Sequence[Any]) -> Expected:
     wide = widened(args)
-    return _expected(results_of(fn, args), lambda: results_of(fn, wide))
+    return Expected(results_of(fn, args), lambda: results_of(fn, wide))
 
 
 def expected_gradients(fn: Callable[..., Any], args: Sequence[Any], grads: Sequence[Tensor]) -> Expected:
     wide, of_wide = widened(args), widened(grads)
-    return _expected(gradients_of(fn, args, grads), lambda: gradients_of(fn, wide, of_wide))
-
-
-def _expected(like: Sequence[Tensor], compute: Callable[[], Sequence[Tensor]]) -> Expected:
-    with _Widening(rounds=True):
-        exact = compute()
-    with _Widening(rounds=False):
-        return Expected(like, exact, compute())
+    return Expected(gradients_of(fn, args, grads), lambda: gradients_of(fn, wide, of_wide))
 
 
 # --- Numbers ---
@@ -145,8 +144,7 @@ def compare(what: str, relative: float, actual: Sequence[Tensor], expected: Expe
     if len(actual) != len(expected.like):
         yield f"{what}: {len(actual)} results instead of {len(expected.like)}"
         return
-    of_each = zip(actual, expected.like, expected.exact, expected.unrounded, strict=True)
-    for n, (found, like, exact, unrounded) in enumerate(of_each):
+    for n, (found, like, exact) in enumerate(zip(actual, expected.like, expected.exact, strict=True)):
         problem = difference(found, like, exact, relative)
-        if problem and difference(found, like, unrounded, relative):
+        if problem and difference(found, like, expected.unrounded[n], relative):
             yield f"{what}: result {n}: {problem}"

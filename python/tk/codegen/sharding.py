@@ -95,17 +95,18 @@ class _Flow:
     whole: set[str] = field(default_factory=set)  # the buffers in which a value was stored that is no partial one
 
     def follow(self, kernel: ir.Kernel) -> None:
-        for a in kernel.axes:
-            if a.size != self.symbol:
-                self._require_free(a.size)
+        self._require_alone([a.size for a in kernel.axes])
         for b in kernel.buffers:
-            places = [s for s in b.sizes if s == self.symbol]
-            for size in b.sizes:
-                if size != self.symbol:
-                    self._require_free(size)
-            if len(places) > 1:
+            self._require_alone(b.sizes)
+            if b.sizes.count(self.symbol) > 1:
                 raise _NotSharded
         _Values(self, kernel).follow()
+
+    def _require_alone(self, sizes: Sequence[sympy.Expr]) -> None:
+        """The dimension's size stands in none of the others."""
+        for size in sizes:
+            if size != self.symbol:
+                self._require_free(size)
 
     def _require_free(self, expr: Any) -> None:
         if sympy.sympify(expr).free_symbols & {self.symbol, *self.others}:
@@ -114,9 +115,7 @@ class _Flow:
     def result(self, name: str, sizes: Sequence[sympy.Expr]) -> Place:
         if name in self.partial:
             return self.partial[name]
-        for size in sizes:
-            if size != self.symbol:
-                self._require_free(size)
+        self._require_alone(sizes)
         if self.symbol not in sizes:
             return None
         return "..." if self.symbol == ir.LEADING else list(sizes).index(self.symbol) - len(sizes)

@@ -89,11 +89,6 @@ def registered() -> list[str]:
     return sorted(_registered)
 
 
-def has_twin(op: GeneratedOp) -> bool:
-    """``_name``, which returns what is only saved too."""
-    return op.n_saved > 0
-
-
 def wrapper(name: str) -> Callable[..., Any]:
     """``torch.ops.tk.<name>`` with the modes and configs of ``tk.config``, and with typed errors. Its ``config`` is a
     config's name or number."""

@@ -38,7 +38,7 @@ def register_generated(name: str) -> None:
     assert op is not None
     if op.takes_lists or name.startswith(OF_FUNCTIONS):
         return
-    names = [name, *([f"_{name}"] if register.has_twin(op) else [])]
+    names = [name, f"_{name}"] if op.n_saved else [name]
     for overload in (getattr(torch.ops.tk, n).default for n in names):
         register_sharding(overload)(partial(_of_generated, op, overload))
 
