@@ -95,3 +95,35 @@ def test_values_of_no_batch_on_cuda() -> None:
         assert tk.sdpa(query, key, value).shape == (0, 2, 9, 8)
         with pytest.raises(ValueError, match="batches and heads must broadcast"):
             tk.sdpa(query.expand(3, -1, -1, -1), key, value)
+
+
+def test_values_of_no_columns_on_cuda() -> None:
+    """ATen multiplies there, and so sizes that do not go together are refused; its CPU kernel does not look."""
+    Q, K, V = (1, 2, 9, 8), (3, 2, 11, 8), (3, 2, 11, 0)
+
+    def shape_of(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], **given: Any) -> list[int]:
+        return list(tk.sdpa(*(torch.empty(s, device="cuda") for s in (q, k, v)), **given).shape)
+
+    with FakeTensorMode():
+        assert shape_of(Q, K, V) == [3, 2, 9, 0]
+        assert shape_of(Q[2:], K[2:], V[2:]) == [9, 0]
+        assert shape_of(Q, (3, 1, 11, 8), (3, 1, 11, 0), enable_gqa=True) == [3, 2, 9, 0]
+        for shapes, message in (
+            ((Q, (3, 2, 5, 8), V), "value has 11 rows, must have 5"),
+            (((1, 2, 9, 4), K, V), r"head sizes of query \(4\) and key \(8\)"),
+            ((Q, (2, 2, 11, 8), V), "batches and heads must broadcast"),
+            ((Q, K[3:], V), r"key is \[8\], must be"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                shape_of(*shapes)
+        with pytest.raises(ValueError, match="query has 2 heads, key 3 and value 3"):
+            shape_of(Q, (3, 3, 11, 8), (3, 3, 11, 0), enable_gqa=True)
+
+
+@pytest.mark.parametrize("dims", [(2, 2, 2), (2, 3, 3), (3, 2, 3), (3, 3, 2)])
+def test_groups_of_heads_need_heads(dims: tuple[int, ...]) -> None:
+    operands = [torch.randn([2, 4, 8][-d:]) for d in dims]
+    with pytest.raises(IndexError):
+        F.scaled_dot_product_attention(*operands, enable_gqa=True)
+    with pytest.raises(ValueError, match=r"is \[4, 8\], must be \[\.\.\., H, length, D\]"):
+        tk.sdpa(*operands, enable_gqa=True)

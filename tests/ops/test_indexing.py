@@ -397,3 +397,14 @@ def test_autocast_takes_the_wider_dtype_as_atens() -> None:
             torch.set_autocast_enabled("cuda", False)
 
     assert [found.dtype for found in on_cuda(call)] == [torch.float32, torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64])
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_values_for_a_quantized_tensor_are_float32(dtype: torch.dtype) -> None:
+    """ATen's kernel reads whatever is there as float32, past the end of 16-bit values too."""
+    x = torch.quantize_per_tensor(torch.zeros(3, 4), 0.5, 0, torch.qint8)
+    places, values = (torch.tensor([0, 2]),), torch.full((2, 4), 1.5)
+    assert tk.index_put(x, places, values).dequantize()[0].tolist() == [1.5] * 4
+    with pytest.raises(TypeError, match=f"values is {dtype}, must be torch.float32"):
+        tk.index_put(x, places, values.to(dtype))

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import tk
 from tk import capi, errors
 from tk._packs import CoverageRow
 from tk.cli import _verified, _verified_attention, verify
@@ -172,6 +173,19 @@ def test_convolutions_come_with_both_gradients_of_every_kind_of_kernel(on_h100: 
     assert not [c for c in checked if c.was_run and not c.is_good]
     gradients = {"input_grad_tma", "weight_grad_tma", "weight_grad_tma_whole", "weight_grad_pointer"}
     assert gradients | {"weight_grad_depthwise", "weight_grad_slide", "conv_tma", "conv_pointer"} <= ran
+
+
+def test_every_config_of_a_generated_op_is_run_at_some_length(on_h100: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configs are for ranges of lengths, and for rows whose tensors are all aligned."""
+
+    def named(example: object, args: object, number: int, kernel: str, config: str) -> Checked:
+        return Checked(kernel, config)
+
+    monkeypatch.setattr(_verified, "_of_example", named)
+    ran = {(c.kernel, c.config) for c in _verified.generated_ops("cpu") if c.was_run}
+    names = set(register.names())
+    compiled = {(row.kernel, row.config) for row in tk.coverage() if row.arch == "sm_90" and row.op in names}
+    assert len(compiled) > 300 and not compiled - ran
 
 
 def _row(kernel: str, config: str, arch: str = "sm_90", op: str = "f") -> CoverageRow:

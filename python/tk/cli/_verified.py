@@ -288,10 +288,17 @@ def _of_convolution(
 # --- Generated ops ---
 
 ROWS = (40, 1024, 20_000)  # how long those of the widest tensor are, since configs are for some lengths
-SIZE, LEADING, MOST_ELEMENTS = 40, (3, 5), 1 << 22
+# For configs that take none of those: whole vectors, and whole vectors and one element, on each side of what two, three
+# and four blocks hold.
+MORE_ROWS = tuple(
+    n + odd
+    for n in (4, 8, 16, 112, 272, 400, 656, 912, 1536, 2560, 3584, 5120, 7168, 10_240, 14_336, 100_000)
+    for odd in (0, 1)
+)
+SIZE, ALIGNED_SIZE, LEADING, MOST_ELEMENTS = 40, 48, (3, 5), 1 << 22
 
 
-def generated_ops(device: str, rows: Sequence[int] = ROWS) -> Iterator[Checked]:
+def generated_ops(device: str) -> Iterator[Checked]:
     """Of the package and of users: for every choice of dtypes and flags, against the recorded graph in float64."""
     for name in register.names():
         op = register.find(name)
@@ -301,17 +308,26 @@ def generated_ops(device: str, rows: Sequence[int] = ROWS) -> Iterator[Checked]:
         except (errors.Error, ValueError) as error:
             yield Checked(name, "", problem=f"{NOT_RUN}{error}")
             continue
-        leading = LEADING if any(t.leading for t in signature.tensors.values()) else ()
+        has_leading = any(t.leading for t in signature.tensors.values())
         for dtypes, flags in inputs.kinds(op):
-            for n in rows:
-                known = dict.fromkeys(signature.letters, _beside(n, signature)) | _row_of(signature, n)
-                yield from _example(Example(op, signature, dtypes, leading, known, flags, places=2), device)
+            ran: dict[int, bool] = {}
+            for n in (*ROWS, *MORE_ROWS):
+                is_more = n in MORE_ROWS
+                if is_more and all(ran.values()):
+                    break
+                row = _row_of(signature, n)
+                leading = () if not has_leading else LEADING if row else (LEADING[0], n)
+                known = dict.fromkeys(signature.letters, _beside(n, signature)) | row
+                example = Example(op, signature, dtypes, leading, known, flags, places=2)
+                yield from _example(example, device, ran, is_more)
 
 
 def _beside(n: int, signature: Signature) -> int:
-    """The size of all other letters, so that no tensor is large."""
+    """The size of all other letters, so that no tensor is large: aligned beside aligned rows, for kernels that ask it
+    of every tensor."""
+    size = SIZE if n % 16 else ALIGNED_SIZE
     others = max(1, len(inputs.widest(signature).sizes) - 1)
-    return SIZE if n <= SIZE else min(SIZE, int((MOST_ELEMENTS / n) ** (1 / others)))
+    return size if n <= SIZE else min(size, int((MOST_ELEMENTS / n) ** (1 / others)))
 
 
 def _row_of(signature: Signature, n: int) -> dict[str, int]:
@@ -319,7 +335,9 @@ def _row_of(signature: Signature, n: int) -> dict[str, int]:
     return {letter: n for letter in last if isinstance(letter, str)}
 
 
-def _example(example: Example, device: str) -> Iterator[Checked]:
+def _example(example: Example, device: str, ran: dict[int, bool], only_new: bool) -> Iterator[Checked]:
+    """With every config that fits. ran: whether a config has run, in calls of the same dtypes and flags. only_new: with
+    those alone that have not."""
     try:
         args = example.arguments(device)
         described = describe(generated.call, example, args)
@@ -331,10 +349,13 @@ def _example(example: Example, device: str) -> Iterator[Checked]:
         yield _of_example(example, args, -1, example.op.name, "ATen")
     numbers = {row.config: row for row in rows if row.fits}
     for row in rows:
-        if row.config not in numbers:
+        ran.setdefault(row.config, False)
+        if row.config not in numbers and not only_new:
             yield Checked(row.kernel_name, row.config_name, problem=f"{NOT_RUN}{row.failed_constraint}")
     for number, row in numbers.items():
-        yield _of_example(example, args, number, row.kernel_name, row.config_name)
+        if not (only_new and ran[number]):
+            ran[number] = True
+            yield _of_example(example, args, number, row.kernel_name, row.config_name)
 
 
 def _of_example(example: Example, args: Sequence[Any], number: int, kernel: str, config: str) -> Checked:
