@@ -59,8 +59,6 @@ def _few_elements(rng: random.Random) -> tuple[Any, ...]:
     dims = rng.choice((2, 3, 4, 4, 5))
     batch = [rng.choice((0, 1, 2, 3)) for _ in range(dims - 2)]
     m, n, d, dv = rng.choice((1, 3, 8)), rng.choice((0, 1, 8)), rng.choice((0, 8)), rng.choice((0, 0, 8))
-    if 0 not in (*batch, n, dv):
-        dv = 0
     shapes = [[*batch, m, d], [*batch, n, d], [*batch, n, dv]]
     for shape in shapes:
         if rng.random() < 0.3:

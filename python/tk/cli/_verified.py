@@ -313,9 +313,9 @@ def generated_ops(device: str) -> Iterator[Checked]:
             ran: dict[int, bool] = {}
             for n in (*ROWS, *MORE_ROWS):
                 is_more = n in MORE_ROWS
-                if is_more and all(ran.values()):
-                    break
                 row = _row_of(signature, n)
+                if is_more and (all(ran.values()) or not (row or has_leading)):
+                    break
                 leading = () if not has_leading else LEADING if row else (LEADING[0], n)
                 known = dict.fromkeys(signature.letters, _beside(n, signature)) | row
                 example = Example(op, signature, dtypes, leading, known, flags, places=2)

@@ -12,7 +12,17 @@ from tk._arguments import flag, number
 from tk.flex import autograd, compiled
 from tk.flex import kernel_options as options
 from tk.flex.block_mask import BlockMask
-from tk.flex.checks import NO_LISTS, UNBOUNDED, check_lengths, check_mask, check_operands, check_tensor, moved
+from tk.flex.checks import (
+    NO_LISTS,
+    UNBOUNDED,
+    check_dims,
+    check_lengths,
+    check_mask,
+    check_operands,
+    check_products,
+    check_tensor,
+    moved,
+)
 from tk.flex.mods import MaskMod, ScoreMod, causal, learned_bias, of_bool_table
 from tk.flex.tracing import trace
 from tk.ops import flex
@@ -116,8 +126,8 @@ def sdpa(
         is_causal: query i sees keys up to i. Not together with attn_mask.
 
     Returns:
-        ``[..., H, M, Dv]``; a row that sees no key is 0. Where value has no elements, ATen's kernels for the CPU give
-        zeros of query's batches and heads whatever key is, and so does this. Raises as :func:`flex_attention`.
+        ``[..., H, M, Dv]``; a row that sees no key is 0. Where value has no elements, the result is zeros: on the
+        CPU of query's batches and heads, whatever key is, as ATen has it. Raises as :func:`flex_attention`.
     """
     flag("sdpa", "is_causal", is_causal)
     flag("sdpa", "enable_gqa", enable_gqa)
@@ -138,7 +148,8 @@ def sdpa(
         raise ValueError(f"tk.sdpa: query is {list(query.shape)}, must be [..., H, M, D]")
     if attn_mask is not None:
         _check_table(attn_mask, query)
-    if value.dim() >= 2 and value.numel() == 0:
+    check_dims(query, key, value, 2)
+    if value.numel() == 0:
         return _of_no_values(query, key, value, attn_mask, enable_gqa)
     dims = max(query.dim(), key.dim(), value.dim())
     query, key, value = _broadcast(query, key, value, enable_gqa)
@@ -270,10 +281,9 @@ _text._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while 
 def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
     """With equal dimensions before the last two, of which there are one or more; nothing is copied. Keys and values
     that both have one head, or 1 for a batch, keep it."""
+    if enable_gqa:
+        check_dims(query, key, value, 3)  # as ATen, which takes the third dimension from the end for heads
     named = {"query": query, "key": key, "value": value}
-    for name, x in named.items():
-        if x.dim() < (3 if enable_gqa else 2):  # as ATen, which takes the third dimension from the end for heads
-            raise ValueError(f"tk.sdpa: {name} is {list(x.shape)}, must be [..., H, length, D]")
     dims = max(3, *(x.dim() for x in named.values()))
     q, k, v = (_padded(x, dims) for x in named.values())
     shapes = [x.shape[: -3 if enable_gqa else -2] for x in (q, k, v)]
@@ -300,8 +310,6 @@ def _of_no_values(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor |
     its kernel of plain products takes such calls, and broadcasts. The gradients are 0."""
     query, key, value = _autocast(query, key, value)
     for name, x in (("key", key), ("value", value)):
-        if x.dim() < 2:
-            raise ValueError(f"tk.sdpa: {name} is {list(x.shape)}, must be [..., H, length, D]")
         if x.device != query.device:
             raise ValueError(f"tk.sdpa: {name} is on {x.device}, must be on query's {query.device}")
         if x.dtype != query.dtype:
@@ -310,26 +318,12 @@ def _of_no_values(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor |
     if query.is_cuda:
         is_matrix = max(query.dim(), key.dim(), value.dim()) == 2
         q, k, v = _broadcast(query, key, value, enable_gqa)
-        _check_products(q, k, v, enable_gqa)
+        check_products(q, k, v, enable_gqa)
         if attn_mask is not None:
             _mask_table(attn_mask, q, k)
         leading = q.shape[1 if is_matrix else 0 : -1]
     out = query.new_zeros(*leading, value.shape[-1])
     return out + sum(x.narrow(-1, 0, 0).sum() for x in (query, key, value))
-
-
-def _check_products(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
-    """Of operands of any size, 0 too."""
-    if key.shape[-1] != query.shape[-1]:
-        raise ValueError(f"tk.sdpa: head sizes of query ({query.shape[-1]}) and key ({key.shape[-1]}) must be equal")
-    if value.shape[-2] != key.shape[-2]:
-        raise ValueError(f"tk.sdpa: value has {value.shape[-2]} rows, must have {key.shape[-2]} as key has")
-    heads = [x.shape[-3] for x in (key, value)]
-    if enable_gqa and any(n != query.shape[-3] and (n == 0 or query.shape[-3] % n) for n in heads):
-        raise ValueError(
-            f"tk.sdpa: query has {query.shape[-3]} heads, key {heads[0]} and value {heads[1]}; query's must be a "
-            "multiple of each"
-        )
 
 
 def _check_table(attn_mask: Tensor, query: Tensor) -> None:

@@ -163,3 +163,24 @@ def moved(tensors: Sequence[Tensor], query: Tensor) -> list[Tensor]:
     gradient goes back."""
     device = query.device
     return [x.to(device) if not x.dim() and x.device != device and x.device.type == "cpu" else x for x in tensors]
+
+
+def check_dims(query: Tensor, key: Tensor, value: Tensor, fewest: int) -> None:
+    """Of ``tk.sdpa``."""
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.dim() < fewest:
+            raise ValueError(f"tk.sdpa: {name} is {list(x.shape)}, must be [..., H, length, D]")
+
+
+def check_products(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    """Of ``tk.sdpa``: whether operands of any size, 0 too, can be multiplied."""
+    if key.shape[-1] != query.shape[-1]:
+        raise ValueError(f"tk.sdpa: head sizes of query ({query.shape[-1]}) and key ({key.shape[-1]}) must be equal")
+    if value.shape[-2] != key.shape[-2]:
+        raise ValueError(f"tk.sdpa: value has {value.shape[-2]} rows, must have {key.shape[-2]} as key has")
+    heads = [x.shape[-3] for x in (key, value)]
+    if enable_gqa and any(n != query.shape[-3] and (n == 0 or query.shape[-3] % n) for n in heads):
+        raise ValueError(
+            f"tk.sdpa: query has {query.shape[-3]} heads, key {heads[0]} and value {heads[1]}; query's must be a "
+            "multiple of each"
+        )

@@ -180,9 +180,9 @@ def index_put(
     if not is_plain:
         only_aten_has(function, input, "a mask without dimensions")
     one_device(function, input=input, values=values)
-    if input.is_quantized and values.dtype not in (torch.float32, input.dtype):  # which ATen's kernel reads as float32
-        raise TypeError(f"tk.index_put: values is {values.dtype}, must be torch.float32 where input is quantized")
     if not is_taken or not is_plain:
+        if input.is_quantized and values.dtype not in (torch.float32, input.dtype):  # ATen's kernel reads float32
+            raise TypeError(f"tk.index_put: values is {values.dtype}, must be torch.float32 where input is quantized")
         return torch.ops.aten.index_put(input, given, values, accumulate)
     if (found := _masked(input, given, values, accumulate)) is not None:
         return found
