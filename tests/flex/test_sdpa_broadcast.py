@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tk
+from tk.flex import api
 
 SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "query's batch": ((1, 4, 9, 8), (3, 4, 11, 8), (3, 4, 11, 8)),
@@ -88,8 +89,17 @@ def test_values_without_elements(shapes: Any, device: str) -> None:
         assert not any(x.any() for x in (found, *gradients))
 
 
-def test_values_of_no_batch_on_cuda() -> None:
-    """There ATen broadcasts them, which its CPU kernel does not."""
+@pytest.mark.skipif(api._MULTIPLIES, reason="this torch multiplies on CUDA")
+@pytest.mark.parametrize("shapes", NO_VALUES.values(), ids=NO_VALUES)
+def test_values_without_elements_on_cuda(shapes: Any) -> None:
+    with FakeTensorMode():
+        given = [torch.empty(s, device="cuda") for s in shapes]
+        assert tk.sdpa(*given).shape == F.scaled_dot_product_attention(*given).shape
+
+
+def test_values_of_no_batch_where_torch_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA torch 2.11 broadcasts them, as its CPU kernel does not."""
+    monkeypatch.setattr(api, "_MULTIPLIES", True)
     with FakeTensorMode():
         query, key, value = (torch.empty(n, 2, m, 8, device="cuda") for n, m in ((1, 9), (1, 11), (0, 11)))
         assert tk.sdpa(query, key, value).shape == (0, 2, 9, 8)
@@ -97,8 +107,9 @@ def test_values_of_no_batch_on_cuda() -> None:
             tk.sdpa(query.expand(3, -1, -1, -1), key, value)
 
 
-def test_values_of_no_columns_on_cuda() -> None:
-    """ATen multiplies there, and so sizes that do not go together are refused; its CPU kernel does not look."""
+def test_values_of_no_columns_where_torch_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA torch 2.11 refuses sizes that do not go together; its CPU kernel does not look."""
+    monkeypatch.setattr(api, "_MULTIPLIES", True)
     Q, K, V = (1, 2, 9, 8), (3, 2, 11, 8), (3, 2, 11, 0)
 
     def shape_of(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], **given: Any) -> list[int]:

@@ -21,9 +21,13 @@ def _tests(name: str, which: str) -> list[str]:
     return ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", str(HERE / f"test_{name}.py"), "-k", which]
 
 
+def _parts(script: str) -> list[list[str]]:
+    return [[str(HERE / f"{script}.py"), "--part", f"{i + 1}/{PROCESSES}"] for i in range(PROCESSES)]
+
+
 WATCHED: dict[str, list[list[str]]] = {
-    "mm": [[str(HERE / "sanitize.py")]],
-    "generated": [[str(HERE / "sanitize_generated.py"), "--part", f"{i + 1}/{PROCESSES}"] for i in range(PROCESSES)],
+    "mm": _parts("sanitize"),
+    "generated": _parts("sanitize_generated"),
     "bmm": [_tests("bmm", f"every_config and [{order}-") for order in ("nn", "nt", "tn", "tt", "ss")],
     "mm_plus_mm": [_tests("mm_plus_mm", "every_config")],
     "grouped_mm": [

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from tk import errors
 from tk._arguments import flag, number
@@ -126,8 +127,9 @@ def sdpa(
         is_causal: query i sees keys up to i. Not together with attn_mask.
 
     Returns:
-        ``[..., H, M, Dv]``; a row that sees no key is 0. Where value has no elements, the result is zeros: on the
-        CPU of query's batches and heads, whatever key is, as ATen has it. Raises as :func:`flex_attention`.
+        ``[..., H, M, Dv]``; a row that sees no key is 0. Where value has no elements, the result is zeros of
+        query's batches and heads, whatever key is, as ATen has it; on CUDA torch 2.11 broadcasts. Raises as
+        :func:`flex_attention`.
     """
     flag("sdpa", "is_causal", is_causal)
     flag("sdpa", "enable_gqa", enable_gqa)
@@ -305,9 +307,12 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> t
     return tuple(x.expand(*w, *x.shape[len(w) :]) for x, w in zip((q, k, v), wanted, strict=True))  # type: ignore[return-value]
 
 
+_MULTIPLIES = TorchVersion(torch.__version__) < TorchVersion("2.12")  # on CUDA, also where there is nothing to multiply
+
+
 def _of_no_values(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, enable_gqa: bool) -> Tensor:
-    """Zeros, shaped as ATen shapes them: for the CPU it looks at nothing but query and the last size of value, on CUDA
-    its kernel of plain products takes such calls, and broadcasts. The gradients are 0."""
+    """Zeros, shaped as ATen shapes them: it looks at nothing but query and the last size of value. Torch 2.11
+    multiplies on CUDA, and so broadcasts. The gradients are 0."""
     query, key, value = _autocast(query, key, value)
     for name, x in (("key", key), ("value", value)):
         if x.device != query.device:
@@ -315,7 +320,7 @@ def _of_no_values(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor |
         if x.dtype != query.dtype:
             raise ValueError(f"tk.sdpa: {name} is {x.dtype}, must be {query.dtype} as query is")
     leading = query.shape[:-1]
-    if query.is_cuda:
+    if query.is_cuda and _MULTIPLIES:
         is_matrix = max(query.dim(), key.dim(), value.dim()) == 2
         q, k, v = _broadcast(query, key, value, enable_gqa)
         check_products(q, k, v, enable_gqa)
