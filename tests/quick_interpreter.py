@@ -14,9 +14,9 @@ from triton.language.core import block_type, constexpr
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
-# --- The language is patched once for a launch, not whenever a function calls another ---
+# --- The language is patched once, and stays so: nothing in such a process compiles ---
 
-_PATCHED: set[Any] = set()  # modules of Triton's language that are as the interpreter wants them, in this launch
+_PATCHED: set[Any] = set()  # modules of Triton's language that are as the interpreter wants them
 
 
 @functools.cache
@@ -25,20 +25,13 @@ def _languages(fn: Any) -> frozenset[Any]:
 
 
 def _patch_lang_once(fn: Any, theirs: Any = interpreter._patch_lang) -> Any:
-    if _languages(fn) <= _PATCHED:
-        return interpreter._LangPatchScope()
-    _PATCHED.update(_languages(fn))
-    return theirs(fn)
-
-
-def _run_grid(self: Any, *args: Any, theirs: Any = interpreter.GridExecutor.__call__, **kwargs: Any) -> None:
-    """A launch leaves the language as it was."""
-    _PATCHED.clear()
-    theirs(self, *args, **kwargs)
+    if not _languages(fn) <= _PATCHED:
+        theirs(fn)
+        _PATCHED.update(_languages(fn))
+    return interpreter._LangPatchScope()  # which has nothing to restore
 
 
 interpreter._patch_lang = _patch_lang_once
-interpreter.GridExecutor.__call__ = _run_grid
 
 # --- Types: a few shapes, each made a hundred thousand times ---
 

@@ -31,6 +31,7 @@ from tk.codegen import device, radix
 from tk.codegen.family import Generated
 from tk.codegen.scheduling.settings import Setting
 from tk.codegen.tile import LAYOUTS, Layout
+from tk.codegen.ways import Graph
 from tk.generated.signature import DTYPES as TORCH_DTYPES
 
 sys.path.append(str(Path(__file__).parents[1] / "kernels" / "interpreted"))
@@ -405,15 +406,30 @@ class Call:
         self, variant: tuple[Layout, Setting, str]
     ) -> tuple[Plan, Problem, list[torch.Tensor], list[torch.Tensor]] | None:
         """(plan, problem, tensors as the core sees them, results), None where the variant may not run."""
+        graph, seen = self.seen
+        plan = self.op.plan(graph, *variant)
+        # Tensors are made for what runs. Whether it may is asked of them again: where they begin differs.
+        if plan is None or not _holds(plan, seen):
+            return None
+        problem, tensors, results = self.placed()
+        return (plan, problem, tensors, results) if _holds(plan, problem) else None
+
+    @functools.cached_property
+    def seen(self) -> tuple[Graph, Problem]:
+        """The graph of these dtypes and the problem, which are the same for all variants."""
+        problem, _, _ = self.placed()
+        assert problem.locals[0] >= 0, "no graph has these dtypes"
+        return self.op.graphs[problem.locals[0]], problem
+
+    def placed(self) -> tuple[Problem, list[torch.Tensor], list[torch.Tensor]]:
+        """(problem, tensors as the core sees them, results) in new memory but for what is only read."""
         op = self.op
         ints = [int(self.given[n]) for n in op.op.ints]
-        inputs = [self.given[n] for n in op.signature.tensors]
         changed = [n for n in op.signature.tensors if n in op.first.mutated]
-        inputs = [_copy(t) if n in changed else t for n, t in zip(op.signature.tensors, inputs, strict=True)]
+        inputs = [_copy(self.given[n]) if n in changed else self.given[n] for n in op.signature.tensors]
         seen, problem, count, with_leading = canonical(op, inputs)
-        problem = describe(op, seen, ints)
-        graph_number = problem.locals[0]
-        assert graph_number >= 0, "no graph has these dtypes"
+        if ints:
+            problem = describe(op, seen, ints)
         outputs = _allocate(op, inputs, problem, count)
         for t in outputs:
             t.copy_(torch.full_like(t, 77))
@@ -424,12 +440,12 @@ class Call:
             raw = [*inputs, *outputs]
             for i, t in zip(joint, _merged([raw[i] for i in joint], count, _in_order(op)), strict=True):
                 everything[i] = t
-        problem = describe(op, everything, ints)
-        plan = op.plan(op.graphs[graph_number], *variant)
-        if plan is None or any(not c.holds.evaluate(problem) for c in plan.constraints):
-            return None
         results = [*outputs, *(t for n, t in zip(op.signature.tensors, inputs, strict=True) if n in changed)]
-        return plan, problem, everything, results
+        return describe(op, everything, ints), everything, results
+
+
+def _holds(plan: Plan, problem: Problem) -> bool:
+    return all(c.holds.evaluate(problem) for c in plan.constraints)
 
 
 def _copy(t: torch.Tensor) -> torch.Tensor:

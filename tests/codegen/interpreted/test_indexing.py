@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import host
@@ -26,6 +27,7 @@ SUMS = NUMBERS[:5]
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 
 
+@cache
 def generated(name: str) -> Generated:
     op = getattr(indexing, name)
     found = generate_any(op.fn, op.signature, name, op.grad)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import host
@@ -16,6 +17,7 @@ from tk.kernels.generated import integers, reductions, scans, softmax
 DTYPES = {"i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8}
 
 
+@cache
 def of(declared: Declared, **dtypes: tuple[str, ...]) -> Generated:
     """For these dtypes alone."""
     texts = {n: str(s) for n, s in declared.signature.params.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import host
@@ -41,6 +42,7 @@ def sum_of_channels(x):
     return x.sum((0, 2))
 
 
+@cache
 def made_of(fn: Callable[..., Any], letters: str, grad: bool = False) -> Generated:
     return generate(fn, op(x=f"fp32[{letters}]")(fn).signature, fn.__name__, grad)
 

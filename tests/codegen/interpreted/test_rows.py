@@ -15,6 +15,7 @@ from tk.generated import Declared, op
 from tk.kernels.generated import norms, softmax
 
 
+@cache
 def generated(declared: Declared, grad: bool = False) -> Generated:
     return generate(declared.fn, declared.signature, declared.name, grad)
 

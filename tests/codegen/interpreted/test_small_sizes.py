@@ -92,6 +92,7 @@ def results(fn: Callable[[Tensor], object], x: Tensor, changes: bool) -> list[Te
 SIZES = list(product(range(4), repeat=2))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", WRITING)
 def test_what_is_written(name: str) -> None:
     made = built(WRITING[name], True)
@@ -104,6 +105,7 @@ def test_what_is_written(name: str) -> None:
             assert torch.equal(found[0], expected[0]), (shape, variant)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", CLAMPED)
 def test_what_torch_clamps(name: str) -> None:
     made = built(CLAMPED[name], False)
@@ -114,6 +116,7 @@ def test_what_torch_clamps(name: str) -> None:
             torch.testing.assert_close(found[0], expected[0], equal_nan=True, msg=f"{shape}, {variant}")
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", CUT)
 def test_what_is_cut_out(name: str) -> None:
     """Right, or refused."""
@@ -321,6 +324,7 @@ DIFFERENTIATED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", DIFFERENTIATED)
 def test_gradients_of_what_torch_clamps(name: str) -> None:
     fn = DIFFERENTIATED[name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import host
 import pytest
 import torch
@@ -14,6 +16,7 @@ from tk.generated import Declared, op
 from tk.kernels.generated import norms, reductions, softmax
 
 
+@cache
 def generated(declared: Declared, grad: bool = False) -> Generated:
     return generate(declared.fn, declared.signature, declared.name, grad)
 
