@@ -155,7 +155,7 @@ test-python: sample
 
 .PHONY: test-install
 test-install: sample
-	$(PY) -m pytest tests/install --wheel build/sample/dist/torch_tk-*.whl
+	$(PY) -m pytest tests/install --wheel build/sample/dist/torch_tk-*.whl $(PARALLEL)
 
 .PHONY: test-cpp
 test-cpp: test-asan test-tsan

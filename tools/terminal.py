@@ -1,11 +1,12 @@
 """Draws what commands print, as a terminal shows it: docs/terminal/NAME.svg.
 
     python tools/terminal.py [NAME ...] [--check]
+    python tools/terminal.py demo --printed FILE
 
 The commands run here, without a GPU. What they print is drawn unchanged, but for the folders of packs, which are not
-the same everywhere. The kernels are those that are installed: of `make sample`, in the pictures that are committed.
+the same everywhere. The kernels are those that are installed: of `make wheel`, in the pictures that are committed.
 --check writes nothing and fails where a picture shows what its command does not print. It passes over kernels that are
-not installed.
+not installed. A command that needs a GPU is not run: FILE has what it printed where there is one.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ FOLDER = ROOT / "docs" / "terminal"
 
 COMMANDS = {
     "explain": (
-        "tk explain linear 8x4096 14336x4096 --activation gelu --arch 90 | head -n 9",
-        "tk explain softmax 8192x4096 dim=-1 --arch 90",
+        "tk explain linear 8x4096 14336x4096 --activation gelu --arch 90 | head -n 14",
+        "tk explain softmax 8192x4096 dim=-1 --arch 90 | head -n 10",
     ),
 }
+
+ON_A_GPU = {"demo": "tk demo"}
 
 # rich's own has fonts from a server, which a picture in a page does not load.
 SVG = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg" role="img">
@@ -58,9 +61,15 @@ SVG = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http:/
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(COMMANDS)} (all)")
+    named = ", ".join((*COMMANDS, *ON_A_GPU))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {named} (those that need no GPU)")
+    parser.add_argument("--printed", type=Path, help="what the one command NAME printed on a GPU")
     parser.add_argument("--check", action="store_true", help="fail instead of writing where a picture is wrong")
     args = parser.parse_args(argv)
+    if args.printed:
+        (name,) = args.names
+        (FOLDER / f"{name}.svg").write_text(draw([(ON_A_GPU[name], args.printed.read_text())]))
+        return 0
     status = 0
     for name in args.names or COMMANDS:
         path = FOLDER / f"{name}.svg"
