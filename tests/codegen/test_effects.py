@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import random
 import time
 import types
+import warnings
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -65,6 +68,28 @@ def logs(x):
 def asks_for_the_time(x):
     y = x + 1
     return y * time.time()
+
+
+def asks_by_its_own_name(x):
+    y = x + 1
+    return y * perf_counter()
+
+
+def asks_for_the_date(x):
+    y = x + 1
+    return y * datetime.datetime.now().second
+
+
+def asks_for_a_day_imported_here(x):
+    from datetime import date
+
+    return x * date.today().day
+
+
+def warns(x):
+    y = x + 1
+    warnings.warn("hello", stacklevel=2)
+    return y
 
 
 def opens_a_file(x):
@@ -188,6 +213,10 @@ CASES: dict[Callable[..., Any], tuple[int, str]] = {
     prints: (2, "it prints, which no kernel does"),
     logs: (2, "it logs, which no kernel does"),
     asks_for_the_time: (2, "it asks for the time, which would be that of the build"),
+    asks_by_its_own_name: (2, "it asks for the time, which would be that of the build"),
+    asks_for_the_date: (2, "it asks for the time, which would be that of the build"),
+    asks_for_a_day_imported_here: (3, "it asks for the time, which would be that of the build"),
+    warns: (2, "it warns, which no kernel does"),
     opens_a_file: (1, "it opens a file"),
     draws_from_python: (0, "it draws from Python's random"),
     draws_from_numpy: (0, "it draws from NumPy's random"),

@@ -45,7 +45,7 @@ EFFECTS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "print of an index": (lambda q: print(q), "prints"),
     "print to a file": (lambda q: print(q, file=sys.stderr), "prints"),
     "stdout": (lambda q: sys.stdout.write("hello"), "sys.stdout.write"),
-    "a warning": (lambda q: warnings.warn("hello", stacklevel=2), "calls warnings.warn"),
+    "a warning": (lambda q: warnings.warn("hello", stacklevel=2), "calls warnings.warn, which no kernel does"),
     "the time": (lambda q: time.time(), "calls time.time"),
     "a clock": (lambda q: time.perf_counter(), "calls time.perf_counter"),
     "sleep": (lambda q: time.sleep(0), "calls time.sleep"),

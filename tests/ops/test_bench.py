@@ -108,8 +108,10 @@ def test_ops_and_shapes_in_any_order() -> None:
     assert "adamw" not in everything
     lists = [e for e in bench_ops.examples(["all"], "bf16") if e.op.name == "adamw"]
     assert [(e.places, e.shape("params")) for e in lists] == [(64, (1 << 20,))]
-    with pytest.raises(ValueError, match=r"no generated op 'softmux'; there are .*softmax"):
+    with pytest.raises(ValueError, match=r"no generated op 'softmux'; did you mean softmax or .*\?$"):
         list(bench_ops.examples(["softmax", "softmux"], "bf16"))
+    with pytest.raises(ValueError, match=r"no generated op '-2'; .* an argument of a function by its name, as dim=-1$"):
+        list(bench_ops.examples(["softmax", "4x8", "-2"], "bf16"))
 
 
 def test_the_command_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:

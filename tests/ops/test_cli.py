@@ -101,6 +101,8 @@ def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     if not torch.cuda.is_available():
         assert main(["explain", "mm", "4x8", "8x8", "--device", "cuda"]) == 1
         assert "torch sees no CUDA device; --arch 90 asks as on an H100" in capsys.readouterr().err
+        assert main(["demo", "--device", "cuda"]) == 1
+        assert "tk demo --device cuda: torch sees no CUDA device; leave it out, or write cpu" in capsys.readouterr().err
 
 
 def test_info_is_short(capsys: pytest.CaptureFixture[str]) -> None:

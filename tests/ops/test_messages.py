@@ -96,6 +96,8 @@ MESSAGES: list[tuple[str, type[Exception], str]] = [
      "B, H, Q_LEN, KV_LEN)"),
     ("tk.flex_attention(q, q, q.half())", ValueError,
      "tk.flex_attention: value is torch.float16, must be torch.float32 as query is"),
+    ("tk.flex.create_block_mask(lambda b, h, m, n: on_meta[n] > 0, None, None, 16, 16, device='cpu')", ValueError,
+     "tk.flex.create_block_mask: on_meta, which the mask_mod captures, is on meta, the mask on cpu; move it"),
     ("tk.flex.create_block_mask(tk.flex.mods.causal, None, None, -16, 16)", ValueError,
      "tk.flex.create_block_mask: Q_LEN is -16, must not be negative"),
     # Declarations
@@ -123,6 +125,9 @@ MESSAGES: list[tuple[str, type[Exception], str]] = [
      "or, for a variable, a tuple of dtypes; these are ..."),
     ("tk.op(x='fp32[M]')(torch.nn.GELU())", ValueError,
      "@tk.op on GELU(...): a GELU is no plain function: write a def that calls it"),
+    ("tk.op(x='fp32[M]', mode='float')(eval('lambda x, mode: x'))", ValueError,
+     "@tk.op on <lambda> (...): parameter mode: every op has one, as it has config, mode, "
+     "mode_bits; call it something else, such as mode_"),
     ("tk.op(x='fp32[M]', grad='yes')(twice)", ValueError,
      "@tk.op on twice (...): grad='yes': it is True or False; a parameter of that name must be renamed"),
     # Settings

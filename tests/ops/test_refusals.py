@@ -59,6 +59,17 @@ def test_all_refusals_of_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert not list(tmp_path.glob("*.tkpack"))
 
 
+def test_a_name_of_tks_own_is_refused_before_anything_is_compiled(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "named.py"
+    file.write_text('import tk\n\n\n@tk.op(x="fp32[N]")\ndef softmax(x):\n    return x + 1\n')
+    assert main(["build", str(file), "-o", str(tmp_path / "named.tkpack")]) == 1
+    said = f"tk build: @tk.op on softmax ({file}:4): it has the name of an op of tk's own: call it something else\n"
+    assert capfd.readouterr() == ("", said)
+    assert not list(tmp_path.glob("*.tkpack"))
+
+
 def test_a_declaration_is_refused_at_once_elsewhere() -> None:
     import tk
 

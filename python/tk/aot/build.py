@@ -40,6 +40,13 @@ KINDS = (
     ("", 0.13, 4_300),
 )
 
+# What a pack has besides its images, bytes: of each op its definition, of each variant its records. Means over the
+# wheel's sample packs.
+OP_BYTES, VARIANT_BYTES = 5_700, 2_950
+# What a build takes before the first launch is compiled and after the last one, seconds of one core: Triton is loaded
+# and processes start; the images are compressed.
+FIXED_SECONDS = 1.5
+
 PORTABLE_ARCH = 80
 # Shared memory of a block, bytes, by architecture (CUDA programming guide, technical specifications).
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448,
@@ -143,6 +150,7 @@ class Work:
     names: dict[str, str] = field(default_factory=dict)  # of the first variant that needs it
     done: dict[str, Artifact] = field(default_factory=dict)
     failed: dict[str, Failure] = field(default_factory=dict)
+    record_bytes: int = 0  # about what the packs have besides images
 
     @property
     def missing(self) -> list[str]:
@@ -151,6 +159,8 @@ class Work:
 
 def find_work(packs: Sequence[PlannedPack], cache: Cache) -> Work:
     work = Work()
+    for op in (op for pack in packs for op in pack.ops if op.variants):
+        work.record_bytes += OP_BYTES + VARIANT_BYTES * len(op.variants)
     for planned, source in _planned_sources(packs):
         if source.key in work.sources:
             continue
@@ -202,6 +212,10 @@ def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def megabytes(size: float) -> str:
+    return f"{size / 1e6:.2f} MB"
 
 
 class Progress:
@@ -381,7 +395,7 @@ def build(packs: Sequence[PlannedPack], cache: Cache, jobs: int, roots: Path | N
         lines.append(roots_line(pack.path, checked))
         variants = sum(len(op.variants) for op in pack.ops)
         out.write(
-            f"{pack.path}: {_counted(variants, 'variant')}, {len(checked.images)} images, {len(data) / 1e6:.2f} MB\n"
+            f"{pack.path}: {_counted(variants, 'variant')}, {len(checked.images)} images, {megabytes(len(data))}\n"
         )
     if ops is not None:
         path, data = ops
@@ -409,7 +423,7 @@ def describe_build(packs: Sequence[PlannedPack], work: Work, jobs: int, out: Tex
         out.write(f"  and {_counted(len(variants) - _MOST_OPS, 'more op')}: {_counted(rest, 'variant')}\n")
     size, seconds = predict(work, jobs)
     cached = f", {len(work.done)} of them in the cache" if work.done else ""
-    out.write(f"{_counted(len(work.sources), 'launch', 'launches')}{cached}; about {size / 1e6:.1f} MB and "
+    out.write(f"{_counted(len(work.sources), 'launch', 'launches')}{cached}; about {megabytes(size)} and "
               f"{duration(seconds)} with {_counted(jobs, 'job')}\n")  # fmt: skip
     out.flush()
 
@@ -440,7 +454,7 @@ def dry_run(packs: Sequence[PlannedPack], cache: Cache, jobs: int, out: TextIO =
             for kernel in op.grid.family.kernels:
                 _describe_kernel(pack, op, kernel.name, work, out)
     size, seconds = predict(work, jobs)
-    out.write(f"\n{len(work.sources)} distinct launches, {len(work.done)} in the cache; predicted {size / 1e6:.1f} MB, "
+    out.write(f"\n{len(work.sources)} distinct launches, {len(work.done)} in the cache; predicted {megabytes(size)}, "
               f"{duration(seconds)} with {_counted(jobs, 'job')}\n")  # fmt: skip
 
 
@@ -466,14 +480,16 @@ def _describe_kernel(pack: PlannedPack, op: PlannedOp, kernel: str, work: Work, 
 
 def predict(work: Work, jobs: int) -> tuple[float, float]:
     """(bytes, seconds) of a build: known where the cache has it, else the mean of the same function's, else of its
-    kind's, else a guess."""
+    kind's, else a guess. However many cores there are, it takes as long as its longest launch."""
     missing = work.missing
     bytes_of = _mean_of(work, lambda a: len(a.compressed), {kind: size for kind, _, size in KINDS})
     seconds_of = _mean_of(work, lambda a: a.seconds, {kind: seconds for kind, seconds, _ in KINDS})
     size = sum(len(a.compressed) for a in work.done.values()) + sum(bytes_of(work.sources[k]) for k in missing)
-    of_one_core = sum(seconds_of(work.sources[k]) for k in missing)
-    seconds = of_one_core / cores_for(min(jobs, len(missing))) if missing else 0.0
-    return size * SHARE_OF_ZLIB, seconds
+    seconds = 0.0
+    if missing:
+        each = [seconds_of(work.sources[k]) for k in missing]
+        seconds = FIXED_SECONDS + max(*each, sum(each) / cores_for(min(jobs, len(missing))))
+    return size * SHARE_OF_ZLIB + work.record_bytes, seconds
 
 
 def cores_for(jobs: int) -> float:

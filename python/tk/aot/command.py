@@ -14,7 +14,7 @@ from tk.aot.cache import Cache, open_cache
 from tk.aot.compile import Target
 from tk.aot.errors import BuildError, Refused, SelectsNothing
 from tk.aot.pool import default_jobs
-from tk.aot.selection import check_files, check_out, check_targets, check_variants
+from tk.aot.selection import check_files, check_only, check_out, check_targets, check_variants, read_targets
 from tk.aot.sources import file_families, package_families
 from tk.aot.spec import Family
 
@@ -57,10 +57,11 @@ def _run(args: argparse.Namespace) -> None:
     if args.show:
         _show(*args.show)
         return
-    targets = list(dict.fromkeys(Target.parse(text) for text in args.arch.split(",")))
+    targets = read_targets(args.arch)
     jobs = args.jobs or default_jobs()
     if not (args.files or args.all or args.sample or args.only or args.dry_run):
         raise SelectsNothing(_ALL)
+    check_only(args.only)
     check_files(args.files)
     paths = pack_paths(targets, args.files, args.out) if not args.dry_run else []
     if not args.dry_run:

@@ -81,7 +81,9 @@ class Target:
         """From ``80``, ``sm80``, ``sm_80``, ``100f`` or ``ptx80``."""
         match = re.fullmatch(r"(?:sm_?|(ptx))?(\d{2,3})(f?)", text.strip())
         if not match or (match[3] and (match[1] or int(match[2]) < 100)):
-            raise ValueError(f"{text!r} names no architecture; write 80, 90, … or ptx80, or a family from 100f on")
+            raise ValueError(
+                f"{text!r} names no architecture; write 80 (A100), 90 (H100), … or ptx80, or a family from 100f on"
+            )
         return Target(int(match[2]), bool(match[1]), bool(match[3]))
 
 

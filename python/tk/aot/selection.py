@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import errno
-import os
+import re
+import shlex
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,14 @@ from tk.aot.build import PlannedPack, grid_of
 from tk.aot.compile import Target
 from tk.aot.errors import BuildError, SelectsNothing
 from tk.aot.spec import Family
+
+
+def read_targets(text: str) -> list[Target]:
+    """Of --arch. Raises SelectsNothing where one of them is none."""
+    try:
+        return list(dict.fromkeys(Target.parse(one) for one in text.split(",")))
+    except ValueError as error:
+        raise SelectsNothing(f"--arch {text}: {error}") from None
 
 
 def check_targets(families: Sequence[Family], targets: Sequence[Target]) -> None:
@@ -60,18 +69,33 @@ def check_variants(
     )
 
 
+def check_only(only: str | None) -> None:
+    """Raises SelectsNothing for what is no regular expression."""
+    try:
+        re.compile(only or "")
+    except re.error as error:
+        raise SelectsNothing(
+            f"--only {only!r} is no regular expression: {error}; to match it as it stands write --only "
+            f"{shlex.quote(re.escape(only or ''))}"
+        ) from None
+
+
 def check_out(files: Sequence[Path], out: Path | None, paths: Sequence[Path]) -> None:
     """Raises BuildError where the packs cannot be written. Asked before anything is compiled. files: the user's."""
     for path in (out, *paths) if files and out else paths:
         if path.is_dir():
             raise BuildError(f"-o {path}: it is a folder; write the name of the pack, such as {path / 'my.tkpack'}")
+        if any(path.resolve() == file.resolve() for file in files):
+            raise BuildError(f"-o {path}: it is the file that is built; write {path.with_suffix('.tkpack')}")
         folder = path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BuildError(f"-o {path}: {folder} cannot be made: {error.strerror}") from None
-        if not os.access(folder, os.W_OK):
-            raise BuildError(f"-o {path}: {folder} cannot be written to: {os.strerror(errno.EACCES)}")
+        try:
+            tempfile.TemporaryFile(dir=folder).close()  # permissions alone do not tell
+        except OSError as error:
+            raise BuildError(f"-o {path}: {folder} cannot be written to: {error.strerror}") from None
 
 
 def check_files(files: Sequence[Path]) -> None:

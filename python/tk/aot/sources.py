@@ -114,7 +114,10 @@ def _named_as_tks(module: ModuleType, path: Path) -> Iterator[BuildError]:
             continue
         name = declared.name
         if name in own or (name not in users and torch._C._jit_get_schemas_for_operator(f"tk::{name}")):
-            yield BuildError(f"{name} ({path}) has the name of an op of tk's own: call it something else")
+            line = declared.fn.__code__.co_firstlineno
+            yield BuildError(
+                f"@tk.op on {name} ({path}:{line}): it has the name of an op of tk's own: call it something else"
+            )
 
 
 def _parts(module: ModuleType, debug: bool) -> Iterator[Part]:

@@ -74,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
     m = default if args.rows is None else args.rows
     if m < 1:
         raise ValueError(f"tk demo: --rows is {m}, must be at least 1")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"tk demo --device {args.device}: torch sees no CUDA device; leave it out, or write cpu")
     print(f"tk {tk.__version__}, torch {torch.__version__}, {_device_name(device)}: {m} rows, bfloat16, random weights")
     if device.type != "cuda":
         print("No GPU: tk's ops run on ATen here, so times are equal at best; tk list shows the kernels.")

@@ -303,8 +303,18 @@ def create_block_mask(
     else:
         pair = trace.pair(None, mask_mod)
         device = torch.device(device)
+        _refuse_meta(pair, device)
         kinds = evaluators.get(device.type, _blocks)(pair, *sizes, (q_block, kv_block), device)
     return _from_kinds(kinds, (Q_LEN, KV_LEN), (q_block, kv_block), mask_mod, separate_full_blocks, True)
+
+
+def _refuse_meta(pair: trace.Pair, device: torch.device) -> None:
+    for c in pair.captures:
+        if c.kind == "tensor" and c.value.device.type == "meta" != device.type:
+            raise ValueError(
+                f"tk.flex.create_block_mask: {c.name}, which the mask_mod captures, is on meta, the mask on {device}; "
+                "move it"
+            )
 
 
 def _blocks(

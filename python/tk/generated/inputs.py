@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from tk import errors
+from tk._names import did_you_mean
 from tk.generated import lists, register
 from tk.generated.records import GeneratedOp
 from tk.generated.signature import DTYPES, Signature, SignatureError, TensorSpec, parse
@@ -172,7 +173,11 @@ def asked_for(what: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Seque
     for name in register.names() if "all" in names else names:
         op = register.find(name)
         if op is None:
-            raise ValueError(f"tk has no generated op {name!r}; there are {', '.join(register.names()) or 'none'}")
+            known = register.names()
+            hint = did_you_mean(name, known, 0.4) or f"there are {', '.join(known) or 'none'}"
+            if name.startswith("-"):
+                hint = "a shape is written as 32768x4096, and an argument of a function by its name, as dim=-1"
+            raise ValueError(f"tk has no generated op {name!r}; {hint}")
         if "all" in names and op.takes_lists and given:
             continue  # the first number would be so many tensors
         for shape, dtype in itertools.product(given or (LIST_SHAPES if op.takes_lists else shapes), dtypes):

@@ -203,11 +203,13 @@ def parse(
     if both := [name for name in parameters if name in variables]:
         raise SignatureError(f"{both[0]} is a parameter: give it a text such as 'T[M, N]' or 'float'")
     for name in parameters:
-        if name in RESERVED_ARGUMENTS or not name.isascii():
+        if name in RESERVED_ARGUMENTS:
             raise SignatureError(
-                f"parameter {name}: {' and '.join(RESERVED_ARGUMENTS)} are arguments that every op has, and a name is "
-                "of ASCII letters; call it something else"
+                f"parameter {name}: every op has one, as it has {', '.join(RESERVED_ARGUMENTS)}; "
+                f"call it something else, such as {name}_"
             )
+        if not name.isascii():
+            raise SignatureError(f"parameter {name}: a name is of ASCII letters; call it something else")
     if missing := [name for name in parameters if name not in texts]:
         raise SignatureError(f"parameter {missing[0]} is not declared: give {missing[0]}='T[M, N]' or 'float'")
     single = {name: text for name, text in texts.items() if name not in parameters and name not in variables}

@@ -7,6 +7,7 @@ happen at build time alone; a random number of Python's, or the time, would be t
 from __future__ import annotations
 
 import builtins
+import datetime
 import dis
 import inspect
 import io
@@ -16,6 +17,7 @@ import random
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ from tk.codegen.errors import SideEffect, TraceError
 
 _CONTAINERS = (list, dict, set, bytearray)
 _OF_TENSORS = ("data", "grad")  # attributes whose assignment changes a tensor behind autograd's back
+_OF_DATES = ("now", "today", "utcnow")
 
 
 @contextmanager
@@ -40,7 +43,7 @@ def refused(fn: Callable[..., Any]) -> Iterator[None]:
     if not isinstance(fn, FunctionType):  # a callable object: there is no code of its own to look at
         yield
         return
-    _refuse_assignments(fn)
+    _refuse_by_name(fn)
     printed = _Printed(fn.__code__.co_filename)
     noted: list[_Noted] = []
     before, drawn = _state(fn), _random_state()
@@ -114,14 +117,16 @@ class _Noted:
     text: str
 
 
+_TIME = "asks for the time, which would be that of the build in every call: give it as a parameter"
 _LEFT = "which no kernel does: leave it to the caller"
 _CALLS: Sequence[tuple[Any, tuple[str, ...], str]] = (
     (logging.Logger, ("debug", "info", "warning", "error", "critical", "exception", "log"), f"logs, {_LEFT}"),
     (builtins, ("open",), f"opens a file, {_LEFT}"),
+    (warnings, ("warn", "warn_explicit"), f"warns, {_LEFT}"),
     (
         time,
         ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "sleep"),
-        "asks for the time, which would be that of the build in every call: give it as a parameter",
+        _TIME,
     ),
 )
 _NOT_THE_USERS = tuple(str(Path(m.__file__).parent) + os.sep for m in (torch, sympy, tk) if m.__file__)
@@ -130,17 +135,23 @@ _NOT_THE_USERS = tuple(str(Path(m.__file__).parent) + os.sep for m in (torch, sy
 @contextmanager
 def _calls_noted(fn: Callable[..., Any], noted: list[_Noted]) -> Iterator[None]:
     """Within it such calls of the user's code are noted; they still do what they do."""
-    file = fn.__code__.co_filename
+    file, scope = fn.__code__.co_filename, fn.__globals__
     undo = []
+    imported = []  # by `from time import time`
     for owner, names, text in _CALLS:
         for name in names:
             undo.append((owner, name, original := getattr(owner, name)))
-            setattr(owner, name, _noting(original, text, file, noted))
+            noting = _noting(original, text, file, noted)
+            setattr(owner, name, noting)
+            for own in [own for own, value in scope.items() if value is original]:
+                imported.append((own, original))
+                scope[own] = noting
     try:
         yield
     finally:
         for owner, name, original in undo:
             setattr(owner, name, original)
+        scope.update(imported)
 
 
 def _noting(original: Callable[..., Any], text: str, file: str, noted: list[_Noted]) -> Callable[..., Any]:
@@ -196,8 +207,14 @@ def _random_state() -> dict[str, Any]:
 # --- Where ---
 
 
-def _refuse_assignments(fn: Callable[..., Any]) -> None:
+def _refuse_by_name(fn: Callable[..., Any]) -> None:
+    dates = (datetime, datetime.datetime, datetime.date)
+    has_dates = any(x in dates for x in _reached(fn).values() if isinstance(x, type | ModuleType))
     for instruction, line in _instructions(fn):
+        has_dates |= instruction.opname == "IMPORT_NAME" and instruction.argval == "datetime"
+        # Nothing can be put in the place of a method of a class written in C.
+        if has_dates and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval in _OF_DATES:
+            raise _error(fn, line, _TIME)
         if instruction.opname == "STORE_ATTR" and instruction.argval in _OF_TENSORS:
             text = f"assigns .{instruction.argval} of a tensor: write it with copy_, or return it"
             raise _error(fn, line, text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import sys
 import types
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -114,6 +115,8 @@ class Watched:
         reads, value, variable, name = _held(self)
         if isinstance(value, type):
             return _made(self, args, kwargs)
+        if value is warnings.warn:
+            reads.refuse(f"calls {name}, {LEFT_OUT}")
         if isinstance(value, torch.nn.Module):
             if value._forward_hooks or value._forward_pre_hooks:
                 reads.refuse(f"calls {name}, a module with hooks")
