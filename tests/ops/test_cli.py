@@ -68,6 +68,14 @@ def test_a_mistyped_command_is_told_the_nearest(capsys: pytest.CaptureFixture[st
         assert capsys.readouterr().err.rstrip().endswith(meant)
 
 
+def test_a_number_is_told_to_go_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(["explain", "softmax", "4x8", "-1", "--arch", "90"])
+    assert done.value.code == 2
+    said = "'-1' is no shape: write 512x4096; a number goes by its name, as dim=-1\n"
+    assert capsys.readouterr().err.endswith(said)
+
+
 def test_a_mistyped_argument_of_an_op_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "bias_gelu", "4x8", "8", "tanh=0", "bais=8"]) == 1
     assert capsys.readouterr().err == "tk: tk.bias_gelu: there is no argument 'bais'; did you mean bias?\n"

@@ -67,6 +67,8 @@ def argument(text: str) -> Shape | tuple[str, Any]:
         shape = tuple(int(s) for s in sizes.split("x"))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no argument: write 512x4096, or NAME=VALUE") from None
+    if min(shape) < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape: write 512x4096; a number goes by its name, as dim=-1")
     return Shape(shape, text.endswith("t"), torch.int64 if text.startswith("int:") else None)
 
 
