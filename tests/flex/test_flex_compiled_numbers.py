@@ -29,6 +29,10 @@ def capped(n: Any) -> Any:
     return lambda score, b, h, i, j: torch.tanh(score / n) * n
 
 
+def magnitude(n: Any) -> Any:
+    return lambda score, b, h, i, j: score * abs(n) - abs(-n)
+
+
 def near(n: Any) -> Any:
     return lambda b, h, i, j: i - j < n
 
@@ -44,6 +48,7 @@ SCORES: dict[str, Callable[[Any], Any]] = {
     "scaled": scaled,
     "distance": distance,
     "capped": capped,
+    "magnitude": magnitude,
 }
 MASKS: dict[str, Callable[[Any], Any]] = {
     "sliding_window": mods.sliding_window,
@@ -55,7 +60,7 @@ MASKS: dict[str, Callable[[Any], Any]] = {
     "near": near,
     "arithmetic": arithmetic,
 }
-FLOATS = ("soft_cap", "scaled", "distance", "capped", "near")
+FLOATS = ("soft_cap", "scaled", "distance", "capped", "magnitude", "near")
 INTS = (2, 3, 5)
 CASES = [(name, INTS) for name in (*SCORES, *MASKS)] + [(name, (2.5, 3.5, 1.25)) for name in FLOATS]
 

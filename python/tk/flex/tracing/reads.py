@@ -30,7 +30,10 @@ from tk.flex.tracing import states, watched
 from tk.flex.tracing.record import Refused, is_number, number_of
 
 # Packages whose modules, functions and classes are taken as they are.
-_TRUSTED = frozenset({"torch", "math", "operator", "functools", "itertools", "numpy", "builtins", "typing", "cmath"})
+_TRUSTED = frozenset({
+    "torch", "math", "operator", "_operator", "functools", "_functools", "itertools", "numpy", "builtins", "typing",
+    "cmath",
+})  # fmt: skip
 _CONSTANTS = (
     bool, type(None), str, bytes, complex, type(Ellipsis), type(NotImplemented), range, torch.dtype, torch.device,
     torch.memory_format, torch.layout,
@@ -65,6 +68,7 @@ class Reads:
             "Tensor": Tensor, "FunctionType": types.FunctionType, "frozen": frozen, "lacks": _lacks,
             "is_empty": _is_empty, "modules": sys.modules, "default_dtype": torch.get_default_dtype,
             "Parameter": torch.nn.Parameter, "is_number": is_number, "is_infinite": is_infinite,
+            "of_class": watched.of_class,
         }  # fmt: skip
         self._constants: dict[Any, str] = {}
         self._variables: dict[str, str] = {}  # expression -> variable

@@ -203,13 +203,20 @@ def _known(fn: Mod, kind: str) -> tuple[_Mod, Sequence[Any]]:
 
 def _picked(mod: _Mod, leaves: Sequence[Any], fn: Mod, kind: str) -> tuple[Any, ...]:
     try:
-        values = tuple([pick(leaves) for pick in mod.pick])
+        values = tuple([_plain(pick(leaves)) for pick in mod.pick])
     except (ArithmeticError, ValueError, TypeError) as error:  # of what is made of captured numbers
         raise ValueError(f"{described(fn, kind)}: of the numbers that it captures: {error}") from None
     for value in values:
         if type(value) is int and not -(2**63) <= value < 2**63:
             raise ValueError(f"{described(fn, kind)}: captures {value}, which 64 bits do not hold")
     return values
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's as Python's, which torch's ops take everywhere."""
+    if type(value) in (int, float) or isinstance(value, Tensor | torch.SymInt | torch.SymFloat):
+        return value
+    return int(value) if reads.is_int(value) else float(value)
 
 
 def tensors_of(fn: Mod | None) -> list[Tensor]:

@@ -73,7 +73,7 @@ class Watched:
         read, called = f"{variable}.{attribute}", f"{name}.{attribute}"
         if attribute == "__class__":
             return reads.stand_in(type(value), f"type({variable})", called)
-        own = _of_class(type(value), attribute)
+        own = of_class(type(value), attribute)
         if isinstance(own, property) and isinstance(own.fget, types.FunctionType):
             return reads.stand_in(own.fget, f"type({variable}).{attribute}.fget", called)(self)
         try:
@@ -122,7 +122,7 @@ class Watched:
                 reads.refuse(f"calls {name}, a module with hooks")
             reads.require(f"not ({variable}._forward_hooks or {variable}._forward_pre_hooks)")
             return reads.stand_in(value.forward, f"{variable}.forward", name)(*args, **kwargs)
-        method = _of_class(type(value), "__call__")
+        method = of_class(type(value), "__call__")
         if not isinstance(method, types.FunctionType):
             reads.refuse(
                 f"calls {name}, of which tk cannot tell what it reads; work it out before and capture the result"
@@ -131,7 +131,7 @@ class Watched:
 
     def __getitem__(self, key: Any) -> Any:
         reads, value, variable, name = _held(self)
-        method = _of_class(type(value), "__getitem__")
+        method = of_class(type(value), "__getitem__")
         if isinstance(key, Tensor) and isinstance(method, types.FunctionType):
             return reads.stand_in(method, f"type({variable}).__getitem__", name)(self, key)
         key = _plain_of(key)
@@ -151,7 +151,7 @@ class Watched:
 
     def __iter__(self) -> Iterator[Any]:
         reads, value, variable, name = _held(self)
-        if (method := _of_class(type(value), "__iter__")) and isinstance(method, types.FunctionType):
+        if (method := of_class(type(value), "__iter__")) and isinstance(method, types.FunctionType):
             if isinstance(value, type):  # of an Enum
                 members: Any = value
                 return iter(reads.stand_in(tuple(members), f"tuple({variable})", name))
@@ -166,14 +166,14 @@ class Watched:
 
     def __next__(self) -> Any:
         reads, value, variable, name = _held(self)
-        method = _of_class(type(value), "__next__")
+        method = of_class(type(value), "__next__")
         if isinstance(method, types.FunctionType):
             return reads.stand_in(method, f"type({variable}).__next__", name)(self)
         reads.refuse(f"takes the next of {name}, a {type(value).__name__}; capture a tuple")
 
     def __contains__(self, x: Any) -> bool:
         reads, value, variable, name = _held(self)
-        method = _of_class(type(value), "__contains__")
+        method = of_class(type(value), "__contains__")
         if isinstance(method, types.FunctionType) and not isinstance(value, type):
             return bool(reads.stand_in(method, f"type({variable}).__contains__", name)(self, x))
         if (held := plain(self)) is not None:
@@ -188,7 +188,12 @@ class Watched:
         return found
 
     def __hash__(self) -> int:
-        return hash(_held(self)[1])
+        reads, value, variable, _ = _held(self)
+        with reads.outside():
+            found = hash(value)
+        if of_class(type(value), "__hash__") is not object.__hash__:
+            reads.require(f"hash({variable}) == {found}")
+        return found
 
     def __eq__(self, other: object) -> Any:
         found = _operated(self, "__eq__", other)
@@ -198,7 +203,7 @@ class Watched:
         theirs = _held(other)[1] if _is_watched(other) else other
         if value is theirs:
             return True
-        own = _of_class(type(value), "__eq__")
+        own = of_class(type(value), "__eq__")
         if own is object.__eq__ or isinstance(value, type | types.ModuleType | Enum):
             return NotImplemented
         return NotImplemented if isinstance(own, types.FunctionType) else reads.refuse(f"compares {name}")
@@ -223,7 +228,7 @@ class Watched:
         return _isinstance(x, self)
 
     def __subclasscheck__(self, x: Any) -> bool:
-        return issubclass(_plain_of(x), _held(self)[1])
+        return _issubclass(x, self)
 
 
 def _operator(method: str) -> Callable[..., Any]:
@@ -242,16 +247,17 @@ def _operated(x: Any, method: str, *args: Any) -> Any:
     reads, value, variable, name = _held(x)
     if isinstance(value, type | types.ModuleType):
         return NotImplemented
-    own = _of_class(type(value), method)
+    own = of_class(type(value), method)
     if isinstance(own, types.FunctionType):
         return reads.stand_in(own, f"type({variable}).{method}", f"{name}.{method}")(x, *args)
-    if isinstance(value, _CONTAINERS) and own is not None and own is not _of_class(object, method):
+    if isinstance(value, _CONTAINERS) and own is not None and own is not of_class(object, method):
         others = [plain(a) if _is_watched(a) else a for a in args]
         return getattr(plain(x), method)(*others)
+    reads.require(f"of_class(type({variable}), {method!r}) is {reads.constant(own)}")  # none that came later
     return NotImplemented
 
 
-def _of_class(kind: type, attribute: str) -> Any:
+def of_class(kind: type, attribute: str) -> Any:
     for base in kind.__mro__:
         if attribute in base.__dict__:
             return base.__dict__[attribute]
@@ -363,7 +369,10 @@ def _class_of(x: Any) -> Any:
 def _isinstance(x: Any, kind: Any) -> bool:
     real = _class_of(kind)
     if _is_watched(x):
-        return isinstance(_held(x)[1], real)
+        reads, value, variable, _ = _held(x)
+        found = isinstance(value, real)
+        reads.require(f"isinstance({variable}, {reads.constant(real)}) is {found}")  # an ABC's classes are registered
+        return found
     if isinstance(x, torch.SymInt) and isinstance(1, real):
         return True
     if isinstance(x, torch.SymFloat) and isinstance(1.0, real):
@@ -371,6 +380,17 @@ def _isinstance(x: Any, kind: Any) -> bool:
     if _is_watched(kind) and (made := _held(kind)[0].shadows.get(id(real))) is not None and isinstance(x, made):
         return True
     return isinstance(x, real)
+
+
+def _issubclass(x: Any, kind: Any) -> bool:
+    real, of = _plain_of(x), _class_of(kind)
+    found = issubclass(real, of)
+    for one in (x, *(kind if isinstance(kind, tuple) else (kind,))):
+        if _is_watched(one):
+            reads = _held(one)[0]
+            reads.require(f"issubclass({reads.constant(real)}, {reads.constant(of)}) is {found}")
+            break
+    return found
 
 
 class _Type:
@@ -439,7 +459,7 @@ def builtins_of(reads: Reads) -> dict[str, Any]:
 
     made: dict[str, Any] = {
         "type": _Type(reads), "isinstance": _isinstance, "super": super_, "__import__": import_,
-        "issubclass": lambda a, b: issubclass(_plain_of(a), _class_of(b)),
+        "issubclass": _issubclass,
         "callable": lambda x: callable(_held(x)[1] if _is_watched(x) else x),
     }  # fmt: skip
     made["print"] = lambda *args, **kwargs: reads.refuse(f"prints, {LEFT_OUT}")
