@@ -3,6 +3,7 @@ nothing of torch's tracer is in the message. What the function itself has wrong 
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -102,3 +103,23 @@ def test_what_has_no_gradient(name: str) -> None:
 @pytest.mark.parametrize("fn", [lambda x: x > 0, lambda x: x.argmax(-1), lambda x: x.round().to(torch.int32)])
 def test_results_without_a_gradient(fn) -> None:
     assert message_of(fn, dict(x="fp32[M, N]"), True) is None
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x: x[..., : int(x.shape[-1] * 0.5)] + 1,
+    lambda x: x[..., : round(x.shape[-1] / 2)] + 1,
+    lambda x: x[..., math.ceil(x.shape[-1] / 2) :] + 1,
+    lambda x: x.new_zeros(int(x.shape[-1] * 1.5)) + x[0, 0, 0, 0],
+    lambda x: x.mean(-1, keepdim=True).expand(-1, -1, -1, math.floor(x.shape[-1] * 2.5)) + 1,
+    lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"),
+    lambda x: F.interpolate(x, scale_factor=1.5),
+])  # fmt: skip
+def test_sizes_that_floats_make(fn) -> None:
+    message = message_of(fn, dict(x="fp32[B, C, H, W]"))
+    assert message is not None and "a size is worked out in floating point" in message
+    assert not MACHINERY.search(message)
+
+
+def test_floats_that_sizes_make() -> None:
+    fn = lambda x: x / x.shape[-1] ** 0.5 - x.shape[0] * 0.5  # noqa: E731
+    assert message_of(fn, dict(x="fp32[M, N]")) is None

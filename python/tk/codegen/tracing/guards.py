@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -338,3 +338,17 @@ def refuse_unknown_sizes(arguments: Arguments, new: Sequence[fx.Node], fn: Calla
         unknown = [s for s in sizes if s.node.expr.free_symbols - set(arguments.symbols)]
         if unknown:
             raise TraceError(f"{where(fn, node.meta.get('line'))}: the size of a result depends on a tensor's contents")
+
+
+_OF_FLOATS = ("TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt", "IntTrueDiv", "FloatTrueDiv", "ToFloat", "Float")
+
+
+def refuse_sizes_of_floats(sizes: Iterable[tuple[sympy.Expr, int | None]], fn: Callable[..., Any]) -> None:
+    """Such as int(), round() and math.ceil() make. sizes: what is worked out of them, with the lines that need it."""
+    for size, line in sizes:
+        if any(type(part).__name__ in _OF_FLOATS for part in sympy.preorder_traversal(size)):
+            raise TraceError(
+                f"{where(fn, line)}: a size is worked out in floating point, which no kernel does. Work it out in "
+                "integers (x.shape[-1] // 2, not int(x.shape[-1] * 0.5); size=, not scale_factor=), or declare it as a "
+                "number"
+            )

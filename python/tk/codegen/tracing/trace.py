@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -97,6 +97,13 @@ class Trace:
 
     def size_list(self, node: fx.Node) -> tuple[sympy.Expr, ...]:
         return tuple(self.size(s) for s in node.meta["val"].shape)
+
+    def sizes(self) -> Iterator[tuple[sympy.Expr, int | None]]:
+        """Of every tensor, of all slices and of the checks, each with its line where it has one."""
+        yield from ((e, None) for e in (*self.pieces.values(), *(check.zero for check in self.checks)))
+        for node in self.core.graph.nodes:
+            if is_tensor(node):
+                yield from ((size, node.meta.get("line")) for size in self.size_list(node))
 
 
 def trace_all(fn: Callable[..., Any], signature: Signature, ruled: frozenset[str]) -> list[Trace]:
@@ -188,6 +195,7 @@ def trace(
     guards.refuse_unknown_sizes(arguments, new, fn)
     nodes = record(recorded, arguments.names, lines.constant, _combined(ruled))
     result = Trace(signature, dtypes, flags, core, nodes, new, mutated, structure, checks, **_of_sizes(arguments))
+    guards.refuse_sizes_of_floats(result.sizes(), fn)
     if not outputs and not mutated:
         raise TraceError(f"{where(fn)}: the function returns no tensor and changes none of its arguments")
     if any(spec.leading for spec in signature.tensors.values()):
