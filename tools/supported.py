@@ -486,6 +486,8 @@ NOTES = """
   strict mode they are a `tk.UnsupportedError` on CUDA.
 - Products of 16 bits can also have results in float32 (`out_dtype`). float32 products are `ieee` or `tf32`, as torch's
   switch or `precision` says. Products of float8 need a GPU of compute capability 8.9 or newer.
+- Products and convolutions of float64 pass as fakes on CUDA, too: what shapes follow from does not know the device. The
+  call itself is refused there.
 - On CUDA a result of `int4_mm` that reads an infinite activation, scale or zero may be NaN where torch has an infinity
   ([products.md](products.md#int4_mm-and-uint4x2_mixed_mm)).
 - `int4_from_torch`, `pack_int4` and `unpack_int4` are made of torch's ops.
