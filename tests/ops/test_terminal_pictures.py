@@ -57,15 +57,3 @@ def test_every_picture_is_shown(terminal: ModuleType) -> None:
     for document in ("README.md", "docs/first-steps.md"):
         assert "terminal/explain.svg" in (ROOT / document).read_text(), document
     assert "terminal/demo.svg" in (ROOT / "README.md").read_text()
-
-
-def test_a_picture_of_what_a_command_printed_elsewhere(
-    terminal: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    printed = tmp_path / "printed.txt"
-    printed.write_text("generated op  speedup\n------------  -------\nsoftmax          3.05\n")
-    monkeypatch.setattr(terminal, "FOLDER", tmp_path)
-    assert terminal.main(["demo", "--printed", str(printed)]) == 0
-    drawn = terminal.lines((tmp_path / "demo.svg").read_text())
-    assert drawn[0] == ["$", "tk", "demo"]
-    assert drawn[1:] == [line.split() for line in printed.read_text().splitlines()]
