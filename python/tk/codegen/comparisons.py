@@ -21,6 +21,7 @@ from tk.codegen.ir import COMPARE, FLOATS, NARROW, Kernel, Value
 _EXACT = ("load", "store", "cast", "bitcast", "constant", "number", "neg", "abs", "where", "maximum", "minimum", "sort",
           "argmax", "argmin", "max", "min")  # fmt: skip
 _CHOICES = ("where", "maximum", "minimum")
+_REMAINDERS = ("fmod", "remainder")
 _COMPARISONS = (*COMPARE, "search")
 _FROM_AFAR = ("reduce", "scan", "sort", "fold", "search")
 
@@ -102,18 +103,19 @@ def sums_compared(kernel: Kernel) -> Iterator[int]:
 
 
 def narrow_operands(kernel: Kernel) -> dict[tuple[int, int], str]:
-    """(value, place) -> the 16-bit dtype in which that operand is compared, or may be chosen.
+    """(value, place) -> the 16-bit dtype in which that operand is compared, may be chosen, or leaves a remainder.
 
     All operands of a comparison that torch makes in 16 bits are rounded to them, numbers too. What is chosen is rounded
     where it is a number, or converted to what it competes with: the rest is a result of arithmetic, of which the choice
-    among unrounded values is the same."""
+    among unrounded values is the same. So are the operands of a remainder, which jumps where the quotient passes an
+    integer: of 3.0 by 0.1 it is 0.1 or 0, by the digits of 0.1."""
     found = {}
     for v in kernel.values:
         for place, n in enumerate(v.args):
             operand = kernel.value(n)
             if v.op in _COMPARISONS:
                 operand = _before_widening(kernel, operand)
-            elif v.op not in _CHOICES or not _is_converted(kernel, operand):
+            elif v.op not in (*_CHOICES, *_REMAINDERS) or not _is_converted(kernel, operand):
                 continue
             if operand.dtype in NARROW:
                 found[v.number, place] = operand.dtype

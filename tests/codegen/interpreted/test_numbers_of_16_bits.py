@@ -1,4 +1,5 @@
-"""A number that 16-bit elements are compared with, or that competes with them in a choice, has 16 bits too, as in ATen.
+"""A number that 16-bit elements are compared with or leave a remainder of, or that competes with them in a choice, has
+16 bits too, as in ATen.
 
 Drawn: numbers that no 16-bit float is, and tensors of what they are rounded to and of its neighbours. Left out is what
 ATen itself has otherwise on a CPU than on a GPU: arithmetic with the number before it is compared.
@@ -40,6 +41,8 @@ FUNCTIONS: dict[str, Fn] = {
         torch.searchsorted(x.sort(-1).values, torch.full_like(x[:, :1], n), right=True),
     ),
     "bucketize": lambda x, n: (torch.bucketize(n, x[0].sort().values), torch.bucketize(x, x.new_full((1,), n))),
+    "remainder": lambda x, n: (x % n, torch.remainder(n, x), x.remainder(torch.full((), n))),
+    "fmod": lambda x, n: (torch.fmod(x, n), torch.fmod(torch.full((), n), x), torch.fmod(x * 2, n) == 0),
     "hardshrink": lambda x, n: F.hardshrink(x, n),
     "threshold": lambda x, n: F.threshold(x, n, 9.0),
     "hardtanh": lambda x, n: F.hardtanh(x, -n, n) == x,
@@ -52,6 +55,7 @@ GRADIENTS: dict[str, Fn] = {
     "maximum": lambda x, n: torch.maximum(x, torch.full((), n)),
     "hardshrink": lambda x, n: F.hardshrink(x, n),
     "where": lambda x, n: torch.where(x >= n, x, n),
+    "remainder": lambda x, n: torch.remainder(x.new_full((), n), x),
 }
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
