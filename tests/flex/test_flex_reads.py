@@ -330,6 +330,23 @@ WAYS = {
     ),
     "threads": ("torch.set_num_threads(1)", "torch.get_num_threads()", "torch.set_num_threads(2)"),
     "default device": ("", "V if torch.get_default_device().type == 'cpu' else X", "torch.set_default_device('meta')"),
+    "device of a tensor": ("T = torch.ones(3)", "V if T.device.type == 'cpu' else X", "T = T.to('meta')"),
+    "device of an index": ("", "V if (q + 1).device.type == 'cpu' else X", ""),
+    "devices that are one": ("T = torch.ones(3)", "V if q.device == T.device else X", "T = T.to('meta')"),
+    "one tensor": ("T = torch.ones(3)\nU = T", "V if T is U else X", "U = T.clone()"),
+    "two tensors": ("T = torch.ones(3)\nU = T.clone()", "V if T is U else X", "U = T"),
+    "two numbers": ("T = torch.tensor(2)\nU = T.clone()", "V if T is U else X", "U = T"),
+    "one of several": (
+        "T = torch.ones(3)\nL = [T, T]\nclass C: pass\nc = C()\nc.t = T",
+        "V if L[0] is L[1] is c.t else X",
+        "c.t = T.clone()",
+    ),
+    "one tensor, not asked": ("T = torch.ones(3)\nU = T", "V if T is not None else X", "U = T.clone()"),
+    "tensors of two functions": (
+        "T = torch.ones(3)\nU = T\ndef f(): return U\ndef g(): return T is f()",
+        "V if g() else X",
+        "U = T + 1",
+    ),
     "no_grad": ("def f():\n  with torch.no_grad(): return V", "f()", ""),
     "no_grad's decorator": ("N = V\n@torch.no_grad()\ndef f(): return N", "f()", "N = X"),
     "precision": (
@@ -419,5 +436,6 @@ REFUSED = {
     "iterator": "takes the next of I", "counter": "takes the next of I", "generator": "takes the next of I",
     "random": "uses random", "random's own": "asks for r.random", "time": "calls time.time",
     "query's requires_grad": "asks for requires_grad", "no_grad": "calls torch.no_grad",
-    "no_grad's decorator": "calls f, decorated",
+    "no_grad's decorator": "calls f, decorated", "device of an index": "decides by the device of a tensor",
+    "devices that are one": "decides by the device of a tensor",
 }  # fmt: skip

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import itertools
 import math
 import numbers
 import sys
@@ -62,6 +63,7 @@ class Reads:
         self._fail = fail
         self.outside = outside  # within it other code than the mod's is run
         self.states = known_states or {}
+        self.shares = False  # whether a tensor that is read in several ways has one stand-in
         self.leaves: list[str] = []  # variables that hold tensors and numbers
         self._lines: list[str] = []
         self._known: dict[str, Any] = {
@@ -76,6 +78,7 @@ class Reads:
         self._stand_ins: dict[int, tuple[str, Any, Any]] = {}
         self._given: list[tuple[Any, Any, str]] = []  # what a mod could write to, what it held, and its name
         self._functions: list[tuple[str, types.FunctionType]] = []
+        self._tensors: list[tuple[str, Tensor]] = []  # variables, and what they hold
         self.shadows: dict[int, type] = {}
         self.builtins = watched.builtins_of(self)
 
@@ -146,6 +149,17 @@ class Reads:
             if not _is_same(now, before):
                 self.refuse(f"writes to {name}, which it captures; a mod must leave its surroundings as they are")
 
+    def confuses_tensors(self) -> bool:
+        """Whether the mod asks which tensors are one (``a is b``), and one has several stand-ins: then `shares` must be
+        set before it is traced."""
+        if not any(_asks_identity(function.__code__) for _, function in self._functions):
+            return False
+        for (a, held), (b, other) in itertools.combinations(self._tensors, 2):
+            if held is other:
+                return True
+            self.require(f"{a} is not {b}")
+        return False
+
     def compiled(self) -> Callable[[Any], tuple[Any, ...] | None]:
         """``match(fn)``: the leaves in order, or None."""
         self._check_functions()
@@ -163,6 +177,7 @@ class Reads:
 
     def _tensor(self, value: Tensor, read: str, name: str) -> Any:
         variable = self._variable(read)
+        self._tensors.append((variable, value))
         dtype = self._constant(value.dtype)
         self.require(f"isinstance({variable}, Tensor) and {variable}.dtype is {dtype}")
         self.require(f"{variable}.dim() == {value.dim()}")
@@ -172,7 +187,8 @@ class Reads:
             number_of((value, variable, name, self))  # which is what the kernels are given
         else:
             self.leaves.append(variable)
-        return self.leaf(value, name, variable)
+        made = self.leaf(value, name, variable)
+        return self._keep(value, variable, made) if self.shares else made
 
     def _number(self, value: Any, read: str, name: str) -> Any:
         variable = self._variable(read)
@@ -492,6 +508,16 @@ def _globals_of(code: types.CodeType) -> tuple[str, ...]:
         if isinstance(constant, types.CodeType):
             found |= dict.fromkeys(_globals_of(constant))
     return tuple(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def _asks_identity(code: types.CodeType) -> bool:
+    """Whether it, or code inside of it, has an ``is`` between two things that it does not spell out, as None is."""
+    found = list(dis.get_instructions(code))
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return any(map(_asks_identity, inner)) or any(
+        i.opname == "IS_OP" and not before.opname.startswith("LOAD_CONST") for before, i in itertools.pairwise(found)
+    )
 
 
 def anchor(fn: Any) -> Any:

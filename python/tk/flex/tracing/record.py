@@ -132,12 +132,14 @@ class Recorder(TorchDispatchMode):
         graph: of calls of ATen overloads and, between numbers, of ``operator``'s and torch's functions. Each node has
             a stand-in of its result in ``meta["val"]``.
         constants: the tensors that its get_attr nodes name.
+        asked_device: the mod has asked for the device of a tensor that it makes or is given, and got `device`.
         failure: the first :class:`Decides`, :class:`ControlFlow` or :class:`Refused` that was raised: the mod may have
             caught it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         super().__init__()
+        self.device, self.asked_device = torch.device(device), False
         self.graph = fx.Graph()
         self.constants: dict[str, Tensor] = {}
         self.failure: Exception | None = None
@@ -439,7 +441,8 @@ def _plain(x: Any) -> Any:
 
 
 class Spelling(TorchFunctionMode):
-    """``table[h, q_idx]`` as an op, where torch itself would read the indices out, and sizes as numbers of the call."""
+    """``table[h, q_idx]`` as an op, where torch itself would read the indices out; sizes as numbers of the call; one
+    device for all that a mod makes, since its graph has none."""
 
     def __init__(self, recorder: Recorder):
         super().__init__()
@@ -462,11 +465,17 @@ class Spelling(TorchFunctionMode):
                 if x.source is None:
                     self.recorder.fail(Refused(f"asks for {func.__name__}() of a tensor that it makes or is given"))
                 return x.source[3].stand_in(func(x.source[0]), f"{x.source[1]}.{func.__name__}()", x.source[2])
+            elif func == _DEVICE:
+                if x.source is not None:
+                    return asked(x.source, "device")
+                self.recorder.asked_device = True
+                return self.recorder.device
             elif func is Tensor.item and x.source is not None and is_on_host(x.source[0]):
                 return number_of(x.source)
             elif func in _DATA:
                 self.recorder.fail(ControlFlow(f"{func.__name__} asks for the value of a tensor"))
-        return func(*args, **(kwargs or {}))
+        kwargs = {k: "cpu" if k == "device" else x for k, x in (kwargs or {}).items()}
+        return func(*[torch.device("cpu") if isinstance(a, torch.device) else a for a in args], **kwargs)
 
 
 def _is_index(key: Any) -> bool:
@@ -521,4 +530,7 @@ _ASKED = (
     "output_nr", "_base",
 )  # fmt: skip
 _PROPERTIES: dict[Any, str] = {getattr(_TENSOR, n).__get__: n for n in _ASKED}
-_METHODS = frozenset({Tensor.is_inference, Tensor.is_contiguous, Tensor.storage_offset, Tensor.is_pinned})
+_METHODS = frozenset({
+    Tensor.is_inference, Tensor.is_contiguous, Tensor.storage_offset, Tensor.is_pinned, Tensor.get_device,
+})  # fmt: skip
+_DEVICE = _TENSOR.device.__get__

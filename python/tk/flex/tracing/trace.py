@@ -40,6 +40,7 @@ __all__ = ["Capture", "Graph", "Pair", "Traced", "pair"]
 _HEAD, _MASK = "tk flex 3\nscore\n", "mask\n"  # with the version of the spelling: graphs of another must not meet
 _INDICES = ("b", "h", "q_idx", "kv_idx")
 _WANTED = {"score_mod": ("score", *_INDICES), "mask_mod": _INDICES}
+_IDENTITY = "is"  # among what is structure: which captured tensors are one
 _MAX_TRACES = 64  # of one code: past that the oldest go
 
 Mod = Callable[..., Any]
@@ -302,11 +303,12 @@ class _World:
     """What a mod sees in one trace. constants: the variables of numbers and sizes that are structure. names: of what it
     reads. numbers: the variables of those that are run-time arguments."""
 
-    def __init__(self, constants: frozenset[str], around: Mapping[Any, Any]):
+    def __init__(self, constants: frozenset[str], around: Mapping[Any, Any], device: str):
         self.constants = constants
-        self.recorder = Recorder()
+        self.recorder = Recorder(device)
         is_grad = around[torch.is_grad_enabled]
         self.reads = reads.Reads(self.leaf, self.recorder.fail, lambda: _outside(is_grad), dict(around))
+        self.reads.shares = _IDENTITY in constants
         self.names: list[str] = []
         self.numbers: set[str] = set()
 
@@ -353,25 +355,37 @@ def _trace(fn: Mod, kind: str) -> _Mod:
 
 
 def _trace_with(fn: Mod, kind: str, constants: frozenset[str], around: Mapping[Any, Any]) -> _Mod:
-    world = _World(constants, around)
+    world, graphs = _graphs(fn, kind, constants, around, "cpu")
+    if world.recorder.asked_device:  # it may hand it on, to what makes a tensor there
+        _, others = _graphs(fn, kind, constants, around, "meta")
+        if [(g.text, g.reads) for g in graphs] != [(g.text, g.reads) for g in others]:
+            raise _refused(fn, kind, "decides by the device of a tensor that it makes or is given", None)
+    match, numbers = world.reads.compiled(), frozenset(world.numbers)
+    whole, *parts = (
+        _of_graph(g, k, match, numbers) for g, k in zip(graphs, (kind, "score_mod", "mask_mod"), strict=False)
+    )
+    return replace(whole, parts=(parts[0], parts[1])) if parts else whole
+
+
+def _graphs(
+    fn: Mod, kind: str, constants: frozenset[str], around: Mapping[Any, Any], device: str
+) -> tuple[_World, Sequence[Graph]]:
+    world = _World(constants, around, device)
     recorder = world.recorder
     with _explaining(fn, kind, recorder), recorder, record.Spelling(recorder):
         arguments = world.arguments(kind)
         stand_in = world.reads.stand_in(fn, "f", getattr(fn, "__name__", type(fn).__name__))
         result = stand_in(*arguments)
         world.reads.check_unwritten()
+        if world.reads.confuses_tensors():
+            recorder.fail(Decides(frozenset([_IDENTITY])))
         world.reads.result(torch.get_default_dtype, (), "default_dtype", "torch.get_default_dtype")  # of 1.5, of q / k
         if recorder.failure is not None:  # and the mod caught it
             raise recorder.failure
     _check_result(fn, kind, result)
     recorder.graph.output(result.node if isinstance(result, record.Value) else recorder.constant(result).node)
     names = (("score", *_INDICES) if kind == "score_mod" else _INDICES, world.names)
-    graphs = canonical(recorder, names, lambda message, node: _refused(fn, kind, message, node))
-    match, numbers = world.reads.compiled(), frozenset(world.numbers)
-    whole, *parts = (
-        _of_graph(g, k, match, numbers) for g, k in zip(graphs, (kind, "score_mod", "mask_mod"), strict=False)
-    )
-    return replace(whole, parts=(parts[0], parts[1])) if parts else whole
+    return world, canonical(recorder, names, lambda message, node: _refused(fn, kind, message, node))
 
 
 def _of_graph(graph: Graph, kind: str, match: Any, numbers: frozenset[str]) -> _Mod:
