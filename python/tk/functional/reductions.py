@@ -243,8 +243,8 @@ def vector_norm(
     """``sum(|x| ** ord) ** (1 / ord)`` over ``dim``, as ``torch.linalg.vector_norm``: of float32, rounded once.
 
     Args:
-        ord: 1, 2, inf and -inf are one kernel each. Of other orders ATen works out the powers first, in float32. Of
-            order 0 it is the number of elements that are not zero; nan is no order (ValueError).
+        ord: 1, 2, inf and -inf have kernels; nan is no order (ValueError). Other orders are ATen's, but for strict
+            mode on CUDA (tk.UnsupportedError).
 
     Other arguments and errors as of :func:`sum`; of infinite order as of :func:`amax`.
     """
@@ -265,7 +265,7 @@ def norm(
     config: Config = None,
 ) -> Tensor:
     """:func:`vector_norm` of order ``p`` with the arguments of ``torch.norm``: "fro" and None are 2; "nuc" is
-    ATen's, but for strict mode on CUDA."""
+    ATen's, as the orders are that have no kernel."""
     x = converted("norm", input, dtype)
     is_taken = taken("norm", WIDE_FLOATS, input=x)
     if p == "nuc":
@@ -291,7 +291,11 @@ def _norm(function: str, x: Tensor, order: float, dim: Dims, keepdim: bool, conf
         found = _extreme(function, x, dim, keepdim, math.copysign(1.0, order), -1.0, config)
         return torch.where(found == 0, found.detach(), found) if found.requires_grad else found
     if order not in _ORDERS:
-        return _norm_of_powers(function, x, order, dim, keepdim, config)
+        if order < 0 and product([x.shape[d] for d in dims]) == 0:
+            name = "input" if function == "norm" else "x"
+            raise ValueError(f"tk.{function}: {name} is {list(x.shape)}: no elements have no norm of order {order:g}")
+        only_aten_has(function, x, f"order {order:g}")
+        return torch.linalg.vector_norm(x, order, dim, keepdim)
     if x.dtype == torch.float64:  # a norm of norms is one of all
         found = _of_parts(lambda rows: run("row_norm", rows, *_ORDERS[order], config=config), x, dims)
     elif _are_all(x, dims):
@@ -299,27 +303,6 @@ def _norm(function: str, x: Tensor, order: float, dim: Dims, keepdim: bool, conf
     else:
         found = run("row_norm", _rows(x, dims), *_ORDERS[order], config=config)
     return _kept(function, found, dims, keepdim)
-
-
-def _norm_of_powers(function: str, x: Tensor, order: float, dim: Dims, keepdim: bool, config: Config) -> Tensor:
-    """As in ATen a zero has the gradient 0."""
-    if order == 0:
-        count = sum((x.detach() != 0).to(x.dtype), dim, keepdim, config=config)
-        if not x.requires_grad:
-            return count
-        # ATen's count has a gradient that is undefined. That of nothing gives it to this one.
-        return count + torch.linalg.vector_norm((x if x.dim() else x.reshape(1))[:0], 0)
-    dims = _dims(function, x, dim)
-    if order < 0 and product([x.shape[d] for d in dims]) == 0:
-        name = "input" if function == "norm" else "x"
-        raise ValueError(f"tk.{function}: {name} is {list(x.shape)}: of no elements there is no norm of order {order}")
-    is_zero = x == 0
-    wide = x if x.dtype == torch.float64 else x.float()
-    powers = torch.where(is_zero, 1.0, wide).abs() ** order  # no zero's power is differentiated
-    total = sum(powers.masked_fill(is_zero, 0.0 if order > 0 else math.inf), dim, keepdim, config=config)
-    flat = (total == 0) | total.isinf()
-    limit = total.detach() ** (1 / order)
-    return torch.where(flat, limit, torch.where(flat, 1.0, total) ** (1 / order)).to(x.dtype)
 
 
 # --- Moments ---
