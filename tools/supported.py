@@ -388,6 +388,7 @@ REFUSED: Mapping[str, Sequence[Refused]] = {
         Refused("tk.gelu(x.double())", "No kernel has it; without strict mode it is ATen's.", "cuda", True),
         Refused("tk.embedding(classes, x, max_norm=1.0)", "The same: it changes the weight.", "cuda", True),
         Refused("tk.norm(x, 'nuc')", "The same: it takes singular values.", "cuda", True),
+        Refused("tk.vector_norm(x, 3)", "The same: 1, 2, inf and -inf are the orders that have kernels.", "cuda", True),
         Refused("tk.cross_entropy(x, classes, row.requires_grad_())", "The same.", "cuda", True),
         Refused("tk.rand((3,), dtype=torch.float64, device=x.device)", "Kernels draw 24 bits at most.", "cuda"),
         Refused("tk.swiglu(x, x.half())", "All tensors are of one dtype; norms alone take weights in float32.", "cuda"),

@@ -118,11 +118,12 @@ class _Maker:
         yield Call("conv3d", (t(1, 4 * c, 5, 6, 7), t(6 * c, 4 * c, 2, 2, 2)), F.conv3d)
 
     def reductions(self) -> Iterator[Call]:
-        names = ("amax", "amin", "sum", "mean", "std", "var", "var_mean", "std_mean", "logsumexp", "norm", "argmax",
+        names = ("amax", "amin", "sum", "mean", "std", "var", "var_mean", "std_mean", "logsumexp", "argmax",
                  "argmin", "max", "min", "prod", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort",
                  "argsort", "softmax", "log_softmax", "all", "any")  # fmt: skip
         for name in names:
             yield Call(name, (self.matrix(), -1), getattr(torch, name))
+        yield Call("norm", (self.matrix(), 2, -1), torch.norm)
         yield Call("vector_norm", (self.matrix(),), torch.linalg.vector_norm)
         yield Call("topk", (self.matrix(), 2), torch.topk)
 
