@@ -36,6 +36,16 @@ def _line(row: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) ->
     return "  ".join(padded).rstrip()
 
 
+_PER_ONE, _LONGEST = 5, 20  # characters
+
+
+def bar(ratio: float) -> str:
+    """A ratio as a line of characters, with a mark where it is 1. What is longer than the line ends with an arrow."""
+    length = round(ratio * _PER_ONE)
+    line = "=" * length if length <= _LONGEST else "=" * (_LONGEST - 1) + ">"
+    return f"{line[:_PER_ONE]:<{_PER_ONE}}|{line[_PER_ONE:]}"
+
+
 class Records(tuple[T, ...]):
     """A sequence of records with names that prints as a table. A slice of it is one too."""
 

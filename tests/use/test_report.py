@@ -60,6 +60,22 @@ def test_undone_it_says_so() -> None:
     assert str(report[:1]).startswith("undone")
 
 
+def test_undone_no_row_says_that_it_is_replaced() -> None:
+    report = tk.use(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    report.undo()
+    for shown in (report, report[:1], report.replaced, pickle.loads(pickle.dumps(report))):
+        assert str(shown).splitlines()[3].split() == ["0", "Linear", "linear", "no", "undone"]
+        assert "yes" not in str(shown) + shown.table
+
+
+def test_undone_the_summary_of_a_large_model_says_so_too() -> None:
+    report = tk.use(nn.Sequential(*(nn.Linear(4, 4) for _ in range(40))))
+    report.undo()
+    lines = str(report).splitlines()
+    assert lines[1].startswith("40 of 40 modules that could be replaced were")
+    assert len(lines) == 5 and lines[4].split() == ["40", "Linear", "linear", "no", "undone"]
+
+
 def test_of_a_large_model_the_answer_comes_first() -> None:
     model = nn.Sequential(*(m for _ in range(20) for m in (nn.Linear(4, 4), nn.Dropout(0.1))))
     report = tk.use(model)

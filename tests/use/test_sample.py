@@ -423,6 +423,8 @@ def test_the_report(timed: Callable[[Faster], None]) -> None:
     lines = str(report.measured).splitlines()
     assert lines[0].split()[:3] == ["op", "call", "passes"] and len(lines) == 2 + 8
     assert "float32[4, 16], float32[32, 16], float32[32]" in lines[2] and lines[2].endswith("torch")
+    won = [line for line in lines[2:] if not line.endswith("torch")]
+    assert all("2.00  =====|=====" in line for line in won) and "0.50  ==   |" in lines[2]
     assert pickle.loads(pickle.dumps(report)).measured == report.measured == report[:1].measured
     assert "measured" not in str(tk.use(nn.Sequential(nn.Linear(3, 4)), only_faster=False))
 

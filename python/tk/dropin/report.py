@@ -53,6 +53,7 @@ class _Swaps(list[Swap]):
     is_undone = False
 
 
+_UNDONE = "undone: the model is as it was before"
 _MOST_ROWS = 24  # of a table that is printed whole
 
 
@@ -79,17 +80,14 @@ class Report(Records[Record]):
         return self
 
     def __str__(self) -> str:
-        said = ["undone: the model is as it was before"] if self._swaps.is_undone else []
+        said = [_UNDONE] if self._swaps.is_undone else []
         if self.measured:
             passes = [p for m in self.measured for _, p in m.passes]
             won = sum(p.wins(False) for p in passes)
             said.append(f"tk is faster in {won} of {len(passes)} classes of calls; report.measured has the times")
         if len(self) <= _MOST_ROWS:
             return "\n".join([*said, self.table])
-        counts = Counter((r.type, r.op, r.replaced, r.reason) for r in self)
-        rows = [
-            (n, kind, op, "yes" if replaced else "no", reason) for (kind, op, replaced, reason), n in counts.items()
-        ]
+        rows = [(n, *cells) for cells, n in Counter(self.cells(r)[1:] for r in self).items()]
         said.append(f"{len(self.replaced)} of {len(self)} modules that could be replaced were; report.table has each")
         return "\n".join([*said, table(("modules", *self.header[1:]), rows)])
 
@@ -100,9 +98,12 @@ class Report(Records[Record]):
         """A row for each module."""
         return super().__str__()
 
-    @staticmethod
-    def cells(row: Record) -> tuple[object, ...]:
-        return row.path or "(model)", row.type, row.op, "yes" if row.replaced else "no", row.reason
+    def cells(self, row: Record) -> tuple[object, ...]:  # type: ignore[override]
+        """What is shown of a record now: after ``undo()`` nothing is replaced, whatever was."""
+        replaced, reason = "yes" if row.replaced else "no", row.reason
+        if row.replaced and self._swaps.is_undone:
+            replaced, reason = "no", "undone"
+        return row.path or "(model)", row.type, row.op, replaced, reason
 
     def __getitem__(self, index: Any) -> Any:
         found = tuple.__getitem__(self, index)
@@ -141,7 +142,9 @@ class Report(Records[Record]):
         self.undo()
 
     def __reduce__(self) -> Any:
-        return type(self), (tuple(self), (), tuple(self.measured))  # another process has no model to undo
+        swaps = _Swaps()  # another process has no model to undo
+        swaps.is_undone = self._swaps.is_undone
+        return type(self), (tuple(self), swaps, tuple(self.measured))
 
 
 def _undo(swaps: Sequence[Swap]) -> list[str]:
