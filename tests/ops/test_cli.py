@@ -6,6 +6,7 @@ import ast
 import itertools
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -69,16 +70,123 @@ def test_a_mistyped_command_is_told_the_nearest(capsys: pytest.CaptureFixture[st
 
 
 def test_a_number_is_told_to_go_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as done:
-        main(["explain", "softmax", "4x8", "-1", "--arch", "90"])
-    assert done.value.code == 2
     said = "'-1' is no shape: write 512x4096; a number goes by its name, as dim=-1\n"
-    assert capsys.readouterr().err.endswith(said)
+    assert main_error(["explain", "softmax", "4x8", "-1", "--arch", "90"], capsys).endswith(said)
 
 
-def test_a_mistyped_argument_of_an_op_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "bias_gelu", "4x8", "8", "tanh=0", "bais=8"]) == 1
-    assert capsys.readouterr().err == "tk: tk.bias_gelu: there is no argument 'bais'; did you mean bias?\n"
+# (the command line, what it says). Each exits with status 2.
+WRONG_ARGUMENTS = [
+    ("explain softmax 4x8 dmi=-1",
+     "tk explain: softmax has no argument 'dmi' (dmi=-1); did you mean dim?\nit takes input, dim, dtype, config\n"
+     "write: tk explain softmax 4x8 dim=-1"),
+    ("explain bias_gelu 4x8 tanh=0 bais=8",
+     "tk explain: bias_gelu has no argument 'bais' (bais=8); did you mean bias?\nit takes x, bias, tanh, config\n"
+     "write: tk explain bias_gelu 4x8 tanh=0 bias=8"),
+    ("explain softmax 4x8 dim=-1 --activation gelu --arch 90",
+     "tk explain: softmax has no argument 'activation' (--activation gelu)\nit takes input, dim, dtype, config\n"
+     "write: tk explain softmax 4x8 dim=-1 --arch 90"),
+    ("explain softmax 4x8 dim=-1 dim=0",
+     "tk explain: softmax: dim is given twice\nwrite: tk explain softmax 4x8 dim=-1"),
+    ("explain linear 4x8 8x8 --activation gelu activation=silu",
+     "tk explain: linear: activation is given twice\nwrite: tk explain linear 4x8 8x8 --activation gelu"),
+    ("explain softmax",
+     "tk explain: softmax: input is missing\nit takes input, dim, dtype, config\nwrite: tk explain softmax SHAPE"),
+    ("explain mm 64x64 --arch 90",
+     "tk explain: mm: b is missing\nit takes a, b, bias, activation, out_dtype, precision, config, out\n"
+     "write: tk explain mm 64x64 SHAPE --arch 90"),
+    ("explain bias_gelu 4x8",
+     "tk explain: bias_gelu: bias and tanh are missing\nit takes x, bias, tanh, config\n"
+     "write: tk explain bias_gelu 4x8 bias=SHAPE tanh=VALUE"),
+    ("explain softmax 4x8 4x8 4x8 dim=-1",
+     "tk explain: softmax: 4x8 is one shape too many\nit takes input, dim, dtype, config\n"
+     "write: tk explain softmax 4x8 dim=-1"),
+    ("explain mm 4x8 8x8 8 8",
+     "tk explain: mm: 8 is one shape too many\nit takes a, b, bias, activation, out_dtype, precision, config, out\n"
+     "write: tk explain mm 4x8 8x8 8"),
+    ("explain topk 4x8 2",
+     "tk explain: topk: 2 stands where k is taken, which is no tensor and goes by its name\n"
+     "write: tk explain topk 4x8 k=2"),
+    ("explain gather 4x8 int:4x8 dim=0",
+     "tk explain: gather: int:4x8 stands where dim is taken, which is given by its name\n"
+     "write: tk explain gather 4x8 index=int:4x8 dim=0"),
+    ("explain rand shape=4x8",
+     "tk explain: rand: shape=4x8: shape is no tensor\nwrite: tk explain rand 'shape=(4,8)'"),
+    ("explain softmax [4,8] dim=-1", "tk explain: '[4,8]' is no shape: write 4x8"),
+    ("explain softmax 4*8 dim=-1", "tk explain: '4*8' is no shape: write 4x8"),
+    ("explain softmax 4xa dim=-1",
+     "tk explain: '4xa' is no argument: write the shape of a tensor, as 512x4096 (512x4096t: stored transposed; "
+     "int:512: of indices), or NAME=VALUE, as dim=-1"),
+    ("explain softmax 4x8 -dim=-1",
+     "tk explain: '-dim=-1' is no argument: an argument that is no tensor is written NAME=VALUE, as dim=-1"),
+    ("explain softmax 99999999999x99999999999 dim=-1 --arch 90",
+     "tk explain: 99999999999x99999999999: torch has no tensor of this size: Storage size calculation overflowed with "
+     "sizes=[99999999999, 99999999999]"),
+    ("explain 4x8 softmax",
+     "tk explain: '4x8' is no op; the op comes first, as in tk explain linear 512x4096 14336x4096 --activation silu"),
+    ("explain softmax 4x8 dim=-1 --device gpu",
+     "tk explain: --device gpu: it is cpu, cuda, or a GPU by its number, as cuda:1"),
+    ("bench softmax 4x8 dmi=-1 --device cpu",
+     "tk bench: softmax has no argument 'dmi' (dmi=-1); did you mean dim?\nit takes input, dim, dtype, config\n"
+     "write: tk bench softmax 4x8 dim=-1 --device cpu"),
+    ("bench linear 4x8 --device cpu",
+     "tk bench: linear: weight is missing\nit takes x, weight, bias, activation, out_dtype, precision, config, out\n"
+     "write: tk bench linear 4x8 SHAPE --device cpu"),
+    ("bench linear mm 4x8 --device cpu",
+     "tk bench: 4x8 would be arguments of linear and mm; name one function: tk bench linear 4x8"),
+    ("bench linear linaer --device cpu", "tk bench: there is no function 'linaer'; did you mean linear?"),
+    ("bench linear 4x8 8x8 --device gpu",
+     "tk bench: --device gpu: it is cpu, cuda, or a GPU by its number, as cuda:1"),
+    ("bench 4x8 softmax",
+     "tk bench: '4x8' is no function or op; that comes first, as in tk bench linear 512x4096 14336x4096"),
+    ("bench softmax 4xa --device cpu", "tk bench: '4xa' is no shape: write 32768x4096"),
+    ("bench bias_gelu 4x8 tanh=1 --device cpu",
+     "tk bench: tanh=1: only shapes are given to an op; write tk bench bias_gelu 32768x4096"),
+    ("bench softmax 4x8 --plot nowhere/a.svg",
+     "tk bench: --plot nowhere/a.svg: there is no folder nowhere; make it first: mkdir -p nowhere"),
+    ("demo --device mps", "tk demo: --device mps: it is cpu, cuda, or a GPU by its number, as cuda:1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "said"), WRONG_ARGUMENTS, ids=[line for line, _ in WRONG_ARGUMENTS])
+def test_wrong_arguments(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_error(line.split(), capsys) == f"{said}\n"
+
+
+@pytest.mark.parametrize(("line", "said"), [(w, s) for w, s in WRONG_ARGUMENTS if "write: " in s and "SHAPE" not in s])
+def test_the_line_that_is_told_is_one_that_works(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*shlex.split(said.rpartition("write: tk ")[2])]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("explain softmax 4x8 --dim -1", "--dim: an argument of softmax goes by its name, without dashes: dim=VALUE"),
+        ("explain linear 4x8 8x8 --actvation silu", "arguments: --actvation silu; did you mean --activation?"),
+        ("bench softmax 4x8 --confgs", "unrecognized arguments: --confgs; did you mean --configs?"),
+        ("list softmax", "unrecognized arguments: softmax; the options are --help, --op, --arch, --json"),
+        ("info --jsn", "unrecognized arguments: --jsn; did you mean --json?"),
+        ("build a.py --dyr-run", "unrecognized arguments: --dyr-run; did you mean --dry-run?"),
+        ("demo --rwos 3", "unrecognized arguments: --rwos 3; did you mean --rows?"),
+        ("demo --rows 0", "argument --rows: '0' is no positive number"),
+    ],
+)
+def test_wrong_options(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(line.split())
+    assert done.value.code == 2
+    text = capsys.readouterr().err
+    assert text.startswith(f"usage: tk {line.split()[0]} ") and text.endswith(f"{said}\n")
+
+
+def test_options_may_stand_between_the_shapes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "linear", "4x8", "--dtype", "fp16", "8x8", "--device", "cpu", "activation=silu"]) == 0
+    assert main(["bench", "linear", "4x8", "--device", "cpu", "8x8", "activation=silu"]) == 0
+    assert "4x8 8x8" in capsys.readouterr().out
+
+
+def test_the_name_of_a_config_may_look_like_a_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "mm", "64x64", "64x64", "config=64x64", "--arch", "90"]) == 1
+    assert "there is no config '64x64'" in capsys.readouterr().err
 
 
 def test_no_command_is_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,7 +392,6 @@ def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         "sum",
     ):
         assert any(line.split()[0] == row and line.endswith("ok") for line in text.splitlines() if line), row
-    assert main(["demo", "--rows", "0", "--device", "cpu"]) == 1
 
 
 def test_a_wrong_generated_op_shows_in_the_demo(

@@ -10,7 +10,7 @@ from typing import Any
 
 import _tk_command
 from tk import errors
-from tk.cli._shown import Usage
+from tk.cli._shown import Usage, unrecognized
 
 __all__ = ["COMMANDS", "main", "run"]
 
@@ -25,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
     args, rest = parser.parse_known_args(arguments)
     args.rest = rest
     if args.rest and not getattr(args, "takes_rest", False):
-        parser.error(f"unrecognized arguments: {' '.join(args.rest)}")
+        args.parser.error(unrecognized(args.parser, args.rest))
     try:
         return args.run(args)
     except Usage as error:
@@ -42,3 +42,4 @@ def run(arguments: Sequence[str]) -> int:
 def _add_command(subparsers: Any, name: str) -> None:
     """With its arguments. No other command's module is imported."""
     import_module(COMMANDS[name][0]).add_parser(subparsers)
+    subparsers.choices[name].set_defaults(parser=subparsers.choices[name])

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+import torch
 
 from tk import _dtypes
 from tk._names import did_you_mean
@@ -38,6 +41,31 @@ def dtype_name(text: str) -> str:
 
 # A command line cannot call tk.load_pack.
 OF_A_PACK = "An op of your own is there where TK_PACK_PATH names its pack: TK_PACK_PATH=my.tkpack tk ..."
+
+
+def unrecognized(parser: argparse.ArgumentParser, rest: Sequence[str]) -> str:
+    """What to say of options that a command does not have, with the nearest, or else all that it has."""
+    options = [name for name in parser._option_string_actions if name.startswith("--")]
+    given = next((text for text in rest if text.startswith("-")), "").partition("=")[0]
+    hint = did_you_mean(given, options, 0.6) or f"the options are {', '.join(options)}"
+    return f"unrecognized arguments: {' '.join(rest)}; {hint}"
+
+
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Options may stand before, between and behind the other arguments."""
+    args, rest = parser.parse_known_intermixed_args(arguments)
+    if rest:
+        parser.error(unrecognized(parser, rest))
+    return args
+
+
+def check_device(text: str) -> None:
+    """Of --device. Raises Usage; that there is no GPU at all is the command's to say."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise Usage(f"--device {text}: it is cpu, cuda, or a GPU by its number, as cuda:1")
+    count = torch.cuda.device_count()
+    if count and text.startswith("cuda:") and int(text[5:]) >= count:
+        raise Usage(f"--device {text}: torch sees {count}, cuda:0 to cuda:{count - 1}")
 
 
 def unknown(kind: str, name: str, known: Iterable[str], most: int = 12, more: str = "") -> Usage:

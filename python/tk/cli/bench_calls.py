@@ -14,13 +14,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tk import errors, inspect, timing
 from tk._dtypes import DTYPES
+from tk._names import did_you_mean
 from tk._table import table
 from tk.cli import _calls
 from tk.cli._calls import Call
+from tk.cli._given import Shape, argument, read
 from tk.cli._judge import host_us
-from tk.cli._shown import dtype_name
+from tk.cli._shown import Usage, check_device, dtype_name, parse
 from tk.cli.bench_ops import NO_GPU
-from tk.cli.explain import Shape, argument
 from tk.heuristics.problem import describe
 
 HEADER = ("function", "tensors", "tk us", "torch us", "speedup", "GB/s")
@@ -38,7 +39,6 @@ def parser() -> argparse.ArgumentParser:
     add(
         "what",
         nargs="+",
-        type=_meant,
         metavar="FUNCTION|SHAPE|NAME=VALUE",
         help="functions; or one, and its arguments as of explain",
     )
@@ -47,15 +47,11 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def _meant(text: str) -> str | Shape | tuple[str, Any]:
-    """The name of a function, or an argument of one."""
-    return text if text in inspect.functions() else argument(text)
-
-
 def run(arguments: Sequence[str]) -> int:
     """The exit status: 1 when a call failed."""
-    args = parser().parse_args(arguments)
-    if args.device == "cuda" and not torch.cuda.is_available():
+    args = parse(parser(), arguments)
+    check_device(args.device)
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
         raise errors.UnsupportedError(NO_GPU)
     rows, failed = [], 0
     with torch.no_grad():
@@ -73,10 +69,12 @@ def run(arguments: Sequence[str]) -> int:
     return int(failed > 0)
 
 
-def wanted(what: Sequence[str | Shape | tuple[str, Any]], dtype: torch.dtype, device: str) -> Iterator[Call]:
-    """The calls that a command line names. Raises ValueError."""
-    names = [x for x in what if isinstance(x, str)]
-    given = [x for x in what if not isinstance(x, str)]
+def wanted(what: Sequence[str], dtype: torch.dtype, device: str) -> Iterator[Call]:
+    """The calls that a command line names. Raises Usage."""
+    names = [text for text in what if text in inspect.functions()]
+    given = [text for text in what if text not in names]
+    for text in given:
+        _check(text)
     known = [
         call for call in _calls.calls(device, dtype, "small" if device == "cpu" else "large") if call.name in names
     ]
@@ -84,16 +82,30 @@ def wanted(what: Sequence[str | Shape | tuple[str, Any]], dtype: torch.dtype, de
         yield from known
         return
     if len(names) != 1:
-        raise ValueError("tk bench: arguments are those of one function")
+        raise Usage(
+            f"{' '.join(given)} would be arguments of {' and '.join(names)}; name one function: "
+            f"tk bench {names[0]} {' '.join(given)}"
+        )
+    found = read(names[0], given, f"tk bench {names[0]}", {}, f"--device {device}" if device != "cuda" else "")
     torch.manual_seed(0)
 
     def made(x: Shape) -> Tensor:
         tensor = x.tensor(dtype, device)
         return torch.randn_like(tensor) if tensor.is_floating_point() else tensor
 
-    args = tuple(made(x) for x in given if isinstance(x, Shape))
-    named = tree_map_only(Shape, made, dict(x for x in given if isinstance(x, tuple)))
-    yield replace(known[0], args=args, kwargs=named)
+    named = tree_map_only(Shape, made, found.keywords)
+    yield replace(known[0], args=tuple(map(made, found.shapes)), kwargs=named)
+
+
+def _check(text: str) -> None:
+    """Raises Usage for what is neither a function nor an argument of one."""
+    try:
+        argument(text)
+    except Usage:
+        hint = did_you_mean(text, inspect.functions(), 0.6)
+        if hint and text.isidentifier():
+            raise Usage(f"there is no function {text!r}; {hint}") from None
+        raise
 
 
 def measure(call: Call) -> tuple[object, ...]:

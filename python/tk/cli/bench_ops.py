@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from tk import _cache, errors, timing
 from tk._table import table
 from tk.cli._judge import host_us
-from tk.cli._shown import Usage, dtype_name
+from tk.cli._shown import Usage, dtype_name, parse
 from tk.generated import inputs, register
 from tk.generated.inputs import Example
 from tk.tune.ops import OpTimes, call, measure
@@ -53,8 +53,12 @@ def parser() -> argparse.ArgumentParser:
 
 def run(arguments: Sequence[str]) -> int:
     """The exit status: 1 when a call failed or was wrong."""
-    args = parser().parse_args(arguments)
-    wanted = list(examples(args.what, args.dtype))
+    args = parse(parser(), arguments)
+    wanted = _wanted(args)
+    for name in ("write", "plot"):
+        path = getattr(args, name)
+        if path is not None and not path.absolute().parent.is_dir():
+            raise Usage(f"--{name} {path}: there is no folder {path.parent}; make it first: mkdir -p {path.parent}")
     if args.device == "cpu":
         if args.configs or args.write or args.plot:
             raise Usage("--configs, --write and --plot are of kernels, which --device cpu does not run")
@@ -83,6 +87,16 @@ def run(arguments: Sequence[str]) -> int:
     if args.plot:
         args.plot.write_text(draw(found, copy))
     return int(failed > 0 or any(t.failures or not t.is_right for t in found))
+
+
+def _wanted(args: argparse.Namespace) -> list[Example]:
+    """Raises Usage where the arguments name no op, or no shape of one."""
+    if named := [text for text in args.what if "=" in text]:
+        raise Usage(f"{named[0]}: only shapes are given to an op; write tk bench {args.what[0]} 32768x4096")
+    try:
+        return list(examples(args.what, args.dtype))
+    except ValueError as error:
+        raise Usage(str(error)) from None
 
 
 def on_cpu(example: Example) -> tuple[object, ...]:

@@ -16,6 +16,8 @@ from tk import timing
 from tk._table import table
 from tk.cli import demo_ops
 from tk.cli._judge import ErrorRatio, error_ratio, host_us
+from tk.cli._shown import check_device
+from tk.cli.build import positive
 
 # Inner and outer size of each weight.
 PROJECTIONS = {
@@ -58,7 +60,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("demo")
     parser.add_argument(
         "--rows",
-        type=int,
+        type=positive,
         help=f"how many rows each input has (default {GPU_ROWS}, of generated ops {demo_ops.GPU_ROWS}; on the CPU "
         f"{CPU_ROWS})",
     )
@@ -69,11 +71,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    check_device(args.device)
     device = torch.device(args.device)
     default = GPU_ROWS if device.type == "cuda" else CPU_ROWS
     m = default if args.rows is None else args.rows
-    if m < 1:
-        raise ValueError(f"tk demo: --rows is {m}, must be at least 1")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"tk demo --device {args.device}: torch sees no CUDA device; leave it out, or write cpu")
     print(f"tk {tk.__version__}, torch {torch.__version__}, {_device_name(device)}: {m} rows, bfloat16, random weights")

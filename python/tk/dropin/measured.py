@@ -92,7 +92,17 @@ class Measurements(Records[Measurement]):
         for one in self:
             for name, times in one.passes:
                 us = (times.tk.host, times.torch.host, times.tk.device, times.torch.device)
-                rows.append((one.op, one.example, name, *(f"{x:.1f}" for x in us), times.ratio, bar(times.ratio), _served(times)))
+                rows.append(
+                    (
+                        one.op,
+                        one.example,
+                        name,
+                        *(f"{x:.1f}" for x in us),
+                        times.ratio,
+                        bar(times.ratio),
+                        _served(times),
+                    )
+                )
         return table(self.header, rows)
 
     __repr__ = __str__
