@@ -705,6 +705,19 @@ def test_dry_run(built, cache, tmp_path):
     assert said and float(said[1]) == pytest.approx(size, abs=0.02)
 
 
+def test_a_dry_run_says_what_a_kernel_is_not_for(cache, tmp_path):
+    """Nothing was dropped, and no plan failed: the words must not read so."""
+    (scale_add, *_) = KERNELS
+    kernel = replace(scale_add, plan=lambda point: None)
+    pack = plan_pack([replace(FAMILY, kernels=(kernel,))], SM80, tmp_path / "x.tkpack")
+    out = io.StringIO()
+    dry_run([pack], cache, jobs=1, out=out)
+    lines = out.getvalue().splitlines()
+    assert lines[0].startswith("sm80 unit_test_op scale_add: 8 combinations, 8 excluded, 0 variants")
+    assert lines[1] == "    8 excluded: no combination that the kernel is for"
+    assert not re.search("drop|plan|fail", out.getvalue())
+
+
 def test_dry_run_counts_what_is_left_out(cache, tmp_path):
     out = io.StringIO()
     dry_run([planned(SM90, tmp_path, only="even=True.*block256")], cache, jobs=1, out=out)
@@ -787,8 +800,23 @@ def test_a_build_begins_with_what_it_does(cache, tmp_path):
     assert lines[:3] == ["9 ops for sm90", "  op0: 14 variants", "  op1: 14 variants"]
     assert lines[5] == "  and 5 more ops: 70 variants"
     launches = f"{len(work.sources)} launches; about "
-    assert re.fullmatch(launches + r"0\.\d\d MB and \d+ s with 2 jobs", lines[6])
+    guess = " on cores of a current server; slower ones take longer"
+    assert re.fullmatch(launches + rf"0\.\d\d MB and \d+ s with 2 jobs{guess}", lines[6])
     assert len(lines) == 7
+
+
+def test_a_time_that_is_a_guess_says_of_which_machine_it_is(built, cache, tmp_path):
+    """What the cache has was compiled on this one."""
+    pack = planned(SM90, tmp_path)
+    work = find_work([pack], cache)
+    work.done.pop(next(iter(work.done)))
+    for found, is_guess in ((find_work([pack], Cache(tmp_path / "empty")), True), (work, False)):
+        out = io.StringIO()
+        describe_build([pack], found, 2, out)
+        assert found.missing and ("on cores of a current server" in out.getvalue()) == is_guess
+    out = io.StringIO()
+    dry_run([pack], Cache(tmp_path / "empty"), jobs=2, out=out)
+    assert out.getvalue().endswith(" s with 2 jobs on cores of a current server; slower ones take longer\n")
 
 
 def test_where_nobody_looks_progress_is_a_line_every_few_seconds(monkeypatch):
@@ -829,7 +857,7 @@ def test_where_packs_go():
         Path("o/x.sm80.tkpack"),
         Path("o/x.ptx80.tkpack"),
     ]
-    with pytest.raises(BuildError, match="say with -o"):
+    with pytest.raises(BuildError, match="tk build --all -o FOLDER"):
         pack_paths([sm80], [], None)
 
 
@@ -844,7 +872,8 @@ def test_the_command_fails_with_a_message(tmp_path, monkeypatch, capsys):
         ([tmp_path / "none.py"], "what it imports is built from the file that declares it"),
         ([tmp_path / "bad.py"], "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
         ([tmp_path / "gone.py"], "there is no such file"),
-        (["--all"], "say with -o into which folder"),
+        (["--all"], "say into which folder the package's own packs go: tk build --all -o FOLDER"),
+        ([unit_kernels.__file__, unit_kernels.__file__], "unit_kernels.py is named twice; name it once"),
     ):
         assert run(parser.parse_args(list(map(str, args)))) == 1
         assert message in capsys.readouterr().err

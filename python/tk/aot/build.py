@@ -424,7 +424,7 @@ def describe_build(packs: Sequence[PlannedPack], work: Work, jobs: int, out: Tex
     size, seconds = predict(work, jobs)
     cached = f", {len(work.done)} of them in the cache" if work.done else ""
     out.write(f"{_counted(len(work.sources), 'launch', 'launches')}{cached}; about {megabytes(size)} and "
-              f"{duration(seconds)} with {_counted(jobs, 'job')}\n")  # fmt: skip
+              f"{duration(seconds)} with {_counted(jobs, 'job')}{_of_which_cores(work)}\n")  # fmt: skip
     out.flush()
 
 
@@ -455,7 +455,7 @@ def dry_run(packs: Sequence[PlannedPack], cache: Cache, jobs: int, out: TextIO =
                 _describe_kernel(pack, op, kernel.name, work, out)
     size, seconds = predict(work, jobs)
     out.write(f"\n{len(work.sources)} distinct launches, {len(work.done)} in the cache; predicted {megabytes(size)}, "
-              f"{duration(seconds)} with {_counted(jobs, 'job')}\n")  # fmt: skip
+              f"{duration(seconds)} with {_counted(jobs, 'job')}{_of_which_cores(work)}\n")  # fmt: skip
 
 
 def _describe_kernel(pack: PlannedPack, op: PlannedOp, kernel: str, work: Work, out: TextIO) -> None:
@@ -490,6 +490,14 @@ def predict(work: Work, jobs: int) -> tuple[float, float]:
         each = [seconds_of(work.sources[k]) for k in missing]
         seconds = FIXED_SECONDS + max(*each, sum(each) / cores_for(min(jobs, len(missing))))
     return size * SHARE_OF_ZLIB + work.record_bytes, seconds
+
+
+def _of_which_cores(work: Work) -> str:
+    """What a prediction is of, where it is a guess: the cache has the times of this machine, and KINDS those of
+    another."""
+    known = {kind_of(work.sources[key]) for key in work.done}
+    is_guess = any(kind_of(work.sources[key]) not in known for key in work.missing)
+    return " on cores of a current server; slower ones take longer" if is_guess else ""
 
 
 def cores_for(jobs: int) -> float:

@@ -24,7 +24,7 @@ def pack_paths(targets: list[Target], files: list[Path], out: Path | None) -> li
     one architecture, else OUT with the architecture before its suffix."""
     if not files:
         if out is None:
-            raise BuildError("say with -o into which folder the package's own packs go")
+            raise BuildError("say into which folder the package's own packs go: tk build --all -o FOLDER")
         return [out / f"{t.name}.tkpack" for t in targets]
     out = out or Path(files[0].stem + ".tkpack")
     if len(targets) == 1:

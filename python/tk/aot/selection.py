@@ -99,7 +99,9 @@ def check_out(files: Sequence[Path], out: Path | None, paths: Sequence[Path]) ->
 
 
 def check_files(files: Sequence[Path]) -> None:
-    """Raises BuildError for what is no Python file."""
-    for path in files:
+    """Raises BuildError for what is no Python file, or is named twice."""
+    for i, path in enumerate(files):
+        if any(path.resolve() == other.resolve() for other in files[:i]):
+            raise BuildError(f"{path} is named twice; name it once")
         if path.is_dir():
             raise BuildError(f"{path} is a folder; name the files in it that declare ops or mods")
