@@ -241,6 +241,19 @@ def test_every_value_for_a_place_has_its_gradient() -> None:
         assert torch.equal(of_x.flatten(1)[:, 0], torch.tensor([1.0, 0.0, 1.0])) and (of_values == 1).all()
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_scatter_add_with_an_empty_index_of_any_shape(device: str) -> None:
+    x, src = (torch.randn(size, 4, device=device, requires_grad=True) for size in (6, 8))
+    for shape in ((0, 6), (8, 0), (7, 0), (0, 0), (0,), (0, 9, 2)):
+        index = torch.zeros(shape, dtype=torch.int64, device=device)
+        for dim in (0, 1):
+            found = tk.scatter_add(x, dim, index, src)
+            assert_close(found, torch.scatter_add(x.detach(), dim, index, src.detach()), check_stride=True)
+            of_x, of_src = torch.autograd.grad(found.sum(), (x, src))
+            assert_close(of_x, torch.ones_like(x))
+            assert_close(of_src, torch.zeros_like(src))
+
+
 def test_scatter_add_has_a_gradient_where_index_is_smaller_than_src() -> None:
     """Which torch's formula has not."""
     src = torch.ones(3, 4, requires_grad=True)

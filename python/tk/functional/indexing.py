@@ -95,8 +95,8 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor, *, config: 
     one_device("scatter_add", input=input, index=index, src=src)
     if not is_taken:
         return torch.scatter_add(input, dim, index, src)
-    if not _rank(input) == _rank(index) == _rank(src):  # of an empty index
-        return input.clone()
+    if not index.numel():  # of any shape
+        return input + src.reshape(-1)[:0].sum() if src.requires_grad else input.clone()
     x, at, source = (t.reshape(1) if t.dim() == 0 else t for t in (input, index.long(), src))
     part = _narrowed(x, at.shape, but=dim)
     source = _narrowed(source, at.shape)
