@@ -27,7 +27,7 @@ from tk.codegen.lowering.rules import RULED
 from tk.codegen.records import OpRecord
 from tk.codegen.scheduling import combo
 from tk.codegen.scheduling.context import Context, scratch_buffers
-from tk.codegen.scheduling.kinds import SHORT, choices, kind_of, schedule, secondary_settings
+from tk.codegen.scheduling.kinds import Beside, choices, kind_of, schedule, secondary_settings
 from tk.codegen.scheduling.schedule import Scheduled
 from tk.codegen.scheduling.settings import GENERAL, GENERAL_DTYPES, SELDOM_CALLED, Setting, kept
 from tk.codegen.tile import ALIGNED, GATHERED, LAYOUTS, ROWS, STRIDED, Layout, is_for, laid_out
@@ -71,8 +71,8 @@ class Generated(OpRecord):
     def scheduled(
         self, kernels: Sequence[ir.Kernel], layout: Layout, setting: Setting
     ) -> list[tuple[Scheduled, Setting]]:
-        """Every launch with its setting: the main one's is given, the others have the first of their kind, or where
-        they run along parts of its rows one for short and one for long ones."""
+        """Every launch with its setting: the main one's is given, the others have the first of their kind, or several,
+        of which a call takes one."""
         context = self._context(kernels)
         main = kernels[self.main(kernels)]
         found = []
@@ -83,12 +83,15 @@ class Generated(OpRecord):
             own_layout = _layout_beside(main, layout, kernel)
             settings = _settings_beside(kernel, own_layout, main, layout, setting)
             assert settings, "a way that has a launch without a setting has none itself"
-            beside = [schedule(kernel, own_layout, context) for _ in settings]
-            if len(beside) > 1:
-                is_short = beside[0].sizes["q"] <= SHORT
-                beside[0].only, beside[1].only = is_short, ~is_short
-                beside[1].suffix = "_long"
-            found += zip(beside, settings, strict=True)
+            least = 0
+            for one in settings:
+                beside = schedule(kernel, own_layout, context)
+                size = beside.sizes["p" if beside.tile.reduced == "p" else "q"]
+                if len(settings) > 1:
+                    beside.only = (size >= least) & (size <= one.most) if one.most is not None else size >= least
+                if one.most is not None:
+                    beside.suffix, least = f"_{one.setting.p}x{one.setting.row}", one.most + 1
+                found.append((beside, one.setting))
         return found
 
     def launches(self, parts: Sequence[tuple[Scheduled, Setting]]) -> Iterator[Launch]:
@@ -202,19 +205,23 @@ class Generated(OpRecord):
         by_label = {g.label: g for g in self.graphs}
         ways = {config.name: (setting, way) for config, setting, way in self.ways()}
 
+        def choices(point: Point) -> tuple[Setting, ...]:
+            """The settings that the launches of the point's way may have in its layout."""
+            return self.choices(by_label[point.graph], LAYOUT_BY_NAME[point.layout], ways[point.config.name][1])
+
         def place(point: Point) -> int:
-            """The place of the point's setting among those that its launches may have; -1: it has none."""
-            setting, way = ways[point.config.name]
-            choices = self.choices(by_label[point.graph], LAYOUT_BY_NAME[point.layout], way)
-            return choices.index(setting) if setting in choices else -1
+            """The place of the point's setting among those; -1: it is none of them."""
+            setting, _ = ways[point.config.name]
+            return choices(point).index(setting) if setting in choices(point) else -1
 
         def can_run(graph: Graph, arch: int) -> bool:
             return arch >= 89 or not _has_fp8e4(graph)
 
         def plan(point: Point) -> Plan | None:
             setting, way = ways[point.config.name]
-            if not can_run(by_label[point.graph], point.arch):
+            if place(point) < 0 or not can_run(by_label[point.graph], point.arch):
                 return None
+            setting = choices(point)[place(point)]  # as its layout has it: in another it may not be everywhere
             graph = by_label[point.graph]
             is_more = LAYOUT_BY_NAME[point.layout].aligned or (place(point) > 0 and not setting.everywhere)
             if self._is_general(graph) and is_more:
@@ -263,13 +270,13 @@ def _is_of_parts(kernel: ir.Kernel) -> bool:
 
 def _settings_beside(
     kernel: ir.Kernel, own: Layout, main: ir.Kernel, layout: Layout, setting: Setting
-) -> tuple[Setting, ...]:
+) -> tuple[Beside, ...]:
     """Of a launch beside the main one, which has `setting`: that as well where neither reduces anything, for their rows
     are as short."""
     is_alike = not (kernel.reduced or main.reduced) and kind_of(*laid_out(main, layout)) is kind_of(
         *laid_out(kernel, own)
     )
-    return (setting,) if is_alike and setting in choices(kernel, own) else secondary_settings(kernel, own, main)
+    return (Beside(setting),) if is_alike and setting in choices(kernel, own) else secondary_settings(kernel, own, main)
 
 
 def _layout_beside(main: ir.Kernel, layout: Layout, kernel: ir.Kernel) -> Layout:

@@ -18,9 +18,11 @@ from tk.codegen.scheduling.context import Context, half
 from tk.codegen.scheduling.cost import DigitsCost, RunsCost, ScanCost, SortCost, WalkCost
 from tk.codegen.scheduling.schedule import Scheduled
 from tk.codegen.scheduling.settings import Setting, settings_of
-from tk.codegen.tile import Layout, Tile, coefficients, is_for, laid_out
+from tk.codegen.tile import ROWS, Layout, Tile, choose_tile, coefficients, is_for, laid_out
 
 SHORT = 2048  # elements of a row of which one program reduces several
+SEVERAL = 4  # blocks beside each other, which a row fills better than a wide one
+MANY_ROWS = 512  # that one program adds up: of more it loads several times as many at once
 MOST_DIGITS = 64 << 10  # bytes of a row that is sorted by digits: shared memory holds it twice
 
 
@@ -234,15 +236,46 @@ def choices(kernel: ir.Kernel, layout: Layout, kind: str = "") -> Settings:
     return own.settings(kernel, tile, layout)
 
 
-def secondary_settings(kernel: ir.Kernel, layout: Layout, main: ir.Kernel) -> Settings:
-    """Of a launch beside `main`, which a config is about: one that takes as many sizes as it can; none where it has
-    none. Of two the first is for rows of at most SHORT elements."""
+@dataclass(frozen=True)
+class Beside:
+    """A setting of a launch beside another. most: it is taken for up to so many elements along q, or of an outer
+    reduction along p, where the one before it is not; None for any number."""
+
+    setting: Setting
+    most: int | None = None
+
+
+def secondary_settings(kernel: ir.Kernel, layout: Layout, main: ir.Kernel) -> tuple[Beside, ...]:
+    """Of a launch beside `main`, which a config is about: one that takes as many sizes as it can, behind those for
+    fewer elements; none where it has none. Of all a call takes one."""
     kernel, tile = laid_out(kernel, layout)
     kind = kind_of(kernel, tile)
     if kind.beside:
-        return settings_of(kind.beside, "rows")[-1:]
-    short = settings_of("short", "rows") if kind.name == "inner" and _has_parts_of_rows(kernel, main) else ()
-    return (*short, *kind.settings(kernel, tile, layout)[:1])
+        return (Beside(settings_of(kind.beside, "rows")[-1]),)
+    own = kind.settings(kernel, tile, layout)
+    first = tuple(map(Beside, own[:1]))
+    if kind.name == "rows" and own and not _reduces_rows(main):  # few columns would leave most of a wide block masked
+        narrow = sorted((s for s in own if s.q < own[0].q), key=lambda s: s.q)
+        return (*(Beside(s, SEVERAL * s.q) for s in narrow), *first)
+    if kind.name == "inner" and _has_parts_of_rows(kernel, main):
+        few, short = settings_of("short", "rows")
+        return (Beside(few, SEVERAL * few.q), Beside(short, SHORT), *first)
+    if kind.name == "outer" and layout.merged and _adds_up_rows(kernel, main):
+        return (*(replace(one, most=MANY_ROWS) for one in first), *map(Beside, settings_of("tall", "rows")))
+    return first
+
+
+def _reduces_rows(main: ir.Kernel) -> bool:
+    """Whether it reduces rows, or parts of long ones: then what stands beside it has rows that are no shorter."""
+    return bool(main.kept) and choose_tile(main, ROWS).reduced == "q" and not along.sorts(main)
+
+
+def _adds_up_rows(kernel: ir.Kernel, main: ir.Kernel) -> bool:
+    """Whether it reduces what other launches have left of rows, of which there are as many as in a tensor of `main`'s.
+    Of parts there are few."""
+    sizes = [size for b in main.buffers if b.kind != "scratch" for size in b.sizes]
+    is_of_scratch = all(kernel.buffer(v.buffer).kind == "scratch" for v in kernel.accesses if v.op == "load")
+    return is_of_scratch and all(any(ix.same(a.size, size) for size in sizes) for a in kernel.reduced)
 
 
 def _has_parts_of_rows(kernel: ir.Kernel, main: ir.Kernel) -> bool:

@@ -102,17 +102,16 @@ SETTINGS: Table = {
             Setting(1, 16384, 16), Setting(1, 32768, 32), Setting(1, 8192, 32, True),
         ),
         "rows": (
-            Setting(1, 2048, 8, True), Setting(32, 64, 4), Setting(2, 1024, 4),
+            Setting(1, 2048, 8, True), Setting(32, 64, 4), Setting(2, 1024, 4, everywhere=True),
             Setting(16, 128, 4, vectors=True), Setting(4, 256, 4, vectors=True),
             *(Setting(4, 256, 4, segments=n, vectors=True) for n in (2, 3, 4)),
             *(Setting(1, 1024, 4, segments=n, vectors=True) for n in (2, 3)),
             *(Setting(1, 2048, 8, segments=n, vectors=True) for n in (2, 3, 4)),
-            Setting(128, 16, 4), Setting(512, 4, 4), Setting(1, 8192, 32, True),
+            Setting(128, 16, 4), Setting(1, 8192, 32, True),
         ),
         "pitched": (Setting(1, 4096, 16, True), Setting(32, 64, 4), Setting(4, 512, 4), Setting(1, 4096, 4)),
         "gathered": (
-            Setting(1, 2048, 8, True), Setting(16, 64, 4), Setting(4, 256, 4), Setting(128, 16, 4),
-            Setting(512, 4, 4, everywhere=True),
+            Setting(1, 2048, 8, True), Setting(16, 64, 4), Setting(4, 256, 4), Setting(128, 16, 4), Setting(512, 4, 4),
         ),
         "columns": (Setting(4, 512, 4, True),),
         "strided": (Setting(16, 64, 4, True),),
@@ -126,7 +125,12 @@ SETTINGS: Table = {
     },
     # Beside a launch along whole rows: along parts of them, where these are short.
     "short": {
-        "rows": (Setting(4, 256, 4, True),),
+        "rows": (Setting(512, 4, 4, True), Setting(4, 256, 4, True)),
+    },
+    # Beside another launch: over many rows, of each of which that left a few numbers. As many elements as where there
+    # are few rows, so that it needs no more registers, which what shares its launch would have as well.
+    "tall": {
+        "rows": (Setting(256, 8, 8, True),),
     },
     "walk": {
         "aligned": (

@@ -1,0 +1,126 @@
+"""Which settings an op's launches have on a described H100, and how many programs: without a GPU or the library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+
+from tk.aot.expr import Problem, TensorValue, evaluate_locals
+from tk.aot.grid import enumerate_grid
+from tk.aot.spec import DTYPES, Plan
+from tk.codegen.family import Generated, generate
+from tk.generated import Declared
+from tk.kernels.generated import activations, norms, reductions
+
+H100 = {"sm_count": 132, "arch": 90, "shared_optin": 232448, "l2_bytes": 50 << 20}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    layout: str
+    config: str
+    plan: Plan
+    problem: Problem
+
+    @property
+    def programs(self) -> int:
+        """Of all launches."""
+        return sum(math.prod(n if isinstance(n, int) else n.evaluate(self.problem) for n in launch.grid)
+                   for launch in self.plan.launches)  # fmt: skip
+
+
+@cache
+def generated(declared: Declared) -> Generated:
+    return generate(declared.fn, declared.signature, declared.name, declared.grad)
+
+
+def backward(declared: Declared) -> Generated:
+    found = generated(declared).backward
+    assert found is not None
+    return found
+
+
+def dense(sizes: Sequence[int], dtype: str) -> TensorValue:
+    """As the core has it: a dimension of size 1 has the stride 0."""
+    strides = [0 if n == 1 else math.prod(sizes[d + 1 :]) for d, n in enumerate(sizes)]
+    return TensorValue(sizes, strides, DTYPES[dtype])
+
+
+def turned(sizes: Sequence[int], dtype: str) -> TensorValue:
+    """[..., M, N] whose columns lie in a run."""
+    found = dense([*sizes[:-2], sizes[-1], sizes[-2]], dtype)
+    return TensorValue(sizes, [*found.strides[:-2], found.strides[-1], found.strides[-2]], DTYPES[dtype])
+
+
+def chosen(op: Generated, tensors: Sequence[TensorValue], ints: Sequence[int] = (), arch: int = 90) -> Chosen:
+    """What is predicted to be the fastest of the whole grid. Of a config the first variant that fits counts."""
+    problem = Problem(tensors, ints, 0, H100)
+    problem = replace(problem, locals=evaluate_locals(op.op.locals.values(), problem))
+    keys = {name: selector.value.evaluate(problem) for name, selector in op.op.selectors.items()}
+    found: dict[str, tuple[int, Chosen]] = {}
+    for variant in enumerate_grid(op.family, arch).variants:
+        plan, config = variant.plan, variant.point.config.name
+        is_its = all(keys[name] in among for name, among in plan.serves.items())
+        if config not in found and is_its and all(c.holds.evaluate(problem) for c in plan.constraints):
+            found[config] = plan.cost.evaluate(problem), Chosen(variant.point.layout, config, plan, problem)
+    return min(found.values(), key=lambda one: one[0])[1]
+
+
+# --- Launches beside a reduction ---
+
+
+@pytest.mark.parametrize("columns", [1, 3, 8, 16, 64])
+@pytest.mark.parametrize("declared", [activations.bias_silu, activations.bias_gelu], ids=lambda d: d.name)
+def test_a_pointwise_launch_beside_column_sums_has_blocks_of_many_short_rows(declared: Declared, columns: int) -> None:
+    """Programs had blocks of at least 256 columns each, and there was one for each row or two."""
+    rows = 1 << 20
+    x, bias = dense([1, 1, rows, columns], "bf16"), dense([columns], "bf16")
+    ints = (0,) if "tanh" in declared.signature.params else ()
+    found = chosen(backward(declared), [x, x, bias, x, bias], ints)
+    assert found.programs < rows * columns // 256 + 4096
+
+
+@pytest.mark.parametrize("sizes", [(8192, 32, 32, 1), (8192, 4, 8, 1), (1000, 32, 2, 1)])
+def test_the_gradient_of_a_group_norm_without_positions_has_blocks_of_many_rows(sizes: tuple[int, ...]) -> None:
+    """Of one position for each channel a program reduced four rows, and added up batches with one program a channel."""
+    x, weight = dense(sizes, "bf16"), dense(sizes[1:3], "bf16")
+    found = chosen(backward(norms.group_norm), [x, x, weight, x, weight, weight])
+    assert found.programs < math.prod(sizes) // 128 + 512
+
+
+@pytest.mark.parametrize("sizes", [(32, 32, 8, 4096), (64, 32, 8, 49)])
+def test_long_parts_of_rows_keep_their_settings(sizes: tuple[int, ...]) -> None:
+    x, weight = dense(sizes, "bf16"), dense(sizes[1:3], "bf16")
+    found = chosen(backward(norms.group_norm), [x, x, weight, x, weight, weight])
+    parts = math.prod(sizes[:3]) // (4 if sizes[3] <= 2048 else 1)
+    assert 2 * parts <= found.programs < 3 * parts
+
+
+# --- Ops and dtypes that have few settings ---
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32", "fp64"])
+@pytest.mark.parametrize(
+    "declared", [reductions.row_norm, reductions.row_prod, reductions.row_var_mean], ids=lambda d: d.name
+)
+@pytest.mark.parametrize("reduced", [1, 4, 8])
+def test_few_elements_are_reduced_in_a_block_of_few(declared: Declared, dtype: str, reduced: int) -> None:
+    """Over a dimension of size 1, and over few rows in dimension 0. fp64 and seldom called ops had 64x32 alone: that
+    8x256 is everywhere was said of another layout's."""
+    n = 1 << 20
+    out = [dense([1, 1, n], dtype)] * (2 if declared is reductions.row_var_mean else 1)
+    for x in (dense([1, 1, n, reduced], dtype), turned([1, 1, n, reduced], dtype)):
+        found = chosen(generated(declared), [x, *out])
+        assert found.config in ("8x256_w4", "512x4_w4"), (found.layout, found.config)
+
+
+def test_a_setting_is_everywhere_where_its_layout_has_it_so() -> None:
+    """Two layouts have one of the same shape, of which that in rows alone is everywhere."""
+    grid = enumerate_grid(generated(reductions.row_norm).family, 80)
+    layouts = {(v.point.layout, v.point.config.name) for v in grid.variants}
+    assert {("columns", "8x256_w4"), ("rows", "2x1024_w4")} <= layouts
+    assert ("aligned", "8x256_w4") not in layouts and ("gathered", "512x4_w4") not in layouts
