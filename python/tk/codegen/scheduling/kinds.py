@@ -254,8 +254,9 @@ def secondary_settings(kernel: ir.Kernel, layout: Layout, main: ir.Kernel) -> tu
         return (Beside(settings_of(kind.beside, "rows")[-1]),)
     own = kind.settings(kernel, tile, layout)
     first = tuple(map(Beside, own[:1]))
-    if kind.name == "rows" and own and not _reduces_rows(main):  # few columns would leave most of a wide block masked
-        narrow = sorted((s for s in own if s.q < own[0].q), key=lambda s: s.q)
+    if kind.name == "rows" and own and _reduces_columns(main):  # few columns would leave most of a wide block masked
+        elements = own[0].p * own[0].q  # no more in any of them: of all that share a launch the most registers count
+        narrow = sorted((replace(s, p=elements // s.q) for s in own if s.q < own[0].q), key=lambda s: s.q)
         return (*(Beside(s, SEVERAL * s.q) for s in narrow), *first)
     if kind.name == "inner" and _has_parts_of_rows(kernel, main):
         few, short = settings_of("short", "rows")
@@ -265,9 +266,10 @@ def secondary_settings(kernel: ir.Kernel, layout: Layout, main: ir.Kernel) -> tu
     return first
 
 
-def _reduces_rows(main: ir.Kernel) -> bool:
-    """Whether it reduces rows, or parts of long ones: then what stands beside it has rows that are no shorter."""
-    return bool(main.kept) and choose_tile(main, ROWS).reduced == "q" and not along.sorts(main)
+def _reduces_columns(main: ir.Kernel) -> bool:
+    """Whether it reduces columns, or parts of long ones: what stands beside it may have a single one. What stands
+    beside a reduction of rows has rows that are no shorter."""
+    return bool(main.reduced) and choose_tile(main, ROWS).reduced == "p"
 
 
 def _adds_up_rows(kernel: ir.Kernel, main: ir.Kernel) -> bool:

@@ -123,12 +123,13 @@ SETTINGS: Table = {
         "gathered": (Setting(1, 2048, 8, True),),
         "strided": (Setting(1, 1024, 4, True), Setting(16, 64, 4, True)),
     },
-    # Beside a launch along whole rows: along parts of them, where these are short.
+    # Beside a launch along whole rows: along parts of them, where these are short. Of as many elements each, so that
+    # neither needs more registers, which what shares its launch would have as well.
     "short": {
-        "rows": (Setting(512, 4, 4, True), Setting(4, 256, 4, True)),
+        "rows": (Setting(256, 4, 4, True), Setting(4, 256, 4, True)),
     },
     # Beside another launch: over many rows, of each of which that left a few numbers. As many elements as where there
-    # are few rows, so that it needs no more registers, which what shares its launch would have as well.
+    # are few rows, for the same reason.
     "tall": {
         "rows": (Setting(256, 8, 8, True),),
     },
