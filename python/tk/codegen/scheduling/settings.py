@@ -107,7 +107,7 @@ SETTINGS: Table = {
             *(Setting(4, 256, 4, segments=n, vectors=True) for n in (2, 3, 4)),
             *(Setting(1, 1024, 4, segments=n, vectors=True) for n in (2, 3)),
             *(Setting(1, 2048, 8, segments=n, vectors=True) for n in (2, 3, 4)),
-            Setting(128, 16, 4), Setting(1, 8192, 32, True),
+            Setting(128, 16, 4), Setting(512, 4, 4), Setting(1, 8192, 32, True),
         ),
         "pitched": (Setting(1, 4096, 16, True), Setting(32, 64, 4), Setting(4, 512, 4), Setting(1, 4096, 4)),
         "gathered": (
