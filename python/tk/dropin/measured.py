@@ -83,26 +83,16 @@ class Measurements(Records[Measurement]):
     """Prints as a table with both times of every class, in microseconds, and how much faster tk is. A bar beside that
     shows it: the mark in it is where both are as fast."""
 
-    header = (
-        *("op", "call", "passes", "tk host", "torch host", "tk device", "torch device", "speedup", "", "runs through"),
-    )
+    header = ("op", "call", "passes", "tk host", "torch host", "tk device", "torch device", "speedup", "",
+              "runs through")  # fmt: skip
 
     def __str__(self) -> str:
         rows = []
         for one in self:
             for name, times in one.passes:
                 us = (times.tk.host, times.torch.host, times.tk.device, times.torch.device)
-                rows.append(
-                    (
-                        one.op,
-                        one.example,
-                        name,
-                        *(f"{x:.1f}" for x in us),
-                        times.ratio,
-                        bar(times.ratio),
-                        _served(times),
-                    )
-                )
+                figures = (*(f"{x:.1f}" for x in us), times.ratio, bar(times.ratio))
+                rows.append((one.op, one.example, name, *figures, _served(times)))
         return table(self.header, rows)
 
     __repr__ = __str__
