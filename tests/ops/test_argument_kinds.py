@@ -104,10 +104,16 @@ def test_a_kind_that_nothing_takes(call: Callable[[], Any], said: str) -> None:
         call()
 
 
-@pytest.mark.parametrize("text", ["64by64", "sofmax", "64x"])
-def test_the_command_line_says_what_an_argument_is(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("64by64", "'64by64' is no argument: write the shape of a tensor, as 512x4096"),
+        ("64x", "'64x' is no argument: write the shape of a tensor, as 512x4096"),
+        ("sofmax", "there is no function 'sofmax'; did you mean softmax"),
+    ],
+)
+def test_the_command_line_says_what_an_argument_is(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     from tk import cli
 
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["bench", "linear", text, "--device", "cpu"])
-    assert f"{text!r} is no argument: write 512x4096, or NAME=VALUE" in capsys.readouterr().err
+    assert cli.main(["bench", "linear", text, "--device", "cpu"]) == 2
+    assert said in capsys.readouterr().err
