@@ -15,7 +15,7 @@ import torch
 
 import tk
 from tk._dtypes import DTYPES, named
-from tk._names import did_you_mean
+from tk._names import did_you_mean, nearest
 from tk.cli._shown import Usage
 
 __all__ = ["Arguments", "Shape", "argument", "parameters", "read"]
@@ -125,9 +125,9 @@ class _Reader:
         known = [p.name for p in self.parameters]
         if name in known:
             return
+        meant = nearest(name, known, 0.5)
         hint = did_you_mean(name, known, 0.5)
-        meant = re.match(r"did you mean (\w+)", hint)
-        instead = f"{meant[1]}{text[len(name) :]}" if meant and at is not None else None
+        instead = f"{meant[0]}{text[len(name) :]}" if meant and at is not None else None
         said = f"{self.function} has no argument {name!r} ({text}){'; ' if hint else ''}{hint}"
         raise Usage(f"{said}\n{self._takes()}\n{self._line(at, instead, left_out=name)}")
 

@@ -212,22 +212,23 @@ class Generated(OpRecord):
         def place(point: Point) -> int:
             """The place of the point's setting among those; -1: it is none of them."""
             setting, _ = ways[point.config.name]
-            return choices(point).index(setting) if setting in choices(point) else -1
+            found = choices(point)
+            return found.index(setting) if setting in found else -1
 
         def can_run(graph: Graph, arch: int) -> bool:
             return arch >= 89 or not _has_fp8e4(graph)
 
         def plan(point: Point) -> Plan | None:
-            setting, way = ways[point.config.name]
-            if place(point) < 0 or not can_run(by_label[point.graph], point.arch):
+            _, way = ways[point.config.name]
+            graph, at = by_label[point.graph], place(point)
+            if at < 0 or not can_run(graph, point.arch):
                 return None
-            setting = choices(point)[place(point)]  # as its layout has it: in another it may not be everywhere
-            graph = by_label[point.graph]
-            is_more = LAYOUT_BY_NAME[point.layout].aligned or (place(point) > 0 and not setting.everywhere)
+            setting = choices(point)[at]  # as its layout has it: in another it may not be everywhere
+            is_more = LAYOUT_BY_NAME[point.layout].aligned or (at > 0 and not setting.everywhere)
             if self._is_general(graph) and is_more:
                 return None
             has_few = point.arch < 90 or "fp16" in graph.trace.dtypes.values() or self.name in SELDOM_CALLED
-            if has_few and not self._is_everywhere(graph, point, setting, way, place(point)):
+            if has_few and not self._is_everywhere(graph, point, setting, way, at):
                 return None
             return self.plan(graph, LAYOUT_BY_NAME[point.layout], setting, way)
 

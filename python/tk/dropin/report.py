@@ -53,7 +53,6 @@ class _Swaps(list[Swap]):
     is_undone = False
 
 
-_UNDONE = "undone: the model is as it was before"
 _MOST_ROWS = 24  # of a table that is printed whole
 
 
@@ -80,7 +79,7 @@ class Report(Records[Record]):
         return self
 
     def __str__(self) -> str:
-        said = [_UNDONE] if self._swaps.is_undone else []
+        said = ["undone: the model is as it was before"] if self._swaps.is_undone else []
         if self.measured:
             passes = [p for m in self.measured for _, p in m.passes]
             won = sum(p.wins(False) for p in passes)

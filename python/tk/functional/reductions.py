@@ -230,7 +230,7 @@ def all(input: Tensor, dim: Dims = None, keepdim: bool = False, *, config: Confi
 _ORDERS = {1.0: (1.0, 1.0, 1.0), 2.0: (0.0, math.inf, 0.5)}
 
 
-@needs("row_norm", "total_norm", "row_amax", *sum.ops)  # type: ignore[attr-defined]
+@needs("row_norm", "total_norm", "row_amax")
 def vector_norm(
     x: Tensor,
     ord: float = 2,

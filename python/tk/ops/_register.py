@@ -73,13 +73,13 @@ def _on_one_device(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
     def checked(*args: Any, **kwargs: Any) -> Any:
         devices = {x.device for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         if len(devices) > 1:
-            _refuse_devices(name, args, kwargs)
+            refuse_devices(name, args, kwargs)
         return fake(*args, **kwargs)
 
     return checked
 
 
-def _refuse_devices(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NoReturn:
+def refuse_devices(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NoReturn:
     """In the words of the kernels: the first tensor, and the first that is elsewhere. Raises ValueError."""
     stem, _, overload = name.partition(".")
     schema = getattr(getattr(torch.ops.tk, stem), overload or "default")._schema

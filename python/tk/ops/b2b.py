@@ -153,8 +153,7 @@ def _check(a: Tensor, b: Tensor, c: Tensor) -> None:
             lambda: f"tk.b2b_gemm: {name} must have 2 dimensions, is {list(t.shape)}",  # noqa: B023
         )
         if t.device != a.device:  # a kernel would say so, but is not asked yet
-            where = f"a is on {a.device}, {name} on {t.device}"
-            raise ValueError(f"tk.b2b_gemm: {where}; all tensors must be on one device")
+            _register.refuse_devices("b2b_gemm", (a, b, c), {})
     product.check_product("b2b_gemm", b.shape[0], a=a, b=b)
     product.check_product("b2b_gemm", c.shape[0], b=b, c=c)
 
