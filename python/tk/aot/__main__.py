@@ -9,5 +9,6 @@ parser = argparse.ArgumentParser(
     prog="python -m tk.aot", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
 )
 add_arguments(parser)
-parser.set_defaults(all=True)
-sys.exit(run(parser.parse_args()))
+args = parser.parse_args()
+args.all = args.all or not args.files
+sys.exit(run(args))

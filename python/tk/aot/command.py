@@ -61,6 +61,8 @@ def _run(args: argparse.Namespace) -> None:
     jobs = args.jobs or default_jobs()
     if not (args.files or args.all or args.sample or args.only or args.dry_run):
         raise SelectsNothing(_ALL)
+    if args.files and args.all:
+        raise SelectsNothing("--all is of the kernels that ship with tk; of FILE.py everything is built without it")
     check_only(args.only)
     check_files(args.files)
     paths = pack_paths(targets, args.files, args.out) if not args.dry_run else []

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import _tk_command
@@ -27,7 +29,9 @@ def run(arguments: Sequence[str]) -> int:
     if args.rest and not getattr(args, "takes_rest", False):
         args.parser.error(unrecognized(args.parser, args.rest))
     try:
-        return args.run(args)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            return args.run(args)
     except Usage as error:
         print(f"tk {args.command}: {error}", file=sys.stderr)
         return 2
@@ -37,6 +41,15 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # `tk list | head`
         sys.stderr.close()
         return 1
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
+    """With its place in a file of the user's. A place in a library is of no use at a terminal."""
+    is_library = "site-packages" in filename or Path(filename).is_relative_to(Path(__file__).parents[1])
+    place = "" if is_library else f"{filename}:{lineno}: "
+    print(f"{place}{category.__name__}: {message}", file=file or sys.stderr)
 
 
 def _add_command(subparsers: Any, name: str) -> None:

@@ -36,8 +36,8 @@ CUDA GPU; --device cpu times the reference of a function or an op."""
 
 
 # Of benchmarks/ (its runner.FAMILIES).
-FAMILIES = ("mm", "other_products", "int4", "b2b", "conv", "generated", "attention", "models", "everywhere",
-            "anywhere")  # fmt: skip
+FAMILIES = ("mm", "other_products", "int4", "b2b", "conv", "generated", "losses", "attention", "models", "zoo",
+            "everywhere", "anywhere")  # fmt: skip
 
 
 def _source_tree() -> Path | None:
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         return 0 if args.rest else 2
     root = _source_tree()
     first = args.rest[0]
-    if first.startswith("-") and root is not None:
+    if first.startswith("-"):
         raise Usage(f"{first}: a function, an op or a family comes first\n{USAGE}")
     if not first.startswith("-") and first not in FAMILIES:
         known = (*inspect.functions(), *register.names(), *FAMILIES)

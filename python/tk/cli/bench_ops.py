@@ -62,9 +62,7 @@ def run(arguments: Sequence[str]) -> int:
     if args.device == "cpu":
         if args.configs or args.write or args.plot:
             raise Usage("--configs, --write and --plot are of kernels, which --device cpu does not run")
-        torch.manual_seed(0)
-        print(table(CPU_HEADER, map(on_cpu, wanted)))
-        return 0
+        return _on_cpu(wanted)
     if not torch.cuda.is_available():
         raise errors.UnsupportedError(NO_GPU)
     torch.manual_seed(0)
@@ -99,8 +97,22 @@ def _wanted(args: argparse.Namespace) -> list[Example]:
         raise Usage(str(error)) from None
 
 
-def on_cpu(example: Example) -> tuple[object, ...]:
-    """A row of the table of the reference."""
+def _on_cpu(wanted: Sequence[Example]) -> int:
+    """Prints the table of the reference. The exit status: 1 when an op did not take its shape."""
+    torch.manual_seed(0)
+    rows, failed = [], 0
+    for example in wanted:
+        try:
+            rows.append(_cpu_row(example))
+        except (RuntimeError, ValueError) as error:
+            failed += 1
+            print(f"FAILED {example}: {type(error).__name__}: {error}", flush=True)
+    if rows:
+        print(table(CPU_HEADER, rows))
+    return int(failed > 0)
+
+
+def _cpu_row(example: Example) -> tuple[object, ...]:
     arguments = example.arguments("cpu")
     tensors = [x for x in tree_leaves(arguments) if isinstance(x, torch.Tensor)]
     sizes = " ".join("x".join(map(str, x.shape)) or "0-d" for x in tensors[:4])
