@@ -168,6 +168,9 @@ class Cost:
             return as_expr(size)
         steps = {a.name: self.context.step(buffer, of) for a, of in zip(self.kernel.axes, factors, strict=True)}
         found = self._apart(self.tile.q, steps) * size
+        if self.tile.p:  # a block's part of a row takes whole sectors, but for what the next row has of them
+            piece = maximum(minimum(self.sizes["q"], setting.row), 1)
+            found = maximum(found, minimum(self._apart(self.tile.p, steps) * size, SECTOR) // piece)
         if v.op == "load" and setting.p * size >= SECTOR // 2:
             found = minimum(found, self._apart(self.tile.p, steps) * 2 * size)
         return minimum(found, SECTOR)
