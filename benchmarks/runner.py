@@ -27,8 +27,8 @@ import torch
 
 from benchmarks import report as reports
 
-FAMILIES = ("mm", "other_products", "int4", "b2b", "conv", "generated", "attention", "models", "everywhere",
-            "anywhere")  # fmt: skip
+FAMILIES = ("mm", "other_products", "int4", "b2b", "conv", "generated", "losses", "attention", "models", "zoo",
+            "everywhere", "anywhere")  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import accuracy, everywhere, first_call, gains, mm, peers, picture, products, report, shapes  # noqa: E402
+import tk  # noqa: E402
+from benchmarks import accuracy, everywhere, first_call, gains, losses, mm, peers, picture, products, report, shapes  # noqa: E402
 from benchmarks.products import Product  # noqa: E402
 from benchmarks.report import Figure, Goal, Report, Row  # noqa: E402
 from benchmarks.runner import Options  # noqa: E402
@@ -368,3 +369,26 @@ def test_tf32_is_judged_by_its_own_error_where_torch_does_without_it(precision: 
     ours = products.rounded_to_tf32(a) @ products.rounded_to_tf32(b)
     assert products.judge(p, a, b, None, ours, a @ b).ok is ok
     assert not products.judge(p, a, b, None, ours * 1.001, a @ b).ok
+
+
+# --- Losses ---
+
+
+def test_losses_are_judged_with_both_gradients() -> None:
+    hidden, weight = torch.randn(50, 24).bfloat16().requires_grad_(), torch.randn(300, 24).bfloat16().requires_grad_()
+    target = torch.randint(300, (50,))
+    torchs = losses.step(losses.eager, hidden, weight, target)
+    expected = losses.reference(hidden, weight, target)
+    in_parts = losses.reference(hidden, weight, target, most=3000)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(in_parts, expected, strict=True))
+    losses.check(losses.step(tk.linear_cross_entropy, hidden, weight, target), torchs, expected)
+    for place in range(3):
+        wrong = tuple(x * 1.1 if i == place else x for i, x in enumerate(torchs))
+        with pytest.raises(AssertionError, match="off by"):
+            losses.check(wrong, torchs, expected)
+
+
+def test_losses_are_drawn_alike_each_time() -> None:
+    sizes = losses.drawn(6)
+    assert sizes == losses.drawn(6)
+    assert all(256 <= s.rows <= 16384 and s.columns % 64 == 0 and s.classes <= 262144 for s in sizes)
