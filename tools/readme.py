@@ -121,7 +121,10 @@ def product_row(p: Products) -> tuple[str, ...]:
 
 
 def measured_on(results: Iterable[Result]) -> str:
-    machines = sorted({"{gpu} with torch {torch} on {date}".format(**r["environment"]) for r in results})
+    dates: dict[str, set[str]] = {}
+    for environment in (r["environment"] for r in results):
+        dates.setdefault("{gpu} with torch {torch}".format(**environment), set()).add(environment["date"])
+    machines = [f"{machine} on {' and '.join(sorted(found))}" for machine, found in sorted(dates.items())]
     return f"Measured on {', '.join(machines)}." if machines else "Nothing was measured yet."
 
 
