@@ -18,8 +18,9 @@ import torch
 import torch.nn.functional as F
 
 import tk
-from tk.cli import COMMANDS, _calls, _verified, _verified_attention, bench, demo, demo_ops, main, verify
+from tk.cli import COMMANDS, _calls, _verified, _verified_attention, bench, bench_ops, demo, demo_ops, main, verify
 from tk.cli._judge import error_ratio
+from tk.generated.inputs import Example
 
 from . import tiny_pack
 
@@ -187,6 +188,36 @@ def test_options_may_stand_between_the_shapes(capsys: pytest.CaptureFixture[str]
 def test_the_name_of_a_config_may_look_like_a_shape(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "mm", "64x64", "64x64", "config=64x64", "--arch", "90"]) == 1
     assert "there is no config '64x64'" in capsys.readouterr().err
+
+
+def test_a_warning_has_no_place_in_a_library(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "softmax", "4x8", "--device", "cpu"]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("UserWarning: tk.softmax: name dim") and ".py" not in said
+
+
+def test_a_warning_has_its_place_in_a_file_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "warns.py"
+    file.write_text("import warnings\nwarnings.warn('odd')\n")
+    main(["build", str(file), "--dry-run"])
+    assert f"{file}:2: UserWarning: odd" in capsys.readouterr().err
+
+
+def test_an_op_that_fails_on_the_cpu_costs_no_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = bench_ops._cpu_row
+
+    def failing(example: Example) -> tuple[object, ...]:
+        if example.op.name == "gelu":
+            raise ValueError("no such shape")
+        return row(example)
+
+    monkeypatch.setattr(bench_ops, "_cpu_row", failing)
+    assert main(["bench", "silu", "gelu", "softmax", "4x8", "--device", "cpu"]) == 1
+    out = capsys.readouterr().out
+    assert "FAILED gelu" in out and "ValueError: no such shape" in out
+    assert {"silu", "softmax"} <= {line.split()[0] for line in out.splitlines() if line}
 
 
 def test_no_command_is_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -886,6 +886,7 @@ def test_arguments_that_choose_nothing_say_what_there_is(dry_run, tmp_path, monk
     add_arguments(parser)
     how = ["--dry-run"] if dry_run else ["-o", tmp_path / "made" / "p.tkpack"]
     for args, message in (
+        (["--all"], "--all is of the kernels that ship with tk; of FILE.py everything is built without it"),
         (["--arch", "75"], "--arch 75: tk needs compute capability 8.0 or newer; there are kernels for 80, 90"),
         (["--arch", "86"], "--arch 86: cubins of sm_80 run on it, too: write --arch 80"),
         (["--arch", "90,89"], "--arch 89: cubins of sm_80 run on it, too: write --arch 80"),
