@@ -12,13 +12,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import tk
+from benchmarks.layouts import log_uniform
 from benchmarks.report import Goal, Report, Row
 from benchmarks.runner import Options
 from tk import timing
@@ -47,15 +48,19 @@ def eager(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(hidden, weight), target)
 
 
-def peers(compiled: bool) -> dict[str, Loss]:
-    """By name, those that are installed; fresh ones for each size."""
-    found: dict[str, Loss] = {EAGER: eager}
+@cache
+def ligers() -> dict[str, Loss]:
     try:
         from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
     except ImportError:
         print("Liger is not installed, and left out", flush=True)
-    else:
-        found["Liger"] = liger_fused_linear_cross_entropy
+        return {}
+    return {"Liger": liger_fused_linear_cross_entropy}
+
+
+def peers(compiled: bool) -> dict[str, Loss]:
+    """By name, those that are installed; fresh ones for each size."""
+    found: dict[str, Loss] = {EAGER: eager, **ligers()}
     if compiled:
         torch._dynamo.reset()  # each size is compiled for itself
         found["torch.compile"] = torch.compile(eager, dynamic=False)
@@ -113,12 +118,8 @@ def linear(options: Options, report: Report) -> None:
 
 def drawn(count: int) -> list[Size]:
     """Log-uniform sizes of an odd number of rows as often as not, and of any number of classes."""
-    rng = random.Random(3705)
-
-    def size(low: int, high: int, multiple: int = 1) -> int:
-        return round(low * (high / low) ** rng.random() / multiple) * multiple
-
-    return [Size(size(256, 16384), size(512, 8192, 64), size(4096, 262144)) for _ in range(count)]
+    size = partial(log_uniform, random.Random(3705))
+    return [Size(size(256, 16384), 64 * size(8, 128), size(4096, 262144)) for _ in range(count)]
 
 
 def _linear(report: Report, kind: str, size: Size, compiled: bool) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -171,16 +171,8 @@ def served(module: nn.Module, inputs: Callable[[], Inputs]) -> Iterator[dict[str
 @contextmanager
 def own_cache() -> Iterator[None]:
     """Nothing that was measured before decides."""
-    before = os.environ.get("TK_CACHE_DIR")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["TK_CACHE_DIR"] = str(Path(folder))
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["TK_CACHE_DIR"]
-            else:
-                os.environ["TK_CACHE_DIR"] = before
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, TK_CACHE_DIR=folder):
+        yield
 
 
 # --- What is measured ---

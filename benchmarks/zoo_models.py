@@ -166,12 +166,17 @@ def encoder(name: str, prefix: str, real: Inputs, **both: Any) -> Model:
 
 
 def decoder(
-    name: str, prefix: str, real: Inputs, tiny: Inputs, config: str = "", routed: bool = False, **both: Any
+    name: str,
+    prefix: str,
+    real: Inputs,
+    tiny: Inputs,
+    config: str = "",
+    head: str = "ForCausalLM",
+    routed: bool = False,
+    **both: Any,
 ) -> Model:
     """A causal language model: a prefill asks for the logits of the last token alone."""
-    made = transformer(f"{prefix}ForCausalLM", config or f"{prefix}Config", real, tiny, **SDPA, **both)
-    if prefix == "GPT2":
-        made = transformer("GPT2LMHeadModel", "GPT2Config", real, tiny, **SDPA, **both)
+    made = transformer(f"{prefix}{head}", config or f"{prefix}Config", real, tiny, **SDPA, **both)
     inputs = partial(tokens, length=1024, use_cache=False)
     return Model(
         name, made, inputs, next_token, large=8, training=4, inference={"logits_to_keep": 1}, decodes=True,
@@ -368,7 +373,7 @@ MODELS = (
     ),
     decoder(
         "gpt2", "GPT2", dict(n_embd=1024, n_layer=6, n_head=16),
-        dict(vocab_size=100, n_embd=64, n_layer=2, n_head=4), n_positions=2048,
+        dict(vocab_size=100, n_embd=64, n_layer=2, n_head=4), head="LMHeadModel", n_positions=2048,
     ),
     decoder("llama", "Llama", LLAMA, SMALL_DECODER),
     decoder("qwen3", "Qwen3", dict(QWEN3, head_dim=128), SMALL_DECODER),

@@ -6,12 +6,11 @@ To write them anew: ``TK_REWRITE_GOLDEN=1 python -m pytest tests/codegen/test_ch
 
 from __future__ import annotations
 
-import difflib
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import golden_files
 import pytest
 from choosing import backward, chosen, dense, generated, turned
 
@@ -98,13 +97,7 @@ def shaped(letter: str, rank: int, m: int, n: int, dtype: str, layout: str) -> T
 
 @pytest.mark.parametrize("name", list(CALLS))
 def test_choices(name: str) -> None:
-    path, text = FOLDER / f"{name}.txt", printed(CALLS[name])
-    if os.environ.get("TK_REWRITE_GOLDEN"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    assert path.is_file(), f"{path.name} is missing; write it with TK_REWRITE_GOLDEN=1"
-    difference = difflib.unified_diff(path.read_text().splitlines(), text.splitlines(), "before", "now", lineterm="")
-    assert not (found := "\n".join(difference)), found
+    golden_files.check(FOLDER / f"{name}.txt", printed(CALLS[name]))
 
 
 def test_no_file_is_left_over() -> None:

@@ -6,13 +6,12 @@ that no tool formats what the generator printed.
 
 from __future__ import annotations
 
-import difflib
 import importlib
-import os
 import pkgutil
 from dataclasses import replace
 from pathlib import Path
 
+import golden_files
 import ops
 import pytest
 
@@ -53,13 +52,7 @@ def _printed(name: str) -> str:
 
 @pytest.mark.parametrize("name", list(OPS))
 def test_golden(name: str) -> None:
-    path, printed = FOLDER / f"{name}.txt", _printed(name)
-    if os.environ.get("TK_REWRITE_GOLDEN"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(printed)
-    assert path.is_file(), f"{path.name} is missing; write it with TK_REWRITE_GOLDEN=1"
-    difference = difflib.unified_diff(path.read_text().splitlines(), printed.splitlines(), "golden", "now", lineterm="")
-    assert not (found := "\n".join(difference)), found
+    golden_files.check(FOLDER / f"{name}.txt", _printed(name))
 
 
 def test_no_file_is_left_over() -> None:

@@ -58,15 +58,15 @@ def run(args: argparse.Namespace) -> int:
     if not args.rest or set(args.rest) & {"-h", "--help"}:
         print(USAGE)
         return 0 if args.rest else 2
-    root = _source_tree()
     first = args.rest[0]
     if first.startswith("-"):
         raise Usage(f"{first}: a function, an op or a family comes first\n{USAGE}")
-    if not first.startswith("-") and first not in FAMILIES:
+    if first not in FAMILIES:
         known = (*inspect.functions(), *register.names(), *FAMILIES)
         if any(text in known for text in args.rest[1:]):
             raise Usage(f"{first!r} is no function or op; that comes first, as in tk bench linear 512x4096 14336x4096")
         raise unknown("function, op or family of benchmarks", first, known, more=OF_A_PACK)
+    root = _source_tree()
     if root is None:
         raise Usage(f"{first}: benchmarks lie in a checkout of tk's sources, which is not here")
     path = os.pathsep.join(p for p in (str(root), os.environ.get("PYTHONPATH", "")) if p)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -18,6 +19,8 @@ from tk.cli._shown import Usage, dtype_name, parse
 from tk.generated import inputs, register
 from tk.generated.inputs import Example
 from tk.tune.ops import OpTimes, call, measure
+
+T = TypeVar("T")
 
 SHAPES = ((32768, 4096),)
 HEADER = (
@@ -68,17 +71,7 @@ def run(arguments: Sequence[str]) -> int:
     torch.manual_seed(0)
     copy = timing.copy_bandwidth()
     print(f"{torch.cuda.get_device_name()}: a copy moves {copy:.0f} GB/s")
-    found, failed = [], 0
-    for example in wanted:
-        try:
-            found.append(measure(example, args.configs))
-        except (RuntimeError, ValueError) as error:
-            failed += 1
-            print(f"FAILED {example}: {type(error).__name__}: {error}", flush=True)
-            continue
-        for config, error_text in found[-1].failures.items():
-            print(f"FAILED {example} {config}: {error_text}", flush=True)
-        torch.cuda.empty_cache()
+    found, failed = _each(wanted, _timed(args.configs))
     print(report(found, copy))
     if args.write:
         write(args.write, found, copy)
@@ -97,16 +90,33 @@ def _wanted(args: argparse.Namespace) -> list[Example]:
         raise Usage(str(error)) from None
 
 
-def _on_cpu(wanted: Sequence[Example]) -> int:
-    """Prints the table of the reference. The exit status: 1 when an op did not take its shape."""
-    torch.manual_seed(0)
-    rows, failed = [], 0
+def _each(wanted: Sequence[Example], measured: Callable[[Example], T]) -> tuple[list[T], int]:
+    """Of each example, and how many failed, which is printed: they cost no other."""
+    found, failed = [], 0
     for example in wanted:
         try:
-            rows.append(_cpu_row(example))
+            found.append(measured(example))
         except (RuntimeError, ValueError) as error:
             failed += 1
             print(f"FAILED {example}: {type(error).__name__}: {error}", flush=True)
+    return found, failed
+
+
+def _timed(configs: bool) -> Callable[[Example], OpTimes]:
+    def timed(example: Example) -> OpTimes:
+        times = measure(example, configs)
+        for config, error in times.failures.items():
+            print(f"FAILED {example} {config}: {error}", flush=True)
+        torch.cuda.empty_cache()
+        return times
+
+    return timed
+
+
+def _on_cpu(wanted: Sequence[Example]) -> int:
+    """Prints the table of the reference. The exit status: 1 when an op did not take its shape."""
+    torch.manual_seed(0)
+    rows, failed = _each(wanted, _cpu_row)
     if rows:
         print(table(CPU_HEADER, rows))
     return int(failed > 0)

@@ -168,11 +168,12 @@ class Cost:
             return as_expr(size)
         steps = {a.name: self.context.step(buffer, of) for a, of in zip(self.kernel.axes, factors, strict=True)}
         found = self._apart(self.tile.q, steps) * size
+        next_row = self._apart(self.tile.p, steps) * size
         if self.tile.p:  # a block's part of a row takes whole sectors, but for what the next row has of them
             piece = maximum(minimum(self.sizes["q"], setting.row), 1)
-            found = maximum(found, minimum(self._apart(self.tile.p, steps) * size, SECTOR) // piece)
+            found = maximum(found, minimum(next_row, SECTOR) // piece)
         if v.op == "load" and setting.p * size >= SECTOR // 2:
-            found = minimum(found, self._apart(self.tile.p, steps) * 2 * size)
+            found = minimum(found, next_row * 2)
         return minimum(found, SECTOR)
 
     def _apart(self, axes: Sequence[ir.Axis], steps: Mapping[str, Expr]) -> Expr:
