@@ -145,7 +145,7 @@ def kernel_dtypes() -> Mapping[str, frozenset[str]]:
             found[family.op.name] = frozenset(name for d in dtypes for name in _BY_RECORDS.get(d, (d,)))
     pairs = importlib.import_module("tk.kernels.attention.pairs")
     plain = next(wanted for score, mask, wanted in pairs.chosen() if score is None and mask is None)
-    return {**found, "sdpa": frozenset(plain.dtypes), "flex_attention": frozenset(plain.dtypes)}
+    return found | dict.fromkeys(("sdpa", "flex_attention", "varlen_attn"), frozenset(plain.dtypes))
 
 
 @cache

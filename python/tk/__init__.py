@@ -26,7 +26,7 @@ _log.set_up()
 
 if _library.is_wanted():
     _library.load()
-    from tk import _addons, config, parallel
+    from tk import _addons, _flash, config, parallel
     from tk.generated import namespace as _namespace
     from tk.heuristics import tuning as _tuning
     from tk.heuristics.checking import check
@@ -52,6 +52,7 @@ if _library.is_wanted():
     _addons.load()
     _namespace.install()
     parallel.install()
+    _flash.install()
     _tuning.load_with_cuda()
 
 
@@ -60,7 +61,7 @@ def _functions() -> Any:
     return importlib.import_module("tk.functional")
 
 
-_OF_FLEX = ("flex", "flex_attention", "sdpa")
+_OF_FLEX = ("flex", "flex_attention", "sdpa", "varlen_attn")
 
 
 def __getattr__(name: str) -> Any:
@@ -99,7 +100,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from tk import b2b, flex  # noqa: F401
     from tk.dropin import enable, use  # noqa: F401
-    from tk.flex import flex_attention, sdpa  # noqa: F401
+    from tk.flex import flex_attention, sdpa, varlen_attn  # noqa: F401
     from tk.functional.activations import geglu, gelu, silu, swiglu  # noqa: F401
     from tk.functional.indexing import gather, index_add, index_put, scatter_add  # noqa: F401
     from tk.functional.linear_losses import linear_cross_entropy  # noqa: F401

@@ -87,7 +87,7 @@ INSIDE = frozenset({
 })  # fmt: skip
 READ_WHERE_TOLD = (
     "embedding", "cross_entropy", "linear_cross_entropy", "grouped_mm", "scaled_grouped_mm", "gather", "scatter_add",
-    "index_add", "index_put",
+    "index_add", "index_put", "varlen_attn",
 )  # fmt: skip
 
 NUMBERS: Sequence[Any] = (
@@ -310,6 +310,7 @@ _FREE_BEYOND_FINITE = (
     "add_layer_norm",
     "sdpa",
     "flex_attention",
+    "varlen_attn",
     "bmm",
     "baddbmm",
     "b2b_gemm",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -165,6 +166,10 @@ class _Maker:
         q, k, v = (self(1, 2 * self.c, 8 * self.n, 64 if self.n > 1 else 16) for _ in range(3))
         yield Call("sdpa", (q, k, v), F.scaled_dot_product_attention)
         yield Call("flex_attention", (q, k, v), F.scaled_dot_product_attention)
+        q, k, v = (x[0].transpose(0, 1).contiguous() for x in (q, k, v))
+        n = len(q)
+        starts = torch.tensor([0, n // 4, n], dtype=torch.int32, device=self.device)
+        yield Call("varlen_attn", (q, k, v, starts, starts, n, n), _each_sequence)
 
     def random(self) -> Iterator[Call]:
         given: dict[str, Any] = {"seed": 1, "offset": 0}
@@ -179,6 +184,16 @@ class _Maker:
         params, grads, averages, squares = ([self(3 * self.n, 2).abs(), self(4 * self.n).abs()] for _ in range(4))
         steps = [torch.zeros((), device=self.device) for _ in range(2)]
         yield Call("adamw_", (params, grads, averages, squares, steps), kwargs={"lr": 0.1})
+
+
+def _each_sequence(query: Tensor, key: Tensor, value: Tensor, *starts: Any) -> Tensor:
+    """Of tk.varlen_attn's arguments."""
+    found = []
+    for at in zip(*(pairwise(x.tolist()) for x in starts[:2]), strict=True):
+        rows, columns = (slice(*ends) for ends in at)
+        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query[rows], key[columns], value[columns]))
+        found.append(F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1))
+    return torch.cat(found)
 
 
 def _linear_loss(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:

@@ -13,7 +13,8 @@
 | ``graph.py`` | what a function computes, to be compared |
 | ``report.py`` | what was done |
 
-Beside it, ``beneath.py``: ``tk.enable``, which serves ATen's own ops in the whole process.
+Beside it, ``beneath.py``: ``tk.enable``, which serves ATen's own ops in the whole process. ``flash.py``: the same of
+flash attention, through torch's registry.
 """
 
 from tk.dropin.beneath import Enabled, enable

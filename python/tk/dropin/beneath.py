@@ -219,7 +219,7 @@ def _install(names: list[str], only_faster: bool, device: str) -> Enabled:
     if Enabled._now is not None:
         raise errors.Error(f"tk.enable holds already, for {', '.join(Enabled._now.ops)}: undo() that first")
     places = [_places()[name] for name in names]
-    _use_up_warning()
+    use_up_warning()
     _cxx().tk_ops_beneath_ask(_decider(only_faster, device))
     if not _cxx().tk_ops_beneath_install((ctypes.c_int32 * len(places))(*places), len(places), device == "cuda"):
         _cxx().tk_ops_beneath_ask(_Decide(0))
@@ -229,7 +229,7 @@ def _install(names: list[str], only_faster: bool, device: str) -> Enabled:
 
 
 @cache
-def _use_up_warning() -> None:
+def use_up_warning() -> None:
     """torch warns of the first kernel in a process that takes another's place, of whatever op. Nobody has to be told of
     one that tk was asked for; and a later one of somebody else's is theirs."""
     with warnings.catch_warnings():

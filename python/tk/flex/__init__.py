@@ -9,8 +9,9 @@ from tk.flex.api import flex_attention, sdpa
 from tk.flex.block_mask import BlockMask, create_block_mask
 from tk.flex.mods import and_masks, or_masks
 from tk.flex.registry import register, registered
+from tk.flex.varlen import varlen_attn
 
 __all__ = [
     "BlockMask", "and_masks", "create_block_mask", "flex_attention", "mods", "or_masks", "register", "registered",
-    "sdpa",
+    "sdpa", "varlen_attn",
 ]  # fmt: skip

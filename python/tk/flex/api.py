@@ -16,6 +16,7 @@ from tk.flex.block_mask import BlockMask
 from tk.flex.checks import (
     NO_LISTS,
     UNBOUNDED,
+    autocast,
     check_dims,
     check_lengths,
     check_mask,
@@ -87,7 +88,7 @@ def flex_attention(
             "tk.flex_attention: query is a DTensor; call it on each rank's part, as by "
             "torch.distributed.tensor.experimental.local_map"
         )
-    query, key, value = _autocast(query, key, value)
+    query, key, value = autocast(query, key, value)
     n_keys = check_operands(query, key, value, enable_gqa, page_table)
     if sinks is not None:
         check_tensor("sinks", sinks, (query.shape[1],), query, floating=True)
@@ -166,7 +167,7 @@ def sdpa(
             mask_mod = of_bool_table(table)
         else:
             score_mod = learned_bias(table)
-    q, k, v = _autocast(q, k, v)
+    q, k, v = autocast(q, k, v)
     check_operands(q, k, v, enable_gqa, None, "tk.sdpa")
     scale = _scale("sdpa", scale, q)
     others = (*NO_LISTS, None, None, None)  # the mask is asked everywhere: to list its blocks would take longer
@@ -232,19 +233,6 @@ def _refuse_device(pair: trace.Pair, query: Tensor) -> None:
                 f"tk.flex_attention: {c.name}, which the {c.of}_mod captures, is on {c.value.device}, query on "
                 f"{query.device}; move it"
             )
-
-
-def _autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """In autocast's dtype where it is on, as ATen's attention."""
-    if not isinstance(query, Tensor):
-        return query, key, value
-    kind = "cuda" if query.is_cuda else query.device.type
-    if kind not in ("cuda", "cpu"):  # "meta" has no autocast; torch.compile of torch 2.11 cannot ask torch whether
-        return query, key, value
-    if torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(kind)
-        return query.to(dtype), key.to(dtype), value.to(dtype)
-    return query, key, value
 
 
 def _wants_max_scores(wanted: Any, return_lse: bool) -> bool:
@@ -313,7 +301,7 @@ _MULTIPLIES = TorchVersion(torch.__version__) < TorchVersion("2.12")  # on CUDA,
 def _of_no_values(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, enable_gqa: bool) -> Tensor:
     """Zeros, shaped as ATen shapes them: it looks at nothing but query and the last size of value. Torch 2.11
     multiplies on CUDA, and so broadcasts. The gradients are 0."""
-    query, key, value = _autocast(query, key, value)
+    query, key, value = autocast(query, key, value)
     for name, x in (("key", key), ("value", value)):
         if x.device != query.device:
             raise ValueError(f"tk.sdpa: {name} is on {x.device}, must be on query's {query.device}")

@@ -19,7 +19,7 @@ def named(error: Exception, request: Request) -> Exception | None:
     """The error in the words of the function that was called; None where it has them."""
     if request.caller == "flex_attention" or _OWN not in (text := str(error)):
         return None
-    mask = _mask_of(trace.parse(request.pair))
+    mask = "packed sequences" if request.caller == "varlen_attn" else _mask_of(trace.parse(request.pair))
     said, *registering = text.split(_FILE, 1)  # what follows is a file, whose words stay
     for theirs, own in (
         (_OWN, f"tk.{request.caller}"),

@@ -165,6 +165,19 @@ def moved(tensors: Sequence[Tensor], query: Tensor) -> list[Tensor]:
     return [x.to(device) if not x.dim() and x.device != device and x.device.type == "cpu" else x for x in tensors]
 
 
+def autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """In autocast's dtype where it is on, as ATen's attention."""
+    if not isinstance(query, Tensor):
+        return query, key, value
+    kind = "cuda" if query.is_cuda else query.device.type
+    if kind not in ("cuda", "cpu"):  # "meta" has no autocast; torch.compile of torch 2.11 cannot ask torch whether
+        return query, key, value
+    if torch.is_autocast_enabled(kind) and query.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(kind)
+        return query.to(dtype), key.to(dtype), value.to(dtype)
+    return query, key, value
+
+
 def check_dims(query: Tensor, key: Tensor, value: Tensor, fewest: int) -> None:
     """Of ``tk.sdpa``."""
     for name, x in (("query", query), ("key", key), ("value", value)):

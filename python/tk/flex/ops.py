@@ -25,14 +25,23 @@ _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)  # sums ar
 
 
 def cpu(*args: Any) -> tuple[Tensor, Tensor]:
-    request = Request(*args)
+    return forward_on_cpu(Request(*args))
+
+
+def forward_on_cpu(request: Request) -> tuple[Tensor, Tensor]:
     with torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
         out, lse, largest = reference.forward(reference.Problem(request))
         return out, torch.cat([lse, largest], -1) if request.max_scores else lse
 
 
 def cpu_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
-    problem, of_captures = reference.Problem(Request(*args[:-1])), args[-1]
+    return backward_on_cpu(grad_out, grad_lse, out, lse, Request(*args[:-1]), args[-1])
+
+
+def backward_on_cpu(
+    grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, request: Request, of_captures: bool
+) -> list[Tensor]:
+    problem = reference.Problem(request)
     with _autograd_at_work(), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
         found = reference.backward(problem, out, lse, grad_out, grad_lse, of_captures)
     sinks = [] if found.sinks is None else [found.sinks]
