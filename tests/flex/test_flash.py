@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -29,6 +30,7 @@ from .dense import attention
 aten = torch.ops.aten
 BF16 = torch.bfloat16
 SDPA, FLASH = "_scaled_dot_product_flash_attention", "_flash_attention_forward"
+GQA: Any = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}  # else always
 THERE = {name: getattr(aten, name).default for name in flash._OPS if hasattr(aten, name)}
 
 
@@ -166,17 +168,17 @@ def packed_inputs(lengths: Sequence[int], of_keys: Sequence[int]) -> tuple[list[
 
 
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (20, 0), (5, 6)])
-@pytest.mark.parametrize("few", [0, 1 << 20])
+@pytest.mark.parametrize("few", [0, 1 << 62])
 def test_varlen_attn(
     active: flash.Activated, window: tuple[int, int], few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed, "_FEW", few)
     lengths = [random.Random(i).randint(0, 120) for i in range(6)]
     given, starts, _ = packed_inputs(lengths, lengths)
-    settings: Any = dict(window_size=window, enable_gqa=True, return_aux=AuxRequest(lse=True))
-    out, lse = varlen_attn(*given, starts, starts, 120, 120, **settings)
+    settings: Any = dict(window_size=window, return_aux=AuxRequest(lse=True))
+    out, lse = varlen_attn(*given, starts, starts, 120, 120, **settings, **GQA)
     exact = doubles(given)
-    wanted, wanted_lse = tk.varlen_attn(*exact, starts, starts, 120, 120, **settings)
+    wanted, wanted_lse = tk.varlen_attn(*exact, starts, starts, 120, 120, **settings, enable_gqa=True)
     close(out, wanted)
     assert lse.shape == (4, sum(lengths)) and lse.dtype == torch.float32
     torch.testing.assert_close(lse, wanted_lse.float(), atol=1e-3, rtol=1e-3)
@@ -190,7 +192,7 @@ def test_varlen_attn(
 
 def test_rows_that_see_no_key_are_as_flash_attention_has_them(active: flash.Activated) -> None:
     given, starts, of_keys = packed_inputs([4, 3], [5, 0])
-    out, lse = varlen_attn(*given, starts, of_keys, 4, 5, enable_gqa=True, return_aux=AuxRequest(lse=True))
+    out, lse = varlen_attn(*given, starts, of_keys, 4, 5, return_aux=AuxRequest(lse=True), **GQA)
     assert not out[4:].any() and (lse[:, 4:] == torch.inf).all() and lse[:, :4].isfinite().all()
     found = torch.autograd.grad(out.sum(), given)
     assert all(x.isfinite().all() for x in found) and not found[0][4:].any()

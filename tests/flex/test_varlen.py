@@ -14,7 +14,8 @@ from torch.nn.attention.varlen import AuxRequest
 
 import tk
 from tk import errors
-from tk.flex import create_block_mask, packed
+from tk.dropin import flash
+from tk.flex import create_block_mask, packed, varlen
 from tk.flex.packed import Window
 from tk.flex.tracing import trace
 from tk.kernels.attention import pairs
@@ -90,7 +91,7 @@ def check(lengths: Sequence[int], of_keys: Sequence[int], window: tuple[int, int
         torch.testing.assert_close(mine, other)
 
 
-@pytest.fixture(params=[0, 1 << 20], ids=["lists", "walk"])
+@pytest.fixture(params=[0, 1 << 62], ids=["lists", "walk"])
 def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With lists of blocks and without."""
     monkeypatch.setattr(packed, "_FEW", request.param)
@@ -180,6 +181,31 @@ def test_what_inference_made_serves_gradients(monkeypatch: pytest.MonkeyPatch) -
     check([300], [300], (-1, -1))
 
 
+@pytest.mark.parametrize("takes_gqa", [True, False])
+def test_what_is_torchs_own_on_cuda(takes_gqa: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever arguments this version of torch has."""
+    if not takes_gqa:
+        monkeypatch.setattr(varlen, "_torch_takes", lambda name: False)
+    heads = dict(enable_gqa=varlen._torch_takes("enable_gqa"))
+    q, k, v = inputs([40, 30], [40, 30], torch.bfloat16)
+    k, v = (k, v) if heads["enable_gqa"] else (x.repeat_interleave(2, 1) for x in (k, v))
+    starts = starts_of([40, 30])
+    settings: Any = dict(return_aux=AuxRequest(lse=True), scale=0.5, window_size=(-1, 0), enable_gqa=True)
+    active = flash.Activated("CPU")
+    try:
+        out, lse = varlen._torchs(q, k, v, starts, starts, 40, 40, num_splits=None, **settings)
+    finally:
+        active.remove()
+    wanted, wanted_lse = tk.varlen_attn(q, k, v, starts, starts, 40, 40, **settings)
+    torch.testing.assert_close(out, wanted)
+    torch.testing.assert_close(lse, wanted_lse)
+    with pytest.raises(errors.UnsupportedError, match="takes bfloat16 and float16"):
+        varlen._torchs(Q, num_splits=None, enable_gqa=False)
+    if not takes_gqa:
+        with pytest.raises(errors.UnsupportedError, match="does not take num_splits"):
+            varlen._torchs(q, num_splits=1, enable_gqa=False)
+
+
 Q, K, S = torch.ones(6, 4, 8), torch.ones(6, 2, 8), torch.tensor([0, 2, 6], dtype=torch.int32)
 GOOD: dict[str, Any] = dict(query=Q, key=Q, value=Q, cu_seq_q=S, cu_seq_k=S, max_q=4, max_k=4)
 
@@ -207,6 +233,7 @@ GOOD: dict[str, Any] = dict(query=Q, key=Q, value=Q, cu_seq_q=S, cu_seq_k=S, max
         (dict(max_k=2.5), TypeError, "max_k must be an int"),
         (dict(window_size=(-2, 0)), ValueError, "must not be less than -1"),
         (dict(window_size=3), TypeError, "window_size must be two ints"),
+        (dict(num_splits=1.5), TypeError, "num_splits must be an int"),
         (dict(scale="1"), TypeError, "scale must be a number"),
         (dict(return_aux=True), TypeError, "return_aux must be an AuxRequest"),
         (dict(seqused_k=S), errors.UnsupportedError, "seqused_k must be None"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -22,17 +23,27 @@ from torch.nn.attention.varlen import AuxRequest, varlen_attn
 from torch.profiler import ProfilerActivity, profile
 
 import tk
+from tk.flex import packed as packing
 
 from .device import DEVICE
 
 pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="about ATen's ops on CUDA")
 BF16 = torch.bfloat16
 SDPA, FLASH = "_scaled_dot_product_flash_attention", "_flash_attention_forward"
+GQA: Any = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}  # else always
 WINDOWS = ((-1, -1), (-1, 0), (100, 0), (60, 30))
 LENGTHS = {
     "short": [random.Random(i).randint(0, 90) for i in range(8)],
-    "long": [700, 0, 1, 1300, 128, 65, 256, 900],  # past what is walked without lists
+    "long": [700, 0, 1, 1300, 128, 65, 256, 900],
 }
+
+
+def ours(*operands: Any, **settings: Any) -> Any:
+    return tk.varlen_attn(*operands, **settings, enable_gqa=True)
+
+
+def torchs(*operands: Any, **settings: Any) -> Any:
+    return varlen_attn(*operands, **settings, **GQA)
 
 
 @pytest.fixture
@@ -135,15 +146,23 @@ def test_sdpa_is_as_torchs(calls: dict[str, list[int]]) -> None:
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("name", LENGTHS)
 @pytest.mark.parametrize("size", [64, 128])
-@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("call", [torchs, ours])
+@pytest.mark.parametrize("few", [0, 1 << 62])
 def test_packed_sequences(
-    calls: dict[str, list[int]], window: tuple[int, int], name: str, size: int, ours: bool
+    calls: dict[str, list[int]],
+    window: tuple[int, int],
+    name: str,
+    size: int,
+    call: Callable[..., Any],
+    few: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """With lists of blocks, and without."""
+    monkeypatch.setattr(packing, "_FEW", few)
     lengths = LENGTHS[name]
     given, starts = packed(lengths, size)
-    call = tk.varlen_attn if ours else varlen_attn
     out, lse = call(
-        *given, starts, starts, max(lengths), max(lengths), window_size=window, enable_gqa=True,
+        *given, starts, starts, max(lengths), max(lengths), window_size=window,
         return_aux=AuxRequest(lse=True),
     )  # fmt: skip
     exact = doubles(given)
@@ -151,7 +170,7 @@ def test_packed_sequences(
     close(out, wanted)
     torch.testing.assert_close(lse, wanted_lse.float(), atol=2e-3, rtol=2e-3)
     check_gradients(out, given, wanted, exact)
-    if not ours:
+    if call is torchs:
         assert calls[FLASH] == calls["_flash_attention_backward"] == [1, 0]
 
 
@@ -163,8 +182,8 @@ def test_other_lengths_of_keys(calls: dict[str, list[int]], window: tuple[int, i
     starts, starts_of_keys = (
         torch.tensor([0, *accumulate(x)], dtype=torch.int32, device=DEVICE) for x in (lengths, of_keys)
     )
-    for call in (varlen_attn, tk.varlen_attn):
-        out = call(q, k, v, starts, starts_of_keys, 700, 900, window_size=window, enable_gqa=True)
+    for call in (torchs, ours):
+        out = call(q, k, v, starts, starts_of_keys, 700, 900, window_size=window)
         exact = doubles([q, k, v])
         parts = [x.split(n) for x, n in zip(exact, (lengths, of_keys, of_keys), strict=True)]
         found = [attention(*(x.transpose(0, 1) for x in part), window)[0] for part in zip(*parts, strict=True)]
@@ -177,7 +196,7 @@ def test_other_lengths_of_keys(calls: dict[str, list[int]], window: tuple[int, i
 def test_float32_packed() -> None:
     lengths = LENGTHS["long"]
     given, starts = packed(lengths, 64, torch.float32)
-    out = tk.varlen_attn(*given, starts, starts, 1300, 1300, window_size=(-1, 0), enable_gqa=True)
+    out = ours(*given, starts, starts, 1300, 1300, window_size=(-1, 0))
     exact = doubles(given)
     wanted, _ = each_sequence(exact, lengths, (-1, 0))
     close(out, wanted, 1e-4)
@@ -192,8 +211,8 @@ def test_the_kernels_are_tks(calls: dict[str, list[int]]) -> None:
             F.scaled_dot_product_attention(*given, is_causal=True).sum().backward()
 
     def varlen() -> None:
-        q, (starts,) = packs[0], packs[1:]
-        varlen_attn(*q, starts, starts, 1300, 1300, window_size=(-1, 0), enable_gqa=True).sum().backward()
+        operands, starts = packs
+        torchs(*operands, starts, starts, 1300, 1300, window_size=(-1, 0)).sum().backward()
 
     mine = [kernels(call) for call in (sdpa, varlen)]
     restore_flash_attention_impl()
@@ -250,14 +269,14 @@ def test_compiled(calls: dict[str, list[int]]) -> None:
     given = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in dense(256, 64)]
     packs, starts = packed(LENGTHS["long"], 64)
 
-    def call(*given: Tensor) -> Tensor:
+    def dense_call(*given: Tensor) -> Any:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             return F.scaled_dot_product_attention(*given[:3], is_causal=True)
 
-    def ours(*given: Tensor) -> Any:
-        return tk.varlen_attn(*given, starts, starts, 1300, 1300, window_size=(-1, 0), enable_gqa=True)
+    def packed_call(*given: Tensor) -> Any:
+        return ours(*given, starts, starts, 1300, 1300, window_size=(-1, 0))
 
-    for function, arguments in ((call, given), (ours, packs)):
+    for function, arguments in ((dense_call, given), (packed_call, packs)):
         found, wanted = torch.compile(function)(*arguments), function(*arguments)
         close(found, wanted.double(), 1e-2)
         grads = (torch.autograd.grad(x.float().square().sum(), arguments) for x in (found, wanted))
@@ -266,13 +285,15 @@ def test_compiled(calls: dict[str, list[int]]) -> None:
     assert calls[SDPA] == [2, 0]
 
 
-def test_a_cuda_graph(calls: dict[str, list[int]]) -> None:
+@pytest.mark.parametrize("few", [0, 1 << 62])
+def test_a_cuda_graph(calls: dict[str, list[int]], few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replayed with other lengths in the same tensor."""
+    monkeypatch.setattr(packing, "_FEW", few)
     (q, k, v), starts = packed([1000, 600, 448], 64)
     q, k, v = (x.detach() for x in (q, k, v))
 
     def call() -> Tensor:
-        return varlen_attn(q, k, v, starts, starts, 2048, 2048, window_size=(-1, 0), enable_gqa=True)
+        return torchs(q, k, v, starts, starts, 2048, 2048, window_size=(-1, 0))
 
     call()
     graph = torch.cuda.CUDAGraph()

@@ -69,6 +69,7 @@ class _Override:
         self.name: str = op._schema.name
         schema = op._schema.arguments
         self.arguments = [(a.name, a.default_value if a.has_default_value() else None) for a in schema]
+        self.unknown = [(name, default) for name, default in self.arguments if name not in _KNOWN]
         self.positional = [a.name for a in schema if not a.kwarg_only]
         self.keywords = [a.name for a in schema if a.kwarg_only]
 
@@ -77,6 +78,9 @@ class _Override:
         given.update(zip(self.positional, args, strict=False))
         given.update(kwargs)
         try:
+            for name, default in self.unknown:
+                if given[name] is not None and given[name] != default:
+                    raise _Left(f"{name} is given")
             found = self.serve(given)
         except _Left as reason:
             self.calls[1] += 1
@@ -94,17 +98,10 @@ class _Override:
 class _Given(dict[str, Any]):
     """A call's arguments by name, those that were left out with their defaults."""
 
-    def __init__(self, arguments: list[tuple[str, Any]]):
-        super().__init__(arguments)
-        self.defaults = arguments
-
     def __getattr__(self, name: str) -> Any:
         return self[name]
 
-    def check(self, known: frozenset[str]) -> None:
-        for name, default in self.defaults:
-            if name not in known and self[name] is not None and self[name] != default:
-                raise _Left(f"{name} is given")
+    def check(self) -> None:
         if self.dropout_p != 0:
             raise _Left("dropout_p is not 0")
         if self.get("return_debug_mask"):
@@ -118,10 +115,11 @@ class _Given(dict[str, Any]):
             raise _Left(f"head sizes and lengths of {list(q.shape)}, {list(k.shape)} and {list(v.shape)}")
 
 
-_BOTH = {"query", "key", "value", "dropout_p", "is_causal", "scale", "cum_seq_q", "cum_seq_k", "max_q", "max_k"}
-_BOTH |= {"window_size_left", "window_size_right"}
-_FORWARD = frozenset({*_BOTH, "return_debug_mask", "out", "compute_auxiliary"})
-_BACKWARD = frozenset({*_BOTH, "grad_out", "out", "logsumexp", "rng_state", "unused", "philox_seed", "philox_offset"})
+_KNOWN = frozenset({
+    "query", "key", "value", "dropout_p", "is_causal", "scale", "cum_seq_q", "cum_seq_k", "max_q", "max_k",
+    "window_size_left", "window_size_right", "return_debug_mask", "out", "grad_out", "logsumexp", "rng_state", "unused",
+    "philox_seed", "philox_offset",
+})  # fmt: skip
 
 
 # --- The ops ---
@@ -129,14 +127,14 @@ _BACKWARD = frozenset({*_BOTH, "grad_out", "out", "logsumexp", "rng_state", "unu
 
 def _sdpa(given: _Given) -> Any:
     """[B, H, M, D] -> out, lse [B, H, M], and what the backward pass is given again."""
-    given.check(_FORWARD)
+    given.check()
     out, lse = _forward(_dense(given, given.query, given.key, given.value))
     lengths = (given.query.shape[2], given.key.shape[2])
     return _laid(out, given.query), lse, None, None, *lengths, *_unused(given.query)
 
 
 def _sdpa_backward(given: _Given) -> Any:
-    given.check(_BACKWARD)
+    given.check()
     if given.cum_seq_q is not None and given.cum_seq_q.numel():
         raise _Left("dense queries have lengths")
     request = _dense(given, given.query, given.key, given.value)
@@ -145,18 +143,23 @@ def _sdpa_backward(given: _Given) -> Any:
 
 def _flash(given: _Given) -> Any:
     """[B, M, H, D], or packed [total, H, D] -> out, lse [B, H, M] or [H, total], and no random numbers."""
-    given.check(_FORWARD)
+    given.check()
     out, lse = _flash_forward(given)
-    return _laid(out, given.query), lse, *_unused(given.query)
+    out = _laid(out, given.query) if given.get("out") is None else _written(out, given.out)
+    return out, lse, *_unused(given.query)
 
 
 def _flash_inplace(given: _Given) -> Any:
-    given.check(_FORWARD)
+    given.check()
     out, lse = _flash_forward(given)
-    if given.out.shape != out.shape or given.out.dtype != out.dtype:
-        raise _Left("out is of another shape or dtype")
-    given.out.copy_(out)
+    _written(out, given.out)
     return lse
+
+
+def _written(found: Tensor, out: Tensor) -> Tensor:
+    if out.shape != found.shape or out.dtype != found.dtype:
+        raise _Left("out is of another shape or dtype")
+    return out.copy_(found)
 
 
 def _flash_forward(given: _Given) -> tuple[Tensor, Tensor]:
@@ -171,7 +174,7 @@ def _flash_forward(given: _Given) -> tuple[Tensor, Tensor]:
 
 
 def _flash_backward(given: _Given) -> Any:
-    given.check(_BACKWARD)
+    given.check()
     grad_out, out, lse = given.grad_out, given.out, given.logsumexp
     if given.cum_seq_q is None or not given.cum_seq_q.numel():
         request = _dense(given, *_transposed(given.query, given.key, given.value))

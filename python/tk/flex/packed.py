@@ -102,7 +102,7 @@ def packed(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, wind
         kind = "shifted_documents"
         ends = sequences.of_keys[1:] - sequences.of_queries[1:]
         ids["shifts"] = (ends[of_queries] if ends.numel() else torch.zeros_like(of_queries)).unsqueeze(0)
-    elif max(n_queries, n_keys) > _FEW:
+    elif max(n_queries, n_keys) > int((_FEW / max(1, query.shape[1] * query.shape[2])) ** 0.5):
         block = _block(max(n_queries, n_keys))
         lists = _lists(of_queries, sequences.of_keys, n_keys, window, block)
         if has_gradient:
@@ -184,7 +184,7 @@ _pair._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while 
 
 # --- Ids and lists ---
 
-_FEW = 1024  # positions that are walked sooner than they are listed
+_FEW = 1 << 34  # pairs of positions, by heads and head size, that are walked sooner than they are listed: an estimate
 _BLOCK = 128  # which the kernels' tiles divide
 _MOST_BLOCKS = 2048  # a list has a number for each pair
 

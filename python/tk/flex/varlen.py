@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from itertools import pairwise
 from typing import Any
 
@@ -84,17 +85,16 @@ def varlen_attn(
             f"tk.varlen_attn: cu_seq_q is {list(cu_seq_q.shape)} and cu_seq_k {list(cu_seq_k.shape)}; they must be of "
             "as many sequences"
         )
+    if num_splits is not None:
+        whole("varlen_attn", "num_splits", num_splits)
     window = _window(window_size)
     wants_lse = _wants_lse(return_aux)
     scale = query.shape[2] ** -0.5 if scale is None else number("varlen_attn", "scale", scale)
     sequences = packed.Sequences(cu_seq_q, cu_seq_k, packed.are_same(cu_seq_q, cu_seq_k))
     if query.is_cuda and (num_splits is not None or (window.is_bounded and not sequences.are_same)):
-        from torch.nn.attention import varlen
-
-        splits = {} if num_splits is None else {"num_splits": whole("varlen_attn", "num_splits", num_splits)}
-        return varlen.varlen_attn(
+        return _torchs(
             query, key, value, cu_seq_q, cu_seq_k, *longest, return_aux=return_aux, scale=scale,
-            window_size=(window_size[0], window_size[1]), enable_gqa=enable_gqa, **splits,
+            window_size=(window_size[0], window_size[1]), enable_gqa=enable_gqa, num_splits=num_splits,
         )  # fmt: skip
     has_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
     request = packed.packed(query, key, value, sequences, window, scale, "varlen_attn", has_gradient)
@@ -107,6 +107,34 @@ def varlen_attn(
             raise errors.typed(error) from None
     out = out[0].transpose(0, 1)
     return (out, lse[0]) if wants_lse else out
+
+
+def _torchs(*operands: Any, num_splits: int | None, enable_gqa: bool, **settings: Any) -> Any:
+    """torch's own. What its version does not take by name yet, its kernel has: groups of query heads."""
+    from torch.nn.attention import varlen
+
+    if operands[0].dtype not in (torch.bfloat16, torch.float16):
+        raise errors.UnsupportedError(
+            f"tk.varlen_attn: query is {operands[0].dtype}; torch's kernel, for num_splits and for windows over two "
+            "tensors of lengths, takes bfloat16 and float16. Without num_splits, and with one tensor as cu_seq_q and "
+            "cu_seq_k, tk's takes float32"
+        )
+    if enable_gqa and _torch_takes("enable_gqa"):
+        settings["enable_gqa"] = True
+    if num_splits is not None:
+        if not _torch_takes("num_splits"):
+            raise errors.UnsupportedError(f"tk.varlen_attn: torch {torch.__version__} does not take num_splits")
+        settings["num_splits"] = num_splits
+    return varlen.varlen_attn(*operands, **settings)
+
+
+def _torch_takes(name: str) -> bool:
+    from torch.nn.attention import varlen
+
+    return name in inspect.signature(varlen.varlen_attn).parameters
+
+
+_torch_takes._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while the compiler traces, not traced
 
 
 # --- Checks ---
