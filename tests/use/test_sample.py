@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from use_models import MODELS, Llama, ResNet, calls, tokens
 
 import tk
-from tk.dropin import measured, sample
+from tk.dropin import decisions, measured, sample
 from tk.dropin.measured import Measurement, Pass, Times, class_of
 from tk.dropin.replace import _use
 from tk.dropin.target import Target
@@ -118,7 +118,7 @@ def test_in_a_graph_the_devices_time_decides(monkeypatch: pytest.MonkeyPatch) ->
     report = tk.use(model, sample=x)
     assert "tk in CUDA graphs" in str(report.measured)
     assert calls(model, x) == {}
-    monkeypatch.setattr(measured, "_is_captured", lambda: True)
+    monkeypatch.setattr(decisions, "is_captured", lambda: True)
     assert calls(model, x) == {"linear": 1}
 
 

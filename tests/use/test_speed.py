@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from use_models import Llama, calls, ops_of, tokens
 
 import tk
-from tk.dropin import speed
+from tk.dropin import decisions, speed
 from tk.dropin.functions import REPLACEMENTS
 from tk.dropin.functions.convolutions import CONV2D
 from tk.dropin.replace import _use
@@ -22,6 +22,13 @@ from tk.dropin.target import Target
 
 H100 = Target("cpu", "sm_90", only_faster=True)
 UNKNOWN = Target("cpu", "sm_80", only_faster=True)
+
+
+@pytest.fixture(autouse=True)
+def captured(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """As if a CUDA graph were recorded, where the device's time alone counts; or not."""
+    monkeypatch.setattr(decisions, "is_captured", lambda: True)
+    return lambda value: monkeypatch.setattr(decisions, "is_captured", lambda: value)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +160,7 @@ def test_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         for rows, expected in ((8, {"linear": 2}), (100, {})):
             assert calls(model, torch.randn(rows, 64)) == expected
-    assert report[0].reason == "under autocast alone; rows ≤ 64 or ≥ 2049; with gradients rows ≥ 2049"
+    assert report[0].reason == "under autocast alone; rows ≤ 64 or ≥ 2049; with gradients rows ≥ 2049; eagerly if large"
     assert calls(model[0], torch.randn(8, 64)) == {}
 
 
@@ -169,10 +176,10 @@ def test_reasons() -> None:
     )
     report = {r.path: r for r in _use(model, H100)}
     assert {path: (r.replaced, r.reason) for path, r in report.items()} == {
-        "aligned": (True, "rows ≤ 64 or ≥ 2049; with gradients rows ≥ 2049"),
-        "other": (True, "rows ≤ 16; with gradients never"),
-        "norm": (True, ""),
-        "rms": (True, ""),
+        "aligned": (True, "rows ≤ 64 or ≥ 2049; with gradients rows ≥ 2049; eagerly if large"),
+        "other": (True, "rows ≤ 16; with gradients never; eagerly if large"),
+        "norm": (True, "eagerly if large"),
+        "rms": (True, "eagerly if large"),
         "group": (False, "group_norm: nothing measured says that it is as fast (bfloat16, sm_90)"),
     }
 
@@ -190,7 +197,9 @@ def test_a_module_with_several_ops() -> None:
     report: Report = _use(model, H100)
     attention = next(r for r in report if r.type == "Attention")
     assert attention.op == "rope, sdpa" and attention.replaced
-    assert attention.reason == ("rope: left to torch; sdpa: causal, head size 128; rows ≥ 1024; with gradients never")
+    assert attention.reason == (
+        "rope: left to torch; sdpa: causal, head size 128; rows ≥ 1024; with gradients never; eagerly if large"
+    )
     assert next(r for r in report if r.type == "MLP").replaced
 
 

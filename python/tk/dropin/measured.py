@@ -18,11 +18,12 @@ from torch import Tensor
 from tk import _cache
 from tk._table import Records, bar, table
 from tk._version import __version__
+from tk.dropin.decisions import Decide, State, autocast_dtype, remembered
 from tk.dropin.target import dtype_name, needs_gradient
 from tk.generated.problem import memory_order
 from tk.parallel import is_distributed
 
-__all__ = ["Measurement", "Measurements", "Pass", "Table", "Times", "class_of", "described", "exactly", "key_of"]
+__all__ = ["Measurement", "Measurements", "Pass", "Table", "Times", "class_of", "described", "key_of"]
 __all__ += ["load", "path_of", "save"]
 
 Class = tuple[Any, ...]
@@ -173,8 +174,6 @@ def _described(value: Any) -> str:
 
 # --- Decisions ---
 
-_MOST_SEEN = 4096  # calls of which the class is remembered
-
 
 class Table:
     """Measurements of one device."""
@@ -186,52 +185,30 @@ class Table:
     def knows(self, op: str) -> bool:
         return op in self._ops
 
-    def predicate(self, op: str, legal: Callable[..., bool], by_rules: Callable[..., bool]) -> Callable[..., bool]:
+    def predicate(self, op: str, legal: Callable[..., bool], by_rules: Decide, state: State) -> Callable[..., bool]:
         """Whether a call is served. legal: whether tk takes it at all; by_rules: the answer where its class was not
-        measured."""
-        # By class and whether a gradient is needed: whether tk is faster, called by Python and in a graph.
-        found = {(m.call, False): m.forward for (of, _), m in self._found.items() if of == op}
-        found |= {(m.call, True): m.training for (of, _), m in self._found.items() if of == op and m.training}
-        faster = {key: (one.wins(False), one.wins(True)) for key, one in found.items()}
-        seen: dict[Any, tuple[bool, bool] | None] = {}
+        measured. state: what they depend on beside the arguments."""
+        # By class, whether a gradient is needed, and whether a graph records the call: whether tk is faster.
+        faster: dict[tuple[Class, bool, bool], bool] = {}
+        for m in (m for (of, _), m in self._found.items() if of == op):
+            for has_gradient, one in ((False, m.forward), (True, m.training)):
+                if one is not None:
+                    faster |= {(m.call, has_gradient, captured): one.wins(captured) for captured in (False, True)}
 
-        def find(args: tuple[Any, ...], kwargs: dict[str, Any], has_gradient: bool) -> tuple[bool, bool] | None:
-            try:
-                key = exactly(args, kwargs), has_gradient
-                if key in seen:
-                    return seen[key]
-            except TypeError:  # an argument that cannot be hashed
-                return None
-            if len(seen) >= _MOST_SEEN:
-                seen.clear()
-            call = key_of(args, kwargs)
-            return seen.setdefault(key, None if call is None else faster.get((call, has_gradient)))
+        def find(*key: Any) -> bool | None:
+            return faster.get(key)
 
-        def find_compiled(call: Class, has_gradient: bool) -> bool | None:
-            _, captured = faster.get((call, has_gradient), (None, None))
-            return captured
+        find._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while tracing, not traced
 
-        find_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while tracing, not traced
-
-        def wins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
-            """None where it was not measured."""
-            has_gradient = needs_gradient(*args, *kwargs.values())
-            if torch.compiler.is_compiling():
-                # An exported program has no guards, which a class needs.
-                call = None if torch.compiler.is_exporting() else key_of(args, kwargs)
-                return None if call is None else find_compiled(call, has_gradient)
-            if (both := find(args, kwargs, has_gradient)) is None:
-                return None
-            eagerly, captured = both
-            return eagerly if eagerly == captured or not _is_captured() else captured
-
-        def takes(*args: Any, **kwargs: Any) -> bool:
+        def decide(is_captured: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
             if not legal(*args, **kwargs):  # first: what is no plain tensor has no strides
                 return False
-            is_faster = wins(args, kwargs)
-            return by_rules(*args, **kwargs) if is_faster is None else is_faster
+            # An exported program has no guards, which a class needs.
+            call = None if torch.compiler.is_exporting() else key_of(args, kwargs)
+            found = None if call is None else find(call, needs_gradient(*args, *kwargs.values()), is_captured)
+            return by_rules(is_captured, args, kwargs) if found is None else found
 
-        return takes
+        return remembered(decide, state)
 
     def is_faster_on_device(self, op: str, call: Class, has_gradient: bool) -> bool | None:
         """Of a class of calls, by the device's time alone; None where it was not measured."""
@@ -249,33 +226,10 @@ class Table:
         return ours
 
 
-def exactly(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a call's class follows from."""
-    values = args if not kwargs else (*args, *kwargs, *kwargs.values())
-    return (_autocast(args), *[_exact(x) for x in values])
-
-
-def _exact(x: Any) -> Any:
-    if isinstance(x, Tensor):
-        return x.shape, x.stride(), x.dtype, type(x)
-    return tuple(x) if isinstance(x, list) else x
-
-
-def _autocast(args: tuple[Any, ...]) -> str:
-    """The dtype that autocast computes products in; "" without."""
-    device = args[0].device.type if args and isinstance(args[0], Tensor) else "cpu"
-    device = "cpu" if device == "meta" else device  # which has no autocast of its own
-    return dtype_name(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
-
-
 def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Class | None:
     """The class under which a call is found."""
     call = class_of(args, kwargs)
-    return None if call is None else (_autocast(args), *call)
-
-
-def _is_captured() -> bool:
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return None if call is None else (autocast_dtype(args), *call)
 
 
 # --- The file ---

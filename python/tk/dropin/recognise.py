@@ -71,7 +71,7 @@ def _normalised(x: Tensor, eps: float) -> Tensor:
 
 
 def rms_norm_forward(target: Target, eps: float, parameter: str) -> FunctionType:
-    takes, call = RMS_NORM.taken_on(target), RMS_NORM.call
+    takes, call = RMS_NORM.taken_on(target, in_pieces=True), RMS_NORM.call
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         if len(args) == 1 and not kwargs:
@@ -238,7 +238,7 @@ def rope_stand_in(target: Target, model: nn.Module, function: FunctionType) -> S
     found = next((r for r in _ROTATIONS if graph is not None and graph == graph_of(r.formula, examples)), None)
     if found is None or not _makes_pairs(model, found.repeats):
         return None
-    takes, call, interleaved = ROPE.taken_on(target), ROPE.call, found.interleaved
+    takes, call, interleaved = ROPE.taken_on(target, in_pieces=True), ROPE.call, found.interleaved
 
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
         if not args and not kwargs and takes(q, k, cos, sin, interleaved):

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from tk.dropin.bytecode import Path, codes, paths, renamed
+from tk.dropin.decisions import count
 from tk.dropin.replacement import Function, Replacement, StandIn
 
 __all__ = ["Redirector", "is_redirected", "mark"]
@@ -230,6 +231,7 @@ class Place:
         def call(*args: Any, **kwargs: Any) -> Any:
             if getattr(owner, name, None) is original and getattr(root, root_name, None) is first:
                 return ours(*args, **kwargs)
+            count()  # as long as it is patched
             found = getattr(root, root_name)
             if owner is not root:
                 found = getattr(owner if found is first else found, name)
@@ -266,7 +268,10 @@ def _guarded_entry(table: Any, name: str, original: FunctionType, copied: Functi
 
     def call(*args: Any, **kwargs: Any) -> Any:
         current = table[name]
-        return copied(*args, **kwargs) if current is original else current(*args, **kwargs)
+        if current is original:
+            return copied(*args, **kwargs)
+        count()  # as long as it is another
+        return current(*args, **kwargs)
 
     return call
 

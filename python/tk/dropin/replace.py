@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FunctionType, MethodType
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 import tk
 from tk._arguments import flag
 from tk.dropin import recognise
+from tk.dropin.decisions import skipping
 from tk.dropin.functions import stand_ins
 from tk.dropin.functions.norms import RMS_NORM
 from tk.dropin.functions.tables import ROPE
@@ -43,7 +44,8 @@ def use(model: nn.Module, *, sample: Any = None, only_faster: bool = True) -> Re
     state_dict, hooks and classes stay as they are. Each call is looked at: what tk does not take, or takes longer for,
     runs as it did. It holds for the device that the model is on; moved later, it runs as before. Left alone are modules
     with hooks, tied or shared parameters, parametrisations, parameters that are no plain tensors, and what is compiled
-    to TorchScript or wrapped by FSDP.
+    to TorchScript or wrapped by FSDP. Small calls, which the host takes longer for than the GPU, run through tk in CUDA
+    graphs and compiled models alone.
 
     With a sample the model is run on it, and each kind of call is timed both ways on this machine: on the host and on
     the device, without gradients and, where an argument needs one, with the backward pass. What wins is kept by classes
@@ -84,6 +86,8 @@ def use(model: nn.Module, *, sample: Any = None, only_faster: bool = True) -> Re
 def _use(model: nn.Module, target: Target, recording: Recording | None = None) -> Report:
     walk = _Walk(model, target, recording)
     records, swaps = _walked(model, walk)
+    if target.only_faster:
+        swaps = [Swap(module, name, _skipping(module, name, method.__func__)) for module, name, method in swaps]
     for swap in swaps:
         swap.do()
     return Report(records, swaps, recording.found.values() if recording else ())
@@ -98,6 +102,10 @@ def _walked(model: nn.Module, walk: _Walk) -> tuple[list[Record], list[Swap]]:
             records.append(record)
             swaps += [Swap(module, name, MethodType(mark(f), module)) for name, f in methods.items()]
     return records, swaps
+
+
+def _skipping(module: nn.Module, name: str, ours: Callable[..., Any]) -> MethodType:
+    return MethodType(mark(skipping(ours, getattr(type(module), name))), module)
 
 
 def _measure(model: nn.Module, target: Target, sample: Any, device: torch.device) -> Recording:

@@ -13,8 +13,9 @@ from torch import nn
 
 import tk
 from tk import capi, errors
-from tk.dropin.speed import Speed
-from tk.dropin.target import Target, dtype_name
+from tk.dropin.decisions import State, remembered
+from tk.dropin.speed import IF_LARGE, Speed
+from tk.dropin.target import Target, dtype_name, needs_gradient
 from tk.functional import FUNCTIONS
 from tk.functional import find as find_function
 from tk.generated import register
@@ -24,6 +25,7 @@ from tk.parallel import is_distributed
 __all__ = ["Function", "Replacement", "StandIn", "is_served"]
 
 Function = Callable[..., Any]
+_PASSES = 3  # a backward pass takes about two forward ones
 
 
 def _no_example(module: nn.Module, dtype: torch.dtype) -> None:
@@ -40,7 +42,8 @@ class Replacement:
     refusals: by the type of device, the errors with which `call` refuses arguments before anything is launched; then
     torch has a kernel, or says what is wrong. example: arguments of a small call of the function of tk with a module's
     parameters, which shows whether a pack has kernels for it; None where a module does not say enough. speed: where tk
-    is not slower. takes_distributed: whether `call` takes DTensors.
+    is not slower. takes_distributed: whether `call` takes DTensors. state: what else of the process `takes` depends on,
+    beside arguments, modes and autocast.
     """
 
     op: str
@@ -51,19 +54,33 @@ class Replacement:
     example: Callable[[nn.Module, torch.dtype], tuple[Any, ...] | None] = _no_example
     refusals: Mapping[str, tuple[type[Exception], ...]] = field(default_factory=dict)
     takes_distributed: bool = True
+    state: State = lambda: True
 
     def is_there(self) -> bool:
         """Whether a loaded pack has its ops, which can be called from now on."""
         return self.op not in FUNCTIONS or find_function(self.op) is not None
 
-    def taken_on(self, target: Target) -> Callable[..., bool]:
-        """The predicate: by what was measured on this machine, else by rules."""
+    def taken_on(self, target: Target, in_pieces: bool = False) -> Callable[..., bool]:
+        """The predicate: by what was measured on this machine, else by rules. in_pieces: the call is in the place of
+        several of torch's, whose host takes longer."""
         target = replace(target, takes_distributed=self.takes_distributed)
-        by_rules = self.takes(target.of(self.speed))
+        is_fast = self.takes(target.of(self.speed))
+        waits = not target.serves_all and not in_pieces
+
+        def by_rules(is_captured: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+            return is_fast(*args, **kwargs) and (is_captured or not waits or self._hides_the_host(args, kwargs))
+
         measured = target.measured_of(self.op)
         if measured is None:
-            return by_rules
-        return measured.predicate(self.op, self.takes(target.of_all()), by_rules)
+            return remembered(by_rules, self.state)
+        return measured.predicate(self.op, self.takes(target.of_all()), by_rules, self.state)
+
+    def _hides_the_host(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the GPU is busy with a call longer than the host is. Else the host may be what a model waits for, and
+        torch's call takes less of it."""
+        has_gradient = needs_gradient(*args, *kwargs.values())
+        on_device = self.speed.device_us(*args, **kwargs) * (_PASSES if has_gradient else 1)
+        return on_device >= self.speed.host_us[has_gradient]
 
     def stand_ins(self, target: Target) -> list[StandIn]:
         """One for each of its names where torch's own function stands at this time."""
@@ -107,7 +124,7 @@ class Replacement:
         if target.serves_all:
             return ""
         rule, condition = self.speed.find(target.arch, module, dtype)
-        return "left to torch" if rule is None else "; ".join(filter(None, [condition, rule.describe()]))
+        return "left to torch" if rule is None else "; ".join(filter(None, [condition, rule.describe(), IF_LARGE]))
 
 
 class StandIn(NamedTuple):

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tk import errors, timing
-from tk.dropin.measured import Class, Measurement, Pass, Times, described, exactly, key_of
+from tk.dropin.decisions import Decide, State, remembered
+from tk.dropin.measured import Class, Measurement, Pass, Times, described, key_of
 
 __all__ = ["Recording", "call_of", "unchanged"]
 
@@ -105,13 +106,18 @@ class Recording:
     def knows(self, op: str) -> bool:
         return True
 
-    def predicate(self, op: str, legal: Callable[..., bool], by_rules: Callable[..., bool]) -> Callable[..., bool]:
+    def predicate(self, op: str, legal: Callable[..., bool], by_rules: Decide, state: State) -> Callable[..., bool]:
+        """Whether tk serves a call now. legal: whether tk takes it at all."""
+        remembered_legal = remembered(lambda _, args, kwargs: legal(*args, **kwargs), state)
+
         def takes(*args: Any, **kwargs: Any) -> bool:
-            if torch.compiler.is_compiling() or not legal(*args, **kwargs):
+            # While it is timed as a decision will be, which is remembered.
+            is_legal = remembered_legal if self._is_timing else legal
+            if torch.compiler.is_compiling() or not is_legal(*args, **kwargs):
                 return False
             if self._is_timing:
-                exactly(args, kwargs)  # which a decision will cost
-            elif (key := key_of(args, kwargs)) is not None:
+                return self._serves
+            if (key := key_of(args, kwargs)) is not None:
                 self._noted.append((op, key, described(args, kwargs)))
             return self._serves
 

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["ALL", "NONE", "SIXTEEN_BITS", "Bands", "Rule", "Rules", "Speed"]
+__all__ = ["ALL", "IF_LARGE", "NONE", "SIXTEEN_BITS", "Bands", "Rule", "Rules", "Speed", "memory_us", "tensor_core_us"]
+
+IF_LARGE = "eagerly if large"  # a small call is tk's in a CUDA graph alone
 
 Bands = tuple[tuple[int, int | None], ...]  # from, to (None: no end), both included
 
@@ -56,6 +58,20 @@ class Rule:
 Rules = Mapping[str, Mapping[str, Rule]]  # by architecture, and there by the kind of call
 
 
+# --- What a call takes at least on an H200, microseconds ---
+
+
+def memory_us(*args: Any, **kwargs: Any) -> float:
+    """All tensors are read, and a result as large as the largest is written."""
+    sizes = [x.numel() * x.element_size() for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    return (sum(sizes) + max(sizes, default=0)) / 4.0e6
+
+
+def tensor_core_us(multiplications: float) -> float:
+    """Of 16-bit products; others take longer."""
+    return multiplications / 4.0e8
+
+
 def _of_any_module(module: nn.Module, dtype: torch.dtype) -> str:
     return ""
 
@@ -67,12 +83,17 @@ class Speed:
     rules: of the kind "" where all calls are of one. kind_of: the kind of the
     calls that a module makes, with parameters of this dtype. assumes: what `kind_of` takes for granted, since no module
     says it. under_autocast: whether autocast decides what is computed in, as of products.
+    host_us: microseconds that the host takes for a call of tk through a stand-in, without and with the backward pass,
+    on the machine of the H200 (`python -m benchmarks anywhere`). device_us: what the GPU takes at least for a call
+    without the backward pass, with torch's arguments.
     """
 
     rules: Rules = field(default_factory=dict)
     kind_of: Callable[[nn.Module, torch.dtype], str] = _of_any_module
     assumes: str = ""
     under_autocast: bool = False
+    host_us: tuple[float, float] = (25.0, 150.0)
+    device_us: Callable[..., float] = memory_us
 
     def find(self, arch: str, module: nn.Module, dtype: torch.dtype) -> tuple[Rule | None, str]:
         """The rule of a module's calls, and the condition under which it is that one: weights in float32 are multiplied

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import tk
 from tk.dropin.replacement import Replacement, is_served
-from tk.dropin.speed import NONE, SIXTEEN_BITS, Rule, Rules, Speed
+from tk.dropin.speed import NONE, SIXTEEN_BITS, Rule, Rules, Speed, tensor_core_us
 from tk.dropin.target import Target, broadcasts, is_plain, needs_gradient
 from tk.errors import UnsupportedError, VariantNotFoundError
 
@@ -123,13 +123,29 @@ def _call_sdpa(
     return tk.sdpa(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
 
 
+def _sdpa_us(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> float:
+    """Two products, of which half is masked at most."""
+    return tensor_core_us(query.numel() * key.shape[-2])
+
+
+def _state() -> bool | None:
+    """None in a transform and where some backends are off, which end."""
+    return None if _is_transformed() or _has_chosen_backends() else True
+
+
 SDPA = Replacement(
     op="sdpa",
     takes_distributed=False,
     originals=("torch.nn.functional.scaled_dot_product_attention",),
     takes=_sdpa,
     call=_call_sdpa,
-    speed=Speed(_SDPA_RULES, lambda module, dtype: _kind(dtype, "causal", 128), assumes="causal, head size 128"),
+    speed=Speed(
+        _SDPA_RULES,
+        lambda module, dtype: _kind(dtype, "causal", 128),
+        assumes="causal, head size 128",
+        device_us=_sdpa_us,
+    ),
+    state=_state,
 )
 
 
@@ -153,5 +169,6 @@ FLEX_ATTENTION = Replacement(
     originals=("torch.nn.attention.flex_attention.flex_attention",),
     takes=_flex_attention,
     call=lambda *args, **kwargs: tk.flex_attention(*args, **kwargs),
+    state=_state,
     refusals={"cuda": (VariantNotFoundError, UnsupportedError)},
 )

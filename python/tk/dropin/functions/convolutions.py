@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 import tk
 from tk.dropin.replacement import Replacement
-from tk.dropin.speed import ALL, NONE, SIXTEEN_BITS, Rule, Rules, Speed
+from tk.dropin.speed import ALL, NONE, SIXTEEN_BITS, Rule, Rules, Speed, memory_us, tensor_core_us
 from tk.dropin.target import Target, needs_gradient
 from tk.errors import UnsupportedError, VariantNotFoundError
 
@@ -68,6 +69,16 @@ def _example(module: nn.Module, dtype: torch.dtype) -> tuple[Any, ...] | None:
     return x, module.weight, module.bias, module.stride, 0, module.dilation, module.groups
 
 
+def _conv_us(spatial: int) -> Callable[..., float]:
+    def device_us(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, *args: Any,
+                  **kwargs: Any) -> float:  # fmt: skip
+        steps = stride**spatial if isinstance(stride, int) else math.prod(stride)
+        pixels = math.prod(input.shape[-spatial:]) * (input.shape[0] if input.dim() > spatial + 1 else 1) / steps
+        return max(memory_us(input, weight), tensor_core_us(pixels * weight.numel()))
+
+    return device_us
+
+
 def _replacement(spatial: int, call: Callable[..., Tensor], rules: Rules) -> Replacement:
     refusals = (ValueError, UnsupportedError, VariantNotFoundError)
     return Replacement(
@@ -75,7 +86,7 @@ def _replacement(spatial: int, call: Callable[..., Tensor], rules: Rules) -> Rep
         originals=(f"torch.nn.functional.conv{spatial}d",),
         takes=_conv(spatial),
         call=call,
-        speed=Speed(rules, _kind_of, under_autocast=True),
+        speed=Speed(rules, _kind_of, under_autocast=True, device_us=_conv_us(spatial)),
         example=_example,
         refusals={"cpu": refusals, "cuda": refusals},
     )

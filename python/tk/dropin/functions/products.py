@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import tk
 from tk.dropin.replacement import Replacement
-from tk.dropin.speed import ALL, NONE, SIXTEEN_BITS, Rule, Rules, Speed
+from tk.dropin.speed import ALL, NONE, SIXTEEN_BITS, Rule, Rules, Speed, memory_us, tensor_core_us
 from tk.dropin.target import Target, broadcasts
 from tk.functional._call import product
 from tk.ops.product import allows_tf32
@@ -49,6 +49,10 @@ def kind(dtype: torch.dtype, *pitches: int) -> str:
     return "tf32 aligned" if all(p % 32 == 0 for p in pitches) else "tf32"
 
 
+# A product takes the host less than other calls of tk.
+_HOST_US = (10.0, 100.0)
+
+
 # --- Linear layers ---
 
 
@@ -76,13 +80,18 @@ def _linear_example(module: nn.Module, dtype: torch.dtype) -> tuple[Any, ...] | 
     return weight.new_empty(16, weight.shape[1]), weight, getattr(module, "bias", None)
 
 
+def _linear_us(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> float:
+    return max(memory_us(input, weight), tensor_core_us(input.numel() * weight.shape[0]))
+
+
 LINEAR = Replacement(
     op="linear",
     originals=("torch.nn.functional.linear",),
     takes=_linear,
     call=lambda input, weight, bias=None: tk.linear(input, weight, bias),
-    speed=Speed(_LINEAR_RULES, _linear_kind, under_autocast=True),
+    speed=Speed(_LINEAR_RULES, _linear_kind, under_autocast=True, host_us=_HOST_US, device_us=_linear_us),
     example=_linear_example,
+    state=allows_tf32,
 )
 
 
@@ -110,8 +119,15 @@ def _addmm(target: Target) -> Callable[..., bool]:
     return addmm
 
 
+def _product_us(*tensors: Tensor, **kwargs: Any) -> float:
+    a, b = tensors[-2:]
+    return max(memory_us(a, b), tensor_core_us(a.numel() * b.shape[-1]))
+
+
 # A module does not say what it multiplies: its operands are taken to be aligned.
-_MM_SPEED = Speed(_MM_RULES, lambda module, dtype: kind(dtype), under_autocast=True)
+_MM_SPEED = Speed(
+    _MM_RULES, lambda module, dtype: kind(dtype), under_autocast=True, host_us=_HOST_US, device_us=_product_us
+)
 
 MM = Replacement(
     op="mm",
@@ -119,6 +135,7 @@ MM = Replacement(
     takes=_mm,
     call=lambda input, mat2: tk.mm(input, mat2),
     speed=_MM_SPEED,
+    state=allows_tf32,
 )
 ADDMM = Replacement(
     op="addmm",
@@ -126,6 +143,7 @@ ADDMM = Replacement(
     takes=_addmm,
     call=lambda input, mat1, mat2, *, beta=1, alpha=1: tk.addmm(input, mat1, mat2, beta=beta, alpha=alpha),
     speed=_MM_SPEED,
+    state=allows_tf32,
 )
 
 
@@ -177,4 +195,5 @@ MATMUL = Replacement(
     takes=_matmul,
     call=_call_matmul,
     speed=_MM_SPEED,
+    state=allows_tf32,
 )

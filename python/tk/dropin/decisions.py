@@ -1,0 +1,143 @@
+"""Calls that are decided once. What decides whether tk serves a call takes some microseconds of Python, as long as a
+small call of torch's; so the answer is remembered, by all that it follows from."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+from tk.dropin.target import dtype_name
+
+__all__ = ["Decide", "State", "autocast_dtype", "count", "is_captured", "kind_of", "remembered", "skipping"]
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Decide = Callable[[bool, Args, Kwargs], bool]  # in a CUDA graph or not, of these arguments: whether tk serves them
+State = Callable[[], Hashable]  # what else of the process they depend on; None for what is not remembered
+
+_MOST_KINDS = 4096  # of calls that are remembered
+_ASKED_AGAIN, _FOR_GOOD = 64, -1  # calls of a module after which it is looked at anew
+
+_PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.Size})
+
+
+class _Tally(threading.local):
+    """How many calls were counted in this thread, since whoever looks at it began."""
+
+    served = 0
+
+
+_tally = _Tally()
+
+
+def remembered(decide: Decide, state: State) -> Callable[..., bool]:
+    """Whether tk serves a call; decide is asked once for each kind of call."""
+    kinds: dict[Any, tuple[bool, bool]] = {}
+
+    def takes(*args: Any, **kwargs: Any) -> bool:
+        if torch.compiler.is_compiling():
+            return decide(True, args, kwargs)
+        kind = kind_of(args, kwargs, state())
+        if kind is None:
+            count()  # nothing follows from it for a later call
+            return decide(is_captured(), args, kwargs)
+        both = kinds.get(kind)
+        if both is None:
+            if len(kinds) >= _MOST_KINDS:
+                kinds.clear()
+            both = kinds[kind] = decide(False, args, kwargs), decide(True, args, kwargs)
+        eagerly, captured = both
+        is_served = eagerly if eagerly == captured or not is_captured() else captured
+        if is_served:
+            count()
+        return is_served
+
+    return takes
+
+
+def count() -> None:
+    """A call that tk served, or of which a later one may be decided otherwise."""
+    _tally.served += 1
+
+
+def kind_of(args: Args, kwargs: Kwargs, state: Hashable) -> tuple[Any, ...] | None:
+    """What a decision follows from. None for a call with other arguments than plain tensors and values, or where a mode
+    or forward-mode differentiation looks on."""
+    if state is None or forward_ad._current_level >= 0 or torch._C._len_torch_function_stack():
+        return None
+    found: list[Any] = [torch.is_grad_enabled(), autocast_dtype(args), state]
+    for x in args if not kwargs else (*args, *kwargs, *kwargs.values()):
+        cls = type(x)
+        if cls is Tensor or cls is Parameter:
+            if x.layout is not torch.strided or x.is_nested:
+                return None
+            found += (x.shape, x.stride(), x.dtype, x.device, x.requires_grad)
+        elif cls in _PLAIN:
+            found.append(x)
+        elif (cls is tuple or cls is list) and all(type(n) is int for n in x):
+            found.append(tuple(x))
+        else:
+            return None
+    return tuple(found)
+
+
+def autocast_dtype(args: Args) -> str:
+    """The dtype that autocast computes products in; "" without."""
+    if not torch._C._is_any_autocast_enabled():
+        return ""
+    device = args[0].device.type if args and isinstance(args[0], Tensor) else "cpu"
+    device = "cpu" if device == "meta" else device  # which has no autocast of its own
+    return dtype_name(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
+
+
+def is_captured() -> bool:
+    """Whether a CUDA graph records the call."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def skipping(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Any:
+    """A method of one module: ``ours``, whose calls are decided, or ``theirs``, as it is written, where ours served
+    none of the same input before, and no CUDA graph is recorded.
+
+    With gradients that holds for good, of exactly this input: what is checkpointed must decide alike when it runs
+    again. Without, it holds for some calls, and the first argument alone is looked at, which is quicker.
+    """
+    left: dict[Any, int] = {}  # by the input, how many more calls run as written; below 0: all
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return ours(self, *args, **kwargs)
+        kind: Any
+        if torch.is_grad_enabled():
+            kind, first = kind_of(args, kwargs, self.training), _FOR_GOOD
+        else:
+            x = args[0] if args else next(iter(kwargs.values()), None)
+            kind, first = None, _ASKED_AGAIN
+            if type(x) is Tensor:
+                kind = (x.shape, x.dtype, len(args), torch._C._is_any_autocast_enabled())
+        if kind is None:
+            return ours(self, *args, **kwargs)
+        more = left.get(kind, 0)
+        if more and not is_captured():
+            left[kind] = more - 1
+            return theirs(self, *args, **kwargs)
+        outside, _tally.served = _tally.served, 0
+        try:
+            result = ours(self, *args, **kwargs)
+            if not _tally.served and len(left) < _MOST_KINDS and not is_captured():
+                left[kind] = first
+        finally:
+            _tally.served = outside
+        return result
+
+    # A code object of its own, of which torch.compile counts the graphs.
+    forward.__code__ = forward.__code__.replace(co_name=ours.__name__)
+    functools.update_wrapper(forward, ours)  # with its signature, which torch.export binds arguments by
+    return forward
