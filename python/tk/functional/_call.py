@@ -11,6 +11,7 @@ from torch import Tensor
 from tk import config, errors
 from tk._arguments import whole
 from tk.generated import register
+from tk.heuristics import overrides
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 WIDE_FLOATS = (*FLOATS, torch.float64)
@@ -31,7 +32,8 @@ AUTOCAST_TO_FLOAT32 = {
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _wanted: set[str] = set()
-_ops: dict[str, Callable[..., Any]] = {}
+_ops: dict[str, Callable[..., Any]] = {}  # with the modes and pins of tk.config
+_plain: dict[str, Callable[..., Any]] = {}  # without
 
 
 def needs(*ops: str) -> Callable[[Function], Function]:
@@ -52,12 +54,19 @@ def bind(function: Callable[..., Any]) -> bool:
     added to a dict that it has read."""
     for name in _wanted - _ops.keys():
         if register.find(name) is not None:
+            _plain[name] = register.plain(name)
             _ops[name] = register.wrapper(name)
     return all(name in _ops for name in function.ops)  # type: ignore[attr-defined]
 
 
 def run(op: str, *args: Any, config: Config = None) -> Any:
-    """Calls ``torch.ops.tk.<op>`` with the modes and pins of ``tk.config``."""
+    """Calls ``torch.ops.tk.<op>`` with the modes and pins of ``tk.config``: at once where none is on, as in most
+    calls."""
+    if config is None and not overrides.are_on():
+        try:
+            return _plain[op](*args)
+        except RuntimeError as error:
+            raise errors.typed(error) from None
     return _ops[op](*args, config=config)
 
 
@@ -94,27 +103,31 @@ def taken(function: str, takes: Sequence[torch.dtype] = FLOATS, **tensors: Tenso
         if x.layout is not torch.strided or x.is_nested:
             check_tensor(function, name, x)
         if first is None:
-            first, good = x, x.dtype in takes
-        elif x.dtype != first.dtype:
+            first, dtype = x, x.dtype
+            good = dtype in takes
+        elif x.dtype != dtype:
             good = False
     if first is None:
         raise TypeError(f"tk.{function}: no tensor is given")
-    if not good:
-        one_device(function, **tensors)
+    if good:
+        return True
+    one_device(function, **tensors)
     is_float64 = all(x is None or x.dtype == torch.float64 for x in tensors.values()) and not _is_strict()
-    if not good and first.device.type != "cpu" and not is_float64:
+    if first.device.type != "cpu" and not is_float64:
         given = ", ".join(f"{name} is {_name(x.dtype)}" for name, x in tensors.items() if x is not None)
         raise errors.UnsupportedError(
             f"tk.{function}: {given}; on {first.device.type} it takes {', '.join(map(_name, takes))}"
             f"{', and all of one dtype' if len(tensors) > 1 else ''}"
         )
-    return good
+    return False
 
 
 def check_tensor(function: str, name: str, x: Any) -> None:
     """Raises TypeError for what is no tensor, tk.UnsupportedError for one that is not dense."""
     if not isinstance(x, Tensor):
         raise _not_a_tensor(function, name, x)
+    if x.layout is torch.strided and not x.is_nested:
+        return
     if (refused := errors.not_dense(function, name, x)) is not None:
         raise refused
 
@@ -136,11 +149,15 @@ def _not_a_tensor(function: str, name: str, x: Any) -> TypeError:
 
 def one_device(function: str, **tensors: Tensor | None) -> None:
     """What ops check themselves; ATen's, on the CPU, do not all do so."""
-    (first, device), *others = [(name, x.device) for name, x in tensors.items() if x is not None]
-    for name, other in others:
-        if other != device:
+    device = None
+    for name, x in tensors.items():
+        if x is None:
+            continue
+        if device is None:
+            first, device = name, x.device
+        elif x.device != device:
             raise ValueError(
-                f"tk.{function}: {first} is on {device}, {name} on {other}; all tensors must be on one device"
+                f"tk.{function}: {first} is on {device}, {name} on {x.device}; all tensors must be on one device"
             )
 
 
@@ -167,7 +184,7 @@ def wrap(function: str, x: Tensor, dim: int) -> int:
     """A dimension counted from the front; a 0-d tensor has one to count. Raises IndexError."""
     if type(dim) is not int:
         dim = whole(function, "dim", dim)
-    n = max(x.dim(), 1)
+    n = x.dim() or 1
     if not -n <= dim < n:
         raise IndexError(f"tk.{function}: dim is {dim}, must be {-n} to {n - 1} for {list(x.shape)}")
     return dim % n
@@ -205,6 +222,11 @@ def from_end(out: Tensor, like: Tensor, dim: int) -> Tensor:
     if like.dim() < 2:
         return out if like.dim() else out.reshape(())
     return out if dim == like.dim() - 1 else out.movedim(-1, dim)
+
+
+def as_int64(x: Tensor) -> Tensor:
+    """``x.long()``, which asks the dispatcher also where there is nothing to do."""
+    return x if x.dtype == torch.int64 else x.long()
 
 
 def product(sizes: Sequence[int]) -> int:

@@ -89,6 +89,13 @@ def registered() -> list[str]:
     return sorted(_registered)
 
 
+def plain(name: str) -> Callable[..., Any]:
+    """``torch.ops.tk.<name>`` without the frame of Python around what calls the dispatcher. Not for Dynamo, which knows
+    the packet."""
+    packet = getattr(torch.ops.tk, name)
+    return getattr(packet, "_op", packet)
+
+
 def wrapper(name: str) -> Callable[..., Any]:
     """``torch.ops.tk.<name>`` with the modes and configs of ``tk.config``, and with typed errors. Its ``config`` is a
     config's name or number."""

@@ -21,6 +21,14 @@ def _traced_mode() -> int:
 _traced_mode._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def are_on() -> bool:
+    """Whether a call may have a mode or a pin. A call that Dynamo traces may: its graph keeps the mode."""
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    state = config.current()
+    return state.mode != 0 or len(state.overrides) > 0
+
+
 def find(op: str, first: Tensor) -> tuple[int, int]:
     """(mode bits, pinned config or CHOOSE) for a call of `op` whose first operand is `first`."""
     if torch.compiler.is_compiling():
