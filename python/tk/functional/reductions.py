@@ -60,7 +60,7 @@ def sum(
     if not taken("sum", NUMBERS, input=x):
         return torch.sum(x, dim, keepdim, dtype=dtype)
     dims = _dims("sum", x, dim)
-    if x.dtype in INTEGERS:
+    if not x.is_floating_point():
         return _kept("sum", _sum_of_integers(x, dims, config), dims, keepdim).to(dtype or torch.int64)
     if x.dtype == torch.float64:
         return _kept("sum", _sum_of_float64(x, dims, config), dims, keepdim)
@@ -439,7 +439,7 @@ def _extreme(function: str, x: Tensor, dim: Dims, keepdim: bool, sign: float, mi
     """Equal elements share the gradient, which those of parts would not do: with a gradient there are none."""
     dims = _dims(function, x, dim)
     _check_some(function, x, dims)
-    if x.dtype in INTEGERS:
+    if not x.is_floating_point():
         flip = flip_of(x, sign < 0)
         found = _of_parts(lambda rows: run("row_extreme_int", rows, flip, config=config), signed(x), dims)
         return _kept(function, found.view(x.dtype), dims, keepdim)
@@ -454,8 +454,9 @@ def _extreme(function: str, x: Tensor, dim: Dims, keepdim: bool, sign: float, mi
 
 def _check_some(function: str, x: Tensor, dims: Sequence[int]) -> None:
     """Raises ValueError where there is nothing to choose from."""
+    shape = x.shape
     for dim in dims if x.dim() else ():
-        size = x.shape[dim]
+        size = shape[dim]
         if type(size) is int and size == 0:
             raise ValueError(f"tk.{function}: input is {list(x.shape)}, dim {dim} of it is reduced and must not be 0")
 
@@ -476,14 +477,15 @@ def _truth(function: str, x: Tensor, dim: Dims, keepdim: bool, wanted: int, conf
 
 
 def _place(function: str, x: Tensor, dim: int | None, keepdim: bool, sign: float, config: Config) -> Tensor:
-    dims = _dims(function, x, None if dim is None else wrap(function, x, dim))
+    dims = _dims(function, x, dim if dim is None or type(dim) is int else wrap(function, x, dim))
     _check_some(function, x, dims)
-    flip = flip_of(x, sign < 0)
-    if x.dtype in INTEGERS:
+    is_integer = not x.is_floating_point()
+    flip = flip_of(x, sign < 0) if is_integer else 0
+    if is_integer:
         x = signed(x).to(torch.int64 if x.dtype == torch.int64 else torch.int32)
 
     def of_rows(x: Tensor) -> Tensor:
-        if x.dtype in INTEGERS:
+        if is_integer:
             return run("row_place_int", x, flip, config=config)
         return run("row_argmax", x, sign, config=config)
 
@@ -499,10 +501,12 @@ def _value_and_place(
     if dim is None:
         return _extreme(function, x, None, False, sign, 1.0, config)
     dim, keepdim = wrap(function, x, dim), flag(function, "keepdim", keepdim)
-    index = _place(function, x, dim, x.dim() > 0, sign, config)
-    value = x.gather(dim, index)
-    if x.dim() and not keepdim:
-        value, index = value.squeeze(dim), index.squeeze(dim)
+    if x.dim() == 0 or keepdim:
+        index = _place(function, x, dim, x.dim() > 0, sign, config)
+        value = x.gather(dim, index)
+    else:
+        index = _place(function, x, dim, False, sign, config)
+        value = x.gather(dim, index.unsqueeze(dim)).squeeze(dim)
     return getattr(torch.return_types, function)((value, index))
 
 
@@ -599,37 +603,42 @@ MOST_DIMS = 64  # of a tensor of which torch reduces dimensions that are named
 
 def _dims(function: str, x: Tensor, dim: Dims) -> tuple[int, ...]:
     """In order, counted from the front; all where none is named. Raises tk.UnsupportedError, IndexError, ValueError."""
+    n = x.dim()
+    if type(dim) is int and -n <= dim < n <= MOST_DIMS:  # as most calls have it
+        return (dim % n,)
     if not isinstance(dim, list | tuple):
         dim = () if dim is None else (dim,)
     if len(dim) == 0:
-        return tuple(range(x.dim()))
-    if x.dim() > MOST_DIMS:
+        return tuple(range(n))
+    if n > MOST_DIMS:
         raise errors.UnsupportedError(
-            f"tk.{function}: input has {x.dim()} dimensions: as in torch, only tensors with up to {MOST_DIMS} dims are "
+            f"tk.{function}: input has {n} dimensions: as in torch, only tensors with up to {MOST_DIMS} dims are "
             "supported where dim names some; leave dim out, or flatten some of them"
         )
     dims = sorted(wrap(function, x, d) for d in dim)
     if len(set(dims)) < len(dims):
         raise ValueError(f"tk.{function}: dim is {dim}: a dimension is there twice")
-    return tuple(dims) if x.dim() else ()
+    return tuple(dims) if n else ()
 
 
 def _are_all(x: Tensor, dims: Sequence[int]) -> bool:
-    return x.dim() > 0 and len(dims) == x.dim()
+    return len(dims) == x.dim() > 0
 
 
 def _are_first(x: Tensor, dims: Sequence[int]) -> bool:
     """The reduced dimensions stand before all that are kept, in memory too."""
-    return 0 < len(dims) < x.dim() and dims[-1] == len(dims) - 1 and x.is_contiguous()
+    n = len(dims)
+    return n > 0 and dims[-1] == n - 1 and n < x.dim() and x.is_contiguous()
 
 
 def _rows(x: Tensor, dims: Sequence[int]) -> Tensor:
     """The reduced dimensions last, as one."""
-    if x.dim() == 0:
+    n = x.dim()
+    if n == 0:
         return x.reshape(1)
-    kept = [d for d in range(x.dim()) if d not in dims]
-    if tuple(dims) == (x.dim() - 1,):
+    if len(dims) == 1 and dims[0] == n - 1:
         return x
+    kept = [d for d in range(n) if d not in dims]
     x = x.permute(*kept, *dims)
     return x.reshape(*x.shape[: len(kept)], product(x.shape[len(kept) :]))
 
