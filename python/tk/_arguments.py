@@ -49,4 +49,7 @@ def shape_of(function: str, name: str, value: Any) -> tuple[Any, ...]:
     """Sizes, as a list or tuple of ints."""
     if not isinstance(value, list | tuple):
         raise TypeError(f"tk.{function}: {name} must be a tuple of ints, is {value!r}")
-    return tuple(whole(function, name, size) for size in value)
+    for size in value:
+        if type(size) is not int:
+            return tuple(whole(function, name, size) for size in value)
+    return tuple(value)

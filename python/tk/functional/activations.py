@@ -52,8 +52,8 @@ def swiglu(gate: Tensor, up: Tensor | None = None, *, config: Config = None) -> 
     Returns:
         The shape of gate, or ``[..., N]``.
     """
-    gate, up = _halves("swiglu", gate, up)
-    if not taken("swiglu", gate=gate, up=up):
+    gate, up, is_taken = _halves("swiglu", gate, up)
+    if not is_taken:
         return F.silu(gate) * up
     return run("swiglu", gate, up, config=config)
 
@@ -64,8 +64,8 @@ def geglu(
 ) -> Tensor:
     """``gelu(gate) · up``. Arguments as of :func:`swiglu` and :func:`gelu`. https://arxiv.org/abs/2002.05202"""
     tanh = _is_tanh("geglu", approximate)
-    gate, up = _halves("geglu", gate, up)
-    if not taken("geglu", gate=gate, up=up):
+    gate, up, is_taken = _halves("geglu", gate, up)
+    if not is_taken:
         return F.gelu(gate, approximate=approximate) * up
     return run("geglu", gate, up, tanh, config=config)
 
@@ -76,13 +76,14 @@ def _is_tanh(function: str, approximate: str) -> bool:
     return approximate == "tanh"
 
 
-def _halves(function: str, gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
-    taken(function, gate=gate, up=up)
+def _halves(function: str, gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor, bool]:
+    """And whether the kernels take them."""
+    is_taken = taken(function, gate=gate, up=up)
     if up is None:
         if gate.dim() == 0 or gate.shape[-1] % 2:
             raise ValueError(f"tk.{function}: without up, gate must be [..., 2N], is {list(gate.shape)}")
         n = gate.shape[-1] // 2
-        return gate[..., :n], gate[..., n:]
+        return gate[..., :n], gate[..., n:], is_taken
     if gate.shape != up.shape:
         raise ValueError(f"tk.{function}: gate and up must have one shape, are {list(gate.shape)} and {list(up.shape)}")
-    return gate, up
+    return gate, up, is_taken

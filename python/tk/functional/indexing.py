@@ -16,6 +16,7 @@ from tk.functional._call import (
     INTEGERS,
     NUMBERS,
     Config,
+    as_int64,
     check_plain,
     check_tensor,
     needs,
@@ -58,13 +59,14 @@ def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False,
     if _rank(input) != _rank(index):  # of an empty one
         one_device("gather", input=input, index=index)
         return input.reshape(-1).narrow(0, 0, 0).reshape(index.shape).clone()
-    x, at = (t.reshape(1) if t.dim() == 0 else t for t in (signed(input), index.long()))
+    x, at = _at_least_one(signed(input)), _at_least_one(as_int64(index))
     x = _narrowed(x, at.shape, but=dim)
     if dim == x.dim() - 1:
         found = run("gather", x, at, config=config)
     else:
         found = run("gather_columns", _to_columns(x, dim), _to_columns(at, dim), config=config).movedim(-2, dim)
-    return _unsigned(found, input.dtype).reshape(index.shape)
+    found = _unsigned(found, input.dtype)
+    return found if index.dim() else found.reshape(())
 
 
 @needs("scatter_add", "scatter_add_columns", "gather", "gather_columns")
@@ -97,7 +99,7 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor, *, config: 
         return torch.scatter_add(input, dim, index, src)
     if not index.numel():  # of any shape
         return input + src.reshape(-1)[:0].sum() if src.requires_grad else input.clone()
-    x, at, source = (t.reshape(1) if t.dim() == 0 else t for t in (input, index.long(), src))
+    x, at, source = _at_least_one(input), _at_least_one(as_int64(index)), _at_least_one(src)
     part = _narrowed(x, at.shape, but=dim)
     source = _narrowed(source, at.shape)
     found = _sums(lambda x, source: _scattered(x, dim, at, source, config), part, source)
@@ -138,7 +140,7 @@ def index_add(
         return torch.index_add(input, dim, index, source, alpha=alpha)
     if alpha != 1:
         source = source & bool(alpha) if source.dtype == torch.bool else source * _as_kind(alpha, source)
-    x, at, source = (t.reshape(1) if t.dim() == 0 else t for t in (input, index.long(), source))
+    x, at, source = _at_least_one(input), _at_least_one(as_int64(index)), _at_least_one(source)
     found = _sums(lambda x, source: _added(x, dim, at, source, config), x, source)
     return found.reshape(input.shape)
 
@@ -206,7 +208,12 @@ def _moved(function: str, name: str, x: Tensor, input: Tensor) -> Tensor:
 
 
 def _rank(x: Tensor) -> int:
-    return max(x.dim(), 1)
+    return x.dim() or 1
+
+
+def _at_least_one(x: Tensor) -> Tensor:
+    """Dimension."""
+    return x if x.dim() else x.reshape(1)
 
 
 def _check_fits(function: str, name: str, x: Tensor, index_name: str, index: Tensor, but: int = -1) -> None:
@@ -219,7 +226,11 @@ def _check_fits(function: str, name: str, x: Tensor, index_name: str, index: Ten
     if index.dim() == 0 or x.dim() == 0:
         is_larger = but < 0 and index.numel() > x.numel()
     else:
-        is_larger = any(index.shape[d] > x.shape[d] for d in range(x.dim()) if d != but)
+        is_larger = False
+        for d, (size, most) in enumerate(zip(index.shape, x.shape, strict=True)):
+            if d != but and size > most:
+                is_larger = True
+                break
     if is_larger:
         aside = f" apart from dim {but}" if but >= 0 else ""
         raise ValueError(
@@ -248,8 +259,8 @@ def _unsigned(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _narrowed(x: Tensor, shape: Sequence[int], but: int = -1) -> Tensor:
     """What of x lies within the shape along every dimension but one."""
-    for d, size in enumerate(shape):
-        if d != but and x.shape[d] != size:
+    for d, (size, given) in enumerate(zip(shape, x.shape, strict=True)):
+        if d != but and given != size:
             x = x.narrow(d, 0, size)
     return x
 

@@ -12,7 +12,7 @@ from torch.nn import _reduction
 
 from tk import parallel
 from tk._arguments import number, optional_flag, whole
-from tk.functional._call import Config, autocast, check_tensor, needs, only_aten_has, product, run, taken
+from tk.functional._call import Config, as_int64, autocast, check_tensor, needs, only_aten_has, product, run, taken
 from tk.functional.reductions import sum
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def cross_entropy(
         raise ValueError(
             f"tk.cross_entropy: target is {target.dtype}, must be int64 or uint8, or floating-point probabilities"
         )
-    target = target.reshape(-1).long()
+    target = as_int64(target if target.dim() == 1 else target.reshape(-1))
     numbers = (ignore_index, label_smoothing)
     if weight is not None:
         given = (rows.float(), target, _weights(input, weight))

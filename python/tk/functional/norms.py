@@ -34,7 +34,7 @@ def layer_norm(
     Returns:
         The shape and dtype of input.
     """
-    input, weight, bias = (autocast("layer_norm", t) for t in (input, weight, bias))
+    input, weight, bias = autocast("layer_norm", input), autocast("layer_norm", weight), autocast("layer_norm", bias)
     if _is_mixed(input, weight, bias):
         wide = layer_norm(input.float(), normalized_shape, weight, bias, eps, config=config)
         return wide.to(input.dtype)
@@ -64,7 +64,7 @@ def rms_norm(
             input's all is worked out in float32, and the result has input's.
         eps: by default float32's, as torch has it for 16 bits too.
     """
-    input, weight = (autocast("rms_norm", t) for t in (input, weight))
+    input, weight = autocast("rms_norm", input), autocast("rms_norm", weight)
     if weight is not None and _differ(input, weight):
         wide = rms_norm(input.float(), normalized_shape, weight.float(), _eps(input, eps), config=config)
         return wide.to(input.dtype)
@@ -96,7 +96,7 @@ def group_norm(
         weight, bias: ``[C]``; missing ones count as 1 and 0.
     """
     check_plain("group_norm", "input", input)
-    input, weight, bias = (autocast("group_norm", t) for t in (input, weight, bias))
+    input, weight, bias = autocast("group_norm", input), autocast("group_norm", weight), autocast("group_norm", bias)
     if _is_mixed(input, weight, bias):
         return group_norm(input.float(), num_groups, weight, bias, eps, config=config).to(input.dtype)
     is_taken = taken("group_norm", input=input, weight=weight, bias=bias)
@@ -105,13 +105,15 @@ def group_norm(
             f"tk.group_norm: input must be [N, C, ...] with C a multiple of num_groups, which is {num_groups}; it is "
             f"{list(input.shape)}"
         )
-    _check("group_norm", input.new_empty(input.shape[1]), (input.shape[1],), weight=weight, bias=bias)
+    _check_affine("group_norm", (input.shape[1],), weight=weight, bias=bias)
     if not is_taken:
         return F.group_norm(input, num_groups, weight, bias, eps)
-    per_group = (num_groups, input.shape[1] // num_groups)
-    x = input.reshape(input.shape[0], *per_group, product(input.shape[2:]))
-    affine = (_flat(input, t, value, input.shape[1]).reshape(per_group) for t, value in ((weight, 1), (bias, 0)))
-    return run("group_norm", x, *affine, eps, config=config).reshape(input.shape)
+    shape = input.shape
+    per_group = (num_groups, shape[1] // num_groups)
+    x = input.reshape(shape[0], *per_group, product(shape[2:]))
+    scale = _flat(input, weight, 1, shape[1]).reshape(per_group)
+    shift = _flat(input, bias, 0, shape[1]).reshape(per_group)
+    return run("group_norm", x, scale, shift, eps, config=config).reshape(shape)
 
 
 @needs("add_rms_norm")
@@ -159,19 +161,22 @@ def add_layer_norm(
 
 def _differ(input: Tensor, weight: Tensor) -> bool:
     """Two dtypes that kernels have. ATen's layer and group norms take fewer pairs (:func:`_is_mixed`)."""
-    both = isinstance(input, Tensor) and isinstance(weight, Tensor)
-    return both and input.dtype in FLOATS and weight.dtype in FLOATS and input.dtype != weight.dtype
+    if not isinstance(input, Tensor) or not isinstance(weight, Tensor) or input.dtype == weight.dtype:
+        return False
+    return input.dtype in FLOATS and weight.dtype in FLOATS
 
 
 def _is_mixed(input: Tensor, *affine: Tensor | None) -> bool:
     """Of 16 bits with weights in float32: then the input is converted first, and all is worked out in float32."""
-    given = [t for t in affine if t is not None]
-    return (
-        all(isinstance(t, Tensor) for t in (input, *given))
-        and input.dtype in (torch.bfloat16, torch.float16)
-        and len(given) > 0
-        and all(t.dtype == torch.float32 for t in given)
-    )
+    if not isinstance(input, Tensor) or input.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    is_any_given = False
+    for t in affine:
+        if t is not None:
+            if not isinstance(t, Tensor) or t.dtype != torch.float32:
+                return False
+            is_any_given = True
+    return is_any_given
 
 
 def _check(function: str, x: Tensor, normalized_shape: Sequence[int], **affine: Tensor | None) -> tuple[int, ...]:
@@ -182,10 +187,14 @@ def _check(function: str, x: Tensor, normalized_shape: Sequence[int], **affine: 
             f"tk.{function}: input must end in normalized_shape, which is {list(shape)} and must have a dimension; "
             f"input is {list(x.shape)}"
         )
+    _check_affine(function, shape, **affine)
+    return shape
+
+
+def _check_affine(function: str, shape: tuple[int, ...], **affine: Tensor | None) -> None:
     for name, t in affine.items():
         if t is not None and t.shape != shape:
             raise ValueError(f"tk.{function}: {name} must be {list(shape)}, is {list(t.shape)}")
-    return shape
 
 
 def _check_sum(function: str, x: Tensor, residual: Tensor, **affine: Tensor | None) -> None:
@@ -214,4 +223,9 @@ def _flat(x: Tensor, affine: Tensor | None, missing: float, size: int | None = N
 
 
 def _eps(x: Tensor, eps: float | None) -> float:
-    return torch.finfo(torch.float32 if x.dtype in FLOATS else x.dtype).eps if eps is None else eps
+    if eps is not None:
+        return eps
+    return _EPS if x.dtype in FLOATS else torch.finfo(x.dtype).eps
+
+
+_EPS = torch.finfo(torch.float32).eps

@@ -17,6 +17,7 @@ _COMPARED = {
     torch.int64: torch.int64, torch.int32: torch.int64, torch.int16: torch.int64, torch.int8: torch.int64,
     torch.uint8: torch.int64, torch.float64: torch.int64,
 }  # fmt: skip
+_TAKEN = tuple(_COMPARED)
 Scalar = bool | int | float
 
 
@@ -38,10 +39,15 @@ def bucketize(
     """
     _check_flags("bucketize", out_int32, right)
     input, boundaries = _common("bucketize", input, boundaries)
-    if not taken("bucketize", tuple(_COMPARED), input=input):
+    if not taken("bucketize", _TAKEN, input=input):
         return torch.bucketize(input, boundaries, out_int32=out_int32, right=right)
     if boundaries.dim() != 1:
         raise ValueError(f"tk.bucketize: boundaries must be [K], is {list(boundaries.shape)}")
+    return _in_one_row(input, boundaries, out_int32, right, config)
+
+
+def _in_one_row(input: Tensor, boundaries: Tensor, out_int32: bool, right: bool, config: Config) -> Tensor:
+    """boundaries: [K], of input's dtype."""
     row, x = _compared(boundaries, input)
     found = run("bucketize", x, row, right, config=config)
     return _as_asked(found, "bucketize", boundaries, out_int32)
@@ -71,7 +77,7 @@ def searchsorted(
     """
     _check_flags("searchsorted", out_int32, right)
     input, sorted_sequence = _common("searchsorted", input, sorted_sequence)
-    if not taken("searchsorted", tuple(_COMPARED), input=input):
+    if not taken("searchsorted", _TAKEN, input=input):
         return torch.searchsorted(sorted_sequence, input, out_int32=out_int32, right=right, side=side, sorter=sorter)
     if side not in (None, "left", "right") or (right and side == "left"):
         raise ValueError(f"tk.searchsorted: side is {side!r} and right {right}; side must be 'left' or 'right'")
@@ -84,7 +90,7 @@ def searchsorted(
         sorted_sequence = sorted_sequence.gather(-1, sorter)
     is_right = right or side == "right"
     if sorted_sequence.dim() == 1:
-        return bucketize(input, sorted_sequence, out_int32=out_int32, right=is_right, config=config)
+        return _in_one_row(input, sorted_sequence, out_int32, is_right, config)
     if sorted_sequence.dim() == 0 or sorted_sequence.shape[:-1] != input.shape[:-1]:
         raise ValueError(
             "tk.searchsorted: sorted_sequence must be [K], or have a row for each of input's; they are "
@@ -103,20 +109,25 @@ def _common(function: str, input: Tensor | Scalar, row: Tensor) -> tuple[Tensor,
     """Both in the dtype that torch promotes them to; a number as a 0-d tensor."""
     name = "boundaries" if function == "bucketize" else "sorted_sequence"
     check_plain(function, name, row)
-    if not isinstance(input, Tensor | bool | int | float):
-        raise TypeError(f"tk.{function}: input must be a Tensor or a number, is {type(input).__name__}")
-    if isinstance(input, Tensor):
-        check_plain(function, "input", input)
+    if not isinstance(input, Tensor):
+        if not isinstance(input, bool | int | float):
+            raise TypeError(f"tk.{function}: input must be a Tensor or a number, is {type(input).__name__}")
+        dtype = torch.result_type(input, row)
+        return torch.full((), input, dtype=dtype, device=row.device), row.to(dtype)
+    check_plain(function, "input", input)
+    if input.device != row.device:
         one_device(function, **{"input": input, name: row})
+    if input.dtype == row.dtype:
+        return input, row
     dtype = torch.result_type(input, row)
-    x = input.to(dtype) if isinstance(input, Tensor) else torch.full((), input, dtype=dtype, device=row.device)
-    return x, row.to(dtype)
+    return input.to(dtype), row.to(dtype)
 
 
 def _compared(row: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     if x.dtype == torch.float64:
         return row_key_of(row), key_of(x)
-    return row.to(_COMPARED[x.dtype]), x.to(_COMPARED[x.dtype])
+    dtype = _COMPARED[x.dtype]
+    return (row, x) if dtype == x.dtype else (row.to(dtype), x.to(dtype))
 
 
 def _as_asked(found: Tensor, function: str, row: Tensor, out_int32: bool) -> Tensor:
