@@ -55,16 +55,19 @@ def _kernel(op: GeneratedOp, make: Callable[[], Any]) -> Callable[..., Any]:
     nothing needs a gradient. make: at the first call, for the twin is defined with the gate."""
     public = getattr(torch.ops.tk, op.name).default
     function = cache(make)
+    n = n_returned(op)
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         args = _register.with_defaults(public, args, kwargs)
         if _register.has_tangent(args):
             return returned(_by_aten(op, args))
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-            if op.n_saved and torch._C._are_functorch_transforms_active():
+            if not torch._C._are_functorch_transforms_active():
+                return returned(function().apply(keyset, *args)[:n])
+            if op.n_saved:
                 return returned(_by_aten(op, args))  # further levels would see the twin, which has no formula
             with _register.single_level():
-                return returned(function().apply(keyset, *args)[: n_returned(op)])
+                return returned(function().apply(keyset, *args)[:n])
         return _register.below_autograd(public, keyset, *args)
 
     return kernel
@@ -118,21 +121,49 @@ def _function(op: GeneratedOp, forward: Callable[..., Any], backward: Callable[.
 
 
 def _save(ctx: Any, op: GeneratedOp, args: Sequence[Any], outputs: Sequence[Tensor]) -> None:
-    backward = op.meta["backward"]
-    named = dict(zip((p.name for p in op.params), args, strict=False))
-    ctx.numbers = {name: x for name, x in named.items() if not isinstance(x, Tensor)}
-    inputs = range(len(op.params)) if op.n_saved else backward["saved_inputs"]  # what is only saved may need them all
-    saved = {op.params[i].name: args[i] for i in inputs if isinstance(args[i], Tensor)}
-    saved |= {f"out{i}": outputs[i] for i in backward["saved_outputs"]}
-    ctx.names = tuple(saved)
+    """What :func:`_gradients` reads. Which arguments that is, is the same for all calls of the op."""
+    kept, others, kept_outputs = _kept_of(op)
+    names, tensors = [], []
+    numbers, unsaved = {}, {}
+    for name, i in kept:
+        x = args[i]
+        if isinstance(x, Tensor):
+            names.append(name)
+            tensors.append(x)
+        else:
+            numbers[name] = x
+    for name, i in others:
+        x = args[i]
+        if isinstance(x, Tensor):
+            unsaved[name] = _described(x)
+        else:
+            numbers[name] = x
+    for name, i in kept_outputs:
+        names.append(name)
+        tensors.append(outputs[i])
+    ctx.names, ctx.numbers, ctx.unsaved = names, numbers, unsaved
     ctx.mode = args[-1]
     ctx.n_args = len(args)
-    ctx.differentiable = [x.is_floating_point() for x in outputs]
-    ctx.save_for_backward(*saved.values())
-    ctx.mark_non_differentiable(*(x for x in outputs if not x.is_floating_point()))
+    ctx.save_for_backward(*tensors)
+    if integers := [x for x in outputs if not x.is_floating_point()]:
+        ctx.mark_non_differentiable(*integers)
     ctx.set_materialize_grads(False)  # what is undefined is then None: see _gradients
-    ctx.results = list(map(_described, outputs))
-    ctx.unsaved = {n: _described(x) for n, x in named.items() if isinstance(x, Tensor) and n not in saved}
+    ctx.results = [_described(x) for x in outputs]
+
+
+Named = tuple[tuple[str, int], ...]  # a name, and the place in a list
+
+
+@cache
+def _kept_of(op: GeneratedOp) -> tuple[Named, Named, Named]:
+    """The params that the backward reads, the others, and the outputs that it reads."""
+    backward = op.meta["backward"]
+    # What is only saved may need them all.
+    inputs = range(len(op.params)) if op.n_saved else backward["saved_inputs"]
+    named = [(p.name, i) for i, p in enumerate(op.params)]
+    kept = tuple(named[i] for i in inputs)
+    others = tuple(x for x in named if x not in kept)
+    return kept, others, tuple((f"out{i}", i) for i in backward["saved_outputs"])
 
 
 def _backward_of(op: GeneratedOp, find: Find) -> tuple[GeneratedOp, Any]:
@@ -146,24 +177,29 @@ def _backward_of(op: GeneratedOp, find: Find) -> tuple[GeneratedOp, Any]:
 def _gradients(ctx: Any, op: GeneratedOp, backward_op: Callable[[], Any], grads: Sequence[Any]) -> list[Any]:
     """The names of the backward op's arguments say what they are: a param of the forward op, out<i> for an output that
     was saved, grad_<i> for the gradient of the i-th returned floating-point output."""
-    if all(g is None for g in grads):
+    given = next((g for g in grads if g is not None), None)
+    if given is None:
         return [None] * ctx.n_args
     backward, overload = backward_op()
     saved = dict(zip(ctx.names, ctx.saved_tensors, strict=True)) | ctx.numbers
-    if any(g is not None for g in grads[n_returned(op) :]):  # a second derivative goes through what was only saved
+    # A second derivative goes through what was only saved.
+    if op.n_saved and any(g is not None for g in grads[n_returned(op) :]):
         return _of_given_outputs(ctx, op, saved, grads)
-    floats = [i for i, is_float in enumerate(ctx.differentiable[: n_returned(op)]) if is_float]
+    floats = [i for i, (_, dtype) in enumerate(ctx.results[: n_returned(op)]) if dtype.is_floating_point]
     missing = {f"grad_{n}": ctx.results[i] for n, i in enumerate(floats) if grads[i] is None}
-    if op.meta.get("differentiable") and not all(_zeros_do(backward, name) for name in missing):
+    if missing and op.meta.get("differentiable") and not all(_zeros_do(backward, name) for name in missing):
         return _of_given_outputs(ctx, op, saved, grads)
-    given = next(g for g in grads if g is not None)
-    zeros = {name: parallel.full(given, shape, 0, dtype) for name, (shape, dtype) in missing.items()}
-    known = {f"grad_{n}": grads[i] for n, i in enumerate(floats)} | zeros | saved
-    if unknown := [p.name for p in backward.params if p.name not in known]:
+    known = {f"grad_{n}": grads[i] for n, i in enumerate(floats)}
+    if missing:
+        known |= {name: parallel.full(given, shape, 0, dtype) for name, (shape, dtype) in missing.items()}
+    known |= saved
+    try:
+        args = [known[p.name] for p in backward.params]
+    except KeyError:
+        unknown = [p.name for p in backward.params if p.name not in known]
         raise errors.PackError(
             f"tk.{op.name}: its backward {backward.name} takes {', '.join(unknown)}; there are {', '.join(known)}"
-        )
-    args = [known[p.name] for p in backward.params]
+        ) from None
     found = listed(overload(*args, -1, ctx.mode))
     out: list[Any] = [None] * ctx.n_args
     for index, grad in zip(op.meta["backward"]["grads"], found, strict=True):

@@ -209,6 +209,8 @@ def autograd(name: str, setup: Callable[..., None], backward: Callable[..., Any]
         if has_tangent(args):
             return _in_aten(name, with_defaults(op, args))
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            if not torch._C._are_functorch_transforms_active():
+                return Formula.apply(keyset, *args)  # type: ignore[attr-defined]
             with single_level():
                 return Formula.apply(keyset, *args)  # type: ignore[attr-defined]
         return below_autograd(op, keyset, *args)
@@ -274,8 +276,15 @@ def single_level() -> AbstractContextManager[Any]:
 
 def with_defaults(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
     """All arguments in their order: the dispatcher drops those at the end that are their defaults."""
-    named = kwargs or {}
-    return (*args, *(named.get(a.name, a.default_value) for a in op._schema.arguments[len(args) :]))
+    if (arguments := _arguments.get(op.name())) is None:
+        arguments = _arguments[op.name()] = tuple((a.name, a.default_value) for a in op._schema.arguments)
+    if not kwargs:
+        return args if len(args) == len(arguments) else (*args, *(default for _, default in arguments[len(args) :]))
+    return (*args, *(kwargs.get(name, default) for name, default in arguments[len(args) :]))
+
+
+# By op, the arguments' names and defaults: torch makes objects for all of them whenever a schema is asked.
+_arguments: dict[str, tuple[tuple[str, Any], ...]] = {}
 
 
 def cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
