@@ -103,3 +103,29 @@ def test_arguments_left_out_are_their_defaults() -> None:
     for given in ((X,), (X, 3), (X, 3, 1)):
         assert _register.with_defaults(op, given)[1:] == (*given, *(-1, 0)[len(given) - 1 :])[1:]
     assert _register.with_defaults(op, (X,), {"mode": 1})[1:] == (-1, 1)
+
+
+GRADIENTS: dict[str, tuple[Callable[[Tensor], Tensor], list[str]]] = {
+    "gelu": (tk.gelu, ["tk.gelu_backward"]),
+    "softmax": (lambda x: tk.softmax(x, -1), ["tk.softmax_backward"]),
+    "sum": (lambda x: tk.sum(x, -1), ["aten.unsqueeze", "aten.expand"]),
+    "sum of all": (tk.sum, ["aten.expand", "aten.view"]),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_gradient_runs_its_op_and_nothing_around_it(name: str) -> None:
+    function, wanted = GRADIENTS[name]
+    x = X.clone().requires_grad_()
+    out = function(x)
+    with _Ops() as ops:
+        torch.autograd.grad(out, x, torch.ones_like(out.detach()))
+    assert [op for op in ops.names if op not in ("aten.detach", "aten.ones_like")] == wanted
+
+
+def test_a_call_makes_a_node_only_where_a_gradient_is_needed() -> None:
+    x = X.clone().requires_grad_()
+    assert tk.gelu(X).grad_fn is None
+    assert type(tk.gelu(x).grad_fn).__name__ == "TkGeluBackward"
+    with torch.no_grad():
+        assert tk.gelu(x).grad_fn is None

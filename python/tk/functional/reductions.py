@@ -592,8 +592,10 @@ def _whole(x: Tensor) -> Tensor:
     if not x.is_contiguous():
         x = x.permute(memory_order(x, x.dim())).contiguous()
     n = x.numel()
-    row = next(row for row in (PART, 256, 16, 1) if n % row == 0)
-    return x.view(n // row, row)
+    for row in (PART, 256, 16):
+        if n % row == 0:
+            return x.view(n // row, row)
+    return x.view(n, 1)
 
 
 # --- Dimensions ---

@@ -132,8 +132,10 @@ def _of_variance(ctx: Any, grad: Tensor | None, grad_mean: Tensor | None) -> Any
         slope = _wide(grad)
         if ctx.power != 1:
             result = _wide(found)
-            slope = (slope * ctx.power * result ** (1 - 1 / ctx.power)).masked_fill(result == 0, 0)
-        parts.append((x - _over(mean, x)) * _over((slope * (2 * ctx.bessel / n)).to(x.dtype), x))
+            root = slope / result if ctx.power == 0.5 else slope * result ** (1 - 1 / ctx.power)
+            slope = root.masked_fill(result == 0, 0)
+        slope = slope * (2 * ctx.bessel * ctx.power / n)  # one factor, one kernel
+        parts.append((x - _over(mean, x)) * _over(slope.to(x.dtype), x))
     if n and grad_mean is not None:
         parts.append(_over((_wide(grad_mean) / n).to(x.dtype), x).expand_as(x))
     of_x = sum(parts[1:], parts[0]) if parts else torch.zeros_like(x)
@@ -170,7 +172,9 @@ def _keep_shape(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _to_all(ctx: Any, grad: Tensor) -> Any:
-    return (grad * ctx.scale).expand(ctx.shape), None, None, None
+    is_one = type(ctx.scale) is float and ctx.scale == 1  # of a symbolic one that would be a guard
+    scaled = grad if is_one else grad * ctx.scale
+    return scaled.expand(ctx.shape), None, None, None
 
 
 def _to_dim(dim: int, is_mean: bool = False) -> Callable[..., Any]:
