@@ -47,9 +47,9 @@ def test_drawn_problems(number: int, dtype: torch.dtype, monkeypatch: pytest.Mon
     """The error is at most twice torch's own, beside a rounding of the largest number. In blocks of 128 classes too."""
     print(f"TK_LINEAR_CROSS_ENTROPY_SEED={SEED + number}, number 0 repeats it")
     rng = Random(SEED + number)
-    if rng.random() < 0.5:
-        monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
-        monkeypatch.setattr(blocks, "SLICE_BYTES", 1 << 14)
+    if (budget := rng.choice((None, 1 << 16, 1 << 20))) is not None:  # blocks of classes; of rows, of float32
+        monkeypatch.setattr(blocks, "BUDGET_BYTES", budget)
+        monkeypatch.setattr(blocks, "LEAST_ROWS", 16)
     rows, features, classes = rng.randint(1, 300), rng.choice((8, 33, 64, 257)), rng.choice((5, 128, 1000, 2049))
     generator = torch.Generator(DEVICE).manual_seed(SEED + number)
 
@@ -90,6 +90,27 @@ def test_memory_of_131072_classes(features: int) -> None:
     tk.linear_cross_entropy(x, w, target).backward()
     gradients = 2 * features * (rows + classes)
     assert torch.cuda.max_memory_allocated() - before - gradients <= 256 * MIB
+
+
+def test_memory_of_gradients_at_once() -> None:
+    """Of a block that the budget just holds: at most 256 MiB beside the gradients, also in the backward."""
+    rows, features, classes = 192, 1024, 131072
+    x = torch.randn(rows, features, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+    w = (torch.randn(classes, features, device=DEVICE, dtype=torch.bfloat16) / features**0.5).requires_grad_()
+    target = torch.randint(classes, (rows,), device=DEVICE)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    (tk.linear_cross_entropy(x, w, target) * 3).backward()
+    assert torch.cuda.max_memory_allocated() - before - 2 * features * (rows + classes) <= 256 * MIB
+
+
+def test_a_graph_walked_twice() -> None:
+    """The second backward computes the gradients again, in blocks of classes."""
+    x, w = (torch.randn(*s, device=DEVICE, dtype=torch.bfloat16).requires_grad_() for s in ((64, 32), (500, 32)))
+    loss = tk.linear_cross_entropy(x, w, torch.randint(500, (64,), device=DEVICE))
+    first, second = (torch.autograd.grad(loss, (x, w), loss.detach() * 0 + 2, retain_graph=True) for _ in range(2))
+    for a, b in zip(first, second, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-2 * float(a.abs().max()))
 
 
 def test_a_captured_graph() -> None:

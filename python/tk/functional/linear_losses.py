@@ -16,6 +16,7 @@ from tk.functional.losses import cross_entropy
 from tk.heuristics import overrides
 from tk.ops._register import cast
 from tk.ops.linear_cross_entropy import linear_cross_entropy as _rows
+from tk.ops.linear_cross_entropy import reduced, total_of_rows
 from tk.ops.mm import linear
 from tk.parallel import is_distributed
 
@@ -43,9 +44,15 @@ def linear_cross_entropy(
     """The cross entropy of ``input @ linear_weight.T + linear_bias``, as ``torch.nn.functional.linear_cross_entropy``,
     of which no more than a block of classes is in memory at a time.
 
-    Beside the gradients a call takes at most 96 MiB for a block (more past 131,072 rows) and, in the backward of 16
-    bits, the gradient of input in float32 and 64 MiB. Logits are float32: of 16 bits they are not rounded, as torch's
-    are. The backward computes them again.
+    Beside the gradients a call takes at most 240 MiB up to 8192 rows of 4096 features. With more of them it is the
+    gradient of input in float32 and 96 to 240 MiB; past 131,072 rows a block takes more. Logits are float32: of 16 bits
+    they are not rounded, as torch's are.
+
+    A sum or a mean whose logits fit this at once, 8 bytes each in 192 MiB, has its gradients worked out with it where
+    gradients are enabled and needed. They are in memory from the forward on, and the backward multiplies them by the
+    gradient of the loss; a second backward of the same graph computes them again. Of float32 this is so wherever 256
+    rows or more fit, of float16 never. Otherwise the backward computes the logits again. Under ``torch.no_grad()``
+    nothing of a gradient is computed.
 
     Args:
         input: ``[in_features]`` or ``[..., in_features]``.
@@ -107,15 +114,21 @@ def linear_cross_entropy(
         )
     mode, number_of = overrides.find(_KERNEL, input)
     number_of = number_of if config is None else overrides.number(_KERNEL, config, input)
-    numbers = (ignore_index, float(label_smoothing), number_of, mode)
     at = target.reshape(-1).long()
+    rows = input if input.dim() == 2 else input.reshape(at.shape[0], input.shape[-1])
+    given = (rows, linear_weight, at, linear_bias, weight, ignore_index, float(label_smoothing))
     try:
-        loss, *_ = _rows(input.reshape(at.shape[0], input.shape[-1]), linear_weight, at, linear_bias, weight, *numbers)
+        if reduction == "none" or number_of >= 0:  # a config is of the kernel that takes blocks of classes
+            loss, *_ = _rows(*given, number_of, mode)
+        else:
+            loss = reduced(*given, reduction == "mean", mode)
     except RuntimeError as error:
         raise errors.typed(error) from None
-    return _reduced(loss, at, weight, ignore_index, reduction, target.shape).to(
-        torch.float32 if is_autocast else input.dtype
-    )
+    if reduction == "none":
+        loss = loss.reshape(target.shape)
+    elif number_of >= 0:
+        loss = total_of_rows(loss, at, weight, ignore_index, reduction == "mean")
+    return loss.to(torch.float32 if is_autocast else input.dtype)
 
 
 def _has_gradient(weight: Tensor | None) -> bool:
@@ -126,19 +139,6 @@ def _matrix(linear_weight: Tensor, linear_bias: Tensor | None) -> tuple[Tensor, 
     """With all but in_features one dimension."""
     matrix = linear_weight.reshape(product(linear_weight.shape[:-1]), linear_weight.shape[-1])
     return matrix, None if linear_bias is None else linear_bias.reshape(-1)
-
-
-def _reduced(
-    loss: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str, shape: Sequence[int]
-) -> Tensor:
-    if reduction == "none":
-        return loss.reshape(shape)
-    if reduction == "sum":
-        return loss.sum()
-    counts = target != ignore_index
-    if weight is None:
-        return loss.sum() / counts.sum()
-    return loss.sum() / torch.where(counts, weight.float()[torch.where(counts, target, 0)], 0.0).sum()
 
 
 # --- What is refused ---

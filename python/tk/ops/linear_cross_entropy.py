@@ -2,9 +2,16 @@
 logits no more than a block is in memory at a time.
 
 A block is all rows by some classes, in float32. So each block of the weight's gradient is one product over all rows,
-which is rounded once. With blocks of rows it would be a sum over them, and would need a second one in float32. The
-backward computes the logits again, which is one product of four. It then serves any gradient of each row's loss, and
-nothing of the size of the weight waits between forward and backward.
+which is rounded once. The backward computes the logits again, which is one product of four. It then serves any gradient
+of each row's loss, and nothing of the size of the weight waits between forward and backward. Of 16 bits, a block has
+its logits in float32 a part at a time.
+
+A sum or a mean whose logits fit the budget is worked out at once, and its gradients with it: three products. The
+backward only multiplies them by the gradient of the loss. float32 takes several blocks of rows, which add to the
+weight's gradient in place. 16 bits take one block alone: a sum over blocks of rows would be rounded for each block, or
+need a second gradient in float32. Where a block has few rows, to read and write that sum costs what the product saves.
+float16 computes its logits again in any case: the forward does not know the scale that keeps small gradients from
+becoming 0.
 """
 
 from __future__ import annotations
@@ -22,11 +29,12 @@ from torch.library import Library
 from tk.ops import _register
 from tk.ops.product import one_by_one
 
-__all__ = ["linear_cross_entropy"]
+__all__ = ["linear_cross_entropy", "reduced", "total_of_rows"]
 
-BLOCK_BYTES = 96 << 20  # of logits, and of their gradient beside them
-SLICE_BYTES = 64 << 20  # of a product that is added to the gradient of input
+BUDGET_BYTES = 240 << 20  # of a call, beside the weight and the gradients: for 256 MiB, with room for what is small
+BUDGET_ROWS = 8192  # that it is for: of more rows, the blocks of a backward may be larger in proportion
 LEAST_CLASSES = 128  # of a block, however many rows there are: a kernel's tile of columns
+LEAST_ROWS = 256  # of a block of rows among several: with fewer, adding to the weight's gradient takes most of the time
 
 _library = Library("tk", "FRAGMENT")  # keeps what is registered alive
 _ARGUMENTS = (
@@ -38,21 +46,32 @@ _library.define(
     f"linear_cross_entropy_backward(Tensor grad, Tensor base, Tensor log_sum, {_ARGUMENTS}, bool[] needs, "
     "int mode=0) -> (Tensor, Tensor, Tensor)"
 )
+_library.define(f"linear_cross_entropy_reduced({_ARGUMENTS}, bool is_mean, int mode=0) -> Tensor")
+_library.define(
+    f"linear_cross_entropy_at_once({_ARGUMENTS}, bool is_mean, bool[] needs, int mode=0) "
+    "-> (Tensor, Tensor, Tensor, Tensor)"
+)
 
 # The loss of each row, and two numbers whose sum is the logsumexp of its logits.
 linear_cross_entropy = torch.ops.tk.linear_cross_entropy.default
 _backward = torch.ops.tk.linear_cross_entropy_backward.default  # (of input, linear_weight and linear_bias)
+reduced = torch.ops.tk.linear_cross_entropy_reduced.default  # the sum or the mean of the losses, in float32
+_at_once = torch.ops.tk.linear_cross_entropy_at_once.default  # that, and the gradients of _backward for it
 _mm, _mm_out = _register.overloads("mm")
+_, _addmm_out = _register.overloads("addmm")
 
 
 # --- Kernels ---
 
 
 def _forward_on_cpu(input: Tensor, linear_weight: Tensor, target: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    ignore_index, classes = args[2], linear_weight.shape[0]
+    _check_indices(target, linear_weight.shape[0], args[2])
+    return _forward(input, linear_weight, target, *args)
+
+
+def _check_indices(target: Tensor, classes: int, ignore_index: int) -> None:
     if (wrong := target[~_is_right(target, classes, ignore_index)]).numel():
         raise IndexError(f"tk.linear_cross_entropy: target is {wrong[0].item()}, must be 0 to {classes - 1}")
-    return _forward(input, linear_weight, target, *args)
 
 
 def _forward(
@@ -72,7 +91,7 @@ def _forward(
     log_sum = input.new_full((rows,), -torch.inf, dtype=torch.float32)
     base, picked, spread = (torch.zeros_like(log_sum) for _ in range(3))
     with torch._C._DisableAutocast():
-        for block in _blocks(rows, classes, 4):
+        for block in _blocks(rows, 4, BUDGET_BYTES * 4 // 5, 0, classes):
             logits = _logits(input, linear_weight, linear_bias, block, mode)
             at, is_there = _places(target, block)
             picked = torch.where(is_there, logits.gather(1, at.unsqueeze(1)).squeeze(1), picked)
@@ -121,21 +140,32 @@ def _gradients(
     grad_bias = linear_weight.new_empty(classes if needs_bias else 0)
     of_class, share, total = _factors(target, weight, ignore_index, label_smoothing, classes)
     grad = torch.where(target == ignore_index, 0.0, grad)
-    of_softmax, of_target, of_all = grad * (of_class + share * total), grad * of_class, grad * share
+    of_softmax, of_target, of_all = (grad * (of_class + share * total)).unsqueeze(1), grad * of_class, grad * share
+    has_sums = needs_bias or label_smoothing != 0  # of what is not rounded yet, or with it
     with torch._C._DisableAutocast():
-        for block in _blocks(input.shape[0], classes, 4 + input.itemsize):
-            g = _logits(input, linear_weight, linear_bias, block, mode)
+        for block, parts in _blocks_of_gradients(input, classes):
             if input.dtype == torch.float32:
-                g.sub_(base.unsqueeze(1))
-            g.sub_(log_sum.unsqueeze(1)).exp_().mul_(of_softmax.unsqueeze(1))
-            at, is_there = _places(target, block)
-            here = torch.where(is_there, of_target, 0.0).unsqueeze(1)
-            g.scatter_(1, at.unsqueeze(1), g.gather(1, at.unsqueeze(1)) - here)
-            if label_smoothing:
-                g.sub_(of_all.unsqueeze(1) if weight is None else torch.outer(of_all, weight[block].float()))
-            if needs_bias:
-                grad_bias[block] = torch.ops.tk.column_sum(g, -1, mode)
-            g = g.to(input.dtype)
+                g = _logits(input, linear_weight, linear_bias, block, mode).sub_(base.unsqueeze(1))
+            else:
+                g = input.new_empty(input.shape[0], block.stop - block.start)
+            for part in parts:
+                rounded = g[:, part.start - block.start : part.stop - block.start]
+                of_part = g
+                if input.dtype != torch.float32:
+                    of_part = _logits(input, linear_weight, linear_bias, part, mode)
+                of_part.sub_(log_sum.unsqueeze(1)).exp_()
+                at, is_there = _places(target, part)
+                at, here = at.unsqueeze(1), torch.where(is_there, of_target, 0.0).unsqueeze(1)
+                here = of_part.gather(1, at) * of_softmax - here
+                to = of_part if has_sums else rounded
+                torch.mul(of_part, of_softmax, out=to).scatter_(1, at, here.to(to.dtype))
+                if label_smoothing:
+                    of_part.sub_(of_all.unsqueeze(1) if weight is None else torch.outer(of_all, weight[part].float()))
+                if needs_bias:
+                    grad_bias[part] = torch.ops.tk.column_sum(of_part, -1, mode)
+                if to is not rounded and of_part is not g:
+                    rounded.copy_(of_part)
+                del of_part, to, rounded  # before the next part is there
             if needs_weight:
                 _mm_out(g.t(), input, None, *_settings(mode), out=grad_weight[block])
             if needs_input:
@@ -146,7 +176,9 @@ def _gradients(
 
 def _add_product(total: Tensor, g: Tensor, weight: Tensor, mode: int) -> None:
     """total += g @ weight, a slice of rows at a time: addmm would add to what has its operands' dtype alone."""
-    n = max(1, SLICE_BYTES // (4 * max(1, weight.shape[1])))
+    rows = total.shape[0]
+    n = max(1, _block_bytes(total) * 3 // 8 // (4 * max(1, weight.shape[1])))
+    n = max(1, -(-rows // max(1, -(-rows // n))))  # as many slices, of one size
     for of_total, of_g in zip(total.split(n), g.split(n), strict=True):
         of_total.add_(_mm(of_g, weight, None, *_settings(mode, torch.float32)))
 
@@ -156,11 +188,29 @@ def _settings(mode: int, out_dtype: torch.dtype | None = None) -> tuple[Any, ...
     return 0, out_dtype, -1, -1, mode
 
 
-def _blocks(rows: int, classes: int, size: int) -> Iterator[slice]:
-    """Of classes. size: bytes that a logit takes."""
-    n = BLOCK_BYTES // (size * max(1, rows)) // LEAST_CLASSES * LEAST_CLASSES
+def _blocks(rows: int, size: int, most: int, start: int, stop: int) -> Iterator[slice]:
+    """Of classes start to stop. size: bytes that a logit takes. most: bytes of a block."""
+    n = most // (size * max(1, rows)) // LEAST_CLASSES * LEAST_CLASSES
     n = max(n, LEAST_CLASSES)
-    return (slice(start, min(start + n, classes)) for start in range(0, classes, n))
+    return (slice(first, min(first + n, stop)) for first in range(start, stop, n))
+
+
+def _blocks_of_gradients(input: Tensor, classes: int) -> Iterator[tuple[slice, list[slice]]]:
+    """Each with its parts. Large blocks add to the gradient of input, and so read and write it, less often. Of 16 bits
+    no more than a part has its logits in float32: three eighths of the bytes, of which a large GPU's L2 holds most."""
+    rows, size = input.shape[0], _block_bytes(input)
+    if input.dtype == torch.float32:
+        for block in _blocks(rows, 4, size * 5 // 8, 0, classes):
+            yield block, [block]
+        return
+    for block in _blocks(rows, input.itemsize, size * 5 // 8, 0, classes):
+        yield block, list(_blocks(rows, 4, size * 3 // 8, block.start, block.stop))
+
+
+def _block_bytes(input: Tensor) -> int:
+    """Of a block in the backward, beside the gradient of input in float32."""
+    most = BUDGET_BYTES * max(input.shape[0], BUDGET_ROWS) // BUDGET_ROWS - 4 * input.numel()
+    return min(max(most, BUDGET_BYTES * 2 // 5), BUDGET_BYTES)
 
 
 def _logits(input: Tensor, weight: Tensor, bias: Tensor | None, block: slice, mode: int) -> Tensor:
@@ -198,6 +248,133 @@ def _is_right(target: Tensor, classes: int, ignore_index: int) -> Tensor:
     return ((target >= 0) & (target < classes)) | (target == ignore_index)
 
 
+# --- All classes of a row at once ---
+
+
+def _rows_at_once(input: Tensor, classes: int, size: int = 8) -> int:
+    """Rows of a block of all classes; 0 where they are to be divided. size: bytes that a logit takes, with gradients
+    those of the logit and of its gradient."""
+    rows = input.shape[0]
+    n = BUDGET_BYTES * 4 // 5 // (size * max(1, classes))
+    if rows <= n:
+        return max(1, rows)
+    return n if size == 8 and input.dtype == torch.float32 and n >= LEAST_ROWS else 0
+
+
+def _reduced_on_cpu(input: Tensor, linear_weight: Tensor, target: Tensor, *args: Any) -> Tensor:
+    _check_indices(target, linear_weight.shape[0], args[2])
+    return _reduced(input, linear_weight, target, *args)
+
+
+def _reduced(input: Tensor, linear_weight: Tensor, target: Tensor, *args: Any) -> Tensor:
+    """Without gradients."""
+    linear_bias, weight, ignore_index, label_smoothing, is_mean, mode = (*args, 0)[:6]
+    if not _rows_at_once(input, linear_weight.shape[0], 4):
+        loss, *_ = _forward(input, linear_weight, target, linear_bias, weight, ignore_index, label_smoothing, mode=mode)
+        return total_of_rows(loss, target, weight, ignore_index, is_mean)
+    with torch._C._DisableAutocast():
+        logits = _logits(input, linear_weight, linear_bias, slice(None), mode)
+        settings = (ignore_index, label_smoothing, -1, mode)
+        if weight is None:
+            loss_of = torch.ops.tk.cross_entropy_mean if is_mean else torch.ops.tk.cross_entropy_sum
+            return loss_of(logits, target, *settings)
+        loss, of_class = torch.ops.tk.cross_entropy_weighted(logits, target, weight.float(), *settings)
+        return loss.sum() / of_class.sum() if is_mean else loss.sum()
+
+
+def _loss_and_gradients_on_cpu(input: Tensor, linear_weight: Tensor, target: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    _check_indices(target, linear_weight.shape[0], args[2])
+    return _loss_and_gradients(input, linear_weight, target, *args)
+
+
+def _loss_and_gradients(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    is_mean: bool,
+    needs: Sequence[bool],
+    mode: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """In blocks of rows; more than one of float32 alone."""
+    rows, classes = input.shape[0], linear_weight.shape[0]
+    needs_input, needs_weight, needs_bias = needs
+    grad_input = input.new_empty(input.shape if needs_input else 0)
+    grad_weight = linear_weight.new_empty(linear_weight.shape if needs_weight else 0)
+    grad_bias = linear_weight.new_empty(classes if needs_bias else 0)
+    weight = None if weight is None else weight.float()
+    n = _rows_at_once(input, classes) or max(1, rows)
+    factor = None if weight is None and n >= rows else _of_each_row(target, weight, ignore_index, is_mean)
+    losses = []
+    with torch._C._DisableAutocast():
+        for start in range(0, max(1, rows), n):
+            x, at = (input, target) if n >= rows else (input[start : start + n], target[start : start + n])
+            logits = _logits(x, linear_weight, linear_bias, slice(None), mode)
+            loss, g = _loss_and_its_gradient(
+                logits, at, weight, factor, is_mean, ignore_index, label_smoothing, -1, mode
+            )
+            losses.append(loss)
+            del logits  # before the gradient's copy of 16 bits is there
+            if needs_bias:
+                of_bias = torch.ops.tk.column_sum(g, -1, mode)
+                grad_bias = grad_bias.copy_(of_bias) if start == 0 else grad_bias.add_(of_bias)
+            g = g.to(input.dtype)
+            if needs_weight and start == 0:
+                _mm_out(g.t(), x, None, *_settings(mode), out=grad_weight)
+            elif needs_weight:
+                _addmm_out(grad_weight, g.t(), x, 1.0, 1.0, *_settings(mode), out=grad_weight)
+            if needs_input:
+                _mm_out(g, linear_weight, None, *_settings(mode), out=grad_input[start : start + n])
+            del g
+    if factor is None:
+        return losses[0], grad_input, grad_weight, grad_bias
+    return torch.cat(losses).sum() * factor, grad_input, grad_weight, grad_bias
+
+
+def _loss_and_its_gradient(
+    logits: Tensor, target: Tensor, weight: Tensor | None, factor: Tensor | None, is_mean: bool, *settings: Any
+) -> tuple[Tensor, Tensor]:
+    """Of all rows, reduced; with a factor the loss of each row, and the gradient of their sum times it."""
+    ops = torch.ops.tk
+    if factor is None:
+        one = torch.ones((), dtype=torch.float32, device=logits.device)
+        if is_mean:
+            loss = ops.cross_entropy_mean(logits, target, *settings)
+            return loss, ops.cross_entropy_mean_backward(one, logits, target, *settings)
+        loss = ops.cross_entropy_sum(logits, target, *settings)
+        return loss, ops.cross_entropy_sum_backward(one, logits, target, *settings)
+    grad = factor.expand(target.shape).contiguous()
+    if weight is None:
+        loss = ops.cross_entropy_rows(logits, target, *settings)
+        return loss, ops.cross_entropy_rows_backward(grad, logits, target, *settings)
+    loss, of_class = ops.cross_entropy_weighted(logits, target, weight, *settings)
+    # The classes' weights do not depend on the logits: of_class stands for its gradient, which counts for nothing.
+    g, _ = ops.cross_entropy_weighted_backward(grad, of_class, logits, target, weight, *settings)
+    return loss, g
+
+
+def _of_each_row(target: Tensor, weight: Tensor | None, ignore_index: int, is_mean: bool) -> Tensor:
+    """What the reduction multiplies the loss of each row by."""
+    if not is_mean:
+        return torch.ones((), dtype=torch.float32, device=target.device)
+    return _count(target, weight, ignore_index).reciprocal()
+
+
+def _count(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
+    """Of the rows that count, by their classes' weights."""
+    counts = target != ignore_index
+    if weight is None:
+        return counts.sum()
+    return torch.where(counts, weight.float()[torch.where(counts, target, 0)], 0.0).sum()
+
+
+def total_of_rows(loss: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, is_mean: bool) -> Tensor:
+    return loss.sum() / _count(target, weight, ignore_index) if is_mean else loss.sum()
+
+
 # --- Shapes ---
 
 
@@ -223,6 +400,15 @@ def _fake_backward(
     return tuple(input.new_empty(size if is_needed else (0,)) for size, is_needed in zip(sizes, needs, strict=True))
 
 
+def _fake_reduced(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return input.new_empty((), dtype=torch.float32)
+
+
+def _fake_at_once(input: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    loss = _fake_reduced(input)
+    return loss, *_fake_backward(loss, loss, loss, input, *args[:6], args[7])
+
+
 # --- Gradients ---
 
 
@@ -242,6 +428,58 @@ class _Formula(_SingleLevelFunction):
         found = _backward(grad, *ctx.saved_tensors, *ctx.numbers, needs, ctx.mode)
         of_input, of_weight, of_bias = (g if is_needed else None for g, is_needed in zip(found, needs, strict=True))
         return None, of_input, of_weight, None, of_bias, *(None,) * 5
+
+
+class _FormulaAtOnce(_SingleLevelFunction):
+    """The gradients are there from the forward on. The first backward multiplies them in place and gives them away, so
+    that they are not twice in memory; another one, or one whose own graph is wanted, computes them again."""
+
+    @staticmethod
+    def forward(ctx: Any, keyset: Any, *args: Any) -> Tensor:
+        *given, mode = args
+        needed = ctx.needs_input_grad[1:]
+        ctx.needs = [needed[0], needed[1], needed[3]]
+        loss, *found = _register.below_autograd(_at_once, keyset, *given, ctx.needs, mode)
+        ctx.save_for_backward(*args[:5])
+        ctx.found = found  # not saved: nothing else has them, and the backward writes to them
+        *ctx.numbers, ctx.is_mean, ctx.mode = args[5:]
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        given = ctx.saved_tensors  # which holds their versions against those of the forward
+        found, ctx.found = ctx.found, None
+        if found is None or torch.is_grad_enabled():
+            found = _again(grad, given, ctx)
+        else:
+            for g in found:
+                g.mul_(grad.reshape((1,) * g.dim()))  # not of 0 dimensions: it would be rounded to the dtype of g
+        of_input, of_weight, of_bias = (g if is_needed else None for g, is_needed in zip(found, ctx.needs, strict=True))
+        return None, of_input, of_weight, None, of_bias, *(None,) * 5
+
+
+def _again(grad: Tensor, given: Sequence[Any], ctx: Any) -> tuple[Tensor, ...]:
+    *_, target, _, weight = given
+    with torch.no_grad():
+        _, base, log_sum = linear_cross_entropy(*given, *ctx.numbers, -1, ctx.mode)
+        factor = _of_each_row(target, weight, ctx.numbers[0], ctx.is_mean)
+    return _backward((grad * factor).expand(target.shape), base, log_sum, *given, *ctx.numbers, ctx.needs, ctx.mode)
+
+
+def _reduced_at_autograd(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    args = _register.with_defaults(reduced, args, kwargs)
+    if _register.has_tangent(args):
+        _refuse_forward_mode()
+    if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)):
+        return _register.below_autograd(reduced, keyset, *args)
+    input, linear_weight, target, _, weight, *_, is_mean, mode = args
+    sizes = (input.shape[0], linear_weight.shape[0])
+    is_plain = all(type(n) is int for n in sizes) and not torch._C._are_functorch_transforms_active()
+    # A size that is symbolic would be held to the budget by a guard.
+    if is_plain and input.dtype != torch.float16 and forward_ad._current_level < 0 and _rows_at_once(input, sizes[1]):
+        return _FormulaAtOnce.apply(keyset, *args)  # type: ignore[attr-defined]
+    loss, *_ = linear_cross_entropy(*args[:-2], -1, mode)
+    return total_of_rows(loss, target, weight, args[5], is_mean)
 
 
 class _FormulaOfGradients(_SingleLevelFunction):
@@ -287,6 +525,11 @@ def _vmap(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[tuple[Tensor, .
     return tuple(results), (0,) * len(results)
 
 
+def _vmap_reduced(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+    dims = (*in_dims, *(None,) * (len(args) - len(in_dims)))
+    return torch.stack(list(one_by_one(reduced, info, dims, *args))), 0
+
+
 for _op, _kernel, _on_cpu, _allocate, _with_graph in (
     (linear_cross_entropy, _forward, _forward_on_cpu, _fake, _Formula),
     (_backward, _gradients, _gradients, _fake_backward, _FormulaOfGradients),
@@ -297,3 +540,14 @@ for _op, _kernel, _on_cpu, _allocate, _with_graph in (
     _library.impl(_name, _kernel, "CUDA")
     _library.impl(_name, _at_autograd(_op, _with_graph), "Autograd", with_keyset=True)
     torch.library.register_vmap(f"tk::{_name}", partial(_vmap, _op), lib=_library)
+
+_name = "linear_cross_entropy_reduced"
+_register.register_fake(_name, _fake_reduced, _library)
+_library.impl(_name, _reduced_on_cpu, "CPU")
+_library.impl(_name, _reduced, "CUDA")
+_library.impl(_name, _reduced_at_autograd, "Autograd", with_keyset=True)
+torch.library.register_vmap(f"tk::{_name}", _vmap_reduced, lib=_library)
+_name = "linear_cross_entropy_at_once"
+_register.register_fake(_name, _fake_at_once, _library)
+_library.impl(_name, _loss_and_gradients_on_cpu, "CPU")
+_library.impl(_name, _loss_and_gradients, "CUDA")
