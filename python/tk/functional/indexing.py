@@ -56,7 +56,7 @@ def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False,
     if not is_taken or sparse_grad:
         one_device("gather", input=input, index=index)
         return torch.gather(input, dim, index, sparse_grad=sparse_grad)
-    if _rank(input) != _rank(index):  # of an empty one
+    if input.dim() != index.dim() and _rank(input) != _rank(index):  # of an empty one
         one_device("gather", input=input, index=index)
         return input.reshape(-1).narrow(0, 0, 0).reshape(index.shape).clone()
     x, at = _at_least_one(signed(input)), _at_least_one(as_int64(index))
@@ -218,12 +218,13 @@ def _at_least_one(x: Tensor) -> Tensor:
 
 def _check_fits(function: str, name: str, x: Tensor, index_name: str, index: Tensor, but: int = -1) -> None:
     """That the index has x's dimensions, and is nowhere larger, dimension `but` aside."""
-    if _rank(x) != _rank(index):
+    rank, index_rank = x.dim(), index.dim()
+    if rank != index_rank and (rank or 1) != (index_rank or 1):
         raise ValueError(
             f"tk.{function}: {index_name} must have as many dimensions as {name}, {x.dim()} of {list(x.shape)}, is "
             f"{list(index.shape)}"
         )
-    if index.dim() == 0 or x.dim() == 0:
+    if index_rank == 0 or rank == 0:
         is_larger = but < 0 and index.numel() > x.numel()
     else:
         is_larger = False

@@ -109,10 +109,10 @@ def group_norm(
     if not is_taken:
         return F.group_norm(input, num_groups, weight, bias, eps)
     shape = input.shape
-    per_group = (num_groups, shape[1] // num_groups)
-    x = input.reshape(shape[0], *per_group, product(shape[2:]))
-    scale = _flat(input, weight, 1, shape[1]).reshape(per_group)
-    shift = _flat(input, bias, 0, shape[1]).reshape(per_group)
+    per_group = shape[1] // num_groups
+    x = input.reshape(shape[0], num_groups, per_group, product(shape[2:]))
+    scale = _flat(input, weight, 1, shape[1]).reshape(num_groups, per_group)
+    shift = _flat(input, bias, 0, shape[1]).reshape(num_groups, per_group)
     return run("group_norm", x, scale, shift, eps, config=config).reshape(shape)
 
 
