@@ -37,6 +37,7 @@ from tk.flex.tracing.record import Recorder
 
 __all__ = ["Capture", "Graph", "Pair", "Traced", "pair"]
 
+_BREAK = "; "  # of lines, in an op's argument: Inductor writes such texts into comments of one line
 _HEAD, _MASK = "tk flex 3\nscore\n", "mask\n"  # with the version of the spelling: graphs of another must not meet
 _INDICES = ("b", "h", "q_idx", "kv_idx")
 _WANTED = {"score_mod": ("score", *_INDICES), "mask_mod": _INDICES}
@@ -260,9 +261,9 @@ def _joined(score: _Mod, mask: _Mod) -> Traced:
     n_score = len(score.captures)
     second = mask.graph.renumbered(n_score) if mask.graph is not None else None
     text = f"{_HEAD}{score.graph.text if score.graph else ''}{_MASK}{second.text if second else ''}"
-    made = Traced(score.graph, second, captures, hashlib.sha256(text.encode()).hexdigest(), text)
+    made = Traced(score.graph, second, captures, _digest(text), text.replace("\n", _BREAK))
     with _lock:
-        _by_text.setdefault(text, made)
+        _by_text.setdefault(made.text, made)
         _kept.extend((score, mask))
         return _pairs.setdefault((id(score), id(mask)), made)
 
@@ -273,12 +274,13 @@ def parse(text: str) -> Traced:
     if found is None:
         if not is_text(text):
             raise ValueError(f"tk.flex: no pair of mods, or of another version of tk: {text[:40]!r}")
-        score, mask = (parse_graph(t) if t else None for t in text.removeprefix(_HEAD).split(_MASK, 1))
+        lines = text.replace(_BREAK, "\n")
+        score, mask = (parse_graph(t) if t else None for t in lines.removeprefix(_HEAD).split(_MASK, 1))
         captures = [_capture(r, "score_mod") for r in (score.reads if score else ())]
         if mask is not None:
             mask = Graph(mask.graph, mask.reads, len(captures))
             captures += [_capture(r, "mask_mod") for r in mask.reads]
-        found = Traced(score, mask, tuple(captures), hashlib.sha256(text.encode()).hexdigest(), text)
+        found = Traced(score, mask, tuple(captures), _digest(lines), text)
         with _lock:
             found = _by_text.setdefault(text, found)
     return found
@@ -286,7 +288,12 @@ def parse(text: str) -> Traced:
 
 def is_text(text: str) -> bool:
     """Whether it is of this spelling's version."""
-    return text.startswith(_HEAD) and _MASK in text
+    lines = text.replace(_BREAK, "\n")
+    return lines.startswith(_HEAD) and _MASK in lines
+
+
+def _digest(lines: str) -> str:
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def described(fn: Any, kind: str) -> str:
