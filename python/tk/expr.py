@@ -14,7 +14,8 @@ is compiled; what is left of it travels in the pack and is checked before every 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "minimum",
     "mode",
     "select",
+    "shared",
     "tensors",
 ]
 
@@ -392,6 +394,46 @@ def _evaluate(node: Expr, p: Problem) -> int:
     if not INT64_MIN <= result <= INT64_MAX:
         raise OverflowError(f"{node.op} leaves 64 bits")
     return result
+
+
+def shared(expr: Expr, first: int, most: int) -> tuple[list[Expr], Expr]:
+    """(locals, expression) that together say the same, in fewer words: what stands in `expr` more than once becomes a
+    local, at most `most` of them, numbered from `first`. Each may read those before it."""
+    nodes: list[Expr] = []  # of equal ones the first, operands before what they are in
+    found: dict[tuple[str, int, tuple[int, ...]], int] = {}
+    numbers: dict[int, int] = {}  # by id: trees of shared objects are gone through once
+    stack = [(expr, False)]
+    while stack:
+        node, is_ready = stack.pop()
+        if id(node) in numbers:
+            continue
+        if not is_ready:
+            stack += [(node, True), *((a, False) for a in node.args)]
+            continue
+        key = (node.op, node.operand, tuple(numbers[id(a)] for a in node.args))
+        numbers[id(node)] = found.setdefault(key, len(nodes))
+        if found[key] == len(nodes):
+            nodes.append(node)
+    uses = Counter(numbers[id(a)] for node in nodes for a in node.args)
+
+    def words(among: Collection[int]) -> list[int]:
+        """Of each node, where those among these are locals."""
+        lengths: list[int] = []
+        for node in nodes:
+            of = (numbers[id(a)] for a in node.args)
+            lengths.append(1 + sum(1 if n in among else lengths[n] for n in of))
+        return lengths
+
+    is_often = {n for n, node in enumerate(nodes) if node.args and uses[n] > 1}
+    # A local takes two words beside its own: what reads it, and where it is found.
+    saved = {n: (uses[n] - 1) * length - uses[n] - 1 for n, length in enumerate(words(is_often)) if n in is_often}
+    among = sorted(sorted((n for n in saved if saved[n] > 0), key=lambda n: -saved[n])[:most])
+    at = {n: first + i for i, n in enumerate(among)}
+    made: list[Expr] = []
+    for node in nodes:
+        of = (numbers[id(a)] for a in node.args)
+        made.append(Expr(node.op, node.operand, tuple(local(at[n]) if n in at else made[n] for n in of)))
+    return [made[n] for n in among], made[numbers[id(expr)]]
 
 
 def evaluate_locals(exprs: Iterable[Expr], p: Problem) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,6 +27,7 @@ from tk.expr import (
     minimum,
     mode,
     select,
+    shared,
     tensors,
 )
 
@@ -60,9 +62,9 @@ def _fits(leaf: Expr) -> bool:
     return -(2**55) <= leaf.evaluate(PROBLEM) < 2**55
 
 
-def _value(e: Expr) -> int | None:
+def _value(e: Expr, problem: Problem = PROBLEM) -> int | None:
     try:
-        return e.evaluate(PROBLEM)
+        return e.evaluate(problem)
     except OverflowError:
         return None
 
@@ -173,6 +175,30 @@ def test_decode_refuses(words, message):
 
 def test_locals_read_those_before_them():
     assert evaluate_locals([local(0) + 1, local(2) * 2], PROBLEM) == [1000, -1, 1001, 2002]
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(trees(), trees(), st.integers(0, 3))
+def test_what_is_shared_says_the_same(first, second, most):
+    (a, _), (b, _) = first, second
+    whole = maximum(a + b, b * 3) + minimum(a, a + b)
+    exprs, rest = shared(whole, len(PROBLEM.locals), most)
+    assert len(exprs) <= most
+    assert sum(1 + len(e.encode()) for e in exprs) + len(rest.encode()) <= len(whole.encode())
+    try:
+        again = _value(rest, replace(PROBLEM, locals=evaluate_locals(exprs, PROBLEM)))
+    except OverflowError:
+        again = None
+    assert again == _value(whole)
+
+
+def test_what_stands_often_becomes_a_local():
+    row = A.size(0) * A.stride(0) + 1
+    most = maximum(row, 5)
+    locals_, rest = shared(most + row // most * most, 4, 60)
+    assert [x.encode() for x in locals_] == [row.encode(), maximum(local(4), 5).encode()]
+    assert rest.same(local(5) + local(4) // local(5) * local(5))
+    assert shared(row, 4, 60)[0] == []
 
 
 def test_records_survive_copy_and_pickle():

@@ -20,7 +20,7 @@ from tk.aot import pack as fmt
 from tk.aot.cache import Artifact
 from tk.aot.compile import Target
 from tk.aot.errors import BuildError, CompileError
-from tk.aot.expr import Expr, Tensor, as_expr
+from tk.aot.expr import Expr, Tensor, as_expr, shared
 from tk.aot.grid import Grid, Variant, bucket_expr, bucket_key, buckets, config_numbers
 from tk.aot.pack import PackWriter, Range
 from tk.aot.spec import (
@@ -312,7 +312,10 @@ def _variant(writer: PackWriter, op: Op, compiled: Compiled, config: int, target
     if n_locals > MAX_LOCALS:
         raise BuildError(f"{variant.name}: {n_locals} locals, there may be {MAX_LOCALS}")
     _check_alignment(op, variant)
-    before, after = (_Scope(op, n, variant.name) for n in (len(op.locals), n_locals))
+    # A predicted time repeats what it is made of: three of four words of a generated op's.
+    of_cost, cost = shared(plan.cost, n_locals, MAX_LOCALS - n_locals)
+    locals_ = (*plan.locals, *of_cost)
+    before, after = (_Scope(op, n, variant.name) for n in (len(op.locals), len(op.locals) + len(locals_)))
     launches = [
         _launch(writer, after, variant, launch, artifact, target)
         for launch, artifact in zip(plan.launches, compiled.artifacts, strict=True)
@@ -322,8 +325,8 @@ def _variant(writer: PackWriter, op: Op, compiled: Compiled, config: int, target
         config=config,
         flags=fmt.VARIANT_GENERAL * plan.general | fmt.VARIANT_NONDETERMINISTIC * (not plan.deterministic),
         constraints=writer.add("constraints", [_constraint(writer, before, c) for c in plan.constraints]),
-        locals=_locals(writer, op, plan.locals, len(op.locals), variant.name),
-        cost=after.code(writer, plan.cost),
+        locals=_locals(writer, op, locals_, len(op.locals), variant.name),
+        cost=after.code(writer, cost),
         buffers=writer.add("buffers", [_buffer(writer, after, b) for b in plan.buffers]),
         launches=writer.add("launches", launches),
     )

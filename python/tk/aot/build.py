@@ -42,7 +42,7 @@ KINDS = (
 
 # What a pack has besides its images, bytes: of each op its definition, of each variant its records. Means over the
 # wheel's sample packs.
-OP_BYTES, VARIANT_BYTES = 5_700, 2_950
+OP_BYTES, VARIANT_BYTES = 5_700, 1_660
 # What a build takes before the first launch is compiled and after the last one, seconds of one core: Triton is loaded
 # and processes start; the images are compressed.
 FIXED_SECONDS = 1.5
