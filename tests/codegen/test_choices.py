@@ -29,7 +29,8 @@ SOME_COLUMNS = (3, 64, 257, 2593, 9975)
 @dataclass(frozen=True)
 class Call:
     """tensors: a letter for each of the op's: x has all elements, n the columns, r the rows. The first one has the
-    problem's layout, the others are contiguous. rank: dimensions of x, with what stands for "..."."""
+    problem's layout, the others are contiguous. rank: dimensions of x, with what stands for "...": of three all do,
+    and rows that run together in every tensor are one."""
 
     declared: Declared
     tensors: str
@@ -46,8 +47,8 @@ CALLS = {
     "layer_norm_backward": Call(norms.layer_norm, "xxnxnn", is_backward=True),
     "rms_norm": Call(norms.rms_norm, "xnx"),
     "rms_norm_backward": Call(norms.rms_norm, "xxnxn", is_backward=True),
-    "gelu": Call(activations.gelu, "xx", (0,)),
-    "swiglu": Call(activations.swiglu, "xxx"),
+    "gelu": Call(activations.gelu, "xx", (0,), rank=3),
+    "swiglu": Call(activations.swiglu, "xxx", rank=3),
     "row_sum": Call(reductions.row_sum, "xr"),
     "row_argmax": Call(reductions.row_argmax, "xr"),
     "row_var_mean": Call(reductions.row_var_mean, "xrr"),
@@ -78,8 +79,9 @@ def printed(call: Call) -> str:
     op = backward(call.declared) if call.is_backward else generated(call.declared)
     lines = []
     for dtype, layout, m, n in problems():
-        tensors = [shaped(letter, call.rank, m, n, dtype, "contiguous") for letter in call.tensors]
-        tensors[0] = shaped("x", call.rank, m, n, dtype, layout)
+        rows, columns = (1, m * n) if call.rank == 3 and layout == "contiguous" else (m, n)
+        tensors = [shaped(letter, call.rank, rows, columns, dtype, "contiguous") for letter in call.tensors]
+        tensors[0] = shaped("x", call.rank, rows, columns, dtype, layout)
         found = chosen(op, tensors, call.ints)
         lines.append(f"{dtype} {layout} {m} x {n}: {found.layout} {found.config}")
     return "\n".join(lines) + "\n"
