@@ -7,9 +7,13 @@ import math
 import pytest
 from choosing import backward, chosen, dense, generated, turned
 
+from tk.aot.expr import TensorValue
 from tk.aot.grid import enumerate_grid
+from tk.aot.spec import DTYPES
 from tk.generated import Declared
 from tk.kernels.generated import activations, norms, reductions, softmax
+
+ELEMENTS = 1 << 24
 
 # --- Launches beside a reduction ---
 
@@ -66,6 +70,14 @@ def test_rows_of_few_elements_are_read_without_a_stride_at_run_time(dtype: str, 
     x = dense([1, 1, 1 << 20, n], dtype)
     found = chosen(generated(softmax.softmax), [x, x])
     assert (found.layout, found.config) == ("rows", "512x4_w4")
+
+
+@pytest.mark.parametrize(("n", "config"), [(257, "2x512_w4"), (511, "2x512_w4"), (1501, "1x2048_w4")])
+def test_rows_whose_elements_lie_apart_are_read_once(n: int, config: str) -> None:
+    """By columns in a loop it was, up to 2,047 elements, or by the general kernel."""
+    x = TensorValue([1, 1, ELEMENTS // n, n], [0, 0, 2 * n, 2], DTYPES["bf16"])
+    found = chosen(generated(softmax.softmax), [x, dense([1, 1, ELEMENTS // n, n], "bf16")])
+    assert (found.layout, found.config) == ("gathered", config)
 
 
 # --- Rows that begin anywhere ---

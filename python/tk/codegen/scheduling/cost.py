@@ -36,7 +36,10 @@ INSTRUCTIONS: Mapping[str, int] = {
 
 LOOK_BACK = 9_000  # picoseconds of a program that looks back, beside all else
 REALIGNED = 5  # instructions for an element of a load or store of a realigned row
-COLUMN = 5, 16  # of what has one value a column: neighbours in one load, and beside vectors, every eighth
+COLUMN = (
+    5,
+    16,
+)  # of what has one value a column: neighbours in one load; by itself, beside vectors or one row with a step
 SCANNED = 10  # instructions for an element of a scan
 EXCHANGE: Mapping[str, int] = {"i32": 8, "i64": 18}  # instructions for an element in a stage of a sort
 MERGED = 10  # picoseconds for an element in a merge of runs
@@ -141,7 +144,8 @@ class Cost:
         """For each element of a block: what is computed, and what loads and stores take."""
         access = of_column = 2 if self.layout.aligned else STRIDED
         if self.layout.merged and not self.layout.aligned:
-            access, of_column = 12 + min(512 // setting.row, 16), COLUMN[setting.vectors]
+            is_single = setting.vectors or (setting.p == 1 and not self.layout.dense)
+            access, of_column = 12 + min(512 // setting.row, 16), COLUMN[is_single]
         if setting.vectors or setting.realigned:
             access = 2 if setting.vectors else REALIGNED
         return self.work.computed + self.work.accesses * access + self.work.columns * of_column

@@ -112,7 +112,8 @@ SETTINGS: Table = {
         ),
         "pitched": (Setting(1, 4096, 16, True), Setting(32, 64, 4), Setting(4, 512, 4), Setting(1, 4096, 4)),
         "gathered": (
-            Setting(1, 2048, 8, True), Setting(16, 64, 4), Setting(4, 256, 4), Setting(128, 16, 4), Setting(512, 4, 4),
+            Setting(1, 2048, 8, True), Setting(16, 64, 4), Setting(4, 256, 4), Setting(2, 512, 4), Setting(1, 2048, 4),
+            Setting(128, 16, 4), Setting(512, 4, 4),
         ),
         "columns": (Setting(4, 512, 4, True),),
         "strided": (Setting(16, 64, 4, True),),
