@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from choosing import backward, chosen, dense, generated, turned
@@ -90,6 +91,16 @@ def test_rows_at_any_address_are_read_in_vectors_up_to_12288_elements(rows: int,
     [3245, 10133] twice."""
     x = dense([1, 1, rows, n], dtype)
     assert chosen(generated(softmax.softmax), [x, x]).config == "1x3x4096_w16_vectors"
+
+
+@pytest.mark.parametrize(("count", "alignment", "config"), [
+    ((1 << 24) + 5, 256, "1x2048_w4_vectors"), ((1 << 24) + 5, 2, "1x2048_w4"), (1 << 24, 256, "1x2048_w4"),
+])  # fmt: skip
+def test_an_odd_number_of_elements_is_read_in_vectors(count: int, alignment: int, config: str) -> None:
+    """One by one swiglu of them reaches two thirds of what it does in vectors."""
+    x = dense([1, 1, count], "bf16")
+    found = chosen(generated(activations.swiglu), [replace(x, alignment=alignment), x, x])
+    assert found.config == config
 
 
 def test_rows_of_weights_at_any_address_are_cut_in_three() -> None:

@@ -481,7 +481,7 @@ class Body:
         steps = self._steps(parts) if parts else None
         # Rows in vectors begin as addresses say; across rows a block's faster dimension is another; and a seed that is
         # read under a mask has an element's shape.
-        by_address = self.form.vectors or self.form.realigned
+        by_address = (self.form.vectors and self.tile.p) or self.form.realigned or self.segment == EDGES
         if steps is None or by_address or self.layout.across or self.kernel.value(v.args[0]).args:
             places = [*head, *rows, *([self.place("q")] if parts else [])]
             return f"device.random_bits({seed}, {' + '.join(places)}, {v.data})"

@@ -83,14 +83,11 @@ class SegmentPrinter:
 
     def flat_vectors(self) -> None:
         """Of elements that run together: whole vectors. The up to seven behind them are the first program's."""
-        body = self.body
         self.out(f"inner = q_size // {VECTOR} * {VECTOR}")
-        self.out(f"q_0 = start_q + {body.offsets('q')}")
+        self.out(f"q_0 = start_q + {self.body.offsets('q')}")
         self.out("q_mask_0 = q_0 < inner")
-        self.out(f"EDGES: tl.constexpr = {EDGE}")
-        self.out(f"q_{EDGES} = inner + {self._edge_offsets()}")
-        self.out(f"q_mask_{EDGES} = q_{EDGES} < tl.where(start_q == 0, q_size, 0)")
-        self.repeat(lambda: body.single_axes("q"))
+        with self.body.in_segment(0):
+            self.body.single_axes("q")
 
     def _edge_offsets(self) -> str:
         with self.body.in_segment(EDGES):
@@ -100,10 +97,27 @@ class SegmentPrinter:
 
     def print(self) -> None:
         """As at once, with what varies along the row once for every segment, and reductions over all of them."""
-        if self.body.reduced_dim:
-            self.whole_row()
+        if not self.body.reduced_dim:
+            self._flat()
+            return
+        self.whole_row()
         for v in self.body.kernel.values:
             self.value(v)
+
+    def _flat(self) -> None:
+        """What does not reduce. The other programs do nothing about what lies behind the last whole vector."""
+        body = self.body
+        with body.in_segment(0):
+            for v in body.kernel.values:
+                body.value(v)
+        self.out(f"EDGES: tl.constexpr = {EDGE}")
+        with self.out.block("if start_q == 0:"), body.in_segment(EDGES):
+            self.out(f"q_{EDGES} = inner + {body.offsets('q')}")
+            self.out(f"q_mask_{EDGES} = q_{EDGES} < q_size")
+            body.single_axes("q")
+            for v in body.kernel.values:
+                if v.number in body.along_q:
+                    body.value(v)
 
     def value(self, v: Value) -> None:
         """A value of a program that has whole rows, or a reduction of them."""

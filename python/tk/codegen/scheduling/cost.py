@@ -193,7 +193,10 @@ class Cost:
 
     def _edge_instructions(self, setting: Setting) -> int:
         """Of all threads, each of which has an element of a row's edges, whether there is one or not, and more if the
-        block's rows have more."""
+        block's rows have more. Of elements that run together one program has edges; the others ask whether they are
+        it."""
+        if self.tile.reduced is None:
+            return 32 * setting.warps
         work = self.work
         of_one = work.computed + 6 * (work.accesses + work.columns + work.reductions)
         return max(32 * setting.warps, setting.p * EDGE) * of_one

@@ -174,7 +174,7 @@ def has_rows(kernel: ir.Kernel, tile: Tile) -> bool:
             continue
         of = dict(zip((a.name for a in kernel.axes), factors, strict=True))
         is_whole = all(of[a.name] for a in (*tile.p, *tile.q))
-        if is_whole and of[tile.q[-1].name] == {len(v.index) - 1: sympy.Integer(1)}:
+        if is_whole and tile.q and of[tile.q[-1].name] == {len(v.index) - 1: sympy.Integer(1)}:
             return True
     return False
 

@@ -84,7 +84,7 @@ Table = Mapping[str, Mapping[str, tuple[Setting, ...]]]
 SETTINGS: Table = {
     "flat": {
         "aligned": (Setting(1, 2048, 4), Setting(1, 1024, 4)),
-        "rows": (Setting(1, 2048, 4),),
+        "rows": (Setting(1, 2048, 4), Setting(1, 2048, 4, vectors=True)),
         "strided": (Setting(1, 1024, 4),),
     },
     "rows": {
