@@ -225,7 +225,7 @@ class Generated(OpRecord):
                 return None
             setting = choices(point)[at]  # as its layout has it: in another it may not be everywhere
             is_more = LAYOUT_BY_NAME[point.layout].aligned or (at > 0 and not setting.everywhere)
-            if self._is_general(graph) and is_more:
+            if (self._is_general(graph) and is_more) or (setting.narrow and _is_wide(graph)):
                 return None
             has_few = point.arch < 90 or "fp16" in graph.trace.dtypes.values() or self.name in SELDOM_CALLED
             if has_few and not self._is_everywhere(graph, point, setting, way, at):
@@ -262,6 +262,10 @@ class Generated(OpRecord):
 def _has_fp8e4(graph: Graph) -> bool:
     """Triton converts to and from it from sm_89 on."""
     return any(v.dtype == "fp8e4nv" for k in graph.kernels for v in k.values)
+
+
+def _is_wide(graph: Graph) -> bool:
+    return not {"fp32", "fp64"}.isdisjoint(graph.trace.dtypes.values())
 
 
 def _is_of_parts(kernel: ir.Kernel) -> bool:

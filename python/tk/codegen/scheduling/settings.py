@@ -32,7 +32,8 @@ class Setting:
     it, from the caches, so that it needs no registers meanwhile. registers: of a thread at most, 0 for no limit: with
     fewer, two programs are resident on a multiprocessor.
     everywhere: architectures for which nothing was measured, and fp16, have it as well, as they have the first of
-    each layout."""
+    each layout. narrow: graphs of fp32 and fp64 do not have it. Their memory takes longer, and a neighbour with more
+    masked lanes or less in vectors is as fast."""
 
     p: int
     q: int
@@ -48,6 +49,7 @@ class Setting:
     rereads: bool = False
     registers: int = 0
     everywhere: bool = field(default=False, compare=False)
+    narrow: bool = field(default=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -83,8 +85,8 @@ Table = Mapping[str, Mapping[str, tuple[Setting, ...]]]
 # one name a call has that of the first layout that it fits. docs/performance.md has what they were chosen by.
 SETTINGS: Table = {
     "flat": {
-        "aligned": (Setting(1, 2048, 4), Setting(1, 1024, 4)),
-        "rows": (Setting(1, 2048, 4), Setting(1, 2048, 4, vectors=True)),
+        "aligned": (Setting(1, 2048, 4),),
+        "rows": (Setting(1, 2048, 4), Setting(1, 2048, 4, vectors=True, narrow=True)),
         "strided": (Setting(1, 1024, 4),),
     },
     "rows": {
@@ -96,16 +98,18 @@ SETTINGS: Table = {
     },
     "inner": {
         "aligned": (
-            Setting(1, 4096, 16, True), Setting(32, 64, 4), Setting(16, 128, 4), Setting(8, 256, 4), Setting(4, 512, 4),
-            Setting(2, 1024, 4, everywhere=True), Setting(1, 2048, 4), Setting(1, 4096, 4),
-            Setting(1, 2048, 8, segments=3), Setting(1, 8192, 8), Setting(1, 4096, 16, segments=3),
-            Setting(1, 16384, 16), Setting(1, 32768, 32), Setting(1, 8192, 32, True),
+            Setting(1, 4096, 16, True), Setting(32, 64, 4), Setting(16, 128, 4), Setting(8, 256, 4),
+            Setting(4, 512, 4, narrow=True), Setting(2, 1024, 4, everywhere=True), Setting(1, 2048, 4, narrow=True),
+            Setting(1, 4096, 4, narrow=True), Setting(1, 2048, 8, segments=3, narrow=True), Setting(1, 8192, 8),
+            Setting(1, 4096, 16, segments=3, narrow=True), Setting(1, 16384, 16), Setting(1, 32768, 32),
+            Setting(1, 8192, 32, True),
         ),
         "rows": (
             Setting(1, 2048, 8, True), Setting(32, 64, 4), Setting(2, 1024, 4, everywhere=True),
             Setting(16, 128, 4, vectors=True), Setting(4, 256, 4, vectors=True),
             *(Setting(4, 256, 4, segments=n, vectors=True) for n in (2, 3, 4)),
-            *(Setting(1, 1024, 4, segments=n, vectors=True) for n in (2, 3)), Setting(1, 1024, 4, segments=3),
+            Setting(1, 1024, 4, segments=2, vectors=True), Setting(1, 1024, 4, segments=3, vectors=True, narrow=True),
+            Setting(1, 1024, 4, segments=3),
             *(Setting(1, 2048, 8, segments=n, vectors=True) for n in (2, 3, 4)),
             Setting(1, 4096, 16, segments=3, vectors=True),
             Setting(128, 16, 4), Setting(512, 4, 4), Setting(1, 8192, 32, True),
@@ -137,7 +141,7 @@ SETTINGS: Table = {
     },
     "walk": {
         "aligned": (
-            Setting(2, 1024, 4), Setting(32, 64, 4), Setting(8, 256, 4), Setting(1, 2048, 4, stages=3, registers=128),
+            Setting(2, 1024, 4), Setting(8, 256, 4), Setting(1, 2048, 4, stages=3, registers=128),
             Setting(1, 4096, 8, stages=3, registers=128), Setting(1, 8192, 8),
             Setting(1, 4096, 16, segments=3, ahead=True, rereads=True),
         ),
@@ -168,13 +172,13 @@ SETTINGS: Table = {
     # Along rows; the spread ones where programs may share a row.
     "scan": {
         "aligned": (
-            Setting(1, 2048, 4, True), Setting(8, 256, 4), Setting(1, 1024, 4), Setting(1, 2048, 4),
-            Setting(1, 4096, 8), Setting(1, 4096, 8, spread=True),
+            Setting(1, 2048, 4, True), Setting(8, 256, 4), Setting(1, 1024, 4), Setting(1, 2048, 4, narrow=True),
+            Setting(1, 4096, 8, narrow=True),
         ),
         "rows": (
             Setting(1, 4096, 8, True), Setting(8, 256, 4), Setting(1, 4096, 8, spread=True),
-            Setting(1, 1024, 4, realigned=True), Setting(1, 2048, 4, realigned=True),
-            Setting(1, 4096, 8, realigned=True),
+            Setting(1, 1024, 4, realigned=True), Setting(1, 2048, 4, realigned=True, narrow=True),
+            Setting(1, 4096, 8, realigned=True, narrow=True),
             Setting(1, 2048, 4, True, realigned=True, everywhere=True),
             Setting(1, 4096, 8, spread=True, realigned=True),
         ),
