@@ -85,7 +85,7 @@ Table = Mapping[str, Mapping[str, tuple[Setting, ...]]]
 # one name a call has that of the first layout that it fits. docs/performance.md has what they were chosen by.
 SETTINGS: Table = {
     "flat": {
-        "aligned": (Setting(1, 2048, 4),),
+        "aligned": (Setting(1, 2048, 4), Setting(1, 1024, 4)),
         "rows": (Setting(1, 2048, 4), Setting(1, 2048, 4, vectors=True, narrow=True)),
         "strided": (Setting(1, 1024, 4),),
     },
@@ -99,9 +99,9 @@ SETTINGS: Table = {
     "inner": {
         "aligned": (
             Setting(1, 4096, 16, True), Setting(32, 64, 4), Setting(16, 128, 4), Setting(8, 256, 4),
-            Setting(4, 512, 4, narrow=True), Setting(2, 1024, 4, everywhere=True), Setting(1, 2048, 4, narrow=True),
-            Setting(1, 4096, 4, narrow=True), Setting(1, 2048, 8, segments=3, narrow=True), Setting(1, 8192, 8),
-            Setting(1, 4096, 16, segments=3, narrow=True), Setting(1, 16384, 16), Setting(1, 32768, 32),
+            Setting(4, 512, 4), Setting(2, 1024, 4, everywhere=True), Setting(1, 2048, 4),
+            Setting(1, 4096, 4), Setting(1, 2048, 8, segments=3), Setting(1, 8192, 8),
+            Setting(1, 4096, 16, segments=3), Setting(1, 16384, 16), Setting(1, 32768, 32),
             Setting(1, 8192, 32, True),
         ),
         "rows": (
