@@ -100,8 +100,8 @@ def packed(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, wind
     kind = "causal_documents" if window.is_causal and sequences.are_same else "documents"
     if window.is_bounded and not sequences.are_same:
         kind = "shifted_documents"
-        ends = sequences.of_keys[1:] - sequences.of_queries[1:]
-        ids["shifts"] = (ends[of_queries] if ends.numel() else torch.zeros_like(of_queries)).unsqueeze(0)
+        ends = _ends(sequences.of_keys) - _ends(sequences.of_queries)
+        ids["shifts"] = (_at(ends, of_queries) if ends.numel() else torch.zeros_like(of_queries)).unsqueeze(0)
     elif max(n_queries, n_keys) > int((_FEW / max(1, query.shape[1] * query.shape[2])) ** 0.5):
         block = _block(max(n_queries, n_keys))
         lists = _lists(of_queries, sequences.of_keys, n_keys, window, block)
@@ -199,7 +199,19 @@ def _block(length: int) -> int:
 def _ids(starts: Tensor, total: int) -> Tensor:
     """int32 [total]: the sequence of each position. What is behind the last one has an id of its own."""
     positions = _constant(("positions", total), starts.device, lambda: _positions(total, starts.device))
-    return torch.searchsorted(starts[1:], positions, right=True, out_int32=True)
+    return torch.searchsorted(_ends(starts), positions, right=True, out_int32=True)
+
+
+# Not by x[…]: that asks for the tensor's device, which a GPU that is described has not (tk.explain with arch).
+
+
+def _ends(starts: Tensor) -> Tensor:
+    return starts.narrow(0, 1, starts.shape[0] - 1)
+
+
+def _at(x: Tensor, index: Tensor) -> Tensor:
+    found: Tensor = torch.ops.aten.index.Tensor(x, [index])
+    return found
 
 
 def _positions(total: int, device: torch.device) -> Tensor:
@@ -243,15 +255,15 @@ def _lists(ids: Tensor, starts: Tensor, n_columns: int, window: Window, block: i
     n_rows = ids.shape[0]
     key = ("bounds", n_rows, n_columns, window, block)
     bounds = _constant(key, ids.device, lambda: _bounds(n_rows, n_columns, window, block, ids.device))
-    of_sequence = (ids[bounds.edges] + bounds.ends).clamp(max=starts.shape[0] - 1)
-    found = torch.clamp(starts[of_sequence], bounds.low, bounds.high)
+    of_sequence = (_at(ids, bounds.edges) + bounds.ends).clamp(max=starts.shape[0] - 1)
+    found = torch.clamp(_at(starts, of_sequence), bounds.low, bounds.high)
     low, high, full_low, full_high = torch.div(found + bounds.up, block, rounding_mode="floor").unsqueeze(2).unbind()
     n_full = (full_high - full_low).clamp(min=0)
     columns = bounds.columns + low
     partial = columns + (columns >= full_low) * n_full
     counts = (high - low - n_full, n_full)
     n_partial, n_full = (x.view(1, 1, -1) for x in counts)
-    return n_partial, partial[None, None], n_full, (bounds.columns + full_low)[None, None]
+    return n_partial, partial.view(1, 1, *partial.shape), n_full, (bounds.columns + full_low).view(1, 1, *partial.shape)
 
 
 _constants: dict[Any, Any] = {}

@@ -105,8 +105,8 @@ def varlen_attn(
             out, lse = autograd.attend(request)
         except RuntimeError as error:
             raise errors.typed(error) from None
-    out = out[0].transpose(0, 1)
-    return (out, lse[0]) if wants_lse else out
+    out = out.squeeze(0).transpose(0, 1)
+    return (out, lse.squeeze(0)) if wants_lse else out
 
 
 def _torchs(*operands: Any, num_splits: int | None, enable_gqa: bool, **settings: Any) -> Any:
