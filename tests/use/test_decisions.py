@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -177,8 +178,6 @@ def test_the_device_takes_as_long_as_there_is_work() -> None:
 
 
 class Net(nn.Module):
-    """Counts how often the names of its code were looked at."""
-
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.act = nn.LayerNorm(16), nn.GELU()
@@ -265,8 +264,6 @@ def test_an_error_is_the_models_and_nothing_is_remembered_of_it(decided: list[st
 
 
 def test_a_used_module_has_the_signature_that_it_had() -> None:
-    import inspect
-
     model = Net()
     before = inspect.signature(model.norm.forward)
     _use(model, H100)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
@@ -72,8 +72,9 @@ def kind_of(args: Args, kwargs: Kwargs, state: Hashable) -> tuple[Any, ...] | No
     or forward-mode differentiation looks on."""
     if state is None or forward_ad._current_level >= 0 or torch._C._len_torch_function_stack():
         return None
-    found: list[Any] = [torch.is_grad_enabled(), autocast_dtype(args), state]
-    for x in args if not kwargs else (*args, *kwargs, *kwargs.values()):
+    given = args if not kwargs else (*args, *kwargs, *kwargs.values())
+    found: list[Any] = [torch.is_grad_enabled(), autocast_dtype(given), state]
+    for x in given:
         cls = type(x)
         if cls is Tensor or cls is Parameter:
             if x.layout is not torch.strided or x.is_nested:
@@ -88,11 +89,11 @@ def kind_of(args: Args, kwargs: Kwargs, state: Hashable) -> tuple[Any, ...] | No
     return tuple(found)
 
 
-def autocast_dtype(args: Args) -> str:
-    """The dtype that autocast computes products in; "" without."""
+def autocast_dtype(given: Iterable[Any]) -> str:
+    """The dtype that autocast computes products of these arguments in; "" without."""
     if not torch._C._is_any_autocast_enabled():
         return ""
-    device = args[0].device.type if args and isinstance(args[0], Tensor) else "cpu"
+    device = next((x.device.type for x in given if isinstance(x, Tensor)), "cpu")
     device = "cpu" if device == "meta" else device  # which has no autocast of its own
     return dtype_name(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else ""
 

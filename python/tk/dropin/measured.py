@@ -229,7 +229,7 @@ class Table:
 def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Class | None:
     """The class under which a call is found."""
     call = class_of(args, kwargs)
-    return None if call is None else (autocast_dtype(args), *call)
+    return None if call is None else (autocast_dtype((*args, *kwargs.values())), *call)
 
 
 # --- The file ---

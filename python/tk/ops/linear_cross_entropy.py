@@ -135,9 +135,8 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     classes = linear_weight.shape[0]
     needs_input, needs_weight, needs_bias = needs
+    _, grad_weight, grad_bias = _empty_gradients(input, linear_weight, (False, needs_weight, needs_bias))
     grad_input = input.new_zeros(input.shape if needs_input else 0, dtype=torch.float32)
-    grad_weight = linear_weight.new_empty(linear_weight.shape if needs_weight else 0)
-    grad_bias = linear_weight.new_empty(classes if needs_bias else 0)
     of_class, share, total = _factors(target, weight, ignore_index, label_smoothing, classes)
     grad = torch.where(target == ignore_index, 0.0, grad)
     of_softmax, of_target, of_all = (grad * (of_class + share * total)).unsqueeze(1), grad * of_class, grad * share
@@ -302,9 +301,7 @@ def _loss_and_gradients(
     """In blocks of rows; more than one of float32 alone."""
     rows, classes = input.shape[0], linear_weight.shape[0]
     needs_input, needs_weight, needs_bias = needs
-    grad_input = input.new_empty(input.shape if needs_input else 0)
-    grad_weight = linear_weight.new_empty(linear_weight.shape if needs_weight else 0)
-    grad_bias = linear_weight.new_empty(classes if needs_bias else 0)
+    grad_input, grad_weight, grad_bias = _empty_gradients(input, linear_weight, needs)
     weight = None if weight is None else weight.float()
     n = _rows_at_once(input, classes) or max(1, rows)
     factor = None if weight is None and n >= rows else _of_each_row(target, weight, ignore_index, is_mean)
@@ -378,6 +375,12 @@ def total_of_rows(loss: Tensor, target: Tensor, weight: Tensor | None, ignore_in
 # --- Shapes ---
 
 
+def _empty_gradients(input: Tensor, linear_weight: Tensor, needs: Sequence[bool]) -> tuple[Tensor, ...]:
+    """Of input, linear_weight and linear_bias; without elements where none is needed."""
+    sizes = (input.shape, linear_weight.shape, linear_weight.shape[:1])
+    return tuple(input.new_empty(size if is_needed else (0,)) for size, is_needed in zip(sizes, needs, strict=True))
+
+
 def _fake(input: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     return tuple(input.new_empty(input.shape[:1], dtype=torch.float32) for _ in range(3))
 
@@ -396,8 +399,7 @@ def _fake_backward(
     needs: Sequence[bool],
     *settings: int,
 ) -> tuple[Tensor, ...]:
-    sizes = (input.shape, linear_weight.shape, linear_weight.shape[:1])
-    return tuple(input.new_empty(size if is_needed else (0,)) for size, is_needed in zip(sizes, needs, strict=True))
+    return _empty_gradients(input, linear_weight, needs)
 
 
 def _fake_reduced(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:

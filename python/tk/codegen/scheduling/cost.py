@@ -36,10 +36,8 @@ INSTRUCTIONS: Mapping[str, int] = {
 
 LOOK_BACK = 9_000  # picoseconds of a program that looks back, beside all else
 REALIGNED = 5  # instructions for an element of a load or store of a realigned row
-COLUMN = (
-    5,
-    16,
-)  # of what has one value a column: neighbours in one load; by itself, beside vectors or one row with a step
+# Of what has one value a column: neighbours in one load; by itself, beside vectors or one row with a step.
+COLUMN = 5, 16
 SCANNED = 10  # instructions for an element of a scan
 EXCHANGE: Mapping[str, int] = {"i32": 8, "i64": 18}  # instructions for an element in a stage of a sort
 MERGED = 10  # picoseconds for an element in a merge of runs
