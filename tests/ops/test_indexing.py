@@ -254,6 +254,18 @@ def test_scatter_add_with_an_empty_index_of_any_shape(device: str) -> None:
             assert_close(of_src, torch.zeros_like(src))
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_gather_with_an_empty_index_of_any_shape(device: str) -> None:
+    for size in ((6, 4), (4, 6), (0, 3), (5,), ()):
+        x = torch.randn(size, device=device, requires_grad=True)
+        for shape in ((0, 6), (8, 0), (5, 0), (0, 0), (0,), (0, 9, 2)):
+            index = torch.zeros(shape, dtype=torch.int64, device=device)
+            for dim in range(x.dim()):
+                found = tk.gather(x, dim, index)
+                assert_close(found, torch.empty(shape, device=device), check_stride=True)
+                assert_close(torch.autograd.grad(found.sum(), x)[0], torch.zeros_like(x))
+
+
 def test_scatter_add_has_a_gradient_where_index_is_smaller_than_src() -> None:
     """Which torch's formula has not."""
     src = torch.ones(3, 4, requires_grad=True)

@@ -51,12 +51,13 @@ def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False,
     dim = wrap("gather", input, dim)
     if flag("gather", "sparse_grad", sparse_grad):
         only_aten_has("gather", input, "sparse_grad")
-    if index.numel():
+    is_empty = not index.numel()
+    if not is_empty:
         _check_fits("gather", "input", input, "index", index, dim)
     if not is_taken or sparse_grad:
         one_device("gather", input=input, index=index)
         return torch.gather(input, dim, index, sparse_grad=sparse_grad)
-    if input.dim() != index.dim() and _rank(input) != _rank(index):  # of an empty one
+    if is_empty:  # of any shape
         one_device("gather", input=input, index=index)
         return input.reshape(-1).narrow(0, 0, 0).reshape(index.shape).clone()
     x, at = _at_least_one(signed(input)), _at_least_one(as_int64(index))
@@ -205,10 +206,6 @@ def _moved(function: str, name: str, x: Tensor, input: Tensor) -> Tensor:
     if x.is_meta:
         one_device(function, input=input, **{name: x})
     return x if x.device == input.device else x.to(input.device)
-
-
-def _rank(x: Tensor) -> int:
-    return x.dim() or 1
 
 
 def _at_least_one(x: Tensor) -> Tensor:
