@@ -79,6 +79,10 @@ def _rows() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
         "var_mean": (lambda a: tk.var_mean(a, 1), (x(4, 6),)),
         "logsumexp": (lambda a: tk.logsumexp(a, 1), (x(4, 6),)),
         "cumsum": (lambda a: tk.cumsum(a, 1), (x(4, 6),)),
+        "cumsum of one element": (lambda a: tk.cumsum(a, 1), (x(4, 1, 6),)),
+        "cummax of one element": (lambda a: tk.cummax(a, 1), (x(4, 1),)),
+        "sum of one element": (lambda a: tk.sum(a, 1), (x(4, 1, 6),)),
+        "max of one element": (lambda a: tk.max(a, 1), (x(4, 1),)),
         "cumprod": (lambda a: tk.cumprod(a.detach(), 0), (x(4, 6),)),  # ATen has no gradient of it for DTensors
         "cummax": (lambda a: tk.cummax(a, 1), (x(4, 6),)),
         "logcumsumexp": (lambda a: tk.logcumsumexp(a, 1), (x(4, 6),)),

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tk import config, errors
+from tk import config, errors, parallel
 from tk._arguments import whole
 from tk.generated import register
 from tk.heuristics import overrides
@@ -222,6 +222,21 @@ def from_end(out: Tensor, like: Tensor, dim: int) -> Tensor:
     if like.dim() < 2:
         return out if like.dim() else out.reshape(())
     return out if dim == like.dim() - 1 else out.movedim(-1, dim)
+
+
+def have_one(x: Tensor, dims: Sequence[int]) -> bool:
+    """Whether each of these dimensions (counted from the front) has one element, as the one that a tensor without
+    dimensions has: what is scanned or reduced there is the element itself, which takes a copy and no kernel. A size
+    that a graph does not know is not taken for 1, and a DTensor may be sharded over one: its op has a rule for that."""
+    for dim in dims if x.dim() else ():
+        size = x.size(dim)
+        if type(size) is not int or size != 1:
+            return False
+    return not parallel.is_distributed(x)
+
+
+def needs_gradient(x: Tensor) -> bool:
+    return x.requires_grad and torch.is_grad_enabled()
 
 
 def as_int64(x: Tensor) -> Tensor:

@@ -20,7 +20,9 @@ from tk.functional._call import (
     autocast,
     check_tensor,
     converted,
+    have_one,
     needs,
+    needs_gradient,
     only_aten_has,
     product,
     run,
@@ -60,6 +62,8 @@ def sum(
     if not taken("sum", NUMBERS, input=x):
         return torch.sum(x, dim, keepdim, dtype=dtype)
     dims = _dims("sum", x, dim)
+    if config is None and have_one(x, dims):
+        return _only("sum", x, dims, keepdim, None if x.is_floating_point() else dtype or torch.int64)
     if not x.is_floating_point():
         return _kept("sum", _sum_of_integers(x, dims, config), dims, keepdim).to(dtype or torch.int64)
     if x.dtype == torch.float64:
@@ -82,6 +86,8 @@ def mean(
     if not taken("mean", WIDE_FLOATS, input=x):
         return torch.mean(x, dim, keepdim, dtype=dtype)
     dims = _dims("mean", x, dim)
+    if config is None and have_one(x, dims):
+        return _only("mean", x, dims, keepdim)
     if x.dtype == torch.float64:
         total = _sum_of_float64(x, dims, config)
         return _kept("mean", total, dims, keepdim) / product([x.shape[d] for d in dims])
@@ -101,12 +107,13 @@ def prod(
     x = converted("prod", input, dtype)
     if not taken("prod", NUMBERS, input=x):
         return torch.prod(x, dtype=dtype) if dim is None else torch.prod(x, dim, keepdim, dtype=dtype)
-    dim = None if dim is None else wrap("prod", x, dim)
+    dims = _dims("prod", x, None if dim is None else wrap("prod", x, dim))
+    if config is None and have_one(x, dims):
+        return _only("prod", x, dims, keepdim, dtype or torch.int64 if x.dtype in INTEGERS else None)
     if x.dtype in INTEGERS:
-        dims = _dims("prod", x, dim)
         found = _of_parts(lambda rows: run("row_prod", rows, config=config), x.long(), dims)
         return _kept("prod", found, dims, keepdim).to(dtype or torch.int64)
-    return _reduced("prod", "row_prod", x, dim, keepdim, config)
+    return _kept("prod", run("row_prod", _rows(x, dims), config=config), dims, keepdim)
 
 
 @needs("logsumexp")
@@ -120,7 +127,10 @@ def logsumexp(
         x = x.to(torch.get_default_dtype())
     if not taken("logsumexp", WIDE_FLOATS, input=x):
         return torch.logsumexp(x, dim, keepdim)
-    return _reduced("logsumexp", "logsumexp", x, dim, keepdim, config)
+    dims = _dims("logsumexp", x, dim)
+    if config is None and have_one(x, dims) and not needs_gradient(x):  # which is no number where x is infinite
+        return _only("logsumexp", x, dims, keepdim)
+    return _kept("logsumexp", run("logsumexp", _rows(x, dims), config=config), dims, keepdim)
 
 
 # --- Extremes ---
@@ -286,7 +296,7 @@ def _norm(function: str, x: Tensor, order: float, dim: Dims, keepdim: bool, conf
     dims = _dims(function, x, dim)
     if order != 0 and product([x.shape[d] for d in dims]) == 1:
         # As in ATen: a power and its root would lose bits, and overflow at high orders. Nor is there anything to add.
-        return _kept(function, x.abs().squeeze(dims), dims, keepdim)
+        return _kept(function, _without(x.abs(), dims), dims, keepdim)
     if math.isinf(order):
         found = _extreme(function, x, dim, keepdim, math.copysign(1.0, order), -1.0, config)
         return torch.where(found == 0, found.detach(), found) if found.requires_grad else found
@@ -430,15 +440,22 @@ def _correction(function: str, dim: Dims | bool, unbiased: bool | None, correcti
 # --- By rows ---
 
 
-def _reduced(function: str, op: str, x: Tensor, dim: Dims, keepdim: bool, config: Config) -> Tensor:
-    dims = _dims(function, x, dim)
-    return _kept(function, run(op, _rows(x, dims), config=config), dims, keepdim)
+def _only(function: str, x: Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype | None = None) -> Tensor:
+    """Of dimensions of one element the element, in a new tensor."""
+    return _kept(function, _without(x, dims).to(dtype or x.dtype, copy=True), dims, keepdim)
+
+
+def _without(x: Tensor, dims: Sequence[int]) -> Tensor:
+    """A view without these dimensions of one element, however many there are."""
+    return x.squeeze(tuple(dims)) if len(dims) < x.dim() else x.reshape(())
 
 
 def _extreme(function: str, x: Tensor, dim: Dims, keepdim: bool, sign: float, mirror: float, config: Config) -> Tensor:
     """Equal elements share the gradient, which those of parts would not do: with a gradient there are none."""
     dims = _dims(function, x, dim)
     _check_some(function, x, dims)
+    if config is None and have_one(x, dims) and mirror > 0 and not needs_gradient(x):  # which NaN has not, as in ATen
+        return _only(function, x, dims, keepdim)
     if not x.is_floating_point():
         flip = flip_of(x, sign < 0)
         found = _of_parts(lambda rows: run("row_extreme_int", rows, flip, config=config), signed(x), dims)
@@ -447,7 +464,7 @@ def _extreme(function: str, x: Tensor, dim: Dims, keepdim: bool, sign: float, mi
     def of_rows(x: Tensor) -> Tensor:
         return run("row_amax", x, sign, mirror, config=config)
 
-    if _are_all(x, dims) and not (x.requires_grad and torch.is_grad_enabled()):
+    if _are_all(x, dims) and not needs_gradient(x):
         return _kept(function, _of_all(of_rows, x), dims, keepdim)
     return _kept(function, of_rows(_rows(x, dims)), dims, keepdim)
 
@@ -470,7 +487,12 @@ def _truth(function: str, x: Tensor, dim: Dims, keepdim: bool, wanted: int, conf
 
     truth = x if x.dtype == torch.bool else x != 0
     is_none = isinstance(dim, list | tuple) and not dim  # torch reduces none here, where a sum is of all
-    found = truth.clone() if is_none else _of_parts(of_rows, truth, dims)
+    if is_none:
+        found = truth.clone()
+    elif config is None and have_one(x, dims):
+        found = _without(truth, dims) if truth is not x else _without(x, dims).clone()
+    else:
+        found = _of_parts(of_rows, truth, dims)
     if x.dtype == torch.uint8:  # as torch has it
         found = found.to(torch.uint8)
     return _kept(function, found, dims if found.dim() < x.dim() else (), keepdim)
@@ -479,6 +501,8 @@ def _truth(function: str, x: Tensor, dim: Dims, keepdim: bool, wanted: int, conf
 def _place(function: str, x: Tensor, dim: int | None, keepdim: bool, sign: float, config: Config) -> Tensor:
     dims = _dims(function, x, dim if dim is None or type(dim) is int else wrap(function, x, dim))
     _check_some(function, x, dims)
+    if config is None and have_one(x, dims):
+        return _kept(function, torch.zeros_like(_without(x, dims), dtype=torch.int64), dims, keepdim)
     is_integer = not x.is_floating_point()
     flip = flip_of(x, sign < 0) if is_integer else 0
     if is_integer:
@@ -501,7 +525,10 @@ def _value_and_place(
     if dim is None:
         return _extreme(function, x, None, False, sign, 1.0, config)
     dim, keepdim = wrap(function, x, dim), flag(function, "keepdim", keepdim)
-    if x.dim() == 0 or keepdim:
+    if config is None and have_one(x, (dim,)):
+        index = _place(function, x, dim, keepdim, sign, config)
+        value = x.clone() if keepdim else x.squeeze(dim).clone()
+    elif x.dim() == 0 or keepdim:
         index = _place(function, x, dim, x.dim() > 0, sign, config)
         value = x.gather(dim, index)
     else:

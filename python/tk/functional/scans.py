@@ -17,7 +17,9 @@ from tk.functional._call import (
     converted,
     dense_rows,
     from_end,
+    have_one,
     needs,
+    needs_gradient,
     run,
     taken,
     wrap,
@@ -83,6 +85,8 @@ def _accumulated(name: str, torchs: Any, x: Tensor, dim: int, dtype: torch.dtype
     if x.dtype not in INTEGERS:
         return _scanned(name, torchs, x, dim, config, WIDE_FLOATS)
     dim = wrap(name, x, dim)
+    if config is None and have_one(x, (dim,)):
+        return x.to(dtype or torch.int64, copy=True)
     found = run("cumsum_int" if name == "cumsum" else name, dense_rows(x.long(), dim, LONG), config=config)
     return from_end(found, x, dim).to(dtype or torch.int64)
 
@@ -90,6 +94,8 @@ def _accumulated(name: str, torchs: Any, x: Tensor, dim: int, dtype: torch.dtype
 def _extreme_of_integers(name: str, x: Tensor, dim: int, is_least: bool, config: Config) -> tuple[Tensor, Tensor]:
     """The running maximum of integers that are ordered as the elements are, or, of the least, the other way round."""
     dim = wrap(name, x, dim)
+    if config is None and have_one(x, (dim,)):
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     keys = key_of(x, is_least) if x.dtype == torch.float64 else signed(x).long() ^ flip_of(x, is_least)
     indices = from_end(run("cummax", dense_rows(keys, dim, LONG), config=config)[1], x, dim)
     return x.gather(dim, indices), indices
@@ -99,6 +105,10 @@ def _scanned(name: str, torchs: Any, x: Tensor, dim: int, config: Config, takes:
     if not taken(name, takes, input=x):
         return torchs(x, dim)
     dim = wrap(name, x, dim)
+    # Of one element the log of an exponential is the element too, but its gradient is no number where that is infinite.
+    if config is None and have_one(x, (dim,)) and not (name == "logcumsumexp" and needs_gradient(x)):
+        only = x.clone()
+        return (only, torch.zeros_like(x, dtype=torch.int64)) if name in ("cummax", "cummin") else only
     found = run(name, dense_rows(x, dim, LONG), config=config)
     if isinstance(found, Tensor):
         return from_end(found, x, dim)
