@@ -526,6 +526,23 @@ def test_quantize_fp8(per: str, dtype: torch.dtype, x_dtype: torch.dtype) -> Non
     assert (error <= step * 1.01 * x.double().abs() + smallest).all()
 
 
+@pytest.mark.parametrize("name", ["swiglu", "geglu"])
+def test_gradients_of_halves(name: str) -> None:
+    """Of any layout and size, in a gradient of the whole."""
+    ours = getattr(tk, name)
+    activation = F.silu if name == "swiglu" else F.gelu
+    for x in (
+        torch.randn(3, 8), torch.randn(8, 3, 2).transpose(0, 2), torch.randn(2, 3, 20)[..., ::2], torch.randn(14),
+        torch.randn(5, 2), torch.randn(1, 8).expand(4, 8), torch.randn(0, 4), torch.randn(3, 0),
+    ):  # fmt: skip
+        leaf, exact = x.detach().requires_grad_(), x.double().requires_grad_()
+        n = x.shape[-1] // 2
+        (found,) = torch.autograd.grad(ours(leaf).sum(), leaf)
+        (expected,) = torch.autograd.grad((activation(exact[..., :n]) * exact[..., n:]).sum(), exact)
+        assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    assert ours(torch.empty(2, 3, 8, device="meta")).shape == (2, 3, 4)
+
+
 # --- Strides, sizes, dimensions ---
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -58,6 +58,7 @@ CALLS: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor], list[str]]] =
     "searchsorted": (lambda: tk.searchsorted(ROW, X), lambda: torch.searchsorted(ROW, X), ["tk.bucketize"]),
     "softmax": (lambda: tk.softmax(X, -1), lambda: F.softmax(X, -1), ["tk.softmax"]),
     "sum": (lambda: tk.sum(X, -1), lambda: torch.sum(X, -1), ["tk.row_sum"]),
+    "swiglu": (lambda: tk.swiglu(X), lambda: F.silu(X[:, :4]) * X[:, 4:], ["aten.split_with_sizes", "tk.swiglu"]),
     "var": (lambda: tk.var(X, -1), lambda: torch.var(X, -1), ["tk.row_var_mean"]),
 }
 
@@ -108,8 +109,10 @@ def test_arguments_left_out_are_their_defaults() -> None:
 GRADIENTS: dict[str, tuple[Callable[[Tensor], Tensor], list[str]]] = {
     "gelu": (tk.gelu, ["tk.gelu_backward"]),
     "softmax": (lambda x: tk.softmax(x, -1), ["tk.softmax_backward"]),
+    "geglu of halves": (tk.geglu, ["tk.geglu_backward", "aten.cat"]),
     "sum": (lambda x: tk.sum(x, -1), ["aten.unsqueeze", "aten.expand"]),
     "sum of all": (tk.sum, ["aten.expand", "aten.view"]),
+    "swiglu of halves": (tk.swiglu, ["tk.swiglu_backward", "aten.cat"]),
 }
 
 

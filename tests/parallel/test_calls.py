@@ -60,6 +60,7 @@ def _rows() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
         "gelu of tanh": (lambda a: tk.gelu(a, approximate="tanh"), (x(4, 6, 2),)),
         "silu": (tk.silu, (x(4, 6),)),
         "swiglu": (tk.swiglu, (x(4, 6), x(4, 6))),
+        "swiglu of halves": (tk.swiglu, (x(4, 6, 8),)),
         "geglu": (tk.geglu, (x(4, 6), x(4, 6))),
         "softmax": (lambda a: tk.softmax(a, -1), (x(4, 6, 8),)),
         "softmax over the first": (lambda a: tk.softmax(a, 0), (x(4, 6),)),

@@ -83,7 +83,9 @@ def _halves(function: str, gate: Tensor, up: Tensor | None) -> tuple[Tensor, Ten
         if gate.dim() == 0 or gate.shape[-1] % 2:
             raise ValueError(f"tk.{function}: without up, gate must be [..., 2N], is {list(gate.shape)}")
         n = gate.shape[-1] // 2
-        return gate[..., :n], gate[..., n:], is_taken
+        # Their gradients are put side by side by one launch; those of two slices would be padded with zeros and added.
+        gate, up = gate.split_with_sizes((n, n), -1)
+        return gate, up, is_taken
     if gate.shape != up.shape:
         raise ValueError(f"tk.{function}: gate and up must have one shape, are {list(gate.shape)} and {list(up.shape)}")
     return gate, up, is_taken
