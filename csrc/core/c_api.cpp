@@ -196,6 +196,13 @@ tk_status tk_preload(tk_op op, int32_t device, uint32_t* modules) {
   });
 }
 
+tk_status tk_capture_id(void* stream, uint64_t* id) {
+  return guarded([&] {
+    require_argument(id, "id");
+    *id = capture_of(driver(), static_cast<cu::Stream>(stream)).id;
+  });
+}
+
 tk_status tk_pin(const tk_call* call, int32_t config) {
   return guarded_problem(call, [&](Problem& problem) { pin(problem, config); });
 }

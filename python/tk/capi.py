@@ -20,7 +20,7 @@ import torch
 from tk import _library
 
 __all__ = ["Candidate", "Choice", "Matrix", "Problem"]
-__all__ += ["candidates", "choose", "describe_device", "launch", "pin", "prepare"]
+__all__ += ["candidates", "capture_id", "choose", "describe_device", "launch", "pin", "prepare"]
 
 MAX_DIMS = 8
 # torch's ScalarType numbers (tk.h).
@@ -91,6 +91,7 @@ def _core() -> ctypes.CDLL:
         ctypes.POINTER(ctypes.c_uint32),
     ]
     library.tk_launch.argtypes = [call, ctypes.c_void_p, ctypes.c_void_p]
+    library.tk_capture_id.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)]
     library.tk_pin.argtypes = [call, ctypes.c_int32]
     library.tk_describe_device.argtypes = [ctypes.c_int64] * 4 + [ctypes.POINTER(ctypes.c_int32)]
     return library
@@ -215,6 +216,18 @@ def choose(problem: Problem, config: int = -1) -> Choice:
 def pin(problem: Problem, config: int) -> None:
     """From now on this size of the problem runs `config`; -1 takes the pin away."""
     _library.check(_core().tk_pin(Prepared(problem).pointer, config))
+
+
+def capture_id(stream: int) -> int:
+    """Which capture of a CUDA graph a stream of the current device takes part in: an id that no other capture of this
+    process has, 0 for none.
+
+    Args:
+        stream: the handle, as ``torch.cuda.Stream.cuda_stream``.
+    """
+    found = ctypes.c_uint64()
+    _library.check(_core().tk_capture_id(stream, found))
+    return found.value
 
 
 def describe_device(sm_count: int, arch: int, shared_optin: int, l2_bytes: int) -> int:

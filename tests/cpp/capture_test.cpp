@@ -91,6 +91,28 @@ TEST_F(CaptureTest, ScratchIsAllocatedInTheGraph) {
   EXPECT_EQ(fake().scratch_in_use(), 0u);
 }
 
+// --- The id of a capture ---
+
+TEST_F(CaptureTest, EachCaptureHasAnId) {
+  const auto id_of = [](cu::Stream stream) {
+    uint64_t id = 99;
+    EXPECT_EQ(tk_capture_id(stream, &id), TK_OK) << tk_last_error();
+    return id;
+  };
+  EXPECT_EQ(id_of(s1), 0u) << "none";
+  fake().begin_capture(s1);
+  const uint64_t first = id_of(s1);
+  EXPECT_NE(first, 0u);
+  EXPECT_EQ(id_of(s1), first);
+  EXPECT_EQ(id_of(s2), 0u) << "another stream";
+  fake().destroy(fake().end_capture(s1));
+  EXPECT_EQ(id_of(s1), 0u) << "it has ended";
+  fake().begin_capture(s1);
+  EXPECT_NE(id_of(s1), first);
+  EXPECT_NE(id_of(s1), 0u);
+  expect_error(tk_capture_id(s1, nullptr), TK_INVALID_ARGUMENT, {"id is NULL"});
+}
+
 // --- Counters ---
 
 TEST_F(CaptureTest, CountersAreZeroAndStay) {

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tk import errors
 from tk._arguments import flag, number, shape_of, whole
+from tk.functional import _keys
 from tk.functional._call import FLOATS, Config, needs, one_device, run, taken
 from tk.generated import random
 
@@ -181,8 +182,8 @@ def _drops(function: str, p: float, training: bool) -> bool:
 
 def _seed(function: str, seed: Seed, device: torch.device) -> Tensor:
     """[], int64, on the device."""
-    if seed is None:  # drawn there, so that a captured graph draws anew
-        return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
+    if seed is None:
+        return _keys.draw(device)
     if isinstance(seed, Tensor):
         if seed.dtype != torch.int64 or seed.numel() != 1 or seed.device != device:
             raise ValueError(

@@ -208,6 +208,10 @@ TK_API tk_status tk_launch(const tk_call* call, void* stream, const tk_allocator
 /* Load every module of an op on a device now (op UINT32_MAX: of all ops). *modules, unless NULL: how many it has. */
 TK_API tk_status tk_preload(tk_op op, int32_t device, uint32_t* modules);
 
+/* Which capture of a CUDA graph a stream takes part in: an id that no other capture of this process has, 0 for none.
+ * The stream's context must be current. Fails where the capture has failed already. */
+TK_API tk_status tk_capture_id(void* stream, uint64_t* id);
+
 /* A measured choice for one problem: for the call's bucket and exactly its size (the op's `dims`, see docs/packs.md).
  * Overrides what the pack holds; config -1 removes it. In batch-invariant mode no measured choice counts. */
 TK_API tk_status tk_pin(const tk_call* call, int32_t config);
