@@ -91,7 +91,6 @@ def _core() -> ctypes.CDLL:
         ctypes.POINTER(ctypes.c_uint32),
     ]
     library.tk_launch.argtypes = [call, ctypes.c_void_p, ctypes.c_void_p]
-    library.tk_capture_id.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)]
     library.tk_pin.argtypes = [call, ctypes.c_int32]
     library.tk_describe_device.argtypes = [ctypes.c_int64] * 4 + [ctypes.POINTER(ctypes.c_int32)]
     return library
@@ -226,7 +225,7 @@ def capture_id(stream: int) -> int:
         stream: the handle, as ``torch.cuda.Stream.cuda_stream``.
     """
     found = ctypes.c_uint64()
-    _library.check(_core().tk_capture_id(stream, found))
+    _library.check(_core().tk_capture_id(ctypes.c_void_p(stream), ctypes.byref(found)))
     return found.value
 
 
