@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 from drawn_layouts import SEED, placed
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tk
+from tk.functional import reductions
 
 TOTALS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "amax": (tk.amax, torch.amax),
@@ -76,3 +79,105 @@ def test_a_total_makes_no_copy(layout: str) -> None:
 
     assert tk.functional.reductions._of_all(of_rows, x) == x.max()
     assert read[0].untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+
+
+# --- Gradients of float64, of which all of a tensor is reduced by parts ---
+
+OF_FLOAT64: dict[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Any]]] = {
+    "sum": (tk.sum, torch.sum),
+    "mean": (tk.mean, torch.mean),
+    "norm": (tk.norm, torch.norm),
+    "norm of order 1": (lambda x: tk.vector_norm(x, 1), lambda x: torch.linalg.vector_norm(x, 1)),
+    "var": (tk.var, torch.var),
+    "var of all": (lambda x: tk.var(x, correction=0), lambda x: torch.var(x, correction=0)),
+    "std": (tk.std, torch.std),
+    "var_mean": (tk.var_mean, torch.var_mean),
+    "std_mean": (tk.std_mean, torch.std_mean),
+    "the mean of var_mean": (lambda x: tk.var_mean(x)[1], torch.mean),
+}
+
+
+def _weighted(found: Any) -> Tensor:
+    return found[0] * 3 + found[1] * 5 if isinstance(found, tuple) else found * 3
+
+
+@pytest.fixture
+def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reductions, "PART", 8)
+    monkeypatch.setattr(reductions, "MANY", 16)
+
+
+@pytest.mark.usefixtures("few_are_many")
+@pytest.mark.parametrize("name", OF_FLOAT64)
+def test_gradients_of_totals_by_parts(name: str) -> None:
+    mine, torchs = OF_FLOAT64[name]
+    base = torch.randn(4, 6, 5, dtype=torch.float64)
+    for x in (base, base.mT, base[:, 1:, ::2], base[:1].expand(4, 6, 5), base.flatten()[:17], torch.zeros(40).double()):
+        if not x.any() and name == "norm of order 1":
+            continue
+        first, second = (_derivatives(f, x) for f in (mine, torchs))
+        for found, expected in zip(first, second, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+def _derivatives(function: Callable[[Tensor], Any], x: Tensor) -> list[Tensor]:
+    """The value, its gradient, and that of the gradient's square where there is one."""
+    x = x.detach().clone().requires_grad_()
+    value = _weighted(function(x))
+    (grad,) = torch.autograd.grad(value, x, create_graph=True)
+    found = [value.detach(), grad.detach()]
+    if x.any() and grad.requires_grad and grad.grad_fn is not None:
+        (twice,) = torch.autograd.grad(grad.square().sum(), x, allow_unused=True)
+        found.append(torch.zeros_like(x) if twice is None else twice)
+    return found if len(found) == 3 else [*found, torch.zeros_like(x)]
+
+
+@pytest.mark.usefixtures("few_are_many")
+@pytest.mark.parametrize("name", OF_FLOAT64)
+def test_totals_by_parts_under_transforms(name: str) -> None:
+    mine, torchs = OF_FLOAT64[name]
+    x, tangent = (torch.randn(5, 9, dtype=torch.float64) for _ in "xt")
+
+    def ours(x: Tensor) -> Tensor:
+        return _weighted(mine(x))
+
+    def theirs(x: Tensor) -> Tensor:
+        return _weighted(torchs(x))
+
+    torch.testing.assert_close(torch.func.grad(ours)(x), torch.func.grad(theirs)(x))
+    many = x.expand(2, 5, 9) * torch.tensor([1.0, 2.0]).double()[:, None, None]
+    gradients = torch.func.vmap(torch.func.grad(ours))(many)
+    torch.testing.assert_close(gradients, torch.stack([torch.func.grad(theirs)(y) for y in many]))
+    leaf = x.clone().requires_grad_()
+    for found, expected in zip(*(torch.func.jvp(f, (leaf,), (tangent,)) for f in (ours, theirs)), strict=True):
+        torch.testing.assert_close(found, expected)
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    (found,) = torch.autograd.grad(compiled(leaf), leaf)
+    (expected,) = torch.autograd.grad(theirs(leaf), leaf)
+    torch.testing.assert_close(found, expected)
+
+
+class _Passes(TorchDispatchMode):
+    """How many ops make a tensor of this many elements."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n, self.count = n, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        given = [x.data_ptr() for x in args if isinstance(x, Tensor)]
+        if isinstance(found, Tensor) and found.numel() == self.n and found.data_ptr() not in given:
+            self.count += 1
+        return found
+
+
+@pytest.mark.parametrize(("name", "passes"), [("sum", 0), ("mean", 0), ("norm", 2), ("var", 2), ("std_mean", 2)])
+def test_gradients_of_totals_pass_over_the_elements_twice_at_most(name: str, passes: int) -> None:
+    mine, _ = OF_FLOAT64[name]
+    x = torch.randn(3, 30_001, dtype=torch.float64, requires_grad=True)
+    total = _weighted(mine(x))
+    with _Passes(x.numel()) as seen:
+        torch.autograd.grad(total, x)
+    assert seen.count == passes

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tk import errors, parallel
 from tk._arguments import flag, number, optional_flag
@@ -30,6 +31,7 @@ from tk.functional._call import (
     wrap,
 )
 from tk.functional._integers import flip_of, mask_of, signed
+from tk.generated.gradients import FORMULAS
 from tk.generated.problem import memory_order
 
 __all__ = [
@@ -307,7 +309,11 @@ def _norm(function: str, x: Tensor, order: float, dim: Dims, keepdim: bool, conf
         only_aten_has(function, x, f"order {order:g}")
         return torch.linalg.vector_norm(x, order, dim, keepdim)
     if x.dtype == torch.float64:  # a norm of norms is one of all
-        found = _of_parts(lambda rows: run("row_norm", rows, *_ORDERS[order], config=config), x, dims)
+
+        def of_float64(x: Tensor) -> Tensor:
+            return _of_parts(lambda rows: run("row_norm", rows, *_ORDERS[order], config=config), x, dims)
+
+        found = _total("total_norm", of_float64, x, dims, *_ORDERS[order])
     elif _are_all(x, dims):
         found = run("total_norm", _whole(x), *_ORDERS[order], config=config)
     else:
@@ -401,7 +407,9 @@ def _moments(
     bessel = n / (n - correction) if n > correction else math.inf
     power = 0.5 if of_torch is torch.std_mean else 1.0
     if _are_all(input, dims) and input.dtype == torch.float64:
-        spread, found = _moments_of_float64(input, n, bessel, power, config)
+        spread, found = _total(
+            "total_var_mean", lambda x: _moments_of_float64(x, n, bessel, power, config), input, dims, bessel, power
+        )
     elif _are_all(input, dims):
         spread, found = run("total_var_mean", _whole(input), bessel, power, config=config)
     else:
@@ -607,7 +615,43 @@ def _sum_of_integers(x: Tensor, dims: Sequence[int], config: Config) -> Tensor:
 
 
 def _sum_of_float64(x: Tensor, dims: Sequence[int], config: Config) -> Tensor:
-    return _of_parts(lambda rows: run("row_sum", rows, config=config), x, dims)
+    def of_float64(x: Tensor) -> Tensor:
+        return _of_parts(lambda rows: run("row_sum", rows, config=config), x, dims)
+
+    return _total("total_sum", of_float64, x, dims, 1.0)
+
+
+class _Total(torch.autograd.Function):
+    """What is worked out by parts has the gradient of the op that stands for all of it: autograd would lead it back
+    through every part, in a pass over all elements for each."""
+
+    @staticmethod
+    def forward(ctx: Any, op: str, of_all: Callable[[Tensor], Any], x: Tensor, *numbers: float) -> Any:
+        found = of_all(x)
+        keep, ctx.formula = FORMULAS[op]
+        keep(ctx, (x, *numbers, -1, 0), found)  # without a config and a mode
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        of_x, *others = ctx.formula(ctx, *grads)
+        return (None, None, of_x, *others[:-2])
+
+
+def _total(op: str, of_all: Callable[[Tensor], Any], x: Tensor, dims: Sequence[int], *numbers: float) -> Any:
+    """of_all(x), with the gradient of this op where all of many elements are reduced. In graphs, under transforms and
+    in forward mode that is led through the parts, of which torch knows every derivative."""
+    if (
+        torch.compiler.is_compiling()
+        or not needs_gradient(x)
+        or not _are_all(x, dims)
+        or x.numel() < MANY
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or parallel.is_distributed(x)
+    ):
+        return of_all(x)
+    return _Total.apply(op, of_all, x, *numbers)
 
 
 def _whole(x: Tensor) -> Tensor:

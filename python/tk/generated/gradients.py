@@ -127,18 +127,22 @@ def _of_variance(ctx: Any, grad: Tensor | None, grad_mean: Tensor | None) -> Any
     pass more over wider elements would take as long as all of it."""
     x, found, mean = ctx.saved_tensors
     n = _reduced(x, mean)
-    parts = []
+    slope = shift = None  # of what deviates, and for every element
     if n and grad is not None:
         slope = _wide(grad)
         if ctx.power != 1:
             result = _wide(found)
             root = slope / result if ctx.power == 0.5 else slope * result ** (1 - 1 / ctx.power)
             slope = root.masked_fill(result == 0, 0)
-        slope = slope * (2 * ctx.bessel * ctx.power / n)  # one factor, one kernel
-        parts.append((x - _over(mean, x)) * _over(slope.to(x.dtype), x))
+        slope = _over((slope * (2 * ctx.bessel * ctx.power / n)).to(x.dtype), x)  # one factor, one kernel
     if n and grad_mean is not None:
-        parts.append(_over((_wide(grad_mean) / n).to(x.dtype), x).expand_as(x))
-    of_x = sum(parts[1:], parts[0]) if parts else torch.zeros_like(x)
+        shift = _over((_wide(grad_mean) / n).to(x.dtype), x)
+    if slope is None:
+        of_x = torch.zeros_like(x) if shift is None else shift.expand_as(x)
+    elif shift is None:
+        of_x = (x - _over(mean, x)) * slope
+    else:
+        of_x = torch.addcmul(shift, x - _over(mean, x), slope)
     return of_x, None, None, None, None
 
 
