@@ -40,6 +40,15 @@ def test_randn(dtype: torch.dtype) -> None:
     assert abs((x.abs() < 1).double().mean() - 0.6827) < 0.02
 
 
+def test_the_cosine_of_normal_numbers() -> None:
+    turn = (
+        torch.cat((torch.arange(0, 2**24, 13), torch.tensor([2**22, 2**23, 3 * 2**22, 2**24 - 1]))).float() * 2.0**-24
+    )
+    # The turn is exact in float64, where the cosine of a quarter turn is not quite 0.
+    assert_close(random._cosine(turn).double(), torch.cos(2 * torch.pi * turn.double()), rtol=2.5e-7, atol=1e-15)
+    assert torch.equal(random._cosine(turn.double()), torch.cos(2 * torch.pi * turn.double()))
+
+
 def test_randint() -> None:
     x = tk.randint(-3, 5, (4000,), seed=1)
     assert x.dtype == torch.int64 and x.unique().tolist() == list(range(-3, 5))

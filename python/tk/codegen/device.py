@@ -453,12 +453,24 @@ def int_pow(base, exponent):
 
 @triton.jit
 def random_words(seed, counter, stream):
-    """Philox 4x32-10: four words for each counter of 64 bits, as tk.generated.random."""
+    """Philox 4x32-10: four words for each counter of 64 bits, as tk.generated.random. Both halves of a product are one
+    wide multiplication; `tl.philox` has one for each half, and the compiler does not join them."""
     a = counter.to(tl.uint32)
     b = (counter >> 32).to(tl.uint32)
-    c = tl.full((), stream, tl.uint32)
-    d = tl.full((), 0, tl.uint32)
-    return tl.philox(seed, a, b, c, d)
+    c = a * 0 + tl.full((), stream, tl.uint32)
+    d = a * 0
+    key_a = seed.to(tl.uint32)
+    key_b = (seed >> 32).to(tl.uint32)
+    for _ in tl.static_range(10):
+        of_a = a.to(tl.uint64) * 0xD2511F53
+        of_c = c.to(tl.uint64) * 0xCD9E8D57
+        a = (of_c >> 32).to(tl.uint32) ^ b ^ key_a
+        b = of_c.to(tl.uint32)
+        c = (of_a >> 32).to(tl.uint32) ^ d ^ key_b
+        d = of_a.to(tl.uint32)
+        key_a = tl.add(key_a, 0x9E3779B9, sanitize_overflow=False)
+        key_b = tl.add(key_b, 0xBB67AE85, sanitize_overflow=False)
+    return a, b, c, d
 
 
 @triton.jit

@@ -92,7 +92,7 @@ class Draws:
         """By Box and Muller, 1958."""
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         radius = torch.sqrt(-2 * torch.log(1 - self.uniform(size, wide)))
-        return (radius * torch.cos(2 * math.pi * self.uniform(size, wide))).to(dtype)
+        return (radius * _cosine(self.uniform(size, wide))).to(dtype)
 
     def integers(self, low: Any, high: Any, size: Sequence[Any], dtype: torch.dtype = torch.int64) -> Tensor:
         """low <= x < high: the share of the range that 32 random bits are, or 64 where it may be longer than 2³²."""
@@ -109,6 +109,23 @@ class Draws:
         keep = self.uniform(x.shape) >= p
         scale = torch.full((), 1.0 - p, device=x.device).clamp_min(2.0**-126).reciprocal()
         return torch.where(keep, x, 0.0).mul(scale).to(x.dtype)
+
+
+# sin(2πw) / w in powers of w², for |w| <= 1/4: off by 6e-9 of the value at most.
+SINE = (6.283185273790767, -41.34167747838322, 81.60223124210151, -76.57499216662038, 39.71091802439515)
+
+
+def _cosine(turn: Tensor) -> Tensor:
+    """cos(2πu), 0 <= u < 1, in float32 to 2e-7 of the value: sin(2πw), where w = |u - 1/2| - 1/4 is exact. A cosine of
+    any argument takes a GPU as long as all else that a normal number takes."""
+    if turn.dtype == torch.float64:
+        return torch.cos(2 * math.pi * turn)
+    w = (turn - 0.5).abs() - 0.25
+    square = w * w
+    found = square * SINE[-1] + SINE[-2]
+    for factor in SINE[-3::-1]:
+        found = found * square + factor
+    return found * w
 
 
 def _upper_half(high: Tensor, low: Tensor, factor: Any) -> Tensor:
