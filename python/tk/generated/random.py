@@ -117,7 +117,7 @@ SINE = (6.283185273790767, -41.34167747838322, 81.60223124210151, -76.5749921666
 
 def _cosine(turn: Tensor) -> Tensor:
     """cos(2πu), 0 <= u < 1, in float32 to 2e-7 of the value: sin(2πw), where w = |u - 1/2| - 1/4 is exact. A cosine of
-    any argument takes a GPU as long as all else that a normal number takes."""
+    any argument has to be reduced first, which takes a GPU several times as many instructions."""
     if turn.dtype == torch.float64:
         return torch.cos(2 * math.pi * turn)
     w = (turn - 0.5).abs() - 0.25
