@@ -93,6 +93,7 @@ PEERS: Mapping[str, Callable[..., Peer]] = {
     "row_mean": _with(lambda x: x.mean(-1)),
     "row_amax": _with(lambda x, sign, mirror: x.amax(-1)),  # with sign and mirror 1
     "row_argmax": _with(lambda x, sign: x.argmax(-1)),
+    "row_max": _with(lambda x, sign: torch.max(x, -1)),
     "cumsum": _with(lambda x: x.cumsum(-1)),
     "cumsum_backward": _with(lambda grad: grad.flip(-1).cumsum(-1).flip(-1)),
     "cumprod": _with(lambda x: x.cumprod(-1)),

@@ -34,6 +34,14 @@ def row_argmax(x, sign):
     return (x * sign).argmax(-1)
 
 
+@op(x="T[..., N]", sign="float", T=FLOATS)
+def row_max(x, sign):
+    """(value, index) of the largest element, the index as of row_argmax; with sign -1 of the smallest.
+    tk.generated.gradients has its gradient."""
+    signed = x * sign
+    return signed.amax(-1) * sign, signed.argmax(-1)
+
+
 @op(x="T[..., N]", T=(*WIDE, "i64"))
 def row_prod(x):
     """Of integers modulo 2^64. tk.generated.gradients has its gradient."""

@@ -671,6 +671,36 @@ def test_equal_ones_of_everything_share_the_gradient(monkeypatch: pytest.MonkeyP
         assert_close(gradients(ours, [x]), gradients(torchs, [x]))
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_extremes_and_places_of_few_and_of_many(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few elements by one op: the same, to the bit, with the gradient of the first of equal ones."""
+    x = torch.randn(5, 6, 7).to(dtype).round()
+    x[1, 2, 3] = x[1, 4, 3] = float("nan")
+    for few in (reductions.FEW, 0):
+        monkeypatch.setattr(reductions, "FEW", few)
+        for given, dim, keepdim in itertools.product((x, x.mT, x[:, ::2], x[:, :1]), (0, 1, -1), (False, True)):
+            for ours, torchs in ((tk.max, torch.max), (tk.min, torch.min)):
+                leaves = [given.detach().clone().requires_grad_() for _ in "ab"]
+                found, wanted = (f(y, dim, keepdim) for f, y in zip((ours, torchs), leaves, strict=True))
+                assert_close(found.values, wanted.values, rtol=0, atol=0, equal_nan=True)
+                assert torch.equal(found.indices, wanted.indices) and not found.indices.requires_grad
+                weight = torch.randn_like(wanted.values)
+                grads = [torch.autograd.grad(r.values, y, weight) for r, y in zip((found, wanted), leaves, strict=True)]
+                assert_close(*grads, rtol=0, atol=0)
+    empty = tk.max(torch.empty(0, 3, device="meta"), 1)
+    assert empty.values.shape == empty.indices.shape == (0,)
+    with pytest.raises(ValueError, match="must not be 0"):
+        tk.max(torch.empty(3, 0), 1)
+
+
+def test_tangents_of_an_extreme_are_of_the_first_of_equal_ones() -> None:
+    x, tangent = torch.tensor([[1.0, 3.0, 3.0], [2.0, 0.0, 2.0]]), torch.randn(2, 3)
+    for ours, torchs in ((tk.max, torch.max), (tk.min, torch.min)):
+        found, expected = (torch.func.jvp(lambda x, f=f: f(x, 1)[0], (x,), (tangent,)) for f in (ours, torchs))
+        assert_close(found, expected)
+        assert_close(torch.func.vmap(lambda x: ours(x, 0)[0])(x), torchs(x, 1)[0])  # noqa: B023
+
+
 def test_truth_of_other_dtypes() -> None:
     for dtype in (torch.bool, torch.uint8, torch.int64, torch.float64, torch.bfloat16):
         for values in ([[0, 0], [0, 1]], [[1, 1], [1, 1]], [[0, 0], [0, 0]]):

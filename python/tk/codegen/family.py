@@ -39,6 +39,10 @@ from tk.generated.declare import Declared
 from tk.generated.signature import Signature
 
 ARCHITECTURES = (80, 90)
+# Ops of the package that do what another of all settings does but for a result, and that are called for what is small:
+# there is room for a block for every length of short rows alone, of so many rows.
+FOR_SMALL = frozenset({"row_max"})
+ROWS_FOR_SMALL = frozenset({2, 8, 32, 64, 128})
 LAYOUT_BY_NAME: Mapping[str, Layout] = {layout.name: layout for layout in LAYOUTS}
 
 
@@ -228,6 +232,8 @@ class Generated(OpRecord):
             if (self._is_general(graph) and is_more) or (setting.narrow and _is_wide(graph)):
                 return None
             has_few = point.arch < 90 or "fp16" in graph.trace.dtypes.values() or self.name in SELDOM_CALLED
+            if self.name in FOR_SMALL:
+                has_few |= setting.vectors or setting.p not in ROWS_FOR_SMALL
             if has_few and not self._is_everywhere(graph, point, setting, way, at):
                 return None
             return self.plan(graph, LAYOUT_BY_NAME[point.layout], setting, way)

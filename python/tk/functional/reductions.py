@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from tk import errors, parallel
 from tk._arguments import flag, number, optional_flag
 from tk.functional._call import (
+    FLOATS,
     INTEGERS,
     NUMBERS,
     WIDE_FLOATS,
@@ -172,7 +173,7 @@ def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False, *, conf
     return _place("argmin", input, dim, keepdim, -1.0, config)
 
 
-@needs(*amax.ops, *argmax.ops)  # type: ignore[attr-defined]
+@needs(*amax.ops, *argmax.ops, "row_max")  # type: ignore[attr-defined]
 def max(
     input: Tensor, dim: int | Tensor | None = None, keepdim: bool = False, *, other: Tensor | None = None,
     config: Config = None,
@@ -536,6 +537,11 @@ def _value_and_place(
     if config is None and have_one(x, (dim,)):
         index = _place(function, x, dim, keepdim, sign, config)
         value = x.clone() if keepdim else x.squeeze(dim).clone()
+    elif x.dtype in FLOATS and type(n := x.numel()) is int and n <= FEW:
+        dims = _dims(function, x, dim)
+        _check_some(function, x, dims)
+        value, index = run("row_max", _rows(x, dims), sign, config=config)
+        value, index = _kept(function, value, dims, keepdim), _kept(function, index, dims, keepdim)
     elif x.dim() == 0 or keepdim:
         index = _place(function, x, dim, x.dim() > 0, sign, config)
         value = x.gather(dim, index)
@@ -549,6 +555,7 @@ def _value_and_place(
 
 PART = 4096  # elements of a row that all of a tensor is cut into
 PARTS = (PART, 1024, 256)
+FEW = 1 << 21  # elements; of more a launch less gains nothing over a block that fits
 MANY = 1 << 16  # elements; a row of fewer is one program's
 
 

@@ -229,6 +229,14 @@ def _to_places(name: str) -> Callable[..., Any]:
     return backward
 
 
+def _to_place(ctx: Any, grad: Tensor, _: Any) -> Any:
+    """:func:`_to_places` of a single value, without a dimension of its own."""
+    (index,) = ctx.saved_tensors
+    in_place = "" if torch._C._are_functorch_transforms_active() else "_"
+    found = getattr(grad.new_zeros(ctx.shape), "scatter" + in_place)(-1, index.unsqueeze(-1), grad.unsqueeze(-1))
+    return (found, *[None] * (ctx.n_inputs - 1))
+
+
 def _keep_scan(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(inputs[0], output)
 
@@ -277,6 +285,7 @@ FORMULAS: Mapping[str, Formula] = {
     "scatter_add": (_keep_index_of, _gather_back("gather")),
     "scatter_add_columns": (_keep_index_of, _gather_back("gather_columns")),
     "column_sum": (_keep_sizes, _to_dim(0)),
+    "row_max": (_keep_places, _to_place),
     "row_mean": (_keep_sizes, _to_dim(-1, is_mean=True)),
     "row_norm": (_keep_norm, _of_norm),
     "row_prod": (_keep_factors, _of_product),
@@ -310,8 +319,14 @@ def _var_mean(dim: int | None) -> Callable[..., Any]:
     return in_aten
 
 
-# What forward mode differentiates in place of a recorded graph whose derivative at 0 is not a number.
+def _extreme(x: Tensor, sign: float, *_: Any) -> Any:
+    return tuple(torch.max(x, -1) if sign > 0 else torch.min(x, -1))
+
+
+# What forward mode differentiates in place of a recorded graph whose derivative at 0 is not a number, or of whose equal
+# elements each has a share where the first has all.
 IN_ATEN: Mapping[str, Callable[..., Any]] = {
+    "row_max": _extreme,
     "row_norm": _norm(-1),
     "total_norm": _norm(None),
     "row_var_mean": _var_mean(-1),

@@ -47,6 +47,18 @@ def test_the_place_of_the_smallest() -> None:
         assert found.tolist() == [1, 1], variant
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_extremes_and_their_places(dtype: torch.dtype, sign: float) -> None:
+    """Of equal ones and of NaN the first."""
+    x = torch.randn(6, 300).to(dtype).round()
+    x[1, 40], x[1, 41], x[2, 299], x[3] = math.nan, math.inf, -sign * math.inf, -sign * math.inf
+    values, places = (torch.max if sign == 1 else torch.min)(x, -1)
+    for variant, (value, place) in host.run_all(generated("row_max"), x, sign):
+        torch.testing.assert_close(value, values, rtol=0, atol=0, equal_nan=True, msg=variant)
+        assert torch.equal(place, places), variant
+
+
 @pytest.mark.parametrize("at", [0, 40, -1])
 def test_the_deviation_from_an_infinity_is_none(at: int) -> None:
     """And that of equal numbers is 0, in every way of adding up."""
