@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import tk
+from tk.heuristics import described
 from tk.ops import linear_cross_entropy as blocks
 
 SEED = seeds.seed("TK_LINEAR_CROSS_ENTROPY_SEED")
@@ -449,6 +451,48 @@ def test_backwards_of_one_graph_with_other_gradients(dtype: torch.dtype) -> None
     loss.backward()
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         loss.backward()
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+def test_another_backward_launches_what_has_run(dtype: torch.dtype, reduction: str, label_smoothing: float) -> None:
+    """While a CUDA graph is recorded no kernel can be loaded: what one forward and one backward have run must do for
+    every further backward of the graph."""
+    x, w = (torch.zeros(n, 64, dtype=dtype, requires_grad=True) for n in (256, 1000))
+    target, found = torch.zeros(256, dtype=torch.int64), list[described.Described]()
+    gpu = described.gpu(90)
+    recording = described.Recording(lambda op, *a, **k: found.extend(described.launches(gpu, op, *a, **k)))
+
+    def launched() -> set[object]:
+        """What the engine chooses by: the same has the same variant, in any pack."""
+        chosen_by: set[object] = set()
+        for d in found:
+            tensors = (t and replace(t, address=t.address % 16) for t in d.problem.tensors)
+            chosen_by.add((replace(d.problem, tensors=tuple(tensors)), d.config))
+        found.clear()
+        return chosen_by
+
+    with torch.autograd.set_multithreading_enabled(False), recording:
+        loss = tk.linear_cross_entropy(x, w, target, reduction=reduction, label_smoothing=label_smoothing)
+        grad = torch.ones_like(loss)
+        first = torch.autograd.grad(loss, (x, w), grad, retain_graph=True)
+        has_run = launched()
+        second = torch.autograd.grad(loss, (x, w), grad, retain_graph=True)
+        again = launched()
+    assert len(again) > 2 and again <= has_run
+    assert all(map(torch.equal, first, second))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_a_batch_of_gradients_of_the_loss(dtype: torch.dtype) -> None:
+    x, w = X.to(dtype, copy=True).requires_grad_(), W.to(dtype, copy=True).requires_grad_()
+    loss, scales = tk.linear_cross_entropy(x, w, T), torch.tensor([-3.25, 1.0])
+    one_by_one = [torch.autograd.grad(tk.linear_cross_entropy(x, w, T), (x, w), scale) for scale in scales]
+    for _ in range(2):
+        batch = torch.autograd.grad(loss, (x, w), scales, retain_graph=True, is_grads_batched=True)
+        for found, wanted in zip(batch, zip(*one_by_one, strict=True), strict=True):
+            assert torch.equal(found, torch.stack(wanted))
 
 
 def test_a_weight_that_changes_before_the_backward() -> None:

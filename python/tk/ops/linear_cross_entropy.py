@@ -434,7 +434,9 @@ class _Formula(_SingleLevelFunction):
 
 class _FormulaAtOnce(_SingleLevelFunction):
     """The gradients are there from the forward on. The first backward multiplies them in place and gives them away, so
-    that they are not twice in memory; another one, or one whose own graph is wanted, computes them again."""
+    that they are not twice in memory. Another one computes them again as the forward did: it launches no kernel that
+    has not run by then, and so can be recorded into a CUDA graph. One whose own graph is wanted takes the other op,
+    whose graph says that there is no such gradient."""
 
     @staticmethod
     def forward(ctx: Any, keyset: Any, *args: Any) -> Tensor:
@@ -451,16 +453,29 @@ class _FormulaAtOnce(_SingleLevelFunction):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         given = ctx.saved_tensors  # which holds their versions against those of the forward
         found, ctx.found = ctx.found, None
-        if found is None or torch.is_grad_enabled():
-            found = _again(grad, given, ctx)
+        if torch.is_grad_enabled():
+            found = _with_own_graph(grad, given, ctx)
         else:
-            for g in found:
-                g.mul_(grad.reshape((1,) * g.dim()))  # not of 0 dimensions: it would be rounded to the dtype of g
+            if found is None:
+                args = (*given, *ctx.numbers, ctx.is_mean, ctx.needs, ctx.mode)
+                _, *found = _register.below_autograd(_at_once, None, *args)
+            # Not of 0 dimensions: it would be rounded to the dtype of g.
+            factors = [grad.reshape((1,) * g.dim()) for g in found]
+            if _is_batched(grad):  # a batch of products has no room in g
+                found = [(g * factor).to(g.dtype) for g, factor in zip(found, factors, strict=True)]
+            else:
+                for g, factor in zip(found, factors, strict=True):
+                    g.mul_(factor)
         of_input, of_weight, of_bias = (g if is_needed else None for g, is_needed in zip(found, ctx.needs, strict=True))
         return None, of_input, of_weight, None, of_bias, *(None,) * 5
 
 
-def _again(grad: Tensor, given: Sequence[Any], ctx: Any) -> tuple[Tensor, ...]:
+def _is_batched(x: Tensor) -> bool:
+    """By torch.vmap, or by the older one that ``is_grads_batched`` has."""
+    return torch._C._functorch.is_batchedtensor(x) or torch._C._functorch.is_legacy_batchedtensor(x)
+
+
+def _with_own_graph(grad: Tensor, given: Sequence[Any], ctx: Any) -> tuple[Tensor, ...]:
     *_, target, _, weight = given
     with torch.no_grad():
         _, base, log_sum = linear_cross_entropy(*given, *ctx.numbers, -1, ctx.mode)
