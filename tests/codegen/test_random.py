@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from test_generated_compile import compile_all
+from test_generated_compile import SM90, compile_all
 
+from tk.aot.compile import compile_source, source_of
 from tk.codegen import source
 from tk.codegen.errors import TraceError
 from tk.codegen.family import generate
-from tk.codegen.tile import ALIGNED, ROWS
+from tk.codegen.tile import ALIGNED, ROWS, Layout
 from tk.generated import op
 
 
@@ -56,6 +57,15 @@ def test_four_words_of_a_block_are_used_in_rows() -> None:
         ((one, own),) = found.scheduled(found.graphs[0].kernels, layout, found.settings()[0])
         assert "device.random_run(" in source.text_of(one.launch(own).fn)
         assert not any("offset" in c.message for c in one.constraints)  # wherever it begins
+
+
+@pytest.mark.parametrize("layout", [ALIGNED, ROWS], ids=lambda x: x.name)
+def test_nothing_is_spilled_where_rows_begin_within_a_block(layout: Layout) -> None:
+    found = made(lambda out: out.copy_(torch.rand_like(out)), out="bf16[...]")
+    plan = found.plan(found.graphs[0], layout, found.settings()[0])
+    assert plan is not None
+    for launch in plan.launches:
+        assert compile_source(source_of(plan, launch, SM90)).spill_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -482,27 +482,23 @@ def random_bits(seed, element, stream):
 
 
 @triton.jit
-def random_block(seed, first, stream, n: tl.constexpr):
-    """The same for n elements in a row, of which `first`, a number or [P, 1], is a multiple of 4."""
-    if len(first.shape) == 2:
-        rows: tl.constexpr = first.shape[0]
-        a, b, c, d = random_words(seed, (first >> 2) + tl.arange(0, n // 4)[None, :], stream)
-        found = tl.join(tl.join(a, c), tl.join(b, d)).reshape(rows, n)
-    else:
-        a, b, c, d = random_words(seed, (first >> 2) + tl.arange(0, n // 4), stream)
-        found = tl.join(tl.join(a, c), tl.join(b, d)).reshape(n)
-    return found.to(tl.int32, bitcast=True)
-
-
-@triton.jit
 def random_run(seed, first, together, stream, n: tl.constexpr):
-    """The same wherever the elements begin. together: a number; where it is a multiple of 4, all of `first` are."""
-    if together % 4 == 0:
-        found = random_block(seed, first, stream, n)
-    else:
-        element = first + tl.arange(0, n)
-        found = random_bits(seed, element, stream)
-    return found
+    """The same for n elements in a row from `first` on, a number or [P, 1]. together: a number; where it is a multiple
+    of 4, all of `first` are, and four elements have the four words of a block. Elsewhere they have those of two blocks
+    that follow each other, which is half the work of a block for each element, and needs fewer registers."""
+    numbers = tl.arange(0, n // 4)
+    block = (first >> 2) + (numbers[None, :] if len(first.shape) == 2 else numbers)
+    a, b, c, d = random_words(seed, block, stream)
+    if together % 4 != 0:
+        e, f, g, _ = random_words(seed, block + 1, stream)
+        by_one = (first & 1) != 0
+        a, b, c = tl.where(by_one, b, a), tl.where(by_one, c, b), tl.where(by_one, d, c)
+        d, e, f = tl.where(by_one, e, d), tl.where(by_one, f, e), tl.where(by_one, g, f)
+        by_two = (first & 2) != 0
+        a, b, c, d = tl.where(by_two, c, a), tl.where(by_two, d, b), tl.where(by_two, e, c), tl.where(by_two, f, d)
+    words = tl.join(tl.join(a, c), tl.join(b, d))
+    found = words.reshape(first.shape[0], n) if len(first.shape) == 2 else words.reshape(n)
+    return found.to(tl.int32, bitcast=True)
 
 
 @triton.jit

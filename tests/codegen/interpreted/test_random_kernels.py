@@ -55,7 +55,7 @@ def on_the_cpu(generated: Generated, *args: Any) -> list[torch.Tensor]:
     return interpret.evaluate(graph["nodes"], given, "op")
 
 
-@pytest.mark.parametrize("offset", [0, 4, 5, 2**33 - 2])
+@pytest.mark.parametrize("offset", [0, 4, 5, 7, 2**34 - 2])
 @pytest.mark.parametrize("layout", ["dense", "transposed", "stepped"])
 @pytest.mark.parametrize("shape", [(3, 4, 32), (2, 3, 5), (2, 3, 36)])
 def test_dropout(shape: tuple[int, ...], layout: str, offset: int) -> None:

@@ -473,7 +473,7 @@ class Body:
         return parts, parts.rest if parts else v.index[0]
 
     def _random(self, v: Value) -> str:
-        """Where the elements of a tile's rows follow each other all four words of a Philox block are used, else one."""
+        """Where the elements of a tile's rows follow each other they share Philox blocks; else each has its own."""
         seed, offset = (self.name(a) for a in v.args)
         parts, rest = self._random_place(v)
         head = [offset] if rest == 0 else [offset, self.text(rest)]
