@@ -3,19 +3,27 @@ in the place of its kernels is the reference on the CPU."""
 
 from __future__ import annotations
 
+import json
+import math
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+import tk
 from tk import capi, errors
 from tk._packs import CoverageRow
-from tk.cli import _verified, _verified_attention, verify
+from tk.cli import _verified, _verified_attention, _wrong, main, verify
+from tk.cli._shown import as_json
 from tk.cli._verified import Case, Checked
+from tk.cli._wrong import Asked, fill_free_memory, free_blocks
 from tk.flex import mods
 from tk.flex.tracing import trace
 from tk.generated import register
@@ -45,10 +53,10 @@ def test_each_config_that_fits_is_what_the_engine_would_run(
     before, wanted = capi.choose(problem), {row.config_name for row in capi.candidates(problem) if row.fits}
     chosen, right = [], _verified._held
 
-    def held(case: Case, kernel: str, config: str) -> Checked:
+    def held(case: Case, kernel: str, config: str, *settings: Any) -> Iterator[Checked]:
         if kernel.startswith(problem.op) and config in wanted:
             chosen.append((config, capi.choose(problem).config_name))
-        return right(case, kernel, config)
+        return right(case, kernel, config, *settings)
 
     monkeypatch.setattr(_verified, "_held", held)
     checked = list(_verified.every_config(case, "cuda"))
@@ -147,10 +155,10 @@ def test_a_captured_tensors_gradient_may_be_wrong_by_a_rounding_of_its_terms(
         if [(c.rank, c.dtype) for c in t.captures] == [(1, torch.float32)]
     )
 
-    def checked(case: Case, device: str) -> Iterator[Checked]:
+    def checked(case: Case, device: str, **settings: Any) -> Iterator[Checked]:
         *first, exact = case.exact
         off = times * 2.0**-17 * case.sizes[-1].abs().max()
-        return _verified.every_config(replace(case, run=lambda: [*first, exact + off]), device)
+        return _verified.every_config(replace(case, run=lambda: [*first, exact + off]), device, **settings)
 
     monkeypatch.setattr(register, "attention_names", lambda: [slopes])
     monkeypatch.setattr(_verified_attention, "every_config", checked)
@@ -185,7 +193,7 @@ from tk.generated import register
 from tk.heuristics import described
 
 _verified.describe = partial(described.describe, described.gpu(90))
-_verified._of_example = lambda example, args, number, kernel, config: _verified.Checked(kernel, config)
+_verified._of_example = lambda references, number, kernel, config, *_: [_verified.Checked(kernel, config)]
 ran = {(c.kernel, c.config) for c in _verified.generated_ops("cpu") if c.was_run}
 names = set(register.names())
 compiled = {(row.kernel, row.config) for row in tk.coverage() if row.arch == "sm_90" and row.op in names}
@@ -240,3 +248,138 @@ def test_the_configs_of_this_gpu_are_counted(
     rows = [_row("k", "a", arch, op) for op, archs in there.items() for arch in archs]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     assert {(row.op, row.arch) for row in verify._of_this_gpu(rows)} == wanted
+
+
+# --- What is said of a wrong run ---
+
+
+def _broken(x: torch.Tensor) -> torch.Tensor:
+    """Not a number in two places."""
+    x = x.contiguous().clone()
+    x.view(-1)[[5, 7]] = torch.tensor([torch.nan, torch.inf], dtype=x.dtype)
+    return x
+
+
+def test_a_wrong_run_names_its_case_and_the_command_for_it(on_h100: None) -> None:
+    *_, (forward, *_) = (
+        _verified._of_convolution(g, torch.bfloat16, None, True, "cpu") for g in _verified.GEOMETRIES[2:3]
+    )
+    case = replace(forward, run=lambda: _broken(forward.run()))
+    checked = [c for c in _verified.every_config(case, "cuda") if c.was_run]
+    said = str(checked[0])
+    assert len(checked) > 3 and not any(c.is_good for c in checked)
+    for part in (checked[0].kernel, checked[0].config, "tk.conv2d", "bfloat16[2, 64, 17, 15] of strides [", "stride=2, "
+                 "padding=1, dilation=1, groups=1", "2 of 4608 elements are wrong, 2 of them NaN or infinite",
+                 "; the first at [0, 0, 0, 5] is nan, where ", "of seed 0"):  # fmt: skip
+        assert part in said
+    (found,) = checked[0].wrong
+    assert (found.count, found.not_finite, found.index, found.found) == (2, 2, (0, 0, 0, 5), "nan")
+    assert float(found.right) == case.exact[0, 0, 0, 5]
+    words = shlex.split(checked[0].command)
+    only = Asked(re.compile(words[words.index("--only") + 1]))
+    assert [only.wants(c.name) for c in checked] == [True] + [False] * (len(checked) - 1)
+    assert [c.name for c in _verified.every_config(case, "cuda", asked=only) if c.was_run] == [checked[0].name]
+
+
+def test_a_wrong_run_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    report = verify.Report()
+    exact = torch.ones(4)
+    case = Case("tk.f", "fp32", lambda: torch.tensor([1, 2, torch.nan, 1]), lambda: exact)
+    for checked in _verified.every_config(case, "cpu", asked=Asked(seed=3)):
+        report.add(checked)
+    assert "2 of 4 elements are wrong, 1 of them NaN or infinite; the first at [1] is 2.0" in capsys.readouterr().out
+    (failure,) = json.loads(as_json(report.plain()))["failures"]
+    assert failure["function"] == "tk.f" and failure["call"] == "fp32" and failure["seed"] == 3
+    assert failure["wrong"] == [
+        {"result": 0, "shape": [4], "count": 2, "not_finite": 1, "index": [1], "found": "2.0", "right": "1.0"}
+    ]
+    assert "--seed 3" in failure["command"] and not report.is_good
+
+
+def test_runs_that_are_repeated_are_held_each() -> None:
+    """One of five is wrong, and it is that one which is described."""
+    results = iter([1.0, 1.0, 1.0, torch.nan, 1.0, 1.0])  # the first is of the call that is described
+    case = Case("tk.f", "fp32", lambda: torch.full((2,), next(results)), lambda: torch.ones(2))
+    (checked,) = _verified.every_config(case, "cpu", asked=Asked(repeat=5))
+    assert (checked.runs, checked.bad, checked.wrong[0].found) == (5, 1, "nan")
+    assert "in 1 of 5 runs" in str(checked)
+    report = verify.Report()
+    report.add(checked)
+    assert report.tallies["tk.f", "ATen"].runs == 5 and not report.is_good
+
+
+def test_wrong_results_of_generated_ops_and_mods_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = _verified.generated.results
+    monkeypatch.setattr(register, "names", lambda: ["softmax"])
+    monkeypatch.setattr(_verified.generated, "results", lambda *args: [_broken(x) for x in right(*args)])
+    monkeypatch.setattr(register, "attention_names", list)
+    checked = next(c for c in _verified.generated_ops("cpu") if c.was_run)
+    assert checked.wrong[0].count == 2 and checked.wrong[0].found == "nan" and checked.name.startswith("softmax(")
+
+
+def test_wrong_products_are_described(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    right, names, ran = tk.mm, [], []
+
+    def mm(*args: Any, config: int, **kwargs: Any) -> torch.Tensor:
+        ran.append(config)
+        result = right(*args, **kwargs)
+        return _broken(result) if config == ran[0] else result
+
+    monkeypatch.setattr(verify, "describe", lambda _, *args, **kwargs: described_gpu.describe(right, *args, **kwargs))
+    monkeypatch.setattr(tk, "mm", mm)
+    a, b = torch.randn(256, 128).bfloat16(), torch.randn(128, 256).bfloat16()
+    report = verify.Report()
+    verify._run_candidates(verify.Call(a, b, None, "none", None, None), report)
+    (failure,) = report.failures
+    names = [name for name, tally in report.tallies.items() if not tally.is_good]
+    assert len(report.tallies) > 1 and names == [(failure.kernel, failure.config)]
+    assert failure.wrong[0].index == (0, 5) and "bfloat16[256, 128], bfloat16[128, 256]" in str(failure)
+    assert math.isnan(report.tallies[names[0]].max), "the tables show errors over torch's"
+    assert all(0 < t.max <= 2 for t in report.tallies.values() if t.is_good)
+
+
+def test_only_what_is_asked_for_is_run(on_h100: None) -> None:
+    only = Asked(re.compile("weight_grad.*float16.* by weight_grad_pointer"))
+    checked = list(_verified.convolutions("cpu", _verified.GEOMETRIES[:1], only))
+    ran = {(c.function, c.kernel) for c in checked if c.was_run}
+    assert ran == {("tk.conv_weight_grad", "weight_grad_pointer")}
+
+
+def test_a_seed_makes_other_arguments() -> None:
+    def first(seed: int) -> torch.Tensor:
+        case = next(_verified._of_convolution(_verified.GEOMETRIES[1], torch.float32, "ieee", False, "cpu", seed))
+        return case.exact
+
+    assert torch.equal(first(0), first(0)) and not torch.equal(first(0), first(1))
+
+
+@pytest.mark.parametrize("options", [["--only", "("], ["--repeat", "0"]])
+def test_what_cannot_be_asked_for(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--no-gpu", *options]) == 2
+    assert f"tk verify: {options[0]} {options[1]}: " in capsys.readouterr().err
+
+
+def test_free_memory_is_asked_for_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is given out is left alone, and so is what other streams have. A pool of small blocks gives none that is
+    larger than 1 MiB."""
+    mib = 1 << 20
+
+    def segment(kind: str, stream: int, *blocks: tuple[str, int]) -> dict[str, Any]:
+        return {"segment_type": kind, "stream": stream, "blocks": [{"state": s, "size": n} for s, n in blocks]}
+
+    snapshot = [
+        segment("small", 0, ("active_allocated", 512), ("inactive", mib + 1536), ("active_pending_free", 1024)),
+        segment("large", 0, ("inactive", 3 * mib), ("active_allocated", 17 * mib)),
+        segment("large", 7, ("inactive", 20 * mib)),
+    ]
+    assert free_blocks(snapshot, 0) == [mib, 1536, 3 * mib]
+    made, nans = list[torch.Tensor](), _wrong._nans
+    monkeypatch.setattr(_wrong, "_AT_LEAST", [mib])
+    monkeypatch.setattr(_wrong, "_nans", lambda size, device: made.append(nans(size, device)) or made[-1])
+    fill_free_memory("cpu", snapshot)
+    assert [x.numel() for x in made] == [3 * mib, mib, 1536]
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn):
+        assert all(bool(x.view(dtype).float().isnan().all()) for x in made)
+    made.clear()
+    fill_free_memory("cpu", [])
+    assert [x.numel() for x in made] == [mib], "some memory, where nothing has been given back yet"

@@ -36,22 +36,24 @@ class Call:
 _SCALES = {"small": (1, 1), "medium": (32, 4), "large": (256, 16)}
 
 
-def calls(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, scale: str = "small") -> list[Call]:
+def calls(
+    device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, scale: str = "small", seed: int = 0
+) -> list[Call]:
     """One at least of each function. dtype: of floating-point tensors, where a function takes several. scale: "small",
     with ragged sizes; "medium", of whole tiles; "large", at which times mean something."""
-    return list(_Maker(torch.device(device), dtype, *_SCALES[scale]))
+    return list(_Maker(torch.device(device), dtype, *_SCALES[scale], seed))
 
 
-def written_by_hand(device: torch.device | str, dtype: torch.dtype, scale: str) -> list[Call]:
+def written_by_hand(device: torch.device | str, dtype: torch.dtype, scale: str, seed: int = 0) -> list[Call]:
     """Those of ``calls`` whose kernels are not generated, and have the most configs."""
-    maker = _Maker(torch.device(device), dtype, *_SCALES[scale])
+    maker = _Maker(torch.device(device), dtype, *_SCALES[scale], seed)
     return [*maker.products(), *maker.quantized(), *maker.few_rows(), *maker.convolutions(), *maker.attention()]
 
 
 class _Maker:
-    def __init__(self, device: torch.device, dtype: torch.dtype, n: int, c: int):
+    def __init__(self, device: torch.device, dtype: torch.dtype, n: int, c: int, seed: int = 0):
         self.device, self.dtype, self.n, self.c = device, dtype, n, c
-        self.generator = torch.Generator().manual_seed(0)
+        self.generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.randn(shape, generator=self.generator).to(self.device, dtype or self.dtype)

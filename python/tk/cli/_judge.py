@@ -20,7 +20,17 @@ class ErrorRatio:
 
     def is_good(self) -> bool:
         """No more than 1.1 times torch's mean error and twice its largest."""
-        return self.mean <= 1.1 and self.max <= 2.0
+        return self.mean <= MOST_MEAN and self.max <= MOST
+
+    @property
+    def over_allowed(self) -> float:
+        """At most 1 where it is good; infinite of NaN."""
+        if math.isnan(self.mean) or math.isnan(self.max):
+            return math.inf
+        return max(self.mean / MOST_MEAN, self.max / MOST)
+
+
+MOST_MEAN, MOST = 1.1, 2.0
 
 
 def error_ratio(
@@ -30,9 +40,18 @@ def error_ratio(
     activation makes most of them smaller, but not the errors of the largest. NaN anywhere gives NaN, which is not
     good."""
     ours, theirs = ((x.double() - reference).abs() for x in (result, torchs))
-    slack = _units(terms) * torch.finfo(torch.float32).eps * (reference if sums is None else sums).abs().mean()
+    slack = _slack(reference, terms, sums)
     ratios = torch.stack([ours.mean() / (theirs.mean() + slack), ours.max() / (theirs.max() + slack)]).tolist()
     return ErrorRatio(*ratios)
+
+
+def largest_allowed(torchs: Tensor, reference: Tensor, terms: int = 1, sums: Tensor | None = None) -> float:
+    """What one element of a result may be off by."""
+    return MOST * float((torchs.double() - reference).abs().max() + _slack(reference, terms, sums))
+
+
+def _slack(reference: Tensor, terms: int, sums: Tensor | None) -> Tensor:
+    return _units(terms) * torch.finfo(torch.float32).eps * (reference if sums is None else sums).abs().mean()
 
 
 def _units(terms: int) -> float:

@@ -7,6 +7,8 @@ describes to the engine, and so no function needs an argument for it. Attention 
 from __future__ import annotations
 
 import inspect
+import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from tk import capi, errors, missing
 from tk.cli import _calls
 from tk.cli._calls import Call
+from tk.cli._wrong import ONCE, Asked, Elements, elements, given
 from tk.generated import inputs, register
 from tk.generated.inputs import Example
 from tk.generated.signature import Signature
@@ -37,12 +40,20 @@ _WRONG = (errors.Error, RuntimeError, ValueError, NotImplementedError)
 @dataclass(frozen=True)
 class Checked:
     """error: the largest deviation from float64 over what the precision that was asked for allows; problem: why there
-    is none. Of a kernel whose call was not made it begins with NOT_RUN."""
+    is none. Of a kernel whose call was not made it begins with NOT_RUN. function, call: what was called, and with what;
+    seed: of its arguments; runs: how often; bad: how many of them were wrong; wrong: of the first of these the elements
+    of each result that is wrong."""
 
     kernel: str
     config: str
     error: float = 0.0
     problem: str = ""
+    function: str = ""
+    call: str = ""
+    seed: int = 0
+    runs: int = 1
+    bad: int = 0
+    wrong: tuple[Elements, ...] = ()
 
     @property
     def was_run(self) -> bool:
@@ -52,11 +63,35 @@ class Checked:
     def is_good(self) -> bool:
         return not self.problem and self.error <= 1.0
 
+    @property
+    def name(self) -> str:
+        """What ``--only`` is looked for in."""
+        return name_of(f"{self.function} of {self.call}" if self.call else self.function, self.kernel, self.config)
+
+    @property
+    def command(self) -> str:
+        """That makes this very run again, many times."""
+        only = re.sub(r"([][\\.*+?^$|(){}])", r"\\\1", self.name)
+        return f"tk verify --only {shlex.quote(f'^{only}$')} --seed {self.seed} --repeat 1000"
+
+    def __str__(self) -> str:
+        """The whole case, of one that is wrong."""
+        why = self.problem or f"its error is {self.error:.3g} times what is allowed"
+        how_often = f", in {self.bad} of {self.runs} runs" if self.runs > 1 else ""
+        lines = [f"{self.name}: {why}{how_often}", *map(str, self.wrong)]
+        return "\n    ".join([*lines, f"the arguments are of seed {self.seed}; again: {self.command}"])
+
+
+def name_of(call: object, kernel: str, config: str) -> str:
+    """Of a run."""
+    return f"{call} by {kernel} {config}"
+
 
 @dataclass(frozen=True)
 class Case:
     """A call of `function`, in words `what`, and what is to come of it. exactly: on the CPU, in float64. magnitudes: of
-    each exact result what its errors are a part of, where that is not the result itself, because its terms cancel."""
+    each exact result what its errors are a part of, where that is not the result itself, because its terms cancel.
+    given: all arguments, in words, where `what` does not name them all."""
 
     function: str
     what: str
@@ -64,9 +99,14 @@ class Case:
     exactly: Callable[[], Any]
     is_tf32: bool = False
     magnitudes: Callable[[Any], Sequence[Tensor]] | None = None
+    given: str = ""
 
     def __str__(self) -> str:
-        return f"{self.function} of {self.what}"
+        return f"{self.function} of {self.call}"
+
+    @property
+    def call(self) -> str:
+        return f"{self.what}: {self.given}" if self.given else self.what
 
     @cached_property
     def exact(self) -> Any:
@@ -77,29 +117,37 @@ class Case:
     def sizes(self) -> list[Tensor]:
         return tree_leaves(self.exact) if self.magnitudes is None else list(self.magnitudes(self.exact))
 
-    def error_of(self, found: Any) -> float:
-        """The largest deviation from what is exact over what is allowed."""
+    def judge(self, found: Any) -> tuple[float, tuple[Elements, ...]]:
+        """The largest deviation from what is exact over what is allowed, and where it is more than that."""
         triples = zip(tree_leaves(found), tree_leaves(self.exact), self.sizes, strict=True)
-        errors = (_error(x, exact, size, self.is_tf32) for x, exact, size in triples if isinstance(x, Tensor))
-        return max(errors, default=0.0)
+        worst, wrong = 0.0, []
+        for i, (x, exact, size) in enumerate(triples):
+            if not isinstance(x, Tensor):
+                continue
+            error = _error(x, exact, size, self.is_tf32)
+            worst = max(worst, error)
+            if error > 1.0 and (where := elements(i, x, exact, _bound(x, exact, size, self.is_tf32))):
+                wrong.append(where)
+        return worst, tuple(wrong)
 
 
-def every_config(case: Case, device: str, skipped: Sequence[str] = ()) -> Iterator[Checked]:
+def every_config(case: Case, device: str, skipped: Sequence[str] = (), asked: Asked = ONCE) -> Iterator[Checked]:
     """Of each kernel that the call launches, while the others are chosen as ever. skipped: ops of other calls."""
     try:
         with torch.no_grad(), _named(f"what describes {case}"):
             problems = {(d.problem.op, d.problem.tensors): d.problem for d in describe_all(case.run)}.values()
     except _WRONG as error:
-        yield Checked(case.function, case.what, problem=_why(error))
+        about = dict(function=case.function, call=case.call, seed=asked.seed)
+        yield Checked(case.function, case.what, problem=_why(error), **about)  # type: ignore[arg-type]
         return
     if not problems:
         if device == "cpu":
-            yield _held(case, case.function, "ATen")
+            yield from _held(case, case.function, "ATen", device, asked)
         else:
             yield Checked(case.function, case.what, problem=f"{NOT_RUN}ATen computes it, no kernel")
     for problem in problems:
         if problem.op not in skipped:
-            yield from _pinned_to_each(case, problem)
+            yield from _pinned_to_each(case, problem, device, asked)
 
 
 def _why(error: Exception) -> str:
@@ -107,33 +155,56 @@ def _why(error: Exception) -> str:
     return f"{NOT_RUN}no pack has a kernel for it" if missing.is_lack(error) else str(error)
 
 
-def _pinned_to_each(case: Case, problem: capi.Problem) -> Iterator[Checked]:
+def _pinned_to_each(case: Case, problem: capi.Problem, device: str, asked: Asked) -> Iterator[Checked]:
     done: set[int] = set()  # a config has a variant for each class of strides; the engine says which it runs
     for row in capi.candidates(problem):
         if not row.fits:
             yield Checked(row.kernel_name, row.config_name, problem=f"{NOT_RUN}{row.failed_constraint}")
         elif row.config not in done:
             done.add(row.config)
-            yield _with_config(case, problem, row.config)
+            yield from _with_config(case, problem, row.config, device, asked)
 
 
-def _with_config(case: Case, problem: capi.Problem, config: int) -> Checked:
+def _with_config(case: Case, problem: capi.Problem, config: int, device: str, asked: Asked) -> Iterator[Checked]:
     capi.pin(problem, config)
     try:
         chosen = capi.choose(problem)
         assert chosen.config == config, f"{case}: {chosen.config_name} would run in the place of {config}"
-        return _held(case, chosen.kernel_name, chosen.config_name)
+        yield from _held(case, chosen.kernel_name, chosen.config_name, device, asked)
     finally:
         capi.pin(problem, CHOOSE)
 
 
-def _held(case: Case, kernel: str, config: str) -> Checked:
-    try:
-        with torch.no_grad(), _named(f"{case} by {kernel}/{config}"):
-            found = case.run()
-        return Checked(kernel, config, case.error_of(found))
-    except _WRONG as error:
-        return Checked(kernel, config, problem=f"{case}: {error}")
+def _held(case: Case, kernel: str, config: str, device: str, asked: Asked) -> Iterator[Checked]:
+    """Nothing where the run is not asked for."""
+    about = Checked(kernel, config, function=case.function, call=case.call, seed=asked.seed)
+    if asked.wants(about.name):
+        yield repeated(about, case.run, case.judge, device, asked)
+
+
+def repeated(
+    about: Checked,
+    run: Callable[[], Any],
+    judge: Callable[[Any], tuple[float, tuple[Elements, ...]]],
+    device: str,
+    asked: Asked,
+) -> Checked:
+    """As often as is asked; what it says is of the first run that is wrong."""
+    errors, bad, first = [0.0], 0, about
+    runs = asked.repeat or 1
+    for _ in range(runs):
+        asked.prepare(device)
+        try:
+            with torch.no_grad(), _named(about.name):
+                found = run()
+            error, wrong = judge(found)
+            checked = replace(about, error=error, wrong=wrong)
+        except _WRONG as problem:
+            checked = replace(about, problem=str(problem))
+        errors.append(checked.error)
+        if not checked.is_good:
+            first, bad = (checked if bad == 0 else first), bad + 1
+    return replace(first, error=max(errors), runs=runs, bad=bad)
 
 
 @contextmanager
@@ -153,9 +224,13 @@ def _error(found: Tensor, exact: Tensor, size: Tensor, is_tf32: bool) -> float:
     if not found.is_floating_point():
         return 0.0 if torch.equal(found, exact.to(found.dtype)) else float("inf")
     reference = exact.double()
-    bound = unit(found.dtype, is_tf32) * float(size.double().abs().max()) if reference.numel() else 1.0
     deviation = (found.double() - reference).abs().max() if reference.numel() else torch.zeros(())
-    return float("inf") if bool(deviation.isnan()) else float(deviation) / (bound + 1e-30)
+    return float("inf") if bool(deviation.isnan()) else float(deviation) / _bound(found, exact, size, is_tf32)
+
+
+def _bound(found: Tensor, exact: Tensor, size: Tensor, is_tf32: bool) -> float:
+    """What an element may be off by."""
+    return (unit(found.dtype, is_tf32) * float(size.double().abs().max()) if exact.numel() else 1.0) + 1e-30
 
 
 def unit(dtype: torch.dtype, is_tf32: bool) -> float:
@@ -169,15 +244,19 @@ def unit(dtype: torch.dtype, is_tf32: bool) -> float:
 # --- Functions ---
 
 
-def functions(device: str) -> Iterator[Checked]:
+def functions(device: str, asked: Asked = ONCE) -> Iterator[Checked]:
     """Of tk's functions over kernels written by hand, with ragged sizes and with whole tiles."""
     generated_ones = register.names()  # below, with every dtype that they have
     for dtype in DTYPES:
-        calls = [*_calls.calls(device, dtype), *_calls.written_by_hand(device, dtype, "medium")]
+        calls = [
+            *_calls.calls(device, dtype, "small", asked.seed),
+            *_calls.written_by_hand(device, dtype, "medium", asked.seed),
+        ]
         for call, is_tf32 in _asked(calls, dtype):
             run = partial(call.function, *call.args, **call.kwargs)
-            case = Case(f"tk.{call.name}", str(dtype), run, partial(_exact, call), is_tf32)
-            yield from every_config(case, device, generated_ones)
+            arguments = given(call.args, call.kwargs)
+            case = Case(f"tk.{call.name}", str(dtype), run, partial(_exact, call), is_tf32, given=arguments)
+            yield from every_config(case, device, generated_ones, asked)
 
 
 def _asked(calls: Iterable[Call], dtype: torch.dtype) -> Iterator[tuple[Call, bool]]:
@@ -239,20 +318,20 @@ GEOMETRIES = (
 _ATEN: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
-def convolutions(device: str, geometries: Sequence[Geometry] = GEOMETRIES) -> Iterator[Checked]:
+def convolutions(device: str, geometries: Sequence[Geometry] = GEOMETRIES, asked: Asked = ONCE) -> Iterator[Checked]:
     """Forward, the gradient of the input and of the weight, with rows of pixels and with rows of channels."""
     for geometry in geometries:
         for dtype in DTYPES:
             for precision in ("ieee", "tf32") if dtype is torch.float32 else (None,):
                 for is_channels_last in (False, True):
-                    for case in _of_convolution(geometry, dtype, precision, is_channels_last, device):
-                        yield from every_config(case, device)
+                    for case in _of_convolution(geometry, dtype, precision, is_channels_last, device, asked.seed):
+                        yield from every_config(case, device, asked=asked)
 
 
 def _of_convolution(
-    g: Geometry, dtype: torch.dtype, precision: str | None, is_channels_last: bool, device: str
+    g: Geometry, dtype: torch.dtype, precision: str | None, is_channels_last: bool, device: str, seed: int = 0
 ) -> Iterator[Case]:
-    generator, dims = torch.Generator().manual_seed(0), len(g.input) - 2
+    generator, dims = torch.Generator().manual_seed(seed), len(g.input) - 2
 
     def made(shape: Sequence[int]) -> Tensor:
         x = torch.randn(shape, generator=generator).to(dtype)
@@ -276,13 +355,15 @@ def _of_convolution(
 
     ops, is_tf32 = torch.ops.tk, precision == "tf32"
     what = f"{list(g.input)} and {list(g.weight)}, {precision or dtype}"
+    settled = dict(stride=g.stride, padding=g.padding, dilation=g.dilation, groups=g.groups)
     forward = partial(
         getattr(ops, f"conv{dims}d").default, there[1], there[2], None, *settings, 0, PRECISIONS[precision]
     )
-    yield Case(f"tk.conv{dims}d", what, forward, lambda: aten(x64, weight64, None, *settings), is_tf32)
+    yield Case(f"tk.conv{dims}d", what, forward, lambda: aten(x64, weight64, None, *settings), is_tf32,
+               given=given(there[1:], settled))  # fmt: skip
     for place, op in enumerate((ops.conv_input_grad, ops.conv_weight_grad)):
         run = partial(op.default, *there, *asked)
-        yield Case(f"tk.{op.__name__}", what, run, partial(gradient, place), is_tf32)
+        yield Case(f"tk.{op.__name__}", what, run, partial(gradient, place), is_tf32, given=given(there, settled))
 
 
 # --- Generated ops ---
@@ -298,7 +379,7 @@ MORE_ROWS = tuple(
 SIZE, ALIGNED_SIZE, LEADING, MOST_ELEMENTS = 40, 48, (3, 5), 1 << 22
 
 
-def generated_ops(device: str) -> Iterator[Checked]:
+def generated_ops(device: str, asked: Asked = ONCE) -> Iterator[Checked]:
     """Of the package and of users: for every choice of dtypes and flags, against the recorded graph in float64."""
     for name in register.names():
         op = register.find(name)
@@ -319,7 +400,7 @@ def generated_ops(device: str) -> Iterator[Checked]:
                 leading = () if not has_leading else LEADING if row else (LEADING[0], n)
                 known = dict.fromkeys(signature.letters, _beside(n, signature)) | row
                 example = Example(op, signature, dtypes, leading, known, flags, places=2)
-                yield from _example(example, device, ran, is_more)
+                yield from _example(example, device, ran, is_more, asked)
 
 
 def _beside(n: int, signature: Signature) -> int:
@@ -335,9 +416,10 @@ def _row_of(signature: Signature, n: int) -> dict[str, int]:
     return {letter: n for letter in last if isinstance(letter, str)}
 
 
-def _example(example: Example, device: str, ran: dict[int, bool], only_new: bool) -> Iterator[Checked]:
+def _example(example: Example, device: str, ran: dict[int, bool], only_new: bool, asked: Asked) -> Iterator[Checked]:
     """With every config that fits. ran: whether a config has run, in calls of the same dtypes and flags. only_new: with
     those alone that have not."""
+    torch.manual_seed(asked.seed)  # of each call by itself, since others may be left out
     try:
         args = example.arguments(device)
         described = describe(generated.call, example, args)
@@ -345,8 +427,9 @@ def _example(example: Example, device: str, ran: dict[int, bool], only_new: bool
         yield Checked(example.op.name, str(example), problem=f"{NOT_RUN}{error}")
         return
     rows = [] if described is None else capi.candidates(described.problem)
+    references = generated.References(example, args)
     if described is None and device == "cpu":
-        yield _of_example(example, args, -1, example.op.name, "ATen")
+        yield from _of_example(references, -1, example.op.name, "ATen", device, asked)
     numbers = {row.config: row for row in rows if row.fits}
     for row in rows:
         ran.setdefault(row.config, False)
@@ -355,14 +438,24 @@ def _example(example: Example, device: str, ran: dict[int, bool], only_new: bool
     for number, row in numbers.items():
         if not (only_new and ran[number]):
             ran[number] = True
-            yield _of_example(example, args, number, row.kernel_name, row.config_name)
+            yield from _of_example(references, number, row.kernel_name, row.config_name, device, asked)
 
 
-def _of_example(example: Example, args: Sequence[Any], number: int, kernel: str, config: str) -> Checked:
-    """What is wrong is an error larger than ATen's by half."""
-    try:
-        with _named(f"{example} by {kernel}/{config}"):
-            deviation = generated.worst_error(example, args, number) / 2
-        return Checked(kernel, config, deviation)
-    except _WRONG as error:
-        return Checked(kernel, config, problem=f"{example}: {error}")
+def _of_example(
+    references: generated.References, number: int, kernel: str, config: str, device: str, asked: Asked
+) -> Iterator[Checked]:
+    """What is wrong is an error larger than ATen's by half. Nothing where the run is not asked for."""
+    about = Checked(kernel, config, function=str(references.example), seed=asked.seed)
+    if asked.wants(about.name):
+        run = partial(generated.results, references.example, references.args, number)
+        yield repeated(about, run, partial(_judged, references), device, asked)
+
+
+def _judged(references: generated.References, found: Sequence[Tensor]) -> tuple[float, tuple[Elements, ...]]:
+    worst, wrong = 0.0, []
+    for i, (x, one) in enumerate(zip(found, references.of_each, strict=True)):
+        error = one.error_of(x) / 2
+        worst = max(worst, error)
+        if not error <= 1.0 and (where := elements(i, x, one.exact, 2 * one.allowed)):
+            wrong.append(where)
+    return worst, tuple(wrong)

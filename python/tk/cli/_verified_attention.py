@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from tk.cli._verified import DTYPES, NOT_RUN, Case, Checked, every_config
+from tk.cli._wrong import ONCE, Asked, given
 from tk.flex.tracing import trace
 from tk.flex.tracing.evaluate import evaluate, indices, read
 from tk.flex.tracing.trace import Capture, Traced
@@ -22,7 +23,7 @@ QUERIES, KEYS = (1, 256), 256  # decoding, and whole tiles of the largest config
 _EVERYWHERE = 1 << 30
 
 
-def mods(device: str, queries: Sequence[int] = QUERIES) -> Iterator[Checked]:
+def mods(device: str, queries: Sequence[int] = QUERIES, asked: Asked = ONCE) -> Iterator[Checked]:
     """With what they capture made up. The gradients are of query, key, value and of what is captured."""
     for name in register.attention_names():
         op = register.find(name)
@@ -33,15 +34,15 @@ def mods(device: str, queries: Sequence[int] = QUERIES) -> Iterator[Checked]:
         for dtype in DTYPES:
             for size in HEAD_SIZES:
                 for rows in queries:
-                    pair = _Pair(name, trace.parse(text), dtype, size, rows)
-                    yield from pair.checked(device)
+                    pair = _Pair(name, trace.parse(text), dtype, size, rows, asked.seed)
+                    yield from pair.checked(device, asked)
 
 
 class _Pair:
     """Of a pair's forward or backward op the call of one shape."""
 
-    def __init__(self, name: str, traced: Traced, dtype: torch.dtype, size: int, rows: int):
-        generator = torch.Generator().manual_seed(0)
+    def __init__(self, name: str, traced: Traced, dtype: torch.dtype, size: int, rows: int, seed: int = 0):
+        generator = torch.Generator().manual_seed(seed)
 
         def made(n: int, *last: int) -> Tensor:
             return torch.randn(1, HEADS, n, *last, generator=generator)
@@ -51,7 +52,7 @@ class _Pair:
         self.grads = made(rows, size).to(dtype), made(rows)
         self.values = [_captured(c) for c in traced.captures]
 
-    def checked(self, device: str) -> Iterator[Checked]:
+    def checked(self, device: str, asked: Asked = ONCE) -> Iterator[Checked]:
         what = f"{self.dtype}, heads of {self.size}, {self.operands[0].shape[2]} queries"
         try:
             with torch.no_grad():
@@ -59,14 +60,16 @@ class _Pair:
         except (IndexError, RuntimeError, ValueError) as error:  # what was made up does not go together
             yield Checked(self.name, what, problem=f"{NOT_RUN}{error}")
             return
+        arguments = given((*self.operands, *self.values))
         if not self.name.endswith("_backward"):
-            case = Case(self.name, what, partial(self.forward, device), lambda: results[0], allows_tf32())
+            run = partial(self.forward, device)
+            case = Case(self.name, what, run, lambda: results[0], allows_tf32(), given=arguments)
         else:
             exact = partial(self.backward, "cpu", torch.float64, results)
-            run = partial(self.backward, device, self.dtype, results)
+            of_grads = partial(self.backward, device, self.dtype, results)
             magnitudes = partial(self.magnitudes, results[1]) if self.traced.differentiable else None
-            case = Case(self.name, what, run, exact, allows_tf32(), magnitudes)
-        yield from every_config(case, device)
+            case = Case(self.name, what, of_grads, exact, allows_tf32(), magnitudes, arguments)
+        yield from every_config(case, device, asked=asked)
 
     def request(self, device: str, dtype: torch.dtype) -> flex.Request:
         there = [x.to(device) if isinstance(x, Tensor) else x for x in self.values]

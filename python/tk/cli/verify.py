@@ -7,9 +7,10 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from tk import _packs, capi, errors
 from tk._packs import CoverageRow
 from tk._table import table
 from tk.cli import _verified, _verified_attention
-from tk.cli._judge import error_ratio
-from tk.cli._shown import add_json, as_json
+from tk.cli._judge import ErrorRatio, error_ratio, largest_allowed
+from tk.cli._shown import Usage, add_json, as_json
 from tk.cli._verified import Checked
+from tk.cli._wrong import ONCE, Asked, Elements, elements, given
 from tk.heuristics.problem import describe
 from tk.ops.mm import ACTIVATIONS, reference
 
@@ -47,20 +49,33 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("verify")
     parser.add_argument("packs", nargs="*", type=Path, help="pack files (default: those that are loaded)")
     parser.add_argument("--no-gpu", action="store_true", help="only re-hash")
+    parser.add_argument("--only", metavar="REGEX", help="runs alone in whose call, kernel and config this is found")
+    parser.add_argument("--repeat", type=int, metavar="N", help="each run N times, in memory whose free parts are NaN")
+    parser.add_argument("--seed", type=int, default=0, help="of the arguments (default: 0)")
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    report = Report()
+    report, asked = Report(), _asked(args)
     with redirect_stdout(sys.stderr) if args.json else nullcontext():
-        _verify(args, report)
+        _verify(args, report, asked)
     if args.json:
         print(as_json(report.plain()))
     return 0 if report.is_good else 1
 
 
-def _verify(args: argparse.Namespace, report: Report) -> None:
+def _asked(args: argparse.Namespace) -> Asked:
+    """Raises Usage."""
+    if args.repeat is not None and args.repeat < 1:
+        raise Usage(f"--repeat {args.repeat}: it is how often, 1 at least")
+    try:
+        return Asked(None if args.only is None else re.compile(args.only), args.repeat, args.seed)
+    except re.error as error:
+        raise Usage(f"--only {args.only}: it is no regular expression: {error}") from None
+
+
+def _verify(args: argparse.Namespace, report: Report, asked: Asked) -> None:
     for path in args.packs or [Path(p.path) for p in tk.packs()]:
         report.packs.append(_rehash(path))
     if args.no_gpu or not torch.cuda.is_available():
@@ -70,9 +85,12 @@ def _verify(args: argparse.Namespace, report: Report) -> None:
         tk.load_pack(path)
     compiled = _of_this_gpu(tk.coverage())
     if any(row.op == "mm" for row in compiled):
-        _run_products(report)
-    _run_others(report)
-    report.print_left_out(compiled)
+        _run_products(report, asked)
+    _run_others(report, asked=asked)
+    if asked.only is None:
+        report.print_left_out(compiled)
+    elif not any(tally.runs for tally in report.tallies.values()):
+        raise Usage(f"--only {asked.only.pattern}: no run has a call, kernel and config in which this is found")
 
 
 @dataclass(frozen=True)
@@ -102,6 +120,7 @@ class Report:
     packs: list[Hashed] = field(default_factory=list)
     tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
     left_out: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
+    failures: list[Checked] = field(default_factory=list)
 
     @property
     def is_good(self) -> bool:
@@ -111,18 +130,24 @@ class Report:
         """For JSON."""
         configs = [dict(kernel=k, config=c, **asdict(t)) for (k, c), t in sorted(self.tallies.items())]
         left_out = [dict(kernel=k, config=c, reasons=list(why)) for (k, c), why in sorted(self.left_out.items())]
-        return dict(is_good=self.is_good, packs=self.packs, configs=configs, left_out=left_out)
+        failures = [dict(asdict(c), command=c.command) for c in self.failures]
+        return dict(is_good=self.is_good, packs=self.packs, configs=configs, left_out=left_out, failures=failures)
 
-    def add(self, checked: Checked) -> None:
+    def add(self, checked: Checked, ratios: Sequence[ErrorRatio] = ()) -> None:
+        """ratios: to torch's errors, where these are what the tables show."""
         if not checked.was_run:
             why = checked.problem.removeprefix(_verified.NOT_RUN)
             self.left_out.setdefault((checked.kernel, checked.config), {})[why] = None
             return
-        if checked.problem:
-            print(f"{checked.kernel} {checked.config}: {checked.problem}")
+        if not checked.is_good:
+            print(checked)
+            self.failures.append(checked)
         tally = self.tallies.setdefault((checked.kernel, checked.config), Tally())
-        tally.runs += 1
-        tally.max = _worse(tally.max, checked.error)
+        tally.runs += checked.runs
+        for error in [ratio.max for ratio in ratios] or [checked.error]:
+            tally.max = _worse(tally.max, error)
+        for ratio in ratios:
+            tally.mean = _worse(tally.mean, ratio.mean)
         tally.is_good &= checked.is_good
 
     def print_left_out(self, compiled: Iterable[CoverageRow]) -> None:
@@ -172,14 +197,14 @@ def _preference(row: CoverageRow) -> tuple[bool, int, bool]:
     return row.arch.startswith("ptx"), -int(re.sub(r"\D", "", row.arch)), row.arch.endswith("f")
 
 
-def _run_others(report: Report, device: str = "cuda") -> None:
+def _run_others(report: Report, device: str = "cuda", asked: Asked = ONCE) -> None:
     """Every other op of the packs."""
-    others = Report(left_out=report.left_out)
+    others = Report(left_out=report.left_out, failures=report.failures)
     for checked in itertools.chain(
-        _verified.functions(device),
-        _verified.convolutions(device),
-        _verified.generated_ops(device),
-        _verified_attention.mods(device),
+        _verified.functions(device, asked),
+        _verified.convolutions(device, asked=asked),
+        _verified.generated_ops(device, asked),
+        _verified_attention.mods(device, asked=asked),
     ):
         others.add(checked)
     rows = [(*name, t.runs, t.max, "ok" if t.is_good else "WRONG") for name, t in sorted(others.tallies.items())]
@@ -190,10 +215,10 @@ def _run_others(report: Report, device: str = "cuda") -> None:
         known.is_good &= tally.is_good
 
 
-def _run_products(report: Report) -> None:
+def _run_products(report: Report, asked: Asked = ONCE) -> None:
     with torch.inference_mode():
-        for call in _calls():
-            _run_candidates(call, report)
+        for call in _calls(asked.seed):
+            _run_candidates(call, report, asked)
     tallies = report.tallies
     rows = [(*name, t.runs, t.mean, t.max, "ok" if t.is_good else "WRONG") for name, t in sorted(tallies.items())]
     print(table(("kernel", "config", "runs", "mean error", "max error", "verdict"), rows))
@@ -212,9 +237,12 @@ class Call:
     def settings(self) -> dict[str, Any]:
         return dict(activation=self.activation, out_dtype=self.out_dtype, precision=self.precision)
 
+    def __str__(self) -> str:
+        return given((self.a, self.b, self.bias), self.settings())
 
-def _calls() -> Iterator[Call]:
-    generator = torch.Generator("cuda").manual_seed(0)
+
+def _calls(seed: int = 0) -> Iterator[Call]:
+    generator = torch.Generator("cuda").manual_seed(seed)
     activations = itertools.cycle(ACTIVATIONS)
     for (m, n, k), (dtype, precision), order in itertools.product(SIZES, DTYPES, ORDERS):
         a = _operand(m, k, order[0], dtype, generator)
@@ -240,27 +268,45 @@ def _laid_out(x: Tensor, letter: str) -> Tensor:
     return spread.copy_(x)
 
 
-def _run_candidates(call: Call, report: Report) -> None:
+def _run_candidates(call: Call, report: Report, asked: Asked = ONCE) -> None:
     described = describe(tk.mm, call.a, call.b, call.bias, **call.settings())
     assert described is not None  # no size is 0
-    exact, sums = (_reference(c, torch.float64) for c in (call, replace(call, activation="none")))
-    torchs = _peer(call).to(call.out_dtype or call.a.dtype)
+    judge = _Judge(call)
     for candidate in capi.candidates(described.problem):
         name = candidate.kernel_name, candidate.config_name
         if not candidate.fits:
             report.add(Checked(*name, problem=f"{_verified.NOT_RUN}{candidate.failed_constraint}"))
             continue
-        tally = report.tallies.setdefault(name, Tally())
-        tally.runs += 1
-        try:
-            result = tk.mm(call.a, call.b, call.bias, config=candidate.config, **call.settings())
-            ratio = error_ratio(result, torchs, exact, terms=call.a.shape[1], sums=sums)
-        except errors.Error as error:
-            print(f"{candidate.kernel_name}/{candidate.config_name}: {error}")
-            tally.is_good = False
-            continue
-        tally.mean, tally.max = (_worse(*pair) for pair in ((tally.mean, ratio.mean), (tally.max, ratio.max)))
-        tally.is_good &= ratio.is_good()
+        about = Checked(*name, function="tk.mm", call=str(call), seed=asked.seed)
+        if asked.wants(about.name):
+            run = partial(tk.mm, call.a, call.b, call.bias, config=candidate.config, **call.settings())
+            judge.ratios.clear()
+            report.add(_verified.repeated(about, run, judge, str(call.a.device), asked), judge.ratios)
+
+
+class _Judge:
+    """Of a product's results, against float64 and what torch is off by, which is found out when it is first needed.
+    ratios: of each result, in turn."""
+
+    def __init__(self, call: Call):
+        self.call = call
+        self.ratios: list[ErrorRatio] = []
+
+    @cached_property
+    def references(self) -> tuple[Tensor, Tensor, Tensor]:
+        call = self.call
+        exact, sums = (_reference(c, torch.float64) for c in (call, replace(call, activation="none")))
+        return _peer(call).to(call.out_dtype or call.a.dtype), exact, sums
+
+    def __call__(self, found: Tensor) -> tuple[float, tuple[Elements, ...]]:
+        torchs, exact, sums = self.references
+        terms = self.call.a.shape[1]
+        ratio = error_ratio(found, torchs, exact, terms=terms, sums=sums)
+        self.ratios.append(ratio)
+        if ratio.is_good():
+            return ratio.over_allowed, ()
+        where = elements(0, found, exact, largest_allowed(torchs, exact, terms=terms, sums=sums))
+        return ratio.over_allowed, () if where is None else (where,)
 
 
 def _worse(x: float, y: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -175,24 +175,49 @@ def results(example: Example, args: Sequence[Any], config: int = -1) -> list[Ten
     return [*found, *lists.tensors_of(x for p, x in zip(example.op.params, args, strict=True) if p.mutated)]
 
 
+@dataclass(frozen=True)
+class Reference:
+    """Of one result: ATen's and the same in fp64."""
+
+    torchs: Tensor
+    exact: Tensor
+
+    @cached_property
+    def allowed(self) -> float:
+        """The largest error of ATen, plus what fp32 rounds away."""
+        return float((self.torchs.double() - self.exact).abs().max() + self._slack)
+
+    @cached_property
+    def _slack(self) -> Tensor:
+        slack = 16 * torch.finfo(torch.float32).eps * self.exact.abs().max()
+        return slack + torch.finfo(torch.float64).tiny  # where all are zeros
+
+    def error_of(self, found: Tensor) -> float:
+        """Over ATen's; infinite where integers differ."""
+        found = found.reshape(self.exact.shape)
+        if not found.is_floating_point():
+            return 0.0 if torch.equal(found, self.exact) else math.inf
+        error = float((found.double() - self.exact).abs().max() + self._slack) / self.allowed
+        return math.inf if math.isnan(error) else error
+
+
+class References:
+    """What the results of a call are judged by; computed when first asked for."""
+
+    def __init__(self, example: Example, args: Sequence[Any]):
+        self.example, self.args = example, args
+
+    @cached_property
+    def of_each(self) -> list[Reference]:
+        both = (_aten(self.example, self.args, exact=exact) for exact in (False, True))
+        return [Reference(torchs, exact) for torchs, exact in zip(*both, strict=True)]
+
+
 def worst_error(example: Example, args: Sequence[Any], config: int = -1) -> float:
     """The largest error of any output over ATen's, both against fp64, each plus what fp32 rounds away; infinite where
     integers differ."""
-    ours, theirs = results(example, args, config), _aten(example, args)
-    exact = _aten(example, args, exact=True)
-    worst = 0.0
-    for mine, torchs, reference in zip(ours, theirs, exact, strict=True):
-        mine = mine.reshape(reference.shape)
-        if not mine.is_floating_point():
-            worst = max(worst, 0.0 if torch.equal(mine, reference) else math.inf)
-            continue
-        slack = 16 * torch.finfo(torch.float32).eps * reference.abs().max()
-        slack = slack + torch.finfo(torch.float64).tiny  # where all are zeros
-        deviation = ((mine.double() - reference).abs().max() + slack) / (
-            (torchs.double() - reference).abs().max() + slack
-        )
-        worst = max(worst, deviation.item()) if not deviation.isnan() else math.inf
-    return worst
+    ours, references = results(example, args, config), References(example, args).of_each
+    return max((one.error_of(x) for x, one in zip(ours, references, strict=True)), default=0.0)
 
 
 def _time_configs(result: OpTimes, prepared: Prepared) -> None:
