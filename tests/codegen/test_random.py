@@ -59,6 +59,16 @@ def test_four_words_of_a_block_are_used_in_rows() -> None:
         assert not any("offset" in c.message for c in one.constraints)  # wherever it begins
 
 
+def test_what_is_read_stands_before_what_is_drawn() -> None:
+    def ops_of(fn, dtype: str) -> str:
+        found = made(fn, x=dtype, y=dtype, z=dtype)
+        return " ".join(v.op for v in found.graphs[0].kernels[0].values if v.op in ("load", "random", "store"))
+
+    # The key comes first of all. No more than fits beside the random bits is read ahead.
+    assert ops_of(lambda x, y, z: F.dropout(x, 0.5) * y + z, "bf16[M]") == "load load load load random store"
+    assert ops_of(lambda x, y, z: F.dropout(x, 0.5) * y + z, "fp32[M]") == "load load load random load store"
+
+
 @pytest.mark.parametrize("layout", [ALIGNED, ROWS], ids=lambda x: x.name)
 def test_nothing_is_spilled_where_rows_begin_within_a_block(layout: Layout) -> None:
     found = made(lambda out: out.copy_(torch.rand_like(out)), out="bf16[...]")

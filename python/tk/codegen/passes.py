@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import sympy
 
+from tk.aot.spec import ITEMSIZE
 from tk.codegen.comparisons import any_compared, any_widened, is_widening, narrow_operands
 from tk.codegen.ir import (
     COMPARE,
@@ -332,6 +333,33 @@ def scan_backwards(kernel: Kernel) -> Kernel:
     return rebuild(kernel, rule)
 
 
+AHEAD = 8  # bytes of an element that are held in registers while its random bits are worked out
+
+
+def read_before_drawing(kernel: Kernel) -> Kernel:
+    """What is read stands before the first random bits. Part of their work is under a condition (device.random_run),
+    across which the compiler moves no load: a small call would wait for its key, and again for what it reads."""
+    first = next((v for v in kernel.values if v.op == "random"), None)
+    if first is None:
+        return kernel
+    stored: set[str] = set()
+    moved: list[Value] = []
+    for v in kernel.values[first.number :]:
+        if v.op == "store":
+            stored.add(v.buffer)
+        if v.op != "load" or v.args or v.buffer in stored or any(map(values_in, v.index)):
+            continue
+        if sum(ITEMSIZE[m.dtype] for m in [*moved, v]) <= AHEAD:
+            moved.append(v)
+
+    def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
+        for m in moved if v.number == first.number else ():  # which it then has once, here
+            b.add(m.op, m.dtype, buffer=m.buffer, index=m.index, data=m.data, fast=m.fast)
+        return None
+
+    return rebuild(kernel, rule)
+
+
 PASSES: tuple[Callable[[Kernel], Kernel], ...] = (
     promote,
     simplify,
@@ -341,4 +369,5 @@ PASSES: tuple[Callable[[Kernel], Kernel], ...] = (
     merge_with_one,
     multiply_by_reciprocal,
     scan_backwards,
+    read_before_drawing,
 )
