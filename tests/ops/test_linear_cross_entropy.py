@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -313,6 +314,29 @@ def test_gradients_of_a_whole_problem_take_three_products(
         tk.linear_cross_entropy(x, w, T, reduction=reduction)
     tk.linear_cross_entropy(x.detach(), w.detach(), T, reduction=reduction)
     assert products == ["_mm", "_mm"]
+
+
+@pytest.mark.parametrize("weight", [None, torch.rand(11)], ids=["", "weight"])
+def test_rows_of_one_block_take_few_launches(weight: Tensor | None) -> None:
+    """A kernel for the losses, one for the gradient of the logits: not a dozen for what blocks have in common."""
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    with called() as forward:
+        loss = tk.linear_cross_entropy(x, w, T, weight=weight, reduction="none", label_smoothing=0.1)
+    with called() as backward:
+        loss.sum().backward()
+    name = "cross_entropy_rows" if weight is None else "cross_entropy_weighted"
+    assert forward == ["mm", name, "logsumexp"]
+    assert backward == ["mm", f"{name}_backward", "mm", "mm"]
+
+
+@contextmanager
+def called() -> Iterator[list[str]]:
+    """The names of the kernels' ops, in order, when the block ends."""
+    names: list[str] = []
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        yield names
+    found = [e.name.removeprefix("tk::") for e in profile.events() if e.name.startswith("tk::")]
+    names += [name for name in found if "linear_cross_entropy" not in name]
 
 
 def test_blocks_of_rows_take_three_products_each(products: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,11 @@
 """The op behind ``tk.linear_cross_entropy``: the cross entropy of ``input @ linear_weight.T + linear_bias``, of whose
 logits no more than a block is in memory at a time.
 
-A block is all rows by some classes, in float32. So each block of the weight's gradient is one product over all rows,
-which is rounded once. The backward computes the logits again, which is one product of four. It then serves any gradient
-of each row's loss, and nothing of the size of the weight waits between forward and backward. Of 16 bits, a block has
-its logits in float32 a part at a time.
+Where the logits and their gradient fit the budget they are one block, of which a kernel makes the loss of each row, and
+another one the gradient. Else a block is all rows by some classes, in float32. So each block of the weight's gradient
+is one product over all rows, which is rounded once. The backward computes the logits again, which is one product of
+four. It then serves any gradient of each row's loss, and nothing of the size of the weight waits between forward and
+backward. Of 16 bits, a block has its logits in float32 a part at a time.
 
 A sum or a mean whose logits fit the budget is worked out at once, and its gradients with it: three products. The
 backward only multiplies them by the gradient of the loss. float32 takes several blocks of rows, which add to the
@@ -86,6 +87,10 @@ def _forward(
     mode: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, classes = input.shape[0], linear_weight.shape[0]
+    if config < 0 and _rows_at_once(input, classes) >= rows:
+        return _rows_of_one_block(
+            input, linear_weight, target, linear_bias, weight, ignore_index, label_smoothing, mode
+        )
     if target.is_cuda:  # the host does not wait: a wrong one ends the process's context, as in ATen
         torch._assert_async(_is_right(target, classes, ignore_index).all())
     log_sum = input.new_full((rows,), -torch.inf, dtype=torch.float32)
@@ -132,8 +137,11 @@ def _gradients(
     label_smoothing: float,
     needs: Sequence[bool],
     mode: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     classes = linear_weight.shape[0]
+    if _rows_at_once(input, classes) >= input.shape[0]:
+        given = (input, linear_weight, target, linear_bias, weight, ignore_index, label_smoothing)
+        return _gradients_of_one_block(grad, *given, needs, mode)
     needs_input, needs_weight, needs_bias = needs
     _, grad_weight, grad_bias = _empty_gradients(input, linear_weight, (False, needs_weight, needs_bias))
     grad_input = input.new_zeros(input.shape if needs_input else 0, dtype=torch.float32)
@@ -297,11 +305,10 @@ def _loss_and_gradients(
     is_mean: bool,
     needs: Sequence[bool],
     mode: int = 0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """In blocks of rows; more than one of float32 alone."""
     rows, classes = input.shape[0], linear_weight.shape[0]
-    needs_input, needs_weight, needs_bias = needs
-    grad_input, grad_weight, grad_bias = _empty_gradients(input, linear_weight, needs)
+    gradients = _empty_gradients(input, linear_weight, needs)
     weight = None if weight is None else weight.float()
     n = _rows_at_once(input, classes) or max(1, rows)
     factor = None if weight is None and n >= rows else _of_each_row(target, weight, ignore_index, is_mean)
@@ -315,20 +322,77 @@ def _loss_and_gradients(
             )
             losses.append(loss)
             del logits  # before the gradient's copy of 16 bits is there
-            if needs_bias:
-                of_bias = torch.ops.tk.column_sum(g, -1, mode)
-                grad_bias = grad_bias.copy_(of_bias) if start == 0 else grad_bias.add_(of_bias)
-            g = g.to(input.dtype)
-            if needs_weight and start == 0:
-                _mm_out(g.t(), x, None, *_settings(mode), out=grad_weight)
-            elif needs_weight:
-                _addmm_out(grad_weight, g.t(), x, 1.0, 1.0, *_settings(mode), out=grad_weight)
-            if needs_input:
-                _mm_out(g, linear_weight, None, *_settings(mode), out=grad_input[start : start + n])
+            _put_products(gradients, g, x, linear_weight, needs, start, mode)
             del g
-    if factor is None:
-        return losses[0], grad_input, grad_weight, grad_bias
-    return torch.cat(losses).sum() * factor, grad_input, grad_weight, grad_bias
+    return losses[0] if factor is None else torch.cat(losses).sum() * factor, *gradients
+
+
+def _put_products(
+    gradients: tuple[Tensor, ...],
+    g: Tensor,
+    x: Tensor,
+    linear_weight: Tensor,
+    needs: Sequence[bool],
+    start: int,
+    mode: int,
+) -> None:
+    """What the gradient of a block's logits comes to. start: its first row; the block of the first row is put where
+    those of others are added."""
+    grad_input, grad_weight, grad_bias = gradients
+    needs_input, needs_weight, needs_bias = needs
+    if needs_bias:
+        of_bias = torch.ops.tk.column_sum(g, -1, mode)
+        grad_bias.copy_(of_bias) if start == 0 else grad_bias.add_(of_bias)
+    g = g.to(x.dtype)
+    if needs_weight and start == 0:
+        _mm_out(g.t(), x, None, *_settings(mode), out=grad_weight)
+    elif needs_weight:
+        _addmm_out(grad_weight, g.t(), x, 1.0, 1.0, *_settings(mode), out=grad_weight)
+    if needs_input:
+        _mm_out(g, linear_weight, None, *_settings(mode), out=grad_input[start : start + x.shape[0]])
+
+
+def _rows_of_one_block(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    *numbers: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As _forward, of which _gradients then needs neither of the two numbers. numbers: ignore_index, label_smoothing
+    and the mode."""
+    *settings, mode = numbers
+    with torch._C._DisableAutocast():
+        logits = _logits(input, linear_weight, linear_bias, slice(None), mode)
+        if weight is None:
+            loss = torch.ops.tk.cross_entropy_rows(logits, target, *settings, -1, mode)
+        else:
+            loss, _ = torch.ops.tk.cross_entropy_weighted(logits, target, weight.float(), *settings, -1, mode)
+        log_sum = torch.ops.tk.logsumexp(logits, -1, mode)
+    return loss, torch.zeros_like(log_sum), log_sum
+
+
+def _gradients_of_one_block(
+    grad: Tensor,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    needs: Sequence[bool],
+    mode: int,
+) -> tuple[Tensor, ...]:
+    gradients = _empty_gradients(input, linear_weight, needs)
+    weight = None if weight is None else weight.float()
+    with torch._C._DisableAutocast():
+        logits = _logits(input, linear_weight, linear_bias, slice(None), mode)
+        g = _gradient_of_rows(grad.contiguous(), logits, target, weight, ignore_index, label_smoothing, -1, mode)
+        del logits
+        _put_products(gradients, g, input, linear_weight, needs, 0, mode)
+    return gradients
 
 
 def _loss_and_its_gradient(
@@ -346,11 +410,18 @@ def _loss_and_its_gradient(
     grad = factor.expand(target.shape).contiguous()
     if weight is None:
         loss = ops.cross_entropy_rows(logits, target, *settings)
-        return loss, ops.cross_entropy_rows_backward(grad, logits, target, *settings)
-    loss, of_class = ops.cross_entropy_weighted(logits, target, weight, *settings)
-    # The classes' weights do not depend on the logits: of_class stands for its gradient, which counts for nothing.
-    g, _ = ops.cross_entropy_weighted_backward(grad, of_class, logits, target, weight, *settings)
-    return loss, g
+    else:
+        loss, _ = ops.cross_entropy_weighted(logits, target, weight, *settings)
+    return loss, _gradient_of_rows(grad, logits, target, weight, *settings)
+
+
+def _gradient_of_rows(grad: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, *settings: Any) -> Tensor:
+    """Of the logits, by that of each row's loss."""
+    if weight is None:
+        return torch.ops.tk.cross_entropy_rows_backward(grad, logits, target, *settings)
+    # The classes' weights do not depend on the logits: that of each row is given grad too, which counts for nothing.
+    g, _ = torch.ops.tk.cross_entropy_weighted_backward(grad, grad, logits, target, weight, *settings)
+    return g
 
 
 def _of_each_row(target: Tensor, weight: Tensor | None, ignore_index: int, is_mean: bool) -> Tensor:
