@@ -29,7 +29,7 @@ from tk.codegen.scheduling import combo
 from tk.codegen.scheduling.context import Context, scratch_buffers
 from tk.codegen.scheduling.kinds import Beside, choices, kind_of, schedule, secondary_settings
 from tk.codegen.scheduling.schedule import Scheduled
-from tk.codegen.scheduling.settings import GENERAL, GENERAL_DTYPES, SELDOM_CALLED, Setting, kept
+from tk.codegen.scheduling.settings import FOR_SMALL, GENERAL, GENERAL_DTYPES, SELDOM_CALLED, Setting, kept
 from tk.codegen.tile import ALIGNED, GATHERED, LAYOUTS, ROWS, STRIDED, Layout, is_for, laid_out
 from tk.codegen.tracing import derivatives, random
 from tk.codegen.tracing.backward import backward_traces
@@ -39,10 +39,6 @@ from tk.generated.declare import Declared
 from tk.generated.signature import Signature
 
 ARCHITECTURES = (80, 90)
-# Ops of the package that do what another of all settings does but for a result, and that are called for what is small:
-# there is room for a block for every length of short rows alone, of so many rows.
-FOR_SMALL = frozenset({"row_max"})
-ROWS_FOR_SMALL = frozenset({2, 8, 32, 64, 128})
 LAYOUT_BY_NAME: Mapping[str, Layout] = {layout.name: layout for layout in LAYOUTS}
 
 
@@ -195,9 +191,11 @@ class Generated(OpRecord):
 
     def _is_everywhere(self, graph: Graph, point: Point, setting: Setting, way: str, place: int) -> bool:
         """Whether an architecture on which nothing was measured has it, and fp16, and an op that is seldom called: the
-        wheel has no room for all, nor for twice all. A reduction that is split there is so in every merged layout."""
-        has_split = any(not p.are_rows for p in graph.parts) and LAYOUT_BY_NAME[point.layout].merged and way == "whole"
-        return (place == 0 or setting.everywhere) and not has_split
+        wheel has no room for all, nor for twice all. A reduction that is split there is so in every merged layout but
+        the one that takes most: of few elements one launch is faster."""
+        has_split = any(not p.are_rows for p in graph.parts) and way == "whole"
+        is_left_out = has_split and LAYOUT_BY_NAME[point.layout].merged and point.layout != ROWS.name
+        return (place == 0 or setting.everywhere) and not is_left_out
 
     def _is_general(self, graph: Graph) -> bool:
         """Whether it has a single setting of each layout that asks for no alignment, and those that are everywhere."""
@@ -232,8 +230,7 @@ class Generated(OpRecord):
             if (self._is_general(graph) and is_more) or (setting.narrow and _is_wide(graph)):
                 return None
             has_few = point.arch < 90 or "fp16" in graph.trace.dtypes.values() or self.name in SELDOM_CALLED
-            if self.name in FOR_SMALL:
-                has_few |= setting.vectors or setting.p not in ROWS_FOR_SMALL
+            has_few |= self.name in FOR_SMALL and not setting.is_for_small
             if has_few and not self._is_everywhere(graph, point, setting, way, at):
                 return None
             return self.plan(graph, LAYOUT_BY_NAME[point.layout], setting, way)

@@ -142,8 +142,8 @@ def is_for(kernel: Kernel, layout: Layout) -> bool:
 
 def _turned(kernel: Kernel, tile: Tile) -> Tile:
     """Read along the other dimension; itself where nothing of it can be."""
-    along_rows = any(v.op in ("scan", "sort") for v in kernel.values)
-    if tile.walk or along_rows or tile.reduced is None or not kernel.kept:
+    is_sorted = any(v.op == "sort" for v in kernel.values)
+    if tile.walk or is_sorted or tile.reduced is None or not kernel.kept:
         return tile
     if tile.reduced == "q":
         return Tile(kernel.reduced, kernel.kept[-1:], kernel.kept[:-1], "p")

@@ -67,6 +67,23 @@ def test_programs_share_a_row(fn: Callable[..., Any], lie: str) -> None:
         assert len(compare(made_of(fn, "M, N"), fn(x.double()), x, only=f"{layout} long_")) == 1
 
 
+def places(x):
+    return x.argmax(-1), x.argmin(-1)
+
+
+@pytest.mark.parametrize("lie", ["in rows", "in columns"])
+def test_programs_share_the_search_for_an_extreme(lie: str) -> None:
+    """The first of equal ones, in whichever part of a row it is; NaN before all numbers; nothing but infinities."""
+    x = torch.randint(-50, 50, (4, LONG[1]), generator=torch.Generator().manual_seed(0)).float()
+    x[1, 9_000:] = float("inf")
+    x[1, 12_345], x[1, 16_000] = float("nan"), float("nan")
+    x[2], x[3] = float("-inf"), float("inf")
+    wanted = places(x)
+    x = x.T.contiguous().T if lie == "in columns" else x
+    for layout in ("gathered", "columns"):
+        assert len(compare(made_of(places, "M, N"), wanted, x, only=f"{layout} long_")) == 1
+
+
 def test_means_of_many_steps() -> None:
     """A lane's mean is rounded at every step, and to what it counts from if that is as far away as an element."""
     made, rows = made_of(moments, "M, N"), torch.randn(4, 6_000, generator=torch.Generator().manual_seed(0))

@@ -44,6 +44,18 @@ def test_scans_of_every_kind(layout: str) -> None:
         check("backward_cumsum", make(shape, torch.float32, layout))
 
 
+@pytest.mark.parametrize(("name", "length", "rows"), [("extremes", 1, 3), ("extremes", 18, 140), ("logsumexp", 5, 3)])
+def test_scans_along_columns(name: str, length: int, rows: int) -> None:
+    """Where memory runs along what is kept: a block of columns at a time, over blocks with a carry."""
+    x = special((1, length, rows)).transpose(1, 2)
+    assert any(v.startswith("columns") for v, _ in host.run_all(generated(f"running_{name}"), x))
+    check(f"running_{name}", x)
+
+
+def test_sums_from_the_end_of_columns() -> None:
+    check("backward_cumsum", make((2, 18, 3), torch.float32).transpose(1, 2))
+
+
 def test_extremes_of_equal_ones_and_nan() -> None:
     check("running_extremes", special((6, 40)), at_least=3)
     check("running_extremes", torch.randint(-3, 3, (6, 40)), at_least=3)

@@ -9,16 +9,18 @@ parts depend on how many rows there are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import sympy
 from torch.utils._sympy.functions import FloorDiv
 
 from tk.codegen import index as ix
-from tk.codegen.ir import FLOATS
+from tk.codegen.ir import FLOATS, value_symbol
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy, Reduction, reduction
 from tk.codegen.lowering.runs import by_sums
 
+EXTREME_AT = {"argmax": "max", "argmin": "min"}
 IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True, "xor": 0}
 
 
@@ -67,9 +69,25 @@ class Splitter:
         cut = wide[-1] if self.rows else wide[0]
         parts = self._parts(node, node.operand.shape[cut])
         chunk = FloorDiv(node.operand.shape[cut] + parts.symbol - 1, parts.symbol)
-        pieces = self._pieces(node, cut, parts, chunk)
-        partial = self._keep(reduction(node.kind, pieces, [d + 1 for d in node.dims], node.dtype))
+        pieces, dims = self._pieces(node, cut, parts, chunk), [d + 1 for d in node.dims]
+        if node.kind in EXTREME_AT:
+            return self._place(node, pieces, dims, chunk)
+        partial = self._keep(reduction(node.kind, pieces, dims, node.dtype))
         return self._keep(reduction(node.kind, partial, [0], node.dtype))
+
+    def _place(self, node: Reduction, pieces: Lazy, dims: Sequence[int], chunk: sympy.Expr) -> Lazy:
+        """Where the extreme is: of each part the extreme and its place, then the first part that has it. What lies
+        past the end comes after all that is as small."""
+        extremes = self._keep(reduction(EXTREME_AT[node.kind], pieces, dims, pieces.dtype))
+        places = self._keep(reduction(node.kind, pieces, dims, node.dtype))
+        first = self._keep(reduction(node.kind, extremes, [0], node.dtype))
+
+        def read(e: Emitter, index: Index) -> int:
+            part = e.read(first, index)
+            place = e.read(places, (value_symbol(part), *index))
+            return e.op("add", node.dtype, e.op("mul", node.dtype, part, e.index(chunk)), place)
+
+        return Lazy(node.shape, node.dtype, read)
 
     def _keep(self, node: Reduction) -> Reduction:
         self.own.append(node)
@@ -86,10 +104,10 @@ class Splitter:
         return wanted
 
     def _is_splittable(self, node: Reduction) -> bool:
-        """Rows, or else columns and everything, of kinds whose parts combine by the kind itself. What another reduction
-        has left is little already."""
+        """Rows, or else columns and everything. What another reduction has left is little already, and a place in
+        several dimensions is none along the one that is cut."""
         assert node.operand is not None
-        if node.kind in ("argmax", "argmin") or isinstance(node.operand, Reduction) or not node.sizes:
+        if isinstance(node.operand, Reduction) or not node.sizes or (node.kind in EXTREME_AT and len(node.sizes) > 1):
             return False
         wide = [d for d, s in enumerate(node.operand.shape) if s != 1]
         are_rows = wide[-1] in node.dims and not all(d in node.dims for d in wide)
@@ -116,7 +134,7 @@ class Splitter:
 def _neutral(kind: str, dtype: str) -> float | int | bool:
     if kind in IDENTITY:
         return IDENTITY[kind]
-    is_low = kind == "max"
+    is_low = kind in ("max", "argmax")
     if dtype in FLOATS:
         return float("-inf") if is_low else float("inf")
     if dtype == "u8":

@@ -26,6 +26,9 @@ WALK_REDUCTION = 250_000  # ps, of a walk that waits for a sum over the row
 WALK_REGISTERS = 40, 6  # of a thread, and for each element that it has of a block
 STRIDED = 75  # instructions of an access whose place is put together from all strides
 SECTOR = 32  # bytes that memory moves at once
+LINE = 128  # bytes that a warp's access has of the L1 cache in a cycle: of what lies apart it takes one for each lane
+REUSED = 16  # of which a block's lines take so much less that it uses whole
+LINE_TIME = 100  # 1/1024 ps, of a line when all multiprocessors take theirs, shared out to the 32 elements of a warp
 ROW_BY_AXES = 500_000  # ps, of a launch whose rows have a stride for every axis
 L2_KEPT, L2_LOST = 16 << 20, 40 << 20  # of the rows under way a loop finds all again, and nothing of so many more
 INSTRUCTIONS: Mapping[str, int] = {
@@ -34,11 +37,19 @@ INSTRUCTIONS: Mapping[str, int] = {
     "log1p": 25, "random": 40, "constant": 0, "number": 0, "index": 2,
 }  # fmt: skip
 
+TURNED = 8  # instructions for an element of a block that is turned by way of shared memory
 LOOK_BACK = 9_000  # picoseconds of a program that looks back, beside all else
 REALIGNED = 5  # instructions for an element of a load or store of a realigned row
 # Of what has one value a column: neighbours in one load; by itself, beside vectors or one row with a step.
 COLUMN = 5, 16
-SCANNED = 10  # instructions for an element of a scan
+# Of a scan, by what it puts together: instructions for an element in a stage, and picoseconds that a block waits for
+# every element that a thread has of it. In a vector neighbours are one thread's.
+COMBINED: Mapping[str, int] = {"sum": 12, "prod": 12, "max": 45, "min": 45, "logaddexp": 120}
+COMBINED_OWN = 25  # by a function of the user's
+SCAN_WAIT = 240_000
+COLUMN_WAIT = 15_000, 80_000  # the same where a thread has the whole column; of logarithms
+SEARCHED, SEARCH_WAIT = 1_000, 4_500_000  # instructions for an element, and picoseconds, of a search in thousands
+IN_ORDER = 8  # elements that a thread has in a row where it loads vectors
 EXCHANGE: Mapping[str, int] = {"i32": 8, "i64": 18}  # instructions for an element in a stage of a sort
 MERGED = 10  # picoseconds for an element in a merge of runs
 # Picoseconds of a pass over as many rows as a multiprocessor sorts at once by digits, and for each warp of a row more.
@@ -109,6 +120,7 @@ class Cost:
         reductions = work.reductions * (1 + (setting.vectors and setting.p > 1))
         reductions += len(along.scans(self.kernel)) * (4 if looped else 1)
         issued = full * (instructions * INSTRUCTION // 1024 + reductions * setting.warps * passes * REDUCTION)
+        issued += elements * self._lines(setting) * LINE_TIME // 1024
         waves = ceil_div(programs, device.sm_count * resident)
         waited = waves * (START * (1 + passes) + blocks * (passes * self.waits(setting)))
         more = self.more(setting, elements, programs) + ROW_BY_AXES * self.layout.pitched
@@ -135,8 +147,10 @@ class Cost:
 
     def waits(self, setting: Setting) -> int:
         """For the loads of a block."""
-        in_vectors = self.layout.aligned or setting.vectors or setting.realigned
-        return BLOCK if in_vectors else BLOCK * 3 // 2
+        return BLOCK if self._in_vectors(setting) else BLOCK * 3 // 2
+
+    def _in_vectors(self, setting: Setting) -> bool:
+        return self.layout.aligned or setting.vectors or setting.realigned
 
     def instructions(self, setting: Setting) -> int:
         """For each element of a block: what is computed, and what loads and stores take."""
@@ -146,9 +160,44 @@ class Cost:
             access, of_column = 12 + min(512 // setting.row, 16), COLUMN[is_single]
         if setting.vectors or setting.realigned:
             access = 2 if setting.vectors else REALIGNED
-        return self.work.computed + self.work.accesses * access + self.work.columns * of_column
+        turned = TURNED * sum(map(self._is_turned, self.work.written))
+        return self.work.computed + self.work.accesses * access + self.work.columns * of_column + turned
 
     # --- Bytes ---
+
+    def _lines(self, setting: Setting) -> Expr:
+        """Lines of the L1 cache that the accesses of 32 elements take beside one each. A warp has elements that are
+        neighbours along q, and of short rows those of several."""
+        total = as_expr(0)
+        if self.layout.dense:
+            return total
+        along_q = min(32, setting.row)
+        for v in (*self.work.read, *self.work.written):
+            steps = None if self._is_turned(v) else self._steps(v)
+            if steps is None:
+                continue
+            size = ITEMSIZE[self.kernel.buffer(v.buffer).dtype]
+            next_row = self._apart(self.tile.p, steps) * size
+            lines = maximum(minimum(self._apart(self.tile.q, steps) * size, LINE) * along_q // LINE, 1)
+            if along_q < 32 and self.tile.p:
+                lines = lines * maximum(minimum(next_row, LINE) * (32 // along_q) // LINE, 1)
+            lines = lines - 1
+            if setting.p * size >= LINE:  # a program's other rows have the rest of each line, while it is there
+                lines = select(next_row == size, lines // REUSED, lines)
+            total = total + lines
+        return total
+
+    def _is_turned(self, v: ir.Value) -> bool:
+        """Whether a block is turned before it is written."""
+        return self.layout.across and v.op == "store"
+
+    def _steps(self, v: ir.Value) -> dict[str, Expr] | None:
+        """How far apart neighbours along each axis lie, in elements; None where that depends on what is read."""
+        factors = coefficients(v, self.kernel.axes)
+        if factors is None:
+            return None
+        buffer = self.kernel.buffer(v.buffer)
+        return {a.name: self.context.step(buffer, of) for a, of in zip(self.kernel.axes, factors, strict=True)}
 
     def _bytes(self, accesses: Sequence[ir.Value], setting: Setting) -> Expr:
         """Of memory that is moved for an element."""
@@ -162,13 +211,11 @@ class Cost:
         the block find it in the L1 cache, if half as well."""
         buffer = self.kernel.buffer(v.buffer)
         size = ITEMSIZE[buffer.dtype]
-        is_turned = self.layout.across and v.op == "store"  # the block, before it is written
-        if self.layout.dense or is_turned:
+        if self.layout.dense or self._is_turned(v):
             return as_expr(size)
-        factors = coefficients(v, self.kernel.axes)
-        if factors is None:
+        steps = self._steps(v)
+        if steps is None:
             return as_expr(size)
-        steps = {a.name: self.context.step(buffer, of) for a, of in zip(self.kernel.axes, factors, strict=True)}
         found = self._apart(self.tile.q, steps) * size
         next_row = self._apart(self.tile.p, steps) * size
         if self.tile.p:  # a block's part of a row takes whole sectors, but for what the next row has of them
@@ -216,10 +263,19 @@ class Cost:
         reductions = [v for v in self.kernel.values if v.op == "reduce"]
         computed = sum(INSTRUCTIONS.get(v.op, 1) for v in inside if v.op not in ("load", "store"))
         computed += sum(5 if v.data in ("argmax", "argmin") else 2 for v in reductions)
-        computed += SCANNED * len({along.scan_key(v) for v in along.scans(self.kernel)})
         passes = loops(self.kernel, self.tile)
         return Work(tuple(read.values()), tuple(written.values()), computed,
                     len(accesses) - len(columns), len(columns), len(reductions), passes)  # fmt: skip
+
+
+class SearchCost(Cost):
+    """Of a dozen steps, each of which reads from somewhere else. It is not known how many there are."""
+
+    def instructions(self, setting: Setting) -> int:
+        return super().instructions(setting) + SEARCHED
+
+    def waits(self, setting: Setting) -> int:
+        return super().waits(setting) + SEARCH_WAIT
 
 
 class WalkCost(Cost):
@@ -246,8 +302,40 @@ class WalkCost(Cost):
 
 
 class ScanCost(Cost):
+    @cached_property
+    def scans(self) -> tuple[ir.Scanned, ...]:
+        """Each once: of a running extreme its value and its place are one."""
+        found = {along.scan_key(v): v.data for v in along.scans(self.kernel)}
+        return tuple(found.values())
+
+    def instructions(self, setting: Setting) -> int:
+        stages, by = self.stages(setting)
+        own = sum(COMBINED_OWN if s.combine else COMBINED[s.kind] for s in self.scans)
+        return super().instructions(setting) + own * stages // by
+
+    def stages(self, setting: Setting) -> tuple[int, int]:
+        """How often an element is put together with others, as a fraction: a thread does so with what it has in a row,
+        a warp by a shuffle for each power of two of its lanes."""
+        by = IN_ORDER if self._in_vectors(setting) else 1
+        return by + min(32, setting.row).bit_length() - 1, by
+
+    def waits(self, setting: Setting) -> int:
+        each = setting.p * setting.row // (32 * setting.warps)
+        hidden = [2 if self._in_vectors(setting) and s.kind != "logaddexp" else 1 for s in self.scans]
+        return super().waits(setting) + sum(SCAN_WAIT * each // by for by in hidden)
+
     def more(self, setting: Setting, elements: Expr, programs: Expr) -> Expr:
         return programs * LOOK_BACK + 4_000_000 if setting.spread else super().more(setting, elements, programs)
+
+
+class OuterScanCost(ScanCost):
+    """Along columns, each of which is one thread's."""
+
+    def stages(self, setting: Setting) -> tuple[int, int]:
+        return 1, 1
+
+    def waits(self, setting: Setting) -> int:
+        return Cost.waits(self, setting) + sum(COLUMN_WAIT[s.kind == "logaddexp"] * setting.p for s in self.scans)
 
 
 class SortCost(Cost):

@@ -15,7 +15,7 @@ from tk.codegen.printing.body import VECTOR
 from tk.codegen.printing.printer import ScanFunctionPrinter, SortFunctionPrinter, WalkFunctionPrinter
 from tk.codegen.scheduling import sorts
 from tk.codegen.scheduling.context import Context, half
-from tk.codegen.scheduling.cost import DigitsCost, RunsCost, ScanCost, SortCost, WalkCost
+from tk.codegen.scheduling.cost import DigitsCost, OuterScanCost, RunsCost, ScanCost, SearchCost, SortCost, WalkCost
 from tk.codegen.scheduling.schedule import Scheduled
 from tk.codegen.scheduling.settings import Setting, settings_of
 from tk.codegen.tile import ROWS, Layout, Tile, choose_tile, coefficients, is_for, laid_out
@@ -73,6 +73,18 @@ class Scan(Scheduled):
             found[name] = Scratch(len(self.context.scratch) + len(self.buffers), dtype)
             self.buffers.append(Buffer(count * ITEMSIZE[dtype]))
         return found
+
+
+class OuterScan(Scheduled):
+    """Of columns: a thread has neighbours along one, and no other thread any of it."""
+
+    cost_model = OuterScanCost
+
+
+class Search(Scheduled):
+    """Of a place for each element."""
+
+    cost_model = SearchCost
 
 
 class Sort(Scheduled):
@@ -179,6 +191,10 @@ def has_rows(kernel: ir.Kernel, tile: Tile) -> bool:
     return False
 
 
+def _searches(kernel: ir.Kernel) -> bool:
+    return any(v.op == "search" for v in kernel.values)
+
+
 # --- The table ---
 
 
@@ -208,7 +224,9 @@ KINDS = (
     Kind("top", lambda kernel, tile: bool(along.sorts(kernel) and along.limits(kernel)), Top, _of_rows, "sort"),
     Kind("sort", lambda kernel, tile: bool(along.sorts(kernel)), Sort, _of_rows, "sort"),
     Kind("scan", lambda kernel, tile: tile.reduced == "q" and bool(along.scans(kernel)), Scan, _of_scan),
+    Kind("outer_scan", lambda kernel, tile: tile.reduced == "p" and bool(along.scans(kernel)), OuterScan),
     Kind("walk", lambda kernel, tile: tile.walk, Walk),
+    Kind("search", lambda kernel, tile: tile.reduced is None and _searches(kernel), Search, _of_rows),
     Kind("rows", lambda kernel, tile: tile.reduced is None and bool(tile.p)),
     Kind("flat", lambda kernel, tile: tile.reduced is None),
     Kind("outer", lambda kernel, tile: tile.reduced == "p"),

@@ -66,6 +66,10 @@ class Setting:
         return self.q * self.segments
 
     @property
+    def is_for_small(self) -> bool:
+        return not self.vectors and self.p in (2, 8, 32, 64, 128)
+
+    @property
     def config(self) -> Config:
         params = {"p": self.p, "q": self.row, "num_warps": self.warps, "looped": self.looped}
         params |= {n: getattr(self, n) for n, usual in UNUSUAL.items() if getattr(self, n) != usual}
@@ -95,6 +99,12 @@ SETTINGS: Table = {
         "pitched": (Setting(4, 512, 4), Setting(32, 64, 4)),
         "gathered": (Setting(1, 512, 4), Setting(16, 64, 4), Setting(512, 4, 4, everywhere=True)),
         "strided": (Setting(32, 32, 4),),
+    },
+    # Every step of a search waits for the one before, and takes a line for each element: few to a thread.
+    "search": {
+        "rows": (Setting(1, 256, 4), Setting(64, 4, 4)),
+        "gathered": (Setting(1, 256, 4), Setting(64, 4, 4, everywhere=True)),
+        "strided": (Setting(1, 256, 4),),
     },
     "inner": {
         "aligned": (
@@ -186,6 +196,15 @@ SETTINGS: Table = {
         "gathered": (Setting(1, 2048, 4, True), Setting(128, 16, 4, everywhere=True), Setting(32, 64, 4)),
         "strided": (Setting(16, 64, 4, True),),
     },
+    # Of columns, each of which is one thread's.
+    "outer_scan": {
+        "aligned": (Setting(16, 128, 4, True),),
+        "rows": (Setting(16, 128, 4, True),),
+        "pitched": (Setting(16, 128, 4, True),),
+        "gathered": (Setting(16, 128, 4, True),),
+        "columns": (Setting(16, 128, 4, True), Setting(4, 512, 4, True, everywhere=True)),
+        "strided": (Setting(32, 32, 4, True),),
+    },
     # A warp sorts up to 512 elements without a barrier. These kernels take long to compile and wait for no memory:
     # vector loads would gain nothing, and what has strides of its own is sorted in runs.
     "sort": {
@@ -225,6 +244,10 @@ SELDOM_CALLED = frozenset({
     "row_norm", "row_prod", "row_amax_backward", "logsumexp_backward", "cross_entropy_sum",
     "cross_entropy_sum_backward",
 })  # fmt: skip
+
+# Ops of the package that are called for what is small, and for all else give way to another of all settings: there is
+# room for blocks of several short rows alone.
+FOR_SMALL = frozenset({"row_max"})
 
 # Ops of the package whose rows are seldom both few and long, and are not split over programs: no room in the wheel.
 SHORT_ROWS = frozenset({
