@@ -184,6 +184,14 @@ def test_convolutions_come_with_both_gradients_of_every_kind_of_kernel(on_h100: 
     assert gradients | {"weight_grad_depthwise", "weight_grad_slide", "conv_tma", "conv_pointer"} <= ran
 
 
+def test_launches_that_differ_in_their_addresses_alone_are_run_once(on_h100: None) -> None:
+    """An input's gradient with a stride of 8 is a launch for each of 64 remainders. Their places in memory are aligned
+    in eight ways, and the weight's taps in two."""
+    _, of_input, _ = _verified._of_convolution(_verified.GEOMETRIES[7], torch.bfloat16, None, False, "cpu")
+    problems = [d.problem for d in described_gpu.describe_all(of_input.run) if d.problem.op == "conv"]
+    assert len(problems) == 64 and len({_verified._seen(p) for p in problems}) <= 16
+
+
 # In a process of its own, where no test has loaded another pack.
 LEFT_OUT = """
 from functools import partial
