@@ -51,7 +51,8 @@ ATOMIC = {"add": ("fp32", "fp64", "i32", "i64"), "max": ("i32", "i64"), "min": (
 # How many elements "..." has, and the three dimensions that it is at run time.
 LEADING = sympy.Symbol("leading", integer=True, positive=True)
 LEADING_SIZES = tuple(sympy.Symbol(f"leading_{d}", integer=True, positive=True) for d in range(3))
-REDUCE = ("sum", "prod", "max", "min", "any", "all", "xor", "argmax", "argmin", "mean", "m2")
+PLACES = ("argmax", "argmin")
+REDUCE = ("sum", "prod", "max", "min", "any", "all", "xor", *PLACES, "mean", "m2")
 ARITY: Mapping[str, int] = {
     **dict.fromkeys(UNARY, 1), **dict.fromkeys(BINARY, 2), **dict.fromkeys(COMPARE, 2), **dict.fromkeys(TEST, 1),
     "random": 2, "where": 3, "cast": 1, "bitcast": 1, "reduce": 1, "fold": 1, "constant": 0, "number": 0, "index": 0,
@@ -417,7 +418,7 @@ def _dtype_problem(v: Value, dtypes: list[str]) -> str:
     if v.op == "reduce":
         if v.data not in REDUCE:
             return "no such reduction"
-        is_position = v.data in ("argmax", "argmin")
+        is_position = v.data in PLACES
         return "" if v.dtype == ("i64" if is_position else dtypes[0]) else f"reduces {dtypes[0]}"
     if v.op == "fold":
         return "" if v.data == "sum" and v.dtype == dtypes[0] else f"adds up {dtypes[0]} by {v.data}"

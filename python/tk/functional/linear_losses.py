@@ -11,7 +11,16 @@ from torch import Tensor
 
 from tk import errors
 from tk._arguments import number, whole
-from tk.functional._call import AUTOCAST_TO_FLOAT32, Config, check_tensor, needs, one_device, product, taken
+from tk.functional._call import (
+    AUTOCAST_TO_FLOAT32,
+    Config,
+    check_tensor,
+    needs,
+    needs_gradient,
+    one_device,
+    product,
+    taken,
+)
 from tk.functional.losses import cross_entropy
 from tk.heuristics import overrides
 from tk.ops._register import cast
@@ -106,7 +115,8 @@ def linear_cross_entropy(
         logits = F.linear(input, *_matrix(linear_weight, linear_bias)).reshape(logits_shape)
         return F.cross_entropy(logits, target, weight, None, ignore_index, None, reduction, label_smoothing)
     # Logits of DTensors are sharded, and no rank has all of them.
-    needs_more = linear_weight.shape[0] == 0 or _has_gradient(weight) or is_distributed(input)
+    trains_weight = weight is not None and needs_gradient(weight)
+    needs_more = linear_weight.shape[0] == 0 or trains_weight or is_distributed(input)
     if has_probabilities or linear_weight.dim() > 2 or needs_more:
         logits = linear(input, *_matrix(linear_weight, linear_bias)).reshape(logits_shape)
         return cross_entropy(
@@ -129,10 +139,6 @@ def linear_cross_entropy(
     elif number_of >= 0:
         loss = total_of_rows(loss, at, weight, ignore_index, reduction == "mean")
     return loss.to(torch.float32 if is_autocast else input.dtype)
-
-
-def _has_gradient(weight: Tensor | None) -> bool:
-    return weight is not None and weight.requires_grad and torch.is_grad_enabled()
 
 
 def _matrix(linear_weight: Tensor, linear_bias: Tensor | None) -> tuple[Tensor, Tensor | None]:

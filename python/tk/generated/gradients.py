@@ -122,9 +122,9 @@ def _keep_mean(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor])
 
 
 def _of_variance(ctx: Any, grad: Tensor | None, grad_mean: Tensor | None) -> Any:
-    """Of (bessel · var) ** power. As in ATen a standard deviation of 0 has the gradient 0. A mean of no elements has
-    none to give, and a result without a gradient takes no part. What is of x's size is in its dtype, as in ATen: a
-    pass more over wider elements would take as long as all of it."""
+    """Of (bessel · var) ** power, which is 1 or 0.5. As in ATen a standard deviation of 0 has the gradient 0. A mean of
+    no elements has none to give, and a result without a gradient takes no part. What is of x's size is in its dtype, as
+    in ATen: a pass more over wider elements would take as long as all of it."""
     x, found, mean = ctx.saved_tensors
     n = _reduced(x, mean)
     slope = shift = None  # of what deviates, and for every element
@@ -132,8 +132,7 @@ def _of_variance(ctx: Any, grad: Tensor | None, grad_mean: Tensor | None) -> Any
         slope = _wide(grad)
         if ctx.power != 1:
             result = _wide(found)
-            root = slope / result if ctx.power == 0.5 else slope * result ** (1 - 1 / ctx.power)
-            slope = root.masked_fill(result == 0, 0)
+            slope = (slope / result).masked_fill(result == 0, 0)
         slope = _over((slope * (2 * ctx.bessel * ctx.power / n)).to(x.dtype), x)  # one factor, one kernel
     if n and grad_mean is not None:
         shift = _over((_wide(grad_mean) / n).to(x.dtype), x)
@@ -216,25 +215,19 @@ def _keep_places(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 
 def _to_places(name: str) -> Callable[..., Any]:
-    """Of values that were picked along the last dimension: to where they came from. name: of torch's function, which
-    adds where a value may have been picked again and again."""
+    """Of values that were picked along the last dimension, or of a single one without a dimension of its own: to where
+    they came from. name: of torch's function, which adds where a value may have been picked again and again."""
 
     def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
         (index,) = ctx.saved_tensors
+        if grad.dim() < len(ctx.shape):
+            index, grad = index.unsqueeze(-1), grad.unsqueeze(-1)
         # A copy less in place, which a transform may refuse: zeros are of no batch where an index is.
         in_place = "" if torch._C._are_functorch_transforms_active() else "_"
         found = getattr(grad.new_zeros(ctx.shape), name + in_place)(-1, index, grad)
         return (found, *[None] * (ctx.n_inputs - 1))
 
     return backward
-
-
-def _to_place(ctx: Any, grad: Tensor, _: Any) -> Any:
-    """:func:`_to_places` of a single value, without a dimension of its own."""
-    (index,) = ctx.saved_tensors
-    in_place = "" if torch._C._are_functorch_transforms_active() else "_"
-    found = getattr(grad.new_zeros(ctx.shape), "scatter" + in_place)(-1, index.unsqueeze(-1), grad.unsqueeze(-1))
-    return (found, *[None] * (ctx.n_inputs - 1))
 
 
 def _keep_scan(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -285,7 +278,7 @@ FORMULAS: Mapping[str, Formula] = {
     "scatter_add": (_keep_index_of, _gather_back("gather")),
     "scatter_add_columns": (_keep_index_of, _gather_back("gather_columns")),
     "column_sum": (_keep_sizes, _to_dim(0)),
-    "row_max": (_keep_places, _to_place),
+    "row_max": (_keep_places, _to_places("scatter")),
     "row_mean": (_keep_sizes, _to_dim(-1, is_mean=True)),
     "row_norm": (_keep_norm, _of_norm),
     "row_prod": (_keep_factors, _of_product),

@@ -88,9 +88,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, classes = input.shape[0], linear_weight.shape[0]
     if config < 0 and _rows_at_once(input, classes) >= rows:
-        return _rows_of_one_block(
-            input, linear_weight, target, linear_bias, weight, ignore_index, label_smoothing, mode
-        )
+        numbers = (ignore_index, label_smoothing, -1, mode)
+        return _rows_of_one_block(input, linear_weight, target, linear_bias, weight, *numbers)
     if target.is_cuda:  # the host does not wait: a wrong one ends the process's context, as in ATen
         torch._assert_async(_is_right(target, classes, ignore_index).all())
     log_sum = input.new_full((rows,), -torch.inf, dtype=torch.float32)
@@ -140,8 +139,8 @@ def _gradients(
 ) -> tuple[Tensor, ...]:
     classes = linear_weight.shape[0]
     if _rows_at_once(input, classes) >= input.shape[0]:
-        given = (input, linear_weight, target, linear_bias, weight, ignore_index, label_smoothing)
-        return _gradients_of_one_block(grad, *given, needs, mode)
+        numbers = (ignore_index, label_smoothing, -1, mode)
+        return _gradients_of_one_block(grad, needs, input, linear_weight, target, linear_bias, weight, *numbers)
     needs_input, needs_weight, needs_bias = needs
     _, grad_weight, grad_bias = _empty_gradients(input, linear_weight, (False, needs_weight, needs_bias))
     grad_input = input.new_zeros(input.shape if needs_input else 0, dtype=torch.float32)
@@ -353,45 +352,31 @@ def _put_products(
 
 
 def _rows_of_one_block(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    *numbers: Any,
+    input: Tensor, linear_weight: Tensor, target: Tensor, *args: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As _forward, of which _gradients then needs neither of the two numbers. numbers: ignore_index, label_smoothing
-    and the mode."""
-    *settings, mode = numbers
+    """As _forward, of which _gradients then needs neither of the two numbers. args: linear_bias, weight, ignore_index,
+    label_smoothing, a config and the mode."""
+    linear_bias, weight, *numbers = args
+    weight = None if weight is None else weight.float()
     with torch._C._DisableAutocast():
-        logits = _logits(input, linear_weight, linear_bias, slice(None), mode)
-        if weight is None:
-            loss = torch.ops.tk.cross_entropy_rows(logits, target, *settings, -1, mode)
-        else:
-            loss, _ = torch.ops.tk.cross_entropy_weighted(logits, target, weight.float(), *settings, -1, mode)
-        log_sum = torch.ops.tk.logsumexp(logits, -1, mode)
+        logits = _logits(input, linear_weight, linear_bias, slice(None), numbers[-1])
+        loss = _loss_of_rows(logits, target, weight, *numbers)
+        log_sum = torch.ops.tk.logsumexp(logits, -1, numbers[-1])
     return loss, torch.zeros_like(log_sum), log_sum
 
 
 def _gradients_of_one_block(
-    grad: Tensor,
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    needs: Sequence[bool],
-    mode: int,
+    grad: Tensor, needs: Sequence[bool], input: Tensor, linear_weight: Tensor, target: Tensor, *args: Any
 ) -> tuple[Tensor, ...]:
+    """args: as of _rows_of_one_block."""
+    linear_bias, weight, *numbers = args
     gradients = _empty_gradients(input, linear_weight, needs)
     weight = None if weight is None else weight.float()
     with torch._C._DisableAutocast():
-        logits = _logits(input, linear_weight, linear_bias, slice(None), mode)
-        g = _gradient_of_rows(grad.contiguous(), logits, target, weight, ignore_index, label_smoothing, -1, mode)
+        logits = _logits(input, linear_weight, linear_bias, slice(None), numbers[-1])
+        g = _gradient_of_rows(grad.contiguous(), logits, target, weight, *numbers)
         del logits
-        _put_products(gradients, g, input, linear_weight, needs, 0, mode)
+        _put_products(gradients, g, input, linear_weight, needs, 0, numbers[-1])
     return gradients
 
 
@@ -408,15 +393,19 @@ def _loss_and_its_gradient(
         loss = ops.cross_entropy_sum(logits, target, *settings)
         return loss, ops.cross_entropy_sum_backward(one, logits, target, *settings)
     grad = factor.expand(target.shape).contiguous()
-    if weight is None:
-        loss = ops.cross_entropy_rows(logits, target, *settings)
-    else:
-        loss, _ = ops.cross_entropy_weighted(logits, target, weight, *settings)
+    loss = _loss_of_rows(logits, target, weight, *settings)
     return loss, _gradient_of_rows(grad, logits, target, weight, *settings)
 
 
+def _loss_of_rows(logits: Tensor, target: Tensor, weight: Tensor | None, *settings: Any) -> Tensor:
+    if weight is None:
+        return torch.ops.tk.cross_entropy_rows(logits, target, *settings)
+    loss, _ = torch.ops.tk.cross_entropy_weighted(logits, target, weight, *settings)
+    return loss
+
+
 def _gradient_of_rows(grad: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, *settings: Any) -> Tensor:
-    """Of the logits, by that of each row's loss."""
+    """Of the logits, by that of each row's loss, as _loss_of_rows has it."""
     if weight is None:
         return torch.ops.tk.cross_entropy_rows_backward(grad, logits, target, *settings)
     # The classes' weights do not depend on the logits: that of each row is given grad too, which counts for nothing.

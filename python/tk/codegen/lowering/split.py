@@ -16,11 +16,10 @@ import sympy
 from torch.utils._sympy.functions import FloorDiv
 
 from tk.codegen import index as ix
-from tk.codegen.ir import FLOATS, value_symbol
+from tk.codegen.ir import FLOATS, PLACES, value_symbol
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy, Reduction, reduction
 from tk.codegen.lowering.runs import by_sums
 
-EXTREME_AT = {"argmax": "max", "argmin": "min"}
 IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True, "xor": 0}
 
 
@@ -70,7 +69,7 @@ class Splitter:
         parts = self._parts(node, node.operand.shape[cut])
         chunk = FloorDiv(node.operand.shape[cut] + parts.symbol - 1, parts.symbol)
         pieces, dims = self._pieces(node, cut, parts, chunk), [d + 1 for d in node.dims]
-        if node.kind in EXTREME_AT:
+        if node.kind in PLACES:
             return self._place(node, pieces, dims, chunk)
         partial = self._keep(reduction(node.kind, pieces, dims, node.dtype))
         return self._keep(reduction(node.kind, partial, [0], node.dtype))
@@ -78,7 +77,7 @@ class Splitter:
     def _place(self, node: Reduction, pieces: Lazy, dims: Sequence[int], chunk: sympy.Expr) -> Lazy:
         """Where the extreme is: of each part the extreme and its place, then the first part that has it. What lies
         past the end comes after all that is as small."""
-        extremes = self._keep(reduction(EXTREME_AT[node.kind], pieces, dims, pieces.dtype))
+        extremes = self._keep(reduction(node.kind.removeprefix("arg"), pieces, dims, pieces.dtype))
         places = self._keep(reduction(node.kind, pieces, dims, node.dtype))
         first = self._keep(reduction(node.kind, extremes, [0], node.dtype))
 
@@ -107,7 +106,7 @@ class Splitter:
         """Rows, or else columns and everything. What another reduction has left is little already, and a place in
         several dimensions is none along the one that is cut."""
         assert node.operand is not None
-        if isinstance(node.operand, Reduction) or not node.sizes or (node.kind in EXTREME_AT and len(node.sizes) > 1):
+        if isinstance(node.operand, Reduction) or not node.sizes or (node.kind in PLACES and len(node.sizes) > 1):
             return False
         wide = [d for d, s in enumerate(node.operand.shape) if s != 1]
         are_rows = wide[-1] in node.dims and not all(d in node.dims for d in wide)

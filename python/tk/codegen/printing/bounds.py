@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import sympy
 
 from tk.codegen import index as ix
-from tk.codegen.ir import INTS, Kernel, Value, value_symbol, values_in
+from tk.codegen.ir import INTS, PLACES, Kernel, Value, value_symbol, values_in
 from tk.codegen.printing import debug
 
 
@@ -63,6 +63,6 @@ def _is_within(kernel: Kernel, expr: sympy.Expr, size: sympy.Expr) -> bool:
         return kernel.value(v.args[0]).dtype in INTS and _is_within(kernel, value_symbol(v.args[0]), size)
     if v.op == "where":
         return all(_is_within(kernel, value_symbol(a), size) for a in v.args[1:])
-    is_position = v.op == "reduce" and v.data in ("argmax", "argmin")
+    is_position = v.op == "reduce" and v.data in PLACES
     is_position |= v.op == "scan" and v.data.kind in ("max", "min") and v.data.part == 1
     return is_position and ix.same(ix.product([a.size for a in kernel.reduced]), size)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tk.codegen.ir import Kernel, Value, values_in
+from tk.codegen.ir import PLACES, Kernel, Value, values_in
 from tk.codegen.printing.accumulators import Accumulator, Online, Plain, Position, Welford
 from tk.codegen.printing.body import Body, Form
 from tk.codegen.printing.scans import ScanPrinter
@@ -153,7 +153,7 @@ class LoopPrinter:
                 continue
             elif v.data in ("mean", "m2"):
                 variances.setdefault(v.args[0], []).append(v)
-            elif v.data in ("argmax", "argmin"):
+            elif v.data in PLACES:
                 found.append(Position(body, v))
             else:
                 found.append(Plain(body, v))

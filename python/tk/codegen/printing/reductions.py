@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tk.codegen.ir import FLOATS, Value
+from tk.codegen.ir import FLOATS, PLACES, Value
 from tk.codegen.printing.body import Body
 from tk.codegen.printing.scalars import COMBINE, TL_DTYPES, identity
 
@@ -68,7 +68,7 @@ class BlockReductions:
             return
         nothing = identity(v.data, body.kernel.value(v.args[0]).dtype)
         inside = f"tl.where({body.reduced_mask}, {x}, {nothing})"
-        if v.data in ("argmax", "argmin"):
+        if v.data in PLACES:
             body.out(f"x{v.number} = {inside}")
             first_position(body, v, f"x{v.number}", str(body.reduced_dim))
             return

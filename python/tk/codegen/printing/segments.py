@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tk.codegen.ir import Value
+from tk.codegen.ir import PLACES, Value
 from tk.codegen.printing.body import EDGE, EDGES, VECTOR, Body, Lines
 from tk.codegen.printing.reductions import BlockReductions, combined, is_extreme, moments, past_the_last
 from tk.codegen.printing.scalars import COMBINE, identity
@@ -136,7 +136,7 @@ class SegmentPrinter:
         body, n = self.body, v.number
         nothing = identity(v.data, body.kernel.value(v.args[0]).dtype)
         self.repeat_line(lambda: f"{self._own('x', n)} = {self._inside(body.variable(v.args[0]), nothing)}")
-        if v.data in ("argmax", "argmin"):
+        if v.data in PLACES:
             self._position(v)
         else:
             self.out(f"v{n} = {self._over_row(f'x{n}', v.data)}")

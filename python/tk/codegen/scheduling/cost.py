@@ -166,26 +166,29 @@ class Cost:
     # --- Bytes ---
 
     def _lines(self, setting: Setting) -> Expr:
-        """Lines of the L1 cache that the accesses of 32 elements take beside one each. A warp has elements that are
-        neighbours along q, and of short rows those of several."""
+        """Lines of the L1 cache that the accesses of 32 elements take beside one each."""
         total = as_expr(0)
-        if self.layout.dense:
-            return total
-        along_q = min(32, setting.row)
         for v in (*self.work.read, *self.work.written):
-            steps = None if self._is_turned(v) else self._steps(v)
-            if steps is None:
-                continue
-            size = ITEMSIZE[self.kernel.buffer(v.buffer).dtype]
-            next_row = self._apart(self.tile.p, steps) * size
-            lines = maximum(minimum(self._apart(self.tile.q, steps) * size, LINE) * along_q // LINE, 1)
-            if along_q < 32 and self.tile.p:
-                lines = lines * maximum(minimum(next_row, LINE) * (32 // along_q) // LINE, 1)
-            lines = lines - 1
-            if setting.p * size >= LINE:  # a program's other rows have the rest of each line, while it is there
-                lines = select(next_row == size, lines // REUSED, lines)
-            total = total + lines
+            total = total + self._lines_of(v, setting)
         return total
+
+    def _lines_of(self, v: ir.Value, setting: Setting) -> Expr:
+        """A warp has elements that are neighbours along q, and of short rows those of several."""
+        if self._has_neighbours(v) or (steps := self._steps(v)) is None:
+            return as_expr(0)
+        along_q, size = min(32, setting.row), ITEMSIZE[self.kernel.buffer(v.buffer).dtype]
+        next_row = self._apart(self.tile.p, steps) * size
+        lines = maximum(minimum(self._apart(self.tile.q, steps) * size, LINE) * along_q // LINE, 1)
+        if along_q < 32 and self.tile.p:
+            lines = lines * maximum(minimum(next_row, LINE) * (32 // along_q) // LINE, 1)
+        lines = lines - 1
+        if setting.p * size >= LINE:  # a program's other rows have the rest of each line, while it is there
+            lines = select(next_row == size, lines // REUSED, lines)
+        return lines
+
+    def _has_neighbours(self, v: ir.Value) -> bool:
+        """Whether what lies beside each other in the block does in memory, whatever the strides."""
+        return self.layout.dense or self._is_turned(v)
 
     def _is_turned(self, v: ir.Value) -> bool:
         """Whether a block is turned before it is written."""
@@ -211,10 +214,7 @@ class Cost:
         the block find it in the L1 cache, if half as well."""
         buffer = self.kernel.buffer(v.buffer)
         size = ITEMSIZE[buffer.dtype]
-        if self.layout.dense or self._is_turned(v):
-            return as_expr(size)
-        steps = self._steps(v)
-        if steps is None:
+        if self._has_neighbours(v) or (steps := self._steps(v)) is None:
             return as_expr(size)
         found = self._apart(self.tile.q, steps) * size
         next_row = self._apart(self.tile.p, steps) * size
@@ -262,7 +262,7 @@ class Cost:
         columns = [v for v in accesses if not all(v.axes & d for d in dims)]
         reductions = [v for v in self.kernel.values if v.op == "reduce"]
         computed = sum(INSTRUCTIONS.get(v.op, 1) for v in inside if v.op not in ("load", "store"))
-        computed += sum(5 if v.data in ("argmax", "argmin") else 2 for v in reductions)
+        computed += sum(5 if v.data in ir.PLACES else 2 for v in reductions)
         passes = loops(self.kernel, self.tile)
         return Work(tuple(read.values()), tuple(written.values()), computed,
                     len(accesses) - len(columns), len(columns), len(reductions), passes)  # fmt: skip
