@@ -226,20 +226,29 @@ def no_thread(index: int, create_if_none_exists: bool) -> None:
     raise AssertionError
 
 
-@pytest.mark.parametrize(("get_manager", "found"), [
-    (no_manager, True), (lambda index, create_if_none_exists: SimpleNamespace(in_recording=False), True),
-    (lambda index, create_if_none_exists: SimpleNamespace(in_recording=True), False), (no_thread, False),
-    (lambda index: None, False),
-], ids=["no_manager", "not_recording", "recording", "unknown_thread", "another_torch"])  # fmt: skip
-def test_no_place_in_inductors_graphs(
-    cuda: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, get_manager: object, found: bool
+@pytest.mark.parametrize(("get_manager", "stream", "found"), [
+    (no_manager, None, True), (lambda index, create_if_none_exists: SimpleNamespace(stream=1), 2, True),
+    (lambda index, create_if_none_exists: SimpleNamespace(stream=1), 1, False), (no_thread, None, False),
+    (lambda index: None, None, False), (lambda index, create_if_none_exists: SimpleNamespace(), None, False),
+], ids=["no_manager", "its_stream_is_another", "recording", "unknown_thread", "another_torch", "no_stream"])  # fmt: skip
+def test_inductor_records(
+    monkeypatch: pytest.MonkeyPatch, get_manager: object, stream: int | None, found: bool
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", SimpleNamespace(get_manager=get_manager))
-    assert (_keys._place(cuda.device) is not None) == found
+    assert _keys._inductor_records(0, stream) is not found  # type: ignore[arg-type]
+
+
+def test_no_place_in_inductors_graphs(cuda: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = SimpleNamespace(stream=cuda.streams[0])
+    trees = SimpleNamespace(get_manager=lambda index, create_if_none_exists: manager)
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
+    assert _keys._place(cuda.device) is None
+    manager.stream = cuda.streams[1]
+    assert _keys._place(cuda.device) is not None
 
 
 def test_inductor_still_tells_what_is_asked() -> None:
     from torch._inductor import cudagraph_trees
 
     assert cudagraph_trees.get_manager(0, create_if_none_exists=False) is None
-    assert isinstance(cudagraph_trees.CUDAGraphTreeManager.in_recording, property)
+    assert "stream" in cudagraph_trees.CUDAGraphTreeManager.__init__.__code__.co_names

@@ -89,9 +89,9 @@ def _place(device: torch.device) -> Place | None:
     index = torch.cuda.current_device()  # another one's stream is in another capture, or in none
     if device.index != index or torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
         return None
-    if _inductor_records(index):
-        return None
     stream = torch.cuda.current_stream(index)
+    if _inductor_records(index, stream):
+        return None
     state = _state(index, stream)
     return state and Place(capi.capture_id(stream.cuda_stream), index, stream.cuda_stream, state)
 
@@ -115,14 +115,14 @@ def _streams(index: int) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
     return torch.cuda.Stream(index), torch.cuda.Stream(index)
 
 
-def _inductor_records(index: int) -> bool:
+def _inductor_records(index: int, stream: torch.cuda.Stream) -> bool:
     """Whether Inductor records a graph, whose memory it accounts for: keys kept for later calls are not in its books.
-    True where that cannot be told."""
+    All its recordings of a device are on one stream. True where that cannot be told."""
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is None:
         return False
     try:
         manager = trees.get_manager(index, create_if_none_exists=False)
-        return manager is not None and bool(manager.in_recording)
+        return manager is not None and bool(manager.stream == stream)
     except (AssertionError, AttributeError, TypeError):  # a thread that it does not know, or another torch
         return True

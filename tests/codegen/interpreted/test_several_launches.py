@@ -139,6 +139,16 @@ def test_sums_over_rows_beside_a_scan_of_each() -> None:
     check(both, torch.randn(6, 17, generator=torch.Generator().manual_seed(0)))
 
 
+@pytest.mark.parametrize("columns", [1, 3, 9])
+def test_a_total_of_short_rows(columns: int) -> None:
+    """The sums of exponentials beside it are in blocks of four columns, of which there are no groups of eight."""
+
+    def total(x):
+        return torch.softmax(x, -1).var(), torch.logsumexp(x, -1).sum()
+
+    check(total, torch.randn(7, columns, generator=torch.Generator().manual_seed(0)))
+
+
 def test_a_pointwise_result_beside_a_walk() -> None:
     def gradients(x):
         y = F.log_softmax(F.log_softmax(x, -1), -2)

@@ -58,21 +58,26 @@ class Plain:
 @dataclass
 class Online:
     """A maximum and the sum of exp(x - maximum) in one pass: of every eight elements that a thread has the maximum so
-    far, and the sum relative to it, which is scaled anew when the maximum rises."""
+    far, and the sum relative to it, which is scaled anew when the maximum rises. A block of fewer is one group."""
 
     body: Body
     most: Value
     total: Value
 
-    def shape(self, of_q: str = "BLOCK_Q // 8") -> str:
+    @property
+    def group(self) -> int:
+        return min(8, self.body.form.columns)
+
+    def shape(self, of_q: str = "") -> str:
+        of_q = of_q or f"BLOCK_Q // {self.group}"
         return _shape(self.body, self.body.kernel.value(self.most.args[0]), of_q)
 
     @property
     def eights(self) -> tuple[str, int]:
         """The block's shape with a dimension for a thread's eight, and which it is: neighbours where it loads vectors,
         else one of every eighth of the block."""
-        aligned = self.body.layout.aligned
-        return self.shape("BLOCK_Q // 8, 8" if aligned else "8, BLOCK_Q // 8"), self.body.axis + aligned
+        aligned, n = self.body.layout.aligned, self.group
+        return self.shape(f"BLOCK_Q // {n}, {n}" if aligned else f"{n}, BLOCK_Q // {n}"), self.body.axis + aligned
 
     def guarded(self, most: str) -> str:
         """What is taken away: no infinity, from which one more differs by NaN. Where the function itself takes the

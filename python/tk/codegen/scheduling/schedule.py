@@ -172,6 +172,7 @@ class Scheduled(Addresses):
             segments=setting.segments,
             stages=setting.stages,
             rows=setting.p,
+            columns=setting.q,
             rows_meet=self._rows_meet(setting),
             rereads=setting.rereads,
             ahead=setting.ahead,
