@@ -90,6 +90,14 @@ def test_a_call_without_a_kernel_is_said(on_h100: None) -> None:
     assert not checked.was_run and "ATen" in checked.problem
 
 
+def test_a_tensor_without_elements_has_no_address(on_h100: None) -> None:
+    x = torch.empty(3, 0)
+    case = Case("tk.sum", "fp32", lambda: tk.sum(x, 1), lambda: x.double().sum(1))
+    problem = described_gpu.describe_all(case.run)[-1].problem
+    assert problem.tensors[0] is not None and problem.tensors[0].address == 0
+    assert list(_verified.every_config(case, "cuda"))
+
+
 @pytest.mark.parametrize("place", range(3))
 def test_wrong_gradients_of_attention_are_seen(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [n for n in register.attention_names() if n.startswith("flex_")][:2]

@@ -89,4 +89,5 @@ def _described(call: capi._Call) -> Described:
 def _matrix(t: capi._Tensor) -> capi.Matrix | None:
     if t.ndim < 0:
         return None
-    return capi.Matrix(_DTYPES[t.dtype], tuple(t.sizes[: t.ndim]), tuple(t.strides[: t.ndim]), t.data)
+    address = t.data or 0  # ctypes reads a null pointer, as a tensor without elements has it, as None
+    return capi.Matrix(_DTYPES[t.dtype], tuple(t.sizes[: t.ndim]), tuple(t.strides[: t.ndim]), address)
