@@ -5,18 +5,23 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 import tk
-from tk.flex import mods
+from tk.flex import mods, ops
 from tk.flex.tracing import trace
+from tk.heuristics import described
 from tk.ops import flex
+from tk.ops.flex import Request
 
 from . import dense
 
@@ -152,6 +157,65 @@ def test_opcheck(inputs: tuple[Tensor, ...]) -> None:
     torch.library.opcheck(
         flex.forward, arguments, test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_static")
     )
+
+
+LAYOUTS: dict[str, Callable[[int, int, int, int], Tensor]] = {
+    "contiguous": lambda B, H, M, D: torch.randn(B, H, M, D),
+    "heads beside each other": lambda B, H, M, D: torch.randn(B, M, H, D).transpose(1, 2),
+    "a batch of any stride": lambda B, H, M, D: torch.randn(M * H * D).as_strided((1, H, M, D), (7, D, H * D, 1)),
+    "expanded heads": lambda B, H, M, D: torch.randn(B, 1, M, D).expand(B, H, M, D),
+    "expanded rows": lambda B, H, M, D: torch.randn(B, H, 1, D).expand(B, H, M, D),
+    "transposed rows": lambda B, H, M, D: torch.randn(B, H, D, M).mT,
+    "heads last": lambda B, H, M, D: torch.randn(B, M, D, H).permute(0, 3, 1, 2),
+}
+
+
+def layouts(results: Sequence[Tensor]) -> list[Any]:
+    return [(x.shape, x.stride(), x.dtype) for x in results]
+
+
+def fake_layouts(device: str, forward: tuple[Any, ...], backward: tuple[Any, ...]) -> list[Any]:
+    def fake(x: Tensor) -> Tensor:
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+
+    with FakeTensorMode():
+        forward, backward = tree_map_only(Tensor, fake, (forward, backward))
+        return [layouts(flex.forward(*forward)), layouts(flex.backward(*backward))]
+
+
+@pytest.mark.parametrize("rows", [40, 1])
+@pytest.mark.parametrize("heads", [(4, 2), (1, 1)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fakes_lay_results_out_as_the_ops_do(layout: str, heads: tuple[int, int], rows: int) -> None:
+    """On CUDA as the pair's own op allocates them, on the CPU as the reference does."""
+    q, k, v = (LAYOUTS[layout](B, n, rows, 64) for n in (heads[0], *[heads[1]] * 2))
+    pair = trace.pair(None, mods.causal)
+    given = (q, k, v, pair.traced.text, [], [], [], *[None] * 10, torch.randn(heads[0]), 0.3, 16, 16)
+    results = flex.forward(*given)
+    saved = (*map(torch.randn_like, results), *results)
+    backward = (*saved, *given, "flex_attention", False)
+    assert fake_layouts("cpu", given, backward) == [layouts(results), layouts(flex.backward(*backward))]
+    on_cuda: list[Any] = []
+
+    def allocate() -> None:
+        request = Request(*given)
+        on_cuda.append(layouts(ops.on_cuda(request)))
+        on_cuda.append(layouts(ops.on_cuda_backward(*saved, request, False)))
+
+    described.launches(described.gpu(90), allocate)
+    assert fake_layouts("cuda", given, backward) == on_cuda
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_gradients_of_captures_are_row_major(device: str) -> None:
+    q = LAYOUTS["heads beside each other"](B, H, M, D)
+    pair = trace.pair(mods.relative_bias(torch.randn(11, H).mT, 5), mods.causal)
+    tensors, floats, ints = pair.traced.by_kind(pair.values)
+    given = (q, q, q, pair.traced.text, tensors, floats, ints, *[None] * 11, 0.3, 16, 16)
+    results = flex.forward(*given)
+    backward = (*map(torch.randn_like, results), *results, *given, "flex_attention", True)
+    found = fake_layouts(device, given, backward)[1][-1]
+    assert found == layouts(flex.backward(*backward))[-1] == ((H, 11), (11, 1), torch.float32)
 
 
 def test_autocast(inputs: tuple[Tensor, ...]) -> None:

@@ -68,21 +68,30 @@ class _autograd_at_work:
 
 def fake(*args: Any) -> tuple[Tensor, Tensor]:
     request = Request(*args)
-    query, D = request.query, request.value.shape[3]
+    query = request.query
     B, H, M, _ = query.shape
-    if query.device.type == "cuda" and H > 1 and query.stride(1) < query.stride(2):
-        out = query.new_empty(B, M, H, D).transpose(1, 2)  # as the query lies (Problem._outputs)
-    else:
-        out = query.new_empty(B, H, M, D)
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    return out, query.new_empty(B, H, 2 * M if request.max_scores else M, dtype=dtype)
+    lse = query.new_empty(B, H, 2 * M if request.max_scores else M, dtype=dtype)
+    return _rows_like(query, request.value.shape[3]), lse
 
 
 def fake_backward(grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
     request, of_captures = Request(*args[:-1]), args[-1]
     sinks = [] if request.sinks is None else [request.sinks]
     places = trace.parse(request.pair).differentiable_tensors if of_captures else ()
-    return [x.new_empty(x.shape) for x in (*request.operands, *sinks, *(request.tensors[i] for i in places))]
+    dense = (*sinks, *(request.tensors[i] for i in places))
+    return [*(_rows_like(x, x.shape[3]) for x in request.operands), *(x.new_empty(x.shape) for x in dense)]
+
+
+def _rows_like(x: Tensor, columns: Any) -> Tensor:
+    """As tk.kernels.attention.problem._rows_like lays a result out: heads inside of rows where `x` has them so, in
+    which the stride of a single row counts as 0. The reference, which serves the CPU, keeps the order of dimensions."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # it takes a while to import
+
+    B, H, M, _ = x.shape
+    if x.device.type == "cuda" and H > 1 and x.stride(1) < x.stride(2) and not statically_known_true(M == 1):
+        return x.new_empty(B, M, H, columns).transpose(1, 2)
+    return x.new_empty(B, H, M, columns)
 
 
 # --- CUDA ---
