@@ -83,6 +83,8 @@ def test_every_dimension(name: str, dim: int) -> None:
     """Of the numbers that choose among what an op does, all; with NaN and infinities."""
     ours, torchs = MIRRORED[name]
     x = torch.randn(37, 300, 65, device=DEVICE).clamp(-1.5, 1.5)  # equal ones, too
+    if name == "prod":  # of near +-1: no product of some is 0 or infinite in fp32 where it is neither in fp64
+        x = x.sign() * (1 + x / 100)
     x[3, 4, 5], x[7, 8, 9], x[10, 11, 12] = float("nan"), float("inf"), -float("inf")
     x[:, :, 1] = 0
     args = (2, dim) if name == "norm" else (dim,)
