@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -225,3 +226,17 @@ def test_what_is_written_in_place_is_timed_on_copies_alone_where_it_is_judged() 
     (found,) = ops.results(inputs.of_shape(op, (8, 16), "fp32"), args)
     assert torch.equal(args[0], before) and not torch.equal(found, before)
     assert ops.worst_error(inputs.of_shape(op, (8, 16), "fp32"), args) <= 1.0
+
+
+def test_scans_may_carry_their_sum_through_many_blocks() -> None:
+    """One by one is the order with the most roundings; a term that is left out is more than they come to."""
+    op = register.find("cumsum")
+    assert op is not None
+    example = inputs.of_shape(op, (3, 20_000), "fp32")
+    (x,) = args = example.arguments("cpu")
+    for step in range(1, 5):
+        x.mul_(1 + step)  # other roundings
+        (one,) = ops.References(example, args).of_each
+        found = torch.from_numpy(np.cumsum(x.numpy(), -1))  # one by one in fp32
+        assert one.error_of(found) <= 2.0
+        assert one.error_of(found + (torch.arange(20_000) > 19_000) * 0.1 * x.std()) > 2.0

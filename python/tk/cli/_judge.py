@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tk.tune.ops import units_of_sum
+
 
 @dataclass(frozen=True)
 class ErrorRatio:
@@ -51,14 +53,7 @@ def largest_allowed(torchs: Tensor, reference: Tensor, terms: int = 1, sums: Ten
 
 
 def _slack(reference: Tensor, terms: int, sums: Tensor | None) -> Tensor:
-    return _units(terms) * torch.finfo(torch.float32).eps * (reference if sums is None else sums).abs().mean()
-
-
-def _units(terms: int) -> float:
-    """What another order of summation may cost where torch happens to be exact, in units in the last place of fp32,
-    times the size of what is summed: one by one the roundings of n terms grow with their root, and torch may split
-    them."""
-    return max(16.0, math.sqrt(terms))
+    return units_of_sum(terms) * torch.finfo(torch.float32).eps * (reference if sums is None else sums).abs().mean()
 
 
 def host_us(call: Callable[[], object], repeats: int = 3) -> float:
