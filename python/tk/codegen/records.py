@@ -102,9 +102,13 @@ class OpRecord:
         context = Context(bare, {}, {})
         for p in (p for g in self.graphs for p in g.parts):
             cut, reduced, kept = (context.expr(e) for e in (p.cut, p.reduced, p.kept))
-            are_columns = p.kept != 1 and not p.are_rows
-            wanted = 4 * device.sm_count // maximum(kept if p.are_rows else ceil_div(kept, 64), 1)
-            most = ceil_div(reduced, 64 if are_columns else 8192)
+            if p.are_rows:  # or, as strides have it, columns, in blocks of 32
+                wanted = 4 * device.sm_count // maximum(ceil_div(kept, 32), 1)
+                wanted = minimum(wanted, maximum(64 * device.sm_count // maximum(kept, 1), 1))
+                most = ceil_div(reduced, 1024)
+            else:
+                wanted = 4 * device.sm_count // maximum(ceil_div(kept, 64), 1)
+                most = ceil_div(reduced, 64 if p.kept != 1 else 8192)
             found[p.name] = maximum(minimum(cut, most, wanted), 1)
         for w in (g.walk for g in self.graphs if g.walk):
             found[w.name] = maximum(minimum(context.expr(w.rows), 4 * device.sm_count), 1)

@@ -21,6 +21,7 @@ START, BLOCK = 335_000, 374_000  # of a program, for each pass; of a block that 
 INSTRUCTION = 29  # 1/1024 ps, of one for one element when all multiprocessors issue
 REDUCTION = 64  # a warp's part in a reduction over the block
 PER_THREAD = 40  # instructions of a thread that do not depend on how many elements it has
+FETCH = 650  # ps, of an instruction that a multiprocessor runs for the first time: its code comes from memory
 MOST_WARPS = 64  # resident on a multiprocessor
 WALK_REDUCTION = 250_000  # ps, of a walk that waits for a sum over the row
 WALK_REGISTERS = 40, 6  # of a thread, and for each element that it has of a block
@@ -123,6 +124,7 @@ class Cost:
         issued += elements * self._lines(setting) * LINE_TIME // 1024
         waves = ceil_div(programs, device.sm_count * resident)
         waited = waves * (START * (1 + passes) + blocks * (passes * self.waits(setting)))
+        waited += passes * self.code(setting) * FETCH
         more = self.more(setting, elements, programs) + ROW_BY_AXES * self.layout.pitched
         # All but the longest is hidden, to a tenth.
         return (maximum(maximum(moved, issued), waited) * 13 + moved + issued + waited) // 16 + more
@@ -162,6 +164,10 @@ class Cost:
             access = 2 if setting.vectors else REALIGNED
         turned = TURNED * sum(map(self._is_turned, self.work.written))
         return self.work.computed + self.work.accesses * access + self.work.columns * of_column + turned
+
+    def code(self, setting: Setting) -> int:
+        """Instructions of a pass, which is printed once for each of a thread's elements."""
+        return setting.p * setting.row // (32 * setting.warps) * self.instructions(setting)
 
     # --- Bytes ---
 
@@ -234,7 +240,7 @@ class Cost:
 
     def more(self, setting: Setting, elements: Expr, programs: Expr) -> Expr:
         """What other launches take, and waiting for other programs."""
-        return as_expr(1_000_000)
+        return as_expr(700_000)
 
     def _edge_instructions(self, setting: Setting) -> int:
         """Of all threads, each of which has an element of a row's edges, whether there is one or not, and more if the
@@ -273,6 +279,10 @@ class SearchCost(Cost):
 
     def instructions(self, setting: Setting) -> int:
         return super().instructions(setting) + SEARCHED
+
+    def code(self, setting: Setting) -> int:
+        """The steps are a loop."""
+        return 0
 
     def waits(self, setting: Setting) -> int:
         return super().waits(setting) + SEARCH_WAIT
@@ -348,6 +358,10 @@ class SortCost(Cost):
 
     def instructions(self, setting: Setting) -> int:
         return super().instructions(setting) + EXCHANGE[self.dtype] * sorts.stages(setting.q, looped=setting.looped)
+
+    def code(self, setting: Setting) -> int:
+        """What they were fitted to has it."""
+        return 0
 
 
 class RunsCost(SortCost):

@@ -90,8 +90,8 @@ Table = Mapping[str, Mapping[str, tuple[Setting, ...]]]
 SETTINGS: Table = {
     "flat": {
         "aligned": (Setting(1, 2048, 4), Setting(1, 1024, 4)),
-        "rows": (Setting(1, 2048, 4), Setting(1, 2048, 4, vectors=True, narrow=True)),
-        "strided": (Setting(1, 1024, 4),),
+        "rows": (Setting(1, 2048, 4), Setting(1, 2048, 4, vectors=True, narrow=True), Setting(1, 512, 4)),
+        "strided": (Setting(1, 512, 4),),
     },
     "rows": {
         "aligned": (Setting(8, 256, 4), Setting(32, 64, 4)),
@@ -104,7 +104,7 @@ SETTINGS: Table = {
     "search": {
         "rows": (Setting(1, 256, 4), Setting(64, 4, 4)),
         "gathered": (Setting(1, 256, 4), Setting(64, 4, 4, everywhere=True)),
-        "strided": (Setting(1, 256, 4),),
+        "strided": (Setting(16, 16, 4),),
     },
     "inner": {
         "aligned": (
