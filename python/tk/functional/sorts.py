@@ -35,7 +35,8 @@ def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = 
         return torch.return_types.sort((values.to(input.dtype), indices))
     x = even_rows(input, dim)
     if input.dtype in _PARTS:
-        values, indices = _sorted_by_parts(x, x.dim() - 1, descending, config)
+        indices = _order_by_parts(x, x.dim() - 1, descending, config)
+        values = x.gather(-1, indices)
     else:
         values, indices = run("sort", x, descending, config=config)
     return torch.return_types.sort((from_end(values, input, dim), from_end(indices, input, dim)))
@@ -79,8 +80,8 @@ def topk(
     if not 0 <= k <= x.shape[-1]:
         raise ValueError(f"tk.topk: k is {k}, must be 0 to {x.shape[-1]}, the size of dimension {dim}")
     if is_taken and input.dtype in _PARTS:
-        found = _sorted_by_parts(x, x.dim() - 1, bool(largest), config)
-        values, indices = (t.narrow(-1, 0, k) for t in found)
+        indices = _order_by_parts(x, x.dim() - 1, bool(largest), config).narrow(-1, 0, k)
+        values = x.gather(-1, indices)
     elif is_taken:
         values, indices = run("topk", x, k, largest, config=config)
     else:  # ATen's topk leaves open which of equal ones comes first
@@ -97,9 +98,9 @@ _PARTS = {
 }  # fmt: skip
 
 
-def _sorted_by_parts(x: Tensor, dim: int, descending: bool, config: Config) -> tuple[Tensor, Tensor]:
-    """As many sorts of float32: each keeps the order of the one before where its own parts are equal. float64 goes as
-    integers of the same order."""
+def _order_by_parts(x: Tensor, dim: int, descending: bool, config: Config) -> Tensor:
+    """The indices, by as many sorts of float32: each keeps the order of the one before where its own parts are equal.
+    float64 goes as integers of the same order."""
     keys = key_of(x) if x.dtype == torch.float64 else x.detach()
     places: Tensor | None = None
     for shift, bits in _PARTS[x.dtype]:
@@ -108,4 +109,4 @@ def _sorted_by_parts(x: Tensor, dim: int, descending: bool, config: Config) -> t
         order = sort(part.float(), dim, descending, config=config).indices
         places = order if places is None else places.gather(dim, order)
     assert places is not None
-    return x.gather(dim, places), places
+    return places

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tk import errors, parallel
+from tk.generated.problem import memory_order
 
 Formula = tuple[Callable[..., None], Callable[..., Any]]  # what it keeps of a call, and the gradients
 
@@ -84,17 +85,19 @@ def _select_back(ctx: Any, grad: Tensor) -> Any:
     return grad, None, grad.index_select(-2, index), None, None
 
 
-def _keep_last(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[1:3])
+def _keep_places_written(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[2])
 
 
 def _take_back(dim: int) -> Callable[..., Any]:
-    """As in ATen all values for a place have its gradient, not the last alone, which stayed."""
+    """As in ATen all values for a place have its gradient, not the last alone, which stayed. What was there before has
+    none: a copy and a few zeros, where a choice for each element would read a mask besides."""
 
     def backward(ctx: Any, grad: Tensor) -> Any:
-        last, index = ctx.saved_tensors
-        is_kept = last.unsqueeze(-1) < 0 if dim == -2 else last < 0
-        return torch.where(is_kept, grad, 0), None, None, grad.index_select(dim, index), None, None
+        (index,) = ctx.saved_tensors
+        of_x = grad.index_fill(dim, index.long(), 0) if ctx.needs_input_grad[1] else None
+        of_values = grad.index_select(dim, index) if ctx.needs_input_grad[4] else None
+        return of_x, None, None, of_values, None, None
 
     return backward
 
@@ -209,22 +212,30 @@ def _keep_factors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _keep_places(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.shape, ctx.n_inputs = inputs[0].shape, len(inputs)
+    x = inputs[0]
+    ctx.shape, ctx.order, ctx.n_inputs = x.shape, memory_order(x, x.dim()), len(inputs)
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # of the indices that would be as many zeros, of 8 bytes each
     ctx.save_for_backward(output[1])
 
 
-def _to_places(name: str) -> Callable[..., Any]:
+def _to_places(name: str, are_all: bool = False) -> Callable[..., Any]:
     """Of values that were picked along the last dimension, or of a single one without a dimension of its own: to where
-    they came from. name: of torch's function, which adds where a value may have been picked again and again."""
+    they came from. name: of torch's function, which adds where a value may have been picked again and again. are_all:
+    each was picked once, so that every place is written."""
 
-    def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
+    def backward(ctx: Any, grad: Tensor | None, _: Any) -> Any:
+        if grad is None:
+            return (None,) * ctx.n_inputs
         (index,) = ctx.saved_tensors
         if grad.dim() < len(ctx.shape):
             index, grad = index.unsqueeze(-1), grad.unsqueeze(-1)
+        # As the input lies: writes run along memory where an outer dimension was made the last.
+        make = grad.new_empty if are_all else grad.new_zeros
+        places = make([ctx.shape[d] for d in ctx.order]).permute([ctx.order.index(d) for d in range(len(ctx.order))])
         # A copy less in place, which a transform may refuse: zeros are of no batch where an index is.
         in_place = "" if torch._C._are_functorch_transforms_active() else "_"
-        found = getattr(grad.new_zeros(ctx.shape), name + in_place)(-1, index, grad)
+        found = getattr(places, name + in_place)(-1, index, grad)
         return (found, *[None] * (ctx.n_inputs - 1))
 
     return backward
@@ -267,14 +278,14 @@ FORMULAS: Mapping[str, Formula] = {
     "cummin": (_keep_places, _to_places("scatter_add")),
     "cumprod": (_keep_scan, _of_products),
     "logcumsumexp": (_keep_log_sums, _of_log_sums),
-    "sort": (_keep_places, _to_places("scatter")),
+    "sort": (_keep_places, _to_places("scatter", are_all=True)),
     "topk": (_keep_places, _to_places("scatter")),
     "embedding": (_keep_index, _scatter),
     "gather": (_keep_index_of, _scatter_back("scatter_add")),
     "gather_columns": (_keep_index_of, _scatter_back("scatter_add_columns")),
     "index_add": (_keep_index_of, _select_back),
-    "put": (_keep_last, _take_back(-1)),
-    "put_rows": (_keep_last, _take_back(-2)),
+    "put": (_keep_places_written, _take_back(-1)),
+    "put_rows": (_keep_places_written, _take_back(-2)),
     "scatter_add": (_keep_index_of, _gather_back("gather")),
     "scatter_add_columns": (_keep_index_of, _gather_back("gather_columns")),
     "column_sum": (_keep_sizes, _to_dim(0)),
