@@ -12,7 +12,7 @@ from tk.aot.expr import TensorValue
 from tk.aot.grid import enumerate_grid
 from tk.aot.spec import DTYPES
 from tk.generated import Declared
-from tk.kernels.generated import activations, norms, reductions, softmax
+from tk.kernels.generated import activations, norms, reductions, scans, softmax
 
 ELEMENTS = 1 << 24
 
@@ -123,3 +123,16 @@ def test_a_setting_is_everywhere_where_its_layout_has_it_so() -> None:
     layouts = {(v.point.layout, v.point.config.name) for v in grid.variants}
     assert {("columns", "8x256_w4"), ("rows", "2x1024_w4")} <= layouts
     assert ("aligned", "8x256_w4") not in layouts and ("gathered", "512x4_w4") not in layouts
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize(("count", "alignment", "config"), [
+    (23066445, 256, "realigned_spread_1x4096_w8"), (23066445, 2, "spread_1x4096_w8"),
+    (1338369, 256, "realigned_spread_1x4096_w8"), (20001, 2, "spread_1x4096_w8"),
+])  # fmt: skip
+def test_programs_share_long_rows_of_logs(count: int, alignment: int, config: str, dtype: str, arch: int) -> None:
+    """One program took 183 ms for 23,066,445 elements of bf16 that begin beside 16 bytes, and 3.3 ms for 1,338,369 of
+    fp16."""
+    x = dense([1, 1, 1, count], dtype)
+    assert chosen(generated(scans.logcumsumexp), [replace(x, alignment=alignment), x], arch=arch).config == config

@@ -26,6 +26,11 @@ def is_backwards(v: Value) -> bool:
     return isinstance(v.data, Scanned) and v.data.backwards
 
 
+def adds_logs(kernel: Kernel) -> bool:
+    """Whether a scan adds numbers that are given by their logarithms: each sum is an exponential and a logarithm."""
+    return any(v.data.kind == "logaddexp" for v in scans(kernel))
+
+
 def can_be_realigned(kernel: Kernel) -> bool:
     """Whether every scan may begin before its row does. The lanes of a variance begin with it."""
     has_variance = any(v.op == "reduce" and v.data in ("mean", "m2") for v in kernel.values)

@@ -78,6 +78,59 @@ def test_scans_of_rows_that_programs_share(length: int) -> None:
     assert torch.equal(first[0], again[0])
 
 
+def log_sums(x: torch.Tensor, only: str) -> list[torch.Tensor]:
+    """The package's op by each variant of that name."""
+    op = generate(kernels.logcumsumexp.fn, kernels.logcumsumexp.signature, "logcumsumexp")
+    return [found for _, (found,) in host.run_all(op, x, only=only)]
+
+
+def at_odd_places(values: torch.Tensor, start: int) -> torch.Tensor:
+    """The same elements, from `start` elements behind an address of 16 bytes on."""
+    return torch.cat([values.new_zeros(start), values.reshape(-1)])[start:].view(values.shape)
+
+
+@pytest.mark.parametrize("offset", [-1e4, 0.0, 1e4])
+@pytest.mark.parametrize(("start", "count"), [(0, 2), (3, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_log_sums_that_programs_share(dtype: torch.dtype, start: int, count: int, offset: float) -> None:
+    """Of rows that are realigned, and of those that cannot be. A number as large as an offset keeps few digits."""
+    x = at_odd_places((make((2, 8201), torch.float32) + offset).to(dtype), start)
+    found, again = log_sums(x, "spread"), log_sums(x, "spread")
+    assert len(found) == count
+    exact = x.double().logcumsumexp(-1)
+    last_place = torch.finfo(dtype).eps * exact.abs().clamp(min=1)
+    for result, repeated in zip(found, again, strict=True):
+        assert torch.equal(result, repeated)
+        assert ((result.double() - exact).abs() <= last_place * (4 if dtype == torch.float32 else 0.51)).all()
+
+
+@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_log_sums_of_infinities_that_programs_share(dtype: torch.dtype, start: int) -> None:
+    """Each in one of a row's blocks, which those behind it learn; rows of -inf, and blocks of nothing else."""
+    infinity = float("inf")
+    x = make((6, 8201), dtype)
+    x[0], x[1, :4500], x[2, :] = -infinity, -infinity, infinity
+    x[3, 4200], x[4, 17], x[4, 5000] = infinity, infinity, float("nan")
+    x[5, 4000:4300] = -infinity
+    x = at_odd_places(x, start)
+    expected, found = x.double().logcumsumexp(-1).to(dtype), log_sums(x, "spread")
+    assert found
+    for result in found:
+        torch.testing.assert_close(result, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_log_sums_over_windows_of_blocks(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scans, "WINDOW", 2)
+    x = at_odd_places(make((2, 4096 * 6 + 5), torch.float32), start)
+    x[1, :9000] = -float("inf")
+    found = log_sums(x, "spread")
+    assert found
+    for result in found:
+        torch.testing.assert_close(result.double(), x.double().logcumsumexp(-1), rtol=2e-6, atol=2e-6)
+
+
 @pytest.mark.parametrize("columns", [1, 2041, 4089, 4103])
 @pytest.mark.parametrize("name", ["running_extremes", "running_logsumexp", "backward_cumsum"])
 def test_rows_that_begin_anywhere(name: str, columns: int) -> None:
