@@ -136,3 +136,13 @@ def test_programs_share_long_rows_of_logs(count: int, alignment: int, config: st
     fp16."""
     x = dense([1, 1, 1, count], dtype)
     assert chosen(generated(scans.logcumsumexp), [replace(x, alignment=alignment), x], arch=arch).config == config
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize(("batches", "columns", "n"), [(2284, 60, 3), (396, 174, 5), (2048, 60, 300)])
+def test_few_columns_of_logs_have_narrow_blocks(batches: int, columns: int, n: int, dtype: str, arch: int) -> None:
+    """Of 60 columns each a block of 512 takes as long as of 512: 19.6 µs where torch takes 3.3."""
+    x = turned([1, batches, columns, n], dtype)
+    found = chosen(generated(scans.logcumsumexp), [x, dense([1, batches, columns, n], dtype)], arch=arch)
+    assert (found.layout, found.config) == ("columns", "loop_4x64_w2")

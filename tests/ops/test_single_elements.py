@@ -103,6 +103,18 @@ def _gradient(function: Callable[..., Any], x: Tensor, dim: int) -> Tensor:
     return torch.autograd.grad(found, leaf, torch.arange(1.0, found.numel() + 1).view(found.shape).to(x.dtype))[0]
 
 
+def test_the_gradient_of_a_log_sum_runs_no_kernel() -> None:
+    """It was three scans, and what makes and joins their operands."""
+    x = torch.tensor([[1.5], [-float("inf")], [float("inf")], [float("nan")], [-1e4]], requires_grad=True)
+    grad = torch.tensor([[0.0], [1.0], [-2.0], [3.0], [-5.0]])
+    for dtype in (torch.float32, torch.bfloat16):
+        found = tk.logcumsumexp(x.to(dtype), 1)
+        with _Ops() as seen:
+            (of_x,) = torch.autograd.grad(found, x, grad.to(dtype))
+        assert not [n for n in seen.names if n.startswith("tk.")]
+        assert_close(of_x, torch.tensor([[0.0], *[[float("nan")]] * 3, [-5.0]]), equal_nan=True)
+
+
 @pytest.mark.parametrize("name", ["cumsum", "cummax", "sum", "max"])
 def test_gradients_run_no_kernel(name: str) -> None:
     """Of cumsum none at all: it is the result's."""

@@ -257,7 +257,12 @@ def _keep_log_sums(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _of_log_sums(ctx: Any, grad: Tensor) -> Any:
     """grad · exp(x - output) summed from the end, as logarithms of its positive and of its negative part. An output of
-    16 bits was rounded, and its exponential would be off by as much as that: it is worked out again."""
+    16 bits was rounded, and its exponential would be off by as much as that: it is worked out again. A single element
+    is its own output."""
+    x, *_ = ctx.saved_tensors
+    length = x.shape[-1]
+    if type(length) is int and length == 1:
+        return grad + (x - x), None, None  # no number where x is infinite, as exp(x - output)
     x, *saved = (t.float() for t in ctx.saved_tensors)
 
     def summed(x: Tensor) -> Tensor:

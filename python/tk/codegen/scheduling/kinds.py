@@ -229,6 +229,7 @@ KINDS = (
     Kind("top", lambda kernel, tile: bool(along.sorts(kernel) and along.limits(kernel)), Top, _of_rows, "sort"),
     Kind("sort", lambda kernel, tile: bool(along.sorts(kernel)), Sort, _of_rows, "sort"),
     Kind("scan", lambda kernel, tile: tile.reduced == "q" and bool(along.scans(kernel)), Scan, _of_scan),
+    Kind("outer_log_scan", lambda kernel, tile: tile.reduced == "p" and along.adds_logs(kernel), OuterScan),
     Kind("outer_scan", lambda kernel, tile: tile.reduced == "p" and bool(along.scans(kernel)), OuterScan),
     Kind("walk", lambda kernel, tile: tile.walk, Walk),
     Kind("search", lambda kernel, tile: tile.reduced is None and _searches(kernel), Search, _of_rows),

@@ -205,6 +205,18 @@ SETTINGS: Table = {
         "columns": (Setting(16, 128, 4, True), Setting(4, 512, 4, True, everywhere=True)),
         "strided": (Setting(32, 32, 4, True),),
     },
+    # The same of logarithms: lanes that have no column take as long as those that have one.
+    "outer_log_scan": {
+        "aligned": (Setting(16, 128, 4, True),),
+        "rows": (Setting(16, 128, 4, True),),
+        "pitched": (Setting(16, 128, 4, True),),
+        "gathered": (Setting(16, 128, 4, True),),
+        "columns": (
+            Setting(16, 128, 4, True), Setting(4, 512, 4, True, everywhere=True),
+            Setting(4, 64, 2, True, everywhere=True),
+        ),
+        "strided": (Setting(32, 32, 4, True),),
+    },
     # A warp sorts up to 512 elements without a barrier. These kernels take long to compile and wait for no memory:
     # vector loads would gain nothing, and what has strides of its own is sorted in runs.
     "sort": {
