@@ -230,7 +230,7 @@ def no_thread(index: int, create_if_none_exists: bool) -> None:
     (no_manager, None, True), (lambda index, create_if_none_exists: SimpleNamespace(stream=1), 2, True),
     (lambda index, create_if_none_exists: SimpleNamespace(stream=1), 1, False), (no_thread, None, False),
     (lambda index: None, None, False), (lambda index, create_if_none_exists: SimpleNamespace(), None, False),
-], ids=["no_manager", "its_stream_is_another", "recording", "unknown_thread", "another_torch", "no_stream"])  # fmt: skip
+], ids=["no_manager", "another_stream", "recording", "unknown_thread", "another_torch", "no_stream"])  # fmt: skip
 def test_inductor_records(
     monkeypatch: pytest.MonkeyPatch, get_manager: object, stream: int | None, found: bool
 ) -> None:

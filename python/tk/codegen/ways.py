@@ -184,7 +184,7 @@ WAYS: Mapping[str, Way] = {
     for way in (
         Way("whole", _whole, _kind_of_whole),
         Way("split", _split, _kind_of_split),
-        Way("long", _long, _kind_of_long, is_batch_invariant=False, costs=26, has_one_setting=True),
+        Way("long", _long, _kind_of_long, is_batch_invariant=False, costs=20, has_one_setting=True),
         Way("walk", _walked, most_spilled=MOST_SPILLED_WALKING),
         Way("deterministic", _deterministic, has_one_setting=True),
         Way("digits", lambda making: _sorted(making, "digits")),

@@ -58,9 +58,9 @@ class Form:
     """How a setting has a kernel printed. looped: the reduced axes are run through in blocks, else they are one.
     spread: each of the blocks has a program of its own. segments: so many blocks beside each other make a row; what
     varies along it is printed once for each. stages: blocks of a walk that are under way. rows, columns: of a block.
-    rows_meet: a thread has the same columns of all of them. rereads, ahead, vectors: see Setting. realigned: elements of the
-    vectors in which realigned rows are read; 0: they are not. row_start: where such a row begins. first: the parameter
-    that is the first program's number, where a launch has others before it."""
+    rows_meet: a thread has the same columns of all of them. rereads, ahead, vectors: see Setting. realigned: elements
+    of the vectors in which realigned rows are read; 0: they are not. row_start: where such a row begins. first: the
+    parameter that is the first program's number, where a launch has others before it."""
 
     looped: bool = False
     spread: bool = False

@@ -169,13 +169,10 @@ def _of_scan(kernel: ir.Kernel, tile: Tile, among: Settings) -> Settings:
                     if (can_be_spread or not s.spread) and (can_be_realigned or not s.realigned))  # fmt: skip
     # What serves a call that nothing else takes serves a single row as well.
     found = fitting or tuple(replace(s, p=1, q=s.p * s.q) for s in among[:1] if s.looped)
-    # What is not realigned has a single element a load: where both are there, the first is enough.
-    is_enough = {s for s in found if s == found[0] or s.realigned or replace(s, realigned=True) not in found}
-    if not along.adds_logs(kernel):
-        return tuple(s for s in found if s in is_enough)
-    # A loop takes 5 to 30 µs for each block of such sums, so programs share every long row: on all architectures, in
-    # fp16, and also where tensors stand otherwise towards 16 bytes.
-    return tuple(replace(s, everywhere=True) if s.spread else s for s in found if s in is_enough or s.spread)
+    # What is not realigned has a single element a load: where both are there, the first is enough. But beside 16 bytes
+    # one program alone would run through a long row.
+    return tuple(s for s in found
+                 if s == found[0] or s.realigned or s.spread or replace(s, realigned=True) not in found)  # fmt: skip
 
 
 def _of_digits(kernel: ir.Kernel, tile: Tile, among: Settings) -> Settings:

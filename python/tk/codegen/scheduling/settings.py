@@ -186,11 +186,11 @@ SETTINGS: Table = {
             Setting(1, 4096, 8, narrow=True),
         ),
         "rows": (
-            Setting(1, 4096, 8, True), Setting(8, 256, 4), Setting(1, 4096, 8, spread=True),
+            Setting(1, 4096, 8, True), Setting(8, 256, 4), Setting(1, 4096, 8, spread=True, everywhere=True),
             Setting(1, 1024, 4, realigned=True), Setting(1, 2048, 4, realigned=True, narrow=True),
             Setting(1, 4096, 8, realigned=True, narrow=True),
             Setting(1, 2048, 4, True, realigned=True, everywhere=True),
-            Setting(1, 4096, 8, spread=True, realigned=True),
+            Setting(1, 4096, 8, spread=True, realigned=True, everywhere=True),
         ),
         "pitched": (Setting(1, 2048, 4, True), Setting(32, 64, 4), Setting(8, 256, 4)),
         "gathered": (Setting(1, 2048, 4, True), Setting(128, 16, 4, everywhere=True), Setting(32, 64, 4)),
