@@ -102,14 +102,15 @@ class OpRecord:
         context = Context(bare, {}, {})
         for p in (p for g in self.graphs for p in g.parts):
             cut, reduced, kept = (context.expr(e) for e in (p.cut, p.reduced, p.kept))
-            if p.are_rows:  # or, as strides have it, columns, in blocks of 32
-                wanted = 4 * device.sm_count // maximum(ceil_div(kept, 32), 1)
-                wanted = minimum(wanted, maximum(64 * device.sm_count // maximum(kept, 1), 1))
-                most = ceil_div(reduced, 1024)
+            if p.are_rows:
+                wanted = minimum(4 * device.sm_count // maximum(kept, 1), ceil_div(reduced, 8192))
+                # As strides have it they are columns, in blocks of 32; more parts take longer to be put together.
+                columns = minimum(4 * device.sm_count // maximum(ceil_div(kept, 32), 1), ceil_div(reduced, 1024))
+                wanted = maximum(wanted, minimum(columns, 64))
             else:
-                wanted = 4 * device.sm_count // maximum(ceil_div(kept, 64), 1)
                 most = ceil_div(reduced, 64 if p.kept != 1 else 8192)
-            found[p.name] = maximum(minimum(cut, most, wanted), 1)
+                wanted = minimum(4 * device.sm_count // maximum(ceil_div(kept, 64), 1), most)
+            found[p.name] = maximum(minimum(cut, wanted), 1)
         for w in (g.walk for g in self.graphs if g.walk):
             found[w.name] = maximum(minimum(context.expr(w.rows), 4 * device.sm_count), 1)
         return found

@@ -124,7 +124,7 @@ class Cost:
         issued += elements * self._lines(setting) * LINE_TIME // 1024
         waves = ceil_div(programs, device.sm_count * resident)
         waited = waves * (START * (1 + passes) + blocks * (passes * self.waits(setting)))
-        waited += passes * self.code(setting) * FETCH
+        waited += self.code(setting) * FETCH
         more = self.more(setting, elements, programs) + ROW_BY_AXES * self.layout.pitched
         # All but the longest is hidden, to a tenth.
         return (maximum(maximum(moved, issued), waited) * 13 + moved + issued + waited) // 16 + more
@@ -166,7 +166,10 @@ class Cost:
         return self.work.computed + self.work.accesses * access + self.work.columns * of_column + turned
 
     def code(self, setting: Setting) -> int:
-        """Instructions of a pass, which is printed once for each of a thread's elements."""
+        """Instructions, which are printed once for each of a thread's elements. What reductions have was not told from
+        what they wait for."""
+        if self.tile.reduced is not None:
+            return 0
         return setting.p * setting.row // (32 * setting.warps) * self.instructions(setting)
 
     # --- Bytes ---
@@ -240,7 +243,7 @@ class Cost:
 
     def more(self, setting: Setting, elements: Expr, programs: Expr) -> Expr:
         """What other launches take, and waiting for other programs."""
-        return as_expr(700_000)
+        return as_expr(700_000 if self.tile.reduced is None else 1_000_000)
 
     def _edge_instructions(self, setting: Setting) -> int:
         """Of all threads, each of which has an element of a row's edges, whether there is one or not, and more if the
@@ -358,10 +361,6 @@ class SortCost(Cost):
 
     def instructions(self, setting: Setting) -> int:
         return super().instructions(setting) + EXCHANGE[self.dtype] * sorts.stages(setting.q, looped=setting.looped)
-
-    def code(self, setting: Setting) -> int:
-        """What they were fitted to has it."""
-        return 0
 
 
 class RunsCost(SortCost):
