@@ -91,7 +91,7 @@ SETTINGS: Table = {
     "flat": {
         "aligned": (Setting(1, 2048, 4), Setting(1, 1024, 4)),
         "rows": (Setting(1, 2048, 4), Setting(1, 2048, 4, vectors=True, narrow=True), Setting(1, 512, 4)),
-        "strided": (Setting(1, 1024, 8),),
+        "strided": (Setting(1, 1024, 4),),
     },
     "rows": {
         "aligned": (Setting(8, 256, 4), Setting(32, 64, 4)),
