@@ -326,17 +326,16 @@ class _ListBody(Body):
     def pointer(self, v: ir.Value) -> str:
         return f"ptr_{v.buffer}{self.at if self._is_per_element(v) else ''}"
 
-    def right_side(self, v: ir.Value) -> str:
-        """Behind a chunk's end there is 1: a division by 0 in fp32, and a root of it, is a call of 100 instructions."""
-        if v.op == "load" and self.at and (mask := self.mask(v)):
-            return f"tl.load({self.pointer(v)}{mask}, other=1{self._hint(v)})"
-        return super().right_side(v)
-
     def mask(self, v: ir.Value) -> str:
-        return self.guard if self._is_per_element(v) or v.buffer in self.guarded else ""
+        """Behind a chunk's end there is 1: a division by 0 in fp32, and a root of it, is a call of 100 instructions."""
+        guard = self._guard_of(v)
+        return f"{guard}, other=1" if guard and self.at and v.op == "load" else guard
 
     def mask_text(self, v: ir.Value) -> str:
-        return self.mask(v).removeprefix(", mask=")
+        return self._guard_of(v).removeprefix(", mask=")
+
+    def _guard_of(self, v: ir.Value) -> str:
+        return self.guard if self._is_per_element(v) or v.buffer in self.guarded else ""
 
     def shape_of(self, dims: Iterable[str], of_q: str = "") -> str:
         return f"[{self.lanes}]"

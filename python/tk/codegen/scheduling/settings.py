@@ -84,6 +84,13 @@ UNUSUAL: Mapping[str, int | bool] = {
 
 Table = Mapping[str, Mapping[str, tuple[Setting, ...]]]
 
+# Of columns, each of which is one thread's.
+_OUTER_SCAN: Mapping[str, tuple[Setting, ...]] = {
+    **dict.fromkeys(("aligned", "rows", "pitched", "gathered"), (Setting(16, 128, 4, True),)),
+    "columns": (Setting(16, 128, 4, True), Setting(4, 512, 4, True, everywhere=True)),
+    "strided": (Setting(32, 32, 4, True),),
+}
+
 # By kind of launch (schedule.kind_of; "parts" are the inner reductions of a split one). Of a kind's settings those that
 # a layout gets, the first for every size: it is all that PTX has. The strided one serves what nothing else takes. Of
 # one name a call has that of the first layout that it fits. docs/performance.md has what they were chosen by.
@@ -196,27 +203,9 @@ SETTINGS: Table = {
         "gathered": (Setting(1, 2048, 4, True), Setting(128, 16, 4, everywhere=True), Setting(32, 64, 4)),
         "strided": (Setting(16, 64, 4, True),),
     },
-    # Of columns, each of which is one thread's.
-    "outer_scan": {
-        "aligned": (Setting(16, 128, 4, True),),
-        "rows": (Setting(16, 128, 4, True),),
-        "pitched": (Setting(16, 128, 4, True),),
-        "gathered": (Setting(16, 128, 4, True),),
-        "columns": (Setting(16, 128, 4, True), Setting(4, 512, 4, True, everywhere=True)),
-        "strided": (Setting(32, 32, 4, True),),
-    },
+    "outer_scan": _OUTER_SCAN,
     # The same of logarithms: lanes that have no column take as long as those that have one.
-    "outer_log_scan": {
-        "aligned": (Setting(16, 128, 4, True),),
-        "rows": (Setting(16, 128, 4, True),),
-        "pitched": (Setting(16, 128, 4, True),),
-        "gathered": (Setting(16, 128, 4, True),),
-        "columns": (
-            Setting(16, 128, 4, True), Setting(4, 512, 4, True, everywhere=True),
-            Setting(4, 64, 2, True, everywhere=True),
-        ),
-        "strided": (Setting(32, 32, 4, True),),
-    },
+    "outer_log_scan": {**_OUTER_SCAN, "columns": (*_OUTER_SCAN["columns"], Setting(4, 64, 2, True, everywhere=True))},
     # A warp sorts up to 512 elements without a barrier. These kernels take long to compile and wait for no memory:
     # vector loads would gain nothing, and what has strides of its own is sorted in runs.
     "sort": {
