@@ -59,9 +59,10 @@ def linear_cross_entropy(
 
     A sum or a mean whose logits fit this at once, 8 bytes each in 192 MiB, has its gradients worked out with it where
     gradients are enabled and needed. They are in memory from the forward on, and the backward multiplies them by the
-    gradient of the loss; a second backward of the same graph computes them again. Of float32 this is so wherever 256
-    rows or more fit, of float16 never. Otherwise the backward computes the logits again. Under ``torch.no_grad()``
-    nothing of a gradient is computed.
+    gradient of the loss. Up to 32 MiB every backward of the same graph does so; of larger gradients a second one
+    computes them again. Of float32 this is so wherever 256 rows or more fit; of float16 up to 32 MiB of gradients in
+    float32, without weight. Losses that are not reduced keep their logits, 4 bytes each, up to 32 MiB. Otherwise the
+    backward computes the logits again. Under ``torch.no_grad()`` nothing of a gradient is computed.
 
     Args:
         input: ``[in_features]`` or ``[..., in_features]``.

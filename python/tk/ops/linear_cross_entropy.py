@@ -11,13 +11,18 @@ A sum or a mean whose logits fit the budget is worked out at once, and its gradi
 backward only multiplies them by the gradient of the loss. float32 takes several blocks of rows, which add to the
 weight's gradient in place. 16 bits take one block alone: a sum over blocks of rows would be rounded for each block, or
 need a second gradient in float32. Where a block has few rows, to read and write that sum costs what the product saves.
-float16 computes its logits again in any case: the forward does not know the scale that keeps small gradients from
-becoming 0.
+
+float16 has its gradients in float32 until they are multiplied, since the forward does not know the scale that keeps
+small ones from becoming 0. That is so where they are small, and without weights of the classes, which may be too large
+for the gradient of the logits in 16 bits. Else float16 computes its logits again.
+
+Small gradients, and the logits of losses that are not reduced, are saved as autograd's own: each backward of a graph
+finds them. Larger gradients are multiplied in place by the first backward, so that they are in memory once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,6 +40,8 @@ __all__ = ["linear_cross_entropy", "reduced", "total_of_rows"]
 BUDGET_BYTES = 240 << 20  # of a call, beside the weight and the gradients: for 256 MiB, with room for what is small
 BUDGET_ROWS = 8192  # that it is for: of more rows, the blocks of a backward may be larger in proportion
 LEAST_CLASSES = 128  # of a block, however many rows there are: a kernel's tile of columns
+SAVED_BYTES = 32 << 20  # for the backward, at most: what multiplies them finds them, and writes, in a large GPU's L2
+FLOAT16_SCALE = 2.0**14  # of the gradient of logits, at most 1 by magnitude: the smallest number is then below 4e-12
 LEAST_ROWS = 256  # of a block of rows among several: with fewer, adding to the weight's gradient takes most of the time
 
 _library = Library("tk", "FRAGMENT")  # keeps what is registered alive
@@ -52,12 +59,19 @@ _library.define(
     f"linear_cross_entropy_at_once({_ARGUMENTS}, bool is_mean, bool[] needs, int mode=0) "
     "-> (Tensor, Tensor, Tensor, Tensor)"
 )
+_library.define(f"linear_cross_entropy_with_logits({_ARGUMENTS}, int mode=0) -> (Tensor, Tensor)")
+_library.define(
+    f"linear_cross_entropy_from_logits(Tensor grad, Tensor logits, {_ARGUMENTS}, bool[] needs, int mode=0) "
+    "-> (Tensor, Tensor, Tensor)"
+)
 
 # The loss of each row, and two numbers whose sum is the logsumexp of its logits.
 linear_cross_entropy = torch.ops.tk.linear_cross_entropy.default
 _backward = torch.ops.tk.linear_cross_entropy_backward.default  # (of input, linear_weight and linear_bias)
 reduced = torch.ops.tk.linear_cross_entropy_reduced.default  # the sum or the mean of the losses, in float32
 _at_once = torch.ops.tk.linear_cross_entropy_at_once.default  # that, and the gradients of _backward for it
+_with_logits = torch.ops.tk.linear_cross_entropy_with_logits.default  # the loss of each row, and all logits
+_from_logits = torch.ops.tk.linear_cross_entropy_from_logits.default  # the gradients of _backward, from these
 _mm, _mm_out = _register.overloads("mm")
 _, _addmm_out = _register.overloads("addmm")
 
@@ -88,7 +102,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, classes = input.shape[0], linear_weight.shape[0]
     if config < 0 and _rows_at_once(input, classes) >= rows:
-        numbers = (ignore_index, label_smoothing, -1, mode)
+        numbers = (ignore_index, label_smoothing, mode)
         return _rows_of_one_block(input, linear_weight, target, linear_bias, weight, *numbers)
     if target.is_cuda:  # the host does not wait: a wrong one ends the process's context, as in ATen
         torch._assert_async(_is_right(target, classes, ignore_index).all())
@@ -139,7 +153,7 @@ def _gradients(
 ) -> tuple[Tensor, ...]:
     classes = linear_weight.shape[0]
     if _rows_at_once(input, classes) >= input.shape[0]:
-        numbers = (ignore_index, label_smoothing, -1, mode)
+        numbers = (ignore_index, label_smoothing, mode)
         return _gradients_of_one_block(grad, needs, input, linear_weight, target, linear_bias, weight, *numbers)
     needs_input, needs_weight, needs_bias = needs
     _, grad_weight, grad_bias = _empty_gradients(input, linear_weight, (False, needs_weight, needs_bias))
@@ -305,9 +319,13 @@ def _loss_and_gradients(
     needs: Sequence[bool],
     mode: int = 0,
 ) -> tuple[Tensor, ...]:
-    """In blocks of rows; more than one of float32 alone."""
+    """In blocks of rows; more than one of float32 alone. Of float16 the gradients are float32."""
     rows, classes = input.shape[0], linear_weight.shape[0]
-    gradients = _empty_gradients(input, linear_weight, needs)
+    gradients = _empty_gradients(input, linear_weight, needs, _dtype_until_multiplied(input))
+    if input.dtype == torch.float16:
+        return _loss_and_gradients_of_float16(
+            gradients, needs, input, linear_weight, target, linear_bias, ignore_index, label_smoothing, is_mean, mode
+        )
     weight = None if weight is None else weight.float()
     n = _rows_at_once(input, classes) or max(1, rows)
     factor = None if weight is None and n >= rows else _of_each_row(target, weight, ignore_index, is_mean)
@@ -324,6 +342,32 @@ def _loss_and_gradients(
             _put_products(gradients, g, x, linear_weight, needs, start, mode)
             del g
     return losses[0] if factor is None else torch.cat(losses).sum() * factor, *gradients
+
+
+def _loss_and_gradients_of_float16(
+    gradients: tuple[Tensor, ...],
+    needs: Sequence[bool],
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    is_mean: bool,
+    mode: int,
+) -> tuple[Tensor, ...]:
+    """The logits' gradient is that of a sum, whose size is known: a mean's may be small beyond float16."""
+    settings = (ignore_index, label_smoothing, -1, mode)
+    with torch._C._DisableAutocast():
+        logits = _logits(input, linear_weight, linear_bias, slice(None), mode)
+        loss = torch.ops.tk.cross_entropy_sum(logits, target, *settings)
+        scale = loss.new_full((), FLOAT16_SCALE)
+        g = torch.ops.tk.cross_entropy_sum_backward(scale, logits, target, *settings)
+        del logits
+        _put_products(gradients, g, input, linear_weight, needs, 0, mode)
+        factor = _of_each_row(target, None, ignore_index, is_mean)
+        torch._foreach_mul_(gradients, factor / FLOAT16_SCALE)
+    return loss * factor, *gradients
 
 
 def _put_products(
@@ -344,40 +388,83 @@ def _put_products(
         grad_bias.copy_(of_bias) if start == 0 else grad_bias.add_(of_bias)
     g = g.to(x.dtype)
     if needs_weight and start == 0:
-        _mm_out(g.t(), x, None, *_settings(mode), out=grad_weight)
+        _mm_out(g.t(), x, None, *_settings(mode, grad_weight.dtype), out=grad_weight)
     elif needs_weight:
         _addmm_out(grad_weight, g.t(), x, 1.0, 1.0, *_settings(mode), out=grad_weight)
     if needs_input:
-        _mm_out(g, linear_weight, None, *_settings(mode), out=grad_input[start : start + x.shape[0]])
+        of_block = grad_input[start : start + x.shape[0]]
+        _mm_out(g, linear_weight, None, *_settings(mode, of_block.dtype), out=of_block)
 
 
 def _rows_of_one_block(
     input: Tensor, linear_weight: Tensor, target: Tensor, *args: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As _forward, of which _gradients then needs neither of the two numbers. args: linear_bias, weight, ignore_index,
-    label_smoothing, a config and the mode."""
-    linear_bias, weight, *numbers = args
-    weight = None if weight is None else weight.float()
-    with torch._C._DisableAutocast():
-        logits = _logits(input, linear_weight, linear_bias, slice(None), numbers[-1])
-        loss = _loss_of_rows(logits, target, weight, *numbers)
-        log_sum = torch.ops.tk.logsumexp(logits, -1, numbers[-1])
-    return loss, torch.zeros_like(log_sum), log_sum
+    """As _forward; the two numbers are 0, for _gradients then needs neither. args: linear_bias, weight, ignore_index,
+    label_smoothing and the mode."""
+    loss, _ = _loss_and_logits(input, linear_weight, target, *args)
+    return loss, torch.zeros_like(loss), torch.zeros_like(loss)
 
 
 def _gradients_of_one_block(
-    grad: Tensor, needs: Sequence[bool], input: Tensor, linear_weight: Tensor, target: Tensor, *args: Any
+    grad: Tensor,
+    needs: Sequence[bool],
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    mode: int,
+    logits: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """args: as of _rows_of_one_block."""
-    linear_bias, weight, *numbers = args
     gradients = _empty_gradients(input, linear_weight, needs)
     weight = None if weight is None else weight.float()
     with torch._C._DisableAutocast():
-        logits = _logits(input, linear_weight, linear_bias, slice(None), numbers[-1])
-        g = _gradient_of_rows(grad.contiguous(), logits, target, weight, *numbers)
+        if logits is None:
+            logits = _logits(input, linear_weight, linear_bias, slice(None), mode)
+        g = _gradient_of_rows(grad.contiguous(), logits, target, weight, ignore_index, label_smoothing, -1, mode)
         del logits
-        _put_products(gradients, g, input, linear_weight, needs, 0, numbers[-1])
+        _put_products(gradients, g, input, linear_weight, needs, 0, mode)
     return gradients
+
+
+def _loss_and_logits(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    mode: int = 0,
+) -> tuple[Tensor, Tensor]:
+    weight = None if weight is None else weight.float()
+    with torch._C._DisableAutocast():
+        logits = _logits(input, linear_weight, linear_bias, slice(None), mode)
+        return _loss_of_rows(logits, target, weight, ignore_index, label_smoothing, -1, mode), logits
+
+
+def _loss_and_logits_on_cpu(input: Tensor, linear_weight: Tensor, target: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    _check_indices(target, linear_weight.shape[0], args[2])
+    return _loss_and_logits(input, linear_weight, target, *args)
+
+
+def _gradients_from_logits(
+    grad: Tensor,
+    logits: Tensor,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    needs: Sequence[bool],
+    mode: int = 0,
+) -> tuple[Tensor, ...]:
+    settings = (weight, ignore_index, label_smoothing, mode, logits)
+    return _gradients_of_one_block(grad, needs, input, linear_weight, target, linear_bias, *settings)
 
 
 def _loss_and_its_gradient(
@@ -435,10 +522,23 @@ def total_of_rows(loss: Tensor, target: Tensor, weight: Tensor | None, ignore_in
 # --- Shapes ---
 
 
-def _empty_gradients(input: Tensor, linear_weight: Tensor, needs: Sequence[bool]) -> tuple[Tensor, ...]:
-    """Of input, linear_weight and linear_bias; without elements where none is needed."""
+def _empty_gradients(
+    input: Tensor, linear_weight: Tensor, needs: Sequence[bool], dtype: torch.dtype | None = None
+) -> tuple[Tensor, ...]:
+    """Of input, linear_weight and linear_bias; without elements where none is needed. dtype: None for that of input."""
     sizes = (input.shape, linear_weight.shape, linear_weight.shape[:1])
-    return tuple(input.new_empty(size if is_needed else (0,)) for size, is_needed in zip(sizes, needs, strict=True))
+    needed = (size if is_needed else (0,) for size, is_needed in zip(sizes, needs, strict=True))
+    return tuple(input.new_empty(size, dtype=dtype) for size in needed)
+
+
+def _dtype_until_multiplied(input: Tensor) -> torch.dtype:
+    """Of gradients from the forward."""
+    return torch.float32 if input.dtype == torch.float16 else input.dtype
+
+
+def _has_small_gradients(input: Tensor, linear_weight: Tensor) -> bool:
+    numbers = input.numel() + linear_weight.numel() + linear_weight.shape[0]
+    return numbers * _dtype_until_multiplied(input).itemsize <= SAVED_BYTES
 
 
 def _fake(input: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
@@ -467,8 +567,17 @@ def _fake_reduced(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _fake_at_once(input: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    loss = _fake_reduced(input)
-    return loss, *_fake_backward(loss, loss, loss, input, *args[:6], args[7])
+    linear_weight, *_, needs = args[:8]
+    return _fake_reduced(input), *_empty_gradients(input, linear_weight, needs, _dtype_until_multiplied(input))
+
+
+def _fake_with_logits(input: Tensor, linear_weight: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    loss = input.new_empty(input.shape[:1], dtype=torch.float32)
+    return loss, loss.new_empty(input.shape[0], linear_weight.shape[0])
+
+
+def _fake_from_logits(grad: Tensor, logits: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    return _fake_backward(grad, grad, grad, *args)
 
 
 # --- Gradients ---
@@ -488,15 +597,41 @@ class _Formula(_SingleLevelFunction):
         needed = ctx.needs_input_grad[1:]
         needs = [needed[0], needed[1], needed[3]]
         found = _backward(grad, *ctx.saved_tensors, *ctx.numbers, needs, ctx.mode)
-        of_input, of_weight, of_bias = (g if is_needed else None for g, is_needed in zip(found, needs, strict=True))
-        return None, of_input, of_weight, None, of_bias, *(None,) * 5
+        return _given_back(found, needs)
+
+
+class _FormulaWithLogits(_SingleLevelFunction):
+    """All logits are saved: a backward computes them no more."""
+
+    @staticmethod
+    def forward(ctx: Any, keyset: Any, *args: Any) -> tuple[Tensor, ...]:
+        *given, _, mode = args
+        loss, logits = _register.below_autograd(_with_logits, keyset, *given, mode)
+        ctx.save_for_backward(logits, *args[:5])
+        *ctx.numbers, _, ctx.mode = args[5:]
+        unread = torch.zeros_like(loss), torch.zeros_like(loss)
+        ctx.mark_non_differentiable(*unread)
+        return loss, *unread
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Any, ...]:
+        logits, *given = ctx.saved_tensors
+        needed = ctx.needs_input_grad[1:]
+        settings = (*ctx.numbers, [needed[0], needed[1], needed[3]], ctx.mode)
+        if torch.is_grad_enabled() or _is_batched(grad):
+            unread = torch.zeros_like(given[2], dtype=torch.float32)  # by one block
+            found = _backward(grad, unread, unread, *given, *settings)
+        else:
+            found = _register.below_autograd(_from_logits, None, grad, logits, *given, *settings)
+        return _given_back(found, settings[2])
 
 
 class _FormulaAtOnce(_SingleLevelFunction):
-    """The gradients are there from the forward on. The first backward multiplies them in place and gives them away, so
-    that they are not twice in memory. Another one computes them again as the forward did: it launches no kernel that
-    has not run by then, and so can be recorded into a CUDA graph. One whose own graph is wanted takes the other op,
-    whose graph says that there is no such gradient."""
+    """The gradients are there from the forward on. Where they are small, they stay, and a backward multiplies them into
+    new ones. Else the first backward multiplies them in place and gives them away, so that they are not twice in
+    memory. Another one computes them again as the forward did: it launches no kernel that has not run by then, and so
+    can be recorded into a CUDA graph. One whose own graph is wanted takes the other op, whose graph says that there is
+    no such gradient."""
 
     @staticmethod
     def forward(ctx: Any, keyset: Any, *args: Any) -> Tensor:
@@ -504,30 +639,47 @@ class _FormulaAtOnce(_SingleLevelFunction):
         needed = ctx.needs_input_grad[1:]
         ctx.needs = [needed[0], needed[1], needed[3]]
         loss, *found = _register.below_autograd(_at_once, keyset, *given, ctx.needs, mode)
-        ctx.save_for_backward(*args[:5])
-        ctx.found = found  # not saved: nothing else has them, and the backward writes to them
+        ctx.stay = _has_small_gradients(*args[:2])
+        ctx.save_for_backward(*args[:5], *(found if ctx.stay else ()))
+        ctx.found = None if ctx.stay else found  # not saved: nothing else has them, and the backward writes to them
         *ctx.numbers, ctx.is_mean, ctx.mode = args[5:]
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        given = ctx.saved_tensors  # which holds their versions against those of the forward
+        given, saved = ctx.saved_tensors[:5], ctx.saved_tensors[5:]  # versions are held against those of the forward
         found, ctx.found = ctx.found, None
         if torch.is_grad_enabled():
             found = _with_own_graph(grad, given, ctx)
+        elif ctx.stay:
+            found = [_multiplied(g, grad, given[0].dtype) for g in saved]
         else:
             if found is None:
                 args = (*given, *ctx.numbers, ctx.is_mean, ctx.needs, ctx.mode)
                 _, *found = _register.below_autograd(_at_once, None, *args)
-            # Not of 0 dimensions: it would be rounded to the dtype of g.
-            factors = [grad.reshape((1,) * g.dim()) for g in found]
             if _is_batched(grad):  # a batch of products has no room in g
-                found = [(g * factor).to(g.dtype) for g, factor in zip(found, factors, strict=True)]
+                found = [_multiplied(g, grad, g.dtype) for g in found]
             else:
-                for g, factor in zip(found, factors, strict=True):
-                    g.mul_(factor)
-        of_input, of_weight, of_bias = (g if is_needed else None for g, is_needed in zip(found, ctx.needs, strict=True))
-        return None, of_input, of_weight, None, of_bias, *(None,) * 5
+                for g in found:
+                    g.mul_(_factor_of(g, grad))
+        return _given_back(found, ctx.needs)
+
+
+def _given_back(found: Sequence[Tensor], needs: Sequence[bool]) -> tuple[Any, ...]:
+    """For the arguments of a formula, of which the first is a keyset."""
+    of_input, of_weight, of_bias = (g if is_needed else None for g, is_needed in zip(found, needs, strict=True))
+    return None, of_input, of_weight, None, of_bias, *(None,) * 5
+
+
+def _factor_of(g: Tensor, grad: Tensor) -> Tensor:
+    """Not of 0 dimensions: it would be rounded to the dtype of g."""
+    return grad.reshape((1,) * g.dim())
+
+
+def _multiplied(g: Tensor, grad: Tensor, dtype: torch.dtype) -> Tensor:
+    if _is_batched(grad):
+        return (g * _factor_of(g, grad)).to(dtype)
+    return torch.mul(g, _factor_of(g, grad), out=torch.empty_like(g, dtype=dtype))
 
 
 def _is_batched(x: Tensor) -> bool:
@@ -550,13 +702,26 @@ def _reduced_at_autograd(keyset: Any, *args: Any, **kwargs: Any) -> Any:
     if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)):
         return _register.below_autograd(reduced, keyset, *args)
     input, linear_weight, target, _, weight, *_, is_mean, mode = args
-    sizes = (input.shape[0], linear_weight.shape[0])
-    is_plain = all(type(n) is int for n in sizes) and not torch._C._are_functorch_transforms_active()
-    # A size that is symbolic would be held to the budget by a guard.
-    if is_plain and input.dtype != torch.float16 and forward_ad._current_level < 0 and _rows_at_once(input, sizes[1]):
+    is_taken = _is_plain(input, linear_weight) and _rows_at_once(input, linear_weight.shape[0]) > 0
+    if is_taken and input.dtype == torch.float16:
+        is_taken = weight is None and _has_small_gradients(input, linear_weight)
+    if is_taken:
         return _FormulaAtOnce.apply(keyset, *args)  # type: ignore[attr-defined]
     loss, *_ = linear_cross_entropy(*args[:-2], -1, mode)
     return total_of_rows(loss, target, weight, args[5], is_mean)
+
+
+def _is_plain(input: Tensor, linear_weight: Tensor) -> bool:
+    """Whether the forward may do more than it is asked for. A symbolic size would be held to a bound by a guard."""
+    sizes = (*input.shape, *linear_weight.shape)
+    is_outermost = not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
+    return is_outermost and all(type(n) is int for n in sizes)
+
+
+def _formula_of_rows(input: Tensor, linear_weight: Tensor, *args: Any) -> Any:
+    rows, classes = input.shape[0], linear_weight.shape[0]
+    has_room = args[-2] < 0 and _is_plain(input, linear_weight) and _rows_at_once(input, classes) >= rows
+    return _FormulaWithLogits if has_room and 4 * rows * classes <= SAVED_BYTES else _Formula
 
 
 class _FormulaOfGradients(_SingleLevelFunction):
@@ -572,7 +737,9 @@ class _FormulaOfGradients(_SingleLevelFunction):
         raise NotImplementedError("tk.linear_cross_entropy has no gradient of its gradient (create_graph=True)")
 
 
-def _at_autograd(op: Any, formula: Any) -> Any:
+def _at_autograd(op: Any, formula_of: Callable[..., Any]) -> Any:
+    """formula_of: the formula of a call, by its arguments."""
+
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         args = _register.with_defaults(op, args, kwargs)
         if _register.has_tangent(args):
@@ -581,7 +748,7 @@ def _at_autograd(op: Any, formula: Any) -> Any:
             if forward_ad._current_level >= 0:  # a transform outside of this one, whose tangents would be lost
                 _refuse_forward_mode()
             with _register.single_level():
-                return formula.apply(keyset, *args)
+                return formula_of(*args).apply(keyset, *args)
         return _register.below_autograd(op, keyset, *args)
 
     return kernel
@@ -607,15 +774,15 @@ def _vmap_reduced(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
     return torch.stack(list(one_by_one(reduced, info, dims, *args))), 0
 
 
-for _op, _kernel, _on_cpu, _allocate, _with_graph in (
-    (linear_cross_entropy, _forward, _forward_on_cpu, _fake, _Formula),
-    (_backward, _gradients, _gradients, _fake_backward, _FormulaOfGradients),
+for _op, _kernel, _on_cpu, _allocate, _formula_of in (
+    (linear_cross_entropy, _forward, _forward_on_cpu, _fake, _formula_of_rows),
+    (_backward, _gradients, _gradients, _fake_backward, lambda *_: _FormulaOfGradients),
 ):
     _name = _op._schema.name.removeprefix("tk::")
     _register.register_fake(_name, _allocate, _library)
     _library.impl(_name, _on_cpu, "CPU")
     _library.impl(_name, _kernel, "CUDA")
-    _library.impl(_name, _at_autograd(_op, _with_graph), "Autograd", with_keyset=True)
+    _library.impl(_name, _at_autograd(_op, _formula_of), "Autograd", with_keyset=True)
     torch.library.register_vmap(f"tk::{_name}", partial(_vmap, _op), lib=_library)
 
 _name = "linear_cross_entropy_reduced"
@@ -624,7 +791,12 @@ _library.impl(_name, _reduced_on_cpu, "CPU")
 _library.impl(_name, _reduced, "CUDA")
 _library.impl(_name, _reduced_at_autograd, "Autograd", with_keyset=True)
 torch.library.register_vmap(f"tk::{_name}", _vmap_reduced, lib=_library)
-_name = "linear_cross_entropy_at_once"
-_register.register_fake(_name, _fake_at_once, _library)
-_library.impl(_name, _loss_and_gradients_on_cpu, "CPU")
-_library.impl(_name, _loss_and_gradients, "CUDA")
+for _name, *_of_op in (
+    ("linear_cross_entropy_at_once", _loss_and_gradients, _loss_and_gradients_on_cpu, _fake_at_once),
+    ("linear_cross_entropy_with_logits", _loss_and_logits, _loss_and_logits_on_cpu, _fake_with_logits),
+    ("linear_cross_entropy_from_logits", _gradients_from_logits, _gradients_from_logits, _fake_from_logits),
+):
+    _of_cuda, _of_cpu, _of_fakes = _of_op
+    _register.register_fake(_name, _of_fakes, _library)
+    _library.impl(_name, _of_cpu, "CPU")
+    _library.impl(_name, _of_cuda, "CUDA")
