@@ -17,7 +17,7 @@ from choosing import backward, chosen, dense, generated, turned
 from tk.aot.expr import TensorValue
 from tk.aot.spec import DTYPES
 from tk.generated import Declared
-from tk.kernels.generated import activations, norms, reductions, scans, softmax, sorts
+from tk.kernels.generated import activations, losses, norms, reductions, scans, softmax, sorts
 
 FOLDER = Path(__file__).parent / "choices"
 ELEMENTS = 1 << 24
@@ -100,6 +100,22 @@ def shaped(letter: str, rank: int, m: int, n: int, dtype: str, layout: str) -> T
 @pytest.mark.parametrize("name", list(CALLS))
 def test_choices(name: str) -> None:
     golden_files.check(FOLDER / f"{name}.txt", printed(CALLS[name]))
+
+
+def target(n: int) -> TensorValue:
+    return dense((n,), "i64")
+
+
+@pytest.mark.parametrize("op", [losses.cross_entropy_sum, losses.cross_entropy_mean], ids=lambda op: op.name)
+def test_a_reduced_loss_has_blocks_of_short_rows(op: Declared) -> None:
+    found = chosen(generated(op), [dense((8192, 1024), "bf16"), target(8192), dense((), "bf16")], [-100])
+    assert (found.layout, found.config) == ("aligned", "split_2x1024_w4")
+
+
+@pytest.mark.parametrize("op", [losses.cross_entropy_sum, losses.cross_entropy_mean], ids=lambda op: op.name)
+def test_a_reduced_loss_of_rows_across_memory_reads_along_it(op: Declared) -> None:
+    tensors = [turned((6419, 50), "bf16"), target(6419), dense((), "bf16")]
+    assert chosen(generated(op), tensors, [-100]).layout == "columns"
 
 
 def test_no_file_is_left_over() -> None:

@@ -73,6 +73,16 @@ def test_main_is_the_launch_that_does_most() -> None:
     assert kinds(graph.kernels)[g.main(graph.kernels)] == "inner"
 
 
+@pytest.mark.parametrize("declared", [losses.cross_entropy_sum, losses.cross_entropy_mean], ids=lambda d: d.name)
+def test_main_is_the_launch_that_reads_the_rows(declared: Declared) -> None:
+    """Not the sum of what they come to, which reads a logit of each at its target."""
+    g = generated(declared)
+    for way in ("whole", "split"):
+        kernels = g.graphs[0].kernels_of(way)
+        main = kernels[g.main(kernels)]
+        assert any(v.op == "load" and v.buffer == "x" and v.axes == {"a0", "r0"} for v in main.values)
+
+
 @pytest.mark.parametrize(
     ("declared", "grad", "count"),
     [

@@ -37,6 +37,7 @@ from tk import functional
 from tk.functional import _call, reductions
 from tk.generated import register
 from tk.generated.problem import DTYPES
+from tk.heuristics.described import Recording
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
 
@@ -386,6 +387,23 @@ def test_cross_entropy_of_every_kind(name: str, shape: tuple[int, ...], reductio
     half_target = target.bfloat16() if target.is_floating_point() else target
     lower = tk.cross_entropy(x.bfloat16(), half_target, reduction=reduction, **half)
     assert lower.dtype == torch.bfloat16 and lower.shape == expected.shape
+
+
+@pytest.mark.parametrize("kind", ["", "weight", "probabilities"])
+def test_cross_entropy_of_few_long_rows_across_memory(kind: str) -> None:
+    """They are copied: the kernel has rows that lie in order, and values and gradients are as before."""
+    x = torch.randn(1500, 5).t().requires_grad_()
+    target = torch.rand(5, 1500).softmax(1) if kind == "probabilities" else torch.tensor([3, 0, 1499, -100, 7])
+    kwargs = {"weight": torch.rand(1500)} if kind == "weight" else {}
+    found, expected = (f(x, target, **kwargs) for f in (tk.cross_entropy, F.cross_entropy))
+    assert_close(found, expected)
+    assert_close(*(torch.autograd.grad(loss, x)[0] for loss in (found, expected)))
+    strides: set[tuple[int, ...]] = set()
+    with Recording(
+        lambda op, *args, **_: strides.update(t.stride() for t in args if getattr(t, "shape", ()) == x.shape)
+    ):
+        tk.cross_entropy(x.detach(), target, **kwargs)
+    assert strides == {(1500, 1)}
 
 
 def faked(x: Any) -> Any:

@@ -61,11 +61,11 @@ class Generated(OpRecord):
         return Context(self.op, by_name, {name: i for i, name in enumerate(scratch)}, self.debug)
 
     def main(self, kernels: Sequence[ir.Kernel]) -> int:
-        """The launch whose setting is the plan's: of those that sort, or else reduce, the one that does most, and more
-        than to put partial results together; else the last."""
+        """The launch whose setting is the plan's: of those that sort, or else reduce, the one that runs through most
+        dimensions of what is given, and of several the one that does most; else the last."""
         sorting = [i for i, k in enumerate(kernels) if along.sorts(k)]
         reducing = sorting or [i for i, k in enumerate(kernels) if k.reduced]
-        does = {i: (not _is_of_parts(kernels[i]), len(kernels[i].values)) for i in reducing}
+        does = {i: (_dimensions_read(kernels[i]), len(kernels[i].values)) for i in reducing}
         return max(does, key=does.__getitem__) if does else len(kernels) - 1
 
     def scheduled(
@@ -271,6 +271,15 @@ def _is_wide(graph: Graph) -> bool:
     return not {"fp32", "fp64"}.isdisjoint(graph.trace.dtypes.values())
 
 
+def _dimensions_read(kernel: ir.Kernel) -> int:
+    """The most that the axes run through of a tensor. What is read at an index, as the logits of the targets are, and
+    what other launches have left is little."""
+    read = [v.index for v in kernel.accesses if v.op == "load" and kernel.buffer(v.buffer).kind != "scratch"]
+    axes = {a.name for a in kernel.axes}
+    return max((sum(any(s.name in axes for s in at.free_symbols) for at in index) for index in read
+                if not any(map(ir.values_in, index))), default=0)  # fmt: skip
+
+
 def _is_of_parts(kernel: ir.Kernel) -> bool:
     """Whether all that it reads is what other launches have left."""
     return all(kernel.buffer(v.buffer).kind == "scratch" for v in kernel.accesses if v.op == "load")
@@ -289,7 +298,10 @@ def _settings_beside(
 
 def _layout_beside(main: ir.Kernel, layout: Layout, kernel: ir.Kernel) -> Layout:
     """Of a launch beside the main one. What adds up partial results asks nothing of how many there are, unless the main
-    one has rows as long: a multiple of 16 would keep the whole plan from most calls."""
+    one has rows as long: a multiple of 16 would keep the whole plan from most calls. Scratch memory and tensors of one
+    dimension lie as they are read, whatever runs across in the main one."""
+    if layout.across and _dimensions_read(kernel) < 2:
+        layout = GATHERED
     if not is_for(kernel, layout):
         opened, tile = laid_out(kernel, layout)
         if not tile.p:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["cross_entropy"]
 
+FEW_ROWS = 4096  # which 32 at once are a program for each multiprocessor
+SHORT_ROW = 1024  # to copy it would take longer than a kernel that reads it across memory
+
 _OPS = {"none": "cross_entropy_rows", "sum": "cross_entropy_sum", "mean": "cross_entropy_mean"}
 
 
@@ -39,7 +42,8 @@ def cross_entropy(
     """``-log(softmax(input)[target])``, as ``torch.nn.functional.cross_entropy``, in one pass over input.
 
     Args:
-        input: ``[C]``, ``[N, C]`` or ``[N, C, ...]``; the last is copied. Of no classes the loss is ATen's, but for
+        input: ``[C]``, ``[N, C]`` or ``[N, C, ...]``; the last is copied, and so are fewer than 4096 rows of more than
+            1024 classes that do not lie beside each other. Of no classes the loss is ATen's, but for
             strict mode on CUDA. Of a DTensor with sharded classes it is worked out without gathering them, and is a
             DTensor (:func:`tk.parallel.loss.cross_entropy`).
         target: int64 or uint8, the indices of the classes: the shape of input without C. One that is no class and not
@@ -129,7 +133,18 @@ def _rows(input: Tensor, target: Tensor, weight: Tensor | None) -> tuple[Tensor,
         )
     if weight is not None and weight.shape != (input.shape[classes],):
         raise ValueError(f"tk.cross_entropy: weight must be [{input.shape[classes]}], is {list(weight.shape)}")
-    return _flat(input, input), shape
+    rows = _flat(input, input)
+    if _is_few_long_columns(rows):
+        rows = rows.clone(memory_format=torch.contiguous_format)
+    return rows, shape
+
+
+def _is_few_long_columns(x: Tensor) -> bool:
+    """Of rows across memory a program has 32 at once: of few, few programs would each run through many classes. To
+    guard a symbolic size would cost more than the copy gains."""
+    rows, classes = x.shape
+    is_across = type(rows) is int and type(classes) is int and 1 < rows < FEW_ROWS and x.stride(1) != 1
+    return is_across and classes > SHORT_ROW
 
 
 def _flat(x: Tensor, input: Tensor) -> Tensor:
