@@ -105,7 +105,7 @@ def test_memory_of_gradients_at_once() -> None:
 
 
 def test_a_graph_walked_twice() -> None:
-    """The second backward computes the gradients again, in blocks of classes."""
+    """Both multiply the gradients that the forward has saved."""
     x, w = (torch.randn(*s, device=DEVICE, dtype=torch.bfloat16).requires_grad_() for s in ((64, 32), (500, 32)))
     loss = tk.linear_cross_entropy(x, w, torch.randint(500, (64,), device=DEVICE))
     first, second = (torch.autograd.grad(loss, (x, w), loss.detach() * 0 + 2, retain_graph=True) for _ in range(2))
