@@ -29,11 +29,6 @@ def embedding_backward(rows, index, weight, padding_idx):
     return torch.ops.aten.embedding_dense_backward(rows, index, weight.shape[0], padding_idx, False)
 
 
-def _wide(x):
-    """16-bit floats in fp32, so that sums are rounded once."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-
-
 @op(x="T[..., K]", index="I[..., N]", T=NUMBERS, I=INDEX)
 def gather(x, index):
     return x.gather(-1, index)
@@ -46,48 +41,41 @@ def gather_columns(x, index):
 
 @op(x="T[..., K]", index="I[..., N]", source="T[..., N]", T=SUMS, I=INDEX)
 def scatter_add(x, index, source):
-    return _wide(x).scatter_add(-1, index, _wide(source)).to(x.dtype)
+    """Of 16 bits in fp32, but for few additions a place: tk.codegen.ways, "rounded"."""
+    return x.scatter_add(-1, index, source)
 
 
 @op(x="T[..., K, B]", index="I[..., N, B]", source="T[..., N, B]", T=SUMS, I=INDEX)
 def scatter_add_columns(x, index, source):
-    return _wide(x).scatter_add(-2, index, _wide(source)).to(x.dtype)
+    return x.scatter_add(-2, index, source)
 
 
 @op(x="T[..., K, B]", index="I[N]", source="T[..., N, B]", T=SUMS, I=INDEX)
 def index_add(x, index, source):
-    return _wide(x).index_add(-2, index, _wide(source)).to(x.dtype)
+    return x.index_add(-2, index, source)
 
 
-@op(x="T[..., K]", last="I[K]", index="I[N]", source="T[..., N]", T=NUMBERS, I=INDEX)
-def put(x, last, index, source):
-    """In the place of each element of x the source's at `last`, or x's own where that is -1. The index, of which `last`
-    is last_of, is for the gradient."""
-    return torch.where(last < 0, x, source.index_select(-1, last.clamp(min=0)))
+@op(x="T[..., K]", index="I[N]", source="T[..., N]", T=NUMBERS, I=INDEX)
+def put(x, index, source):
+    """x with the source's elements at index, which counts from the end where it is below 0. Of several for one place
+    the last stays, in any mode: tk.codegen.ways.IN_ORDER."""
+    return torch.ops.aten.index_put(x, [None, index], source)
 
 
-@op(x="T[..., K, B]", last="I[K]", index="I[N]", source="T[..., N, B]", T=NUMBERS, I=INDEX)
-def put_rows(x, last, index, source):
+@op(x="T[..., K, B]", index="I[N]", source="T[..., N, B]", T=NUMBERS, I=INDEX)
+def put_rows(x, index, source):
     """The same of rows."""
-    rows = source.index_select(-2, last.clamp(min=0))
-    return torch.where((last < 0).unsqueeze(-1), x, rows)
+    return torch.ops.aten.index_put(x, [None, index], source)
 
 
-@op(index="i64[N]", like="i64[K]")
-def last_of(index, like):
-    """For each of as many places as like has, whose shape alone is read, the last n with index[n] there, or -1. It is
-    the largest of them, so that no order of writes is left to chance."""
-    none, places = like.new_full((like.shape[0],), -1), torch.arange(index.shape[0], device=index.device)
-    return none.scatter_reduce(0, index, places, "amax")
-
-
-@op(at="i64[...]", index="i64[...]", size="int")
-def flat_index(at, index, size):
-    """at · size + index, an index below 0 counted from the end: one index for two dimensions. It is -1, which is out of
-    bounds, where index is out of its own, or where `at` is below 0."""
-    wrapped = torch.where(index < 0, index + size, index)
-    is_none = (at < 0) | (wrapped < 0) | (wrapped >= size)
-    return torch.where(is_none, -1, at * size + wrapped)
+@op(at="i64[...]", index="i64[...]", rows="int", size="int")
+def flat_index(at, index, rows, size):
+    """at · size + index, both counted from the end where they are below 0: one index for two dimensions, of `rows` and
+    `size`. Where one of them is out of bounds, it is rows · size, which is so too."""
+    row = torch.where(at < 0, at + rows, at)
+    column = torch.where(index < 0, index + size, index)
+    is_none = (row < 0) | (row >= rows) | (column < 0) | (column >= size)
+    return torch.where(is_none, rows * size, row * size + column)
 
 
 @op(x="T[...]", boundaries="T[K]", right="bool", T=("fp32", "i64"))

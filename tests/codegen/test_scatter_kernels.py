@@ -8,6 +8,7 @@ import torch
 from test_generated_compile import SM90
 
 from tk.aot.compile import Target, compile_source, source_of
+from tk.aot.grid import enumerate_grid
 from tk.codegen.errors import TraceError
 from tk.codegen.family import generate
 from tk.codegen.tile import ALIGNED, LAYOUTS, STRIDED
@@ -50,6 +51,33 @@ def test_16_bits_are_added_up_in_32() -> None:
     (kernels,) = [g.kernels for g in build("scatter_add_bf16").graphs]
     puts = [v for k in kernels for v in k.values if v.op == "store" and v.data == "add"]
     assert [v.dtype for v in puts] == ["fp32"]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_few_additions_of_16_bits_are_in_pairs(dtype: str) -> None:
+    """One launch writes the base, the next adds to it; of the result nothing is kept in fp32."""
+
+    def add(x, at, y):
+        return x.index_add(0, at, y)
+
+    found = generate(add, op(x=f"{dtype}[M, N]", at="i64[K]", y=f"{dtype}[K, N]")(add).signature, "add")
+    kernels = found.graphs[0].kernels_of("rounded")
+    assert len(kernels) == 2 and not any(b.kind == "scratch" for k in kernels for b in k.buffers)
+    plan = found.plan(found.graphs[0], ALIGNED, found.settings("rounded")[0], "rounded")
+    assert plan is not None and not plan.deterministic
+    assert any("additions a place" in c.message for c in plan.constraints)
+    text = compile_source(source_of(plan, plan.launches[-1], Target(90, ptx=True))).image.decode()
+    assert f"add.noftz.{dtype.replace('fp', 'f')}x2" in text and "atom." not in text
+    of = {arch: {v.point.config.name for v in enumerate_grid(found.family, arch).variants} for arch in (80, 90)}
+    assert any("rounded" in c for c in of[90]) and not any("rounded" in c for c in of[80])
+
+
+def test_what_is_written_in_place_has_no_neighbour_touched() -> None:
+    def add(x, at, y):
+        x.index_add_(0, at, y)
+
+    found = generate(add, op(x="bf16[M, N]", at="i64[K]", y="bf16[K, N]")(add).signature, "add")
+    assert not found.settings("rounded")
 
 
 def test_an_argument_written_in_place_is_not_copied_first() -> None:

@@ -98,6 +98,36 @@ def test_deterministic_sums(name: str, dtype: torch.dtype) -> None:
     assert_close(first.cpu(), function(*wide).to(dtype), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 8)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("n", [1, 2, 3, 100_001])
+def test_one_addition_a_place_leaves_its_neighbours_alone(n: int, dtype: torch.dtype) -> None:
+    """Of 16 bits elements are added in pairs, of which one is -0.0: also of what is none of a number."""
+    x, source = torch.randn(n).to(dtype), torch.randn(n).to(dtype)
+    for place, special in enumerate((-0.0, float("inf"), float("nan"), 1e-7)[:n]):
+        x[place] = special
+    index = torch.randperm(n)[: (n + 1) // 2]
+    expected = x.clone()
+    expected[index] = (x[index].float() + source[: len(index)].float()).to(dtype)
+    given = x.to(DEVICE), 0, index.to(DEVICE), source[: len(index)].to(DEVICE)
+    for found in (tk.scatter_add(*given), tk.index_add(*given), tk.index_put(given[0], (given[2],), given[3], True)):
+        assert torch.equal(
+            found.cpu().view(torch.int16)[~expected.isnan()], expected.view(torch.int16)[~expected.isnan()]
+        )
+        assert torch.equal(found.cpu().isnan(), expected.isnan())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_one_place_and_one_value_for_all(dtype: torch.dtype) -> None:
+    """Which have no order; in strict mode by the kernels all the same."""
+    x = numbers(dtype, 60, 70)
+    for rows in (torch.tensor([7]), torch.tensor([3, -1, 3, 59])):
+        for values in (numbers(dtype), numbers(dtype, 70), numbers(dtype, 1, 70)):
+            expected = torch.index_put(x, (rows,), values)
+            for strict in (False, True):
+                with tk.config.strict(strict):
+                    assert torch.equal(tk.index_put(*on_cuda((x, (rows,), values))).cpu(), expected)
+
+
 def test_a_place_keeps_the_last_in_every_call() -> None:
     x, rows, values = torch.zeros(10, 64), torch.randint(0, 10, (100_000,)), torch.randn(100_000, 64)
     expected = tk.index_put(x, (rows,), values)

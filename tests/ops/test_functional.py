@@ -1048,7 +1048,7 @@ def test_importing_tk_leaves_the_functions_alone() -> None:
 # Of integers, or of the dtypes that others are converted to.
 OTHER_DTYPES = (
     "fill_integers", "row_any", "bucketize", "searchsorted", "embedding_backward", "row_sum_int", "row_extreme_int",
-    "last_of", "flat_index", "row_place_int", "cumsum_int", "cross_entropy_weighted", "cross_entropy_of_probabilities",
+    "flat_index", "row_place_int", "cumsum_int", "cross_entropy_weighted", "cross_entropy_of_probabilities",
 )  # fmt: skip
 
 

@@ -96,6 +96,35 @@ def test_no_more_launches_than_torch(name: str) -> None:
         assert len(counts[0]) <= len(counts[1]), counts
 
 
+@pytest.mark.parametrize("n", [1, 3, 12, 40])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_the_gradient_of_a_gather(dim: int, layout: str, n: int) -> None:
+    """In place in zeros, but where there are many additions a place, or one of the switches is on."""
+    shape = [4, 5, 6]
+    x = LAYOUTS[layout](torch.randn(shape, dtype=torch.float64)).detach().requires_grad_()
+    index = torch.randint(0, shape[dim], [n if d == dim else s for d, s in enumerate(shape)])
+    grad = torch.randn(index.shape, dtype=torch.float64).requires_grad_()
+    (wanted,) = torch.autograd.grad(x.gather(dim, index), x, grad)
+    results = {}
+    for way in ("usual", "deterministic", "torch's"):
+        torch.use_deterministic_algorithms(way == "torch's")
+        try:
+            with tk.config.deterministic(way == "deterministic"):
+                found = tk.gather(x, dim, index)
+            with Launches() as launches:
+                (of_x,) = torch.autograd.grad(found, x, grad, create_graph=True)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        (of_grad,) = torch.autograd.grad((of_x * x.detach()).sum(), grad)
+        torch.testing.assert_close(of_x, wanted)
+        torch.testing.assert_close(of_grad, x.detach().gather(dim, index))
+        results[way] = launches.names
+    in_place = ["new_zeros.default", "scatter_.src" if n == 1 else "scatter_add_.default"]
+    assert (results["usual"] == in_place) == (n <= 2 * shape[dim])
+    assert results["deterministic"] != in_place and results["torch's"] != in_place
+
+
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "expanded"])
 def test_the_gradient_of_an_extreme_lies_as_its_input(layout: str, dim: int) -> None:

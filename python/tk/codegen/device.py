@@ -51,6 +51,24 @@ def fetch(rows, mask, n, MOST: tl.constexpr):
 
 
 @triton.jit
+def add_16(at, value, mask):
+    """Adds to elements of 16 bits, in any order. Atomics on one of them are loops; on two beside each other they are
+    not. So the other one of the same 4 bytes gets -0.0, which changes nothing. It must belong to the same tensor, or to
+    nothing: a result's memory begins and ends at a multiple of 4 bytes. A block must not have fewer elements than
+    threads, of which several would then add the same one."""
+    KIND: tl.constexpr = "bf16x2" if at.dtype.element_ty == tl.bfloat16 else "f16x2"
+    behind = at.to(tl.int64) & 2
+    bits = value.to(at.dtype.element_ty).to(tl.uint16, bitcast=True).to(tl.uint32)
+    pair = tl.where(behind != 0, bits << 16 | 0x8000, bits | 0x80000000)
+    wanted = ((behind < 4) & mask).to(tl.int32)
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p red.relaxed.gpu.global.add.noftz." + KIND
+        + " [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r,r", [at.to(tl.int64) - behind, pair, wanted], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def divided(x, n, magic):
     """x // n, from 0 on, by a multiplication. magic: (2**31 - 1) // n for x of 32 bits, (2**55 - 1) // n for one of 64
     that is below 2**54. The product is at most 1 too small."""

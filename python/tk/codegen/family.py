@@ -223,7 +223,7 @@ class Generated(OpRecord):
         def plan(point: Point) -> Plan | None:
             _, way = ways[point.config.name]
             graph, at = by_label[point.graph], place(point)
-            if at < 0 or not can_run(graph, point.arch):
+            if at < 0 or not can_run(graph, point.arch) or (way == "rounded" and point.arch < 90):
                 return None
             setting = choices(point)[at]  # as its layout has it: in another it may not be everywhere
             is_more = LAYOUT_BY_NAME[point.layout].aligned or (at > 0 and not setting.everywhere)
@@ -285,6 +285,13 @@ def _is_of_parts(kernel: ir.Kernel) -> bool:
     return all(kernel.buffer(v.buffer).kind == "scratch" for v in kernel.accesses if v.op == "load")
 
 
+def _puts_into_scratch(kernel: ir.Kernel) -> bool:
+    """Along a single axis, as what finds which element stays of several."""
+    return len(kernel.axes) == 1 and any(
+        v.op == "store" and v.data and kernel.buffer(v.buffer).kind == "scratch" for v in kernel.values
+    )
+
+
 def _settings_beside(
     kernel: ir.Kernel, own: Layout, main: ir.Kernel, layout: Layout, setting: Setting
 ) -> tuple[Beside, ...]:
@@ -297,9 +304,10 @@ def _settings_beside(
 
 
 def _layout_beside(main: ir.Kernel, layout: Layout, kernel: ir.Kernel) -> Layout:
-    """Of a launch beside the main one. What adds up partial results asks nothing of how many there are, unless the main
-    one has rows as long: a multiple of 16 would keep the whole plan from most calls. Scratch memory and tensors of one
-    dimension lie as they are read, whatever runs across in the main one."""
+    """Of a launch beside the main one. What adds up partial results, or puts something into scratch memory, asks
+    nothing of how many there are, unless the main one has rows as long: a multiple of 16 would keep the whole plan from
+    most calls. Scratch memory and tensors of one dimension lie as they are read, whatever runs across in the main
+    one."""
     if layout.across and _dimensions_read(kernel) < 2:
         layout = GATHERED
     if not is_for(kernel, layout):
@@ -308,7 +316,7 @@ def _layout_beside(main: ir.Kernel, layout: Layout, kernel: ir.Kernel) -> Layout
             layout = STRIDED
         elif not any(b.leading for b in opened.buffers):  # "..." keeps its three strides
             layout = ALIGNED if layout.dense else GATHERED
-    if not layout.aligned or not _is_of_parts(kernel):
+    if not layout.aligned or not (_is_of_parts(kernel) or _puts_into_scratch(kernel)):
         return layout
     tile, of_main = (laid_out(k, layout)[1] for k in (kernel, main))
     is_as_long = ix.same(*(ix.product([a.size for a in t.q]) for t in (tile, of_main)))

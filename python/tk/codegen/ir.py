@@ -46,8 +46,11 @@ COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")  # result i1
 TEST = ("isnan", "isinf", "signbit")  # one operand, result i1
 SCAN: Mapping[str, int] = {"sum": 1, "prod": 1, "logaddexp": 1, "max": 2, "min": 2}  # kind -> results
 ACCESSES = ("load", "store", "search")
-PUT = ("set", "add", "max", "min")  # a store at indices that are themselves values; all but "set" are atomic
-ATOMIC = {"add": ("fp32", "fp64", "i32", "i64"), "max": ("i32", "i64"), "min": ("i32", "i64")}
+# A store at indices that are themselves values: "same" where all elements for one place are equal, so that their order
+# is no matter. The last three are atomic.
+PUT = ("set", "same", "add", "max", "min")
+ROUNDED_SUMS = ("bf16", "fp16")  # what every addition rounds
+ATOMIC = {"add": (*ROUNDED_SUMS, "fp32", "fp64", "i32", "i64"), "max": ("i32", "i64"), "min": ("i32", "i64")}
 # How many elements "..." has, and the three dimensions that it is at run time.
 LEADING = sympy.Symbol("leading", integer=True, positive=True)
 LEADING_SIZES = tuple(sympy.Symbol(f"leading_{d}", integer=True, positive=True) for d in range(3))
@@ -389,7 +392,7 @@ def _asm_problem(v: Value, args: list[Value]) -> str:
 
 
 def _put_problem(v: Value, axes: Mapping[str, Axis]) -> str:
-    if v.data not in PUT or (v.data != "set" and v.dtype not in ATOMIC[v.data]):
+    if v.data not in PUT or v.dtype not in ATOMIC.get(v.data, (v.dtype,)):
         return f"puts {v.dtype} by {v.data}"
     return "a put in a kernel that reduces" if any(a.reduced for a in axes.values()) else ""
 

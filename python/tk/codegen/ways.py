@@ -17,6 +17,9 @@ from tk.codegen.tracing.trace import Trace
 
 Kernels = tuple[ir.Kernel, ...]
 
+# Ops of the package that keep the last of several elements for one place in every mode.
+IN_ORDER = frozenset({"put", "put_rows"})
+
 MOST_SPILLED = 64  # bytes a thread. A setting that spills more is left out: one with smaller blocks is faster
 MOST_SPILLED_WALKING = 128  # instead of a walk everything would be read twice
 
@@ -77,7 +80,8 @@ class _Making:
 
 
 def _whole(making: _Making) -> Kernels:
-    return passes.run_all(lower(making.trace, making.name))
+    """Of IN_ORDER without what depends on the order of programs."""
+    return passes.run_all(lower(making.trace, making.name, deterministic=making.name in IN_ORDER))
 
 
 def _split(making: _Making) -> Kernels:
@@ -115,6 +119,19 @@ def _deterministic(making: _Making) -> Kernels:
         with suppress(NotDeterministic):
             return passes.run_all(lower(making.trace, f"{making.name}_deterministic", deterministic=True))
     return ()
+
+
+def _rounded(making: _Making) -> Kernels:
+    """With sums of 16-bit floats at indices in their own dtype: for few additions a place, where a pass over all places
+    in fp32 takes longest. What is written in place may end where another tensor begins, which they would touch too."""
+    if making.trace.mutated:
+        return ()
+    made = passes.run_all(lower(making.trace, f"{making.name}_rounded", rounded=True))
+    return made if any(map(_adds_16, made)) else ()
+
+
+def _adds_16(kernel: ir.Kernel) -> bool:
+    return any(v.op == "store" and v.data == "add" and v.dtype in ir.ROUNDED_SUMS for v in kernel.values)
 
 
 def _sorted(making: _Making, way: str) -> Kernels:
@@ -187,6 +204,7 @@ WAYS: Mapping[str, Way] = {
         Way("long", _long, _kind_of_long, is_batch_invariant=False, costs=20, has_one_setting=True),
         Way("walk", _walked, most_spilled=MOST_SPILLED_WALKING),
         Way("deterministic", _deterministic, has_one_setting=True),
+        Way("rounded", _rounded),
         Way("digits", lambda making: _sorted(making, "digits")),
         Way("narrow", lambda making: _sorted(making, "narrow")),
     )

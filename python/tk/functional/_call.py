@@ -112,7 +112,7 @@ def taken(function: str, takes: Sequence[torch.dtype] = FLOATS, **tensors: Tenso
     if good:
         return True
     one_device(function, **tensors)
-    is_float64 = all(x is None or x.dtype == torch.float64 for x in tensors.values()) and not _is_strict()
+    is_float64 = all(x is None or x.dtype == torch.float64 for x in tensors.values()) and not is_strict()
     if first.device.type != "cpu" and not is_float64:
         given = ", ".join(f"{name} is {_name(x.dtype)}" for name, x in tensors.items() if x is not None)
         raise errors.UnsupportedError(
@@ -163,13 +163,13 @@ def one_device(function: str, **tensors: Tensor | None) -> None:
 
 def only_aten_has(function: str, x: Tensor, what: str) -> None:
     """Raises tk.UnsupportedError for an argument that no kernel has, in strict mode: ATen takes it."""
-    if x.device.type != "cpu" and _is_strict():
+    if x.device.type != "cpu" and is_strict():
         raise errors.UnsupportedError(
             f"tk.{function}: {what}: no kernel has it, and strict mode keeps it from ATen; input is on {x.device}"
         )
 
 
-def _is_strict() -> bool:
+def is_strict() -> bool:
     return bool(config.current().mode & config.MODE_BITS["strict"])
 
 

@@ -19,6 +19,7 @@ from tk.functional._call import (
     as_int64,
     check_plain,
     check_tensor,
+    is_strict,
     needs,
     one_device,
     only_aten_has,
@@ -73,7 +74,8 @@ def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False,
 @needs("scatter_add", "scatter_add_columns", "gather", "gather_columns")
 def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor, *, config: Config = None) -> Tensor:
     """input with each element of src added along ``dim`` at the place that index has for it, as ``torch.scatter_add``.
-    Of 16-bit floats the sums are in float32 and rounded once; integers wrap around, and a bool is whether any is set.
+    Of 16-bit floats the sums are in float32 and rounded once. Kernels for sm_90 add up to two elements a place, on
+    average, in the dtype itself, as torch does. Integers wrap around, and a bool is whether any is set.
 
     Sums of floats are atomic, in any order, or in deterministic mode without regard to order; of float64 they have no
     deterministic kernel, and are refused there.
@@ -146,7 +148,7 @@ def index_add(
     return found.reshape(input.shape)
 
 
-@needs("put", "put_rows", "last_of", "flat_index", *index_add.ops)  # type: ignore[attr-defined]
+@needs("put", "put_rows", "flat_index", *index_add.ops)  # type: ignore[attr-defined]
 def index_put(
     input: Tensor,
     indices: Sequence[Tensor | None],
@@ -166,7 +168,8 @@ def index_put(
             Those of 0-d masks are ATen's, but for strict mode on CUDA.
         values: of input's dtype; broadcast to the shape of ``input[indices]``.
         accumulate: values are added, as of :func:`scatter_add`. Else of several for one place the last one stays, in
-            any mode.
+            any mode. A single place, and values that are the same for all, have no order: they are by ATen, but for
+            strict mode on CUDA.
 
     Returns:
         The shape of input.
@@ -294,9 +297,12 @@ def _added(x: Tensor, dim: int, at: Tensor, source: Tensor, config: Config) -> T
 
 
 def _sums(add: Any, x: Tensor, source: Tensor) -> Tensor:
-    """Integers are added up in int64, of which the last bits are those of a shorter sum."""
+    """Integers are added up in int64, of which the last bits are those of a shorter sum; on the CPU 16-bit floats in
+    float32, as kernels do themselves."""
     if x.dtype in INTEGERS and x.dtype != torch.int64:
         return add(x.long(), source.long()).to(x.dtype)
+    if x.dtype in (torch.bfloat16, torch.float16) and x.device.type == "cpu":
+        return add(x.float(), source.float()).to(x.dtype)
     return add(x, source)
 
 
@@ -400,8 +406,10 @@ def _placed(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumul
     columns = [product(behind)] if after else []
     rows, source = moved.reshape([*leading, k, *columns]), source.reshape([*leading, n, *columns])
     try:
-        found = _at_rows(rows, _flat(x, indices, shape, config), source, bool(after), accumulate, config)
-    except RuntimeError as error:
+        if not accumulate and config is None and _has_no_order(x, source, len(leading)):
+            return torch.ops.aten.index_put(x, indices, values)
+        found = _at_rows(rows, _flat(x, indices, shape, accumulate, config), source, bool(after), accumulate, config)
+    except (IndexError, RuntimeError) as error:
         if "out of bounds" not in str(error):
             raise
         raise IndexError(f"tk.index_put: indices are out of bounds for input of {list(x.shape)}: {error}") from None
@@ -418,12 +426,23 @@ def _broadcast(indices: Sequence[Tensor]) -> torch.Size:
         ) from None
 
 
-def _flat(x: Tensor, indices: Sequence[Tensor | None], shape: torch.Size, config: Config) -> Tensor:
-    """[N]: the places in the dimensions that have an index, as one; -1 where one of them is out of bounds."""
-    found = parallel.full(x, (), 0, torch.int64).expand(shape)
-    for d, index in enumerate(indices):
-        if index is not None:
-            found = run("flat_index", found, index.long().expand(shape), x.shape[d], config=config)
+def _has_no_order(x: Tensor, source: Tensor, dim: int) -> bool:
+    """Whether ATen may put the source, whose elements along `dim` have a place each: one alone, or equal ones."""
+    n, step = source.shape[dim], source.stride(dim)  # of a graph, neither may be a number
+    is_one = (type(n) is int and n == 1) or (type(step) is int and step == 0)
+    return is_one and not parallel.is_distributed(x) and (x.device.type == "cpu" or not is_strict())
+
+
+def _flat(x: Tensor, indices: Sequence[Tensor | None], shape: torch.Size, from_start: bool, config: Config) -> Tensor:
+    """[N]: the places in the dimensions that have an index, as one; out of bounds where one of them is. A single index
+    is as it was given, below 0 too, but with from_start."""
+    given = [(x.shape[d], as_int64(index).expand(shape)) for d, index in enumerate(indices) if index is not None]
+    if from_start and len(given) == 1:
+        given.insert(0, (1, parallel.full(x, (), 0, torch.int64).expand(shape)))
+    rows, found = given[0]
+    for size, index in given[1:]:
+        found = run("flat_index", found, index, rows, size, config=config)
+        rows = rows * size
     return found.reshape(-1)
 
 
@@ -432,7 +451,5 @@ def _at_rows(x: Tensor, at: Tensor, source: Tensor, has_columns: bool, accumulat
     dim = x.dim() - 1 - has_columns
     if accumulate or source.shape[dim] == 0:  # a source of none has a gradient too
         return _sums(lambda x, source: _added(x, dim, at, source, config), x, source)
-    like = at.new_zeros(()).expand(x.shape[dim])  # for its shape
-    last = run("last_of", at, like, config=config)
     op = "put_rows" if has_columns else "put"
-    return _unsigned(run(op, signed(x), last, at, signed(source), config=config), x.dtype)
+    return _unsigned(run(op, signed(x), at, signed(source), config=config), x.dtype)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tk import errors, parallel
+from tk.config import MODE_BITS
 from tk.generated.problem import memory_order
 
 Formula = tuple[Callable[..., None], Callable[..., Any]]  # what it keeps of a call, and the gradients
@@ -58,15 +59,51 @@ def _keep_index_of(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(index)
 
 
-def _scatter_back(name: str) -> Callable[..., Any]:
-    """Of what was gathered: added where it came from."""
+def _keep_gathered(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _keep_index_of(ctx, inputs, output)
+    ctx.order = memory_order(inputs[0], inputs[0].dim())
+
+
+MOST_IN_PLACE = 2  # additions a place, on average
+
+
+def _scatter_back(name: str, dim: int) -> Callable[..., Any]:
+    """Of what was gathered: added where it came from. Few additions are ATen's, in place in the zeros: another
+    pass over these takes longer than all additions. Of many the sums are in float32 and rounded once."""
 
     def backward(ctx: Any, grad: Tensor) -> Any:
         (index,) = ctx.saved_tensors
-        found = getattr(torch.ops.tk, name)(parallel.full(grad, ctx.shape, 0), index, grad, -1, ctx.mode)
+        if _is_any_order(ctx) and not parallel.is_distributed(grad) and _are_few(index, ctx.shape):
+            # One element along `dim` is the only one for its place.
+            n = index.shape[dim]
+            found = _put_back(ctx, grad, "scatter" if type(n) is int and n == 1 else "scatter_add", dim, index)
+        else:
+            found = getattr(torch.ops.tk, name)(parallel.full(grad, ctx.shape, 0), index, grad, -1, ctx.mode)
         return (found, *[None] * (ctx.n_inputs - 1))
 
     return backward
+
+
+def _is_any_order(ctx: Any) -> bool:
+    """Whether neither switch asks for sums that do not depend on the order of their terms."""
+    return not ctx.mode & MODE_BITS["deterministic"] and not torch.are_deterministic_algorithms_enabled()
+
+
+def _are_few(index: Tensor, shape: torch.Size) -> bool:
+    """Whether it names each place of the shape a few times at most, on average; not where a graph does not know."""
+    n, places = index.numel(), shape.numel()
+    return type(n) is int and type(places) is int and n <= MOST_IN_PLACE * places
+
+
+def _put_back(ctx: Any, grad: Tensor, name: str, dim: int, index: Tensor, make: str = "new_zeros") -> Tensor:
+    """The gradient by one of torch's functions, in a tensor that lies as the input does: writes run along memory where
+    an outer dimension was made the last."""
+    order = ctx.order
+    places = getattr(grad, make)([ctx.shape[d] for d in order]).permute([order.index(d) for d in range(len(order))])
+    # A copy less in place, which a transform may refuse: zeros are of no batch where an index is.
+    in_place = "" if torch._C._are_functorch_transforms_active() else "_"
+    found: Tensor = getattr(places, name + in_place)(dim, index, grad)
+    return found
 
 
 def _gather_back(name: str) -> Callable[..., Any]:
@@ -86,7 +123,7 @@ def _select_back(ctx: Any, grad: Tensor) -> Any:
 
 
 def _keep_places_written(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[2])
+    ctx.save_for_backward(inputs[1])
 
 
 def _take_back(dim: int) -> Callable[..., Any]:
@@ -95,9 +132,11 @@ def _take_back(dim: int) -> Callable[..., Any]:
 
     def backward(ctx: Any, grad: Tensor) -> Any:
         (index,) = ctx.saved_tensors
-        of_x = grad.index_fill(dim, index.long(), 0) if ctx.needs_input_grad[1] else None
-        of_values = grad.index_select(dim, index) if ctx.needs_input_grad[4] else None
-        return of_x, None, None, of_values, None, None
+        of_x = grad.index_fill(dim, index, 0) if ctx.needs_input_grad[1] else None
+        # Not index_select, which counts nothing from the end.
+        indices = [None] * (grad.dim() + dim) + [index]
+        of_values = torch.ops.aten.index(grad, indices) if ctx.needs_input_grad[3] else None
+        return of_x, None, of_values, None, None
 
     return backward
 
@@ -230,12 +269,7 @@ def _to_places(name: str, are_all: bool = False) -> Callable[..., Any]:
         (index,) = ctx.saved_tensors
         if grad.dim() < len(ctx.shape):
             index, grad = index.unsqueeze(-1), grad.unsqueeze(-1)
-        # As the input lies: writes run along memory where an outer dimension was made the last.
-        make = grad.new_empty if are_all else grad.new_zeros
-        places = make([ctx.shape[d] for d in ctx.order]).permute([ctx.order.index(d) for d in range(len(ctx.order))])
-        # A copy less in place, which a transform may refuse: zeros are of no batch where an index is.
-        in_place = "" if torch._C._are_functorch_transforms_active() else "_"
-        found = getattr(places, name + in_place)(-1, index, grad)
+        found = _put_back(ctx, grad, name, -1, index, "new_empty" if are_all else "new_zeros")
         return (found, *[None] * (ctx.n_inputs - 1))
 
     return backward
@@ -286,8 +320,8 @@ FORMULAS: Mapping[str, Formula] = {
     "sort": (_keep_places, _to_places("scatter", are_all=True)),
     "topk": (_keep_places, _to_places("scatter")),
     "embedding": (_keep_index, _scatter),
-    "gather": (_keep_index_of, _scatter_back("scatter_add")),
-    "gather_columns": (_keep_index_of, _scatter_back("scatter_add_columns")),
+    "gather": (_keep_gathered, _scatter_back("scatter_add", -1)),
+    "gather_columns": (_keep_gathered, _scatter_back("scatter_add_columns", -2)),
     "index_add": (_keep_index_of, _select_back),
     "put": (_keep_places_written, _take_back(-1)),
     "put_rows": (_keep_places_written, _take_back(-2)),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tk.codegen.family import Generated, generate_any
+from tk.codegen.tile import LAYOUTS
 from tk.kernels.generated import indexing
 
 NUMBERS = (
@@ -45,9 +46,8 @@ def check(name: str, expected: Tensor, *args: Any) -> None:
     for variant, (found,) in host.run_all(generated(name), *args):
         ways.add("deterministic" in variant)
         tolerance = TOLERANCE.get(expected.dtype, 0 if expected.dtype != torch.float64 else 1e-12)
-        torch.testing.assert_close(
-            found, expected, rtol=tolerance, atol=tolerance, msg=lambda m, v=variant: f"{v}: {m}"
-        )
+        least = tolerance * (40 if "rounded" in variant else 1)  # of what cancels, each addition has been rounded
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=least, msg=lambda m, v=variant: f"{v}: {m}")
     assert False in ways
 
 
@@ -75,25 +75,26 @@ def test_sums(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
 def test_put(dtype: torch.dtype) -> None:
-    x, index = numbers(dtype, 2, 5, 33), torch.tensor([3, 0, 3, 3, 1])
-    last = torch.tensor([1, 4, -1, 3, -1])
+    x, index = numbers(dtype, 2, 5, 33), torch.tensor([3, 0, -2, 3, -4])
     rows, elements = numbers(dtype, 2, 5, 33), numbers(dtype, 2, 33, 5)
     wanted = x.clone()
     wanted[:, [0, 1, 3]] = rows[:, [1, 4, 3]]
-    check("put_rows", wanted, x, last, index, rows)
+    check("put_rows", wanted, x, index, rows)
     columns = x.mT.contiguous()
     wanted = columns.mT.clone()
     wanted[:, [0, 1, 3]] = elements.mT[:, [1, 4, 3]]
-    check("put", wanted.mT.contiguous(), columns, last, index, elements)
+    check("put", wanted.mT.contiguous(), columns, index, elements)
 
 
-def test_the_last_of_each_place() -> None:
-    index = torch.tensor([3, 0, 3, 3, 1])
-    for variant, (found,) in host.run_all(generated("last_of"), index, torch.zeros((), dtype=torch.int64).expand(5)):
-        assert found.tolist() == [1, 4, -1, 3, -1], variant
+def test_put_has_no_regard_to_the_order_of_programs() -> None:
+    for name in ("put", "put_rows"):
+        found = generated(name)
+        assert not any(graph.kernels_of("deterministic") for graph in found.graphs)
+        plans = [found.plan(g, layout, s) for g in found.graphs for layout in LAYOUTS for s in found.settings()]
+        assert all(plan.deterministic for plan in plans if plan is not None)
 
 
 def test_one_index_of_two() -> None:
-    at, index = torch.tensor([0, 1, 2, -1, 1, 2, 1]), torch.tensor([4, -1, -5, 0, 5, -6, 2])
-    for variant, (found,) in host.run_all(generated("flat_index"), at, index, 5):
-        assert found.tolist() == [4, 9, 10, -1, -1, -1, 7], variant
+    at, index = torch.tensor([0, 1, 2, -1, 1, 2, 3, -4]), torch.tensor([4, -1, -5, 0, 5, -6, 2, 1])
+    for variant, (found,) in host.run_all(generated("flat_index"), at, index, 3, 5):
+        assert found.tolist() == [4, 9, 10, 10, 15, 15, 15, 15], variant

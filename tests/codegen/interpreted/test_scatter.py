@@ -41,6 +41,7 @@ def test_scatter(case: scatter_cases.Case) -> None:
             continue
         for result, value in zip(results, expected, strict=True):
             tolerance = 1e-2 if value.dtype == torch.bfloat16 else 3e-6
+            tolerance *= 10 if "rounded" in name else 1  # of what cancels, each addition has been rounded
             torch.testing.assert_close(result, value, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
     sums_floats = any("deterministic" in c.name for c, _, _ in found.ways())
     assert ways == ({False, True} if sums_floats else {False})

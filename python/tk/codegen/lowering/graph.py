@@ -25,12 +25,13 @@ Rule = Callable[..., Any]
 
 class LazyGraph:
     """The lazy tensors of a core graph. rules: by the names of ops. deterministic: no result may depend on the order in
-    which programs run."""
+    which programs run. rounded: sums of 16-bit floats at indices are, by every addition."""
 
-    def __init__(self, trace: Trace, rules: Mapping[str, Rule], deterministic: bool = False):
+    def __init__(self, trace: Trace, rules: Mapping[str, Rule], deterministic: bool = False, rounded: bool = False):
         self.trace = trace
         self.rules = rules
         self.deterministic = deterministic
+        self.rounded = rounded
         self.params: dict[str, Buffer] = {}
         self.values: dict[fx.Node, Any] = {}
         self.known: dict[Any, Any] = {}

@@ -102,13 +102,15 @@ def scan(data: Scanned | Sorted, operands: Sequence[Lazy], dim: int, dtype: str)
 class Scatter(Lazy):
     """`base`, into which every element of `source` is put at `place`: in memory, so it is always stored first.
 
-    kind: of ir.PUT. place: the index in the base for one in the source. keep: elements that are put; None: all."""
+    kind: of ir.PUT. place: the index in the base for one in the source. keep: elements that are put; None: all.
+    is_read_there: no place is read but those of the source, so that the base, a constant, is written there alone."""
 
     kind: str = ""
     base: Lazy | None = None
     source: Lazy | None = None
     place: Callable[[Emitter, Index], Index] = lambda e, i: i
     keep: Callable[[Emitter, Index], int] | None = None
+    is_read_there: bool = False
 
 
 @dataclass(eq=False)
@@ -124,9 +126,10 @@ def stored(operand: Lazy) -> Stored:
 
 
 def scatter(kind: str, base: Lazy, source: Lazy, place: Callable[[Emitter, Index], Index],
-            keep: Callable[[Emitter, Index], int] | None = None) -> Scatter:  # fmt: skip
+            keep: Callable[[Emitter, Index], int] | None = None, is_read_there: bool = False) -> Scatter:  # fmt: skip
     """The source has the dtype of the base."""
-    made = Scatter(base.shape, base.dtype, lambda e, i: e.stored_value(made, i), kind, base, source, place, keep)
+    made = Scatter(base.shape, base.dtype, lambda e, i: e.stored_value(made, i), kind, base, source, place, keep,
+                   is_read_there)  # fmt: skip
     return made
 
 

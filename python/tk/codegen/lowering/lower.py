@@ -14,9 +14,11 @@ from tk.codegen.lowering.rules import RULES
 from tk.codegen.tracing.trace import Trace
 
 
-def lower(trace: Trace, name: str, splitter: Substitution | None = None, deterministic: bool = False) -> list[Kernel]:
+def lower(
+    trace: Trace, name: str, splitter: Substitution | None = None, deterministic: bool = False, rounded: bool = False
+) -> list[Kernel]:
     """Raises TraceError for an op without a rule, with the line that asked for it.
 
     splitter: what is read in place of some of the reductions. deterministic: no result depends on the order in which
-    programs run."""
-    return lowered(LazyGraph(trace, RULES, deterministic), name, splitter)
+    programs run. rounded: sums of 16-bit floats at indices are, by every addition."""
+    return lowered(LazyGraph(trace, RULES, deterministic, rounded), name, splitter)

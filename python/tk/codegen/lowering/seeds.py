@@ -30,6 +30,7 @@ from tk.codegen.lowering.lazy import (
     Substitution,
     buffer_of,
     is_axis,
+    scatter,
 )
 
 
@@ -166,12 +167,16 @@ def _seeds_of(node: Node, buffer: Buffer) -> list[Seed]:
 def _put_seeds(node: Scatter, buffer: Buffer) -> list[Seed]:
     """[what puts the source into the buffer, what writes the base there first]; the latter is left out where the
     buffer is the base."""
-    assert node.base is not None and node.source is not None
-    put = Seed(node.source, buffer, puts=node, alone=True)
-    own = buffer_of(node.base)
+    base, source = node.base, node.source
+    assert base is not None and source is not None
+    put = Seed(source, buffer, puts=node, alone=True)
+    own = buffer_of(base)
     if own is not None and own.name == buffer.name:
         return [put]
-    first = Seed(node.base, buffer, alone=True)
+    first = Seed(base, buffer, alone=True)
+    if node.is_read_there:
+        there = Lazy(source.shape, base.dtype, lambda e, i: e.read(base, node.place(e, i)))
+        first = Seed(there, buffer, puts=scatter("same", base, there, node.place, node.keep), alone=True)
     put.after.append(first)
     return [put, first]
 

@@ -17,7 +17,7 @@ from tk.aot.spec import ITEMSIZE
 from tk.codegen import along
 from tk.codegen import index as ix
 from tk.codegen.errors import IRError
-from tk.codegen.ir import ACCESSES, COMPARE, FLOATS, Axis, Kernel, Value, values_in
+from tk.codegen.ir import ACCESSES, ATOMIC, COMPARE, FLOATS, ROUNDED_SUMS, Axis, Kernel, Value, values_in
 from tk.codegen.printing import bounds, debug
 from tk.codegen.printing.scalars import TL_DTYPES, expression, literal
 from tk.codegen.tile import Access, Layout, LinearParts, Tile, linear_parts
@@ -319,7 +319,11 @@ class Body:
 
     def _plain_value(self, v: Value) -> None:
         if v.op == "store":
-            how = "tl.store" if v.data in (None, "set") else f"tl.atomic_{v.data}"
+            if v.data == "add" and v.dtype in ROUNDED_SUMS:
+                mask = self.mask_text(v) or "True"
+                self.out(f"device.add_16({self.pointer(v)}, {self.name(v.args[0])}, {mask})")
+                return
+            how = f"tl.atomic_{v.data}" if v.data in ATOMIC else "tl.store"
             order = "" if how == "tl.store" else ', sem="relaxed"'
             if self._is_realigned(v):
                 for mask in ("q_all", "q_some"):

@@ -28,6 +28,7 @@ from tk.codegen.scheduling.cost import Cost
 from tk.codegen.scheduling.settings import Setting
 from tk.codegen.tile import Access
 
+MOST_ADDITIONS = 2  # a place, in 16 bits: of more the sums are in fp32
 MAX_INT32 = 2**31 - 2**17  # a block's last index may lie past the last element
 
 
@@ -72,6 +73,7 @@ class Scheduled(Addresses):
         if setting.vectors:
             self.require_vectors(setting)
         self.require_fits(setting)
+        self._require_few_additions()
         text, ints = self._print(accesses, setting, is_behind)
         pointers = {f"ptr_{b.name}": self._pointer(b, setting) for b in kernel.buffers} | self.scratch_args(setting)
         numbers = {f"arg_{v.data}": self.context.op.float(v.data, "fp64") for v in kernel.values if v.op == "number"}
@@ -143,6 +145,14 @@ class Scheduled(Addresses):
             self.require((p_size < MAX_INT32) & (q_size < MAX_INT32), f"fewer than {MAX_INT32} rows and columns")
         if self._is_divisible:
             self.require(q_size % 16 == 0, "rows of a multiple of 16 elements")
+
+    def _require_few_additions(self) -> None:
+        """Of 16 bits, of which each is rounded."""
+        for v in self.kernel.values:
+            if v.op == "store" and v.data == "add" and v.dtype in ir.ROUNDED_SUMS:
+                places = self.context.expr(ix.product(self.kernel.buffer(v.buffer).sizes))
+                few = self.extent(self.kernel.axes) <= MOST_ADDITIONS * places
+                self.require(few, f"at most {MOST_ADDITIONS} additions a place, on average")
 
     @property
     def _is_divisible(self) -> bool:

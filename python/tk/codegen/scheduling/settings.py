@@ -263,7 +263,7 @@ GENERAL = frozenset({
     "row_var_mean", "logsumexp", "logsumexp_backward", "cumsum", "cumsum_backward", "cumprod", "cummax", "row_sum_int",
     "row_extreme_int", "row_place_int", "cumsum_int", "cross_entropy_weighted", "cross_entropy_weighted_backward",
     "cross_entropy_of_probabilities", "cross_entropy_of_probabilities_backward", "gather", "gather_columns",
-    "scatter_add", "scatter_add_columns", "index_add", "put", "put_rows", "last_of", "flat_index",
+    "scatter_add", "scatter_add_columns", "index_add", "put", "put_rows", "flat_index",
 })  # fmt: skip
 GENERAL_DTYPES = frozenset({"fp64", "i64", "i32", "i16", "i8"})
 

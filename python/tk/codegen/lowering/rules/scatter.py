@@ -1,14 +1,15 @@
 """Writes at indices that are themselves read.
 
 Sums of floats are atomic, in fp32 or fp64, so that their last bits depend on the order of the programs; the
-deterministic variant adds integers instead (:func:`_exact_sum`). Extremes are of integers, ordered as the floats are.
+deterministic variant adds integers instead (:func:`_exact_sum`), and the rounded one has sums of 16-bit floats in their
+own dtype. Extremes are of integers, ordered as the floats are.
 Where one place is written twice, the deterministic variant keeps the last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -17,7 +18,7 @@ from torch import fx
 
 from tk.codegen import index as ix
 from tk.codegen.errors import TraceError
-from tk.codegen.ir import FLOATS, value_symbol
+from tk.codegen.ir import FLOATS, ROUNDED_SUMS, value_symbol
 from tk.codegen.lowering.graph import Call, operand
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy, scatter
 from tk.codegen.lowering.rules.indirect import torch_broadcast, wrapped
@@ -31,16 +32,38 @@ class NotDeterministic(TraceError):
     """Has no variant that is."""
 
 
-def scattered(call: Call, kind: str, base: Lazy, source: Lazy, place: Place, keep: Keep = None) -> Lazy:
-    """`base` with `source` put into it. kind: "set", "add", "max" or "min"."""
+@dataclass(frozen=True)
+class Indexed:
+    """The dimensions of a base that are indexed, as a tensor of their own.
+
+    sizes: theirs. shape: of the indices. place: in these dimensions, for an index into the indices. first: the
+    dimension of the source where those of the indices begin."""
+
+    sizes: Index
+    shape: Index
+    place: Place
+    first: int = 0
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.shape)
+
+
+def scattered(call: Call, kind: str, base: Lazy, source: Lazy, place: Place, keep: Keep = None,
+              indexed: Indexed | None = None) -> Lazy:  # fmt: skip
+    """`base` with `source` put into it. kind: "set", "add", "max" or "min". indexed: where every dimension of the
+    source but those of the indices is one of the base; None where each element has an index of its own."""
     dtype = base.dtype
     if kind == "set":
-        put = _last if call.graph.deterministic else partial(scatter, "set")
-        return put(base, _as(source, dtype), place, keep)
+        source = _as(source, dtype)
+        if call.graph.deterministic:
+            return _last(base, source, place, indexed or Indexed(base.shape, source.shape, place))
+        return scatter("set", base, source, place, keep)
     if kind == "add" and dtype in FLOATS and call.graph.deterministic:
         return _exact_sum(base, source, place, keep)
     if kind == "add" and dtype != "i1":
-        wide = dtype if dtype in ("fp64", "i64") else "fp32" if dtype in FLOATS else "i32"
+        is_rounded = call.graph.rounded and dtype in ROUNDED_SUMS
+        wide = dtype if dtype in ("fp64", "i64") or is_rounded else "fp32" if dtype in FLOATS else "i32"
         return _as(scatter("add", _as(base, wide), _as(source, wide), place, keep), dtype)
     kind = "max" if kind == "add" else kind
     wide = "i64" if dtype in ("fp64", "i64") else "i32"
@@ -97,30 +120,26 @@ def _of_keys(x: Lazy, dtype: str) -> Lazy:
 # --- Without regard to order ---
 
 
-def _last(base: Lazy, source: Lazy, place: Place, keep: Keep) -> Lazy:
-    """Of several elements for one place the last in the source: the largest number is found first, then read."""
+def _last(base: Lazy, source: Lazy, place: Place, indexed: Indexed) -> Lazy:
+    """Of several elements for one place the last in the source. The largest number of each place is found first, in
+    scratch memory of which no more is written than is read. Then every element for a place writes what that one has."""
 
     def number(e: Emitter, index: Index) -> int:
-        linear = sum((i * ix.product(source.shape[d + 1 :]) for d, i in enumerate(index)), sympy.Integer(0))
+        linear = sum((i * ix.product(indexed.shape[d + 1 :]) for d, i in enumerate(index)), sympy.Integer(0))
         return e.index(sympy.expand(linear))
 
-    winners = scatter("max", _filled(base.shape, "i64", -1), Lazy(source.shape, "i64", number), place, keep)
+    numbers = Lazy(indexed.shape, "i64", number)
+    winners = scatter("max", _filled(indexed.sizes, "i64", -1), numbers, indexed.place, is_read_there=True)
 
     def read(e: Emitter, index: Index) -> int:
-        left = e.read(winners, index)
-        inside = e.op("ge", "i1", left, e.constant(0, "i64"))
+        left = e.read(winners, indexed.place(e, index[indexed.first : indexed.last]))
         own: list[sympy.Expr] = []
-        for size in reversed(source.shape):
-            if size == 1:
-                own.append(sympy.Integer(0))
-                continue
-            own.append(value_symbol(e.op("fmod", "i64", left, e.index(size))))
-            left = e.op("trunc_div", "i64", left, e.index(size))
-        with e.where(inside):
-            value = e.read(source, tuple(reversed(own)))
-        return e.op("where", base.dtype, inside, value, e.read(base, index))
+        for d, size in reversed(list(enumerate(indexed.shape))):
+            own.append(value_symbol(left if d == 0 else e.op("fmod", "i64", left, e.index(size))))
+            left = left if d == 0 else e.op("trunc_div", "i64", left, e.index(size))
+        return e.read(source, (*index[: indexed.first], *reversed(own), *index[indexed.last :]))
 
-    return Lazy(base.shape, base.dtype, read)
+    return scatter("same", base, Lazy(source.shape, base.dtype, read), place)
 
 
 _INF = 0x7F800000  # fp32's
@@ -297,14 +316,18 @@ def _index_put(call: Call, x: Any, indices: Sequence[Any], values: Any, accumula
     full = (*(x.shape[d] for d in before), *shape, *(x.shape[d] for d in after))
     readers = {d: operand(indices[d], shape, "i64") for d in given}
 
+    def chosen(e: Emitter, index: Index) -> Index:
+        return tuple(wrapped(e, readers[d](e, index), x.shape[d], True) for d in given)
+
     def place(e: Emitter, index: Index) -> Index:
-        chosen = index[len(before) : len(before) + len(shape)]
-        own = dict(zip((*before, *after), (*index[: len(before)], *index[len(before) + len(shape) :]), strict=True))
-        own |= {d: wrapped(e, readers[d](e, chosen), x.shape[d], True) for d in given}
+        behind = len(before) + len(shape)
+        own = dict(zip((*before, *after), (*index[: len(before)], *index[behind:]), strict=True))
+        own |= dict(zip(given, chosen(e, index[len(before) : behind]), strict=True))
         return tuple(own[d] for d in range(len(x.shape)))
 
     source = Lazy(full, x.dtype, operand(values, full, x.dtype))
-    return scattered(call, "add" if accumulate else "set", x, source, place)
+    indexed = Indexed(tuple(x.shape[d] for d in given), tuple(shape), chosen, len(before))
+    return scattered(call, "add" if accumulate else "set", x, source, place, indexed=indexed)
 
 
 @rule("aten.index_add", "aten.index_copy")
@@ -323,11 +346,14 @@ def _index_add(call: Call, x: Any, dim: int, at: Any, source: Any, *, alpha: Any
         value = e.cast(e.read(source, index if source.shape else ()), x.dtype)
         return value if alpha == 1 else e.op("mul", x.dtype, value, factor(e, index))
 
-    def place(e: Emitter, index: Index) -> Index:
-        row = wrapped(e, e.read(at, (index[d],) if at.shape else ()), x.shape[d], False)
-        return (*index[:d], row, *index[d + 1 :])
+    def chosen(e: Emitter, index: Index) -> Index:
+        return (wrapped(e, e.read(at, index if at.shape else ()), x.shape[d], False),)
 
-    return scattered(call, kind, x, Lazy(shape, x.dtype, read), place)
+    def place(e: Emitter, index: Index) -> Index:
+        return (*index[:d], *chosen(e, index[d : d + 1]), *index[d + 1 :])
+
+    indexed = Indexed((x.shape[d],), shape[d : d + 1], chosen, d)
+    return scattered(call, kind, x, Lazy(shape, x.dtype, read), place, indexed=indexed)
 
 
 def _masked_put(call: Call, x: Lazy, masks: Sequence[Lazy], given: Sequence[int], values: Lazy,
