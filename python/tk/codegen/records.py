@@ -26,6 +26,7 @@ from tk.codegen import ir
 from tk.codegen.choice import dtype_number, graph_number
 from tk.codegen.errors import TraceError
 from tk.codegen.ir import IR_DTYPES
+from tk.codegen.lowering.split import Parts
 from tk.codegen.scheduling.context import Context
 from tk.codegen.sharding import sharded
 from tk.codegen.tracing.arguments import LEADING, letter
@@ -33,6 +34,8 @@ from tk.codegen.tracing.trace import Trace
 from tk.codegen.ways import Graph
 from tk.generated.signature import DTYPES as TORCH_DTYPES
 from tk.generated.signature import MAX_RANK, MAX_RANK_BESIDE, Signature, Size, TensorSpec
+
+VECTOR, BLOCK = 16, 4096  # elements of which parts of everything have multiples
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,8 @@ class OpRecord:
             else:
                 most = ceil_div(reduced, 64 if p.kept != 1 else 8192)
                 wanted = minimum(4 * device.sm_count // maximum(ceil_div(kept, 64), 1), most)
-            found[p.name] = maximum(minimum(cut, wanted), 1)
+            count = maximum(minimum(cut, wanted), 1)
+            found |= {p.name: count, p.chunk.name: _of_part(p, cut, reduced, count)}
         for w in (g.walk for g in self.graphs if g.walk):
             found[w.name] = maximum(minimum(context.expr(w.rows), 4 * device.sm_count), 1)
         return found
@@ -203,6 +207,18 @@ class OpRecord:
             extra_outputs=0,
             grads=[params.index(n) for n in grads],
         )
+
+
+def _of_part(p: Parts, cut: Expr, reduced: Expr, count: Expr) -> Expr:
+    """How much of what is cut each part has. Of everything as many elements as blocks have, or else vectors, where a
+    part has as many: then all parts begin at addresses of vectors, and the last alone has a block that is not whole.
+    Before the first element there may be up to a vector's less one, which its 16 bytes hold."""
+    if p.kept != 1:
+        return ceil_div(cut, count)
+    before = ceil_div(VECTOR - 1, maximum(reduced // maximum(cut, 1), 1))
+    least = ceil_div(cut + before, count)
+    unit = select(least < VECTOR, 1, select(least < BLOCK, VECTOR, BLOCK))
+    return ceil_div(least, unit) * unit
 
 
 def _of_empty(size: sympy.Expr) -> sympy.Expr:

@@ -662,18 +662,13 @@ def _total(op: str, of_all: Callable[[Tensor], Any], x: Tensor, dims: Sequence[i
 
 
 def _whole(x: Tensor) -> Tensor:
-    """For the ops over all of a tensor: [rows, N] of its elements in the order of memory, where they have gaps of a
-    copy. Rows of a multiple of 16 elements are read as vectors. A DTensor keeps the dimensions that it is sharded
-    over."""
+    """For the ops over all of a tensor: a column of its elements in the order of memory, where they have gaps of a
+    copy. A DTensor keeps the dimensions that it is sharded over."""
     if parallel.is_distributed(x):
         return x if x.dim() else x.reshape(1)
     if not x.is_contiguous():
         x = x.permute(memory_order(x, x.dim())).contiguous()
-    n = x.numel()
-    for row in (PART, 256, 16):
-        if n % row == 0:
-            return x.view(n // row, row)
-    return x.view(n, 1)
+    return x.view(x.numel(), 1)
 
 
 # --- Dimensions ---

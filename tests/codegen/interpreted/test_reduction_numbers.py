@@ -155,6 +155,22 @@ def test_norms_of_everything(shape: tuple[int, int], numbers: tuple[float, ...])
         torch.testing.assert_close(found, expected, msg=variant)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("first", [0, 1, 3, 7])
+@pytest.mark.parametrize("n", [0, 1, 15, 16, 23, 4089, 4096, 40_003, 40_960])
+def test_sums_of_everything_at_any_address(n: int, first: int, dtype: torch.dtype) -> None:
+    """Every element once, and nothing beside them, however many there are and wherever they begin."""
+    memory = torch.full((n + 16,), math.nan, dtype=dtype)
+    x = memory[first : first + n].view(n, 1)
+    x.copy_(torch.randint(-8, 9, (n, 1)))
+    x[-1:] = 8
+    expected = (x.double().sum() / 64).to(dtype)
+    for variant, (found,) in host.run_all(generated("total_sum"), x, 1 / 64):
+        assert torch.equal(found, expected), variant
+    ways = {variant.split("x")[0] for variant in host.variants(generated("total_sum"), x, 1 / 64)}
+    assert n < 16 or "rows split_loop_1" in ways
+
+
 def test_moments_of_everything() -> None:
     x = torch.randn(300, 64) + 100
     deviation, mean = torch.std_mean(x.double())

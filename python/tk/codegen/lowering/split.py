@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import sympy
-from torch.utils._sympy.functions import FloorDiv
 
 from tk.codegen import index as ix
 from tk.codegen.ir import FLOATS, PLACES, value_symbol
@@ -25,8 +24,8 @@ IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True, "xor": 0}
 
 @dataclass(frozen=True)
 class Parts:
-    """A number of parts: a local of the op. cut: the size that is; reduced and kept: elements. are_rows: what is
-    reduced lies beside each other."""
+    """A number of parts, and how much of what is cut one of them has: locals of the op. cut: the size that is; reduced
+    and kept: elements. are_rows: what is reduced lies beside each other."""
 
     name: str
     cut: sympy.Expr
@@ -37,6 +36,10 @@ class Parts:
     @property
     def symbol(self) -> sympy.Symbol:
         return sympy.Symbol(self.name, integer=True, positive=True)
+
+    @property
+    def chunk(self) -> sympy.Symbol:
+        return sympy.Symbol(f"of_{self.name}", integer=True, positive=True)
 
 
 @dataclass
@@ -67,7 +70,7 @@ class Splitter:
         wide = [d for d in node.dims if node.operand.shape[d] != 1]
         cut = wide[-1] if self.rows else wide[0]
         parts = self._parts(node, node.operand.shape[cut])
-        chunk = FloorDiv(node.operand.shape[cut] + parts.symbol - 1, parts.symbol)
+        chunk = parts.chunk
         pieces, dims = self._pieces(node, cut, parts, chunk), [d + 1 for d in node.dims]
         if node.kind in PLACES:
             return self._place(node, pieces, dims, chunk)

@@ -18,6 +18,7 @@ from tk.codegen import along
 from tk.codegen import index as ix
 from tk.codegen.errors import IRError
 from tk.codegen.ir import ACCESSES, ATOMIC, COMPARE, FLOATS, ROUNDED_SUMS, Axis, Kernel, Value, values_in
+from tk.codegen.pieces import Piece
 from tk.codegen.printing import bounds, debug
 from tk.codegen.printing.scalars import TL_DTYPES, expression, literal
 from tk.codegen.tile import Access, Layout, LinearParts, Tile, linear_parts
@@ -59,8 +60,9 @@ class Form:
     spread: each of the blocks has a program of its own. segments: so many blocks beside each other make a row; what
     varies along it is printed once for each. stages: blocks of a walk that are under way. rows, columns: of a block.
     rows_meet: a thread has the same columns of all of them. rereads, ahead, vectors: see Setting. realigned: elements
-    of the vectors in which realigned rows are read; 0: they are not. row_start: where such a row begins. first: the
-    parameter that is the first program's number, where a launch has others before it."""
+    of the vectors in which realigned rows are read; 0: they are not. row_start: where such a row begins. piece: a row
+    is a part of everything. first: the parameter that is the first program's number, where a launch has others before
+    it."""
 
     looped: bool = False
     spread: bool = False
@@ -74,6 +76,7 @@ class Form:
     vectors: bool = False
     realigned: int = 0
     row_start: str = ""
+    piece: Piece | None = None
     first: str = ""
 
 
@@ -141,6 +144,11 @@ class Body:
     def is_one_row(self) -> bool:
         """Whether what has one value a row is a scalar: it then ties no layout of the segments to that of the edges."""
         return self.form.vectors and self.form.rows == 1
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether parts of everything are counted from the 16 bytes that hold its first element."""
+        return self.form.piece is not None and not self.layout.aligned
 
     @property
     def shape_names(self) -> tuple[str, ...]:
@@ -390,6 +398,8 @@ class Body:
     def pointer(self, v: Value) -> str:
         """The addresses of an access."""
         access = self.accesses[v.number]
+        if self.is_shifted and "q" in self.index_dims(v):
+            return "part + q"
         if self.form.vectors and self.is_in_vectors(v):
             start = f"({self.row_text(v)} + {VECTOR - 1} >> 3) * {VECTOR}"
             return f"ptr_{v.buffer} + {start} + {self.of_segment('place')}"

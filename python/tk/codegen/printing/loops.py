@@ -7,7 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from tk.aot.spec import ITEMSIZE
 from tk.codegen.ir import PLACES, Kernel, Value, values_in
+from tk.codegen.pieces import Piece
 from tk.codegen.printing.accumulators import Accumulator, Online, Plain, Position, Welford
 from tk.codegen.printing.body import Body, Form
 from tk.codegen.printing.scans import ScanPrinter
@@ -131,6 +133,15 @@ class LoopPrinter:
         for a in accumulators:
             a.start()
         self.scans.start_loop([v for v in inside if v.op == "scan"])
+        if body.form.piece is None:
+            self._blocks(n, inside, accumulators)
+        else:
+            self._piece(body.form.piece, inside, accumulators)
+        for a in accumulators:
+            a.finish()
+
+    def _blocks(self, n: str, inside: Sequence[Value], accumulators: Sequence[Accumulator]) -> None:
+        body = self.body
         block, size, is_backwards = body.block(n), body.extent(n), body.is_backwards
         with body.out.block(f"for {'back' if is_backwards else 'start'} in range(0, {size}, {block}):"):
             if is_backwards:
@@ -140,8 +151,45 @@ class LoopPrinter:
                 self.scans.in_loop(v) if v.op == "scan" else body.value(v)
             for a in accumulators:
                 a.step()
-        for a in accumulators:
-            a.finish()
+
+    def _piece(self, piece: Piece, inside: Sequence[Value], accumulators: Sequence[Accumulator]) -> None:
+        """Whole blocks, and the one or two that are not: see pieces.py."""
+        body, out = self.body, self.body.out
+        shift = "0"
+        if body.is_shifted:
+            self._shift(piece)
+            shift = "shift"
+        out(f"begin = tl.where(start_p == 0, {shift}, 0)")
+        out(f"left = {body.size_arg('count', piece.count, False)} + {shift} - start_p.to(tl.int64) * q_size")
+        out("end = tl.minimum(left, q_size).to(tl.int32)")
+        out("first = tl.cdiv(begin, BLOCK_Q) * BLOCK_Q")
+        out("last = tl.maximum(end // BLOCK_Q * BLOCK_Q, first)")
+
+        def block() -> None:
+            out(f"v{piece.guard} = q_mask")
+            for v in inside:
+                if v.number not in (piece.guard, piece.place):
+                    body.value(v)
+            for a in accumulators:
+                a.step()
+
+        with out.block("for start in range(first, last, BLOCK_Q):"):
+            out(f"q = start + {body.offsets('q')}")
+            out(f"q_mask = tl.full({body.shape_of('q')}, True, tl.int1)")
+            block()
+        with out.block("for edge in range(tl.where(first > 0, 0, 1), tl.where(last < end, 2, 1)):"):
+            out(f"q = edge * last + {body.offsets('q')}")
+            out("q_mask = (q >= begin) & (q < end)")
+            block()
+
+    def _shift(self, piece: Piece) -> None:
+        """Of the first element behind 16 bytes, and where a program's part begins."""
+        body, (name,) = self.body, piece.buffers
+        load = next(v for v in body.kernel.accesses if v.buffer == name)
+        size = ITEMSIZE[body.kernel.buffer(name).dtype]
+        first = " + ".join([f"ptr_{name}", *body.accesses[load.number].base])
+        body.out(f"shift = (({first}).to(tl.int64) % 16).to(tl.int32) // {size}")
+        body.out(f"part = tl.multiple_of({first} - shift + start_p.to(tl.int64) * q_size, 16)")
 
     def _accumulators(self, reduces: Sequence[Value]) -> list[Accumulator]:
         body, found = self.body, list[Accumulator]()

@@ -80,7 +80,10 @@ class FunctionPrinter:
         if tile.batch:
             body.decompose("pid", tile.batch)
         for n in blocks:
-            self.segments.flat_vectors() if body.form.vectors and n == "q" else body.places(n, f"start_{n}")
+            if body.form.vectors and n == "q":
+                self.segments.flat_vectors()
+            else:
+                body.places(n, f"start_{n}", is_full=body.form.piece is not None)
 
     # --- At once ---
 

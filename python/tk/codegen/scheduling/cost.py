@@ -9,6 +9,7 @@ from functools import cached_property
 from tk.aot.expr import Expr, as_expr, ceil_div, device, maximum, minimum, mode, select
 from tk.aot.spec import ITEMSIZE
 from tk.codegen import along, ir
+from tk.codegen.pieces import piece_of
 from tk.codegen.printing.body import EDGE
 from tk.codegen.printing.loops import loops
 from tk.codegen.scheduling import sorts
@@ -152,7 +153,12 @@ class Cost:
         return BLOCK if self._in_vectors(setting) else BLOCK * 3 // 2
 
     def _in_vectors(self, setting: Setting) -> bool:
-        return self.layout.aligned or setting.vectors or setting.realigned
+        return self.layout.aligned or setting.vectors or setting.realigned or self._is_piece(setting)
+
+    def _is_piece(self, setting: Setting) -> bool:
+        """Whether a program runs through whole blocks of a part of everything."""
+        is_row = setting.looped and setting.p == 1
+        return is_row and piece_of(self.kernel, self.tile, self.layout) is not None
 
     def instructions(self, setting: Setting) -> int:
         """For each element of a block: what is computed, and what loads and stores take."""
@@ -160,8 +166,8 @@ class Cost:
         if self.layout.merged and not self.layout.aligned:
             is_single = setting.vectors or (setting.p == 1 and not self.layout.dense)
             access, of_column = 12 + min(512 // setting.row, 16), COLUMN[is_single]
-        if setting.vectors or setting.realigned:
-            access = 2 if setting.vectors else REALIGNED
+        if setting.vectors or setting.realigned or self._is_piece(setting):
+            access = REALIGNED if setting.realigned else 2
         turned = TURNED * sum(map(self._is_turned, self.work.written))
         return self.work.computed + self.work.accesses * access + self.work.columns * of_column + turned
 

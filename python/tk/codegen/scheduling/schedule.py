@@ -18,6 +18,7 @@ from tk.aot.expr import Expr, as_expr, ceil_div, select
 from tk.aot.spec import Arg, Buffer, Const, Int, Launch, Pointer, Scratch
 from tk.codegen import index as ix
 from tk.codegen import ir
+from tk.codegen.pieces import Piece, piece_of
 from tk.codegen.printing import debug
 from tk.codegen.printing.body import EDGE, VECTOR, Body, Form
 from tk.codegen.printing.printer import FunctionPrinter
@@ -54,6 +55,11 @@ class Scheduled(Addresses):
 
     def is_looped(self, setting: Setting) -> bool:
         return setting.looped and self.tile.reduced is not None
+
+    def piece(self, setting: Setting) -> Piece | None:
+        """Where a program has a part of everything."""
+        is_row = self.is_looped(setting) and setting.p == 1
+        return piece_of(self.kernel, self.tile, self.layout) if is_row else None
 
     def cost(self, setting: Setting) -> Expr:
         """Predicted time, in picoseconds."""
@@ -143,7 +149,7 @@ class Scheduled(Addresses):
             self.require(False, "something to read in rows")
         if self.layout.merged:
             self.require((p_size < MAX_INT32) & (q_size < MAX_INT32), f"fewer than {MAX_INT32} rows and columns")
-        if self._is_divisible:
+        if self._is_divisible(setting):
             self.require(q_size % 16 == 0, "rows of a multiple of 16 elements")
 
     def _require_few_additions(self) -> None:
@@ -154,9 +160,8 @@ class Scheduled(Addresses):
                 few = self.extent(self.kernel.axes) <= MOST_ADDITIONS * places
                 self.require(few, f"at most {MOST_ADDITIONS} additions a place, on average")
 
-    @property
-    def _is_divisible(self) -> bool:
-        return self.layout.aligned and bool(self.unit)
+    def _is_divisible(self, setting: Setting) -> bool:
+        return (self.layout.aligned and bool(self.unit)) or self.piece(setting) is not None
 
     def _require_block(self, setting: Setting, size: Expr) -> None:
         """What is reduced at once fits a block, or its segments."""
@@ -173,7 +178,7 @@ class Scheduled(Addresses):
     def _print(self, accesses: Mapping[int, Access], setting: Setting, is_behind: bool) -> tuple[str, dict[str, Arg]]:
         """The function, and its integers."""
         width = "i64" if self.layout.wide else "i32"
-        sizes: dict[str, Arg] = {"q_size": Int(self.sizes["q"], width, self._is_divisible)}
+        sizes: dict[str, Arg] = {"q_size": Int(self.sizes["q"], width, self._is_divisible(setting))}
         if self.tile.p:
             sizes["p_size"] = Int(self.sizes["p"], width)
         form = Form(
@@ -189,6 +194,7 @@ class Scheduled(Addresses):
             vectors=setting.vectors,
             realigned=self.realigned,
             row_start=self.row[0] if self.row else "",
+            piece=self.piece(setting),
             first=combo.FIRST if is_behind else "",
         )
         debug_op = self.context.op.name if self.context.debug else ""
