@@ -77,8 +77,21 @@ def test_a_total_makes_no_copy(layout: str) -> None:
         read.append(rows)
         return rows.amax(-1)
 
-    assert tk.functional.reductions._of_all(of_rows, x) == x.max()
+    assert tk.functional.reductions._of_all(of_rows, x, once=False) == x.max()
     assert read[0].untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("n", [1 << 16, (1 << 16) + 1, 70_001, 181_323])
+def test_what_parts_leave_has_no_launch_of_its_own(n: int) -> None:
+    """Where an element may count twice."""
+    x, read = torch.arange(n, dtype=torch.float32), list[Tensor]()
+
+    def of_rows(rows: Tensor) -> Tensor:
+        read.append(rows)
+        return rows.amax(-1)
+
+    assert tk.functional.reductions._of_all(of_rows, x, once=False) == x.max()
+    assert len(read) == 2
 
 
 # --- Gradients of float64, of which all of a tensor is reduced by parts ---

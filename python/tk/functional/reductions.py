@@ -467,14 +467,14 @@ def _extreme(function: str, x: Tensor, dim: Dims, keepdim: bool, sign: float, mi
         return _only(function, x, dims, keepdim)
     if not x.is_floating_point():
         flip = flip_of(x, sign < 0)
-        found = _of_parts(lambda rows: run("row_extreme_int", rows, flip, config=config), signed(x), dims)
+        found = _of_parts(lambda rows: run("row_extreme_int", rows, flip, config=config), signed(x), dims, once=False)
         return _kept(function, found.view(x.dtype), dims, keepdim)
 
     def of_rows(x: Tensor) -> Tensor:
         return run("row_amax", x, sign, mirror, config=config)
 
     if _are_all(x, dims) and not needs_gradient(x):
-        return _kept(function, _of_all(of_rows, x), dims, keepdim)
+        return _kept(function, _of_all(of_rows, x, once=False), dims, keepdim)
     return _kept(function, of_rows(_rows(x, dims)), dims, keepdim)
 
 
@@ -501,7 +501,7 @@ def _truth(function: str, x: Tensor, dim: Dims, keepdim: bool, wanted: int, conf
     elif config is None and have_one(x, dims):
         found = _without(truth, dims) if truth is not x else _without(x, dims).clone()
     else:
-        found = _of_parts(of_rows, truth, dims)
+        found = _of_parts(of_rows, truth, dims, once=False)
     if x.dtype == torch.uint8:  # as torch has it
         found = found.to(torch.uint8)
     return _kept(function, found, dims if found.dim() < x.dim() else (), keepdim)
@@ -559,34 +559,43 @@ FEW = 1 << 21  # elements; of more a launch less gains nothing over a block that
 MANY = 1 << 16  # elements; a row of fewer is one program's
 
 
-def _of_all(of_rows: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def _of_all(of_rows: Callable[[Tensor], Tensor], x: Tensor, *, once: bool) -> Tensor:
     """Of a reduction that may be applied to its own results in any order, which are exact, or of float64. Elements
-    that are no run in memory come as the rows that there are: there is no copy."""
+    that are no run in memory come as the rows that there are: there is no copy. once: as of a sum, no element may count
+    twice."""
     x = x.permute(memory_order(x, x.dim()))
     if x.is_contiguous():
-        return _by_parts(of_rows, x.reshape(-1))
+        return _by_parts(of_rows, x.reshape(-1), once)
     first = x.dim() - 1
     while first > 0 and x.stride(first - 1) == x.stride(first) * x.shape[first]:
         first -= 1
     rows = x.flatten(first)
     if not first:
-        return _by_parts(of_rows, rows)
+        return _by_parts(of_rows, rows, once)
     n = rows.shape[-1]
     part = _part_of(n, n) if n >= MANY else n
-    return _by_parts(of_rows, of_rows(rows.unflatten(-1, (n // part, part))).reshape(-1))
+    return _by_parts(of_rows, of_rows(rows.unflatten(-1, (n // part, part))).reshape(-1), once)
 
 
-def _by_parts(of_rows: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def _by_parts(of_rows: Callable[[Tensor], Tensor], x: Tensor, once: bool) -> Tensor:
     """x: [n]."""
     n = x.shape[0]
     if n < MANY:
         return of_rows(x)
     part = _part_of(n, PART)
     rows = n // part
+    if not once and n <= FEW and not parallel.is_distributed(x):
+        return _by_parts(of_rows, of_rows(_overlapping(x, part)), once)
     found = of_rows(x[: rows * part].unflatten(0, (rows, part)))
     if n % part:
         found = torch.cat((found, of_rows(x[rows * part :]).reshape(1)))
-    return _by_parts(of_rows, found)
+    return _by_parts(of_rows, found, once)
+
+
+def _overlapping(x: Tensor, part: int) -> Tensor:
+    """A row for every whole part, which begins with it and is longer by what the last one leaves: one launch less."""
+    n = x.shape[0]
+    return x.unfold(0, part + n % part, part)
 
 
 def _part_of(n: int, other: int) -> int:
@@ -600,16 +609,19 @@ def _place_by_parts(of_rows: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     if n < MANY:
         return of_rows(x)
     rows = n // PART
-    first = torch.arange(rows, device=x.device) * PART
-    at = of_rows(x[: rows * PART].view(rows, PART)) + first
-    if n % PART:
-        at = torch.cat((at, of_rows(x[rows * PART :]).reshape(1) + rows * PART))
+    first = torch.arange(0, rows * PART, PART, device=x.device)
+    if n <= FEW and not parallel.is_distributed(x):
+        at = of_rows(_overlapping(x, PART)) + first
+    else:
+        at = of_rows(x[: rows * PART].view(rows, PART)) + first
+        if n % PART:
+            at = torch.cat((at, of_rows(x[rows * PART :]).reshape(1) + rows * PART))
     return at.take(_place_by_parts(of_rows, x[at]))  # an index without dimensions would wait for its value
 
 
-def _of_parts(of_rows: Callable[[Tensor], Tensor], x: Tensor, dims: Sequence[int]) -> Tensor:
+def _of_parts(of_rows: Callable[[Tensor], Tensor], x: Tensor, dims: Sequence[int], *, once: bool = True) -> Tensor:
     """Such a reduction, of all or by rows."""
-    return _of_all(of_rows, x) if _are_all(x, dims) else of_rows(_rows(x, dims))
+    return _of_all(of_rows, x, once=once) if _are_all(x, dims) else of_rows(_rows(x, dims))
 
 
 def _sum_of_integers(x: Tensor, dims: Sequence[int], config: Config) -> Tensor:
