@@ -58,7 +58,8 @@ class Generated(OpRecord):
     def _context(self, kernels: Sequence[ir.Kernel]) -> Context:
         scratch = {b.name: None for k in kernels for b in k.buffers if b.kind == "scratch"}
         by_name = {t.name: t for t in self.op.tensors}
-        return Context(self.op, by_name, {name: i for i, name in enumerate(scratch)}, self.debug)
+        numbers = {name: i for i, name in enumerate(scratch)}
+        return Context(self.op, by_name, numbers, self.debug, _read_after(kernels))
 
     def main(self, kernels: Sequence[ir.Kernel]) -> int:
         """The launch whose setting is the plan's: of those that sort, or else reduce, the one that runs through most
@@ -290,6 +291,15 @@ def _puts_into_scratch(kernel: ir.Kernel) -> bool:
     return len(kernel.axes) == 1 and any(
         v.op == "store" and v.data and kernel.buffer(v.buffer).kind == "scratch" for v in kernel.values
     )
+
+
+def _read_after(kernels: Sequence[ir.Kernel]) -> dict[str, frozenset[str]]:
+    """By kernel, the buffers that one behind it reads."""
+    found, read = dict[str, frozenset[str]](), frozenset[str]()
+    for kernel in reversed(kernels):
+        found[kernel.name] = read
+        read |= {v.buffer for v in kernel.accesses if v.op == "load"}
+    return found
 
 
 def _settings_beside(

@@ -283,8 +283,9 @@ class Emitter:
         return result
 
     def load(self, buffer: Buffer, index: Index) -> int:
+        """Where the masks hold. A single element is there everywhere, and is then not one for each place of a mask."""
         self.builder.buffers.setdefault(buffer.name, buffer)
-        mask = self._mask()
+        mask = self._mask() if index else None
         args = () if mask is None else (mask,)
         return self.builder.add("load", buffer.dtype, *args, buffer=buffer.name, index=index)
 

@@ -61,8 +61,8 @@ class Form:
     varies along it is printed once for each. stages: blocks of a walk that are under way. rows, columns: of a block.
     rows_meet: a thread has the same columns of all of them. rereads, ahead, vectors: see Setting. realigned: elements
     of the vectors in which realigned rows are read; 0: they are not. row_start: where such a row begins. piece: a row
-    is a part of everything. first: the parameter that is the first program's number, where a launch has others before
-    it."""
+    is a part of everything. read_later: buffers that another launch reads after it. first: the parameter that is the
+    first program's number, where a launch has others before it."""
 
     looped: bool = False
     spread: bool = False
@@ -77,6 +77,7 @@ class Form:
     realigned: int = 0
     row_start: str = ""
     piece: Piece | None = None
+    read_later: frozenset[str] = frozenset()
     first: str = ""
 
 
@@ -471,6 +472,8 @@ class Body:
             return f', eviction_policy="{hint}"'
         is_looped = self.form.looped and not self.layout.wide
         if not is_looped or "q" not in dims or len(reads) > 1 or any(map(values_in, v.index)):
+            return ""
+        if v.buffer in self.form.read_later:
             return ""
         is_once = dims == frozenset(self.names) and v.buffer not in self.again
         return f', eviction_policy="evict_{"first" if is_once else "last"}"'

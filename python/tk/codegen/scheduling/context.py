@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sympy
 
@@ -16,12 +16,14 @@ from tk.codegen.errors import IRError
 
 @dataclass(frozen=True)
 class Context:
-    """The op's side: its tensors by the buffers' names, the sizes of "...", and letters as locals."""
+    """The op's side: its tensors by the buffers' names, the sizes of "...", and letters as locals. read_after: by
+    kernel, what those behind it in the plan read."""
 
     op: Op
     tensors: Mapping[str, Tensor]
     scratch: Mapping[str, int]  # the number of a scratch buffer in the plan
     debug: bool = False
+    read_after: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def expr(self, e: sympy.Expr) -> Expr:
         """A size expression in the language of packs."""

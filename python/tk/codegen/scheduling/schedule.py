@@ -181,6 +181,7 @@ class Scheduled(Addresses):
         sizes: dict[str, Arg] = {"q_size": Int(self.sizes["q"], width, self._is_divisible(setting))}
         if self.tile.p:
             sizes["p_size"] = Int(self.sizes["p"], width)
+        piece = self.piece(setting)
         form = Form(
             looped=self.is_looped(setting),
             spread=setting.spread,
@@ -194,7 +195,8 @@ class Scheduled(Addresses):
             vectors=setting.vectors,
             realigned=self.realigned,
             row_start=self.row[0] if self.row else "",
-            piece=self.piece(setting),
+            piece=piece,
+            read_later=self.context.read_after[self.kernel.name] if piece else frozenset(),
             first=combo.FIRST if is_behind else "",
         )
         debug_op = self.context.op.name if self.context.debug else ""
