@@ -59,10 +59,10 @@ class Form:
     """How a setting has a kernel printed. looped: the reduced axes are run through in blocks, else they are one.
     spread: each of the blocks has a program of its own. segments: so many blocks beside each other make a row; what
     varies along it is printed once for each. stages: blocks of a walk that are under way. rows, columns: of a block.
-    rows_meet: a thread has the same columns of all of them. rereads, ahead, vectors: see Setting. realigned: elements
-    of the vectors in which realigned rows are read; 0: they are not. row_start: where such a row begins. piece: a row
-    is a part of everything. read_later: buffers that another launch reads after it. first: the parameter that is the
-    first program's number, where a launch has others before it."""
+    rows_meet: a thread has the same columns of all of them. by_thread: it has the whole rows. rereads, ahead, vectors:
+    see Setting. realigned: elements of the vectors in which realigned rows are read; 0: they are not. row_start: where
+    such a row begins. piece: a row is a part of everything. read_later: buffers that another launch reads after it.
+    first: the parameter that is the first program's number, where a launch has others before it."""
 
     looped: bool = False
     spread: bool = False
@@ -78,6 +78,7 @@ class Form:
     row_start: str = ""
     piece: Piece | None = None
     read_later: frozenset[str] = frozenset()
+    by_thread: bool = False
     first: str = ""
 
 
@@ -153,8 +154,11 @@ class Body:
 
     @property
     def shape_names(self) -> tuple[str, ...]:
-        """The dimensions of a block in the source."""
-        return ("q",) if self.is_one_row else self.names
+        """The dimensions of a block in the source. Of what lies apart in memory a warp's threads have neighbours along
+        the last: of whole rows, each of which is then one thread's, where these are short."""
+        if self.is_one_row:
+            return ("q",)
+        return self.names[::-1] if self.form.by_thread else self.names
 
     def shape_of(self, dims: Iterable[str], of_q: str = "") -> str:
         """The shape of what varies over these. of_q: instead of the block's own extent along q."""
@@ -233,7 +237,7 @@ class Body:
     def offsets(self, n: str | None) -> str:
         """The places in a block along a dimension of the tile."""
         assert n is not None
-        expand = "" if len(self.shape_names) == 1 else "[:, None]" if n == "p" else "[None, :]"
+        expand = "" if len(self.shape_names) == 1 else "[:, None]" if n == self.shape_names[0] else "[None, :]"
         return f"tl.arange(0, {self.block(n)}){expand}" + (".to(tl.int64)" if self.layout.wide else "")
 
     def places(self, n: str, start: str, is_full: bool = False) -> None:
@@ -500,7 +504,8 @@ class Body:
         # Rows in vectors begin as addresses say; across rows a block's faster dimension is another; and a seed that is
         # read under a mask has an element's shape.
         by_address = (self.form.vectors and self.tile.p) or self.form.realigned or self.segment == EDGES
-        if steps is None or by_address or self.layout.across or self.kernel.value(v.args[0]).args:
+        is_turned = self.layout.across or self.form.by_thread
+        if steps is None or by_address or is_turned or self.kernel.value(v.args[0]).args:
             places = [*head, *rows, *([self.place("q")] if parts else [])]
             return f"device.random_bits({seed}, {' + '.join(places)}, {v.data})"
         first = " + ".join([*head, *rows, *self._start_of_block()])

@@ -152,6 +152,9 @@ class Cost:
         """For the loads of a block."""
         return BLOCK if self._in_vectors(setting) else BLOCK * 3 // 2
 
+    def _is_by_thread(self, setting: Setting) -> bool:
+        return setting.is_by_thread(self.tile, self.layout)
+
     def _in_vectors(self, setting: Setting) -> bool:
         return self.layout.aligned or setting.vectors or setting.realigned or self._is_piece(setting)
 
@@ -165,7 +168,8 @@ class Cost:
         access = of_column = 2 if self.layout.aligned else STRIDED
         if self.layout.merged and not self.layout.aligned:
             is_single = setting.vectors or (setting.p == 1 and not self.layout.dense)
-            access, of_column = 12 + min(512 // setting.row, 16), COLUMN[is_single]
+            of_row = 16 // setting.row if self._is_by_thread(setting) else min(512 // setting.row, 16)
+            access, of_column = 12 + of_row, COLUMN[is_single]
         if setting.vectors or setting.realigned or self._is_piece(setting):
             access = REALIGNED if setting.realigned else 2
         turned = TURNED * sum(map(self._is_turned, self.work.written))
@@ -193,6 +197,8 @@ class Cost:
             return as_expr(0)
         along_q, size = min(32, setting.row), ITEMSIZE[self.kernel.buffer(v.buffer).dtype]
         next_row = self._apart(self.tile.p, steps) * size
+        if self._is_by_thread(setting):  # a warp has an element of each of 32 rows
+            return maximum(minimum(next_row, LINE) * 32 // LINE, 1) - 1
         lines = maximum(minimum(self._apart(self.tile.q, steps) * size, LINE) * along_q // LINE, 1)
         if along_q < 32 and self.tile.p:
             lines = lines * maximum(minimum(next_row, LINE) * (32 // along_q) // LINE, 1)
@@ -236,7 +242,9 @@ class Cost:
         if self.tile.p:  # a block's part of a row takes whole sectors, but for what the next row has of them
             piece = maximum(minimum(self.sizes["q"], setting.row), 1)
             found = maximum(found, minimum(next_row, SECTOR) // piece)
-        if v.op == "load" and setting.p * size >= SECTOR // 2:
+        if self._is_by_thread(setting):
+            found = minimum(found, next_row)
+        elif v.op == "load" and setting.p * size >= SECTOR // 2:
             found = minimum(found, next_row * 2)
         return minimum(found, SECTOR)
 
@@ -335,10 +343,19 @@ class ScanCost(Cost):
     def stages(self, setting: Setting) -> tuple[int, int]:
         """How often an element is put together with others, as a fraction: a thread does so with what it has in a row,
         a warp by a shuffle for each power of two of its lanes."""
+        if self.is_of_threads(setting):
+            return 1, 1
         by = IN_ORDER if self._in_vectors(setting) else 1
         return by + min(32, setting.row).bit_length() - 1, by
 
+    def is_of_threads(self, setting: Setting) -> bool:
+        """Whether a thread has all of what is scanned."""
+        return self._is_by_thread(setting)
+
     def waits(self, setting: Setting) -> int:
+        if self.is_of_threads(setting):
+            length = setting.p if self.tile.reduced == "p" else setting.row
+            return super().waits(setting) + sum(COLUMN_WAIT[s.kind == "logaddexp"] * length for s in self.scans)
         each = setting.p * setting.row // (32 * setting.warps)
         hidden = [2 if self._in_vectors(setting) and s.kind != "logaddexp" else 1 for s in self.scans]
         return super().waits(setting) + sum(SCAN_WAIT * each // by for by in hidden)
@@ -350,11 +367,8 @@ class ScanCost(Cost):
 class OuterScanCost(ScanCost):
     """Along columns, each of which is one thread's."""
 
-    def stages(self, setting: Setting) -> tuple[int, int]:
-        return 1, 1
-
-    def waits(self, setting: Setting) -> int:
-        return Cost.waits(self, setting) + sum(COLUMN_WAIT[s.kind == "logaddexp"] * setting.p for s in self.scans)
+    def is_of_threads(self, setting: Setting) -> bool:
+        return True
 
 
 class SortCost(Cost):

@@ -197,6 +197,7 @@ class Scheduled(Addresses):
             row_start=self.row[0] if self.row else "",
             piece=piece,
             read_later=self.context.read_after[self.kernel.name] if piece else frozenset(),
+            by_thread=setting.is_by_thread(self.tile, self.layout),
             first=combo.FIRST if is_behind else "",
         )
         debug_op = self.context.op.name if self.context.debug else ""

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from tk.aot.spec import Config
 from tk.codegen.scheduling.sorts import TILE
+from tk.codegen.tile import Layout, Tile
 
 T = TypeVar("T")
 
@@ -65,6 +66,12 @@ class Setting:
         """Elements along q."""
         return self.q * self.segments
 
+    def is_by_thread(self, tile: Tile, layout: Layout) -> bool:
+        """Whether a thread has whole rows, since these are short and there are enough of them: nothing is exchanged
+        between lanes, and where a row begins is worked out once. Of rows without gaps a warp's loads would take more
+        lines than the lanes beside each other do."""
+        return self.q <= 16 and self.p >= 32 * self.warps and tile.reduced != "p" and not layout.dense
+
     @property
     def is_for_small(self) -> bool:
         return not self.vectors and self.p in (2, 8, 32, 64, 128)
@@ -104,7 +111,10 @@ SETTINGS: Table = {
         "aligned": (Setting(8, 256, 4), Setting(32, 64, 4)),
         "rows": (Setting(2, 512, 4), Setting(16, 64, 4)),
         "pitched": (Setting(4, 512, 4), Setting(32, 64, 4)),
-        "gathered": (Setting(1, 512, 4), Setting(16, 64, 4), Setting(512, 4, 4, everywhere=True)),
+        "gathered": (
+            Setting(1, 512, 4), Setting(16, 64, 4), Setting(512, 4, 4, everywhere=True),
+            Setting(1024, 1, 4, everywhere=True),
+        ),
         "strided": (Setting(32, 32, 4),),
     },
     # Every step of a search waits for the one before, and takes a line for each element: few to a thread.
@@ -129,12 +139,12 @@ SETTINGS: Table = {
             Setting(1, 1024, 4, segments=3),
             *(Setting(1, 2048, 8, segments=n, vectors=True) for n in (2, 3, 4)),
             Setting(1, 4096, 16, segments=3, vectors=True),
-            Setting(128, 16, 4), Setting(512, 4, 4), Setting(1, 8192, 32, True),
+            Setting(128, 16, 4), Setting(1, 8192, 32, True),
         ),
         "pitched": (Setting(1, 4096, 16, True), Setting(32, 64, 4), Setting(4, 512, 4), Setting(1, 4096, 4)),
         "gathered": (
             Setting(1, 2048, 8, True), Setting(16, 64, 4), Setting(4, 256, 4), Setting(2, 512, 4), Setting(1, 2048, 4),
-            Setting(128, 16, 4), Setting(512, 4, 4),
+            Setting(128, 16, 4), Setting(512, 4, 4), Setting(1024, 1, 4),
         ),
         "columns": (Setting(4, 512, 4, True),),
         "strided": (Setting(16, 64, 4, True),),
