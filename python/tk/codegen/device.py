@@ -53,9 +53,8 @@ def fetch(rows, mask, n, MOST: tl.constexpr):
 @triton.jit
 def add_16(at, value, mask):
     """Adds to elements of 16 bits, in any order. Atomics on one of them are loops; on two beside each other they are
-    not. So the other one of the same 4 bytes gets -0.0, which changes nothing. It must belong to the same tensor, or to
-    nothing: a result's memory begins and ends at a multiple of 4 bytes. A block must not have fewer elements than
-    threads, of which several would then add the same one."""
+    not. So the other one of the same 4 bytes gets -0.0, which changes nothing. It must belong to the same tensor. A
+    block must not have fewer elements than threads, of which several would then add the same one."""
     KIND: tl.constexpr = "bf16x2" if at.dtype.element_ty == tl.bfloat16 else "f16x2"
     behind = at.to(tl.int64) & 2
     bits = value.to(at.dtype.element_ty).to(tl.uint16, bitcast=True).to(tl.uint32)

@@ -153,12 +153,15 @@ class Scheduled(Addresses):
             self.require(q_size % 16 == 0, "rows of a multiple of 16 elements")
 
     def _require_few_additions(self) -> None:
-        """Of 16 bits, of which each is rounded."""
+        """Of 16 bits, of which each is rounded. Elements are added to in pairs (device.add_16): of all of them the last
+        has its other half as well."""
         for v in self.kernel.values:
             if v.op == "store" and v.data == "add" and v.dtype in ir.ROUNDED_SUMS:
                 places = self.context.expr(ix.product(self.kernel.buffer(v.buffer).sizes))
                 few = self.extent(self.kernel.axes) <= MOST_ADDITIONS * places
                 self.require(few, f"at most {MOST_ADDITIONS} additions a place, on average")
+                starts_with_pair = self.context.tensors[v.buffer].alignment >= 4
+                self.require(starts_with_pair & (places % 2 == 0), f"an even number of places in {v.buffer}")
 
     def _is_divisible(self, setting: Setting) -> bool:
         return (self.layout.aligned and bool(self.unit)) or self.piece(setting) is not None
