@@ -69,7 +69,7 @@ def test_few_elements_are_reduced_in_a_block_of_few(declared: Declared, dtype: s
 def test_rows_of_few_elements_are_one_threads(dtype: str, n: int, config: str) -> None:
     """But for longer ones without gaps, of which lanes beside each other have neighbours. Rows that were shared by
     lanes took twice the instructions."""
-    x = TensorValue([1, 1, 1 << 20, n], [0, 0, 2 * n + 1, 1], DTYPES[dtype])
+    x = TensorValue([1, 1, 1 << 20, n], [0, 0, 2 * n, 2], DTYPES[dtype])
     out = dense([1, 1, 1 << 20, n], dtype)
     found = chosen(generated(softmax.softmax), [x, out])
     assert (found.layout, found.config) == ("gathered", config)
