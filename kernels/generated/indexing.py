@@ -59,13 +59,13 @@ def index_add(x, index, source):
 def put(x, index, source):
     """x with the source's elements at index, which counts from the end where it is below 0. Of several for one place
     the last stays, in any mode: tk.codegen.ways.IN_ORDER."""
-    return torch.ops.aten.index_put(x, [None, index], source)
+    return torch.ops.aten.index_put(x, [*[None] * (x.dim() - 1), index], source)
 
 
 @op(x="T[..., K, B]", index="I[N]", source="T[..., N, B]", T=NUMBERS, I=INDEX)
 def put_rows(x, index, source):
     """The same of rows."""
-    return torch.ops.aten.index_put(x, [None, index], source)
+    return torch.ops.aten.index_put(x, [*[None] * (x.dim() - 2), index], source)
 
 
 @op(at="i64[...]", index="i64[...]", rows="int", size="int")
