@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import sympy
@@ -31,15 +31,24 @@ def run_all(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
     if any_widened(kernels):
         kernels = [round_widened(k) for k in kernels]
     exact = any_compared(kernels)
-    return share_scratch([run(k, exact) for k in kernels])
+    made: list[Kernel] = []
+    approximate = {b.name for k in kernels for b in k.buffers if b.kind == "scratch"}
+    for kernel in reversed(kernels):  # what a launch leaves is as exact as those behind it need it
+        made.insert(0, run(kernel, exact, approximate))
+        needed = _exact(made[0], approximate)
+        approximate -= {v.buffer for v in made[0].accesses if v.op == "search" or v.number in needed}
+    return share_scratch(made)
 
 
-def run(kernel: Kernel, exact: bool = False) -> Kernel:
-    """All passes, in order. exact: nothing is approximated."""
+def run(kernel: Kernel, exact: bool = False, approximate: Collection[str] = ()) -> Kernel:
+    """All passes, in order. exact: nothing is approximated. approximate: scratch memory of which all that comes is
+    rounded to 16 bits."""
     kernel = verify(kernel)
     for one in PASSES:
-        if not exact or one is not allow_approximations:
+        if one is not allow_approximations:
             kernel = verify(one(kernel))
+        elif not exact:
+            kernel = verify(allow_approximations(kernel, approximate))
     return kernel
 
 
@@ -223,20 +232,10 @@ def _renumbered(kernel: Kernel, keep: list[Value]) -> Kernel:
 _NOT_APPROXIMATED = ("load", "store", "constant", "reduce", "fold", "scan", "sort")
 
 
-def allow_approximations(kernel: Kernel) -> Kernel:
-    """fp32 values of which everything that comes is rounded to 16 bits need no correctly rounded functions."""
-    exact: set[int] = set()
-    held: set[int] = set()  # what is compared as 16 bits: of an approximation these may be others
-    for v in reversed(kernel.values):
-        if v.op in (*COMPARE, "search") or (v.op == "cast" and v.number in held):
-            held.update(v.args)
-        is_rounding = v.op == "cast" and v.dtype in NARROW and v.number not in held
-        demands = v.op == "store" or v.number in exact or v.dtype not in ("fp32", *NARROW) or v.op == "number"
-        if is_rounding or (v.op == "store" and v.dtype in NARROW):
-            continue
-        if demands:
-            exact.update(v.args)
-            exact.update(n for e in v.index for n in values_in(e))
+def allow_approximations(kernel: Kernel, approximate: Collection[str] = ()) -> Kernel:
+    """fp32 values of which everything that comes is rounded to 16 bits need no correctly rounded functions.
+    approximate: scratch memory of which all that comes is."""
+    exact = _exact(kernel, approximate)
 
     def rule(b: Builder, v: Value, args: tuple[int, ...]) -> int | None:
         if v.dtype != "fp32" or v.number in exact or v.op in _NOT_APPROXIMATED:
@@ -244,6 +243,24 @@ def allow_approximations(kernel: Kernel) -> Kernel:
         return b.add(v.op, v.dtype, *args, index=v.index, data=v.data, fast=True)
 
     return rebuild(kernel, rule)
+
+
+def _exact(kernel: Kernel, approximate: Collection[str]) -> set[int]:
+    """Values that may not be approximated."""
+    exact: set[int] = set()
+    held: set[int] = set()  # what is compared as 16 bits: of an approximation these may be others
+    for v in reversed(kernel.values):
+        if v.op in (*COMPARE, "search") or (v.op == "cast" and v.number in held):
+            held.update(v.args)
+        is_rounding = v.op == "cast" and v.dtype in NARROW and v.number not in held
+        demands = v.op == "store" or v.number in exact or v.dtype not in ("fp32", *NARROW) or v.op == "number"
+        is_left = v.op == "store" and v.dtype == "fp32" and v.buffer in approximate and v.data is None
+        if is_rounding or is_left or (v.op == "store" and v.dtype in NARROW):
+            continue
+        if demands:
+            exact.update(v.args)
+            exact.update(n for e in v.index for n in values_in(e))
+    return exact
 
 
 def merge_with_one(kernel: Kernel) -> Kernel:

@@ -9,7 +9,7 @@ import host
 import pytest
 import torch
 import torch.nn.functional as F
-from test_ops import agree
+from test_ops import agree, make
 
 from tk.codegen.family import generate
 from tk.codegen.tile import STRIDED
@@ -155,6 +155,70 @@ def test_a_pointwise_result_beside_a_walk() -> None:
         return y.sum(0), y, x * 2
 
     check(gradients, torch.randn(6, 17, generator=torch.Generator().manual_seed(0)))
+
+
+def sums_over_rows(x):
+    y = torch.sin(x)
+    return y, y.sum(0), y.argmax(0)
+
+
+def sums_of_rows(x):
+    y = torch.sin(x)
+    return y, y.sum(-1)
+
+
+def turned_beside_sums(x):
+    return torch.sin(x).t(), (x * x).sum(0), x * 3
+
+
+def reversed_beside_sums(x):
+    return x.flip(0), x.sum(0)
+
+
+def sums_of_all_but_the_first_row(x):
+    return x + 1, (x[1:] * 2).sum(0)
+
+
+@pytest.mark.parametrize("shape", [(70, 37), (1, 5), (130, 2)])
+@pytest.mark.parametrize("fn", [sums_over_rows, sums_of_rows, turned_beside_sums, reversed_beside_sums,
+                                sums_of_all_but_the_first_row])  # fmt: skip
+def test_a_pointwise_result_beside_a_reduction_of_it(fn: Callable[..., Any], shape: tuple[int, int]) -> None:
+    check(fn, make(shape, torch.float32))
+    check(fn, make(shape, torch.float32, "transposed"))
+
+
+@pytest.mark.parametrize("dims", [(0,), (1,), (0, 1)])
+def test_a_pointwise_result_beside_a_reduction_of_some_dimensions(dims: tuple[int, ...]) -> None:
+    def both(x):
+        y = torch.sin(x)
+        return y.permute(2, 0, 1), y.sum(dims)
+
+    check(both, make((70, 3, 16), torch.float32))
+
+
+@pytest.mark.parametrize("way", ["whole", "split"])
+def test_the_gradient_of_a_bias_shares_the_launch_of_what_it_was_added_to(way: str) -> None:
+    def biased(x, bias):
+        return F.silu(x + bias)
+
+    made = generate(biased, op(x="fp32[..., N]", bias="fp32[N]")(biased).signature, "biased", True).backward
+    assert made is not None
+    first = made.graphs[0].kernels_of(way)[0]
+    assert {v.buffer for v in first.accesses} >= {"out0", "x", "grad_0"}
+    assert sum(any(v.buffer == "x" for v in k.accesses) for k in made.graphs[0].kernels_of(way)) == 1
+    assert {len(v.axes) for v in first.values if v.buffer == "bias"} == {1}
+
+
+@pytest.mark.parametrize("fn", [lambda x: torch.softmax(x.add_(1), -1), lambda x: torch.logsumexp(x.mul_(2), 0)])
+@pytest.mark.parametrize("shape", [(3, 40), (70, 37)])
+def test_what_is_written_in_place_is_not_read_again(fn: Callable[..., Any], shape: tuple[int, int]) -> None:
+    x = make(shape, torch.float32)
+    changed = x.double()
+    exact = fn(changed)
+    made = generate(fn, op(x="fp32[M, N]")(fn).signature, "written")
+    for name, results in host.run_all(made, x):
+        for result, wanted in zip(results, (exact, changed), strict=True):
+            agree(result, wanted.float(), name)
 
 
 def test_results_of_several_sizes_share_a_launch() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tk.codegen import passes
 from tk.codegen.errors import TraceError
-from tk.codegen.ir import Buffer, Kernel
+from tk.codegen.ir import Buffer, Kernel, Value
 from tk.codegen.lowering.graph import LazyGraph, Rule
 from tk.codegen.lowering.lazy import Lazy, Substitution
 from tk.codegen.lowering.seeds import Seed, kernels
@@ -40,14 +40,28 @@ def _stored(buffer: Buffer) -> Lazy:
 
 def _in_place_is_safe(found: Sequence[Kernel]) -> bool:
     """Whether every argument that is written is read by earlier launches and the same only, and by that only at the
-    place that it writes."""
+    place that it writes, in the pass over what is reduced that writes it."""
     for i, kernel in enumerate(found):
         for store in (v for v in kernel.values if v.op == "store" and kernel.buffer(v.buffer).kind == "mutated"):
             for other in found[i:]:
                 reads = [v for v in other.values if v.op == "load" and v.buffer == store.buffer]
                 if reads and (other is not kernel or any(r.index != store.index for r in reads)):
                     return False
+                if reads and _has_pass_after(kernel, store):
+                    return False
     return True
+
+
+def _has_pass_after(kernel: Kernel, store: Value) -> bool:
+    """Whether a launch that runs through what is reduced in blocks goes over it once more."""
+    generation: dict[int, int] = {}  # how many reductions, one of the other, come before a value
+    for v in kernel.values:
+        generation[v.number] = max((generation[a] for a in v.args), default=0) + (v.op == "reduce")
+    reduced = {a.symbol for a in kernel.reduced}
+    passes = [generation[v.number] - 1 for v in kernel.values if v.op == "reduce"]
+    passes += [generation[v.number] for v in kernel.values
+               if v.op == "store" and any(i.free_symbols & reduced for i in v.index)]  # fmt: skip
+    return any(p > generation[store.number] for p in passes)
 
 
 # --- The combine function of a scan ---

@@ -283,16 +283,19 @@ class Emitter:
         return result
 
     def load(self, buffer: Buffer, index: Index) -> int:
-        """Where the masks hold. A single element is there everywhere, and is then not one for each place of a mask."""
+        """Where the masks hold. What lies whole along other axes than a mask is there everywhere, and is then not one
+        for each place of the mask."""
         self.builder.buffers.setdefault(buffer.name, buffer)
-        mask = self._mask() if index else None
+        ranges, along = self.ranges, {s.name for i in index for s in i.free_symbols}
+        is_whole = all(i in ranges and ix.same(ranges[i], s) for i, s in zip(index, buffer.sizes, strict=True))
+        mask = self._mask([m for m in self.masks if not is_whole or self.builder.values[m].axes & along])
         args = () if mask is None else (mask,)
         return self.builder.add("load", buffer.dtype, *args, buffer=buffer.name, index=index)
 
     def store(self, buffer: Buffer, index: Index, value: int) -> None:
         """Where the masks hold."""
         self.builder.buffers.setdefault(buffer.name, buffer)
-        mask = self._mask()
+        mask = self._mask(self.masks)
         args = (self.cast(value, buffer.dtype), *(() if mask is None else (mask,)))
         self.builder.add("store", buffer.dtype, *args, buffer=buffer.name, index=index)
 
@@ -305,11 +308,11 @@ class Emitter:
         value = self.cast(self.read(node.source, index), buffer.dtype)
         self.builder.add("store", buffer.dtype, value, *mask, buffer=buffer.name, index=at, data=node.kind)
 
-    def _mask(self) -> int | None:
-        if not self.masks:
+    def _mask(self, masks: Sequence[int]) -> int | None:
+        if not masks:
             return None
-        result = self.masks[0]
-        for m in self.masks[1:]:
+        result = masks[0]
+        for m in masks[1:]:
             result = self.op("and", "i1", result, m)
         return result
 

@@ -6,6 +6,7 @@ memory by an earlier launch.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ import sympy
 
 from tk.codegen import index as ix
 from tk.codegen.comparisons import sums_compared
-from tk.codegen.ir import Axis, Buffer, Builder, Kernel, axis_symbol
+from tk.codegen.ir import Axis, Buffer, Builder, Kernel, Value, axis_symbol
 from tk.codegen.lowering.lazy import (
     Domain,
     Emitter,
@@ -32,14 +33,16 @@ from tk.codegen.lowering.lazy import (
     is_axis,
     scatter,
 )
+from tk.codegen.lowering.split import Splitter
 
 
 @dataclass
 class Seed:
     """A tensor to store. layout: for each of its dimensions the axis, None where the size is 1. puts: the tensor is
     this one's source, and is put into the buffer. after: what must have been stored before. alone: only pointwise
-    kernels of its own level may have it. backwards: the reduced axis runs against the dimension. limited: the axis is
-    longer than the dimension, of which it has the first part."""
+    kernels of its own level may have it. backwards: the reduced axis runs against the dimension. place: where it is
+    stored, if the layout does not say so. limited: the dimension along which places may lie behind its end, where
+    nothing is stored."""
 
     tensor: Lazy
     buffer: Buffer
@@ -51,10 +54,13 @@ class Seed:
     after: list[Seed] = field(default_factory=list)
     alone: bool = False
     backwards: bool = False
-    limited: bool = False
+    place: Index | None = None
+    limited: int | None = None
 
     @property
     def index(self) -> Index:
+        if self.place is not None:
+            return self.place
         found = [sympy.Integer(0) if a is None else axis_symbol(a) for a in self.layout]
         if self.backwards:
             d = self.layout.index("r0")
@@ -65,11 +71,11 @@ class Seed:
         if self.puts is not None:
             emitter.put(self.puts, self.buffer, self.index)
             return
-        if not self.limited:
+        if self.limited is None:
             self._emit(emitter, store)
             return
-        size = self.tensor.shape[self.layout.index("r0")]
-        with emitter.where(emitter.op("lt", "i1", emitter.index(axis_symbol("r0")), emitter.index(size))):
+        at, size = self.index[self.limited], self.tensor.shape[self.limited]
+        with emitter.where(emitter.op("lt", "i1", emitter.index(at), emitter.index(size))):
             self._emit(emitter, store)
 
     def _emit(self, emitter: Emitter, store: bool) -> None:
@@ -77,6 +83,10 @@ class Seed:
         value = emitter.read(self.tensor, self.index)
         if store:
             emitter.store(self.buffer, self.index, value)
+
+
+# By level, domain, and whether they have sorted runs.
+Groups = dict[tuple[int, Domain, bool], list[Seed]]
 
 
 @dataclass(frozen=True)
@@ -108,7 +118,7 @@ def kernels(name: str, seeds: Sequence[Seed], splitter: Substitution | None = No
 def _kernels(name: str, seeds: Sequence[Seed], how: Replaced) -> tuple[list[Kernel], list[dict[int, Node]]]:
     """And for each what it works out itself, by value."""
     everything, stored = _with_scratch(seeds, how)
-    groups = _group(everything)
+    groups = _group(everything, how, stored)
     found, made = [], []
     for i, group in enumerate(groups):
         emitter = how.emitter(group[0].domain.axes([seed.tensor for seed in group]), stored)
@@ -200,9 +210,9 @@ def _place(seed: Seed, how: Replaced) -> None:
     best = max(candidates, key=lambda c: (candidates.count(c), len(c[1])), default=(tuple(dims), (), (), False))
     kept, along, node_sizes, seed.backwards = best
     sizes = [seed.tensor.shape[d] for d in along] or list(node_sizes)
-    seed.limited = bool(along) and any(not ix.same(a, b) for a, b in zip(sizes, node_sizes, strict=True))
-    sizes = list(node_sizes) if seed.limited else sizes
-    seed.domain = Domain(tuple(seed.tensor.shape[d] for d in kept), tuple(sizes))
+    if along and any(not ix.same(a, b) for a, b in zip(sizes, node_sizes, strict=True)):
+        (seed.limited,) = along
+    seed.domain = Domain(tuple(seed.tensor.shape[d] for d in kept), node_sizes)
     names = {**{d: f"a{i}" for i, d in enumerate(kept)}, **{d: f"r{i}" for i, d in enumerate(along)}}
     seed.layout = tuple(names.get(d) for d in range(len(seed.tensor.shape)))
     seed.needs = _needs(seed, how)
@@ -274,10 +284,10 @@ def _scan_candidate(tensor: Lazy, node: Scan, at: Index) -> tuple[Any, ...] | No
     return tuple(d for d in dims if d != dim), (dim,), node.sizes, backwards
 
 
-def _group(seeds: Sequence[Seed]) -> list[list[Seed]]:
-    """Seeds of one domain and level share a launch, and so their reads; a pointwise one joins where its sizes fit.
-    Sorted runs share it with other runs alone, since merges follow."""
-    groups: dict[tuple[int, Domain, bool], list[Seed]] = {}
+def _group(seeds: Sequence[Seed], how: Replaced, stored: Mapping[int, Buffer]) -> list[list[Seed]]:
+    """Seeds of one domain and level share a launch, and so their reads; a pointwise one joins where its sizes fit, or
+    where what it reads is read. Sorted runs share it with other runs alone, since merges follow."""
+    groups: Groups = {}
     alone = []
     for seed in seeds:
         if seed.domain.reduced:
@@ -285,7 +295,7 @@ def _group(seeds: Sequence[Seed]) -> list[list[Seed]]:
         else:
             alone.append(seed)
     for seed in alone:
-        if seed.alone or not _join(seed, groups):
+        if seed.alone or not (_join(seed, groups) or _join_readers(seed, groups, how, stored)):
             groups.setdefault((seed.level, seed.domain, False), []).append(seed)
     return [groups[key] for key in sorted(groups, key=lambda k: k[0])]
 
@@ -295,15 +305,69 @@ def _unfinished(seed: Seed) -> bool:
     return isinstance(seed.tensor, Scan) and seed.tensor.is_unfinished
 
 
-def _join(seed: Seed, groups: Mapping[tuple[int, Domain, bool], list[Seed]]) -> bool:
+def _join(seed: Seed, groups: Groups) -> bool:
     for (level, domain, unfinished), members in groups.items():
         if level < seed.level or not domain.reduced or unfinished:
             continue
         axes = domain.axes()
-        for layout in {m.layout for m in members if len(m.layout) == len(seed.layout) and "w0" not in m.layout}:
+        known = {m.layout for m in members if m.place is None and "w0" not in m.layout}
+        for layout in (one for one in known if len(one) == len(seed.layout)):
             sizes = [axes[a].size if a else sympy.Integer(1) for a in layout]
             if all(ix.same(a, b) for a, b in zip(sizes, seed.tensor.shape, strict=True)):
                 seed.layout, seed.domain = layout, domain
                 members.append(seed)
                 return True
     return False
+
+
+def _join_readers(seed: Seed, groups: Groups, how: Replaced, stored: Mapping[int, Buffer]) -> bool:
+    """Join those that reduce what is worked out of the same reads: a bias' gradient, beside that of what it was added
+    to. What other launches read must not come later."""
+    own = how.emitter(seed.domain.axes(), stored)
+    seed.emit(own)
+    for (level, domain, unfinished), members in groups.items():
+        is_late = level > seed.level and seed.buffer.kind == "scratch"
+        if level < seed.level or is_late or unfinished or not (domain.kept and domain.reduced):
+            continue
+        axes = domain.axes([m.tensor for m in members])
+        emitter = how.emitter(axes, stored)
+        for m in members:
+            m.emit(emitter)
+        for mine, other in itertools.product(_loads(own), _loads(emitter)):
+            if mine.buffer == other.buffer and (found := _stored_there(seed, mine, other, axes, how.splitter)):
+                seed.place, seed.limited = found
+                seed.domain = domain
+                members.append(seed)
+                return True
+    return False
+
+
+def _loads(emitter: Emitter) -> list[Value]:
+    return [v for v in emitter.builder.values if v.op == "load"]
+
+
+def _stored_there(
+    seed: Seed, mine: Value, other: Value, axes: Mapping[str, Axis], splitter: Substitution | None
+) -> tuple[Index, int | None] | None:
+    """Where a launch that reads an element as `other` stores that of the seed that is worked out of it, and the
+    dimension that is cut into parts; None where it does not come to each of them once."""
+    place: list[sympy.Expr] = []
+    limited, left = None, {a.name for a in axes.values() if not a.walk}
+    for d, (name, size) in enumerate(zip(seed.layout, seed.tensor.shape, strict=True)):
+        if name is None:
+            place.append(sympy.Integer(0))
+            continue
+        if axis_symbol(name) not in mine.index:
+            return None
+        at = other.index[mine.index.index(axis_symbol(name))]
+        used = [a for a in axes.values() if a.symbol in at.free_symbols]
+        if not used or not left.issuperset(a.name for a in used):
+            return None
+        left -= {a.name for a in used}
+        if not (at.is_Symbol and ix.same(used[0].size, size)):
+            if not (isinstance(splitter, Splitter) and splitter.is_in_parts(at, used, size)):
+                return None
+            limited = d
+        place.append(at)
+    # What is cut whole into parts runs together in memory, and is read in vectors that a store would break.
+    return None if left or all(d == limited for d, name in enumerate(seed.layout) if name) else (tuple(place), limited)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import sympy
 
 from tk.codegen import index as ix
-from tk.codegen.ir import FLOATS, PLACES, value_symbol
+from tk.codegen.ir import FLOATS, PLACES, Axis, value_symbol
 from tk.codegen.lowering.lazy import Emitter, Index, Lazy, Reduction, reduction
 from tk.codegen.lowering.runs import by_sums
 
@@ -62,6 +62,15 @@ class Splitter:
             self.own.append(node)
             self.known[id(node)] = self._split(node) if self._is_splittable(node) else None
         return self.known[id(node)]
+
+    def is_in_parts(self, place: sympy.Expr, axes: Sequence[Axis], size: sympy.Expr) -> bool:
+        """Whether a place along a dimension of this size is put together from these axes: a part, and where in it."""
+        if len(axes) != 2:
+            return False
+        part, within = axes
+        is_place = ix.same(place, part.symbol * within.size + within.symbol)
+        return is_place and any((p.symbol, p.chunk) == (part.size, within.size) and ix.same(p.cut, size)
+                                for p in self.parts)  # fmt: skip
 
     def _split(self, node: Reduction) -> Lazy:
         if node.kind in ("mean", "m2"):
