@@ -41,6 +41,27 @@ def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool =
     return (values, indices) if x.dim() == 0 else (values.narrow(dim, 0, k), indices.narrow(dim, 0, k))
 
 
+def _index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
+    """Of several elements for one place the last, as the deterministic kernels have it. ATen's threads take turns."""
+    given = [(d, index) for d, index in enumerate(indices) if index is not None]
+    shape = torch.broadcast_shapes(*(index.shape for _, index in given))
+    n = math.prod(shape)
+    if accumulate or n < 2 or any(index.dtype in (torch.bool, torch.uint8) for _, index in given):
+        return torch.ops.aten.index_put(x, indices, values, accumulate)
+    place, places = torch.zeros(shape, dtype=torch.int64, device=x.device), 1
+    for d, index in given:
+        size = x.shape[d]
+        place, places = place * size + torch.where(index < 0, index + size, index), places * size
+    place, number = place.reshape(-1), torch.arange(n, device=x.device)
+    last = number.new_zeros(places).scatter_reduce(0, place, number, "amax").gather(0, place)
+    dims = [d for d, _ in given]
+    first = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
+    others = [x.shape[d] for d in range(x.dim()) if d not in dims]
+    wanted = [*others[:first], *shape, *others[first:]]
+    each = values.expand(wanted).reshape([*others[:first], n, *others[first:]]).index_select(first, last)
+    return torch.ops.aten.index_put(x, indices, each.reshape(wanted))
+
+
 def _associative_scan(xs: Sequence[Tensor], combine: str, dim: int) -> list[Tensor]:
     """Every element takes in the one 1, 2, 4, … places before it. combine: a recorded graph of a0, a1, …, b0, b1, …"""
     nodes, found, step = json.loads(combine), list(xs), 1
@@ -65,6 +86,7 @@ def _constant(values: Sequence[Any], sizes: Sequence[int], dtype: torch.dtype, d
 
 _OURS: Mapping[str, Callable[..., Any]] = {
     "tk.constant": _constant,
+    "aten.index_put.default": _index_put,
     "aten.topk.default": _topk,
     "aten.view.default": _view,
     "tk.associative_scan": _associative_scan,

@@ -169,6 +169,14 @@ def _is_scan(call: Call) -> bool:
     return any(node["op"].startswith(_SCANS) for node in interpret.graph_of(call)["nodes"])
 
 
+_SHORT_FLOATS = (torch.bfloat16, torch.float16)
+_ADDS = ("aten.scatter_add", "aten.index_add", "aten.index_put")
+
+
+def _adds_at_indices(call: Call) -> bool:
+    return any(node["op"].startswith(_ADDS) for node in interpret.graph_of(call)["nodes"])
+
+
 def _aten(example: Example, args: Sequence[Any], exact: bool = False) -> list[Tensor]:
     """By ATen, op by op; of lists place by place, and the results list by list, as :func:`results` has them."""
     found = [interpret.aten(one, exact=exact) for one in _calls(example, args)]
@@ -192,11 +200,13 @@ def units_of_sum(terms: int) -> float:
 @dataclass(frozen=True)
 class Reference:
     """Of one result: ATen's and the same in fp64. terms: of the last element of a scan, whose running result is carried
-    from block to block; blocks may be of a few elements, where torch's are of a whole row."""
+    from block to block; blocks may be of a few elements, where torch's are of a whole row. is_of_atomics: it has sums
+    of 16 bits in any order, each of whose additions is rounded."""
 
     torchs: Tensor
     exact: Tensor
     terms: int = 1
+    is_of_atomics: bool = False
 
     @cached_property
     def allowed(self) -> float:
@@ -205,8 +215,10 @@ class Reference:
 
     @cached_property
     def _slack(self) -> Tensor:
-        slack = units_of_sum(self.terms) * torch.finfo(torch.float32).eps * self.exact.abs().max()
-        return slack + torch.finfo(torch.float64).tiny  # where all are zeros
+        units = units_of_sum(self.terms) * torch.finfo(torch.float32).eps
+        if self.is_of_atomics:
+            units += torch.finfo(self.torchs.dtype).eps
+        return units * self.exact.abs().max() + torch.finfo(torch.float64).tiny  # where all are zeros
 
     def error_of(self, found: Tensor) -> float:
         """Over ATen's; infinite where integers differ."""
@@ -226,8 +238,12 @@ class References:
     @cached_property
     def of_each(self) -> list[Reference]:
         both = (_aten(self.example, self.args, exact=exact) for exact in (False, True))
-        scans = any(map(_is_scan, _calls(self.example, self.args)))
-        return [Reference(torchs, exact, exact.shape[-1] if scans else 1) for torchs, exact in zip(*both, strict=True)]
+        calls = _calls(self.example, self.args)
+        scans, adds = any(map(_is_scan, calls)), any(map(_adds_at_indices, calls))
+        return [
+            Reference(torchs, exact, exact.shape[-1] if scans else 1, adds and torchs.dtype in _SHORT_FLOATS)
+            for torchs, exact in zip(*both, strict=True)
+        ]
 
 
 def worst_error(example: Example, args: Sequence[Any], config: int = -1) -> float:

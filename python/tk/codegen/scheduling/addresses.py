@@ -19,7 +19,8 @@ from tk.codegen.tile import Access, Layout, Tile, coefficients
 class Addresses:
     """The arguments and constraints of a launch, as they are found to be needed. unit: buffers that are read along q
     without gaps; rows_of: of these (base, step of a row). realigned: elements of the vectors in which realigned rows
-    are read, 0 where they are not; row: of such rows where they begin, and how far apart."""
+    are read, 0 where they are not; row: of such rows where they begin, and how far apart. turns_results: new tensors
+    are written along q without gaps, whatever else lies apart along it: Triton then turns the block that is stored."""
 
     kernel: ir.Kernel
     tile: Tile
@@ -31,6 +32,7 @@ class Addresses:
     unit: set[str] = field(default_factory=set)
     rows_of: dict[str, list[tuple[Expr, Expr]]] = field(default_factory=dict)
     realigned: int = 0
+    turns_results: bool = False
     row: tuple[str, Expr] | None = None
 
     # --- Arguments ---
@@ -119,11 +121,15 @@ class Addresses:
         base = [self._product(buffer, "base", None, self._constant(buffer, v, is_unit), vector)]
         base += [self._product(buffer, f"step_{a.name}", a.name, steps[a.name], vector)
                  for a in self.tile.batch if of[a.name]]  # fmt: skip
-        q_step = "" if is_unit else self._product(buffer, "step_q", None, q, 1) or None
+        is_turned = self.turns_results and self._is_new_along(v, self.tile.q, of)
+        if is_turned:
+            assert q is not None
+            self.require((q == 1) | (self.extent(self.tile.q) == 1), f"{buffer.name} without gaps along its rows")
+        q_step = "" if is_unit or is_turned else self._product(buffer, "step_q", None, q, 1) or None
         parts = tuple(b for b in base if b)
         if not self.layout.pitched:
             return Access(False, parts, self._product(buffer, "step_p", "p", p, vector), q_step=q_step)
-        is_along_p = self._is_along_results(v, {a.name: of[a.name] for a in of_p})
+        is_along_p = self.layout.across and self._is_new_along(v, self.tile.p, of)
         return Access(False, parts, self._by_axes(buffer, of_p, steps, vector, is_along_p),
                       frozenset(a.name for a in of_p), q_step)  # fmt: skip
 
@@ -140,12 +146,11 @@ class Addresses:
                 found.append(self._product(buffer, f"step_{a.name}", a.name, steps[a.name], vector))
         return " + ".join(text for text in found if text)
 
-    def _is_along_results(self, v: ir.Value, of_p: Mapping[str, Mapping[int, sympy.Expr]]) -> bool:
-        """Whether new tensors are written where they lie one behind the other along p: Triton then turns the block that
-        was read along q."""
+    def _is_new_along(self, v: ir.Value, axes: Sequence[ir.Axis], of: Mapping[str, Mapping[int, sympy.Expr]]) -> bool:
+        """Whether a new tensor is written whose elements lie one behind the other along the last of these axes: Triton
+        turns a block that was read along another dimension."""
         is_new = v.op == "store" and self.kernel.buffer(v.buffer).kind == "output"
-        last = self.tile.p[-1].name if self.tile.p else ""
-        return self.layout.across and is_new and of_p.get(last) == {len(v.index) - 1: sympy.Integer(1)}
+        return is_new and bool(axes) and of[axes[-1].name] == {len(v.index) - 1: sympy.Integer(1)}
 
     def _realigned_access(self, buffer: ir.Buffer, v: ir.Value, p: Expr) -> Access:
         """From the 16 bytes in which a row begins: in every buffer as far before the row."""

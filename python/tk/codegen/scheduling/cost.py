@@ -172,7 +172,7 @@ class Cost:
             access, of_column = 12 + of_row, COLUMN[is_single]
         if setting.vectors or setting.realigned or self._is_piece(setting):
             access = REALIGNED if setting.realigned else 2
-        turned = TURNED * sum(map(self._is_turned, self.work.written))
+        turned = TURNED * sum(self._is_turned(v, setting) for v in self.work.written)
         return self.work.computed + self.work.accesses * access + self.work.columns * of_column + turned
 
     def code(self, setting: Setting) -> int:
@@ -193,7 +193,7 @@ class Cost:
 
     def _lines_of(self, v: ir.Value, setting: Setting) -> Expr:
         """A warp has elements that are neighbours along q, and of short rows those of several."""
-        if self._has_neighbours(v) or (steps := self._steps(v)) is None:
+        if self._has_neighbours(v, setting) or (steps := self._steps(v)) is None:
             return as_expr(0)
         along_q, size = min(32, setting.row), ITEMSIZE[self.kernel.buffer(v.buffer).dtype]
         next_row = self._apart(self.tile.p, steps) * size
@@ -207,13 +207,13 @@ class Cost:
             lines = select(next_row == size, lines // REUSED, lines)
         return lines
 
-    def _has_neighbours(self, v: ir.Value) -> bool:
+    def _has_neighbours(self, v: ir.Value, setting: Setting) -> bool:
         """Whether what lies beside each other in the block does in memory, whatever the strides."""
-        return self.layout.dense or self._is_turned(v)
+        return self.layout.dense or self._is_turned(v, setting)
 
-    def _is_turned(self, v: ir.Value) -> bool:
+    def _is_turned(self, v: ir.Value, setting: Setting) -> bool:
         """Whether a block is turned before it is written."""
-        return self.layout.across and v.op == "store"
+        return v.op == "store" and (self.layout.across or setting.turns_results(self.tile, self.layout))
 
     def _steps(self, v: ir.Value) -> dict[str, Expr] | None:
         """How far apart neighbours along each axis lie, in elements; None where that depends on what is read."""
@@ -235,7 +235,7 @@ class Cost:
         the block find it in the L1 cache, if half as well."""
         buffer = self.kernel.buffer(v.buffer)
         size = ITEMSIZE[buffer.dtype]
-        if self._has_neighbours(v) or (steps := self._steps(v)) is None:
+        if self._has_neighbours(v, setting) or (steps := self._steps(v)) is None:
             return as_expr(size)
         found = self._apart(self.tile.q, steps) * size
         next_row = self._apart(self.tile.p, steps) * size
@@ -243,7 +243,8 @@ class Cost:
             piece = maximum(minimum(self.sizes["q"], setting.row), 1)
             found = maximum(found, minimum(next_row, SECTOR) // piece)
         if self._is_by_thread(setting):
-            found = minimum(found, next_row)
+            # A line that was read holds a thread's other elements too; what is written goes to L2 each time.
+            found = minimum(found, next_row) if v.op == "load" else next_row
         elif v.op == "load" and setting.p * size >= SECTOR // 2:
             found = minimum(found, next_row * 2)
         return minimum(found, SECTOR)

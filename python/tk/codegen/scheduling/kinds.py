@@ -17,7 +17,7 @@ from tk.codegen.scheduling import sorts
 from tk.codegen.scheduling.context import Context, half
 from tk.codegen.scheduling.cost import DigitsCost, OuterScanCost, RunsCost, ScanCost, SearchCost, SortCost, WalkCost
 from tk.codegen.scheduling.schedule import Scheduled
-from tk.codegen.scheduling.settings import Setting, settings_of
+from tk.codegen.scheduling.settings import FEW, Setting, settings_of
 from tk.codegen.tile import ROWS, Layout, Tile, choose_tile, coefficients, is_for, laid_out
 
 SHORT = 2048  # elements of a row of which one program reduces several
@@ -162,6 +162,11 @@ def _of_rows(kernel: ir.Kernel, tile: Tile, among: Settings) -> Settings:
     return tuple(s for s in among if tile.p or s.p == 1)
 
 
+def _of_reduced_rows(kernel: ir.Kernel, tile: Tile, among: Settings) -> Settings:
+    """Of a single element where there may be one: what has several axes, as a group of channels, is longer."""
+    return tuple(s for s in among if s.q > 1 or len(tile.q) == 1)
+
+
 def _of_scan(kernel: ir.Kernel, tile: Tile, among: Settings) -> Settings:
     can_be_spread = along.can_be_spread(kernel)
     can_be_realigned = bool(tile.p) and has_rows(kernel, tile) and along.can_be_realigned(kernel)
@@ -193,6 +198,12 @@ def has_rows(kernel: ir.Kernel, tile: Tile) -> bool:
     return False
 
 
+def _writes_rows(kernel: ir.Kernel, tile: Tile) -> bool:
+    """Whether anything is stored along q."""
+    q = {a.name for a in tile.q}
+    return any(v.op == "store" and v.axes & q for v in kernel.values)
+
+
 def _searches(kernel: ir.Kernel) -> bool:
     return any(v.op == "search" for v in kernel.values)
 
@@ -216,6 +227,9 @@ class Kind:
         found = self.fitting(kernel, tile, settings_of(self.name, layout.name))
         if any(s.vectors for s in found) and not has_rows(kernel, tile):
             found = tuple(s for s in found if not s.vectors)
+        if layout.dense and not layout.aligned and not _writes_rows(kernel, tile):
+            # What a thread has for itself in the layout "gathered" takes them in fewer instructions.
+            found = tuple(s for s in found if s.q > FEW)
         return found
 
 
@@ -233,7 +247,7 @@ KINDS = (
     Kind("rows", lambda kernel, tile: tile.reduced is None and bool(tile.p)),
     Kind("flat", lambda kernel, tile: tile.reduced is None),
     Kind("outer", lambda kernel, tile: tile.reduced == "p"),
-    Kind("inner", lambda kernel, tile: bool(tile.p)),
+    Kind("inner", lambda kernel, tile: bool(tile.p), fitting=_of_reduced_rows),
     Kind("full", lambda kernel, tile: True),
     Kind("parts", lambda kernel, tile: False),  # rows that only a split reduction has: ways.py says where
 )

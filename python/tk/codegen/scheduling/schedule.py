@@ -74,6 +74,7 @@ class Scheduled(Addresses):
         kernel = self.kernel
         if setting.realigned:
             self.realigned = max(per_16_bytes(kernel.buffer(v.buffer)) for v in kernel.accesses)
+        self.turns_results = setting.turns_results(self.tile, self.layout)
         accesses = {v.number: self.access(v) for v in kernel.accesses}
         self._require_layout(setting)
         if setting.vectors:
@@ -125,6 +126,8 @@ class Scheduled(Addresses):
             self.require((q_size < MAX_INT32) & (programs < MAX_INT32 // 4), f"rows of fewer than {MAX_INT32} elements")
         elif self.tile.reduced and not self.is_looped(setting):
             self._require_block(setting, self.sizes[self.tile.reduced])
+        elif setting.is_by_thread(self.tile, self.layout):
+            self.require(self.sizes["q"] <= setting.q, f"rows of at most {setting.q} elements")
 
     def require_vectors(self, setting: Setting) -> None:
         """All rows of the same number begin as far behind a vector's address."""

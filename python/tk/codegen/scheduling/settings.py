@@ -17,6 +17,8 @@ from tk.codegen.tile import Layout, Tile
 
 T = TypeVar("T")
 
+FEW, SHORTEST = 4, 16  # elements of rows that are a thread's each
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -68,9 +70,14 @@ class Setting:
 
     def is_by_thread(self, tile: Tile, layout: Layout) -> bool:
         """Whether a thread has whole rows, since these are short and there are enough of them: nothing is exchanged
-        between lanes, and where a row begins is worked out once. Of rows without gaps a warp's loads would take more
-        lines than the lanes beside each other do."""
-        return self.q <= 16 and self.p >= 32 * self.warps and tile.reduced != "p" and not layout.dense
+        between lanes, and where a row begins is worked out once. Rows without gaps are shared by lanes, which so read
+        and write what lies beside each other."""
+        return self.q <= SHORTEST and self.p >= 32 * self.warps and tile.reduced != "p" and not layout.dense
+
+    def turns_results(self, tile: Tile, layout: Layout) -> bool:
+        """Whether a block whose rows are a thread's each is turned before it is stored: a warp would else write to as
+        many sectors of memory as it has lanes. Of rows of a few elements that takes no longer."""
+        return self.is_by_thread(tile, layout) and self.q > FEW
 
     @property
     def is_for_small(self) -> bool:
@@ -112,8 +119,8 @@ SETTINGS: Table = {
         "rows": (Setting(2, 512, 4), Setting(16, 64, 4)),
         "pitched": (Setting(4, 512, 4), Setting(32, 64, 4)),
         "gathered": (
-            Setting(1, 512, 4), Setting(16, 64, 4), Setting(512, 4, 4, everywhere=True),
-            Setting(1024, 1, 4, everywhere=True),
+            Setting(1, 512, 4), Setting(16, 64, 4), Setting(128, 16, 4, everywhere=True),
+            Setting(512, 4, 4, everywhere=True), Setting(1024, 1, 4, everywhere=True),
         ),
         "strided": (Setting(32, 32, 4),),
     },
@@ -139,7 +146,7 @@ SETTINGS: Table = {
             Setting(1, 1024, 4, segments=3),
             *(Setting(1, 2048, 8, segments=n, vectors=True) for n in (2, 3, 4)),
             Setting(1, 4096, 16, segments=3, vectors=True),
-            Setting(128, 16, 4), Setting(1, 8192, 32, True),
+            Setting(128, 16, 4), Setting(512, 4, 4), Setting(1, 8192, 32, True),
         ),
         "pitched": (Setting(1, 4096, 16, True), Setting(32, 64, 4), Setting(4, 512, 4), Setting(1, 4096, 4)),
         "gathered": (
