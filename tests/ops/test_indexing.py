@@ -433,3 +433,18 @@ def test_values_for_a_quantized_tensor_are_float32(dtype: torch.dtype) -> None:
     assert tk.index_put(x, places, values).dequantize()[0].tolist() == [1.5] * 4
     with pytest.raises(TypeError, match=f"values is {dtype}, must be torch.float32"):
         tk.index_put(x, places, values.to(dtype))
+
+
+def test_the_last_of_several_elements_stays_whatever_threads_put_them() -> None:
+    """ATen's threads each put a part of many elements, so that any of several for one place may stay."""
+    torch.manual_seed(0)
+    x, index, values = torch.zeros(3, 50), torch.randint(-50, 50, (200_000,)), torch.rand(3, 200_000)
+    wrapped = torch.where(index < 0, index + 50, index)
+    last = torch.full((50,), -1).scatter_reduce(0, wrapped, torch.arange(200_000), "amax")
+    assert torch.equal(tk.index_put(x, (None, index), values), values[:, last])
+    rows = tk.index_put(x, (None, index), values[:, :, None].expand(3, 200_000, 1)[..., 0])
+    assert torch.equal(rows, values[:, last])
+    pairs = tk.index_put(x.reshape(3, 5, 10), (None, wrapped // 10, wrapped % 10), values)
+    assert torch.equal(pairs.reshape(3, 50), values[:, last])
+    whole = tk.index_put(x.t(), (index,), values.t())
+    assert torch.equal(whole.t(), values[:, last])
