@@ -457,6 +457,20 @@ def _assembly(text: str, constraints: str, given: Sequence[Any], dtype: Any, is_
     return T(found.astype(np.uint32).view(np.int32).reshape(low.shape))
 
 
+def _threadwise(text: Any, constraints: Any, given: Sequence[Any], result: Any, is_pure: bool) -> T:
+    """tk.codegen.radix.ranks: each warp's share of the digits lies together."""
+    assert text.__name__ == "ranks", text
+    digits, memory = given
+    counts = memory.a.reshape(GRID.warps, -1)
+    assert not counts.any(), "counts that are not 0"
+    ranks = []
+    for of_warp, share in zip(counts, digits.a.reshape(GRID.warps, -1), strict=True):
+        is_digit = share[:, None] == np.arange(of_warp.size)
+        of_warp[:] = is_digit.sum(0)
+        ranks.append((is_digit.cumsum(0) - 1)[is_digit])
+    return T(np.concatenate(ranks).astype(np.int32))
+
+
 def _shared_memory(dtype: Any, shape: Sequence[int], layout: Any) -> Shared:
     a = np.empty([int(n) for n in shape], dtype)
     a[...] = np.nan if np.issubdtype(a.dtype, np.floating) else -(2**30)
@@ -493,6 +507,7 @@ class Language(_Anything):
     static_range = staticmethod(lambda *args: range(*args))
     barrier = staticmethod(lambda: None)
     associative_scan, inline_asm_elementwise = staticmethod(_associative_scan), staticmethod(_assembly)
+    inline_asm = staticmethod(_threadwise)
     expand_dims = staticmethod(lambda x, axis: T(np.expand_dims(x.a, axis)))
     reshape = staticmethod(lambda x, shape: T(x.a.reshape(shape)))
     split = staticmethod(lambda x: (T(x.a[..., 0]), T(x.a[..., 1])))
