@@ -1,8 +1,9 @@
 """Rows of numbers sorted digit by digit, the least significant first.
 
-A row that fits is sorted by one program, in shared memory (sort_rows), by two bits a pass. A thread has some neighbouring elements of the row. In each pass it counts how many of them have each of the four values
-of two bits; a scan over the threads says where its elements of each value go. So equal numbers keep their order, and
-what each pass takes does not grow with the row's length, as in a bitonic sort.
+A row that fits is sorted by one program, in shared memory (sort_rows), by two bits a pass. A thread has some
+neighbouring elements of the row. In each pass it counts how many of them have each of the four values of two bits; a
+scan over the threads says where its elements of each value go. So equal numbers keep their order, and what each pass
+takes does not grow with the row's length, as in a bitonic sort.
 
 Many programs share a longer row, by eight bits a pass. Each counts the digits of a block (count_digits). From the sums
 of these counts (scan_counts) follows where its numbers of each digit go; it puts them in order in shared memory, so
@@ -125,21 +126,22 @@ def count_digits(source, counts, n, blocks, shift, sign, BLOCK: tl.constexpr):
     at = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(source + row * n + at, mask=at < n, other=0)
     digit = (((x >> 32).to(tl.int32) >> shift) ^ sign) & 255
-    found = tl.histogram(digit, 256, mask=at < n)
-    line = row * 256 + tl.arange(0, 256)
+    found = tl.histogram(digit, DIGITS, mask=at < n)
+    line = row * DIGITS + tl.arange(0, DIGITS)
     tl.store(counts + line * (blocks + 1) + block, found)
 
 
 @triton.jit
-def scan_counts(counts, blocks, BLOCK: tl.constexpr):
-    """Of one digit of a row: each block's count becomes the sum of those before it. The last place gets that of all."""
-    line = counts + tl.program_id(0).to(tl.int64) * (blocks + 1)
-    before = 0
+def scan_counts(counts, blocks, LINES: tl.constexpr, BLOCK: tl.constexpr):
+    """Of some digits of a row: each block's count becomes the sum of those before it, and the last place gets that of
+    all."""
+    line = counts + (tl.program_id(0).to(tl.int64) * LINES + tl.arange(0, LINES)) * (blocks + 1)
+    before = tl.zeros([LINES], tl.int32)
     for start in range(0, blocks, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        count = tl.load(line + at, mask=at < blocks, other=0)
-        tl.store(line + at, before + tl.cumsum(count, 0) - count, mask=at < blocks)
-        before += tl.sum(count, 0)
+        at = start + tl.arange(0, BLOCK)[None, :]
+        count = tl.load(line[:, None] + at, mask=at < blocks, other=0)
+        tl.store(line[:, None] + at, before[:, None] + tl.cumsum(count, 1) - count, mask=at < blocks)
+        before += tl.sum(count, 1)
     tl.store(line + blocks, before)
 
 

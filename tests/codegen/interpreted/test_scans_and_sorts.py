@@ -12,7 +12,7 @@ from test_ops import LAYOUTS, check, generated, make, variants
 from tk.codegen import radix
 from tk.codegen.family import Generated, generate
 from tk.codegen.printing import scans
-from tk.codegen.scheduling.sorts import COUNTS
+from tk.codegen.scheduling.sorts import COUNTS, FEW
 from tk.generated import op
 from tk.kernels.generated import scans as kernels
 from tk.kernels.generated import sorts
@@ -293,12 +293,12 @@ def test_sort_by_digits_of_many_programs(dtype: torch.dtype, descending: bool, s
     assert not list(host.run_all(generated("sorted_rows"), x[..., :2048], descending, only="radix"))
 
 
-def test_counts_of_more_blocks_than_are_added_up_at_once() -> None:
+@pytest.mark.parametrize(("blocks", "block"), [(1, FEW), (FEW, FEW), (FEW + 1, COUNTS), (2 * COUNTS + 5, COUNTS)])
+def test_counts_of_blocks_are_added_up(blocks: int, block: int) -> None:
     """Of each digit those of the blocks before, and behind them all."""
-    blocks = 1030
-    counts = torch.randint(0, 4096, (3, blocks + 1), dtype=torch.int32)
-    expected = torch.cat([torch.zeros(3, 1, dtype=torch.int32), counts[:, :-1].cumsum(1)], 1)
-    radix.scan_counts[(3,)](counts, blocks, COUNTS)
+    counts = torch.randint(0, 4096, (16, blocks + 1), dtype=torch.int32)
+    expected = torch.cat([torch.zeros(16, 1, dtype=torch.int32), counts[:, :-1].cumsum(1)], 1)
+    radix.scan_counts[(16 * block // COUNTS,)](counts, blocks, COUNTS // block, block)
     assert torch.equal(counts, expected.int())
 
 

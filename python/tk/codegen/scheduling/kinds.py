@@ -183,7 +183,7 @@ class Radix(Sort):
         counts = len(self.context.scratch) + len(self.buffers)
         self.buffers.append(Buffer(rows * sorts.counts_of_row(n, setting.q) * ITEMSIZE["i32"]))
         numbers, size = self.context.scratch[store.buffer], half(rows * n, store.dtype)
-        passes = sorts.radix(numbers, counts, store.dtype, rows, n, size, self.bits, setting.q, setting.warps)
+        passes = sorts.by_radix(numbers, counts, store.dtype, rows, n, size, self.bits, setting.q, setting.warps)
         return [main, *passes]
 
 
