@@ -510,7 +510,7 @@ def launch(plan: Plan, problem: Problem, tensors: Sequence[torch.Tensor], floats
     for one in plan.launches:
         if number(one.when):
             grid = tuple(number(g) for g in one.grid)
-            if one.fn is radix.sort_rows:
+            if one.fn in (radix.sort_rows, radix.scatter_digits):
                 _emulate(one, {name: value(arg) for name, arg in one.args.items()}, grid[0])
                 continue
             options = {name: x for name, x in one.options.items() if name != "enable_fp_fusion"}  # numpy has none

@@ -69,6 +69,10 @@ def by_digits(kernel: Kernel) -> bool:
     return any(v.data.digits for v in sorts(kernel))
 
 
+def by_radix(kernel: Kernel) -> bool:
+    return any(v.data.radix for v in sorts(kernel))
+
+
 def limits(kernel: Kernel) -> list[sympy.Expr]:
     """How much of each row is stored, where that is the first part of what one sort of single numbers gives and nothing
     else needs a whole row: then as much is kept while the row is run through. Else nothing. The numbers are of 64

@@ -133,16 +133,19 @@ class Scanned:
 class Sorted:
     """One of the operands of a sort along the one reduced axis: integers, in the order of the first and where that is
     equal of the second. runs: each block of the axis by itself, to be merged. digits: not at all, a launch of its own
-    sorts whole rows by digits. narrow: numbers of 32 bits of a row that may be too long for them, but for a
+    sorts whole rows by digits. radix: the bits of the key of what programs share rows of: not at all either, launches
+    of their own sort it, digit by digit. narrow: numbers of 32 bits of a row that may be too long for them, but for a
     constraint."""
 
     part: int = 0
     runs: bool = False
     digits: bool = False
+    radix: int = 0
     narrow: bool = False
 
     def __str__(self) -> str:
-        return f"{'digits' if self.digits else 'runs' if self.runs else 'sorted'}.{self.part}"
+        how = "digits" if self.digits else "radix" if self.radix else "runs" if self.runs else "sorted"
+        return f"{how}.{self.part}"
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def _adds_16(kernel: ir.Kernel) -> bool:
 
 
 def _sorted(making: _Making, way: str) -> Kernels:
-    """With its one sort `way`: by digits, or narrow, of which the first few are read."""
+    """With its one sort `way`: by digits, in one program or in many, or narrow, of which the first few are read."""
     if not making.splitter.has_runs:
         return ()
     splitter = Splitter(f"parts{making.suffix}", sorts=way)
@@ -206,6 +206,7 @@ WAYS: Mapping[str, Way] = {
         Way("deterministic", _deterministic, has_one_setting=True),
         Way("rounded", _rounded),
         Way("digits", lambda making: _sorted(making, "digits")),
+        Way("radix", lambda making: _sorted(making, "radix")),
         Way("narrow", lambda making: _sorted(making, "narrow")),
     )
 }

@@ -9,8 +9,10 @@ import pytest
 import torch
 from test_ops import LAYOUTS, check, generated, make, variants
 
+from tk.codegen import radix
 from tk.codegen.family import Generated, generate
 from tk.codegen.printing import scans
+from tk.codegen.scheduling.sorts import COUNTS, FEW
 from tk.generated import op
 from tk.kernels.generated import scans as kernels
 from tk.kernels.generated import sorts
@@ -211,7 +213,7 @@ def test_largest_of_long_rows() -> None:
     x = make((1, 2500), torch.float32)
     check("largest", x, 5)
     assert any("loop" in v for v in variants("largest", x, 5))
-    assert all("spread" in v or "digits" in v for v in variants("largest", x, 100))
+    assert all("spread" in v or "digits" in v or "radix" in v for v in variants("largest", x, 100))
 
 
 @pytest.mark.parametrize("largest", [False, True])
@@ -227,7 +229,7 @@ def test_every_nan_is_the_largest_in_every_algorithm(dtype: torch.dtype, largest
         assert torch.equal(indices, expected.indices[:, :40]), variant
         torch.testing.assert_close(values, expected.values[:, :40], rtol=0, atol=0, equal_nan=True, msg=variant)
         seen.append(variant)
-    kinds = ["loop", "spread", "digits"] + ["narrow"] * (dtype == torch.bfloat16)
+    kinds = ["loop", "split_spread", "digits", "radix"] + ["narrow"] * (dtype == torch.bfloat16)
     assert all(any(kind in variant for variant in seen) for kind in kinds)
 
 
@@ -266,6 +268,38 @@ def test_sort_by_digits(dtype: torch.dtype, descending: bool, columns: int) -> N
             assert torch.equal(values.signbit() & ~values.isnan(), expected.values.signbit() & ~expected.values.isnan())
     largest = {1: 16384, 2: 16384, 4: 8192, 8: 0}[dtype.itemsize]
     assert seen == [n for n in (2048, 4096, 8192, 16384) if columns <= n <= largest]
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool])
+@pytest.mark.parametrize("shape", [(2, 2049), (1, 4096), (3, 8193), (2, 2, 4099)])
+def test_sort_by_digits_of_many_programs(dtype: torch.dtype, descending: bool, shape: tuple[int, ...]) -> None:
+    """As by one program, in blocks of which the last is full or not: of as many passes as a key has bytes, from either
+    half of the memory. 64 bits leave no room for the place, and short rows are sorted otherwise."""
+    x = torch.randint(-(2**31), 2**31, shape).to(dtype)
+    if dtype.is_floating_point:  # of any bits, beside many that are equal
+        bits = torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8).view(dtype).squeeze(-1)
+        x = torch.where(torch.rand(shape) < 0.5, bits, special(shape, dtype))
+    x = x.transpose(0, 1) if len(shape) == 3 else x
+    expected = torch.sort(x, dim=-1, stable=True, descending=descending)
+    seen = []
+    for variant, (values, indices) in host.run_all(generated("sorted_rows"), x, descending, only="radix"):
+        seen.append(variant)
+        assert torch.equal(indices, expected.indices), variant
+        torch.testing.assert_close(values, expected.values, rtol=0, atol=0, equal_nan=True)
+        if dtype.is_floating_point:
+            assert torch.equal(values.signbit() & ~values.isnan(), expected.values.signbit() & ~expected.values.isnan())
+    assert len(seen) == (dtype.itemsize < 8)
+    assert not list(host.run_all(generated("sorted_rows"), x[..., :2048], descending, only="radix"))
+
+
+@pytest.mark.parametrize(("blocks", "block"), [(1, FEW), (FEW, FEW), (FEW + 1, COUNTS), (2 * COUNTS + 5, COUNTS)])
+def test_counts_of_blocks_are_added_up(blocks: int, block: int) -> None:
+    """Of each digit those of the blocks before, and behind them all."""
+    counts = torch.randint(0, 4096, (16, blocks + 1), dtype=torch.int32)
+    expected = torch.cat([torch.zeros(16, 1, dtype=torch.int32), counts[:, :-1].cumsum(1)], 1)
+    radix.scan_counts[(16 * block // COUNTS,)](counts, blocks, COUNTS // block, block)
+    assert torch.equal(counts, expected.int())
 
 
 def scanned_beside_bytes(x):

@@ -457,6 +457,56 @@ def _assembly(text: str, constraints: str, given: Sequence[Any], dtype: Any, is_
     return T(found.astype(np.uint32).view(np.int32).reshape(low.shape))
 
 
+_PTX: dict[str, Callable[..., Any]] = {
+    "mov": lambda a: a, "shr": lambda a, n: a >> n, "shl": lambda a, n: a << n, "add": lambda a, b: a + b,
+    "and": lambda a, b: a & b, "not": lambda a: ~a, "popc": np.bitwise_count,
+}  # fmt: skip
+_COMPARED: dict[str, Callable[..., Any]] = {"eq": np.equal, "ne": np.not_equal}
+
+
+def _threadwise(text: Any, constraints: Any, given: Sequence[Any], result: Any, is_pure: bool) -> T:
+    """Assembly of one tensor and shared memory. Neighbours are a warp's lanes, then a thread's registers, then warps:
+    the layout of tk.codegen.radix.scatter_digits."""
+    x, memory = given
+    own = x.a.reshape(GRID.warps, -1, 32).astype(np.uint32)
+    count = own.shape[1]
+    outputs, inputs = [f"${i}" for i in range(count)], [f"${count + i}" for i in range(count)]
+    threads = np.arange(GRID.warps * 32, dtype=np.uint32).reshape(-1, 32)
+    registers = {
+        "%tid.x": threads, "%lanemask_lt": (np.uint32(1) << threads % 32) - np.uint32(1), f"${2 * count}": threads * 0,
+        **{name: own[:, i] for i, name in enumerate(inputs)},
+    }  # fmt: skip
+    words = memory.a.reshape(-1)
+
+    def read(name: str) -> Any:
+        return registers[name] if name in registers else threads * 0 + np.uint32(int(name, 0))
+
+    for line in text((tuple(outputs),), (tuple(inputs), (f"${2 * count}",))).strip("{}\n ").split(";"):
+        if not line.strip() or ".reg" in line:
+            continue
+        operation, _, rest = line.strip().partition(" ")
+        where = threads == threads
+        if operation.startswith("@"):
+            where = registers[operation.strip("@!")] != operation.startswith("@!")
+            operation, _, rest = rest.partition(" ")
+        kind, *more = operation.split(".")
+        into, *names = (name.strip(" []") for name in rest.split(","))
+        if kind == "st":
+            places = registers[into][where] // 4
+            assert len(np.unique(places)) == places.size, "two lanes for one place"
+            words[places] = read(names[0])[where]
+        elif kind == "ld":
+            registers[into] = words[registers[names[0]] // 4].astype(np.uint32)
+        elif kind == "setp":
+            registers[into] = _COMPARED[more[0]](*map(read, names))
+        elif kind == "vote":
+            registers[into] = threads * 0 + (registers[names[0]] << threads % 32).sum(1, dtype=np.uint32)[:, None]
+        elif kind != "bar":
+            found = _PTX[kind](*map(read, names)).astype(np.uint32)
+            registers[into] = found if where.all() else np.where(where, found, registers[into])
+    return T(np.stack([registers[name] for name in outputs], 1).reshape(x.a.shape).astype(np.int32))
+
+
 def _shared_memory(dtype: Any, shape: Sequence[int], layout: Any) -> Shared:
     a = np.empty([int(n) for n in shape], dtype)
     a[...] = np.nan if np.issubdtype(a.dtype, np.floating) else -(2**30)
@@ -493,6 +543,7 @@ class Language(_Anything):
     static_range = staticmethod(lambda *args: range(*args))
     barrier = staticmethod(lambda: None)
     associative_scan, inline_asm_elementwise = staticmethod(_associative_scan), staticmethod(_assembly)
+    inline_asm = staticmethod(_threadwise)
     expand_dims = staticmethod(lambda x, axis: T(np.expand_dims(x.a, axis)))
     reshape = staticmethod(lambda x, shape: T(x.a.reshape(shape)))
     split = staticmethod(lambda x: (T(x.a[..., 0]), T(x.a[..., 1])))

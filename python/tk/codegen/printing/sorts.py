@@ -40,7 +40,7 @@ def _largest(dtype: str) -> str:
 
 def print_sort(body: Body, v: ir.Value) -> None:
     """Past the row's end stands the largest number, which sorts last."""
-    if v.data.digits:
+    if v.data.digits or v.data.radix:
         body.out(f"v{v.number} = {body.name(v.args[0])}")
         return
     together = [w for w in sorts(body.kernel) if w.args == v.args]

@@ -54,6 +54,7 @@ SEARCHED, SEARCH_WAIT = 1_000, 4_500_000  # instructions for an element, and pic
 IN_ORDER = 8  # elements that a thread has in a row where it loads vectors
 EXCHANGE: Mapping[str, int] = {"i32": 8, "i64": 18}  # instructions for an element in a stage of a sort
 MERGED = 10  # picoseconds for an element in a merge of runs
+RADIX_PASS = 9  # picoseconds for an element in the launches that sort by a digit of eight bits
 # Picoseconds of a pass over as many rows as a multiprocessor sorts at once by digits, and for each warp of a row more.
 DIGIT_PASS: Mapping[str, tuple[int, int]] = {"i32": (2_000_000, 45_000), "i64": (3_300_000, 80_000)}
 
@@ -389,6 +390,19 @@ class RunsCost(SortCost):
         """Every merge reads and writes all."""
         merged = sorts.passes(self.sizes["q"]) * (elements * MERGED + 10_000_000)
         return super().more(setting, elements, programs) + merged
+
+
+class RadixCost(SortCost):
+    """By launches of their own: three for each digit."""
+
+    def instructions(self, setting: Setting) -> int:
+        return super(SortCost, self).instructions(setting)
+
+    def more(self, setting: Setting, elements: Expr, programs: Expr) -> Expr:
+        """Every digit's launches read all twice and write it once, in whole blocks."""
+        bits = along.sorts(self.kernel)[0].data.radix
+        passes = sorts.digit_passes(bits) * (programs * (setting.q * RADIX_PASS) + 12_000_000)
+        return super().more(setting, elements, programs) + passes
 
 
 class DigitsCost(SortCost):

@@ -15,7 +15,16 @@ from tk.codegen.printing.body import VECTOR
 from tk.codegen.printing.printer import ScanFunctionPrinter, SortFunctionPrinter, WalkFunctionPrinter
 from tk.codegen.scheduling import sorts
 from tk.codegen.scheduling.context import Context, half
-from tk.codegen.scheduling.cost import DigitsCost, OuterScanCost, RunsCost, ScanCost, SearchCost, SortCost, WalkCost
+from tk.codegen.scheduling.cost import (
+    DigitsCost,
+    OuterScanCost,
+    RadixCost,
+    RunsCost,
+    ScanCost,
+    SearchCost,
+    SortCost,
+    WalkCost,
+)
 from tk.codegen.scheduling.schedule import Scheduled
 from tk.codegen.scheduling.settings import FEW, Setting, settings_of
 from tk.codegen.tile import ROWS, Layout, Tile, choose_tile, coefficients, is_for, laid_out
@@ -148,6 +157,36 @@ class Digits(Sort):
         return [main, sorts.digits(number, store.dtype, rows, n, size, setting.q, setting.warps)]
 
 
+class Radix(Sort):
+    """The kernel writes the numbers; launches of their own sort them digit by digit, whose blocks are the setting's."""
+
+    cost_model = RadixCost
+
+    @property
+    def bits(self) -> int:
+        """Of a key."""
+        (v,) = along.sorts(self.kernel)
+        assert isinstance(v.data, ir.Sorted)
+        return v.data.radix
+
+    def sorted_from(self, b: ir.Buffer) -> Expr:
+        """So that the last digit's pass ends where the last merge of as long rows does."""
+        n = self.context.expr(b.sizes[-1])
+        size = half(self.context.expr(ix.product(b.sizes)), b.dtype)
+        return (sorts.passes(n) + sorts.digit_passes(self.bits)) % 2 * size
+
+    def launches(self, setting: Setting) -> list[Launch]:
+        main = self.launch(replace(setting, q=sorts.TILE, warps=4))
+        rows, n = self.sizes["p"], self.sizes["q"]
+        self.require(n > sorts.TILE, f"more than {sorts.TILE} elements to sort")
+        (store,) = (v for v in self.kernel.values if v.op == "store")
+        counts = len(self.context.scratch) + len(self.buffers)
+        self.buffers.append(Buffer(rows * sorts.counts_of_row(n, setting.q) * ITEMSIZE["i32"]))
+        numbers, size = self.context.scratch[store.buffer], half(rows * n, store.dtype)
+        passes = sorts.by_radix(numbers, counts, store.dtype, rows, n, size, self.bits, setting.q, setting.warps)
+        return [main, *passes]
+
+
 # --- Settings ---
 
 Settings = tuple[Setting, ...]
@@ -234,6 +273,7 @@ class Kind:
 
 
 KINDS = (
+    Kind("radix", lambda kernel, tile: along.by_radix(kernel), Radix, _of_rows, "sort"),
     Kind("digits", lambda kernel, tile: along.by_digits(kernel), Digits, _of_digits, "sort"),
     Kind("narrow", lambda kernel, tile: along.is_narrow(kernel), Narrow, _of_rows, "sort"),
     Kind("runs", lambda kernel, tile: along.sorts_runs(kernel), Runs, _of_rows, "runs"),

@@ -224,7 +224,9 @@ class Scheduled(Addresses):
     def _pointer(self, b: ir.Buffer, setting: Setting) -> Arg:
         if b.name in self.context.scratch:
             is_stored = any(v.op == "store" and v.buffer == b.name for v in self.kernel.values)
-            offset = as_expr(0) if is_stored or not b.merged else self._merged_into(b)
+            offset = as_expr(0)
+            if b.merged:
+                offset = self.sorted_from(b) if is_stored else self.sorted_into(b)
             return Scratch(self.context.scratch[b.name], b.dtype, offset)
         t = self.context.tensors[b.name]
         in_vectors = setting.vectors or setting.realigned
@@ -233,7 +235,11 @@ class Scheduled(Addresses):
             self.require(t.alignment >= 16, f"{b.name} on 16 bytes")
         return Pointer(t, b.dtype, aligned)
 
-    def _merged_into(self, b: ir.Buffer) -> Expr:
-        """The half of a sort's buffer that its last merge has written."""
+    def sorted_from(self, b: ir.Buffer) -> Expr:
+        """Where the half of a sort's buffer begins that what sorts it reads first."""
+        return as_expr(0)
+
+    def sorted_into(self, b: ir.Buffer) -> Expr:
+        """Where the half begins that the last merge has written, or that another sort has left its result in."""
         size = half(self.context.expr(ix.product(b.sizes)), b.dtype)
         return sorts.passes(self.context.expr(b.sizes[-1])) % 2 * size

@@ -250,6 +250,10 @@ SETTINGS: Table = {
     "digits": {
         "rows": tuple(Setting(1, 512 * warps, warps, digits=True, everywhere=True) for warps in (4, 8, 16, 32)),
     },
+    # In scratch memory, by many programs.
+    "radix": {
+        "rows": (Setting(1, 4096, 8, spread=True, everywhere=True),),
+    },
     "runs": {
         "rows": (Setting(1, TILE, 4, spread=True),),
         "strided": (Setting(1, TILE, 4, spread=True),),

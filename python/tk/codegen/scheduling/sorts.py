@@ -1,4 +1,5 @@
-"""Launches of sorts beside the kernel's own: rows by their digits, and merges of runs in pairs, pass by pass."""
+"""Launches of sorts beside the kernel's own: rows by their digits, in one program or in many, and merges of runs in
+pairs, pass by pass."""
 
 from __future__ import annotations
 
@@ -10,6 +11,9 @@ from tk.codegen import device, radix
 
 TILE = 2048  # elements that one program merges: not more than the shortest run
 REGISTERS = 64  # of a thread of `digits`: as many as 32 warps may have
+SCATTER_REGISTERS = 80  # of a thread that scatters: three programs are resident on a multiprocessor
+COUNTS = 1024  # that a program adds up at once
+FEW = 128  # blocks of a row, of which a program adds up the counts of several digits
 PASSES = 20  # runs of 2048 elements and 20 passes: rows of 2^31
 
 
@@ -36,6 +40,49 @@ def digits(number: int, dtype: str, rows: Expr, n: Expr, half: Expr, block: int,
         "n": Int(n, "i32"), "LOW": Const(bits // 2), "HIGH": Const(bits), "BLOCK": Const(block), "TWICE": Const(True),
     }  # fmt: skip
     return Launch(radix.sort_rows, args, (rows, 1, 1), num_warps=warps, num_stages=1, maxnreg=REGISTERS)
+
+
+def digit_passes(bits: int) -> int:
+    """How many digits a key has."""
+    return bits // radix.BITS
+
+
+def counts_of_row(n: Expr, block: int) -> Expr:
+    """How many counts a row has: of each digit one for each block, and one for all."""
+    return (ceil_div(n, block) + 1) * 2**radix.BITS
+
+
+def by_radix(
+    number: int, counts: int, dtype: str, rows: Expr, n: Expr, half: Expr, bits: int, block: int, warps: int
+) -> list[Launch]:
+    """The launches that sort rows by digits, the least significant first, in blocks of programs of their own. Each goes
+    from one half of the buffer to the other, and the last one to where merges of as long rows would have left them.
+    counts: the scratch buffer of counts_of_row. bits: of a key, the lowest of a number's upper half."""
+    found = []
+    blocks, last = ceil_div(n, block), digit_passes(bits)
+    programs = (rows * blocks, 1, 1)
+    table: dict[str, Arg] = {"counts": Scratch(counts, "i32")}
+    scans = []
+    for most, when in ((FEW, blocks <= FEW), (COUNTS, blocks > FEW)):
+        digits = COUNTS // most
+        scan = {**table, "blocks": Int(blocks, "i32"), "LINES": Const(digits), "BLOCK": Const(most)}
+        lines = (rows * (2**radix.BITS // digits), 1, 1)
+        scans.append(Launch(radix.scan_counts, scan, lines, num_warps=4, num_stages=1, when=when))
+    for j in range(last):
+        source, target = (Scratch(number, dtype, (passes(n) + last - i) % 2 * half) for i in (j, j + 1))
+        sign = 2 ** (radix.BITS - 1) if j == last - 1 else 0
+        rest: dict[str, Arg] = {
+            **table, "n": Int(n, "i32"), "blocks": Int(blocks, "i32"), "shift": Int(j * radix.BITS, "i32"),
+            "sign": Int(sign, "i32"), "BLOCK": Const(block),
+        }  # fmt: skip
+        scatter = {"source": source, "target": target, **rest}
+        found += [
+            Launch(radix.count_digits, {"source": source, **rest}, programs, num_warps=warps, num_stages=1),
+            *scans,
+            Launch(radix.scatter_digits, scatter, programs, num_warps=warps, num_stages=1,
+                   maxnreg=SCATTER_REGISTERS),
+        ]  # fmt: skip
+    return found
 
 
 def merges(buffers: Mapping[int, tuple[int, str]], rows: Expr, n: Expr, half: Callable[[str], Expr]) -> list[Launch]:

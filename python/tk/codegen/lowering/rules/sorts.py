@@ -30,7 +30,8 @@ class Packing:
     descending: bool
     runs: bool
     long: bool  # rows of any length, else those that fit into a block
-    digits: bool = False  # sorted by digits
+    digits: bool = False  # sorted by digits, each row by one program
+    radix: bool = False  # sorted by digits, rows by many programs
     narrow: bool = False  # the first few of rows of up to along.LONGEST_NARROW elements
 
     @property
@@ -122,6 +123,7 @@ def sorted_along(x: Lazy, dim: int, descending: bool, is_top: bool = False) -> t
         "block": Packing(x, descending, False, is_top),
         "runs": Packing(x, descending, True, True),
         "digits": Packing(x, descending, True, False, digits=True),
+        "radix": Packing(x, descending, True, True, radix=True),
         "narrow": Packing(x, descending, False, False, narrow=ITEMSIZE[x.dtype] <= 2),
     }
     of = {kind: _nodes(packing, dim) for kind, packing in kinds.items()}
@@ -169,8 +171,12 @@ def _nodes(packing: Packing, dim: int) -> tuple[Packing, list[Scan]]:
 
     operands = [lazy(packing.key), lazy(lambda e, i: packing.row(e, i, dim))] if packing.is_pair else [lazy(both)]
     along = last if packing.runs else dim
-    how = {"runs": packing.runs, "digits": packing.digits, "narrow": packing.narrow}
-    return packing, [scan(Sorted(i, **how), operands, along, packing.dtype) for i in range(len(operands))]
+    radix = 8 * packing.size if packing.radix else 0
+
+    def how(part: int) -> Sorted:
+        return Sorted(part, packing.runs, packing.digits, radix, packing.narrow)
+
+    return packing, [scan(how(i), operands, along, packing.dtype) for i in range(len(operands))]
 
 
 @rule("aten.sort")
