@@ -270,6 +270,8 @@ VARIANT_SHAPES = ((3, 4096), (5, 4097), (20_000, 32), (20_000, 33), (96, 48), (9
 # How tensors lie, with more dimensions than they need but for the first; the last layouts have few settings.
 VARIANT_LAYOUTS = ("contiguous", "gaps", "block", "transposed")
 FEW_SHAPES = VARIANT_SHAPES[:10]
+# Rows of few elements, in all tensors.
+FEW_ELEMENTS = (1, 3, 12)
 OF_ALL = (1056, 4096)  # enough elements for as many parts as a GPU of 132 multiprocessors wants: reductions of all
 # Channels and pixels of a group, which are reduced together. Of one entry of the batch: leading dimensions of the
 # gradients then run together.
@@ -302,6 +304,14 @@ def problems(op: GeneratedOp, shapes: Sequence[tuple[int, ...]] = VARIANT_SHAPES
             shape = (2, 3, *shape)
         example = inputs.of_shape(op, shape_of(op, shape), next(iter(dtypes.values()), "fp32"), flags)
         yield Case(example, dict.fromkeys(example.signature.tensors, layout))
+    signature = inputs.signature_of(op)
+    others = [s for s in signature.letters if s not in inputs.widest(signature).sizes]
+    if not others:
+        return
+    for (dtypes, flags), n in itertools.product(inputs.kinds(op), FEW_ELEMENTS):
+        sizes = dict.fromkeys(others, n)
+        example = inputs.of_shape(op, shape_of(op, (96, n)), next(iter(dtypes.values()), "fp32"), flags, **sizes)
+        yield Case(example, dict.fromkeys(example.signature.tensors, "contiguous"))
 
 
 def variants(op: GeneratedOp, args: list[Any], run: Callable[..., Any] = ops.run_tk) -> tuple[Runs, Rests]:

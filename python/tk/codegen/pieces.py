@@ -54,6 +54,14 @@ def piece_of(kernel: Kernel, tile: Tile, layout: Layout) -> Piece | None:
     return Piece(guard.number, place, count, buffers)
 
 
+def has_parts(kernel: Kernel) -> bool:
+    """Whether what is kept are parts of everything, which have thousands of elements."""
+    if len(kernel.kept) != 1 or not kernel.reduced:
+        return False
+    tile = Tile(kernel.kept, kernel.reduced, (), "q")
+    return any(v.op == "lt" and _bounds_parts(kernel, tile, v) for v in kernel.values)
+
+
 def _bounds_parts(kernel: Kernel, tile: Tile, v: Value) -> bool:
     """Whether it is ``part * chunk + row < rows``."""
     row, rows = (kernel.value(a) for a in v.args)

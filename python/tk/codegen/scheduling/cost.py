@@ -401,7 +401,7 @@ class RadixCost(SortCost):
     def more(self, setting: Setting, elements: Expr, programs: Expr) -> Expr:
         """Every digit's launches read all twice and write it once, in whole blocks."""
         bits = along.sorts(self.kernel)[0].data.radix
-        passes = sorts.digit_passes(bits) * (programs * (setting.q * RADIX_PASS) + 12_000_000)
+        passes = sorts.digit_passes(bits) * (programs * (setting.q * RADIX_PASS) + 9_000_000)
         return super().more(setting, elements, programs) + passes
 
 

@@ -11,6 +11,7 @@ from tk.aot.expr import Expr, ceil_div
 from tk.aot.spec import ITEMSIZE, Arg, Buffer, Const, Int, Launch, Scratch
 from tk.codegen import along, device, ir
 from tk.codegen import index as ix
+from tk.codegen.pieces import has_parts
 from tk.codegen.printing.body import VECTOR
 from tk.codegen.printing.printer import ScanFunctionPrinter, SortFunctionPrinter, WalkFunctionPrinter
 from tk.codegen.scheduling import sorts
@@ -31,6 +32,7 @@ from tk.codegen.tile import ROWS, Layout, Tile, choose_tile, coefficients, is_fo
 
 SHORT = 2048  # elements of a row of which one program reduces several
 SEVERAL = 4  # blocks beside each other, which a row fills better than a wide one
+SEVERAL_ROWS = 16  # of a block that reduces columns
 MANY_ROWS = 512  # that one program adds up: of more it loads several times as many at once
 MOST_DIGITS = 64 << 10  # bytes of a row that is sorted by digits: shared memory holds it twice
 
@@ -201,9 +203,22 @@ def _of_rows(kernel: ir.Kernel, tile: Tile, among: Settings) -> Settings:
     return tuple(s for s in among if tile.p or s.p == 1)
 
 
+def _of_elements(kernel: ir.Kernel, tile: Tile, among: Settings) -> Settings:
+    """Rows of a single element only where there may be any: the last of the leading dimensions has more, for those of
+    one are dropped, and so has what counts pairs."""
+    size = tile.q[-1].size
+    is_one = len(tile.q) == 1 and size.is_Symbol and size not in (ir.LEADING, *ir.LEADING_SIZES)
+    return tuple(s for s in among if is_one or s.q > 1)
+
+
 def _of_reduced_rows(kernel: ir.Kernel, tile: Tile, among: Settings) -> Settings:
-    """Of a single element where there may be one: what has several axes, as a group of channels, is longer."""
+    """A group of channels has more than one element."""
     return tuple(s for s in among if s.q > 1 or len(tile.q) == 1)
+
+
+def _of_columns(kernel: ir.Kernel, tile: Tile, among: Settings) -> Settings:
+    """Few elements at once only where there may be few."""
+    return tuple(s for s in among if s.looped or s.p >= SEVERAL_ROWS or not has_parts(kernel))
 
 
 def _of_scan(kernel: ir.Kernel, tile: Tile, among: Settings) -> Settings:
@@ -284,9 +299,9 @@ KINDS = (
     Kind("outer_scan", lambda kernel, tile: tile.reduced == "p" and bool(along.scans(kernel)), OuterScan),
     Kind("walk", lambda kernel, tile: tile.walk, Walk),
     Kind("search", lambda kernel, tile: tile.reduced is None and _searches(kernel), Search, _of_rows),
-    Kind("rows", lambda kernel, tile: tile.reduced is None and bool(tile.p)),
+    Kind("rows", lambda kernel, tile: tile.reduced is None and bool(tile.p), fitting=_of_elements),
     Kind("flat", lambda kernel, tile: tile.reduced is None),
-    Kind("outer", lambda kernel, tile: tile.reduced == "p"),
+    Kind("outer", lambda kernel, tile: tile.reduced == "p", fitting=_of_columns),
     Kind("inner", lambda kernel, tile: bool(tile.p), fitting=_of_reduced_rows),
     Kind("full", lambda kernel, tile: True),
     Kind("parts", lambda kernel, tile: False),  # rows that only a split reduction has: ways.py says where
