@@ -347,7 +347,7 @@ def secondary_settings(kernel: ir.Kernel, layout: Layout, main: ir.Kernel) -> tu
     if kind.name == "rows" and own and _reduces_columns(main):  # few columns would leave most of a wide block masked
         elements = own[0].p * own[0].q  # no more in any of them: of all that share a launch the most registers count
         narrow = sorted((replace(s, p=elements // s.q) for s in own if s.q < own[0].q), key=lambda s: s.q)
-        return (*(Beside(s, SEVERAL * s.q) for s in narrow), *first)
+        return (*(Beside(s, s.q * (1 if s.is_by_thread(tile, layout) else SEVERAL)) for s in narrow), *first)
     if kind.name == "inner" and _has_parts_of_rows(kernel, main):
         few, short = settings_of("short", "rows")
         return (Beside(few, SEVERAL * few.q), Beside(short, SHORT), *first)

@@ -127,7 +127,8 @@ class Scheduled(Addresses):
         elif self.tile.reduced and not self.is_looped(setting):
             self._require_block(setting, self.sizes[self.tile.reduced])
         elif setting.is_by_thread(self.tile, self.layout):
-            self.require(self.sizes["q"] <= setting.q, f"rows of at most {setting.q} elements")
+            fits = self.sizes["q"] <= setting.q
+            self.require(fits | (self.only == 0), f"rows of at most {setting.q} elements")
 
     def require_vectors(self, setting: Setting) -> None:
         """All rows of the same number begin as far behind a vector's address."""
