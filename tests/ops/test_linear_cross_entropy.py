@@ -690,3 +690,12 @@ def test_refused(name: str) -> None:
     error, text, call = REFUSED[name]
     with pytest.raises(error, match=text):
         call()
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+def test_where_no_row_counts_gradients_are_zeros(dtype: torch.dtype) -> None:
+    """And a mean is nan, as in torch."""
+    x, w = (torch.randn(n, 7, dtype=dtype, requires_grad=True) for n in (5, 3))
+    loss = tk.linear_cross_entropy(x, w, torch.ones(5, dtype=torch.int64), ignore_index=1)
+    assert loss.isnan()
+    assert not any(g.count_nonzero() for g in torch.autograd.grad(loss, (x, w)))

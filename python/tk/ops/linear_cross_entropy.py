@@ -366,7 +366,8 @@ def _loss_and_gradients_of_float16(
         del logits
         _put_products(gradients, g, input, linear_weight, needs, 0, mode)
         factor = _of_each_row(target, None, ignore_index, is_mean)
-        torch._foreach_mul_(gradients, factor / FLOAT16_SCALE)
+        # Of no row that counts a mean is nan, as in torch, and its gradient 0.
+        torch._foreach_mul_(gradients, torch.where(factor.isinf(), 0, factor / FLOAT16_SCALE))
     return loss * factor, *gradients
 
 
