@@ -77,7 +77,7 @@ def test_without_a_mode_or_a_pin_none_is_looked_up(name: str, monkeypatch: pytes
     call, *_ = CALLS[name]
     wanted = call()
     monkeypatch.setattr(_call, "_ops", {})
-    monkeypatch.setattr(_call, "_is_strict", lambda: pytest.fail("strict mode is asked for"))
+    monkeypatch.setattr(_call, "is_strict", lambda: pytest.fail("strict mode is asked for"))
     torch.testing.assert_close(call(), wanted)
 
 
