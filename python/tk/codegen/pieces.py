@@ -67,7 +67,12 @@ def _bounds_parts(kernel: Kernel, tile: Tile, v: Value) -> bool:
     row, rows = (kernel.value(a) for a in v.args)
     if row.op != "index" or rows.op != "index" or rows.axes:
         return False
-    return ix.same(row.data, tile.p[0].symbol * tile.q[0].size + tile.q[0].symbol)
+    return ix.same(row.data, _row(tile))
+
+
+def _row(tile: Tile) -> sympy.Expr:
+    """Of everything, by the part and the row in it."""
+    return tile.p[0].symbol * tile.q[0].size + tile.q[0].symbol
 
 
 def _runs_together(kernel: Kernel, tile: Tile, v: Value) -> bool:
@@ -76,5 +81,5 @@ def _runs_together(kernel: Kernel, tile: Tile, v: Value) -> bool:
         return False
     of = dict(zip((a.name for a in kernel.axes), factors, strict=True))
     first = v.index[0] if len(tile.q) == len(v.index) else None
-    is_whole = first is not None and ix.same(first, tile.p[0].symbol * tile.q[0].size + tile.q[0].symbol)
+    is_whole = first is not None and ix.same(first, _row(tile))
     return is_whole and all(of[a.name] == {d: sympy.Integer(1)} for d, a in enumerate(tile.q))

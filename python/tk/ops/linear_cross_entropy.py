@@ -103,7 +103,8 @@ def _forward(
     rows, classes = input.shape[0], linear_weight.shape[0]
     if config < 0 and _rows_at_once(input, classes) >= rows:
         numbers = (ignore_index, label_smoothing, mode)
-        return _rows_of_one_block(input, linear_weight, target, linear_bias, weight, *numbers)
+        loss, _ = _loss_and_logits(input, linear_weight, target, linear_bias, weight, *numbers)
+        return loss, torch.zeros_like(loss), torch.zeros_like(loss)  # _gradients needs neither number
     if target.is_cuda:  # the host does not wait: a wrong one ends the process's context, as in ATen
         torch._assert_async(_is_right(target, classes, ignore_index).all())
     log_sum = input.new_full((rows,), -torch.inf, dtype=torch.float32)
@@ -153,8 +154,8 @@ def _gradients(
 ) -> tuple[Tensor, ...]:
     classes = linear_weight.shape[0]
     if _rows_at_once(input, classes) >= input.shape[0]:
-        numbers = (ignore_index, label_smoothing, mode)
-        return _gradients_of_one_block(grad, needs, input, linear_weight, target, linear_bias, weight, *numbers)
+        settings = (linear_bias, weight, ignore_index, label_smoothing, needs, mode)
+        return _gradients_of_one_block(grad, None, input, linear_weight, target, *settings)
     needs_input, needs_weight, needs_bias = needs
     _, grad_weight, grad_bias = _empty_gradients(input, linear_weight, (False, needs_weight, needs_bias))
     grad_input = input.new_zeros(input.shape if needs_input else 0, dtype=torch.float32)
@@ -397,18 +398,9 @@ def _put_products(
         _mm_out(g, linear_weight, None, *_settings(mode, of_block.dtype), out=of_block)
 
 
-def _rows_of_one_block(
-    input: Tensor, linear_weight: Tensor, target: Tensor, *args: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As _forward; the two numbers are 0, for _gradients then needs neither. args: linear_bias, weight, ignore_index,
-    label_smoothing and the mode."""
-    loss, _ = _loss_and_logits(input, linear_weight, target, *args)
-    return loss, torch.zeros_like(loss), torch.zeros_like(loss)
-
-
 def _gradients_of_one_block(
     grad: Tensor,
-    needs: Sequence[bool],
+    logits: Tensor | None,
     input: Tensor,
     linear_weight: Tensor,
     target: Tensor,
@@ -416,9 +408,10 @@ def _gradients_of_one_block(
     weight: Tensor | None,
     ignore_index: int,
     label_smoothing: float,
-    mode: int,
-    logits: Tensor | None = None,
+    needs: Sequence[bool],
+    mode: int = 0,
 ) -> tuple[Tensor, ...]:
+    """logits: None where the forward has not kept them."""
     gradients = _empty_gradients(input, linear_weight, needs)
     weight = None if weight is None else weight.float()
     with torch._C._DisableAutocast():
@@ -449,23 +442,6 @@ def _loss_and_logits(
 def _loss_and_logits_on_cpu(input: Tensor, linear_weight: Tensor, target: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     _check_indices(target, linear_weight.shape[0], args[2])
     return _loss_and_logits(input, linear_weight, target, *args)
-
-
-def _gradients_from_logits(
-    grad: Tensor,
-    logits: Tensor,
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    needs: Sequence[bool],
-    mode: int = 0,
-) -> tuple[Tensor, ...]:
-    settings = (weight, ignore_index, label_smoothing, mode, logits)
-    return _gradients_of_one_block(grad, needs, input, linear_weight, target, linear_bias, *settings)
 
 
 def _loss_and_its_gradient(
@@ -795,7 +771,7 @@ torch.library.register_vmap(f"tk::{_name}", _vmap_reduced, lib=_library)
 for _name, *_of_op in (
     ("linear_cross_entropy_at_once", _loss_and_gradients, _loss_and_gradients_on_cpu, _fake_at_once),
     ("linear_cross_entropy_with_logits", _loss_and_logits, _loss_and_logits_on_cpu, _fake_with_logits),
-    ("linear_cross_entropy_from_logits", _gradients_from_logits, _gradients_from_logits, _fake_from_logits),
+    ("linear_cross_entropy_from_logits", _gradients_of_one_block, _gradients_of_one_block, _fake_from_logits),
 ):
     _of_cuda, _of_cpu, _of_fakes = _of_op
     _register.register_fake(_name, _of_fakes, _library)
