@@ -224,7 +224,7 @@ class Generated(OpRecord):
         def plan(point: Point) -> Plan | None:
             _, way = ways[point.config.name]
             graph, at = by_label[point.graph], place(point)
-            if at < 0 or not can_run(graph, point.arch) or (way == "rounded" and point.arch < 90):
+            if at < 0 or not can_run(graph, point.arch) or point.arch < WAYS[way].least_arch:
                 return None
             setting = choices(point)[at]  # as its layout has it: in another it may not be everywhere
             is_more = LAYOUT_BY_NAME[point.layout].aligned or (at > 0 and not setting.everywhere)

@@ -185,7 +185,7 @@ class Way:
     kind: the row of the table of settings, of (graph, the kind of its main launch, that of the whole way's, layout);
     None where it has no settings there. most_spilled: bytes a thread, of all settings but the first.
     is_batch_invariant: what a row gives does not depend on how many came with it. costs: as measured, in sixteenths of
-    what its launches are predicted to take."""
+    what its launches are predicted to take. least_arch: whose instructions its kernels have."""
 
     name: str
     lower: Callable[[_Making], Kernels]
@@ -194,6 +194,7 @@ class Way:
     is_batch_invariant: bool = True
     costs: int = 16
     has_one_setting: bool = False
+    least_arch: int = 0
 
 
 WAYS: Mapping[str, Way] = {
@@ -204,7 +205,7 @@ WAYS: Mapping[str, Way] = {
         Way("long", _long, _kind_of_long, is_batch_invariant=False, costs=20, has_one_setting=True),
         Way("walk", _walked, most_spilled=MOST_SPILLED_WALKING),
         Way("deterministic", _deterministic, has_one_setting=True),
-        Way("rounded", _rounded),
+        Way("rounded", _rounded, least_arch=90),
         Way("digits", lambda making: _sorted(making, "digits")),
         Way("radix", lambda making: _sorted(making, "radix")),
         Way("narrow", lambda making: _sorted(making, "narrow")),
