@@ -14,7 +14,8 @@ endforeach()
 
 file(GLOB_RECURSE pack_sources CONFIGURE_DEPENDS
   ${CMAKE_SOURCE_DIR}/kernels/*.py ${CMAKE_SOURCE_DIR}/kernels/*.json ${CMAKE_SOURCE_DIR}/python/tk/aot/*.py
-  ${CMAKE_SOURCE_DIR}/python/tk/codegen/*.py ${CMAKE_SOURCE_DIR}/python/tk/generated/*.py
+  ${CMAKE_SOURCE_DIR}/python/tk/build/*.py ${CMAKE_SOURCE_DIR}/python/tk/codegen/*.py
+  ${CMAKE_SOURCE_DIR}/python/tk/generated/*.py
   ${CMAKE_SOURCE_DIR}/python/tk/expr.py)
 set(grid_options)
 if(TK_GRID STREQUAL "sample")
@@ -29,7 +30,7 @@ endif()
 add_custom_command(
   OUTPUT ${TK_PACK_FILES} ${TK_ROOTS_INC}
   COMMAND ${CMAKE_COMMAND} -E env TK_NO_LIBRARY=1 PYTHONPATH=${CMAKE_SOURCE_DIR}/python PYTHONDONTWRITEBYTECODE=1
-          ${Python_EXECUTABLE} -m tk.aot --arch ${TK_ARCHS} --out ${TK_PACK_DIR} --roots ${TK_ROOTS_INC} ${grid_options}
+          ${Python_EXECUTABLE} -m tk.build --arch ${TK_ARCHS} --out ${TK_PACK_DIR} --roots ${TK_ROOTS_INC} ${grid_options}
   DEPENDS ${pack_sources}
   COMMENT "Compiling the kernels (${TK_GRID} grid, ${TK_ARCHS})"
   USES_TERMINAL VERBATIM)

@@ -17,9 +17,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for benchmarks/
 
 from benchmarks.attention_configs import candidate_name
-from tk.aot.build import build, plan_pack
 from tk.aot.cache import open_cache
 from tk.aot.compile import Target
+from tk.build.packs import build, plan_pack
 from tk.flex import mods, own_ops
 from tk.flex.codegen import family
 from tk.flex.codegen.family import Wanted

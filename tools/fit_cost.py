@@ -30,9 +30,9 @@ from tk import _cache
 from tk.aot.expr import MODE_BITS, Problem, TensorValue, evaluate_locals
 from tk.aot.grid import Variant, bucket_key, buckets, enumerate_grid
 from tk.aot.spec import DTYPES, Family, Op
-from tk.aot.tuned import load as load_tuned
 from tk.kernels.gemm.cost import weights_name
 from tk.kernels.gemm.problem import DTYPE_AXIS, EPILOGUE_AXIS, ORDER_AXIS
+from tk.kernels.tuned_tables import load as load_tuned
 from tk.tune import files, pins, timings
 
 TUNED = Path(__file__).parents[1] / "kernels" / "tuned"

@@ -188,7 +188,7 @@ def strengths_part(results: Sequence[Result]) -> str:
 def ops_table() -> str:
     """A row for each kernel: its axes, and how many variants of it the wheel has for each architecture."""
     from tk.aot.grid import enumerate_grid
-    from tk.aot.sources import package_families
+    from tk.build.sources import package_families
 
     rows = []
     for family in package_families():

@@ -36,7 +36,7 @@ def main() -> None:
 
 def build(folder: Path, jobs: int) -> float:
     """Seconds of one build of every pack into `folder`, which has the cache as well."""
-    command = [sys.executable, "-m", "tk.aot", "--arch", ARCHITECTURES, "--out", folder, "--jobs", str(jobs)]
+    command = [sys.executable, "-m", "tk.build", "--arch", ARCHITECTURES, "--out", folder, "--jobs", str(jobs)]
     environment = {"TK_NO_LIBRARY": "1", "PYTHONPATH": str(ROOT / "python"), "TK_CACHE_DIR": str(folder / "cache")}
     begin = time.perf_counter()
     subprocess.run(command, env=os.environ | environment, check=True)

@@ -240,12 +240,12 @@ TRIALS = {
 
 def build(out: Path, jobs: int | None, trial: Trial) -> None:
     """Every setting compiled; what spills is left out."""
-    from tk.aot.build import build as build_packs
-    from tk.aot.build import plan_pack
     from tk.aot.cache import open_cache
     from tk.aot.compile import Target
     from tk.aot.pool import default_jobs
-    from tk.aot.sources import file_families
+    from tk.build.packs import build as build_packs
+    from tk.build.packs import plan_pack
+    from tk.build.sources import file_families
     from tk.codegen.scheduling.settings import replaced
 
     with replaced(trial.table()):

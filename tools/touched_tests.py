@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Names of folders that say nothing about what stands in them.
 _GENERAL = {"python", "tk", "kernels", "csrc", "tests", "core", "ops", "interpreted", "gpu", "install", "include"}
 # Tests of a room that has another name.
-_OTHER_NAMES = {"dropin": "use", "aot": "unit", "hopper": "mm", "gemm": "mm", "product": "mm"}
+_OTHER_NAMES = {"dropin": "use", "aot": "unit", "build": "unit", "hopper": "mm", "gemm": "mm", "product": "mm"}
 # What takes a GPU, a wheel (make gpu-test, make test-install), or runs a whole folder of others.
 _ELSEWHERE = re.compile(r"tests/(gpu|install)/|.*/test_interpreter\.py")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tk.aot.expr import Expr, ceil_div, const, maximum, select
 from tk.aot.spec import Point
-from tk.aot.tuned import load as load_tuned
 from tk.kernels.gemm.problem import Gemm
+from tk.kernels.tuned_tables import load as load_tuned
 
 # What the hardware can do, by architecture: bytes a nanosecond from memory and from L2, and operations a nanosecond of
 # one multiprocessor by dtype, for fp32 by precision. Data sheets of A100 and H100, at about the share that is reached.

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import ops
 
-from tk.aot.build import dry_run, plan_pack
 from tk.aot.cache import Cache
 from tk.aot.compile import Target
+from tk.build.packs import dry_run, plan_pack
 from tk.codegen.family import generate
 
 

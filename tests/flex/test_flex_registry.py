@@ -43,7 +43,7 @@ def test_register() -> None:
 def test_what_a_helper_registers_belongs_to_the_file_that_calls_it(tmp_path: Path) -> None:
     """But what an imported file registers by itself belongs to that one."""
     pytest.importorskip("triton")
-    from tk.aot.sources import file_families
+    from tk.build.sources import file_families
 
     (tmp_path / "announcing_helper.py").write_text(
         "import tk\nfrom tk.flex import mods\n\n"

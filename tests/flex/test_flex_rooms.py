@@ -14,7 +14,7 @@ import sys, torch, tk, tk.b2b
 from tk.flex import create_block_mask, mods
 q = torch.randn(1, 1, 4, 8)
 tk.flex_attention(q, q, q, mods.soft_cap(2.0), create_block_mask(mods.causal, 1, 1, 4, 4, "cpu"))
-of_build = ("triton", "sympy", "tk.aot", "tk.codegen", "tk.kernels", "tk.flex.codegen", "tk.b2b.family")
+of_build = ("triton", "sympy", "tk.aot", "tk.build", "tk.codegen", "tk.kernels", "tk.flex.codegen", "tk.b2b.family")
 print([name for name in sys.modules if name in of_build or name.startswith(tuple(f"{n}." for n in of_build))])
 """
 

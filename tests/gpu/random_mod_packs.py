@@ -69,9 +69,9 @@ def _built(seed: int, number: int, folder: Path, arch: str) -> dict[str, object]
 
 
 def write(score: random_mods.RandomMod, mask: random_mods.RandomMod, arch: str, path: Path, is_whole: bool) -> None:
-    from tk.aot.build import build, plan_pack
     from tk.aot.cache import open_cache
     from tk.aot.compile import Target
+    from tk.build.packs import build, plan_pack
     from tk.flex.codegen.family import Wanted, families
     from tk.flex.tracing import trace
 

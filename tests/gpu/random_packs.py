@@ -83,7 +83,7 @@ def _chunk(seed: int, first: int, count: int, folder: Path, arch: str) -> dict[s
 
 
 def write(families: Sequence[object], target: object, path: Path, cache: object) -> None:
-    from tk.aot.build import build, plan_pack
+    from tk.build.packs import build, plan_pack
 
     if not families:
         return

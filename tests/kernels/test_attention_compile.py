@@ -13,9 +13,9 @@ pytest.importorskip("triton", reason="the kernels are Triton's: install torch-tk
 
 from triton.tools.disasm import get_sass
 
-from tk.aot.build import SHARED_LIMIT, _takes
 from tk.aot.compile import Target, compile_source, source_of
 from tk.aot.grid import Variant, enumerate_grid
+from tk.build.packs import SHARED_LIMIT, _takes
 from tk.flex import mods
 from tk.flex.codegen import family
 from tk.flex.registry import Registered

@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("triton", reason="the kernels are Triton's: install torch-tk[build]")
 
-from tk.aot.build import SHARED_LIMIT
 from tk.aot.cache import Artifact
 from tk.aot.compile import Target, compile_source, source_of
 from tk.aot.grid import enumerate_grid
+from tk.build.packs import SHARED_LIMIT
 from tk.kernels.scaled_grouped_mm.family import FAMILY as GROUPED
 from tk.kernels.scaled_mm.family import FAMILY
 

@@ -34,7 +34,7 @@ def load(tmp_path: Path) -> Callable[..., Op]:
 @pytest.fixture
 def declare(tmp_path: Path) -> Callable[..., Any]:
     """torch.ops.tk's op of a function, from a pack that knows it without kernels: it runs on the CPU."""
-    from tk.aot.build import definitions
+    from tk.build.packs import definitions
     from tk.codegen.family import generate_any
     from tk.generated.signature import parse
 

@@ -25,7 +25,7 @@ from tk.aot.assemble import Compiled, add_op  # noqa: E402
 from tk.aot.compile import Target  # noqa: E402
 from tk.aot.grid import enumerate_grid  # noqa: E402
 from tk.aot.pack import PackWriter  # noqa: E402
-from tk.aot.sources import file_families  # noqa: E402
+from tk.build.sources import file_families  # noqa: E402
 
 from .generated_ops import _artifact  # noqa: E402
 from .test_generated_launch import CUDA, standing_for  # noqa: E402

@@ -17,10 +17,10 @@ import tk
 import tk.kernels
 import tk.tune
 from tk import capi, cli, codegen, timing
-from tk.aot import tuned
 from tk.aot.expr import Problem, TensorValue, evaluate_locals
 from tk.generated import Declared, inputs, register
 from tk.heuristics import tuning
+from tk.kernels import tuned_tables
 from tk.tune import command, generated, ops, pins
 from tk.tune.ops import Prepared
 
@@ -129,15 +129,15 @@ def test_a_build_reads_the_tables(
     folder = tmp_path / "tuned" / "sm90"
     (path,) = generated.write_tables(folder, [generated.tune(call)])
     (path,) = generated.write_tables(folder, [generated.tune(call)])  # replaces what it wrote
-    (pin,) = tuned.read(path)["pins"]
+    (pin,) = tuned_tables.read(path)["pins"]
     modules = [importlib.import_module(f"tk.kernels.generated.{m}") for m in ("softmax", "norms", "reductions")]
     declared = next(x for m in modules for x in vars(m).values() if isinstance(x, Declared) and x.name == name)
     module = SimpleNamespace(__name__=declared.fn.__module__, found=declared)
     family = codegen.families_of(module)[0]  # type: ignore[arg-type]
     monkeypatch.setattr(tk.kernels, "__path__", [str(tmp_path)])
-    tuned.load.cache_clear()
-    assert tuned.load(family.tuned, 90)["pins"] == [pin]
-    tuned.load.cache_clear()
+    tuned_tables.load.cache_clear()
+    assert tuned_tables.load(family.tuned, 90)["pins"] == [pin]
+    tuned_tables.load.cache_clear()
     tensors = [TensorValue(t.sizes, t.strides, capi.DTYPES[t.dtype]) for t in call.problem.tensors if t]
     locals_ = evaluate_locals(family.op.locals.values(), Problem(tensors, device={"sm_count": 132}))
     named = dict(zip(family.op.locals, locals_, strict=True))
@@ -185,7 +185,7 @@ def test_the_command(
     assert cli.main(["tune", "softmax", "gelu", "4096x1024", "--write", str(tmp_path)]) == 1
     said = capsys.readouterr().out
     assert "FAILED gelu(x bf16[4096, 1024], tanh=True)" in said and f"written: {path}\n" in said
-    assert len(tuned.read(path)["pins"]) == 1
+    assert len(tuned_tables.read(path)["pins"]) == 1
     assert cli.main(["tune", "softmax", "4096x1024", "--write", str(tmp_path)]) == 0
     assert cli.main(["tune", "softmax", "4096x1024", "--seconds", "-1", "--write", str(tmp_path)]) == 1
     assert "out of time: 1 of 1 calls not measured" in capsys.readouterr().out

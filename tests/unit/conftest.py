@@ -12,10 +12,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # for unit_kernels, which tests and packs import by that name
 
 import unit_kernels
-from tk.aot.build import Work, build, find_work, plan_pack
 from tk.aot.cache import Cache
 from tk.aot.compile import Target
 from tk.aot.pack import Pack, read_pack
+from tk.build.packs import Work, build, find_work, plan_pack
 
 
 @dataclass(frozen=True)

@@ -21,32 +21,8 @@ import triton.language as tl
 
 import unit_kernels
 from tk.aot import pack as fmt
-from tk.aot import tuned
 from tk.aot.assemble import TENSOR_MAP_TF32, Compiled, add_op
-from tk.aot.build import (
-    FIXED_SECONDS,
-    KINDS,
-    OP_BYTES,
-    VARIANT_BYTES,
-    BuildFailed,
-    Failure,
-    PlannedPack,
-    Progress,
-    Work,
-    build,
-    definitions,
-    describe_build,
-    dry_run,
-    duration,
-    find_work,
-    kind_of,
-    leave_out,
-    plan_pack,
-    predict,
-    summary,
-)
 from tk.aot.cache import Cache
-from tk.aot.command import pack_paths
 from tk.aot.compile import Target
 from tk.aot.compress import SHARE_OF_ZLIB
 from tk.aot.errors import BuildError
@@ -71,7 +47,31 @@ from tk.aot.spec import (
     Scratch,
     require,
 )
+from tk.build.command import pack_paths
+from tk.build.packs import (
+    FIXED_SECONDS,
+    KINDS,
+    OP_BYTES,
+    VARIANT_BYTES,
+    BuildFailed,
+    Failure,
+    PlannedPack,
+    Progress,
+    Work,
+    build,
+    definitions,
+    describe_build,
+    dry_run,
+    duration,
+    find_work,
+    kind_of,
+    leave_out,
+    plan_pack,
+    predict,
+    summary,
+)
 from tk.cli.build import OLDEST_TRITON, add_arguments, run
+from tk.kernels import tuned_tables
 from unit_kernels import ALIGNED, FAMILY, KERNELS, OP, OUT, X
 
 SM80, SM90 = Target(80), Target(90)
@@ -343,7 +343,7 @@ def test_wrong_pins_are_refused(cache, pins, message):
 
 def test_pins_are_for_the_gpu_that_they_were_measured_on(cache, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "tk.aot.build.tuned.load", lambda stem, arch: {"pins": [PIN]} if (stem, arch) == ("x", 80) else {}
+        "tk.build.packs.load_tuned", lambda stem, arch: {"pins": [PIN]} if (stem, arch) == ("x", 80) else {}
     )
     family = Family(OP, (SCALE_ADD,), lambda kernel, point: True, tuned="x")
     for target, pins in ((SM80, 1), (SM90, 0), (Target(80, ptx=True), 0)):
@@ -355,13 +355,13 @@ def test_pins_are_for_the_gpu_that_they_were_measured_on(cache, tmp_path, monkey
 def test_tuned_tables_are_read_and_checked(tmp_path):
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"gpu": "H200", "pins": [PIN]}))
-    assert tuned.read(path)["pins"] == [PIN]
-    assert tuned.load("no_such_stem", 90) == {}
+    assert tuned_tables.read(path)["pins"] == [PIN]
+    assert tuned_tables.load("no_such_stem", 90) == {}
     for text, message in (("{", "t.json"), ("[]", "not a table"), ('{"pin": []}', r"unknown fields \['pin'\]"),
                           ('{"pins": [{"key": {}}]}', "pin 0 must have exactly")):  # fmt: skip
         path.write_text(text)
         with pytest.raises(BuildError, match=message):
-            tuned.read(path)
+            tuned_tables.read(path)
 
 
 # --- Building ---
@@ -372,7 +372,7 @@ def planned(target: Target, path: Path, **options) -> PlannedPack:
 
 
 def test_a_rebuild_is_identical_and_compiles_nothing(built, cache, tmp_path, monkeypatch):
-    monkeypatch.setattr("tk.aot.build.run_pool", None)  # nothing is left to compile
+    monkeypatch.setattr("tk.build.packs.run_pool", None)  # nothing is left to compile
     for name, target in (("sm80", SM80), ("sm90", SM90), ("ptx80", Target(80, True))):
         out = io.StringIO()
         build([planned(target, tmp_path / f"{name}.tkpack")], cache, jobs=1, out=out)
@@ -399,7 +399,7 @@ def test_a_build_from_nothing_is_identical(built, tmp_path):
 def run_cli(*args: object, cache: Path, seed: str = "0", check: bool = True) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "TK_CACHE_DIR": str(cache), "TK_NO_LIBRARY": "1", "PYTHONHASHSEED": seed, "TK_JOBS": "2"}
     env["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-    command = [sys.executable, "-m", "tk.aot", *map(str, args)]
+    command = [sys.executable, "-m", "tk.build", *map(str, args)]
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert not check or done.returncode == 0, done.stderr
     return done
@@ -759,7 +759,7 @@ def test_a_small_build_takes_its_start_and_its_records(built, cache, tmp_path, m
 def test_predictions_count_the_cores_and_what_else_runs(cache, tmp_path, monkeypatch, jobs, cores, load, seconds):
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, load, 2 * load))
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
-    monkeypatch.setattr("tk.aot.build.KINDS", (("", 1.0, 1),))
+    monkeypatch.setattr("tk.build.packs.KINDS", (("", 1.0, 1),))
     work = find_work([planned(SM90, tmp_path)], Cache(tmp_path / "empty"))
     work.sources = dict(list(work.sources.items())[:8])
     assert len(work.missing) == 8
@@ -907,7 +907,7 @@ def test_arguments_that_choose_nothing_say_what_there_is(dry_run, tmp_path, monk
 @pytest.mark.parametrize("arguments", [[], ["--arch", "90"], ["-o", "there"]])
 def test_without_a_file_it_says_what_it_would_do(arguments, tmp_path, monkeypatch, capsys):
     """All kernels take an hour: nobody is to start that by leaving a name out."""
-    monkeypatch.setattr("tk.aot.command.package_families", lambda debug: pytest.fail("traced"))
+    monkeypatch.setattr("tk.build.command.package_families", lambda debug: pytest.fail("traced"))
     monkeypatch.chdir(tmp_path)
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -918,7 +918,7 @@ def test_without_a_file_it_says_what_it_would_do(arguments, tmp_path, monkeypatc
 
 
 def test_what_cannot_be_written_is_said_before_anything_is_compiled(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("tk.aot.command.build", lambda *args, **kwargs: pytest.fail("compiled"))
+    monkeypatch.setattr("tk.build.command.build", lambda *args, **kwargs: pytest.fail("compiled"))
     monkeypatch.setenv("TK_CACHE_DIR", str(tmp_path / "cache"))
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -959,7 +959,7 @@ def test_an_older_triton_is_refused_with_what_to_do(monkeypatch):
 
 @pytest.fixture(scope="module")
 def own_families():
-    from tk.aot.sources import package_families
+    from tk.build.sources import package_families
 
     return package_families()
 

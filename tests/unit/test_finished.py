@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tk.aot import command, finished
 from tk.aot.cache import Cache
+from tk.build import command, finished
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ pytest.importorskip("triton", reason="plans are declared beside kernels")
 
 import tk.kernels
 from tk import capi
-from tk.aot import tuned
 from tk.aot.expr import Problem
 from tk.aot.spec import Family
+from tk.kernels import tuned_tables
 from tk.tune import pins, products, timings
 from tk.tune.measure import Measured, Result
 from tk.tune.products import Drawn
@@ -116,10 +116,10 @@ def test_the_choice_of_unseen_sizes_is_what_the_timings_say(
     monkeypatch.setattr(tk.kernels, "__path__", [str(tmp_path), *tk.kernels.__path__])
     try:
         report = fit_cost.fit(op, 90, tmp_path / "tuned")
-        table = tuned.read(folder / f"{op}.json")
+        table = tuned_tables.read(folder / f"{op}.json")
         shipped = fit_cost.Variants(machine.family, 90)  # which read that table
     finally:
-        tuned.load.cache_clear()
+        tuned_tables.load.cache_clear()
     assert "regret of sizes left out" in report and table["gpu"] == "G"
     before, after = (
         [machine.loss(d, variants) for d in products.draw(op, 40, seed=1)] for variants in (machine.variants, shipped)

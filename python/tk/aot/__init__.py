@@ -1,4 +1,2 @@
-"""Build time: from kernel records to packs. Nothing here is imported by a program that runs kernels.
-
-``TK_NO_LIBRARY=1`` lets ``import tk`` go without the native library, which need not exist yet while packs are built.
-"""
+"""The back end of a build: from records of kernels (spec) to cubins and packs. It imports nothing that makes such
+records, and no program that runs kernels imports it."""

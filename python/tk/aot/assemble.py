@@ -66,8 +66,8 @@ class Compiled:
 
 def add_op(writer: PackWriter, grid: Grid, compiled: Sequence[Compiled], target: Target, tuned: Mapping[str, Any],
            partial: bool = False) -> None:  # fmt: skip
-    """Write an op with all its variants. tuned: its table, see tk.aot.tuned. partial: variants may have been left out
-    on purpose, so a pin without its variant is passed over.
+    """Write an op with all its variants. tuned: its table, as a file of kernels/tuned has it. partial: variants may
+    have been left out on purpose, so a pin without its variant is passed over.
 
     Raises BuildError."""
     op = grid.op

@@ -81,6 +81,6 @@ def run(args: argparse.Namespace) -> int:
         raise SystemExit('tk build needs Triton and zstandard: pip install "torch-tk[build]"') from None
     if tuple(map(int, triton.__version__.split(".")[:2])) < OLDEST_TRITON:
         raise SystemExit(TOO_OLD.format(*OLDEST_TRITON, triton.__version__))
-    from tk.aot.command import run as build
+    from tk.build.command import run as build
 
     return build(args)

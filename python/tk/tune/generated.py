@@ -153,7 +153,8 @@ def write_user_file(tuned: Sequence[Tuned]) -> list[Path]:
 
 
 def write_tables(folder: Path, tuned: Sequence[Tuned]) -> list[Path]:
-    """The same as tables that a build puts into its packs (tk.aot.tuned), a file for each op; the files written."""
+    """The same as tables that a build puts into its packs (kernels/tuned_tables.py), one file for each op; returns
+    the files."""
     found = []
     for name in dict.fromkeys(t.example.op.name for t in tuned):
         mine = [t for t in tuned if t.example.op.name == name]

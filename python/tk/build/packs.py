@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tk._cache import write_atomically
-from tk.aot import tuned
 from tk.aot.assemble import Compiled, add_definition, add_op
 from tk.aot.cache import Artifact, Cache
 from tk.aot.compile import Source, Target, compile_source, compiler_version, source_of, warm_up
@@ -30,6 +29,7 @@ from tk.aot.grid import Grid, Variant, enumerate_grid
 from tk.aot.pack import FLAG_FAMILY, FLAG_PTX, PackWriter, read_pack, roots_line
 from tk.aot.pool import run as run_pool
 from tk.aot.spec import Family
+from tk.kernels.tuned_tables import load as load_tuned
 
 # What a launch takes before the cache has any of its kind: seconds of one core of an AMD EPYC, and compressed bytes, by
 # the module of its function, the first that fits. Means over the sample for sm_90; generated: of examples/my_ops.py.
@@ -355,7 +355,7 @@ def write_pack(pack: PlannedPack, work: Work, cache: Cache | None = None, jobs: 
 
 def _tuned_table(family: Family, target: Target) -> Mapping[str, Any]:
     """PTX has none: what was measured on the GPU that it is named after says nothing of those that it is for."""
-    return tuned.load(family.tuned, target.arch) if family.tuned and not target.ptx else {}
+    return load_tuned(family.tuned, target.arch) if family.tuned and not target.ptx else {}
 
 
 def write_if_changed(path: Path, data: bytes) -> None:

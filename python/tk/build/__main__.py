@@ -1,4 +1,4 @@
-"""``TK_NO_LIBRARY=1 python -m tk.aot``: ``tk build`` before there is a library to load, as CMake runs it."""
+"""``TK_NO_LIBRARY=1 python -m tk.build``: ``tk build`` before there is a library to load, as CMake runs it."""
 
 import argparse
 import sys
@@ -6,7 +6,7 @@ import sys
 from tk.cli.build import DESCRIPTION, add_arguments, run
 
 parser = argparse.ArgumentParser(
-    prog="python -m tk.aot", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    prog="python -m tk.build", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
 )
 add_arguments(parser)
 args = parser.parse_args()

@@ -15,11 +15,12 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
+import tk.kernels
 from tk._cache import write_atomically
 from tk.aot.cache import Cache
 
 PACKAGE = Path(__file__).resolve().parent.parent
-FOLDERS = ("aot", "codegen", "generated")  # of the package; and every folder of kernels
+FOLDERS = ("aot", "build", "codegen", "generated")  # of the package; and every folder of kernels
 SUFFIXES = (".py", ".json")
 COMPILERS = ("torch", "triton", "sympy", "zstandard")
 VARIABLES = ("TRITON_", "CUDA_", "TK_")  # of the environment, what may change a cubin begins with one of these
@@ -28,8 +29,6 @@ KEPT_OUT = ("TK_CACHE_DIR", "TK_JOBS", "TK_NO_LIBRARY", "TRITON_CACHE_DIR", "CUD
 
 def sources() -> Iterator[Path]:
     """Every file that a build of the package's packs reads."""
-    import tk.kernels
-
     folders = [*(PACKAGE / name for name in FOLDERS), *map(Path, tk.kernels.__path__)]
     files = [f for folder in folders for suffix in SUFFIXES for f in folder.rglob(f"*{suffix}")]
     yield from sorted({*files, *PACKAGE.glob("*.py")})

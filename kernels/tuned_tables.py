@@ -15,6 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import tk.kernels
 from tk.aot.errors import BuildError
 
 FIELDS = frozenset({"gpu", "driver", "compiler", "date", "coefficients", "pins"})
@@ -25,8 +26,6 @@ def load(stem: str, arch: int) -> dict[str, Any]:
     """The table of `stem` for `arch` (90 for sm_90); empty when there is none. Read once per process: do not change it.
 
     Raises BuildError when the file is there but cannot be used."""
-    import tk.kernels
-
     for folder in tk.kernels.__path__:
         path = Path(folder) / "tuned" / f"sm{arch}" / f"{stem}.json"
         if path.is_file():

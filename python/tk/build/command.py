@@ -1,4 +1,4 @@
-"""``tk build`` and ``python -m tk.aot``: arguments in, packs or a list of failures out."""
+"""``tk build`` and ``python -m tk.build``: arguments in, packs or a list of failures out."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tk import codegen
-from tk.aot import finished
-from tk.aot.build import PlannedPack, build, definitions, dry_run, plan_pack
 from tk.aot.cache import Cache, open_cache
 from tk.aot.compile import Target
 from tk.aot.errors import BuildError, Refused, SelectsNothing
 from tk.aot.pool import default_jobs
-from tk.aot.selection import check_files, check_only, check_out, check_targets, check_variants, read_targets
-from tk.aot.sources import file_families, package_families
 from tk.aot.spec import Family
+from tk.build import finished
+from tk.build.packs import PlannedPack, build, definitions, dry_run, plan_pack
+from tk.build.selection import check_files, check_only, check_out, check_targets, check_variants, read_targets
+from tk.build.sources import file_families, package_families
 
 
 def pack_paths(targets: list[Target], files: list[Path], out: Path | None) -> list[Path]:

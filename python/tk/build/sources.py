@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+import tk.kernels
 from tk import _library, codegen
 from tk.aot.errors import BuildError, Refused
 from tk.aot.files import import_file
@@ -28,8 +29,6 @@ from tk.generated.declare import Declared
 def package_families(debug: bool = False) -> list[Family]:
     """Those of every module of tk.kernels, in the order of the modules' names. debug: of the generated ones the debug
     variants. Raises Refused, of all that cannot be built."""
-    import tk.kernels
-
     modules = sorted(m.name for m in pkgutil.walk_packages(tk.kernels.__path__, "tk.kernels."))
     found = _Found()
     for name in modules:
@@ -102,8 +101,6 @@ class _Found:
 
 def _named_as_tks(module: ModuleType, path: Path) -> Iterator[BuildError]:
     """Of a user's ops: a pack with them would be built, and then refused by every load."""
-    import tk.kernels
-
     if not _library.is_wanted() or any(path.resolve().is_relative_to(Path(p).resolve()) for p in tk.kernels.__path__):
         return
     loaded = tk.packs()

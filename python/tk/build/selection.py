@@ -9,10 +9,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tk.aot.build import PlannedPack, grid_of
 from tk.aot.compile import Target
 from tk.aot.errors import BuildError, SelectsNothing
 from tk.aot.spec import Family
+from tk.build.packs import PlannedPack, grid_of
 
 
 def read_targets(text: str) -> list[Target]:
