@@ -61,7 +61,7 @@ class Arguments {
 };
 
 // How a parameter of a C++ function is read from a call: which types it stands for in the schema, and how they become
-// one value. Groups of arguments have specialisations of their own (settings.h, ops.h).
+// one value. Groups of arguments have specialisations of their own (settings.h, conv.cpp).
 template <class T>
 struct Reading;
 

@@ -12,6 +12,32 @@
 #include "ops.h"
 
 namespace tk::ops {
+
+// What the caller says of a convolution, in as many numbers as the caller gave.
+struct ConvolutionLists {
+  std::vector<int64_t> stride;
+  std::vector<int64_t> padding;  // for each dimension, or twice as many: in front, then behind
+  std::vector<int64_t> dilation;
+  int64_t groups = 1;
+};
+template <>
+struct Reading<ConvolutionLists> {
+  static constexpr std::string_view kTypes[] = {"int[]", "int[]", "int[]", "int"};
+  static ConvolutionLists read(Arguments& args) {
+    return ConvolutionLists{args.integers(), args.integers(), args.integers(), args.integer()};
+  }
+};
+
+// Those of a product but for the result's dtype, which is the operands'.
+struct ConvolutionSettings : Settings {};
+template <>
+struct Reading<ConvolutionSettings> {
+  static constexpr std::string_view kTypes[] = {"int", "int", "int", "int"};
+  static ConvolutionSettings read(Arguments& args) {
+    return ConvolutionSettings{{args.integer(), {}, args.integer(), args.integer(), args.integer()}};
+  }
+};
+
 namespace {
 
 struct Convolution {
@@ -252,7 +278,7 @@ Tensor gradient(const Convolution& c, const Tensor& grad, const Tensor& input, c
 constexpr const char* kNames[] = {"", "tk.conv1d", "tk.conv2d", "tk.conv3d"};
 
 template <int kSpatial>
-Tensor conv(const Tensor& input, const Tensor& weight, const Tensor& bias, const ConvolutionLists& lists,
+Tensor conv(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, const ConvolutionLists& lists,
             const ConvolutionSettings& settings) {
   const Convolution c = {.op = kNames[kSpatial],
                          .spatial = kSpatial,
@@ -276,31 +302,23 @@ Tensor conv_gradient(const Tensor& grad, const Tensor& input, const Tensor& weig
   return gradient(c, grad, input, weight, kOfInput);
 }
 
+#define TK_CONV(n)                                                                                       \
+  "Tensor input, Tensor weight, Tensor? bias=None, int[" #n "] stride=1, int[" #n "] padding=0, int[" #n \
+  "] dilation=1, int groups=1, int activation=0, int precision=-1, int config=-1, int mode=0"
+#define TK_CONV_GRADIENT                                                                                  \
+  "Tensor grad, Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation, int groups=1, " \
+  "int precision=-1, int mode=0"
+
+constexpr Op kOps[] = {
+    op<conv<1>>("conv1d", TK_CONV(1)),
+    op<conv<2>>("conv2d", TK_CONV(2)),
+    op<conv<3>>("conv3d", TK_CONV(3)),
+    op<conv_gradient<true>>("conv_input_grad", TK_CONV_GRADIENT),
+    op<conv_gradient<false>>("conv_weight_grad", TK_CONV_GRADIENT),
+};
+
 }  // namespace
 
-Tensor conv1d(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, const ConvolutionLists& lists,
-              const ConvolutionSettings& settings) {
-  return conv<1>(input, weight, bias, lists, settings);
-}
-
-Tensor conv2d(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, const ConvolutionLists& lists,
-              const ConvolutionSettings& settings) {
-  return conv<2>(input, weight, bias, lists, settings);
-}
-
-Tensor conv3d(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, const ConvolutionLists& lists,
-              const ConvolutionSettings& settings) {
-  return conv<3>(input, weight, bias, lists, settings);
-}
-
-Tensor conv_input_grad(const Tensor& grad, const Tensor& input, const Tensor& weight, const ConvolutionLists& lists,
-                       int64_t precision, int64_t mode) {
-  return conv_gradient<true>(grad, input, weight, lists, precision, mode);
-}
-
-Tensor conv_weight_grad(const Tensor& grad, const Tensor& input, const Tensor& weight, const ConvolutionLists& lists,
-                        int64_t precision, int64_t mode) {
-  return conv_gradient<false>(grad, input, weight, lists, precision, mode);
-}
+constinit const OpTable kConvolutionOps = op_table<kOps>();
 
 }  // namespace tk::ops

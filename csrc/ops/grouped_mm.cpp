@@ -175,8 +175,6 @@ Tensor multiply_batch(Call& call, const Tensor& a, const Tensor& b, const Meta& 
   return run(call.p, rows, Sizes(f), std::move(out));
 }
 
-}  // namespace
-
 Tensor grouped_mm(const Tensor& a, const Tensor& b, const OptionalTensor& offs, const OptionalTensor& bias,
                   bool zero_rest, const Settings& settings, Tensor out) {
   Call call{.p = {.name = kName, .epilogue = {.activation = settings.activation}, .settings = settings},
@@ -198,5 +196,14 @@ Tensor grouped_mm(const Tensor& a, const Tensor& b, const OptionalTensor& offs, 
   f.a.tensor.dim() == f.b.tensor.dim() ? set_ragged_inside(call, meta(bias)) : set_ragged_rows(call, meta(bias));
   return run_groups(call, std::move(out));
 }
+
+constexpr Op kOps[] = {
+    op<grouped_mm>("grouped_mm",
+                   "Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, bool zero_rest=False, " TK_SETTINGS),
+};
+
+}  // namespace
+
+constinit const OpTable kGroupedOps = op_table<kOps>();
 
 }  // namespace tk::ops

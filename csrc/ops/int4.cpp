@@ -201,8 +201,6 @@ Tensor multiply(const char* name, const Tensor& a, const Weight& weight, const T
   return finish(std::move(result));
 }
 
-}  // namespace
-
 Tensor int4_mm(const Tensor& a, const Tensor& b, const Tensor& scales, const OptionalTensor& zeros, int64_t group_size,
                const OptionalTensor& bias, const Settings& settings, Tensor out) {
   const Weight weight{meta(b), meta(scales), meta(zeros), group_size};
@@ -213,5 +211,16 @@ Tensor uint4x2_mixed_mm(const Tensor& a, const Tensor& b, const Settings& settin
   const Weight weight{meta(b), {}, {}, 0};
   return multiply("tk.uint4x2_mixed_mm", a, weight, {}, settings, std::move(out));
 }
+
+constexpr Op kOps[] = {
+    op<int4_mm>("int4_mm",
+                "Tensor a, Tensor b, Tensor scales, Tensor? zeros=None, int group_size=128, "
+                "Tensor? bias=None, " TK_SETTINGS),
+    op<uint4x2_mixed_mm>("uint4x2_mixed_mm", "Tensor a, Tensor b, " TK_SETTINGS),
+};
+
+}  // namespace
+
+constinit const OpTable kInt4Ops = op_table<kOps>();
 
 }  // namespace tk::ops

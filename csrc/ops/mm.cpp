@@ -26,6 +26,8 @@ Tensor bmm(const Tensor& a, const Tensor& b, const OptionalTensor& bias, const S
   return multiply<3>("tk.bmm", a, b, bias, {.activation = settings.activation}, settings, std::move(out));
 }
 
+namespace {
+
 Tensor addmm(const Tensor& bias, const Tensor& a, const Tensor& b, double beta, double alpha, const Settings& settings,
              Tensor out) {
   return multiply<2>("tk.addmm", a, b, bias, {alpha, beta, settings.activation}, settings, std::move(out));
@@ -56,6 +58,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
 Tensor mm_plus_mm(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& d, const OptionalTensor& bias,
                   const Settings& settings, Tensor out) {
   Product p{.name = "tk.mm_plus_mm", .epilogue = {.activation = settings.activation}, .settings = settings};
+  static const tk_op op_of_sum = tk_intern_op("mm_plus_mm");
+  p.op_of_sum = op_of_sum;
   p.n_factors = 2;
   p.factors[1].a_name = "c";
   p.factors[1].b_name = "d";
@@ -63,5 +67,21 @@ Tensor mm_plus_mm(const Tensor& a, const Tensor& b, const Tensor& c, const Tenso
   set_factors(p, 1, c, d);
   return run(p, meta(bias), Sizes(p.factors[0]), std::move(out));
 }
+
+#define TK_MULTIPLY "Tensor a, Tensor b, Tensor? bias=None, " TK_SETTINGS
+#define TK_ADD "Tensor bias, Tensor a, Tensor b, float beta=1, float alpha=1, " TK_SETTINGS
+
+constexpr Op kOps[] = {
+    op<mm>("mm", TK_MULTIPLY),
+    op<addmm>("addmm", TK_ADD),
+    op<linear>("linear", "Tensor x, Tensor weight, Tensor? bias=None, " TK_SETTINGS),
+    op<bmm>("bmm", TK_MULTIPLY),
+    op<baddbmm>("baddbmm", TK_ADD),
+    op<mm_plus_mm>("mm_plus_mm", "Tensor a, Tensor b, Tensor c, Tensor d, Tensor? bias=None, " TK_SETTINGS),
+};
+
+}  // namespace
+
+constinit const OpTable kMatrixOps = op_table<kOps>();
 
 }  // namespace tk::ops

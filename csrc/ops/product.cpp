@@ -65,13 +65,11 @@ int64_t precision_of(const Product& p) {
   return p.settings.precision >= 0 ? p.settings.precision : allows_tf32();
 }
 
-// By what is multiplied, and how many factors there are.
 tk_op core_op(const Product& p) {
   static const tk_op mm = tk_intern_op("mm");
   static const tk_op bmm = tk_intern_op("bmm");
-  static const tk_op mm_plus_mm = tk_intern_op("mm_plus_mm");
-  if (p.factors[0].a.matrix.is_batch) return bmm;
-  return p.n_factors == 1 ? mm : mm_plus_mm;
+  if (p.n_factors > 1) return p.op_of_sum;
+  return p.factors[0].a.matrix.is_batch ? bmm : mm;
 }
 
 void launch_product(const Product& p) {

@@ -14,6 +14,7 @@ struct Product {
   const char* name;  // "tk.mm", for messages
   Factors factors[kMaxFactors] = {};
   uint32_t n_factors = 1;
+  tk_op op_of_sum = 0;  // of the core, for more than one factor
   Operand bias = {};
   Operand out = {};
   Epilogue epilogue = {};

@@ -7,6 +7,7 @@
 //   tk::_f_autograd  where the gate goes when one is; Python registers the formula there (python/tk/ops/_register.py)
 #pragma once
 
+#include <span>
 #include <stdexcept>
 #include <tuple>
 #include <type_traits>
@@ -188,6 +189,18 @@ void implement(torch::stable::detail::StableLibrary& library) {
     library.impl(name.c_str(), kernels.own);
     library.impl(("_" + name).c_str(), kernels.twin);
   });
+}
+
+// The ops of one file, for library.cpp.
+struct OpTable {
+  std::span<const Op> ops;
+  void (*define)(torch::stable::detail::StableLibrary& library);
+  void (*implement)(torch::stable::detail::StableLibrary& library);
+};
+
+template <const auto& kOps>
+constexpr OpTable op_table() {
+  return {kOps, define<kOps>, implement<kOps>};
 }
 
 // Keeps the names that are the library's own: no pack can have a generated op of such a name (library.cpp).

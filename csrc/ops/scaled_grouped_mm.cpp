@@ -78,8 +78,6 @@ void launch_groups(const Call& call) {
   launch_scaled(op, s, tensors);
 }
 
-}  // namespace
-
 Tensor scaled_grouped_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
                          const Tensor& offs, const OptionalTensor& bias, bool use_fast_accum, const Settings& settings,
                          Tensor out) {
@@ -98,5 +96,15 @@ Tensor scaled_grouped_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a
   if (!is_nothing) target(call.factors().a.tensor.device) >= 0 ? launch_groups(call) : compute_on_cpu(call);
   return result;
 }
+
+constexpr Op kOps[] = {
+    op<scaled_grouped_mm>("scaled_grouped_mm",
+                          "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor offs, "
+                          "Tensor? bias=None, bool use_fast_accum=False, " TK_SETTINGS),
+};
+
+}  // namespace
+
+constinit const OpTable kScaledGroupedOps = op_table<kOps>();
 
 }  // namespace tk::ops

@@ -47,8 +47,6 @@ void compute(const ScaledProduct& s) {
   launch_scaled(op, s, tensors);
 }
 
-}  // namespace
-
 Tensor scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a, const Tensor& scale_b,
                  const OptionalTensor& bias, bool use_fast_accum, const Settings& settings, Tensor out) {
   ScaledProduct s{.p = {.name = kName, .settings = settings}, .use_fast_accum = use_fast_accum};
@@ -65,5 +63,15 @@ Tensor scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a, const 
   compute(s);
   return result;
 }
+
+constexpr Op kOps[] = {
+    op<scaled_mm>("scaled_mm",
+                  "Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, "
+                  "bool use_fast_accum=False, " TK_SETTINGS),
+};
+
+}  // namespace
+
+constinit const OpTable kScaledOps = op_table<kOps>();
 
 }  // namespace tk::ops
