@@ -164,8 +164,10 @@ class Scheduled(Addresses):
                 places = self.context.expr(ix.product(self.kernel.buffer(v.buffer).sizes))
                 few = self.extent(self.kernel.axes) <= MOST_ADDITIONS * places
                 self.require(few, f"at most {MOST_ADDITIONS} additions a place, on average")
-                starts_with_pair = self.context.tensors[v.buffer].alignment >= 4
-                self.require(starts_with_pair & (places % 2 == 0), f"an even number of places in {v.buffer}")
+                has_pairs = places % 2 == 0
+                if v.buffer in self.context.tensors:  # scratch memory begins on more than 4 bytes
+                    has_pairs &= self.context.tensors[v.buffer].alignment >= 4
+                self.require(has_pairs, f"an even number of places in {v.buffer}")
 
     def _is_divisible(self, setting: Setting) -> bool:
         return (self.layout.aligned and bool(self.unit)) or self.piece(setting) is not None
