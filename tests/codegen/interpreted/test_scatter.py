@@ -47,6 +47,39 @@ def test_scatter(case: scatter_cases.Case) -> None:
     assert ways == ({False, True} if sums_floats else {False})
 
 
+# Sums at indices that another launch reads, or casts, on their way to the result.
+THROUGH_SCRATCH = {
+    "with what is gathered": lambda x, at: x.scatter_add(-1, at, torch.gather(x, -1, at)),
+    "in another shape": lambda x, at: x.scatter_add(-1, at, torch.gather(x, -1, at)).unflatten(0, (1, -1)),
+    "beside another sum": lambda x, at: (x.scatter_add(-1, at, torch.gather(x, -1, at)), x.sum(-1)),
+}
+
+
+@pytest.mark.parametrize("shape", [(2, 64), (5, 7)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("name", THROUGH_SCRATCH)
+def test_sums_of_16_bits_in_scratch_memory(name: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    fn = THROUGH_SCRATCH[name]
+    texts = {"x": f"{'bf16' if dtype == torch.bfloat16 else 'fp16'}[M, N]", "at": "i64[M, K]"}
+    made = generate(fn, op(**texts)(fn).signature, "f", True)
+    x, at = torch.randn(shape, dtype=dtype), torch.randint(0, shape[1], (shape[0], 6))
+    wide = x.double().requires_grad_()
+    expected = fn(wide, at)
+    grads = [torch.randn(r.shape, dtype=dtype) for r in listed(expected)]
+    of_x = torch.autograd.grad(listed(expected), wide, [g.double() for g in grads])
+    given = {"x": x, "at": at, **{f"grad_{i}": g for i, g in enumerate(grads)}}
+    assert made.backward is not None
+    for one, values in ((made, listed(expected)), (made.backward, of_x)):
+        count = 0
+        for variant, found in host.run_all(one, *(given[n] for n in one.signature.params)):
+            count += 1
+            for result, value in zip(found, values, strict=True):
+                torch.testing.assert_close(
+                    result.double(), value.detach(), rtol=0.02, atol=0.1, msg=lambda m, v=variant: f"{v}: {m}"
+                )
+        assert count
+
+
 def test_sums_without_regard_to_order() -> None:
     """Twice the same numbers in another order: the same bits, and those of the exact sum, rounded once."""
     case = next(c for c in scatter_cases.CASES if c.name == "scatter_add_fp32")
