@@ -6,16 +6,14 @@ that no tool formats what the generator printed.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from dataclasses import replace
 from pathlib import Path
 
 import golden_files
 import ops
+import package_ops
 import pytest
 
-import tk.kernels.generated
 from tk.codegen import show
 from tk.codegen.family import Generated, generate_any
 from tk.codegen.lists import GeneratedLists
@@ -24,10 +22,9 @@ from tk.codegen.tile import ALIGNED, LAYOUTS
 from tk.generated import Declared
 
 FOLDER = Path(__file__).parent / "golden"
-MODULES = [m.name for m in pkgutil.iter_modules(tk.kernels.generated.__path__, "tk.kernels.generated.")]
 OPS = {
     f"{module.__name__.split('.')[-1]}.{name}": declared
-    for module in (ops, *map(importlib.import_module, MODULES))
+    for module in (ops, *package_ops.MODULES)
     for name, declared in vars(module).items()
     if isinstance(declared, Declared)
 }

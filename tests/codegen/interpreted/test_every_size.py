@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,9 +11,9 @@ import ops
 import pytest
 import seeds
 import torch
+from package_ops import WITHOUT_LISTS
 from torch import Tensor
 
-import tk.kernels.generated
 from tk.codegen.family import Generated, generate
 from tk.codegen.tile import STRIDED
 from tk.generated import op
@@ -49,14 +47,8 @@ def of_several(name: str) -> Declared:
     return op(x="fp32[M, N, K]", grad=True)(whole)
 
 
-def of_package() -> dict[str, Declared]:
-    modules = [m.name for m in pkgutil.iter_modules(tk.kernels.generated.__path__, "tk.kernels.generated.")]
-    found = [x for m in modules for x in vars(importlib.import_module(m)).values() if isinstance(x, Declared)]
-    return {d.name: d for d in found if not any(spec.is_list for spec in d.signature.tensors.values())}
-
-
 DECLARED: dict[str, Declared] = {
-    **of_package(),
+    **WITHOUT_LISTS,
     **{name: x for name, x in vars(ops).items() if isinstance(x, Declared)},
     **{name: of_several(name) for name in SEVERAL_REDUCTIONS},
 }

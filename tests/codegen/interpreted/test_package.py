@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from functools import cache
 from typing import Any
 
 import host
 import pytest
 import torch
+from package_ops import WITHOUT_LISTS
 
-import tk.kernels.generated
 from tk.codegen.family import Generated, generate
-from tk.generated import Declared
 from tk.generated.signature import DTYPES, TensorSpec
 
 # Numbers that 1e-5 or 3 would make nothing of.
@@ -23,16 +20,8 @@ TOLERANCE = {"fp32": 3e-5, "bf16": 2e-2, "fp16": 4e-3}
 
 
 @cache
-def declared() -> dict[str, Declared]:
-    modules = [m.name for m in pkgutil.iter_modules(tk.kernels.generated.__path__, "tk.kernels.generated.")]
-    found = [x for m in modules for x in vars(importlib.import_module(m)).values() if isinstance(x, Declared)]
-    has_lists = [d for d in found if any(spec.is_list for spec in d.signature.tensors.values())]  # test_list_kernels.py
-    return {d.name: d for d in found if d not in has_lists}
-
-
-@cache
 def generated(name: str) -> Generated:
-    d = declared()[name]
+    d = WITHOUT_LISTS[name]
     return generate(d.fn, d.signature, name, d.grad)
 
 
@@ -41,10 +30,10 @@ def arguments(name: str, dtype: str, leading: tuple[int, ...], n: int) -> dict[s
     holds indices below n."""
     torch.manual_seed(n)
     n += name == "rope_interleaved" and n % 2
-    letters = declared()[name].signature.letters
+    letters = WITHOUT_LISTS[name].signature.letters
     sizes = dict.fromkeys(letters, n) | (dict(zip(letters, (2, 3, 4), strict=False)) if len(letters) > 3 else {})
     found: dict[str, Any] = {}
-    for param, spec in declared()[name].signature.params.items():
+    for param, spec in WITHOUT_LISTS[name].signature.params.items():
         if not isinstance(spec, TensorSpec):
             found[param] = NUMBERS.get(param, {"float": 1e-5, "bool": n % 2 == 0, "int": 3}[spec.kind])
             continue
@@ -78,12 +67,12 @@ SHAPES = [((2, 3), 33), ((), 48)]
 @pytest.mark.parametrize(
     ("name", "dtype", "leading", "n"),
     [(name, dtype, *shape)
-     for name, d in declared().items() if name not in RANDOM
+     for name, d in WITHOUT_LISTS.items() if name not in RANDOM
      for dtype in ("fp32", "bf16") if dtype in d.signature.variables.get("T", ("fp32",))
      for shape in (SHAPES if dtype == "fp32" else SHAPES[:1])],
 )  # fmt: skip
 def test_forward_and_backward(name: str, dtype: str, leading: tuple[int, ...], n: int) -> None:
-    op, d = generated(name), declared()[name]
+    op, d = generated(name), WITHOUT_LISTS[name]
     args = arguments(name, dtype, leading, n)
     wide = {k: v.double().requires_grad_() if is_float(v) else v for k, v in args.items()}
     results = d.fn(**wide)

@@ -126,7 +126,7 @@ class Scheduled(Addresses):
             self.require((q_size < MAX_INT32) & (programs < MAX_INT32 // 4), f"rows of fewer than {MAX_INT32} elements")
         elif self.tile.reduced and not self.is_looped(setting):
             self._require_block(setting, self.sizes[self.tile.reduced])
-        elif setting.is_by_thread(self.tile, self.layout) and not self.is_looped(setting):
+        elif not self.tile.reduced and setting.is_by_thread(self.tile, self.layout):
             fits = self.sizes["q"] <= setting.q
             self.require(fits | (self.only == 0), f"rows of at most {setting.q} elements")
 
