@@ -1,36 +1,33 @@
 """Batches in plain Triton: any strides, any alignment, any size, on every GPU; and everywhere matrices of a tile or
 less, for which a program is a warp, so that a multiprocessor works on 32 of them at a time."""
 
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from tk.aot.expr import Expr, ceil_div, device
-from tk.aot.spec import Config, Constraint, Int, Kernel, Launch, Plan, Point, require
+from tk.aot.expr import Expr
+from tk.aot.spec import Constraint, Int, Kernel, Plan, Point, require
 from tk.kernels.bmm.op import BATCH, BATCH_CHOICE, BIAS, BMM, OP, OUT, A, B
 from tk.kernels.epilogue import finish
-from tk.kernels.gemm.cost import Work, is_fitted, predict
+from tk.kernels.gemm.cost import Work, is_fitted
 from tk.kernels.gemm.pointer import (
+    ARCHS,
+    AXES,
     accumulate,
     constraints,
     finish_args,
-    fits_shared,
+    is_compiled,
+    pointer_plan,
+    predicted,
     product_args,
-    slowdown,
+    tile,
     tile_indices,
 )
-from tk.kernels.gemm.problem import (
-    DTYPE_AXIS,
-    EPILOGUE_AXIS,
-    ORDER_AXIS,
-    OUT_AXIS,
-    PRECISION_AXIS,
-    makes_sense,
-    serves,
-)
-
-M, N, K = BMM.M, BMM.N, BMM.K
+from tk.kernels.gemm.problem import EPILOGUE_AXIS, serves
+from tk.kernels.gemm.tiles import tiles_of
 
 
 class BatchStrides(NamedTuple):
@@ -55,18 +52,6 @@ def bmm_pointer(a, b, bias, out, size, strides, apart, stride_om, stride_on, epi
            epilogue, "matrix")  # fmt: skip
 
 
-def _is_compiled(point: Point) -> bool:
-    c = point.config
-    fma = point.dtype == "fp32" and point.precision == "ieee"
-    if not makes_sense(point) or c.fma != fma or not fits_shared(point):
-        return False
-    if not point.aligned:
-        return c.unaligned
-    # What suits 16-byte loads suits TMA: of 16-bit operands Hopper's other kernels take all but what is small.
-    is_for_tma = point.arch == 90 and point.dtype != "fp32" and not c.small
-    return point.order != "ss" and not is_for_tma
-
-
 def _aligned(point: Point) -> tuple[Constraint, ...]:
     if not point.aligned:
         return ()
@@ -80,78 +65,41 @@ def _cost(point: Point, work: Work) -> Expr:
     5.5 us for 512 products of 64, memory's time and some."""
     if point.arch == 90 and point.config.small and point.aligned and not is_fitted(point, work):
         return 2_500_000 + 300_000 * work.waves + 1000 * work.roofline(point)
-    return predict(point, work, slowdown(point))
+    return predicted(point, work)
 
 
 def _plan(point: Point) -> Plan | None:
-    if not _is_compiled(point):
+    if not is_compiled(point, beside_tma=point.config.small):
         return None
-    c = point.config
     apart = BatchStrides(
         a=Int(A.batch_stride, "i64", divisible=point.aligned),
         b=Int(B.batch_stride, "i64", divisible=point.aligned),
         bias=Int(BIAS.batch_stride, "i64"),
         out=Int(OUT.batch_stride, "i64", divisible=point.aligned),
     )
-
-    def tiles(rows):  # type: ignore[no-untyped-def]
-        return ceil_div(rows, c.block_m) * ceil_div(N, c.block_n)
-
-    launch = Launch(
+    of_one = tiles_of(BMM, point.config)
+    tiles = replace(of_one, count=of_one.count * BATCH, expected=BATCH_CHOICE * of_one.expected)
+    return pointer_plan(
+        point,
+        tiles,
         bmm_pointer,
         product_args(BMM, point) | finish_args(BMM, point, "matrix") | {"apart": apart},
-        grid=(tiles(M) * BATCH, 1, 1),
-        num_warps=c.num_warps,
-        num_stages=c.num_stages,
-    )
-    waves = ceil_div(BATCH_CHOICE * tiles(BMM.M_choice), device.sm_count * c.occupancy)
-    work = Work(
-        BMM,
-        waves=waves,
-        # Programs that share a multiprocessor share its tensor cores.
-        k_blocks=waves * ceil_div(K, c.block_k) * c.occupancy,
-        flops=2 * c.block_m * c.block_n * c.block_k,
-        dram=BMM.traffic(),
-        tile=(c.block_m, c.block_n),
-        boxes=(1, 1),
-    )
-    return Plan(
-        constraints=(*constraints(BMM, point), *_aligned(point)),
-        serves=serves(point, EPILOGUE_AXIS),
-        launches=(launch,),
-        cost=_cost(point, work),
-        terms=work.terms(point),
-        general=not point.aligned,
+        serves(point, EPILOGUE_AXIS),
+        (*constraints(BMM, point), *_aligned(point)),
+        point.config.occupancy,
+        sharing=point.config.occupancy,
+        cost=_cost,
     )
 
 
 # --- The grid ---
 
-
-def _tile(block_m: int, block_n: int, block_k: int, num_stages: int, num_warps: int, occupancy: int,
-          **other: bool) -> Config:  # fmt: skip
-    """occupancy: programs that a multiprocessor holds at once. fma: for fp32 without tensor cores. unaligned: compiled
-    also for operands that cannot be loaded 16 bytes at a time. small: worth a program of its own on Hopper too."""
-    flags = dict(fma=False, unaligned=False, small=False) | other
-    params = dict(block_m=block_m, block_n=block_n, block_k=block_k, num_stages=num_stages, num_warps=num_warps)
-    name = f"{block_m}x{block_n}x{block_k}_s{num_stages}_w{num_warps}{'_fma' if flags['fma'] else ''}"
-    return Config(name, params | dict(occupancy=occupancy) | flags)
-
-
+_tile = partial(tile, small=False)  # small: worth a program of its own on Hopper too
 _CONFIGS = (
     _tile(32, 32, 32, 2, 1, 16, small=True),
     _tile(64, 64, 64, 3, 4, 3, unaligned=True),
-    _tile(128, 128, 32, 4, 8, 1),
+    _tile(128, 128, 32, 4, 8),
     _tile(32, 32, 16, 2, 1, 16, fma=True),
     _tile(64, 64, 16, 3, 4, 3, fma=True, unaligned=True),
 )
-_ARCHS = (80, 90, 100)
-_AXES = {
-    "dtype": DTYPE_AXIS,
-    "precision": PRECISION_AXIS,
-    "order": ORDER_AXIS,
-    "aligned": (True, False),
-    "even_k": (False,),
-    "out": OUT_AXIS,
-}
-KERNELS = (Kernel("bmm_pointer", OP, _AXES, dict.fromkeys(_ARCHS, _CONFIGS), _plan),)
+KERNELS = (Kernel("bmm_pointer", OP, AXES, dict.fromkeys(ARCHS, _CONFIGS), _plan),)

@@ -1,95 +1,51 @@
 """The plan and the grid of ``bmm_tma``."""
 
-from tk.aot.expr import Expr, ceil_div, maximum, minimum, select
-from tk.aot.spec import Arg, Bundle, Const, Int, Kernel, Launch, Plan, Point
-from tk.kernels.bmm.op import BATCH, BATCH_CHOICE, BIAS, BMM, OP, OUT, A, B, batches_suit_tma
+from dataclasses import replace
+
+from tk.aot.expr import Expr, maximum, select
+from tk.aot.spec import Const, Int, Kernel, Plan, Point
+from tk.kernels.bmm.op import BATCH, BATCH_CHOICE, BIAS, BMM, OP, A, B, batches_suit_tma
 from tk.kernels.bmm.tma import bmm_tma
-from tk.kernels.gemm.cost import Work, is_fitted, memory_time, predict
-from tk.kernels.gemm.problem import EPILOGUE_AXIS, OUT_AXIS, Batch, makes_sense, out_dtype, serves
-from tk.kernels.hopper.arguments import Maps
+from tk.kernels.gemm.cost import Work, is_fitted, memory_time
+from tk.kernels.gemm.problem import Batch
+from tk.kernels.gemm.tiles import tiles_of
 from tk.kernels.hopper.plans import (
-    batch_tensor_map,
+    KIND_AXES,
     config,
-    k_major,
-    like_mm,
-    resident_clusters,
-    subtile,
-    tile_of,
+    persistent_plan,
+    predict_like_mm,
+    product_args,
+    serves_kind,
+    takes_kind,
 )
-
-M, N, K = BMM.M, BMM.N, BMM.K
-
-
-def _maps(point: Point) -> Maps:
-    c = point.config
-    rows = c.block_m // c.cooperative
-    a_k, b_k = k_major(point)
-    return Maps(
-        a=batch_tensor_map(A, point.dtype, 1 if a_k else 0, (rows, c.block_k), is_shared=True),
-        b=batch_tensor_map(B, point.dtype, 0 if b_k else 1, (c.block_k, c.block_n), is_shared=True),
-        out=batch_tensor_map(OUT, out_dtype(point), 1, (rows, subtile(point)), round_to_tf32=False),
-    )
 
 
 def _step(t: Batch) -> Int:
     return Int(select(t.batch_stride == 0, 0, 1))
 
 
-def _arguments(point: Point) -> dict[str, Arg | Bundle]:
-    a_k, b_k = k_major(point)
-    return dict(
-        maps=_maps(point),
-        bias=BMM.bias_pointer(point.dtype),
-        size=BMM.size(),
-        tiles=Int(_tiles(point, M, BATCH)),
-        a_step=_step(A),
-        b_step=_step(B),
-        group=Const(8),
-        stride_bias_b=Int(BIAS.batch_stride, "i64"),
-        epilogue=BMM.epilogue(),
-        TILE=Const(tile_of(point)),
-        A_K_MAJOR=Const(a_k),
-        B_K_MAJOR=Const(b_k),
-        EPILOGUE=Const(point.epilogue),
-    )
-
-
-def _tiles(point: Point, rows, batch):  # type: ignore[no-untyped-def]
-    return ceil_div(rows, point.config.block_m) * ceil_div(N, point.config.block_n) * batch
-
-
 def _cost(point: Point, work: Work) -> Expr:
     """Picoseconds. mm's weights come from products that reuse what they read; a batch of small ones waits for memory,
     and is then still the faster for tiles that suit it."""
-    found = predict(point, work, like=like_mm(point))
+    found = predict_like_mm(point, work)
     return found if is_fitted(point, work) else maximum(found, memory_time(point, work) + found // 8)
 
 
 def _plan(point: Point) -> Plan | None:
-    c = point.config
-    kinds = c.kinds.split()
-    is_compiled = point.epilogue in kinds if point.out == "same" else "fp32" in kinds and point.epilogue == "matrix"
-    if not makes_sense(point) or not is_compiled:
+    if not takes_kind(point):
         return None
-    waves = ceil_div(_tiles(point, BMM.M_choice, BATCH_CHOICE), resident_clusters(1))
-    work = Work(
-        BMM,
-        waves=waves,
-        k_blocks=waves * ceil_div(K, c.block_k),
-        flops=2 * c.block_m * c.block_n * c.block_k,
-        dram=BMM.traffic(),
-        tile=(c.block_m, c.block_n),
-        boxes=(c.block_m, c.block_n),
+    of_one = tiles_of(BMM, point.config)
+    tiles = replace(of_one, count=of_one.count * BATCH, expected=of_one.expected * BATCH_CHOICE)
+    args = product_args(BMM, point) | dict(
+        tiles=Int(tiles.count),
+        a_step=_step(A),
+        b_step=_step(B),
+        group=Const(8),
+        stride_bias_b=Int(BIAS.batch_stride, "i64"),
+        EPILOGUE=Const(point.epilogue),
     )
-    grid = minimum(resident_clusters(1), _tiles(point, M, BATCH))
-    served = ("plain",) if point.epilogue == "plain" else EPILOGUE_AXIS[0 if point.out == "fp32" else 1 :]
-    return Plan(
-        constraints=(*BMM.suits_tma(point), BMM.out_suits_tma(point), *batches_suit_tma(point)),
-        serves=serves(point, served),
-        launches=(Launch(bmm_tma, _arguments(point), grid=(grid, 1, 1), num_warps=4),),
-        cost=_cost(point, work),
-        terms=work.terms(point),
-    )
+    constraints = (*BMM.suits_tma(point), BMM.out_suits_tma(point), *batches_suit_tma(point))
+    return persistent_plan(point, tiles, bmm_tma, args, serves_kind(point), constraints, _cost)
 
 
 # --- The grid ---
@@ -97,18 +53,11 @@ def _plan(point: Point) -> Plan | None:
 
 # Where a consumer has more than 64 accumulators for each thread, a matrix of bias does not fit beside them.
 _CONFIGS = (
-    config(64, 64, 10, 32, 16),
+    config(64, 64, 10, 32, 16, kinds="plain"),
     config(64, 128, 8, 64, 32, kinds="plain matrix"),
-    config(128, 64, 8, 32, 16),
-    config(128, 128, 6, 32, 16),
+    config(128, 64, 8, 32, 16, kinds="plain"),
+    config(128, 128, 6, 32, 16, kinds="plain"),
     config(128, 128, 6, 64, 32, pingpong=False, kinds="plain matrix fp32"),
-    config(128, 256, 4, 64, 32, pingpong=False),
+    config(128, 256, 4, 64, 32, pingpong=False, kinds="plain"),
 )
-_AXES = {
-    "dtype": ("bf16", "fp16"),
-    "precision": ("ieee",),
-    "out": OUT_AXIS,
-    "order": ("nn", "nt", "tn", "tt"),
-    "epilogue": ("plain", "matrix"),
-}
-KERNELS = (Kernel("bmm_tma", OP, _AXES, {90: _CONFIGS}, _plan),)
+KERNELS = (Kernel("bmm_tma", OP, KIND_AXES, {90: _CONFIGS}, _plan),)

@@ -1,11 +1,30 @@
-"""A product in plain Triton, as far as all have it: the loop over K, and what its arguments ask of a problem."""
+"""A product in plain Triton, as far as all have it: the loop over K, what its arguments ask of a problem, its plan."""
+
+from collections.abc import Callable, Mapping
 
 import triton
 import triton.language as tl
 
-from tk.aot.spec import ITEMSIZE, Arg, Bundle, Const, Constraint, Int, Point, Pointer, Tensor, require
+from tk.aot.expr import Expr, device
+from tk.aot.spec import (
+    ITEMSIZE,
+    Arg,
+    Bundle,
+    Config,
+    Const,
+    Constraint,
+    Int,
+    Launch,
+    Plan,
+    Point,
+    Pointer,
+    Tensor,
+    require,
+)
 from tk.kernels.gemm.arguments import PointerTile, Size, Strides
-from tk.kernels.gemm.problem import Gemm, out_dtype
+from tk.kernels.gemm.cost import Work, predict
+from tk.kernels.gemm.problem import DTYPE_AXIS, ORDER_AXIS, OUT_AXIS, PRECISION_AXIS, Gemm, makes_sense, out_dtype
+from tk.kernels.gemm.tiles import Tiles
 
 # --- The device functions ---
 
@@ -167,12 +186,85 @@ def finish_args(gemm: Gemm, point: Point, epilogue: str) -> dict[str, Arg | Bund
     )
 
 
+# --- The plan ---
+
 SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes that a program may use
 
 
 def fits_shared(point: Point) -> bool:
     c = point.config
     return c.num_stages * (c.block_m + c.block_n) * c.block_k * ITEMSIZE[point.dtype] <= SHARED[point.arch]
+
+
+def is_compiled(point: Point, beside_tma: bool = False) -> bool:
+    """Of a kernel that has AXES, and whose config is one of ``tile``. beside_tma: also where TMA kernels would do."""
+    c = point.config
+    fma = point.dtype == "fp32" and point.precision == "ieee"
+    if not makes_sense(point) or c.fma != fma or not fits_shared(point):
+        return False
+    if not point.aligned:
+        return bool(c.unaligned)
+    # What suits 16-byte loads suits TMA: on Hopper that is the TMA kernels'.
+    is_for_tma = point.arch == 90 and point.dtype != "fp32" and not beside_tma
+    return point.order != "ss" and not is_for_tma
+
+
+def predicted(point: Point, work: Work) -> Expr:
+    """Picoseconds. As a guess, loads of 2 bytes keep the tensor cores waiting."""
+    return predict(point, work, 1 if point.aligned else 4)
+
+
+def pointer_plan(
+    point: Point,
+    tiles: Tiles,
+    fn: object,
+    args: Mapping[str, Arg | Bundle],
+    serves: Mapping[str, tuple[int, ...]],
+    constraints: tuple[Constraint, ...],
+    occupancy: int = 1,
+    sharing: int = 1,
+    cost: Callable[[Point, Work], Expr] = predicted,
+) -> Plan:
+    """A program for each tile. occupancy: programs that a multiprocessor holds at once. sharing: see ``Tiles.work``."""
+    c = point.config
+    work = tiles.work(device.sm_count * occupancy, sharing=sharing)
+    return Plan(
+        constraints=constraints,
+        serves=serves,
+        launches=(Launch(fn, args, (tiles.count, 1, 1), num_warps=c.num_warps, num_stages=c.num_stages),),
+        cost=cost(point, work),
+        terms=work.terms(point),
+        general=not point.aligned,
+    )
+
+
+# --- The grid ---
+
+
+def shape(block_m: int, block_n: int, block_k: int, num_stages: int, num_warps: int, suffix: str = "",
+          **more: int | bool) -> Config:  # fmt: skip
+    """Named for the tile of out x block of K, the stages and the warps. unaligned: compiled also for operands that
+    cannot be loaded 16 bytes at a time."""
+    params = dict(block_m=block_m, block_n=block_n, block_k=block_k, num_stages=num_stages, num_warps=num_warps)
+    return Config(f"{block_m}x{block_n}x{block_k}_s{num_stages}_w{num_warps}{suffix}", params | more)
+
+
+def tile(block_m: int, block_n: int, block_k: int, num_stages: int, num_warps: int, occupancy: int = 1,
+         fma: bool = False, unaligned: bool = False, **more: bool) -> Config:  # fmt: skip
+    """occupancy: programs that a multiprocessor holds at once. fma: for fp32 without tensor cores."""
+    flags = dict(occupancy=occupancy, fma=fma, unaligned=unaligned) | more
+    return shape(block_m, block_n, block_k, num_stages, num_warps, "_fma" if fma else "", **flags)
+
+
+ARCHS = (80, 90, 100)
+AXES = {
+    "dtype": DTYPE_AXIS,
+    "precision": PRECISION_AXIS,
+    "order": ORDER_AXIS,
+    "aligned": (True, False),
+    "even_k": (False,),
+    "out": OUT_AXIS,
+}
 
 
 def slowdown(point: Point) -> int:

@@ -1,5 +1,6 @@
 """The host's side: TMA descriptors, how many clusters a GPU holds, and what wgmma takes."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from triton.experimental.gluon.language import NVMMASharedLayout
@@ -15,15 +16,26 @@ from tk.aot.spec import (
     Constraint,
     Int,
     Launch,
+    Plan,
     Point,
     Pointer,
     Scratch,
     TensorMap,
     require,
 )
-from tk.kernels.gemm.cost import Like, Work
-from tk.kernels.gemm.problem import Batch, Gemm, batch_invariant, out_dtype
-from tk.kernels.hopper.arguments import ClusterTile, Partials, Schedule, Tile
+from tk.kernels.gemm.cost import Like, Work, predict
+from tk.kernels.gemm.problem import (
+    EPILOGUE_AXIS,
+    OUT_AXIS,
+    Batch,
+    Gemm,
+    batch_invariant,
+    makes_sense,
+    out_dtype,
+    serves,
+)
+from tk.kernels.gemm.tiles import Tiles
+from tk.kernels.hopper.arguments import ClusterTile, Maps, Partials, Schedule, Tile
 
 
 def tensor_map(t: Tensor, dtype: str, contiguous: int, block: tuple[int, int], along: int = 0, blocks: int = 1,
@@ -238,26 +250,108 @@ def tile_of(point: Point) -> Tile:
     return Tile(c.block_m, c.block_n, c.block_k, c.num_stages, c.cooperative, c.pingpong, subtile(point))
 
 
+def operand_map(t: Tensor, dtype: str, contiguous: int, block: tuple[int, int]) -> TensorMap:
+    """Of a matrix, or of a batch that may be one matrix."""
+    if isinstance(t, Batch):
+        return batch_tensor_map(t, dtype, contiguous, block, is_shared=True)
+    return tensor_map(t, dtype, contiguous, block)
+
+
+def maps_of(gemm: Gemm, point: Point) -> Maps:
+    """For a kernel without clusters. `out` is stored as it is."""
+    c, (a_k, b_k) = point.config, k_major(point)
+    rows = c.block_m // c.cooperative
+    of_out = batch_tensor_map if isinstance(gemm.out, Batch) else tensor_map
+    return Maps(
+        a=operand_map(gemm.a, point.dtype, 1 if a_k else 0, (rows, c.block_k)),
+        b=operand_map(gemm.b, point.dtype, 0 if b_k else 1, (c.block_k, c.block_n)),
+        out=of_out(gemm.out, out_dtype(point), 1, (rows, subtile(point)), round_to_tf32=False),
+    )
+
+
+def product_args(gemm: Gemm, point: Point) -> dict[str, Arg | Bundle]:
+    """Of a kernel without clusters those arguments that have to do with one product."""
+    a_k, b_k = k_major(point)
+    return dict(
+        maps=maps_of(gemm, point),
+        bias=gemm.bias_pointer(point.dtype),
+        size=gemm.size(),
+        epilogue=gemm.epilogue(),
+        TILE=Const(tile_of(point)),
+        A_K_MAJOR=Const(a_k),
+        B_K_MAJOR=Const(b_k),
+    )
+
+
+def persistent_plan(
+    point: Point,
+    tiles: Tiles,
+    fn: object,
+    args: Mapping[str, Arg | Bundle],
+    serves: Mapping[str, tuple[int, ...]],
+    constraints: tuple[Constraint, ...],
+    cost: Callable[[Point, Work], Expr],
+    boxes: tuple[int, int] | None = None,
+    b_reads: Expr | None = None,
+    dependent: Expr | int = 0,
+) -> Plan:
+    """As many clusters as run at a time, each with one tile after the other. boxes: where they are not the tile's;
+    b_reads: see ``Work``."""
+    at_once = resident_clusters(tiles.cluster)
+    work = tiles.work(at_once, boxes or tiles.shape, b_reads=b_reads)
+    grid = (minimum(at_once, tiles.count), 1, 1)
+    return Plan(
+        constraints=constraints,
+        serves=serves,
+        launches=(Launch(fn, args, grid, num_warps=4, num_ctas=tiles.cluster, dependent=dependent),),
+        cost=cost(point, work),
+        terms=work.terms(point),
+    )
+
+
 def suits_wgmma(itemsize: int, precision: str, b_k_major: bool) -> bool:
     """wgmma reads 16-bit operands either way round; of tf32 ones B must lie along K, A can come through registers."""
     return itemsize == 2 or (itemsize == 4 and precision == "tf32" and b_k_major)
 
 
 def config(block_m: int, block_n: int, num_stages: int, subtile_n: int, subtile_n_fp32: int, pingpong: bool = True,
-           kinds: str = "plain") -> Config:  # fmt: skip
-    """A producer and two consumers, which take turns or share a tile. kinds: the epilogues that it is compiled with;
-    fp32: for a result of float32 too, with any epilogue."""
+           **more: str | bool) -> Config:  # fmt: skip
+    """A producer and two consumers, which take turns or share a tile."""
     params = dict(block_m=block_m, block_n=block_n, block_k=64, num_stages=num_stages, subtile_n=subtile_n,
-                  subtile_n_fp32=subtile_n_fp32, pingpong=pingpong, cooperative=1 if pingpong else 2,
-                  kinds=kinds)  # fmt: skip
-    return Config(f"{block_m}x{block_n}x64_s{num_stages}_{'pingpong' if pingpong else 'coop'}", params)
+                  subtile_n_fp32=subtile_n_fp32, pingpong=pingpong, cooperative=1 if pingpong else 2)  # fmt: skip
+    return Config(f"{block_m}x{block_n}x64_s{num_stages}_{'pingpong' if pingpong else 'coop'}", params | more)
+
+
+def takes_kind(point: Point) -> bool:
+    """Whether the config is compiled with the epilogue. Its `kinds` name such; "fp32" is a result of float32, with any
+    epilogue."""
+    kinds = point.config.kinds.split()
+    if not makes_sense(point):
+        return False
+    return point.epilogue in kinds if point.out == "same" else "fp32" in kinds and point.epilogue == "matrix"
+
+
+def serves_kind(point: Point) -> Mapping[str, tuple[int, ...]]:
+    if point.epilogue == "plain":
+        return serves(point, ("plain",))
+    return serves(point, EPILOGUE_AXIS[0 if point.out == "fp32" else 1 :])
+
+
+# Of a kernel whose configs have `kinds`.
+KIND_AXES = {
+    "dtype": ("bf16", "fp16"),
+    "precision": ("ieee",),
+    "out": OUT_AXIS,
+    "order": ("nn", "nt", "tn", "tt"),
+    "epilogue": ("plain", "matrix"),
+}
 
 
 # What mm has under another name: a square tile of two consumers is the same either way round.
 _OF_MM = {"64x64x64_s10_pingpong": "64x64x64_s10_pingpong_swap_ab"}
 
 
-def like_mm(point: Point) -> Like:
-    """A kernel with mm's loop, at a point whose config is one of ``config``."""
+def predict_like_mm(point: Point, work: Work) -> Expr:
+    """Of a kernel with mm's loop, at a point whose config is one of ``config``."""
     name = point.config.name
-    return Like(f"{_OF_MM.get(name, name)}/bf16/{point.order}")
+    return predict(point, work, like=Like(f"{_OF_MM.get(name, name)}/bf16/{point.order}"))

@@ -1,8 +1,11 @@
 """The op `mm_plus_mm` of the core: out = activation(alpha * (a @ b + c @ d) + beta * bias)."""
 
-from tk.aot.expr import const, int_arg, maximum, select, tensors
-from tk.aot.spec import Constraint, Op, Point
+from dataclasses import replace
+
+from tk.aot.expr import ceil_div, const, int_arg, maximum, select, tensors
+from tk.aot.spec import Config, Op
 from tk.kernels.gemm.problem import Gemm, gemm_locals, gemm_selectors
+from tk.kernels.gemm.tiles import Tiles, tiles_of
 
 A, B, C, D, BIAS, OUT = tensors("a", "b", "c", "d", "bias", "out")
 _INTS = ("activation", "precision")
@@ -56,5 +59,7 @@ class _Second(Gemm):
 SECOND = _Second(OP, C, D, BIAS, OUT)
 
 
-def suits_tma(point: Point) -> tuple[Constraint, ...]:
-    return (*FIRST.suits_tma(point), *SECOND.loads_16_bytes(point), FIRST.out_suits_tma(point))
+def tiles_of_both(config: Config) -> Tiles:
+    """A tile of out is one sum over both products."""
+    tiles = tiles_of(FIRST, config)
+    return replace(tiles, k_blocks=tiles.k_blocks + ceil_div(K2, config.block_k))

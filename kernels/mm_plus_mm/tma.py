@@ -6,20 +6,24 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tk.aot.expr import Expr, Tensor, ceil_div, minimum
-from tk.aot.spec import Arg, Bundle, Const, Int, Kernel, Launch, Plan, Point, TensorMap
-from tk.kernels.gemm.cost import Work, predict
-from tk.kernels.gemm.problem import EPILOGUE_AXIS, OUT_AXIS, makes_sense, out_dtype, serves
+from tk.aot.spec import Const, Int, Kernel, Plan, Point
 from tk.kernels.hopper.epilogue import BiasActivation, InMatrix, tma_store
-from tk.kernels.hopper.plans import config, k_major, like_mm, resident_clusters, subtile, tensor_map, tile_of
+from tk.kernels.hopper.plans import (
+    KIND_AXES,
+    config,
+    maps_of,
+    persistent_plan,
+    predict_like_mm,
+    product_args,
+    serves_kind,
+    takes_kind,
+)
 from tk.kernels.hopper.product import multiply
 from tk.kernels.hopper.stream_k import NoFixup
 from tk.kernels.hopper.tile_scheduler import PersistentScheduler, TileOrder
 from tk.kernels.hopper.tma_load import TmaOperand, TmaOperandPair, allocate_blocks
 from tk.kernels.hopper.wgmma import wgmma
-from tk.kernels.mm_plus_mm.op import FIRST, K2, OP, OUT, A, B, C, D, suits_tma
-
-M, N, K = FIRST.M, FIRST.N, FIRST.K
+from tk.kernels.mm_plus_mm.op import FIRST, K2, OP, SECOND, tiles_of_both
 
 
 class Maps(NamedTuple):
@@ -59,84 +63,34 @@ def mm_plus_mm_tma(maps, bias, size, K2, tiles, group, epilogue, TILE: gl.conste
 # --- The plan ---
 
 
-def _maps(point: Point) -> Maps:
-    c = point.config
-    rows = c.block_m // c.cooperative
-    a_k, b_k = k_major(point)
-
-    def of_a(t: Tensor) -> TensorMap:
-        return tensor_map(t, point.dtype, 1 if a_k else 0, (rows, c.block_k))
-
-    def of_b(t: Tensor) -> TensorMap:
-        return tensor_map(t, point.dtype, 0 if b_k else 1, (c.block_k, c.block_n), 1)
-
-    out = tensor_map(OUT, out_dtype(point), 1, (rows, subtile(point)), round_to_tf32=False)
-    return Maps(of_a(A), of_b(B), of_a(C), of_b(D), out)
-
-
-def _arguments(point: Point, tiles: Expr) -> dict[str, Arg | Bundle]:
-    a_k, b_k = k_major(point)
-    return dict(
-        maps=_maps(point),
-        bias=FIRST.bias_pointer(point.dtype),
-        size=FIRST.size(),
+def _plan(point: Point) -> Plan | None:
+    if not takes_kind(point):
+        return None
+    tiles = tiles_of_both(point.config)
+    first, second = (maps_of(gemm, point) for gemm in (FIRST, SECOND))
+    args = product_args(FIRST, point) | dict(
+        maps=Maps(first.a, first.b, second.a, second.b, first.out),
         K2=Int(K2),
-        tiles=Int(tiles),
+        tiles=Int(tiles.count),
         group=Const(8),
-        epilogue=FIRST.epilogue(),
-        TILE=Const(tile_of(point)),
-        A_K_MAJOR=Const(a_k),
-        B_K_MAJOR=Const(b_k),
         EPILOGUE=Const(point.epilogue),
     )
-
-
-def _plan(point: Point) -> Plan | None:
-    c = point.config
-    kinds = c.kinds.split()
-    is_compiled = point.epilogue in kinds if point.out == "same" else "fp32" in kinds and point.epilogue == "matrix"
-    if not makes_sense(point) or not is_compiled:
-        return None
-
-    def tiles(rows):  # type: ignore[no-untyped-def]
-        return ceil_div(rows, c.block_m) * ceil_div(N, c.block_n)
-
-    waves = ceil_div(tiles(FIRST.M_choice), resident_clusters(1))
-    work = Work(
-        FIRST,
-        waves=waves,
-        k_blocks=waves * (ceil_div(K, c.block_k) + ceil_div(K2, c.block_k)),
-        flops=2 * c.block_m * c.block_n * c.block_k,
-        dram=FIRST.traffic(),
-        tile=(c.block_m, c.block_n),
-        boxes=(c.block_m, c.block_n),
+    return persistent_plan(
+        point,
+        tiles,
+        mm_plus_mm_tma,
+        args,
+        serves_kind(point),
+        (*FIRST.suits_tma(point), *SECOND.loads_16_bytes(point), FIRST.out_suits_tma(point)),
+        predict_like_mm,
     )
-    served = ("plain",) if point.epilogue == "plain" else EPILOGUE_AXIS[0 if point.out == "fp32" else 1 :]
-    grid = minimum(resident_clusters(1), tiles(M))
-    return Plan(
-        constraints=suits_tma(point),
-        serves=serves(point, served),
-        launches=(Launch(mm_plus_mm_tma, _arguments(point, tiles(M)), grid=(grid, 1, 1), num_warps=4),),
-        cost=predict(point, work, like=like_mm(point)),
-        terms=work.terms(point),
-    )
-
-
-# --- The grid ---
 
 
 _CONFIGS = (
     config(64, 128, 8, 64, 32, kinds="plain matrix"),
-    config(128, 64, 8, 32, 16),
-    config(128, 128, 6, 32, 16),
+    config(128, 64, 8, 32, 16, kinds="plain"),
+    config(128, 128, 6, 32, 16, kinds="plain"),
     config(128, 128, 6, 64, 32, pingpong=False, kinds="plain matrix fp32"),
-    config(128, 256, 4, 64, 32, pingpong=False),
+    config(128, 256, 4, 64, 32, pingpong=False, kinds="plain"),
 )
-_AXES = {
-    "dtype": ("bf16", "fp16"),
-    "precision": ("ieee",),
-    "out": OUT_AXIS,
-    "order": ("nn", "nt", "tn", "tt"),
-    "epilogue": ("plain", "matrix"),
-}
-KERNELS = (Kernel("mm_plus_mm_tma", OP, _AXES, {90: _CONFIGS}, _plan),)
+KERNELS = (Kernel("mm_plus_mm_tma", OP, KIND_AXES, {90: _CONFIGS}, _plan),)
