@@ -265,8 +265,3 @@ AXES = {
     "even_k": (False,),
     "out": OUT_AXIS,
 }
-
-
-def slowdown(point: Point) -> int:
-    """A guess: loads of 2 bytes keep the tensor cores waiting."""
-    return 1 if point.aligned else 4

@@ -14,8 +14,7 @@ DTYPE_AXIS = ("bf16", "fp16")
 A, INNER_B, OFFS = Tensor("a", 0), Tensor("b", 1), Tensor("offs", 2)
 B, BIAS = Batch("b", 1), Batch("bias", 3)
 OUT, INNER_OUT = Tensor("out", 4), Batch("out", 4)
-# offs come as a matrix of one row.
-GROUPS, STRIDE_OFFS = OFFS.size(1), OFFS.stride(1)
+GROUPS = OFFS.size(1)  # offs come as a matrix of one row
 
 
 def _selectors(a: Tensor, b: Tensor, out: Tensor) -> dict[str, Selector]:

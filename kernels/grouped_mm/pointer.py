@@ -1,24 +1,29 @@
 """Grouped products in plain Triton: any strides, any alignment, on every GPU."""
 
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from tk.aot.expr import Expr, ceil_div, device
-from tk.aot.spec import Arg, Bundle, Config, Const, Constraint, Int, Kernel, Launch, Op, Plan, Point, Pointer, require
+from tk.aot.expr import Expr, Tensor, ceil_div
+from tk.aot.spec import Arg, Bundle, Config, Const, Constraint, Int, Kernel, Plan, Point, Pointer, require
 from tk.kernels.epilogue import finish
-from tk.kernels.gemm.cost import Work, predict
 from tk.kernels.gemm.pointer import (
+    ARCHS,
+    AXES,
     accumulate,
     constraints,
     finish_args,
     fits_shared,
+    pointer_plan,
     product_args,
-    slowdown,
+    shape,
     tile_indices,
 )
-from tk.kernels.gemm.problem import ORDER_AXIS, OUT_AXIS, Gemm
+from tk.kernels.gemm.problem import ORDER_AXIS, OUT_AXIS, Batch, Gemm
+from tk.kernels.gemm.tiles import Tiles, tiles_of
 from tk.kernels.grouped_mm.op import (
     BIAS,
     DTYPE_AXIS,
@@ -29,7 +34,6 @@ from tk.kernels.grouped_mm.op import (
     OF_ROWS,
     OFFS,
     ROWS,
-    STRIDE_OFFS,
     B,
     longest,
 )
@@ -135,100 +139,76 @@ def _is_for_tma(point: Point) -> bool:
     return point.arch == 90 and point.aligned and point.order in ("nn", "nt")
 
 
+def groups_of(offs: Tensor) -> Groups:
+    """offs: a matrix of one row."""
+    return Groups(Pointer(offs, "i32", aligned=False), Int(offs.size(1)), Int(offs.stride(1), "i64"))
+
+
 def _group_args(gemm: Gemm, point: Point) -> dict[str, Arg | Bundle]:
     shared = product_args(gemm, point) | finish_args(gemm, point, "vector")
     return shared | dict(
-        groups=Groups(Pointer(OFFS, "i32", aligned=False), Int(GROUPS), Int(STRIDE_OFFS, "i64")),
+        groups=groups_of(OFFS),
         stride_bias_b=Int(BIAS.batch_stride, "i64"),
     )
 
 
-def _apart(t, point: Point) -> tuple[Constraint, ...]:  # type: ignore[no-untyped-def]
+def group_constraints(point: Point, gemm: Gemm, groups: Expr, batched: Batch) -> tuple[Constraint, ...]:
+    """batched: what has a matrix for each group."""
+    found = (*constraints(gemm, point), require(groups < 2**20, "fewer than 2**20 groups"))
     if not point.aligned:
-        return ()
-    return (require(t.batch_stride % 16 == 0, f"{t.name}'s matrices a multiple of 16 elements apart"),)
+        return found
+    apart = f"{batched.name}'s matrices a multiple of 16 elements apart"
+    return (*found, require(batched.batch_stride % 16 == 0, apart))
 
 
-def _finished(point: Point, gemm: Gemm, launch: Launch, waves: Expr, k: Expr, found: tuple[Constraint, ...]) -> Plan:
-    """k: the inner size of a group."""
-    c = point.config
-    work = Work(
-        gemm,
-        waves=waves,
-        k_blocks=waves * ceil_div(k, c.block_k),
-        flops=2 * c.block_m * c.block_n * c.block_k,
-        dram=gemm.traffic(),
-        tile=(c.block_m, c.block_n),
-        boxes=(1, 1),
-    )
-    return Plan(
-        constraints=(*constraints(gemm, point), require(GROUPS < 2**20, "fewer than 2**20 groups"), *found),
-        serves=serves(point),
-        launches=(launch,),
-        cost=predict(point, work, slowdown(point)),
-        terms=work.terms(point),
-        general=not point.aligned,
-    )
-
-
-def _launch(fn, args: dict[str, Arg | Bundle], programs: Expr, point: Point) -> Launch:  # type: ignore[no-untyped-def]
-    c = point.config
-    return Launch(fn, args, grid=(programs, 1, 1), num_warps=c.num_warps, num_stages=c.num_stages)
+def tiles_of_rows(gemm: Gemm, groups: Expr, config: Config) -> Tiles:
+    """As many as there can be: every group may begin a row of tiles of its own."""
+    n_tiles = ceil_div(gemm.N, config.block_n)
+    expected = groups * ceil_div(longest(gemm.M_choice, groups), config.block_m) * n_tiles
+    return replace(tiles_of(gemm, config), count=(gemm.M // config.block_m + groups) * n_tiles, expected=expected)
 
 
 def _plan(point: Point) -> Plan | None:
     if not _is_compiled(point) or _is_for_tma(point):
         return None
-    c, gemm = point.config, OF_ROWS
-    n_n = ceil_div(gemm.N, c.block_n)
-    args = _group_args(gemm, point) | dict(
-        stride_bb=Int(B.batch_stride, "i64", divisible=point.aligned), SEARCHED=Const(128)
+    stride_bb = Int(B.batch_stride, "i64", divisible=point.aligned)
+    return pointer_plan(
+        point,
+        tiles_of_rows(OF_ROWS, GROUPS, point.config),
+        grouped_mm_pointer,
+        _group_args(OF_ROWS, point) | dict(stride_bb=stride_bb, SEARCHED=Const(128)),
+        serves(point),
+        group_constraints(point, OF_ROWS, GROUPS, B),
     )
-    launch = _launch(grouped_mm_pointer, args, (gemm.M // c.block_m + GROUPS) * n_n, point)
-    tiles = GROUPS * ceil_div(longest(gemm.M_choice, GROUPS), c.block_m) * n_n
-    return _finished(point, gemm, launch, ceil_div(tiles, device.sm_count), gemm.K, _apart(B, point))
 
 
 def _plan_inner(point: Point) -> Plan | None:
     # Where K is contiguous a group begins anywhere within 16 bytes.
     if not _is_compiled(point) or (point.aligned and point.order != "tn"):
         return None
-    c, gemm = point.config, OF_INNER
-    args = _group_args(gemm, point) | dict(stride_ob=Int(INNER_OUT.batch_stride, "i64", divisible=point.aligned))
-    tiles = GROUPS * ceil_div(gemm.M, c.block_m) * ceil_div(gemm.N, c.block_n)
-    launch = _launch(grouped_mm_inner_pointer, args, tiles, point)
-    waves = ceil_div(tiles, device.sm_count)
-    return _finished(point, gemm, launch, waves, longest(gemm.K, GROUPS), _apart(INNER_OUT, point))
+    c = point.config
+    count = GROUPS * ceil_div(OF_INNER.M, c.block_m) * ceil_div(OF_INNER.N, c.block_n)
+    k_blocks = ceil_div(longest(OF_INNER.K, GROUPS), c.block_k)
+    return pointer_plan(
+        point,
+        replace(tiles_of(OF_INNER, c), count=count, expected=count, k_blocks=k_blocks),
+        grouped_mm_inner_pointer,
+        _group_args(OF_INNER, point) | dict(stride_ob=Int(INNER_OUT.batch_stride, "i64", divisible=point.aligned)),
+        serves(point),
+        group_constraints(point, OF_INNER, GROUPS, INNER_OUT),
+    )
 
 
 # --- The grid ---
 
-
-def _tile(block_m: int, block_n: int, block_k: int, num_stages: int, num_warps: int, unaligned: bool = False) -> Config:
-    """unaligned: compiled also for operands that cannot be loaded 16 bytes at a time."""
-    shape = dict(block_m=block_m, block_n=block_n, block_k=block_k, num_stages=num_stages, num_warps=num_warps)
-    return Config(f"{block_m}x{block_n}x{block_k}_s{num_stages}_w{num_warps}", shape | dict(unaligned=unaligned))
-
-
+_tile = partial(shape, unaligned=False)
 _CONFIGS = (
     _tile(16, 64, 128, 4, 4),
     _tile(64, 64, 64, 3, 4, unaligned=True),
     _tile(64, 128, 64, 4, 4),
     _tile(128, 128, 64, 3, 8),
 )
-_AXES = {
-    "dtype": DTYPE_AXIS,
-    "precision": ("ieee",),
-    "order": ORDER_AXIS,
-    "aligned": (True, False),
-    "even_k": (False,),
-    "out": OUT_AXIS,
-}
-
-
-def _kernels(name: str, op: Op, plan) -> tuple[Kernel, ...]:  # type: ignore[no-untyped-def]
-    return (Kernel(name, op, _AXES, dict.fromkeys((80, 90, 100), _CONFIGS), plan),)
-
-
-KERNELS = _kernels("grouped_mm_pointer", ROWS, _plan)
-INNER_KERNELS = _kernels("grouped_mm_inner_pointer", INNER, _plan_inner)
+_AXES = AXES | {"dtype": DTYPE_AXIS, "precision": ("ieee",)}
+_OF_ARCHS = dict.fromkeys(ARCHS, _CONFIGS)
+KERNELS = (Kernel("grouped_mm_pointer", ROWS, _AXES, _OF_ARCHS, _plan),)
+INNER_KERNELS = (Kernel("grouped_mm_inner_pointer", INNER, _AXES, _OF_ARCHS, _plan_inner),)

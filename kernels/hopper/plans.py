@@ -257,14 +257,14 @@ def operand_map(t: Tensor, dtype: str, contiguous: int, block: tuple[int, int]) 
     return tensor_map(t, dtype, contiguous, block)
 
 
-def maps_of(gemm: Gemm, point: Point) -> Maps:
-    """For a kernel without clusters. `out` is stored as it is."""
+def maps_of(gemm: Gemm, point: Point, b_dtype: str = "") -> Maps:
+    """For a kernel without clusters. b_dtype: where it is not that of a."""
     c, (a_k, b_k) = point.config, k_major(point)
     rows = c.block_m // c.cooperative
     of_out = batch_tensor_map if isinstance(gemm.out, Batch) else tensor_map
     return Maps(
         a=operand_map(gemm.a, point.dtype, 1 if a_k else 0, (rows, c.block_k)),
-        b=operand_map(gemm.b, point.dtype, 0 if b_k else 1, (c.block_k, c.block_n)),
+        b=operand_map(gemm.b, b_dtype or point.dtype, 0 if b_k else 1, (c.block_k, c.block_n)),
         out=of_out(gemm.out, out_dtype(point), 1, (rows, subtile(point)), round_to_tf32=False),
     )
 

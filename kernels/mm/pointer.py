@@ -6,24 +6,24 @@
 import triton
 import triton.language as tl
 
-from tk.aot.expr import ceil_div, device
-from tk.aot.spec import Config, Const, Kernel, Launch, Plan, Point
+from tk.aot.spec import Const, Kernel, Plan, Point
 from tk.kernels.epilogue import finish
-from tk.kernels.gemm.cost import Work, predict
+from tk.kernels.gemm import pointer
 from tk.kernels.gemm.pointer import (
+    ARCHS,
     accumulate,
     constraints,
     finish_args,
-    fits_shared,
+    is_compiled,
+    pointer_plan,
     product_args,
-    slowdown,
+    tile,
     tile_indices,
     wide_k,
 )
-from tk.kernels.gemm.problem import DTYPE_AXIS, ORDER_AXIS, OUT_AXIS, PRECISION_AXIS, makes_sense, serves
+from tk.kernels.gemm.problem import EPILOGUE_AXIS, serves
+from tk.kernels.gemm.tiles import tiles_of
 from tk.kernels.mm.op import MM, OP
-
-M, N, K = MM.M, MM.N, MM.K
 
 # --- The device function ---
 
@@ -41,18 +41,11 @@ def mm_pointer(a, b, bias, out, size, strides, stride_om, stride_on, epilogue, T
 
 
 def worth_a_cubin(point: Point) -> bool:
-    c = point.config
-    fma = point.dtype == "fp32" and point.precision == "ieee"
-    if not makes_sense(point) or c.fma != fma or not fits_shared(point):
+    if point.even_k and not point.aligned:
         return False
-    if not point.aligned:
-        return c.unaligned and not point.even_k
-    if point.order == "ss":
-        return False
-    if not point.even_k and wide_k(point) and 16 % c.block_k == 0:
+    if not point.even_k and point.aligned and wide_k(point) and 16 % point.config.block_k == 0:
         return False  # K is a multiple of 16: it is always even
-    # What suits 16-byte loads suits TMA: on Hopper that is the TMA kernels'.
-    return not (point.arch == 90 and point.dtype != "fp32")
+    return is_compiled(point)
 
 
 def _plan(point: Point) -> Plan | None:
@@ -61,83 +54,42 @@ def _plan(point: Point) -> Plan | None:
     accumulators = point.config.block_m * point.config.block_n // (32 * point.config.num_warps)  # of a thread
     if point.epilogue == "matrix" and accumulators > 64:
         return None  # with the addresses of a whole tile of bias beside them, they would not stay in registers
-    c = point.config
-
-    def tiles(rows):
-        return ceil_div(rows, c.block_m) * ceil_div(N, c.block_n)
-
-    launch = Launch(
+    # A strided product is not worth a kernel of its own for one row of bias.
+    served = {"vector": ("plain", "vector"), "matrix": EPILOGUE_AXIS if point.order == "ss" else ("matrix",)}
+    return pointer_plan(
+        point,
+        tiles_of(MM, point.config),
         mm_pointer,
         product_args(MM, point) | finish_args(MM, point, point.epilogue) | {"EPILOGUE": Const(point.epilogue)},
-        grid=(tiles(M), 1, 1),
-        num_warps=c.num_warps,
-        num_stages=c.num_stages,
-    )
-    waves = ceil_div(tiles(MM.M_choice), device.sm_count * c.occupancy)
-    work = Work(
-        MM,
-        waves=waves,
-        k_blocks=waves * ceil_div(K, c.block_k),
-        flops=2 * c.block_m * c.block_n * c.block_k,
-        dram=MM.traffic(),
-        tile=(c.block_m, c.block_n),
-        boxes=(1, 1),
-    )
-    # A strided product is not worth a kernel of its own for one row of bias.
-    everything = ("plain", "vector", "matrix")
-    served = {"vector": ("plain", "vector"), "matrix": everything if point.order == "ss" else ("matrix",)}
-    return Plan(
-        constraints=constraints(MM, point),
-        serves=serves(point, served[point.epilogue]),
-        launches=(launch,),
-        cost=predict(point, work, slowdown(point)),
-        terms=work.terms(point),
-        general=not point.aligned,
+        serves(point, served[point.epilogue]),
+        constraints(MM, point),
+        point.config.occupancy,
     )
 
 
 # --- The grid ---
 
 
-def _tile(block_m: int, block_n: int, block_k: int, num_stages: int, num_warps: int, occupancy: int = 1,
-          fma: bool = False, unaligned: bool = False) -> Config:  # fmt: skip
-    """occupancy: programs that a multiprocessor holds at once. fma: for fp32 without tensor cores. unaligned: compiled
-    also for operands that cannot be loaded 16 bytes at a time."""
-    shape = dict(block_m=block_m, block_n=block_n, block_k=block_k, num_stages=num_stages, num_warps=num_warps)
-    return Config(
-        f"{block_m}x{block_n}x{block_k}_s{num_stages}_w{num_warps}{'_fma' if fma else ''}",
-        shape | dict(occupancy=occupancy, fma=fma, unaligned=unaligned),
-    )
-
-
 SMALL = (
-    _tile(16, 64, 128, 4, 4, 2),
-    _tile(32, 64, 64, 4, 4, 2, unaligned=True),
-    _tile(64, 64, 64, 4, 4, 2, unaligned=True),
-    _tile(16, 32, 32, 3, 4, 4, fma=True, unaligned=True),
-    _tile(32, 64, 16, 3, 4, 4, fma=True),
-    _tile(64, 64, 16, 3, 4, 2, fma=True),
+    tile(16, 64, 128, 4, 4, 2),
+    tile(32, 64, 64, 4, 4, 2, unaligned=True),
+    tile(64, 64, 64, 4, 4, 2, unaligned=True),
+    tile(16, 32, 32, 3, 4, 4, fma=True, unaligned=True),
+    tile(32, 64, 16, 3, 4, 4, fma=True),
+    tile(64, 64, 16, 3, 4, 2, fma=True),
 )
 _LARGE = (
-    _tile(64, 128, 64, 4, 4),
-    _tile(128, 64, 64, 4, 4),
-    _tile(128, 128, 32, 4, 4),
-    _tile(128, 128, 64, 3, 8, unaligned=True),
-    _tile(128, 256, 32, 3, 8),
-    _tile(256, 128, 32, 3, 8),
-    _tile(128, 64, 16, 3, 8, fma=True, unaligned=True),
-    _tile(128, 128, 8, 3, 8, fma=True),
+    tile(64, 128, 64, 4, 4),
+    tile(128, 64, 64, 4, 4),
+    tile(128, 128, 32, 4, 4),
+    tile(128, 128, 64, 3, 8, unaligned=True),
+    tile(128, 256, 32, 3, 8),
+    tile(256, 128, 32, 3, 8),
+    tile(128, 64, 16, 3, 8, fma=True, unaligned=True),
+    tile(128, 128, 8, 3, 8, fma=True),
 )
 
-AXES = {
-    "dtype": DTYPE_AXIS,
-    "precision": PRECISION_AXIS,
-    "order": ORDER_AXIS,
-    "aligned": (True, False),
-    "even_k": (True, False),
-    "out": OUT_AXIS,
-}
-ARCHS = (80, 90, 100)
-
-_POINTER_AXES = AXES | {"epilogue": ("vector", "matrix")}
-KERNELS = (Kernel("mm_pointer", OP, _POINTER_AXES, dict.fromkeys(ARCHS, SMALL + _LARGE), _plan),)
+AXES = pointer.AXES | {"even_k": (True, False)}
+KERNELS = (
+    Kernel("mm_pointer", OP, AXES | {"epilogue": EPILOGUE_AXIS[1:]}, dict.fromkeys(ARCHS, SMALL + _LARGE), _plan),
+)

@@ -7,18 +7,19 @@ import triton.language as tl
 from tk.aot.expr import Expr, ceil_div, const, device, local, maximum, minimum
 from tk.aot.spec import Buffer, Config, Const, Int, Kernel, Launch, Plan, Point, Scratch, require
 from tk.kernels.epilogue import finish
-from tk.kernels.gemm.cost import Work, predict
+from tk.kernels.gemm.cost import Work
 from tk.kernels.gemm.pointer import (
+    ARCHS,
     accumulate,
     constraints,
     finish_args,
+    predicted,
     product_args,
-    slowdown,
     tile_indices,
 )
-from tk.kernels.gemm.problem import batch_invariant, serves
+from tk.kernels.gemm.problem import EPILOGUE_AXIS, batch_invariant, serves
 from tk.kernels.mm.op import MM, OP
-from tk.kernels.mm.pointer import ARCHS, AXES, SMALL, worth_a_cubin
+from tk.kernels.mm.pointer import AXES, SMALL, worth_a_cubin
 
 M, N, K = MM.M, MM.N, MM.K
 
@@ -118,11 +119,11 @@ def _plan(point: Point) -> Plan | None:
             batch_invariant(),
             require(pays, "few enough tiles and a K long enough that a split pays"),
         ),
-        serves=serves(point, ("plain", "vector", "matrix")),
+        serves=serves(point, EPILOGUE_AXIS),
         launches=(split, reduce_launch(point)),
         locals=locals_,
         buffers=(PARTIALS,),
-        cost=predict(point, work, slowdown(point)),
+        cost=predicted(point, work),
         terms=work.terms(point),
         general=not point.aligned,
     )

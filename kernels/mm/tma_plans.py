@@ -1,12 +1,12 @@
 """The plans and the grid of ``mm_tma`` and ``mm_tma_stream_k``."""
 
-from tk.aot.expr import Expr, ceil_div, minimum
 from tk.aot.spec import (
     ITEMSIZE,
     Arg,
     Bundle,
     Config,
     Const,
+    Constraint,
     Kernel,
     Launch,
     Plan,
@@ -14,7 +14,7 @@ from tk.aot.spec import (
     TensorMap,
     require,
 )
-from tk.kernels.gemm.cost import Work, predict
+from tk.kernels.gemm.cost import predict
 from tk.kernels.gemm.problem import (
     DTYPE_AXIS,
     EPILOGUE_AXIS,
@@ -25,11 +25,12 @@ from tk.kernels.gemm.problem import (
     out_dtype,
     serves,
 )
+from tk.kernels.gemm.tiles import tiles_of
 from tk.kernels.hopper.arguments import Tile
 from tk.kernels.hopper.plans import (
     StreamK,
     k_major,
-    resident_clusters,
+    persistent_plan,
     subtile,
     suits_wgmma,
     tensor_map,
@@ -38,7 +39,7 @@ from tk.kernels.hopper.plans import (
 from tk.kernels.mm.op import MM, OP, OUT, A, B
 from tk.kernels.mm.tma import Maps, mm_tma
 
-M, N, K = MM.M, MM.N, MM.K
+M = MM.M
 
 
 def takes(point: Point, swap_ab: bool) -> bool:
@@ -108,8 +109,8 @@ def _tile_of_out(point: Point, swap_ab: bool) -> tuple[int, int]:
     return tile[::-1] if swap_ab else tile
 
 
-def _launch(args: dict[str, Arg | Bundle], grid: Expr, cluster: int = 1) -> Launch:
-    return Launch(mm_tma, args, grid=(grid, 1, 1), num_warps=4, num_ctas=cluster, dependent=MM.pdl)
+def _suits_tma(point: Point) -> tuple[Constraint, ...]:
+    return (*MM.suits_tma(point), MM.out_suits_tma(point))
 
 
 def _plan(point: Point) -> Plan | None:
@@ -119,28 +120,17 @@ def _plan(point: Point) -> Plan | None:
     if not takes(point, swap_ab) or point.epilogue not in c.epilogues.split():
         return None
     tile_m, tile_n = _tile_of_out(point, swap_ab)
-
-    def tiles(rows: Expr) -> Expr:
-        return ceil_div(rows, tile_m) * ceil_div(N, tile_n)
-
-    args = _arguments(point, swap_ab) | whole_tiles(tiles(M), c.group_m)
-    clusters = resident_clusters(c.cluster)
-    waves = ceil_div(tiles(MM.M_choice), clusters)
-    work = Work(
-        MM,
-        waves=waves,
-        k_blocks=waves * ceil_div(K, c.block_k),
-        flops=2 * c.block_m * (c.main_n + c.extra_n) * c.block_k,
-        dram=MM.traffic(),
-        tile=(tile_m, tile_n),
+    tiles = tiles_of(MM, c, (tile_m, tile_n), c.cluster)
+    return persistent_plan(
+        point,
+        tiles,
+        mm_tma,
+        _arguments(point, swap_ab) | whole_tiles(tiles.count, c.group_m),
+        serves(point, (point.epilogue,)),
+        _suits_tma(point),
+        predict,
         boxes=(_box(point, swap_ab) or tile_m, tile_n),
-    )
-    return Plan(
-        constraints=(*MM.suits_tma(point), MM.out_suits_tma(point)),
-        serves=serves(point, (point.epilogue,)),
-        launches=(_launch(args, minimum(clusters, tiles(M)), c.cluster),),
-        cost=predict(point, work),
-        terms=work.terms(point),
+        dependent=MM.pdl,
     )
 
 
@@ -155,9 +145,9 @@ def _plan_stream_k(point: Point) -> Plan | None:
     args = _arguments(point, swap_ab=True) | cut.args()
     few = require(M <= 2 * tile_m, f"M <= {2 * tile_m}")
     return Plan(
-        constraints=(*MM.suits_tma(point), MM.out_suits_tma(point), batch_invariant(), few),
+        constraints=(*_suits_tma(point), batch_invariant(), few),
         serves=serves(point, EPILOGUE_AXIS),
-        launches=(_launch(args, cut.grid),),
+        launches=(Launch(mm_tma, args, grid=(cut.grid, 1, 1), num_warps=4, dependent=MM.pdl),),
         locals=cut.locals,
         buffers=cut.buffers,
         cost=predict(point, work),

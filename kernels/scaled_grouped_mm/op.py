@@ -12,8 +12,7 @@ from tk.kernels.scaled_mm.op import scaled_selectors
 
 A, B, SCALE_A = Tensor("a", 0), Batch("b", 1), Tensor("scale_a", 2)
 SCALE_B, OFFS, BIAS, OUT = Batch("scale_b", 3), Tensor("offs", 4), Batch("bias", 5), Tensor("out", 6)
-# offs come as a matrix of one row.
-GROUPS, STRIDE_OFFS = OFFS.size(1), OFFS.stride(1)
+GROUPS = OFFS.size(1)  # offs come as a matrix of one row
 
 _OF_ONE = gemm_locals(A, B, OUT, itemsize=1)
 OP = Op(

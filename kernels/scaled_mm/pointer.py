@@ -5,40 +5,30 @@ them, also in PTX for GPUs that came before float8's own instructions. The tenso
 slow accumulation as for fast.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from tk.aot.expr import Expr, Tensor, ceil_div, device
-from tk.aot.spec import (
-    DTYPES,
-    Arg,
-    Bundle,
-    Config,
-    Const,
-    Constraint,
-    Int,
-    Kernel,
-    Launch,
-    Plan,
-    Point,
-    Pointer,
-    require,
-)
+from tk.aot.expr import Tensor, device
+from tk.aot.spec import DTYPES, Arg, Bundle, Const, Constraint, Int, Kernel, Plan, Point, Pointer, require
 from tk.kernels.epilogue import finish
+from tk.kernels.gemm import pointer
 from tk.kernels.gemm.arguments import Epilogue, ScaledEpilogue, Scales
-from tk.kernels.gemm.cost import Work, predict
 from tk.kernels.gemm.pointer import (
+    ARCHS,
     _edge,
     constraints,
     fits_shared,
     masked_load,
+    pointer_plan,
     product_args,
-    slowdown,
+    shape,
     tile_indices,
 )
 from tk.kernels.gemm.problem import Gemm, out_dtype
+from tk.kernels.gemm.tiles import tiles_of
 from tk.kernels.scaled_mm.op import (
     ACCUMULATION_AXIS,
     DTYPE_AXIS,
@@ -49,8 +39,6 @@ from tk.kernels.scaled_mm.op import (
     SCALED,
 )
 from tk.kernels.scaled_mm.op import OP as SCALED_MM
-
-M, N, K = SCALED.M, SCALED.N, SCALED.K
 
 # --- The device functions ---
 
@@ -177,65 +165,31 @@ def scaled_epilogue(gemm: Gemm, scale_a: Tensor, scale_b: Tensor, swap_ab: bool 
     )
 
 
-def work_of(gemm: Gemm, point: Point, waves: Expr) -> Work:
-    c = point.config
-    return Work(
-        gemm,
-        waves=waves,
-        k_blocks=waves * ceil_div(gemm.K, c.block_k),
-        flops=2 * c.block_m * c.block_n * c.block_k,
-        dram=gemm.traffic(),
-        tile=(c.block_m, c.block_n),
-        boxes=(1, 1),
-    )
-
-
 def _plan(point: Point) -> Plan | None:
     if not is_compiled(point):
         return None
-    c = point.config
-
-    def tiles(rows: Expr) -> Expr:
-        return ceil_div(rows, c.block_m) * ceil_div(N, c.block_n)
-
-    launch = Launch(
+    return pointer_plan(
+        point,
+        tiles_of(SCALED, point.config),
         scaled_mm_pointer,
         pointer_args(SCALED, point, SCALE_A, SCALE_B),
-        grid=(tiles(M), 1, 1),
-        num_warps=c.num_warps,
-        num_stages=c.num_stages,
-    )
-    work = work_of(SCALED, point, ceil_div(tiles(SCALED.M_choice), device.sm_count))
-    return Plan(
-        constraints=(has_float8(), *constraints(SCALED, point)),
-        serves=serves(point),
-        launches=(launch,),
-        cost=predict(point, work, slowdown(point)),
-        terms=work.terms(point),
-        general=not point.aligned,
+        serves(point),
+        (has_float8(), *constraints(SCALED, point)),
     )
 
 
 # --- The grid ---
 
-
-def tile(block_m: int, block_n: int, block_k: int, num_stages: int, num_warps: int, unaligned: bool = False) -> Config:
-    """unaligned: compiled also for operands that cannot be loaded 16 bytes at a time."""
-    shape = dict(block_m=block_m, block_n=block_n, block_k=block_k, num_stages=num_stages, num_warps=num_warps)
-    return Config(f"{block_m}x{block_n}x{block_k}_s{num_stages}_w{num_warps}", shape | dict(unaligned=unaligned))
-
-
+tile = partial(shape, unaligned=False)
 CONFIGS = (
     tile(16, 64, 128, 4, 4),
     tile(64, 64, 64, 3, 4, unaligned=True),
     tile(128, 128, 64, 3, 8),
 )
-AXES = {
+AXES = pointer.AXES | {
     "dtype": ("u8",),  # bytes, whatever they hold
     "precision": ("ieee",),
     "order": ORDER_AXIS,
-    "aligned": (True, False),
-    "even_k": (False,),
     "out": OUT_AXIS,
 }
-KERNELS = (Kernel("scaled_mm_pointer", SCALED_MM, AXES, dict.fromkeys((80, 90, 100), CONFIGS), _plan),)
+KERNELS = (Kernel("scaled_mm_pointer", SCALED_MM, AXES, dict.fromkeys(ARCHS, CONFIGS), _plan),)

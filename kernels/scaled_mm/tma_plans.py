@@ -1,15 +1,31 @@
 """The plans and the grid of the Hopper kernels."""
 
 from dataclasses import replace
+from functools import partial
 
-from tk.aot.expr import Expr, Tensor, ceil_div, minimum
-from tk.aot.spec import Arg, Bundle, Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, TensorMap, require
+from tk.aot.expr import Expr, Tensor
+from tk.aot.spec import (
+    Arg,
+    Bundle,
+    Config,
+    Const,
+    Constraint,
+    Int,
+    Kernel,
+    Launch,
+    Plan,
+    Point,
+    Pointer,
+    TensorMap,
+    require,
+)
 from tk.kernels.gemm import cost
 from tk.kernels.gemm.arguments import Scales
 from tk.kernels.gemm.cost import Like, Work
 from tk.kernels.gemm.problem import Gemm, batch_invariant, out_dtype
+from tk.kernels.gemm.tiles import Tiles, tiles_of
 from tk.kernels.hopper.arguments import Maps, Schedule
-from tk.kernels.hopper.plans import StreamK, resident_clusters, subtile, tensor_map, tile_of, whole_tiles
+from tk.kernels.hopper.plans import StreamK, persistent_plan, subtile, tensor_map, tile_of, whole_tiles
 from tk.kernels.scaled_mm.op import (
     ACCUMULATION_AXIS,
     DTYPE_AXIS,
@@ -26,7 +42,7 @@ from tk.kernels.scaled_mm.op import (
 from tk.kernels.scaled_mm.pointer import scaled_epilogue
 from tk.kernels.scaled_mm.tma import Matrices, Pitches, scaled_mm_tma, scaled_mm_tma_device_maps
 
-M, N, K = SCALED.M, SCALED.N, SCALED.K
+M = SCALED.M
 
 
 def is_usual(point: Point) -> bool:
@@ -105,11 +121,6 @@ def constants(point: Point) -> dict[str, Arg | Bundle]:
     return dict(TILE=Const(tile), PROMOTED=Const(point.accumulation == "slow"))
 
 
-def _tiles(point: Point, rows: Expr) -> Expr:
-    tile_m, tile_n = _tile_of_out(point)
-    return ceil_div(rows, tile_m) * ceil_div(N, tile_n)
-
-
 def _tile_of_out(point: Point) -> tuple[int, int]:
     """Rows and columns of out that a cluster's tile has."""
     c = point.config
@@ -117,18 +128,12 @@ def _tile_of_out(point: Point) -> tuple[int, int]:
     return tile[::-1] if c.swap_ab else tile
 
 
-def _work(point: Point) -> Work:
-    c = point.config
-    waves = ceil_div(_tiles(point, SCALED.M_choice), resident_clusters(c.cluster))
-    return Work(
-        SCALED,
-        waves=waves,
-        k_blocks=waves * ceil_div(K, c.block_k),
-        flops=2 * c.block_m * c.block_n * c.block_k,
-        dram=SCALED.traffic(),
-        tile=_tile_of_out(point),
-        boxes=_tile_of_out(point),
-    )
+def _tiles(point: Point) -> Tiles:
+    return tiles_of(SCALED, point.config, _tile_of_out(point), point.config.cluster)
+
+
+def _suits_tma(point: Point) -> tuple[Constraint, ...]:
+    return (*SCALED.suits_tma(point), SCALED.out_suits_tma(point))
 
 
 def _arguments(point: Point) -> dict[str, Arg | Bundle]:
@@ -139,26 +144,12 @@ def _arguments(point: Point) -> dict[str, Arg | Bundle]:
 
 
 def _plan(point: Point) -> Plan | None:
-    c = point.config
     if not takes(point):
         return None
-    args = _arguments(point) | whole_tiles(_tiles(point, M), c.group_m)
-    clusters = resident_clusters(c.cluster)
-    launch = Launch(
-        scaled_mm_tma,
-        args,
-        grid=(minimum(clusters, _tiles(point, M)), 1, 1),
-        num_warps=4,
-        num_ctas=c.cluster,
-        dependent=SCALED.pdl,
-    )
-    work = _work(point)
-    return Plan(
-        constraints=(*SCALED.suits_tma(point), SCALED.out_suits_tma(point)),
-        serves=serves(point),
-        launches=(launch,),
-        cost=predict(point, work),
-        terms=work.terms(point),
+    tiles = _tiles(point)
+    args = _arguments(point) | whole_tiles(tiles.count, point.config.group_m)
+    return persistent_plan(
+        point, tiles, scaled_mm_tma, args, serves(point), _suits_tma(point), predict, dependent=SCALED.pdl
     )
 
 
@@ -173,7 +164,7 @@ def _plan_stream_k(point: Point) -> Plan | None:
     work = cut.work((tile_m, tile_n))
     few = require(M <= 2 * tile_m, f"M <= {2 * tile_m}")
     return Plan(
-        constraints=(*SCALED.suits_tma(point), SCALED.out_suits_tma(point), batch_invariant(), few),
+        constraints=(*_suits_tma(point), batch_invariant(), few),
         serves=serves(point),
         launches=(Launch(scaled_mm_tma, args, grid=(cut.grid, 1, 1), num_warps=4, dependent=SCALED.pdl),),
         locals=cut.locals,
@@ -184,26 +175,19 @@ def _plan_stream_k(point: Point) -> Plan | None:
 
 
 def _plan_device_maps(point: Point) -> Plan | None:
-    c = point.config
     if not takes(point):
         return None
+    tiles = _tiles(point)
     args = scale_args(SCALED, point, SCALE_A, SCALE_B) | constants(point)
     args |= dict(
         matrices=Matrices(Pointer(A, point.dtype), Pointer(B, point.b_dtype), Pointer(OUT, out_dtype(point))),
         size=SCALED.size(),
-        schedule=Schedule(Int(_tiles(point, M)), Const(1), group=Int(c.group_m)),
+        schedule=Schedule(Int(tiles.count), Const(1), group=Int(point.config.group_m)),
         pitches=Pitches(Int(A.stride(0), "i64"), Int(B.stride(1), "i64"), Int(OUT.stride(0), "i64")),
     )
-    grid = minimum(resident_clusters(1), _tiles(point, M))
-    work = _work(point)
     # Making the maps takes each program some time before its first load.
-    return Plan(
-        constraints=(*SCALED.suits_tma(point), SCALED.out_suits_tma(point)),
-        serves=serves(point),
-        launches=(Launch(scaled_mm_tma_device_maps, args, grid=(grid, 1, 1), num_warps=4),),
-        cost=predict(point, work, launch=1_500_000),
-        terms=work.terms(point),
-    )
+    cost = partial(predict, launch=1_500_000)
+    return persistent_plan(point, tiles, scaled_mm_tma_device_maps, args, serves(point), _suits_tma(point), cost)
 
 
 # --- The grid ---
