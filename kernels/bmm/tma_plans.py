@@ -10,13 +10,13 @@ from tk.kernels.gemm.cost import Work, is_fitted, memory_time
 from tk.kernels.gemm.problem import Batch
 from tk.kernels.gemm.tiles import tiles_of
 from tk.kernels.hopper.plans import (
-    KIND_AXES,
+    AXES,
     config,
+    is_compiled,
     persistent_plan,
     predict_like_mm,
     product_args,
-    serves_kind,
-    takes_kind,
+    serves_epilogues,
 )
 
 
@@ -32,7 +32,7 @@ def _cost(point: Point, work: Work) -> Expr:
 
 
 def _plan(point: Point) -> Plan | None:
-    if not takes_kind(point):
+    if not is_compiled(point):
         return None
     of_one = tiles_of(BMM, point.config)
     tiles = replace(of_one, count=of_one.count * BATCH, expected=of_one.expected * BATCH_CHOICE)
@@ -45,7 +45,7 @@ def _plan(point: Point) -> Plan | None:
         EPILOGUE=Const(point.epilogue),
     )
     constraints = (*BMM.suits_tma(point), BMM.out_suits_tma(point), *batches_suit_tma(point))
-    return persistent_plan(point, tiles, bmm_tma, args, serves_kind(point), constraints, _cost)
+    return persistent_plan(point, tiles, bmm_tma, args, serves_epilogues(point), constraints, _cost)
 
 
 # --- The grid ---
@@ -60,4 +60,4 @@ _CONFIGS = (
     config(128, 128, 6, 64, 32, pingpong=False, kinds="plain matrix fp32"),
     config(128, 256, 4, 64, 32, pingpong=False, kinds="plain"),
 )
-KERNELS = (Kernel("bmm_tma", OP, KIND_AXES, {90: _CONFIGS}, _plan),)
+KERNELS = (Kernel("bmm_tma", OP, AXES, {90: _CONFIGS}, _plan),)

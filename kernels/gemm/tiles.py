@@ -13,7 +13,8 @@ from tk.kernels.gemm.problem import Gemm
 @dataclass(frozen=True)
 class Tiles:
     """count: how many tiles a launch has. expected: as many as a choice takes it for. shape: rows and columns of a
-    tile, which a cluster of so many thread blocks has together. k_blocks: of one tile, each of block_k."""
+    tile, which a cluster of so many thread blocks has together. k_blocks: of one tile, each of block_k. b_reads: see
+    ``Work``."""
 
     gemm: Gemm
     shape: tuple[int, int]
@@ -22,11 +23,11 @@ class Tiles:
     expected: Expr
     k_blocks: Expr
     cluster: int = 1
+    b_reads: Expr | None = None
 
-    def work(self, at_once: Expr, boxes: tuple[int, int] = (1, 1), sharing: int = 1,
-             b_reads: Expr | None = None) -> Work:  # fmt: skip
-        """at_once: tiles that the GPU works on at a time, `sharing` of them by the same tensor cores. boxes, b_reads:
-        see ``Work``."""
+    def work(self, at_once: Expr, boxes: tuple[int, int] = (1, 1), sharing: int = 1) -> Work:
+        """at_once: tiles that the GPU works on at a time, `sharing` of them by the same tensor cores. boxes: see
+        ``Work``."""
         rows, cols = self.shape
         waves = ceil_div(self.expected, at_once)
         return Work(
@@ -37,7 +38,7 @@ class Tiles:
             dram=self.gemm.traffic(),
             tile=self.shape,
             boxes=boxes,
-            b_reads=b_reads,
+            b_reads=self.b_reads,
         )
 
 

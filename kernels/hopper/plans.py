@@ -30,7 +30,6 @@ from tk.kernels.gemm.problem import (
     Batch,
     Gemm,
     batch_invariant,
-    makes_sense,
     out_dtype,
     serves,
 )
@@ -292,13 +291,11 @@ def persistent_plan(
     constraints: tuple[Constraint, ...],
     cost: Callable[[Point, Work], Expr],
     boxes: tuple[int, int] | None = None,
-    b_reads: Expr | None = None,
     dependent: Expr | int = 0,
 ) -> Plan:
-    """As many clusters as run at a time, each with one tile after the other. boxes: where they are not the tile's;
-    b_reads: see ``Work``."""
+    """As many clusters as run at a time, each with one tile after the other. boxes: where they are not the tile's."""
     at_once = resident_clusters(tiles.cluster)
-    work = tiles.work(at_once, boxes or tiles.shape, b_reads=b_reads)
+    work = tiles.work(at_once, boxes or tiles.shape)
     grid = (minimum(at_once, tiles.count), 1, 1)
     return Plan(
         constraints=constraints,
@@ -322,23 +319,20 @@ def config(block_m: int, block_n: int, num_stages: int, subtile_n: int, subtile_
     return Config(f"{block_m}x{block_n}x64_s{num_stages}_{'pingpong' if pingpong else 'coop'}", params | more)
 
 
-def takes_kind(point: Point) -> bool:
-    """Whether the config is compiled with the epilogue. Its `kinds` name such; "fp32" is a result of float32, with any
-    epilogue."""
+def is_compiled(point: Point) -> bool:
+    """Of a kernel that has AXES. A config's `kinds` are the epilogues that it is compiled with; "fp32" is a result of
+    float32, with any epilogue."""
     kinds = point.config.kinds.split()
-    if not makes_sense(point):
-        return False
     return point.epilogue in kinds if point.out == "same" else "fp32" in kinds and point.epilogue == "matrix"
 
 
-def serves_kind(point: Point) -> Mapping[str, tuple[int, ...]]:
+def serves_epilogues(point: Point) -> Mapping[str, tuple[int, ...]]:
     if point.epilogue == "plain":
         return serves(point, ("plain",))
     return serves(point, EPILOGUE_AXIS[0 if point.out == "fp32" else 1 :])
 
 
-# Of a kernel whose configs have `kinds`.
-KIND_AXES = {
+AXES = {
     "dtype": ("bf16", "fp16"),
     "precision": ("ieee",),
     "out": OUT_AXIS,

@@ -9,14 +9,14 @@ from triton.experimental.gluon import language as gl
 from tk.aot.spec import Const, Int, Kernel, Plan, Point
 from tk.kernels.hopper.epilogue import BiasActivation, InMatrix, tma_store
 from tk.kernels.hopper.plans import (
-    KIND_AXES,
+    AXES,
     config,
+    is_compiled,
     maps_of,
     persistent_plan,
     predict_like_mm,
     product_args,
-    serves_kind,
-    takes_kind,
+    serves_epilogues,
 )
 from tk.kernels.hopper.product import multiply
 from tk.kernels.hopper.stream_k import NoFixup
@@ -64,7 +64,7 @@ def mm_plus_mm_tma(maps, bias, size, K2, tiles, group, epilogue, TILE: gl.conste
 
 
 def _plan(point: Point) -> Plan | None:
-    if not takes_kind(point):
+    if not is_compiled(point):
         return None
     tiles = tiles_of_both(point.config)
     first, second = (maps_of(gemm, point) for gemm in (FIRST, SECOND))
@@ -80,7 +80,7 @@ def _plan(point: Point) -> Plan | None:
         tiles,
         mm_plus_mm_tma,
         args,
-        serves_kind(point),
+        serves_epilogues(point),
         (*FIRST.suits_tma(point), *SECOND.loads_16_bytes(point), FIRST.out_suits_tma(point)),
         predict_like_mm,
     )
@@ -93,4 +93,4 @@ _CONFIGS = (
     config(128, 128, 6, 64, 32, pingpong=False, kinds="plain matrix fp32"),
     config(128, 256, 4, 64, 32, pingpong=False, kinds="plain"),
 )
-KERNELS = (Kernel("mm_plus_mm_tma", OP, KIND_AXES, {90: _CONFIGS}, _plan),)
+KERNELS = (Kernel("mm_plus_mm_tma", OP, AXES, {90: _CONFIGS}, _plan),)

@@ -1,6 +1,8 @@
 """Groups of rows of float8 for Hopper: the kernel of kernels/grouped_mm/tma.py, with scales in its epilogue and sums
 that are kept in fp32 where accumulation is to be slow."""
 
+from dataclasses import replace
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -41,7 +43,9 @@ def _plan(point: Point) -> Plan | None:
     if not takes(point):
         return None
     c = point.config
-    tiles = tiles_of_rows(SCALED_ROWS, GROUPS, c)
+    # A row of tiles reads its own group's part of b alone.
+    b_reads = ceil_div(longest(SCALED_ROWS.M_choice, GROUPS), c.block_m)
+    tiles = replace(tiles_of_rows(SCALED_ROWS, GROUPS, c), b_reads=b_reads)
     args = scale_args(SCALED_ROWS, point, SCALE_A, SCALE_B) | group_args(SCALED_ROWS, OFFS) | constants(point)
     of_out = tensor_map(OUT, out_dtype(point), 1, (c.block_m // c.cooperative, subtile(point)))
     args |= dict(
@@ -58,8 +62,6 @@ def _plan(point: Point) -> Plan | None:
         serves(point),
         groups_suit_tma(point, SCALED_ROWS, GROUPS, tiles),
         predict,
-        # A row of tiles reads its own group's part of b alone.
-        b_reads=ceil_div(longest(SCALED_ROWS.M_choice, GROUPS), c.block_m),
     )
 
 
