@@ -23,23 +23,34 @@ def widened(args: Sequence[Any]) -> list[Any]:
     return [_wide(a) for a in args]
 
 
+aten = torch.ops.aten
+# Autograd's formulas of clamp, maximum, amax and their like compare by these.
+COMPARISONS = (aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge)
+
+
 class _Widening(TorchDispatchMode):
     """Everything in fp64, also behind a conversion to fewer bits, which rounds once. Without it, what is made of such a
     conversion would be rounded at every step as eager torch does it, and no nearer to the exact result than that.
 
     rounds: whether a conversion rounds at all. One to the dtype that a value has already does nothing in eager torch,
-    which rounded the value before, and nothing in a kernel, which did not; in fp64 it looks like any other."""
+    which rounded the value before, and nothing in a kernel, which did not; in fp64 it looks like any other.
+    compared: the dtype to which values are rounded before they are compared, as a kernel does it; None leaves them."""
 
-    def __init__(self, rounds: bool) -> None:
+    def __init__(self, rounds: bool, compared: torch.dtype | None = None) -> None:
         super().__init__()
-        self.rounds = rounds
+        self.rounds, self.compared = rounds, compared
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.compared is not None and func.overloadpacket in COMPARISONS:
+            args = tree_map(self._rounded, args)
         found = func(*args, **(kwargs or {}))
         is_conversion = func is torch.ops.aten._to_copy.default and args[0].is_floating_point()
         if is_conversion and not self.rounds and found.is_floating_point():
             return args[0].double().clone()
         return tree_map(_wide, found)
+
+    def _rounded(self, x: Any) -> Any:
+        return x.to(self.compared).double() if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
 def _wide(x: Any) -> Any:
@@ -59,28 +70,48 @@ def gradients_of(fn: Callable[..., Any], args: Sequence[Any], grads: Sequence[Te
 
 
 class Expected:
-    """like: eager torch's own. exact: what it is in fp64, by `compute` of widened arguments."""
+    """like: eager torch's own. exact: what it is in fp64, by `compute` of widened arguments.
 
-    def __init__(self, like: Sequence[Tensor], compute: Callable[[], Sequence[Tensor]]) -> None:
-        self.like, self._compute = like, compute
+    narrowest: the least precise dtype of the arguments themselves."""
+
+    def __init__(self, like: Sequence[Tensor], compute: Callable[[], Sequence[Tensor]], narrowest: torch.dtype) -> None:
+        self.like, self._compute, self._narrowest = like, compute, narrowest
         with _Widening(rounds=True):
             self.exact = compute()
 
+    @property
+    def others(self) -> tuple[Callable[[], Sequence[Tensor]], ...]:
+        """What is as right as `exact`. Few results are held against it, so it is computed when asked for."""
+        return lambda: self._unrounded, lambda: self._compared
+
     @cached_property
-    def unrounded(self) -> Sequence[Tensor]:
-        """As exact, where no conversion rounds. Few results are held against it."""
+    def _unrounded(self) -> Sequence[Tensor]:
+        """As exact, where no conversion rounds."""
         with _Widening(rounds=False):
+            return self._compute()
+
+    @cached_property
+    def _compared(self) -> Sequence[Tensor]:
+        """As exact, where what is compared is rounded. A value next to a bound has a gradient on one side of it only,
+        and eager torch, which rounds at every step, may be on the other side."""
+        with _Widening(rounds=True, compared=self._narrowest):
             return self._compute()
 
 
 def expected_results(fn: Callable[..., Any], args: Sequence[Any]) -> Expected:
     wide = widened(args)
-    return Expected(results_of(fn, args), lambda: results_of(fn, wide))
+    return Expected(results_of(fn, args), lambda: results_of(fn, wide), narrowest(args))
 
 
 def expected_gradients(fn: Callable[..., Any], args: Sequence[Any], grads: Sequence[Tensor]) -> Expected:
     wide, of_wide = widened(args), widened(grads)
-    return Expected(gradients_of(fn, args, grads), lambda: gradients_of(fn, wide, of_wide))
+    return Expected(gradients_of(fn, args, grads), lambda: gradients_of(fn, wide, of_wide), narrowest(args))
+
+
+def narrowest(args: Sequence[Any]) -> torch.dtype:
+    """The least precise of the arguments' dtypes; fp64 where none is a floating-point tensor."""
+    found = [a.dtype for a in args if isinstance(a, Tensor) and a.dtype in RELATIVE]
+    return max(found, key=RELATIVE.__getitem__, default=torch.float64)
 
 
 # --- Numbers ---
@@ -146,5 +177,5 @@ def compare(what: str, relative: float, actual: Sequence[Tensor], expected: Expe
         return
     for n, (found, like, exact) in enumerate(zip(actual, expected.like, expected.exact, strict=True)):
         problem = difference(found, like, exact, relative)
-        if problem and difference(found, like, expected.unrounded[n], relative):
+        if problem and all(difference(found, like, other()[n], relative) for other in expected.others):
             yield f"{what}: result {n}: {problem}"

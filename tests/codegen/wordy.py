@@ -23,6 +23,7 @@ SIZES = dict(M=5, N=12, B=2, C=3, H=8, W=10, K=4, E=3)
 NUMBERS = {"float": 0.7, "int": 2, "bool": True}
 TAPS = torch.tensor([0.25, 0.5, 0.25])
 CODES = torch.linspace(-1, 1, 8)
+SECOND = torch.tensor([1])
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,10 @@ CASES: dict[str, Case] = {
     ),
     "padding": Case(lambda x: tuple(F.pad(x, (1, 2), mode=m) for m in ("reflect", "replicate", "circular")), X),
     "flips of what is flat": Case(lambda x: (x.flatten().flip(0), x.mT.flatten().flip(0).cumsum(0)), X),
+    "turned beside what broadcasts": Case(  # their decompositions lay the result out as ATen would
+        lambda x, y: (torch.lerp(x.mT, y, 0.25), torch.lerp(y, x.mT, x.mT), torch.index_fill(x.mT, 1, SECOND, 0.5)),
+        {"x": "fp32[M, N]", "y": "fp32[M]"},
+    ),
     "max pooling": Case(lambda x: F.max_pool2d(x, 3, 2, 1), IMAGE),
     "average pooling": Case(lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False), IMAGE),
     "pooling to a size": Case(lambda x: (F.adaptive_avg_pool2d(x, 1), F.adaptive_max_pool2d(x, (4, 5))),
@@ -124,7 +129,7 @@ CASES: dict[str, Case] = {
 INTERPRETED = ("a cast to the same dtype", "type_as", "integer power", "norm", "flips of what is flat",
                "max pooling", "padding", "repeats", "diagonals", "products before", "gcd", "digamma", "one more",
                "captured", "code book", "six dimensions", "slices beyond the ends", "slices written beyond the ends",
-               "turned and cut beyond the ends")  # fmt: skip
+               "turned and cut beyond the ends", "turned beside what broadcasts")  # fmt: skip
 
 
 def made(name: str) -> Generated:

@@ -297,7 +297,11 @@ def _cast(call: Call, x: Any, dtype: Any = None, **_: Any) -> Lazy:
 
 
 @rule("aten.clone", "aten.alias", "aten.detach", "aten.lift_fresh_copy", "aten.contiguous", "prims.clone",
-      "prims.view_of", "aten.copy", "aten.positive", "prims.copy_strided", "aten.lift_fresh")  # fmt: skip
-def _same(call: Call, x: Any, source: Any = None, *_: Any, **__: Any) -> Lazy:
-    read = operand(x if source is None else source, call.shape, call.dtype)
-    return Lazy(call.shape, call.dtype, read)
+      "prims.view_of", "aten.positive", "prims.copy_strided", "aten.lift_fresh")  # fmt: skip
+def _same(call: Call, x: Any, *_: Any, **__: Any) -> Lazy:
+    return Lazy(call.shape, call.dtype, operand(x, call.shape, call.dtype))
+
+
+@rule("aten.copy")
+def _copy(call: Call, _: Any, source: Any, *__: Any) -> Lazy:
+    return _same(call, source)
