@@ -44,7 +44,7 @@ def _plan(point: Point) -> Plan | None:
         stride_bias_b=Int(BIAS.batch_stride, "i64"),
         EPILOGUE=Const(point.epilogue),
     )
-    constraints = (*BMM.suits_tma(point), BMM.out_suits_tma(point), *batches_suit_tma(point))
+    constraints = (*BMM.suits_tma(point), *batches_suit_tma(point))
     return persistent_plan(point, tiles, bmm_tma, args, serves_epilogues(point), constraints, _cost)
 
 

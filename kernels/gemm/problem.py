@@ -146,9 +146,12 @@ class Gemm:
             for t in (self.a, self.b)
         )
 
-    def suits_tma(self, point: Point) -> tuple[Constraint, ...]:
-        """Of a and b."""
+    def operands_suit_tma(self, point: Point) -> tuple[Constraint, ...]:
         return (self.fits_32_bits(), *self.loads_16_bytes(point))
+
+    def suits_tma(self, point: Point) -> tuple[Constraint, ...]:
+        """Operands and result."""
+        return (*self.operands_suit_tma(point), self.out_suits_tma(point))
 
     def out_suits_tma(self, point: Point) -> Constraint:
         """A TMA store writes whole pieces of 16 bytes, also across the end of a row."""

@@ -56,7 +56,6 @@ def groups_suit_tma(point: Point, gemm: Gemm, groups: Expr, tiles: Tiles) -> tup
     by = 16 // ITEMSIZE[point.dtype]
     return (
         *gemm.suits_tma(point),
-        gemm.out_suits_tma(point),
         require(gemm.K > 0, "K > 0"),
         require(gemm.b.batch_stride % by == 0, f"b's matrices a multiple of {by} elements apart"),
         require(groups < 2**20, "fewer than 2**20 groups"),

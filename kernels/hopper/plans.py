@@ -84,7 +84,7 @@ def resident_clusters(blocks: int, occupancy: int = 1) -> Expr:
 
 
 def whole_tiles(tiles: Expr, group: int) -> dict[str, Bundle]:
-    """What says that no tile is cut, in place of ``StreamK.args``."""
+    """What says that no tile is cut, in place of ``StreamK``."""
     return dict(partials=Partials(Const(None), Const(None)), schedule=Schedule(Int(tiles), Const(1), group=Int(group)))
 
 
@@ -96,7 +96,7 @@ class StreamK:
     of them; what is left is cut so that each tile has the same number of parts (split-K), or, where that too would
     leave an eighth idle, each program the same share (stream-K). No part is shorter than 4 k blocks.
 
-    tile: rows and columns of out. Its locals and buffers are the first of the plan's."""
+    tile: rows and columns of out."""
 
     gemm: Gemm
     tile: tuple[int, int]
@@ -133,14 +133,14 @@ class StreamK:
 
     @property
     def _workspace(self) -> Expr:
-        return 8 * self.grid * self.tile[0] * self.tile[1]
+        return 8 * self._grid * self.tile[0] * self.tile[1]
 
     @property
-    def grid(self) -> Expr:
+    def _grid(self) -> Expr:
         return self._local(2)
 
     @property
-    def locals(self) -> tuple[Expr, ...]:
+    def _locals(self) -> tuple[Expr, ...]:
         """Whole tiles, a program's share, programs."""
         sms, tiles, left, k_blocks = device.sm_count, self._tiles, self._left, self._k_blocks
         wanted = select(self._is_split_k, ceil_div(k_blocks, self._splits), ceil_div(left * k_blocks, sms))
@@ -151,19 +151,19 @@ class StreamK:
         )
 
     @property
-    def buffers(self) -> tuple[Buffer, ...]:
+    def _buffers(self) -> tuple[Buffer, ...]:
         return (
             Buffer(select(self._left > 0, self._workspace, 0)),
             Buffer(self._left * self.consumers * 4, zeroed=True),
         )
 
-    def args(self) -> dict[str, Bundle]:
+    def _args(self) -> dict[str, Bundle]:
         return dict(
             partials=Partials(Scratch(0, "fp32"), Scratch(1, "i32")),
             schedule=Schedule(Int(self._local(0)), Int(self._local(1)), Const(1)),
         )
 
-    def work(self, boxes: tuple[int, int]) -> Work:
+    def _work(self, boxes: tuple[int, int]) -> Work:
         share, k_blocks, left = self._local(1), self._k_blocks, self._left
         # What is cut is not walked side by side.
         again = (ceil_div(self.gemm.M, self.tile[0]) - 1) * self.gemm.N * self.gemm.K * self.itemsize
@@ -176,6 +176,29 @@ class StreamK:
             tile=self.tile,
             boxes=boxes,
             fixups=select(left > 0, ceil_div(k_blocks, share) + select(self._is_split_k, 0, 1), 0),
+        )
+
+    def plan(
+        self,
+        point: Point,
+        fn: object,
+        args: Mapping[str, Arg | Bundle],
+        serves: Mapping[str, tuple[int, ...]],
+        cost: Callable[[Point, Work], Expr],
+        boxes: tuple[int, int] | None = None,
+    ) -> Plan:
+        """args: all but what says how the tiles are scheduled. boxes: where they are not the tile's."""
+        gemm, few = self.gemm, 2 * self.tile[0]
+        work = self._work(boxes or self.tile)
+        launch = Launch(fn, {**args, **self._args()}, (self._grid, 1, 1), num_warps=4, dependent=gemm.pdl)
+        return Plan(
+            constraints=(*gemm.suits_tma(point), batch_invariant(), require(gemm.M <= few, f"M <= {few}")),
+            serves=serves,
+            launches=(launch,),
+            locals=self._locals,
+            buffers=self._buffers,
+            cost=cost(point, work),
+            terms=work.terms(point),
         )
 
 
@@ -195,14 +218,29 @@ class ClusterSplitK:
     def _k_per_split(self) -> Expr:
         return ceil_div(ceil_div(self.gemm.K, self.config.block_k), self.config.cluster) * self.config.block_k
 
-    def launch(
-        self, fn: object, point: Point, a_dtype: str, b_dtype: str, b_k_major: bool, args: dict[str, Arg | Bundle]
-    ) -> Launch:
+    def plan(
+        self,
+        point: Point,
+        fn: object,
+        args: Mapping[str, Arg | Bundle],
+        serves: Mapping[str, tuple[int, ...]],
+        cost: Callable[[Point, Work], Expr],
+    ) -> Plan:
         """args: those of `fn` that the loop and the result's place do not say."""
+        work = self._work()
+        return Plan(
+            constraints=self._constraints(point),
+            serves=serves,
+            launches=(self._launch(point, fn, args),),
+            cost=cost(point, work),
+            terms=work.terms(point),
+        )
+
+    def _launch(self, point: Point, fn: object, args: Mapping[str, Arg | Bundle]) -> Launch:
         g, c = self.gemm, self.config
         shared = dict(
-            a=tensor_map(g.b, b_dtype, 0 if b_k_major else 1, (c.block_k, c.block_m), 1, c.cluster),
-            b=tensor_map(g.a, a_dtype, 1, (c.block_n, c.block_k), multicast=c.cluster),
+            a=tensor_map(g.b, b_dtype(point), 0 if k_major(point)[1] else 1, (c.block_k, c.block_m), 1, c.cluster),
+            b=tensor_map(g.a, point.dtype, 1, (c.block_n, c.block_k), multicast=c.cluster),
             out=Pointer(g.out, out_dtype(point), aligned=False),
             size=g.size(swap_ab=True),
             k_per_split=Int(self._k_per_split),
@@ -210,13 +248,13 @@ class ClusterSplitK:
             TILE=Const(ClusterTile(c.block_m, c.block_n, c.block_k, c.num_stages, c.cluster)),
         )
         grid = (self._tiles, 1, 1)
-        return Launch(fn, args | shared, grid=grid, num_warps=c.block_m // 16, num_ctas=c.cluster, dependent=g.pdl)
+        return Launch(fn, {**args, **shared}, grid, num_warps=c.block_m // 16, num_ctas=c.cluster, dependent=g.pdl)
 
-    def constraints(self, point: Point) -> tuple[Constraint, ...]:
+    def _constraints(self, point: Point) -> tuple[Constraint, ...]:
         few = 4 * self.config.block_n
-        return (*self.gemm.suits_tma(point), batch_invariant(), require(self.gemm.M <= few, f"M <= {few}"))
+        return (*self.gemm.operands_suit_tma(point), batch_invariant(), require(self.gemm.M <= few, f"M <= {few}"))
 
-    def work(self) -> Work:
+    def _work(self) -> Work:
         g, c, tiles = self.gemm, self.config, self._tiles
         k_blocks = self._k_per_split // c.block_k
         waves = ceil_div(tiles, resident_clusters(c.cluster, c.occupancy))
@@ -235,6 +273,11 @@ class ClusterSplitK:
 def k_major(point: Point) -> tuple[bool, bool]:
     """Whether K is contiguous in a, and in b."""
     return point.order[0] == "n", point.order[1] == "t"
+
+
+def b_dtype(point: Point) -> str:
+    """That of a, but for float8."""
+    return str(point.axes.get("b_dtype", point.dtype))
 
 
 def subtile(point: Point) -> int:
@@ -256,14 +299,14 @@ def operand_map(t: Tensor, dtype: str, contiguous: int, block: tuple[int, int]) 
     return tensor_map(t, dtype, contiguous, block)
 
 
-def maps_of(gemm: Gemm, point: Point, b_dtype: str = "") -> Maps:
-    """For a kernel without clusters. b_dtype: where it is not that of a."""
+def maps_of(gemm: Gemm, point: Point) -> Maps:
+    """For a kernel without clusters."""
     c, (a_k, b_k) = point.config, k_major(point)
     rows = c.block_m // c.cooperative
     of_out = batch_tensor_map if isinstance(gemm.out, Batch) else tensor_map
     return Maps(
         a=operand_map(gemm.a, point.dtype, 1 if a_k else 0, (rows, c.block_k)),
-        b=operand_map(gemm.b, b_dtype or point.dtype, 0 if b_k else 1, (c.block_k, c.block_n)),
+        b=operand_map(gemm.b, b_dtype(point), 0 if b_k else 1, (c.block_k, c.block_n)),
         out=of_out(gemm.out, out_dtype(point), 1, (rows, subtile(point)), round_to_tf32=False),
     )
 

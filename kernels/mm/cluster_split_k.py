@@ -139,21 +139,13 @@ def mm_tma_cluster_split_k(a, b, out, bias, size, k_per_split, stride_om, epilog
 
 
 def _plan(point: Point) -> Plan | None:
-    c = point.config
     a_k_major = point.order[1] == "t"
     # tf32 has no way from shared memory to wgmma but along K.
     if not takes(point, swap_ab=True) or (point.dtype == "fp32" and not a_k_major):
         return None
-    cut = ClusterSplitK(MM, c)
     args = dict(bias=MM.bias_pointer(point.dtype), epilogue=MM.epilogue(swap_ab=True), A_K_MAJOR=Const(a_k_major))
-    work = cut.work()
-    return Plan(
-        constraints=cut.constraints(point),
-        serves=serves(point, EPILOGUE_AXIS),
-        launches=(cut.launch(mm_tma_cluster_split_k, point, point.dtype, point.dtype, a_k_major, args),),
-        cost=predict(point, work),
-        terms=work.terms(point),
-    )
+    cut = ClusterSplitK(MM, point.config)
+    return cut.plan(point, mm_tma_cluster_split_k, args, serves(point, EPILOGUE_AXIS), predict)
 
 
 # --- The grid ---

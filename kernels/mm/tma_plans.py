@@ -6,13 +6,10 @@ from tk.aot.spec import (
     Bundle,
     Config,
     Const,
-    Constraint,
     Kernel,
-    Launch,
     Plan,
     Point,
     TensorMap,
-    require,
 )
 from tk.kernels.gemm.cost import predict
 from tk.kernels.gemm.problem import (
@@ -20,7 +17,6 @@ from tk.kernels.gemm.problem import (
     EPILOGUE_AXIS,
     OUT_AXIS,
     PRECISION_AXIS,
-    batch_invariant,
     makes_sense,
     out_dtype,
     serves,
@@ -38,8 +34,6 @@ from tk.kernels.hopper.plans import (
 )
 from tk.kernels.mm.op import MM, OP, OUT, A, B
 from tk.kernels.mm.tma import Maps, mm_tma
-
-M = MM.M
 
 
 def takes(point: Point, swap_ab: bool) -> bool:
@@ -109,10 +103,6 @@ def _tile_of_out(point: Point, swap_ab: bool) -> tuple[int, int]:
     return tile[::-1] if swap_ab else tile
 
 
-def _suits_tma(point: Point) -> tuple[Constraint, ...]:
-    return (*MM.suits_tma(point), MM.out_suits_tma(point))
-
-
 def _plan(point: Point) -> Plan | None:
     """Whole tiles: out = a b, or with swap-AB, and for tf32 with b along N, out^T = b^T a^T."""
     c = point.config
@@ -127,7 +117,7 @@ def _plan(point: Point) -> Plan | None:
         mm_tma,
         _arguments(point, swap_ab) | whole_tiles(tiles.count, c.group_m),
         serves(point, (point.epilogue,)),
-        _suits_tma(point),
+        MM.suits_tma(point),
         predict,
         boxes=(_box(point, swap_ab) or tile_m, tile_n),
         dependent=MM.pdl,
@@ -141,18 +131,8 @@ def _plan_stream_k(point: Point) -> Plan | None:
         return None
     tile_m, tile_n = _tile_of_out(point, swap_ab=True)
     cut = StreamK(MM, (tile_m, tile_n), c.block_k, c.cooperative, c.itemsize)
-    work = cut.work((_box(point, swap_ab=True) or tile_m, tile_n))
-    args = _arguments(point, swap_ab=True) | cut.args()
-    few = require(M <= 2 * tile_m, f"M <= {2 * tile_m}")
-    return Plan(
-        constraints=(*_suits_tma(point), batch_invariant(), few),
-        serves=serves(point, EPILOGUE_AXIS),
-        launches=(Launch(mm_tma, args, grid=(cut.grid, 1, 1), num_warps=4, dependent=MM.pdl),),
-        locals=cut.locals,
-        buffers=cut.buffers,
-        cost=predict(point, work),
-        terms=work.terms(point),
-    )
+    boxes = (_box(point, swap_ab=True) or tile_m, tile_n)
+    return cut.plan(point, mm_tma, _arguments(point, swap_ab=True), serves(point, EPILOGUE_AXIS), predict, boxes)
 
 
 # --- The grid ---

@@ -81,7 +81,7 @@ def _plan(point: Point) -> Plan | None:
         mm_plus_mm_tma,
         args,
         serves_epilogues(point),
-        (*FIRST.suits_tma(point), *SECOND.loads_16_bytes(point), FIRST.out_suits_tma(point)),
+        (*FIRST.operands_suit_tma(point), *SECOND.loads_16_bytes(point), FIRST.out_suits_tma(point)),
         predict_like_mm,
     )
 

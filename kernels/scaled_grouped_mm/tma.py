@@ -49,7 +49,7 @@ def _plan(point: Point) -> Plan | None:
     args = scale_args(SCALED_ROWS, point, SCALE_A, SCALE_B) | group_args(SCALED_ROWS, OFFS) | constants(point)
     of_out = tensor_map(OUT, out_dtype(point), 1, (c.block_m // c.cooperative, subtile(point)))
     args |= dict(
-        maps=maps_of(SCALED_ROWS, point, point.b_dtype)._replace(out=of_out),
+        maps=maps_of(SCALED_ROWS, point)._replace(out=of_out),
         size=SCALED_ROWS.size(),
         stride_scale_bb=Int(SCALE_B.batch_stride, "i64"),
         out=Pointer(OUT, out_dtype(point)),

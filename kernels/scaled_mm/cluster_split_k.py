@@ -27,20 +27,12 @@ def scaled_mm_tma_cluster_split_k(a, b, out, scales, bias, size, k_per_split, st
 
 
 def _plan(point: Point) -> Plan | None:
-    c = point.config
     if not takes(point):
         return None
-    cut = ClusterSplitK(SCALED, c)
     args = scale_args(SCALED, point, SCALE_A, SCALE_B, swap_ab=True)
     args |= dict(PROMOTED=Const(point.accumulation == "slow"))
-    work = cut.work()
-    return Plan(
-        constraints=cut.constraints(point),
-        serves=serves(point),
-        launches=(cut.launch(scaled_mm_tma_cluster_split_k, point, point.dtype, point.b_dtype, True, args),),
-        cost=predict(point, work),
-        terms=work.terms(point),
-    )
+    cut = ClusterSplitK(SCALED, point.config)
+    return cut.plan(point, scaled_mm_tma_cluster_split_k, args, serves(point), predict)
 
 
 # --- The grid ---

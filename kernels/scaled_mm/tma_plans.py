@@ -9,20 +9,17 @@ from tk.aot.spec import (
     Bundle,
     Config,
     Const,
-    Constraint,
     Int,
     Kernel,
-    Launch,
     Plan,
     Point,
     Pointer,
     TensorMap,
-    require,
 )
 from tk.kernels.gemm import cost
 from tk.kernels.gemm.arguments import Scales
 from tk.kernels.gemm.cost import Like, Work
-from tk.kernels.gemm.problem import Gemm, batch_invariant, out_dtype
+from tk.kernels.gemm.problem import Gemm, out_dtype
 from tk.kernels.gemm.tiles import Tiles, tiles_of
 from tk.kernels.hopper.arguments import Maps, Schedule
 from tk.kernels.hopper.plans import StreamK, persistent_plan, subtile, tensor_map, tile_of, whole_tiles
@@ -41,8 +38,6 @@ from tk.kernels.scaled_mm.op import (
 )
 from tk.kernels.scaled_mm.pointer import scaled_epilogue
 from tk.kernels.scaled_mm.tma import Matrices, Pitches, scaled_mm_tma, scaled_mm_tma_device_maps
-
-M = SCALED.M
 
 
 def is_usual(point: Point) -> bool:
@@ -132,10 +127,6 @@ def _tiles(point: Point) -> Tiles:
     return tiles_of(SCALED, point.config, _tile_of_out(point), point.config.cluster)
 
 
-def _suits_tma(point: Point) -> tuple[Constraint, ...]:
-    return (*SCALED.suits_tma(point), SCALED.out_suits_tma(point))
-
-
 def _arguments(point: Point) -> dict[str, Arg | Bundle]:
     """All but what says how the tiles are scheduled."""
     c = point.config
@@ -149,7 +140,7 @@ def _plan(point: Point) -> Plan | None:
     tiles = _tiles(point)
     args = _arguments(point) | whole_tiles(tiles.count, point.config.group_m)
     return persistent_plan(
-        point, tiles, scaled_mm_tma, args, serves(point), _suits_tma(point), predict, dependent=SCALED.pdl
+        point, tiles, scaled_mm_tma, args, serves(point), SCALED.suits_tma(point), predict, dependent=SCALED.pdl
     )
 
 
@@ -158,20 +149,8 @@ def _plan_stream_k(point: Point) -> Plan | None:
     c = point.config
     if not takes(point):
         return None
-    tile_m, tile_n = _tile_of_out(point)
-    cut = StreamK(SCALED, (tile_m, tile_n), c.block_k, c.cooperative, itemsize=1)
-    args = _arguments(point) | cut.args()
-    work = cut.work((tile_m, tile_n))
-    few = require(M <= 2 * tile_m, f"M <= {2 * tile_m}")
-    return Plan(
-        constraints=(*_suits_tma(point), batch_invariant(), few),
-        serves=serves(point),
-        launches=(Launch(scaled_mm_tma, args, grid=(cut.grid, 1, 1), num_warps=4, dependent=SCALED.pdl),),
-        locals=cut.locals,
-        buffers=cut.buffers,
-        cost=predict(point, work),
-        terms=work.terms(point),
-    )
+    cut = StreamK(SCALED, _tile_of_out(point), c.block_k, c.cooperative, itemsize=1)
+    return cut.plan(point, scaled_mm_tma, _arguments(point), serves(point), predict)
 
 
 def _plan_device_maps(point: Point) -> Plan | None:
@@ -187,7 +166,7 @@ def _plan_device_maps(point: Point) -> Plan | None:
     )
     # Making the maps takes each program some time before its first load.
     cost = partial(predict, launch=1_500_000)
-    return persistent_plan(point, tiles, scaled_mm_tma_device_maps, args, serves(point), _suits_tma(point), cost)
+    return persistent_plan(point, tiles, scaled_mm_tma_device_maps, args, serves(point), SCALED.suits_tma(point), cost)
 
 
 # --- The grid ---
