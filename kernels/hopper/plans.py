@@ -311,6 +311,30 @@ def maps_of(gemm: Gemm, point: Point) -> Maps:
     )
 
 
+def cluster_maps(gemm: Gemm, point: Point, swap_ab: bool) -> tuple[Callable[..., TensorMap], Callable[..., TensorMap]]:
+    """What makes tensor maps of the left operand and of the right, which with swap-AB are b and a: of so many rows or
+    columns of out, and of how a cluster shares them (``tensor_map``)."""
+    block_k = point.config.block_k
+    a_k, b_k = k_major(point)
+
+    def of_a(rows: int, **cluster: int) -> TensorMap:
+        return tensor_map(gemm.a, point.dtype, 1 if a_k else 0, (rows, block_k), 0, **cluster)
+
+    def of_b(columns: int, **cluster: int) -> TensorMap:
+        return tensor_map(gemm.b, b_dtype(point), 0 if b_k else 1, (block_k, columns), 1, **cluster)
+
+    return (of_b, of_a) if swap_ab else (of_a, of_b)
+
+
+def cluster_out_map(gemm: Gemm, point: Point, swap_ab: bool, round_to_tf32: bool = True) -> TensorMap:
+    """Of a sub-tile of each block of a cluster."""
+    c = point.config
+    block, along = (c.block_m // c.cooperative, subtile(point)), 0
+    if swap_ab:
+        block, along = block[::-1], 1
+    return tensor_map(gemm.out, out_dtype(point), 1, block, along, blocks=c.cluster, round_to_tf32=round_to_tf32)
+
+
 def product_args(gemm: Gemm, point: Point) -> dict[str, Arg | Bundle]:
     """Of a kernel without clusters those arguments that have to do with one product."""
     a_k, b_k = k_major(point)

@@ -25,7 +25,6 @@ from tk.aot.spec import (
     Plan,
     Point,
     Pointer,
-    Scratch,
     require,
 )
 from tk.kernels.epilogue import finish
@@ -43,7 +42,7 @@ from tk.kernels.gemm.problem import (
 )
 from tk.kernels.hopper.dependent_launch import launch_dependents, wait_for_prerequisites
 from tk.kernels.mm.op import MM, OP, OUT, A, B
-from tk.kernels.mm.split_k import K_PER_SPLIT, PARTIALS, SPLITS, reduce_launch, split_k_locals, store_partials
+from tk.kernels.mm.split_k import SplitK, store_partials
 
 M, N, K = MM.M, MM.N, MM.K
 
@@ -250,9 +249,9 @@ def _work(point: Point, waves: Expr, k_blocks: Expr, **more: Expr) -> Work:
     )
 
 
-def _slowdown(point: Point) -> int:
-    """A guess, for where nothing was measured."""
-    return 1 if point.aligned else 2
+def _predicted(point: Point, work: Work) -> Expr:
+    """Picoseconds. The slowdown of loads one by one is a guess, for where nothing was measured."""
+    return predict(point, work, 1 if point.aligned else 2)
 
 
 def _plan(point: Point) -> Plan | None:
@@ -292,7 +291,7 @@ def _plan(point: Point) -> Plan | None:
         constraints=_constraints(point),
         serves=_serves(point),
         launches=(launch,),
-        cost=predict(point, work, _slowdown(point)),
+        cost=_predicted(point, work),
         terms=work.terms(point),
     )
 
@@ -303,25 +302,22 @@ def _plan_split(point: Point) -> Plan | None:
     c = point.config
     tiles = ceil_div(N, c.cols)
     step = c.k_threads * c.k_per_thread
-    pays, locals_ = split_k_locals(device.sm_count * (32 // c.num_warps) // tiles, step, least=2)
-    launch = Launch(
+    cut = SplitK(MM, device.sm_count * (32 // c.num_warps) // tiles, step, least=2)
+    return cut.plan(
+        point,
         mm_gemv_split_k,
-        _product_args(point) | {"K": Int(K), "k_per_split": Int(K_PER_SPLIT), "partials": Scratch(0, "fp32")},
-        grid=(tiles, SPLITS, 1),
-        num_warps=c.num_warps,
-    )
-    work = _work(point, const(1), K_PER_SPLIT // step, dram=MM.traffic() + 8 * SPLITS * M * N, fixups=SPLITS)
-    return Plan(
-        constraints=(
-            *_constraints(point),
-            require(pays, "few enough columns and a K long enough that a split pays"),
+        _product_args(point) | {"K": Int(K), "k_per_split": Int(cut.k_per_split)},
+        tiles,
+        _serves(point),
+        (*_constraints(point), cut.pays("columns")),
+        _predicted,
+        _work(
+            point,
+            const(1),
+            cut.k_per_split // step,
+            dram=MM.traffic() + 8 * cut.splits * M * N,
+            fixups=cut.splits,
         ),
-        serves=_serves(point),
-        launches=(launch, reduce_launch(point)),
-        locals=locals_,
-        buffers=(PARTIALS,),
-        cost=predict(point, work, _slowdown(point)),
-        terms=work.terms(point),
     )
 
 

@@ -1,11 +1,28 @@
 """Split-K in plain Triton, for products of few tiles: K is split over several programs, and a second launch adds up
 their partial sums, always in the same order."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 
 from tk.aot.expr import Expr, ceil_div, const, device, local, maximum, minimum
-from tk.aot.spec import Buffer, Config, Const, Int, Kernel, Launch, Plan, Point, Scratch, require
+from tk.aot.spec import (
+    Arg,
+    Buffer,
+    Bundle,
+    Config,
+    Const,
+    Constraint,
+    Int,
+    Kernel,
+    Launch,
+    Plan,
+    Point,
+    Scratch,
+    require,
+)
 from tk.kernels.epilogue import finish
 from tk.kernels.gemm.cost import Work
 from tk.kernels.gemm.pointer import (
@@ -17,11 +34,10 @@ from tk.kernels.gemm.pointer import (
     product_args,
     tile_indices,
 )
-from tk.kernels.gemm.problem import EPILOGUE_AXIS, batch_invariant, serves
+from tk.kernels.gemm.problem import EPILOGUE_AXIS, Gemm, batch_invariant, serves
+from tk.kernels.gemm.tiles import tiles_of
 from tk.kernels.mm.op import MM, OP
 from tk.kernels.mm.pointer import AXES, SMALL, worth_a_cubin
-
-M, N, K = MM.M, MM.N, MM.K
 
 # --- The device functions ---
 
@@ -61,70 +77,99 @@ def mm_split_k_reduce(partials, bias, out, M, N, splits, stride_om, stride_on, e
 
 # --- Plans ---
 
-# Of a plan that splits K. Its locals are those of `split_k_locals`, its buffer is PARTIALS, its second launch
-# `reduce_launch`.
-K_PER_SPLIT, SPLITS = local(len(OP.locals)), local(len(OP.locals) + 1)
-PARTIALS = Buffer(SPLITS * M * N * 4)
 
+@dataclass(frozen=True)
+class SplitK:
+    """How K is split over programs: into as many parts as there is `room` for, of whole steps, none shorter than
+    `least` of them. Its locals are the first of the plan's."""
 
-def split_k_locals(room: Expr, step: int, least: int) -> tuple[Expr, tuple[Expr, Expr]]:
-    """As many splits as there is room for, of whole steps, none shorter than `least` of them: whether that is more than
-    one, and the plan's locals."""
-    wanted = maximum(minimum(room, ceil_div(K, least * step)), 1)
-    return wanted > 1, (ceil_div(ceil_div(K, step), wanted) * step, ceil_div(K, K_PER_SPLIT))
+    gemm: Gemm
+    room: Expr
+    step: int
+    least: int
 
+    @property
+    def k_per_split(self) -> Expr:
+        return local(len(self.gemm.op.locals))
 
-def reduce_launch(point: Point) -> Launch:
-    return Launch(
-        mm_split_k_reduce,
-        finish_args(MM, point, "matrix")
-        | {
-            "partials": Scratch(0, "fp32"),
-            "M": Int(M),
-            "N": Int(N, divisible=point.aligned),
-            "splits": Int(SPLITS),
-            "BLOCK_N": Const(256),
-        },
-        grid=(M, ceil_div(N, 256), 1),
-        num_warps=2,
-    )
+    @property
+    def splits(self) -> Expr:
+        return local(len(self.gemm.op.locals) + 1)
+
+    @property
+    def _wanted(self) -> Expr:
+        return maximum(minimum(self.room, ceil_div(self.gemm.K, self.least * self.step)), 1)
+
+    def pays(self, what: str) -> Constraint:
+        return require(self._wanted > 1, f"few enough {what} and a K long enough that a split pays")
+
+    def plan(
+        self,
+        point: Point,
+        fn: object,
+        args: Mapping[str, Arg | Bundle],
+        tiles: Expr,
+        serves: Mapping[str, tuple[int, ...]],
+        constraints: tuple[Constraint, ...],
+        cost: Callable[[Point, Work], Expr],
+        work: Work,
+        general: bool = False,
+    ) -> Plan:
+        """Programs (tile, split) of `fn`, then the sums of the splits. args: all of fn's but its partials."""
+        gemm, c = self.gemm, point.config
+        partials: dict[str, Arg | Bundle] = {"partials": Scratch(0, "fp32")}
+        split = Launch(
+            fn,
+            {**args, **partials},
+            (tiles, self.splits, 1),
+            num_warps=c.num_warps,
+            num_stages=c.params.get("num_stages", Launch.num_stages),
+        )
+        of_sums = dict(M=Int(gemm.M), N=Int(gemm.N, divisible=point.aligned), splits=Int(self.splits))
+        reduce = Launch(
+            mm_split_k_reduce,
+            finish_args(gemm, point, "matrix") | partials | of_sums | {"BLOCK_N": Const(256)},
+            (gemm.M, ceil_div(gemm.N, 256), 1),
+            num_warps=2,
+        )
+        k_per_split = ceil_div(ceil_div(gemm.K, self.step), self._wanted) * self.step
+        return Plan(
+            constraints=constraints,
+            serves=serves,
+            launches=(split, reduce),
+            locals=(k_per_split, ceil_div(gemm.K, self.k_per_split)),
+            buffers=(Buffer(self.splits * gemm.M * gemm.N * 4),),
+            cost=cost(point, work),
+            terms=work.terms(point),
+            general=general,
+        )
 
 
 def _plan(point: Point) -> Plan | None:
     if not worth_a_cubin(point):
         return None
     c = point.config
-    tiles = ceil_div(M, c.block_m) * ceil_div(N, c.block_n)
-    pays, locals_ = split_k_locals(device.sm_count * c.occupancy // tiles, c.block_k, least=4)
-    split = Launch(
-        mm_split_k,
-        product_args(MM, point) | {"k_per_split": Int(K_PER_SPLIT), "partials": Scratch(0, "fp32")},
-        grid=(tiles, SPLITS, 1),
-        num_warps=c.num_warps,
-        num_stages=c.num_stages,
-    )
+    tiles = tiles_of(MM, c).count
+    cut = SplitK(MM, device.sm_count * c.occupancy // tiles, c.block_k, least=4)
     work = Work(
         MM,
         waves=const(1),
-        k_blocks=K_PER_SPLIT // c.block_k,
+        k_blocks=cut.k_per_split // c.block_k,
         flops=2 * c.block_m * c.block_n * c.block_k,
-        dram=MM.traffic() + 8 * SPLITS * MM.M_choice * N,  # the partial sums are written and read
+        dram=MM.traffic() + 8 * cut.splits * MM.M_choice * MM.N,  # the partial sums are written and read
         tile=(c.block_m, c.block_n),
         boxes=(1, 1),
-        fixups=SPLITS,
+        fixups=cut.splits,
     )
-    return Plan(
-        constraints=(
-            *constraints(MM, point),
-            batch_invariant(),
-            require(pays, "few enough tiles and a K long enough that a split pays"),
-        ),
-        serves=serves(point, EPILOGUE_AXIS),
-        launches=(split, reduce_launch(point)),
-        locals=locals_,
-        buffers=(PARTIALS,),
-        cost=predicted(point, work),
-        terms=work.terms(point),
+    return cut.plan(
+        point,
+        mm_split_k,
+        product_args(MM, point) | {"k_per_split": Int(cut.k_per_split)},
+        tiles,
+        serves(point, EPILOGUE_AXIS),
+        (*constraints(MM, point), batch_invariant(), cut.pays("tiles")),
+        predicted,
+        work,
         general=not point.aligned,
     )
 

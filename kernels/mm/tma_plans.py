@@ -9,7 +9,6 @@ from tk.aot.spec import (
     Kernel,
     Plan,
     Point,
-    TensorMap,
 )
 from tk.kernels.gemm.cost import predict
 from tk.kernels.gemm.problem import (
@@ -18,21 +17,21 @@ from tk.kernels.gemm.problem import (
     OUT_AXIS,
     PRECISION_AXIS,
     makes_sense,
-    out_dtype,
     serves,
 )
 from tk.kernels.gemm.tiles import tiles_of
 from tk.kernels.hopper.arguments import Tile
 from tk.kernels.hopper.plans import (
     StreamK,
+    cluster_maps,
+    cluster_out_map,
     k_major,
     persistent_plan,
     subtile,
     suits_wgmma,
-    tensor_map,
     whole_tiles,
 )
-from tk.kernels.mm.op import MM, OP, OUT, A, B
+from tk.kernels.mm.op import MM, OP
 from tk.kernels.mm.tma import Maps, mm_tma
 
 
@@ -57,24 +56,15 @@ def _box(point: Point, swap_ab: bool) -> int:
 
 def _maps(point: Point, swap_ab: bool) -> Maps:
     c = point.config
-    rows = c.block_m // c.cooperative
-    a_k, b_k = k_major(point)
-
-    def of_a(block: int, **cluster: int) -> TensorMap:
-        return tensor_map(A, point.dtype, 1 if a_k else 0, (block, c.block_k), 0, **cluster)
-
-    def of_b(block: int, **cluster: int) -> TensorMap:
-        return tensor_map(B, point.dtype, 0 if b_k else 1, (c.block_k, block), 1, **cluster)
-
-    first, second = (of_b, of_a) if swap_ab else (of_a, of_b)
+    first, second = cluster_maps(MM, point, swap_ab)
+    of_a = second if swap_ab else first
     box = _box(point, swap_ab)
-    out_block, out_dim = ((subtile(point), rows), 1) if swap_ab else ((rows, subtile(point)), 0)
     return Maps(
-        a=first(rows, blocks=c.cluster),
+        a=first(c.block_m // c.cooperative, blocks=c.cluster),
         b=second(c.main_n, multicast=c.cluster),
         b_extra=second(c.extra_n, multicast=c.cluster) if c.extra_n else Const(None),
         box=of_a(box, multicast=c.cluster) if box else Const(None),
-        out=tensor_map(OUT, out_dtype(point), 1, out_block, out_dim, blocks=c.cluster, round_to_tf32=False),
+        out=cluster_out_map(MM, point, swap_ab, round_to_tf32=False),
     )
 
 

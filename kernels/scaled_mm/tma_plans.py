@@ -14,7 +14,6 @@ from tk.aot.spec import (
     Plan,
     Point,
     Pointer,
-    TensorMap,
 )
 from tk.kernels.gemm import cost
 from tk.kernels.gemm.arguments import Scales
@@ -22,7 +21,14 @@ from tk.kernels.gemm.cost import Like, Work
 from tk.kernels.gemm.problem import Gemm, out_dtype
 from tk.kernels.gemm.tiles import Tiles, tiles_of
 from tk.kernels.hopper.arguments import Maps, Schedule
-from tk.kernels.hopper.plans import StreamK, persistent_plan, subtile, tensor_map, tile_of, whole_tiles
+from tk.kernels.hopper.plans import (
+    StreamK,
+    cluster_maps,
+    cluster_out_map,
+    persistent_plan,
+    tile_of,
+    whole_tiles,
+)
 from tk.kernels.scaled_mm.op import (
     ACCUMULATION_AXIS,
     DTYPE_AXIS,
@@ -81,20 +87,11 @@ def _slow_percent(point: Point) -> int:
 
 def _maps(point: Point) -> Maps:
     c = point.config
-    rows = c.block_m // c.cooperative
-
-    def of_a(block: int, **cluster: int) -> TensorMap:
-        return tensor_map(A, point.dtype, 1, (block, c.block_k), 0, **cluster)
-
-    def of_b(block: int, **cluster: int) -> TensorMap:
-        return tensor_map(B, point.b_dtype, 0, (c.block_k, block), 1, **cluster)
-
-    first, second = (of_b, of_a) if c.swap_ab else (of_a, of_b)
-    out_block, out_dim = ((subtile(point), rows), 1) if c.swap_ab else ((rows, subtile(point)), 0)
+    first, second = cluster_maps(SCALED, point, c.swap_ab)
     return Maps(
-        a=first(rows, blocks=c.cluster),
+        a=first(c.block_m // c.cooperative, blocks=c.cluster),
         b=second(c.block_n, multicast=c.cluster),
-        out=tensor_map(OUT, out_dtype(point), 1, out_block, out_dim, blocks=c.cluster),
+        out=cluster_out_map(SCALED, point, c.swap_ab),
     )
 
 
