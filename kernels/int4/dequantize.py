@@ -6,7 +6,16 @@ import triton.language as tl
 from tk.aot.expr import ceil_div
 from tk.aot.spec import Arg, Bundle, Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
 from tk.kernels.int4.general import elements_of
-from tk.kernels.int4.op import DEQUANTIZE, DTYPE_AXIS, OF_PACKED, PACKED, WEIGHT, ZEROS_OF_PACKED, reads_words
+from tk.kernels.int4.op import (
+    DEQUANTIZE,
+    DTYPE_AXIS,
+    OF_PACKED,
+    PACKED,
+    WEIGHT,
+    ZEROS_OF_PACKED,
+    reads_words,
+    row_major,
+)
 from tk.kernels.int4.tile import format_of, words_of
 from tk.kernels.int4.unpack import TYPES, load_scales, load_weights, weights
 
@@ -69,12 +78,11 @@ def _plan(point: Point) -> Plan:
             out_pitch=Int(WEIGHT.stride(0) // 16, "i64"),
             FORMAT=format_of(point.dtype),
         )
-        is_row_major = (WEIGHT.stride(1) == 1) & (WEIGHT.alignment >= 16) & (WEIGHT.stride(0) % 16 == 0)
         constraints = (
             fits,
             blocks,
             *reads_words(PACKED, OF_PACKED, ZEROS_OF_PACKED),
-            require(is_row_major, "out row-major and on a 16-byte boundary, its rows a multiple of 16 elements apart"),
+            row_major(WEIGHT),
             require((GROUP % c.block_k == 0) & (K % c.block_k == 0), f"groups of {c.block_k}"),
         )
     grid = (ceil_div(N, c.cols), ceil_div(K, c.block_k), 1)

@@ -14,13 +14,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from tk.aot.expr import ceil_div, device, maximum, select
-from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
+from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, require
 from tk.kernels.epilogue import finish
-from tk.kernels.gemm.cost import Work, predict_or
-from tk.kernels.gemm.problem import OUT_AXIS, batch_invariant, out_dtype
+from tk.kernels.gemm.problem import OUT_AXIS
 from tk.kernels.hopper.cluster import cluster_bases
-from tk.kernels.int4.op import DTYPE_AXIS, GROUP, INT4, OP, SCALES, ZEROS, A, B, reads_words
-from tk.kernels.int4.tile import word_args
+from tk.kernels.int4.gemv import few_rows_args, few_rows_plan, few_rows_work
+from tk.kernels.int4.op import DTYPE_AXIS, GROUP, INT4, OP, B
 from tk.kernels.int4.unpack import four, load_scales
 
 M, N, K = INT4.M, INT4.N, INT4.K
@@ -230,23 +229,12 @@ def _plan(point: Point) -> Plan | None:
     c = point.config
     if not c.least <= point.rows <= c.rows:
         return None
-    fewer = max((rows for rows in ROWS_AXIS if rows < point.rows), default=0)
     most = point.rows if point.rows < ROWS_AXIS[-1] else _MOST_ROWS
     exponent, offset = _EXPONENTS[point.dtype]
     programs = ceil_div(N, c.cols) * ceil_div(M, point.rows)
-    args = word_args(point) | dict(
-        a=Pointer(A, "i32"),
-        out=Pointer(INT4.out, out_dtype(point), aligned=False),
-        bias=INT4.bias_pointer(point.dtype),
-        epilogue=INT4.epilogue(swap_ab=True),
-        stride_am=Int(A.stride(0) // 8, "i64"),
+    args = few_rows_args(point, swap_ab=True) | dict(
         nibbles=Int(0xF000F),
         group_shift=Int(_GROUP_SHIFT),
-        stride_om=Int(INT4.out.stride(0), "i64"),
-        stride_on=Const(1),
-        ROWS=Const(point.rows),
-        COLS=Const(c.cols),
-        PIECE=Const(c.piece),
         PIECES=Const(c.pieces),
         AHEAD=Const(c.ahead),
         BLOCKS=Const(c.cluster),
@@ -254,32 +242,18 @@ def _plan(point: Point) -> Plan | None:
         OFFSET=Const(offset),
     )
     launch = Launch(int4_few_rows, args, grid=(programs, 1, 1), num_warps=c.num_warps, num_ctas=c.cluster)
-    # Weights of the busiest multiprocessor.
     waves = ceil_div(programs * c.cluster, device.sm_count)
     weights = waves * (c.cols // c.cluster) * K
-    work = Work(INT4, waves, weights // 1024, 0, INT4.traffic(), tile=(point.rows, c.cols), boxes=(1, 1))
+    work = few_rows_work(point, waves, weights)
     # Nanoseconds, at 110 instructions each, of which a weight takes 1.7 and its address and scale's the rest; and rows.
     unpacked = weights * ((170 + 3800 // c.cols) * (7 + point.rows // 8) // 8) // 11000
     # And a launch, and what the slices take to become one. Of equals the one with the fewest scales.
     guess = 3_700_000 + 3_200_000 // c.piece + 1200 * maximum(unpacked, work.roofline(point))
-    return Plan(
-        constraints=(
-            require((M > fewer) & (M <= most), f"{fewer} < M <= {most}"),
-            INT4.fits_32_bits(),
-            batch_invariant("it takes a few rows only"),
-            require((A.stride(1) == 1) & (A.alignment >= 16) & (A.stride(0) % 8 == 0),
-                    "a row-major and on a 16-byte boundary, its rows a multiple of 8 elements apart"),
-            require(INT4.out.stride(1) == 1, "out row-major"),
-            *reads_words(B, SCALES, ZEROS),
-            require((GROUP % c.piece == 0) & (K % c.piece == 0), f"groups (without scales: K) of {c.piece}"),
-            require((GROUP == 32) | (GROUP == 64) | (GROUP == 128) | (GROUP >= K), "groups of 32, 64 or 128, or one"),
-            require(B.stride(0) < 2**20, "b's rows less than 2**20 bytes apart"),
-        ),
-        serves={"dtype": (DTYPE_AXIS.index(point.dtype),), "out": (OUT_AXIS.index(point.out),)},
-        launches=(launch,),
-        cost=predict_or(point, work, guess),
-        terms=work.terms(point),
-    )  # fmt: skip
+    constraints = (
+        require((GROUP == 32) | (GROUP == 64) | (GROUP == 128) | (GROUP >= K), "groups of 32, 64 or 128, or one"),
+        require(B.stride(0) < 2**20, "b's rows less than 2**20 bytes apart"),
+    )
+    return few_rows_plan(point, launch, ROWS_AXIS, most, work, guess, constraints)
 
 
 # --- The grid ---

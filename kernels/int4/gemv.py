@@ -8,12 +8,24 @@ is applied to the sum, and of its zero what is not 8 to the sum of x.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tk.aot.expr import ceil_div, device, maximum
-from tk.aot.spec import Config, Const, Int, Kernel, Launch, Plan, Point, Pointer, require
+from tk.aot.expr import Expr, ceil_div, device, maximum
+from tk.aot.spec import Arg, Bundle, Config, Const, Constraint, Int, Kernel, Launch, Plan, Point, Pointer, require
 from tk.kernels.epilogue import finish
 from tk.kernels.gemm.cost import Work, predict_or
 from tk.kernels.gemm.problem import OUT_AXIS, batch_invariant, out_dtype
-from tk.kernels.int4.op import DTYPE_AXIS, GROUP, INT4, OP, SCALES, ZEROS, A, B, reads_words
+from tk.kernels.int4.op import (
+    DTYPE_AXIS,
+    INT4,
+    OP,
+    SCALES,
+    ZEROS,
+    A,
+    B,
+    reads_words,
+    row_major,
+    serves,
+    whole_groups,
+)
 from tk.kernels.int4.tile import word_args
 from tk.kernels.int4.unpack import even_values, four, load_scales, odd_values
 
@@ -122,50 +134,72 @@ ROWS_AXIS = (1, 2, 4)  # of a, at most
 _LINES = 8  # of a piece, that a thread has one after the other
 
 
-def _plan(point: Point) -> Plan | None:
-    c = point.config
-    if point.rows > c.rows:
-        return None
-    fewer = max((rows for rows in ROWS_AXIS if rows < point.rows), default=0)
-    programs = ceil_div(N, c.cols)
-    args = word_args(point) | dict(
+def few_rows_plan(
+    point: Point,
+    launch: Launch,
+    rows_axis: tuple[int, ...],
+    most: int,
+    work: Work,
+    guess: Expr,
+    constraints: tuple[Constraint, ...] = (),
+) -> Plan:
+    """Of a kernel for up to `most` rows, and for more than the value of `rows_axis` before the point's is for."""
+    fewer = max((rows for rows in rows_axis if rows < point.rows), default=0)
+    return Plan(
+        constraints=(
+            require((M > fewer) & (M <= most), f"{fewer} < M <= {most}"),
+            INT4.fits_32_bits(),
+            batch_invariant("it takes a few rows only"),
+            row_major(A, 8),
+            require(INT4.out.stride(1) == 1, "out row-major"),
+            *reads_words(B, SCALES, ZEROS),
+            whole_groups(point.config.piece),
+            *constraints,
+        ),
+        serves=serves(point),
+        launches=(launch,),
+        cost=predict_or(point, work, guess),
+        terms=work.terms(point),
+    )
+
+
+def few_rows_args(point: Point, swap_ab: bool = False) -> dict[str, Arg | Bundle]:
+    """What such kernels have in common."""
+    return word_args(point) | dict(
         a=Pointer(A, "i32"),
         out=Pointer(INT4.out, out_dtype(point), aligned=False),
         bias=INT4.bias_pointer(point.dtype),
-        epilogue=INT4.epilogue(),
+        epilogue=INT4.epilogue(swap_ab),
         stride_am=Int(A.stride(0) // 8, "i64"),
         stride_om=Int(INT4.out.stride(0), "i64"),
         stride_on=Const(1),
         ROWS=Const(point.rows),
-        COLS=Const(c.cols),
-        VECTOR=Const(4 if point.rows < 4 else 2),  # else registers do not last
-        PIECE=Const(c.piece),
-        LINES=Const(_LINES),
+        COLS=Const(point.config.cols),
+        PIECE=Const(point.config.piece),
     )
+
+
+def few_rows_work(point: Point, waves: Expr, weights: Expr) -> Work:
+    """weights: that the busiest multiprocessor unpacks."""
+    return Work(INT4, waves, weights // 1024, 0, INT4.traffic(), tile=(point.rows, point.config.cols), boxes=(1, 1))
+
+
+def _plan(point: Point) -> Plan | None:
+    c = point.config
+    if point.rows > c.rows:
+        return None
+    programs = ceil_div(N, c.cols)
+    vector = 4 if point.rows < 4 else 2  # else registers do not last
+    args = few_rows_args(point) | dict(VECTOR=Const(vector), LINES=Const(_LINES))
     launch = Launch(int4_gemv, args, grid=(programs, 1, 1), num_warps=c.num_warps)
     # Weights that the busiest multiprocessor unpacks: nanoseconds, at some 224 instructions each, and of memory.
     waves = ceil_div(programs, device.sm_count)
     weights = waves * c.cols * (K + 2048)
-    work = Work(INT4, waves, weights // 1024, 0, INT4.traffic(), tile=(point.rows, c.cols), boxes=(1, 1))
+    work = few_rows_work(point, waves, weights)
     unpacked = weights * (4 + point.rows) // 224
     # Of equals the one with whole sectors of b and the fewest scales.
     guess = 3_000_000 + 3_200_000 // c.cols + 3_200_000 // c.piece + 1200 * maximum(unpacked, INT4.traffic() // 4200)
-    return Plan(
-        constraints=(
-            require((M > fewer) & (M <= point.rows), f"{fewer} < M <= {point.rows}"),
-            INT4.fits_32_bits(),
-            batch_invariant("it takes a few rows only"),
-            require((A.stride(1) == 1) & (A.alignment >= 16) & (A.stride(0) % 8 == 0),
-                    "a row-major and on a 16-byte boundary, its rows a multiple of 8 elements apart"),
-            require(INT4.out.stride(1) == 1, "out row-major"),
-            *reads_words(B, SCALES, ZEROS),
-            require((GROUP % c.piece == 0) & (K % c.piece == 0), f"groups (without scales: K) of {c.piece}"),
-        ),
-        serves={"dtype": (DTYPE_AXIS.index(point.dtype),), "out": (OUT_AXIS.index(point.out),)},
-        launches=(launch,),
-        cost=predict_or(point, work, guess),
-        terms=work.terms(point),
-    )  # fmt: skip
+    return few_rows_plan(point, launch, ROWS_AXIS, point.rows, work, guess)
 
 
 # --- The grid ---

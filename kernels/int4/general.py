@@ -3,16 +3,15 @@
 import triton
 import triton.language as tl
 
-from tk.aot.expr import Expr, Tensor, ceil_div, device
+from tk.aot.expr import Expr, Tensor, device
 from tk.aot.spec import Arg, Bundle, Config, Const, Int, Kernel, Launch, Plan, Point, Pointer
 from tk.kernels.epilogue import finish
-from tk.kernels.gemm.cost import Work, predict_or
+from tk.kernels.gemm.cost import predict_or
 from tk.kernels.gemm.pointer import tile_coordinates
 from tk.kernels.gemm.problem import OUT_AXIS, out_dtype
-from tk.kernels.int4.op import DTYPE_AXIS, GROUP, INT4, OP, SCALES, ZEROS, A, B
+from tk.kernels.gemm.tiles import tiles_of
+from tk.kernels.int4.op import DTYPE_AXIS, GROUP, INT4, OP, SCALES, ZEROS, A, B, serves
 from tk.kernels.int4.unpack import TYPES, Elements, load_weights
-
-M, N, K = INT4.M, INT4.N, INT4.K
 
 
 @triton.jit
@@ -69,17 +68,14 @@ def _plan(point: Point) -> Plan:
         BLOCK_K=Const(c.block_k),
         DTYPE=Const(TYPES[point.dtype]),
     )
-    tiles = ceil_div(M, c.block_m) * ceil_div(N, c.block_n)
-    launch = Launch(int4_general, args, grid=(tiles, 1, 1), num_warps=c.num_warps, num_stages=2)
-    waves = ceil_div(ceil_div(INT4.M_choice, c.block_m) * ceil_div(N, c.block_n), 4 * device.sm_count)
-    k_blocks = waves * ceil_div(K, c.block_k)
-    work = Work(INT4, waves, k_blocks, 0, INT4.traffic(), tile=(c.block_m, c.block_n), boxes=(1, 1))
+    tiles = tiles_of(INT4, c)
+    work = tiles.work(4 * device.sm_count)
     # Some thirty instructions for every weight of a tile.
-    guess = 3_000_000 + k_blocks * (4 * 30 * c.block_n * c.block_k // 224 * 1000)
+    guess = 3_000_000 + work.k_blocks * (4 * 30 * c.block_n * c.block_k // 224 * 1000)
     return Plan(
         constraints=(INT4.fits_32_bits(),),
-        serves={"dtype": (DTYPE_AXIS.index(point.dtype),), "out": (OUT_AXIS.index(point.out),)},
-        launches=(launch,),
+        serves=serves(point),
+        launches=(Launch(int4_general, args, grid=(tiles.count, 1, 1), num_warps=c.num_warps, num_stages=2),),
         cost=predict_or(point, work, guess),
         terms=work.terms(point),
         general=True,

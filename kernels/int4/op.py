@@ -8,7 +8,7 @@ nibble of b[k // 2, n]. There are K / group rows of scales and of zeros. Absent 
 """
 
 from tk.aot.expr import Expr, Tensor, const, maximum, select, tensors
-from tk.aot.spec import DTYPES, Constraint, Op, Selector, require
+from tk.aot.spec import DTYPES, Constraint, Op, Point, Selector, require
 from tk.kernels.gemm.problem import OUT_AXIS, Gemm, gemm_locals
 
 DTYPE_AXIS = ("bf16", "fp16")
@@ -60,19 +60,31 @@ DEQUANTIZE = Op(
 )
 
 
+def serves(point: Point) -> dict[str, tuple[int, ...]]:
+    return {"dtype": (DTYPE_AXIS.index(point.dtype),), "out": (OUT_AXIS.index(point.out),)}
+
+
+def _is_row_major(t: Tensor, by: int) -> Expr:
+    return (t.stride(1) == 1) & (t.alignment >= 16) & (t.stride(0) % by == 0)
+
+
+def row_major(t: Tensor, by: int = 16) -> Constraint:
+    message = f"{t.name} row-major and on a 16-byte boundary, its rows a multiple of {by} elements apart"
+    return require(_is_row_major(t, by), message)
+
+
+def whole_groups(block_k: int) -> Constraint:
+    holds = (GROUP % block_k == 0) & (INT4.K % block_k == 0)
+    return require(holds, f"groups (without scales: K) of {block_k}")
+
+
 def reads_words(b: Tensor, scales: Tensor, zeros: Tensor) -> tuple[Constraint, ...]:
     """That four columns of b are a word and those of a scale two, 16 bytes of which are loaded at once."""
     found = [
-        require((b.stride(1) == 1) & (b.alignment >= 16) & (b.stride(0) % 16 == 0),
-                "b row-major and on a 16-byte boundary, its rows a multiple of 16 bytes apart"),
+        require(_is_row_major(b, 16), "b row-major and on a 16-byte boundary, its rows a multiple of 16 bytes apart"),
         require(b.size(1) % 16 == 0, "N a multiple of 16"),
-    ]  # fmt: skip
+    ]
     for t in (scales, zeros):
-        is_one = (t.stride(1) == 1) & (t.alignment >= 16) & (t.stride(0) % 16 == 0)
-        found.append(
-            require(
-                ~t.present | is_one,
-                f"{t.name} row-major and on a 16-byte boundary, their rows a multiple of 16 elements apart",
-            )
-        )
+        message = f"{t.name} row-major and on a 16-byte boundary, their rows a multiple of 16 elements apart"
+        found.append(require(~t.present | _is_row_major(t, 16), message))
     return tuple(found)

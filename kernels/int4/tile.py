@@ -8,10 +8,9 @@ and a come through shared memory, several blocks of K ahead; words are unpacked 
 import triton
 import triton.language as tl
 
-from tk.aot.expr import Expr, Tensor, ceil_div, const, device, local, maximum, minimum
+from tk.aot.expr import Expr, Tensor, ceil_div, const, device
 from tk.aot.spec import (
     Arg,
-    Buffer,
     Bundle,
     Config,
     Const,
@@ -22,17 +21,29 @@ from tk.aot.spec import (
     Plan,
     Point,
     Pointer,
-    Scratch,
-    require,
 )
 from tk.kernels.epilogue import finish
 from tk.kernels.gemm.arguments import Size
 from tk.kernels.gemm.cost import Work, predict_or
-from tk.kernels.gemm.pointer import finish_args, tile_coordinates
+from tk.kernels.gemm.pointer import finish_args, shape, tile_coordinates
 from tk.kernels.gemm.problem import OUT_AXIS, batch_invariant
-from tk.kernels.int4.op import DTYPE_AXIS, GROUP, INT4, OP, SCALES, ZEROS, A, B, reads_words
+from tk.kernels.gemm.tiles import tiles_of
+from tk.kernels.int4.op import (
+    DTYPE_AXIS,
+    GROUP,
+    INT4,
+    OP,
+    SCALES,
+    ZEROS,
+    A,
+    B,
+    reads_words,
+    row_major,
+    serves,
+    whole_groups,
+)
 from tk.kernels.int4.unpack import EVEN_MASK, ODD_MASK, TYPES, Format, Words, load_scales, weights
-from tk.kernels.mm.split_k import mm_split_k_reduce, store_partials
+from tk.kernels.mm.split_k import SplitK, store_partials
 
 M, N, K = INT4.M, INT4.N, INT4.K
 
@@ -141,26 +152,18 @@ def _product_args(point: Point) -> dict[str, Arg | Bundle]:
 
 
 def _constraints(point: Point) -> tuple[Constraint, ...]:
-    c = point.config
     return (
         INT4.fits_32_bits(),
-        require((A.stride(1) == 1) & (A.alignment >= 16) & (A.stride(0) % 16 == 0),
-                "a row-major and on a 16-byte boundary, its rows a multiple of 16 elements apart"),
+        row_major(A),
         *reads_words(B, SCALES, ZEROS),
-        require((GROUP % c.block_k == 0) & (K % c.block_k == 0), f"groups (without scales: K) of {c.block_k}"),
-    )  # fmt: skip
+        whole_groups(point.config.block_k),
+        row_major(INT4.out),
+    )
 
 
-def _row_major_out() -> Constraint:
-    out = INT4.out
-    holds = (out.stride(1) == 1) & (out.alignment >= 16) & (out.stride(0) % 16 == 0)
-    return require(holds, "out row-major and on a 16-byte boundary, its rows a multiple of 16 elements apart")
-
-
-def _finish(point: Point) -> dict[str, Arg | Bundle]:
-    # An order and an alignment, which finish_args asks for, are not axes here.
-    like = Point(point.arch, {"order": "nn", "aligned": True, **point.axes}, point.config)
-    return finish_args(INT4, like, "matrix")
+def _as_product(point: Point) -> Point:
+    """An order and an alignment, which products' recipes ask for, are not axes here."""
+    return Point(point.arch, {"order": "nn", "aligned": True, **point.axes}, point.config)
 
 
 def _work(point: Point, waves: Expr, k_blocks: Expr, dram: Expr, fixups: Expr = const(0)) -> Work:
@@ -176,82 +179,44 @@ def _cost(point: Point, work: Work) -> Expr:
     return predict_or(point, work, guess + _SECOND_LAUNCH * work.fixups)
 
 
-def _serves(point: Point) -> dict[str, tuple[int, ...]]:
-    return {"dtype": (DTYPE_AXIS.index(point.dtype),), "out": (OUT_AXIS.index(point.out),)}
-
-
-def _tiles(point: Point, rows):  # type: ignore[no-untyped-def]
-    return ceil_div(rows, point.config.block_m) * ceil_div(N, point.config.block_n)
-
-
 def _plan(point: Point) -> Plan:
     c = point.config
-    launch = Launch(
-        int4_tile,
-        _product_args(point) | _finish(point),
-        grid=(_tiles(point, M), 1, 1),
-        num_warps=c.num_warps,
-        num_stages=c.num_stages,
-    )
-    waves = ceil_div(_tiles(point, INT4.M_choice), device.sm_count * c.occupancy)
+    tiles = tiles_of(INT4, c)
+    waves = ceil_div(tiles.expected, device.sm_count * c.occupancy)
     work = _work(point, waves, waves * c.occupancy * (K // c.block_k), INT4.traffic())
+    args = _product_args(point) | finish_args(INT4, _as_product(point), "matrix")
     return Plan(
-        constraints=(*_constraints(point), _row_major_out()),
-        serves=_serves(point),
-        launches=(launch,),
+        constraints=_constraints(point),
+        serves=serves(point),
+        launches=(Launch(int4_tile, args, (tiles.count, 1, 1), num_warps=c.num_warps, num_stages=c.num_stages),),
         cost=_cost(point, work),
         terms=work.terms(point),
     )
-
-
-# Of a plan that splits K, which follow the op's.
-_FIRST = len(OP.locals)
 
 
 def _plan_split(point: Point) -> Plan:
     c = point.config
-    k_per_split, splits = local(_FIRST), local(_FIRST + 1)
-    tiles = _tiles(point, M)
-    wanted = maximum(minimum(device.sm_count * c.occupancy // tiles, ceil_div(K, 2 * c.block_k)), 1)
-    split = Launch(
+    tiles = tiles_of(INT4, c).count
+    cut = SplitK(INT4, device.sm_count * c.occupancy // tiles, c.block_k, least=2)
+    partials = cut.splits * M * N * 4  # bytes, which are written and read
+    k_blocks = c.occupancy * (cut.k_per_split // c.block_k)
+    return cut.plan(
+        _as_product(point),
         int4_split_k,
-        _product_args(point) | {"k_per_split": Int(k_per_split, divisible=True), "partials": Scratch(0, "fp32")},
-        grid=(tiles, splits, 1),
-        num_warps=c.num_warps,
-        num_stages=c.num_stages,
-    )
-    reduce = Launch(
-        mm_split_k_reduce,
-        _finish(point) | {"partials": Scratch(0, "fp32"), "M": Int(M), "N": Int(N, divisible=True),
-                          "splits": Int(splits), "BLOCK_N": Const(256)},
-        grid=(M, ceil_div(N, 256), 1),
-        num_warps=2,
-    )  # fmt: skip
-    partials = splits * M * N * 4
-    k_blocks = c.occupancy * (k_per_split // c.block_k)
-    work = _work(point, const(1), k_blocks, INT4.traffic() + 2 * partials, fixups=const(1))
-    return Plan(
-        constraints=(*_constraints(point), _row_major_out(), batch_invariant()),
-        serves=_serves(point),
-        launches=(split, reduce),
-        locals=(ceil_div(ceil_div(K, c.block_k), wanted) * c.block_k, ceil_div(K, k_per_split)),
-        buffers=(Buffer(partials),),
-        cost=_cost(point, work),
-        terms=work.terms(point),
+        _product_args(point) | {"k_per_split": Int(cut.k_per_split, divisible=True)},
+        tiles,
+        serves(point),
+        (*_constraints(point), batch_invariant()),
+        _cost,
+        _work(point, const(1), k_blocks, INT4.traffic() + 2 * partials, fixups=const(1)),
     )
 
 
 # --- The grid ---
 
 
-def _config(block_m: int, block_n: int, block_k: int, num_stages: int, num_warps: int, occupancy: int,
-            suffix: str = "") -> Config:  # fmt: skip
-    """occupancy: programs that a multiprocessor holds at once."""
-    shape = dict(block_m=block_m, block_n=block_n, block_k=block_k, num_stages=num_stages, num_warps=num_warps)
-    return Config(f"{block_m}x{block_n}x{block_k}_s{num_stages}_w{num_warps}{suffix}", shape | {"occupancy": occupancy})
-
-
-# Blocks of K of each group's size. What has groups of 128 or of K is worth more tiles.
+# A tile, its stages and warps, and how many programs a multiprocessor holds at once. Blocks of K of each group's size.
+# What has groups of 128 or of K is worth more tiles.
 _WHOLE = (
     (16, 128, 128, 4, 4, 2),
     (64, 128, 128, 3, 4, 2),
@@ -272,7 +237,7 @@ _SPLIT = (
 
 def _configs(shapes: tuple[tuple[int, ...], ...], suffix: str = "") -> dict[int, tuple[Config, ...]]:
     """On other GPUs than Hopper's one for each block of K."""
-    hopper = tuple(_config(*shape, suffix=suffix) for shape in shapes)
+    hopper = tuple(shape(*sizes, suffix, occupancy=occupancy) for *sizes, occupancy in shapes)
     last = {c.block_k: c for c in hopper if c.block_m <= 64}
     return {90: hopper} | dict.fromkeys((80, 100), tuple(last.values()))
 

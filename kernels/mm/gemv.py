@@ -311,13 +311,7 @@ def _plan_split(point: Point) -> Plan | None:
         _serves(point),
         (*_constraints(point), cut.pays("columns")),
         _predicted,
-        _work(
-            point,
-            const(1),
-            cut.k_per_split // step,
-            dram=MM.traffic() + 8 * cut.splits * M * N,
-            fixups=cut.splits,
-        ),
+        _work(point, const(1), cut.k_per_split // step, dram=MM.traffic() + 8 * cut.splits * M * N, fixups=cut.splits),
     )
 
 
