@@ -13,6 +13,7 @@ from tk.aot.expr import ceil_div, select, tensors
 from tk.aot.spec import DTYPES, Config, Const, Family, Int, Kernel, Launch, Op, Plan, Point, Pointer, Selector, require
 from tk.kernels.conv.arguments import extents, leave_out, weight_strides
 from tk.kernels.conv.geometry import place, tap_of
+from tk.kernels.conv.op import OF_TAPS, channels_together
 
 # x [G, O, C, KD, KH, KW], out [G / merge, merge O, merge C, KD, KH, KW]. Only the size of an element matters.
 X, OUT = tensors("x", "out")
@@ -79,15 +80,12 @@ def _plan(point: Point) -> Plan:
         BLOCK_C=Const(c.block_c),
     )
     fits = (OUT.size(0) * merge == X.size(0)) & (FILTERS == merge * X.size(1)) & (CHANNELS == merge * X.size(2))
-    whole = (OUT.alignment >= 16) & (OUT.stride(2) == 1) & (CHANNELS % 16 == 0)
-    for d in (1, 3, 4, 5):
-        whole = whole & (OUT.stride(d) % 16 == 0)
     small = (FILTERS < 2**31 - 2**16) & (CHANNELS < 2**31 - 2**16) & (X.size(0) < 2**31)
     blocks = ceil_div(FILTERS, c.block_f), ceil_div(CHANNELS, c.block_c)
     return Plan(
         constraints=(
             require(fits, "out of the sizes of merged groups"),
-            require(whole, "out with channels together, a multiple of 16, on a 16-byte boundary"),
+            channels_together(OUT, CHANNELS, OF_TAPS),
             require(small, "less than 2**31 - 65536 filters and channels of a product, and 2**31 groups"),
         ),
         serves={"bits": (_BITS.index(point.bits),)},

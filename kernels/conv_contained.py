@@ -7,7 +7,7 @@ kernel.
 
 from tk.aot.expr import select
 from tk.aot.spec import DTYPES, Config, Family, Kernel, Op, Plan, Point, Selector, require
-from tk.kernels.conv.op import BIAS, DTYPE_AXIS, OUT, WEIGHT, X, conv_locals, fits_32_bits
+from tk.kernels.conv.op import BIAS, DTYPE_AXIS, OUT, WEIGHT, X, conv_locals, fits_32_bits, has_pieces
 from tk.kernels.conv.op import OP as CONV
 from tk.kernels.conv.pointer import ARCHS, contained_cost, contained_launch
 
@@ -31,10 +31,7 @@ def _plan(point: Point) -> Plan:
     merge = OP.int("merge")
     constraints = [fits_32_bits(OP, X), require(merge > 1, "groups that were multiplied as one")]
     if point.layout == "channels_last":
-        holds = (OUT.alignment >= 16) & (OUT.stride(2) == 1)
-        for i in (0, 3, 4, 5):
-            holds = holds & (OUT.stride(i) % 16 == 0)
-        constraints.append(require(holds, "out channels-last, a multiple of 16 channels"))
+        constraints.append(require(has_pieces(OUT, 2, 16), "out channels-last, a multiple of 16 channels"))
     return Plan(
         constraints=tuple(constraints),
         serves={"dtype": (DTYPE_AXIS.index(point.dtype),)},

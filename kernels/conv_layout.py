@@ -21,6 +21,7 @@ from tk.aot.spec import (
 )
 from tk.kernels.conv.arguments import extents, image_strides, leave_out
 from tk.kernels.conv.geometry import pixel, place
+from tk.kernels.conv.op import channels_together
 
 # Both [N, G, C, D, H, W]. Only the size of an element matters.
 X, OUT = tensors("x", "out")
@@ -76,11 +77,8 @@ def _plan(point: Point) -> Plan:
         BLOCK_P=Const(c.block_p),
         JOINED=Const(point.joined),
     )
-    whole = (OUT.alignment >= 16) & (OUT.stride(2) == 1) & (CHANNELS % 16 == 0)
-    for d in (0, 3, 4, 5):
-        whole = whole & (OUT.stride(d) % 16 == 0)
     constraints = [
-        require(whole, "out with channels together, a multiple of 16, on a 16-byte boundary"),
+        channels_together(OUT, CHANNELS),
         require((X.size(1) == 1) | (X.stride(1) == X.size(2) * X.stride(2)), "x whose groups are evenly spaced"),
         require((CHANNELS < 2**31) & (PIXELS < 2**31), "less than 2**31 channels and pixels of an image"),
     ]

@@ -7,10 +7,11 @@ and in the channels that are left over. With one tap and a stride of 1 it is a c
 import triton
 import triton.language as tl
 
-from tk.aot.expr import Expr, ceil_div, select, tensors
+from tk.aot.expr import ceil_div, select, tensors
 from tk.aot.spec import DTYPES, Config, Const, Family, Int, Kernel, Launch, Op, Plan, Point, Pointer, Selector, require
 from tk.kernels.conv.arguments import extents, image_strides, leave_out
 from tk.kernels.conv.geometry import Spatial, pixel, place
+from tk.kernels.conv.op import channels_together
 
 # x [N, 1, C, D, H, W], out [N, 1, K, D, H, P]. Only the size of an element matters. taps, stride, padding and dilation
 # are those along w.
@@ -54,13 +55,6 @@ def conv_unfold(x, out, pixels, channels, x_channels, x_width, out_sizes, taps, 
     tl.store(to, found, mask=exists[:, None] & (k < channels)[None, :])
 
 
-def _is_wide() -> Expr:
-    holds = (OUT.alignment >= 16) & (OUT.stride(2) == 1) & (CHANNELS % 16 == 0)
-    for d in (0, 3, 4, 5):
-        holds = holds & (OUT.stride(d) % 16 == 0)
-    return holds
-
-
 def _plan(point: Point) -> Plan:
     c = point.config
     args = dict(
@@ -81,7 +75,7 @@ def _plan(point: Point) -> Plan:
     traffic = PIXELS * CHANNELS * OP.local("itemsize")
     return Plan(
         constraints=(
-            require(_is_wide(), "out with channels together, a multiple of 16, on a 16-byte boundary"),
+            channels_together(OUT, CHANNELS),
             require((X.size(1) == 1) & (OUT.size(1) == 1), "1 group"),
             require((X.size(2) > 0) & (OP.int("taps") * X.size(2) <= CHANNELS), "channels for all taps"),
             require(small, "less than 2**31 - 65536 pixels and channels, and 2**30 of a line"),

@@ -6,7 +6,7 @@ from typing import Any
 from tk.aot.expr import Expr, Tensor
 from tk.aot.spec import Bundle, Const, Int, Op
 from tk.kernels.conv.geometry import Geometry, ImageStrides, Sizes, Spatial, WeightStrides
-from tk.kernels.conv.op import SPATIAL
+from tk.kernels.conv.op import geometry
 
 
 def spatial(value: Callable[[int], Expr], dtype: str = "i32", divisible: bool = False) -> Spatial:
@@ -21,7 +21,7 @@ def extents(t: Tensor) -> Spatial:
 
 def geometry_of(op: Op) -> Geometry:
     def of(what: str) -> Spatial:
-        return spatial(lambda d: op.int(f"{what}_{SPATIAL[d]}"))
+        return spatial(lambda d: geometry(op, what, d))
 
     return Geometry(*map(of, Geometry._fields))
 
@@ -49,15 +49,15 @@ def sizes_of(op: Op, x: Tensor, weight: Tensor, out: Tensor) -> Sizes:
     )
 
 
-def image_strides(t: Tensor, divisible: bool = False) -> ImageStrides:
-    """divisible: all but that of groups are multiples of 16."""
+def image_strides(t: Tensor, divisible: bool = False, together: bool = False) -> ImageStrides:
+    """divisible: all but that of groups are multiples of 16. together: that of channels is 1."""
     pixel = spatial(lambda d: t.stride(3 + d), "i64", divisible)
     n, c = (Int(t.stride(i), "i64", divisible) for i in (0, 2))
-    return ImageStrides(n, Int(t.stride(1), "i64"), c, pixel)
+    return ImageStrides(n, Int(t.stride(1), "i64"), Const(1) if together else c, pixel)
 
 
-def weight_strides(t: Tensor, divisible: bool = False) -> WeightStrides:
-    """divisible: all but that of groups are multiples of 16."""
+def weight_strides(t: Tensor, divisible: bool = False, together: bool = False) -> WeightStrides:
+    """As ``image_strides``."""
     tap = spatial(lambda d: t.stride(3 + d), "i64", divisible)
     o, c = (Int(t.stride(i), "i64", divisible) for i in (1, 2))
-    return WeightStrides(Int(t.stride(0), "i64"), o, c, tap)
+    return WeightStrides(Int(t.stride(0), "i64"), o, Const(1) if together else c, tap)

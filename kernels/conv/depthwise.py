@@ -136,12 +136,12 @@ def _plan(point: Point) -> Plan | None:
     )
 
 
-def _block(block_p: int, block_c: int, num_warps: int, layout: str) -> Config:
+def block(block_p: int, block_c: int, num_warps: int, layout: str) -> Config:
     name = f"depthwise_{block_p}x{block_c}_w{num_warps}" if block_c > 1 else f"depthwise_1x{block_p}_w{num_warps}"
     return Config(name, dict(block_p=block_p, block_c=block_c, num_warps=num_warps, layout=layout))
 
 
-_CONFIGS = (_block(32, 64, 4, "channels_last"), _block(512, 1, 4, "any"))
+_CONFIGS = (block(32, 64, 4, "channels_last"), block(512, 1, 4, "any"))
 _AXES = {"dtype": DTYPE_AXIS, "precision": ("ieee",), "layout": (*CHANNELS_LAST, "any")}
 
 KERNELS = (Kernel("conv_depthwise", OP, _AXES, dict.fromkeys(ARCHS, _CONFIGS), _plan),)

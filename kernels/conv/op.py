@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping
 
 from tk.aot.expr import Expr, Tensor, int_arg, mode, select, tensors
@@ -92,13 +94,26 @@ def serves(point: Point) -> Mapping[str, tuple[int, ...]]:
     }
 
 
-def has_pieces(t: Tensor, dimension: int, piece: int) -> Expr:
+OF_PIXELS, OF_TAPS = (0, 3, 4, 5), (1, 3, 4, 5)  # dimensions of images, and of a weight: all but groups and channels
+
+
+def has_pieces(t: Tensor, dimension: int, piece: int, *also: Expr, others: tuple[int, ...] = OF_PIXELS) -> Expr:
     """Whether the elements of a pixel along `dimension` lie side by side, and every pixel begins on a 16-byte boundary
-    and a multiple of `piece` elements: so that they can be loaded by 16 bytes."""
-    holds = (t.alignment >= 16) & (t.stride(dimension) == 1)
-    for d in (0, 3, 4, 5):
-        holds = holds & (t.stride(d) % piece == 0)
-    return holds
+    and a multiple of `piece` elements: so that they can be loaded by 16 bytes. also: what must hold besides. others:
+    the dimensions that tell pixels apart."""
+    apart = (t.stride(d) % piece == 0 for d in others)
+    return functools.reduce(operator.and_, (t.alignment >= 16, t.stride(dimension) == 1, *also, *apart))
+
+
+def channels_together(out: Tensor, channels: Expr, others: tuple[int, ...] = OF_PIXELS) -> Constraint:
+    """Of a copy that TMA, and loads of 16 bytes, can have."""
+    holds = has_pieces(out, 2, 16, channels % 16 == 0, others=others)
+    return require(holds, "out with channels together, a multiple of 16, on a 16-byte boundary")
+
+
+def geometry(op: Op, what: str, d: int) -> Expr:
+    """ "stride", "padding" or "dilation" along dimension d of an image."""
+    return op.int(f"{what}_{SPATIAL[d]}")
 
 
 def fits_32_bits(op: Op, x: Tensor) -> Constraint:

@@ -14,15 +14,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from tk.aot.expr import Expr, ceil_div, device, local, maximum, minimum, select
-from tk.aot.spec import ITEMSIZE, Config, Const, Constraint, Int, Kernel, Launch, Plan, Point, Pointer, require
+from tk.aot.expr import Expr, Tensor, ceil_div, local, maximum, minimum, select
+from tk.aot.spec import Config, Const, Constraint, Int, Kernel, Launch, Op, Plan, Point, Pointer, require
 from tk.kernels.conv.arguments import geometry_of, image_strides, leave_out, sizes_of, weight_strides
 from tk.kernels.conv.contained import conv_contained
 from tk.kernels.conv.cost import predict, tiles_of
 from tk.kernels.conv.geometry import (
     Epilogue,
     ImageStrides,
-    WeightStrides,
     across,
     down,
     first_read,
@@ -36,17 +35,20 @@ from tk.kernels.conv.geometry import (
 from tk.kernels.conv.op import (
     BIAS,
     DTYPE_AXIS,
+    OF_PIXELS,
+    OF_TAPS,
     OP,
     OUT,
     PRECISION_AXIS,
     WEIGHT,
     X,
     fits_32_bits,
+    has_pieces,
     makes_sense,
     serves,
 )
 from tk.kernels.epilogue import activate
-from tk.kernels.gemm.pointer import _round_to_tf32, tile_coordinates
+from tk.kernels.gemm.pointer import _round_to_tf32, shape, suits_config, tile_coordinates
 
 # --- The device functions ---
 
@@ -184,22 +186,9 @@ def _has_wide_channels(point: Point) -> bool:
     return point.layout in ("channels_last", "mixed")
 
 
-def _x_strides(point: Point) -> ImageStrides:
-    """One that is 1 by the point's layout is a constant."""
-    wide = _has_wide_channels(point)
-    found = image_strides(X, divisible=wide)
-    return found._replace(c=Const(1)) if wide else found
-
-
-def _weight_strides(point: Point, divisible: bool) -> WeightStrides:
-    found = weight_strides(WEIGHT, divisible)
-    return found._replace(c=Const(1)) if _has_wide_channels(point) else found
-
-
 def _out_strides(point: Point) -> ImageStrides:
-    found = image_strides(OUT, divisible=point.layout == "channels_last")
-    if point.layout == "channels_last":
-        return found._replace(c=Const(1))
+    last = point.layout == "channels_last"
+    found = image_strides(OUT, divisible=last, together=last)
     return found._replace(pixel=found.pixel._replace(w=Const(1))) if point.layout == "mixed" else found
 
 
@@ -215,8 +204,8 @@ def problem_args(point: Point, wide_weight: bool) -> dict[str, Any]:
         out=Pointer(OUT, point.dtype, point.layout == "channels_last"),
         sizes=leave_out(sizes_of(OP, X, WEIGHT, OUT), "kernel.d"),
         geometry=geometry_of(OP),
-        x_stride=_x_strides(point),
-        weight_stride=_weight_strides(point, wide and wide_weight),
+        x_stride=image_strides(X, divisible=wide, together=wide),
+        weight_stride=weight_strides(WEIGHT, divisible=wide and wide_weight, together=wide),
         out_stride=_out_strides(point),
         epilogue=Epilogue(*bias_strides, Int(OP.int("activation")), Int(BIAS.present)),
     )
@@ -233,8 +222,7 @@ def contained_launch(point: Point, merge: Expr, when: Expr | int = 1) -> Launch:
     rows, cols = _PIECE[last]
     args = problem_args(replace(point, axes={**point.axes, "layout": "any"}), wide_weight=False)
     if last:
-        strides = image_strides(OUT, divisible=True)
-        args |= dict(out=Pointer(OUT, point.dtype), out_stride=strides._replace(c=Const(1)))
+        args |= dict(out=Pointer(OUT, point.dtype), out_stride=image_strides(OUT, divisible=True, together=True))
     dependent = point.arch >= 90
     args |= dict(merge=Int(merge), PIXELS=Const(_LOOK), ROWS=Const(rows), COLS=Const(cols), LAST=Const(last),
                  DEPENDENT=Const(dependent))  # fmt: skip
@@ -249,10 +237,21 @@ def contained_cost(point: Point, merge: Expr) -> Expr:
     return 2_000_000 + OP.local("M_choice") * ceil_div(G, merge) * bytes_read // 4
 
 
-def merged_groups(point: Point) -> Expr:
-    """Of a program: as many as fit its tile, one at least."""
-    c = point.config
-    return minimum(maximum(minimum(c.block_n // maximum(N, 1), c.block_k // maximum(C, 1)), 1), G)
+def merged_groups(op: Op, channels: Expr, outputs: int, inputs: int) -> Expr:
+    """Of a program: as many as fit blocks of so many output and input channels, one at least. channels: that go into a
+    group."""
+    room = minimum(outputs // maximum(op.local("N"), 1), inputs // maximum(channels, 1))
+    return minimum(maximum(room, 1), op.local("groups"))
+
+
+def _merged(point: Point) -> Expr:
+    return merged_groups(OP, C, point.config.block_n, point.config.block_k)
+
+
+def wide_channels(t: Tensor, others: tuple[int, ...] = OF_PIXELS) -> Constraint:
+    """others: see ``has_pieces``."""
+    holds = has_pieces(t, 2, 16, others=others)
+    return require(holds, f"{t.name} on a 16-byte boundary, its channels contiguous and 16 to a pixel")
 
 
 def constraints(point: Point) -> tuple[Constraint, ...]:
@@ -262,32 +261,23 @@ def constraints(point: Point) -> tuple[Constraint, ...]:
     if point.layout == "any":
         return found
     c = G * C  # of all groups, which lie beside each other
-    wide = [(X, 2, (0, 3, 4, 5)), (WEIGHT, 2, (1, 3, 4, 5))]
+    # A group's few channels need not begin on any boundary in the weight.
+    wide = [(X, OF_PIXELS), (WEIGHT, () if point.grouped else OF_TAPS)]
     if point.layout == "channels_last":
-        wide.append((OUT, 2, (0, 3, 4, 5)))
+        wide.append((OUT, OF_PIXELS))
     else:
         found += (require(OUT.stride(5) == 1, "out contiguous along its last dimension"),)
-    for t, unit, others in wide:
-        holds = (t.alignment >= 16) & (t.stride(unit) == 1)
-        if t is not WEIGHT or not point.grouped:
-            for d in others:
-                holds = holds & (t.stride(d) % 16 == 0)
-        found += (require(holds, f"{t.name} on a 16-byte boundary, its channels contiguous and 16 to a pixel"),)
+    found += tuple(wide_channels(t, others) for t, others in wide)
     if point.grouped:
         joined = (X.stride(1) == C) & ((point.layout != "channels_last") | (OUT.stride(1) == N))
-        joined = joined & (c % 16 == 0) & (merged_groups(point) * C % 8 == 0)
+        joined = joined & (c % 16 == 0) & (_merged(point) * C % 8 == 0)
         return (*found, require(joined, "groups side by side, a multiple of 8 channels in each program, of 16 in all"))
     return (*found, require(C % 16 == 0, "a multiple of 16 channels"))
 
 
-_SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes that a program may use
-
-
 def _worth_a_cubin(point: Point) -> bool:
     c = point.config
-    fma = point.dtype == "fp32" and point.precision == "ieee"
-    shared = c.num_stages * (c.block_m + c.block_n) * c.block_k * ITEMSIZE[point.dtype]
-    if not makes_sense(point) or c.fma != fma or shared > _SHARED[point.arch]:
+    if not makes_sense(point) or not suits_config(point):
         return False
     if point.grouped and point.layout == "mixed":
         return False  # "any" serves
@@ -325,12 +315,11 @@ def _plan(point: Point) -> Plan | None:
     )
     depth = ceil_div(K * merge, c.block_k) * c.block_k if packed else TAPS * ceil_div(C * merge, c.block_k) * c.block_k
     tiles = tiles_of(OP.local("M_choice"), merge * N, tile) * groups
-    waves = ceil_div(tiles, device.sm_count * c.occupancy)
     # The weight of several groups is read by single elements, of which a mask says whether they are on the diagonal.
     percent = (2 if packed else 6) if point.grouped else (15 if packed else 60)
     if c.fma:  # which is as slow as the loads of single elements are
         percent = min(5 * percent, 60)
-    cost = predict(point, OP, tile, tiles, waves * c.occupancy, depth, percent=percent)
+    cost = predict(point, OP, tiles, depth, occupancy=c.occupancy, percent=percent)
     launches: tuple[Launch, ...] = (launch,)
     if point.grouped:
         launches += (contained_launch(point, merge, when=merge > 1),)
@@ -339,7 +328,7 @@ def _plan(point: Point) -> Plan | None:
         constraints=constraints(point),
         serves=serves(point),
         launches=launches,
-        locals=(merged_groups(point),),
+        locals=(_merged(point),),
         cost=cost,
         general=packed,
     )
@@ -348,27 +337,24 @@ def _plan(point: Point) -> Plan | None:
 # --- The grid ---
 
 
-def _tile(block_m: int, block_n: int, block_k: int, num_stages: int, num_warps: int, occupancy: int = 1,
-          fma: bool = False, general: bool = False, grouped: bool = False) -> Config:  # fmt: skip
+def tile(block_m: int, block_n: int, block_k: int, num_stages: int, num_warps: int, occupancy: int = 1,
+         fma: bool = False, general: bool = False, grouped: bool = False) -> Config:  # fmt: skip
     """occupancy: programs that a multiprocessor holds at once. fma: for fp32 without tensor cores. general: for any
     layout: loads of single elements go through registers, so the tile is small. grouped: for groups, too."""
-    shape = dict(block_m=block_m, block_n=block_n, block_k=block_k, num_stages=num_stages, num_warps=num_warps)
-    return Config(
-        f"{block_m}x{block_n}x{block_k}_s{num_stages}_w{num_warps}{'_fma' if fma else ''}",
-        shape | dict(occupancy=occupancy, fma=fma, general=general, grouped=grouped),
-    )
+    flags = dict(occupancy=occupancy, fma=fma, general=general, grouped=grouped)
+    return shape(block_m, block_n, block_k, num_stages, num_warps, "_fma" if fma else "", **flags)
 
 
 CONFIGS = (
-    _tile(64, 64, 32, 2, 4, 2, general=True),
-    _tile(128, 64, 32, 2, 8, 2, general=True),
-    _tile(128, 32, 32, 4, 4, 2, grouped=True),
-    _tile(64, 64, 32, 4, 4, 2),
-    _tile(128, 64, 32, 4, 4, 2),
-    _tile(128, 128, 32, 4, 8),
-    _tile(64, 32, 16, 2, 4, 4, fma=True, general=True),
-    _tile(64, 32, 16, 3, 4, 4, fma=True, grouped=True),
-    _tile(128, 64, 16, 3, 8, 1, fma=True),
+    tile(64, 64, 32, 2, 4, 2, general=True),
+    tile(128, 64, 32, 2, 8, 2, general=True),
+    tile(128, 32, 32, 4, 4, 2, grouped=True),
+    tile(64, 64, 32, 4, 4, 2),
+    tile(128, 64, 32, 4, 4, 2),
+    tile(128, 128, 32, 4, 8),
+    tile(64, 32, 16, 2, 4, 4, fma=True, general=True),
+    tile(64, 32, 16, 3, 4, 4, fma=True, grouped=True),
+    tile(128, 64, 16, 3, 8, 1, fma=True),
 )
 AXES = {
     "dtype": DTYPE_AXIS,

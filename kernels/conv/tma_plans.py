@@ -1,6 +1,8 @@
 """The plans and the grid of ``conv_tma``."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from triton.experimental.gluon.language import NVMMASharedLayout
@@ -26,7 +28,21 @@ from tk.kernels.conv.arguments import extents, image_strides, leave_out, spatial
 from tk.kernels.conv.cost import predict, tiles_of
 from tk.kernels.conv.geometry import Epilogue
 from tk.kernels.conv.geometry import Gather as GatherBundle
-from tk.kernels.conv.op import BIAS, DTYPE_AXIS, OP, OUT, PRECISION_AXIS, SPATIAL, WEIGHT, X, fits_32_bits, makes_sense
+from tk.kernels.conv.op import (
+    BIAS,
+    DTYPE_AXIS,
+    OF_PIXELS,
+    OF_TAPS,
+    OP,
+    OUT,
+    PRECISION_AXIS,
+    WEIGHT,
+    X,
+    fits_32_bits,
+    geometry,
+    has_pieces,
+    makes_sense,
+)
 from tk.kernels.conv.op import serves as serves_bucket
 from tk.kernels.conv.tma import conv_tma
 from tk.kernels.hopper.arguments import Tile
@@ -50,12 +66,55 @@ def dense_strides(t: Tensor, dims: tuple[int, ...], least: Expr) -> tuple[Expr, 
     return tuple(reversed(found))
 
 
-def whole_pieces(t: Tensor, dims: tuple[int, ...], itemsize: int) -> Expr:
-    """Whether TMA can have it: 16-byte pieces everywhere. The stride of a dimension of size 1 is 0."""
+def whole_pieces(t: Tensor, itemsize: int, others: tuple[int, ...] = OF_PIXELS) -> Constraint:
+    """That TMA can have it: 16-byte pieces everywhere. The stride of a dimension of size 1 is 0. others: see
+    ``has_pieces``."""
     holds = (t.alignment >= 16) & (t.stride(2) == 1)
-    for d in dims:
+    for d in others:
         holds = holds & (t.stride(d) * itemsize % 16 == 0)
-    return holds
+    name = "the weight" if others is OF_TAPS else t.name
+    return require(holds, f"{name} channels-last, in pieces of 16 bytes")
+
+
+def im2col_map(images: Tensor, dtype: str, channels: Expr, block: tuple[int, int], spatial: int,
+               lower: Callable[[int], Expr], upper: Callable[[int], Expr],
+               steps: Callable[[int], Expr | int]) -> TensorMap:  # fmt: skip
+    """block: pixels and channels. lower, upper, steps: see ``Im2col``; of dimensions 0, 1 and 2, which are d, h and w,
+    of which there are the last `spatial`."""
+    dims = range(3 - spatial, 3)
+    places = (0, *(3 + d for d in dims))
+    size = ITEMSIZE[dtype]
+    return TensorMap(
+        images,
+        dtype,
+        (*(images.size(p) for p in places), channels),
+        (*dense_strides(images, places, channels), 1),
+        block,
+        layout=repr(NVMMASharedLayout(min(128, size * block[1]), 8 * size, 2)),
+        round_to_tf32=dtype == "fp32",
+        im2col=Im2col(tuple(map(lower, dims)), tuple(map(upper, dims)), tuple(map(steps, dims))),
+    )
+
+
+def weight_map(weight: Tensor, dtype: str, filters: Expr, channels: Expr, block: tuple[int, int]) -> TensorMap:
+    """block: filters and channels, of one tap."""
+    size = ITEMSIZE[dtype]
+    return TensorMap(
+        weight,
+        dtype,
+        (filters, *(weight.size(p) for p in OF_TAPS[1:]), channels),
+        (*dense_strides(weight, OF_TAPS, channels), 1),
+        (block[0], 1, 1, 1, block[1]),
+        layout=repr(NVMMASharedLayout(min(128, size * block[1]), 8 * size, 5)),
+        round_to_tf32=dtype == "fp32",
+    )
+
+
+def has_dimensions(spatial: int, x: Tensor, weight: Tensor, out: Tensor) -> Expr:
+    """Whether an im2col map of so many tells all of it."""
+    if spatial == 3:
+        return x.size(3) >= 1
+    return (x.size(3) == 1) & (weight.size(3) == 1) & (out.size(3) == 1)
 
 
 @dataclass(frozen=True)
@@ -69,7 +128,7 @@ class Gather:
     out: Tensor
 
     def geometry(self, what: str, d: int) -> Expr:
-        return self.op.int(f"{what}_{SPATIAL[d]}")
+        return geometry(self.op, what, d)
 
     def shift(self, d: int) -> Expr:
         """What makes the offsets of all taps positive, where they are walked backwards."""
@@ -86,35 +145,23 @@ class Gather:
         return GatherBundle(
             out=extents(self.out),
             kernel=leave_out(extents(self.weight), "d"),
-            stride=spatial(lambda d: self.geometry("stride", d)),
+            stride=spatial(partial(self.geometry, "stride")),
             lower=spatial(self.lower),
-            dilation=spatial(lambda d: self.geometry("dilation", d)),
+            dilation=spatial(partial(self.geometry, "dilation")),
             shift=spatial(self.shift),
         )
 
     def image_map(self, dtype: str, spatial: int, pixels: int, channels: int, grouped: bool = False) -> TensorMap:
-        dims = range(3 - spatial, 3)
-        places = (0, *(3 + d for d in dims))
         count = self.weight.size(2) * self.op.local("groups") if grouped else self.weight.size(2)
-        layout = NVMMASharedLayout(min(128, ITEMSIZE[dtype] * channels), 8 * ITEMSIZE[dtype], 2)
-        steps = tuple(self.geometry("stride", d) for d in dims)
-        return TensorMap(
-            self.x,
-            dtype,
-            (*(self.x.size(p) for p in places), count),
-            (*dense_strides(self.x, places, count), 1),
-            (pixels, channels),
-            layout=repr(layout),
-            round_to_tf32=dtype == "fp32",
-            im2col=Im2col(tuple(map(self.lower, dims)), tuple(map(self.upper, dims)), steps),
+        return im2col_map(
+            self.x, dtype, count, (pixels, channels), spatial, self.lower, self.upper, partial(self.geometry, "stride")
         )
 
     def within_reach(self, spatial: int) -> Constraint:
         """Corners and offsets of an im2col map are small numbers."""
         reach, offsets = ((128, 255), (16, 31))[spatial - 2]
-        holds = self.x.size(3) >= 1
+        holds = has_dimensions(spatial, self.x, self.weight, self.out)
         if spatial == 2:
-            holds = (self.x.size(3) == 1) & (self.weight.size(3) == 1) & (self.out.size(3) == 1)
             holds = holds & (self.geometry("padding", 0) == 0)
         for d in range(3 - spatial, 3):
             step = self.geometry("dilation", d)
@@ -123,21 +170,6 @@ class Gather:
             holds = holds & (maximum(self.lower(d), self.upper(d)) < reach) & (self.geometry("stride", d) <= 8)
         message = f"{spatial} dimensions, a stride of up to 8, padding and taps that reach {reach} pixels"
         return require(holds, message)
-
-
-def weight_map(dtype: str, rows: int, channels: int, grouped: bool) -> TensorMap:
-    """grouped: the output channels of all groups."""
-    layout = NVMMASharedLayout(min(128, ITEMSIZE[dtype] * channels), 8 * ITEMSIZE[dtype], 5)
-    places = (1, 3, 4, 5)
-    return TensorMap(
-        WEIGHT,
-        dtype,
-        (G * N if grouped else N, *(WEIGHT.size(p) for p in places[1:]), C),
-        (*dense_strides(WEIGHT, places, C), 1),
-        (rows, 1, 1, 1, channels),
-        layout=repr(layout),
-        round_to_tf32=dtype == "fp32",
-    )
 
 
 # --- Plans ---
@@ -192,7 +224,7 @@ def store_args(out: Tensor, point: Point, rows: Expr, columns: Expr, subtile: in
         "out_desc": Const(None),
         # 16 bytes at a time: the compiler must know that no store is cut off within.
         "cols": Int(columns, divisible=wide),
-        "out_stride": leave_out(image_strides(out, divisible=wide), "g"),
+        "out_stride": leave_out(image_strides(out, divisible=wide, together=wide), "g"),
     }
     holds = as_expr(1)
     if point.store == "matrix":
@@ -202,16 +234,19 @@ def store_args(out: Tensor, point: Point, rows: Expr, columns: Expr, subtile: in
         args |= dict(out=Const(None), out_stride=Const(None))
         holds = is_even(out, size)
     elif wide:
-        args["out_stride"] = args["out_stride"]._replace(c=Const(1))
-        holds = (out.alignment >= 16) & (out.stride(2) == 1)
-        for i in (0, 3, 4, 5):
-            holds = holds & (out.stride(i) % 16 == 0)
+        holds = has_pieces(out, 2, 16)
     return args, holds
 
 
 def subtile_of(point: Point) -> int:
     """Columns of a tile that are stored at a time."""
     return point.config.subtile_n // 2 if point.dtype == "fp32" else point.config.subtile_n
+
+
+def is_compiled(point: Point) -> bool:
+    """With such a store, for so many dimensions: of a config that is one of ``tile``."""
+    c = point.config
+    return point.store in c.stores.split() and (point.spatial == 2 or c.three)
 
 
 def hopper_tile(point: Point) -> Tile:
@@ -235,7 +270,7 @@ def _plan(point: Point) -> Plan | None:
     itemsize = ITEMSIZE[point.dtype]
     if not makes_sense(point) or (point.dtype == "fp32") != (point.precision == "tf32") or c.itemsize != itemsize:
         return None
-    if point.store not in c.stores.split() or (point.spatial == 3 and not c.three):
+    if not is_compiled(point):
         return None
     if (point.epilogue == "plain") and point.store != "matrix":
         return None
@@ -247,7 +282,7 @@ def _plan(point: Point) -> Plan | None:
     tiles = tiles_of(M, columns, tile)
     args: dict[str, Any] = dict(
         x_desc=_GATHER.image_map(point.dtype, point.spatial, c.block_m // c.cooperative, c.block_k, point.grouped),
-        weight_desc=weight_map(point.dtype, c.block_n, c.block_k, point.grouped),
+        weight_desc=weight_map(WEIGHT, point.dtype, columns, C, (c.block_n, c.block_k)),
         bias=Pointer(BIAS, point.dtype, aligned=False),
         rows=Int(M),
         taps=Int(TAPS),
@@ -266,15 +301,14 @@ def _plan(point: Point) -> Plan | None:
     )
     plain = require(~BIAS.present & (OP.int("activation") == 0), "neither bias nor activation")
     judged = tiles_of(OP.local("M_choice"), columns, tile)
-    waves = ceil_div(judged, device.sm_count)
     # Stores by threads take longer, across pixels longest.
     percent = {"matrix": 100, "channels_last": 92, "contiguous": 80}[point.store] - (point.epilogue != "plain")
     return Plan(
         constraints=(
             fits_32_bits(OP, X),
             *_groups(point),
-            require(whole_pieces(X, (0, 3, 4, 5), itemsize), "x channels-last, in pieces of 16 bytes"),
-            require(whole_pieces(WEIGHT, (1, 3, 4, 5), itemsize), "the weight channels-last, in pieces of 16 bytes"),
+            whole_pieces(X, itemsize),
+            whole_pieces(WEIGHT, itemsize, OF_TAPS),
             require(C * itemsize % 16 == 0, f"a multiple of {16 // itemsize} channels"),
             require(C * TAPS > 0, "channels and taps"),
             _GATHER.within_reach(point.spatial),
@@ -283,41 +317,39 @@ def _plan(point: Point) -> Plan | None:
         ),
         serves=serves_bucket(point),
         launches=(Launch(conv_tma, args, (minimum(device.sm_count, tiles), 1, 1), num_warps=4),),
-        cost=predict(point, OP, tile, judged, waves, TAPS * ceil_div(C, c.block_k) * c.block_k, percent=percent),
+        cost=predict(point, OP, judged, TAPS * ceil_div(C, c.block_k) * c.block_k, percent=percent),
     )
 
 
 # --- The grid ---
 
 
-def _tile(block_m: int, block_n: int, num_stages: int, subtile_n: int, itemsize: int = 2, pingpong: bool = False,
-          stores: str = "matrix", three: bool = False, block_k: int = 0, grouped: bool = False) -> Config:  # fmt: skip
-    """stores: those that it is compiled with. three: and for three dimensions. block_k: 128 bytes by default. grouped:
-    and for groups."""
-    block_k = block_k or 128 // itemsize
-    schedule = "pingpong" if pingpong else "coop"
-    name = f"{block_m}x{block_n}x{block_k}_s{num_stages}_{schedule}{'_tf32' if itemsize == 4 else ''}"
+def tile(block_m: int, block_n: int, num_stages: int, subtile_n: int, stores: str = "matrix", pingpong: bool = False,
+         three: bool = False, block_k: int = 64, suffix: str = "", **more: int) -> Config:  # fmt: skip
+    """stores: those that it is compiled with. three: and for three dimensions."""
+    name = f"{block_m}x{block_n}x{block_k}_s{num_stages}_{'pingpong' if pingpong else 'coop'}{suffix}"
     params = dict(block_m=block_m, block_n=block_n, block_k=block_k, num_stages=num_stages, subtile_n=subtile_n,
-                  itemsize=itemsize, pingpong=pingpong, cooperative=1 if pingpong else 2, stores=stores,
-                  three=three, grouped=grouped)  # fmt: skip
-    return Config(name, params)
+                  stores=stores, pingpong=pingpong, cooperative=1 if pingpong else 2, three=three)  # fmt: skip
+    return Config(name, params | more)
 
 
-_ALL = "matrix channels_last contiguous"
+_tile = partial(tile, itemsize=2, grouped=False)  # grouped: compiled for groups, too
+_tf32 = partial(_tile, itemsize=4, block_k=32, suffix="_tf32")
+ALL_STORES = "matrix channels_last contiguous"
 CONFIGS = (
-    _tile(128, 128, 6, 64, stores=_ALL, three=True),
-    _tile(128, 256, 4, 64, stores=_ALL),
-    _tile(128, 64, 8, 32, stores=_ALL, three=True, grouped=True),
+    _tile(128, 128, 6, 64, stores=ALL_STORES, three=True),
+    _tile(128, 256, 4, 64, stores=ALL_STORES),
+    _tile(128, 64, 8, 32, stores=ALL_STORES, three=True, grouped=True),
     _tile(256, 128, 4, 32),
     # 64 channels out: with twice the pixels, the weight is fetched half as often.
-    _tile(256, 64, 4, 32, stores=_ALL, three=True, grouped=True),
+    _tile(256, 64, 4, 32, stores=ALL_STORES, three=True, grouped=True),
     # 32 channels in, as unfolded first layers have: of 64, half would be zeros.
-    _tile(128, 64, 12, 32, stores=_ALL, three=True, block_k=32),
-    _tile(256, 64, 8, 32, stores=_ALL, three=True, block_k=32),
+    _tile(128, 64, 12, 32, stores=ALL_STORES, three=True, block_k=32),
+    _tile(256, 64, 8, 32, stores=ALL_STORES, three=True, block_k=32),
     _tile(64, 128, 8, 64, pingpong=True),
     _tile(128, 128, 6, 32, pingpong=True),
-    _tile(128, 128, 6, 64, itemsize=4, stores=_ALL, three=True),
-    _tile(128, 64, 8, 32, itemsize=4),
+    _tf32(128, 128, 6, 64, stores=ALL_STORES, three=True),
+    _tf32(128, 64, 8, 32),
 )
 _AXES = {
     "dtype": DTYPE_AXIS,

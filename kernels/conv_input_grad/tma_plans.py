@@ -1,28 +1,34 @@
 """The plans and the grid of ``input_grad_tma``."""
 
+from functools import partial
 from typing import Any
-
-from triton.experimental.gluon.language import NVMMASharedLayout
 
 from tk.aot.expr import Expr, ceil_div, device, minimum
 from tk.aot.spec import (
-    ITEMSIZE,
-    Config,
     Const,
     Constraint,
-    Im2col,
     Int,
     Kernel,
     Launch,
     Plan,
     Point,
-    TensorMap,
     require,
 )
 from tk.kernels.conv.arguments import extents, spatial
 from tk.kernels.conv.cost import predict, tiles_of
-from tk.kernels.conv.op import SPATIAL, serves
-from tk.kernels.conv.tma_plans import dense_strides, hopper_tile, store_args, subtile_of, whole_pieces
+from tk.kernels.conv.op import OF_TAPS, geometry, serves
+from tk.kernels.conv.tma_plans import (
+    ALL_STORES,
+    has_dimensions,
+    hopper_tile,
+    im2col_map,
+    is_compiled,
+    store_args,
+    subtile_of,
+    tile,
+    weight_map,
+    whole_pieces,
+)
 from tk.kernels.conv_input_grad.op import GRAD, OP, OUT, WEIGHT, places
 from tk.kernels.conv_input_grad.tma import Phases, input_grad_tma
 
@@ -35,8 +41,7 @@ O, C = WEIGHT.size(1), WEIGHT.size(2)  # noqa: E741  as docs/conv.md calls them
 _FETCHED, _STORED = 11000, 30
 
 
-def _geometry(what: str, d: int) -> Expr:
-    return OP.int(f"{what}_{SPATIAL[d]}")
+_geometry = partial(geometry, OP)
 
 
 def _span(d: int) -> Expr:
@@ -56,9 +61,8 @@ def _upper(d: int) -> Expr:
 def _within_reach(spatial: int) -> Constraint:
     """Corners and offsets of an im2col map are small numbers."""
     reach, offsets = ((128, 255), (16, 31))[spatial - 2]
-    holds = GRAD.size(3) >= 1
+    holds = has_dimensions(spatial, GRAD, WEIGHT, OUT)
     if spatial == 2:
-        holds = (GRAD.size(3) == 1) & (WEIGHT.size(3) == 1) & (OUT.size(3) == 1)
         holds = holds & (_geometry("padding", 0) == 0) & (_geometry("stride", 0) == 1)
     for d in range(3 - spatial, 3):
         stride = _geometry("stride", d)
@@ -69,33 +73,6 @@ def _within_reach(spatial: int) -> Constraint:
             holds = holds & (corner >= -reach) & (corner < reach)
     message = f"{spatial} dimensions, a stride or a dilation of 1, padding and taps that reach {reach} pixels"
     return require(holds, message)
-
-
-def _grad_map(point: Point) -> TensorMap:
-    c = point.config
-    dims = range(3 - point.spatial, 3)
-    sizes = (0, *(3 + d for d in dims))
-    return TensorMap(
-        GRAD,
-        point.dtype,
-        (*(GRAD.size(p) for p in sizes), O),
-        (*dense_strides(GRAD, sizes, O), 1),
-        (c.block_m // c.cooperative, c.block_k),
-        layout=repr(NVMMASharedLayout(128, 8 * ITEMSIZE[point.dtype], 2)),
-        im2col=Im2col(tuple(map(_lower, dims)), tuple(map(_upper, dims)), (1,) * point.spatial),
-    )
-
-
-def _weight_map(point: Point) -> TensorMap:
-    sizes = (1, 3, 4, 5)
-    return TensorMap(
-        WEIGHT,
-        point.dtype,
-        (*(WEIGHT.size(p) for p in sizes), C),
-        (*dense_strides(WEIGHT, sizes, C), 1),
-        (point.config.block_k, 1, 1, 1, point.config.block_n),
-        layout=repr(NVMMASharedLayout(128, 8 * ITEMSIZE[point.dtype], 5)),
-    )
 
 
 def _out(point: Point) -> tuple[dict[str, Any], tuple[Constraint, ...]]:
@@ -109,15 +86,16 @@ def _out(point: Point) -> tuple[dict[str, Any], tuple[Constraint, ...]]:
 
 def _plan(point: Point) -> Plan | None:
     c = point.config
-    if point.store not in c.stores.split() or (point.spatial == 3 and not c.three):
+    if not is_compiled(point):
         return None
     out_args, out_constraints = _out(point)
-    tile = (c.block_m, c.block_n)
-    tiles_of_phase = tiles_of(ROWS, C, tile)
+    tiles_of_phase = tiles_of(ROWS, C, (c.block_m, c.block_n))
     tiles = PHASES * tiles_of_phase
     args: dict[str, Any] = dict(
-        grad_desc=_grad_map(point),
-        weight_desc=_weight_map(point),
+        grad_desc=im2col_map(
+            GRAD, point.dtype, O, (c.block_m // c.cooperative, c.block_k), point.spatial, _lower, _upper, lambda d: 1
+        ),
+        weight_desc=weight_map(WEIGHT, point.dtype, O, C, (c.block_k, c.block_n)),
         rows=Int(ROWS),
         channels=Int(O),
         tiles=Int(tiles),
@@ -127,19 +105,20 @@ def _plan(point: Point) -> Plan | None:
             places=spatial(places),
             image=extents(OUT),
             kernel=extents(WEIGHT),
-            stride=spatial(lambda d: _geometry("stride", d)),
-            padding=spatial(lambda d: _geometry("padding", d)),
+            stride=spatial(partial(_geometry, "stride")),
+            padding=spatial(partial(_geometry, "padding")),
             lower=spatial(_lower),
-            dilation=spatial(lambda d: _geometry("dilation", d)),
+            dilation=spatial(partial(_geometry, "dilation")),
         ),
         TILE=Const(hopper_tile(point)),
         SPATIAL=Const(point.spatial),
         STORE=Const(point.store),
         **out_args,
     )
-    judged = PHASES * tiles_of(OP.local("rows_choice"), C, tile)
+    judged = PHASES * tiles_of(OP.local("rows_choice"), C, (c.block_m, c.block_n))
     steps = ceil_div(TAPS * ceil_div(O, c.block_k), PHASES)  # of a tile, on average
     percent = {"matrix": 100, "channels_last": 95, "contiguous": 80}[point.store]
+    alone_ns = 0 if c.pingpong else 2 * c.block_m * c.block_n // _STORED
     return Plan(
         constraints=(
             require(OP.local("groups") == 1, "1 group"),
@@ -147,8 +126,8 @@ def _plan(point: Point) -> Plan | None:
                 (ROWS < 2**31 - 2**16) & (OP.local("K") < 2**31 - 2**16) & (tiles < 2**31 - 2**16),
                 "less than 2**31 - 65536 places of a phase, taps times channels, and tiles",
             ),
-            require(whole_pieces(GRAD, (0, 3, 4, 5), 2), "grad channels-last, in pieces of 16 bytes"),
-            require(whole_pieces(WEIGHT, (1, 3, 4, 5), 2), "the weight channels-last, in pieces of 16 bytes"),
+            whole_pieces(GRAD, 2),
+            whole_pieces(WEIGHT, 2, OF_TAPS),
             require((C % 8 == 0) & (O % 8 == 0), "a multiple of 8 channels"),
             require((O * TAPS > 0) & (OP.local("M") > 0), "channels, taps and pixels"),
             _within_reach(point.spatial),
@@ -156,26 +135,14 @@ def _plan(point: Point) -> Plan | None:
         ),
         serves=serves(point),
         launches=(Launch(input_grad_tma, args, (minimum(device.sm_count, tiles), 1, 1), num_warps=4),),
-        cost=predict(
-            point, OP, tile, judged, ceil_div(judged, device.sm_count), steps * c.block_k, percent=percent,
-            l2=_FETCHED, alone_ns=0 if c.pingpong else 2 * c.block_m * c.block_n // _STORED,
-        ),
-    )  # fmt: skip
+        cost=predict(point, OP, judged, steps * c.block_k, percent=percent, l2=_FETCHED, alone_ns=alone_ns),
+    )
 
 
-def _tile(block_m: int, block_n: int, num_stages: int, subtile_n: int, stores: str = "matrix channels_last",
-          pingpong: bool = False, three: bool = False) -> Config:  # fmt: skip
-    """stores: those that it is compiled with. three: and for three dimensions."""
-    name = f"{block_m}x{block_n}x64_s{num_stages}_{'pingpong' if pingpong else 'coop'}"
-    params = dict(block_m=block_m, block_n=block_n, block_k=64, num_stages=num_stages, subtile_n=subtile_n,
-                  stores=stores, pingpong=pingpong, cooperative=1 if pingpong else 2, three=three)  # fmt: skip
-    return Config(name, params)
-
-
-_ALL = "matrix channels_last contiguous"
+_tile = partial(tile, stores="matrix channels_last")
 CONFIGS = (
-    _tile(128, 128, 6, 64, stores=_ALL, three=True),
-    _tile(128, 64, 8, 32, stores=_ALL, three=True),
+    _tile(128, 128, 6, 64, stores=ALL_STORES, three=True),
+    _tile(128, 64, 8, 32, stores=ALL_STORES, three=True),
     _tile(256, 64, 4, 32),
     _tile(256, 128, 4, 32),
     _tile(64, 128, 8, 64, pingpong=True),

@@ -4,10 +4,10 @@ import triton
 import triton.language as tl
 
 from tk.aot.expr import ceil_div
-from tk.aot.spec import Config, Const, Constraint, Kernel, Launch, Plan, Point, require
+from tk.aot.spec import Const, Constraint, Kernel, Launch, Plan, Point, require
 from tk.kernels.conv.arguments import leave_out
 from tk.kernels.conv.cost import multiplications, plain_cores
-from tk.kernels.conv.depthwise import args_in_pieces, in_pieces, piece_of, pitches_in_pieces
+from tk.kernels.conv.depthwise import args_in_pieces, block, in_pieces, piece_of, pitches_in_pieces
 from tk.kernels.conv.geometry import inside, pixel, place, plus, read_by, tap_of, times
 from tk.kernels.conv.op import DTYPE_AXIS, fits_32_bits, has_pieces, serves
 from tk.kernels.conv.pointer import ARCHS
@@ -81,12 +81,7 @@ def _plan(point: Point) -> Plan | None:
     )
 
 
-def _block(block_p: int, block_c: int, num_warps: int, layout: str) -> Config:
-    name = f"depthwise_{block_p}x{block_c}_w{num_warps}" if block_c > 1 else f"depthwise_1x{block_p}_w{num_warps}"
-    return Config(name, dict(block_p=block_p, block_c=block_c, num_warps=num_warps, layout=layout))
-
-
-_CONFIGS = (_block(32, 64, 4, "channels_last"), _block(1024, 1, 4, "any"))
+_CONFIGS = (block(32, 64, 4, "channels_last"), block(1024, 1, 4, "any"))
 _AXES = {"dtype": DTYPE_AXIS, "precision": ("ieee",), "layout": ("channels_last", "any")}
 
 KERNELS = (Kernel("weight_grad_depthwise", OP, _AXES, dict.fromkeys(ARCHS, _CONFIGS), _plan),)

@@ -7,10 +7,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from tk.aot.expr import Expr, Tensor, ceil_div, device, local, maximum, minimum
+from tk.aot.expr import Expr, ceil_div, local
 from tk.aot.spec import (
-    ITEMSIZE,
-    Config,
     Const,
     Constraint,
     Int,
@@ -25,7 +23,6 @@ from tk.aot.spec import (
 from tk.kernels.conv.arguments import geometry_of, image_strides, leave_out, sizes_of
 from tk.kernels.conv.cost import predict, step_ns
 from tk.kernels.conv.geometry import (
-    ImageStrides,
     across,
     down,
     inside,
@@ -40,11 +37,10 @@ from tk.kernels.conv.op import (
     DTYPE_AXIS,
     PRECISION_AXIS,
     fits_32_bits,
-    has_pieces,
     makes_sense,
     serves,
 )
-from tk.kernels.conv.pointer import ARCHS, Tile, dot, first_channel
+from tk.kernels.conv.pointer import ARCHS, Tile, dot, first_channel, merged_groups, tile, wide_channels
 from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
 from tk.kernels.conv_weight_grad.reduce import (
     FREE_LOCAL,
@@ -54,6 +50,7 @@ from tk.kernels.conv_weight_grad.reduce import (
     reduce_launch,
     split_locals,
 )
+from tk.kernels.gemm.pointer import suits_config
 
 # --- The device function ---
 
@@ -142,13 +139,6 @@ G, C, TAPS = OP.local("groups"), OUT.size(2), OP.local("taps")
 _MERGE = local(FREE_LOCAL)
 
 
-def _strides(t: Tensor, point: Point) -> ImageStrides:
-    """One that is 1 by the point's layout is a constant."""
-    last = point.layout == "channels_last"
-    found = image_strides(t, divisible=last)
-    return found._replace(c=Const(1)) if last else found
-
-
 def problem_args(point: Point) -> dict[str, Any]:
     """All that says which convolution it is, and how it is split."""
     last = point.layout == "channels_last"
@@ -159,47 +149,31 @@ def problem_args(point: Point) -> dict[str, Any]:
         sizes=leave_out(sizes_of(OP, X, OUT, GRAD), "kernel.d"),
         per_split=Int(SHARE),
         geometry=geometry_of(OP),
-        grad_stride=_strides(GRAD, point),
-        x_stride=_strides(X, point),
+        grad_stride=image_strides(GRAD, divisible=last, together=last),
+        x_stride=image_strides(X, divisible=last, together=last),
     )
 
 
-def layout_constraints(point: Point) -> tuple[Constraint, ...]:
-    found: tuple[Constraint, ...] = (fits_32_bits(OP, X),)
-    if point.layout == "any":
-        return found
-    for t in (GRAD, X):
-        found += (
-            require(has_pieces(t, 2, 16), f"{t.name} on a 16-byte boundary, its channels contiguous and 16 to a pixel"),
-        )
-    return found
-
-
-def merged_groups(point: Point) -> Expr:
-    """Of a program: as many as fit its tile, one at least."""
-    c = point.config
-    return minimum(maximum(minimum(c.block_m // maximum(N, 1), c.block_n // maximum(C, 1)), 1), G)
+def _merged(point: Point) -> Expr:
+    return merged_groups(OP, C, point.config.block_m, point.config.block_n)
 
 
 def _constraints(point: Point) -> tuple[Constraint, ...]:
-    found = layout_constraints(point)
+    found: tuple[Constraint, ...] = (fits_32_bits(OP, X),)
+    if point.layout == "channels_last":
+        found += (wide_channels(GRAD), wide_channels(X))
     if not point.grouped:
         found += (require(G == 1, "1 group"),)
     elif point.layout == "channels_last":
-        merge = merged_groups(point)
+        merge = _merged(point)
         joined = (X.stride(1) == C) & (GRAD.stride(1) == N) & (merge * C % 8 == 0) & (merge * N % 8 == 0)
         found += (require(joined, "groups side by side, a multiple of 8 channels in each program"),)
     return found
 
 
-_SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes that a program may use
-
-
 def _plan(point: Point) -> Plan | None:
     c = point.config
-    fma = point.dtype == "fp32" and point.precision == "ieee"
-    shared = c.num_stages * (c.block_m + c.block_n) * c.block_k * ITEMSIZE[point.dtype]
-    if not makes_sense(point) or c.fma != fma or shared > _SHARED[point.arch]:
+    if not makes_sense(point) or not suits_config(point):
         return None
     packed = point.layout == "any"
     if packed != c.general or (point.grouped and not (c.grouped or packed)):
@@ -208,16 +182,15 @@ def _plan(point: Point) -> Plan | None:
         return None  # the TMA kernel's, but for what it cannot reach
     width = _MERGE * C * TAPS if packed else _MERGE * C
     tiles = ceil_div(_MERGE * N, c.block_m) * ceil_div(width, c.block_n) * (1 if packed else TAPS)
-    merge = merged_groups(point)
+    merge = _merged(point)
     groups = ceil_div(G, _MERGE)
     percent = (50 if c.fma else 15) if packed else 50
-    step = c.occupancy * step_ns(point, (c.block_m, c.block_n), c.block_k, percent)
+    step = c.occupancy * step_ns(point, percent)
     per_tile = (ceil_div(N, c.block_m) * ceil_div(C * TAPS if packed else C, c.block_n)) * (1 if packed else TAPS)
     compiled_for = Tile(c.block_m, c.block_n, c.block_k, packed, point.grouped, not packed, point.precision)
     args = problem_args(point) | dict(merge=Int(_MERGE), TILE=Const(compiled_for))
     launch = Launch(weight_grad_pointer, args, (tiles, groups, SPLITS), num_warps=c.num_warps, num_stages=c.num_stages)
     programs = tiles * groups * SPLITS
-    waves = ceil_div(programs, device.sm_count * c.occupancy) * c.occupancy
     again = 8 * SPLITS * OP.local("groups") * N * OP.local("K")  # the partial sums are written and read
     return Plan(
         constraints=_constraints(point),
@@ -225,35 +198,22 @@ def _plan(point: Point) -> Plan | None:
         launches=(launch, reduce_launch(point.dtype)),
         locals=(*split_locals(per_tile * ceil_div(G, merge), c.occupancy, c.block_k, 8, step), merge),
         buffers=(PARTIALS,),
-        cost=predict(
-            point, OP, (c.block_m, c.block_n), programs, waves, SHARE,
-            percent=percent, extra_bytes=again, launches=2,
-        ),
+        cost=predict(point, OP, programs, SHARE, occupancy=c.occupancy, percent=percent, extra_bytes=again, launches=2),
         general=packed,
-    )  # fmt: skip
+    )
 
 
 # --- The grid ---
 
 
-def _tile(block_m: int, block_n: int, block_k: int, num_stages: int, num_warps: int, occupancy: int = 1,
-          fma: bool = False, general: bool = False, grouped: bool = False) -> Config:  # fmt: skip
-    """As kernels/conv/pointer.py has them."""
-    shape = dict(block_m=block_m, block_n=block_n, block_k=block_k, num_stages=num_stages, num_warps=num_warps)
-    return Config(
-        f"{block_m}x{block_n}x{block_k}_s{num_stages}_w{num_warps}{'_fma' if fma else ''}",
-        shape | dict(occupancy=occupancy, fma=fma, general=general, grouped=grouped),
-    )
-
-
 _CONFIGS = (
-    _tile(32, 64, 32, 2, 4, 2, general=True),
-    _tile(32, 32, 32, 4, 4, 2, grouped=True),
-    _tile(64, 64, 32, 4, 4, 2),
-    _tile(128, 128, 32, 4, 8),
-    _tile(32, 32, 16, 2, 4, 4, fma=True, general=True),
-    _tile(32, 32, 16, 3, 4, 4, fma=True, grouped=True),
-    _tile(64, 64, 16, 3, 4, 2, fma=True),
+    tile(32, 64, 32, 2, 4, 2, general=True),
+    tile(32, 32, 32, 4, 4, 2, grouped=True),
+    tile(64, 64, 32, 4, 4, 2),
+    tile(128, 128, 32, 4, 8),
+    tile(32, 32, 16, 2, 4, 4, fma=True, general=True),
+    tile(32, 32, 16, 3, 4, 4, fma=True, grouped=True),
+    tile(64, 64, 16, 3, 4, 2, fma=True),
 )
 _AXES = {
     "dtype": DTYPE_AXIS,

@@ -66,9 +66,7 @@ def _whole_plan(point: Point) -> Plan:
         launches=(Launch(weight_grad_tma, args, (minimum(device.sm_count, tiles), 1, 1), num_warps=4),),
         locals=(),
         buffers=(),
-        cost=predict(
-            point, OP, (c.block_m, c.block_n), tiles, ceil_div(tiles, device.sm_count), steps * c.block_k, percent=90
-        ),
+        cost=predict(point, OP, tiles, steps * c.block_k, percent=90),
     )
 
 
@@ -98,7 +96,7 @@ def _plan(point: Point) -> Plan:
         constraints=(
             fits_32_bits(OP, X),
             require(OP.local("groups") == 1, "1 group"),
-            require(whole_pieces(X, (0, 3, 4, 5), itemsize), "x channels-last, in pieces of 16 bytes"),
+            whole_pieces(X, itemsize),
             require(is_even(GRAD, itemsize), "grad channels-last with evenly spaced pixels, on 16-byte boundaries"),
             require((C * itemsize % 16 == 0) & (N * itemsize % 16 == 0), f"channels a multiple of {16 // itemsize}"),
             require((C > 0) & (M > 0), "channels and pixels"),
@@ -106,13 +104,10 @@ def _plan(point: Point) -> Plan:
         ),
         serves=serves(point),
         launches=(launch, reduce_launch(point.dtype, wide=True)),
-        locals=split_locals(tiles, 1, c.block_k, 16, step_ns(point, (c.block_m, c.block_n), c.block_k, 90)),
+        locals=split_locals(tiles, 1, c.block_k, 16, step_ns(point, 90)),
         buffers=(PARTIALS,),
-        cost=predict(
-            point, OP, (c.block_m, c.block_n), units, ceil_div(units, device.sm_count), SHARE,
-            percent=90, extra_bytes=again, launches=2,
-        ),
-    )  # fmt: skip
+        cost=predict(point, OP, units, SHARE, percent=90, extra_bytes=again, launches=2),
+    )
 
 
 def _tile(block_m: int, block_n: int, num_stages: int) -> Config:

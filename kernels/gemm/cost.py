@@ -71,10 +71,10 @@ class Work:
     def roofline(self, point: Point) -> Expr:
         """Nanoseconds that the slowest of tensor cores, memory and L2 takes for its part."""
         a, b = self._fetched()
-        arch = _nearest(point.arch)
+        arch = nearest(point.arch)
         return maximum(
             maximum(self.dram // _MEMORY[arch], (a + b) // _L2[arch]),
-            self.k_blocks * (self.flops // _OPERATIONS[arch][_kind(point)]),
+            self.k_blocks * (self.flops // _OPERATIONS[arch][kind_of(point)]),
         )
 
     def _fetched(self) -> tuple[Expr, Expr]:
@@ -93,11 +93,13 @@ class Work:
         return (across * rows + down * columns) * gemm.op.local("k_bytes")
 
 
-def _nearest(arch: int) -> int:
+def nearest(arch: int) -> int:
+    """The newest architecture with figures that is not newer, or the oldest."""
     return max((a for a in _MEMORY if a <= arch), default=min(_MEMORY))
 
 
-def _kind(point: Point) -> str:
+def kind_of(point: Point) -> str:
+    """Of operations: the dtype, and for fp32 the precision."""
     return point.precision if point.dtype == "fp32" else point.dtype
 
 
@@ -107,7 +109,7 @@ _AS_FAST = {"fp16": "bf16", "fp8e5": "fp8e4nv"}
 def weights_name(point: Point) -> str:
     """Of the points that have their weights in common: "config/dtype/order", and what changes a config's pace. What has
     one order of operands has nn."""
-    kind = _AS_FAST.get(_kind(point), _kind(point))
+    kind = _AS_FAST.get(kind_of(point), kind_of(point))
     loads = "" if point.axes.get("aligned", True) else " unaligned"
     rows = f" {point.rows} rows" if "rows" in point.axes else ""
     sums = f" {point.accumulation}" if "accumulation" in point.axes else ""
@@ -161,7 +163,7 @@ def is_fitted(point: Point, work: Work) -> bool:
 
 def memory_time(point: Point, work: Work) -> Expr:
     """Picoseconds of a launch that does nothing but move the operands and the result."""
-    return 2_500_000 + 1000 * (work.dram // _MEMORY[_nearest(point.arch)])
+    return 2_500_000 + 1000 * (work.dram // _MEMORY[nearest(point.arch)])
 
 
 def fitted(op: str, arch: int, name: str) -> Weights | None:

@@ -196,14 +196,18 @@ def fits_shared(point: Point) -> bool:
     return c.num_stages * (c.block_m + c.block_n) * c.block_k * ITEMSIZE[point.dtype] <= SHARED[point.arch]
 
 
+def suits_config(point: Point) -> bool:
+    """Whether the config is for the dtype, with or without tensor cores, and its stages fit."""
+    fma = point.dtype == "fp32" and point.precision == "ieee"
+    return point.config.fma == fma and fits_shared(point)
+
+
 def is_compiled(point: Point, beside_tma: bool = False) -> bool:
     """Of a kernel that has AXES, and whose config is one of ``tile``. beside_tma: also where TMA kernels would do."""
-    c = point.config
-    fma = point.dtype == "fp32" and point.precision == "ieee"
-    if not makes_sense(point) or c.fma != fma or not fits_shared(point):
+    if not makes_sense(point) or not suits_config(point):
         return False
     if not point.aligned:
-        return bool(c.unaligned)
+        return bool(point.config.unaligned)
     # What suits 16-byte loads suits TMA: on Hopper that is the TMA kernels'.
     is_for_tma = point.arch == 90 and point.dtype != "fp32" and not beside_tma
     return point.order != "ss" and not is_for_tma
