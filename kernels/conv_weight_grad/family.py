@@ -1,8 +1,9 @@
 """The family `conv_weight_grad`: its kernels, what tests compile of them, and what is kept as PTX."""
 
-from tk.aot.spec import Family, Kernel, Point
+from tk.aot.spec import Kernel, Point
 from tk.kernels.conv_weight_grad import depthwise, depthwise_slide, pointer, tma_plans
 from tk.kernels.conv_weight_grad.op import OP
+from tk.kernels.sampled import sampled_family
 
 _SAMPLED = {
     "weight_grad_pointer": ("32x32x32_s4_w4", "32x64x32_s2_w4", "32x32x16_s3_w4_fma"),
@@ -13,22 +14,11 @@ _SAMPLED = {
 }
 
 
-def _sample(kernel: Kernel, point: Point) -> bool:
-    """Every value of every axis: bf16, channels-last and without groups, and what differs from it in one respect."""
-    usual = {"dtype": "bf16", "layout": "channels_last", "grouped": False, "spatial": 2, "taps": 3, "stride": 1}
-    different = sum(point.axes.get(axis, value) != value for axis, value in usual.items())
-    return point.config.name in _SAMPLED[kernel.name] and different <= 1
+def _usual(kernel: Kernel, point: Point) -> dict[str, object]:
+    """bf16, channels-last and without groups."""
+    return {"dtype": "bf16", "layout": "channels_last", "grouped": False, "spatial": 2, "taps": 3, "stride": 1}
 
 
-def _portable(kernel: Kernel, point: Point) -> bool:
-    """One small tile and one large, and all that there is of depthwise kernels."""
-    return point.config.name in (*_SAMPLED[kernel.name], "64x64x32_s4_w4")
-
-
-FAMILY = Family(
-    OP,
-    (*depthwise_slide.KERNELS, *depthwise.KERNELS, *tma_plans.KERNELS, *pointer.KERNELS),
-    _sample,
-    tuned="conv_weight_grad",
-    portable=_portable,
-)
+_KERNELS = (*depthwise_slide.KERNELS, *depthwise.KERNELS, *tma_plans.KERNELS, *pointer.KERNELS)
+# Portable: one small tile and one large, and all that there is of depthwise kernels.
+FAMILY = sampled_family(OP, _KERNELS, _SAMPLED, _usual, tuned="conv_weight_grad", portable=("64x64x32_s4_w4",))

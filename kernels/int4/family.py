@@ -1,8 +1,9 @@
 """The families of int4_mm: their kernels, what tests compile of them, and what is kept as PTX."""
 
-from tk.aot.spec import Family, Kernel, Point
+from tk.aot.spec import Kernel, Point
 from tk.kernels.int4 import dequantize, few_rows, gemv, general, tile
 from tk.kernels.int4.op import DEQUANTIZE, OP
+from tk.kernels.sampled import sampled_family
 
 _SAMPLED = {
     "int4_few_rows": ("few_rows_64x128_p1_w4_c2", "few_rows_64x128_p1_w8_ahead_c2", "few_rows_64x32_p4_w8_c2"),
@@ -12,25 +13,13 @@ _SAMPLED = {
 }
 
 
-def _sample(kernel: Kernel, point: Point) -> bool:
-    """Every value of every axis: bf16, and what differs from it in one respect."""
-    if kernel.name in _SAMPLED and point.config.name not in _SAMPLED[kernel.name]:
-        return False
-    usual = {"dtype": "bf16", "out": "same", "rows": 8 if kernel.name == "int4_few_rows" else 1, "aligned": True}
-    return sum(point.axes.get(axis, value) != value for axis, value in usual.items()) <= 1
+def _usual(kernel: Kernel, point: Point) -> dict[str, object]:
+    """bf16."""
+    return {"dtype": "bf16", "out": "same", "rows": 8 if kernel.name == "int4_few_rows" else 1, "aligned": True}
 
 
-def _portable(kernel: Kernel, point: Point) -> bool:
-    return kernel.name not in _SAMPLED or point.config.name in _SAMPLED[kernel.name]
-
-
+_KERNELS = (*few_rows.KERNELS, *gemv.KERNELS, *tile.KERNELS, *general.KERNELS)
 FAMILIES = (
-    Family(
-        OP,
-        (*few_rows.KERNELS, *gemv.KERNELS, *tile.KERNELS, *general.KERNELS),
-        _sample,
-        tuned="int4_mm",
-        portable=_portable,
-    ),
-    Family(DEQUANTIZE, dequantize.KERNELS, _sample, tuned="int4_dequantize", portable=_portable),
+    sampled_family(OP, _KERNELS, _SAMPLED, _usual, tuned="int4_mm"),
+    sampled_family(DEQUANTIZE, dequantize.KERNELS, _SAMPLED, _usual, tuned="int4_dequantize"),
 )

@@ -1,8 +1,9 @@
 """The family `mm`: its kernels, what tests compile of them, and what is kept as PTX."""
 
-from tk.aot.spec import Family, Kernel, Point
+from tk.aot.spec import Kernel, Point
 from tk.kernels.mm import cluster_split_k, gemv, pointer, split_k, tma_plans
 from tk.kernels.mm.op import OP
+from tk.kernels.sampled import sampled_family
 
 # A tile for tensor cores and one without, what all rows and orders of a GEMV need, and of Hopper's kernels one for each
 # schedule.
@@ -26,29 +27,24 @@ _SAMPLED = {
 _HOPPER = (*cluster_split_k.KERNELS, *tma_plans.KERNELS)
 
 
-def _sample(kernel: Kernel, point: Point) -> bool:
-    """Every value of every axis: the bf16 product of row-major matrices, and what differs from it in one respect. Of
-    Hopper's further schedules little more than the product: they take the longest to compile."""
-    if point.config.name not in _SAMPLED[kernel.name]:
-        return False
+def _usual(kernel: Kernel, point: Point) -> dict[str, object]:
+    """The bf16 product of row-major matrices."""
     epilogues = kernel.axes.get("epilogue", (None,))
-    usual = {
+    return {
         "dtype": "bf16",
         "order": "nt" if (kernel in _HOPPER and point.dtype == "fp32") or point.axes.get("rows", 1) == 8 else "nn",
         "rows": 1,
         "epilogue": epilogues[-1] if point.order == "ss" else epilogues[0],
         "out": "same",
     }
-    differs = sum(point.axes.get(axis, value) != value for axis, value in usual.items())
+
+
+def _respects(kernel: Kernel, point: Point) -> int:
+    """Of Hopper's further schedules little more than the usual product: they take the longest to compile."""
     is_usual = kernel.name != "mm_tma" or "_coop" in point.config.name or point.epilogue == "vector"
-    return differs <= (1 if is_usual else 0)
+    return 1 if is_usual else 0
 
 
-def _portable(kernel: Kernel, point: Point) -> bool:
-    """One small tile and one large, and what the sample has: a split, and both without tensor cores."""
-    return point.config.name in (*_SAMPLED[kernel.name], "128x128x32_s4_w4")
-
-
-FAMILY = Family(
-    OP, (*gemv.KERNELS, *_HOPPER, *pointer.KERNELS, *split_k.KERNELS), _sample, tuned="mm", portable=_portable
-)
+_KERNELS = (*gemv.KERNELS, *_HOPPER, *pointer.KERNELS, *split_k.KERNELS)
+# Portable: one small tile and one large, and what the sample has: a split, and both without tensor cores.
+FAMILY = sampled_family(OP, _KERNELS, _SAMPLED, _usual, tuned="mm", portable=("128x128x32_s4_w4",), respects=_respects)

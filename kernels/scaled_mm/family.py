@@ -1,6 +1,7 @@
 """The family `scaled_mm`: its kernels, what tests compile of them, and what is kept as PTX."""
 
-from tk.aot.spec import Family, Kernel, Point
+from tk.aot.spec import Kernel, Point
+from tk.kernels.sampled import sampled_family
 from tk.kernels.scaled_mm import cluster_split_k, pointer, tma_plans
 from tk.kernels.scaled_mm.op import OP
 
@@ -16,10 +17,8 @@ _SAMPLED = {
 }
 
 
-def _sample(kernel: Kernel, point: Point) -> bool:
-    """Every value of every axis: the product of two e4m3fn matrices in bf16, and what differs in one respect."""
-    if point.config.name not in _SAMPLED[kernel.name]:
-        return False
+def _usual(kernel: Kernel, point: Point) -> dict[str, object]:
+    """The product of two e4m3fn matrices in bf16."""
     usual = {"b_dtype": "fp8e4nv", "out": "bf16", "accumulation": "slow", "order": "nt"}
     if kernel in pointer.KERNELS:
         usual |= {"aligned": point.order == "nt" and point.arch != 90}
@@ -27,13 +26,8 @@ def _sample(kernel: Kernel, point: Point) -> bool:
         usual |= {"dtype": "fp8e4nv"}
         if kernel.name != "scaled_mm_tma":
             usual["accumulation"] = point.accumulation  # of which each config has one
-    return sum(point.axes.get(axis, value) != value for axis, value in usual.items()) <= 1
+    return usual
 
 
-def _portable(kernel: Kernel, point: Point) -> bool:
-    return point.config.name in (*_SAMPLED[kernel.name], "128x128x64_s3_w8")
-
-
-FAMILY = Family(
-    OP, (*cluster_split_k.KERNELS, *tma_plans.KERNELS, *pointer.KERNELS), _sample, tuned="scaled_mm", portable=_portable
-)
+_KERNELS = (*cluster_split_k.KERNELS, *tma_plans.KERNELS, *pointer.KERNELS)
+FAMILY = sampled_family(OP, _KERNELS, _SAMPLED, _usual, tuned="scaled_mm", portable=("128x128x64_s3_w8",))
