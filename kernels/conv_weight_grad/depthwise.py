@@ -9,11 +9,11 @@ from tk.kernels.conv.arguments import leave_out
 from tk.kernels.conv.cost import multiplications, plain_cores
 from tk.kernels.conv.depthwise import args_in_pieces, block, in_pieces, piece_of, pitches_in_pieces
 from tk.kernels.conv.geometry import inside, pixel, place, plus, read_by, tap_of, times
-from tk.kernels.conv.op import DTYPE_AXIS, fits_32_bits, has_pieces, serves
+from tk.kernels.conv.op import DTYPE_AXIS, has_pieces
 from tk.kernels.conv.pointer import ARCHS
 from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
 from tk.kernels.conv_weight_grad.pointer import G, N, problem_args
-from tk.kernels.conv_weight_grad.reduce import PARTIALS, SPLITS, reduce_launch, split_locals
+from tk.kernels.conv_weight_grad.reduce import SPLITS, split_locals, split_plan
 
 
 @triton.jit
@@ -70,15 +70,10 @@ def _plan(point: Point) -> Plan | None:
     channels = ceil_div(G * N, c.block_c)
     taps = OP.local("taps")
     shapes = whole_pixels(point) if last else require(OUT.size(2) == 1, "1 input channel in each group")
+    splits = split_locals(channels * taps, 4, c.block_p, 4, 400)
+    cost = plain_cores(point, OP, multiplications(OP), 600 if last else 400, launches=2)
     launch = Launch(weight_grad_depthwise, args, (channels, taps, SPLITS), num_warps=c.num_warps, num_stages=2)
-    return Plan(
-        constraints=(fits_32_bits(OP, X), shapes),
-        serves=serves(point),
-        launches=(launch, reduce_launch(point.dtype)),
-        locals=split_locals(channels * taps, 4, c.block_p, 4, 400),
-        buffers=(PARTIALS,),
-        cost=plain_cores(point, OP, multiplications(OP), 600 if last else 400, launches=2),
-    )
+    return split_plan(point, launch, splits, (shapes,), cost)
 
 
 _CONFIGS = (block(32, 64, 4, "channels_last"), block(1024, 1, 4, "any"))

@@ -13,12 +13,12 @@ from tk.kernels.conv.cost import multiplications, plain_cores
 from tk.kernels.conv.depthwise import args_in_pieces, in_pieces, piece_of, pitches_in_pieces
 from tk.kernels.conv.depthwise_slide import Tile, element_of_line, with_product, zeros_of
 from tk.kernels.conv.geometry import Spatial, line, place
-from tk.kernels.conv.op import DTYPE_AXIS, fits_32_bits, serves
+from tk.kernels.conv.op import DTYPE_AXIS
 from tk.kernels.conv.pointer import ARCHS
 from tk.kernels.conv_weight_grad.depthwise import whole_pixels
-from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
+from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT
 from tk.kernels.conv_weight_grad.pointer import G, problem_args
-from tk.kernels.conv_weight_grad.reduce import PARTIALS, SHARE, SPLITS, reduce_launch, split_locals
+from tk.kernels.conv_weight_grad.reduce import SHARE, SPLITS, split_locals, split_plan
 
 
 @triton.jit
@@ -118,20 +118,14 @@ def _plan(point: Point) -> Plan:
     step_ns = c.occupancy * c.block_r * c.block_c * point.taps * GRAD.size(5) // 60 + 1
     launch = Launch(weight_grad_slide, args, (blocks, lines_of_taps, SPLITS), num_warps=c.num_warps, num_stages=1)
     width, stride, dilation = OUT.size(5), OP.int("stride_w"), OP.int("dilation_w")
-    return Plan(
-        constraints=(
-            fits_32_bits(OP, X),
-            whole_pixels(point),
-            require(lines < 2**31 - 2**16, "less than 2**31 - 65536 lines"),
-            require(width == point.taps, f"{point.taps} taps along w"),
-            require((stride == point.stride) & (dilation == 1), f"a stride of {point.stride} along w, no dilation"),
-        ),
-        serves=serves(point),
-        launches=(launch, reduce_launch(point.dtype)),
-        locals=split_locals(blocks * lines_of_taps, c.occupancy, c.block_r, 1, step_ns, length=lines),
-        buffers=(PARTIALS,),
-        cost=plain_cores(point, OP, multiplications(OP), 6000, launches=2),
+    constraints = (
+        whole_pixels(point),
+        require(lines < 2**31 - 2**16, "less than 2**31 - 65536 lines"),
+        require(width == point.taps, f"{point.taps} taps along w"),
+        require((stride == point.stride) & (dilation == 1), f"a stride of {point.stride} along w, no dilation"),
     )
+    splits = split_locals(blocks * lines_of_taps, c.occupancy, c.block_r, 1, step_ns, length=lines)
+    return split_plan(point, launch, splits, constraints, plain_cores(point, OP, multiplications(OP), 6000, launches=2))
 
 
 _CONFIGS = (Config("slide_w4_32x32_w4", dict(block_r=32, block_c=32, pixels=4, num_warps=4, occupancy=3)),)

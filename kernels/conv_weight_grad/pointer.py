@@ -36,19 +36,16 @@ from tk.kernels.conv.geometry import (
 from tk.kernels.conv.op import (
     DTYPE_AXIS,
     PRECISION_AXIS,
-    fits_32_bits,
     makes_sense,
-    serves,
 )
 from tk.kernels.conv.pointer import ARCHS, Tile, dot, first_channel, merged_groups, tile, wide_channels
 from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
 from tk.kernels.conv_weight_grad.reduce import (
     FREE_LOCAL,
-    PARTIALS,
     SHARE,
     SPLITS,
-    reduce_launch,
     split_locals,
+    split_plan,
 )
 from tk.kernels.gemm.pointer import suits_config
 
@@ -159,7 +156,7 @@ def _merged(point: Point) -> Expr:
 
 
 def _constraints(point: Point) -> tuple[Constraint, ...]:
-    found: tuple[Constraint, ...] = (fits_32_bits(OP, X),)
+    found: tuple[Constraint, ...] = ()
     if point.layout == "channels_last":
         found += (wide_channels(GRAD), wide_channels(X))
     if not point.grouped:
@@ -192,15 +189,9 @@ def _plan(point: Point) -> Plan | None:
     launch = Launch(weight_grad_pointer, args, (tiles, groups, SPLITS), num_warps=c.num_warps, num_stages=c.num_stages)
     programs = tiles * groups * SPLITS
     again = 8 * SPLITS * OP.local("groups") * N * OP.local("K")  # the partial sums are written and read
-    return Plan(
-        constraints=_constraints(point),
-        serves=serves(point),
-        launches=(launch, reduce_launch(point.dtype)),
-        locals=(*split_locals(per_tile * ceil_div(G, merge), c.occupancy, c.block_k, 8, step), merge),
-        buffers=(PARTIALS,),
-        cost=predict(point, OP, programs, SHARE, occupancy=c.occupancy, percent=percent, extra_bytes=again, launches=2),
-        general=packed,
-    )
+    splits = split_locals(per_tile * ceil_div(G, merge), c.occupancy, c.block_k, 8, step)
+    cost = predict(point, OP, programs, SHARE, occupancy=c.occupancy, percent=percent, extra_bytes=again, launches=2)
+    return split_plan(point, launch, (*splits, merge), _constraints(point), cost, general=packed)
 
 
 # --- The grid ---

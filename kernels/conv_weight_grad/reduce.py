@@ -4,10 +4,11 @@ import triton
 import triton.language as tl
 
 from tk.aot.expr import Expr, ceil_div, device, local, maximum, minimum, select
-from tk.aot.spec import Buffer, Const, Int, Launch, Pointer, Scratch
+from tk.aot.spec import Buffer, Const, Constraint, Int, Launch, Plan, Point, Pointer, Scratch
 from tk.kernels.conv.arguments import extents, leave_out, weight_strides
 from tk.kernels.conv.geometry import place, tap_of
-from tk.kernels.conv_weight_grad.op import OP, OUT
+from tk.kernels.conv.op import fits_32_bits, serves
+from tk.kernels.conv_weight_grad.op import OP, OUT, X
 
 M = OP.local("M")
 _ROWS = OP.local("groups") * OP.local("N")  # of the gradient, each of `K` numbers
@@ -43,14 +44,13 @@ def weight_grad_reduce(partials, out, rows, K, splits, out_channels, channels, k
     tl.store(to, tl.sum(acc, axis=0).to(out.dtype.element_ty), mask=exists)
 
 
-# Of a plan: its locals are those of `split_locals`, its buffer PARTIALS, its second launch `reduce_launch`.
+# Locals of a plan, which `split_locals` gives.
 _ROOM = len(OP.locals)
 _MOST_WAVES = 8
 _BEST = _ROOM + _MOST_WAVES
 _CHOSEN = _BEST + _MOST_WAVES - 1
 SHARE, SPLITS = local(_CHOSEN), local(_CHOSEN + 1)
 FREE_LOCAL = _CHOSEN + 2  # the first that is a plan's own
-PARTIALS = Buffer(SPLITS * _COUNT * 4)
 _MOST_SCRATCH = 1 << 28  # bytes
 _BYTES_A_NANOSECOND = 4000
 
@@ -83,8 +83,22 @@ def split_locals(tiles: Expr, occupancy: int, step: int, least: int, step_ns: Ex
     return (*rooms, *better, ceil_div(steps, best[-1]) * step, ceil_div(length, SHARE))
 
 
-def reduce_launch(dtype: str, wide: bool = False) -> Launch:
-    """wide: of a plan that takes a multiple of 8 channels."""
+def split_plan(point: Point, launch: Launch, splits: tuple[Expr, ...], constraints: tuple[Constraint, ...], cost: Expr,
+               wide: bool = False, general: bool = False) -> Plan:  # fmt: skip
+    """launch: of programs of SHARE each, which leave their sums in scratch memory. splits: ``split_locals``, and the
+    plan's own locals. wide: it takes a multiple of 8 channels."""
+    return Plan(
+        constraints=(fits_32_bits(OP, X), *constraints),
+        serves=serves(point),
+        launches=(launch, _reduce_launch(point.dtype, wide)),
+        locals=splits,
+        buffers=(Buffer(SPLITS * _COUNT * 4),),
+        cost=cost,
+        general=general,
+    )
+
+
+def _reduce_launch(dtype: str, wide: bool) -> Launch:
     args = dict(
         partials=Scratch(0, "fp32"),
         out=Pointer(OUT, dtype, aligned=False),

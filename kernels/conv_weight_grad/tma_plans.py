@@ -7,10 +7,9 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 from tk.aot.expr import Expr, Tensor, ceil_div, device, minimum
 from tk.aot.spec import ITEMSIZE, Config, Const, Int, Kernel, Launch, Plan, Point, Scratch, TensorMap, require
 from tk.kernels.conv.cost import predict, step_ns
-from tk.kernels.conv.op import fits_32_bits, serves
 from tk.kernels.conv.tma_plans import Gather, is_even, pixel_pitch, whole_pieces
 from tk.kernels.conv_weight_grad.op import GRAD, OP, OUT, X
-from tk.kernels.conv_weight_grad.reduce import PARTIALS, SHARE, SPLITS, reduce_launch, split_locals
+from tk.kernels.conv_weight_grad.reduce import SHARE, SPLITS, split_locals, split_plan
 from tk.kernels.conv_weight_grad.tma import weight_grad_tma
 from tk.kernels.hopper.arguments import Tile
 
@@ -92,22 +91,17 @@ def _plan(point: Point) -> Plan:
     launch = Launch(weight_grad_tma, args, (minimum(device.sm_count, units), 1, 1), num_warps=4)
     again = 8 * SPLITS * N * OP.local("K")  # the partial sums are written and read
     itemsize = ITEMSIZE[point.dtype]
-    return Plan(
-        constraints=(
-            fits_32_bits(OP, X),
-            require(OP.local("groups") == 1, "1 group"),
-            whole_pieces(X, itemsize),
-            require(is_even(GRAD, itemsize), "grad channels-last with evenly spaced pixels, on 16-byte boundaries"),
-            require((C * itemsize % 16 == 0) & (N * itemsize % 16 == 0), f"channels a multiple of {16 // itemsize}"),
-            require((C > 0) & (M > 0), "channels and pixels"),
-            _GATHER.within_reach(point.spatial),
-        ),
-        serves=serves(point),
-        launches=(launch, reduce_launch(point.dtype, wide=True)),
-        locals=split_locals(tiles, 1, c.block_k, 16, step_ns(point, 90)),
-        buffers=(PARTIALS,),
-        cost=predict(point, OP, units, SHARE, percent=90, extra_bytes=again, launches=2),
+    constraints = (
+        require(OP.local("groups") == 1, "1 group"),
+        whole_pieces(X, itemsize),
+        require(is_even(GRAD, itemsize), "grad channels-last with evenly spaced pixels, on 16-byte boundaries"),
+        require((C * itemsize % 16 == 0) & (N * itemsize % 16 == 0), f"channels a multiple of {16 // itemsize}"),
+        require((C > 0) & (M > 0), "channels and pixels"),
+        _GATHER.within_reach(point.spatial),
     )
+    splits = split_locals(tiles, 1, c.block_k, 16, step_ns(point, 90))
+    cost = predict(point, OP, units, SHARE, percent=90, extra_bytes=again, launches=2)
+    return split_plan(point, launch, splits, constraints, cost, wide=True)
 
 
 def _tile(block_m: int, block_n: int, num_stages: int) -> Config:
