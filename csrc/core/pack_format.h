@@ -248,7 +248,7 @@ static_assert(sizeof(Constraint) == 12 && sizeof(Buffer) == 16 && sizeof(Launch)
 static_assert(sizeof(TensorMap) == 216 && sizeof(Image) == 64 && sizeof(Output) == 144 && sizeof(Pin) == 48);
 static_assert(sizeof(Param) == 20 && sizeof(Frame) == 24);
 
-// The largest frame we are ready to unpack. Builds make them of 1 MiB and one image more; the biggest seen is 0.3 MB.
+// The largest frame we are ready to unpack. Builds make them of 2 MiB and one image more; the biggest seen is 0.3 MB.
 inline constexpr uint64_t kMaxFrameSize = 64u << 20;
 
 }  // namespace tk::format

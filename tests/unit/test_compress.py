@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -46,8 +47,22 @@ def test_images_of_a_group_lie_together():
     groups = [f"op {n % 2}" for n in range(400)]
     for frame in compress(contents, groups):
         assert len({groups[n] for n in frame.images}) == 1
-        sizes = [len(contents[n]) for n in frame.images]
-        assert sizes == sorted(sizes)
+
+
+@pytest.mark.parametrize("text", [False, True], ids=["cubin", "ptx"])
+def test_images_lie_beside_those_that_they_are_most_like(text):
+    """Of four kinds of nearly one size, mixed: a kind's are together, and a frame has no more kinds than it must."""
+
+    def of_kind(kind: int, n: int) -> bytes:
+        pieces = random.Random(kind).choices(range(1 << 30), k=3000)
+        pieces[n] = n
+        if text:
+            return b"\n".join(b"  add.s32 %d;" % piece for piece in pieces)
+        return b"".join(piece.to_bytes(16, "little") for piece in pieces) + b"\xff"
+
+    contents = [of_kind(n % 4, n) for n in range(80)]
+    order = [n % 4 for frame in compress(contents, ["f"] * 80) for n in frame.images]
+    assert sum(a != b for a, b in itertools.pairwise(order)) == 3
 
 
 def test_a_frame_takes_less_than_its_images():

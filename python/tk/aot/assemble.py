@@ -372,7 +372,7 @@ def _launch(writer: PackWriter, scope: _Scope, variant: Variant, launch: Launch,
     kind = fmt.IMAGE_PTX if target.ptx else fmt.IMAGE_CUBIN
     name = f"{launch.fn.__name__} of {variant.name}"
     return dict(
-        image=writer.image(kind, name, artifact.image, variant.kernel.op.name),
+        image=writer.image(kind, name, artifact.image, launch.fn.__name__),
         entry=writer.string(artifact.entry),
         threads=artifact.threads,
         shared=artifact.shared,
