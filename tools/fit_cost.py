@@ -2,7 +2,7 @@
 
     TK_NO_LIBRARY=1 PYTHONPATH=python python tools/fit_cost.py mm 90
 
-of mm, or of bmm, mm_plus_mm, scaled_mm or int4_mm. Reads kernels/tuned/sm90/mm_timings.json and writes mm.json beside
+of mm, or of another op that ``tk tune`` times. Reads kernels/tuned/sm90/mm_timings.json and writes mm.json beside
 it. "pins": the fastest config of every product measured, where another would be predicted; of mm and its like also with
 a row of bias, and in the other 16-bit dtype. "coefficients": for every config, precision and operand order non-negative
 weights of the terms that its kernel declares (``Plan.terms``), by least squares of the relative error. Prints how the

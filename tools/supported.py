@@ -127,8 +127,6 @@ def _elsewhere(call: Call, device: str) -> str:
     return ""
 
 
-# Which of kernels/ declares the op that a function calls.
-_FAMILIES = ("mm", "bmm", "mm_plus_mm", "grouped_mm", "scaled_mm", "scaled_grouped_mm", "int4", "b2b", "conv")
 # Bytes are float8 of either format to the kernels that read them so.
 _BY_RECORDS = {"fp8e4nv": ("fp8e4m3fn",), "fp8e5": ("fp8e5m2",), "u8": ("fp8e4m3fn", "fp8e5m2")}
 
@@ -137,8 +135,10 @@ _BY_RECORDS = {"fp8e4nv": ("fp8e4m3fn",), "fp8e5": ("fp8e5m2",), "u8": ("fp8e4m3
 def kernel_dtypes() -> Mapping[str, frozenset[str]]:
     """By the op, of the kernels written by hand."""
     found: dict[str, frozenset[str]] = {}
-    for folder in _FAMILIES:
-        module = importlib.import_module(f"tk.kernels.{folder}.family")
+    for path in Path(__file__).parents[1].glob("kernels/*/family.py"):
+        if path.parent.name == "attention":  # whose pairs are read below
+            continue
+        module = importlib.import_module(f"tk.kernels.{path.parent.name}.family")
         for family in getattr(module, "FAMILIES", None) or [module.FAMILY]:
             axes = [kernel.axes for kernel in family.kernels]
             dtypes = {str(d) for a in axes for d in (*a.get("dtype", ()), *a.get("b_dtype", ()))}

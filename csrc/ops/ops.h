@@ -7,12 +7,12 @@
 
 namespace tk::ops {
 
-extern const OpTable kMatrixOps;         // mm.cpp
-extern const OpTable kGroupedOps;        // grouped_mm.cpp
-extern const OpTable kScaledOps;         // scaled_mm.cpp
-extern const OpTable kScaledGroupedOps;  // scaled_grouped_mm.cpp
-extern const OpTable kInt4Ops;           // int4.cpp
-extern const OpTable kConvolutionOps;    // conv.cpp
+extern const OpTable kMatrixOps;
+extern const OpTable kGroupedOps;
+extern const OpTable kScaledOps;
+extern const OpTable kScaledGroupedOps;
+extern const OpTable kInt4Ops;
+extern const OpTable kConvolutionOps;
 
 // Those that also serve ATen's (beneath.cpp).
 Tensor mm(const Tensor& a, const Tensor& b, const OptionalTensor& bias, const Settings& settings, Tensor out);

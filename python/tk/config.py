@@ -140,20 +140,16 @@ def override(op: str, config: str | int | None) -> Iterator[None]:
         yield
 
 
-# Functions whose kernels are those of another op.
-_KERNELS_OF: Mapping[str, str] = {
-    "addmm": "mm", "linear": "mm", "baddbmm": "bmm", "conv1d": "conv", "conv2d": "conv", "conv3d": "conv",
-    "uint4x2_mixed_mm": "int4_mm",
-}  # fmt: skip
-
-
 def _check_op(op: str) -> None:
     """A pin of a name that no kernel looks for would have no effect."""
     known = _packs.op_names()
     if op in known:
         return
-    if (runs := _KERNELS_OF.get(op)) is not None:
-        hint = f"tk.{op} runs the kernels of {runs!r}"
+    from tk.ops._register import RECORDS  # the ops import this module
+
+    record = RECORDS.get(op)
+    if record is not None and record.kernels_of is not None:
+        hint = f"tk.{op} runs the kernels of {record.kernels_of!r}"
     else:
         hint = did_you_mean(op, known, 0.5) or "tk.coverage() lists them"
     raise ValueError(f"tk.config.override: op is {op!r}, must be an op of a loaded pack; {hint}")

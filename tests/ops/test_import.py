@@ -7,6 +7,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+import tk
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -109,3 +112,8 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 def test_every_public_name_exists() -> None:
     assert output("import tk; print([n for n in tk.__all__ if not hasattr(tk, n)])") == "[]"
+
+
+def test_an_op_of_torch_has_the_docstring_of_its_wrapper() -> None:
+    for name in ("mm", "mm_plus_mm", "int4_mm", "conv2d", "b2b_gemm"):
+        assert getattr(torch.ops.tk, name).__doc__ == getattr(tk, name).__doc__

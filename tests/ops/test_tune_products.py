@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from tk import capi, errors
-from tk.tune import command, products
+from tk.tune import command, pins, products, timings
 from tk.tune.measure import Measured, Result
 
 SIZES = {"bmm": "3x8x16x24", "mm_plus_mm": "8x16x24x32", "scaled_mm": "5x16x32", "int4_mm": "5x16x256"}
@@ -64,3 +65,26 @@ def test_each_op_has_a_file_of_its_own(
         "out of memory" in said
         and "bmm: 2 problems; the config that is predicted to be the fastest takes 2.000" in said
     )
+
+
+def test_timings_of_other_ops_hold_the_problem(tmp_path: Path) -> None:
+    """As many as there were, whatever order they are written in, and what comes back is the problem."""
+    drawn = products.draw("bmm", 2, 0)
+    matrices = [capi.Matrix(torch.bfloat16, (2, n, n), (n * n, n, 1)) for n in (16, 32)]
+    problems = [capi.Problem("bmm", (x, x, None, x), (0, 0), (1.0, 1.0)) for x in matrices]
+    path = tmp_path / "bmm_timings.json"
+    for d, p in zip(drawn, problems, strict=True):
+        timings.write(path, [Result(d, p, [Measured("x", 7, "k", 3.0, 4.0)])], {"gpu": "G"})
+    entries = json.loads(path.read_text())["timings"]
+    assert [e["configs"] for e in entries] == [{"x": ["k", 3.0, 4.0]}] * 2
+    found = [pins.problem_of(e, path) for e in entries]
+    assert [(p.op, p.tensors, p.floats) for p in found] == [(p.op, list(p.tensors), (1.0, 1.0)) for p in problems]
+
+
+def test_given_sizes_are_measured_in_every_way() -> None:
+    def found(op: str, text: str) -> list[str]:
+        return list(map(str, products.given(op, text)))
+
+    assert found("bmm", "8x16x32x64") == ["bmm 8x16x32x64 nn", "bmm 8x16x32x64 nt"]
+    assert found("scaled_mm", "16x32x64") == ["scaled_mm 16x32x64 slow", "scaled_mm 16x32x64 fast"]
+    assert found("int4_mm", "1x4096x4096") == ["int4_mm 1x4096x4096 group 128"]

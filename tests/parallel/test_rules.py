@@ -223,7 +223,7 @@ CALLS: dict[str, Callable[[Random], tuple[Any, ...]]] = {
 
 
 def test_there_is_a_call_of_each() -> None:
-    assert set(CALLS) == set(_register.DIMS)
+    assert set(CALLS) == set(_register.RECORDS)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -10,7 +10,7 @@ import torch
 
 from tk import _cache, capi, errors, timing
 from tk.config import STATIC_WEIGHTS
-from tk.tune import command, files, measure, pins, products, timings
+from tk.tune import command, files, measure, pins, timings
 from tk.tune.measure import Measured, Result, Task, cover
 
 
@@ -168,20 +168,6 @@ def test_every_config_is_timed_that_gives_the_right_result(engine: list, monkeyp
 # --- Timings ---
 
 
-def test_timings_of_other_ops_hold_the_problem(tmp_path: Path) -> None:
-    """As many as there were, whatever order they are written in, and what comes back is the problem."""
-    drawn = products.draw("bmm", 2, 0)
-    matrices = [capi.Matrix(torch.bfloat16, (2, n, n), (n * n, n, 1)) for n in (16, 32)]
-    problems = [capi.Problem("bmm", (x, x, None, x), (0, 0), (1.0, 1.0)) for x in matrices]
-    path = tmp_path / "bmm_timings.json"
-    for d, p in zip(drawn, problems, strict=True):
-        timings.write(path, [Result(d, p, [Measured("x", 7, "k", 3.0, 4.0)])], {"gpu": "G"})
-    entries = json.loads(path.read_text())["timings"]
-    assert [e["configs"] for e in entries] == [{"x": ["k", 3.0, 4.0]}] * 2
-    found = [pins.problem_of(e, path) for e in entries]
-    assert [(p.op, p.tensors, p.floats) for p in found] == [(p.op, list(p.tensors), (1.0, 1.0)) for p in problems]
-
-
 def test_what_costs_the_same_is_pinned_too(engine: list) -> None:
     def kinds(config: str) -> list[tuple[torch.dtype, bool]]:
         return [(p.tensors[0].dtype, p.tensors[2] is not None) for p in timings.twins(product(16, 256, 512), config)]
@@ -230,15 +216,6 @@ def test_tasks_of_the_command() -> None:
     ]  # fmt: skip
 
 
-def test_given_sizes_are_measured_in_every_way() -> None:
-    def found(op: str, text: str) -> list[str]:
-        return list(map(str, products.given(op, text)))
-
-    assert found("bmm", "8x16x32x64") == ["bmm 8x16x32x64 nn", "bmm 8x16x32x64 nt"]
-    assert found("scaled_mm", "16x32x64") == ["scaled_mm 16x32x64 slow", "scaled_mm 16x32x64 fast"]
-    assert found("int4_mm", "1x4096x4096") == ["int4_mm 1x4096x4096 group 128"]
-
-
 def test_random_sizes_depend_on_the_seed_alone() -> None:
     base = command.default_sizes(0, 0)
     assert command.default_sizes(5, 1) == command.default_sizes(5, 1) != command.default_sizes(5, 2)
@@ -259,7 +236,7 @@ def test_wrong_arguments_are_refused(argv: list[str]) -> None:
         (["softmux"], "'softmux' is neither"),
         (["1x1x1", "--dtype", "fp64"], "products are of bf16, fp16, fp32, not fp64"),
         (["softmax", "1x1", "--order", "nt"], "--order: of matrix products alone"),
-        (["bmm", "--order", "nt"], "--order: not of bmm, mm_plus_mm, scaled_mm, int4_mm"),
+        (["bmm", "--order", "nt"], "--order: not of bmm, int4_mm, mm_plus_mm, scaled_mm"),
         (["bmm", "--dtype", "fp16"], "--dtype: .* in bf16, or float8, alone"),
         (["bmm", "16x16x16"], "'16x16x16' is no size of bmm, which is batchxmxnxk"),
         (["scaled_mm", "softmux"], "'softmux' is no size of scaled_mm, which is mxnxk"),

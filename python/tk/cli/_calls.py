@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tk
+from tk.ops._register import RECORDS
 
-__all__ = ["Call", "calls"]
+__all__ = ["Call", "Maker", "calls"]
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,18 @@ def calls(
 ) -> list[Call]:
     """One at least of each function. dtype: of floating-point tensors, where a function takes several. scale: "small",
     with ragged sizes; "medium", of whole tiles; "large", at which times mean something."""
-    return list(_Maker(torch.device(device), dtype, *_SCALES[scale], seed))
+    return list(Maker(torch.device(device), dtype, *_SCALES[scale], seed))
 
 
 def written_by_hand(device: torch.device | str, dtype: torch.dtype, scale: str, seed: int = 0) -> list[Call]:
     """Those of ``calls`` whose kernels are not generated, and have the most configs."""
-    maker = _Maker(torch.device(device), dtype, *_SCALES[scale], seed)
-    return [*maker.products(), *maker.quantized(), *maker.few_rows(), *maker.convolutions(), *maker.attention()]
+    maker = Maker(torch.device(device), dtype, *_SCALES[scale], seed)
+    return [*maker.written_by_hand(), *maker.more_written_by_hand(), *maker.attention()]
 
 
-class _Maker:
+class Maker:
+    """Makes tensors and calls. n: what rows and columns are multiples of. c: channels, heads and batches."""
+
     def __init__(self, device: torch.device, dtype: torch.dtype, n: int, c: int, seed: int = 0):
         self.device, self.dtype, self.n, self.c = device, dtype, n, c
         self.generator = torch.Generator().manual_seed(seed)
@@ -59,9 +62,7 @@ class _Maker:
         return torch.randn(shape, generator=self.generator).to(self.device, dtype or self.dtype)
 
     def __iter__(self) -> Iterator[Call]:
-        yield from self.products()
-        yield from self.quantized()
-        yield from self.convolutions()
+        yield from self.written_by_hand()
         yield from self.reductions()
         yield from self.rows()
         yield from self.indices()
@@ -69,56 +70,18 @@ class _Maker:
         yield from self.random()
         yield from self.lists()
 
-    def products(self) -> Iterator[Call]:
-        n, c, t = self.n, self.c, self
-        yield Call("mm", (t(4 * n, 8 * n), t(8 * n, 5 * n)), torch.mm)
-        yield Call("addmm", (t(5 * n), t(4 * n, 8 * n), t(8 * n, 5 * n)), torch.addmm)
-        yield Call("linear", (t(2, 4 * n, 8 * n), t(5 * n, 8 * n), t(5 * n)), F.linear)
-        yield Call("bmm", (t(3, 4 * n, 8 * n), t(3, 8 * n, 5 * n)), torch.bmm)
-        yield Call("baddbmm", (t(3, 4 * n, 5 * n), t(3, 4 * n, 8 * n), t(3, 8 * n, 5 * n)), torch.baddbmm)
-        yield Call("mm_plus_mm", (t(4 * n, 8 * n), t(8 * n, 5 * n), t(4 * n, 6 * n), t(6 * n, 5 * n)),
-                   lambda a, b, c, d: a @ b + c @ d)  # fmt: skip
-        yield Call("b2b_gemm", (t(16 * n, 8 * c), t(8 * c, 16 * c), t(16 * c, 8 * c)), lambda a, b, c: a @ b @ c)
-        ends = torch.tensor([3 * n, 8 * n], dtype=torch.int32, device=self.device)
-        bf16 = torch.bfloat16
-        yield Call("grouped_mm", (t(8 * n, 16 * n, dtype=bf16), t(2, 16 * n, 8 * n, dtype=bf16)), kwargs={"offs": ends})
+    def call(self, name: str, *args: Any, torchs: Callable[..., Any] | None = None, **kwargs: Any) -> Call:
+        return Call(name, args, torchs, kwargs)
 
-    def quantized(self) -> Iterator[Call]:
-        n, t, device = self.n, self, self.device
-        fp8, bf16 = torch.float8_e4m3fn, torch.bfloat16
-        a8, b8 = t(16 * n, 32 * n, dtype=fp8), t(16 * n, 32 * n, dtype=fp8).t()
-        one, row, column = (torch.ones(s, device=device) for s in ((), (16 * n, 1), (1, 16 * n)))
-        yield Call("scaled_mm", (a8, b8, one, one), kwargs={"out_dtype": bf16})
-        yield Call("scaled_mm", (a8, b8, row, column), kwargs={"out_dtype": bf16})
-        ends = torch.tensor([3 * n, 8 * n], dtype=torch.int32, device=device)
-        weights = t(2, 16 * n, 16 * n, dtype=fp8).mT
-        scales = torch.ones(8 * n, device=device), torch.ones(2, 16 * n, device=device)
-        yield Call("scaled_grouped_mm", (t(8 * n, 16 * n, dtype=fp8), weights, *scales), kwargs={"offs": ends})
-        q = (torch.arange(32 * n * 16 * n, device=device) % 16).to(torch.uint8).reshape(32 * n, 16 * n)
-        packed, a = tk.pack_int4(q), t(4 * n, 32 * n, dtype=bf16)
-        yield Call("uint4x2_mixed_mm", (a, packed))
-        yield Call("int4_mm", (a, packed, t(n, 16 * n, dtype=bf16), None, 32))
-        yield Call("pack_int4", (q,))
-        yield Call("unpack_int4", (packed,))
-        of_torch = torch.zeros(1, 4, 32, 1, dtype=torch.int32, device=device)
-        yield Call("int4_from_torch", (of_torch, torch.ones(4, 8, 2, device=device), 32))
-        yield Call("quantize_fp8", (t(4 * n, 6 * n),))
+    def written_by_hand(self) -> Iterator[Call]:
+        for record in RECORDS.values():
+            if record.calls is not None:
+                yield from record.calls(self)
 
-    def few_rows(self) -> Iterator[Call]:
-        """Of packed weights, for which there are kernels by the number of rows."""
-        q = (torch.arange(32 * self.n * 16 * self.n, device=self.device) % 16).to(torch.uint8)
-        packed = tk.pack_int4(q.reshape(32 * self.n, 16 * self.n))
-        for rows in (1, 2, 12, 100):
-            a, scales = (
-                self(*shape, dtype=torch.bfloat16) for shape in ((rows, 32 * self.n), (self.n // 4, 16 * self.n))
-            )
-            yield Call("int4_mm", (a, packed, scales, None, 128))
-
-    def convolutions(self) -> Iterator[Call]:
-        c, t = self.c, self
-        yield Call("conv1d", (t(2, 4 * c, 9 * c), t(6 * c, 4 * c, 3), t(6 * c)), F.conv1d)
-        yield Call("conv2d", (t(2, 4 * c, 9 * c, 7 * c), t(6 * c, 2 * c, 3, 3), t(6 * c), 1, 1, 1, 2), F.conv2d)
-        yield Call("conv3d", (t(1, 4 * c, 5, 6, 7), t(6 * c, 4 * c, 2, 2, 2)), F.conv3d)
+    def more_written_by_hand(self) -> Iterator[Call]:
+        for record in RECORDS.values():
+            if record.more_calls is not None:
+                yield from record.more_calls(self)
 
     def reductions(self) -> Iterator[Call]:
         names = ("amax", "amin", "sum", "mean", "std", "var", "var_mean", "std_mean", "logsumexp", "argmax",
@@ -147,6 +110,7 @@ class _Maker:
         yield Call("silu", (self.matrix(),), F.silu)
         yield Call("swiglu", (self.matrix(), self.matrix()), lambda gate, up: F.silu(gate) * up)
         yield Call("geglu", (self.matrix(), self.matrix()), lambda gate, up: F.gelu(gate) * up)
+        yield Call("quantize_fp8", (self.matrix(),))
         yield Call("rope", (t(2, 3 * n, 8), t(3 * n, 4), t(3 * n, 4)), _rotated)
         target = (torch.arange(4 * n, device=self.device) * 5) % width
         yield Call("cross_entropy", (self.matrix(), target), F.cross_entropy)

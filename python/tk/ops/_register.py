@@ -8,10 +8,10 @@ straight to the kernel, else to ``_f_autograd``, where the formula is registered
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -22,11 +22,55 @@ from torch.utils._pytree import tree_leaves
 
 from tk import _library
 
+if TYPE_CHECKING:
+    from tk.cli._calls import Call, Maker
+    from tk.tune.products import Drawn, Draws
+
 _implementations = Library("tk", "IMPL")  # keeps what is registered alive
 
-# By op, how it may be sharded over the GPUs of a device mesh: a text of its dimensions (tk.parallel.rules), or what
-# makes one of the call's arguments.
-DIMS: dict[str, str | Callable[..., str]] = {}
+
+class Tuning(NamedTuple):
+    """How ``tk tune`` makes problems of an op, and calls it.
+
+    sizes: the names of a problem's sizes. draw: these sizes, and the fields of ``Drawn`` besides them. inputs: of a
+    call, its result last. call: of a problem, its inputs and the number of a config. reference: what torch makes of the
+    same inputs but the result. ways: fields of ``Drawn``, in each of which sizes that are given are timed.
+    """
+
+    sizes: tuple[str, ...]
+    draw: Callable[[Draws], tuple[tuple[int, ...], Mapping[str, Any]]]
+    inputs: Callable[[Drawn], tuple[Tensor, ...]]
+    call: Callable[..., Tensor]
+    reference: Callable[..., Tensor]
+    ways: tuple[Mapping[str, Any], ...] = ({"order": "nn"}, {"order": "nt"})
+
+
+class Record(NamedTuple):
+    """What the package knows of a hand-written op besides what is registered for it.
+
+    dims: how it may be sharded over the GPUs of a device mesh: a text of its dimensions (tk.parallel.rules), or what
+    makes one of the call's arguments. in_aten: the op of the same arguments made of ATen's, which forward mode
+    differentiates. kernels_of: the op whose kernels it runs, where these are another's. calls: right calls, of what
+    makes their arguments. more_calls: for ``tk verify`` alone, which reach kernels that ``calls`` do not.
+    """
+
+    dims: str | Callable[..., str]
+    in_aten: Callable[..., Tensor] | None = None
+    kernels_of: str | None = None
+    calls: Callable[[Maker], Iterator[Call]] | None = None
+    more_calls: Callable[[Maker], Iterator[Call]] | None = None
+    tuning: Tuning | None = None
+
+
+# By op, in the order in which tk imports them.
+RECORDS: dict[str, Record] = {}
+
+
+def record(name: str, known: Record, wrapper: Callable[..., Any] | None = None) -> None:
+    """Keeps what is known of an op. ``torch.ops.tk.<name>`` gets the wrapper's docstring."""
+    RECORDS[name] = known
+    if wrapper is not None:
+        getattr(torch.ops.tk, name).__doc__ = wrapper.__doc__
 
 
 def overloads(name: str) -> tuple[Any, Any]:
@@ -220,12 +264,11 @@ def autograd(name: str, setup: Callable[..., None], backward: Callable[..., Any]
 
 def _in_aten(name: str, args: tuple[Any, ...]) -> Tensor:
     """What forward mode differentiates."""
-    from tk.ops.in_aten import IN_ATEN  # which imports the ops
-
-    if name not in IN_ATEN:
+    in_aten = RECORDS[name].in_aten
+    if in_aten is None:
         raise NotImplementedError(f"tk.{name} has no formula for forward-mode automatic differentiation")
     with torch._C._DisableAutocast():
-        return IN_ATEN[name](*args)
+        return in_aten(*args)
 
 
 def inference_only(op: Any, advice: str = "") -> Callable[..., Any]:

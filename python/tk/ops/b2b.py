@@ -10,8 +10,8 @@ operands' dtype. The op is for inference and has no gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +20,11 @@ from torch.library import Library
 from tk import errors, missing
 from tk.heuristics.described import multiprocessors
 from tk.ops import _register, product
+from tk.ops._register import Record
 from tk.ops.product import ACTIVATIONS
+
+if TYPE_CHECKING:
+    from tk.cli._calls import Call, Maker
 
 __all__ = ["b2b_gemm"]
 
@@ -270,4 +274,18 @@ _library.impl("b2b_gemm", _cpu, "CPU")
 _library.impl("b2b_gemm", _cuda, "CUDA")
 _library.impl("b2b_gemm", _register.inference_only(_b2b_gemm), "Autograd", with_keyset=True)
 _register.autocast("b2b_gemm")
-_register.DIMS.update(b2b_gemm=lambda right, **_: "mk,k_,_p->mp" if right else "m_,_n,np->mp")
+
+
+# --- What else is known of it ---
+
+
+def _dims(right: bool, **_: Any) -> str:
+    return "mk,k_,_p->mp" if right else "m_,_n,np->mp"
+
+
+def _calls(t: Maker) -> Iterator[Call]:
+    args = t(16 * t.n, 8 * t.c), t(8 * t.c, 16 * t.c), t(16 * t.c, 8 * t.c)
+    yield t.call("b2b_gemm", *args, torchs=lambda a, b, c: a @ b @ c)
+
+
+_register.record("b2b_gemm", Record(_dims, calls=_calls), b2b_gemm)

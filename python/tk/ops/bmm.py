@@ -8,13 +8,19 @@ read without a copy.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tk.ops import _register, product
+from tk.ops._register import Record, Tuning
 from tk.ops.product import Activation, Precision
+
+if TYPE_CHECKING:
+    from tk.cli._calls import Call, Maker
+    from tk.tune.products import Drawn, Draws
 
 __all__ = ["baddbmm", "bmm"]
 
@@ -136,4 +142,34 @@ def _vmap_baddbmm(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor,
 
 product.register("bmm", _fake_bmm, _FORMULA.setup_multiply, _FORMULA.backward_multiply, _vmap_bmm)
 product.register("baddbmm", _fake_baddbmm, _FORMULA.setup_add, _FORMULA.backward_add, _vmap_baddbmm)
-_register.DIMS.update(bmm="bmk,bkn->bmn", baddbmm=",bmk,bkn->bmn")
+
+
+# --- What else is known of them ---
+
+
+def _calls_of_bmm(t: Maker) -> Iterator[Call]:
+    yield t.call("bmm", t(3, 4 * t.n, 8 * t.n), t(3, 8 * t.n, 5 * t.n), torchs=torch.bmm)
+
+
+def _calls_of_baddbmm(t: Maker) -> Iterator[Call]:
+    args = t(3, 4 * t.n, 5 * t.n), t(3, 4 * t.n, 8 * t.n), t(3, 8 * t.n, 5 * t.n)
+    yield t.call("baddbmm", *args, torchs=torch.baddbmm)
+
+
+def _draw(d: Draws) -> tuple[tuple[int, ...], Mapping[str, Any]]:
+    m, n, k = (d.size(16, 4096, d.step()) for _ in range(3))
+    return (d.size(2, 1024, 1), m, n, k), {"order": d.order()}
+
+
+def _inputs(d: Drawn) -> tuple[Tensor, ...]:
+    a, b = d.matrix(d.m, d.k, d.order[0], d.batch), d.matrix(d.k, d.n, d.order[1], d.batch)
+    return a, b, d.empty(d.batch, d.m, d.n)
+
+
+def _timed(d: Drawn, a: Tensor, b: Tensor, out: Tensor, config: int = -1) -> Tensor:
+    return _bmm_out(a, b, None, 0, None, -1, config, 0, out=out)
+
+
+_TUNING = Tuning(("batch", "m", "n", "k"), _draw, _inputs, _timed, torch.bmm)
+_register.record("bmm", Record("bmk,bkn->bmn", product.multiply_in_aten, calls=_calls_of_bmm, tuning=_TUNING), bmm)
+_register.record("baddbmm", Record(",bmk,bkn->bmn", product.add_in_aten, "bmm", _calls_of_baddbmm), baddbmm)

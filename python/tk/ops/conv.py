@@ -10,15 +10,20 @@ gradients are computed.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tk import config as _config
 from tk.ops import _register, product
+from tk.ops._register import Record
 from tk.ops.product import ACTIVATIONS, Activation, Precision
+
+if TYPE_CHECKING:
+    from tk.cli._calls import Call, Maker
 
 __all__ = ["conv1d", "conv2d", "conv3d"]
 
@@ -422,6 +427,74 @@ def _dims(operands: str, input: Tensor, weight: Tensor, groups: int, **_: Any) -
     return text if groups == 1 else text.replace("o", "_").replace("i", "_")
 
 
+# --- In ATen's ops, which forward mode differentiates ---
+
+_ATEN: Mapping[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+def _conv_in_aten(
+    input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int, activation: int, *_: Any,
+) -> Tensor:  # fmt: skip
+    spatial = weight.dim() - 2
+    padded, padding = _padded(product.wide(input), padding, spatial)
+    wide_bias = None if bias is None else product.wide(bias)
+    z = _ATEN[spatial](padded, product.wide(weight), wide_bias, stride, padding, dilation, groups)
+    return product.activated(z, activation, input.dtype)
+
+
+def _padded(input: Tensor, padding: Sequence[int], spatial: int) -> tuple[Tensor, list[int]]:
+    """ATen pads as much behind as in front."""
+    low, high = _split(padding, spatial)
+    if low == high:
+        return input, low
+    return F.pad(input, [n for d in reversed(range(spatial)) for n in (low[d], high[d])]), [0] * spatial
+
+
+def _gradient_in_aten(which: int) -> Callable[..., Tensor]:
+    """which: 0 for input, 1 for weight."""
+
+    def gradient(
+        grad: Tensor, input: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int],
+        dilation: Sequence[int], groups: int, *_: Any,
+    ) -> Tensor:  # fmt: skip
+        spatial = weight.dim() - 2
+        batched = input.dim() == spatial + 2
+        grad, images = (x if batched else x.unsqueeze(0) for x in (grad, input))
+        padded, both = _padded(product.wide(images), padding, spatial)
+        lists = _as_list(stride, spatial), both, _as_list(dilation, spatial)
+        found = torch.ops.aten.convolution_backward(
+            product.wide(grad), padded, product.wide(weight), None, *lists, False, [0] * spatial, groups,
+            [which == 0, which == 1, False],
+        )[which]  # fmt: skip
+        if which == 0:
+            for d in range(-spatial, 0):
+                low = (padded.shape[d] - images.shape[d]) // 2  # of a padding "same", which has one more behind
+                found = found.narrow(d, low, images.shape[d])
+            found = found if batched else found.squeeze(0)
+        return found.to(input.dtype)
+
+    return gradient
+
+
+# --- Right calls ---
+
+
+def _calls_of_1d(t: Maker) -> Iterator[Call]:
+    c = t.c
+    yield t.call("conv1d", t(2, 4 * c, 9 * c), t(6 * c, 4 * c, 3), t(6 * c), torchs=F.conv1d)
+
+
+def _calls_of_2d(t: Maker) -> Iterator[Call]:
+    c = t.c
+    args = t(2, 4 * c, 9 * c, 7 * c), t(6 * c, 2 * c, 3, 3), t(6 * c)
+    yield t.call("conv2d", *args, 1, 1, 1, 2, torchs=F.conv2d)
+
+
+def _calls_of_3d(t: Maker) -> Iterator[Call]:
+    yield t.call("conv3d", t(1, 4 * t.c, 5, 6, 7), t(6 * t.c, 4 * t.c, 2, 2, 2), torchs=F.conv3d)
+
+
 def _register_all() -> None:
     for n in _CONV:
         _register.fake(f"conv{n}d", functools.partial(_fake_conv, n))
@@ -432,11 +505,13 @@ def _register_all() -> None:
     _register.autograd("conv_input_grad", _setup_gradient, _backward_input_grad)
     _register.fake("conv_weight_grad", _fake_weight_grad)
     _register.autograd("conv_weight_grad", _setup_gradient, _backward_weight_grad)
-    for name in ("conv_input_grad", "conv_weight_grad"):
+    dims = functools.partial(_dims, "ni+,oi+,o->no+")
+    for wrapper, calls in ((conv1d, _calls_of_1d), (conv2d, _calls_of_2d), (conv3d, _calls_of_3d)):
+        _register.record(wrapper.__name__, Record(dims, _conv_in_aten, "conv", calls), wrapper)
+    for i, (name, letters) in enumerate((("conv_input_grad", "ni+"), ("conv_weight_grad", "oi+"))):
         _register.vmap(name, product.loop)
-    _register.DIMS.update({f"conv{n}d": functools.partial(_dims, "ni+,oi+,o->no+") for n in _CONV})
-    _register.DIMS.update(conv_input_grad=functools.partial(_dims, "no+,ni+,oi+->ni+"))
-    _register.DIMS.update(conv_weight_grad=functools.partial(_dims, "no+,ni+,oi+->oi+"))
+        dims = functools.partial(_dims, f"no+,ni+,oi+->{letters}")
+        _register.record(name, Record(dims, _gradient_in_aten(i)))
 
 
 _register_all()

@@ -8,13 +8,18 @@ The kernels are declared in kernels/grouped_mm/.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tk.ops import _register, product
+from tk.ops._register import Record
 from tk.ops.product import Activation
+
+if TYPE_CHECKING:
+    from tk.cli._calls import Call, Maker
 
 __all__ = ["grouped_mm"]
 
@@ -141,6 +146,9 @@ def _bias_grad(ctx: Any, grad_z: Tensor, offs: Tensor | None) -> Tensor:
 product.register("grouped_mm", _fake, _setup, _backward)
 
 
+# --- What else is known of it ---
+
+
 def _dims(a: Tensor, b: Tensor, bias: Tensor | None, **_: Any) -> str:
     """A ragged dimension is not sharded, and groups are where none is ragged."""
     is_ragged = a.ndim == 2 or b.ndim == 2
@@ -151,4 +159,10 @@ def _dims(a: Tensor, b: Tensor, bias: Tensor | None, **_: Any) -> str:
     return f"_k,_kn,_,{of_bias}->_n" if a.ndim == 2 else "_mk,k_,_->m_"
 
 
-_register.DIMS.update(grouped_mm=_dims)
+def _calls(t: Maker) -> Iterator[Call]:
+    n, bf16 = t.n, torch.bfloat16
+    ends = torch.tensor([3 * n, 8 * n], dtype=torch.int32, device=t.device)
+    yield t.call("grouped_mm", t(8 * n, 16 * n, dtype=bf16), t(2, 16 * n, 8 * n, dtype=bf16), offs=ends)
+
+
+_register.record("grouped_mm", Record(_dims, calls=_calls), grouped_mm)

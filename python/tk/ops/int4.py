@@ -8,15 +8,21 @@ inference and have no gradient. The kernels are declared in kernels/int4/.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tk import errors
 from tk.ops import _register, product
+from tk.ops._register import Record, Tuning
 from tk.ops.product import Activation
+
+if TYPE_CHECKING:
+    from tk.cli._calls import Call, Maker
+    from tk.tune.products import Drawn, Draws
 
 __all__ = ["int4_from_torch", "int4_mm", "pack_int4", "uint4x2_mixed_mm", "unpack_int4"]
 
@@ -302,4 +308,68 @@ def _fake_plain(a: Tensor, b: Tensor, *settings: Any) -> Tensor:
 
 product.register_for_inference("int4_mm", _fake)
 product.register_for_inference("uint4x2_mixed_mm", _fake_plain)
-_register.DIMS.update(int4_mm="..._,_n,_n,_n->...n", uint4x2_mixed_mm="..._,_n->...n")
+
+
+# --- What else is known of them ---
+
+
+def _values(t: Maker) -> Tensor:
+    return (torch.arange(32 * t.n * 16 * t.n, device=t.device) % 16).to(torch.uint8).reshape(32 * t.n, 16 * t.n)
+
+
+def _calls(t: Maker) -> Iterator[Call]:
+    n, bf16 = t.n, torch.bfloat16
+    q = _values(t)
+    yield t.call("int4_mm", t(4 * n, 32 * n, dtype=bf16), pack_int4(q), t(n, 16 * n, dtype=bf16), None, 32)
+    yield t.call("pack_int4", q)
+    yield t.call("unpack_int4", pack_int4(q))
+    of_torch = torch.zeros(1, 4, 32, 1, dtype=torch.int32, device=t.device)
+    yield t.call("int4_from_torch", of_torch, torch.ones(4, 8, 2, device=t.device), 32)
+
+
+def _calls_of_few_rows(t: Maker) -> Iterator[Call]:
+    """There are kernels by the number of rows."""
+    packed = pack_int4(_values(t))
+    for rows in (1, 2, 12, 100):
+        a, scales = (t(*shape, dtype=torch.bfloat16) for shape in ((rows, 32 * t.n), (t.n // 4, 16 * t.n)))
+        yield t.call("int4_mm", a, packed, scales, None, 128)
+
+
+def _plain_calls(t: Maker) -> Iterator[Call]:
+    yield t.call("uint4x2_mixed_mm", t(4 * t.n, 32 * t.n, dtype=torch.bfloat16), pack_int4(_values(t)))
+
+
+def _draw(d: Draws) -> tuple[tuple[int, ...], Mapping[str, Any]]:
+    m = d.size(1, 127, 1)
+    n, k = (d.size(1024, 16384, d.choice((128, 256, 512))) for _ in range(2))
+    return (m, n, k), {"order": "nn", "group": d.choice((32, 64, 128, 128, k))}
+
+
+def _inputs(d: Drawn) -> tuple[Tensor, ...]:
+    b = torch.randint(256, (d.k // 2, d.n), device=d.device, dtype=torch.uint8)
+    scales = (torch.rand(d.k // d.group, d.n, device=d.device) / 8 + 0.05).bfloat16()
+    zeros = torch.randint(4, 12, scales.shape, device=d.device).bfloat16()
+    return d.matrix(d.m, d.k), b, scales, zeros, d.empty(d.m, d.n)
+
+
+def _timed(d: Drawn, a: Tensor, b: Tensor, scales: Tensor, zeros: Tensor, out: Tensor, config: int = -1) -> Tensor:
+    return _int4_mm_out(a, b, scales, zeros, d.group, None, 0, None, -1, config, 0, out=out)
+
+
+def _reference(a: Tensor, b: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    group = 2 * b.shape[0] // scales.shape[0]
+    values = unpack_int4(b).float()
+    weight = (values - zeros.float().repeat_interleave(group, 0)) * scales.float().repeat_interleave(group, 0)
+    return a @ weight.bfloat16()
+
+
+_RECORD = Record(
+    "..._,_n,_n,_n->...n",
+    calls=_calls,
+    more_calls=_calls_of_few_rows,
+    tuning=Tuning(("m", "n", "k"), _draw, _inputs, _timed, _reference, ({"order": "nn", "group": 128},)),
+)
+_register.record("int4_mm", _RECORD, int4_mm)
+_register.record(
+    "uint4x2_mixed_mm", Record("..._,_n->...n", kernels_of="int4_mm", calls=_plain_calls), uint4x2_mixed_mm
+)

@@ -8,13 +8,19 @@ kernels/mm/. On the CPU ATen ops compute the same formula (csrc/ops/reference.cp
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tk.ops import _register, product
+from tk.ops._register import Record
 from tk.ops.product import ACTIVATIONS, Activation, Precision, reference
+
+if TYPE_CHECKING:
+    from tk.cli._calls import Call, Maker
 
 __all__ = ["ACTIVATIONS", "Activation", "Precision", "addmm", "linear", "mm", "reference"]
 
@@ -220,4 +226,27 @@ def _vmap_linear(op: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, 
 product.register("mm", _fake_mm, _FORMULA.setup_multiply, _FORMULA.backward_multiply, _vmap_mm)
 product.register("addmm", _fake_addmm, _FORMULA.setup_add, _FORMULA.backward_add, _vmap_addmm)
 product.register("linear", _fake_linear, _FORMULA.setup_multiply, _backward_linear, _vmap_linear)
-_register.DIMS.update(mm="mk,kn->mn", addmm=",mk,kn->mn", linear="...k,nk->...n")
+
+
+# --- What else is known of them ---
+
+
+def _linear_in_aten(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+    return product.multiply_in_aten(x, weight.mT, bias, *settings)
+
+
+def _calls_of_mm(t: Maker) -> Iterator[Call]:
+    yield t.call("mm", t(4 * t.n, 8 * t.n), t(8 * t.n, 5 * t.n), torchs=torch.mm)
+
+
+def _calls_of_addmm(t: Maker) -> Iterator[Call]:
+    yield t.call("addmm", t(5 * t.n), t(4 * t.n, 8 * t.n), t(8 * t.n, 5 * t.n), torchs=torch.addmm)
+
+
+def _calls_of_linear(t: Maker) -> Iterator[Call]:
+    yield t.call("linear", t(2, 4 * t.n, 8 * t.n), t(5 * t.n, 8 * t.n), t(5 * t.n), torchs=F.linear)
+
+
+_register.record("mm", Record("mk,kn->mn", product.multiply_in_aten, calls=_calls_of_mm), mm)
+_register.record("addmm", Record(",mk,kn->mn", product.add_in_aten, "mm", _calls_of_addmm), addmm)
+_register.record("linear", Record("...k,nk->...n", _linear_in_aten, "mm", _calls_of_linear), linear)

@@ -8,13 +8,19 @@ declared in kernels/mm_plus_mm/.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tk.ops import _register, product
+from tk.ops._register import Record, Tuning
 from tk.ops.product import Activation, Precision
+
+if TYPE_CHECKING:
+    from tk.cli._calls import Call, Maker
+    from tk.tune.products import Drawn, Draws
 
 __all__ = ["mm_plus_mm"]
 
@@ -97,5 +103,45 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 product.register("mm_plus_mm", _fake, _setup, _backward)
-# No sum over one of the inner sizes: each GPU would add the other product.
-_register.DIMS.update(mm_plus_mm="m_,_n,m_,_n->mn")
+
+
+# --- What else is known of it ---
+
+
+def _in_aten(a: Tensor, b: Tensor, c: Tensor, d: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+    z = product.wide(a) @ product.wide(b) + product.wide(c) @ product.wide(d)
+    return product.with_bias(z, bias, a, *settings)
+
+
+def _calls(t: Maker) -> Iterator[Call]:
+    first, second = (t(4 * t.n, 8 * t.n), t(8 * t.n, 5 * t.n)), (t(4 * t.n, 6 * t.n), t(6 * t.n, 5 * t.n))
+    yield t.call("mm_plus_mm", *first, *second, torchs=lambda a, b, c, d: a @ b + c @ d)
+
+
+def _draw(d: Draws) -> tuple[tuple[int, ...], Mapping[str, Any]]:
+    m = d.size(32, 8192, d.choice((1, 8, 64)))
+    n, k, k2 = (d.size(256, 8192, d.step()) for _ in range(3))
+    return (m, n, k, k2), {"order": d.order()}
+
+
+def _inputs(d: Drawn) -> tuple[Tensor, ...]:
+    first = d.matrix(d.m, d.k, d.order[0]), d.matrix(d.k, d.n, d.order[1])
+    second = d.matrix(d.m, d.k2, d.order[0]), d.matrix(d.k2, d.n, d.order[1])
+    return *first, *second, d.empty(d.m, d.n)
+
+
+def _timed(drawn: Drawn, a: Tensor, b: Tensor, c: Tensor, d: Tensor, out: Tensor, config: int = -1) -> Tensor:
+    return _mm_plus_mm_out(a, b, c, d, None, 0, None, -1, config, 0, out=out)
+
+
+def _reference(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    return torch.addmm(torch.mm(a, b), c, d)
+
+
+_RECORD = Record(
+    "m_,_n,m_,_n->mn",  # no sum over one of the inner sizes: each GPU would add the other product
+    _in_aten,
+    calls=_calls,
+    tuning=Tuning(("m", "n", "k", "k2"), _draw, _inputs, _timed, _reference),
+)
+_register.record("mm_plus_mm", _RECORD, mm_plus_mm)

@@ -288,6 +288,37 @@ class Formula:
         )
 
 
+# --- In ATen's ops, which forward mode differentiates ---
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float32 where x has 16 bits, so that nothing is rounded to 16 bits in between."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def activated(z: Tensor, activation: int, out_dtype: torch.dtype) -> Tensor:
+    return _BY_NUMBER[activation](z).to(out_dtype)
+
+
+_BY_NUMBER = tuple(ACTIVATE[name] for name in ACTIVATIONS)
+
+
+def with_bias(
+    z: Tensor, bias: Tensor | None, like: Tensor, activation: int, out_dtype: torch.dtype | None, *_: Any
+) -> Tensor:
+    """like: an operand, whose dtype the result has unless `out_dtype` names one."""
+    return activated(z if bias is None else z + wide(bias), activation, out_dtype or like.dtype)
+
+
+def multiply_in_aten(a: Tensor, b: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+    return with_bias(wide(a) @ wide(b), bias, a, *settings)
+
+
+def add_in_aten(bias: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float, *settings: Any) -> Tensor:
+    z = alpha * (wide(a) @ wide(b))
+    return with_bias(z, beta * wide(bias) if beta else None, a, *settings)
+
+
 # --- vmap ---
 
 

@@ -7,14 +7,19 @@ It is for inference and has no gradient. The kernels are declared in kernels/sca
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tk._arguments import flag
 from tk.ops import _register, product, scaled
+from tk.ops._register import Record
 from tk.ops.product import Activation
+
+if TYPE_CHECKING:
+    from tk.cli._calls import Call, Maker
 
 __all__ = ["scaled_grouped_mm"]
 
@@ -94,4 +99,17 @@ def _fake(
 
 
 scaled.register("scaled_grouped_mm", _fake)
-_register.DIMS.update(scaled_grouped_mm="_k,_kn,_,_n,_->_n")
+
+
+# --- What else is known of it ---
+
+
+def _calls(t: Maker) -> Iterator[Call]:
+    n, fp8 = t.n, torch.float8_e4m3fn
+    ends = torch.tensor([3 * n, 8 * n], dtype=torch.int32, device=t.device)
+    weights = t(2, 16 * n, 16 * n, dtype=fp8).mT
+    scales = torch.ones(8 * n, device=t.device), torch.ones(2, 16 * n, device=t.device)
+    yield t.call("scaled_grouped_mm", t(8 * n, 16 * n, dtype=fp8), weights, *scales, offs=ends)
+
+
+_register.record("scaled_grouped_mm", Record("_k,_kn,_,_n,_->_n", calls=_calls), scaled_grouped_mm)

@@ -7,14 +7,20 @@ It is for inference and has no gradient. The kernels are declared in kernels/sca
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tk._arguments import flag
 from tk.ops import _register, product, scaled
+from tk.ops._register import Record, Tuning
 from tk.ops.product import Activation
+
+if TYPE_CHECKING:
+    from tk.cli._calls import Call, Maker
+    from tk.tune.products import Drawn, Draws
 
 __all__ = ["scaled_mm"]
 
@@ -83,4 +89,38 @@ def _fake(
 
 
 scaled.register("scaled_mm", _fake)
-_register.DIMS.update(scaled_mm="mk,kn,m_,_n->mn")
+
+
+# --- What else is known of it ---
+
+
+def _calls(t: Maker) -> Iterator[Call]:
+    n, fp8, bf16 = t.n, torch.float8_e4m3fn, torch.bfloat16
+    a, b = t(16 * n, 32 * n, dtype=fp8), t(16 * n, 32 * n, dtype=fp8).t()
+    one, row, column = (torch.ones(s, device=t.device) for s in ((), (16 * n, 1), (1, 16 * n)))
+    yield t.call("scaled_mm", a, b, one, one, out_dtype=bf16)
+    yield t.call("scaled_mm", a, b, row, column, out_dtype=bf16)
+
+
+def _draw(d: Draws) -> tuple[tuple[int, ...], Mapping[str, Any]]:
+    m = d.size(1, 8192, d.choice((1, 8, 64)))
+    n, k = (d.size(512, 16384, max(16, d.step())) for _ in range(2))
+    return (m, n, k), {"fast": d.random() < 0.5}
+
+
+def _inputs(d: Drawn) -> tuple[Tensor, ...]:
+    a, b = (x.to(torch.float8_e4m3fn) for x in (d.matrix(d.m, d.k), d.matrix(d.k, d.n, "t")))
+    scales = torch.rand(d.m, 1, device=d.device) + 0.5, torch.rand(1, d.n, device=d.device) + 0.5
+    return a, b, *scales, d.empty(d.m, d.n)
+
+
+def _timed(d: Drawn, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out: Tensor, config: int = -1) -> Tensor:
+    return _scaled_mm_out(a, b, scale_a, scale_b, None, d.fast, 0, None, -1, config, 0, out=out)
+
+
+def _reference(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
+    return (a.bfloat16() @ b.bfloat16()).float() * scale_a * scale_b
+
+
+_TUNING = Tuning(("m", "n", "k"), _draw, _inputs, _timed, _reference, ({"fast": False}, {"fast": True}))
+_register.record("scaled_mm", Record("mk,kn,m_,_n->mn", calls=_calls, tuning=_TUNING), scaled_mm)

@@ -25,9 +25,9 @@ Ways: TypeAlias = "list[tuple[list[Any], list[Any]]]"
 
 
 def register_all() -> None:
-    for name, dims in _register.DIMS.items():
+    for name, record in _register.RECORDS.items():
         overload = _register.overloads(name)[0]
-        register_sharding(overload)(partial(_of_dims, overload, dims))
+        register_sharding(overload)(partial(_of_dims, overload, record.dims))
     for name in register.registered():
         register_generated(name)
 

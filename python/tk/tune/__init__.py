@@ -6,7 +6,7 @@ to the fastest of those. The pins go to a file in the user's cache directory, wh
 or with ``--write`` all timings go to a file of ``kernels/tuned/``, from which tools/fit_cost.py makes the table that
 ships.
 
-``tk tune bmm mm_plus_mm scaled_mm int4_mm`` does so for these, at sizes drawn at random or given ones.
+``tk tune OP`` does so for a hand-written op beside them, at sizes drawn at random or given ones.
 
 ``tk tune softmax 32768x4096`` walks the configs of a generated op, the package's or a user's (TK_PACK_PATH): from the
 one that is predicted to be the fastest along one parameter at a time, as long as that gains. The fastest is pinned

@@ -197,8 +197,8 @@ def add_parser(subparsers: Any) -> None:
         "what",
         metavar="MxNxK|OP|SHAPE",
         nargs="*",
-        help="products (default: those of Llama-3); or bmm, mm_plus_mm, scaled_mm and int4_mm, at "
-        "random or given sizes; or generated ops, or all, and shapes of their largest tensor",
+        help=f"products (default: those of Llama-3); or {', '.join(products.OPS)}, at random or given sizes; or "
+        "generated ops, or all, and shapes of their largest tensor",
     )
     add(
         "--dtype",
@@ -225,7 +225,7 @@ def add_parser(subparsers: Any) -> None:
         "--seconds",
         type=float,
         default=math.inf,
-        help="begin no product or op after so long (of bmm and the like: each)",
+        help="begin no product or op after so long (of OP: each)",
     )
     add("--seed", type=int, default=0, help="of the random sizes and inputs")
     add(
