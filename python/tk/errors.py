@@ -88,10 +88,11 @@ _OF_THE_DISPATCHER: tuple[tuple[re.Pattern[str], Callable[..., TypeError]], ...]
 
 def not_dense(function: str, name: str, x: Any) -> UnsupportedError | None:
     """What to raise for a tensor whose elements do not lie at strides: a sparse or a nested one."""
-    layout = str(x.layout).removeprefix("torch.")
-    if layout == "strided" and not x.is_nested:
+    import torch  # here, so that errors can be had without it
+
+    if x.layout is torch.strided and not x.is_nested:
         return None
-    kind = "nested" if x.is_nested else layout
+    kind = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
     remedy = "to_padded_tensor(0)" if x.is_nested else "to_dense()"
     return UnsupportedError(f"tk.{function}: {name} is {kind}, must be a dense tensor, as x.{remedy} makes one")
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tk
-from tk.flex import api
+from tk.flex import api, autograd, ops
+from tk.ops import flex
 
 SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "query's batch": ((1, 4, 9, 8), (3, 4, 11, 8), (3, 4, 11, 8)),
@@ -47,6 +48,24 @@ def test_groups(of_query: Any) -> None:
     q, k, v = (torch.randn(s) for s in (of_query, (3, 2, 11, 8), (3, 2, 11, 8)))
     expected = F.scaled_dot_product_attention(q, k.repeat_interleave(2, -3), v.repeat_interleave(2, -3))
     torch.testing.assert_close(tk.sdpa(q, k, v, enable_gqa=True), expected)
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+def test_operands_of_equal_batches_and_heads_are_handed_on_as_they_are(
+    heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To broadcast them would take most of a call's time on the host."""
+    seen: list[flex.Request] = []
+
+    def attend(request: flex.Request) -> Any:
+        seen.append(request)
+        return ops.forward_on_cpu(request)
+
+    monkeypatch.setattr(autograd, "attend", attend)
+    given = [torch.randn(s) for s in ((3, 4, 9, 8), (3, heads, 11, 8), (3, heads, 11, 8))]
+    expected = F.scaled_dot_product_attention(*given, enable_gqa=heads < 4)
+    torch.testing.assert_close(tk.sdpa(*given, enable_gqa=heads < 4), expected)
+    assert all(x is y for x, y in zip(seen[0].operands, given, strict=True))
 
 
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {

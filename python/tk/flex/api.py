@@ -158,7 +158,7 @@ def sdpa(
     query, key, value = _broadcast(query, key, value, enable_gqa)
     leading = query.shape[:-3]
     enable_gqa = enable_gqa or key.shape[-3] == 1  # a head that all share is not copied
-    q, k, v = (_as_4d(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
+    q, k, v = _as_4d(query), _as_4d(key), _as_4d(value)
     score_mod: ScoreMod | None = None
     mask_mod: MaskMod | None = causal if is_causal else None
     if attn_mask is not None:
@@ -273,10 +273,16 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> t
     that both have one head, or 1 for a batch, keep it."""
     if enable_gqa:
         check_dims(query, key, value, 3)  # as ATen, which takes the third dimension from the end for heads
+    end = -3 if enable_gqa else -2
+    # torch.broadcast_shapes takes twice as long as the rest of a call. A compiler's symbolic sizes are left to it, which
+    # can be of unknown values and so not be compared.
+    is_compared = query.dim() > 2 and not torch.compiler.is_compiling()
+    if is_compared and query.shape[:end] == key.shape[:end] == value.shape[:end]:
+        return query, key, value
     named = {"query": query, "key": key, "value": value}
     dims = max(3, *(x.dim() for x in named.values()))
     q, k, v = (_padded(x, dims) for x in named.values())
-    shapes = [x.shape[: -3 if enable_gqa else -2] for x in (q, k, v)]
+    shapes = [x.shape[:end] for x in (q, k, v)]
     try:
         batch = torch.broadcast_shapes(*shapes)
         of_keys = torch.broadcast_shapes(*shapes[1:])
@@ -326,7 +332,7 @@ def _check_table(attn_mask: Tensor, query: Tensor) -> None:
         raise ValueError(f"tk.sdpa: attn_mask is on {attn_mask.device}, query on {query.device}; move it")
 
 
-def _as_4d(name: str, x: Tensor) -> Tensor:
+def _as_4d(x: Tensor) -> Tensor:
     return _padded(x, 4) if x.dim() <= 4 else x.flatten(0, -4)
 
 
@@ -342,4 +348,4 @@ def _mask_table(attn_mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
         table = attn_mask.expand(shape)
     except RuntimeError:
         raise ValueError(f"tk.sdpa: attn_mask is {list(attn_mask.shape)}, must broadcast to {list(shape)}") from None
-    return _as_4d("attn_mask", table)
+    return _as_4d(table)
