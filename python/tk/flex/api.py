@@ -274,8 +274,8 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> t
     if enable_gqa:
         check_dims(query, key, value, 3)  # as ATen, which takes the third dimension from the end for heads
     end = -3 if enable_gqa else -2
-    # torch.broadcast_shapes takes twice as long as the rest of a call. A compiler's symbolic sizes are left to it, which
-    # can be of unknown values and so not be compared.
+    # torch.broadcast_shapes takes twice as long as the rest of a call. A compiler's sizes are left to it: symbols of
+    # unknown values cannot be compared.
     is_compared = query.dim() > 2 and not torch.compiler.is_compiling()
     if is_compared and query.shape[:end] == key.shape[:end] == value.shape[:end]:
         return query, key, value
