@@ -31,8 +31,8 @@ class Layout:
 
     merged: along q what is in a tensor at all runs together, so that one stride does, and 32 bits count it. pitched:
     every axis of p has a stride of its own, and each dimension of "..."; else they run together as well. dense: rows
-    have no gaps. aligned: they begin at 16 bytes and hold a multiple of 16 elements. across: memory runs along what is
-    kept where the kernel is written to be read along what is reduced, or the other way round.
+    have no gaps. aligned: they begin at 16 bytes and are vectors of 16 bytes to the end. across: memory runs along what
+    is kept where the kernel is written to be read along what is reduced, or the other way round.
 
     What is not merged has a stride for every axis, and indices of 64 bits."""
 

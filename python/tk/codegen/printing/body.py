@@ -60,9 +60,10 @@ class Form:
     spread: each of the blocks has a program of its own. segments: so many blocks beside each other make a row; what
     varies along it is printed once for each. stages: blocks of a walk that are under way. rows, columns: of a block.
     rows_meet: a thread has the same columns of all of them. by_thread: it has the whole rows. rereads, ahead, vectors:
-    see Setting. realigned: elements of the vectors in which realigned rows are read; 0: they are not. row_start: where
-    such a row begins. piece: a row is a part of everything. read_later: buffers that another launch reads after it.
-    first: the parameter that is the first program's number, where a launch has others before it."""
+    see Setting. multiple: a row has a multiple of so many elements. realigned: elements of the vectors in which
+    realigned rows are read; 0: they are not. row_start: where such a row begins. piece: a row is a part of everything.
+    read_later: buffers that another launch reads after it. first: the parameter that is the first program's number,
+    where a launch has others before it."""
 
     looped: bool = False
     spread: bool = False
@@ -74,6 +75,7 @@ class Form:
     rereads: bool = False
     ahead: bool = False
     vectors: bool = False
+    multiple: int = 1
     realigned: int = 0
     row_start: str = ""
     piece: Piece | None = None

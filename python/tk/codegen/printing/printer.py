@@ -27,6 +27,8 @@ class FunctionPrinter:
 
     def print(self, name: str, params: list[str]) -> str:
         """The function's source, behind that of the functions which it alone calls."""
+        if (multiple := self.body.form.multiple) > 1:
+            self.body.out(f"q_size = q_vectors * {multiple}")  # tells the compiler so
         self.lines()
         head = f"@triton.jit\ndef {name}({', '.join(params)}):"
         return "\n\n".join([*self.scans.functions(), "\n".join([head, *self.body.out.text]) + "\n"])

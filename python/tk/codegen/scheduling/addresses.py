@@ -37,14 +37,14 @@ class Addresses:
 
     # --- Arguments ---
 
-    def int_arg(self, name: str, value: Expr | int, dtype: str = "i64", divisible: bool = False) -> str:
+    def int_arg(self, name: str, value: Expr | int, dtype: str = "i64") -> str:
         """The name of an argument with this value; one value is passed once."""
-        key = (as_expr(value).encode(), dtype, divisible)
+        key = (as_expr(value).encode(), dtype)
         if key not in self.known:
             while name in self.args:
                 name += "_"
             self.known[key] = name
-            self.args[name] = Int(value, dtype, divisible)
+            self.args[name] = Int(value, dtype)
         return self.known[key]
 
     def magic_arg(self, size: sympy.Expr, is_wide: bool) -> str:

@@ -153,8 +153,8 @@ class Scheduled(Addresses):
             self.require(False, "something to read in rows")
         if self.layout.merged:
             self.require((p_size < MAX_INT32) & (q_size < MAX_INT32), f"fewer than {MAX_INT32} rows and columns")
-        if self._is_divisible(setting):
-            self.require(q_size % 16 == 0, "rows of a multiple of 16 elements")
+        if (multiple := self._row_multiple(setting)) > 1:
+            self.require(q_size % multiple == 0, f"rows of a multiple of {multiple} elements")
 
     def _require_few_additions(self) -> None:
         """Of 16 bits, of which each is rounded. Elements are added to in pairs (device.add_16): of all of them the last
@@ -169,8 +169,11 @@ class Scheduled(Addresses):
                     has_pairs &= self.context.tensors[v.buffer].alignment >= 4
                 self.require(has_pairs, f"an even number of places in {v.buffer}")
 
-    def _is_divisible(self, setting: Setting) -> bool:
-        return (self.layout.aligned and bool(self.unit)) or self.piece(setting) is not None
+    def _row_multiple(self, setting: Setting) -> int:
+        """The number of elements of which a row has a multiple, so that a mask cuts no vector of 16 bytes in two."""
+        if self.piece(setting) is not None:
+            return 16
+        return max((per_16_bytes(self.kernel.buffer(n)) for n in self.unit), default=1) if self.layout.aligned else 1
 
     def _require_block(self, setting: Setting, size: Expr) -> None:
         """What is reduced at once fits a block, or its segments."""
@@ -187,7 +190,8 @@ class Scheduled(Addresses):
     def _print(self, accesses: Mapping[int, Access], setting: Setting, is_behind: bool) -> tuple[str, dict[str, Arg]]:
         """The function, and its integers."""
         width = "i64" if self.layout.wide else "i32"
-        sizes: dict[str, Arg] = {"q_size": Int(self.sizes["q"], width, self._is_divisible(setting))}
+        multiple = self._row_multiple(setting)
+        sizes: dict[str, Arg] = {"q_size" if multiple == 1 else "q_vectors": Int(self.sizes["q"] // multiple, width)}
         if self.tile.p:
             sizes["p_size"] = Int(self.sizes["p"], width)
         piece = self.piece(setting)
@@ -202,6 +206,7 @@ class Scheduled(Addresses):
             rereads=setting.rereads,
             ahead=setting.ahead,
             vectors=setting.vectors,
+            multiple=multiple,
             realigned=self.realigned,
             row_start=self.row[0] if self.row else "",
             piece=piece,

@@ -175,12 +175,13 @@ SETTINGS: Table = {
     },
     "walk": {
         "aligned": (
-            Setting(2, 1024, 4), Setting(8, 256, 4), Setting(1, 2048, 4, stages=3, registers=128),
+            Setting(2, 1024, 4), Setting(32, 64, 4), Setting(16, 128, 4), Setting(8, 256, 4),
+            Setting(1, 2048, 4, stages=3, registers=128),
             Setting(1, 4096, 8, stages=3, registers=128), Setting(1, 8192, 8),
             Setting(1, 4096, 16, segments=3, ahead=True, rereads=True),
         ),
         "rows": (
-            Setting(1, 2048, 4), Setting(1, 2048, 4, vectors=True, ahead=True),
+            Setting(1, 2048, 4), Setting(32, 64, 4), Setting(8, 256, 4), Setting(1, 2048, 4, vectors=True, ahead=True),
             Setting(1, 4096, 8, vectors=True, ahead=True),
             *(Setting(1, 4096, 16, segments=n, vectors=True, ahead=True, rereads=True) for n in (2, 3)),
         ),
