@@ -288,7 +288,7 @@ MORE_SHAPES: Mapping[str, Sequence[tuple[int, ...]]] = {
         (32, n) for n in (48, 112, 240, 496, 1008, 2032, 4080, 6144, 8192, 12_288, 16_384, 32_768, 40_960)
     ],
     # One position, as in decoding.
-    "rope": ((5, 1, 2, 4096), (20_000, 1, 2, 64), (5, 1, 2, 33), (20_000, 1, 2, 33), (20_000, 1, 2, 2)),
+    "rope": ((5, 1, 2, 4096), (20_000, 1, 2, 64), (5, 1, 2, 33), (20_000, 1, 2, 33)),
 }
 
 
@@ -326,6 +326,8 @@ def variants(op: GeneratedOp, args: list[Any], run: Callable[..., Any] = ops.run
         if row.fits and capi.choose(described.problem, row.config).variant == row.variant:
             runs[row.variant] = row.config
         else:
+            if op.name in EVEN and row.failed_constraint == "rows of at most 1 elements":
+                continue  # which has none: a setting of all ops, and no call's of this one
             rests[row.variant] = f"{row.kernel_name}/{row.config_name}: {row.failed_constraint or 'another is faster'}"
     return runs, rests
 
