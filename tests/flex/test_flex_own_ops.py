@@ -55,6 +55,31 @@ def test_forward(own: dict[str, Recorded]) -> None:
     assert numbers == (0.5, 16, 16, everywhere, everywhere, 0, 0, -6, 6, 6, 1, 0, 0)
 
 
+@pytest.mark.parametrize("suffix", ["", "_backward"])
+def test_each_argument_stands_where_the_packs_op_has_its_name(suffix: str, own: dict[str, Recorded]) -> None:
+    """The kernels' records say the order once more (tk.kernels.attention.problem), from which a pack is made."""
+    sinks = torch.randn(2)
+    mask = tk.flex.create_block_mask(mods.causal, 1, 1, 32, 32, "cpu", 16)
+    request = flex.Request(*arguments(mods.soft_cap(3.0), mask, scale=-0.5, sinks=sinks), max_scores=True)
+    request = request._replace(kv_block=32)
+    saved = {name: torch.zeros(1) for name in ("grad_0", "grad_1", "out0", "out1")} if suffix else {}
+    if suffix:
+        first, second = list(saved.values())[:2], list(saved.values())[2:]
+        ops.cuda_backward(*first, *second, *request.for_gradient, False)
+    else:
+        ops.cuda(*request)
+    (call,) = own[suffix].calls
+    op = getattr(torch.ops.tk, own_ops.op_name(trace.parse(request.pair), suffix)).default
+    found = dict(zip([x.name for x in op._schema.arguments], call, strict=False))  # without config and mode
+    given = {name: x for name, x in request._asdict().items() if isinstance(x, Tensor)}
+    assert all(found[name] is x for name, x in {**given, **saved}.items())
+    assert {name: x for name, x in found.items() if not isinstance(x, Tensor)} == {
+        "scale": -0.5, "c0": 3.0, "q_block": 16, "kv_block": 32, "band_left": 1 << 29, "band_right": 1 << 29,
+        "band_exact": 0, "precision": 0, "grad_captures": int(not suffix), "negative_scale": 1,
+        "max_scores": int(not suffix),
+    }  # fmt: skip
+
+
 def test_bands_without_lists_and_a_negative_scale(own: dict[str, Recorded]) -> None:
     args = list(arguments(mods.soft_cap(3.0), None, scale=-0.5))
     args[3] = trace.pair(mods.soft_cap(3.0), mods.causal).traced.text
